@@ -1,0 +1,190 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Rank is the number of a process in a world or group, from 0 to the world size minus one.
+type Rank int
+
+// NoRank marks an error, event or option that concerns no particular rank.
+const NoRank Rank = -1
+
+// Code classifies an [Error]. Codes are stable: they travel between processes and may be stored. A Code is an error
+// itself, so that errors.Is(err, dist.PeerLost) works on any error that carries it.
+type Code uint8
+
+// The codes. Their numbers are part of the wire format between Go peers: append, never renumber.
+const (
+	Unknown          Code = iota // no classification
+	Canceled                     // the caller's context was cancelled
+	DeadlineExceeded             // a deadline or timeout passed
+	NotFound                     // a key, function or object that does not exist
+	AlreadyExists                // a name, rank or key that is taken
+	InvalidArgument              // the caller's mistake: nothing was sent
+	NotSupported                 // the peer or the backend cannot do this
+	NotANumber                   // a counter key that holds something else
+	TooLarge                     // a key, value or frame over its limit
+	PeerLost                     // a process that this operation needs is gone
+	Aborted                      // ended by Abort, by a failed group or by a shutdown
+	Mismatch                     // ranks called different operations, shapes, types or roots
+	Protocol                     // a peer sent something that the protocol forbids
+	Unavailable                  // a server that cannot be reached
+	Closed                       // the object was closed by its user
+	Exhausted                    // a bound on queues, connections or memory was reached
+	Remote                       // a handler at the other side failed
+	Internal                     // a bug in cohort
+	Empty                        // a queue without items
+	codeCount
+)
+
+var codeNames = [codeCount]string{
+	Unknown: "unknown error", Canceled: "cancelled", DeadlineExceeded: "timeout", NotFound: "not found",
+	AlreadyExists: "already exists", InvalidArgument: "invalid argument", NotSupported: "not supported",
+	NotANumber: "not a number", TooLarge: "too large", PeerLost: "peer lost", Aborted: "aborted",
+	Mismatch: "mismatch", Protocol: "protocol error", Unavailable: "unavailable", Closed: "closed",
+	Exhausted: "limit reached", Remote: "remote error", Internal: "internal error", Empty: "empty",
+}
+
+// String returns the code in plain words.
+func (c Code) String() string {
+	if c < codeCount {
+		return codeNames[c]
+	}
+	return "code " + strconv.Itoa(int(c))
+}
+
+// Error makes a Code usable as a sentinel for errors.Is.
+func (c Code) Error() string { return c.String() }
+
+// MarshalText writes the code as its plain words, for JSON output.
+func (c Code) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// Error is the error of every public layer of cohort. The fields say what was attempted, on what, with whom, and why it
+// ended; unset fields are left out of the text.
+type Error struct {
+	// Op is the package and operation, such as "tcpstore: wait".
+	Op string
+	// Code classifies the error; errors.Is(err, e.Code) holds.
+	Code Code
+	// Rank is the rank or worker id the error is about, or NoRank. The zero value means rank 0, so constructors in
+	// this module set it explicitly.
+	Rank Rank
+	// Peer is the address or name of the other side.
+	Peer string
+	// Key is the store key, function or object concerned.
+	Key string
+	// Detail says in plain words what was wrong and what to do about it.
+	Detail string
+	// Err is the cause.
+	Err error
+}
+
+// New returns an Error about no particular rank.
+func New(op string, code Code, detail string) *Error {
+	return &Error{Op: op, Code: code, Rank: NoRank, Detail: detail}
+}
+
+// Newf is New with a formatted detail. A %w verb sets the cause.
+func Newf(op string, code Code, format string, args ...any) *Error {
+	err := fmt.Errorf(format, args...)
+	return &Error{Op: op, Code: code, Rank: NoRank, Detail: err.Error(), Err: errors.Unwrap(err)}
+}
+
+// Wrap returns an Error with a cause. The code is taken from the cause when it carries one (a context's end included),
+// else it is the given one.
+func Wrap(op string, code Code, err error) *Error {
+	if c := CodeOf(err); c != Unknown {
+		code = c
+	}
+	return &Error{Op: op, Code: code, Rank: NoRank, Err: err}
+}
+
+// Error returns one line: operation, key, what happened, facts, cause.
+func (e *Error) Error() string {
+	var b strings.Builder
+	b.WriteString(e.Op)
+	if e.Key != "" {
+		fmt.Fprintf(&b, " %q", e.Key)
+	}
+	if b.Len() > 0 {
+		b.WriteString(": ")
+	}
+	b.WriteString(e.Code.String())
+	if e.Rank != NoRank {
+		fmt.Fprintf(&b, ": rank %d", e.Rank)
+	}
+	if e.Peer != "" {
+		fmt.Fprintf(&b, " (peer %s)", e.Peer)
+	}
+	if e.Detail != "" {
+		b.WriteString(": " + e.Detail)
+	} else if e.Err != nil && !errors.Is(e.Code, e.Err) {
+		if text := e.Err.Error(); text != e.Code.String() {
+			b.WriteString(": " + text)
+		}
+	}
+	return b.String()
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Is reports whether target is the error's code, or the context error that belongs to it: a timeout matches
+// context.DeadlineExceeded and a cancellation context.Canceled, whatever the cause was.
+func (e *Error) Is(target error) bool {
+	switch target {
+	case context.DeadlineExceeded:
+		return e.Code == DeadlineExceeded
+	case context.Canceled:
+		return e.Code == Canceled
+	}
+	code, ok := target.(Code)
+	return ok && code == e.Code
+}
+
+// CodeOf returns the code that err carries: that of the first Error or Code in its chain, or the one that belongs to a
+// context error; Unknown when there is none, and for nil.
+func CodeOf(err error) Code {
+	if err == nil {
+		return Unknown
+	}
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	var c Code
+	if errors.As(err, &c) {
+		return c
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return DeadlineExceeded
+	case errors.Is(err, context.Canceled):
+		return Canceled
+	}
+	return Unknown
+}
+
+// FromContext returns the error of an operation whose context ended, with the context's cause kept. It returns nil
+// while ctx is alive.
+func FromContext(op string, ctx context.Context) *Error { //nolint:revive // the operation reads first, as in New
+	if ctx.Err() == nil {
+		return nil
+	}
+	e := Wrap(op, Canceled, context.Cause(ctx))
+	switch ctx.Err() {
+	case context.DeadlineExceeded:
+		if CodeOf(e.Err) != PeerLost {
+			e.Code = DeadlineExceeded
+		}
+	}
+	return e
+}

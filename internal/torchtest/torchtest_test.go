@@ -1,0 +1,39 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package torchtest
+
+import (
+	"context"
+	"strings"
+	"testing"
+)
+
+func TestScriptRuns(t *testing.T) {
+	Each(t, func(t *testing.T, torch *Torch) {
+		out := torch.Run(t, Script{
+			Source:  "import sys, torch, stub\nprint(torch.__version__, sys.argv[1], stub.f())",
+			Modules: map[string]string{"stub": "def f(): return 7"},
+			Args:    []string{"hello"},
+		})
+		if !strings.HasPrefix(out, torch.Name) || !strings.HasSuffix(out, " hello 7\n") {
+			t.Fatalf("got %q", out)
+		}
+	})
+}
+
+func TestScriptTalksAndFails(t *testing.T) {
+	Each(t, func(t *testing.T, torch *Torch) {
+		p := torch.Start(t, Script{Source: "import sys\nprint('ready')\nsys.exit(int(input()))"})
+		p.Expect(t, "ready")
+		p.Send(t, "3")
+		if code, err := p.Wait(context.Background()); code != 3 || err != nil {
+			t.Fatalf("exit %d, %v", code, err)
+		}
+		p = torch.Start(t, Script{Source: "import time\ntime.sleep(60)"})
+		p.Kill()
+		if code, err := p.Wait(context.Background()); code != -9 || err != nil {
+			t.Fatalf("exit %d, %v", code, err)
+		}
+	})
+}

@@ -1,0 +1,115 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package observe is how cohort tells what it does: one [Event] type and one [Hook].
+//
+// Stores, groups and agents take a Hook as an option and call it for everything worth knowing. Logs, metrics, the
+// flight recorder, progress views and traces are readers of that one stream. Without a hook the cost is one branch.
+package observe
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// Kind says what an Event is about.
+type Kind string
+
+// Event is one thing that happened. Unused fields are zero.
+type Event struct {
+	Time   time.Time     `json:"time"`
+	Kind   Kind          `json:"kind"`             // such as "store.wait", "group.allreduce", "rpc.call"
+	Phase  Phase         `json:"phase"`            // begin, end or a single point
+	Rank   dist.Rank     `json:"rank"`             // the rank that tells this
+	Group  string        `json:"group,omitempty"`  // group or world name
+	Seq    uint64        `json:"seq,omitempty"`    // sequence number in its group
+	Peer   string        `json:"peer,omitempty"`   // address or name of the other side
+	Key    string        `json:"key,omitempty"`    // store key, function or object
+	Bytes  int64         `json:"bytes,omitempty"`  // payload size
+	Dur    time.Duration `json:"dur_ns,omitempty"` // how long it took, on PhaseEnd
+	Detail string        `json:"detail,omitempty"` // plain words
+	Err    error         `json:"-"`                // why it failed
+}
+
+// Phase places an Event in the life of an operation.
+type Phase uint8
+
+// The phases.
+const (
+	Point Phase = iota // something that has no duration
+	Begin
+	End
+)
+
+// String returns the phase's name.
+func (p Phase) String() string { return [...]string{"point", "begin", "end"}[p] }
+
+// MarshalText writes the phase's name, for JSON.
+func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// Hook receives events. It is called from many goroutines, never under a lock, and must not block.
+type Hook func(Event)
+
+// Emit sends e to the hook, stamped with the time if it has none. A nil Hook ignores it.
+func (h Hook) Emit(e Event) {
+	if h == nil {
+		return
+	}
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
+	h(e)
+}
+
+// Tee returns a Hook that passes each event to all of hooks, in order. Nil hooks are left out.
+func Tee(hooks ...Hook) Hook {
+	var live []Hook
+	for _, h := range hooks {
+		if h != nil {
+			live = append(live, h)
+		}
+	}
+	switch len(live) {
+	case 0:
+		return nil
+	case 1:
+		return live[0]
+	}
+	return func(e Event) {
+		for _, h := range live {
+			h(e)
+		}
+	}
+}
+
+// Log returns a Hook that writes each event to logger: failures at Warn, the rest at Debug.
+func Log(logger *slog.Logger) Hook {
+	return func(e Event) {
+		level := slog.LevelDebug
+		attrs := make([]slog.Attr, 0, 10)
+		attrs = append(attrs, slog.String("kind", string(e.Kind)), slog.String("phase", e.Phase.String()))
+		if e.Rank != dist.NoRank {
+			attrs = append(attrs, slog.Int("rank", int(e.Rank)))
+		}
+		for _, a := range []struct{ key, value string }{
+			{"group", e.Group}, {"peer", e.Peer}, {"key", e.Key}, {"detail", e.Detail},
+		} {
+			if a.value != "" {
+				attrs = append(attrs, slog.String(a.key, a.value))
+			}
+		}
+		if e.Bytes != 0 {
+			attrs = append(attrs, slog.Int64("bytes", e.Bytes))
+		}
+		if e.Dur != 0 {
+			attrs = append(attrs, slog.Duration("dur", e.Dur))
+		}
+		if e.Err != nil {
+			level = slog.LevelWarn
+			attrs = append(attrs, slog.String("err", e.Err.Error()))
+		}
+		logger.LogAttrs(nil, level, "event", attrs...) //nolint:staticcheck // events carry no context
+	}
+}
