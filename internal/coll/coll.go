@@ -1,0 +1,55 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package coll describes one collective operation, so that every engine (gloo's pattern, the native algorithms, shared
+// memory) takes the same request.
+package coll
+
+import (
+	"context"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Kind is the kind of a collective.
+type Kind uint8
+
+// The collectives. Buffers are contiguous bytes; n is the group's size.
+const (
+	AllReduce     Kind = iota // Out: in and out
+	Broadcast                 // Out: in at Root, out elsewhere
+	Reduce                    // Out: in, and out at Root; other ranks' Out is left as it was
+	AllGather                 // In: own block; Out: n blocks
+	AllGatherV                // In: own block; Out: blocks of OutCounts[i] bytes
+	Gather                    // In: own block; Out at Root: blocks of OutCounts[i] bytes (nil: n equal blocks)
+	Scatter                   // In at Root: blocks of InCounts[i] bytes (nil: n equal blocks); Out: own block
+	ReduceScatter             // In: blocks of InCounts[i] bytes (nil: n equal blocks); Out: own reduced block
+	AllToAll                  // In: blocks of InCounts[i] bytes (nil: equal); Out: blocks of OutCounts[i]
+	Barrier                   // no buffers
+)
+
+var kindNames = [...]string{"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_v", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier"}
+
+// String returns PyTorch's name of the collective.
+func (k Kind) String() string { return kindNames[k] }
+
+// Request is one collective as one rank sees it. It was validated: lengths fit counts, sizes are multiples of the
+// element size, Root is in range.
+type Request struct {
+	Kind      Kind
+	Tag       uint32 // the group's collective counter
+	Root      int
+	DType     tensor.DType
+	Op        reduce.Op
+	In, Out   []byte
+	InCounts  []int // bytes per rank
+	OutCounts []int // bytes per rank
+	Timeout   time.Duration
+}
+
+// Engine runs collectives of one group. Requests of one group may run concurrently; each has its own tag.
+type Engine interface {
+	Run(ctx context.Context, r *Request) error
+}

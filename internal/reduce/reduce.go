@@ -1,0 +1,25 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reduce combines buffers element by element, with gloo's semantics.
+package reduce
+
+// Op is a reduction operator.
+type Op uint8
+
+// The operators. Avg is a sum that is divided by the number of ranks at the end.
+const (
+	Sum Op = iota
+	Product
+	Min
+	Max
+	And
+	Or
+	Xor
+	Avg
+)
+
+// String returns the operator's name as PyTorch spells it.
+func (o Op) String() string {
+	return [...]string{"sum", "product", "min", "max", "band", "bor", "bxor", "avg"}[o]
+}

@@ -1,0 +1,53 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import "strconv"
+
+// DType is the element type of a tensor. It corresponds to torch.dtype.
+type DType uint8
+
+// The element types. Their numbers are PyTorch's ScalarType codes, which appear on its wires.
+const (
+	Uint8      DType = 0
+	Int8       DType = 1
+	Int16      DType = 2
+	Int32      DType = 3
+	Int64      DType = 4
+	Float16    DType = 5
+	Float32    DType = 6
+	Float64    DType = 7
+	Complex64  DType = 9
+	Complex128 DType = 10
+	Bool       DType = 11
+	BFloat16   DType = 15
+)
+
+var dtypeInfo = [16]struct {
+	name string
+	size int
+}{
+	Uint8: {"uint8", 1}, Int8: {"int8", 1}, Int16: {"int16", 2}, Int32: {"int32", 4}, Int64: {"int64", 8},
+	Float16: {"float16", 2}, Float32: {"float32", 4}, Float64: {"float64", 8}, Complex64: {"complex64", 8},
+	Complex128: {"complex128", 16}, Bool: {"bool", 1}, BFloat16: {"bfloat16", 2},
+}
+
+// Valid reports whether d is one of the element types above.
+func (d DType) Valid() bool { return int(d) < len(dtypeInfo) && dtypeInfo[d].size > 0 }
+
+// Size returns the bytes of one element, or 0 for an invalid type.
+func (d DType) Size() int {
+	if !d.Valid() {
+		return 0
+	}
+	return dtypeInfo[d].size
+}
+
+// String returns PyTorch's name of the type, without "torch.".
+func (d DType) String() string {
+	if !d.Valid() {
+		return "dtype(" + strconv.Itoa(int(d)) + ")"
+	}
+	return dtypeInfo[d].name
+}
