@@ -1,0 +1,68 @@
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+GO      ?= go
+BIN     := bin
+TOOLS   := .tmp/bin
+COUNT   := $(GO) run ./internal/testcount
+FUZZ    ?= 2s
+PYTHON  ?= /usr/bin/python3
+export GOFLAGS := -mod=readonly -buildvcs=false
+
+.PHONY: help
+help: ## say what each target does
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build the static binary into bin/cohort
+	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/cohort ./cmd/cohort
+
+.PHONY: demo
+demo: build ## run the demonstration: a store and four processes on this machine
+	@$(BIN)/cohort demo
+
+.PHONY: test
+test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
+	@CGO_ENABLED=0 $(GO) test -json -timeout 10m ./... | $(COUNT)
+	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch 1.13 and 2.6)"
+
+.PHONY: race
+race: ## run the tests under the race detector (needs gcc)
+	@CGO_ENABLED=1 $(GO) test -race -json -timeout 15m $$($(GO) list ./... | grep -v /interop/) | $(COUNT)
+
+.PHONY: interop
+interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
+	@COHORT_INTEROP=$${COHORT_INTEROP:-auto} $(GO) test -json -count=1 -timeout 20m ./interop/... ./internal/torchtest/ | $(COUNT) $$([ "$${COHORT_INTEROP:-}" = required ] && echo -noskip)
+
+.PHONY: fuzz
+fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
+	@FUZZ=$(FUZZ) GO=$(GO) scripts/fuzz
+
+.PHONY: lint
+lint: $(TOOLS)/golangci-lint ## check format and style
+	@$(TOOLS)/golangci-lint run ./...
+
+$(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
+	@echo "building golangci-lint (once)"
+	@mkdir -p $(TOOLS) && GOFLAGS=-buildvcs=false $(GO) build -C tools -o ../$(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+.PHONY: fmt
+fmt: $(TOOLS)/golangci-lint ## format the source
+	@$(TOOLS)/golangci-lint fmt ./...
+
+.PHONY: check
+check: lint test race interop fuzz ## everything that CI runs
+
+.PHONY: torch
+torch: ## install PyTorch 1.13 and 2.6 for the interop tests (Debian, root)
+	@scripts/install-torch-1.13 && scripts/install-torch-2.6
+
+.PHONY: bench
+bench: build ## measure cohort beside its peers in one table (see docs/benchmarks.md)
+	@bench/run
+
+.PHONY: clean
+clean: ## remove what was built
+	@rm -rf $(BIN) .tmp
