@@ -1,0 +1,81 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reduce
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// numOps is the number of operators, Avg included.
+const numOps = int(Avg) + 1
+
+// kernel combines n elements: dst[i] = op(a[i], b[i]). dst may be a or b; any other overlap is the caller's mistake.
+type kernel func(dst, a, b unsafe.Pointer, n int)
+
+// Valid reports whether o is one of the operators above.
+func (o Op) Valid() bool { return int(o) < numOps }
+
+// Supported reports whether op is defined for dt: and, or and xor only for integers and bool, min and max for everything
+// that has an order. It says what Go ranks can do; what a PyTorch peer can do is less.
+func Supported(dt tensor.DType, op Op) bool {
+	return dt.Valid() && op.Valid() && portable[dt][kernelOf(op)] != nil
+}
+
+// kernelOf is the operator that runs between two ranks: an average is a sum until [Divide].
+func kernelOf(op Op) Op {
+	if op == Avg {
+		return Sum
+	}
+	return op
+}
+
+// Into combines src into dst: dst[i] = op(dst[i], src[i]). The buffers have the same length, a multiple of the element
+// size; they may have any alignment and must not overlap. It panics when the operator is not [Supported] or the lengths
+// differ, since both are checked before data moves. Avg adds; [Divide] finishes it.
+func Into(dst, src []byte, dt tensor.DType, op Op) { Combine(dst, dst, src, dt, op) }
+
+// Combine is the form with three operands: dst[i] = op(a[i], b[i]). dst may be a or b. The order of the operands
+// matters: min and max keep a where neither is better, so NaN and the sign of zero depend on it, as with gloo.
+func Combine(dst, a, b []byte, dt tensor.DType, op Op) {
+	if len(a) != len(dst) || len(b) != len(dst) {
+		panic(fmt.Sprintf("reduce: buffers of %d, %d and %d bytes", len(dst), len(a), len(b)))
+	}
+	if !Supported(dt, op) {
+		panic(fmt.Sprintf("reduce: %s of %s is not defined", op, dt))
+	}
+	size := dt.Size()
+	if len(dst)%size != 0 {
+		panic(fmt.Sprintf("reduce: %d bytes are not a whole number of %s elements", len(dst), dt))
+	}
+	if len(dst) == 0 {
+		return
+	}
+	n := len(dst) / size
+	pd, pa, pb := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(a)), unsafe.Pointer(unsafe.SliceData(b))
+	combine(pd, pa, pb, n, dt, kernelOf(op))
+}
+
+// Many combines several buffers from left to right in one call: dst = op(...op(op(srcs[0], srcs[1]), srcs[2])..., last).
+// dst may be one of srcs only when it is srcs[0] or srcs[1].
+func Many(dst []byte, srcs [][]byte, dt tensor.DType, op Op) {
+	switch len(srcs) {
+	case 0:
+		panic("reduce: no operands")
+	case 1:
+		copy(dst, srcs[0])
+		return
+	}
+	// A block of dst stays in the first-level cache while all sources pass over it.
+	const block = 8 << 10
+	for from := 0; from < len(dst); from += block {
+		to := min(from+block, len(dst))
+		Combine(dst[from:to], srcs[0][from:to], srcs[1][from:to], dt, op)
+		for _, s := range srcs[2:] {
+			Combine(dst[from:to], dst[from:to], s[from:to], dt, op)
+		}
+	}
+}

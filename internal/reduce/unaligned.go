@@ -1,0 +1,33 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reduce
+
+import (
+	"unsafe"
+
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// combinePortable runs the portable kernel, through aligned blocks when an operand is not aligned to its element: not
+// every processor reads unaligned elements.
+func combinePortable(dst, a, b unsafe.Pointer, n int, dt tensor.DType, op Op) {
+	k := portable[dt][op]
+	size := uintptr(dt.Size())
+	if (uintptr(dst)|uintptr(a)|uintptr(b))&(min(size, 8)-1) == 0 {
+		k(dst, a, b, n)
+		return
+	}
+	const words = 256
+	var x, y [words]uint64
+	xs, ys := unsafe.Slice((*byte)(unsafe.Pointer(&x)), words*8), unsafe.Slice((*byte)(unsafe.Pointer(&y)), words*8)
+	for left := uintptr(n) * size; left > 0; {
+		m := min(left, words*8)
+		copy(xs, unsafe.Slice((*byte)(a), m))
+		copy(ys, unsafe.Slice((*byte)(b), m))
+		k(unsafe.Pointer(&x), unsafe.Pointer(&x), unsafe.Pointer(&y), int(m/size))
+		copy(unsafe.Slice((*byte)(dst), m), xs)
+		left -= m
+		dst, a, b = unsafe.Add(dst, m), unsafe.Add(a, m), unsafe.Add(b, m)
+	}
+}
