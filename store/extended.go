@@ -1,0 +1,142 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strconv"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// Append appends value to what key holds, creating it. It corresponds to Store.append.
+//
+// On a store without [FeatureAppend] it is a loop of compare-and-set, as in PyTorch. That loop cannot tell its own
+// success from that of somebody who appended the very same bytes at the same moment, so then one of the two may be
+// lost; appenders whose values differ (that carry their rank, say) are never lost.
+func Append(ctx context.Context, s Store, key string, value []byte) error {
+	if a, ok := s.(Appender); ok && Supports(s, FeatureAppend) {
+		return a.Append(ctx, key, value)
+	}
+	ctx, cancel := WaitContext(ctx, s.Timeout())
+	defer cancel()
+	var current []byte
+	if len(value) == 0 { // only the creation of a missing key would be visible
+		_, err := s.CompareAndSet(ctx, key, nil, nil)
+		return err
+	}
+	for {
+		desired := append(bytes.Clone(current), value...)
+		got, err := s.CompareAndSet(ctx, key, current, desired)
+		if err != nil {
+			return err
+		}
+		if bytes.Equal(got, desired) {
+			return nil
+		}
+		if bytes.Equal(got, current) { // the key was deleted: the store echoes what was expected
+			current = nil
+		} else {
+			current = got
+		}
+		if err := WaitError("store: append", ctx, key); err != nil {
+			return err
+		}
+	}
+}
+
+// MultiGet waits until all keys exist and returns their values. It corresponds to Store.multi_get. On a store without
+// [FeatureMultiGet] the values are read one after the other.
+func MultiGet(ctx context.Context, s Store, keys ...string) ([][]byte, error) {
+	if m, ok := s.(MultiGetter); ok && Supports(s, FeatureMultiGet) {
+		return m.MultiGet(ctx, keys...)
+	}
+	ctx, cancel := WaitContext(ctx, s.Timeout())
+	defer cancel()
+	values := make([][]byte, 0, len(keys))
+	for _, key := range keys {
+		value, err := s.Get(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, value)
+	}
+	return values, nil
+}
+
+// MultiSet stores values[i] under keys[i]. It corresponds to Store.multi_set. On a store without [FeatureMultiSet] the
+// values are written one after the other, and an error leaves the first ones written.
+func MultiSet(ctx context.Context, s Store, keys []string, values [][]byte) error {
+	if err := CheckMultiSet("store: multi-set", keys, values); err != nil {
+		return err
+	}
+	if m, ok := s.(MultiSetter); ok && Supports(s, FeatureMultiSet) {
+		return m.MultiSet(ctx, keys, values)
+	}
+	for i, key := range keys {
+		if err := s.Set(ctx, key, values[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckMultiSet returns the error of a multi-set whose keys and values do not pair up.
+func CheckMultiSet(op string, keys []string, values [][]byte) error {
+	if len(keys) == len(values) {
+		return nil
+	}
+	return dist.Newf(op, dist.InvalidArgument,
+		"keys and values must be of same size, got %d keys and %d values", len(keys), len(values))
+}
+
+// ListKeys returns the user's keys in no particular order, without the store's own bookkeeping keys. It is
+// [ErrNotSupported] on a store without [FeatureListKeys].
+func ListKeys(ctx context.Context, s Store) ([]string, error) {
+	if l, ok := s.(Lister); ok && Supports(s, FeatureListKeys) {
+		return l.ListKeys(ctx)
+	}
+	return nil, dist.New("store: list keys", dist.NotSupported, "this store cannot list its keys")
+}
+
+// Barrier returns when it has been called worldSize times for key, by whichever handles. The key may be used again, for
+// the next worldSize calls. A call that times out stays counted: it cannot be taken back without a race.
+//
+// It is built on the core operations, on keys that begin with key, and works on every store; it does not meet
+// PyTorch's Store.barrier, which uses other keys and cannot be repeated.
+func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
+	const op = "store: barrier"
+	if worldSize < 1 {
+		return &dist.Error{Op: op, Code: dist.InvalidArgument, Rank: dist.NoRank, Key: key, Detail: "the world size must be at least 1"}
+	}
+	ctx, cancel := WaitContext(ctx, s.Timeout())
+	defer cancel()
+	count := key + "/arrived"
+	n, err := s.Add(ctx, count, 1)
+	if err != nil {
+		return err
+	}
+	round := (n - 1) / int64(worldSize)
+	open := key + "/open/" + strconv.FormatInt(round, 10)
+	if n%int64(worldSize) == 0 {
+		return s.Set(ctx, open, []byte("1"))
+	}
+	err = s.Wait(ctx, open)
+	if !errors.Is(err, ErrTimeout) {
+		return err
+	}
+	// Who waits in vain wants to know how many came. The wait's own time is up, so this question gets a little more.
+	ask, cancelAsk := context.WithTimeout(context.WithoutCancel(ctx), askTime)
+	defer cancelAsk()
+	now, askErr := s.Add(ask, count, 0)
+	if askErr != nil {
+		return err
+	}
+	arrived := min(now-round*int64(worldSize), int64(worldSize))
+	e := dist.Newf(op, dist.DeadlineExceeded, "%d of %d have arrived: %w", arrived, worldSize, err)
+	e.Key = key
+	return e
+}

@@ -1,0 +1,81 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import "strconv"
+
+// Feature is an operation beyond the core of [Store].
+type Feature uint8
+
+// The features.
+const (
+	// FeatureAppend is an atomic append: [Appender].
+	FeatureAppend Feature = iota + 1
+	// FeatureMultiGet reads several keys in one operation: [MultiGetter].
+	FeatureMultiGet
+	// FeatureMultiSet writes several keys in one operation: [MultiSetter].
+	FeatureMultiSet
+	// FeatureQueue is queues beside the keys: [Queuer].
+	FeatureQueue
+	// FeatureListKeys lists the keys: [Lister].
+	FeatureListKeys
+)
+
+// Features returns all features, in their order.
+func Features() []Feature {
+	return []Feature{FeatureAppend, FeatureMultiGet, FeatureMultiSet, FeatureQueue, FeatureListKeys}
+}
+
+// String returns the feature's name.
+func (f Feature) String() string {
+	switch f {
+	case FeatureAppend:
+		return "append"
+	case FeatureMultiGet:
+		return "multi-get"
+	case FeatureMultiSet:
+		return "multi-set"
+	case FeatureQueue:
+		return "queue"
+	case FeatureListKeys:
+		return "list-keys"
+	}
+	return "feature " + strconv.Itoa(int(f))
+}
+
+// FeatureReporter is a store that knows better than its method set what it can do: a view of another store, or a client
+// whose server decides. A store without it has the features whose interfaces it implements.
+type FeatureReporter interface {
+	Supports(f Feature) bool
+}
+
+// Supports reports whether s does f by itself. The package functions work without that too, where a fallback exists
+// ([Append], [MultiGet], [MultiSet], [QueuePush] and its siblings), but not in one atomic step; [ListKeys] has no
+// fallback. A [Prefix] answers for the store below it. It corresponds to Store.has_extended_api.
+func Supports(s Store, f Feature) bool {
+	if !implements(s, f) {
+		return false
+	}
+	if r, ok := s.(FeatureReporter); ok {
+		return r.Supports(f)
+	}
+	return true
+}
+
+func implements(s Store, f Feature) bool {
+	var ok bool
+	switch f {
+	case FeatureAppend:
+		_, ok = s.(Appender)
+	case FeatureMultiGet:
+		_, ok = s.(MultiGetter)
+	case FeatureMultiSet:
+		_, ok = s.(MultiSetter)
+	case FeatureQueue:
+		_, ok = s.(Queuer)
+	case FeatureListKeys:
+		_, ok = s.(Lister)
+	}
+	return ok
+}

@@ -1,0 +1,349 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storenum"
+)
+
+// Memory is a store inside one process, for ranks that are goroutines and for tests. It corresponds to
+// torch.distributed.HashStore, and unlike that it wakes waiters on add, append and multi-set too. It has every optional
+// operation, each atomic.
+type Memory struct {
+	data    *memoryData
+	timeout atomic.Int64
+	closing sync.Once
+	closed  chan struct{}
+}
+
+type memoryData struct {
+	mu      sync.Mutex
+	values  map[string][]byte
+	queues  map[string][][]byte
+	waiters map[string]*waiters
+}
+
+// waiters is those that wait for one key; changed is closed when the key appears.
+type waiters struct {
+	changed chan struct{}
+	count   int
+}
+
+var (
+	_ Appender    = (*Memory)(nil)
+	_ MultiGetter = (*Memory)(nil)
+	_ MultiSetter = (*Memory)(nil)
+	_ Queuer      = (*Memory)(nil)
+	_ Lister      = (*Memory)(nil)
+)
+
+// NewMemory returns an empty store.
+func NewMemory() *Memory {
+	return newMemory(&memoryData{
+		values: map[string][]byte{}, queues: map[string][][]byte{}, waiters: map[string]*waiters{},
+	})
+}
+
+func newMemory(data *memoryData) *Memory {
+	m := &Memory{data: data, closed: make(chan struct{})}
+	m.SetTimeout(DefaultTimeout)
+	return m
+}
+
+// Clone returns another handle on the same data, with its own timeout and its own Close. It corresponds to Store.clone.
+func (m *Memory) Clone() *Memory {
+	c := newMemory(m.data)
+	c.SetTimeout(m.Timeout())
+	return c
+}
+
+// Set implements [Store].
+func (m *Memory) Set(ctx context.Context, key string, value []byte) error {
+	return m.do("store: set", ctx, key, func() error {
+		m.data.putLocked(key, bytes.Clone(value))
+		return nil
+	})
+}
+
+// Get implements [Store].
+func (m *Memory) Get(ctx context.Context, key string) (value []byte, err error) {
+	err = m.await("store: get", ctx, []string{key}, m.data.hasValueLocked, func() { value = cloneValue(m.data.values[key]) })
+	return value, err
+}
+
+// Add implements [Store]. An empty value counts as 0, as in HashStore.
+func (m *Memory) Add(ctx context.Context, key string, delta int64) (sum int64, err error) {
+	const op = "store: add"
+	err = m.do(op, ctx, key, func() error {
+		old := m.data.values[key]
+		n, err := storenum.AddEmptyIsZero(old, delta)
+		if err != nil {
+			return storenum.Error(op, key, old, err)
+		}
+		m.data.putLocked(key, storenum.Format(n))
+		sum = n
+		return nil
+	})
+	return sum, err
+}
+
+// CompareAndSet implements [Store].
+func (m *Memory) CompareAndSet(ctx context.Context, key string, expected, desired []byte) (value []byte, err error) {
+	err = m.do("store: compare-and-set", ctx, key, func() error {
+		old, found := m.data.values[key]
+		switch {
+		case found && !bytes.Equal(old, expected):
+			value = cloneValue(old)
+		case !found && len(expected) > 0:
+			value = cloneValue(expected)
+		default:
+			m.data.putLocked(key, bytes.Clone(desired))
+			value = cloneValue(desired)
+		}
+		return nil
+	})
+	return value, err
+}
+
+// Check implements [Store]. A queue with items counts as an existing key, as in PyTorch.
+func (m *Memory) Check(ctx context.Context, keys ...string) (all bool, err error) {
+	err = m.do("store: check", ctx, "", func() error {
+		all = m.data.missingLocked(keys, m.data.presentLocked) < 0
+		return nil
+	})
+	return all, err
+}
+
+// Wait implements [Store]. A queue with items counts as an existing key, as in PyTorch.
+func (m *Memory) Wait(ctx context.Context, keys ...string) error {
+	return m.await("store: wait", ctx, keys, m.data.presentLocked, func() {})
+}
+
+// Delete implements [Store].
+func (m *Memory) Delete(ctx context.Context, key string) (found bool, err error) {
+	err = m.do("store: delete", ctx, key, func() error {
+		_, found = m.data.values[key]
+		delete(m.data.values, key)
+		return nil
+	})
+	return found, err
+}
+
+// NumKeys implements [Store]. Queues are not counted.
+func (m *Memory) NumKeys(ctx context.Context) (n int, err error) {
+	err = m.do("store: number of keys", ctx, "", func() error {
+		n = len(m.data.values)
+		return nil
+	})
+	return n, err
+}
+
+// Append implements [Appender].
+func (m *Memory) Append(ctx context.Context, key string, value []byte) error {
+	return m.do("store: append", ctx, key, func() error {
+		// Values never leave the store without a copy, so growing one in place is safe.
+		m.data.putLocked(key, append(m.data.values[key], value...))
+		return nil
+	})
+}
+
+// MultiGet implements [MultiGetter].
+func (m *Memory) MultiGet(ctx context.Context, keys ...string) ([][]byte, error) {
+	values := make([][]byte, len(keys))
+	err := m.await("store: multi-get", ctx, keys, m.data.hasValueLocked, func() {
+		for i, key := range keys {
+			values[i] = cloneValue(m.data.values[key])
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return values, nil
+}
+
+// MultiSet implements [MultiSetter]. Where a key occurs twice the last value stays.
+func (m *Memory) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
+	const op = "store: multi-set"
+	if err := CheckMultiSet(op, keys, values); err != nil {
+		return err
+	}
+	return m.do(op, ctx, "", func() error {
+		for i, key := range keys {
+			m.data.putLocked(key, bytes.Clone(values[i]))
+		}
+		return nil
+	})
+}
+
+// QueuePush implements [Queuer].
+func (m *Memory) QueuePush(ctx context.Context, key string, value []byte) error {
+	return m.do("store: queue push", ctx, key, func() error {
+		m.data.queues[key] = append(m.data.queues[key], cloneValue(value))
+		m.data.wakeLocked(key)
+		return nil
+	})
+}
+
+// QueuePop implements [Queuer].
+func (m *Memory) QueuePop(ctx context.Context, key string, wait bool) (item []byte, err error) {
+	const op = "store: queue pop"
+	pop := func() {
+		queue := m.data.queues[key]
+		item = queue[0]
+		queue[0] = nil // the array may live on for the items behind
+		if m.data.queues[key] = queue[1:]; len(queue) == 1 {
+			delete(m.data.queues, key)
+		}
+	}
+	if wait {
+		err = m.await(op, ctx, []string{key}, m.data.hasItemLocked, pop)
+		return item, err
+	}
+	err = m.do(op, ctx, key, func() error {
+		if !m.data.hasItemLocked(key) {
+			return QueueEmpty(op, key)
+		}
+		pop()
+		return nil
+	})
+	return item, err
+}
+
+// QueueLen implements [Queuer].
+func (m *Memory) QueueLen(ctx context.Context, key string) (n int, err error) {
+	err = m.do("store: queue length", ctx, key, func() error {
+		n = len(m.data.queues[key])
+		return nil
+	})
+	return n, err
+}
+
+// ListKeys implements [Lister]. Queues are not listed.
+func (m *Memory) ListKeys(ctx context.Context) (keys []string, err error) {
+	err = m.do("store: list keys", ctx, "", func() error {
+		keys = make([]string, 0, len(m.data.values))
+		for key := range m.data.values {
+			keys = append(keys, key)
+		}
+		return nil
+	})
+	return keys, err
+}
+
+// Timeout implements [Store].
+func (m *Memory) Timeout() time.Duration { return time.Duration(m.timeout.Load()) }
+
+// SetTimeout implements [Store].
+func (m *Memory) SetTimeout(d time.Duration) { m.timeout.Store(int64(d)) }
+
+// Close implements [Store]. The data lives on while another handle is open.
+func (m *Memory) Close() error {
+	m.closing.Do(func() { close(m.closed) })
+	return nil
+}
+
+// do runs a step that does not wait.
+func (m *Memory) do(op string, ctx context.Context, key string, step func() error) error { //nolint:revive // the operation reads first
+	if err := m.usable(op, ctx, key); err != nil {
+		return err
+	}
+	m.data.mu.Lock()
+	defer m.data.mu.Unlock()
+	return step()
+}
+
+func (m *Memory) usable(op string, ctx context.Context, keys ...string) error { //nolint:revive // the operation reads first
+	select {
+	case <-m.closed:
+		return &dist.Error{Op: op, Code: dist.Closed, Rank: dist.NoRank, Key: strings.Join(keys, ", ")}
+	default:
+	}
+	return WaitError(op, ctx, keys...)
+}
+
+// await runs a step under the lock as soon as ready holds for all keys.
+func (m *Memory) await(op string, ctx context.Context, keys []string, ready func(string) bool, step func()) error { //nolint:revive // the operation reads first
+	ctx, cancel := WaitContext(ctx, m.Timeout())
+	defer cancel()
+	d := m.data
+	for {
+		if err := m.usable(op, ctx, keys...); err != nil {
+			return err
+		}
+		d.mu.Lock()
+		missing := d.missingLocked(keys, ready)
+		if missing < 0 {
+			step()
+			d.mu.Unlock()
+			return nil
+		}
+		key := keys[missing]
+		w := d.waiters[key]
+		if w == nil {
+			w = &waiters{changed: make(chan struct{})}
+			d.waiters[key] = w
+		}
+		w.count++
+		d.mu.Unlock()
+
+		var err error
+		select {
+		case <-w.changed:
+			continue // woken: w is no longer in the map
+		case <-m.closed:
+			err = &dist.Error{Op: op, Code: dist.Closed, Rank: dist.NoRank, Key: key}
+		case <-ctx.Done():
+			err = WaitError(op, ctx, keys[missing:]...)
+		}
+		d.mu.Lock()
+		if w.count--; w.count == 0 && d.waiters[key] == w {
+			delete(d.waiters, key)
+		}
+		d.mu.Unlock()
+		return err
+	}
+}
+
+func (d *memoryData) putLocked(key string, value []byte) {
+	d.values[key] = value
+	d.wakeLocked(key)
+}
+
+func (d *memoryData) wakeLocked(key string) {
+	if w := d.waiters[key]; w != nil {
+		close(w.changed)
+		delete(d.waiters, key)
+	}
+}
+
+func (d *memoryData) missingLocked(keys []string, ready func(string) bool) int {
+	for i, key := range keys {
+		if !ready(key) {
+			return i
+		}
+	}
+	return -1
+}
+
+func (d *memoryData) hasValueLocked(key string) bool {
+	_, found := d.values[key]
+	return found
+}
+
+func (d *memoryData) hasItemLocked(key string) bool { return len(d.queues[key]) > 0 }
+
+func (d *memoryData) presentLocked(key string) bool {
+	return d.hasValueLocked(key) || d.hasItemLocked(key)
+}
+
+// cloneValue copies a value for the caller; an empty one is not nil, so that it reads as present.
+func cloneValue(value []byte) []byte { return append(make([]byte, 0, len(value)), value...) }

@@ -1,0 +1,168 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// A store without queues keeps a whole queue in the value of one key, changed by compare-and-set:
+//
+//	magic (4) | stamp (16 random bytes) | items, each u32 length + bytes
+//
+// The stamp is new with every change. It makes each state unlike every other, so that the answer of compare-and-set
+// says for certain who won: without it two clients that pop the same item would both see the state they asked for.
+const (
+	queueSuffix = "/.queue"
+	queueMagic  = "cq1\n"
+	stampSize   = 16
+	queueHeader = len(queueMagic) + stampSize
+
+	askTime      = time.Second
+	firstPause   = time.Millisecond
+	longestPause = 50 * time.Millisecond
+)
+
+// QueuePush appends value to the queue named key. It corresponds to Store.queue_push.
+//
+// On a store without [FeatureQueue] the queue lives in one value, under key + "/.queue", which every push and pop
+// rewrites by compare-and-set: right for queues of some kilobytes, and met only by users of this package.
+func QueuePush(ctx context.Context, s Store, key string, value []byte) error {
+	if q, ok := s.(Queuer); ok && Supports(s, FeatureQueue) {
+		return q.QueuePush(ctx, key, value)
+	}
+	ctx, cancel := WaitContext(ctx, s.Timeout())
+	defer cancel()
+	_, err := changeQueue(ctx, s, "store: queue push", key, func(items []byte) ([]byte, bool) {
+		items = append(bytes.Clone(items), binary.LittleEndian.AppendUint32(nil, uint32(len(value)))...) //nolint:gosec // bounded by the store
+		return append(items, value...), true
+	})
+	return err
+}
+
+// QueuePop takes the oldest item of the queue named key. On an empty queue it waits, or returns [ErrQueueEmpty] if wait
+// is false. It corresponds to Store.queue_pop; see [QueuePush] for stores without queues.
+func QueuePop(ctx context.Context, s Store, key string, wait bool) ([]byte, error) {
+	if q, ok := s.(Queuer); ok && Supports(s, FeatureQueue) {
+		return q.QueuePop(ctx, key, wait)
+	}
+	const op = "store: queue pop"
+	ctx, cancel := WaitContext(ctx, s.Timeout())
+	defer cancel()
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		var item []byte
+		changed, err := changeQueue(ctx, s, op, key, func(items []byte) ([]byte, bool) {
+			if len(items) == 0 {
+				return nil, false
+			}
+			end := 4 + int(binary.LittleEndian.Uint32(items))
+			item = items[4:end]
+			return items[end:], true
+		})
+		switch {
+		case err != nil:
+			return nil, err
+		case changed:
+			return bytes.Clone(item), nil
+		case !wait:
+			return nil, QueueEmpty(op, key)
+		}
+		// An emptied queue keeps its key, since its removal would race with a push; so this wait is a poll.
+		select {
+		case <-ctx.Done():
+			return nil, WaitError(op, ctx, key)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// QueueLen returns the number of items in the queue named key; 0 for a queue that never was. It corresponds to
+// Store.queue_len; see [QueuePush] for stores without queues.
+func QueueLen(ctx context.Context, s Store, key string) (int, error) {
+	if q, ok := s.(Queuer); ok && Supports(s, FeatureQueue) {
+		return q.QueueLen(ctx, key)
+	}
+	n := 0
+	_, err := changeQueue(ctx, s, "store: queue length", key, func(items []byte) ([]byte, bool) {
+		for n = 0; len(items) > 0; n++ {
+			items = items[4+int(binary.LittleEndian.Uint32(items)):]
+		}
+		return nil, false
+	})
+	return n, err
+}
+
+// QueueEmpty returns the error of a pop that does not wait, on an empty queue.
+func QueueEmpty(op, key string) error {
+	return &dist.Error{Op: op, Code: dist.Empty, Rank: dist.NoRank, Key: key, Detail: "queue is empty"}
+}
+
+// changeQueue gives the queue's items to change until its result could be stored or it wants none.
+func changeQueue(ctx context.Context, s Store, op, key string, change func(items []byte) ([]byte, bool)) (bool, error) {
+	key += queueSuffix
+	// An expected value that no queue has reads the current state without waiting, or comes back if there is none.
+	probe := newStamp("no queue")
+	current, err := s.CompareAndSet(ctx, key, probe, probe)
+	if err != nil {
+		return false, err
+	}
+	if bytes.Equal(current, probe) {
+		current = nil
+	}
+	for {
+		var items []byte
+		if len(current) > 0 {
+			if items, err = parseQueue(op, key, current); err != nil {
+				return false, err
+			}
+		}
+		next, wanted := change(items)
+		if !wanted {
+			return false, nil
+		}
+		desired := append(newStamp(queueMagic), next...)
+		got, err := s.CompareAndSet(ctx, key, current, desired)
+		if err != nil {
+			return false, err
+		}
+		if bytes.Equal(got, desired) {
+			return true, nil
+		}
+		if bytes.Equal(got, current) { // deleted meanwhile
+			got = nil
+		}
+		current = got
+		if err := WaitError(op, ctx, key); err != nil {
+			return false, err
+		}
+	}
+}
+
+func newStamp(magic string) []byte {
+	b := make([]byte, len(magic)+stampSize)
+	copy(b, magic)
+	_, _ = rand.Read(b[len(magic):]) // never fails
+	return b
+}
+
+// parseQueue returns the items of a state after checking every length in it.
+func parseQueue(op, key string, state []byte) ([]byte, error) {
+	if len(state) >= queueHeader && string(state[:len(queueMagic)]) == queueMagic {
+		items := state[queueHeader:]
+		rest := items
+		for len(rest) >= 4 && uint64(binary.LittleEndian.Uint32(rest)) <= uint64(len(rest)-4) {
+			rest = rest[4+int(binary.LittleEndian.Uint32(rest)):]
+		}
+		if len(rest) == 0 {
+			return items, nil
+		}
+	}
+	return nil, &dist.Error{Op: op, Code: dist.Protocol, Rank: dist.NoRank, Key: key, Detail: "the value is not a queue: something else writes this key"}
+}
