@@ -1,0 +1,150 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"time"
+
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// Dialect is the language that a client speaks with its server.
+type Dialect uint8
+
+// The dialects.
+const (
+	// DialectAuto finds the server's dialect by itself: the default.
+	DialectAuto Dialect = iota
+	// DialectLegacy is that of PyTorch 1.13.
+	DialectLegacy
+	// DialectV is that of PyTorch 2.4 and later.
+	DialectV
+	// DialectNative is that of cohort's own server: many calls on one connection, one round trip each.
+	DialectNative
+)
+
+// String returns the dialect's name.
+func (d Dialect) String() string {
+	switch d {
+	case DialectAuto:
+		return "auto"
+	case DialectLegacy:
+		return "legacy"
+	case DialectV:
+		return "v"
+	case DialectNative:
+		return "native"
+	}
+	return "dialect " + strconv.Itoa(int(d))
+}
+
+func (d Dialect) wire() wire.Dialect {
+	switch d {
+	case DialectLegacy:
+		return wire.Legacy
+	case DialectV:
+		return wire.V
+	case DialectNative:
+		return wire.Native
+	case DialectAuto:
+	}
+	return wire.Undetected
+}
+
+// ClientOption is an option of [Dial].
+type ClientOption interface {
+	applyClient(*clientConfig)
+}
+
+type clientOption func(*clientConfig)
+
+func (o clientOption) applyClient(c *clientConfig) { o(c) }
+
+// clientConfig is what the options of Dial make.
+type clientConfig struct {
+	commonConfig
+	timeout   time.Duration
+	dialect   Dialect
+	waitConns int
+	dial      DialFunc
+	limits    wire.Limits // of what we send
+}
+
+const (
+	defaultWaitConns = 8
+	// maxReply bounds a value that we accept; memory is taken only as its bytes arrive.
+	maxReply = 1 << 30
+)
+
+// replyLimits are those of what a server sends. They are wider than what we send: PyTorch 1.13 knows no limits, and
+// values grow by append.
+var replyLimits = wire.Limits{Key: 1 << 20, Value: maxReply, Keys: 1 << 24, Request: maxReply}
+
+func newClientConfig(opts []ClientOption) clientConfig {
+	c := clientConfig{
+		commonConfig: defaultCommon(),
+		timeout:      store.DefaultTimeout,
+		waitConns:    defaultWaitConns,
+		dial:         dialTCP,
+		limits:       wire.DefaultLimits,
+	}
+	for _, o := range opts {
+		if o != nil {
+			o.applyClient(&c)
+		}
+	}
+	return c
+}
+
+// WithTimeout sets the client's timeout: it bounds the connecting when the context of [Dial] has no deadline, and later
+// every waiting operation whose context has none ([Client.SetTimeout] changes that). Zero or less means no bound. The
+// default is [store.DefaultTimeout]. It corresponds to TCPStore's timeout argument.
+func WithTimeout(d time.Duration) ClientOption {
+	return clientOption(func(c *clientConfig) { c.timeout = d })
+}
+
+// WithDialect fixes the dialect instead of finding it, for tests and for servers that must not be probed. With
+// [DialectNative] any other server than cohort's is refused.
+func WithDialect(d Dialect) ClientOption {
+	return clientOption(func(c *clientConfig) { c.dialect = d })
+}
+
+// WithWaitConns bounds the connections that waits take on a PyTorch server, where a wait occupies its connection until
+// it ends. Waits beyond the bound poll every few milliseconds instead. The default is 8; less than one means one. It
+// has no effect on cohort's own server.
+func WithWaitConns(n int) ClientOption {
+	return clientOption(func(c *clientConfig) { c.waitConns = max(n, 1) })
+}
+
+// DialFunc opens a connection, as [net.Dialer.DialContext] does.
+type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// WithDialer replaces the way connections are opened, for tests in memory, tunnels and chosen source addresses.
+func WithDialer(dial DialFunc) ClientOption {
+	return clientOption(func(c *clientConfig) {
+		if dial != nil {
+			c.dial = dial
+		}
+	})
+}
+
+// WithMaxSizes changes the largest key, value and number of keys that the client sends; a call with more fails with
+// [store.ErrTooLarge] before anything is sent. Zero leaves a limit as it is: 8 KiB, 8 MiB and 131072, which every
+// PyTorch server accepts. Larger ones get the connection cut by PyTorch's default server.
+func WithMaxSizes(key, value, keys int) ClientOption {
+	return clientOption(func(c *clientConfig) {
+		for _, l := range []struct {
+			limit *int
+			to    int
+		}{{&c.limits.Key, key}, {&c.limits.Value, value}, {&c.limits.Keys, keys}} {
+			if l.to > 0 {
+				*l.limit = l.to
+			}
+		}
+	})
+}
