@@ -1,0 +1,82 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// Alignment is where the memory of a [NewStorage] begins: a multiple of a cache line, which suits every vector unit.
+const Alignment = 64
+
+// Storage owns the memory of one or more tensors: bytes from the heap, from a pool or from a segment that several
+// processes share. It corresponds to torch.UntypedStorage.
+//
+// Heap memory is freed by the garbage collector; pooled and shared memory goes back with [Storage.Release]. A tensor of
+// a released storage has no data: its accessors return errors.
+type Storage struct {
+	data    []byte
+	origin  string
+	release func()
+	state   atomic.Uint32
+}
+
+const storageReleased = 1
+
+// NewStorage returns n zeroed bytes from the heap, aligned to [Alignment].
+func NewStorage(n int) (*Storage, error) {
+	if n < 0 || n > maxBytes {
+		return nil, dist.Newf("tensor: new storage", dist.InvalidArgument, "%d bytes: want 0 to %d", n, maxBytes)
+	}
+	return &Storage{data: alignedBytes(n), origin: "heap"}, nil
+}
+
+// maxBytes bounds one storage: far above any memory, far below where index arithmetic could wrap.
+const maxBytes = 1 << 46
+
+func alignedBytes(n int) []byte {
+	if n == 0 {
+		return []byte{}
+	}
+	raw := make([]byte, n+Alignment-1)
+	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(raw)))) & (Alignment - 1)
+	return raw[skip : skip+n : skip+n]
+}
+
+// WrapStorage makes a storage of memory that lives elsewhere, without a copy. origin names where it lives ("shared
+// segment", "pool") in errors; release, when not nil, is called once by [Storage.Release].
+func WrapStorage(data []byte, origin string, release func()) *Storage {
+	return &Storage{data: data[:len(data):len(data)], origin: origin, release: release}
+}
+
+// Len returns the number of bytes.
+func (s *Storage) Len() int { return len(s.data) }
+
+// Origin names where the memory lives: "heap", "slice" or what [WrapStorage] was told.
+func (s *Storage) Origin() string { return s.origin }
+
+// Released reports whether the memory was given back.
+func (s *Storage) Released() bool { return s.state.Load() == storageReleased }
+
+// Bytes returns the memory, without a copy.
+func (s *Storage) Bytes() ([]byte, error) {
+	if s.Released() {
+		return nil, dist.New("tensor: storage", dist.Closed, "the "+s.origin+" memory was released")
+	}
+	return s.data, nil
+}
+
+// Release gives pooled or shared memory back. No tensor of this storage may be used any more, nor any slice that was
+// taken from one. It is idempotent; for heap memory it only marks the storage.
+func (s *Storage) Release() {
+	if s.state.Swap(storageReleased) == storageReleased {
+		return
+	}
+	if s.release != nil {
+		s.release()
+	}
+}
