@@ -36,7 +36,7 @@ func NewStorage(n int) (*Storage, error) {
 }
 
 // maxBytes bounds one storage: far above any memory, far below where index arithmetic could wrap.
-const maxBytes = 1 << 46
+const maxBytes = 1 << (30 + 16*(^uint(0)>>63))
 
 func alignedBytes(n int) []byte {
 	if n == 0 {

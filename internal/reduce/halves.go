@@ -9,12 +9,9 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Halves are computed in float32 and rounded to nearest even.
+// Halves are computed in float32 and rounded to nearest even. Minimum and maximum compare as float32 and keep the bits.
 
-// glooF32 is gloo's conversion: every NaN becomes the same positive one.
-func glooF32(h tensor.F16) float32 { return h.Float32() }
-
-// glooF16 is gloo's conversion back: NaN becomes 0x7fff.
+// glooF16 is gloo's conversion from float32: every NaN becomes 0x7fff.
 func glooF16(f float32) tensor.F16 {
 	if f != f {
 		return 0x7fff
@@ -22,39 +19,49 @@ func glooF16(f float32) tensor.F16 {
 	return tensor.ToF16(f)
 }
 
+func addF16(x, y tensor.F16) tensor.F16 { return glooF16(x.Float32() + y.Float32()) }
+func mulF16(x, y tensor.F16) tensor.F16 { return glooF16(x.Float32() * y.Float32()) }
+
+// lessF16 and moreF16 are std::min and std::max: the first operand unless the second is strictly better.
+func lessF16(x, y tensor.F16) tensor.F16 {
+	if y.Float32() < x.Float32() {
+		return y
+	}
+	return x
+}
+
+func moreF16(x, y tensor.F16) tensor.F16 {
+	if x.Float32() < y.Float32() {
+		return y
+	}
+	return x
+}
+
 func sumF16(dst, a, b unsafe.Pointer, n int) {
 	d, x, y := three[tensor.F16](dst, a, b, n)
 	for i := range d {
-		d[i] = glooF16(glooF32(x[i]) + glooF32(y[i]))
+		d[i] = addF16(x[i], y[i])
 	}
 }
 
 func productF16(dst, a, b unsafe.Pointer, n int) {
 	d, x, y := three[tensor.F16](dst, a, b, n)
 	for i := range d {
-		d[i] = glooF16(glooF32(x[i]) * glooF32(y[i]))
+		d[i] = mulF16(x[i], y[i])
 	}
 }
 
 func minF16(dst, a, b unsafe.Pointer, n int) {
 	d, x, y := three[tensor.F16](dst, a, b, n)
 	for i := range d {
-		v := x[i]
-		if w := y[i]; glooF32(w) < glooF32(v) {
-			v = w
-		}
-		d[i] = v
+		d[i] = lessF16(x[i], y[i])
 	}
 }
 
 func maxF16(dst, a, b unsafe.Pointer, n int) {
 	d, x, y := three[tensor.F16](dst, a, b, n)
 	for i := range d {
-		v := x[i]
-		if w := y[i]; glooF32(v) < glooF32(w) {
-			v = w
-		}
-		d[i] = v
+		d[i] = moreF16(x[i], y[i])
 	}
 }
 

@@ -41,22 +41,25 @@ func Into(dst, src []byte, dt tensor.DType, op Op) { Combine(dst, dst, src, dt, 
 // Combine is the form with three operands: dst[i] = op(a[i], b[i]). dst may be a or b. The order of the operands
 // matters: min and max keep a where neither is better, so NaN and the sign of zero depend on it, as with gloo.
 func Combine(dst, a, b []byte, dt tensor.DType, op Op) {
+	check(dst, a, b, dt, op)
+	if len(dst) == 0 {
+		return
+	}
+	n := len(dst) / dt.Size()
+	pd, pa, pb := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(a)), unsafe.Pointer(unsafe.SliceData(b))
+	combine(pd, pa, pb, n, dt, kernelOf(op))
+}
+
+func check(dst, a, b []byte, dt tensor.DType, op Op) {
 	if len(a) != len(dst) || len(b) != len(dst) {
 		panic(fmt.Sprintf("reduce: buffers of %d, %d and %d bytes", len(dst), len(a), len(b)))
 	}
 	if !Supported(dt, op) {
 		panic(fmt.Sprintf("reduce: %s of %s is not defined", op, dt))
 	}
-	size := dt.Size()
-	if len(dst)%size != 0 {
+	if len(dst)%dt.Size() != 0 {
 		panic(fmt.Sprintf("reduce: %d bytes are not a whole number of %s elements", len(dst), dt))
 	}
-	if len(dst) == 0 {
-		return
-	}
-	n := len(dst) / size
-	pd, pa, pb := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(a)), unsafe.Pointer(unsafe.SliceData(b))
-	combine(pd, pa, pb, n, dt, kernelOf(op))
 }
 
 // Many combines several buffers from left to right in one call: dst = op(...op(op(srcs[0], srcs[1]), srcs[2])..., last).
@@ -70,9 +73,9 @@ func Many(dst []byte, srcs [][]byte, dt tensor.DType, op Op) {
 		return
 	}
 	// A block of dst stays in the first-level cache while all sources pass over it.
-	const block = 8 << 10
-	for from := 0; from < len(dst); from += block {
-		to := min(from+block, len(dst))
+	const piece = 8 << 10
+	for from := 0; from < len(dst); from += piece {
+		to := min(from+piece, len(dst))
 		Combine(dst[from:to], srcs[0][from:to], srcs[1][from:to], dt, op)
 		for _, s := range srcs[2:] {
 			Combine(dst[from:to], dst[from:to], s[from:to], dt, op)

@@ -117,7 +117,7 @@ func add32(a, b float32) float32 {
 }
 
 func mul32(a, b float32) float32 {
-	if r := a * b; r == r {
+	if r := float32(a * b); r == r { // the conversion forbids a fused multiply-add
 		return r
 	}
 	return nan32(a, b)
@@ -131,7 +131,7 @@ func add64(a, b float64) float64 {
 }
 
 func mul64(a, b float64) float64 {
-	if r := a * b; r == r {
+	if r := float64(a * b); r == r {
 		return r
 	}
 	return nan64(a, b)

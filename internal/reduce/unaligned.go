@@ -3,17 +3,11 @@
 
 package reduce
 
-import (
-	"unsafe"
+import "unsafe"
 
-	"github.com/cohort-dist/cohort/tensor"
-)
-
-// combinePortable runs the portable kernel, through aligned blocks when an operand is not aligned to its element: not
-// every processor reads unaligned elements.
-func combinePortable(dst, a, b unsafe.Pointer, n int, dt tensor.DType, op Op) {
-	k := portable[dt][op]
-	size := uintptr(dt.Size())
+// runPortable runs a portable kernel, through aligned blocks when an operand is not aligned to its element: not every
+// processor reads unaligned elements.
+func runPortable(k kernel, dst, a, b unsafe.Pointer, n int, size uintptr) {
 	if (uintptr(dst)|uintptr(a)|uintptr(b))&(min(size, 8)-1) == 0 {
 		k(dst, a, b, n)
 		return

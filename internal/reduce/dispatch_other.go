@@ -1,6 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build !amd64
+
 package reduce
 
 import (
@@ -11,5 +13,9 @@ import (
 
 // combine runs the kernel of a supported pair over n elements.
 func combine(dst, a, b unsafe.Pointer, n int, dt tensor.DType, op Op) {
-	combinePortable(dst, a, b, n, dt, op)
+	runPortable(portable[dt][op], dst, a, b, n, uintptr(dt.Size()))
+}
+
+func combineGlooF16(dst, a, b unsafe.Pointer, n int, op Op) {
+	runPortable(glooF16Kernels[op], dst, a, b, n, 2)
 }

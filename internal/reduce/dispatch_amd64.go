@@ -1,0 +1,60 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reduce
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// block is the bytes of one step of a vector kernel.
+const block = 32
+
+// useAVX2 says that this processor has all that the vector kernels use. Every processor with AVX2 has F16C, but a
+// hypervisor may hide it, and x/sys/cpu does not report it; its bit is read in hasF16C.
+var useAVX2 = cpu.X86.HasAVX2 && cpu.X86.HasFMA && hasF16C()
+
+// hasF16C reports the processor's half-precision conversions (CPUID.1:ECX bit 29).
+func hasF16C() bool
+
+// combine runs the kernel of a supported pair over n elements: whole blocks by the vector kernel, the rest portably.
+func combine(dst, a, b unsafe.Pointer, n int, dt tensor.DType, op Op) {
+	run(&vector[dt][op], portable[dt][op], dst, a, b, n, dt.Size())
+}
+
+func combineGlooF16(dst, a, b unsafe.Pointer, n int, op Op) {
+	run(&vectorGlooF16[op], glooF16Kernels[op], dst, a, b, n, 2)
+}
+
+func run(fast *kernel, slow kernel, dst, a, b unsafe.Pointer, n, size int) {
+	if blocks := n * size / block; blocks > 0 && useAVX2 {
+		(*fast)(dst, a, b, blocks)
+		done := blocks * block
+		dst, a, b = unsafe.Add(dst, done), unsafe.Add(a, done), unsafe.Add(b, done)
+		if n -= done / size; n == 0 {
+			return
+		}
+	}
+	slow(dst, a, b, n) // x86 reads elements at any address
+}
+
+var vector = [16][numOps]kernel{
+	tensor.Uint8:      {avx2SumI8, avx2ProductI8, avx2MinU8, avx2MaxU8, avx2AndBits, avx2OrBits, avx2XorBits},
+	tensor.Bool:       {avx2SumI8, avx2ProductI8, avx2MinU8, avx2MaxU8, avx2AndBits, avx2OrBits, avx2XorBits},
+	tensor.Int8:       {avx2SumI8, avx2ProductI8, avx2MinI8, avx2MaxI8, avx2AndBits, avx2OrBits, avx2XorBits},
+	tensor.Int16:      {avx2SumI16, avx2ProductI16, avx2MinI16, avx2MaxI16, avx2AndBits, avx2OrBits, avx2XorBits},
+	tensor.Int32:      {avx2SumI32, avx2ProductI32, avx2MinI32, avx2MaxI32, avx2AndBits, avx2OrBits, avx2XorBits},
+	tensor.Int64:      {avx2SumI64, avx2ProductI64, avx2MinI64, avx2MaxI64, avx2AndBits, avx2OrBits, avx2XorBits},
+	tensor.Float32:    {avx2SumF32, avx2ProductF32, avx2MinF32, avx2MaxF32},
+	tensor.Float64:    {avx2SumF64, avx2ProductF64, avx2MinF64, avx2MaxF64},
+	tensor.Float16:    {avx2SumF16, avx2ProductF16, avx2MinF16, avx2MaxF16},
+	tensor.BFloat16:   {avx2SumBF16, avx2ProductBF16, avx2MinBF16, avx2MaxBF16},
+	tensor.Complex64:  {avx2SumF32, avx2ProductC64},
+	tensor.Complex128: {avx2SumF64, avx2ProductC128},
+}
+
+var vectorGlooF16 = [numOps]kernel{avx2GlooSumF16, avx2GlooProductF16, avx2GlooMinF16, avx2GlooMaxF16}
