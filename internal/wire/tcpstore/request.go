@@ -48,6 +48,18 @@ func (l *List) Next() []byte {
 	return s
 }
 
+// NewList returns a list of keys in memory of its own.
+func NewList(keys ...[]byte) List {
+	l := List{Count: len(keys)}
+	for _, k := range keys {
+		l.raw = appendBytes(l.raw, k)
+	}
+	return l
+}
+
+// Clone returns the list in memory of its own.
+func (l *List) Clone() List { return List{Count: l.Count, raw: append([]byte(nil), l.raw...)} }
+
 // Empty reports whether all strings were taken.
 func (l *List) Empty() bool { return len(l.raw) == 0 }
 

@@ -1,0 +1,397 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"bytes"
+	"strconv"
+
+	"github.com/cohort-dist/cohort/dist"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+// apply performs one request.
+func (m *Machine) apply(c *Conn, r *wire.Request) {
+	m.ops[r.Op]++
+	if c.dialect == wire.Legacy && c.waits != nil && r.Op != wire.CancelWait {
+		// A legacy client that timed out in a wait does not say so; it just goes on with its next request. Answering
+		// the wait later would put that answer in the place of another one.
+		m.dropWaits(c)
+	}
+	err := m.perform(c, r)
+	if m.config.Observe != nil {
+		m.config.Observe(c, r, err)
+	}
+	if err != nil {
+		m.refuseRequest(c, r.ID, err)
+	}
+}
+
+func (m *Machine) perform(c *Conn, r *wire.Request) error {
+	switch r.Op {
+	case wire.Set:
+		return m.set(c, r)
+	case wire.Get:
+		return m.get(c, r)
+	case wire.Add:
+		n, err := m.add(r.Key, r.Num)
+		if err != nil {
+			return err
+		}
+		m.replyInt(c, r.ID, n.sum)
+		m.added(r.Key, n)
+	case wire.Check:
+		m.check(c, r)
+	case wire.Wait:
+		return m.wait(c, r)
+	case wire.CompareSet:
+		return m.compareSet(c, r)
+	case wire.MultiGet:
+		return m.multiGet(c, r)
+	case wire.MultiSet:
+		return m.multiSet(c, r)
+	case wire.Append:
+		return m.append(c, r)
+	case wire.NumKeys:
+		m.replyInt(c, r.ID, int64(m.table.count))
+	case wire.DeleteKey:
+		m.delete(c, r)
+	case wire.ListKeys:
+		return m.listKeys(c, r)
+	case wire.CancelWait:
+		m.cancelWait(c, r)
+	case wire.Ping:
+		start := m.begin(c, r.ID)
+		c.out = wire.AppendUint32(c.out, r.Nonce)
+		m.end(c, start)
+	case wire.QueuePush:
+		return m.push(c, r)
+	case wire.QueuePop:
+		return m.pop(c, r)
+	case wire.QueueLen:
+		n := 0
+		if q := m.queues[string(r.Key)]; q != nil {
+			n = q.len()
+		}
+		m.replyInt(c, r.ID, int64(n))
+	case wire.Barrier:
+		return m.barrier(c, r)
+	case wire.WatchKey:
+		return m.watch(c, r)
+	case wire.Validate:
+		if m.validated(c) {
+			return dist.New("tcpstore: serve", dist.Protocol, "a second validate")
+		}
+	case wire.Upgrade:
+		return m.upgrade(c, r)
+	case wire.Stats:
+		if m.config.Stats == nil {
+			return dist.New("tcpstore: serve", dist.NotSupported, "this server keeps no statistics")
+		}
+		start := m.begin(c, r.ID)
+		c.out = append(c.out, m.config.Stats()...)
+		m.end(c, start)
+	default:
+		return dist.Newf("tcpstore: serve", dist.Protocol, "%s is not served", r.Op)
+	}
+	return nil
+}
+
+// validated reports whether c has sent VALIDATE before, and remembers that it now has.
+func (m *Machine) validated(c *Conn) bool {
+	before := c.greeted
+	c.greeted = true
+	return before
+}
+
+func (m *Machine) upgrade(c *Conn, r *wire.Request) error {
+	if r.Nonce != wire.NativeVersion {
+		return dist.Newf("tcpstore: serve", dist.Protocol, "native version %d, this server has %d", r.Nonce, wire.NativeVersion)
+	}
+	if c.waits != nil {
+		return dist.New("tcpstore: serve", dist.Protocol, "native mode asked for while a wait is open")
+	}
+	m.speak(c, wire.Native)
+	return nil
+}
+
+func (m *Machine) set(c *Conn, r *wire.Request) error {
+	if err := m.store(r.Key, r.Value); err != nil {
+		return err
+	}
+	m.ack(c, r.ID)
+	return nil
+}
+
+// store sets a key and wakes who waits for it.
+func (m *Machine) store(key, value []byte) error {
+	e := m.table.find(key)
+	if e == nil {
+		return m.create(key, value)
+	}
+	if err := m.room(len(value) - len(e.value())); err != nil {
+		return err
+	}
+	m.notify(wire.KeyUpdated, key, e.value(), value)
+	m.table.set(e, value)
+	return nil
+}
+
+// create adds a key that is not there.
+func (m *Machine) create(key, value []byte) error {
+	if err := reserved(key); err != nil {
+		return err
+	}
+	if err := m.room(len(key) + len(value) + entryCost); err != nil {
+		return err
+	}
+	m.table.insert(key, value)
+	m.created(key)
+	m.notify(wire.KeyCreated, key, nil, value)
+	return nil
+}
+
+func (m *Machine) get(c *Conn, r *wire.Request) error {
+	e := m.table.find(r.Key)
+	if e == nil {
+		if c.dialect == wire.Native {
+			_, err := m.open(c, r, waitGet)
+			return err
+		}
+		m.replyBytes(c, r.ID, nil) // as the libuv server: the other one would cut the client
+		return nil
+	}
+	if err := m.replyFits(len(e.value())); err != nil {
+		return err
+	}
+	m.replyBytes(c, r.ID, e.value())
+	return nil
+}
+
+// sum is the outcome of an ADD that is done but not told yet.
+type sum struct {
+	old     []byte // for watchers; only when there are any
+	sum     int64
+	created bool
+}
+
+// add changes a counter. Waiters are woken by added, after the caller has its reply.
+func (m *Machine) add(key []byte, delta int64) (sum, error) {
+	var text [20]byte
+	e := m.table.find(key)
+	if e == nil {
+		if err := reserved(key); err != nil {
+			return sum{}, err
+		}
+		digits := strconv.AppendInt(text[:0], delta, 10)
+		if err := m.room(len(key) + len(digits) + entryCost); err != nil {
+			return sum{}, err
+		}
+		m.table.insert(key, digits)
+		return sum{sum: delta, created: true}, nil
+	}
+	n, ok := parseNumber(e.value())
+	if !ok {
+		return sum{}, notANumber(key, e.value())
+	}
+	n += delta // wraps, as in PyTorch
+	s := sum{sum: n}
+	if len(m.watchers) != 0 {
+		s.old = bytes.Clone(e.value())
+	}
+	m.table.set(e, strconv.AppendInt(text[:0], n, 10))
+	return s, nil
+}
+
+func (m *Machine) added(key []byte, n sum) {
+	if n.created {
+		m.created(key)
+	}
+	if len(m.watchers) == 0 {
+		return
+	}
+	kind := wire.KeyUpdated
+	if n.created {
+		kind = wire.KeyCreated
+	}
+	m.notify(kind, key, n.old, strconv.AppendInt(nil, n.sum, 10))
+}
+
+func notANumber(key, value []byte) error {
+	if len(value) > 32 {
+		value = value[:32]
+	}
+	e := dist.Newf("tcpstore: add", dist.NotANumber, "the value is %q", value)
+	e.Key = string(key)
+	return e
+}
+
+func (m *Machine) compareSet(c *Conn, r *wire.Request) error {
+	e := m.table.find(r.Key)
+	switch {
+	case e == nil && len(r.Expected) > 0:
+		m.replyBytes(c, r.ID, r.Expected)
+	case e == nil:
+		if err := m.create(r.Key, r.Value); err != nil {
+			return err
+		}
+		m.replyBytes(c, r.ID, r.Value)
+	case bytes.Equal(e.value(), r.Expected):
+		if err := m.store(r.Key, r.Value); err != nil {
+			return err
+		}
+		m.replyBytes(c, r.ID, r.Value)
+	default:
+		m.replyBytes(c, r.ID, e.value())
+	}
+	return nil
+}
+
+func (m *Machine) append(c *Conn, r *wire.Request) error {
+	e := m.table.find(r.Key)
+	if e == nil {
+		if err := m.create(r.Key, r.Value); err != nil {
+			return err
+		}
+		m.ack(c, r.ID)
+		return nil
+	}
+	if n := len(e.value()) + len(r.Value); n > m.limits.Value {
+		return dist.Newf("tcpstore: append", dist.TooLarge, "a value of %d bytes is over the limit of %d", n, m.limits.Value)
+	}
+	if err := m.room(2 * len(r.Value)); err != nil {
+		return err
+	}
+	var old []byte
+	if len(m.watchers) != 0 {
+		old = bytes.Clone(e.value())
+	}
+	m.table.extend(e, r.Value)
+	m.notify(wire.KeyAppended, r.Key, old, e.value())
+	m.ack(c, r.ID)
+	return nil
+}
+
+func (m *Machine) delete(c *Conn, r *wire.Request) {
+	var old []byte
+	if len(m.watchers) != 0 {
+		if e := m.table.find(r.Key); e != nil {
+			old = bytes.Clone(e.value())
+		}
+	}
+	if !m.table.remove(r.Key) {
+		m.replyInt(c, r.ID, 0)
+		return
+	}
+	m.notify(wire.KeyDeleted, r.Key, old, nil) // before the reply, as PyTorch does
+	m.replyInt(c, r.ID, 1)
+}
+
+func (m *Machine) multiSet(c *Conn, r *wire.Request) error {
+	// Everything that could fail is looked at first: either all pairs are stored or none.
+	for list := r.List; !list.Empty(); list.Next() {
+		if err := reserved(list.Next()); err != nil {
+			return err
+		}
+	}
+	if err := m.room(r.List.Size() + r.List.Count*entryCost); err != nil {
+		return err
+	}
+	fresh := r.List
+	for list := r.List; !list.Empty(); {
+		key, value := list.Next(), list.Next()
+		e := m.table.find(key)
+		switch {
+		case e == nil:
+			m.table.insert(key, value)
+			m.notify(wire.KeyCreated, key, nil, value)
+		default:
+			m.notify(wire.KeyUpdated, key, e.value(), value)
+			m.table.set(e, value)
+		}
+	}
+	// Only now, when all of them are there: who waits for several must see all or nothing.
+	if len(m.waiting) != 0 {
+		for !fresh.Empty() {
+			key := fresh.Next()
+			fresh.Next()
+			m.created(key)
+		}
+	}
+	m.ack(c, r.ID)
+	return nil
+}
+
+func (m *Machine) multiGet(c *Conn, r *wire.Request) error {
+	size := 0
+	for list := r.List; !list.Empty(); {
+		e := m.table.find(list.Next())
+		if e == nil && c.dialect == wire.Native {
+			_, err := m.open(c, r, waitMultiGet)
+			return err
+		}
+		if size += 8; e != nil {
+			size += len(e.value())
+		}
+	}
+	if err := m.replyFits(size); err != nil {
+		return err
+	}
+	m.sendValues(c, r.ID, r.List)
+	return nil
+}
+
+func (m *Machine) sendValues(c *Conn, id uint32, list wire.List) {
+	empty := list.Empty()
+	start := m.begin(c, id)
+	for !list.Empty() {
+		var value []byte
+		if e := m.table.find(list.Next()); e != nil {
+			value = e.value()
+		}
+		c.out = wire.AppendBytes(c.out, value)
+	}
+	if !empty || c.dialect == wire.Native {
+		m.end(c, start)
+	}
+}
+
+func (m *Machine) check(c *Conn, r *wire.Request) {
+	if r.List.Count == 1 {
+		list := r.List
+		if string(list.Next()) == wire.NativeKey {
+			m.replyByte(c, r.ID, wire.Ready)
+			return
+		}
+	}
+	answer := wire.Ready
+	for list := r.List; !list.Empty(); {
+		if !m.exists(list.Next()) {
+			answer = wire.NotReady
+			break
+		}
+	}
+	m.replyByte(c, r.ID, answer)
+}
+
+// exists is what CHECK and WAIT mean by a key that is there: a value, or a queue with items.
+func (m *Machine) exists(key []byte) bool {
+	if m.table.find(key) != nil {
+		return true
+	}
+	return len(m.queues) != 0 && m.queues[string(key)] != nil
+}
+
+func (m *Machine) listKeys(c *Conn, r *wire.Request) error {
+	size := 8
+	m.table.each(func(e *entry) { size += 8 + int(e.keyLen) })
+	if err := m.replyFits(size); err != nil {
+		return err
+	}
+	start := m.begin(c, r.ID)
+	c.out = wire.AppendInt(c.out, int64(m.table.count))
+	m.table.each(func(e *entry) { c.out = wire.AppendBytes(c.out, e.key()) })
+	m.end(c, start)
+	return nil
+}

@@ -1,0 +1,14 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package storecore is the TCPStore server without its sockets: a machine that takes what connections send and says
+// what to send back.
+//
+// A driver opens a [Conn] for each client, passes the bytes it read to [Machine.Receive], and afterwards looks at
+// [Machine.Dirty]: those connections have bytes to send, or are to be closed. The machine has no goroutine, no clock and
+// no lock; whoever calls it makes sure that it is called by one goroutine at a time, and tells it the time by
+// [Machine.Tick].
+//
+// All dialects work on one key space. A request is applied when the last of its bytes is there and then at once, so
+// every operation, MULTI_SET and MULTI_GET included, is atomic.
+package storecore

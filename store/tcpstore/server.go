@@ -1,0 +1,138 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// Server is a store that PyTorch processes of every version and Go processes use at the same time: the server half of
+// torch.distributed.TCPStore with is_master=True.
+//
+// One slow, silent or hostile client delays nobody else.
+type Server struct {
+	addr    net.Addr
+	driver  driver
+	report  *reporter
+	started time.Time
+
+	close  sync.Once
+	closed chan struct{} // everything has ended
+	final  Stats         // valid once closed
+}
+
+// driver moves bytes between sockets and a machine.
+type driver interface {
+	// do runs fn while the machine stands still. It returns false when the driver has ended.
+	do(fn func(*core)) bool
+	// drain stops accepting; the returned channel is closed when the last client is gone.
+	drain() <-chan struct{}
+	// end closes everything and joins all goroutines.
+	end()
+}
+
+// Listen starts a server on addr, "host:port". Port 0 takes a free port, see [Server.Port]; an empty host means all
+// addresses, IPv4 and IPv6, which is what PyTorch's server always does.
+func Listen(addr string, opts ...ServerOption) (*Server, error) {
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return nil, listenError(addr, err)
+	}
+	s, err := Serve(l, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// listenError says what PyTorch's users look for, then what to do.
+func listenError(addr string, err error) error {
+	hint := "check that the host names an address of this machine"
+	code := dist.Unavailable
+	var bad *net.AddrError
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		code, hint = dist.AlreadyExists, "end the process that has it, choose another port, or 0 for a free one"
+	case errors.Is(err, syscall.EACCES):
+		hint = "ports below 1024 need privileges: choose a higher one"
+	case errors.As(err, &bad):
+		code, hint = dist.InvalidArgument, `the address must be "host:port"`
+	}
+	e := dist.Newf("tcpstore: listen", code, "the server socket has failed to listen on %q: %w; %s", addr, err, hint)
+	e.Peer = ""
+	return e
+}
+
+// Serve starts a server on a listener that exists already: one that was inherited, or one in memory. The server owns the
+// listener from then on, also when Serve fails.
+func Serve(l net.Listener, opts ...ServerOption) (*Server, error) {
+	if l == nil {
+		return nil, dist.New("tcpstore: serve", dist.InvalidArgument, "the listener is nil")
+	}
+	config := newServerConfig(opts)
+	s := &Server{addr: l.Addr(), report: newReporter(config.logger), started: time.Now(), closed: make(chan struct{})}
+	core := newCore(config, s)
+	d, err := newDriver(l, core, config)
+	if err != nil {
+		_ = l.Close()
+		s.report.end()
+		return nil, dist.Wrap("tcpstore: serve", dist.Unavailable, err)
+	}
+	s.driver = d
+	return s, nil
+}
+
+// Addr returns the address that the server listens on.
+func (s *Server) Addr() net.Addr { return s.addr }
+
+// Port returns the TCP port that the server listens on, or 0 when it does not listen on TCP. It corresponds to
+// TCPStore.port.
+func (s *Server) Port() int {
+	if a, ok := s.addr.(*net.TCPAddr); ok {
+		return a.Port
+	}
+	return 0
+}
+
+// Close ends the server at once: the listener and all connections are closed. It is idempotent; every call returns when
+// all has ended.
+func (s *Server) Close() error {
+	s.close.Do(func() {
+		s.driver.do(func(c *core) { s.final = c.stats() })
+		s.driver.end()
+		s.report.end()
+		close(s.closed)
+	})
+	<-s.closed
+	return nil
+}
+
+// Shutdown stops accepting, waits until all clients have closed their connections, and then ends the server. When ctx
+// ends first the remaining connections are closed, as by Close, and the error says how many there were.
+func (s *Server) Shutdown(ctx context.Context) error {
+	gone := s.driver.drain()
+	select {
+	case <-gone:
+		return s.Close()
+	case <-s.closed:
+		return nil
+	case <-ctx.Done():
+	}
+	left := s.Stats().Clients()
+	_ = s.Close()
+	if left == 0 {
+		return nil
+	}
+	e := dist.FromContext("tcpstore: shutdown", ctx)
+	e.Detail = strconv.Itoa(left) + " connections were still open and have been closed"
+	return e
+}

@@ -1,0 +1,156 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storecore"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/observe"
+)
+
+// core is what every driver has: the machine, and the events that it owes to the hook. A driver calls it from one
+// goroutine at a time.
+type core struct {
+	machine *storecore.Machine
+	server  *Server
+	limits  Limits
+	hook    observe.Hook
+	events  []observe.Event
+}
+
+func newCore(config serverConfig, s *Server) *core {
+	c := &core{server: s, limits: config.limits, hook: config.hook}
+	mc := storecore.Config{Limits: config.limits.core(), Stats: c.statsJSON}
+	if c.hook != nil {
+		mc.Observe = c.observe
+	}
+	c.machine = storecore.New(mc)
+	c.machine.Tick(time.Now().UnixNano())
+	return c
+}
+
+// observe notes one request for the hook, which is called later: never inside the machine or under a lock.
+func (c *core) observe(conn *storecore.Conn, r *wire.Request, err error) {
+	key := string(r.Key)
+	if r.List.Count > 0 {
+		list := r.List
+		key = string(list.Next())
+	}
+	c.events = append(c.events, observe.Event{
+		Time: time.Now(), Kind: observe.Kind("store." + r.Op.String()), Rank: dist.NoRank, Peer: conn.Peer, Key: key,
+		Bytes: int64(len(r.Value)), Err: err,
+	})
+}
+
+func (c *core) point(kind, peer, detail string, err error) {
+	if c.hook != nil {
+		c.events = append(c.events, observe.Event{
+			Time: time.Now(), Kind: observe.Kind(kind), Rank: dist.NoRank, Peer: peer, Detail: detail, Err: err,
+		})
+	}
+}
+
+// takeEvents returns what is owed to the hook.
+func (c *core) takeEvents() []observe.Event {
+	e := c.events
+	c.events = nil
+	return e
+}
+
+func (c *core) emit(events []observe.Event) {
+	for _, e := range events {
+		c.hook.Emit(e)
+	}
+}
+
+// opened, gone and cut note what happened to a connection.
+func (c *core) opened(peer string) { c.point("store.connect", peer, "", nil) }
+
+func (c *core) gone(conn *storecore.Conn) {
+	c.point("store.disconnect", conn.Peer, conn.Dialect().String(), nil)
+}
+
+func (c *core) cut(conn *storecore.Conn) {
+	c.point("store.cut", conn.Peer, conn.Dialect().String(), conn.Cut())
+	c.server.report.warn("client cut", slog.String("peer", conn.Peer), slog.String("dialect", conn.Dialect().String()),
+		slog.String("reason", conn.Cut().Error()))
+}
+
+func (c *core) refused(peer, reason string) {
+	c.point("store.refuse", peer, reason, nil)
+	c.server.report.warn("connection refused", slog.String("peer", peer), slog.String("reason", reason))
+}
+
+// reporter writes the log from a goroutine of its own, so that a slow log never delays a client. What does not fit into
+// its queue is counted and told with the next line.
+type reporter struct {
+	logger *slog.Logger
+	lines  chan line
+	stop   chan struct{}
+	done   chan struct{}
+
+	mu      sync.Mutex
+	dropped int
+}
+
+type line struct {
+	msg   string
+	attrs []slog.Attr
+}
+
+const reporterQueue = 256
+
+func newReporter(logger *slog.Logger) *reporter {
+	r := &reporter{logger: logger, lines: make(chan line, reporterQueue), stop: make(chan struct{}), done: make(chan struct{})}
+	go r.run()
+	return r
+}
+
+func (r *reporter) warn(msg string, attrs ...slog.Attr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dropped > 0 {
+		attrs = append(attrs, slog.Int("lines_left_out", r.dropped))
+	}
+	select {
+	case r.lines <- line{"tcpstore: " + msg, attrs}:
+		r.dropped = 0
+	default:
+		r.dropped++
+	}
+}
+
+func (r *reporter) run() {
+	defer close(r.done)
+	for {
+		select {
+		case l := <-r.lines:
+			r.write(l)
+		case <-r.stop:
+			for {
+				select {
+				case l := <-r.lines:
+					r.write(l)
+				default:
+					return
+				}
+			}
+		}
+	}
+}
+
+func (r *reporter) write(l line) {
+	r.logger.LogAttrs(nil, slog.LevelWarn, l.msg, l.attrs...) //nolint:staticcheck,sloglint // no context; texts are those of warn's callers
+}
+
+// end writes what is queued and joins the goroutine.
+func (r *reporter) end() {
+	close(r.stop)
+	<-r.done
+}

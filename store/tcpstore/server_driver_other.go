@@ -1,0 +1,10 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import "net"
+
+func newDriver(l net.Listener, c *core, _ serverConfig) (driver, error) {
+	return newGoDriver(l, c), nil
+}

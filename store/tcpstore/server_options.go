@@ -1,0 +1,96 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/storecore"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+// Limits bound what clients can make a [Server] hold. A client that goes over one of them is cut, with a reason in the
+// log; a Go client gets an error instead. A zero field means its default.
+type Limits struct {
+	// Key is the longest key in bytes. Default 8 KiB, as PyTorch's libuv server.
+	Key int
+	// Value is the longest value in bytes. Default 8 MiB, as PyTorch's libuv server.
+	Value int
+	// Keys is the number of keys that one request may name. Default 128 Ki, as PyTorch's libuv server.
+	Keys int
+	// Request is the longest request in bytes, all keys and values together. Default 256 MiB.
+	Request int
+	// Conns is the number of connections. A PyTorch 1.13 client has two. Default 65536.
+	Conns int
+	// Memory bounds keys, values, queues, waits and buffers together, in bytes. A quarter of it is for the buffers of
+	// connections. Default 4 GiB.
+	Memory int64
+	// Output is how many bytes may wait for one client to read them. Default 256 MiB.
+	Output int
+	// Waits is the number of waits and watches that one connection may have open. Default 16384.
+	Waits int
+	// Stall is how long a client may leave its output unread. Default one minute.
+	Stall time.Duration
+}
+
+// DefaultLimits returns the limits of a server that is told none.
+func DefaultLimits() Limits { return Limits{}.withDefaults() }
+
+func (l Limits) withDefaults() Limits {
+	return Limits{
+		Key:     cmp.Or(max(l.Key, 0), wire.DefaultLimits.Key),
+		Value:   cmp.Or(max(l.Value, 0), wire.DefaultLimits.Value),
+		Keys:    cmp.Or(max(l.Keys, 0), wire.DefaultLimits.Keys),
+		Request: cmp.Or(max(l.Request, 0), wire.DefaultLimits.Request),
+		Conns:   cmp.Or(max(l.Conns, 0), 1<<16),
+		Memory:  cmp.Or(max(l.Memory, 0), 4<<30),
+		Output:  cmp.Or(max(l.Output, 0), 256<<20),
+		Waits:   cmp.Or(max(l.Waits, 0), 1<<14),
+		Stall:   cmp.Or(max(l.Stall, 0), time.Minute),
+	}
+}
+
+func (l Limits) core() storecore.Limits {
+	return storecore.Limits{
+		Limits: wire.Limits{Key: l.Key, Value: l.Value, Keys: l.Keys, Request: l.Request},
+		Memory: l.Memory, Output: l.Output, Waits: l.Waits,
+	}
+}
+
+// ServerOption configures [Listen], [Serve] and [ListenFD].
+type ServerOption interface{ applyServer(*serverConfig) }
+
+type serverOption func(*serverConfig)
+
+func (o serverOption) applyServer(c *serverConfig) { o(c) }
+
+func (o Option) applyServer(c *serverConfig) { o.apply(&c.commonConfig) }
+
+type serverConfig struct {
+	commonConfig
+	limits   Limits
+	portable bool
+}
+
+func newServerConfig(opts []ServerOption) serverConfig {
+	c := serverConfig{commonConfig: defaultCommon()}
+	for _, o := range opts {
+		if o != nil {
+			o.applyServer(&c)
+		}
+	}
+	c.limits = c.limits.withDefaults()
+	return c
+}
+
+// WithLimits replaces the default limits.
+func WithLimits(l Limits) ServerOption {
+	return serverOption(func(c *serverConfig) { c.limits = l })
+}
+
+// withPortable makes a server use goroutines and net.Conn where it would use epoll, so that tests cover both.
+func withPortable() ServerOption {
+	return serverOption(func(c *serverConfig) { c.portable = true })
+}

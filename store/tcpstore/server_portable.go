@@ -1,0 +1,271 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storecore"
+	"github.com/cohort-dist/cohort/observe"
+)
+
+// goDriver serves any net.Listener with two goroutines for each connection and a lock around the machine. It is used
+// where there is no epoll and for listeners that are not sockets.
+type goDriver struct {
+	listener net.Listener
+	joined   sync.WaitGroup
+
+	mu       sync.Mutex
+	core     *core
+	conns    map[*goConn]struct{}
+	ended    bool
+	draining bool
+	gone     chan struct{} // closed when draining and no client is left
+}
+
+type goConn struct {
+	net.Conn
+	state   *storecore.Conn
+	write   chan struct{} // there is output
+	resume  chan struct{} // it may be read from again
+	hangUp  chan struct{} // closed when the connection is given up
+	hangOne sync.Once
+}
+
+const (
+	goReadSize  = 16 << 10
+	goWriteSize = 64 << 10
+)
+
+func newGoDriver(l net.Listener, c *core) *goDriver {
+	d := &goDriver{listener: l, core: c, conns: map[*goConn]struct{}{}, gone: make(chan struct{})}
+	d.joined.Add(1)
+	go d.accept()
+	return d
+}
+
+func (d *goDriver) accept() {
+	defer d.joined.Done()
+	pause := time.Duration(0)
+	for {
+		conn, err := d.listener.Accept()
+		if err == nil {
+			pause = 0
+			d.add(conn)
+			continue
+		}
+		d.mu.Lock()
+		over := d.ended || d.draining || errors.Is(err, net.ErrClosed)
+		d.mu.Unlock()
+		if over {
+			return
+		}
+		// Out of descriptors, most likely: try again when some may be free.
+		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+		timer := time.NewTimer(pause)
+		<-timer.C
+	}
+}
+
+func (d *goDriver) add(conn net.Conn) {
+	peer := conn.RemoteAddr().String()
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetNoDelay(true)
+	}
+	c := &goConn{Conn: conn, write: make(chan struct{}, 1), resume: make(chan struct{}, 1), hangUp: make(chan struct{})}
+	events, kept := d.step(func() bool {
+		if d.ended || d.draining {
+			return false
+		}
+		if len(d.conns) >= d.core.limits.Conns {
+			d.core.refused(peer, tooManyConns(d.core.limits.Conns))
+			return false
+		}
+		c.state = d.core.machine.Open(peer, c)
+		d.conns[c] = struct{}{}
+		d.core.opened(peer)
+		d.joined.Add(2)
+		return true
+	})
+	d.core.emit(events)
+	if !kept {
+		_ = conn.Close()
+		return
+	}
+	go d.read(c)
+	go d.send(c)
+}
+
+// step runs fn and whatever follows from it under the lock, and returns the events for the hook.
+func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.core.machine.Tick(time.Now().UnixNano())
+	ok := fn()
+	for _, state := range d.core.machine.Dirty() {
+		c, is := state.Owner.(*goConn)
+		if !is {
+			continue
+		}
+		if state.Cut() != nil {
+			d.core.cut(state)
+			c.giveUp()
+			continue
+		}
+		select {
+		case c.write <- struct{}{}:
+		default:
+		}
+	}
+	return d.core.takeEvents(), ok
+}
+
+func (c *goConn) giveUp() {
+	c.hangOne.Do(func() {
+		close(c.hangUp)
+		_ = c.Close()
+	})
+}
+
+// read passes what the client sends to the machine.
+func (d *goDriver) read(c *goConn) {
+	defer d.joined.Done()
+	defer d.remove(c)
+	buf := make([]byte, goReadSize)
+	for {
+		n, err := c.Read(buf)
+		if n > 0 {
+			events, paused := d.step(func() bool {
+				d.core.machine.Receive(c.state, buf[:n])
+				return c.state.Paused()
+			})
+			d.core.emit(events)
+			for paused {
+				select {
+				case <-c.resume:
+				case <-c.hangUp:
+				}
+				d.mu.Lock()
+				paused = c.state.Paused()
+				d.mu.Unlock()
+				select {
+				case <-c.hangUp:
+					return
+				default:
+				}
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// remove forgets a connection that ended.
+func (d *goDriver) remove(c *goConn) {
+	c.giveUp()
+	events, _ := d.step(func() bool {
+		if c.state.Cut() == nil {
+			d.core.gone(c.state)
+		}
+		d.core.machine.Close(c.state)
+		delete(d.conns, c)
+		d.checkGone()
+		return true
+	})
+	d.core.emit(events)
+}
+
+// send writes what the machine has for the client.
+func (d *goDriver) send(c *goConn) {
+	defer d.joined.Done()
+	var buf []byte
+	for {
+		select {
+		case <-c.write:
+		case <-c.hangUp:
+			return
+		}
+		for {
+			d.mu.Lock()
+			pending := c.state.Pending()
+			buf = append(buf[:0], pending[:min(len(pending), goWriteSize)]...)
+			d.mu.Unlock()
+			if len(buf) == 0 {
+				break
+			}
+			_ = c.SetWriteDeadline(time.Now().Add(d.core.limits.Stall))
+			n, err := c.Write(buf)
+			events, _ := d.step(func() bool {
+				d.core.machine.Sent(c.state, n)
+				if err != nil && isTimeout(err) {
+					d.core.machine.Refuse(c.state, stalled(d.core.limits.Stall, len(c.state.Pending())))
+				}
+				return true
+			})
+			d.core.emit(events)
+			select {
+			case c.resume <- struct{}{}:
+			default:
+			}
+			if err != nil {
+				c.giveUp()
+				return
+			}
+		}
+	}
+}
+
+func (d *goDriver) do(fn func(*core)) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		return false
+	}
+	fn(d.core)
+	return true
+}
+
+func (d *goDriver) drain() <-chan struct{} {
+	d.mu.Lock()
+	d.draining = true
+	d.checkGone()
+	d.mu.Unlock()
+	_ = d.listener.Close()
+	return d.gone
+}
+
+// checkGone is called under the lock.
+func (d *goDriver) checkGone() {
+	if d.draining && len(d.conns) == 0 {
+		select {
+		case <-d.gone:
+		default:
+			close(d.gone)
+		}
+	}
+}
+
+func (d *goDriver) end() {
+	d.mu.Lock()
+	d.ended = true
+	for c := range d.conns {
+		c.giveUp()
+	}
+	d.mu.Unlock()
+	_ = d.listener.Close()
+	d.joined.Wait()
+}
+
+func stalled(limit time.Duration, owed int) error {
+	return dist.Newf("tcpstore: serve", dist.Exhausted, "the client has read nothing for %v while %d bytes wait for it", limit, owed)
+}
+
+func tooManyConns(limit int) string {
+	return dist.Newf("tcpstore: serve", dist.Exhausted, "%d connections are open: raise the limit", limit).Error()
+}

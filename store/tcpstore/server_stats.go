@@ -1,0 +1,111 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"encoding/json"
+	"time"
+
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+// Stats says what a [Server] does.
+type Stats struct {
+	// Addr is where it listens.
+	Addr string `json:"addr"`
+	// Started is when it began, Time when these numbers were taken.
+	Started time.Time `json:"started"`
+	Time    time.Time `json:"time"`
+	// Connections are those that are open, by dialect: "legacy" (PyTorch 1.13), "v" (PyTorch 2.x), "native" (Go), and
+	// "silent" for those that have sent nothing yet, such as the second connection of each 1.13 client.
+	Connections map[string]int `json:"connections"`
+	// Accepted counts all connections ever, Cut those that the server ended for a reason, which is in the log.
+	Accepted uint64 `json:"accepted"`
+	Cut      uint64 `json:"cut"`
+	// Ops counts requests by operation, named as in PyTorch: "set", "get", "add", "wait" and so on.
+	Ops map[string]uint64 `json:"ops"`
+	// Keys is the number of keys and Queues that of queues with items. Bytes is the memory of keys and values, Memory
+	// all that counts against Limits.Memory.
+	Keys   int   `json:"keys"`
+	Queues int   `json:"queues"`
+	Bytes  int64 `json:"bytes"`
+	Memory int64 `json:"memory"`
+	// Waiting is the number of requests that wait. Waits tells who waits for which key, the longest first: a row for
+	// each key that is missing, a thousand rows at most.
+	Waiting int    `json:"waiting"`
+	Waits   []Wait `json:"waits"`
+}
+
+// Wait is a client that waits for a key.
+type Wait struct {
+	// Key is the key as it is on the wire: a user's key has "/" in front.
+	Key string `json:"key"`
+	// Waiter is the client's address.
+	Waiter string `json:"waiter"`
+	// Since is when the wait began.
+	Since time.Time `json:"since"`
+	// Barrier says that the client waits for others at a barrier of that key, not for the key itself.
+	Barrier bool `json:"barrier,omitempty"`
+}
+
+// Clients returns the number of open connections.
+func (s Stats) Clients() int {
+	n := 0
+	for _, c := range s.Connections {
+		n += c
+	}
+	return n
+}
+
+// Requests returns the number of requests of all kinds.
+func (s Stats) Requests() uint64 {
+	n := uint64(0)
+	for _, c := range s.Ops {
+		n += c
+	}
+	return n
+}
+
+// Stats returns the current numbers, or the last ones after Close.
+func (s *Server) Stats() Stats {
+	var stats Stats
+	if !s.driver.do(func(c *core) { stats = c.stats() }) {
+		<-s.closed
+		return s.final
+	}
+	return stats
+}
+
+// maxWaitRows bounds the list in Stats: with thousands of waiters the first ones tell enough.
+const maxWaitRows = 1000
+
+func (c *core) stats() Stats {
+	snap := c.machine.Snapshot(maxWaitRows)
+	s := Stats{
+		Addr: c.server.addr.String(), Started: c.server.started, Time: time.Now(),
+		Connections: map[string]int{}, Accepted: snap.Opened, Cut: snap.Cuts, Ops: map[string]uint64{},
+		Keys: snap.Keys, Queues: snap.Queues, Bytes: snap.Data, Memory: snap.Memory, Waiting: snap.NWaits,
+		Waits: make([]Wait, 0, len(snap.Waiters)),
+	}
+	for d, n := range snap.Conns {
+		s.Connections[wire.Dialect(d).String()] = n //nolint:gosec // an index of a small array
+	}
+	for op, n := range snap.Ops {
+		if n > 0 {
+			s.Ops[wire.Op(op).String()] = n //nolint:gosec // an index of a small array
+		}
+	}
+	for _, w := range snap.Waiters {
+		s.Waits = append(s.Waits, Wait{Key: w.Key, Waiter: w.Peer, Since: time.Unix(0, w.Since), Barrier: w.Barrier})
+	}
+	return s
+}
+
+func (c *core) statsJSON() []byte {
+	b, err := json.Marshal(c.stats())
+	if err != nil {
+		return []byte("{}") // not reached: everything in Stats can be marshalled
+	}
+	return b
+}
