@@ -23,9 +23,13 @@ func Append(ctx context.Context, s Store, key string, value []byte) error {
 	}
 	ctx, cancel := WaitContext(ctx, s.Timeout())
 	defer cancel()
-	var current []byte
 	if len(value) == 0 { // only the creation of a missing key would be visible
 		_, err := s.CompareAndSet(ctx, key, nil, nil)
+		return err
+	}
+	// The value must be read first: appending to a guess could not tell "x" plus "x" from the first "x".
+	current, err := peek(ctx, s, key)
+	if err != nil {
 		return err
 	}
 	for {
@@ -46,6 +50,17 @@ func Append(ctx context.Context, s Store, key string, value []byte) error {
 			return err
 		}
 	}
+}
+
+// peek returns the value of key without waiting, nil if it does not exist: a compare-and-set that expects what no value
+// is answers with the value, or with what was expected.
+func peek(ctx context.Context, s Store, key string) ([]byte, error) {
+	probe := newStamp("peek")
+	value, err := s.CompareAndSet(ctx, key, probe, probe)
+	if err != nil || bytes.Equal(value, probe) {
+		return nil, err
+	}
+	return value, nil
 }
 
 // MultiGet waits until all keys exist and returns their values. It corresponds to Store.multi_get. On a store without

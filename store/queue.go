@@ -107,14 +107,9 @@ func QueueEmpty(op, key string) error {
 // changeQueue gives the queue's items to change until its result could be stored or it wants none.
 func changeQueue(ctx context.Context, s Store, op, key string, change func(items []byte) ([]byte, bool)) (bool, error) {
 	key += queueSuffix
-	// An expected value that no queue has reads the current state without waiting, or comes back if there is none.
-	probe := newStamp("no queue")
-	current, err := s.CompareAndSet(ctx, key, probe, probe)
+	current, err := peek(ctx, s, key)
 	if err != nil {
 		return false, err
-	}
-	if bytes.Equal(current, probe) {
-		current = nil
 	}
 	for {
 		var items []byte
