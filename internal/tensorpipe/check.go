@@ -1,0 +1,135 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensorpipe
+
+import (
+	"encoding/binary"
+	"sync"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// The message types carry their direction: these bits are part of PyTorch's numbers.
+const (
+	requestBit  = 0x100
+	responseBit = 0x200
+	maxType     = 0x2ff
+)
+
+// RPCPayloads is the number of payloads of every RPC message; PyTorch aborts on any other.
+const RPCPayloads = 4
+
+// CheckOutgoing says whether PyTorch's agent takes the message, without looking at ids: four payloads, a type it knows
+// the direction of, an id of eight bytes, a tensor table.
+func CheckOutgoing(m *Message) error {
+	bad := func(format string, args ...any) error {
+		return dist.Newf("tensorpipe: send", dist.Internal, "refused before it could abort the peer: "+format, args...)
+	}
+	if len(m.Payloads) != RPCPayloads {
+		return bad("%d payloads, an RPC message has %d", len(m.Payloads), RPCPayloads)
+	}
+	if len(m.Payloads[0]) != 4 || len(m.Payloads[1]) != 8 {
+		return bad("type and id of %d and %d bytes, they have 4 and 8", len(m.Payloads[0]), len(m.Payloads[1]))
+	}
+	kind := binary.LittleEndian.Uint32(m.Payloads[0])
+	if kind > maxType || (kind&requestBit == 0) == (kind&responseBit == 0) {
+		return bad("message type %#x is neither a request nor a response", kind)
+	}
+	if id := int64(binary.LittleEndian.Uint64(m.Payloads[1])); id < 0 { //nolint:gosec // two's complement
+		return bad("message id %d is negative", id)
+	}
+	table := m.Payloads[3]
+	if len(table) < 4 || table[0] != 0x80 || table[1] != 2 || table[len(table)-1] != '.' {
+		return bad("payload 3 is not a protocol 2 pickle of the tensors")
+	}
+	if len(m.Storages) > maxStorages {
+		return bad("%d storages, the limit is %d", len(m.Storages), maxStorages)
+	}
+	return nil
+}
+
+// ledger is the model of what the other side expects on a pipe: the dialling side sends requests with fresh ids, the
+// listening side answers each exactly once. PyTorch aborts on a second answer.
+type ledger struct {
+	client bool
+
+	mu   sync.Mutex
+	open map[int64]struct{}
+}
+
+// maxOpen bounds the requests of ours that a peer never answered. PyTorch keeps such ids for ever; so must we, because
+// a late answer is still allowed.
+const maxOpen = 1 << 20
+
+func newLedger(client bool) *ledger { return &ledger{client: client, open: map[int64]struct{}{}} }
+
+func head(m *Message) (kind uint32, id int64, ok bool) {
+	if len(m.Payloads) != RPCPayloads || len(m.Payloads[0]) != 4 || len(m.Payloads[1]) != 8 {
+		return 0, 0, false
+	}
+	return binary.LittleEndian.Uint32(m.Payloads[0]), int64(binary.LittleEndian.Uint64(m.Payloads[1])), true //nolint:gosec // two's complement
+}
+
+// sending checks and records an outgoing message.
+func (l *ledger) sending(m *Message) error {
+	if err := CheckOutgoing(m); err != nil {
+		return err
+	}
+	kind, id, _ := head(m)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	refuse := func(format string, args ...any) error {
+		return dist.Newf("tensorpipe: send", dist.Internal, "refused before it could abort the peer: "+format, args...)
+	}
+	if l.client {
+		if kind&requestBit == 0 {
+			return refuse("type %#x is not a request, but this side opened the pipe", kind)
+		}
+		if _, dup := l.open[id]; dup {
+			return refuse("request id %d still waits for its answer", id)
+		}
+		if len(l.open) >= maxOpen {
+			return dist.Newf("tensorpipe: send", dist.Exhausted, "%d requests wait for answers that never came", maxOpen)
+		}
+		l.open[id] = struct{}{}
+		return nil
+	}
+	if kind&responseBit == 0 {
+		return refuse("type %#x is not a response, but the other side opened the pipe", kind)
+	}
+	if _, waiting := l.open[id]; !waiting {
+		return refuse("no request with id %d waits for an answer", id)
+	}
+	delete(l.open, id)
+	return nil
+}
+
+// received checks and records an incoming message. limit bounds requests that wait for our answer.
+func (l *ledger) received(m *Message, limit int) error {
+	kind, id, ok := head(m)
+	bad := func(code dist.Code, format string, args ...any) error {
+		return dist.Newf("tensorpipe: receive", code, format, args...)
+	}
+	if !ok {
+		return bad(dist.Protocol, "not an RPC message: %d payloads", len(m.Payloads))
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, known := l.open[id]
+	if l.client {
+		if !known || kind&responseBit == 0 {
+			return bad(dist.Protocol, "type %#x with id %d, which answers no request", kind, id)
+		}
+		delete(l.open, id)
+		return nil
+	}
+	if known || kind&requestBit == 0 {
+		return bad(dist.Protocol, "type %#x with id %d: not a new request", kind, id)
+	}
+	if len(l.open) >= limit {
+		return bad(dist.Exhausted, "more than %d requests without an answer", limit)
+	}
+	l.open[id] = struct{}{}
+	return nil
+}

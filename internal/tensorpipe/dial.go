@@ -1,0 +1,161 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensorpipe
+
+import (
+	"context"
+	"net"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// Dial opens a pipe to the worker at addr: "host:port", or the "uv://host:port" that PyTorch publishes.
+//
+// A PyTorch listener that sees a connection end before its hello is complete closes for good. So a dial that was begun
+// goes on in the background when ctx ends, until the pipe is established, and closes it then; only [Endpoint.Close]
+// cuts it short.
+func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
+	addr = strings.TrimPrefix(addr, "uv://")
+	type result struct {
+		session *Session
+		err     error
+	}
+	done := make(chan result, 1)
+	var settled atomic.Bool // set by whichever comes first: the result, or the end of ctx
+	ep.mu.Lock()
+	if ep.closed {
+		ep.mu.Unlock()
+		return nil, dist.New("tensorpipe: dial", dist.Closed, "the endpoint is closed")
+	}
+	ep.work.Go(func() {
+		s, err := ep.dial(addr)
+		if settled.CompareAndSwap(false, true) {
+			done <- result{s, err}
+		} else if s != nil {
+			_ = s.Close()
+		}
+	})
+	ep.mu.Unlock()
+	select {
+	case r := <-done:
+		return r.session, r.err
+	case <-ctx.Done():
+		if !settled.CompareAndSwap(false, true) {
+			r := <-done
+			return r.session, r.err
+		}
+		return nil, dist.FromContext("tensorpipe: dial", ctx)
+	}
+}
+
+func (ep *Endpoint) dial(addr string) (*Session, error) {
+	fail := func(err error) (*Session, error) {
+		e := dist.Wrap("tensorpipe: dial", dist.Unavailable, err)
+		e.Peer = addr
+		return nil, e
+	}
+	s, err := ep.connect(addr)
+	if err != nil {
+		return fail(err)
+	}
+	defer ep.release(s.nc)
+	opened := []*stream{s}
+	closeAll := func() {
+		for _, x := range opened {
+			_ = x.nc.Close()
+		}
+	}
+	more := func(address string, id uint64) (*stream, error) {
+		x, err := ep.connect(address)
+		if err != nil {
+			return nil, err
+		}
+		defer ep.release(x.nc)
+		opened = append(opened, x)
+		return x, x.writeFrames(Packet{Requested: true, ID: id}.Append(nil))
+	}
+	session, err := ep.negotiate(addr, s, more)
+	if err != nil {
+		closeAll()
+		return fail(err)
+	}
+	for _, x := range opened {
+		if err := x.nc.SetDeadline(time.Time{}); err != nil {
+			closeAll()
+			return fail(err)
+		}
+	}
+	return session, nil
+}
+
+// connect opens a TCP connection. Its time limit is the system's own: a limit of ours could cut a connection that the
+// other side has just accepted, which a PyTorch listener does not survive.
+func (ep *Endpoint) connect(addr string) (*stream, error) {
+	nc, err := (&net.Dialer{}).DialContext(ep.ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	if !ep.hold(nc) {
+		return nil, context.Cause(ep.ctx)
+	}
+	if err := nc.SetDeadline(time.Now().Add(ep.cfg.handshake)); err != nil {
+		_ = nc.Close()
+		ep.release(nc)
+		return nil, err
+	}
+	return newStream(nc, ep.cfg.stall), nil
+}
+
+// negotiate does the dialling side's part of the handshake.
+func (ep *Endpoint) negotiate(addr string, s *stream, more func(string, uint64) (*stream, error)) (*Session, error) {
+	offer := Offer{Name: ep.name, Channels: ep.cfg.offers}
+	packet, brochure := offer.Hello()
+	if err := s.writeFrames(packet, brochure); err != nil {
+		return nil, err
+	}
+	frame, err := s.readFrame(maxHandshake, "an answer")
+	if err != nil {
+		return nil, err
+	}
+	plan, err := offer.Answered(frame)
+	if err != nil {
+		return nil, err
+	}
+	var reply *stream
+	if plan.HasReply {
+		if reply, err = more(plan.Address, plan.Reply); err != nil {
+			return nil, err
+		}
+	}
+	control, err := more(plan.Address, plan.ChannelID)
+	if err != nil {
+		return nil, err
+	}
+	ch := channel{control: control, lanes: []*stream{control}}
+	if plan.Channel == ChannelMPT {
+		frame, err := control.readFrame(maxHandshake, "the hello of an mpt channel")
+		if err != nil {
+			return nil, err
+		}
+		lanes, err := ParseLanes(frame)
+		if err != nil {
+			return nil, err
+		}
+		if len(lanes) != mptLanes {
+			return nil, dist.Newf("tensorpipe: handshake", dist.Protocol, "an mpt channel of %d lanes, %d are agreed", len(lanes), mptLanes)
+		}
+		ch.lanes = nil
+		for _, l := range lanes {
+			lane, err := more(l.Address, l.ID)
+			if err != nil {
+				return nil, err
+			}
+			ch.lanes = append(ch.lanes, lane)
+		}
+	}
+	return &Session{Peer: addr, Dialled: true, Pipe: newPipe(addr, true, ep.cfg, s, reply, ch)}, nil
+}

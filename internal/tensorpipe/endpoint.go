@@ -1,0 +1,352 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensorpipe
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// Endpoint is a worker's end of TensorPipe: one TCP port where pipes arrive, and the dials to other workers. It owns
+// every connection whose handshake is not done; an established [Session] belongs to whoever got it.
+type Endpoint struct {
+	name     string
+	cfg      *config
+	ctx      context.Context //nolint:containedctx // the lifetime of the endpoint: its end cancels dials under way
+	cancel   context.CancelCauseFunc
+	sessions chan *Session
+	work     sync.WaitGroup
+	halfway  chan struct{}
+
+	mu       sync.Mutex
+	closed   bool
+	listener net.Listener
+	pending  map[net.Conn]struct{}   // in handshake
+	expected map[uint64]chan *stream // registered connections that have not come
+}
+
+// Session is an established connection with another worker.
+type Session struct {
+	// Peer is the other worker's name as it presented itself; of a dialled session the address.
+	Peer string
+	// Dialled says that this side opened it.
+	Dialled bool
+	// Pipe is the pipe.
+	Pipe *Pipe
+}
+
+// Close ends the session.
+func (s *Session) Close() error { return s.Pipe.Close() }
+
+// New returns an endpoint that only dials, under a worker's name. [Endpoint.Listen] makes it accept too.
+func New(name string, opts ...Option) (*Endpoint, error) {
+	cfg, err := newConfig(opts)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	return &Endpoint{
+		name: name, cfg: cfg, ctx: ctx, cancel: cancel,
+		sessions: make(chan *Session, cfg.limits.Backlog), halfway: make(chan struct{}, cfg.limits.Halfway),
+		pending: map[net.Conn]struct{}{}, expected: map[uint64]chan *stream{},
+	}, nil
+}
+
+// Listen returns an endpoint that accepts pipes on a TCP address, such as "127.0.0.1:0".
+func Listen(name, addr string, opts ...Option) (*Endpoint, error) {
+	ep, err := New(name, opts...)
+	if err != nil {
+		return nil, err
+	}
+	if err := ep.Listen(addr); err != nil {
+		_ = ep.Close()
+		return nil, err
+	}
+	return ep, nil
+}
+
+// Listen starts to accept pipes. It may be called once.
+func (ep *Endpoint) Listen(addr string) error {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ep.ctx, "tcp", addr)
+	if err != nil {
+		return dist.Wrap("tensorpipe: listen", dist.Unavailable, err)
+	}
+	ep.mu.Lock()
+	if ep.closed || ep.listener != nil {
+		ep.mu.Unlock()
+		_ = l.Close()
+		return dist.New("tensorpipe: listen", dist.InvalidArgument, "the endpoint is closed or listens already")
+	}
+	ep.listener = l
+	ep.mu.Unlock()
+	ep.work.Go(func() { ep.accept(l) })
+	return nil
+}
+
+// Addr returns the address the endpoint listens on, or nil.
+func (ep *Endpoint) Addr() net.Addr {
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	if ep.listener == nil {
+		return nil
+	}
+	return ep.listener.Addr()
+}
+
+// Close stops listening, ends every handshake and joins the goroutines. Sessions that nobody accepted are closed;
+// accepted and dialled ones go on. It is idempotent.
+func (ep *Endpoint) Close() error {
+	ep.mu.Lock()
+	ep.closed = true
+	if ep.listener != nil {
+		_ = ep.listener.Close()
+	}
+	for nc := range ep.pending {
+		_ = nc.Close()
+	}
+	ep.mu.Unlock()
+	ep.cancel(dist.New("tensorpipe: endpoint", dist.Closed, "closed"))
+	ep.work.Wait()
+	for {
+		select {
+		case s := <-ep.sessions:
+			_ = s.Close()
+		default:
+			return nil
+		}
+	}
+}
+
+// Accept returns the next session that another worker opened.
+func (ep *Endpoint) Accept(ctx context.Context) (*Session, error) {
+	select {
+	case s := <-ep.sessions:
+		return s, nil
+	case <-ep.ctx.Done():
+		return nil, context.Cause(ep.ctx)
+	case <-ctx.Done():
+		return nil, dist.FromContext("tensorpipe: accept", ctx)
+	}
+}
+
+// hold keeps a connection closable by Close while its handshake runs. It reports false when the endpoint is closed.
+func (ep *Endpoint) hold(nc net.Conn) bool {
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	if ep.closed {
+		_ = nc.Close()
+		return false
+	}
+	ep.pending[nc] = struct{}{}
+	return true
+}
+
+func (ep *Endpoint) release(nc net.Conn) {
+	ep.mu.Lock()
+	delete(ep.pending, nc)
+	ep.mu.Unlock()
+}
+
+func (ep *Endpoint) accept(l net.Listener) {
+	var delay time.Duration
+	for {
+		nc, err := l.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) || ep.ctx.Err() != nil {
+				return
+			}
+			// Out of file descriptors, or a connection that ended in the queue: others must still get in.
+			delay = min(max(2*delay, 5*time.Millisecond), time.Second)
+			ep.cfg.logger.Warn("accept", slog.String("err", err.Error()), slog.Duration("retry_in", delay))
+			select {
+			case <-time.After(delay):
+				continue
+			case <-ep.ctx.Done():
+				return
+			}
+		}
+		delay = 0
+		select {
+		case ep.halfway <- struct{}{}:
+		default:
+			ep.cfg.logger.Warn("connection refused: too many handshakes under way", slog.String("peer", nc.RemoteAddr().String()))
+			_ = nc.Close()
+			continue
+		}
+		ep.work.Go(func() {
+			defer func() { <-ep.halfway }()
+			if err := ep.serve(nc); err != nil {
+				_ = nc.Close()
+				if ep.ctx.Err() == nil {
+					ep.cfg.logger.Warn("connection dropped in its handshake", slog.String("peer", nc.RemoteAddr().String()), slog.String("err", err.Error()))
+				}
+			}
+		})
+	}
+}
+
+// serve does the listening side's part of the handshake on a new connection.
+func (ep *Endpoint) serve(nc net.Conn) error {
+	if !ep.hold(nc) {
+		return nil
+	}
+	defer ep.release(nc)
+	if err := nc.SetDeadline(time.Now().Add(ep.cfg.handshake)); err != nil {
+		return err
+	}
+	s := newStream(nc, ep.cfg.stall)
+	frame, err := s.readFrame(maxHandshake, "a hello")
+	if err != nil {
+		return err
+	}
+	packet, err := ParsePacket(frame)
+	if err != nil {
+		return err
+	}
+	if packet.Requested {
+		return ep.arrived(packet.ID, s)
+	}
+	if frame, err = s.readFrame(maxHandshake, "a brochure"); err != nil {
+		return err
+	}
+	return ep.open(packet.Name, s, frame)
+}
+
+// expect registers one more connection.
+func (ep *Endpoint) expect() (uint64, chan *stream) {
+	ch := make(chan *stream, 1)
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	for {
+		id := ep.cfg.register()
+		if _, taken := ep.expected[id]; !taken {
+			ep.expected[id] = ch
+			return id, ch
+		}
+	}
+}
+
+// forget drops a registration and closes the connection if it came.
+func (ep *Endpoint) forget(id uint64, ch chan *stream) {
+	ep.mu.Lock()
+	delete(ep.expected, id)
+	ep.mu.Unlock()
+	select {
+	case s := <-ch:
+		_ = s.nc.Close()
+	default:
+	}
+}
+
+// arrived hands a requested connection to the pipe that waits for it.
+func (ep *Endpoint) arrived(id uint64, s *stream) error {
+	ep.mu.Lock()
+	ch, ok := ep.expected[id]
+	delete(ep.expected, id)
+	if ok {
+		ch <- s // has room: one connection per registration; under the lock, so that forget finds it
+	}
+	ep.mu.Unlock()
+	if !ok {
+		return dist.Newf("tensorpipe: handshake", dist.Protocol, "a connection announces id %d, which nobody waits for", id)
+	}
+	return nil
+}
+
+// open answers a brochure and waits for the connections the answer asks for.
+func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
+	expected := map[uint64]chan *stream{}
+	defer func() {
+		for id, ch := range expected {
+			ep.forget(id, ch)
+		}
+	}()
+	register := func() uint64 {
+		id, ch := ep.expect()
+		expected[id] = ch
+		return id
+	}
+	address := ep.cfg.address
+	if address == "" {
+		address = s.nc.LocalAddr().String()
+	}
+	answer, plan, err := Choice{Channels: ep.cfg.accepts, Address: address, Register: register}.Choose(brochure)
+	if err != nil {
+		return err
+	}
+	if err := s.writeFrames(answer); err != nil {
+		return err
+	}
+	timeout := time.NewTimer(ep.cfg.handshake)
+	defer timeout.Stop()
+	await := func(id uint64) (*stream, error) {
+		ch := expected[id]
+		select {
+		case got := <-ch:
+			delete(expected, id)
+			return got, nil
+		case <-timeout.C:
+			return nil, dist.New("tensorpipe: handshake", dist.DeadlineExceeded, "the peer did not open the connections of its pipe in time")
+		case <-ep.ctx.Done():
+			return nil, context.Cause(ep.ctx)
+		}
+	}
+	reply, err := await(plan.Reply)
+	if err != nil {
+		return err
+	}
+	established := false
+	got := []*stream{reply}
+	defer func() {
+		if !established {
+			for _, x := range got {
+				_ = x.nc.Close()
+			}
+		}
+	}()
+	control, err := await(plan.ChannelID)
+	if err != nil {
+		return err
+	}
+	got = append(got, control)
+	ch := channel{control: control, lanes: []*stream{control}}
+	if plan.Channel == ChannelMPT {
+		ch.lanes = nil
+		lanes := make([]LaneAddress, mptLanes)
+		for i := range lanes {
+			lanes[i] = LaneAddress{address, register()}
+		}
+		if err := control.writeFrames(AppendLanes(nil, lanes)); err != nil {
+			return err
+		}
+		for _, l := range lanes {
+			lane, err := await(l.ID)
+			if err != nil {
+				return err
+			}
+			got = append(got, lane)
+			ch.lanes = append(ch.lanes, lane)
+		}
+	}
+	for _, x := range append(got, s) {
+		if err := x.nc.SetDeadline(time.Time{}); err != nil {
+			return err
+		}
+	}
+	session := &Session{Peer: peer, Pipe: newPipe(peer, false, ep.cfg, s, reply, ch)}
+	select {
+	case ep.sessions <- session:
+		established = true
+		return nil
+	default:
+		return dist.Newf("tensorpipe: handshake", dist.Exhausted, "more than %d sessions wait to be accepted", cap(ep.sessions))
+	}
+}

@@ -1,0 +1,304 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensorpipe
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Pipe is an established TensorPipe pipe with a PyTorch worker or another speaker of the uv transport. The side that
+// opened it sends requests and receives their answers; the other side receives requests and answers each exactly once,
+// in any order. Send and Recv may be called concurrently; sends take turns.
+type Pipe struct {
+	peer   string
+	client bool
+	cfg    *config
+	main   *stream
+	reply  *stream // open because the protocol asks for it; PyTorch never uses it
+	chann  channel
+	books  *ledger
+
+	sending chan struct{} // holds a token while a message is written
+	recving chan struct{} // holds a token while a message is read
+	closed  chan struct{}
+	writes  sync.WaitGroup // writes that outlived their caller's ctx
+
+	mu  sync.Mutex
+	err error
+}
+
+func newPipe(peer string, client bool, cfg *config, main, reply *stream, ch channel) *Pipe {
+	return &Pipe{
+		peer: peer, client: client, cfg: cfg, main: main, reply: reply, chann: ch, books: newLedger(client),
+		sending: make(chan struct{}, 1), recving: make(chan struct{}, 1), closed: make(chan struct{}),
+	}
+}
+
+// Peer returns the other side's worker name where it is known (on accepted pipes), else its address.
+func (p *Pipe) Peer() string { return p.peer }
+
+// RemoteAddr returns the address of the other side.
+func (p *Pipe) RemoteAddr() net.Addr { return p.main.nc.RemoteAddr() }
+
+// Done is closed when the pipe is closed or broken.
+func (p *Pipe) Done() <-chan struct{} { return p.closed }
+
+// Err says why the pipe ended, or nil while it lives.
+func (p *Pipe) Err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
+}
+
+// Close closes all connections of the pipe and waits for writes that are still under way. It is idempotent.
+func (p *Pipe) Close() error {
+	p.fail(dist.New("tensorpipe: pipe", dist.Closed, "closed"))
+	p.writes.Wait()
+	return nil
+}
+
+// fail ends the pipe with the first cause.
+func (p *Pipe) fail(err error) {
+	p.mu.Lock()
+	first := p.err == nil
+	if first {
+		p.err = err
+	}
+	p.mu.Unlock()
+	if !first {
+		return
+	}
+	close(p.closed)
+	for _, s := range p.streams() {
+		_ = s.nc.Close()
+	}
+}
+
+func (p *Pipe) streams() []*stream {
+	all := append([]*stream{p.main}, p.chann.streams()...)
+	if p.reply != nil {
+		all = append(all, p.reply)
+	}
+	return all
+}
+
+// broken turns the error of a connection into the pipe's error and ends the pipe.
+func (p *Pipe) broken(op string, err error) error {
+	var timeout net.Error
+	wrapped := dist.Wrap(op, dist.PeerLost, err)
+	wrapped.Peer = p.peer
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		wrapped.Detail = "the peer closed the connection"
+	case errors.As(err, &timeout) && timeout.Timeout():
+		wrapped.Code = dist.PeerLost
+		wrapped.Detail = "the peer takes no data"
+	}
+	p.fail(wrapped)
+	return p.Err()
+}
+
+// Send writes a message. It returns when the kernel has all of it, so the storages may be changed afterwards.
+//
+// A message that PyTorch would not take is refused before anything is written. When ctx ends before the pipe's turn
+// came, nothing was written. When it ends during the write, Send returns at once and the rest is written in the
+// background, since half a message would break the pipe for every other call: the payloads and storages then belong to
+// the pipe until it is closed.
+func (p *Pipe) Send(ctx context.Context, m *Message) error {
+	steps, err := p.steps(m)
+	if err != nil {
+		return err
+	}
+	select {
+	case p.sending <- struct{}{}:
+	case <-p.closed:
+		return p.Err()
+	case <-ctx.Done():
+		return dist.FromContext("tensorpipe: send", ctx)
+	}
+	if err := p.books.sending(m); err != nil {
+		<-p.sending
+		return err
+	}
+	stop := func() bool { return true }
+	if ctx.Done() != nil {
+		stop = context.AfterFunc(ctx, func() {
+			for _, st := range steps {
+				_ = st.to.nc.SetWriteDeadline(time.Unix(1, 0))
+			}
+		})
+	}
+	for i := range steps {
+		err := steps[i].run(ctx)
+		if err == nil {
+			continue
+		}
+		if ctx.Err() == nil {
+			stop()
+			<-p.sending
+			return p.broken("tensorpipe: send", err)
+		}
+		stop()
+		p.finish(steps[i:])
+		return dist.FromContext("tensorpipe: send", ctx)
+	}
+	if !stop() { // ctx ended at the last moment: the deadline it set must not hit the next message
+		for _, st := range steps {
+			st.to.set = time.Time{}
+		}
+	}
+	<-p.sending
+	return nil
+}
+
+// finish writes the rest of a message whose sender has gone.
+func (p *Pipe) finish(steps []step) {
+	p.writes.Go(func() {
+		defer func() { <-p.sending }()
+		for i := range steps {
+			if err := steps[i].run(nil); err != nil { //nolint:staticcheck // no ctx: the stall limit and Close end it
+				_ = p.broken("tensorpipe: send", err)
+				return
+			}
+			steps[i].to.set = time.Time{}
+		}
+	})
+}
+
+// inlinePayload is the size up to which a payload is copied to stand beside its neighbours.
+const inlinePayload = 16 << 10
+
+// steps lays out the writes of a message: descriptor and payloads, then the storages.
+func (p *Pipe) steps(m *Message) ([]step, error) {
+	d := Descriptor{Payloads: make([]uint64, len(m.Payloads))}
+	for i, b := range m.Payloads {
+		d.Payloads[i] = uint64(len(b))
+	}
+	if len(m.Storages) > 0 {
+		d.Storages = make([]StorageDescriptor, len(m.Storages))
+	}
+	for i, s := range m.Storages {
+		d.Storages[i] = StorageDescriptor{Length: uint64(s.Len()), Source: CPU, Target: CPU} //nolint:gosec // a length
+	}
+	if err := d.check(p.cfg.limits); err != nil {
+		e := dist.Wrap("tensorpipe: send", dist.TooLarge, err)
+		return nil, e
+	}
+	small := appendFrame(make([]byte, 0, 512), d.Append(nil))
+	var bufs net.Buffers
+	for _, b := range m.Payloads {
+		if len(b) <= inlinePayload {
+			small = appendFrame(small, b)
+			continue
+		}
+		small = binary.LittleEndian.AppendUint64(small, uint64(len(b)))
+		bufs = append(bufs, small, b)
+		small = nil
+	}
+	if len(small) > 0 {
+		bufs = append(bufs, small)
+	}
+	steps := append(make([]step, 0, 2), step{p.main, bufs})
+	for _, s := range m.Storages {
+		data, err := s.Bytes()
+		if err != nil {
+			return nil, err
+		}
+		steps = p.chann.write(steps, data)
+	}
+	return steps, nil
+}
+
+// Recv reads the next message. When ctx ends while no message has begun, the pipe stays usable; within a message it is
+// broken. A message over the limits, or one that is not an RPC message, breaks the pipe too.
+func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
+	select {
+	case p.recving <- struct{}{}:
+	case <-p.closed:
+		return nil, p.Err()
+	case <-ctx.Done():
+		return nil, dist.FromContext("tensorpipe: receive", ctx)
+	}
+	defer func() { <-p.recving }()
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, func() {
+			for _, s := range p.streams() {
+				_ = s.nc.SetReadDeadline(time.Unix(1, 0))
+			}
+		})
+		defer func() {
+			if !stop() {
+				for _, s := range p.streams() {
+					_ = s.nc.SetReadDeadline(time.Time{})
+				}
+			}
+		}()
+	}
+	if _, err := p.main.br.Peek(1); err != nil {
+		if ctx.Err() != nil && p.Err() == nil {
+			return nil, dist.FromContext("tensorpipe: receive", ctx)
+		}
+		return nil, p.broken("tensorpipe: receive", err)
+	}
+	m, err := p.read()
+	if err == nil {
+		err = p.books.received(m, p.cfg.limits.Requests)
+	}
+	if err != nil {
+		return nil, p.broken("tensorpipe: receive", err)
+	}
+	return m, nil
+}
+
+func (p *Pipe) read() (*Message, error) {
+	frame, err := p.main.readFrame(maxDescriptor, "a descriptor")
+	if err != nil {
+		return nil, err
+	}
+	d, err := ParseDescriptor(frame)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.check(p.cfg.limits); err != nil {
+		return nil, err
+	}
+	m := &Message{Payloads: make([][]byte, len(d.Payloads))}
+	for i, n := range d.Payloads {
+		if m.Payloads[i], err = p.main.readFrame(int64(n), "a payload"); err != nil { //nolint:gosec // checked against the limit
+			return nil, err
+		}
+		if uint64(len(m.Payloads[i])) != n {
+			return nil, dist.Newf("tensorpipe: receive", dist.Protocol, "a payload of %d bytes where %d were announced", len(m.Payloads[i]), n)
+		}
+	}
+	if len(d.Storages) > 0 {
+		m.Storages = make([]*tensor.Storage, 0, len(d.Storages))
+	}
+	for _, s := range d.Storages {
+		storage, err := p.cfg.alloc(int(s.Length)) //nolint:gosec // checked against the limit
+		if err != nil {
+			m.Release()
+			return nil, err
+		}
+		m.Storages = append(m.Storages, storage)
+		data, err := storage.Bytes()
+		if err == nil {
+			err = p.chann.read(data)
+		}
+		if err != nil {
+			m.Release()
+			return nil, err
+		}
+	}
+	return m, nil
+}

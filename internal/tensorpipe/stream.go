@@ -1,0 +1,163 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensorpipe
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// frameHead is the length that precedes every frame of the uv transport.
+const frameHead = 8
+
+// readBuffer suits a message of a few small payloads; longer ones are read straight into their memory.
+const readBuffer = 16 << 10
+
+// writeChunk is how much is handed to the kernel between two looks at the clock.
+const writeChunk = 4 << 20
+
+// stream is one TCP connection of a pipe, cut into frames.
+type stream struct {
+	nc    net.Conn
+	br    *bufio.Reader
+	stall time.Duration
+	set   time.Time // when the write deadline was set; owned by whoever writes
+}
+
+func newStream(nc net.Conn, stall time.Duration) *stream {
+	return &stream{nc: nc, br: bufio.NewReaderSize(nc, readBuffer), stall: stall}
+}
+
+// readHead reads the length of the next frame.
+func (s *stream) readHead(limit int64, what string) (int, error) {
+	head, err := s.br.Peek(frameHead)
+	if err != nil {
+		return 0, err
+	}
+	n := binary.LittleEndian.Uint64(head)
+	if n > uint64(limit) { //nolint:gosec // limits are positive
+		return 0, dist.Newf("tensorpipe: receive", dist.Protocol, "a frame of %d bytes (%q) where %s of at most %d is expected", n, head, what, limit)
+	}
+	_, _ = s.br.Discard(frameHead)
+	return int(n), nil //nolint:gosec // at most limit
+}
+
+// readFrame reads one frame of at most limit bytes into memory of its own.
+func (s *stream) readFrame(limit int64, what string) ([]byte, error) {
+	n, err := s.readHead(limit, what)
+	if err != nil {
+		return nil, err
+	}
+	// A frame is announced by its sender, so memory is taken as the bytes come, not by what was announced.
+	const step = 1 << 20
+	b := make([]byte, 0, min(n, step))
+	for len(b) < n {
+		m := min(n-len(b), max(step, len(b)))
+		if cap(b)-len(b) < m {
+			grown := make([]byte, len(b), len(b)+m)
+			copy(grown, b)
+			b = grown
+		}
+		if _, err := io.ReadFull(s.br, b[len(b):len(b)+m]); err != nil {
+			return nil, err
+		}
+		b = b[:len(b)+m]
+	}
+	return b, nil
+}
+
+// readInto reads a frame that must be as long as b.
+func (s *stream) readInto(b []byte, what string) error {
+	n, err := s.readHead(int64(len(b)), what)
+	if err != nil {
+		return err
+	}
+	if n != len(b) {
+		return dist.Newf("tensorpipe: receive", dist.Protocol, "%s of %d bytes where %d were announced", what, n, len(b))
+	}
+	_, err = io.ReadFull(s.br, b)
+	return err
+}
+
+// writeFrames writes small frames in one piece; used by the handshake, where a deadline is set on the connection.
+func (s *stream) writeFrames(frames ...[]byte) error {
+	var b []byte
+	for _, f := range frames {
+		b = appendFrame(b, f)
+	}
+	_, err := s.nc.Write(b)
+	return err
+}
+
+func appendFrame(b, frame []byte) []byte {
+	return append(binary.LittleEndian.AppendUint64(b, uint64(len(frame))), frame...)
+}
+
+// step is a part of a message that goes to one connection.
+type step struct {
+	to   *stream
+	bufs net.Buffers
+}
+
+// run writes the step. When ctx ends meanwhile, it stops and leaves in the step what was not written; a nil ctx never
+// ends. A peer that takes nothing for the stall limit is an error.
+func (st *step) run(ctx context.Context) error {
+	for len(st.bufs) > 0 {
+		now := time.Now()
+		if now.Sub(st.to.set) > st.to.stall/4 || ctx == nil {
+			st.to.set = now
+			if err := st.to.nc.SetWriteDeadline(now.Add(st.to.stall)); err != nil {
+				return err
+			}
+		}
+		if ctx != nil && ctx.Err() != nil { // after the deadline was set: the end of ctx sets one in the past
+			return ctx.Err()
+		}
+		part := st.nextPart()
+		n, err := part.WriteTo(st.to.nc)
+		st.consume(n)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nextPart returns the first buffers, about writeChunk bytes of them.
+func (st *step) nextPart() net.Buffers {
+	var part net.Buffers
+	total := 0
+	for _, b := range st.bufs {
+		if total+len(b) > writeChunk {
+			if total == 0 {
+				part = append(part, b[:writeChunk])
+			}
+			break
+		}
+		part = append(part, b)
+		total += len(b)
+	}
+	return part
+}
+
+func (st *step) consume(n int64) {
+	for n > 0 && len(st.bufs) > 0 {
+		if first := int64(len(st.bufs[0])); first <= n {
+			n -= first
+			st.bufs = st.bufs[1:]
+			continue
+		}
+		st.bufs[0] = st.bufs[0][n:]
+		return
+	}
+	for len(st.bufs) > 0 && len(st.bufs[0]) == 0 {
+		st.bufs = st.bufs[1:]
+	}
+}
