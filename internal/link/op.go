@@ -59,3 +59,9 @@ func (op *Op) Await(ctx context.Context) error {
 	}
 	return op.State.Err
 }
+
+// Posted reports whether op was posted since the last Reset.
+func (op *Op) Posted() bool { return atomic.LoadUint32(&op.State.Flag) != opIdle }
+
+// Reset makes a complete op look like one that was never posted.
+func (op *Op) Reset() { atomic.StoreUint32(&op.State.Flag, opIdle) }

@@ -1,0 +1,92 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// IfnameEnv is the environment variable by which PyTorch chooses interfaces: names separated by commas, one per device.
+const IfnameEnv = "GLOO_SOCKET_IFNAME"
+
+// DevicesFromEnv returns the devices that GLOO_SOCKET_IFNAME asks for, given a lookup such as os.Getenv; nil if it is
+// not set.
+func DevicesFromEnv(getenv func(string) string) []string {
+	var devices []string
+	for name := range strings.SplitSeq(getenv(IfnameEnv), ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			devices = append(devices, name)
+		}
+	}
+	return devices
+}
+
+// Address is the address that a device binds to and publishes, and why it was chosen.
+type Address struct {
+	IP     netip.Addr
+	Reason string
+}
+
+// ChooseAddress resolves a device: an IP address, an interface's name, or "" for the address that this host uses
+// towards storeAddr ("host:port"), which is the one the peers can most likely reach; 127.0.0.1 without a store address.
+func ChooseAddress(ctx context.Context, device, storeAddr string) (Address, error) {
+	if device != "" {
+		if ip, err := netip.ParseAddr(device); err == nil {
+			return Address{ip.Unmap(), "given as bind address"}, nil
+		}
+		return interfaceAddress(device)
+	}
+	if storeAddr == "" {
+		return Address{netip.AddrFrom4([4]byte{127, 0, 0, 1}), "no bind address and no store address: loopback"}, nil
+	}
+	// PyTorch prefers IPv4 on hosts that have both, and all ranks must agree on the family.
+	for _, network := range []string{"udp4", "udp6"} {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, network, storeAddr) // sends nothing
+		if err != nil {
+			continue
+		}
+		local, ok := conn.LocalAddr().(*net.UDPAddr)
+		_ = conn.Close()
+		if ok {
+			return Address{local.AddrPort().Addr().Unmap(), fmt.Sprintf("source address of the route towards the store at %s", storeAddr)}, nil
+		}
+	}
+	return Address{}, dist.Newf("gloo: choose address", dist.Unavailable,
+		"no route towards the store at %s: set the bind address or %s", storeAddr, IfnameEnv)
+}
+
+func interfaceAddress(name string) (Address, error) {
+	iface, err := net.InterfaceByName(name)
+	if err != nil {
+		return Address{}, dist.Newf("gloo: choose address", dist.InvalidArgument, "device %q is neither an IP address nor an interface of this host: %w", name, err)
+	}
+	addrs, err := iface.Addrs()
+	if err != nil {
+		return Address{}, dist.Wrap("gloo: choose address", dist.Unavailable, err)
+	}
+	var v6 netip.Addr
+	for _, a := range addrs {
+		prefix, err := netip.ParsePrefix(a.String())
+		if err != nil {
+			continue
+		}
+		switch ip := prefix.Addr().Unmap(); {
+		case ip.Is4():
+			return Address{ip, "first address of interface " + name}, nil
+		case !v6.IsValid() && !ip.IsLinkLocalUnicast():
+			v6 = ip
+		}
+	}
+	if v6.IsValid() {
+		return Address{v6, "first IPv6 address of interface " + name + ", which has no IPv4 address"}, nil
+	}
+	return Address{}, dist.Newf("gloo: choose address", dist.Unavailable, "interface %s has no address", name)
+}

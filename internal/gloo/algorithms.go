@@ -1,0 +1,198 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import "github.com/cohort-dist/cohort/internal/gloo/wire"
+
+// barrier is a dissemination barrier: in step d, rank r hears from r-d and tells r+d.
+func (x *run) barrier() error {
+	slot := x.slot(wire.Barrier)
+	for d := 1; d < x.size; d <<= 1 {
+		x.recv(0, x.mod(x.rank-d), slot, nil)
+		x.send(1, x.mod(x.rank+d), slot, nil)
+		if err := x.waitRecv(0); err != nil {
+			return err
+		}
+		if err := x.waitSend(1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// broadcast is a binomial tree; every message is the whole buffer.
+func (x *run) broadcast() error {
+	buf, slot := x.req.Out, x.slot(wire.Broadcast)
+	v := x.mod(x.rank - x.req.Root)
+	sends := 0
+	for bit := 1; bit < x.size; bit <<= 1 {
+		if v >= bit<<1 {
+			continue // not reached by the tree yet
+		}
+		partner := v ^ bit
+		if partner >= x.size {
+			continue
+		}
+		peer := x.mod(partner + x.req.Root)
+		if v&bit == 0 {
+			sends++
+			x.send(sends, peer, slot, buf)
+			continue
+		}
+		x.recv(0, peer, slot, buf)
+		if err := x.waitRecv(0); err != nil {
+			return err
+		}
+	}
+	for i := range sends {
+		if err := x.waitSend(i + 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// allGather is a ring upwards: blocks travel from r-1 to r+1 in two halves, two steps in flight. A half may be empty; its
+// message is sent all the same.
+func (x *run) allGather() error {
+	r := x.req
+	if !x.fits(r.Out, nil) || len(r.Out) != len(r.In)*x.size {
+		return x.invalid("output of %d bytes for %d blocks of %d", len(r.Out), x.size, len(r.In))
+	}
+	copy(x.block(r.Out, nil, x.rank), r.In)
+	if x.size == 1 || len(r.Out) == 0 {
+		return nil
+	}
+	slot, cut := x.slot(wire.AllGather), len(r.In)/2
+	half := func(rank, i int) []byte {
+		b := x.block(r.Out, nil, x.mod(rank))
+		if i&1 == 0 {
+			return b[:cut]
+		}
+		return b[cut:]
+	}
+	from, to := x.mod(x.rank-1), x.mod(x.rank+1)
+	steps := 2 * (x.size - 1)
+	for i := range steps + 2 {
+		s, rc := 2*(i&1), 2*(i&1)+1
+		if i >= 2 {
+			if err := x.waitSend(s); err != nil {
+				return err
+			}
+			if err := x.waitRecv(rc); err != nil {
+				return err
+			}
+		}
+		if i < steps {
+			x.send(s, to, slot, half(x.rank-i/2, i))
+			x.recv(rc, from, slot, half(x.rank-i/2-1, i))
+		}
+	}
+	return nil
+}
+
+// allGatherV is a ring upwards with whole blocks, one step at a time.
+func (x *run) allGatherV() error {
+	r := x.req
+	if !x.fits(r.Out, r.OutCounts) || len(x.block(r.Out, r.OutCounts, x.rank)) != len(r.In) {
+		return x.invalid("input of %d bytes and output of %d do not fit the counts", len(r.In), len(r.Out))
+	}
+	copy(x.block(r.Out, r.OutCounts, x.rank), r.In)
+	if x.size == 1 || len(r.Out) == 0 {
+		return nil
+	}
+	slot, from, to := x.slot(wire.AllGather), x.mod(x.rank-1), x.mod(x.rank+1)
+	for i := range x.size - 1 {
+		x.send(0, to, slot, x.block(r.Out, r.OutCounts, x.mod(x.rank-i)))
+		x.recv(1, from, slot, x.block(r.Out, r.OutCounts, x.mod(x.rank-i-1)))
+		if err := x.waitSend(0); err != nil {
+			return err
+		}
+		if err := x.waitRecv(1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gather: everybody sends its block to the root.
+func (x *run) gather() error {
+	r, slot := x.req, x.slot(wire.Gather)
+	if x.rank != r.Root {
+		x.send(0, r.Root, slot, r.In)
+		return x.waitSend(0)
+	}
+	if !x.fits(r.Out, r.OutCounts) || len(x.block(r.Out, r.OutCounts, x.rank)) != len(r.In) {
+		return x.invalid("input of %d bytes and output of %d do not fit", len(r.In), len(r.Out))
+	}
+	copy(x.block(r.Out, r.OutCounts, x.rank), r.In)
+	return x.receiveAll(slot, func(peer int) []byte { return x.block(r.Out, r.OutCounts, peer) })
+}
+
+// receiveAll receives one message from every other rank.
+func (x *run) receiveAll(slot uint64, room func(peer int) []byte) error {
+	n := 0
+	for peer := range x.size {
+		if peer != x.rank {
+			x.recv(n, peer, slot, room(peer))
+			n++
+		}
+	}
+	for i := range n {
+		if err := x.waitRecv(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// scatter: the root sends everybody its block.
+func (x *run) scatter() error {
+	r, slot := x.req, x.slot(wire.Scatter)
+	if x.rank != r.Root {
+		x.recv(0, r.Root, slot, r.Out)
+		return x.waitRecv(0)
+	}
+	if !x.fits(r.In, r.InCounts) || len(x.block(r.In, r.InCounts, x.rank)) != len(r.Out) {
+		return x.invalid("input of %d bytes and output of %d do not fit", len(r.In), len(r.Out))
+	}
+	n := 0
+	for peer := range x.size {
+		if peer != x.rank {
+			x.send(n, peer, slot, x.block(r.In, r.InCounts, peer))
+			n++
+		}
+	}
+	copy(r.Out, x.block(r.In, r.InCounts, x.rank))
+	for i := range n {
+		if err := x.waitSend(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// allToAll posts everything at once.
+func (x *run) allToAll() error {
+	r, slot := x.req, x.slot(wire.AllToAll)
+	if !x.fits(r.In, r.InCounts) || !x.fits(r.Out, r.OutCounts) ||
+		len(x.block(r.In, r.InCounts, x.rank)) != len(x.block(r.Out, r.OutCounts, x.rank)) {
+		return x.invalid("input of %d bytes and output of %d do not fit", len(r.In), len(r.Out))
+	}
+	copy(x.block(r.Out, r.OutCounts, x.rank), x.block(r.In, r.InCounts, x.rank))
+	for i := 1; i < x.size; i++ {
+		to, from := x.mod(x.rank+i), x.mod(x.rank-i)
+		x.send(2*i-2, to, slot, x.block(r.In, r.InCounts, to))
+		x.recv(2*i-1, from, slot, x.block(r.Out, r.OutCounts, from))
+	}
+	for i := 1; i < x.size; i++ {
+		if err := x.waitSend(2*i - 2); err != nil {
+			return err
+		}
+		if err := x.waitRecv(2*i - 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}

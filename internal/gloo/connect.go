@@ -1,0 +1,336 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/observe"
+)
+
+// Connect joins a group: it publishes this rank's addresses and connects to all other ranks. It corresponds to the
+// constructor of PyTorch's ProcessGroupGloo. What PyTorch does around it in the store (barrier, sequence number) is the
+// caller's; keys.go has the names.
+//
+// With Config.Lazy, Connect returns as soon as the addresses are published.
+func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
+	if err := cfg.prepare(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	m := &Mesh{rank: cfg.Rank, size: cfg.Size, generation: cfg.Generation, closed: make(chan struct{})}
+	devices := cfg.Devices
+	if len(devices) == 0 {
+		devices = []string{""}
+	}
+	started := time.Now()
+	for i, name := range devices {
+		addr, err := ChooseAddress(ctx, name, cfg.StoreAddr)
+		if err != nil {
+			_ = m.Close()
+			return nil, err
+		}
+		m.addresses = append(m.addresses, addr)
+		cfg.Logger.Info("gloo address chosen", slog.Int("device", i), slog.String("ip", addr.IP.String()), slog.String("reason", addr.Reason))
+		cfg.Hook.Emit(observe.Event{
+			Kind: "gloo.address", Rank: dist.Rank(cfg.Rank), Group: cfg.Group, Peer: addr.IP.String(), Detail: addr.Reason,
+		})
+		d := newDevice(&cfg, i, hostName())
+		m.devices = append(m.devices, d)
+		if cfg.Size == 1 {
+			continue
+		}
+		if err := d.join(ctx, addr.IP); err != nil {
+			m.Fail(err)
+			_ = m.Close()
+			cfg.Hook.Emit(observe.Event{Kind: "gloo.connect", Phase: observe.End, Rank: dist.Rank(cfg.Rank), Group: cfg.Group, Dur: time.Since(started), Err: err})
+			return nil, err
+		}
+	}
+	m.generation = cfg.Generation
+	cfg.Hook.Emit(observe.Event{Kind: "gloo.connect", Phase: observe.End, Rank: dist.Rank(cfg.Rank), Group: cfg.Group, Dur: time.Since(started)})
+	return m, nil
+}
+
+// join publishes the device's record and connects its pairs.
+func (d *device) join(ctx context.Context, ip netip.Addr) error {
+	if d.cfg.Generation == Auto {
+		g, err := d.detect(ctx)
+		if err != nil {
+			return err
+		}
+		d.cfg.Generation = g
+		d.cfg.Logger.Info("gloo generation detected", slog.String("generation", g.String()))
+	}
+	own, err := d.listen(ctx, ip)
+	if err != nil {
+		return err
+	}
+	defer own.closeAll()
+	if d.cfg.Generation <= B {
+		if err := d.announceHost(ctx); err != nil {
+			return err
+		}
+	}
+	if err := d.cfg.Store.Set(ctx, recordKey(d.cfg.Prefix, d.index, d.cfg.Rank), own.record.Append(nil)); err != nil {
+		return dist.Wrap("gloo: publish address", dist.Unavailable, err)
+	}
+	if d.cfg.Lazy {
+		for _, p := range d.pairs {
+			if p != nil {
+				p.setLazy(own.record)
+			}
+		}
+		return nil
+	}
+	return d.connectAll(ctx, own)
+}
+
+// endpoints are the listeners of a device before its pairs are connected, and the record that names them.
+type endpoints struct {
+	record  wire.Record
+	perPair []net.Listener // generation A, by rank
+}
+
+func (e *endpoints) closeAll() {
+	for _, ln := range e.perPair {
+		if ln != nil {
+			_ = ln.Close()
+		}
+	}
+}
+
+// take returns the listener of one pair, which the caller then closes.
+func (e *endpoints) take(rank int) net.Listener {
+	ln := e.perPair[rank]
+	e.perPair[rank] = nil
+	return ln
+}
+
+func addrOf(ln net.Listener) (netip.AddrPort, error) {
+	a, err := netip.ParseAddrPort(ln.Addr().String())
+	if err != nil {
+		return a, dist.Wrap("gloo: listen", dist.Internal, err)
+	}
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), nil
+}
+
+func (d *device) listen(ctx context.Context, ip netip.Addr) (*endpoints, error) {
+	e := &endpoints{record: wire.Record{Generation: d.cfg.Generation}, perPair: make([]net.Listener, d.cfg.Size)}
+	if d.cfg.Generation == A {
+		for r, p := range d.pairs {
+			if p == nil {
+				continue
+			}
+			ln, err := listenOn(ctx, ip)
+			if err != nil {
+				e.closeAll()
+				return nil, err
+			}
+			e.perPair[r] = ln
+			addr, err := addrOf(ln)
+			if err != nil {
+				e.closeAll()
+				return nil, err
+			}
+			e.record.Addrs = append(e.record.Addrs, wire.Address{Addr: addr, Sequence: wire.NoSequence})
+		}
+		return e, nil
+	}
+	ln, err := listenOn(ctx, ip)
+	if err != nil {
+		return nil, err
+	}
+	addr, err := addrOf(ln)
+	if err != nil {
+		_ = ln.Close()
+		return nil, err
+	}
+	// The identifier that a peer presents is its rank: it is unique, and it is what peers of generation D that publish
+	// no identifiers expect.
+	if d.cfg.Generation == B {
+		for r, p := range d.pairs {
+			if p != nil {
+				e.record.Addrs = append(e.record.Addrs, wire.Address{Addr: addr, Sequence: int64(r)})
+			}
+		}
+	} else {
+		e.record.Host = d.host
+		e.record.Addrs = []wire.Address{{Addr: addr, Sequence: wire.NoSequence}}
+		for r := range d.pairs {
+			e.record.IDs = append(e.record.IDs, int64(r))
+		}
+	}
+	d.startListener(ln)
+	return e, nil
+}
+
+// announceHost does the part of generations A and B that others wait for: each rank sets its host name and reads those of
+// the ranks below.
+func (d *device) announceHost(ctx context.Context) error {
+	if err := d.cfg.Store.Set(ctx, hostKey(d.cfg.Prefix, d.index, d.cfg.Rank), []byte(d.host)); err != nil {
+		return dist.Wrap("gloo: publish host name", dist.Unavailable, err)
+	}
+	return nil
+}
+
+// fetch reads and checks the record of a peer.
+func (d *device) fetch(ctx context.Context, p *pair) (wire.Record, error) {
+	key := recordKey(d.cfg.Prefix, d.index, p.peer)
+	raw, err := d.cfg.Store.Get(ctx, key)
+	if err != nil {
+		e := dist.Wrap("gloo: wait for address", dist.Unavailable, err)
+		e.Rank, e.Key = dist.Rank(p.peer), key
+		return wire.Record{}, e
+	}
+	record, err := wire.ParseRecord(raw, d.cfg.Size)
+	want := min(d.cfg.Generation, C) // a record of D looks like one of C
+	if err == nil && record.Generation != want {
+		err = dist.Newf("gloo: read record", dist.Mismatch, "the peer speaks generation %s of gloo's rendezvous, this rank was told %s: set the generation",
+			record.Generation, d.cfg.Generation)
+	}
+	if err != nil {
+		e := dist.Wrap("gloo: read record", dist.Protocol, err)
+		e.Rank, e.Key = dist.Rank(p.peer), key
+		return wire.Record{}, e
+	}
+	if record.Generation <= B {
+		// The host name is only for messages; it stands there before the record.
+		if name, err := d.cfg.Store.Get(ctx, hostKey(d.cfg.Prefix, d.index, p.peer)); err == nil && len(name) <= wire.MaxHost {
+			p.setHost(string(name))
+		}
+	} else {
+		p.setHost(record.Host)
+	}
+	return record, nil
+}
+
+// connectAll connects every pair, all at once as records appear.
+func (d *device) connectAll(ctx context.Context, own *endpoints) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	fail := func(p *pair, err error) {
+		e := dist.Wrap("gloo: connect", dist.PeerLost, err)
+		e.Rank, e.Peer = dist.Rank(p.peer), p.where()
+		cancel(e)
+	}
+	var awaited []*pair
+	for _, p := range d.pairs {
+		if p == nil {
+			continue
+		}
+		peer, err := d.fetch(ctx, p)
+		if err != nil {
+			return d.connectError(ctx, err)
+		}
+		theirs, id, hello, err := peer.For(d.cfg.Rank, p.peer)
+		if err != nil {
+			return err
+		}
+		ours, _, _, err := own.record.For(p.peer, d.cfg.Rank)
+		if err != nil {
+			return err
+		}
+		dials, err := wire.Dials(ours.Addr, theirs.Addr)
+		if err != nil {
+			e := dist.Wrap("gloo: connect", dist.Mismatch, err)
+			e.Rank = dist.Rank(p.peer)
+			return e
+		}
+		switch {
+		case dials:
+			p.setRole(roleDial)
+			if ln := own.perPair[p.peer]; ln != nil {
+				_ = own.take(p.peer).Close()
+			}
+			wg.Go(func() {
+				if err := p.dialAndAttach(ctx, theirs.Addr, id, hello); err != nil {
+					fail(p, err)
+				}
+			})
+			awaited = append(awaited, p)
+		case d.cfg.Generation == A:
+			p.setRole(roleListen)
+			ln := own.take(p.peer)
+			wg.Go(func() {
+				if err := p.acceptFrom(ctx, ln, theirs.Addr.Addr()); err != nil {
+					fail(p, err)
+				}
+			})
+			awaited = append(awaited, p)
+		default:
+			p.setRole(roleListen)
+			if peer.Generation == C && peer.IDs == nil {
+				continue // generation D without identifiers may connect at first use only
+			}
+			awaited = append(awaited, p)
+		}
+	}
+	for i, p := range awaited {
+		select {
+		case <-p.ready:
+		case <-ctx.Done():
+			return d.connectError(ctx, d.missing(ctx, awaited[i:]))
+		}
+	}
+	if len(awaited) == d.cfg.Size-1 && d.listener != nil {
+		d.listener.stop() // everybody is here
+	}
+	return nil
+}
+
+func (p *pair) dialAndAttach(ctx context.Context, addr netip.AddrPort, id int64, hello bool) error {
+	conn, err := dial(ctx, addr, id, hello)
+	if err != nil {
+		return err
+	}
+	p.attach(conn)
+	return nil
+}
+
+// connectError returns the first failure of a pair instead of what followed from it.
+func (d *device) connectError(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	return err
+}
+
+// missing says which ranks did not connect.
+func (d *device) missing(ctx context.Context, pairs []*pair) error {
+	var names []string
+	first := dist.NoRank
+	for _, p := range pairs {
+		select {
+		case <-p.ready:
+			continue
+		default:
+		}
+		if first == dist.NoRank {
+			first = dist.Rank(p.peer)
+		}
+		names = append(names, fmt.Sprintf("%d (%s)", p.peer, p.where()))
+	}
+	e := dist.FromContext("gloo: connect", ctx)
+	if e == nil {
+		e = dist.New("gloo: connect", dist.Internal, "")
+	}
+	e.Rank = first
+	e.Detail = "no connection from rank " + strings.Join(names, ", ")
+	return e
+}

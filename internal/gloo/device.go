@@ -1,0 +1,173 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"context"
+	"sync"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo/match"
+	"github.com/cohort-dist/cohort/internal/link"
+)
+
+// device is what gloo calls a context: the connections of one device and the machine that matches their messages.
+type device struct {
+	cfg   *Config
+	index int
+	host  string // ours
+	pairs []*pair
+
+	mu      sync.Mutex // guards the machine and the queues of all pairs
+	machine *match.Machine
+	closing bool
+
+	listener *listener // generations B to D
+	// life ends with the mesh; lazy connecting runs under it.
+	life context.Context //nolint:containedctx // the life of the mesh's own goroutines
+	end  context.CancelFunc
+	wg   sync.WaitGroup
+}
+
+func newDevice(cfg *Config, index int, host string) *device {
+	d := &device{cfg: cfg, index: index, host: host, machine: match.New(cfg.Rank, cfg.Size), pairs: make([]*pair, cfg.Size)}
+	d.life, d.end = context.WithCancel(context.Background())
+	for r := range d.pairs {
+		if r != cfg.Rank {
+			d.pairs[r] = newPair(d, r)
+		}
+	}
+	return d
+}
+
+func (d *device) send(op *link.Op) {
+	op.Begin()
+	d.use(op)
+	d.mu.Lock()
+	d.machine.Send(op)
+	d.finish()
+}
+
+func (d *device) recv(op *link.Op) {
+	op.Begin()
+	d.use(op)
+	d.mu.Lock()
+	d.machine.Recv(op)
+	d.finish()
+}
+
+// use starts the connecting of lazy pairs that op needs.
+func (d *device) use(op *link.Op) {
+	if !d.cfg.Lazy {
+		return
+	}
+	if op.Peer != link.AnyPeer {
+		if op.Peer >= 0 && op.Peer < len(d.pairs) && d.pairs[op.Peer] != nil {
+			d.pairs[op.Peer].connectLazily()
+		}
+		return
+	}
+	for r, p := range d.pairs {
+		if p != nil && accepts(op.From, r) {
+			p.connectLazily()
+		}
+	}
+}
+
+// wait returns when op is complete.
+func (d *device) wait(ctx context.Context, op *link.Op) error { return op.Await(ctx) }
+
+func accepts(from []int, rank int) bool {
+	if len(from) == 0 {
+		return true
+	}
+	for _, r := range from {
+		if r == rank {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *device) cancel(op *link.Op) bool {
+	d.mu.Lock()
+	ok := d.machine.Cancel(op)
+	d.finish()
+	return ok
+}
+
+// finish carries out the machine's effects, releases the lock and writes what can be written without waiting. One
+// event of the machine emits frames to one peer only.
+func (d *device) finish() {
+	var dirty *pair
+	effects := d.machine.Effects
+	for i := range effects {
+		e := &effects[i]
+		if !e.Emit() {
+			e.Op.Complete(e.Err)
+			continue
+		}
+		p := d.pairs[e.Peer]
+		if p.queue(e) {
+			dirty = p
+		}
+	}
+	clear(effects)
+	d.machine.Effects = effects[:0]
+	if dirty == nil || !dirty.claim() {
+		d.mu.Unlock()
+		return
+	}
+	d.mu.Unlock()
+	dirty.push()
+}
+
+func (d *device) fail(err error) {
+	d.mu.Lock()
+	d.machine.Fail(err)
+	d.finish()
+	for _, p := range d.pairs {
+		if p != nil {
+			p.kill(err)
+		}
+	}
+	if d.listener != nil {
+		d.listener.stop()
+	}
+}
+
+func (d *device) err() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.machine.Err()
+}
+
+func (d *device) close() {
+	d.mu.Lock()
+	d.closing = true
+	d.machine.Fail(errClosed())
+	d.finish()
+	d.end()
+	if d.listener != nil {
+		d.listener.stop()
+	}
+	var wg sync.WaitGroup
+	for _, p := range d.pairs {
+		if p != nil {
+			wg.Go(p.close)
+		}
+	}
+	wg.Wait()
+	d.wg.Wait()
+}
+
+// lostError says that a peer is gone.
+func (d *device) lostError(p *pair, code dist.Code, cause error, detail string) error {
+	e := dist.Wrap("gloo: connection", code, cause)
+	e.Code = code
+	e.Rank = dist.Rank(p.peer)
+	e.Peer = p.where()
+	e.Detail = detail
+	return e
+}

@@ -1,0 +1,77 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
+)
+
+// dialGrace is how long a dial may go on after its context ended. A connection that a PyTorch listener accepted must get
+// its preamble, so a dial is not cut off in the middle.
+const dialGrace = time.Second
+
+// dialAttempts is how often a refused dial is tried. A peer listens before it publishes, so refusal means that it is gone,
+// or that its queue is full for a moment.
+const dialAttempts = 4
+
+// dial connects to a peer and says who we are.
+func dial(ctx context.Context, addr netip.AddrPort, id int64, hello bool) (net.Conn, error) {
+	if ctx.Err() != nil {
+		return nil, dist.FromContext("gloo: dial", ctx)
+	}
+	patient, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() {
+		t := time.AfterFunc(dialGrace, cancel)
+		context.AfterFunc(patient, func() { t.Stop() })
+	})
+	defer stop()
+
+	dialer := net.Dialer{KeepAliveConfig: keepAlive}
+	wait := 25 * time.Millisecond
+	var err error
+	for attempt := range dialAttempts {
+		if attempt > 0 {
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return nil, dist.FromContext("gloo: dial", ctx)
+			}
+			wait *= 2
+		}
+		var conn net.Conn
+		if conn, err = dialer.DialContext(patient, "tcp", addr.String()); err != nil {
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				continue
+			}
+			break
+		}
+		if hello {
+			var buf [wire.PreambleSize]byte
+			if _, err = conn.Write(wire.AppendPreamble(buf[:0], id)); err != nil {
+				_ = conn.Close()
+				break
+			}
+		}
+		if ctx.Err() != nil {
+			_ = conn.Close()
+			return nil, dist.FromContext("gloo: dial", ctx)
+		}
+		return conn, nil
+	}
+	if ctx.Err() != nil {
+		return nil, dist.FromContext("gloo: dial", ctx)
+	}
+	e := dist.Newf("gloo: dial", dist.PeerLost, "the peer published %v but cannot be reached there: %w", addr, err)
+	e.Peer = addr.String()
+	return nil, e
+}

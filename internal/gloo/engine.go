@@ -1,0 +1,277 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"context"
+	"sync"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/reduce"
+)
+
+// Engine runs collectives over a mesh as gloo does: the same messages in the same order, so that PyTorch ranks can take
+// part. It is safe for concurrent use; every request needs a tag of its own.
+//
+// A collective that fails in the middle leaves its ranks out of step, so the engine then fails the mesh with the same
+// error, as gloo does after a timeout.
+type Engine struct {
+	mesh  link.Mesh
+	bcube bool
+	pool  sync.Pool
+}
+
+var _ coll.Engine = (*Engine)(nil)
+
+// EngineOption changes how an Engine works.
+type EngineOption func(*Engine)
+
+// WithBcube uses gloo's bcube algorithm for all-reduce. PyTorch never does.
+func WithBcube() EngineOption { return func(e *Engine) { e.bcube = true } }
+
+// NewEngine returns an engine over mesh.
+func NewEngine(mesh link.Mesh, opts ...EngineOption) *Engine {
+	e := &Engine{mesh: mesh}
+	for _, o := range opts {
+		o(e)
+	}
+	return e
+}
+
+// Run runs one collective and returns when this rank's part is done.
+func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
+	if r.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.Timeout)
+		defer cancel()
+	}
+	x, _ := e.pool.Get().(*run)
+	if x == nil {
+		x = &run{}
+	}
+	x.engine, x.mesh, x.ctx, x.req = e, e.mesh, ctx, r
+	x.rank, x.size = e.mesh.Rank(), e.mesh.Size()
+	err := x.dispatch()
+	if err != nil {
+		err = x.abandon(err)
+	}
+	x.ctx, x.req = nil, nil
+	for _, op := range x.ops[:x.used] {
+		op.Buf = nil
+	}
+	x.used = 0
+	e.pool.Put(x)
+	return err
+}
+
+// run is one collective in progress. It is reused, with its ops and its scratch memory.
+type run struct {
+	engine     *Engine
+	mesh       link.Mesh
+	ctx        context.Context //nolint:containedctx // lives as long as Run
+	req        *coll.Request
+	rank, size int
+
+	ops     []*link.Op
+	used    int
+	scratch []byte
+}
+
+// maxScratch is the scratch memory that is kept between collectives.
+const maxScratch = 8 << 20
+
+func (x *run) temp(n int) []byte {
+	if cap(x.scratch) >= n {
+		return x.scratch[:n]
+	}
+	b := make([]byte, n)
+	if n <= maxScratch {
+		x.scratch = b
+	}
+	return b
+}
+
+// op returns an op that is not posted yet, the same one for the same index.
+func (x *run) op(i int) *link.Op {
+	for i >= len(x.ops) {
+		x.ops = append(x.ops, &link.Op{})
+	}
+	if i >= x.used {
+		for j := x.used; j <= i; j++ {
+			x.ops[j].Reset()
+		}
+		x.used = i + 1
+	}
+	return x.ops[i]
+}
+
+func (x *run) send(i, peer int, slot uint64, buf []byte) {
+	op := x.op(i)
+	op.Peer, op.Slot, op.Buf, op.From = peer, slot, buf, nil
+	x.mesh.Send(op)
+}
+
+func (x *run) recv(i, peer int, slot uint64, buf []byte) {
+	op := x.op(i)
+	op.Peer, op.Slot, op.Buf, op.From = peer, slot, buf, nil
+	x.mesh.Recv(op)
+}
+
+// waitSend waits for the send with index i.
+func (x *run) waitSend(i int) error {
+	op := x.ops[i]
+	if err := x.mesh.Wait(x.ctx, op); err != nil {
+		return x.waitError(op, err)
+	}
+	return nil
+}
+
+// waitRecv waits for the receive with index i. A message that is shorter than its room means that the ranks disagree.
+func (x *run) waitRecv(i int) error {
+	op := x.ops[i]
+	if err := x.mesh.Wait(x.ctx, op); err != nil {
+		return x.waitError(op, err)
+	}
+	if op.N != len(op.Buf) {
+		e := dist.Newf("gloo: "+x.req.Kind.String(), dist.Mismatch,
+			"a message of %d bytes where %d were expected: do all ranks call the same operation with the same sizes?", op.N, len(op.Buf))
+		e.Rank = dist.Rank(op.Peer)
+		return e
+	}
+	return nil
+}
+
+func (x *run) waitError(op *link.Op, err error) error {
+	if !op.Completed() { // the context ended
+		e := dist.Wrap("gloo: "+x.req.Kind.String(), dist.DeadlineExceeded, err)
+		e.Rank = dist.Rank(op.Peer)
+		e.Detail = "waiting for this rank when the time was over or the caller gave up"
+		return e
+	}
+	return err
+}
+
+// abandon fails the mesh after a failure in the middle of a collective and waits until no op uses the caller's memory.
+func (x *run) abandon(err error) error {
+	if x.used == 0 {
+		return err // nothing was posted: the caller's mistake
+	}
+	x.mesh.Fail(err)
+	for _, op := range x.ops[:x.used] {
+		if op.Posted() {
+			_ = x.mesh.Wait(context.WithoutCancel(x.ctx), op)
+		}
+	}
+	return err
+}
+
+func (x *run) invalid(format string, args ...any) error {
+	return dist.Newf("gloo: "+x.req.Kind.String(), dist.InvalidArgument, format, args...)
+}
+
+// dispatch runs the request.
+func (x *run) dispatch() error {
+	r := x.req
+	if err := x.check(); err != nil {
+		return err
+	}
+	switch r.Kind {
+	case coll.Barrier:
+		return x.barrier()
+	case coll.Broadcast:
+		return x.broadcast()
+	case coll.AllReduce:
+		if err := x.allReduce(r.Out); err != nil {
+			return err
+		}
+		x.average(r.Out)
+		return nil
+	case coll.Reduce:
+		return x.reduce()
+	case coll.ReduceScatter:
+		return x.reduceScatter()
+	case coll.AllGather:
+		return x.allGather()
+	case coll.AllGatherV:
+		return x.allGatherV()
+	case coll.Gather:
+		return x.gather()
+	case coll.Scatter:
+		return x.scatter()
+	case coll.AllToAll:
+		return x.allToAll()
+	}
+	return x.invalid("unknown collective %d", r.Kind)
+}
+
+// average divides a finished sum where the request asks for the mean.
+func (x *run) average(buf []byte) {
+	if x.req.Op == reduce.Avg {
+		reduce.Divide(buf, x.req.DType, x.size)
+	}
+}
+
+// check repeats what the caller has checked, because a mistake here would go to a PyTorch process.
+func (x *run) check() error {
+	r := x.req
+	switch r.Kind {
+	case coll.AllReduce, coll.Reduce, coll.ReduceScatter:
+		if !reduce.Supported(r.DType, r.Op) {
+			return x.invalid("%s of %s is not defined", r.Op, r.DType)
+		}
+		if es := r.DType.Size(); len(r.Out)%es != 0 || len(r.In)%es != 0 {
+			return x.invalid("%d and %d bytes are no multiples of %s", len(r.In), len(r.Out), r.DType)
+		}
+	default:
+	}
+	if r.Root < 0 || r.Root >= x.size {
+		return x.invalid("root %d of %d", r.Root, x.size)
+	}
+	for _, counts := range [][]int{r.InCounts, r.OutCounts} {
+		if counts == nil {
+			continue
+		}
+		if len(counts) != x.size {
+			return x.invalid("%d counts for %d ranks", len(counts), x.size)
+		}
+		for _, n := range counts {
+			if n < 0 {
+				return x.invalid("negative count %d", n)
+			}
+		}
+	}
+	return nil
+}
+
+// block returns the bytes of rank i in buf, which holds counts[j] bytes per rank j, or equal blocks if counts is nil.
+func (x *run) block(buf []byte, counts []int, i int) []byte {
+	if counts == nil {
+		n := len(buf) / x.size
+		return buf[i*n : (i+1)*n]
+	}
+	off := 0
+	for _, n := range counts[:i] {
+		off += n
+	}
+	return buf[off : off+counts[i]]
+}
+
+// fits reports whether buf is exactly as long as counts say, or divides evenly.
+func (x *run) fits(buf []byte, counts []int) bool {
+	if counts == nil {
+		return len(buf)%x.size == 0
+	}
+	total := 0
+	for _, n := range counts {
+		total += n
+	}
+	return total == len(buf)
+}
+
+func (x *run) slot(kind wire.SlotKind) uint64 { return wire.Slot(kind, x.req.Tag) }
+
+func (x *run) mod(i int) int { return ((i % x.size) + x.size) % x.size }

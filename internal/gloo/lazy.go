@@ -1,0 +1,79 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
+)
+
+// setLazy notes what this rank published, for the time when the pair is used first.
+func (p *pair) setLazy(own wire.Record) {
+	p.d.mu.Lock()
+	p.own = own
+	p.d.mu.Unlock()
+}
+
+// connectLazily starts connecting a pair at its first use, or when its peer dials us. Ops queue up meanwhile.
+func (p *pair) connectLazily() {
+	p.lazyOnce.Do(func() {
+		d := p.d
+		d.mu.Lock()
+		if d.closing || p.dead {
+			d.mu.Unlock()
+			return
+		}
+		d.wg.Add(1)
+		d.mu.Unlock()
+		go func() {
+			defer d.wg.Done()
+			ctx, cancel := context.WithTimeout(d.life, d.cfg.Timeout)
+			defer cancel()
+			if err := p.connectNow(ctx); err != nil {
+				e := dist.Wrap("gloo: connect", dist.Unavailable, err)
+				e.Rank, e.Peer = dist.Rank(p.peer), p.where()
+				d.mu.Lock()
+				d.machine.Lost(p.peer, e)
+				d.finish()
+				p.kill(e)
+			}
+		}()
+	})
+}
+
+// connectNow reads the peer's record and dials or waits, whichever is this side's part.
+func (p *pair) connectNow(ctx context.Context) error {
+	d := p.d
+	peer, err := d.fetch(ctx, p)
+	if err != nil {
+		return err
+	}
+	theirs, id, hello, err := peer.For(d.cfg.Rank, p.peer)
+	if err != nil {
+		return err
+	}
+	ours, _, _, err := p.own.For(p.peer, d.cfg.Rank)
+	if err != nil {
+		return err
+	}
+	dials, err := wire.Dials(ours.Addr, theirs.Addr)
+	if err != nil {
+		return err
+	}
+	if dials {
+		p.setRole(roleDial)
+		return p.dialAndAttach(ctx, theirs.Addr, id, hello)
+	}
+	p.setRole(roleListen)
+	select {
+	case <-p.ready:
+		return nil
+	case <-ctx.Done():
+		e := dist.FromContext("gloo: connect", ctx)
+		e.Detail = "the peer did not connect"
+		return e
+	}
+}

@@ -1,0 +1,120 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"io"
+
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
+)
+
+// readerSize is the size of a connection's read buffer: enough for many headers and small messages in one read.
+const readerSize = 16 << 10
+
+// directRead is the payload size from which on data is read straight into the receiver's buffer.
+const directRead = 4 << 10
+
+// reader cuts a stream into headers and payloads. Large payloads do not pass through its buffer.
+type reader struct {
+	src        io.Reader
+	buf        []byte
+	start, end int
+}
+
+func (r *reader) init(src io.Reader) {
+	r.src, r.buf = src, make([]byte, readerSize)
+}
+
+// header returns the next frame's header.
+func (r *reader) header() (wire.Frame, error) {
+	for r.end-r.start < wire.HeaderSize {
+		if err := r.fill(); err != nil {
+			if err == io.EOF && r.end > r.start { //nolint:errorlint // io.Reader returns it unwrapped
+				err = io.ErrUnexpectedEOF
+			}
+			return wire.Frame{}, err
+		}
+	}
+	f, err := wire.ParseFrame(r.buf[r.start:r.end])
+	r.start += wire.HeaderSize
+	return f, err
+}
+
+// fill reads once into the free part of the buffer.
+func (r *reader) fill() error {
+	if r.start == r.end {
+		r.start, r.end = 0, 0
+	} else if r.end == len(r.buf) || r.start > len(r.buf)/2 {
+		r.end = copy(r.buf, r.buf[r.start:r.end])
+		r.start = 0
+	}
+	n, err := r.src.Read(r.buf[r.end:])
+	r.end += n
+	if n > 0 {
+		return nil
+	}
+	if err == nil {
+		err = io.ErrNoProgress
+	}
+	return err
+}
+
+// buffered reports whether a whole header can be read without waiting.
+func (r *reader) buffered() bool { return r.end-r.start >= wire.HeaderSize }
+
+// payload fills dst.
+func (r *reader) payload(dst []byte) error {
+	n := copy(dst, r.buf[r.start:r.end])
+	r.start += n
+	dst = dst[n:]
+	for len(dst) >= directRead {
+		n, err := r.src.Read(dst)
+		dst = dst[n:]
+		if n == 0 && err != nil {
+			return unexpected(err)
+		}
+	}
+	for len(dst) > 0 {
+		if err := r.fill(); err != nil {
+			return unexpected(err)
+		}
+		n := copy(dst, r.buf[r.start:r.end])
+		r.start += n
+		dst = dst[n:]
+	}
+	return nil
+}
+
+// discard reads n bytes and forgets them.
+func (r *reader) discard(n uint64) error {
+	for n > 0 {
+		if r.start == r.end {
+			if err := r.fill(); err != nil {
+				return unexpected(err)
+			}
+		}
+		have := min(n, uint64(r.end-r.start)) //nolint:gosec // end is not before start
+		r.start += int(have)                  //nolint:gosec // at most the buffer's size
+		n -= have
+	}
+	return nil
+}
+
+// drain reads until the stream ends.
+func (r *reader) drain() error {
+	for {
+		r.start, r.end = 0, 0
+		if err := r.fill(); err != nil {
+			return err
+		}
+	}
+}
+
+// unexpected turns the end of the stream inside a message into an error of its own.
+func unexpected(err error) error {
+	if err == io.EOF { //nolint:errorlint // io.Reader returns it unwrapped
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
