@@ -46,6 +46,9 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 	case wire.Wait:
 		return m.wait(c, r)
 	case wire.CompareSet:
+		if isClaim(r.Key) {
+			return m.claim(c, r)
+		}
 		return m.compareSet(c, r)
 	case wire.MultiGet:
 		return m.multiGet(c, r)

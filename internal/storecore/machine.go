@@ -39,16 +39,18 @@ const (
 
 // Machine is the server's state. See the package comment for how it is driven.
 type Machine struct {
-	config   Config
-	limits   Limits
-	now      int64
-	table    *table
-	queues   map[string]*queue
-	waiting  map[string]*waitList // by the key they lack
-	barriers map[string]*waitList
-	watchers map[string][]*Conn
-	dirty    []*Conn
-	request  wire.Request // reused, so that parsing allocates nothing
+	config    Config
+	limits    Limits
+	now       int64
+	table     *table
+	queues    map[string]*queue
+	waiting   map[string]*waitList // by the key they lack
+	barriers  map[string]*waitList
+	watchers  map[string][]*Conn
+	claims    map[string]*claim
+	dirty     []*Conn
+	lastDirty []*Conn      // the other of two buffers: one is walked while the next is filled
+	request   wire.Request // reused, so that parsing allocates nothing
 
 	extraBytes  int64 // queues, waits, watches
 	bufferBytes int64 // what connections hold unparsed or unsent
@@ -91,6 +93,7 @@ type Conn struct {
 	byID    map[uint32]*wait
 	nWaits  int
 	watches []string
+	claims  []string // names it holds
 }
 
 // Tick tells the machine the time, in nanoseconds of the driver's choice.
@@ -112,14 +115,16 @@ func (m *Machine) Close(c *Conn) {
 	m.conns[c.dialect]--
 	m.dropWaits(c)
 	m.unwatch(c)
+	m.unclaim(c)
 	c.in, c.out, c.sent = nil, nil, 0
 	m.settle(c)
 }
 
-// Dirty returns the connections that have something to send or are to be closed, and forgets them.
+// Dirty returns the connections that have something to send or are to be closed, and forgets them. The slice is valid
+// until the call after the next one.
 func (m *Machine) Dirty() []*Conn {
 	d := m.dirty
-	m.dirty = m.dirty[:0]
+	m.dirty, m.lastDirty = m.lastDirty[:0], d
 	for _, c := range d {
 		c.dirty = false
 	}

@@ -27,6 +27,7 @@ type Snapshot struct {
 // Waiter is a client that waits for a key.
 type Waiter struct {
 	Key, Peer string
+	Name      string // who the peer says it is, see claim
 	Barrier   bool
 	Since     int64 // as told by Tick
 }
@@ -40,7 +41,7 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 	for _, lists := range []map[string]*waitList{m.waiting, m.barriers} {
 		for key, l := range lists {
 			for n := l.head; n != nil; n = n.next {
-				s.Waiters = append(s.Waiters, Waiter{Key: key, Peer: n.wait.conn.Peer, Since: n.wait.since, Barrier: n.wait.kind == waitBarrier})
+				s.Waiters = append(s.Waiters, Waiter{Key: key, Peer: n.wait.conn.Peer, Name: m.name(n.wait.conn), Since: n.wait.since, Barrier: n.wait.kind == waitBarrier})
 			}
 		}
 	}

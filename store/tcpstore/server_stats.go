@@ -43,6 +43,8 @@ type Wait struct {
 	Key string `json:"key"`
 	// Waiter is the client's address.
 	Waiter string `json:"waiter"`
+	// Name says who the client is, if it told (see [Client.Claim]): "rank/2: nodea pid 7".
+	Name string `json:"name,omitempty"`
 	// Since is when the wait began.
 	Since time.Time `json:"since"`
 	// Barrier says that the client waits for others at a barrier of that key, not for the key itself.
@@ -97,7 +99,7 @@ func (c *core) stats() Stats {
 		}
 	}
 	for _, w := range snap.Waiters {
-		s.Waits = append(s.Waits, Wait{Key: w.Key, Waiter: w.Peer, Since: time.Unix(0, w.Since), Barrier: w.Barrier})
+		s.Waits = append(s.Waits, Wait{Key: w.Key, Waiter: w.Peer, Name: w.Name, Since: time.Unix(0, w.Since), Barrier: w.Barrier})
 	}
 	return s
 }

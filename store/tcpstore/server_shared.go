@@ -1,0 +1,102 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"sync"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// Shared lets several masters of one process use one server: PyTorch's multi_tenant=True. PyTorch keeps such servers in a
+// global variable; here the user holds the value. Its zero value is ready to use.
+type Shared struct {
+	mu      sync.Mutex
+	servers map[string]*sharedServer // by "host:port" with the real port
+}
+
+type sharedServer struct {
+	*Server
+	users int
+}
+
+// Lease is one user's share of a server. The server ends when the last lease is closed.
+type Lease struct {
+	// Server is the shared server. Its own Close would end it for everybody: use that of the Lease.
+	*Server
+
+	shared *Shared
+	key    string
+	once   sync.Once
+	err    error
+}
+
+// Acquire returns a share of the server that this value has on addr, and starts one where it has none. The options count
+// only then. Port 0 always starts a new one, which can be shared under its real port. A server on all addresses is
+// shared by whoever asks for its port, as in PyTorch.
+func (s *Shared) Acquire(addr string, opts ...ServerOption) (*Lease, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, listenError(addr, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, key := range []string{addr, ":" + port} {
+		if have := s.servers[key]; have != nil && port != "0" {
+			have.users++
+			return &Lease{Server: have.Server, shared: s, key: key}, nil
+		}
+	}
+	server, err := Listen(addr, opts...)
+	if err != nil {
+		return nil, err
+	}
+	key := net.JoinHostPort(host, strconv.Itoa(server.Port()))
+	if s.servers == nil {
+		s.servers = map[string]*sharedServer{}
+	}
+	s.servers[key] = &sharedServer{Server: server, users: 1}
+	return &Lease{Server: server, shared: s, key: key}, nil
+}
+
+// release gives the share back and reports whether it was the last.
+func (l *Lease) release() bool {
+	l.shared.mu.Lock()
+	defer l.shared.mu.Unlock()
+	have := l.shared.servers[l.key]
+	if have.users--; have.users > 0 {
+		return false
+	}
+	delete(l.shared.servers, l.key)
+	return true
+}
+
+// Close gives the share back; the last one closes the server. It is idempotent.
+func (l *Lease) Close() error {
+	l.once.Do(func() {
+		if l.release() {
+			l.err = l.Server.Close()
+		}
+	})
+	return l.err
+}
+
+// Shutdown gives the share back; the last one shuts the server down, waiting for its clients as [Server.Shutdown] does.
+func (l *Lease) Shutdown(ctx context.Context) error {
+	l.once.Do(func() {
+		if l.release() {
+			l.err = l.Server.Shutdown(ctx)
+		}
+	})
+	return l.err
+}
+
+// fdPortError has the text of PyTorch's check of master_listen_fd.
+func fdPortError(fd, port, want int) error {
+	return dist.Newf("tcpstore: listen", dist.InvalidArgument,
+		"listen fd %d is bound to port %d, expected to be bound to port %d", fd, port, want)
+}
