@@ -25,8 +25,9 @@ import (
 const (
 	defaultMaxKey   = 1 << 20
 	defaultMaxValue = 1 << 30
-	// closeTime bounds Close, which has no context, when somebody sits on the file's lock.
-	closeTime = 10 * time.Second
+	// defaultCloseTime bounds Close, which has no context, when somebody sits on the file's lock.
+	defaultCloseTime = 10 * time.Second
+
 	pollPause = 10 * time.Millisecond // PyTorch's
 )
 
@@ -55,6 +56,7 @@ type Store struct {
 	worldSize int
 	limit     limits
 	timeout   atomic.Int64
+	closeTime time.Duration
 	writeAt   func(f *os.File, p []byte, offset int64) (int, error) // for tests of full disks
 
 	closing  sync.Once
@@ -97,7 +99,7 @@ func newStore(path string) *Store {
 	s := &Store{
 		path: path, worldSize: -1, limit: limits{key: defaultMaxKey, value: defaultMaxValue},
 		closed: make(chan struct{}), turn: make(chan struct{}, 1), table: newTable(),
-		writeAt: (*os.File).WriteAt,
+		closeTime: defaultCloseTime, writeAt: (*os.File).WriteAt,
 	}
 	s.SetTimeout(store.DefaultTimeout)
 	return s
@@ -126,7 +128,7 @@ func (s *Store) close() error {
 		path: s.path, worldSize: s.worldSize, limit: s.limit, writeAt: s.writeAt,
 		closed: make(chan struct{}), turn: make(chan struct{}, 1),
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+	ctx, cancel := context.WithTimeout(context.Background(), s.closeTime)
 	defer cancel()
 	select {
 	case s.turn <- struct{}{}: // kept: nobody uses this handle again
@@ -176,7 +178,7 @@ func Repair(ctx context.Context, path string) (int64, error) {
 	if err == nil {
 		return 0, nil
 	}
-	if !errors.Is(err, errTorn) {
+	if !errors.Is(err, errTorn) || s.table.pos == 0 { // without one whole record nothing says that it is a store
 		return fail(err)
 	}
 	if err := f.Truncate(s.table.pos); err != nil {

@@ -1,0 +1,190 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package filestore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/store"
+)
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func TestRefcount(t *testing.T) {
+	path := tempPath(t)
+	first, second := open(t, path, WithWorldSize(1)), open(t, path, WithWorldSize(1))
+	if err := first.Close(); err != nil || !exists(path) {
+		t.Fatalf("one of two closed: %v, file %v", err, exists(path))
+	}
+	if err := second.Close(); err != nil || exists(path) {
+		t.Fatalf("both closed: %v, file %v", err, exists(path))
+	}
+	if err := first.Close(); err != nil {
+		t.Errorf("closed twice: %v", err)
+	}
+}
+
+func TestWorldSizeAndRemoval(t *testing.T) {
+	for _, c := range []struct {
+		world, handles int
+		removed        bool
+	}{{1, 1, true}, {2, 1, false}, {2, 2, true}, {0, 1, true}, {-1, 3, false}, {2, 3, true}} {
+		path := tempPath(t)
+		var all []*Store
+		for range c.handles {
+			all = append(all, open(t, path, WithWorldSize(c.world)))
+		}
+		for _, s := range all {
+			if !exists(path) {
+				t.Errorf("%+v: removed too early", c)
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if exists(path) == c.removed {
+			t.Errorf("%+v: the file exists: %v", c, exists(path))
+		}
+	}
+	// One after the other counts too: the second finds the cleanup of the first.
+	path := tempPath(t)
+	for i := range 2 {
+		_ = open(t, path, WithWorldSize(2)).Close()
+		if exists(path) != (i == 0) {
+			t.Errorf("after %d of two: the file exists: %v", i+1, exists(path))
+		}
+	}
+}
+
+func TestFileRemovedInUse(t *testing.T) {
+	path, ctx := tempPath(t), t.Context()
+	a, b := open(t, path, WithWorldSize(1)), open(t, path, WithWorldSize(1))
+	_ = a.Set(ctx, "k", []byte("old"))
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Check(ctx, "k"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("check: %v", err)
+	}
+	if _, err := a.NumKeys(ctx); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("number of keys: %v", err)
+	}
+	// A wait goes on, and sees what is written anew; nothing of the lost file comes back.
+	get := make(chan string, 1)
+	go func() { v, err := a.Get(ctx, "k"); get <- fmt.Sprint(string(v), err) }()
+	time.Sleep(20 * time.Millisecond)
+	if err := b.Set(ctx, "k", []byte("new")); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-get; got != "new<nil>" {
+		t.Errorf("got %s", got)
+	}
+	if got, want := content(t, path), record("refcount/", "1")+record("/k", "new"); got != want {
+		t.Errorf("the new file is %q, want %q", got, want)
+	}
+	// The reader never joined the new file, so it leaves it alone.
+	if err := a.Close(); err != nil || !exists(path) {
+		t.Errorf("close of a reader: %v, file %v", err, exists(path))
+	}
+	if err := b.Close(); err != nil || exists(path) {
+		t.Errorf("close of the last user: %v, file %v", err, exists(path))
+	}
+}
+
+func TestCloseLeavesAnotherFileAlone(t *testing.T) {
+	path := tempPath(t)
+	s := open(t, path, WithWorldSize(1))
+	_ = os.Remove(path)
+	if err := os.WriteFile(path, []byte("somebody else's"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil || content(t, path) != "somebody else's" {
+		t.Errorf("close: %v", err)
+	}
+}
+
+func TestCloseDoesNotHang(t *testing.T) {
+	path := tempPath(t)
+	s := open(t, path)
+	s.closeTime = 50 * time.Millisecond
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // a test
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
+		t.Fatal(err)
+	}
+	blocked := make(chan error, 1)
+	go func() { blocked <- s.Set(t.Context(), "k", nil) }()
+	time.Sleep(10 * time.Millisecond)
+	if err := s.Close(); !errors.Is(err, store.ErrTimeout) {
+		t.Errorf("close: %v", err)
+	}
+	if err := <-blocked; !errors.Is(err, store.ErrClosed) {
+		t.Errorf("the write that waited for the lock: %v", err)
+	}
+}
+
+// TestKilledWriter kills processes that write large records, at any moment, and uses the file all the while.
+func TestKilledWriter(t *testing.T) {
+	if path := os.Getenv("COHORT_FILESTORE_WRITER"); path != "" {
+		writeForEver(path)
+	}
+	path, ctx := tempPath(t), t.Context()
+	s := open(t, path, WithTimeout(30*time.Second))
+	for round := range 8 {
+		cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestKilledWriter$")
+		cmd.Env = append(os.Environ(), "COHORT_FILESTORE_WRITER="+path)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		key := fmt.Sprint("started/", cmd.Process.Pid)
+		if _, err := s.Get(ctx, key); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(round) * 1500 * time.Microsecond)
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if n, err := s.Add(ctx, "rounds", 1); n != int64(round+1) || err != nil {
+			t.Fatalf("round %d: %d, %v", round, n, err)
+		}
+		v, err := s.Get(ctx, "large")
+		if err != nil || len(v) != 1<<20 || bytes.Count(v, v[:1]) != len(v) {
+			t.Fatalf("round %d: %d bytes, %v", round, len(v), err)
+		}
+	}
+	fresh := open(t, path)
+	if n, err := fresh.Add(ctx, "rounds", 0); n != 8 || err != nil {
+		t.Errorf("a new handle reads %d, %v", n, err)
+	}
+}
+
+func writeForEver(path string) {
+	ctx := context.Background()
+	s, err := Open(ctx, path)
+	if err != nil {
+		panic(err)
+	}
+	for i := 0; ; i++ {
+		if err := s.Set(ctx, "large", bytes.Repeat([]byte{byte(i)}, 1<<20)); err != nil {
+			panic(err)
+		}
+		if i == 0 {
+			_ = s.Set(ctx, fmt.Sprint("started/", os.Getpid()), nil)
+		}
+	}
+}
