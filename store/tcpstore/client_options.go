@@ -73,6 +73,7 @@ type clientConfig struct {
 	waitConns int
 	dial      DialFunc
 	limits    wire.Limits // of what we send
+	raw       bool        // keys go out as they are
 }
 
 const (
@@ -120,6 +121,10 @@ func WithDialect(d Dialect) ClientOption {
 func WithWaitConns(n int) ClientOption {
 	return clientOption(func(c *clientConfig) { c.waitConns = max(n, 1) })
 }
+
+// WithRawKeys makes the client use keys as they are on the wire, where PyTorch puts "/" in front of a user's key: it is
+// for tools that look at everything, the store's own keys such as "init/" included.
+func WithRawKeys() ClientOption { return clientOption(func(c *clientConfig) { c.raw = true }) }
 
 // DialFunc opens a connection, as [net.Dialer.DialContext] does.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)

@@ -1,0 +1,402 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storenum"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// Client is a store that lives in a server: cohort's, or that of any PyTorch since 1.13. It corresponds to
+// torch.distributed.TCPStore with is_master=False.
+//
+// All methods are safe for concurrent use, and an operation that waits never holds up others. On cohort's own server
+// every operation is one round trip on one connection; on PyTorch's servers, whose protocol has no request ids, Get is
+// two round trips and each wait has a connection of its own ([WithWaitConns]).
+//
+// An operation that has returned without error has happened: writes that PyTorch's protocol does not answer are sent
+// together with a question that it does answer, in one round trip. When the connection is lost every operation in
+// flight fails at once with [dist.PeerLost], which for a write means that it may or may not have happened; nothing is
+// repeated silently but the reading part of Get. Later operations connect again, in one attempt: they fail at once with
+// [dist.Unavailable] while the server is gone, and go on when it is back (with the keys that it has then).
+type Client struct {
+	addr    string
+	config  clientConfig
+	back    backend
+	timeout atomic.Int64
+	closed  atomic.Bool
+}
+
+// backend runs operations in one dialect. Errors that carry no code of their own mean a lost connection.
+type backend interface {
+	do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error)
+	supports(ctx context.Context, f store.Feature) (bool, error)
+	dialect() wire.Dialect
+	close(reason error)
+}
+
+var (
+	_ store.Store           = (*Client)(nil)
+	_ store.Appender        = (*Client)(nil)
+	_ store.MultiGetter     = (*Client)(nil)
+	_ store.MultiSetter     = (*Client)(nil)
+	_ store.Queuer          = (*Client)(nil)
+	_ store.Lister          = (*Client)(nil)
+	_ store.FeatureReporter = (*Client)(nil)
+)
+
+// Dial connects to the store at addr ("host:port") and finds out which dialect it speaks. It corresponds to
+// torch.distributed.TCPStore(host, port, is_master=False).
+//
+// A server that is not there yet is tried again until ctx ends, or, without a deadline in ctx, until the timeout of
+// [WithTimeout] has passed. Dial does not count the caller as a worker; [Client.JoinWorker] does.
+func Dial(ctx context.Context, addr string, opts ...ClientOption) (*Client, error) {
+	config := newClientConfig(opts)
+	if err := checkAddr(addr); err != nil {
+		return nil, err
+	}
+	bounded, cancel := store.WaitContext(ctx, config.timeout)
+	defer cancel()
+	d := &dialer{addr: addr, dial: config.dial, log: config.logger}
+	first, err := d.connect(bounded, config.dialect)
+	if err != nil {
+		config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Err: err})
+		return nil, err
+	}
+	c := &Client{addr: addr, config: config}
+	c.timeout.Store(int64(config.timeout))
+	if first.dialect == wire.Native {
+		c.back = newNativeStore(d, first)
+	} else {
+		c.back = newTorchStore(d, first, config.waitConns)
+	}
+	config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Detail: "dialect " + first.dialect.String()})
+	return c, nil
+}
+
+// Addr returns the address that was given to [Dial].
+func (c *Client) Addr() string { return c.addr }
+
+// Dialect returns the dialect that is spoken with the server.
+func (c *Client) Dialect() Dialect {
+	switch c.back.dialect() {
+	case wire.Legacy:
+		return DialectLegacy
+	case wire.V:
+		return DialectV
+	case wire.Native:
+		return DialectNative
+	default:
+		return DialectAuto
+	}
+}
+
+// Supports implements [store.FeatureReporter]: what the server can do by itself. The answer may need a question to the
+// server, which is asked once.
+func (c *Client) Supports(f store.Feature) bool {
+	has, err := c.supports(context.Background(), "", f)
+	return has && err == nil
+}
+
+// supports is Supports with the error of a question that could not be asked.
+func (c *Client) supports(ctx context.Context, op string, f store.Feature) (bool, error) {
+	var has bool
+	var err error = dist.Closed
+	if !c.closed.Load() {
+		has, err = c.back.supports(ctx, f)
+	}
+	if err != nil {
+		code := codeOr(err, dist.PeerLost)
+		if c.closed.Load() {
+			code = dist.Closed
+		}
+		return false, &dist.Error{Op: "tcpstore: " + op, Code: code, Rank: dist.NoRank, Peer: c.addr, Detail: detailOf(err), Err: err}
+	}
+	return has, nil
+}
+
+// Timeout implements [store.Store].
+func (c *Client) Timeout() time.Duration { return time.Duration(c.timeout.Load()) }
+
+// SetTimeout implements [store.Store].
+func (c *Client) SetTimeout(d time.Duration) { c.timeout.Store(int64(d)) }
+
+// Close implements [store.Store]. The server is not affected.
+func (c *Client) Close() error {
+	if !c.closed.Swap(true) {
+		c.back.close(dist.Closed)
+	}
+	return nil
+}
+
+// Set implements [store.Store]. It returns when the server has stored the value, unlike PyTorch's.
+func (c *Client) Set(ctx context.Context, key string, value []byte) error {
+	_, err := c.do(ctx, &request{op: wire.Set, key: key, value: value})
+	return err
+}
+
+// Get implements [store.Store].
+func (c *Client) Get(ctx context.Context, key string) ([]byte, error) {
+	r, err := c.do(ctx, &request{op: wire.Get, key: key, wait: true})
+	if err != nil {
+		return nil, err
+	}
+	return present(r.Value), nil
+}
+
+// Add implements [store.Store]. An empty value is no number, as in PyTorch's TCPStore.
+func (c *Client) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	r, err := c.do(ctx, &request{op: wire.Add, key: key, num: delta})
+	return r.Num, err
+}
+
+// CompareAndSet implements [store.Store].
+func (c *Client) CompareAndSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error) {
+	r, err := c.do(ctx, &request{op: wire.CompareSet, key: key, expected: expected, value: desired})
+	if err != nil {
+		return nil, err
+	}
+	return present(r.Value), nil
+}
+
+// Check implements [store.Store].
+func (c *Client) Check(ctx context.Context, keys ...string) (bool, error) {
+	r, err := c.do(ctx, &request{op: wire.Check, keys: list(keys)})
+	return err == nil && r.Byte == wire.Ready, err
+}
+
+// Wait implements [store.Store].
+func (c *Client) Wait(ctx context.Context, keys ...string) error {
+	_, err := c.do(ctx, &request{op: wire.Wait, keys: list(keys), wait: true})
+	return err
+}
+
+// Delete implements [store.Store].
+func (c *Client) Delete(ctx context.Context, key string) (bool, error) {
+	r, err := c.do(ctx, &request{op: wire.DeleteKey, key: key})
+	return r.Num > 0, err
+}
+
+// NumKeys implements [store.Store]. The worker counter counts as a key, queues do not.
+func (c *Client) NumKeys(ctx context.Context) (int, error) {
+	r, err := c.do(ctx, &request{op: wire.NumKeys})
+	return int(r.Num), err
+}
+
+// Append implements [store.Appender]. On a 1.13 server, which has no append, it is the fallback of [store.Append].
+func (c *Client) Append(ctx context.Context, key string, value []byte) error {
+	if has, err := c.supports(ctx, "append", store.FeatureAppend); err != nil {
+		return err
+	} else if !has {
+		return store.Append(ctx, coreOf(c), key, value)
+	}
+	_, err := c.do(ctx, &request{op: wire.Append, key: key, value: value})
+	return err
+}
+
+// MultiGet implements [store.MultiGetter]. On a 1.13 server it is the fallback of [store.MultiGet].
+func (c *Client) MultiGet(ctx context.Context, keys ...string) ([][]byte, error) {
+	if has, err := c.supports(ctx, "multi get", store.FeatureMultiGet); err != nil {
+		return nil, err
+	} else if !has {
+		return store.MultiGet(ctx, coreOf(c), keys...)
+	}
+	r, err := c.do(ctx, &request{op: wire.MultiGet, keys: list(keys), wait: true})
+	if err != nil {
+		return nil, err
+	}
+	if r.Values == nil {
+		r.Values = [][]byte{}
+	}
+	return r.Values, nil
+}
+
+// MultiSet implements [store.MultiSetter]. On a 1.13 server it is the fallback of [store.MultiSet].
+func (c *Client) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
+	if err := store.CheckMultiSet("tcpstore: multi set", keys, values); err != nil {
+		return err
+	}
+	if has, err := c.supports(ctx, "multi set", store.FeatureMultiSet); err != nil {
+		return err
+	} else if !has {
+		return store.MultiSet(ctx, coreOf(c), keys, values)
+	}
+	_, err := c.do(ctx, &request{op: wire.MultiSet, keys: list(keys), values: values})
+	return err
+}
+
+// QueuePush implements [store.Queuer]. On a server without queues it is the fallback of [store.QueuePush].
+func (c *Client) QueuePush(ctx context.Context, key string, value []byte) error {
+	if has, err := c.supports(ctx, "queue push", store.FeatureQueue); err != nil {
+		return err
+	} else if !has {
+		return store.QueuePush(ctx, coreOf(c), key, value)
+	}
+	_, err := c.do(ctx, &request{op: wire.QueuePush, key: key, value: value})
+	return err
+}
+
+// QueuePop implements [store.Queuer]. On a server without queues it is the fallback of [store.QueuePop].
+func (c *Client) QueuePop(ctx context.Context, key string, wait bool) ([]byte, error) {
+	if has, err := c.supports(ctx, "queue pop", store.FeatureQueue); err != nil {
+		return nil, err
+	} else if !has {
+		return store.QueuePop(ctx, coreOf(c), key, wait)
+	}
+	q := &request{op: wire.QueuePop, key: key, wait: wait}
+	r, err := c.do(ctx, q)
+	switch {
+	case err != nil:
+		return nil, err
+	case r.Num <= 0:
+		return nil, queueEmpty(q, c.addr)
+	}
+	return present(r.Value), nil
+}
+
+// QueueLen implements [store.Queuer]. On a server without queues it is the fallback of [store.QueueLen].
+func (c *Client) QueueLen(ctx context.Context, key string) (int, error) {
+	if has, err := c.supports(ctx, "queue len", store.FeatureQueue); err != nil {
+		return 0, err
+	} else if !has {
+		return store.QueueLen(ctx, coreOf(c), key)
+	}
+	r, err := c.do(ctx, &request{op: wire.QueueLen, key: key})
+	return int(r.Num), err
+}
+
+// ListKeys implements [store.Lister]. It is [store.ErrNotSupported] on a PyTorch server that cannot list its keys, as
+// those of all releases so far.
+func (c *Client) ListKeys(ctx context.Context) ([]string, error) {
+	if has, err := c.supports(ctx, "list keys", store.FeatureListKeys); err != nil {
+		return nil, err
+	} else if !has {
+		return nil, &dist.Error{
+			Op: "tcpstore: list keys", Code: dist.NotSupported, Rank: dist.NoRank, Peer: c.addr,
+			Detail: "this server cannot list its keys",
+		}
+	}
+	r, err := c.do(ctx, &request{op: wire.ListKeys})
+	if err != nil {
+		return nil, err
+	}
+	if c.config.raw {
+		return rawKeys(r.Values), nil
+	}
+	return userKeys(r.Values), nil
+}
+
+// JoinWorker counts the caller as a worker that has joined the store and returns how many have, this one included. It
+// is what TCPStore's constructor does when it is given a world size; call it once per process.
+func (c *Client) JoinWorker(ctx context.Context) (int64, error) {
+	r, err := c.do(ctx, &request{op: wire.Add, key: wire.WorkerCountKey, raw: true, num: 1})
+	return r.Num, err
+}
+
+// Workers returns how many workers have joined. It does not wait.
+func (c *Client) Workers(ctx context.Context) (int64, error) {
+	r, err := c.do(ctx, &request{op: wire.Check, keys: []string{wire.WorkerCountKey}, raw: true})
+	if err != nil || r.Byte != wire.Ready {
+		return 0, err
+	}
+	q := &request{op: wire.Get, key: wire.WorkerCountKey, raw: true, wait: true}
+	if r, err = c.do(ctx, q); err != nil {
+		return 0, err
+	}
+	n, err := storenum.Parse(r.Value)
+	if err != nil {
+		return 0, storenum.Error("tcpstore: workers", wire.WorkerCountKey, r.Value, err)
+	}
+	return n, nil
+}
+
+// Stats returns the server's statistics as JSON: connections, operations, keys, and who waits for what. Only cohort's
+// server has them.
+func (c *Client) Stats(ctx context.Context) ([]byte, error) {
+	if c.back.dialect() != wire.Native {
+		return nil, &dist.Error{
+			Op: "tcpstore: stats", Code: dist.NotSupported, Rank: dist.NoRank, Peer: c.addr,
+			Detail: "only cohort's own server has statistics; this client speaks the " + c.back.dialect().String() + " dialect",
+		}
+	}
+	r, err := c.do(ctx, &request{op: wire.Stats})
+	return r.Value, err
+}
+
+// do runs one operation: checks, the backend, the event, the error's words.
+func (c *Client) do(ctx context.Context, q *request) (wire.Reply, error) {
+	if c.config.hook != nil {
+		return c.observed(ctx, q)
+	}
+	return c.run(ctx, q)
+}
+
+func (c *Client) run(ctx context.Context, q *request) (r wire.Reply, err error) {
+	q.raw = q.raw || c.config.raw
+	if err = q.check(&c.config.limits); err != nil {
+		return r, err
+	}
+	if c.closed.Load() {
+		return r, c.explain(q, dist.Closed)
+	}
+	if e := dist.FromContext("tcpstore", ctx); e != nil {
+		return r, c.explain(q, e)
+	}
+	if r, err = c.back.do(ctx, limitOf(ctx, c.Timeout(), q.wait), q); err != nil {
+		return wire.Reply{}, c.explain(q, err)
+	}
+	return r, nil
+}
+
+// observed is run between two events.
+func (c *Client) observed(ctx context.Context, q *request) (wire.Reply, error) {
+	event := observe.Event{
+		Time: time.Now(), Kind: observe.Kind("store." + q.op.String()), Phase: observe.Begin, Rank: dist.NoRank,
+		Peer: c.addr, Key: q.subject(), Bytes: int64(len(q.value)),
+	}
+	c.config.hook.Emit(event)
+	r, err := c.run(ctx, q)
+	start := event.Time
+	event.Time, event.Phase, event.Err = time.Now(), observe.End, err
+	event.Dur = event.Time.Sub(start)
+	event.Bytes += int64(len(r.Value))
+	c.config.hook.Emit(event)
+	return r, err
+}
+
+// explain completes an error with what was attempted and where.
+func (c *Client) explain(q *request, err error) error {
+	switch {
+	case c.closed.Load():
+		return &dist.Error{
+			Op: q.opName(), Code: dist.Closed, Rank: dist.NoRank, Peer: c.addr, Key: q.subject(),
+			Detail: "the client was closed",
+		}
+	case errors.Is(err, error(errLimit)):
+		return &dist.Error{
+			Op: q.opName(), Code: dist.DeadlineExceeded, Rank: dist.NoRank, Peer: c.addr, Key: q.subject(),
+			Detail: timeoutDetail(c.Timeout()),
+		}
+	}
+	return q.errorAt(c.addr, err)
+}
+
+// list makes an empty list of keys one that is there.
+func list(keys []string) []string {
+	if keys == nil {
+		return []string{}
+	}
+	return keys
+}
+
+// coreOf hides the optional operations of a client, so that the fallbacks of package store do not ask for them again.
+func coreOf(c *Client) store.Store { return struct{ store.Store }{c} }

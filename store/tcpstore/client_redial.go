@@ -1,0 +1,108 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// nativeStore speaks with cohort's server over one connection, which is replaced after it was lost.
+type nativeStore struct {
+	dialer  *dialer
+	current atomic.Pointer[nativeConn]
+	dialing chan struct{} // held by the one who connects again
+
+	mu     sync.Mutex
+	closed error
+	gone   context.CancelCauseFunc // ends a connect that is under way; nil: there is none
+}
+
+func newNativeStore(d *dialer, first found) *nativeStore {
+	s := &nativeStore{dialer: d, dialing: make(chan struct{}, 1)}
+	s.current.Store(newNativeConn(first.conn))
+	return s
+}
+
+func (s *nativeStore) dialect() wire.Dialect { return wire.Native }
+
+func (s *nativeStore) supports(context.Context, store.Feature) (bool, error) { return true, nil }
+
+func (s *nativeStore) do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
+	m := s.current.Load()
+	if m.lost.Load() {
+		var err error
+		if m, err = s.again(ctx, limit); err != nil {
+			return wire.Reply{}, err
+		}
+	}
+	return m.do(ctx, limit, q)
+}
+
+// again returns a connection that is alive, opening it if nobody else has done so meanwhile.
+func (s *nativeStore) again(ctx context.Context, limit time.Time) (*nativeConn, error) {
+	if !limit.IsZero() {
+		var stop context.CancelFunc
+		ctx, stop = context.WithDeadlineCause(ctx, limit, errLimit)
+		defer stop()
+	}
+	select {
+	case s.dialing <- struct{}{}:
+		defer func() { <-s.dialing }()
+	case <-ctx.Done():
+		return nil, dist.FromContext("tcpstore", ctx)
+	}
+	old := s.current.Load()
+	if !old.lost.Load() {
+		return old, nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.mu.Lock()
+	if s.closed != nil {
+		s.mu.Unlock()
+		return nil, s.closed
+	}
+	s.gone = cancel
+	s.mu.Unlock()
+
+	f, err := s.dialer.again(ctx, found{dialect: wire.Native})
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = nil
+	switch {
+	case s.closed != nil:
+		if err == nil {
+			_ = f.conn.Close()
+		}
+		return nil, s.closed
+	case err != nil:
+		return nil, err
+	}
+	s.dialer.log.LogAttrs(ctx, slog.LevelInfo, "connected to the store again", slog.String("addr", s.dialer.addr),
+		slog.String("lost", old.broken().Error()))
+	old.close(dist.PeerLost)
+	m := newNativeConn(f.conn)
+	s.current.Store(m)
+	return m, nil
+}
+
+func (s *nativeStore) close(reason error) {
+	s.mu.Lock()
+	s.closed = reason
+	if s.gone != nil {
+		s.gone(reason)
+	}
+	m := s.current.Load()
+	s.mu.Unlock()
+	m.close(reason)
+}

@@ -1,0 +1,212 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// request is one operation of a user, before it is put into a dialect.
+type request struct {
+	op       wire.Op
+	key      string   // of an operation with one key
+	keys     []string // of an operation with a list
+	raw      bool     // key goes out as it is: it is not a user's
+	wait     bool     // the server may keep the answer back until something happens
+	num      int64
+	value    []byte
+	expected []byte
+	values   [][]byte
+}
+
+// opName is the operation as errors and events name it.
+func (q *request) opName() string { return "tcpstore: " + q.name() }
+
+func (q *request) name() string {
+	switch q.op {
+	case wire.CompareSet:
+		return "compare-and-set"
+	case wire.DeleteKey:
+		return "delete"
+	default:
+		return strings.ReplaceAll(q.op.String(), "_", " ")
+	}
+}
+
+// subject is what errors name: the key, or the first few of many.
+func (q *request) subject() string {
+	const shown = 8
+	switch {
+	case q.keys == nil:
+		return q.key
+	case len(q.keys) > shown:
+		return fmt.Sprintf("%s and %d more", strings.Join(q.keys[:shown], ", "), len(q.keys)-shown)
+	}
+	return strings.Join(q.keys, ", ")
+}
+
+// wireKey is a user's key as it goes out.
+func (q *request) wireKey() string {
+	if q.raw {
+		return q.key
+	}
+	return wire.KeyPrefix + q.key
+}
+
+func (q *request) wireKeys() []string {
+	if q.raw {
+		return q.keys
+	}
+	keys := make([]string, len(q.keys))
+	for i, k := range q.keys {
+		keys[i] = wire.KeyPrefix + k
+	}
+	return keys
+}
+
+// append puts the request behind b.
+func (q *request) append(b []byte, d wire.Dialect) []byte {
+	switch q.op {
+	case wire.Set, wire.Append, wire.QueuePush:
+		return wire.AppendKeyValue(b, d, q.op, q.wireKey(), q.value)
+	case wire.CompareSet:
+		return wire.AppendCompareSet(b, d, q.wireKey(), q.expected, q.value)
+	case wire.Add:
+		return wire.AppendAdd(b, d, q.wireKey(), q.num)
+	case wire.Get, wire.DeleteKey, wire.QueueLen:
+		return wire.AppendKey(b, d, q.op, q.wireKey())
+	case wire.QueuePop:
+		if d == wire.Native {
+			return wire.AppendQueuePop(b, q.wireKey(), q.wait)
+		}
+		return wire.AppendKey(b, d, q.op, q.wireKey())
+	case wire.Check, wire.Wait, wire.MultiGet:
+		return wire.AppendKeys(b, d, q.op, q.wireKeys()...)
+	case wire.MultiSet:
+		return wire.AppendMultiSet(b, d, q.wireKeys(), q.values)
+	default: // num_keys, list_keys, stats
+		return wire.AppendPlain(b, d, q.op)
+	}
+}
+
+// check refuses what the server would cut the connection for.
+func (q *request) check(limits *wire.Limits) error {
+	tooLarge := func(what string, n, limit int) error {
+		e := dist.Newf(q.opName(), dist.TooLarge, "%s of %d is over the limit of %d: store less, split it, or raise the limit "+
+			"here (WithMaxSizes) and at the server", what, n, limit)
+		if len(q.key) <= 256 {
+			e.Key = q.key
+		}
+		return e
+	}
+	if len(q.keys) > limits.Keys {
+		return tooLarge("a number of keys", len(q.keys), limits.Keys)
+	}
+	longest, largest, total := len(q.key), max(len(q.value), len(q.expected)), len(q.key)+len(q.value)+len(q.expected)
+	for _, k := range q.keys {
+		longest = max(longest, len(k))
+		total += len(k) + 9
+	}
+	for _, v := range q.values {
+		largest = max(largest, len(v))
+		total += len(v) + 8
+	}
+	switch {
+	case longest+len(wire.KeyPrefix) > limits.Key:
+		return tooLarge("a key with its prefix", longest+len(wire.KeyPrefix), limits.Key)
+	case largest > limits.Value:
+		return tooLarge("a value", largest, limits.Value)
+	case total > limits.Request:
+		return tooLarge("a request", total, limits.Request)
+	}
+	return nil
+}
+
+// own makes a reply that points into a buffer the caller's own.
+func own(r wire.Reply) wire.Reply {
+	if r.Value != nil {
+		r.Value = append(make([]byte, 0, len(r.Value)), r.Value...)
+	}
+	for i, v := range r.Values {
+		r.Values[i] = append(make([]byte, 0, len(v)), v...)
+	}
+	return r
+}
+
+// errorAt completes an error with what was attempted and where.
+func (q *request) errorAt(addr string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &dist.Error{
+		Op: q.opName(), Code: codeOr(err, dist.PeerLost), Rank: dist.NoRank, Peer: addr, Key: q.subject(),
+		Detail: detailOf(err), Err: err,
+	}
+}
+
+func codeOr(err error, code dist.Code) dist.Code {
+	if c := dist.CodeOf(err); c != dist.Unknown {
+		return c
+	}
+	return code
+}
+
+// detailOf is an error's text without the parts that errorAt adds again.
+func detailOf(err error) string {
+	if e, ok := err.(*dist.Error); ok { //nolint:errorlint // only the outermost one repeats itself
+		if e.Detail != "" {
+			return e.Detail
+		}
+		if e.Err != nil {
+			return e.Err.Error()
+		}
+		return ""
+	}
+	if c, ok := err.(dist.Code); ok { //nolint:errorlint // a bare code says nothing more
+		_ = c
+		return ""
+	}
+	return err.Error()
+}
+
+// endless is an empty answer as a caller sees it: present, not nil.
+func present(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+func userKeys(raw [][]byte) []string {
+	keys := make([]string, 0, len(raw))
+	for _, k := range raw {
+		if user, ok := bytes.CutPrefix(k, []byte(wire.KeyPrefix)); ok {
+			keys = append(keys, string(user))
+		}
+	}
+	return keys
+}
+
+func rawKeys(raw [][]byte) []string {
+	keys := make([]string, len(raw))
+	for i, k := range raw {
+		keys[i] = string(k)
+	}
+	return keys
+}
+
+// queueEmpty is the error of a pop that does not wait.
+func queueEmpty(q *request, addr string) error {
+	e, ok := store.QueueEmpty(q.opName(), q.key).(*dist.Error) //nolint:errorlint // made just now
+	if ok {
+		e.Peer = addr
+	}
+	return e
+}

@@ -1,0 +1,353 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storenum"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// torchStore speaks with a PyTorch server, old or new, by the rules of its own clients.
+type torchStore struct {
+	dialer *dialer
+	like   found // what further connections are
+	pool   *pool
+
+	mu    sync.Mutex
+	knows map[wire.Op]bool // whether this server has operations that only newer ones have
+}
+
+func newTorchStore(d *dialer, first found, waitConns int) *torchStore {
+	s := &torchStore{dialer: d, like: first, knows: map[wire.Op]bool{}}
+	s.like.conn = nil
+	s.pool = newPool(waitConns, s.open)
+	s.pool.seed(&torchConn{conn: first.conn, dialect: first.dialect})
+	return s
+}
+
+func (s *torchStore) open(ctx context.Context) (*torchConn, error) {
+	f, err := s.dialer.again(ctx, s.like)
+	if err != nil {
+		return nil, err
+	}
+	return &torchConn{conn: f.conn, dialect: f.dialect}, nil
+}
+
+func (s *torchStore) dialect() wire.Dialect { return s.like.dialect }
+
+func (s *torchStore) close(reason error) { s.pool.close(reason) }
+
+// do runs one operation.
+func (s *torchStore) do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
+	if !limit.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(ctx, limit, errLimit)
+		defer cancel()
+	}
+	r, err := s.run(ctx, q)
+	if err != nil {
+		if closed := s.pool.reason(); closed != nil {
+			return r, closed
+		}
+	}
+	return r, err
+}
+
+func (s *torchStore) run(ctx context.Context, q *request) (wire.Reply, error) {
+	switch q.op {
+	case wire.Set, wire.Append, wire.MultiSet, wire.QueuePush:
+		return s.confirmed(ctx, q)
+	case wire.Wait:
+		return wire.Reply{}, s.await(ctx, q.wireKeys(), nil)
+	case wire.Get:
+		return s.get(ctx, q, []string{q.wireKey()})
+	case wire.MultiGet:
+		return s.get(ctx, q, q.wireKeys())
+	case wire.QueuePop:
+		if q.wait {
+			return s.popWaiting(ctx, q)
+		}
+		return s.short(ctx, q)
+	case wire.Add:
+		r, err := s.short(ctx, q)
+		if isLost(err) {
+			err = s.whyNoSum(ctx, q, err)
+		}
+		return r, err
+	default:
+		return s.short(ctx, q)
+	}
+}
+
+// short runs an operation that is answered at once.
+func (s *torchStore) short(ctx context.Context, q *request) (r wire.Reply, err error) {
+	err = s.with(ctx, func(t *torchConn) error {
+		return t.exchange(ctx, q.append(nil, t.dialect), func() error {
+			got, err := t.reply(q.op, len(q.keys))
+			r = own(got)
+			return err
+		})
+	})
+	return r, err
+}
+
+// confirmed runs an operation that PyTorch does not answer, together with a question that it does answer: when the
+// answer is there the write has happened, and a connection that was cut instead shows as an error. It stays one round
+// trip, and needs one byte more than the write alone.
+func (s *torchStore) confirmed(ctx context.Context, q *request) (wire.Reply, error) {
+	return wire.Reply{}, s.with(ctx, func(t *torchConn) error {
+		b := wire.AppendPlain(q.append(nil, t.dialect), t.dialect, wire.NumKeys)
+		return t.exchange(ctx, b, func() error {
+			_, err := t.reply(wire.NumKeys, 0)
+			return err
+		})
+	})
+}
+
+// with runs use on a connection for short operations.
+func (s *torchStore) with(ctx context.Context, use func(*torchConn) error) error {
+	t, err := s.pool.take(ctx, forShort)
+	if err != nil {
+		return err
+	}
+	err = use(t)
+	s.giveBack(t, forShort, err)
+	return err
+}
+
+// giveBack returns a connection after an operation that ended with err.
+func (s *torchStore) giveBack(t *torchConn, u use, err error) {
+	if isLost(err) && s.pool.reason() == nil {
+		s.dialer.log.LogAttrs(context.Background(), slog.LevelDebug, "store connection lost",
+			slog.String("addr", s.dialer.addr), slog.String("connection", t.String()), slog.String("err", err.Error()))
+		s.pool.purge()
+	}
+	s.pool.put(t, u)
+}
+
+func isLost(err error) bool {
+	var lost *lostError
+	return errors.As(err, &lost)
+}
+
+// get is what PyTorch's client does: WAIT, then GET. A CHECK goes with the GET, because between the two the key may have
+// been deleted: then one kind of server closes the connection and the other kind answers with an empty value. In both
+// cases the wait starts anew.
+func (s *torchStore) get(ctx context.Context, q *request, keys []string) (r wire.Reply, err error) {
+	err = s.await(ctx, keys, func(t *torchConn) (again bool, err error) {
+		b := wire.AppendKeys(q.append(nil, t.dialect), t.dialect, wire.Check, keys...)
+		deleted := false
+		err = t.exchange(ctx, b, func() error {
+			got, err := t.reply(q.op, len(keys))
+			if err != nil {
+				return err
+			}
+			r = own(got)
+			check, err := t.reply(wire.Check, 0)
+			deleted = check.Byte != wire.Ready
+			return err
+		})
+		if isLost(err) {
+			return true, nil
+		}
+		return err == nil && deleted && hasEmpty(r), err
+	})
+	return r, err
+}
+
+// hasEmpty reports whether a value could be that of a missing key.
+func hasEmpty(r wire.Reply) bool {
+	if r.Values == nil {
+		return len(r.Value) == 0
+	}
+	for _, v := range r.Values {
+		if len(v) == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// popWaiting waits for an item and takes it; somebody else may be faster, then it waits again.
+func (s *torchStore) popWaiting(ctx context.Context, q *request) (r wire.Reply, err error) {
+	err = s.await(ctx, []string{q.wireKey()}, func(t *torchConn) (again bool, err error) {
+		err = t.exchange(ctx, q.append(nil, t.dialect), func() error {
+			got, err := t.reply(q.op, 0)
+			r = own(got)
+			return err
+		})
+		return err == nil && r.Num <= 0, err
+	})
+	return r, err
+}
+
+// await waits until all keys exist and runs then, if not nil, on a connection; when that wants it again it waits again.
+func (s *torchStore) await(ctx context.Context, keys []string, then func(*torchConn) (again bool, err error)) error {
+	const firstPause, lastPause = time.Millisecond, 50 * time.Millisecond
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		t, u, err := s.whenPresent(ctx, keys)
+		if err != nil {
+			return err
+		}
+		again := false
+		if then != nil {
+			again, err = then(t)
+		}
+		s.giveBack(t, u, err)
+		if !again {
+			return err
+		}
+		if err := sleepUntil(ctx, time.Now().Add(pause), nil); !errors.Is(err, error(errLimit)) {
+			return err
+		}
+	}
+}
+
+// whenPresent returns a connection once all keys exist. Where all connections for waits are in use it polls meanwhile, on
+// those for short operations, so that waits cannot starve one another.
+func (s *torchStore) whenPresent(ctx context.Context, keys []string) (*torchConn, use, error) {
+	const firstPause, lastPause = 2 * time.Millisecond, 50 * time.Millisecond
+	t, err := s.pool.try(ctx, forWait)
+	for pause := firstPause; err == nil && t == nil; pause = min(2*pause, lastPause) {
+		var there bool
+		if t, there, err = s.checkedConn(ctx, keys); err != nil || there {
+			return t, forShort, err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			err = dist.FromContext("tcpstore", ctx)
+		case s.pool.slots[forWait] <- struct{}{}:
+			t, err = s.pool.connection(ctx, forWait)
+		}
+		timer.Stop()
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	err = t.wait(ctx, wire.AppendKeys(nil, t.dialect, wire.Wait, keys...), func(ctx context.Context) (bool, error) {
+		return s.present(ctx, keys)
+	})
+	if err == nil && t.unusable { // a legacy connection that still has an answer to come
+		s.giveBack(t, forWait, nil)
+		t, err = s.pool.take(ctx, forShort)
+		return t, forShort, err
+	}
+	if err != nil {
+		s.giveBack(t, forWait, err)
+		return nil, 0, err
+	}
+	return t, forWait, nil
+}
+
+// checkedConn returns a connection for short operations if all keys exist.
+func (s *torchStore) checkedConn(ctx context.Context, keys []string) (t *torchConn, there bool, err error) {
+	if t, err = s.pool.take(ctx, forShort); err != nil {
+		return nil, false, err
+	}
+	if there, err = t.check(ctx, keys); err != nil || !there {
+		s.giveBack(t, forShort, err)
+		return nil, false, err
+	}
+	return t, true, nil
+}
+
+func (s *torchStore) present(ctx context.Context, keys []string) (there bool, err error) {
+	err = s.with(ctx, func(t *torchConn) error {
+		there, err = t.check(ctx, keys)
+		return err
+	})
+	return there, err
+}
+
+func (t *torchConn) check(ctx context.Context, keys []string) (there bool, err error) {
+	err = t.exchange(ctx, wire.AppendKeys(nil, t.dialect, wire.Check, keys...), func() error {
+		r, err := t.reply(wire.Check, 0)
+		there = r.Byte == wire.Ready
+		return err
+	})
+	return there, err
+}
+
+// whyNoSum finds out whether an ADD lost its connection because the value is no number: PyTorch's servers say it so.
+func (s *torchStore) whyNoSum(ctx context.Context, q *request, lost error) error {
+	key := q.wireKey()
+	t, there, err := s.checkedConn(ctx, []string{key})
+	if err != nil || !there {
+		return lost
+	}
+	var value []byte
+	err = t.exchange(ctx, wire.AppendKey(nil, t.dialect, wire.Get, key), func() error {
+		r, err := t.reply(wire.Get, 0)
+		value = own(r).Value
+		return err
+	})
+	s.giveBack(t, forShort, err)
+	if err != nil {
+		return lost
+	}
+	if _, err := storenum.Parse(value); err != nil {
+		return storenum.Error(q.opName(), q.key, value, err)
+	}
+	return lost
+}
+
+// supports tells which operations the server has. Queues and the listing of keys came after the last change of the
+// greeting, so the first question for one of them is put to the server, on a connection that it may close.
+func (s *torchStore) supports(ctx context.Context, f store.Feature) (bool, error) {
+	switch f {
+	case store.FeatureAppend, store.FeatureMultiGet, store.FeatureMultiSet:
+		return s.like.dialect == wire.V, nil
+	case store.FeatureQueue:
+		return s.has(ctx, &request{op: wire.QueueLen, key: "cohort/probe"})
+	case store.FeatureListKeys:
+		return s.has(ctx, &request{op: wire.ListKeys})
+	}
+	return false, nil
+}
+
+func (s *torchStore) has(ctx context.Context, probe *request) (bool, error) {
+	if s.like.dialect != wire.V || s.like.v0 {
+		return false, nil
+	}
+	s.mu.Lock()
+	known, ok := s.knows[probe.op]
+	s.mu.Unlock()
+	if ok {
+		return known, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, redialTime)
+	defer cancel()
+	t, err := s.open(ctx)
+	if err == nil {
+		if err = s.pool.adopt(t); err == nil {
+			err = t.exchange(ctx, probe.append(nil, t.dialect), func() error {
+				_, err := t.reply(probe.op, 0)
+				return err
+			})
+			s.pool.drop(t)
+		}
+	}
+	known = err == nil
+	if isLost(err) {
+		// Is the operation unknown, or is the server gone? Only an answer to another question makes the no certain.
+		_, err = s.short(ctx, &request{op: wire.NumKeys})
+	}
+	if err != nil {
+		return false, err
+	}
+	s.mu.Lock()
+	s.knows[probe.op] = known
+	s.mu.Unlock()
+	return known, nil
+}

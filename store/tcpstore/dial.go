@@ -1,0 +1,336 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+const (
+	firstBackoff = 20 * time.Millisecond
+	maxBackoff   = time.Second
+	// handshakeTime bounds one attempt; a server that is merely busy gets another one.
+	handshakeTime = 10 * time.Second
+	// redialTime bounds the replacing of a connection in the middle of a client's life: a server that is gone must
+	// show as an error soon.
+	redialTime = 2 * time.Second
+)
+
+// dialTCP is the default DialFunc. Keep-alive finds a server whose machine vanished.
+func dialTCP(ctx context.Context, network, addr string) (net.Conn, error) {
+	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 3 * time.Second, Count: 4}}
+	return d.DialContext(ctx, network, addr)
+}
+
+// dialer opens connections to one server.
+type dialer struct {
+	addr string
+	dial DialFunc
+	log  *slog.Logger
+}
+
+// found is a connection whose dialect is known, ready for its first request.
+type found struct {
+	conn    net.Conn
+	dialect wire.Dialect
+	v0      bool // a V server without PING
+}
+
+// connect tries until ctx ends. What cannot get better by waiting is not retried.
+func (d *dialer) connect(ctx context.Context, want Dialect) (found, error) {
+	start := time.Now()
+	backoff := firstBackoff
+	var last error
+	for attempt := 1; ; attempt++ {
+		f, err := d.attempt(ctx, want)
+		if err == nil {
+			return f, nil
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
+		if hopeless(err) {
+			return found{}, err
+		}
+		if ctx.Err() == nil {
+			d.log.LogAttrs(ctx, slog.LevelDebug, "store does not answer yet",
+				slog.String("addr", d.addr), slog.Int("attempt", attempt), slog.String("err", err.Error()))
+			timer := time.NewTimer(backoff/2 + rand.N(backoff)) //nolint:gosec // jitter needs no secrecy
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+			}
+			backoff = min(backoff*3/2, maxBackoff)
+		}
+		if ctx.Err() != nil {
+			return found{}, d.gaveUp(ctx, time.Since(start), last)
+		}
+	}
+}
+
+// gaveUp is the error of a connect whose context ended. It has PyTorch's words, for those who search for them.
+func (d *dialer) gaveUp(ctx context.Context, took time.Duration, last error) error {
+	e := dist.FromContext("tcpstore: dial", ctx)
+	e.Peer = d.addr
+	host, port, err := net.SplitHostPort(d.addr)
+	if err != nil {
+		host, port = d.addr, "?"
+	}
+	if e.Code == dist.DeadlineExceeded {
+		e.Detail = fmt.Sprintf("The client socket has timed out after %dms while trying to connect to (%s, %s). "+
+			"The last attempt ended with: %v. Check that rank 0 (or the store) has started, that MASTER_ADDR and MASTER_PORT "+
+			"name it, and that no firewall is between", took.Milliseconds(), host, port, detailOf(last))
+	} else {
+		e.Detail = fmt.Sprintf("cancelled after %dms while trying to connect to (%s, %s); the last attempt ended with: %v",
+			took.Milliseconds(), host, port, detailOf(last))
+	}
+	return e
+}
+
+// hopeless reports whether another attempt must fail as well.
+func hopeless(err error) bool {
+	var badAddr *net.AddrError
+	switch dist.CodeOf(err) { //nolint:exhaustive // all others may get better
+	case dist.Protocol, dist.NotSupported, dist.InvalidArgument:
+		return true
+	}
+	return errors.As(err, &badAddr) || errors.As(err, new(net.UnknownNetworkError))
+}
+
+// attempt connects and finds the dialect once.
+func (d *dialer) attempt(ctx context.Context, want Dialect) (found, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, handshakeTime, dist.DeadlineExceeded)
+	defer cancel()
+	switch want {
+	case DialectLegacy:
+		return d.tryLegacy(ctx)
+	case DialectV, DialectNative:
+		f, closed, err := d.tryV(ctx, want)
+		if closed && want == DialectV {
+			return d.tryV0(ctx)
+		}
+		return f, err
+	case DialectAuto:
+	}
+	f, closed, err := d.tryV(ctx, DialectAuto)
+	if !closed {
+		return f, err
+	}
+	// A PyTorch that knows no PING (2.4) or no VALIDATE (1.13) has closed the connection. The first of the two is asked
+	// first: its server, when built with libuv, would swallow a legacy request in silence.
+	if f, err := d.tryV0(ctx); err == nil || dist.CodeOf(err) == dist.Protocol {
+		return f, err
+	}
+	return d.tryLegacy(ctx)
+}
+
+// open connects and makes the context's end interrupt the handshake that follows.
+func (d *dialer) open(ctx context.Context) (net.Conn, interrupt, error) {
+	conn, err := d.dial(ctx, "tcp", d.addr)
+	if err != nil {
+		code := dist.Unavailable
+		if _, _, split := net.SplitHostPort(d.addr); split != nil {
+			code = dist.InvalidArgument
+		}
+		e := &dist.Error{Op: "tcpstore: dial", Code: code, Rank: dist.NoRank, Peer: d.addr, Err: err}
+		if ctx.Err() == nil && code == dist.InvalidArgument {
+			e.Detail = err.Error() + `: want "host:port"`
+		}
+		return nil, interrupt{}, e
+	}
+	return conn, interruptOn(ctx, conn), nil
+}
+
+// ask writes hello and reads an answer of n bytes. closed tells that the server closed the connection instead.
+func (d *dialer) ask(ctx context.Context, hello []byte, n int) (conn net.Conn, answer []byte, closed bool, err error) {
+	conn, watch, err := d.open(ctx)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	answer = make([]byte, n)
+	// One write: PyTorch's libuv server takes VALIDATE only when it arrives whole.
+	if _, err = conn.Write(hello); err == nil {
+		_, err = io.ReadFull(conn, answer)
+	}
+	if interrupted := watch.end(); err == nil && interrupted {
+		err = conn.SetDeadline(time.Time{})
+	}
+	if err != nil {
+		_ = conn.Close()
+		closed = isClosedByPeer(err)
+		return nil, nil, closed, &dist.Error{
+			Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.addr,
+			Detail: fmt.Sprintf("connected, but the greeting failed: %v", err), Err: err,
+		}
+	}
+	return conn, answer, false, nil
+}
+
+// tryV greets as PyTorch 2.6 does and, unless plain V is wanted, asks whether this is cohort's server.
+//
+// PyTorch 1.13 reads the greeting as a SET whose key length ends with the nonce's third byte: at 0x80 or more that length
+// is impossible for it, so it gives up at once instead of trying to allocate.
+func (d *dialer) tryV(ctx context.Context, want Dialect) (f found, closed bool, err error) {
+	nonce := rand.Uint32() | 0x00800000 //nolint:gosec // a nonce, not a secret
+	hello := wire.AppendPing(wire.AppendValidate(nil), wire.V, nonce)
+	n := 4
+	if want != DialectV {
+		hello = wire.AppendKeys(hello, wire.V, wire.Check, wire.NativeKey)
+		n = 5
+	}
+	conn, answer, closed, err := d.ask(ctx, hello, n)
+	if err != nil {
+		return found{}, closed, err
+	}
+	echo, _, _, err := wire.ParseReply(wire.V, wire.Ping, 0, answer, &replyLimits)
+	switch {
+	case err != nil, echo.Nonce != nonce:
+		return found{}, false, d.stranger(conn, answer)
+	case want == DialectV:
+		return found{conn: conn, dialect: wire.V}, false, nil
+	}
+	switch answer[4] {
+	case wire.Ready:
+		return found{conn: conn, dialect: wire.Native}, false, nil
+	case wire.NotReady:
+		if want == DialectNative {
+			_ = conn.Close()
+			e := dist.New("tcpstore: dial", dist.NotSupported, "this is PyTorch's store, which has no native dialect: leave the dialect to Dial")
+			e.Peer = d.addr
+			return found{}, false, e
+		}
+		return found{conn: conn, dialect: wire.V}, false, nil
+	}
+	return found{}, false, d.stranger(conn, answer)
+}
+
+// tryV0 greets without PING. The four requests for the number of keys after VALIDATE make the whole unreadable to a
+// PyTorch 1.13 server as well: it takes them for the end of a key length of 2^58 and closes.
+func (d *dialer) tryV0(ctx context.Context) (found, error) {
+	hello := wire.AppendValidate(nil)
+	for range 4 {
+		hello = wire.AppendPlain(hello, wire.V, wire.NumKeys)
+	}
+	conn, answer, _, err := d.ask(ctx, hello, 4*8)
+	if err != nil {
+		return found{}, err
+	}
+	for i := range 4 {
+		if r, _, _, err := wire.ParseReply(wire.V, wire.NumKeys, 0, answer[8*i:], &replyLimits); err != nil || r.Num < 0 || r.Num > 1<<40 {
+			return found{}, d.stranger(conn, answer)
+		}
+	}
+	return found{conn: conn, dialect: wire.V, v0: true}, nil
+}
+
+// tryLegacy asks a PyTorch 1.13 server for its number of keys, so that a server of another kind is found out now and not
+// at the user's first operation.
+func (d *dialer) tryLegacy(ctx context.Context) (found, error) {
+	conn, answer, _, err := d.ask(ctx, wire.AppendPlain(nil, wire.Legacy, wire.NumKeys), 8)
+	if err != nil {
+		return found{}, err
+	}
+	if r, _, _, err := wire.ParseReply(wire.Legacy, wire.NumKeys, 0, answer, &replyLimits); err != nil || r.Num < 0 || r.Num > 1<<40 {
+		return found{}, d.stranger(conn, answer)
+	}
+	return found{conn: conn, dialect: wire.Legacy}, nil
+}
+
+// again opens one more connection to a server whose dialect is known: one attempt, no patience.
+func (d *dialer) again(ctx context.Context, like found) (found, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, redialTime, dist.Newf("tcpstore: dial", dist.Unavailable, "no connection within %v", redialTime))
+	defer cancel()
+	if like.dialect == wire.Native {
+		f, _, err := d.tryV(ctx, DialectNative)
+		return f, err
+	}
+	conn, watch, err := d.open(ctx)
+	if err != nil {
+		return found{}, err
+	}
+	if like.dialect == wire.V {
+		_, err = conn.Write(wire.AppendValidate(nil))
+	}
+	if watch.end() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		_ = conn.Close()
+		return found{}, &dist.Error{Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.addr, Err: err}
+	}
+	like.conn = conn
+	return like, nil
+}
+
+func (d *dialer) stranger(conn net.Conn, answer []byte) error {
+	_ = conn.Close()
+	e := dist.Newf("tcpstore: dial", dist.Protocol, "no TCPStore listens here: it answered %q; check the port", answer)
+	e.Peer = d.addr
+	return e
+}
+
+// isClosedByPeer reports whether a connection ended by the other side's doing.
+func isClosedByPeer(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
+		errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe)
+}
+
+// interrupt makes blocked reads and writes of a connection return when a context ends. Its end must be called.
+type interrupt struct {
+	stop func() bool
+	done chan struct{}
+}
+
+// longAgo is a deadline that has passed.
+var longAgo = time.Unix(1, 0)
+
+func interruptOn(ctx context.Context, conn net.Conn) interrupt {
+	if ctx.Done() == nil {
+		return interrupt{}
+	}
+	done := make(chan struct{})
+	return interrupt{done: done, stop: context.AfterFunc(ctx, func() {
+		_ = conn.SetDeadline(longAgo)
+		close(done)
+	})}
+}
+
+// end stops watching and reports whether the context had ended: then the connection's deadlines are in the past.
+func (i interrupt) end() bool {
+	if i.stop == nil || i.stop() {
+		return false
+	}
+	<-i.done // so that the deadline is not changed behind the next user's back
+	return true
+}
+
+// isTimeout reports whether a read or write ended by its deadline.
+func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
+
+// splitAddr refuses an address without a port before any name is looked up.
+func checkAddr(addr string) error {
+	_, port, err := net.SplitHostPort(addr)
+	if err == nil && port != "" {
+		return nil
+	}
+	detail := `want "host:port"`
+	if err != nil {
+		detail = strings.TrimPrefix(err.Error(), "address "+addr+": ") + ": " + detail
+	}
+	return &dist.Error{Op: "tcpstore: dial", Code: dist.InvalidArgument, Rank: dist.NoRank, Peer: addr, Detail: detail}
+}

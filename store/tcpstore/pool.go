@@ -1,0 +1,171 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"context"
+	"sync"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// use is what a pooled connection is taken for. Operations that wait have connections of their own, so that they never
+// stand in the way of those that do not.
+type use uint8
+
+const (
+	forShort use = iota
+	forWait
+	useCount
+)
+
+// shortConns bounds the connections of operations that do not wait.
+const shortConns = 4
+
+// pool keeps the connections to a PyTorch server: a bounded number per use, opened when needed.
+type pool struct {
+	open  func(context.Context) (*torchConn, error)
+	slots [useCount]chan struct{} // a token per connection in use
+
+	mu     sync.Mutex
+	idle   [useCount][]*torchConn
+	busy   map[*torchConn]struct{}
+	closed error
+}
+
+func newPool(waitConns int, open func(context.Context) (*torchConn, error)) *pool {
+	return &pool{
+		open:  open,
+		slots: [useCount]chan struct{}{forShort: make(chan struct{}, shortConns), forWait: make(chan struct{}, waitConns)},
+		busy:  map[*torchConn]struct{}{},
+	}
+}
+
+// take waits for a connection.
+func (p *pool) take(ctx context.Context, u use) (*torchConn, error) {
+	select {
+	case p.slots[u] <- struct{}{}:
+	default:
+		select {
+		case p.slots[u] <- struct{}{}:
+		case <-ctx.Done():
+			return nil, dist.FromContext("tcpstore", ctx)
+		}
+	}
+	return p.connection(ctx, u)
+}
+
+// try is take when a connection of this use is free, and nil otherwise.
+func (p *pool) try(ctx context.Context, u use) (*torchConn, error) {
+	select {
+	case p.slots[u] <- struct{}{}:
+		return p.connection(ctx, u)
+	default:
+		return nil, nil
+	}
+}
+
+// connection returns an idle connection or opens one; the caller has a slot.
+func (p *pool) connection(ctx context.Context, u use) (*torchConn, error) {
+	p.mu.Lock()
+	if err := p.closed; err != nil {
+		p.mu.Unlock()
+		<-p.slots[u]
+		return nil, err
+	}
+	if n := len(p.idle[u]); n > 0 {
+		t := p.idle[u][n-1]
+		p.idle[u] = p.idle[u][:n-1]
+		p.busy[t] = struct{}{}
+		p.mu.Unlock()
+		return t, nil
+	}
+	p.mu.Unlock()
+	t, err := p.open(ctx)
+	if err == nil {
+		err = p.adopt(t)
+	}
+	if err != nil {
+		<-p.slots[u]
+		return nil, err
+	}
+	return t, nil
+}
+
+// adopt makes a new connection one that close ends.
+func (p *pool) adopt(t *torchConn) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed != nil {
+		_ = t.conn.Close()
+		return p.closed
+	}
+	p.busy[t] = struct{}{}
+	return nil
+}
+
+// put gives a connection back. One that is unusable is closed.
+func (p *pool) put(t *torchConn, u use) {
+	p.mu.Lock()
+	delete(p.busy, t)
+	if t.unusable || p.closed != nil {
+		_ = t.conn.Close()
+	} else {
+		p.idle[u] = append(p.idle[u], t)
+	}
+	p.mu.Unlock()
+	<-p.slots[u]
+}
+
+// drop closes a connection that was adopted and has no slot.
+func (p *pool) drop(t *torchConn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.busy, t)
+	_ = t.conn.Close()
+}
+
+// seed adds a connection that is open already.
+func (p *pool) seed(t *torchConn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.idle[forShort] = append(p.idle[forShort], t)
+}
+
+// purge closes the idle connections: one has shown that the server is gone, or was.
+func (p *pool) purge() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.purgeLocked()
+}
+
+func (p *pool) purgeLocked() {
+	for u := range p.idle {
+		for _, t := range p.idle[u] {
+			_ = t.conn.Close()
+		}
+		p.idle[u] = nil
+	}
+}
+
+// close ends all connections, those in use too, and refuses new ones with reason.
+func (p *pool) close(reason error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed != nil {
+		return
+	}
+	p.closed = reason
+	p.purgeLocked()
+	for t := range p.busy {
+		_ = t.conn.Close()
+	}
+}
+
+// reason returns why the pool was closed, or nil.
+func (p *pool) reason() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed
+}
