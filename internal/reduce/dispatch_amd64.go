@@ -34,10 +34,10 @@ func run(fast *kernel, slow kernel, dst, a, b unsafe.Pointer, n, size int) {
 	if blocks := n * size / block; blocks > 0 && useAVX2 {
 		(*fast)(dst, a, b, blocks)
 		done := blocks * block
-		dst, a, b = unsafe.Add(dst, done), unsafe.Add(a, done), unsafe.Add(b, done)
 		if n -= done / size; n == 0 {
-			return
+			return // a pointer behind the end would keep a neighbour alive
 		}
+		dst, a, b = unsafe.Add(dst, done), unsafe.Add(a, done), unsafe.Add(b, done)
 	}
 	slow(dst, a, b, n) // x86 reads elements at any address
 }
