@@ -62,7 +62,7 @@ func (x *run) bcubeAllReduce(buf []byte, slot uint64) error {
 		}
 		for i := range c.ranks {
 			if i != c.me && length > 0 {
-				reduce.Into(cut(off, length), tmp[i*length*es:(i+1)*length*es], x.req.DType, x.req.Op)
+				reduce.Gloo(cut(off, length), tmp[i*length*es:(i+1)*length*es], x.req.DType, x.req.Op)
 			}
 		}
 	}

@@ -64,7 +64,7 @@ func (x *run) reduceSteps(g ring, buf []byte, slot uint64, steps int) error {
 				if err := x.waitRecv(ringRecv + half); err != nil {
 					return err
 				}
-				reduce.Into(dst, x.ops[ringRecv+half].Buf, x.req.DType, x.req.Op)
+				reduce.Gloo(dst, x.ops[ringRecv+half].Buf, x.req.DType, x.req.Op)
 			}
 			if len(g.at(buf, x.rank+1, i-2)) > 0 {
 				if err := x.waitSend(ringSend + half); err != nil {
