@@ -159,6 +159,9 @@ const (
 	NativeKey = "\x00cohort/1"
 	// ReservedPrefix starts the keys that are the server's own. A user's key starts with "/" on the wire.
 	ReservedPrefix = "\x00cohort/"
+	// ClaimPrefix starts the reserved keys of claims: COMPARE_SET on one of them, by a Native client, claims the name
+	// that follows for its connection. See internal/storecore.
+	ClaimPrefix = ReservedPrefix + "claim/"
 	// KeyPrefix is put in front of every user key by the client.
 	KeyPrefix = "/"
 	// WorkerCountKey is the raw key that counts the workers that joined.

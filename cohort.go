@@ -1,0 +1,70 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cohort
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/rendezvous"
+)
+
+// Option changes how [Join] works.
+type Option interface{ applyWorld(*worldConfig) }
+
+type worldConfig struct {
+	rendezvous []rendezvous.Option
+}
+
+type worldOption func(*worldConfig)
+
+func (o worldOption) applyWorld(c *worldConfig) { o(c) }
+
+// WithRank gives the rank of this process beside the URL.
+func WithRank(rank dist.Rank) Option { return WithRendezvous(rendezvous.WithRank(rank)) }
+
+// WithWorldSize gives the number of ranks beside the URL.
+func WithWorldSize(size int) Option { return WithRendezvous(rendezvous.WithWorldSize(size)) }
+
+// WithTimeout bounds the join, and later every wait on the store whose context has no deadline. The default is
+// PyTorch's, 30 minutes.
+func WithTimeout(d time.Duration) Option { return WithRendezvous(rendezvous.WithTimeout(d)) }
+
+// WithHook sends events to hook: among them, while rank 0 waits for the others, who is missing.
+func WithHook(hook observe.Hook) Option { return WithRendezvous(rendezvous.WithHook(hook)) }
+
+// WithLogger writes what is worth knowing to logger. The default is silence.
+func WithLogger(logger *slog.Logger) Option { return WithRendezvous(rendezvous.WithLogger(logger)) }
+
+// WithRendezvous passes options of the rendezvous package on: registered schemes, shared servers, bind address.
+func WithRendezvous(opts ...rendezvous.Option) Option {
+	return worldOption(func(c *worldConfig) { c.rendezvous = append(c.rendezvous, opts...) })
+}
+
+// Join meets the other processes of a job and returns this process's view of it. The URL is one that PyTorch takes:
+//
+//	env://                                            RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT tell
+//	tcp://10.0.0.1:29500?rank=0&world_size=4          rank 0 hosts the store at this address
+//	file:///shared/job.store?rank=0&world_size=4      all ranks share a file
+//
+// or one of a scheme that the user registered. Rank 0 of env:// and tcp:// hosts the store and returns when all ranks
+// have come; the others return as soon as they reached it. ctx bounds the joining only.
+//
+// It corresponds to the rendezvous of torch.distributed.init_process_group.
+func Join(ctx context.Context, url string, opts ...Option) (*World, error) {
+	var c worldConfig
+	for _, o := range opts {
+		if o != nil {
+			o.applyWorld(&c)
+		}
+	}
+	member, err := rendezvous.Join(ctx, url, c.rendezvous...)
+	if err != nil {
+		return nil, err
+	}
+	return &World{member: member}, nil
+}

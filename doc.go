@@ -1,0 +1,17 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cohort is torch.distributed in Go, on PyTorch's own wires.
+//
+// [Join] is the front door: it meets the other processes of a job, Go or PyTorch, by an init URL as PyTorch knows it,
+// and returns a [World] with the store that all of them share, this process's rank and the number of ranks:
+//
+//	w, err := cohort.Join(ctx, "env://")
+//	if err != nil {
+//		return err
+//	}
+//	defer w.Close()
+//	err = w.Store().Set(ctx, fmt.Sprintf("ready/%d", w.Rank()), []byte("yes"))
+//
+// The packages below it can be used alone: store and its implementations, and rendezvous.
+package cohort

@@ -1,0 +1,133 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rendezvous
+
+import (
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// DefaultTimeout bounds the join and, in a TCP store, every later wait whose context has no deadline. It is PyTorch's
+// default for process groups.
+const DefaultTimeout = 30 * time.Minute
+
+// Option changes how [Join] works.
+type Option interface{ apply(*settings) }
+
+type settings struct {
+	request  Request
+	registry *Registry
+	timeout  time.Duration
+	timeSet  bool
+	hook     observe.Hook
+	logger   *slog.Logger
+	bind     string
+	shared   *tcpstore.Shared
+	prefix   AttemptPrefix
+	server   []tcpstore.ServerOption
+	client   []tcpstore.ClientOption
+}
+
+func newSettings(url string, opts []Option) settings {
+	s := settings{
+		request: Request{URL: url, Rank: dist.NoRank, WorldSize: NoWorldSize, Env: os.LookupEnv},
+		timeout: DefaultTimeout,
+		logger:  slog.New(slog.DiscardHandler),
+	}
+	for _, o := range opts {
+		if o != nil {
+			o.apply(&s)
+		}
+	}
+	if s.registry == nil {
+		s.registry = NewRegistry()
+	}
+	return s
+}
+
+type optionFunc func(*settings)
+
+func (f optionFunc) apply(s *settings) { f(s) }
+
+// WithRank gives the rank beside the URL, which then must not carry rank or world_size itself.
+func WithRank(rank dist.Rank) Option { return optionFunc(func(s *settings) { s.request.Rank = rank }) }
+
+// WithWorldSize gives the number of ranks beside the URL, which then must not carry rank or world_size itself.
+func WithWorldSize(size int) Option {
+	return optionFunc(func(s *settings) { s.request.WorldSize = size })
+}
+
+// WithOpenWorld allows a world without a fixed size, as torch.distributed.rpc does when no world size is given.
+func WithOpenWorld() Option { return optionFunc(func(s *settings) { s.request.Open = true }) }
+
+// WithTimeout bounds the join and later waits on the store; see [DefaultTimeout]. A deadline of a context wins over it.
+func WithTimeout(d time.Duration) Option {
+	return optionFunc(func(s *settings) { s.timeout, s.timeSet = d, true })
+}
+
+// WithRegistry uses the schemes of r instead of the built-in ones alone.
+func WithRegistry(r *Registry) Option { return optionFunc(func(s *settings) { s.registry = r }) }
+
+// WithEnv reads environment variables through lookup instead of os.LookupEnv.
+func WithEnv(lookup func(name string) (string, bool)) Option {
+	return optionFunc(func(s *settings) { s.request.Env = lookup })
+}
+
+// WithHook sends the progress of the join to hook: [EventJoin], [EventHost] and [EventWait].
+func WithHook(hook observe.Hook) Option {
+	return optionFunc(func(s *settings) { s.hook = observe.Tee(s.hook, hook) })
+}
+
+// WithLogger writes what a hosted server and the client have to say to logger. The default is silence.
+func WithLogger(logger *slog.Logger) Option {
+	return optionFunc(func(s *settings) {
+		if logger != nil {
+			s.logger = logger
+		}
+	})
+}
+
+// WithBindHost makes the rank that hosts the store listen on this address only. By default it listens on all addresses,
+// as PyTorch does.
+func WithBindHost(host string) Option { return optionFunc(func(s *settings) { s.bind = host }) }
+
+// WithSharedServers lets several joins of one process that host on the same port use one server, as PyTorch does with
+// its multi-tenant stores: a process group and an RPC agent on one MASTER_PORT, for instance.
+func WithSharedServers(shared *tcpstore.Shared) Option {
+	return optionFunc(func(s *settings) { s.shared = shared })
+}
+
+// WithServerOptions passes limits and other options to a hosted server.
+func WithServerOptions(opts ...tcpstore.ServerOption) Option {
+	return optionFunc(func(s *settings) { s.server = append(s.server, opts...) })
+}
+
+// WithDialOptions passes options to the client of a TCP store.
+func WithDialOptions(opts ...tcpstore.ClientOption) Option {
+	return optionFunc(func(s *settings) { s.client = append(s.client, opts...) })
+}
+
+// AttemptPrefix says whether keys get the prefix "/worker/attempt_N" when a launcher hosts the store. PyTorch 1.13 does
+// so, later versions do not, and all ranks of a job must agree.
+type AttemptPrefix uint8
+
+// The choices.
+const (
+	// AttemptPrefixAuto adds the prefix if the store is one of PyTorch 1.13.
+	AttemptPrefixAuto AttemptPrefix = iota
+	// AttemptPrefixAlways is for a job of PyTorch 1.13 workers on another store.
+	AttemptPrefixAlways
+	// AttemptPrefixNever is for jobs of later versions.
+	AttemptPrefixNever
+)
+
+// WithAttemptPrefix overrides the choice of [AttemptPrefixAuto].
+func WithAttemptPrefix(p AttemptPrefix) Option {
+	return optionFunc(func(s *settings) { s.prefix = p })
+}

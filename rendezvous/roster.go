@@ -1,0 +1,184 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rendezvous
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// identity says which process a rank is. Ranks of this module claim their rank at the store with it when they join,
+// because PyTorch's join is a bare counter that cannot say who is missing or who came twice.
+type identity struct {
+	Host string
+	PID  int
+	// Tag tells processes apart that have the same host name and process id, as in containers. It may be empty.
+	Tag string
+	// Counted is set once the rank is part of PyTorch's counter.
+	Counted bool
+	// Gone is set by the host when the connection of a rank that joined has ended. It is not part of the text.
+	Gone bool
+}
+
+const (
+	countedMark = ", joined"
+	pidMark     = " pid "
+	tagMark     = " #"
+)
+
+// text is the identity as the store keeps it and "cohort store top" shows it: "nodea pid 7 #123, joined".
+func (id identity) text() string {
+	text := id.String()
+	if id.Tag != "" {
+		text += tagMark + id.Tag
+	}
+	if id.Counted {
+		text += countedMark
+	}
+	return text
+}
+
+// parseIdentity reads what text wrote. Other clients may claim a rank with any text; that becomes the host.
+func parseIdentity(text string) identity {
+	var id identity
+	text, id.Counted = strings.CutSuffix(text, countedMark)
+	text, id.Tag, _ = strings.Cut(text, tagMark)
+	id.Host = text
+	if at := strings.LastIndex(text, pidMark); at >= 0 {
+		if pid, err := strconv.Atoi(text[at+len(pidMark):]); err == nil {
+			id.Host, id.PID = text[:at], pid
+		}
+	}
+	return id
+}
+
+// sameProcess reports whether both are one process.
+func (id identity) sameProcess(other identity) bool {
+	return id.Host == other.Host && id.PID == other.PID && id.Tag == other.Tag
+}
+
+// String returns the part for people.
+func (id identity) String() string {
+	host := id.Host
+	if len(host) > 256 {
+		host = host[:256]
+	}
+	return host + pidMark + strconv.Itoa(id.PID)
+}
+
+// roster is who joined a world of a known size, as far as the host can tell.
+type roster struct {
+	size   int
+	joined int64                  // PyTorch's counter
+	known  map[dist.Rank]identity // ranks that told who they are
+}
+
+// full reports whether the counter has reached the world size, which is all that PyTorch looks at.
+func (r roster) full() bool { return r.joined >= int64(r.size) }
+
+// missing returns the ranks that did not tell that they joined.
+func (r roster) missing() []dist.Rank {
+	var ranks []dist.Rank
+	for rank := range dist.Rank(r.size) {
+		if _, ok := r.known[rank]; !ok {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
+}
+
+// strangers counts the processes that joined without telling their rank: PyTorch's.
+func (r roster) strangers() int64 { return max(r.joined-int64(len(r.known)), 0) }
+
+// absent says in words who is missing, and who came and went: that one is counted, but will not take part.
+func (r roster) absent() string {
+	words := r.lacking()
+	var left []dist.Rank
+	for rank, id := range r.known {
+		if id.Gone {
+			left = append(left, rank)
+		}
+	}
+	if len(left) > 0 {
+		slices.Sort(left)
+		words += "; joined and gone again: " + rankList(left)
+	}
+	return words
+}
+
+func (r roster) lacking() string {
+	if r.full() {
+		return "nobody is missing"
+	}
+	candidates, lacking, strangers := r.missing(), int64(r.size)-r.joined, r.strangers()
+	if int64(len(candidates)) == lacking || strangers == 0 {
+		return "missing: " + rankList(candidates)
+	}
+	are, clients := "are", "clients"
+	if lacking == 1 {
+		are = "is"
+	}
+	if strangers == 1 {
+		clients = "client"
+	}
+	return fmt.Sprintf("%d of %s %s missing (%d %s joined without telling a rank, as PyTorch's do)",
+		lacking, rankList(candidates), are, strangers, clients)
+}
+
+// present lists the ranks that told who they are, for the error of a join that failed.
+func (r roster) present() string {
+	ranks := make([]dist.Rank, 0, len(r.known))
+	for rank := range r.known {
+		ranks = append(ranks, rank)
+	}
+	slices.Sort(ranks)
+	const most = 8
+	var parts []string
+	for i, rank := range ranks {
+		if i == most {
+			parts = append(parts, fmt.Sprintf("%d more", len(ranks)-most))
+			break
+		}
+		parts = append(parts, fmt.Sprintf("rank %d on %s", rank, r.known[rank]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// rankList writes ranks shortly: "rank 3", "ranks 1, 4-7 and 9".
+func rankList(ranks []dist.Rank) string {
+	if len(ranks) == 0 {
+		return "no rank"
+	}
+	var parts []string
+	for i := 0; i < len(ranks); {
+		j := i
+		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
+			j++
+		}
+		switch {
+		case j == i:
+			parts = append(parts, strconv.Itoa(int(ranks[i])))
+		case j == i+1:
+			parts = append(parts, strconv.Itoa(int(ranks[i])), strconv.Itoa(int(ranks[j])))
+		default:
+			parts = append(parts, fmt.Sprintf("%d-%d", ranks[i], ranks[j]))
+		}
+		i = j + 1
+	}
+	const most = 16
+	if len(parts) > most {
+		parts = append(parts[:most], "more")
+	}
+	if len(ranks) == 1 {
+		return "rank " + parts[0]
+	}
+	if len(parts) == 1 {
+		return "ranks " + parts[0]
+	}
+	return "ranks " + strings.Join(parts[:len(parts)-1], ", ") + " and " + parts[len(parts)-1]
+}

@@ -1,0 +1,246 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/portowner"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// joinTCP hosts or reaches the TCP store, counts itself in and, as the host, waits for the others.
+func (s *settings) joinTCP(ctx context.Context, plan Plan) (member *Member, err error) {
+	var lease *tcpstore.Lease
+	if plan.Master {
+		if lease, err = s.host(plan); err != nil {
+			return nil, err
+		}
+		plan.Port = lease.Port() // MASTER_PORT=0 took a free one
+		defer func() {
+			if err != nil {
+				_ = lease.Close()
+			}
+		}()
+	}
+	opts := append([]tcpstore.ClientOption{tcpstore.WithTimeout(s.timeout), tcpstore.WithLogger(s.logger)}, s.client...)
+	client, err := tcpstore.Dial(ctx, plan.Addr(), opts...)
+	if err != nil {
+		return nil, dialError(plan, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = client.Close()
+		}
+	}()
+	if plan.WorldSize != NoWorldSize {
+		if err = s.enroll(ctx, plan, client, lease); err != nil {
+			return nil, err
+		}
+	}
+	var st store.Store = client
+	prefix, err := s.attemptPrefix(plan, client.Dialect())
+	if err != nil {
+		return nil, err
+	}
+	if prefix != "" {
+		st = store.Prefix(prefix, client)
+	}
+	return NewMember(st, plan.Rank, plan.WorldSize, releaseTCP(client, lease)), nil
+}
+
+// releaseTCP ends a client and, for the rank that hosts, its share of the server.
+func releaseTCP(client *tcpstore.Client, lease *tcpstore.Lease) Release {
+	if lease == nil {
+		return Release{Close: client.Close}
+	}
+	now, hurry := context.WithCancel(context.Background())
+	return Release{
+		Shutdown: func(ctx context.Context) error {
+			_ = client.Close()
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			defer context.AfterFunc(now, cancel)()
+			return lease.Shutdown(ctx)
+		},
+		Close: func() error {
+			hurry()
+			_ = client.Close()
+			err := lease.Close()
+			if errors.Is(err, dist.Canceled) {
+				err = nil // what hurry did to a Shutdown is what the user asked for
+			}
+			return err
+		},
+	}
+}
+
+// host starts the server, or shares one.
+func (s *settings) host(plan Plan) (*tcpstore.Lease, error) {
+	shared := s.shared
+	if shared == nil {
+		shared = &tcpstore.Shared{}
+	}
+	opts := append([]tcpstore.ServerOption{tcpstore.WithLogger(s.logger)}, s.server...)
+	lease, err := shared.Acquire(net.JoinHostPort(s.bind, strconv.Itoa(plan.Port)), opts...)
+	if err != nil {
+		return nil, bindError(plan, err)
+	}
+	s.hook.Emit(observe.Event{Kind: EventHost, Rank: plan.Rank, Peer: lease.Addr().String(), Detail: "rank 0 serves the store"})
+	return lease, nil
+}
+
+// bindError names the port and who has it.
+func bindError(plan Plan, err error) error {
+	e := dist.Wrap(opJoin, dist.Unavailable, err)
+	e.Rank = plan.Rank
+	e.Detail = fmt.Sprintf("The server socket has failed to listen on any local network address: port %d: ", plan.Port)
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		e.Detail += err.Error()
+		return e
+	}
+	e.Code = dist.AlreadyExists
+	e.Detail += "Address already in use"
+	if owner, ok := portowner.Find(plan.Port); ok {
+		e.Detail += ", held by " + owner.String()
+	}
+	e.Detail += "; end that process or choose another port on all ranks (MASTER_PORT or the port of the url); several " +
+		"joins of one process can share a server (WithSharedServers)"
+	return e
+}
+
+// dialError tells the rank that hosts the store what it means that it cannot reach itself.
+func dialError(plan Plan, err error) error {
+	if !plan.Master {
+		return err
+	}
+	e := dist.Wrap(opJoin, dist.Unavailable, err)
+	e.Rank = plan.Rank
+	e.Detail = fmt.Sprintf("rank 0 serves the store on port %d of this machine but cannot reach it under the address that "+
+		"all ranks use, so the others could not either; rank 0 must run on the machine that the address names: %v", plan.Port, err)
+	return e
+}
+
+// attemptPrefix is the prefix that PyTorch 1.13 gives the keys of a store that outlives attempts.
+func (s *settings) attemptPrefix(plan Plan, dialect tcpstore.Dialect) (string, error) {
+	want := s.prefix == AttemptPrefixAlways || s.prefix == AttemptPrefixAuto && dialect == tcpstore.DialectLegacy
+	if !plan.AgentStore || !want {
+		return "", nil
+	}
+	if plan.Attempt == "" {
+		return "", initFailure(plan.URL.Scheme, "environment variable "+EnvRestartCount+" expected, but not set",
+			"it is the number of the attempt; with "+EnvUseAgentStore+"=True a store of PyTorch 1.13 needs it").asError(plan.URL.String())
+	}
+	return "/worker/attempt_" + plan.Attempt, nil
+}
+
+// enroll counts this process as one that came, and as the host waits for the rest.
+func (s *settings) enroll(ctx context.Context, plan Plan, client *tcpstore.Client, lease *tcpstore.Lease) error {
+	counted := false
+	name, me := claimName(plan.Attempt, plan.Rank), self()
+	if client.Dialect() == tcpstore.DialectNative {
+		var err error
+		if counted, err = claimRank(ctx, client, name, plan.Rank, me); err != nil {
+			return err
+		}
+	}
+	if !counted {
+		if _, err := client.JoinWorker(ctx); err != nil {
+			return err
+		}
+		if client.Dialect() == tcpstore.DialectNative {
+			after := me
+			after.Counted = true
+			if _, err := client.Claim(ctx, name, me.text(), after.text()); err != nil {
+				return err
+			}
+		}
+	}
+	if !plan.Master {
+		return nil
+	}
+	return awaitWorld(ctx, hostBoard{client, lease.Server, plan.Attempt}, plan.WorldSize, s.hook)
+}
+
+// claimant is the part of a client that claims.
+type claimant interface {
+	Claim(ctx context.Context, name, expected, text string) (string, error)
+}
+
+// claimRank takes the rank for this process. Another living process that has it is an error that names both. counted
+// says that a predecessor of this rank, now gone, is part of PyTorch's counter already, so that a rank that was started
+// again does not count twice.
+func claimRank(ctx context.Context, c claimant, name string, rank dist.Rank, me identity) (counted bool, err error) {
+	expected := ""
+	for range 8 { // each round somebody else was faster; that many at once is a storm of duplicates
+		got, err := c.Claim(ctx, name, expected, me.text())
+		if err != nil {
+			return false, err
+		}
+		if got == me.text() {
+			return parseIdentity(expected).Counted, nil
+		}
+		if got == expected { // its holder lives
+			other := parseIdentity(got)
+			if other.sameProcess(me) {
+				return false, nil // a second join of one process, as for an RPC agent beside a group
+			}
+			return false, twiceError(rank, other, me)
+		}
+		expected = got
+	}
+	return false, twiceError(rank, parseIdentity(expected), me)
+}
+
+func twiceError(rank dist.Rank, first, second identity) error {
+	return &dist.Error{
+		Op: opJoin, Code: dist.AlreadyExists, Rank: rank, Peer: first.Host,
+		Detail: fmt.Sprintf("rank %d joined twice: %s, %s; give each process its own rank, and end what is left of an earlier run",
+			rank, first, second),
+	}
+}
+
+// claimName is the name of a rank's claim. Each attempt of a launcher has ranks of its own.
+func claimName(attempt string, rank dist.Rank) string {
+	name := "rank/" + strconv.Itoa(int(rank))
+	if attempt != "" {
+		name = "attempt/" + attempt + "/" + name
+	}
+	return name
+}
+
+// hostBoard is the board of the rank that hosts the store.
+type hostBoard struct {
+	client  *tcpstore.Client
+	server  *tcpstore.Server
+	attempt string
+}
+
+func (b hostBoard) Joined(ctx context.Context) (int64, error) { return b.client.Workers(ctx) }
+
+func (b hostBoard) Known(_ context.Context, size int) (map[dist.Rank]identity, error) {
+	prefix := strings.TrimSuffix(claimName(b.attempt, 0), "0")
+	known := map[dist.Rank]identity{}
+	for name, claim := range b.server.Claims() {
+		number, found := strings.CutPrefix(name, prefix)
+		rank, err := strconv.Atoi(number)
+		if !found || err != nil || rank < 0 || rank >= size {
+			continue
+		}
+		if id := parseIdentity(claim.Text); claim.Held || id.Counted {
+			id.Gone = !claim.Held
+			known[dist.Rank(rank)] = id
+		}
+	}
+	return known, nil
+}

@@ -1,0 +1,124 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/observe"
+)
+
+// Kinds of the events that a join emits.
+const (
+	// EventJoin begins and ends with the join of this process.
+	EventJoin observe.Kind = "rendezvous.join"
+	// EventWait is emitted by the host while it waits: when somebody joined and every few seconds. Its Detail says who
+	// is missing.
+	EventWait observe.Kind = "rendezvous.wait"
+	// EventHost tells where this process serves the store.
+	EventHost observe.Kind = "rendezvous.host"
+)
+
+const (
+	pollEvery  = 10 * time.Millisecond // as PyTorch's master does
+	firstWords = time.Second           // a world that gathers quickly says nothing on the way
+	moreWords  = 5 * time.Second
+)
+
+// board is where ranks tell each other that they came.
+type board interface {
+	// Joined returns PyTorch's counter of clients.
+	Joined(ctx context.Context) (int64, error)
+	// Known returns the ranks below size that told who they are.
+	Known(ctx context.Context, size int) (map[dist.Rank]identity, error)
+}
+
+// teller decides when a waiting host speaks. It is pure: time comes in as an argument.
+type teller struct {
+	started time.Time
+	next    time.Time
+	told    int64 // the count at the last words
+}
+
+func newTeller(now time.Time) *teller { return &teller{started: now, next: now.Add(firstWords)} }
+
+// due reports whether to speak now: after the first second whenever the count moved, and else every few seconds.
+func (t *teller) due(now time.Time, joined int64) bool {
+	quiet := now.Before(t.next)
+	if quiet && (joined == t.told || now.Sub(t.started) < firstWords) {
+		return false
+	}
+	t.told, t.next = joined, now.Add(moreWords)
+	return true
+}
+
+// awaitWorld returns when size clients have joined. While it waits it tells who is missing; when ctx ends it says so in
+// its error.
+func awaitWorld(ctx context.Context, b board, size int, hook observe.Hook) error {
+	start := time.Now()
+	words := newTeller(start)
+	ticker := time.NewTicker(pollEvery)
+	defer ticker.Stop()
+	var seen roster
+	for {
+		joined, err := b.Joined(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return lateError(ctx, b, roster{size: size, joined: seen.joined}, start)
+			}
+			return err
+		}
+		seen = roster{size: size, joined: joined}
+		if seen.full() {
+			return nil
+		}
+		if now := time.Now(); words.due(now, joined) && hook != nil {
+			if seen.known, err = b.Known(ctx, size); err != nil && ctx.Err() == nil {
+				return err
+			}
+			hook.Emit(observe.Event{
+				Kind: EventWait, Rank: 0, Dur: now.Sub(start),
+				Detail: fmt.Sprintf("%d/%d clients joined after %s, %s", joined, size, now.Sub(start).Round(time.Second), seen.absent()),
+			})
+		}
+		select {
+		case <-ctx.Done():
+			return lateError(ctx, b, seen, start)
+		case <-ticker.C:
+		}
+	}
+}
+
+// lateError is the error of a world that did not gather in time: PyTorch's words, then the names.
+func lateError(ctx context.Context, b board, seen roster, start time.Time) error {
+	// The caller's time is over, but the host's own store answers at once and the names are worth a moment.
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if known, err := b.Known(last, seen.size); err == nil {
+		seen.known = known
+	}
+	if joined, err := b.Joined(last); err == nil {
+		seen.joined = joined
+	}
+	verb := "Timed out"
+	code := dist.DeadlineExceeded
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		verb, code = "Cancelled", dist.Canceled
+	}
+	detail := fmt.Sprintf("%s after %d seconds waiting for clients. %d/%d clients joined. %s",
+		verb, int(time.Since(start).Seconds()), seen.joined, seen.size, seen.absent())
+	if names := seen.present(); names != "" {
+		detail += "; here: " + names
+	}
+	detail += "; look at the logs of the missing processes, and check that they use the same address, port and world size"
+	e := &dist.Error{Op: opJoin, Code: code, Rank: dist.NoRank, Detail: detail, Err: context.Cause(ctx)}
+	if missing := seen.missing(); len(missing) == 1 {
+		e.Rank = missing[0]
+	}
+	return e
+}

@@ -1,0 +1,57 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storecore"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+// Claim takes name for this client for as long as its connection lives, with a text that says who it is, and returns the
+// text that the name has afterwards: text itself if the claim succeeded. It works like [Client.CompareAndSet], but a
+// name that another living connection holds is never given away:
+//
+//   - expected "" claims a name that was never claimed;
+//   - expecting the text of a holder whose connection has ended takes the name over;
+//   - expecting one's own text changes it.
+//
+// Claims are no keys: they are not counted or listed. [Server.Claims] returns them, and [Stats] names a waiting client by
+// its claim. A client that lost its connection and connected again has lost its claims. Only cohort's server has claims;
+// on PyTorch's the error is [dist.NotSupported].
+func (c *Client) Claim(ctx context.Context, name, expected, text string) (string, error) {
+	q := &request{op: wire.CompareSet, key: wire.ClaimPrefix + name, raw: true, expected: []byte(expected), value: []byte(text)}
+	if c.back.dialect() != wire.Native {
+		return "", &dist.Error{
+			Op: "tcpstore: claim", Code: dist.NotSupported, Rank: dist.NoRank, Peer: c.addr, Key: name,
+			Detail: "only cohort's own server has claims; this client speaks the " + c.back.dialect().String() + " dialect",
+		}
+	}
+	r, err := c.do(ctx, q)
+	if err != nil {
+		return "", err
+	}
+	return string(r.Value), nil
+}
+
+// Claim is what a client says it is; see [Client.Claim].
+type Claim struct {
+	// Text says who made the claim.
+	Text string `json:"text"`
+	// Held is false when that client's connection has ended.
+	Held bool `json:"held"`
+}
+
+// Claims returns all claims by name. After Close there are none.
+func (s *Server) Claims() map[string]Claim {
+	var all map[string]storecore.Claim
+	s.driver.do(func(c *core) { all = c.machine.Claims() })
+	claims := make(map[string]Claim, len(all))
+	for name, c := range all {
+		claims[name] = Claim(c)
+	}
+	return claims
+}
