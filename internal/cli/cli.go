@@ -1,0 +1,225 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cli is the cohort command: its sub-commands, their flags and what they print. The work itself is done by the
+// public packages.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/tui"
+)
+
+// Exit codes, as "cohort help exit-codes" explains them.
+const (
+	ExitOK        = 0
+	ExitFailure   = 1
+	ExitUsage     = 2
+	ExitTimeout   = 3
+	ExitNotFound  = 4
+	ExitUnchanged = 5
+)
+
+// IO is what a command may touch of the outside.
+type IO struct {
+	In     io.Reader
+	Out    io.Writer
+	Err    io.Writer
+	Getenv func(string) string
+}
+
+// System is the IO of this process.
+func System() IO { return IO{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv} }
+
+// app carries what all commands share.
+type app struct {
+	IO
+	json bool
+}
+
+// Main runs the command line args (without the program's name) and returns the exit code. SIGINT and SIGTERM end the
+// command in order; a second one ends the process at once.
+func Main(args []string, streams IO) int {
+	ctx, stop := signalContext()
+	defer stop()
+	a := &app{IO: streams}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(streams.In)
+	root.SetOut(streams.Out)
+	root.SetErr(streams.Err)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return ExitOK
+	}
+	var silent *exitError
+	if errors.As(err, &silent) {
+		return silent.code
+	}
+	a.complain(err)
+	return exitCode(err)
+}
+
+// signalError is the cause of a context that a signal ended.
+type signalError struct{ signal os.Signal }
+
+func (e signalError) Error() string {
+	if s, ok := e.signal.(syscall.Signal); ok && s == syscall.SIGINT {
+		return "SIGINT"
+	}
+	return "SIGTERM"
+}
+
+// signalContext ends with SIGINT or SIGTERM. The next signal has its usual, deadly effect.
+func signalContext() (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, os.Interrupt, syscall.SIGTERM)
+	done := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case s := <-caught:
+			signal.Stop(caught)
+			cancel(signalError{s})
+		case <-done:
+		}
+	}()
+	return ctx, func() {
+		close(done)
+		<-ended
+		signal.Stop(caught)
+		cancel(nil)
+	}
+}
+
+// exitError ends the command with a code after everything was said.
+type exitError struct{ code int }
+
+func (e *exitError) Error() string { return fmt.Sprintf("exit %d", e.code) }
+
+// usageError is a mistake on the command line.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func exitCode(err error) int {
+	var usage *usageError
+	switch {
+	case errors.As(err, &usage), errors.Is(err, dist.InvalidArgument):
+		return ExitUsage
+	case errors.Is(err, dist.DeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return ExitTimeout
+	case errors.Is(err, dist.NotFound):
+		return ExitNotFound
+	}
+	return ExitFailure
+}
+
+// complain prints err: one line, or one JSON object with --json.
+func (a *app) complain(err error) {
+	text := err.Error()
+	if a.json {
+		_ = json.NewEncoder(a.Err).Encode(map[string]any{
+			"error": text, "code": dist.CodeOf(err).String(), "exit": exitCode(err),
+		})
+		return
+	}
+	style := tui.StyleFor(a.Err, a.Getenv)
+	_, _ = fmt.Fprintln(a.Err, style.Red("cohort:")+" "+tui.Printable(text))
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "cohort",
+		Short: "torch.distributed without PyTorch: stores, rendezvous and more",
+		Long: strings.TrimSpace(`
+cohort speaks PyTorch's own wires. Its store serves PyTorch 1.13 and 2.x clients
+on one port, and its commands read and write the store of any PyTorch job.`),
+		Example: strings.Trim(`
+  cohort store serve --addr 0.0.0.0:29500     serve a store for a job
+  cohort store top --addr node0:29500         see who waits for which key since when
+  cohort store get --addr node0:29500 epoch   read a key
+  cohort demo                                 see four processes meet`, "\n"),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noSuchCommand,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON, one object a line, errors included")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return &usageError{fmt.Errorf("%w; %q explains the flags", err, cmd.CommandPath()+" --help")}
+	})
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(a.storeCommand(), a.demoCommand(), a.demoWorkerCommand(), a.versionCommand(), exitCodesTopic())
+	return root
+}
+
+// noSuchCommand is the Args check of a command that only has sub-commands.
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("there is no command %q", cmd.CommandPath()+" "+args[0])
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		text += fmt.Sprintf("; did you mean %q?", cmd.CommandPath()+" "+near[0])
+	} else {
+		text += fmt.Sprintf("; %q lists them", cmd.CommandPath()+" --help")
+	}
+	return &usageError{errors.New(text)}
+}
+
+// exactly is cobra.ExactArgs with an error in plain words.
+func exactly(names ...string) cobra.PositionalArgs {
+	return between(len(names), len(names), names...)
+}
+
+// between checks the number of arguments and names the one that is missing.
+func between(least, most int, names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < least:
+			return &usageError{fmt.Errorf("%s is missing; usage: %s", names[len(args)], cmd.UseLine())}
+		case most >= 0 && len(args) > most:
+			return &usageError{fmt.Errorf("%q is one argument too many; usage: %s", args[most], cmd.UseLine())}
+		}
+		return nil
+	}
+}
+
+// print writes v as JSON with --json, else text with a line end.
+func (a *app) print(v any, text string) error {
+	if a.json {
+		return json.NewEncoder(a.Out).Encode(v)
+	}
+	_, err := fmt.Fprintln(a.Out, text)
+	return err
+}
+
+func exitCodesTopic() *cobra.Command {
+	return &cobra.Command{
+		Use:   "exit-codes",
+		Short: "The exit codes of all commands",
+		Long: strings.TrimSpace(`
+  0  done
+  1  failed: the error says why
+  2  the command line is wrong
+  3  the time was over (--timeout)
+  4  the key does not exist
+  5  compare-and-set: the value was another one and stays as it was`),
+	}
+}

@@ -1,0 +1,69 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+
+	"github.com/spf13/cobra"
+)
+
+// demoReport is one line from a worker to the demonstration.
+type demoReport struct {
+	Rank  int    `json:"rank"`
+	Act   int    `json:"act"`
+	Ended bool   `json:"ended"`
+	Text  string `json:"text,omitempty"`
+	Error string `json:"error,omitempty"`
+}
+
+// demoWorkerCommand is what "cohort demo" starts; people do not call it.
+func (a *app) demoWorkerCommand() *cobra.Command {
+	var rank int
+	cmd := &cobra.Command{
+		Use:    "demo-worker",
+		Hidden: true,
+		Args:   exactly(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithCancel(cmd.Context())
+			defer cancel()
+			// The parent holds our standard input open for as long as it lives.
+			go func() {
+				_, _ = io.Copy(io.Discard, a.In)
+				cancel()
+			}()
+			return playAll(ctx, rank, json.NewEncoder(a.Out))
+		},
+	}
+	cmd.Flags().IntVar(&rank, "rank", 0, "the number of this worker")
+	return cmd
+}
+
+func playAll(ctx context.Context, rank int, out *json.Encoder) error {
+	var s stage
+	defer func() {
+		if s.world != nil {
+			_ = s.world.Close()
+		}
+	}()
+	for i, act := range demoActs() {
+		if err := out.Encode(demoReport{Rank: rank, Act: i}); err != nil {
+			return err
+		}
+		text, err := act.play(ctx, &s)
+		report := demoReport{Rank: rank, Act: i, Ended: true, Text: text}
+		if err != nil {
+			report.Error = err.Error()
+		}
+		if told := out.Encode(report); told != nil {
+			return told
+		}
+		if err != nil {
+			return &exitError{ExitFailure}
+		}
+	}
+	return s.world.Shutdown(ctx)
+}

@@ -1,0 +1,139 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// storeCollector turns a server's numbers into metrics when they are asked for.
+type storeCollector struct {
+	stats func() tcpstore.Stats
+
+	connections, accepted, cut, requests, keys, queues, bytes, memory, waiting, longest, started *prometheus.Desc
+}
+
+func newStoreCollector(stats func() tcpstore.Stats) *storeCollector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("cohort_store_"+name, help, labels, nil)
+	}
+	return &storeCollector{
+		stats:       stats,
+		connections: desc("connections", "Open connections by dialect: legacy is PyTorch 1.13, v is PyTorch 2, native is Go.", "dialect"),
+		accepted:    desc("accepted_connections_total", "Connections ever accepted."),
+		cut:         desc("cut_connections_total", "Connections that the server ended for a reason, which is in the log."),
+		requests:    desc("requests_total", "Requests by operation.", "op"),
+		keys:        desc("keys", "Number of keys."),
+		queues:      desc("queues", "Number of queues with items."),
+		bytes:       desc("data_bytes", "Memory of keys and values."),
+		memory:      desc("memory_bytes", "Memory that counts against the limit."),
+		waiting:     desc("waiting", "Requests that wait for a key."),
+		longest:     desc("longest_wait_seconds", "Age of the oldest wait, 0 if nobody waits."),
+		started:     desc("start_time_seconds", "When the server started, in seconds since 1970."),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *storeCollector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		c.connections, c.accepted, c.cut, c.requests, c.keys, c.queues, c.bytes, c.memory, c.waiting, c.longest, c.started,
+	} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *storeCollector) Collect(out chan<- prometheus.Metric) {
+	s := c.stats()
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	for dialect, n := range s.Connections {
+		gauge(c.connections, float64(n), dialect)
+	}
+	counter(c.accepted, s.Accepted)
+	counter(c.cut, s.Cut)
+	for op, n := range s.Ops {
+		counter(c.requests, n, op)
+	}
+	gauge(c.keys, float64(s.Keys))
+	gauge(c.queues, float64(s.Queues))
+	gauge(c.bytes, float64(s.Bytes))
+	gauge(c.memory, float64(s.Memory))
+	gauge(c.waiting, float64(s.Waiting))
+	oldest := time.Duration(0)
+	for _, w := range s.Waits {
+		oldest = max(oldest, s.Time.Sub(w.Since))
+	}
+	gauge(c.longest, oldest.Seconds())
+	gauge(c.started, float64(s.Started.UnixNano())/1e9)
+}
+
+// httpHandler serves the numbers of one server.
+func httpHandler(stats func() tcpstore.Stats) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(newStoreCollector(stats), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		// Answered by the server's own loop: a store that hangs is not healthy.
+		answered := make(chan struct{})
+		go func() {
+			stats()
+			close(answered)
+		}()
+		select {
+		case <-answered:
+			_, _ = fmt.Fprintln(w, "ok")
+		case <-time.After(2 * time.Second):
+			http.Error(w, "the store does not answer", http.StatusServiceUnavailable)
+		}
+	})
+	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(stats())
+	})
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprintln(w, "cohort store: /metrics (Prometheus), /healthz, /stats (JSON)")
+	})
+	return mux
+}
+
+// serveHTTP serves the numbers on addr until stop is called. A failure later on ends the command by fail.
+func serveHTTP(addr string, server *tcpstore.Server, fail context.CancelCauseFunc) (stop func(), bound string, err error) {
+	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return nil, "", fmt.Errorf("--http: %w", nameHolder(addr, err))
+	}
+	h := &http.Server{
+		Handler: httpHandler(server.Stats), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := h.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			fail(fmt.Errorf("--http: %w", err))
+		}
+	}()
+	return func() {
+		_ = h.Close()
+		<-done
+	}, listener.Addr().String(), nil
+}

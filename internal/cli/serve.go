@@ -1,0 +1,175 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-dist/cohort/internal/portowner"
+	"github.com/cohort-dist/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+type serveFlags struct {
+	addr      string
+	http      string
+	withStdin bool
+	drain     time.Duration
+	verbose   bool
+	limits    tcpstore.Limits
+}
+
+func (a *app) serveCommand() *cobra.Command {
+	var flags serveFlags
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve a store that PyTorch cannot tell from its own",
+		Long: strings.TrimSpace(`
+Serve a store for PyTorch 1.13 and 2.x clients and Go processes, all on one port.
+One line says when it is ready. It ends on SIGTERM or SIGINT and says what it did.
+
+PyTorch ranks use it as their store with TORCHELASTIC_USE_AGENT_STORE=True and with
+MASTER_ADDR and MASTER_PORT set to its address: then no rank starts a store of its own.
+
+There is no password in PyTorch's protocol: whoever reaches the port can read and
+write. So the default address is reachable from this machine only; to serve others
+give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
+		Example: strings.Trim(`
+  cohort store serve
+  cohort store serve --addr 0.0.0.0:29500 --http 127.0.0.1:9090
+  cohort store serve --addr 127.0.0.1:0 --json      take a free port and say which`, "\n"),
+		Args: exactly(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.serve(cmd.Context(), flags) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&flags.addr, "addr", "127.0.0.1:"+defaultPort, "address to serve on, HOST:PORT; port 0 takes a free one")
+	f.StringVar(&flags.http, "http", "", "serve /metrics (Prometheus), /healthz and /stats (JSON) on this address")
+	f.BoolVar(&flags.withStdin, "exit-with-stdin", false, "end also when standard input closes")
+	f.DurationVar(&flags.drain, "drain", 0, "when told to end, wait up to this time for clients to leave")
+	f.BoolVarP(&flags.verbose, "verbose", "v", false, "log more than warnings, on standard error")
+	defaults := tcpstore.DefaultLimits()
+	f.IntVar(&flags.limits.Conns, "max-connections", defaults.Conns, "number of connections (a PyTorch 1.13 client has two)")
+	f.IntVar(&flags.limits.Key, "max-key", defaults.Key, "longest key in bytes")
+	f.IntVar(&flags.limits.Value, "max-value", defaults.Value, "longest value in bytes")
+	f.Int64Var(&flags.limits.Memory, "max-memory", defaults.Memory, "bytes of keys, values and buffers together")
+	return cmd
+}
+
+// serve runs a server until ctx ends.
+func (a *app) serve(ctx context.Context, flags serveFlags) error {
+	addr, err := listenAddr(flags.addr)
+	if err != nil {
+		return err
+	}
+	level := slog.LevelWarn
+	if flags.verbose {
+		level = slog.LevelDebug
+	}
+	var handler slog.Handler = slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: level})
+	if a.json {
+		handler = slog.NewJSONHandler(a.Err, &slog.HandlerOptions{Level: level})
+	}
+	server, err := tcpstore.Listen(addr, tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler)))
+	if err != nil {
+		return nameHolder(addr, err)
+	}
+	defer func() { _ = server.Close() }()
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	httpAddr := ""
+	if flags.http != "" {
+		stop, bound, err := serveHTTP(flags.http, server, cancel)
+		if err != nil {
+			return err
+		}
+		defer stop()
+		httpAddr = bound
+	}
+	if flags.withStdin {
+		// This goroutine ends with standard input or, like every read of it, with the process.
+		go func() {
+			_, _ = io.Copy(io.Discard, a.In)
+			cancel(errStdinClosed)
+		}()
+	}
+	if err := a.ready(server, httpAddr); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return a.endServe(server, context.Cause(ctx), flags.drain)
+}
+
+var errStdinClosed = errors.New("the end of standard input")
+
+// listenAddr completes the address of --addr.
+func listenAddr(addr string) (string, error) {
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return "", &usageError{fmt.Errorf("--addr %s: %w; write HOST:PORT, an IPv6 host in brackets", addr, err)}
+	}
+	return addr, nil
+}
+
+// nameHolder adds who has the port, where that can be found out.
+func nameHolder(addr string, err error) error {
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return err
+	}
+	_, port, split := net.SplitHostPort(addr)
+	n, lookup := net.LookupPort("tcp", port)
+	if split != nil || lookup != nil {
+		return err
+	}
+	if owner, ok := portowner.Find(n); ok {
+		return fmt.Errorf("%w; port %d is held by %s", err, n, owner)
+	}
+	return err
+}
+
+// ready prints the one line that says where the server is.
+func (a *app) ready(server *tcpstore.Server, httpAddr string) error {
+	object := map[string]any{"event": "ready", "addr": server.Addr().String(), "port": server.Port()}
+	text := "cohort store: ready on " + server.Addr().String()
+	if httpAddr != "" {
+		object["http"] = httpAddr
+		text += ", metrics on http://" + httpAddr + "/metrics"
+	}
+	return a.print(object, text)
+}
+
+// endServe ends the server and prints the summary.
+func (a *app) endServe(server *tcpstore.Server, cause error, drain time.Duration) error {
+	stats := server.Stats()
+	if drain > 0 && stats.Clients() > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), drain)
+		_ = server.Shutdown(ctx) // clients that stay are counted below
+		cancel()
+	}
+	_ = server.Close()
+	final := server.Stats()
+	uptime := final.Time.Sub(final.Started)
+	object := map[string]any{
+		"event": "stopped", "cause": cause.Error(), "uptime_ms": uptime.Milliseconds(), "accepted": final.Accepted,
+		"cut": final.Cut, "requests": final.Requests(), "keys": final.Keys, "open": final.Clients(), "waiting": final.Waiting,
+	}
+	text := fmt.Sprintf("cohort store: stopped by %s after %s: %s connections, %s requests, %s keys",
+		cause, tui.Age(uptime), tui.Count(int64(final.Accepted)), tui.Count(int64(final.Requests())), tui.Count(int64(final.Keys))) //nolint:gosec // counters stay far below 2^63
+	if n := final.Clients(); n > 0 {
+		text += fmt.Sprintf("; %d connections were still open", n)
+	}
+	if final.Cut > 0 {
+		text += fmt.Sprintf("; %d clients were cut", final.Cut)
+	}
+	return a.print(object, text)
+}

@@ -1,0 +1,378 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// maxInput bounds a value that is read from standard input: no PyTorch server takes more.
+const maxInput = 8 << 20
+
+// keyValue is the JSON form of a key and its value. Values that are no text come in base64.
+type keyValue struct {
+	Key    string  `json:"key"`
+	Value  *string `json:"value,omitempty"`
+	Base64 *string `json:"value_base64,omitempty"`
+}
+
+func newKeyValue(key string, value []byte) keyValue {
+	kv := keyValue{Key: key}
+	if utf8.Valid(value) {
+		text := string(value)
+		kv.Value = &text
+	} else {
+		text := base64.StdEncoding.EncodeToString(value)
+		kv.Base64 = &text
+	}
+	return kv
+}
+
+// value returns an argument as bytes; "-" stands for standard input.
+func (a *app) value(arg string) ([]byte, error) {
+	if arg != "-" {
+		return []byte(arg), nil
+	}
+	value, err := io.ReadAll(io.LimitReader(a.In, maxInput+1))
+	if err != nil {
+		return nil, fmt.Errorf("standard input: %w", err)
+	}
+	if len(value) > maxInput {
+		return nil, dist.Newf("store: set", dist.TooLarge, "standard input has more than %d bytes, the limit of a value", maxInput)
+	}
+	return value, nil
+}
+
+func (a *app) getCommand() *cobra.Command {
+	var flags storeFlags
+	var now, bare bool
+	cmd := &cobra.Command{
+		Use:   "get KEY",
+		Short: "Print the value of a key, waiting until it exists",
+		Example: strings.Trim(`
+  cohort store get epoch
+  cohort store get --now epoch || echo "not there yet"
+  cohort store get --no-newline blob > blob.bin`, "\n"),
+		Args: exactly("KEY"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
+				if now {
+					if there, err := s.Check(ctx, args[0]); err != nil {
+						return err
+					} else if !there {
+						return notFound("get", args[0])
+					}
+				}
+				value, err := s.Get(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				if a.json {
+					return a.print(newKeyValue(args[0], value), "")
+				}
+				if !bare {
+					value = append(value, '\n')
+				}
+				_, err = a.Out.Write(value)
+				return err
+			})
+		},
+	}
+	flags.bind(a, cmd)
+	cmd.Flags().BoolVar(&now, "now", false, "do not wait: exit with 4 if the key does not exist")
+	cmd.Flags().BoolVarP(&bare, "no-newline", "n", false, "print the value alone, without a line end")
+	return cmd
+}
+
+func notFound(op, key string) error {
+	return &dist.Error{Op: "store: " + op, Code: dist.NotFound, Rank: dist.NoRank, Key: key}
+}
+
+func (a *app) setCommand() *cobra.Command {
+	var flags storeFlags
+	cmd := &cobra.Command{
+		Use:   "set KEY VALUE",
+		Short: "Set a key and wake whoever waits for it",
+		Example: strings.Trim(`
+  cohort store set epoch 3
+  cohort store set model - < model.bin      the value comes from standard input`, "\n"),
+		Args: exactly("KEY", "VALUE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			value, err := a.value(args[1])
+			if err != nil {
+				return err
+			}
+			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
+				if err := s.Set(ctx, args[0], value); err != nil {
+					return err
+				}
+				return a.done(ctx, s, map[string]any{"key": args[0], "bytes": len(value)})
+			})
+		},
+	}
+	flags.bind(a, cmd)
+	return cmd
+}
+
+// done confirms a write. PyTorch's protocol does not answer to one, so its success shows only in the next answer.
+func (a *app) done(ctx context.Context, s *tcpstore.Client, result map[string]any) error {
+	if key, ok := result["key"].(string); ok {
+		if _, err := s.Check(ctx, key); err != nil {
+			return err
+		}
+	}
+	if a.json {
+		return a.print(result, "")
+	}
+	return nil
+}
+
+func (a *app) addCommand() *cobra.Command {
+	var flags storeFlags
+	cmd := &cobra.Command{
+		Use:   "add KEY [DELTA]",
+		Short: "Add to a counter and print the sum",
+		Long:  "Add DELTA (1 if left out) to the number under KEY and print the sum. A key that does not exist counts as 0.",
+		Example: strings.Trim(`
+  cohort store add steps
+  cohort store add steps 100
+  cohort store add -- steps -1              a negative number needs the two dashes
+  cohort store add --raw init/ 0            how many workers joined`, "\n"),
+		Args: between(1, 2, "KEY"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			delta := int64(1)
+			if len(args) == 2 {
+				var err error
+				if delta, err = strconv.ParseInt(args[1], 10, 64); err != nil {
+					return &usageError{fmt.Errorf("DELTA %q is not a whole number", args[1])}
+				}
+			}
+			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
+				sum, err := s.Add(ctx, args[0], delta)
+				if err != nil {
+					return err
+				}
+				return a.print(map[string]any{"key": args[0], "sum": sum}, strconv.FormatInt(sum, 10))
+			})
+		},
+	}
+	flags.bind(a, cmd)
+	return cmd
+}
+
+func (a *app) casCommand() *cobra.Command {
+	var flags storeFlags
+	cmd := &cobra.Command{
+		Use:   "cas KEY EXPECTED DESIRED",
+		Short: "Replace a value if it is the expected one",
+		Long: strings.TrimSpace(`
+Replace the value of KEY by DESIRED if it equals EXPECTED, and print the value that
+the store answers with. An empty EXPECTED ("") creates a key that does not exist.
+The exit code is 5 if the value was another one.`),
+		Example: strings.Trim(`
+  cohort store cas leader "" node3          become the leader if there is none
+  cohort store cas leader node3 node4`, "\n"),
+		Args: exactly("KEY", "EXPECTED", "DESIRED"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
+				value, err := s.CompareAndSet(ctx, args[0], []byte(args[1]), []byte(args[2]))
+				if err != nil {
+					return err
+				}
+				// A missing key with an expectation is answered by that expectation, so ask whether it is there.
+				swapped := bytes.Equal(value, []byte(args[2]))
+				if swapped && args[1] == args[2] {
+					if swapped, err = s.Check(ctx, args[0]); err != nil {
+						return err
+					}
+				}
+				result := struct {
+					keyValue
+
+					Swapped bool `json:"swapped"`
+				}{newKeyValue(args[0], value), swapped}
+				if err := a.print(result, string(value)); err != nil || swapped {
+					return err
+				}
+				return &exitError{ExitUnchanged}
+			})
+		},
+	}
+	flags.bind(a, cmd)
+	return cmd
+}
+
+func (a *app) appendCommand() *cobra.Command {
+	var flags storeFlags
+	cmd := &cobra.Command{
+		Use:   "append KEY VALUE",
+		Short: "Append to the value of a key, creating it",
+		Example: strings.Trim(`
+  cohort store append log "step 1 done;"
+  date | cohort store append log -          the value comes from standard input`, "\n"),
+		Args: exactly("KEY", "VALUE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			value, err := a.value(args[1])
+			if err != nil {
+				return err
+			}
+			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
+				if err := store.Append(ctx, s, args[0], value); err != nil {
+					return err
+				}
+				return a.done(ctx, s, map[string]any{"key": args[0], "bytes": len(value)})
+			})
+		},
+	}
+	flags.bind(a, cmd)
+	return cmd
+}
+
+func (a *app) waitCommand() *cobra.Command {
+	var flags storeFlags
+	cmd := &cobra.Command{
+		Use:   "wait KEY...",
+		Short: "Wait until all keys exist",
+		Example: strings.Trim(`
+  cohort store wait ready/0 ready/1 --timeout 5m && echo "both are ready"`, "\n"),
+		Args: between(1, -1, "KEY"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
+				if err := s.Wait(ctx, args...); err != nil {
+					return err
+				}
+				if a.json {
+					return a.print(map[string]any{"keys": args}, "")
+				}
+				return nil
+			})
+		},
+	}
+	flags.bind(a, cmd)
+	return cmd
+}
+
+func (a *app) deleteCommand() *cobra.Command {
+	var flags storeFlags
+	cmd := &cobra.Command{
+		Use:     "delete KEY...",
+		Short:   "Delete keys",
+		Long:    "Delete keys. The exit code is 4 if one of them did not exist; the others are deleted nevertheless.",
+		Example: "  cohort store delete epoch steps",
+		Args:    between(1, -1, "KEY"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
+				var missing []string
+				for _, key := range args {
+					had, err := s.Delete(ctx, key)
+					if err != nil {
+						return err
+					}
+					if !had {
+						missing = append(missing, key)
+					}
+					if a.json {
+						if err := a.print(map[string]any{"key": key, "deleted": had}, ""); err != nil {
+							return err
+						}
+					}
+				}
+				if len(missing) > 0 {
+					return notFound("delete", strings.Join(missing, ", "))
+				}
+				return nil
+			})
+		},
+	}
+	flags.bind(a, cmd)
+	return cmd
+}
+
+func (a *app) keysCommand() *cobra.Command {
+	var flags storeFlags
+	var count, values bool
+	cmd := &cobra.Command{
+		Use:   "keys [PREFIX]",
+		Short: "List the keys of a store",
+		Long: strings.TrimSpace(`
+List the keys, sorted, one a line; with PREFIX only those that start with it. The
+servers of PyTorch up to 2.8 cannot list keys; --count works on all of them and
+includes the store's own keys, as PyTorch's num_keys does.`),
+		Example: strings.Trim(`
+  cohort store keys
+  cohort store keys default_pg/ --values
+  cohort store keys --count`, "\n"),
+		Args: between(0, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if count && len(args) > 0 {
+				return &usageError{fmt.Errorf("--count counts the whole store and takes no PREFIX")}
+			}
+			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
+				if count {
+					n, err := s.NumKeys(ctx)
+					if err != nil {
+						return err
+					}
+					return a.print(map[string]any{"count": n}, strconv.Itoa(n))
+				}
+				keys, err := s.ListKeys(ctx)
+				if err != nil {
+					return err
+				}
+				if len(args) == 1 {
+					keys = slices.DeleteFunc(keys, func(key string) bool { return !strings.HasPrefix(key, args[0]) })
+				}
+				slices.Sort(keys)
+				return a.printKeys(ctx, s, keys, values)
+			})
+		},
+	}
+	flags.bind(a, cmd)
+	cmd.Flags().BoolVar(&count, "count", false, "print the number of keys only")
+	cmd.Flags().BoolVar(&values, "values", false, "print the start of each value too")
+	return cmd
+}
+
+// printKeys lists keys, and with values what they hold now.
+func (a *app) printKeys(ctx context.Context, s *tcpstore.Client, keys []string, values bool) error {
+	for _, key := range keys {
+		text := tui.Printable(key)
+		result := keyValue{Key: key}
+		if values {
+			// A key may go while we look; then it is simply no longer listed.
+			there, err := s.Check(ctx, key)
+			if err != nil {
+				return err
+			}
+			if !there {
+				continue
+			}
+			value, err := s.Get(ctx, key)
+			if err != nil {
+				return err
+			}
+			result = newKeyValue(key, value)
+			text += "\t" + tui.Cut(tui.Printable(string(value)), 200)
+		}
+		if err := a.print(result, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}

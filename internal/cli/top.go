@@ -1,0 +1,298 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+func (a *app) topCommand() *cobra.Command {
+	var flags storeFlags
+	var once bool
+	var every time.Duration
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show live who waits for which key since when",
+		Long: strings.TrimSpace(`
+Show connections, keys, operations a second, and who waits for which key since when:
+the first thing to know when a job hangs at its start. On a terminal the view is live
+("q" ends it); elsewhere one frame is printed after the other. Only cohort's own store
+keeps these numbers; PyTorch's does not.`),
+		Example: strings.Trim(`
+  cohort store top --addr node0:29500
+  cohort store top --once
+  cohort store top --json --every 10s >> store.log`, "\n"),
+		Args: exactly(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if every < 100*time.Millisecond {
+				return &usageError{fmt.Errorf("--every %s: at least 100ms", every)}
+			}
+			return a.top(cmd.Context(), flags, once, every)
+		},
+	}
+	flags.bind(a, cmd)
+	cmd.Flags().BoolVar(&once, "once", false, "print one frame and end")
+	cmd.Flags().DurationVar(&every, "every", time.Second, "time between frames")
+	return cmd
+}
+
+// sampler asks a store for its numbers and keeps the last ones, because a rate needs two.
+type sampler struct {
+	client  *tcpstore.Client
+	timeout time.Duration
+	raw     bool
+	last    tcpstore.Stats
+	seen    bool
+}
+
+// next asks once. The first time it asks twice, a moment apart.
+func (s *sampler) next(ctx context.Context) (tui.Top, error) {
+	if !s.seen {
+		stats, err := s.ask(ctx)
+		if err != nil {
+			return tui.Top{}, err
+		}
+		s.last, s.seen = stats, true
+		moment := time.NewTimer(200 * time.Millisecond)
+		defer moment.Stop()
+		select {
+		case <-moment.C:
+		case <-ctx.Done():
+			return tui.Top{}, context.Cause(ctx)
+		}
+	}
+	stats, err := s.ask(ctx)
+	if err != nil {
+		return tui.Top{}, err
+	}
+	top := topOf(s.last, stats, s.raw)
+	s.last = stats
+	return top, nil
+}
+
+func (s *sampler) ask(ctx context.Context) (stats tcpstore.Stats, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	text, err := s.client.Stats(ctx)
+	if err != nil {
+		return stats, err
+	}
+	if err := json.Unmarshal(text, &stats); err != nil {
+		return stats, dist.Newf("store: top", dist.Protocol, "the server's statistics cannot be read: %w", err)
+	}
+	return stats, nil
+}
+
+// topOf makes a frame's numbers of two samples.
+func topOf(before, now tcpstore.Stats, raw bool) tui.Top {
+	elapsed := now.Time.Sub(before.Time).Seconds()
+	rate := func(a, b uint64) float64 {
+		if elapsed <= 0 || b < a {
+			return 0
+		}
+		return float64(b-a) / elapsed
+	}
+	top := tui.Top{
+		Addr: now.Addr, Uptime: now.Time.Sub(now.Started), Conns: now.Connections, Keys: int64(now.Keys),
+		Queues: int64(now.Queues), Bytes: now.Bytes, Ops: opsOf(now), Rate: rate(before.Requests(), now.Requests()),
+		ByOp: map[string]int64{}, ByOpRate: map[string]float64{}, Waiting: now.Waiting, Waits: waitsOf(now, raw),
+	}
+	for op, n := range now.Ops {
+		top.ByOp[op] = int64(n) //nolint:gosec // counters stay far below 2^63
+		top.ByOpRate[op] = rate(before.Ops[op], n)
+	}
+	return top
+}
+
+func opsOf(s tcpstore.Stats) int64 { return int64(s.Requests()) } //nolint:gosec // counters stay far below 2^63
+
+// waitsOf gathers the rows of one client's wait, one for each key, into one.
+func waitsOf(s tcpstore.Stats, raw bool) []tui.Wait {
+	type id struct {
+		waiter string
+		since  int64
+	}
+	at := map[id]int{}
+	waits := []tui.Wait{}
+	for _, w := range s.Waits {
+		key := w.Key
+		if !raw {
+			key = strings.TrimPrefix(key, "/")
+		}
+		if w.Barrier {
+			key += " (barrier)"
+		}
+		row := id{w.Waiter, w.Since.UnixNano()}
+		i, found := at[row]
+		if !found {
+			i = len(waits)
+			at[row] = i
+			waits = append(waits, tui.Wait{Client: w.Waiter, Name: clientName(w.Name), Since: s.Time.Sub(w.Since)})
+		}
+		waits[i].Keys = append(waits[i].Keys, key)
+	}
+	return waits
+}
+
+// clientName makes the words of a claim, "attempt/1/rank/2: nodea pid 7 #4.2, joined", those of a person: "rank 2, nodea
+// pid 7".
+func clientName(claim string) string {
+	name, who, found := strings.Cut(claim, ": ")
+	if !found {
+		return claim
+	}
+	if at := strings.LastIndex(name, "rank/"); at >= 0 {
+		name = "rank " + name[at+len("rank/"):]
+	}
+	who, _, _ = strings.Cut(strings.TrimSuffix(who, ", joined"), " #")
+	return name + ", " + who
+}
+
+func (a *app) top(ctx context.Context, flags storeFlags, once bool, every time.Duration) error {
+	dialing, cancel := context.WithTimeout(ctx, flags.timeout)
+	client, err := tcpstore.Dial(dialing, flags.addr, tcpstore.WithTimeout(flags.timeout))
+	cancel()
+	if err != nil {
+		return explain(ctx, err)
+	}
+	defer func() { _ = client.Close() }()
+	s := &sampler{client: client, timeout: flags.timeout, raw: flags.raw}
+	style := tui.StyleFor(a.Out, a.Getenv)
+	if !once && !a.json && tui.IsTerminal(a.Out) && a.Getenv("TERM") != "dumb" {
+		return explain(ctx, a.liveTop(ctx, s, every, style))
+	}
+	err = a.plainTop(ctx, s, every, once, style)
+	if by := (signalError{}); errors.As(context.Cause(ctx), &by) {
+		return nil // the usual way to end it
+	}
+	return err
+}
+
+// plainTop prints frame after frame.
+func (a *app) plainTop(ctx context.Context, s *sampler, every time.Duration, once bool, style tui.Style) error {
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		top, err := s.next(ctx)
+		if err != nil {
+			return err
+		}
+		if a.json {
+			err = json.NewEncoder(a.Out).Encode(top)
+		} else {
+			_, err = fmt.Fprint(a.Out, top.Frame(terminalWidth(a.Out), 0, style))
+		}
+		if err != nil || once {
+			return err
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if !a.json {
+			if _, err := fmt.Fprintln(a.Out); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// terminalWidth returns the columns of a terminal, and enough for a line elsewhere.
+func terminalWidth(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 { //nolint:gosec // a descriptor fits an int
+			return width
+		}
+	}
+	return 120
+}
+
+// liveTop redraws one screen until a key or a signal ends it.
+func (a *app) liveTop(ctx context.Context, s *sampler, every time.Duration, style tui.Style) error {
+	model := &topModel{ctx: ctx, sampler: s, every: every, style: style, width: terminalWidth(a.Out), height: 24, top: tui.Top{Addr: s.client.Addr()}}
+	opts := []tea.ProgramOption{tea.WithOutput(a.Out), tea.WithContext(ctx), tea.WithoutSignalHandler()}
+	if in, ok := a.In.(*os.File); ok && term.IsTerminal(int(in.Fd())) { //nolint:gosec // a descriptor fits an int
+		opts = append(opts, tea.WithInput(in))
+	} else {
+		opts = append(opts, tea.WithInput(nil))
+	}
+	_, err := tea.NewProgram(model, opts...).Run()
+	if by := (signalError{}); errors.As(context.Cause(ctx), &by) {
+		return nil // the usual way to end it
+	}
+	return err
+}
+
+// topModel is the live view's state.
+type topModel struct {
+	ctx     context.Context //nolint:containedctx // bubbletea's commands take no context
+	sampler *sampler
+	every   time.Duration
+	style   tui.Style
+	width   int
+	height  int
+	top     tui.Top
+}
+
+type (
+	sampleMsg struct {
+		top tui.Top
+		err error
+	}
+	tickMsg struct{}
+)
+
+// Init implements tea.Model.
+func (m *topModel) Init() tea.Cmd { return m.sample }
+
+func (m *topModel) sample() tea.Msg {
+	top, err := m.sampler.next(m.ctx)
+	return sampleMsg{top, err}
+}
+
+// Update implements tea.Model.
+func (m *topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case tea.WindowSizeMsg:
+		m.width, m.height = msg.Width, msg.Height
+	case tea.KeyPressMsg:
+		switch msg.String() {
+		case "q", "esc", "ctrl+c":
+			return m, tea.Quit
+		}
+	case sampleMsg:
+		if msg.err != nil {
+			m.top.Err = msg.err.Error() // the last numbers stay; the store may come back
+		} else {
+			m.top = msg.top
+		}
+		return m, tea.Tick(m.every, func(time.Time) tea.Msg { return tickMsg{} })
+	case tickMsg:
+		return m, m.sample
+	}
+	return m, nil
+}
+
+// View implements tea.Model.
+func (m *topModel) View() tea.View {
+	view := tea.NewView(m.top.Frame(m.width, max(m.height-1, 5), m.style) + m.style.Dim("q ends"))
+	view.AltScreen = true
+	return view
+}
