@@ -1,0 +1,643 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rrefcore
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"slices"
+	"sort"
+	"strings"
+	"testing"
+)
+
+// The checker explores every schedule of a small configuration: one object of owner O, created by A, shared with C, by C
+// with D, and by A with the owner itself. It drives the production machine; only the network and the applications are
+// modelled: messages arrive in any order (on a stream: in the stream's order), may be repeated or lost as often as the
+// configuration says, creations may time out, workers may crash.
+
+const (
+	wO Worker = iota
+	wA
+	wC
+	wD
+)
+
+// config is one row of the table of configurations.
+type config struct {
+	kind               PeerKind
+	opt                Options
+	dup, timeout, lose int
+	crash              []Worker
+	detect             bool
+	shares             string // of "C" (A to C), "D" (C to D), "P" (A to the owner)
+	maxStates          int
+}
+
+// pytorch turns everything off that PyTorch does not have.
+var pytorch = Options{NoRoot: true, NoCancel: true, NoWithdraw: true, NoLease: true, NoGrace: true, NoRefusal: true, NoTombs: true}
+
+// packet is something on its way.
+type packet struct {
+	what   string // frame, request, reply, call, return, carry
+	from   Worker
+	to     Worker
+	frame  Frame
+	msg    Message
+	wire   Wire
+	target string // of a carry: which share it is
+}
+
+// state is one state of the whole world.
+type state struct {
+	m       [4]*cell // nil once crashed
+	own     [4]bool  // cells that belong to this state alone
+	net     []packet
+	forks   map[string]ID // the fork of each role that has appeared: "A", "C", "D"
+	shared  string        // shares that were made
+	local   int           // uses by code of the owner
+	dup     int
+	timeout int
+	lose    int
+	crashes int
+	crashed map[Worker]bool
+	known   map[[2]Worker]bool // observer, dead worker
+	freed   bool               // the value was destroyed
+	valued  bool
+	split   bool
+	object  ID
+}
+
+// cell is a machine in a state, with its encoding once that was needed. Cells are shared among states until one changes.
+type cell struct {
+	*Machine
+	encoded encoder
+}
+
+// mut returns a machine of this state for a change.
+func (s *state) mut(w Worker) *Machine {
+	if !s.own[w] {
+		s.m[w], s.own[w] = &cell{Machine: s.m[w].clone()}, true
+	}
+	s.m[w].encoded = nil
+	return s.m[w].Machine
+}
+
+func (s *state) clone() *state {
+	c := *s
+	c.own = [4]bool{}
+	c.net = slices.Clone(s.net)
+	c.forks = maps.Clone(s.forks)
+	c.crashed = maps.Clone(s.crashed)
+	c.known = maps.Clone(s.known)
+	return &c
+}
+
+func (m *Machine) clone() *Machine {
+	c := *m
+	c.effects = slices.Clone(m.effects)
+	c.objects = make(map[ID]*object, len(m.objects))
+	for id, o := range m.objects {
+		oc := *o
+		oc.forks, oc.offers, oc.forkedAt = maps.Clone(o.forks), maps.Clone(o.offers), maps.Clone(o.forkedAt)
+		c.objects[id] = &oc
+	}
+	c.handles, c.pins = make(map[ID]*handle, len(m.handles)), map[ID]*handle{}
+	for id, h := range m.handles {
+		hc := *h
+		hc.children = maps.Clone(h.children)
+		c.handles[id] = &hc
+		for child := range hc.children {
+			c.pins[child] = &hc
+		}
+	}
+	c.peers = make(map[Worker]*peer, len(m.peers))
+	for id, p := range m.peers {
+		pc := *p
+		pc.stream.queue = slices.Clone(p.stream.queue)
+		pc.buried = maps.Clone(p.buried)
+		pc.requests = nil
+		for _, r := range p.requests {
+			rc := *r
+			pc.requests = append(pc.requests, &rc)
+		}
+		c.peers[id] = &pc
+	}
+	c.ghosts = slices.Clone(m.ghosts)
+	c.tombs, c.tombLog = maps.Clone(m.tombs), slices.Clone(m.tombLog)
+	return &c
+}
+
+// key is equal for equal states (and, but for a collision of 128 bits, only for those).
+func (s *state) key() [2]uint64 {
+	var b encoder
+	for w, c := range s.m {
+		if c == nil {
+			continue
+		}
+		if c.encoded == nil {
+			c.encoded = c.encode()
+		}
+		b.num(200 + uint64(w))
+		b = append(b, c.encoded...)
+	}
+	packets := make([]string, len(s.net))
+	for i, p := range s.net {
+		var e encoder
+		e = append(e, p.what...)
+		e = append(e, p.target...)
+		e.num(uint64(p.from), uint64(p.to), p.frame.First, uint64(p.frame.Session))
+		for _, m := range append([]Message{p.msg}, p.frame.Msgs...) {
+			e.num(uint64(m.Kind), uint64(m.Code), uint64(m.Owner))
+			e.ids(m.ID, m.Fork, m.Root)
+		}
+		e.ids(p.wire.ID, p.wire.Fork)
+		packets[i] = string(e)
+	}
+	sort.Strings(packets)
+	for _, p := range packets {
+		b = append(b, p...)
+		b.num(206)
+	}
+	shared := []byte(s.shared)
+	slices.Sort(shared)
+	b = append(b, shared...)
+	b.num(uint64(s.local), uint64(s.dup), uint64(s.timeout), uint64(s.lose), uint64(s.crashes))
+	b.flags(s.freed, s.split, s.valued)
+	for w := wO; w <= wD; w++ {
+		b.flags(s.crashed[w], s.known[[2]Worker{wO, w}], s.known[[2]Worker{wA, w}], s.known[[2]Worker{wC, w}], s.known[[2]Worker{wD, w}])
+	}
+	return [2]uint64{maphash.Bytes(seeds[0], b), maphash.Bytes(seeds[1], b)}
+}
+
+// encode writes everything that decides what a machine will do.
+func (m *Machine) encode() encoder {
+	var b encoder
+	b.num(m.next)
+	for _, id := range sortedKeys(m.objects) {
+		o := m.objects[id]
+		b.num(201)
+		b.ids(id)
+		b.flags(o.valued, o.called)
+		b.num(uint64(o.local))
+		b.ids(sortedKeys(o.forks)...)
+		b.num(202)
+		b.ids(sortedKeys(o.offers)...)
+	}
+	for _, id := range sortedKeys(m.handles) {
+		h := m.handles[id]
+		b.num(203)
+		b.ids(id)
+		b.num(uint64(h.state), uint64(h.code))
+		b.flags(h.held, h.offered, h.accepting, h.deletable, h.unanswered)
+		b.ids(sortedKeys(h.children)...)
+	}
+	for id := wO; id <= wD; id++ {
+		if p := m.peers[id]; p != nil {
+			b.num(204, p.announced, uint64(p.session), uint64(p.lease.state), p.stream.base, p.stream.expect, uint64(len(p.requests)))
+		}
+	}
+	b.num(205)
+	b.ids(sortedKeys(m.tombs)...)
+	return b
+}
+
+var seeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
+
+type encoder []byte
+
+func (e *encoder) num(numbers ...uint64) {
+	for _, n := range numbers {
+		*e = binary.AppendUvarint(*e, n)
+	}
+}
+
+func (e *encoder) ids(ids ...ID) {
+	for _, id := range ids {
+		e.num(uint64(id.On), id.N)
+	}
+}
+
+func (e *encoder) flags(flags ...bool) {
+	for _, f := range flags {
+		c := byte('-')
+		if f {
+			c = '+'
+		}
+		*e = append(*e, c)
+	}
+}
+
+// start returns the first state: A has called remote().
+func (c config) start() *state {
+	s := &state{
+		forks: map[string]ID{}, dup: c.dup, timeout: c.timeout, lose: c.lose,
+		crashed: map[Worker]bool{}, known: map[[2]Worker]bool{},
+	}
+	if len(c.crash) > 0 {
+		s.crashes = 1
+	}
+	for w := wO; w <= wD; w++ {
+		epoch := Epoch(0)
+		if c.kind == Cohort {
+			epoch = Epoch(100 + w)
+		}
+		s.m[w], s.own[w] = &cell{Machine: New(w, epoch, c.opt)}, true
+	}
+	for w, m := range s.m {
+		for v, other := range s.m {
+			if v != w {
+				m.AddPeer(Worker(v), c.kind, other.epoch)
+			}
+		}
+	}
+	wire, _ := s.mut(wA).Create(wO)
+	s.forks["A"], s.object = wire.Fork, wire.ID
+	s.drain(wA)
+	s.net = append(s.net, packet{what: "call", from: wA, to: wO, wire: wire})
+	return s
+}
+
+// drain turns the effects of a machine into packets and observations.
+func (s *state) drain(w Worker) {
+	m := s.mut(w)
+	for _, e := range m.Take() {
+		switch e.Kind {
+		case Send:
+			s.net = append(s.net, packet{what: "request", from: w, to: e.To, msg: e.Msg})
+		case Flush:
+			p := m.peers[e.To]
+			if p.stream.sent < len(p.stream.queue) {
+				f := m.frame(p, p.stream.sent)
+				f.Ack, f.Stamp, f.Echo = 0, 0, 0
+				m.acknowledge(p, p.stream.base+uint64(len(p.stream.queue))) // the stream is reliable: no ack frames in the net
+				s.net = append(s.net, packet{what: "frame", from: w, to: e.To, frame: f})
+			}
+			p.stream.owesAck = false
+		case Free:
+			if s.local > 0 && m.objects[e.ID] == nil {
+				s.split = true
+			}
+			s.freed = s.freed || s.valued || !m.opt.NoRoot
+		}
+	}
+}
+
+// step is one thing that can happen.
+type step struct {
+	label string
+	do    func(s *state)
+}
+
+func (s *state) without(i int) { s.net = slices.Delete(slices.Clone(s.net), i, i+1) }
+
+// held tells whether the application of a worker has the reference of a role.
+func (s *state) held(role string) *handle {
+	fork, made := s.forks[role]
+	if !made {
+		return nil
+	}
+	w := map[string]Worker{"A": wA, "C": wC, "D": wD}[role]
+	if s.crashed[w] {
+		return nil
+	}
+	h := s.m[w].handles[fork]
+	if h == nil || !h.held || h.offered {
+		return nil
+	}
+	return h
+}
+
+var roleOf = map[string]Worker{"A": wA, "C": wC, "D": wD, "P": wO}
+
+// steps lists everything that can happen in a state.
+func (c config) steps(s *state) []step {
+	var all []step
+	add := func(label string, do func(*state)) { all = append(all, step{label, do}) }
+	for _, role := range []string{"A", "C", "D"} {
+		if h := s.held(role); h != nil {
+			w := roleOf[role]
+			add("drop "+role, func(s *state) { s.mut(w).Drop(s.forks[role]); s.drain(w) })
+		}
+	}
+	for _, share := range strings.Split(c.shares, "") {
+		from, to := map[string]string{"C": "A", "D": "C", "P": "A"}[share], roleOf[share]
+		h := s.held(from)
+		if h == nil || h.state == failed || strings.Contains(s.shared, share) || s.known[[2]Worker{roleOf[from], to}] {
+			continue
+		}
+		add("share "+from+" with "+share, func(s *state) {
+			w := roleOf[from]
+			wire, code := s.mut(w).Share(s.forks[from], to)
+			s.shared += share
+			if code != OK {
+				return
+			}
+			s.drain(w)
+			s.net = append(s.net, packet{what: "carry", from: w, to: to, wire: wire, target: share})
+		})
+	}
+	if s.local > 0 {
+		add("owner ends its use", func(s *state) {
+			s.local--
+			s.mut(wO).ReleaseLocal(s.object)
+			s.drain(wO)
+		})
+	}
+	for i, p := range s.net {
+		if p.what == "frame" && s.behind(i) {
+			continue
+		}
+		if p.what == "carry" && c.kind == Cohort && s.handoffOnItsWay(p) {
+			continue
+		}
+		if s.crashed[p.to] {
+			add("lost to the dead: "+p.what, func(s *state) { s.without(i) })
+			continue
+		}
+		add(fmt.Sprintf("deliver %s %v to %d %v %s", p.what, p.msg.Kind, p.to, p.frame.Msgs, p.target), func(s *state) {
+			s.without(i)
+			c.deliver(s, p)
+		})
+		if s.dup > 0 && (p.what == "request" || p.what == "frame") {
+			add("repeat "+p.what, func(s *state) {
+				s.dup--
+				if p.what == "frame" {
+					c.deliver(s, p)
+				} else {
+					s.net = append(slices.Clone(s.net), p)
+				}
+			})
+		}
+		if s.lose > 0 && p.what == "carry" {
+			add("lose carry", func(s *state) {
+				s.lose--
+				s.without(i)
+				if !s.crashed[p.from] {
+					s.mut(p.from).Undelivered(p.to, p.wire)
+					s.drain(p.from)
+				}
+			})
+		}
+	}
+	if s.timeout > 0 && !s.crashed[wA] {
+		if h := s.m[wA].handles[s.forks["A"]]; h != nil && h.state == pending {
+			add("creation times out", func(s *state) {
+				s.timeout--
+				s.mut(wA).CreateTimedOut(s.forks["A"])
+				if !c.opt.NoCancel {
+					s.mut(wA).Drop(s.forks["A"])
+				}
+				s.drain(wA)
+			})
+		}
+	}
+	if s.crashes > 0 {
+		for _, w := range c.crash {
+			add(fmt.Sprint("crash ", w), func(s *state) {
+				s.crashes--
+				s.crashed[w] = true
+				s.m[w] = nil
+			})
+		}
+	}
+	if c.detect {
+		for w := range s.crashed {
+			if !c.opt.NoGrace && s.handoffsUnderWay(w) {
+				continue
+			}
+			for o := wO; o <= wD; o++ {
+				if s.m[o] != nil && !s.known[[2]Worker{o, w}] {
+					add(fmt.Sprint(o, " finds ", w, " dead"), func(s *state) {
+						s.known[[2]Worker{o, w}] = true
+						s.mut(o).PeerDied(w)
+						s.mut(o).Expire(w)
+						s.drain(o)
+					})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// behind reports whether an earlier frame of the same stream is still on its way.
+func (s *state) behind(i int) bool {
+	f := s.net[i].frame
+	return slices.ContainsFunc(s.net, func(p packet) bool {
+		return p.what == "frame" && p.from == f.From && p.to == f.To && p.frame.First < f.First
+	})
+}
+
+// handoffOnItsWay reports whether the hand-off of a carried reference has not arrived: the connection is ordered, so the
+// message cannot arrive before it.
+func (s *state) handoffOnItsWay(carry packet) bool {
+	return slices.ContainsFunc(s.net, func(p packet) bool {
+		return p.what == "frame" && p.to == carry.to && slices.ContainsFunc(p.frame.Msgs, func(m Message) bool { return m.Kind == Handoff && m.Fork == carry.wire.Fork })
+	})
+}
+
+// handoffsUnderWay reports whether something that a dead worker handed out has not reached the owner yet: what the grace
+// period is for.
+func (s *state) handoffsUnderWay(w Worker) bool {
+	child := func(fork ID) bool { return fork.On == w }
+	return slices.ContainsFunc(s.net, func(p packet) bool {
+		if s.crashed[p.to] {
+			return false
+		}
+		if p.what == "carry" && p.from == w {
+			return true
+		}
+		if p.what == "request" && p.msg.Kind == ForkRequest && child(p.msg.Fork) {
+			return true
+		}
+		return p.what == "frame" && slices.ContainsFunc(p.frame.Msgs, func(m Message) bool {
+			return (m.Kind == Handoff && p.from == w) || (m.Kind == ForkRequest && child(m.Fork))
+		})
+	})
+}
+
+func (c config) deliver(s *state, p packet) {
+	m := s.mut(p.to)
+	switch p.what {
+	case "call":
+		if m.CallArrived(p.from, p.wire.ID, p.wire.Fork) == OK {
+			m.Valued(p.wire.ID)
+			s.valued, s.freed = true, false
+		}
+		if c.kind == PyTorch {
+			s.net = append(slices.Clone(s.net), packet{what: "return", from: p.to, to: p.from, wire: p.wire})
+		}
+	case "return":
+		m.CreateReplied(p.wire.Fork, true)
+	case "carry":
+		owned, code := m.Receive(p.from, p.wire)
+		switch {
+		case code != OK && !s.crashed[p.from]:
+			s.mut(p.from).Undelivered(p.to, p.wire)
+			s.drain(p.from)
+		case code != OK:
+		case owned:
+			s.local++
+		default:
+			s.forks[p.target] = p.wire.Fork
+		}
+	case "frame":
+		m.ReceiveFrame(p.frame)
+	case "request":
+		m.Control(p.from, p.msg)
+		if p.msg.Kind == ForkRequest {
+			s.net = append(slices.Clone(s.net), packet{what: "reply", from: p.to, to: p.from, msg: p.msg})
+		} else if s.m[p.from] != nil {
+			s.mut(p.from).RequestDone(p.to, p.msg, true)
+			s.drain(p.from)
+		}
+	case "reply":
+		m.RequestDone(p.from, p.msg, true)
+	}
+	s.drain(p.to)
+}
+
+// violations names the properties that a state breaks.
+func (s *state) violations() []string {
+	var bad []string
+	live := s.freed && s.local == 0
+	for _, m := range s.m {
+		if m == nil {
+			continue
+		}
+		for _, h := range m.handles {
+			if live && h.state == confirmed && (h.held && !h.offered || len(h.children) > 0) {
+				bad = append(bad, "PREMATURE")
+			}
+			if live && h.state == pending && (h.held || len(h.children) > 0) {
+				bad = append(bad, "PENDING")
+			}
+		}
+	}
+	if s.split {
+		bad = append(bad, "SPLIT")
+	}
+	return bad
+}
+
+// leaks tells what is left in a state where nothing can happen any more.
+func (s *state) leaks() string {
+	var left []string
+	for w := wO; w <= wD; w++ {
+		if m := s.m[w]; m != nil && (len(m.objects) > 0 || len(m.handles) > 0 || len(m.pins) > 0) {
+			left = append(left, fmt.Sprintf("worker %d: %+v", w, m.Counts()))
+		}
+	}
+	return strings.Join(left, "; ")
+}
+
+// explore visits every reachable state and returns the properties that are broken, each with a trace, and the number of
+// states.
+func (c config) explore(t *testing.T) (broken map[string][]string, states int) {
+	t.Helper()
+	type node struct {
+		s     *state
+		from  int
+		label string
+	}
+	first := c.start()
+	nodes := []node{{first, -1, "start"}}
+	seen := map[[2]uint64]bool{first.key(): true}
+	broken = map[string][]string{}
+	trace := func(i int) []string {
+		var labels []string
+		for ; i >= 0; i = nodes[i].from {
+			labels = append([]string{nodes[i].label}, labels...)
+		}
+		return labels
+	}
+	for i := 0; i < len(nodes); i++ {
+		s := nodes[i].s
+		for _, v := range s.violations() {
+			if broken[v] == nil {
+				broken[v] = trace(i)
+			}
+		}
+		steps := c.steps(s)
+		if len(steps) == 0 {
+			if left := s.leaks(); left != "" && broken["LEAK"] == nil {
+				broken["LEAK"] = append(trace(i), left)
+			}
+		}
+		for _, st := range steps {
+			next := s.clone()
+			st.do(next)
+			key := next.key()
+			if !seen[key] {
+				seen[key] = true
+				nodes = append(nodes, node{next, i, st.label})
+			}
+		}
+		nodes[i].s = nil
+		if len(nodes) > 3_000_000 {
+			t.Fatal("more states than expected")
+		}
+	}
+	return broken, len(nodes)
+}
+
+func TestCheckerFindsThePyTorchBugs(t *testing.T) {
+	t.Parallel()
+	noPins := pytorch
+	noPins.NoPins = true
+	for _, c := range []struct {
+		name string
+		cfg  config
+		want string
+	}{
+		{"V0 reliable network: the split object", config{opt: pytorch, shares: "CDP"}, "SPLIT"},
+		{"V0b without pins", config{opt: noPins, shares: "CDP"}, "LEAK PENDING PREMATURE SPLIT"},
+		{"V1 a repeated control message: the resurrected fork", config{opt: pytorch, shares: "CDP", dup: 1}, "LEAK SPLIT"},
+		{"V2 remote() times out", config{opt: pytorch, shares: "CDP", timeout: 1}, "LEAK SPLIT"},
+		{"V3 a carrier is lost", config{opt: pytorch, shares: "CDP", lose: 1}, "LEAK SPLIT"},
+		{"V4 C crashes", config{opt: pytorch, shares: "CDP", crash: []Worker{wC}}, "LEAK SPLIT"},
+		{"V4b A crashes", config{opt: pytorch, shares: "CDP", crash: []Worker{wA}}, "LEAK SPLIT"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.cfg.kind = PyTorch
+			broken, states := c.cfg.explore(t)
+			t.Logf("%d states", states)
+			found := slices.Sorted(maps.Keys(broken))
+			if strings.Join(found, " ") != c.want {
+				t.Errorf("found %v, want %s\n%v", found, c.want, broken)
+			}
+		})
+	}
+}
+
+func TestCheckerFindsNothingInTheExtendedProtocol(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		cfg  config
+	}{
+		{"X0 reliable network", config{shares: "CDP"}},
+		{"X1 a repeated frame", config{shares: "CDP", dup: 1}},
+		{"X2 the creation times out", config{shares: "CDP", timeout: 1}},
+		{"X3 a carrier is lost", config{shares: "CDP", lose: 1}},
+		{"X4 C crashes", config{shares: "CDP", crash: []Worker{wC}, detect: true}},
+		{"X4b A crashes", config{shares: "CDP", crash: []Worker{wA}, detect: true}},
+		{"X6 everything, chain A to C to D", config{shares: "CD", dup: 1, timeout: 1, lose: 1, crash: []Worker{wA, wC}, detect: true}},
+		{"X6b everything, A to C and A to the owner", config{shares: "CP", dup: 1, timeout: 1, lose: 1, crash: []Worker{wA, wC}, detect: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.cfg.kind = Cohort
+			broken, states := c.cfg.explore(t)
+			t.Logf("%d states", states)
+			for v, trace := range broken {
+				t.Errorf("%s:\n  %s", v, strings.Join(trace, "\n  "))
+			}
+		})
+	}
+}

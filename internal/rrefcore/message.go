@@ -1,0 +1,97 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rrefcore
+
+import "strconv"
+
+// Kind is the kind of a control message.
+type Kind uint8
+
+// The control messages. The first three exist on PyTorch's wire too. The numbers are part of the wire among Go workers.
+const (
+	ForkRequest Kind = 1 + iota // child to owner: register Fork of ID
+	ChildAccept                 // child to parent: Fork is safe, unpin
+	Delete                      // user to owner: Fork of ID is no more
+	ForkReply                   // owner to child: the answer to ForkRequest, with a Code
+	Announce                    // creator to owner: a call that creates ID with root Fork follows
+	Created                     // owner to creator: the call has arrived, the entry exists
+	Cancel                      // creator to owner: forget the creation of ID
+	Handoff                     // parent to child: a message carries Fork of ID to you
+	Withdraw                    // parent to child: the message with Fork will not arrive
+	kindCount
+)
+
+var kindNames = [kindCount]string{
+	ForkRequest: "fork-request", ChildAccept: "child-accept", Delete: "delete", ForkReply: "fork-reply", Announce: "announce",
+	Created: "created", Cancel: "cancel", Handoff: "handoff", Withdraw: "withdraw",
+}
+
+// String returns the kind's name.
+func (k Kind) String() string {
+	if k > 0 && k < kindCount {
+		return kindNames[k]
+	}
+	return "kind " + strconv.Itoa(int(k))
+}
+
+// Code says why a reference failed or a request was refused. Codes travel among Go workers.
+type Code uint8
+
+// The codes.
+const (
+	OK             Code = iota
+	Gone                // the object existed and was freed
+	Cancelled           // its creation was cancelled
+	LeaseExpired        // the owner had to assume that this worker is dead
+	OwnerLost           // the owner's process is gone
+	OwnerRestarted      // another process has the owner's name now
+	CreateFailed        // the creating call failed
+	TimedOut            // the creating call was not confirmed in time
+	Closed              // the user closed the reference
+	PeerDead            // the worker to share with is known to be dead
+	Withdrawn           // the message that carried the reference was given up by its sender
+	CreatorLost         // the creator died before its call arrived, so there never will be a value
+	codeCount
+)
+
+var codeNames = [codeCount]string{
+	"ok", "the object is gone", "its creation was cancelled", "the lease has expired", "the owner is lost",
+	"the owner was restarted", "its creation failed", "its creation timed out", "the reference was closed",
+	"the worker is dead", "the hand-off was withdrawn", "its creator was lost before the object was made",
+}
+
+// String returns the code in plain words.
+func (c Code) String() string {
+	if c < codeCount {
+		return codeNames[c]
+	}
+	return "code " + strconv.Itoa(int(c))
+}
+
+// Message is one control message. Unused fields are zero.
+type Message struct {
+	Kind  Kind
+	ID    ID // the object
+	Fork  ID // the fork it is about
+	Root  ID // the creator's fork of the object
+	Owner Worker
+	Code  Code
+}
+
+// Frame is what goes to a Cohort peer in one piece: an acknowledgement and the messages First, First+1, ... of the
+// stream. A frame without messages is a heartbeat.
+type Frame struct {
+	From    Worker
+	To      Worker
+	Epoch   Epoch // of the sender
+	ToEpoch Epoch // of the receiver, as the sender knows it; 0 when it does not yet
+	// Session counts how often one side had to give the other up for dead. A frame of an older session is void; one of
+	// a newer session says that everything between the two workers has been forgotten.
+	Session uint32
+	First   uint64
+	Ack     uint64 // every message before this one has arrived
+	Stamp   Time   // the sender's clock
+	Echo    Time   // the newest Stamp that the sender has seen from the receiver
+	Msgs    []Message
+}

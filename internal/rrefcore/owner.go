@@ -1,0 +1,280 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rrefcore
+
+import (
+	"maps"
+	"slices"
+)
+
+// object is an entry of the owner: a value, or a placeholder for one that is still to come.
+type object struct {
+	id        ID
+	root      ID          // the creator's fork; zero for an object that was made here
+	forks     map[ID]life // who holds which fork
+	offers    map[ID]life // handed off to this worker by whom, not claimed by a decoded message yet
+	local     int         // uses by code of this worker
+	valued    bool        // the value or its error is there
+	called    bool        // the creating call has arrived
+	cancelled bool
+	since     Time
+	forkedAt  map[ID]Time
+}
+
+func (m *Machine) newObject(id, root ID) *object {
+	o := &object{id: id, root: root, forks: map[ID]life{}, offers: map[ID]life{}, since: m.now, forkedAt: map[ID]Time{}}
+	m.objects[id] = o
+	return o
+}
+
+func (m *Machine) register(o *object, fork ID, holder life) {
+	if _, known := o.forks[fork]; !known {
+		o.forks[fork] = holder
+		o.forkedAt[fork] = m.now
+	}
+}
+
+// Own enters an object that code of this worker made; it is in use until ReleaseLocal.
+func (m *Machine) Own() ID {
+	o := m.newObject(m.newID(), ID{})
+	o.valued, o.called, o.local = true, true, 1
+	return o.id
+}
+
+// OwnPending is Own for a value that a call of this worker to itself is still computing; Valued follows.
+func (m *Machine) OwnPending() ID {
+	id := m.Own()
+	m.objects[id].valued = false
+	return id
+}
+
+// Valued reports that the object has its value, or the error that stands for it.
+func (m *Machine) Valued(id ID) {
+	if o := m.objects[id]; o != nil {
+		o.valued = true
+	}
+}
+
+// HoldLocal counts one more use of the object by code of this worker.
+func (m *Machine) HoldLocal(id ID) bool {
+	o := m.objects[id]
+	if o != nil {
+		o.local++
+	}
+	return o != nil
+}
+
+// ReleaseLocal ends one use by code of this worker.
+func (m *Machine) ReleaseLocal(id ID) {
+	if o := m.objects[id]; o != nil && o.local > 0 {
+		o.local--
+		if o.called || o.valued { // a placeholder waits for its creating call
+			m.freeIfUnused(o)
+		}
+	}
+}
+
+// CallArrived asks whether the call that creates id may run, and registers its object. A call that was cancelled, or
+// whose creator is fenced, is refused.
+func (m *Machine) CallArrived(from Worker, id, root ID) Code {
+	p := m.peer(from)
+	if p.lease.state == dead {
+		return LeaseExpired
+	}
+	o := m.objects[id]
+	if o == nil {
+		if _, deleted := m.tombs[root]; deleted && !m.opt.NoTombs {
+			return Cancelled // its delete came first: registering now would leak
+		}
+		if p.kind == Cohort && id.N < p.announced && !m.opt.NoRefusal {
+			return Cancelled
+		}
+		o = m.newObject(id, root)
+	} else if _, rooted := o.forks[root]; p.kind == Cohort && id.N < p.announced && !rooted && !m.opt.NoRefusal {
+		return Cancelled // only local uses keep it: its creator has given it up
+	}
+	if _, deleted := m.tombs[root]; p.kind == Cohort || !deleted || m.opt.NoTombs {
+		m.register(o, root, p.life())
+	}
+	o.root, o.called = root, true
+	m.send(from, Message{Kind: Created, ID: id, Fork: root})
+	return OK
+}
+
+// FetchArrived asks whether the value of id may be awaited on behalf of a peer: OK for an object that is here or still
+// to come, else why not.
+func (m *Machine) FetchArrived(from Worker, id ID) Code {
+	if o := m.objects[id]; o != nil {
+		return OK
+	}
+	if code := m.absent(id); code != OK {
+		return code
+	}
+	// A fetch may overtake the creating call: keep a placeholder, as long as its creator lives.
+	m.contact(m.peer(from), id, rootOf(id))
+	return OK
+}
+
+// rootOf derives the creator's fork of an object that a PyTorch worker created: the counter behind the object's own.
+func rootOf(id ID) ID { return ID{On: id.On, N: id.N + 1, Epoch: id.Epoch} }
+
+// absent tells why an object that is not in the table can never come, or OK if it may.
+func (m *Machine) absent(id ID) Code {
+	if m.opt.NoRefusal {
+		return OK
+	}
+	if id.On == m.self {
+		return Gone // made here, so it was here
+	}
+	creator := m.peers[id.On]
+	switch {
+	case creator == nil:
+		return OK
+	case creator.lease.state == dead:
+		return Gone
+	case creator.kind == Cohort && creator.epoch != 0 && id.Epoch != creator.epoch:
+		return Gone // of an earlier life of its creator
+	case creator.kind == Cohort && id.N < creator.announced:
+		return Gone
+	case creator.kind == PyTorch:
+		if _, deleted := m.tombs[rootOf(id)]; deleted && !m.opt.NoTombs {
+			return Gone
+		}
+	}
+	return OK
+}
+
+// contact returns the object that a peer speaks of, with a placeholder for one whose creating call has not arrived.
+func (m *Machine) contact(p *peer, id, root ID) *object {
+	o := m.objects[id]
+	if o == nil {
+		if root == (ID{}) {
+			root = rootOf(id)
+		}
+		o = m.newObject(id, root)
+		if !m.opt.NoRoot && id.On != m.self {
+			m.register(o, root, life{root.On, root.Epoch})
+		}
+	}
+	return o
+}
+
+// announced enters a creation before its call comes.
+func (m *Machine) announced(p *peer, msg Message) {
+	p.announced = max(p.announced, msg.ID.N+1)
+	o := m.objects[msg.ID]
+	if o == nil {
+		o = m.newObject(msg.ID, msg.Fork)
+	}
+	m.register(o, msg.Fork, p.life())
+}
+
+// addFork registers a child's fork and returns the answer to its request.
+func (m *Machine) addFork(p *peer, msg Message) Code {
+	if p.lease.state == dead {
+		return LeaseExpired
+	}
+	if _, deleted := m.tombs[msg.Fork]; deleted && !m.opt.NoTombs {
+		return OK // a late copy of a request that was served and whose fork has ended since
+	}
+	if m.objects[msg.ID] == nil {
+		if code := m.absent(msg.ID); code != OK {
+			return code
+		}
+	}
+	o := m.contact(p, msg.ID, msg.Root)
+	m.register(o, msg.Fork, p.life())
+	return OK
+}
+
+// deleteFork removes a fork; the last one takes the object with it.
+func (m *Machine) deleteFork(p *peer, id, fork ID) {
+	if p.kind == PyTorch && !m.opt.NoTombs {
+		m.bringTomb(fork)
+	}
+	o := m.objects[id]
+	if o == nil {
+		return
+	}
+	if _, known := o.forks[fork]; !known {
+		return
+	}
+	delete(o.forks, fork)
+	delete(o.forkedAt, fork)
+	if fork == o.root && !o.called {
+		m.orphan(o, Cancelled)
+	}
+	m.freeIfUnused(o)
+}
+
+// orphan tells whoever waits for the value that it will never come.
+func (m *Machine) orphan(o *object, code Code) {
+	if !o.valued {
+		o.valued = true
+		m.emit(Effect{Kind: Orphaned, ID: o.id, Code: code})
+	}
+}
+
+// bringTomb remembers a deleted fork of a PyTorch peer, so that a late or repeated message cannot bring it back.
+func (m *Machine) bringTomb(fork ID) {
+	if _, known := m.tombs[fork]; known {
+		return
+	}
+	if len(m.tombLog) >= m.opt.Tombs {
+		delete(m.tombs, m.tombLog[0])
+		m.tombLog = m.tombLog[1:]
+	}
+	m.tombs[fork] = struct{}{}
+	m.tombLog = append(m.tombLog, fork)
+}
+
+// freeIfUnused drops an object that nobody refers to.
+func (m *Machine) freeIfUnused(o *object) {
+	if len(o.forks) > 0 {
+		return
+	}
+	if (o.local > 0 || len(o.offers) > 0) && !(m.opt.NoRoot && !o.valued) {
+		return
+	}
+	delete(m.objects, o.id)
+	m.emit(Effect{Kind: Free, ID: o.id})
+}
+
+// dropForksOf removes everything that a dead worker held or offered.
+func (m *Machine) dropForksOf(gone life, code Code) {
+	for _, id := range sortedKeys(m.objects) {
+		o := m.objects[id]
+		touched := false
+		for fork, holder := range o.forks {
+			if holder == gone {
+				delete(o.forks, fork)
+				delete(o.forkedAt, fork)
+				touched = true
+			}
+		}
+		for child, from := range o.offers {
+			if from == gone {
+				delete(o.offers, child)
+				touched = true
+			}
+		}
+		if touched {
+			if o.root.On == gone.worker && o.root.Epoch == gone.epoch && !o.called {
+				m.orphan(o, code)
+			}
+			m.freeIfUnused(o)
+		}
+	}
+}
+
+func sortedKeys[V any](table map[ID]V) []ID {
+	return slices.SortedFunc(maps.Keys(table), func(a, b ID) int {
+		if a.Less(b) {
+			return -1
+		} else if b.Less(a) {
+			return 1
+		}
+		return 0
+	})
+}

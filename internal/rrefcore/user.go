@@ -1,0 +1,383 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rrefcore
+
+// handleState is where a reference stands.
+type handleState uint8
+
+const (
+	pending   handleState = iota // the owner has not confirmed it
+	confirmed                    // the owner has it in its set
+	failed                       // unusable; Code says why
+)
+
+// handle is a reference that this worker holds to an object of another one.
+type handle struct {
+	id, fork, root ID
+	owner          Worker
+	parent         life // who handed it over; the worker itself for a creator
+	state          handleState
+	code           Code
+	creator        bool
+	held           bool // the application, or a message that is being decoded, has it
+	offered        bool // handed off, but the message that carries it has not been decoded yet
+	accepting      bool // the parent waits for our accept
+	deletable      bool // a failed reference whose fork the owner may still have
+	unanswered     bool // a PyTorch owner has not answered the creating call
+	children       map[ID]life
+	since          Time
+}
+
+// Wire is what travels for a reference inside a message: PyTorch's fields plus the root.
+type Wire struct {
+	ID, Fork, Root ID
+	Owner          Worker
+	Parent         Worker
+}
+
+// Create begins a remote creation on another worker and returns the ids that its call must carry. The call is sent
+// after the effects of this step.
+func (m *Machine) Create(owner Worker) (Wire, Code) {
+	p := m.peer(owner)
+	if p.lease.state == dead {
+		return Wire{}, PeerDead
+	}
+	id := m.newID()
+	fork := m.newID()
+	m.handles[fork] = &handle{
+		id: id, fork: fork, root: fork, owner: owner, parent: life{m.self, m.epoch}, creator: true, held: true, unanswered: p.kind == PyTorch,
+		children: map[ID]life{}, since: m.now,
+	}
+	m.send(owner, Message{Kind: Announce, ID: id, Fork: fork, Root: fork})
+	return Wire{ID: id, Fork: fork, Root: fork, Owner: owner, Parent: m.self}, OK
+}
+
+// CreateReplied reports the answer to the creating call: it has run, or it failed and there is no object.
+func (m *Machine) CreateReplied(fork ID, ok bool) {
+	h := m.handles[fork]
+	if h != nil {
+		h.unanswered = false
+	}
+	switch {
+	case h == nil:
+	case ok && h.state == pending:
+		m.confirm(fork)
+	case ok: // late: it was given up, and now its fork can be deleted
+		m.settle(h)
+	default:
+		m.fail(h, CreateFailed)
+		m.settle(h)
+	}
+}
+
+// CreateTimedOut reports that a creation was not confirmed in time. The reference fails for every use. Its fork is
+// cancelled at the owner once its children are safe.
+func (m *Machine) CreateTimedOut(fork ID) {
+	h := m.handles[fork]
+	if h == nil || h.state != pending {
+		return
+	}
+	if m.opt.NoCancel {
+		m.confirm(fork) // what PyTorch does
+		return
+	}
+	m.fail(h, TimedOut)
+	m.settle(h)
+}
+
+func (m *Machine) kindOf(w Worker) PeerKind { return m.peer(w).kind }
+
+// Share puts a reference in a message to another worker and returns what the message must carry. For a reference that
+// this worker only uses, it is pinned until the other side accepted.
+func (m *Machine) Share(fork ID, to Worker) (Wire, Code) {
+	h := m.handles[fork]
+	if h == nil {
+		return Wire{}, Closed
+	}
+	if h.state == failed {
+		return Wire{}, h.code
+	}
+	if !h.held {
+		return Wire{}, Closed
+	}
+	p := m.peer(to)
+	if p.lease.state == dead {
+		return Wire{}, PeerDead
+	}
+	child := m.newID()
+	if !m.opt.NoPins {
+		h.children[child] = p.life()
+		m.pins[child] = h
+	}
+	m.send(to, Message{Kind: Handoff, ID: h.id, Fork: child, Root: h.root, Owner: h.owner})
+	return Wire{ID: h.id, Fork: child, Root: h.root, Owner: h.owner, Parent: m.self}, OK
+}
+
+// ShareOwned puts a reference to an own object in a message. Its fork is registered before the message leaves.
+func (m *Machine) ShareOwned(id ID, to Worker) (Wire, Code) {
+	o := m.objects[id]
+	if o == nil {
+		return Wire{}, Gone
+	}
+	p := m.peer(to)
+	if p.lease.state == dead {
+		return Wire{}, PeerDead
+	}
+	child := m.newID()
+	m.register(o, child, p.life())
+	m.send(to, Message{Kind: Handoff, ID: id, Fork: child, Root: o.root, Owner: m.self})
+	return Wire{ID: id, Fork: child, Root: o.root, Owner: m.self, Parent: m.self}, OK
+}
+
+// Undelivered reports that a message which carried the fork will not arrive or was refused undecoded: its call failed,
+// timed out or lost its connection. It may be reported although the message did arrive: then nothing changes.
+func (m *Machine) Undelivered(to Worker, w Wire) {
+	if m.opt.NoWithdraw {
+		return
+	}
+	m.send(to, Message{Kind: Withdraw, ID: w.ID, Fork: w.Fork, Owner: w.Owner})
+}
+
+// handedOff notes a reference that a message is bringing.
+func (m *Machine) handedOff(p *peer, msg Message) {
+	if msg.Owner == m.self {
+		// A user gives back what is ours. Hold it before the parent may let go.
+		code := OK
+		if m.objects[msg.ID] == nil {
+			code = m.absent(msg.ID)
+		}
+		if code == OK {
+			o := m.contact(p, msg.ID, msg.Root)
+			o.offers[msg.Fork] = p.life()
+		}
+		m.send(p.id, Message{Kind: ChildAccept, Fork: msg.Fork})
+		return
+	}
+	if m.handles[msg.Fork] != nil {
+		return
+	}
+	m.enter(p, Wire{ID: msg.ID, Fork: msg.Fork, Root: msg.Root, Owner: msg.Owner, Parent: p.id}, true)
+}
+
+// enter makes the handle of a reference that came from parent.
+func (m *Machine) enter(parent *peer, w Wire, offered bool) {
+	h := &handle{
+		id: w.ID, fork: w.Fork, root: w.Root, owner: w.Owner, parent: parent.life(), held: true, offered: offered, children: map[ID]life{}, since: m.now,
+	}
+	m.handles[w.Fork] = h
+	switch {
+	case parent.id == w.Owner:
+		h.state = confirmed // registered before it was sent
+	case m.peer(w.Owner).lease.state == dead:
+		m.accept(h)
+		m.fail(h, OwnerLost)
+	default:
+		h.accepting = true
+		m.send(w.Owner, Message{Kind: ForkRequest, ID: w.ID, Fork: w.Fork, Root: w.Root})
+	}
+}
+
+// Receive claims a reference that was found in a decoded message. owned tells that the object is this worker's own: it
+// counts as one local use. A code other than OK means that the message came too late and must be refused.
+func (m *Machine) Receive(from Worker, w Wire) (owned bool, code Code) {
+	p := m.peer(from)
+	if w.Owner == m.self {
+		o := m.objects[w.ID]
+		if p.kind == Cohort {
+			if o == nil {
+				return true, Gone
+			}
+			if _, offered := o.offers[w.Fork]; !offered {
+				return true, Withdrawn
+			}
+			delete(o.offers, w.Fork)
+			o.local++
+			return true, OK
+		}
+		if o == nil {
+			if code := m.absent(w.ID); code != OK {
+				m.send(from, Message{Kind: ChildAccept, Fork: w.Fork})
+				return true, code
+			}
+		}
+		o = m.contact(p, w.ID, w.Root)
+		o.local++
+		m.send(from, Message{Kind: ChildAccept, Fork: w.Fork})
+		return true, OK
+	}
+	if p.kind == Cohort {
+		h := m.handles[w.Fork]
+		if h == nil || !h.offered {
+			return false, Withdrawn
+		}
+		h.offered = false
+		if h.state == failed {
+			code := h.code
+			h.held = false
+			m.settle(h)
+			return false, code
+		}
+		return false, OK
+	}
+	if m.handles[w.Fork] != nil {
+		return false, Withdrawn // a repeated message
+	}
+	if w.Root == (ID{}) {
+		w.Root = rootOf(w.ID)
+	}
+	m.enter(p, w, false)
+	return false, OK
+}
+
+// withdrawn drops a hand-off whose message will not come, unless it came.
+func (m *Machine) withdrawn(p *peer, msg Message) {
+	if msg.Owner == m.self {
+		if o := m.objects[msg.ID]; o != nil {
+			if _, offered := o.offers[msg.Fork]; offered {
+				delete(o.offers, msg.Fork)
+				m.freeIfUnused(o)
+			}
+		}
+		return
+	}
+	if h := m.handles[msg.Fork]; h != nil && h.offered && h.parent.worker == p.id {
+		h.offered = false
+		m.Drop(msg.Fork)
+	}
+}
+
+// forkReplied ends a fork request: the reference is confirmed or failed, and the parent may let go.
+func (m *Machine) forkReplied(fork ID, code Code) {
+	h := m.handles[fork]
+	if h == nil || h.state != pending || h.creator {
+		return
+	}
+	if code == OK {
+		m.confirm(fork)
+	} else {
+		m.fail(h, code)
+		h.deletable = false
+		m.accept(h)
+		m.settle(h)
+	}
+}
+
+// accept tells the parent that this child is safe, or past saving.
+func (m *Machine) accept(h *handle) {
+	if h.accepting {
+		h.accepting = false
+		m.send(h.parent.worker, Message{Kind: ChildAccept, Fork: h.fork})
+	}
+}
+
+func (m *Machine) confirm(fork ID) {
+	h := m.handles[fork]
+	if h == nil {
+		return
+	}
+	if h.state == pending {
+		h.state = confirmed
+		m.emit(Effect{Kind: Confirmed, Fork: fork, ID: h.id})
+		m.accept(h)
+	}
+	m.settle(h)
+}
+
+func (m *Machine) fail(h *handle, code Code) {
+	if h.state == failed {
+		return
+	}
+	h.state, h.code, h.deletable = failed, code, true
+	m.emit(Effect{Kind: Failed, Fork: h.fork, ID: h.id, Code: code})
+}
+
+// childAccepted unpins the parent of a child that the owner knows.
+func (m *Machine) childAccepted(child ID) {
+	if h := m.pins[child]; h != nil {
+		m.unpin(h, child)
+		m.settle(h)
+	}
+}
+
+func (m *Machine) unpin(h *handle, child ID) {
+	delete(h.children, child)
+	delete(m.pins, child)
+}
+
+// Drop says that the application has no use for the reference any more. It is idempotent.
+func (m *Machine) Drop(fork ID) {
+	if h := m.handles[fork]; h != nil && h.held {
+		h.held = false
+		m.settle(h)
+	}
+}
+
+// settle ends a reference that nothing keeps: G1 and G2.
+func (m *Machine) settle(h *handle) {
+	if m.handles[h.fork] != h || len(h.children) > 0 {
+		return
+	}
+	if h.unanswered && h.state == failed {
+		return // a delete now could overtake the creation at a PyTorch owner, and leak: wait for its late answer
+	}
+	switch h.state {
+	case pending:
+		return
+	case confirmed:
+		if h.held || h.offered {
+			return
+		}
+		m.send(h.owner, Message{Kind: Delete, ID: h.id, Fork: h.fork})
+	case failed:
+		if h.deletable {
+			h.deletable = false
+			kind := Delete
+			if h.creator && (h.code == TimedOut || h.code == CreateFailed) && m.kindOf(h.owner) == Cohort {
+				kind = Cancel
+			}
+			m.send(h.owner, Message{Kind: kind, ID: h.id, Fork: h.fork})
+		}
+		if h.held || h.offered {
+			return
+		}
+	}
+	delete(m.handles, h.fork)
+}
+
+// State returns whether a reference is confirmed, and the code of one that failed.
+func (m *Machine) State(fork ID) (isConfirmed bool, code Code) {
+	h := m.handles[fork]
+	if h == nil {
+		return false, Closed
+	}
+	return h.state == confirmed, h.code
+}
+
+// expireHandlesOf fails every reference to objects of a worker that could not be reached for a lease. If it still lives
+// it will get the deletes.
+func (m *Machine) expireHandlesOf(owner Worker) {
+	for _, fork := range sortedKeys(m.handles) {
+		if h := m.handles[fork]; h.owner == owner {
+			m.fail(h, LeaseExpired)
+			m.settle(h)
+		}
+	}
+}
+
+// failHandlesOf fails every reference to objects of a worker that is gone, and forgets what only it could answer.
+func (m *Machine) failHandlesOf(owner Worker, code Code) {
+	for _, fork := range sortedKeys(m.handles) {
+		h := m.handles[fork]
+		if h == nil || h.owner != owner {
+			continue
+		}
+		m.accept(h)
+		m.fail(h, code)
+		h.deletable, h.unanswered = false, false
+		for child := range h.children { // an owner that is lost needs no protection of its objects
+			m.unpin(h, child)
+		}
+		m.settle(h)
+	}
+}
