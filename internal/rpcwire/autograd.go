@@ -1,0 +1,297 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcwire
+
+import (
+	"encoding/binary"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/pickle"
+)
+
+// Autograd is what a FORWARD_AUTOGRAD message adds to the message inside it.
+type Autograd struct {
+	Inner     Type
+	ContextID int64
+	MessageID int64
+	From      WorkerID
+	// DeviceMap is empty without CUDA.
+	DeviceMap [][2]string
+}
+
+// wrap appends a trailer and its length, which is big-endian, to an inner payload.
+func wrap(inner []byte, j *pickle.JIT) ([]byte, error) {
+	trailer, err := j.Finish()
+	if err != nil {
+		return nil, err
+	}
+	out := append(append(make([]byte, 0, len(inner)+len(trailer)+8), inner...), trailer...)
+	return binary.BigEndian.AppendUint64(out, uint64(len(trailer))), nil
+}
+
+// unwrap splits a payload into inner payload and the items of its trailer.
+func unwrap(payload []byte) (inner []byte, items []any, err error) {
+	if len(payload) < 8 {
+		return nil, nil, badPayload("a wrapped message of %d bytes", len(payload))
+	}
+	body := payload[:len(payload)-8]
+	n := binary.BigEndian.Uint64(payload[len(body):])
+	if n > uint64(len(body)) {
+		return nil, nil, badPayload("a wrapper of %d bytes in a message of %d", n, len(body))
+	}
+	cut := len(body) - int(n) //nolint:gosec // at most len(body)
+	items, err = jitTuple(body[cut:], -1)
+	return body[:cut:cut], items, err
+}
+
+func innerType(v any) (Type, bool) {
+	n, ok := v.(int64)
+	return Type(n), ok && n >= 0 && n <= 0xffff && Type(n).Known() //nolint:gosec // checked
+}
+
+// Wrap returns the payload of a FORWARD_AUTOGRAD message around an inner payload.
+func (a Autograd) Wrap(inner []byte) ([]byte, error) {
+	j := pickle.NewJIT(nil)
+	j.Mark()
+	j.Int(int64(a.Inner))
+	j.Int(a.ContextID)
+	j.Int(a.MessageID)
+	j.Int(int64(a.From))
+	j.StringDict(a.DeviceMap)
+	j.Tuple()
+	return wrap(inner, j)
+}
+
+// UnwrapAutograd splits the payload of a FORWARD_AUTOGRAD message.
+func UnwrapAutograd(payload []byte) (a Autograd, inner []byte, err error) {
+	inner, items, err := unwrap(payload)
+	if err != nil {
+		return a, nil, err
+	}
+	if len(items) != 5 {
+		return a, nil, badPayload("an autograd wrapper of %d parts", len(items))
+	}
+	var ok [4]bool
+	a.Inner, ok[0] = innerType(items[0])
+	a.ContextID, ok[1] = items[1].(int64)
+	a.MessageID, ok[2] = items[2].(int64)
+	a.From, ok[3] = parseWorkerID(items[3])
+	raw, _ := untag(items[4])
+	devices, isDict := raw.(*pickle.Dict)
+	if !ok[0] || !ok[1] || !ok[2] || !ok[3] || !isDict {
+		return a, nil, badPayload("an autograd wrapper whose parts have the wrong types")
+	}
+	for _, p := range devices.Pairs {
+		from, ok1 := p.Key.(string)
+		to, ok2 := p.Value.(string)
+		if !ok1 || !ok2 {
+			return a, nil, badPayload("a device map that is not made of strings")
+		}
+		a.DeviceMap = append(a.DeviceMap, [2]string{from, to})
+	}
+	return a, inner, nil
+}
+
+// Profiling is what a RUN_WITH_PROFILING message adds to the message inside it.
+type Profiling struct {
+	Inner Type
+	// Config is the profiler's configuration of a request; it is kept as it came.
+	Config []any
+	ID     GlobalID
+}
+
+// WrapRequest returns the payload of a RUN_WITH_PROFILING_REQ.
+func (p Profiling) WrapRequest(inner []byte) ([]byte, error) {
+	j := pickle.NewJIT(nil)
+	j.Int(int64(p.Inner))
+	var e Encoder
+	if err := e.jitTyped(j, Typed{"List[Any]", p.Config}, 0); err != nil {
+		return nil, err
+	}
+	p.ID.push(j)
+	j.TupleOf(3)
+	return wrap(inner, j)
+}
+
+// WrapResponse returns the payload of a RUN_WITH_PROFILING_RESP without events.
+func (p Profiling) WrapResponse(inner []byte) ([]byte, error) {
+	j := pickle.NewJIT(nil)
+	j.Int(int64(p.Inner))
+	p.ID.push(j)
+	j.Int(0)
+	j.TupleOf(3)
+	return wrap(inner, j)
+}
+
+// UnwrapProfiling splits the payload of a RUN_WITH_PROFILING message of either direction. Events of a response are
+// dropped.
+func UnwrapProfiling(payload []byte) (p Profiling, inner []byte, err error) {
+	inner, items, err := unwrap(payload)
+	if err != nil {
+		return p, nil, err
+	}
+	if len(items) < 3 {
+		return p, nil, badPayload("a profiling wrapper of %d parts", len(items))
+	}
+	var ok1, ok2 bool
+	p.Inner, ok1 = innerType(items[0])
+	if p.Inner.IsResponse() {
+		p.ID, ok2 = parseGlobalID(items[1])
+	} else {
+		raw, _ := untag(items[1])
+		var list *pickle.List
+		if list, ok2 = raw.(*pickle.List); ok2 {
+			p.Config = list.Items
+			p.ID, ok2 = parseGlobalID(items[2])
+		}
+	}
+	if !ok1 || !ok2 {
+		return p, nil, badPayload("a profiling wrapper whose parts have the wrong types")
+	}
+	return p, inner, nil
+}
+
+// Backward is the payload of a BACKWARD_AUTOGRAD_REQ: one gradient per tensor of a message.
+type Backward struct {
+	Gradients   []any // tensors
+	ContextID   int64
+	MessageID   int64
+	RetainGraph bool
+}
+
+// Backward returns the payload of a BACKWARD_AUTOGRAD_REQ. The gradients are in e.Tensors afterwards.
+func (e *Encoder) Backward(b Backward) ([]byte, error) {
+	j := pickle.NewJIT(make([]byte, 0, 128))
+	items := append(append(Tuple{}, b.Gradients...), b.ContextID, b.MessageID, b.RetainGraph)
+	if err := e.jitTuple(j, items, 0); err != nil {
+		return nil, err
+	}
+	return j.Finish()
+}
+
+// Backward reads the payload of a BACKWARD_AUTOGRAD_REQ.
+func (d *Decoder) Backward(payload []byte) (Backward, error) {
+	items, err := jitTuple(payload, -1)
+	if err != nil {
+		return Backward{}, err
+	}
+	if len(items) < 3 {
+		return Backward{}, badPayload("a backward request of %d parts", len(items))
+	}
+	tail := items[len(items)-3:]
+	var b Backward
+	var ok1, ok2, ok3 bool
+	b.ContextID, ok1 = tail[0].(int64)
+	b.MessageID, ok2 = tail[1].(int64)
+	b.RetainGraph, ok3 = tail[2].(bool)
+	if !ok1 || !ok2 || !ok3 {
+		return Backward{}, badPayload("a backward request whose parts have the wrong types")
+	}
+	b.Gradients, err = d.jitItems(items[:len(items)-3])
+	return b, err
+}
+
+// EncodeCleanup returns the payload of a CLEANUP_AUTOGRAD_CONTEXT_REQ: the context id alone.
+func EncodeCleanup(contextID int64) ([]byte, error) {
+	j := pickle.NewJIT(nil)
+	j.Int(contextID)
+	return j.Finish()
+}
+
+// DecodeCleanup reads the payload of a CLEANUP_AUTOGRAD_CONTEXT_REQ.
+func DecodeCleanup(payload []byte) (contextID int64, err error) {
+	v, err := jitDecode(payload)
+	if err != nil {
+		return 0, err
+	}
+	id, ok := v.(int64)
+	if !ok {
+		return 0, badPayload("a %s where a context id is expected", pickle.TypeName(v))
+	}
+	return id, nil
+}
+
+// RRefBackward is the payload of a RREF_BACKWARD_REQ.
+type RRefBackward struct {
+	RRef        GlobalID
+	ContextID   int64
+	RetainGraph bool
+}
+
+// Encode returns the payload.
+func (b RRefBackward) Encode() ([]byte, error) {
+	j := pickle.NewJIT(nil)
+	b.RRef.push(j)
+	j.Put()
+	j.Int(b.ContextID)
+	j.Bool(b.RetainGraph)
+	j.TupleOf(3)
+	return j.Finish()
+}
+
+// DecodeRRefBackward reads the payload of a RREF_BACKWARD_REQ.
+func DecodeRRefBackward(payload []byte) (RRefBackward, error) {
+	items, err := jitTuple(payload, 3)
+	if err != nil {
+		return RRefBackward{}, err
+	}
+	var b RRefBackward
+	var ok1, ok2, ok3 bool
+	b.RRef, ok1 = parseGlobalID(items[0])
+	b.ContextID, ok2 = items[1].(int64)
+	b.RetainGraph, ok3 = items[2].(bool)
+	if !ok1 || !ok2 || !ok3 {
+		return RRefBackward{}, badPayload("a backward request whose parts have the wrong types")
+	}
+	return b, nil
+}
+
+// ErrorClass is what PyTorch's EXCEPTION text may carry in its prefix.
+type ErrorClass int
+
+// The classes that PyTorch knows.
+const (
+	ErrorUnknown  ErrorClass = 0
+	ErrorTimeout  ErrorClass = 1
+	ErrorInjected ErrorClass = 2
+)
+
+const errorPrefix = "RPCErr:"
+
+// EncodeException returns the payload of an EXCEPTION. A text of ours never carries the prefix by accident.
+func EncodeException(class ErrorClass, text string) []byte {
+	if class == ErrorUnknown && !strings.HasPrefix(text, errorPrefix) {
+		return []byte(text)
+	}
+	return []byte(errorPrefix + strconv.Itoa(int(class)) + ":" + text)
+}
+
+// DecodeException reads the payload of an EXCEPTION.
+func DecodeException(payload []byte) (ErrorClass, string) {
+	text := string(payload)
+	rest, ok := strings.CutPrefix(text, errorPrefix)
+	if !ok {
+		return ErrorUnknown, text
+	}
+	number, rest, ok := strings.Cut(rest, ":")
+	n, err := strconv.Atoi(number)
+	if !ok || err != nil || n < 0 {
+		return ErrorUnknown, text
+	}
+	return ErrorClass(n), rest
+}
+
+// ExceptionError turns an EXCEPTION into the error of the call it answers.
+func ExceptionError(op, peer string, payload []byte) *dist.Error {
+	class, text := DecodeException(payload)
+	code := dist.Remote
+	if class == ErrorTimeout {
+		code = dist.DeadlineExceeded
+	}
+	e := dist.New(op, code, text)
+	e.Peer = peer
+	return e
+}

@@ -1,0 +1,338 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcwire
+
+import (
+	"math"
+	"math/big"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"unicode"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// maxDepth bounds the nesting of values in both directions, and ends a Go value that contains itself.
+const maxDepth = 200
+
+// Encoder turns Go values into Python pickles. Tensors are collected in Tensors and referred to by number. An Encoder
+// is for one message; the zero value is ready when no references are sent.
+type Encoder struct {
+	// Tensors are the tensors met so far, for Message.Tensors.
+	Tensors []any
+	// Fork makes the fork of a reference that is sent. Nil refuses references.
+	Fork func(Reference) (RRefFork, error)
+}
+
+// Pickle returns the Python pickle of a Go value.
+func (e *Encoder) Pickle(v any) ([]byte, error) {
+	pv, err := e.value(v, 0)
+	if err != nil {
+		return nil, err
+	}
+	return pickle.Append(make([]byte, 0, 256), pv, pickle.DefaultProtocol)
+}
+
+func badValue(format string, args ...any) error {
+	return dist.Newf("rpc: encode value", dist.InvalidArgument, format, args...)
+}
+
+func (e *Encoder) tensor(t any) any {
+	i := slices.Index(e.Tensors, t)
+	if i < 0 {
+		i = len(e.Tensors)
+		e.Tensors = append(e.Tensors, t)
+	}
+	return pickle.Call(tensorReceiver, int64(i))
+}
+
+func (e *Encoder) reference(r Reference) (RRefFork, error) {
+	if e.Fork == nil {
+		return RRefFork{}, badValue("a remote reference (%T) cannot be sent here", r)
+	}
+	return e.Fork(r)
+}
+
+// value handles the types of the value model; other Go types go through reflection.
+func (e *Encoder) value(v any, depth int) (any, error) {
+	if depth > maxDepth {
+		return nil, badValue("values nested deeper than %d, or one that contains itself", maxDepth)
+	}
+	switch v := v.(type) {
+	case nil, bool, int64, float64, complex128, string, Global:
+		return v, nil
+	case int:
+		return int64(v), nil
+	case *big.Int:
+		return v, nil
+	case []byte:
+		return pickle.Bytes(v), nil
+	case ByteArray:
+		return &pickle.ByteArray{Data: v}, nil
+	case *tensor.Tensor:
+		if v == nil {
+			return nil, nil //nolint:nilnil // None
+		}
+		return e.tensor(v), nil
+	case *Sparse:
+		if v == nil {
+			return nil, nil //nolint:nilnil // None
+		}
+		return e.tensor(v), nil
+	case Reference:
+		f, err := e.reference(v)
+		if err != nil {
+			return nil, err
+		}
+		return pickle.Call(rrefReceiver, f.tuple()), nil
+	case []any:
+		items, err := e.items(v, depth)
+		return &pickle.List{Items: items}, err
+	case Tuple:
+		items, err := e.items(v, depth)
+		return &pickle.Tuple{Items: items}, err
+	case Set:
+		items, err := e.items(v, depth)
+		return &pickle.Set{Items: items}, err
+	case FrozenSet:
+		items, err := e.items(v, depth)
+		return &pickle.FrozenSet{Items: items}, err
+	case *Dict:
+		if v == nil {
+			return nil, nil //nolint:nilnil // None
+		}
+		pairs, err := e.pairs(v.Pairs, depth)
+		return &pickle.Dict{Pairs: pairs}, err
+	case *Object:
+		return e.object(v, depth)
+	case WorkerInfo:
+		return pickle.Call(workerInfo, v.Name, int64(v.ID)), nil
+	case *RemoteException:
+		o := pickle.Call(remoteException, v.Msg, v.Class)
+		o.How = pickle.NewObj
+		return o, nil
+	}
+	return e.reflect(reflect.ValueOf(v), depth)
+}
+
+func (e *Encoder) items(in []any, depth int) ([]any, error) {
+	out := make([]any, len(in))
+	for i, item := range in {
+		v, err := e.value(item, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = v
+	}
+	return out, nil
+}
+
+func (e *Encoder) pairs(in []Pair, depth int) ([]pickle.Pair, error) {
+	out := make([]pickle.Pair, len(in))
+	for i, p := range in {
+		k, err := e.value(p.Key, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		switch k.(type) {
+		case *pickle.List, *pickle.Dict, *pickle.Set, *pickle.ByteArray:
+			return nil, badValue("a %s as the key of a dict: Python cannot hash it", pickle.TypeName(k))
+		}
+		v, err := e.value(p.Value, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = pickle.Pair{Key: k, Value: v}
+	}
+	return out, nil
+}
+
+func (e *Encoder) object(o *Object, depth int) (any, error) {
+	if o == nil {
+		return nil, nil //nolint:nilnil // None
+	}
+	class, err := e.value(o.Class, depth+1)
+	if err != nil {
+		return nil, err
+	}
+	out := &pickle.Object{Class: class}
+	args, err := e.items(o.Args, depth)
+	if err != nil {
+		return nil, err
+	}
+	out.Args = pickle.NewTuple(args...)
+	if o.New {
+		out.How = pickle.NewObj
+	}
+	if o.KwArgs != nil {
+		out.How = pickle.NewObjEx
+		pairs, err := e.pairs(o.KwArgs.Pairs, depth)
+		if err != nil {
+			return nil, err
+		}
+		out.KwArgs = &pickle.Dict{Pairs: pairs}
+	}
+	if out.States, err = e.items(o.States, depth); err != nil {
+		return nil, err
+	}
+	if out.Items, err = e.items(o.Items, depth); err != nil {
+		return nil, err
+	}
+	out.Pairs, err = e.pairs(o.Pairs, depth)
+	return out, err
+}
+
+// reflect handles named types, typed slices, maps, structs and pointers.
+func (e *Encoder) reflect(v reflect.Value, depth int) (any, error) {
+	switch v.Kind() {
+	case reflect.Bool:
+		return v.Bool(), nil
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return v.Int(), nil
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
+		if u := v.Uint(); u > math.MaxInt64 {
+			return new(big.Int).SetUint64(u), nil
+		}
+		return int64(v.Uint()), nil //nolint:gosec // checked
+	case reflect.Float32, reflect.Float64:
+		return v.Float(), nil
+	case reflect.Complex64, reflect.Complex128:
+		return v.Complex(), nil
+	case reflect.String:
+		return v.String(), nil
+	case reflect.Slice, reflect.Array:
+		if v.Type().Elem().Kind() == reflect.Uint8 && v.Kind() == reflect.Slice {
+			return pickle.Bytes(v.Bytes()), nil
+		}
+		items := make([]any, v.Len())
+		for i := range items {
+			item, err := e.value(v.Index(i).Interface(), depth+1)
+			if err != nil {
+				return nil, err
+			}
+			items[i] = item
+		}
+		return &pickle.List{Items: items}, nil
+	case reflect.Map:
+		return e.mapping(v, depth)
+	case reflect.Struct:
+		fields, err := structFields(v.Type())
+		if err != nil {
+			return nil, err
+		}
+		d := &pickle.Dict{}
+		for _, f := range fields {
+			item, err := e.value(v.FieldByIndex(f.index).Interface(), depth+1)
+			if err != nil {
+				return nil, err
+			}
+			d.Pairs = append(d.Pairs, pickle.Pair{Key: f.name, Value: item})
+		}
+		return d, nil
+	case reflect.Pointer, reflect.Interface:
+		if v.IsNil() {
+			return nil, nil //nolint:nilnil // None
+		}
+		return e.value(v.Elem().Interface(), depth+1)
+	default:
+		return nil, badValue("a Go %v has no Python form", v.Type())
+	}
+}
+
+func (e *Encoder) mapping(v reflect.Value, depth int) (any, error) {
+	d := &Dict{}
+	for iter := v.MapRange(); iter.Next(); {
+		d.Pairs = append(d.Pairs, Pair{iter.Key().Interface(), iter.Value().Interface()})
+	}
+	// Go maps have no order; sorted keys make equal maps equal bytes.
+	slices.SortFunc(d.Pairs, func(a, b Pair) int { return compareKeys(reflect.ValueOf(a.Key), reflect.ValueOf(b.Key)) })
+	pairs, err := e.pairs(d.Pairs, depth)
+	return &pickle.Dict{Pairs: pairs}, err
+}
+
+func compareKeys(a, b reflect.Value) int {
+	if a.Kind() != b.Kind() {
+		return int(a.Kind()) - int(b.Kind()) //nolint:gosec // small numbers
+	}
+	switch a.Kind() {
+	case reflect.String:
+		return strings.Compare(a.String(), b.String())
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return compareOrdered(a.Int(), b.Int())
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
+		return compareOrdered(a.Uint(), b.Uint())
+	case reflect.Float32, reflect.Float64:
+		return compareOrdered(a.Float(), b.Float())
+	default:
+		return 0
+	}
+}
+
+func compareOrdered[T int64 | uint64 | float64](a, b T) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	default:
+		return 0
+	}
+}
+
+// field is one field of a struct that travels as a dict.
+type field struct {
+	name  string
+	index []int
+}
+
+var fieldCache sync.Map // reflect.Type -> []field: a pure function of the type
+
+// structFields returns the exported fields of a struct in order, with the names they have in Python: the tag
+// `rpc:"name"`, else the field's name in snake case. `rpc:"-"` leaves a field out.
+func structFields(t reflect.Type) ([]field, error) {
+	if cached, ok := fieldCache.Load(t); ok {
+		return cached.([]field), nil //nolint:errcheck,forcetypeassert // only this function stores
+	}
+	var fields []field
+	seen := map[string]bool{}
+	for _, f := range reflect.VisibleFields(t) {
+		if !f.IsExported() || f.Anonymous || len(f.Index) > 1 {
+			continue
+		}
+		name := f.Tag.Get("rpc")
+		switch name {
+		case "-":
+			continue
+		case "":
+			name = snake(f.Name)
+		}
+		if seen[name] {
+			return nil, badValue("two fields of %v are called %q", t, name)
+		}
+		seen[name] = true
+		fields = append(fields, field{name, f.Index})
+	}
+	fieldCache.Store(t, fields)
+	return fields, nil
+}
+
+// snake turns a Go name into a Python one: LearningRate is learning_rate, HTTPPort is http_port.
+func snake(name string) string {
+	var b strings.Builder
+	runes := []rune(name)
+	for i, c := range runes {
+		if unicode.IsUpper(c) {
+			if i > 0 && (!unicode.IsUpper(runes[i-1]) || i+1 < len(runes) && unicode.IsLower(runes[i+1])) {
+				b.WriteByte('_')
+			}
+			c = unicode.ToLower(c)
+		}
+		b.WriteRune(c)
+	}
+	return b.String()
+}
