@@ -1,0 +1,133 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rendezvous_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/rendezvous"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// agentStore starts a store and returns the environment of a rank that uses it.
+func agentStore(t *testing.T, rank string) (*tcpstore.Server, map[string]string) {
+	t.Helper()
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	return server, map[string]string{
+		"RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": fmt.Sprint(server.Port()),
+		"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+	}
+}
+
+// otherProcess claims a rank as a process on another machine would.
+func otherProcess(t *testing.T, server *tcpstore.Server, name, text string) *tcpstore.Client {
+	t.Helper()
+	c, err := tcpstore.Dial(t.Context(), server.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	if got, err := c.Claim(t.Context(), name, "", text); got != text || err != nil {
+		t.Fatalf("claim: %q, %v", got, err)
+	}
+	return c
+}
+
+func workers(t *testing.T, m *rendezvous.Member) int64 {
+	t.Helper()
+	n, err := m.Store().(*tcpstore.Client).Workers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestRendezvousRankJoinedTwice(t *testing.T) {
+	server, variables := agentStore(t, "2")
+	otherProcess(t, server, "attempt/0/rank/2", "hosta pid 1 #7.7, joined")
+	_, err := rendezvous.Join(t.Context(), "env://", env(variables))
+	var e *dist.Error
+	if !errors.As(err, &e) || e.Code != dist.AlreadyExists || e.Rank != 2 {
+		t.Fatalf("got %v", err)
+	}
+	host, _ := os.Hostname()
+	if words := fmt.Sprintf("rank 2 joined twice: hosta pid 1, %s pid %d", host, os.Getpid()); !strings.Contains(err.Error(), words) {
+		t.Errorf("the error lacks %q: %v", words, err)
+	}
+	if n := server.Stats().Keys; n != 0 {
+		t.Errorf("the second rank 2 was counted: %d keys", n)
+	}
+	// Another attempt has ranks of its own.
+	variables["TORCHELASTIC_RESTART_COUNT"] = "1"
+	join(t, "env://", env(variables))
+}
+
+// A rank whose process died and was started again is one rank, not two.
+func TestRendezvousRestartedRankCountsOnce(t *testing.T) {
+	server, variables := agentStore(t, "2")
+	first := otherProcess(t, server, "attempt/0/rank/2", "hosta pid 1 #7.7")
+	if _, err := first.JoinWorker(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Claim(t.Context(), "attempt/0/rank/2", "hosta pid 1 #7.7", "hosta pid 1 #7.7, joined"); err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Close()
+	waitReleased(t, server, "attempt/0/rank/2")
+	m := join(t, "env://", env(variables))
+	if n := workers(t, m); n != 1 {
+		t.Errorf("%d workers, want 1", n)
+	}
+
+	// One that died before it was counted is counted now.
+	otherCrash := otherProcess(t, server, "attempt/0/rank/3", "hostb pid 1 #7.7")
+	_ = otherCrash.Close()
+	waitReleased(t, server, "attempt/0/rank/3")
+	variables["RANK"] = "3"
+	m = join(t, "env://", env(variables))
+	if n := workers(t, m); n != 2 {
+		t.Errorf("%d workers, want 2", n)
+	}
+
+	// A second join of one process, as for an RPC agent beside a group, counts as in PyTorch.
+	again := join(t, "env://", env(variables))
+	if n := workers(t, again); n != 3 {
+		t.Errorf("%d workers, want 3", n)
+	}
+}
+
+func waitReleased(t *testing.T, server *tcpstore.Server, name string) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); server.Claims()[name].Held; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the claim of a closed connection is still held")
+		}
+	}
+}
+
+func TestRendezvousClaimsAreNoKeys(t *testing.T) {
+	server, variables := agentStore(t, "0")
+	m := join(t, "env://", env(variables))
+	if n, err := m.Store().NumKeys(t.Context()); n != 1 || err != nil {
+		t.Errorf("%d keys, %v; want init/ alone, as in PyTorch", n, err)
+	}
+	keys, err := m.Store().(*tcpstore.Client).ListKeys(t.Context())
+	if err != nil || len(keys) != 0 {
+		t.Errorf("keys %q, %v", keys, err)
+	}
+	claims := server.Claims()
+	if c := claims["attempt/0/rank/0"]; len(claims) != 1 || !c.Held || !strings.HasSuffix(c.Text, ", joined") {
+		t.Errorf("claims %v", claims)
+	}
+}

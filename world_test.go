@@ -1,0 +1,88 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cohort_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/rendezvous"
+	"github.com/cohort-dist/cohort/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestWorld(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := "tcp://" + l.Addr().String()
+	_ = l.Close()
+	const size = 4
+	var ranks sync.WaitGroup
+	var mu sync.Mutex
+	kinds := map[observe.Kind]int{}
+	for rank := range dist.Rank(size) {
+		ranks.Go(func() {
+			w, err := cohort.Join(t.Context(), url, cohort.WithRank(rank), cohort.WithWorldSize(size), cohort.WithTimeout(20*time.Second),
+				cohort.WithLogger(slog.New(slog.DiscardHandler)), nil,
+				cohort.WithRendezvous(rendezvous.WithEnv(func(string) (string, bool) { return "", false })),
+				cohort.WithHook(func(e observe.Event) {
+					mu.Lock()
+					kinds[e.Kind]++
+					mu.Unlock()
+				}))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() { _ = w.Close() }()
+			if w.Rank() != rank || w.Size() != size || w.Store().Timeout() != 20*time.Second {
+				t.Errorf("rank %d of %d, timeout %v", w.Rank(), w.Size(), w.Store().Timeout())
+			}
+			if err := w.Store().Set(t.Context(), fmt.Sprint(rank), []byte{byte(rank)}); err != nil {
+				t.Error(err)
+			}
+			for other := range size {
+				if value, err := w.Store().Get(t.Context(), fmt.Sprint(other)); err != nil || !bytes.Equal(value, []byte{byte(other)}) {
+					t.Errorf("get: %v, %v", value, err)
+				}
+			}
+			if err := w.Shutdown(t.Context()); err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+			if err := w.Close(); err != nil {
+				t.Errorf("close after shutdown: %v", err)
+			}
+			if _, err := w.Store().Get(t.Context(), "0"); !errors.Is(err, store.ErrClosed) {
+				t.Errorf("after shutdown: %v", err)
+			}
+		})
+	}
+	ranks.Wait()
+	if kinds[rendezvous.EventHost] != 1 || kinds[rendezvous.EventJoin] != 2*size {
+		t.Errorf("events %v", kinds)
+	}
+}
+
+func TestJoinRefusesBadURL(t *testing.T) {
+	_, err := cohort.Join(context.Background(), "nosuch://")
+	if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "No rendezvous handler for nosuch://") {
+		t.Errorf("got %v", err)
+	}
+}
