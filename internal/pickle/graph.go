@@ -53,10 +53,12 @@ func checkGraph(root any, limits Limits) error {
 		switch {
 		case cn == nil:
 		case cn.state == open:
+			cn.shared = true
 			if !limits.Cycles {
 				return dist.New("pickle: decode", dist.NotSupported, "a value that contains itself")
 			}
 		case cn.state == done:
+			cn.shared = true
 			v.node.depth = max(v.node.depth, cn.depth+1)
 		default:
 			cn.state = open
@@ -131,4 +133,10 @@ func (o *Object) child(i int) (any, bool) {
 		return o.Items[i], true
 	}
 	return pairAt(o.Pairs, i-len(o.Items))
+}
+
+// Shared reports whether a decoded container is mentioned more than once, so that a converter needs to remember it.
+func Shared(v any) bool {
+	n, _ := children(v)
+	return n != nil && n.shared
 }

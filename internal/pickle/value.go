@@ -13,8 +13,9 @@ type ByteArray struct{ Data []byte }
 
 // node is what the reader knows about a container; see graph.go.
 type node struct {
-	depth int32
-	state uint8
+	depth  int32
+	state  uint8
+	shared bool
 }
 
 // List is a Python list.
