@@ -141,7 +141,7 @@ func ReplySize(op Op, b []byte) int {
 			return 8 + int(u64(b)) //nolint:gosec // just bounded
 		}
 	case QueuePop:
-		if len(b) >= 16 && u64(b) > 0 && u64(b[8:]) < 1<<40 {
+		if len(b) >= 16 && int64(u64(b)) > 0 && u64(b[8:]) < 1<<40 { //nolint:gosec // signed on the wire
 			return 16 + int(u64(b[8:])) //nolint:gosec // just bounded
 		}
 	default:
