@@ -53,3 +53,16 @@ type Request struct {
 type Engine interface {
 	Run(ctx context.Context, r *Request) error
 }
+
+// Interrupted is returned by an engine that can go on later; see [Resumable].
+type Interrupted struct{ Cause error }
+
+// Error says why.
+func (i *Interrupted) Error() string { return "interrupted: " + i.Cause.Error() }
+
+// Unwrap returns the context's error.
+func (i *Interrupted) Unwrap() error { return i.Cause }
+
+// Resumable marks an engine whose Run returns [*Interrupted] when ctx ends: the operation is still in progress, its buffers
+// stay in use, and Run with the same request goes on, from whichever goroutine.
+type Resumable interface{ Resumable() }

@@ -1,0 +1,421 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package native holds the collective algorithms that a group uses when all its ranks are Go: latency-bound exchanges for
+// small buffers, segmented pipelines for large ones.
+//
+// The algorithms speak [link.Mesh] only, so the same code runs over TCP (package tcp beside this one), over an in-memory
+// network in virtual time, and under a random tuning in the metamorphic tests. Every reduction has one order of operands
+// that depends on nothing but ranks and sizes, so that all ranks hold the same bits afterwards.
+package native
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/native/wire"
+	"github.com/cohort-dist/cohort/internal/reduce"
+)
+
+// Tuning holds the sizes at which the algorithms change. All ranks of a group must use the same. The zero value of a
+// field means its default.
+type Tuning struct {
+	// Small is the largest all-reduce, reduce or broadcast, in bytes, that takes the path with the fewest steps.
+	Small int
+	// Segment is the piece of a large buffer that is in flight at a time.
+	Segment int
+	// Depth is the number of segments in flight per peer.
+	Depth int
+	// RingFrom is the number of ranks from which large buffers travel around a ring instead of directly to their owner.
+	RingFrom int
+}
+
+// withDefaults fills the zero fields.
+func (t Tuning) withDefaults() Tuning {
+	if t.Small == 0 {
+		t.Small = 16 << 10
+	}
+	if t.Segment == 0 {
+		t.Segment = 256 << 10
+	}
+	if t.Depth == 0 {
+		t.Depth = 3
+	}
+	if t.RingFrom == 0 {
+		t.RingFrom = 9
+	}
+	return t
+}
+
+// Checker is a mesh that compares what ranks called: between Begin and End every message of the slot carries the call,
+// and a message whose sender called something else fails the mesh on all ranks.
+type Checker interface {
+	Begin(slot uint64, call wire.Call)
+	End(slot uint64)
+}
+
+// Engine runs collectives over a mesh of Go ranks. It implements [coll.Engine].
+type Engine struct {
+	mesh       link.Mesh
+	checker    Checker // nil when the mesh cannot check
+	rank, size int
+	tuning     Tuning
+
+	mu        sync.Mutex
+	free      []*run // as many as ever ran at the same time
+	suspended map[*coll.Request]*run
+}
+
+// NewEngine returns an engine over mesh.
+func NewEngine(mesh link.Mesh, tuning Tuning) *Engine {
+	checker, _ := mesh.(Checker)
+	return &Engine{mesh: mesh, checker: checker, rank: mesh.Rank(), size: mesh.Size(), tuning: tuning.withDefaults()}
+}
+
+// Run executes one collective. An error means that the group is out of step: the mesh was failed, and every peer is told
+// where the mesh can tell.
+//
+// The one exception is the end of ctx, which only interrupts: the error is a [*coll.Interrupted], the buffers stay in
+// use, and Run with the same request, from any goroutine, goes on where it stopped.
+func (e *Engine) Run(ctx context.Context, q *coll.Request) error {
+	if e.size == 1 {
+		alone(q)
+		return nil
+	}
+	r := e.resumed(q)
+	if r == nil {
+		r = e.take()
+		r.req, r.slot = q, wire.CollectiveSlot(q.Tag)
+		if e.checker != nil {
+			e.checker.Begin(r.slot, wire.CallOf(q))
+		}
+	}
+	r.ctx = ctx
+	err := r.dispatch()
+	if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) && r.interrupted {
+		r.suspend()
+		return &coll.Interrupted{Cause: err}
+	}
+	if err != nil {
+		// Buffers belong to the mesh until their ops are complete, so nothing may be pending when the caller gets them back.
+		e.mesh.Fail(err)
+		r.drain()
+	}
+	if e.checker != nil {
+		e.checker.End(r.slot)
+	}
+	r.reset()
+	e.give(r)
+	return err
+}
+
+// Resumable tells that Run may be interrupted; see [coll.Resumable].
+func (e *Engine) Resumable() {}
+
+// resumed returns the run of a request that was interrupted.
+func (e *Engine) resumed(q *coll.Request) *run {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.suspended[q]
+	delete(e.suspended, q)
+	return r
+}
+
+// alone is every collective of a group with one rank.
+func alone(q *coll.Request) {
+	switch q.Kind {
+	case coll.AllGather, coll.AllGatherV, coll.Gather, coll.Scatter, coll.ReduceScatter, coll.AllToAll:
+		copy(q.Out, q.In)
+	case coll.AllReduce, coll.Broadcast, coll.Reduce, coll.Barrier:
+	}
+}
+
+func (r *run) dispatch() error {
+	switch r.req.Kind {
+	case coll.AllReduce:
+		return r.allReduce()
+	case coll.Broadcast:
+		return r.broadcast()
+	case coll.Reduce:
+		return r.reduce()
+	case coll.AllGather, coll.AllGatherV:
+		return r.allGather()
+	case coll.Gather:
+		return r.gather()
+	case coll.Scatter:
+		return r.scatter()
+	case coll.ReduceScatter:
+		return r.reduceScatter()
+	case coll.AllToAll:
+		return r.allToAll()
+	case coll.Barrier:
+		return r.barrier()
+	}
+	return dist.Newf("group: run", dist.Internal, "collective of unknown kind %d", r.req.Kind)
+}
+
+// run is one collective in progress. It is reused, with its ops and scratch memory.
+//
+// An algorithm is straight code over a few primitives: send, recv, sent, received, combine, copy, average. Each use of a
+// primitive is a numbered step. When the context ends in a wait, the algorithm returns; to go on, it runs again from the
+// start with all steps that were done before skipped. So a caller can leave the middle of a collective to another goroutine.
+type run struct {
+	*Engine
+	ctx         context.Context //nolint:containedctx // lives for one Run
+	req         *coll.Request
+	slot        uint64
+	step        int      // of the pass that is running
+	done        int      // steps that need not be done again
+	log         []handle // per step: what a post returned
+	interrupted bool     // a wait ended with the context
+	ops         []*link.Op
+	pending     []bool   // per op: posted and not waited for
+	idle        []handle // ops that may be posted
+	scratch     []byte
+	second      []byte
+	pipe        pipeline
+}
+
+// first counts a step and reports whether it must be done, or was done in an earlier pass.
+func (r *run) first() bool {
+	r.step++
+	if r.step <= r.done {
+		return false
+	}
+	if len(r.log) < r.step {
+		r.log = append(r.log, none)
+	}
+	return true
+}
+
+// ok takes note that the step is done.
+func (r *run) ok() { r.done = r.step }
+
+func (r *run) suspend() {
+	r.step, r.interrupted, r.ctx = 0, false, nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.suspended == nil {
+		r.suspended = map[*coll.Request]*run{}
+	}
+	r.suspended[r.req] = r
+}
+
+func (r *run) reset() {
+	r.ctx, r.req, r.step, r.done, r.interrupted = nil, nil, 0, 0, false
+	r.log = r.log[:0]
+}
+
+func (e *Engine) take() *run {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if n := len(e.free); n > 0 {
+		r := e.free[n-1]
+		e.free = e.free[:n-1]
+		return r
+	}
+	return &run{Engine: e}
+}
+
+// maxKeptScratch bounds the memory that an idle run keeps.
+const maxKeptScratch = 8 << 20
+
+func (e *Engine) give(r *run) {
+	if len(r.scratch) > maxKeptScratch {
+		r.scratch = nil
+	}
+	if len(r.second) > maxKeptScratch {
+		r.second = nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.free = append(e.free, r)
+}
+
+// buffer returns n bytes of scratch memory. There is one scratch memory per run: a second call takes back the first.
+func (r *run) buffer(n int) []byte {
+	if len(r.scratch) < n {
+		r.scratch = make([]byte, n)
+	}
+	return r.scratch[:n]
+}
+
+// spare returns n bytes beside buffer.
+func (r *run) spare(n int) []byte {
+	if len(r.second) < n {
+		r.second = make([]byte, n)
+	}
+	return r.second[:n]
+}
+
+// handle names an op of a run.
+type handle int
+
+// none is the handle of a message that is not sent because it is empty on both sides.
+const none handle = -1
+
+func (r *run) next() (*link.Op, handle) {
+	if len(r.idle) == 0 {
+		r.ops = append(r.ops, new(link.Op))
+		r.pending = append(r.pending, false)
+		r.idle = append(r.idle, handle(len(r.ops)-1))
+	}
+	h := r.idle[len(r.idle)-1]
+	r.idle = r.idle[:len(r.idle)-1]
+	r.pending[h] = true
+	return r.ops[h], h
+}
+
+// ended takes note that op h is complete and may be posted again.
+func (r *run) ended(h handle) {
+	r.pending[h] = false
+	r.ops[h].Buf = nil
+	r.idle = append(r.idle, h)
+}
+
+// send posts buf to peer in a phase of the collective; messages of one phase between two ranks arrive in order.
+func (r *run) send(phase uint8, peer int, buf []byte) handle {
+	if !r.first() {
+		return r.log[r.step-1]
+	}
+	op, h := r.next()
+	op.Peer, op.Slot, op.Buf = peer, r.slot|uint64(phase), buf
+	r.mesh.Send(op)
+	r.log[r.step-1] = h
+	r.ok()
+	return h
+}
+
+// recv posts room for a message from peer.
+func (r *run) recv(phase uint8, peer int, buf []byte) handle {
+	if !r.first() {
+		return r.log[r.step-1]
+	}
+	op, h := r.next()
+	op.Peer, op.Slot, op.Buf, op.N = peer, r.slot|uint64(phase), buf, 0
+	r.mesh.Recv(op)
+	r.log[r.step-1] = h
+	r.ok()
+	return h
+}
+
+// await waits for an op.
+func (r *run) await(h handle) error {
+	err := r.mesh.Wait(r.ctx, r.ops[h])
+	if err != nil && r.ctx.Err() != nil {
+		// Either the op failed or only the wait ended; an op that is complete says so again.
+		r.interrupted = true
+	}
+	return err
+}
+
+// sent waits until the buffer of a send may be reused. The handle is invalid afterwards.
+func (r *run) sent(h handle) error {
+	if h == none || !r.first() {
+		return nil
+	}
+	if err := r.await(h); err != nil {
+		return err
+	}
+	r.ended(h)
+	r.ok()
+	return nil
+}
+
+// received waits for a message and checks that it fills its room: ranks that agree on the call agree on every length. The
+// handle is invalid afterwards.
+func (r *run) received(h handle) error {
+	if h == none || !r.first() {
+		return nil
+	}
+	if err := r.await(h); err != nil {
+		return err
+	}
+	op := r.ops[h]
+	peer, got, room := op.Peer, op.N, len(op.Buf)
+	r.ended(h)
+	r.ok()
+	if got != room {
+		return &dist.Error{
+			Op: "group: " + r.req.Kind.String(), Code: dist.Mismatch, Rank: dist.Rank(peer),
+			Detail: "rank " + itoa(peer) + " sent " + itoa(got) + " bytes where rank " + itoa(r.rank) + " expects " + itoa(room) +
+				" in operation " + itoa(int(r.req.Tag)) + "; give the same sizes on all ranks",
+		}
+	}
+	return nil
+}
+
+// drain ends what is still pending after a failure: the mesh has failed, so every op completes at once.
+func (r *run) drain() {
+	for i, pending := range r.pending {
+		if pending {
+			_ = r.mesh.Wait(context.Background(), r.ops[i]) // its error is the one that failed the mesh
+			r.ended(handle(i))
+		}
+	}
+}
+
+// parts describes a buffer that is cut into one contiguous block per rank.
+type parts struct {
+	total, elem, n int
+}
+
+// of returns the block of rank i: elements are dealt out evenly, the first ranks take one more.
+func (p parts) of(i int) (from, to int) {
+	count := p.total / p.elem
+	q, rest := count/p.n, count%p.n
+	from = i*q + min(i, rest)
+	to = from + q
+	if i < rest {
+		to++
+	}
+	return from * p.elem, to * p.elem
+}
+
+// longest returns the size of the longest block.
+func (p parts) longest() int {
+	from, to := p.of(0)
+	return to - from
+}
+
+// segment returns segment s of the range [from, to) in pieces of size bytes; it is empty past the end.
+func segment(from, to, size, s int) (int, int) {
+	a := min(from+s*size, to)
+	return a, min(a+size, to)
+}
+
+// segmentSize rounds the tuned segment down to whole elements.
+func (r *run) segmentSize(elem int) int { return max(r.tuning.Segment/elem, 1) * elem }
+
+func ceilDiv(a, b int) int { return (a + b - 1) / b }
+
+func itoa(i int) string { return strconv.Itoa(i) }
+
+// combine sets dst = op(a, b).
+func (r *run) combine(dst, a, b []byte) {
+	if r.first() {
+		reduce.Combine(dst, a, b, r.req.DType, r.req.Op)
+		r.ok()
+	}
+}
+
+// copy copies src to dst.
+func (r *run) copy(dst, src []byte) {
+	if r.first() {
+		copy(dst, src)
+		r.ok()
+	}
+}
+
+// finishAverage divides where the operator is an average.
+func (r *run) finishAverage(buf []byte) {
+	if r.req.Op == reduce.Avg && r.first() {
+		reduce.Divide(buf, r.req.DType, r.size)
+		r.ok()
+	}
+}

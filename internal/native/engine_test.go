@@ -1,0 +1,358 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package native_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/link/memlink"
+	"github.com/cohort-dist/cohort/internal/native"
+	"github.com/cohort-dist/cohort/internal/native/tcp"
+	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// tcpWorld connects a world over loopback.
+func tcpWorld(t testing.TB, size int, change func(*tcp.Config)) []link.Mesh {
+	t.Helper()
+	listeners, peers := make([]net.Listener, size), make([]string, size)
+	for r := range size {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners[r], peers[r] = l, l.Addr().String()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	meshes, errs := make([]link.Mesh, size), make([]error, size)
+	var wg sync.WaitGroup
+	for r := range size {
+		wg.Go(func() {
+			cfg := tcp.Config{Rank: r, Size: size, Group: [16]byte{7}, Listener: listeners[r], Peers: peers}
+			if change != nil {
+				change(&cfg)
+			}
+			m, err := tcp.Connect(ctx, cfg)
+			if err != nil {
+				errs[r] = err
+				return
+			}
+			meshes[r] = m
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, m := range meshes {
+			wg.Go(func() { _ = m.Close() })
+		}
+		wg.Wait()
+	})
+	return meshes
+}
+
+func memWorld(size int) []link.Mesh {
+	w := memlink.New(size)
+	meshes := make([]link.Mesh, size)
+	for r := range meshes {
+		meshes[r] = w.Mesh(r)
+	}
+	return meshes
+}
+
+// plan is one collective: what each rank gives and what it must get.
+type plan struct {
+	requests []coll.Request
+	want     [][]byte
+}
+
+// element writes a small whole number as an element of dt, so that every order of a sum gives the same bits.
+func element(dt tensor.DType, v int) []byte {
+	switch dt {
+	case tensor.Float32:
+		return tensorBytes(dt, float64(v))
+	case tensor.Int64:
+		return binary.LittleEndian.AppendUint64(nil, uint64(int64(v)))
+	case tensor.Int16:
+		return binary.LittleEndian.AppendUint16(nil, uint16(int16(v)))
+	default:
+		return []byte{byte(v)}
+	}
+}
+
+func tensorBytes(dt tensor.DType, v float64) []byte {
+	t := tensor.Must(tensor.Full(dt, v, 1))
+	b, err := t.Bytes()
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+func block(dt tensor.DType, n int, value func(i int) int) []byte {
+	b := make([]byte, 0, n*dt.Size())
+	for i := range n {
+		b = append(b, element(dt, value(i))...)
+	}
+	return b
+}
+
+func fold(op reduce.Op, n int, value func(rank int) int) int {
+	acc := value(0)
+	for r := 1; r < n; r++ {
+		v := value(r)
+		switch op {
+		case reduce.Max:
+			acc = max(acc, v)
+		case reduce.Min:
+			acc = min(acc, v)
+		default:
+			acc += v
+		}
+	}
+	return acc
+}
+
+func makePlan(rng *rand.Rand, n int, tag uint32) plan {
+	kind := coll.Kind(rng.IntN(int(coll.Barrier) + 1))
+	root := rng.IntN(n)
+	dt := []tensor.DType{tensor.Float32, tensor.Int64, tensor.Int16, tensor.Uint8}[rng.IntN(4)]
+	op := []reduce.Op{reduce.Sum, reduce.Max, reduce.Min}[rng.IntN(3)]
+	count := []int{0, 1, 2, 3, n, 17, 1000, 3 + rng.IntN(9000), 20000}[rng.IntN(9)]
+	val := func(rank, at int) int { return (rank*7 + at*3 + int(tag)) % (120 / n) } // sums stay below 128
+	var p plan
+	counts := make([]int, n)
+	for r := range counts {
+		counts[r] = (count + r*13) % 2000 * dt.Size()
+	}
+	even := rng.IntN(2) == 0
+	for me := range n {
+		q := coll.Request{Kind: kind, Tag: tag, Root: root, DType: dt, Op: op}
+		var want []byte
+		join := func(n int, each func(i int) []byte) []byte {
+			var b []byte
+			for i := range n {
+				b = append(b, each(i)...)
+			}
+			return b
+		}
+		reduced := func(at int) int { return fold(op, n, func(r int) int { return val(r, at) }) }
+		switch kind {
+		case coll.AllReduce, coll.Reduce:
+			q.Out = block(dt, count, func(i int) int { return val(me, i) })
+			want = bytes.Clone(q.Out)
+			if kind == coll.AllReduce || me == root {
+				want = block(dt, count, reduced)
+			}
+		case coll.Broadcast:
+			q.Out = block(dt, count, func(i int) int { return val(me, i) })
+			want = block(dt, count, func(i int) int { return val(root, i) })
+		case coll.AllGather:
+			q.In = block(dt, count, func(i int) int { return val(me, i) })
+			want = join(n, func(r int) []byte { return block(dt, count, func(i int) int { return val(r, i) }) })
+			q.Out = make([]byte, len(want))
+		case coll.AllGatherV:
+			q.OutCounts = counts
+			q.In = block(dt, counts[me]/dt.Size(), func(i int) int { return val(me, i) })
+			want = join(n, func(r int) []byte { return block(dt, counts[r]/dt.Size(), func(i int) int { return val(r, i) }) })
+			q.Out = make([]byte, len(want))
+		case coll.Gather:
+			size := func(r int) int {
+				if even {
+					return count
+				}
+				return counts[r] / dt.Size()
+			}
+			q.In = block(dt, size(me), func(i int) int { return val(me, i) })
+			if me == root {
+				want = join(n, func(r int) []byte { return block(dt, size(r), func(i int) int { return val(r, i) }) })
+				q.Out = make([]byte, len(want))
+				if !even {
+					q.OutCounts = counts
+				}
+			}
+		case coll.Scatter:
+			size := func(r int) int {
+				if even {
+					return count
+				}
+				return counts[r] / dt.Size()
+			}
+			if me == root {
+				q.In = join(n, func(r int) []byte { return block(dt, size(r), func(i int) int { return val(r, i) }) })
+				if !even {
+					q.InCounts = counts
+				}
+			}
+			q.Out = make([]byte, size(me)*dt.Size())
+			want = block(dt, size(me), func(i int) int { return val(me, i) })
+		case coll.ReduceScatter:
+			size := func(r int) int {
+				if even {
+					return count
+				}
+				return counts[r] / dt.Size()
+			}
+			q.In = join(n, func(r int) []byte { return block(dt, size(r), func(i int) int { return val(me, i+r) }) })
+			if !even {
+				q.InCounts = counts
+			}
+			q.Out = make([]byte, size(me)*dt.Size())
+			want = block(dt, size(me), func(i int) int { return reduced(i + me) })
+		case coll.AllToAll:
+			size := func(from, to int) int {
+				if even {
+					return count
+				}
+				return (count + from*5 + to*11) % 1500
+			}
+			q.In = join(n, func(to int) []byte { return block(dt, size(me, to), func(i int) int { return val(me, i+to) }) })
+			want = join(n, func(from int) []byte { return block(dt, size(from, me), func(i int) int { return val(from, i+me) }) })
+			q.Out = make([]byte, len(want))
+			if !even {
+				for r := range n {
+					q.InCounts = append(q.InCounts, size(me, r)*dt.Size())
+					q.OutCounts = append(q.OutCounts, size(r, me)*dt.Size())
+				}
+			}
+		case coll.Barrier:
+		}
+		p.requests, p.want = append(p.requests, q), append(p.want, want)
+	}
+	return p
+}
+
+func runPlans(t *testing.T, meshes []link.Mesh, tuning native.Tuning, seed uint64, count int) {
+	t.Helper()
+	n := len(meshes)
+	rng := rand.New(rand.NewPCG(seed, uint64(n)))
+	plans := make([]plan, count)
+	for i := range plans {
+		plans[i] = makePlan(rng, n, uint32(i))
+	}
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for r := range n {
+		wg.Go(func() {
+			e := native.NewEngine(meshes[r], tuning)
+			for i, p := range plans {
+				q := p.requests[r]
+				if err := interrupting(e, &q, seed+uint64(i+r)); err != nil {
+					errs[r] = fmt.Errorf("rank %d, plan %d, %v: %w", r, i, q.Kind, err)
+					return
+				}
+				if !bytes.Equal(q.Out, p.want[r]) {
+					errs[r] = fmt.Errorf("rank %d, plan %d, %v of %v, %d bytes, root %d: wrong result", r, i, q.Kind, q.DType, len(q.Out), q.Root)
+					meshes[r].Fail(errs[r])
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// interrupting runs a request and, for some seeds, leaves it several times in the middle.
+func interrupting(e *native.Engine, q *coll.Request, seed uint64) error {
+	rng := rand.New(rand.NewPCG(seed, 5))
+	for range rng.IntN(3) {
+		ctx, cancel := context.WithCancel(context.Background())
+		if rng.IntN(2) == 0 {
+			cancel()
+		} else {
+			time.AfterFunc(time.Duration(rng.IntN(300))*time.Microsecond, cancel)
+		}
+		err := e.Run(ctx, q)
+		cancel()
+		var i *coll.Interrupted
+		if !errors.As(err, &i) {
+			return err
+		}
+	}
+	return e.Run(context.Background(), q)
+}
+
+// tunings make every algorithm run at every size.
+var tunings = []native.Tuning{
+	{},
+	{Small: 1, Segment: 64, Depth: 1},
+	{Small: 1, Segment: 1000, Depth: 4},
+	{Small: 1, Segment: 512, Depth: 3, RingFrom: 2},
+	{Small: 1 << 20},
+}
+
+func TestCollectivesInMemory(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 4, 5, 8, 13} {
+		for i, tuning := range tunings {
+			t.Run(fmt.Sprintf("ranks=%d/tuning=%d", n, i), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { runPlans(t, memWorld(n), tuning, uint64(i), 30) })
+			})
+		}
+	}
+}
+
+func TestCollectivesOf64Ranks(t *testing.T) {
+	for i, tuning := range tunings[:2] {
+		synctest.Test(t, func(t *testing.T) { runPlans(t, memWorld(64), tuning, uint64(i), 14) })
+	}
+}
+
+func TestCollectivesOverTCP(t *testing.T) {
+	for _, n := range []int{2, 3, 4, 5, 9} {
+		for i, tuning := range tunings {
+			t.Run(fmt.Sprintf("ranks=%d/tuning=%d", n, i), func(t *testing.T) {
+				runPlans(t, tcpWorld(t, n, nil), tuning, uint64(i)+100, 25)
+			})
+		}
+	}
+}
+
+func TestLargeOverTCP(t *testing.T) {
+	for _, n := range []int{2, 3, 4} {
+		meshes := tcpWorld(t, n, nil)
+		var wg sync.WaitGroup
+		for r, m := range meshes {
+			wg.Go(func() {
+				e := native.NewEngine(m, native.Tuning{})
+				for tag := range uint32(3) {
+					data := block(tensor.Int16, 300_001, func(int) int { return r + 1 })
+					if err := e.Run(context.Background(), &coll.Request{Kind: coll.AllReduce, Tag: 2 * tag, DType: tensor.Int16, Out: data}); err != nil {
+						t.Error(err)
+						return
+					}
+					if !bytes.Equal(data, block(tensor.Int16, 300_001, func(int) int { return n * (n + 1) / 2 })) {
+						t.Errorf("ranks %d: wrong sum", n)
+					}
+					if err := e.Run(context.Background(), &coll.Request{Kind: coll.Broadcast, Tag: 2*tag + 1, DType: tensor.Int16, Out: data, Root: 1}); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+}

@@ -1,0 +1,188 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"slices"
+
+	"github.com/cohort-dist/cohort/internal/coll"
+)
+
+// handles returns one empty handle per rank, reused from collective to collective.
+func (r *run) handles() []handle {
+	p := &r.pipe
+	if cap(p.give) < r.size {
+		p.give = make([]handle, r.size)
+	}
+	list := p.give[:r.size]
+	for i := range list {
+		list[i] = none
+	}
+	return list
+}
+
+// others is a second list beside handles.
+func (r *run) others() []handle {
+	p := &r.pipe
+	if cap(p.take) < r.size {
+		p.take = make([]handle, r.size)
+	}
+	list := p.take[:r.size]
+	for i := range list {
+		list[i] = none
+	}
+	return list
+}
+
+func (r *run) receivedAll(handles []handle) error {
+	for i, h := range handles {
+		if err := r.received(h); err != nil {
+			return err
+		}
+		handles[i] = none
+	}
+	return nil
+}
+
+func (r *run) sentAll(handles []handle) error {
+	for i, h := range handles {
+		if err := r.sent(h); err != nil {
+			return err
+		}
+		handles[i] = none
+	}
+	return nil
+}
+
+// allGather sends the own block to everybody, all at once; with many ranks and large blocks it goes around a ring.
+func (r *run) allGather() error {
+	q := r.req
+	at, offset := 0, 0
+	for peer := range r.size {
+		if peer == r.rank {
+			offset = at
+		}
+		at += blockLength(q.OutCounts, len(q.Out), r.size, peer)
+	}
+	own := q.Out[offset : offset+len(q.In)]
+	if len(q.In) > 0 && &own[0] != &q.In[0] {
+		r.copy(own, q.In)
+	}
+	if q.OutCounts == nil && r.size >= r.tuning.RingFrom && len(q.In) > r.tuning.Small {
+		// Blocks of one size are the even parts of the output.
+		return r.around(parts{len(q.Out), q.DType.Size(), r.size}, phaseData, r.rank, nil)
+	}
+	recvs, sends := r.handles(), r.others()
+	at = 0
+	for peer := range r.size {
+		length := blockLength(q.OutCounts, len(q.Out), r.size, peer)
+		if peer != r.rank {
+			recvs[peer] = r.recv(phaseData, peer, q.Out[at:at+length])
+		}
+		at += length
+	}
+	for i := 1; i < r.size; i++ {
+		peer := (r.rank + i) % r.size
+		sends[peer] = r.send(phaseData, peer, own)
+	}
+	if err := r.receivedAll(recvs); err != nil {
+		return err
+	}
+	return r.sentAll(sends)
+}
+
+func (r *run) allToAll() error {
+	q := r.req
+	recvs, sends := r.handles(), r.others()
+	at := 0
+	for peer := range r.size {
+		length := blockLength(q.OutCounts, len(q.Out), r.size, peer)
+		if peer != r.rank {
+			recvs[peer] = r.recv(phaseData, peer, q.Out[at:at+length])
+		}
+		at += length
+	}
+	for i := range r.size {
+		peer := (r.rank + i) % r.size
+		block := blockAt(q.In, q.InCounts, r.size, peer)
+		if peer == r.rank {
+			r.copy(blockAt(q.Out, q.OutCounts, r.size, peer), block)
+			continue
+		}
+		sends[peer] = r.send(phaseData, peer, block)
+	}
+	if err := r.receivedAll(recvs); err != nil {
+		return err
+	}
+	return r.sentAll(sends)
+}
+
+// blockAt returns peer's block of buf.
+func blockAt(buf []byte, counts []int, n, peer int) []byte {
+	if counts == nil {
+		size := len(buf) / n
+		return buf[peer*size : (peer+1)*size]
+	}
+	at := 0
+	for _, c := range counts[:peer] {
+		at += c
+	}
+	return buf[at : at+counts[peer]]
+}
+
+// reduceScatter sends each block to its owner, which reduces it in the order of ranks.
+func (r *run) reduceScatter() error {
+	q := r.req
+	own := blockAt(q.In, q.InCounts, r.size, r.rank)
+	if equal(q.InCounts) && len(q.Out) > 0 {
+		r.copy(q.Out, own)
+		p := &r.pipe
+		p.run, p.data, p.back = r, q.In, false
+		p.blocks = parts{len(q.In), q.DType.Size(), r.size}
+		p.own = q.Out
+		return p.execute()
+	}
+	// Uneven blocks: one message per pair.
+	recvs, sends := r.handles(), r.others()
+	scratch := r.buffer(len(own) * r.size)
+	for i := 1; i < r.size; i++ {
+		peer := (r.rank + i) % r.size
+		recvs[peer] = r.recv(phaseData, peer, scratch[peer*len(own):(peer+1)*len(own)])
+		sends[peer] = r.send(phaseData, peer, blockAt(q.In, q.InCounts, r.size, peer))
+	}
+	if err := r.receivedAll(recvs); err != nil {
+		return err
+	}
+	r.copy(scratch[r.rank*len(own):], own)
+	for peer := range r.size {
+		part := scratch[peer*len(own) : (peer+1)*len(own)]
+		if peer == 0 {
+			r.copy(q.Out, part)
+		} else {
+			r.combine(q.Out, q.Out, part)
+		}
+	}
+	r.finishAverage(q.Out)
+	return r.sentAll(sends)
+}
+
+func equal(counts []int) bool {
+	return len(counts) == 0 || !slices.ContainsFunc(counts, func(c int) bool { return c != counts[0] })
+}
+
+// barrier is a dissemination barrier: after round k everybody knows of 2^k ranks.
+func (r *run) barrier() error {
+	for distance := 1; distance < r.size; distance *= 2 {
+		in := r.recv(phaseData, (r.rank-distance+r.size)%r.size, nil)
+		if err := r.sent(r.send(phaseData, (r.rank+distance)%r.size, nil)); err != nil {
+			return err
+		}
+		if err := r.received(in); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var _ coll.Engine = (*Engine)(nil)

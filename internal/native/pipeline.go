@@ -1,0 +1,173 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+// pipeline is the state of the direct algorithm: rank i owns block i, every rank sends its part of the block to the owner,
+// which reduces it in the order of ranks while it is hot. Segments of all blocks are in flight at the same time.
+type pipeline struct {
+	run     *run
+	data    []byte // contributions; with back also the result
+	blocks  parts
+	own     []byte // where the own block is reduced
+	size    int    // bytes per segment
+	depth   int    // segments in flight before they are reduced
+	rows    int    // segments that have handles at the same time
+	back    bool   // send finished segments to everybody
+	scratch []byte
+
+	// Handles per row and rank: contributions given and taken, results sent back and fetched.
+	give, take, sendBack, fetch []handle
+}
+
+func (p *pipeline) reset() {
+	n := p.rows * p.run.size
+	for _, list := range [...]*[]handle{&p.give, &p.take, &p.sendBack, &p.fetch} {
+		if cap(*list) < n {
+			*list = make([]handle, n)
+		}
+		*list = (*list)[:n]
+		for i := range *list {
+			(*list)[i] = none
+		}
+	}
+}
+
+// at returns the index of the handle for segment s and peer.
+func (p *pipeline) at(s, peer int) int { return s%p.rows*p.run.size + peer }
+
+// span returns segment s of a rank's block; from equals to where the block has no such segment.
+func (p *pipeline) span(owner, s int) (from, to int) {
+	a, b := p.blocks.of(owner)
+	return segment(a, b, p.size, s)
+}
+
+// room returns where peer's contribution to segment s of the own block lands.
+func (p *pipeline) room(s, peer, length int) []byte {
+	at := (s%p.depth*p.run.size + peer) * p.size
+	return p.scratch[at : at+length]
+}
+
+// direct is the all-reduce for large buffers and few ranks (back), and the reduce-scatter (not back). It changes the own
+// block of data, and with back all of it.
+func (r *run) direct(back bool) error {
+	elem := r.req.DType.Size()
+	p := &r.pipe
+	p.run, p.data, p.back = r, r.req.Out, back
+	p.blocks = parts{len(p.data), elem, r.size}
+	from, to := p.blocks.of(r.rank)
+	p.own = p.data[from:to]
+	return p.execute()
+}
+
+// execute runs the pipeline over run.data with one block per rank.
+func (p *pipeline) execute() error {
+	r := p.run
+	elem := r.req.DType.Size()
+	longest := p.blocks.longest()
+	if longest == 0 {
+		return nil
+	}
+	p.size = min(r.segmentSize(elem), longest)
+	segments := ceilDiv(longest, p.size)
+	p.depth = min(r.tuning.Depth, segments)
+	p.rows = 2 * p.depth
+	p.reset()
+	p.scratch = r.buffer(p.depth * r.size * p.size)
+	defer func() { p.data, p.own, p.scratch = nil, nil, nil }()
+	for s := range segments + 2*p.depth {
+		if s < segments {
+			p.post(s)
+		}
+		if t := s - p.depth + 1; t >= 0 && t < segments {
+			if err := p.reduceSegment(t); err != nil {
+				return err
+			}
+		}
+		if u := s - 2*p.depth + 1; u >= 0 && u < segments {
+			if err := p.retire(u); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// post starts all messages of segment s that do not depend on others.
+func (p *pipeline) post(s int) {
+	r := p.run
+	mineFrom, mineTo := p.span(r.rank, s)
+	for i := 1; i < r.size; i++ {
+		peer := (r.rank + i) % r.size
+		if mineFrom < mineTo {
+			p.take[p.at(s, peer)] = r.recv(phaseData, peer, p.room(s, peer, mineTo-mineFrom))
+		}
+		if from, to := p.span(peer, s); from < to {
+			if p.back {
+				p.fetch[p.at(s, peer)] = r.recv(phaseResult, peer, p.data[from:to])
+			}
+			p.give[p.at(s, peer)] = r.send(phaseData, peer, p.data[from:to])
+		}
+	}
+}
+
+// reduceSegment waits for all contributions to segment s of the own block, reduces them in the order of ranks and, with
+// back, sends the result to everybody.
+func (p *pipeline) reduceSegment(s int) error {
+	r := p.run
+	from, to := p.span(r.rank, s)
+	if from == to {
+		return nil
+	}
+	start, _ := p.blocks.of(r.rank)
+	own := p.own[from-start : to-start]
+	var before []byte // the ranks before the own one, combined in the room of the first
+	for peer := range r.size {
+		if peer == r.rank {
+			if before != nil {
+				r.combine(own, before, own)
+			}
+			continue
+		}
+		if err := r.received(p.take[p.at(s, peer)]); err != nil {
+			return err
+		}
+		p.take[p.at(s, peer)] = none
+		part := p.room(s, peer, to-from)
+		switch {
+		case peer > r.rank:
+			r.combine(own, own, part)
+		case before == nil:
+			before = part
+		default:
+			r.combine(before, before, part)
+		}
+	}
+	r.finishAverage(own)
+	if p.back {
+		for i := 1; i < r.size; i++ {
+			peer := (r.rank + i) % r.size
+			p.sendBack[p.at(s, peer)] = r.send(phaseResult, peer, own)
+		}
+	}
+	return nil
+}
+
+// retire waits for the rest of segment s.
+func (p *pipeline) retire(s int) error {
+	r := p.run
+	for peer := range r.size {
+		i := p.at(s, peer)
+		if err := r.sent(p.give[i]); err != nil {
+			return err
+		}
+		if err := r.sent(p.sendBack[i]); err != nil {
+			return err
+		}
+		if err := r.received(p.fetch[i]); err != nil {
+			return err
+		}
+		p.give[i], p.sendBack[i], p.fetch[i] = none, none, none
+	}
+	return nil
+}

@@ -1,0 +1,76 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+// ring is the all-reduce for large buffers and many ranks: each rank talks to its two neighbours only. Blocks travel to
+// the right and are reduced on their way; then the finished blocks travel once around. Each block is cut into segments, so
+// that a segment moves on while the next one arrives.
+func (r *run) ring() error {
+	out := r.req.Out
+	blocks := parts{len(out), r.req.DType.Size(), r.size}
+	if err := r.around(blocks, phaseData, r.rank, func(dst, arrived []byte) { r.combine(dst, arrived, dst) }); err != nil {
+		return err
+	}
+	from, to := blocks.of((r.rank + 1) % r.size)
+	r.finishAverage(out[from:to])
+	return r.around(blocks, phaseResult, (r.rank+1)%r.size, nil)
+}
+
+// around passes size-1 blocks to the right neighbour, starting with block first, each rank passing on what it got from
+// the left. With combine the arriving block is merged into the own one, else it replaces it.
+func (r *run) around(blocks parts, phase uint8, first int, combine func(dst, arrived []byte)) error {
+	out, n := r.req.Out, r.size
+	left, right := (r.rank+n-1)%n, (r.rank+1)%n
+	size := min(r.segmentSize(blocks.elem), max(blocks.longest(), blocks.elem))
+	segments := max(ceilDiv(blocks.longest(), size), 1)
+	depth := min(r.tuning.Depth, segments) // a segment that is passed on was merged already: see items below
+	var scratch []byte
+	if combine != nil {
+		scratch = r.buffer(depth * size)
+	}
+	span := func(step, s int) (int, int) {
+		from, to := blocks.of(((first-step)%n + n) % n)
+		return segment(from, to, size, s)
+	}
+	sends, recvs := make([]handle, depth), make([]handle, depth)
+	for i := range depth {
+		sends[i], recvs[i] = none, none
+	}
+	// Item i is segment i%segments of step i/segments. Its send needs the merge of item i-segments, which is done since
+	// depth <= segments.
+	items := (n - 1) * segments
+	for i := range items + depth {
+		if i < items {
+			if err := r.sent(sends[i%depth]); err != nil {
+				return err
+			}
+			sends[i%depth] = none
+			if from, to := span(i/segments+1, i%segments); from < to {
+				room := out[from:to]
+				if combine != nil {
+					room = scratch[i%depth*size:][:to-from]
+				}
+				recvs[i%depth] = r.recv(phase, left, room)
+			}
+			if from, to := span(i/segments, i%segments); from < to {
+				sends[i%depth] = r.send(phase, right, out[from:to])
+			}
+		}
+		if j := i - depth + 1; j >= 0 && j < items {
+			if err := r.received(recvs[j%depth]); err != nil {
+				return err
+			}
+			recvs[j%depth] = none
+			if from, to := span(j/segments+1, j%segments); from < to && combine != nil {
+				combine(out[from:to], scratch[j%depth*size:][:to-from])
+			}
+		}
+	}
+	for _, h := range sends {
+		if err := r.sent(h); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/native/wire"
+)
+
+// Config describes one rank's end of a mesh.
+type Config struct {
+	Rank, Size int
+	// Group was drawn by one rank for this group; all ranks present it.
+	Group [16]byte
+	// Listener accepts the connections of higher ranks. Connect closes it.
+	Listener net.Listener
+	// Peers are the addresses of the ranks' listeners.
+	Peers []string
+	// LocalRanks is the number of ranks on this host, for the decision how long to spin. 0 means all.
+	LocalRanks int
+	// Heartbeat is how long a rank may be silent before it counts as lost. 0 means DefaultHeartbeat, less than 0 never.
+	Heartbeat time.Duration
+	// Window is how many bytes of unexpected messages are held per peer. 0 means DefaultWindow.
+	Window int
+	// Logger receives refused connections and losses. Nil means none.
+	Logger *slog.Logger
+}
+
+// Defaults.
+const (
+	DefaultHeartbeat = 10 * time.Second
+	DefaultWindow    = 256 << 10
+	// EagerMax is the largest message that is sent without asking.
+	EagerMax = 32 << 10
+)
+
+func (c *Config) check() error {
+	switch {
+	case c.Size < 1 || c.Size > wire.MaxRanks || c.Rank < 0 || c.Rank >= c.Size:
+		return dist.Newf("native: connect", dist.InvalidArgument, "rank %d of %d", c.Rank, c.Size)
+	case len(c.Peers) != c.Size:
+		return dist.Newf("native: connect", dist.InvalidArgument, "%d addresses for %d ranks", len(c.Peers), c.Size)
+	}
+	if c.Heartbeat == 0 {
+		c.Heartbeat = DefaultHeartbeat
+	}
+	if c.Window == 0 {
+		c.Window = DefaultWindow
+	}
+	c.Window = max(c.Window, 4*EagerMax)
+	if c.LocalRanks == 0 {
+		c.LocalRanks = c.Size
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}

@@ -1,0 +1,371 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/native/wire"
+)
+
+var beatFrame = wire.Header{Type: wire.Beat}
+
+// helloLimit is how long a connection may take to say who it is.
+const helloLimit = 5 * time.Second
+
+// byeLimit is how long Close waits until the peers have taken what was sent.
+const byeLimit = time.Second
+
+// Connect makes the connections of one rank: it dials the lower ranks and is dialled by the higher ones. It closes the
+// listener.
+func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	conns := make([]net.Conn, cfg.Size)
+	windows := make([]int, cfg.Size)
+	var mu sync.Mutex
+	put := func(rank int, c net.Conn, window uint32) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if conns[rank] != nil {
+			return false
+		}
+		conns[rank], windows[rank] = c, int(window)
+		return true
+	}
+	var tasks sync.WaitGroup
+	accepted := make(chan struct{})
+	if cfg.Rank < cfg.Size-1 {
+		tasks.Go(func() { acceptHigher(ctx, &cfg, put, accepted) })
+	} else {
+		close(accepted)
+	}
+	for rank := range cfg.Rank {
+		tasks.Go(func() {
+			if err := dialLower(ctx, &cfg, rank, put); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cfg.Listener.Close() })
+	select {
+	case <-accepted:
+	case <-ctx.Done():
+	}
+	stop()
+	_ = cfg.Listener.Close()
+	tasks.Wait()
+	missing := dist.NoRank
+	for rank, c := range conns {
+		if c == nil && rank != cfg.Rank {
+			missing = dist.Rank(rank)
+			break
+		}
+	}
+	if missing != dist.NoRank || ctx.Err() != nil {
+		closeAll(conns)
+		err := dist.FromContext("native: connect", ctx)
+		if err == nil {
+			err = dist.New("native: connect", dist.Unavailable, "the listener ended")
+		}
+		if err.Rank == dist.NoRank {
+			err.Rank = missing
+		}
+		return nil, err
+	}
+	return newMesh(cfg, conns, windows)
+}
+
+func closeAll(conns []net.Conn) {
+	for _, c := range conns {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+}
+
+// dialLower connects to a lower rank and exchanges hellos.
+func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Conn, uint32) bool) error {
+	fail := func(err error) error {
+		e := dist.Wrap("native: connect", dist.Unavailable, err)
+		e.Rank, e.Peer = dist.Rank(rank), cfg.Peers[rank]
+		return e
+	}
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", cfg.Peers[rank])
+	if err != nil {
+		return fail(err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	h := wire.Hello{Version: wire.Version, Group: cfg.Group, From: uint32(cfg.Rank), To: uint32(rank), Size: uint32(cfg.Size), Window: uint32(cfg.Window)} //nolint:gosec // checked
+	var buf [wire.HelloSize]byte
+	h.Put(buf[:])
+	if _, err := c.Write(buf[:]); err != nil {
+		_ = c.Close()
+		return fail(err)
+	}
+	answer, err := readHello(c)
+	switch {
+	case err != nil && errors.Is(err, io.EOF):
+		err = dist.New("native: hello", dist.Protocol, "the rank closed the connection: the address is stale or belongs to another group")
+	case err == nil && (answer.Group != cfg.Group || answer.From != uint32(rank) || answer.Size != uint32(cfg.Size)): //nolint:gosec // checked
+		err = dist.New("native: hello", dist.Protocol, "another group answers at this address: its store keys are stale")
+	}
+	if err != nil {
+		_ = c.Close()
+		return fail(err)
+	}
+	put(rank, c, answer.Window)
+	return nil
+}
+
+// acceptHigher takes the connections of all higher ranks. What does not say the right hello is closed and logged.
+func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint32) bool, done chan<- struct{}) {
+	defer close(done)
+	var greetings sync.WaitGroup
+	defer greetings.Wait()
+	arrived := make(chan struct{}, cfg.Size)
+	stop := make(chan struct{})
+	defer close(stop)
+	greetings.Go(func() {
+		for range cfg.Size - 1 - cfg.Rank {
+			select {
+			case <-arrived:
+			case <-stop:
+				return
+			}
+		}
+		_ = cfg.Listener.Close() // ends Accept below
+	})
+	limit := make(chan struct{}, 256) // hellos at the same time
+	for {
+		c, err := cfg.Listener.Accept()
+		if err != nil {
+			return
+		}
+		select {
+		case limit <- struct{}{}:
+		case <-ctx.Done():
+			_ = c.Close()
+			return
+		}
+		greetings.Go(func() {
+			defer func() { <-limit }()
+			if greet(cfg, c, put) {
+				arrived <- struct{}{}
+			}
+		})
+	}
+}
+
+// greet reads a hello and answers it.
+func greet(cfg *Config, c net.Conn, put func(int, net.Conn, uint32) bool) bool {
+	refuse := func(reason string) bool {
+		cfg.Logger.Warn("refused a connection", slog.String("peer", c.RemoteAddr().String()), slog.String("reason", reason))
+		_ = c.Close()
+		return false
+	}
+	h, err := readHello(c)
+	switch {
+	case err != nil:
+		return refuse(err.Error())
+	case h.Group != cfg.Group || h.Size != uint32(cfg.Size): //nolint:gosec // checked
+		return refuse("it belongs to another group")
+	case h.To != uint32(cfg.Rank) || h.From <= uint32(cfg.Rank): //nolint:gosec // checked
+		return refuse("it is meant for another rank")
+	}
+	answer := wire.Hello{Version: wire.Version, Group: cfg.Group, From: h.To, To: h.From, Size: h.Size, Window: uint32(cfg.Window)} //nolint:gosec // checked
+	var buf [wire.HelloSize]byte
+	answer.Put(buf[:])
+	_ = c.SetWriteDeadline(time.Now().Add(helloLimit))
+	if _, err := c.Write(buf[:]); err != nil {
+		return refuse(err.Error())
+	}
+	if !put(int(h.From), c, h.Window) {
+		return refuse("the rank is connected already")
+	}
+	return true
+}
+
+func readHello(c net.Conn) (wire.Hello, error) {
+	_ = c.SetReadDeadline(time.Now().Add(helloLimit))
+	var buf [wire.HelloSize]byte
+	if _, err := io.ReadFull(c, buf[:]); err != nil {
+		return wire.Hello{}, err
+	}
+	return wire.ParseHello(buf[:])
+}
+
+// newMesh takes the sockets over.
+func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
+	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), conns: make([]*conn, cfg.Size), spin: newSpinner(cfg.LocalRanks)}
+	fail := func(err error) (*Mesh, error) {
+		closeAll(conns)
+		m.closeFiles()
+		return nil, dist.Wrap("native: connect", dist.Internal, err)
+	}
+	var err error
+	if m.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fail(err)
+	}
+	if m.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return fail(err)
+	}
+	if err := unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, m.event, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: -1}); err != nil {
+		return fail(err)
+	}
+	for rank, nc := range conns {
+		if nc == nil {
+			continue
+		}
+		fd, err := takeSocket(nc)
+		if err != nil {
+			return fail(err)
+		}
+		conns[rank] = nil
+		m.conns[rank] = &conn{
+			m: m, peer: rank, fd: fd, addr: nc.RemoteAddr().String(), in: make([]byte, bufferSize), credit: windows[rank], heard: true,
+		}
+		if err := unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil { //nolint:gosec // a rank
+			return fail(err)
+		}
+	}
+	if err := unix.SetNonblock(m.ep, true); err != nil {
+		return fail(err)
+	}
+	m.epFile = os.NewFile(uintptr(m.ep), "epoll")
+	m.keeper.Add(1)
+	go m.keep()
+	return m, nil
+}
+
+// takeSocket takes the socket out of the runtime's poller: the mesh polls it itself.
+func takeSocket(nc net.Conn) (int, error) {
+	tcp, ok := nc.(*net.TCPConn)
+	if !ok {
+		return -1, errors.New("not a TCP connection")
+	}
+	defer func() { _ = nc.Close() }()
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	fd := -1
+	var dupErr error
+	if err := raw.Control(func(s uintptr) { fd, dupErr = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
+		return -1, err
+	}
+	if dupErr != nil {
+		return -1, dupErr
+	}
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	return fd, unix.SetNonblock(fd, true)
+}
+
+// Close says goodbye, waits a short time until the peers have taken what was sent, and releases everything.
+func (m *Mesh) Close() error {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		m.keeper.Wait()
+		return nil
+	}
+	for _, c := range m.conns {
+		if c == nil || c.gone != nil {
+			continue
+		}
+		c.endAll(errClosed())
+		c.tell(wire.Header{Type: wire.Bye})
+		c.flush()
+	}
+	for op := m.anyRecvs.pop(); op != nil; op = m.anyRecvs.pop() {
+		complete(op, errClosed())
+	}
+	m.err = errClosed()
+	m.wake()
+	m.mu.Unlock()
+	m.lingerOut()
+	m.mu.Lock()
+	m.closed = true
+	m.wake()
+	for _, c := range m.conns {
+		if c != nil {
+			c.close(errClosed())
+		}
+	}
+	for _, op := range m.sleepers {
+		poke(op.State.Done)
+	}
+	m.mu.Unlock()
+	close(m.stop)
+	_ = m.epFile.SetReadDeadline(time.Unix(1, 0))
+	m.keeper.Wait()
+	// A driver may still be in the kernel with the epoll instance.
+	for {
+		m.mu.Lock()
+		busy := m.driving
+		m.mu.Unlock()
+		if !busy {
+			break
+		}
+		time.Sleep(time.Millisecond) //nolint:forbidigo // bounded: the driver leaves within its slice
+	}
+	m.closeFiles()
+	return nil
+}
+
+// lingerOut writes what is left and waits until every peer has closed its side too, or the limit has passed: a socket that
+// is closed with unread data resets the connection and takes back what was sent.
+func (m *Mesh) lingerOut() {
+	limit := time.Now().Add(byeLimit)
+	shut := make([]bool, m.size)
+	for time.Now().Before(limit) {
+		open := false
+		m.mu.Lock()
+		for rank, c := range m.conns {
+			if c == nil || c.gone != nil {
+				continue
+			}
+			c.flush()
+			if c.gone == nil && (len(c.control) == 0 && c.current == nil || c.broken) && !shut[rank] {
+				shut[rank] = true
+				_ = unix.Shutdown(c.fd, unix.SHUT_WR)
+			}
+			if c.gone == nil {
+				c.read()
+			}
+			open = open || c.gone == nil
+		}
+		m.mu.Unlock()
+		if !open {
+			return
+		}
+		time.Sleep(time.Millisecond) //nolint:forbidigo // bounded by the limit above
+	}
+}
+
+func (m *Mesh) closeFiles() {
+	if m.epFile != nil {
+		_ = m.epFile.Close()
+	} else if m.ep >= 0 {
+		_ = unix.Close(m.ep)
+	}
+	if m.event >= 0 {
+		_ = unix.Close(m.event)
+	}
+}

@@ -1,0 +1,77 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The system calls of the hot path. The short ones go past the scheduler (RawSyscall): they never block, and leaving and
+// entering the scheduler costs as much as they do. Large copies tell the scheduler, so that other goroutines run meanwhile.
+
+// longCopy is the size from which a copy to or from the kernel is worth telling the scheduler.
+const longCopy = 64 << 10
+
+// iovecs is a scatter/gather list on the stack or in a connection.
+type iovecs struct {
+	list  [3]unix.Iovec
+	n     int
+	bytes int
+}
+
+func (v *iovecs) add(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	v.list[v.n].Base = unsafe.SliceData(b)
+	v.list[v.n].SetLen(len(b))
+	v.n++
+	v.bytes += len(b)
+}
+
+func (v *iovecs) reset() { *v = iovecs{} }
+
+// sendv writes what the kernel takes, without blocking and without SIGPIPE.
+func sendv(fd int, v *iovecs) (int, syscall.Errno) {
+	msg := unix.Msghdr{Iov: &v.list[0]}
+	msg.SetIovlen(v.n)
+	var n uintptr
+	var errno syscall.Errno
+	if v.bytes < longCopy {
+		n, _, errno = unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+	} else {
+		n, _, errno = unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+	}
+	return int(n), errno
+}
+
+// recvv reads what is there.
+func recvv(fd int, v *iovecs) (int, syscall.Errno) {
+	msg := unix.Msghdr{Iov: &v.list[0]}
+	msg.SetIovlen(v.n)
+	var n uintptr
+	var errno syscall.Errno
+	if v.bytes < longCopy {
+		n, _, errno = unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT)
+	} else {
+		n, _, errno = unix.Syscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT)
+	}
+	return int(n), errno
+}
+
+// epollWait waits for at most ms milliseconds.
+func epollWait(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
+	if ms == 0 {
+		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
+		return int(n), errno
+	}
+	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
+	return int(n), errno
+}
+
+// yield lets another process of this core run.
+func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

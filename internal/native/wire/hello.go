@@ -1,0 +1,58 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"encoding/binary"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// Version is the version of the wire. A connection is refused when the versions differ.
+const Version = 1
+
+// HelloSize is the length of a hello, and of its answer.
+const HelloSize = 48
+
+var helloMagic = [8]byte{'c', 'o', 'h', 'o', 'r', 't', 'n', '1'}
+
+// Hello opens a connection: the dialing side sends it, the accepting one answers with its own.
+type Hello struct {
+	Version  uint32
+	Group    [16]byte // drawn by rank 0 for this group; a stale or foreign address does not know it
+	From, To uint32   // ranks
+	Size     uint32   // ranks in the group
+	Window   uint32   // bytes of unexpected messages that the sender of this hello will hold
+}
+
+// Put encodes h into HelloSize bytes.
+func (h *Hello) Put(b []byte) {
+	clear(b[:HelloSize])
+	copy(b, helloMagic[:])
+	binary.LittleEndian.PutUint32(b[8:], h.Version)
+	copy(b[12:28], h.Group[:])
+	binary.LittleEndian.PutUint32(b[28:], h.From)
+	binary.LittleEndian.PutUint32(b[32:], h.To)
+	binary.LittleEndian.PutUint32(b[36:], h.Size)
+	binary.LittleEndian.PutUint32(b[40:], h.Window)
+}
+
+// ParseHello decodes a hello and checks what can be checked without knowing the group.
+func ParseHello(b []byte) (Hello, error) {
+	_ = b[HelloSize-1]
+	if [8]byte(b[:8]) != helloMagic {
+		return Hello{}, dist.New("native: hello", dist.Protocol, "the other side does not speak the native wire of cohort")
+	}
+	h := Hello{
+		Version: binary.LittleEndian.Uint32(b[8:]), Group: [16]byte(b[12:28]), From: binary.LittleEndian.Uint32(b[28:]),
+		To: binary.LittleEndian.Uint32(b[32:]), Size: binary.LittleEndian.Uint32(b[36:]), Window: binary.LittleEndian.Uint32(b[40:]),
+	}
+	if h.Version != Version {
+		return h, dist.Newf("native: hello", dist.Protocol, "rank %d speaks version %d of the native wire, this rank %d; use the same release on all ranks", h.From, h.Version, Version)
+	}
+	if h.Size > MaxRanks || h.From >= h.Size || h.To >= h.Size {
+		return h, dist.Newf("native: hello", dist.Protocol, "rank %d to rank %d of %d", h.From, h.To, h.Size)
+	}
+	return h, nil
+}
