@@ -85,9 +85,9 @@ func (m *Memory) Add(ctx context.Context, key string, delta int64) (sum int64, e
 	const op = "store: add"
 	err = m.do(op, ctx, key, func() error {
 		old := m.data.values[key]
-		n, err := storenum.AddEmptyIsZero(old, delta)
-		if err != nil {
-			return storenum.Error(op, key, old, err)
+		n, bad := storenum.AddEmptyIsZero(old, delta)
+		if bad != nil {
+			return storenum.Error(op, key, old, bad)
 		}
 		m.data.putLocked(key, storenum.Format(n))
 		sum = n

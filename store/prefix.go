@@ -175,10 +175,11 @@ func (n noStore) Add(context.Context, string, int64) (int64, error) { return 0, 
 func (n noStore) Check(context.Context, ...string) (bool, error)    { return false, n.err("check") }
 func (n noStore) Wait(context.Context, ...string) error             { return n.err("wait") }
 func (n noStore) Delete(context.Context, string) (bool, error)      { return false, n.err("delete") }
-func (n noStore) NumKeys(context.Context) (int, error)              { return 0, n.err("number of keys") }
-func (n noStore) Timeout() time.Duration                            { return DefaultTimeout }
-func (n noStore) SetTimeout(time.Duration)                          {}
-func (n noStore) Close() error                                      { return n.err("close") }
+
+func (n noStore) NumKeys(context.Context) (int, error) { return 0, n.err("number of keys") }
+func (n noStore) Timeout() time.Duration               { return DefaultTimeout }
+func (n noStore) SetTimeout(time.Duration)             {}
+func (n noStore) Close() error                         { return n.err("close") }
 func (n noStore) CompareAndSet(context.Context, string, []byte, []byte) ([]byte, error) {
 	return nil, n.err("compare-and-set")
 }

@@ -36,7 +36,7 @@ func TestPrefixUnderlyingStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close() //nolint:errcheck // not the matter here
+	defer file.Close()
 	for _, s := range []store.Store{store.NewMemory(), file, storetest.Minimal(store.NewMemory())} {
 		if p := store.Prefix("prefix", s); p.Underlying() != s {
 			t.Errorf("%T: underlying store %v", s, p.Underlying())
@@ -97,7 +97,7 @@ func TestSupports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close() //nolint:errcheck // not the matter here
+	defer file.Close()
 	for name, c := range map[string]struct {
 		s    store.Store
 		want map[store.Feature]bool

@@ -152,7 +152,7 @@ func parseQueue(op, key string, state []byte) ([]byte, error) {
 	if len(state) >= queueHeader && string(state[:len(queueMagic)]) == queueMagic {
 		items := state[queueHeader:]
 		rest := items
-		for len(rest) >= 4 && uint64(binary.LittleEndian.Uint32(rest)) <= uint64(len(rest)-4) {
+		for len(rest) >= 4 && int64(binary.LittleEndian.Uint32(rest)) <= int64(len(rest)-4) {
 			rest = rest[4+int(binary.LittleEndian.Uint32(rest)):]
 		}
 		if len(rest) == 0 {

@@ -21,7 +21,7 @@ func WaitContext(ctx context.Context, timeout time.Duration) (context.Context, c
 	if _, bounded := ctx.Deadline(); bounded {
 		return ctx, func() {}
 	}
-	return context.WithTimeoutCause(ctx, timeout, storeTimeout(timeout))
+	return context.WithTimeoutCause(ctx, timeout, timeoutError(timeout))
 }
 
 // WaitError returns the error of an operation whose context, from [WaitContext], ended while it waited for keys: it
@@ -40,11 +40,11 @@ func WaitError(op string, ctx context.Context, keys ...string) error { //nolint:
 	return e
 }
 
-// storeTimeout is the cause of a wait that ended by the store's timeout.
-type storeTimeout time.Duration
+// timeoutError is the cause of a wait that ended by the store's timeout.
+type timeoutError time.Duration
 
-func (d storeTimeout) Error() string {
+func (d timeoutError) Error() string {
 	return fmt.Sprintf("no answer within the store's timeout of %v", time.Duration(d))
 }
 
-func (d storeTimeout) Is(target error) bool { return target == context.DeadlineExceeded }
+func (d timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }

@@ -132,7 +132,7 @@ func parseRow(line int, cells []string) (Row, error) {
 		return Row{}, fmt.Errorf("line %d: %q is not a PyTorch test of the form Class.test_name in back quotes", line, cells[0])
 	}
 	row := Row{Line: line, Test: match[1]}
-	for _, part := range strings.Split(cells[1], ", ") {
+	for part := range strings.SplitSeq(cells[1], ", ") {
 		m := goTest.FindStringSubmatch(part)
 		if m == nil {
 			return Row{Line: line, Test: match[1], Reason: cells[1]}, nil

@@ -63,7 +63,8 @@ func (t *Tree) inSuites(name string) bool {
 
 // load parses a folder once: its test files, or all others.
 func (t *Tree) load(folder string, testFiles bool) (*tests, error) {
-	if found := t.packages[folder]; found != nil {
+	cached := fmt.Sprint(folder, testFiles)
+	if found := t.packages[cached]; found != nil {
 		return found, nil
 	}
 	if !filepath.IsLocal(folder) {
@@ -85,7 +86,7 @@ func (t *Tree) load(folder string, testFiles bool) (*tests, error) {
 		}
 		all.collect(file)
 	}
-	t.packages[folder] = all
+	t.packages[cached] = all
 	return all, nil
 }
 

@@ -54,7 +54,7 @@ func Parse(value []byte) (int64, error) {
 	case i == start:
 		return 0, ErrSyntax
 	case negative:
-		return -int64(n), nil //nolint:gosec // at most 2^63, whose negation is itself in two's complement
+		return -int64(n), nil // at most 2^63, whose negation is itself in two's complement
 	}
 	return int64(n), nil
 }

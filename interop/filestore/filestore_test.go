@@ -111,6 +111,7 @@ func wantGet(t *testing.T, s store.Store, key, want string) {
 
 func TestOperations(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Helper()
 		for _, goFirst := range []bool{true, false} {
 			t.Run(fmt.Sprintf("go-first-%v", goFirst), func(t *testing.T) {
 				host, inside := shared(t, tr)
@@ -185,6 +186,7 @@ func TestOperations(t *testing.T) {
 
 func TestWaits(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Helper()
 		host, inside := shared(t, tr)
 		s := open(t, host)
 		py := start(t, tr, inside, noWorld)
@@ -279,6 +281,7 @@ func addEach(t *testing.T, s store.Store, n int) {
 
 func TestConcurrentAdds(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Helper()
 		host, inside := shared(t, tr)
 		s, second := open(t, host), open(t, host)
 		agents := []*agent{start(t, tr, inside, noWorld), start(t, tr, inside, noWorld)}
@@ -302,6 +305,7 @@ func TestConcurrentAdds(t *testing.T) {
 // TestFileBytes compares what both sides write, byte for byte, for the same operations.
 func TestFileBytes(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Helper()
 		pyHost, pyInside := shared(t, tr)
 		py := start(t, tr, pyInside, 2)
 		py.want(nil, "set", "a", "xy")
@@ -343,6 +347,7 @@ func TestFileBytes(t *testing.T) {
 
 func TestReferenceCount(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Helper()
 		t.Run("go-last", func(t *testing.T) {
 			host, inside := shared(t, tr)
 			s := open(t, host, filestore.WithWorldSize(2))
@@ -413,6 +418,7 @@ func TestReferenceCount(t *testing.T) {
 // go on. PyTorch writes a record in four pieces, and a large one is copied page by page, so some kills leave a torn one.
 func TestKilledPython(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Helper()
 		host, inside := shared(t, tr)
 		s := open(t, host)
 		torn := 0
@@ -445,6 +451,7 @@ func TestKilledPython(t *testing.T) {
 // file already goes on once Go has seen it.
 func TestTornTail(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Helper()
 		host, inside := shared(t, tr)
 		s := open(t, host)
 		py := start(t, tr, inside, noWorld)
@@ -469,6 +476,7 @@ func TestTornTail(t *testing.T) {
 // TestHeldLock has a stopped Python sit on the lock: Go's calls end by their deadlines and work when it goes on.
 func TestHeldLock(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Helper()
 		host, inside := shared(t, tr)
 		s := open(t, host)
 		p := tr.Start(t, torchtest.Script{Source: "import fcntl, sys\nf = open(sys.argv[1], 'r+b')\nfcntl.flock(f, fcntl.LOCK_EX)\nprint('held')\ninput()\nf.close()\nprint('free')", Args: []string{inside}})
@@ -500,6 +508,7 @@ input()
 dist.destroy_process_group()
 `
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Helper()
 		host, inside := shared(t, tr)
 		s := open(t, host)
 		var procs []*torchtest.Proc

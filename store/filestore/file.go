@@ -44,7 +44,7 @@ func openFile(path string, create bool) (*os.File, error) {
 // lock takes the whole-file lock that PyTorch uses. It polls, because flock itself cannot be told to stop waiting.
 func (s *Store) lock(ctx context.Context, f *os.File, how int) error {
 	for pause := firstLockPause; ; pause = min(2*pause, longestLockPause) {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB) //nolint:gosec // a descriptor fits
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 		switch {
 		case err == nil:
 			return nil
@@ -57,7 +57,7 @@ func (s *Store) lock(ctx context.Context, f *os.File, how int) error {
 	}
 }
 
-func unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) } //nolint:gosec // a descriptor fits
+func unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
 
 // pause waits a little. It ends early, with an error, when the context does or the handle is closed.
 func (s *Store) pause(ctx context.Context, d time.Duration) error {

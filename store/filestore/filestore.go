@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +21,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/storenum"
+	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -31,25 +34,6 @@ const (
 	pollPause = 10 * time.Millisecond // PyTorch's
 )
 
-// Option changes how [Open] opens a file.
-type Option interface{ apply(*Store) }
-
-type optionFunc func(*Store)
-
-func (f optionFunc) apply(s *Store) { f(s) }
-
-// WithWorldSize sets after how many closed handles the file is removed; see the package's manual. Negative, the
-// default, means never.
-func WithWorldSize(n int) Option { return optionFunc(func(s *Store) { s.worldSize = n }) }
-
-// WithTimeout sets the store's timeout; the default is [store.DefaultTimeout].
-func WithTimeout(d time.Duration) Option { return optionFunc(func(s *Store) { s.SetTimeout(d) }) }
-
-// WithMaxValue sets the largest value in bytes that is read or written. The default is 1 GiB; the format ends at 4 GiB.
-func WithMaxValue(n int64) Option {
-	return optionFunc(func(s *Store) { s.limit.value = min(max(n, 0), 1<<32-1) })
-}
-
 // Store is a handle on a file store. Make it with [Open].
 type Store struct {
 	path      string
@@ -57,6 +41,8 @@ type Store struct {
 	limit     limits
 	timeout   atomic.Int64
 	closeTime time.Duration
+	logger    *slog.Logger
+	hook      observe.Hook
 	writeAt   func(f *os.File, p []byte, offset int64) (int, error) // for tests of full disks
 
 	closing  sync.Once
@@ -99,7 +85,7 @@ func newStore(path string) *Store {
 	s := &Store{
 		path: path, worldSize: -1, limit: limits{key: defaultMaxKey, value: defaultMaxValue},
 		closed: make(chan struct{}), turn: make(chan struct{}, 1), table: newTable(),
-		closeTime: defaultCloseTime, writeAt: (*os.File).WriteAt,
+		closeTime: defaultCloseTime, logger: slog.New(slog.DiscardHandler), writeAt: (*os.File).WriteAt,
 	}
 	s.SetTimeout(store.DefaultTimeout)
 	return s
@@ -125,7 +111,7 @@ func (s *Store) close() error {
 	close(s.closed)
 	// The closed channel ends every other wait; the handle that closes needs waits of its own.
 	last := &Store{
-		path: s.path, worldSize: s.worldSize, limit: s.limit, writeAt: s.writeAt,
+		path: s.path, worldSize: s.worldSize, limit: s.limit, logger: s.logger, hook: s.hook, writeAt: s.writeAt,
 		closed: make(chan struct{}), turn: make(chan struct{}, 1),
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.closeTime)
@@ -171,7 +157,7 @@ func Repair(ctx context.Context, path string) (int64, error) {
 	s.file = f
 	ctx, cancel := store.WaitContext(ctx, s.Timeout())
 	defer cancel()
-	if err := s.lock(ctx, f, unix.LOCK_EX); err != nil {
+	if err = s.lock(ctx, f, unix.LOCK_EX); err != nil {
 		return fail(err)
 	}
 	size, err := s.replay()
@@ -192,7 +178,7 @@ func (s *Store) current() bool {
 	if s.file == nil {
 		return false
 	}
-	now, err := os.Stat(s.path)
+	now, err := os.Stat(s.path) //nolint:gosec // the path is the user's
 	return err == nil && os.SameFile(now, s.info)
 }
 
@@ -209,6 +195,9 @@ func (s *Store) forget() {
 func (s *Store) attach(create bool) error {
 	if s.current() {
 		return nil
+	}
+	if s.file != nil {
+		s.logger.Warn("the store's file was removed or replaced", slog.String("path", s.path))
 	}
 	s.forget()
 	f, err := openFile(s.path, create)
@@ -259,9 +248,9 @@ type pendingRecord struct {
 
 // value returns what key will have when the change is written.
 func (c *change) value(key string) ([]byte, bool) {
-	for i := len(c.pending) - 1; i >= 0; i-- {
-		if c.pending[i].key == key {
-			return c.pending[i].value, true
+	for _, r := range slices.Backward(c.pending) {
+		if r.key == key {
+			return r.value, true
 		}
 	}
 	value, found := c.store.table.values[key]
@@ -287,14 +276,15 @@ func (c *change) add(key string, delta int64) (int64, error) {
 }
 
 // update runs decide on the current state under the exclusive lock and writes what it puts, all or nothing.
-func (s *Store) update(ctx context.Context, op string, keys []string, decide func(*change) error) error {
+func (s *Store) update(ctx context.Context, op string, keys []string, decide func(*change) error) (err error) {
+	defer s.observe(op, keys)(&err)
 	ctx, cancel := store.WaitContext(ctx, s.Timeout())
 	defer cancel()
-	if err := s.takeTurn(ctx); err != nil {
+	if err = s.takeTurn(ctx); err != nil {
 		return s.problem(op, ctx, keys, err)
 	}
 	defer s.endTurn()
-	if err := s.updateLocked(ctx, op, decide); err != nil {
+	if err = s.updateLocked(ctx, op, decide); err != nil {
 		return s.problem(op, ctx, keys, err)
 	}
 	return nil
@@ -368,13 +358,12 @@ func (s *Store) replayOrCut() (int64, error) {
 		s.forget() // so that what was read of a bad file does not count as known next time
 		return size, err
 	}
-	if errors.Is(err, errTorn) && size > s.table.pos {
-		if err := s.file.Truncate(s.table.pos); err != nil {
-			return 0, err
-		}
-		return s.table.pos, nil
+	if !errors.Is(err, errTorn) || size < s.table.pos {
+		return size, err
 	}
-	return size, err
+	s.logger.Warn("a writer died in the middle of a record: cutting it off",
+		slog.String("path", s.path), slog.Int64("offset", s.table.pos), slog.Int64("bytes", size-s.table.pos))
+	return s.table.pos, s.file.Truncate(s.table.pos)
 }
 
 // refresh brings the table up to date for a reader, without the lock when nothing has changed.
@@ -401,7 +390,7 @@ func (s *Store) refresh(ctx context.Context) error {
 	if !errors.Is(err, errTorn) {
 		return err
 	}
-	if err := s.lock(ctx, s.file, unix.LOCK_EX); err != nil {
+	if err = s.lock(ctx, s.file, unix.LOCK_EX); err != nil {
 		return err
 	}
 	defer unlock(s.file)
@@ -425,6 +414,22 @@ func (s *Store) takeTurn(ctx context.Context) error {
 		return ctx.Err()
 	case <-s.closed:
 		return dist.Closed
+	}
+}
+
+// observe tells the hook that an operation begins and returns what tells it that it ends.
+func (s *Store) observe(op string, keys []string) func(err *error) {
+	if s.hook == nil {
+		return func(*error) {}
+	}
+	e := observe.Event{
+		Time: time.Now(), Kind: observe.Kind("store." + op), Phase: observe.Begin, Rank: dist.NoRank, Key: strings.Join(keys, ", "),
+	}
+	s.hook.Emit(e)
+	return func(err *error) {
+		e.Dur, e.Phase, e.Err = time.Since(e.Time), observe.End, *err
+		e.Time = time.Time{}
+		s.hook.Emit(e)
 	}
 }
 

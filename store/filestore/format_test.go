@@ -23,9 +23,12 @@ func record(key, value string) string {
 	return le(len(key)) + key + le(len(value)) + value
 }
 
-func tempPath(t testing.TB) string { t.Helper(); return filepath.Join(t.TempDir(), "store") }
+func tempPath(t *testing.T) string {
+	t.Helper()
+	return filepath.Join(t.TempDir(), "store")
+}
 
-func open(t testing.TB, path string, opts ...Option) *Store {
+func open(t *testing.T, path string, opts ...Option) *Store {
 	t.Helper()
 	s, err := Open(t.Context(), path, opts...)
 	if err != nil {
@@ -35,7 +38,7 @@ func open(t testing.TB, path string, opts ...Option) *Store {
 	return s
 }
 
-func content(t testing.TB, path string) string {
+func content(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
 	if err != nil {

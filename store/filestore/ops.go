@@ -165,14 +165,15 @@ func (s *Store) tooLarge(op, key, what string, n, limit int64) error {
 }
 
 // read runs look on the current state.
-func (s *Store) read(ctx context.Context, op string, keys []string, look func()) error {
+func (s *Store) read(ctx context.Context, op string, keys []string, look func()) (err error) {
+	defer s.observe(op, keys)(&err)
 	ctx, cancel := store.WaitContext(ctx, s.Timeout())
 	defer cancel()
-	if err := s.takeTurn(ctx); err != nil {
+	if err = s.takeTurn(ctx); err != nil {
 		return s.problem(op, ctx, keys, err)
 	}
 	defer s.endTurn()
-	if err := s.refresh(ctx); err != nil {
+	if err = s.refresh(ctx); err != nil {
 		return s.problem(op, ctx, keys, err)
 	}
 	look()
@@ -180,11 +181,12 @@ func (s *Store) read(ctx context.Context, op string, keys []string, look func())
 }
 
 // await runs look as soon as all keys exist. A file that was removed has no keys until somebody writes it anew.
-func (s *Store) await(ctx context.Context, op string, keys []string, look func()) error {
+func (s *Store) await(ctx context.Context, op string, keys []string, look func()) (err error) {
+	defer s.observe(op, keys)(&err)
 	ctx, cancel := store.WaitContext(ctx, s.Timeout())
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, pollPause) {
-		err := s.takeTurn(ctx)
+		err = s.takeTurn(ctx)
 		missing := 0
 		if err == nil {
 			err = s.refresh(ctx)

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -47,7 +48,7 @@ var concurrentCases = []testCase{
 				}
 				for peer := range n {
 					got, err := st.Get(s.ctx, fmt.Sprint("addr/", peer))
-					if err != nil || string(got) != fmt.Sprint(peer) {
+					if err != nil || string(got) != strconv.Itoa(peer) {
 						s.Errorf("rank %d read %q, %v of rank %d", rank, got, err, peer)
 					}
 				}
@@ -175,13 +176,16 @@ func (s *suite) oneWins(handles []store.Store) {
 	}
 }
 
+// letter is what handle i appends.
+func letter(i int) []byte { return []byte("abcdefgh"[i : i+1]) }
+
 // appendAll checks that appends of different bytes lose nothing, and for a store with its own append equal ones neither.
 func (s *suite) appendAll(handles []store.Store) {
 	const appends = 15
 	own := store.Supports(handles[0], store.FeatureAppend)
 	s.each(handles, func(i int, st store.Store) error {
 		for range appends {
-			if err := store.Append(s.ctx, st, "log", []byte{byte('a' + i)}); err != nil {
+			if err := store.Append(s.ctx, st, "log", letter(i)); err != nil {
 				return err
 			}
 			if own {
@@ -195,7 +199,7 @@ func (s *suite) appendAll(handles []store.Store) {
 	got, err := handles[0].Get(s.ctx, "log")
 	s.must(err)
 	for i := range handles {
-		if n := bytes.Count(got, []byte{byte('a' + i)}); n != appends {
+		if n := bytes.Count(got, letter(i)); n != appends {
 			s.Fatalf("%d of %d appends of handle %d are there: %q", n, appends, i, got)
 		}
 	}
@@ -283,7 +287,7 @@ var register = porcupine.Model{
 		case "get":
 			return now.present && now.value == out, now
 		case "check":
-			return out == fmt.Sprint(now.present), now
+			return out == strconv.FormatBool(now.present), now
 		case "delete":
 			return true, registerState{}
 		}
@@ -328,7 +332,7 @@ func (s *suite) linearizable(handles []store.Store) {
 			case "check":
 				var all bool
 				all, err = st.Check(s.ctx, name(op.key))
-				out = fmt.Sprint(all)
+				out = strconv.FormatBool(all)
 				value = []byte(last[op.key])
 			case "delete":
 				_, err = st.Delete(s.ctx, name(op.key))

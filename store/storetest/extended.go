@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -17,12 +18,13 @@ import (
 var extendedCases = []testCase{
 	{"AppendMore", func(s *suite) {
 		st := s.store()
-		want := ""
+		var all strings.Builder
 		for i := range 20 {
 			piece := fmt.Sprint("piece ", i, ";")
-			want += piece
+			all.WriteString(piece)
 			s.must(store.Append(s.ctx, st, "key", []byte(piece)))
 		}
+		want := all.String()
 		s.wantGet(st, "key", want)
 		s.must(store.Append(s.ctx, st, "empty", nil))
 		s.wantGet(st, "empty", "")

@@ -27,10 +27,13 @@ func (m minimal) Add(ctx context.Context, key string, delta int64) (int64, error
 func (m minimal) CompareAndSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error) {
 	return m.s.CompareAndSet(ctx, key, expected, desired)
 }
+
 func (m minimal) Check(ctx context.Context, keys ...string) (bool, error) {
 	return m.s.Check(ctx, keys...)
 }
-func (m minimal) Wait(ctx context.Context, keys ...string) error       { return m.s.Wait(ctx, keys...) }
+
+func (m minimal) Wait(ctx context.Context, keys ...string) error { return m.s.Wait(ctx, keys...) }
+
 func (m minimal) Delete(ctx context.Context, key string) (bool, error) { return m.s.Delete(ctx, key) }
 func (m minimal) NumKeys(ctx context.Context) (int, error)             { return m.s.NumKeys(ctx) }
 func (m minimal) Timeout() time.Duration                               { return m.s.Timeout() }

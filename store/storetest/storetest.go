@@ -209,7 +209,7 @@ func (s *suite) wantTimeout(err error) {
 	}
 }
 
-// soon runs f in a goroutine and returns a function that waits for its error.
+// background runs f in a goroutine and returns a function that waits for its error.
 func (s *suite) background(f func() error) func() error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()
@@ -226,4 +226,6 @@ func (s *suite) background(f func() error) func() error {
 }
 
 // settle gives calls in the background the time to begin to wait. Too short a time makes a case easier, never wrong.
-func settle() { time.Sleep(20 * time.Millisecond) } //nolint:forbidigo // there is nothing to wait on
+func settle() { pause(20 * time.Millisecond) }
+
+func pause(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // there is nothing to wait on

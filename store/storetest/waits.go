@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -76,9 +78,9 @@ var waitCases = []testCase{
 			}
 			return err
 		})
-		for i := len(keys) - 1; i >= 0; i-- {
+		for _, key := range slices.Backward(keys) {
 			s.wantCheck(st, false, keys...)
-			s.set(st, keys[i], "x")
+			s.set(st, key, "x")
 		}
 		s.must(wait())
 		s.must(multi())
@@ -151,7 +153,7 @@ var waitCases = []testCase{
 		// It also wins when it is the later one.
 		st.SetTimeout(brief)
 		get := s.background(func() error { _, err := st.Get(s.ctx, "late"); return err })
-		time.Sleep(4 * brief)
+		pause(4 * brief)
 		s.set(st, "late", "x")
 		s.must(get())
 	}},
@@ -161,7 +163,7 @@ var waitCases = []testCase{
 			st.SetTimeout(none)
 			ctx, cancel := context.WithCancel(context.Background())
 			get := s.background(func() error { _, err := st.Get(ctx, "late"); return err })
-			time.Sleep(2 * brief)
+			pause(2 * brief)
 			s.set(st, "late", "x")
 			s.must(get())
 			cancel()
@@ -195,7 +197,7 @@ var waitCases = []testCase{
 		for i := range 5 {
 			s.wantCheck(st, false, "key")
 			get := s.background(func() error { _, err := st.Get(s.ctx, "key"); return err })
-			s.set(st, "key", fmt.Sprint(i))
+			s.set(st, "key", strconv.Itoa(i))
 			s.must(get())
 			s.wantDelete(st, "key", true)
 		}

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -101,7 +102,7 @@ func TestTCPStoreAddressInUse(t *testing.T) {
 		_ = second.Close()
 		t.Fatal("two servers share a port")
 	}
-	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), fmt.Sprint(first.Port())) {
+	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), strconv.Itoa(first.Port())) {
 		t.Errorf("the error does not say what is in use: %v", err)
 	}
 }
@@ -112,12 +113,12 @@ func TestTCPStoreMultitenancy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.Close() //nolint:errcheck // closed below
+	defer first.Close()
 	second, err := shared.Acquire(first.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer second.Close() //nolint:errcheck // the test ends
+	defer second.Close()
 	if first.Server != second.Server {
 		t.Error("the second master got a server of its own")
 	}
@@ -132,7 +133,7 @@ func TestTCPStoreTakeOverListenSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+	if err = syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		t.Fatal(err)
 	}
 	name, err := syscall.Getsockname(fd)
@@ -143,7 +144,7 @@ func TestTCPStoreTakeOverListenSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer server.Close() //nolint:errcheck // the test ends
+	defer server.Close()
 	client := dial(t, server)
 	if err := client.Set(t.Context(), "key", []byte("value")); err != nil {
 		t.Fatal(err)
@@ -208,7 +209,7 @@ func freeURL(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // only its port was wanted
+	defer l.Close()
 	return "tcp://" + l.Addr().String()
 }
 
@@ -234,7 +235,7 @@ func TestPrefixUnderlyingStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close() //nolint:errcheck // the test ends
+	defer file.Close()
 	for _, s := range []store.Store{master(t), store.NewMemory(), file} {
 		if got := store.Prefix("prefix", s).Underlying(); got != s {
 			t.Errorf("%T: %v", s, got)
@@ -287,7 +288,7 @@ func TestMultiThreadedWaitFileStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // the test ends
+	defer s.Close()
 	waitAndSet(t, s, s)
 	waitAndSet(t, store.Prefix("pre", s), store.Prefix("pre", s))
 }
