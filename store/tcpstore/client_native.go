@@ -20,6 +20,8 @@ const (
 	maxQueued = 4 << 20
 	// maxAbandoned is how many calls may have been given up without an answer before the server counts as hung.
 	maxAbandoned = 4096
+	// popGrace is how long a pop whose time is up waits to learn whether it took an item.
+	popGrace = time.Second
 	// keptBuffer is the largest buffer that is kept for the next use.
 	keptBuffer = 64 << 10
 )
@@ -87,7 +89,8 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 		m.callers.Put(c)
 		return wire.Reply{}, err
 	}
-	id := m.register(c)
+	id := m.freeID()
+	m.calls[id] = c
 	start := len(m.out)
 	m.out = wire.EndFrame(q.append(wire.BeginFrame(m.out, id), wire.Native), start)
 	if !m.writing {
@@ -95,8 +98,17 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 		m.flush(ctx, limit, c)
 	}
 	ended := m.await(ctx, limit, c)
-	if !c.done { // ended by ctx or limit
-		m.giveUp(id, c)
+	if !c.done && m.err == nil { // ended by ctx or limit
+		m.sendCancel(id)
+		if q.op == wire.QueuePop {
+			// An item that is on its way already must not be lost: the cancelled request is answered either way.
+			if m.await(context.Background(), time.Now().Add(popGrace), c) == nil && dist.CodeOf(c.err) == dist.Canceled {
+				c.err = ended
+			}
+		}
+	}
+	if !c.done {
+		m.giveUp(c)
 		m.mu.Unlock()
 		return wire.Reply{}, ended
 	}
@@ -107,12 +119,11 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 	return reply, err
 }
 
-// register gives c an id that is not in use. The caller holds mu.
-func (m *nativeConn) register(c *nativeCall) uint32 {
+// freeID returns an id that is not in use. The caller holds mu.
+func (m *nativeConn) freeID() uint32 {
 	for {
 		m.lastID++
 		if _, used := m.calls[m.lastID]; !used {
-			m.calls[m.lastID] = c
 			return m.lastID
 		}
 	}
@@ -349,21 +360,24 @@ func decodeReply(op wire.Op, keys int, b []byte, whole bool) (wire.Reply, error)
 	return r, err
 }
 
-// giveUp tells the server that nobody waits for request id any longer. The caller holds mu.
-func (m *nativeConn) giveUp(id uint32, c *nativeCall) {
+// sendCancel tells the server that nobody waits for request id any longer. The caller holds mu.
+func (m *nativeConn) sendCancel(id uint32) {
+	start := len(m.out)
+	m.out = wire.EndFrame(wire.AppendCancel(wire.BeginFrame(m.out, m.freeID()), id), start)
+	if !m.writing {
+		m.writing = true
+		m.helpers.Go(func() { m.flushRest(nil) }) // the caller's time is up: it must not block on the connection
+	}
+}
+
+// giveUp leaves a call to be answered when nobody waits for it any longer. The caller holds mu.
+func (m *nativeConn) giveUp(c *nativeCall) {
 	if m.err != nil {
 		return
 	}
 	c.given = true
 	if m.abandoned++; m.abandoned > maxAbandoned {
 		m.failLocked(dist.Newf("tcpstore", dist.PeerLost, "the server has left %d requests without an answer", m.abandoned))
-		return
-	}
-	start := len(m.out)
-	m.out = wire.EndFrame(wire.AppendCancel(wire.BeginFrame(m.out, id), id), start)
-	if !m.writing {
-		m.writing = true
-		m.helpers.Go(func() { m.flushRest(nil) }) // the caller's time is up: it must not block on the connection
 	}
 }
 

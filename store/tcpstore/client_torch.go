@@ -180,6 +180,9 @@ func hasEmpty(r wire.Reply) bool {
 // popWaiting waits for an item and takes it; somebody else may be faster, then it waits again.
 func (s *torchStore) popWaiting(ctx context.Context, q *request) (r wire.Reply, err error) {
 	err = s.await(ctx, []string{q.wireKey()}, func(t *torchConn) (again bool, err error) {
+		// Once it is sent the pop takes an item, which must not be lost because ctx ends now.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), popGrace)
+		defer cancel()
 		err = t.exchange(ctx, q.append(nil, t.dialect), func() error {
 			got, err := t.reply(q.op, 0)
 			r = own(got)
