@@ -78,7 +78,8 @@ func (m *Machine) startSession(p *peer, session uint32) {
 	}
 	m.failHandlesOf(p.id, code)
 	m.forget(p.life())
-	p.session, p.stream, p.requests, p.lease = session, stream{}, nil, newLease(m.now)
+	p.session, p.floor = session, m.next
+	p.stream, p.requests, p.lease = stream{}, nil, newLease(m.now)
 }
 
 // forget drops the forks of a dead worker, its unclaimed hand-offs and the pins of children that it held.

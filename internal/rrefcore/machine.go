@@ -94,6 +94,7 @@ type peer struct {
 	// come in order, so an unknown object below it existed and is gone.
 	announced uint64
 	session   uint32         // see Frame.Session
+	floor     uint64         // see Frame.Floor
 	buried    map[Epoch]bool // former lives
 	requests  []*request     // to a PyTorch peer, not acknowledged yet
 }

@@ -76,7 +76,9 @@ type Message struct {
 	Fork  ID // the fork it is about
 	Root  ID // the creator's fork of the object
 	Owner Worker
-	Code  Code
+	// OwnerEpoch is the life of the owner that has the object: its successor knows nothing of it.
+	OwnerEpoch Epoch
+	Code       Code
 }
 
 // Frame is what goes to a Cohort peer in one piece: an acknowledgement and the messages First, First+1, ... of the
@@ -89,9 +91,11 @@ type Frame struct {
 	// Session counts how often one side had to give the other up for dead. A frame of an older session is void; one of
 	// a newer session says that everything between the two workers has been forgotten.
 	Session uint32
-	First   uint64
-	Ack     uint64 // every message before this one has arrived
-	Stamp   Time   // the sender's clock
-	Echo    Time   // the newest Stamp that the sender has seen from the receiver
-	Msgs    []Message
+	// Floor is the sender's counter at the beginning of the session: its older objects were forgotten with the old one.
+	Floor uint64
+	First uint64
+	Ack   uint64 // every message before this one has arrived
+	Stamp Time   // the sender's clock
+	Echo  Time   // the newest Stamp that the sender has seen from the receiver
+	Msgs  []Message
 }

@@ -175,6 +175,9 @@ func (m *Machine) addFork(p *peer, msg Message) Code {
 	if p.lease.state == dead {
 		return LeaseExpired
 	}
+	if p.kind == Cohort && msg.OwnerEpoch != m.epoch {
+		return OwnerRestarted
+	}
 	if _, deleted := m.tombs[msg.Fork]; deleted && !m.opt.NoTombs {
 		return OK // a late copy of a request that was served and whose fork has ended since
 	}

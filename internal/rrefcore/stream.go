@@ -41,7 +41,7 @@ func (m *Machine) frame(p *peer, from int) Frame {
 	s := &p.stream
 	end := min(len(s.queue), from+frameLimit)
 	f := Frame{
-		From: m.self, To: p.id, Epoch: m.epoch, ToEpoch: p.epoch, Session: p.session, First: s.base + uint64(from), Ack: s.expect, Stamp: m.now, Echo: s.stamp,
+		From: m.self, To: p.id, Epoch: m.epoch, ToEpoch: p.epoch, Session: p.session, Floor: p.floor, First: s.base + uint64(from), Ack: s.expect, Stamp: m.now, Echo: s.stamp,
 		Msgs: append([]Message(nil), s.queue[from:end]...),
 	}
 	s.sent, s.sentAt, s.owesAck = max(s.sent, end), m.now, false
@@ -81,6 +81,7 @@ func (m *Machine) ReceiveFrame(f Frame) {
 		p.lease = newLease(m.now) // it knows that everything was forgotten: a fresh start
 	}
 	p.lease.heard(m.now, f.Echo)
+	p.announced = max(p.announced, f.Floor)
 	p.stream.stamp = max(p.stream.stamp, f.Stamp)
 	m.acknowledge(p, f.Ack)
 	if m.opt.NoOrder {

@@ -16,6 +16,7 @@ const (
 type handle struct {
 	id, fork, root ID
 	owner          Worker
+	ownerEpoch     Epoch
 	parent         life // who handed it over; the worker itself for a creator
 	state          handleState
 	code           Code
@@ -33,6 +34,7 @@ type handle struct {
 type Wire struct {
 	ID, Fork, Root ID
 	Owner          Worker
+	OwnerEpoch     Epoch
 	Parent         Worker
 }
 
@@ -46,11 +48,11 @@ func (m *Machine) Create(owner Worker) (Wire, Code) {
 	id := m.newID()
 	fork := m.newID()
 	m.handles[fork] = &handle{
-		id: id, fork: fork, root: fork, owner: owner, parent: life{m.self, m.epoch}, creator: true, held: true, unanswered: p.kind == PyTorch,
+		id: id, fork: fork, root: fork, owner: owner, ownerEpoch: p.epoch, parent: life{m.self, m.epoch}, creator: true, held: true, unanswered: p.kind == PyTorch,
 		children: map[ID]life{}, since: m.now,
 	}
 	m.send(owner, Message{Kind: Announce, ID: id, Fork: fork, Root: fork})
-	return Wire{ID: id, Fork: fork, Root: fork, Owner: owner, Parent: m.self}, OK
+	return Wire{ID: id, Fork: fork, Root: fork, Owner: owner, OwnerEpoch: p.epoch, Parent: m.self}, OK
 }
 
 // CreateReplied reports the answer to the creating call: it has run, or it failed and there is no object.
@@ -110,8 +112,8 @@ func (m *Machine) Share(fork ID, to Worker) (Wire, Code) {
 		h.children[child] = p.life()
 		m.pins[child] = h
 	}
-	m.send(to, Message{Kind: Handoff, ID: h.id, Fork: child, Root: h.root, Owner: h.owner})
-	return Wire{ID: h.id, Fork: child, Root: h.root, Owner: h.owner, Parent: m.self}, OK
+	m.send(to, Message{Kind: Handoff, ID: h.id, Fork: child, Root: h.root, Owner: h.owner, OwnerEpoch: h.ownerEpoch})
+	return Wire{ID: h.id, Fork: child, Root: h.root, Owner: h.owner, OwnerEpoch: h.ownerEpoch, Parent: m.self}, OK
 }
 
 // ShareOwned puts a reference to an own object in a message. Its fork is registered before the message leaves.
@@ -126,8 +128,8 @@ func (m *Machine) ShareOwned(id ID, to Worker) (Wire, Code) {
 	}
 	child := m.newID()
 	m.register(o, child, p.life())
-	m.send(to, Message{Kind: Handoff, ID: id, Fork: child, Root: o.root, Owner: m.self})
-	return Wire{ID: id, Fork: child, Root: o.root, Owner: m.self, Parent: m.self}, OK
+	m.send(to, Message{Kind: Handoff, ID: id, Fork: child, Root: o.root, Owner: m.self, OwnerEpoch: m.epoch})
+	return Wire{ID: id, Fork: child, Root: o.root, Owner: m.self, OwnerEpoch: m.epoch, Parent: m.self}, OK
 }
 
 // Undelivered reports that a message which carried the fork will not arrive or was refused undecoded: its call failed,
@@ -147,7 +149,7 @@ func (m *Machine) handedOff(p *peer, msg Message) {
 		if m.objects[msg.ID] == nil {
 			code = m.absent(msg.ID)
 		}
-		if code == OK {
+		if code == OK && msg.OwnerEpoch == m.epoch {
 			o := m.contact(p, msg.ID, msg.Root)
 			o.offers[msg.Fork] = p.life()
 		}
@@ -157,24 +159,29 @@ func (m *Machine) handedOff(p *peer, msg Message) {
 	if m.handles[msg.Fork] != nil {
 		return
 	}
-	m.enter(p, Wire{ID: msg.ID, Fork: msg.Fork, Root: msg.Root, Owner: msg.Owner, Parent: p.id}, true)
+	m.enter(p, Wire{ID: msg.ID, Fork: msg.Fork, Root: msg.Root, Owner: msg.Owner, OwnerEpoch: msg.OwnerEpoch, Parent: p.id}, true)
 }
 
 // enter makes the handle of a reference that came from parent.
 func (m *Machine) enter(parent *peer, w Wire, offered bool) {
 	h := &handle{
-		id: w.ID, fork: w.Fork, root: w.Root, owner: w.Owner, parent: parent.life(), held: true, offered: offered, children: map[ID]life{}, since: m.now,
+		id: w.ID, fork: w.Fork, root: w.Root, owner: w.Owner, ownerEpoch: w.OwnerEpoch, parent: parent.life(), held: true, offered: offered, children: map[ID]life{}, since: m.now,
 	}
 	m.handles[w.Fork] = h
+	h.accepting = parent.id != w.Owner
+	if m.peers[w.Owner] == nil && w.OwnerEpoch != 0 {
+		m.AddPeer(w.Owner, Cohort, w.OwnerEpoch) // the first word of this worker comes from somebody else
+	}
+	owner := m.peer(w.Owner)
 	switch {
-	case parent.id == w.Owner:
+	case !h.accepting:
 		h.state = confirmed // registered before it was sent
-	case m.peer(w.Owner).lease.state == dead:
+	case owner.lease.state == dead, owner.buried[w.OwnerEpoch]:
 		m.accept(h)
 		m.fail(h, OwnerLost)
+		h.deletable = false
 	default:
-		h.accepting = true
-		m.send(w.Owner, Message{Kind: ForkRequest, ID: w.ID, Fork: w.Fork, Root: w.Root})
+		m.send(w.Owner, Message{Kind: ForkRequest, ID: w.ID, Fork: w.Fork, Root: w.Root, OwnerEpoch: w.OwnerEpoch})
 	}
 }
 
@@ -359,6 +366,7 @@ func (m *Machine) State(fork ID) (isConfirmed bool, code Code) {
 func (m *Machine) expireHandlesOf(owner Worker) {
 	for _, fork := range sortedKeys(m.handles) {
 		if h := m.handles[fork]; h.owner == owner {
+			m.accept(h) // it is of no use any more, so its parent need not protect it
 			m.fail(h, LeaseExpired)
 			m.settle(h)
 		}
