@@ -57,8 +57,8 @@ func report(r io.Reader, w io.Writer, noskip bool) bool {
 			fmt.Fprint(w, e.Output)
 		case "output":
 			output[key] = append(output[key], e.Output)
-			if count, found := strings.CutPrefix(strings.TrimSpace(e.Output), "count: "); found {
-				fmt.Fprintln(w, "  "+count) // tests that print what they covered
+			if _, count, found := strings.Cut(e.Output, "count: "); found { // tests that print what they covered
+				fmt.Fprint(w, "  "+count)
 			}
 		case "pass", "fail", "skip":
 			if e.Action == "fail" {

@@ -9,7 +9,6 @@ import (
 )
 
 const passing = `{"Action":"output","Package":"p","Test":"TestA","Output":"    x_test.go:3: count: 7 rows\n"}
-{"Action":"output","Package":"p","Test":"TestA","Output":"count: 7 rows\n"}
 {"Action":"pass","Package":"p","Test":"TestA"}
 {"Action":"pass","Package":"p","Elapsed":0.1}
 `
@@ -26,6 +25,7 @@ func TestReport(t *testing.T) {
 		noskip, ok     bool
 	}{
 		{"pass", passing, "1 passed, 0 failed, 0 skipped", true, true},
+		{"counts", passing, "  7 rows\n", true, true},
 		{"skip allowed", passing + skipping, "skipped 1: no PyTorch", false, true},
 		{"skip forbidden", passing + skipping, "required was skipped", true, false},
 		{"nothing ran", "", "no test was run", false, false},
