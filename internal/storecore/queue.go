@@ -48,7 +48,7 @@ func (m *Machine) push(c *Conn, r *wire.Request) error {
 		}
 		q.items = append(q.items, bytes.Clone(r.Value))
 		m.extraBytes += int64(len(r.Value)) + itemCost
-		m.wakeOne(r.Key)
+		m.wakeQueue(r.Key)
 	}
 	m.ack(c, r.ID)
 	return nil
@@ -77,9 +77,10 @@ func (m *Machine) handOver(key, item []byte) bool {
 	return false
 }
 
-// wakeOne lets the oldest WAIT for this queue go. Only one: of several clients that are about to pop, the others would
-// find the queue empty.
-func (m *Machine) wakeOne(key []byte) {
+// wakeQueue tells who waits for this key that the queue has items now. Of PyTorch's clients only the oldest hears of it:
+// they wait in order to pop, and the others would find the queue empty. Native clients have a pop that waits, so their
+// WAIT means just what it says.
+func (m *Machine) wakeQueue(key []byte) {
 	if len(m.waiting) == 0 {
 		return
 	}
@@ -87,14 +88,22 @@ func (m *Machine) wakeOne(key []byte) {
 	if l == nil {
 		return
 	}
-	for n := l.head; n != nil; n = n.next {
-		if n.wait.kind == waitKeys {
-			n.remove()
-			l.reap()
-			m.arrived(n.wait)
-			return
+	woken := false
+	for range l.n {
+		n := l.head
+		if n == nil {
+			break
 		}
+		n.remove()
+		native := n.wait.conn.dialect == wire.Native
+		if n.wait.kind != waitKeys || woken && !native {
+			l.push(n)
+			continue
+		}
+		woken = woken || !native
+		m.arrived(n.wait)
 	}
+	l.reap()
 }
 
 func (m *Machine) pop(c *Conn, r *wire.Request) error {
