@@ -1,0 +1,137 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"slices"
+	"sync"
+	"unsafe"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// arena lends memory of this rank's part of the segment. It keeps the mapping alive while any of it is lent.
+type arena struct {
+	mu     sync.Mutex
+	seg    *segment
+	memory []byte
+	base   int    // offset of memory in the segment
+	free   []span // by offset, no two adjacent
+	lent   int
+	closed bool
+	fd     func(from, size int) error // reserves file space before first use
+	high   int                        // bytes already reserved
+}
+
+type span struct{ from, to int }
+
+func (a *arena) init(seg *segment, rank int) {
+	a.seg, a.memory, a.base = seg, seg.arenaOf(rank), seg.arenasAt+rank*seg.arena
+	if seg.arena > 0 {
+		a.free = []span{{0, seg.arena}}
+	}
+}
+
+// Alloc returns n zeroed or previously used bytes in the segment, aligned to 128 bytes. An operation
+// whose buffers all lie in the segment copies nothing in or out. Release gives the memory back; after Close the mapping
+// stays until the last storage is released.
+func (e *Engine) Alloc(n int) (*tensor.Storage, error) { return e.arena.alloc(n) }
+
+func (a *arena) alloc(n int) (*tensor.Storage, error) {
+	const op = "shm: alloc"
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, dist.New(op, dist.Closed, "the engine is closed")
+	}
+	if n < 0 {
+		return nil, dist.Newf(op, dist.InvalidArgument, "%d bytes", n)
+	}
+	if n > len(a.memory) {
+		return nil, dist.Newf(op, dist.Exhausted, "%d bytes from an arena of %d: raise Config.Arena on rank 0", n, len(a.memory))
+	}
+	size := max(roundUp(n, 2*lineSize), 2*lineSize)
+	for i, s := range a.free {
+		if s.to-s.from < size {
+			continue
+		}
+		got := span{s.from, s.from + size}
+		if err := a.reserveTo(got.to); err != nil {
+			return nil, dist.Newf(op, dist.Exhausted, "%d bytes: %w", n, err)
+		}
+		if a.free[i].from = got.to; got.to == s.to {
+			a.free = slices.Delete(a.free, i, i+1)
+		}
+		a.lent++
+		return tensor.WrapStorage(a.memory[got.from:got.from+n], "shared segment", func() { a.giveBack(got) }), nil
+	}
+	return nil, dist.Newf(op, dist.Exhausted, "%d bytes: the arena of %d is used up or fragmented", n, len(a.memory))
+}
+
+// reserveTo makes sure that the file has memory behind the arena up to an offset.
+func (a *arena) reserveTo(to int) error {
+	if to <= a.high || a.fd == nil {
+		return nil
+	}
+	to = min(roundUp(to, 1<<20), len(a.memory))
+	if err := a.fd(a.base+a.high, to-a.high); err != nil {
+		return err
+	}
+	a.high = to
+	return nil
+}
+
+func (a *arena) giveBack(s span) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(a.free, s.from, func(f span, from int) int { return f.from - from })
+	a.free = slices.Insert(a.free, i, s)
+	if i+1 < len(a.free) && a.free[i].to == a.free[i+1].from {
+		a.free[i].to = a.free[i+1].to
+		a.free = slices.Delete(a.free, i+1, i+2)
+	}
+	if i > 0 && a.free[i-1].to == a.free[i].from {
+		a.free[i-1].to = a.free[i].to
+		a.free = slices.Delete(a.free, i, i+1)
+	}
+	a.lent--
+	a.unmapIfIdle()
+}
+
+// close ends lending. The memory is unmapped now or with the last release.
+func (a *arena) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	a.unmapIfIdle()
+}
+
+func (a *arena) unmapIfIdle() {
+	if a.closed && a.lent == 0 && a.seg != nil {
+		a.seg.unmap()
+		a.seg = nil
+	}
+}
+
+// offset returns where a buffer lies in the segment, if it lies in this rank's arena.
+func (a *arena) offset(b []byte) (int, bool) {
+	if len(b) == 0 || len(b) > len(a.memory) {
+		return 0, false
+	}
+	p, from := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(unsafe.Pointer(unsafe.SliceData(a.memory)))
+	if p < from || p-from > uintptr(len(a.memory)-len(b)) {
+		return 0, false
+	}
+	return a.base + int(p-from), true
+}
+
+// whileMapped calls f unless the memory is gone.
+func (a *arena) whileMapped(f func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.seg != nil {
+		f()
+	}
+}

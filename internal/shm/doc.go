@@ -1,0 +1,22 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package shm runs collectives of Go ranks that share a host through one shared memory segment.
+//
+// Rank 0 makes the segment (a memfd, or an unlinked file where there is none) and hands its descriptor to the others
+// over unix sockets, whose names travel through an [Exchange]. The sockets stay open: their end is how a rank learns that
+// another one died. A counter per rank, its step, says how far that rank is; every operation is a few steps that all
+// ranks take together:
+//
+//	step 1    each rank publishes what it was asked to do, with its data when that is small; all compare
+//	step 2..  larger data passes through the ranks' areas in pieces, two buffers deep
+//
+// Step 1 makes a mismatch of operation, type, size, operator, root or order an error on every rank, naming both sides,
+// before any data is combined. And since no rank enters operation s+1 before all have finished reading operation s-1,
+// two sets of buffers are enough and no operation needs a barrier at its end.
+//
+// Reductions combine in rank order whatever the size, so the result is the same on every rank and for every algorithm.
+//
+// A rank that waits spins for a few microseconds, then yields its core, then sleeps on a futex in the segment. With more
+// ranks than cores it does not spin at all.
+package shm

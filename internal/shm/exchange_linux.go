@@ -1,0 +1,353 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+)
+
+// exchange runs the kinds in which ranks hand blocks to each other: a sender puts blocks where all can read them, whole
+// and together with its descriptor when they fit the slot, else piece by piece; a receiver takes what is for it.
+//
+// In some kinds a sender has one block for whoever wants it (broadcast, gathers), in the others one for each rank
+// (scatters, all-to-all); those share the area in equal parts.
+func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
+	parity := e.parity()
+	data := e.outgoing(r)
+	flags := uint64(0)
+	if len(data) <= e.seg.slot {
+		copy(e.seg.slotOf(e.rank, parity), data)
+		flags |= flagInline
+	}
+	flags |= e.fillTables(r, parity)
+	if _, err := e.begin(ctx, r, e.sizeOf(r), flags); err != nil {
+		return err
+	}
+	if err := e.compareCounts(r, parity); err != nil {
+		return err
+	}
+	e.copyOwn(r)
+	room := e.partRoom(r.Kind)
+	pieces := e.pieces(r, parity, room)
+	if err := e.take(r, parity, inlinePiece, room); err != nil {
+		return err
+	}
+	for k := range pieces + 1 {
+		if k < pieces {
+			e.put(r, flags, k, room)
+		}
+		if k > 0 {
+			if err := e.take(r, parity, k-1, room); err != nil {
+				return err
+			}
+		}
+		if k < pieces {
+			if err := e.advance(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// inlinePiece stands for the data that came with the descriptors.
+const inlinePiece = -1
+
+// split reports whether a sender of this kind has a block of its own for each rank.
+func split(k coll.Kind) bool {
+	return k == coll.Scatter || k == coll.ReduceScatter || k == coll.AllToAll
+}
+
+// outgoing is all that this rank sends; nothing when it only receives.
+func (e *Engine) outgoing(r *coll.Request) []byte {
+	root := r.Root == e.rank
+	switch r.Kind {
+	case coll.Broadcast:
+		if root {
+			return r.Out
+		}
+		return nil
+	case coll.Gather:
+		if root {
+			return nil
+		}
+	case coll.Scatter:
+		if !root {
+			return nil
+		}
+	default:
+	}
+	return r.In
+}
+
+// sizeOf is the size that this rank's descriptor states: the buffer that every rank has.
+func (e *Engine) sizeOf(r *coll.Request) int {
+	if r.Kind == coll.Broadcast || r.Kind == coll.Scatter {
+		return len(r.Out)
+	}
+	return len(r.In)
+}
+
+// fillTables publishes the sizes of single blocks where the others cannot know them.
+func (e *Engine) fillTables(r *coll.Request, parity int) (flags uint64) {
+	send, recv := e.seg.table(e.rank, parity)
+	root := r.Root == e.rank
+	for i := range e.size {
+		switch {
+		case r.Kind == coll.Gather && root:
+			recv[i] = uint64(part(r.Out, r.OutCounts, e.size, i)) //nolint:gosec // a length
+		case r.Kind == coll.Scatter && root:
+			send[i] = uint64(part(r.In, r.InCounts, e.size, i)) //nolint:gosec // a length
+		case r.Kind == coll.AllToAll:
+			send[i] = uint64(part(r.In, r.InCounts, e.size, i))   //nolint:gosec // a length
+			recv[i] = uint64(part(r.Out, r.OutCounts, e.size, i)) //nolint:gosec // a length
+		default:
+			return 0
+		}
+	}
+	if r.InCounts != nil || r.OutCounts != nil {
+		return flagCounts
+	}
+	return 0
+}
+
+// compareCounts checks on every rank that what each sends to each is what the other expects.
+func (e *Engine) compareCounts(r *coll.Request, parity int) error {
+	differ := func(from, to int, sent, expected uint64) error {
+		return dist.Newf(e.opName, dist.Mismatch, "rank %d sends %d bytes to rank %d, which expects %d (rank %d called %v, rank %d called %v)",
+			from, sent, to, expected, from, &e.lines[from].desc[parity], to, &e.lines[to].desc[parity])
+	}
+	switch r.Kind {
+	case coll.Gather:
+		_, expected := e.seg.table(r.Root, parity)
+		for i := range e.size {
+			if size := e.lines[i].desc[parity].size; size != expected[i] {
+				return differ(i, r.Root, size, expected[i])
+			}
+		}
+	case coll.Scatter:
+		sent, _ := e.seg.table(r.Root, parity)
+		for i := range e.size {
+			if size := e.lines[i].desc[parity].size; size != sent[i] {
+				return differ(r.Root, i, sent[i], size)
+			}
+		}
+	case coll.AllToAll:
+		uneven := false
+		for i := range e.size {
+			d := &e.lines[i].desc[parity]
+			uneven = uneven || d.head&flagCounts != 0 || d.size != e.lines[0].desc[parity].size
+		}
+		if !uneven {
+			return nil
+		}
+		for i := range e.size {
+			sent, _ := e.seg.table(i, parity)
+			for j := range e.size {
+				if _, expected := e.seg.table(j, parity); sent[j] != expected[i] {
+					return differ(i, j, sent[j], expected[i])
+				}
+			}
+		}
+	default:
+	}
+	return nil
+}
+
+// copyOwn moves the block that a rank sends to itself.
+func (e *Engine) copyOwn(r *coll.Request) {
+	switch r.Kind {
+	case coll.AllGather, coll.AllGatherV:
+		copy(block(r.Out, r.OutCounts, e.size, e.rank), r.In)
+	case coll.Gather:
+		if r.Root == e.rank {
+			copy(block(r.Out, r.OutCounts, e.size, e.rank), r.In)
+		}
+	case coll.Scatter:
+		if r.Root == e.rank {
+			copy(r.Out, block(r.In, r.InCounts, e.size, e.rank))
+		}
+	case coll.AllToAll:
+		copy(block(r.Out, r.OutCounts, e.size, e.rank), block(r.In, r.InCounts, e.size, e.rank))
+	default:
+	}
+}
+
+// block is rank i's block of buf.
+func block(buf []byte, counts []int, ranks, i int) []byte {
+	if counts == nil {
+		per := len(buf) / ranks
+		return buf[i*per : (i+1)*per]
+	}
+	from := 0
+	for _, c := range counts[:i] {
+		from += c
+	}
+	return buf[from : from+counts[i]]
+}
+
+// partRoom is how much of one block fits an area at a time.
+func (e *Engine) partRoom(k coll.Kind) int {
+	if split(k) {
+		return e.seg.area / e.size / lineSize * lineSize
+	}
+	return e.seg.area
+}
+
+// pieces is the number of turns until the largest block that is not inline has passed. All ranks come to the same number.
+func (e *Engine) pieces(r *coll.Request, parity, room int) int {
+	largest := uint64(0)
+	for i := range e.size {
+		d := &e.lines[i].desc[parity]
+		if d.head&flagInline != 0 {
+			continue
+		}
+		switch r.Kind {
+		case coll.Broadcast:
+			largest = max(largest, d.size) // only the root is not inline: the others send nothing
+		case coll.Scatter, coll.AllToAll:
+			sent, _ := e.seg.table(i, parity)
+			for _, n := range sent {
+				largest = max(largest, n)
+			}
+		case coll.ReduceScatter:
+			for j := range e.size {
+				largest = max(largest, uint64(part(r.In, r.InCounts, e.size, j))) //nolint:gosec // a length
+			}
+		default:
+			largest = max(largest, d.size)
+		}
+	}
+	return int((largest + uint64(room) - 1) / uint64(room)) //nolint:gosec // a length
+}
+
+// put shows piece k of this rank's blocks, unless they went inline.
+func (e *Engine) put(r *coll.Request, flags uint64, k, room int) {
+	data := e.outgoing(r)
+	if flags&flagInline != 0 || data == nil {
+		return
+	}
+	area := e.seg.input(e.rank, k&1)
+	if !split(r.Kind) {
+		copy(area, pieceOf(data, k, room))
+		return
+	}
+	for _, p := range e.peers {
+		copy(area[p*room:], pieceOf(block(data, r.InCounts, e.size, p), k, room))
+	}
+}
+
+// pieceOf is piece k of a block; empty past its end.
+func pieceOf(b []byte, k, room int) []byte {
+	from := min(k*room, len(b))
+	return b[from:min(from+room, len(b))]
+}
+
+// take receives piece k, or what came inline, from every rank that has something for this one.
+func (e *Engine) take(r *coll.Request, parity, k, room int) error {
+	switch r.Kind {
+	case coll.Broadcast, coll.Scatter:
+		if r.Root == e.rank {
+			return nil
+		}
+		return e.takeFrom(r, r.Root, r.Out, parity, k, room)
+	case coll.Gather:
+		if r.Root != e.rank {
+			return nil
+		}
+	case coll.ReduceScatter:
+		return e.takeReduced(r, parity, k, room)
+	default:
+	}
+	for _, p := range e.peers {
+		if err := e.takeFrom(r, p, block(r.Out, r.OutCounts, e.size, p), parity, k, room); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeFrom copies piece k of what rank p has for this rank to its place.
+func (e *Engine) takeFrom(r *coll.Request, p int, to []byte, parity, k, room int) error {
+	from, err := e.offered(r, p, len(to), parity, k, room)
+	if err != nil || from == nil {
+		return err
+	}
+	if k != inlinePiece {
+		to = pieceOf(to, k, room)
+	}
+	copy(to, from)
+	return nil
+}
+
+// offered is piece k of the n bytes that rank p has for this rank, or nil when they do not come in this piece.
+func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, error) {
+	inline := e.lines[p].desc[parity].head&flagInline != 0
+	if inline != (k == inlinePiece) {
+		return nil, nil
+	}
+	if !inline {
+		from := min(k*room, n)
+		size := min(room, n-from)
+		at := 0
+		if split(r.Kind) {
+			at = e.rank * room
+		}
+		return e.seg.input(p, k&1)[at : at+size], nil
+	}
+	at := uint64(0)
+	switch r.Kind {
+	case coll.Scatter, coll.AllToAll:
+		sent, _ := e.seg.table(p, parity)
+		for _, c := range sent[:e.rank] {
+			at += c
+		}
+	case coll.ReduceScatter:
+		for i := range e.rank {
+			at += uint64(part(r.In, r.InCounts, e.size, i)) //nolint:gosec // a length
+		}
+	default:
+	}
+	slot := e.seg.slotOf(p, parity)
+	if at > uint64(len(slot)) || uint64(n) > uint64(len(slot))-at { //nolint:gosec // lengths
+		return nil, dist.Newf(e.opName, dist.Protocol, "rank %d placed %d bytes at %d of a slot of %d", p, n, at, len(slot))
+	}
+	return slot[at : at+uint64(n)], nil //nolint:gosec // checked above
+}
+
+// takeReduced combines piece k of this rank's block from all ranks, in rank order.
+func (e *Engine) takeReduced(r *coll.Request, parity, k, room int) error {
+	own := block(r.In, r.InCounts, e.size, e.rank)
+	out := r.Out
+	if k != inlinePiece {
+		own, out = pieceOf(own, k, room), pieceOf(out, k, room)
+	}
+	for i := range e.size {
+		e.direct[i] = own
+		if i == e.rank {
+			continue
+		}
+		from, err := e.offered(r, i, len(r.Out), parity, k, room)
+		if err != nil || from == nil && len(r.Out) > 0 {
+			return err
+		}
+		e.direct[i] = from
+	}
+	if e.size == 1 && k != inlinePiece {
+		return nil
+	}
+	scratch := e.seg.result(e.rank, 0)
+	for from := 0; from < len(out); from += reduceBlock {
+		end := min(from+reduceBlock, len(out))
+		for i := range e.sources {
+			e.sources[i] = e.direct[i][from:end]
+		}
+		e.combine(scratch[:end-from], r) // out may be a part of in
+		copy(out[from:end], scratch)
+	}
+	return nil
+}

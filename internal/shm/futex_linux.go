@@ -1,0 +1,32 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"math"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The words are shared between processes, so the futex operations are not the private ones.
+const (
+	futexWaitOp = 0
+	futexWakeOp = 1
+)
+
+// futexWait sleeps while *word is value, at most for the given time. It may return early for no reason.
+func futexWait(word *uint32, value uint32, limit time.Duration) {
+	ts := unix.NsecToTimespec(int64(max(limit, time.Microsecond)))
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)
+}
+
+// futexWake wakes everyone who sleeps on word.
+func futexWake(word *uint32) {
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWakeOp, math.MaxInt32, 0, 0, 0)
+}
+
+// yieldCore lets another process run on this core.
+func yieldCore() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

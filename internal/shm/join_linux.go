@@ -1,0 +1,331 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+const (
+	tokenSize    = 16
+	helloSize    = 8 + 4 + tokenSize
+	helloLimit   = 5 * time.Second
+	welcome      = 'K'
+	farewell     = 'C'
+	errorPrefix  = "error "
+	addressField = "unix "
+)
+
+// HostID names what ranks must have in common to share memory: the booted kernel and the network namespace, in which
+// abstract sockets live. Two ranks with the same value can try.
+func HostID() string {
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	space, _ := os.Readlink("/proc/self/ns/net")
+	return strings.TrimSpace(string(boot)) + " " + space
+}
+
+// Join makes this process a rank of a segment and returns when all ranks are there. Every rank must call it.
+func Join(ctx context.Context, c Config) (*Engine, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	j := &joining{config: c, conns: make([]*net.UnixConn, c.Size)}
+	e, err := j.run(ctx)
+	if err != nil {
+		j.cleanUp()
+		return nil, err
+	}
+	if err := e.start(ctx, j); err != nil {
+		_ = e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// joining is a rank on its way in.
+type joining struct {
+	config Config
+	token  [tokenSize]byte
+	conns  []*net.UnixConn
+	file   *os.File
+	seg    *segment
+	folder string
+}
+
+func (j *joining) cleanUp() {
+	for _, c := range j.conns {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+	if j.file != nil {
+		_ = j.file.Close()
+	}
+	if j.seg != nil {
+		j.seg.unmap()
+	}
+}
+
+func (j *joining) key(rank int) string { return j.config.Name + "/shm/" + strconv.Itoa(rank) }
+
+func (j *joining) run(ctx context.Context) (*Engine, error) {
+	c := &j.config
+	if c.Rank == 0 {
+		var err error
+		if j.file, j.seg, err = createSegment(c); err != nil {
+			if c.Size > 1 {
+				_ = c.Exchange.Set(ctx, j.key(0), []byte(errorPrefix+err.Error()))
+			}
+			return nil, err
+		}
+	}
+	var listener *net.UnixListener
+	if c.Rank < c.Size-1 {
+		var err error
+		if listener, err = j.listen(ctx); err != nil {
+			_ = c.Exchange.Set(ctx, j.key(c.Rank), []byte(errorPrefix+err.Error()))
+			return nil, err
+		}
+		defer func() {
+			_ = listener.Close()
+			if j.folder != "" {
+				_ = os.RemoveAll(j.folder)
+			}
+		}()
+	}
+	for rank := range c.Rank {
+		if err := j.dial(ctx, rank); err != nil {
+			return nil, err
+		}
+	}
+	if listener != nil {
+		if err := j.accept(ctx, listener); err != nil {
+			return nil, err
+		}
+	}
+	return newEngine(*c, j.seg), nil
+}
+
+// listen opens a socket for the ranks above and publishes its address with a secret.
+func (j *joining) listen(ctx context.Context) (*net.UnixListener, error) {
+	const op = "shm: listen"
+	var name [tokenSize]byte
+	_, _ = rand.Read(j.token[:])
+	_, _ = rand.Read(name[:])
+	address := "@cohort-shm-" + hex.EncodeToString(name[:])
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: address, Net: "unix"})
+	if err != nil { // no abstract sockets: a name in a folder that only this user can enter
+		if j.folder, err = os.MkdirTemp("", "cohort-shm-"); err != nil {
+			return nil, dist.Wrap(op, dist.Unavailable, err)
+		}
+		address = filepath.Join(j.folder, "s")
+		if l, err = net.ListenUnix("unix", &net.UnixAddr{Name: address, Net: "unix"}); err != nil {
+			return nil, dist.Wrap(op, dist.Unavailable, err)
+		}
+	}
+	value := addressField + hex.EncodeToString(j.token[:]) + " " + address
+	if err := j.config.Exchange.Set(ctx, j.key(j.config.Rank), []byte(value)); err != nil {
+		_ = l.Close()
+		return nil, dist.Wrap(op, dist.Unavailable, err)
+	}
+	return l, nil
+}
+
+// dial connects to a lower rank and, at rank 0, receives the segment.
+func (j *joining) dial(ctx context.Context, rank int) error {
+	const op = "shm: dial"
+	fail := func(code dist.Code, err error) error {
+		e := dist.Wrap(op, code, err)
+		e.Rank = dist.Rank(rank)
+		return e
+	}
+	value, err := j.config.Exchange.Get(ctx, j.key(rank))
+	if err != nil {
+		return fail(dist.Unavailable, err)
+	}
+	if text, ok := strings.CutPrefix(string(value), errorPrefix); ok {
+		return fail(dist.Unavailable, errors.New(text))
+	}
+	rest, ok := strings.CutPrefix(string(value), addressField)
+	tokenText, address, ok2 := strings.Cut(rest, " ")
+	token, err := hex.DecodeString(tokenText)
+	if !ok || !ok2 || err != nil || len(token) != tokenSize {
+		return fail(dist.Protocol, fmt.Errorf("key %q does not hold an address", j.key(rank)))
+	}
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", address)
+	if err != nil {
+		return fail(dist.Unavailable, fmt.Errorf("%w (ranks that share memory must run on one host and in one network namespace)", err))
+	}
+	u := conn.(*net.UnixConn) //nolint:errcheck // a unix dial returns one
+	j.conns[rank] = u
+	release := limitIO(ctx, u)
+	defer release()
+	hello := binary.LittleEndian.AppendUint64(nil, segmentMagic)
+	hello = binary.LittleEndian.AppendUint32(hello, uint32(j.config.Rank)) //nolint:gosec // below MaxRanks
+	hello = append(hello, token...)
+	if _, err := u.Write(hello); err != nil {
+		return fail(dist.Unavailable, err)
+	}
+	file, err := receiveWelcome(u)
+	if err != nil {
+		return fail(dist.Unavailable, err)
+	}
+	if rank != 0 {
+		return nil
+	}
+	if file == nil {
+		return fail(dist.Protocol, errors.New("rank 0 sent no segment"))
+	}
+	j.file = file
+	j.seg, err = openSegment(file, j.config.Size)
+	return err
+}
+
+// receiveWelcome reads the answer to a hello, with the descriptor that may come with it.
+func receiveWelcome(u *net.UnixConn) (*os.File, error) {
+	var b [1]byte
+	oob := make([]byte, unix.CmsgSpace(4))
+	n, oobn, _, _, err := u.ReadMsgUnix(b[:], oob)
+	if err != nil {
+		return nil, err
+	}
+	var file *os.File
+	if messages, err := unix.ParseSocketControlMessage(oob[:oobn]); err == nil {
+		for i := range messages {
+			fds, err := unix.ParseUnixRights(&messages[i])
+			if err != nil {
+				continue
+			}
+			for _, fd := range fds {
+				unix.CloseOnExec(fd)
+				if file != nil {
+					_ = file.Close()
+				}
+				file = os.NewFile(uintptr(fd), "cohort-shm")
+			}
+		}
+	}
+	if n != 1 || b[0] != welcome {
+		if file != nil {
+			_ = file.Close()
+		}
+		return nil, errors.New("the rank refused this one")
+	}
+	return file, nil
+}
+
+// limitIO ends a connection's reads and writes with ctx, until release is called.
+func limitIO(ctx context.Context, u *net.UnixConn) (release func()) {
+	if d, ok := ctx.Deadline(); ok {
+		_ = u.SetDeadline(d)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = u.SetDeadline(time.Unix(1, 0)) })
+	return func() {
+		if stop() {
+			_ = u.SetDeadline(time.Time{})
+		}
+	}
+}
+
+// accept takes one connection of every higher rank. Strangers are turned away.
+func (j *joining) accept(ctx context.Context, l *net.UnixListener) error {
+	const op = "shm: accept"
+	stop := context.AfterFunc(ctx, func() { _ = l.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	for missing := j.config.Size - 1 - j.config.Rank; missing > 0; {
+		u, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			if err == nil {
+				_ = u.Close()
+			}
+			return j.missing(ctx, op)
+		}
+		if err != nil {
+			return dist.Wrap(op, dist.Unavailable, err)
+		}
+		rank, err := j.greet(u)
+		if err != nil {
+			_ = u.Close()
+			continue
+		}
+		j.conns[rank] = u
+		missing--
+	}
+	return nil
+}
+
+func (j *joining) missing(ctx context.Context, op string) error {
+	var ranks []int
+	for r := j.config.Rank + 1; r < j.config.Size; r++ {
+		if j.conns[r] == nil {
+			ranks = append(ranks, r)
+		}
+	}
+	e := dist.FromContext(op, ctx)
+	e.Detail = fmt.Sprintf("ranks %v did not connect", ranks)
+	return e
+}
+
+// greet checks a hello and answers it, with the segment at rank 0.
+func (j *joining) greet(u *net.UnixConn) (rank int, err error) {
+	_ = u.SetDeadline(time.Now().Add(helloLimit))
+	if uid, err := peerUID(u); err == nil && uid != os.Geteuid() && uid != 0 {
+		return 0, fmt.Errorf("user %d", uid)
+	}
+	var hello [helloSize]byte
+	if _, err := io.ReadFull(u, hello[:]); err != nil {
+		return 0, err
+	}
+	r := int64(binary.LittleEndian.Uint32(hello[8:]))
+	if binary.LittleEndian.Uint64(hello[:]) != segmentMagic || subtle.ConstantTimeCompare(hello[12:], j.token[:]) != 1 {
+		return 0, errors.New("not a rank of this group")
+	}
+	if r <= int64(j.config.Rank) || r >= int64(j.config.Size) || j.conns[r] != nil {
+		return 0, fmt.Errorf("rank %d is not expected", r)
+	}
+	var rights []byte
+	if j.config.Rank == 0 {
+		rights = unix.UnixRights(int(j.file.Fd()))
+	}
+	if _, _, err := u.WriteMsgUnix([]byte{welcome}, rights, nil); err != nil {
+		return 0, err
+	}
+	return int(r), u.SetDeadline(time.Time{})
+}
+
+func peerUID(u *net.UnixConn) (int, error) {
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return 0, err
+	}
+	if credErr != nil {
+		return 0, credErr
+	}
+	return int(cred.Uid), nil
+}

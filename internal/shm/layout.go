@@ -1,0 +1,155 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"unsafe"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+const (
+	segmentMagic   = 0x31306d6873686f63 // "cohshm01"
+	segmentVersion = 1
+
+	pageSize = 4096
+	lineSize = 64
+	minPart  = 4 << 10  // least room for one rank's part of an area
+	maxRoom  = 64 << 20 // most room of a slot or an area
+
+	abortTextRoom = 768
+)
+
+// maxArena bounds an arena so that offsets fit everywhere: 64 GiB, or 256 MiB on 32-bit machines.
+const maxArena = 1 << (28 + 8*(^uint(0)>>63))
+
+// header is the first page of the segment. Rank 0 fills it before any other rank sees it.
+type header struct {
+	magic   uint64
+	version uint32
+	ranks   uint32
+	slot    uint64
+	area    uint64
+	arena   uint64
+	total   uint64
+
+	_ [lineSize - 48]byte
+	// abort is why the group ended: written once by the first rank that gives up.
+	abort struct {
+		state uint32 // 0 none, 1 being written, 2 complete
+		code  uint32
+		rank  int32
+		size  uint32
+		text  [abortTextRoom]byte
+	}
+}
+
+// syncLine is what the others read of a rank at every step, in one cache line.
+type syncLine struct {
+	step     uint32 // futex; the steps that this rank has taken
+	sleepers uint32 // ranks that sleep on step
+	desc     [2]descriptor
+}
+
+// lifeLine is what the others read of a rank when it is late.
+type lifeLine struct {
+	beats uint64
+	pid   uint32
+	_     uint32
+}
+
+// layout knows where everything is.
+type layout struct {
+	ranks, slot, area, arena int
+
+	control   int // bytes of one rank's control block
+	slotsAt   int
+	areasAt   int
+	arenasAt  int
+	totalSize int
+}
+
+const (
+	syncAt   = 0
+	lifeAt   = 128 // the prefetcher fetches lines in pairs
+	tablesAt = 256
+)
+
+func roundUp(n, to int) int { return (n + to - 1) / to * to }
+
+func newLayout(ranks, slot, area, arena int) layout {
+	l := layout{ranks: ranks, slot: roundUp(slot, 128), area: roundUp(area, pageSize), arena: roundUp(arena, pageSize)}
+	l.control = roundUp(tablesAt+2*2*8*ranks, 128)
+	l.slotsAt = roundUp(pageSize+ranks*l.control, pageSize)
+	l.areasAt = roundUp(l.slotsAt+ranks*2*l.slot, pageSize)
+	l.arenasAt = l.areasAt + ranks*4*l.area
+	l.totalSize = l.arenasAt + ranks*l.arena
+	return l
+}
+
+// segment is the mapped memory with its layout.
+type segment struct {
+	layout
+	mem []byte
+}
+
+func at[T any](s *segment, offset int) *T { return (*T)(unsafe.Pointer(&s.mem[offset])) }
+
+func (s *segment) header() *header { return at[header](s, 0) }
+
+func (s *segment) sync(rank int) *syncLine { return at[syncLine](s, pageSize+rank*s.control+syncAt) }
+
+func (s *segment) life(rank int) *lifeLine { return at[lifeLine](s, pageSize+rank*s.control+lifeAt) }
+
+// table returns two rows of one word per rank: what rank sends to each, and what it expects from each.
+func (s *segment) table(rank, parity int) (send, recv []uint64) {
+	p := at[uint64](s, pageSize+rank*s.control+tablesAt+parity*2*8*s.ranks)
+	both := unsafe.Slice(p, 2*s.ranks)
+	return both[:s.ranks], both[s.ranks:]
+}
+
+func (s *segment) slotOf(rank, parity int) []byte {
+	from := s.slotsAt + (2*rank+parity)*s.slot
+	return s.mem[from : from+s.slot : from+s.slot]
+}
+
+// input is where a rank puts a piece for others to read, result where it puts what it has reduced.
+func (s *segment) input(rank, parity int) []byte  { return s.areaAt(rank, parity) }
+func (s *segment) result(rank, parity int) []byte { return s.areaAt(rank, 2+parity) }
+
+func (s *segment) areaAt(rank, i int) []byte {
+	from := s.areasAt + (4*rank+i)*s.area
+	return s.mem[from : from+s.area : from+s.area]
+}
+
+func (s *segment) arenaOf(rank int) []byte {
+	from := s.arenasAt + rank*s.arena
+	return s.mem[from : from+s.arena : from+s.arena]
+}
+
+// adopt reads the layout from a header that another process wrote, trusting nothing.
+func adopt(h *header, fileSize int64, ranks int) (layout, error) {
+	const op = "shm: join"
+	if h.magic != segmentMagic || h.version != segmentVersion {
+		return layout{}, dist.Newf(op, dist.Protocol, "segment magic %#x version %d: want %#x and %d (are all ranks of the same build?)",
+			h.magic, h.version, uint64(segmentMagic), segmentVersion)
+	}
+	if int(h.ranks) != ranks {
+		return layout{}, dist.Newf(op, dist.Mismatch, "the segment is for %d ranks, this rank was told %d", h.ranks, ranks)
+	}
+	if h.slot > maxRoom || h.area > maxRoom*2 || h.arena > maxArena {
+		return layout{}, dist.Newf(op, dist.Protocol, "segment with slot %d, area %d, arena %d", h.slot, h.area, h.arena)
+	}
+	l := newLayout(ranks, int(h.slot), int(h.area), int(h.arena))
+	if l.totalSize != int(h.total) || fileSize != int64(l.totalSize) || l.slot != int(h.slot) || l.area != int(h.area) || l.arena != int(h.arena) {
+		return layout{}, dist.Newf(op, dist.Protocol, "segment of %d bytes: its header says %d, its layout %d", fileSize, h.total, l.totalSize)
+	}
+	return l, nil
+}
+
+// The structures must fit their places.
+var (
+	_ [lineSize - unsafe.Sizeof(syncLine{})]byte
+	_ [pageSize - unsafe.Sizeof(header{})]byte
+)

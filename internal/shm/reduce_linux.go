@@ -1,0 +1,169 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/reduce"
+)
+
+// reduceAll runs AllReduce and Reduce.
+func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
+	n := len(r.Out)
+	if n <= e.oneShot {
+		return e.reduceOnce(ctx, r)
+	}
+	flags := uint64(0)
+	if offset, ok := e.arena.offset(r.Out); ok {
+		send, _ := e.seg.table(e.rank, e.parity())
+		send[0] = uint64(offset) //nolint:gosec // not negative
+		flags = flagDirect
+	}
+	parity, err := e.begin(ctx, r, n, flags)
+	if err != nil {
+		return err
+	}
+	if e.allDirect(parity, n) {
+		return e.reduceDirect(ctx, r)
+	}
+	return e.reducePieces(ctx, r)
+}
+
+// reduceOnce is for small buffers: everyone publishes all it has, and everyone combines all, in rank order.
+func (e *Engine) reduceOnce(ctx context.Context, r *coll.Request) error {
+	n := len(r.Out)
+	copy(e.seg.slotOf(e.rank, e.parity()), r.Out)
+	parity, err := e.begin(ctx, r, n, flagInline)
+	if err != nil || n == 0 || r.Kind == coll.Reduce && r.Root != e.rank {
+		return err
+	}
+	for i := range e.sources {
+		e.sources[i] = e.seg.slotOf(i, parity)[:n]
+	}
+	e.combine(r.Out, r)
+	return nil
+}
+
+// combine reduces e.sources into dst, which is none of them.
+func (e *Engine) combine(dst []byte, r *coll.Request) {
+	reduce.Many(dst, e.sources, r.DType, r.Op)
+	if r.Op == reduce.Avg {
+		reduce.Divide(dst, r.DType, e.size)
+	}
+}
+
+// share is the part of a piece that rank i reduces: cut into cache lines, so that no element is split.
+func share(piece, ranks, i int) (from, to int) {
+	per := roundUp((piece+ranks-1)/ranks, lineSize)
+	return min(i*per, piece), min((i+1)*per, piece)
+}
+
+// reducePieces is for large buffers: a pipeline over pieces in which every rank reduces its share of each. In one turn a
+// rank copies a piece in, reduces its share of the piece before and copies out the results of the one before that; the
+// step at the end of the turn serves all three.
+func (e *Engine) reducePieces(ctx context.Context, r *coll.Request) error {
+	n := len(r.Out)
+	size := e.seg.area / (lineSize * e.size) * (lineSize * e.size)
+	pieces := (n + size - 1) / size
+	wanted := r.Kind == coll.AllReduce || r.Root == e.rank
+	piece := func(k int) []byte { return r.Out[k*size : min((k+1)*size, n)] }
+	for k := range pieces + 2 {
+		if k < pieces {
+			e.copyIn(piece(k), k&1)
+		}
+		if k >= 1 && k <= pieces {
+			e.reduceShare(piece(k-1), (k-1)&1, r, wanted)
+		}
+		if k >= 2 && wanted {
+			e.copyOut(piece(k-2), k&1)
+		}
+		if k <= pieces {
+			if err := e.advance(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// copyIn shows the others their shares of a piece.
+func (e *Engine) copyIn(data []byte, parity int) {
+	room := e.seg.input(e.rank, parity)
+	for _, p := range e.peers {
+		from, to := share(len(data), e.size, p)
+		copy(room[from:to], data[from:to])
+	}
+}
+
+// reduceBlock keeps a block of all operands in the first-level cache.
+const reduceBlock = 8 << 10
+
+// reduceShare reduces this rank's share of a piece into its result area, and into its own buffer when that is wanted.
+func (e *Engine) reduceShare(data []byte, parity int, r *coll.Request, wanted bool) {
+	from, to := share(len(data), e.size, e.rank)
+	room := e.seg.result(e.rank, parity)
+	for ; from < to; from += reduceBlock {
+		end := min(from+reduceBlock, to)
+		for i := range e.sources {
+			if i == e.rank {
+				e.sources[i] = data[from:end]
+			} else {
+				e.sources[i] = e.seg.input(i, parity)[from:end]
+			}
+		}
+		e.combine(room[from:end], r)
+		if wanted {
+			copy(data[from:end], room[from:end])
+		}
+	}
+}
+
+// copyOut takes the others' shares of a piece.
+func (e *Engine) copyOut(data []byte, parity int) {
+	for _, p := range e.peers {
+		from, to := share(len(data), e.size, p)
+		copy(data[from:to], e.seg.result(p, parity)[from:to])
+	}
+}
+
+// allDirect reports whether every rank's buffer lies in the segment, where all can reach it, and fills e.direct.
+func (e *Engine) allDirect(parity, n int) bool {
+	for i, l := range e.lines {
+		if l.desc[parity].head&flagDirect == 0 {
+			return false
+		}
+		send, _ := e.seg.table(i, parity)
+		from := send[0]
+		// A neighbour's word is checked before it is used as an address.
+		if lo, hi := uint64(e.seg.arenasAt), uint64(e.seg.totalSize); from < lo || from > hi || uint64(n) > hi-from { //nolint:gosec // sizes
+			return false
+		}
+		e.direct[i] = e.seg.mem[from : int(from)+n] //nolint:gosec // checked above
+	}
+	return true
+}
+
+// reduceDirect is for buffers in the segment: every rank reduces its share of all buffers and writes it to all of them.
+func (e *Engine) reduceDirect(ctx context.Context, r *coll.Request) error {
+	from, to := share(len(r.Out), e.size, e.rank)
+	room := e.seg.result(e.rank, 0)
+	for ; from < to; from += reduceBlock {
+		end := min(from+reduceBlock, to)
+		for i := range e.sources {
+			e.sources[i] = e.direct[i][from:end]
+		}
+		e.combine(room[:end-from], r)
+		if r.Kind == coll.Reduce {
+			copy(e.direct[r.Root][from:end], room)
+			continue
+		}
+		for _, d := range e.direct {
+			copy(d[from:end], room)
+		}
+	}
+	// Nobody may go on before all shares are in place.
+	return e.advance(ctx)
+}

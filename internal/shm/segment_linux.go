@@ -1,0 +1,111 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// createSegment makes the segment's file and maps it. The descriptor is the caller's to close.
+func createSegment(c *Config) (*os.File, *segment, error) {
+	const op = "shm: create segment"
+	l := newLayout(c.Size, c.Slot, c.Area, c.Arena)
+	f, err := createFile(c)
+	if err != nil {
+		return nil, nil, dist.Wrap(op, dist.Unavailable, err)
+	}
+	fail := func(err error) (*os.File, *segment, error) {
+		_ = f.Close()
+		return nil, nil, dist.Newf(op, dist.Exhausted, "%d bytes: %w", l.totalSize, err)
+	}
+	if err := f.Truncate(int64(l.totalSize)); err != nil {
+		return fail(err)
+	}
+	// Reserve what is always used now: a full file system must be an error here, not a bus error later.
+	if err := reserve(f, 0, l.arenasAt); err != nil {
+		return fail(err)
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, l.totalSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fail(err)
+	}
+	// Nobody may shrink the file below the mappings. A plain file cannot be sealed; it has no name, which is as good.
+	_, _ = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
+	s := &segment{layout: l, mem: mem}
+	h := s.header()
+	h.magic, h.version, h.ranks = segmentMagic, segmentVersion, uint32(c.Size)
+	h.slot, h.area, h.arena, h.total = uint64(l.slot), uint64(l.area), uint64(l.arena), uint64(l.totalSize)
+	return f, s, nil
+}
+
+func createFile(c *Config) (*os.File, error) {
+	if !c.MappedFile {
+		fd, err := unix.MemfdCreate("cohort-shm", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		if err == nil {
+			return os.NewFile(uintptr(fd), "cohort-shm"), nil
+		}
+	}
+	folders := []string{c.Dir}
+	if c.Dir == "" {
+		folders = []string{"/dev/shm", os.TempDir()}
+	}
+	var first error
+	for _, dir := range folders {
+		f, err := os.CreateTemp(dir, "cohort-shm-")
+		if err == nil {
+			_ = os.Remove(f.Name())
+			return f, nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return nil, first
+}
+
+// reserve allocates a range of the file. File systems without the call are taken as they are.
+func reserve(f *os.File, from, size int) error {
+	for {
+		err := unix.Fallocate(int(f.Fd()), 0, int64(from), int64(size))
+		switch err {
+		case unix.EINTR:
+		case unix.EOPNOTSUPP, unix.ENOSYS:
+			return nil
+		default:
+			return err
+		}
+	}
+}
+
+// openSegment maps a segment whose descriptor another rank sent.
+func openSegment(f *os.File, ranks int) (*segment, error) {
+	const op = "shm: map segment"
+	info, err := f.Stat()
+	if err != nil {
+		return nil, dist.Wrap(op, dist.Unavailable, err)
+	}
+	if info.Size() < pageSize {
+		return nil, dist.Newf(op, dist.Protocol, "a segment of %d bytes", info.Size())
+	}
+	head, err := unix.Mmap(int(f.Fd()), 0, pageSize, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, dist.Wrap(op, dist.Unavailable, err)
+	}
+	l, err := adopt((&segment{mem: head}).header(), info.Size(), ranks)
+	_ = unix.Munmap(head)
+	if err != nil {
+		return nil, err
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, l.totalSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, dist.Wrap(op, dist.Exhausted, err)
+	}
+	return &segment{layout: l, mem: mem}, nil
+}
+
+func (s *segment) unmap() { _ = unix.Munmap(s.mem) }

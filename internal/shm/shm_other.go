@@ -1,0 +1,48 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package shm
+
+import (
+	"context"
+	"runtime"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// HostID is empty where ranks cannot share memory.
+func HostID() string { return "" }
+
+// Engine exists on Linux only.
+type Engine struct{}
+
+// Join returns [dist.NotSupported]: futexes and memfd are Linux's.
+func Join(_ context.Context, c Config) (*Engine, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	return nil, dist.New("shm: join", dist.NotSupported, "shared memory needs Linux, this is "+runtime.GOOS)
+}
+
+// Rank returns 0.
+func (e *Engine) Rank() int { return 0 }
+
+// Size returns 0.
+func (e *Engine) Size() int { return 0 }
+
+// Run returns [dist.NotSupported].
+func (e *Engine) Run(context.Context, *coll.Request) error {
+	return dist.New("shm: run", dist.NotSupported, "")
+}
+
+// Alloc returns [dist.NotSupported].
+func (e *Engine) Alloc(int) (*tensor.Storage, error) {
+	return nil, dist.New("shm: alloc", dist.NotSupported, "")
+}
+
+// Close does nothing.
+func (e *Engine) Close() error { return nil }

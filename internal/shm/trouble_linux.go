@@ -1,0 +1,133 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// trouble looks for a reason to stop waiting for the current step: another rank gave up, a rank that has not taken the
+// step is gone or stands still, the caller's time is over.
+func (e *Engine) trouble(ctx context.Context, now time.Time) error {
+	if err := e.aborted(); err != nil {
+		return err
+	}
+	if e.closing.Load() {
+		return dist.New(e.opName, dist.Closed, "the engine was closed during the operation")
+	}
+	for _, p := range e.peers {
+		if reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
+			e.checkedAlive(p)
+			continue
+		}
+		if err := e.lost(p, now); err != nil && !reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
+			return e.giveUp(err)
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return e.giveUp(e.withMissing(dist.FromContext(e.opName, ctx)))
+	}
+	if !e.deadline.IsZero() && !now.Before(e.deadline) {
+		return e.giveUp(e.withMissing(dist.Newf(e.opName, dist.DeadlineExceeded, "no end after %v", e.timeout)))
+	}
+	return nil
+}
+
+// withMissing adds which ranks the operation waits for.
+func (e *Engine) withMissing(err *dist.Error) *dist.Error {
+	var missing []int
+	for _, p := range e.peers {
+		if !reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
+			missing = append(missing, p)
+		}
+	}
+	if err.Detail == "" && err.Err != nil {
+		err.Detail = err.Err.Error()
+	}
+	err.Detail += fmt.Sprintf(" (waiting for ranks %v)", missing)
+	return err
+}
+
+func (e *Engine) checkedAlive(p int) { e.wait.still[p], e.wait.checked[p] = 0, time.Time{} }
+
+// lost reports why rank p will not come, or nil.
+func (e *Engine) lost(p int, now time.Time) *dist.Error {
+	problem := func(text string) *dist.Error {
+		return &dist.Error{
+			Op: e.opName, Code: dist.PeerLost, Rank: dist.Rank(p), Detail: text,
+			Peer: fmt.Sprintf("pid %d", e.seg.life(p).pid),
+		}
+	}
+	switch e.gone[p].Load() {
+	case goneDied:
+		return problem("its process ended")
+	case goneLeft:
+		return problem("it closed the group")
+	}
+	limit := e.config.HeartbeatLimit
+	if limit < 0 {
+		return nil
+	}
+	w := &e.wait
+	beats := atomic.LoadUint64(&e.seg.life(p).beats)
+	if beats != w.beats[p] || w.checked[p].IsZero() {
+		w.beats[p], w.still[p] = beats, 0
+	} else {
+		// If this process was stopped too, the time it slept proves nothing about the other.
+		w.still[p] += min(now.Sub(w.checked[p]), 2*sleepSlice)
+	}
+	w.checked[p] = now
+	if w.still[p] > limit {
+		return problem(fmt.Sprintf("it has stood still for %v (stopped or starved): no heartbeat", limit))
+	}
+	return nil
+}
+
+// giveUp fails the engine and tells the other ranks why. It returns err.
+func (e *Engine) giveUp(err *dist.Error) error {
+	if e.failure == nil {
+		e.failure = err
+	}
+	a := &e.seg.header().abort
+	if atomic.CompareAndSwapUint32(&a.state, 0, 1) {
+		rank := int32(e.rank)
+		text := err.Error()
+		if err.Code == dist.PeerLost {
+			rank, text = int32(err.Rank), err.Detail
+		}
+		a.code, a.rank, a.size = uint32(err.Code), rank, uint32(copy(a.text[:], text))
+		atomic.StoreUint32(&a.state, 2)
+	}
+	e.wakeAll()
+	return err
+}
+
+// wakeAll makes every sleeping rank look around.
+func (e *Engine) wakeAll() {
+	for _, l := range e.lines {
+		futexWake(&l.step)
+	}
+}
+
+// aborted returns the error of a group that another rank has given up.
+func (e *Engine) aborted() error {
+	a := &e.seg.header().abort
+	if atomic.LoadUint32(&a.state) != 2 {
+		return nil
+	}
+	text := string(a.text[:min(a.size, abortTextRoom)])
+	err := &dist.Error{Op: e.opName, Code: dist.Aborted, Rank: dist.Rank(a.rank), Detail: "it gave up: " + text}
+	if dist.Code(a.code) == dist.PeerLost {
+		err.Code, err.Detail = dist.PeerLost, text
+	}
+	if e.failure == nil {
+		e.failure = err
+	}
+	return err
+}
