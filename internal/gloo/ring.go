@@ -6,6 +6,7 @@ package gloo
 import (
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // maxSegment is the largest segment of gloo's ring algorithms.
@@ -196,5 +197,10 @@ func (x *run) reduceScatter() error {
 	}
 	copy(r.Out, x.block(buf, r.InCounts, x.rank))
 	x.average(r.Out)
+	if r.DType == tensor.Bool { // PyTorch's copy of a sum of bools makes it 0 or 1 here, and only here
+		for i, b := range r.Out {
+			r.Out[i] = min(b, 1)
+		}
+	}
 	return nil
 }

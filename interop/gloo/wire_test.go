@@ -33,7 +33,7 @@ func TestFirstAllReduce(t *testing.T) {
 
 // sizes has nothing, one element, an odd number, and more than one segment of 1 MiB per rank.
 func sizes(dtype string) []int {
-	big := map[string]int{"float32": 1_700_001, "float64": 900_001}[dtype]
+	big := map[string]int{"float32": 1_700_001}[dtype]
 	if big == 0 {
 		return []int{0, 1, 13}
 	}
@@ -45,6 +45,9 @@ func everyCollective(tr *torchtest.Torch, size int) []step {
 	types := []string{"float32", "float64", "float16", "int8", "uint8", "int32", "int64"}
 	if tr.Name != "1.13" {
 		types = append(types, "bfloat16", "bool")
+	}
+	if size > 3 {
+		types = []string{"float32", "int64"} // the other types are the smaller worlds' part
 	}
 	var plan []step
 	for _, dtype := range types {

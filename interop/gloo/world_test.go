@@ -442,13 +442,14 @@ func start(t *testing.T, tr *torchtest.Torch, size int, goRanks []int, plan []st
 	}
 	var wg sync.WaitGroup
 	var mu sync.Mutex
+	var failures []error
 	for _, r := range goRanks {
 		wg.Go(func() {
 			m, err := join(ctx, tr, fmt.Sprintf("127.0.0.1:%d", port), r, size, timeout, change)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				t.Errorf("rank %d: %v", r, err)
+				failures = append(failures, fmt.Errorf("rank %d: %w", r, err))
 			}
 			if m != nil {
 				w.members[r] = m
@@ -457,8 +458,8 @@ func start(t *testing.T, tr *torchtest.Torch, size int, goRanks []int, plan []st
 		})
 	}
 	wg.Wait()
-	if t.Failed() {
-		t.FailNow()
+	if err := errors.Join(failures...); err != nil {
+		t.Fatal(err)
 	}
 	return w
 }
@@ -497,7 +498,7 @@ func (w *running) finish(t *testing.T) [][]string {
 		p.Expect(t, "done")
 	}
 	for _, p := range w.procs {
-		p.Send(t, "destroy")
+		p.Send(t, "exit")
 	}
 	for _, p := range w.procs {
 		p.MustExit(t, time.Minute)

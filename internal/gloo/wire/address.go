@@ -35,7 +35,7 @@ func (a Address) Append(b []byte) []byte {
 	start := len(b)
 	b = append(b, make([]byte, AddressSize)...)
 	s := b[start:]
-	ip := a.Addr.Addr().Unmap()
+	ip := a.Addr.Addr()
 	binary.BigEndian.PutUint16(s[2:], a.Addr.Port())
 	if ip.Is4() {
 		binary.LittleEndian.PutUint16(s, familyIPv4)
