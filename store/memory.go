@@ -272,9 +272,8 @@ func (m *Memory) usable(op string, ctx context.Context, keys ...string) error { 
 
 // await runs a step under the lock as soon as ready holds for all keys.
 func (m *Memory) await(op string, ctx context.Context, keys []string, ready func(string) bool, step func()) error { //nolint:revive // the operation reads first
-	ctx, cancel := WaitContext(ctx, m.Timeout())
-	defer cancel()
 	d := m.data
+	bounded := false
 	for {
 		if err := m.usable(op, ctx, keys...); err != nil {
 			return err
@@ -285,6 +284,12 @@ func (m *Memory) await(op string, ctx context.Context, keys []string, ready func
 			step()
 			d.mu.Unlock()
 			return nil
+		}
+		if !bounded { // most calls need not wait and so need no timer
+			bounded = true
+			var cancel context.CancelFunc
+			ctx, cancel = WaitContext(ctx, m.Timeout()) //nolint:fatcontext // once
+			defer cancel()
 		}
 		key := keys[missing]
 		w := d.waiters[key]

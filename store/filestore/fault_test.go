@@ -185,7 +185,7 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("a failed write changed the file: %v", err)
 	}
 	fresh := newStore(path)
-	if err := fresh.refresh(ctx); err != nil {
+	if err := fresh.refresh(fresh.waiting(ctx)); err != nil {
 		t.Errorf("the file cannot be read: %v", err)
 	}
 	fresh.forget()

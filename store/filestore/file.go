@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/store"
 )
 
 const (
@@ -20,68 +22,160 @@ const (
 	longestLockPause = 5 * time.Millisecond
 )
 
-// openFile opens the store's file and checks that it is one that can be locked and appended to.
-func openFile(path string, create bool) (*os.File, error) {
+// fileID tells files apart. An open descriptor keeps its inode number from being given to another file.
+type fileID struct{ device, inode uint64 }
+
+// attach opens the file that the path leads to and checks that it is one that can be locked and appended to.
+func (s *Store) attach(create bool) error {
 	flags := os.O_RDWR | unix.O_NONBLOCK // a FIFO must not hold us up
 	if create {
 		flags |= os.O_CREATE
 	}
-	f, err := os.OpenFile(path, flags, 0o644) //nolint:gosec // the path is the user's, the mode PyTorch's
+	f, err := os.OpenFile(s.path, flags, 0o644) //nolint:gosec // the path is the user's, the mode PyTorch's
 	if err != nil {
-		return nil, err
+		return err
 	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = &fs.PathError{Op: "open", Path: path, Err: errors.New("not a regular file")}
+	var stat unix.Stat_t
+	err = unix.Fstat(int(f.Fd()), &stat)
+	if err == nil && stat.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = errors.New("not a regular file")
 	}
 	if err != nil {
 		_ = f.Close()
-		return nil, err
+		return &fs.PathError{Op: "open", Path: s.path, Err: err}
 	}
-	return f, nil
+	s.file, s.id = f, idOf(&stat)
+	return nil
+}
+
+func idOf(stat *unix.Stat_t) fileID {
+	return fileID{uint64(stat.Dev), stat.Ino} //nolint:unconvert // not 64 bits on every system
+}
+
+// current reports whether the path still leads to the open file, and its size.
+func (s *Store) current() (size int64, ok bool) {
+	if s.file == nil {
+		return 0, false
+	}
+	var stat unix.Stat_t
+	for {
+		err := unix.Stat(s.path, &stat)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		return stat.Size, err == nil && idOf(&stat) == s.id
+	}
+}
+
+// forget lets go of the file, and with it of the lock.
+func (s *Store) forget() {
+	if s.file != nil {
+		_ = s.file.Close()
+	}
+	s.file, s.id, s.table, s.registered = nil, fileID{}, newTable(), false
+}
+
+// lost is forget for a file that was removed under us.
+func (s *Store) lost() {
+	s.logger.Warn("the store's file was removed or replaced", slog.String("path", s.path))
+	s.forget()
 }
 
 // lock takes the whole-file lock that PyTorch uses. It polls, because flock itself cannot be told to stop waiting.
-func (s *Store) lock(ctx context.Context, f *os.File, how int) error {
+func (s *Store) lock(w *waiting, how int) error {
 	for pause := firstLockPause; ; pause = min(2*pause, longestLockPause) {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		err := unix.Flock(int(s.file.Fd()), how|unix.LOCK_NB)
 		switch {
 		case err == nil:
 			return nil
 		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
 			return &fs.PathError{Op: "flock", Path: s.path, Err: err}
 		}
-		if err := s.pause(ctx, pause); err != nil {
+		if err := s.pause(w, pause); err != nil {
 			return err
 		}
 	}
 }
 
-func unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
-
-// pause waits a little. It ends early, with an error, when the context does or the handle is closed.
-func (s *Store) pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-s.closed:
-		return dist.Closed
+func (s *Store) unlock() {
+	if s.file != nil {
+		_ = unix.Flock(int(s.file.Fd()), unix.LOCK_UN)
 	}
 }
 
 // appendAll writes records at the end of the locked file, whose size is given, and takes a part of it back if it cannot
 // write all: half a record would stop every reader.
-func (s *Store) appendAll(f *os.File, size int64, records []byte) error {
-	_, err := s.writeAt(f, records, size)
+func (s *Store) appendAll(size int64, records []byte) error {
+	_, err := s.writeAt(s.file, records, size)
 	if err == nil {
 		return nil
 	}
-	if cut := f.Truncate(size); cut != nil {
+	if cut := s.file.Truncate(size); cut != nil {
 		return errors.Join(err, cut)
 	}
 	return err
 }
+
+// waiting bounds one operation. The timer of the store's timeout is only made when the operation has to wait.
+type waiting struct {
+	ctx    context.Context //nolint:containedctx // lives as long as the operation
+	limit  time.Duration
+	cancel context.CancelFunc
+}
+
+func (s *Store) waiting(ctx context.Context) *waiting { return &waiting{ctx: ctx, limit: s.Timeout()} }
+
+// bounded returns the context that ends the wait.
+func (w *waiting) bounded() context.Context {
+	if w.cancel == nil {
+		w.ctx, w.cancel = store.WaitContext(w.ctx, w.limit)
+	}
+	return w.ctx
+}
+
+func (w *waiting) end() {
+	if w.cancel != nil {
+		w.cancel()
+	}
+}
+
+// pause waits a little. It ends early, with an error, when the operation's time is up or the handle is closed.
+func (s *Store) pause(w *waiting, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-w.bounded().Done():
+		return w.ctx.Err()
+	case <-s.closed:
+		return dist.Closed
+	}
+}
+
+// takeTurn waits until no other goroutine uses the handle.
+func (s *Store) takeTurn(w *waiting) error {
+	select {
+	case <-s.closed:
+		return dist.Closed
+	default:
+	}
+	if err := w.ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-w.bounded().Done():
+		return w.ctx.Err()
+	case <-s.closed:
+		return dist.Closed
+	}
+}
+
+func (s *Store) endTurn() { <-s.turn }

@@ -167,14 +167,14 @@ func (s *Store) tooLarge(op, key, what string, n, limit int64) error {
 // read runs look on the current state.
 func (s *Store) read(ctx context.Context, op string, keys []string, look func()) (err error) {
 	defer s.observe(op, keys)(&err)
-	ctx, cancel := store.WaitContext(ctx, s.Timeout())
-	defer cancel()
-	if err = s.takeTurn(ctx); err != nil {
-		return s.problem(op, ctx, keys, err)
+	w := s.waiting(ctx)
+	defer w.end()
+	if err = s.takeTurn(w); err != nil {
+		return s.problem(op, w, keys, err)
 	}
 	defer s.endTurn()
-	if err = s.refresh(ctx); err != nil {
-		return s.problem(op, ctx, keys, err)
+	if err = s.refresh(w); err != nil {
+		return s.problem(op, w, keys, err)
 	}
 	look()
 	return nil
@@ -183,13 +183,13 @@ func (s *Store) read(ctx context.Context, op string, keys []string, look func())
 // await runs look as soon as all keys exist. A file that was removed has no keys until somebody writes it anew.
 func (s *Store) await(ctx context.Context, op string, keys []string, look func()) (err error) {
 	defer s.observe(op, keys)(&err)
-	ctx, cancel := store.WaitContext(ctx, s.Timeout())
-	defer cancel()
+	w := s.waiting(ctx)
+	defer w.end()
 	for pause := time.Millisecond; ; pause = min(2*pause, pollPause) {
-		err = s.takeTurn(ctx)
+		err = s.takeTurn(w)
 		missing := 0
 		if err == nil {
-			err = s.refresh(ctx)
+			err = s.refresh(w)
 			if err == nil {
 				if missing = s.missing(keys); missing < 0 {
 					look()
@@ -201,14 +201,14 @@ func (s *Store) await(ctx context.Context, op string, keys []string, look func()
 		case err == nil && missing < 0:
 			return nil
 		case err == nil, errors.Is(err, fs.ErrNotExist):
-			if err = s.pause(ctx, pause); err == nil {
+			if err = s.pause(w, pause); err == nil {
 				continue
 			}
 		}
 		if missing > 0 {
 			keys = keys[missing:]
 		}
-		return s.problem(op, ctx, keys, err)
+		return s.problem(op, w, keys, err)
 	}
 }
 
