@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -50,6 +51,7 @@ type config struct {
 	offers    []string
 	register  func() uint64
 	address   string
+	cohort    *cohortwire.Config
 }
 
 // Option configures an [Endpoint].
@@ -109,6 +111,18 @@ func WithAdvertisedAddress(addr string) Option {
 	return option(func(c *config) error { c.address = addr; return nil })
 }
 
+// WithCohort offers and accepts the cohort transport, which Go workers speak among each other. The config says who this
+// worker is and who gets the frames.
+func WithCohort(cfg cohortwire.Config) Option {
+	return option(func(c *config) error {
+		if cfg.OnFrame == nil {
+			return dist.New("tensorpipe: cohort transport", dist.InvalidArgument, "OnFrame is not set")
+		}
+		c.cohort = &cfg
+		return nil
+	})
+}
+
 func newConfig(opts []Option) (*config, error) {
 	c := &config{
 		logger: slog.New(slog.DiscardHandler), handshake: 20 * time.Second, stall: time.Minute,
@@ -122,5 +136,11 @@ func newConfig(opts []Option) (*config, error) {
 		}
 	}
 	c.limits = c.limits.withDefaults()
+	if c.cohort != nil && c.cohort.Alloc == nil {
+		c.cohort.Alloc = c.alloc
+	}
+	if c.cohort != nil && c.cohort.Logger == nil {
+		c.cohort.Logger = c.logger
+	}
 	return c, nil
 }

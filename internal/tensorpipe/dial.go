@@ -18,6 +18,8 @@ import (
 // A PyTorch listener that sees a connection end before its hello is complete closes for good. So a dial that was begun
 // goes on in the background when ctx ends, until the pipe is established, and closes it then; only [Endpoint.Close]
 // cuts it short.
+//
+// Dial always speaks TensorPipe and the session is the caller's. [Endpoint.Connect] also speaks the cohort transport.
 func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 	addr = strings.TrimPrefix(addr, "uv://")
 	type result struct {
@@ -32,7 +34,7 @@ func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 		return nil, dist.New("tensorpipe: dial", dist.Closed, "the endpoint is closed")
 	}
 	ep.work.Go(func() {
-		s, err := ep.dial(addr)
+		s, _, err := ep.dial(addr, false)
 		if settled.CompareAndSwap(false, true) {
 			done <- result{s, err}
 		} else if s != nil {
@@ -52,11 +54,12 @@ func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 	}
 }
 
-func (ep *Endpoint) dial(addr string) (*Session, error) {
-	fail := func(err error) (*Session, error) {
+// dial opens a session. It reports wait when the peer is a Go worker that is dialling us: its connection is the one.
+func (ep *Endpoint) dial(addr string, cohort bool) (session *Session, wait bool, err error) {
+	fail := func(err error) (*Session, bool, error) {
 		e := dist.Wrap("tensorpipe: dial", dist.Unavailable, err)
 		e.Peer = addr
-		return nil, e
+		return nil, false, e
 	}
 	s, err := ep.connect(addr)
 	if err != nil {
@@ -78,10 +81,13 @@ func (ep *Endpoint) dial(addr string) (*Session, error) {
 		opened = append(opened, x)
 		return x, x.writeFrames(Packet{Requested: true, ID: id}.Append(nil))
 	}
-	session, err := ep.negotiate(addr, s, more)
-	if err != nil {
+	session, wait, err = ep.negotiate(addr, s, cohort, more)
+	if err != nil || wait {
 		closeAll()
-		return fail(err)
+		if err != nil {
+			return fail(err)
+		}
+		return nil, true, nil
 	}
 	for _, x := range opened {
 		if err := x.nc.SetDeadline(time.Time{}); err != nil {
@@ -89,7 +95,7 @@ func (ep *Endpoint) dial(addr string) (*Session, error) {
 			return fail(err)
 		}
 	}
-	return session, nil
+	return session, false, nil
 }
 
 // connect opens a TCP connection. Its time limit is the system's own: a limit of ours could cut a connection that the
@@ -111,20 +117,37 @@ func (ep *Endpoint) connect(addr string) (*stream, error) {
 }
 
 // negotiate does the dialling side's part of the handshake.
-func (ep *Endpoint) negotiate(addr string, s *stream, more func(string, uint64) (*stream, error)) (*Session, error) {
-	offer := Offer{Name: ep.name, Channels: ep.cfg.offers}
+func (ep *Endpoint) negotiate(addr string, s *stream, cohort bool, more func(string, uint64) (*stream, error)) (*Session, bool, error) {
+	offer := Offer{Name: ep.name, Channels: ep.cfg.offers, Cohort: cohort && ep.cfg.cohort != nil}
 	packet, brochure := offer.Hello()
 	if err := s.writeFrames(packet, brochure); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	frame, err := s.readFrame(maxHandshake, "an answer")
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	plan, err := offer.Answered(frame)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
+	switch {
+	case plan.Defer:
+		return nil, true, nil
+	case plan.Cohort:
+		link, err := ep.startLink(s)
+		if err != nil {
+			return nil, false, err
+		}
+		return &Session{Peer: link.Peer().Name, Dialled: true, Link: link}, false, nil
+	}
+	session, err := ep.establish(addr, s, plan, more)
+	return session, false, err
+}
+
+// establish opens the other connections of a pipe.
+func (ep *Endpoint) establish(addr string, s *stream, plan Plan, more func(string, uint64) (*stream, error)) (*Session, error) {
+	var err error
 	var reply *stream
 	if plan.HasReply {
 		if reply, err = more(plan.Address, plan.Reply); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cohortwire"
 )
 
 // Endpoint is a worker's end of TensorPipe: one TCP port where pipes arrive, and the dials to other workers. It owns
@@ -30,20 +31,45 @@ type Endpoint struct {
 	listener net.Listener
 	pending  map[net.Conn]struct{}   // in handshake
 	expected map[uint64]chan *stream // registered connections that have not come
+	peers    map[string]*peer        // by worker name: see connect.go
 }
 
-// Session is an established connection with another worker.
+// Session is an established connection with another worker: a pipe, or among Go workers a link.
 type Session struct {
-	// Peer is the other worker's name as it presented itself; of a dialled session the address.
+	// Peer is the other worker's name as it presented itself; of a dialled pipe the address.
 	Peer string
 	// Dialled says that this side opened it.
 	Dialled bool
-	// Pipe is the pipe.
+	// Pipe is set with a PyTorch worker.
 	Pipe *Pipe
+	// Link is set with a Go worker. It carries both directions.
+	Link *cohortwire.Link
 }
 
 // Close ends the session.
-func (s *Session) Close() error { return s.Pipe.Close() }
+func (s *Session) Close() error {
+	if s.Link != nil {
+		return s.Link.Close()
+	}
+	return s.Pipe.Close()
+}
+
+// Done is closed when the session has ended.
+func (s *Session) Done() <-chan struct{} {
+	if s.Link != nil {
+		return s.Link.Done()
+	}
+	return s.Pipe.Done()
+}
+
+func (s *Session) alive() bool {
+	select {
+	case <-s.Done():
+		return false
+	default:
+		return true
+	}
+}
 
 // New returns an endpoint that only dials, under a worker's name. [Endpoint.Listen] makes it accept too.
 func New(name string, opts ...Option) (*Endpoint, error) {
@@ -55,7 +81,7 @@ func New(name string, opts ...Option) (*Endpoint, error) {
 	return &Endpoint{
 		name: name, cfg: cfg, ctx: ctx, cancel: cancel,
 		sessions: make(chan *Session, cfg.limits.Backlog), halfway: make(chan struct{}, cfg.limits.Halfway),
-		pending: map[net.Conn]struct{}{}, expected: map[uint64]chan *stream{},
+		pending: map[net.Conn]struct{}{}, expected: map[uint64]chan *stream{}, peers: map[string]*peer{},
 	}, nil
 }
 
@@ -101,8 +127,8 @@ func (ep *Endpoint) Addr() net.Addr {
 	return ep.listener.Addr()
 }
 
-// Close stops listening, ends every handshake and joins the goroutines. Sessions that nobody accepted are closed;
-// accepted and dialled ones go on. It is idempotent.
+// Close stops listening, ends every handshake and every session of [Endpoint.Connect], links and sessions that nobody
+// accepted, and joins the goroutines. Accepted pipes and those of [Endpoint.Dial] go on. It is idempotent.
 func (ep *Endpoint) Close() error {
 	ep.mu.Lock()
 	ep.closed = true
@@ -115,6 +141,7 @@ func (ep *Endpoint) Close() error {
 	ep.mu.Unlock()
 	ep.cancel(dist.New("tensorpipe: endpoint", dist.Closed, "closed"))
 	ep.work.Wait()
+	ep.closePeers()
 	for {
 		select {
 		case s := <-ep.sessions:
@@ -278,12 +305,23 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 	if address == "" {
 		address = s.nc.LocalAddr().String()
 	}
-	answer, plan, err := Choice{Channels: ep.cfg.accepts, Address: address, Register: register}.Choose(brochure)
+	choice := Choice{
+		Channels: ep.cfg.accepts, Address: address, Register: register,
+		Cohort: ep.cfg.cohort != nil && peer != ep.name, Defer: ep.dialsFirst(peer),
+	}
+	answer, plan, err := choice.Choose(brochure)
 	if err != nil {
 		return err
 	}
 	if err := s.writeFrames(answer); err != nil {
 		return err
+	}
+	if plan.Cohort {
+		if plan.Defer {
+			_ = s.nc.Close()
+			return nil
+		}
+		return ep.accepted(peer, s)
 	}
 	timeout := time.NewTimer(ep.cfg.handshake)
 	defer timeout.Stop()

@@ -1,0 +1,136 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cohortwire
+
+import (
+	"io"
+	"net"
+
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// readBuffer takes many small frames in one read. What is longer is read straight into its own memory.
+const readBuffer = 64 << 10
+
+// frameReader cuts the byte stream into frames.
+type frameReader struct {
+	link *Link
+	conn net.Conn
+	buf  []byte
+	r, w int
+}
+
+func newFrameReader(l *Link, conn net.Conn, buffered []byte) *frameReader {
+	r := &frameReader{link: l, conn: conn, buf: make([]byte, max(readBuffer, len(buffered)))}
+	r.w = copy(r.buf, buffered)
+	return r
+}
+
+func (r *frameReader) fill() error {
+	if r.r > 0 {
+		copy(r.buf, r.buf[r.r:r.w])
+		r.w -= r.r
+		r.r = 0
+	}
+	n, err := r.conn.Read(r.buf[r.w:])
+	r.w += n
+	if n > 0 {
+		r.link.reads.Add(1)
+		return nil
+	}
+	return err
+}
+
+// take fills b, from the buffer and then from the connection.
+func (r *frameReader) take(b []byte) error {
+	n := copy(b, r.buf[r.r:r.w])
+	r.r += n
+	for b = b[n:]; len(b) > 0; {
+		if len(b) < readBuffer/2 {
+			if err := r.fill(); err != nil {
+				return unexpected(err)
+			}
+			n := copy(b, r.buf[r.r:r.w])
+			r.r += n
+			b = b[n:]
+			continue
+		}
+		n, err := r.conn.Read(b)
+		b = b[n:]
+		if n > 0 {
+			r.link.reads.Add(1)
+		} else if err != nil {
+			return unexpected(err)
+		}
+	}
+	return nil
+}
+
+func unexpected(err error) error {
+	if err == io.EOF { //nolint:errorlint // as io.ReadFull
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// next returns the next frame.
+func (r *frameReader) next() (*Frame, error) {
+	for r.w-r.r < HeaderSize {
+		if err := r.fill(); err != nil {
+			if r.w > r.r {
+				err = unexpected(err)
+			}
+			return nil, err
+		}
+	}
+	h, err := parseHeader(r.buf[r.r:], r.link.cfg.Limits)
+	if err != nil {
+		return nil, err
+	}
+	r.r += HeaderSize
+	body, err := r.body(int(h.Body))
+	if err != nil {
+		return nil, err
+	}
+	f, lengths, err := h.Parse(body)
+	if err != nil {
+		return nil, err
+	}
+	if len(lengths) > 0 {
+		f.Storages = make([]*tensor.Storage, 0, len(lengths))
+	}
+	for _, n := range lengths {
+		s, err := r.link.cfg.Alloc(n)
+		if err == nil {
+			f.Storages = append(f.Storages, s)
+			var b []byte
+			if b, err = s.Bytes(); err == nil {
+				err = r.take(b)
+			}
+		}
+		if err != nil {
+			f.Release()
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// body reads n bytes into memory of their own. A long body is believed only as its bytes come.
+func (r *frameReader) body(n int) ([]byte, error) {
+	const step = 1 << 20
+	b := make([]byte, min(n, step))
+	if err := r.take(b); err != nil {
+		return nil, err
+	}
+	for len(b) < n {
+		grown := make([]byte, min(n, 2*len(b)))
+		done := copy(grown, b)
+		if err := r.take(grown[done:]); err != nil {
+			return nil, err
+		}
+		b = grown
+	}
+	return b, nil
+}

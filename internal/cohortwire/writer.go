@@ -1,0 +1,329 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cohortwire
+
+import (
+	"context"
+	"net"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// inline is the size up to which payloads and storages are copied to stand beside their neighbours. Above it the copy
+// costs more than a second piece in the same write.
+const inline = 16 << 10
+
+// writeChunk is how much is handed to the kernel between two looks at the clock; stall how long one may take.
+const (
+	writeChunk = 4 << 20
+	stall      = time.Minute
+)
+
+// directLoad is the number of calls under way up to which a caller writes its own frame. Above it a write of many
+// frames is worth the hand-off.
+const directLoad = 2
+
+// part is a piece of the queue: bytes of small, or memory that belongs to a caller.
+type part struct {
+	from, to int
+	big      []byte
+}
+
+// queue is what waits to be written. Guarded by Link.wmu.
+type queue struct {
+	small   []byte
+	parts   []part // empty while everything is in small
+	posted  []chan error
+	writing bool // somebody writes: the caller of a small frame, or the flusher
+	room    chan struct{}
+	spare   []byte // the buffer that is not in use
+}
+
+func (q *queue) empty() bool { return len(q.small) == 0 && len(q.parts) == 0 }
+
+// batch is a queue that was taken to be written.
+type batch struct {
+	small  []byte
+	parts  []part
+	posted []chan error
+}
+
+func (q *queue) take() batch {
+	if len(q.parts) > 0 {
+		q.seal()
+	}
+	b := batch{q.small, q.parts, q.posted}
+	q.small, q.parts, q.posted, q.spare = q.spare[:0], nil, nil, nil
+	return b
+}
+
+// seal makes the last bytes of small a part.
+func (q *queue) seal() {
+	from := 0
+	for i := len(q.parts) - 1; i >= 0; i-- {
+		if q.parts[i].big == nil {
+			from = q.parts[i].to
+			break
+		}
+	}
+	if len(q.small) > from {
+		q.parts = append(q.parts, part{from: from, to: len(q.small)})
+	}
+}
+
+func (b batch) buffers() net.Buffers {
+	if len(b.parts) == 0 {
+		return net.Buffers{b.small}
+	}
+	out := make(net.Buffers, 0, len(b.parts))
+	for _, p := range b.parts {
+		if p.big != nil {
+			out = append(out, p.big)
+		} else {
+			out = append(out, b.small[p.from:p.to])
+		}
+	}
+	return out
+}
+
+// add appends a frame to the queue and reports whether memory of the caller is part of it.
+func (q *queue) add(f *Frame) (large bool, err error) {
+	for _, s := range f.Storages {
+		if s.Released() {
+			return false, dist.New("cohort transport: send", dist.InvalidArgument, "the memory of a tensor was released")
+		}
+	}
+	q.small = f.AppendHead(q.small)
+	put := func(b []byte) {
+		if len(b) <= inline {
+			q.small = append(q.small, b...)
+			return
+		}
+		q.seal()
+		q.parts = append(q.parts, part{big: b})
+		large = true
+	}
+	put(f.Payload)
+	for _, s := range f.Storages {
+		b, err := s.Bytes()
+		if err != nil { // released between the check and here: the frame must stay whole
+			b = make([]byte, s.Len())
+		}
+		put(b)
+	}
+	return large, nil
+}
+
+// Send writes a frame. A small one is copied, so it may be reused at once; one with a payload or storage over 16 KiB
+// belongs to the link until Send returns. When ctx ends during the write of such a frame, Send returns and the frame is
+// still written: its memory then belongs to the link until the link is closed.
+func (l *Link) Send(ctx context.Context, f *Frame) error {
+	f.Incarnation = l.cfg.Identity.Incarnation
+	if err := f.check(l.cfg.Limits); err != nil {
+		return err
+	}
+	l.wmu.Lock()
+	for len(l.wq.small) > l.cfg.Limits.Queue || len(l.wq.posted) >= l.cfg.Limits.Posted {
+		room := l.wq.room
+		l.wmu.Unlock()
+		select {
+		case <-room:
+		case <-l.closed:
+			return l.Err()
+		case <-ctx.Done():
+			return dist.FromContext("cohort transport: send", ctx)
+		}
+		l.wmu.Lock()
+	}
+	large, err := l.wq.add(f)
+	if err != nil {
+		l.wmu.Unlock()
+		return err
+	}
+	if f.Type < Hello && f.Type.IsResponse() {
+		l.load.Add(-1)
+	}
+	var done chan error
+	if large {
+		done = make(chan error, 1)
+		l.wq.posted = append(l.wq.posted, done)
+	}
+	if l.wq.writing {
+		l.wmu.Unlock()
+	} else {
+		l.wq.writing = true
+		l.drive(large)
+	}
+	if done == nil {
+		return l.alive()
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-l.closed:
+		return l.Err()
+	case <-ctx.Done():
+		return dist.FromContext("cohort transport: send", ctx)
+	}
+}
+
+func (l *Link) alive() error {
+	select {
+	case <-l.closed:
+		return l.Err()
+	default:
+		return nil
+	}
+}
+
+// control queues a frame of the transport itself. It never waits: such frames are few and small.
+func (l *Link) control(f *Frame) {
+	l.wmu.Lock()
+	_, _ = l.wq.add(f)
+	if l.wq.writing {
+		l.wmu.Unlock()
+		return
+	}
+	l.wq.writing = true
+	l.drive(false)
+}
+
+// drive is called with wmu held and the right to write. A small batch is written here if the kernel takes it without
+// waiting; everything else is left to the flusher. It releases wmu.
+func (l *Link) drive(large bool) {
+	if large || l.raw == nil || len(l.wq.parts) > 0 || l.load.Load() > directLoad {
+		l.wmu.Unlock()
+		l.wake()
+		return
+	}
+	b := l.wq.take()
+	l.wmu.Unlock()
+	n := l.tryWrite(b.small)
+	l.wmu.Lock()
+	if n < len(b.small) { // the rest goes first
+		rest := append([]byte(nil), b.small[n:]...)
+		for i := range l.wq.parts {
+			l.wq.parts[i].from += len(rest)
+			l.wq.parts[i].to += len(rest)
+		}
+		if len(l.wq.parts) > 0 {
+			l.wq.parts[0].from = 0 // a frame begins with its header, so the first part is one of small
+		}
+		l.wq.small = append(rest, l.wq.small...)
+	}
+	if l.wq.spare == nil && cap(b.small) <= readBuffer {
+		l.wq.spare = b.small[:0]
+	}
+	if l.wq.empty() {
+		l.wq.writing = false
+		l.wmu.Unlock()
+		return
+	}
+	l.wmu.Unlock()
+	l.wake()
+}
+
+func (l *Link) wake() {
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
+}
+
+// tryWrite writes what the kernel takes without waiting. An error shows at the flusher, which gets the rest.
+func (l *Link) tryWrite(b []byte) (n int) {
+	_ = l.raw.Write(func(fd uintptr) bool {
+		for n < len(b) {
+			m, err := syscall.Write(int(fd), b[n:]) //nolint:gosec // a file descriptor
+			if err == syscall.EINTR {               //nolint:errorlint // an errno
+				continue
+			}
+			if err != nil || m <= 0 {
+				break
+			}
+			n += m
+		}
+		return true
+	})
+	return n
+}
+
+// flush is the goroutine that writes what callers did not.
+func (l *Link) flush() {
+	for {
+		select {
+		case <-l.kick:
+		case <-l.closed:
+			l.wmu.Lock()
+			posted := l.wq.posted
+			l.wq.posted = nil
+			l.wmu.Unlock()
+			for _, done := range posted {
+				done <- l.Err()
+			}
+			return
+		}
+		for {
+			if l.load.Load() > directLoad {
+				runtime.Gosched() // let those who are ready add their frames to this write
+			}
+			l.wmu.Lock()
+			if l.wq.empty() {
+				l.wq.writing = false
+				l.wmu.Unlock()
+				break
+			}
+			b := l.wq.take()
+			close(l.wq.room)
+			l.wq.room = make(chan struct{})
+			l.wmu.Unlock()
+			err := l.write(b.buffers())
+			if err != nil {
+				err = l.lost(err)
+				l.fail(err)
+			}
+			for _, done := range b.posted {
+				done <- err
+			}
+			if err != nil {
+				break
+			}
+			l.wmu.Lock()
+			if l.wq.spare == nil && cap(b.small) <= readBuffer {
+				l.wq.spare = b.small[:0]
+			}
+			l.wmu.Unlock()
+		}
+	}
+}
+
+// write writes buffers, giving up when the peer takes nothing for the stall limit.
+func (l *Link) write(bufs net.Buffers) error {
+	for len(bufs) > 0 {
+		if err := l.conn.SetWriteDeadline(time.Now().Add(stall)); err != nil {
+			return err
+		}
+		var now net.Buffers
+		total := 0
+		for len(bufs) > 0 && total < writeChunk {
+			b := bufs[0]
+			if n := writeChunk - total; len(b) > n {
+				now = append(now, b[:n])
+				bufs[0] = b[n:]
+				break
+			}
+			now = append(now, b)
+			total += len(b)
+			bufs = bufs[1:]
+		}
+		if _, err := now.WriteTo(l.conn); err != nil {
+			return err
+		}
+		l.writes.Add(1)
+	}
+	return l.conn.SetWriteDeadline(time.Time{})
+}
