@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -174,9 +175,12 @@ func noSuchCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
+	cmd.SuggestionsMinimumDistance = 2
 	text := fmt.Sprintf("there is no command %q", cmd.CommandPath()+" "+args[0])
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		text += fmt.Sprintf("; did you mean %q?", cmd.CommandPath()+" "+near[0])
+		// Few people mistype the first letter.
+		best := max(0, slices.IndexFunc(near, func(name string) bool { return name[:1] == args[0][:1] }))
+		text += fmt.Sprintf("; did you mean %q?", cmd.CommandPath()+" "+near[best])
 	} else {
 		text += fmt.Sprintf("; %q lists them", cmd.CommandPath()+" --help")
 	}
