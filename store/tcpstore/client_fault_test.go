@@ -1,0 +1,290 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore_test
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/faultnet"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// soon is the bound for what must happen within a second, with a margin of five.
+const soon = 5 * time.Second
+
+// eachDialect runs test with a client per dialect, through a proxy.
+func eachDialect(t *testing.T, test func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, s *tcpstore.Server), opts ...tcpstore.ClientOption) {
+	t.Helper()
+	for _, dialect := range dialects {
+		t.Run(dialect.String(), func(t *testing.T) {
+			t.Parallel()
+			s := serve(t)
+			p, err := faultnet.ListenTCP(s.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = p.Close() })
+			test(t, connect(t, p.Addr(), append([]tcpstore.ClientOption{tcpstore.WithDialect(dialect)}, opts...)...), p, s)
+		})
+	}
+}
+
+// startWaits has n goroutines wait for keys that never come.
+func startWaits(t *testing.T, c *tcpstore.Client, s *tcpstore.Server, n int) <-chan error {
+	t.Helper()
+	errs := make(chan error, n)
+	for i := range n {
+		go func() {
+			if i%2 == 0 {
+				errs <- c.Wait(context.Background(), "never"+strconv.Itoa(i))
+			} else {
+				_, err := c.Get(context.Background(), "never"+strconv.Itoa(i))
+				errs <- err
+			}
+		}()
+	}
+	deadline := time.Now().Add(soon)
+	for s.Stats().Waiting < 1 && time.Now().Before(deadline) {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond)
+	return errs
+}
+
+func endSoon(t *testing.T, errs <-chan error, n int, ok func(error) bool) {
+	t.Helper()
+	timeout := time.After(soon)
+	for range n {
+		select {
+		case err := <-errs:
+			if !ok(err) {
+				t.Fatalf("a wait ended with %v", err)
+			}
+		case <-timeout:
+			t.Fatal("a wait did not end")
+		}
+	}
+}
+
+func isGone(err error) bool { return errors.Is(err, dist.PeerLost) || errors.Is(err, dist.Unavailable) }
+
+func TestClientCloseEndsWaits(t *testing.T) {
+	eachDialect(t, func(t *testing.T, c *tcpstore.Client, _ *faultnet.Proxy, s *tcpstore.Server) {
+		errs := startWaits(t, c, s, 12)
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		endSoon(t, errs, 12, func(err error) bool { return errors.Is(err, store.ErrClosed) })
+		if err := c.Close(); err != nil {
+			t.Fatalf("second close: %v", err)
+		}
+		if err := c.Set(t.Context(), "k", nil); !errors.Is(err, store.ErrClosed) {
+			t.Fatalf("set after close: %v", err)
+		}
+		if _, err := c.QueueLen(t.Context(), "k"); !errors.Is(err, store.ErrClosed) {
+			t.Fatalf("queue length after close: %v", err)
+		}
+		if _, err := c.ListKeys(t.Context()); !errors.Is(err, store.ErrClosed) {
+			t.Fatalf("list keys after close: %v", err)
+		}
+	}, tcpstore.WithWaitConns(3))
+}
+
+func TestClientFailsAtOnceWhenTheServerDies(t *testing.T) {
+	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, s *tcpstore.Server) {
+		errs := startWaits(t, c, s, 8)
+		_ = s.Close()
+		p.Refuse(true)
+		p.Cut()
+		endSoon(t, errs, 8, func(err error) bool {
+			return isGone(err) && strings.Contains(err.Error(), p.Addr()) && strings.Contains(err.Error(), "never")
+		})
+		for range 5 {
+			start := time.Now()
+			if err := c.Set(t.Context(), "k", nil); !isGone(err) || !strings.Contains(err.Error(), p.Addr()) || !strings.Contains(err.Error(), `set "k"`) {
+				t.Fatalf("set: %v", err)
+			}
+			if took := time.Since(start); took > soon {
+				t.Fatalf("a set took %v to fail", took)
+			}
+		}
+	}, tcpstore.WithWaitConns(3))
+}
+
+func TestClientGoesOnAfterACut(t *testing.T) {
+	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, s *tcpstore.Server) {
+		for range 3 {
+			errs := startWaits(t, c, s, 4)
+			p.Cut()
+			endSoon(t, errs, 4, isGone)
+			// Which call notices the cut depends on the dialect; after one failure all is new.
+			_ = c.Set(t.Context(), "k", []byte("first"))
+			if err := c.Set(t.Context(), "k", []byte("v")); err != nil {
+				t.Fatalf("set after the cut: %v", err)
+			}
+			if got, err := c.Get(t.Context(), "k"); string(got) != "v" || err != nil {
+				t.Fatalf("get after the cut: %q, %v", got, err)
+			}
+		}
+	})
+}
+
+// TestClientOnAHalfOpenConnection: the server seems to be there and says nothing. Contexts end the calls.
+func TestClientOnAHalfOpenConnection(t *testing.T) {
+	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, _ *tcpstore.Server) {
+		p.SetDown(faultnet.Fault{Swallow: true})
+		for _, call := range []func(context.Context) error{
+			func(ctx context.Context) error { return c.Set(ctx, "k", []byte("v")) },
+			func(ctx context.Context) error { _, err := c.Get(ctx, "k"); return err },
+			func(ctx context.Context) error { _, err := c.Check(ctx, "k"); return err },
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			start := time.Now()
+			err := call(ctx)
+			cancel()
+			if !errors.Is(err, store.ErrTimeout) || time.Since(start) > soon {
+				t.Fatalf("after %v: %v", time.Since(start), err)
+			}
+		}
+		p.SetDown(faultnet.Fault{})
+		p.Cut()
+		_ = c.Set(t.Context(), "k", nil)
+		if err := c.Set(t.Context(), "k", nil); err != nil {
+			t.Fatalf("set after the fault: %v", err)
+		}
+	})
+}
+
+// TestClientOnGarbage: answers that make no sense are errors, never values, and the client recovers.
+func TestClientOnGarbage(t *testing.T) {
+	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, _ *tcpstore.Server) {
+		if err := c.Set(t.Context(), "k", []byte("v")); err != nil {
+			t.Fatal(err)
+		}
+		if c.Dialect() != tcpstore.DialectNative {
+			return // replies of PyTorch's dialects cannot be told from garbage of the right length
+		}
+		p.SetDown(faultnet.Fault{Garble: true})
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		if v, err := c.Get(ctx, "k"); err == nil || errors.Is(err, store.ErrTimeout) {
+			t.Fatalf("%q, %v", v, err)
+		}
+		p.SetDown(faultnet.Fault{})
+		if v, err := c.Get(ctx, "k"); string(v) != "v" || err != nil {
+			t.Fatalf("after the fault: %q, %v", v, err)
+		}
+	})
+}
+
+func TestClientOnASlowNetwork(t *testing.T) {
+	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, _ *tcpstore.Server) {
+		p.SetDown(faultnet.Fault{Delay: 5 * time.Millisecond})
+		p.SetUp(faultnet.Fault{BytesPerSecond: 1 << 20})
+		var group sync.WaitGroup
+		for i := range 8 {
+			group.Go(func() {
+				key := "k" + strconv.Itoa(i)
+				value := strings.Repeat(key, 1000)
+				if err := c.Set(t.Context(), key, []byte(value)); err != nil {
+					t.Error(err)
+				}
+				if got, err := c.Get(t.Context(), key); string(got) != value || err != nil {
+					t.Errorf("%d bytes, %v", len(got), err)
+				}
+			})
+		}
+		group.Wait()
+	})
+}
+
+func TestClientChecksLimitsBeforeSending(t *testing.T) {
+	eachDialect(t, func(t *testing.T, c *tcpstore.Client, _ *faultnet.Proxy, s *tcpstore.Server) {
+		long := strings.Repeat("k", 8<<10)
+		for name, call := range map[string]func() error{
+			"key":   func() error { return c.Set(t.Context(), long, nil) },
+			"value": func() error { return c.Set(t.Context(), "k", make([]byte, 8<<20+1)) },
+			"keys":  func() error { return c.Wait(t.Context(), make([]string, 128<<10+1)...) },
+			"list":  func() error { _, err := c.Check(t.Context(), "a", long); return err },
+			"cas":   func() error { _, err := c.CompareAndSet(t.Context(), "k", make([]byte, 9<<20), nil); return err },
+		} {
+			if err := call(); !errors.Is(err, store.ErrTooLarge) || len(err.Error()) > 600 {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if err := c.Set(t.Context(), long[1:], make([]byte, 8<<20)); err != nil {
+			t.Errorf("at the limit: %v", err)
+		}
+		if n := s.Stats().Keys; n != 1 {
+			t.Errorf("the server has %d keys", n)
+		}
+	})
+}
+
+func TestClientTellsWhatItDoes(t *testing.T) {
+	addr := serve(t).Addr().String()
+	var mu sync.Mutex
+	var events []observe.Event
+	c := connect(t, addr, tcpstore.WithHook(func(e observe.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		events = append(events, e)
+	}))
+	_ = c.Set(t.Context(), "k", []byte("value"))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	_, _ = c.Get(ctx, "never")
+	mu.Lock()
+	defer mu.Unlock()
+	if len(events) != 5 {
+		t.Fatalf("%d events: %+v", len(events), events)
+	}
+	for i, want := range []struct {
+		kind  observe.Kind
+		phase observe.Phase
+		key   string
+	}{
+		{"store.dial", observe.Point, ""}, {"store.set", observe.Begin, "k"}, {"store.set", observe.End, "k"},
+		{"store.get", observe.Begin, "never"}, {"store.get", observe.End, "never"},
+	} {
+		e := events[i]
+		if e.Kind != want.kind || e.Phase != want.phase || e.Key != want.key || e.Peer != addr || e.Rank != dist.NoRank {
+			t.Errorf("event %d: %+v", i, e)
+		}
+	}
+	if events[2].Bytes != 5 || events[2].Dur <= 0 || events[2].Err != nil || !errors.Is(events[4].Err, store.ErrTimeout) {
+		t.Errorf("events: %+v", events)
+	}
+}
+
+func TestClientWorkerCount(t *testing.T) {
+	eachDialect(t, func(t *testing.T, c *tcpstore.Client, _ *faultnet.Proxy, _ *tcpstore.Server) {
+		if n, err := c.Workers(t.Context()); n != 0 || err != nil {
+			t.Fatalf("workers: %d, %v", n, err)
+		}
+		for i := range 3 {
+			if n, err := c.JoinWorker(t.Context()); n != int64(i+1) || err != nil {
+				t.Fatalf("join: %d, %v", n, err)
+			}
+		}
+		if n, err := c.Workers(t.Context()); n != 3 || err != nil {
+			t.Fatalf("workers: %d, %v", n, err)
+		}
+		if n, err := c.NumKeys(t.Context()); n != 1 || err != nil { // the counter is a key, as in PyTorch
+			t.Fatalf("%d keys, %v", n, err)
+		}
+		if there, err := c.Check(t.Context(), "init/"); there || err != nil { // but not a user's
+			t.Fatalf("check: %v, %v", there, err)
+		}
+	})
+}
