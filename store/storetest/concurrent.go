@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -81,8 +82,8 @@ var handleCases = []testCase{
 	{"HandlesTimeoutsDiffer", func(s *suite) {
 		h := s.shared(2)
 		h[0].SetTimeout(brief)
-		h[1].SetTimeout(patience)
-		if h[0].Timeout() != brief || h[1].Timeout() != patience {
+		h[1].SetTimeout(s.patience)
+		if h[0].Timeout() != brief || h[1].Timeout() != s.patience {
 			s.Fatal("two handles share one timeout")
 		}
 	}},
@@ -229,7 +230,9 @@ func (s *suite) multiIsAtomic(writer, reader store.Store) {
 	}
 	s.must(write(0))
 	var wg sync.WaitGroup
+	var written atomic.Bool
 	wg.Go(func() {
+		defer written.Store(true)
 		for i := range 100 {
 			if err := write(i + 1); err != nil {
 				s.Error(err)
@@ -237,7 +240,7 @@ func (s *suite) multiIsAtomic(writer, reader store.Store) {
 			}
 		}
 	})
-	for range 100 {
+	for !written.Load() { // to read only at the beginning would see little
 		values, err := store.MultiGet(s.ctx, reader, keys...)
 		if err != nil {
 			s.Error(err)
@@ -246,6 +249,8 @@ func (s *suite) multiIsAtomic(writer, reader store.Store) {
 		for _, v := range values {
 			if !bytes.Equal(v, values[0]) {
 				s.Errorf("half a multi-set is visible: %q", values)
+				wg.Wait()
+				return
 			}
 		}
 	}
@@ -355,9 +360,9 @@ func (s *suite) linearizable(handles []store.Store) {
 	if s.Failed() {
 		return
 	}
-	if result := porcupine.CheckOperationsTimeout(register, history, patience); result == porcupine.Illegal {
+	if result := porcupine.CheckOperationsTimeout(register, history, s.patience); result == porcupine.Illegal {
 		s.Fatalf("the history of %d operations is not linearizable", len(history))
 	} else if result == porcupine.Unknown {
-		s.Logf("no verdict on the history within %v", patience)
+		s.Logf("no verdict on the history within %v", s.patience)
 	}
 }

@@ -12,11 +12,8 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// patience bounds what must happen soon; brief is a timeout that is meant to pass.
-const (
-	patience = 20 * time.Second
-	brief    = 60 * time.Millisecond
-)
+// brief is a timeout that is meant to pass.
+const brief = 60 * time.Millisecond
 
 // config is what the options say about the stores under test.
 type config struct {
@@ -30,6 +27,7 @@ type config struct {
 	noClose          bool
 	largeValue       int
 	noQueues         bool
+	patience         time.Duration // bounds what must happen soon
 }
 
 // Option states a difference that PyTorch's stores have among themselves.
@@ -74,7 +72,7 @@ func WithoutQueues() Option { return optionFunc(func(c *config) { c.noQueues = t
 // Run runs the suite. open returns a fresh store with no user keys; the suite closes it.
 func Run(t *testing.T, open func(t *testing.T) store.Store, opts ...Option) {
 	t.Helper()
-	c := &config{largeValue: 1 << 20}
+	c := &config{largeValue: 1 << 20, patience: 20 * time.Second}
 	for _, o := range opts {
 		o.apply(c)
 	}
@@ -94,7 +92,7 @@ func Run(t *testing.T, open func(t *testing.T) store.Store, opts ...Option) {
 	for _, group := range groups {
 		for _, one := range group {
 			t.Run(one.name, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+				ctx, cancel := context.WithTimeout(context.Background(), 3*c.patience)
 				defer cancel()
 				one.run(&suite{T: t, config: c, ctx: ctx})
 			})
@@ -218,7 +216,7 @@ func (s *suite) background(f func() error) func() error {
 		select {
 		case err := <-done:
 			return err
-		case <-time.After(patience):
+		case <-time.After(s.patience):
 			s.Fatal("a call that should have ended still waits")
 			return nil
 		}

@@ -78,6 +78,7 @@ var waitCases = []testCase{
 			}
 			return err
 		})
+		settle()
 		for _, key := range slices.Backward(keys) {
 			s.wantCheck(st, false, keys...)
 			s.set(st, key, "x")
@@ -107,7 +108,7 @@ var waitCases = []testCase{
 		st := s.store()
 		wait := s.background(func() error { return st.Wait(s.ctx, "later") })
 		settle()
-		quick, cancel := context.WithTimeout(s.ctx, patience)
+		quick, cancel := context.WithTimeout(s.ctx, s.patience)
 		defer cancel()
 		for i := range 20 {
 			s.must(st.Set(quick, fmt.Sprint("k", i), []byte("v")))
@@ -129,7 +130,7 @@ var waitCases = []testCase{
 		s.wantTimeout(st.Wait(context.Background(), "missing", "also"))
 		_, err = store.MultiGet(context.Background(), st, "missing", "also")
 		s.wantTimeout(err)
-		if took := time.Since(begin); took < 2*brief || took > patience {
+		if took := time.Since(begin); took < 2*brief || took > s.patience {
 			s.Fatalf("three waits of %v took %v", brief, took)
 		}
 		// The store goes on as if nothing had been, and what timed out can be had afterwards.
@@ -141,13 +142,13 @@ var waitCases = []testCase{
 	}},
 	{"ContextDeadlineWins", func(s *suite) {
 		st := s.store()
-		st.SetTimeout(patience)
+		st.SetTimeout(s.patience)
 		ctx, cancel := context.WithTimeout(context.Background(), brief)
 		defer cancel()
 		begin := time.Now()
 		_, err := st.Get(ctx, "missing")
 		s.wantTimeout(err)
-		if took := time.Since(begin); took > patience/2 {
+		if took := time.Since(begin); took > s.patience/2 {
 			s.Fatalf("a deadline of %v took %v", brief, took)
 		}
 		// It also wins when it is the later one.

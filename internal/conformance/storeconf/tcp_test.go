@@ -102,7 +102,8 @@ func TestTCPStoreAddressInUse(t *testing.T) {
 		_ = second.Close()
 		t.Fatal("two servers share a port")
 	}
-	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), strconv.Itoa(first.Port())) {
+	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), strconv.Itoa(first.Port())) ||
+		!strings.Contains(err.Error(), "server socket has failed to listen on") {
 		t.Errorf("the error does not say what is in use: %v", err)
 	}
 }
