@@ -114,6 +114,9 @@ func (e *Engine) run(ctx context.Context, r *coll.Request) error {
 	if e.failure != nil {
 		return dist.Newf(e.opName, dist.Aborted, "the group failed before: %w", e.failure)
 	}
+	if err := e.aborted(); err != nil {
+		return err
+	}
 	if ctx.Err() != nil {
 		return dist.FromContext(e.opName, ctx)
 	}

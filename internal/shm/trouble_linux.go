@@ -19,7 +19,7 @@ func (e *Engine) trouble(ctx context.Context, now time.Time) error {
 		return err
 	}
 	if e.closing.Load() {
-		return dist.New(e.opName, dist.Closed, "the engine was closed during the operation")
+		return e.giveUp(dist.New(e.opName, dist.Closed, "the engine was closed during the operation"))
 	}
 	for _, p := range e.peers {
 		if reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
@@ -123,8 +123,12 @@ func (e *Engine) aborted() error {
 	}
 	text := string(a.text[:min(a.size, abortTextRoom)])
 	err := &dist.Error{Op: e.opName, Code: dist.Aborted, Rank: dist.Rank(a.rank), Detail: "it gave up: " + text}
-	if dist.Code(a.code) == dist.PeerLost {
+	switch dist.Code(a.code) {
+	case dist.PeerLost:
 		err.Code, err.Detail = dist.PeerLost, text
+	case dist.Closed:
+		err.Code, err.Detail = dist.PeerLost, "it closed the group during an operation"
+	default:
 	}
 	if e.failure == nil {
 		e.failure = err

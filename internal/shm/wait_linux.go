@@ -11,9 +11,13 @@ import (
 )
 
 const (
-	// A turn of the spin loop is a pause instruction, 10 to 60 ns.
-	spinTurns = 100
-	// yields that a rank tries before it sleeps: few when sleeping turned out to be right, many when not.
+	// spinTurns are the turns of the spin loop, a pause instruction of 10 to 60 ns each, between looks at the clock.
+	spinTurns = 64
+	// spinLimit is how long a rank spins when every rank can have a core. It is longer than it takes to wake a sleeper:
+	// otherwise a rank that had to be woken once is late for the next step too, and the others sleep again, for ever.
+	spinLimit = 25 * time.Microsecond
+	// yields that a rank tries before it sleeps when there are more ranks than cores: few when sleeping turned out to be
+	// right, many when not.
 	minYields, maxYields = 4, 256
 	// sleepSlice is how often a sleeper looks for what no futex reports: a dead rank, the end of a context.
 	sleepSlice = 40 * time.Millisecond
@@ -23,8 +27,8 @@ func reached(step, target uint32) bool { return int32(step-target) >= 0 } //noli
 
 // waiter is the state of waiting; only the goroutine that runs the operation uses it.
 type waiter struct {
-	turns  int // spins before the first yield; none with more ranks than cores
-	yields int // yields before sleeping, adapted
+	turns  int // of the first look: some when every rank can have a core, else none
+	yields int // yields before sleeping, adapted; only with more ranks than cores
 
 	beats   []uint64        // the last heartbeat seen of each rank
 	still   []time.Duration // for how long it has not changed, as far as this rank was awake to see
@@ -33,10 +37,12 @@ type waiter struct {
 
 func newWaiter(ranks int) waiter {
 	w := waiter{
-		yields: maxYields, beats: make([]uint64, ranks), still: make([]time.Duration, ranks), checked: make([]time.Time, ranks),
+		beats: make([]uint64, ranks), still: make([]time.Duration, ranks), checked: make([]time.Time, ranks),
 	}
 	if ranks <= runtime.NumCPU() {
 		w.turns = spinTurns
+	} else {
+		w.yields = maxYields
 	}
 	return w
 }
@@ -59,18 +65,34 @@ func (e *Engine) advance(ctx context.Context) error {
 	return nil
 }
 
-// waitLong yields, then sleeps, until word reaches the current step.
-func (e *Engine) waitLong(ctx context.Context, word *uint32) error {
+// linger spins or yields for a while and reports whether word reached the current step.
+func (e *Engine) linger(word *uint32) bool {
 	w := &e.wait
+	if w.turns > 0 {
+		for start := time.Now(); time.Since(start) < spinLimit; {
+			if spinUntil(word, e.step, spinTurns) {
+				return true
+			}
+		}
+		return false
+	}
 	for range w.yields {
 		yieldCore()
 		runtime.Gosched() // in case the other rank is a goroutine of this process
 		if reached(atomic.LoadUint32(word), e.step) {
 			w.yields = min(w.yields*2, maxYields)
-			return nil
+			return true
 		}
 	}
 	w.yields = max(w.yields/2, minYields)
+	return false
+}
+
+// waitLong lingers, then sleeps, until word reaches the current step.
+func (e *Engine) waitLong(ctx context.Context, word *uint32) error {
+	if e.linger(word) {
+		return nil
+	}
 	line := (*syncLine)(nil)
 	for _, p := range e.peers {
 		if &e.lines[p].step == word {

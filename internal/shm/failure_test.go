@@ -1,0 +1,417 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// TestMismatchIsNamedOnEveryRank lets one rank call something else; all must say who called what, and go on afterwards.
+func TestMismatchIsNamedOnEveryRank(t *testing.T) {
+	t.Parallel()
+	sum := func(n int) *coll.Request {
+		return &coll.Request{Kind: coll.AllReduce, Tag: 7, DType: tensor.Float32, Op: reduce.Sum, Out: bytes.Repeat([]byte{1}, n)}
+	}
+	change := func(q *coll.Request, f func(*coll.Request)) *coll.Request {
+		f(q)
+		return q
+	}
+	for name, c := range map[string]struct {
+		usual, other *coll.Request
+		words        []string
+	}{
+		"operator": {sum(8), change(sum(8), func(q *coll.Request) { q.Op = reduce.Max }), []string{"all_reduce(sum, float32, 8 bytes, tag 7)", "all_reduce(max, float32, 8 bytes, tag 7)"}},
+		"type":     {sum(8), change(sum(8), func(q *coll.Request) { q.DType = tensor.Int32 }), []string{"float32", "int32"}},
+		"size":     {sum(8), sum(12), []string{"8 bytes", "12 bytes"}},
+		"large":    {sum(4 << 20), sum(8), []string{"4194304 bytes", "8 bytes"}},
+		"order":    {sum(8), change(sum(8), func(q *coll.Request) { q.Tag = 8 }), []string{"tag 7", "tag 8"}},
+		"kind":     {sum(8), &coll.Request{Kind: coll.Barrier, Tag: 7}, []string{"all_reduce(", "barrier(tag 7)"}},
+		"root": {
+			&coll.Request{Kind: coll.Broadcast, Tag: 1, Root: 0, DType: tensor.Uint8, Out: make([]byte, 4)},
+			&coll.Request{Kind: coll.Broadcast, Tag: 1, Root: 1, DType: tensor.Uint8, Out: make([]byte, 4)},
+			[]string{"root 0", "root 1"},
+		},
+		"counts": {
+			&coll.Request{Kind: coll.ReduceScatter, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 2)},
+			&coll.Request{Kind: coll.ReduceScatter, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 2), InCounts: []int{3, 1, 2}},
+			[]string{"reduce_scatter(sum, uint8, 6 bytes, tag 0)", "uneven counts"},
+		},
+		"gather": {
+			&coll.Request{Kind: coll.Gather, Root: 0, DType: tensor.Uint8, In: make([]byte, 4), Out: make([]byte, 12)},
+			&coll.Request{Kind: coll.Gather, Root: 0, DType: tensor.Uint8, In: make([]byte, 5)},
+			[]string{"rank 2 sends 5 bytes to rank 0, which expects 4"},
+		},
+		"scatter": {
+			&coll.Request{Kind: coll.Scatter, Root: 0, DType: tensor.Uint8, In: make([]byte, 12), Out: make([]byte, 4)},
+			&coll.Request{Kind: coll.Scatter, Root: 0, DType: tensor.Uint8, Out: make([]byte, 5)},
+			[]string{"rank 0 sends 4 bytes to rank 2, which expects 5"},
+		},
+		"all to all": {
+			&coll.Request{Kind: coll.AllToAll, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 6)},
+			&coll.Request{Kind: coll.AllToAll, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 6), InCounts: []int{1, 3, 2}},
+			[]string{"rank 2 sends 1 bytes to rank 0, which expects 2"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			engines := world(t, 3, nil)
+			errs := each(engines, func(e *Engine) error {
+				q := *c.usual
+				if e.rank == 2 {
+					q = *c.other
+				}
+				q.Out = bytes.Clone(q.Out)
+				before := bytes.Clone(q.Out)
+				err := e.Run(context.Background(), &q)
+				if !bytes.Equal(before, q.Out) {
+					t.Errorf("rank %d: the buffer changed before the mismatch was found", e.rank)
+				}
+				return err
+			})
+			for rank, err := range errs {
+				if !errors.Is(err, dist.Mismatch) {
+					t.Fatalf("rank %d: %v", rank, err)
+				}
+				for _, w := range append(c.words, "rank 0", "rank 2") {
+					if !strings.Contains(err.Error(), w) {
+						t.Errorf("rank %d: %q does not say %q", rank, err, w)
+					}
+				}
+			}
+			for rank, err := range each(engines, func(e *Engine) error {
+				return e.Run(context.Background(), &coll.Request{Kind: coll.Barrier, Tag: 99, Timeout: 10 * time.Second})
+			}) {
+				if err != nil {
+					t.Errorf("after the mismatch, rank %d: %v", rank, err)
+				}
+			}
+		})
+	}
+}
+
+func TestRefusedBeforeAStepIsTaken(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	for name, q := range map[string]*coll.Request{
+		"root":      {Kind: coll.Broadcast, Root: 2},
+		"type":      {Kind: coll.AllReduce, DType: tensor.DType(12), Out: make([]byte, 4)},
+		"undefined": {Kind: coll.AllReduce, DType: tensor.Float32, Op: reduce.And, Out: make([]byte, 4)},
+		"element":   {Kind: coll.AllReduce, DType: tensor.Float32, Out: make([]byte, 5)},
+		"gather":    {Kind: coll.AllGather, In: make([]byte, 4), Out: make([]byte, 9)},
+		"counts":    {Kind: coll.AllToAll, In: make([]byte, 4), Out: make([]byte, 4), InCounts: []int{4}},
+		"sum":       {Kind: coll.AllToAll, In: make([]byte, 4), Out: make([]byte, 4), InCounts: []int{4, 1}},
+		"negative":  {Kind: coll.AllGatherV, In: make([]byte, 4), Out: make([]byte, 4), OutCounts: []int{5, -1}},
+		"kind":      {Kind: 77},
+	} {
+		err := engines[0].Run(context.Background(), q)
+		if !errors.Is(err, dist.InvalidArgument) && !errors.Is(err, dist.NotSupported) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, err := range each(engines, func(e *Engine) error { return e.Run(context.Background(), &coll.Request{Kind: coll.Barrier}) }) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestTimeoutFailsTheGroup: the rank that gives up says whom it waited for, the late one learns that it is over.
+func TestTimeoutFailsTheGroup(t *testing.T) {
+	t.Parallel()
+	for _, byContext := range []bool{false, true} {
+		engines := world(t, 3, nil)
+		late := engines[2]
+		errs := each(engines[:2], func(e *Engine) error {
+			ctx, q := context.Background(), &coll.Request{Kind: coll.Barrier, Timeout: 150 * time.Millisecond}
+			if byContext {
+				q.Timeout = 0
+				timed, cancel := context.WithTimeout(ctx, 150*time.Millisecond)
+				defer cancel()
+				ctx = timed
+			}
+			return e.Run(ctx, q)
+		})
+		timeouts := 0
+		for _, err := range errs {
+			switch {
+			case errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "waiting for ranks [2]"):
+				timeouts++
+			case !errors.Is(err, dist.Aborted):
+				t.Errorf("%v", err)
+			}
+		}
+		if timeouts == 0 {
+			t.Errorf("nobody says that it waited for rank 2: %v", errs)
+		}
+		err := late.Run(context.Background(), &coll.Request{Kind: coll.Barrier})
+		if !errors.Is(err, dist.Aborted) {
+			t.Errorf("the late rank: %v", err)
+		}
+		if err := engines[0].Run(context.Background(), &coll.Request{Kind: coll.Barrier}); !errors.Is(err, dist.Aborted) {
+			t.Errorf("a failed group: %v", err)
+		}
+	}
+}
+
+func TestCancel(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	time.AfterFunc(50*time.Millisecond, func() { cancel(errors.New("enough")) })
+	start := time.Now()
+	err := engines[0].Run(ctx, &coll.Request{Kind: coll.Barrier})
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "enough") {
+		t.Errorf("%v", err)
+	}
+	if d := time.Since(start); d > 2*time.Second {
+		t.Errorf("the cancellation took %v", d)
+	}
+	ended, stop := context.WithCancel(context.Background())
+	stop()
+	if err := world(t, 1, nil)[0].Run(ended, &coll.Request{Kind: coll.Barrier}); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestCloseEndsAnOperation(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	done := make(chan error, 1)
+	go func() { done <- engines[0].Run(context.Background(), &coll.Request{Kind: coll.Barrier}) }()
+	time.Sleep(30 * time.Millisecond)
+	if err := engines[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; !errors.Is(err, dist.Closed) {
+		t.Errorf("the operation: %v", err)
+	}
+	if err := engines[0].Run(context.Background(), &coll.Request{Kind: coll.Barrier}); !errors.Is(err, dist.Closed) {
+		t.Errorf("after Close: %v", err)
+	}
+	if _, err := engines[0].Alloc(8); !errors.Is(err, dist.Closed) {
+		t.Errorf("alloc after Close: %v", err)
+	}
+	if err := engines[0].Close(); err != nil {
+		t.Error(err)
+	}
+	err := engines[1].Run(context.Background(), &coll.Request{Kind: coll.Barrier})
+	if !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "rank 0") {
+		t.Errorf("the other rank: %v", err)
+	}
+}
+
+func TestJoinFails(t *testing.T) {
+	t.Parallel()
+	for _, c := range []Config{{Size: 0}, {Size: 2, Rank: 2}, {Size: 2}, {Size: MaxRanks + 1}, {Size: 1, Slot: -1}, {Size: 1, Area: 1 << 40}} {
+		if _, err := Join(context.Background(), c); !errors.Is(err, dist.InvalidArgument) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	_, err := Join(ctx, Config{Size: 3, Rank: 0, Exchange: newBoard()})
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks [1 2]") {
+		t.Errorf("nobody came: %v", err)
+	}
+	b := newBoard()
+	_ = b.Set(ctx, "/shm/0", []byte("error no memory left"))
+	if _, err := Join(context.Background(), Config{Size: 2, Rank: 1, Exchange: b}); !errors.Is(err, dist.Unavailable) || !strings.Contains(err.Error(), "no memory left") {
+		t.Errorf("rank 0 failed: %v", err)
+	}
+	_ = b.Set(ctx, "/shm/0", []byte("unix 00112233445566778899aabbccddeeff @cohort-shm-of-nobody"))
+	if _, err := Join(context.Background(), Config{Size: 2, Rank: 1, Exchange: b}); !errors.Is(err, dist.Unavailable) || !strings.Contains(err.Error(), "one host") {
+		t.Errorf("another host: %v", err)
+	}
+	_ = b.Set(ctx, "/shm/0", []byte("garbage"))
+	if _, err := Join(context.Background(), Config{Size: 2, Rank: 1, Exchange: b}); !errors.Is(err, dist.Protocol) {
+		t.Errorf("garbage: %v", err)
+	}
+}
+
+// TestStrangersAreTurnedAway connects to rank 0 with garbage and wrong secrets while the group forms.
+func TestStrangersAreTurnedAway(t *testing.T) {
+	t.Parallel()
+	b := newBoard()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	joined := make(chan error, 1)
+	var first *Engine
+	go func() {
+		var err error
+		first, err = Join(ctx, Config{Size: 2, Rank: 0, Exchange: b})
+		joined <- err
+	}()
+	value, err := b.Get(ctx, "/shm/0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := strings.Fields(string(value))[2]
+	for _, hello := range [][]byte{nil, []byte("x"), bytes.Repeat([]byte{0}, helloSize), bytes.Repeat([]byte{0xff}, 100)} {
+		c, err := net.Dial("unix", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = c.Write(hello)
+		_ = c.Close()
+	}
+	second, err := Join(ctx, Config{Size: 2, Rank: 1, Exchange: b})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-joined; err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Close()
+	_ = second.Close()
+}
+
+// TestForeignSegment: the header of a segment is checked before anything is mapped by it.
+func TestForeignSegment(t *testing.T) {
+	t.Parallel()
+	c := Config{Size: 2, Exchange: newBoard(), Arena: 1 << 20}
+	if err := c.validate(); err != nil {
+		t.Fatal(err)
+	}
+	for name, harm := range map[string]func(f *os.File, s *segment){
+		"magic":   func(_ *os.File, s *segment) { s.header().magic++ },
+		"version": func(_ *os.File, s *segment) { s.header().version++ },
+		"ranks":   func(_ *os.File, s *segment) { s.header().ranks++ },
+		"area":    func(_ *os.File, s *segment) { s.header().area += pageSize },
+		"huge":    func(_ *os.File, s *segment) { s.header().arena = 1 << 62 },
+		"total":   func(_ *os.File, s *segment) { s.header().total += pageSize },
+	} {
+		f, s, err := createSegment(&c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		harm(f, s)
+		if _, err := openSegment(f, 2); !errors.Is(err, dist.Protocol) && !errors.Is(err, dist.Mismatch) {
+			t.Errorf("%s: %v", name, err)
+		}
+		s.unmap()
+		_ = f.Close()
+	}
+	short, err := os.CreateTemp(t.TempDir(), "short")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = short.Close() }()
+	if _, err := openSegment(short, 2); !errors.Is(err, dist.Protocol) {
+		t.Errorf("an empty file: %v", err)
+	}
+}
+
+func TestAlloc(t *testing.T) {
+	t.Parallel()
+	e := world(t, 1, func(c *Config) { c.Arena = 64 << 10 })[0]
+	a, err := e.Alloc(40 << 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Alloc(40 << 10); !errors.Is(err, dist.Exhausted) {
+		t.Errorf("a full arena: %v", err)
+	}
+	if _, err := e.Alloc(1 << 20); !errors.Is(err, dist.Exhausted) {
+		t.Errorf("more than the arena: %v", err)
+	}
+	if _, err := e.Alloc(-1); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("less than nothing: %v", err)
+	}
+	x, err := tensor.FromStorage(a, tensor.Float32, []int{10 << 10}, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := x.Fill(1); err != nil {
+		t.Fatal(err)
+	}
+	var parts []*tensor.Storage
+	for range 8 {
+		s, err := e.Alloc(1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts = append(parts, s)
+	}
+	for _, i := range []int{3, 1, 0, 2, 7, 5, 6, 4} {
+		parts[i].Release()
+	}
+	_ = e.Close()
+	if v, err := x.At(5); err != nil || v != float32(1) { // still mapped
+		t.Errorf("after Close: %v %v", v, err)
+	}
+	a.Release()
+	if len(e.arena.free) != 1 || e.arena.free[0] != (span{0, 64 << 10}) || e.arena.seg != nil {
+		t.Errorf("free list %v, mapped %v", e.arena.free, e.arena.seg != nil)
+	}
+}
+
+// TestHotPathAllocatesNothing counts allocations of operations after warm-up.
+func TestHotPathAllocatesNothing(t *testing.T) {
+	engines := world(t, 2, nil)
+	stop := make(chan struct{})
+	other := make(chan error, 1)
+	ctx := context.Background()
+	requests := func() []*coll.Request {
+		buf := func(n int) []byte { return make([]byte, n) }
+		return []*coll.Request{
+			{Kind: coll.Barrier},
+			{Kind: coll.AllReduce, DType: tensor.Float32, Out: buf(4)},
+			{Kind: coll.AllReduce, DType: tensor.Float32, Out: buf(1 << 20)},
+			{Kind: coll.AllReduce, DType: tensor.Float32, Op: reduce.Avg, Out: buf(1 << 10)},
+			{Kind: coll.Broadcast, DType: tensor.Float32, Out: buf(1 << 20)},
+			{Kind: coll.AllGather, DType: tensor.Float32, In: buf(1 << 10), Out: buf(2 << 10)},
+			{Kind: coll.ReduceScatter, DType: tensor.Float32, In: buf(1 << 20), Out: buf(1 << 19)},
+			{Kind: coll.AllToAll, DType: tensor.Float32, In: buf(1 << 10), Out: buf(1 << 10)},
+		}
+	}
+	all := func(e *Engine, qs []*coll.Request) error {
+		for _, q := range qs {
+			q.Timeout = time.Minute
+			if err := e.Run(ctx, q); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	go func() {
+		qs := requests()
+		for {
+			select {
+			case <-stop:
+				other <- nil
+				return
+			default:
+			}
+			if err := all(engines[1], qs); err != nil {
+				other <- err
+				return
+			}
+		}
+	}()
+	qs := requests()
+	allocations := testing.AllocsPerRun(50, func() {
+		if err := all(engines[0], qs); err != nil {
+			t.Error(err)
+		}
+	})
+	close(stop)
+	// The other rank may have begun another turn: join it once more, or let it fail with this rank's leaving.
+	_ = engines[0].Close()
+	<-other
+	if allocations > 0 {
+		t.Errorf("%v allocations per turn of %d operations", allocations, len(qs))
+	}
+}
