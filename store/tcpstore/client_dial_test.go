@@ -136,15 +136,13 @@ func TestDialRetriesUntilTheDeadline(t *testing.T) {
 
 func TestDialWaitsForALateServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &fakeStore{}
-		var stop func()
-		timer := time.AfterFunc(5*time.Second, func() {
-			late, s := newFake(t, fakeV1, func(int, net.Conn, *wire.Request) bool { return true })
-			f, stop = late, s
-		})
-		defer timer.Stop()
+		f, stop := newFake(t, fakeV1, func(int, net.Conn, *wire.Request) bool { return true })
+		defer stop()
 		start := time.Now()
 		c, err := Dial(t.Context(), "fake:1", WithDialer(func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if time.Since(start) < 5*time.Second {
+				return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+			}
 			return f.network.Dial(ctx, network, addr)
 		}))
 		if err != nil {
@@ -154,7 +152,6 @@ func TestDialWaitsForALateServer(t *testing.T) {
 			t.Errorf("connected after %v", took)
 		}
 		_ = c.Close()
-		stop()
 	})
 }
 

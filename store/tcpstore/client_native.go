@@ -22,6 +22,8 @@ const (
 	maxAbandoned = 4096
 	// popGrace is how long a pop whose time is up waits to learn whether it took an item.
 	popGrace = time.Second
+	// unwatchedTime is how late a call may notice that its context has ended.
+	unwatchedTime = 2 * time.Millisecond
 	// keptBuffer is the largest buffer that is kept for the next use.
 	keptBuffer = 64 << 10
 )
@@ -192,9 +194,10 @@ func (m *nativeConn) flushRest(rest []byte) {
 
 // write writes buf. Its error is a timeout only if ctx ended or limit passed.
 func (m *nativeConn) write(ctx context.Context, limit time.Time, buf []byte) (n int, err error) {
-	watch := interruptWrites(ctx, m.conn)
+	until := unwatched(ctx, limit)
+	var watch interrupt
 	for {
-		arm(&m.writeArmed, limit, m.conn.SetWriteDeadline)
+		arm(&m.writeArmed, until, m.conn.SetWriteDeadline)
 		var k int
 		k, err = m.conn.Write(buf[n:])
 		n += k
@@ -205,11 +208,26 @@ func (m *nativeConn) write(ctx context.Context, limit time.Time, buf []byte) (n 
 		if endOf(ctx, limit) != nil {
 			break
 		}
+		if until != limit {
+			watch, until = interruptBy(ctx, m.conn.SetWriteDeadline), limit
+		}
 	}
 	if watch.end() {
 		m.writeArmed = longAgo
 	}
 	return n, err
+}
+
+// unwatched returns how long a read or write may take before ctx is watched. Nearly all are over before that, and to be
+// told of a context's end costs more than a short deadline that many calls share.
+func unwatched(ctx context.Context, limit time.Time) time.Time {
+	if ctx.Done() == nil {
+		return limit
+	}
+	if first := time.Now().Add(unwatchedTime); limit.IsZero() || first.Before(limit) {
+		return first
+	}
+	return limit
 }
 
 // await returns when c is done, or with the error of ctx's or limit's end. The caller holds mu.
@@ -264,35 +282,35 @@ func (c *nativeCall) signal() {
 }
 
 // lead reads the connection and hands out answers until c has its own, or ctx or limit ends it.
-func (m *nativeConn) lead(ctx context.Context, limit time.Time, c *nativeCall) error {
-	watch := interruptReads(ctx, m.conn)
-	defer func() {
-		if watch.end() {
-			m.readArmed = longAgo
-		}
-	}()
-	for {
-		arm(&m.readArmed, limit, m.conn.SetReadDeadline)
-		if err := m.in.fill(m.conn); err != nil {
-			if !isTimeout(err) {
-				m.fail(err)
-				return nil
+func (m *nativeConn) lead(ctx context.Context, limit time.Time, c *nativeCall) (ended error) {
+	until := unwatched(ctx, limit)
+	var watch interrupt
+	for ended == nil {
+		arm(&m.readArmed, until, m.conn.SetReadDeadline)
+		err := m.in.fill(m.conn)
+		if err == nil {
+			var mine bool
+			if mine, err = m.deliver(c); err == nil && mine {
+				break
 			}
-			if err := endOf(ctx, limit); err != nil {
-				return err
-			}
-			m.readArmed = longAgo // the deadline of an earlier leader
-			continue
 		}
-		mine, err := m.deliver(c)
-		if err != nil {
+		switch {
+		case err == nil:
+		case !isTimeout(err):
 			m.fail(err)
+			watch.end()
 			return nil
-		}
-		if mine {
-			return nil
+		default:
+			m.readArmed = longAgo
+			if ended = endOf(ctx, limit); ended == nil && until != limit {
+				watch, until = interruptBy(ctx, m.conn.SetReadDeadline), limit
+			}
 		}
 	}
+	if watch.end() {
+		m.readArmed = longAgo
+	}
+	return ended
 }
 
 // arm sets a deadline. One that is armed already and not later than limit stays, so that in the ordinary course no call

@@ -55,7 +55,7 @@ func TestClientSuite(t *testing.T) {
 				return all
 			}
 			t.Run("plain", func(t *testing.T) {
-				storetest.Run(t, open, storetest.WithEmptyNotANumber(), storetest.WithHandles(handles), storetest.WithLargeValue(8<<20))
+				storetest.Run(t, open, storetest.WithEmptyNotANumber(), storetest.WithHandles(handles))
 			})
 			t.Run("prefix", func(t *testing.T) {
 				storetest.Run(t, func(t *testing.T) store.Store {

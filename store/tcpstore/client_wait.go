@@ -6,7 +6,6 @@ package tcpstore
 import (
 	"context"
 	"fmt"
-	"net"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -67,15 +66,7 @@ func timeoutDetail(timeout time.Duration) string {
 	return fmt.Sprintf("no answer within the store's timeout of %v", timeout)
 }
 
-// interruptReads and interruptWrites are interruptOn for one direction.
-func interruptReads(ctx context.Context, conn net.Conn) interrupt {
-	return interruptBy(ctx, conn.SetReadDeadline)
-}
-
-func interruptWrites(ctx context.Context, conn net.Conn) interrupt {
-	return interruptBy(ctx, conn.SetWriteDeadline)
-}
-
+// interruptBy is interruptOn for one direction.
 func interruptBy(ctx context.Context, set func(time.Time) error) interrupt {
 	if ctx.Done() == nil {
 		return interrupt{}
