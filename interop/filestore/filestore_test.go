@@ -1,6 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package filestore_test has Go and real PyTorch, 1.13 and 2.6, use one file store at the same time.
 package filestore_test
 
 import (
