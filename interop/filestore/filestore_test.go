@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/filestore"
@@ -458,12 +460,7 @@ func TestTornTail(t *testing.T) {
 		py := start(t, tr, inside, noWorld)
 		py.want(nil, "set", "before", "1")
 		wantGet(t, s, "before", "1")
-		f, err := os.OpenFile(host, os.O_WRONLY|os.O_APPEND, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = f.WriteString("\x05\x00\x00\x00/torn\x10\x00\x00\x00half")
-		_ = f.Close()
+		appendFile(t, host, torn)
 		if ok, err := s.Check(t.Context(), "torn"); ok || err != nil {
 			t.Fatalf("check: %v, %v", ok, err)
 		}
@@ -472,6 +469,76 @@ func TestTornTail(t *testing.T) {
 		wantGet(t, s, "after", "2")
 		py.want(1, "add", "n", 1)
 	})
+}
+
+// TestSpinningPython shows what PyTorch makes of an unfinished record: it reads for ever with the lock held. Go's calls end
+// by their deadlines, and when that process is gone they go on.
+func TestSpinningPython(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Helper()
+		host, inside := shared(t, tr)
+		s := open(t, host)
+		py := start(t, tr, inside, noWorld)
+		appendFile(t, host, torn)
+		py.send("get", "anything")
+		deadline := time.Now().Add(10 * time.Second)
+		for { // until it has the lock
+			short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			err := exclusive(short, host)
+			cancel()
+			if err != nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("python does not spin")
+			}
+		}
+		short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if err := s.Set(short, "k", nil); !errors.Is(err, store.ErrTimeout) {
+			t.Fatalf("set while python holds the lock: %v", err)
+		}
+		py.proc.Kill()
+		<-py.proc.Done()
+		if err := s.Set(t.Context(), "k", []byte("v")); err != nil {
+			t.Fatal(err)
+		}
+		start(t, tr, inside, noWorld).want("v", "get", "k")
+	})
+}
+
+// torn is the beginning of a record.
+const torn = "\x05\x00\x00\x00/torn\x10\x00\x00\x00half"
+
+func appendFile(t *testing.T, path, text string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(text); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// exclusive takes the file's lock for a moment.
+func exclusive(ctx context.Context, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for {
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 // TestHeldLock has a stopped Python sit on the lock: Go's calls end by their deadlines and work when it goes on.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"sync"
 	"testing"
 	"time"
 
@@ -136,6 +137,38 @@ func TestCloseDoesNotHang(t *testing.T) {
 	}
 	if err := <-blocked; !errors.Is(err, store.ErrClosed) {
 		t.Errorf("the write that waited for the lock: %v", err)
+	}
+}
+
+// TestOpenAndCloseStorm has handles come and go, so that the file is removed and made anew all the time. What a handle has
+// written stays for as long as it is open.
+func TestOpenAndCloseStorm(t *testing.T) {
+	path := tempPath(t)
+	var wg sync.WaitGroup
+	for worker := range 6 {
+		wg.Go(func() {
+			for round := range 25 {
+				s, err := Open(t.Context(), path, WithWorldSize(1), WithTimeout(30*time.Second))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				key, value := fmt.Sprint("key", worker), fmt.Sprint("round", round)
+				if err := s.Set(t.Context(), key, []byte(value)); err != nil {
+					t.Error(err)
+				}
+				if got, err := s.Get(t.Context(), key); string(got) != value || err != nil {
+					t.Errorf("got %q, %v; want %q", got, err, value)
+				}
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if exists(path) {
+		t.Error("the last handle left the file")
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 
 // This is the whole test of a store; in a test file it would be named TestStore.
 func ExampleRun() {
-	_ = func(t *testing.T) {
+	_ = func(t *testing.T) { //nolint:thelper // it is a test
 		storetest.Run(t, func(*testing.T) store.Store { return store.NewMemory() })
 	}
 }
