@@ -1,0 +1,305 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+// honest has eight clients count for a while and returns the 99th percentile of their round trips. Every reply is
+// checked.
+func honest(t *testing.T, addr, name string, d time.Duration) (p99 time.Duration, ops int) {
+	t.Helper()
+	const clients = 8
+	took := make([][]time.Duration, clients)
+	end := time.Now().Add(d)
+	var all sync.WaitGroup
+	for i := range clients {
+		all.Go(func() {
+			c, err := net.Dial("tcp", addr)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(d + 30*time.Second))
+			if _, err := c.Write(wire.AppendValidate(nil)); err != nil {
+				t.Error(err)
+				return
+			}
+			request := wire.AppendAdd(nil, wire.V, fmt.Sprintf("/honest/%s/%d", name, i), 1)
+			var reply [8]byte
+			for n := uint64(1); ; n++ {
+				start := time.Now()
+				if _, err := c.Write(request); err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := io.ReadFull(c, reply[:]); err != nil {
+					t.Errorf("an honest client is not served: %v", err)
+					return
+				}
+				took[i] = append(took[i], time.Since(start))
+				if got := binary.LittleEndian.Uint64(reply[:]); got != n {
+					t.Errorf("add returned %d, want %d", got, n)
+					return
+				}
+				if time.Now().After(end) {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	sorted := slices.Sorted(slices.Values(slices.Concat(took...)))
+	if len(sorted) == 0 {
+		t.Fatal("nobody was served")
+	}
+	return sorted[len(sorted)*99/100], len(sorted)
+}
+
+// attack is one way to misbehave. It runs until ctx ends.
+type attack struct {
+	name string
+	run  func(ctx context.Context, t *testing.T, addr string)
+}
+
+func attacks() []attack {
+	return []attack{
+		{"absurd lengths", absurdLengths}, {"half requests", halfRequests}, {"one byte a second", dribble},
+		{"idle connections", idleConnections}, {"a reader that never reads", neverRead}, {"random bytes", randomBytes},
+	}
+}
+
+// each dials again and again, a little apart, and lets fn use the connection.
+func each(ctx context.Context, addr string, workers int, pause time.Duration, fn func(c net.Conn, r *rand.Rand)) {
+	var all sync.WaitGroup
+	for i := range workers {
+		all.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(i), 7))
+			for ctx.Err() == nil {
+				c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+				if err != nil {
+					continue
+				}
+				_ = c.(*net.TCPConn).SetLinger(0) // leave no TIME_WAIT behind
+				stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+				fn(c, r)
+				stop()
+				_ = c.Close()
+				sleep(ctx, pause)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+func absurdLengths(ctx context.Context, _ *testing.T, addr string) {
+	each(ctx, addr, 4, 2*time.Millisecond, func(c net.Conn, r *rand.Rand) {
+		code := []byte{0, 1, 2, 3, 4, 5, 8, 9, 10, 11}[r.IntN(10)]
+		b := append([]byte{code}, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, byte(r.IntN(256)))
+		if r.IntN(2) == 0 {
+			b = binary.LittleEndian.AppendUint64(append(wire.AppendValidate(nil), 1), 1<<r.IntN(64)|1<<14)
+		}
+		_, _ = c.Write(b)
+		_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		_, _ = io.Copy(io.Discard, c)
+	})
+}
+
+func halfRequests(ctx context.Context, _ *testing.T, addr string) {
+	each(ctx, addr, 200, time.Millisecond, func(c net.Conn, r *rand.Rand) {
+		set := wire.AppendSet(wire.AppendValidate(nil), wire.V, "/half", make([]byte, 64<<10))
+		_, _ = c.Write(set[:1+r.IntN(len(set)-1)])
+		sleep(ctx, time.Minute)
+	})
+}
+
+func dribble(ctx context.Context, _ *testing.T, addr string) {
+	each(ctx, addr, 200, time.Millisecond, func(c net.Conn, _ *rand.Rand) {
+		for _, b := range wire.AppendSet(nil, wire.Legacy, "/dribble", make([]byte, 1<<20)) {
+			if _, err := c.Write([]byte{b}); err != nil {
+				return
+			}
+			sleep(ctx, time.Second)
+		}
+	})
+}
+
+func neverRead(ctx context.Context, t *testing.T, addr string) {
+	first, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer first.Close()
+	_, _ = first.Write(wire.AppendSet(nil, wire.Legacy, "/large", make([]byte, 1<<20)))
+	get := bytes.Repeat(wire.AppendKey(nil, wire.Legacy, wire.Get, "/large"), 1000)
+	each(ctx, addr, 8, time.Millisecond, func(c net.Conn, _ *rand.Rand) {
+		for ctx.Err() == nil {
+			if _, err := c.Write(get); err != nil {
+				return
+			}
+		}
+	})
+}
+
+func randomBytes(ctx context.Context, _ *testing.T, addr string) {
+	each(ctx, addr, 4, 2*time.Millisecond, func(c net.Conn, r *rand.Rand) {
+		b := make([]byte, 1+r.IntN(2000))
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		if r.IntN(2) == 0 {
+			b = append(wire.AppendValidate(nil), b...)
+		}
+		_, _ = c.Write(b)
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		_, _ = io.Copy(io.Discard, c)
+	})
+}
+
+const (
+	idleAddrEnv = "COHORT_TEST_IDLE_ADDR"
+	idleWant    = 10_000
+)
+
+// idleConnections holds ten thousand silent connections, from a process of its own: one process may not have enough
+// descriptors for both ends.
+func idleConnections(ctx context.Context, t *testing.T, addr string) {
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestServerIdleChild$", "-test.v")
+	cmd.Env = append(os.Environ(), idleAddrEnv+"="+addr)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if err := cmd.Start(); err != nil {
+		t.Error(err)
+		return
+	}
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if n, ok := strings.CutPrefix(lines.Text(), "idle "); ok {
+			t.Logf("%s idle connections are open", n)
+			if have, _ := strconv.Atoi(n); have < idleWant {
+				t.Logf("fewer than %d: the limit of open files does not allow more", idleWant)
+			}
+		}
+	}
+	_ = cmd.Wait()
+}
+
+// TestServerIdleChild is the process of idleConnections.
+func TestServerIdleChild(t *testing.T) {
+	addr := os.Getenv(idleAddrEnv)
+	if addr == "" {
+		t.Skip("only for TestServerHostile, in a process of its own")
+	}
+	var conns []net.Conn
+	for len(conns) < idleWant {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			break
+		}
+		conns = append(conns, c)
+	}
+	fmt.Printf("\nidle %d\n", len(conns))
+	time.Sleep(time.Minute) // killed before
+	for _, c := range conns {
+		_ = c.Close()
+	}
+}
+
+// TestServerHostile measures eight honest clients without and with each attack, and with all at once. It reports the
+// latencies and asserts only that everybody is served correctly and within a generous time, and that memory is bounded:
+// speed is not a matter of tests.
+func TestServerHostile(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	noLeaks(t)
+	s := startServer(t, WithLimits(Limits{Memory: 256 << 20}))
+	addr := s.Addr().String()
+	// Other processes take the processors now and then, which only ever makes a measurement worse: the best of five is
+	// taken on either side.
+	p99, windows := func() time.Duration {
+		took, _ := honest(t, addr, fmt.Sprint(time.Now().UnixNano()), 100*time.Millisecond)
+		return took
+	}, 5
+	p99()
+	list := attacks()
+	list = append(list, attack{"all together", func(ctx context.Context, t *testing.T, addr string) {
+		var all sync.WaitGroup
+		for _, a := range attacks() {
+			all.Go(func() { a.run(ctx, t, addr) })
+		}
+		all.Wait()
+	}})
+	for _, a := range list {
+		without, with := []time.Duration{p99(), p99(), p99()}, []time.Duration(nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		var done sync.WaitGroup
+		done.Go(func() { a.run(ctx, t, addr) })
+		if a.name == "idle connections" || a.name == "all together" {
+			waitForClients(t, s, idleWant)
+		} else {
+			time.Sleep(100 * time.Millisecond)
+		}
+		for range windows {
+			with = append(with, p99())
+		}
+		st := s.Stats()
+		cancel()
+		done.Wait()
+		eventually(t, "the attackers are gone", func() bool { return s.Stats().Clients() == 0 })
+		without = append(without, p99(), p99())
+		before, during := slices.Min(without), slices.Min(with)
+		t.Logf("%-26s p99 of eight honest clients %8v without, %8v with (%.2f); %5d clients, %d cut so far, %d MB held",
+			a.name, before.Round(time.Microsecond), during.Round(time.Microsecond), float64(during)/float64(before),
+			st.Clients(), st.Cut, st.Memory>>20)
+		if st.Memory > 256<<20+8<<20 {
+			t.Errorf("%s: %d bytes are held", a.name, st.Memory)
+		}
+	}
+}
+
+// waitForClients waits until n clients are connected, or their number does not grow any more.
+func waitForClients(t *testing.T, s *Server, n int) {
+	t.Helper()
+	last, since := -1, time.Now()
+	for {
+		have := s.Stats().Clients()
+		if have >= n || have == last && time.Since(since) > 2*time.Second {
+			return
+		}
+		if have != last {
+			last, since = have, time.Now()
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
