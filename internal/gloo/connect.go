@@ -170,7 +170,9 @@ func (d *device) listen(ctx context.Context, ip netip.Addr) (*endpoints, error) 
 		e.record.Host = d.host
 		e.record.Addrs = []wire.Address{{Addr: addr, Sequence: wire.NoSequence}}
 		for r := range d.pairs {
-			e.record.IDs = append(e.record.IDs, int64(r))
+			if !d.cfg.Lazy { // that is how peers know that this rank may connect at first use only
+				e.record.IDs = append(e.record.IDs, int64(r))
+			}
 		}
 	}
 	d.startListener(ln)
@@ -259,7 +261,7 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 				_ = own.take(p.peer).Close()
 			}
 			wg.Go(func() {
-				if err := p.dialAndAttach(ctx, theirs.Addr, id, hello); err != nil {
+				if err := p.dialAndAttach(ctx, ours.Addr.Addr(), theirs.Addr, id, hello); err != nil {
 					fail(p, err)
 				}
 			})
@@ -294,8 +296,8 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 	return nil
 }
 
-func (p *pair) dialAndAttach(ctx context.Context, addr netip.AddrPort, id int64, hello bool) error {
-	conn, err := dial(ctx, addr, id, hello)
+func (p *pair) dialAndAttach(ctx context.Context, from netip.Addr, to netip.AddrPort, id int64, hello bool) error {
+	conn, err := dial(ctx, from, to, id, hello)
 	if err != nil {
 		return err
 	}

@@ -23,8 +23,8 @@ const dialGrace = time.Second
 // or that its queue is full for a moment.
 const dialAttempts = 4
 
-// dial connects to a peer and says who we are.
-func dial(ctx context.Context, addr netip.AddrPort, id int64, hello bool) (net.Conn, error) {
+// dial connects to a peer, from our published address, by which a Go peer of generation A knows us, and says who we are.
+func dial(ctx context.Context, from netip.Addr, addr netip.AddrPort, id int64, hello bool) (net.Conn, error) {
 	if ctx.Err() != nil {
 		return nil, dist.FromContext("gloo: dial", ctx)
 	}
@@ -37,6 +37,9 @@ func dial(ctx context.Context, addr netip.AddrPort, id int64, hello bool) (net.C
 	defer stop()
 
 	dialer := net.Dialer{KeepAliveConfig: keepAlive}
+	if !hello {
+		dialer.LocalAddr = &net.TCPAddr{IP: from.AsSlice(), Zone: from.Zone()}
+	}
 	wait := 25 * time.Millisecond
 	var err error
 	for attempt := range dialAttempts {
@@ -50,6 +53,10 @@ func dial(ctx context.Context, addr netip.AddrPort, id int64, hello bool) (net.C
 		}
 		var conn net.Conn
 		if conn, err = dialer.DialContext(patient, "tcp", addr.String()); err != nil {
+			if errors.Is(err, syscall.EADDRNOTAVAIL) && dialer.LocalAddr != nil {
+				dialer.LocalAddr = nil // no route from there: PyTorch does not care where we come from
+				continue
+			}
 			if errors.Is(err, syscall.ECONNREFUSED) {
 				continue
 			}

@@ -65,7 +65,7 @@ func (p *pair) connectNow(ctx context.Context) error {
 	}
 	if dials {
 		p.setRole(roleDial)
-		return p.dialAndAttach(ctx, theirs.Addr, id, hello)
+		return p.dialAndAttach(ctx, ours.Addr.Addr(), theirs.Addr, id, hello)
 	}
 	p.setRole(roleListen)
 	select {

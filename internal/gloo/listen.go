@@ -196,7 +196,7 @@ func (p *pair) acceptFrom(ctx context.Context, ln net.Listener, ip netip.Addr) e
 			p.attach(conn)
 			return nil
 		}
-		p.d.cfg.Logger.Debug("gloo connection refused: not the peer's address",
+		p.d.cfg.Logger.Warn("gloo connection refused: not the peer's published address",
 			slog.String("from", conn.RemoteAddr().String()), slog.String("want", ip.String()))
 		_ = conn.Close()
 	}
