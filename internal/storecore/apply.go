@@ -159,8 +159,7 @@ func (m *Machine) get(c *Conn, r *wire.Request) error {
 	e := m.table.find(r.Key)
 	if e == nil {
 		if c.dialect == wire.Native {
-			_, err := m.open(c, r, waitGet)
-			return err
+			return m.open(c, r, waitGet)
 		}
 		m.replyBytes(c, r.ID, nil) // as the libuv server: the other one would cut the client
 		return nil
@@ -305,14 +304,13 @@ func (m *Machine) multiSet(c *Conn, r *wire.Request) error {
 	for list := r.List; !list.Empty(); {
 		key, value := list.Next(), list.Next()
 		e := m.table.find(key)
-		switch {
-		case e == nil:
+		if e == nil {
 			m.table.insert(key, value)
 			m.notify(wire.KeyCreated, key, nil, value)
-		default:
-			m.notify(wire.KeyUpdated, key, e.value(), value)
-			m.table.set(e, value)
+			continue
 		}
+		m.notify(wire.KeyUpdated, key, e.value(), value)
+		m.table.set(e, value)
 	}
 	// Only now, when all of them are there: who waits for several must see all or nothing.
 	if len(m.waiting) != 0 {
@@ -331,8 +329,7 @@ func (m *Machine) multiGet(c *Conn, r *wire.Request) error {
 	for list := r.List; !list.Empty(); {
 		e := m.table.find(list.Next())
 		if e == nil && c.dialect == wire.Native {
-			_, err := m.open(c, r, waitMultiGet)
-			return err
+			return m.open(c, r, waitMultiGet)
 		}
 		if size += 8; e != nil {
 			size += len(e.value())

@@ -212,7 +212,7 @@ func (m *Machine) consume(c *Conn, b []byte) int {
 			c.paused = true
 			break
 		}
-		n := 0
+		var n int
 		switch c.dialect {
 		case wire.Undetected:
 			if !m.detect(c, b[at:]) {

@@ -28,10 +28,21 @@ func TestParseNumber(t *testing.T) {
 		n    int64
 		ok   bool
 	}{
-		{"0", 0, true}, {"12", 12, true}, {"-12", -12, true}, {"+7", 7, true}, {" \t\n\v\f\r12abc", 12, true},
-		{"9223372036854775807", math.MaxInt64, true}, {"-9223372036854775808", math.MinInt64, true},
-		{"9223372036854775808", 0, false}, {"-9223372036854775809", 0, false}, {"99999999999999999999999", 0, false},
-		{"", 0, false}, {"-", 0, false}, {"abc", 0, false}, {"- 1", 0, false}, {"0000000000000000000000000001", 1, true},
+		{"0", 0, true},
+		{"12", 12, true},
+		{"-12", -12, true},
+		{"+7", 7, true},
+		{" \t\n\v\f\r12abc", 12, true},
+		{"9223372036854775807", math.MaxInt64, true},
+		{"-9223372036854775808", math.MinInt64, true},
+		{"9223372036854775808", 0, false},
+		{"-9223372036854775809", 0, false},
+		{"99999999999999999999999", 0, false},
+		{"", 0, false},
+		{"-", 0, false},
+		{"abc", 0, false},
+		{"- 1", 0, false},
+		{"0000000000000000000000000001", 1, true},
 	} {
 		if n, ok := parseNumber([]byte(c.text)); n != c.n || ok != c.ok {
 			t.Errorf("%q: %d %v, want %d %v", c.text, n, ok, c.n, c.ok)
@@ -449,7 +460,7 @@ func TestWaitLimit(t *testing.T) {
 	for i := range 6 {
 		b.send(n, frame(uint32(i), func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "k") }))
 		b.send(v, wire.AppendKeys(nil, wire.V, wire.Wait, "k"))
-		b.send(l, wire.AppendKey(nil, wire.Legacy, wire.WatchKey, fmt.Sprint(i)))
+		b.send(l, wire.AppendKey(nil, wire.Legacy, wire.WatchKey, strconv.Itoa(i)))
 	}
 	if got := b.take(n); got[4] != 5 || got[8] != byte(dist.Exhausted) {
 		t.Errorf("native: %q", got)

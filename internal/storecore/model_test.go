@@ -56,11 +56,12 @@ func (m *model) hasAll(op wire.Op, keys []string) bool {
 	return true
 }
 
-func (m *model) values(keys []string) (s string) {
+func (m *model) values(keys []string) string {
+	var s strings.Builder
 	for _, k := range keys {
-		s += str(m.keys[k])
+		s.WriteString(str(m.keys[k]))
 	}
-	return s
+	return s.String()
 }
 
 // came tells all waits that keys exist now.

@@ -36,5 +36,5 @@ func parseNumber(b []byte) (int64, bool) {
 	if negative {
 		return int64(-n), true //nolint:gosec // two's complement; the smallest number included
 	}
-	return int64(n), true //nolint:gosec // just bounded
+	return int64(n), true
 }

@@ -110,8 +110,7 @@ func (m *Machine) pop(c *Conn, r *wire.Request) error {
 	q := m.queues[string(r.Key)]
 	if q == nil {
 		if c.dialect == wire.Native && r.Wait {
-			_, err := m.open(c, r, waitPop)
-			return err
+			return m.open(c, r, waitPop)
 		}
 		m.replyInt(c, r.ID, 0)
 		return nil

@@ -64,7 +64,7 @@ func (t *table) find(key []byte) *entry {
 }
 
 // insert adds a key that is not there.
-func (t *table) insert(key, value []byte) *entry {
+func (t *table) insert(key, value []byte) {
 	if (t.count+1)*8 > len(t.slots)*7 {
 		t.grow()
 	}
@@ -87,7 +87,6 @@ func (t *table) insert(key, value []byte) *entry {
 	t.count++
 	t.bytes += int64(cap(e.data)) + entryCost
 	t.place(hash, n)
-	return e
 }
 
 func (t *table) place(hash, n uint32) {
@@ -152,7 +151,7 @@ func (t *table) remove(key []byte) bool {
 		if slot == 0 {
 			break
 		}
-		home := uint32(slot>>32) & mask //nolint:gosec // the high half
+		home := uint32(slot>>32) & mask
 		if (j-home)&mask >= (j-i)&mask {
 			t.slots[i] = slot
 			i = j

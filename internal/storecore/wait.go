@@ -95,18 +95,18 @@ func (l *waitList) reap() {
 const nodeCost = int64(unsafe.Sizeof(node{})) + 64 // and its share of a list
 
 // open registers a wait for a request. It finds out itself which keys are missing.
-func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) (*wait, error) {
+func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
 	if c.nWaits >= m.limits.Waits {
-		return nil, dist.Newf("tcpstore: serve", dist.Exhausted, "%d waits of one client are open, the limit is %d", c.nWaits, m.limits.Waits)
+		return dist.Newf("tcpstore: serve", dist.Exhausted, "%d waits of one client are open, the limit is %d", c.nWaits, m.limits.Waits)
 	}
 	if c.dialect == wire.Native && c.byID[r.ID] != nil {
 		err := dist.Newf("tcpstore: serve", dist.Protocol, "request id %d is used twice at a time", r.ID)
 		m.Refuse(c, err)
-		return nil, err
+		return err
 	}
 	cost := int64(unsafe.Sizeof(wait{})) + nodeCost*int64(max(r.List.Count, 1)) + int64(len(r.Key)) + int64(2*r.List.Size())
 	if err := m.room(int(cost)); err != nil {
-		return nil, err
+		return err
 	}
 	w := &wait{conn: c, id: r.ID, kind: kind, since: m.now, cost: cost, size: r.Num}
 	switch kind {
@@ -139,7 +139,7 @@ func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) (*wait, error) {
 	}
 	m.waits++
 	m.extraBytes += cost
-	return w, nil
+	return nil
 }
 
 // require puts w into the lists of those of its keys that are missing.
@@ -216,8 +216,7 @@ func (m *Machine) dropWaits(c *Conn) {
 func (m *Machine) wait(c *Conn, r *wire.Request) error {
 	for list := r.List; !list.Empty(); {
 		if !m.exists(list.Next()) {
-			_, err := m.open(c, r, waitKeys)
-			return err
+			return m.open(c, r, waitKeys)
 		}
 	}
 	m.replyByte(c, r.ID, wire.StopWaiting)
@@ -312,7 +311,7 @@ func (m *Machine) barrier(c *Conn, r *wire.Request) error {
 	m.added(r.Key, n)
 	if n.sum >= r.Num {
 		m.replyByte(c, r.ID, wire.StopWaiting)
-	} else if _, err := m.open(c, r, waitBarrier); err != nil {
+	} else if err = m.open(c, r, waitBarrier); err != nil {
 		return err
 	}
 	l := m.barriers[string(r.Key)]

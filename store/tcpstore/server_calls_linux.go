@@ -103,7 +103,7 @@ func (d *loop) end() {
 
 func readNow(fd int, b []byte) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b))) //nolint:gosec // see above
-	return int(n), errno                                                                                        //nolint:gosec // at most len(b)
+	return int(n), errno
 }
 
 func writeNow(fd int, b []byte) (int, unix.Errno) {
@@ -111,7 +111,7 @@ func writeNow(fd int, b []byte) (int, unix.Errno) {
 	if errno != 0 {
 		return 0, errno
 	}
-	return int(n), 0 //nolint:gosec // at most len(b)
+	return int(n), 0
 }
 
 func pollNow(fd int, events []unix.EpollEvent) int {
@@ -119,5 +119,5 @@ func pollNow(fd int, events []unix.EpollEvent) int {
 	if errno != 0 {
 		return 0
 	}
-	return int(n) //nolint:gosec // at most len(events)
+	return int(n)
 }

@@ -21,23 +21,23 @@ func eachDriver(t *testing.T, test func(t *testing.T, opts ...ServerOption)) {
 	t.Run("portable", func(t *testing.T) { test(t, withPortable()) })
 }
 
-func startServer(t testing.TB, opts ...ServerOption) *Server {
-	t.Helper()
+func startServer(tb testing.TB, opts ...ServerOption) *Server {
+	tb.Helper()
 	s, err := Listen("127.0.0.1:0", opts...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.Close() })
+	tb.Cleanup(func() { _ = s.Close() })
 	return s
 }
 
-func dialRaw(t testing.TB, s *Server) net.Conn {
-	t.Helper()
+func dialRaw(tb testing.TB, s *Server) net.Conn {
+	tb.Helper()
 	c, err := net.Dial("tcp", s.Addr().String())
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.Close() })
+	tb.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	return c
 }

@@ -32,7 +32,7 @@ func ListenFD(fd, port int, opts ...ServerOption) (*Server, error) {
 	if err != nil {
 		return fail("has no address", err)
 	}
-	bound := 0
+	var bound int
 	switch a := name.(type) {
 	case *unix.SockaddrInet4:
 		bound = a.Port
@@ -44,15 +44,15 @@ func ListenFD(fd, port int, opts ...ServerOption) (*Server, error) {
 	if port != 0 && bound != port {
 		return nil, fdPortError(fd, bound, port)
 	}
-	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
+	if err = unix.Listen(fd, unix.SOMAXCONN); err != nil {
 		return fail("cannot listen", err)
 	}
-	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) //nolint:gosec // a descriptor is not negative here
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return fail("cannot be taken over", err)
 	}
-	file := os.NewFile(uintptr(own), "listener") //nolint:gosec // a descriptor is not negative
-	l, err := net.FileListener(file)             // makes a copy once more
+	file := os.NewFile(uintptr(own), "listener")
+	l, err := net.FileListener(file) // makes a copy once more
 	_ = file.Close()
 	if err != nil {
 		return fail("cannot be used", err)

@@ -26,14 +26,18 @@ func boundSocket(t *testing.T) (fd, port int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+	if err = unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		t.Fatal(err)
 	}
 	name, err := unix.Getsockname(fd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fd, name.(*unix.SockaddrInet4).Port
+	inet, ok := name.(*unix.SockaddrInet4)
+	if !ok {
+		t.Fatalf("%T", name)
+	}
+	return fd, inet.Port
 }
 
 func TestListenFD(t *testing.T) {

@@ -84,8 +84,12 @@ type attack struct {
 
 func attacks() []attack {
 	return []attack{
-		{"absurd lengths", absurdLengths}, {"half requests", halfRequests}, {"one byte a second", dribble},
-		{"idle connections", idleConnections}, {"a reader that never reads", neverRead}, {"random bytes", randomBytes},
+		{"absurd lengths", absurdLengths},
+		{"half requests", halfRequests},
+		{"one byte a second", dribble},
+		{"idle connections", idleConnections},
+		{"a reader that never reads", neverRead},
+		{"random bytes", randomBytes},
 	}
 }
 
@@ -100,7 +104,9 @@ func each(ctx context.Context, addr string, workers int, pause time.Duration, fn
 				if err != nil {
 					continue
 				}
-				_ = c.(*net.TCPConn).SetLinger(0) // leave no TIME_WAIT behind
+				if tcp, ok := c.(*net.TCPConn); ok {
+					_ = tcp.SetLinger(0) // leave no TIME_WAIT behind
+				}
 				stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 				fn(c, r)
 				stop()
@@ -248,7 +254,7 @@ func TestServerHostile(t *testing.T) {
 	// Other processes take the processors now and then, which only ever makes a measurement worse: the best of five is
 	// taken on either side.
 	p99, windows := func() time.Duration {
-		took, _ := honest(t, addr, fmt.Sprint(time.Now().UnixNano()), 100*time.Millisecond)
+		took, _ := honest(t, addr, strconv.FormatInt(time.Now().UnixNano(), 10), 100*time.Millisecond)
 		return took
 	}, 5
 	p99()

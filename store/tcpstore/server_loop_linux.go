@@ -85,7 +85,7 @@ func (d *loop) setUp(l *net.TCPListener) error {
 		return err
 	}
 	var dup error
-	if err := raw.Control(func(fd uintptr) {
+	if err = raw.Control(func(fd uintptr) {
 		d.accept, dup = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
 	}); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (d *loop) setUp(l *net.TCPListener) error {
 	if dup != nil {
 		return dup
 	}
-	if err := unix.SetNonblock(d.accept, true); err != nil {
+	if err = unix.SetNonblock(d.accept, true); err != nil {
 		return err
 	}
 	// Accepted sockets inherit these from the listener.
@@ -331,7 +331,7 @@ func (d *loop) checkGone() {
 func (d *loop) acceptSome(limit int) {
 	for range limit {
 		fd, from, err := unix.Accept4(d.accept, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-		switch err { //nolint:errorlint // an errno, not wrapped
+		switch err {
 		case nil:
 			d.add(fd, peerName(from))
 		case unix.ECONNABORTED, unix.EINTR, unix.EPROTO:

@@ -91,11 +91,11 @@ func (c *core) stats() Stats {
 		Waits: make([]Wait, 0, len(snap.Waiters)),
 	}
 	for d, n := range snap.Conns {
-		s.Connections[wire.Dialect(d).String()] = n //nolint:gosec // an index of a small array
+		s.Connections[wire.Dialect(d).String()] = n
 	}
 	for op, n := range snap.Ops {
 		if n > 0 {
-			s.Ops[wire.Op(op).String()] = n //nolint:gosec // an index of a small array
+			s.Ops[wire.Op(op).String()] = n
 		}
 	}
 	for _, w := range snap.Waiters {

@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -51,46 +52,46 @@ func countFDs() int {
 	return len(list)
 }
 
-func write(t testing.TB, c net.Conn, b []byte) {
-	t.Helper()
+func write(tb testing.TB, c net.Conn, b []byte) {
+	tb.Helper()
 	if _, err := c.Write(b); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
-func read(t testing.TB, c net.Conn, n int) []byte {
-	t.Helper()
+func read(tb testing.TB, c net.Conn, n int) []byte {
+	tb.Helper()
 	b := make([]byte, n)
 	if _, err := io.ReadFull(c, b); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return b
 }
 
 // expectClosed waits for the server to close c.
-func expectClosed(t testing.TB, c net.Conn) {
-	t.Helper()
+func expectClosed(tb testing.TB, c net.Conn) {
+	tb.Helper()
 	if _, err := io.Copy(io.Discard, c); err != nil && !strings.Contains(err.Error(), "reset") {
-		t.Errorf("the connection is not closed: %v", err)
+		tb.Errorf("the connection is not closed: %v", err)
 	}
 }
 
 // eventually waits until ok.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
+func eventually(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("never happened: %s", what)
+			tb.Fatalf("never happened: %s", what)
 		}
 	}
 }
 
-func dialV(t testing.TB, s *Server) net.Conn {
-	t.Helper()
-	c := dialRaw(t, s)
-	write(t, c, wire.AppendPing(wire.AppendValidate(nil), wire.V, 42))
-	if n := binary.LittleEndian.Uint32(read(t, c, 4)); n != 42 {
-		t.Fatalf("ping answered %d", n)
+func dialV(tb testing.TB, s *Server) net.Conn {
+	tb.Helper()
+	c := dialRaw(tb, s)
+	write(tb, c, wire.AppendPing(wire.AppendValidate(nil), wire.V, 42))
+	if n := binary.LittleEndian.Uint32(read(tb, c, 4)); n != 42 {
+		tb.Fatalf("ping answered %d", n)
 	}
 	return c
 }
@@ -367,16 +368,16 @@ func TestListenAddresses(t *testing.T) {
 	}
 	for _, host := range []string{"127.0.0.1", "::1"} {
 		if host == "::1" {
-			if l, err := net.Listen("tcp", "[::1]:0"); err != nil {
-				t.Logf("no IPv6 here: %v", err)
+			l, failed := net.Listen("tcp", "[::1]:0")
+			if failed != nil {
+				t.Logf("no IPv6 here: %v", failed)
 				continue
-			} else {
-				_ = l.Close()
 			}
+			_ = l.Close()
 		}
-		c, err := net.Dial("tcp", net.JoinHostPort(host, fmt.Sprint(s.Port())))
-		if err != nil {
-			t.Errorf("%s: %v", host, err)
+		c, failed := net.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(s.Port())))
+		if failed != nil {
+			t.Errorf("%s: %v", host, failed)
 			continue
 		}
 		write(t, c, wire.AppendPlain(nil, wire.Legacy, wire.NumKeys))
@@ -421,18 +422,18 @@ func TestShared(t *testing.T) {
 		t.Fatalf("closed while in use: %v", err)
 	}
 	_ = conn.Close()
-	if err := b.Shutdown(t.Context()); err != nil {
+	if err = b.Shutdown(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if _, err := net.Dial("tcp", addr); err == nil {
+	if _, err = net.Dial("tcp", addr); err == nil {
 		t.Error("still open")
 	}
 	var another Shared
-	if _, err := another.Acquire(c.Addr().String()); !errors.Is(err, dist.AlreadyExists) {
+	if _, err = another.Acquire(c.Addr().String()); !errors.Is(err, dist.AlreadyExists) {
 		t.Errorf("two values share nothing: %v", err)
 	}
 	_ = c.Close()
-	if _, err := shared.Acquire("nonsense"); err == nil {
+	if _, err = shared.Acquire("nonsense"); err == nil {
 		t.Error("nonsense was accepted")
 	}
 	all, err := shared.Acquire(":0")

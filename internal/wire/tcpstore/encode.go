@@ -101,7 +101,7 @@ func AppendMultiSet(b []byte, d Dialect, keys []string, values [][]byte) []byte 
 	}
 	b = binary.LittleEndian.AppendUint64(appendCode(b, d, MultiSet), uint64(len(keys)))
 	for i, k := range keys {
-		b = appendBytes(AppendString(b, k), values[i])
+		b = appendBytes(AppendString(b, k), values[i]) //nolint:gosec // the lengths are equal
 	}
 	return b
 }

@@ -102,9 +102,7 @@ func buildOps() (t [DialectCount][256]Op) {
 		Set, CompareSet, Get, Add, Check, Wait, NumKeys, WatchKey, DeleteKey, // L0
 		Append, MultiGet, MultiSet, CancelWait, // L1
 	}
-	for c, o := range legacy {
-		t[Legacy][c] = o
-	}
+	copy(t[Legacy][:], legacy[:])
 	for o := Validate; o <= Barrier; o++ {
 		t[V][o] = o
 		if o != Validate {
@@ -123,7 +121,7 @@ func buildCodes() (t [DialectCount][OpLimit]Op) {
 		}
 		for c, o := range opOf[d] {
 			if o != noOp {
-				t[d][o] = Op(c) //nolint:gosec // c is below 256
+				t[d][o] = Op(c)
 			}
 		}
 	}

@@ -212,8 +212,9 @@ func listAt(b []byte, at int, limits *Limits, pairs bool) (List, int, bool) {
 	if n > uint64(limits.Keys) { //nolint:gosec // a limit is not negative
 		return List{}, at, false
 	}
-	start, ok := at, true
+	start := at
 	for range n {
+		var ok bool
 		if _, at, ok = stringAt(b, at, limits.Key); !ok {
 			return List{}, at, false
 		}
