@@ -63,7 +63,7 @@ func run(o *options) error {
 		if err != nil {
 			return err
 		}
-		fmt.Println(s.Addr())
+		fmt.Fprintln(os.Stdout, s.Addr())
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		return s.Close()
 	case "echo":
@@ -113,7 +113,7 @@ func child(role string) (addr string, stop func(), err error) {
 		return "", nil, err
 	}
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
+	if err = cmd.Start(); err != nil {
 		return "", nil, err
 	}
 	stop = func() {
@@ -231,7 +231,7 @@ func echo() error {
 	if err != nil {
 		return err
 	}
-	fmt.Println(l.Addr())
+	fmt.Fprintln(os.Stdout, l.Addr())
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)
@@ -301,11 +301,11 @@ func roundTrips(o *options) error {
 		return err
 	}
 	took, all, err := drive(o.dur, []func() error{func() error {
-		if _, err := conn.Write(request); err != nil {
-			return err
+		if _, failed := conn.Write(request); failed != nil {
+			return failed
 		}
-		_, err := io.ReadFull(conn, reply)
-		return err
+		_, failed := io.ReadFull(conn, reply)
+		return failed
 	}})
 	if err != nil {
 		return err
@@ -320,8 +320,8 @@ func roundTrips(o *options) error {
 	go func() {
 		failed <- blocking(conn, func(fd int) error {
 			took, all, err = driveHere(o.dur, func() error {
-				if _, err := syscall.Write(fd, request); err != nil {
-					return err
+				if _, failed := syscall.Write(fd, request); failed != nil {
+					return failed
 				}
 				return readFull(fd, reply)
 			})

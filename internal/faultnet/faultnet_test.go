@@ -86,7 +86,7 @@ func TestNetworkRefusesAndAccepts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := network.Listen("here"); !errors.Is(err, syscall.EADDRINUSE) {
+	if _, err = network.Listen("here"); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Fatalf("second listen: %v", err)
 	}
 	client, err := network.Dial(t.Context(), "", "here")

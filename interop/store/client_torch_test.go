@@ -95,6 +95,7 @@ func dialectOf(torch *torchtest.Torch) tcpstore.Dialect {
 // TestClientSuiteOnPyTorch runs the whole conformance suite with our client on PyTorch's servers.
 func TestClientSuiteOnPyTorch(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		m := startMasters(t, torch)
 		open := func(t *testing.T) store.Store {
 			t.Helper()
@@ -129,6 +130,7 @@ func TestClientSuiteOnPyTorch(t *testing.T) {
 // TestClientSharesKeysWithPython checks the bytes that Python sees.
 func TestClientSharesKeysWithPython(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		m := startMasters(t, torch)
 		c := dial(t, m.fresh(t))
 		ctx := t.Context()
@@ -170,6 +172,7 @@ print(s.get("hello"), flush=True)
 sys.stdin.readline()
 `
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		proc := torch.Start(t, torchtest.Script{Source: script})
 		addr := net.JoinHostPort("127.0.0.1", proc.Line(t))
 		var all []*tcpstore.Client
@@ -202,6 +205,7 @@ sys.stdin.readline()
 // TestClientIsUsableAfterTimeouts lets waits time out, then has the keys come, and checks that no answer gets mixed up.
 func TestClientIsUsableAfterTimeouts(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		m := startMasters(t, torch)
 		c := dial(t, m.fresh(t), tcpstore.WithWaitConns(2))
 		for i := range 20 {
@@ -249,6 +253,7 @@ func TestClientIsUsableAfterTimeouts(t *testing.T) {
 // TestClientWaitsDoNotBlock has more waits than connections for them; all other calls go on.
 func TestClientWaitsDoNotBlock(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		m := startMasters(t, torch)
 		c := dial(t, m.fresh(t), tcpstore.WithWaitConns(2))
 		const waits = 12
@@ -278,6 +283,7 @@ func TestClientWaitsDoNotBlock(t *testing.T) {
 // TestClientManyConnections counts with 50 clients at once.
 func TestClientManyConnections(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		m := startMasters(t, torch)
 		addr := m.fresh(t)
 		const clients, adds = 50, 20
@@ -304,6 +310,7 @@ func TestClientManyConnections(t *testing.T) {
 // TestClientSeesTheServerDie kills the master while calls wait: each fails soon and names the server.
 func TestClientSeesTheServerDie(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		m := startMasters(t, torch)
 		c := dial(t, m.fresh(t), tcpstore.WithWaitConns(3))
 		const waits = 6
@@ -346,6 +353,7 @@ func TestClientSeesTheServerDie(t *testing.T) {
 // TestClientFindsOutWhyAnAddFailed has PyTorch's server close the connection on a value that is no number.
 func TestClientFindsOutWhyAnAddFailed(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		m := startMasters(t, torch)
 		c := dial(t, m.fresh(t))
 		if err := c.Set(t.Context(), "text", []byte("abc")); err != nil {
@@ -364,6 +372,7 @@ func TestClientFindsOutWhyAnAddFailed(t *testing.T) {
 // TestClientSupportsOnPyTorch asks the servers what they can do, and that the question harms nobody.
 func TestClientSupportsOnPyTorch(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		m := startMasters(t, torch)
 		c := dial(t, m.fresh(t))
 		got := map[string]bool{}
@@ -393,6 +402,7 @@ func TestClientSupportsOnPyTorch(t *testing.T) {
 // TestClientDialFailures: nobody there, and forced dialects that the server does not speak.
 func TestClientDialFailures(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		m := startMasters(t, torch)
 		addr := m.fresh(t)
 		wrong := tcpstore.DialectV

@@ -14,12 +14,13 @@ import (
 // BenchmarkClient measures calls of one client on a server in the same process. bench/storeget measures the same with
 // the server in a process of its own.
 func BenchmarkClient(b *testing.B) {
-	cancellable, cancel := context.WithCancel(context.Background())
+	cancellable, cancel := context.WithCancel(b.Context())
 	defer cancel()
 	contexts := map[string]context.Context{"background": context.Background(), "cancellable": cancellable}
 	for _, dialect := range dialects {
 		for name, ctx := range contexts {
 			b.Run("get/"+dialect.String()+"/"+name, func(b *testing.B) {
+				//nolint:contextcheck // a server has a life of its own
 				c := connect(b, serve(b).Addr().String(), tcpstore.WithDialect(dialect))
 				if err := c.Set(ctx, "a/short/key", make([]byte, 64)); err != nil {
 					b.Fatal(err)

@@ -100,8 +100,8 @@ func (f *fakeStore) serve(n int, conn net.Conn) {
 			var r wire.Request
 			var size int
 			if dialect == wire.Native {
-				_, whole, err := wire.ParseFrame(b)
-				if err != nil || whole > len(b) || whole == 0 {
+				_, whole, frameErr := wire.ParseFrame(b)
+				if frameErr != nil || whole > len(b) || whole == 0 {
 					break
 				}
 				if wire.ParseFrameRequest(b[:whole], &wire.DefaultLimits, &r) != nil {

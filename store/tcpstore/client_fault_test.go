@@ -79,7 +79,9 @@ func endSoon(t *testing.T, errs <-chan error, n int, ok func(error) bool) {
 func isGone(err error) bool { return errors.Is(err, dist.PeerLost) || errors.Is(err, dist.Unavailable) }
 
 func TestClientCloseEndsWaits(t *testing.T) {
+	t.Parallel()
 	eachDialect(t, func(t *testing.T, c *tcpstore.Client, _ *faultnet.Proxy, s *tcpstore.Server) {
+		t.Helper()
 		errs := startWaits(t, c, s, 12)
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
@@ -101,7 +103,9 @@ func TestClientCloseEndsWaits(t *testing.T) {
 }
 
 func TestClientFailsAtOnceWhenTheServerDies(t *testing.T) {
+	t.Parallel()
 	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, s *tcpstore.Server) {
+		t.Helper()
 		errs := startWaits(t, c, s, 8)
 		_ = s.Close()
 		p.Refuse(true)
@@ -122,7 +126,9 @@ func TestClientFailsAtOnceWhenTheServerDies(t *testing.T) {
 }
 
 func TestClientGoesOnAfterACut(t *testing.T) {
+	t.Parallel()
 	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, s *tcpstore.Server) {
+		t.Helper()
 		for range 3 {
 			errs := startWaits(t, c, s, 4)
 			p.Cut()
@@ -141,7 +147,9 @@ func TestClientGoesOnAfterACut(t *testing.T) {
 
 // TestClientOnAHalfOpenConnection: the server seems to be there and says nothing. Contexts end the calls.
 func TestClientOnAHalfOpenConnection(t *testing.T) {
+	t.Parallel()
 	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, _ *tcpstore.Server) {
+		t.Helper()
 		p.SetDown(faultnet.Fault{Swallow: true})
 		for _, call := range []func(context.Context) error{
 			func(ctx context.Context) error { return c.Set(ctx, "k", []byte("v")) },
@@ -167,7 +175,9 @@ func TestClientOnAHalfOpenConnection(t *testing.T) {
 
 // TestClientOnGarbage: answers that make no sense are errors, never values, and the client recovers.
 func TestClientOnGarbage(t *testing.T) {
+	t.Parallel()
 	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, _ *tcpstore.Server) {
+		t.Helper()
 		if err := c.Set(t.Context(), "k", []byte("v")); err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +198,9 @@ func TestClientOnGarbage(t *testing.T) {
 }
 
 func TestClientOnASlowNetwork(t *testing.T) {
+	t.Parallel()
 	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, _ *tcpstore.Server) {
+		t.Helper()
 		p.SetDown(faultnet.Fault{Delay: 5 * time.Millisecond})
 		p.SetUp(faultnet.Fault{BytesPerSecond: 1 << 20})
 		var group sync.WaitGroup
@@ -209,7 +221,9 @@ func TestClientOnASlowNetwork(t *testing.T) {
 }
 
 func TestClientChecksLimitsBeforeSending(t *testing.T) {
+	t.Parallel()
 	eachDialect(t, func(t *testing.T, c *tcpstore.Client, _ *faultnet.Proxy, s *tcpstore.Server) {
+		t.Helper()
 		long := strings.Repeat("k", 8<<10)
 		for name, call := range map[string]func() error{
 			"key":   func() error { return c.Set(t.Context(), long, nil) },
@@ -254,8 +268,11 @@ func TestClientTellsWhatItDoes(t *testing.T) {
 		phase observe.Phase
 		key   string
 	}{
-		{"store.dial", observe.Point, ""}, {"store.set", observe.Begin, "k"}, {"store.set", observe.End, "k"},
-		{"store.get", observe.Begin, "never"}, {"store.get", observe.End, "never"},
+		{"store.dial", observe.Point, ""},
+		{"store.set", observe.Begin, "k"},
+		{"store.set", observe.End, "k"},
+		{"store.get", observe.Begin, "never"},
+		{"store.get", observe.End, "never"},
 	} {
 		e := events[i]
 		if e.Kind != want.kind || e.Phase != want.phase || e.Key != want.key || e.Peer != addr || e.Rank != dist.NoRank {
@@ -268,7 +285,9 @@ func TestClientTellsWhatItDoes(t *testing.T) {
 }
 
 func TestClientWorkerCount(t *testing.T) {
+	t.Parallel()
 	eachDialect(t, func(t *testing.T, c *tcpstore.Client, _ *faultnet.Proxy, _ *tcpstore.Server) {
+		t.Helper()
 		if n, err := c.Workers(t.Context()); n != 0 || err != nil {
 			t.Fatalf("workers: %d, %v", n, err)
 		}

@@ -101,10 +101,10 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 	}
 	ended := m.await(ctx, limit, c)
 	if !c.done && m.err == nil { // ended by ctx or limit
-		m.sendCancel(id)
+		m.sendCancel(id) //nolint:contextcheck // it is written although ctx has ended
 		if q.op == wire.QueuePop {
 			// An item that is on its way already must not be lost: the cancelled request is answered either way.
-			if m.await(context.Background(), time.Now().Add(popGrace), c) == nil && dist.CodeOf(c.err) == dist.Canceled {
+			if m.await(context.WithoutCancel(ctx), time.Now().Add(popGrace), c) == nil && dist.CodeOf(c.err) == dist.Canceled {
 				c.err = ended
 			}
 		}
@@ -161,7 +161,7 @@ func (m *nativeConn) flush(ctx context.Context, limit time.Time, c *nativeCall) 
 		case isTimeout(err) && m.err == nil:
 			// The caller's time is up in the middle of a frame. Others' frames depend on the rest being sent.
 			rest := buf[n:]
-			m.helpers.Go(func() { m.flushRest(rest) })
+			m.helpers.Go(func() { m.flushRest(rest) }) //nolint:contextcheck // for others, whose contexts have not ended
 			return
 		default:
 			m.failLocked(err)
@@ -171,7 +171,7 @@ func (m *nativeConn) flush(ctx context.Context, limit time.Time, c *nativeCall) 
 		}
 		if c != nil && c.done && len(m.out) > 0 && m.err == nil {
 			// The caller has its answer already: it need not write for others any longer.
-			m.helpers.Go(func() { m.flushRest(nil) })
+			m.helpers.Go(func() { m.flushRest(nil) }) //nolint:contextcheck // for others, who have contexts of their own
 			return
 		}
 	}

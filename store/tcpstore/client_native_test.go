@@ -54,6 +54,7 @@ func (h *held) on(_ int, conn net.Conn, r *wire.Request) bool {
 			time.Sleep(time.Second)
 			_, _ = conn.Write(frameReply(r.ID, 0, append(intReply(1), bytesReply("item")...)))
 		}()
+	default:
 	}
 	return true
 }
@@ -73,6 +74,7 @@ func (h *held) answer(t *testing.T, key string) {
 func TestNativeAnswersInAnyOrder(t *testing.T) {
 	h := &held{}
 	onFake(t, fakeNative, h.on, func(t *testing.T, c *Client, f *fakeStore) {
+		t.Helper()
 		const calls = 50
 		type result struct {
 			key, value string
@@ -108,6 +110,7 @@ func TestNativeAnswersInAnyOrder(t *testing.T) {
 func TestNativeCancel(t *testing.T) {
 	h := &held{}
 	onFake(t, fakeNative, h.on, func(t *testing.T, c *Client, f *fakeStore) {
+		t.Helper()
 		const calls = 20
 		var done sync.WaitGroup
 		for i := range calls {
@@ -164,6 +167,7 @@ func currentNative(t *testing.T, c *Client) *nativeConn {
 func TestNativeCallsEndByTheStoreTimeout(t *testing.T) {
 	h := &held{}
 	onFake(t, fakeNative, h.on, func(t *testing.T, c *Client, _ *fakeStore) {
+		t.Helper()
 		for _, timeout := range []time.Duration{time.Minute, time.Second, time.Hour, time.Millisecond} { // deadlines get shorter and longer
 			c.SetTimeout(timeout)
 			start := time.Now()
@@ -187,6 +191,7 @@ func TestNativeCallsEndByTheStoreTimeout(t *testing.T) {
 func TestNativePopDoesNotLoseAnItem(t *testing.T) {
 	h := &held{}
 	onFake(t, fakeNative, h.on, func(t *testing.T, c *Client, _ *fakeStore) {
+		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		if got, err := c.QueuePop(ctx, "q", true); string(got) != "item" || err != nil {
@@ -211,10 +216,12 @@ func TestNativeWriteBlocked(t *testing.T) {
 			_, _ = conn.Write(frameReply(r.ID, 0, nil))
 		case wire.Add:
 			_, _ = conn.Write(frameReply(r.ID, 0, intReply(r.Num)))
+		default:
 		}
 		return true
 	}
 	onFake(t, fakeNative, on, func(t *testing.T, c *Client, _ *fakeStore) {
+		t.Helper()
 		resume = make(chan struct{})
 		first := make(chan error, 1)
 		go func() { _, err := c.Add(t.Context(), "n", 1); first <- err }()
@@ -253,6 +260,7 @@ func TestNativeWriteBlocked(t *testing.T) {
 
 func TestNativeGivesUpOnAHungServer(t *testing.T) {
 	onFake(t, fakeNative, func(int, net.Conn, *wire.Request) bool { return true }, func(t *testing.T, c *Client, _ *fakeStore) {
+		t.Helper()
 		c.SetTimeout(time.Millisecond)
 		for i := range maxAbandoned + 1 {
 			if _, err := c.Get(t.Context(), "k"); !errors.Is(err, store.ErrTimeout) {
@@ -274,10 +282,12 @@ func TestNativeErrorsComeFromTheServer(t *testing.T) {
 			_, _ = conn.Write(frameReply(r.ID, 0, []byte("short"))) // a body that does not fit
 		case wire.DeleteKey:
 			_, _ = conn.Write(frameReply(r.ID+100, 0, intReply(1))) // nobody asked
+		default:
 		}
 		return true
 	}
 	onFake(t, fakeNative, on, func(t *testing.T, c *Client, f *fakeStore) {
+		t.Helper()
 		_, err := c.Add(t.Context(), "n", 1)
 		if !errors.Is(err, store.ErrNotANumber) || !strings.Contains(err.Error(), `tcpstore: add "n": not a number (peer fake:1): the value "abc" is text`) {
 			t.Errorf("add: %v", err)
@@ -306,10 +316,12 @@ func TestNativeLargeReplies(t *testing.T) {
 			_, _ = conn.Write(append(frameReply(r.ID, 0, wire.AppendBytes(nil, big)), frameReply(r.ID+1, 0, intReply(9))[:5]...))
 		case wire.Add:
 			_, _ = conn.Write(frameReply(r.ID, 0, intReply(9))[5:])
+		default:
 		}
 		return true
 	}
 	onFake(t, fakeNative, on, func(t *testing.T, c *Client, _ *fakeStore) {
+		t.Helper()
 		for range 3 {
 			got, err := c.Get(t.Context(), "k")
 			if !bytes.Equal(got, big) || err != nil {
@@ -333,8 +345,14 @@ func FuzzNativeReplies(f *testing.F) {
 	f.Add([]byte{255, 255, 255, 63, 1, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, q := range []*request{
-			{op: wire.Get, key: "k"}, {op: wire.MultiGet, keys: []string{"a", "b"}}, {op: wire.Add}, {op: wire.ListKeys}, {op: wire.QueuePop},
-			{op: wire.Set}, {op: wire.Stats}, {op: wire.Check, keys: []string{"a"}},
+			{op: wire.Get, key: "k"},
+			{op: wire.MultiGet, keys: []string{"a", "b"}},
+			{op: wire.Add},
+			{op: wire.ListKeys},
+			{op: wire.QueuePop},
+			{op: wire.Set},
+			{op: wire.Stats},
+			{op: wire.Check, keys: []string{"a"}},
 		} {
 			client, server := net.Pipe()
 			go func() {

@@ -43,19 +43,6 @@ func (d Dialect) String() string {
 	return "dialect " + strconv.Itoa(int(d))
 }
 
-func (d Dialect) wire() wire.Dialect {
-	switch d {
-	case DialectLegacy:
-		return wire.Legacy
-	case DialectV:
-		return wire.V
-	case DialectNative:
-		return wire.Native
-	case DialectAuto:
-	}
-	return wire.Undetected
-}
-
 // ClientOption is an option of [Dial].
 type ClientOption interface {
 	applyClient(*clientConfig)

@@ -13,24 +13,24 @@ import (
 )
 
 // serve starts a server on loopback.
-func serve(t testing.TB) *tcpstore.Server {
-	t.Helper()
+func serve(tb testing.TB) *tcpstore.Server {
+	tb.Helper()
 	s, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.Close() })
+	tb.Cleanup(func() { _ = s.Close() })
 	return s
 }
 
 // connect opens a client on addr.
-func connect(t testing.TB, addr string, opts ...tcpstore.ClientOption) *tcpstore.Client {
-	t.Helper()
-	c, err := tcpstore.Dial(t.Context(), addr, append([]tcpstore.ClientOption{tcpstore.WithTimeout(30 * time.Second)}, opts...)...)
+func connect(tb testing.TB, addr string, opts ...tcpstore.ClientOption) *tcpstore.Client {
+	tb.Helper()
+	c, err := tcpstore.Dial(tb.Context(), addr, append([]tcpstore.ClientOption{tcpstore.WithTimeout(30 * time.Second)}, opts...)...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.Close() })
+	tb.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
@@ -38,6 +38,7 @@ var dialects = []tcpstore.Dialect{tcpstore.DialectNative, tcpstore.DialectV, tcp
 
 // TestClientSuite runs the conformance suite over TCP in each dialect, plain and through prefixes.
 func TestClientSuite(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range dialects {
 		t.Run(dialect.String(), func(t *testing.T) {
 			t.Parallel()

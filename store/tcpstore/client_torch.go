@@ -92,9 +92,9 @@ func (s *torchStore) run(ctx context.Context, q *request) (wire.Reply, error) {
 func (s *torchStore) short(ctx context.Context, q *request) (r wire.Reply, err error) {
 	err = s.with(ctx, func(t *torchConn) error {
 		return t.exchange(ctx, q.append(nil, t.dialect), func() error {
-			got, err := t.reply(q.op, len(q.keys))
+			got, readErr := t.reply(q.op, len(q.keys))
 			r = own(got)
-			return err
+			return readErr
 		})
 	})
 	return r, err
@@ -120,14 +120,14 @@ func (s *torchStore) with(ctx context.Context, use func(*torchConn) error) error
 		return err
 	}
 	err = use(t)
-	s.giveBack(t, forShort, err)
+	s.giveBack(ctx, t, forShort, err)
 	return err
 }
 
 // giveBack returns a connection after an operation that ended with err.
-func (s *torchStore) giveBack(t *torchConn, u use, err error) {
+func (s *torchStore) giveBack(ctx context.Context, t *torchConn, u use, err error) {
 	if isLost(err) && s.pool.reason() == nil {
-		s.dialer.log.LogAttrs(context.Background(), slog.LevelDebug, "store connection lost",
+		s.dialer.log.LogAttrs(ctx, slog.LevelDebug, "store connection lost",
 			slog.String("addr", s.dialer.addr), slog.String("connection", t.String()), slog.String("err", err.Error()))
 		s.pool.purge()
 	}
@@ -147,14 +147,14 @@ func (s *torchStore) get(ctx context.Context, q *request, keys []string) (r wire
 		b := wire.AppendKeys(q.append(nil, t.dialect), t.dialect, wire.Check, keys...)
 		deleted := false
 		err = t.exchange(ctx, b, func() error {
-			got, err := t.reply(q.op, len(keys))
-			if err != nil {
-				return err
+			got, readErr := t.reply(q.op, len(keys))
+			if readErr != nil {
+				return readErr
 			}
 			r = own(got)
-			check, err := t.reply(wire.Check, 0)
+			check, readErr := t.reply(wire.Check, 0)
 			deleted = check.Byte != wire.Ready
-			return err
+			return readErr
 		})
 		if isLost(err) {
 			return true, nil
@@ -181,12 +181,12 @@ func hasEmpty(r wire.Reply) bool {
 func (s *torchStore) popWaiting(ctx context.Context, q *request) (r wire.Reply, err error) {
 	err = s.await(ctx, []string{q.wireKey()}, func(t *torchConn) (again bool, err error) {
 		// Once it is sent the pop takes an item, which must not be lost because ctx ends now.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), popGrace)
+		sure, cancel := context.WithTimeout(context.WithoutCancel(ctx), popGrace)
 		defer cancel()
-		err = t.exchange(ctx, q.append(nil, t.dialect), func() error {
-			got, err := t.reply(q.op, 0)
+		err = t.exchange(sure, q.append(nil, t.dialect), func() error {
+			got, readErr := t.reply(q.op, 0)
 			r = own(got)
-			return err
+			return readErr
 		})
 		return err == nil && r.Num <= 0, err
 	})
@@ -205,7 +205,7 @@ func (s *torchStore) await(ctx context.Context, keys []string, then func(*torchC
 		if then != nil {
 			again, err = then(t)
 		}
-		s.giveBack(t, u, err)
+		s.giveBack(ctx, t, u, err)
 		if !again {
 			return err
 		}
@@ -242,12 +242,12 @@ func (s *torchStore) whenPresent(ctx context.Context, keys []string) (*torchConn
 		return s.present(ctx, keys)
 	})
 	if err == nil && t.unusable { // a legacy connection that still has an answer to come
-		s.giveBack(t, forWait, nil)
+		s.giveBack(ctx, t, forWait, nil)
 		t, err = s.pool.take(ctx, forShort)
 		return t, forShort, err
 	}
 	if err != nil {
-		s.giveBack(t, forWait, err)
+		s.giveBack(ctx, t, forWait, err)
 		return nil, 0, err
 	}
 	return t, forWait, nil
@@ -259,7 +259,7 @@ func (s *torchStore) checkedConn(ctx context.Context, keys []string) (t *torchCo
 		return nil, false, err
 	}
 	if there, err = t.check(ctx, keys); err != nil || !there {
-		s.giveBack(t, forShort, err)
+		s.giveBack(ctx, t, forShort, err)
 		return nil, false, err
 	}
 	return t, true, nil
@@ -275,9 +275,9 @@ func (s *torchStore) present(ctx context.Context, keys []string) (there bool, er
 
 func (t *torchConn) check(ctx context.Context, keys []string) (there bool, err error) {
 	err = t.exchange(ctx, wire.AppendKeys(nil, t.dialect, wire.Check, keys...), func() error {
-		r, err := t.reply(wire.Check, 0)
+		r, readErr := t.reply(wire.Check, 0)
 		there = r.Byte == wire.Ready
-		return err
+		return readErr
 	})
 	return there, err
 }
@@ -291,11 +291,11 @@ func (s *torchStore) whyNoSum(ctx context.Context, q *request, lost error) error
 	}
 	var value []byte
 	err = t.exchange(ctx, wire.AppendKey(nil, t.dialect, wire.Get, key), func() error {
-		r, err := t.reply(wire.Get, 0)
+		r, readErr := t.reply(wire.Get, 0)
 		value = own(r).Value
-		return err
+		return readErr
 	})
-	s.giveBack(t, forShort, err)
+	s.giveBack(ctx, t, forShort, err)
 	if err != nil {
 		return lost
 	}
@@ -335,8 +335,8 @@ func (s *torchStore) has(ctx context.Context, probe *request) (bool, error) {
 	if err == nil {
 		if err = s.pool.adopt(t); err == nil {
 			err = t.exchange(ctx, probe.append(nil, t.dialect), func() error {
-				_, err := t.reply(probe.op, 0)
-				return err
+				_, readErr := t.reply(probe.op, 0)
+				return readErr
 			})
 			s.pool.drop(t)
 		}

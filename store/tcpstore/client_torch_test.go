@@ -88,7 +88,7 @@ func TestClientSendsWhatPyTorchSends(t *testing.T) {
 		for _, q := range requests {
 			if recorded[hex.EncodeToString(q.append(nil, dialect))] {
 				matched++
-			} else if !(dialect == wire.Legacy && (q.op == wire.Check || q.op == wire.Append)) && q.key != "p/k" && q.key != "big" {
+			} else if known := dialect != wire.Legacy || (q.op != wire.Check && q.op != wire.Append); known && q.key != "p/k" && q.key != "big" {
 				t.Errorf("PyTorch %s never sent %s %q as %x", version, q.name(), q.subject(), q.append(nil, dialect))
 			}
 		}
@@ -116,10 +116,12 @@ func TestWaitTimeoutKeepsTheConnectionInV(t *testing.T) {
 				_, _ = conn.Write(bytesReply("v"))
 			case wire.Check:
 				_, _ = conn.Write([]byte{map[bool]byte{true: wire.Ready, false: wire.NotReady}[string(r.List.Next()) == "/there"]})
+			default:
 			}
 			return true
 		}
 		onFake(t, fakeV1, on, func(t *testing.T, c *Client, f *fakeStore) {
+			t.Helper()
 			for range 5 {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				start := time.Now()
@@ -153,10 +155,12 @@ func TestWaitTimeoutReplacesALegacyConnection(t *testing.T) {
 			_, _ = conn.Write(bytesReply("v"))
 		case wire.Check:
 			_, _ = conn.Write([]byte{map[bool]byte{true: wire.Ready, false: wire.NotReady}[string(r.List.Next()) == "/there"]})
+		default:
 		}
 		return true
 	}
 	onFake(t, fakeLegacy, on, func(t *testing.T, c *Client, f *fakeStore) {
+		t.Helper()
 		before, _ := f.counts()
 		c.SetTimeout(time.Second)
 		if err := c.Wait(t.Context(), "missing"); !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "timeout of 1s") {
@@ -192,10 +196,12 @@ func TestGetSurvivesADelete(t *testing.T) {
 				_, _ = conn.Write(bytesReply("new"))
 			case wire.Check:
 				_, _ = conn.Write([]byte{map[bool]byte{true: wire.NotReady, false: wire.Ready}[gets == 1]})
+			default:
 			}
 			return true
 		}
 		onFake(t, fakeV1, on, func(t *testing.T, c *Client, _ *fakeStore) {
+			t.Helper()
 			if got, err := c.Get(t.Context(), "k"); string(got) != "new" || err != nil || waits != 2 {
 				t.Errorf("closes %v: %q, %v after %d waits", closes, got, err, waits)
 			}
@@ -218,10 +224,12 @@ func TestWaitFindsAKeyThatCompareSetCreated(t *testing.T) {
 				_, _ = conn.Write([]byte{map[bool]byte{true: wire.Ready, false: wire.NotReady}[created]})
 			case wire.Get:
 				_, _ = conn.Write(bytesReply("v"))
+			default:
 			}
 			return true
 		}
 		onFake(t, kind, on, func(t *testing.T, c *Client, _ *fakeStore) {
+			t.Helper()
 			time.AfterFunc(10*time.Second, func() {
 				mu.Lock()
 				created = true
@@ -263,10 +271,12 @@ func TestWaitsBeyondThePoolPoll(t *testing.T) {
 			}
 		case wire.NumKeys:
 			_, _ = conn.Write(intReply(int64(len(there))))
+		default:
 		}
 		return true
 	}
 	onFake(t, fakeV1, on, func(t *testing.T, c *Client, f *fakeStore) {
+		t.Helper()
 		const waits = 30
 		done := make(chan error, waits)
 		for i := range waits {
@@ -307,10 +317,12 @@ func TestSetIsConfirmed(t *testing.T) {
 			return string(r.Key) != "/bad"
 		case wire.NumKeys:
 			_, _ = conn.Write(intReply(int64(seen)))
+		default:
 		}
 		return true
 	}
 	onFake(t, fakeV1, on, func(t *testing.T, c *Client, _ *fakeStore) {
+		t.Helper()
 		if err := c.Set(t.Context(), "good", []byte("x")); err != nil || seen != 1 {
 			t.Fatalf("set: %v, %d seen", err, seen)
 		}
@@ -360,6 +372,7 @@ func TestNothingUnknownIsSentToOldServers(t *testing.T) {
 	}
 	for _, kind := range []fakeKind{fakeLegacy, fakeV1} {
 		onFake(t, kind, on, func(t *testing.T, c *Client, _ *fakeStore) {
+			t.Helper()
 			ctx := t.Context()
 			if kind == fakeLegacy {
 				if err := c.Append(ctx, "a", []byte("x")); err != nil {
@@ -400,6 +413,7 @@ func TestHungServerEndsCallsByTheirContext(t *testing.T) {
 			return true
 		}
 		onFake(t, kind, on, func(t *testing.T, c *Client, _ *fakeStore) {
+			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			start := time.Now()

@@ -91,7 +91,7 @@ var storeModel = func() porcupine.Model {
 		Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
 			byKey := map[string][]porcupine.Operation{}
 			for _, op := range history {
-				key := op.Input.(action).key
+				key := op.Input.(action).key //nolint:errcheck // all inputs are actions
 				byKey[key] = append(byKey[key], op)
 			}
 			var parts [][]porcupine.Operation
@@ -103,7 +103,7 @@ var storeModel = func() porcupine.Model {
 		Init: func() []any { return []any{cell{}} },
 		Step: func(state, input, output any) []any {
 			var states []any
-			for _, s := range steps(state.(cell), input.(action), output.(answer)) {
+			for _, s := range steps(state.(cell), input.(action), output.(answer)) { //nolint:errcheck // the model's own types
 				states = append(states, s)
 			}
 			return states
@@ -147,6 +147,7 @@ func TestLinearizabilityModelHasTeeth(t *testing.T) {
 // what they saw has an order that explains it. A call whose connection was lost may have happened or not; a call that
 // returned has happened once, between its start and its end.
 func TestLinearizable(t *testing.T) {
+	t.Parallel()
 	for round := range 4 {
 		t.Run(strconv.Itoa(round), func(t *testing.T) {
 			t.Parallel()
