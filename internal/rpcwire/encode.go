@@ -286,14 +286,16 @@ func compareOrdered[T int64 | uint64 | float64](a, b T) int {
 
 // field is one field of a struct that travels as a dict.
 type field struct {
-	name  string
-	index []int
+	name     string
+	index    []int
+	required bool
 }
 
 var fieldCache sync.Map // reflect.Type -> []field: a pure function of the type
 
 // structFields returns the exported fields of a struct in order, with the names they have in Python: the tag
-// `rpc:"name"`, else the field's name in snake case. `rpc:"-"` leaves a field out.
+// `rpc:"name"`, else the field's name in snake case. `rpc:"-"` leaves a field out; `rpc:"name,required"` makes an
+// argument that must be given.
 func structFields(t reflect.Type) ([]field, error) {
 	if cached, ok := fieldCache.Load(t); ok {
 		return cached.([]field), nil //nolint:errcheck,forcetypeassert // only this function stores
@@ -304,7 +306,7 @@ func structFields(t reflect.Type) ([]field, error) {
 		if !f.IsExported() || f.Anonymous || len(f.Index) > 1 {
 			continue
 		}
-		name := f.Tag.Get("rpc")
+		name, options, _ := strings.Cut(f.Tag.Get("rpc"), ",")
 		switch name {
 		case "-":
 			continue
@@ -315,7 +317,7 @@ func structFields(t reflect.Type) ([]field, error) {
 			return nil, badValue("two fields of %v are called %q", t, name)
 		}
 		seen[name] = true
-		fields = append(fields, field{name, f.Index})
+		fields = append(fields, field{name, f.Index, options == "required"})
 	}
 	fieldCache.Store(t, fields)
 	return fields, nil

@@ -473,9 +473,7 @@ func (e *Encoder) ScriptRemoteCall(r RemoteScriptUDF) ([]byte, error) {
 		}
 	}
 	r.RRef.push(j)
-	j.Put()
 	r.Fork.push(j)
-	j.Put()
 	j.Tuple()
 	return j.Finish()
 }

@@ -12,13 +12,29 @@ import (
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 )
 
-// peer is what the endpoint knows about a worker it has, or wants, a session with.
-type peer struct {
-	session *Session
-	err     error
-	dialing bool
-	ready   chan struct{} // closed when dialing ends or a link arrives
+// deferPause is how long a dialler that was told to wait does so before it asks again.
+const deferPause = 250 * time.Millisecond
+
+// place is where the session with one worker is or will be.
+type place struct {
+	session  *Session
+	err      error
+	dialing  bool // we dial
+	incoming bool // a link of the peer's own dial is being set up
+	settled  bool
+	ready    chan struct{} // closed when settled: there is a session, or an error, or nothing
 }
+
+func newPlace() *place { return &place{ready: make(chan struct{})} }
+
+func (p *place) settle() {
+	if !p.settled {
+		p.settled = true
+		close(p.ready)
+	}
+}
+
+func (p *place) busy() bool { return p.dialing || p.incoming }
 
 // Connect returns the session with a worker: the one that exists, or a new one to addr ("host:port" or PyTorch's
 // "uv://host:port"). With a PyTorch worker it is a pipe for our requests. With a Go worker it is the link of this pair,
@@ -33,14 +49,15 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 			ep.mu.Unlock()
 			return nil, dist.New("tensorpipe: connect", dist.Closed, "the endpoint is closed")
 		}
-		p := ep.peers[name]
+		p := ep.places[name]
 		if p != nil && p.session != nil && p.session.alive() {
 			ep.mu.Unlock()
 			return p.session, nil
 		}
-		if p == nil || !p.dialing {
-			p = &peer{dialing: true, ready: make(chan struct{})}
-			ep.peers[name] = p
+		if p == nil || !p.busy() {
+			p = newPlace()
+			p.dialing = true
+			ep.places[name] = p
 			ep.work.Go(func() { ep.dialPeer(name, addr, p) })
 		}
 		ep.mu.Unlock()
@@ -51,33 +68,38 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 			e.Peer = name
 			return nil, e
 		}
-		if p.err != nil {
-			return nil, p.err
+		if s, err := ep.outcome(p); s != nil || err != nil {
+			return s, err
 		}
-		if p.session != nil && p.session.alive() {
-			return p.session, nil
-		}
-		select {
-		case <-ctx.Done():
-			return nil, dist.FromContext("tensorpipe: connect", ctx)
-		default: // the session ended at once; try again
+		if err := dist.FromContext("tensorpipe: connect", ctx); err != nil { // the session ended at once; try again
+			return nil, err
 		}
 	}
 }
 
+func (ep *Endpoint) outcome(p *place) (*Session, error) {
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	if p.session != nil && p.session.alive() {
+		return p.session, nil
+	}
+	return nil, p.err
+}
+
 // dialPeer dials and publishes the outcome.
-func (ep *Endpoint) dialPeer(name, addr string, p *peer) {
+func (ep *Endpoint) dialPeer(name, addr string, p *place) {
 	s, wait, err := ep.dial(addr, name != ep.name)
-	if wait { // the peer's own dial is the one that counts
-		timeout := time.NewTimer(ep.cfg.handshake)
-		defer timeout.Stop()
+	for begin := time.Now(); wait; { // the peer's own dial is the one that counts
 		select {
 		case <-p.ready:
 			return
-		case <-timeout.C:
-			err = dist.New("tensorpipe: connect", dist.Unavailable, "the peer asked us to wait for its own dial, which did not come")
+		case <-time.After(deferPause): // or it is a link that ended here and not yet there: ask again
+			s, wait, err = ep.dial(addr, true)
 		case <-ep.ctx.Done():
-			err = context.Cause(ep.ctx)
+			wait, err = false, context.Cause(ep.ctx)
+		}
+		if wait && time.Since(begin) > ep.cfg.handshake {
+			wait, err = false, dist.New("tensorpipe: connect", dist.Unavailable, "the peer asks us to wait for its own connection, which does not come")
 		}
 	}
 	if err == nil && s.Link != nil && s.Link.Peer().Name != name {
@@ -85,9 +107,9 @@ func (ep *Endpoint) dialPeer(name, addr string, p *peer) {
 		_ = s.Close()
 	}
 	ep.mu.Lock()
-	if !p.dialing { // a link arrived meanwhile
+	if !p.dialing { // the peer's link arrived meanwhile
 		ep.mu.Unlock()
-		if s != nil && err == nil {
+		if err == nil {
 			_ = s.Close()
 		}
 		return
@@ -95,22 +117,55 @@ func (ep *Endpoint) dialPeer(name, addr string, p *peer) {
 	p.dialing = false
 	if err != nil {
 		p.err = err
-		if ep.peers[name] == p {
-			delete(ep.peers, name)
+		if ep.places[name] == p && !p.incoming {
+			delete(ep.places, name)
 		}
 	} else {
 		p.session = s
 	}
-	close(p.ready)
+	p.settle()
 	ep.mu.Unlock()
+	if err == nil && s.Link != nil && !s.alive() { // it ended before it was entered, so nobody took it out
+		ep.dropLink(s.Link)
+	}
 }
 
-// dialsFirst reports whether a dial of ours to that worker is under way and wins over its dial to us.
-func (ep *Endpoint) dialsFirst(name string) bool {
+// reserve keeps the place of a worker for the link that it is opening. It returns nil when our own dial to that worker is
+// under way and wins, or when there is a link with the same start of that worker: its dial then crossed ours.
+func (ep *Endpoint) reserve(name string, incarnation uint64) *place {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	p := ep.peers[name]
-	return p != nil && p.dialing && ep.name < name
+	p := ep.places[name]
+	if p != nil && p.dialing && ep.name < name {
+		return nil
+	}
+	if p != nil && p.session != nil && p.session.Link != nil && p.session.alive() && p.session.Link.Peer().Incarnation == incarnation {
+		return nil
+	}
+	if p == nil || !p.busy() {
+		fresh := newPlace()
+		if p != nil {
+			fresh.session = p.session
+		}
+		p = fresh
+		ep.places[name] = p
+	}
+	p.incoming = true
+	return p
+}
+
+// unreserve ends a reservation that may or may not have been used.
+func (ep *Endpoint) unreserve(name string, p *place) {
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	p.incoming = false
+	if p.dialing {
+		return
+	}
+	p.settle()
+	if ep.places[name] == p && (p.session == nil || !p.session.alive()) {
+		delete(ep.places, name)
+	}
 }
 
 // startLink begins the cohort transport on a negotiated connection.
@@ -135,13 +190,13 @@ func (ep *Endpoint) dropLink(l *cohortwire.Link) {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	name := l.Peer().Name
-	if p := ep.peers[name]; p != nil && p.session != nil && p.session.Link == l {
-		delete(ep.peers, name)
+	if p := ep.places[name]; p != nil && !p.busy() && p.session != nil && p.session.Link == l {
+		delete(ep.places, name)
 	}
 }
 
 // accepted makes an arriving link the session with its worker. An older link, of an earlier start of that worker, ends.
-func (ep *Endpoint) accepted(name string, s *stream) error {
+func (ep *Endpoint) accepted(name string, p *place, s *stream) error {
 	link, err := ep.startLink(s)
 	if err != nil {
 		return err
@@ -152,31 +207,18 @@ func (ep *Endpoint) accepted(name string, s *stream) error {
 	}
 	session := &Session{Peer: name, Link: link}
 	ep.mu.Lock()
-	old := ep.peers[name]
 	if ep.closed {
 		ep.mu.Unlock()
 		_ = link.Close()
 		return nil
 	}
-	fresh := &peer{session: session, ready: make(chan struct{})}
-	close(fresh.ready)
-	ep.peers[name] = fresh
-	var replaced *Session
-	if old != nil {
-		if old.dialing {
-			old.dialing = false
-			old.session = session
-			close(old.ready)
-		} else {
-			replaced = old.session
-		}
-	}
+	replaced := p.session
+	p.session, p.err, p.dialing, p.incoming = session, nil, false, false
+	ep.places[name] = p
+	p.settle()
 	ep.mu.Unlock()
 	if replaced != nil {
 		_ = replaced.Close()
-	}
-	if !session.alive() { // it ended before it was entered, so nobody took it out
-		ep.dropLink(link)
 	}
 	select {
 	case ep.sessions <- session:
@@ -187,12 +229,12 @@ func (ep *Endpoint) accepted(name string, s *stream) error {
 	}
 }
 
-func (ep *Endpoint) closePeers() {
+func (ep *Endpoint) closePlaces() {
 	ep.mu.Lock()
-	peers := ep.peers
-	ep.peers = map[string]*peer{}
+	places := ep.places
+	ep.places = map[string]*place{}
 	ep.mu.Unlock()
-	for _, p := range peers {
+	for _, p := range places {
 		if p.session != nil {
 			_ = p.session.Close()
 		}

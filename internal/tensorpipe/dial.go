@@ -118,7 +118,10 @@ func (ep *Endpoint) connect(addr string) (*stream, error) {
 
 // negotiate does the dialling side's part of the handshake.
 func (ep *Endpoint) negotiate(addr string, s *stream, cohort bool, more func(string, uint64) (*stream, error)) (*Session, bool, error) {
-	offer := Offer{Name: ep.name, Channels: ep.cfg.offers, Cohort: cohort && ep.cfg.cohort != nil}
+	offer := Offer{Name: ep.name, Channels: ep.cfg.offers}
+	if cohort && ep.cfg.cohort != nil {
+		offer.Cohort, offer.Incarnation = true, ep.cfg.cohort.Identity.Incarnation
+	}
 	packet, brochure := offer.Hello()
 	if err := s.writeFrames(packet, brochure); err != nil {
 		return nil, false, err

@@ -31,7 +31,7 @@ type Endpoint struct {
 	listener net.Listener
 	pending  map[net.Conn]struct{}   // in handshake
 	expected map[uint64]chan *stream // registered connections that have not come
-	peers    map[string]*peer        // by worker name: see connect.go
+	places   map[string]*place       // by worker name: see connect.go
 }
 
 // Session is an established connection with another worker: a pipe, or among Go workers a link.
@@ -81,7 +81,7 @@ func New(name string, opts ...Option) (*Endpoint, error) {
 	return &Endpoint{
 		name: name, cfg: cfg, ctx: ctx, cancel: cancel,
 		sessions: make(chan *Session, cfg.limits.Backlog), halfway: make(chan struct{}, cfg.limits.Halfway),
-		pending: map[net.Conn]struct{}{}, expected: map[uint64]chan *stream{}, peers: map[string]*peer{},
+		pending: map[net.Conn]struct{}{}, expected: map[uint64]chan *stream{}, places: map[string]*place{},
 	}, nil
 }
 
@@ -141,7 +141,7 @@ func (ep *Endpoint) Close() error {
 	ep.mu.Unlock()
 	ep.cancel(dist.New("tensorpipe: endpoint", dist.Closed, "closed"))
 	ep.work.Wait()
-	ep.closePeers()
+	ep.closePlaces()
 	for {
 		select {
 		case s := <-ep.sessions:
@@ -305,23 +305,28 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 	if address == "" {
 		address = s.nc.LocalAddr().String()
 	}
+	var place *place // kept for the link, so that we do not dial the same peer meanwhile
 	choice := Choice{
 		Channels: ep.cfg.accepts, Address: address, Register: register,
-		Cohort: ep.cfg.cohort != nil && peer != ep.name, Defer: ep.dialsFirst(peer),
+		Cohort: ep.cfg.cohort != nil && peer != ep.name,
+		Defer:  func(incarnation uint64) bool { place = ep.reserve(peer, incarnation); return place == nil },
 	}
 	answer, plan, err := choice.Choose(brochure)
 	if err != nil {
 		return err
 	}
+	if plan.Cohort && !plan.Defer {
+		defer ep.unreserve(peer, place)
+	}
 	if err := s.writeFrames(answer); err != nil {
 		return err
 	}
-	if plan.Cohort {
-		if plan.Defer {
-			_ = s.nc.Close()
-			return nil
-		}
-		return ep.accepted(peer, s)
+	switch {
+	case plan.Defer:
+		_ = s.nc.Close()
+		return nil
+	case plan.Cohort:
+		return ep.accepted(peer, place, s)
 	}
 	timeout := time.NewTimer(ep.cfg.handshake)
 	defer timeout.Stop()

@@ -5,6 +5,7 @@ package tensorpipe
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -16,7 +17,7 @@ const (
 	domainUV        = "uv:*"
 	transportCohort = "cohort"
 	domainCohort    = "cohort:1"
-	addressDefer    = "defer" // the address of a cohort answer that says: use the connection I am dialling to you
+	addressDefer    = "defer" // the address of a cohort answer that says: use the connection that exists or comes
 
 	// ChannelBasic sends storages on one connection; ChannelMPT on 16.
 	ChannelBasic = "basic"
@@ -50,15 +51,31 @@ type Offer struct {
 	Name string
 	// Channels are the channels to offer, the preferred first. The other side decides.
 	Channels []string
-	// Cohort offers the cohort transport.
-	Cohort bool
+	// Cohort offers the cohort transport, and Incarnation says which start of this worker offers it.
+	Cohort      bool
+	Incarnation uint64
+}
+
+// The domain of the cohort transport in a brochure is "cohort:1:" and the incarnation in hexadecimal.
+func cohortDomain(incarnation uint64) string {
+	return domainCohort + ":" + strconv.FormatUint(incarnation, 16)
+}
+
+func cohortOffer(transports []Named) (incarnation uint64, ok bool) {
+	for _, t := range transports {
+		if text, found := strings.CutPrefix(t.Domain, domainCohort+":"); found && t.Name == transportCohort {
+			n, err := strconv.ParseUint(text, 16, 64)
+			return n, err == nil
+		}
+	}
+	return 0, false
 }
 
 // Hello returns the two frames that a dialling side writes at once: packet and brochure.
 func (o Offer) Hello() (packet, brochure []byte) {
 	br := Brochure{Transports: []Named{{transportUV, domainUV}}}
 	if o.Cohort {
-		br.Transports = append(br.Transports, Named{transportCohort, domainCohort})
+		br.Transports = append(br.Transports, Named{transportCohort, cohortDomain(o.Incarnation)})
 	}
 	for _, c := range o.Channels {
 		br.Channels = append(br.Channels, ChannelAd{c, []DeviceDescriptor{{CPU, channelDescriptors[c]}}})
@@ -123,8 +140,11 @@ func (o Offer) Answered(frame []byte) (Plan, error) {
 type Choice struct {
 	// Channels are the channels we accept, the preferred first.
 	Channels []string
-	// Cohort accepts the cohort transport when it is offered; Defer tells the peer to use our dial instead.
-	Cohort, Defer bool
+	// Cohort accepts the cohort transport when it is offered.
+	Cohort bool
+	// Defer is asked when the cohort transport is picked: true tells the peer to use the connection that exists already
+	// or that we are dialling. Nil is false.
+	Defer func(incarnation uint64) bool
 	// Address is where the peer reaches this listener.
 	Address string
 	// Register hands out the id of one more connection to expect.
@@ -138,12 +158,13 @@ func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
 		return nil, Plan{}, err
 	}
 	offers := func(name, domain string) bool { return slices.Contains(br.Transports, Named{name, domain}) }
-	if c.Cohort && offers(transportCohort, domainCohort) {
+	if incarnation, ok := cohortOffer(br.Transports); ok && c.Cohort {
 		a := Answer{Transport: transportCohort, Domain: domainCohort, Address: c.Address}
-		if c.Defer {
+		p := Plan{Cohort: true, Defer: c.Defer != nil && c.Defer(incarnation)}
+		if p.Defer {
 			a.Address = addressDefer
 		}
-		return a.Append(nil), Plan{Cohort: true, Defer: c.Defer}, nil
+		return a.Append(nil), p, nil
 	}
 	if !offers(transportUV, domainUV) {
 		return nil, Plan{}, dist.New("tensorpipe: handshake", dist.Mismatch,

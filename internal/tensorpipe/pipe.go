@@ -130,14 +130,11 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 		<-p.sending
 		return err
 	}
-	stop := func() bool { return true }
-	if ctx.Done() != nil {
-		stop = context.AfterFunc(ctx, func() {
-			for _, st := range steps {
-				_ = st.to.nc.SetWriteDeadline(time.Unix(1, 0))
-			}
-		})
-	}
+	stop := interrupt(ctx, func() {
+		for i := range steps {
+			_ = steps[i].to.nc.SetWriteDeadline(time.Unix(1, 0))
+		}
+	})
 	for i := range steps {
 		err := steps[i].run(ctx)
 		if err == nil {
@@ -149,16 +146,39 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 			return p.broken("tensorpipe: send", err)
 		}
 		stop()
+		renew(steps)
 		p.finish(steps[i:])
 		return dist.FromContext("tensorpipe: send", ctx)
 	}
-	if !stop() { // ctx ended at the last moment: the deadline it set must not hit the next message
-		for _, st := range steps {
-			st.to.set = time.Time{}
-		}
+	if !stop() { // ctx ended at the last moment
+		renew(steps)
 	}
 	<-p.sending
 	return nil
+}
+
+// interrupt runs fn when ctx ends. The returned function takes that back; it reports false when fn has run, and then
+// only after it is done, so that its effect can be undone.
+func interrupt(ctx context.Context, fn func()) func() bool {
+	if ctx.Done() == nil {
+		return func() bool { return true }
+	}
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { fn(); close(done) })
+	return func() bool {
+		if stop() {
+			return true
+		}
+		<-done
+		return false
+	}
+}
+
+// renew makes the next write set its deadline, in place of the one that the end of a ctx left.
+func renew(steps []step) {
+	for i := range steps {
+		steps[i].to.set = time.Time{}
+	}
 }
 
 // finish writes the rest of a message whose sender has gone.
@@ -170,7 +190,6 @@ func (p *Pipe) finish(steps []step) {
 				_ = p.broken("tensorpipe: send", err)
 				return
 			}
-			steps[i].to.set = time.Time{}
 		}
 	})
 }
@@ -230,20 +249,18 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 		return nil, dist.FromContext("tensorpipe: receive", ctx)
 	}
 	defer func() { <-p.recving }()
-	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, func() {
+	stop := interrupt(ctx, func() {
+		for _, s := range p.streams() {
+			_ = s.nc.SetReadDeadline(time.Unix(1, 0))
+		}
+	})
+	defer func() {
+		if !stop() {
 			for _, s := range p.streams() {
-				_ = s.nc.SetReadDeadline(time.Unix(1, 0))
+				_ = s.nc.SetReadDeadline(time.Time{})
 			}
-		})
-		defer func() {
-			if !stop() {
-				for _, s := range p.streams() {
-					_ = s.nc.SetReadDeadline(time.Time{})
-				}
-			}
-		}()
-	}
+		}
+	}()
 	if _, err := p.main.br.Peek(1); err != nil {
 		if ctx.Err() != nil && p.Err() == nil {
 			return nil, dist.FromContext("tensorpipe: receive", ctx)

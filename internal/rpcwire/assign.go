@@ -1,0 +1,354 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcwire
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"reflect"
+	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// Assign stores a decoded value in the Go variable that dst points to, converting as Python programmers expect: an int
+// fits a float, a tuple or set fits a slice, a dict fits a map or a struct (by the names of its fields, see [Encoder]),
+// None fits pointers, slices, maps and interfaces. A number that does not fit is an error, never a wrong number.
+func Assign(dst, v any) error {
+	p := reflect.ValueOf(dst)
+	if p.Kind() != reflect.Pointer || p.IsNil() {
+		return dist.Newf("rpc: assign", dist.InvalidArgument, "%T is not a pointer to a variable", dst)
+	}
+	return assign(p.Elem(), v, "value", 0)
+}
+
+// AssignArgs stores the arguments of a call in a struct: positional ones by the order of its fields, keyword ones by
+// name. An argument that the struct does not have, or that is given twice, is an error; a field without argument keeps
+// its value, which is the default, unless its tag ends in ",required".
+func AssignArgs(dst any, args []any, kwargs *Dict) error {
+	p := reflect.ValueOf(dst)
+	if p.Kind() != reflect.Pointer || p.IsNil() || p.Elem().Kind() != reflect.Struct {
+		return dist.Newf("rpc: arguments", dist.InvalidArgument, "%T is not a pointer to a struct", dst)
+	}
+	fields, err := structFields(p.Elem().Type())
+	if err != nil {
+		return err
+	}
+	if len(args) > len(fields) {
+		return dist.Newf("rpc: arguments", dist.InvalidArgument, "%d positional arguments, the function takes %d", len(args), len(fields))
+	}
+	given := make([]bool, len(fields))
+	for i, arg := range args {
+		if err := assign(p.Elem().FieldByIndex(fields[i].index), arg, fields[i].name, 0); err != nil {
+			return err
+		}
+		given[i] = true
+	}
+	for _, pair := range pairsOf(kwargs) {
+		name, ok := pair.Key.(string)
+		if !ok {
+			return dist.New("rpc: arguments", dist.InvalidArgument, "a keyword argument that is not a string")
+		}
+		i := fieldIndex(fields, name)
+		if i < 0 {
+			return dist.Newf("rpc: arguments", dist.InvalidArgument, "unexpected keyword argument %q; the function takes %s", name, fieldNames(fields))
+		}
+		if given[i] {
+			return dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q is given twice", name)
+		}
+		given[i] = true
+		if err := assign(p.Elem().FieldByIndex(fields[i].index), pair.Value, name, 0); err != nil {
+			return err
+		}
+	}
+	for i, f := range fields {
+		if f.required && !given[i] {
+			return dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q is missing", f.name)
+		}
+	}
+	return nil
+}
+
+func pairsOf(d *Dict) []Pair {
+	if d == nil {
+		return nil
+	}
+	return d.Pairs
+}
+
+func fieldIndex(fields []field, name string) int {
+	for i, f := range fields {
+		if f.name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+func fieldNames(fields []field) string {
+	names := make([]string, len(fields))
+	for i, f := range fields {
+		names[i] = f.name
+	}
+	return strings.Join(names, ", ")
+}
+
+func mismatch(path string, want reflect.Type, v any) error {
+	return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: a Python %s does not fit a Go %v", path, pythonName(v), want)
+}
+
+// pythonName names the Python type of a decoded value.
+func pythonName(v any) string {
+	switch v.(type) {
+	case nil:
+		return "None"
+	case []any:
+		return "list"
+	case Tuple:
+		return "tuple"
+	case *Dict:
+		return "dict"
+	case Set:
+		return "set"
+	case FrozenSet:
+		return "frozenset"
+	case []byte:
+		return "bytes"
+	case ByteArray:
+		return "bytearray"
+	case bool, string, float64, complex128:
+		return strings.TrimRight(strings.Replace(fmt.Sprintf("%T", v), "string", "str", 1), "0123456789")
+	case int64, *big.Int:
+		return "int"
+	default:
+		return fmt.Sprintf("%T", v)
+	}
+}
+
+func assign(dst reflect.Value, v any, path string, depth int) error {
+	if depth > maxDepth {
+		return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: nested deeper than %d", path, maxDepth)
+	}
+	t := dst.Type()
+	if v == nil {
+		switch t.Kind() {
+		case reflect.Pointer, reflect.Slice, reflect.Map, reflect.Interface:
+			dst.SetZero()
+			return nil
+		default:
+			return mismatch(path, t, v)
+		}
+	}
+	src := reflect.ValueOf(v)
+	if src.Type().AssignableTo(t) {
+		dst.Set(src)
+		return nil
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		if b, ok := v.(bool); ok {
+			dst.SetBool(b)
+			return nil
+		}
+	case reflect.String:
+		if s, ok := v.(string); ok {
+			dst.SetString(s)
+			return nil
+		}
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		if n, ok := v.(int64); ok {
+			if dst.OverflowInt(n) {
+				return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %d does not fit a Go %v", path, n, t)
+			}
+			dst.SetInt(n)
+			return nil
+		}
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
+		return assignUint(dst, v, path)
+	case reflect.Float32, reflect.Float64:
+		return assignFloat(dst, v, path)
+	case reflect.Complex64, reflect.Complex128:
+		switch n := v.(type) {
+		case complex128:
+			dst.SetComplex(n)
+			return nil
+		case float64:
+			dst.SetComplex(complex(n, 0))
+			return nil
+		case int64:
+			dst.SetComplex(complex(float64(n), 0))
+			return nil
+		}
+	case reflect.Pointer:
+		fresh := reflect.New(t.Elem())
+		if err := assign(fresh.Elem(), v, path, depth+1); err != nil {
+			return err
+		}
+		dst.Set(fresh)
+		return nil
+	case reflect.Slice, reflect.Array:
+		return assignSlice(dst, v, path, depth)
+	case reflect.Map:
+		return assignMap(dst, v, path, depth)
+	case reflect.Struct:
+		return assignStruct(dst, v, path, depth)
+	}
+	return mismatch(path, t, v)
+}
+
+func assignUint(dst reflect.Value, v any, path string) error {
+	var u uint64
+	switch n := v.(type) {
+	case int64:
+		if n < 0 {
+			return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %d does not fit a Go %v", path, n, dst.Type())
+		}
+		u = uint64(n)
+	case *big.Int:
+		if !n.IsUint64() {
+			return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %v does not fit a Go %v", path, n, dst.Type())
+		}
+		u = n.Uint64()
+	default:
+		return mismatch(path, dst.Type(), v)
+	}
+	if dst.OverflowUint(u) {
+		return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %d does not fit a Go %v", path, u, dst.Type())
+	}
+	dst.SetUint(u)
+	return nil
+}
+
+func assignFloat(dst reflect.Value, v any, path string) error {
+	var f float64
+	switch n := v.(type) {
+	case float64:
+		f = n
+	case int64:
+		f = float64(n)
+	case *big.Int:
+		f, _ = new(big.Float).SetInt(n).Float64()
+	default:
+		return mismatch(path, dst.Type(), v)
+	}
+	if !math.IsInf(f, 0) && dst.OverflowFloat(f) {
+		return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %v does not fit a Go %v", path, f, dst.Type())
+	}
+	dst.SetFloat(f)
+	return nil
+}
+
+// sequence returns the items of whatever Python iterates.
+func sequence(v any) ([]any, bool) {
+	switch v := v.(type) {
+	case []any:
+		return v, true
+	case Tuple:
+		return v, true
+	case Set:
+		return v, true
+	case FrozenSet:
+		return v, true
+	}
+	return nil, false
+}
+
+func assignSlice(dst reflect.Value, v any, path string, depth int) error {
+	t := dst.Type()
+	if t.Elem().Kind() == reflect.Uint8 {
+		var b []byte
+		switch data := v.(type) {
+		case []byte:
+			b = data
+		case ByteArray:
+			b = data
+		}
+		if b != nil {
+			if t.Kind() == reflect.Slice {
+				dst.SetBytes(b)
+				return nil
+			}
+			if len(b) == dst.Len() {
+				reflect.Copy(dst, reflect.ValueOf(b))
+				return nil
+			}
+		}
+	}
+	items, ok := sequence(v)
+	if !ok || t.Kind() == reflect.Array && len(items) != t.Len() {
+		return mismatch(path, t, v)
+	}
+	if t.Kind() == reflect.Slice {
+		dst.Set(reflect.MakeSlice(t, len(items), len(items)))
+	}
+	for i, item := range items {
+		if err := assign(dst.Index(i), item, fmt.Sprintf("%s[%d]", path, i), depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func assignMap(dst reflect.Value, v any, path string, depth int) error {
+	t := dst.Type()
+	d, ok := v.(*Dict)
+	if !ok {
+		if items, isSet := sequence(v); isSet && t.Elem().Kind() == reflect.Struct && t.Elem().NumField() == 0 {
+			d, ok = &Dict{}, true // a set as map[T]struct{}
+			for _, item := range items {
+				d.Pairs = append(d.Pairs, Pair{Key: item, Value: &Dict{}})
+			}
+		}
+	}
+	if !ok || d == nil {
+		return mismatch(path, t, v)
+	}
+	out := reflect.MakeMapWithSize(t, len(d.Pairs))
+	for _, p := range d.Pairs {
+		key, value := reflect.New(t.Key()).Elem(), reflect.New(t.Elem()).Elem()
+		if err := assign(key, p.Key, path+" key", depth+1); err != nil {
+			return err
+		}
+		if !key.Comparable() {
+			return mismatch(path+" key", t.Key(), p.Key)
+		}
+		if err := assign(value, p.Value, fmt.Sprintf("%s[%v]", path, p.Key), depth+1); err != nil {
+			return err
+		}
+		out.SetMapIndex(key, value)
+	}
+	dst.Set(out)
+	return nil
+}
+
+func assignStruct(dst reflect.Value, v any, path string, depth int) error {
+	d, ok := v.(*Dict)
+	if !ok || d == nil {
+		return mismatch(path, dst.Type(), v)
+	}
+	fields, err := structFields(dst.Type())
+	if err != nil {
+		return err
+	}
+	for _, p := range d.Pairs {
+		name, ok := p.Key.(string)
+		if !ok {
+			return mismatch(path+" key", reflect.TypeFor[string](), p.Key)
+		}
+		i := fieldIndex(fields, name)
+		if i < 0 {
+			return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: a Go %v has no field for %q; it has %s", path, dst.Type(), name, fieldNames(fields))
+		}
+		if err := assign(dst.FieldByIndex(fields[i].index), p.Value, path+"."+name, depth+1); err != nil {
+			return err
+		}
+	}
+	for _, f := range fields {
+		if _, there := d.Get(f.name); f.required && !there {
+			return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %q is missing", path, f.name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,205 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcwire
+
+import (
+	"encoding/binary"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// On the cohort transport the payload of a frame is the length of a tensor table (4 bytes), the table, and the message's
+// payload. The table has one entry per tensor:
+//
+//	1  kind: 0 dense, 1 sparse (then its shape, its indices and its values follow as: 1 dims, 8 per size, two entries)
+//	1  element type, PyTorch's number
+//	1  flags: 1 requires grad
+//	1  dimensions
+//	4  storage
+//	8  offset in elements
+//	16 per dimension: size and stride
+const (
+	entryDense  = 0
+	entrySparse = 1
+	entryHead   = 16
+	flagGrad    = 1
+)
+
+// Frame lays the message out for the cohort transport. The id is the link's to choose for requests.
+func (m *Message) Frame() (*cohortwire.Frame, error) {
+	w := compactWriter{out: make([]byte, 4, 4+24*len(m.Tensors)+len(m.Payload)+32)}
+	for i, t := range m.Tensors {
+		var err error
+		switch t := t.(type) {
+		case *tensor.Tensor:
+			err = w.dense(t)
+		case *Sparse:
+			err = w.sparse(t)
+		default:
+			err = dist.Newf("rpc: encode tensors", dist.InvalidArgument, "entry %d is a %T", i, t)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	binary.LittleEndian.PutUint32(w.out, uint32(len(w.out)-4)) //nolint:gosec // far below 4 GiB
+	return &cohortwire.Frame{
+		Type: cohortwire.Type(m.Type), ID: uint64(m.ID), //nolint:gosec // two's complement
+		Payload: append(w.out, m.Payload...), Storages: w.storages,
+	}, nil
+}
+
+// DecodeFrame reads a message from the cohort transport. The tensors use the storages of the frame, without a copy.
+func DecodeFrame(f *cohortwire.Frame) (*Message, error) {
+	m := &Message{Type: Type(f.Type), ID: int64(f.ID)} //nolint:gosec // two's complement
+	if len(f.Payload) < 4 {
+		return nil, badTable("a payload of %d bytes has no table", len(f.Payload))
+	}
+	n := binary.LittleEndian.Uint32(f.Payload)
+	if uint64(n) > uint64(len(f.Payload)-4) {
+		return nil, badTable("a table of %d bytes in a payload of %d", n, len(f.Payload))
+	}
+	r := compactReader{data: f.Payload[4 : 4+n], storages: f.Storages}
+	m.Payload = f.Payload[4+n:]
+	for len(r.data) > 0 {
+		t, err := r.entry()
+		if err != nil {
+			return nil, err
+		}
+		m.Tensors = append(m.Tensors, t)
+	}
+	return m, nil
+}
+
+type compactWriter struct {
+	out      []byte
+	storages []*tensor.Storage
+}
+
+func (w *compactWriter) dense(t *tensor.Tensor) error {
+	t, err := Compact(t)
+	if err != nil {
+		return err
+	}
+	shape, strides := t.Shape(), t.Strides()
+	if len(shape) > maxDims {
+		return dist.Newf("rpc: encode tensors", dist.NotSupported, "%d dimensions, the limit is %d", len(shape), maxDims)
+	}
+	index := -1
+	for i, s := range w.storages {
+		if s == t.Storage() {
+			index = i
+		}
+	}
+	if index < 0 {
+		index = len(w.storages)
+		w.storages = append(w.storages, t.Storage())
+	}
+	var flags byte
+	if t.RequiresGrad() {
+		flags |= flagGrad
+	}
+	w.out = append(w.out, entryDense, byte(t.DType()), flags, byte(len(shape)))
+	w.out = binary.LittleEndian.AppendUint32(w.out, uint32(index))      //nolint:gosec // a small number
+	w.out = binary.LittleEndian.AppendUint64(w.out, uint64(t.Offset())) //nolint:gosec // not negative
+	for i, n := range shape {
+		w.out = binary.LittleEndian.AppendUint64(w.out, uint64(n))          //nolint:gosec // not negative
+		w.out = binary.LittleEndian.AppendUint64(w.out, uint64(strides[i])) //nolint:gosec // two's complement
+	}
+	return nil
+}
+
+func (w *compactWriter) sparse(s *Sparse) error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	var flags byte
+	if s.RequiresGrad {
+		flags |= flagGrad
+	}
+	w.out = append(w.out, entrySparse, 0, flags, byte(len(s.Shape))) //nolint:gosec // checked: dims of two tensors
+	for _, n := range s.Shape {
+		w.out = binary.LittleEndian.AppendUint64(w.out, uint64(n)) //nolint:gosec // not negative
+	}
+	if err := w.dense(s.Indices); err != nil {
+		return err
+	}
+	return w.dense(s.Values)
+}
+
+type compactReader struct {
+	data     []byte
+	storages []*tensor.Storage
+}
+
+func (r *compactReader) take(n int) ([]byte, error) {
+	if len(r.data) < n {
+		return nil, badTable("the table ends early")
+	}
+	b := r.data[:n]
+	r.data = r.data[n:]
+	return b, nil
+}
+
+func (r *compactReader) entry() (any, error) {
+	if r.data[0] != entrySparse {
+		return r.dense()
+	}
+	head, err := r.take(4)
+	if err != nil {
+		return nil, err
+	}
+	if head[3] > maxDims {
+		return nil, badTable("%d dimensions, the limit is %d", head[3], maxDims)
+	}
+	s := &Sparse{Shape: make([]int, head[3]), RequiresGrad: head[2]&flagGrad != 0}
+	sizes, err := r.take(8 * len(s.Shape))
+	if err != nil {
+		return nil, err
+	}
+	for i := range s.Shape {
+		s.Shape[i] = int(binary.LittleEndian.Uint64(sizes[8*i:])) //nolint:gosec // negative is refused by check
+	}
+	if s.Indices, err = r.dense(); err != nil {
+		return nil, err
+	}
+	if s.Values, err = r.dense(); err != nil {
+		return nil, err
+	}
+	if err := s.check(); err != nil {
+		return nil, dist.Wrap("rpc: tensor table", dist.Protocol, err)
+	}
+	return s, nil
+}
+
+func (r *compactReader) dense() (*tensor.Tensor, error) {
+	head, err := r.take(entryHead)
+	if err != nil {
+		return nil, err
+	}
+	dtype, dims := tensor.DType(head[1]), int(head[3])
+	index := binary.LittleEndian.Uint32(head[4:])
+	if head[0] != entryDense || !dtype.Valid() || dims > maxDims || uint64(index) >= uint64(len(r.storages)) {
+		return nil, badTable("entry %x of a message with %d storages", head[:8], len(r.storages))
+	}
+	parts, err := r.take(16 * dims)
+	if err != nil {
+		return nil, err
+	}
+	shape, strides := make([]int, dims), make([]int, dims)
+	for i := range shape {
+		shape[i] = int(binary.LittleEndian.Uint64(parts[16*i:]))     //nolint:gosec // negative is refused by FromStorage
+		strides[i] = int(binary.LittleEndian.Uint64(parts[16*i+8:])) //nolint:gosec // checked by FromStorage
+	}
+	t, err := tensor.FromStorage(r.storages[index], dtype, shape, strides, int(binary.LittleEndian.Uint64(head[8:]))) //nolint:gosec // checked by FromStorage
+	if err != nil {
+		return nil, dist.Wrap("rpc: tensor table", dist.Protocol, err)
+	}
+	if head[2]&flagGrad != 0 {
+		t.SetRequiresGrad(true)
+	}
+	return t, nil
+}
