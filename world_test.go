@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -59,7 +60,7 @@ func TestWorld(t *testing.T) {
 				t.Error(err)
 			}
 			for other := range size {
-				if value, err := w.Store().Get(t.Context(), fmt.Sprint(other)); err != nil || !bytes.Equal(value, []byte{byte(other)}) {
+				if value, err := w.Store().Get(t.Context(), strconv.Itoa(other)); err != nil || !bytes.Equal(value, []byte{byte(other)}) {
 					t.Errorf("get: %v, %v", value, err)
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +26,7 @@ func agentStore(t *testing.T, rank string) (*tcpstore.Server, map[string]string)
 	}
 	t.Cleanup(func() { _ = server.Close() })
 	return server, map[string]string{
-		"RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": fmt.Sprint(server.Port()),
+		"RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(server.Port()),
 		"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
 	}
 }
@@ -44,9 +45,18 @@ func otherProcess(t *testing.T, server *tcpstore.Server, name, text string) *tcp
 	return c
 }
 
+func clientOf(t *testing.T, m *rendezvous.Member) *tcpstore.Client {
+	t.Helper()
+	c, ok := m.Store().(*tcpstore.Client)
+	if !ok {
+		t.Fatalf("the store is a %T", m.Store())
+	}
+	return c
+}
+
 func workers(t *testing.T, m *rendezvous.Member) int64 {
 	t.Helper()
-	n, err := m.Store().(*tcpstore.Client).Workers(t.Context())
+	n, err := clientOf(t, m).Workers(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +132,7 @@ func TestRendezvousClaimsAreNoKeys(t *testing.T) {
 	if n, err := m.Store().NumKeys(t.Context()); n != 1 || err != nil {
 		t.Errorf("%d keys, %v; want init/ alone, as in PyTorch", n, err)
 	}
-	keys, err := m.Store().(*tcpstore.Client).ListKeys(t.Context())
+	keys, err := clientOf(t, m).ListKeys(t.Context())
 	if err != nil || len(keys) != 0 {
 		t.Errorf("keys %q, %v", keys, err)
 	}

@@ -31,7 +31,16 @@ func freePort(t *testing.T) int {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port
+	return portOf(t, l)
+}
+
+func portOf(t *testing.T, l net.Listener) int {
+	t.Helper()
+	tcp, ok := l.Addr().(*net.TCPAddr)
+	if !ok {
+		t.Fatalf("%v is no TCP address", l.Addr())
+	}
+	return tcp.Port
 }
 
 // noEnv keeps the environment of the machine that runs the tests out of them.
@@ -203,7 +212,7 @@ func TestRendezvousWorld(t *testing.T) {
 				return
 			}
 			members[rank] = m
-			if err := m.Store().Set(t.Context(), fmt.Sprint(rank), []byte("here")); err != nil {
+			if err := m.Store().Set(t.Context(), strconv.Itoa(rank), []byte("here")); err != nil {
 				t.Error(err)
 			}
 		})
@@ -213,7 +222,7 @@ func TestRendezvousWorld(t *testing.T) {
 		t.FailNow()
 	}
 	for rank := range size {
-		checkGet(t, members[(rank+1)%size].Store(), fmt.Sprint(rank), "here")
+		checkGet(t, members[(rank+1)%size].Store(), strconv.Itoa(rank), "here")
 	}
 	if n, err := members[3].Store().NumKeys(t.Context()); n != size+1 || err != nil {
 		t.Errorf("%d keys, %v; want %d and init/", n, err, size)
@@ -391,7 +400,7 @@ func TestRendezvousAddressInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	port := l.Addr().(*net.TCPAddr).Port
+	port := portOf(t, l)
 	_, err = rendezvous.Join(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=1", port), noEnv())
 	if !errors.Is(err, dist.AlreadyExists) {
 		t.Fatalf("got %v", err)

@@ -83,7 +83,7 @@ func resolve(r Request, known func(scheme string) bool) (Plan, *problem) {
 		}
 	}
 	if rank != dist.NoRank || size != NoWorldSize || r.Open {
-		if bad = u.addNode(rank, size, r.Open); bad != nil {
+		if bad = addNode(&u, rank, size, r.Open); bad != nil {
 			return Plan{URL: u}, bad
 		}
 	}
@@ -133,7 +133,7 @@ func (r Request) openEnv(rank dist.Rank, size int) (dist.Rank, int, *problem) {
 }
 
 // addNode puts the arguments beside the URL into its query.
-func (u *URL) addNode(rank dist.Rank, size int, open bool) *problem {
+func addNode(u *URL, rank dist.Rank, size int, open bool) *problem {
 	_, hasRank := u.Query["rank"]
 	_, hasSize := u.Query["world_size"]
 	if hasRank || hasSize {
@@ -150,7 +150,7 @@ func (u *URL) addNode(rank dist.Rank, size int, open bool) *problem {
 }
 
 // node reads rank and world size from the query; missing decides about one that is not there.
-func (u URL) node(p *Plan, missing func(item string) (string, *problem)) *problem {
+func node(u URL, p *Plan, missing func(item string) (string, *problem)) *problem {
 	for _, item := range []string{"rank", "world_size"} {
 		text, found := u.Query[item]
 		if !found {
@@ -206,7 +206,7 @@ func planFile(u URL, _ Request) (Plan, *problem) {
 		}
 		return p, initFailure("file", "path missing", advice)
 	}
-	bad := u.node(&p, missingItem("file", example))
+	bad := node(u, &p, missingItem("file", example))
 	return p, bad
 }
 
@@ -217,13 +217,13 @@ func planTCP(u URL, r Request) (Plan, *problem) {
 		return p, initFailure("tcp", "port number missing",
 			"every rank must know the port before it starts, so it cannot be 0; write "+example)
 	}
-	if bad := u.node(&p, missingItem("tcp", example)); bad != nil {
+	if bad := node(u, &p, missingItem("tcp", example)); bad != nil {
 		return p, bad
 	}
 	if u.Host == "" {
 		return p, initFailure("tcp", "host name missing", "write the address of rank 0, such as "+example)
 	}
-	bad := p.finishTCP(r)
+	bad := finishTCP(&p, r)
 	return p, bad
 }
 
@@ -235,7 +235,7 @@ func planEnv(u URL, r Request) (Plan, *problem) {
 		}
 		return "", initFailure("env", "environment variable "+name+" expected, but not set", envAdvice[name])
 	}
-	bad := u.node(&p, func(item string) (string, *problem) {
+	bad := node(u, &p, func(item string) (string, *problem) {
 		if item == "rank" {
 			return demand(EnvRank)
 		}
@@ -261,7 +261,7 @@ func planEnv(u URL, r Request) (Plan, *problem) {
 		return p, initFailure("env", "port number missing",
 			EnvMasterPort+" is 0, which only a world of one process can use: the others could not find the port")
 	}
-	bad = p.finishTCP(r)
+	bad = finishTCP(&p, r)
 	return p, bad
 }
 
@@ -273,7 +273,7 @@ var envAdvice = map[string]string{
 }
 
 // finishTCP adds what tcp:// and env:// share: who hosts, and the launcher's variables.
-func (p *Plan) finishTCP(r Request) *problem {
+func finishTCP(p *Plan, r Request) *problem {
 	p.AgentStore = r.getenv(EnvUseAgentStore) == "True" // exactly this, as PyTorch compares it
 	p.Master = p.Rank == 0 && !p.AgentStore
 	p.Attempt = r.getenv(EnvRestartCount)

@@ -194,15 +194,18 @@ func TestPlan(t *testing.T) {
 			Plan{WorldSize: 1, Host: "Node0", Master: true, LibUV: true},
 		},
 		{
-			"open env without sizes", Request{URL: "env://", Rank: 3, WorldSize: NoWorldSize, Open: true, Env: environment(env[2:]...)},
+			"open env without sizes",
+			Request{URL: "env://", Rank: 3, WorldSize: NoWorldSize, Open: true, Env: environment(env[2:]...)},
 			Plan{Rank: 3, WorldSize: NoWorldSize, Host: "Node0", Port: 29500, LibUV: true},
 		},
 		{
-			"open env, the environment wins", Request{URL: "env://", Rank: 3, WorldSize: NoWorldSize, Open: true, Env: environment(env...)},
+			"open env, the environment wins",
+			Request{URL: "env://", Rank: 3, WorldSize: NoWorldSize, Open: true, Env: environment(env...)},
 			Plan{Rank: 1, WorldSize: 4, Host: "Node0", Port: 29500, LibUV: true},
 		},
 		{
-			"open tcp", Request{URL: "tcp://h:1", Rank: 3, WorldSize: NoWorldSize, Open: true, Env: environment(env...)},
+			"open tcp",
+			Request{URL: "tcp://h:1", Rank: 3, WorldSize: NoWorldSize, Open: true, Env: environment(env...)},
 			Plan{Rank: 3, WorldSize: NoWorldSize, Host: "h", Port: 1, LibUV: true},
 		},
 		{"own scheme", request("mine+x://H:7/p?rank=1"), Plan{Rank: 1, WorldSize: NoWorldSize, Host: "h", Port: 7, Path: "/p"}},

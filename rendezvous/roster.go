@@ -160,10 +160,10 @@ func rankList(ranks []dist.Rank) string {
 		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
 			j++
 		}
-		switch {
-		case j == i:
+		switch j {
+		case i:
 			parts = append(parts, strconv.Itoa(int(ranks[i])))
-		case j == i+1:
+		case i + 1:
 			parts = append(parts, strconv.Itoa(int(ranks[i])), strconv.Itoa(int(ranks[j])))
 		default:
 			parts = append(parts, fmt.Sprintf("%d-%d", ranks[i], ranks[j]))

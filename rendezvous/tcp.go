@@ -23,7 +23,7 @@ import (
 func (s *settings) joinTCP(ctx context.Context, plan Plan) (member *Member, err error) {
 	var lease *tcpstore.Lease
 	if plan.Master {
-		if lease, err = s.host(plan); err != nil {
+		if lease, err = s.host(plan); err != nil { //nolint:contextcheck // the server outlives the join
 			return nil, err
 		}
 		plan.Port = lease.Port() // MASTER_PORT=0 took a free one
@@ -56,7 +56,7 @@ func (s *settings) joinTCP(ctx context.Context, plan Plan) (member *Member, err 
 	if prefix != "" {
 		st = store.Prefix(prefix, client)
 	}
-	return NewMember(st, plan.Rank, plan.WorldSize, releaseTCP(client, lease)), nil
+	return NewMember(st, plan.Rank, plan.WorldSize, releaseTCP(client, lease)), nil //nolint:contextcheck // outlives the join
 }
 
 // releaseTCP ends a client and, for the rank that hosts, its share of the server.

@@ -60,7 +60,7 @@ func parseURL(text string) (URL, *problem) {
 	rest, _, _ = strings.Cut(rest, "#")
 	path, query, _ := strings.Cut(rest, "?")
 	u.Path = path
-	if p := u.parseAuthority(netloc); p != nil {
+	if p := parseAuthority(&u, netloc); p != nil {
 		return u, p
 	}
 	for item := range strings.SplitSeq(query, "&") {
@@ -88,11 +88,11 @@ func isScheme(s string) bool {
 }
 
 // parseAuthority reads [user@]host[:port].
-func (u *URL) parseAuthority(netloc string) *problem {
+func parseAuthority(u *URL, netloc string) *problem {
 	if at := strings.LastIndexByte(netloc, '@'); at >= 0 {
 		netloc = netloc[at+1:]
 	}
-	host, port := netloc, ""
+	var host, port string
 	if strings.ContainsAny(netloc, "[]") {
 		inner, after, closed := strings.Cut(strings.TrimPrefix(netloc, "["), "]")
 		if !strings.HasPrefix(netloc, "[") || !closed || (after != "" && after[0] != ':') {

@@ -146,10 +146,14 @@ func TestRosterWords(t *testing.T) {
 		{roster{size: 2, joined: 1, known: map[dist.Rank]identity{0: id}}, "missing: rank 1"},
 		// A rank that announced itself and is not counted yet is not missing.
 		{roster{size: 3, joined: 1, known: map[dist.Rank]identity{0: id, 1: id}}, "missing: rank 2"},
-		{roster{size: 9, joined: 6, known: map[dist.Rank]identity{0: id, 4: id}},
-			"3 of ranks 1-3 and 5-8 are missing (4 clients joined without telling a rank, as PyTorch's do)"},
-		{roster{size: 3, joined: 2, known: map[dist.Rank]identity{0: id, 2: {Host: "h", PID: 2, Gone: true}}},
-			"missing: rank 1; joined and gone again: rank 2"},
+		{
+			roster{size: 9, joined: 6, known: map[dist.Rank]identity{0: id, 4: id}},
+			"3 of ranks 1-3 and 5-8 are missing (4 clients joined without telling a rank, as PyTorch's do)",
+		},
+		{
+			roster{size: 3, joined: 2, known: map[dist.Rank]identity{0: id, 2: {Host: "h", PID: 2, Gone: true}}},
+			"missing: rank 1; joined and gone again: rank 2",
+		},
 		{roster{size: 3, joined: 2}, "1 of ranks 0-2 is missing (2 clients joined without telling a rank, as PyTorch's do)"},
 	} {
 		if got := c.r.absent(); got != c.want {
@@ -174,7 +178,9 @@ func TestRosterListsAreBounded(t *testing.T) {
 
 func TestIdentityText(t *testing.T) {
 	for _, id := range []identity{
-		{Host: "nodea", PID: 7}, {Host: "nodea", PID: 7, Tag: "1.2"}, {Host: "a pid b", PID: 7, Tag: "1.2", Counted: true},
+		{Host: "nodea", PID: 7},
+		{Host: "nodea", PID: 7, Tag: "1.2"},
+		{Host: "a pid b", PID: 7, Tag: "1.2", Counted: true},
 		{Host: "", PID: 7, Counted: true},
 	} {
 		if back := parseIdentity(id.text()); back != id {

@@ -65,8 +65,7 @@ func Main(args []string, streams IO) int {
 	if err == nil {
 		return ExitOK
 	}
-	var silent *exitError
-	if errors.As(err, &silent) {
+	if silent, ok := errors.AsType[*exitError](err); ok {
 		return silent.code
 	}
 	a.complain(err)

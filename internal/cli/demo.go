@@ -52,7 +52,7 @@ PyTorch job do. Nothing is left behind, however the demonstration ends.`),
 
 // demo runs the whole demonstration.
 func (a *app) demo(ctx context.Context, workers int) error {
-	server, err := tcpstore.Listen("127.0.0.1:0")
+	server, err := tcpstore.Listen("127.0.0.1:0") //nolint:contextcheck // a server outlives the call that starts it
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func runWorker(
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints
 	// Held open while we live: a worker that reads its end knows that we are gone.
-	if _, err := cmd.StdinPipe(); err != nil {
+	if _, err = cmd.StdinPipe(); err != nil {
 		return fail(err)
 	}
 	out, err := cmd.StdoutPipe()

@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -80,7 +81,7 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	if a.json {
 		handler = slog.NewJSONHandler(a.Err, &slog.HandlerOptions{Level: level})
 	}
-	server, err := tcpstore.Listen(addr, tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler)))
+	server, err := tcpstore.Listen(addr, tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler))) //nolint:contextcheck // ended by Close
 	if err != nil {
 		return nameHolder(addr, err)
 	}
@@ -90,7 +91,7 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	defer cancel(nil)
 	httpAddr := ""
 	if flags.http != "" {
-		stop, bound, err := serveHTTP(flags.http, server, cancel)
+		stop, bound, err := serveHTTP(flags.http, server, cancel) //nolint:contextcheck // ended by stop
 		if err != nil {
 			return err
 		}
@@ -108,7 +109,7 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 		return err
 	}
 	<-ctx.Done()
-	return a.endServe(server, context.Cause(ctx), flags.drain)
+	return a.endServe(server, context.Cause(ctx), flags.drain) //nolint:contextcheck // ctx has ended
 }
 
 var errStdinClosed = errors.New("the end of standard input")
@@ -127,8 +128,8 @@ func nameHolder(addr string, err error) error {
 		return err
 	}
 	_, port, split := net.SplitHostPort(addr)
-	n, lookup := net.LookupPort("tcp", port)
-	if split != nil || lookup != nil {
+	n, parse := strconv.Atoi(port)
+	if split != nil || parse != nil {
 		return err
 	}
 	if owner, ok := portowner.Find(n); ok {

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -321,7 +322,7 @@ includes the store's own keys, as PyTorch's num_keys does.`),
 		Args: between(0, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if count && len(args) > 0 {
-				return &usageError{fmt.Errorf("--count counts the whole store and takes no PREFIX")}
+				return &usageError{errors.New("--count counts the whole store and takes no PREFIX")}
 			}
 			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
 				if count {

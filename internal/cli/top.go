@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -83,7 +85,10 @@ func (s *sampler) next(ctx context.Context) (tui.Top, error) {
 	}
 	top := topOf(s.last, stats, s.raw)
 	s.last = stats
-	return top, nil
+	asking, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	top.Workers, err = s.client.Workers(asking)
+	return top, err
 }
 
 func (s *sampler) ask(ctx context.Context) (stats tcpstore.Stats, err error) {
@@ -113,11 +118,49 @@ func topOf(before, now tcpstore.Stats, raw bool) tui.Top {
 		Queues: int64(now.Queues), Bytes: now.Bytes, Ops: opsOf(now), Rate: rate(before.Requests(), now.Requests()),
 		ByOp: map[string]int64{}, ByOpRate: map[string]float64{}, Waiting: now.Waiting, Waits: waitsOf(now, raw),
 	}
+	top.Here, top.Gone = ranksOf(now.Claims)
 	for op, n := range now.Ops {
 		top.ByOp[op] = int64(n) //nolint:gosec // counters stay far below 2^63
 		top.ByOpRate[op] = rate(before.Ops[op], n)
 	}
 	return top
+}
+
+// ranksOf sorts the ranks that told who they are. Of several attempts only the latest counts.
+func ranksOf(claims map[string]tcpstore.Claim) (here, gone []int) {
+	latest := -1
+	byAttempt := map[int]map[int]bool{}
+	for name, claim := range claims {
+		attempt := 0
+		if rest, found := strings.CutPrefix(name, "attempt/"); found {
+			number, after, _ := strings.Cut(rest, "/")
+			n, err := strconv.Atoi(number)
+			if err != nil {
+				continue
+			}
+			attempt, name = n, after
+		}
+		number, found := strings.CutPrefix(name, "rank/")
+		rank, err := strconv.Atoi(number)
+		if !found || err != nil {
+			continue
+		}
+		if byAttempt[attempt] == nil {
+			byAttempt[attempt] = map[int]bool{}
+		}
+		byAttempt[attempt][rank] = claim.Held
+		latest = max(latest, attempt)
+	}
+	for rank, held := range byAttempt[latest] {
+		if held {
+			here = append(here, rank)
+		} else {
+			gone = append(gone, rank)
+		}
+	}
+	slices.Sort(here)
+	slices.Sort(gone)
+	return here, gone
 }
 
 func opsOf(s tcpstore.Stats) int64 { return int64(s.Requests()) } //nolint:gosec // counters stay far below 2^63
@@ -217,7 +260,7 @@ func (a *app) plainTop(ctx context.Context, s *sampler, every time.Duration, onc
 // terminalWidth returns the columns of a terminal, and enough for a line elsewhere.
 func terminalWidth(w io.Writer) int {
 	if f, ok := w.(*os.File); ok {
-		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 { //nolint:gosec // a descriptor fits an int
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
 			return width
 		}
 	}
@@ -228,7 +271,7 @@ func terminalWidth(w io.Writer) int {
 func (a *app) liveTop(ctx context.Context, s *sampler, every time.Duration, style tui.Style) error {
 	model := &topModel{ctx: ctx, sampler: s, every: every, style: style, width: terminalWidth(a.Out), height: 24, top: tui.Top{Addr: s.client.Addr()}}
 	opts := []tea.ProgramOption{tea.WithOutput(a.Out), tea.WithContext(ctx), tea.WithoutSignalHandler()}
-	if in, ok := a.In.(*os.File); ok && term.IsTerminal(int(in.Fd())) { //nolint:gosec // a descriptor fits an int
+	if in, ok := a.In.(*os.File); ok && term.IsTerminal(int(in.Fd())) {
 		opts = append(opts, tea.WithInput(in))
 	} else {
 		opts = append(opts, tea.WithInput(nil))

@@ -73,7 +73,7 @@ func listeners(table string, port int, inodes map[string]bool) {
 
 // command returns the start of a process's command line.
 func command(process string) string {
-	line, err := os.ReadFile(filepath.Join("/proc", process, "cmdline"))
+	line, err := os.ReadFile(filepath.Join("/proc", process, "cmdline")) //nolint:gosec // process is a number
 	if err != nil {
 		return ""
 	}

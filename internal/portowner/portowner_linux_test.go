@@ -10,13 +10,22 @@ import (
 	"testing"
 )
 
+func portOf(t *testing.T, addr net.Addr) int {
+	t.Helper()
+	tcp, ok := addr.(*net.TCPAddr)
+	if !ok {
+		t.Fatalf("%v is no TCP address", addr)
+	}
+	return tcp.Port
+}
+
 func TestFindNamesThisProcess(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		listener, err := net.Listen("tcp", address)
 		if err != nil {
 			t.Skipf("no such address here: %v", err)
 		}
-		port := listener.Addr().(*net.TCPAddr).Port
+		port := portOf(t, listener.Addr())
 		owner, ok := Find(port)
 		if !ok || owner.PID != os.Getpid() || !strings.Contains(owner.Command, "portowner") {
 			t.Errorf("owner of %s is %v, %v; want pid %d", listener.Addr(), owner, ok, os.Getpid())
@@ -41,7 +50,7 @@ func TestFindIgnoresConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	if owner, ok := Find(conn.LocalAddr().(*net.TCPAddr).Port); ok {
+	if owner, ok := Find(portOf(t, conn.LocalAddr())); ok {
 		t.Errorf("a connected socket is no listener, but Find names %v", owner)
 	}
 }

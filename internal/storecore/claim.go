@@ -103,10 +103,13 @@ type Claim struct {
 	Held bool
 }
 
-// Claims returns all claims by name.
-func (m *Machine) Claims() map[string]Claim {
-	all := make(map[string]Claim, len(m.claims))
+// Claims returns claims by name, at most as many as asked for.
+func (m *Machine) Claims(most int) map[string]Claim {
+	all := make(map[string]Claim, min(len(m.claims), most))
 	for name, c := range m.claims {
+		if len(all) >= most {
+			break
+		}
 		all[name] = Claim{Text: string(c.text), Held: c.holder != nil}
 	}
 	return all

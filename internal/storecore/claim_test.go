@@ -82,7 +82,7 @@ func TestClaims(t *testing.T) {
 		}
 	}
 	want := map[string]storecore.Claim{"rank/0": {Text: "A2", Held: true}, "rank/1": {Text: "B", Held: true}}
-	if diff := cmp.Diff(want, m.Claims()); diff != "" {
+	if diff := cmp.Diff(want, m.Claims(10)); diff != "" {
 		t.Error(diff)
 	}
 
@@ -101,7 +101,7 @@ func TestClaims(t *testing.T) {
 	}
 	m.Close(b.conn)
 	want = map[string]storecore.Claim{"rank/0": {Text: "B"}, "rank/1": {Text: "B"}}
-	if diff := cmp.Diff(want, m.Claims()); diff != "" {
+	if diff := cmp.Diff(want, m.Claims(10)); diff != "" {
 		t.Error(diff)
 	}
 }

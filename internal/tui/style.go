@@ -21,7 +21,7 @@ type Style struct {
 // IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd())) //nolint:gosec // a descriptor fits an int
+	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 // StyleFor returns the style for output to w: colours on a terminal only, and not where the environment has NO_COLOR
@@ -46,7 +46,7 @@ func (s Style) paint(code, text string) string {
 	return code + text + reset
 }
 
-// Bold, Dim, Red, Green and Yellow return text in that look, or as it is where colours are off.
+// Bold is for headings. Like the others it returns text as it is where colours are off.
 func (s Style) Bold(text string) string { return s.paint(bold, text) }
 
 // Dim is for what matters less.

@@ -66,6 +66,24 @@ func Count(n int64) string {
 	return sign + strings.Join(append([]string{digits}, parts...), " ")
 }
 
+// Ranges writes sorted numbers shortly: "0-3, 5".
+func Ranges(sorted []int) string {
+	var parts []string
+	for i := 0; i < len(sorted); {
+		j := i
+		for j+1 < len(sorted) && sorted[j+1] == sorted[j]+1 {
+			j++
+		}
+		if i == j {
+			parts = append(parts, strconv.Itoa(sorted[i]))
+		} else {
+			parts = append(parts, fmt.Sprintf("%d-%d", sorted[i], sorted[j]))
+		}
+		i = j + 1
+	}
+	return strings.Join(parts, ", ")
+}
+
 // Bytes writes a size with a binary unit.
 func Bytes(n int64) string {
 	const units = "KMGTPE"

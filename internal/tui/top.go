@@ -23,7 +23,10 @@ type Top struct {
 	Rate     float64            `json:"operations_per_second"`
 	ByOp     map[string]int64   `json:"operations_by_name"`
 	ByOpRate map[string]float64 `json:"operations_by_name_per_second"`
-	Waiting  int                `json:"waiting"` // requests that wait; Waits may tell less than all
+	Workers  int64              `json:"workers"`              // PyTorch's counter of clients that joined
+	Here     []int              `json:"ranks_here,omitempty"` // ranks of Go processes that are connected
+	Gone     []int              `json:"ranks_gone,omitempty"` // those that joined and are no longer
+	Waiting  int                `json:"waiting"`              // requests that wait; Waits may tell less than all
 	Waits    []Wait             `json:"waits"`
 	Err      string             `json:"error,omitempty"`
 }
@@ -63,7 +66,7 @@ func (t Top) Frame(width, height int, style Style) string {
 			kinds = append(kinds, fmt.Sprintf("%d %s", n, d.name))
 		}
 	}
-	line := fmt.Sprintf("connections %s", Count(int64(total)))
+	line := "connections " + Count(int64(total))
 	if len(kinds) > 0 {
 		line += " (" + strings.Join(kinds, ", ") + ")"
 	}
@@ -74,6 +77,13 @@ func (t Top) Frame(width, height int, style Style) string {
 	}
 	add(Cut(line, width))
 	add(Cut(fmt.Sprintf("operations  %s/s, %s in all%s", Count(int64(t.Rate+0.5)), Count(t.Ops), t.busiest()), width))
+	if line := t.ranks(); line != "" {
+		if len(t.Gone) > 0 {
+			add(style.Yellow(Cut(line, width)))
+		} else {
+			add(Cut(line, width))
+		}
+	}
 	add("")
 
 	waits := slices.Clone(t.Waits)
@@ -91,6 +101,24 @@ func (t Top) Frame(width, height int, style Style) string {
 		lines = append(lines[:height-1], style.Dim(fmt.Sprintf("... %d more", hidden)))
 	}
 	return strings.Join(lines, "\n") + "\n"
+}
+
+// ranks says who joined, as far as that is known: PyTorch's ranks are only counted.
+func (t Top) ranks() string {
+	var parts []string
+	if t.Workers > 0 {
+		parts = append(parts, Count(t.Workers)+" joined")
+	}
+	if len(t.Here) > 0 {
+		parts = append(parts, "here by name: "+Ranges(t.Here))
+	}
+	if len(t.Gone) > 0 {
+		parts = append(parts, "gone: "+Ranges(t.Gone))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "ranks       " + strings.Join(parts, ", ")
 }
 
 // busiest names the operations that made the rate.

@@ -41,7 +41,11 @@ func freePort(t *testing.T) int {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port
+	tcp, ok := l.Addr().(*net.TCPAddr)
+	if !ok {
+		t.Fatalf("%v is no TCP address", l.Addr())
+	}
+	return tcp.Port
 }
 
 func join(t *testing.T, url string, env map[string]string, opts ...rendezvous.Option) *cohort.World {

@@ -6,6 +6,7 @@ package rendezvous_test
 
 import (
 	"encoding/json"
+	"maps"
 	"strings"
 	"testing"
 
@@ -74,10 +75,7 @@ type torchPlan struct {
 func planCases() []planCase {
 	whole := map[string]string{"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "Node0", "MASTER_PORT": "29500"}
 	with := func(changes ...string) map[string]string {
-		env := map[string]string{}
-		for k, v := range whole {
-			env[k] = v
-		}
+		env := maps.Clone(whole)
 		for _, c := range changes {
 			key, value, set := strings.Cut(c, "=")
 			if set {

@@ -5,6 +5,7 @@ package tcpstore
 
 import (
 	"context"
+	"math"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/storecore"
@@ -48,7 +49,7 @@ type Claim struct {
 // Claims returns all claims by name. After Close there are none.
 func (s *Server) Claims() map[string]Claim {
 	var all map[string]storecore.Claim
-	s.driver.do(func(c *core) { all = c.machine.Claims() })
+	s.driver.do(func(c *core) { all = c.machine.Claims(math.MaxInt) })
 	claims := make(map[string]Claim, len(all))
 	for name, c := range all {
 		claims[name] = Claim(c)

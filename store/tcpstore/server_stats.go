@@ -35,6 +35,8 @@ type Stats struct {
 	// each key that is missing, a thousand rows at most.
 	Waiting int    `json:"waiting"`
 	Waits   []Wait `json:"waits"`
+	// Claims are what Go clients say they are, by name ("rank/2"), see [Client.Claim]; at most a thousand.
+	Claims map[string]Claim `json:"claims,omitempty"`
 }
 
 // Wait is a client that waits for a key.
@@ -82,6 +84,9 @@ func (s *Server) Stats() Stats {
 // maxWaitRows bounds the list in Stats: with thousands of waiters the first ones tell enough.
 const maxWaitRows = 1000
 
+// maxClaimRows bounds the claims in Stats; Server.Claims returns all of them.
+const maxClaimRows = 1000
+
 func (c *core) stats() Stats {
 	snap := c.machine.Snapshot(maxWaitRows)
 	s := Stats{
@@ -97,6 +102,12 @@ func (c *core) stats() Stats {
 		if n > 0 {
 			s.Ops[wire.Op(op).String()] = n
 		}
+	}
+	for name, claim := range c.machine.Claims(maxClaimRows) {
+		if s.Claims == nil {
+			s.Claims = map[string]Claim{}
+		}
+		s.Claims[name] = Claim(claim)
 	}
 	for _, w := range snap.Waiters {
 		s.Waits = append(s.Waits, Wait{Key: w.Key, Waiter: w.Peer, Name: w.Name, Since: time.Unix(0, w.Since), Barrier: w.Barrier})
