@@ -382,7 +382,7 @@ func (c *Client) explain(q *request, err error) error {
 	case errors.Is(err, error(errLimit)):
 		return &dist.Error{
 			Op: q.opName(), Code: dist.DeadlineExceeded, Rank: dist.NoRank, Peer: c.addr, Key: q.subject(),
-			Detail: timeoutDetail(c.Timeout()),
+			Detail: timeoutDetail(q, c.Timeout()),
 		}
 	}
 	return q.errorAt(c.addr, err)

@@ -40,14 +40,16 @@ func (q *request) name() string {
 	}
 }
 
+// shownKeys is how many of many keys an error names.
+const shownKeys = 8
+
 // subject is what errors name: the key, or the first few of many.
 func (q *request) subject() string {
-	const shown = 8
 	switch {
 	case q.keys == nil:
 		return q.key
-	case len(q.keys) > shown:
-		return fmt.Sprintf("%s and %d more", strings.Join(q.keys[:shown], ", "), len(q.keys)-shown)
+	case len(q.keys) > shownKeys:
+		return fmt.Sprintf("%s and %d more", strings.Join(q.keys[:shownKeys], ", "), len(q.keys)-shownKeys)
 	}
 	return strings.Join(q.keys, ", ")
 }
@@ -176,7 +178,7 @@ func detailOf(err error) string {
 	return err.Error()
 }
 
-// endless is an empty answer as a caller sees it: present, not nil.
+// present is an empty answer as a caller sees it: there, not nil.
 func present(b []byte) []byte {
 	if b == nil {
 		return []byte{}

@@ -163,7 +163,7 @@ func TestWaitTimeoutReplacesALegacyConnection(t *testing.T) {
 		t.Helper()
 		before, _ := f.counts()
 		c.SetTimeout(time.Second)
-		if err := c.Wait(t.Context(), "missing"); !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "timeout of 1s") {
+		if err := c.Wait(t.Context(), "missing"); !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "wait timeout after 1000ms, keys: /missing") {
 			t.Fatalf("wait: %v", err)
 		}
 		time.Sleep(5 * time.Second)

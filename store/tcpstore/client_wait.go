@@ -6,9 +6,11 @@ package tcpstore
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -20,13 +22,18 @@ func limitOf(ctx context.Context, timeout time.Duration, waits bool) time.Time {
 	if _, bounded := ctx.Deadline(); bounded {
 		return time.Time{}
 	}
-	if !waits {
-		timeout = max(timeout, store.DefaultTimeout)
-	}
-	if timeout <= 0 {
+	if timeout = boundOf(timeout, waits); timeout <= 0 {
 		return time.Time{}
 	}
 	return time.Now().Add(timeout)
+}
+
+// boundOf is how long an operation without a deadline of its own may take; zero or less: for ever.
+func boundOf(timeout time.Duration, waits bool) time.Duration {
+	if waits {
+		return timeout
+	}
+	return max(timeout, store.DefaultTimeout)
 }
 
 // errLimit is the end of an operation by the store's timeout.
@@ -61,9 +68,17 @@ func sleepUntil(ctx context.Context, limit time.Time, wake <-chan struct{}) erro
 	}
 }
 
-// timeoutDetail says how long the store's timeout is.
-func timeoutDetail(timeout time.Duration) string {
-	return fmt.Sprintf("no answer within the store's timeout of %v", timeout)
+// timeoutDetail says that the store's timeout has passed; for a wait in the words of PyTorch, which users search for.
+func timeoutDetail(q *request, timeout time.Duration) string {
+	if !q.wait {
+		return fmt.Sprintf("no answer within %v", boundOf(timeout, false))
+	}
+	keys := wire.KeyPrefix + q.key
+	if q.keys != nil {
+		keys = wire.KeyPrefix + strings.Join(q.keys[:min(len(q.keys), shownKeys)], ", "+wire.KeyPrefix)
+	}
+	return fmt.Sprintf("wait timeout after %dms, keys: %s; nobody has set them within the store's timeout of %v",
+		timeout.Milliseconds(), keys, timeout)
 }
 
 // interruptBy is interruptOn for one direction.
