@@ -27,6 +27,9 @@ type Config struct {
 	Heartbeat time.Duration
 	// Window is how many bytes of unexpected messages are held per peer. 0 means DefaultWindow.
 	Window int
+	// OnFail, if set, is called once with the reason when the mesh fails other than by Close, from a goroutine of the mesh
+	// that Close waits for. It must not call Close.
+	OnFail func(error)
 	// Logger receives refused connections and losses. Nil means none.
 	Logger *slog.Logger
 }

@@ -28,6 +28,10 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 			return op.State.Err
 		}
 		if !m.driving && !m.closed {
+			if ctx.Err() != nil {
+				m.mu.Unlock()
+				return dist.FromContext("group: wait", ctx)
+			}
 			m.driving = true
 			m.mu.Unlock()
 			err := m.drive(ctx, op)

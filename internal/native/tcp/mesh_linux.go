@@ -151,6 +151,19 @@ func (m *Mesh) noneLeft(op *link.Op) error {
 	return dist.New("group: receive", dist.InvalidArgument, "no rank to receive from")
 }
 
+// Awaited returns the ranks that posted receives wait for.
+func (m *Mesh) Awaited() []int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var ranks []int
+	for rank, c := range m.conns {
+		if c != nil && (c.recvs.head != nil || c.granted.head != nil || c.waiting.head != nil) {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
+}
+
 // Cancel withdraws an op that no peer has matched.
 func (m *Mesh) Cancel(op *link.Op) bool {
 	m.mu.Lock()
@@ -190,6 +203,9 @@ func (m *Mesh) fail(err error, except dist.Rank) {
 		return
 	}
 	m.err = err
+	if m.cfg.OnFail != nil {
+		m.keeper.Go(func() { m.cfg.OnFail(err) })
+	}
 	for rank, c := range m.conns {
 		if c == nil {
 			continue

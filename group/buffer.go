@@ -1,0 +1,275 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+func itoa(i int) string { return strconv.Itoa(i) }
+
+var zeroTime time.Time
+
+// Engines work on contiguous bytes. This file takes tensors apart and puts them together again.
+
+// inout makes t the buffer that an operation works on in place. A tensor that is not contiguous is copied there and back.
+func (g *Group) inout(w *Work, t *tensor.Tensor) error { return g.output(w, t, true) }
+
+// output makes t the buffer that results go to. With keep its content goes in first.
+func (g *Group) output(w *Work, t *tensor.Tensor, keep bool) error {
+	w.req.DType = g.torch.wireType(t.DType())
+	w.outputs = append(w.outputs[:0], t)
+	if t.IsContiguous() {
+		buf, err := t.Bytes()
+		w.req.Out = buf
+		return err
+	}
+	var flat *tensor.Tensor
+	var err error
+	if keep {
+		flat, err = t.Clone()
+	} else {
+		flat, err = tensor.New(t.DType(), t.Shape()...)
+	}
+	if err != nil {
+		return err
+	}
+	if w.req.Out, err = flat.Bytes(); err != nil {
+		return err
+	}
+	w.finish = func() error { return t.CopyFrom(flat) }
+	return nil
+}
+
+// input makes t the buffer that an operation reads.
+func (g *Group) input(w *Work, t *tensor.Tensor) error {
+	w.req.DType = g.torch.wireType(t.DType())
+	flat, err := t.Contiguous()
+	if err != nil {
+		return err
+	}
+	w.req.In, err = flat.Bytes()
+	return err
+}
+
+// gatherInto makes one buffer of all outputs. Where they stand one behind the other in memory, they are used in place.
+func (g *Group) gatherInto(w *Work, outs []*tensor.Tensor, in *tensor.Tensor) error {
+	if err := g.input(w, in); err != nil {
+		return err
+	}
+	w.outputs = outs
+	total := 0
+	for _, t := range outs {
+		total += t.Size()
+	}
+	room := make([]byte, total)
+	w.req.Out = room
+	w.finish = func() error { return unflatten(room, outs) }
+	return nil
+}
+
+// tidyBooleans makes true one again after gloo has added booleans as bytes.
+func (g *Group) tidyBooleans(w *Work, dt tensor.DType, buf []byte) {
+	if g.torch == torchNone || dt != tensor.Bool {
+		return
+	}
+	finish := w.finish
+	w.finish = func() error {
+		for i, b := range buf {
+			if b > 1 {
+				buf[i] = 1
+			}
+		}
+		if finish != nil {
+			return finish()
+		}
+		return nil
+	}
+}
+
+// flatten copies tensors one behind the other.
+func flatten(ts []*tensor.Tensor) ([]byte, error) {
+	total := 0
+	for _, t := range ts {
+		total += t.Size()
+	}
+	flat := make([]byte, 0, total)
+	for _, t := range ts {
+		c, err := t.Contiguous()
+		if err != nil {
+			return nil, err
+		}
+		b, err := c.Bytes()
+		if err != nil {
+			return nil, err
+		}
+		flat = append(flat, b...)
+	}
+	return flat, nil
+}
+
+// unflatten copies a buffer back to the tensors that it was made of.
+func unflatten(flat []byte, ts []*tensor.Tensor) error {
+	for _, t := range ts {
+		n := t.Size()
+		if err := setBytes(t, flat[:n]); err != nil {
+			return err
+		}
+		flat = flat[n:]
+	}
+	return nil
+}
+
+// setBytes sets all elements of t from contiguous bytes.
+func setBytes(t *tensor.Tensor, data []byte) error {
+	if t.IsContiguous() {
+		b, err := t.Bytes()
+		if err != nil {
+			return err
+		}
+		copy(b, data)
+		return nil
+	}
+	flat, err := tensor.FromStorage(tensor.WrapStorage(data, "heap", nil), t.DType(), t.Shape(), nil, 0)
+	if err != nil {
+		return err
+	}
+	return t.CopyFrom(flat)
+}
+
+func byteCounts(ts []*tensor.Tensor) (counts []int, even bool) {
+	counts = make([]int, len(ts))
+	even = true
+	for i, t := range ts {
+		counts[i] = t.Size()
+		even = even && counts[i] == counts[0]
+	}
+	return counts, even
+}
+
+func equalCounts(total, n int) []int {
+	counts := make([]int, n)
+	for i := range counts {
+		counts[i] = total / n
+	}
+	return counts
+}
+
+func sum(list []int) int {
+	s := 0
+	for _, n := range list {
+		s += n
+	}
+	return s
+}
+
+// splitBytes turns sizes along the first dimension into bytes; nil stays nil, after a check that equal parts are possible.
+func (g *Group) splitBytes(name, which string, t *tensor.Tensor, splits []int) ([]int, error) {
+	first := 1
+	if t.Dims() > 0 {
+		first = t.Dim(0)
+	}
+	if len(splits) == 0 {
+		if first%g.size != 0 {
+			return nil, dist.Newf(name, dist.InvalidArgument, "the %s's first dimension, %d, cannot be cut into %d equal parts", which, first, g.size)
+		}
+		return nil, nil
+	}
+	if len(splits) != g.size {
+		return nil, dist.Newf(name, dist.InvalidArgument, "%d %s splits for %d ranks", len(splits), which, g.size)
+	}
+	row := 0
+	if first > 0 {
+		row = t.Size() / first
+	}
+	total := 0
+	counts := make([]int, g.size)
+	for i, s := range splits {
+		if s < 0 || s > first {
+			return nil, dist.Newf(name, dist.InvalidArgument, "%s split %d for rank %d of a first dimension of %d", which, s, i, first)
+		}
+		counts[i] = s * row
+		total += s
+	}
+	if total != first {
+		return nil, dist.Newf(name, dist.InvalidArgument, "the %s splits add up to %d, the first dimension is %d", which, total, first)
+	}
+	return counts, nil
+}
+
+func (g *Group) checkTensor(name string, t *tensor.Tensor) error {
+	if t == nil {
+		return dist.New(name, dist.InvalidArgument, "no tensor")
+	}
+	if t.Storage().Released() {
+		return dist.New(name, dist.InvalidArgument, "the tensor's storage was released")
+	}
+	return nil
+}
+
+func (g *Group) checkRoot(name string, root int) error {
+	if root < 0 || root >= g.size {
+		return dist.Newf(name, dist.InvalidArgument, "root %d: the group has ranks 0 to %d", root, g.size-1)
+	}
+	return nil
+}
+
+// checkPair checks an output and an input of one type.
+func (g *Group) checkPair(name string, out, in *tensor.Tensor) error {
+	if err := g.checkTensor(name, in); err != nil {
+		return err
+	}
+	if err := g.checkTensor(name, out); err != nil {
+		return err
+	}
+	if out.DType() != in.DType() {
+		return dist.Newf(name, dist.InvalidArgument, "the output is %v, the input %v", out.DType(), in.DType())
+	}
+	return nil
+}
+
+// checkList checks one tensor per rank, all of the type of like.
+func (g *Group) checkList(name, which string, ts []*tensor.Tensor, like *tensor.Tensor) error {
+	if err := g.checkTensor(name, like); err != nil {
+		return err
+	}
+	if len(ts) != g.size {
+		return dist.Newf(name, dist.InvalidArgument, "%d %s for %d ranks", len(ts), which, g.size)
+	}
+	for _, t := range ts {
+		if err := g.checkTensor(name, t); err != nil {
+			return err
+		}
+	}
+	if ts[0].DType() != like.DType() {
+		return dist.Newf(name, dist.InvalidArgument, "the %s are %v, not %v", which, ts[0].DType(), like.DType())
+	}
+	return sameType(name, ts)
+}
+
+func sameType(name string, ts []*tensor.Tensor) error {
+	for i, t := range ts {
+		if t.DType() != ts[0].DType() {
+			return dist.Newf(name, dist.InvalidArgument, "tensor 0 is %v, tensor %d %v", ts[0].DType(), i, t.DType())
+		}
+	}
+	return nil
+}
+
+// recycle makes a complete Work new again.
+func (w *Work) recycle() {
+	w.req = coll.Request{}
+	w.message = link.Op{State: link.OpState{Done: w.message.State.Done}}
+	w.group, w.p2p, w.steps, w.finish, w.future, w.next = nil, false, nil, nil, nil, nil
+	w.outputs = w.outputs[:0]
+	w.record, w.waiters, w.finished, w.err, w.done, w.callbacks = 0, 0, false, nil, nil, nil
+	w.posted, w.begun, w.ended = zeroTime, zeroTime, zeroTime
+	w.completed.Store(false)
+}

@@ -1,0 +1,188 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"slices"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/native"
+	"github.com/cohort-dist/cohort/internal/native/tcp"
+	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/internal/shm"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// New joins the world's group as one of size ranks, which find each other through s. All ranks must call it; it returns
+// when all are connected. The store stays open until the group is closed, and is not closed by it.
+//
+// It corresponds to torch.distributed.init_process_group(backend="gloo"). The other ranks may be Go processes, PyTorch
+// processes or both; see [WithTransport] and [WithPeers].
+func New(ctx context.Context, s store.Store, rank, size int, opts ...Option) (*Group, error) {
+	const op = "group: new"
+	switch {
+	case s == nil:
+		return nil, dist.New(op, dist.InvalidArgument, "no store")
+	case size < 1:
+		return nil, dist.Newf(op, dist.InvalidArgument, "world size %d", size)
+	case rank < 0 || rank >= size:
+		return nil, dist.Newf(op, dist.InvalidArgument, "rank %d of %d", rank, size)
+	}
+	c := newConfig(opts)
+	if err := c.check(op); err != nil {
+		return nil, err
+	}
+	globals := make([]int, size)
+	for i := range globals {
+		globals[i] = i
+	}
+	if c.name == "" {
+		c.name = gloo.GroupName(0)
+	}
+	family := &family{store: s, world: globals, clock: newClock()}
+	g, err := makeGroup(ctx, &plan{config: c, store: s, rank: rank, globals: globals, family: family, torchName: gloo.GroupName(0)})
+	if err != nil {
+		family.clock.close()
+		return nil, err
+	}
+	family.root = g
+	return g, nil
+}
+
+func (c *config) check(op string) error {
+	switch c.transport {
+	case Auto, TCP, SharedMemory, Gloo:
+	default:
+		return dist.Newf(op, dist.InvalidArgument, "transport %q: want auto, tcp, shm or gloo", c.transport)
+	}
+	switch c.peers {
+	case AnyPeers, OnlyGo, Torch113, Torch26:
+	default:
+		return dist.Newf(op, dist.InvalidArgument, "peers %q: want go, torch-1.13 or torch-2.6", c.peers)
+	}
+	if len(c.devices) == 0 {
+		c.devices = gloo.DevicesFromEnv(os.Getenv)
+	}
+	if c.storeAddr == "" {
+		c.storeAddr = os.Getenv("COHORT_STORE_ADDR")
+	}
+	return nil
+}
+
+// plan is a group that is to be made.
+type plan struct {
+	config    config
+	store     store.Store
+	rank      int   // in the group
+	globals   []int // world ranks of the members
+	family    *family
+	parent    *Group
+	index     int    // number of the group in its world
+	torchName string // PyTorch's name of the group
+}
+
+// makeGroup connects the ranks of a group.
+func makeGroup(ctx context.Context, p *plan) (*Group, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.config.connectTimeout)
+	defer cancel()
+	c := &p.config
+	if c.storeAddr == "" {
+		if a, ok := store.UnderlyingNonPrefix(p.store).(interface{ Addr() string }); ok {
+			c.storeAddr = a.Addr()
+		}
+	}
+	choice, err := choose(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	defer choice.closeListener()
+	g := &Group{
+		name: c.name, description: c.description, rank: p.rank, size: len(p.globals), globals: slices.Clone(p.globals), config: *c,
+		transport: choice.transport, torch: choice.torch, members: choice.members, store: p.store, family: p.family, index: p.index,
+		room: make(chan struct{}), pumpWake: make(chan struct{}, 1),
+	}
+	host, _ := os.Hostname()
+	g.records = recorder.New(recorder.About{
+		Group: c.name, Description: c.description, Rank: g.rank, Size: g.size, GlobalRanks: g.globals, Transport: string(g.transport),
+		Host: host, PID: os.Getpid(),
+	}, c.records)
+	g.life, g.end = context.WithCancelCause(context.Background())
+	g.working, g.halt = context.WithCancelCause(g.life)
+	if err := g.connect(ctx, p, choice); err != nil {
+		g.end(err)
+		return nil, err
+	}
+	_, g.resumable = g.engine.(coll.Resumable)
+	g.tasks.Add(1)
+	go g.pump()
+	p.family.add(p.parent, g)
+	c.logger.Info("group made", slog.String("group", g.name), slog.Int("rank", g.rank), slog.Int("world", g.size),
+		slog.String("transport", string(g.transport)), slog.String("reason", choice.reason))
+	return g, nil
+}
+
+// connect makes the mesh and the engine of the chosen transport.
+func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
+	if g.size == 1 && choice.torch == torchNone {
+		g.engine = native.NewEngine(lonely{}, native.Tuning{})
+		g.mesh = lonely{}
+		return nil
+	}
+	switch choice.transport {
+	case Gloo:
+		mesh, err := choice.connectGloo(ctx, g, p)
+		if err != nil {
+			return err
+		}
+		g.mesh, g.engine = mesh, gloo.NewEngine(mesh)
+	case TCP, SharedMemory:
+		mesh, err := tcp.Connect(ctx, tcp.Config{
+			Rank: g.rank, Size: g.size, Group: choice.id, Listener: choice.takeListener(), Peers: choice.addresses, LocalRanks: choice.local,
+			Heartbeat: g.config.heartbeat, Logger: g.config.logger, OnFail: g.meshFailed,
+		})
+		if err != nil {
+			return err
+		}
+		g.mesh, g.engine = mesh, native.NewEngine(mesh, native.Tuning{})
+		if choice.transport == SharedMemory {
+			engine, err := shm.Join(ctx, shm.Config{
+				Rank: g.rank, Size: g.size, Name: choice.prefix, Exchange: p.store, HeartbeatLimit: g.config.heartbeat,
+			})
+			if err != nil {
+				mesh.Fail(err)
+				_ = mesh.Close()
+				return err
+			}
+			g.engine = engine
+		}
+	case Auto:
+		return dist.New("group: new", dist.Internal, "no transport was chosen")
+	}
+	return nil
+}
+
+// meshFailed is called by a mesh that has failed. Operations that do not go through it must end too.
+func (g *Group) meshFailed(err error) { g.fail(err) }
+
+// lonely is the mesh of a group with one rank: it has nobody to talk to.
+type lonely struct{}
+
+func (lonely) Rank() int                                 { return 0 }
+func (lonely) Size() int                                 { return 1 }
+func (lonely) Send(op *link.Op)                          { op.Begin(); op.Complete(errAlone()) }
+func (lonely) Recv(op *link.Op)                          { op.Begin(); op.Complete(errAlone()) }
+func (lonely) Wait(_ context.Context, op *link.Op) error { return op.State.Err }
+func (lonely) Cancel(*link.Op) bool                      { return false }
+func (lonely) Fail(error)                                {}
+func (lonely) Close() error                              { return nil }
+
+func errAlone() error {
+	return dist.New("group", dist.InvalidArgument, "the group has no other rank")
+}

@@ -1,0 +1,208 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/cohort-dist/cohort/observe"
+)
+
+// DefaultTimeout bounds an operation that has no timeout of its own. It is PyTorch's default for gloo.
+const DefaultTimeout = 30 * time.Minute
+
+// DefaultQueue is how many operations may be posted and not complete.
+const DefaultQueue = 1024
+
+// Transport is how the ranks of a group exchange data.
+type Transport string
+
+// The transports.
+const (
+	// Auto takes shared memory where all ranks are Go processes of one host, the native TCP wire where all are Go, and
+	// gloo's wire where a PyTorch rank takes part.
+	Auto Transport = "auto"
+	// TCP is the native wire between Go ranks.
+	TCP Transport = "tcp"
+	// SharedMemory is for Go ranks of one host.
+	SharedMemory Transport = "shm"
+	// Gloo is PyTorch's wire.
+	Gloo Transport = "gloo"
+)
+
+// Peers says what kind of PyTorch the other ranks may be; see [WithPeers].
+type Peers string
+
+// The kinds of peers.
+const (
+	// AnyPeers finds out from the store.
+	AnyPeers Peers = ""
+	// OnlyGo promises that all ranks are Go processes: nothing of gloo's rendezvous is looked at.
+	OnlyGo Peers = "go"
+	// Torch113 is PyTorch 1.13 or 2.0.
+	Torch113 Peers = "torch-1.13"
+	// Torch26 is PyTorch 2.3 to 2.6.
+	Torch26 Peers = "torch-2.6"
+)
+
+// Option changes how a group is made. The same options go to [New] and [Group.NewGroup] (an option that does not concern
+// the latter is ignored there).
+type Option interface{ apply(*config) }
+
+type option func(*config)
+
+func (o option) apply(c *config) { o(c) }
+
+type config struct {
+	name, description string
+	transport         Transport
+	peers             Peers
+	timeout           time.Duration
+	heartbeat         time.Duration
+	queue             int
+	records           int
+	logger            *slog.Logger
+	hook              observe.Hook
+	dump              func(reason string, json []byte)
+	storeAddr         string
+	devices           []string
+	initBarrier       bool
+	barePrefix        bool
+	outer             string
+	localSync         bool
+	profile           func(*Work)
+	connectTimeout    time.Duration
+}
+
+func newConfig(opts []Option) config {
+	c := config{transport: Auto, timeout: DefaultTimeout, queue: DefaultQueue}
+	for _, o := range opts {
+		if o != nil {
+			o.apply(&c)
+		}
+	}
+	if c.queue < 1 {
+		c.queue = DefaultQueue
+	}
+	if c.timeout <= 0 {
+		c.timeout = DefaultTimeout
+	}
+	if c.connectTimeout <= 0 {
+		c.connectTimeout = c.timeout
+	}
+	if c.logger == nil {
+		c.logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// WithName names the group in errors, events and dumps. Among Go ranks it is also part of the store's keys, so that several
+// groups can be made over one store; groups with PyTorch ranks have the names that PyTorch gives them.
+func WithName(name string) Option { return option(func(c *config) { c.name = name }) }
+
+// WithDescription adds words for people. It corresponds to group_desc.
+func WithDescription(text string) Option { return option(func(c *config) { c.description = text }) }
+
+// WithTransport forces a transport. All ranks must agree.
+func WithTransport(t Transport) Option { return option(func(c *config) { c.transport = t }) }
+
+// WithPeers says what the other ranks are, where it cannot be found out: a Go rank 0 that hosts the store of PyTorch ranks
+// does not know their version before they connect.
+func WithPeers(p Peers) Option { return option(func(c *config) { c.peers = p }) }
+
+// WithTimeout bounds each operation of a group (an option of [New]) or one operation. It corresponds to timeout= of
+// init_process_group. The default is [DefaultTimeout].
+func WithTimeout(d time.Duration) interface {
+	Option
+	OpOption
+} {
+	return timeoutOption(d)
+}
+
+type timeoutOption time.Duration
+
+func (o timeoutOption) apply(c *config)     { c.timeout = time.Duration(o) }
+func (o timeoutOption) applyOp(c *opConfig) { c.timeout = time.Duration(o) }
+
+// WithConnectTimeout bounds the making of the group, where ctx has no earlier deadline. The default is the group's timeout.
+func WithConnectTimeout(d time.Duration) Option {
+	return option(func(c *config) { c.connectTimeout = d })
+}
+
+// WithHeartbeat sets how long a Go rank may be silent before it counts as lost: a stopped process, a cut network. Less than
+// zero switches it off. All ranks should use the same. gloo's wire has no heartbeat.
+func WithHeartbeat(limit time.Duration) Option {
+	return option(func(c *config) { c.heartbeat = limit })
+}
+
+// WithQueue bounds the operations that are posted and not complete. At the bound, posting waits for its ctx.
+func WithQueue(n int) Option { return option(func(c *config) { c.queue = n }) }
+
+// WithFlightRecorder sets how many operations the flight recorder remembers. It is always on.
+func WithFlightRecorder(operations int) Option {
+	return option(func(c *config) { c.records = operations })
+}
+
+// WithDump calls f with the flight recorder's JSON dump when the group fails. f runs in a goroutine of the group that Close
+// waits for.
+func WithDump(f func(reason string, json []byte)) Option {
+	return option(func(c *config) { c.dump = f })
+}
+
+// WithLogger sets where the group says which transport and address it chose, and why.
+func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.logger = l }) }
+
+// WithHook sets who hears of every operation.
+func WithHook(h observe.Hook) Option { return option(func(c *config) { c.hook = h }) }
+
+// WithProfiler calls f at the end of every operation, once. f must not block.
+func WithProfiler(f func(*Work)) Option { return option(func(c *config) { c.profile = f }) }
+
+// WithStoreAddr tells the store's "host:port", so that the address of this rank is chosen by the route towards it.
+func WithStoreAddr(addr string) Option { return option(func(c *config) { c.storeAddr = addr }) }
+
+// WithDevices sets the interfaces or IP addresses of this rank. With PyTorch ranks, all ranks need the same number. It
+// corresponds to GLOO_SOCKET_IFNAME, which is used when this option is not given.
+func WithDevices(names ...string) Option { return option(func(c *config) { c.devices = names }) }
+
+// WithInitBarrier adds PyTorch's store barrier after the making of a group: needed when the PyTorch 2.x ranks run with
+// TORCH_DIST_INIT_BARRIER=1.
+func WithInitBarrier() Option { return option(func(c *config) { c.initBarrier = true }) }
+
+// WithBareStore is for a store that PyTorch's ranks gave to init_process_group(store=...) themselves: then their keys have
+// no "default_pg" prefix.
+func WithBareStore() Option { return option(func(c *config) { c.barePrefix = true }) }
+
+// WithStorePrefix puts a prefix in front of all keys, such as "worker/attempt_0" where PyTorch 1.13 runs under torchrun.
+func WithStorePrefix(prefix string) Option { return option(func(c *config) { c.outer = prefix }) }
+
+// WithLocalSync makes a sub-group that only its members know of: the other ranks do not call NewGroup. It corresponds to
+// use_local_synchronization=True. Members must make overlapping groups in the same order.
+func WithLocalSync() Option { return option(func(c *config) { c.localSync = true }) }
+
+// OpOption changes one operation.
+type OpOption interface{ applyOp(*opConfig) }
+
+type opConfig struct {
+	timeout time.Duration
+	waitAll bool
+	reuse   *Work
+}
+
+type opOption func(*opConfig)
+
+func (o opOption) applyOp(c *opConfig) { o(c) }
+
+// WaitAllRanks makes a monitored barrier wait for every late rank, so that its error names all of them. It corresponds to
+// wait_all_ranks=True.
+func WaitAllRanks() OpOption { return opOption(func(c *opConfig) { c.waitAll = true }) }
+
+// Reuse takes the Work of an earlier operation instead of a new one, so that an inner loop allocates nothing. The Work must
+// be complete and nobody else may look at it any more.
+func Reuse(w *Work) OpOption { return reuseOption{w} }
+
+type reuseOption struct{ work *Work }
+
+func (o reuseOption) applyOp(c *opConfig) { c.reuse = o.work }

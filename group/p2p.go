@@ -1,0 +1,323 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// MaxTag is the largest tag of a point-to-point operation, as in PyTorch.
+const MaxTag = 1<<31 - 1
+
+// Send posts t to a rank of the group. Messages between two ranks with the same tag arrive in order. The Work is complete
+// when t may be changed, which may be before the other side has received it.
+//
+// It corresponds to torch.distributed.isend.
+func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to, tag int, opts ...OpOption) *Work {
+	w, buf, err := g.messageWork(OpSend, t, to, tag, opts)
+	if err != nil {
+		return failed(OpSend, err)
+	}
+	if buf == nil {
+		c, err := t.Contiguous()
+		if err != nil {
+			return failed(OpSend, err)
+		}
+		if buf, err = c.Bytes(); err != nil {
+			return failed(OpSend, err)
+		}
+	}
+	w.message.Peer, w.message.Slot, w.message.Buf = to, uint64(tag), buf
+	return g.postMessage(ctx, w)
+}
+
+// Recv posts t as room for a message from a rank of the group. A message that is shorter leaves the rest of t as it was, a
+// longer one is an error.
+//
+// It corresponds to torch.distributed.irecv.
+func (g *Group) Recv(ctx context.Context, t *tensor.Tensor, from, tag int, opts ...OpOption) *Work {
+	return g.receive(ctx, OpRecv, t, from, tag, opts)
+}
+
+// RecvAny posts t as room for a message from whichever rank sends one first; [Work.SourceRank] tells which.
+//
+// It corresponds to torch.distributed.irecv with src=None.
+func (g *Group) RecvAny(ctx context.Context, t *tensor.Tensor, tag int, opts ...OpOption) *Work {
+	return g.receive(ctx, OpRecvAny, t, link.AnyPeer, tag, opts)
+}
+
+func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from, tag int, opts []OpOption) *Work {
+	w, buf, err := g.messageWork(op, t, from, tag, opts)
+	if err != nil {
+		return failed(op, err)
+	}
+	if buf == nil {
+		flat, err := t.Clone()
+		if err != nil {
+			return failed(op, err)
+		}
+		if buf, err = flat.Bytes(); err != nil {
+			return failed(op, err)
+		}
+		w.finish = func() error { return t.CopyFrom(flat) }
+	}
+	w.outputs = append(w.outputs[:0], t)
+	w.message.Peer, w.message.Slot, w.message.Buf = from, uint64(tag), buf
+	if from == link.AnyPeer {
+		for r := range g.size {
+			if r != g.rank {
+				w.message.From = append(w.message.From, r)
+			}
+		}
+	}
+	return g.postMessage(ctx, w)
+}
+
+// messageWork checks the arguments of a point-to-point operation. The buffer is nil when t is not contiguous.
+func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer, tag int, opts []OpOption) (*Work, []byte, error) {
+	name := "group: " + op.String()
+	if err := g.checkTensor(name, t); err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case peer != link.AnyPeer && (peer < 0 || peer >= g.size):
+		return nil, nil, dist.Newf(name, dist.InvalidArgument, "rank %d: the group has ranks 0 to %d", peer, g.size-1)
+	case peer == g.rank:
+		return nil, nil, dist.Newf(name, dist.InvalidArgument, "rank %d is this rank itself", peer)
+	case tag < 0 || tag > MaxTag:
+		return nil, nil, dist.Newf(name, dist.InvalidArgument, "tag %d: want 0 to %d", tag, MaxTag)
+	case g.size == 1:
+		return nil, nil, dist.New(name, dist.InvalidArgument, "the group has no other rank")
+	}
+	var c opConfig
+	w := g.newWork(op, opts, &c)
+	w.p2p, w.req.DType = true, t.DType()
+	if !t.IsContiguous() {
+		return w, nil, nil
+	}
+	buf, err := t.Bytes()
+	if buf == nil {
+		buf = []byte{}
+	}
+	return w, buf, err
+}
+
+// postMessage hands a point-to-point operation to the mesh.
+func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
+	if ctx.Err() != nil {
+		w.complete(dist.FromContext("group: "+w.op.String(), ctx))
+		return w
+	}
+	g.mu.Lock()
+	if err := g.admit(ctx, w.op); err != nil {
+		g.mu.Unlock()
+		w.complete(err)
+		return w
+	}
+	now := time.Now()
+	w.group, w.seq, w.posted, w.begun = g, g.p2pSeq, now, now
+	g.p2pSeq++
+	if w.timeout <= 0 {
+		w.timeout = g.config.timeout
+	}
+	size := int64(len(w.message.Buf))
+	entry := recorder.Entry{
+		Seq: w.seq, P2P: true, Op: opName(w.op), DType: w.req.DType.String(), Peer: w.message.Peer, Tag: uint32(w.message.Slot), //nolint:gosec // at most MaxTag
+		Posted: now, Started: now, Timeout: w.timeout,
+	}
+	if w.op == OpSend {
+		entry.In = size
+	} else {
+		entry.Out = size
+	}
+	w.record = g.records.Post(entry)
+	g.messages = append(g.messages, w)
+	g.watchLocked(now.Add(w.timeout))
+	g.mu.Unlock()
+	g.emit(w, observe.Begin, nil)
+	g.records.Start(w.record, now)
+	if w.op == OpSend {
+		g.mesh.Send(&w.message)
+	} else {
+		g.mesh.Recv(&w.message)
+	}
+	if !w.message.Completed() {
+		g.family.clock.watch(g)
+	}
+	return w
+}
+
+// waitMessage waits for a point-to-point operation, driving the mesh.
+func (g *Group) waitMessage(ctx context.Context, w *Work) error {
+	err := g.mesh.Wait(ctx, &w.message)
+	if err != nil && !w.message.Completed() {
+		if w.completed.Load() {
+			return w.err
+		}
+		if ctx.Err() != nil {
+			return dist.FromContext("group: wait", ctx)
+		}
+		return err
+	}
+	g.mu.Lock()
+	g.reapLocked(w)
+	g.mu.Unlock()
+	// Another goroutine may have found it complete first and be about to say so.
+	select {
+	case <-w.Done():
+	case <-ctx.Done():
+		if !w.completed.Load() {
+			return dist.FromContext("group: wait", ctx)
+		}
+	}
+	return w.err
+}
+
+// reap completes a point-to-point operation that the mesh has finished.
+func (g *Group) reap(w *Work) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.reapLocked(w)
+}
+
+// reapLocked completes operations that the mesh has finished: only the given one, or all. It reports whether there were
+// any. It gives the mutex away while it completes them.
+func (g *Group) reapLocked(only *Work) bool {
+	var ready []*Work
+	kept := g.messages[:0]
+	for _, w := range g.messages {
+		if (only == nil || w == only) && w.message.Completed() {
+			ready = append(ready, w)
+		} else {
+			kept = append(kept, w)
+		}
+	}
+	clear(g.messages[len(kept):])
+	g.messages = kept
+	if len(ready) == 0 {
+		return false
+	}
+	g.mu.Unlock()
+	for _, w := range ready {
+		g.settle(w, false)
+	}
+	g.mu.Lock()
+	return true
+}
+
+// settle completes a point-to-point operation with what the mesh says about it.
+func (g *Group) settle(w *Work, closing bool) {
+	if closing && !w.message.Completed() {
+		g.ended(w, dist.New("group: "+w.op.String(), dist.Closed, "the group was closed"))
+		return
+	}
+	err := w.message.State.Err
+	if w.op != OpSend {
+		w.source = w.message.Source
+	}
+	if err == nil && w.finish != nil {
+		err = w.finish()
+	}
+	if cause := w.cause(); cause != nil && err != nil {
+		err = cause
+	}
+	g.ended(w, err)
+}
+
+// cause is why the group itself withdrew the operation, if it did.
+func (w *Work) cause() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+// abort is Work.Abort.
+func (g *Group) abort(w *Work) {
+	reason := dist.New("group: "+w.op.String(), dist.Aborted, "the operation was aborted on rank "+itoa(g.rank))
+	if w.p2p {
+		g.withdraw(w, reason)
+		return
+	}
+	reason.Rank = dist.Rank(g.rank)
+	g.fail(reason)
+}
+
+// expireMessage ends a point-to-point operation whose time is over.
+func (g *Group) expireMessage(w *Work) {
+	e := dist.Newf("group: "+w.op.String(), dist.DeadlineExceeded, "message %d of group %s did not complete within %v", w.seq, g.name, w.timeout)
+	if w.message.Peer >= 0 {
+		e.Rank = dist.Rank(w.message.Peer)
+	}
+	g.withdraw(w, e)
+}
+
+// withdraw ends a message with a reason. One that is half way cannot be taken back: its buffer is in use until the group
+// fails.
+func (g *Group) withdraw(w *Work, reason *dist.Error) {
+	w.mu.Lock()
+	if w.finished {
+		w.mu.Unlock()
+		return
+	}
+	w.err = reason
+	w.mu.Unlock()
+	if !g.mesh.Cancel(&w.message) && !w.message.Completed() {
+		g.fail(reason)
+	}
+	g.reap(w)
+}
+
+// P2P is one operation of a batch.
+type P2P struct {
+	// Op is OpSend or OpRecv.
+	Op     OpType
+	Tensor *tensor.Tensor
+	Peer   int
+	Tag    int
+}
+
+// Batch posts several messages; a mistake in any of them posts none. It corresponds to torch.distributed.batch_isend_irecv.
+func (g *Group) Batch(ctx context.Context, ops []P2P, opts ...OpOption) []*Work {
+	works := make([]*Work, len(ops))
+	for i, op := range ops {
+		err := error(nil)
+		if op.Op != OpSend && op.Op != OpRecv {
+			err = dist.Newf("group: batch", dist.InvalidArgument, "operation %d is %v: a batch takes sends and receives", i, op.Op)
+		} else {
+			_, _, err = g.messageWork(op.Op, op.Tensor, op.Peer, op.Tag, nil)
+		}
+		if err != nil {
+			for j := range works {
+				works[j] = failed(ops[j].Op, err)
+			}
+			return works
+		}
+	}
+	for i, op := range ops {
+		if op.Op == OpSend {
+			works[i] = g.Send(ctx, op.Tensor, op.Peer, op.Tag, opts...)
+		} else {
+			works[i] = g.Recv(ctx, op.Tensor, op.Peer, op.Tag, opts...)
+		}
+	}
+	return works
+}
+
+// WaitAll waits for several operations and returns the first error, after all have ended or ctx has.
+func WaitAll(ctx context.Context, works ...*Work) error {
+	var first error
+	for _, w := range works {
+		if err := w.Wait(ctx); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}

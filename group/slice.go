@@ -1,0 +1,101 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// The functions in this file do the common operations on plain Go slices and wait for them. Slices are used in place.
+
+// AllReduceSlice combines data over all ranks in place; see [Group.AllReduce].
+func AllReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, opts ...OpOption) error {
+	t, err := tensor.From(data, len(data))
+	if err != nil {
+		return err
+	}
+	return g.AllReduce(ctx, t, op, opts...).Wait(ctx)
+}
+
+// ReduceSlice combines data over all ranks into root's data; see [Group.Reduce].
+func ReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, root int, opts ...OpOption) error {
+	t, err := tensor.From(data, len(data))
+	if err != nil {
+		return err
+	}
+	return g.Reduce(ctx, t, op, root, opts...).Wait(ctx)
+}
+
+// BroadcastSlice sends root's data to all ranks; see [Group.Broadcast].
+func BroadcastSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root int, opts ...OpOption) error {
+	t, err := tensor.From(data, len(data))
+	if err != nil {
+		return err
+	}
+	return g.Broadcast(ctx, t, root, opts...).Wait(ctx)
+}
+
+// AllGatherSlice returns the data of all ranks, one behind the other; see [Group.AllGatherInto]. All ranks give the same
+// number of elements.
+func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, opts ...OpOption) ([]T, error) {
+	all := make([]T, len(data)*g.Size())
+	out, err := tensor.From(all, len(all))
+	if err != nil {
+		return nil, err
+	}
+	in, err := tensor.From(data, len(data))
+	if err != nil {
+		return nil, err
+	}
+	return all, g.AllGatherInto(ctx, out, in, opts...).Wait(ctx)
+}
+
+// ReduceScatterSlice combines data over all ranks and returns this rank's part of the result; see
+// [Group.ReduceScatterInto].
+func ReduceScatterSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, opts ...OpOption) ([]T, error) {
+	part := make([]T, len(data)/g.Size())
+	out, err := tensor.From(part, len(part))
+	if err != nil {
+		return nil, err
+	}
+	in, err := tensor.From(data, len(data))
+	if err != nil {
+		return nil, err
+	}
+	return part, g.ReduceScatterInto(ctx, out, in, op, opts...).Wait(ctx)
+}
+
+// AllToAllSlice sends the i-th of equal parts of data to rank i and returns what the others sent; see [Group.AllToAllInto].
+func AllToAllSlice[T tensor.Element](ctx context.Context, g *Group, data []T, opts ...OpOption) ([]T, error) {
+	got := make([]T, len(data))
+	out, err := tensor.From(got, len(got))
+	if err != nil {
+		return nil, err
+	}
+	in, err := tensor.From(data, len(data))
+	if err != nil {
+		return nil, err
+	}
+	return got, g.AllToAllInto(ctx, out, in, nil, nil, opts...).Wait(ctx)
+}
+
+// SendSlice sends data to a rank; see [Group.Send].
+func SendSlice[T tensor.Element](ctx context.Context, g *Group, data []T, to, tag int, opts ...OpOption) error {
+	t, err := tensor.From(data, len(data))
+	if err != nil {
+		return err
+	}
+	return g.Send(ctx, t, to, tag, opts...).Wait(ctx)
+}
+
+// RecvSlice receives into data from a rank; see [Group.Recv].
+func RecvSlice[T tensor.Element](ctx context.Context, g *Group, data []T, from, tag int, opts ...OpOption) error {
+	t, err := tensor.From(data, len(data))
+	if err != nil {
+		return err
+	}
+	return g.Recv(ctx, t, from, tag, opts...).Wait(ctx)
+}

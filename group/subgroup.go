@@ -1,0 +1,182 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// family is what the groups of one world share.
+type family struct {
+	store  store.Store
+	world  []int
+	root   *Group
+	layout gloo.Layout
+	clock  *clock
+
+	mu    sync.Mutex
+	count int               // groups made by all ranks, members or not
+	live  map[*Group]*Group // group to parent
+}
+
+func (f *family) add(parent, g *Group) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.live == nil {
+		f.live = map[*Group]*Group{}
+	}
+	f.live[g] = parent
+}
+
+// remove forgets a group. The clock ends with the world's group.
+func (f *family) remove(g *Group) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.root != g {
+		delete(f.live, g)
+	}
+}
+
+// children returns the groups that were made from g and are not closed.
+func (f *family) children(g *Group) []*Group {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []*Group
+	for sub, parent := range f.live {
+		if parent == g {
+			all = append(all, sub)
+		}
+	}
+	return all
+}
+
+// NewGroup makes a group of some ranks. All ranks of the world must call it, in the same order, also those that are no
+// members: they get nil. With [WithLocalSync] only the members call. ranks are those of g; nil means all.
+//
+// The ranks of the new group are numbered in increasing order, whatever the order of ranks. A group can be made from one
+// that has failed, of those ranks that are left, with [WithLocalSync].
+//
+// It corresponds to torch.distributed.new_group.
+func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Group, error) {
+	const op = "group: new group"
+	c := newConfig(append(g.inherited(), opts...))
+	if err := c.check(op); err != nil {
+		return nil, err
+	}
+	if ranks == nil {
+		ranks = make([]int, g.size)
+		for i := range ranks {
+			ranks[i] = i
+		}
+	}
+	ranks = slices.Clone(ranks)
+	slices.Sort(ranks)
+	globals := make([]int, len(ranks))
+	for i, r := range ranks {
+		if r < 0 || r >= g.size {
+			return nil, dist.Newf(op, dist.InvalidArgument, "rank %d: the group has ranks 0 to %d", r, g.size-1)
+		}
+		if i > 0 && ranks[i-1] == r {
+			return nil, dist.Newf(op, dist.InvalidArgument, "rank %d is given twice", r)
+		}
+		globals[i] = g.globals[r]
+	}
+	if len(ranks) == 0 {
+		return nil, dist.New(op, dist.InvalidArgument, "no ranks")
+	}
+	me := slices.Index(ranks, g.rank)
+	f := g.family
+	f.mu.Lock()
+	p := &plan{config: c, store: g.store, rank: me, globals: globals, family: f, parent: g}
+	if c.localSync {
+		if me < 0 {
+			f.mu.Unlock()
+			return nil, dist.New(op, dist.InvalidArgument, "this rank is no member: with WithLocalSync only members call")
+		}
+		p.torchName = gloo.LocalSyncName(globals, len(f.live))
+		p.index = f.count
+	} else {
+		f.count++
+		p.torchName, p.index = gloo.GroupName(f.count), f.count
+	}
+	f.mu.Unlock()
+	if p.config.name == "" {
+		p.config.name = p.torchName
+	}
+	if me >= 0 {
+		return makeGroup(ctx, p)
+	}
+	if g.torch == torch113 || g.torch != torchNone && c.initBarrier {
+		return nil, settle(ctx, p, f.layout, -1)
+	}
+	return nil, nil
+}
+
+// inherited are the options of g that its sub-groups take over.
+func (g *Group) inherited() []Option {
+	c := g.config
+	return []Option{option(func(n *config) {
+		name, description := n.name, n.description
+		*n = c
+		n.name, n.description, n.localSync = name, description, false
+		n.transport = Auto
+		if c.transport != SharedMemory {
+			n.transport = c.transport
+		}
+	})}
+}
+
+// NewSubgroups cuts the group into consecutive groups of size ranks and returns the one that this rank belongs to.
+//
+// It corresponds to torch.distributed.new_subgroups.
+func (g *Group) NewSubgroups(ctx context.Context, size int, opts ...Option) (*Group, error) {
+	if size < 1 || g.size%size != 0 {
+		return nil, dist.Newf("group: new subgroups", dist.InvalidArgument, "%d ranks cannot be cut into groups of %d", g.size, size)
+	}
+	var all [][]int
+	for from := 0; from < g.size; from += size {
+		ranks := make([]int, size)
+		for i := range ranks {
+			ranks[i] = from + i
+		}
+		all = append(all, ranks)
+	}
+	return g.NewSubgroupsByEnumeration(ctx, all, opts...)
+}
+
+// NewSubgroupsByEnumeration makes several groups that have no rank in common and returns the one that this rank belongs to,
+// nil where there is none.
+//
+// It corresponds to torch.distributed.new_subgroups_by_enumeration.
+func (g *Group) NewSubgroupsByEnumeration(ctx context.Context, lists [][]int, opts ...Option) (*Group, error) {
+	seen := map[int]bool{}
+	for _, ranks := range lists {
+		for _, r := range ranks {
+			if seen[r] {
+				return nil, dist.Newf("group: new subgroups", dist.InvalidArgument, "rank %d is in two groups", r)
+			}
+			seen[r] = true
+		}
+	}
+	var own *Group
+	for _, ranks := range lists {
+		sub, err := g.NewGroup(ctx, ranks, opts...)
+		if err != nil {
+			if own != nil {
+				_ = own.Close()
+			}
+			return nil, err
+		}
+		if sub != nil {
+			own = sub
+		}
+	}
+	return own, nil
+}

@@ -1,0 +1,116 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// torchVersion is what the PyTorch ranks of a group are. What they cannot do, or would get wrong, is refused on the Go rank
+// before a sequence number is taken: a PyTorch rank raises the same error on its side, so all ranks stay in step.
+type torchVersion uint8
+
+const (
+	torchNone torchVersion = iota // all ranks are Go: everything works
+	torch113
+	torch26
+)
+
+func (v torchVersion) String() string {
+	switch v {
+	case torch113:
+		return "PyTorch 1.13"
+	case torch26:
+		return "PyTorch 2.6"
+	case torchNone:
+	}
+	return "Go"
+}
+
+// base reports whether gloo in this PyTorch has the element type in all operations.
+func (v torchVersion) base(dt tensor.DType) bool {
+	switch dt {
+	case tensor.Float32, tensor.Float64, tensor.Float16, tensor.Int8, tensor.Uint8, tensor.Int32, tensor.Int64:
+		return true
+	case tensor.BFloat16, tensor.Bool:
+		return v == torch26
+	case tensor.Int16, tensor.Complex64, tensor.Complex128:
+	}
+	return false
+}
+
+// carries reports whether an operation of this PyTorch takes the element type. Some operations take complex numbers as
+// pairs of real ones; messages take anything.
+func (v torchVersion) carries(op OpType, dt tensor.DType, r ReduceOp) bool {
+	if !dt.Complex() {
+		return v.base(dt) || op == OpSend || op == OpRecv || op == OpRecvAny
+	}
+	switch op {
+	case OpSend, OpRecv, OpRecvAny, OpAllGather, OpAllGatherInto, OpAllToAllInto, OpScatter:
+		return true
+	case OpAllReduce, OpAllReduceCoalesce:
+		return r == Sum
+	default:
+		return false
+	}
+}
+
+// check refuses what the PyTorch ranks of the group cannot do or would get wrong. The rules were read off real processes of
+// both versions; the interop tests hold every cell of this table against them.
+func (v torchVersion) check(name string, op OpType, dt tensor.DType, r ReduceOp, numel int) error {
+	if v == torchNone {
+		return nil
+	}
+	refuse := func(format string, args ...any) error {
+		return dist.Newf(name, dist.NotSupported, format, args...)
+	}
+	switch op {
+	case OpAllReduce, OpAllReduceCoalesce, OpReduce, OpReduceScatterInto:
+		if r == Avg {
+			return refuse("gloo of %v, which other ranks use, has no average; sum and divide", v)
+		}
+		if op == OpReduceScatterInto && v == torch26 && r != Sum {
+			return refuse("gloo of %v, which other ranks use, sums in reduce_scatter_tensor whatever the operator is; use all_reduce", v)
+		}
+	case OpReduceScatter, OpAllToAll:
+		return refuse("gloo of %v, which other ranks use, has no %v of lists", v, op)
+	case OpAllGather:
+		if numel == 0 && v == torch113 {
+			return refuse("an all_gather of empty tensors ends a process of %v with a division by zero", v)
+		}
+	}
+	if v == torch113 && (op == OpReduceScatterInto || op == OpAllGatherInto) {
+		return refuse("gloo of %v, which other ranks use, has no %v", v, op)
+	}
+	if !v.carries(op, dt, r) {
+		return refuse("gloo of %v, which other ranks use, has no %v of %v; convert the tensor", v, op, dt)
+	}
+	return nil
+}
+
+// wireType is the element type that the PyTorch ranks see: booleans are bytes to gloo, complex numbers pairs.
+func (v torchVersion) wireType(dt tensor.DType) tensor.DType {
+	if v == torchNone {
+		return dt
+	}
+	switch dt {
+	case tensor.Bool:
+		return tensor.Uint8
+	case tensor.Complex64:
+		return tensor.Float32
+	case tensor.Complex128:
+		return tensor.Float64
+	default:
+		return dt
+	}
+}
+
+// uneven refuses blocks of different sizes.
+func (v torchVersion) uneven(name string) error {
+	if v == torchNone {
+		return nil
+	}
+	return dist.Newf(name, dist.NotSupported, "gloo of %v, which other ranks use, needs tensors of one size", v)
+}
