@@ -55,6 +55,7 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 	}
 	x.engine, x.mesh, x.ctx, x.req = e, e.mesh, ctx, r
 	x.rank, x.size = e.mesh.Rank(), e.mesh.Size()
+	x.set.Reset()
 	err := x.dispatch()
 	if err != nil {
 		err = x.abandon(err)
@@ -77,6 +78,7 @@ type run struct {
 	rank, size int
 
 	ops     []*link.Op
+	set     link.Set // so that one op's failure ends the whole wait
 	used    int
 	scratch []byte
 }
@@ -98,7 +100,7 @@ func (x *run) temp(n int) []byte {
 // op returns an op that is not posted yet, the same one for the same index.
 func (x *run) op(i int) *link.Op {
 	for i >= len(x.ops) {
-		x.ops = append(x.ops, &link.Op{})
+		x.ops = append(x.ops, &link.Op{Set: &x.set})
 	}
 	if i >= x.used {
 		for j := x.used; j <= i; j++ {
@@ -146,6 +148,9 @@ func (x *run) waitRecv(i int) error {
 }
 
 func (x *run) waitError(op *link.Op, err error) error {
+	if failure := x.set.Err(); failure != nil {
+		return failure // the cause, also when this op followed from it
+	}
 	if !op.Completed() { // the context ended
 		e := dist.Wrap("gloo: "+x.req.Kind.String(), dist.DeadlineExceeded, err)
 		e.Rank = dist.Rank(op.Peer)
@@ -162,8 +167,8 @@ func (x *run) abandon(err error) error {
 	}
 	x.mesh.Fail(err)
 	for _, op := range x.ops[:x.used] {
-		if op.Posted() {
-			_ = x.mesh.Wait(context.WithoutCancel(x.ctx), op)
+		for op.Posted() && !op.Completed() {
+			<-op.State.Done // the mesh has failed: it ends every op
 		}
 	}
 	return err

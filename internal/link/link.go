@@ -20,6 +20,8 @@ type Op struct {
 	Buf  []byte // data to send, or room to receive
 	From []int  // with AnyPeer: the ranks that may send
 
+	Set *Set // ops that stand or fall together; may be nil
+
 	N      int // bytes received, at most len(Buf); a shorter message leaves the rest untouched
 	Source int // the rank that sent, after a receive completed
 

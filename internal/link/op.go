@@ -5,6 +5,7 @@ package link
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -33,9 +34,12 @@ func (op *Op) Begin() {
 
 // Complete ends op. A mesh calls it exactly once per Begin, after the last access to op.Buf.
 func (op *Op) Complete(err error) {
-	done := op.State.Done
+	done, set := op.State.Done, op.Set
 	op.State.Err = err
 	atomic.StoreUint32(&op.State.Flag, opDone)
+	if err != nil && set != nil {
+		set.fail(err)
+	}
 	select {
 	case done <- struct{}{}:
 	default:
@@ -45,11 +49,21 @@ func (op *Op) Complete(err error) {
 // Completed reports whether op is complete, without waiting.
 func (op *Op) Completed() bool { return atomic.LoadUint32(&op.State.Flag) == opDone }
 
-// Await returns when op is complete, with its error, or when ctx ends, with the context's.
+// Await returns when op is complete, with its error, when another op of its set failed, with that one's error, or when
+// ctx ends, with the context's.
 func (op *Op) Await(ctx context.Context) error {
+	var failed chan struct{}
+	if op.Set != nil {
+		failed = op.Set.failed
+	}
 	for !op.Completed() {
 		select {
 		case <-op.State.Done: // a late signal of an earlier use wakes too: look again
+		case <-failed:
+			if op.Completed() {
+				return op.State.Err
+			}
+			return op.Set.Err()
 		case <-ctx.Done():
 			if op.Completed() {
 				return op.State.Err
@@ -65,3 +79,40 @@ func (op *Op) Posted() bool { return atomic.LoadUint32(&op.State.Flag) != opIdle
 
 // Reset makes a complete op look like one that was never posted.
 func (op *Op) Reset() { atomic.StoreUint32(&op.State.Flag, opIdle) }
+
+// Set ties the ops of one collective together: when one of them fails, waiting for any other ends at once, because the
+// collective cannot succeed any more.
+type Set struct {
+	mu     sync.Mutex
+	err    error
+	failed chan struct{} // closed at the first failure
+}
+
+// Reset makes the set ready for use. No op of it may be pending.
+func (s *Set) Reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed == nil || s.err != nil {
+		s.failed = make(chan struct{})
+	}
+	s.err = nil
+}
+
+// Err returns the first failure, or nil.
+func (s *Set) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// Failed is closed when an op of the set has failed.
+func (s *Set) Failed() <-chan struct{} { return s.failed }
+
+func (s *Set) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = err
+		close(s.failed)
+	}
+}

@@ -52,3 +52,27 @@ func TestAwaitEndsWithItsContext(t *testing.T) {
 		}
 	})
 }
+
+func TestSetEndsEveryWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var set Set
+		for range 3 { // sets are reused
+			set.Reset()
+			a, b := Op{Set: &set}, Op{Set: &set}
+			a.Begin()
+			b.Begin()
+			done := make(chan error)
+			go func() { done <- a.Await(t.Context()) }()
+			synctest.Wait()
+			reason := errors.New("reason")
+			b.Complete(reason)
+			if err := <-done; !errors.Is(err, reason) || a.Completed() {
+				t.Fatalf("%v, complete %v", err, a.Completed())
+			}
+			a.Complete(nil)
+			if err := a.Await(t.Context()); err != nil {
+				t.Fatalf("an op that is complete has its own result: %v", err)
+			}
+		}
+	})
+}
