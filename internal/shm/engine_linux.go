@@ -49,6 +49,7 @@ type Engine struct {
 	conns   []*net.UnixConn
 	tasks   sync.WaitGroup
 	arena   arena
+	mesh    *Mesh
 	release func() // closes the segment's file
 }
 
@@ -67,6 +68,7 @@ func newEngine(c Config, seg *segment) *Engine {
 	// Beyond this the second phase costs less than reading everything that everybody has.
 	e.oneShot = min(seg.slot, 32<<10/max(1, c.Size/2))
 	e.arena.init(seg, c.Rank)
+	e.mesh = newMesh(e)
 	return e
 }
 

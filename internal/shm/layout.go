@@ -32,9 +32,10 @@ type header struct {
 	slot    uint64
 	area    uint64
 	arena   uint64
+	ring    uint64
 	total   uint64
 
-	_ [lineSize - 48]byte
+	_ [lineSize - 56]byte
 	// abort is why the group ended: written once by the first rank that gives up.
 	abort struct {
 		state uint32 // 0 none, 1 being written, 2 complete
@@ -52,6 +53,12 @@ type syncLine struct {
 	desc     [2]descriptor
 }
 
+// bellLine is what a rank that waits for messages listens to.
+type bellLine struct {
+	rings    uint32 // futex; rung by whoever put something into a ring of this rank or made room in one
+	sleepers uint32
+}
+
 // lifeLine is what the others read of a rank when it is late.
 type lifeLine struct {
 	beats uint64
@@ -61,11 +68,12 @@ type lifeLine struct {
 
 // layout knows where everything is.
 type layout struct {
-	ranks, slot, area, arena int
+	ranks, slot, area, arena, ring int
 
 	control   int // bytes of one rank's control block
 	slotsAt   int
 	areasAt   int
+	ringsAt   int
 	arenasAt  int
 	totalSize int
 }
@@ -73,17 +81,29 @@ type layout struct {
 const (
 	syncAt   = 0
 	lifeAt   = 128 // the prefetcher fetches lines in pairs
-	tablesAt = 256
+	bellAt   = 256
+	tablesAt = 384
 )
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
+
+// ringSize is the room between two ranks for messages: less with more ranks, since there is a ring for every pair.
+func ringSize(ranks int) int {
+	size := 256 << 10
+	for size > 4<<10 && ranks*ranks*size > 16<<20 {
+		size /= 2
+	}
+	return size
+}
 
 func newLayout(ranks, slot, area, arena int) layout {
 	l := layout{ranks: ranks, slot: roundUp(slot, 128), area: roundUp(area, pageSize), arena: roundUp(arena, pageSize)}
 	l.control = roundUp(tablesAt+2*2*8*ranks, 128)
 	l.slotsAt = roundUp(pageSize+ranks*l.control, pageSize)
 	l.areasAt = roundUp(l.slotsAt+ranks*2*l.slot, pageSize)
-	l.arenasAt = l.areasAt + ranks*4*l.area
+	l.ring = ringSize(ranks)
+	l.ringsAt = l.areasAt + ranks*4*l.area
+	l.arenasAt = roundUp(l.ringsAt+ranks*ranks*(ringControlSize+l.ring), pageSize)
 	l.totalSize = l.arenasAt + ranks*l.arena
 	return l
 }
@@ -101,6 +121,14 @@ func (s *segment) header() *header { return at[header](s, 0) }
 func (s *segment) sync(rank int) *syncLine { return at[syncLine](s, pageSize+rank*s.control+syncAt) }
 
 func (s *segment) life(rank int) *lifeLine { return at[lifeLine](s, pageSize+rank*s.control+lifeAt) }
+
+func (s *segment) bell(rank int) *bellLine { return at[bellLine](s, pageSize+rank*s.control+bellAt) }
+
+// ringOf is the ring from one rank to another, as it is before anything was sent.
+func (s *segment) ringOf(from, to int) ring {
+	at0 := s.ringsAt + (from*s.ranks+to)*(ringControlSize+s.ring)
+	return ring{control: at[ringControl](s, at0), data: s.mem[at0+ringControlSize:][:s.ring:s.ring]}
+}
 
 // table returns two rows of one word per rank: what rank sends to each, and what it expects from each.
 func (s *segment) table(rank, parity int) (send, recv []uint64) {
@@ -142,7 +170,7 @@ func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 		return layout{}, dist.Newf(op, dist.Protocol, "segment with slot %d, area %d, arena %d", h.slot, h.area, h.arena)
 	}
 	l := newLayout(ranks, int(h.slot), int(h.area), int(h.arena))
-	if l.totalSize != int(h.total) || fileSize != int64(l.totalSize) || l.slot != int(h.slot) || l.area != int(h.area) || l.arena != int(h.arena) {
+	if l.ring != int(h.ring) || l.totalSize != int(h.total) || fileSize != int64(l.totalSize) || l.slot != int(h.slot) || l.area != int(h.area) || l.arena != int(h.arena) {
 		return layout{}, dist.Newf(op, dist.Protocol, "segment of %d bytes: its header says %d, its layout %d", fileSize, h.total, l.totalSize)
 	}
 	return l, nil

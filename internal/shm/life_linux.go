@@ -24,6 +24,7 @@ func (e *Engine) start(ctx context.Context, j *joining) error {
 		}
 	}
 	e.tasks.Go(e.beat)
+	e.tasks.Go(e.mesh.keep)
 	if d, ok := ctx.Deadline(); ok {
 		e.deadline = d
 	}
@@ -41,7 +42,10 @@ func (e *Engine) watch(p int, c *net.UnixConn) {
 	}
 	if !e.closing.Load() {
 		// Under the lock of the mapping: Close may be about to drop it.
-		e.arena.whileMapped(func() { futexWake(&e.lines[p].step) })
+		e.arena.whileMapped(func() {
+			futexWake(&e.lines[p].step)
+			futexWake(&e.seg.bell(e.rank).rings)
+		})
 	}
 }
 
@@ -78,6 +82,7 @@ func (e *Engine) Close() error {
 		}
 		e.tasks.Wait()
 		e.arena.whileMapped(e.wakeAll)
+		e.mesh.shut()
 		e.turn <- struct{}{} // the operation that runs, if any, ends first; nobody runs another
 		e.arena.close()
 		if e.release != nil {

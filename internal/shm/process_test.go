@@ -23,6 +23,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -316,6 +317,42 @@ func init() { //nolint:gochecknoinits // a role
 		}
 		if err := run("allreduce", coll.AllReduce, 4, 1<<10, 8<<10, 16<<10, 32<<10, 64<<10, 1<<20, 16<<20, 64<<20); err != nil {
 			return err
+		}
+		pingpong := func(size int) error {
+			n := counts[size]
+			send, recv := &link.Op{Peer: 1 - e.Rank(), Buf: a[:size]}, &link.Op{Peer: 1 - e.Rank(), Buf: all[:size]}
+			lat := make([]float64, n)
+			for i := -max(n/10, 1); i < n; i++ {
+				start := time.Now()
+				for turn := range 2 {
+					op := recv
+					if turn == e.Rank() {
+						op = send
+						e.Mesh().Send(op)
+					} else {
+						e.Mesh().Recv(op)
+					}
+					if err := e.Mesh().Wait(context.Background(), op); err != nil {
+						return err
+					}
+				}
+				if i >= 0 {
+					lat[i] = float64(time.Since(start).Nanoseconds())
+				}
+			}
+			slices.Sort(lat)
+			if e.Rank() == 0 {
+				fmt.Printf("%-12s %-26s %10.4g us\n", peer, "pingpong.r2."+names[size]+".p50", lat[n/2]/2e3)
+				fmt.Printf("%-12s %-26s %10.4g GB/s\n", peer, "pingpong.r2."+names[size]+".bw", float64(size)/(lat[n/2]/2))
+			}
+			return nil
+		}
+		if e.Size() == 2 {
+			for _, size := range []int{4, 1 << 10, 64 << 10, 1 << 20, 16 << 20} {
+				if err := pingpong(size); err != nil {
+					return err
+				}
+			}
 		}
 		if peer == "shm" {
 			if err := run("broadcast", coll.Broadcast, 4, 1<<10, 64<<10, 1<<20, 64<<20); err != nil {

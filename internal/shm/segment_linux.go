@@ -39,7 +39,7 @@ func createSegment(c *Config) (*os.File, *segment, error) {
 	s := &segment{layout: l, mem: mem}
 	h := s.header()
 	h.magic, h.version, h.ranks = segmentMagic, segmentVersion, uint32(c.Size)
-	h.slot, h.area, h.arena, h.total = uint64(l.slot), uint64(l.area), uint64(l.arena), uint64(l.totalSize)
+	h.slot, h.area, h.arena, h.ring, h.total = uint64(l.slot), uint64(l.area), uint64(l.arena), uint64(l.ring), uint64(l.totalSize)
 	return f, s, nil
 }
 

@@ -23,10 +23,10 @@ func (e *Engine) trouble(ctx context.Context, now time.Time) error {
 	}
 	for _, p := range e.peers {
 		if reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
-			e.checkedAlive(p)
+			e.wait.pulses[p] = pulse{}
 			continue
 		}
-		if err := e.lost(p, now); err != nil && !reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
+		if err := e.lost(e.opName, p, now, &e.wait.pulses[p]); err != nil && !reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
 			return e.giveUp(err)
 		}
 	}
@@ -54,13 +54,11 @@ func (e *Engine) withMissing(err *dist.Error) *dist.Error {
 	return err
 }
 
-func (e *Engine) checkedAlive(p int) { e.wait.still[p], e.wait.checked[p] = 0, time.Time{} }
-
 // lost reports why rank p will not come, or nil.
-func (e *Engine) lost(p int, now time.Time) *dist.Error {
+func (e *Engine) lost(op string, p int, now time.Time, seen *pulse) *dist.Error {
 	problem := func(text string) *dist.Error {
 		return &dist.Error{
-			Op: e.opName, Code: dist.PeerLost, Rank: dist.Rank(p), Detail: text,
+			Op: op, Code: dist.PeerLost, Rank: dist.Rank(p), Detail: text,
 			Peer: fmt.Sprintf("pid %d", e.seg.life(p).pid),
 		}
 	}
@@ -74,16 +72,15 @@ func (e *Engine) lost(p int, now time.Time) *dist.Error {
 	if limit < 0 {
 		return nil
 	}
-	w := &e.wait
 	beats := atomic.LoadUint64(&e.seg.life(p).beats)
-	if beats != w.beats[p] || w.checked[p].IsZero() {
-		w.beats[p], w.still[p] = beats, 0
+	if beats != seen.beats || seen.checked.IsZero() {
+		seen.beats, seen.still = beats, 0
 	} else {
 		// If this process was stopped too, the time it slept proves nothing about the other.
-		w.still[p] += min(now.Sub(w.checked[p]), 2*sleepSlice)
+		seen.still += min(now.Sub(seen.checked), 2*sleepSlice)
 	}
-	w.checked[p] = now
-	if w.still[p] > limit {
+	seen.checked = now
+	if seen.still > limit {
 		return problem(fmt.Sprintf("it has stood still for %v (stopped or starved): no heartbeat", limit))
 	}
 	return nil

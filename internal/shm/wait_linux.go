@@ -19,6 +19,8 @@ const (
 	// yields that a rank tries before it sleeps when there are more ranks than cores: few when sleeping turned out to be
 	// right, many when not.
 	minYields, maxYields = 4, 256
+	// maxMisses bounds how seldom a rank tries to spin: once in 1<<maxMisses waits.
+	maxMisses = 4
 	// sleepSlice is how often a sleeper looks for what no futex reports: a dead rank, the end of a context.
 	sleepSlice = 40 * time.Millisecond
 )
@@ -28,17 +30,22 @@ func reached(step, target uint32) bool { return int32(step-target) >= 0 } //noli
 // waiter is the state of waiting; only the goroutine that runs the operation uses it.
 type waiter struct {
 	turns  int // of the first look: some when every rank can have a core, else none
+	misses int // spins in a row that were in vain
+	skip   int // waits to go without spinning
 	yields int // yields before sleeping, adapted; only with more ranks than cores
 
-	beats   []uint64        // the last heartbeat seen of each rank
-	still   []time.Duration // for how long it has not changed, as far as this rank was awake to see
-	checked []time.Time
+	pulses []pulse // of each rank
+}
+
+// pulse is what a waiting rank remembers of another's heartbeats.
+type pulse struct {
+	beats   uint64
+	still   time.Duration // for how long they have not changed, as far as this rank was awake to see
+	checked time.Time
 }
 
 func newWaiter(ranks int) waiter {
-	w := waiter{
-		beats: make([]uint64, ranks), still: make([]time.Duration, ranks), checked: make([]time.Time, ranks),
-	}
+	w := waiter{pulses: make([]pulse, ranks)}
 	if ranks <= runtime.NumCPU() {
 		w.turns = spinTurns
 	} else {
@@ -65,21 +72,15 @@ func (e *Engine) advance(ctx context.Context) error {
 	return nil
 }
 
-// linger spins or yields for a while and reports whether word reached the current step.
-func (e *Engine) linger(word *uint32) bool {
-	w := &e.wait
+// linger spins or yields for a while and reports whether word reached target.
+func (w *waiter) linger(word *uint32, target uint32) bool {
 	if w.turns > 0 {
-		for start := time.Now(); time.Since(start) < spinLimit; {
-			if spinUntil(word, e.step, spinTurns) {
-				return true
-			}
-		}
-		return false
+		return w.spin(word, target)
 	}
 	for range w.yields {
 		yieldCore()
 		runtime.Gosched() // in case the other rank is a goroutine of this process
-		if reached(atomic.LoadUint32(word), e.step) {
+		if reached(atomic.LoadUint32(word), target) {
 			w.yields = min(w.yields*2, maxYields)
 			return true
 		}
@@ -88,9 +89,27 @@ func (e *Engine) linger(word *uint32) bool {
 	return false
 }
 
+// spin spins for a while, and now and then only when that was in vain lately: the machine may be busy with others, or the
+// ranks with long computations.
+func (w *waiter) spin(word *uint32, target uint32) bool {
+	if w.skip > 0 {
+		w.skip--
+		return false
+	}
+	for start := time.Now(); time.Since(start) < spinLimit; {
+		if spinUntil(word, target, spinTurns) {
+			w.misses = 0
+			return true
+		}
+	}
+	w.misses = min(w.misses+1, maxMisses)
+	w.skip = 1<<w.misses - 1
+	return false
+}
+
 // waitLong lingers, then sleeps, until word reaches the current step.
 func (e *Engine) waitLong(ctx context.Context, word *uint32) error {
-	if e.linger(word) {
+	if e.wait.linger(word, e.step) {
 		return nil
 	}
 	line := (*syncLine)(nil)
@@ -112,10 +131,15 @@ func (e *Engine) waitLong(ctx context.Context, word *uint32) error {
 		if d := e.deadline; !d.IsZero() {
 			slice = min(slice, d.Sub(now))
 		}
-		atomic.AddUint32(&line.sleepers, 1)
-		if v := atomic.LoadUint32(word); !reached(v, e.step) {
-			futexWait(word, v, slice)
-		}
-		atomic.AddUint32(&line.sleepers, ^uint32(0))
+		sleepBelow(word, &line.sleepers, e.step, slice)
 	}
+}
+
+// sleepBelow sleeps while word has not reached target, at most for a time. Whoever moves word looks at sleepers after it.
+func sleepBelow(word, sleepers *uint32, target uint32, limit time.Duration) {
+	atomic.AddUint32(sleepers, 1)
+	if v := atomic.LoadUint32(word); !reached(v, target) {
+		futexWait(word, v, limit)
+	}
+	atomic.AddUint32(sleepers, ^uint32(0))
 }

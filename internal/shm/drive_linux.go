@@ -1,0 +1,277 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
+)
+
+// keepPeriod is how often the keeper looks after operations that nobody waits for.
+const keepPeriod = 2 * time.Millisecond
+
+// progress reads and writes all rings as far as it goes. It runs under the lock.
+func (m *Mesh) progress() {
+	if m.closed || m.err != nil {
+		return
+	}
+	for _, p := range m.peers {
+		if p == nil || p.gone != nil {
+			continue
+		}
+		died := m.engine.gone[p.rank].Load() != 0
+		m.drain(p)
+		if m.err != nil {
+			return
+		}
+		m.flush(p)
+		if died { // what it had sent before has been read now
+			p.gone = m.engine.lost("shm: message", p.rank, time.Time{}, &m.wait.pulses[p.rank])
+			m.endPeer(p, p.gone)
+		}
+	}
+}
+
+// arrive gives a new message to its receive or keeps it. It returns false when there is no room to keep it.
+func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
+	op := p.recvs.bySlot(f.slot)
+	if op != nil {
+		p.recvs.remove(op)
+	} else if op = m.any.first(func(op *link.Op) bool { return op.Slot == f.slot && fromRank(op, p.rank) }); op != nil {
+		m.any.remove(op)
+	}
+	if op != nil {
+		if f.kind == frameOffer {
+			m.answer(p, op, f.id, f.total)
+		} else {
+			m.deliver(p, op, payload)
+		}
+		return true
+	}
+	if p.held+len(payload) > maxUnexpected || len(p.arrivals) >= maxArrivals {
+		return false
+	}
+	m.order++
+	a := arrival{slot: f.slot, id: f.id, total: f.total, offer: f.kind == frameOffer, order: m.order}
+	if len(payload) > 0 {
+		a.data = append(m.spareRoom(), payload...)
+	}
+	p.held += len(payload)
+	p.arrivals = append(p.arrivals, a)
+	return true
+}
+
+func fromRank(op *link.Op, rank int) bool {
+	for _, r := range op.From {
+		if r == rank {
+			return true
+		}
+	}
+	return false
+}
+
+// endPeer ends all operations with a rank.
+func (m *Mesh) endPeer(p *meshPeer, err error) {
+	for _, l := range []*opList{&p.sends, &p.offered, &p.streams, &p.recvs, &p.grants, &p.incoming} {
+		for op := l.pop(); op != nil; op = l.pop() {
+			m.complete(op, err)
+		}
+	}
+	for {
+		op := m.any.first(func(op *link.Op) bool { return !m.anyAlive(op) })
+		if op == nil {
+			return
+		}
+		m.any.remove(op)
+		m.complete(op, err)
+	}
+}
+
+// anyAlive reports whether a receive from any rank can still get a message.
+func (m *Mesh) anyAlive(op *link.Op) bool {
+	for _, r := range op.From {
+		if r >= 0 && r < m.Size() && r != m.Rank() && m.peers[r].gone == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Wait returns when op is complete. The caller does the mesh's work meanwhile, or sleeps while another goroutine does.
+func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
+	select {
+	case <-op.State.Done:
+		return m.result(op)
+	default:
+	}
+	select {
+	case <-op.State.Done:
+		return m.result(op)
+	case <-m.role:
+	case <-ctx.Done():
+		return dist.FromContext("shm: wait", ctx)
+	}
+	err := m.drive(ctx, op)
+	m.role <- struct{}{}
+	if err != nil {
+		return err
+	}
+	<-op.State.Done
+	return m.result(op)
+}
+
+// result is the error of a complete op. The lock orders it after the completion.
+func (m *Mesh) result(op *link.Op) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select { // Wait again gets the same answer
+	case op.State.Done <- struct{}{}:
+	default:
+	}
+	return op.State.Err
+}
+
+// drive moves messages until op is complete or ctx ends.
+func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
+	bell := m.engine.seg.bell(m.Rank())
+	w := &m.wait
+	for {
+		heard := atomic.LoadUint32(&bell.rings)
+		m.mu.Lock()
+		m.progress()
+		done := op.State.Flag == opDone
+		m.mu.Unlock()
+		if done {
+			return nil
+		}
+		if spinUntil(&bell.rings, heard+1, w.turns) || w.linger(&bell.rings, heard+1) {
+			continue
+		}
+		if ctx.Err() != nil {
+			return dist.FromContext("shm: wait", ctx)
+		}
+		if m.late(op) {
+			continue
+		}
+		sleepBelow(&bell.rings, &bell.sleepers, heard+1, sleepSlice)
+	}
+}
+
+// late looks for a peer that stands still and ends the operations with it.
+func (m *Mesh) late(op *link.Op) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for _, p := range m.peers {
+		if p == nil || p.gone != nil || op.Peer != p.rank && !(op.Peer == link.AnyPeer && fromRank(op, p.rank)) {
+			continue
+		}
+		if err := m.engine.lost("shm: message", p.rank, now, &m.wait.pulses[p.rank]); err != nil {
+			if m.engine.gone[p.rank].Load() != 0 {
+				return true // progress reads what is left, then ends it
+			}
+			p.gone = err
+			m.endPeer(p, err)
+			return true
+		}
+	}
+	return m.closed || m.err != nil
+}
+
+// keep looks after pending operations while nobody waits for one.
+func (m *Mesh) keep() {
+	t := time.NewTimer(time.Hour)
+	defer t.Stop()
+	for {
+		select {
+		case <-m.engine.stop:
+			return
+		case <-m.wanted:
+		}
+		for busy := true; busy; {
+			t.Reset(keepPeriod)
+			select {
+			case <-m.engine.stop:
+				return
+			case <-t.C:
+			}
+			select {
+			case <-m.role:
+				m.mu.Lock()
+				m.progress()
+				busy = m.pending > 0
+				m.mu.Unlock()
+				m.role <- struct{}{}
+			default: // somebody drives
+			}
+		}
+	}
+}
+
+// Cancel withdraws an op that no peer has matched yet.
+func (m *Mesh) Cancel(op *link.Op) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if op.State.Flag != opPending {
+		return false
+	}
+	removed := m.any.remove(op)
+	if !removed && op.Peer >= 0 && op.Peer < m.Size() && op.Peer != m.Rank() {
+		p := m.peers[op.Peer]
+		removed = p.recvs.remove(op) || p.sends.remove(op)
+	}
+	if removed {
+		m.complete(op, dist.New("shm: message", dist.Aborted, "the operation was withdrawn"))
+	}
+	return removed
+}
+
+// Fail ends every pending and later op with err.
+func (m *Mesh) Fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fail(err)
+}
+
+func (m *Mesh) fail(err error) {
+	if m.err != nil || m.closed {
+		return
+	}
+	m.err = err
+	m.endAll(err)
+	m.ring(m.Rank()) // a driver that sleeps
+}
+
+func (m *Mesh) endAll(err error) {
+	for _, p := range m.peers {
+		if p != nil {
+			m.endPeer(p, err)
+		}
+	}
+	for op := m.any.pop(); op != nil; op = m.any.pop() {
+		m.complete(op, err)
+	}
+}
+
+// Close ends pending operations with [dist.Closed]. The rings go with the engine.
+func (m *Mesh) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.closed = true
+		m.endAll(dist.New("shm: message", dist.Closed, "the group was closed"))
+		m.engine.arena.whileMapped(func() { m.ring(m.Rank()) })
+	}
+	return nil
+}
+
+// shut closes the mesh and waits until nobody drives it, before the memory goes.
+func (m *Mesh) shut() {
+	_ = m.Close()
+	<-m.role
+}

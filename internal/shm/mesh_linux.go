@@ -1,0 +1,416 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
+)
+
+const (
+	opPending = 1
+	opDone    = 2
+
+	// maxUnexpected bounds the bytes of messages from one rank that nobody has asked for yet. Above it they stay in the
+	// ring, and the sender waits.
+	maxUnexpected = 4 << 20
+	maxArrivals   = 4096
+)
+
+// Mesh moves messages between pairs of ranks through rings in the segment. It implements [link.Mesh].
+//
+// Small messages are copied into the ring when they are posted. A large one is offered first and streams through the
+// ring once the receiver has room for it, so nothing large is ever buffered and no slot holds up another. Whoever waits
+// does the work; when nobody waits, a keeper looks after posted operations every few milliseconds.
+type Mesh struct {
+	engine *Engine
+	eager  int // the longest message that is sent at once
+
+	role   chan struct{} // holds a token while nobody drives
+	wait   waiter        // the driver's
+	wanted chan struct{} // tells the keeper that operations are pending
+
+	mu      sync.Mutex
+	peers   []*meshPeer // by rank; nil for the own one
+	any     opList      // receives from any rank
+	order   uint64
+	pending int
+	err     error
+	closed  bool
+	spare   [][]byte // room for early messages
+}
+
+// meshPeer is the state of the messages from and to one rank.
+type meshPeer struct {
+	rank     int
+	out, in  ring
+	nextID   uint64
+	sends    opList // posted, not yet in the ring
+	offered  opList // large sends that wait for a grant
+	streams  opList // granted sends
+	recvs    opList // posted receives
+	grants   opList // receives whose grant is not yet in the ring
+	incoming opList // receives whose data is on the way
+	refusals []frame
+	arrivals []arrival
+	held     int // bytes in arrivals
+	gone     error
+}
+
+func newMesh(e *Engine) *Mesh {
+	m := &Mesh{
+		engine: e, eager: min(e.seg.ring/4, 8<<10), role: make(chan struct{}, 1), wanted: make(chan struct{}, 1),
+		peers: make([]*meshPeer, e.size), wait: newWaiter(e.size),
+		spare: make([][]byte, 0, 64),
+	}
+	m.role <- struct{}{}
+	for _, p := range e.peers {
+		m.peers[p] = &meshPeer{rank: p, out: e.seg.ringOf(e.rank, p), in: e.seg.ringOf(p, e.rank)}
+	}
+	return m
+}
+
+// Mesh returns the point-to-point side of the segment. It ends with the engine.
+func (e *Engine) Mesh() *Mesh { return e.mesh }
+
+// Rank is the own rank.
+func (m *Mesh) Rank() int { return m.engine.rank }
+
+// Size is the number of ranks.
+func (m *Mesh) Size() int { return m.engine.size }
+
+func (m *Mesh) start(op *link.Op) {
+	if op.State.Done == nil {
+		op.State.Done = make(chan struct{}, 1)
+	}
+	select {
+	case <-op.State.Done:
+	default:
+	}
+	op.State.Err, op.State.Next, op.State.Aux, op.N = nil, nil, 0, 0
+	op.State.Flag = opPending
+	m.pending++
+}
+
+func (m *Mesh) complete(op *link.Op, err error) {
+	if op.State.Flag == opDone {
+		return
+	}
+	op.State.Err, op.State.Flag = err, opDone
+	m.pending--
+	select {
+	case op.State.Done <- struct{}{}:
+	default:
+	}
+}
+
+// usable returns the state of a peer, or why there is none.
+func (m *Mesh) usable(rank int) (*meshPeer, error) {
+	switch {
+	case m.err != nil:
+		return nil, m.err
+	case m.closed:
+		return nil, dist.New("shm: message", dist.Closed, "the group was closed")
+	case rank < 0 || rank >= m.Size() || rank == m.Rank():
+		return nil, dist.Newf("shm: message", dist.InvalidArgument, "rank %d of %d has no way to rank %d", m.Rank(), m.Size(), rank)
+	}
+	return m.peers[rank], m.peers[rank].gone
+}
+
+// Send posts a message. What fits the ring is copied there at once.
+func (m *Mesh) Send(op *link.Op) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.start(op)
+	p, err := m.usable(op.Peer)
+	if err != nil {
+		m.complete(op, err)
+		return
+	}
+	p.sends.push(op)
+	m.flush(p)
+	m.tellKeeper()
+}
+
+// Recv posts room for a message.
+func (m *Mesh) Recv(op *link.Op) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.start(op)
+	if op.Peer == link.AnyPeer {
+		m.recvAny(op)
+		return
+	}
+	p, err := m.usable(op.Peer)
+	if p == nil {
+		m.complete(op, err)
+		return
+	}
+	op.Source = op.Peer
+	if i := p.arrived(op.Slot); i >= 0 {
+		m.takeArrival(p, i, op)
+		m.flush(p)
+		return
+	}
+	if err != nil {
+		m.complete(op, err)
+		return
+	}
+	p.recvs.push(op)
+	m.tellKeeper()
+}
+
+func (m *Mesh) recvAny(op *link.Op) {
+	var best *meshPeer
+	at := -1
+	var gone error
+	alive := false
+	for _, rank := range op.From {
+		p, err := m.usable(rank)
+		if p == nil {
+			if gone == nil {
+				gone = err
+			}
+			continue
+		}
+		if err == nil {
+			alive = true
+		} else if gone == nil {
+			gone = err
+		}
+		if i := p.arrived(op.Slot); i >= 0 && (best == nil || p.arrivals[i].order < best.arrivals[at].order) {
+			best, at = p, i
+		}
+	}
+	switch {
+	case best != nil:
+		op.Source = best.rank
+		m.takeArrival(best, at, op)
+		m.flush(best)
+	case alive:
+		m.any.push(op)
+		m.tellKeeper()
+	case gone != nil:
+		m.complete(op, gone)
+	default:
+		m.complete(op, dist.New("shm: receive", dist.InvalidArgument, "no rank to receive from"))
+	}
+}
+
+func (m *Mesh) tellKeeper() {
+	if m.pending > 0 {
+		select {
+		case m.wanted <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (p *meshPeer) arrived(slot uint64) int {
+	for i := range p.arrivals {
+		if p.arrivals[i].slot == slot {
+			return i
+		}
+	}
+	return -1
+}
+
+// takeArrival gives a message that came early to the receive that it was for.
+func (m *Mesh) takeArrival(p *meshPeer, i int, op *link.Op) {
+	a := p.arrivals[i]
+	p.arrivals = append(p.arrivals[:i], p.arrivals[i+1:]...)
+	p.held -= len(a.data)
+	if a.offer {
+		m.answer(p, op, a.id, a.total)
+		return
+	}
+	m.deliver(p, op, a.data)
+	if a.data != nil && len(m.spare) < cap(m.spare) {
+		m.spare = append(m.spare, a.data[:0])
+	}
+}
+
+// spareRoom is empty room for an eager message that nobody waits for yet.
+func (m *Mesh) spareRoom() []byte {
+	if n := len(m.spare); n > 0 {
+		b := m.spare[n-1]
+		m.spare = m.spare[:n-1]
+		return b
+	}
+	return make([]byte, 0, m.eager)
+}
+
+// deliver ends a receive with a whole message.
+func (m *Mesh) deliver(p *meshPeer, op *link.Op, data []byte) {
+	if len(data) > len(op.Buf) {
+		m.complete(op, tooLong(p.rank, uint64(len(data)), len(op.Buf)))
+		return
+	}
+	op.N, op.Source = copy(op.Buf, data), p.rank
+	m.complete(op, nil)
+}
+
+func tooLong(rank int, size uint64, room int) error {
+	return &dist.Error{
+		Op: "shm: receive", Code: dist.Mismatch, Rank: dist.Rank(rank),
+		Detail: fmt.Sprintf("it sent %d bytes, the receive has room for %d", size, room),
+	}
+}
+
+// answer grants or refuses an offered message.
+func (m *Mesh) answer(p *meshPeer, op *link.Op, id, total uint64) {
+	op.State.Aux, op.Source = id, p.rank
+	if total > uint64(len(op.Buf)) {
+		p.refusals = append(p.refusals, frame{kind: frameRefuse, id: id, total: uint64(len(op.Buf))})
+		m.complete(op, tooLong(p.rank, total, len(op.Buf)))
+		return
+	}
+	op.N = 0
+	p.grants.push(op)
+}
+
+// flush puts into the ring to a rank what there is to say: answers first, then messages in order, then streams.
+func (m *Mesh) flush(p *meshPeer) {
+	before := p.out.pos
+	blocked := !m.fill(p)
+	if blocked {
+		// Ask for a bell, then look again: room may have come in between.
+		atomic.StoreUint32(&p.out.control.full, 1)
+		m.fill(p)
+	}
+	if p.out.pos != before {
+		p.out.publish()
+		m.ring(p.rank)
+	}
+}
+
+// fill writes frames until all is said (true) or the ring is full.
+func (m *Mesh) fill(p *meshPeer) bool {
+	for len(p.refusals) > 0 {
+		if !p.out.put(p.refusals[0], nil) {
+			return false
+		}
+		p.refusals = p.refusals[1:]
+	}
+	for op := p.grants.head; op != nil; op = p.grants.head {
+		if !p.out.put(frame{kind: frameGrant, id: op.State.Aux}, nil) {
+			return false
+		}
+		p.incoming.push(p.grants.pop())
+	}
+	for op := p.sends.head; op != nil; op = p.sends.head {
+		f := frame{kind: frameEager, slot: op.Slot, id: p.nextID, total: uint64(len(op.Buf))}
+		payload := op.Buf
+		if len(payload) > m.eager {
+			f.kind, payload = frameOffer, nil
+		}
+		if !p.out.put(f, payload) {
+			return false
+		}
+		op.State.Aux = p.nextID
+		p.nextID++
+		p.sends.pop()
+		if f.kind == frameOffer {
+			p.offered.push(op)
+		} else {
+			m.complete(op, nil)
+		}
+	}
+	for op := p.streams.head; op != nil; op = p.streams.head {
+		f := frame{kind: frameData, id: op.State.Aux}
+		part := op.Buf[op.N:min(op.N+m.engine.seg.ring/4-frameUnit, len(op.Buf))]
+		if op.N+len(part) == len(op.Buf) {
+			f.total = lastPart
+		}
+		if !p.out.put(f, part) {
+			return false
+		}
+		if op.N += len(part); op.N == len(op.Buf) {
+			p.streams.pop()
+			m.complete(op, nil)
+			continue
+		}
+		// The receiver can begin while this goes on.
+		p.out.publish()
+		m.ring(p.rank)
+	}
+	return true
+}
+
+// ring the bell of a rank.
+func (m *Mesh) ring(rank int) {
+	b := m.engine.seg.bell(rank)
+	atomic.AddUint32(&b.rings, 1)
+	if atomic.LoadUint32(&b.sleepers) != 0 {
+		futexWake(&b.rings)
+	}
+}
+
+// drain reads the ring from a rank until it is empty or must wait.
+func (m *Mesh) drain(p *meshPeer) {
+	before := p.in.pos
+	for {
+		f, payload, ok, broken := p.in.peek()
+		if broken {
+			m.fail(&dist.Error{Op: "shm: message", Code: dist.Protocol, Rank: dist.Rank(p.rank), Detail: "its ring holds no valid frame"})
+			return
+		}
+		if !ok || !m.handle(p, f, payload) {
+			break
+		}
+		p.in.consume(f)
+		if p.in.pos-before >= uint64(len(p.in.data))/4 { //nolint:gosec // a length
+			before = p.in.pos
+			m.released(p) // let the sender go on meanwhile
+		}
+	}
+	if p.in.pos != before {
+		m.released(p)
+	}
+}
+
+func (m *Mesh) released(p *meshPeer) {
+	if p.in.release() {
+		m.ring(p.rank)
+	}
+}
+
+// handle serves one frame. It returns false when the frame has to stay in the ring for now.
+func (m *Mesh) handle(p *meshPeer, f frame, payload []byte) bool {
+	switch f.kind {
+	case frameEager, frameOffer:
+		return m.arrive(p, f, payload)
+	case frameGrant:
+		if op := p.offered.byID(f.id); op != nil {
+			p.offered.remove(op)
+			op.N = 0
+			p.streams.push(op)
+		}
+	case frameRefuse:
+		if op := p.offered.byID(f.id); op != nil {
+			p.offered.remove(op)
+			m.complete(op, &dist.Error{
+				Op: "shm: send", Code: dist.Mismatch, Rank: dist.Rank(p.rank),
+				Detail: fmt.Sprintf("%d bytes were sent, it has room for %d", len(op.Buf), f.total),
+			})
+		}
+	case frameData:
+		op := p.incoming.byID(f.id)
+		if op == nil {
+			return true // its receive has failed meanwhile
+		}
+		op.N += copy(op.Buf[op.N:], payload)
+		if f.total == lastPart {
+			p.incoming.remove(op)
+			m.complete(op, nil)
+		}
+	default:
+		m.fail(&dist.Error{Op: "shm: message", Code: dist.Protocol, Rank: dist.Rank(p.rank), Detail: fmt.Sprintf("frame of unknown kind %d", f.kind)})
+	}
+	return true
+}

@@ -1,0 +1,352 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
+)
+
+var _ link.Mesh = (*Mesh)(nil)
+
+func messageContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// TestMessagesMatchInOrder posts random messages between all pairs on a few slots, in any order, and waits for them in
+// any order from several goroutines.
+func TestMessagesMatchInOrder(t *testing.T) {
+	t.Parallel()
+	for _, ranks := range []int{2, 3, 6} {
+		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
+			t.Parallel()
+			engines := world(t, ranks, func(c *Config) { c.Arena = pageSize })
+			r := rand.New(rand.NewPCG(uint64(ranks), 5))
+			ctx := messageContext(t)
+			type post struct {
+				op   *link.Op
+				want []byte // of a receive
+			}
+			posts := make([][]post, ranks)
+			for from := range ranks {
+				for to := range ranks {
+					if from == to {
+						continue
+					}
+					for range 40 {
+						size := []int{0, 1, 100, 8 << 10, 8<<10 + 1, 40 << 10, 300 << 10}[r.IntN(7)]
+						data, slot := random(r, size), uint64(r.IntN(3))
+						posts[from] = append(posts[from], post{op: &link.Op{Peer: to, Slot: slot, Buf: data}})
+						posts[to] = append(posts[to], post{&link.Op{Peer: from, Slot: slot, Buf: make([]byte, size+r.IntN(10))}, append([]byte{}, data...)})
+					}
+				}
+			}
+			// Shuffle, but keep the order of sends and of receives of each pair and slot.
+			for rank := range posts {
+				order := r.Perm(len(posts[rank]))
+				type class struct {
+					peer int
+					slot uint64
+					recv bool
+				}
+				queues := map[class][]post{}
+				classOf := func(p post) class { return class{p.op.Peer, p.op.Slot, p.want != nil} }
+				for _, p := range posts[rank] {
+					queues[classOf(p)] = append(queues[classOf(p)], p)
+				}
+				shuffled := make([]post, 0, len(order))
+				for _, i := range order {
+					k := classOf(posts[rank][i])
+					shuffled = append(shuffled, queues[k][0])
+					queues[k] = queues[k][1:]
+				}
+				posts[rank] = shuffled
+			}
+			errs := each(engines, func(e *Engine) error {
+				m := e.Mesh()
+				mine := posts[e.rank]
+				var wg sync.WaitGroup
+				failures := make(chan error, len(mine))
+				for i, p := range mine {
+					if p.want != nil {
+						m.Recv(p.op)
+					} else {
+						m.Send(p.op)
+					}
+					if i%3 == 0 {
+						wg.Go(func() { failures <- m.Wait(ctx, p.op) })
+					}
+				}
+				wg.Wait()
+				for i := len(mine) - 1; i >= 0; i-- {
+					if err := m.Wait(ctx, mine[i].op); err != nil {
+						return err
+					}
+				}
+				close(failures)
+				for err := range failures {
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			for rank, err := range errs {
+				if err != nil {
+					t.Fatalf("rank %d: %v", rank, err)
+				}
+				for _, p := range posts[rank] {
+					if p.want != nil && (p.op.N != len(p.want) || !bytes.Equal(p.op.Buf[:p.op.N], p.want) || p.op.Source != p.op.Peer) {
+						t.Fatalf("rank %d: %d bytes from %d, want %d from %d", rank, p.op.N, p.op.Source, len(p.want), p.op.Peer)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestReceiveFromAny(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 3, nil)
+	ctx := messageContext(t)
+	for _, size := range []int{10, 100 << 10} {
+		errs := each(engines, func(e *Engine) error {
+			m := e.Mesh()
+			if e.rank != 0 {
+				op := &link.Op{Peer: 0, Slot: 4, Buf: bytes.Repeat([]byte{byte(e.rank)}, size)}
+				m.Send(op)
+				return m.Wait(ctx, op)
+			}
+			seen := 0
+			for range 2 {
+				op := &link.Op{Peer: link.AnyPeer, From: []int{1, 2}, Slot: 4, Buf: make([]byte, size)}
+				m.Recv(op)
+				if err := m.Wait(ctx, op); err != nil {
+					return err
+				}
+				if op.N != size || int(op.Buf[size-1]) != op.Source {
+					return fmt.Errorf("%d bytes of %d from %d", op.N, op.Buf[0], op.Source)
+				}
+				seen += op.Source
+			}
+			if seen != 3 {
+				return fmt.Errorf("the sources add up to %d", seen)
+			}
+			return nil
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestTooLongIsAnError(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	ctx := messageContext(t)
+	a, b := engines[0].Mesh(), engines[1].Mesh()
+	for _, size := range []int{10, 100 << 10} {
+		for _, early := range []bool{false, true} {
+			send := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, size)}
+			recv := &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, size-1)}
+			if early {
+				b.Recv(recv)
+				a.Send(send)
+			} else {
+				a.Send(send)
+				b.Recv(recv)
+			}
+			if err := b.Wait(ctx, recv); !errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), "rank 0") {
+				t.Errorf("%d bytes: %v", size, err)
+			}
+			if err := a.Wait(ctx, send); size > a.eager && !errors.Is(err, dist.Mismatch) {
+				t.Errorf("the sender of %d bytes: %v", size, err)
+			}
+		}
+	}
+	// The pair still works.
+	send, recv := &link.Op{Peer: 1, Slot: 1, Buf: []byte("x")}, &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, 1)}
+	b.Recv(recv)
+	a.Send(send)
+	if err := errors.Join(a.Wait(ctx, send), b.Wait(ctx, recv)); err != nil || recv.Buf[0] != 'x' {
+		t.Error(err)
+	}
+}
+
+func TestWithdrawAndFail(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	m := engines[0].Mesh()
+	op := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 1)}
+	m.Recv(op)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	if err := m.Wait(ctx, op); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	if !m.Cancel(op) || m.Cancel(op) {
+		t.Error("Cancel of a pending receive, then again")
+	}
+	if err := m.Wait(t.Context(), op); !errors.Is(err, dist.Aborted) {
+		t.Errorf("%v", err)
+	}
+	anyOp := &link.Op{Peer: link.AnyPeer, From: []int{1}, Slot: 1, Buf: make([]byte, 1)}
+	m.Recv(anyOp)
+	m.Recv(op)
+	cause := errors.New("the group failed")
+	m.Fail(cause)
+	for _, o := range []*link.Op{op, anyOp} {
+		if err := m.Wait(t.Context(), o); !errors.Is(err, cause) {
+			t.Errorf("%v", err)
+		}
+	}
+	m.Send(op)
+	if err := m.Wait(t.Context(), op); !errors.Is(err, cause) {
+		t.Errorf("later: %v", err)
+	}
+	for _, peer := range []int{0, 2, -7} {
+		bad := &link.Op{Peer: peer}
+		other := engines[1].Mesh()
+		other.Send(bad)
+		if err := other.Wait(t.Context(), bad); peer != 0 && !errors.Is(err, dist.InvalidArgument) {
+			t.Errorf("peer %d: %v", peer, err)
+		}
+	}
+}
+
+// TestMessagesOfALeaver: what a rank sent before it left can still be taken, then the receives fail.
+func TestMessagesOfALeaver(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	ctx := messageContext(t)
+	send := &link.Op{Peer: 0, Slot: 9, Buf: []byte("bye")}
+	engines[1].Mesh().Send(send)
+	_ = engines[1].Close()
+	m := engines[0].Mesh()
+	recv := &link.Op{Peer: 1, Slot: 9, Buf: make([]byte, 8)}
+	m.Recv(recv)
+	if err := m.Wait(ctx, recv); err != nil || string(recv.Buf[:recv.N]) != "bye" {
+		t.Errorf("%v", err)
+	}
+	for range 2 {
+		m.Recv(recv)
+		if err := m.Wait(ctx, recv); !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "rank 1") {
+			t.Errorf("%v", err)
+		}
+	}
+	m.Send(send)
+	if err := m.Wait(ctx, send); !errors.Is(err, dist.InvalidArgument) && !errors.Is(err, dist.PeerLost) {
+		t.Errorf("%v", err)
+	}
+	waiting := &link.Op{Peer: link.AnyPeer, From: []int{1}, Slot: 3}
+	m.Recv(waiting)
+	if err := m.Wait(ctx, waiting); !errors.Is(err, dist.PeerLost) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestKeeperFinishesWhatNobodyWaitsFor: a large message arrives although the receiver has not called Wait yet.
+func TestKeeperFinishesWhatNobodyWaitsFor(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	ctx := messageContext(t)
+	recv := &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, 2<<20)}
+	engines[1].Mesh().Recv(recv)
+	send := &link.Op{Peer: 1, Slot: 2, Buf: bytes.Repeat([]byte{7}, 2<<20)}
+	engines[0].Mesh().Send(send)
+	if err := engines[0].Mesh().Wait(ctx, send); err != nil {
+		t.Fatal(err)
+	}
+	if err := engines[1].Mesh().Wait(ctx, recv); err != nil || recv.N != 2<<20 || recv.Buf[2<<20-1] != 7 {
+		t.Fatal(err, recv.N)
+	}
+}
+
+// TestUnexpectedMessagesAreBounded floods a rank that receives nothing: memory stays bounded, and nothing is lost.
+func TestUnexpectedMessagesAreBounded(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	ctx := messageContext(t)
+	a, b := engines[0].Mesh(), engines[1].Mesh()
+	const count = 2000
+	ops := make([]*link.Op, count)
+	for i := range ops {
+		ops[i] = &link.Op{Peer: 1, Slot: 1, Buf: bytes.Repeat([]byte{byte(i)}, 8<<10)}
+		a.Send(ops[i])
+	}
+	// Something else makes b drain its ring.
+	probe := &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, 1)}
+	b.Recv(probe)
+	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	_ = b.Wait(short, probe)
+	b.mu.Lock()
+	held := b.peers[0].held
+	b.mu.Unlock()
+	if held > maxUnexpected {
+		t.Errorf("%d bytes are held", held)
+	}
+	for i := range ops {
+		op := &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, 8<<10)}
+		b.Recv(op)
+		if err := b.Wait(ctx, op); err != nil || op.Buf[0] != byte(i) {
+			t.Fatalf("message %d: %v", i, err)
+		}
+	}
+	for _, op := range ops {
+		if err := a.Wait(ctx, op); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestMessagesAllocateNothing(t *testing.T) {
+	engines := world(t, 2, nil)
+	ctx := t.Context()
+	done := make(chan error, 1)
+	turn := func(m *Mesh, send, recv *link.Op) error {
+		m.Recv(recv)
+		m.Send(send)
+		if err := m.Wait(ctx, send); err != nil {
+			return err
+		}
+		return m.Wait(ctx, recv)
+	}
+	for _, size := range []int{4, 256 << 10} {
+		go func() {
+			m, send, recv := engines[1].Mesh(), &link.Op{Buf: make([]byte, size)}, &link.Op{Buf: make([]byte, size)}
+			for range 101 {
+				if err := turn(m, send, recv); err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+		send, recv := &link.Op{Peer: 1, Buf: make([]byte, size)}, &link.Op{Peer: 1, Buf: make([]byte, size)}
+		allocations := testing.AllocsPerRun(100, func() {
+			if err := turn(engines[0].Mesh(), send, recv); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if allocations > 0 {
+			t.Errorf("%v allocations per message of %d bytes", allocations, size)
+		}
+	}
+}
