@@ -262,6 +262,8 @@ func TestWaitsBeyondThePoolPoll(t *testing.T) {
 			}
 		case wire.Check:
 			_, _ = conn.Write([]byte{map[bool]byte{true: wire.Ready, false: wire.NotReady}[there[string(r.List.Next())]]})
+		case wire.CancelWait: // a look has found the key before the answer to the wait was read
+			_, _ = conn.Write([]byte{wire.WaitCanceled})
 		case wire.Get:
 			_, _ = conn.Write(bytesReply(string(r.Key)))
 		case wire.Set:
