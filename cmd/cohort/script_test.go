@@ -124,12 +124,13 @@ func waitFor(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Fatalf("nothing listens on %s", args[0])
 }
 
-// nochildren FILE: fails when a process whose id is named in FILE as "pid N" is alive.
+// nochildren FILE [COUNT]: fails when a process whose id is named in FILE as "pid N" is alive, or when fewer than COUNT
+// are named.
 func noChildren(ts *testscript.TestScript, _ bool, args []string) {
 	text := ts.ReadFile(args[0])
 	pids := regexp.MustCompile(`pid (\d+)`).FindAllStringSubmatch(text, -1)
-	if len(pids) == 0 {
-		ts.Fatalf("%s names no process", args[0])
+	if len(args) > 1 && strconv.Itoa(len(pids)) != args[1] {
+		ts.Fatalf("%s names %d processes, want %s", args[0], len(pids), args[1])
 	}
 	for _, match := range pids {
 		pid, err := strconv.Atoi(match[1])

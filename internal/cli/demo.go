@@ -20,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -42,7 +43,11 @@ PyTorch job do. Nothing is left behind, however the demonstration ends.`),
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 			defer cancel()
-			return explain(ctx, a.demo(ctx, workers))
+			err := a.demo(ctx, workers)
+			if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return dist.Newf("demo", dist.DeadlineExceeded, "not finished within %s; --timeout gives it more", limit)
+			}
+			return explain(ctx, err)
 		},
 	}
 	cmd.Flags().IntVar(&workers, "workers", 4, "number of worker processes")
