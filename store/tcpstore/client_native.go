@@ -28,14 +28,16 @@ const (
 	keptBuffer = 64 << 10
 )
 
-// nativeConn carries many calls at once on one connection to cohort's server. It has no goroutine of its own: the
-// goroutines that call do the writing and the reading.
+// nativeConn carries many calls at once on one connection to cohort's server. In the ordinary course it has no goroutine
+// of its own: the goroutines that call do the writing and the reading.
 //
 //   - Writing: a call puts its frame into a common buffer; if nobody is writing it writes the buffer until that is
 //     empty, so frames that come together leave together.
 //   - Reading: of those that wait for an answer one leads, that is reads the connection and hands the others their
 //     answers; when it has its own it passes the lead to another that waits. A lone caller is always its own leader, and
 //     no other goroutine has to be woken between its request and its answer.
+//
+// Helpers are started only for what a caller that left leaves behind; close waits for them.
 type nativeConn struct {
 	conn net.Conn
 	lost atomic.Bool // err is set
@@ -273,6 +275,32 @@ func (m *nativeConn) passLead() {
 			return
 		}
 	}
+	if m.abandoned > 0 && m.err == nil {
+		m.reading = true
+		m.helpers.Go(m.drain) //nolint:contextcheck // nobody waits for these answers
+	}
+}
+
+// drain leads while there are answers to come that nobody waits for: a server whose output is not read would cut the
+// connection some day.
+func (m *nativeConn) drain() {
+	for {
+		m.mu.Lock()
+		if m.abandoned == 0 || m.err != nil {
+			m.passLead()
+			m.mu.Unlock()
+			return
+		}
+		m.mu.Unlock()
+		arm(&m.readArmed, time.Time{}, m.conn.SetReadDeadline)
+		err := m.in.fill(m.conn)
+		if err == nil {
+			_, err = m.deliver(nil)
+		}
+		if err != nil {
+			m.fail(err)
+		}
+	}
 }
 
 // signal wakes a follower. The caller holds mu and has checked following.
@@ -335,7 +363,7 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 	for {
 		frame, err := m.in.next()
 		if err != nil || frame == nil {
-			return mine || c.done, err
+			return mine || (c != nil && c.done), err
 		}
 		id, _, err := wire.ParseFrame(frame)
 		if err != nil {
@@ -396,6 +424,9 @@ func (m *nativeConn) giveUp(c *nativeCall) {
 	c.given = true
 	if m.abandoned++; m.abandoned > maxAbandoned {
 		m.failLocked(dist.Newf("tcpstore", dist.PeerLost, "the server has left %d requests without an answer", m.abandoned))
+	}
+	if !m.reading {
+		m.passLead() //nolint:contextcheck // ctx has ended
 	}
 }
 

@@ -335,6 +335,42 @@ func TestNativeLargeReplies(t *testing.T) {
 	})
 }
 
+// TestNativeReadsWhatNobodyWaitsFor: a large answer to a call that was given up must not block the server.
+func TestNativeReadsWhatNobodyWaitsFor(t *testing.T) {
+	sent := make([]bool, 1)
+	on := func(_ int, conn net.Conn, r *wire.Request) bool {
+		switch r.Op {
+		case wire.Get:
+			time.Sleep(time.Second)
+			_, err := conn.Write(frameReply(r.ID, 0, wire.AppendBytes(nil, make([]byte, 8<<20))))
+			sent[0] = err == nil
+		case wire.Add:
+			_, _ = conn.Write(frameReply(r.ID, 0, intReply(r.Num)))
+		default:
+		}
+		return true
+	}
+	onFake(t, fakeNative, on, func(t *testing.T, c *Client, f *fakeStore) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		if _, err := c.Get(ctx, "k"); !errors.Is(err, store.ErrTimeout) {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if m := currentNative(t, c); !sent[0] || m.abandoned != 0 || m.reading {
+			t.Errorf("answer read: %v, %d abandoned, reading %v", sent[0], m.abandoned, m.reading)
+		}
+		if n, err := c.Add(t.Context(), "n", 4); n != 4 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+		if conns, _ := f.counts(); conns != 1 {
+			t.Errorf("%d connections", conns)
+		}
+	})
+}
+
 // FuzzNativeReplies feeds a client arbitrary answers: it must neither panic nor hang nor take memory for lengths alone.
 func FuzzNativeReplies(f *testing.F) {
 	f.Add([]byte{})

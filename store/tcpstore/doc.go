@@ -28,5 +28,16 @@
 // that creates a key wakes who waits for it, MULTI_SET is atomic, and a legacy client that gave up a wait and went on
 // is not sent the answer to that wait. docs/wire/tcpstore.md has the bytes and every such decision.
 //
+// # Client
+//
+// [Dial] tries until its context or timeout ends, and finds out which dialect the server speaks: that of PyTorch 1.13, of
+// PyTorch 2.4 and later, or cohort's own ([Client.Dialect]); [WithDialect] fixes it. The greeting is chosen so that no
+// server takes harm from it. On cohort's server all calls share one connection, every call is one round trip, and a call
+// whose context ends is taken back. On PyTorch's servers, whose replies carry no ids, at most four connections serve
+// calls that are answered at once and [WithWaitConns] others serve waits; waits beyond those poll.
+//
+// What a server lacks is done by the fallbacks of package store where they exist; store.Supports tells which are the
+// server's own. [Client.JoinWorker] and [Client.Workers] are PyTorch's count of the workers that have joined.
+//
 // All methods of all types are safe for concurrent use.
 package tcpstore
