@@ -55,6 +55,7 @@ func (r *reader) step(op byte) error {
 		if err == nil && (version > 5 || r.limits.JIT && version != 2) {
 			return r.errorf(dist.NotSupported, "pickle protocol %d", version)
 		}
+		r.protocol = version
 		return err
 	case opFrame:
 		n, err := r.uint(8)

@@ -88,6 +88,8 @@ type reader struct {
 	values int
 	marks  int
 
+	protocol uint64
+
 	stack0 [16]any
 	memo0  [24]any
 }

@@ -95,7 +95,7 @@ func (r *reader) global(op byte) error {
 		if !ok1 || !ok2 {
 			return r.bad("STACK_GLOBAL with %s and %s", TypeName(module), TypeName(name))
 		}
-		return r.push(g)
+		return r.push(r.renamed(g))
 	}
 	var err error
 	if g.Module, err = r.line(); err != nil {
@@ -107,6 +107,7 @@ func (r *reader) global(op byte) error {
 	if !utf8.ValidString(g.Module) || !utf8.ValidString(g.Name) {
 		return r.bad("the name of a class or function is not UTF-8")
 	}
+	g = r.renamed(g)
 	if op == opGlobal {
 		return r.push(g)
 	}
@@ -132,4 +133,41 @@ func (r *reader) build() error {
 	}
 	o.States = append(o.States, state)
 	return nil
+}
+
+// Pickles below protocol 3 use the names of Python 2, and CPython translates them. These are the ones that it still
+// writes for values of today.
+var (
+	python2Modules = map[string]string{
+		"__builtin__": "builtins", "copy_reg": "copyreg", "Queue": "queue", "SocketServer": "socketserver",
+		"ConfigParser": "configparser", "repr": "reprlib", "cPickle": "pickle", "_abcoll": "collections.abc",
+		"exceptions": "builtins", "UserDict": "collections", "UserList": "collections", "UserString": "collections",
+	}
+	python2Names = map[Global]Global{
+		{"__builtin__", "xrange"}:       {"builtins", "range"},
+		{"__builtin__", "unicode"}:      {"builtins", "str"},
+		{"__builtin__", "long"}:         {"builtins", "int"},
+		{"__builtin__", "unichr"}:       {"builtins", "chr"},
+		{"__builtin__", "raw_input"}:    {"builtins", "input"},
+		{"__builtin__", "basestring"}:   {"builtins", "str"},
+		{"__builtin__", "intern"}:       {"sys", "intern"},
+		{"__builtin__", "reduce"}:       {"functools", "reduce"},
+		{"itertools", "izip"}:           {"builtins", "zip"},
+		{"itertools", "imap"}:           {"builtins", "map"},
+		{"itertools", "ifilter"}:        {"builtins", "filter"},
+		{"exceptions", "StandardError"}: {"builtins", "Exception"},
+	}
+)
+
+func (r *reader) renamed(g Global) Global {
+	if r.protocol >= 3 || r.limits.JIT {
+		return g
+	}
+	if to, ok := python2Names[g]; ok {
+		return to
+	}
+	if module, ok := python2Modules[g.Module]; ok {
+		g.Module = module
+	}
+	return g
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/store"
@@ -38,6 +39,11 @@ type worker struct {
 
 func newWorker(t *testing.T, name string, opts ...tensorpipe.Option) *worker {
 	t.Helper()
+	// The cohort transport is offered, as production does: PyTorch must not mind.
+	opts = append(opts, tensorpipe.WithCohort(cohortwire.Config{
+		Identity: cohortwire.Identity{Name: name, ID: 1, Incarnation: 7},
+		OnFrame:  func(*cohortwire.Link, *cohortwire.Frame) { t.Error("a frame of the cohort transport") },
+	}))
 	ep, err := tensorpipe.Listen(name, "127.0.0.1:0", opts...)
 	if err != nil {
 		t.Fatal(err)
@@ -186,16 +192,16 @@ type client struct {
 	next int64
 }
 
-func (w *worker) dial(ctx context.Context, addr string) *client {
+func (w *worker) dial(ctx context.Context, name, addr string) *client {
 	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if c := w.pipes[addr]; c != nil {
 		return c
 	}
-	s, err := w.ep.Dial(ctx, addr)
-	if err != nil {
-		w.t.Fatal(err)
+	s, err := w.ep.Connect(ctx, name, addr)
+	if err != nil || s.Pipe == nil {
+		w.t.Fatalf("connect: %+v, %v", s, err)
 	}
 	c := &client{pipe: s.Pipe}
 	w.pipes[addr] = c
@@ -303,7 +309,7 @@ func (w *worker) member(ctx context.Context, st store.Store, name string) *clien
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return w.dial(ctx, string(addr))
+	return w.dial(ctx, name, string(addr))
 }
 
 func testContext(t *testing.T) context.Context {
@@ -311,4 +317,10 @@ func testContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+func contextThatEnded() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx, cancel
 }
