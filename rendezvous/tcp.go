@@ -204,7 +204,7 @@ func claimRank(ctx context.Context, c claimant, name string, rank dist.Rank, me 
 
 func twiceError(rank dist.Rank, first, second identity) error {
 	return &dist.Error{
-		Op: opJoin, Code: dist.AlreadyExists, Rank: rank, Peer: first.Host,
+		Op: opJoin, Code: dist.AlreadyExists, Rank: rank,
 		Detail: fmt.Sprintf("rank %d joined twice: %s, %s; give each process its own rank, and end what is left of an earlier run",
 			rank, first, second),
 	}
