@@ -34,6 +34,7 @@ type loop struct {
 	now      int64
 	checkAt  int64 // when to look at stuck connections next
 	acceptAt int64 // when to accept again after the process ran out of descriptors; 0: accepting
+	starved  bool  // the last attempt to accept failed
 	draining bool
 	gone     chan struct{}
 	done     chan struct{}
@@ -333,6 +334,7 @@ func (d *loop) acceptSome(limit int) {
 		fd, from, err := unix.Accept4(d.accept, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch err {
 		case nil:
+			d.starved = false
 			d.add(fd, peerName(from))
 		case unix.ECONNABORTED, unix.EINTR, unix.EPROTO:
 		case unix.EAGAIN:
@@ -370,6 +372,10 @@ func (d *loop) add(fd int, peer string) {
 func (d *loop) pauseAccepting(err error) {
 	_ = unix.EpollCtl(d.poll, unix.EPOLL_CTL_DEL, d.accept, nil)
 	d.acceptAt = d.now + acceptRetry
+	if d.starved {
+		return // it was told already
+	}
+	d.starved = true
 	d.core.refused("", "cannot accept: "+err.Error()+"; raise the limit of open files")
 }
 
