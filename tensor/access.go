@@ -240,10 +240,9 @@ func compare(a, b *Tensor, same func(x, y any) bool) bool {
 	equal := true
 	walk2(a, b, func(x, y int) {
 		u, v := a.load(x), b.load(y)
-		if a.dtype == Float16 {
-			u, v = u.(F16).Float32(), v.(F16).Float32()
-		} else if a.dtype == BFloat16 {
-			u, v = u.(BF16).Float32(), v.(BF16).Float32()
+		if a.dtype == Float16 || a.dtype == BFloat16 { // their zeros have signs
+			u, _ = asFloat(u)
+			v, _ = asFloat(v)
 		}
 		equal = equal && same(u, v)
 	})
@@ -279,7 +278,7 @@ func (t *Tensor) span() (from, to uintptr) {
 	for d := range t.shape {
 		last += (t.shape[d] - 1) * t.strides[d]
 	}
-	base := uintptr(unsafe.Pointer(unsafe.SliceData(t.storage.data)))
+	base := uintptr(unsafe.Pointer(unsafe.SliceData(t.storage.data))) //nolint:gosec // a view of elements as bytes; lengths are checked
 	size := uintptr(t.dtype.Size())
 	return base + uintptr(t.offset)*size, base + uintptr(last+1)*size
 }

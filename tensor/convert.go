@@ -77,7 +77,7 @@ func From[T Element](data []T, shape ...int) (*Tensor, error) {
 
 func sliceStorage[T Element](data []T) *Storage {
 	var zero T
-	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(zero)))
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(zero))) //nolint:gosec // a view of elements as bytes; lengths are checked
 	return WrapStorage(bytes, "slice", nil)
 }
 
@@ -91,12 +91,12 @@ func Data[T Element](t *Tensor) ([]T, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := unsafe.Pointer(unsafe.SliceData(bytes))
+	p := unsafe.Pointer(unsafe.SliceData(bytes)) //nolint:gosec // a view of elements as bytes; lengths are checked
 	var zero T
 	if uintptr(p)%unsafe.Alignof(zero) != 0 {
 		return nil, dist.Newf("tensor: data", dist.InvalidArgument, "the memory is not aligned for %v: use Clone first", t.dtype)
 	}
-	return unsafe.Slice((*T)(p), t.numel), nil
+	return unsafe.Slice((*T)(p), t.numel), nil //nolint:gosec // a view of elements as bytes; lengths are checked
 }
 
 // Of returns a tensor of a Go value: a number or bool, a slice or array of them, or nested slices of equal lengths. A flat

@@ -21,19 +21,19 @@ func (t *Tensor) load(i int) any {
 	case Uint8:
 		return b[0]
 	case Int8:
-		return int8(b[0])
+		return int8(b[0]) //nolint:gosec // the same bits
 	case Bool:
 		return b[0] != 0
 	case Int16:
-		return int16(le.Uint16(b))
+		return int16(le.Uint16(b)) //nolint:gosec // the same bits
 	case Float16:
 		return F16(le.Uint16(b))
 	case BFloat16:
 		return BF16(le.Uint16(b))
 	case Int32:
-		return int32(le.Uint32(b))
+		return int32(le.Uint32(b)) //nolint:gosec // the same bits
 	case Int64:
-		return int64(le.Uint64(b))
+		return int64(le.Uint64(b)) //nolint:gosec // the same bits
 	case Float32:
 		return math.Float32frombits(le.Uint32(b))
 	case Float64:
@@ -99,13 +99,13 @@ func (t *Tensor) storeInt(b []byte, n int64) error {
 	le := binary.NativeEndian
 	switch len(b) {
 	case 1:
-		b[0] = byte(n)
+		b[0] = byte(n) //nolint:gosec // the range was checked
 	case 2:
-		le.PutUint16(b, uint16(n))
+		le.PutUint16(b, uint16(n)) //nolint:gosec // the range was checked
 	case 4:
-		le.PutUint32(b, uint32(n))
+		le.PutUint32(b, uint32(n)) //nolint:gosec // the range was checked
 	default:
-		le.PutUint64(b, uint64(n))
+		le.PutUint64(b, uint64(n)) //nolint:gosec // the range was checked
 	}
 	return nil
 }

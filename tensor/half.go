@@ -23,7 +23,7 @@ func ToF16(f float32) F16 {
 	u := x & 0x7fffffff
 	switch {
 	case u > 0x7f800000: // NaN
-		return sign | 0x7e00 | F16(u>>13)&0x03ff
+		return sign | 0x7e00 | F16(u>>13)&0x03ff //nolint:gosec // at most 16 bits are left
 	case u >= 0x477ff000: // rounds to 2^16 or more
 		return sign | 0x7c00
 	case u >= 0x38800000: // normal: rebias, then round on the lower 13 bits
@@ -35,7 +35,7 @@ func ToF16(f float32) F16 {
 	// Denormal: shift the mantissa with its implicit bit into place.
 	shift := 126 - u>>23
 	m := u&0x007fffff | 0x00800000
-	return sign | F16((m+(1<<(shift-1))-1+(m>>shift&1))>>shift)
+	return sign | F16((m+(1<<(shift-1))-1+(m>>shift&1))>>shift) //nolint:gosec // at most 16 bits are left
 }
 
 // Float32 returns the number as a float32, exactly; a signalling NaN becomes quiet.

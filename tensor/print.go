@@ -173,11 +173,11 @@ func (p *printer) scalar(t *Tensor, at int) string {
 	default:
 		return p.first.format(widen(v))
 	}
-	imag := strings.TrimLeft(p.second.format(im)+"j", " ")
-	if imag[0] != '-' && imag[0] != '+' {
-		imag = "+" + imag
+	second := strings.TrimLeft(p.second.format(im)+"j", " ")
+	if second[0] != '-' && second[0] != '+' {
+		second = "+" + second
 	}
-	return p.first.format(re) + imag
+	return p.first.format(re) + second
 }
 
 // column decides how numbers that stand below each other are written.
@@ -202,7 +202,7 @@ func newColumn(values []any) column {
 	c.floating = true
 	low, high := math.Inf(1), 0.0
 	for _, v := range values {
-		f := v.(float64)
+		f, _ := v.(float64)
 		if a := math.Abs(f); a != 0 && a <= math.MaxFloat64 {
 			low, high = min(low, a), max(high, a)
 			c.whole = c.whole && f == math.Ceil(f)
@@ -213,7 +213,7 @@ func newColumn(values []any) column {
 	}
 	c.science = high/low > 1000 || high > 1e8 || !c.whole && low < 1e-4
 	for _, v := range values {
-		if f := v.(float64); f != 0 && !math.IsInf(f, 0) && !math.IsNaN(f) {
+		if f, _ := v.(float64); f != 0 && !math.IsInf(f, 0) && !math.IsNaN(f) {
 			c.width = max(c.width, len(c.number(f)))
 		}
 	}
@@ -223,7 +223,8 @@ func newColumn(values []any) column {
 func (c column) format(v any) string {
 	s := plain(v)
 	if c.floating {
-		s = c.number(v.(float64))
+		f, _ := v.(float64)
+		s = c.number(f)
 	}
 	if pad := c.width - len(s); pad > 0 {
 		return strings.Repeat(" ", pad) + s

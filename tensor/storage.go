@@ -4,6 +4,7 @@
 package tensor
 
 import (
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -43,14 +44,14 @@ func alignedBytes(n int) []byte {
 		return []byte{}
 	}
 	raw := make([]byte, n+Alignment-1)
-	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(raw)))) & (Alignment - 1)
+	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(raw)))) & (Alignment - 1) //nolint:gosec // a view of elements as bytes; lengths are checked
 	return raw[skip : skip+n : skip+n]
 }
 
 // WrapStorage makes a storage of memory that lives elsewhere, without a copy. origin names where it lives ("shared
 // segment", "pool") in errors; release, when not nil, is called once by [Storage.Release].
 func WrapStorage(data []byte, origin string, release func()) *Storage {
-	return &Storage{data: data[:len(data):len(data)], origin: origin, release: release}
+	return &Storage{data: slices.Clip(data), origin: origin, release: release}
 }
 
 // Len returns the number of bytes.

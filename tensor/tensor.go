@@ -223,14 +223,14 @@ func (t *Tensor) IsContiguous() bool {
 		return true
 	}
 	step := 1
-	for i := len(t.shape) - 1; i >= 0; i-- {
-		if t.shape[i] == 1 {
+	for i, v := range slices.Backward(t.shape) {
+		if v == 1 {
 			continue
 		}
 		if t.strides[i] != step {
 			return false
 		}
-		step *= t.shape[i]
+		step *= v
 	}
 	return true
 }

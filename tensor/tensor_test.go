@@ -381,10 +381,10 @@ func TestUnalignedMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := x.Set(2.5, 1); err != nil {
+	if err = x.Set(2.5, 1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Data[float64](x); !errors.Is(err, dist.InvalidArgument) {
+	if _, err = Data[float64](x); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("unaligned data: %v", err)
 	}
 	got, err := Copy[float64](x)

@@ -205,8 +205,8 @@ func viewStrides(old, oldStrides, shape []int) ([]int, bool) {
 	if len(old) > 0 {
 		step = oldStrides[len(old)-1]
 	}
-	for i := len(old) - 1; i >= 0; i-- {
-		run *= old[i]
+	for i, o := range slices.Backward(old) {
+		run *= o
 		if i > 0 && (old[i-1] == 1 || oldStrides[i-1] == run*step) {
 			continue // the next dimension continues this run
 		}

@@ -5,6 +5,7 @@ package reduce
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
 	"unsafe"
 
@@ -51,7 +52,7 @@ func BenchmarkMany(b *testing.B) {
 			srcs[i] = make([]byte, size)
 		}
 		dst := make([]byte, size)
-		b.Run(fmt.Sprintf("%d", n), func(b *testing.B) {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			b.SetBytes(size)
 			for b.Loop() {
 				Many(dst, srcs, tensor.Float32, Sum)

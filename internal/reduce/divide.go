@@ -28,7 +28,7 @@ func divide(p unsafe.Pointer, count int, dt tensor.DType, n int) {
 	case tensor.Uint8, tensor.Bool:
 		v := vec[uint8](p, count)
 		for i := range v {
-			v[i] = uint8(int(v[i]) / n)
+			v[i] = uint8(int(v[i]) / n) //nolint:gosec // a quotient of a byte
 		}
 	case tensor.Int8:
 		divideInt[int8](p, count, n)
@@ -70,16 +70,16 @@ func divideInt[T int8 | int16 | int32 | int64](p unsafe.Pointer, count, n int) {
 
 // aligned calls f on all of buf, in place when it is aligned to size and through an aligned block when it is not.
 func aligned(buf []byte, size int, f func(p unsafe.Pointer, bytes int)) {
-	p := unsafe.Pointer(unsafe.SliceData(buf))
+	p := unsafe.Pointer(unsafe.SliceData(buf)) //nolint:gosec // elements of any type behind bytes; lengths are checked
 	if uintptr(p)%uintptr(min(size, 8)) == 0 {
 		f(p, len(buf))
 		return
 	}
 	var block [256]uint64
-	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&block)), len(block)*8)
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&block)), len(block)*8) //nolint:gosec // elements of any type behind bytes; lengths are checked
 	for len(buf) > 0 {
 		m := copy(bytes, buf)
-		f(unsafe.Pointer(&block), m)
+		f(unsafe.Pointer(&block), m) //nolint:gosec // elements of any type behind bytes; lengths are checked
 		copy(buf, bytes[:m])
 		buf = buf[m:]
 	}

@@ -46,7 +46,7 @@ func Combine(dst, a, b []byte, dt tensor.DType, op Op) {
 		return
 	}
 	n := len(dst) / dt.Size()
-	pd, pa, pb := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(a)), unsafe.Pointer(unsafe.SliceData(b))
+	pd, pa, pb := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(a)), unsafe.Pointer(unsafe.SliceData(b)) //nolint:gosec // elements of any type behind bytes; lengths are checked
 	combine(pd, pa, pb, n, dt, kernelOf(op))
 }
 

@@ -14,13 +14,13 @@ func runPortable(k kernel, dst, a, b unsafe.Pointer, n int, size uintptr) {
 	}
 	const words = 256
 	var x, y [words]uint64
-	xs, ys := unsafe.Slice((*byte)(unsafe.Pointer(&x)), words*8), unsafe.Slice((*byte)(unsafe.Pointer(&y)), words*8)
+	xs, ys := unsafe.Slice((*byte)(unsafe.Pointer(&x)), words*8), unsafe.Slice((*byte)(unsafe.Pointer(&y)), words*8) //nolint:gosec // elements of any type behind bytes; lengths are checked
 	for left := uintptr(n) * size; left > 0; {
 		m := min(left, words*8)
-		copy(xs, unsafe.Slice((*byte)(a), m))
-		copy(ys, unsafe.Slice((*byte)(b), m))
-		k(unsafe.Pointer(&x), unsafe.Pointer(&x), unsafe.Pointer(&y), int(m/size))
-		copy(unsafe.Slice((*byte)(dst), m), xs)
+		copy(xs, unsafe.Slice((*byte)(a), m))                                      //nolint:gosec // elements of any type behind bytes; lengths are checked
+		copy(ys, unsafe.Slice((*byte)(b), m))                                      //nolint:gosec // elements of any type behind bytes; lengths are checked
+		k(unsafe.Pointer(&x), unsafe.Pointer(&x), unsafe.Pointer(&y), int(m/size)) //nolint:gosec // elements of any type behind bytes; lengths are checked
+		copy(unsafe.Slice((*byte)(dst), m), xs)                                    //nolint:gosec // elements of any type behind bytes; lengths are checked
 		left -= m
 		dst, a, b = unsafe.Add(dst, m), unsafe.Add(a, m), unsafe.Add(b, m)
 	}

@@ -206,8 +206,13 @@ func (p plan) check(t *testing.T, errs []error) {
 func TestRandomPlans(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ ranks, slot, area, limit, count int }{
-		{1, 0, 0, 100 << 10, 60}, {2, 0, 0, 900 << 10, 60}, {2, 256, 4096, 40 << 10, 150}, {3, 1024, 16384, 40 << 10, 150},
-		{4, 128, 16384, 60 << 10, 100}, {5, 512, 1, 30 << 10, 80}, {8, 4096, 1, 40 << 10, 40},
+		{1, 0, 0, 100 << 10, 60},
+		{2, 0, 0, 900 << 10, 60},
+		{2, 256, 4096, 40 << 10, 150},
+		{3, 1024, 16384, 40 << 10, 150},
+		{4, 128, 16384, 60 << 10, 100},
+		{5, 512, 1, 30 << 10, 80},
+		{8, 4096, 1, 40 << 10, 40},
 	} {
 		t.Run(fmt.Sprintf("%d ranks slot %d area %d", c.ranks, c.slot, c.area), func(t *testing.T) {
 			t.Parallel()

@@ -72,7 +72,7 @@ func hashCounts(counts []int) uint64 {
 	for _, c := range counts {
 		even = even && c == counts[0]
 		for range 8 {
-			h = (h ^ uint64(c&0xff)) * 1099511628211 //nolint:gosec // a byte
+			h = (h ^ uint64(c&0xff)) * 1099511628211
 			c >>= 8
 		}
 	}

@@ -5,6 +5,7 @@ package shm
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -67,12 +68,7 @@ func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
 }
 
 func fromRank(op *link.Op, rank int) bool {
-	for _, r := range op.From {
-		if r == rank {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(op.From, rank)
 }
 
 // endPeer ends all operations with a rank.
@@ -168,7 +164,7 @@ func (m *Mesh) late(op *link.Op) bool {
 	defer m.mu.Unlock()
 	now := time.Now()
 	for _, p := range m.peers {
-		if p == nil || p.gone != nil || op.Peer != p.rank && !(op.Peer == link.AnyPeer && fromRank(op, p.rank)) {
+		if p == nil || p.gone != nil || op.Peer != p.rank && (op.Peer != link.AnyPeer || !fromRank(op, p.rank)) {
 			continue
 		}
 		if err := m.engine.lost("shm: message", p.rank, now, &m.wait.pulses[p.rank]); err != nil {

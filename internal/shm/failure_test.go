@@ -260,9 +260,9 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 	}
 	address := strings.Fields(string(value))[2]
 	for _, hello := range [][]byte{nil, []byte("x"), bytes.Repeat([]byte{0}, helloSize), bytes.Repeat([]byte{0xff}, 100)} {
-		c, err := net.Dial("unix", address)
-		if err != nil {
-			t.Fatal(err)
+		c, dialErr := net.Dial("unix", address)
+		if dialErr != nil {
+			t.Fatal(dialErr)
 		}
 		_, _ = c.Write(hello)
 		_ = c.Close()
@@ -321,13 +321,13 @@ func TestAlloc(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Alloc(40 << 10); !errors.Is(err, dist.Exhausted) {
+	if _, err = e.Alloc(40 << 10); !errors.Is(err, dist.Exhausted) {
 		t.Errorf("a full arena: %v", err)
 	}
-	if _, err := e.Alloc(1 << 20); !errors.Is(err, dist.Exhausted) {
+	if _, err = e.Alloc(1 << 20); !errors.Is(err, dist.Exhausted) {
 		t.Errorf("more than the arena: %v", err)
 	}
-	if _, err := e.Alloc(-1); !errors.Is(err, dist.InvalidArgument) {
+	if _, err = e.Alloc(-1); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("less than nothing: %v", err)
 	}
 	x, err := tensor.FromStorage(a, tensor.Float32, []int{10 << 10}, nil, 0)

@@ -20,12 +20,12 @@ const (
 // futexWait sleeps while *word is value, at most for the given time. It may return early for no reason.
 func futexWait(word *uint32, value uint32, limit time.Duration) {
 	ts := unix.NsecToTimespec(int64(max(limit, time.Microsecond)))
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // the system call takes addresses
 }
 
 // futexWake wakes everyone who sleeps on word.
 func futexWake(word *uint32) {
-	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWakeOp, math.MaxInt32, 0, 0, 0)
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWakeOp, math.MaxInt32, 0, 0, 0) //nolint:gosec // the system call takes addresses
 }
 
 // yieldCore lets another process run on this core.

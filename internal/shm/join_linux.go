@@ -182,7 +182,7 @@ func (j *joining) dial(ctx context.Context, rank int) error {
 	hello := binary.LittleEndian.AppendUint64(nil, segmentMagic)
 	hello = binary.LittleEndian.AppendUint32(hello, uint32(j.config.Rank)) //nolint:gosec // below MaxRanks
 	hello = append(hello, token...)
-	if _, err := u.Write(hello); err != nil {
+	if _, err = u.Write(hello); err != nil {
 		return fail(dist.Unavailable, err)
 	}
 	file, err := receiveWelcome(u)

@@ -114,7 +114,7 @@ type segment struct {
 	mem []byte
 }
 
-func at[T any](s *segment, offset int) *T { return (*T)(unsafe.Pointer(&s.mem[offset])) }
+func at[T any](s *segment, offset int) *T { return (*T)(unsafe.Pointer(&s.mem[offset])) } //nolint:gosec // a place in the mapped segment
 
 func (s *segment) header() *header { return at[header](s, 0) }
 
@@ -133,7 +133,7 @@ func (s *segment) ringOf(from, to int) ring {
 // table returns two rows of one word per rank: what rank sends to each, and what it expects from each.
 func (s *segment) table(rank, parity int) (send, recv []uint64) {
 	p := at[uint64](s, pageSize+rank*s.control+tablesAt+parity*2*8*s.ranks)
-	both := unsafe.Slice(p, 2*s.ranks)
+	both := unsafe.Slice(p, 2*s.ranks) //nolint:gosec // a place in the mapped segment
 	return both[:s.ranks], both[s.ranks:]
 }
 
@@ -170,7 +170,7 @@ func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 		return layout{}, dist.Newf(op, dist.Protocol, "segment with slot %d, area %d, arena %d", h.slot, h.area, h.arena)
 	}
 	l := newLayout(ranks, int(h.slot), int(h.area), int(h.arena))
-	if l.ring != int(h.ring) || l.totalSize != int(h.total) || fileSize != int64(l.totalSize) || l.slot != int(h.slot) || l.area != int(h.area) || l.arena != int(h.arena) {
+	if l.ring != int(h.ring) || l.totalSize != int(h.total) || fileSize != int64(l.totalSize) || l.slot != int(h.slot) || l.area != int(h.area) || l.arena != int(h.arena) { //nolint:gosec // bounded above
 		return layout{}, dist.Newf(op, dist.Protocol, "segment of %d bytes: its header says %d, its layout %d", fileSize, h.total, l.totalSize)
 	}
 	return l, nil

@@ -115,7 +115,7 @@ func (b *board) Get(ctx context.Context, key string) ([]byte, error) {
 }
 
 // world joins n ranks in this process, each with a mapping of its own.
-func world(t testing.TB, n int, change func(*Config)) []*Engine {
+func world(t *testing.T, n int, change func(*Config)) []*Engine {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()

@@ -364,7 +364,7 @@ func (m *Mesh) drain(p *meshPeer) {
 			break
 		}
 		p.in.consume(f)
-		if p.in.pos-before >= uint64(len(p.in.data))/4 { //nolint:gosec // a length
+		if p.in.pos-before >= uint64(len(p.in.data))/4 {
 			before = p.in.pos
 			m.released(p) // let the sender go on meanwhile
 		}

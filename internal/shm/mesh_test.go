@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,7 +23,8 @@ import (
 var _ link.Mesh = (*Mesh)(nil)
 
 func messageContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -30,8 +33,8 @@ func messageContext(t *testing.T) context.Context {
 // any order from several goroutines.
 func TestMessagesMatchInOrder(t *testing.T) {
 	t.Parallel()
-	for _, ranks := range []int{2, 3, 6} {
-		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
+	for _, ranks := range []int{2, 3, 5} {
+		t.Run(strconv.Itoa(ranks), func(t *testing.T) {
 			t.Parallel()
 			engines := world(t, ranks, func(c *Config) { c.Arena = pageSize })
 			r := rand.New(rand.NewPCG(uint64(ranks), 5))
@@ -46,7 +49,7 @@ func TestMessagesMatchInOrder(t *testing.T) {
 					if from == to {
 						continue
 					}
-					for range 40 {
+					for range 15 {
 						size := []int{0, 1, 100, 8 << 10, 8<<10 + 1, 40 << 10, 300 << 10}[r.IntN(7)]
 						data, slot := random(r, size), uint64(r.IntN(3))
 						posts[from] = append(posts[from], post{op: &link.Op{Peer: to, Slot: slot, Buf: data}})
@@ -91,8 +94,8 @@ func TestMessagesMatchInOrder(t *testing.T) {
 					}
 				}
 				wg.Wait()
-				for i := len(mine) - 1; i >= 0; i-- {
-					if err := m.Wait(ctx, mine[i].op); err != nil {
+				for _, m0 := range slices.Backward(mine) {
+					if err := m.Wait(ctx, m0.op); err != nil {
 						return err
 					}
 				}
@@ -281,7 +284,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 	engines := world(t, 2, nil)
 	ctx := messageContext(t)
 	a, b := engines[0].Mesh(), engines[1].Mesh()
-	const count = 2000
+	const count = 1000
 	ops := make([]*link.Op, count)
 	for i := range ops {
 		ops[i] = &link.Op{Peer: 1, Slot: 1, Buf: bytes.Repeat([]byte{byte(i)}, 8<<10)}

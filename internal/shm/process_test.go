@@ -35,7 +35,7 @@ type process struct {
 }
 
 // processes starts n ranks that play a role.
-func processes(t testing.TB, n int, role string, env ...string) []*process {
+func processes(t *testing.T, n int, role string, env ...string) []*process {
 	t.Helper()
 	dir := t.TempDir()
 	var out []*process
@@ -73,7 +73,7 @@ func (p *process) read(pipe io.Reader) {
 }
 
 // next returns the next line of output.
-func (p *process) next(t testing.TB, limit time.Duration) string {
+func (p *process) next(t *testing.T, limit time.Duration) string {
 	t.Helper()
 	select {
 	case line, ok := <-p.lines:

@@ -79,7 +79,7 @@ func (r *ring) put(f frame, payload []byte) bool {
 	} else if r.room(need) < need {
 		return false
 	}
-	*(*frame)(unsafe.Pointer(&r.data[at])) = f
+	*(*frame)(unsafe.Pointer(&r.data[at])) = f //nolint:gosec // a place in the mapped segment
 	copy(r.data[at+frameUnit:], payload)
 	r.pos += uint64(need) //nolint:gosec // positive
 	return true
@@ -100,9 +100,9 @@ func (r *ring) peek() (f frame, payload []byte, ok, broken bool) {
 		if r.other-r.pos > uint64(len(r.data)) || (r.other-r.pos)%uint64(frameUnit) != 0 {
 			return f, nil, false, true
 		}
-		at := int(r.pos & uint64(len(r.data)-1)) //nolint:gosec // below the length
-		f = *(*frame)(unsafe.Pointer(&r.data[at]))
-		need := uint64(frameSpace(int(f.size)))
+		at := int(r.pos & uint64(len(r.data)-1))                                                //nolint:gosec // below the length
+		f = *(*frame)(unsafe.Pointer(&r.data[at]))                                              //nolint:gosec // a place in the mapped segment
+		need := uint64(frameSpace(int(f.size)))                                                 //nolint:gosec // a size
 		if f.size > uint32(len(r.data)) || need > r.other-r.pos || at+int(need) > len(r.data) { //nolint:gosec // lengths
 			return f, nil, false, true
 		}
@@ -114,7 +114,7 @@ func (r *ring) peek() (f frame, payload []byte, ok, broken bool) {
 }
 
 // consume frees the frame that peek returned. The sender sees it after release.
-func (r *ring) consume(f frame) { r.pos += uint64(frameSpace(int(f.size))) }
+func (r *ring) consume(f frame) { r.pos += uint64(frameSpace(int(f.size))) } //nolint:gosec // a size
 
 // release shows the sender what was consumed and reports whether it waits for room.
 func (r *ring) release() (wanted bool) {

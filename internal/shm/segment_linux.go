@@ -23,11 +23,11 @@ func createSegment(c *Config) (*os.File, *segment, error) {
 		_ = f.Close()
 		return nil, nil, dist.Newf(op, dist.Exhausted, "%d bytes: %w", l.totalSize, err)
 	}
-	if err := f.Truncate(int64(l.totalSize)); err != nil {
+	if err = f.Truncate(int64(l.totalSize)); err != nil {
 		return fail(err)
 	}
 	// Reserve what is always used now: a full file system must be an error here, not a bus error later.
-	if err := reserve(f, 0, l.arenasAt); err != nil {
+	if err = reserve(f, 0, l.arenasAt); err != nil {
 		return fail(err)
 	}
 	mem, err := unix.Mmap(int(f.Fd()), 0, l.totalSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -38,8 +38,8 @@ func createSegment(c *Config) (*os.File, *segment, error) {
 	_, _ = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
 	s := &segment{layout: l, mem: mem}
 	h := s.header()
-	h.magic, h.version, h.ranks = segmentMagic, segmentVersion, uint32(c.Size)
-	h.slot, h.area, h.arena, h.ring, h.total = uint64(l.slot), uint64(l.area), uint64(l.arena), uint64(l.ring), uint64(l.totalSize)
+	h.magic, h.version, h.ranks = segmentMagic, segmentVersion, uint32(c.Size)                                                      //nolint:gosec // bounded by MaxRanks
+	h.slot, h.area, h.arena, h.ring, h.total = uint64(l.slot), uint64(l.area), uint64(l.arena), uint64(l.ring), uint64(l.totalSize) //nolint:gosec // sizes
 	return f, s, nil
 }
 

@@ -93,12 +93,12 @@ func (e *Engine) giveUp(err *dist.Error) error {
 	}
 	a := &e.seg.header().abort
 	if atomic.CompareAndSwapUint32(&a.state, 0, 1) {
-		rank := int32(e.rank)
+		rank := int32(e.rank) //nolint:gosec // bounded by MaxRanks
 		text := err.Error()
 		if err.Code == dist.PeerLost {
-			rank, text = int32(err.Rank), err.Detail
+			rank, text = int32(err.Rank), err.Detail //nolint:gosec // bounded by MaxRanks
 		}
-		a.code, a.rank, a.size = uint32(err.Code), rank, uint32(copy(a.text[:], text))
+		a.code, a.rank, a.size = uint32(err.Code), rank, uint32(copy(a.text[:], text)) //nolint:gosec // bounded by the room
 		atomic.StoreUint32(&a.state, 2)
 	}
 	e.wakeAll()
@@ -120,7 +120,7 @@ func (e *Engine) aborted() error {
 	}
 	text := string(a.text[:min(a.size, abortTextRoom)])
 	err := &dist.Error{Op: e.opName, Code: dist.Aborted, Rank: dist.Rank(a.rank), Detail: "it gave up: " + text}
-	switch dist.Code(a.code) {
+	switch dist.Code(a.code) { //nolint:gosec // written from a code
 	case dist.PeerLost:
 		err.Code, err.Detail = dist.PeerLost, text
 	case dist.Closed:

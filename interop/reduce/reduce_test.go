@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,7 +42,7 @@ var torchOps = map[string]reduce.Op{
 
 // pairs returns the operands of all pairs of special values, then random bits.
 func pairs(dt tensor.DType, special []uint64, random int) (a, b []byte) {
-	r := rand.New(rand.NewPCG(uint64(dt), 7)) //nolint:gosec // test data
+	r := rand.New(rand.NewPCG(uint64(dt), 7))
 	size := dt.Size()
 	add := func(x, y uint64) {
 		a, b = binary.LittleEndian.AppendUint64(a, x), binary.LittleEndian.AppendUint64(b, y)
@@ -87,6 +88,7 @@ var specials = map[tensor.DType][]uint64{
 
 func TestBitsOfAllReduce(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		types := []tensor.DType{
 			tensor.Float16, tensor.Float32, tensor.Float64, tensor.Uint8, tensor.Int8, tensor.Int32, tensor.Int64,
 		}
@@ -104,9 +106,9 @@ func TestBitsOfAllReduce(t *testing.T) {
 			for len(a)%(4*dt.Size()) != 0 {
 				a, b = append(a, a[:dt.Size()]...), append(b, b[:dt.Size()]...)
 			}
-			rank0, rank1 := append(a[:len(a):len(a)], a...), append(b[:len(b):len(b)], b...)
+			rank0, rank1 := append(slices.Clip(a), a...), append(slices.Clip(b), b...)
 			for rank, data := range [][]byte{rank0, rank1} {
-				if err := os.WriteFile(filepath.Join(host, fmt.Sprintf("%v.%d", dt, rank)), data, 0o644); err != nil { //nolint:gosec // read by Python
+				if err := os.WriteFile(filepath.Join(host, fmt.Sprintf("%v.%d", dt, rank)), data, 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -31,16 +32,36 @@ for line in sys.stdin:
 func numbers(v []int) string { return strings.Trim(strings.ReplaceAll(fmt.Sprint(v), " ", ","), "[]") }
 
 func samples(t *testing.T) []*tensor.Tensor {
-	r := rand.New(rand.NewPCG(3, 4)) //nolint:gosec // test data
+	t.Helper()
+	r := rand.New(rand.NewPCG(3, 4))
 	inf, nan := math.Inf(1), math.NaN()
 	values := []any{
-		float32(1.5), int64(-3), true, uint8(7), complex64(1 - 2i), []float32{}, []int64{}, [][]float64{},
-		[]float32{1, 2, 3}, []float64{1, 2.5}, []float32{1e-5, 1}, []float32{1e9, 1}, []float32{100000, 1}, []float32{0.001, 0.5},
-		[]float64{inf, -inf, nan, 1}, []float64{nan}, []float64{inf, 0.25}, []float64{0, 0}, []float32{-0.5, 123.456},
-		[]bool{true, false}, [][]int32{{1, -200}, {3, 4}}, []int8{-128, 127}, []int16{1, 2}, []complex64{1 + 2i, -0.5 - 1e-7i},
-		[]complex128{complex(inf, -1), complex(1, nan)}, []tensor.F16{tensor.ToF16(0.1), tensor.ToF16(65504)},
-		[]tensor.BF16{tensor.ToBF16(0.1), tensor.ToBF16(3e38)}, [][][]float32{{{1, 2}, {3, 4}}, {{5, 6}, {7, 8}}},
-		[]float64{123456789, 2}, []float64{1e-3, 2.5},
+		float32(1.5), int64(-3), true, uint8(7), complex64(1 - 2i),
+		[]float32{},
+		[]int64{},
+		[][]float64{},
+		[]float32{1, 2, 3},
+		[]float64{1, 2.5},
+		[]float32{1e-5, 1},
+		[]float32{1e9, 1},
+		[]float32{100000, 1},
+		[]float32{0.001, 0.5},
+		[]float64{inf, -inf, nan, 1},
+		[]float64{nan},
+		[]float64{inf, 0.25},
+		[]float64{0, 0},
+		[]float32{-0.5, 123.456},
+		[]bool{true, false},
+		[][]int32{{1, -200}, {3, 4}},
+		[]int8{-128, 127},
+		[]int16{1, 2},
+		[]complex64{1 + 2i, -0.5 - 1e-7i},
+		[]complex128{complex(inf, -1), complex(1, nan)},
+		[]tensor.F16{tensor.ToF16(0.1), tensor.ToF16(65504)},
+		[]tensor.BF16{tensor.ToBF16(0.1), tensor.ToBF16(3e38)},
+		[][][]float32{{{1, 2}, {3, 4}}, {{5, 6}, {7, 8}}},
+		[]float64{123456789, 2},
+		[]float64{1e-3, 2.5},
 	}
 	var out []*tensor.Tensor
 	for _, v := range values {
@@ -74,6 +95,7 @@ func product(shape []int) int {
 
 func TestPrintsAsPyTorch(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		p := torch.Start(t, torchtest.Script{Source: script})
 		for _, x := range samples(t) {
 			bits, err := x.Storage().Bytes()
@@ -107,11 +129,12 @@ for low in [0, 1, 0x0fff, 0x1000, 0x1001, 0x1fff, 0x7fff, 0x8000, 0x8001, 0xffff
 
 func TestHalvesConvertAsInPyTorch(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
 		p := torch.Start(t, torchtest.Script{Source: halves})
 		for _, low := range []uint32{0, 1, 0x0fff, 0x1000, 0x1001, 0x1fff, 0x7fff, 0x8000, 0x8001, 0xffff} {
 			var f16, bf16 int64
 			for u := range int64(1 << 16) {
-				f := math.Float32frombits(uint32(u)<<16 | low) //nolint:gosec // u has 16 bits
+				f := math.Float32frombits(uint32(u)<<16 | low)
 				if f != f {
 					continue
 				}
@@ -122,7 +145,7 @@ func TestHalvesConvertAsInPyTorch(t *testing.T) {
 				name string
 				sum  int64
 			}{{"float16", f16}, {"bfloat16", bf16}} {
-				if got := p.Line(t); got != fmt.Sprint(want.sum) {
+				if got := p.Line(t); got != strconv.FormatInt(want.sum, 10) {
 					t.Errorf("%s with low bits %#x: checksum %d, PyTorch %s", want.name, low, want.sum, got)
 				}
 			}
