@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -422,4 +423,50 @@ func TestClientDialFailures(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// TestClientGreetingCostsTheServerNothing: to PyTorch 1.13 our greeting looks like a SET with a key of impossible length.
+// It must give up at once instead of taking memory.
+func TestClientGreetingCostsTheServerNothing(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
+		m := startMasters(t, torch)
+		addr := m.fresh(t)
+		dial(t, addr)
+		before := memoryOf(t, m.proc.PID())
+		for range 50 {
+			c, err := tcpstore.Dial(t.Context(), addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = c.Close()
+		}
+		after := memoryOf(t, m.proc.PID())
+		for _, field := range []string{"VmPeak", "VmHWM"} {
+			if grown := after[field] - before[field]; grown > 64<<10 {
+				t.Errorf("%s grew by %d kB with 50 greetings", field, grown)
+			}
+		}
+		t.Logf("VmPeak %d -> %d kB, VmHWM %d -> %d kB", before["VmPeak"], after["VmPeak"], before["VmHWM"], after["VmHWM"])
+	})
+}
+
+// memoryOf returns the sizes in a process's status, in kB.
+func memoryOf(t *testing.T, pid int) map[string]int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sizes := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[2] == "kB" {
+			n, err := strconv.Atoi(fields[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			sizes[strings.TrimSuffix(fields[0], ":")] = n
+		}
+	}
+	return sizes
 }
