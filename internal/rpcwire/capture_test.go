@@ -269,3 +269,17 @@ func items(open string, v []any) string {
 	}
 	return open
 }
+
+// toFuzz is a message whose storages are zeros.
+type toFuzz struct {
+	kind, payload, table []byte
+	storages             int
+}
+
+func (f *toFuzz) decode() (*Message, error) {
+	raw := &tensorpipe.Message{Payloads: [][]byte{f.kind, make([]byte, 8), f.payload, f.table}}
+	for range min(max(f.storages, 0), 4) {
+		raw.Storages = append(raw.Storages, tensor.WrapStorage(make([]byte, 64), "fuzz", nil))
+	}
+	return Decode(raw)
+}

@@ -94,7 +94,8 @@ with dist_autograd.context() as ctx:
     assert torch.equal(rpc.rpc_sync("go1", gostub.echo, args=(a,))[0], x)
     assert torch.equal(rpc.rpc_sync("go1", torch.add, args=(a, a)), 2 * x)
 print("context left")
-with torch.autograd.profiler.profile(use_kineto=False):
+from torch.autograd.profiler_legacy import profile as legacy
+with legacy():
     assert torch.equal(rpc.rpc_sync("go1", torch.add, args=(x, x)), 2 * x)
     assert torch.equal(rpc.rpc_sync("go1", gostub.echo, args=(x,))[0], x)
 print("profiled")
