@@ -340,6 +340,14 @@ func (m *member) run(ctx context.Context, i int, s step) (string, error) {
 		return digest(outs...), errors.Join(errs...)
 	case "sub_groups":
 		return m.subGroups(ctx, i, s)
+	case "bench":
+		q.Kind, q.Out = coll.AllReduce, mine
+		for range s.Count {
+			if err := do(); err != nil {
+				return "", err
+			}
+		}
+		return "-", nil
 	case "sleep":
 		time.Sleep(time.Duration(s.Seconds * float64(time.Second)))
 		return "-", nil
@@ -386,7 +394,7 @@ func (m *member) subGroups(ctx context.Context, i int, s step) (string, error) {
 }
 
 // world runs a plan on a world of size ranks, of which goRanks are Go, and returns what every rank got per step.
-func world(t *testing.T, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string, change func(*gloo.Config)) [][]string {
+func world(t testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string, change func(*gloo.Config)) [][]string {
 	t.Helper()
 	w := start(t, tr, size, goRanks, plan, timeout, env, change)
 	return w.finish(t)
@@ -402,7 +410,7 @@ type running struct {
 	ctx     context.Context
 }
 
-func freePort(t *testing.T) int {
+func freePort(t testing.TB) int {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -412,7 +420,7 @@ func freePort(t *testing.T) int {
 	return ln.Addr().(*net.TCPAddr).Port
 }
 
-func start(t *testing.T, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string, change func(*gloo.Config)) *running {
+func start(t testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string, change func(*gloo.Config)) *running {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
@@ -465,7 +473,7 @@ func start(t *testing.T, tr *torchtest.Torch, size int, goRanks []int, plan []st
 }
 
 // finish runs the plan and returns the results, checked against nothing.
-func (w *running) finish(t *testing.T) [][]string {
+func (w *running) finish(t testing.TB) [][]string {
 	t.Helper()
 	results := make([][]string, w.size)
 	var wg sync.WaitGroup
