@@ -61,7 +61,6 @@ const (
 	loopWriteSize   = 256 << 10 // at most so much of one reply per turn
 	loopEvents      = 256
 	acceptsPerTurn  = 128
-	stallCheckEvery = int64(time.Second)
 	acceptRetry     = int64(100 * time.Millisecond)
 	nodelayKeepIdle = 60 // seconds of silence before a client's host is asked whether it is still there
 )
@@ -157,7 +156,7 @@ func (d *loop) wait() int {
 	}
 	timeout := -1
 	if len(d.stuck) > 0 {
-		timeout = int(stallCheckEvery / 1e6)
+		timeout = int(d.stallCheck()/1e6) + 1
 	}
 	if d.acceptAt != 0 {
 		timeout = int(acceptRetry / 1e6)
@@ -275,7 +274,7 @@ func (d *loop) arm(c *loopConn) {
 		if has != 0 {
 			c.movedAt = d.now
 			if len(d.stuck) == 0 {
-				d.checkAt = d.now + stallCheckEvery
+				d.checkAt = d.now + d.stallCheck()
 			}
 			d.stuck[c] = struct{}{}
 		} else {
@@ -289,9 +288,12 @@ func (d *loop) arm(c *loopConn) {
 	}
 }
 
+// stallCheck is how often to look at clients that do not read, in nanoseconds.
+func (d *loop) stallCheck() int64 { return int64(min(time.Second, d.core.limits.Stall/4)) }
+
 // checkStuck cuts clients that have not read anything for too long.
 func (d *loop) checkStuck() {
-	d.checkAt = d.now + stallCheckEvery
+	d.checkAt = d.now + d.stallCheck()
 	for c := range d.stuck {
 		if d.now-c.movedAt > int64(d.core.limits.Stall) {
 			d.core.machine.Refuse(c.state, stalled(d.core.limits.Stall, len(c.state.Pending())))

@@ -299,7 +299,7 @@ func TestServerConnLimit(t *testing.T) {
 // TestServerSlowReader reads a large reply in small pieces, and cuts a client that reads nothing at all.
 func TestServerSlowReader(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
-		s := startServer(t, append(opts, WithLimits(Limits{Stall: time.Second}))...)
+		s := startServer(t, append(opts, WithLimits(Limits{Stall: 400 * time.Millisecond}))...)
 		value := bytes.Repeat([]byte("0123456789abcdef"), 5<<16) // 5 MiB
 		slow, stuck, other := dialV(t, s), dialV(t, s), dialV(t, s)
 		write(t, other, wire.AppendSet(nil, wire.V, "/big", value))
@@ -319,7 +319,7 @@ func TestServerSlowReader(t *testing.T) {
 			}
 		}()
 		for i := range 20 {
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(2 * time.Millisecond)
 			if got := read(t, slow, len(value)+8); !bytes.Equal(got[8:], value) {
 				t.Fatalf("reply %d has changed", i)
 			}
