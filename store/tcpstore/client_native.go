@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -390,7 +391,11 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 // decodeReply reads status and body of an answer. whole tells that the body is nobody else's.
 func decodeReply(op wire.Op, keys int, b []byte, whole bool) (wire.Reply, error) {
 	if code := dist.Code(b[0]); code != 0 {
-		return wire.Reply{}, &dist.Error{Op: "tcpstore", Code: code, Rank: dist.NoRank, Detail: string(b[1:min(len(b), 1024)])}
+		detail := string(b[1:min(len(b), 1024)])
+		if _, rest, ok := strings.Cut(detail, code.String()+": "); ok {
+			detail = rest // the client says operation and code itself
+		}
+		return wire.Reply{}, &dist.Error{Op: "tcpstore", Code: code, Rank: dist.NoRank, Detail: detail}
 	}
 	body := b[1:]
 	switch op { //nolint:exhaustive // the others have no bytes in their replies

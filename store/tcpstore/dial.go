@@ -104,12 +104,11 @@ func (d *dialer) gaveUp(ctx context.Context, took time.Duration, last error) err
 
 // hopeless reports whether another attempt must fail as well.
 func hopeless(err error) bool {
-	var badAddr *net.AddrError
 	switch dist.CodeOf(err) { //nolint:exhaustive // all others may get better
 	case dist.Protocol, dist.NotSupported, dist.InvalidArgument:
 		return true
 	}
-	return errors.As(err, &badAddr) || errors.As(err, new(net.UnknownNetworkError))
+	return false
 }
 
 // attempt connects and finds the dialect once.
@@ -143,13 +142,10 @@ func (d *dialer) attempt(ctx context.Context, want Dialect) (found, error) {
 func (d *dialer) open(ctx context.Context) (net.Conn, interrupt, error) {
 	conn, err := d.dial(ctx, "tcp", d.addr)
 	if err != nil {
-		code := dist.Unavailable
-		if _, _, split := net.SplitHostPort(d.addr); split != nil {
-			code = dist.InvalidArgument
-		}
-		e := &dist.Error{Op: "tcpstore: dial", Code: code, Rank: dist.NoRank, Peer: d.addr, Err: err}
-		if ctx.Err() == nil && code == dist.InvalidArgument {
-			e.Detail = err.Error() + `: want "host:port"`
+		e := &dist.Error{Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.addr, Err: err}
+		var bad *net.AddrError
+		if errors.As(err, &bad) {
+			e.Code, e.Detail = dist.InvalidArgument, err.Error()+`: want "host:port" with a port from 1 to 65535`
 		}
 		return nil, interrupt{}, e
 	}
@@ -322,7 +318,7 @@ func (i interrupt) end() bool {
 // isTimeout reports whether a read or write ended by its deadline.
 func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
-// splitAddr refuses an address without a port before any name is looked up.
+// checkAddr refuses an address without a port before any name is looked up.
 func checkAddr(addr string) error {
 	_, port, err := net.SplitHostPort(addr)
 	if err == nil && port != "" {
