@@ -20,7 +20,20 @@ func Divide(buf []byte, dt tensor.DType, n int) {
 	if n == 1 || len(buf) == 0 {
 		return
 	}
-	aligned(buf, size, func(p unsafe.Pointer, bytes int) { divide(p, bytes/size, dt, n) })
+	p := unsafe.Pointer(unsafe.SliceData(buf)) //nolint:gosec // elements of any type behind bytes; lengths are checked
+	if uintptr(p)%uintptr(min(size, 8)) == 0 {
+		divide(p, len(buf)/size, dt, n)
+		return
+	}
+	// Not every processor reads unaligned elements: go through an aligned block.
+	var room [256]uint64
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&room)), len(room)*8) //nolint:gosec // elements of any type behind bytes; lengths are checked
+	for len(buf) > 0 {
+		m := copy(bytes, buf)
+		divide(unsafe.Pointer(&room), m/size, dt, n) //nolint:gosec // elements of any type behind bytes; lengths are checked
+		copy(buf, bytes[:m])
+		buf = buf[m:]
+	}
 }
 
 func divide(p unsafe.Pointer, count int, dt tensor.DType, n int) {
@@ -65,22 +78,5 @@ func divideInt[T int8 | int16 | int32 | int64](p unsafe.Pointer, count, n int) {
 	v := vec[T](p, count)
 	for i := range v {
 		v[i] = T(int64(v[i]) / int64(n))
-	}
-}
-
-// aligned calls f on all of buf, in place when it is aligned to size and through an aligned block when it is not.
-func aligned(buf []byte, size int, f func(p unsafe.Pointer, bytes int)) {
-	p := unsafe.Pointer(unsafe.SliceData(buf)) //nolint:gosec // elements of any type behind bytes; lengths are checked
-	if uintptr(p)%uintptr(min(size, 8)) == 0 {
-		f(p, len(buf))
-		return
-	}
-	var block [256]uint64
-	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&block)), len(block)*8) //nolint:gosec // elements of any type behind bytes; lengths are checked
-	for len(buf) > 0 {
-		m := copy(bytes, buf)
-		f(unsafe.Pointer(&block), m) //nolint:gosec // elements of any type behind bytes; lengths are checked
-		copy(buf, bytes[:m])
-		buf = buf[m:]
 	}
 }

@@ -137,6 +137,26 @@ func init() { //nolint:gochecknoinits // roles refer to functions of this file
 			return nil
 		}
 	}
+	// talk sends a message around the ring of ranks for ever and reports how it ended.
+	roles["talk"] = func(e *Engine, args []string) error {
+		size, _ := strconv.Atoi(args[0])
+		m := e.Mesh()
+		send := &link.Op{Peer: (e.Rank() + 1) % e.Size(), Buf: make([]byte, size)}
+		recv := &link.Op{Peer: (e.Rank() + e.Size() - 1) % e.Size(), Buf: make([]byte, size)}
+		for turn := 0; ; turn++ {
+			if turn == 20 {
+				fmt.Println("running")
+			}
+			m.Recv(recv)
+			m.Send(send)
+			for _, op := range []*link.Op{recv, send} {
+				if err := m.Wait(context.Background(), op); err != nil {
+					fmt.Println("ended", dist.CodeOf(err), err)
+					return nil
+				}
+			}
+		}
+	}
 	roles["leave"] = func(e *Engine, _ []string) error {
 		if err := e.Run(context.Background(), &coll.Request{Kind: coll.Barrier}); err != nil {
 			return err
@@ -224,6 +244,40 @@ func TestStoppedRankIsNamed(t *testing.T) {
 	}
 	if line := ps[1].next(t, 5*time.Second); !strings.HasPrefix(line, "ended peer lost 1 ") {
 		t.Errorf("the stopped rank: %s", line)
+	}
+}
+
+// TestKilledCorrespondent: messages to and from a dead or stopped rank end with its name, here on both its neighbours.
+func TestKilledCorrespondent(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{4, 1 << 20} {
+		for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+			ps := processes(t, 3, "talk", "COHORT_SHM_ARGS="+strconv.Itoa(size), "COHORT_SHM_LIMIT=600ms")
+			for _, p := range ps {
+				if line := p.next(t, 20*time.Second); line != "running" {
+					t.Fatal(line)
+				}
+			}
+			now := time.Now()
+			if err := ps[1].cmd.Process.Signal(signal); err != nil {
+				t.Fatal(err)
+			}
+			// One neighbour names rank 1; the other may see the first one leave before its own message fails.
+			named := 0
+			for _, r := range []int{0, 2} {
+				line := ps[r].next(t, 10*time.Second)
+				if !strings.HasPrefix(line, "ended peer lost ") {
+					t.Errorf("rank %d: %s", r, line)
+				}
+				if strings.Contains(line, "rank 1 ") {
+					named++
+				}
+				t.Logf("%v, %d bytes: rank %d knew after %v", signal, size, r, time.Since(now))
+			}
+			if named == 0 {
+				t.Errorf("%v: nobody names rank 1", signal)
+			}
+		}
 	}
 }
 

@@ -1,0 +1,83 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"bytes"
+	"testing"
+	"unsafe"
+
+	"pgregory.net/rapid"
+)
+
+// twoSides returns the sender's and the receiver's view of a fresh ring of the given size.
+func twoSides(size int) (sender, receiver *ring) {
+	words := make([]uint64, (ringControlSize+size)/8)
+	control := (*ringControl)(unsafe.Pointer(&words[0]))
+	data := unsafe.Slice((*byte)(unsafe.Pointer(&words[ringControlSize/8])), size)
+	return &ring{control: control, data: data}, &ring{control: control, data: data}
+}
+
+// TestRingIsAQueue puts and takes frames at random and compares with a plain queue.
+func TestRingIsAQueue(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		const size = 1024
+		sender, receiver := twoSides(size)
+		start := rapid.Uint64Range(0, 3).Draw(t, "start")*(1<<63) - uint64(frameUnit)*rapid.Uint64Range(0, 40).Draw(t, "before wrap")
+		sender.pos, sender.other, receiver.pos, receiver.other = start, start, start, start
+		sender.control.head, sender.control.tail = start, start
+		var queue [][]byte
+		used := 0
+		for i := range rapid.IntRange(1, 200).Draw(t, "steps") {
+			if rapid.Bool().Draw(t, "put") {
+				payload := bytes.Repeat([]byte{byte(i)}, rapid.IntRange(0, size/4).Draw(t, "size"))
+				switch {
+				case sender.put(frame{kind: frameEager, id: uint64(i)}, payload):
+					queue = append(queue, payload)
+					used += frameSpace(len(payload))
+					sender.publish()
+				case used == 0:
+					t.Fatalf("an empty ring refused %d bytes", len(payload))
+				}
+				continue
+			}
+			f, payload, ok, broken := receiver.peek()
+			if broken || ok != (len(queue) > 0) {
+				t.Fatalf("ok %v, broken %v with %d frames queued", ok, broken, len(queue))
+			}
+			if ok {
+				if !bytes.Equal(payload, queue[0]) {
+					t.Fatalf("%d bytes of %v instead of %d", len(payload), payload, len(queue[0]))
+				}
+				used -= frameSpace(len(payload))
+				queue = queue[1:]
+				receiver.consume(f)
+				receiver.release()
+			}
+		}
+	})
+}
+
+// FuzzRing lets the receiver read what no sender wrote: it must neither crash nor loop.
+func FuzzRing(f *testing.F) {
+	f.Add(uint64(64), []byte{1, 0, 0, 0, 5, 0, 0, 0})
+	f.Add(uint64(1024), []byte{0, 0, 0, 0, 0xe0, 3, 0, 0})
+	f.Add(uint64(1<<63), []byte{})
+	f.Fuzz(func(t *testing.T, head uint64, data []byte) {
+		_, r := twoSides(1024)
+		copy(r.data, data)
+		r.control.head = head
+		for range 100 {
+			fr, payload, ok, _ := r.peek()
+			if !ok {
+				return
+			}
+			if len(payload) > 1024 {
+				t.Fatal("a payload larger than the ring")
+			}
+			r.consume(fr)
+		}
+	})
+}
