@@ -35,6 +35,9 @@ func FuzzMachine(f *testing.F) {
 		func(b []byte) []byte { return wire.AppendQueuePop(b, "q", true) },
 		func(b []byte) []byte { return wire.AppendBarrier(b, wire.Native, "bar", 2) },
 		func(b []byte) []byte { return wire.AppendCancel(b, 1) },
+		func(b []byte) []byte {
+			return wire.AppendCompareSet(b, wire.Native, wire.ClaimPrefix+"rank/0", nil, []byte("me"))
+		},
 	} {
 		native = append(native, frame(uint32(i), write)...)
 	}
@@ -68,7 +71,10 @@ func FuzzMachine(f *testing.F) {
 			b.m.Close(c)
 		}
 		b.m.Close(honest)
-		queued := int64(0)
+		queued := int64(0) // and claimed: claims stay
+		for name, c := range b.m.claims {
+			queued += int64(claimCost + len(name) + len(c.text))
+		}
 		for key, q := range b.m.queues {
 			queued += int64(len(key)) + itemCost
 			for _, item := range q.items[q.first:] {
@@ -76,7 +82,7 @@ func FuzzMachine(f *testing.F) {
 			}
 		}
 		if b.m.waits != 0 || len(b.m.waiting)+len(b.m.barriers)+len(b.m.watchers) != 0 || b.m.bufferBytes != 0 || b.m.extraBytes != queued {
-			t.Fatalf("left: %d waits, %d %d %d lists, %d bytes of buffers, %d bytes where queues have %d", b.m.waits,
+			t.Fatalf("left: %d waits, %d %d %d lists, %d bytes of buffers, %d bytes where queues and claims have %d", b.m.waits,
 				len(b.m.waiting), len(b.m.barriers), len(b.m.watchers), b.m.bufferBytes, b.m.extraBytes, queued)
 		}
 		conns := 0

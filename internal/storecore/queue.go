@@ -62,7 +62,7 @@ func (m *Machine) handOver(key, item []byte) bool {
 		return false
 	}
 	l := m.waiting[string(key)]
-	if l == nil {
+	if l == nil || l.pops == 0 {
 		return false
 	}
 	for n := l.head; n != nil; n = n.next {
@@ -91,7 +91,7 @@ func (m *Machine) wakeQueue(key []byte) {
 	woken := false
 	for range l.n {
 		n := l.head
-		if n == nil {
+		if n == nil || woken && l.natives == 0 {
 			break
 		}
 		n.remove()

@@ -42,14 +42,20 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 		for key, l := range lists {
 			for n := l.head; n != nil; n = n.next {
 				s.Waiters = append(s.Waiters, Waiter{Key: key, Peer: n.wait.conn.Peer, Name: m.name(n.wait.conn), Since: n.wait.since, Barrier: n.wait.kind == waitBarrier})
+				if len(s.Waiters) >= 2*maxWaiters+64 { // there may be a million
+					s.Waiters = oldest(s.Waiters, maxWaiters)
+				}
 			}
 		}
 	}
-	slices.SortFunc(s.Waiters, func(a, b Waiter) int {
+	s.Waiters = oldest(s.Waiters, maxWaiters)
+	return s
+}
+
+// oldest sorts by age and keeps the first n.
+func oldest(list []Waiter, n int) []Waiter {
+	slices.SortFunc(list, func(a, b Waiter) int {
 		return cmp.Or(cmp.Compare(a.Since, b.Since), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Peer, b.Peer))
 	})
-	if len(s.Waiters) > maxWaiters {
-		s.Waiters = slices.Clip(s.Waiters[:maxWaiters])
-	}
-	return s
+	return list[:min(n, len(list))]
 }

@@ -50,6 +50,8 @@ type waitList struct {
 	in         map[string]*waitList
 	head, tail *node
 	n          int
+	pops       int // of them waiting pops
+	natives    int // of them of native clients
 }
 
 // rawList is a copy of a request's list of keys.
@@ -66,7 +68,18 @@ func (l *waitList) push(n *node) {
 		l.tail.next = n
 	}
 	l.tail = n
-	l.n++
+	l.count(n, 1)
+}
+
+// count keeps the numbers that spare a walk over a long list.
+func (l *waitList) count(n *node, d int) {
+	l.n += d
+	if n.wait.kind == waitPop {
+		l.pops += d
+	}
+	if n.wait.conn.dialect == wire.Native {
+		l.natives += d
+	}
 }
 
 // remove takes n off its list. The list itself stays; reap forgets an empty one.
@@ -83,7 +96,7 @@ func (n *node) remove() {
 		n.next.prev = n.prev
 	}
 	n.list, n.prev, n.next = nil, nil, nil
-	l.n--
+	l.count(n, -1)
 }
 
 func (l *waitList) reap() {
