@@ -146,7 +146,7 @@ print("scripted")
 			seen[k] = true
 		}
 		for _, want := range []rpcwire.Type{
-			rpcwire.ScriptCall, rpcwire.PythonCall, rpcwire.ForwardAutogradReq, rpcwire.CleanupAutogradReq, rpcwire.RunWithProfilingReq,
+			rpcwire.ScriptCall, rpcwire.ForwardAutogradReq, rpcwire.CleanupAutogradReq, rpcwire.RunWithProfilingReq,
 		} {
 			if !seen[want] {
 				t.Errorf("%v did not come", want)

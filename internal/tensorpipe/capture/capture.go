@@ -95,3 +95,27 @@ func Messages(frames []Frame) []*Message {
 	}
 	return out
 }
+
+// Table returns the rows of the first table under a heading of a markdown text, without its head.
+func Table(markdown, heading string) [][]string {
+	_, text, _ := strings.Cut(markdown, "## "+heading+"\n")
+	var rows [][]string
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "|") {
+			if len(rows) > 0 || strings.HasPrefix(line, "## ") {
+				break
+			}
+			continue
+		}
+		cells := strings.Split(strings.Trim(line, "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		rows = append(rows, cells)
+	}
+	if len(rows) < 2 {
+		return nil
+	}
+	return rows[2:]
+}

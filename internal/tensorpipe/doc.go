@@ -1,0 +1,37 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tensorpipe speaks TensorPipe, the transport under torch.distributed.rpc, with unmodified PyTorch workers on
+// their default options: the uv transport and the basic and mpt_uv channels. Among Go workers it negotiates the faster
+// cohort transport (package cohortwire) through the same handshake.
+//
+// # For the author of an agent
+//
+// One [Endpoint] per agent. [Listen] opens the port whose "uv://host:port" is published under addrs/<name>;
+// [Endpoint.Accept] returns what other workers open, [Endpoint.Connect] the session with a worker:
+//
+//	ep, err := tensorpipe.Listen(name, "127.0.0.1:0", tensorpipe.WithCohort(cfg), tensorpipe.WithAlloc(pool.Get))
+//	session, err := ep.Connect(ctx, "trainer1", "uv://10.0.0.5:4711")
+//
+// A [Session] has either a Pipe (a PyTorch worker, or a Go one without the cohort transport) or a Link (a Go worker).
+//
+//   - A pipe carries requests of the side that opened it and their answers. The agent runs one goroutine that calls
+//     [Pipe.Recv] on every pipe, accepted ones to serve and connected ones for answers; any goroutine may call
+//     [Pipe.Send]. Messages are made by rpcwire.Message.Encode and read by rpcwire.Decode.
+//   - A link carries both directions. Its frames arrive at the config's OnFrame in order; Link.Call sends and awaits an
+//     answer, Link.Send only sends. Messages are made by rpcwire.Message.Frame and read by rpcwire.DecodeFrame. An
+//     arriving link is returned by Accept once, for the record; it serves from the moment it exists.
+//
+// Every request that Recv returned must be answered exactly once, with an EXCEPTION if nothing better: PyTorch waits for
+// it, and aborts on a second answer (which Send refuses). Ids of requests are the agent's: a counter per pipe or agent,
+// never reused while open.
+//
+// A pipe to PyTorch is precious: PyTorch never reopens the pipe it has for a worker id. So nothing that a single call
+// does (its context, its size) breaks a pipe, except a peer that takes no data for the stall limit.
+//
+// # The parts
+//
+// codec.go has the frames of handshake and descriptors; handshake.go the two pure machines [Offer] and [Choice]; check.go
+// the model of what PyTorch accepts; pipe.go, channel.go and stream.go move messages; endpoint.go, dial.go and connect.go
+// set up sessions. docs/wire/tensorpipe.md has the bytes.
+package tensorpipe
