@@ -18,6 +18,9 @@ const block = 32
 // hypervisor may hide it, and x/sys/cpu does not report it; its bit is read in hasF16C.
 var useAVX2 = cpu.X86.HasAVX2 && cpu.X86.HasFMA && hasF16C()
 
+// useAVX512 adds what the kernels of 16-bit floats in 512-bit registers use.
+var useAVX512 = useAVX2 && cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512DQ
+
 // hasF16C reports the processor's half-precision conversions (CPUID.1:ECX bit 29).
 func hasF16C() bool
 
@@ -42,7 +45,30 @@ func run(fast *kernel, slow kernel, dst, a, b unsafe.Pointer, n, size int) {
 	slow(dst, a, b, n) // x86 reads elements at any address
 }
 
-var vector = [16][numOps]kernel{
+// vector holds the kernels for this processor.
+var vector = choose(useAVX512)
+
+var vectorGlooF16 = chooseGlooF16(useAVX512)
+
+// choose returns the best kernels: wider registers pay for 16-bit floats, whose conversion is most of the work, and for
+// nothing else.
+func choose(wide bool) [16][numOps]kernel {
+	k := narrow
+	if wide {
+		k[tensor.Float16] = [numOps]kernel{avx512SumF16, avx512ProductF16, avx512MinF16, avx512MaxF16}
+		k[tensor.BFloat16] = [numOps]kernel{avx512SumBF16, avx512ProductBF16, avx512MinBF16, avx512MaxBF16}
+	}
+	return k
+}
+
+func chooseGlooF16(wide bool) [numOps]kernel {
+	if wide {
+		return [numOps]kernel{avx512GlooSumF16, avx512GlooProductF16, avx512GlooMinF16, avx512GlooMaxF16}
+	}
+	return [numOps]kernel{avx2GlooSumF16, avx2GlooProductF16, avx2GlooMinF16, avx2GlooMaxF16}
+}
+
+var narrow = [16][numOps]kernel{
 	tensor.Uint8:      {avx2SumI8, avx2ProductI8, avx2MinU8, avx2MaxU8, avx2AndBits, avx2OrBits, avx2XorBits},
 	tensor.Bool:       {avx2SumI8, avx2ProductI8, avx2MinU8, avx2MaxU8, avx2AndBits, avx2OrBits, avx2XorBits},
 	tensor.Int8:       {avx2SumI8, avx2ProductI8, avx2MinI8, avx2MaxI8, avx2AndBits, avx2OrBits, avx2XorBits},
@@ -56,5 +82,3 @@ var vector = [16][numOps]kernel{
 	tensor.Complex64:  {avx2SumF32, avx2ProductC64},
 	tensor.Complex128: {avx2SumF64, avx2ProductC128},
 }
-
-var vectorGlooF16 = [numOps]kernel{avx2GlooSumF16, avx2GlooProductF16, avx2GlooMinF16, avx2GlooMaxF16}
