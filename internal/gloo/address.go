@@ -5,7 +5,6 @@ package gloo
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -56,7 +55,7 @@ func ChooseAddress(ctx context.Context, device, storeAddr string) (Address, erro
 		local, ok := conn.LocalAddr().(*net.UDPAddr)
 		_ = conn.Close()
 		if ok {
-			return Address{local.AddrPort().Addr().Unmap(), fmt.Sprintf("source address of the route towards the store at %s", storeAddr)}, nil
+			return Address{local.AddrPort().Addr().Unmap(), "source address of the route towards the store at " + storeAddr}, nil
 		}
 	}
 	return Address{}, dist.Newf("gloo: choose address", dist.Unavailable,

@@ -3,7 +3,11 @@
 
 package gloo
 
-import "github.com/cohort-dist/cohort/internal/reduce"
+import (
+	"slices"
+
+	"github.com/cohort-dist/cohort/internal/reduce"
+)
 
 // cube is one step of bcube: a group of ranks that split a range of the buffer among themselves.
 type cube struct {
@@ -66,8 +70,7 @@ func (x *run) bcubeAllReduce(buf []byte, slot uint64) error {
 			}
 		}
 	}
-	for s := len(steps) - 1; s >= 0; s-- {
-		c := steps[s]
+	for _, c := range slices.Backward(steps) {
 		if err := x.exchange(c, slot,
 			func(i int) []byte { return cut(c.part(i)) },
 			func(int) []byte { return cut(c.part(c.me)) }); err != nil {

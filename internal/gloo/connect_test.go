@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -148,7 +149,7 @@ func TestRecordedRendezvous(t *testing.T) {
 					}
 					defer func() { _ = ln.Close() }()
 					listeners[r] = ln
-					publishRecorded(t, kv, c.block, r, uint16(ln.Addr().(*net.TCPAddr).Port))
+					publishRecorded(t, kv, c.block, r, portOf(ln))
 				}
 				var mesh *Mesh
 				var connectErr error
@@ -222,7 +223,7 @@ func publishRecorded(t *testing.T, kv *store.Memory, block string, rank int, por
 	t.Helper()
 	for _, f := range recording(t, block) {
 		key := strings.Trim(f[2], `"`)
-		if f[0] != "set" || f[1] != fmt.Sprint(rank) {
+		if f[0] != "set" || f[1] != strconv.Itoa(rank) {
 			continue
 		}
 		raw, err := hex.DecodeString(f[3])
@@ -233,7 +234,7 @@ func publishRecorded(t *testing.T, kv *store.Memory, block string, rank int, por
 		switch name := key[strings.LastIndex(key, "/")+1:]; {
 		case name == fmt.Sprintf("rank_%d", rank):
 			err = kv.Set(context.Background(), hostKey("p", 0, rank), raw)
-		case err == nil && name == fmt.Sprint(rank) && !strings.Contains(key, "//1//"):
+		case err == nil && name == strconv.Itoa(rank) && !strings.Contains(key, "//1//"):
 			at := 0
 			if record.Generation == C {
 				at = 8 + len(record.Host) + 8
@@ -299,6 +300,7 @@ func TestAbandonedConnectSendsItsPreamble(t *testing.T) {
 }
 
 func TestConnectErrors(t *testing.T) {
+	t.Parallel()
 	closedPort := func() netip.AddrPort {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -332,8 +334,10 @@ func TestConnectErrors(t *testing.T) {
 		{"another family", nil, record(C, netip.MustParseAddrPort("[::1]:7")), dist.Mismatch, "family"},
 		{"garbage record", nil, []byte("garbage"), dist.Protocol, "rank 1"},
 		{"peer does not publish", func(c *Config) { c.Timeout = 50 * time.Millisecond }, nil, dist.DeadlineExceeded, "rank 1"},
-		{"peer does not dial", func(c *Config) { c.Timeout, c.Devices = 100*time.Millisecond, []string{"127.0.0.1"} },
-			record(C, netip.MustParseAddrPort("127.0.0.7:7")), dist.DeadlineExceeded, "no connection from rank 1"},
+		{
+			"peer does not dial", func(c *Config) { c.Timeout, c.Devices = 100*time.Millisecond, []string{"127.0.0.1"} },
+			record(C, netip.MustParseAddrPort("127.0.0.7:7")), dist.DeadlineExceeded, "no connection from rank 1",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -34,8 +34,9 @@ func (d *device) detect(ctx context.Context) (Generation, error) {
 		}
 		has, err = check.Check(limit, recordKey(d.cfg.Prefix, d.index, r))
 		if has && err == nil { // it may have set its host name between the two looks
-			if old, err := check.Check(limit, hostKey(d.cfg.Prefix, d.index, r)); old || err != nil {
-				return old, true, err
+			again, againErr := check.Check(limit, hostKey(d.cfg.Prefix, d.index, r))
+			if again || againErr != nil {
+				return again, true, againErr
 			}
 		}
 		return has, false, err
@@ -47,22 +48,22 @@ func (d *device) detect(ctx context.Context) (Generation, error) {
 		return C, nil
 	}
 	// A or B: the records tell, but a peer with a higher rank waits for our host name first.
-	if err := d.announceHost(ctx); err != nil {
+	if err = d.announceHost(ctx); err != nil {
 		return Auto, err
 	}
 	var found Generation
 	_, err = d.poll(limit, func(r int) (bool, bool, error) {
 		key := recordKey(d.cfg.Prefix, d.index, r)
-		if has, err := check.Check(limit, key); !has || err != nil {
-			return false, false, err
+		if has, checkErr := check.Check(limit, key); !has || checkErr != nil {
+			return false, false, checkErr
 		}
-		raw, err := d.cfg.Store.Get(limit, key)
-		if err != nil {
-			return false, false, err
+		raw, getErr := d.cfg.Store.Get(limit, key)
+		if getErr != nil {
+			return false, false, getErr
 		}
-		record, err := wire.ParseRecord(raw, d.cfg.Size)
+		record, parseErr := wire.ParseRecord(raw, d.cfg.Size)
 		found = record.Generation
-		return err == nil, true, err
+		return parseErr == nil, true, parseErr
 	})
 	if err != nil {
 		return d.undecided(ctx, err, A)

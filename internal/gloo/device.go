@@ -5,6 +5,7 @@ package gloo
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -23,16 +24,23 @@ type device struct {
 	machine *match.Machine
 	closing bool
 
-	listener *listener // generations B to D
-	// life ends with the mesh; lazy connecting runs under it.
-	life context.Context //nolint:containedctx // the life of the mesh's own goroutines
-	end  context.CancelFunc
-	wg   sync.WaitGroup
+	listener *listener  // generations B to D
+	wanted   chan *pair // lazy pairs that are used for the first time
+	ended    chan struct{}
+	end      context.CancelFunc
+	wg       sync.WaitGroup
 }
 
 func newDevice(cfg *Config, index int, host string) *device {
 	d := &device{cfg: cfg, index: index, host: host, machine: match.New(cfg.Rank, cfg.Size), pairs: make([]*pair, cfg.Size)}
-	d.life, d.end = context.WithCancel(context.Background())
+	life, end := context.WithCancel(context.Background())
+	d.end, d.ended = end, make(chan struct{})
+	context.AfterFunc(life, func() { close(d.ended) })
+	if cfg.Lazy {
+		d.wanted = make(chan *pair, cfg.Size)
+		d.wg.Add(1)
+		go d.connectWanted(life)
+	}
 	for r := range d.pairs {
 		if r != cfg.Rank {
 			d.pairs[r] = newPair(d, r)
@@ -79,15 +87,7 @@ func (d *device) use(op *link.Op) {
 func (d *device) wait(ctx context.Context, op *link.Op) error { return op.Await(ctx) }
 
 func accepts(from []int, rank int) bool {
-	if len(from) == 0 {
-		return true
-	}
-	for _, r := range from {
-		if r == rank {
-			return true
-		}
-	}
-	return false
+	return len(from) == 0 || slices.Contains(from, rank)
 }
 
 func (d *device) cancel(op *link.Op) bool {

@@ -22,7 +22,9 @@ import (
 type Engine struct {
 	mesh  link.Mesh
 	bcube bool
-	pool  sync.Pool
+
+	mu   sync.Mutex
+	free []*run
 }
 
 var _ coll.Engine = (*Engine)(nil)
@@ -49,10 +51,7 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 		ctx, cancel = context.WithTimeout(ctx, r.Timeout)
 		defer cancel()
 	}
-	x, _ := e.pool.Get().(*run)
-	if x == nil {
-		x = &run{}
-	}
+	x := e.take()
 	x.engine, x.mesh, x.ctx, x.req = e, e.mesh, ctx, r
 	x.rank, x.size = e.mesh.Rank(), e.mesh.Size()
 	x.set.Reset()
@@ -65,8 +64,31 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 		op.Buf = nil
 	}
 	x.used = 0
-	e.pool.Put(x)
+	e.put(x)
 	return err
+}
+
+// maxFree bounds the runs that are kept for reuse: more collectives than this are rarely in flight.
+const maxFree = 16
+
+func (e *Engine) take() *run {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n := len(e.free)
+	if n == 0 {
+		return &run{}
+	}
+	x := e.free[n-1]
+	e.free = e.free[:n-1]
+	return x
+}
+
+func (e *Engine) put(x *run) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.free) < maxFree {
+		e.free = append(e.free, x)
+	}
 }
 
 // run is one collective in progress. It is reused, with its ops and its scratch memory.

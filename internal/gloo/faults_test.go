@@ -29,15 +29,15 @@ import (
 // soon is the liveness bound of what must happen at once, with margin for a busy machine.
 const soon = 5 * time.Second
 
-func within(t testing.TB, d time.Duration) context.Context {
-	t.Helper()
+func within(tb testing.TB, d time.Duration) context.Context {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), d)
-	t.Cleanup(cancel)
+	tb.Cleanup(cancel)
 	return ctx
 }
 
 // lostRank checks that err is a PeerLost that names rank.
-func lostRank(t testing.TB, err error, rank int) {
+func lostRank(t *testing.T, err error, rank int) {
 	t.Helper()
 	var e *dist.Error
 	if !errors.As(err, &e) || e.Code != dist.PeerLost || e.Rank != dist.Rank(rank) {
@@ -184,7 +184,7 @@ func TestCollectiveTimeoutNamesTheRank(t *testing.T) {
 	if !errors.As(err, &de) || de.Code != dist.DeadlineExceeded || de.Rank != 1 || !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("want a timeout that names rank 1: %v", err)
 	}
-	if err := e.Run(context.Background(), &coll.Request{Kind: coll.Barrier, Tag: 1}); err == nil {
+	if err = e.Run(context.Background(), &coll.Request{Kind: coll.Barrier, Tag: 1}); err == nil {
 		t.Fatal("the group must stay failed")
 	}
 	// The others notice at once.
@@ -401,7 +401,7 @@ func hostile(t *testing.T) (*Mesh, net.Conn) {
 		Generation: C, Host: "evil", IDs: []int64{4711, 0},
 		Addrs: []wire.Address{{Addr: netip.MustParseAddrPort(ln.Addr().String()), Sequence: wire.NoSequence}},
 	}
-	if err := kv.Set(ctx, recordKey("p", 0, 1), record.Append(nil)); err != nil {
+	if err = kv.Set(ctx, recordKey("p", 0, 1), record.Append(nil)); err != nil {
 		t.Fatal(err)
 	}
 	var mesh *Mesh
@@ -411,7 +411,7 @@ func hostile(t *testing.T) (*Mesh, net.Conn) {
 	})
 	conn, acceptErr := ln.Accept()
 	wg.Wait()
-	if err := errors.Join(err, acceptErr); err != nil {
+	if err = errors.Join(err, acceptErr); err != nil {
 		t.Fatal(err)
 	}
 	var hello [8]byte
@@ -520,6 +520,8 @@ func (k rewriter) Get(ctx context.Context, key string) ([]byte, error) {
 	return r.Append(nil), nil
 }
 
+func portOf(ln net.Listener) uint16 { return netip.MustParseAddrPort(ln.Addr().String()).Port() }
+
 // lateDial is a proxy's way to a target that is known only later.
 type lateDial struct{ addr chan string }
 
@@ -555,7 +557,7 @@ func proxied(t *testing.T) ([]*Mesh, *faultnet.Proxy) {
 		c.Store = kv
 		c.Devices = []string{fmt.Sprintf("127.0.0.%d", 1+r)} // rank 1 has the greater address and dials
 		if r == 1 {
-			c.Store = rewriter{kv, recordKey("default_pg/0", 0, 0), uint16(ln.Addr().(*net.TCPAddr).Port), 2}
+			c.Store = rewriter{kv, recordKey("default_pg/0", 0, 0), portOf(ln), 2}
 		}
 	})
 	return meshes, proxy

@@ -5,6 +5,7 @@ package gloo
 
 import (
 	"context"
+	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
@@ -20,28 +21,41 @@ func (p *pair) setLazy(own wire.Record) {
 // connectLazily starts connecting a pair at its first use, or when its peer dials us. Ops queue up meanwhile.
 func (p *pair) connectLazily() {
 	p.lazyOnce.Do(func() {
-		d := p.d
-		d.mu.Lock()
-		if d.closing || p.dead {
-			d.mu.Unlock()
+		if p.d.wanted != nil {
+			p.d.wanted <- p // has room for every pair once
+		}
+	})
+}
+
+// connectWanted connects lazy pairs as they are asked for, until the mesh ends.
+func (d *device) connectWanted(life context.Context) {
+	defer d.wg.Done()
+	var pairs sync.WaitGroup
+	defer pairs.Wait()
+	for {
+		select {
+		case p := <-d.wanted:
+			pairs.Go(func() {
+				ctx, cancel := context.WithTimeout(life, d.cfg.Timeout)
+				defer cancel()
+				if err := p.connectNow(ctx); err != nil {
+					p.giveUp(err)
+				}
+			})
+		case <-life.Done():
 			return
 		}
-		d.wg.Add(1)
-		d.mu.Unlock()
-		go func() {
-			defer d.wg.Done()
-			ctx, cancel := context.WithTimeout(d.life, d.cfg.Timeout)
-			defer cancel()
-			if err := p.connectNow(ctx); err != nil {
-				e := dist.Wrap("gloo: connect", dist.Unavailable, err)
-				e.Rank, e.Peer = dist.Rank(p.peer), p.where()
-				d.mu.Lock()
-				d.machine.Lost(p.peer, e)
-				d.finish()
-				p.kill(e)
-			}
-		}()
-	})
+	}
+}
+
+// giveUp ends a pair that could not be connected.
+func (p *pair) giveUp(err error) {
+	e := dist.Wrap("gloo: connect", dist.Unavailable, err)
+	e.Rank, e.Peer = dist.Rank(p.peer), p.where()
+	p.d.mu.Lock()
+	p.d.machine.Lost(p.peer, e)
+	p.d.finish()
+	p.kill(e)
 }
 
 // connectNow reads the peer's record and dials or waits, whichever is this side's part.

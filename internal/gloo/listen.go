@@ -64,7 +64,7 @@ func (l *listener) run() {
 			// Out of descriptors, most likely: give others a moment to free some.
 			select {
 			case <-time.After(20 * time.Millisecond):
-			case <-l.d.life.Done():
+			case <-l.d.ended:
 				return
 			}
 			continue

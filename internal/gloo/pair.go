@@ -63,9 +63,9 @@ func newPair(d *device, peer int) *pair {
 
 func (p *pair) settled() { p.readyOnce.Do(func() { close(p.ready) }) }
 
-// attach makes conn the pair's connection and starts its goroutines. It reports false, and closes conn, when the pair
-// already has one or is no longer wanted.
-func (p *pair) attach(conn net.Conn) bool {
+// attach makes conn the pair's connection and starts its goroutines. It closes conn when the pair already has one or is
+// no longer wanted.
+func (p *pair) attach(conn net.Conn) {
 	if p.d.cfg.Wrap != nil {
 		conn = p.d.cfg.Wrap(p.peer, conn)
 	}
@@ -77,7 +77,7 @@ func (p *pair) attach(conn net.Conn) bool {
 	if p.conn != nil || p.dead || p.d.closing || p.d.machine.Err() != nil {
 		p.d.mu.Unlock()
 		_ = conn.Close()
-		return false
+		return
 	}
 	p.conn, p.raw = conn, raw
 	p.in.init(conn)
@@ -93,7 +93,6 @@ func (p *pair) attach(conn net.Conn) bool {
 	p.d.cfg.Hook.Emit(observe.Event{
 		Kind: "gloo.connected", Rank: dist.Rank(p.d.cfg.Rank), Group: p.d.cfg.Group, Peer: conn.RemoteAddr().String(),
 	})
-	return true
 }
 
 func (p *pair) hostName() string {
@@ -153,7 +152,7 @@ func (p *pair) readLoop() {
 	defer p.d.wg.Done()
 	for {
 		if err := p.readFrame(); err != nil {
-			p.lose(err)
+			_ = p.lose(err)
 			return
 		}
 	}

@@ -60,9 +60,6 @@ func (r *reader) fill() error {
 	return err
 }
 
-// buffered reports whether a whole header can be read without waiting.
-func (r *reader) buffered() bool { return r.end-r.start >= wire.HeaderSize }
-
 // payload fills dst.
 func (r *reader) payload(dst []byte) error {
 	n := copy(dst, r.buf[r.start:r.end])

@@ -13,6 +13,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -41,7 +42,12 @@ func (c *tap) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-func (c *tap) CloseWrite() error { return c.Conn.(*net.TCPConn).CloseWrite() }
+func (c *tap) CloseWrite() error {
+	if tcp, ok := c.Conn.(*net.TCPConn); ok {
+		return tcp.CloseWrite()
+	}
+	return nil
+}
 
 // traffic is what goes from one rank to another on one slot, by opcode. How announcements, offers and data interleave
 // depends on timing; the order within each does not.
@@ -49,7 +55,7 @@ type traffic map[string][]string
 
 func (tr traffic) add(src, dst string, f wire.Frame, payload []byte) {
 	key := fmt.Sprintf("%s>%s slot %#x %s", src, dst, f.Slot, f.Opcode)
-	line := fmt.Sprint(f.Length)
+	line := strconv.FormatUint(f.Length, 10)
 	// PyTorch's rank 0 answers a monitored barrier (tags 9 and 10) with whatever it received last.
 	if f.Opcode == wire.Data && f.Slot != 10 {
 		line += " " + hex.EncodeToString(payload[:min(32, len(payload))])
@@ -200,7 +206,7 @@ func sessionTraffic(t *testing.T, generation Generation) traffic {
 			if frame.Opcode == wire.Data {
 				payload, raw = raw[:frame.Length], raw[frame.Length:]
 			}
-			got.add(fmt.Sprint(pair[0]), fmt.Sprint(pair[1]), frame, payload)
+			got.add(strconv.Itoa(pair[0]), strconv.Itoa(pair[1]), frame, payload)
 		}
 	}
 	return got

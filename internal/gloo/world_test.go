@@ -28,12 +28,12 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // connectWorld makes a world of Go ranks over real sockets.
-func connectWorld(t testing.TB, size int, change func(rank int, c *Config)) []*Mesh {
-	t.Helper()
+func connectWorld(tb testing.TB, size int, change func(rank int, c *Config)) []*Mesh {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	kv := store.NewMemory()
-	t.Cleanup(func() { _ = kv.Close() })
+	tb.Cleanup(func() { _ = kv.Close() })
 	meshes, errs := make([]*Mesh, size), make([]error, size)
 	var wg sync.WaitGroup
 	for r := range size {
@@ -52,9 +52,9 @@ func connectWorld(t testing.TB, size int, change func(rank int, c *Config)) []*M
 				_ = m.Close()
 			}
 		}
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		for _, m := range meshes {
 			wg.Go(func() { _ = m.Close() })
 		}
@@ -64,8 +64,8 @@ func connectWorld(t testing.TB, size int, change func(rank int, c *Config)) []*M
 }
 
 // each runs f for every rank at once and fails the test on the first error.
-func each(t testing.TB, size int, f func(rank int) error) {
-	t.Helper()
+func each(tb testing.TB, size int, f func(rank int) error) {
+	tb.Helper()
 	errs := make([]error, size)
 	var wg sync.WaitGroup
 	for r := range size {
@@ -77,7 +77,7 @@ func each(t testing.TB, size int, f func(rank int) error) {
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
@@ -243,6 +243,7 @@ func asLinks(meshes []*Mesh) []link.Mesh {
 }
 
 func TestCollectivesInMemory(t *testing.T) {
+	t.Parallel()
 	for _, size := range []int{1, 2, 3, 4, 5, 7, 8, 16, 33, 64} {
 		t.Run(fmt.Sprintf("ranks-%d", size), func(t *testing.T) {
 			t.Parallel()
@@ -284,6 +285,7 @@ func TestBcubeInMemory(t *testing.T) {
 }
 
 func TestCollectivesOverSockets(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		size   int

@@ -52,14 +52,14 @@ func (b *batch) writev(fd uintptr) error {
 	for len(b.rest) > 0 {
 		iov := b.iov[:len(b.rest)]
 		for i, buf := range b.rest {
-			iov[i].Base = unsafe.SliceData(buf)
+			iov[i].Base = unsafe.SliceData(buf) //nolint:gosec // the kernel wants addresses
 			iov[i].SetLen(len(buf))
 		}
 		n, _, errno := syscall.Syscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov))) //nolint:gosec // the one system call
 		clear(iov)
 		switch errno {
 		case 0:
-			b.written(int(n)) //nolint:gosec // bytes written
+			b.written(int(n))
 		case syscall.EINTR:
 		default:
 			return errno

@@ -193,7 +193,7 @@ func (k throughProxy) Get(ctx context.Context, key string) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		p, err := faultnet.ListenTCP(target.Addr.String())
+		p, err := faultnet.ListenTCP(target.Addr.String()) //nolint:contextcheck // lives as long as the test
 		if err != nil {
 			return nil, err
 		}
@@ -283,10 +283,16 @@ func (k knocking) Set(ctx context.Context, key string, value []byte) error {
 func TestDevices(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		plan := []step{
-			{Op: "barrier"}, {Op: "all_reduce", DType: "float32", N: 1000}, {Op: "all_reduce", DType: "float32", N: 1000},
-			{Op: "ring", DType: "float32", N: 100, Tag: 101}, {Op: "ring", DType: "float32", N: 100, Tag: 102},
-			{Op: "recv_any", DType: "float32", N: 100, Tag: 103}, {Op: "monitored_barrier"}, {Op: "overlap", DType: "float32", N: 1000, Count: 6},
-			{Op: "sub_groups", DType: "float32", N: 10, Pairs: pairsOf(3)}, {Op: "barrier"},
+			{Op: "barrier"},
+			{Op: "all_reduce", DType: "float32", N: 1000},
+			{Op: "all_reduce", DType: "float32", N: 1000},
+			{Op: "ring", DType: "float32", N: 100, Tag: 101},
+			{Op: "ring", DType: "float32", N: 100, Tag: 102},
+			{Op: "recv_any", DType: "float32", N: 100, Tag: 103},
+			{Op: "monitored_barrier"},
+			{Op: "overlap", DType: "float32", N: 1000, Count: 6},
+			{Op: "sub_groups", DType: "float32", N: 10, Pairs: pairsOf(3)},
+			{Op: "barrier"},
 		}
 		for name, c := range map[string]struct {
 			env     string

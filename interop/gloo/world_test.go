@@ -295,10 +295,10 @@ func (m *member) run(ctx context.Context, i int, s step) (string, error) {
 		q.Kind = coll.Barrier
 		return "-", do()
 	case "monitored_barrier":
-		ctx, cancel := context.WithTimeout(ctx, m.timeout)
+		limited, cancel := context.WithTimeout(ctx, m.timeout)
 		defer cancel()
 		t1, t2 := m.nextTag(), m.nextTag()
-		late, err := gloo.MonitoredBarrier(ctx, m.mesh, t1, t2, true)
+		late, err := gloo.MonitoredBarrier(limited, m.mesh, t1, t2, true)
 		if err == nil && len(late) > 0 {
 			err = fmt.Errorf("late ranks %v", late)
 		}
@@ -394,10 +394,10 @@ func (m *member) subGroups(ctx context.Context, i int, s step) (string, error) {
 }
 
 // world runs a plan on a world of size ranks, of which goRanks are Go, and returns what every rank got per step.
-func world(t testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string, change func(*gloo.Config)) [][]string {
-	t.Helper()
-	w := start(t, tr, size, goRanks, plan, timeout, env, change)
-	return w.finish(t)
+func world(tb testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string, change func(*gloo.Config)) [][]string {
+	tb.Helper()
+	w := start(tb, tr, size, goRanks, plan, timeout, env, change)
+	return w.finish(tb)
 }
 
 // running is a world whose Go ranks have joined.
@@ -407,42 +407,42 @@ type running struct {
 	procs   map[int]*torchtest.Proc
 	members map[int]*member
 	server  *tcpstore.Server
-	ctx     context.Context
+	ctx     context.Context //nolint:containedctx // the life of the test
 }
 
-func freePort(t testing.TB) int {
-	t.Helper()
+func freePort(tb testing.TB) int {
+	tb.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer func() { _ = ln.Close() }()
-	return ln.Addr().(*net.TCPAddr).Port
+	return ln.Addr().(*net.TCPAddr).Port //nolint:errcheck // a TCP listener
 }
 
-func start(t testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string, change func(*gloo.Config)) *running {
-	t.Helper()
+func start(tb testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string, change func(*gloo.Config)) *running {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	t.Cleanup(cancel)
+	tb.Cleanup(cancel)
 	w := &running{size: size, plan: plan, procs: map[int]*torchtest.Proc{}, members: map[int]*member{}, ctx: ctx}
 	var port int
 	if slices.Contains(goRanks, 0) {
 		server, err := tcpstore.Listen("127.0.0.1:0")
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
-		t.Cleanup(func() { _ = server.Close() })
+		tb.Cleanup(func() { _ = server.Close() })
 		w.server, port = server, server.Port()
 	} else {
-		port = freePort(t)
+		port = freePort(tb)
 	}
 	text, err := json.Marshal(plan)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	for r := range size {
 		if !slices.Contains(goRanks, r) {
-			w.procs[r] = tr.Start(t, torchtest.Script{
+			w.procs[r] = tr.Start(tb, torchtest.Script{
 				Name: fmt.Sprintf("rank%d.py", r), Source: worker, Env: env,
 				Args: []string{strconv.Itoa(r), strconv.Itoa(size), strconv.Itoa(port), string(text), fmt.Sprint(timeout.Seconds())},
 			})
@@ -461,20 +461,20 @@ func start(t testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []st
 			}
 			if m != nil {
 				w.members[r] = m
-				t.Cleanup(m.close)
+				tb.Cleanup(m.close)
 			}
 		})
 	}
 	wg.Wait()
 	if err := errors.Join(failures...); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return w
 }
 
 // finish runs the plan and returns the results, checked against nothing.
-func (w *running) finish(t testing.TB) [][]string {
-	t.Helper()
+func (w *running) finish(tb testing.TB) [][]string {
+	tb.Helper()
 	results := make([][]string, w.size)
 	var wg sync.WaitGroup
 	for r, m := range w.members {
@@ -483,7 +483,7 @@ func (w *running) finish(t testing.TB) [][]string {
 			for i, s := range w.plan {
 				h, err := m.run(w.ctx, i, s)
 				if err != nil {
-					t.Errorf("Go rank %d, step %d (%s): %v", r, i, s, err)
+					tb.Errorf("Go rank %d, step %d (%s): %v", r, i, s, err)
 					m.mesh.Fail(err)
 					return
 				}
@@ -494,22 +494,22 @@ func (w *running) finish(t testing.TB) [][]string {
 	wg.Wait()
 	for r, p := range w.procs {
 		results[r] = make([]string, len(w.plan))
-		p.Expect(t, "joined")
+		p.Expect(tb, "joined")
 		for i := range w.plan {
-			line := p.Line(t)
+			line := p.Line(tb)
 			h, ok := strings.CutPrefix(line, fmt.Sprintf("step %d ", i))
 			if !ok || strings.HasPrefix(h, "error") {
-				t.Fatalf("PyTorch rank %d, step %d (%s): %s", r, i, w.plan[i], line)
+				tb.Fatalf("PyTorch rank %d, step %d (%s): %s", r, i, w.plan[i], line)
 			}
 			results[r][i] = h
 		}
-		p.Expect(t, "done")
+		p.Expect(tb, "done")
 	}
 	for _, p := range w.procs {
-		p.Send(t, "exit")
+		p.Send(tb, "exit")
 	}
 	for _, p := range w.procs {
-		p.MustExit(t, time.Minute)
+		p.MustExit(tb, time.Minute)
 	}
 	return results
 }

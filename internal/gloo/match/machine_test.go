@@ -225,7 +225,7 @@ func TestWithdrawnOps(t *testing.T) {
 			op   *link.Op
 		}
 		var all []posted
-		var sentLanes = map[string][]uint32{}
+		sentLanes := map[string][]uint32{}
 		gone := map[int]bool{}
 		for id := range rapid.IntRange(1, 60).Draw(t, "events") {
 			rank := rapid.IntRange(0, size-1).Draw(t, "rank")

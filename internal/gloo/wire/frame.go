@@ -100,8 +100,8 @@ func ParseFrame(b []byte) (Frame, error) {
 
 // AppendPreamble appends the identifier that a dialler writes first. It must reach the listener in one segment.
 func AppendPreamble(b []byte, id int64) []byte {
-	return binary.LittleEndian.AppendUint64(b, uint64(id))
-} //nolint:gosec // bits as they are
+	return binary.LittleEndian.AppendUint64(b, uint64(id)) //nolint:gosec // bits as they are
+}
 
 // ParsePreamble reads the identifier of a dialler.
 func ParsePreamble(b [PreambleSize]byte) int64 {

@@ -106,7 +106,7 @@ func rankParts(b []byte, size int) (host, addr, ids []byte, err error) {
 		return nil, nil, nil, bad("%d bytes are too few for a record", len(b))
 	}
 	n := binary.LittleEndian.Uint64(b)
-	if n > MaxHost || n > uint64(len(b)-8) {
+	if n > MaxHost || n > uint64(len(b)-8) { //nolint:gosec // not negative, see above
 		return nil, nil, nil, bad("host name of %d bytes in a record of %d", n, len(b))
 	}
 	host, b = b[8:8+n], b[8+n:]

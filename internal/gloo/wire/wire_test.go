@@ -24,11 +24,11 @@ import (
 )
 
 // items returns the lines of a capture file with their block titles, annotations cut off, comments kept.
-func items(t testing.TB, name string) (blocks []string, lines [][]string) {
-	t.Helper()
+func items(tb testing.TB, name string) (blocks []string, lines [][]string) {
+	tb.Helper()
 	f, err := os.Open("testdata/" + name)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer func() { _ = f.Close() }()
 	sc := bufio.NewScanner(f)
@@ -49,19 +49,19 @@ func items(t testing.TB, name string) (blocks []string, lines [][]string) {
 		blocks, lines = append(blocks, block), append(lines, strings.Fields(line))
 	}
 	if err := sc.Err(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return blocks, lines
 }
 
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
+func unhex(tb testing.TB, s string) []byte {
+	tb.Helper()
 	if s == "-" {
 		return nil
 	}
 	b, err := hex.DecodeString(s)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return b
 }
@@ -74,9 +74,9 @@ type golden struct {
 	ranks int
 }
 
-func goldenRecords(t testing.TB) []golden {
-	t.Helper()
-	blocks, lines := items(t, "gloo-blobs.txt")
+func goldenRecords(tb testing.TB) []golden {
+	tb.Helper()
+	blocks, lines := items(tb, "gloo-blobs.txt")
 	var out []golden
 	for i, f := range lines {
 		if f[0] != "set" || i+1 == len(lines) || lines[i+1][0] != "#" {
@@ -93,10 +93,10 @@ func goldenRecords(t testing.TB) []golden {
 				ranks = strings.Count(ids, ",") + 1
 			}
 		}
-		out = append(out, golden{blocks[i], unhex(t, f[3]), note, ranks})
+		out = append(out, golden{blocks[i], unhex(tb, f[3]), note, ranks})
 	}
 	if len(out) < 20 {
-		t.Fatalf("only %d records in the capture", len(out))
+		tb.Fatalf("only %d records in the capture", len(out))
 	}
 	return out
 }
