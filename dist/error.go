@@ -156,12 +156,10 @@ func CodeOf(err error) Code {
 	if err == nil {
 		return Unknown
 	}
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Code
 	}
-	var c Code
-	if errors.As(err, &c) {
+	if c, ok := errors.AsType[Code](err); ok {
 		return c
 	}
 	switch {
@@ -180,11 +178,8 @@ func FromContext(op string, ctx context.Context) *Error { //nolint:revive // the
 		return nil
 	}
 	e := Wrap(op, Canceled, context.Cause(ctx))
-	switch ctx.Err() {
-	case context.DeadlineExceeded:
-		if CodeOf(e.Err) != PeerLost {
-			e.Code = DeadlineExceeded
-		}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && CodeOf(e.Err) != PeerLost {
+		e.Code = DeadlineExceeded
 	}
 	return e
 }

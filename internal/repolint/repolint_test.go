@@ -63,7 +63,7 @@ func parseLayers() []layer {
 	var all []layer
 	for line := range strings.Lines(layers) {
 		rest, pure := strings.CutPrefix(strings.TrimSpace(line), "pure:")
-		for _, p := range strings.Fields(rest) {
+		for p := range strings.FieldsSeq(rest) {
 			all = append(all, layer{p, pure})
 		}
 	}
@@ -110,7 +110,7 @@ func sources(t *testing.T) []source {
 				return fs.SkipDir
 			}
 			if rel != "." {
-				if _, err := os.Stat(filepath.Join(name, "go.mod")); err == nil {
+				if _, missing := os.Stat(filepath.Join(name, "go.mod")); missing == nil {
 					return fs.SkipDir // a nested module
 				}
 			}

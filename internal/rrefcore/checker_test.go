@@ -281,6 +281,7 @@ func (s *state) drain(w Worker) {
 				s.split = true
 			}
 			s.freed = s.freed || s.valued || !m.opt.NoRoot
+		case Confirmed, Failed, CancelRun, Orphaned:
 		}
 	}
 }
@@ -322,7 +323,7 @@ func (c config) steps(s *state) []step {
 			add("drop "+role, func(s *state) { s.mut(w).Drop(s.forks[role]); s.drain(w) })
 		}
 	}
-	for _, share := range strings.Split(c.shares, "") {
+	for share := range strings.SplitSeq(c.shares, "") {
 		from, to := map[string]string{"C": "A", "D": "C", "P": "A"}[share], roleOf[share]
 		h := s.held(from)
 		if h == nil || h.state == failed || strings.Contains(s.shared, share) || s.known[[2]Worker{roleOf[from], to}] {

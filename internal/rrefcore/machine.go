@@ -242,5 +242,6 @@ func (m *Machine) handle(p *peer, msg Message) {
 		m.handedOff(p, msg)
 	case Withdraw:
 		m.withdrawn(p, msg)
+	default: // of a newer version: the stream stays in step without it
 	}
 }

@@ -102,9 +102,9 @@ func (m *Machine) CallArrived(from Worker, id, root ID) Code {
 	return OK
 }
 
-// FetchArrived asks whether the value of id may be awaited on behalf of a peer: OK for an object that is here or still
+// FetchArrived asks whether the value of id may be awaited for a peer: OK for an object that is here or still
 // to come, else why not.
-func (m *Machine) FetchArrived(from Worker, id ID) Code {
+func (m *Machine) FetchArrived(id ID) Code {
 	if o := m.objects[id]; o != nil {
 		return OK
 	}
@@ -112,7 +112,7 @@ func (m *Machine) FetchArrived(from Worker, id ID) Code {
 		return code
 	}
 	// A fetch may overtake the creating call: keep a placeholder, as long as its creator lives.
-	m.contact(m.peer(from), id, rootOf(id))
+	m.contact(id, rootOf(id))
 	return OK
 }
 
@@ -146,7 +146,7 @@ func (m *Machine) absent(id ID) Code {
 }
 
 // contact returns the object that a peer speaks of, with a placeholder for one whose creating call has not arrived.
-func (m *Machine) contact(p *peer, id, root ID) *object {
+func (m *Machine) contact(id, root ID) *object {
 	o := m.objects[id]
 	if o == nil {
 		if root == (ID{}) {
@@ -186,7 +186,7 @@ func (m *Machine) addFork(p *peer, msg Message) Code {
 			return code
 		}
 	}
-	o := m.contact(p, msg.ID, msg.Root)
+	o := m.contact(msg.ID, msg.Root)
 	m.register(o, msg.Fork, p.life())
 	return OK
 }
@@ -237,7 +237,9 @@ func (m *Machine) freeIfUnused(o *object) {
 	if len(o.forks) > 0 {
 		return
 	}
-	if (o.local > 0 || len(o.offers) > 0) && !(m.opt.NoRoot && !o.valued) {
+	inUse := o.local > 0 || len(o.offers) > 0
+	forgotten := m.opt.NoRoot && !o.valued // PyTorch erases a placeholder that its own code uses
+	if inUse && !forgotten {
 		return
 	}
 	delete(m.objects, o.id)

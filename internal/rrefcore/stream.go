@@ -40,7 +40,7 @@ func (m *Machine) Frame(to Worker) (f Frame, ok bool) {
 func (m *Machine) frame(p *peer, from int) Frame {
 	s := &p.stream
 	end := min(len(s.queue), from+frameLimit)
-	f := Frame{
+	f := Frame{ //nolint:gosec // from is an index of the queue
 		From: m.self, To: p.id, Epoch: m.epoch, ToEpoch: p.epoch, Session: p.session, Floor: p.floor, First: s.base + uint64(from), Ack: s.expect, Stamp: m.now, Echo: s.stamp,
 		Msgs: append([]Message(nil), s.queue[from:end]...),
 	}
@@ -118,7 +118,7 @@ func (m *Machine) acknowledge(p *peer, ack uint64) {
 	if ack <= s.base || ack > s.base+uint64(len(s.queue)) {
 		return
 	}
-	n := int(ack - s.base)
+	n := int(ack - s.base) //nolint:gosec // at most the length of the queue
 	s.queue = append([]Message(nil), s.queue[n:]...)
 	s.base = ack
 	s.sent = max(0, s.sent-n)

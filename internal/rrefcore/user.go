@@ -150,7 +150,7 @@ func (m *Machine) handedOff(p *peer, msg Message) {
 			code = m.absent(msg.ID)
 		}
 		if code == OK && msg.OwnerEpoch == m.epoch {
-			o := m.contact(p, msg.ID, msg.Root)
+			o := m.contact(msg.ID, msg.Root)
 			o.offers[msg.Fork] = p.life()
 		}
 		m.send(p.id, Message{Kind: ChildAccept, Fork: msg.Fork})
@@ -208,7 +208,7 @@ func (m *Machine) Receive(from Worker, w Wire) (owned bool, code Code) {
 				return true, code
 			}
 		}
-		o = m.contact(p, w.ID, w.Root)
+		o = m.contact(w.ID, w.Root)
 		o.local++
 		m.send(from, Message{Kind: ChildAccept, Fork: w.Fork})
 		return true, OK

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sort"
 	"strings"
 )
@@ -111,8 +112,8 @@ func report(r io.Reader, w io.Writer, noskip bool) bool {
 
 // reason finds the text that the test gave to t.Skip.
 func reason(output []string) string {
-	for i := len(output) - 1; i >= 0; i-- {
-		line := strings.TrimSpace(output[i])
+	for _, line := range slices.Backward(output) {
+		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "---") || strings.HasPrefix(line, "===") {
 			continue
 		}

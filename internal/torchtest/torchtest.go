@@ -286,7 +286,7 @@ func (tr *Torch) TempDir(t testing.TB) (host, inside string) {
 		dir := t.TempDir()
 		return dir, dir
 	}
-	host, err := os.MkdirTemp(filepath.Join(tr.Root, "tmp"), "cohort")
+	host, err := os.MkdirTemp(filepath.Join(tr.Root, "tmp"), "cohort") //nolint:usetesting // must lie below the other root
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,7 +380,7 @@ func (p *Proc) Line(t testing.TB) string {
 // Expect reads lines until one equals want.
 func (p *Proc) Expect(t testing.TB, want string) {
 	t.Helper()
-	for p.Line(t) != want { //nolint:revive // reading is the work
+	for p.Line(t) != want {
 	}
 }
 
