@@ -106,7 +106,7 @@ type run struct {
 }
 
 // maxScratch is the scratch memory that is kept between collectives.
-const maxScratch = 8 << 20
+const maxScratch = 4 << 20
 
 func (x *run) temp(n int) []byte {
 	if cap(x.scratch) >= n {
