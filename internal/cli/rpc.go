@@ -1,0 +1,44 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *app) rpcCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "rpc",
+		Short: "Look into an RPC world, and call its workers",
+		Long: strings.TrimSpace(`
+Commands for the workers of torch.distributed.rpc and of Go programs that met in a
+store. "ls" only reads the store and disturbs nobody. "call" and "refs" talk to the
+workers themselves.
+
+Every init_rpc of a process has keys of its own in the store, rpc_prefix_0 for the
+first. The commands take the latest that is there; --round names another.`),
+		Example: strings.Trim(`
+  cohort rpc ls --addr node0:29500
+  cohort rpc call trainer1 stats.mean '[1, 2, 3]'
+  cohort rpc refs ps`, "\n"),
+		Args: noSuchCommand,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(a.rpcListCommand())
+	return cmd
+}
+
+// rpcFlags are the flags of every command that looks into an RPC world.
+type rpcFlags struct {
+	storeFlags
+	round int
+}
+
+func (f *rpcFlags) bind(a *app, cmd *cobra.Command) {
+	f.storeFlags.bind(a, cmd)
+	_ = cmd.Flags().MarkHidden("raw")
+	cmd.Flags().IntVar(&f.round, "round", -1, "the number of the init_rpc, from 0 (default: the latest)")
+}
