@@ -87,6 +87,7 @@ func echoServer(b *testing.B) *Link {
 }
 
 func benchmarkEcho(b *testing.B, size int) {
+	b.Helper()
 	l := echoServer(b)
 	s, _ := tensor.NewStorage(size)
 	payload := make([]byte, 200)

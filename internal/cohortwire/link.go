@@ -102,17 +102,17 @@ func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
 		<-sent
 		return fail(err)
 	}
-	if err := <-sent; err != nil {
+	if err = <-sent; err != nil {
 		return fail(err)
 	}
 	if l.peer, err = ParseHello(f); err != nil {
 		return fail(err)
 	}
-	if err := conn.SetDeadline(time.Time{}); err != nil {
+	if err = conn.SetDeadline(time.Time{}); err != nil {
 		return fail(err)
 	}
 	if sc, ok := conn.(syscall.Conn); ok {
-		if raw, err := sc.SyscallConn(); err == nil {
+		if raw, rawErr := sc.SyscallConn(); rawErr == nil {
 			l.raw = raw
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"net"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -64,9 +65,9 @@ func (q *queue) take() batch {
 // seal makes the last bytes of small a part.
 func (q *queue) seal() {
 	from := 0
-	for i := len(q.parts) - 1; i >= 0; i-- {
-		if q.parts[i].big == nil {
-			from = q.parts[i].to
+	for _, v := range slices.Backward(q.parts) {
+		if v.big == nil {
+			from = v.to
 			break
 		}
 	}
@@ -238,8 +239,8 @@ func (l *Link) wake() {
 func (l *Link) tryWrite(b []byte) (n int) {
 	_ = l.raw.Write(func(fd uintptr) bool {
 		for n < len(b) {
-			m, err := syscall.Write(int(fd), b[n:]) //nolint:gosec // a file descriptor
-			if err == syscall.EINTR {               //nolint:errorlint // an errno
+			m, err := syscall.Write(int(fd), b[n:])
+			if err == syscall.EINTR {
 				continue
 			}
 			if err != nil || m <= 0 {

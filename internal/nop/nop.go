@@ -57,9 +57,9 @@ func AppendUint(b []byte, v uint64) []byte {
 func AppendInt(b []byte, v int64) []byte {
 	switch {
 	case v >= -64 && v < 0x80:
-		return append(b, byte(v))
+		return append(b, byte(v)) //nolint:gosec // two's complement
 	case v >= math.MinInt8 && v <= math.MaxInt8:
-		return append(b, prefixI8, byte(v))
+		return append(b, prefixI8, byte(v)) //nolint:gosec // two's complement
 	case v >= math.MinInt16 && v <= math.MaxInt16:
 		return binary.LittleEndian.AppendUint16(append(b, prefixI16), uint16(v)) //nolint:gosec // two's complement
 	case v >= math.MinInt32 && v <= math.MaxInt32:
@@ -154,7 +154,7 @@ func (r *Reader) take(n uint64) []byte {
 	if r.err != nil {
 		return nil
 	}
-	if n > uint64(len(r.data)-r.pos) {
+	if n > uint64(len(r.data)-r.pos) { //nolint:gosec // lengths are not negative
 		r.fail("a length of %d where %d bytes are left", n, len(r.data)-r.pos)
 		return nil
 	}
@@ -182,7 +182,7 @@ func (r *Reader) Uint(bits int) uint64 {
 		return 0
 	}
 	var v uint64
-	for i, x := range r.take(uint64(size)) {
+	for i, x := range r.take(uint64(size)) { //nolint:gosec // 1 to 8
 		v |= uint64(x) << (8 * i)
 	}
 	return v
@@ -206,7 +206,7 @@ func (r *Reader) Int(bits int) int64 {
 		r.fail("an integer of %d bits where at most %d are allowed", size*8, bits)
 		return 0
 	}
-	b := r.take(uint64(size))
+	b := r.take(uint64(size)) //nolint:gosec // 1 to 8
 	if r.err != nil {
 		return 0
 	}

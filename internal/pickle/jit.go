@@ -48,7 +48,7 @@ func (j *JIT) Put() int {
 	n := j.next
 	j.next++
 	if n <= math.MaxUint8 {
-		j.out = append(j.out, opBinPut, byte(n))
+		j.out = append(j.out, opBinPut, byte(n)) //nolint:gosec // checked
 	} else {
 		j.out = binary.LittleEndian.AppendUint32(append(j.out, opLongBinPut), uint32(n)) //nolint:gosec // entries fit memory
 	}
@@ -58,7 +58,7 @@ func (j *JIT) Put() int {
 // Get pushes a remembered value.
 func (j *JIT) Get(n int) {
 	if n <= math.MaxUint8 {
-		j.out = append(j.out, opBinGet, byte(n))
+		j.out = append(j.out, opBinGet, byte(n)) //nolint:gosec // checked
 		return
 	}
 	j.out = binary.LittleEndian.AppendUint32(append(j.out, opLongBinGet), uint32(n)) //nolint:gosec // entries fit memory
@@ -149,7 +149,7 @@ func (j *JIT) TupleOf(n int) {
 	case 0:
 		j.out = append(j.out, opEmptyTuple)
 	case 1, 2, 3:
-		j.out = append(j.out, opTuple1+byte(n)-1) //nolint:gosec // 1 to 3
+		j.out = append(j.out, opTuple1+byte(n)-1)
 	default:
 		j.fail("a short tuple of %d values", n)
 	}
@@ -161,13 +161,13 @@ func (j *JIT) Reduce() { j.out = append(j.out, opReduce) }
 // PersID turns the last pushed value into a persistent id.
 func (j *JIT) PersID() { j.out = append(j.out, opBinPersID) }
 
-// EmptyDict, then Mark, keys and values, then SetItems.
+// EmptyDict pushes a dict. Mark, keys and values, and SetItems fill it.
 func (j *JIT) EmptyDict() { j.out = append(j.out, opEmptyDict) }
 
 // SetItems adds what follows the mark to the dict below it.
 func (j *JIT) SetItems() { j.out = append(j.out, opSetItems) }
 
-// EmptyList, then Mark, items, then Appends.
+// EmptyList pushes a list. Mark, items and Appends fill it.
 func (j *JIT) EmptyList() { j.out = append(j.out, opEmptyList) }
 
 // Appends adds what follows the mark to the list below it.

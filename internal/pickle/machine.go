@@ -59,7 +59,7 @@ func (r *reader) step(op byte) error {
 		return err
 	case opFrame:
 		n, err := r.uint(8)
-		if err == nil && n > uint64(len(r.data)-r.pos) {
+		if err == nil && n > uint64(len(r.data)-r.pos) { //nolint:gosec // a length
 			return r.bad("a frame of %d bytes where %d are left", n, len(r.data)-r.pos)
 		}
 		return err

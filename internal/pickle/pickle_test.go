@@ -1,6 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
+//nolint:errcheck // a type assertion that fails fails the test
 package pickle
 
 import (
@@ -70,11 +71,13 @@ func bigInt(s string) *big.Int {
 func TestDecodeRefuses(t *testing.T) {
 	deep := "\x80\x02)" + strings.Repeat("\x85", 100_000) + "."
 	topDown := "\x80\x02]q\x00" // a chain that grows inside a list that is already inside: the stack stays flat
+	var topDownSb73 strings.Builder
 	for i := range 300 {
 		n := string([]byte{byte(i), byte(i >> 8), 0, 0})
 		next := string([]byte{byte(i + 1), byte((i + 1) >> 8), 0, 0})
-		topDown += "j" + n + "]r" + next + "a0"
+		topDownSb73.WriteString("j" + n + "]r" + next + "a0")
 	}
+	topDown += topDownSb73.String()
 	topDown += "h\x00."
 	for name, c := range map[string]struct {
 		pickle string
@@ -268,9 +271,16 @@ func TestIntegersAreShortest(t *testing.T) {
 		value int64
 		want  string
 	}{
-		{0, "K\x00"}, {255, "K\xff"}, {256, "M\x00\x01"}, {65536, "J\x00\x00\x01\x00"}, {-1, "J\xff\xff\xff\xff"},
-		{1 << 31, "\x8a\x05\x00\x00\x00\x80\x00"}, {-1 << 31, "J\x00\x00\x00\x80"}, {-(1 << 31) - 1, "\x8a\x05\xff\xff\xff\x7f\xff"},
-		{math.MaxInt64, "\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f"}, {math.MinInt64, "\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x80"},
+		{0, "K\x00"},
+		{255, "K\xff"},
+		{256, "M\x00\x01"},
+		{65536, "J\x00\x00\x01\x00"},
+		{-1, "J\xff\xff\xff\xff"},
+		{1 << 31, "\x8a\x05\x00\x00\x00\x80\x00"},
+		{-1 << 31, "J\x00\x00\x00\x80"},
+		{-(1 << 31) - 1, "\x8a\x05\xff\xff\xff\x7f\xff"},
+		{math.MaxInt64, "\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f"},
+		{math.MinInt64, "\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x80"},
 	} {
 		if got := string(appendInt(nil, c.value)); got != c.want {
 			t.Errorf("%d is %q, want %q", c.value, got, c.want)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
 )
@@ -103,7 +104,7 @@ func (r *reader) bad(format string, args ...any) error {
 }
 
 func (r *reader) take(n uint64) ([]byte, error) {
-	if n > uint64(len(r.data)-r.pos) {
+	if n > uint64(len(r.data)-r.pos) { //nolint:gosec // a length
 		return nil, r.bad("a length of %d where %d bytes are left", n, len(r.data)-r.pos)
 	}
 	b := r.data[r.pos : r.pos+int(n)] //nolint:gosec // bounded by len(data)
@@ -173,8 +174,8 @@ func (r *reader) top() (any, error) {
 
 // popMark takes everything above the last mark, in a slice of its own.
 func (r *reader) popMark() ([]any, error) {
-	for i := len(r.stack) - 1; i >= 0; i-- {
-		if _, isMark := r.stack[i].(mark); isMark {
+	for i, v := range slices.Backward(r.stack) {
+		if _, isMark := v.(mark); isMark {
 			items := make([]any, len(r.stack)-i-1)
 			copy(items, r.stack[i+1:])
 			clear(r.stack[i:])
@@ -243,7 +244,7 @@ func decodeLong(b []byte) any {
 		if negative && len(b) < 8 {
 			u |= math.MaxUint64 << (8 * len(b))
 		}
-		return int64(u) //nolint:gosec // two's complement
+		return int64(u)
 	}
 	bigEndian := make([]byte, len(b))
 	for i, x := range b {
@@ -251,7 +252,7 @@ func decodeLong(b []byte) any {
 	}
 	v := new(big.Int).SetBytes(bigEndian)
 	if negative {
-		v.Sub(v, new(big.Int).Lsh(big.NewInt(1), uint(8*len(b)))) //nolint:gosec // bounded by the input
+		v.Sub(v, new(big.Int).Lsh(big.NewInt(1), uint(8*len(b))))
 	}
 	return shrink(v)
 }

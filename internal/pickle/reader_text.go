@@ -192,7 +192,7 @@ func rawUnicodeEscape(s string) (string, bool) {
 		if err != nil || c > utf8.MaxRune {
 			return "", false
 		}
-		out = appendRune(out, rune(c)) //nolint:gosec // at most MaxRune
+		out = appendRune(out, rune(c))
 		i = run + 1 + digits
 	}
 	return string(out), true

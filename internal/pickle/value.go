@@ -3,7 +3,10 @@
 
 package pickle
 
-import "math/big"
+import (
+	"math/big"
+	"slices"
+)
 
 // Bytes is a Python bytes object.
 type Bytes []byte
@@ -120,9 +123,9 @@ func (d *Dict) Set(key string, value any) {
 
 // Get returns the entry of a string key.
 func (d *Dict) Get(key string) (any, bool) {
-	for i := len(d.Pairs) - 1; i >= 0; i-- {
-		if k, ok := d.Pairs[i].Key.(string); ok && k == key {
-			return d.Pairs[i].Value, true
+	for _, v := range slices.Backward(d.Pairs) {
+		if k, ok := v.Key.(string); ok && k == key {
+			return v.Value, true
 		}
 	}
 	return nil, false

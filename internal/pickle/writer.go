@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/big"
+	"slices"
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -44,7 +45,7 @@ func Append(b []byte, v any, protocol int) ([]byte, error) {
 			copy(w.out[body-9:], w.out[body:])
 			w.out = w.out[:len(w.out)-9]
 		} else {
-			binary.LittleEndian.PutUint64(w.out[body-8:], uint64(n)) //nolint:gosec // a length
+			binary.LittleEndian.PutUint64(w.out[body-8:], uint64(n))
 		}
 	}
 	return w.out, nil
@@ -102,7 +103,7 @@ func (w *writer) remember(key any) {
 
 func (w *writer) recall(index int) {
 	if index <= math.MaxUint8 {
-		w.out = append(w.out, opBinGet, byte(index))
+		w.out = append(w.out, opBinGet, byte(index)) //nolint:gosec // checked
 		return
 	}
 	w.out = binary.LittleEndian.AppendUint32(append(w.out, opLongBinGet), uint32(index)) //nolint:gosec // entries fit memory
@@ -167,11 +168,11 @@ func (w *writer) str(s string) error {
 func appendString(b []byte, s string, protocol int) []byte {
 	switch n := len(s); {
 	case protocol >= 4 && n <= math.MaxUint8:
-		b = append(b, opShortBinUnicode, byte(n)) //nolint:gosec // checked
+		b = append(b, opShortBinUnicode, byte(n))
 	case n <= math.MaxUint32:
-		b = binary.LittleEndian.AppendUint32(append(b, opBinUnicode), uint32(n)) //nolint:gosec // checked
+		b = binary.LittleEndian.AppendUint32(append(b, opBinUnicode), uint32(n))
 	default:
-		b = binary.LittleEndian.AppendUint64(append(b, opBinUnicode8), uint64(n)) //nolint:gosec // a length
+		b = binary.LittleEndian.AppendUint64(append(b, opBinUnicode8), uint64(n))
 	}
 	return append(b, s...)
 }
@@ -182,11 +183,11 @@ func (w *writer) bytes(v []byte, depth int) error {
 	}
 	switch n := len(v); {
 	case n <= math.MaxUint8:
-		w.out = append(w.out, opShortBinBytes, byte(n)) //nolint:gosec // checked
+		w.out = append(w.out, opShortBinBytes, byte(n))
 	case n <= math.MaxUint32:
-		w.out = binary.LittleEndian.AppendUint32(append(w.out, opBinBytes), uint32(n)) //nolint:gosec // checked
+		w.out = binary.LittleEndian.AppendUint32(append(w.out, opBinBytes), uint32(n))
 	default:
-		w.out = binary.LittleEndian.AppendUint64(append(w.out, opBinBytes8), uint64(n)) //nolint:gosec // a length
+		w.out = binary.LittleEndian.AppendUint64(append(w.out, opBinBytes8), uint64(n))
 	}
 	w.out = append(w.out, v...)
 	return nil
@@ -234,14 +235,14 @@ func appendInt(b []byte, v int64) []byte {
 	}
 	n := 8
 	for n > 1 { // drop bytes that only repeat the sign
-		if shift := uint(8*(n-1) - 1); v>>shift != 0 && v>>shift != -1 { //nolint:gosec // 7 to 55
+		if shift := uint(8*(n-1) - 1); v>>shift != 0 && v>>shift != -1 {
 			break
 		}
 		n--
 	}
-	b = append(b, opLong1, byte(n))
+	b = append(b, opLong1, byte(n)) //nolint:gosec // at most 8
 	for i := range n {
-		b = append(b, byte(v>>(8*i)))
+		b = append(b, byte(v>>(8*i))) //nolint:gosec // the low byte is meant
 	}
 	return b
 }
@@ -253,19 +254,19 @@ func appendBig(b []byte, v *big.Int) []byte {
 	n := v.BitLen()/8 + 1
 	magnitude := new(big.Int).Set(v)
 	if v.Sign() < 0 { // two's complement
-		magnitude.Add(magnitude, new(big.Int).Lsh(big.NewInt(1), uint(8*n))) //nolint:gosec // a length
+		magnitude.Add(magnitude, new(big.Int).Lsh(big.NewInt(1), uint(8*n)))
 	}
 	raw := magnitude.FillBytes(make([]byte, n))
 	if n > 1 && v.Sign() < 0 && raw[0] == 0xff && raw[1]&0x80 != 0 { // the shortest form, as CPython's
 		raw, n = raw[1:], n-1
 	}
 	if n <= math.MaxUint8 {
-		b = append(b, opLong1, byte(n))
+		b = append(b, opLong1, byte(n)) //nolint:gosec // checked
 	} else {
 		b = binary.LittleEndian.AppendUint32(append(b, opLong4), uint32(n)) //nolint:gosec // a length
 	}
-	for i := len(raw) - 1; i >= 0; i-- {
-		b = append(b, raw[i])
+	for _, r := range slices.Backward(raw) {
+		b = append(b, r)
 	}
 	return b
 }

@@ -95,7 +95,7 @@ func (w *writer) tuple(v *Tuple, depth int) error {
 	if n > 3 {
 		w.out = append(w.out, opTuple)
 	} else {
-		w.out = append(w.out, opTuple1+byte(n)-1) //nolint:gosec // 1 to 3
+		w.out = append(w.out, opTuple1+byte(n)-1)
 	}
 	w.remember(v)
 	return nil

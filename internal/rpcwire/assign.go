@@ -194,6 +194,7 @@ func assign(dst reflect.Value, v any, path string, depth int) error {
 		return assignMap(dst, v, path, depth)
 	case reflect.Struct:
 		return assignStruct(dst, v, path, depth)
+	default: // channels and functions have no Python form; an interface was assignable or is not
 	}
 	return mismatch(path, t, v)
 }

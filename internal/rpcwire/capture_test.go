@@ -1,11 +1,13 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
+//nolint:errcheck // a type assertion that fails fails the test
 package rpcwire
 
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -24,22 +26,22 @@ func arrive(f RRefFork) (any, error) { return fork(f), nil }
 
 func forkOf(r Reference) (RRefFork, error) { return RRefFork(r.(fork)), nil }
 
-func captured(t testing.TB) []*capture.Message {
-	t.Helper()
+func captured(tb testing.TB) []*capture.Message {
+	tb.Helper()
 	frames, err := capture.Load("../tensorpipe/testdata/rpc-session.txt")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return capture.Messages(frames)
 }
 
-func toPipe(t testing.TB, m *capture.Message) *tensorpipe.Message {
-	t.Helper()
+func toPipe(tb testing.TB, m *capture.Message) *tensorpipe.Message {
+	tb.Helper()
 	raw := &tensorpipe.Message{Payloads: m.Payloads}
 	for _, data := range m.Storages {
 		s, err := tensor.NewStorage(len(data))
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		b, _ := s.Bytes()
 		copy(b, data)
@@ -177,7 +179,7 @@ func TestCapturedMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := tensorpipe.CheckOutgoing(out); err != nil {
+		if err = tensorpipe.CheckOutgoing(out); err != nil {
 			t.Error(err)
 		}
 		for i, k := range []int{0, 1, 3} { // type, id and tensor table are PyTorch's bytes in any case
@@ -246,9 +248,11 @@ func text(v any) string {
 		return items("frozen{", v)
 	case *Dict:
 		s := "dict{"
+		var sSb249 strings.Builder
 		for _, p := range pairsOf(v) {
-			s += text(p.Key) + ": " + text(p.Value) + ", "
+			sSb249.WriteString(text(p.Key) + ": " + text(p.Value) + ", ")
 		}
+		s += sSb249.String()
 		return s
 	case UDF:
 		return fmt.Sprint(v.Func, text(v.Args), text(v.Kwargs))
@@ -264,9 +268,11 @@ func text(v any) string {
 }
 
 func items(open string, v []any) string {
+	var openSb267 strings.Builder
 	for _, x := range v {
-		open += text(x) + ", "
+		openSb267.WriteString(text(x) + ", ")
 	}
+	open += openSb267.String()
 	return open
 }
 

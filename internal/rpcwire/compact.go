@@ -59,7 +59,7 @@ func DecodeFrame(f *cohortwire.Frame) (*Message, error) {
 		return nil, badTable("a payload of %d bytes has no table", len(f.Payload))
 	}
 	n := binary.LittleEndian.Uint32(f.Payload)
-	if uint64(n) > uint64(len(f.Payload)-4) {
+	if uint64(n) > uint64(len(f.Payload)-4) { //nolint:gosec // a length
 		return nil, badTable("a table of %d bytes in a payload of %d", n, len(f.Payload))
 	}
 	r := compactReader{data: f.Payload[4 : 4+n], storages: f.Storages}
@@ -102,8 +102,8 @@ func (w *compactWriter) dense(t *tensor.Tensor) error {
 	if t.RequiresGrad() {
 		flags |= flagGrad
 	}
-	w.out = append(w.out, entryDense, byte(t.DType()), flags, byte(len(shape)))
-	w.out = binary.LittleEndian.AppendUint32(w.out, uint32(index))      //nolint:gosec // a small number
+	w.out = append(w.out, entryDense, byte(t.DType()), flags, byte(len(shape))) //nolint:gosec // checked
+	w.out = binary.LittleEndian.AppendUint32(w.out, uint32(index))
 	w.out = binary.LittleEndian.AppendUint64(w.out, uint64(t.Offset())) //nolint:gosec // not negative
 	for i, n := range shape {
 		w.out = binary.LittleEndian.AppendUint64(w.out, uint64(n))          //nolint:gosec // not negative

@@ -230,7 +230,7 @@ func unlatin1(s string) ([]byte, bool) {
 		if c > 0xff {
 			return nil, false
 		}
-		b = append(b, byte(c))
+		b = append(b, byte(c)) //nolint:gosec // checked
 	}
 	return b, true
 }
@@ -276,9 +276,9 @@ func (d *Decoder) opaque(o *pickle.Object) (any, error) {
 	}
 	out.Args = args
 	if o.KwArgs != nil {
-		pairs, err := d.pairs(o.KwArgs.Pairs)
-		if err != nil {
-			return nil, err
+		pairs, kwErr := d.pairs(o.KwArgs.Pairs)
+		if kwErr != nil {
+			return nil, kwErr
 		}
 		out.KwArgs = &Dict{Pairs: pairs}
 	}

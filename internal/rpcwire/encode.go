@@ -171,9 +171,9 @@ func (e *Encoder) object(o *Object, depth int) (any, error) {
 	}
 	if o.KwArgs != nil {
 		out.How = pickle.NewObjEx
-		pairs, err := e.pairs(o.KwArgs.Pairs, depth)
-		if err != nil {
-			return nil, err
+		pairs, kwErr := e.pairs(o.KwArgs.Pairs, depth)
+		if kwErr != nil {
+			return nil, kwErr
 		}
 		out.KwArgs = &pickle.Dict{Pairs: pairs}
 	}
@@ -257,7 +257,7 @@ func (e *Encoder) mapping(v reflect.Value, depth int) (any, error) {
 
 func compareKeys(a, b reflect.Value) int {
 	if a.Kind() != b.Kind() {
-		return int(a.Kind()) - int(b.Kind()) //nolint:gosec // small numbers
+		return int(a.Kind()) - int(b.Kind())
 	}
 	switch a.Kind() {
 	case reflect.String:

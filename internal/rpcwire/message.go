@@ -46,7 +46,7 @@ func DecodeHead(raw *tensorpipe.Message) (Type, int64, error) {
 	kind := binary.LittleEndian.Uint32(raw.Payloads[0])
 	id := int64(binary.LittleEndian.Uint64(raw.Payloads[1])) //nolint:gosec // two's complement
 	if kind > 0xffff || !Type(kind).Known() {
-		return Type(kind & 0xffff), id, dist.Newf("rpc: decode", dist.Protocol, "unknown message type %#x", kind) //nolint:gosec // masked
+		return Type(kind & 0xffff), id, dist.Newf("rpc: decode", dist.Protocol, "unknown message type %#x", kind)
 	}
 	return Type(kind), id, nil
 }

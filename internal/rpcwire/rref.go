@@ -25,8 +25,6 @@ func (g GlobalID) String() string {
 	return fmt.Sprintf("GloballyUniqueId(created_on=%d, local_id=%d)", g.On, g.Local)
 }
 
-func (g GlobalID) tuple() *pickle.Tuple { return pickle.NewTuple(int64(g.On), g.Local) }
-
 func (g GlobalID) push(j *pickle.JIT) {
 	j.Int(int64(g.On))
 	j.Int(g.Local)

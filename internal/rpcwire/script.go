@@ -315,14 +315,14 @@ func (d *Decoder) jitValue(v any) (any, error) {
 		}
 		return d.value(v)
 	}
-	if t, ok := tensorID(o, d.Tensors); ok {
+	if t, found := tensorID(o, d.Tensors); found {
 		return t, nil
 	}
 	if inner, tag := untag(o); tag != "" {
 		return d.jitValue(inner)
 	}
 	for _, kind := range []string{"int", "double", "bool", "tensor"} {
-		if items, ok := builtList(o, kind); ok {
+		if items, found := builtList(o, kind); found {
 			return d.jitItems(items)
 		}
 	}
@@ -335,7 +335,7 @@ func (d *Decoder) jitValue(v any) (any, error) {
 		return d.value(o)
 	case Global{Module: "torch", Name: "device"}:
 		if len(o.Args.Items) == 1 {
-			if name, ok := o.Args.Items[0].(string); ok {
+			if name, isText := o.Args.Items[0].(string); isText {
 				return Device(name), nil
 			}
 		}

@@ -73,7 +73,6 @@ type tableWriter struct {
 	*pickle.JIT
 	storages []*tensor.Storage
 	memo     map[storageKey]int
-	err      error
 }
 
 // EncodeTensors writes the tensor table of a message: payload 3, and the storages in the order it counts them. Views of
@@ -280,7 +279,7 @@ func (d *tableReader) dense(args []any) (*tensor.Tensor, error) {
 		return nil, badTable("a tensor whose offset, shape, strides or gradient flag has the wrong type")
 	}
 	if len(args) == 7 {
-		if err := mathBits(args[6]); err != nil {
+		if err = mathBits(args[6]); err != nil {
 			return nil, err
 		}
 	}

@@ -4,6 +4,7 @@
 package rpcwire
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/cohort-dist/cohort/internal/pickle"
@@ -30,9 +31,9 @@ type Dict struct{ Pairs []Pair }
 // Get returns the entry of a string key; the last one counts.
 func (d *Dict) Get(key string) (any, bool) {
 	if d != nil {
-		for i := len(d.Pairs) - 1; i >= 0; i-- {
-			if k, ok := d.Pairs[i].Key.(string); ok && k == key {
-				return d.Pairs[i].Value, true
+		for _, v := range slices.Backward(d.Pairs) {
+			if k, ok := v.Key.(string); ok && k == key {
+				return v.Value, true
 			}
 		}
 	}

@@ -24,9 +24,17 @@ func TestValuesRoundTrip(t *testing.T) {
 	ref := fork{Owner: 1, RRef: GlobalID{1, 2}, Fork: GlobalID{3, 4}, Parent: 3, TypeName: TypePyObject}
 	huge, _ := new(big.Int).SetString("123456789012345678901234567890", 10)
 	for _, v := range []any{
-		nil, true, int64(-7), huge, 2.5, 1 + 2i, "text", []byte{0, 255}, ByteArray("b"), []any{int64(1), "x"}, Tuple{}, Tuple{nil},
-		Set{"a"}, FrozenSet{int64(1)}, &Dict{Pairs: []Pair{{"k", []any{2.5}}, {int64(1), nil}}}, Func("m:A.b"), x, s, ref,
-		WorkerInfo{"w", 3}, &RemoteException{"bad", Func("builtins.ValueError")},
+		nil, true, int64(-7), huge, 2.5, 1 + 2i, "text",
+		[]byte{0, 255},
+		ByteArray("b"),
+		[]any{int64(1), "x"},
+		Tuple{},
+		Tuple{nil},
+		Set{"a"},
+		FrozenSet{int64(1)},
+		&Dict{Pairs: []Pair{{"k", []any{2.5}}, {int64(1), nil}}}, Func("m:A.b"), x, s, ref,
+		WorkerInfo{"w", 3},
+		&RemoteException{"bad", Func("builtins.ValueError")},
 		&Object{Class: Func("m.C"), New: true, Args: Tuple{x}, States: []any{&Dict{Pairs: []Pair{{"a", s}}}}},
 		[]any{Tuple{x, []any{x, ref}}},
 	} {
@@ -71,12 +79,26 @@ func TestEncodeRefusesWhatHasNoPythonForm(t *testing.T) {
 func TestScriptValues(t *testing.T) {
 	x := tensor.Must(tensor.From([]float32{1}, 1))
 	for _, c := range []struct{ in, want any }{
-		{nil, nil}, {true, true}, {3, int64(3)}, {int64(1) << 50, int64(1) << 50}, {2.5, 2.5}, {1i, 1i}, {"s\xff", "s\xff"},
-		{Device("cpu"), Device("cpu")}, {[]int64{1, 2}, []any{int64(1), int64(2)}}, {[]float64{1}, []any{1.0}}, {[]bool{true}, []any{true}},
-		{[]string{"a"}, []any{"a"}}, {Tuple{x, 1}, Tuple{x, int64(1)}}, {[]*tensor.Tensor{x}, []any{x}},
-		{map[string]string{"a": "b"}, &Dict{Pairs: []Pair{{"a", "b"}}}}, {[]any{1, 2}, []any{int64(1), int64(2)}},
+		{nil, nil},
+		{true, true},
+		{3, int64(3)},
+		{int64(1) << 50, int64(1) << 50},
+		{2.5, 2.5},
+		{1i, 1i},
+		{"s\xff", "s\xff"},
+		{Device("cpu"), Device("cpu")},
+		{[]int64{1, 2}, []any{int64(1), int64(2)}},
+		{[]float64{1}, []any{1.0}},
+		{[]bool{true}, []any{true}},
+		{[]string{"a"}, []any{"a"}},
+		{Tuple{x, 1}, Tuple{x, int64(1)}},
+		{[]*tensor.Tensor{x}, []any{x}},
+		{map[string]string{"a": "b"}, &Dict{Pairs: []Pair{{"a", "b"}}}},
+		{[]any{1, 2}, []any{int64(1), int64(2)}},
 		{&Dict{Pairs: []Pair{{"a", 1}}}, &Dict{Pairs: []Pair{{"a", int64(1)}}}},
-		{Typed{"List[Tuple[int, str]]", []any{Tuple{1, "a"}}}, []any{Tuple{int64(1), "a"}}}, {uint8(3), int64(3)}, {float32(1), 1.0},
+		{Typed{"List[Tuple[int, str]]", []any{Tuple{1, "a"}}}, []any{Tuple{int64(1), "a"}}},
+		{uint8(3), int64(3)},
+		{float32(1), 1.0},
 		{fork{Owner: 1, TypeName: "Tensor"}, fork{Owner: 1, TypeName: "Tensor"}},
 	} {
 		enc := &Encoder{Fork: forkOf}
@@ -106,7 +128,9 @@ func TestAssign(t *testing.T) {
 	var o outer
 	err := Assign(&o, &Dict{Pairs: []Pair{
 		{"config", &Dict{Pairs: []Pair{{"rate", int64(2)}, {"names", Tuple{"a", "b"}}}}},
-		{"ptr", int64(5)}, {"by_id", &Dict{Pairs: []Pair{{int64(1), "x"}}}}, {"any", 1.5},
+		{"ptr", int64(5)},
+		{"by_id", &Dict{Pairs: []Pair{{int64(1), "x"}}}},
+		{"any", 1.5},
 	}})
 	five := 5
 	if diff := cmp.Diff(outer{inner{2, []string{"a", "b"}}, &five, map[int]string{1: "x"}, 1.5}, o); err != nil || diff != "" {

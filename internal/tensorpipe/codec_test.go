@@ -15,13 +15,13 @@ import (
 	"github.com/cohort-dist/cohort/internal/tensorpipe/capture"
 )
 
-func captured(t testing.TB) []capture.Frame {
-	t.Helper()
+func captured(tb testing.TB) []capture.Frame {
+	tb.Helper()
 	var all []capture.Frame
 	for _, name := range []string{"rpc-session.txt", "default-brochure.txt"} {
 		frames, err := capture.Load("testdata/" + name)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		all = append(all, frames...)
 	}

@@ -128,7 +128,7 @@ func newConfig(opts []Option) (*config, error) {
 		logger: slog.New(slog.DiscardHandler), handshake: 20 * time.Second, stall: time.Minute,
 		alloc: tensor.NewStorage, accepts: []string{ChannelBasic, ChannelMPT}, offers: []string{ChannelBasic},
 		// Ids are random so that a stranger cannot take the place of an expected connection.
-		register: func() uint64 { return rand.Uint64() }, //nolint:gosec // unguessable enough for an unauthenticated wire
+		register: rand.Uint64,
 	}
 	for _, o := range opts {
 		if err := o.apply(c); err != nil {

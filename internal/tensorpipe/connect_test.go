@@ -6,7 +6,7 @@ package tensorpipe
 import (
 	"context"
 	"errors"
-	"fmt"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -53,7 +53,7 @@ func TestGoWorkersShareOneLink(t *testing.T) {
 		t.Fatalf("b opened a second connection: %+v, %v", back, err)
 	}
 	callLink(t, back, "a")
-	if again, err := a.Connect(within(t), "b", b.Addr().String()); err != nil || again != s {
+	if again, againErr := a.Connect(within(t), "b", b.Addr().String()); againErr != nil || again != s {
 		t.Fatalf("a second session: %v", err)
 	}
 	got, err := b.Accept(within(t))
@@ -66,7 +66,7 @@ func TestGoWorkersShareOneLink(t *testing.T) {
 // both ways.
 func TestBothDialAtOnce(t *testing.T) {
 	for i := range 50 {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
 			a, b := goWorker(t, "a"), goWorker(t, "b")
 			var sa, sb *Session
 			var ea, eb error

@@ -73,9 +73,9 @@ func (ep *Endpoint) dial(addr string, cohort bool) (session *Session, wait bool,
 		}
 	}
 	more := func(address string, id uint64) (*stream, error) {
-		x, err := ep.connect(address)
-		if err != nil {
-			return nil, err
+		x, dialErr := ep.connect(address)
+		if dialErr != nil {
+			return nil, dialErr
 		}
 		defer ep.release(x.nc)
 		opened = append(opened, x)
@@ -138,9 +138,9 @@ func (ep *Endpoint) negotiate(addr string, s *stream, cohort bool, more func(str
 	case plan.Defer:
 		return nil, true, nil
 	case plan.Cohort:
-		link, err := ep.startLink(s)
-		if err != nil {
-			return nil, false, err
+		link, linkErr := ep.startLink(s)
+		if linkErr != nil {
+			return nil, false, linkErr
 		}
 		return &Session{Peer: link.Peer().Name, Dialled: true, Link: link}, false, nil
 	}

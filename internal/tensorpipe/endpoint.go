@@ -158,7 +158,7 @@ func (ep *Endpoint) Accept(ctx context.Context) (*Session, error) {
 	case s := <-ep.sessions:
 		return s, nil
 	case <-ep.ctx.Done():
-		return nil, context.Cause(ep.ctx)
+		return nil, context.Cause(ep.ctx) //nolint:contextcheck // the endpoint's own end, not the caller's
 	case <-ctx.Done():
 		return nil, dist.FromContext("tensorpipe: accept", ctx)
 	}
@@ -318,7 +318,7 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 	if plan.Cohort && !plan.Defer {
 		defer ep.unreserve(peer, place)
 	}
-	if err := s.writeFrames(answer); err != nil {
+	if err = s.writeFrames(answer); err != nil {
 		return err
 	}
 	switch {

@@ -160,7 +160,7 @@ func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
 	offers := func(name, domain string) bool { return slices.Contains(br.Transports, Named{name, domain}) }
 	if incarnation, ok := cohortOffer(br.Transports); ok && c.Cohort {
 		a := Answer{Transport: transportCohort, Domain: domainCohort, Address: c.Address}
-		p := Plan{Cohort: true, Defer: c.Defer != nil && c.Defer(incarnation)}
+		p = Plan{Cohort: true, Defer: c.Defer != nil && c.Defer(incarnation)}
 		if p.Defer {
 			a.Address = addressDefer
 		}

@@ -147,7 +147,7 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 		}
 		stop()
 		renew(steps)
-		p.finish(steps[i:])
+		p.finish(steps[i:]) //nolint:contextcheck // it outlives ctx on purpose
 		return dist.FromContext("tensorpipe: send", ctx)
 	}
 	if !stop() { // ctx ended at the last moment
@@ -286,7 +286,7 @@ func (p *Pipe) read() (*Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.check(p.cfg.limits); err != nil {
+	if err = d.check(p.cfg.limits); err != nil {
 		return nil, err
 	}
 	m := &Message{Payloads: make([][]byte, len(d.Payloads))}

@@ -205,7 +205,7 @@ func TestSendOutlivesItsContext(t *testing.T) {
 	if b, _ := m.Storages[0].Bytes(); !bytes.Equal(b, data) {
 		t.Fatal("the rest was not written")
 	}
-	if err := client.Send(within(t), rpcMessage(0x102, 3, nil)); err != nil {
+	if err = client.Send(within(t), rpcMessage(0x102, 3, nil)); err != nil {
 		t.Fatal(err)
 	}
 	if m, err = server.Recv(within(t)); err != nil || m.Payloads[1][0] != 3 {

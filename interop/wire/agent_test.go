@@ -237,7 +237,7 @@ func (c *client) exchange(ctx context.Context, m *rpcwire.Message) (*rpcwire.Mes
 	if err != nil {
 		return nil, err
 	}
-	if err := c.pipe.Send(ctx, out); err != nil {
+	if err = c.pipe.Send(ctx, out); err != nil {
 		return nil, err
 	}
 	raw, err := c.pipe.Recv(ctx)
@@ -281,7 +281,7 @@ func (w *worker) join(ctx context.Context, st store.Store, rank int) {
 	if there, err := st.Check(ctx, "names/_ALL_WORKER_INFOS"); err == nil && there {
 		infos, err := st.Get(ctx, "names/_ALL_WORKER_INFOS")
 		must(err)
-		for _, m := range strings.Split(strings.TrimSuffix(string(infos), ","), ",") {
+		for m := range strings.SplitSeq(strings.TrimSuffix(string(infos), ","), ",") {
 			if m != "" {
 				members = append(members, m)
 			}

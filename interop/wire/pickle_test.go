@@ -1,6 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
+//nolint:errcheck // a type assertion that fails fails the test
 package wire_test
 
 import (
