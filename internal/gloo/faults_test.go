@@ -134,25 +134,39 @@ func TestClosedMesh(t *testing.T) {
 	}
 }
 
-// TestCloseSendsWhatIsQueued closes right after the send was matched, with a peer that reads slowly.
+// TestCloseSendsWhatIsQueued closes when the last byte was handed to the kernel, and when most bytes were not.
 func TestCloseSendsWhatIsQueued(t *testing.T) {
 	const size = 32 << 20
-	meshes := connectWorld(t, 2, nil)
 	data := bytes.Repeat([]byte("0123456789abcdef"), size/16)
-	send := &link.Op{Peer: 1, Slot: 1, Buf: data}
-	recv := &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, size)}
-	meshes[1].Recv(recv)
-	meshes[0].Send(send)
-	ctx := within(t, 4*soon)
-	if err := meshes[0].Wait(ctx, send); err != nil {
-		t.Fatal(err)
-	}
-	_ = meshes[0].Close()
-	if err := meshes[1].Wait(ctx, recv); err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(recv.Buf, data) {
-		t.Fatal("data was lost by closing")
+	for _, wait := range []bool{true, false} {
+		meshes := connectWorld(t, 2, nil)
+		ctx := within(t, 4*soon)
+		send := &link.Op{Peer: 1, Slot: 1, Buf: data}
+		recv := &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, size)}
+		meshes[1].Recv(recv)
+		// When this message has come, the offer before it has, too: the data is then queued at once.
+		meshes[1].Send(&link.Op{Peer: 0, Slot: 2})
+		ready := &link.Op{Peer: 1, Slot: 2}
+		meshes[0].Recv(ready)
+		if err := meshes[0].Wait(ctx, ready); err != nil {
+			t.Fatal(err)
+		}
+		meshes[0].Send(send)
+		if wait {
+			if err := meshes[0].Wait(ctx, send); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = meshes[0].Close()
+		if err := meshes[0].Wait(ctx, send); err != nil {
+			t.Fatalf("waited %v: the send was matched, but ended with %v", wait, err)
+		}
+		if err := meshes[1].Wait(ctx, recv); err != nil {
+			t.Fatalf("waited %v: %v", wait, err)
+		}
+		if !bytes.Equal(recv.Buf, data) {
+			t.Fatalf("waited %v: data was lost by closing", wait)
+		}
 	}
 }
 
