@@ -7,8 +7,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -202,11 +204,29 @@ func (p plan) check(t *testing.T, errs []error) {
 	}
 }
 
+// runInPieces runs a request, with contexts that end early when it is to be interrupted.
+func runInPieces(e *Engine, q *coll.Request, interrupt bool, times *atomic.Int64) error {
+	if !interrupt {
+		return e.Run(context.Background(), q)
+	}
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rand.IntN(200))*time.Microsecond)
+		err := e.Run(ctx, q)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		if errors.As(err, new(*coll.Interrupted)) {
+			times.Add(1)
+		}
+	}
+}
+
 // TestRandomPlans runs long sequences of random operations of random sizes; the ranks drift apart as they like.
 func TestRandomPlans(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ ranks, slot, area, limit, count int }{
-		{1, 0, 0, 100 << 10, 60},
+		{1, 0, 0, 100 << 10, 60}, {-3, 512, 4096, 60 << 10, 60},
 		{2, 0, 0, 900 << 10, 60},
 		{2, 256, 4096, 40 << 10, 150},
 		{3, 1024, 16384, 40 << 10, 150},
@@ -214,7 +234,9 @@ func TestRandomPlans(t *testing.T) {
 		{5, 512, 1, 30 << 10, 80},
 		{8, 4096, 1, 40 << 10, 40},
 	} {
-		t.Run(fmt.Sprintf("%d ranks slot %d area %d", c.ranks, c.slot, c.area), func(t *testing.T) {
+		interrupt := c.ranks < 0
+		c.ranks = max(c.ranks, -c.ranks)
+		t.Run(fmt.Sprintf("%d ranks slot %d area %d interrupted %v", c.ranks, c.slot, c.area, interrupt), func(t *testing.T) {
 			t.Parallel()
 			engines := world(t, c.ranks, func(cfg *Config) { cfg.Slot, cfg.Area = c.slot, c.area })
 			r := rand.New(rand.NewPCG(uint64(c.ranks), uint64(c.area)))
@@ -222,16 +244,20 @@ func TestRandomPlans(t *testing.T) {
 			for i := range c.count {
 				plans = append(plans, randomPlan(r, c.ranks, []int{32, 3000, c.limit}[r.IntN(3)], uint32(i)))
 			}
+			var interruptions atomic.Int64
 			errs := make([][]error, len(plans))
 			for i := range errs {
 				errs[i] = make([]error, c.ranks)
 			}
 			each(engines, func(e *Engine) error {
 				for i, p := range plans {
-					errs[i][e.rank] = e.Run(context.Background(), p.requests[e.rank])
+					errs[i][e.rank] = runInPieces(e, p.requests[e.rank], interrupt, &interruptions)
 				}
 				return nil
 			})
+			if interrupt && interruptions.Load() == 0 {
+				t.Error("nothing was interrupted")
+			}
 			seen := map[coll.Kind]bool{}
 			for i, p := range plans {
 				p.check(t, errs[i])

@@ -98,41 +98,39 @@ func (m *Mesh) anyAlive(op *link.Op) bool {
 	return false
 }
 
-// Wait returns when op is complete. The caller does the mesh's work meanwhile, or sleeps while another goroutine does.
+// Wait returns when op is complete, or when another op of its set has failed. The caller does the mesh's work meanwhile,
+// or sleeps while another goroutine does.
 func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
-	select {
-	case <-op.State.Done:
-		return m.result(op)
-	default:
+	var failed <-chan struct{}
+	if op.Set != nil {
+		failed = op.Set.Failed()
 	}
-	select {
-	case <-op.State.Done:
-		return m.result(op)
-	case <-m.role:
-	case <-ctx.Done():
-		return dist.FromContext("shm: wait", ctx)
-	}
-	err := m.drive(ctx, op)
-	m.role <- struct{}{}
-	if err != nil {
-		return err
-	}
-	<-op.State.Done
-	return m.result(op)
-}
-
-// result is the error of a complete op. The lock orders it after the completion.
-func (m *Mesh) result(op *link.Op) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	select { // Wait again gets the same answer
-	case op.State.Done <- struct{}{}:
-	default:
+	for !op.Completed() {
+		select {
+		case <-op.State.Done: // a late signal of an earlier use wakes too: look again
+			continue
+		case <-failed:
+			if !op.Completed() {
+				return op.Set.Err()
+			}
+			continue
+		case <-m.role:
+		case <-ctx.Done():
+			if !op.Completed() {
+				return dist.FromContext("shm: wait", ctx)
+			}
+			continue
+		}
+		err := m.drive(ctx, op)
+		m.role <- struct{}{}
+		if err != nil {
+			return err
+		}
 	}
 	return op.State.Err
 }
 
-// drive moves messages until op is complete or ctx ends.
+// drive moves messages until op is complete, its set has failed or ctx ends.
 func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 	bell := m.engine.seg.bell(m.Rank())
 	w := &m.wait
@@ -140,10 +138,12 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		heard := atomic.LoadUint32(&bell.rings)
 		m.mu.Lock()
 		m.progress()
-		done := op.State.Flag == opDone
 		m.mu.Unlock()
-		if done {
+		switch {
+		case op.Completed():
 			return nil
+		case op.Set != nil && op.Set.Err() != nil:
+			return op.Set.Err()
 		}
 		if spinUntil(&bell.rings, heard+1, w.turns) || w.linger(&bell.rings, heard+1) {
 			continue
@@ -154,7 +154,11 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		if m.late(op) {
 			continue
 		}
-		sleepBelow(&bell.rings, &bell.sleepers, heard+1, sleepSlice)
+		slice := sleepSlice
+		if d, ok := ctx.Deadline(); ok {
+			slice = min(slice, time.Until(d))
+		}
+		sleepBelow(&bell.rings, &bell.sleepers, heard+1, slice)
 	}
 }
 
@@ -213,7 +217,7 @@ func (m *Mesh) keep() {
 func (m *Mesh) Cancel(op *link.Op) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if op.State.Flag != opPending {
+	if op.Completed() {
 		return false
 	}
 	removed := m.any.remove(op)
@@ -227,13 +231,10 @@ func (m *Mesh) Cancel(op *link.Op) bool {
 	return removed
 }
 
-// Fail ends every pending and later op with err.
-func (m *Mesh) Fail(err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.fail(err)
-}
+// Fail ends every pending and later op with err, and the engine's collectives too: they are one group.
+func (m *Mesh) Fail(err error) { m.engine.Fail(err) }
 
+// fail ends the operations of the mesh. It runs under the lock.
 func (m *Mesh) fail(err error) {
 	if m.err != nil || m.closed {
 		return

@@ -5,6 +5,7 @@ package shm
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -36,13 +37,14 @@ type Engine struct {
 	wait     waiter
 	sources  [][]byte // operands of the reduction, in rank order
 	direct   [][]byte // the ranks' buffers in the segment
+	op       progress
 	deadline time.Time
-	timeout  time.Duration
 	opName   string
-	failure  error
+	failure  error // why the group ended
 	oneShot  int
 
 	closing atomic.Bool
+	failed  atomic.Pointer[error] // what Fail was told
 	closed  sync.Once
 	stop    chan struct{}
 	gone    []atomic.Uint32
@@ -86,8 +88,23 @@ var opNames = func() (names [len(rules)]string) {
 	return names
 }()
 
-// Run takes part in one collective. When it returns an error other than [dist.InvalidArgument], [dist.NotSupported] or
-// [dist.Mismatch], the group is of no more use: the ranks are no longer in step, and every later call says so.
+// progress is how far the request that runs has come, so that it can be left and taken up again.
+type progress struct {
+	request *coll.Request
+	waiting bool // the current step is published but not all ranks have taken it
+	begun   bool // step 1 is over, and all ranks agree
+	moved   bool // what came with step 1 is in its place
+	turn    int  // of the pipeline
+	parity  int
+}
+
+// Resumable tells that the end of a context only interrupts Run; see [coll.Resumable].
+func (e *Engine) Resumable() {}
+
+// Run takes part in one collective. The end of ctx interrupts it: the error is a [*coll.Interrupted], the buffers stay in
+// use, and Run with the same request goes on where it stopped; nothing else can run before. The request's timeout ends
+// it for good. After any error other than [dist.InvalidArgument], [dist.NotSupported] or [dist.Mismatch] the group is of
+// no more use: the ranks are no longer in step, and every later call says so.
 func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 	if err := e.validate(r); err != nil {
 		return err
@@ -119,49 +136,82 @@ func (e *Engine) run(ctx context.Context, r *coll.Request) error {
 	if err := e.aborted(); err != nil {
 		return err
 	}
-	if ctx.Err() != nil {
-		return dist.FromContext(e.opName, ctx)
+	if e.op.request != r {
+		if e.op.request != nil {
+			return dist.Newf(e.opName, dist.InvalidArgument, "a %v was interrupted and has to go on first", e.op.request.Kind)
+		}
+		if ctx.Err() != nil {
+			return dist.FromContext(e.opName, ctx)
+		}
+		e.op = progress{request: r}
+		e.deadline = time.Time{}
+		if r.Timeout > 0 {
+			e.deadline = time.Now().Add(r.Timeout)
+		}
 	}
-	e.deadline, e.timeout = time.Time{}, r.Timeout
-	if r.Timeout > 0 {
-		e.deadline = time.Now().Add(r.Timeout)
+	err := e.proceed(ctx, r)
+	if err != nil && errors.As(err, new(*coll.Interrupted)) {
+		return err
 	}
-	if d, ok := ctx.Deadline(); ok && (e.deadline.IsZero() || d.Before(e.deadline)) {
-		e.deadline = d
-	}
+	e.op.request = nil
+	return err
+}
+
+func (e *Engine) proceed(ctx context.Context, r *coll.Request) error {
 	switch r.Kind {
 	case coll.AllReduce, coll.Reduce:
 		return e.reduceAll(ctx, r)
 	case coll.Barrier:
-		_, err := e.begin(ctx, r, 0, 0)
-		return err
+		return e.begin(ctx, r, 0, 0)
 	default:
 		return e.exchange(ctx, r)
 	}
+}
+
+// Fail ends the operation that runs, and every later one, with err, here and on the other ranks.
+func (e *Engine) Fail(err error) {
+	if err == nil || !e.failed.CompareAndSwap(nil, &err) {
+		return
+	}
+	e.mesh.mu.Lock()
+	e.mesh.fail(err)
+	e.mesh.mu.Unlock()
+	e.arena.whileMapped(func() {
+		e.tellAll(dist.Wrap("shm: fail", dist.Aborted, err))
+	})
 }
 
 // parity is which of the two slots, descriptors and tables the next operation uses.
 func (e *Engine) parity() int { return int(e.seq+1) & 1 } //nolint:gosec // one bit
 
 // begin is step 1: it publishes the request, waits for the others' and compares. The caller has filled the slot and the
-// table before.
-func (e *Engine) begin(ctx context.Context, r *coll.Request, size int, flags uint64) (parity int, err error) {
-	parity = e.parity()
-	e.seq++
-	mine := &e.lines[e.rank].desc[parity]
-	*mine = describe(r, size, flags)
+// table before, if the operation is fresh.
+func (e *Engine) begin(ctx context.Context, r *coll.Request, size int, flags uint64) error {
+	o := &e.op
+	if o.begun {
+		return nil
+	}
+	if !o.waiting {
+		o.parity = e.parity()
+		e.seq++
+		e.lines[e.rank].desc[o.parity] = describe(r, size, flags)
+	}
 	if err := e.advance(ctx); err != nil {
-		return parity, err
+		return err
 	}
 	// Every rank compares with rank 0, so that all report the same pair.
-	first := &e.lines[0].desc[parity]
+	first := &e.lines[0].desc[o.parity]
 	for rank := 1; rank < e.size; rank++ {
-		if d := &e.lines[rank].desc[parity]; !first.agrees(d) {
-			return parity, mismatch(e.opName, 0, first, rank, d)
+		if d := &e.lines[rank].desc[o.parity]; !first.agrees(d) {
+			return mismatch(e.opName, 0, first, rank, d)
 		}
 	}
-	return parity, nil
+	o.begun = true
+	return nil
 }
+
+// fresh reports whether the operation has not published anything yet.
+func (e *Engine) fresh() bool { return !e.op.begun && !e.op.waiting }
 
 // validate refuses a request before a step is taken. The group has checked it too; a wrong length here would corrupt
 // other processes.

@@ -16,33 +16,43 @@ import (
 // In some kinds a sender has one block for whoever wants it (broadcast, gathers), in the others one for each rank
 // (scatters, all-to-all); those share the area in equal parts.
 func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
-	parity := e.parity()
 	data := e.outgoing(r)
 	flags := uint64(0)
 	if len(data) <= e.seg.slot {
-		copy(e.seg.slotOf(e.rank, parity), data)
 		flags |= flagInline
 	}
-	flags |= e.fillTables(r, parity)
-	if _, err := e.begin(ctx, r, e.sizeOf(r), flags); err != nil {
-		return err
-	}
-	if err := e.compareCounts(r, parity); err != nil {
-		return err
-	}
-	e.copyOwn(r)
-	room := e.partRoom(r.Kind)
-	pieces := e.pieces(r, parity, room)
-	if err := e.take(r, parity, inlinePiece, room); err != nil {
-		return err
-	}
-	for k := range pieces + 1 {
-		if k < pieces {
-			e.put(r, flags, k, room)
+	if e.fresh() {
+		if flags&flagInline != 0 {
+			copy(e.seg.slotOf(e.rank, e.parity()), data)
 		}
-		if k > 0 {
-			if err := e.take(r, parity, k-1, room); err != nil {
-				return err
+		flags |= e.fillTables(r, e.parity())
+	}
+	if err := e.begin(ctx, r, e.sizeOf(r), flags); err != nil {
+		return err
+	}
+	parity := e.op.parity
+	room := e.partRoom(r.Kind)
+	if !e.op.moved {
+		if err := e.compareCounts(r, parity); err != nil {
+			return err
+		}
+		e.copyOwn(r)
+		if err := e.take(r, parity, inlinePiece, room); err != nil {
+			return err
+		}
+		e.op.moved = true
+	}
+	pieces := e.pieces(r, parity, room)
+	for ; e.op.turn <= pieces; e.op.turn++ {
+		k := e.op.turn
+		if !e.op.waiting {
+			if k < pieces {
+				e.put(r, flags, k, room)
+			}
+			if k > 0 {
+				if err := e.take(r, parity, k-1, room); err != nil {
+					return err
+				}
 			}
 		}
 		if k < pieces {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -131,58 +132,85 @@ func TestRefusedBeforeAStepIsTaken(t *testing.T) {
 // TestTimeoutFailsTheGroup: the rank that gives up says whom it waited for, the late one learns that it is over.
 func TestTimeoutFailsTheGroup(t *testing.T) {
 	t.Parallel()
-	for _, byContext := range []bool{false, true} {
-		engines := world(t, 3, nil)
-		late := engines[2]
-		errs := each(engines[:2], func(e *Engine) error {
-			ctx, q := context.Background(), &coll.Request{Kind: coll.Barrier, Timeout: 150 * time.Millisecond}
-			if byContext {
-				q.Timeout = 0
-				timed, cancel := context.WithTimeout(ctx, 150*time.Millisecond)
-				defer cancel()
-				ctx = timed
-			}
-			return e.Run(ctx, q)
-		})
-		timeouts := 0
-		for _, err := range errs {
-			switch {
-			case errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "waiting for ranks [2]"):
-				timeouts++
-			case !errors.Is(err, dist.Aborted):
-				t.Errorf("%v", err)
-			}
+	engines := world(t, 3, nil)
+	errs := each(engines[:2], func(e *Engine) error {
+		return e.Run(context.Background(), &coll.Request{Kind: coll.Barrier, Timeout: 150 * time.Millisecond})
+	})
+	timeouts := 0
+	for _, err := range errs {
+		switch {
+		case errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "waiting for ranks [2]"):
+			timeouts++
+		case !errors.Is(err, dist.Aborted):
+			t.Errorf("%v", err)
 		}
-		if timeouts == 0 {
-			t.Errorf("nobody says that it waited for rank 2: %v", errs)
-		}
-		err := late.Run(context.Background(), &coll.Request{Kind: coll.Barrier})
-		if !errors.Is(err, dist.Aborted) {
-			t.Errorf("the late rank: %v", err)
-		}
-		if err := engines[0].Run(context.Background(), &coll.Request{Kind: coll.Barrier}); !errors.Is(err, dist.Aborted) {
-			t.Errorf("a failed group: %v", err)
-		}
+	}
+	if timeouts == 0 {
+		t.Errorf("nobody says that it waited for rank 2: %v", errs)
+	}
+	if err := engines[2].Run(context.Background(), &coll.Request{Kind: coll.Barrier}); !errors.Is(err, dist.Aborted) {
+		t.Errorf("the late rank: %v", err)
+	}
+	if err := engines[0].Run(context.Background(), &coll.Request{Kind: coll.Barrier}); !errors.Is(err, dist.Aborted) {
+		t.Errorf("a failed group: %v", err)
 	}
 }
 
-func TestCancel(t *testing.T) {
+// TestContextInterrupts: the end of a context leaves the operation where it is.
+func TestContextInterrupts(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 2, nil)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	time.AfterFunc(50*time.Millisecond, func() { cancel(errors.New("enough")) })
 	start := time.Now()
-	err := engines[0].Run(ctx, &coll.Request{Kind: coll.Barrier})
-	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "enough") {
+	q := &coll.Request{Kind: coll.Barrier}
+	err := engines[0].Run(ctx, q)
+	if !errors.Is(err, context.Canceled) || !errors.As(err, new(*coll.Interrupted)) || !strings.Contains(err.Error(), "enough (waiting for ranks [1])") {
 		t.Errorf("%v", err)
 	}
 	if d := time.Since(start); d > 2*time.Second {
 		t.Errorf("the cancellation took %v", d)
 	}
+	if err = engines[0].Run(context.Background(), &coll.Request{Kind: coll.Barrier}); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("another request in between: %v", err)
+	}
 	ended, stop := context.WithCancel(context.Background())
 	stop()
-	if err := world(t, 1, nil)[0].Run(ended, &coll.Request{Kind: coll.Barrier}); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+	if err = engines[1].Run(ended, &coll.Request{Kind: coll.Barrier}); !errors.Is(err, context.Canceled) || errors.As(err, new(*coll.Interrupted)) {
+		t.Errorf("a context that had ended before: %v", err)
+	}
+	for rank, err := range each(engines, func(e *Engine) error {
+		if e.rank == 0 {
+			return e.Run(context.Background(), q)
+		}
+		return e.Run(context.Background(), &coll.Request{Kind: coll.Barrier})
+	}) {
+		if err != nil {
+			t.Errorf("rank %d goes on: %v", rank, err)
+		}
+	}
+}
+
+// TestFail ends a collective and a message of this rank, and the collective of the other.
+func TestFail(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 3, nil)
+	cause := errors.New("the user gave up")
+	recv := &link.Op{Peer: 1, Buf: make([]byte, 1)}
+	engines[0].mesh.Recv(recv)
+	time.AfterFunc(30*time.Millisecond, func() { engines[0].mesh.Fail(cause) })
+	errs := each(engines[:2], func(e *Engine) error { return e.Run(context.Background(), &coll.Request{Kind: coll.Barrier}) })
+	if !errors.Is(errs[0], cause) {
+		t.Errorf("rank 0: %v", errs[0])
+	}
+	if !errors.Is(errs[1], dist.Aborted) || !strings.Contains(errs[1].Error(), "rank 0: it gave up: shm: fail: aborted: the user gave up") {
+		t.Errorf("rank 1: %v", errs[1])
+	}
+	if err := engines[0].mesh.Wait(context.Background(), recv); !errors.Is(err, cause) {
+		t.Errorf("the message: %v", err)
+	}
+	if err := engines[0].Run(context.Background(), &coll.Request{Kind: coll.Barrier}); !errors.Is(err, cause) {
+		t.Errorf("later: %v", err)
 	}
 }
 

@@ -5,10 +5,14 @@ package shm
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"sync/atomic"
 	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
 )
 
 // start begins to watch the others and to show life, and returns when all ranks have mapped the segment.
@@ -25,10 +29,17 @@ func (e *Engine) start(ctx context.Context, j *joining) error {
 	}
 	e.tasks.Go(e.beat)
 	e.tasks.Go(e.mesh.keep)
-	if d, ok := ctx.Deadline(); ok {
-		e.deadline = d
+	err := e.advance(ctx)
+	var interrupted *coll.Interrupted
+	if errors.As(err, &interrupted) {
+		return e.giveUpJoining(interrupted.Cause)
 	}
-	return e.advance(ctx)
+	return err
+}
+
+// giveUpJoining tells the ranks that did come that this one did not wait longer.
+func (e *Engine) giveUpJoining(err error) error {
+	return e.giveUp(dist.Wrap("shm: join", dist.Canceled, err))
 }
 
 // watch waits for the end of the connection to rank p: with a farewell when the rank leaves, without one when it dies.

@@ -13,9 +13,6 @@ import (
 )
 
 const (
-	opPending = 1
-	opDone    = 2
-
 	// maxUnexpected bounds the bytes of messages from one rank that nobody has asked for yet. Above it they stay in the
 	// ring, and the sender waits.
 	maxUnexpected = 4 << 20
@@ -76,7 +73,7 @@ func newMesh(e *Engine) *Mesh {
 }
 
 // Mesh returns the point-to-point side of the segment. It ends with the engine.
-func (e *Engine) Mesh() *Mesh { return e.mesh }
+func (e *Engine) Mesh() link.Mesh { return e.mesh }
 
 // Rank is the own rank.
 func (m *Mesh) Rank() int { return m.engine.rank }
@@ -85,28 +82,13 @@ func (m *Mesh) Rank() int { return m.engine.rank }
 func (m *Mesh) Size() int { return m.engine.size }
 
 func (m *Mesh) start(op *link.Op) {
-	if op.State.Done == nil {
-		op.State.Done = make(chan struct{}, 1)
-	}
-	select {
-	case <-op.State.Done:
-	default:
-	}
-	op.State.Err, op.State.Next, op.State.Aux, op.N = nil, nil, 0, 0
-	op.State.Flag = opPending
+	op.Begin()
 	m.pending++
 }
 
 func (m *Mesh) complete(op *link.Op, err error) {
-	if op.State.Flag == opDone {
-		return
-	}
-	op.State.Err, op.State.Flag = err, opDone
 	m.pending--
-	select {
-	case op.State.Done <- struct{}{}:
-	default:
-	}
+	op.Complete(err)
 }
 
 // usable returns the state of a peer, or why there is none.

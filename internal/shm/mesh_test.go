@@ -79,7 +79,7 @@ func TestMessagesMatchInOrder(t *testing.T) {
 				posts[rank] = shuffled
 			}
 			errs := each(engines, func(e *Engine) error {
-				m := e.Mesh()
+				m := e.mesh
 				mine := posts[e.rank]
 				var wg sync.WaitGroup
 				failures := make(chan error, len(mine))
@@ -127,7 +127,7 @@ func TestReceiveFromAny(t *testing.T) {
 	ctx := messageContext(t)
 	for _, size := range []int{10, 100 << 10} {
 		errs := each(engines, func(e *Engine) error {
-			m := e.Mesh()
+			m := e.mesh
 			if e.rank != 0 {
 				op := &link.Op{Peer: 0, Slot: 4, Buf: bytes.Repeat([]byte{byte(e.rank)}, size)}
 				m.Send(op)
@@ -160,7 +160,7 @@ func TestTooLongIsAnError(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 2, nil)
 	ctx := messageContext(t)
-	a, b := engines[0].Mesh(), engines[1].Mesh()
+	a, b := engines[0].mesh, engines[1].mesh
 	for _, size := range []int{10, 100 << 10} {
 		for _, early := range []bool{false, true} {
 			send := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, size)}
@@ -192,7 +192,7 @@ func TestTooLongIsAnError(t *testing.T) {
 func TestWithdrawAndFail(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 2, nil)
-	m := engines[0].Mesh()
+	m := engines[0].mesh
 	op := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 1)}
 	m.Recv(op)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
@@ -222,7 +222,7 @@ func TestWithdrawAndFail(t *testing.T) {
 	}
 	for _, peer := range []int{0, 2, -7} {
 		bad := &link.Op{Peer: peer}
-		other := engines[1].Mesh()
+		other := engines[1].mesh
 		other.Send(bad)
 		if err := other.Wait(t.Context(), bad); peer != 0 && !errors.Is(err, dist.InvalidArgument) {
 			t.Errorf("peer %d: %v", peer, err)
@@ -236,9 +236,9 @@ func TestMessagesOfALeaver(t *testing.T) {
 	engines := world(t, 2, nil)
 	ctx := messageContext(t)
 	send := &link.Op{Peer: 0, Slot: 9, Buf: []byte("bye")}
-	engines[1].Mesh().Send(send)
+	engines[1].mesh.Send(send)
 	_ = engines[1].Close()
-	m := engines[0].Mesh()
+	m := engines[0].mesh
 	recv := &link.Op{Peer: 1, Slot: 9, Buf: make([]byte, 8)}
 	m.Recv(recv)
 	if err := m.Wait(ctx, recv); err != nil || string(recv.Buf[:recv.N]) != "bye" {
@@ -267,13 +267,13 @@ func TestKeeperFinishesWhatNobodyWaitsFor(t *testing.T) {
 	engines := world(t, 2, nil)
 	ctx := messageContext(t)
 	recv := &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, 2<<20)}
-	engines[1].Mesh().Recv(recv)
+	engines[1].mesh.Recv(recv)
 	send := &link.Op{Peer: 1, Slot: 2, Buf: bytes.Repeat([]byte{7}, 2<<20)}
-	engines[0].Mesh().Send(send)
-	if err := engines[0].Mesh().Wait(ctx, send); err != nil {
+	engines[0].mesh.Send(send)
+	if err := engines[0].mesh.Wait(ctx, send); err != nil {
 		t.Fatal(err)
 	}
-	if err := engines[1].Mesh().Wait(ctx, recv); err != nil || recv.N != 2<<20 || recv.Buf[2<<20-1] != 7 {
+	if err := engines[1].mesh.Wait(ctx, recv); err != nil || recv.N != 2<<20 || recv.Buf[2<<20-1] != 7 {
 		t.Fatal(err, recv.N)
 	}
 }
@@ -283,7 +283,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 2, nil)
 	ctx := messageContext(t)
-	a, b := engines[0].Mesh(), engines[1].Mesh()
+	a, b := engines[0].mesh, engines[1].mesh
 	const count = 1000
 	ops := make([]*link.Op, count)
 	for i := range ops {
@@ -330,7 +330,7 @@ func TestMessagesAllocateNothing(t *testing.T) {
 	}
 	for _, size := range []int{4, 256 << 10} {
 		go func() {
-			m, send, recv := engines[1].Mesh(), &link.Op{Buf: make([]byte, size)}, &link.Op{Buf: make([]byte, size)}
+			m, send, recv := engines[1].mesh, &link.Op{Buf: make([]byte, size)}, &link.Op{Buf: make([]byte, size)}
 			for range 101 {
 				if err := turn(m, send, recv); err != nil {
 					done <- err
@@ -341,7 +341,7 @@ func TestMessagesAllocateNothing(t *testing.T) {
 		}()
 		send, recv := &link.Op{Peer: 1, Buf: make([]byte, size)}, &link.Op{Peer: 1, Buf: make([]byte, size)}
 		allocations := testing.AllocsPerRun(100, func() {
-			if err := turn(engines[0].Mesh(), send, recv); err != nil {
+			if err := turn(engines[0].mesh, send, recv); err != nil {
 				t.Error(err)
 			}
 		})

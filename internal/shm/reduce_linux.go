@@ -17,16 +17,15 @@ func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
 		return e.reduceOnce(ctx, r)
 	}
 	flags := uint64(0)
-	if offset, ok := e.arena.offset(r.Out); ok {
+	if offset, ok := e.arena.offset(r.Out); ok && e.fresh() {
 		send, _ := e.seg.table(e.rank, e.parity())
 		send[0] = uint64(offset) //nolint:gosec // not negative
 		flags = flagDirect
 	}
-	parity, err := e.begin(ctx, r, n, flags)
-	if err != nil {
+	if err := e.begin(ctx, r, n, flags); err != nil {
 		return err
 	}
-	if e.allDirect(parity, n) {
+	if e.allDirect(e.op.parity, n) {
 		return e.reduceDirect(ctx, r)
 	}
 	return e.reducePieces(ctx, r)
@@ -35,13 +34,15 @@ func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
 // reduceOnce is for small buffers: everyone publishes all it has, and everyone combines all, in rank order.
 func (e *Engine) reduceOnce(ctx context.Context, r *coll.Request) error {
 	n := len(r.Out)
-	copy(e.seg.slotOf(e.rank, e.parity()), r.Out)
-	parity, err := e.begin(ctx, r, n, flagInline)
+	if e.fresh() {
+		copy(e.seg.slotOf(e.rank, e.parity()), r.Out)
+	}
+	err := e.begin(ctx, r, n, flagInline)
 	if err != nil || n == 0 || r.Kind == coll.Reduce && r.Root != e.rank {
 		return err
 	}
 	for i := range e.sources {
-		e.sources[i] = e.seg.slotOf(i, parity)[:n]
+		e.sources[i] = e.seg.slotOf(i, e.op.parity)[:n]
 	}
 	e.combine(r.Out, r)
 	return nil
@@ -70,15 +71,18 @@ func (e *Engine) reducePieces(ctx context.Context, r *coll.Request) error {
 	pieces := (n + size - 1) / size
 	wanted := r.Kind == coll.AllReduce || r.Root == e.rank
 	piece := func(k int) []byte { return r.Out[k*size : min((k+1)*size, n)] }
-	for k := range pieces + 2 {
-		if k < pieces {
-			e.copyIn(piece(k), k&1)
-		}
-		if k >= 1 && k <= pieces {
-			e.reduceShare(piece(k-1), (k-1)&1, r, wanted)
-		}
-		if k >= 2 && wanted {
-			e.copyOut(piece(k-2), k&1)
+	for ; e.op.turn < pieces+2; e.op.turn++ {
+		k := e.op.turn
+		if !e.op.waiting {
+			if k < pieces {
+				e.copyIn(piece(k), k&1)
+			}
+			if k >= 1 && k <= pieces {
+				e.reduceShare(piece(k-1), (k-1)&1, r, wanted)
+			}
+			if k >= 2 && wanted {
+				e.copyOut(piece(k-2), k&1)
+			}
 		}
 		if k <= pieces {
 			if err := e.advance(ctx); err != nil {
@@ -148,6 +152,9 @@ func (e *Engine) allDirect(parity, n int) bool {
 
 // reduceDirect is for buffers in the segment: every rank reduces its share of all buffers and writes it to all of them.
 func (e *Engine) reduceDirect(ctx context.Context, r *coll.Request) error {
+	if e.op.waiting {
+		return e.advance(ctx)
+	}
 	from, to := share(len(r.Out), e.size, e.rank)
 	room := e.seg.result(e.rank, 0)
 	for ; from < to; from += reduceBlock {

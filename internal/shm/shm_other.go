@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -38,6 +39,15 @@ func (e *Engine) Size() int { return 0 }
 func (e *Engine) Run(context.Context, *coll.Request) error {
 	return dist.New("shm: run", dist.NotSupported, "")
 }
+
+// Resumable tells nothing here.
+func (e *Engine) Resumable() {}
+
+// Fail does nothing.
+func (e *Engine) Fail(error) {}
+
+// Mesh returns nil.
+func (e *Engine) Mesh() link.Mesh { return nil }
 
 // Alloc returns [dist.NotSupported].
 func (e *Engine) Alloc(int) (*tensor.Storage, error) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
 )
 
 // trouble looks for a reason to stop waiting for the current step: another rank gave up, a rank that has not taken the
@@ -30,11 +31,11 @@ func (e *Engine) trouble(ctx context.Context, now time.Time) error {
 			return e.giveUp(err)
 		}
 	}
-	if err := ctx.Err(); err != nil {
-		return e.giveUp(e.withMissing(dist.FromContext(e.opName, ctx)))
-	}
 	if !e.deadline.IsZero() && !now.Before(e.deadline) {
-		return e.giveUp(e.withMissing(dist.Newf(e.opName, dist.DeadlineExceeded, "no end after %v", e.timeout)))
+		return e.giveUp(e.withMissing(dist.New(e.opName, dist.DeadlineExceeded, "the operation's timeout passed")))
+	}
+	if ctx.Err() != nil {
+		return &coll.Interrupted{Cause: e.withMissing(dist.FromContext(e.opName, ctx))}
 	}
 	return nil
 }
@@ -91,6 +92,12 @@ func (e *Engine) giveUp(err *dist.Error) error {
 	if e.failure == nil {
 		e.failure = err
 	}
+	e.tellAll(err)
+	return err
+}
+
+// tellAll leaves the reason why the group ended for all ranks, unless there is one already, and wakes them.
+func (e *Engine) tellAll(err *dist.Error) {
 	a := &e.seg.header().abort
 	if atomic.CompareAndSwapUint32(&a.state, 0, 1) {
 		rank := int32(e.rank) //nolint:gosec // bounded by MaxRanks
@@ -102,7 +109,6 @@ func (e *Engine) giveUp(err *dist.Error) error {
 		atomic.StoreUint32(&a.state, 2)
 	}
 	e.wakeAll()
-	return err
 }
 
 // wakeAll makes every sleeping rank look around.
@@ -114,6 +120,10 @@ func (e *Engine) wakeAll() {
 
 // aborted returns the error of a group that another rank has given up.
 func (e *Engine) aborted() error {
+	if err := e.failed.Load(); err != nil {
+		e.failure = *err
+		return *err
+	}
 	a := &e.seg.header().abort
 	if atomic.LoadUint32(&a.state) != 2 {
 		return nil

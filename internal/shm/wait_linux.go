@@ -54,13 +54,17 @@ func newWaiter(ranks int) waiter {
 	return w
 }
 
-// advance publishes everything written so far as this rank's next step and returns when all ranks have taken it.
+// advance publishes everything written so far as this rank's next step and returns when all ranks have taken it. When it
+// was interrupted it only goes on waiting.
 func (e *Engine) advance(ctx context.Context) error {
-	e.step++
-	me := e.lines[e.rank]
-	atomic.StoreUint32(&me.step, e.step)
-	if atomic.LoadUint32(&me.sleepers) != 0 {
-		futexWake(&me.step)
+	if !e.op.waiting {
+		e.op.waiting = true
+		e.step++
+		me := e.lines[e.rank]
+		atomic.StoreUint32(&me.step, e.step)
+		if atomic.LoadUint32(&me.sleepers) != 0 {
+			futexWake(&me.step)
+		}
 	}
 	for _, p := range e.peers {
 		if word := &e.lines[p].step; !reached(atomic.LoadUint32(word), e.step) && !spinUntil(word, e.step, e.wait.turns) {
@@ -69,6 +73,7 @@ func (e *Engine) advance(ctx context.Context) error {
 			}
 		}
 	}
+	e.op.waiting = false
 	return nil
 }
 
@@ -129,6 +134,9 @@ func (e *Engine) waitLong(ctx context.Context, word *uint32) error {
 		}
 		slice := sleepSlice
 		if d := e.deadline; !d.IsZero() {
+			slice = min(slice, d.Sub(now))
+		}
+		if d, ok := ctx.Deadline(); ok {
 			slice = min(slice, d.Sub(now))
 		}
 		sleepBelow(word, &line.sleepers, e.step, slice)
