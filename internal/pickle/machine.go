@@ -84,6 +84,7 @@ func (r *reader) step(op byte) error {
 		if err != nil {
 			return err
 		}
+		r.mentioned = true
 		return r.push(v)
 	case opNone:
 		return r.push(nil)

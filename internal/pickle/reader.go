@@ -9,6 +9,7 @@ import (
 	"math"
 	"math/big"
 	"slices"
+	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
 )
@@ -58,19 +59,38 @@ func Decode(data []byte, limits Limits) (any, error) {
 
 // DecodePrefix reads the pickle at the start of data and returns what follows it.
 func DecodePrefix(data []byte, limits Limits) (v any, rest []byte, err error) {
-	r := reader{data: data, limits: limits.withDefaults()}
-	if len(data) > r.limits.Bytes {
-		return nil, nil, dist.Newf("pickle: decode", dist.TooLarge, "a pickle of %d bytes, the limit is %d", len(data), r.limits.Bytes)
+	limits = limits.withDefaults()
+	if len(data) > limits.Bytes {
+		return nil, nil, dist.Newf("pickle: decode", dist.TooLarge, "a pickle of %d bytes, the limit is %d", len(data), limits.Bytes)
 	}
-	r.stack, r.memo = r.stack0[:0], r.memo0[:0]
+	r := readers.Get().(*reader) //nolint:errcheck,forcetypeassert // only readers are put there
+	*r = reader{data: data, limits: limits, stack: r.stack[:0], memo: r.memo[:0]}
 	v, err = r.run()
+	rest = data[r.pos:]
+	// A value cannot be deeper than the number of values, nor contain itself without being mentioned twice.
+	simple := !r.mentioned && r.values <= limits.Depth
+	r.recycle()
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := checkGraph(v, r.limits); err != nil {
-		return nil, nil, err
+	if !simple {
+		if err := checkGraph(v, limits); err != nil {
+			return nil, nil, err
+		}
 	}
-	return v, data[r.pos:], nil
+	return v, rest, nil
+}
+
+// readers keeps the stacks and memos of small pickles for the next ones, empty.
+var readers = sync.Pool{New: func() any { return &reader{} }}
+
+func (r *reader) recycle() {
+	clear(r.stack[:cap(r.stack)])
+	clear(r.memo[:cap(r.memo)])
+	r.data, r.sparse = nil, nil
+	if cap(r.stack) <= 256 && cap(r.memo) <= 256 {
+		readers.Put(r)
+	}
 }
 
 // mark is the value that MARK pushes. It is a private type, so no pickle can make it in another way.
@@ -89,10 +109,8 @@ type reader struct {
 	values int
 	marks  int
 
-	protocol uint64
-
-	stack0 [16]any
-	memo0  [24]any
+	protocol  uint64
+	mentioned bool // a value was pushed a second time
 }
 
 func (r *reader) errorf(code dist.Code, format string, args ...any) error {
@@ -219,6 +237,7 @@ func (r *reader) get(index uint64) error {
 	if _, missing := v.(absent); missing {
 		return r.bad("remembered value %d was never stored", index)
 	}
+	r.mentioned = true
 	return r.push(v)
 }
 

@@ -95,7 +95,7 @@ func (r *reader) global(op byte) error {
 		if !ok1 || !ok2 {
 			return r.bad("STACK_GLOBAL with %s and %s", TypeName(module), TypeName(name))
 		}
-		return r.push(r.renamed(g))
+		return r.push(boxed(r.renamed(g)))
 	}
 	var err error
 	if g.Module, err = r.line(); err != nil {
@@ -109,7 +109,7 @@ func (r *reader) global(op byte) error {
 	}
 	g = r.renamed(g)
 	if op == opGlobal {
-		return r.push(g)
+		return r.push(boxed(g))
 	}
 	items, err := r.popMark()
 	if err != nil {

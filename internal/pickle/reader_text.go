@@ -93,6 +93,11 @@ func (r *reader) text(op byte) error {
 	if err != nil {
 		return err
 	}
+	if len(b) < maxWord {
+		if v, ok := knownWords[string(b)]; ok {
+			return r.push(v)
+		}
+	}
 	s := string(b)
 	if !r.limits.RawStrings && !validText(s) {
 		return r.bad("a string that is not UTF-8")
