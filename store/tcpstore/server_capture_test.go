@@ -52,7 +52,10 @@ func TestServerCaptures(t *testing.T) {
 				name = version + "/bytewise"
 			}
 			t.Run(name, func(t *testing.T) {
-				eachDriver(t, func(t *testing.T, opts ...ServerOption) { replayCapture(t, version, piece, opts...) })
+				eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+					t.Helper()
+					replayCapture(t, version, piece, opts...)
+				})
 			})
 		}
 	}

@@ -98,6 +98,7 @@ func dialV(tb testing.TB, s *Server) net.Conn {
 
 func TestServerClose(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
 		noLeaks(t)
 		s := startServer(t, opts...)
 		for range 10 {
@@ -136,6 +137,7 @@ func TestServerClose(t *testing.T) {
 
 func TestServerShutdown(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
 		noLeaks(t)
 		s := startServer(t, opts...)
 		a, b := dialV(t, s), dialV(t, s)
@@ -175,6 +177,7 @@ func TestServerShutdown(t *testing.T) {
 
 func TestServerStats(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
 		s := startServer(t, opts...)
 		before := time.Now()
 		v, legacy, silent := dialV(t, s), dialRaw(t, s), dialRaw(t, s)
@@ -215,6 +218,7 @@ func TestServerStats(t *testing.T) {
 // TestServerCork sends a request as PyTorch 1.13 does when its last piece is empty: the code byte at once, the rest later.
 func TestServerCork(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
 		s := startServer(t, opts...)
 		c, other := dialRaw(t, s), dialRaw(t, s)
 		set := wire.AppendSet(nil, wire.Legacy, "/k", nil)
@@ -251,6 +255,7 @@ func (l *logBuffer) String() string {
 
 func TestServerCutsWithAReason(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
 		for _, c := range []struct {
 			name   string
 			limits Limits
@@ -286,6 +291,7 @@ func TestServerCutsWithAReason(t *testing.T) {
 
 func TestServerConnLimit(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
 		s := startServer(t, append(opts, WithLimits(Limits{Conns: 2}))...)
 		a, b := dialV(t, s), dialV(t, s)
 		expectClosed(t, dialRaw(t, s))
@@ -299,8 +305,9 @@ func TestServerConnLimit(t *testing.T) {
 // TestServerSlowReader reads a large reply in small pieces, and cuts a client that reads nothing at all.
 func TestServerSlowReader(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
 		s := startServer(t, append(opts, WithLimits(Limits{Stall: 400 * time.Millisecond}))...)
-		value := bytes.Repeat([]byte("0123456789abcdef"), 5<<16) // 5 MiB
+		value := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
 		slow, stuck, other := dialV(t, s), dialV(t, s), dialV(t, s)
 		write(t, other, wire.AppendSet(nil, wire.V, "/big", value))
 		get := wire.AppendKey(nil, wire.V, wire.Get, "/big")
@@ -319,7 +326,7 @@ func TestServerSlowReader(t *testing.T) {
 			}
 		}()
 		for i := range 20 {
-			time.Sleep(2 * time.Millisecond)
+			time.Sleep(1 * time.Millisecond)
 			if got := read(t, slow, len(value)+8); !bytes.Equal(got[8:], value) {
 				t.Fatalf("reply %d has changed", i)
 			}
@@ -335,6 +342,7 @@ func TestServerSlowReader(t *testing.T) {
 
 func TestServerHook(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
 		var mu sync.Mutex
 		var seen []string
 		hook := func(e observe.Event) {
