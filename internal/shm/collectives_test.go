@@ -1,6 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build linux
+
 package shm
 
 import (
@@ -226,7 +228,8 @@ func runInPieces(e *Engine, q *coll.Request, interrupt bool, times *atomic.Int64
 func TestRandomPlans(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ ranks, slot, area, limit, count int }{
-		{1, 0, 0, 100 << 10, 60}, {-3, 512, 4096, 60 << 10, 60},
+		{1, 0, 0, 100 << 10, 60},
+		{-3, 512, 4096, 60 << 10, 60},
 		{2, 0, 0, 900 << 10, 60},
 		{2, 256, 4096, 40 << 10, 150},
 		{3, 1024, 16384, 40 << 10, 150},

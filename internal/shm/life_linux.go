@@ -30,8 +30,7 @@ func (e *Engine) start(ctx context.Context, j *joining) error {
 	e.tasks.Go(e.beat)
 	e.tasks.Go(e.mesh.keep)
 	err := e.advance(ctx)
-	var interrupted *coll.Interrupted
-	if errors.As(err, &interrupted) {
+	if interrupted, ok := errors.AsType[*coll.Interrupted](err); ok {
 		return e.giveUpJoining(interrupted.Cause)
 	}
 	return err
