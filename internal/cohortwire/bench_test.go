@@ -11,8 +11,10 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -92,13 +94,18 @@ func benchmarkEcho(b *testing.B, size int) {
 	s, _ := tensor.NewStorage(size)
 	payload := make([]byte, 200)
 	b.SetBytes(int64(2 * size))
+	var took []time.Duration
 	for b.Loop() {
+		begin := time.Now()
 		f, err := l.Call(b.Context(), &Frame{Type: 0x102, Payload: payload, Storages: []*tensor.Storage{s}})
 		if err != nil {
 			b.Fatal(err)
 		}
 		f.Release()
+		took = append(took, time.Since(begin))
 	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1e3, "p50-us")
 }
 
 func BenchmarkSync8B(b *testing.B)    { benchmarkEcho(b, 8) }

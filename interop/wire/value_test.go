@@ -5,6 +5,7 @@
 package wire_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/internal/torchtest"
@@ -246,5 +248,27 @@ func TestListenerSurvivesOurCancelledDials(t *testing.T) {
 		p.Send(t, "go")
 		p.Expect(t, "left")
 		p.MustExit(t, 30*time.Second)
+	})
+}
+
+// TestKilledPyTorchIsNoticed kills the PyTorch worker during a call: the call must end at once, not by its time limit.
+func TestKilledPyTorchIsNoticed(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		_, c, p := world(t, tr, "", leave, map[string]string{"pymod": "import time\ndef sleep(): time.sleep(60)\n"})
+		done := make(chan error, 1)
+		go func() {
+			_, err := c.call(testContext(t), "pymod.sleep")
+			done <- err
+		}()
+		time.Sleep(100 * time.Millisecond)
+		p.Kill()
+		select {
+		case err := <-done:
+			if !errors.Is(err, dist.PeerLost) {
+				t.Fatalf("the call ended with %v", err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatal("the call still waits")
+		}
 	})
 }
