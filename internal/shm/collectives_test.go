@@ -211,6 +211,9 @@ func runInPieces(e *Engine, q *coll.Request, interrupt bool, times *atomic.Int64
 	if !interrupt {
 		return e.Run(context.Background(), q)
 	}
+	if e.rank == 0 && q.Tag%5 == 0 {
+		time.Sleep(time.Millisecond)
+	}
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rand.IntN(200))*time.Microsecond)
 		err := e.Run(ctx, q)
@@ -220,6 +223,7 @@ func runInPieces(e *Engine, q *coll.Request, interrupt bool, times *atomic.Int64
 		}
 		if errors.As(err, new(*coll.Interrupted)) {
 			times.Add(1)
+			time.Sleep(time.Duration(rand.IntN(500)) * time.Microsecond) // the others wait in the middle of it
 		}
 	}
 }

@@ -36,7 +36,7 @@ func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
 		if err := e.compareCounts(r, parity); err != nil {
 			return err
 		}
-		e.copyOwn(r)
+		e.copyOwn(r, flags)
 		if err := e.take(r, parity, inlinePiece, room); err != nil {
 			return err
 		}
@@ -169,10 +169,12 @@ func (e *Engine) compareCounts(r *coll.Request, parity int) error {
 }
 
 // copyOwn moves the block that a rank sends to itself.
-func (e *Engine) copyOwn(r *coll.Request) {
+func (e *Engine) copyOwn(r *coll.Request, flags uint64) {
 	switch r.Kind {
 	case coll.AllGather, coll.AllGatherV:
-		copy(block(r.Out, r.OutCounts, e.size, e.rank), r.In)
+		if flags&flagInline != 0 { // else put does it, piece by piece
+			copy(block(r.Out, r.OutCounts, e.size, e.rank), r.In)
+		}
 	case coll.Gather:
 		if r.Root == e.rank {
 			copy(block(r.Out, r.OutCounts, e.size, e.rank), r.In)
@@ -243,7 +245,11 @@ func (e *Engine) put(r *coll.Request, flags uint64, k, room int) {
 	}
 	area := e.seg.input(e.rank, k&1)
 	if !split(r.Kind) {
-		copy(area, pieceOf(data, k, room))
+		piece := pieceOf(data, k, room)
+		copy(area, piece)
+		if r.Kind == coll.AllGather || r.Kind == coll.AllGatherV { // while the piece is in the cache
+			copy(pieceOf(block(r.Out, r.OutCounts, e.size, e.rank), k, room), piece)
+		}
 		return
 	}
 	for _, p := range e.peers {
