@@ -119,6 +119,17 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 		g.end(err)
 		return nil, err
 	}
+	if p.parent != nil && p.parent.torch != torchNone && g.torch == torchNone {
+		// PyTorch's ranks, though not members, wait in the store for everybody who makes this group.
+		if err := settle(ctx, p, p.family.layout, -1); err != nil {
+			g.end(err)
+			_ = g.mesh.Close()
+			if c, ok := g.engine.(interface{ Close() error }); ok {
+				_ = c.Close()
+			}
+			return nil, err
+		}
+	}
 	_, g.resumable = g.engine.(coll.Resumable)
 	g.tasks.Add(1)
 	go g.pump()

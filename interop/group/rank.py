@@ -1,0 +1,168 @@
+# One PyTorch rank of an interop world: runs a plan and prints one JSON line with a digest per step.
+import datetime, hashlib, json, os, sys, warnings
+import torch
+import torch.distributed as dist
+
+warnings.filterwarnings("ignore")
+rank, size, port = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+plan = json.loads(sys.argv[4])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
+                        timeout=datetime.timedelta(seconds=30))
+OPS = {"sum": "SUM", "product": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR", "avg": "AVG"}
+
+
+def data(k, r, n, dt, salt=0, special=False):
+    x = (torch.arange(n, dtype=torch.int64) * 2654435761 + r * 40503 + k * 977 + salt * 7919) & 0xFFFFFFFF
+    v = (x >> 8) % 2001 - 1000
+    t = getattr(torch, dt)
+    if dt == "bool":
+        return (v & 1).to(t)
+    if dt.startswith("complex"):
+        return torch.complex(v.double() / 8, (v.double() + 3) / 16).to(t)
+    if t.is_floating_point:
+        f = v.double() / 8
+        if special:
+            f[x % 7 == 0] = float("nan")
+            f[x % 11 == 0] = -0.0
+        return f.to(t)
+    return v.to(t)
+
+
+def raw(t):
+    t = t.contiguous()
+    if t.dtype == torch.bool:
+        t = t.view(torch.uint8) != 0
+    if t.dtype == torch.bfloat16:
+        t = t.view(torch.int16)
+    return t.numpy().tobytes()
+
+
+def digest(*ts):
+    h = hashlib.sha256()
+    for t in ts:
+        h.update(raw(t) if isinstance(t, torch.Tensor) else t)
+    return h.hexdigest()[:16]
+
+
+groups = {}
+
+
+def step(k, s):
+    kind, n, dt, root = s["op"], s.get("n", 0), s.get("dtype", "float32"), s.get("root", 0)
+    op = getattr(dist.ReduceOp, OPS[s.get("reduce", "sum")])
+    g = groups.get(s.get("group", ""))
+    if s.get("group") and g is None:
+        return "-"
+    me, members = (rank, size) if g is None else (dist.get_rank(g), dist.get_world_size(g))
+    groot = root if g is None else s["ranks"][root]
+    x = data(k, me, n, dt, 0, s.get("reduce") in ("min", "max"))
+    if kind == "all_reduce":
+        dist.all_reduce(x, op, group=g)
+        return digest(x)
+    if kind == "all_reduce_coalesced":
+        y = data(k, me, n + 3, dt, 1)
+        dist.all_reduce_coalesced([x, y], op, group=g)
+        return digest(x, y)
+    if kind == "reduce":
+        dist.reduce(x, groot, op, group=g)
+        return digest(x) if me == root else "-"
+    if kind == "broadcast":
+        dist.broadcast(x, groot, group=g)
+        return digest(x)
+    if kind == "all_gather":
+        outs = [torch.empty_like(x) for _ in range(members)]
+        dist.all_gather(outs, x, group=g)
+        return digest(*outs)
+    if kind == "all_gather_into_tensor":
+        out = torch.empty(n * members, dtype=x.dtype)
+        dist.all_gather_into_tensor(out, x, group=g)
+        return digest(out)
+    if kind == "gather":
+        outs = [torch.empty_like(x) for _ in range(members)] if me == root else None
+        dist.gather(x, outs, groot, group=g)
+        return digest(*outs) if me == root else "-"
+    if kind == "scatter":
+        ins = [data(k, me, n, dt, i) for i in range(members)] if me == root else None
+        dist.scatter(x, ins, groot, group=g)
+        return digest(x)
+    if kind == "reduce_scatter_tensor":
+        out = torch.empty_like(x)
+        dist.reduce_scatter_tensor(out, data(k, me, n * members, dt), op, group=g)
+        return digest(out)
+    if kind == "all_to_all_single":
+        out = torch.empty(n * members, dtype=x.dtype)
+        dist.all_to_all_single(out, data(k, me, n * members, dt), group=g)
+        return digest(out)
+    if kind == "all_to_all_uneven":
+        ins = [n + (me + i) % 3 for i in range(members)]
+        out = torch.empty(sum(ins), dtype=x.dtype)
+        dist.all_to_all_single(out, data(k, me, sum(ins), dt), ins, ins, group=g)
+        return digest(out)
+    if kind == "ring":
+        y = torch.empty_like(x)
+        a = dist.isend(x, (me + 1) % members, tag=5)
+        b = dist.irecv(y, (me - 1) % members, tag=5)
+        a.wait(), b.wait()
+        return digest(y)
+    if kind == "batch":
+        y = torch.empty_like(x)
+        for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, (me + 1) % members), dist.P2POp(dist.irecv, y, (me - 1) % members)]):
+            w.wait()
+        return digest(y)
+    if kind == "any":
+        if me != root:
+            dist.send(x, root, tag=9)
+            return "-"
+        got = {}
+        for _ in range(members - 1):
+            y = torch.empty_like(x)
+            source = dist.recv(y, tag=9)
+            got[source] = raw(y)
+        return digest(*[got[r] for r in sorted(got)])
+    if kind == "async":
+        xs = [data(k, me, n, dt, i) for i in range(6)]
+        for w in [dist.all_reduce(t, op, async_op=True) for t in xs]:
+            w.wait()
+        return digest(*xs)
+    if kind == "barrier":
+        dist.barrier(group=g)
+        return "-"
+    if kind == "monitored_barrier":
+        dist.monitored_barrier(group=g)
+        return "-"
+    if kind == "new_group":
+        made = dist.new_group(s["ranks"])
+        groups[s["name"]] = made if rank in s["ranks"] else None
+        return "-"
+    if kind == "objects":
+        text = lambda r, i: f"object {k} of {r}.{i}" * (r + 1)
+        objs = [text(root, i) if me == root else None for i in range(3)]
+        dist.broadcast_object_list(objs, root)
+        alls = [None] * members
+        dist.all_gather_object(alls, text(me, 0))
+        gathered = [None] * members if me == root else None
+        dist.gather_object(text(me, 1), gathered, root)
+        out = [None]
+        dist.scatter_object_list(out, [text(root, i) for i in range(members)] if me == root else None, root)
+        return "|".join(objs + alls + (gathered or []) + out)
+    raise ValueError(kind)
+
+
+results = []
+for k, s in enumerate(plan):
+    if s.get("go_only"):
+        results.append("refused")
+        continue
+    try:
+        results.append(step(k, s))
+    except (RuntimeError, ValueError, NotImplementedError, TypeError) as e:
+        broken = not s.get("may_refuse") or any(w in str(e).lower() for w in ("timed out", "timeout", "closed", "reset"))
+        results.append("error: " + str(e)[:300] if broken else "refused")
+        if broken:
+            break
+print(json.dumps(results), flush=True)
+try:
+    dist.barrier()
+except RuntimeError:
+    pass
+os._exit(0)

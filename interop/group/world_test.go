@@ -1,0 +1,166 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package group_test runs Go ranks and real PyTorch ranks in one process group.
+package group_test
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/cohort-dist/cohort/internal/torchtest.(*Torch).readReplies"),
+		goleak.IgnoreAnyFunction("github.com/cohort-dist/cohort/internal/torchtest.(*Torch).acceptOutputs"),
+		goleak.IgnoreAnyFunction("github.com/cohort-dist/cohort/internal/torchtest.(*Torch).boot.func1"),
+		goleak.IgnoreAnyFunction("os/exec.(*Cmd).watchCtx"), goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"),
+	)
+}
+
+//go:embed rank.py
+var rankSource string
+
+func freePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// world says which ranks are Go's.
+type world struct {
+	size    int
+	goRanks []int
+	env     map[string]string
+	options []group.Option
+}
+
+func (w world) String() string { return fmt.Sprintf("ranks=%d,go=%v", w.size, w.goRanks) }
+
+func (w world) isGo(r int) bool { return slices.Contains(w.goRanks, r) }
+
+// startTorch starts the PyTorch ranks of a world with a script that takes rank, size, port and the given arguments.
+func (w world) startTorch(t testing.TB, tr *torchtest.Torch, port int, source string, args ...string) map[int]*torchtest.Proc {
+	t.Helper()
+	procs := map[int]*torchtest.Proc{}
+	for r := range w.size {
+		if !w.isGo(r) {
+			procs[r] = tr.Start(t, torchtest.Script{
+				Name: fmt.Sprintf("rank%d.py", r), Source: source, Env: w.env,
+				Args: append([]string{strconv.Itoa(r), strconv.Itoa(w.size), strconv.Itoa(port)}, args...),
+			})
+		}
+	}
+	return procs
+}
+
+// joinGo makes the Go ranks of a world. Rank 0 hosts the store.
+func (w world) joinGo(ctx context.Context, t testing.TB, port int) map[int]*group.Group {
+	t.Helper()
+	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	if w.isGo(0) {
+		server, err := tcpstore.Listen(addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = server.Close() })
+	}
+	groups := map[int]*group.Group{}
+	var mu sync.Mutex
+	err := w.eachGo(func(r int) error {
+		client, err := tcpstore.Dial(ctx, addr)
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = client.Close() })
+		if _, err := client.JoinWorker(ctx); err != nil {
+			return err
+		}
+		g, err := group.New(ctx, client, r, w.size, w.options...)
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		groups[r] = g
+		mu.Unlock()
+		t.Cleanup(func() { _ = g.Close() })
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return groups
+}
+
+// eachGo runs f for every Go rank at once.
+func (w world) eachGo(f func(r int) error) error {
+	errs := make([]error, w.size)
+	var wg sync.WaitGroup
+	for _, r := range w.goRanks {
+		wg.Go(func() {
+			if err := f(r); err != nil {
+				errs[r] = fmt.Errorf("rank %d: %w", r, err)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// run executes a plan in the world and returns the digests of all ranks.
+func (w world) run(t *testing.T, tr *torchtest.Torch, plan []step) [][]string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+	defer cancel()
+	port := freePort(t)
+	text, err := json.Marshal(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	procs := w.startTorch(t, tr, port, rankSource, string(text))
+	results := make([][]string, w.size)
+	if len(w.goRanks) > 0 {
+		groups := w.joinGo(ctx, t, port)
+		err := w.eachGo(func(r int) error {
+			var err error
+			results[r], err = runPlan(ctx, groups[r], plan)
+			if err != nil {
+				return err
+			}
+			return groups[r].Barrier(ctx).Wait(ctx)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range groups {
+			_ = g.Close()
+		}
+	}
+	for r, p := range procs {
+		line := p.Line(t)
+		if err := json.Unmarshal([]byte(line), &results[r]); err != nil {
+			t.Fatalf("rank %d printed %q: %v", r, line, err)
+		}
+		p.MustExit(t, time.Minute)
+	}
+	return results
+}
