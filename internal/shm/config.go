@@ -28,7 +28,7 @@ type Config struct {
 	// Exchange carries the addresses of the sockets.
 	Exchange Exchange
 
-	// Slot is the room of small data that travels with step 1; 0 means 32 KiB.
+	// Slot is the room of small data that travels with step 1; 0 means 64 KiB.
 	Slot int
 	// Area is the size of a piece of large data per rank; 0 means 256 KiB.
 	Area int
@@ -56,7 +56,7 @@ func (c *Config) validate() error {
 		return dist.Newf(op, dist.InvalidArgument, "slot %d, area %d, arena %d: out of range", c.Slot, c.Area, c.Arena)
 	}
 	if c.Slot == 0 {
-		c.Slot = 32 << 10
+		c.Slot = 64 << 10
 	}
 	if c.Area == 0 {
 		c.Area = 256 << 10
