@@ -21,7 +21,9 @@ func runPortable(k kernel, dst, a, b unsafe.Pointer, n int, size uintptr) {
 		copy(ys, unsafe.Slice((*byte)(b), m))                                      //nolint:gosec // elements of any type behind bytes; lengths are checked
 		k(unsafe.Pointer(&x), unsafe.Pointer(&x), unsafe.Pointer(&y), int(m/size)) //nolint:gosec // elements of any type behind bytes; lengths are checked
 		copy(unsafe.Slice((*byte)(dst), m), xs)                                    //nolint:gosec // elements of any type behind bytes; lengths are checked
-		left -= m
+		if left -= m; left == 0 {
+			return // a pointer behind the end would keep a neighbour alive
+		}
 		dst, a, b = unsafe.Add(dst, m), unsafe.Add(a, m), unsafe.Add(b, m)
 	}
 }
