@@ -65,7 +65,7 @@ func (s *settings) join(ctx context.Context, plan Plan) (*Member, error) {
 }
 
 func (s *settings) joinFile(ctx context.Context, plan Plan) (*Member, error) {
-	opts := []filestore.Option{filestore.WithWorldSize(plan.WorldSize)}
+	opts := []filestore.Option{filestore.WithWorldSize(plan.WorldSize), filestore.WithLogger(s.logger)}
 	if s.timeSet {
 		opts = append(opts, filestore.WithTimeout(s.timeout))
 	}

@@ -54,12 +54,16 @@ func (m *Member) Size() int { return m.size }
 
 // Shutdown leaves the world in order. The process that hosts the store stays until every other client is gone or ctx
 // ends; then everything is closed in any case. The error says whether clients were cut off. Shutdown after Close, or
-// a second time, waits for the first call and returns its result.
+// a second time, waits for the first call, for as long as its own ctx allows, and returns that one's result.
 func (m *Member) Shutdown(ctx context.Context) error {
 	ended, first := m.begin()
 	if !first {
-		<-ended
-		return m.result()
+		select {
+		case <-ended:
+			return m.result()
+		case <-ctx.Done():
+			return dist.FromContext("rendezvous: shutdown", ctx)
+		}
 	}
 	var err error
 	if m.release.Shutdown != nil {

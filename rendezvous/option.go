@@ -84,7 +84,8 @@ func WithHook(hook observe.Hook) Option {
 	return optionFunc(func(s *settings) { s.hook = observe.Tee(s.hook, hook) })
 }
 
-// WithLogger writes what a hosted server and the client have to say to logger. The default is silence.
+// WithLogger writes to logger what a hosted server and the client have to say and, while rank 0 waits, who is missing.
+// The default is silence.
 func WithLogger(logger *slog.Logger) Option {
 	return optionFunc(func(s *settings) {
 		if logger != nil {

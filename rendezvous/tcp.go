@@ -169,7 +169,7 @@ func (s *settings) enroll(ctx context.Context, plan Plan, client *tcpstore.Clien
 	if !plan.Master {
 		return nil
 	}
-	return awaitWorld(ctx, hostBoard{client, lease.Server, plan.Attempt}, plan.WorldSize, s.hook)
+	return awaitWorld(ctx, hostBoard{client, lease.Server, plan.Attempt}, plan.WorldSize, s.hook, s.logger)
 }
 
 // claimant is the part of a client that claims.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -57,9 +58,9 @@ func (t *teller) due(now time.Time, joined int64) bool {
 	return true
 }
 
-// awaitWorld returns when size clients have joined. While it waits it tells who is missing; when ctx ends it says so in
-// its error.
-func awaitWorld(ctx context.Context, b board, size int, hook observe.Hook) error {
+// awaitWorld returns when size clients have joined. While it waits it tells hook and log who is missing; when ctx ends it
+// says so in its error.
+func awaitWorld(ctx context.Context, b board, size int, hook observe.Hook, log *slog.Logger) error {
 	start := time.Now()
 	words := newTeller(start)
 	ticker := time.NewTicker(pollEvery)
@@ -77,14 +78,17 @@ func awaitWorld(ctx context.Context, b board, size int, hook observe.Hook) error
 		if seen.full() {
 			return nil
 		}
-		if now := time.Now(); words.due(now, joined) && hook != nil {
+		if now := time.Now(); words.due(now, joined) {
 			if seen.known, err = b.Known(ctx, size); err != nil && ctx.Err() == nil {
 				return err
 			}
+			waited := now.Sub(start)
 			hook.Emit(observe.Event{
-				Kind: EventWait, Rank: 0, Dur: now.Sub(start),
-				Detail: fmt.Sprintf("%d/%d clients joined after %s, %s", joined, size, now.Sub(start).Round(time.Second), seen.absent()),
+				Kind: EventWait, Rank: 0, Dur: waited,
+				Detail: fmt.Sprintf("%d/%d clients joined after %s, %s", joined, size, waited.Round(time.Second), seen.absent()),
 			})
+			log.LogAttrs(ctx, slog.LevelInfo, "rank 0 waits for the other ranks", slog.Int64("joined", joined), slog.Int("size", size),
+				slog.Duration("waited", waited.Round(time.Second)), slog.String("who", seen.absent()))
 		}
 		select {
 		case <-ctx.Done():

@@ -6,6 +6,7 @@ package rendezvous
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -53,6 +54,22 @@ func (s *script) Known(ctx context.Context, size int) (map[dist.Rank]identity, e
 	return known, ctx.Err()
 }
 
+var silent = slog.New(slog.DiscardHandler)
+
+// A user who gave nothing but a logger is told as well.
+func TestAwaitWorldLogsWhoIsMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		board := &script{start: time.Now(), come: []arrival{{0, 0}, {1500 * time.Millisecond, 1}}}
+		var out strings.Builder
+		if err := awaitWorld(t.Context(), board, 2, nil, slog.New(slog.NewTextHandler(&out, nil))); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out.String(), `joined=1 size=2 waited=1s who="missing: rank 1"`) {
+			t.Errorf("the log says %q", out.String())
+		}
+	})
+}
+
 func TestAwaitWorldTellsWhoIsMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		board := &script{start: time.Now(), come: []arrival{
@@ -67,7 +84,7 @@ func TestAwaitWorldTellsWhoIsMissing(t *testing.T) {
 				t.Errorf("event %+v", e)
 			}
 			told = append(told, e.Detail)
-		})
+		}, silent)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +110,7 @@ func TestAwaitWorldTimesOutWithNames(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 61*time.Second)
 		defer cancel()
 		board := &script{start: time.Now(), come: []arrival{{0, 0}, {time.Second, 2}}}
-		err := awaitWorld(ctx, board, 4, nil)
+		err := awaitWorld(ctx, board, 4, nil, silent)
 		if !errors.Is(err, dist.DeadlineExceeded) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("got %v", err)
 		}
@@ -115,7 +132,7 @@ func TestAwaitWorldNamesTheLastMissingRank(t *testing.T) {
 			time.Sleep(3 * time.Second)
 			cancel()
 		}()
-		err := awaitWorld(ctx, &script{start: time.Now(), come: []arrival{{0, 0}, {0, 1}}}, 3, nil)
+		err := awaitWorld(ctx, &script{start: time.Now(), come: []arrival{{0, 0}, {0, 1}}}, 3, nil, silent)
 		var e *dist.Error
 		if !errors.As(err, &e) || e.Rank != 2 || e.Code != dist.Canceled || !errors.Is(err, context.Canceled) {
 			t.Fatalf("got %v", err)
@@ -128,7 +145,7 @@ func TestAwaitWorldNamesTheLastMissingRank(t *testing.T) {
 
 func TestAwaitWorldPassesAFailureOn(t *testing.T) {
 	fail := dist.New("test", dist.PeerLost, "gone")
-	if err := awaitWorld(t.Context(), &script{start: time.Now(), fail: fail}, 3, nil); !errors.Is(err, dist.PeerLost) {
+	if err := awaitWorld(t.Context(), &script{start: time.Now(), fail: fail}, 3, nil, silent); !errors.Is(err, dist.PeerLost) {
 		t.Errorf("got %v", err)
 	}
 }
