@@ -1,6 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package store_test has real PyTorch, 1.13 and 2.6, as clients of cohort's TCP store and as servers of cohort's client.
 package store_test
 
 import (

@@ -278,7 +278,7 @@ func (m *nativeConn) passLead() {
 	}
 	if m.abandoned > 0 && m.err == nil {
 		m.reading = true
-		m.helpers.Go(m.drain) //nolint:contextcheck // nobody waits for these answers
+		m.helpers.Go(m.drain)
 	}
 }
 
@@ -431,7 +431,7 @@ func (m *nativeConn) giveUp(c *nativeCall) {
 		m.failLocked(dist.Newf("tcpstore", dist.PeerLost, "the server has left %d requests without an answer", m.abandoned))
 	}
 	if !m.reading {
-		m.passLead() //nolint:contextcheck // ctx has ended
+		m.passLead()
 	}
 }
 

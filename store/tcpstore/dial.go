@@ -143,8 +143,7 @@ func (d *dialer) open(ctx context.Context) (net.Conn, interrupt, error) {
 	conn, err := d.dial(ctx, "tcp", d.addr)
 	if err != nil {
 		e := &dist.Error{Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.addr, Err: err}
-		var bad *net.AddrError
-		if errors.As(err, &bad) {
+		if _, bad := errors.AsType[*net.AddrError](err); bad {
 			e.Code, e.Detail = dist.InvalidArgument, err.Error()+`: want "host:port" with a port from 1 to 65535`
 		}
 		return nil, interrupt{}, e
