@@ -165,7 +165,7 @@ on one port, and its commands read and write the store of any PyTorch job.`),
 		return &usageError{fmt.Errorf("%w; %q explains the flags", err, cmd.CommandPath()+" --help")}
 	})
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(a.storeCommand(), a.rpcCommand(), a.demoCommand(), a.demoWorkerCommand(), a.versionCommand(), exitCodesTopic())
+	root.AddCommand(a.storeCommand(), a.rpcCommand(), a.traceCommand(), a.benchCommand(), a.demoCommand(), a.demoWorkerCommand(), a.versionCommand(), exitCodesTopic())
 	return root
 }
 

@@ -76,10 +76,17 @@ type RankView struct {
 	PID       int    `json:"pid,omitempty"`
 	Status
 	// Doing are the operations that are not complete, oldest first; at most a few.
-	Doing []Entry `json:"doing,omitempty"`
-	// WaitSeconds is the age of the oldest of them at the time of the dump.
-	WaitSeconds float64 `json:"wait_seconds,omitempty"`
-	Failed      string  `json:"failed,omitempty"`
+	Doing  []Pending `json:"doing,omitempty"`
+	Failed string    `json:"failed,omitempty"`
+}
+
+// Pending is an operation that is not complete.
+type Pending struct {
+	Entry
+	// Text is the operation in words, with global ranks.
+	Text string `json:"text"`
+	// Wait is its age when the dump was taken, or when it failed.
+	Wait time.Duration `json:"wait_ns"`
 }
 
 // maxDoing bounds the operations that a RankView lists.
@@ -252,8 +259,7 @@ func (t *team) judge() GroupVerdict {
 	for _, v := range t.present {
 		view := RankView{Rank: v.global, GroupRank: v.Rank, Host: v.Host, PID: v.PID, Status: v.Status, Failed: v.Failed}
 		for _, e := range v.open[:min(len(v.open), maxDoing)] {
-			view.Doing = append(view.Doing, *e)
-			view.WaitSeconds = max(view.WaitSeconds, v.age(e).Seconds())
+			view.Doing = append(view.Doing, Pending{*e, e.text(&t.About), v.age(e)})
 			g.since = max(g.since, v.age(e))
 		}
 		g.Members = append(g.Members, view)

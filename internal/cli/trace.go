@@ -1,0 +1,249 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/internal/tui"
+)
+
+func (a *app) traceCommand() *cobra.Command {
+	var perfetto string
+	var verbose bool
+	cmd := &cobra.Command{
+		Use:   "trace FILES...",
+		Short: "Say from flight recorder dumps why a job hangs",
+		Long: strings.TrimSpace(`
+Read the flight recorder dumps of the ranks of a job and say in one sentence who is
+late, missing or out of step. Below it stands, for each group, what each rank does.
+
+A dump is what Group.Trace returns, what WithDump is given when a group fails, and
+what a process writes on a signal. Give one file for each rank, all taken at about the
+same time; a folder means all .json files in it, "-" the standard input.
+
+--perfetto writes all operations of all ranks as a trace for https://ui.perfetto.dev:
+a rank is a process there and a group a thread.`),
+		Example: strings.Trim(`
+  cohort trace dumps/
+  cohort trace rank0.json rank1.json rank2.json
+  cohort trace --json dumps/ | jq -r .sentence
+  cohort trace --perfetto job.trace.json dumps/`, "\n"),
+		Args: between(1, -1, "FILES"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			dumps, err := a.readDumps(args)
+			if err != nil {
+				return err
+			}
+			if perfetto != "" {
+				if err := writePerfetto(perfetto, dumps); err != nil {
+					return err
+				}
+			}
+			return a.printVerdict(recorder.Analyze(dumps), verbose)
+		},
+	}
+	cmd.Flags().StringVar(&perfetto, "perfetto", "", "write a trace for Perfetto to this file")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "list all pending operations of each rank, not only the oldest")
+	return cmd
+}
+
+// maxDumpFile is the largest dump that is read.
+const maxDumpFile = 256 << 20
+
+// readDumps reads the files, the folders' .json files, or standard input.
+func (a *app) readDumps(args []string) ([]recorder.Dump, error) {
+	var files []string
+	for _, name := range args {
+		info, err := os.Stat(name)
+		if name == "-" || err != nil || !info.IsDir() {
+			files = append(files, name) // opening it explains what is wrong
+			continue
+		}
+		inside, err := filepath.Glob(filepath.Join(globQuote(name), "*.json"))
+		if err != nil {
+			return nil, err
+		}
+		if len(inside) == 0 {
+			return nil, dist.Newf("trace", dist.NotFound, "folder %s has no .json file", name)
+		}
+		files = append(files, inside...)
+	}
+	dumps := make([]recorder.Dump, 0, len(files))
+	for _, name := range files {
+		data, err := a.readDump(name)
+		if err != nil {
+			return nil, err
+		}
+		d, err := recorder.Parse(data)
+		if err != nil {
+			return nil, foreignDump(name, data, err)
+		}
+		dumps = append(dumps, d)
+	}
+	return dumps, nil
+}
+
+// globQuote makes a folder's name mean itself in a pattern.
+func globQuote(name string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(name)
+}
+
+func (a *app) readDump(name string) ([]byte, error) {
+	in := a.In
+	if name != "-" {
+		f, err := os.Open(name) //nolint:gosec // the user's file
+		if err != nil {
+			if errors.Is(err, os.ErrNotExist) {
+				return nil, dist.Newf("trace", dist.NotFound, "there is no file %s", name)
+			}
+			return nil, err
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	data, err := io.ReadAll(io.LimitReader(in, maxDumpFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return data, nil
+}
+
+// foreignDump explains a file that is no dump of ours.
+func foreignDump(name string, data []byte, err error) error {
+	var cause *dist.Error
+	if !errors.As(err, &cause) {
+		return err
+	}
+	e := dist.Newf("trace", cause.Code, "%s: %s", name, cause.Detail)
+	switch {
+	case len(data) == 0:
+		e.Detail = name + " is empty"
+	case data[0] == 0x80:
+		e.Detail = name + " is a pickle, such as PyTorch's NCCL flight recorder writes: torchfrtrace reads those"
+	case cause.Code == dist.Protocol && strings.Contains(string(data[:min(len(data), 4096)]), `"traceEvents"`):
+		e.Detail = name + " is a trace for Perfetto already: open it at https://ui.perfetto.dev"
+	}
+	return e
+}
+
+func writePerfetto(name string, dumps []recorder.Dump) error {
+	trace, err := recorder.Perfetto(dumps)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(name, append(trace, '\n'), 0o644) //nolint:gosec // for everybody to open
+}
+
+func (a *app) printVerdict(v recorder.Verdict, verbose bool) error {
+	if a.json {
+		return a.print(v, "")
+	}
+	style := tui.StyleFor(a.Out, a.Getenv)
+	var b strings.Builder
+	switch v.Finding {
+	case recorder.InStep:
+		b.WriteString(style.Green(tui.Printable(v.Sentence)))
+	case recorder.NoDump, recorder.Behind, recorder.Unfinished:
+		b.WriteString(style.Yellow(tui.Printable(v.Sentence)))
+	default:
+		b.WriteString(style.Red(tui.Printable(v.Sentence)))
+	}
+	b.WriteByte('\n')
+	for _, g := range v.Groups {
+		b.WriteByte('\n')
+		title := fmt.Sprintf("group %s, %d ranks", g.Group, g.Size)
+		if g.Transport != "" {
+			title += ", " + g.Transport
+		}
+		if g.Description != "" {
+			title += ": " + g.Description
+		}
+		b.WriteString(tui.Printable(title) + "\n")
+		if len(v.Groups) > 1 {
+			b.WriteString("  " + tui.Printable(g.Sentence) + "\n")
+		}
+		b.WriteString(memberTable(g, verbose))
+	}
+	for _, note := range v.Notes {
+		b.WriteString("\nnote: " + tui.Printable(note) + "\n")
+	}
+	_, err := io.WriteString(a.Out, b.String())
+	return err
+}
+
+// memberTable is a row for each rank; the ranks that the verdict names are marked.
+func memberTable(g recorder.GroupVerdict, verbose bool) string {
+	rows := [][]string{{"", "RANK", "PROCESS", "COMPLETE", "POSTED", "WAITS", "IN"}}
+	mark := func(rank int) string {
+		if g.Finding != recorder.InStep && slices.Contains(g.Ranks, rank) {
+			return ">"
+		}
+		return ""
+	}
+	number := func(n int64) string {
+		if n < 0 {
+			return "-"
+		}
+		return "#" + strconv.FormatInt(n, 10)
+	}
+	for _, m := range g.Members {
+		process := m.Host
+		if m.PID != 0 {
+			process = strconv.Itoa(m.PID) + "@" + m.Host
+		}
+		row := []string{mark(m.Rank), strconv.Itoa(m.Rank), process, number(m.LastCompleted), number(m.LastPosted), "-", ""}
+		doing := m.Doing
+		if !verbose {
+			doing = doing[:min(1, len(doing))]
+		}
+		for i := range doing {
+			if i > 0 {
+				row = []string{"", "", "", "", "", "", ""}
+			}
+			row[5], row[6] = recorder.Span(doing[i].Wait), doing[i].Text
+			if doing[i].Err != "" {
+				row[6] += ": " + doing[i].Err
+			}
+			rows = append(rows, row)
+		}
+		if len(doing) == 0 {
+			rows = append(rows, row)
+		}
+	}
+	for _, r := range g.Missing {
+		rows = append(rows, []string{mark(r), strconv.Itoa(r), "no dump", "", "", "", ""})
+	}
+	return columns(rows)
+}
+
+// columns lines cells up.
+func columns(rows [][]string) string {
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], len(tui.Printable(cell)))
+		}
+	}
+	var b strings.Builder
+	for _, row := range rows {
+		var line strings.Builder
+		for i, cell := range row {
+			fmt.Fprintf(&line, "%-*s  ", widths[i], tui.Printable(cell))
+		}
+		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	}
+	return b.String()
+}
