@@ -5,7 +5,9 @@ package group
 
 import (
 	"context"
+	"encoding/hex"
 	"log/slog"
+	"math"
 	"os"
 	"slices"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/shm"
 	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // New joins the world's group as one of size ranks, which find each other through s. All ranks must call it; it returns
@@ -153,7 +156,7 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 			return err
 		}
 		g.mesh, g.engine = mesh, gloo.NewEngine(mesh)
-	case TCP, SharedMemory:
+	case TCP:
 		mesh, err := tcp.Connect(ctx, tcp.Config{
 			Rank: g.rank, Size: g.size, Group: choice.id, Listener: choice.takeListener(), Peers: choice.addresses, LocalRanks: choice.local,
 			Heartbeat: g.config.heartbeat, Logger: g.config.logger, OnFail: g.meshFailed,
@@ -162,17 +165,14 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 			return err
 		}
 		g.mesh, g.engine = mesh, native.NewEngine(mesh, native.Tuning{})
-		if choice.transport == SharedMemory {
-			engine, err := shm.Join(ctx, shm.Config{
-				Rank: g.rank, Size: g.size, Name: choice.prefix, Exchange: p.store, HeartbeatLimit: g.config.heartbeat,
-			})
-			if err != nil {
-				mesh.Fail(err)
-				_ = mesh.Close()
-				return err
-			}
-			g.engine = engine
+	case SharedMemory:
+		engine, err := shm.Join(ctx, shm.Config{
+			Rank: g.rank, Size: g.size, Name: choice.prefix + "/" + hex.EncodeToString(choice.id[:]), Exchange: p.store, HeartbeatLimit: g.config.heartbeat,
+		})
+		if err != nil {
+			return err
 		}
+		g.mesh, g.engine = engine.Mesh(), engine
 	case Auto:
 		return dist.New("group: new", dist.Internal, "no transport was chosen")
 	}
@@ -181,6 +181,32 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 
 // meshFailed is called by a mesh that has failed. Operations that do not go through it must end too.
 func (g *Group) meshFailed(err error) { g.fail(err) }
+
+// NewTensor returns a zeroed tensor that collectives of the group are quickest with: in the shared segment where the group
+// has one, else on the heap. Its storage's Release gives the memory back.
+func (g *Group) NewTensor(dt tensor.DType, shape ...int) (*tensor.Tensor, error) {
+	arena, ok := g.engine.(interface {
+		Alloc(n int) (*tensor.Storage, error)
+	})
+	if !ok {
+		return tensor.New(dt, shape...)
+	}
+	n := dt.Size()
+	for _, d := range shape {
+		if d < 0 || d > 0 && n > math.MaxInt/d {
+			return nil, dist.Newf("group: new tensor", dist.InvalidArgument, "shape %v", shape)
+		}
+		n *= d
+	}
+	storage, err := arena.Alloc(n)
+	if err != nil {
+		return nil, err
+	}
+	if data, err := storage.Bytes(); err == nil {
+		clear(data)
+	}
+	return tensor.FromStorage(storage, dt, shape, nil, 0)
+}
 
 // lonely is the mesh of a group with one rank: it has nobody to talk to.
 type lonely struct{}

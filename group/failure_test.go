@@ -1,0 +1,285 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// vanish makes a rank of a native group disappear as if its process had died: its sockets end without a goodbye.
+func vanish(t *testing.T, g *Group) {
+	t.Helper()
+	m, ok := g.mesh.(interface{ Sever() })
+	if !ok {
+		t.Fatalf("mesh %T cannot be severed", g.mesh)
+	}
+	m.Sever()
+}
+
+func TestMismatchNamesBothSides(t *testing.T) {
+	f32 := func(n int) *tensor.Tensor { return tensor.Must(tensor.New(tensor.Float32, n)) }
+	cases := map[string]struct {
+		odd  func(context.Context, *Group) *Work
+		want []string
+	}{
+		"operator": {func(ctx context.Context, g *Group) *Work { return g.AllReduce(ctx, f32(4), Max) }, []string{"max", "sum"}},
+		"dtype": {func(ctx context.Context, g *Group) *Work {
+			return g.AllReduce(ctx, tensor.Must(tensor.New(tensor.Int32, 4)), Sum)
+		}, []string{"int32", "float32"}},
+		"size":  {func(ctx context.Context, g *Group) *Work { return g.AllReduce(ctx, f32(5), Sum) }, []string{"5", "4"}},
+		"large": {func(ctx context.Context, g *Group) *Work { return g.AllReduce(ctx, f32(500_000), Sum) }, []string{"500000", "4"}},
+		"kind":  {func(ctx context.Context, g *Group) *Work { return g.Broadcast(ctx, f32(4), 0) }, []string{"broadcast", "all_reduce"}},
+		"order": {func(ctx context.Context, g *Group) *Work { return g.Barrier(ctx) }, []string{"barrier", "all_reduce"}},
+	}
+	for _, transport := range []Transport{TCP, SharedMemory} {
+		for name, c := range cases {
+			t.Run(string(transport)+"/"+name, func(t *testing.T) {
+				groups := newWorld(t, 3, WithTransport(transport))
+				ctx := ctxOf(t)
+				errs := make([]error, 3)
+				_ = each(3, func(r int) error {
+					if r == 1 {
+						errs[r] = c.odd(ctx, groups[r]).Wait(ctx)
+					} else {
+						errs[r] = groups[r].AllReduce(ctx, f32(4), Sum).Wait(ctx)
+					}
+					return nil
+				})
+				for r, err := range errs {
+					if !errors.Is(err, dist.Mismatch) {
+						t.Errorf("rank %d: %v", r, err)
+						continue
+					}
+					if transport == SharedMemory && strings.ContainsAny(c.want[0], "0123456789") && name != "dtype" {
+						continue // it counts bytes
+					}
+					for _, part := range append(c.want, "rank 1") {
+						if !strings.Contains(err.Error(), part) {
+							t.Errorf("rank %d: %q does not say %q", r, err, part)
+						}
+					}
+				}
+				if err := groups[0].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), "failed before") {
+					t.Errorf("later: %v", err)
+				}
+			})
+		}
+	}
+}
+
+func TestMismatchOfRoots(t *testing.T) {
+	for _, n := range []int{4, 300_000} {
+		groups := newWorld(t, 2, WithTransport(TCP))
+		ctx := ctxOf(t)
+		err := each(2, func(r int) error {
+			return groups[r].Broadcast(ctx, tensor.Must(tensor.New(tensor.Float32, n)), 1-r).Wait(ctx)
+		})
+		if !errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), "root 0") || !strings.Contains(err.Error(), "root 1") {
+			t.Errorf("%d elements: %v", n, err)
+		}
+	}
+}
+
+func TestDeathEndsOperations(t *testing.T) {
+	groups := newWorld(t, 3, WithTransport(TCP))
+	ctx := ctxOf(t)
+	var wg sync.WaitGroup
+	began := time.Now()
+	for _, r := range []int{0, 1} {
+		wg.Go(func() {
+			err := groups[r].AllReduce(ctx, from(float32(1)), Sum).Wait(ctx)
+			var e *dist.Error
+			if !errors.As(err, &e) || e.Code != dist.PeerLost || e.Rank != 2 {
+				t.Errorf("rank %d: %v", r, err)
+			}
+			err = groups[r].Recv(ctx, from(float32(1)), 1-r, 0).Wait(ctx)
+			if !errors.Is(err, dist.PeerLost) {
+				t.Errorf("rank %d, later: %v", r, err)
+			}
+		})
+	}
+	time.Sleep(20 * time.Millisecond)
+	vanish(t, groups[2])
+	wg.Wait()
+	if d := time.Since(began); d > 5*time.Second {
+		t.Errorf("it took %v", d)
+	}
+}
+
+func TestStoppedRankIsFound(t *testing.T) {
+	groups := newWorld(t, 2, WithTransport(TCP), WithHeartbeat(200*time.Millisecond))
+	ctx := ctxOf(t)
+	if m, ok := groups[1].mesh.(interface{ Freeze() }); ok {
+		m.Freeze()
+	} else {
+		t.Fatal("the mesh cannot be frozen")
+	}
+	err := groups[0].Barrier(ctx).Wait(ctx)
+	var e *dist.Error
+	if !errors.As(err, &e) || e.Code != dist.PeerLost || e.Rank != 1 || !strings.Contains(err.Error(), "said nothing") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestTimeoutFailsTheGroup(t *testing.T) {
+	groups := newWorld(t, 3, WithTransport(TCP))
+	ctx := ctxOf(t)
+	err := groups[0].AllReduce(ctx, from(int64(1)), Sum, WithTimeout(50*time.Millisecond)).Wait(ctx)
+	if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "waits for rank") {
+		t.Errorf("%v", err)
+	}
+	for r := 1; r < 3; r++ {
+		if err := groups[r].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "told by rank 0") {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+}
+
+func TestMessageTimeoutLeavesTheGroup(t *testing.T) {
+	for _, transport := range transports {
+		groups := newWorld(t, 2, WithTransport(transport))
+		ctx := ctxOf(t)
+		err := groups[0].Recv(ctx, from(int64(1)), 1, 4, WithTimeout(30*time.Millisecond)).Wait(ctx)
+		if !errors.Is(err, dist.DeadlineExceeded) {
+			t.Errorf("%s: %v", transport, err)
+		}
+		if transport == Gloo {
+			continue // the peer was told of the receive: withdrawing it takes the connection
+		}
+		must(t, each(2, func(r int) error { return groups[r].Barrier(ctx).Wait(ctx) }))
+	}
+}
+
+func TestAbort(t *testing.T) {
+	groups := newWorld(t, 2, WithTransport(TCP))
+	ctx := ctxOf(t)
+	recv := groups[0].Recv(ctx, from(int64(0)), 1, 1)
+	recv.Abort()
+	if err := recv.Wait(ctx); !errors.Is(err, dist.Aborted) {
+		t.Errorf("receive: %v", err)
+	}
+	must(t, each(2, func(r int) error { return groups[r].Barrier(ctx).Wait(ctx) }))
+	w := groups[0].AllReduce(ctx, from(int64(0)), Sum)
+	w.Abort()
+	if err := w.Wait(ctx); !errors.Is(err, dist.Aborted) {
+		t.Errorf("collective: %v", err)
+	}
+	if err := groups[1].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.Aborted) {
+		t.Errorf("peer: %v", err)
+	}
+}
+
+func TestNewGroupAfterFailure(t *testing.T) {
+	for _, transport := range []Transport{TCP, SharedMemory} {
+		groups := newWorld(t, 3, WithTransport(transport))
+		ctx := ctxOf(t)
+		groups[1].AllReduce(ctx, from(int64(0)), Sum).Abort()
+		_ = each(3, func(r int) error { return groups[r].Barrier(ctx).Wait(ctx) })
+		// Rank 1 is left out.
+		must(t, each(3, func(r int) error {
+			if r == 1 {
+				return nil
+			}
+			sub, err := groups[r].NewGroup(ctx, []int{0, 2}, WithLocalSync())
+			if err != nil {
+				return err
+			}
+			defer func() { _ = sub.Close() }()
+			x := from(int64(r))
+			if err := sub.AllReduce(ctx, x, Sum).Wait(ctx); err != nil {
+				return err
+			}
+			if got := values[int64](t, x); got[0] != 2 {
+				t.Errorf("sum %v", got)
+			}
+			return sub.Barrier(ctx).Wait(ctx)
+		}))
+	}
+}
+
+func TestMonitoredBarrierNamesTheLate(t *testing.T) {
+	for _, transport := range transports {
+		t.Run(string(transport), func(t *testing.T) {
+			groups := newWorld(t, 4, WithTransport(transport))
+			ctx := ctxOf(t)
+			errs := make([]error, 4)
+			var wg sync.WaitGroup
+			for _, r := range []int{0, 2} {
+				wg.Go(func() {
+					errs[r] = groups[r].MonitoredBarrier(ctx, WithTimeout(150*time.Millisecond), WaitAllRanks())
+				})
+			}
+			wg.Wait()
+			if err := errs[0]; !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks 1 and 3 did not reach") || !strings.Contains(err.Error(), "rank 2 did") {
+				t.Errorf("rank 0: %v", err)
+			}
+			if errs[2] == nil {
+				t.Error("rank 2 passed")
+			}
+		})
+	}
+}
+
+func TestCloseEndsEverything(t *testing.T) {
+	for _, transport := range transports {
+		groups := newWorld(t, 2, WithTransport(transport))
+		ctx := ctxOf(t)
+		recv := groups[0].Recv(ctx, from(int64(1)), 1, 0)
+		work := groups[0].AllReduce(ctx, from(int64(1)), Sum)
+		done := make(chan error, 2)
+		go func() { done <- work.Wait(ctx) }()
+		go func() { done <- recv.Wait(ctx) }()
+		time.Sleep(5 * time.Millisecond)
+		must(t, groups[0].Close())
+		for range 2 {
+			if err := <-done; !errors.Is(err, dist.Closed) {
+				t.Errorf("%s: %v", transport, err)
+			}
+		}
+		if err := groups[0].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.Closed) {
+			t.Errorf("%s: after Close: %v", transport, err)
+		}
+		if err := groups[1].Recv(ctx, from(int64(1)), 0, 7).Wait(ctx); !errors.Is(err, dist.PeerLost) {
+			t.Errorf("%s: the other rank: %v", transport, err)
+		}
+	}
+}
+
+func TestDumpOnFailure(t *testing.T) {
+	s := store.NewMemory()
+	t.Cleanup(func() { _ = s.Close() })
+	dumps := make(chan []byte, 2)
+	groups := newWorldOver(t, s, 2, WithTransport(TCP), WithDump(func(_ string, data []byte) { dumps <- data }))
+	ctx := ctxOf(t)
+	must(t, each(2, func(r int) error { return groups[r].Barrier(ctx).Wait(ctx) }))
+	groups[0].AllReduce(ctx, from(int64(1)), Sum).Abort()
+	d, err := recorder.Parse(<-dumps)
+	must(t, err)
+	g := d.Groups[0]
+	if len(g.Entries) != 2 || g.Entries[0].State != recorder.Completed || g.Entries[0].Op != "barrier" || !strings.Contains(g.Failed, "aborted") {
+		t.Errorf("%+v", g)
+	}
+	<-dumps
+}
+
+func TestMissingRankIsNamed(t *testing.T) {
+	s := store.NewMemory()
+	defer func() { _ = s.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	_, err := New(ctx, s, 0, 3)
+	if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks 1 and 2") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,31 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import "golang.org/x/sys/unix"
+
+// Sever ends all connections without a goodbye, as the death of the process would. It is for tests.
+func (m *Mesh) Sever() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.conns {
+		if c != nil && c.gone == nil {
+			_ = unix.Shutdown(c.fd, unix.SHUT_RDWR)
+		}
+	}
+}
+
+// Freeze makes the mesh say and hear nothing any more while its connections stay open, as a stopped process would. It is
+// for tests; only Close ends it.
+func (m *Mesh) Freeze() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.conns {
+		if c != nil && c.gone == nil {
+			c.broken = true
+			_ = unix.EpollCtl(m.ep, unix.EPOLL_CTL_DEL, c.fd, nil)
+		}
+	}
+	m.cfg.Heartbeat = -1
+}
