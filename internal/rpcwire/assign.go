@@ -95,6 +95,10 @@ func fieldNames(fields []field) string {
 	return strings.Join(names, ", ")
 }
 
+// ReferenceTarget is a reference type of the agent that takes over a received reference of another Go type, or says why
+// it cannot.
+type ReferenceTarget interface{ AssignReference(v any) error }
+
 func mismatch(path string, want reflect.Type, v any) error {
 	return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: a Python %s does not fit a Go %v", path, pythonName(v), want)
 }
@@ -145,6 +149,11 @@ func assign(dst reflect.Value, v any, path string, depth int) error {
 	if src.Type().AssignableTo(t) {
 		dst.Set(src)
 		return nil
+	}
+	if _, isRef := v.(Reference); isRef && dst.CanAddr() {
+		if target, ok := dst.Addr().Interface().(ReferenceTarget); ok {
+			return target.AssignReference(v)
+		}
 	}
 	switch t.Kind() {
 	case reflect.Bool:

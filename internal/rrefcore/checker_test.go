@@ -126,7 +126,7 @@ func (m *Machine) clone() *Machine {
 		c.peers[id] = &pc
 	}
 	c.ghosts = slices.Clone(m.ghosts)
-	c.tombs, c.tombLog = maps.Clone(m.tombs), slices.Clone(m.tombLog)
+	c.tombs, c.tombLog, c.offered = maps.Clone(m.tombs), slices.Clone(m.tombLog), maps.Clone(m.offered)
 	return &c
 }
 

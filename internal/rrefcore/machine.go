@@ -80,6 +80,7 @@ type Machine struct {
 	ghosts  []ghost
 	tombs   map[ID]struct{} // forks of PyTorch peers that were deleted
 	tombLog []ID            // the same in order of age
+	offered map[ID]ID       // forks that were handed off to this worker as the owner, with their objects
 	effects []Effect
 }
 
@@ -116,7 +117,7 @@ func New(self Worker, epoch Epoch, opt Options) *Machine {
 	}
 	return &Machine{
 		self: self, epoch: epoch, opt: opt,
-		objects: map[ID]*object{}, handles: map[ID]*handle{}, pins: map[ID]*handle{}, peers: map[Worker]*peer{}, tombs: map[ID]struct{}{},
+		objects: map[ID]*object{}, handles: map[ID]*handle{}, pins: map[ID]*handle{}, peers: map[Worker]*peer{}, tombs: map[ID]struct{}{}, offered: map[ID]ID{},
 	}
 }
 

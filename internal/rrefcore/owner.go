@@ -261,6 +261,7 @@ func (m *Machine) dropForksOf(gone life, code Code) {
 		for child, from := range o.offers {
 			if from == gone {
 				delete(o.offers, child)
+				delete(m.offered, child)
 				touched = true
 			}
 		}

@@ -152,6 +152,7 @@ func (m *Machine) handedOff(p *peer, msg Message) {
 		if code == OK && msg.OwnerEpoch == m.epoch {
 			o := m.contact(msg.ID, msg.Root)
 			o.offers[msg.Fork] = p.life()
+			m.offered[msg.Fork] = o.id
 		}
 		m.send(p.id, Message{Kind: ChildAccept, Fork: msg.Fork})
 		return
@@ -199,6 +200,7 @@ func (m *Machine) Receive(from Worker, w Wire) (owned bool, code Code) {
 				return true, Withdrawn
 			}
 			delete(o.offers, w.Fork)
+			delete(m.offered, w.Fork)
 			o.local++
 			return true, OK
 		}
@@ -243,6 +245,7 @@ func (m *Machine) withdrawn(p *peer, msg Message) {
 		if o := m.objects[msg.ID]; o != nil {
 			if _, offered := o.offers[msg.Fork]; offered {
 				delete(o.offers, msg.Fork)
+				delete(m.offered, msg.Fork)
 				m.freeIfUnused(o)
 			}
 		}

@@ -1,0 +1,185 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/tensorpipe"
+)
+
+// accept takes the sessions that others open.
+func (a *Agent) accept() {
+	for {
+		s, err := a.ep.Accept(a.ctx)
+		if err != nil {
+			return
+		}
+		if s.Link != nil {
+			a.linkConn(s.Link)
+			continue
+		}
+		c := newConn(a, a.sender(s.Peer, -1), s)
+		a.mu.Lock()
+		if a.closed {
+			a.mu.Unlock()
+			_ = s.Close()
+			return
+		}
+		a.pipes[c] = struct{}{}
+		a.work.Go(c.readRequests)
+		a.mu.Unlock()
+	}
+}
+
+// readRequests is the reading goroutine of a pipe that a peer opened.
+func (c *conn) readRequests() {
+	a := c.agent
+	defer func() {
+		a.mu.Lock()
+		delete(a.pipes, c)
+		a.mu.Unlock()
+		_ = c.pipe.Close()
+	}()
+	for {
+		raw, err := c.pipe.Recv(context.Background())
+		if err != nil {
+			a.connLost(c, err)
+			return
+		}
+		if c.peer.worker < 0 { // a worker of a dynamic world becomes a member after its first calls
+			c.peer = a.sender(c.peer.name, -1)
+		}
+		c.peer.stats.received(sizeOf(raw))
+		kind, id, err := rpcwire.DecodeHead(raw)
+		r := &request{conn: c, peer: c.peer, id: uint64(id), kind: kind} //nolint:gosec // echoed as it came
+		var m *rpcwire.Message
+		if err == nil {
+			m, err = rpcwire.Decode(raw)
+		}
+		if err != nil {
+			raw.Release()
+			r.refuse(err)
+			continue
+		}
+		r.payload, r.tensors = m.Payload, m.Tensors
+		a.dispatch(r)
+	}
+}
+
+// linkConn returns the conn of a link, making it the session of its peer.
+func (a *Agent) linkConn(l *cohortwire.Link) *conn {
+	a.mu.Lock()
+	c := a.links[l]
+	closed := a.closed
+	a.mu.Unlock()
+	if c != nil {
+		a.startLink(c)
+	}
+	if c != nil || closed {
+		return c
+	}
+	id := l.Peer()
+	p := a.sender(id.Name, rrefcore.Worker(id.ID))
+	c = newConn(a, p, &tensorpipe.Session{Link: l})
+	a.mu.Lock()
+	if known := a.links[l]; known != nil {
+		c = known
+	}
+	a.links[l] = c
+	a.mu.Unlock()
+	a.startLink(c)
+	return c
+}
+
+// startLink makes a link the session of its peer, once. Whoever comes second waits for the first.
+func (a *Agent) startLink(c *conn) {
+	c.start.Do(func() {
+		p, epoch := c.peer, c.link.Peer().Incarnation
+		// References first: what was not acknowledged on an older link goes out before anything new.
+		a.refs.connected(p, rrefcore.Cohort, epoch, c)
+		p.mu.Lock()
+		p.conn, p.goish, p.epoch = c, true, epoch
+		p.mu.Unlock()
+		select {
+		case <-c.link.Done(): // it ended before it was entered
+			a.background(func() { a.onLinkClosed(c.link, c.link.Err()) })
+		default:
+		}
+	})
+}
+
+func (a *Agent) onLinkClosed(l *cohortwire.Link, err error) {
+	a.mu.Lock()
+	c := a.links[l]
+	delete(a.links, l)
+	a.mu.Unlock()
+	if c != nil {
+		a.connLost(c, err)
+	}
+}
+
+// onFrame gets every frame of every link, in the link's reading goroutine: it must not block.
+func (a *Agent) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
+	c := a.linkConn(l)
+	if c == nil {
+		f.Release()
+		return
+	}
+	if c.peer.worker < 0 && f.Type < cohortwire.Hello {
+		if p := a.sender(c.peer.name, rrefcore.Worker(l.Peer().ID)); p.worker >= 0 { // a member by now
+			c.peer = p
+			p.mu.Lock()
+			p.conn, p.goish, p.epoch = c, true, l.Peer().Incarnation
+			p.mu.Unlock()
+			a.refs.connected(p, rrefcore.Cohort, l.Peer().Incarnation, c)
+		}
+	}
+	size := len(f.Payload)
+	for _, s := range f.Storages {
+		size += s.Len()
+	}
+	c.peer.stats.received(size)
+	switch {
+	case f.Type == frameControl:
+		a.refs.frame(c, f.Payload)
+		return
+	case f.Type == frameCancel:
+		c.mu.Lock()
+		cancel := c.serving[f.ID]
+		c.mu.Unlock()
+		if cancel != nil {
+			cancel(dist.New("rpc: request", dist.Canceled, "the caller has given up"))
+		}
+		return
+	case f.Type.IsResponse():
+		m, err := rpcwire.DecodeFrame(f)
+		if !c.answered(f.ID, reply{msg: m, frame: f, err: err}) {
+			a.refs.discard(c, f) // too late: what it brought is not wanted
+			f.Release()
+		}
+		return
+	}
+	r := &request{conn: c, peer: c.peer, id: f.ID, kind: rpcwire.Type(f.Type), frame: f, flags: f.Flags}
+	if f.Deadline > 0 {
+		r.deadline = time.Now().Add(f.Deadline)
+	}
+	m, err := rpcwire.DecodeFrame(f)
+	if err == nil && !m.Type.Known() {
+		err = dist.Newf("rpc: decode", dist.Protocol, "unknown message type %#x", f.Type)
+	}
+	if err != nil {
+		a.refs.discard(c, f)
+		f.Release()
+		r.refuse(err)
+		return
+	}
+	r.payload, r.tensors = m.Payload, m.Tensors
+	a.dispatch(r)
+}

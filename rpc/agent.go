@@ -1,0 +1,382 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"math"
+	"net"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort/store"
+)
+
+const maxWorkerID = math.MaxInt16
+
+var validName = regexp.MustCompile(`^[A-Za-z0-9_:-]{1,127}$`)
+
+// Agent is this process as a worker of an RPC world. All methods are safe for concurrent use. It corresponds to the
+// agent that torch.distributed.rpc.init_rpc makes.
+type Agent struct {
+	name  string
+	id    rrefcore.Worker
+	epoch uint64
+	cfg   *config
+	st    store.Store
+	ep    *tensorpipe.Endpoint
+	addr  string
+	self  *peer // this worker as a destination
+
+	ctx     context.Context //nolint:containedctx // the lifetime of the agent
+	cancel  context.CancelCauseFunc
+	work    sync.WaitGroup
+	limiter *limiter
+	refs    *refs
+	gathers *gathers
+	calls   activeCalls
+	leaving atomic.Bool // a shutdown has begun
+	counts  counters
+
+	mu     sync.Mutex
+	closed bool
+	byName map[string]*peer
+	byID   map[rrefcore.Worker]*peer
+	guests map[string]*peer
+	links  map[*cohortwire.Link]*conn
+	pipes  map[*conn]struct{} // opened by peers
+	once   sync.Once
+	done   chan struct{}
+}
+
+// counters are the agent's own metrics.
+type counters struct {
+	clientCalls, serverCalls, serverAsync atomic.Int64
+}
+
+// Join makes this process a worker of the RPC world that meets in st, under a unique name of letters, digits, "_", ":"
+// and "-". It returns when the world is complete (static) or when all present workers know the new one (dynamic).
+//
+// It corresponds to torch.distributed.rpc.init_rpc, whose store keys it uses: st is what the rendezvous gave, without
+// further prefix.
+func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Agent, error) {
+	cfg, err := newConfig(opts)
+	if err != nil {
+		return nil, err
+	}
+	if st == nil {
+		return nil, dist.New("rpc: join", dist.InvalidArgument, "no store")
+	}
+	if !validName.MatchString(name) {
+		return nil, dist.Newf("rpc: join", dist.InvalidArgument,
+			"worker name %q: want 1 to 127 letters, digits, '_', ':' or '-'", name)
+	}
+	a, err := newAgent(st, name, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = store.WaitContext(ctx, max(cfg.timeout, st.Timeout()))
+		defer cancel()
+	}
+	switch {
+	case cfg.guest:
+		err = a.startGuest()
+	case cfg.worldSize > 0:
+		err = a.startStatic(ctx)
+	default:
+		err = a.startDynamic(ctx)
+	}
+	if err != nil {
+		_ = a.Close()
+		e := dist.Wrap("rpc: join", dist.Unavailable, err)
+		e.Key = name
+		return nil, e
+	}
+	return a, nil
+}
+
+func newAgent(st store.Store, name string, cfg *config) (*Agent, error) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	a := &Agent{
+		name: name, id: -1, epoch: newEpoch(), cfg: cfg, st: store.Prefix(roundPrefix(cfg.round), st), ctx: ctx, cancel: cancel,
+		byName: map[string]*peer{}, byID: map[rrefcore.Worker]*peer{}, guests: map[string]*peer{},
+		links: map[*cohortwire.Link]*conn{}, pipes: map[*conn]struct{}{}, done: make(chan struct{}),
+		limiter: newLimiter(cfg.concurrency, cfg.queue),
+	}
+	a.gathers = newGathers(2 * cfg.round)
+	a.calls.init()
+	return a, nil
+}
+
+func newEpoch() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return binary.LittleEndian.Uint64(b[:]) | 1
+}
+
+// listen opens the worker's port once its id is known.
+func (a *Agent) listen(id int) error {
+	a.id = rrefcore.Worker(id) //nolint:gosec // checked by WithRank
+	a.self = &peer{agent: a, name: a.name, worker: a.id}
+	a.refs = newRefs(a)
+	opts := a.cfg.endpointOptions()
+	if slices.Contains(a.cfg.transports, TransportCohort) {
+		heartbeat, limit := a.cfg.core.Heartbeat, a.cfg.core.Lease
+		opts = append(opts, tensorpipe.WithCohort(cohortwire.Config{
+			Identity:  cohortwire.Identity{Name: a.name, ID: int16(a.id), Incarnation: a.epoch},
+			OnFrame:   a.onFrame,
+			OnClose:   a.onLinkClosed,
+			Heartbeat: heartbeat, Limit: limit,
+		}))
+	}
+	listen := a.cfg.listen
+	if listen == "" {
+		listen = net.JoinHostPort(defaultHost(), "0")
+	}
+	ep, err := tensorpipe.Listen(a.name, listen, opts...)
+	if err != nil {
+		return err
+	}
+	a.ep = ep
+	a.addr = a.cfg.advertise
+	if a.addr == "" {
+		a.addr = ep.Addr().String()
+	}
+	a.own(a.accept)
+	a.own(a.refs.run)
+	return nil
+}
+
+// defaultHost is where PyTorch would listen.
+func defaultHost() string {
+	if name := os.Getenv("TP_SOCKET_IFNAME"); name != "" {
+		if i, err := net.InterfaceByName(name); err == nil {
+			addrs, _ := i.Addrs()
+			for _, addr := range addrs {
+				if n, ok := addr.(*net.IPNet); ok && n.IP.To4() != nil {
+					return n.IP.String()
+				}
+			}
+			for _, addr := range addrs {
+				if n, ok := addr.(*net.IPNet); ok && !n.IP.IsLinkLocalUnicast() {
+					return n.IP.String()
+				}
+			}
+		}
+	}
+	if host, err := os.Hostname(); err == nil {
+		if ips, err := net.LookupHost(host); err == nil { //nolint:noctx // the host's own name
+			for _, ip := range ips {
+				l, err := net.Listen("tcp", net.JoinHostPort(ip, "0")) //nolint:noctx // closed at once
+				if err == nil {
+					_ = l.Close()
+					return ip
+				}
+			}
+		}
+	}
+	return "127.0.0.1"
+}
+
+// own runs fn in a goroutine that Close joins. It reports false when the agent is closed.
+func (a *Agent) own(fn func()) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return false
+	}
+	a.work.Go(fn)
+	return true
+}
+
+// background is own for work that may be skipped when the agent is closed.
+func (a *Agent) background(fn func()) { a.own(fn) }
+
+// Name returns the worker's name.
+func (a *Agent) Name() string { return a.name }
+
+// ID returns the worker's id, its rank.
+func (a *Agent) ID() int { return int(a.id) }
+
+// Self returns name and id. It corresponds to torch.distributed.rpc.get_worker_info().
+func (a *Agent) Self() WorkerInfo { return WorkerInfo{Name: a.name, ID: int(a.id)} }
+
+// Addr returns the host:port that others dial.
+func (a *Agent) Addr() string { return a.addr }
+
+// Workers returns all workers that are known now, this one included, by id.
+func (a *Agent) Workers() []WorkerInfo {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := []WorkerInfo{}
+	if a.id >= 0 {
+		all = append(all, a.Self())
+	}
+	for _, p := range a.byName {
+		all = append(all, p.info())
+	}
+	slices.SortFunc(all, func(x, y WorkerInfo) int { return x.ID - y.ID })
+	return all
+}
+
+// Worker returns the worker with a name. It corresponds to torch.distributed.rpc.get_worker_info(name).
+func (a *Agent) Worker(name string) (WorkerInfo, error) {
+	if name == a.name {
+		return a.Self(), nil
+	}
+	p, err := a.peer(name)
+	if err != nil {
+		return WorkerInfo{}, err
+	}
+	return p.info(), nil
+}
+
+// WorkerByID returns the worker with an id.
+func (a *Agent) WorkerByID(id int) (WorkerInfo, error) {
+	if id == int(a.id) {
+		return a.Self(), nil
+	}
+	if p := a.peerByID(rrefcore.Worker(id)); p != nil { //nolint:gosec // an unknown number is not found
+		return p.info(), nil
+	}
+	return WorkerInfo{}, dist.Newf("rpc: worker", dist.NotFound, "no worker has id %d", id)
+}
+
+func (a *Agent) peer(name string) (*peer, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.byName[name]; p != nil {
+		return p, nil
+	}
+	if a.closed {
+		return nil, errClosed("call")
+	}
+	e := dist.Newf("rpc: worker", dist.NotFound, "no such worker; known are %s", strings.Join(append(sortedNames(a.byName), a.name), ", "))
+	e.Key = name
+	return nil, e
+}
+
+func (a *Agent) peerByID(id rrefcore.Worker) *peer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.byID[id]
+}
+
+// addPeer enters a worker, or what is new about it.
+func (a *Agent) addPeer(name string, id rrefcore.Worker, addr string, epoch uint64) *peer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.byName[name]
+	if p == nil || p.worker != id {
+		p = &peer{agent: a, name: name, worker: id}
+		a.byName[name] = p
+		a.byID[id] = p
+	}
+	p.mu.Lock()
+	if addr != "" {
+		p.addr = addr
+	}
+	if epoch != 0 {
+		p.epoch, p.goish = epoch, true
+	}
+	p.mu.Unlock()
+	return p
+}
+
+// removePeer forgets a worker that left.
+func (a *Agent) removePeer(name string) {
+	a.mu.Lock()
+	p := a.byName[name]
+	delete(a.byName, name)
+	if p != nil && a.byID[p.worker] == p {
+		delete(a.byID, p.worker)
+	}
+	a.mu.Unlock()
+	if p != nil {
+		p.mu.Lock()
+		p.left = true
+		p.mu.Unlock()
+	}
+}
+
+// sender returns the peer that presented itself under a name: a member, or a guest who may call but holds nothing.
+func (a *Agent) sender(name string, id rrefcore.Worker) *peer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.byName[name]; p != nil && (id < 0 || p.worker == id) {
+		return p
+	}
+	g := a.guests[name]
+	if g == nil || g.worker != id {
+		if len(a.guests) >= 4096 {
+			clear(a.guests)
+		}
+		g = &peer{agent: a, name: name, worker: -1}
+		a.guests[name] = g
+	}
+	return g
+}
+
+// peerDied reports a worker whose process has certainly ended.
+func (a *Agent) peerDied(p *peer) {
+	if p.worker >= 0 && a.refs != nil {
+		a.refs.died(p)
+	}
+}
+
+func errClosed(op string) error {
+	return dist.New("rpc: "+op, dist.Closed, "the agent is closed")
+}
+
+// Close leaves the world at once: calls under way fail, nobody is told, references held by others break. It is
+// idempotent and returns when all goroutines of the agent have ended. It corresponds to shutdown(graceful=False).
+func (a *Agent) Close() error {
+	a.once.Do(func() {
+		a.leaving.Store(true)
+		a.cancel(errClosed("agent"))
+		a.mu.Lock()
+		a.closed = true
+		conns := make([]*conn, 0, len(a.byName)+len(a.pipes))
+		for _, p := range a.byName {
+			if c := p.current(); c != nil {
+				conns = append(conns, c)
+			}
+		}
+		for c := range a.pipes {
+			conns = append(conns, c)
+		}
+		for _, c := range a.links {
+			conns = append(conns, c)
+		}
+		a.mu.Unlock()
+		if a.refs != nil {
+			a.refs.close()
+		}
+		if a.ep != nil {
+			_ = a.ep.Close()
+		}
+		for _, c := range conns {
+			c.fail(errClosed("call"))
+			if c.pipe != nil {
+				_ = c.pipe.Close()
+			}
+		}
+		a.work.Wait()
+		close(a.done)
+	})
+	<-a.done
+	return nil
+}

@@ -1,0 +1,574 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Call runs a function at another worker, or at this one, and returns its result. It corresponds to
+// torch.distributed.rpc.rpc_sync; the package documentation says what names mean.
+//
+// ctx bounds the call; without a deadline the agent's timeout does. A Go callee gets the deadline, and its context ends
+// when the caller's does; a PyTorch callee goes on and its late answer is dropped. With the context that a handler was
+// given, its place is free for others while the call waits.
+func Call[T any](ctx context.Context, a *Agent, to, fn string, args ...any) (T, error) {
+	v, err := a.call(ctx, to, fn, args)
+	return convert[T](fn, v, err)
+}
+
+// convert gives a received value the type that the caller asked for.
+func convert[T any](fn string, v any, err error) (T, error) {
+	var out T
+	if err != nil {
+		return out, err
+	}
+	if t, ok := v.(T); ok {
+		return t, nil
+	}
+	if err := rpcwire.Assign(&out, v); err != nil {
+		e := dist.Wrap("rpc: result", dist.Mismatch, err)
+		e.Key, e.Code = fn, dist.Mismatch
+		var zero T
+		return zero, e
+	}
+	return out, nil
+}
+
+// Async is [Call] that returns at once. The future completes in the goroutine that reads the answer, so its callbacks
+// must not block. It corresponds to torch.distributed.rpc.rpc_async.
+func Async[T any](ctx context.Context, a *Agent, to, fn string, args ...any) *dist.Future[T] {
+	f := dist.NewFuture[T]()
+	a.async(ctx, to, fn, args, func(v any, err error) {
+		f.Complete(convert[T](fn, v, err))
+	})
+	return f
+}
+
+// Await waits for a future with a handler's context: its place is free for others meanwhile, so that handlers which wait
+// for each other's calls cannot block each other.
+func Await[T any](ctx context.Context, f *dist.Future[T]) (T, error) {
+	if !f.Completed() {
+		pl := placeOf(ctx)
+		pl.pause()
+		defer pl.resume()
+	}
+	return f.Await(ctx)
+}
+
+// outgoing is a request that is about to be sent. build makes it for the session that it goes over.
+type outgoing struct {
+	op, fn string
+	peer   *peer
+	build  func(c *conn) (*rpcwire.Message, []rrefcore.Wire, uint8, error)
+}
+
+// deadline returns when a call ends: with its ctx, or after the agent's timeout.
+func (a *Agent) deadline(ctx context.Context) time.Time {
+	if d, ok := ctx.Deadline(); ok {
+		return d
+	}
+	if a.cfg.timeout > 0 {
+		return time.Now().Add(a.cfg.timeout)
+	}
+	return time.Time{}
+}
+
+var answerChannels = sync.Pool{New: func() any { return make(chan reply, 1) }} // empty channels: no shared state
+
+// exchange sends a request and waits for its answer.
+func (a *Agent) exchange(ctx context.Context, o outgoing) (reply, error) {
+	if err := ctx.Err(); err != nil {
+		return reply{}, callError("rpc: "+o.op, o.fn, o.peer.name, dist.FromContext("rpc: "+o.op, ctx))
+	}
+	if err := a.calls.enter(ctx); err != nil {
+		return reply{}, err
+	}
+	defer a.calls.leave()
+	deadline := a.deadline(ctx)
+	c := o.peer.current()
+	if c == nil {
+		var err error
+		bounded, cancel := contextUntil(ctx, deadline)
+		c, err = o.peer.connect(bounded)
+		cancel()
+		if err != nil {
+			return reply{}, a.failed(o, err)
+		}
+	}
+	m, wires, flags, err := o.build(c)
+	if err != nil {
+		return reply{}, err
+	}
+	a.refs.flushNow(o.peer, wires)
+	ch := answerChannels.Get().(chan reply) //nolint:errcheck,forcetypeassert // only channels are put there
+	id, err := c.begin(ctx, m, &pending{ch: ch}, headerForks(wires), flags, deadline)
+	if err != nil {
+		a.refs.undecoded(o.peer, wires)
+		return reply{}, a.failed(o, err)
+	}
+	var timeout <-chan time.Time
+	if _, has := ctx.Deadline(); !has && !deadline.IsZero() {
+		timer := time.NewTimer(time.Until(deadline))
+		defer timer.Stop()
+		timeout = timer.C
+	}
+	pl := placeOf(ctx)
+	pl.pause()
+	defer pl.resume()
+	select {
+	case x := <-ch:
+		answerChannels.Put(ch)
+		return a.received(o, x, wires)
+	case <-ctx.Done():
+		err = dist.FromContext("rpc: "+o.op, ctx)
+	case <-timeout:
+		err = timedOut(o.op, a.cfg.timeout)
+	}
+	if !c.forget(id) { // the answer came at this moment
+		x := <-ch
+		answerChannels.Put(ch)
+		return a.received(o, x, wires)
+	}
+	answerChannels.Put(ch)
+	c.cancel(id)
+	a.refs.undelivered(o.peer, wires)
+	return reply{}, a.failed(o, err)
+}
+
+func timedOut(op string, limit time.Duration) error {
+	return dist.Newf("rpc: "+op, dist.DeadlineExceeded, "RPC ran for more than set timeout (%d ms)", limit.Milliseconds())
+}
+
+func contextUntil(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
+	if deadline.IsZero() {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(ctx, deadline)
+}
+
+// received looks at what came back.
+func (a *Agent) received(o outgoing, x reply, wires []rrefcore.Wire) (reply, error) {
+	if x.err != nil {
+		a.refs.undelivered(o.peer, wires)
+		return x, a.failed(o, x.err)
+	}
+	if x.msg.Type == rpcwire.Exception {
+		err := exceptionError("rpc: "+o.op, o.fn, o.peer.name, x.msg.Payload)
+		a.refs.undelivered(o.peer, wires)
+		return x, a.failed(o, err)
+	}
+	x.wires = wires
+	return x, nil
+}
+
+func (a *Agent) failed(o outgoing, err error) error {
+	o.peer.stats.errors.Add(1)
+	if _, remote := err.(*RemoteError); remote { //nolint:errorlint // made here
+		return err
+	}
+	if a.ctx.Err() != nil && dist.CodeOf(err) != dist.DeadlineExceeded {
+		return errClosed(o.op)
+	}
+	e := dist.Wrap("rpc: "+o.op, dist.Unavailable, err)
+	e.Key, e.Peer = o.fn, o.peer.name
+	if inner, ok := err.(*dist.Error); ok { //nolint:errorlint // only the outermost
+		e.Detail = inner.Detail
+		if e.Detail == "" && inner.Err != nil {
+			e.Detail = inner.Err.Error()
+		}
+	}
+	if o.peer.worker >= 0 {
+		e.Rank = dist.Rank(o.peer.worker)
+	}
+	return e
+}
+
+func unexpectedAnswer(fn string, p *peer, m *rpcwire.Message) error {
+	e := dist.Newf("rpc: call", dist.Protocol, "answered by %v", m.Type)
+	e.Key, e.Peer = fn, p.name
+	return e
+}
+
+// prepare returns how a call is encoded.
+func (a *Agent) prepare(p *peer, fn string, args []any) outgoing {
+	o := outgoing{op: "call", fn: fn, peer: p}
+	o.build = func(c *conn) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+		e, wires := a.refs.encoder(p, c == nil || c.cohort())
+		m, err := encodeCall(e, fn, args)
+		if err != nil {
+			a.refs.undecoded(p, *wires)
+			return nil, nil, 0, err
+		}
+		return m, *wires, 0, nil
+	}
+	return o
+}
+
+// encodeCall writes a call of a function by its name.
+func encodeCall(e *rpcwire.Encoder, fn string, args []any) (*rpcwire.Message, error) {
+	t := parseTarget(fn)
+	positional, kwargs := splitArgs(args)
+	if t.isScript() {
+		if kwargs.Len() > 0 {
+			return nil, dist.New("rpc: call", dist.InvalidArgument, "TorchScript calls take positional arguments only")
+		}
+		payload, err := e.ScriptCall(rpcwire.ScriptUDF{Schema: t.schema, Name: t.script, Stack: positional})
+		return &rpcwire.Message{Type: rpcwire.ScriptCall, Payload: payload, Tensors: e.Tensors}, err
+	}
+	payload, err := e.PythonCall(rpcwire.UDF{Func: t.udf, Args: positional, Kwargs: kwargs}, false)
+	return &rpcwire.Message{Type: rpcwire.PythonCall, Payload: payload, Tensors: e.Tensors}, err
+}
+
+// result reads the answer to a call.
+func (a *Agent) result(fn string, p *peer, x reply) (any, error) {
+	d := a.refs.decodingReply(p, x)
+	dec := &rpcwire.Decoder{Tensors: x.msg.Tensors, Arrive: d.arrive}
+	var v any
+	var err error
+	switch x.msg.Type {
+	case rpcwire.PythonRet:
+		v, err = dec.PythonRet(x.msg.Payload)
+	case rpcwire.ScriptRet:
+		v, err = dec.ScriptRet(x.msg.Payload)
+	default:
+		err = unexpectedAnswer(fn, p, x.msg)
+	}
+	if err != nil {
+		a.refs.abandonReply(d, x)
+		return nil, err
+	}
+	if raised, ok := v.(*rpcwire.RemoteException); ok {
+		p.stats.errors.Add(1)
+		err := remoteError(p.name, raised)
+		if err.Code == dist.NotFound { // the function comes first: its arguments were not decoded
+			a.refs.undecoded(p, x.wires)
+		}
+		return nil, restoreReason(err)
+	}
+	return v, nil
+}
+
+func (a *Agent) call(ctx context.Context, to, fn string, args []any) (any, error) {
+	if to == a.name {
+		return a.callSelf(ctx, fn, args)
+	}
+	p, err := a.destination(ctx, to)
+	if err != nil {
+		return nil, err
+	}
+	started := a.begin(p, fn)
+	x, err := a.exchange(ctx, a.prepare(p, fn, args))
+	var v any
+	if err == nil {
+		v, err = a.result(fn, p, x)
+	}
+	a.end(p, fn, started, err)
+	return v, err
+}
+
+func (a *Agent) begin(p *peer, fn string) time.Time {
+	a.counts.clientCalls.Add(1)
+	if a.cfg.hook == nil {
+		return time.Time{}
+	}
+	a.cfg.hook.Emit(observe.Event{Kind: "rpc.call", Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: p.name, Key: fn})
+	return time.Now()
+}
+
+func (a *Agent) end(p *peer, fn string, started time.Time, err error) {
+	a.counts.clientCalls.Add(-1)
+	if a.cfg.hook != nil {
+		a.cfg.hook.Emit(observe.Event{
+			Kind: "rpc.call", Phase: observe.End, Rank: dist.Rank(a.id), Peer: p.name, Key: fn, Dur: time.Since(started), Err: err,
+		})
+	}
+}
+
+// async starts a call and reports its result exactly once.
+func (a *Agent) async(ctx context.Context, to, fn string, args []any, done func(any, error)) {
+	if to != a.name {
+		if p, err := a.destination(ctx, to); err != nil {
+			done(nil, err)
+			return
+		} else if c := p.current(); c != nil {
+			a.asyncOn(ctx, c, a.prepare(p, fn, args), func(x reply, err error) {
+				var v any
+				if err == nil {
+					v, err = a.result(fn, p, x)
+				}
+				done(v, err)
+			})
+			return
+		}
+	}
+	if !a.own(func() { done(a.call(ctx, to, fn, args)) }) {
+		done(nil, errClosed("call"))
+	}
+}
+
+// asyncOn sends a request on a session and calls done exactly once, normally in the goroutine that reads the answer.
+func (a *Agent) asyncOn(ctx context.Context, c *conn, o outgoing, done func(reply, error)) {
+	if err := a.calls.enter(ctx); err != nil {
+		done(reply{}, err)
+		return
+	}
+	started := a.begin(o.peer, o.fn)
+	finish := func(x reply, err error) {
+		a.end(o.peer, o.fn, started, err)
+		done(x, err)
+		a.calls.leave()
+	}
+	deadline := a.deadline(ctx)
+	m, wires, flags, err := o.build(c)
+	if err != nil {
+		finish(reply{}, err)
+		return
+	}
+	a.refs.flushNow(o.peer, wires)
+	w := &watch{}
+	p := &pending{fn: func(x reply) {
+		w.stop()
+		x, err := a.received(o, x, wires)
+		finish(x, err)
+	}}
+	id, err := c.begin(ctx, m, p, headerForks(wires), flags, deadline)
+	if err != nil {
+		a.refs.undecoded(o.peer, wires)
+		finish(reply{}, a.failed(o, err))
+		return
+	}
+	giveUp := func(err error) {
+		if !c.forget(id) {
+			return
+		}
+		w.stop()
+		c.cancel(id)
+		a.refs.undelivered(o.peer, wires)
+		finish(reply{}, a.failed(o, err))
+	}
+	w.start(ctx, deadline, giveUp, o.op, a.cfg.timeout)
+}
+
+// watch ends a call when its time is over.
+type watch struct {
+	mu      sync.Mutex
+	stopped bool
+	timer   *time.Timer
+	after   func() bool
+}
+
+func (w *watch) start(ctx context.Context, deadline time.Time, giveUp func(error), op string, limit time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stopped {
+		return
+	}
+	if ctx.Done() != nil {
+		w.after = context.AfterFunc(ctx, func() { giveUp(dist.FromContext("rpc: "+op, ctx)) })
+	}
+	if _, has := ctx.Deadline(); !has && !deadline.IsZero() {
+		w.timer = time.AfterFunc(time.Until(deadline), func() { giveUp(timedOut(op, limit)) })
+	}
+}
+
+func (w *watch) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	if w.after != nil {
+		w.after()
+	}
+}
+
+// callSelf runs a function of this worker as if it had come over a wire: values are copied.
+func (a *Agent) callSelf(ctx context.Context, fn string, args []any) (any, error) {
+	if err := a.calls.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer a.calls.leave()
+	if a.self == nil {
+		return nil, errClosed("call")
+	}
+	m, wires, _, err := a.prepare(a.self, fn, args).build(nil)
+	if err != nil {
+		return nil, err
+	}
+	started := a.begin(a.self, fn)
+	ch := make(chan reply, 1)
+	if err = a.deliver(m, a.deadline(ctx), ch); err != nil {
+		a.refs.undelivered(a.self, wires)
+		a.end(a.self, fn, started, err)
+		return nil, err
+	}
+	pl := placeOf(ctx)
+	pl.pause()
+	defer pl.resume()
+	bounded, cancel := contextUntil(ctx, a.deadline(ctx))
+	defer cancel()
+	var v any
+	select {
+	case x := <-ch:
+		v, err = a.ownResult(fn, x)
+	case <-bounded.Done():
+		err = callError("rpc: call", fn, a.name, dist.FromContext("rpc: call", bounded))
+		a.background(func() { // what its answer brings is not wanted
+			select {
+			case x := <-ch:
+				v, _ := a.ownResult(fn, x)
+				_ = v
+			case <-a.ctx.Done():
+			}
+		})
+	case <-a.ctx.Done():
+		err = errClosed("call")
+	}
+	a.end(a.self, fn, started, err)
+	return v, err
+}
+
+func (a *Agent) ownResult(fn string, x reply) (any, error) {
+	if x.err != nil {
+		return nil, x.err
+	}
+	if x.msg.Type == rpcwire.Exception {
+		return nil, exceptionError("rpc: call", fn, a.name, x.msg.Payload)
+	}
+	return a.result(fn, a.self, x)
+}
+
+// deliver hands a message of this worker to itself.
+func (a *Agent) deliver(m *rpcwire.Message, deadline time.Time, ch chan reply) error {
+	tensors, err := cloneTensors(m.Tensors)
+	if err != nil {
+		return err
+	}
+	r := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: tensors, deadline: deadline}
+	r.local = func(m *rpcwire.Message, err error) {
+		if err == nil {
+			m.Tensors, err = cloneTensors(m.Tensors)
+		}
+		ch <- reply{msg: m, err: err}
+	}
+	a.dispatch(r)
+	return nil
+}
+
+func cloneTensors(in []any) ([]any, error) {
+	out := make([]any, len(in))
+	for i, t := range in {
+		switch t := t.(type) {
+		case *tensor.Tensor:
+			c, err := t.Clone()
+			if err != nil {
+				return nil, err
+			}
+			out[i] = c
+		default:
+			out[i] = t
+		}
+	}
+	return out, nil
+}
+
+// destination finds a worker by name; a guest asks the store.
+func (a *Agent) destination(ctx context.Context, to string) (*peer, error) {
+	p, err := a.peer(to)
+	if err != nil && a.cfg.guest {
+		return a.lookup(ctx, to)
+	}
+	return p, err
+}
+
+func cutScript(name string) (string, bool) { return strings.CutPrefix(name, scriptPrefix) }
+
+// activeCalls counts the calls of this worker that wait for an answer. A shutdown closes the gate for a moment to take
+// the count.
+type activeCalls struct {
+	mu   sync.Mutex
+	n    int
+	gate chan struct{} // not nil while closed
+	zero chan struct{} // closed when n falls to zero; made on demand
+}
+
+func (c *activeCalls) init() {}
+
+func (c *activeCalls) enter(ctx context.Context) error {
+	c.mu.Lock()
+	for c.gate != nil {
+		gate := c.gate
+		c.mu.Unlock()
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return dist.FromContext("rpc: call", ctx)
+		}
+		c.mu.Lock()
+	}
+	c.n++
+	c.mu.Unlock()
+	return nil
+}
+
+func (c *activeCalls) leave() {
+	c.mu.Lock()
+	c.n--
+	if c.n == 0 && c.zero != nil {
+		close(c.zero)
+		c.zero = nil
+	}
+	c.mu.Unlock()
+}
+
+// idle waits until no call is under way.
+func (c *activeCalls) idle(ctx context.Context) error {
+	for {
+		c.mu.Lock()
+		if c.n == 0 {
+			c.mu.Unlock()
+			return nil
+		}
+		if c.zero == nil {
+			c.zero = make(chan struct{})
+		}
+		zero := c.zero
+		c.mu.Unlock()
+		select {
+		case <-zero:
+		case <-ctx.Done():
+			return dist.FromContext("rpc: shutdown", ctx)
+		}
+	}
+}
+
+// freeze closes the gate and returns the count.
+func (c *activeCalls) freeze() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gate == nil {
+		c.gate = make(chan struct{})
+	}
+	return c.n
+}
+
+func (c *activeCalls) thaw() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gate != nil {
+		close(c.gate)
+		c.gate = nil
+	}
+}

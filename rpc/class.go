@@ -1,0 +1,157 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"reflect"
+	"strings"
+	"unicode"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// class is a Go type whose methods are served through references to its values.
+type class struct {
+	name    rpcwire.Global
+	methods map[string]*handler
+}
+
+// Class serves the exported methods of sample's type through references: by their Go names and in snake case. name is the
+// stub class that Python callers import, "module.Class"; its methods are what rref.rpc_sync() and its siblings offer.
+//
+// Methods have the form of handlers, see [Registry.Handle]. Those of another form are left out.
+func (r *Registry) Class(name string, sample any) error {
+	t := reflect.TypeOf(sample)
+	if t == nil || t.NumMethod() == 0 {
+		return badHandler(name, "%T has no exported methods", sample)
+	}
+	c := &class{name: rpcwire.Func(name), methods: map[string]*handler{}}
+	for i := range t.NumMethod() {
+		m := t.Method(i)
+		// On a zero receiver only the form counts; bound gives the real one.
+		h, err := newHandler(name+"."+m.Name, reflect.Zero(t).Method(i), nil)
+		if err != nil {
+			continue
+		}
+		c.methods[m.Name] = h
+		c.methods[snakeName(m.Name)] = h
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, taken := r.classes[t]; taken {
+		return dist.Newf("rpc: handle", dist.AlreadyExists, "%v has a class", t)
+	}
+	r.classes[t] = c
+	return nil
+}
+
+// MustClass is Class, which panics on an error. It returns r.
+func (r *Registry) MustClass(name string, sample any) *Registry {
+	if err := r.Class(name, sample); err != nil {
+		panic(err)
+	}
+	return r
+}
+
+// bound returns the handler of a method of value.
+func (h *handler) bound(value reflect.Value, method string) *handler {
+	b := *h
+	b.fn = value.MethodByName(method)
+	if raw, ok := b.fn.Interface().(func(context.Context, *Request) (any, error)); ok {
+		b.raw = raw
+	}
+	return &b
+}
+
+// method finds the handler of a method of value.
+func (r *Registry) method(value any, name string) (*handler, error) {
+	t := reflect.TypeOf(value)
+	r.mu.RLock()
+	c := r.classes[t]
+	r.mu.RUnlock()
+	if c == nil {
+		return nil, &RemoteError{Kind: "TypeError", Code: dist.NotSupported, Message: "methods of a " + typeText(t) + " are not served: register it with Registry.Class"}
+	}
+	h := c.methods[name]
+	if h == nil {
+		return nil, &RemoteError{Kind: "AttributeError", Code: dist.NotFound, Message: "'" + c.name.Name + "' object has no attribute '" + name + "'"}
+	}
+	return h.bound(reflect.ValueOf(value), h.name[strings.LastIndexByte(h.name, '.')+1:]), nil
+}
+
+// classOf names the Python class of an object: the registered stub, or the builtin type of a plain value.
+func (r *Registry) classOf(value any) (rpcwire.Global, error) {
+	t := reflect.TypeOf(value)
+	r.mu.RLock()
+	c := r.classes[t]
+	r.mu.RUnlock()
+	if c != nil {
+		return c.name, nil
+	}
+	builtin := func(name string) (rpcwire.Global, error) { return rpcwire.Global{Module: "builtins", Name: name}, nil }
+	switch value.(type) {
+	case *tensor.Tensor, *Sparse:
+		return rpcwire.Global{Module: "torch", Name: "Tensor"}, nil
+	case Tuple:
+		return builtin("tuple")
+	case Set:
+		return builtin("set")
+	case FrozenSet:
+		return builtin("frozenset")
+	case []byte:
+		return builtin("bytes")
+	case ByteArray:
+		return builtin("bytearray")
+	case *Object:
+		if g, ok := value.(*Object).Class.(Global); ok {
+			return g, nil
+		}
+	}
+	if t == nil {
+		return builtin("object")
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return builtin("bool")
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return builtin("int")
+	case reflect.Float32, reflect.Float64:
+		return builtin("float")
+	case reflect.Complex64, reflect.Complex128:
+		return builtin("complex")
+	case reflect.String:
+		return builtin("str")
+	case reflect.Slice, reflect.Array:
+		return builtin("list")
+	case reflect.Map, reflect.Struct:
+		return builtin("dict")
+	}
+	return rpcwire.Global{}, &RemoteError{Kind: "TypeError", Code: dist.NotSupported, Message: "a " + typeText(t) + " has no Python class: register it with Registry.Class"}
+}
+
+func typeText(t reflect.Type) string {
+	if t == nil {
+		return "nil"
+	}
+	return "Go " + t.String()
+}
+
+// snakeName turns a Go name into a Python one: GetItem is get_item.
+func snakeName(name string) string {
+	var b strings.Builder
+	runes := []rune(name)
+	for i, c := range runes {
+		if unicode.IsUpper(c) {
+			if i > 0 && (!unicode.IsUpper(runes[i-1]) || i+1 < len(runes) && unicode.IsLower(runes[i+1])) {
+				b.WriteByte('_')
+			}
+			c = unicode.ToLower(c)
+		}
+		b.WriteRune(c)
+	}
+	return b.String()
+}

@@ -1,0 +1,254 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/tensorpipe"
+)
+
+// Frames of the agents on the cohort transport, beside PyTorch's message types.
+const (
+	frameCancel  cohortwire.Type = cohortwire.FirstAgentType     // the caller has given up the request with this id
+	frameControl cohortwire.Type = cohortwire.FirstAgentType + 1 // the control stream of references
+)
+
+// conn is one session with a peer: a pipe for our requests, a pipe for the peer's requests, or a link for both.
+type conn struct {
+	agent *Agent
+	peer  *peer
+	pipe  *tensorpipe.Pipe
+	link  *cohortwire.Link
+
+	mu      sync.Mutex
+	next    uint64
+	calls   map[uint64]*pending
+	err     error
+	serving map[uint64]context.CancelCauseFunc // requests under way, by id
+	carried []carried                          // references in answers that may still be on their way
+	start   sync.Once
+}
+
+// reply is the answer to a request, or why there is none.
+type reply struct {
+	msg   *rpcwire.Message
+	frame *cohortwire.Frame // of a link: has the forks, and the epoch they belong to
+	wires []rrefcore.Wire   // the references that the request carried
+	err   error
+}
+
+// pending is a request without answer. Exactly one of ch and fn is set.
+type pending struct {
+	ch chan reply // has room for one
+	fn func(reply)
+}
+
+func (p *pending) complete(r reply) {
+	if p.ch != nil {
+		p.ch <- r
+		return
+	}
+	p.fn(r)
+}
+
+func newConn(a *Agent, p *peer, s *tensorpipe.Session) *conn {
+	return &conn{agent: a, peer: p, pipe: s.Pipe, link: s.Link, calls: map[uint64]*pending{}, serving: map[uint64]context.CancelCauseFunc{}}
+}
+
+// cohort reports whether the other side is a Go worker on the cohort transport.
+func (c *conn) cohort() bool { return c.link != nil }
+
+func (c *conn) alive() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err == nil
+}
+
+// fail ends every call of the session.
+func (c *conn) fail(err error) {
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		return
+	}
+	c.err = err
+	calls := c.calls
+	c.calls = nil
+	serving := c.serving
+	c.serving = nil
+	lost := c.carried
+	c.carried = nil
+	c.mu.Unlock()
+	for _, p := range calls {
+		if c.link != nil {
+			c.link.AddLoad(-1)
+		}
+		p.complete(reply{err: err})
+	}
+	for _, cancel := range serving {
+		cancel(err)
+	}
+	if c.link != nil && c.peer.worker >= 0 {
+		for _, x := range lost {
+			c.agent.refs.undelivered(c.peer, x.wires)
+		}
+	}
+}
+
+// begin registers a request and sends it. wait is completed exactly once unless begin returns an error or forget reports
+// true. deadline travels to a Go callee.
+func (c *conn) begin(ctx context.Context, m *rpcwire.Message, wait *pending, forks []cohortwire.Fork, flags uint8, deadline time.Time) (uint64, error) {
+	c.mu.Lock()
+	if c.err != nil {
+		err := c.err
+		c.mu.Unlock()
+		return 0, err
+	}
+	id := c.next
+	c.next++
+	c.calls[id] = wait
+	c.mu.Unlock()
+	m.ID = int64(id) //nolint:gosec // a counter
+	size, err := c.write(ctx, m, forks, flags, deadline)
+	if err != nil && c.forget(id) {
+		return id, err
+	}
+	c.peer.stats.sent(size)
+	return id, nil
+}
+
+// write sends a message over whichever wire the session has.
+func (c *conn) write(ctx context.Context, m *rpcwire.Message, forks []cohortwire.Fork, flags uint8, deadline time.Time) (int, error) {
+	if c.link == nil {
+		raw, err := m.Encode()
+		if err != nil {
+			return 0, err
+		}
+		size := len(m.Payload)
+		for _, s := range raw.Storages {
+			size += s.Len()
+		}
+		return size, c.pipe.Send(ctx, raw)
+	}
+	f, err := m.Frame()
+	if err != nil {
+		return 0, err
+	}
+	f.Forks, f.Flags = forks, flags
+	if !deadline.IsZero() {
+		if f.Deadline = time.Until(deadline); f.Deadline <= 0 {
+			return 0, dist.New("rpc: send", dist.DeadlineExceeded, "the deadline has passed")
+		}
+	}
+	size := len(f.Payload)
+	for _, s := range f.Storages {
+		size += s.Len()
+	}
+	if m.Type.IsRequest() {
+		c.link.AddLoad(1)
+	}
+	if err := c.link.Send(ctx, f); err != nil {
+		if m.Type.IsRequest() {
+			c.link.AddLoad(-1)
+		}
+		return size, err
+	}
+	return size, nil
+}
+
+// forget gives a request up. It reports whether the request still waited: then it will not be completed.
+func (c *conn) forget(id uint64) bool {
+	c.mu.Lock()
+	_, waiting := c.calls[id]
+	delete(c.calls, id)
+	c.mu.Unlock()
+	return waiting
+}
+
+// cancel tells a Go callee that nobody waits any more.
+func (c *conn) cancel(id uint64) {
+	if c.link == nil {
+		return
+	}
+	c.link.AddLoad(-1)
+	c.agent.background(func() {
+		ctx, stop := context.WithTimeout(c.agent.ctx, time.Second)
+		defer stop()
+		_ = c.link.Send(ctx, &cohortwire.Frame{Type: frameCancel, ID: id})
+	})
+}
+
+// answered passes an answer to its request. It reports false when nobody waits.
+func (c *conn) answered(id uint64, r reply) bool {
+	c.mu.Lock()
+	p := c.calls[id]
+	delete(c.calls, id)
+	c.mu.Unlock()
+	if p == nil {
+		return false
+	}
+	if c.link != nil {
+		c.link.AddLoad(-1)
+	}
+	p.complete(r)
+	return true
+}
+
+// readAnswers is the reading goroutine of a pipe that we opened.
+func (c *conn) readAnswers() {
+	for {
+		raw, err := c.pipe.Recv(context.Background())
+		if err != nil {
+			c.agent.connLost(c, err)
+			return
+		}
+		c.peer.stats.received(sizeOf(raw))
+		_, id, err := rpcwire.DecodeHead(raw)
+		var m *rpcwire.Message
+		if err == nil {
+			m, err = rpcwire.Decode(raw)
+		}
+		if err != nil {
+			raw.Release()
+		}
+		c.answered(uint64(id), reply{msg: m, err: err}) //nolint:gosec // our own counter
+	}
+}
+
+func sizeOf(m *tensorpipe.Message) int {
+	n := 0
+	for _, b := range m.Payloads {
+		n += len(b)
+	}
+	for _, s := range m.Storages {
+		n += s.Len()
+	}
+	return n
+}
+
+// carried are references in an answer. When the link ends soon after, nobody knows whether it arrived.
+type carried struct {
+	at    time.Time
+	wires []rrefcore.Wire
+}
+
+// carriedFor is how long a link can have swallowed an answer without being found dead.
+const carriedFor = 30 * time.Second
+
+func (c *conn) carry(wires []rrefcore.Wire) {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.carried) > 0 && now.Sub(c.carried[0].at) > carriedFor {
+		c.carried = c.carried[1:]
+	}
+	c.carried = append(c.carried, carried{now, wires})
+}

@@ -1,0 +1,195 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// DebugInfo returns the sizes of the agent's tables. The first four keys of references and the agent's are PyTorch's;
+// the others it lacks. It corresponds to torch.distributed.rpc.api._get_debug_info.
+func (a *Agent) DebugInfo() map[string]int {
+	info := map[string]int{}
+	if a.refs != nil {
+		a.refs.mu.Lock()
+		c := a.refs.m.Counts()
+		a.refs.mu.Unlock()
+		info["num_owner_rrefs"] = c.OwnerRRefs
+		info["num_pending_futures"] = c.PendingFutures
+		info["num_pending_users"] = c.PendingUsers
+		info["num_forks"] = c.Forks
+		info["num_confirmed_users"] = c.ConfirmedUsers
+		info["num_failed_users"] = c.FailedUsers
+		info["num_pending_children"] = c.PendingChildren
+		info["num_pending_owners"] = c.PendingOwners
+		info["num_local_uses"] = c.LocalUses
+		info["num_offers"] = c.Offers
+		info["num_collected_rrefs"] = int(a.refs.leaked.collected.Load())
+	}
+	running, waiting := a.limiter.counts()
+	info["agent.thread_pool_size"] = a.cfg.concurrency
+	info["agent.num_idle_threads"] = max(0, a.cfg.concurrency-running)
+	info["agent.client_active_calls"] = int(a.counts.clientCalls.Load())
+	info["agent.server_active_calls"] = int(a.counts.serverCalls.Load())
+	info["agent.server_active_async_calls"] = int(a.counts.serverAsync.Load())
+	info["agent.server_waiting_calls"] = waiting
+	info["num_current_backward_passes"] = 0
+	info["num_autograd_contexts"] = 0
+	return info
+}
+
+// Stats returns the traffic with every worker by name.
+func (a *Agent) Stats() map[string]PeerStats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := map[string]PeerStats{}
+	for name, p := range a.byName {
+		all[name] = p.stats.snapshot()
+	}
+	return all
+}
+
+// ObjectInfo describes an object that a worker owns on behalf of others.
+type ObjectInfo struct {
+	ID      string     `json:"id"`
+	Type    string     `json:"type"`
+	Created string     `json:"created"` // by what
+	Age     float64    `json:"age"`     // seconds
+	Size    int        `json:"size"`    // bytes of its tensors, 0 if unknown
+	Ready   bool       `json:"ready"`
+	Local   int        `json:"local"` // uses by the owner itself
+	Forks   []ForkInfo `json:"forks"`
+}
+
+// ForkInfo describes one reference to an object, as its owner knows it.
+type ForkInfo struct {
+	ID     string  `json:"id"`
+	Holder string  `json:"holder"`
+	Age    float64 `json:"age"`    // seconds
+	Silent float64 `json:"silent"` // seconds since its holder was heard
+}
+
+// HandleInfo describes a reference that a worker holds.
+type HandleInfo struct {
+	ID      string  `json:"id"`
+	Fork    string  `json:"fork"`
+	Owner   string  `json:"owner"`
+	State   string  `json:"state"`
+	Created string  `json:"created"`
+	Age     float64 `json:"age"`
+	Pins    int     `json:"pins"` // children that have not accepted
+}
+
+// ReferenceInfo is everything that a worker knows about references.
+type ReferenceInfo struct {
+	Worker  string       `json:"worker"`
+	Objects []ObjectInfo `json:"objects"`
+	Handles []HandleInfo `json:"handles"`
+}
+
+// References describes the objects that this worker owns and the references that it holds: who holds what, since when,
+// and where it was created.
+func (a *Agent) References() ReferenceInfo {
+	info := ReferenceInfo{Worker: a.name, Objects: []ObjectInfo{}, Handles: []HandleInfo{}}
+	if a.refs == nil {
+		return info
+	}
+	r := a.refs
+	r.mu.Lock()
+	objects, handles := r.m.Objects(), r.m.Handles()
+	values := map[rrefcore.ID]*object{}
+	for id, o := range r.objects {
+		values[id] = o
+	}
+	where := map[rrefcore.ID]string{}
+	for fork, h := range r.handles {
+		where[fork] = h.where
+	}
+	r.mu.Unlock()
+	for _, o := range objects {
+		x := ObjectInfo{ID: o.ID.String(), Age: o.Age.Seconds(), Ready: o.Valued, Local: o.Local, Forks: []ForkInfo{}}
+		if v := values[o.ID]; v != nil {
+			value, _, _ := v.peek()
+			x.Type, x.Created, x.Size, x.Age = fmt.Sprintf("%T", value), v.where, tensorBytes(value, 0), time.Since(v.since).Seconds()
+		}
+		for _, f := range o.Forks {
+			x.Forks = append(x.Forks, ForkInfo{ID: f.Fork.String(), Holder: a.nameOf(f.Holder), Age: f.Age.Seconds(), Silent: f.Silent.Seconds()})
+		}
+		info.Objects = append(info.Objects, x)
+	}
+	for _, h := range handles {
+		info.Handles = append(info.Handles, HandleInfo{
+			ID: h.ID.String(), Fork: h.Fork.String(), Owner: a.nameOf(h.Owner), State: h.State, Created: where[h.Fork], Age: h.Age.Seconds(), Pins: len(h.Children),
+		})
+	}
+	return info
+}
+
+func (a *Agent) nameOf(id rrefcore.Worker) string {
+	if id == a.id {
+		return a.name
+	}
+	if p := a.peerByID(id); p != nil {
+		return p.name
+	}
+	return fmt.Sprintf("worker %d", id)
+}
+
+// tensorBytes adds up the tensors that a value shows on its surface.
+func tensorBytes(v any, depth int) int {
+	if depth > 4 {
+		return 0
+	}
+	n := 0
+	switch v := v.(type) {
+	case *tensor.Tensor:
+		n = v.Size()
+	case []*tensor.Tensor:
+		for _, t := range v {
+			n += t.Size()
+		}
+	case map[string]*tensor.Tensor:
+		for _, t := range v {
+			n += t.Size()
+		}
+	case []any:
+		for _, x := range v {
+			n += tensorBytes(x, depth+1)
+		}
+	case []byte:
+		n = len(v)
+	}
+	return n
+}
+
+// leakError reports references to own objects that nobody released.
+func (a *Agent) leakError() error {
+	if a.refs == nil || a.cfg.guest {
+		return nil
+	}
+	var lines []string
+	for _, o := range a.References().Objects {
+		for _, f := range o.Forks {
+			lines = append(lines, fmt.Sprintf("%s (%s, created by %s) with fork %s held by %s for %.1f s", o.ID, o.Type, o.Created, f.ID, f.Holder, f.Age))
+		}
+	}
+	if len(lines) == 0 {
+		return nil
+	}
+	slices.Sort(lines)
+	a.cfg.logger.Warn("leaked references", "worker", a.name, "count", len(lines), "references", lines)
+	if !a.cfg.strict {
+		return nil
+	}
+	e := dist.Newf("rpc: shutdown", dist.Aborted, "leaking %d references: %s", len(lines), strings.Join(lines, "; "))
+	e.Key = a.name
+	return e
+}

@@ -1,0 +1,325 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+)
+
+// RemoteError is the failure of a function at another worker: a Python exception or the error of a Go handler. A Go
+// handler that returns one, or what [Raise] makes, raises that exception in a Python caller.
+//
+// errors.Is holds for [dist.Remote] and for Code.
+type RemoteError struct {
+	// Kind is the class of the exception: "ValueError", or "module.Class" outside Python's builtins.
+	Kind string
+	// Message is what the exception says.
+	Message string
+	// Worker is where it happened.
+	Worker string
+	// Stack is the traceback or stack at that worker.
+	Stack string
+	// Code is the code of a Go worker's error, or the one that belongs to a Python exception: NotFound for a function
+	// that does not exist, InvalidArgument for wrong arguments, Remote otherwise.
+	Code dist.Code
+}
+
+// Raise returns the error of a handler that a Python caller sees as an exception of the given class, such as
+// "ValueError" or "mymodule.MyError".
+func Raise(kind, format string, args ...any) *RemoteError {
+	return &RemoteError{Kind: kind, Message: fmt.Sprintf(format, args...), Code: dist.Remote}
+}
+
+// Error returns worker, kind and message.
+func (e *RemoteError) Error() string {
+	var b strings.Builder
+	b.WriteString("rpc: ")
+	if e.Worker != "" {
+		fmt.Fprintf(&b, "worker %q: ", e.Worker)
+	}
+	b.WriteString(e.Kind)
+	if e.Message != "" {
+		b.WriteString(": " + e.Message)
+	}
+	return b.String()
+}
+
+// Is reports whether target is dist.Remote or the error's code.
+func (e *RemoteError) Is(target error) bool {
+	code, ok := target.(dist.Code)
+	if ok {
+		return code == dist.Remote || code == e.Code
+	}
+	switch target {
+	case context.DeadlineExceeded:
+		return e.Code == dist.DeadlineExceeded
+	case context.Canceled:
+		return e.Code == dist.Canceled
+	}
+	return false
+}
+
+// As lets errors.As find the code of a RemoteError.
+func (e *RemoteError) As(target any) bool {
+	if p, ok := target.(*dist.Code); ok {
+		*p = e.Code
+		return true
+	}
+	return false
+}
+
+// goErrors is the module of the exception class that stands for the error of a Go handler on the way to a Go caller; the
+// code's number follows.
+const goErrors = "cohort.error."
+
+// pythonKinds are the exceptions that a Python caller gets for the codes of a handler's error.
+var pythonKinds = map[dist.Code]string{
+	dist.InvalidArgument: "ValueError", dist.NotFound: "AttributeError", dist.NotSupported: "NotImplementedError",
+	dist.Mismatch: "TypeError", dist.DeadlineExceeded: "TimeoutError",
+}
+
+// describe turns the error of a handler into kind, message, stack and code.
+func describe(err error) *RemoteError {
+	var remote *RemoteError
+	if errors.As(err, &remote) {
+		out := *remote
+		if out.Code == dist.Unknown {
+			out.Code = dist.Remote
+		}
+		if out.Kind == "" {
+			out.Kind = "RuntimeError"
+		}
+		return &out
+	}
+	out := &RemoteError{Kind: "RuntimeError", Message: err.Error(), Code: dist.CodeOf(err)}
+	if kind := pythonKinds[out.Code]; kind != "" {
+		out.Kind = kind
+	}
+	if out.Code == dist.Unknown {
+		out.Code = dist.Remote
+	}
+	var p *panicError
+	if errors.As(err, &p) {
+		out.Stack = p.stack
+	}
+	return out
+}
+
+// panicError is a panic of a handler.
+type panicError struct {
+	value any
+	stack string
+}
+
+func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
+
+// exceptionClass returns the class that a kind names.
+func exceptionClass(kind string) rpcwire.Global {
+	if !strings.ContainsAny(kind, ".:") {
+		return rpcwire.Global{Module: "builtins", Name: kind}
+	}
+	return rpcwire.Func(kind)
+}
+
+// exception is what a callee answers: PyTorch's own text, so that a Python caller sees what it is used to.
+func (a *Agent) exception(err error, toGo bool) *rpcwire.RemoteException {
+	e := describe(err)
+	text := fmt.Sprintf("On WorkerInfo(id=%d, name=%s):\n%s(%s)\n", a.id, a.name, e.Kind, pyRepr(e.Message))
+	worker := a.name
+	if e.Worker != "" {
+		worker = e.Worker
+	}
+	if toGo {
+		var ref *RefError
+		if errors.As(err, &ref) {
+			e.Kind = reasonKind + strconv.Itoa(int(ref.Reason))
+		}
+		class := rpcwire.Global{Module: goErrors + strconv.Itoa(int(e.Code)), Name: e.Kind}
+		return &rpcwire.RemoteException{Msg: worker + "\x00" + e.Message + "\x00" + e.Stack, Class: class}
+	}
+	if e.Stack != "" {
+		text += "Traceback (most recent call last):\n" + strings.TrimRight(e.Stack, "\n") + "\n"
+	} else {
+		text += "Traceback (most recent call last):\n  In a handler of the Go worker " + strconv.Quote(worker) + "\n"
+	}
+	short := e.Kind[strings.LastIndexAny(e.Kind, ".:")+1:]
+	text += short + ": " + e.Message + "\n"
+	return &rpcwire.RemoteException{Msg: unicodeEscape(text), Class: exceptionClass(e.Kind)}
+}
+
+// remoteError is the caller's side of exception.
+func remoteError(worker string, x *rpcwire.RemoteException) *RemoteError {
+	if number, ok := strings.CutPrefix(x.Class.Module, goErrors); ok {
+		code, _ := strconv.ParseUint(number, 10, 8)
+		e := &RemoteError{Kind: x.Class.Name, Worker: worker, Code: dist.Code(code)}
+		parts := strings.SplitN(x.Msg, "\x00", 3)
+		if len(parts) == 3 {
+			e.Worker, e.Message, e.Stack = parts[0], parts[1], parts[2]
+		} else {
+			e.Message = x.Msg
+		}
+		return e
+	}
+	e := &RemoteError{Kind: x.Class.Name, Worker: worker, Code: dist.Remote}
+	if x.Class.Module != "builtins" && x.Class.Module != "exceptions" {
+		e.Kind = x.Class.Module + "." + x.Class.Name
+	}
+	text := unicodeUnescape(x.Msg)
+	e.Message = text
+	if head, rest, ok := strings.Cut(text, "\n"); ok && strings.HasPrefix(head, "On WorkerInfo(") {
+		e.Message = strings.TrimRight(rest, "\n")
+		if at := strings.Index(rest, "Traceback (most recent call last):"); at >= 0 {
+			e.Message, e.Stack = strings.TrimRight(rest[:at], "\n"), rest[at:]
+		}
+	}
+	if said, ok := lastLine(e.Stack, x.Class.Name); ok {
+		e.Message = said
+	}
+	switch {
+	case x.Class.Name == "AttributeError" && strings.Contains(text, "does not serialize"),
+		x.Class.Name == "ModuleNotFoundError":
+		e.Code = dist.NotFound
+	case x.Class.Name == "TypeError":
+		e.Code = dist.InvalidArgument
+	}
+	return e
+}
+
+// lastLine finds what a traceback says at its end: "KeyError: 'a'".
+func lastLine(stack, class string) (string, bool) {
+	lines := strings.Split(strings.TrimRight(stack, "\n"), "\n")
+	for i := len(lines) - 1; i >= 0; i-- {
+		name, said, ok := strings.Cut(lines[i], ": ")
+		if ok && (name == class || strings.HasSuffix(name, "."+class)) {
+			return strings.Join(append([]string{said}, lines[i+1:]...), "\n"), true
+		}
+	}
+	return "", false
+}
+
+// exceptionError turns an EXCEPTION message, an error of the framework itself, into an error.
+func exceptionError(op, fn, worker string, payload []byte) error {
+	class, text := rpcwire.DecodeException(payload)
+	if class == rpcwire.ErrorTimeout {
+		e := dist.New(op, dist.DeadlineExceeded, text)
+		e.Peer, e.Key = worker, fn
+		return e
+	}
+	return &RemoteError{Kind: "RuntimeError", Message: text, Worker: worker, Code: dist.Remote}
+}
+
+// pyRepr writes a string as Python's repr does.
+func pyRepr(s string) string {
+	quote := `'`
+	if strings.Contains(s, `'`) && !strings.Contains(s, `"`) {
+		quote = `"`
+	}
+	var b strings.Builder
+	b.WriteString(quote)
+	for _, c := range s {
+		switch {
+		case c == '\\' || string(c) == quote:
+			b.WriteByte('\\')
+			b.WriteRune(c)
+		case c == '\n':
+			b.WriteString(`\n`)
+		case c == '\r':
+			b.WriteString(`\r`)
+		case c == '\t':
+			b.WriteString(`\t`)
+		case c < 0x20 || c == 0x7f:
+			fmt.Fprintf(&b, `\x%02x`, c)
+		default:
+			b.WriteRune(c)
+		}
+	}
+	return b.String() + quote
+}
+
+// unicodeEscape makes a text that survives Python's decode("unicode_escape"): the caller's side applies it.
+func unicodeEscape(s string) string {
+	var b strings.Builder
+	for _, c := range s {
+		switch {
+		case c == '\\':
+			b.WriteString(`\\`)
+		case c == '\n':
+			b.WriteString(`\n`)
+		case c == '\r':
+			b.WriteString(`\r`)
+		case c == '\t':
+			b.WriteString(`\t`)
+		case c >= 0x20 && c < 0x7f:
+			b.WriteRune(c)
+		case c < 0x100:
+			fmt.Fprintf(&b, `\x%02x`, c)
+		case c < 0x10000:
+			fmt.Fprintf(&b, `\u%04x`, c)
+		default:
+			fmt.Fprintf(&b, `\U%08x`, c)
+		}
+	}
+	return b.String()
+}
+
+// unicodeUnescape is the inverse. What is not an escape stays as it is.
+func unicodeUnescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] != '\\' || i+1 >= len(s) {
+			b.WriteByte(s[i])
+			continue
+		}
+		i++
+		digits := map[byte]int{'x': 2, 'u': 4, 'U': 8}[s[i]]
+		if digits > 0 && i+digits < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+1+digits], 16, 32); err == nil {
+				b.WriteRune(rune(n)) //nolint:gosec // at most 32 bits
+				i += digits
+				continue
+			}
+		}
+		switch s[i] {
+		case 'n':
+			b.WriteByte('\n')
+		case 'r':
+			b.WriteByte('\r')
+		case 't':
+			b.WriteByte('\t')
+		case '\\', '\'', '"':
+			b.WriteByte(s[i])
+		default:
+			b.WriteByte('\\')
+			b.WriteByte(s[i])
+		}
+	}
+	return b.String()
+}
+
+func sortedNames[V any](m map[string]V) []string {
+	names := make([]string, 0, len(m))
+	for name := range m {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// callError names function and worker in an error of the transport.
+func callError(op, fn, worker string, err error) error {
+	e := dist.Wrap(op, dist.Unavailable, err)
+	e.Key, e.Peer = fn, worker
+	return e
+}

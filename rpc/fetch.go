@@ -1,0 +1,163 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// flagExact marks a fetch among Go workers: its payload is the object's id with the epoch, which PyTorch's form lacks.
+const flagExact = 1
+
+// fetchArrived answers a fetch when the object has its value.
+func (r *refs) fetchArrived(req *request) {
+	script := req.kind == rpcwire.ScriptRRefFetchCall
+	var id rrefcore.ID
+	var err error
+	if req.flags&flagExact != 0 && req.cohort() {
+		var rest []byte
+		rest, err = parseID(req.payload, &id, 0, 0)
+		if err == nil && len(rest) > 0 {
+			err = badControl("%d bytes behind the id of a fetch", len(rest))
+		}
+	} else {
+		var f rpcwire.Fetch
+		f, err = rpcwire.DecodeFetch(req.payload)
+		id = r.id(f.RRef)
+	}
+	if err == nil && req.peer.worker < 0 {
+		err = dist.New("rpc: fetch", dist.NotSupported, "a guest holds no references")
+	}
+	if err != nil {
+		req.refuse(err)
+		return
+	}
+	r.mu.Lock()
+	r.known(req.peer.worker)
+	r.known(id.On)
+	code := r.m.FetchArrived(id)
+	var o *object
+	if code == rrefcore.OK {
+		o = r.object(id)
+	}
+	e := r.take()
+	r.mu.Unlock()
+	r.perform(e)
+	if o == nil {
+		err := refFailure("fetch", id, r.a.name, code, nil)
+		r.a.background(func() { r.answerFetch(req, script, nil, err) })
+		return
+	}
+	o.then(func() {
+		r.a.background(func() {
+			v, err, _ := o.peek()
+			r.answerFetch(req, script, v, err)
+		})
+	})
+}
+
+// answerFetch sends a value, or the error that stands for it: a Python caller raises it at to_here.
+func (r *refs) answerFetch(req *request, script bool, v any, err error) {
+	a := r.a
+	toGo := req.cohort()
+	if script {
+		if err == nil {
+			e, wires := r.encoder(req.peer, toGo)
+			var payload []byte
+			if payload, err = e.ScriptFetchRet(v); err == nil {
+				r.flushNow(req.peer, *wires)
+				req.answer(&rpcwire.Message{Type: rpcwire.ScriptRRefFetchRet, Payload: payload, Tensors: e.Tensors}, *wires)
+				return
+			}
+			r.undecoded(req.peer, *wires)
+		}
+		req.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(errorClass(err), nodeText(a, err))}, nil)
+		return
+	}
+	if err != nil {
+		v = a.exception(err, toGo)
+	}
+	e, wires := r.encoder(req.peer, toGo)
+	payload, err := e.PythonFetchRet(v)
+	if err != nil {
+		r.undecoded(req.peer, *wires)
+		e, wires = r.encoder(req.peer, toGo)
+		payload, err = e.PythonFetchRet(a.exception(err, toGo))
+	}
+	if err != nil {
+		req.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(a, err))}, nil)
+		return
+	}
+	r.flushNow(req.peer, *wires)
+	req.answer(&rpcwire.Message{Type: rpcwire.PythonRRefFetchRet, Payload: payload, Tensors: e.Tensors}, *wires)
+}
+
+// fetch copies the value of a reference's object to here.
+func (r *refs) fetch(ctx context.Context, core *refCore) (any, error) {
+	if core.closed.Load() {
+		return nil, core.failure("fetch", rrefcore.Closed)
+	}
+	if core.obj != nil {
+		return core.obj.get(ctx)
+	}
+	if err := core.state(); err != nil {
+		return nil, err
+	}
+	p := r.a.peerByID(core.h.wire.Owner)
+	if p == nil {
+		return nil, core.failure("fetch", rrefcore.OwnerLost)
+	}
+	o := outgoing{op: "fetch", fn: "fetch " + core.h.wire.ID.String(), peer: p}
+	o.build = func(c *conn) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+		kind := rpcwire.PythonRRefFetchCall
+		if core.script {
+			kind = rpcwire.ScriptRRefFetchCall
+		}
+		if c.cohort() {
+			return &rpcwire.Message{Type: kind, Payload: appendID(nil, core.h.wire.ID, 0, 0)}, nil, flagExact, nil
+		}
+		payload, err := rpcwire.Fetch{RRef: global(core.h.wire.ID), From: rpcwire.WorkerID(core.h.wire.Owner)}.Encode()
+		return &rpcwire.Message{Type: kind, Payload: payload}, nil, 0, err
+	}
+	x, err := r.a.exchange(ctx, o)
+	if err != nil {
+		if failed := core.state(); failed != nil {
+			return nil, failed
+		}
+		return nil, err
+	}
+	d := r.decodingReply(p, x)
+	dec := &rpcwire.Decoder{Tensors: x.msg.Tensors, Arrive: d.arrive}
+	var v any
+	switch x.msg.Type {
+	case rpcwire.PythonRRefFetchRet:
+		v, err = dec.PythonFetchRet(x.msg.Payload)
+	case rpcwire.ScriptRRefFetchRet:
+		v, err = dec.ScriptFetchRet(x.msg.Payload)
+	default:
+		err = unexpectedAnswer(o.fn, p, x.msg)
+	}
+	if err != nil {
+		r.abandonReply(d, x)
+		return nil, err
+	}
+	if raised, ok := v.(*rpcwire.RemoteException); ok {
+		return nil, restoreReason(remoteError(p.name, raised))
+	}
+	return v, nil
+}
+
+// abandonReply releases the references of an answer that could not be read to its end.
+func (r *refs) abandonReply(d *decoding, x reply) {
+	d.release()
+	if x.frame != nil && d.peer != nil {
+		if c := d.peer.current(); c != nil {
+			r.discard(c, x.frame)
+		}
+	}
+}

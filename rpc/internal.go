@@ -1,0 +1,173 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// The functions that PyTorch workers call at each other, by their Python names, and our own.
+const (
+	gatherToLeader       = "torch.distributed.rpc.api._gather_to_leader"
+	broadcastToFollowers = "torch.distributed.rpc.api._broadcast_to_followers"
+	deviceInfos          = "torch.distributed.rpc.backend_registry._get_device_infos"
+	updateMembership     = "torch.distributed.rpc._utils._update_group_membership"
+	typeOnOwner          = "torch.distributed.rpc.api._rref_typeof_on_owner"
+	localInvoke          = "torch.distributed.rpc.rref_proxy._local_invoke"
+	localInvokeAsync     = "torch.distributed.rpc.rref_proxy._local_invoke_async_execution"
+	debugInfo            = "cohort.rpc.debug_info"
+	refsInfo             = "cohort.rpc.references"
+	handlerNames         = "cohort.rpc.handlers"
+)
+
+// internal returns the handler of one of PyTorch's own functions.
+func (a *Agent) internal(name string) *handler {
+	if len(name) < 7 || name[:6] != "torch." && name[:7] != "cohort." {
+		return nil
+	}
+	var fn func(ctx context.Context, r *Request) (any, error)
+	switch name {
+	case gatherToLeader:
+		fn = a.serveGather
+	case broadcastToFollowers:
+		fn = a.serveBroadcast
+	case deviceInfos:
+		fn = func(context.Context, *Request) (any, error) { return Tuple{0, &Dict{}, []any{}}, nil }
+	case updateMembership:
+		fn = a.serveMembership
+	case typeOnOwner:
+		fn = a.serveTypeOf
+	case localInvoke, localInvokeAsync:
+		fn = a.serveMethod
+	case debugInfo:
+		fn = func(context.Context, *Request) (any, error) { return a.DebugInfo(), nil }
+	case refsInfo:
+		fn = func(context.Context, *Request) (any, error) { return a.References(), nil }
+	case handlerNames:
+		fn = func(context.Context, *Request) (any, error) { return a.cfg.registry.Names(), nil }
+	default:
+		return nil
+	}
+	return &handler{name: name, raw: fn}
+}
+
+func wrongArguments(r *Request) error {
+	return &RemoteError{Kind: "TypeError", Message: r.Func + ": wrong arguments", Code: dist.InvalidArgument}
+}
+
+func (a *Agent) serveGather(_ context.Context, r *Request) (any, error) {
+	if len(r.Args) != 4 {
+		return nil, wrongArguments(r)
+	}
+	id, ok1 := r.Args[0].(string)
+	from, ok2 := r.Args[1].(string)
+	var names []string
+	err := rpcwire.Assign(&names, r.Args[3])
+	if !ok1 || !ok2 || err != nil {
+		return nil, wrongArguments(r)
+	}
+	return nil, a.gathers.toLeader(id, from, r.Args[2], names)
+}
+
+func (a *Agent) serveBroadcast(_ context.Context, r *Request) (any, error) {
+	if len(r.Args) != 2 {
+		return nil, wrongArguments(r)
+	}
+	id, ok1 := r.Args[0].(string)
+	objects, ok2 := r.Args[1].(*rpcwire.Dict)
+	if !ok1 || !ok2 {
+		return nil, wrongArguments(r)
+	}
+	return nil, a.gathers.toFollower(id, objects)
+}
+
+// serveMembership is told that a worker of a dynamic world joins or leaves.
+func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
+	if len(r.Args) != 4 {
+		return nil, wrongArguments(r)
+	}
+	w, ok1 := r.Args[0].(rpcwire.WorkerInfo)
+	join, ok2 := r.Args[3].(bool)
+	if !ok1 || !ok2 {
+		return nil, wrongArguments(r)
+	}
+	if w.Name == a.name {
+		return nil, nil
+	}
+	if !join {
+		a.left(w.Name)
+		return nil, nil
+	}
+	addr, epoch, err := a.published(ctx, w.Name)
+	if err != nil {
+		return nil, err
+	}
+	a.addPeer(w.Name, rrefcore.Worker(w.ID), addr, epoch)
+	return nil, nil
+}
+
+// ownObject takes the value of a reference to an own object.
+func ownObject(ctx context.Context, r *Request, v any) (any, error) {
+	ref, ok := v.(refHolder)
+	if !ok || ref.core() == nil {
+		return nil, wrongArguments(r)
+	}
+	core := ref.core()
+	if core.obj == nil {
+		return nil, &RemoteError{Kind: "RuntimeError", Message: "the reference belongs to another worker", Code: dist.InvalidArgument}
+	}
+	return core.obj.get(ctx)
+}
+
+// serveTypeOf tells a PyTorch worker the class behind a reference: what its proxies look up methods in.
+func (a *Agent) serveTypeOf(ctx context.Context, r *Request) (any, error) {
+	if len(r.Args) < 1 {
+		return nil, wrongArguments(r)
+	}
+	defer closeRef(r.Args[0])
+	v, err := ownObject(ctx, r, r.Args[0])
+	if err != nil {
+		return nil, err
+	}
+	return a.cfg.registry.classOf(v)
+}
+
+// serveMethod calls a method of an own object.
+func (a *Agent) serveMethod(ctx context.Context, r *Request) (any, error) {
+	if len(r.Args) != 4 {
+		return nil, wrongArguments(r)
+	}
+	defer closeRef(r.Args[0])
+	name, ok1 := r.Args[1].(string)
+	var args []any
+	err := rpcwire.Assign(&args, r.Args[2])
+	kwargs, ok2 := r.Args[3].(*Dict)
+	if !ok1 || !ok2 || err != nil {
+		return nil, wrongArguments(r)
+	}
+	v, err := ownObject(ctx, r, r.Args[0])
+	if err != nil {
+		return nil, err
+	}
+	h, err := a.cfg.registry.method(v, name)
+	if err != nil {
+		return nil, err
+	}
+	out := dist.NewFuture[any]()
+	h.call(ctx, &Request{From: r.From, Func: h.name, Args: args, Kwargs: kwargs}, func(v any, err error) { out.Complete(v, err) })
+	if out.Completed() {
+		return out.Await(ctx)
+	}
+	return out, nil
+}
+
+func closeRef(v any) {
+	if ref, ok := v.(refHolder); ok && ref.core() != nil {
+		ref.core().close()
+	}
+}

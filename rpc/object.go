@@ -1,0 +1,157 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// object is a value that this worker owns, or the place where it will be.
+type object struct {
+	r     *refs
+	id    rrefcore.ID
+	since time.Time
+	where string // what created it
+
+	mu      sync.Mutex
+	done    bool
+	ready   chan struct{} // made when somebody waits
+	value   any
+	err     error
+	waiters []func()
+	cancel  context.CancelCauseFunc // of the function that makes it
+}
+
+// object returns the place of an own object. Called with the lock.
+func (r *refs) object(id rrefcore.ID) *object {
+	o := r.objects[id]
+	if o == nil {
+		o = &object{r: r, id: id, since: time.Now()}
+		r.objects[id] = o
+	}
+	return o
+}
+
+// set gives the object its value or error. Only the first counts.
+func (o *object) set(value any, err error) bool {
+	o.mu.Lock()
+	if o.done {
+		o.mu.Unlock()
+		return false
+	}
+	o.done, o.value, o.err, o.cancel = true, value, err, nil
+	waiters := o.waiters
+	o.waiters = nil
+	if o.ready != nil {
+		close(o.ready)
+	}
+	o.mu.Unlock()
+	for _, fn := range waiters {
+		fn()
+	}
+	return true
+}
+
+// freed ends the waits for an object that nobody refers to any more.
+func (o *object) freed() {
+	o.set(nil, refFailure("fetch", o.id, o.r.a.name, rrefcore.Gone, nil))
+}
+
+// stop cancels the function that makes the value.
+func (o *object) stop(cause error) {
+	o.mu.Lock()
+	cancel := o.cancel
+	o.cancel = nil
+	o.mu.Unlock()
+	if cancel != nil {
+		cancel(cause)
+	}
+}
+
+// then calls fn when the value is there, at once if it is.
+func (o *object) then(fn func()) {
+	o.mu.Lock()
+	if !o.done {
+		o.waiters = append(o.waiters, fn)
+		o.mu.Unlock()
+		return
+	}
+	o.mu.Unlock()
+	fn()
+}
+
+// get waits for the value.
+func (o *object) get(ctx context.Context) (any, error) {
+	o.mu.Lock()
+	if !o.done {
+		if o.ready == nil {
+			o.ready = make(chan struct{})
+		}
+		ready := o.ready
+		o.mu.Unlock()
+		pl := placeOf(ctx)
+		pl.pause()
+		defer pl.resume()
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			return nil, dist.FromContext("rpc: local value", ctx)
+		}
+		o.mu.Lock()
+	}
+	defer o.mu.Unlock()
+	return o.value, o.err
+}
+
+// peek returns the value if it is there.
+func (o *object) peek() (value any, err error, done bool) { //nolint:revive // done reads last
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.value, o.err, o.done
+}
+
+// handle is a reference of this worker to an object of another one. Guarded by refs.mu.
+type handle struct {
+	wire     rrefcore.Wire
+	typeName string
+	owner    string
+	since    time.Time
+	where    string
+	holders  int // Go references that share it
+	cause    error
+
+	settled bool
+	err     error
+	ready   chan struct{} // closed when confirmed or failed
+}
+
+func (h *handle) settle(err error) {
+	if h.settled {
+		if err != nil && h.err == nil {
+			h.err = err // confirmed before, unusable now
+		}
+		return
+	}
+	h.settled, h.err = true, err
+	close(h.ready)
+}
+
+func (h *handle) failure(code rrefcore.Code) error {
+	return refFailure("use", h.wire.ID, h.owner, code, h.cause)
+}
+
+// enter makes the handle of a fork. Called with the lock.
+func (r *refs) enter(w rrefcore.Wire, typeName, where string) *handle {
+	h := &handle{wire: w, typeName: typeName, since: time.Now(), where: where, holders: 1, ready: make(chan struct{})}
+	if p := r.a.peerByID(w.Owner); p != nil {
+		h.owner = p.name
+	}
+	r.handles[w.Fork] = h
+	return h
+}

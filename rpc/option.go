@@ -1,0 +1,219 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// DefaultTimeout bounds a call whose context has no deadline. It is PyTorch's.
+const DefaultTimeout = 60 * time.Second
+
+// DefaultConcurrency is how many handlers run at once unless set. A handler that waits for a call of its own does not
+// count.
+const DefaultConcurrency = 256
+
+type config struct {
+	rank        int
+	worldSize   int
+	round       int
+	listen      string
+	advertise   string
+	timeout     time.Duration
+	concurrency int
+	queue       int
+	registry    *Registry
+	logger      *slog.Logger
+	hook        observe.Hook
+	transports  []string
+	channels    []string
+	alloc       func(n int) (*tensor.Storage, error)
+	core        rrefcore.Options
+	storeAddr   string
+	guest       bool
+	strict      bool
+}
+
+// Option configures [Join].
+type Option interface{ apply(*config) error }
+
+type option func(*config) error
+
+func (o option) apply(c *config) error { return o(c) }
+
+// WithRank sets the worker's id, which must be unique. In a static world it is required. In a dynamic world the default
+// is the lowest number that no worker has had: PyTorch workers never reconnect to an id that was used before.
+func WithRank(rank int) Option {
+	return option(func(c *config) error {
+		if rank < 0 || rank > maxWorkerID {
+			return dist.Newf("rpc: join", dist.InvalidArgument, "rank %d: a worker's id is 0 to %d", rank, maxWorkerID)
+		}
+		c.rank = rank
+		return nil
+	})
+}
+
+// WithWorldSize makes the world static: Join waits for exactly n workers with the ranks 0 to n-1.
+func WithWorldSize(n int) Option {
+	return option(func(c *config) error {
+		if n < 1 || n > maxWorkerID+1 {
+			return dist.Newf("rpc: join", dist.InvalidArgument, "a world of %d workers", n)
+		}
+		c.worldSize = n
+		return nil
+	})
+}
+
+// WithRound tells how many RPC worlds the workers' processes have had on this store before: PyTorch puts the k-th
+// init_rpc of a process under keys of its own. The default is 0, the first.
+func WithRound(k int) Option {
+	return option(func(c *config) error { c.round = k; return nil })
+}
+
+// WithHandlers sets the functions that this worker serves.
+func WithHandlers(r *Registry) Option {
+	return option(func(c *config) error { c.registry = r; return nil })
+}
+
+// WithTimeout bounds calls whose context has no deadline, and the steps of joining. The default is [DefaultTimeout]; zero
+// or less means no bound, as PyTorch's 0.
+func WithTimeout(d time.Duration) Option {
+	return option(func(c *config) error { c.timeout = d; return nil })
+}
+
+// WithAddr sets the address to listen on, such as "10.0.0.5:0". The default follows PyTorch: the interface that
+// TP_SOCKET_IFNAME names, else the address of the host name, else 127.0.0.1. A wildcard address needs
+// [WithAdvertise].
+func WithAddr(addr string) Option {
+	return option(func(c *config) error { c.listen = addr; return nil })
+}
+
+// WithAdvertise sets the host:port that is published for others to dial.
+func WithAdvertise(addr string) Option {
+	return option(func(c *config) error { c.advertise = addr; return nil })
+}
+
+// The transports. PyTorch workers are always spoken to over uv.
+const (
+	TransportCohort = "cohort" // one connection per pair of Go workers, the extended reference protocol
+	TransportUV     = "uv"     // TensorPipe over TCP
+)
+
+// WithTransports sets which transports Go workers may use among each other. The default is both, cohort first.
+func WithTransports(names ...string) Option {
+	return option(func(c *config) error {
+		for _, n := range names {
+			if n != TransportCohort && n != TransportUV {
+				return dist.Newf("rpc: join", dist.InvalidArgument, "unknown transport %q: want cohort or uv", n)
+			}
+		}
+		c.transports = names
+		return nil
+	})
+}
+
+// WithChannels sets how TensorPipe moves tensors: "basic" and "mpt_uv", the preferred first.
+func WithChannels(names ...string) Option {
+	return option(func(c *config) error { c.channels = names; return nil })
+}
+
+// WithLogger sets where warnings go: connections dropped, references leaked, phases of a shutdown.
+func WithLogger(l *slog.Logger) Option {
+	return option(func(c *config) error {
+		if l != nil {
+			c.logger = l
+		}
+		return nil
+	})
+}
+
+// WithHook sets who gets an event for every call, served request and reference.
+func WithHook(h observe.Hook) Option {
+	return option(func(c *config) error { c.hook = h; return nil })
+}
+
+// WithConcurrency bounds how many handlers run at once; the default is [DefaultConcurrency]. Requests beyond it wait.
+// Answers never wait for a place, and a handler that waits for a call of its own with the context it was given does not
+// count, so nested calls cannot block each other.
+func WithConcurrency(n int) Option {
+	return option(func(c *config) error {
+		if n < 1 {
+			return dist.Newf("rpc: join", dist.InvalidArgument, "concurrency %d", n)
+		}
+		c.concurrency = n
+		return nil
+	})
+}
+
+// WithAlloc sets where the memory of received tensors comes from; the default is the heap.
+func WithAlloc(alloc func(n int) (*tensor.Storage, error)) Option {
+	return option(func(c *config) error { c.alloc = alloc; return nil })
+}
+
+// WithLease sets how Go workers watch each other: a sign of life every heartbeat, a silent worker is suspected after
+// lease, and what it held is released after grace more.
+func WithLease(heartbeat, lease, grace time.Duration) Option {
+	return option(func(c *config) error {
+		if heartbeat <= 0 || lease < 2*heartbeat || grace < 0 {
+			return dist.Newf("rpc: join", dist.InvalidArgument, "heartbeat %v, lease %v, grace %v: a lease is at least two heartbeats", heartbeat, lease, grace)
+		}
+		c.core.Heartbeat, c.core.Lease, c.core.Grace = heartbeat, lease, grace
+		return nil
+	})
+}
+
+// WithLeakCheck makes Shutdown fail when references to this worker's objects were not released, as PyTorch's
+// _ignore_rref_leak=False. Otherwise they are logged.
+func WithLeakCheck() Option {
+	return option(func(c *config) error { c.strict = true; return nil })
+}
+
+// WithStoreAddr tells the store's host:port, so that the address of a static world's start is chosen by the route to it.
+func WithStoreAddr(addr string) Option {
+	return option(func(c *config) error { c.storeAddr = addr; return nil })
+}
+
+func newConfig(opts []Option) (*config, error) {
+	c := &config{
+		rank: -1, timeout: DefaultTimeout, concurrency: DefaultConcurrency, queue: 1 << 16, logger: slog.New(slog.DiscardHandler),
+		transports: []string{TransportCohort, TransportUV}, registry: NewRegistry(),
+		channels: nil,
+	}
+	for _, o := range opts {
+		if o == nil {
+			continue
+		}
+		if err := o.apply(c); err != nil {
+			return nil, err
+		}
+	}
+	if c.registry == nil {
+		c.registry = NewRegistry()
+	}
+	if c.worldSize > 0 && (c.rank < 0 || c.rank >= c.worldSize) {
+		return nil, dist.Newf("rpc: join", dist.InvalidArgument, "a static world of %d workers needs WithRank(0..%d)", c.worldSize, c.worldSize-1)
+	}
+	return c, nil
+}
+
+func (c *config) endpointOptions() []tensorpipe.Option {
+	opts := []tensorpipe.Option{tensorpipe.WithLogger(c.logger)}
+	if len(c.channels) > 0 {
+		opts = append(opts, tensorpipe.WithChannels(c.channels...))
+	}
+	if c.alloc != nil {
+		opts = append(opts, tensorpipe.WithAlloc(c.alloc))
+	}
+	if c.advertise != "" {
+		opts = append(opts, tensorpipe.WithAdvertisedAddress(c.advertise))
+	}
+	return opts
+}

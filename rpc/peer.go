@@ -1,0 +1,196 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/tensorpipe"
+)
+
+// WorkerInfo names a worker. It corresponds to torch.distributed.rpc.WorkerInfo.
+type WorkerInfo struct {
+	Name string
+	ID   int
+}
+
+// peer is another worker of the world.
+type peer struct {
+	agent  *Agent
+	name   string
+	worker rrefcore.Worker // -1 for a guest, who is no member
+	stats  peerStats
+
+	mu    sync.Mutex
+	addr  string
+	epoch uint64 // of a Go worker, once known
+	goish bool   // a Go worker that speaks the cohort transport
+	conn  *conn  // for our requests
+	left  bool   // it told us that it leaves
+
+	flush sync.Mutex // keeps control frames in order
+
+	control struct {
+		mu      sync.Mutex
+		queue   []rrefcore.Message
+		running bool
+	}
+}
+
+func (p *peer) info() WorkerInfo { return WorkerInfo{Name: p.name, ID: int(p.worker)} }
+
+// current returns the session that exists, or nil.
+func (p *peer) current() *conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn != nil && p.conn.alive() {
+		return p.conn
+	}
+	return nil
+}
+
+// connect returns the session for requests to this peer, opening it if need be.
+func (p *peer) connect(ctx context.Context) (*conn, error) {
+	if c := p.current(); c != nil {
+		return c, nil
+	}
+	a := p.agent
+	addr, err := a.address(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	s, err := a.ep.Connect(ctx, p.name, addr)
+	if err != nil {
+		e := dist.Wrap("rpc: connect", dist.Unavailable, err)
+		e.Peer = p.name
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			e.Code = dist.PeerLost
+			e.Detail = "nobody listens at " + addr + ": its process has ended"
+			a.peerDied(p)
+		}
+		return nil, e
+	}
+	return a.adopt(p, s)
+}
+
+// adopt makes a session the one for requests to p.
+func (a *Agent) adopt(p *peer, s *tensorpipe.Session) (*conn, error) {
+	if s.Link != nil {
+		c := a.linkConn(s.Link)
+		if c == nil || !c.alive() {
+			return nil, a.lostError(p, s.Link.Err())
+		}
+		return c, nil
+	}
+	p.mu.Lock()
+	if p.conn != nil && p.conn.pipe == s.Pipe {
+		c := p.conn
+		p.mu.Unlock()
+		if !c.alive() {
+			return nil, a.lostError(p, s.Pipe.Err())
+		}
+		return c, nil
+	}
+	c := newConn(a, p, s)
+	p.conn = c
+	p.goish = false
+	p.mu.Unlock()
+	a.refs.connected(p, rrefcore.PyTorch, 0, c)
+	if !a.own(c.readAnswers) {
+		return nil, errClosed("call")
+	}
+	return c, nil
+}
+
+func (a *Agent) lostError(p *peer, err error) error {
+	if err == nil {
+		err = dist.New("rpc: connection", dist.PeerLost, "the session has ended")
+	}
+	e := dist.Wrap("rpc: connection", dist.PeerLost, err)
+	e.Peer = p.name
+	if p.worker >= 0 {
+		e.Rank = dist.Rank(p.worker)
+	}
+	return e
+}
+
+// connLost is called once per session when it has ended.
+func (a *Agent) connLost(c *conn, err error) {
+	p := c.peer
+	e := a.lostError(p, err)
+	c.fail(e)
+	p.mu.Lock()
+	if p.conn == c {
+		p.conn = nil
+	}
+	left := p.left
+	p.mu.Unlock()
+	if a.ctx.Err() != nil || p.worker < 0 {
+		return
+	}
+	if c.link == nil {
+		// A PyTorch worker closes a pipe only when it shuts down or dies.
+		if !a.leaving.Load() && !left {
+			a.cfg.logger.Debug("pipe ended", "peer", p.name, "err", e)
+		}
+		a.peerDied(p)
+		return
+	}
+	a.refs.linkLost(p)
+	if left || dist.CodeOf(err) == dist.Closed {
+		a.peerDied(p)
+		return
+	}
+	a.background(func() { a.reconnect(p) })
+}
+
+// reconnect tries to reach a Go worker whose link was lost while references tie us to it. A refused connection is certain
+// death; otherwise its lease decides.
+func (a *Agent) reconnect(p *peer) {
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		ctx, cancel := context.WithTimeout(a.ctx, 5*time.Second)
+		_, err := p.connect(ctx)
+		cancel()
+		if err == nil || a.ctx.Err() != nil || dist.CodeOf(err) == dist.PeerLost || !a.refs.tied(p) {
+			return
+		}
+		select {
+		case <-time.After(pause):
+		case <-a.ctx.Done():
+			return
+		}
+	}
+}
+
+// PeerStats counts the traffic with one worker.
+type PeerStats struct {
+	Calls         uint64 // requests sent
+	Served        uint64 // requests received
+	Errors        uint64 // calls that failed
+	BytesSent     uint64
+	BytesReceived uint64
+}
+
+type peerStats struct{ calls, served, errors, bytesOut, bytesIn atomic.Uint64 }
+
+func (s *peerStats) sent(n int) {
+	s.calls.Add(1)
+	s.bytesOut.Add(uint64(n)) //nolint:gosec // a length
+}
+
+func (s *peerStats) received(n int) { s.bytesIn.Add(uint64(n)) } //nolint:gosec // a length
+
+func (s *peerStats) snapshot() PeerStats {
+	return PeerStats{
+		Calls: s.calls.Load(), Served: s.served.Load(), Errors: s.errors.Load(),
+		BytesSent: s.bytesOut.Load(), BytesReceived: s.bytesIn.Load(),
+	}
+}

@@ -1,0 +1,433 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// refs drives the reference machine: it owns it under one mutex, performs its effects outside of it, and keeps the values
+// and the handles that belong to its ids.
+type refs struct {
+	a     *Agent
+	begun time.Time
+
+	mu      sync.Mutex
+	m       *rrefcore.Machine
+	objects map[rrefcore.ID]*object
+	handles map[rrefcore.ID]*handle
+	dirty   map[rrefcore.Worker]struct{} // Go peers with something to be sent
+	closed  bool
+	lent    map[uint64]*refCore // on their way from this worker to itself
+	token   uint64
+
+	kick   chan struct{} // wakes run
+	leaked leakCount
+}
+
+func newRefs(a *Agent) *refs {
+	return &refs{
+		a: a, begun: time.Now(), m: rrefcore.New(a.id, rrefcore.Epoch(a.epoch), a.cfg.core),
+		objects: map[rrefcore.ID]*object{}, handles: map[rrefcore.ID]*handle{}, dirty: map[rrefcore.Worker]struct{}{},
+		kick: make(chan struct{}, 1), lent: map[uint64]*refCore{},
+	}
+}
+
+// effects are what a step asks for, to be performed without the lock.
+type effects struct {
+	sends []rrefcore.Effect
+	calls []func()
+	wake  bool
+}
+
+// step runs fn on the machine and performs what it asks for. Flushes are left to run, unless the caller does them.
+func (r *refs) step(fn func(m *rrefcore.Machine)) {
+	r.mu.Lock()
+	fn(r.m)
+	e := r.take()
+	r.mu.Unlock()
+	r.perform(e)
+}
+
+// take sorts the machine's effects. Called with the lock.
+func (r *refs) take() (e effects) {
+	for _, x := range r.m.Take() {
+		switch x.Kind {
+		case rrefcore.Send:
+			e.sends = append(e.sends, x)
+		case rrefcore.Flush:
+			r.dirty[x.To] = struct{}{}
+			e.wake = true
+		case rrefcore.Confirmed:
+			if h := r.handles[x.Fork]; h != nil {
+				h.settle(nil)
+			}
+		case rrefcore.Failed:
+			if h := r.handles[x.Fork]; h != nil {
+				h.settle(h.failure(x.Code))
+			}
+		case rrefcore.Free:
+			if o := r.objects[x.ID]; o != nil {
+				delete(r.objects, x.ID)
+				e.calls = append(e.calls, o.freed)
+			}
+		case rrefcore.CancelRun:
+			if o := r.objects[x.ID]; o != nil {
+				e.calls = append(e.calls, func() { o.stop(dist.New("rpc: remote", dist.Canceled, "the creation was cancelled by its creator")) })
+			}
+		case rrefcore.Orphaned:
+			if o := r.objects[x.ID]; o != nil {
+				code := x.Code
+				e.calls = append(e.calls, func() { o.set(nil, refFailure("fetch", x.ID, r.a.name, code, nil)) })
+			}
+		}
+	}
+	return e
+}
+
+func (r *refs) perform(e effects) {
+	for _, fn := range e.calls {
+		fn()
+	}
+	for _, x := range e.sends {
+		r.enqueue(x.To, x.Msg)
+	}
+	if e.wake {
+		select {
+		case r.kick <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// run sends what is waiting and tells the machine the time.
+func (r *refs) run() {
+	every := r.a.cfg.core.Heartbeat / 4
+	if every <= 0 {
+		every = 250 * time.Millisecond
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.kick:
+		case <-tick.C:
+			r.step(func(m *rrefcore.Machine) { m.Tick(time.Since(r.begun)) })
+		case <-r.a.ctx.Done():
+			return
+		}
+		r.flushDirty()
+	}
+}
+
+func (r *refs) flushDirty() {
+	r.mu.Lock()
+	var to []rrefcore.Worker
+	for w := range r.dirty {
+		to = append(to, w)
+	}
+	clear(r.dirty)
+	r.mu.Unlock()
+	for _, w := range to {
+		p := r.a.peerByID(w)
+		if p == nil {
+			continue
+		}
+		if c := p.current(); c != nil && c.link != nil {
+			r.flushOn(p, c)
+			continue
+		}
+		r.mu.Lock()
+		waiting := r.m.Waiting(w)
+		r.mu.Unlock()
+		if waiting > 0 { // the connection brings it along
+			r.a.background(func() {
+				ctx, cancel := context.WithTimeout(r.a.ctx, 10*time.Second)
+				defer cancel()
+				_, _ = p.connect(ctx)
+			})
+		}
+	}
+}
+
+// flushOn sends the control stream's news on a link, in order.
+func (r *refs) flushOn(p *peer, c *conn) {
+	p.flush.Lock()
+	defer p.flush.Unlock()
+	for {
+		r.mu.Lock()
+		f, ok := r.m.Frame(p.worker)
+		r.mu.Unlock()
+		if !ok {
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.a.ctx, 10*time.Second)
+		err := c.link.Send(ctx, &cohortwire.Frame{Type: frameControl, Payload: appendControl(nil, f)})
+		cancel()
+		if err != nil {
+			return // the next link brings it again
+		}
+	}
+}
+
+// flushNow sends hand-offs before the message that carries the references.
+func (r *refs) flushNow(p *peer, wires []rrefcore.Wire) {
+	if len(wires) == 0 || p == nil {
+		return
+	}
+	if c := p.current(); c != nil && c.link != nil {
+		r.flushOn(p, c)
+	}
+}
+
+// connected tells the machine about a peer's new session, before anything else goes over it.
+func (r *refs) connected(p *peer, kind rrefcore.PeerKind, epoch uint64, c *conn) {
+	if p.worker < 0 {
+		return
+	}
+	r.step(func(m *rrefcore.Machine) {
+		m.AddPeer(p.worker, kind, rrefcore.Epoch(epoch))
+		if kind == rrefcore.Cohort {
+			m.Resend(p.worker)
+			if m.PeerDead(p.worker) {
+				m.Greet(p.worker)
+			}
+		}
+	})
+	if kind == rrefcore.Cohort {
+		r.flushOn(p, c)
+	}
+}
+
+// known makes sure that the machine knows what kind of worker id is. Called with the lock.
+func (r *refs) known(id rrefcore.Worker) {
+	if id == r.a.id {
+		return
+	}
+	p := r.a.peerByID(id)
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	goish, epoch := p.goish, p.epoch
+	p.mu.Unlock()
+	if goish {
+		r.m.AddPeer(id, rrefcore.Cohort, rrefcore.Epoch(epoch))
+	} else {
+		r.m.AddPeer(id, rrefcore.PyTorch, 0)
+	}
+}
+
+// epochOf returns the life that an id without epoch belongs to: PyTorch's messages carry none.
+func (r *refs) epochOf(id rrefcore.Worker) rrefcore.Epoch {
+	if id == r.a.id {
+		return rrefcore.Epoch(r.a.epoch)
+	}
+	if p := r.a.peerByID(id); p != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.goish {
+			return rrefcore.Epoch(p.epoch)
+		}
+	}
+	return 0
+}
+
+// id completes an id of PyTorch's wire.
+func (r *refs) id(g rpcwire.GlobalID) rrefcore.ID {
+	on := rrefcore.Worker(g.On)
+	return rrefcore.ID{On: on, N: uint64(g.Local), Epoch: r.epochOf(on)} //nolint:gosec // two's complement
+}
+
+func global(id rrefcore.ID) rpcwire.GlobalID {
+	return rpcwire.GlobalID{On: rpcwire.WorkerID(id.On), Local: int64(id.N)} //nolint:gosec // a counter
+}
+
+func (r *refs) died(p *peer) {
+	r.step(func(m *rrefcore.Machine) {
+		r.known(p.worker)
+		m.PeerDied(p.worker)
+	})
+}
+
+func (r *refs) linkLost(*peer) {}
+
+func (r *refs) tied(p *peer) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.m.Tied(p.worker)
+}
+
+// frame handles a frame of a Go peer's control stream, in the link's reading goroutine.
+func (r *refs) frame(c *conn, payload []byte) {
+	f, err := parseControl(payload)
+	if err == nil && (f.From != c.peer.worker || f.To != r.a.id || uint64(f.Epoch) != c.link.Peer().Incarnation) {
+		err = dist.Newf("rpc: control stream", dist.Protocol, "a frame of worker %d for worker %d on the link with worker %d", f.From, f.To, c.peer.worker)
+	}
+	if err != nil {
+		r.a.cfg.logger.Warn("control frame dropped", "peer", c.peer.name, "err", err)
+		return
+	}
+	r.step(func(m *rrefcore.Machine) { m.ReceiveFrame(f) })
+}
+
+// enqueue sends a control message to a PyTorch peer, one after the other per peer.
+func (r *refs) enqueue(to rrefcore.Worker, msg rrefcore.Message) {
+	p := r.a.peerByID(to)
+	if p == nil {
+		r.a.background(func() { r.requestDone(to, msg, false) })
+		return
+	}
+	p.control.mu.Lock()
+	p.control.queue = append(p.control.queue, msg)
+	start := !p.control.running
+	p.control.running = true
+	p.control.mu.Unlock()
+	if start && !r.a.own(func() { r.sendControl(p) }) {
+		p.control.mu.Lock()
+		p.control.running = false
+		p.control.mu.Unlock()
+	}
+}
+
+func (r *refs) requestDone(to rrefcore.Worker, msg rrefcore.Message, ok bool) {
+	r.step(func(m *rrefcore.Machine) { m.RequestDone(to, msg, ok) })
+}
+
+// sendControl empties the queue of control messages to a PyTorch peer.
+func (r *refs) sendControl(p *peer) {
+	for {
+		p.control.mu.Lock()
+		if len(p.control.queue) == 0 || r.a.ctx.Err() != nil {
+			p.control.running = false
+			p.control.mu.Unlock()
+			return
+		}
+		msg := p.control.queue[0]
+		p.control.queue = p.control.queue[1:]
+		p.control.mu.Unlock()
+		if err := r.sendOne(p, msg); err != nil {
+			r.requestDone(p.worker, msg, false)
+		}
+	}
+}
+
+func (r *refs) sendOne(p *peer, msg rrefcore.Message) error {
+	m, err := controlMessage(msg)
+	if err != nil {
+		return err
+	}
+	limit := r.a.cfg.timeout
+	if limit <= 0 {
+		limit = DefaultTimeout
+	}
+	ctx, cancel := context.WithTimeout(r.a.ctx, limit)
+	defer cancel()
+	c, err := p.connect(ctx)
+	if err != nil {
+		return err
+	}
+	var timer *time.Timer
+	var mu sync.Mutex
+	done := false
+	finish := func(ok bool) {
+		mu.Lock()
+		first := !done
+		done = true
+		if timer != nil {
+			timer.Stop()
+		}
+		mu.Unlock()
+		if first {
+			r.requestDone(p.worker, msg, ok)
+		}
+	}
+	id, err := c.begin(ctx, m, &pending{fn: func(x reply) { finish(x.err == nil && x.msg.Type != rpcwire.Exception) }}, nil, 0, time.Time{})
+	if err != nil {
+		return err
+	}
+	mu.Lock()
+	if !done {
+		timer = time.AfterFunc(limit, func() {
+			c.forget(id)
+			finish(false)
+		})
+	}
+	mu.Unlock()
+	return nil
+}
+
+// controlMessage is a control message in PyTorch's form.
+func controlMessage(msg rrefcore.Message) (*rpcwire.Message, error) {
+	pair := rpcwire.RRefPair{RRef: global(msg.ID), Fork: global(msg.Fork)}
+	switch msg.Kind {
+	case rrefcore.ForkRequest:
+		payload, err := pair.Encode()
+		return &rpcwire.Message{Type: rpcwire.RRefForkRequest, Payload: payload}, err
+	case rrefcore.Delete:
+		payload, err := pair.Encode()
+		return &rpcwire.Message{Type: rpcwire.RRefUserDelete, Payload: payload}, err
+	case rrefcore.ChildAccept:
+		payload, err := rpcwire.EncodeForkID(pair.Fork)
+		return &rpcwire.Message{Type: rpcwire.RRefChildAccept, Payload: payload}, err
+	default:
+		return nil, dist.Newf("rpc: control message", dist.Internal, "%v has no form on PyTorch's wire", msg.Kind)
+	}
+}
+
+// control handles a control message of a PyTorch peer. It is acknowledged whatever it did: they are repeated until they
+// are.
+func (r *refs) control(req *request) {
+	msg := rrefcore.Message{}
+	var err error
+	if req.kind == rpcwire.RRefChildAccept {
+		var fork rpcwire.GlobalID
+		fork, err = rpcwire.DecodeForkID(req.payload)
+		msg.Kind, msg.Fork = rrefcore.ChildAccept, r.id(fork)
+	} else {
+		var pair rpcwire.RRefPair
+		pair, err = rpcwire.DecodeRRefPair(req.payload)
+		msg.Kind, msg.ID, msg.Fork = rrefcore.Delete, r.id(pair.RRef), r.id(pair.Fork)
+		if req.kind == rpcwire.RRefForkRequest {
+			msg.Kind = rrefcore.ForkRequest
+		}
+	}
+	if err == nil && req.peer.worker < 0 {
+		err = dist.Newf("rpc: control message", dist.Protocol, "%q is not a worker of this world", req.peer.name)
+	}
+	if err != nil {
+		req.refuse(err)
+		return
+	}
+	r.step(func(m *rrefcore.Machine) {
+		r.known(req.peer.worker)
+		m.Control(req.peer.worker, msg)
+	})
+	r.a.background(func() { req.answer(&rpcwire.Message{Type: rpcwire.RRefAck}, nil) })
+}
+
+// close ends everything that waits for a value.
+func (r *refs) close() {
+	r.mu.Lock()
+	r.closed = true
+	objects := make([]*object, 0, len(r.objects))
+	for _, o := range r.objects {
+		objects = append(objects, o)
+	}
+	for _, h := range r.handles {
+		h.settle(errClosed("reference"))
+	}
+	r.mu.Unlock()
+	for _, o := range objects {
+		o.stop(errClosed("remote"))
+		o.set(nil, errClosed("fetch"))
+	}
+}

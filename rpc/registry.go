@@ -1,0 +1,306 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+)
+
+// Registry holds the functions, operators and classes that a worker serves. It may be shared by agents and extended
+// while they run.
+type Registry struct {
+	mu      sync.RWMutex
+	funcs   map[string]*handler
+	kernels map[string]Kernel
+	classes map[reflect.Type]*class
+}
+
+// NewRegistry returns a registry that has only the builtin operators of [Kernels].
+func NewRegistry() *Registry {
+	return &Registry{funcs: map[string]*handler{}, kernels: map[string]Kernel{}, classes: map[reflect.Type]*class{}}
+}
+
+// Request is a call as it arrived, for handlers that take it whole.
+type Request struct {
+	// From is the caller.
+	From WorkerInfo
+	// Func is the name that was called.
+	Func   string
+	Args   []any
+	Kwargs *Dict
+}
+
+// handler runs a function with decoded arguments.
+type handler struct {
+	name   string
+	in     []reflect.Type // without context
+	fn     reflect.Value
+	ctx    bool
+	raw    func(ctx context.Context, r *Request) (any, error)
+	args   reflect.Type // of a single struct of arguments
+	params []string     // names of plain parameters
+	result int          // index of the result, -1 for none
+	err    int          // index of the error, -1 for none
+	async  bool
+}
+
+var (
+	contextType = reflect.TypeFor[context.Context]()
+	errorType   = reflect.TypeFor[error]()
+	requestType = reflect.TypeFor[*Request]()
+)
+
+// Handle serves fn under a qualified name, "module.function": what Python callers write as a stub function of that
+// module. It corresponds to a function that is importable at a PyTorch worker.
+//
+// fn is one of
+//
+//	func(ctx, Args) (Result, error)     Args is a struct: its fields are the positional arguments in order, and the keyword
+//	                                    arguments by tag or snake-case name; a field that was not given keeps its zero value
+//	func(ctx, a A, b B, ...) (R, error) plain parameters; params gives their names for keyword arguments
+//	func(ctx, *Request) (any, error)    the call as it arrived
+//
+// ctx and error may be left out, and so may the result. A handler that returns a *[dist.Future] is answered when the
+// future completes, without holding a place (rpc.functions.async_execution).
+func (r *Registry) Handle(name string, fn any, params ...string) error {
+	if !strings.ContainsAny(name, ".:") {
+		return dist.Newf("rpc: handle", dist.InvalidArgument, "%q is not a qualified name: want module.function", name)
+	}
+	h, err := newHandler(name, reflect.ValueOf(fn), params)
+	if err != nil {
+		return err
+	}
+	name = rpcwire.Func(name).String()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, taken := r.funcs[name]; taken {
+		return dist.Newf("rpc: handle", dist.AlreadyExists, "%q has a handler", name)
+	}
+	r.funcs[name] = h
+	return nil
+}
+
+// MustHandle is Handle for handlers that are constants of the program: it panics on an error. It returns r.
+func (r *Registry) MustHandle(name string, fn any, params ...string) *Registry {
+	if err := r.Handle(name, fn, params...); err != nil {
+		panic(err)
+	}
+	return r
+}
+
+// Names returns the names of all handlers in order.
+func (r *Registry) Names() []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return sortedNames(r.funcs)
+}
+
+func (r *Registry) lookup(name string) *handler {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.funcs[name]
+}
+
+func badHandler(name, format string, args ...any) error {
+	e := dist.Newf("rpc: handle", dist.InvalidArgument, format, args...)
+	e.Key = name
+	return e
+}
+
+func newHandler(name string, fn reflect.Value, params []string) (*handler, error) {
+	if !fn.IsValid() || fn.Kind() != reflect.Func || fn.IsNil() {
+		return nil, badHandler(name, "not a function")
+	}
+	if raw, ok := fn.Interface().(func(context.Context, *Request) (any, error)); ok {
+		return &handler{name: name, raw: raw}, nil
+	}
+	t := fn.Type()
+	h := &handler{name: name, fn: fn, result: -1, err: -1, params: params}
+	for i := range t.NumIn() {
+		if i == 0 && t.In(0) == contextType {
+			h.ctx = true
+			continue
+		}
+		h.in = append(h.in, t.In(i))
+	}
+	if len(params) > 0 && len(params) != len(h.in) {
+		return nil, badHandler(name, "%d parameter names for %d parameters", len(params), len(h.in))
+	}
+	if len(h.in) == 1 && len(params) == 0 && isArgsStruct(h.in[0]) {
+		h.args = h.in[0]
+	}
+	switch n := t.NumOut(); {
+	case n > 2:
+		return nil, badHandler(name, "%d results: want at most a result and an error", n)
+	case n == 2 && t.Out(1) != errorType:
+		return nil, badHandler(name, "the second result must be an error, not %v", t.Out(1))
+	case n >= 1 && t.Out(n-1) == errorType:
+		h.err = n - 1
+		h.result = n - 2
+	default:
+		h.result = n - 1
+	}
+	if h.result >= 0 {
+		_, h.async = futureResult(t.Out(h.result))
+	}
+	return h, nil
+}
+
+// isArgsStruct tells a struct of arguments from a single argument that is a struct by itself.
+func isArgsStruct(t reflect.Type) bool {
+	return t.Kind() == reflect.Struct && t != reflect.TypeFor[Dict]() && t != reflect.TypeFor[Global]() && t != reflect.TypeFor[WorkerInfo]()
+}
+
+// futureResult returns the OnDone method of a *dist.Future.
+func futureResult(t reflect.Type) (reflect.Method, bool) {
+	if t.Kind() != reflect.Pointer || t.Elem().PkgPath() != reflect.TypeFor[dist.Code]().PkgPath() || !strings.HasPrefix(t.Elem().Name(), "Future[") {
+		return reflect.Method{}, false
+	}
+	return t.MethodByName("OnDone")
+}
+
+func badArguments(name string, err error) error {
+	e := dist.Wrap("rpc: arguments", dist.InvalidArgument, err)
+	e.Key = name
+	return &RemoteError{Kind: "TypeError", Message: e.Error(), Code: e.Code}
+}
+
+// call runs the handler. done is called exactly once, for an async handler possibly later.
+func (h *handler) call(ctx context.Context, req *Request, done func(any, error)) {
+	if h.raw != nil {
+		v, err := h.raw(ctx, req)
+		finish(v, err, done)
+		return
+	}
+	in := make([]reflect.Value, 0, len(h.in)+1)
+	if h.ctx {
+		in = append(in, reflect.ValueOf(ctx))
+	}
+	switch {
+	case h.args != nil:
+		p := reflect.New(h.args)
+		if err := rpcwire.AssignArgs(p.Interface(), req.Args, req.Kwargs); err != nil {
+			done(nil, badArguments(h.name, err))
+			return
+		}
+		in = append(in, p.Elem())
+	default:
+		var err error
+		if in, err = h.bind(in, req); err != nil {
+			done(nil, badArguments(h.name, err))
+			return
+		}
+	}
+	var out []reflect.Value
+	if h.fn.Type().IsVariadic() {
+		out = h.fn.CallSlice(in)
+	} else {
+		out = h.fn.Call(in)
+	}
+	if h.err >= 0 && !out[h.err].IsNil() {
+		done(nil, out[h.err].Interface().(error)) //nolint:errcheck,forcetypeassert // checked by newHandler
+		return
+	}
+	if h.result < 0 {
+		done(nil, nil)
+		return
+	}
+	finish(out[h.result].Interface(), nil, done)
+}
+
+// finish completes a call, when a future completes if that is the result.
+func finish(v any, err error, done func(any, error)) {
+	if err != nil {
+		done(nil, err)
+		return
+	}
+	r := reflect.ValueOf(v)
+	if r.IsValid() && r.Kind() == reflect.Pointer {
+		if m, ok := futureResult(r.Type()); ok {
+			if r.IsNil() {
+				done(nil, dist.New("rpc: handler", dist.Internal, "a nil future"))
+				return
+			}
+			callback := reflect.MakeFunc(m.Type.In(1), func(args []reflect.Value) []reflect.Value {
+				err, _ := args[1].Interface().(error)
+				done(args[0].Interface(), err)
+				return nil
+			})
+			r.MethodByName("OnDone").Call([]reflect.Value{callback})
+			return
+		}
+	}
+	done(v, nil)
+}
+
+// bind converts plain parameters.
+func (h *handler) bind(in []reflect.Value, req *Request) ([]reflect.Value, error) {
+	variadic := h.fn.Type().IsVariadic()
+	fixed := len(h.in)
+	if variadic {
+		fixed--
+	}
+	if len(req.Args) > fixed && !variadic {
+		return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "%d positional arguments, the function takes %d", len(req.Args), fixed)
+	}
+	values := make([]reflect.Value, len(h.in))
+	given := make([]bool, len(h.in))
+	for i := range values {
+		values[i] = reflect.New(h.in[i]).Elem()
+	}
+	for i, arg := range req.Args[:min(fixed, len(req.Args))] {
+		if err := rpcwire.Assign(values[i].Addr().Interface(), arg); err != nil {
+			return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %d: %w", i+1, err)
+		}
+		given[i] = true
+	}
+	if variadic {
+		rest := []any{}
+		if len(req.Args) > fixed {
+			rest = req.Args[fixed:]
+		}
+		if err := rpcwire.Assign(values[fixed].Addr().Interface(), rest); err != nil {
+			return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "arguments from %d on: %w", fixed+1, err)
+		}
+		given[fixed] = true
+	}
+	if req.Kwargs != nil {
+		for _, p := range req.Kwargs.Pairs {
+			name, _ := p.Key.(string)
+			i := slices.Index(h.params, name)
+			switch {
+			case i < 0:
+				return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "unexpected keyword argument %q; the function takes %s", name, h.takes())
+			case given[i]:
+				return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q is given twice", name)
+			}
+			if err := rpcwire.Assign(values[i].Addr().Interface(), p.Value); err != nil {
+				return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q: %w", name, err)
+			}
+			given[i] = true
+		}
+	}
+	if i := slices.Index(given, false); i >= 0 {
+		return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %d is missing, the function takes %s", i+1, h.takes())
+	}
+	return append(in, values...), nil
+}
+
+func (h *handler) takes() string {
+	if len(h.params) > 0 {
+		return strings.Join(h.params, ", ")
+	}
+	types := make([]string, len(h.in))
+	for i, t := range h.in {
+		types[i] = t.String()
+	}
+	return "(" + strings.Join(types, ", ") + ") by position"
+}

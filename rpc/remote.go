@@ -1,0 +1,284 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// Remote runs a function at another worker, or at this one, and leaves the result there. It returns a reference to it at
+// once, before the function has run or even arrived; an error of the function shows at Fetch. It corresponds to
+// torch.distributed.rpc.remote.
+//
+// ctx bounds the creation: when it ends before the owner has confirmed it, the reference fails for every use and a Go
+// owner cancels the function.
+func Remote[T any](ctx context.Context, a *Agent, to, fn string, args ...any) (*Ref[T], error) {
+	core, err := a.remote(ctx, to, fn, args)
+	if err != nil {
+		return nil, err
+	}
+	core.typeName = typeNameOf[T]()
+	if core.h != nil {
+		core.h.typeName = core.typeName
+	}
+	return wrapRef[T](core), nil
+}
+
+// CallMethod calls a method of the object behind a reference, at its owner. A Python owner takes any method; a Go owner
+// those of a registered class ([Registry.Class]). It corresponds to rref.rpc_sync().method(...).
+func CallMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) (R, error) {
+	positional, kwargs := splitArgs(args)
+	return Call[R](ctx, ref.c.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
+}
+
+// AsyncMethod is [CallMethod] that returns at once. It corresponds to rref.rpc_async().method(...).
+func AsyncMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) *dist.Future[R] {
+	positional, kwargs := splitArgs(args)
+	return Async[R](ctx, ref.c.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
+}
+
+// RemoteMethod calls a method and leaves its result at the owner. It corresponds to rref.remote().method(...).
+func RemoteMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) (*Ref[R], error) {
+	positional, kwargs := splitArgs(args)
+	return Remote[R](ctx, ref.c.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
+}
+
+func orEmpty(d *Dict) *Dict {
+	if d == nil {
+		return &Dict{}
+	}
+	return d
+}
+
+func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore, error) {
+	if a.cfg.guest {
+		return nil, dist.New("rpc: remote", dist.NotSupported, "a guest holds no references")
+	}
+	if to == a.name {
+		return a.remoteSelf(fn, args)
+	}
+	p, err := a.peer(to)
+	if err != nil {
+		return nil, err
+	}
+	r := a.refs
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil, errClosed("remote")
+	}
+	r.known(p.worker)
+	w, code := r.m.Create(p.worker)
+	var h *handle
+	if code == rrefcore.OK {
+		h = r.enter(w, "", fn)
+	}
+	e := r.take()
+	e.wake = false // goes out with the call
+	r.mu.Unlock()
+	r.perform(e)
+	if code != rrefcore.OK {
+		return nil, refFailure("create", rrefcore.ID{On: a.id}, to, code, nil)
+	}
+	core := &refCore{a: a, h: h, script: parseTarget(fn).isScript()}
+	if c := p.current(); c != nil {
+		a.create(ctx, c, p, h, fn, args)
+		return core, nil
+	}
+	if !a.own(func() {
+		bounded, cancel := contextUntil(ctx, a.deadline(ctx))
+		defer cancel()
+		c, err := p.connect(bounded)
+		if err != nil {
+			r.createFailed(h, err)
+			return
+		}
+		a.create(ctx, c, p, h, fn, args)
+	}) {
+		r.createFailed(h, errClosed("remote"))
+	}
+	return core, nil
+}
+
+// create sends the creating call.
+func (a *Agent) create(ctx context.Context, c *conn, p *peer, h *handle, fn string, args []any) {
+	r := a.refs
+	o := outgoing{op: "remote", fn: fn, peer: p}
+	pair := rpcwire.RRefPair{RRef: global(h.wire.ID), Fork: global(h.wire.Fork)}
+	o.build = func(c *conn) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+		e, wires := r.encoder(p, c.cohort())
+		m, err := encodeRemote(e, fn, args, pair)
+		if err != nil {
+			r.undecoded(p, *wires)
+			return nil, nil, 0, err
+		}
+		if c.link != nil { // the announcement goes first
+			r.flushOn(p, c)
+		}
+		return m, *wires, 0, nil
+	}
+	a.asyncOn(ctx, c, o, func(x reply, err error) {
+		if err == nil && x.msg.Type != rpcwire.RemoteRet {
+			err = unexpectedAnswer(fn, p, x.msg)
+		}
+		switch {
+		case err == nil:
+			r.step(func(m *rrefcore.Machine) { m.CreateReplied(h.wire.Fork, true) })
+		case dist.CodeOf(err) == dist.DeadlineExceeded, dist.CodeOf(err) == dist.Canceled:
+			r.mu.Lock()
+			h.cause = err
+			r.mu.Unlock()
+			r.step(func(m *rrefcore.Machine) { m.CreateTimedOut(h.wire.Fork) })
+		default:
+			r.createFailed(h, err)
+		}
+	})
+}
+
+func (r *refs) createFailed(h *handle, err error) {
+	r.mu.Lock()
+	h.cause = err
+	r.mu.Unlock()
+	r.step(func(m *rrefcore.Machine) { m.CreateReplied(h.wire.Fork, false) })
+}
+
+func encodeRemote(e *rpcwire.Encoder, fn string, args []any, pair rpcwire.RRefPair) (*rpcwire.Message, error) {
+	t := parseTarget(fn)
+	positional, kwargs := splitArgs(args)
+	if t.isScript() {
+		if kwargs.Len() > 0 {
+			return nil, dist.New("rpc: remote", dist.InvalidArgument, "TorchScript calls take positional arguments only")
+		}
+		payload, err := e.ScriptRemoteCall(rpcwire.RemoteScriptUDF{
+			ScriptUDF: rpcwire.ScriptUDF{Schema: t.schema, Name: t.script, Stack: positional}, RRefPair: pair,
+		})
+		return &rpcwire.Message{Type: rpcwire.ScriptRemoteCall, Payload: payload, Tensors: e.Tensors}, err
+	}
+	payload, err := e.PythonRemoteCall(rpcwire.RemoteUDF{UDF: rpcwire.UDF{Func: t.udf, Args: positional, Kwargs: kwargs}, RRefPair: pair})
+	return &rpcwire.Message{Type: rpcwire.PythonRemoteCall, Payload: payload, Tensors: e.Tensors}, err
+}
+
+// remoteSelf makes an object of this worker by one of its own functions.
+func (a *Agent) remoteSelf(fn string, args []any) (*refCore, error) {
+	r := a.refs
+	e, wires := r.encoder(a.self, true)
+	pair := rpcwire.RRefPair{}
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil, errClosed("remote")
+	}
+	id := r.m.OwnPending()
+	o := r.object(id)
+	o.where = fn
+	r.m.HoldLocal(id) // the running function needs it too
+	r.mu.Unlock()
+	pair.RRef = global(id)
+	core := &refCore{a: a, obj: o}
+	m, err := encodeRemote(e, fn, args, pair)
+	if err == nil {
+		var tensors []any
+		if tensors, err = cloneTensors(m.Tensors); err == nil {
+			req := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: tensors, own: o, local: func(*rpcwire.Message, error) {}}
+			a.dispatch(req)
+			return core, nil
+		}
+	}
+	r.undelivered(a.self, *wires)
+	r.step(func(m *rrefcore.Machine) { m.ReleaseLocal(id) })
+	core.close()
+	return nil, err
+}
+
+// callArrived asks the machine whether a creating call may run, and returns the place of its object.
+func (r *refs) callArrived(req *request, pair rpcwire.RRefPair, cancel context.CancelCauseFunc) (*object, error) {
+	if req.own != nil {
+		req.own.begin(cancel)
+		return req.own, nil
+	}
+	if req.peer.worker < 0 {
+		return nil, dist.New("rpc: remote", dist.NotSupported, "a guest holds no references")
+	}
+	id, root := r.id(pair.RRef), r.id(pair.Fork)
+	if req.frame != nil { // the creator is the sender
+		id.Epoch, root.Epoch = rrefcore.Epoch(req.frame.Incarnation), rrefcore.Epoch(req.frame.Incarnation)
+	}
+	r.mu.Lock()
+	r.known(req.peer.worker)
+	code := r.m.CallArrived(req.peer.worker, id, root)
+	var o *object
+	if code == rrefcore.OK {
+		o = r.object(id)
+		o.where = "remote by " + req.peer.name
+	}
+	e := r.take()
+	r.mu.Unlock()
+	r.perform(e)
+	if o == nil {
+		return nil, refFailure("create", id, r.a.name, code, nil)
+	}
+	o.begin(cancel)
+	return o, nil
+}
+
+// begin makes the function that makes the value cancellable.
+func (o *object) begin(cancel context.CancelCauseFunc) {
+	o.mu.Lock()
+	if !o.done {
+		o.cancel = cancel
+	}
+	o.mu.Unlock()
+}
+
+// runRemote runs the function of a creating call and stores its result.
+func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, cancel context.CancelCauseFunc, end func()) {
+	answer := func() {
+		payload, err := j.remote.Encode()
+		if err != nil {
+			req.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(a, err))}, nil)
+			return
+		}
+		req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
+	}
+	toGo := req.cohort()
+	if toGo {
+		answer() // the object exists; its value's fate is another matter
+	}
+	var once atomic.Bool
+	done := func(v any, err error) {
+		if !once.CompareAndSwap(false, true) {
+			return
+		}
+		o.set(v, err)
+		a.refs.step(func(m *rrefcore.Machine) {
+			m.Valued(o.id)
+			if req.own != nil {
+				m.ReleaseLocal(o.id)
+			}
+		})
+		if !toGo {
+			answer()
+		}
+		end()
+		cancel(nil)
+	}
+	err := req.decoder.confirmed(ctx)
+	if err == nil {
+		err = j.err
+	}
+	if err != nil {
+		req.decoder.release()
+		done(nil, err)
+		return
+	}
+	a.invoke(ctx, j, done)
+	if !once.Load() {
+		placeOf(ctx).pause()
+	}
+}

@@ -1,0 +1,413 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/observe"
+)
+
+// request is one request of a peer on its way to its one answer.
+type request struct {
+	conn     *conn // nil for a call of this worker to itself
+	local    func(*rpcwire.Message, error)
+	peer     *peer
+	id       uint64
+	kind     rpcwire.Type
+	payload  []byte
+	tensors  []any
+	frame    *cohortwire.Frame
+	flags    uint8
+	deadline time.Time
+	wraps    []wrapper // profilers around the call, outermost first
+	answered atomic.Bool
+	decoder  *decoding
+	own      *object // of a remote call of this worker to itself: where the result goes
+}
+
+// wrapper turns an answer into the form that a wrapped request expects.
+type wrapper func(m *rpcwire.Message) error
+
+func (r *request) cohort() bool { return r.conn == nil || r.conn.cohort() }
+
+// answer sends the one answer.
+func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
+	if !r.answered.CompareAndSwap(false, true) {
+		return
+	}
+	for i := len(r.wraps) - 1; i >= 0; i-- {
+		if m.Type == rpcwire.Exception {
+			break
+		}
+		if err := r.wraps[i](m); err != nil {
+			m = &rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, err.Error())}
+		}
+	}
+	if r.local != nil {
+		r.local(m, nil)
+		return
+	}
+	c := r.conn
+	if c.serving != nil {
+		c.mu.Lock()
+		delete(c.serving, r.id)
+		c.mu.Unlock()
+	}
+	m.ID = int64(r.id) //nolint:gosec // echoed as it came
+	if len(wires) > 0 && c.cohort() {
+		c.carry(wires)
+	}
+	ctx := c.agent.ctx
+	_, err := c.write(ctx, m, headerForks(wires), 0, time.Time{})
+	if err != nil && c.alive() && ctx.Err() == nil {
+		// It could not be encoded or is too large: the caller must still hear something.
+		c.agent.refs.undelivered(c.peer, wires)
+		c.agent.cfg.logger.Warn("answer could not be sent", "peer", c.peer.name, "type", m.Type.String(), "err", err)
+		fail := &rpcwire.Message{Type: rpcwire.Exception, ID: m.ID, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(c.agent, err))}
+		_, _ = c.write(ctx, fail, nil, 0, time.Time{})
+	}
+}
+
+// nodeText is how PyTorch reports an error of the framework.
+func nodeText(a *Agent, err error) string {
+	return fmt.Sprintf("Error on Node %d: %s", a.id, err.Error())
+}
+
+// refuse answers with an EXCEPTION: an error outside the user's function. It never blocks the reader.
+func (r *request) refuse(err error) {
+	a := r.agent()
+	m := &rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(errorClass(err), nodeText(a, err))}
+	a.background(func() { r.answer(m, nil) })
+}
+
+func errorClass(err error) rpcwire.ErrorClass {
+	if dist.CodeOf(err) == dist.DeadlineExceeded {
+		return rpcwire.ErrorTimeout
+	}
+	return rpcwire.ErrorUnknown
+}
+
+func (r *request) agent() *Agent {
+	if r.conn != nil {
+		return r.conn.agent
+	}
+	return r.peer.agent
+}
+
+// context returns what the handler runs under: it ends with the caller's deadline, when the caller gives up, when the
+// connection is lost, and with the agent.
+func (r *request) context(a *Agent) (context.Context, context.CancelCauseFunc) {
+	ctx, cancel := context.WithCancelCause(a.ctx)
+	if !r.deadline.IsZero() {
+		inner, stop := context.WithDeadline(ctx, r.deadline)
+		return inner, func(err error) { stop(); cancel(err) }
+	}
+	return ctx, cancel
+}
+
+// serve makes a request of a link cancellable by its caller.
+func (r *request) track(cancel context.CancelCauseFunc) {
+	c := r.conn
+	if c == nil || c.serving == nil {
+		return
+	}
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		cancel(c.err)
+		return
+	}
+	c.serving[r.id] = cancel
+	c.mu.Unlock()
+}
+
+// dispatch decides what a request is. It runs in a reading goroutine and does not block.
+func (a *Agent) dispatch(r *request) {
+	r.peer.stats.served.Add(1)
+	switch r.kind {
+	case rpcwire.RRefUserDelete, rpcwire.RRefForkRequest, rpcwire.RRefChildAccept:
+		a.refs.control(r)
+	case rpcwire.PythonRRefFetchCall, rpcwire.ScriptRRefFetchCall:
+		a.refs.fetchArrived(r)
+	case rpcwire.ForwardAutogradReq:
+		x, inner, err := rpcwire.UnwrapAutograd(r.payload)
+		if err != nil {
+			r.refuse(err)
+			return
+		}
+		a.unwrap(r, x.Inner, inner)
+	case rpcwire.RunWithProfilingReq:
+		x, inner, err := rpcwire.UnwrapProfiling(r.payload)
+		if err != nil {
+			r.refuse(err)
+			return
+		}
+		r.wraps = append(r.wraps, func(m *rpcwire.Message) error {
+			x.Inner = m.Type
+			payload, err := x.WrapResponse(m.Payload)
+			m.Type, m.Payload = rpcwire.RunWithProfilingResp, payload
+			return err
+		})
+		a.unwrap(r, x.Inner, inner)
+	case rpcwire.CleanupAutogradReq:
+		if _, err := rpcwire.DecodeCleanup(r.payload); err != nil {
+			r.refuse(err)
+			return
+		}
+		a.background(func() { r.answer(&rpcwire.Message{Type: rpcwire.CleanupAutogradResp}, nil) })
+	case rpcwire.BackwardAutogradReq, rpcwire.RRefBackwardReq:
+		r.refuse(dist.Newf("rpc: backward", dist.NotSupported,
+			"the Go worker %q takes no part in distributed autograd yet: detach what is sent to it or returned by it", a.name))
+	case rpcwire.PythonCall, rpcwire.ScriptCall, rpcwire.PythonRemoteCall, rpcwire.ScriptRemoteCall:
+		a.serveCall(r)
+	default:
+		r.refuse(dist.Newf("rpc: request", dist.Protocol, "%v is not a request that a worker serves", r.kind))
+	}
+}
+
+// unwrap dispatches the request inside a wrapper. A wrapper inside a wrapper of the same kind is refused by depth.
+func (a *Agent) unwrap(r *request, inner rpcwire.Type, payload []byte) {
+	if len(r.wraps) > 4 || inner == rpcwire.ForwardAutogradReq && r.kind == rpcwire.ForwardAutogradReq {
+		r.refuse(dist.New("rpc: request", dist.Protocol, "wrappers nested too deep"))
+		return
+	}
+	r.kind, r.payload = inner, payload
+	a.dispatch(r)
+}
+
+// job is a decoded call.
+type job struct {
+	req    Request
+	script *rpcwire.ScriptUDF
+	remote *rpcwire.RRefPair // of a call whose result stays here
+	err    error             // why it cannot run, although it was understood as a call
+}
+
+// serveCall takes a place for the handler and runs it in a goroutine of its own.
+func (a *Agent) serveCall(r *request) {
+	a.counts.serverCalls.Add(1)
+	run := func() { a.runCall(r) }
+	now, ok := a.limiter.enter(func() { a.spawn(run) })
+	switch {
+	case !ok:
+		a.counts.serverCalls.Add(-1)
+		a.drop(r)
+		r.refuse(dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", a.cfg.queue))
+	case now:
+		a.spawn(run)
+	}
+}
+
+// spawn starts a handler's goroutine; after Close its request is dropped with the connection.
+func (a *Agent) spawn(run func()) {
+	if !a.own(run) {
+		a.limiter.leave()
+	}
+}
+
+// drop releases the references of a request that is not decoded.
+func (a *Agent) drop(r *request) {
+	if r.frame != nil {
+		a.refs.discard(r.conn, r.frame)
+	}
+}
+
+// runCall decodes, waits for references to be confirmed, runs the function and answers.
+func (a *Agent) runCall(r *request) {
+	started := time.Now()
+	pl := &place{l: a.limiter}
+	if r.kind == rpcwire.PythonRemoteCall || r.kind == rpcwire.ScriptRemoteCall {
+		r.deadline = time.Time{} // it is the creation's, not the function's
+	}
+	ctx, cancel := r.context(a)
+	ctx = context.WithValue(ctx, placeKey{}, pl)
+	r.track(cancel)
+	d := a.refs.decoding(r)
+	r.decoder = d
+	j, err := a.decodeCall(r, d)
+	var obj *object
+	if err == nil && j.remote != nil {
+		obj, err = a.refs.callArrived(r, *j.remote, cancel)
+	}
+	end := func() {
+		a.counts.serverCalls.Add(-1)
+		pl.end()
+		if a.cfg.hook != nil {
+			a.cfg.hook.Emit(observe.Event{
+				Kind: "rpc.serve", Phase: observe.End, Rank: dist.Rank(a.id), Peer: r.peer.name, Key: j.req.Func, Dur: time.Since(started), Err: err,
+			})
+		}
+	}
+	if err != nil {
+		d.release()
+		end()
+		cancel(nil)
+		a.answerError(r, err)
+		return
+	}
+	if obj != nil {
+		a.runRemote(ctx, r, j, obj, cancel, end)
+		return
+	}
+	if err = d.confirmed(ctx); err == nil {
+		err = j.err
+	}
+	if err != nil {
+		d.release()
+		end()
+		a.finishCall(r, j, nil, err)
+		cancel(nil)
+		return
+	}
+	var once atomic.Bool
+	done := func(v any, herr error) {
+		if !once.CompareAndSwap(false, true) {
+			return
+		}
+		err = herr
+		a.finishCall(r, j, v, herr)
+		d.release()
+		end()
+		cancel(nil)
+	}
+	a.invoke(ctx, j, done)
+	if !once.Load() { // an async handler gives its place to others
+		pl.pause()
+	}
+}
+
+// invoke runs the function of a job and turns a panic into an error.
+func (a *Agent) invoke(ctx context.Context, j *job, done func(any, error)) {
+	defer func() {
+		if v := recover(); v != nil {
+			stack := string(debug.Stack())
+			a.cfg.logger.Error("handler panicked", "function", j.req.Func, "panic", fmt.Sprint(v), "stack", stack)
+			done(nil, &panicError{value: v, stack: stack})
+		}
+	}()
+	if j.script != nil && j.script.Schema != "" {
+		v, err := a.cfg.registry.runKernel(j.script)
+		done(v, err)
+		return
+	}
+	h := a.internal(j.req.Func)
+	if h == nil {
+		h = a.cfg.registry.lookup(j.req.Func)
+	}
+	if h == nil {
+		done(nil, a.unknownFunction(j.req.Func))
+		return
+	}
+	h.call(ctx, &j.req, done)
+}
+
+func (a *Agent) unknownFunction(name string) error {
+	return &RemoteError{
+		Kind: "AttributeError", Code: dist.NotFound,
+		Message: fmt.Sprintf("the Go worker %q has no handler %q. Default RPC pickler does not serialize function code. "+
+			"Ensure that function definitions match on both caller and callee modules.", a.name, name),
+	}
+}
+
+// decodeCall reads the call inside a request. The references it brings are noted in d.
+func (a *Agent) decodeCall(r *request, d *decoding) (*job, error) {
+	dec := &rpcwire.Decoder{Tensors: r.tensors, Arrive: d.arrive}
+	j := &job{req: Request{From: r.peer.info()}}
+	var u rpcwire.UDF
+	var s rpcwire.ScriptUDF
+	var err error
+	switch r.kind {
+	case rpcwire.PythonCall:
+		u, _, err = dec.PythonCall(r.payload)
+	case rpcwire.ScriptCall:
+		s, err = dec.ScriptCall(r.payload)
+		j.script = &s
+	case rpcwire.PythonRemoteCall:
+		var x rpcwire.RemoteUDF
+		x, err = dec.PythonRemoteCall(r.payload)
+		u = x.UDF
+		if err == nil || x.RRefPair != (rpcwire.RRefPair{}) {
+			j.remote = &x.RRefPair
+		}
+	case rpcwire.ScriptRemoteCall:
+		var x rpcwire.RemoteScriptUDF
+		x, err = dec.ScriptRemoteCall(r.payload)
+		s = x.ScriptUDF
+		j.script = &s
+		if err == nil || x.RRefPair != (rpcwire.RRefPair{}) {
+			j.remote = &x.RRefPair
+		}
+	}
+	if err != nil {
+		if j.remote != nil { // the failure is stored under its ids
+			j.err = err
+			return j, nil
+		}
+		return j, err
+	}
+	if j.script != nil {
+		j.req.Func, j.req.Args = s.Name, s.Stack
+		if s.Schema == "" {
+			if name, ok := cutScript(s.Name); ok {
+				j.req.Func = name
+			}
+		}
+		return j, nil
+	}
+	j.req.Func, j.req.Args, j.req.Kwargs = u.Func.String(), u.Args, u.Kwargs
+	return j, nil
+}
+
+// answerError answers a request that could not be understood.
+func (a *Agent) answerError(r *request, err error) {
+	if r.kind == rpcwire.PythonCall {
+		a.finishCall(r, &job{}, nil, err)
+		return
+	}
+	r.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(errorClass(err), nodeText(a, err))}, nil)
+}
+
+// finishCall answers a call with its result.
+func (a *Agent) finishCall(r *request, j *job, v any, err error) {
+	toGo := r.cohort()
+	if j.script != nil {
+		if err == nil {
+			e, wires := a.refs.encoder(r.peer, toGo)
+			var payload []byte
+			if payload, err = e.ScriptRet(v); err == nil {
+				a.refs.flushNow(r.peer, *wires)
+				r.answer(&rpcwire.Message{Type: rpcwire.ScriptRet, Payload: payload, Tensors: e.Tensors}, *wires)
+				return
+			}
+			a.refs.undelivered(r.peer, *wires)
+		}
+		r.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(errorClass(err), nodeText(a, err))}, nil)
+		return
+	}
+	if err != nil {
+		v = a.exception(err, toGo)
+	}
+	e, wires := a.refs.encoder(r.peer, toGo)
+	payload, err := e.PythonRet(v)
+	if err != nil { // the result has no Python form
+		a.refs.undelivered(r.peer, *wires)
+		e, wires = a.refs.encoder(r.peer, toGo)
+		payload, err = e.PythonRet(a.exception(err, toGo))
+	}
+	if err != nil {
+		r.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(a, err))}, nil)
+		return
+	}
+	a.refs.flushNow(r.peer, *wires)
+	r.answer(&rpcwire.Message{Type: rpcwire.PythonRet, Payload: payload, Tensors: e.Tensors}, *wires)
+}

@@ -1,0 +1,204 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/observe"
+)
+
+// shutdownRefs bounds the wait for references in a shutdown whose ctx has no deadline. It is PyTorch's.
+const shutdownRefs = 100 * time.Second
+
+// Shutdown leaves the world in order and then closes the agent. In a static world it waits for all workers to come to
+// the same point, deletes the references that this worker holds, waits until its own objects are released, and stops
+// when no worker has a call under way. In a dynamic world it tells the others and leaves.
+//
+// ctx bounds all of it. The agent is closed in any case when Shutdown returns; the error says which phase was not
+// completed, and who was missing. It corresponds to torch.distributed.rpc.shutdown.
+func (a *Agent) Shutdown(ctx context.Context) error {
+	if a.leaving.Swap(true) {
+		return a.Close()
+	}
+	var err error
+	switch {
+	case a.cfg.guest:
+	case a.cfg.worldSize > 0:
+		err = a.shutdownStatic(ctx)
+	default:
+		err = a.shutdownDynamic(ctx)
+	}
+	leaks := a.leakError()
+	_ = a.Close()
+	return errors.Join(err, leaks)
+}
+
+// phase runs one step of a shutdown and reports it.
+func (a *Agent) phase(ctx context.Context, name string, fn func(context.Context) error) error {
+	started := time.Now()
+	a.cfg.logger.Debug("shutdown", "worker", a.name, "phase", name)
+	err := fn(ctx)
+	if a.cfg.hook != nil {
+		a.cfg.hook.Emit(observe.Event{
+			Kind: "rpc.shutdown", Phase: observe.End, Rank: dist.Rank(a.id), Key: a.name, Detail: name, Dur: time.Since(started), Err: err,
+		})
+	}
+	if err != nil {
+		e := dist.Wrap("rpc: shutdown", dist.Aborted, err)
+		e.Key, e.Detail = a.name, fmt.Sprintf("phase %q after %v: %v", name, time.Since(started).Round(time.Millisecond), err)
+		return e
+	}
+	return nil
+}
+
+func (a *Agent) shutdownStatic(ctx context.Context) error {
+	if a.cfg.worldSize > 1 {
+		if err := a.phase(ctx, "wait for all workers", func(ctx context.Context) error {
+			_, err := a.allGather(ctx, nil)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	if err := a.phase(ctx, "release references", a.drainRefs); err != nil {
+		a.cfg.logger.Warn("references were not released in time", "worker", a.name, "err", err)
+	}
+	return a.phase(ctx, "wait for calls under way", a.joinStatic)
+}
+
+func (a *Agent) shutdownDynamic(ctx context.Context) error {
+	refs := a.phase(ctx, "release references", func(ctx context.Context) error { return a.dropHeld(ctx) })
+	if refs != nil {
+		a.cfg.logger.Warn("references were not released in time", "worker", a.name, "err", refs)
+	}
+	if err := a.phase(ctx, "wait for calls under way", a.calls.idle); err != nil {
+		return err
+	}
+	return a.phase(ctx, "tell the others", a.leaveDynamic)
+}
+
+// joinStatic repeats a barrier in the store until no worker has a call under way. PyTorch counts its barriers per process,
+// so a later world of the same processes starts where the earlier ones ended.
+func (a *Agent) joinStatic(ctx context.Context) error {
+	n := 3*a.cfg.round + 1
+	for {
+		if err := a.calls.idle(ctx); err != nil {
+			return err
+		}
+		if _, err := a.barrier(ctx, n, 0, false); err != nil {
+			return err
+		}
+		mine := a.calls.freeze()
+		sum, err := a.barrier(ctx, n+1, mine, false)
+		a.calls.thaw()
+		if err != nil {
+			return err
+		}
+		if sum == 0 {
+			_, err := a.barrier(ctx, n+2, 0, true)
+			return err
+		}
+		n += 2
+	}
+}
+
+// barrier waits for all workers and returns the sum of what they add. In the last one, whoever hosts the store may be
+// gone as soon as everybody has arrived.
+func (a *Agent) barrier(ctx context.Context, n, add int, last bool) (int64, error) {
+	id := strconv.Itoa(n)
+	active, count, ready := "shutdown/ACTIVE_CALLS_ID_"+id, "shutdown/PROCESS_COUNT_ID_"+id, "shutdown/READY_ID_"+id
+	if _, err := a.st.Add(ctx, active, int64(add)); err != nil {
+		return 0, err
+	}
+	arrived, err := a.st.Add(ctx, count, 1)
+	if err != nil {
+		return 0, err
+	}
+	if arrived == int64(a.cfg.worldSize) {
+		err = a.st.Set(ctx, ready, nil)
+	} else {
+		err = a.st.Wait(ctx, ready)
+	}
+	var sum int64
+	if err == nil {
+		sum, err = a.st.Add(ctx, active, 0)
+	}
+	if err != nil && last {
+		if code := dist.CodeOf(err); code == dist.PeerLost || code == dist.Unavailable || code == dist.Closed {
+			return 0, nil
+		}
+	}
+	return sum, err
+}
+
+// drainRefs deletes the references held here and waits until the own objects are released too.
+func (a *Agent) drainRefs(ctx context.Context) error {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, shutdownRefs)
+		defer cancel()
+	}
+	if err := a.dropHeld(ctx); err != nil {
+		return err
+	}
+	return a.refs.await(ctx, func(c rrefcore.Counts) bool {
+		return c.PendingUsers+c.ConfirmedUsers+c.PendingChildren+c.Forks+c.Offers+c.PendingFutures == 0
+	})
+}
+
+// dropHeld deletes the references that this worker holds and waits until their owners know.
+func (a *Agent) dropHeld(ctx context.Context) error {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, shutdownRefs)
+		defer cancel()
+	}
+	if err := a.refs.await(ctx, func(c rrefcore.Counts) bool { return c.PendingUsers+c.PendingChildren == 0 }); err != nil {
+		a.cfg.logger.Warn("references are still pending", "worker", a.name, "err", err)
+	}
+	a.refs.dropAll()
+	return a.refs.await(ctx, func(c rrefcore.Counts) bool {
+		return c.PendingUsers+c.ConfirmedUsers+c.PendingChildren+c.PendingFutures == 0
+	})
+}
+
+// dropAll closes every reference; their later use fails with a clear error.
+func (r *refs) dropAll() {
+	r.mu.Lock()
+	for fork, h := range r.handles {
+		h.settle(h.failure(rrefcore.Closed))
+		delete(r.handles, fork)
+	}
+	r.m.DropAll()
+	e := r.take()
+	r.mu.Unlock()
+	r.perform(e)
+}
+
+// await polls the machine until it has come to rest.
+func (r *refs) await(ctx context.Context, done func(rrefcore.Counts) bool) error {
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		r.mu.Lock()
+		c := r.m.Counts()
+		r.mu.Unlock()
+		if done(c) {
+			return nil
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			e := dist.FromContext("rpc: shutdown", ctx)
+			e.Detail = fmt.Sprintf("%d pending users, %d confirmed users, %d pending children, %d forks of own objects and %d control messages are left",
+				c.PendingUsers, c.ConfirmedUsers, c.PendingChildren, c.Forks, c.PendingFutures)
+			return e
+		}
+	}
+}
