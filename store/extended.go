@@ -121,7 +121,8 @@ func ListKeys(ctx context.Context, s Store) ([]string, error) {
 // the next worldSize calls. A call that times out stays counted: it cannot be taken back without a race.
 //
 // It is built on the core operations, on keys that begin with key, and works on every store; it does not meet
-// PyTorch's Store.barrier, which uses other keys and cannot be repeated.
+// PyTorch's Store.barrier, which uses other keys and cannot be repeated. The last to leave a round removes its keys, so
+// that only one counter stays, and two keys of each round in which somebody gave up.
 func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	const op = "store: barrier"
 	if worldSize < 1 {
@@ -137,10 +138,15 @@ func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	round := (n - 1) / int64(worldSize)
 	open := key + "/open/" + strconv.FormatInt(round, 10)
 	if n%int64(worldSize) == 0 {
-		return s.Set(ctx, open, []byte("1"))
+		err = s.Set(ctx, open, []byte("1"))
+	} else {
+		err = s.Wait(ctx, open)
 	}
-	err = s.Wait(ctx, open)
-	if !errors.Is(err, ErrTimeout) {
+	switch {
+	case err == nil:
+		leave(ctx, s, key+"/left/"+strconv.FormatInt(round, 10), open, worldSize)
+		return nil
+	case !errors.Is(err, ErrTimeout):
 		return err
 	}
 	// Who waits in vain wants to know how many came. The wait's own time is up, so this question gets a little more.
@@ -154,4 +160,16 @@ func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	e := dist.Newf(op, dist.DeadlineExceeded, "%d of %d have arrived: %w", arrived, worldSize, err)
 	e.Key = key
 	return e
+}
+
+// leave removes the keys of a round of Barrier that all have left: before, somebody could still be on the way to its wait
+// for open. The barrier is passed whether that succeeds or not, so errors are nobody's concern.
+func leave(ctx context.Context, s Store, left, open string, worldSize int) {
+	n, err := s.Add(ctx, left, 1)
+	if err != nil || n < int64(worldSize) {
+		return
+	}
+	for _, key := range []string{open, left} {
+		_, _ = s.Delete(ctx, key)
+	}
 }

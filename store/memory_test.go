@@ -233,5 +233,9 @@ func TestBarrierHoldsAndRepeats(t *testing.T) {
 				t.Error(err)
 			}
 		}
+		// What a round needs goes with it: a job may pass millions of barriers.
+		if keys, err := m.ListKeys(context.Background()); len(keys) != 1 || err != nil {
+			t.Errorf("%d rounds left the keys %q, %v", len(before), keys, err)
+		}
 	})
 }
