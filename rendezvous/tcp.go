@@ -104,13 +104,10 @@ func (s *settings) host(plan Plan) (*tcpstore.Lease, error) {
 func bindError(plan Plan, err error) error {
 	e := dist.Wrap(opJoin, dist.Unavailable, err)
 	e.Rank = plan.Rank
-	e.Detail = fmt.Sprintf("The server socket has failed to listen on any local network address: port %d: ", plan.Port)
 	if !errors.Is(err, syscall.EADDRINUSE) {
-		e.Detail += err.Error()
-		return e
+		return e // the server's own words say it all
 	}
-	e.Code = dist.AlreadyExists
-	e.Detail += "Address already in use"
+	e.Detail = fmt.Sprintf("The server socket has failed to listen on any local network address: port %d: Address already in use", plan.Port)
 	if owner, ok := portowner.Find(plan.Port); ok {
 		e.Detail += ", held by " + owner.String()
 	}

@@ -67,9 +67,8 @@ func listenError(addr string, err error) error {
 	case errors.As(err, &bad):
 		code, hint = dist.InvalidArgument, `the address must be "host:port"`
 	}
-	e := dist.Newf("tcpstore: listen", code, "the server socket has failed to listen on %q: %w; %s", addr, err, hint)
-	e.Peer = ""
-	return e
+	return dist.Newf("tcpstore: listen", code, "The server socket has failed to listen on any local network address: %q: %w; %s",
+		addr, err, hint)
 }
 
 // Serve starts a server on a listener that exists already: one that was inherited, or one in memory. The server owns the

@@ -393,7 +393,7 @@ func TestListenAddresses(t *testing.T) {
 		_ = c.Close()
 	}
 	_, err = Listen(fmt.Sprint("127.0.0.1:", s.Port()))
-	if !errors.Is(err, dist.AlreadyExists) || !strings.Contains(err.Error(), "failed to listen") || !strings.Contains(err.Error(), "address already in use") {
+	if !errors.Is(err, dist.AlreadyExists) || !strings.Contains(err.Error(), "The server socket has failed to listen on any local network address") || !strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("a port in use: %v", err)
 	}
 	if _, err = Listen("no port"); !errors.Is(err, dist.InvalidArgument) {

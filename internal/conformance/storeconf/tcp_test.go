@@ -103,7 +103,7 @@ func TestTCPStoreAddressInUse(t *testing.T) {
 		t.Fatal("two servers share a port")
 	}
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), strconv.Itoa(first.Port())) ||
-		!strings.Contains(err.Error(), "server socket has failed to listen on") {
+		!strings.Contains(err.Error(), "The server socket has failed to listen on any local network address") {
 		t.Errorf("the error does not say what is in use: %v", err)
 	}
 }
