@@ -10,11 +10,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
 const (
 	stateListen = "0A"
 	maxCommand  = 80
+	// patience bounds the search.
+	patience = time.Second
 )
 
 // Find returns the process that listens on port. It reads /proc, so it sees only processes that this user may look
@@ -27,27 +30,48 @@ func Find(port int) (Owner, bool) {
 	if len(inodes) == 0 {
 		return Owner{}, false
 	}
-	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return Owner{}, false
 	}
-	for _, link := range links {
-		target, err := os.Readlink(link)
-		if err != nil {
-			continue
+	// Ourselves first: two masters of one process on one port are the most frequent case.
+	pids := []int{os.Getpid()}
+	for _, entry := range entries {
+		if pid, err := strconv.Atoi(entry.Name()); err == nil && pid != pids[0] {
+			pids = append(pids, pid)
 		}
-		inode, found := strings.CutPrefix(target, "socket:[")
-		if !found || !inodes[strings.TrimSuffix(inode, "]")] {
-			continue
+	}
+	giveUp := time.Now().Add(patience)
+	for _, pid := range pids {
+		process := strconv.Itoa(pid)
+		if holds(process, inodes, giveUp) {
+			return Owner{PID: pid, Command: command(process)}, true
 		}
-		process, _, _ := strings.Cut(strings.TrimPrefix(link, "/proc/"), "/")
-		pid, err := strconv.Atoi(process)
-		if err != nil {
-			continue
-		}
-		return Owner{PID: pid, Command: command(process)}, true
 	}
 	return Owner{}, false
+}
+
+// holds reports whether a process has one of the sockets. A machine with very many open files is not searched to the end:
+// the name is a help in an error, which must not come late for it.
+func holds(process string, inodes map[string]bool, giveUp time.Time) bool {
+	folder := filepath.Join("/proc", process, "fd")
+	files, err := os.ReadDir(folder)
+	if err != nil {
+		return false
+	}
+	for _, file := range files {
+		if time.Now().After(giveUp) {
+			return false
+		}
+		target, err := os.Readlink(filepath.Join(folder, file.Name()))
+		if err != nil {
+			continue
+		}
+		if inode, found := strings.CutPrefix(target, "socket:["); found && inodes[strings.TrimSuffix(inode, "]")] {
+			return true
+		}
+	}
+	return false
 }
 
 // listeners adds the inodes of the sockets in table that listen on port.
