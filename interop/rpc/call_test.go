@@ -1,0 +1,175 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+const gostub = `
+def scale(x, factor, *, shift=0): raise NotImplementedError
+def echo(x): raise NotImplementedError
+def fail(kind, text): raise NotImplementedError
+def unknown(): raise NotImplementedError
+def strict(a, b): raise NotImplementedError
+def crash(): raise NotImplementedError
+`
+
+// handlers are what the stub module promises.
+func handlers() *rpc.Registry {
+	type scaleArgs struct {
+		X      *tensor.Tensor
+		Factor float64
+		Shift  float64
+	}
+	return rpc.NewRegistry().
+		MustHandle("gostub.scale", func(_ context.Context, in scaleArgs) (*tensor.Tensor, error) {
+			xs, err := tensor.Copy[float32](in.X)
+			if err != nil {
+				return nil, err
+			}
+			for i := range xs {
+				xs[i] = xs[i]*float32(in.Factor) + float32(in.Shift)
+			}
+			return tensor.From(xs, in.X.Shape()...)
+		}).
+		MustHandle("gostub.echo", func(x any) any { return x }).
+		MustHandle("gostub.fail", func(kind, text string) error { return rpc.Raise(kind, "%s", text) }).
+		MustHandle("gostub.strict", func(a, b int) int { return a - b }, "a", "b").
+		MustHandle("gostub.crash", func() { panic("a bug") })
+}
+
+func TestPyTorchCallsGo(t *testing.T) {
+	both(t, func(t *testing.T, tr *torchtest.Torch, set settings) {
+		set.modules = map[string]string{"gostub": gostub}
+		w := start(t, tr, set, py("py0", `
+import gostub
+teq(rpc.rpc_sync("go1", gostub.scale, args=(torch.arange(3, dtype=torch.float32), 2.0), kwargs={"shift": 1}), torch.tensor([1., 3., 5.]))
+big = torch.arange(1 << 20, dtype=torch.int64)
+teq(rpc.rpc_sync("go1", gostub.echo, args=(big,)), big)
+futures = [rpc.rpc_async("go1", gostub.scale, args=(torch.full((5,), float(i)), 3.0)) for i in range(50)]
+for i, f in enumerate(futures):
+    teq(f.wait(), torch.full((5,), 3.0 * i))
+for value in [None, True, 7, -1, 1 << 40, 1 << 70, 2.5, 1j, "text", "\u00fc\n", b"bytes", bytearray(b"ba"), [1, [2]], (1, (2,)), {"a": 1, 2: [3]}, {1, 2}, frozenset([3]), float("inf")]:
+    eq(rpc.rpc_sync("go1", gostub.echo, args=(value,)), value)
+for dt in [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.complex64, torch.complex128]:
+    x = torch.ones(3, 2).to(dt)
+    y = rpc.rpc_sync("go1", gostub.echo, args=(x,))
+    assert y.dtype == dt
+    teq(y, x)
+a = torch.arange(12.).reshape(3, 4)
+b = rpc.rpc_sync("go1", gostub.echo, args=([a.t(), a[1:, ::2], a],))
+teq(b[0], a.t()); teq(b[1], a[1:, ::2])
+b[2][1, 0] = 100
+assert b[1][0, 0] == 100, "views share their storage"
+s = torch.sparse_coo_tensor([[0, 1], [2, 0]], [3., 4.], (2, 3))
+teq(rpc.rpc_sync("go1", gostub.echo, args=(s,)).to_dense(), s.to_dense())
+for kind, want in [("ValueError", ValueError), ("TypeError", TypeError), ("KeyError", Exception), ("RuntimeError", RuntimeError)]:
+    try:
+        rpc.rpc_sync("go1", gostub.fail, args=(kind, "it's \u00e4 \\ test"))
+        raise SystemExit("no exception")
+    except want as e:
+        assert "it's \u00e4 \\ test" in str(e) and "On WorkerInfo(id=1, name=go1)" in str(e), str(e)
+for call, want in [(lambda: rpc.rpc_sync("go1", gostub.unknown), "no handler"), (lambda: rpc.rpc_sync("go1", gostub.crash), "a bug")]:
+    try:
+        call()
+        raise SystemExit("no exception")
+    except RuntimeError as e:
+        assert want in str(e), str(e)
+try:
+    rpc.rpc_sync("go1", gostub.strict, args=(1,), kwargs={"c": 2})
+    raise SystemExit("no exception")
+except TypeError as e:
+    assert "unexpected keyword" in str(e), str(e)
+eq(rpc.rpc_sync("go1", gostub.strict, args=(5,), kwargs={"b": 2}), 3)
+`), goWorker("go1", handlers()))
+		w.run()
+		w.stop()
+	})
+}
+
+const pymod = `
+import torch
+def total(x, y=0): return x.sum().item() + y
+def twice(x): return x * 2
+def fail(x): raise KeyError("no %s" % x)
+def views():
+    a = torch.arange(12, dtype=torch.float64).reshape(3, 4)
+    return [a.t(), a[1:, ::2], a]
+def echo(*args, **kwargs): return (args, kwargs)
+class MyError(Exception): pass
+def mine(): raise MyError("mine")
+`
+
+func TestGoCallsPyTorch(t *testing.T) {
+	both(t, func(t *testing.T, tr *torchtest.Torch, set settings) {
+		set.modules = map[string]string{"pymod": pymod}
+		w := start(t, tr, set, py("py0", "pass"), goWorker("go1", nil))
+		a, ctx := w.agents["go1"], testContext(t)
+		x := tensor.Must(tensor.From([]float32{1, 2, 3}, 3))
+		if got, err := rpc.Call[float64](ctx, a, "py0", "pymod.total", x, rpc.Kw{"y": 4}); err != nil || got != 10 {
+			t.Fatalf("total = %v, %v", got, err)
+		}
+		y, err := rpc.Call[*tensor.Tensor](ctx, a, "py0", "torch.add", x, x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if data, _ := tensor.Data[float32](y); !cmp.Equal(data, []float32{2, 4, 6}) {
+			t.Fatalf("torch.add = %v", data)
+		}
+		y, err = rpc.Call[*tensor.Tensor](ctx, a, "py0", "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor", x, x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if data, _ := tensor.Data[float32](y); !cmp.Equal(data, []float32{1, 4, 9}) {
+			t.Fatalf("mul = %v", data)
+		}
+		var remote *rpc.RemoteError
+		_, err = rpc.Call[any](ctx, a, "py0", "pymod.fail", 5)
+		if !errors.As(err, &remote) || remote.Kind != "KeyError" || remote.Message != "'no 5'" || remote.Worker != "py0" || remote.Stack == "" {
+			t.Fatalf("fail: %#v", err)
+		}
+		_, err = rpc.Call[any](ctx, a, "py0", "pymod.mine")
+		if !errors.As(err, &remote) || remote.Kind != "pymod.MyError" {
+			t.Fatalf("mine: %#v", err)
+		}
+		if _, err = rpc.Call[any](ctx, a, "py0", "pymod.nothing"); !errors.Is(err, dist.NotFound) {
+			t.Fatalf("nothing: %v", err)
+		}
+		if _, err = rpc.Call[any](ctx, a, "py0", "pymod.twice", 1, 2, 3); !errors.Is(err, dist.InvalidArgument) {
+			t.Fatalf("twice with three arguments: %v", err)
+		}
+		futures := make([]*dist.Future[float64], 50)
+		for i := range futures {
+			futures[i] = rpc.Async[float64](ctx, a, "py0", "pymod.total", x, i)
+		}
+		for i, f := range futures {
+			if got, err := f.Await(ctx); err != nil || got != float64(6+i) {
+				t.Fatalf("async %d: %v, %v", i, got, err)
+			}
+		}
+		got, err := rpc.Call[rpc.Tuple](ctx, a, "py0", "pymod.echo", nil, true, []any{1, "a"}, map[string]int{"k": 1}, rpc.Kw{"z": rpc.Set{int64(3)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := rpc.Tuple{
+			rpc.Tuple{nil, true, []any{int64(1), "a"}, &rpc.Dict{Pairs: []rpc.Pair{{Key: "k", Value: int64(1)}}}},
+			&rpc.Dict{Pairs: []rpc.Pair{{Key: "z", Value: rpc.Set{int64(3)}}}},
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatal(diff)
+		}
+		w.run()
+		w.stop()
+	})
+}

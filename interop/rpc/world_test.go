@@ -1,0 +1,296 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rpc_test puts Go workers into RPC worlds of real PyTorch, in every role.
+package rpc_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+func testContext(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// logs collects what an agent warns about.
+type logs struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *logs) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, string(b))
+	return len(b), nil
+}
+
+func (l *logs) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.lines, "")
+}
+
+// member is who takes part: a PyTorch worker with its script, or a Go worker with its handlers.
+type member struct {
+	name   string
+	script string // of a PyTorch worker, run between init_rpc and shutdown
+	reg    *rpc.Registry
+	opts   []rpc.Option
+}
+
+func py(name, script string) member { return member{name: name, script: script} }
+
+func goWorker(name string, reg *rpc.Registry, opts ...rpc.Option) member {
+	if reg == nil {
+		reg = rpc.NewRegistry()
+	}
+	return member{name: name, reg: reg, opts: opts}
+}
+
+// settings of a world.
+type settings struct {
+	static   bool
+	options  string            // further arguments of TensorPipeRpcBackendOptions
+	modules  map[string]string // importable at every PyTorch worker
+	tolerant bool              // do not fail on what PyTorch prints to stderr
+}
+
+// running is a world that has started.
+type running struct {
+	t      *testing.T
+	agents map[string]*rpc.Agent
+	procs  map[string]*torchtest.Proc
+	stores []store.Store
+	logs   *logs
+	set    settings
+}
+
+const prelude = `
+import sys, time, gc, torch
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+import torch.distributed.autograd as dist_autograd
+options = rpc.TensorPipeRpcBackendOptions(init_method=%q, rpc_timeout=30%s)
+rpc.init_rpc(%q, rank=%d, world_size=%s, rpc_backend_options=options)
+print("joined", flush=True)
+def eq(got, want):
+    assert got == want, "got %%r, want %%r" %% (got, want)
+def teq(got, want):
+    assert torch.equal(got, want), "got %%r, want %%r" %% (got, want)
+def info():
+    return rpc.api._get_current_rpc_agent().get_debug_info()
+def refinfo():
+    from torch.distributed.rpc import _rref_context_get_debug_info
+    return _rref_context_get_debug_info()
+input()
+`
+
+const epilogue = `
+print("finished", flush=True)
+input()
+gc.collect()
+rpc.shutdown(%s)
+print("left", flush=True)
+`
+
+// start starts a world of the members, in this order of ranks. Rank 0 hosts the store.
+func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *running {
+	t.Helper()
+	ctx := testContext(t)
+	port := freePort(t)
+	url := "tcp://127.0.0.1:" + strconv.Itoa(port)
+	w := &running{t: t, agents: map[string]*rpc.Agent{}, procs: map[string]*torchtest.Proc{}, logs: &logs{}, set: set}
+	level := slog.LevelWarn
+	if os.Getenv("RPC_TEST_LOG") != "" {
+		level = slog.LevelDebug
+	}
+	logger := slog.New(slog.NewTextHandler(w.logs, &slog.HandlerOptions{Level: level}))
+	t.Cleanup(func() {
+		for _, a := range w.agents {
+			_ = a.Close()
+		}
+		for _, s := range w.stores {
+			_ = s.Close()
+		}
+		if t.Failed() && w.logs.text() != "" {
+			t.Logf("log of the Go workers:\n%s", w.logs.text())
+		}
+	})
+	size := "None"
+	if set.static {
+		size = strconv.Itoa(len(members))
+	}
+	var mu sync.Mutex
+	joinGo := func(rank int, m member) error {
+		st, err := tcpstore.Dial(ctx, "127.0.0.1:"+strconv.Itoa(port))
+		if err != nil {
+			return err
+		}
+		if set.static {
+			if _, err := st.JoinWorker(ctx); err != nil {
+				return err
+			}
+		}
+		opts := []rpc.Option{rpc.WithRank(rank), rpc.WithHandlers(m.reg), rpc.WithAddr("127.0.0.1:0"), rpc.WithLogger(logger), rpc.WithTimeout(30 * time.Second)}
+		if set.static {
+			opts = append(opts, rpc.WithWorldSize(len(members)))
+		}
+		a, err := rpc.Join(ctx, st, m.name, append(opts, m.opts...)...)
+		mu.Lock()
+		defer mu.Unlock()
+		w.stores = append(w.stores, st)
+		if err == nil {
+			w.agents[m.name] = a
+		}
+		return err
+	}
+	var wg sync.WaitGroup
+	for rank, m := range members {
+		if m.script == "" && m.reg == nil {
+			t.Fatalf("member %q is nobody", m.name)
+		}
+		if m.reg != nil {
+			if rank == 0 {
+				hostStore(t, port)
+			}
+			if set.static {
+				wg.Go(func() {
+					if err := joinGo(rank, m); err != nil {
+						t.Errorf("%s: %v", m.name, err)
+					}
+				})
+			} else if err := joinGo(rank, m); err != nil {
+				t.Fatalf("%s: %v", m.name, err)
+			}
+			continue
+		}
+		how := ""
+		p := tr.Start(t, torchtest.Script{
+			Name: m.name + ".py", Modules: set.modules,
+			Source: fmt.Sprintf(prelude, url, set.options, m.name, rank, size) + m.script + fmt.Sprintf(epilogue, how),
+		})
+		w.procs[m.name] = p
+		if !set.static {
+			p.Expect(t, "joined")
+		}
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	if set.static {
+		for _, p := range w.procs {
+			p.Expect(t, "joined")
+		}
+	}
+	return w
+}
+
+func hostStore(t *testing.T, port int) {
+	t.Helper()
+	s, err := tcpstore.Listen("127.0.0.1:" + strconv.Itoa(port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+}
+
+// run lets the scripts of the PyTorch workers run to their ends.
+func (w *running) run() {
+	w.t.Helper()
+	for _, p := range w.procs {
+		p.Send(w.t, "go")
+	}
+	w.await()
+}
+
+func (w *running) await() {
+	w.t.Helper()
+	for _, p := range w.procs {
+		p.Expect(w.t, "finished")
+	}
+}
+
+// stop ends the world gracefully and fails when anybody complains.
+func (w *running) stop() {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	leave := func(name string, a *rpc.Agent) {
+		if err := a.Shutdown(ctx); err != nil {
+			w.t.Errorf("shutdown of %s: %v", name, err)
+		}
+	}
+	if w.set.static {
+		for name, a := range w.agents {
+			wg.Go(func() { leave(name, a) })
+		}
+	} else {
+		for name, a := range w.agents {
+			leave(name, a)
+		}
+	}
+	for _, p := range w.procs {
+		p.Send(w.t, "stop")
+		if !w.set.static {
+			p.Expect(w.t, "left")
+		}
+	}
+	wg.Wait()
+	for name, p := range w.procs {
+		p.MustExit(w.t, 30*time.Second)
+		if s := p.Stderr(); !w.set.tolerant && complains(s) {
+			w.t.Errorf("%s complains: %s", name, s)
+		}
+	}
+	if s := w.logs.text(); !w.set.tolerant && strings.Contains(s, "level=WARN") {
+		w.t.Errorf("a Go worker complains: %s", s)
+	}
+}
+
+// complains finds what PyTorch says when its agent is not content. That a served function raised is not such a case.
+func complains(stderr string) bool {
+	for _, word := range []string{"[W", "[E", "terminate called", "Leaking", "leak", "Failed to", "timed out", "Exception in thread"} {
+		if strings.Contains(stderr, word) {
+			return true
+		}
+	}
+	return false
+}
+
+// both runs a test in static and dynamic worlds of both PyTorch versions.
+func both(t *testing.T, test func(t *testing.T, tr *torchtest.Torch, set settings)) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Run("dynamic", func(t *testing.T) { test(t, tr, settings{}) })
+		t.Run("static", func(t *testing.T) { test(t, tr, settings{static: true}) })
+	})
+}
