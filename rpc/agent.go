@@ -48,6 +48,7 @@ type Agent struct {
 	calls   activeCalls
 	leaving atomic.Bool // a shutdown has begun
 	counts  counters
+	timeout atomic.Int64 // of calls without a deadline, in nanoseconds
 
 	mu     sync.Mutex
 	closed bool
@@ -116,6 +117,7 @@ func newAgent(st store.Store, name string, cfg *config) (*Agent, error) {
 		links: map[*cohortwire.Link]*conn{}, pipes: map[*conn]struct{}{}, done: make(chan struct{}),
 		limiter: newLimiter(cfg.concurrency, cfg.queue),
 	}
+	a.timeout.Store(int64(cfg.timeout))
 	a.gathers = newGathers(2 * cfg.round)
 	a.calls.init()
 	return a, nil

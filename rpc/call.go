@@ -78,8 +78,8 @@ func (a *Agent) deadline(ctx context.Context) time.Time {
 	if d, ok := ctx.Deadline(); ok {
 		return d
 	}
-	if a.cfg.timeout > 0 {
-		return time.Now().Add(a.cfg.timeout)
+	if a.Timeout() > 0 {
+		return time.Now().Add(a.Timeout())
 	}
 	return time.Time{}
 }
@@ -133,7 +133,7 @@ func (a *Agent) exchange(ctx context.Context, o outgoing) (reply, error) {
 	case <-ctx.Done():
 		err = dist.FromContext("rpc: "+o.op, ctx)
 	case <-timeout:
-		err = timedOut(o.op, a.cfg.timeout)
+		err = timedOut(o.op, a.Timeout())
 	}
 	if !c.forget(id) { // the answer came at this moment
 		x := <-ch
@@ -357,7 +357,7 @@ func (a *Agent) asyncOn(ctx context.Context, c *conn, o outgoing, done func(repl
 		a.refs.undelivered(o.peer, wires)
 		finish(reply{}, a.failed(o, err))
 	}
-	w.start(ctx, deadline, giveUp, o.op, a.cfg.timeout)
+	w.start(ctx, deadline, giveUp, o.op, a.Timeout())
 }
 
 // watch ends a call when its time is over.

@@ -131,7 +131,7 @@ func (g *gathers) missing(id string, names []string) []string {
 	return out
 }
 
-// allGather exchanges an object with all workers of a static world. It corresponds to torch.distributed.rpc.api._all_gather.
+// allGather exchanges an object with all workers of a static world.
 func (a *Agent) allGather(ctx context.Context, object any) (*rpcwire.Dict, error) {
 	names := []string{a.name}
 	for _, w := range a.Workers() {
@@ -139,6 +139,12 @@ func (a *Agent) allGather(ctx context.Context, object any) (*rpcwire.Dict, error
 			names = append(names, w.Name)
 		}
 	}
+	return a.gatherAmong(ctx, object, names)
+}
+
+// gatherAmong exchanges an object with the named workers, of which this one is one. It corresponds to
+// torch.distributed.rpc.api._all_gather.
+func (a *Agent) gatherAmong(ctx context.Context, object any, names []string) (*rpcwire.Dict, error) {
 	slices.Sort(names)
 	leader := names[0]
 	id := a.gathers.begin(names)

@@ -325,7 +325,7 @@ func (r *refs) sendOne(p *peer, msg rrefcore.Message) error {
 	if err != nil {
 		return err
 	}
-	limit := r.a.cfg.timeout
+	limit := r.a.Timeout()
 	if limit <= 0 {
 		limit = DefaultTimeout
 	}

@@ -1,0 +1,32 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"fmt"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// String returns the reference as PyTorch prints it, with the ids that its debug output uses.
+func (r *Ref[T]) String() string {
+	switch {
+	case r == nil || r.c == nil:
+		return "RRef()"
+	case r.c.obj != nil:
+		return fmt.Sprintf("OwnerRRef(%s)", globalText(r.c.obj.id))
+	default:
+		return fmt.Sprintf("UserRRef(RRefId = %s, ForkId = %s)", globalText(r.c.h.wire.ID), globalText(r.c.h.wire.Fork))
+	}
+}
+
+func globalText(id rrefcore.ID) string {
+	return fmt.Sprintf("GloballyUniqueId(created_on=%d, local_id=%d)", id.On, id.N)
+}
+
+// MarshalJSON refuses: a reference lives only as long as somebody holds it, so it can be passed in calls but not stored.
+func (r *Ref[T]) MarshalJSON() ([]byte, error) {
+	return nil, dist.New("rpc: reference", dist.NotSupported, "a reference cannot be stored: pass it in a call, or store what Fetch returns")
+}
