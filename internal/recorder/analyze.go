@@ -148,16 +148,18 @@ func assemble(dumps []Dump) (teams []*team, notes []string) {
 	room := maxRanks
 	for _, d := range dumps {
 		for _, g := range d.Groups {
-			if g.Size < 1 || g.Rank < 0 || g.Rank >= g.Size || g.Size > maxRanks {
+			if g.Size < 1 || g.Rank < 0 || g.Rank >= g.Size {
 				notes = append(notes, fmt.Sprintf("group %s is left out: rank %d of %d", g.Group, g.Rank, g.Size))
 				continue
 			}
 			key := fmt.Sprint(g.Group, "\x00", g.Size, g.GlobalRanks)
 			t := byKey[key]
 			if t == nil {
-				if room -= g.Size; room < 0 {
-					return teams, append(notes, fmt.Sprintf("group %s and what follows are left out: more than %d ranks in all", g.Group, maxRanks))
+				if g.Size > room {
+					notes = append(notes, fmt.Sprintf("group %s is left out: the groups have more than %d ranks in all", g.Group, maxRanks))
+					continue
 				}
+				room -= g.Size
 				t = &team{About: g.About, views: make([]*view, g.Size)}
 				byKey[key] = t
 				teams = append(teams, t)
