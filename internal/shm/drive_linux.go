@@ -166,6 +166,10 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 func (m *Mesh) late(op *link.Op) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := m.engine.told(); err != nil { // another rank has given the group up
+		m.fail(err)
+		return true
+	}
 	now := time.Now()
 	for _, p := range m.peers {
 		if p == nil || p.gone != nil || op.Peer != p.rank && (op.Peer != link.AnyPeer || !fromRank(op, p.rank)) {

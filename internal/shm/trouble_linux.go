@@ -124,21 +124,30 @@ func (e *Engine) aborted() error {
 		e.failure = *err
 		return *err
 	}
+	err := e.told()
+	if err == nil {
+		return nil
+	}
+	if e.failure == nil {
+		e.failure = err
+	}
+	return err
+}
+
+// told returns what another rank has said about why it gave the group up. It changes nothing, so messages may ask too.
+func (e *Engine) told() error {
 	a := &e.seg.header().abort
 	if atomic.LoadUint32(&a.state) != 2 {
 		return nil
 	}
 	text := string(a.text[:min(a.size, abortTextRoom)])
-	err := &dist.Error{Op: e.opName, Code: dist.Aborted, Rank: dist.Rank(a.rank), Detail: "it gave up: " + text}
+	err := &dist.Error{Op: "shm", Code: dist.Aborted, Rank: dist.Rank(a.rank), Detail: "it gave up: " + text}
 	switch dist.Code(a.code) { //nolint:gosec // written from a code
 	case dist.PeerLost:
 		err.Code, err.Detail = dist.PeerLost, text
 	case dist.Closed:
 		err.Code, err.Detail = dist.PeerLost, "it closed the group during an operation"
 	default:
-	}
-	if e.failure == nil {
-		e.failure = err
 	}
 	return err
 }
