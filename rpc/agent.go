@@ -251,8 +251,10 @@ func (a *Agent) WorkerByID(id int) (WorkerInfo, error) {
 	if id == int(a.id) {
 		return a.Self(), nil
 	}
-	if p := a.peerByID(rrefcore.Worker(id)); p != nil { //nolint:gosec // an unknown number is not found
-		return p.info(), nil
+	if id >= 0 && id <= maxWorkerID {
+		if p := a.peerByID(rrefcore.Worker(id)); p != nil {
+			return p.info(), nil
+		}
 	}
 	return WorkerInfo{}, dist.Newf("rpc: worker", dist.NotFound, "no worker has id %d", id)
 }

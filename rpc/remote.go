@@ -5,6 +5,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -17,7 +18,8 @@ import (
 // torch.distributed.rpc.remote.
 //
 // ctx bounds the creation: when it ends before the owner has confirmed it, the reference fails for every use and a Go
-// owner cancels the function.
+// owner cancels the function. A handler may use the context it was given and return the reference: its own end does not
+// end the creation.
 func Remote[T any](ctx context.Context, a *Agent, to, fn string, args ...any) (*Ref[T], error) {
 	core, err := a.remote(ctx, to, fn, args)
 	if err != nil {
@@ -92,9 +94,11 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		return core, nil
 	}
 	if !a.own(func() {
-		bounded, cancel := contextUntil(ctx, a.deadline(ctx))
-		defer cancel()
+		creation, release := creationContext(ctx)
+		bounded, cancel := contextUntil(creation, a.deadline(ctx))
 		c, err := p.connect(bounded)
+		cancel()
+		release()
 		if err != nil {
 			r.createFailed(h, err)
 			return
@@ -109,6 +113,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 // create sends the creating call.
 func (a *Agent) create(ctx context.Context, c *conn, p *peer, h *handle, fn string, args []any) {
 	r := a.refs
+	ctx, release := creationContext(ctx)
 	o := outgoing{op: "remote", fn: fn, peer: p}
 	pair := rpcwire.RRefPair{RRef: global(h.wire.ID), Fork: global(h.wire.Fork)}
 	o.build = func(c *conn) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
@@ -124,6 +129,7 @@ func (a *Agent) create(ctx context.Context, c *conn, p *peer, h *handle, fn stri
 		return m, *wires, 0, nil
 	}
 	a.asyncOn(ctx, c, o, func(x reply, err error) {
+		release()
 		if err == nil && x.msg.Type != rpcwire.RemoteRet {
 			err = unexpectedAnswer(fn, p, x.msg)
 		}
@@ -139,6 +145,25 @@ func (a *Agent) create(ctx context.Context, c *conn, p *peer, h *handle, fn stri
 			r.createFailed(h, err)
 		}
 	})
+}
+
+// creationContext is the context of a creation that a handler begins: it ends when the handler's caller gives up, but
+// not when the handler returns, perhaps with the reference as its result.
+func creationContext(ctx context.Context) (creation context.Context, release func()) {
+	if placeOf(ctx) == nil {
+		return ctx, func() {}
+	}
+	detached, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		if cause := context.Cause(ctx); !errors.Is(cause, errHandlerDone) {
+			cancel(cause)
+		}
+	})
+	if deadline, ok := ctx.Deadline(); ok {
+		bounded, end := context.WithDeadline(detached, deadline)
+		return bounded, func() { stop(); end(); cancel(nil) }
+	}
+	return detached, func() { stop(); cancel(nil) }
 }
 
 func (r *refs) createFailed(h *handle, err error) {
@@ -266,7 +291,7 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, 
 			answer()
 		}
 		end()
-		cancel(nil)
+		cancel(errHandlerDone)
 	}
 	err := req.decoder.confirmed(ctx)
 	if err == nil {

@@ -110,10 +110,13 @@ func (r *request) context(a *Agent) (context.Context, context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(a.ctx)
 	if !r.deadline.IsZero() {
 		inner, stop := context.WithDeadline(ctx, r.deadline)
-		return inner, func(err error) { stop(); cancel(err) }
+		return inner, func(err error) { cancel(err); stop() }
 	}
 	return ctx, cancel
 }
+
+// errHandlerDone is the cause of a handler's context when the handler has ended by itself.
+var errHandlerDone = dist.New("rpc: request", dist.Canceled, "the handler has returned")
 
 // serve makes a request of a link cancellable by its caller.
 func (r *request) track(cancel context.CancelCauseFunc) {
@@ -251,7 +254,7 @@ func (a *Agent) runCall(r *request) {
 	if err != nil {
 		d.release()
 		end()
-		cancel(nil)
+		cancel(errHandlerDone)
 		a.answerError(r, err)
 		return
 	}
@@ -266,7 +269,7 @@ func (a *Agent) runCall(r *request) {
 		d.release()
 		end()
 		a.finishCall(r, j, nil, err)
-		cancel(nil)
+		cancel(errHandlerDone)
 		return
 	}
 	var once atomic.Bool
@@ -278,7 +281,7 @@ func (a *Agent) runCall(r *request) {
 		a.finishCall(r, j, v, herr)
 		d.release()
 		end()
-		cancel(nil)
+		cancel(errHandlerDone)
 	}
 	a.invoke(ctx, j, done)
 	if !once.Load() { // an async handler gives its place to others
