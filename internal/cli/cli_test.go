@@ -11,7 +11,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -178,6 +180,33 @@ func TestHealthOfAStoreThatHangs(t *testing.T) {
 	if w.Code != 503 {
 		t.Errorf("status %d", w.Code)
 	}
+}
+
+// A probe comes every few seconds for as long as the store hangs: each must not leave a question of its own behind.
+func TestHealthAsksOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int32
+		release := make(chan struct{})
+		h := &health{ask: func() { asked.Add(1); <-release }, patience: time.Second}
+		probe := func() int {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", nil))
+			return w.Code
+		}
+		for range 5 {
+			if code := probe(); code != 503 {
+				t.Errorf("status %d", code)
+			}
+		}
+		if n := asked.Load(); n != 1 {
+			t.Errorf("%d questions are open", n)
+		}
+		close(release)
+		synctest.Wait()
+		if code := probe(); code != 200 || asked.Load() != 2 {
+			t.Errorf("status %d after %d questions", code, asked.Load())
+		}
+	})
 }
 
 func TestValueFromStandardInputIsBounded(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -91,20 +92,7 @@ func httpHandler(stats func() tcpstore.Stats) http.Handler {
 	registry.MustRegister(newStoreCollector(stats), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		// Answered by the server's own loop: a store that hangs is not healthy.
-		answered := make(chan struct{})
-		go func() {
-			stats()
-			close(answered)
-		}()
-		select {
-		case <-answered:
-			_, _ = fmt.Fprintln(w, "ok")
-		case <-time.After(2 * time.Second):
-			http.Error(w, "the store does not answer", http.StatusServiceUnavailable)
-		}
-	})
+	mux.Handle("GET /healthz", &health{ask: func() { stats() }, patience: 2 * time.Second})
 	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(stats())
@@ -113,6 +101,46 @@ func httpHandler(stats func() tcpstore.Stats) http.Handler {
 		_, _ = fmt.Fprintln(w, "cohort store: /metrics (Prometheus), /healthz, /stats (JSON)")
 	})
 	return mux
+}
+
+// health asks the server's own loop: a store that hangs is not healthy. However often it is asked meanwhile, one question
+// at a time is open.
+type health struct {
+	ask      func()
+	patience time.Duration
+
+	mu   sync.Mutex
+	open chan struct{} // closed when the question that is open was answered
+}
+
+// ServeHTTP implements http.Handler.
+func (h *health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	timer := time.NewTimer(h.patience)
+	defer timer.Stop()
+	select {
+	case <-h.question():
+		_, _ = fmt.Fprintln(w, "ok")
+	case <-timer.C:
+		http.Error(w, "the store does not answer", http.StatusServiceUnavailable)
+	}
+}
+
+// question returns the open question, or a new one.
+func (h *health) question() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.open == nil {
+		answered := make(chan struct{})
+		h.open = answered
+		go func() { // ends with the server's Close at the latest
+			h.ask()
+			h.mu.Lock()
+			h.open = nil
+			h.mu.Unlock()
+			close(answered)
+		}()
+	}
+	return h.open
 }
 
 // serveHTTP serves the numbers on addr until stop is called. A failure later on ends the command by fail.

@@ -123,7 +123,7 @@ func (a *app) setCommand() *cobra.Command {
 				if err := s.Set(ctx, args[0], value); err != nil {
 					return err
 				}
-				return a.done(ctx, s, map[string]any{"key": args[0], "bytes": len(value)})
+				return a.done(map[string]any{"key": args[0], "bytes": len(value)})
 			})
 		},
 	}
@@ -131,13 +131,8 @@ func (a *app) setCommand() *cobra.Command {
 	return cmd
 }
 
-// done confirms a write. PyTorch's protocol does not answer to one, so its success shows only in the next answer.
-func (a *app) done(ctx context.Context, s *tcpstore.Client, result map[string]any) error {
-	if key, ok := result["key"].(string); ok {
-		if _, err := s.Check(ctx, key); err != nil {
-			return err
-		}
-	}
+// done tells of a success that only JSON has words for.
+func (a *app) done(result map[string]any) error {
 	if a.json {
 		return a.print(result, "")
 	}
@@ -185,7 +180,8 @@ func (a *app) casCommand() *cobra.Command {
 		Long: strings.TrimSpace(`
 Replace the value of KEY by DESIRED if it equals EXPECTED, and print the value that
 the store answers with. An empty EXPECTED ("") creates a key that does not exist.
-The exit code is 5 if the value was another one.`),
+The exit code is 5 if the value was another one; one that was DESIRED already counts
+as replaced, because PyTorch's protocol does not tell the two apart.`),
 		Example: strings.Trim(`
   cohort store cas leader "" node3          become the leader if there is none
   cohort store cas leader node3 node4`, "\n"),
@@ -237,7 +233,7 @@ func (a *app) appendCommand() *cobra.Command {
 				if err := store.Append(ctx, s, args[0], value); err != nil {
 					return err
 				}
-				return a.done(ctx, s, map[string]any{"key": args[0], "bytes": len(value)})
+				return a.done(map[string]any{"key": args[0], "bytes": len(value)})
 			})
 		},
 	}
@@ -258,10 +254,7 @@ func (a *app) waitCommand() *cobra.Command {
 				if err := s.Wait(ctx, args...); err != nil {
 					return err
 				}
-				if a.json {
-					return a.print(map[string]any{"keys": args}, "")
-				}
-				return nil
+				return a.done(map[string]any{"keys": args})
 			})
 		},
 	}

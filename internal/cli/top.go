@@ -270,13 +270,16 @@ func terminalWidth(w io.Writer) int {
 // liveTop redraws one screen until a key or a signal ends it.
 func (a *app) liveTop(ctx context.Context, s *sampler, every time.Duration, style tui.Style) error {
 	model := &topModel{ctx: ctx, sampler: s, every: every, style: style, width: terminalWidth(a.Out), height: 24, top: tui.Top{Addr: s.client.Addr()}}
-	opts := []tea.ProgramOption{tea.WithOutput(a.Out), tea.WithContext(ctx), tea.WithoutSignalHandler()}
+	opts := []tea.ProgramOption{tea.WithOutput(a.Out), tea.WithoutSignalHandler()}
 	if in, ok := a.In.(*os.File); ok && term.IsTerminal(int(in.Fd())) {
 		opts = append(opts, tea.WithInput(in))
 	} else {
 		opts = append(opts, tea.WithInput(nil))
 	}
-	_, err := tea.NewProgram(model, opts...).Run()
+	program := tea.NewProgram(model, opts...)
+	// A program that is given ctx is killed by its end and closes the terminal while it is being read; Quit waits for that.
+	defer context.AfterFunc(ctx, program.Quit)()
+	_, err := program.Run()
 	if by := (signalError{}); errors.As(context.Cause(ctx), &by) {
 		return nil // the usual way to end it
 	}
