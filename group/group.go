@@ -230,9 +230,10 @@ func (g *Group) fail(err error) {
 	if dump {
 		g.tasks.Add(1)
 	}
+	mesh := g.mesh
 	g.mu.Unlock()
-	if g.mesh != nil {
-		g.mesh.Fail(err)
+	if mesh != nil {
+		mesh.Fail(err)
 	}
 	g.halt(err)
 	for _, w := range queued {

@@ -145,8 +145,7 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 // connect makes the mesh and the engine of the chosen transport.
 func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 	if g.size == 1 && choice.torch == torchNone {
-		g.engine = native.NewEngine(lonely{}, native.Tuning{})
-		g.mesh = lonely{}
+		g.install(lonely{}, native.NewEngine(lonely{}, native.Tuning{}))
 		return nil
 	}
 	switch choice.transport {
@@ -155,7 +154,7 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 		if err != nil {
 			return err
 		}
-		g.mesh, g.engine = mesh, gloo.NewEngine(mesh)
+		g.install(mesh, gloo.NewEngine(mesh))
 	case TCP:
 		mesh, err := tcp.Connect(ctx, tcp.Config{
 			Rank: g.rank, Size: g.size, Group: choice.id, Listener: choice.takeListener(), Peers: choice.addresses, LocalRanks: choice.local,
@@ -164,7 +163,7 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 		if err != nil {
 			return err
 		}
-		g.mesh, g.engine = mesh, native.NewEngine(mesh, native.Tuning{})
+		g.install(mesh, native.NewEngine(mesh, native.Tuning{}))
 	case SharedMemory:
 		engine, err := shm.Join(ctx, shm.Config{
 			Rank: g.rank, Size: g.size, Name: choice.prefix + "/" + hex.EncodeToString(choice.id[:]), Exchange: p.store, HeartbeatLimit: g.config.heartbeat,
@@ -172,11 +171,22 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 		if err != nil {
 			return err
 		}
-		g.mesh, g.engine = engine.Mesh(), engine
+		g.install(engine.Mesh(), engine)
 	case Auto:
 		return dist.New("group: new", dist.Internal, "no transport was chosen")
 	}
 	return nil
+}
+
+// install takes a mesh into use. It may have failed already, and said so.
+func (g *Group) install(mesh link.Mesh, engine coll.Engine) {
+	g.mu.Lock()
+	g.mesh, g.engine = mesh, engine
+	failure := g.failure
+	g.mu.Unlock()
+	if failure != nil {
+		mesh.Fail(failure)
+	}
 }
 
 // meshFailed is called by a mesh that has failed. Operations that do not go through it must end too.
