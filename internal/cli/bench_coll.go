@@ -5,9 +5,7 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -24,16 +22,18 @@ import (
 )
 
 // collSizes are the payloads of bench/peers with their number of timed iterations.
-var collSizes = []struct {
-	bytes, times int
-	name         string
-}{
+var collSizes = []collSize{
 	{4, 600, "4B"},
 	{1 << 10, 600, "1KiB"},
 	{64 << 10, 200, "64KiB"},
 	{1 << 20, 60, "1MiB"},
 	{16 << 20, 8, "16MiB"},
 	{64 << 20, 4, "64MiB"},
+}
+
+type collSize struct {
+	bytes, times int
+	name         string
 }
 
 type collOptions struct {
@@ -54,7 +54,10 @@ Start --ranks processes that form a group, and measure barrier, all-reduce, broa
 all-gather and, with two ranks, ping-pong, on ordinary Go slices. Each value is one line
 of JSON: group, case, peer, value and unit, with the names and the method of bench/peers,
 so that the rows of PyTorch and OpenMPI stand beside them. Process ids and the transport
-that the group chose go to standard error.`),
+that the group chose go to standard error.
+
+With shared memory the cases run a second time on tensors that live in the segment
+(Group.NewTensor); their names have "inseg".`),
 		Example: strings.Trim(`
   cohort bench coll --ranks 2
   cohort bench coll --ranks 4 --transport tcp --peer cohort-tcp
@@ -113,9 +116,9 @@ func (a *app) benchCollRankCommand() *cobra.Command {
 	return cmd
 }
 
-// benchColl hosts the store and starts the ranks.
+// benchColl hosts the store and starts the ranks. When one fails the others are ended.
 func (a *app) benchColl(ctx context.Context, o collOptions) error {
-	server, err := tcpstore.Listen(net.JoinHostPort("127.0.0.1", "0"))
+	server, err := tcpstore.Listen("127.0.0.1:0") //nolint:contextcheck // a server outlives the call that starts it
 	if err != nil {
 		return err
 	}
@@ -124,34 +127,38 @@ func (a *app) benchColl(ctx context.Context, o collOptions) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	errs := make([]error, o.ranks)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	var ranks sync.WaitGroup
 	for r := range o.ranks {
 		cmd := exec.CommandContext(ctx, program, "bench", "coll-rank", "--store", server.Addr().String(), "--rank", strconv.Itoa(r), //nolint:gosec // this program
 			"--ranks", strconv.Itoa(o.ranks), "--transport", o.transport, "--peer", o.peer, "--scale", fmt.Sprint(o.scale), "--only", o.only)
 		cmd.Stdout, cmd.Stderr = a.Out, a.Err
-		if err := cmd.Start(); err != nil {
-			cancel()
-			ranks.Wait()
-			return err
+		release, err := startTied(cmd)
+		if err != nil {
+			cancel(fmt.Errorf("rank %d: %w", r, err))
+			break
 		}
 		ranks.Go(func() {
+			defer release()
 			if err := cmd.Wait(); err != nil {
-				errs[r] = fmt.Errorf("rank %d: %w", r, err)
+				cancel(fmt.Errorf("rank %d: %w", r, err))
 			}
 		})
 	}
 	ranks.Wait()
-	return errors.Join(errs...)
+	return context.Cause(ctx)
 }
 
-// collBench is one rank at work.
+// collBench is one rank at work. Its operations wait without a deadline: the group's timeout, or the end of a rank, ends
+// them.
 type collBench struct {
-	app   *app
-	opts  collOptions
-	group *group.Group
+	app    *app
+	opts   collOptions
+	group  *group.Group
+	work   *group.Work
+	make   func(n int) (*tensor.Tensor, error)
+	suffix string // of the case names
 }
 
 func (a *app) benchCollRank(ctx context.Context, o collOptions, addr string, rank int) error {
@@ -166,133 +173,162 @@ func (a *app) benchCollRank(ctx context.Context, o collOptions, addr string, ran
 	}
 	defer func() { _ = g.Close() }()
 	_, _ = fmt.Fprintf(a.Err, "cohort bench coll: rank %d of %d, process %d, transport %s\n", rank, o.ranks, os.Getpid(), g.Transport())
-	b := &collBench{a, o, g}
+	b := &collBench{app: a, opts: o, group: g, work: new(group.Work), make: sliceTensor}
 	if err := b.all(); err != nil {
 		return err
+	}
+	if g.Transport() == group.SharedMemory {
+		b.make, b.suffix = func(n int) (*tensor.Tensor, error) { return g.NewTensor(tensor.Float32, n) }, ".inseg"
+		if err := b.all(); err != nil {
+			return err
+		}
 	}
 	return g.Barrier(context.Background()).Wait(context.Background())
 }
 
-// all runs every case. An operation waits without a deadline of its own: the group's timeout ends it.
+// all runs every case.
 func (b *collBench) all() error {
-	ctx := context.Background()
-	g := b.group
-	work := new(group.Work)
-	if err := b.measure("barrier", 0, "", 400, 1, func() error {
-		work = g.Barrier(ctx, group.Reuse(work))
-		return work.Wait(ctx)
-	}); err != nil {
-		return err
-	}
-	for _, s := range collSizes {
-		x, err := ones(s.bytes)
-		if err != nil {
-			return err
-		}
-		if err := b.measure("allreduce", s.bytes, s.name, s.times, 1, func() error {
-			work = g.AllReduce(ctx, x, group.Sum, group.Reuse(work))
-			return work.Wait(ctx)
+	if b.suffix == "" {
+		if err := b.measure("barrier", collSize{times: 400}, 1, func(ctx context.Context) *group.Work {
+			return b.group.Barrier(ctx, group.Reuse(b.work))
 		}); err != nil {
 			return err
 		}
 	}
-	for _, s := range collSizes {
-		if s.bytes == 16<<20 {
+	for _, c := range []struct {
+		name    string
+		without string // the size that bench/peers leaves out
+		run     func(name string, s collSize) error
+	}{
+		{"allreduce", "", b.allReduce}, {"broadcast", "16MiB", b.broadcast}, {"allgather", "64MiB", b.allGather}, {"pingpong", "", b.pingPong},
+	} {
+		if c.name == "pingpong" && b.group.Size() != 2 {
 			continue
 		}
-		x, err := ones(s.bytes)
-		if err != nil {
-			return err
-		}
-		root := 0
-		if err := b.measure("broadcast", s.bytes, s.name, s.times, 1, func() error { // the root rotates, so that it cannot run ahead
-			work = g.Broadcast(ctx, x, root, group.Reuse(work))
-			root = (root + 1) % g.Size()
-			return work.Wait(ctx)
-		}); err != nil {
-			return err
-		}
-	}
-	for _, s := range collSizes {
-		if s.bytes == 64<<20 {
-			continue
-		}
-		x, err := ones(s.bytes)
-		if err != nil {
-			return err
-		}
-		out, err := ones(s.bytes * g.Size())
-		if err != nil {
-			return err
-		}
-		if err := b.measure("allgather", s.bytes, s.name, s.times, 1, func() error {
-			work = g.AllGatherInto(ctx, out, x, group.Reuse(work))
-			return work.Wait(ctx)
-		}); err != nil {
-			return err
-		}
-	}
-	if g.Size() != 2 {
-		return nil
-	}
-	for _, s := range collSizes {
-		x, err := ones(s.bytes)
-		if err != nil {
-			return err
-		}
-		if err := b.measure("pingpong", s.bytes, s.name, s.times, 2, func() error { return b.pingPong(ctx, x) }); err != nil {
-			return err
+		for _, s := range collSizes {
+			if s.name == c.without || !strings.Contains(b.caseName(c.name, s), b.opts.only) {
+				continue
+			}
+			if err := c.run(c.name, s); err != nil {
+				return fmt.Errorf("%s: %w", b.caseName(c.name, s), err)
+			}
 		}
 	}
 	return nil
 }
 
-func (b *collBench) pingPong(ctx context.Context, x *tensor.Tensor) error {
-	g := b.group
-	if g.Rank() == 0 {
-		if err := g.Send(ctx, x, 1, 0).Wait(ctx); err != nil {
-			return err
-		}
-		return g.Recv(ctx, x, 1, 0).Wait(ctx)
-	}
-	if err := g.Recv(ctx, x, 0, 0).Wait(ctx); err != nil {
+func (b *collBench) allReduce(name string, s collSize) error {
+	x, err := b.filled(s.bytes)
+	if err != nil {
 		return err
 	}
-	return g.Send(ctx, x, 0, 0).Wait(ctx)
+	defer x.Storage().Release()
+	return b.measure(name, s, 1, func(ctx context.Context) *group.Work {
+		return b.group.AllReduce(ctx, x, group.Sum, group.Reuse(b.work))
+	})
 }
 
-func ones(bytes int) (*tensor.Tensor, error) {
-	values := make([]float32, bytes/4)
+// broadcast has the root rotate, so that it cannot run ahead of the others.
+func (b *collBench) broadcast(name string, s collSize) error {
+	x, err := b.filled(s.bytes)
+	if err != nil {
+		return err
+	}
+	defer x.Storage().Release()
+	next := 0
+	return b.measure(name, s, 1, func(ctx context.Context) *group.Work {
+		root := next
+		next = (next + 1) % b.group.Size()
+		return b.group.Broadcast(ctx, x, root, group.Reuse(b.work))
+	})
+}
+
+func (b *collBench) allGather(name string, s collSize) error {
+	x, err := b.filled(s.bytes)
+	if err != nil {
+		return err
+	}
+	defer x.Storage().Release()
+	out, err := b.filled(s.bytes * b.group.Size())
+	if err != nil {
+		return err
+	}
+	defer out.Storage().Release()
+	return b.measure(name, s, 1, func(ctx context.Context) *group.Work {
+		return b.group.AllGatherInto(ctx, out, x, group.Reuse(b.work))
+	})
+}
+
+// pingPong is half a round trip.
+func (b *collBench) pingPong(name string, s collSize) error {
+	x, err := b.filled(s.bytes)
+	if err != nil {
+		return err
+	}
+	defer x.Storage().Release()
+	g := b.group
+	send := func(ctx context.Context) *group.Work { return g.Send(ctx, x, 1-g.Rank(), 7, group.Reuse(b.work)) }
+	recv := func(ctx context.Context) *group.Work { return g.Recv(ctx, x, 1-g.Rank(), 7, group.Reuse(b.work)) }
+	if g.Rank() == 0 {
+		return b.measure(name, s, 2, send, recv)
+	}
+	return b.measure(name, s, 2, recv, send)
+}
+
+// sliceTensor is an ordinary Go slice.
+func sliceTensor(n int) (*tensor.Tensor, error) { return tensor.From(make([]float32, n), n) }
+
+func (b *collBench) filled(bytes int) (*tensor.Tensor, error) {
+	x, err := b.make(bytes / 4)
+	if err != nil {
+		return nil, err
+	}
+	values, err := tensor.Data[float32](x)
 	for i := range values {
 		values[i] = 1e-9
 	}
-	return tensor.From(values, len(values))
+	return x, err
+}
+
+func (b *collBench) caseName(name string, s collSize) string {
+	full := fmt.Sprintf("%s.r%d", name, b.opts.ranks)
+	if s.name != "" {
+		full += "." + s.name
+	}
+	return full + b.suffix
 }
 
 // measure does what bench/peers does: a warm-up of a tenth, a barrier, then timed iterations; rank 0 prints the median, the
 // 99th percentile where there are enough, and payload bytes by mean time.
-func (b *collBench) measure(name string, size int, sizeName string, n int, factor float64, f func() error) error {
-	full := fmt.Sprintf("%s.r%d", name, b.opts.ranks)
-	if sizeName != "" {
-		full += "." + sizeName
-	}
+func (b *collBench) measure(name string, s collSize, factor float64, steps ...func(context.Context) *group.Work) error {
+	ctx := context.Background()
+	full := b.caseName(name, s)
 	if !strings.Contains(full, b.opts.only) {
 		return nil
 	}
-	n = max(2, int(float64(n)*b.opts.scale))
+	once := func() error {
+		for _, step := range steps {
+			b.work = step(ctx)
+			if err := b.work.Wait(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	n := max(2, int(float64(s.times)*b.opts.scale))
 	for range max(1, n/10) {
-		if err := f(); err != nil {
+		if err := once(); err != nil {
 			return err
 		}
 	}
-	if err := b.group.Barrier(context.Background()).Wait(context.Background()); err != nil {
+	if err := b.group.Barrier(ctx).Wait(ctx); err != nil {
 		return err
 	}
 	took := make([]time.Duration, n)
 	began := time.Now()
 	last := began
 	for i := range took {
-		if err := f(); err != nil {
+		if err := once(); err != nil {
 			return err
 		}
 		now := time.Now()
@@ -308,8 +344,8 @@ func (b *collBench) measure(name string, size int, sizeName string, n int, facto
 	if n >= 200 {
 		load.emit(full+".p99", micros(took[n*99/100])/factor, "us")
 	}
-	if size >= 1<<16 {
-		load.emit(full+".bw", float64(size)*factor/mean/1e9, "GB/s")
+	if s.bytes >= 1<<16 {
+		load.emit(full+".bw", float64(s.bytes)*factor/mean/1e9, "GB/s")
 	}
 	return nil
 }
