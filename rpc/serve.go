@@ -278,8 +278,7 @@ func (a *Agent) runCall(r *request) {
 			return
 		}
 		err = herr
-		a.finishCall(r, j, v, herr)
-		d.release()
+		a.finishCall(r, j, v, herr) // the references among the arguments are the handler's to close
 		end()
 		cancel(errHandlerDone)
 	}

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -88,6 +89,7 @@ type running struct {
 	t      *testing.T
 	agents map[string]*rpc.Agent
 	procs  map[string]*torchtest.Proc
+	order  []string // by rank
 	stores []store.Store
 	logs   *logs
 	set    settings
@@ -174,6 +176,7 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 	}
 	var wg sync.WaitGroup
 	for rank, m := range members {
+		w.order = append(w.order, m.name)
 		if m.script == "" && m.reg == nil {
 			t.Fatalf("member %q is nobody", m.name)
 		}
@@ -254,15 +257,16 @@ func (w *running) stop() {
 		for name, a := range w.agents {
 			wg.Go(func() { leave(name, a) })
 		}
-	} else {
-		for name, a := range w.agents {
+	}
+	for _, name := range slices.Backward(w.order) { // whoever hosts the store of a dynamic world goes last
+		if a := w.agents[name]; a != nil && !w.set.static {
 			leave(name, a)
 		}
-	}
-	for _, p := range w.procs {
-		p.Send(w.t, "stop")
-		if !w.set.static {
-			p.Expect(w.t, "left")
+		if p := w.procs[name]; p != nil {
+			p.Send(w.t, "stop")
+			if !w.set.static {
+				p.Expect(w.t, "left")
+			}
 		}
 	}
 	wg.Wait()
