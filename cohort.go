@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rendezvous"
 )
@@ -18,6 +19,8 @@ type Option interface{ applyWorld(*worldConfig) }
 
 type worldConfig struct {
 	rendezvous []rendezvous.Option
+	general    []group.Option // from options that concern more than the group
+	group      []group.Option
 }
 
 type worldOption func(*worldConfig)
@@ -30,15 +33,34 @@ func WithRank(rank dist.Rank) Option { return WithRendezvous(rendezvous.WithRank
 // WithWorldSize gives the number of ranks beside the URL.
 func WithWorldSize(size int) Option { return WithRendezvous(rendezvous.WithWorldSize(size)) }
 
-// WithTimeout bounds the join, and later every wait on the store whose context has no deadline. The default is
-// PyTorch's, 30 minutes.
-func WithTimeout(d time.Duration) Option { return WithRendezvous(rendezvous.WithTimeout(d)) }
+// WithTimeout bounds the join, later every wait on the store whose context has no deadline, and every operation of the
+// group. The default is PyTorch's, 30 minutes. It corresponds to timeout= of init_process_group.
+func WithTimeout(d time.Duration) Option {
+	return both(rendezvous.WithTimeout(d), group.WithTimeout(d))
+}
 
-// WithHook sends events to hook: among them, while rank 0 waits for the others, who is missing.
-func WithHook(hook observe.Hook) Option { return WithRendezvous(rendezvous.WithHook(hook)) }
+// WithHook sends events to hook: among them, while rank 0 waits for the others, who is missing, and every operation of the
+// group.
+func WithHook(hook observe.Hook) Option { return both(rendezvous.WithHook(hook), group.WithHook(hook)) }
 
-// WithLogger writes what is worth knowing to logger. The default is silence.
-func WithLogger(logger *slog.Logger) Option { return WithRendezvous(rendezvous.WithLogger(logger)) }
+// WithLogger writes what is worth knowing to logger: among it which transport the group chose, and why. The default is
+// silence.
+func WithLogger(logger *slog.Logger) Option {
+	return both(rendezvous.WithLogger(logger), group.WithLogger(logger))
+}
+
+// WithGroup passes options on to the group that [World.Group] makes: transport, devices, heartbeat, flight recorder. They
+// count more than the options of this package.
+func WithGroup(opts ...group.Option) Option {
+	return worldOption(func(c *worldConfig) { c.group = append(c.group, opts...) })
+}
+
+func both(r rendezvous.Option, g group.Option) Option {
+	return worldOption(func(c *worldConfig) {
+		c.rendezvous = append(c.rendezvous, r)
+		c.general = append(c.general, g)
+	})
+}
 
 // WithRendezvous passes options of the rendezvous package on: registered schemes, shared servers, bind address.
 func WithRendezvous(opts ...rendezvous.Option) Option {
@@ -66,5 +88,5 @@ func Join(ctx context.Context, url string, opts ...Option) (*World, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &World{member: member}, nil
+	return newWorld(member, append(c.general, c.group...)), nil
 }

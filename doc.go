@@ -13,5 +13,13 @@
 //	defer w.Close()
 //	err = w.Store().Set(ctx, fmt.Sprintf("ready/%d", w.Rank()), []byte("yes"))
 //
-// The packages below it can be used alone: store and its implementations, and rendezvous.
+// [World.Group] makes the process group of all ranks, for collectives and messages:
+//
+//	g, err := w.Group(ctx)
+//	if err != nil {
+//		return err
+//	}
+//	err = group.AllReduceSlice(ctx, g, gradients, group.Sum)
+//
+// The packages below it can be used alone: store and its implementations, rendezvous, tensor and group.
 package cohort

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -69,4 +70,43 @@ func ExampleWithRendezvous() {
 	sum, err := w.Store().Add(ctx, "steps", 3)
 	fmt.Println(sum, err)
 	// Output: 3 <nil>
+}
+
+// All ranks add up their numbers. With PyTorch among them, whose ranks call init_process_group("gloo") and all_reduce, the Go
+// code is the same.
+func ExampleWorld_Group() {
+	dir, err := os.MkdirTemp("", "cohort")
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	url := "file://" + filepath.Join(dir, "job") + "?world_size=3"
+
+	ctx := context.Background()
+	var ranks sync.WaitGroup
+	for rank := range 3 {
+		ranks.Go(func() {
+			w, err := cohort.Join(ctx, fmt.Sprintf("%s&rank=%d", url, rank))
+			if err != nil {
+				panic(err)
+			}
+			defer func() { _ = w.Close() }()
+			g, err := w.Group(ctx)
+			if err != nil {
+				panic(err)
+			}
+			numbers := []float32{1, float32(rank)}
+			if err := group.AllReduceSlice(ctx, g, numbers, group.Sum); err != nil {
+				panic(err)
+			}
+			if rank == 0 {
+				fmt.Println(numbers)
+			}
+			if err := w.Shutdown(ctx); err != nil {
+				panic(err)
+			}
+		})
+	}
+	ranks.Wait()
+	// Output: [3 3]
 }

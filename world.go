@@ -5,8 +5,10 @@ package cohort
 
 import (
 	"context"
+	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -14,7 +16,21 @@ import (
 // World is a job as one of its processes sees it. Its methods are safe for concurrent use; two worlds can live in one
 // process.
 type World struct {
-	member *rendezvous.Member
+	member       *rendezvous.Member
+	groupOptions []group.Option
+	life         context.Context //nolint:containedctx // ends with the World, and with it the making of a group
+	end          context.CancelCauseFunc
+
+	mu     sync.Mutex
+	closed bool
+	group  *group.Group
+	making chan struct{} // closed when the one who makes the group is done
+}
+
+func newWorld(member *rendezvous.Member, opts []group.Option) *World {
+	w := &World{member: member, groupOptions: opts}
+	w.life, w.end = context.WithCancelCause(context.Background())
+	return w
 }
 
 // Store returns the store that all ranks share. It ends with the World.
@@ -26,12 +42,104 @@ func (w *World) Rank() dist.Rank { return w.member.Rank() }
 // Size returns the number of ranks, or -1 in an open world. It corresponds to torch.distributed.get_world_size.
 func (w *World) Size() int { return w.member.Size() }
 
-// Shutdown leaves the world in order: a rank that hosts the store stays until all its clients are gone or ctx ends, and
-// in either case everything is closed when Shutdown returns. Its error says if clients were cut off.
+// Group returns the process group of all ranks, with which they do collectives and exchange messages. The first call makes
+// it, together with the first call of every other rank or with PyTorch's init_process_group(backend="gloo"), and ctx bounds
+// that; later calls return the same group at once. Options for it go to [Join], see [WithGroup]. It ends with the World.
+//
+// It corresponds to torch.distributed.group.WORLD.
+func (w *World) Group(ctx context.Context) (*group.Group, error) {
+	const op = "cohort: group"
+	for {
+		w.mu.Lock()
+		made, making, closed := w.group, w.making, w.closed
+		first := !closed && made == nil && making == nil
+		if first {
+			w.making = make(chan struct{})
+		}
+		w.mu.Unlock()
+		switch {
+		case closed:
+			return nil, dist.New(op, dist.Closed, "the world was left")
+		case made != nil:
+			return made, nil
+		case first:
+			return w.makeGroup(ctx)
+		}
+		select {
+		case <-making: // by somebody else; if that failed we try ourselves
+		case <-ctx.Done():
+			return nil, dist.FromContext(op, ctx)
+		}
+	}
+}
+
+func (w *World) makeGroup(ctx context.Context) (*group.Group, error) {
+	const op = "cohort: group"
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(w.life, func() { cancel(context.Cause(w.life)) })
+	defer stop()
+	var g *group.Group
+	var err error
+	if w.Size() < 1 {
+		err = dist.New(op, dist.InvalidArgument, "the world is open: a group needs a world size")
+	} else {
+		g, err = group.New(ctx, w.Store(), int(w.Rank()), w.Size(), w.groupOptions...)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	close(w.making)
+	w.making = nil
+	switch {
+	case w.closed:
+		if g != nil {
+			_ = g.Close()
+		}
+		return nil, dist.New(op, dist.Closed, "the world was left while its group was made")
+	case err != nil:
+		return nil, err
+	}
+	w.group = g
+	return g, nil
+}
+
+// leave ends what stands on the store, the last made first, and waits for it.
+func (w *World) leave() error {
+	w.mu.Lock()
+	w.closed = true
+	g, making := w.group, w.making
+	w.mu.Unlock()
+	w.end(dist.New("cohort: world", dist.Closed, "the world was left"))
+	if making != nil {
+		<-making
+	}
+	if g == nil {
+		return nil
+	}
+	return g.Close()
+}
+
+// Shutdown leaves the world in order: first the group and its sub-groups are closed, then the store. A rank that hosts the
+// store stays until all its clients are gone or ctx ends, and in either case everything is closed when Shutdown returns.
+// Its error says if clients were cut off. Operations that are not complete end with [dist.Closed], and ranks that still
+// need this one get [dist.PeerLost]: wait for what was posted first, and where ranks end at different times end with a
+// barrier.
 //
 // It corresponds to torch.distributed.destroy_process_group, which however ends the store while others may use it.
-func (w *World) Shutdown(ctx context.Context) error { return w.member.Shutdown(ctx) }
+func (w *World) Shutdown(ctx context.Context) error {
+	err := w.leave()
+	if e := w.member.Shutdown(ctx); e != nil {
+		return e
+	}
+	return err
+}
 
 // Close ends the world at once, also while a Shutdown waits. It is idempotent and returns when all goroutines of the
 // world have ended.
-func (w *World) Close() error { return w.member.Close() }
+func (w *World) Close() error {
+	err := w.leave()
+	if e := w.member.Close(); e != nil {
+		return e
+	}
+	return err
+}
