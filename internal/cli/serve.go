@@ -40,8 +40,14 @@ func (a *app) serveCommand() *cobra.Command {
 Serve a store for PyTorch 1.13 and 2.x clients and Go processes, all on one port.
 One line says when it is ready. It ends on SIGTERM or SIGINT and says what it did.
 
-PyTorch ranks use it as their store with TORCHELASTIC_USE_AGENT_STORE=True and with
-MASTER_ADDR and MASTER_PORT set to its address: then no rank starts a store of its own.
+PyTorch ranks use it as their store, without a change in their code, when these are
+set for each of them beside RANK and WORLD_SIZE:
+  MASTER_ADDR, MASTER_PORT             the address of this store
+  TORCHELASTIC_USE_AGENT_STORE=True    no rank starts a store of its own
+  TORCHELASTIC_RESTART_COUNT=0         PyTorch 1.13 wants it
+Or give the store to init_process_group: dist.TCPStore(host, port, world_size,
+is_master=False), with use_libuv=False where PyTorch 2 was built without libuv.
+Start a store for each run of a job: the keys of one run would mislead the next.
 
 There is no password in PyTorch's protocol: whoever reaches the port can read and
 write. So the default address is reachable from this machine only; to serve others

@@ -96,7 +96,7 @@ func storeAddr(addr string, getenv func(string) string) (string, error) {
 
 // withStore connects, runs f and closes, all within the timeout.
 func (f *storeFlags) withStore(ctx context.Context, run func(ctx context.Context, s *tcpstore.Client) error) error {
-	ctx, cancel := context.WithTimeout(ctx, f.timeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, f.timeout, timeUp(f.timeout))
 	defer cancel()
 	opts := []tcpstore.ClientOption{tcpstore.WithTimeout(f.timeout)}
 	if f.raw {
@@ -112,6 +112,15 @@ func (f *storeFlags) withStore(ctx context.Context, run func(ctx context.Context
 	}
 	return explain(ctx, err)
 }
+
+// timeUp is the end of a command by --timeout.
+type timeUp time.Duration
+
+func (t timeUp) Error() string {
+	return fmt.Sprintf("not within %s; --timeout gives it more", time.Duration(t))
+}
+
+func (t timeUp) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // explain replaces the end of a context by what ended it, so that a signal is not called a timeout.
 func explain(ctx context.Context, err error) error {

@@ -182,7 +182,7 @@ func TestDialGivesUpOnStrangers(t *testing.T) {
 }
 
 func TestDialRefusesBadAddresses(t *testing.T) {
-	for _, addr := range []string{"", "localhost", "localhost:", "a:b:c", "localhost:99999"} {
+	for _, addr := range []string{"", "localhost", "localhost:", "a:b:c", "localhost:99999", "localhost:80x"} {
 		start := time.Now()
 		_, err := Dial(t.Context(), addr, WithTimeout(time.Minute))
 		if !errors.Is(err, dist.InvalidArgument) || time.Since(start) > 10*time.Second {

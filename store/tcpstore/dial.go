@@ -143,7 +143,7 @@ func (d *dialer) open(ctx context.Context) (net.Conn, interrupt, error) {
 	conn, err := d.dial(ctx, "tcp", d.addr)
 	if err != nil {
 		e := &dist.Error{Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.addr, Err: err}
-		if _, bad := errors.AsType[*net.AddrError](err); bad {
+		if isBadAddr(err) {
 			e.Code, e.Detail = dist.InvalidArgument, err.Error()+`: want "host:port" with a port from 1 to 65535`
 		}
 		return nil, interrupt{}, e
@@ -316,6 +316,16 @@ func (i interrupt) end() bool {
 
 // isTimeout reports whether a read or write ended by its deadline.
 func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
+
+// isBadAddr reports whether no address could have been made of what the user wrote: package net calls a port that is
+// neither a number nor the name of a service an unknown one.
+func isBadAddr(err error) bool {
+	if _, bad := errors.AsType[*net.AddrError](err); bad {
+		return true
+	}
+	lookup, is := errors.AsType[*net.DNSError](err)
+	return is && lookup.Err == "unknown port"
+}
 
 // checkAddr refuses an address without a port before any name is looked up.
 func checkAddr(addr string) error {

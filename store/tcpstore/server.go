@@ -58,14 +58,13 @@ func Listen(addr string, opts ...ServerOption) (*Server, error) {
 func listenError(addr string, err error) error {
 	hint := "check that the host names an address of this machine"
 	code := dist.Unavailable
-	var bad *net.AddrError
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		code, hint = dist.AlreadyExists, "end the process that has it, choose another port, or 0 for a free one"
 	case errors.Is(err, syscall.EACCES):
 		hint = "ports below 1024 need privileges: choose a higher one"
-	case errors.As(err, &bad):
-		code, hint = dist.InvalidArgument, `the address must be "host:port"`
+	case isBadAddr(err):
+		code, hint = dist.InvalidArgument, `the address must be "host:port" with a port from 0 to 65535`
 	}
 	return dist.Newf("tcpstore: listen", code, "The server socket has failed to listen on any local network address: %q: %w; %s",
 		addr, err, hint)

@@ -396,8 +396,10 @@ func TestListenAddresses(t *testing.T) {
 	if !errors.Is(err, dist.AlreadyExists) || !strings.Contains(err.Error(), "The server socket has failed to listen on any local network address") || !strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("a port in use: %v", err)
 	}
-	if _, err = Listen("no port"); !errors.Is(err, dist.InvalidArgument) {
-		t.Errorf("no port: %v", err)
+	for _, bad := range []string{"no port", "127.0.0.1:99999", "127.0.0.1:80x"} {
+		if _, err = Listen(bad); !errors.Is(err, dist.InvalidArgument) {
+			t.Errorf("%s: %v", bad, err)
+		}
 	}
 	if _, err := Serve(nil); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("no listener: %v", err)
