@@ -41,7 +41,7 @@ func (t Tuning) withDefaults() Tuning {
 		t.Small = 16 << 10
 	}
 	if t.Segment == 0 {
-		t.Segment = 256 << 10
+		t.Segment = 1 << 20
 	}
 	if t.Depth == 0 {
 		t.Depth = 3
@@ -223,7 +223,7 @@ func (e *Engine) take() *run {
 }
 
 // maxKeptScratch bounds the memory that an idle run keeps.
-const maxKeptScratch = 8 << 20
+const maxKeptScratch = 32 << 20
 
 func (e *Engine) give(r *run) {
 	if len(r.scratch) > maxKeptScratch {
@@ -389,8 +389,18 @@ func segment(from, to, size, s int) (int, int) {
 	return a, min(a+size, to)
 }
 
-// segmentSize rounds the tuned segment down to whole elements.
-func (r *run) segmentSize(elem int) int { return max(r.tuning.Segment/elem, 1) * elem }
+// leastSegment is the segment below which the system calls cost more than the overlap brings.
+const leastSegment = 128 << 10
+
+// segmentSize returns the segment for a block of the given length, in whole elements: large, because each costs system
+// calls, but small enough that there are a few to overlap and that many ranks do not take much memory.
+func (r *run) segmentSize(elem, block int) int {
+	size := r.tuning.Segment
+	if size > leastSegment {
+		size = min(size, max(block/4, leastSegment), max(8<<20/r.size, leastSegment))
+	}
+	return max(size/elem, 1) * elem
+}
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
 

@@ -68,7 +68,7 @@ func (p *pipeline) execute() error {
 	if longest == 0 {
 		return nil
 	}
-	p.size = min(r.segmentSize(elem), longest)
+	p.size = min(r.segmentSize(elem, longest), longest)
 	segments := ceilDiv(longest, p.size)
 	p.depth = min(r.tuning.Depth, segments)
 	p.rows = 2 * p.depth

@@ -22,7 +22,7 @@ func (r *run) ring() error {
 func (r *run) around(blocks parts, phase uint8, first int, combine func(dst, arrived []byte)) error {
 	out, n := r.req.Out, r.size
 	left, right := (r.rank+n-1)%n, (r.rank+1)%n
-	size := min(r.segmentSize(blocks.elem), max(blocks.longest(), blocks.elem))
+	size := min(r.segmentSize(blocks.elem, blocks.longest()), max(blocks.longest(), blocks.elem))
 	segments := max(ceilDiv(blocks.longest(), size), 1)
 	depth := min(r.tuning.Depth, segments) // a segment that is passed on was merged already: see items below
 	var scratch []byte

@@ -50,7 +50,7 @@ func (r *run) broadcast() error {
 func (r *run) chain() error {
 	out, place := r.req.Out, r.fromRoot()
 	elem := r.req.DType.Size()
-	size := r.segmentSize(elem)
+	size := r.segmentSize(elem, len(out))
 	segments := ceilDiv(len(out), size)
 	depth := min(r.tuning.Depth, segments)
 	before, after := r.atPlace(place-1+r.size), r.atPlace(place+1)
