@@ -66,11 +66,29 @@ func Await[T any](ctx context.Context, f *dist.Future[T]) (T, error) {
 	return f.Await(ctx)
 }
 
-// outgoing is a request that is about to be sent. build makes it for the session that it goes over.
+// outgoing is a request that is about to be sent. build makes it, for a Go worker or a PyTorch one.
 type outgoing struct {
 	op, fn string
 	peer   *peer
-	build  func(c *conn) (*rpcwire.Message, []rrefcore.Wire, uint8, error)
+	build  func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error)
+}
+
+// early builds a request before there is a session to send it on: the caller may close or change its arguments as soon
+// as the call has returned. giveUp is for a request that is not sent at all.
+func (a *Agent) early(o outgoing) (early outgoing, giveUp func()) {
+	o.peer.mu.Lock()
+	toGo := o.peer.goish || o.peer == a.self
+	o.peer.mu.Unlock()
+	m, wires, flags, err := o.build(toGo)
+	again := o.build
+	o.build = func(really bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+		if err != nil || really == toGo {
+			return m, wires, flags, err
+		}
+		a.refs.undecoded(o.peer, wires) // it turned out to be another kind of worker
+		return again(really)
+	}
+	return o, func() { a.refs.undecoded(o.peer, wires) }
 }
 
 // deadline returns when a call ends: with its ctx, or after the agent's timeout.
@@ -106,7 +124,7 @@ func (a *Agent) exchange(ctx context.Context, o outgoing) (reply, error) {
 			return reply{}, a.failed(o, err)
 		}
 	}
-	m, wires, flags, err := o.build(c)
+	m, wires, flags, err := o.build(c.cohort())
 	if err != nil {
 		return reply{}, err
 	}
@@ -203,8 +221,8 @@ func unexpectedAnswer(fn string, p *peer, m *rpcwire.Message) error {
 // prepare returns how a call is encoded.
 func (a *Agent) prepare(p *peer, fn string, args []any) outgoing {
 	o := outgoing{op: "call", fn: fn, peer: p}
-	o.build = func(c *conn) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
-		e, wires := a.refs.encoder(p, c == nil || c.cohort())
+	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+		e, wires := a.refs.encoder(p, toGo)
 		m, err := encodeCall(e, fn, args)
 		if err != nil {
 			a.refs.undecoded(p, *wires)
@@ -261,7 +279,7 @@ func (a *Agent) result(fn string, p *peer, x reply) (any, error) {
 
 func (a *Agent) call(ctx context.Context, to, fn string, args []any) (any, error) {
 	if to == a.name {
-		return a.callSelf(ctx, fn, args)
+		return a.callOwn(ctx, fn, args)
 	}
 	p, err := a.destination(ctx, to)
 	if err != nil {
@@ -297,22 +315,48 @@ func (a *Agent) end(p *peer, fn string, started time.Time, err error) {
 
 // async starts a call and reports its result exactly once.
 func (a *Agent) async(ctx context.Context, to, fn string, args []any, done func(any, error)) {
-	if to != a.name {
-		if p, err := a.destination(ctx, to); err != nil {
-			done(nil, err)
-			return
-		} else if c := p.current(); c != nil {
-			a.asyncOn(ctx, c, a.prepare(p, fn, args), func(x reply, err error) {
-				var v any
-				if err == nil {
-					v, err = a.result(fn, p, x)
-				}
-				done(v, err)
-			})
+	if to == a.name {
+		if a.self == nil {
+			done(nil, errClosed("call"))
 			return
 		}
+		o, giveUp := a.early(a.prepare(a.self, fn, args))
+		if !a.own(func() { done(a.callSelf(ctx, o)) }) {
+			giveUp()
+			done(nil, errClosed("call"))
+		}
+		return
 	}
-	if !a.own(func() { done(a.call(ctx, to, fn, args)) }) {
+	p, err := a.destination(ctx, to)
+	if err != nil {
+		done(nil, err)
+		return
+	}
+	read := func(x reply, err error) {
+		var v any
+		if err == nil {
+			v, err = a.result(fn, p, x)
+		}
+		done(v, err)
+	}
+	o := a.prepare(p, fn, args)
+	if c := p.current(); c != nil {
+		a.asyncOn(ctx, c, o, read)
+		return
+	}
+	o, giveUp := a.early(o)
+	if !a.own(func() {
+		bounded, cancel := contextUntil(ctx, a.deadline(ctx))
+		c, err := p.connect(bounded)
+		cancel()
+		if err != nil {
+			giveUp()
+			done(nil, a.failed(o, err))
+			return
+		}
+		a.asyncOn(ctx, c, o, read)
+	}) {
+		giveUp()
 		done(nil, errClosed("call"))
 	}
 }
@@ -330,7 +374,7 @@ func (a *Agent) asyncOn(ctx context.Context, c *conn, o outgoing, done func(repl
 		a.calls.leave()
 	}
 	deadline := a.deadline(ctx)
-	m, wires, flags, err := o.build(c)
+	m, wires, flags, err := o.build(c.cohort())
 	if err != nil {
 		finish(reply{}, err)
 		return
@@ -394,16 +438,21 @@ func (w *watch) stop() {
 	}
 }
 
+func (a *Agent) callOwn(ctx context.Context, fn string, args []any) (any, error) {
+	if a.self == nil {
+		return nil, errClosed("call")
+	}
+	return a.callSelf(ctx, a.prepare(a.self, fn, args))
+}
+
 // callSelf runs a function of this worker as if it had come over a wire: values are copied.
-func (a *Agent) callSelf(ctx context.Context, fn string, args []any) (any, error) {
+func (a *Agent) callSelf(ctx context.Context, o outgoing) (any, error) {
 	if err := a.calls.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer a.calls.leave()
-	if a.self == nil {
-		return nil, errClosed("call")
-	}
-	m, wires, _, err := a.prepare(a.self, fn, args).build(nil)
+	fn := o.fn
+	m, wires, _, err := o.build(true)
 	if err != nil {
 		return nil, err
 	}

@@ -113,12 +113,12 @@ func (r *refs) fetch(ctx context.Context, core *refCore) (any, error) {
 		return nil, core.failure("fetch", rrefcore.OwnerLost)
 	}
 	o := outgoing{op: "fetch", fn: "fetch " + core.h.wire.ID.String(), peer: p}
-	o.build = func(c *conn) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		kind := rpcwire.PythonRRefFetchCall
 		if core.script {
 			kind = rpcwire.ScriptRRefFetchCall
 		}
-		if c.cohort() {
+		if toGo {
 			return &rpcwire.Message{Type: kind, Payload: appendID(nil, core.h.wire.ID, 0, 0)}, nil, flagExact, nil
 		}
 		payload, err := rpcwire.Fetch{RRef: global(core.h.wire.ID), From: rpcwire.WorkerID(core.h.wire.Owner)}.Encode()

@@ -142,7 +142,7 @@ func (r *Ref[T]) LocalValue(ctx context.Context) (T, error) {
 	c := r.c
 	if c.obj == nil {
 		return zero, dist.Newf("rpc: local value", dist.InvalidArgument,
-			"the object lives at %q, not here: use Fetch, or call a function there", c.h.owner)
+			"%v is held by %q, its object lives at %q: use Fetch, or call a function there", r, c.a.name, c.h.owner)
 	}
 	if c.closed.Load() {
 		return zero, c.failure("use", rrefcore.Closed)

@@ -89,10 +89,12 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		return nil, refFailure("create", rrefcore.ID{On: a.id}, to, code, nil)
 	}
 	core := &refCore{a: a, h: h, script: parseTarget(fn).isScript()}
+	o := a.creation(p, h, fn, args)
 	if c := p.current(); c != nil {
-		a.create(ctx, c, p, h, fn, args)
+		a.create(ctx, c, o, h)
 		return core, nil
 	}
+	o, giveUp := a.early(o)
 	if !a.own(func() {
 		creation, release := creationContext(ctx)
 		bounded, cancel := contextUntil(creation, a.deadline(ctx))
@@ -100,33 +102,41 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		cancel()
 		release()
 		if err != nil {
+			giveUp()
 			r.createFailed(h, err)
 			return
 		}
-		a.create(ctx, c, p, h, fn, args)
+		a.create(ctx, c, o, h)
 	}) {
+		giveUp()
 		r.createFailed(h, errClosed("remote"))
 	}
 	return core, nil
 }
 
-// create sends the creating call.
-func (a *Agent) create(ctx context.Context, c *conn, p *peer, h *handle, fn string, args []any) {
+// creation returns how a creating call is encoded.
+func (a *Agent) creation(p *peer, h *handle, fn string, args []any) outgoing {
 	r := a.refs
-	ctx, release := creationContext(ctx)
-	o := outgoing{op: "remote", fn: fn, peer: p}
 	pair := rpcwire.RRefPair{RRef: global(h.wire.ID), Fork: global(h.wire.Fork)}
-	o.build = func(c *conn) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
-		e, wires := r.encoder(p, c.cohort())
+	o := outgoing{op: "remote", fn: fn, peer: p}
+	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+		e, wires := r.encoder(p, toGo)
 		m, err := encodeRemote(e, fn, args, pair)
 		if err != nil {
 			r.undecoded(p, *wires)
 			return nil, nil, 0, err
 		}
-		if c.link != nil { // the announcement goes first
-			r.flushOn(p, c)
-		}
 		return m, *wires, 0, nil
+	}
+	return o
+}
+
+// create sends the creating call.
+func (a *Agent) create(ctx context.Context, c *conn, o outgoing, h *handle) {
+	r, p, fn := a.refs, o.peer, o.fn
+	ctx, release := creationContext(ctx)
+	if c.link != nil { // the announcement goes first
+		r.flushOn(p, c)
 	}
 	a.asyncOn(ctx, c, o, func(x reply, err error) {
 		release()
@@ -279,6 +289,11 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, 
 	done := func(v any, err error) {
 		if !once.CompareAndSwap(false, true) {
 			return
+		}
+		if remote, ok := err.(*RemoteError); ok && remote.Worker == "" { //nolint:errorlint // only the handler's own
+			said := *remote
+			said.Worker = a.name
+			err = &said
 		}
 		o.set(v, err)
 		a.refs.step(func(m *rrefcore.Machine) {

@@ -319,6 +319,9 @@ func structFields(t reflect.Type) ([]field, error) {
 		seen[name] = true
 		fields = append(fields, field{name, f.Index, options == "required"})
 	}
+	if len(fields) == 0 && t.NumField() > 0 {
+		return nil, badValue("a %v has no exported fields, so nothing of it could be sent", t)
+	}
 	fieldCache.Store(t, fields)
 	return fields, nil
 }

@@ -1,0 +1,489 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcconf
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+func TestSelfAdd(t *testing.T) {
+	w := start(t, 2)
+	w.every(func(n *node) error {
+		sum, err := rpc.Call[any](w.ctx, n.Agent, n.Name(), "t.add", ones(2, 2), ones(2, 2))
+		if err != nil {
+			return err
+		}
+		later, err := rpc.Async[*tensor.Tensor](w.ctx, n.Agent, n.Name(), "t.add", ones(2, 2), ones(2, 2)).Await(w.ctx)
+		if err != nil {
+			return err
+		}
+		if !tensor.Equal(sum.(*tensor.Tensor), filled(2, 2, 2)) || !tensor.Equal(later, filled(2, 2, 2)) {
+			return fmt.Errorf("got %v and %v", sum, later)
+		}
+		return nil
+	})
+}
+
+// Arguments and results of a call to oneself are copies, as those of any other call.
+func TestSelfCallCopies(t *testing.T) {
+	w := start(t, 1)
+	x := ones(2)
+	back, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(0), "t.echo", x)
+	must(t, err)
+	must(t, back.Fill(7))
+	if !tensor.Equal(x, ones(2)) {
+		t.Errorf("the caller's tensor became %v", x)
+	}
+}
+
+func TestSendToRank(t *testing.T) {
+	payloads(t, func(t *testing.T, p payload) {
+		w := start(t, worldSize)
+		w.every(func(n *node) error {
+			to, err := n.WorkerByID((n.rank + 1) % worldSize)
+			if err != nil {
+				return err
+			}
+			for _, mode := range modes {
+				sum, err := mode.call(w.ctx, n.Agent, to.Name, "t.add", p.make(), p.make())
+				if err != nil {
+					return fmt.Errorf("%s: %w", mode.name, err)
+				}
+				if err := p.check(sum, 2); err != nil {
+					return fmt.Errorf("%s: %w", mode.name, err)
+				}
+			}
+			for _, none := range []int{worldSize, -1, 1 << 20} {
+				if info, err := n.WorkerByID(none); checkErr(err, dist.NotFound) != nil {
+					return fmt.Errorf("worker %d: %v, %v", none, info, err)
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// modes are the three ways to call a function.
+var modes = []struct {
+	name string
+	call func(ctx context.Context, a *rpc.Agent, to, fn string, args ...any) (any, error)
+}{
+	{"sync", rpc.Call[any]},
+	{"async", func(ctx context.Context, a *rpc.Agent, to, fn string, args ...any) (any, error) {
+		return rpc.Async[any](ctx, a, to, fn, args...).Await(ctx)
+	}},
+	{"remote", func(ctx context.Context, a *rpc.Agent, to, fn string, args ...any) (any, error) {
+		ref, err := rpc.Remote[any](ctx, a, to, fn, args...)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = ref.Close() }()
+		return ref.Fetch(ctx)
+	}},
+}
+
+func TestDestinations(t *testing.T) {
+	w := start(t, worldSize)
+	for _, c := range []struct {
+		how string
+		to  func(n *node) (string, error)
+	}{
+		{"name", func(n *node) (string, error) { return w.next(n), nil }},
+		{"id", func(n *node) (string, error) {
+			info, err := n.WorkerByID((n.rank + 1) % worldSize)
+			return info.Name, err
+		}},
+		{"info", func(n *node) (string, error) {
+			info, err := n.Worker(w.next(n))
+			return info.Name, err
+		}},
+	} {
+		t.Run(c.how, func(t *testing.T) {
+			w.every(func(n *node) error {
+				to, err := c.to(n)
+				if err != nil {
+					return err
+				}
+				here, err := rpc.Call[string](w.ctx, n.Agent, to, "t.here")
+				if err != nil || here != w.next(n) {
+					return fmt.Errorf("%q was reached, want %q (%v)", here, w.next(n), err)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// A builtin operator with a tensor and a number.
+func TestScalarAdd(t *testing.T) {
+	w := start(t, 2)
+	sum, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1),
+		"aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", ones(2, 2), 3, 1)
+	must(t, err)
+	if !tensor.Equal(sum, filled(4, 2, 2)) {
+		t.Errorf("got %v", sum)
+	}
+}
+
+func TestAsyncAdd(t *testing.T) {
+	w := start(t, worldSize)
+	w.every(func(n *node) error {
+		f := rpc.Async[*tensor.Tensor](w.ctx, n.Agent, w.next(n), addSchema, ones(2, 2), ones(2, 2), 1)
+		sum, err := f.Await(w.ctx)
+		if err != nil || !tensor.Equal(sum, filled(2, 2, 2)) {
+			return fmt.Errorf("got %v, %v", sum, err)
+		}
+		return nil
+	})
+}
+
+func TestNonzero(t *testing.T) {
+	w := start(t, 2)
+	x := tensor.Must(tensor.From([]float32{0, 1, 0, 2, 0, 3}, 2, 3))
+	at, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.nonzero", x)
+	must(t, err)
+	if want := tensor.Must(tensor.From([]int64{0, 1, 1, 0, 1, 2}, 3, 2)); !tensor.Equal(at, want) {
+		t.Errorf("got %v, want %v", at, want)
+	}
+}
+
+func TestMultiRPC(t *testing.T) {
+	payloads(t, func(t *testing.T, p payload) {
+		w := start(t, worldSize)
+		w.every(func(n *node) error {
+			for range 20 {
+				sum, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.add", p.make(), p.make())
+				if err != nil {
+					return err
+				}
+				if err := p.check(sum, 2); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+}
+
+func TestExpectedSource(t *testing.T) {
+	w := start(t, worldSize)
+	var mu sync.Mutex
+	callers := map[string][]string{}
+	for _, n := range w.nodes {
+		n.reg.MustHandle("t.note", func(_ context.Context, r *rpc.Request) (any, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			callers[n.Name()] = append(callers[n.Name()], r.From.Name)
+			if info := r.From; info.Name != name(info.ID) {
+				return nil, fmt.Errorf("the caller %v is unknown", info)
+			}
+			return nil, nil
+		})
+	}
+	w.every(func(n *node) error {
+		_, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.note")
+		return err
+	})
+	for rank := range worldSize {
+		want := []string{name((rank + worldSize - 1) % worldSize)}
+		if got := callers[name(rank)]; !slices.Equal(got, want) {
+			t.Errorf("worker %d was called by %v, want %v", rank, got, want)
+		}
+	}
+}
+
+func TestBuiltinFunction(t *testing.T) {
+	w := start(t, 2)
+	for _, n := range w.nodes {
+		n.reg.MustHandle("builtins.min", func(list ...int) int { return slices.Min(list) })
+	}
+	least, err := rpc.Call[int](w.ctx, w.nodes[0].Agent, name(1), "builtins.min", 3, 1, 2)
+	if err != nil || least != 1 {
+		t.Errorf("got %d, %v", least, err)
+	}
+}
+
+func TestKeywordArguments(t *testing.T) {
+	w := start(t, worldSize)
+	w.every(func(n *node) error {
+		for _, args := range [][]any{
+			{1, 2, 3},
+			{rpc.Kw{"a": 1, "b": 2, "c": 3}},
+			{1, rpc.Kw{"c": 3, "b": 2}},
+		} {
+			sum, err := rpc.Call[int](w.ctx, n.Agent, w.next(n), "t.kwargs", args...)
+			if err != nil || sum != 6 {
+				return fmt.Errorf("%v: %d, %v", args, sum, err)
+			}
+		}
+		return nil
+	})
+}
+
+// counter is a value with methods: what PyTorch's MyClass is.
+type counter struct {
+	A int `rpc:"a"`
+}
+
+func TestClassConstructor(t *testing.T) {
+	w := start(t, 2)
+	w.nodes[1].reg.MustHandle("t.MyClass", func(a int) counter { return counter{a} })
+	made, err := rpc.Call[counter](w.ctx, w.nodes[0].Agent, name(1), "t.MyClass", 7)
+	if err != nil || made.A != 7 {
+		t.Errorf("got %v, %v", made, err)
+	}
+}
+
+// A method of a value that travels with the call: the value is the first argument.
+func TestValueMethod(t *testing.T) {
+	w := start(t, 2)
+	w.nodes[1].reg.MustHandle("t:MyClass.my_instance_method", func(self counter, b int) int { return self.A + b }, "self", "b")
+	sum, err := rpc.Call[int](w.ctx, w.nodes[0].Agent, name(1), "t:MyClass.my_instance_method", counter{2}, rpc.Kw{"b": 5})
+	if err != nil || sum != 7 {
+		t.Errorf("got %v, %v", sum, err)
+	}
+}
+
+func TestTypeMethod(t *testing.T) {
+	w := start(t, 2)
+	w.nodes[1].reg.MustHandle("t:MyClass.my_class_method", func(d, e int) int { return d + e }, "d", "e").
+		MustHandle("t:MyClass.my_static_method", func(f int) int { return f + 10 }, "f")
+	t.Run("class", func(t *testing.T) {
+		sum, err := rpc.Call[int](w.ctx, w.nodes[0].Agent, name(1), "t:MyClass.my_class_method", 3, rpc.Kw{"e": 4})
+		if err != nil || sum != 7 {
+			t.Errorf("got %v, %v", sum, err)
+		}
+	})
+	t.Run("static", func(t *testing.T) {
+		sum, err := rpc.Call[int](w.ctx, w.nodes[0].Agent, name(1), "t:MyClass.my_static_method", 5)
+		if err != nil || sum != 15 {
+			t.Errorf("got %v, %v", sum, err)
+		}
+	})
+}
+
+func TestTwoFunctionsInFlight(t *testing.T) {
+	w := start(t, worldSize)
+	w.every(func(n *node) error {
+		one := rpc.Async[int](w.ctx, n.Agent, w.next(n), "t.kwargs", 1, 2, 3)
+		two := rpc.Async[string](w.ctx, n.Agent, w.next(n), "t.who")
+		who, err := two.Await(w.ctx)
+		if err != nil || who != n.Name() {
+			return fmt.Errorf("%q, %v", who, err)
+		}
+		sum, err := one.Await(w.ctx)
+		if err != nil || sum != 6 {
+			return fmt.Errorf("%d, %v", sum, err)
+		}
+		return nil
+	})
+}
+
+func TestNoResult(t *testing.T) {
+	w := start(t, 2)
+	none, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.nothing")
+	if err != nil || none != nil {
+		t.Errorf("got %v, %v", none, err)
+	}
+}
+
+func TestTensors(t *testing.T) {
+	w := start(t, worldSize)
+	w.every(func(n *node) error {
+		for _, dt := range []tensor.DType{tensor.Float32, tensor.Float64, tensor.Int64, tensor.Uint8, tensor.Bool, tensor.BFloat16, tensor.Complex64} {
+			x := tensor.Must(tensor.Full(dt, 1, n.rank+1, 3))
+			y, err := rpc.Call[*tensor.Tensor](w.ctx, n.Agent, w.next(n), "t.echo", x)
+			if err != nil || !tensor.Equal(x, y) || x.DType() != y.DType() {
+				return fmt.Errorf("%v: %v, %v", dt, y, err)
+			}
+		}
+		return nil
+	})
+}
+
+func TestTensorsMultiAsync(t *testing.T) {
+	w := start(t, 2)
+	futures := make([]*dist.Future[*tensor.Tensor], 100)
+	for i := range futures {
+		futures[i] = rpc.Async[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.add", ones(i, i), ones(i, i))
+	}
+	for i, f := range futures {
+		sum, err := f.Await(w.ctx)
+		if err != nil || !tensor.Equal(sum, filled(2, i, i)) {
+			t.Fatalf("call %d: %v, %v", i, sum, err)
+		}
+	}
+}
+
+func TestTensorsInContainer(t *testing.T) {
+	payloads(t, func(t *testing.T, p payload) {
+		w := start(t, 2)
+		type box struct {
+			Tensors []any
+		}
+		w.nodes[1].reg.MustHandle("t.nest", func(a struct {
+			List   []any
+			Class  box
+			Lookup map[string]any
+		},
+		) (box, error) {
+			var out box
+			for _, x := range append(append(a.List, a.Class.Tensors...), a.Lookup["x"]) {
+				sum, err := add(x, x)
+				if err != nil {
+					return out, err
+				}
+				out.Tensors = append(out.Tensors, sum)
+			}
+			return out, nil
+		})
+		got, err := rpc.Call[box](w.ctx, w.nodes[0].Agent, name(1), "t.nest",
+			[]any{p.make(), p.make()}, box{[]any{p.make()}}, map[string]any{"x": p.make()})
+		must(t, err)
+		if len(got.Tensors) != 4 {
+			t.Fatalf("got %d tensors", len(got.Tensors))
+		}
+		for _, sum := range got.Tensors {
+			must(t, p.check(sum, 2))
+		}
+	})
+}
+
+// A message inside a message: the handler makes a call of its own while it builds its result, and the tensors of both
+// stay apart.
+func TestPickleInPickle(t *testing.T) {
+	w := start(t, 2)
+	w.nodes[1].reg.MustHandle("t.both", func(ctx context.Context, x *tensor.Tensor) ([]any, error) {
+		y, err := rpc.Call[*tensor.Tensor](ctx, w.nodes[1].self(), name(0), "t.echo", filled(2, 3))
+		return []any{x, y, x}, err
+	})
+	got, err := rpc.Call[[]*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.both", ones(2))
+	must(t, err)
+	if len(got) != 3 || !tensor.Equal(got[0], ones(2)) || !tensor.Equal(got[1], filled(2, 3)) || !tensor.Equal(got[2], ones(2)) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestNestedRPC(t *testing.T) {
+	payloads(t, func(t *testing.T, p payload) {
+		w := start(t, worldSize)
+		w.every(func(n *node) error {
+			// The callee calls back to the caller.
+			sum, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.nested", n.Name(), p.make(), p.make())
+			if err != nil {
+				return err
+			}
+			return p.check(sum, 2)
+		})
+	})
+}
+
+func TestStressLight(t *testing.T) {
+	w := start(t, worldSize)
+	w.every(func(n *node) error {
+		futures := make([]*dist.Future[any], 1000)
+		for i := range futures {
+			futures[i] = rpc.Async[any](w.ctx, n.Agent, w.next(n), "t.nothing")
+		}
+		_, err := dist.All(futures...).Await(w.ctx)
+		return err
+	})
+}
+
+func TestStressHeavy(t *testing.T) {
+	stress := func(t *testing.T, fn string, p payload, factor int) {
+		w := start(t, worldSize)
+		w.every(func(n *node) error {
+			futures := make([]*dist.Future[any], 20)
+			for i := range futures {
+				futures[i] = rpc.Async[any](w.ctx, n.Agent, w.next(n), fn, p.make())
+			}
+			sums, err := dist.All(futures...).Await(w.ctx)
+			if err != nil {
+				return err
+			}
+			return p.check(sums[19], factor)
+		})
+	}
+	t.Run("dense", func(t *testing.T) { stress(t, "t.heavy", payload{func() any { return ones(100, 100) }}, 1024) })
+	t.Run("sparse", func(t *testing.T) { stress(t, "t.heavy", payload{func() any { return sparse(true) }}, 1024) })
+	t.Run("script", func(t *testing.T) { stress(t, "__torch__.t.heavy", payload{func() any { return ones(100, 100) }}, 1024) })
+}
+
+// A view arrives as a tensor of the same elements, whatever its strides, and with no more than it shows.
+func TestStridedView(t *testing.T) {
+	w := start(t, 2)
+	all := tensor.Must(tensor.From([]float32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, 3, 4))
+	view := tensor.Must(tensor.Must(all.Slice(1, 1, 3, 1)).Transpose(0, 1))
+	back, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.echo", view)
+	must(t, err)
+	if !tensor.Equal(view, back) || !slices.Equal(back.Shape(), []int{2, 3}) {
+		t.Errorf("got %v, want %v", back, view)
+	}
+}
+
+// A row of a large matrix costs about a row on the wire.
+func TestViewAsResult(t *testing.T) {
+	w := start(t, 2)
+	big := tensor.Must(tensor.New(tensor.Float32, 1024, 1024))
+	w.nodes[1].reg.MustHandle("t.row", func() (*tensor.Tensor, error) { return big.Select(0, 7) })
+	before := w.nodes[0].Stats()[name(1)].BytesReceived
+	row, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.row")
+	must(t, err)
+	if !slices.Equal(row.Shape(), []int{1024}) {
+		t.Errorf("shape %v", row.Shape())
+	}
+	if cost := w.nodes[0].Stats()[name(1)].BytesReceived - before; cost > 8192 {
+		t.Errorf("a row of 4096 bytes cost %d", cost)
+	}
+}
+
+// What cannot be sent is refused at once, by a clear error, and the workers go on.
+func TestUnsendableValue(t *testing.T) {
+	w := start(t, 2, rpc.WithConcurrency(4))
+	w.nodes[1].reg.MustHandle("t.channel", func() any { return make(chan int) })
+	a := w.nodes[0].Agent
+	check := func(t *testing.T, fn string, args ...any) {
+		for range 20 { // longer than the pool
+			for _, mode := range modes {
+				within(t, soon, mode.name, func() {
+					if v, err := mode.call(w.ctx, a, name(1), fn, args...); err == nil || !strings.Contains(err.Error(), "chan int") {
+						t.Fatalf("%s: %v, %v", mode.name, v, err)
+					}
+				})
+			}
+		}
+		if sum, err := rpc.Call[int](w.ctx, a, name(1), "t.kwargs", 1, 2, 3); err != nil || sum != 6 {
+			t.Errorf("the worker does not go on: %v, %v", sum, err)
+		}
+	}
+	t.Run("argument", func(t *testing.T) { check(t, "t.echo", make(chan int)) })
+	t.Run("result", func(t *testing.T) { check(t, "t.channel") })
+}
+
+// Every kind of value comes back as it was sent.
+func TestValues(t *testing.T) {
+	w := start(t, 2)
+	for _, v := range []any{
+		nil, true, int64(-7), 1.5, complex(1, 2), "text ü", []byte("bytes"), rpc.ByteArray("array"),
+		[]any{int64(1), "a", nil}, rpc.Tuple{int64(1), rpc.Tuple{}}, rpc.Set{int64(3)}, rpc.FrozenSet{"f"},
+		&rpc.Dict{Pairs: []rpc.Pair{{Key: "k", Value: int64(1)}, {Key: int64(2), Value: "two"}}},
+		rpc.Global{Module: "builtins", Name: "len"},
+	} {
+		back, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.echo", v)
+		if err != nil || !reflect.DeepEqual(back, v) {
+			t.Errorf("%#v came back as %#v, %v", v, back, err)
+		}
+	}
+}

@@ -1,0 +1,156 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcconf
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// payload is a kind of value that a test runs with: dense tensors, or sparse ones, coalesced or not.
+type payload struct {
+	make func() any // the same value each time
+}
+
+// payloads runs a test with every kind of value. The sparse kinds are the counterparts of PyTorch's tests that end with
+// _sparse.
+func payloads(t *testing.T, test func(t *testing.T, p payload)) {
+	t.Run("dense", func(t *testing.T) { test(t, payload{func() any { return ones(2, 2) }}) })
+	t.Run("sparse", func(t *testing.T) {
+		t.Run("coalesced", func(t *testing.T) { test(t, payload{func() any { return sparse(true) }}) })
+		t.Run("not coalesced", func(t *testing.T) { test(t, payload{func() any { return sparse(false) }}) })
+	})
+}
+
+func ones(shape ...int) *tensor.Tensor { return filled(1, shape...) }
+
+func filled(value float64, shape ...int) *tensor.Tensor {
+	return tensor.Must(tensor.Full(tensor.Float32, value, shape...))
+}
+
+// sparse is the value of PyTorch's tests: 3, 4 and 5 in a matrix of two by three; not coalesced, one place is named twice.
+func sparse(coalesced bool) *rpc.Sparse {
+	where, what := []int64{0, 1, 1, 2, 0, 2}, []float32{3, 4, 5}
+	if !coalesced {
+		where, what = []int64{0, 1, 1, 1, 2, 0, 2, 2}, []float32{3, 4, 3, 2}
+	}
+	return &rpc.Sparse{
+		Shape:   []int{2, 3},
+		Indices: tensor.Must(tensor.From(where, 2, len(what))),
+		Values:  tensor.Must(tensor.From(what)),
+	}
+}
+
+// plain returns the elements of a dense or sparse float32 tensor, row by row.
+func plain(v any) ([]float32, error) {
+	switch v := v.(type) {
+	case *tensor.Tensor:
+		return tensor.Copy[float32](v)
+	case *rpc.Sparse:
+		where, err := tensor.Copy[int64](v.Indices)
+		if err != nil {
+			return nil, err
+		}
+		what, err := tensor.Copy[float32](v.Values)
+		if err != nil {
+			return nil, err
+		}
+		size, n := 1, len(what)
+		for _, d := range v.Shape {
+			size *= d
+		}
+		out := make([]float32, size)
+		for i, x := range what {
+			at := 0
+			for d, length := range v.Shape {
+				at = at*length + int(where[d*n+i])
+			}
+			out[at] += x
+		}
+		return out, nil
+	}
+	return nil, fmt.Errorf("a %T is no tensor", v)
+}
+
+// add is torch.add for both kinds of tensors. A sparse sum names the places of both, as PyTorch's does.
+func add(a, b any) (any, error) {
+	switch x := a.(type) {
+	case *tensor.Tensor:
+		p, err := plain(a)
+		if err != nil {
+			return nil, err
+		}
+		q, err := plain(b)
+		if err != nil || len(p) != len(q) {
+			return nil, rpc.Raise("ValueError", "cannot add %T and %T (%v)", a, b, err)
+		}
+		for i := range p {
+			p[i] += q[i]
+		}
+		return tensor.From(p, x.Shape()...)
+	case *rpc.Sparse:
+		y, ok := b.(*rpc.Sparse)
+		if !ok {
+			return nil, rpc.Raise("TypeError", "cannot add %T and %T", a, b)
+		}
+		return addSparse(x, y)
+	}
+	return nil, rpc.Raise("TypeError", "cannot add %T and %T", a, b)
+}
+
+func addSparse(x, y *rpc.Sparse) (any, error) {
+	n, m := x.Values.Numel(), y.Values.Numel()
+	p, err := tensor.Copy[int64](x.Indices)
+	if err != nil {
+		return nil, err
+	}
+	q, err := tensor.Copy[int64](y.Indices)
+	if err != nil {
+		return nil, err
+	}
+	var where []int64
+	for d := range x.Shape {
+		where = append(append(where, p[d*n:(d+1)*n]...), q[d*m:(d+1)*m]...)
+	}
+	v, err := tensor.Copy[float32](x.Values)
+	if err != nil {
+		return nil, err
+	}
+	u, err := tensor.Copy[float32](y.Values)
+	if err != nil {
+		return nil, err
+	}
+	return &rpc.Sparse{
+		Shape:   x.Shape,
+		Indices: tensor.Must(tensor.From(where, len(x.Shape), n+m)),
+		Values:  tensor.Must(tensor.From(append(v, u...))),
+	}, nil
+}
+
+// times returns what the payload's value is when it was added n times.
+func (p payload) times(n int) []float32 {
+	values, err := plain(p.make())
+	if err != nil {
+		panic(err)
+	}
+	for i := range values {
+		values[i] *= float32(n)
+	}
+	return values
+}
+
+// checkSum compares a dense or sparse tensor with n times the payload.
+func (p payload) check(got any, n int) error {
+	values, err := plain(got)
+	if err != nil {
+		return err
+	}
+	if want := p.times(n); fmt.Sprint(values) != fmt.Sprint(want) {
+		return fmt.Errorf("got %v, want %v", values, want)
+	}
+	return nil
+}

@@ -1,0 +1,426 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcconf
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+func TestRemoteToSelf(t *testing.T) {
+	payloads(t, func(t *testing.T, p payload) {
+		w := start(t, 2)
+		w.every(func(n *node) error {
+			ref, err := rpc.Remote[any](w.ctx, n.Agent, n.Name(), "t.add", p.make(), p.make())
+			if err != nil {
+				return err
+			}
+			defer func() { _ = ref.Close() }()
+			sum, err := ref.Fetch(w.ctx)
+			if err != nil {
+				return err
+			}
+			return p.check(sum, 2)
+		})
+	})
+}
+
+func TestRemoteFetch(t *testing.T) {
+	payloads(t, func(t *testing.T, p payload) {
+		w := start(t, worldSize)
+		w.every(func(n *node) error {
+			ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), "t.add", p.make(), p.make())
+			if err != nil {
+				return err
+			}
+			defer func() { _ = ref.Close() }()
+			sum, err := ref.Fetch(w.ctx)
+			if err != nil {
+				return err
+			}
+			return p.check(sum, 2)
+		})
+		w.shutdown()
+	})
+}
+
+func TestRemoteSelfLocalValue(t *testing.T) {
+	payloads(t, func(t *testing.T, p payload) {
+		w := start(t, 1)
+		n := w.nodes[0]
+		ref, err := rpc.Remote[any](w.ctx, n.Agent, n.Name(), "t.add", p.make(), p.make())
+		must(t, err)
+		if !ref.IsOwner() || ref.Owner() != n.Self() {
+			t.Errorf("owner %v", ref.Owner())
+		}
+		sum, err := ref.LocalValue(w.ctx)
+		must(t, err)
+		must(t, p.check(sum, 2))
+		must(t, ref.Close())
+	})
+}
+
+func TestManyRemote(t *testing.T) {
+	payloads(t, func(t *testing.T, p payload) {
+		w := start(t, worldSize)
+		w.every(func(n *node) error {
+			var refs []*rpc.Ref[any]
+			for range 10 {
+				ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), "t.add", p.make(), p.make())
+				if err != nil {
+					return err
+				}
+				refs = append(refs, ref)
+			}
+			for _, ref := range refs {
+				sum, err := ref.Fetch(w.ctx)
+				if err != nil {
+					return err
+				}
+				if err := p.check(sum, 2); err != nil {
+					return err
+				}
+				_ = ref.Close()
+			}
+			return nil
+		})
+		w.shutdown()
+	})
+}
+
+func TestRemoteKeywords(t *testing.T) {
+	w := start(t, worldSize)
+	w.every(func(n *node) error {
+		ref, err := rpc.Remote[int](w.ctx, n.Agent, w.next(n), "t.kwargs", 1, rpc.Kw{"b": 2, "c": 3})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = ref.Close() }()
+		sum, err := ref.Fetch(w.ctx)
+		if err != nil || sum != 6 {
+			return fmt.Errorf("got %d, %v", sum, err)
+		}
+		return nil
+	})
+}
+
+func TestManyRemoteKeywords(t *testing.T) {
+	payloads(t, func(t *testing.T, p payload) {
+		w := start(t, worldSize)
+		w.every(func(n *node) error {
+			refs := make([]*rpc.Ref[any], 10)
+			for i := range refs {
+				var err error
+				if refs[i], err = rpc.Remote[any](w.ctx, n.Agent, w.next(n), "t.add", rpc.Kw{"a": p.make(), "b": p.make()}); err != nil {
+					return err
+				}
+			}
+			for _, ref := range refs {
+				sum, err := ref.Fetch(w.ctx)
+				if err != nil {
+					return err
+				}
+				if err := p.check(sum, 2); err != nil {
+					return err
+				}
+				_ = ref.Close()
+			}
+			return nil
+		})
+		w.shutdown()
+	})
+}
+
+func TestLocalRef(t *testing.T) {
+	w := start(t, 2)
+	n := w.nodes[0]
+	ref, err := rpc.NewRef(n.Agent, 35)
+	must(t, err)
+	v, err := ref.LocalValue(w.ctx)
+	if err != nil || v != 35 {
+		t.Errorf("got %v, %v", v, err)
+	}
+	if got := n.DebugInfo()["num_owner_rrefs"]; got != 0 {
+		t.Errorf("a local reference made %d entries", got)
+	}
+	must(t, ref.Close())
+	w.shutdown()
+}
+
+func TestLocalValueNotOnOwner(t *testing.T) {
+	w := start(t, 2)
+	ref, err := rpc.Remote[any](w.ctx, w.nodes[0].Agent, name(1), "t.echo", 1)
+	must(t, err)
+	_, err = ref.LocalValue(w.ctx)
+	wantErr(t, err, dist.InvalidArgument, name(1), "Fetch", ref.ID(), name(0))
+	must(t, ref.Close())
+}
+
+func TestRemoteError(t *testing.T) {
+	w := start(t, worldSize)
+	w.every(func(n *node) error {
+		for _, to := range []string{w.next(n), n.Name()} {
+			ref, err := rpc.Remote[any](w.ctx, n.Agent, to, "t.raise")
+			if err != nil {
+				return err
+			}
+			for range 2 { // every fetch says it
+				_, err = ref.Fetch(w.ctx)
+				var remote *rpc.RemoteError
+				if !errors.As(err, &remote) || remote.Kind != "ValueError" || remote.Message != "Expected error" || remote.Worker != to {
+					return fmt.Errorf("%s: %v", to, err)
+				}
+			}
+			if to == n.Name() {
+				if _, err = ref.LocalValue(w.ctx); checkErr(err, dist.Remote, "Expected error") != nil {
+					return fmt.Errorf("local value: %v", err)
+				}
+			}
+			_ = ref.Close()
+		}
+		return nil
+	})
+}
+
+func TestRemoteErrorTensor(t *testing.T) {
+	w := start(t, 2)
+	ref, err := rpc.Remote[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.add", ones(2), "no tensor")
+	must(t, err)
+	_, err = ref.Fetch(w.ctx)
+	wantErr(t, err, dist.Remote, "ValueError")
+	must(t, ref.Close())
+}
+
+func TestRefString(t *testing.T) {
+	w := start(t, 2)
+	local, err := rpc.NewRef(w.nodes[0].Agent, 1)
+	must(t, err)
+	user, err := rpc.Remote[int](w.ctx, w.nodes[0].Agent, name(1), "t.echo", 1)
+	must(t, err)
+	const id = `GloballyUniqueId\(created_on=0, local_id=\d+\)`
+	for _, c := range []struct{ got, want string }{
+		{local.String(), `^OwnerRRef\(` + id + `\)$`},
+		{user.String(), `^UserRRef\(RRefId = ` + id + `, ForkId = ` + id + `\)$`},
+	} {
+		if !regexp.MustCompile(c.want).MatchString(c.got) {
+			t.Errorf("got %s, want %s", c.got, c.want)
+		}
+	}
+	must(t, local.Close())
+	must(t, user.Close())
+}
+
+// PyTorch's _get_future: one can wait for the creation alone.
+func TestCreated(t *testing.T) {
+	w := start(t, worldSize)
+	w.every(func(n *node) error {
+		for _, fn := range []string{"t.add", "__torch__.t.add"} {
+			ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), fn, ones(2), ones(2))
+			if err != nil {
+				return err
+			}
+			if err := ref.Confirmed(w.ctx); err != nil {
+				return err
+			}
+			if !ref.ConfirmedByOwner() {
+				return errors.New("confirmed, but not by the owner")
+			}
+			_ = ref.Close()
+		}
+		return nil
+	})
+}
+
+func TestRefOnlyTravelsInCalls(t *testing.T) {
+	w := start(t, 1)
+	ref, err := rpc.NewRef(w.nodes[0].Agent, 1)
+	must(t, err)
+	if text, err := json.Marshal(ref); err == nil {
+		t.Errorf("a reference was written as %s", text)
+	}
+	must(t, ref.Close())
+}
+
+// A reference among the arguments is known to its owner before the handler starts.
+func TestArgumentConfirmed(t *testing.T) {
+	w := start(t, 3)
+	w.nodes[1].reg.MustHandle("t.confirmed", func(ref *rpc.Ref[int]) (bool, error) {
+		defer func() { _ = ref.Close() }()
+		return ref.ConfirmedByOwner(), nil
+	})
+	a := w.nodes[0].Agent
+	for range 20 {
+		ref, err := rpc.Remote[int](w.ctx, a, name(2), "t.echo", 7)
+		must(t, err)
+		t.Run("sync", func(t *testing.T) {
+			ok, err := rpc.Call[bool](w.ctx, a, name(1), "t.confirmed", ref)
+			if err != nil || !ok {
+				t.Errorf("got %v, %v", ok, err)
+			}
+		})
+		t.Run("remote", func(t *testing.T) {
+			made, err := rpc.Remote[bool](w.ctx, a, name(1), "t.confirmed", ref)
+			must(t, err)
+			ok, err := made.Fetch(w.ctx)
+			if err != nil || !ok {
+				t.Errorf("got %v, %v", ok, err)
+			}
+			must(t, made.Close())
+		})
+		must(t, ref.Close())
+	}
+	w.shutdown()
+}
+
+func info(n *node, key string) int { return int(n.DebugInfo()["num_"+key]) }
+
+func TestRefDebugInfo(t *testing.T) {
+	w := start(t, 3)
+	owner, user := w.nodes[0], w.nodes[1]
+	user.reg.MustHandle("t.keep", func(ref *rpc.Ref[int]) { user.keep(ref) })
+	local, err := rpc.NewRef(owner.Agent, 7)
+	must(t, err)
+	if got := info(owner, "owner_rrefs"); got != 0 {
+		t.Fatalf("a local reference made %d entries", got)
+	}
+	_, err = rpc.Call[any](w.ctx, owner.Agent, name(1), "t.keep", local)
+	must(t, err)
+	if got := info(owner, "owner_rrefs"); got != 1 {
+		t.Errorf("after sharing: %d objects", got)
+	}
+	eventually(t, "the fork is there", func() bool { return info(owner, "forks") == 1 })
+	must(t, user.kept[0].(*rpc.Ref[int]).Close())
+	eventually(t, "the entry goes", func() bool { return info(owner, "owner_rrefs") == 0 })
+
+	one, err := rpc.Remote[int](w.ctx, owner.Agent, name(2), "t.echo", 1)
+	must(t, err)
+	two, err := rpc.Remote[int](w.ctx, owner.Agent, name(2), "t.echo", 2)
+	must(t, err)
+	must(t, one.Confirmed(w.ctx))
+	must(t, two.Confirmed(w.ctx))
+	if objects, pending := info(w.nodes[2], "owner_rrefs"), info(owner, "pending_users"); objects != 2 || pending != 0 {
+		t.Errorf("%d objects, %d pending users", objects, pending)
+	}
+	must(t, one.Close())
+	must(t, two.Close())
+	eventually(t, "both go", func() bool { return info(w.nodes[2], "owner_rrefs") == 0 })
+	must(t, local.Close())
+	w.shutdown()
+}
+
+func TestRefAfterShutdown(t *testing.T) {
+	w := start(t, 2)
+	ref, err := rpc.Remote[int](w.ctx, w.nodes[0].Agent, name(1), "t.echo", 7)
+	must(t, err)
+	if v, err := ref.Fetch(w.ctx); err != nil || v != 7 {
+		t.Fatalf("got %v, %v", v, err)
+	}
+	w.shutdown()
+	if _, err := ref.Fetch(w.ctx); err == nil {
+		t.Error("fetch after shutdown works")
+	}
+	if _, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.echo", ref); err == nil {
+		t.Error("sharing after shutdown works")
+	}
+	if _, err := rpc.NewRef(w.nodes[0].Agent, 1); err == nil {
+		t.Error("a new reference after shutdown works")
+	}
+	must(t, ref.Close())
+}
+
+// A handle that only a cycle of local variables holds does not keep the workers from leaving.
+func TestRefInCycle(t *testing.T) {
+	type cycle struct {
+		ref  *rpc.Ref[int]
+		self *cycle
+	}
+	w := start(t, 2)
+	c := &cycle{}
+	c.self = c
+	var err error
+	c.ref, err = rpc.Remote[int](w.ctx, w.nodes[0].Agent, name(1), "t.echo", 7)
+	must(t, err)
+	must(t, c.ref.Confirmed(w.ctx))
+	within(t, soon, "shutdown", w.shutdown)
+	runtime.KeepAlive(c)
+}
+
+// A forgotten reference is released when the garbage collector finds it.
+func TestForgottenRef(t *testing.T) {
+	w := start(t, 2)
+	func() {
+		ref, err := rpc.Remote[int](w.ctx, w.nodes[0].Agent, name(1), "t.echo", 7)
+		must(t, err)
+		must(t, ref.Confirmed(w.ctx))
+	}()
+	eventually(t, "the object is freed", func() bool {
+		runtime.GC()
+		return info(w.nodes[1], "owner_rrefs") == 0
+	})
+	w.shutdown()
+}
+
+// A reference used with another type is an error at both ends.
+func TestRefType2(t *testing.T) {
+	w := start(t, 2)
+	w.nodes[1].reg.MustHandle("t.text", func(ref *rpc.Ref[string]) { _ = ref.Close() })
+	ref, err := rpc.NewRef(w.nodes[0].Agent, 7)
+	must(t, err)
+	_, err = rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.text", ref)
+	wantErr(t, err, dist.InvalidArgument, "int", "string")
+	back, err := rpc.Remote[string](w.ctx, w.nodes[0].Agent, name(1), "t.echo", 7)
+	must(t, err)
+	_, err = back.Fetch(w.ctx)
+	wantErr(t, err, dist.Mismatch)
+	must(t, back.Close())
+	must(t, ref.Close())
+	w.shutdown()
+}
+
+// An object that cannot be sent may live behind a reference and be used where it is.
+func TestUnsendableObjectBehindRef(t *testing.T) {
+	w := start(t, 2)
+	for _, n := range w.nodes {
+		n.reg.MustClass("t.Mailbox", &mailbox{})
+		n.reg.MustHandle("t.mailbox", func() *mailbox { return &mailbox{box: make(chan string, 4)} })
+	}
+	ref, err := rpc.Remote[*mailbox](w.ctx, w.nodes[0].Agent, name(1), "t.mailbox")
+	must(t, err)
+	_, err = rpc.CallMethod[any](w.ctx, ref, "Put", "hello")
+	must(t, err)
+	got, err := rpc.CallMethod[string](w.ctx, ref, "take")
+	if err != nil || got != "hello" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if v, err := ref.Fetch(w.ctx); err == nil {
+		t.Errorf("an object with a channel was copied: %v", v)
+	}
+	must(t, ref.Close())
+	w.shutdown()
+}
+
+type mailbox struct{ box chan string }
+
+func (m *mailbox) Put(text string) { m.box <- text }
+
+func (m *mailbox) Take(ctx context.Context) (string, error) {
+	select {
+	case text := <-m.box:
+		return text, nil
+	case <-time.After(time.Second):
+		return "", dist.New("mailbox: take", dist.Empty, "")
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+}

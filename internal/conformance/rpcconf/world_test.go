@@ -1,0 +1,234 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcconf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// limit bounds every test; it is only reached when something hangs.
+const limit = 30 * time.Second
+
+// soon is how long something may take that should happen at once.
+const soon = 5 * time.Second
+
+// worldSize is the number of workers that PyTorch's tests use.
+const worldSize = 4
+
+// node is one worker of a test's world.
+type node struct {
+	*rpc.Agent
+	rank   int
+	reg    *rpc.Registry
+	log    *lines
+	ready  chan struct{} // closed when Agent is set
+	mu     sync.Mutex
+	events []observe.Event
+	kept   []any
+}
+
+// self returns the agent; a handler may be called before Join has returned to the test.
+func (n *node) self() *rpc.Agent {
+	<-n.ready
+	return n.Agent
+}
+
+// keep holds something until the test ends.
+func (n *node) keep(x any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.kept = append(n.kept, x)
+}
+
+func (n *node) observed() []observe.Event {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]observe.Event{}, n.events...)
+}
+
+// world is a set of workers in this process.
+type world struct {
+	testing.TB
+	ctx   context.Context
+	st    store.Store
+	nodes []*node
+}
+
+func name(rank int) string { return fmt.Sprintf("worker%d", rank) }
+
+// next is the worker that PyTorch's tests usually call.
+func (w *world) next(n *node) string { return name((n.rank + 1) % len(w.nodes)) }
+
+func newNode(rank int) *node {
+	n := &node{rank: rank, reg: rpc.NewRegistry(), log: &lines{}, ready: make(chan struct{})}
+	serve(n)
+	return n
+}
+
+// options are what all workers of the tests have.
+func (n *node) options(more []rpc.Option) []rpc.Option {
+	return append([]rpc.Option{
+		rpc.WithHandlers(n.reg), rpc.WithAddr("127.0.0.1:0"), rpc.WithLogger(n.log.logger()), rpc.WithTimeout(limit),
+		rpc.WithHook(func(e observe.Event) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			n.events = append(n.events, e)
+		}),
+	}, more...)
+}
+
+func (n *node) join(ctx context.Context, st store.Store, opts ...rpc.Option) error {
+	agent, err := rpc.Join(ctx, st, name(n.rank), n.options(opts)...)
+	if err != nil {
+		return fmt.Errorf("worker %d: %w", n.rank, err)
+	}
+	n.Agent = agent
+	close(n.ready)
+	return nil
+}
+
+// start makes a static world of size workers.
+func start(t testing.TB, size int, opts ...rpc.Option) *world {
+	t.Helper()
+	w := &world{TB: t, ctx: bounded(t), st: store.NewMemory()}
+	t.Cleanup(func() { _ = w.st.(interface{ Close() error }).Close() })
+	for rank := range size {
+		w.nodes = append(w.nodes, newNode(rank))
+	}
+	t.Cleanup(w.close)
+	must(t, parallel(size, func(i int) error {
+		return w.nodes[i].join(w.ctx, w.st, append([]rpc.Option{rpc.WithRank(i), rpc.WithWorldSize(size)}, opts...)...)
+	}))
+	return w
+}
+
+// dynamic makes a world without a fixed size and lets size workers join, one after the other.
+func dynamic(t testing.TB, size int, opts ...rpc.Option) *world {
+	t.Helper()
+	w := &world{TB: t, ctx: bounded(t), st: store.NewMemory()}
+	t.Cleanup(func() { _ = w.st.(interface{ Close() error }).Close() })
+	t.Cleanup(w.close)
+	for range size {
+		w.add(opts...)
+	}
+	return w
+}
+
+// add lets another worker join a dynamic world.
+func (w *world) add(opts ...rpc.Option) *node {
+	w.Helper()
+	n := newNode(len(w.nodes))
+	must(w, n.join(w.ctx, w.st, append([]rpc.Option{rpc.WithRank(n.rank)}, opts...)...))
+	w.nodes = append(w.nodes, n)
+	return n
+}
+
+func bounded(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func (w *world) close() {
+	_ = parallel(len(w.nodes), func(i int) error {
+		if w.nodes[i].Agent != nil {
+			return w.nodes[i].Close()
+		}
+		return nil
+	})
+}
+
+// shutdown leaves with all workers in order.
+func (w *world) shutdown() {
+	w.Helper()
+	must(w, w.each(func(n *node) error { return n.Shutdown(w.ctx) }))
+}
+
+// each runs what PyTorch's test bodies do: the same on every worker at once.
+func (w *world) each(fn func(n *node) error) error {
+	return parallel(len(w.nodes), func(i int) error {
+		if err := fn(w.nodes[i]); err != nil {
+			return fmt.Errorf("worker %d: %w", i, err)
+		}
+		return nil
+	})
+}
+
+func (w *world) every(fn func(n *node) error) {
+	w.Helper()
+	must(w, w.each(fn))
+}
+
+func parallel(n int, fn func(i int) error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { errs[i] = fn(i) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantErr checks an error's code and words.
+func wantErr(t testing.TB, err error, code error, words ...string) {
+	t.Helper()
+	if err := checkErr(err, code, words...); err != nil {
+		t.Error(err)
+	}
+}
+
+func checkErr(err error, code error, words ...string) error {
+	if !errors.Is(err, code) {
+		return fmt.Errorf("got error %v (code %v), want %v", err, dist.CodeOf(err), code)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			return fmt.Errorf("got error %v, want the word %q in it", err, word)
+		}
+	}
+	return nil
+}
+
+// eventually waits until ok holds.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(3 * soon); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", 3*soon, what)
+		}
+	}
+}
+
+// within runs fn and fails when it takes longer than d.
+func within(t testing.TB, d time.Duration, what string, fn func()) {
+	t.Helper()
+	started := time.Now()
+	fn()
+	if took := time.Since(started); took > d {
+		t.Errorf("%s took %v, want at most %v", what, took, d)
+	}
+}
