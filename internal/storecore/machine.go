@@ -177,11 +177,13 @@ func (m *Machine) Receive(c *Conn, data []byte) {
 	}
 	if len(c.in) == 0 {
 		if used := m.consume(c, data); used < len(data) && !c.closed {
+			if !m.mayBuffer(c, len(data)-used) {
+				return
+			}
 			c.in = append(c.in[:0], data[used:]...)
 		}
 	} else {
-		if m.bufferBytes+int64(len(data)) > m.limits.Memory/bufferShare {
-			m.Refuse(c, m.buffersFull())
+		if !m.mayBuffer(c, len(data)) {
 			return
 		}
 		c.in = append(c.in, data...)
@@ -195,6 +197,15 @@ func (m *Machine) Receive(c *Conn, data []byte) {
 	if !c.closed && (c.counted != 0 || len(c.in) != 0 || len(c.out) != 0) {
 		m.settle(c)
 	}
+}
+
+// mayBuffer refuses a client whose n bytes more would be over what the buffers of all clients may take.
+func (m *Machine) mayBuffer(c *Conn, n int) bool {
+	if m.bufferBytes+int64(n) <= m.limits.Memory/bufferShare {
+		return true
+	}
+	m.Refuse(c, m.buffersFull())
+	return false
 }
 
 // settle brings the sum of all buffers up to date.

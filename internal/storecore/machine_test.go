@@ -401,6 +401,25 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
+// The first piece of a request counts as well: many clients that send one piece each must not take all memory.
+func TestFirstPiecesAreBounded(t *testing.T) {
+	limits := testLimits
+	limits.Memory = 1 << 20
+	b := newBench(limits)
+	half := wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/k", make([]byte, 100<<10))[:60<<10]
+	for range 20 {
+		b.send(b.dial(wire.Legacy), half)
+	}
+	if b.m.bufferBytes > limits.Memory/bufferShare {
+		t.Errorf("%d bytes of buffers, %d clients cut", b.m.bufferBytes, len(b.cuts))
+	}
+	honest := b.dial(wire.Legacy)
+	b.send(honest, wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/mine", make([]byte, 200<<10)))
+	if err := b.cuts[honest]; err != nil {
+		t.Errorf("an honest client cannot store: %v", err)
+	}
+}
+
 func TestSlowReader(t *testing.T) {
 	limits := testLimits
 	limits.Output = 1 << 20
