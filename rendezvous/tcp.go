@@ -64,23 +64,14 @@ func releaseTCP(client *tcpstore.Client, lease *tcpstore.Lease) Release {
 	if lease == nil {
 		return Release{Close: client.Close}
 	}
-	now, hurry := context.WithCancel(context.Background())
 	return Release{
 		Shutdown: func(ctx context.Context) error {
 			_ = client.Close()
-			ctx, cancel := context.WithCancel(ctx)
-			defer cancel()
-			defer context.AfterFunc(now, cancel)()
 			return lease.Shutdown(ctx)
 		},
 		Close: func() error {
-			hurry()
 			_ = client.Close()
-			err := lease.Close()
-			if errors.Is(err, dist.Canceled) {
-				err = nil // what hurry did to a Shutdown is what the user asked for
-			}
-			return err
+			return lease.Close()
 		},
 	}
 }

@@ -58,9 +58,9 @@ func (t *teller) due(now time.Time, joined int64) bool {
 	return true
 }
 
-// awaitWorld returns when size clients have joined. While it waits it tells hook and log who is missing; when ctx ends it
+// awaitWorld returns when size clients have joined. While it waits it tells hook and logger who is missing; when ctx ends it
 // says so in its error.
-func awaitWorld(ctx context.Context, b board, size int, hook observe.Hook, log *slog.Logger) error {
+func awaitWorld(ctx context.Context, b board, size int, hook observe.Hook, logger *slog.Logger) error {
 	start := time.Now()
 	words := newTeller(start)
 	ticker := time.NewTicker(pollEvery)
@@ -87,7 +87,7 @@ func awaitWorld(ctx context.Context, b board, size int, hook observe.Hook, log *
 				Kind: EventWait, Rank: 0, Dur: waited,
 				Detail: fmt.Sprintf("%d/%d clients joined after %s, %s", joined, size, waited.Round(time.Second), seen.absent()),
 			})
-			log.LogAttrs(ctx, slog.LevelInfo, "rank 0 waits for the other ranks", slog.Int64("joined", joined), slog.Int("size", size),
+			logger.LogAttrs(ctx, slog.LevelInfo, "rank 0 waits for the other ranks", slog.Int64("joined", joined), slog.Int("size", size),
 				slog.Duration("waited", waited.Round(time.Second)), slog.String("who", seen.absent()))
 		}
 		select {

@@ -148,7 +148,7 @@ func TestServerGlooWorld(t *testing.T) {
 	})
 }
 
-// TestServerGlooWorldByURL is the same through tcp:// with our server where rank 0 would have put its own: every rank is a
+// TestServerGlooWorldByURL is the same through env:// with our server where rank 0 would have put its own: every rank is a
 // client because an agent holds the store. PyTorch 2.6 of Debian cannot do that: it lacks the libuv that this path wants.
 func TestServerGlooWorldByURL(t *testing.T) {
 	torchtest.V113.Need(t)

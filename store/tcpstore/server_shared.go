@@ -29,10 +29,10 @@ type Lease struct {
 	// Server is the shared server. Its own Close would end it for everybody: use that of the Lease.
 	*Server
 
-	shared *Shared
-	key    string
-	once   sync.Once
-	err    error
+	shared  *Shared
+	key     string
+	release sync.Once
+	last    bool // this was the last share
 }
 
 // Acquire returns a share of the server that this value has on addr, and starts one where it has none. The options count
@@ -63,36 +63,34 @@ func (s *Shared) Acquire(addr string, opts ...ServerOption) (*Lease, error) {
 	return &Lease{Server: server, shared: s, key: key}, nil
 }
 
-// release gives the share back and reports whether it was the last.
-func (l *Lease) release() bool {
-	l.shared.mu.Lock()
-	defer l.shared.mu.Unlock()
-	have := l.shared.servers[l.key]
-	if have.users--; have.users > 0 {
-		return false
-	}
-	delete(l.shared.servers, l.key)
-	return true
-}
-
-// Close gives the share back; the last one closes the server. It is idempotent.
-func (l *Lease) Close() error {
-	l.once.Do(func() {
-		if l.release() {
-			l.err = l.Server.Close()
+// giveBack gives the share back, once, and reports whether it was the last.
+func (l *Lease) giveBack() bool {
+	l.release.Do(func() {
+		l.shared.mu.Lock()
+		defer l.shared.mu.Unlock()
+		have := l.shared.servers[l.key]
+		if have.users--; have.users == 0 {
+			delete(l.shared.servers, l.key)
+			l.last = true
 		}
 	})
-	return l.err
+	return l.last
+}
+
+// Close gives the share back; the last one closes the server. It is idempotent and ends a Shutdown that still waits.
+func (l *Lease) Close() error {
+	if l.giveBack() {
+		return l.Server.Close()
+	}
+	return nil
 }
 
 // Shutdown gives the share back; the last one shuts the server down, waiting for its clients as [Server.Shutdown] does.
 func (l *Lease) Shutdown(ctx context.Context) error {
-	l.once.Do(func() {
-		if l.release() {
-			l.err = l.Server.Shutdown(ctx)
-		}
-	})
-	return l.err
+	if l.giveBack() {
+		return l.Server.Shutdown(ctx)
+	}
+	return nil
 }
 
 // fdPortError has the text of PyTorch's check of master_listen_fd.
