@@ -8,39 +8,75 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
 const limit = 30 * time.Second
 
-// TestFirstAllReduce is the smallest thing that can work: one all_reduce and one barrier, with Go in every position.
-func TestFirstAllReduce(t *testing.T) {
+// everyOp has every operation once, small, with each rank as root.
+func everyOp(tr *torchtest.Torch, size int) []step {
+	unrooted := []string{"all_reduce", "all_gather", "all_to_all", "all_to_all_v", "barrier", "monitored_barrier"}
+	if tr.Name != "1.13" {
+		unrooted = append(unrooted, "reduce_scatter")
+	}
+	var plan []step
+	for _, op := range unrooted {
+		plan = append(plan, step{Op: op, DType: "float32", N: 13})
+	}
+	for root := range size {
+		for _, op := range []string{"broadcast", "reduce", "gather", "scatter"} {
+			plan = append(plan, step{Op: op, DType: "float32", N: 13, Root: root})
+		}
+		plan = append(plan, step{Op: "recv_any", DType: "float32", N: 13, Root: root, Tag: 40 + root})
+	}
+	return append(plan, step{Op: "ring", DType: "float32", N: 13, Tag: 5}, step{Op: "barrier"})
+}
+
+// TestEveryPosition puts one and two Go ranks into every position of worlds of 2 to 5 ranks.
+func TestEveryPosition(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
-		plan := []step{{Op: "all_reduce", DType: "float32", N: 5}, {Op: "barrier"}}
-		want := world(t, tr, 3, nil, plan, limit, nil, nil)
-		for rank := range 3 {
-			t.Run(fmt.Sprintf("go-is-rank-%d", rank), func(t *testing.T) {
-				got := world(t, tr, 3, []int{rank}, plan, limit, nil, nil)
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Fatalf("an all-PyTorch world and this one differ (-want +got):\n%s", diff)
+		for size := 2; size <= 5; size++ {
+			plan := everyOp(tr, size)
+			want := world(t, tr, size, nil, plan, limit, nil, nil)
+			var positions [][]int
+			for a := range size {
+				positions = append(positions, []int{a})
+				for b := a + 1; b < size && size > 2; b++ {
+					positions = append(positions, []int{a, b})
 				}
-			})
+			}
+			for _, gos := range positions {
+				t.Run(fmt.Sprintf("size-%d-go-%v", size, gos), func(t *testing.T) {
+					compare(t, plan, want, world(t, tr, size, gos, plan, limit, nil, nil))
+				})
+			}
 		}
 	})
 }
 
-// sizes has nothing, one element, an odd number, and more than 1 MiB; for float32 more than one segment of 1 MiB per rank.
-func sizes(dtype string, size int) []int {
-	if dtype == "float32" {
-		return []int{0, 1, 13, 1_700_001}
+// compare fails for every step whose result differs from the all-PyTorch world's.
+func compare(t *testing.T, plan []step, want, got [][]string) {
+	t.Helper()
+	for r := range want {
+		for i := range plan {
+			if want[r][i] != got[r][i] {
+				t.Errorf("rank %d, step %d (%s): all-PyTorch %s, with Go %s", r, i, plan[i], want[r][i], got[r][i])
+			}
+		}
 	}
-	if size != 3 {
+}
+
+// sizes has nothing, one element, an odd number, and more than 1 MiB.
+func sizes(dtype string, size int) []int {
+	if dtype != "float32" && size != 3 {
 		return []int{0, 1, 13} // the rest is the part of the world of three
 	}
 	return []int{0, 1, 13, 1_100_001 / dtypes[dtype].Size()}
 }
+
+// manySegments is a number of float32 elements that gloo's rings cut into more than two segments per rank, because a
+// segment has at most 1 MiB.
+func manySegments(size int) int { return (2*size<<20 + 300_000) / 4 }
 
 func typesOf(tr *torchtest.Torch, size int) []string {
 	if size > 3 {
@@ -103,7 +139,7 @@ func everyCollective(tr *torchtest.Torch, size int) []step {
 		}
 		for _, n := range sizes(dtype, size) {
 			for k, red := range reds {
-				if n > 1000 && (k > 1 || k > 0 && dtype != "float32") {
+				if n > 1000 && k > 0 {
 					continue // the kernels are the same
 				}
 				plan = append(plan, step{Op: "all_reduce", DType: dtype, N: n, Red: red})
@@ -125,6 +161,13 @@ func everyCollective(tr *torchtest.Torch, size int) []step {
 			}
 		}
 	}
+	large := manySegments(size)
+	plan = append(plan,
+		step{Op: "all_reduce", DType: "float32", N: large},
+		step{Op: "reduce", DType: "float32", N: large},
+		step{Op: "reduce", DType: "float32", N: large, Root: size - 1},
+		step{Op: "all_gather", DType: "float32", N: large},
+	)
 	for root := range size {
 		plan = append(plan, step{Op: "recv_any", DType: "float32", N: 1000, Root: root, Tag: 40 + root})
 	}
@@ -168,14 +211,7 @@ func TestEveryCollective(t *testing.T) {
 			want := world(t, tr, c.size, nil, plan, limit, nil, nil)
 			for _, gos := range c.gos {
 				t.Run(fmt.Sprintf("size-%d-go-%v", c.size, gos), func(t *testing.T) {
-					got := world(t, tr, c.size, gos, plan, limit, nil, nil)
-					for r := range want {
-						for i := range plan {
-							if want[r][i] != got[r][i] {
-								t.Errorf("rank %d, step %d (%s): all-PyTorch %s, with Go %s", r, i, plan[i], want[r][i], got[r][i])
-							}
-						}
-					}
+					compare(t, plan, want, world(t, tr, c.size, gos, plan, limit, nil, nil))
 				})
 			}
 		}

@@ -83,10 +83,14 @@ var redOps = map[string]reduce.Op{
 	"BAND": reduce.And, "BOR": reduce.Or, "BXOR": reduce.Xor,
 }
 
+// period is after how many elements values repeats: a prime, so that no cut that gloo makes is a multiple of it.
+const period = 4099
+
 // values makes the same bits as the function of that name in worker.py.
 func values(dtype string, n, rank, i, salt int) []byte {
-	var b []byte
-	for k := range n {
+	size := dtypes[dtype].Size()
+	b := make([]byte, 0, n*size)
+	for k := range min(n, period) {
 		x := (int64(k)*2654435761 + int64(rank)*7919 + int64(i)*104729 + int64(salt)*15485863) % 4294967296
 		switch dtype {
 		case "float32":
@@ -110,6 +114,9 @@ func values(dtype string, n, rank, i, salt int) []byte {
 		default:
 			panic(dtype)
 		}
+	}
+	for len(b) < n*size {
+		b = append(b, b[:min(len(b), n*size-len(b), period*size)]...)
 	}
 	return b
 }
