@@ -308,7 +308,7 @@ func TestCollectivesInMemory(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4, 5, 8, 13} {
 		for i, tuning := range tunings {
 			t.Run(fmt.Sprintf("ranks=%d/tuning=%d", n, i), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) { runPlans(t, memWorld(n), tuning, uint64(i), 30) })
+				synctest.Test(t, func(t *testing.T) { runPlans(t, memWorld(n), tuning, uint64(i), 15) })
 			})
 		}
 	}
@@ -316,7 +316,7 @@ func TestCollectivesInMemory(t *testing.T) {
 
 func TestCollectivesOf64Ranks(t *testing.T) {
 	for i, tuning := range tunings[:2] {
-		synctest.Test(t, func(t *testing.T) { runPlans(t, memWorld(64), tuning, uint64(i), 14) })
+		synctest.Test(t, func(t *testing.T) { runPlans(t, memWorld(64), tuning, uint64(i), 8) })
 	}
 }
 
@@ -324,7 +324,7 @@ func TestCollectivesOverTCP(t *testing.T) {
 	for _, n := range []int{2, 3, 4, 5, 9} {
 		for i, tuning := range tunings {
 			t.Run(fmt.Sprintf("ranks=%d/tuning=%d", n, i), func(t *testing.T) {
-				runPlans(t, tcpWorld(t, n, nil), tuning, uint64(i)+100, 25)
+				runPlans(t, tcpWorld(t, n, nil), tuning, uint64(i)+100, 12)
 			})
 		}
 	}

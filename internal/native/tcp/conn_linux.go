@@ -82,20 +82,18 @@ func cost(op *link.Op) int { return len(op.Buf) + wire.HeaderSize }
 
 // want posts a receive: from the inbox if the message is here, else it waits for it.
 func (c *conn) want(op *link.Op) {
-	if c.takeArrival(op) {
-		return
+	switch {
+	case len(op.Buf) > EagerMax && c.m.sized(op.Slot):
+		c.grant(op) // what is in the inbox is small and belongs to other receives of the slot
+	case !c.takeArrival(op):
+		c.recvs.push(op)
 	}
-	if len(op.Buf) > EagerMax && c.m.sized(op.Slot) {
-		c.grant(op)
-		return
-	}
-	c.recvs.push(op)
 }
 
 // takeArrival matches a receive with what is in the inbox.
 func (c *conn) takeArrival(op *link.Op) bool {
 	a := c.inbox.first(op.Slot)
-	if a == nil {
+	if a == nil || len(op.Buf) > EagerMax && c.m.sized(op.Slot) {
 		return false
 	}
 	if !a.whole && !a.request {
@@ -249,7 +247,7 @@ func (c *conn) parse() bool {
 func (c *conn) violated(what string) {
 	err := &dist.Error{Op: "group", Code: dist.Protocol, Rank: dist.Rank(c.peer), Peer: c.addr, Detail: what}
 	c.close(err)
-	c.m.fail(err, dist.NoRank)
+	c.m.fail(err, true)
 }
 
 // begin handles the header of a frame: it decides where the payload goes.
@@ -368,7 +366,7 @@ func (c *conn) settle() {
 			text = string(c.held.data)
 			c.held = nil
 		}
-		c.m.fail(remoteFailure(c, h, text), dist.Rank(c.peer))
+		c.m.fail(remoteFailure(c, h, text), false) // its finder tells everybody
 	case wire.Bye:
 		c.left = true
 		c.leave()
@@ -510,7 +508,7 @@ func (c *conn) ended(errno syscall.Errno) {
 func (c *conn) lose(detail string) {
 	err := &dist.Error{Op: "group", Code: dist.PeerLost, Rank: dist.Rank(c.peer), Peer: c.addr, Detail: detail}
 	c.close(err)
-	c.m.fail(err, dist.NoRank)
+	c.m.fail(err, true)
 }
 
 func (c *conn) leftError() error {

@@ -194,11 +194,11 @@ func (m *Mesh) Fail(err error) {
 	if m.closed {
 		return
 	}
-	m.fail(err, dist.NoRank)
+	m.fail(err, true)
 }
 
-// fail is Fail under the lock. It does not tell the rank that the failure came from.
-func (m *Mesh) fail(err error, except dist.Rank) {
+// fail is Fail under the lock. It tells the peers unless they know already.
+func (m *Mesh) fail(err error, tell bool) {
 	if m.err != nil {
 		return
 	}
@@ -206,12 +206,12 @@ func (m *Mesh) fail(err error, except dist.Rank) {
 	if m.cfg.OnFail != nil {
 		m.keeper.Go(func() { m.cfg.OnFail(err) })
 	}
-	for rank, c := range m.conns {
+	for _, c := range m.conns {
 		if c == nil {
 			continue
 		}
 		c.endAll(err)
-		if c.gone == nil && dist.Rank(rank) != except {
+		if c.gone == nil && tell {
 			c.abort(err)
 		}
 	}
@@ -262,13 +262,13 @@ func (m *Mesh) Begin(slot uint64, call wire.Call) {
 		}
 		for a := c.inbox.head; a != nil; a = a.next {
 			if a.called && wire.BaseSlot(a.slot) == slot && a.call != call {
-				m.fail(m.mismatch(c.peer, slot, a.call, call), dist.NoRank)
+				m.fail(m.mismatch(c.peer, slot, a.call, call), true)
 				return
 			}
 		}
 		for _, r := range c.readys {
 			if wire.BaseSlot(r.slot) == slot && r.call != call {
-				m.fail(m.mismatch(c.peer, slot, r.call, call), dist.NoRank)
+				m.fail(m.mismatch(c.peer, slot, r.call, call), true)
 				return
 			}
 		}
@@ -277,7 +277,7 @@ func (m *Mesh) Begin(slot uint64, call wire.Call) {
 			if n.slot != slot {
 				kept = append(kept, n)
 			} else if n.call != call {
-				m.fail(m.mismatch(c.peer, slot, n.call, call), dist.NoRank)
+				m.fail(m.mismatch(c.peer, slot, n.call, call), true)
 				return
 			}
 		}
@@ -330,7 +330,7 @@ func (m *Mesh) compare(peer int, h *wire.Header) bool {
 	if e.slot != base || e.call == h.Call {
 		return true
 	}
-	m.fail(m.mismatch(peer, base, h.Call, e.call), dist.NoRank)
+	m.fail(m.mismatch(peer, base, h.Call, e.call), true)
 	return false
 }
 
