@@ -119,7 +119,11 @@ func (m *Machine) acknowledge(p *peer, ack uint64) {
 		return
 	}
 	n := int(ack - s.base) //nolint:gosec // at most the length of the queue
-	s.queue = append([]Message(nil), s.queue[n:]...)
+	if n == len(s.queue) {
+		s.queue = s.queue[:0] // frames are copies, so the room can be used again
+	} else {
+		s.queue = s.queue[n:]
+	}
 	s.base = ack
 	s.sent = max(0, s.sent-n)
 }
