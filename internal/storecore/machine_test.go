@@ -401,6 +401,47 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
+// One value that very many wait for is copied for each of them, and those copies count, too.
+func TestManyWaitersOfALargeValueAreBounded(t *testing.T) {
+	for _, size := range []int{1 << 20, 64 << 10} {
+		limits := testLimits
+		limits.Memory = 64 << 20
+		b := newBench(limits)
+		var waiters []*Conn
+		for range 2048 {
+			c := b.dial(wire.Native)
+			b.send(c, frame(1, func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "/model") }))
+			waiters = append(waiters, c)
+		}
+		writer := b.dial(wire.Legacy)
+		b.m.Receive(writer, wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/model", make([]byte, size)))
+		held := int64(0)
+		for _, c := range waiters {
+			held += int64(cap(c.out))
+		}
+		if held > limits.Memory {
+			t.Errorf("%d waiters of %d bytes: buffers of %d bytes, the limit is %d", len(waiters), size, held, limits.Memory)
+		}
+		b.flush()
+		served, full := 0, 0
+		for _, c := range waiters {
+			switch got := b.take(c); {
+			case len(got) > size && got[8] == 0:
+				served++
+			case len(got) > 8 && got[8] == byte(dist.Exhausted):
+				full++
+			}
+		}
+		if served < 10 || served+full != len(waiters) {
+			t.Errorf("%d waiters of %d bytes: %d were served, %d refused", len(waiters), size, served, full)
+		}
+		b.send(waiters[len(waiters)-1], frame(2, func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "/model") }))
+		if got := b.take(waiters[len(waiters)-1]); len(got) <= size {
+			t.Errorf("asked again, a client gets %d bytes", len(got))
+		}
+	}
+}
+
 // The first piece of a request counts as well: many clients that send one piece each must not take all memory.
 func TestFirstPiecesAreBounded(t *testing.T) {
 	limits := testLimits

@@ -22,6 +22,9 @@ func (m *Machine) end(c *Conn, start int) {
 		c.out = wire.EndFrame(c.out, start)
 	}
 	m.touch(c)
+	if cap(c.out) > keepBuffer {
+		m.settle(c) // c may be one of many that are answered in this step: the next must see what this one took
+	}
 	if len(c.out)-c.sent > m.limits.Output {
 		m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
 			"the client does not read: %d bytes wait to be sent to it, the limit is %d", len(c.out)-c.sent, m.limits.Output))
@@ -53,14 +56,27 @@ func (m *Machine) replyBytes(c *Conn, id uint32, value []byte) {
 	m.end(c, start)
 }
 
-// replyFits reports an error when a reply of n bytes is more than a client may be owed.
+// replyFits reports an error when a reply of n bytes is more than a client may be owed, or more than the buffers of all
+// clients may take: large replies stop first, so that small ones are served as long as possible.
 func (m *Machine) replyFits(n int) error {
-	if n <= m.limits.Output {
-		if n > highWater && m.bufferBytes+int64(n) > m.limits.Memory/bufferShare {
-			return m.buffersFull()
-		}
+	share := m.limits.Memory
+	switch {
+	case n > m.limits.Output:
+		return m.replyTooLarge(n)
+	case n > highWater:
+		share /= bufferShare
+	case n > keepBuffer:
+		share /= 2
+	default:
 		return nil
 	}
+	if m.bufferBytes+int64(n) > share {
+		return m.buffersFull()
+	}
+	return nil
+}
+
+func (m *Machine) replyTooLarge(n int) error {
 	return dist.Newf("tcpstore: serve", dist.TooLarge, "a reply of %d bytes is over the limit of %d: ask for less at a time", n, m.limits.Output)
 }
 
