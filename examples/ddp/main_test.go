@@ -5,92 +5,66 @@ package main
 
 import (
 	"bytes"
-	"context"
-	_ "embed"
-	"encoding/json"
 	"fmt"
 	"math"
-	"net"
-	"strconv"
+	"math/rand/v2"
+	"path/filepath"
+	"sync"
 	"testing"
-	"time"
-
-	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
-//go:embed train.py
-var train string
-
-type result struct {
-	Rank   int
-	Loss   float64
-	Weight [][]float64
-	Bias   []float64
-}
-
-func (r result) parameters() []float64 {
-	var all []float64
-	for _, row := range r.Weight {
-		all = append(all, row...)
-	}
-	return append(all, r.Bias...)
-}
-
-// TestTrainsAlong puts the Go rank into a real DistributedDataParallel job, in every position.
-func TestTrainsAlong(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
-		for goRank := range 3 {
-			t.Run(fmt.Sprintf("rank=%d", goRank), func(t *testing.T) { trainWith(t, tr, goRank) })
-		}
-	})
-}
-
-func trainWith(t *testing.T, tr *torchtest.Torch, goRank int) {
-	const size, steps = 3, 20
-	if goRank == 0 {
-		t.Skip("rank 0 of DistributedDataParallel tells the others its parameters: this example takes them")
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	_ = l.Close()
-	var procs []*torchtest.Proc
-	for r := range size {
-		if r != goRank {
-			procs = append(procs, tr.Start(t, torchtest.Script{
-				Name: "train.py", Source: train, Args: []string{strconv.Itoa(r), strconv.Itoa(size), strconv.Itoa(port), strconv.Itoa(steps)},
-			}))
-		}
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	var out bytes.Buffer
-	if err := run(ctx, fmt.Sprintf("tcp://127.0.0.1:%d?rank=%d&world_size=%d", port, goRank, size), steps, &out); err != nil {
-		t.Fatal(err)
-	}
-	lines := []string{out.String()}
-	for _, p := range procs {
-		lines = append(lines, p.Line(t))
-		p.MustExit(t, time.Minute)
-	}
-	var first result
-	for i, line := range lines {
-		var r result
-		if err := json.Unmarshal([]byte(line), &r); err != nil {
-			t.Fatalf("%q: %v", line, err)
-		}
-		if i == 0 {
-			first = r
-			if r.Loss > 2 {
-				t.Errorf("it learned nothing: loss %v", r.Loss)
+// TestRun trains on Go ranks alone; interop/examples has PyTorch ranks too.
+func TestRun(t *testing.T) {
+	url := "file://" + filepath.Join(t.TempDir(), "job") + "?world_size=3&rank="
+	var ranks sync.WaitGroup
+	var outs [3]bytes.Buffer
+	for rank := range outs {
+		ranks.Go(func() {
+			if err := run(t.Context(), fmt.Sprint(url, rank), 60, &outs[rank]); err != nil {
+				t.Errorf("rank %d: %v", rank, err)
 			}
-			continue
+		})
+	}
+	ranks.Wait()
+	digests := map[string]bool{}
+	for rank := range outs {
+		var r int
+		var first, last float64
+		var digest string
+		if _, err := fmt.Sscanf(outs[rank].String(), "rank %d loss %f -> %f parameters %s", &r, &first, &last, &digest); err != nil || r != rank {
+			t.Fatalf("rank %d wrote %q: %v", rank, &outs[rank], err)
 		}
-		for j, p := range r.parameters() {
-			if math.Abs(p-first.parameters()[j]) > 1e-5 {
-				t.Errorf("parameter %d: %v on rank %d, %v on rank %d", j, first.parameters()[j], first.Rank, p, r.Rank)
+		if last >= first/2 {
+			t.Errorf("rank %d learned nothing: %s", rank, &outs[rank])
+		}
+		digests[digest] = true
+	}
+	if len(digests) != 1 {
+		t.Errorf("the parameters differ: %v", digests)
+	}
+}
+
+// TestGradients compares the gradients with finite differences.
+func TestGradients(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // test data
+	m := newModel(3, 4, random)
+	xs, ys := batch(random)
+	m.backward(xs, ys)
+	var grads [][]float32
+	for _, p := range m.parameters() {
+		grads = append(grads, append([]float32(nil), p.grad...))
+	}
+	const h = 1e-2
+	for k, p := range m.parameters() {
+		for i := range p.values {
+			old := p.values[i]
+			p.values[i] = old + h
+			up := m.backward(xs, ys)
+			p.values[i] = old - h
+			down := m.backward(xs, ys)
+			p.values[i] = old
+			if want := (up - down) / (2 * h); math.Abs(want-float64(grads[k][i])) > 1e-3 {
+				t.Errorf("parameter %d, element %d: gradient %v, want %v", k, i, grads[k][i], want)
 			}
 		}
 	}

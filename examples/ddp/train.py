@@ -1,36 +1,47 @@
-"""One PyTorch rank of a DistributedDataParallel job; a Go process is another rank of it (see main.go).
+# Copyright The cohort Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of an ordinary DistributedDataParallel job. Nothing in it knows that another rank is a Go program.
 
-usage: train.py RANK WORLD_SIZE PORT [STEPS]
+usage: RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python3 train.py [STEPS]
 """
-import json
+import hashlib
 import sys
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-rank, size, port = map(int, sys.argv[1:4])
-steps = int(sys.argv[4]) if len(sys.argv) > 4 else 20
-
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
-torch.manual_seed(rank)  # DDP gives everybody rank 0's parameters
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-truth = torch.tensor([[1.0, -2.0, 0.5, 3.0], [0.25, 1.5, -1.0, 2.0]])
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+BATCH = 32
 
 
-def shard(step):
-    """This rank's samples of a step: the same formula as in main.go."""
-    i = torch.arange(32, dtype=torch.float32)
-    x = torch.sin(i * 0.7 + rank * 1.3 + step * 0.1).reshape(8, 4)
-    return x, x @ truth.T + 0.1
+def batch(generator):
+    x = torch.rand(BATCH, 3, generator=generator) * 2 - 1
+    return x, (x[:, 0] * x[:, 1] + x[:, 2]).unsqueeze(1)
 
 
-for step in range(steps):
-    x, y = shard(step)
-    optimizer.zero_grad()
-    loss = ((model(x) - y) ** 2).mean()
-    loss.backward()
-    optimizer.step()
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(rank)  # each rank starts elsewhere: DDP takes rank 0's parameters
+    model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    generator = torch.Generator().manual_seed(1000 + rank)
+    first = last = None
+    for _ in range(STEPS):
+        x, y = batch(generator)
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        first, last = first if first is not None else loss.item(), loss.item()
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
+    print(f"rank {rank} loss {first:.4f} -> {last:.4f} parameters {digest}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
 
-print(json.dumps({"rank": rank, "loss": loss.item(), "weight": model.module.weight.tolist(), "bias": model.module.bias.tolist()}), flush=True)
-dist.barrier()
+
+main()
