@@ -5,11 +5,13 @@ package cohort
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/rendezvous"
+	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -25,6 +27,8 @@ type World struct {
 	closed bool
 	group  *group.Group
 	making chan struct{} // closed when the one who makes the group is done
+	agents []*rpc.Agent
+	rounds int // how often RPC was called
 }
 
 func newWorld(member *rendezvous.Member, opts []group.Option) *World {
@@ -119,7 +123,7 @@ func (w *World) leave() error {
 	return g.Close()
 }
 
-// Shutdown leaves the world in order: first the group and its sub-groups are closed, then the store. A rank that hosts the
+// Shutdown leaves the world in order: first the agents of [World.RPC] shut down, then the group and its sub-groups are closed, then the store. A rank that hosts the
 // store stays until all its clients are gone or ctx ends, and in either case everything is closed when Shutdown returns.
 // Its error says if clients were cut off. Operations that are not complete end with [dist.Closed], and ranks that still
 // need this one get [dist.PeerLost]: wait for what was posted first, and where ranks end at different times end with a
@@ -127,19 +131,13 @@ func (w *World) leave() error {
 //
 // It corresponds to torch.distributed.destroy_process_group, which however ends the store while others may use it.
 func (w *World) Shutdown(ctx context.Context) error {
-	err := w.leave()
-	if e := w.member.Shutdown(ctx); e != nil {
-		return e
-	}
-	return err
+	agents := w.endAgents(func(a *rpc.Agent) error { return a.Shutdown(ctx) })
+	return errors.Join(agents, w.leave(), w.member.Shutdown(ctx))
 }
 
 // Close ends the world at once, also while a Shutdown waits. It is idempotent and returns when all goroutines of the
 // world have ended.
 func (w *World) Close() error {
-	err := w.leave()
-	if e := w.member.Close(); e != nil {
-		return e
-	}
-	return err
+	agents := w.endAgents((*rpc.Agent).Close)
+	return errors.Join(agents, w.leave(), w.member.Close())
 }

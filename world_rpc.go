@@ -1,0 +1,67 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cohort
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/rpc"
+)
+
+// RPC makes this process a worker of the world's RPC, under a unique name. In a world with a size all ranks must call it,
+// as PyTorch's processes call init_rpc; in an open world workers come and go. The agent ends with the World, unless its
+// user ends it earlier; a further call joins the next round, as a second init_rpc does.
+//
+// It corresponds to torch.distributed.rpc.init_rpc.
+func (w *World) RPC(ctx context.Context, name string, opts ...rpc.Option) (*rpc.Agent, error) {
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return nil, dist.New("cohort: rpc", dist.Closed, "the world was left")
+	}
+	round := w.rounds
+	w.rounds++
+	w.mu.Unlock()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(w.life, func() { cancel(context.Cause(w.life)) })
+	defer stop()
+	own := []rpc.Option{rpc.WithRound(round)}
+	if w.Rank() != dist.NoRank {
+		own = append(own, rpc.WithRank(int(w.Rank())))
+	}
+	if w.Size() > 0 {
+		own = append(own, rpc.WithWorldSize(w.Size()))
+	}
+	agent, err := rpc.Join(ctx, w.Store(), name, slices.Concat(own, opts)...)
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		_ = agent.Close()
+		return nil, dist.New("cohort: rpc", dist.Closed, "the world was left while its agent joined")
+	}
+	w.agents = append(w.agents, agent)
+	return agent, nil
+}
+
+// endAgents ends the agents that were made by RPC, in order or at once.
+func (w *World) endAgents(end func(*rpc.Agent) error) error {
+	w.mu.Lock()
+	agents := w.agents
+	w.agents = nil
+	w.mu.Unlock()
+	var failed []error
+	for _, agent := range slices.Backward(agents) {
+		if err := end(agent); err != nil && !errors.Is(err, dist.Closed) {
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
