@@ -76,12 +76,12 @@ func (v torchVersion) check(name string, op OpType, dt tensor.DType, r ReduceOp,
 		}
 	case OpReduceScatter, OpAllToAll:
 		return refuse("gloo of %v, which other ranks use, has no %v of lists", v, op)
-	case OpAllGather:
+	case OpAllGather, OpAllGatherInto: // one on the wire
 		if numel == 0 && v == torch113 {
 			return refuse("an all_gather of empty tensors ends a process of %v with a division by zero", v)
 		}
 	}
-	if v == torch113 && (op == OpReduceScatterInto || op == OpAllGatherInto) {
+	if v == torch113 && op == OpReduceScatterInto {
 		return refuse("gloo of %v, which other ranks use, has no %v", v, op)
 	}
 	if !v.carries(op, dt, r) {
