@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"io"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -71,10 +72,14 @@ func (p *peer) connect(ctx context.Context) (*conn, error) {
 	if err != nil {
 		e := dist.Wrap("rpc: connect", dist.Unavailable, err)
 		e.Peer = p.name
-		if errors.Is(err, syscall.ECONNREFUSED) {
+		switch {
+		case errors.Is(err, syscall.ECONNREFUSED):
 			e.Code = dist.PeerLost
 			e.Detail = "nobody listens at " + addr + ": its process has ended"
 			a.peerDied(p)
+		case errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF), errors.Is(err, syscall.EPIPE):
+			e.Code = dist.PeerLost
+			e.Detail = "the connection ended in its handshake: its process is ending"
 		}
 		return nil, e
 	}

@@ -68,6 +68,9 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 		c.carry(wires)
 	}
 	ctx := c.agent.ctx
+	if ctx.Err() != nil { // Close ends everything at once: no answer is better than half of one
+		return
+	}
 	_, err := c.write(ctx, m, headerForks(wires), 0, time.Time{})
 	if err != nil && c.alive() && ctx.Err() == nil {
 		// It could not be encoded or is too large: the caller must still hear something.

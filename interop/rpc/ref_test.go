@@ -121,7 +121,9 @@ func TestGoOwnsForPyTorch(t *testing.T) {
 import refstub
 r = rpc.remote("go1", refstub.tensor, args=(4,))
 teq(r.to_here(), torch.ones(4))
-assert not r.is_owner() and r.owner().name == "go1" and r.confirmed_by_owner()
+assert not r.is_owner() and r.owner().name == "go1"
+r._get_future().wait()
+while not r.confirmed_by_owner(): time.sleep(0.01)
 slow = rpc.remote("go1", refstub.slow)
 eq(slow.to_here(), 42)
 c = rpc.remote("go1", refstub.counter, args=(5,))
