@@ -77,12 +77,20 @@ func (w *World) Group(ctx context.Context) (*group.Group, error) {
 	}
 }
 
+// whileAlive returns a context that also ends with the World.
+func (w *World) whileAlive(ctx context.Context) (alive context.Context, release func()) {
+	alive, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(w.life, func() { cancel(context.Cause(w.life)) }) //nolint:contextcheck // the World's life is a second parent
+	return alive, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
 func (w *World) makeGroup(ctx context.Context) (*group.Group, error) {
 	const op = "cohort: group"
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := context.AfterFunc(w.life, func() { cancel(context.Cause(w.life)) })
-	defer stop()
+	ctx, release := w.whileAlive(ctx)
+	defer release()
 	var g *group.Group
 	var err error
 	if w.Size() < 1 {

@@ -26,10 +26,8 @@ func (w *World) RPC(ctx context.Context, name string, opts ...rpc.Option) (*rpc.
 	round := w.rounds
 	w.rounds++
 	w.mu.Unlock()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := context.AfterFunc(w.life, func() { cancel(context.Cause(w.life)) })
-	defer stop()
+	ctx, release := w.whileAlive(ctx)
+	defer release()
 	own := []rpc.Option{rpc.WithRound(round)}
 	if w.Rank() != dist.NoRank {
 		own = append(own, rpc.WithRank(int(w.Rank())))
@@ -44,7 +42,7 @@ func (w *World) RPC(ctx context.Context, name string, opts ...rpc.Option) (*rpc.
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
-		_ = agent.Close()
+		_ = agent.Close() //nolint:contextcheck // it ends at once, whatever ctx says
 		return nil, dist.New("cohort: rpc", dist.Closed, "the world was left while its agent joined")
 	}
 	w.agents = append(w.agents, agent)
