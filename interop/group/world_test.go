@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -25,6 +26,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if spec := os.Getenv(childEnv); spec != "" {
+		os.Exit(child(spec))
+	}
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("github.com/cohort-dist/cohort/internal/torchtest.(*Torch).readReplies"),
 		goleak.IgnoreAnyFunction("github.com/cohort-dist/cohort/internal/torchtest.(*Torch).acceptOutputs"),
