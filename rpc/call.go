@@ -69,6 +69,7 @@ func Await[T any](ctx context.Context, f *dist.Future[T]) (T, error) {
 // outgoing is a request that is about to be sent. build makes it, for a Go worker or a PyTorch one.
 type outgoing struct {
 	op, fn string
+	mode   string // of a call
 	peer   *peer
 	build  func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error)
 }
@@ -220,7 +221,7 @@ func unexpectedAnswer(fn string, p *peer, m *rpcwire.Message) error {
 
 // prepare returns how a call is encoded.
 func (a *Agent) prepare(p *peer, fn string, args []any) outgoing {
-	o := outgoing{op: "call", fn: fn, peer: p}
+	o := outgoing{op: "call", mode: "sync", fn: fn, peer: p}
 	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := a.refs.encoder(p, toGo)
 		m, err := encodeCall(e, fn, args)
@@ -285,30 +286,37 @@ func (a *Agent) call(ctx context.Context, to, fn string, args []any) (any, error
 	if err != nil {
 		return nil, err
 	}
-	started := a.begin(p, fn)
-	x, err := a.exchange(ctx, a.prepare(p, fn, args))
+	o := a.prepare(p, fn, args)
+	started := a.begin(o)
+	x, err := a.exchange(ctx, o)
 	var v any
 	if err == nil {
 		v, err = a.result(fn, p, x)
 	}
-	a.end(p, fn, started, err)
+	a.end(o, started, err)
 	return v, err
 }
 
-func (a *Agent) begin(p *peer, fn string) time.Time {
+// begin tells that a request of this worker starts. The event's kind is rpc.call, rpc.remote or rpc.fetch; of a call the
+// detail is its mode, "sync" or "async".
+func (a *Agent) begin(o outgoing) time.Time {
 	a.counts.clientCalls.Add(1)
 	if a.cfg.hook == nil {
 		return time.Time{}
 	}
-	a.cfg.hook.Emit(observe.Event{Kind: "rpc.call", Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: p.name, Key: fn})
-	return time.Now()
+	started := time.Now()
+	a.cfg.hook.Emit(observe.Event{
+		Time: started, Kind: observe.Kind("rpc." + o.op), Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: o.peer.name, Key: o.fn, Detail: o.mode,
+	})
+	return started
 }
 
-func (a *Agent) end(p *peer, fn string, started time.Time, err error) {
+func (a *Agent) end(o outgoing, started time.Time, err error) {
 	a.counts.clientCalls.Add(-1)
 	if a.cfg.hook != nil {
 		a.cfg.hook.Emit(observe.Event{
-			Kind: "rpc.call", Phase: observe.End, Rank: dist.Rank(a.id), Peer: p.name, Key: fn, Dur: time.Since(started), Err: err,
+			Kind: observe.Kind("rpc." + o.op), Phase: observe.End, Rank: dist.Rank(a.id), Peer: o.peer.name, Key: o.fn, Detail: o.mode,
+			Dur: time.Since(started), Err: err,
 		})
 	}
 }
@@ -320,7 +328,9 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, done func(
 			done(nil, errClosed("call"))
 			return
 		}
-		o, giveUp := a.early(a.prepare(a.self, fn, args))
+		o := a.prepare(a.self, fn, args)
+		o.mode = "async"
+		o, giveUp := a.early(o)
 		if !a.own(func() { done(a.callSelf(ctx, o)) }) {
 			giveUp()
 			done(nil, errClosed("call"))
@@ -340,6 +350,7 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, done func(
 		done(v, err)
 	}
 	o := a.prepare(p, fn, args)
+	o.mode = "async"
 	if c := p.current(); c != nil {
 		a.asyncOn(ctx, c, o, read)
 		return
@@ -367,9 +378,9 @@ func (a *Agent) asyncOn(ctx context.Context, c *conn, o outgoing, done func(repl
 		done(reply{}, err)
 		return
 	}
-	started := a.begin(o.peer, o.fn)
+	started := a.begin(o)
 	finish := func(x reply, err error) {
-		a.end(o.peer, o.fn, started, err)
+		a.end(o, started, err)
 		done(x, err)
 		a.calls.leave()
 	}
@@ -456,11 +467,11 @@ func (a *Agent) callSelf(ctx context.Context, o outgoing) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	started := a.begin(a.self, fn)
+	started := a.begin(o)
 	ch := make(chan reply, 1)
 	if err = a.deliver(m, a.deadline(ctx), ch); err != nil {
 		a.refs.undelivered(a.self, wires)
-		a.end(a.self, fn, started, err)
+		a.end(o, started, err)
 		return nil, err
 	}
 	pl := placeOf(ctx)
@@ -485,7 +496,7 @@ func (a *Agent) callSelf(ctx context.Context, o outgoing) (any, error) {
 	case <-a.ctx.Done():
 		err = errClosed("call")
 	}
-	a.end(a.self, fn, started, err)
+	a.end(o, started, err)
 	return v, err
 }
 

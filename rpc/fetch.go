@@ -124,7 +124,9 @@ func (r *refs) fetch(ctx context.Context, core *refCore) (any, error) {
 		payload, err := rpcwire.Fetch{RRef: global(core.h.wire.ID), From: rpcwire.WorkerID(core.h.wire.Owner)}.Encode()
 		return &rpcwire.Message{Type: kind, Payload: payload}, nil, 0, err
 	}
+	started := r.a.begin(o)
 	x, err := r.a.exchange(ctx, o)
+	r.a.end(o, started, err)
 	if err != nil {
 		if failed := core.state(); failed != nil {
 			return nil, failed

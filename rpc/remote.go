@@ -217,6 +217,9 @@ func (a *Agent) remoteSelf(fn string, args []any) (*refCore, error) {
 	pair.RRef = global(id)
 	core := &refCore{a: a, obj: o}
 	m, err := encodeRemote(e, fn, args, pair)
+	event := outgoing{op: "remote", fn: fn, peer: a.self}
+	started := a.begin(event)
+	defer func() { a.end(event, started, err) }()
 	if err == nil {
 		var tensors []any
 		if tensors, err = cloneTensors(m.Tensors); err == nil {

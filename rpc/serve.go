@@ -74,8 +74,8 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 	_, err := c.write(ctx, m, headerForks(wires), 0, time.Time{})
 	if err != nil && c.alive() && ctx.Err() == nil {
 		// It could not be encoded or is too large: the caller must still hear something.
-		c.agent.refs.undelivered(c.peer, wires)
-		c.agent.cfg.logger.Warn("answer could not be sent", "peer", c.peer.name, "type", m.Type.String(), "err", err)
+		c.agent.refs.undelivered(c.peer(), wires)
+		c.agent.cfg.logger.Warn("answer could not be sent", "peer", c.peer().name, "type", m.Type.String(), "err", err)
 		fail := &rpcwire.Message{Type: rpcwire.Exception, ID: m.ID, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(c.agent, err))}
 		_, _ = c.write(ctx, fail, nil, 0, time.Time{})
 	}
@@ -244,6 +244,11 @@ func (a *Agent) runCall(r *request) {
 	var obj *object
 	if err == nil && j.remote != nil {
 		obj, err = a.refs.callArrived(r, *j.remote, cancel)
+	}
+	if a.cfg.hook != nil {
+		a.cfg.hook.Emit(observe.Event{
+			Time: started, Kind: "rpc.serve", Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: r.peer.name, Key: j.req.Func,
+		})
 	}
 	end := func() {
 		a.counts.serverCalls.Add(-1)

@@ -418,7 +418,9 @@ func TestStressHeavy(t *testing.T) {
 	}
 	t.Run("dense", func(t *testing.T) { stress(t, "t.heavy", payload{func() any { return ones(100, 100) }}, 1024) })
 	t.Run("sparse", func(t *testing.T) { stress(t, "t.heavy", payload{func() any { return sparse(true) }}, 1024) })
-	t.Run("script", func(t *testing.T) { stress(t, "__torch__.t.heavy", payload{func() any { return ones(100, 100) }}, 1024) })
+	t.Run("script", func(t *testing.T) {
+		stress(t, "__torch__.t.heavy", payload{func() any { return ones(100, 100) }}, 1024)
+	})
 }
 
 // A view arrives as a tensor of the same elements, whatever its strides, and with no more than it shows.

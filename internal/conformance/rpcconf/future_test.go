@@ -245,7 +245,9 @@ func TestAsyncHandlerReturnsNothing(t *testing.T) {
 
 func (w *world) serveAsync() {
 	for _, n := range w.nodes {
-		one := func(to string, x any) *dist.Future[any] { return rpc.Async[any](w.ctx, n.self(), to, "t.add", x, ones(2, 2)) }
+		one := func(to string, x any) *dist.Future[any] {
+			return rpc.Async[any](w.ctx, n.self(), to, "t.add", x, ones(2, 2))
+		}
 		n.reg.MustHandle("t.a_simple", one).
 			MustHandle("t.a_promise", func(_ string, x any) *dist.Future[any] {
 				f := dist.NewFuture[any]()
