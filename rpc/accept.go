@@ -53,12 +53,12 @@ func (c *conn) readRequests() {
 			a.connLost(c, err)
 			return
 		}
-		if c.peer.worker < 0 { // a worker of a dynamic world becomes a member after its first calls
-			c.peer = a.sender(c.peer.name, -1)
+		if c.peer().worker < 0 { // a worker of a dynamic world becomes a member after its first calls
+			c.from.Store(a.sender(c.peer().name, -1))
 		}
-		c.peer.stats.received(sizeOf(raw))
+		c.peer().stats.received(sizeOf(raw))
 		kind, id, err := rpcwire.DecodeHead(raw)
-		r := &request{conn: c, peer: c.peer, id: uint64(id), kind: kind} //nolint:gosec // echoed as it came
+		r := &request{conn: c, peer: c.peer(), id: uint64(id), kind: kind} //nolint:gosec // echoed as it came
 		var m *rpcwire.Message
 		if err == nil {
 			m, err = rpcwire.Decode(raw)
@@ -98,21 +98,35 @@ func (a *Agent) linkConn(l *cohortwire.Link) *conn {
 	return c
 }
 
-// startLink makes a link the session of its peer, once. Whoever comes second waits for the first.
+// startLink makes a link the session of its peer, once the peer is a member. Whoever comes second waits for the first.
 func (a *Agent) startLink(c *conn) {
-	c.start.Do(func() {
-		p, epoch := c.peer, c.link.Peer().Incarnation
+	if c.entered.Load() {
+		return
+	}
+	c.enter.Lock()
+	defer c.enter.Unlock()
+	if c.entered.Load() {
+		return
+	}
+	id := c.link.Peer()
+	p := c.peer()
+	if p.worker < 0 {
+		p = a.sender(id.Name, rrefcore.Worker(id.ID))
+		c.from.Store(p)
+	}
+	if p.worker >= 0 {
 		// References first: what was not acknowledged on an older link goes out before anything new.
-		a.refs.connected(p, rrefcore.Cohort, epoch, c)
-		p.mu.Lock()
-		p.conn, p.goish, p.epoch = c, true, epoch
-		p.mu.Unlock()
-		select {
-		case <-c.link.Done(): // it ended before it was entered
-			a.background(func() { a.onLinkClosed(c.link, c.link.Err()) })
-		default:
-		}
-	})
+		a.refs.connected(p, rrefcore.Cohort, id.Incarnation, c)
+		defer c.entered.Store(true)
+	}
+	p.mu.Lock()
+	p.conn, p.goish, p.epoch = c, true, id.Incarnation
+	p.mu.Unlock()
+	select {
+	case <-c.link.Done(): // it ended before it was entered
+		a.background(func() { a.onLinkClosed(c.link, c.link.Err()) })
+	default:
+	}
 }
 
 func (a *Agent) onLinkClosed(l *cohortwire.Link, err error) {
@@ -132,20 +146,11 @@ func (a *Agent) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 		f.Release()
 		return
 	}
-	if c.peer.worker < 0 && f.Type < cohortwire.Hello {
-		if p := a.sender(c.peer.name, rrefcore.Worker(l.Peer().ID)); p.worker >= 0 { // a member by now
-			c.peer = p
-			p.mu.Lock()
-			p.conn, p.goish, p.epoch = c, true, l.Peer().Incarnation
-			p.mu.Unlock()
-			a.refs.connected(p, rrefcore.Cohort, l.Peer().Incarnation, c)
-		}
-	}
 	size := len(f.Payload)
 	for _, s := range f.Storages {
 		size += s.Len()
 	}
-	c.peer.stats.received(size)
+	c.peer().stats.received(size)
 	switch {
 	case f.Type == frameControl:
 		a.refs.frame(c, f.Payload)
@@ -166,7 +171,7 @@ func (a *Agent) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 		}
 		return
 	}
-	r := &request{conn: c, peer: c.peer, id: f.ID, kind: rpcwire.Type(f.Type), frame: f, flags: f.Flags}
+	r := &request{conn: c, peer: c.peer(), id: f.ID, kind: rpcwire.Type(f.Type), frame: f, flags: f.Flags}
 	if f.Deadline > 0 {
 		r.deadline = time.Now().Add(f.Deadline)
 	}

@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -24,7 +25,7 @@ const (
 // conn is one session with a peer: a pipe for our requests, a pipe for the peer's requests, or a link for both.
 type conn struct {
 	agent *Agent
-	peer  *peer
+	from  atomic.Pointer[peer] // a guest may turn out to be a new member
 	pipe  *tensorpipe.Pipe
 	link  *cohortwire.Link
 
@@ -34,7 +35,8 @@ type conn struct {
 	err     error
 	serving map[uint64]context.CancelCauseFunc // requests under way, by id
 	carried []carried                          // references in answers that may still be on their way
-	start   sync.Once
+	enter   sync.Mutex // one at a time makes the session known
+	entered atomic.Bool
 }
 
 // reply is the answer to a request, or why there is none.
@@ -60,8 +62,13 @@ func (p *pending) complete(r reply) {
 }
 
 func newConn(a *Agent, p *peer, s *tensorpipe.Session) *conn {
-	return &conn{agent: a, peer: p, pipe: s.Pipe, link: s.Link, calls: map[uint64]*pending{}, serving: map[uint64]context.CancelCauseFunc{}}
+	c := &conn{agent: a, pipe: s.Pipe, link: s.Link, calls: map[uint64]*pending{}, serving: map[uint64]context.CancelCauseFunc{}}
+	c.from.Store(p)
+	return c
 }
+
+// peer returns who is at the other side.
+func (c *conn) peer() *peer { return c.from.Load() }
 
 // cohort reports whether the other side is a Go worker on the cohort transport.
 func (c *conn) cohort() bool { return c.link != nil }
@@ -96,9 +103,9 @@ func (c *conn) fail(err error) {
 	for _, cancel := range serving {
 		cancel(err)
 	}
-	if c.link != nil && c.peer.worker >= 0 {
+	if c.link != nil && c.peer().worker >= 0 {
 		for _, x := range lost {
-			c.agent.refs.undelivered(c.peer, x.wires)
+			c.agent.refs.undelivered(c.peer(), x.wires)
 		}
 	}
 }
@@ -121,7 +128,7 @@ func (c *conn) begin(ctx context.Context, m *rpcwire.Message, wait *pending, for
 	if err != nil && c.forget(id) {
 		return id, err
 	}
-	c.peer.stats.sent(size)
+	c.peer().stats.sent(size)
 	return id, nil
 }
 
@@ -210,7 +217,7 @@ func (c *conn) readAnswers() {
 			c.agent.connLost(c, err)
 			return
 		}
-		c.peer.stats.received(sizeOf(raw))
+		c.peer().stats.received(sizeOf(raw))
 		_, id, err := rpcwire.DecodeHead(raw)
 		var m *rpcwire.Message
 		if err == nil {

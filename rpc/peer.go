@@ -129,7 +129,7 @@ func (a *Agent) lostError(p *peer, err error) error {
 
 // connLost is called once per session when it has ended.
 func (a *Agent) connLost(c *conn, err error) {
-	p := c.peer
+	p := c.peer()
 	e := a.lostError(p, err)
 	c.fail(e)
 	p.mu.Lock()

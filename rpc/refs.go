@@ -269,11 +269,11 @@ func (r *refs) tied(p *peer) bool {
 // frame handles a frame of a Go peer's control stream, in the link's reading goroutine.
 func (r *refs) frame(c *conn, payload []byte) {
 	f, err := parseControl(payload)
-	if err == nil && (f.From != c.peer.worker || f.To != r.a.id || uint64(f.Epoch) != c.link.Peer().Incarnation) {
-		err = dist.Newf("rpc: control stream", dist.Protocol, "a frame of worker %d for worker %d on the link with worker %d", f.From, f.To, c.peer.worker)
+	if err == nil && (f.From != c.peer().worker || f.To != r.a.id || uint64(f.Epoch) != c.link.Peer().Incarnation) {
+		err = dist.Newf("rpc: control stream", dist.Protocol, "a frame of worker %d for worker %d on the link with worker %d", f.From, f.To, c.peer().worker)
 	}
 	if err != nil {
-		r.a.cfg.logger.Warn("control frame dropped", "peer", c.peer.name, "err", err)
+		r.a.cfg.logger.Warn("control frame dropped", "peer", c.peer().name, "err", err)
 		return
 	}
 	r.step(func(m *rrefcore.Machine) { m.ReceiveFrame(f) })

@@ -160,7 +160,7 @@ func headerForks(wires []rrefcore.Wire) []cohortwire.Fork {
 
 // discard releases what an undecoded frame brought.
 func (r *refs) discard(c *conn, f *cohortwire.Frame) {
-	if len(f.Forks) == 0 || c == nil || c.peer.worker < 0 {
+	if len(f.Forks) == 0 || c == nil || c.peer().worker < 0 {
 		return
 	}
 	r.step(func(m *rrefcore.Machine) {
