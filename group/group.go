@@ -223,7 +223,7 @@ func (g *Group) fail(err error) {
 	}
 	g.failure = err
 	queued := g.takeQueueLocked()
-	dump := g.config.dump != nil && !g.dumped && !g.closed
+	dump := g.config.dumps() && !g.dumped && !g.closed
 	g.dumped = g.dumped || dump
 	close(g.room)
 	g.room = make(chan struct{})
@@ -243,9 +243,7 @@ func (g *Group) fail(err error) {
 	if dump {
 		go func() {
 			defer g.tasks.Done()
-			if data, e := g.trace("failure"); e == nil {
-				g.config.dump("failure", data)
-			}
+			g.deliver("failure")
 		}()
 	}
 }

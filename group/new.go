@@ -136,6 +136,7 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 	_, g.resumable = g.engine.(coll.Resumable)
 	g.tasks.Add(1)
 	go g.pump()
+	g.watchSignals()
 	p.family.add(p.parent, g)
 	c.logger.Info("group made", slog.String("group", g.name), slog.Int("rank", g.rank), slog.Int("world", g.size),
 		slog.String("transport", string(g.transport)), slog.String("reason", choice.reason))

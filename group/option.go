@@ -5,6 +5,7 @@ package group
 
 import (
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/cohort-dist/cohort/observe"
@@ -66,6 +67,8 @@ type config struct {
 	logger            *slog.Logger
 	hook              observe.Hook
 	dump              func(reason string, json []byte)
+	dumpDir           string
+	dumpSignals       []os.Signal
 	storeAddr         string
 	devices           []string
 	initBarrier       bool

@@ -1,0 +1,103 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+)
+
+// WithDumpFiles writes the flight recorder's dump into dir when the group fails, and whenever one of the signals arrives:
+// syscall.SIGUSR1, for instance. A group that hangs can so be asked from outside, on all ranks, and "cohort trace dir" says
+// who is late. The file is named after the group, the global rank and the process, and is replaced by a later dump; dir is
+// made when it does not exist. Without signals only a failure is dumped.
+//
+// It corresponds to TORCH_NCCL_DUMP_ON_TIMEOUT and TORCH_NCCL_DEBUG_INFO_TEMP_FILE.
+func WithDumpFiles(dir string, signals ...os.Signal) Option {
+	return option(func(c *config) { c.dumpDir, c.dumpSignals = dir, signals })
+}
+
+// dumps reports whether anybody wants a dump.
+func (c *config) dumps() bool { return c.dump != nil || c.dumpDir != "" }
+
+// deliver takes a dump and gives it to those who want it.
+func (g *Group) deliver(reason string) {
+	data, err := g.trace(reason)
+	if err != nil {
+		g.config.logger.Warn("the flight recorder's dump failed", slog.String("group", g.name), slog.Any("error", err))
+		return
+	}
+	if g.config.dump != nil {
+		g.config.dump(reason, data)
+	}
+	if g.config.dumpDir == "" {
+		return
+	}
+	name, err := g.writeDump(data)
+	if err != nil {
+		g.config.logger.Warn("the flight recorder's dump could not be written", slog.String("group", g.name), slog.Any("error", err))
+		return
+	}
+	g.config.logger.Info("flight recorder dumped", slog.String("group", g.name), slog.String("reason", reason), slog.String("file", name))
+}
+
+// writeDump replaces the group's file as a whole, so that a reader never sees half of it.
+func (g *Group) writeDump(data []byte) (string, error) {
+	dir := g.config.dumpDir
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // for everybody who looks for the reason
+		return "", err
+	}
+	name := filepath.Join(dir, fmt.Sprintf("group-%s.rank%d.%d.json", fileName(g.name), g.globals[g.rank], os.Getpid()))
+	partial, err := os.CreateTemp(dir, ".dump*")
+	if err != nil {
+		return "", err
+	}
+	_, err = partial.Write(data)
+	if e := partial.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(partial.Name(), name)
+	}
+	if err != nil {
+		_ = os.Remove(partial.Name())
+	}
+	return name, err
+}
+
+// fileName keeps what is harmless in the name of a file.
+func fileName(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '-' || r == '_' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
+			return r
+		}
+		return '_'
+	}, name)
+}
+
+// watchSignals dumps on signals until the group is closed.
+func (g *Group) watchSignals() {
+	if len(g.config.dumpSignals) == 0 || g.config.dumpDir == "" {
+		return
+	}
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, g.config.dumpSignals...)
+	g.tasks.Add(1)
+	go func() {
+		defer g.tasks.Done()
+		defer signal.Stop(caught)
+		for {
+			select {
+			case <-caught:
+				g.deliver("signal")
+			case <-g.life.Done():
+				return
+			}
+		}
+	}()
+}
