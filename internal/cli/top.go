@@ -20,6 +20,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/portowner"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -35,7 +36,10 @@ func (a *app) topCommand() *cobra.Command {
 Show connections, keys, operations a second, and who waits for which key since when:
 the first thing to know when a job hangs at its start. On a terminal the view is live
 ("q" ends it); elsewhere one frame is printed after the other. Only cohort's own store
-keeps these numbers; PyTorch's does not.`),
+keeps these numbers; PyTorch's does not.
+
+Go processes tell their rank. A PyTorch process is shown by its address and, where it
+runs on this machine, by its process id, command and the RANK it was started with.`),
 		Example: strings.Trim(`
   cohort store top --addr node0:29500
   cohort store top --once
@@ -59,6 +63,7 @@ type sampler struct {
 	client  *tcpstore.Client
 	timeout time.Duration
 	raw     bool
+	names   namer
 	last    tcpstore.Stats
 	seen    bool
 }
@@ -84,6 +89,7 @@ func (s *sampler) next(ctx context.Context) (tui.Top, error) {
 		return tui.Top{}, err
 	}
 	top := topOf(s.last, stats, s.raw)
+	s.names.name(top.Waits)
 	s.last = stats
 	asking, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -215,7 +221,7 @@ func (a *app) top(ctx context.Context, flags storeFlags, once bool, every time.D
 		return explain(ctx, err)
 	}
 	defer func() { _ = client.Close() }()
-	s := &sampler{client: client, timeout: flags.timeout, raw: flags.raw}
+	s := &sampler{client: client, timeout: flags.timeout, raw: flags.raw, names: namer{find: portowner.Clients}}
 	style := tui.StyleFor(a.Out, a.Getenv)
 	if !once && !a.json && tui.IsTerminal(a.Out) && a.Getenv("TERM") != "dumb" {
 		return explain(ctx, a.liveTop(ctx, s, every, style))

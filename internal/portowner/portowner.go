@@ -1,15 +1,18 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package portowner finds out who listens on a TCP port of this machine, for the error of a failed bind.
+// Package portowner finds out which process of this machine has a TCP socket: who listens on a port, for the error of a
+// failed bind, and who the clients of a store are, for those who look for the one that hangs.
 package portowner
 
 import "fmt"
 
-// Owner is a process that listens on a port.
+// Owner is a process that has a socket.
 type Owner struct {
 	PID     int
 	Command string
+	// Rank is the RANK that its launcher put into its environment, or empty.
+	Rank string
 }
 
 // String returns the owner in words for an error text.

@@ -6,6 +6,9 @@ package portowner
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,27 +17,109 @@ import (
 )
 
 const (
-	stateListen = "0A"
-	maxCommand  = 80
-	// patience bounds the search.
+	stateEstablished = "01"
+	stateListen      = "0A"
+	maxCommand       = 80
+	// patience bounds a search. A machine with very many open files is not searched to the end: the name is a help in an
+	// error or a view, which must not come late for it.
 	patience = time.Second
 )
 
 // Find returns the process that listens on port. It reads /proc, so it sees only processes that this user may look
 // into; ok is false when it cannot tell.
-func Find(port int) (Owner, bool) {
+func Find(port int) (owner Owner, ok bool) {
 	inodes := map[string]bool{}
-	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		listeners(table, port, inodes)
-	}
+	eachSocket(func(state string, local netip.AddrPort, inode string) {
+		if state == stateListen && int(local.Port()) == port {
+			inodes[inode] = true
+		}
+	})
 	if len(inodes) == 0 {
-		return Owner{}, false
+		return owner, false
 	}
+	eachOpenSocket(func(pid int, inode string) bool {
+		if ok = inodes[inode]; ok {
+			owner = describe(pid)
+		}
+		return !ok
+	})
+	return owner, ok
+}
+
+// Clients returns the processes on this machine whose ends of connections have the given addresses, as far as it can
+// tell.
+func Clients(addrs []netip.AddrPort) map[netip.AddrPort]Owner {
+	wanted := map[netip.AddrPort]bool{}
+	for _, addr := range addrs {
+		wanted[unmapped(addr)] = true
+	}
+	inodes := map[string]netip.AddrPort{}
+	eachSocket(func(state string, local netip.AddrPort, inode string) {
+		if state == stateEstablished && wanted[local] {
+			inodes[inode] = local
+		}
+	})
+	owners := map[netip.AddrPort]Owner{}
+	if len(inodes) == 0 {
+		return owners
+	}
+	eachOpenSocket(func(pid int, inode string) bool {
+		if addr, found := inodes[inode]; found {
+			owners[addr] = describe(pid)
+			delete(inodes, inode)
+		}
+		return len(inodes) > 0
+	})
+	return owners
+}
+
+func unmapped(addr netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+}
+
+// eachSocket calls visit for every TCP socket of this network namespace.
+func eachSocket(visit func(state string, local netip.AddrPort, inode string)) {
+	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		file, err := os.Open(table) //nolint:gosec // one of two fixed names
+		if err != nil {
+			continue
+		}
+		for lines := bufio.NewScanner(file); lines.Scan(); {
+			// sl local_address rem_address st tx:rx tr:tm retrnsmt uid timeout inode
+			fields := strings.Fields(lines.Text())
+			if len(fields) < 10 {
+				continue
+			}
+			if local, ok := parseAddr(fields[1]); ok {
+				visit(fields[3], local, fields[9])
+			}
+		}
+		_ = file.Close()
+	}
+}
+
+// parseAddr reads an address as the kernel writes it there: words of 32 bits in the machine's byte order, in hex.
+func parseAddr(text string) (addr netip.AddrPort, ok bool) {
+	words, hexPort, _ := strings.Cut(text, ":")
+	raw, err := hex.DecodeString(words)
+	if err != nil || len(raw)%4 != 0 {
+		return addr, false
+	}
+	for i := 0; i < len(raw); i += 4 {
+		binary.NativeEndian.PutUint32(raw[i:], binary.BigEndian.Uint32(raw[i:]))
+	}
+	ip, ok := netip.AddrFromSlice(raw)
+	port, err := strconv.ParseUint(hexPort, 16, 16)
+	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), ok && err == nil
+}
+
+// eachOpenSocket calls visit for every socket that a process has open, until it returns false or patience ends. It begins
+// with this process: two masters of one process on one port are the most frequent case.
+func eachOpenSocket(visit func(pid int, inode string) bool) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return Owner{}, false
+		return
 	}
-	// Ourselves first: two masters of one process on one port are the most frequent case.
 	pids := []int{os.Getpid()}
 	for _, entry := range entries {
 		if pid, err := strconv.Atoi(entry.Name()); err == nil && pid != pids[0] {
@@ -43,67 +128,45 @@ func Find(port int) (Owner, bool) {
 	}
 	giveUp := time.Now().Add(patience)
 	for _, pid := range pids {
-		process := strconv.Itoa(pid)
-		if holds(process, inodes, giveUp) {
-			return Owner{PID: pid, Command: command(process)}, true
-		}
-	}
-	return Owner{}, false
-}
-
-// holds reports whether a process has one of the sockets. A machine with very many open files is not searched to the end:
-// the name is a help in an error, which must not come late for it.
-func holds(process string, inodes map[string]bool, giveUp time.Time) bool {
-	folder := filepath.Join("/proc", process, "fd")
-	files, err := os.ReadDir(folder)
-	if err != nil {
-		return false
-	}
-	for _, file := range files {
-		if time.Now().After(giveUp) {
-			return false
-		}
-		target, err := os.Readlink(filepath.Join(folder, file.Name()))
+		folder := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+		files, err := os.ReadDir(folder)
 		if err != nil {
-			continue
+			continue // gone, or not ours to look into
 		}
-		if inode, found := strings.CutPrefix(target, "socket:["); found && inodes[strings.TrimSuffix(inode, "]")] {
-			return true
-		}
-	}
-	return false
-}
-
-// listeners adds the inodes of the sockets in table that listen on port.
-func listeners(table string, port int, inodes map[string]bool) {
-	file, err := os.Open(table) //nolint:gosec // one of two fixed names
-	if err != nil {
-		return
-	}
-	defer func() { _ = file.Close() }()
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		// sl local_address rem_address st tx:rx tr:tm retrnsmt uid timeout inode
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 10 || fields[3] != stateListen {
-			continue
-		}
-		_, hexPort, _ := strings.Cut(fields[1], ":")
-		if n, err := strconv.ParseUint(hexPort, 16, 16); err == nil && int(n) == port {
-			inodes[fields[9]] = true
+		for _, file := range files {
+			if time.Now().After(giveUp) {
+				return
+			}
+			target, err := os.Readlink(filepath.Join(folder, file.Name()))
+			if err != nil {
+				continue
+			}
+			inode, found := strings.CutPrefix(target, "socket:[")
+			if found && !visit(pid, strings.TrimSuffix(inode, "]")) {
+				return
+			}
 		}
 	}
 }
 
-// command returns the start of a process's command line.
-func command(process string) string {
-	line, err := os.ReadFile(filepath.Join("/proc", process, "cmdline")) //nolint:gosec // process is a number
-	if err != nil {
-		return ""
+func describe(pid int) Owner {
+	folder := filepath.Join("/proc", strconv.Itoa(pid))
+	owner := Owner{PID: pid}
+	if line, err := os.ReadFile(filepath.Join(folder, "cmdline")); err == nil { //nolint:gosec // pid is a number
+		text := strings.TrimSpace(string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})))
+		if len(text) > maxCommand {
+			text = text[:maxCommand] + "..."
+		}
+		owner.Command = strings.ToValidUTF8(text, "?")
 	}
-	text := strings.TrimSpace(string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})))
-	if len(text) > maxCommand {
-		text = text[:maxCommand] + "..."
+	if environment, err := os.ReadFile(filepath.Join(folder, "environ")); err == nil { //nolint:gosec // pid is a number
+		for item := range bytes.SplitSeq(environment, []byte{0}) {
+			if rank, found := bytes.CutPrefix(item, []byte("RANK=")); found {
+				if _, err := strconv.ParseUint(string(rank), 10, 31); err == nil {
+					owner.Rank = string(rank)
+				}
+			}
+		}
 	}
-	return strings.ToValidUTF8(text, "?")
+	return owner
 }

@@ -5,7 +5,9 @@ package portowner
 
 import (
 	"net"
+	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 )
@@ -53,4 +55,68 @@ func TestFindIgnoresConnections(t *testing.T) {
 	if owner, ok := Find(portOf(t, conn.LocalAddr())); ok {
 		t.Errorf("a connected socket is no listener, but Find names %v", owner)
 	}
+}
+
+func TestClientsNamesThisProcess(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		listener, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Skipf("no such address here: %v", err)
+		}
+		conn, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		local := netip.MustParseAddrPort(conn.LocalAddr().String())
+		stranger := netip.MustParseAddrPort("192.0.2.1:4000")
+		owners := Clients([]netip.AddrPort{stranger, local})
+		if len(owners) != 1 || owners[local].PID != os.Getpid() || !strings.Contains(owners[local].Command, "portowner") {
+			t.Errorf("the client %s: %+v", local, owners)
+		}
+		_ = conn.Close()
+		_ = listener.Close()
+	}
+}
+
+// A launcher's RANK is found in the environment that a process was started with.
+func TestClientsTellsTheRank(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "-test.run=^TestDialsWhenTold$", "-test.v") //nolint:gosec // ourselves
+	cmd.Env = append(os.Environ(), "RANK=7", "PORTOWNER_TEST_DIAL="+listener.Addr().String())
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := netip.MustParseAddrPort(conn.RemoteAddr().String())
+	if owner := Clients([]netip.AddrPort{peer})[peer]; owner.PID != cmd.Process.Pid || owner.Rank != "7" {
+		t.Errorf("the client is %+v, want pid %d with rank 7", owner, cmd.Process.Pid)
+	}
+	_ = conn.Close() // ends the child
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDialsWhenTold is the child of the test above.
+func TestDialsWhenTold(t *testing.T) {
+	addr := os.Getenv("PORTOWNER_TEST_DIAL")
+	if addr == "" {
+		return
+	}
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = conn.Read(make([]byte, 1))
 }

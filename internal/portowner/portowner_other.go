@@ -5,5 +5,10 @@
 
 package portowner
 
+import "net/netip"
+
 // Find cannot tell on this platform.
 func Find(int) (Owner, bool) { return Owner{}, false }
+
+// Clients cannot tell on this platform.
+func Clients([]netip.AddrPort) map[netip.AddrPort]Owner { return nil }
