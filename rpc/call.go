@@ -270,7 +270,7 @@ func (a *Agent) result(fn string, p *peer, x reply) (any, error) {
 	if raised, ok := v.(*rpcwire.RemoteException); ok {
 		p.stats.errors.Add(1)
 		err := remoteError(p.name, raised)
-		if err.Code == dist.NotFound { // the function comes first: its arguments were not decoded
+		if notDecoded(raised.Msg) {
 			a.refs.undecoded(p, x.wires)
 		}
 		return nil, restoreReason(err)

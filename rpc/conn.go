@@ -35,7 +35,7 @@ type conn struct {
 	err     error
 	serving map[uint64]context.CancelCauseFunc // requests under way, by id
 	carried []carried                          // references in answers that may still be on their way
-	enter   sync.Mutex // one at a time makes the session known
+	enter   sync.Mutex                         // one at a time makes the session known
 	entered atomic.Bool
 }
 

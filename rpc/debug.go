@@ -67,6 +67,7 @@ type ObjectInfo struct {
 	Ready   bool       `json:"ready"`
 	Local   int        `json:"local"` // uses by the owner itself
 	Forks   []ForkInfo `json:"forks"`
+	Holds   []HoldInfo `json:"holds,omitempty"` // references inside its value; see [Cycles]
 }
 
 // ForkInfo describes one reference to an object, as its owner knows it.
@@ -118,6 +119,7 @@ func (a *Agent) References() ReferenceInfo {
 		x := ObjectInfo{ID: o.ID.String(), Age: o.Age.Seconds(), Ready: o.Valued, Local: o.Local, Forks: []ForkInfo{}}
 		if v := values[o.ID]; v != nil {
 			value, _, _ := v.peek()
+			x.Holds = holds(value)
 			x.Type, x.Created, x.Size, x.Age = fmt.Sprintf("%T", value), v.where, tensorBytes(value, 0), time.Since(v.since).Seconds()
 		}
 		for _, f := range o.Forks {

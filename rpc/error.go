@@ -185,7 +185,7 @@ func remoteError(worker string, x *rpcwire.RemoteException) *RemoteError {
 		e.Message = said
 	}
 	switch {
-	case x.Class.Name == "AttributeError" && strings.Contains(text, "does not serialize"),
+	case x.Class.Name == "AttributeError" && (notDecoded(text) || strings.Contains(text, "has no attribute")),
 		x.Class.Name == "ModuleNotFoundError":
 		e.Code = dist.NotFound
 	case x.Class.Name == "TypeError":
@@ -193,6 +193,10 @@ func remoteError(worker string, x *rpcwire.RemoteException) *RemoteError {
 	}
 	return e
 }
+
+// notDecoded recognises the answer to a call of a function that does not exist: it comes before the arguments, so they
+// were not decoded.
+func notDecoded(text string) bool { return strings.Contains(text, "RPC pickler does not serialize") }
 
 // lastLine finds what a traceback says at its end: "KeyError: 'a'".
 func lastLine(stack, class string) (string, bool) {

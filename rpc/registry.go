@@ -173,12 +173,18 @@ func badArguments(name string, err error) error {
 	return &RemoteError{Kind: "TypeError", Message: e.Error(), Code: e.Code}
 }
 
-// call runs the handler. done is called exactly once, for an async handler possibly later.
-func (h *handler) call(ctx context.Context, req *Request, done func(any, error)) {
+// argumentError says which argument does not fit, keeping the code of the cause.
+func argumentError(err error, format string, args ...any) error {
+	return dist.Newf("rpc: arguments", dist.CodeOf(err), format+": %w", append(args, err)...)
+}
+
+// call runs the handler. done is called exactly once, for an async handler possibly later. It reports false when the
+// arguments did not fit and the function was not run.
+func (h *handler) call(ctx context.Context, req *Request, done func(any, error)) (ran bool) {
 	if h.raw != nil {
 		v, err := h.raw(ctx, req)
 		finish(v, err, done)
-		return
+		return true
 	}
 	in := make([]reflect.Value, 0, len(h.in)+1)
 	if h.ctx {
@@ -189,14 +195,14 @@ func (h *handler) call(ctx context.Context, req *Request, done func(any, error))
 		p := reflect.New(h.args)
 		if err := rpcwire.AssignArgs(p.Interface(), req.Args, req.Kwargs); err != nil {
 			done(nil, badArguments(h.name, err))
-			return
+			return false
 		}
 		in = append(in, p.Elem())
 	default:
 		var err error
 		if in, err = h.bind(in, req); err != nil {
 			done(nil, badArguments(h.name, err))
-			return
+			return false
 		}
 	}
 	var out []reflect.Value
@@ -207,13 +213,14 @@ func (h *handler) call(ctx context.Context, req *Request, done func(any, error))
 	}
 	if h.err >= 0 && !out[h.err].IsNil() {
 		done(nil, out[h.err].Interface().(error)) //nolint:errcheck,forcetypeassert // checked by newHandler
-		return
+		return true
 	}
 	if h.result < 0 {
 		done(nil, nil)
-		return
+		return true
 	}
 	finish(out[h.result].Interface(), nil, done)
+	return true
 }
 
 // finish completes a call, when a future completes if that is the result.
@@ -258,7 +265,7 @@ func (h *handler) bind(in []reflect.Value, req *Request) ([]reflect.Value, error
 	}
 	for i, arg := range req.Args[:min(fixed, len(req.Args))] {
 		if err := rpcwire.Assign(values[i].Addr().Interface(), arg); err != nil {
-			return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %d: %w", i+1, err)
+			return nil, argumentError(err, "argument %d", i+1)
 		}
 		given[i] = true
 	}
@@ -268,7 +275,7 @@ func (h *handler) bind(in []reflect.Value, req *Request) ([]reflect.Value, error
 			rest = req.Args[fixed:]
 		}
 		if err := rpcwire.Assign(values[fixed].Addr().Interface(), rest); err != nil {
-			return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "arguments from %d on: %w", fixed+1, err)
+			return nil, argumentError(err, "arguments from %d on", fixed+1)
 		}
 		given[fixed] = true
 	}
@@ -283,7 +290,7 @@ func (h *handler) bind(in []reflect.Value, req *Request) ([]reflect.Value, error
 				return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q is given twice", name)
 			}
 			if err := rpcwire.Assign(values[i].Addr().Interface(), p.Value); err != nil {
-				return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q: %w", name, err)
+				return nil, argumentError(err, "argument %q", name)
 			}
 			given[i] = true
 		}

@@ -311,16 +311,20 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, 
 		end()
 		cancel(errHandlerDone)
 	}
-	err := req.decoder.confirmed(ctx)
+	err := j.err
 	if err == nil {
-		err = j.err
+		if err = req.decoder.confirmed(ctx); err == nil {
+			err = a.find(j)
+		}
 	}
 	if err != nil {
 		req.decoder.release()
 		done(nil, err)
 		return
 	}
-	a.invoke(ctx, j, done)
+	if !a.invoke(ctx, j, done) {
+		req.decoder.release()
+	}
 	if !once.Load() {
 		placeOf(ctx).pause()
 	}

@@ -58,11 +58,9 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 		return
 	}
 	c := r.conn
-	if c.serving != nil {
-		c.mu.Lock()
-		delete(c.serving, r.id)
-		c.mu.Unlock()
-	}
+	c.mu.Lock()
+	delete(c.serving, r.id)
+	c.mu.Unlock()
 	m.ID = int64(r.id) //nolint:gosec // echoed as it came
 	if len(wires) > 0 && c.cohort() {
 		c.carry(wires)
@@ -121,16 +119,16 @@ func (r *request) context(a *Agent) (context.Context, context.CancelCauseFunc) {
 // errHandlerDone is the cause of a handler's context when the handler has ended by itself.
 var errHandlerDone = dist.New("rpc: request", dist.Canceled, "the handler has returned")
 
-// serve makes a request of a link cancellable by its caller.
+// track makes a request cancellable: by its caller, or when the session ends.
 func (r *request) track(cancel context.CancelCauseFunc) {
 	c := r.conn
-	if c == nil || c.serving == nil {
+	if c == nil {
 		return
 	}
 	c.mu.Lock()
-	if c.err != nil {
+	if err := c.err; err != nil {
 		c.mu.Unlock()
-		cancel(c.err)
+		cancel(err)
 		return
 	}
 	c.serving[r.id] = cancel
@@ -193,10 +191,11 @@ func (a *Agent) unwrap(r *request, inner rpcwire.Type, payload []byte) {
 
 // job is a decoded call.
 type job struct {
-	req    Request
-	script *rpcwire.ScriptUDF
-	remote *rpcwire.RRefPair // of a call whose result stays here
-	err    error             // why it cannot run, although it was understood as a call
+	req     Request
+	handler *handler
+	script  *rpcwire.ScriptUDF
+	remote  *rpcwire.RRefPair // of a call whose result stays here
+	err     error             // why it cannot run, although it was understood as a call
 }
 
 // serveCall takes a place for the handler and runs it in a goroutine of its own.
@@ -270,8 +269,10 @@ func (a *Agent) runCall(r *request) {
 		a.runRemote(ctx, r, j, obj, cancel, end)
 		return
 	}
-	if err = d.confirmed(ctx); err == nil {
-		err = j.err
+	if err = j.err; err == nil {
+		if err = d.confirmed(ctx); err == nil {
+			err = a.find(j)
+		}
 	}
 	if err != nil {
 		d.release()
@@ -290,35 +291,45 @@ func (a *Agent) runCall(r *request) {
 		end()
 		cancel(errHandlerDone)
 	}
-	a.invoke(ctx, j, done)
+	if !a.invoke(ctx, j, done) {
+		d.release()
+	}
 	if !once.Load() { // an async handler gives its place to others
 		pl.pause()
 	}
 }
 
 // invoke runs the function of a job and turns a panic into an error.
-func (a *Agent) invoke(ctx context.Context, j *job, done func(any, error)) {
+// It reports false when the function was not run.
+func (a *Agent) invoke(ctx context.Context, j *job, done func(any, error)) (ran bool) {
 	defer func() {
 		if v := recover(); v != nil {
 			stack := string(debug.Stack())
 			a.cfg.logger.Error("handler panicked", "function", j.req.Func, "panic", fmt.Sprint(v), "stack", stack)
+			ran = true
 			done(nil, &panicError{value: v, stack: stack})
 		}
 	}()
 	if j.script != nil && j.script.Schema != "" {
 		v, err := a.cfg.registry.runKernel(j.script)
 		done(v, err)
-		return
+		return true
 	}
-	h := a.internal(j.req.Func)
-	if h == nil {
-		h = a.cfg.registry.lookup(j.req.Func)
+	return j.handler.call(ctx, &j.req, done)
+}
+
+// find looks up the handler of a job.
+func (a *Agent) find(j *job) error {
+	if j.script != nil && j.script.Schema != "" {
+		return nil
 	}
-	if h == nil {
-		done(nil, a.unknownFunction(j.req.Func))
-		return
+	if j.handler = a.internal(j.req.Func); j.handler == nil {
+		j.handler = a.cfg.registry.lookup(j.req.Func)
 	}
-	h.call(ctx, &j.req, done)
+	if j.handler == nil {
+		return a.unknownFunction(j.req.Func)
+	}
+	return nil
 }
 
 func (a *Agent) unknownFunction(name string) error {
