@@ -1,0 +1,156 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"reflect"
+	"slices"
+)
+
+// AnyRef is a *[Ref] of any type.
+type AnyRef interface {
+	ID() string
+	Owner() WorkerInfo
+}
+
+// Holder is implemented by objects that keep references inside, so that [Cycles] and [Agent.References] can follow them.
+// Objects that are references themselves, or slices or structs with references in exported fields, need not.
+type Holder interface{ HeldReferences() []AnyRef }
+
+// HoldInfo is a reference that an object keeps.
+type HoldInfo struct {
+	ID   string `json:"id"`             // the object it refers to
+	Fork string `json:"fork,omitempty"` // the fork; empty for an object of the same worker
+}
+
+// Cycles finds objects that only keep each other alive: references among objects of different workers that form a circle
+// are never freed, here as in PyTorch. It takes what [Agent.References] returned at every worker, at a moment when nothing
+// moves, and returns the ids of each circle, with what hangs on it. To free them, close one of the references.
+func Cycles(workers ...ReferenceInfo) [][]string {
+	objects := map[string]ObjectInfo{}
+	holderOf := map[string]string{} // fork -> object that keeps it
+	local := map[string][]string{}  // object -> objects of the same worker that keep it
+	for _, w := range workers {
+		for _, o := range w.Objects {
+			objects[o.ID] = o
+			for _, h := range o.Holds {
+				if h.Fork != "" {
+					holderOf[h.Fork] = o.ID
+				} else {
+					local[h.ID] = append(local[h.ID], o.ID)
+				}
+			}
+		}
+	}
+	// Whoever is kept by something that is no object of this set is alive, and so is all that it keeps.
+	doomed := map[string]bool{}
+	for id := range objects {
+		doomed[id] = true
+	}
+	for changed := true; changed; {
+		changed = false
+		for id := range doomed {
+			if !keptBy(objects[id], holderOf, local[id], doomed) {
+				delete(doomed, id)
+				changed = true
+			}
+		}
+	}
+	return components(doomed, objects)
+}
+
+// keptBy reports whether an object is kept by members of the set only.
+func keptBy(o ObjectInfo, holderOf map[string]string, local []string, set map[string]bool) bool {
+	if o.Local != len(local) || len(o.Forks)+len(local) == 0 {
+		return false
+	}
+	for _, f := range o.Forks {
+		if !set[holderOf[f.ID]] {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(local, func(id string) bool { return !set[id] })
+}
+
+// components groups the members of a set that hang together.
+func components(set map[string]bool, objects map[string]ObjectInfo) [][]string {
+	near := map[string][]string{}
+	for id := range set {
+		for _, h := range objects[id].Holds {
+			if set[h.ID] {
+				near[id] = append(near[id], h.ID)
+				near[h.ID] = append(near[h.ID], id)
+			}
+		}
+	}
+	var all [][]string
+	seen := map[string]bool{}
+	for _, id := range sortedNames(set) {
+		if seen[id] {
+			continue
+		}
+		seen[id] = true
+		group := []string{id}
+		for i := 0; i < len(group); i++ {
+			for _, next := range near[group[i]] {
+				if !seen[next] {
+					seen[next] = true
+					group = append(group, next)
+				}
+			}
+		}
+		slices.Sort(group)
+		all = append(all, group)
+	}
+	return all
+}
+
+// holds returns the references that a value keeps, as far as they can be seen.
+func holds(value any) []HoldInfo {
+	var found []HoldInfo
+	note := func(ref any) bool {
+		h, ok := ref.(refHolder)
+		if !ok || h.core() == nil {
+			return ok
+		}
+		core := h.core()
+		switch {
+		case core.closed.Load():
+		case core.obj != nil:
+			found = append(found, HoldInfo{ID: core.obj.id.String()})
+		default:
+			found = append(found, HoldInfo{ID: core.h.wire.ID.String(), Fork: core.h.wire.Fork.String()})
+		}
+		return true
+	}
+	if h, ok := value.(Holder); ok {
+		for _, ref := range h.HeldReferences() {
+			note(ref)
+		}
+		return found
+	}
+	var walk func(v reflect.Value, depth int)
+	walk = func(v reflect.Value, depth int) {
+		if depth > 4 || !v.IsValid() || !v.CanInterface() || len(found) > 1000 {
+			return
+		}
+		if v.Kind() == reflect.Pointer && v.IsNil() || note(v.Interface()) {
+			return
+		}
+		switch v.Kind() {
+		case reflect.Pointer, reflect.Interface:
+			walk(v.Elem(), depth+1)
+		case reflect.Slice, reflect.Array:
+			for i := range min(v.Len(), 1000) {
+				walk(v.Index(i), depth+1)
+			}
+		case reflect.Struct:
+			for i := range v.NumField() {
+				walk(v.Field(i), depth+1)
+			}
+		}
+	}
+	walk(reflect.ValueOf(value), 0)
+	return found
+}
