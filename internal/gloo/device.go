@@ -5,7 +5,6 @@ package gloo
 
 import (
 	"context"
-	"slices"
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -77,7 +76,7 @@ func (d *device) use(op *link.Op) {
 		return
 	}
 	for r, p := range d.pairs {
-		if p != nil && accepts(op.From, r) {
+		if p != nil && op.Accepts(r) {
 			p.connectLazily()
 		}
 	}
@@ -85,10 +84,6 @@ func (d *device) use(op *link.Op) {
 
 // wait returns when op is complete.
 func (d *device) wait(ctx context.Context, op *link.Op) error { return op.Await(ctx) }
-
-func accepts(from []int, rank int) bool {
-	return len(from) == 0 || slices.Contains(from, rank)
-}
 
 func (d *device) cancel(op *link.Op) bool {
 	d.mu.Lock()

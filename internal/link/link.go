@@ -18,7 +18,7 @@ type Op struct {
 	Peer int    // the other rank, or AnyPeer
 	Slot uint64 // what the message is matched by
 	Buf  []byte // data to send, or room to receive
-	From []int  // with AnyPeer: the ranks that may send
+	From []int  // with AnyPeer: the ranks that may send; empty means all others
 
 	Set *Set // ops that stand or fall together; may be nil
 

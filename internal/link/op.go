@@ -5,6 +5,7 @@ package link
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -73,6 +74,9 @@ func (op *Op) Await(ctx context.Context) error {
 	}
 	return op.State.Err
 }
+
+// Accepts reports whether a receive from any rank takes messages of this one.
+func (op *Op) Accepts(rank int) bool { return len(op.From) == 0 || slices.Contains(op.From, rank) }
 
 // Posted reports whether op was posted since the last Reset.
 func (op *Op) Posted() bool { return atomic.LoadUint32(&op.State.Flag) != opIdle }

@@ -62,7 +62,10 @@ func (c *Config) validate() error {
 		c.Area = 256 << 10
 	}
 	if c.Arena == 0 {
-		c.Arena = min(1<<30, maxArena)
+		c.Arena = min(1<<30, maxArena, maxArenas/c.Size)
+	}
+	if c.Arena > maxArenas/c.Size {
+		return dist.Newf(op, dist.InvalidArgument, "arena %d for %d ranks: all together have at most %d bytes here", c.Arena, c.Size, maxArenas)
 	}
 	// Every rank has a part of an area in the kinds that send something different to each.
 	c.Area = max(c.Area, c.Size*minPart)

@@ -5,7 +5,6 @@ package shm
 
 import (
 	"context"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -25,13 +24,13 @@ func (m *Mesh) progress() {
 		if p == nil || p.gone != nil {
 			continue
 		}
-		died := m.engine.gone[p.rank].Load() != 0
+		p.ended = m.engine.gone[p.rank].Load() != 0
 		m.drain(p)
 		if m.err != nil {
 			return
 		}
 		m.flush(p)
-		if died { // what it had sent before has been read now
+		if p.ended { // what it had sent before has been read now
 			p.gone = m.engine.lost("shm: message", p.rank, time.Time{}, &m.wait.pulses[p.rank])
 			m.endPeer(p, p.gone)
 		}
@@ -43,7 +42,7 @@ func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
 	op := p.recvs.bySlot(f.slot)
 	if op != nil {
 		p.recvs.remove(op)
-	} else if op = m.any.first(func(op *link.Op) bool { return op.Slot == f.slot && fromRank(op, p.rank) }); op != nil {
+	} else if op = m.any.first(func(op *link.Op) bool { return op.Slot == f.slot && op.Accepts(p.rank) }); op != nil {
 		m.any.remove(op)
 	}
 	if op != nil {
@@ -54,21 +53,18 @@ func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
 		}
 		return true
 	}
-	if p.held+len(payload) > maxUnexpected || len(p.arrivals) >= maxArrivals {
+	// A rank that is gone writes no more: what is left in its ring is bounded, and this is the last look at it.
+	if !p.ended && (p.held+m.roomOf(payload) > maxUnexpected || len(p.arrivals) >= maxArrivals) {
 		return false
 	}
 	m.order++
 	a := arrival{slot: f.slot, id: f.id, total: f.total, offer: f.kind == frameOffer, order: m.order}
 	if len(payload) > 0 {
-		a.data = append(m.spareRoom(), payload...)
+		a.data = append(m.spareRoom(m.roomOf(payload)), payload...)
 	}
-	p.held += len(payload)
+	p.held += cap(a.data)
 	p.arrivals = append(p.arrivals, a)
 	return true
-}
-
-func fromRank(op *link.Op, rank int) bool {
-	return slices.Contains(op.From, rank)
 }
 
 // endPeer ends all operations with a rank.
@@ -90,8 +86,8 @@ func (m *Mesh) endPeer(p *meshPeer, err error) {
 
 // anyAlive reports whether a receive from any rank can still get a message.
 func (m *Mesh) anyAlive(op *link.Op) bool {
-	for _, r := range op.From {
-		if r >= 0 && r < m.Size() && r != m.Rank() && m.peers[r].gone == nil {
+	for _, p := range m.peers {
+		if p != nil && p.gone == nil && op.Accepts(p.rank) {
 			return true
 		}
 	}
@@ -144,12 +140,11 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 			return nil
 		case op.Set != nil && op.Set.Err() != nil:
 			return op.Set.Err()
+		case ctx.Err() != nil: // looked at in every turn: other messages may keep the bell ringing
+			return dist.FromContext("shm: wait", ctx)
 		}
 		if spinUntil(&bell.rings, heard+1, w.turns) || w.linger(&bell.rings, heard+1) {
 			continue
-		}
-		if ctx.Err() != nil {
-			return dist.FromContext("shm: wait", ctx)
 		}
 		if m.late(op) {
 			continue
@@ -166,13 +161,13 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 func (m *Mesh) late(op *link.Op) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.engine.told(); err != nil { // another rank has given the group up
+	if err := m.engine.told("shm: message"); err != nil { // another rank has given the group up
 		m.fail(err)
 		return true
 	}
 	now := time.Now()
 	for _, p := range m.peers {
-		if p == nil || p.gone != nil || op.Peer != p.rank && (op.Peer != link.AnyPeer || !fromRank(op, p.rank)) {
+		if p == nil || p.gone != nil || op.Peer != p.rank && (op.Peer != link.AnyPeer || !op.Accepts(p.rank)) {
 			continue
 		}
 		if err := m.engine.lost("shm: message", p.rank, now, &m.wait.pulses[p.rank]); err != nil {

@@ -245,7 +245,7 @@ func TestCloseEndsAnOperation(t *testing.T) {
 
 func TestJoinFails(t *testing.T) {
 	t.Parallel()
-	for _, c := range []Config{{Size: 0}, {Size: 2, Rank: 2}, {Size: 2}, {Size: MaxRanks + 1}, {Size: 1, Slot: -1}, {Size: 1, Area: 1 << 40}} {
+	for _, c := range []Config{{Size: 0}, {Size: 2, Rank: 2}, {Size: 2}, {Size: MaxRanks + 1}, {Size: 1, Slot: -1}, {Size: 1, Area: 1 << 30}} {
 		if _, err := Join(context.Background(), c); !errors.Is(err, dist.InvalidArgument) {
 			t.Errorf("%+v: %v", c, err)
 		}
@@ -306,6 +306,39 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 	}
 	_ = first.Close()
 	_ = second.Close()
+}
+
+// TestSilentStranger: a context ends joining although somebody has connected who says nothing.
+func TestSilentStranger(t *testing.T) {
+	t.Parallel()
+	b := newBoard()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	joined := make(chan error, 1)
+	go func() {
+		_, err := Join(ctx, Config{Size: 2, Rank: 0, Exchange: b})
+		joined <- err
+	}()
+	value, err := b.Get(ctx, "/shm/0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("unix", strings.Fields(string(value))[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	time.Sleep(20 * time.Millisecond)
+	cancel()
+	select {
+	case err := <-joined:
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	case <-time.After(helloLimit / 2):
+		t.Error("joining goes on after its context ended")
+		<-joined
+	}
 }
 
 // TestForeignSegment: the header of a segment is checked before anything is mapped by it.

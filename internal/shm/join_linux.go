@@ -82,6 +82,14 @@ func (j *joining) cleanUp() {
 	if j.seg != nil {
 		j.seg.unmap()
 	}
+	j.removeFolder()
+}
+
+// removeFolder removes the folder of a socket that has a name.
+func (j *joining) removeFolder() {
+	if j.folder != "" {
+		_ = os.RemoveAll(j.folder)
+	}
 }
 
 func (j *joining) key(rank int) string { return j.config.Name + "/shm/" + strconv.Itoa(rank) }
@@ -106,9 +114,7 @@ func (j *joining) run(ctx context.Context) (*Engine, error) {
 		}
 		defer func() {
 			_ = listener.Close()
-			if j.folder != "" {
-				_ = os.RemoveAll(j.folder)
-			}
+			j.removeFolder()
 		}()
 	}
 	for rank := range c.Rank {
@@ -120,6 +126,9 @@ func (j *joining) run(ctx context.Context) (*Engine, error) {
 		if err := j.accept(ctx, listener); err != nil {
 			return nil, err
 		}
+	}
+	if ctx.Err() != nil { // it may have set the deadlines of connections that are to last
+		return nil, j.missing(ctx, "shm: join")
 	}
 	return newEngine(*c, j.seg), nil
 }
@@ -190,6 +199,9 @@ func (j *joining) dial(ctx context.Context, rank int) error {
 		return fail(dist.Unavailable, err)
 	}
 	if rank != 0 {
+		if file != nil { // only rank 0 has something to send
+			_ = file.Close()
+		}
 		return nil
 	}
 	if file == nil {
@@ -262,7 +274,7 @@ func (j *joining) accept(ctx context.Context, l *net.UnixListener) error {
 		if err != nil {
 			return dist.Wrap(op, dist.Unavailable, err)
 		}
-		rank, err := j.greet(u)
+		rank, err := j.greet(ctx, u)
 		if err != nil {
 			_ = u.Close()
 			continue
@@ -281,13 +293,17 @@ func (j *joining) missing(ctx context.Context, op string) error {
 		}
 	}
 	e := dist.FromContext(op, ctx)
-	e.Detail = fmt.Sprintf("ranks %v did not connect", ranks)
+	if len(ranks) > 0 {
+		e.Detail = fmt.Sprintf("ranks %v did not connect", ranks)
+	}
 	return e
 }
 
 // greet checks a hello and answers it, with the segment at rank 0.
-func (j *joining) greet(u *net.UnixConn) (rank int, err error) {
-	_ = u.SetDeadline(time.Now().Add(helloLimit))
+func (j *joining) greet(ctx context.Context, u *net.UnixConn) (rank int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, helloLimit)
+	defer cancel()
+	defer limitIO(ctx, u)()
 	if uid, err := peerUID(u); err == nil && uid != os.Geteuid() && uid != 0 {
 		return 0, fmt.Errorf("user %d", uid)
 	}
@@ -309,7 +325,7 @@ func (j *joining) greet(u *net.UnixConn) (rank int, err error) {
 	if _, _, err := u.WriteMsgUnix([]byte{welcome}, rights, nil); err != nil {
 		return 0, err
 	}
-	return int(r), u.SetDeadline(time.Time{})
+	return int(r), nil
 }
 
 func peerUID(u *net.UnixConn) (int, error) {

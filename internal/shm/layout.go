@@ -24,6 +24,9 @@ const (
 // maxArena bounds an arena so that offsets fit everywhere: 64 GiB, or 256 MiB on 32-bit machines.
 const maxArena = 1 << (28 + 8*(^uint(0)>>63))
 
+// maxArenas bounds the arenas of all ranks together: what an address can reach with room to spare.
+const maxArenas = 1 << (28 + 16*(^uint(0)>>63))
+
 // header is the first page of the segment. Rank 0 fills it before any other rank sees it.
 type header struct {
 	magic   uint64
@@ -166,7 +169,7 @@ func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 	if int(h.ranks) != ranks {
 		return layout{}, dist.Newf(op, dist.Mismatch, "the segment is for %d ranks, this rank was told %d", h.ranks, ranks)
 	}
-	if h.slot > maxRoom || h.area > maxRoom*2 || h.arena > maxArena {
+	if h.slot > maxRoom || h.area > maxRoom*2 || h.arena > maxArena || h.arena > maxArenas/uint64(ranks) { //nolint:gosec // ranks are at least 1
 		return layout{}, dist.Newf(op, dist.Protocol, "segment with slot %d, area %d, arena %d", h.slot, h.area, h.arena)
 	}
 	l := newLayout(ranks, int(h.slot), int(h.area), int(h.arena))

@@ -13,10 +13,14 @@ import (
 )
 
 const (
-	// maxUnexpected bounds the bytes of messages from one rank that nobody has asked for yet. Above it they stay in the
+	// maxUnexpected bounds the memory for messages from one rank that nobody has asked for yet. Above it they stay in the
 	// ring, and the sender waits.
-	maxUnexpected = 4 << 20
+	maxUnexpected = 16 << 20
 	maxArrivals   = 4096
+	// smallRoom is the memory for one such message when it is small, else it is the longest eager one.
+	smallRoom = 512
+	// maxSpare bounds the pieces of such memory that are kept for reuse, of each kind.
+	maxSpare = 64
 )
 
 // Mesh moves messages between pairs of ranks through rings in the segment. It implements [link.Mesh].
@@ -39,7 +43,8 @@ type Mesh struct {
 	pending int
 	err     error
 	closed  bool
-	spare   [][]byte // room for early messages
+	small   [][]byte // room for early messages, ready for reuse
+	large   [][]byte
 }
 
 // meshPeer is the state of the messages from and to one rank.
@@ -55,7 +60,8 @@ type meshPeer struct {
 	incoming opList // receives whose data is on the way
 	refusals []frame
 	arrivals []arrival
-	held     int // bytes in arrivals
+	held     int  // memory of arrivals
+	ended    bool // its process is gone: what is in the ring is all that will come
 	gone     error
 }
 
@@ -63,7 +69,6 @@ func newMesh(e *Engine) *Mesh {
 	m := &Mesh{
 		engine: e, eager: min(e.seg.ring/4, 8<<10), role: make(chan struct{}, 1), wanted: make(chan struct{}, 1),
 		peers: make([]*meshPeer, e.size), wait: newWaiter(e.size),
-		spare: make([][]byte, 0, 64),
 	}
 	m.role <- struct{}{}
 	for _, p := range e.peers {
@@ -152,7 +157,10 @@ func (m *Mesh) recvAny(op *link.Op) {
 	at := -1
 	var gone error
 	alive := false
-	for _, rank := range op.From {
+	for rank := range m.Size() {
+		if rank == m.Rank() || !op.Accepts(rank) {
+			continue
+		}
 		p, err := m.usable(rank)
 		if p == nil {
 			if gone == nil {
@@ -206,25 +214,44 @@ func (p *meshPeer) arrived(slot uint64) int {
 func (m *Mesh) takeArrival(p *meshPeer, i int, op *link.Op) {
 	a := p.arrivals[i]
 	p.arrivals = append(p.arrivals[:i], p.arrivals[i+1:]...)
-	p.held -= len(a.data)
+	p.held -= cap(a.data)
 	if a.offer {
 		m.answer(p, op, a.id, a.total)
 		return
 	}
 	m.deliver(p, op, a.data)
-	if a.data != nil && len(m.spare) < cap(m.spare) {
-		m.spare = append(m.spare, a.data[:0])
+	if spare := m.spares(cap(a.data)); a.data != nil && len(*spare) < maxSpare {
+		*spare = append(*spare, a.data[:0])
 	}
 }
 
-// spareRoom is empty room for an eager message that nobody waits for yet.
-func (m *Mesh) spareRoom() []byte {
-	if n := len(m.spare); n > 0 {
-		b := m.spare[n-1]
-		m.spare = m.spare[:n-1]
+// roomOf is the memory that an eager message takes which nobody waits for yet.
+func (m *Mesh) roomOf(payload []byte) int {
+	switch {
+	case len(payload) == 0:
+		return 0
+	case len(payload) <= smallRoom:
+		return smallRoom
+	}
+	return m.eager
+}
+
+func (m *Mesh) spares(room int) *[][]byte {
+	if room == smallRoom {
+		return &m.small
+	}
+	return &m.large
+}
+
+// spareRoom is empty room for such a message.
+func (m *Mesh) spareRoom(room int) []byte {
+	spare := m.spares(room)
+	if n := len(*spare); n > 0 {
+		b := (*spare)[n-1]
+		*spare = (*spare)[:n-1]
 		return b
 	}
-	return make([]byte, 0, m.eager)
+	return make([]byte, 0, room)
 }
 
 // deliver ends a receive with a whole message.

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -128,6 +129,10 @@ func TestReceiveFromAny(t *testing.T) {
 	engines := world(t, 3, nil)
 	ctx := messageContext(t)
 	for _, size := range []int{10, 100 << 10} {
+		from := []int{1, 2}
+		if size == 10 {
+			from = nil // all others
+		}
 		errs := each(engines, func(e *Engine) error {
 			m := e.mesh
 			if e.rank != 0 {
@@ -137,7 +142,7 @@ func TestReceiveFromAny(t *testing.T) {
 			}
 			seen := 0
 			for range 2 {
-				op := &link.Op{Peer: link.AnyPeer, From: []int{1, 2}, Slot: 4, Buf: make([]byte, size)}
+				op := &link.Op{Peer: link.AnyPeer, From: from, Slot: 4, Buf: make([]byte, size)}
 				m.Recv(op)
 				if err := m.Wait(ctx, op); err != nil {
 					return err
@@ -286,7 +291,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 	engines := world(t, 2, nil)
 	ctx := messageContext(t)
 	a, b := engines[0].mesh, engines[1].mesh
-	const count = 1000
+	const count = 3000 // 24 MB
 	ops := make([]*link.Op, count)
 	for i := range ops {
 		ops[i] = &link.Op{Peer: 1, Slot: 1, Buf: bytes.Repeat([]byte{byte(i)}, 8<<10)}
@@ -298,10 +303,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	_ = b.Wait(short, probe)
-	b.mu.Lock()
-	held := b.peers[0].held
-	b.mu.Unlock()
-	if held > maxUnexpected {
+	if held := heldBy(b.peers[0], b); held > maxUnexpected || held == 0 {
 		t.Errorf("%d bytes are held", held)
 	}
 	for i := range ops {
@@ -315,6 +317,107 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 		if err := a.Wait(ctx, op); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// heldBy is the memory of the messages from a rank that nobody has asked for.
+func heldBy(p *meshPeer, m *Mesh) (bytes int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, a := range p.arrivals {
+		bytes += cap(a.data)
+	}
+	return bytes
+}
+
+// TestSmallUnexpectedMessagesTakeLittle: a byte that came early must not occupy the room of the longest eager message.
+func TestSmallUnexpectedMessagesTakeLittle(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	ctx := messageContext(t)
+	a, b := engines[0].mesh, engines[1].mesh
+	const count = 2000
+	for range count {
+		a.Send(&link.Op{Peer: 1, Slot: 1, Buf: []byte{1}})
+	}
+	last := &link.Op{Peer: 1, Slot: 2, Buf: []byte{2}}
+	a.Send(last)
+	recv := &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, 1)}
+	b.Recv(recv)
+	if err := b.Wait(ctx, recv); err != nil {
+		t.Fatal(err)
+	}
+	if held := heldBy(b.peers[0], b); held > count*smallRoom {
+		t.Errorf("%d messages of one byte take %d bytes", count, held)
+	}
+}
+
+// TestLeaverSentMoreThanTheBound: all that a rank sent before it left can be taken, however much of it nobody had asked for.
+func TestLeaverSentMoreThanTheBound(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	ctx := messageContext(t)
+	a, b := engines[0].mesh, engines[1].mesh
+	probe := &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, 1)} // so that b reads its ring
+	b.Recv(probe)
+	const count = maxArrivals + 500
+	for i := range count {
+		op := &link.Op{Peer: 1, Slot: 1, Buf: []byte{byte(i)}}
+		a.Send(op)
+		if err := a.Wait(ctx, op); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = engines[0].Close()
+	if err := b.Wait(ctx, probe); !errors.Is(err, dist.PeerLost) {
+		t.Fatal(err)
+	}
+	for i := range count {
+		op := &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, 1)}
+		b.Recv(op)
+		if err := b.Wait(ctx, op); err != nil || op.Buf[0] != byte(i) {
+			t.Fatalf("message %d of %d: %v", i, count, err)
+		}
+	}
+}
+
+// TestContextEndsAWaitInTraffic: the end of a context is seen although the bell never stops ringing.
+func TestContextEndsAWaitInTraffic(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	m := engines[1].mesh
+	bell := engines[0].seg.bell(1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	stop, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	for range 2 { // two, in case one of them loses its core
+		wg.Go(func() {
+			for stop.Err() == nil {
+				atomic.AddUint32(&bell.rings, 1)
+			}
+		})
+	}
+	short, cancelShort := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancelShort()
+	op := &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, 1)}
+	m.Recv(op)
+	if err := m.Wait(short, op); !errors.Is(err, context.DeadlineExceeded) || stop.Err() != nil {
+		t.Errorf("%v; the bell still rings: %v", err, stop.Err() == nil)
+	}
+}
+
+// TestFailureOfTheGroupEndsMessages: a rank that waits for a message of one rank learns that another gave the group up.
+func TestFailureOfTheGroupEndsMessages(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 3, nil)
+	ctx := messageContext(t)
+	op := &link.Op{Peer: 2, Slot: 1, Buf: make([]byte, 1)}
+	engines[1].mesh.Recv(op)
+	time.AfterFunc(30*time.Millisecond, func() { engines[0].Fail(errors.New("out of patience")) })
+	err := engines[1].mesh.Wait(ctx, op)
+	if !errors.Is(err, dist.Aborted) || !strings.Contains(err.Error(), "rank 0") || !strings.Contains(err.Error(), "out of patience") {
+		t.Error(err)
 	}
 }
 

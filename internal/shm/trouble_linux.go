@@ -111,10 +111,11 @@ func (e *Engine) tellAll(err *dist.Error) {
 	e.wakeAll()
 }
 
-// wakeAll makes every sleeping rank look around.
+// wakeAll makes every sleeping rank look around, whether it waits for a step or for messages.
 func (e *Engine) wakeAll() {
-	for _, l := range e.lines {
+	for r, l := range e.lines {
 		futexWake(&l.step)
+		futexWake(&e.seg.bell(r).rings)
 	}
 }
 
@@ -124,7 +125,7 @@ func (e *Engine) aborted() error {
 		e.failure = *err
 		return *err
 	}
-	err := e.told()
+	err := e.told(e.opName)
 	if err == nil {
 		return nil
 	}
@@ -135,13 +136,13 @@ func (e *Engine) aborted() error {
 }
 
 // told returns what another rank has said about why it gave the group up. It changes nothing, so messages may ask too.
-func (e *Engine) told() error {
+func (e *Engine) told(op string) error {
 	a := &e.seg.header().abort
 	if atomic.LoadUint32(&a.state) != 2 {
 		return nil
 	}
 	text := string(a.text[:min(a.size, abortTextRoom)])
-	err := &dist.Error{Op: "shm", Code: dist.Aborted, Rank: dist.Rank(a.rank), Detail: "it gave up: " + text}
+	err := &dist.Error{Op: op, Code: dist.Aborted, Rank: dist.Rank(a.rank), Detail: "it gave up: " + text}
 	switch dist.Code(a.code) { //nolint:gosec // written from a code
 	case dist.PeerLost:
 		err.Code, err.Detail = dist.PeerLost, text

@@ -243,7 +243,7 @@ func (m *Machine) recvAny(op *link.Op) {
 	}
 	s := m.anySlot(op.Slot)
 	for _, peer := range s.arrivals {
-		if m.accepts(op, peer) {
+		if op.Accepts(peer) {
 			p := m.pair(op.Slot, peer)
 			m.take(op.Slot, peer, p)
 			m.offer(op, peer, p)
@@ -265,15 +265,11 @@ func (m *Machine) offer(op *link.Op, peer int, p *pairSlot) {
 	m.emit(peer, wire.RecvReady, op.Slot, len(op.Buf), nil)
 }
 
-func (m *Machine) accepts(op *link.Op, peer int) bool {
-	return len(op.From) == 0 || slices.Contains(op.From, peer)
-}
-
 // allLost returns an error if no rank that op may receive from is left.
 func (m *Machine) allLost(op *link.Op) error {
 	var last error
 	for peer, err := range m.lost {
-		if peer == m.rank || !m.accepts(op, peer) {
+		if peer == m.rank || !op.Accepts(peer) {
 			continue
 		}
 		if err == nil {
@@ -368,7 +364,7 @@ func (m *Machine) onAnnouncement(peer int, f wire.Frame) error {
 	}
 	if s := m.slots[f.Slot]; s != nil {
 		for op := s.parked.head; op != nil; op = op.State.Next {
-			if m.accepts(op, peer) {
+			if op.Accepts(peer) {
 				s.parked.remove(op)
 				m.settleAny(f.Slot, s)
 				m.offer(op, peer, p)
@@ -428,7 +424,7 @@ func (m *Machine) Lost(peer int, err error) {
 		s.arrivals = slices.DeleteFunc(s.arrivals, func(r int) bool { return r == peer })
 		for op := s.parked.head; op != nil; {
 			next := op.State.Next
-			if m.accepts(op, peer) && m.allLost(op) != nil {
+			if op.Accepts(peer) && m.allLost(op) != nil {
 				s.parked.remove(op)
 				m.complete(op, err)
 			}

@@ -117,14 +117,12 @@ func (w *World) kill(rank int, own error) {
 // alive reports whether a rank is left that op may receive from.
 func (m *Mesh) alive(op *link.Op) bool {
 	for r := range m.w.ranks {
-		if r != m.rank && accepts(op, r) && m.w.lost[r] == nil {
+		if r != m.rank && op.Accepts(r) && m.w.lost[r] == nil {
 			return true
 		}
 	}
 	return false
 }
-
-func accepts(op *link.Op, rank int) bool { return len(op.From) == 0 || slices.Contains(op.From, rank) }
 
 // Rank returns the mesh's rank.
 func (m *Mesh) Rank() int { return m.rank }
@@ -156,7 +154,7 @@ func (m *Mesh) Send(op *link.Op) {
 	if len(q.recvs) == 0 {
 		to := w.ranks[op.Peer]
 		for i, a := range to.anys {
-			if len(q.sends) == 0 && a.Slot == op.Slot && accepts(a, m.rank) {
+			if len(q.sends) == 0 && a.Slot == op.Slot && a.Accepts(m.rank) {
 				to.anys = slices.Delete(to.anys, i, i+1)
 				w.deliver(m.rank, op.Peer, op, a)
 				w.settle(m.rank, op.Peer, op.Slot, q)
@@ -204,7 +202,7 @@ func (m *Mesh) recvAny(op *link.Op) {
 	}
 	for r := range m.w.ranks {
 		q := m.w.queues[key{r, m.rank, op.Slot}]
-		if q != nil && len(q.sends) > 0 && accepts(op, r) {
+		if q != nil && len(q.sends) > 0 && op.Accepts(r) {
 			send := q.sends[0]
 			q.sends = q.sends[1:]
 			m.w.deliver(r, m.rank, send, op)
