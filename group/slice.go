@@ -50,15 +50,6 @@ func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, o
 	if err != nil {
 		return nil, err
 	}
-	if g.torch == torch113 { // it has only the list form
-		outs := make([]*tensor.Tensor, g.size)
-		for i := range outs {
-			if outs[i], err = tensor.From(all[i*len(data):(i+1)*len(data)], len(data)); err != nil {
-				return nil, err
-			}
-		}
-		return all, g.AllGather(ctx, outs, in, opts...).Wait(ctx)
-	}
 	return all, g.AllGatherInto(ctx, out, in, opts...).Wait(ctx)
 }
 
