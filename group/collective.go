@@ -5,6 +5,7 @@ package group
 
 import (
 	"context"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
@@ -20,7 +21,7 @@ func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, op
 	if err := g.checkReduction(name, OpAllReduce, t, op); err != nil {
 		return failed(OpAllReduce, err)
 	}
-	w := g.newWork(OpAllReduce, opts, nil)
+	w := g.newWork(OpAllReduce, opts)
 	w.req.Kind, w.req.Op = coll.AllReduce, toReduce(op)
 	if err := g.inout(w, t); err != nil {
 		return failed(OpAllReduce, err)
@@ -50,7 +51,7 @@ func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op 
 	if err != nil {
 		return fail(err)
 	}
-	w := g.newWork(OpAllReduceCoalesce, opts, nil)
+	w := g.newWork(OpAllReduceCoalesce, opts)
 	w.req.Kind, w.req.Op, w.req.DType, w.req.Out = coll.AllReduce, toReduce(op), g.torch.wireType(ts[0].DType()), flat
 	w.outputs = ts
 	w.finish = func() error { return unflatten(flat, ts) }
@@ -66,7 +67,7 @@ func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root int, opts 
 	if err := g.checkMove(name, OpBroadcast, t, root); err != nil {
 		return failed(OpBroadcast, err)
 	}
-	w := g.newWork(OpBroadcast, opts, nil)
+	w := g.newWork(OpBroadcast, opts)
 	w.req.Kind, w.req.Root = coll.Broadcast, root
 	if err := g.inout(w, t); err != nil {
 		return failed(OpBroadcast, err)
@@ -86,7 +87,7 @@ func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root 
 	if err := g.checkRoot(name, root); err != nil {
 		return failed(OpReduce, err)
 	}
-	w := g.newWork(OpReduce, opts, nil)
+	w := g.newWork(OpReduce, opts)
 	w.req.Kind, w.req.Op, w.req.Root = coll.Reduce, toReduce(op), root
 	if err := g.inout(w, t); err != nil {
 		return failed(OpReduce, err)
@@ -114,7 +115,7 @@ func (g *Group) AllGather(ctx context.Context, outs []*tensor.Tensor, in *tensor
 	if err := g.checkMove(name, OpAllGather, in, 0); err != nil {
 		return fail(err)
 	}
-	w := g.newWork(OpAllGather, opts, nil)
+	w := g.newWork(OpAllGather, opts)
 	w.req.Kind = coll.AllGather
 	counts, even := byteCounts(outs)
 	if !even {
@@ -144,7 +145,7 @@ func (g *Group) AllGatherInto(ctx context.Context, out, in *tensor.Tensor, opts 
 	if err := g.checkMove(name, OpAllGatherInto, in, 0); err != nil {
 		return fail(err)
 	}
-	w := g.newWork(OpAllGatherInto, opts, nil)
+	w := g.newWork(OpAllGatherInto, opts)
 	w.req.Kind = coll.AllGather
 	if err := g.input(w, in); err != nil {
 		return fail(err)
@@ -164,7 +165,7 @@ func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Te
 	if err := g.checkMove(name, OpGather, in, root); err != nil {
 		return fail(err)
 	}
-	w := g.newWork(OpGather, opts, nil)
+	w := g.newWork(OpGather, opts)
 	w.req.Kind, w.req.Root = coll.Gather, root
 	if g.rank != root {
 		if outs != nil {
@@ -203,7 +204,7 @@ func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.T
 	if err := g.checkMove(name, OpScatter, out, root); err != nil {
 		return fail(err)
 	}
-	w := g.newWork(OpScatter, opts, nil)
+	w := g.newWork(OpScatter, opts)
 	w.req.Kind, w.req.Root = coll.Scatter, root
 	if g.rank != root && ins != nil {
 		return fail(dist.Newf(name, dist.InvalidArgument, "only the root (rank %d) gives inputs", root))
@@ -253,7 +254,7 @@ func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*te
 	if err != nil {
 		return fail(err)
 	}
-	w := g.newWork(OpReduceScatter, opts, nil)
+	w := g.newWork(OpReduceScatter, opts)
 	w.req.Kind, w.req.Op, w.req.In = coll.ReduceScatter, toReduce(op), flat
 	if counts, even := byteCounts(ins); !even {
 		w.req.InCounts = counts
@@ -280,7 +281,7 @@ func (g *Group) ReduceScatterInto(ctx context.Context, out, in *tensor.Tensor, o
 	if in.Numel() != out.Numel()*g.size {
 		return fail(dist.Newf(name, dist.InvalidArgument, "the input has %d elements, want %d: the output's %d for each of %d ranks", in.Numel(), out.Numel()*g.size, out.Numel(), g.size))
 	}
-	w := g.newWork(OpReduceScatterInto, opts, nil)
+	w := g.newWork(OpReduceScatterInto, opts)
 	w.req.Kind, w.req.Op = coll.ReduceScatter, toReduce(op)
 	if err := g.input(w, in); err != nil {
 		return fail(err)
@@ -318,7 +319,7 @@ func (g *Group) AllToAll(ctx context.Context, outs, ins []*tensor.Tensor, opts .
 	if err != nil {
 		return fail(err)
 	}
-	w := g.newWork(OpAllToAll, opts, nil)
+	w := g.newWork(OpAllToAll, opts)
 	w.req.Kind, w.req.DType, w.req.In = coll.AllToAll, ins[0].DType(), flat
 	inCounts, evenIn := byteCounts(ins)
 	outCounts, evenOut := byteCounts(outs)
@@ -344,7 +345,7 @@ func (g *Group) AllToAllInto(ctx context.Context, out, in *tensor.Tensor, outSpl
 	if err := g.checkMove(name, OpAllToAllInto, in, 0); err != nil {
 		return fail(err)
 	}
-	w := g.newWork(OpAllToAllInto, opts, nil)
+	w := g.newWork(OpAllToAllInto, opts)
 	w.req.Kind = coll.AllToAll
 	var err error
 	if w.req.InCounts, err = g.splitBytes(name, "input", in, inSplits); err != nil {
@@ -377,31 +378,32 @@ func (g *Group) AllToAllInto(ctx context.Context, out, in *tensor.Tensor, outSpl
 
 // Barrier ends when all ranks have reached it. It corresponds to torch.distributed.barrier.
 func (g *Group) Barrier(ctx context.Context, opts ...OpOption) *Work {
-	w := g.newWork(OpBarrier, opts, nil)
+	w := g.newWork(OpBarrier, opts)
 	w.req.Kind, w.req.DType = coll.Barrier, tensor.Uint8
 	return g.post(ctx, w, 1)
 }
 
 // newWork returns a Work for a new operation, with the options applied.
-func (g *Group) newWork(op OpType, opts []OpOption, c *opConfig) *Work {
+func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 	if len(opts) == 0 {
 		return &Work{op: op, source: NoSource}
 	}
-	if c == nil {
-		c = new(opConfig)
-	}
+	var w *Work
+	var timeout time.Duration
 	for _, o := range opts {
-		if o != nil {
-			o.applyOp(c)
+		switch o := o.(type) { // without a call through the interface, which would put the configuration on the heap
+		case reuseOption:
+			w = o.work
+		case timeoutOption:
+			timeout = time.Duration(o)
 		}
 	}
-	w := c.reuse
 	if w == nil || !w.completed.Load() {
 		w = new(Work)
 	} else {
 		w.recycle()
 	}
-	w.op, w.source, w.timeout = op, NoSource, c.timeout
+	w.op, w.source, w.timeout = op, NoSource, timeout
 	return w
 }
 

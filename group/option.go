@@ -191,7 +191,6 @@ type OpOption interface{ applyOp(*opConfig) }
 type opConfig struct {
 	timeout time.Duration
 	waitAll bool
-	reuse   *Work
 }
 
 type opOption func(*opConfig)
@@ -208,4 +207,4 @@ func Reuse(w *Work) OpOption { return reuseOption{w} }
 
 type reuseOption struct{ work *Work }
 
-func (o reuseOption) applyOp(c *opConfig) { c.reuse = o.work }
+func (reuseOption) applyOp(*opConfig) {}

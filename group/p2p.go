@@ -97,8 +97,7 @@ func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer, tag int, opts []O
 	case g.size == 1:
 		return nil, nil, dist.New(name, dist.InvalidArgument, "the group has no other rank")
 	}
-	var c opConfig
-	w := g.newWork(op, opts, &c)
+	w := g.newWork(op, opts)
 	w.p2p, w.req.DType = true, t.DType()
 	if !t.IsContiguous() {
 		return w, nil, nil

@@ -203,8 +203,7 @@ func (g *Group) runNext(ctx context.Context) error {
 		g.records.Start(w.record, now)
 	}
 	err := g.execute(ctx, w)
-	var interrupted *coll.Interrupted
-	if errors.As(err, &interrupted) {
+	if err != nil && g.leftEarly(ctx, err) {
 		return dist.FromContext("group: wait", ctx)
 	}
 	if err == nil && w.finish != nil {
@@ -219,6 +218,13 @@ func (g *Group) runNext(ctx context.Context) error {
 	}
 	g.ended(w, err)
 	return nil
+}
+
+// leftEarly reports whether err only says that the context ended before the operation did. Such an operation goes on later;
+// if it had really failed, it says so then.
+func (g *Group) leftEarly(ctx context.Context, err error) bool {
+	var interrupted *coll.Interrupted
+	return errors.As(err, &interrupted) || g.resumable && ctx.Err() != nil && errors.Is(err, ctx.Err())
 }
 
 // execute runs the operation itself.
