@@ -43,6 +43,8 @@ type Agent struct {
 	cancel  context.CancelCauseFunc
 	work    sync.WaitGroup
 	limiter *limiter
+	idle    chan *request // taken by goroutines that have no request
+	idlers  atomic.Int64
 	refs    *refs
 	gathers *gathers
 	calls   activeCalls
@@ -115,8 +117,9 @@ func newAgent(st store.Store, name string, cfg *config) (*Agent, error) {
 		name: name, id: -1, epoch: newEpoch(), cfg: cfg, st: store.Prefix(roundPrefix(cfg.round), st), ctx: ctx, cancel: cancel,
 		byName: map[string]*peer{}, byID: map[rrefcore.Worker]*peer{}, guests: map[string]*peer{},
 		links: map[*cohortwire.Link]*conn{}, pipes: map[*conn]struct{}{}, done: make(chan struct{}),
-		limiter: newLimiter(cfg.concurrency, cfg.queue),
+		idle: make(chan *request),
 	}
+	a.limiter = newLimiter(cfg.concurrency, cfg.queue, a.spawn)
 	a.timeout.Store(int64(cfg.timeout))
 	a.gathers = newGathers(2 * cfg.round)
 	a.calls.init()

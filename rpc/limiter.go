@@ -14,14 +14,17 @@ type limiter struct {
 	mu      sync.Mutex
 	limit   int
 	running int
-	queue   []func()
-	maximum int // of the queue
+	queue   []*request
+	start   func(*request) // starts one that waited
+	maximum int            // of the queue
 }
 
-func newLimiter(limit, queue int) *limiter { return &limiter{limit: limit, maximum: queue} }
+func newLimiter(limit, queue int, start func(*request)) *limiter {
+	return &limiter{limit: limit, maximum: queue, start: start}
+}
 
-// enter takes a place: now, or later is called when one is free. ok is false when too many wait.
-func (l *limiter) enter(later func()) (now, ok bool) {
+// enter takes a place for a request: now, or it is started when one is free. ok is false when too many wait.
+func (l *limiter) enter(r *request) (now, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.running < l.limit {
@@ -31,7 +34,7 @@ func (l *limiter) enter(later func()) (now, ok bool) {
 	if len(l.queue) >= l.maximum {
 		return false, false
 	}
-	l.queue = append(l.queue, later)
+	l.queue = append(l.queue, r)
 	return false, true
 }
 
@@ -39,7 +42,7 @@ func (l *limiter) enter(later func()) (now, ok bool) {
 func (l *limiter) leave() {
 	l.mu.Lock()
 	l.running--
-	var next func()
+	var next *request
 	if l.running < l.limit && len(l.queue) > 0 {
 		next = l.queue[0]
 		l.queue[0] = nil
@@ -51,7 +54,7 @@ func (l *limiter) leave() {
 	}
 	l.mu.Unlock()
 	if next != nil {
-		next()
+		l.start(next)
 	}
 }
 

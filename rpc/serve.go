@@ -32,6 +32,8 @@ type request struct {
 	wraps    []wrapper // profilers around the call, outermost first
 	answered atomic.Bool
 	decoder  *decoding
+	place    place
+	ctx      reqContext
 	own      *object // of a remote call of this worker to itself: where the result goes
 }
 
@@ -103,17 +105,6 @@ func (r *request) agent() *Agent {
 		return r.conn.agent
 	}
 	return r.peer.agent
-}
-
-// context returns what the handler runs under: it ends with the caller's deadline, when the caller gives up, when the
-// connection is lost, and with the agent.
-func (r *request) context(a *Agent) (context.Context, context.CancelCauseFunc) {
-	ctx, cancel := context.WithCancelCause(a.ctx)
-	if !r.deadline.IsZero() {
-		inner, stop := context.WithDeadline(ctx, r.deadline)
-		return inner, func(err error) { cancel(err); stop() }
-	}
-	return ctx, cancel
 }
 
 // errHandlerDone is the cause of a handler's context when the handler has ended by itself.
@@ -201,22 +192,55 @@ type job struct {
 // serveCall takes a place for the handler and runs it in a goroutine of its own.
 func (a *Agent) serveCall(r *request) {
 	a.counts.serverCalls.Add(1)
-	run := func() { a.runCall(r) }
-	now, ok := a.limiter.enter(func() { a.spawn(run) })
+	now, ok := a.limiter.enter(r)
 	switch {
 	case !ok:
 		a.counts.serverCalls.Add(-1)
 		a.drop(r)
 		r.refuse(dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", a.cfg.queue))
 	case now:
-		a.spawn(run)
+		a.spawn(r)
 	}
 }
 
-// spawn starts a handler's goroutine; after Close its request is dropped with the connection.
-func (a *Agent) spawn(run func()) {
-	if !a.own(run) {
+// spawn gives a request to a goroutine that has just finished another one, or to a new one: a goroutine that has run a
+// handler before has the stack for it. After Close the request is dropped with the connection.
+func (a *Agent) spawn(r *request) {
+	select {
+	case a.idle <- r:
+		return
+	default:
+	}
+	if !a.own(func() { a.serveFrom(r) }) {
 		a.limiter.leave()
+	}
+}
+
+// idleHandlers is how many goroutines wait for the next request, idleTime how long.
+const (
+	idleHandlers = 64
+	idleTime     = 5 * time.Second
+)
+
+// serveFrom runs requests in this goroutine, the first one first.
+func (a *Agent) serveFrom(r *request) {
+	a.runCall(r)
+	if a.idlers.Add(1) > idleHandlers {
+		a.idlers.Add(-1)
+		return
+	}
+	defer a.idlers.Add(-1)
+	timer := time.NewTimer(idleTime)
+	defer timer.Stop()
+	for {
+		select {
+		case r := <-a.idle:
+			a.runCall(r)
+		case <-a.ctx.Done():
+			return
+		case <-timer.C:
+			return
+		}
 	}
 }
 
@@ -230,12 +254,16 @@ func (a *Agent) drop(r *request) {
 // runCall decodes, waits for references to be confirmed, runs the function and answers.
 func (a *Agent) runCall(r *request) {
 	started := time.Now()
-	pl := &place{l: a.limiter}
+	pl := &r.place
+	pl.l = a.limiter
 	if r.kind == rpcwire.PythonRemoteCall || r.kind == rpcwire.ScriptRemoteCall {
 		r.deadline = time.Time{} // it is the creation's, not the function's
 	}
-	ctx, cancel := r.context(a)
-	ctx = context.WithValue(ctx, placeKey{}, pl)
+	// The handler's context ends with the caller's deadline, when the caller gives up, when the connection is lost and
+	// with the agent.
+	ctx := &r.ctx
+	ctx.base, ctx.limit, ctx.holder = a.ctx, r.deadline, pl
+	cancel := ctx.cancel
 	r.track(cancel)
 	d := a.refs.decoding(r)
 	r.decoder = d
