@@ -1,0 +1,90 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// reqContext is the context of a handler. Most handlers never look at it, so the real context behind it is made only when
+// somebody does.
+type reqContext struct {
+	base   context.Context //nolint:containedctx // what the real context is made of
+	limit  time.Time
+	holder *place
+
+	mu     sync.Mutex
+	inner  context.Context //nolint:containedctx // made on demand
+	stop   context.CancelCauseFunc
+	timer  context.CancelFunc
+	ended  bool
+	reason error
+}
+
+var _ context.Context = (*reqContext)(nil)
+
+// Deadline is the caller's.
+func (c *reqContext) Deadline() (time.Time, bool) { return c.limit, !c.limit.IsZero() }
+
+// Done makes the real context.
+func (c *reqContext) Done() <-chan struct{} { return c.real().Done() }
+
+// Err says whether the context has ended, without making the real one.
+func (c *reqContext) Err() error {
+	c.mu.Lock()
+	inner, ended := c.inner, c.ended
+	c.mu.Unlock()
+	switch {
+	case inner != nil:
+		return inner.Err()
+	case !c.limit.IsZero() && !time.Now().Before(c.limit), ended, c.base.Err() != nil:
+		return c.real().Err()
+	}
+	return nil
+}
+
+// Value finds the handler's place; other keys are asked of the real context, which is how derived contexts attach.
+func (c *reqContext) Value(key any) any {
+	if _, ok := key.(placeKey); ok {
+		if c.holder == nil {
+			return nil
+		}
+		return c.holder
+	}
+	return c.real().Value(key)
+}
+
+func (c *reqContext) real() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.inner != nil {
+		return c.inner
+	}
+	c.inner, c.stop = context.WithCancelCause(c.base)
+	if !c.limit.IsZero() {
+		c.inner, c.timer = context.WithDeadline(c.inner, c.limit)
+	}
+	if c.ended {
+		c.stop(c.reason)
+	}
+	return c.inner
+}
+
+// cancel ends the context with a cause.
+func (c *reqContext) cancel(cause error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return
+	}
+	c.ended, c.reason = true, cause
+	if c.stop != nil {
+		c.stop(cause)
+	}
+	if c.timer != nil {
+		c.timer()
+	}
+}
