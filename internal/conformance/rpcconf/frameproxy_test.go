@@ -28,6 +28,7 @@ type faults struct {
 	mu      sync.Mutex
 	lose    map[rpcwire.Type]int
 	delay   map[rpcwire.Type]time.Duration
+	again   map[rpcwire.Type]time.Duration // after which a copy follows
 	seen    map[rpcwire.Type]int
 	lost    map[rpcwire.Type]int
 	only    func(from, to string) bool // which directions of which pairs; nil means all
@@ -35,7 +36,10 @@ type faults struct {
 }
 
 func newFaults() *faults {
-	return &faults{lose: map[rpcwire.Type]int{}, delay: map[rpcwire.Type]time.Duration{}, seen: map[rpcwire.Type]int{}, lost: map[rpcwire.Type]int{}}
+	return &faults{
+		lose: map[rpcwire.Type]int{}, delay: map[rpcwire.Type]time.Duration{}, again: map[rpcwire.Type]time.Duration{},
+		seen: map[rpcwire.Type]int{}, lost: map[rpcwire.Type]int{},
+	}
 }
 
 // loseNext makes the next n frames of each type disappear.
@@ -56,6 +60,15 @@ func (f *faults) delayAll(d time.Duration, types ...rpcwire.Type) {
 	}
 }
 
+// repeatAll sends frames of a type a second time, later.
+func (f *faults) repeatAll(after time.Duration, types ...rpcwire.Type) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, t := range types {
+		f.again[t] = after
+	}
+}
+
 // between restricts the faults to frames that one worker sends to another.
 func (f *faults) between(only func(from, to string) bool) {
 	f.mu.Lock()
@@ -64,19 +77,19 @@ func (f *faults) between(only func(from, to string) bool) {
 }
 
 // judge decides about one frame.
-func (f *faults) judge(t rpcwire.Type, from, to string) (pass bool, after time.Duration) {
+func (f *faults) judge(t rpcwire.Type, from, to string) (pass bool, after, again time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.seen[t]++
 	if f.only != nil && !f.only(from, to) {
-		return true, 0
+		return true, 0, 0
 	}
 	if f.lose[t] > 0 {
 		f.lose[t]--
 		f.lost[t]++
-		return false, 0
+		return false, 0, 0
 	}
-	return true, f.delay[t]
+	return true, f.delay[t], f.again[t]
 }
 
 func (f *faults) count(t rpcwire.Type) (seen, lost int) {
@@ -213,17 +226,23 @@ func (p *frameProxy) pass(to, from net.Conn, sender, receiver *atomic.Pointer[st
 		if s, r := sender.Load(), receiver.Load(); s != nil && r != nil {
 			from, to = *s, *r
 		}
-		pass, after := p.faults.judge(rpcwire.Type(h.Type), from, to)
-		switch {
-		case !pass:
-		case after > 0:
+		pass, after, again := p.faults.judge(rpcwire.Type(h.Type), from, to)
+		later := func(d time.Duration) {
 			p.work.Go(func() {
 				select {
-				case <-time.After(after):
+				case <-time.After(d):
 					write(frame)
 				case <-p.done:
 				}
 			})
+		}
+		if pass && again > 0 {
+			later(after + again)
+		}
+		switch {
+		case !pass:
+		case after > 0:
+			later(after)
 		default:
 			write(frame)
 		}
