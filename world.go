@@ -80,7 +80,7 @@ func (w *World) Group(ctx context.Context) (*group.Group, error) {
 // whileAlive returns a context that also ends with the World.
 func (w *World) whileAlive(ctx context.Context) (alive context.Context, release func()) {
 	alive, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(w.life, func() { cancel(context.Cause(w.life)) }) //nolint:contextcheck // the World's life is a second parent
+	stop := context.AfterFunc(w.life, func() { cancel(context.Cause(w.life)) })
 	return alive, func() {
 		stop()
 		cancel(nil)
