@@ -158,6 +158,8 @@ func normalise(ts *testscript.TestScript, _ bool, args []string) {
 	text := ts.ReadFile(args[0])
 	for _, r := range []struct{ pattern, by string }{
 		{`127\.0\.0\.1:\d+`, "ADDR"},
+		{`(?:pid \d+ [^(\n]*)?\(?ADDR\)? +ready`, "CLIENT  ready"}, // the process is known on Linux only
+		{`CLIENT +WAITS`, "CLIENT  WAITS"},
 		{`"(uptime_ns|since_ns|uptime_ms|ms|bytes)":\d+`, `"$1":0`},
 		{`"(operations_per_second|num_keys|stats|native|validate|check|ping|set|wait|get|add)":[0-9.]+(e[+-]\d+)?`, `"$1":N`},
 		{`"operations":\d+`, `"operations":N`},

@@ -68,6 +68,16 @@ func (f *storeFlags) bind(a *app, cmd *cobra.Command) {
 	}
 }
 
+// storeOp completes a command that does one thing with a store: it adds the flags, connects, and has run do the thing.
+func (a *app) storeOp(cmd *cobra.Command, run func(ctx context.Context, s *tcpstore.Client, args []string) error) *cobra.Command {
+	var flags storeFlags
+	flags.bind(a, cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error { return run(ctx, s, args) })
+	}
+	return cmd
+}
+
 // storeAddr completes an address: the port may be left out, and without any address the environment of a job decides.
 func storeAddr(addr string, getenv func(string) string) (string, error) {
 	if addr == "" {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/tui"
-	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -61,9 +60,8 @@ func (a *app) value(arg string) ([]byte, error) {
 }
 
 func (a *app) getCommand() *cobra.Command {
-	var flags storeFlags
 	var now, bare bool
-	cmd := &cobra.Command{
+	cmd := a.storeOp(&cobra.Command{
 		Use:   "get KEY",
 		Short: "Print the value of a key, waiting until it exists",
 		Example: strings.Trim(`
@@ -71,31 +69,27 @@ func (a *app) getCommand() *cobra.Command {
   cohort store get --now epoch || echo "not there yet"
   cohort store get --no-newline blob > blob.bin`, "\n"),
 		Args: exactly("KEY"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
-				if now {
-					if there, err := s.Check(ctx, args[0]); err != nil {
-						return err
-					} else if !there {
-						return notFound("get", args[0])
-					}
-				}
-				value, err := s.Get(ctx, args[0])
-				if err != nil {
-					return err
-				}
-				if a.json {
-					return a.print(newKeyValue(args[0], value), "")
-				}
-				if !bare {
-					value = append(value, '\n')
-				}
-				_, err = a.Out.Write(value)
+	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
+		if now {
+			if there, err := s.Check(ctx, args[0]); err != nil {
 				return err
-			})
-		},
-	}
-	flags.bind(a, cmd)
+			} else if !there {
+				return notFound("get", args[0])
+			}
+		}
+		value, err := s.Get(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.print(newKeyValue(args[0], value), "")
+		}
+		if !bare {
+			value = append(value, '\n')
+		}
+		_, err = a.Out.Write(value)
+		return err
+	})
 	cmd.Flags().BoolVar(&now, "now", false, "do not wait: exit with 4 if the key does not exist")
 	cmd.Flags().BoolVarP(&bare, "no-newline", "n", false, "print the value alone, without a line end")
 	return cmd
@@ -106,28 +100,45 @@ func notFound(op, key string) error {
 }
 
 func (a *app) setCommand() *cobra.Command {
-	var flags storeFlags
-	cmd := &cobra.Command{
+	return a.writeCommand(&cobra.Command{
 		Use:   "set KEY VALUE",
 		Short: "Set a key and wake whoever waits for it",
 		Example: strings.Trim(`
   cohort store set epoch 3
   cohort store set model - < model.bin      the value comes from standard input`, "\n"),
-		Args: exactly("KEY", "VALUE"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			value, err := a.value(args[1])
-			if err != nil {
-				return err
-			}
-			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
-				if err := s.Set(ctx, args[0], value); err != nil {
-					return err
-				}
-				return a.done(map[string]any{"key": args[0], "bytes": len(value)})
-			})
-		},
+	}, (*tcpstore.Client).Set)
+}
+
+func (a *app) appendCommand() *cobra.Command {
+	return a.writeCommand(&cobra.Command{
+		Use:   "append KEY VALUE",
+		Short: "Append to the value of a key, creating it",
+		Example: strings.Trim(`
+  cohort store append log "step 1 done;"
+  date | cohort store append log -          the value comes from standard input`, "\n"),
+	}, (*tcpstore.Client).Append)
+}
+
+// writeCommand completes a command that writes a value. What comes from standard input is read before the store is
+// dialled: it may take its time.
+func (a *app) writeCommand(
+	cmd *cobra.Command, write func(s *tcpstore.Client, ctx context.Context, key string, value []byte) error, //nolint:revive // a method
+) *cobra.Command {
+	var value []byte
+	cmd.Args = exactly("KEY", "VALUE")
+	a.storeOp(cmd, func(ctx context.Context, s *tcpstore.Client, args []string) error {
+		if err := write(s, ctx, args[0], value); err != nil {
+			return err
+		}
+		return a.done(map[string]any{"key": args[0], "bytes": len(value)})
+	})
+	talk := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		if value, err = a.value(args[1]); err != nil {
+			return err
+		}
+		return talk(cmd, args)
 	}
-	flags.bind(a, cmd)
 	return cmd
 }
 
@@ -140,8 +151,8 @@ func (a *app) done(result map[string]any) error {
 }
 
 func (a *app) addCommand() *cobra.Command {
-	var flags storeFlags
-	cmd := &cobra.Command{
+	delta := int64(1)
+	return a.storeOp(&cobra.Command{
 		Use:   "add KEY [DELTA]",
 		Short: "Add to a counter and print the sum",
 		Long:  "Add DELTA (1 if left out) to the number under KEY and print the sum. A key that does not exist counts as 0.",
@@ -150,31 +161,26 @@ func (a *app) addCommand() *cobra.Command {
   cohort store add steps 100
   cohort store add -- steps -1              a negative number needs the two dashes
   cohort store add --raw init/ 0            how many workers joined`, "\n"),
-		Args: between(1, 2, "KEY"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			delta := int64(1)
-			if len(args) == 2 {
-				var err error
-				if delta, err = strconv.ParseInt(args[1], 10, 64); err != nil {
-					return &usageError{fmt.Errorf("DELTA %q is not a whole number", args[1])}
-				}
+		Args: func(cmd *cobra.Command, args []string) (err error) {
+			if err = between(1, 2, "KEY")(cmd, args); err != nil || len(args) < 2 {
+				return err
 			}
-			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
-				sum, err := s.Add(ctx, args[0], delta)
-				if err != nil {
-					return err
-				}
-				return a.print(map[string]any{"key": args[0], "sum": sum}, strconv.FormatInt(sum, 10))
-			})
+			if delta, err = strconv.ParseInt(args[1], 10, 64); err != nil {
+				return &usageError{fmt.Errorf("DELTA %q is not a whole number", args[1])}
+			}
+			return nil
 		},
-	}
-	flags.bind(a, cmd)
-	return cmd
+	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
+		sum, err := s.Add(ctx, args[0], delta)
+		if err != nil {
+			return err
+		}
+		return a.print(map[string]any{"key": args[0], "sum": sum}, strconv.FormatInt(sum, 10))
+	})
 }
 
 func (a *app) casCommand() *cobra.Command {
-	var flags storeFlags
-	cmd := &cobra.Command{
+	return a.storeOp(&cobra.Command{
 		Use:   "cas KEY EXPECTED DESIRED",
 		Short: "Replace a value if it is the expected one",
 		Long: strings.TrimSpace(`
@@ -186,122 +192,78 @@ as replaced, because PyTorch's protocol does not tell the two apart.`),
   cohort store cas leader "" node3          become the leader if there is none
   cohort store cas leader node3 node4`, "\n"),
 		Args: exactly("KEY", "EXPECTED", "DESIRED"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
-				value, err := s.CompareAndSet(ctx, args[0], []byte(args[1]), []byte(args[2]))
-				if err != nil {
-					return err
-				}
-				// A missing key with an expectation is answered by that expectation, so ask whether it is there.
-				swapped := bytes.Equal(value, []byte(args[2]))
-				if swapped && args[1] == args[2] {
-					if swapped, err = s.Check(ctx, args[0]); err != nil {
-						return err
-					}
-				}
-				result := struct {
-					keyValue
-
-					Swapped bool `json:"swapped"`
-				}{newKeyValue(args[0], value), swapped}
-				if err := a.print(result, string(value)); err != nil || swapped {
-					return err
-				}
-				return &exitError{ExitUnchanged}
-			})
-		},
-	}
-	flags.bind(a, cmd)
-	return cmd
-}
-
-func (a *app) appendCommand() *cobra.Command {
-	var flags storeFlags
-	cmd := &cobra.Command{
-		Use:   "append KEY VALUE",
-		Short: "Append to the value of a key, creating it",
-		Example: strings.Trim(`
-  cohort store append log "step 1 done;"
-  date | cohort store append log -          the value comes from standard input`, "\n"),
-		Args: exactly("KEY", "VALUE"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			value, err := a.value(args[1])
-			if err != nil {
+	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
+		value, err := s.CompareAndSet(ctx, args[0], []byte(args[1]), []byte(args[2]))
+		if err != nil {
+			return err
+		}
+		// A missing key with an expectation is answered by that expectation, so ask whether it is there.
+		swapped := bytes.Equal(value, []byte(args[2]))
+		if swapped && args[1] == args[2] {
+			if swapped, err = s.Check(ctx, args[0]); err != nil {
 				return err
 			}
-			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
-				if err := store.Append(ctx, s, args[0], value); err != nil {
-					return err
-				}
-				return a.done(map[string]any{"key": args[0], "bytes": len(value)})
-			})
-		},
-	}
-	flags.bind(a, cmd)
-	return cmd
+		}
+		result := struct {
+			keyValue
+
+			Swapped bool `json:"swapped"`
+		}{newKeyValue(args[0], value), swapped}
+		if err := a.print(result, string(value)); err != nil || swapped {
+			return err
+		}
+		return &exitError{ExitUnchanged}
+	})
 }
 
 func (a *app) waitCommand() *cobra.Command {
-	var flags storeFlags
-	cmd := &cobra.Command{
+	return a.storeOp(&cobra.Command{
 		Use:   "wait KEY...",
 		Short: "Wait until all keys exist",
 		Example: strings.Trim(`
   cohort store wait ready/0 ready/1 --timeout 5m && echo "both are ready"`, "\n"),
 		Args: between(1, -1, "KEY"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
-				if err := s.Wait(ctx, args...); err != nil {
-					return err
-				}
-				return a.done(map[string]any{"keys": args})
-			})
-		},
-	}
-	flags.bind(a, cmd)
-	return cmd
+	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
+		if err := s.Wait(ctx, args...); err != nil {
+			return err
+		}
+		return a.done(map[string]any{"keys": args})
+	})
 }
 
 func (a *app) deleteCommand() *cobra.Command {
-	var flags storeFlags
-	cmd := &cobra.Command{
+	return a.storeOp(&cobra.Command{
 		Use:     "delete KEY...",
 		Short:   "Delete keys",
 		Long:    "Delete keys. The exit code is 4 if one of them did not exist; the others are deleted nevertheless.",
 		Example: "  cohort store delete epoch steps",
 		Args:    between(1, -1, "KEY"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
-				var missing []string
-				for _, key := range args {
-					had, err := s.Delete(ctx, key)
-					if err != nil {
-						return err
-					}
-					if !had {
-						missing = append(missing, key)
-					}
-					if a.json {
-						if err := a.print(map[string]any{"key": key, "deleted": had}, ""); err != nil {
-							return err
-						}
-					}
+	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
+		var missing []string
+		for _, key := range args {
+			had, err := s.Delete(ctx, key)
+			if err != nil {
+				return err
+			}
+			if !had {
+				missing = append(missing, key)
+			}
+			if a.json {
+				if err := a.print(map[string]any{"key": key, "deleted": had}, ""); err != nil {
+					return err
 				}
-				if len(missing) > 0 {
-					return notFound("delete", strings.Join(missing, ", "))
-				}
-				return nil
-			})
-		},
-	}
-	flags.bind(a, cmd)
-	return cmd
+			}
+		}
+		if len(missing) > 0 {
+			return notFound("delete", strings.Join(missing, ", "))
+		}
+		return nil
+	})
 }
 
 func (a *app) keysCommand() *cobra.Command {
-	var flags storeFlags
 	var count, values bool
-	cmd := &cobra.Command{
+	cmd := a.storeOp(&cobra.Command{
 		Use:   "keys [PREFIX]",
 		Short: "List the keys of a store",
 		Long: strings.TrimSpace(`
@@ -312,32 +274,30 @@ includes the store's own keys, as PyTorch's num_keys does.`),
   cohort store keys
   cohort store keys default_pg/ --values
   cohort store keys --count`, "\n"),
-		Args: between(0, 1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
 			if count && len(args) > 0 {
 				return &usageError{errors.New("--count counts the whole store and takes no PREFIX")}
 			}
-			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
-				if count {
-					n, err := s.NumKeys(ctx)
-					if err != nil {
-						return err
-					}
-					return a.print(map[string]any{"count": n}, strconv.Itoa(n))
-				}
-				keys, err := s.ListKeys(ctx)
-				if err != nil {
-					return err
-				}
-				if len(args) == 1 {
-					keys = slices.DeleteFunc(keys, func(key string) bool { return !strings.HasPrefix(key, args[0]) })
-				}
-				slices.Sort(keys)
-				return a.printKeys(ctx, s, keys, values)
-			})
+			return between(0, 1)(cmd, args)
 		},
-	}
-	flags.bind(a, cmd)
+	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
+		if count {
+			n, err := s.NumKeys(ctx)
+			if err != nil {
+				return err
+			}
+			return a.print(map[string]any{"count": n}, strconv.Itoa(n))
+		}
+		keys, err := s.ListKeys(ctx)
+		if err != nil {
+			return err
+		}
+		if len(args) == 1 {
+			keys = slices.DeleteFunc(keys, func(key string) bool { return !strings.HasPrefix(key, args[0]) })
+		}
+		slices.Sort(keys)
+		return a.printKeys(ctx, s, keys, values)
+	})
 	cmd.Flags().BoolVar(&count, "count", false, "print the number of keys only")
 	cmd.Flags().BoolVar(&values, "values", false, "print the start of each value too")
 	return cmd

@@ -5,11 +5,16 @@ package cli
 
 import (
 	"net/netip"
+	"path"
 	"strconv"
+	"strings"
 
 	"github.com/cohort-dist/cohort/internal/portowner"
 	"github.com/cohort-dist/cohort/internal/tui"
 )
+
+// maxCommand is how much of a command the view has room for, beside rank, process id and address.
+const maxCommand = 24
 
 // namer gives names to clients that did not tell one: PyTorch's, where they run on this machine and we may look at them.
 type namer struct {
@@ -50,7 +55,8 @@ func processName(owner portowner.Owner) string {
 		name = "rank " + owner.Rank + ", " + name
 	}
 	if owner.Command != "" {
-		name += " " + tui.Cut(owner.Command, 40)
+		program, arguments, _ := strings.Cut(owner.Command, " ")
+		name += " " + tui.Cut(strings.TrimSpace(path.Base(program)+" "+arguments), maxCommand)
 	}
 	return name
 }

@@ -18,7 +18,7 @@ func TestNamerAsksOnceForEachClient(t *testing.T) {
 	var asked [][]netip.AddrPort
 	n := namer{find: func(addrs []netip.AddrPort) map[netip.AddrPort]portowner.Owner {
 		asked = append(asked, addrs)
-		return map[netip.AddrPort]portowner.Owner{here: {PID: 8, Command: "python3 train.py", Rank: "2"}}
+		return map[netip.AddrPort]portowner.Owner{here: {PID: 8, Command: "/usr/bin/python3 train.py", Rank: "2"}}
 	}}
 	for range 3 {
 		waits := []tui.Wait{
