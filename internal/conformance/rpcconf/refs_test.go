@@ -372,13 +372,13 @@ func TestForgottenRef(t *testing.T) {
 }
 
 // A reference used with another type is an error at both ends.
-func TestRefType2(t *testing.T) {
+func TestRefOfAnotherType(t *testing.T) {
 	w := start(t, 2)
 	w.nodes[1].reg.MustHandle("t.text", func(ref *rpc.Ref[string]) { _ = ref.Close() })
 	ref, err := rpc.NewRef(w.nodes[0].Agent, 7)
 	must(t, err)
 	_, err = rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.text", ref)
-	wantErr(t, err, dist.InvalidArgument, "int", "string")
+	wantErr(t, err, dist.Mismatch, "int", "string")
 	back, err := rpc.Remote[string](w.ctx, w.nodes[0].Agent, name(1), "t.echo", 7)
 	must(t, err)
 	_, err = back.Fetch(w.ctx)

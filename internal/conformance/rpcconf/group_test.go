@@ -1,0 +1,197 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcconf
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/store/filestore"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// reduce checks that a process group works.
+func reduce(ctx context.Context, g *group.Group) error {
+	x := filled(float64(g.Rank()+1), 3)
+	if err := g.AllReduce(ctx, x, group.Sum).Wait(ctx); err != nil {
+		return err
+	}
+	n := g.Size()
+	if want := filled(float64(n*(n+1)/2), 3); !tensor.Equal(x, want) {
+		return fmt.Errorf("the sum is %v, want %v", x, want)
+	}
+	return nil
+}
+
+// both starts a group and an agent for one rank on one store, in either order, and uses both.
+func both(ctx context.Context, st store.Store, rank, size int, groupFirst bool) (err error) {
+	var g *group.Group
+	n := newNode(rank)
+	startGroup := func() (err error) {
+		g, err = group.New(ctx, st, rank, size)
+		return err
+	}
+	startRPC := func() error { return n.join(ctx, st, rpc.WithRank(rank), rpc.WithWorldSize(size)) }
+	steps := []func() error{startGroup, startRPC}
+	if !groupFirst {
+		steps = []func() error{startRPC, startGroup}
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	defer func() { _ = g.Close() }()
+	defer func() { _ = n.Close() }()
+	if err := reduce(ctx, g); err != nil {
+		return err
+	}
+	to := name((rank + 1) % size)
+	if here, err := rpc.Call[string](ctx, n.Agent, to, "t.here"); err != nil || here != to {
+		return fmt.Errorf("%q was reached: %w", here, err)
+	}
+	if err := reduce(ctx, g); err != nil {
+		return err
+	}
+	if err := g.Barrier(ctx).Wait(ctx); err != nil {
+		return err
+	}
+	return n.Shutdown(ctx)
+}
+
+func TestGroupThenRPC(t *testing.T) {
+	ctx, st := bounded(t), store.NewMemory()
+	must(t, parallel(worldSize, func(i int) error { return both(ctx, st, i, worldSize, true) }))
+}
+
+func TestRPCThenGroup(t *testing.T) {
+	ctx, st := bounded(t), store.NewMemory()
+	must(t, parallel(worldSize, func(i int) error { return both(ctx, st, i, worldSize, false) }))
+}
+
+// Counterpart of PyTorch's test that starts both on one file; there with one rank, here also with two.
+func TestGroupAndRPCSameFile(t *testing.T) {
+	for _, size := range []int{1, 2} {
+		ctx, path := bounded(t), filepath.Join(t.TempDir(), "store")
+		must(t, parallel(size, func(i int) error {
+			st, err := filestore.Open(ctx, path, filestore.WithWorldSize(size))
+			if err != nil {
+				return err
+			}
+			defer func() { _ = st.Close() }()
+			return both(ctx, st, i, size, true)
+		}))
+	}
+}
+
+// The same over one socket.
+func TestGroupAndRPCSameSocket(t *testing.T) {
+	for _, size := range []int{1, 2} {
+		ctx := bounded(t)
+		server, err := tcpstore.Listen("127.0.0.1:0")
+		must(t, err)
+		must(t, parallel(size, func(i int) error {
+			st, err := tcpstore.Dial(ctx, server.Addr().String())
+			if err != nil {
+				return err
+			}
+			defer func() { _ = st.Close() }()
+			return both(ctx, st, i, size, true)
+		}))
+		must(t, server.Close())
+	}
+}
+
+// A slow call, and then a process group is started while it runs.
+func TestSlowCallAndGroup(t *testing.T) {
+	w := start(t, worldSize)
+	w.every(func(n *node) error {
+		slow := rpc.Async[any](w.ctx, n.Agent, w.next(n), "t.sleep", 0.2)
+		g, err := group.New(w.ctx, w.st, n.rank, worldSize)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = g.Close() }()
+		if err := reduce(w.ctx, g); err != nil {
+			return err
+		}
+		_, err = slow.Await(w.ctx)
+		return err
+	})
+	w.shutdown()
+}
+
+// batchServer averages the gradients of all trainers and answers all of them at once: PyTorch's example of a server with
+// asynchronous execution.
+type batchServer struct {
+	mu       sync.Mutex
+	trainers int
+	arrived  int
+	sum      any
+	next     *dist.Future[any]
+}
+
+// UpdateAndFetch is answered when the gradients of all trainers are there.
+func (s *batchServer) UpdateAndFetch(gradient any) (*dist.Future[any], error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sum == nil {
+		s.sum = gradient
+	} else {
+		sum, err := add(s.sum, gradient)
+		if err != nil {
+			return nil, err
+		}
+		s.sum = sum
+	}
+	s.arrived++
+	f := s.next
+	if s.arrived == s.trainers {
+		total := s.sum
+		s.sum, s.arrived, s.next = nil, 0, dist.NewFuture[any]()
+		f.Complete(total, nil)
+	}
+	return f, nil
+}
+
+func TestParameterServer(t *testing.T) {
+	payloads(t, func(t *testing.T, p payload) {
+		w := start(t, worldSize, rpc.WithConcurrency(1)) // no trainer holds a place while it waits
+		n := w.nodes[0]
+		n.reg.MustClass("t.BatchServer", &batchServer{})
+		ref, err := rpc.NewRef(n.Agent, &batchServer{trainers: worldSize - 1, next: dist.NewFuture[any]()})
+		must(t, err)
+		for _, trainer := range w.nodes[1:] {
+			trainer.reg.MustHandle("t.train", func(ctx context.Context, server *rpc.Ref[*batchServer], steps int) error {
+				defer func() { _ = server.Close() }()
+				for range steps {
+					total, err := rpc.CallMethod[any](ctx, server, "update_and_fetch", p.make())
+					if err != nil {
+						return err
+					}
+					if err := p.check(total, worldSize-1); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		var training []*dist.Future[any]
+		for rank := 1; rank < worldSize; rank++ {
+			training = append(training, rpc.Async[any](w.ctx, n.Agent, name(rank), "t.train", ref, 5))
+		}
+		_, err = dist.All(training...).Await(w.ctx)
+		must(t, err)
+		must(t, ref.Close())
+		w.shutdown()
+	})
+}
