@@ -16,7 +16,7 @@ import (
 // collected in wires: the message must be sent, or undelivered be called.
 func (r *refs) encoder(p *peer, toGo bool) (*rpcwire.Encoder, *[]rrefcore.Wire) {
 	wires := &[]rrefcore.Wire{}
-	e := &rpcwire.Encoder{}
+	e := &rpcwire.Encoder{Native: toGo}
 	e.Fork = func(ref rpcwire.Reference) (rpcwire.RRefFork, error) {
 		holder, ok := ref.(refHolder)
 		if !ok || holder.core() == nil {

@@ -27,6 +27,8 @@ type Encoder struct {
 	Tensors []any
 	// Fork makes the fork of a reference that is sent. Nil refuses references.
 	Fork func(Reference) (RRefFork, error)
+	// Native writes calls and results in the short form that only Go workers read.
+	Native bool
 }
 
 // Pickle returns the Python pickle of a Go value.

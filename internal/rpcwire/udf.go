@@ -4,6 +4,8 @@
 package rpcwire
 
 import (
+	"encoding/binary"
+
 	"github.com/cohort-dist/cohort/internal/pickle"
 )
 
@@ -69,6 +71,9 @@ func (d *Decoder) udf(data []byte) (UDF, error) {
 // PythonCall returns the payload of a PYTHON_CALL. The tensors are in e.Tensors afterwards. async tells a PyTorch
 // callee that the function returns a future (rpc.functions.async_execution).
 func (e *Encoder) PythonCall(u UDF, async bool) ([]byte, error) {
+	if e.Native {
+		return e.nativeUDF(append(make([]byte, 0, 128), nativeMark), u)
+	}
 	data, err := e.udf(u)
 	if err != nil {
 		return nil, err
@@ -85,15 +90,30 @@ func (d *Decoder) PythonCall(payload []byte) (u UDF, async bool, err error) {
 	if len(payload) == 0 {
 		return UDF{}, false, badPayload("an empty PYTHON_CALL")
 	}
+	if IsNative(payload) {
+		r := nativeReader{d: d, data: payload[1:]}
+		u = r.udf()
+		return u, false, r.finish()
+	}
 	u, err = d.udf(payload[1:])
 	return u, payload[0] != 0, err
 }
 
 // PythonRet returns the payload of a PYTHON_RET. A failure is a *RemoteException value.
-func (e *Encoder) PythonRet(v any) ([]byte, error) { return e.Pickle(v) }
+func (e *Encoder) PythonRet(v any) ([]byte, error) {
+	if e.Native {
+		return e.native(append(make([]byte, 0, 64), nativeMark), v, 0)
+	}
+	return e.Pickle(v)
+}
 
 // PythonRet reads the payload of a PYTHON_RET; a *RemoteException is a value here, for the caller to raise.
-func (d *Decoder) PythonRet(payload []byte) (any, error) { return d.Unpickle(payload) }
+func (d *Decoder) PythonRet(payload []byte) (any, error) {
+	if IsNative(payload) {
+		return d.nativeValue(payload)
+	}
+	return d.Unpickle(payload)
+}
 
 // tensorsAndPickle writes the tuple (tensors..., pickle as a string, ...) up to the string.
 func (e *Encoder) tensorsAndPickle(j *pickle.JIT, data []byte) {
@@ -138,6 +158,13 @@ type RemoteUDF struct {
 
 // PythonRemoteCall returns the payload of a PYTHON_REMOTE_CALL.
 func (e *Encoder) PythonRemoteCall(r RemoteUDF) ([]byte, error) {
+	if e.Native {
+		b := append(make([]byte, 0, 128), nativeMark)
+		for _, id := range [...]GlobalID{r.RRef, r.Fork} {
+			b = binary.AppendVarint(binary.AppendVarint(b, int64(id.On)), id.Local)
+		}
+		return e.nativeUDF(b, r.UDF)
+	}
 	data, err := e.udf(r.UDF)
 	if err != nil {
 		return nil, err
@@ -157,6 +184,15 @@ func (e *Encoder) PythonRemoteCall(r RemoteUDF) ([]byte, error) {
 // PythonRemoteCall reads the payload of a PYTHON_REMOTE_CALL. Even when the call itself cannot be read, the ids are
 // returned if they can, so that the failure can be stored under them.
 func (d *Decoder) PythonRemoteCall(payload []byte) (RemoteUDF, error) {
+	if IsNative(payload) {
+		n := nativeReader{d: d, data: payload[1:]}
+		r := RemoteUDF{RRefPair: RRefPair{GlobalID{n.worker(), n.varint()}, GlobalID{n.worker(), n.varint()}}}
+		if n.err != nil {
+			return RemoteUDF{}, n.err
+		}
+		r.UDF = n.udf()
+		return r, n.finish()
+	}
 	items, err := jitTuple(payload, -1)
 	if err != nil {
 		return RemoteUDF{}, err
@@ -184,6 +220,9 @@ func (d *Decoder) PythonRemoteCall(payload []byte) (RemoteUDF, error) {
 
 // PythonFetchRet returns the payload of a PYTHON_RREF_FETCH_RET.
 func (e *Encoder) PythonFetchRet(v any) ([]byte, error) {
+	if e.Native {
+		return e.PythonRet(v)
+	}
 	data, err := e.Pickle(v)
 	if err != nil {
 		return nil, err
@@ -204,6 +243,9 @@ func (e *Encoder) PythonFetchRet(v any) ([]byte, error) {
 
 // PythonFetchRet reads the payload of a PYTHON_RREF_FETCH_RET.
 func (d *Decoder) PythonFetchRet(payload []byte) (any, error) {
+	if IsNative(payload) {
+		return d.nativeValue(payload)
+	}
 	items, err := jitTuple(payload, -1)
 	if err != nil {
 		return nil, err

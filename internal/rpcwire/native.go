@@ -1,0 +1,261 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcwire
+
+import (
+	"encoding/binary"
+	"math"
+	"math/big"
+	"reflect"
+	"slices"
+
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Among Go workers values travel in a short form of their own in place of pickles: the same values, a fraction of the
+// work. A payload in this form begins with nativeMark, which no pickle and no flag of PyTorch's does. Every value is a
+// tag and its content; counts and lengths are varints, integers zigzag varints.
+const nativeMark = 0xc7
+
+const (
+	tagNone = iota
+	tagFalse
+	tagTrue
+	tagInt
+	tagFloat
+	tagString
+	tagBytes
+	tagByteArray
+	tagList
+	tagTuple
+	tagSet
+	tagFrozenSet
+	tagDict
+	tagTensor
+	tagComplex
+	tagBig
+	tagGlobal
+	tagReference
+	tagWorker
+	tagException
+	tagPickle // an object that has no form of its own
+)
+
+// IsNative reports whether a payload is in the form of Go workers.
+func IsNative(payload []byte) bool { return len(payload) > 0 && payload[0] == nativeMark }
+
+func appendText(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+func (e *Encoder) nativeUDF(b []byte, u UDF) ([]byte, error) {
+	b = appendText(appendText(b, u.Func.Module), u.Func.Name)
+	b, err := e.nativeItems(b, u.Args, 0)
+	if err != nil {
+		return nil, err
+	}
+	return e.nativePairs(b, pairsOf(u.Kwargs), 0)
+}
+
+func (e *Encoder) nativeItems(b []byte, items []any, depth int) ([]byte, error) {
+	b = binary.AppendUvarint(b, uint64(len(items)))
+	var err error
+	for _, item := range items {
+		if b, err = e.native(b, item, depth+1); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+func (e *Encoder) nativePairs(b []byte, pairs []Pair, depth int) ([]byte, error) {
+	b = binary.AppendUvarint(b, uint64(len(pairs)))
+	var err error
+	for _, p := range pairs {
+		switch p.Key.(type) {
+		case []any, *Dict, Set, ByteArray:
+			return nil, badValue("a %s as the key of a dict: Python cannot hash it", pythonName(p.Key))
+		}
+		if b, err = e.native(b, p.Key, depth+1); err != nil {
+			return nil, err
+		}
+		if b, err = e.native(b, p.Value, depth+1); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+func appendInt(b []byte, n int64) []byte { return binary.AppendVarint(append(b, tagInt), n) }
+
+func appendFloat(b []byte, f float64) []byte {
+	return binary.LittleEndian.AppendUint64(append(b, tagFloat), math.Float64bits(f))
+}
+
+func (e *Encoder) tensorIndex(t any) int {
+	i := slices.Index(e.Tensors, t)
+	if i < 0 {
+		i = len(e.Tensors)
+		e.Tensors = append(e.Tensors, t)
+	}
+	return i
+}
+
+// native appends a value. It takes what value takes, and makes of it what the receiver of a pickle would see.
+func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
+	if depth > maxDepth {
+		return nil, badValue("values nested deeper than %d, or one that contains itself", maxDepth)
+	}
+	switch v := v.(type) {
+	case nil:
+		return append(b, tagNone), nil
+	case bool:
+		if v {
+			return append(b, tagTrue), nil
+		}
+		return append(b, tagFalse), nil
+	case int:
+		return appendInt(b, int64(v)), nil
+	case int64:
+		return appendInt(b, v), nil
+	case float64:
+		return appendFloat(b, v), nil
+	case complex128:
+		b = binary.LittleEndian.AppendUint64(append(b, tagComplex), math.Float64bits(real(v)))
+		return binary.LittleEndian.AppendUint64(b, math.Float64bits(imag(v))), nil
+	case string:
+		return appendText(append(b, tagString), v), nil
+	case []byte:
+		return append(binary.AppendUvarint(append(b, tagBytes), uint64(len(v))), v...), nil
+	case ByteArray:
+		return append(binary.AppendUvarint(append(b, tagByteArray), uint64(len(v))), v...), nil
+	case *big.Int:
+		return nativeBig(b, v), nil
+	case Global:
+		return appendText(appendText(append(b, tagGlobal), v.Module), v.Name), nil
+	case *tensor.Tensor:
+		if v == nil {
+			return append(b, tagNone), nil
+		}
+		return binary.AppendUvarint(append(b, tagTensor), uint64(e.tensorIndex(v))), nil //nolint:gosec // an index
+	case *Sparse:
+		if v == nil {
+			return append(b, tagNone), nil
+		}
+		return binary.AppendUvarint(append(b, tagTensor), uint64(e.tensorIndex(v))), nil //nolint:gosec // an index
+	case Reference:
+		return e.nativeReference(b, v)
+	case []any:
+		return e.nativeItems(append(b, tagList), v, depth)
+	case Tuple:
+		return e.nativeItems(append(b, tagTuple), v, depth)
+	case Set:
+		return e.nativeItems(append(b, tagSet), v, depth)
+	case FrozenSet:
+		return e.nativeItems(append(b, tagFrozenSet), v, depth)
+	case *Dict:
+		if v == nil {
+			return append(b, tagNone), nil
+		}
+		return e.nativePairs(append(b, tagDict), v.Pairs, depth)
+	case WorkerInfo:
+		return binary.AppendVarint(appendText(append(b, tagWorker), v.Name), int64(v.ID)), nil
+	case *RemoteException:
+		return appendText(appendText(appendText(append(b, tagException), v.Msg), v.Class.Module), v.Class.Name), nil
+	case *Object:
+		data, err := e.Pickle(v)
+		if err != nil {
+			return nil, err
+		}
+		return append(binary.AppendUvarint(append(b, tagPickle), uint64(len(data))), data...), nil
+	}
+	return e.nativeReflect(b, reflect.ValueOf(v), depth)
+}
+
+func nativeBig(b []byte, v *big.Int) []byte {
+	if v == nil {
+		return append(b, tagNone)
+	}
+	if v.IsInt64() {
+		return appendInt(b, v.Int64())
+	}
+	sign := byte(0)
+	if v.Sign() < 0 {
+		sign = 1
+	}
+	data := v.Bytes()
+	return append(binary.AppendUvarint(append(b, tagBig, sign), uint64(len(data))), data...)
+}
+
+func (e *Encoder) nativeReference(b []byte, r Reference) ([]byte, error) {
+	f, err := e.reference(r)
+	if err != nil {
+		return nil, err
+	}
+	b = append(b, tagReference)
+	for _, n := range [...]int64{int64(f.Owner), int64(f.RRef.On), f.RRef.Local, int64(f.Fork.On), f.Fork.Local, int64(f.Parent)} {
+		b = binary.AppendVarint(b, n)
+	}
+	return appendText(b, f.TypeName), nil
+}
+
+// nativeReflect is the counterpart of reflect for pickles.
+func (e *Encoder) nativeReflect(b []byte, v reflect.Value, depth int) ([]byte, error) {
+	switch v.Kind() {
+	case reflect.Bool:
+		return e.native(b, v.Bool(), depth)
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return appendInt(b, v.Int()), nil
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
+		if u := v.Uint(); u > math.MaxInt64 {
+			return nativeBig(b, new(big.Int).SetUint64(u)), nil
+		}
+		return appendInt(b, int64(v.Uint())), nil //nolint:gosec // checked
+	case reflect.Float32, reflect.Float64:
+		return appendFloat(b, v.Float()), nil
+	case reflect.Complex64, reflect.Complex128:
+		return e.native(b, v.Complex(), depth)
+	case reflect.String:
+		return appendText(append(b, tagString), v.String()), nil
+	case reflect.Slice, reflect.Array:
+		if v.Type().Elem().Kind() == reflect.Uint8 && v.Kind() == reflect.Slice {
+			return e.native(b, v.Bytes(), depth)
+		}
+		b = binary.AppendUvarint(append(b, tagList), uint64(v.Len())) //nolint:gosec // a length
+		var err error
+		for i := range v.Len() {
+			if b, err = e.native(b, v.Index(i).Interface(), depth+1); err != nil {
+				return nil, err
+			}
+		}
+		return b, nil
+	case reflect.Map:
+		d := &Dict{}
+		for iter := v.MapRange(); iter.Next(); {
+			d.Pairs = append(d.Pairs, Pair{iter.Key().Interface(), iter.Value().Interface()})
+		}
+		slices.SortFunc(d.Pairs, func(x, y Pair) int { return compareKeys(reflect.ValueOf(x.Key), reflect.ValueOf(y.Key)) })
+		return e.nativePairs(append(b, tagDict), d.Pairs, depth)
+	case reflect.Struct:
+		fields, err := structFields(v.Type())
+		if err != nil {
+			return nil, err
+		}
+		b = binary.AppendUvarint(append(b, tagDict), uint64(len(fields)))
+		for _, f := range fields {
+			b = appendText(append(b, tagString), f.name)
+			if b, err = e.native(b, v.FieldByIndex(f.index).Interface(), depth+1); err != nil {
+				return nil, err
+			}
+		}
+		return b, nil
+	case reflect.Pointer, reflect.Interface:
+		if v.IsNil() {
+			return append(b, tagNone), nil
+		}
+		return e.native(b, v.Elem().Interface(), depth+1)
+	default:
+		return nil, badValue("a Go %v has no Python form", v.Type())
+	}
+}
