@@ -5,7 +5,9 @@ package tcpstore
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,7 +38,27 @@ func (s *nativeStore) dialect() wire.Dialect { return wire.Native }
 
 func (s *nativeStore) supports(context.Context, store.Feature) (bool, error) { return true, nil }
 
+// do runs one operation. A read that the server has no room for at the moment, because very many want the same large
+// value, is tried again until its time is up: what is on its way to others will be gone soon.
 func (s *nativeStore) do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
+	const firstPause, lastPause = 5 * time.Millisecond, 200 * time.Millisecond
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		r, err := s.once(ctx, limit, q)
+		if dist.CodeOf(err) != dist.Exhausted || q.op != wire.Get && q.op != wire.MultiGet {
+			return r, err
+		}
+		end := time.Now().Add(pause/2 + rand.N(pause)) //nolint:gosec // jitter needs no secrecy
+		if !limit.IsZero() && end.After(limit) {
+			return r, err
+		}
+		if over := sleepUntil(ctx, end, nil); !errors.Is(over, error(errLimit)) {
+			return r, err
+		}
+	}
+}
+
+// once is one attempt of do.
+func (s *nativeStore) once(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
 	m := s.current.Load()
 	if m.lost.Load() {
 		var err error
