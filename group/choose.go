@@ -67,9 +67,7 @@ func (c *choice) takeListener() net.Listener {
 func choose(ctx context.Context, p *plan) (*choice, error) {
 	size := len(p.globals)
 	c := &choice{members: make([]member, size), prefix: gloo.Join(p.config.outer, "cohort/group/"+p.keyName())}
-	if err := c.known(p); err != nil {
-		return nil, err
-	}
+	c.known(p)
 	if size == 1 && p.config.peers != Torch113 && p.config.peers != Torch26 && p.config.transport != Gloo {
 		c.transport, c.reason = TCP, "a single rank needs none"
 		c.members[0].Go = true
@@ -96,7 +94,7 @@ func (p *plan) keyName() string {
 }
 
 // known takes over what the options and the parent group say about PyTorch ranks.
-func (c *choice) known(p *plan) error {
+func (c *choice) known(p *plan) {
 	switch p.config.peers {
 	case Torch113:
 		c.torch, c.layout = torch113, gloo.Torch113
@@ -108,7 +106,6 @@ func (c *choice) known(p *plan) error {
 	if p.parent != nil && p.parent.torch != torchNone {
 		c.layout = p.family.layout
 	}
-	return nil
 }
 
 // exchange publishes what this rank can do and reads what the others can, until all are known or a PyTorch rank shows up.
@@ -204,14 +201,14 @@ func (c *choice) collect(ctx context.Context, p *plan, caps []*capability) (miss
 		if err != nil {
 			return nil, dist.Wrap(op, dist.Unavailable, err)
 		}
-		var cap capability
-		if len(data) > maxCapability || json.Unmarshal(data, &cap) != nil {
+		var found capability
+		if len(data) > maxCapability || json.Unmarshal(data, &found) != nil {
 			return nil, dist.Newf(op, dist.Protocol, "rank %d published something that is no capability under %q", r, c.key(r))
 		}
-		if cap.Version != capabilityVersion {
-			return nil, dist.Newf(op, dist.Protocol, "rank %d speaks version %d of the rendezvous, this rank %d; use the same release on all ranks", r, cap.Version, capabilityVersion)
+		if found.Version != capabilityVersion {
+			return nil, dist.Newf(op, dist.Protocol, "rank %d speaks version %d of the rendezvous, this rank %d; use the same release on all ranks", r, found.Version, capabilityVersion)
 		}
-		caps[r] = &cap
+		caps[r] = &found
 	}
 	return missing, nil
 }
@@ -271,21 +268,21 @@ func (c *choice) decide(p *plan, caps []*capability) error {
 	const op = "group: rendezvous"
 	goRanks, sameHost := 0, true
 	want := p.config.transport
-	for r, cap := range caps {
-		if cap == nil {
+	for r, rank := range caps {
+		if rank == nil {
 			continue
 		}
 		goRanks++
-		c.members[r] = member{Go: true, Host: cap.Hostname, PID: cap.PID, Addr: cap.Addr}
-		if cap.Host == "" || cap.Host != caps[p.rank].Host {
+		c.members[r] = member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr}
+		if rank.Host == "" || rank.Host != caps[p.rank].Host {
 			sameHost = false
 		} else {
 			c.local++
 		}
-		if cap.Transport != want {
-			return dist.Newf(op, dist.Mismatch, "rank %d wants transport %q, rank %d %q; give the same on all ranks", r, cap.Transport, p.rank, want)
+		if rank.Transport != want {
+			return dist.Newf(op, dist.Mismatch, "rank %d wants transport %q, rank %d %q; give the same on all ranks", r, rank.Transport, p.rank, want)
 		}
-		c.addresses = append(c.addresses, cap.Addr)
+		c.addresses = append(c.addresses, rank.Addr)
 	}
 	if goRanks < len(caps) {
 		if want != Auto && want != Gloo {

@@ -79,9 +79,9 @@ func TestEveryOperation(t *testing.T) {
 					}
 					want("all_gather", got, fill(func(i int) int64 { return int64(i) }))
 
-					all, err := AllGatherSlice(ctx, g, []int64{int64(r * r)})
-					if err != nil {
-						return err
+					all, e := AllGatherSlice(ctx, g, []int64{int64(r * r)})
+					if e != nil {
+						return e
 					}
 					want("all_gather_into", all, fill(func(i int) int64 { return int64(i * i) }))
 
@@ -112,9 +112,9 @@ func TestEveryOperation(t *testing.T) {
 					}
 					want("scatter", values[int64](t, x), []int64{int64(7 * r)})
 
-					part, err := ReduceScatterSlice(ctx, g, fill(func(i int) int64 { return int64(i + r) }), Sum)
-					if err != nil {
-						return err
+					part, e := ReduceScatterSlice(ctx, g, fill(func(i int) int64 { return int64(i + r) }), Sum)
+					if e != nil {
+						return e
 					}
 					want("reduce_scatter_tensor", part, []int64{int64(r*n) + total - int64(n)})
 
@@ -137,9 +137,9 @@ func TestEveryOperation(t *testing.T) {
 					}
 					want("all_to_all", got, fill(func(i int) int64 { return int64(i * r) }))
 
-					swapped, err := AllToAllSlice(ctx, g, fill(func(i int) int64 { return int64(100*r + i) }))
-					if err != nil {
-						return err
+					swapped, e := AllToAllSlice(ctx, g, fill(func(i int) int64 { return int64(100*r + i) }))
+					if e != nil {
+						return e
 					}
 					want("all_to_all_single", swapped, fill(func(i int) int64 { return int64(100*i + r) }))
 

@@ -89,7 +89,7 @@ func (m *monitored) await(ctx context.Context, op *link.Op) error {
 	err := m.g.mesh.Wait(ctx, op)
 	if err != nil && !op.Completed() && !m.g.mesh.Cancel(op) && !op.Completed() {
 		m.g.mesh.Fail(err) // the buffer is in use until then
-		_ = m.g.mesh.Wait(context.Background(), op)
+		_ = m.g.mesh.Wait(context.WithoutCancel(ctx), op)
 	}
 	return err
 }
@@ -144,7 +144,7 @@ func (m *monitored) lead(ctx context.Context) error {
 				lost = err
 			}
 		case ctx.Err() != nil:
-			m.giveUp(ops, err)
+			m.giveUp(ctx, ops, err)
 			return dist.FromContext("group: monitored_barrier", ctx)
 		default:
 			late = append(late, r)
@@ -160,7 +160,7 @@ func (m *monitored) lead(ctx context.Context) error {
 		if len(came) > 0 {
 			e.Detail += "; " + rankList(came) + " did"
 		}
-		m.giveUp(ops, e)
+		m.giveUp(ctx, ops, e)
 		return e
 	}
 	for r := 1; r < m.g.size; r++ {
@@ -172,11 +172,11 @@ func (m *monitored) lead(ctx context.Context) error {
 }
 
 // giveUp withdraws the receives that are still posted.
-func (m *monitored) giveUp(ops []*link.Op, err error) {
+func (m *monitored) giveUp(ctx context.Context, ops []*link.Op, err error) {
 	for _, op := range ops {
 		if op != nil && !op.Completed() && !m.g.mesh.Cancel(op) {
 			m.g.mesh.Fail(err)
-			_ = m.g.mesh.Wait(context.Background(), op)
+			_ = m.g.mesh.Wait(context.WithoutCancel(ctx), op)
 		}
 	}
 }

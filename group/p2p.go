@@ -35,7 +35,7 @@ func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to, tag int, opts ..
 			return failed(OpSend, err)
 		}
 	}
-	w.message.Peer, w.message.Slot, w.message.Buf = to, uint64(tag), buf
+	w.message.Peer, w.message.Slot, w.message.Buf = to, uint64(tag), buf //nolint:gosec // checked
 	return g.postMessage(ctx, w)
 }
 
@@ -70,7 +70,7 @@ func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from, 
 		w.finish = func() error { return t.CopyFrom(flat) }
 	}
 	w.outputs = append(w.outputs[:0], t)
-	w.message.Peer, w.message.Slot, w.message.Buf = from, uint64(tag), buf
+	w.message.Peer, w.message.Slot, w.message.Buf = from, uint64(tag), buf //nolint:gosec // checked
 	if from == link.AnyPeer {
 		for r := range g.size {
 			if r != g.rank {
@@ -287,7 +287,7 @@ type P2P struct {
 func (g *Group) Batch(ctx context.Context, ops []P2P, opts ...OpOption) []*Work {
 	works := make([]*Work, len(ops))
 	for i, op := range ops {
-		err := error(nil)
+		var err error
 		if op.Op != OpSend && op.Op != OpRecv {
 			err = dist.Newf("group: batch", dist.InvalidArgument, "operation %d is %v: a batch takes sends and receives", i, op.Op)
 		} else {

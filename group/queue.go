@@ -15,11 +15,8 @@ import (
 )
 
 func asError(err error) *dist.Error {
-	var e *dist.Error
-	if errors.As(err, &e) {
-		return e
-	}
-	return nil
+	e, _ := errors.AsType[*dist.Error](err)
+	return e
 }
 
 // admit waits for a place among the posted operations, and takes it. It is called with the mutex held and returns so,
@@ -231,7 +228,7 @@ func (g *Group) leftEarly(ctx context.Context, err error) bool {
 func (g *Group) execute(ctx context.Context, w *Work) error {
 	if w.steps == nil {
 		if !g.resumable {
-			ctx = g.working
+			ctx = g.working //nolint:contextcheck // it must not end with the wait
 		}
 		return g.engine.Run(ctx, &w.req)
 	}

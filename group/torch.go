@@ -80,6 +80,7 @@ func (v torchVersion) check(name string, op OpType, dt tensor.DType, r ReduceOp,
 		if numel == 0 && v == torch113 {
 			return refuse("an all_gather of empty tensors ends a process of %v with a division by zero", v)
 		}
+	default: // only the element type matters
 	}
 	if v == torch113 && op == OpReduceScatterInto {
 		return refuse("gloo of %v, which other ranks use, has no %v", v, op)

@@ -23,23 +23,23 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var transports = []Transport{TCP, SharedMemory, Gloo}
 
 // newWorld makes a world of Go ranks in this process.
-func newWorld(t testing.TB, size int, opts ...Option) []*Group {
-	t.Helper()
+func newWorld(tb testing.TB, size int, opts ...Option) []*Group {
+	tb.Helper()
 	s := store.NewMemory()
-	t.Cleanup(func() { _ = s.Close() })
-	return newWorldOver(t, s, size, opts...)
+	tb.Cleanup(func() { _ = s.Close() })
+	return newWorldOver(tb, s, size, opts...)
 }
 
-func newWorldOver(t testing.TB, s store.Store, size int, opts ...Option) []*Group {
-	t.Helper()
+func newWorldOver(tb testing.TB, s store.Store, size int, opts ...Option) []*Group {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	groups := make([]*Group, size)
-	must(t, each(size, func(r int) (err error) {
+	must(tb, each(size, func(r int) (err error) {
 		groups[r], err = New(ctx, s, r, size, opts...)
 		return err
 	}))
-	t.Cleanup(func() { closeAll(groups) })
+	tb.Cleanup(func() { closeAll(groups) })
 	return groups
 }
 
@@ -67,10 +67,10 @@ func each(size int, f func(rank int) error) error {
 	return errors.Join(errs...)
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
@@ -78,17 +78,17 @@ func from[T tensor.Element](values ...T) *tensor.Tensor {
 	return tensor.Must(tensor.From(values, len(values)))
 }
 
-func values[T tensor.Element](t testing.TB, x *tensor.Tensor) []T {
-	t.Helper()
+func values[T tensor.Element](tb testing.TB, x *tensor.Tensor) []T {
+	tb.Helper()
 	v, err := tensor.Copy[T](x)
-	must(t, err)
+	must(tb, err)
 	return v
 }
 
 // ctxOf is a context that ends long after a test should have.
-func ctxOf(t testing.TB) context.Context {
-	t.Helper()
+func ctxOf(tb testing.TB) context.Context {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
-	t.Cleanup(cancel)
+	tb.Cleanup(cancel)
 	return ctx
 }

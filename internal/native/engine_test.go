@@ -30,17 +30,17 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // tcpWorld connects a world over loopback.
-func tcpWorld(t testing.TB, size int, change func(*tcp.Config)) []link.Mesh {
-	t.Helper()
+func tcpWorld(tb testing.TB, size int, change func(*tcp.Config)) []link.Mesh {
+	tb.Helper()
 	listeners, peers := make([]net.Listener, size), make([]string, size)
 	for r := range size {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		listeners[r], peers[r] = l, l.Addr().String()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(tb.Context(), 20*time.Second)
 	defer cancel()
 	meshes, errs := make([]link.Mesh, size), make([]error, size)
 	var wg sync.WaitGroup
@@ -60,9 +60,9 @@ func tcpWorld(t testing.TB, size int, change func(*tcp.Config)) []link.Mesh {
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		for _, m := range meshes {
 			wg.Go(func() { _ = m.Close() })
 		}
@@ -287,8 +287,7 @@ func interrupting(e *native.Engine, q *coll.Request, seed uint64) error {
 		}
 		err := e.Run(ctx, q)
 		cancel()
-		var i *coll.Interrupted
-		if !errors.As(err, &i) {
+		if _, ok := errors.AsType[*coll.Interrupted](err); !ok {
 			return err
 		}
 	}

@@ -23,7 +23,7 @@ func (r *run) broadcast() error {
 			return err
 		}
 	} else {
-		for lowest = 1; lowest < r.size; lowest *= 2 { //nolint:revive // finds the first power of two that is large enough
+		for lowest = 1; lowest < r.size; lowest *= 2 {
 		}
 	}
 	for bit := lowest / 2; bit > 0; bit /= 2 {

@@ -90,7 +90,7 @@ func child(spec string) int {
 	if err != nil {
 		return 3
 	}
-	if _, err := client.JoinWorker(ctx); err != nil {
+	if _, err = client.JoinWorker(ctx); err != nil {
 		return 4
 	}
 	g, err := group.New(ctx, client, rank, size)

@@ -66,7 +66,7 @@ func special(k, r, n int, dt tensor.DType, salt int, on bool) *tensor.Tensor {
 		v := int64(x>>8)%2001 - 1000
 		f := float64(v) / 8
 		if on && x%7 == 0 {
-			f = math.NaN()
+			f = math.Float64frombits(0x7ff8 << 48) // Python's
 		}
 		if on && x%11 == 0 {
 			f = math.Copysign(0, -1)
@@ -89,6 +89,10 @@ func special(k, r, n int, dt tensor.DType, salt int, on bool) *tensor.Tensor {
 			}
 			b = binary.LittleEndian.AppendUint16(b, uint16(tensor.ToF16(float32(f))))
 		case tensor.BFloat16:
+			if math.IsNaN(f) { // PyTorch's
+				b = append(b, 0xc0, 0x7f)
+				continue
+			}
 			b = binary.LittleEndian.AppendUint16(b, uint16(tensor.ToBF16(float32(f))))
 		case tensor.Float32:
 			b, _ = binary.Append(b, binary.LittleEndian, float32(f))
@@ -157,10 +161,10 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 		}
 		return digest(outs...), nil
 	}
-	list := func(make func(i int) *tensor.Tensor) []*tensor.Tensor {
+	list := func(each func(i int) *tensor.Tensor) []*tensor.Tensor {
 		var all []*tensor.Tensor
 		for i := range g.Size() {
-			all = append(all, make(i))
+			all = append(all, each(i))
 		}
 		return all
 	}

@@ -47,7 +47,7 @@ func freePort(t testing.TB) int {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port
+	return l.Addr().(*net.TCPAddr).Port //nolint:errcheck // a TCP listener
 }
 
 // world says which ranks are Go's.
@@ -82,7 +82,7 @@ func (w world) joinGo(ctx context.Context, t testing.TB, port int) map[int]*grou
 	t.Helper()
 	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	if w.isGo(0) {
-		server, err := tcpstore.Listen(addr)
+		server, err := tcpstore.Listen(addr) //nolint:contextcheck // ends with the test
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +96,7 @@ func (w world) joinGo(ctx context.Context, t testing.TB, port int) map[int]*grou
 			return err
 		}
 		t.Cleanup(func() { _ = client.Close() })
-		if _, err := client.JoinWorker(ctx); err != nil {
+		if _, err = client.JoinWorker(ctx); err != nil {
 			return err
 		}
 		g, err := group.New(ctx, client, r, w.size, w.options...)

@@ -5,6 +5,7 @@ package tcp
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -456,10 +457,8 @@ func (m *Mesh) anyFor(slot uint64, peer int) *link.Op {
 		if op.Slot != slot {
 			continue
 		}
-		for _, rank := range op.From {
-			if rank == peer {
-				return op
-			}
+		if slices.Contains(op.From, peer) {
+			return op
 		}
 	}
 	return nil
@@ -573,8 +572,8 @@ func remoteFailure(c *conn, h wire.Header, text string) error {
 		code = dist.Code(h.Total)
 	}
 	rank := dist.Rank(c.peer)
-	if h.Slot > 0 && h.Slot <= uint64(c.m.size) {
-		rank = dist.Rank(h.Slot - 1) //nolint:gosec // bounded by the size
+	if h.Slot > 0 && h.Slot <= wire.MaxRanks && int(h.Slot) <= c.m.size {
+		rank = dist.Rank(h.Slot - 1)
 	}
 	return &dist.Error{Op: "group", Code: code, Rank: rank, Detail: text + " (told by rank " + itoa(c.peer) + ")"}
 }

@@ -115,7 +115,7 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 	h := wire.Hello{Version: wire.Version, Group: cfg.Group, From: uint32(cfg.Rank), To: uint32(rank), Size: uint32(cfg.Size), Window: uint32(cfg.Window)} //nolint:gosec // checked
 	var buf [wire.HelloSize]byte
 	h.Put(buf[:])
-	if _, err := c.Write(buf[:]); err != nil {
+	if _, err = c.Write(buf[:]); err != nil {
 		_ = c.Close()
 		return fail(err)
 	}
@@ -139,6 +139,9 @@ func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint
 	defer close(done)
 	var greetings sync.WaitGroup
 	defer greetings.Wait()
+	// A connection that says nothing must not hold up the others: it ends when all ranks are here.
+	greeting, enough := context.WithCancel(ctx)
+	defer enough()
 	arrived := make(chan struct{}, cfg.Size)
 	stop := make(chan struct{})
 	defer close(stop)
@@ -166,6 +169,8 @@ func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint
 		}
 		greetings.Go(func() {
 			defer func() { <-limit }()
+			hush := context.AfterFunc(greeting, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
+			defer hush()
 			if greet(cfg, c, put) {
 				arrived <- struct{}{}
 			}
@@ -182,6 +187,8 @@ func greet(cfg *Config, c net.Conn, put func(int, net.Conn, uint32) bool) bool {
 	}
 	h, err := readHello(c)
 	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return refuse("it did not say what it is")
 	case err != nil:
 		return refuse(err.Error())
 	case h.Group != cfg.Group || h.Size != uint32(cfg.Size): //nolint:gosec // checked
@@ -241,7 +248,7 @@ func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 		m.conns[rank] = &conn{
 			m: m, peer: rank, fd: fd, addr: nc.RemoteAddr().String(), in: make([]byte, bufferSize), credit: windows[rank], heard: true,
 		}
-		if err := unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil { //nolint:gosec // a rank
+		if err := unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil {
 			return fail(err)
 		}
 	}

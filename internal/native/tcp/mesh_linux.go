@@ -226,7 +226,7 @@ func (m *Mesh) wake() {
 	if !m.driving {
 		return
 	}
-	var one = [8]byte{1}
+	one := [8]byte{1}
 	_, _ = unix.Write(m.event, one[:]) // full means that it is awake already
 }
 

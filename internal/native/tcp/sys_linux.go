@@ -27,7 +27,7 @@ func (v *iovecs) add(b []byte) {
 	if len(b) == 0 {
 		return
 	}
-	v.list[v.n].Base = unsafe.SliceData(b)
+	v.list[v.n].Base = unsafe.SliceData(b) //nolint:gosec // the kernel wants addresses
 	v.list[v.n].SetLen(len(b))
 	v.n++
 	v.bytes += len(b)
@@ -42,9 +42,9 @@ func sendv(fd int, v *iovecs) (int, syscall.Errno) {
 	var n uintptr
 	var errno syscall.Errno
 	if v.bytes < longCopy {
-		n, _, errno = unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		n, _, errno = unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
 	} else {
-		n, _, errno = unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		n, _, errno = unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
 	}
 	return int(n), errno
 }
@@ -56,9 +56,9 @@ func recvv(fd int, v *iovecs) (int, syscall.Errno) {
 	var n uintptr
 	var errno syscall.Errno
 	if v.bytes < longCopy {
-		n, _, errno = unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT)
+		n, _, errno = unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
 	} else {
-		n, _, errno = unix.Syscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT)
+		n, _, errno = unix.Syscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
 	}
 	return int(n), errno
 }
@@ -66,10 +66,10 @@ func recvv(fd int, v *iovecs) (int, syscall.Errno) {
 // epollWait waits for at most ms milliseconds.
 func epollWait(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
 	if ms == 0 {
-		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
+		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0) //nolint:gosec // the kernel wants addresses
 		return int(n), errno
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
+	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0) //nolint:gosec // the kernel wants addresses
 	return int(n), errno
 }
 

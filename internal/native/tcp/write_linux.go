@@ -140,14 +140,14 @@ func (c *conn) open(op *link.Op) {
 		c.piece, c.more = op.Buf, false
 		c.describe(&h)
 	} else {
-		at := int(op.State.Aux & progress) //nolint:gosec // bounded by the buffer
+		at := int(op.State.Aux & progress)
 		end := min(at+wire.MaxPiece, len(op.Buf))
 		h.Type, h.Total = wire.Data, uint64(len(op.Buf))
 		c.piece, c.more = op.Buf[at:end], end < len(op.Buf)
 		if c.more {
 			h.Flags |= wire.More
 		}
-		op.State.Aux = large | uint64(end) //nolint:gosec // not negative
+		op.State.Aux = large | uint64(end)
 	}
 	h.Length = uint32(len(c.piece)) //nolint:gosec // at most MaxPiece
 	h.Put(c.head[:])
@@ -172,11 +172,10 @@ func (c *conn) arm(on bool) {
 // abort tells the peer why the group failed, as far as the socket takes it at once.
 func (c *conn) abort(err error) {
 	h := wire.Header{Type: wire.Abort, Total: uint64(dist.CodeOf(err))}
-	var e *dist.Error
 	text := err.Error()
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*dist.Error](err); ok {
 		if e.Rank >= 0 {
-			h.Slot = uint64(e.Rank) + 1 //nolint:gosec // not negative
+			h.Slot = uint64(e.Rank) + 1
 		}
 		if e.Detail != "" {
 			text = e.Detail

@@ -112,8 +112,8 @@ func (c Call) pack() uint64 {
 
 func unpack(word, bytes uint64) Call {
 	return Call{
-		Kind: coll.Kind(word & 0xff), Op: reduce.Op(word >> 8 & 0xff), DType: tensor.DType(word >> 16 & 0xff), //nolint:gosec // masked
-		Root: uint16(word >> 24 & 0xffff), Bytes: bytes, //nolint:gosec // masked
+		Kind: coll.Kind(word & 0xff), Op: reduce.Op(word >> 8 & 0xff), DType: tensor.DType(word >> 16 & 0xff),
+		Root: uint16(word >> 24 & 0xffff), Bytes: bytes,
 	}
 }
 

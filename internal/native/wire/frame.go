@@ -77,7 +77,7 @@ func (h *Header) Put(b []byte) {
 	if h.Flags&Called != 0 {
 		binary.LittleEndian.PutUint64(b[24:], h.Call.pack())
 		binary.LittleEndian.PutUint64(b[32:], h.Call.Bytes)
-		binary.LittleEndian.PutUint32(b[12:], uint32(min(h.Total, 1<<32-1))) //nolint:gosec // bounded
+		binary.LittleEndian.PutUint32(b[12:], uint32(min(h.Total, 1<<32-1)))
 	} else {
 		binary.LittleEndian.PutUint64(b[24:], h.Total)
 		binary.LittleEndian.PutUint64(b[32:], 0)

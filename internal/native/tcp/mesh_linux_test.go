@@ -1,0 +1,256 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/native/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// connect makes a mesh of size ranks; disturb is called with the listeners' addresses before the ranks connect.
+func connect(t *testing.T, size int, disturb func(addrs []string)) []*Mesh {
+	t.Helper()
+	listeners, peers := make([]net.Listener, size), make([]string, size)
+	for r := range size {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners[r], peers[r] = l, l.Addr().String()
+	}
+	if disturb != nil {
+		disturb(peers)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	meshes := make([]*Mesh, size)
+	var wg sync.WaitGroup
+	for r := range size {
+		wg.Go(func() {
+			m, err := Connect(ctx, Config{Rank: r, Size: size, Group: [16]byte{9}, Listener: listeners[r], Peers: peers})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			meshes[r] = m
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	t.Cleanup(func() {
+		for _, m := range meshes {
+			wg.Go(func() { _ = m.Close() })
+		}
+		wg.Wait()
+	})
+	return meshes
+}
+
+func wait(t *testing.T, m *Mesh, op *link.Op) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	return m.Wait(ctx, op)
+}
+
+func TestGarbageAtTheListenerIsHarmless(t *testing.T) {
+	meshes := connect(t, 2, func(addrs []string) {
+		foreign := wire.Hello{Version: wire.Version, Group: [16]byte{1}, From: 1, To: 0, Size: 2}
+		hello := make([]byte, wire.HelloSize)
+		foreign.Put(hello)
+		for _, junk := range [][]byte{[]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\nand more than a hello"), hello, {}} {
+			c, err := net.Dial("tcp", addrs[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = c.Write(junk)
+			t.Cleanup(func() { _ = c.Close() })
+		}
+	})
+	send, recv := &link.Op{Peer: 1, Slot: 3, Buf: []byte("hi")}, &link.Op{Peer: 0, Slot: 3, Buf: make([]byte, 2)}
+	meshes[0].Send(send)
+	meshes[1].Recv(recv)
+	if err := errors.Join(wait(t, meshes[0], send), wait(t, meshes[1], recv)); err != nil || string(recv.Buf) != "hi" {
+		t.Errorf("%q %v", recv.Buf, err)
+	}
+}
+
+// Messages that nobody has asked for are held up to the window; then the sender asks first. Nothing is lost or reordered.
+func TestUnexpectedMessagesAreBounded(t *testing.T) {
+	meshes := connect(t, 2, nil)
+	const count, size = 100, 20 << 10 // 2 MiB against a window of 256 KiB
+	sends := make([]*link.Op, count)
+	for i := range sends {
+		sends[i] = &link.Op{Peer: 1, Slot: 5, Buf: bytes.Repeat([]byte{byte(i)}, size)}
+		meshes[0].Send(sends[i])
+	}
+	time.Sleep(20 * time.Millisecond) // until they have arrived
+	meshes[1].mu.Lock()
+	held := 0
+	for a := meshes[1].conns[0].inbox.head; a != nil; a = a.next {
+		held += len(a.data)
+	}
+	meshes[1].mu.Unlock()
+	if held > DefaultWindow || held == 0 {
+		t.Errorf("%d bytes are held", held)
+	}
+	for i := range count {
+		op := &link.Op{Peer: 0, Slot: 5, Buf: make([]byte, size)}
+		meshes[1].Recv(op)
+		if err := wait(t, meshes[1], op); err != nil || op.N != size || op.Buf[0] != byte(i) || op.Buf[size-1] != byte(i) {
+			t.Fatalf("message %d: %d bytes of %d, %v", i, op.N, op.Buf[0], err)
+		}
+	}
+	for _, op := range sends {
+		if err := wait(t, meshes[0], op); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestTooLongAndTooShort(t *testing.T) {
+	for _, size := range []int{100, 200_000} {
+		meshes := connect(t, 2, nil)
+		send, recv := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, size)}, &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, size-1)}
+		meshes[1].Recv(recv)
+		meshes[0].Send(send)
+		if err := wait(t, meshes[1], recv); !errors.Is(err, dist.Mismatch) {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+		if err := wait(t, meshes[0], send); size > EagerMax && !errors.Is(err, dist.Mismatch) {
+			t.Errorf("sender of %d bytes: %v", size, err)
+		}
+		short, room := &link.Op{Peer: 1, Slot: 2, Buf: []byte{7}}, &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, size)}
+		meshes[0].Send(short)
+		meshes[1].Recv(room)
+		if err := wait(t, meshes[1], room); err != nil || room.N != 1 || room.Buf[0] != 7 {
+			t.Errorf("a short message: %d, %v", room.N, err)
+		}
+	}
+}
+
+func TestAnyPeerAndCancel(t *testing.T) {
+	meshes := connect(t, 3, nil)
+	seen := map[int]bool{}
+	for i := range 2 {
+		op := &link.Op{Peer: link.AnyPeer, From: []int{1, 2}, Slot: 4, Buf: make([]byte, 100_000)}
+		meshes[0].Recv(op)
+		if i == 0 {
+			for r := 1; r < 3; r++ {
+				size := 10
+				if r == 2 {
+					size = 100_000
+				}
+				send := &link.Op{Peer: 0, Slot: 4, Buf: make([]byte, size)}
+				meshes[r].Send(send)
+			}
+		}
+		if err := wait(t, meshes[0], op); err != nil {
+			t.Fatal(err)
+		}
+		seen[op.Source] = true
+	}
+	if !seen[1] || !seen[2] {
+		t.Errorf("sources %v", seen)
+	}
+	op := &link.Op{Peer: 1, Slot: 8, Buf: make([]byte, 1)}
+	meshes[0].Recv(op)
+	if !meshes[0].Cancel(op) || meshes[0].Cancel(op) || !errors.Is(wait(t, meshes[0], op), dist.Aborted) {
+		t.Error("a receive that nobody has matched cannot be withdrawn")
+	}
+}
+
+func TestGoodbyeEndsOnlyWhatNeedsTheRank(t *testing.T) {
+	meshes := connect(t, 3, nil)
+	last := &link.Op{Peer: 0, Slot: 1, Buf: []byte("bye")}
+	meshes[2].Send(last)
+	pending := &link.Op{Peer: 2, Slot: 2, Buf: make([]byte, 1)}
+	meshes[1].Recv(pending)
+	if err := meshes[2].Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := wait(t, meshes[1], pending); !errors.Is(err, dist.PeerLost) {
+		t.Errorf("a receive from a rank that left: %v", err)
+	}
+	// What it sent before is still there, and the others go on.
+	got := &link.Op{Peer: 2, Slot: 1, Buf: make([]byte, 3)}
+	meshes[0].Recv(got)
+	if err := wait(t, meshes[0], got); err != nil || string(got.Buf) != "bye" {
+		t.Errorf("%q %v", got.Buf, err)
+	}
+	send, recv := &link.Op{Peer: 1, Slot: 9, Buf: []byte("on")}, &link.Op{Peer: 0, Slot: 9, Buf: make([]byte, 2)}
+	meshes[0].Send(send)
+	meshes[1].Recv(recv)
+	if err := errors.Join(wait(t, meshes[0], send), wait(t, meshes[1], recv)); err != nil {
+		t.Error(err)
+	}
+}
+
+// A failure in the middle of a large message reaches the other side with its reason, and buffers come back.
+func TestFailureDuringALargeMessage(t *testing.T) {
+	meshes := connect(t, 2, nil)
+	send, recv := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 64<<20)}, &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, 64<<20)}
+	meshes[1].Recv(recv)
+	meshes[0].Send(send)
+	time.Sleep(5 * time.Millisecond)
+	reason := dist.New("test", dist.Aborted, "enough")
+	meshes[0].Fail(reason)
+	if err := wait(t, meshes[0], send); err != nil && !errors.Is(err, dist.Aborted) {
+		t.Errorf("sender: %v", err)
+	}
+	if err := wait(t, meshes[1], recv); err != nil && (!errors.Is(err, dist.Aborted) || !bytes.Contains([]byte(err.Error()), []byte("enough"))) {
+		t.Errorf("receiver: %v", err)
+	}
+}
+
+func BenchmarkPingPong(b *testing.B) {
+	// Allocations are what matters here; times depend on the machine.
+	listeners, peers := make([]net.Listener, 2), make([]string, 2)
+	for r := range 2 {
+		listeners[r], _ = net.Listen("tcp", "127.0.0.1:0")
+		peers[r] = listeners[r].Addr().String()
+	}
+	meshes := make([]*Mesh, 2)
+	var wg sync.WaitGroup
+	for r := range 2 {
+		wg.Go(func() {
+			meshes[r], _ = Connect(b.Context(), Config{Rank: r, Size: 2, Listener: listeners[r], Peers: peers})
+		})
+	}
+	wg.Wait()
+	defer func() {
+		for _, m := range meshes {
+			wg.Go(func() { _ = m.Close() })
+		}
+		wg.Wait()
+	}()
+	ctx := context.Background()
+	out, in := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 64)}, &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, 64)}
+	b.ReportAllocs()
+	for b.Loop() {
+		meshes[0].Send(out)
+		meshes[1].Recv(in)
+		if err := meshes[1].Wait(ctx, in); err != nil {
+			b.Fatal(err)
+		}
+		if err := meshes[0].Wait(ctx, out); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,115 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+func TestHeadersTravel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := Header{
+			Type: Type(rapid.IntRange(1, int(typeEnd)-1).Draw(t, "type")), Slot: rapid.Uint64().Draw(t, "slot"),
+			Credit: rapid.Uint32().Draw(t, "credit"),
+		}
+		if h.Type == Eager || h.Type == Data {
+			h.Length = rapid.Uint32Range(0, MaxPiece).Draw(t, "length")
+		}
+		if rapid.Bool().Draw(t, "called") {
+			h.Flags |= Called
+			h.Total = rapid.Uint64Range(0, 1<<32-1).Draw(t, "total")
+			h.Call = Call{
+				Kind: coll.Kind(rapid.IntRange(0, int(coll.Barrier)).Draw(t, "kind")), Op: reduce.Op(rapid.IntRange(0, 7).Draw(t, "op")),
+				DType: tensor.DType(rapid.IntRange(0, 15).Draw(t, "dtype")), Root: rapid.Uint16().Draw(t, "root"), Bytes: rapid.Uint64().Draw(t, "bytes"),
+			}
+		} else {
+			h.Total = rapid.Uint64().Draw(t, "total")
+		}
+		var b [HeaderSize]byte
+		h.Put(b[:])
+		got, err := Parse(b[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(h, got); d != "" {
+			t.Fatal(d)
+		}
+	})
+}
+
+func TestHellosTravel(t *testing.T) {
+	want := Hello{Version: Version, Group: [16]byte{1, 2, 3}, From: 3, To: 1, Size: 4, Window: 99}
+	var b [HelloSize]byte
+	want.Put(b[:])
+	got, err := ParseHello(b[:])
+	if err != nil || got != want {
+		t.Errorf("%+v %v", got, err)
+	}
+	for name, spoil := range map[string]func(*Hello){
+		"version": func(h *Hello) { h.Version++ },
+		"rank":    func(h *Hello) { h.From = 4 },
+		"size":    func(h *Hello) { h.Size = MaxRanks + 1 },
+	} {
+		bad := want
+		spoil(&bad)
+		bad.Put(b[:])
+		if _, err := ParseHello(b[:]); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func TestCallsAsText(t *testing.T) {
+	for want, q := range map[string]coll.Request{
+		"all_reduce(sum, float32, 4 elements)":              {Kind: coll.AllReduce, DType: tensor.Float32, Out: make([]byte, 16)},
+		"broadcast(int64, 2 elements, root 3)":              {Kind: coll.Broadcast, DType: tensor.Int64, Out: make([]byte, 16), Root: 3},
+		"barrier()":                                         {Kind: coll.Barrier},
+		"gather(uint8, root 1)":                             {Kind: coll.Gather, DType: tensor.Uint8, Root: 1},
+		"reduce_scatter(max, float64, uneven blocks #" + "": {Kind: coll.ReduceScatter, Op: reduce.Max, DType: tensor.Float64, InCounts: []int{8, 16}},
+	} {
+		if got := CallOf(&q).String(); len(got) < len(want) || got[:len(want)] != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	var b [HeaderSize]byte
+	(&Header{Type: Eager, Length: 4, Slot: 7}).Put(b[:])
+	f.Add(b[:])
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) < HeaderSize {
+			return
+		}
+		h, err := Parse(data)
+		if err != nil {
+			return
+		}
+		if h.Length > MaxPiece {
+			t.Errorf("a frame of %d bytes", h.Length)
+		}
+		_ = h.String()
+	})
+}
+
+func FuzzHello(f *testing.F) {
+	var b [HelloSize]byte
+	(&Hello{Version: Version, Size: 2, To: 1}).Put(b[:])
+	f.Add(b[:])
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) < HelloSize {
+			return
+		}
+		if h, err := ParseHello(data); err == nil && (h.From >= h.Size || h.To >= h.Size) {
+			t.Errorf("%+v", h)
+		}
+	})
+}
