@@ -88,7 +88,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		{Kind: coll.Broadcast, DType: tensor.Float32, Out: make([]byte, 1000)},
 		{Kind: coll.Barrier},
 	} {
-		const rounds = 500
+		const rounds = 200
 		repeat(t, meshes, rounds, 0, req)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

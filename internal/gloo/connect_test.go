@@ -393,7 +393,7 @@ func TestWorldOfOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runPlans(t, []link.Mesh{m}, 1, 30)
+	runPlans(t, []link.Mesh{m}, 1, 30, 2)
 	if got := m.Hosts(); len(got) != 1 || got[0] == "" {
 		t.Errorf("hosts %v", got)
 	}

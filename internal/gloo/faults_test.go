@@ -106,7 +106,7 @@ func TestEndOfLifeIsQuiet(t *testing.T) {
 	meshes := connectWorld(t, 3, func(_ int, c *Config) {
 		c.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	})
-	runPlans(t, asLinks(meshes), 3, 5)
+	runPlans(t, asLinks(meshes), 3, 5, 0)
 	for _, m := range meshes {
 		if err := m.Close(); err != nil {
 			t.Fatal(err)
@@ -340,7 +340,7 @@ func TestStrangersAreHarmless(t *testing.T) {
 			if err := errors.Join(errs...); err != nil {
 				t.Fatal(err)
 			}
-			runPlans(t, asLinks(meshes), 5, 10)
+			runPlans(t, asLinks(meshes), 5, 10, 0)
 			// Whoever said something wrong was shown the door.
 			for _, i := range []int{1, 2, 4} {
 				_ = visitors[i].SetReadDeadline(time.Now().Add(soon))
@@ -393,7 +393,7 @@ func TestGenerationATakesOnlyThePeersAddress(t *testing.T) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	runPlans(t, asLinks(meshes), 5, 10)
+	runPlans(t, asLinks(meshes), 5, 10, 0)
 	for _, m := range meshes {
 		wg.Go(func() { _ = m.Close() })
 	}
@@ -579,7 +579,7 @@ func proxied(t *testing.T) ([]*Mesh, *faultnet.Proxy) {
 
 func TestCutConnection(t *testing.T) {
 	meshes, proxy := proxied(t)
-	runPlans(t, asLinks(meshes), 1, 3)
+	runPlans(t, asLinks(meshes), 1, 3, 0)
 	ops := make([]*link.Op, 2)
 	for r := range 2 {
 		ops[r] = &link.Op{Peer: 1 - r, Slot: 7, Buf: make([]byte, 8)}
@@ -595,7 +595,7 @@ func TestDelayedAndHalfOpenConnection(t *testing.T) {
 	meshes, proxy := proxied(t)
 	proxy.SetUp(faultnet.Fault{Delay: 5 * time.Millisecond})
 	proxy.SetDown(faultnet.Fault{Delay: 5 * time.Millisecond})
-	runPlans(t, asLinks(meshes), 1, 3)
+	runPlans(t, asLinks(meshes), 1, 3, 0)
 	// Half open: bytes vanish. gloo has no heartbeat, so the operation's timeout ends it, and it names the rank.
 	proxy.SetUp(faultnet.Fault{Swallow: true})
 	proxy.SetDown(faultnet.Fault{Swallow: true})
