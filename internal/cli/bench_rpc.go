@@ -1,0 +1,300 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-dist/cohort/rendezvous"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// The functions that a benchmark worker serves. The first is what Python's benchmarks call: a function of the script.
+const (
+	benchPythonUDF = "__main__.udf"
+	benchUDF       = "bench.udf"
+	benchAdd       = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
+)
+
+func (a *app) benchRPCCommand() *cobra.Command {
+	var transport, peer, only string
+	var dur time.Duration
+	cmd := &cobra.Command{
+		Use:   "rpc",
+		Short: "Measure calls and remote references between two processes",
+		Long: strings.TrimSpace(`
+Start a second process, make both workers of an RPC world on this machine's loopback
+interface, and measure. Each value is one line of JSON: group, case, peer, value and
+unit, with the names that bench/peers uses, so that the rows of PyTorch, net/rpc and
+grpc-go stand beside them. Process ids and the transport go to standard error.
+
+--transport auto is what Go workers choose among themselves; uv is TensorPipe's wire,
+which they use with PyTorch workers.`),
+		Example: strings.Trim(`
+  cohort bench rpc
+  cohort bench rpc --transport uv --peer cohort-uv --dur 3s
+  cohort bench rpc --only 'sync_udf'`, "\n"),
+		Args: exactly(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if _, err := benchTransports(transport); err != nil {
+				return err
+			}
+			if dur <= 0 {
+				return &usageError{fmt.Errorf("--dur %s: it must be more than zero", dur)}
+			}
+			load := &benchLoad{app: a, group: "rpc", peer: peer, dur: dur, only: only}
+			return explain(cmd.Context(), a.benchRPC(cmd.Context(), load, transport))
+		},
+	}
+	cmd.Flags().StringVar(&transport, "transport", "auto", "auto, cohort or uv")
+	cmd.Flags().StringVar(&peer, "peer", "cohort", "the name in the column peer")
+	cmd.Flags().StringVar(&only, "only", "", "run only the cases whose name contains this")
+	cmd.Flags().DurationVar(&dur, "dur", time.Second, "time per case")
+	return cmd
+}
+
+// benchRPCWorkerCommand is the callee: of "cohort bench rpc", and of bench/rpctorch, where the caller is PyTorch.
+func (a *app) benchRPCWorkerCommand() *cobra.Command {
+	var addr, name, transport string
+	var rank, size int
+	cmd := &cobra.Command{
+		Use:    "rpc-worker",
+		Hidden: true,
+		Args:   exactly(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			opts, err := benchTransports(transport)
+			if err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintln(a.Out, "ready"); err != nil {
+				return err
+			}
+			return a.benchRPCWorker(cmd.Context(), addr, name, rank, size, opts)
+		},
+	}
+	cmd.Flags().StringVar(&addr, "store", "", "address of the store")
+	cmd.Flags().StringVar(&name, "name", "w1", "name of the worker")
+	cmd.Flags().StringVar(&transport, "transport", "auto", "auto, cohort or uv")
+	cmd.Flags().IntVar(&rank, "rank", 1, "rank of the worker")
+	cmd.Flags().IntVar(&size, "world-size", 2, "number of workers")
+	return cmd
+}
+
+func benchTransports(name string) ([]rpc.Option, error) {
+	switch name {
+	case "auto":
+		return nil, nil
+	case rpc.TransportCohort, rpc.TransportUV:
+		return []rpc.Option{rpc.WithTransports(name)}, nil
+	}
+	return nil, &usageError{fmt.Errorf("--transport %s: auto, cohort or uv", name)}
+}
+
+// benchWorker joins a static world over a store at addr, which rank 0 hosts.
+func benchWorker(ctx context.Context, addr, name string, rank, size int, opts []rpc.Option) (*rpc.Agent, *rendezvous.Member, error) {
+	member, err := rendezvous.Join(ctx, fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", addr, rank, size))
+	if err != nil {
+		return nil, nil, err
+	}
+	echo := func(x any) any { return x }
+	opts = append(opts, rpc.WithRank(rank), rpc.WithWorldSize(size), rpc.WithHandlers(
+		rpc.NewRegistry().MustHandle(benchPythonUDF, echo).MustHandle(benchUDF, echo)))
+	if _, set := os.LookupEnv("TP_SOCKET_IFNAME"); !set {
+		opts = append(opts, rpc.WithAddr("127.0.0.1:0"))
+	}
+	agent, err := rpc.Join(ctx, member.Store(), name, opts...)
+	if err != nil {
+		_ = member.Close()
+		return nil, nil, err
+	}
+	return agent, member, nil
+}
+
+// benchRPCWorker serves until all workers shut down, or until the parent is gone.
+func (a *app) benchRPCWorker(ctx context.Context, addr, name string, rank, size int, opts []rpc.Option) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	a.cancelAtEOF(cancel)
+	agent, member, err := benchWorker(ctx, addr, name, rank, size, opts)
+	if err != nil {
+		return err
+	}
+	err = agent.Shutdown(ctx)
+	_ = member.Close() // the host waits for its clients
+	return err
+}
+
+func (a *app) benchRPC(ctx context.Context, load *benchLoad, transport string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	opts, err := benchTransports(transport)
+	if err != nil {
+		return err
+	}
+	addr, err := freeLoopback()
+	if err != nil {
+		return err
+	}
+	pid, stop, err := startReady(ctx, "bench", "rpc-worker", "--store", addr, "--transport", transport)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	_, _ = fmt.Fprintf(a.Err, "cohort bench rpc: processes %d and %d, transport %s\n", os.Getpid(), pid, transport)
+	started := time.Now()
+	agent, member, err := benchWorker(ctx, addr, "w0", 0, 2, opts)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = member.Close() }()
+	defer func() { _ = agent.Close() }()
+	load.emit("init", float64(time.Since(started).Microseconds())/1e3, "ms")
+	if err := benchRPCCases(ctx, load, agent); err != nil {
+		return err
+	}
+	if err := agent.Shutdown(ctx); err != nil {
+		return err
+	}
+	return member.Shutdown(ctx)
+}
+
+func benchRPCCases(ctx context.Context, load *benchLoad, agent *rpc.Agent) error {
+	x, err := tensor.From([]float32{1, 1})
+	if err != nil {
+		return err
+	}
+	builtin := func() error {
+		_, err := rpc.Call[*tensor.Tensor](ctx, agent, "w1", benchAdd, x, x, 1)
+		return err
+	}
+	echo := func(t *tensor.Tensor) func() error {
+		return func() error {
+			y, err := rpc.Call[*tensor.Tensor](ctx, agent, "w1", benchUDF, t)
+			if err != nil {
+				return err
+			}
+			if y.Numel() != t.Numel() {
+				return fmt.Errorf("the echo has %d elements, want %d", y.Numel(), t.Numel())
+			}
+			return nil
+		}
+	}
+	if err := load.run("sync_builtin", 1, 0, builtin); err != nil {
+		return err
+	}
+	if err := load.run("sync_udf", 1, 0, echo(x)); err != nil {
+		return err
+	}
+	if err := load.run("async_builtin.w64", 64, 0, builtin); err != nil {
+		return err
+	}
+	if err := load.run("async_udf.w64", 64, 0, echo(x)); err != nil {
+		return err
+	}
+	for _, c := range []struct {
+		name string
+		size int
+	}{{"echo_tensor.1MiB", 1 << 20}, {"echo_tensor.64MiB", 64 << 20}} {
+		big, err := tensor.New(tensor.Float32, c.size/4)
+		if err != nil {
+			return err
+		}
+		if err := load.run(c.name, 1, c.size, echo(big)); err != nil {
+			return err
+		}
+	}
+	if err := load.run("rref_churn", 1, 0, func() error {
+		ref, err := rpc.Remote[*tensor.Tensor](ctx, agent, "w1", benchAdd, x, x, 1)
+		if err != nil {
+			return err
+		}
+		if _, err := ref.Fetch(ctx); err != nil {
+			return err
+		}
+		return ref.Close()
+	}); err != nil {
+		return err
+	}
+	return benchCreateDelete(ctx, load, agent, x)
+}
+
+// benchCreateDelete makes and drops references without waiting for their values, then waits for all that was sent.
+func benchCreateDelete(ctx context.Context, load *benchLoad, agent *rpc.Agent, x *tensor.Tensor) error {
+	const name = "rref_create_delete"
+	if !load.wanted(name) {
+		return nil
+	}
+	for _, dur := range []time.Duration{load.dur / 5, load.dur} {
+		n, start := 0, time.Now()
+		for time.Since(start) < dur {
+			ref, err := rpc.Remote[*tensor.Tensor](ctx, agent, "w1", benchAdd, x, x, 1)
+			if err != nil {
+				return err
+			}
+			if err := ref.Close(); err != nil {
+				return err
+			}
+			n++
+		}
+		if _, err := rpc.Call[*tensor.Tensor](ctx, agent, "w1", benchAdd, x, x, 1); err != nil {
+			return err
+		}
+		if dur == load.dur {
+			load.emit(name+".ops", float64(n)/time.Since(start).Seconds(), "op/s")
+		}
+	}
+	return nil
+}
+
+func freeLoopback() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed at once
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String(), nil
+}
+
+// startReady starts this program again, tied to this process, and waits for its first line. stop waits for its end.
+func startReady(ctx context.Context, args ...string) (pid int, stop func(), err error) {
+	program, err := os.Executable()
+	if err != nil {
+		return 0, nil, err
+	}
+	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // ourselves
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return 0, nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return 0, nil, err
+	}
+	release, err := startTied(cmd)
+	if err != nil {
+		return 0, nil, err
+	}
+	stop = func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+		release()
+	}
+	line := make([]byte, len("ready\n"))
+	if n, err := out.Read(line); err != nil || string(line[:n]) != "ready\n" {
+		stop()
+		return 0, nil, fmt.Errorf("process %s did not start: %q", strconv.Itoa(cmd.Process.Pid), line[:n])
+	}
+	return cmd.Process.Pid, stop, nil
+}
