@@ -56,7 +56,7 @@ func (s *settings) joinTCP(ctx context.Context, plan Plan) (member *Member, err 
 	if prefix != "" {
 		st = store.Prefix(prefix, client)
 	}
-	return NewMember(st, plan.Rank, plan.WorldSize, releaseTCP(client, lease)), nil //nolint:contextcheck // outlives the join
+	return NewMember(st, plan.Rank, plan.WorldSize, releaseTCP(client, lease)), nil
 }
 
 // releaseTCP ends a client and, for the rank that hosts, its share of the server.

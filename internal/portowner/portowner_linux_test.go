@@ -89,9 +89,9 @@ func TestClientsTellsTheRank(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program, "-test.run=^TestDialsWhenTold$", "-test.v") //nolint:gosec // ourselves
+	cmd := exec.Command(program, "-test.run=^TestDialsWhenTold$", "-test.v")
 	cmd.Env = append(os.Environ(), "RANK=7", "PORTOWNER_TEST_DIAL="+listener.Addr().String())
-	if err := cmd.Start(); err != nil {
+	if err = cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	conn, err := listener.Accept()
@@ -103,7 +103,7 @@ func TestClientsTellsTheRank(t *testing.T) {
 		t.Errorf("the client is %+v, want pid %d with rank 7", owner, cmd.Process.Pid)
 	}
 	_ = conn.Close() // ends the child
-	if err := cmd.Wait(); err != nil {
+	if err = cmd.Wait(); err != nil {
 		t.Error(err)
 	}
 }

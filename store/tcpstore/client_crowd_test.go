@@ -25,17 +25,17 @@ func TestCrowdGetsALargeValue(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, crowd)
 	for range crowd {
-		client, err := Dial(ctx, server.Addr().String())
-		if err != nil {
-			t.Fatal(err)
+		client, failed := Dial(ctx, server.Addr().String())
+		if failed != nil {
+			t.Fatal(failed)
 		}
 		defer func() { _ = client.Close() }()
 		go func() {
-			value, err := client.Get(ctx, "model")
-			if err == nil && len(value) != size {
-				err = errors.New("the value is not whole")
+			value, failed := client.Get(ctx, "model")
+			if failed == nil && len(value) != size {
+				failed = errors.New("the value is not whole")
 			}
-			ended <- err
+			ended <- failed
 		}()
 	}
 	for server.Stats().Waiting < crowd {
