@@ -300,12 +300,16 @@ func (c *choice) decide(p *plan, caps []*capability) error {
 		return dist.Newf(op, dist.Protocol, "rank 0 published no identity of the group")
 	}
 	copy(c.id[:], id)
+	native := true
 	for r := range caps {
-		if want != Gloo && caps[r].Addr == "" {
+		native = native && caps[r].Addr != ""
+		if want != Gloo && want != Auto && caps[r].Addr == "" {
 			return dist.Newf(op, dist.NotSupported, "rank %d has no native wire on its platform; use the transport gloo on all ranks", r)
 		}
 	}
 	switch {
+	case want == Auto && !native:
+		c.transport, c.reason = Gloo, "a rank runs on a platform without the native wire"
 	case want != Auto:
 		c.transport, c.reason = want, "by option"
 		if want == SharedMemory && !sameHost {

@@ -273,16 +273,13 @@ func (g *Group) release() {
 
 // ended completes an operation of the group.
 func (g *Group) ended(w *Work, err error) {
-	if !w.p2p {
-		g.records.End(w.record, time.Now(), -1, err)
-	} else {
-		g.records.End(w.record, time.Now(), w.source, err)
-	}
+	now := time.Now()
+	g.records.End(w.record, now, w.source, err) // a collective has no source
 	g.mu.Lock()
 	g.leaveLocked()
 	g.mu.Unlock()
 	// The place is free before anybody can see the completion, so that a loop that posts and waits never finds it taken.
-	if !w.complete(err) {
+	if !w.completeAt(now, err) {
 		return
 	}
 	g.emit(w, observe.End, err)

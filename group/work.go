@@ -212,14 +212,17 @@ func failed(op OpType, err error) *Work {
 	return w
 }
 
-// complete ends the operation, once, and reports whether it did.
-func (w *Work) complete(err error) bool {
+// complete ends the operation now.
+func (w *Work) complete(err error) bool { return w.completeAt(time.Now(), err) }
+
+// completeAt ends the operation, once, and reports whether it did.
+func (w *Work) completeAt(at time.Time, err error) bool {
 	w.mu.Lock()
 	if w.finished {
 		w.mu.Unlock()
 		return false
 	}
-	w.finished, w.err, w.ended = true, err, time.Now()
+	w.finished, w.err, w.ended = true, err, at
 	if err != nil {
 		w.outputs = nil
 	}
