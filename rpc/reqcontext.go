@@ -12,6 +12,7 @@ import (
 // reqContext is the context of a handler. Most handlers never look at it, so the real context behind it is made only when
 // somebody does.
 type reqContext struct {
+	agent  *Agent
 	base   context.Context //nolint:containedctx // what the real context is made of
 	limit  time.Time
 	holder *place
@@ -25,6 +26,15 @@ type reqContext struct {
 }
 
 var _ context.Context = (*reqContext)(nil)
+
+type agentKey struct{}
+
+// AgentFrom returns the agent that runs the handler whose context ctx is or comes from, or nil. It corresponds to the
+// process-wide agent that a PyTorch function finds.
+func AgentFrom(ctx context.Context) *Agent {
+	a, _ := ctx.Value(agentKey{}).(*Agent)
+	return a
+}
 
 // Deadline is the caller's.
 func (c *reqContext) Deadline() (time.Time, bool) { return c.limit, !c.limit.IsZero() }
@@ -48,11 +58,11 @@ func (c *reqContext) Err() error {
 
 // Value finds the handler's place; other keys are asked of the real context, which is how derived contexts attach.
 func (c *reqContext) Value(key any) any {
-	if _, ok := key.(placeKey); ok {
-		if c.holder == nil {
-			return nil
-		}
+	switch key.(type) {
+	case placeKey:
 		return c.holder
+	case agentKey:
+		return c.agent
 	}
 	return c.real().Value(key)
 }

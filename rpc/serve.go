@@ -262,7 +262,7 @@ func (a *Agent) runCall(r *request) {
 	// The handler's context ends with the caller's deadline, when the caller gives up, when the connection is lost and
 	// with the agent.
 	ctx := &r.ctx
-	ctx.base, ctx.limit, ctx.holder = a.ctx, r.deadline, pl
+	ctx.agent, ctx.base, ctx.limit, ctx.holder = a, a.ctx, r.deadline, pl
 	cancel := ctx.cancel
 	r.track(cancel)
 	d := a.refs.decoding(r)
