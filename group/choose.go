@@ -48,6 +48,7 @@ type choice struct {
 	addresses []string
 	local     int // ranks on this host
 	listener  net.Listener
+	caps      []*capability
 }
 
 func (c *choice) closeListener() {
@@ -82,7 +83,22 @@ func choose(ctx context.Context, p *plan) (*choice, error) {
 		c.closeListener()
 		return nil, err
 	}
+	c.caps = caps
 	return c, nil
+}
+
+// lookAgain completes what is known about the ranks once all are connected: a Go rank that was slower than the first
+// PyTorch rank has published its capability by then. Sub-groups rely on it.
+func (c *choice) lookAgain(ctx context.Context, p *plan) error {
+	if _, err := c.collect(ctx, p, c.caps); err != nil {
+		return err
+	}
+	for r, rank := range c.caps {
+		if rank != nil {
+			c.members[r] = member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr}
+		}
+	}
+	return nil
 }
 
 // keyName is the part of the keys that belongs to this group: names may be anything.

@@ -25,7 +25,11 @@ func (c *choice) connectGloo(ctx context.Context, g *Group, p *plan) (link.Mesh,
 		return nil, err
 	}
 	if c.torch != torchNone {
-		if err := settle(ctx, p, c.layout, g.rank); err != nil {
+		err := c.lookAgain(ctx, p)
+		if err == nil {
+			err = settle(ctx, p, c.layout, g.rank)
+		}
+		if err != nil {
 			mesh.Fail(err)
 			_ = mesh.Close()
 			return nil, err
