@@ -106,7 +106,7 @@ func storeAddr(addr string, getenv func(string) string) (string, error) {
 
 // withStore connects, runs f and closes, all within the timeout.
 func (f *storeFlags) withStore(ctx context.Context, run func(ctx context.Context, s *tcpstore.Client) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, f.timeout, timeUp(f.timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, f.timeout, timeUpError(f.timeout))
 	defer cancel()
 	opts := []tcpstore.ClientOption{tcpstore.WithTimeout(f.timeout)}
 	if f.raw {
@@ -123,14 +123,14 @@ func (f *storeFlags) withStore(ctx context.Context, run func(ctx context.Context
 	return explain(ctx, err)
 }
 
-// timeUp is the end of a command by --timeout.
-type timeUp time.Duration
+// timeUpError is the end of a command by --timeout.
+type timeUpError time.Duration
 
-func (t timeUp) Error() string {
+func (t timeUpError) Error() string {
 	return fmt.Sprintf("not within %s; --timeout gives it more", time.Duration(t))
 }
 
-func (t timeUp) Is(target error) bool { return target == context.DeadlineExceeded }
+func (t timeUpError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // explain replaces the end of a context by what ended it, so that a signal is not called a timeout.
 func explain(ctx context.Context, err error) error {

@@ -122,7 +122,7 @@ func (a *app) appendCommand() *cobra.Command {
 // writeCommand completes a command that writes a value. What comes from standard input is read before the store is
 // dialled: it may take its time.
 func (a *app) writeCommand(
-	cmd *cobra.Command, write func(s *tcpstore.Client, ctx context.Context, key string, value []byte) error, //nolint:revive // a method
+	cmd *cobra.Command, write func(s *tcpstore.Client, ctx context.Context, key string, value []byte) error,
 ) *cobra.Command {
 	var value []byte
 	cmd.Args = exactly("KEY", "VALUE")

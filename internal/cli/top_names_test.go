@@ -22,8 +22,11 @@ func TestNamerAsksOnceForEachClient(t *testing.T) {
 	}}
 	for range 3 {
 		waits := []tui.Wait{
-			{Client: "127.0.0.1:4000"}, {Client: "10.0.0.9:5000"}, {Client: "127.0.0.1:6000", Name: "rank 1, nodea pid 7"},
-			{Client: "in memory"}, {Client: "127.0.0.1:4000"},
+			{Client: "127.0.0.1:4000"},
+			{Client: "10.0.0.9:5000"},
+			{Client: "127.0.0.1:6000", Name: "rank 1, nodea pid 7"},
+			{Client: "in memory"},
+			{Client: "127.0.0.1:4000"},
 		}
 		n.name(waits)
 		var names []string
