@@ -39,11 +39,11 @@ func (m *Mesh) progress() {
 
 // arrive gives a new message to its receive or keeps it. It returns false when there is no room to keep it.
 func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
-	op := p.recvs.bySlot(f.slot)
+	op := p.recvs.OnSlot(f.slot)
 	if op != nil {
-		p.recvs.remove(op)
-	} else if op = m.any.first(func(op *link.Op) bool { return op.Slot == f.slot && op.Accepts(p.rank) }); op != nil {
-		m.any.remove(op)
+		p.recvs.Remove(op)
+	} else if op = m.any.First(func(op *link.Op) bool { return op.Slot == f.slot && op.Accepts(p.rank) }); op != nil {
+		m.any.Remove(op)
 	}
 	if op != nil {
 		if f.kind == frameOffer {
@@ -69,17 +69,17 @@ func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
 
 // endPeer ends all operations with a rank.
 func (m *Mesh) endPeer(p *meshPeer, err error) {
-	for _, l := range []*opList{&p.sends, &p.offered, &p.streams, &p.recvs, &p.grants, &p.incoming} {
-		for op := l.pop(); op != nil; op = l.pop() {
+	for _, l := range []*link.List{&p.sends, &p.offered, &p.streams, &p.recvs, &p.grants, &p.incoming} {
+		for op := l.Pop(); op != nil; op = l.Pop() {
 			m.complete(op, err)
 		}
 	}
 	for {
-		op := m.any.first(func(op *link.Op) bool { return !m.anyAlive(op) })
+		op := m.any.First(func(op *link.Op) bool { return !m.anyAlive(op) })
 		if op == nil {
 			return
 		}
-		m.any.remove(op)
+		m.any.Remove(op)
 		m.complete(op, err)
 	}
 }
@@ -219,10 +219,10 @@ func (m *Mesh) Cancel(op *link.Op) bool {
 	if op.Completed() {
 		return false
 	}
-	removed := m.any.remove(op)
+	removed := m.any.Remove(op)
 	if !removed && op.Peer >= 0 && op.Peer < m.Size() && op.Peer != m.Rank() {
 		p := m.peers[op.Peer]
-		removed = p.recvs.remove(op) || p.sends.remove(op)
+		removed = p.recvs.Remove(op) || p.sends.Remove(op)
 	}
 	if removed {
 		m.complete(op, dist.New("shm: message", dist.Aborted, "the operation was withdrawn"))
@@ -249,7 +249,7 @@ func (m *Mesh) endAll(err error) {
 			m.endPeer(p, err)
 		}
 	}
-	for op := m.any.pop(); op != nil; op = m.any.pop() {
+	for op := m.any.Pop(); op != nil; op = m.any.Pop() {
 		m.complete(op, err)
 	}
 }

@@ -38,7 +38,7 @@ type Mesh struct {
 
 	mu      sync.Mutex
 	peers   []*meshPeer // by rank; nil for the own one
-	any     opList      // receives from any rank
+	any     link.List   // receives from any rank
 	order   uint64
 	pending int
 	err     error
@@ -52,12 +52,12 @@ type meshPeer struct {
 	rank     int
 	out, in  ring
 	nextID   uint64
-	sends    opList // posted, not yet in the ring
-	offered  opList // large sends that wait for a grant
-	streams  opList // granted sends
-	recvs    opList // posted receives
-	grants   opList // receives whose grant is not yet in the ring
-	incoming opList // receives whose data is on the way
+	sends    link.List // posted, not yet in the ring
+	offered  link.List // large sends that wait for a grant
+	streams  link.List // granted sends
+	recvs    link.List // posted receives
+	grants   link.List // receives whose grant is not yet in the ring
+	incoming link.List // receives whose data is on the way
 	refusals []frame
 	arrivals []arrival
 	held     int  // memory of arrivals
@@ -119,7 +119,7 @@ func (m *Mesh) Send(op *link.Op) {
 		m.complete(op, err)
 		return
 	}
-	p.sends.push(op)
+	p.sends.Push(op)
 	m.flush(p)
 	m.tellKeeper()
 }
@@ -148,7 +148,7 @@ func (m *Mesh) Recv(op *link.Op) {
 		m.complete(op, err)
 		return
 	}
-	p.recvs.push(op)
+	p.recvs.Push(op)
 	m.tellKeeper()
 }
 
@@ -183,7 +183,7 @@ func (m *Mesh) recvAny(op *link.Op) {
 		m.takeArrival(best, at, op)
 		m.flush(best)
 	case alive:
-		m.any.push(op)
+		m.any.Push(op)
 		m.tellKeeper()
 	case gone != nil:
 		m.complete(op, gone)
@@ -280,7 +280,7 @@ func (m *Mesh) answer(p *meshPeer, op *link.Op, id, total uint64) {
 		return
 	}
 	op.N = 0
-	p.grants.push(op)
+	p.grants.Push(op)
 }
 
 // flush puts into the ring to a rank what there is to say: answers first, then messages in order, then streams.
@@ -306,13 +306,13 @@ func (m *Mesh) fill(p *meshPeer) bool {
 		}
 		p.refusals = p.refusals[1:]
 	}
-	for op := p.grants.head; op != nil; op = p.grants.head {
+	for op := p.grants.Head; op != nil; op = p.grants.Head {
 		if !p.out.put(frame{kind: frameGrant, id: op.State.Aux}, nil) {
 			return false
 		}
-		p.incoming.push(p.grants.pop())
+		p.incoming.Push(p.grants.Pop())
 	}
-	for op := p.sends.head; op != nil; op = p.sends.head {
+	for op := p.sends.Head; op != nil; op = p.sends.Head {
 		f := frame{kind: frameEager, slot: op.Slot, id: p.nextID, total: uint64(len(op.Buf))}
 		payload := op.Buf
 		if len(payload) > m.eager {
@@ -323,14 +323,14 @@ func (m *Mesh) fill(p *meshPeer) bool {
 		}
 		op.State.Aux = p.nextID
 		p.nextID++
-		p.sends.pop()
+		p.sends.Pop()
 		if f.kind == frameOffer {
-			p.offered.push(op)
+			p.offered.Push(op)
 		} else {
 			m.complete(op, nil)
 		}
 	}
-	for op := p.streams.head; op != nil; op = p.streams.head {
+	for op := p.streams.Head; op != nil; op = p.streams.Head {
 		f := frame{kind: frameData, id: op.State.Aux}
 		part := op.Buf[op.N:min(op.N+m.engine.seg.ring/4-frameUnit, len(op.Buf))]
 		if op.N+len(part) == len(op.Buf) {
@@ -340,7 +340,7 @@ func (m *Mesh) fill(p *meshPeer) bool {
 			return false
 		}
 		if op.N += len(part); op.N == len(op.Buf) {
-			p.streams.pop()
+			p.streams.Pop()
 			m.complete(op, nil)
 			continue
 		}
@@ -395,27 +395,27 @@ func (m *Mesh) handle(p *meshPeer, f frame, payload []byte) bool {
 	case frameEager, frameOffer:
 		return m.arrive(p, f, payload)
 	case frameGrant:
-		if op := p.offered.byID(f.id); op != nil {
-			p.offered.remove(op)
+		if op := byID(&p.offered, f.id); op != nil {
+			p.offered.Remove(op)
 			op.N = 0
-			p.streams.push(op)
+			p.streams.Push(op)
 		}
 	case frameRefuse:
-		if op := p.offered.byID(f.id); op != nil {
-			p.offered.remove(op)
+		if op := byID(&p.offered, f.id); op != nil {
+			p.offered.Remove(op)
 			m.complete(op, &dist.Error{
 				Op: "shm: send", Code: dist.Mismatch, Rank: dist.Rank(p.rank),
 				Detail: fmt.Sprintf("%d bytes were sent, it has room for %d", len(op.Buf), f.total),
 			})
 		}
 	case frameData:
-		op := p.incoming.byID(f.id)
+		op := byID(&p.incoming, f.id)
 		if op == nil {
 			return true // its receive has failed meanwhile
 		}
 		op.N += copy(op.Buf[op.N:], payload)
 		if f.total == lastPart {
-			p.incoming.remove(op)
+			p.incoming.Remove(op)
 			m.complete(op, nil)
 		}
 	default:

@@ -66,8 +66,8 @@ type pairKey struct {
 
 // pairSlot is the state of one slot towards one peer.
 type pairSlot struct {
-	sends opList // announced to the peer, waiting for its room
-	recvs opList // offered to the peer; those that it announced a message for come first
+	sends link.List // announced to the peer, waiting for its room
+	recvs link.List // offered to the peer; those that it announced a message for come first
 	// owed counts the tail of recvs that the peer has not announced a message for.
 	owed int
 	// waiting counts the peer's announcements that no receive has taken. They stand in anySlot.arrivals, too.
@@ -81,13 +81,13 @@ type pairSlot struct {
 }
 
 func (p *pairSlot) idle() bool {
-	return p.sends.head == nil && p.recvs.head == nil && p.waiting == 0 && len(p.rooms) == 0 && p.spare == 0
+	return p.sends.Head == nil && p.recvs.Head == nil && p.waiting == 0 && len(p.rooms) == 0 && p.spare == 0
 }
 
 // anySlot is the state of one slot that spans peers.
 type anySlot struct {
-	arrivals []int  // ranks with an unanswered announcement, in order of arrival
-	parked   opList // receives from any rank that wait for an announcement
+	arrivals []int     // ranks with an unanswered announcement, in order of arrival
+	parked   link.List // receives from any rank that wait for an announcement
 }
 
 // The bits of Op.State.Aux.
@@ -95,6 +95,8 @@ const (
 	isSend uint64 = 1 << iota
 	isGhost
 )
+
+func isWithdrawn(op *link.Op) bool { return op.State.Aux&isGhost != 0 }
 
 func (m *Machine) pair(slot uint64, peer int) *pairSlot {
 	key := pairKey{slot, peer}
@@ -132,7 +134,7 @@ func (m *Machine) anySlot(slot uint64) *anySlot {
 }
 
 func (m *Machine) settleAny(slot uint64, s *anySlot) {
-	if len(s.arrivals) == 0 && s.parked.head == nil {
+	if len(s.arrivals) == 0 && s.parked.Head == nil {
 		delete(m.slots, slot)
 		*s = anySlot{arrivals: s.arrivals[:0]}
 		m.freeSlots = append(m.freeSlots, s)
@@ -166,7 +168,7 @@ func (m *Machine) Send(op *link.Op) {
 	}
 	op.State.Aux = isSend
 	p := m.pair(op.Slot, op.Peer)
-	if len(p.rooms) > 0 && p.sends.head == nil {
+	if len(p.rooms) > 0 && p.sends.Head == nil {
 		if room := p.rooms[0]; uint64(len(op.Buf)) > room {
 			m.complete(op, tooLong(op, room))
 			return
@@ -178,7 +180,7 @@ func (m *Machine) Send(op *link.Op) {
 		m.emit(op.Peer, wire.SendReady, op.Slot, len(op.Buf), nil)
 	}
 	if len(p.rooms) == 0 {
-		p.sends.push(op)
+		p.sends.Push(op)
 		return
 	}
 	p.rooms = slices.Delete(p.rooms, 0, 1)
@@ -207,7 +209,7 @@ func (m *Machine) Recv(op *link.Op) {
 	}
 	p := m.pair(op.Slot, op.Peer)
 	if p.ghosts > 0 { // the peer still has the offer of a withdrawn receive
-		p.recvs.replaceGhost(op)
+		p.recvs.Replace(p.recvs.First(isWithdrawn), op)
 		p.ghosts--
 		return
 	}
@@ -216,7 +218,7 @@ func (m *Machine) Recv(op *link.Op) {
 	} else {
 		p.owed++
 	}
-	p.recvs.push(op)
+	p.recvs.Push(op)
 	m.emit(op.Peer, wire.RecvReady, op.Slot, len(op.Buf), nil)
 }
 
@@ -255,13 +257,13 @@ func (m *Machine) recvAny(op *link.Op) {
 		m.complete(op, err)
 		return
 	}
-	s.parked.push(op)
+	s.parked.Push(op)
 }
 
 // offer makes a receive from any rank a receive from peer, which has announced a message that no other receive takes.
 func (m *Machine) offer(op *link.Op, peer int, p *pairSlot) {
 	op.Source = peer
-	p.recvs.push(op)
+	p.recvs.Push(op)
 	m.emit(peer, wire.RecvReady, op.Slot, len(op.Buf), nil)
 }
 
@@ -294,7 +296,7 @@ func (m *Machine) Cancel(op *link.Op) bool {
 	}
 	if op.State.Aux&isSend == 0 && op.Peer == link.AnyPeer {
 		s := m.slots[op.Slot]
-		if s == nil || !s.parked.remove(op) {
+		if s == nil || !s.parked.Remove(op) {
 			return false
 		}
 		m.settleAny(op.Slot, s)
@@ -306,19 +308,19 @@ func (m *Machine) Cancel(op *link.Op) bool {
 		return false
 	}
 	if op.State.Aux&isSend != 0 {
-		if !p.sends.remove(op) {
+		if !p.sends.Remove(op) {
 			return false
 		}
 		p.spare++
 		m.complete(op, dist.New("gloo: send", dist.Aborted, "withdrawn"))
 		return true
 	}
-	if at := p.recvs.index(op); at < 0 || at < p.recvs.len-p.owed {
+	if at := p.recvs.Index(op); at < 0 || at < p.recvs.Len-p.owed {
 		return false
 	}
 	ghost := &link.Op{}
 	ghost.State.Aux = isGhost
-	p.recvs.replace(op, ghost)
+	p.recvs.Replace(op, ghost)
 	p.ghosts++
 	m.complete(op, dist.New("gloo: receive", dist.Aborted, "withdrawn"))
 	return true
@@ -342,8 +344,8 @@ func (m *Machine) Frame(peer int, f wire.Frame) (*link.Op, error) {
 
 func (m *Machine) onRoom(peer int, f wire.Frame) error {
 	p := m.pair(f.Slot, peer)
-	for p.sends.head != nil {
-		op := p.sends.pop()
+	for p.sends.Head != nil {
+		op := p.sends.Pop()
 		if uint64(len(op.Buf)) <= f.Length {
 			m.emit(peer, wire.Data, f.Slot, len(op.Buf), op)
 			m.settlePair(f.Slot, peer, p)
@@ -363,9 +365,9 @@ func (m *Machine) onAnnouncement(peer int, f wire.Frame) error {
 		return nil
 	}
 	if s := m.slots[f.Slot]; s != nil {
-		for op := s.parked.head; op != nil; op = op.State.Next {
+		for op := s.parked.Head; op != nil; op = op.State.Next {
 			if op.Accepts(peer) {
-				s.parked.remove(op)
+				s.parked.Remove(op)
 				m.settleAny(f.Slot, s)
 				m.offer(op, peer, p)
 				return nil
@@ -387,12 +389,12 @@ func (m *Machine) noticed(peer int) error {
 
 func (m *Machine) onData(peer int, f wire.Frame) (*link.Op, error) {
 	p := m.pairs[pairKey{f.Slot, peer}]
-	if p == nil || p.recvs.len == p.owed {
+	if p == nil || p.recvs.Len == p.owed {
 		return nil, dist.Newf("gloo: read frame", dist.Protocol, "a message of %d bytes on slot %#x that was not asked for", f.Length, f.Slot)
 	}
-	op := p.recvs.head
+	op := p.recvs.Head
 	if op.State.Aux&isGhost != 0 {
-		p.recvs.pop()
+		p.recvs.Pop()
 		p.ghosts--
 		m.settlePair(f.Slot, peer, p)
 		return nil, nil
@@ -401,7 +403,7 @@ func (m *Machine) onData(peer int, f wire.Frame) (*link.Op, error) {
 		return nil, dist.Newf("gloo: read frame", dist.Protocol,
 			"a message of %d bytes on slot %#x for a receive of %d bytes: do all ranks call the same operation with the same sizes?", f.Length, f.Slot, len(op.Buf))
 	}
-	p.recvs.pop()
+	p.recvs.Pop()
 	m.settlePair(f.Slot, peer, p)
 	op.N, op.Source = int(f.Length), peer //nolint:gosec // at most len(op.Buf)
 	return op, nil
@@ -422,10 +424,10 @@ func (m *Machine) Lost(peer int, err error) {
 	}
 	for slot, s := range m.slots {
 		s.arrivals = slices.DeleteFunc(s.arrivals, func(r int) bool { return r == peer })
-		for op := s.parked.head; op != nil; {
+		for op := s.parked.Head; op != nil; {
 			next := op.State.Next
 			if op.Accepts(peer) && m.allLost(op) != nil {
-				s.parked.remove(op)
+				s.parked.Remove(op)
 				m.complete(op, err)
 			}
 			op = next
@@ -444,7 +446,7 @@ func (m *Machine) Err() error { return m.failed }
 // Pending reports whether an op waits for peer.
 func (m *Machine) Pending(peer int) bool {
 	for key, p := range m.pairs {
-		if key.peer == peer && (p.sends.head != nil || p.recvs.len > p.ghosts) {
+		if key.peer == peer && (p.sends.Head != nil || p.recvs.Len > p.ghosts) {
 			return true
 		}
 	}
@@ -461,8 +463,8 @@ func (m *Machine) Fail(err error) {
 		m.drop(p, err)
 	}
 	for _, s := range m.slots {
-		for s.parked.head != nil {
-			m.complete(s.parked.pop(), err)
+		for s.parked.Head != nil {
+			m.complete(s.parked.Pop(), err)
 		}
 	}
 	clear(m.pairs)
@@ -470,11 +472,11 @@ func (m *Machine) Fail(err error) {
 }
 
 func (m *Machine) drop(p *pairSlot, err error) {
-	for p.sends.head != nil {
-		m.complete(p.sends.pop(), err)
+	for p.sends.Head != nil {
+		m.complete(p.sends.Pop(), err)
 	}
-	for p.recvs.head != nil {
-		if op := p.recvs.pop(); op.State.Aux&isGhost == 0 {
+	for p.recvs.Head != nil {
+		if op := p.recvs.Pop(); op.State.Aux&isGhost == 0 {
 			m.complete(op, err)
 		}
 	}
