@@ -1,0 +1,90 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command actors drives Python objects from Go. Python workers serve; Go joins their world, creates environments on each
+// of them, steps all at once and gathers the rewards:
+//
+//	python3 examples/actors/worker.py tcp://127.0.0.1:29500 0 3 &
+//	python3 examples/actors/worker.py tcp://127.0.0.1:29500 1 3 &
+//	go run ./examples/actors 'tcp://127.0.0.1:29500?rank=2&world_size=3'
+//
+// The Python side needs no line of code for this: env.py is an ordinary module with an ordinary class.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Step is what Env.step returns: a dict, by the names of the fields.
+type Step struct {
+	Observation *tensor.Tensor
+	Reward      float64
+	Done        bool
+}
+
+func main() {
+	url := "env://"
+	if len(os.Args) > 1 {
+		url = os.Args[1]
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, url, os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, url string, out io.Writer) error {
+	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = w.Close() }()
+	agent, err := w.RPC(ctx, "driver")
+	if err != nil {
+		return err
+	}
+	// One environment per Python worker. Remote returns at once; the objects are made side by side.
+	var envs []*rpc.Ref[any]
+	for _, worker := range agent.Workers() {
+		if worker.Name == agent.Name() {
+			continue
+		}
+		env, err := rpc.Remote[any](ctx, agent, worker.Name, "env.Env", worker.ID, rpc.Kw{"size": 3})
+		if err != nil {
+			return err
+		}
+		envs = append(envs, env)
+	}
+	total := 0.0
+	for range 5 {
+		steps := make([]*dist.Future[Step], len(envs))
+		for i, env := range envs {
+			steps[i] = rpc.AsyncMethod[Step](ctx, env, "step", 1)
+		}
+		for i, f := range steps {
+			s, err := f.Await(ctx)
+			if err != nil {
+				return fmt.Errorf("environment %d: %w", i, err)
+			}
+			total += s.Reward
+		}
+	}
+	_, _ = fmt.Fprintf(out, "%d environments, total reward %.1f\n", len(envs), total)
+	for _, env := range envs {
+		_ = env.Close()
+	}
+	return w.Shutdown(ctx)
+}

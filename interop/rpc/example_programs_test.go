@@ -1,0 +1,96 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc_test
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/torchtest"
+)
+
+// program is an example that runs as a process.
+type program struct {
+	cmd    *exec.Cmd
+	stdout bytes.Buffer
+	stderr bytes.Buffer
+}
+
+func startExample(t *testing.T, name, url string) *program {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", path, "./examples/"+name)
+	build.Dir = filepath.Join("..", "..")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	p := &program{cmd: exec.CommandContext(t.Context(), path, url)}
+	p.cmd.Env = append(os.Environ(), "GLOO_SOCKET_IFNAME=lo", "TP_SOCKET_IFNAME=lo")
+	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func source(t *testing.T, parts ...string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(append([]string{"..", "..", "examples"}, parts...)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestExamples runs a Go parameter server under Python trainers, and Python actors under a Go driver.
+func TestExamples(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		t.Run("paramserver", func(t *testing.T) {
+			url := "tcp://127.0.0.1:" + strconv.Itoa(freePort(t))
+			ps := startExample(t, "paramserver", url+"?rank=0&world_size=3")
+			var trainers []*torchtest.Proc
+			for _, rank := range []string{"1", "2"} {
+				trainers = append(trainers, tr.Start(t, torchtest.Script{
+					Source: source(t, "paramserver", "trainer.py"), Args: []string{url, rank, "3"},
+					Modules: map[string]string{"paramserver": source(t, "paramserver", "paramserver.py")},
+				}))
+			}
+			for _, p := range trainers {
+				p.MustExit(t, time.Minute)
+			}
+			if err := ps.cmd.Wait(); err != nil {
+				t.Fatalf("%v\n%s", err, &ps.stderr)
+			}
+			if !strings.Contains(ps.stdout.String(), "400 pushes, slope") {
+				t.Errorf("the server says %q", &ps.stdout)
+			}
+		})
+		t.Run("actors", func(t *testing.T) {
+			url := "tcp://127.0.0.1:" + strconv.Itoa(freePort(t))
+			var workers []*torchtest.Proc
+			for _, rank := range []string{"0", "1"} {
+				workers = append(workers, tr.Start(t, torchtest.Script{
+					Source: source(t, "actors", "worker.py"), Args: []string{url, rank, "3"},
+					Modules: map[string]string{"env": source(t, "actors", "env.py")},
+				}))
+			}
+			driver := startExample(t, "actors", url+"?rank=2&world_size=3")
+			if err := driver.cmd.Wait(); err != nil {
+				t.Fatalf("%v\n%s", err, &driver.stderr)
+			}
+			for _, p := range workers {
+				p.MustExit(t, time.Minute)
+			}
+			if got, want := driver.stdout.String(), "2 environments, total reward 35.0\n"; got != want {
+				t.Errorf("the driver says %q, want %q", got, want)
+			}
+		})
+	})
+}
