@@ -87,9 +87,7 @@ func (g *Group) watchSignals() {
 	}
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, g.config.dumpSignals...)
-	g.tasks.Add(1)
-	go func() {
-		defer g.tasks.Done()
+	g.tasks.Go(func() {
 		defer signal.Stop(caught)
 		for {
 			select {
@@ -99,5 +97,5 @@ func (g *Group) watchSignals() {
 				return
 			}
 		}
-	}()
+	})
 }

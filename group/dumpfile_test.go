@@ -26,7 +26,7 @@ func dumpsIn(t *testing.T, dir, reason string, want int) []recorder.Dump {
 		must(t, err)
 		var dumps []recorder.Dump
 		for _, name := range names {
-			data, err := os.ReadFile(name) //nolint:gosec // our own
+			data, err := os.ReadFile(name)
 			must(t, err)
 			d, err := recorder.Parse(data)
 			must(t, err) // a file is whole whenever it is seen

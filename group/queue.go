@@ -225,10 +225,10 @@ func (g *Group) leftEarly(ctx context.Context, err error) bool {
 }
 
 // execute runs the operation itself.
-func (g *Group) execute(ctx context.Context, w *Work) error {
+func (g *Group) execute(ctx context.Context, w *Work) error { //nolint:contextcheck // some engines must not end with the wait
 	if w.steps == nil {
 		if !g.resumable {
-			ctx = g.working //nolint:contextcheck // it must not end with the wait
+			ctx = g.working
 		}
 		return g.engine.Run(ctx, &w.req)
 	}

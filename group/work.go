@@ -213,7 +213,7 @@ func failed(op OpType, err error) *Work {
 }
 
 // complete ends the operation now.
-func (w *Work) complete(err error) bool { return w.completeAt(time.Now(), err) }
+func (w *Work) complete(err error) { w.completeAt(time.Now(), err) }
 
 // completeAt ends the operation, once, and reports whether it did.
 func (w *Work) completeAt(at time.Time, err error) bool {
