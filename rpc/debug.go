@@ -107,10 +107,11 @@ func (a *Agent) References() ReferenceInfo {
 	r.mu.Lock()
 	objects, handles := r.m.Objects(), r.m.Handles()
 	values := map[rrefcore.ID]*object{}
+	where := map[rrefcore.ID]string{} // of objects and of forks
 	for id, o := range r.objects {
 		values[id] = o
+		where[id] = o.where
 	}
-	where := map[rrefcore.ID]string{}
 	for fork, h := range r.handles {
 		where[fork] = h.where
 	}
@@ -120,7 +121,7 @@ func (a *Agent) References() ReferenceInfo {
 		if v := values[o.ID]; v != nil {
 			value, _, _ := v.peek()
 			x.Holds = holds(value)
-			x.Type, x.Created, x.Size, x.Age = fmt.Sprintf("%T", value), v.where, tensorBytes(value, 0), time.Since(v.since).Seconds()
+			x.Type, x.Created, x.Size, x.Age = fmt.Sprintf("%T", value), where[o.ID], tensorBytes(value, 0), time.Since(v.since).Seconds()
 		}
 		for _, f := range o.Forks {
 			x.Forks = append(x.Forks, ForkInfo{ID: f.Fork.String(), Holder: a.nameOf(f.Holder), Age: f.Age.Seconds(), Silent: f.Silent.Seconds()})

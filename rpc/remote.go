@@ -235,7 +235,7 @@ func (a *Agent) remoteSelf(fn string, args []any) (*refCore, error) {
 }
 
 // callArrived asks the machine whether a creating call may run, and returns the place of its object.
-func (r *refs) callArrived(req *request, pair rpcwire.RRefPair, cancel context.CancelCauseFunc) (*object, error) {
+func (r *refs) callArrived(req *request, pair rpcwire.RRefPair, fn string, cancel context.CancelCauseFunc) (*object, error) {
 	if req.own != nil {
 		req.own.begin(cancel)
 		return req.own, nil
@@ -253,7 +253,7 @@ func (r *refs) callArrived(req *request, pair rpcwire.RRefPair, cancel context.C
 	var o *object
 	if code == rrefcore.OK {
 		o = r.object(id)
-		o.where = "remote by " + req.peer.name
+		o.where = fn + " for " + req.peer.name
 	}
 	e := r.take()
 	r.mu.Unlock()

@@ -270,7 +270,7 @@ func (a *Agent) runCall(r *request) {
 	j, err := a.decodeCall(r, d)
 	var obj *object
 	if err == nil && j.remote != nil {
-		obj, err = a.refs.callArrived(r, *j.remote, cancel)
+		obj, err = a.refs.callArrived(r, *j.remote, j.req.Func, cancel)
 	}
 	if a.cfg.hook != nil {
 		a.cfg.hook.Emit(observe.Event{

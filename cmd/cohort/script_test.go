@@ -42,7 +42,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"store": startStore, "freeport": freePort, "exits": exits, "signal": sendSignal, "httpget": httpGet,
-			"waitfor": waitFor, "nochildren": noChildren, "normalise": normalise, "eventually": eventually,
+			"rpcworld": rpcWorld, "waitfor": waitFor, "nochildren": noChildren, "normalise": normalise, "eventually": eventually,
 		},
 	})
 }

@@ -27,7 +27,7 @@ first. The commands take the latest that is there; --round names another.`),
 		Args: noSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.rpcListCommand())
+	cmd.AddCommand(a.rpcListCommand(), a.rpcCallCommand(), a.rpcRefsCommand())
 	return cmd
 }
 

@@ -32,6 +32,7 @@ type rpcMember struct {
 	ID   int    `json:"id"`
 	Name string `json:"name"`
 	Addr string `json:"addr,omitempty"`
+	Go   bool   `json:"go"` // a Go worker, which can be called by guests
 }
 
 func (a *app) rpcListCommand() *cobra.Command {
@@ -40,7 +41,7 @@ func (a *app) rpcListCommand() *cobra.Command {
 		Use:   "ls",
 		Short: "List the workers of an RPC world",
 		Long: strings.TrimSpace(`
-List the workers that the store names: their ids, names and addresses. Nothing is
+List the workers that the store names: their ids, names, kinds and addresses. Nothing is
 sent to them. In a static world these are all workers that ever started; a dynamic
 world removes a worker that leaves in order. A worker without address is about to
 start.`),
@@ -76,9 +77,13 @@ func (a *app) printRPCWorld(w *rpcWorld) error {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s world, round %d, %d workers\n", kind, w.Round, len(w.Workers))
-	fmt.Fprintf(&b, "%5s  %-*s  %s", "ID", width, "NAME", "ADDRESS")
+	fmt.Fprintf(&b, "%5s  %-*s  %-7s  %s", "ID", width, "NAME", "KIND", "ADDRESS")
 	for _, m := range w.Workers {
-		fmt.Fprintf(&b, "\n%5d  %-*s  %s", m.ID, width, tui.Printable(m.Name), cmp.Or(tui.Printable(m.Addr), "-"))
+		kind := "PyTorch"
+		if m.Go {
+			kind = "Go"
+		}
+		fmt.Fprintf(&b, "\n%5d  %-*s  %-7s  %s", m.ID, width, tui.Printable(m.Name), kind, cmp.Or(tui.Printable(m.Addr), "-"))
 	}
 	return a.print(w, b.String())
 }
@@ -124,6 +129,9 @@ func readRPCWorld(ctx context.Context, s store.Store, round int) (*rpcWorld, err
 			return nil, err
 		}
 		m.Addr = strings.TrimPrefix(string(addr), "uv://")
+		if m.Go, err = p.Check(ctx, "cohort/"+m.Name); err != nil {
+			return nil, err
+		}
 	}
 	slices.SortFunc(w.Workers, func(x, y rpcMember) int { return x.ID - y.ID })
 	return w, nil

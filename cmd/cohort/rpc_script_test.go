@@ -1,0 +1,77 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// rpcworld VAR static|dynamic: starts two Go workers, ps and trainer, on a store whose address it puts into VAR. The
+// trainer holds a reference to a tensor of ps. They live until the script ends.
+func rpcWorld(ts *testscript.TestScript, _ bool, args []string) {
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	ts.Check(err)
+	ts.Defer(func() { _ = server.Close() })
+	ts.Setenv(args[0], server.Addr().String())
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ts.Defer(cancel)
+	agents := make([]*rpc.Agent, 2)
+	errs := make(chan error, 2)
+	for i, name := range []string{"ps", "trainer"} {
+		opts := []rpc.Option{rpc.WithRank(i), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(scriptHandlers())}
+		if args[1] == "static" {
+			opts = append(opts, rpc.WithWorldSize(2))
+		}
+		go func() {
+			st, err := tcpstore.Dial(ctx, server.Addr().String())
+			if err == nil {
+				agents[i], err = rpc.Join(ctx, st, name, opts...)
+			}
+			errs <- err
+		}()
+	}
+	for range agents {
+		ts.Check(<-errs)
+	}
+	for _, agent := range agents {
+		ts.Defer(func() { _ = agent.Close() })
+	}
+	ref, err := rpc.Remote[*tensor.Tensor](ctx, agents[1], "ps", "stats.zeros", 256)
+	ts.Check(err)
+	ts.Check(ref.Confirmed(ctx))
+	_, err = ref.Fetch(ctx)
+	ts.Check(err)
+	ts.Defer(func() { _ = ref.Close() })
+}
+
+func scriptHandlers() *rpc.Registry {
+	return rpc.NewRegistry().
+		MustHandle("stats.mean", func(xs []float64) (float64, error) {
+			if len(xs) == 0 {
+				return 0, rpc.Raise("ValueError", "mean of nothing")
+			}
+			sum := 0.0
+			for _, x := range xs {
+				sum += x
+			}
+			return sum / float64(len(xs)), nil
+		}).
+		MustHandle("stats.zeros", func(n int) (*tensor.Tensor, error) { return tensor.Zeros(tensor.Float32, n) }).
+		MustHandle("stats.echo", func(_ context.Context, r *rpc.Request) (any, error) {
+			return rpc.Tuple{r.Args, r.Kwargs}, nil
+		}).
+		MustHandle("stats.who", func(_ context.Context, r *rpc.Request) (any, error) { return r.From.Name, nil }).
+		MustHandle("stats.slow", func(ctx context.Context) error {
+			<-ctx.Done()
+			return dist.FromContext("stats: slow", ctx)
+		})
+}
