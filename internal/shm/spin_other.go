@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build !amd64
+//go:build linux && !amd64
 
 package shm
 
