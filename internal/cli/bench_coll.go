@@ -150,8 +150,7 @@ func (a *app) benchColl(ctx context.Context, o collOptions) error {
 	return context.Cause(ctx)
 }
 
-// collBench is one rank at work. Its operations wait without a deadline: the group's timeout, or the end of a rank, ends
-// them.
+// collBench is one rank at work.
 type collBench struct {
 	app    *app
 	opts   collOptions
@@ -174,22 +173,23 @@ func (a *app) benchCollRank(ctx context.Context, o collOptions, addr string, ran
 	defer func() { _ = g.Close() }()
 	_, _ = fmt.Fprintf(a.Err, "cohort bench coll: rank %d of %d, process %d, transport %s\n", rank, o.ranks, os.Getpid(), g.Transport())
 	b := &collBench{app: a, opts: o, group: g, work: new(group.Work), make: sliceTensor}
-	if err := b.all(); err != nil {
+	ctx = context.WithoutCancel(ctx) // as a program waits that leaves the end to the group's timeout and the ranks' deaths
+	if err := b.all(ctx); err != nil {
 		return err
 	}
 	if g.Transport() == group.SharedMemory {
 		b.make, b.suffix = func(n int) (*tensor.Tensor, error) { return g.NewTensor(tensor.Float32, n) }, ".inseg"
-		if err := b.all(); err != nil {
+		if err := b.all(ctx); err != nil {
 			return err
 		}
 	}
-	return g.Barrier(context.Background()).Wait(context.Background())
+	return g.Barrier(ctx).Wait(ctx)
 }
 
 // all runs every case.
-func (b *collBench) all() error {
+func (b *collBench) all(ctx context.Context) error {
 	if b.suffix == "" {
-		if err := b.measure("barrier", collSize{times: 400}, 1, func(ctx context.Context) *group.Work {
+		if err := b.measure(ctx, "barrier", collSize{times: 400}, 1, func(ctx context.Context) *group.Work {
 			return b.group.Barrier(ctx, group.Reuse(b.work))
 		}); err != nil {
 			return err
@@ -198,7 +198,7 @@ func (b *collBench) all() error {
 	for _, c := range []struct {
 		name    string
 		without string // the size that bench/peers leaves out
-		run     func(name string, s collSize) error
+		run     func(ctx context.Context, name string, s collSize) error
 	}{
 		{"allreduce", "", b.allReduce}, {"broadcast", "16MiB", b.broadcast}, {"allgather", "64MiB", b.allGather}, {"pingpong", "", b.pingPong},
 	} {
@@ -209,7 +209,7 @@ func (b *collBench) all() error {
 			if s.name == c.without || !strings.Contains(b.caseName(c.name, s), b.opts.only) {
 				continue
 			}
-			if err := c.run(c.name, s); err != nil {
+			if err := c.run(ctx, c.name, s); err != nil {
 				return fmt.Errorf("%s: %w", b.caseName(c.name, s), err)
 			}
 		}
@@ -217,33 +217,33 @@ func (b *collBench) all() error {
 	return nil
 }
 
-func (b *collBench) allReduce(name string, s collSize) error {
+func (b *collBench) allReduce(ctx context.Context, name string, s collSize) error {
 	x, err := b.filled(s.bytes)
 	if err != nil {
 		return err
 	}
 	defer x.Storage().Release()
-	return b.measure(name, s, 1, func(ctx context.Context) *group.Work {
+	return b.measure(ctx, name, s, 1, func(ctx context.Context) *group.Work {
 		return b.group.AllReduce(ctx, x, group.Sum, group.Reuse(b.work))
 	})
 }
 
 // broadcast has the root rotate, so that it cannot run ahead of the others.
-func (b *collBench) broadcast(name string, s collSize) error {
+func (b *collBench) broadcast(ctx context.Context, name string, s collSize) error {
 	x, err := b.filled(s.bytes)
 	if err != nil {
 		return err
 	}
 	defer x.Storage().Release()
 	next := 0
-	return b.measure(name, s, 1, func(ctx context.Context) *group.Work {
+	return b.measure(ctx, name, s, 1, func(ctx context.Context) *group.Work {
 		root := next
 		next = (next + 1) % b.group.Size()
 		return b.group.Broadcast(ctx, x, root, group.Reuse(b.work))
 	})
 }
 
-func (b *collBench) allGather(name string, s collSize) error {
+func (b *collBench) allGather(ctx context.Context, name string, s collSize) error {
 	x, err := b.filled(s.bytes)
 	if err != nil {
 		return err
@@ -254,13 +254,13 @@ func (b *collBench) allGather(name string, s collSize) error {
 		return err
 	}
 	defer out.Storage().Release()
-	return b.measure(name, s, 1, func(ctx context.Context) *group.Work {
+	return b.measure(ctx, name, s, 1, func(ctx context.Context) *group.Work {
 		return b.group.AllGatherInto(ctx, out, x, group.Reuse(b.work))
 	})
 }
 
 // pingPong is half a round trip.
-func (b *collBench) pingPong(name string, s collSize) error {
+func (b *collBench) pingPong(ctx context.Context, name string, s collSize) error {
 	x, err := b.filled(s.bytes)
 	if err != nil {
 		return err
@@ -270,9 +270,9 @@ func (b *collBench) pingPong(name string, s collSize) error {
 	send := func(ctx context.Context) *group.Work { return g.Send(ctx, x, 1-g.Rank(), 7, group.Reuse(b.work)) }
 	recv := func(ctx context.Context) *group.Work { return g.Recv(ctx, x, 1-g.Rank(), 7, group.Reuse(b.work)) }
 	if g.Rank() == 0 {
-		return b.measure(name, s, 2, send, recv)
+		return b.measure(ctx, name, s, 2, send, recv)
 	}
-	return b.measure(name, s, 2, recv, send)
+	return b.measure(ctx, name, s, 2, recv, send)
 }
 
 // sliceTensor is an ordinary Go slice.
@@ -300,8 +300,7 @@ func (b *collBench) caseName(name string, s collSize) string {
 
 // measure does what bench/peers does: a warm-up of a tenth, a barrier, then timed iterations; rank 0 prints the median, the
 // 99th percentile where there are enough, and payload bytes by mean time.
-func (b *collBench) measure(name string, s collSize, factor float64, steps ...func(context.Context) *group.Work) error {
-	ctx := context.Background()
+func (b *collBench) measure(ctx context.Context, name string, s collSize, factor float64, steps ...func(context.Context) *group.Work) error {
 	full := b.caseName(name, s)
 	if !strings.Contains(full, b.opts.only) {
 		return nil

@@ -5,8 +5,8 @@ package recorder
 
 import (
 	"errors"
-	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +27,7 @@ type story struct {
 
 func tell(name string, rank, size int, globals ...int) *story {
 	return &story{
-		ring: New(About{Group: name, Rank: rank, Size: size, GlobalRanks: globals, Transport: "tcp", Host: "node" + fmt.Sprint(rank), PID: 100 + rank}, 64),
+		ring: New(About{Group: name, Rank: rank, Size: size, GlobalRanks: globals, Transport: "tcp", Host: "node" + strconv.Itoa(rank), PID: 100 + rank}, 64),
 		now:  base,
 	}
 }
@@ -127,58 +127,72 @@ func TestVerdicts(t *testing.T) {
 		},
 		{
 			"one late", dumpsOf(tell("0", 0, 3).does(barrier).enters(r), tell("0", 1, 3).does(barrier), tell("0", 2, 3).does(barrier).enters(r)),
-			LateRank, []int{1},
+			LateRank,
+			[]int{1},
 			"rank 1 never entered #1 (it last entered barrier #0, complete for 10.0 s): ranks 0 and 2 wait in all_reduce #1 (sum of float32, 1 KiB) for 10.0 s",
 		},
 		{
 			"late from the start", dumpsOf(tell("0", 0, 2).enters(barrier), tell("0", 1, 2)),
-			LateRank, []int{1}, "rank 1 never entered #0 (it has entered nothing at all): rank 0 waits in barrier #0 for 10.0 s",
+			LateRank,
+			[]int{1},
+			"rank 1 never entered #0 (it has entered nothing at all): rank 0 waits in barrier #0 for 10.0 s",
 		},
 		{
 			"late because of a message", dumpsOf(tell("0", 0, 2).enters(barrier), tell("0", 1, 2).enters(message("recv", 0, 7))),
-			LateRank, []int{1},
+			LateRank,
+			[]int{1},
 			"rank 1 never entered #0 (it is in recv from rank 0 (uint8, 16 B, tag 7) for 10.0 s): rank 0 waits in barrier #0 for 10.0 s",
 		},
 		{
 			"dead rank", dumpsOf(tell("0", 0, 3).does(r).fails(r, "peer lost: rank 2"), tell("0", 1, 3).does(r).fails(r, "peer lost: rank 2")),
-			MissingRank, []int{2},
+			MissingRank,
+			[]int{2},
 			"rank 2 gave no dump (dead or cut off): ranks 0 and 1 wait in all_reduce #1 (sum of float32, 1 KiB) for 2.0 s",
 		},
 		{
 			"missing, nobody waits", dumpsOf(tell("0", 0, 3).does(r), tell("0", 1, 3).does(r)),
-			NoDump, []int{2}, "rank 2 gave no dump (dead or cut off), and the others are in step and wait for nothing",
+			NoDump,
+			[]int{2},
+			"rank 2 gave no dump (dead or cut off), and the others are in step and wait for nothing",
 		},
 		{
 			"different operation", dumpsOf(tell("0", 0, 3).does(r).enters(r), tell("0", 1, 3).does(r).enters(r), tell("0", 2, 3).does(r).enters(barrier)),
-			OutOfStep, []int{2},
+			OutOfStep,
+			[]int{2},
 			"operation #1 is different: ranks 0 and 1 call all_reduce #1 (sum of float32, 1 KiB), rank 2 calls barrier #1; rank 2 is out of step",
 		},
 		{
 			"different size, two ranks", dumpsOf(tell("0", 0, 2).enters(r), tell("0", 1, 2).enters(reduction(2048))),
-			OutOfStep, []int{0, 1},
+			OutOfStep,
+			[]int{0, 1},
 			"operation #0 is different: rank 0 calls all_reduce #0 (sum of float32, 1 KiB), rank 1 calls all_reduce #0 (sum of float32, 2 KiB)",
 		},
 		{
 			"one call short", dumpsOf(tell("0", 0, 3).does(r, broadcast(0)).enters(barrier), tell("0", 1, 3).does(r, broadcast(0)).enters(barrier),
 				tell("0", 2, 3).does(r).enters(barrier)),
-			OutOfStep, []int{2},
+			OutOfStep,
+			[]int{2},
 			"operation #1 is different: ranks 0 and 1 call broadcast #1 (float32, 64 B, root 0), rank 2 calls barrier #1; rank 2 is out of step, probably one broadcast short",
 		},
 		{
 			"one call too many", dumpsOf(tell("0", 0, 3).does(r).enters(barrier), tell("0", 1, 3).does(r).enters(barrier),
 				tell("0", 2, 3).does(r, broadcast(1)).enters(barrier)),
-			OutOfStep, []int{2},
+			OutOfStep,
+			[]int{2},
 			"operation #1 is different: ranks 0 and 1 call barrier #1, rank 2 calls broadcast #1 (float32, 64 B, root 1); rank 2 is out of step, probably with one broadcast too many",
 		},
 		{
 			"different root in a sub-group", dumpsOf(tell("sub", 0, 2, 4, 7).enters(broadcast(0)), tell("sub", 1, 2, 4, 7).enters(broadcast(1))),
-			OutOfStep, []int{4, 7},
+			OutOfStep,
+			[]int{4, 7},
 			"operation #0 is different: rank 4 calls broadcast #0 (float32, 64 B, root 4), rank 7 calls broadcast #0 (float32, 64 B, root 7)",
 		},
 		{
 			"gather that does not add up",
 			dumpsOf(tell("0", 0, 2).enters(Entry{Op: "gather", DType: "int8", In: 8, Out: 16, Peer: 0}), tell("0", 1, 2).enters(Entry{Op: "gather", DType: "int8", In: 4, Peer: 0})),
-			OutOfStep, []int{0}, "gather #0 does not add up: the ranks give 12 B and expect 16 B in all; look at root 0 first",
+			OutOfStep,
+			[]int{0},
+			"gather #0 does not add up: the ranks give 12 B and expect 16 B in all; look at root 0 first",
 		},
 		{
 			"uneven gather is fine",
@@ -187,49 +201,69 @@ func TestVerdicts(t *testing.T) {
 		},
 		{
 			"receive without send", dumpsOf(tell("0", 0, 2).does(barrier).enters(message("recv", 1, 0)), tell("0", 1, 2).does(barrier)),
-			StuckMessage, []int{1}, "rank 0 is stuck in recv from rank 1 (uint8, 16 B) for 10.0 s: rank 1 never sent it, it waits for nothing",
+			StuckMessage,
+			[]int{1},
+			"rank 0 is stuck in recv from rank 1 (uint8, 16 B) for 10.0 s: rank 1 never sent it, it waits for nothing",
 		},
 		{
 			"send with another tag", dumpsOf(tell("0", 0, 2).enters(message("recv", 1, 3)), tell("0", 1, 2).enters(message("send", 0, 4))),
-			StuckMessage, []int{1},
+			StuckMessage,
+			[]int{1},
 			"rank 0 is stuck in recv from rank 1 (uint8, 16 B, tag 3) for 10.0 s: rank 1 never sent it, but has a send with tag 4 (this one has tag 3)",
 		},
 		{
 			"receive from any", dumpsOf(tell("0", 0, 2).enters(message("recv_any", -1, 0)), tell("0", 1, 2)),
-			StuckMessage, []int{0}, "rank 0 is stuck in recv_any (uint8, 16 B) for 10.0 s: no rank has sent to it",
+			StuckMessage,
+			[]int{0},
+			"rank 0 is stuck in recv_any (uint8, 16 B) for 10.0 s: no rank has sent to it",
 		},
 		{
 			"message to the dead", dumpsOf(tell("0", 0, 2).fails(message("send", 1, 0), "peer lost: rank 1")),
-			StuckMessage, []int{1},
+			StuckMessage,
+			[]int{1},
 			"rank 0's send to rank 1 (uint8, 16 B) failed after 2.0 s (peer lost: rank 1): rank 1 gave no dump (dead or cut off)",
 		},
 		{
 			"both receive", dumpsOf(tell("0", 0, 2).enters(message("recv", 1, 0)), tell("0", 1, 2).enters(message("recv", 0, 0))),
-			Deadlock, []int{0, 1}, "deadlock: ranks 0 and 1 both wait to receive from the other",
+			Deadlock,
+			[]int{0, 1},
+			"deadlock: ranks 0 and 1 both wait to receive from the other",
 		},
 		{
 			"a ring of receives", dumpsOf(tell("0", 0, 3).enters(message("recv", 1, 0)), tell("0", 1, 3).enters(message("recv", 2, 0)), tell("0", 2, 3).enters(message("recv", 0, 0))),
-			Deadlock, []int{0, 1, 2}, "deadlock: ranks 0 to 2 all wait to receive, each from another one of them",
+			Deadlock,
+			[]int{0, 1, 2},
+			"deadlock: ranks 0 to 2 all wait to receive, each from another one of them",
 		},
 		{
 			"still running", dumpsOf(tell("0", 0, 2).enters(r), tell("0", 1, 2).enters(r)),
-			Unfinished, []int{0, 1}, "all ranks are in step, in all_reduce #0 (sum of float32, 1 KiB) for 10.0 s",
+			Unfinished,
+			[]int{0, 1},
+			"all ranks are in step, in all_reduce #0 (sum of float32, 1 KiB) for 10.0 s",
 		},
 		{
 			"one has not started", dumpsOf(tell("0", 0, 2).enters(r), tell("0", 1, 2).queues(r)),
-			Unfinished, []int{1}, "all ranks are in step, in all_reduce #0 (sum of float32, 1 KiB) for 10.0 s; rank 1 has posted it but not started it",
+			Unfinished,
+			[]int{1},
+			"all ranks are in step, in all_reduce #0 (sum of float32, 1 KiB) for 10.0 s; rank 1 has posted it but not started it",
 		},
 		{
 			"one is slow", dumpsOf(tell("0", 0, 2).does(r), tell("0", 1, 2).enters(r)),
-			Unfinished, []int{1}, "rank 1 has not finished all_reduce #0 (sum of float32, 1 KiB), in it for 10.0 s, while the others have",
+			Unfinished,
+			[]int{1},
+			"rank 1 has not finished all_reduce #0 (sum of float32, 1 KiB), in it for 10.0 s, while the others have",
 		},
 		{
 			"timeout with everybody in", dumpsOf(tell("0", 0, 2).fails(r, "timeout"), tell("0", 1, 2).fails(r, "timeout")),
-			Unfinished, []int{0, 1}, "all ranks entered all_reduce #0 (sum of float32, 1 KiB), and it failed after 2.0 s; on rank 0 it failed: timeout",
+			Unfinished,
+			[]int{0, 1},
+			"all ranks entered all_reduce #0 (sum of float32, 1 KiB), and it failed after 2.0 s; on rank 0 it failed: timeout",
 		},
 		{
 			"behind", dumpsOf(tell("0", 0, 2).does(broadcast(0), broadcast(0)), tell("0", 1, 2).does(broadcast(0))),
-			Behind, []int{1}, "rank 1 is behind, at #0 while rank 0 is at #1, but nobody waits",
+			Behind,
+			[]int{1},
+			"rank 1 is behind, at #0 while rank 0 is at #1, but nobody waits",
 		},
 		{"no dump at all", nil, NoDump, nil, "the dumps hold no group"},
 	} {

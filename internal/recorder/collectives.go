@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -76,14 +77,12 @@ func (t *team) explainDifference(g *GroupVerdict, seq uint64, kinds map[signatur
 		return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a[0].Rank, b[0].Rank))
 	})
 	g.Finding = OutOfStep
-	text := fmt.Sprintf("operation #%d is different: ", seq)
-	for i, side := range sides[:min(len(sides), 3)] {
-		if i > 0 {
-			text += ", "
-		}
+	var calls []string
+	for _, side := range sides[:min(len(sides), 3)] {
 		ranks := globalsOf(side)
-		text += fmt.Sprintf("%s %s %s", Ranks(ranks), verb(ranks, "calls", "call"), side[0].calls[seq].text(&t.About))
+		calls = append(calls, Ranks(ranks)+" "+verb(ranks, "calls", "call")+" "+side[0].calls[seq].text(&t.About))
 	}
+	text := fmt.Sprintf("operation #%d is different: %s", seq, strings.Join(calls, ", "))
 	if n := len(sides) - 3; n > 0 {
 		text += fmt.Sprintf(" and %d more kind%s", n, more(n))
 	}

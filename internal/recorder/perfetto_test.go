@@ -39,7 +39,7 @@ func TestPerfettoGolden(t *testing.T) {
 	}
 	path := filepath.Join("testdata", "perfetto.json")
 	if *update {
-		if err := os.WriteFile(path, append(got, '\n'), 0o600); err != nil {
+		if err = os.WriteFile(path, append(got, '\n'), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -135,50 +135,47 @@ func entered(t *testing.T, g *group.Group) {
 
 var transports = []group.Transport{group.TCP, group.SharedMemory, group.Gloo}
 
-func each(t *testing.T, f func(t *testing.T, transport group.Transport)) {
-	t.Helper()
+func TestRealLateRank(t *testing.T) {
 	for _, transport := range transports {
-		t.Run(string(transport), func(t *testing.T) { f(t, transport) })
+		t.Run(string(transport), func(t *testing.T) {
+			groups := world(t, transport, 3)
+			barrier(t, groups)
+			expect(t, analyze(t, groups...), recorder.InStep, []int{})
+			for _, g := range groups[:2] {
+				g.AllReduce(limited(t), ones(256), group.Sum)
+				entered(t, g)
+			}
+			expect(t, analyze(t, groups...), recorder.LateRank, []int{2}, "rank 2 never entered #1", "ranks 0 and 1 wait in all_reduce #1 (sum of float32, 1 KiB)")
+			if err := groups[2].AllReduce(limited(t), ones(256), group.Sum).Wait(limited(t)); err != nil {
+				t.Fatal(err)
+			}
+			barrier(t, groups)
+			expect(t, analyze(t, groups...), recorder.InStep, []int{}, "barrier #2")
+		})
 	}
 }
 
-func TestRealLateRank(t *testing.T) {
-	each(t, func(t *testing.T, transport group.Transport) {
-		groups := world(t, transport, 3)
-		barrier(t, groups)
-		expect(t, analyze(t, groups...), recorder.InStep, []int{})
-		for _, g := range groups[:2] {
-			g.AllReduce(limited(t), ones(256), group.Sum)
-			entered(t, g)
-		}
-		expect(t, analyze(t, groups...), recorder.LateRank, []int{2}, "rank 2 never entered #1", "ranks 0 and 1 wait in all_reduce #1 (sum of float32, 1 KiB)")
-		if err := groups[2].AllReduce(limited(t), ones(256), group.Sum).Wait(limited(t)); err != nil {
-			t.Fatal(err)
-		}
-		barrier(t, groups)
-		expect(t, analyze(t, groups...), recorder.InStep, []int{}, "barrier #2")
-	})
-}
-
 func TestRealDeadRank(t *testing.T) {
-	each(t, func(t *testing.T, transport group.Transport) {
-		groups := world(t, transport, 3)
-		barrier(t, groups)
-		var works []*group.Work
-		for _, g := range groups[:2] {
-			works = append(works, g.AllReduce(limited(t), ones(256), group.Sum))
-			entered(t, g)
-		}
-		if err := groups[2].Close(); err != nil {
-			t.Fatal(err)
-		}
-		for _, w := range works {
-			if err := w.Wait(limited(t)); !errors.Is(err, dist.PeerLost) {
-				t.Fatalf("the death of rank 2: %v", err)
+	for _, transport := range transports {
+		t.Run(string(transport), func(t *testing.T) {
+			groups := world(t, transport, 3)
+			barrier(t, groups)
+			var works []*group.Work
+			for _, g := range groups[:2] {
+				works = append(works, g.AllReduce(limited(t), ones(256), group.Sum))
+				entered(t, g)
 			}
-		}
-		expect(t, analyze(t, groups[:2]...), recorder.MissingRank, []int{2}, "rank 2 gave no dump", "ranks 0 and 1 wait in all_reduce #1")
-	})
+			if err := groups[2].Close(); err != nil {
+				t.Fatal(err)
+			}
+			for _, w := range works {
+				if err := w.Wait(limited(t)); !errors.Is(err, dist.PeerLost) {
+					t.Fatalf("the death of rank 2: %v", err)
+				}
+			}
+			expect(t, analyze(t, groups[:2]...), recorder.MissingRank, []int{2}, "rank 2 gave no dump", "ranks 0 and 1 wait in all_reduce #1")
+		})
+	}
 }
 
 func TestRealMismatch(t *testing.T) {
@@ -202,15 +199,17 @@ func TestRealMismatch(t *testing.T) {
 }
 
 func TestRealStuckMessage(t *testing.T) {
-	each(t, func(t *testing.T, transport group.Transport) {
-		groups := world(t, transport, 2)
-		w := groups[0].Recv(limited(t), ones(4), 1, 5)
-		expect(t, analyze(t, groups...), recorder.StuckMessage, []int{1}, "rank 0 is stuck in recv from rank 1 (float32, 16 B, tag 5)", "never sent it")
-		w.Abort()
-		if err := w.Wait(limited(t)); !errors.Is(err, dist.Aborted) {
-			t.Fatal(err)
-		}
-	})
+	for _, transport := range transports {
+		t.Run(string(transport), func(t *testing.T) {
+			groups := world(t, transport, 2)
+			w := groups[0].Recv(limited(t), ones(4), 1, 5)
+			expect(t, analyze(t, groups...), recorder.StuckMessage, []int{1}, "rank 0 is stuck in recv from rank 1 (float32, 16 B, tag 5)", "never sent it")
+			w.Abort()
+			if err := w.Wait(limited(t)); !errors.Is(err, dist.Aborted) {
+				t.Fatal(err)
+			}
+		})
+	}
 }
 
 // TestRealDumpOnFailure: the dumps that WithDump gives when a group fails tell the same.

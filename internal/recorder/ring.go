@@ -41,7 +41,7 @@ func (s *State) UnmarshalText(text []byte) error {
 	*s = Posted
 	for i, name := range stateNames {
 		if name == string(text) {
-			*s = State(i) //nolint:gosec // four names
+			*s = State(i)
 		}
 	}
 	return nil

@@ -39,7 +39,11 @@ func freePort(t *testing.T) string {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
 }
 
 // result is the line that every rank of examples/ddp prints.
