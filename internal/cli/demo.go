@@ -35,7 +35,8 @@ func (a *app) demoCommand() *cobra.Command {
 		Long: strings.TrimSpace(`
 Start a store and worker processes on this machine. The workers find each other
 over the store, exchange keys, count together and pass a barrier, as the ranks of a
-PyTorch job do. Nothing is left behind, however the demonstration ends.`),
+PyTorch job do. Then they add up a vector with an all-reduce, and pass a remote
+reference around. Nothing is left behind, however the demonstration ends.`),
 		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if workers < 1 || workers > 64 {
@@ -273,7 +274,7 @@ func (v *demoView) draw() {
 func (v *demoView) closing() error {
 	stats := v.server.Stats()
 	elapsed := time.Since(v.start)
-	text := fmt.Sprintf("%d processes met, exchanged keys, counted to %d and passed a barrier in %.1f s; the store did %s operations on %d keys",
+	text := fmt.Sprintf("%d processes met, exchanged keys, counted to %d, passed a barrier, added up a vector and passed a reference around in %.1f s; the store did %s operations on %d keys",
 		len(v.board.Workers), 250*len(v.board.Workers), elapsed.Seconds(), tui.Count(opsOf(stats)), stats.Keys)
 	if v.app.json {
 		return v.app.print(map[string]any{"event": "end", "ms": elapsed.Milliseconds(), "text": text, "workers": len(v.board.Workers)}, "")

@@ -33,6 +33,8 @@ func demoActs() []act {
 		{"exchange", exchange},
 		{"count", count},
 		{"barrier", barrier},
+		{"sum", sum},
+		{"pass", pass},
 	}
 }
 
