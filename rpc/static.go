@@ -30,6 +30,13 @@ func (a *Agent) startStatic(ctx context.Context) error {
 	if err := a.listen(rank); err != nil {
 		return err
 	}
+	if there, err := a.st.Check(ctx, keyStatic); err != nil {
+		return err
+	} else if there { // a dynamic world would let us wait for ranks that never come
+		if err := a.chooseMode(ctx, "true"); err != nil {
+			return err
+		}
+	}
 	mixed, err := a.anyPyTorch(ctx)
 	if err != nil {
 		return err
