@@ -186,5 +186,6 @@ func (a *Agent) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 		return
 	}
 	r.payload, r.tensors = m.Payload, m.Tensors
+	r.inline = l.Quiet()
 	a.dispatch(r)
 }

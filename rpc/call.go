@@ -105,6 +105,13 @@ func (a *Agent) deadline(ctx context.Context) time.Time {
 
 var answerChannels = sync.Pool{New: func() any { return make(chan reply, 1) }} // empty channels: no shared state
 
+// callTimers are stopped timers; since Go 1.23 a stopped timer's channel is empty.
+var callTimers = sync.Pool{New: func() any {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
+}}
+
 // exchange sends a request and waits for its answer.
 func (a *Agent) exchange(ctx context.Context, o outgoing) (reply, error) {
 	if err := ctx.Err(); err != nil {
@@ -138,8 +145,9 @@ func (a *Agent) exchange(ctx context.Context, o outgoing) (reply, error) {
 	}
 	var timeout <-chan time.Time
 	if _, has := ctx.Deadline(); !has && !deadline.IsZero() {
-		timer := time.NewTimer(time.Until(deadline))
-		defer timer.Stop()
+		timer := callTimers.Get().(*time.Timer) //nolint:errcheck,forcetypeassert // only timers are put there
+		timer.Reset(time.Until(deadline))
+		defer func() { timer.Stop(); callTimers.Put(timer) }()
 		timeout = timer.C
 	}
 	pl := placeOf(ctx)

@@ -24,10 +24,11 @@ const (
 
 // conn is one session with a peer: a pipe for our requests, a pipe for the peer's requests, or a link for both.
 type conn struct {
-	agent *Agent
-	from  atomic.Pointer[peer] // a guest may turn out to be a new member
-	pipe  *tensorpipe.Pipe
-	link  *cohortwire.Link
+	agent  *Agent
+	from   atomic.Pointer[peer] // a guest may turn out to be a new member
+	pipe   *tensorpipe.Pipe
+	link   *cohortwire.Link
+	inline *inline // of a link
 
 	mu      sync.Mutex
 	next    uint64
@@ -64,6 +65,9 @@ func (p *pending) complete(r reply) {
 func newConn(a *Agent, p *peer, s *tensorpipe.Session) *conn {
 	c := &conn{agent: a, pipe: s.Pipe, link: s.Link, calls: map[uint64]*pending{}, serving: map[uint64]context.CancelCauseFunc{}}
 	c.from.Store(p)
+	if s.Link != nil {
+		c.inline = newInline(s.Link)
+	}
 	return c
 }
 

@@ -78,6 +78,7 @@ type place struct {
 	mu      sync.Mutex
 	waiting int // calls of this handler that wait at the same time
 	gone    bool
+	inline  *inline // set when the handler runs in a goroutine that reads a link
 }
 
 type placeKey struct{}
@@ -95,7 +96,11 @@ func (p *place) pause() {
 	p.mu.Lock()
 	p.waiting++
 	first := p.waiting == 1 && !p.gone
+	in := p.inline
 	p.mu.Unlock()
+	if in != nil {
+		in.handover()
+	}
 	if first {
 		p.l.leave()
 	}

@@ -32,6 +32,7 @@ type request struct {
 	wraps    []wrapper // profilers around the call, outermost first
 	answered atomic.Bool
 	decoder  *decoding
+	inline   bool // may run in the goroutine that reads
 	place    place
 	ctx      reqContext
 	own      *object // of a remote call of this worker to itself: where the result goes
@@ -198,6 +199,8 @@ func (a *Agent) serveCall(r *request) {
 		a.counts.serverCalls.Add(-1)
 		a.drop(r)
 		r.refuse(dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", a.cfg.queue))
+	case now && r.inline:
+		r.conn.inline.run(a, r)
 	case now:
 		a.spawn(r)
 	}

@@ -67,6 +67,8 @@ type Link struct {
 	closed chan struct{}
 	work   sync.WaitGroup
 	kick   chan struct{} // wakes the flusher
+	reader *frameReader  // used by the goroutine whose turn it is
+	turn   atomic.Uint64
 
 	wmu sync.Mutex
 	wq  queue
@@ -116,7 +118,8 @@ func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
 			l.raw = raw
 		}
 	}
-	l.work.Go(func() { l.read(r) })
+	l.reader = r
+	l.work.Go(func() { l.read(0) })
 	l.work.Go(l.flush)
 	l.work.Go(l.watch)
 	return l, nil
@@ -179,11 +182,12 @@ func (l *Link) lost(err error) error {
 	return e
 }
 
-// read is the reading goroutine.
-func (l *Link) read(r *frameReader) {
+// read is the reading goroutine. turn is even while it reads and one more during OnFrame; it ends when it has handed over to
+// the next one.
+func (l *Link) read(turn uint64) {
 	var cause error
 	for {
-		f, err := r.next()
+		f, err := l.reader.next()
 		if err != nil {
 			cause = l.lost(err)
 			break
@@ -217,7 +221,11 @@ func (l *Link) read(r *frameReader) {
 			if f.isRequest() {
 				l.load.Add(1)
 			}
+			l.turn.Store(turn + 1)
 			l.cfg.OnFrame(l, f)
+			if turn += 2; !l.turn.CompareAndSwap(turn-1, turn) {
+				return
+			}
 			continue
 		}
 		break

@@ -1,0 +1,22 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cohortwire
+
+// A goroutine hand-off costs more than a short handler. So OnFrame may run the handler itself, in the goroutine that
+// reads, as long as somebody calls Handover when it turns out to take longer: then another goroutine goes on reading, and
+// this one ends when OnFrame returns.
+
+// Quiet reports, inside OnFrame, that no further frame has been read: nobody waits for OnFrame to return.
+func (l *Link) Quiet() bool { return l.reader.r == l.reader.w }
+
+// Turn returns the number of this OnFrame, inside it, for [Link.Handover].
+func (l *Link) Turn() uint64 { return l.turn.Load() }
+
+// Handover lets another goroutine read on while the OnFrame of that turn runs. It may be called from anywhere and at any
+// time; it does nothing when that OnFrame has returned or handed over already.
+func (l *Link) Handover(turn uint64) {
+	if l.turn.CompareAndSwap(turn, turn+1) {
+		l.work.Go(func() { l.read(turn + 1) })
+	}
+}
