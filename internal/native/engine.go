@@ -390,7 +390,7 @@ func segment(from, to, size, s int) (int, int) {
 }
 
 // leastSegment is the segment below which the system calls cost more than the overlap brings.
-const leastSegment = 128 << 10
+const leastSegment = 512 << 10
 
 // segmentSize returns the segment for a block of the given length, in whole elements: large, because each costs system
 // calls, but small enough that there are a few to overlap and that many ranks do not take much memory.
