@@ -211,8 +211,10 @@ func runInPieces(e *Engine, q *coll.Request, interrupt bool, times *atomic.Int64
 	if !interrupt {
 		return e.Run(context.Background(), q)
 	}
-	if e.rank == 0 && q.Tag%5 == 0 {
-		time.Sleep(time.Millisecond)
+	if e.rank == 0 && q.Tag%5 == 0 { // come when another rank was interrupted in the middle of it, however slow the machine is
+		for before, tries := times.Load(), 0; times.Load() == before && tries < 10_000; tries++ {
+			time.Sleep(time.Millisecond)
+		}
 	}
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rand.IntN(200))*time.Microsecond)
