@@ -154,6 +154,7 @@ on one port, and its commands read and write the store of any PyTorch job.`),
   cohort store serve --addr 0.0.0.0:29500     serve a store for a job
   cohort store top --addr node0:29500         see who waits for which key since when
   cohort store get --addr node0:29500 epoch   read a key
+  cohort trace dumps/                         say which rank a job that hangs waits for
   cohort demo                                 see four processes meet`, "\n"),
 		SilenceErrors: true,
 		SilenceUsage:  true,
