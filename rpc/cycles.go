@@ -149,6 +149,7 @@ func holds(value any) []HoldInfo {
 			for i := range v.NumField() {
 				walk(v.Field(i), depth+1)
 			}
+		default: // maps may change meanwhile, which ends the process: see Holder
 		}
 	}
 	walk(reflect.ValueOf(value), 0)

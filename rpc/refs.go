@@ -5,6 +5,7 @@ package rpc
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -159,6 +160,8 @@ func (r *refs) flushDirty() {
 }
 
 // flushOn sends the control stream's news on a link, in order.
+//
+//nolint:contextcheck,nolintlint // the stream outlives whoever caused its messages
 func (r *refs) flushOn(p *peer, c *conn) {
 	p.flush.Lock()
 	defer p.flush.Unlock()
@@ -170,7 +173,7 @@ func (r *refs) flushOn(p *peer, c *conn) {
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.a.ctx, 10*time.Second)
-		err := c.link.Send(ctx, &cohortwire.Frame{Type: frameControl, Payload: appendControl(nil, f)})
+		err := c.link.Send(ctx, &cohortwire.Frame{Type: frameControl, Payload: encodeControl(f)})
 		cancel()
 		if err != nil {
 			return // the next link brings it again
@@ -273,7 +276,7 @@ func (r *refs) frame(c *conn, payload []byte) {
 		err = dist.Newf("rpc: control stream", dist.Protocol, "a frame of worker %d for worker %d on the link with worker %d", f.From, f.To, c.peer().worker)
 	}
 	if err != nil {
-		r.a.cfg.logger.Warn("control frame dropped", "peer", c.peer().name, "err", err)
+		r.a.cfg.logger.Warn("control frame dropped", slog.String("peer", c.peer().name), slog.String("err", err.Error()))
 		return
 	}
 	r.step(func(m *rrefcore.Machine) { m.ReceiveFrame(f) })
@@ -320,6 +323,11 @@ func (r *refs) sendControl(p *peer) {
 	}
 }
 
+// sendOne sends a control message in the agent's own time.
+//
+// sendOne sends one control message and reports its fate later.
+//
+//nolint:contextcheck,nolintlint // not in that of whoever closes a reference
 func (r *refs) sendOne(p *peer, msg rrefcore.Message) error {
 	m, err := controlMessage(msg)
 	if err != nil {

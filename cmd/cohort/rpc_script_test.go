@@ -32,11 +32,11 @@ func rpcWorld(ts *testscript.TestScript, _ bool, args []string) {
 			opts = append(opts, rpc.WithWorldSize(2))
 		}
 		go func() {
-			st, err := tcpstore.Dial(ctx, server.Addr().String())
-			if err == nil {
-				agents[i], err = rpc.Join(ctx, st, name, opts...)
+			st, failed := tcpstore.Dial(ctx, server.Addr().String())
+			if failed == nil {
+				agents[i], failed = rpc.Join(ctx, st, name, opts...)
 			}
-			errs <- err
+			errs <- failed
 		}()
 	}
 	for range agents {

@@ -116,7 +116,7 @@ func passAround(ctx context.Context, agent *rpc.Agent, next string, size int) (s
 		return "", err
 	}
 	defer func() { _ = ref.Close() }()
-	if _, err := rpc.Call[any](ctx, agent, next, "demo.pass", ref, size-1); err != nil {
+	if _, err = rpc.Call[any](ctx, agent, next, "demo.pass", ref, size-1); err != nil {
 		return "", err
 	}
 	names, err := rpc.CallMethod[[]string](ctx, ref, "names")

@@ -20,7 +20,7 @@ import (
 func TestSelfAdd(t *testing.T) {
 	w := start(t, 2)
 	w.every(func(n *node) error {
-		sum, err := rpc.Call[any](w.ctx, n.Agent, n.Name(), "t.add", ones(2, 2), ones(2, 2))
+		sum, err := rpc.Call[*tensor.Tensor](w.ctx, n.Agent, n.Name(), "t.add", ones(2, 2), ones(2, 2))
 		if err != nil {
 			return err
 		}
@@ -28,7 +28,7 @@ func TestSelfAdd(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if !tensor.Equal(sum.(*tensor.Tensor), filled(2, 2, 2)) || !tensor.Equal(later, filled(2, 2, 2)) {
+		if !tensor.Equal(sum, filled(2, 2, 2)) || !tensor.Equal(later, filled(2, 2, 2)) {
 			return fmt.Errorf("got %v and %v", sum, later)
 		}
 		return nil
@@ -48,7 +48,8 @@ func TestSelfCallCopies(t *testing.T) {
 }
 
 func TestSendToRank(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
 			to, err := n.WorkerByID((n.rank + 1) % worldSize)
@@ -66,7 +67,7 @@ func TestSendToRank(t *testing.T) {
 			}
 			for _, none := range []int{worldSize, -1, 1 << 20} {
 				if info, err := n.WorkerByID(none); checkErr(err, dist.NotFound) != nil {
-					return fmt.Errorf("worker %d: %v, %v", none, info, err)
+					return fmt.Errorf("worker %d: %v, %w", none, info, err)
 				}
 			}
 			return nil
@@ -117,7 +118,7 @@ func TestDestinations(t *testing.T) {
 				}
 				here, err := rpc.Call[string](w.ctx, n.Agent, to, "t.here")
 				if err != nil || here != w.next(n) {
-					return fmt.Errorf("%q was reached, want %q (%v)", here, w.next(n), err)
+					return fmt.Errorf("%q was reached, want %q: %w", here, w.next(n), err)
 				}
 				return nil
 			})
@@ -142,7 +143,7 @@ func TestAsyncAdd(t *testing.T) {
 		f := rpc.Async[*tensor.Tensor](w.ctx, n.Agent, w.next(n), addSchema, ones(2, 2), ones(2, 2), 1)
 		sum, err := f.Await(w.ctx)
 		if err != nil || !tensor.Equal(sum, filled(2, 2, 2)) {
-			return fmt.Errorf("got %v, %v", sum, err)
+			return fmt.Errorf("got %v, %w", sum, err)
 		}
 		return nil
 	})
@@ -159,7 +160,8 @@ func TestNonzero(t *testing.T) {
 }
 
 func TestMultiRPC(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
 			for range 20 {
@@ -224,7 +226,7 @@ func TestKeywordArguments(t *testing.T) {
 		} {
 			sum, err := rpc.Call[int](w.ctx, n.Agent, w.next(n), "t.kwargs", args...)
 			if err != nil || sum != 6 {
-				return fmt.Errorf("%v: %d, %v", args, sum, err)
+				return fmt.Errorf("%v: %d, %w", args, sum, err)
 			}
 		}
 		return nil
@@ -280,11 +282,11 @@ func TestTwoFunctionsInFlight(t *testing.T) {
 		two := rpc.Async[string](w.ctx, n.Agent, w.next(n), "t.who")
 		who, err := two.Await(w.ctx)
 		if err != nil || who != n.Name() {
-			return fmt.Errorf("%q, %v", who, err)
+			return fmt.Errorf("%q, %w", who, err)
 		}
 		sum, err := one.Await(w.ctx)
 		if err != nil || sum != 6 {
-			return fmt.Errorf("%d, %v", sum, err)
+			return fmt.Errorf("%d, %w", sum, err)
 		}
 		return nil
 	})
@@ -305,7 +307,7 @@ func TestTensors(t *testing.T) {
 			x := tensor.Must(tensor.Full(dt, 1, n.rank+1, 3))
 			y, err := rpc.Call[*tensor.Tensor](w.ctx, n.Agent, w.next(n), "t.echo", x)
 			if err != nil || !tensor.Equal(x, y) || x.DType() != y.DType() {
-				return fmt.Errorf("%v: %v, %v", dt, y, err)
+				return fmt.Errorf("%v: %v, %w", dt, y, err)
 			}
 		}
 		return nil
@@ -327,7 +329,8 @@ func TestTensorsMultiAsync(t *testing.T) {
 }
 
 func TestTensorsInContainer(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, 2)
 		type box struct {
 			Tensors []any
@@ -376,7 +379,8 @@ func TestPickleInPickle(t *testing.T) {
 }
 
 func TestNestedRPC(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
 			// The callee calls back to the caller.
@@ -403,6 +407,7 @@ func TestStressLight(t *testing.T) {
 
 func TestStressHeavy(t *testing.T) {
 	stress := func(t *testing.T, fn string, p payload, factor int) {
+		t.Helper()
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
 			futures := make([]*dist.Future[any], 20)
@@ -416,10 +421,10 @@ func TestStressHeavy(t *testing.T) {
 			return p.check(sums[19], factor)
 		})
 	}
-	t.Run("dense", func(t *testing.T) { stress(t, "t.heavy", payload{func() any { return ones(100, 100) }}, 1024) })
-	t.Run("sparse", func(t *testing.T) { stress(t, "t.heavy", payload{func() any { return sparse(true) }}, 1024) })
+	t.Run("dense", func(t *testing.T) { stress(t, "t.heavy", payload{make: func() any { return ones(100, 100) }}, 1024) })
+	t.Run("sparse", func(t *testing.T) { stress(t, "t.heavy", payload{make: func() any { return sparse(true) }}, 1024) })
 	t.Run("script", func(t *testing.T) {
-		stress(t, "__torch__.t.heavy", payload{func() any { return ones(100, 100) }}, 1024)
+		stress(t, "__torch__.t.heavy", payload{make: func() any { return ones(100, 100) }}, 1024)
 	})
 }
 
@@ -457,6 +462,7 @@ func TestUnsendableValue(t *testing.T) {
 	w.nodes[1].reg.MustHandle("t.channel", func() any { return make(chan int) })
 	a := w.nodes[0].Agent
 	check := func(t *testing.T, fn string, args ...any) {
+		t.Helper()
 		for range 20 { // longer than the pool
 			for _, mode := range modes {
 				within(t, soon, mode.name, func() {
@@ -479,7 +485,10 @@ func TestValues(t *testing.T) {
 	w := start(t, 2)
 	for _, v := range []any{
 		nil, true, int64(-7), 1.5, complex(1, 2), "text ü", []byte("bytes"), rpc.ByteArray("array"),
-		[]any{int64(1), "a", nil}, rpc.Tuple{int64(1), rpc.Tuple{}}, rpc.Set{int64(3)}, rpc.FrozenSet{"f"},
+		[]any{int64(1), "a", nil},
+		rpc.Tuple{int64(1), rpc.Tuple{}},
+		rpc.Set{int64(3)},
+		rpc.FrozenSet{"f"},
 		&rpc.Dict{Pairs: []rpc.Pair{{Key: "k", Value: int64(1)}, {Key: int64(2), Value: "two"}}},
 		rpc.Global{Module: "builtins", Name: "len"},
 	} {

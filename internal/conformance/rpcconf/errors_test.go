@@ -22,7 +22,7 @@ func TestWrongArguments(t *testing.T) {
 			_, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.sum", args...)
 			var remote *rpc.RemoteError
 			if !errors.As(err, &remote) || remote.Kind != "TypeError" || remote.Worker != w.next(n) || !errors.Is(err, dist.InvalidArgument) {
-				return fmt.Errorf("%v: %v", args, err)
+				return fmt.Errorf("%v: %w", args, err)
 			}
 		}
 		return nil
@@ -35,10 +35,10 @@ func TestRaise(t *testing.T) {
 		_, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.raise")
 		var remote *rpc.RemoteError
 		if !errors.As(err, &remote) {
-			return fmt.Errorf("got %v", err)
+			return fmt.Errorf("got %w", err)
 		}
 		if remote.Kind != "ValueError" || remote.Message != "Expected error" || remote.Worker != w.next(n) || !errors.Is(err, dist.Remote) {
-			return fmt.Errorf("got %+v", remote)
+			return fmt.Errorf("got %w", err)
 		}
 		_, err = rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.plain_error")
 		return checkErr(err, dist.Remote, "a plain Go error", w.next(n))
@@ -165,7 +165,7 @@ func TestWaitAll(t *testing.T) {
 		return nil
 	})
 	must(t, err)
-	must(t, payload{func() any { return ones(2, 2) }}.check(got[0], 2))
+	must(t, payload{make: func() any { return ones(2, 2) }}.check(got[0], 2))
 	if calls := w.nodes[0].DebugInfo()["agent.client_active_calls"]; calls != 0 {
 		t.Errorf("%v calls are left", calls)
 	}
@@ -173,7 +173,7 @@ func TestWaitAll(t *testing.T) {
 
 func TestWaitAllMany(t *testing.T) {
 	w := start(t, 2)
-	p := payload{func() any { return ones(2, 2) }}
+	p := payload{make: func() any { return ones(2, 2) }}
 	got, err := scope(w.ctx, func(start func(*dist.Future[any])) error {
 		for range 20 {
 			start(rpc.Async[any](w.ctx, w.nodes[0].Agent, name(1), "t.add", p.make(), p.make()))
@@ -196,7 +196,7 @@ func TestWaitAllMany(t *testing.T) {
 func TestWaitAllTimeout(t *testing.T) {
 	w := start(t, 2)
 	_, err := scope(w.ctx, func(start func(*dist.Future[any])) error {
-		start(rpc.Async[any](within50ms(t, w.ctx), w.nodes[0].Agent, name(1), "t.sleep", 5.0))
+		start(rpc.Async[any](within50ms(w.ctx, t), w.nodes[0].Agent, name(1), "t.sleep", 5.0))
 		return nil
 	})
 	wantErr(t, err, dist.DeadlineExceeded)

@@ -60,7 +60,7 @@ func TestFaultyControlMessages(t *testing.T) {
 		return false
 	})
 	w.serveRefs()
-	p := payload{func() any { return ones(2) }}
+	p := payload{make: func() any { return ones(2) }}
 	for round := range 2 {
 		f.loseNext(3, frameControl)
 		w.every(func(n *node) error {
@@ -112,7 +112,7 @@ func TestFaultyCreationLostShare(t *testing.T) {
 	t.Run("peer", func(t *testing.T) {
 		w, f := startFaulty(t, 3)
 		f.loseNext(1, rpcwire.PythonRemoteCall)
-		ref, err := rpc.Remote[any](within50ms(t, w.ctx), w.nodes[0].Agent, name(1), "t.add", ones(2), ones(2))
+		ref, err := rpc.Remote[any](within50ms(w.ctx, t), w.nodes[0].Agent, name(1), "t.add", ones(2), ones(2))
 		must(t, err)
 		wantErr(t, ref.Confirmed(w.ctx), rpc.ErrCreateTimeout)
 		for _, args := range [][]any{{ref}, {[]any{1, ref}}} {
@@ -131,7 +131,7 @@ func TestFaultyCreationLost(t *testing.T) {
 			t.Run("peer", func(t *testing.T) {
 				w, f := startFaulty(t, 2)
 				f.loseNext(1, c.kind)
-				ref, err := rpc.Remote[any](within50ms(t, w.ctx), w.nodes[0].Agent, name(1), c.fn, addArgs(c.fn)...)
+				ref, err := rpc.Remote[any](within50ms(w.ctx, t), w.nodes[0].Agent, name(1), c.fn, addArgs(c.fn)...)
 				must(t, err)
 				within(t, soon, "the fetch", func() {
 					_, err = ref.Fetch(w.ctx)
@@ -156,9 +156,9 @@ func TestFaultyCreationLate(t *testing.T) {
 				w, f := startFaulty(t, 2)
 				f.delayAll(300*time.Millisecond, c.kind)
 				a := w.nodes[0].Agent
-				ref, err := rpc.Remote[any](within50ms(t, w.ctx), a, name(1), c.fn, addArgs(c.fn)...)
+				ref, err := rpc.Remote[any](within50ms(w.ctx, t), a, name(1), c.fn, addArgs(c.fn)...)
 				must(t, err)
-				_, err = ref.Fetch(within50ms(t, w.ctx)) // blocked already when the creation fails
+				_, err = ref.Fetch(within50ms(w.ctx, t)) // blocked already when the creation fails
 				if !errors.Is(err, dist.DeadlineExceeded) && !errors.Is(err, rpc.ErrCreateTimeout) && !errors.Is(err, rpc.ErrCancelled) {
 					t.Errorf("got %v", err)
 				}
@@ -169,11 +169,11 @@ func TestFaultyCreationLate(t *testing.T) {
 				// With enough time the creation succeeds.
 				slow, err := rpc.Remote[any](w.ctx, a, name(1), c.fn, addArgs(c.fn)...)
 				must(t, err)
-				_, err = slow.Fetch(within50ms(t, w.ctx))
+				_, err = slow.Fetch(within50ms(w.ctx, t))
 				wantErr(t, err, dist.DeadlineExceeded)
 				sum, err := slow.Fetch(w.ctx)
 				must(t, err)
-				must(t, payload{func() any { return ones(2) }}.check(sum, 2))
+				must(t, payload{make: func() any { return ones(2) }}.check(sum, 2))
 				must(t, slow.Close())
 				must(t, ref.Close())
 				eventually(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
@@ -188,11 +188,11 @@ func TestFaultyFetchTimeout(t *testing.T) {
 	ref, err := rpc.Remote[any](w.ctx, w.nodes[0].Agent, name(1), "t.add", ones(2), ones(2))
 	must(t, err)
 	f.delayAll(300*time.Millisecond, rpcwire.PythonRRefFetchCall)
-	_, err = ref.Fetch(within50ms(t, w.ctx))
+	_, err = ref.Fetch(within50ms(w.ctx, t))
 	wantErr(t, err, dist.DeadlineExceeded)
 	sum, err := ref.Fetch(w.ctx)
 	must(t, err)
-	must(t, payload{func() any { return ones(2) }}.check(sum, 2))
+	must(t, payload{make: func() any { return ones(2) }}.check(sum, 2))
 	must(t, ref.Close())
 	w.shutdown()
 }
@@ -204,9 +204,9 @@ func TestFaultyCallTimeout(t *testing.T) {
 			f.delayAll(150*time.Millisecond, rpcwire.ScriptCall)
 			a, args := w.nodes[0].Agent, addArgs(c.fn)
 			ctx := context.Background()
-			_, err := rpc.Call[any](within50ms(t, ctx), a, name(1), c.fn, args...)
+			_, err := rpc.Call[any](within50ms(ctx, t), a, name(1), c.fn, args...)
 			wantErr(t, err, dist.DeadlineExceeded)
-			_, err = rpc.Async[any](within50ms(t, ctx), a, name(1), c.fn, args...).Await(w.ctx)
+			_, err = rpc.Async[any](within50ms(ctx, t), a, name(1), c.fn, args...).Await(w.ctx)
 			wantErr(t, err, dist.DeadlineExceeded)
 			a.SetTimeout(50 * time.Millisecond)
 			_, err = rpc.Call[any](ctx, a, name(1), c.fn, args...)

@@ -117,7 +117,7 @@ type frameProxy struct {
 	conns  map[net.Conn]bool
 }
 
-func startFrameProxy(t testing.TB, f *faults, target string) *frameProxy {
+func startFrameProxy(t *testing.T, f *faults, target string) *frameProxy {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -182,14 +182,13 @@ func (p *frameProxy) pass(to, from net.Conn, sender, receiver *atomic.Pointer[st
 	r := bufio.NewReaderSize(from, 1<<16)
 	framed := false
 	for {
-		head, err := r.Peek(1)
-		if err != nil {
+		if _, err := r.Peek(1); err != nil {
 			return
 		}
 		if !framed {
-			head, _ = r.Peek(r.Buffered())
+			head, _ := r.Peek(r.Buffered())
 			at := helloAt(head)
-			if at < 0 { // keep what may be the begin of a hello that is not here as a whole
+			if at < 0 { // a hello is written as a whole, so it is never cut
 				write(head)
 				_, _ = r.Discard(len(head))
 				continue
@@ -259,7 +258,7 @@ func helloAt(b []byte) int {
 	return -1
 }
 
-func freeAddr(t testing.TB) string {
+func freeAddr(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -268,10 +267,10 @@ func freeAddr(t testing.TB) string {
 }
 
 // startFaulty makes a static world whose workers reach each other through proxies.
-func startFaulty(t testing.TB, size int, opts ...rpc.Option) (*world, *faults) {
+func startFaulty(t *testing.T, size int, opts ...rpc.Option) (*world, *faults) {
 	t.Helper()
 	f := newFaults()
-	w := &world{TB: t, ctx: bounded(t), st: store.NewMemory()}
+	w := &world{T: t, ctx: bounded(t), st: store.NewMemory()}
 	for rank := range size {
 		w.nodes = append(w.nodes, newNode(rank))
 	}

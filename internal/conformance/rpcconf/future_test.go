@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-var double = payload{func() any { return ones(2, 2) }}
+var double = payload{make: func() any { return ones(2, 2) }}
 
 func addTo(v any, err error) (any, error) {
 	if err != nil {
@@ -32,8 +32,8 @@ func TestThen(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := double.check(next, 3); err != nil {
-			return err
+		if wrong := double.check(next, 3); wrong != nil {
+			return wrong
 		}
 		first, err := f.Await(w.ctx)
 		if err != nil {
@@ -188,7 +188,7 @@ func TestPromiseInHandler(t *testing.T) {
 func TestNestedThen(t *testing.T) {
 	w := start(t, worldSize)
 	for _, n := range w.nodes {
-		n.reg.MustHandle("t.deep", func(_ context.Context, left int, x any) *dist.Future[any] {
+		n.reg.MustHandle("t.deep", func(left int, x any) *dist.Future[any] {
 			if left == 0 {
 				f := dist.NewFuture[any]()
 				f.Complete(x, nil)

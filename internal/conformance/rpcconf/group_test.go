@@ -87,7 +87,7 @@ func TestGroupAndRPCSameFile(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			defer func() { _ = st.Close() }()
+			defer func() { _ = st.Close() }() //nolint:contextcheck // Close takes none
 			return both(ctx, st, i, size, true)
 		}))
 	}
@@ -121,7 +121,7 @@ func TestSlowCallAndGroup(t *testing.T) {
 			return err
 		}
 		defer func() { _ = g.Close() }()
-		if err := reduce(w.ctx, g); err != nil {
+		if err = reduce(w.ctx, g); err != nil {
 			return err
 		}
 		_, err = slow.Await(w.ctx)
@@ -164,7 +164,8 @@ func (s *batchServer) UpdateAndFetch(gradient any) (*dist.Future[any], error) {
 }
 
 func TestParameterServer(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize, rpc.WithConcurrency(1)) // no trainer holds a place while it waits
 		n := w.nodes[0]
 		n.reg.MustClass("t.BatchServer", &batchServer{})
@@ -174,12 +175,12 @@ func TestParameterServer(t *testing.T) {
 			trainer.reg.MustHandle("t.train", func(ctx context.Context, server *rpc.Ref[*batchServer], steps int) error {
 				defer func() { _ = server.Close() }()
 				for range steps {
-					total, err := rpc.CallMethod[any](ctx, server, "update_and_fetch", p.make())
-					if err != nil {
-						return err
+					total, failed := rpc.CallMethod[any](ctx, server, "update_and_fetch", p.make())
+					if failed != nil {
+						return failed
 					}
-					if err := p.check(total, worldSize-1); err != nil {
-						return err
+					if wrong := p.check(total, worldSize-1); wrong != nil {
+						return wrong
 					}
 				}
 				return nil

@@ -24,7 +24,7 @@ func TestWorkerInfo(t *testing.T) {
 		}
 		peer, err := n.Worker(w.next(n))
 		if err != nil || peer.Name != w.next(n) || peer.ID != (n.rank+1)%worldSize {
-			return fmt.Errorf("peer is %v, %v", peer, err)
+			return fmt.Errorf("peer is %v, %w", peer, err)
 		}
 		_, err = n.Worker("WorkerUnknown")
 		return checkErr(err, dist.NotFound, "WorkerUnknown", name(0))
@@ -52,7 +52,7 @@ func TestTransportNames(t *testing.T) {
 	for _, transport := range []string{rpc.TransportCohort, rpc.TransportUV} {
 		w := start(t, 2, rpc.WithTransports(transport, rpc.TransportUV))
 		w.serveRefs()
-		p := payload{func() any { return ones(2) }}
+		p := payload{make: func() any { return ones(2) }}
 		ref, err := rpc.Remote[any](w.ctx, w.nodes[0].Agent, name(1), "t.add", p.make(), p.make())
 		must(t, err)
 		sum, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.add_ref", ref, p.make())
@@ -106,7 +106,7 @@ func TestJoinTwice(t *testing.T) {
 	st := store.NewMemory()
 	ctx := bounded(t)
 	for round := range 3 {
-		w := &world{TB: t, ctx: ctx, st: st}
+		w := &world{T: t, ctx: ctx, st: st}
 		for rank := range 3 {
 			w.nodes = append(w.nodes, newNode(rank))
 		}
@@ -124,7 +124,7 @@ func TestJoinTwice(t *testing.T) {
 				return err
 			}
 			_ = ref.Close()
-			return payload{func() any { return ones(2) }}.check(sum, 3)
+			return payload{make: func() any { return ones(2) }}.check(sum, 3)
 		})
 		w.shutdown()
 		w.close()
@@ -145,7 +145,8 @@ func TestRefWithoutAgent(t *testing.T) {
 }
 
 func TestWorldSizeOne(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, 1)
 		for _, mode := range modes {
 			sum, err := mode.call(w.ctx, w.nodes[0].Agent, name(0), "t.add", p.make(), p.make())

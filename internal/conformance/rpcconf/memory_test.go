@@ -52,7 +52,7 @@ func TestMemory(t *testing.T) {
 	server, err := tcpstore.Listen("127.0.0.1:0")
 	must(t, err)
 	defer func() { _ = server.Close() }()
-	child := exec.Command(os.Args[0], "-test.run=^TestMemory$", "-test.timeout=30m") //nolint:gosec // ourselves
+	child := exec.Command(os.Args[0], "-test.run=^TestMemory$", "-test.timeout=30m")
 	child.Env = append(os.Environ(), memoryChildEnv+"="+server.Addr().String())
 	var said bytes.Buffer
 	child.Stdout, child.Stderr = &said, &said
@@ -108,6 +108,7 @@ func TestMemory(t *testing.T) {
 func mb(n int) float64 { return float64(n) / (1 << 20) }
 
 func memoryWorker(t *testing.T, st store.Store, rank int) (*rpc.Agent, error) {
+	t.Helper()
 	reg := rpc.NewRegistry().
 		MustHandle("m.echo", func(x any) any { return x }).
 		MustHandle("m.resident", resident)
@@ -116,6 +117,7 @@ func memoryWorker(t *testing.T, st store.Store, rank int) (*rpc.Agent, error) {
 }
 
 func memoryCallee(t *testing.T, addr string) {
+	t.Helper()
 	st, err := tcpstore.Dial(t.Context(), addr)
 	must(t, err)
 	defer func() { _ = st.Close() }()

@@ -100,19 +100,21 @@ func TestUnknownMethod(t *testing.T) {
 	must(t, ref.Close())
 }
 
-func peerAndSelf(t *testing.T, test func(t *testing.T, w *world, to string)) {
+func peerAndSelf(t *testing.T, test func(w *world, to string)) {
+	t.Helper()
 	for i, where := range []string{"self", "peer"} {
 		t.Run(where, func(t *testing.T) {
 			w := start(t, 2)
 			w.serveCells()
-			test(t, w, name(i))
+			test(w, name(i))
 			w.shutdown()
 		})
 	}
 }
 
 func TestTensorMethods(t *testing.T) {
-	peerAndSelf(t, func(t *testing.T, w *world, to string) {
+	peerAndSelf(t, func(w *world, to string) {
+		t := w.T
 		ref, err := rpc.Remote[*box](w.ctx, w.nodes[0].Agent, to, "t.box", ones(4, 6))
 		must(t, err)
 		sizes, err := methods[[]int](w.ctx, ref, "size")
@@ -143,7 +145,8 @@ func TestRefReuse(t *testing.T) {
 }
 
 func TestStatefulObject(t *testing.T) {
-	peerAndSelf(t, func(t *testing.T, w *world, to string) {
+	peerAndSelf(t, func(w *world, to string) {
+		t := w.T
 		ref, err := rpc.Remote[*cell](w.ctx, w.nodes[0].Agent, to, "t.cell", 7)
 		must(t, err)
 		got, err := methods[int](w.ctx, ref, "Add", 1)
@@ -191,6 +194,7 @@ func TestRefType(t *testing.T) {
 	w.serveCells()
 	a := w.nodes[0].Agent
 	ask := func(t *testing.T, to, fn string, args ...any) (rpc.Global, error) {
+		t.Helper()
 		ref, err := rpc.Remote[any](w.ctx, a, to, fn, args...)
 		must(t, err)
 		defer func() { _ = ref.Close() }()
@@ -237,10 +241,11 @@ func TestTypeTimeout(t *testing.T) {
 		wantErr(t, err, dist.DeadlineExceeded)
 	})
 	t.Run("future", func(t *testing.T) {
-		_, err = rpc.Async[rpc.Global](ctx, a, name(1), typeOf, ref).Await(w.ctx)
+		_, err = rpc.Async[rpc.Global](ctx, a, name(1), typeOf, ref).Await(w.ctx) //nolint:contextcheck // the call ends, not the wait
 		wantErr(t, err, dist.DeadlineExceeded)
 	})
-	if got, err := rpc.Call[rpc.Global](w.ctx, a, name(1), typeOf, ref); err != nil || got.Name != "Cell" {
+	got, err := rpc.Call[rpc.Global](w.ctx, a, name(1), typeOf, ref)
+	if err != nil || got.Name != "Cell" {
 		t.Errorf("with enough time: %v, %v", got, err)
 	}
 	must(t, ref.Close())

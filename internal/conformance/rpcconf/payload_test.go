@@ -13,16 +13,18 @@ import (
 
 // payload is a kind of value that a test runs with: dense tensors, or sparse ones, coalesced or not.
 type payload struct {
+	*testing.T
 	make func() any // the same value each time
 }
 
 // payloads runs a test with every kind of value. The sparse kinds are the counterparts of PyTorch's tests that end with
 // _sparse.
-func payloads(t *testing.T, test func(t *testing.T, p payload)) {
-	t.Run("dense", func(t *testing.T) { test(t, payload{func() any { return ones(2, 2) }}) })
+func payloads(t *testing.T, test func(p payload)) {
+	t.Helper()
+	t.Run("dense", func(t *testing.T) { test(payload{t, func() any { return ones(2, 2) }}) })
 	t.Run("sparse", func(t *testing.T) {
-		t.Run("coalesced", func(t *testing.T) { test(t, payload{func() any { return sparse(true) }}) })
-		t.Run("not coalesced", func(t *testing.T) { test(t, payload{func() any { return sparse(false) }}) })
+		t.Run("coalesced", func(t *testing.T) { test(payload{t, func() any { return sparse(true) }}) })
+		t.Run("not coalesced", func(t *testing.T) { test(payload{t, func() any { return sparse(false) }}) })
 	})
 }
 
@@ -143,7 +145,7 @@ func (p payload) times(n int) []float32 {
 	return values
 }
 
-// checkSum compares a dense or sparse tensor with n times the payload.
+// check compares a dense or sparse tensor with n times the payload.
 func (p payload) check(got any, n int) error {
 	values, err := plain(got)
 	if err != nil {

@@ -19,7 +19,8 @@ import (
 )
 
 func TestRemoteToSelf(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, 2)
 		w.every(func(n *node) error {
 			ref, err := rpc.Remote[any](w.ctx, n.Agent, n.Name(), "t.add", p.make(), p.make())
@@ -37,7 +38,8 @@ func TestRemoteToSelf(t *testing.T) {
 }
 
 func TestRemoteFetch(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
 			ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), "t.add", p.make(), p.make())
@@ -56,7 +58,8 @@ func TestRemoteFetch(t *testing.T) {
 }
 
 func TestRemoteSelfLocalValue(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, 1)
 		n := w.nodes[0]
 		ref, err := rpc.Remote[any](w.ctx, n.Agent, n.Name(), "t.add", p.make(), p.make())
@@ -72,7 +75,8 @@ func TestRemoteSelfLocalValue(t *testing.T) {
 }
 
 func TestManyRemote(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
 			var refs []*rpc.Ref[any]
@@ -109,14 +113,15 @@ func TestRemoteKeywords(t *testing.T) {
 		defer func() { _ = ref.Close() }()
 		sum, err := ref.Fetch(w.ctx)
 		if err != nil || sum != 6 {
-			return fmt.Errorf("got %d, %v", sum, err)
+			return fmt.Errorf("got %d, %w", sum, err)
 		}
 		return nil
 	})
 }
 
 func TestManyRemoteKeywords(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
 			refs := make([]*rpc.Ref[any], 10)
@@ -179,12 +184,12 @@ func TestRemoteError(t *testing.T) {
 				_, err = ref.Fetch(w.ctx)
 				var remote *rpc.RemoteError
 				if !errors.As(err, &remote) || remote.Kind != "ValueError" || remote.Message != "Expected error" || remote.Worker != to {
-					return fmt.Errorf("%s: %v", to, err)
+					return fmt.Errorf("%s: %w", to, err)
 				}
 			}
 			if to == n.Name() {
 				if _, err = ref.LocalValue(w.ctx); checkErr(err, dist.Remote, "Expected error") != nil {
-					return fmt.Errorf("local value: %v", err)
+					return fmt.Errorf("local value: %w", err)
 				}
 			}
 			_ = ref.Close()
@@ -283,7 +288,7 @@ func TestArgumentConfirmed(t *testing.T) {
 	w.shutdown()
 }
 
-func info(n *node, key string) int { return int(n.DebugInfo()["num_"+key]) }
+func info(n *node, key string) int { return n.DebugInfo()["num_"+key] }
 
 func TestRefDebugInfo(t *testing.T) {
 	w := start(t, 3)
@@ -300,7 +305,7 @@ func TestRefDebugInfo(t *testing.T) {
 		t.Errorf("after sharing: %d objects", got)
 	}
 	eventually(t, "the fork is there", func() bool { return info(owner, "forks") == 1 })
-	must(t, user.kept[0].(*rpc.Ref[int]).Close())
+	must(t, user.closeKept())
 	eventually(t, "the entry goes", func() bool { return info(owner, "owner_rrefs") == 0 })
 
 	one, err := rpc.Remote[int](w.ctx, owner.Agent, name(2), "t.echo", 1)

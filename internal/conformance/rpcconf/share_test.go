@@ -64,7 +64,8 @@ func TestOwnRefAsArgument(t *testing.T) {
 		mode int
 	}{{"peer", false, 0}, {"self", true, 0}, {"remote", false, 2}, {"self-remote", true, 2}} {
 		t.Run(c.name, func(t *testing.T) {
-			payloads(t, func(t *testing.T, p payload) {
+			payloads(t, func(p payload) {
+				t := p.T
 				w := start(t, 2)
 				w.serveRefs()
 				w.every(func(n *node) error {
@@ -106,7 +107,8 @@ func TestRefArguments(t *testing.T) {
 		mode int
 	}{{"remote", 1, 2}, {"third", 2, 2}, {"sync", 1, 0}} {
 		t.Run(c.name, func(t *testing.T) {
-			payloads(t, func(t *testing.T, p payload) {
+			payloads(t, func(p payload) {
+				t := p.T
 				w := start(t, worldSize)
 				w.serveRefs()
 				w.every(func(n *node) error {
@@ -133,7 +135,8 @@ func TestRefArguments(t *testing.T) {
 }
 
 func TestNestedRemote(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize)
 		w.serveRefs()
 		w.every(func(n *node) error {
@@ -173,7 +176,8 @@ func nestedRefs(w *world, n *node, p payload) error {
 }
 
 func TestNestedRefs(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize)
 		w.serveRefs()
 		w.every(func(n *node) error { return nestedRefs(w, n, p) })
@@ -182,7 +186,8 @@ func TestNestedRefs(t *testing.T) {
 }
 
 func TestNestedRefsStress(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize)
 		w.serveRefs()
 		w.every(func(n *node) error {
@@ -193,7 +198,7 @@ func TestNestedRefsStress(t *testing.T) {
 }
 
 func TestReturnRefOfThird(t *testing.T) {
-	p := payload{func() any { return ones(2) }}
+	p := payload{make: func() any { return ones(2) }}
 	w := start(t, worldSize)
 	w.serveRefs()
 	w.every(func(n *node) error {
@@ -242,18 +247,21 @@ func TestForwardChain(t *testing.T) {
 			return err
 		}
 		for i := range hops {
-			v, err := ref.Fetch(w.ctx)
-			if err != nil {
-				return fmt.Errorf("hop %d: %w", i, err)
+			inner, failed := ref.Fetch(w.ctx)
+			if failed != nil {
+				return fmt.Errorf("hop %d: %w", i, failed)
 			}
 			_ = ref.Close()
-			ref = v.(*rpc.Ref[any])
+			var ok bool
+			if ref, ok = inner.(*rpc.Ref[any]); !ok {
+				return fmt.Errorf("hop %d: a %T", i, inner)
+			}
 		}
 		v, err := ref.Fetch(w.ctx)
 		_ = ref.Close()
 		_ = local.Close()
 		if err != nil || fmt.Sprint(v) != "42" {
-			return fmt.Errorf("got %v, %v", v, err)
+			return fmt.Errorf("got %v, %w", v, err)
 		}
 		return nil
 	})
@@ -289,7 +297,7 @@ func TestReturnLocalRefs(t *testing.T) {
 			}
 			v, err := rpc.CallMethod[int](w.ctx, ref, "Add", 0)
 			if err != nil || v != 30+i+1 {
-				return fmt.Errorf("got %d, %v", v, err)
+				return fmt.Errorf("got %d, %w", v, err)
 			}
 			_ = ref.Close()
 		}
@@ -299,7 +307,7 @@ func TestReturnLocalRefs(t *testing.T) {
 }
 
 func TestPassLocalRefs(t *testing.T) {
-	p := payload{func() any { return ones(2, 2) }}
+	p := payload{make: func() any { return ones(2, 2) }}
 	w := start(t, worldSize)
 	w.serveRefs()
 	w.every(func(n *node) error {
@@ -322,7 +330,7 @@ func TestPassLocalRefs(t *testing.T) {
 }
 
 func TestTwoRefsOfOneWorker(t *testing.T) {
-	p := payload{func() any { return ones(2, 2) }}
+	p := payload{make: func() any { return ones(2, 2) }}
 	w := start(t, 2)
 	w.serveRefs()
 	w.every(func(n *node) error {

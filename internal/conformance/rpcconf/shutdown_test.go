@@ -24,13 +24,13 @@ func TestShutdownTimeout(t *testing.T) {
 	within(t, soon, "the shutdown", func() {
 		must(t, parallel(worldSize-1, func(i int) error {
 			err := w.nodes[i].Shutdown(ctx)
-			if err := checkErr(err, dist.DeadlineExceeded, "wait for all workers"); err != nil {
-				return err
+			if wrong := checkErr(err, dist.DeadlineExceeded, "wait for all workers"); wrong != nil {
+				return wrong
 			}
 			if i == 0 && !strings.Contains(err.Error(), name(worldSize-1)) {
 				return fmt.Errorf("the leader does not say who is missing: %w", err)
 			}
-			_, err = rpc.Call[any](w.ctx, w.nodes[i].Agent, name(0), "t.nothing")
+			_, err = rpc.Call[any](w.ctx, w.nodes[i].Agent, name(0), "t.nothing") //nolint:contextcheck // the other one has ended
 			return checkErr(err, dist.Closed)
 		}))
 	})
@@ -38,7 +38,8 @@ func TestShutdownTimeout(t *testing.T) {
 
 // Nobody leaves while another one still has work for it.
 func TestShutdownWaitsForWork(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
 			if n.rank == 0 {
@@ -61,7 +62,8 @@ func TestShutdownWaitsForWork(t *testing.T) {
 }
 
 func TestBarrierTwice(t *testing.T) {
-	payloads(t, func(t *testing.T, p payload) {
+	payloads(t, func(p payload) {
+		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
 			for range 2 {
@@ -258,7 +260,7 @@ func TestCloseAfterCalls(t *testing.T) {
 // A phase of the shutdown fails: it is named, and the agent is closed all the same.
 func TestShutdownErrors(t *testing.T) {
 	w := start(t, 2)
-	must(t, w.st.(interface{ Close() error }).Close()) // the last phase needs the store
+	must(t, w.st.Close()) // the last phase needs the store
 	err := w.each(func(n *node) error { return n.Shutdown(w.ctx) })
 	if err == nil || !strings.Contains(err.Error(), "wait for calls under way") {
 		t.Errorf("got %v", err)

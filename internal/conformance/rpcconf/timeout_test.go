@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/rpc"
 )
 
-func within50ms(t *testing.T, ctx context.Context) context.Context {
+func within50ms(ctx context.Context, t *testing.T) context.Context {
 	t.Helper()
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	t.Cleanup(cancel)
@@ -48,20 +48,18 @@ func TestDefaultTimeoutUsed(t *testing.T) {
 func TestPerCallTimeouts(t *testing.T) {
 	w := start(t, 2)
 	a := w.nodes[0].Agent
-	_, err := rpc.Call[any](within50ms(t, w.ctx), a, name(1), "t.sleep", 1.0)
+	_, err := rpc.Call[any](within50ms(w.ctx, t), a, name(1), "t.sleep", 1.0)
 	wantErr(t, err, dist.DeadlineExceeded)
-	_, err = rpc.Async[any](within50ms(t, w.ctx), a, name(1), "t.sleep", 1.0).Await(w.ctx)
+	_, err = rpc.Async[any](within50ms(w.ctx, t), a, name(1), "t.sleep", 1.0).Await(w.ctx)
 	wantErr(t, err, dist.DeadlineExceeded)
 	// A call with more time than the default has it.
 	a.SetTimeout(50 * time.Millisecond)
-	if _, err := rpc.Call[any](w.ctx, a, name(1), "t.sleep", 0.2); err != nil {
-		t.Errorf("sync: %v", err)
-	}
-	if _, err := rpc.Async[any](w.ctx, a, name(1), "t.sleep", 0.2).Await(w.ctx); err != nil {
-		t.Errorf("async: %v", err)
-	}
+	_, err = rpc.Call[any](w.ctx, a, name(1), "t.sleep", 0.2)
+	must(t, err)
+	_, err = rpc.Async[any](w.ctx, a, name(1), "t.sleep", 0.2).Await(w.ctx)
+	must(t, err)
 	// To oneself the same holds.
-	_, err = rpc.Call[any](within50ms(t, w.ctx), a, name(0), "t.sleep", 1.0)
+	_, err = rpc.Call[any](within50ms(w.ctx, t), a, name(0), "t.sleep", 1.0)
 	wantErr(t, err, dist.DeadlineExceeded)
 }
 
@@ -77,10 +75,10 @@ func TestRemoteTimeout(t *testing.T) {
 		ended <- err
 		return 1, err
 	})
-	ref, err := rpc.Remote[int](within50ms(t, w.ctx), a, name(1), "t.slow")
+	ref, err := rpc.Remote[int](within50ms(w.ctx, t), a, name(1), "t.slow")
 	must(t, err)
 	must(t, ref.Confirmed(w.ctx))
-	_, err = ref.Fetch(within50ms(t, w.ctx))
+	_, err = ref.Fetch(within50ms(w.ctx, t))
 	wantErr(t, err, dist.DeadlineExceeded)
 	must(t, ref.Close())
 	select {
@@ -102,7 +100,7 @@ func TestDeadlineTravels(t *testing.T) {
 		ended <- ctx.Err()
 		return ctx.Err()
 	})
-	_, err := rpc.Call[any](within50ms(t, w.ctx), w.nodes[0].Agent, name(1), "t.wait")
+	_, err := rpc.Call[any](within50ms(w.ctx, t), w.nodes[0].Agent, name(1), "t.wait")
 	wantErr(t, err, dist.DeadlineExceeded)
 	ctx, cancel := context.WithCancel(w.ctx)
 	time.AfterFunc(20*time.Millisecond, cancel)

@@ -78,7 +78,7 @@ func TestW02ParentUnpinned(t *testing.T) {
 	must(t, err)
 	must(t, ref.Confirmed(w.ctx))
 	f.loseNext(1, rpcwire.PythonCall)
-	_, err = rpc.Call[any](within50ms(t, w.ctx), a, name(2), "t.keep", ref)
+	_, err = rpc.Call[any](within50ms(w.ctx, t), a, name(2), "t.keep", ref)
 	wantErr(t, err, dist.DeadlineExceeded)
 	eventually(t, "no child pins the parent", func() bool { return info(w.nodes[0], "pending_children") == 0 })
 
@@ -101,7 +101,7 @@ func TestW03EarlyRegistrationUndone(t *testing.T) {
 	ref, err := rpc.NewRef[any](owner.Agent, 7)
 	must(t, err)
 	f.loseNext(1, rpcwire.PythonCall)
-	_, err = rpc.Call[any](within50ms(t, w.ctx), owner.Agent, name(1), "t.keep", ref)
+	_, err = rpc.Call[any](within50ms(w.ctx, t), owner.Agent, name(1), "t.keep", ref)
 	wantErr(t, err, dist.DeadlineExceeded)
 	gone(t, owner)
 	// A message that cannot even be built takes its forks back too.
@@ -152,7 +152,7 @@ func TestW05EveryHandleReports(t *testing.T) {
 	f.loseNext(3, rpcwire.PythonRemoteCall)
 	var refs []*rpc.Ref[any]
 	for range 3 {
-		ref, err := rpc.Remote[any](within50ms(t, w.ctx), w.nodes[0].Agent, name(1), "t.echo", 1)
+		ref, err := rpc.Remote[any](within50ms(w.ctx, t), w.nodes[0].Agent, name(1), "t.echo", 1)
 		must(t, err)
 		refs = append(refs, ref)
 	}
@@ -178,7 +178,7 @@ func TestW05EveryHandleReports(t *testing.T) {
 func TestW06LateCreation(t *testing.T) {
 	w, f := startFaulty(t, 2)
 	f.delayAll(200*time.Millisecond, rpcwire.PythonRemoteCall)
-	ref, err := rpc.Remote[any](within50ms(t, w.ctx), w.nodes[0].Agent, name(1), "t.echo", 7)
+	ref, err := rpc.Remote[any](within50ms(w.ctx, t), w.nodes[0].Agent, name(1), "t.echo", 7)
 	must(t, err)
 	wantErr(t, ref.Confirmed(w.ctx), rpc.ErrCreateTimeout)
 	must(t, ref.Close())
@@ -357,7 +357,7 @@ func TestW14LateReply(t *testing.T) {
 		defer func() { returned <- struct{}{} }()
 		return rpc.NewRef(n.self(), 7)
 	})
-	_, err := rpc.Call[*rpc.Ref[int]](within50ms(t, w.ctx), w.nodes[0].Agent, name(1), "t.slow_ref")
+	_, err := rpc.Call[*rpc.Ref[int]](within50ms(w.ctx, t), w.nodes[0].Agent, name(1), "t.slow_ref")
 	wantErr(t, err, dist.DeadlineExceeded)
 	<-returned
 	gone(t, n)
@@ -376,7 +376,7 @@ func TestW15RemoteToSelf(t *testing.T) {
 	must(t, dropped.Close())
 	kept, err := rpc.Remote[int](w.ctx, n.Agent, n.Name(), "t.slow")
 	must(t, err)
-	_, err = kept.Fetch(within50ms(t, w.ctx))
+	_, err = kept.Fetch(within50ms(w.ctx, t))
 	wantErr(t, err, dist.DeadlineExceeded)
 	close(release)
 	<-ended
@@ -428,7 +428,8 @@ func TestW17Restart(t *testing.T) {
 	must(t, again.join(w.ctx, w.st, quick())) // the same name, another process
 	after, err := rpc.Remote[any](w.ctx, a, name(1), "t.echo", "new")
 	must(t, err)
-	if v, err := after.Fetch(w.ctx); err != nil || v != "new" {
+	v, err := after.Fetch(w.ctx)
+	if err != nil || v != "new" {
 		t.Errorf("got %v, %v", v, err)
 	}
 	_, err = before.Fetch(w.ctx)
@@ -437,7 +438,7 @@ func TestW17Restart(t *testing.T) {
 	}
 	must(t, before.Close()) // must not delete anything of the new one
 	time.Sleep(50 * time.Millisecond)
-	if v, err := after.Fetch(w.ctx); err != nil || v != "new" {
+	if v, err = after.Fetch(w.ctx); err != nil || v != "new" {
 		t.Errorf("after the old one was closed: %v, %v", v, err)
 	}
 	must(t, after.Close())
@@ -463,7 +464,7 @@ func TestW18ConnectionRemade(t *testing.T) {
 	}
 	f.cut()
 	must(t, ref.Close())
-	must(t, w.nodes[2].kept[0].(*rpc.Ref[any]).Close())
+	must(t, w.nodes[2].closeKept())
 	gone(t, w.nodes[1])
 	w.shutdown()
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"testing"
@@ -40,7 +41,7 @@ type node struct {
 	ready  chan struct{} // closed when Agent is set
 	mu     sync.Mutex
 	events []observe.Event
-	kept   []any
+	kept   []io.Closer
 }
 
 // self returns the agent; a handler may be called before Join has returned to the test.
@@ -50,10 +51,23 @@ func (n *node) self() *rpc.Agent {
 }
 
 // keep holds something until the test ends.
-func (n *node) keep(x any) {
+func (n *node) keep(x io.Closer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.kept = append(n.kept, x)
+}
+
+// closeKept lets go of all of it.
+func (n *node) closeKept() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, x := range n.kept {
+		if err := x.Close(); err != nil {
+			return err
+		}
+	}
+	n.kept = nil
+	return nil
 }
 
 func (n *node) observed() []observe.Event {
@@ -64,9 +78,9 @@ func (n *node) observed() []observe.Event {
 
 // world is a set of workers in this process.
 type world struct {
-	testing.TB
-	ctx   context.Context
-	st    store.Store
+	*testing.T
+	ctx   context.Context //nolint:containedctx // of the test
+	st    *store.Memory
 	nodes []*node
 }
 
@@ -104,10 +118,10 @@ func (n *node) join(ctx context.Context, st store.Store, opts ...rpc.Option) err
 }
 
 // start makes a static world of size workers.
-func start(t testing.TB, size int, opts ...rpc.Option) *world {
+func start(t *testing.T, size int, opts ...rpc.Option) *world {
 	t.Helper()
-	w := &world{TB: t, ctx: bounded(t), st: store.NewMemory()}
-	t.Cleanup(func() { _ = w.st.(interface{ Close() error }).Close() })
+	w := &world{T: t, ctx: bounded(t), st: store.NewMemory()}
+	t.Cleanup(func() { _ = w.st.Close() })
 	for rank := range size {
 		w.nodes = append(w.nodes, newNode(rank))
 	}
@@ -119,10 +133,10 @@ func start(t testing.TB, size int, opts ...rpc.Option) *world {
 }
 
 // dynamic makes a world without a fixed size and lets size workers join, one after the other.
-func dynamic(t testing.TB, size int, opts ...rpc.Option) *world {
+func dynamic(t *testing.T, size int, opts ...rpc.Option) *world {
 	t.Helper()
-	w := &world{TB: t, ctx: bounded(t), st: store.NewMemory()}
-	t.Cleanup(func() { _ = w.st.(interface{ Close() error }).Close() })
+	w := &world{T: t, ctx: bounded(t), st: store.NewMemory()}
+	t.Cleanup(func() { _ = w.st.Close() })
 	t.Cleanup(w.close)
 	for range size {
 		w.add(opts...)
@@ -134,12 +148,12 @@ func dynamic(t testing.TB, size int, opts ...rpc.Option) *world {
 func (w *world) add(opts ...rpc.Option) *node {
 	w.Helper()
 	n := newNode(len(w.nodes))
-	must(w, n.join(w.ctx, w.st, append([]rpc.Option{rpc.WithRank(n.rank)}, opts...)...))
+	must(w.T, n.join(w.ctx, w.st, append([]rpc.Option{rpc.WithRank(n.rank)}, opts...)...))
 	w.nodes = append(w.nodes, n)
 	return n
 }
 
-func bounded(t testing.TB) context.Context {
+func bounded(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	t.Cleanup(cancel)
@@ -158,7 +172,7 @@ func (w *world) close() {
 // shutdown leaves with all workers in order.
 func (w *world) shutdown() {
 	w.Helper()
-	must(w, w.each(func(n *node) error { return n.Shutdown(w.ctx) }))
+	must(w.T, w.each(func(n *node) error { return n.Shutdown(w.ctx) }))
 }
 
 // each runs what PyTorch's test bodies do: the same on every worker at once.
@@ -173,7 +187,7 @@ func (w *world) each(fn func(n *node) error) error {
 
 func (w *world) every(fn func(n *node) error) {
 	w.Helper()
-	must(w, w.each(fn))
+	must(w.T, w.each(fn))
 }
 
 func parallel(n int, fn func(i int) error) error {
@@ -186,7 +200,7 @@ func parallel(n int, fn func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-func must(t testing.TB, err error) {
+func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -194,27 +208,27 @@ func must(t testing.TB, err error) {
 }
 
 // wantErr checks an error's code and words.
-func wantErr(t testing.TB, err error, code error, words ...string) {
+func wantErr(t *testing.T, err error, code error, words ...string) {
 	t.Helper()
-	if err := checkErr(err, code, words...); err != nil {
-		t.Error(err)
+	if wrong := checkErr(err, code, words...); wrong != nil {
+		t.Error(wrong)
 	}
 }
 
 func checkErr(err error, code error, words ...string) error {
 	if !errors.Is(err, code) {
-		return fmt.Errorf("got error %v (code %v), want %v", err, dist.CodeOf(err), code)
+		return fmt.Errorf("got error %w, a %q, want %q", err, dist.CodeOf(err).String(), code.Error())
 	}
 	for _, word := range words {
 		if !strings.Contains(err.Error(), word) {
-			return fmt.Errorf("got error %v, want the word %q in it", err, word)
+			return fmt.Errorf("got error %w, want the word %q in it", err, word)
 		}
 	}
 	return nil
 }
 
 // eventually waits until ok holds.
-func eventually(t testing.TB, what string, ok func() bool) {
+func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(3 * soon); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -224,7 +238,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 }
 
 // within runs fn and fails when it takes longer than d.
-func within(t testing.TB, d time.Duration, what string, fn func()) {
+func within(t *testing.T, d time.Duration, what string, fn func()) {
 	t.Helper()
 	started := time.Now()
 	fn()
