@@ -288,7 +288,7 @@ func (s *state) drain(w Worker) {
 
 // step is one thing that can happen.
 type step struct {
-	label string
+	label func() string // built only for the trace of a violation
 	do    func(s *state)
 }
 
@@ -316,11 +316,13 @@ var roleOf = map[string]Worker{"A": wA, "C": wC, "D": wD, "P": wO}
 // steps lists everything that can happen in a state.
 func (c config) steps(s *state) []step {
 	var all []step
-	add := func(label string, do func(*state)) { all = append(all, step{label, do}) }
+	add := func(do func(*state), format string, args ...any) {
+		all = append(all, step{func() string { return fmt.Sprintf(format, args...) }, do})
+	}
 	for _, role := range []string{"A", "C", "D"} {
 		if h := s.held(role); h != nil {
 			w := roleOf[role]
-			add("drop "+role, func(s *state) { s.mut(w).Drop(s.forks[role]); s.drain(w) })
+			add(func(s *state) { s.mut(w).Drop(s.forks[role]); s.drain(w) }, "drop %s", role)
 		}
 	}
 	for share := range strings.SplitSeq(c.shares, "") {
@@ -329,7 +331,7 @@ func (c config) steps(s *state) []step {
 		if h == nil || h.state == failed || strings.Contains(s.shared, share) || s.known[[2]Worker{roleOf[from], to}] {
 			continue
 		}
-		add("share "+from+" with "+share, func(s *state) {
+		add(func(s *state) {
 			w := roleOf[from]
 			wire, code := s.mut(w).Share(s.forks[from], to)
 			s.shared += share
@@ -338,14 +340,14 @@ func (c config) steps(s *state) []step {
 			}
 			s.drain(w)
 			s.net = append(s.net, packet{what: "carry", from: w, to: to, wire: wire, target: share})
-		})
+		}, "share %s with %s", from, share)
 	}
 	if s.local > 0 {
-		add("owner ends its use", func(s *state) {
+		add(func(s *state) {
 			s.local--
 			s.mut(wO).ReleaseLocal(s.object)
 			s.drain(wO)
-		})
+		}, "owner ends its use")
 	}
 	for i, p := range s.net {
 		if p.what == "frame" && s.behind(i) {
@@ -355,68 +357,71 @@ func (c config) steps(s *state) []step {
 			continue
 		}
 		if s.crashed[p.to] {
-			add("lost to the dead: "+p.what, func(s *state) { s.without(i) })
+			add(func(s *state) { s.without(i) }, "lost to the dead: %s", p.what)
 			continue
 		}
-		add(fmt.Sprintf("deliver %s %v to %d %v %s", p.what, p.msg.Kind, p.to, p.frame.Msgs, p.target), func(s *state) {
+		add(func(s *state) {
 			s.without(i)
 			c.deliver(s, p)
-		})
+		}, "deliver %s %v to %d %v %s", p.what, p.msg.Kind, p.to, p.frame.Msgs, p.target)
 		if s.dup > 0 && (p.what == "request" || p.what == "frame") {
-			add("repeat "+p.what, func(s *state) {
+			add(func(s *state) {
 				s.dup--
 				if p.what == "frame" {
 					c.deliver(s, p)
 				} else {
 					s.net = append(slices.Clone(s.net), p)
 				}
-			})
+			}, "repeat %s", p.what)
 		}
 		if s.lose > 0 && p.what == "carry" {
-			add("lose carry", func(s *state) {
+			add(func(s *state) {
 				s.lose--
 				s.without(i)
 				if !s.crashed[p.from] {
 					s.mut(p.from).Undelivered(p.to, p.wire)
 					s.drain(p.from)
 				}
-			})
+			}, "lose carry")
 		}
 	}
 	if s.timeout > 0 && !s.crashed[wA] {
 		if h := s.m[wA].handles[s.forks["A"]]; h != nil && h.state == pending {
-			add("creation times out", func(s *state) {
+			add(func(s *state) {
 				s.timeout--
 				s.mut(wA).CreateTimedOut(s.forks["A"])
 				if !c.opt.NoCancel {
 					s.mut(wA).Drop(s.forks["A"])
 				}
 				s.drain(wA)
-			})
+			}, "creation times out")
 		}
 	}
 	if s.crashes > 0 {
 		for _, w := range c.crash {
-			add(fmt.Sprint("crash ", w), func(s *state) {
+			add(func(s *state) {
 				s.crashes--
 				s.crashed[w] = true
 				s.m[w] = nil
-			})
+			}, "crash %d", w)
 		}
 	}
 	if c.detect {
-		for w := range s.crashed {
+		for w := wO; w <= wD; w++ {
+			if !s.crashed[w] {
+				continue
+			}
 			if !c.opt.NoGrace && s.handoffsUnderWay(w) {
 				continue
 			}
 			for o := wO; o <= wD; o++ {
 				if s.m[o] != nil && !s.known[[2]Worker{o, w}] {
-					add(fmt.Sprint(o, " finds ", w, " dead"), func(s *state) {
+					add(func(s *state) {
 						s.known[[2]Worker{o, w}] = true
 						s.mut(o).PeerDied(w)
 						s.mut(o).Expire(w)
 						s.drain(o)
-					})
+					}, "%d finds %d dead", o, w)
 				}
 			}
 		}
@@ -539,45 +544,54 @@ func (s *state) leaks() string {
 // states.
 func (c config) explore(t *testing.T) (broken map[string][]string, states int) {
 	t.Helper()
-	type node struct {
-		s     *state
-		from  int
-		label string
+	type node struct{ from, choice int32 } // how a state was reached: enough to live it again
+	type open struct {
+		at int32
+		s  *state
 	}
 	first := c.start()
-	nodes := []node{{first, -1, "start"}}
-	seen := map[[2]uint64]bool{first.key(): true}
+	nodes := []node{{-1, 0}}
+	stack := []open{{0, first}}
+	seen := map[[2]uint64]struct{}{first.key(): {}}
 	broken = map[string][]string{}
-	trace := func(i int) []string {
+	trace := func(at int32) []string {
+		var path []int32
+		for ; at > 0; at = nodes[at].from {
+			path = append(path, nodes[at].choice)
+		}
 		var labels []string
-		for ; i >= 0; i = nodes[i].from {
-			labels = append([]string{nodes[i].label}, labels...)
+		for s := c.start(); len(path) > 0; path = path[:len(path)-1] {
+			st := c.steps(s)[path[len(path)-1]]
+			labels = append(labels, st.label())
+			s = s.clone()
+			st.do(s)
 		}
 		return labels
 	}
-	for i := 0; i < len(nodes); i++ {
-		s := nodes[i].s
+	for len(stack) > 0 {
+		at, s := stack[len(stack)-1].at, stack[len(stack)-1].s
+		stack = stack[:len(stack)-1]
 		for _, v := range s.violations() {
 			if broken[v] == nil {
-				broken[v] = trace(i)
+				broken[v] = trace(at)
 			}
 		}
 		steps := c.steps(s)
 		if len(steps) == 0 {
 			if left := s.leaks(); left != "" && broken["LEAK"] == nil {
-				broken["LEAK"] = append(trace(i), left)
+				broken["LEAK"] = append(trace(at), left)
 			}
 		}
-		for _, st := range steps {
+		for i, st := range steps {
 			next := s.clone()
 			st.do(next)
 			key := next.key()
-			if !seen[key] {
-				seen[key] = true
-				nodes = append(nodes, node{next, i, st.label})
+			if _, known := seen[key]; !known {
+				seen[key] = struct{}{}
+				stack = append(stack, open{int32(len(nodes)), next})
+				nodes = append(nodes, node{at, int32(i)})
 			}
 		}
-		nodes[i].s = nil
 		if len(nodes) > 3_000_000 {
 			t.Fatal("more states than expected")
 		}
