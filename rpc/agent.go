@@ -85,10 +85,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 		return nil, dist.Newf("rpc: join", dist.InvalidArgument,
 			"worker name %q: want 1 to 127 letters, digits, '_', ':' or '-'", name)
 	}
-	a, err := newAgent(st, name, cfg)
-	if err != nil {
-		return nil, err
-	}
+	a := newAgent(st, name, cfg)
 	if cfg.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = store.WaitContext(ctx, max(cfg.timeout, st.Timeout()))
@@ -111,7 +108,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 	return a, nil
 }
 
-func newAgent(st store.Store, name string, cfg *config) (*Agent, error) {
+func newAgent(st store.Store, name string, cfg *config) *Agent {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	a := &Agent{
 		name: name, id: -1, epoch: newEpoch(), cfg: cfg, st: store.Prefix(roundPrefix(cfg.round), st), ctx: ctx, cancel: cancel,
@@ -122,8 +119,7 @@ func newAgent(st store.Store, name string, cfg *config) (*Agent, error) {
 	a.limiter = newLimiter(cfg.concurrency, cfg.queue, a.spawn)
 	a.timeout.Store(int64(cfg.timeout))
 	a.gathers = newGathers(2 * cfg.round)
-	a.calls.init()
-	return a, nil
+	return a
 }
 
 func newEpoch() uint64 {

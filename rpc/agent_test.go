@@ -19,10 +19,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func testContext(t testing.TB) context.Context {
-	t.Helper()
+func testContext(tb testing.TB) context.Context {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	t.Cleanup(cancel)
+	tb.Cleanup(cancel)
 	return ctx
 }
 
@@ -34,9 +34,9 @@ func testLogger() *slog.Logger {
 }
 
 // world starts agents w0, w1, ... in one process, with the same handlers.
-func world(t testing.TB, n int, static bool, reg func(i int) *Registry, opts ...Option) []*Agent {
-	t.Helper()
-	ctx := testContext(t)
+func world(tb testing.TB, n int, static bool, reg func(i int) *Registry, opts ...Option) []*Agent {
+	tb.Helper()
+	ctx := testContext(tb)
 	st := store.NewMemory()
 	agents := make([]*Agent, n)
 	errs := make([]error, n)
@@ -61,10 +61,10 @@ func world(t testing.TB, n int, static bool, reg func(i int) *Registry, opts ...
 	wg.Wait()
 	for i, err := range errs {
 		if err != nil {
-			t.Fatalf("join w%d: %v", i, err)
+			tb.Fatalf("join w%d: %v", i, err)
 		}
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		var wg sync.WaitGroup
 		for _, a := range agents {
 			wg.Go(func() { _ = a.Close() })
@@ -76,15 +76,15 @@ func world(t testing.TB, n int, static bool, reg func(i int) *Registry, opts ...
 }
 
 // shutdown ends all agents gracefully.
-func shutdown(t testing.TB, agents []*Agent) {
-	t.Helper()
+func shutdown(tb testing.TB, agents []*Agent) {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, a := range agents {
 		wg.Go(func() {
 			if err := a.Shutdown(ctx); err != nil {
-				t.Errorf("shutdown %s: %v", a.Name(), err)
+				tb.Errorf("shutdown %s: %v", a.Name(), err)
 			}
 		})
 	}
@@ -93,12 +93,14 @@ func shutdown(t testing.TB, agents []*Agent) {
 
 // transports runs a test over both wires of Go workers.
 func transports(t *testing.T, test func(t *testing.T, opts ...Option)) {
+	t.Helper()
 	t.Run("cohort", func(t *testing.T) { test(t) })
 	t.Run("uv", func(t *testing.T) { test(t, WithTransports(TransportUV)) })
 }
 
 func TestCall(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		for _, static := range []bool{true, false} {
 			t.Run(fmt.Sprintf("static=%v", static), func(t *testing.T) {
 				reg := NewRegistry().

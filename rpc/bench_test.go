@@ -22,6 +22,7 @@ func benchPair(b *testing.B, opts ...Option) *Agent {
 }
 
 func benchSync(b *testing.B, size int, opts ...Option) {
+	b.Helper()
 	a := benchPair(b, opts...)
 	x := tensor.Must(tensor.New(tensor.Float32, size))
 	b.SetBytes(int64(8 * size))

@@ -402,8 +402,7 @@ func (a *Agent) asyncOn(ctx context.Context, c *conn, o outgoing, done func(repl
 	w := &watch{}
 	p := &pending{fn: func(x reply) {
 		w.stop()
-		x, err := a.received(o, x, wires)
-		finish(x, err)
+		finish(a.received(o, x, wires))
 	}}
 	id, err := c.begin(ctx, m, p, headerForks(wires), flags, deadline)
 	if err != nil {
@@ -496,8 +495,7 @@ func (a *Agent) callSelf(ctx context.Context, o outgoing) (any, error) {
 		a.background(func() { // what its answer brings is not wanted
 			select {
 			case x := <-ch:
-				v, _ := a.ownResult(fn, x)
-				_ = v
+				_, _ = a.ownResult(fn, x)
 			case <-a.ctx.Done():
 			}
 		})
@@ -571,8 +569,6 @@ type activeCalls struct {
 	gate chan struct{} // not nil while closed
 	zero chan struct{} // closed when n falls to zero; made on demand
 }
-
-func (c *activeCalls) init() {}
 
 func (c *activeCalls) enter(ctx context.Context) error {
 	c.mu.Lock()

@@ -25,6 +25,7 @@ import (
 // does not hold one.
 func TestNested(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		reg := NewRegistry().MustHandle("nest.down", func(ctx context.Context, n int) (int, error) {
 			if n == 0 {
 				return 0, nil
@@ -139,6 +140,7 @@ func TestDeadlineTravels(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		reg := NewRegistry().
 			MustHandle("bad.plain", func() error { return errors.New("just wrong") }).
 			MustHandle("bad.typed", func() error { return Raise("mymod.MyError", "mine") }).
@@ -199,6 +201,7 @@ func TestErrors(t *testing.T) {
 // TestValues sends every kind of value around.
 func TestValues(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		reg := NewRegistry().MustHandle("v.echo", func(x any) any { return x })
 		agents := world(t, 2, true, func(int) *Registry { return reg }, opts...)
 		ctx := testContext(t)
@@ -214,9 +217,9 @@ func TestValues(t *testing.T) {
 			Global{Module: "torch", Name: "float32"},
 			&Object{Class: Global{Module: "datetime", Name: "timedelta"}, Args: Tuple{int64(1), int64(2)}, States: []any{}, Items: []any{}},
 		} {
-			got, err := Call[any](ctx, agents[0], "w1", "v.echo", v)
-			if err != nil {
-				t.Fatalf("%#v: %v", v, err)
+			got, callErr := Call[any](ctx, agents[0], "w1", "v.echo", v)
+			if callErr != nil {
+				t.Fatalf("%#v: %v", v, callErr)
 			}
 			if diff := cmp.Diff(v, got, cmp.Comparer(func(a, b Object) bool { return a.Class == b.Class && cmp.Equal(a.Args, b.Args) })); diff != "" {
 				t.Errorf("%#v: %s", v, diff)
@@ -254,6 +257,7 @@ func TestValues(t *testing.T) {
 // TestAsyncHandler answers when its future completes, and holds no place meanwhile.
 func TestAsyncHandler(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		waiting := make(chan *dist.Future[int], 10)
 		reg := NewRegistry().
 			MustHandle("later.get", func() *dist.Future[int] {
@@ -360,6 +364,7 @@ func TestJoinErrors(t *testing.T) {
 // TestComeAndGo lets workers join and leave a dynamic world.
 func TestComeAndGo(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		ctx := testContext(t)
 		st := store.NewMemory()
 		t.Cleanup(func() { _ = st.Close() })
@@ -416,15 +421,15 @@ func TestGuest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = g.Close() }()
-	if n, err := Call[int](ctx, g, "a", "v.echo", 4); err != nil || n != 4 {
-		t.Fatalf("%v, %v", n, err)
+	if n, failed := Call[int](ctx, g, "a", "v.echo", 4); failed != nil || n != 4 {
+		t.Fatalf("%v, %v", n, failed)
 	}
 	info, err := Call[map[string]int](ctx, g, "a", debugInfo)
 	if err != nil || info["agent.thread_pool_size"] != DefaultConcurrency {
 		t.Fatalf("debug info: %v, %v", info, err)
 	}
-	if _, err := Remote[int](ctx, g, "a", "v.echo", 1); !errors.Is(err, dist.NotSupported) {
-		t.Errorf("remote by a guest: %v", err)
+	if _, failed := Remote[int](ctx, g, "a", "v.echo", 1); !errors.Is(failed, dist.NotSupported) {
+		t.Errorf("remote by a guest: %v", failed)
 	}
 	workers, err := ListWorkers(ctx, st, 0)
 	if err != nil || len(workers) != 1 || workers[0].Name != "a" || !workers[0].Go {

@@ -61,7 +61,7 @@ func (r *Registry) MustClass(name string, sample any) *Registry {
 func (h *handler) bound(value reflect.Value, method string) *handler {
 	b := *h
 	b.fn = value.MethodByName(method)
-	if raw, ok := b.fn.Interface().(func(context.Context, *Request) (any, error)); ok {
+	if raw, ok := reflect.TypeAssert[func(context.Context, *Request) (any, error)](b.fn); ok {
 		b.raw = raw
 	}
 	return &b
@@ -93,7 +93,7 @@ func (r *Registry) classOf(value any) (rpcwire.Global, error) {
 		return c.name, nil
 	}
 	builtin := func(name string) (rpcwire.Global, error) { return rpcwire.Global{Module: "builtins", Name: name}, nil }
-	switch value.(type) {
+	switch v := value.(type) {
 	case *tensor.Tensor, *Sparse:
 		return rpcwire.Global{Module: "torch", Name: "Tensor"}, nil
 	case Tuple:
@@ -107,14 +107,14 @@ func (r *Registry) classOf(value any) (rpcwire.Global, error) {
 	case ByteArray:
 		return builtin("bytearray")
 	case *Object:
-		if g, ok := value.(*Object).Class.(Global); ok {
+		if g, ok := v.Class.(Global); ok {
 			return g, nil
 		}
 	}
 	if t == nil {
 		return builtin("object")
 	}
-	switch t.Kind() {
+	switch t.Kind() { //nolint:exhaustive // the others have no Python class
 	case reflect.Bool:
 		return builtin("bool")
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:

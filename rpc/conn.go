@@ -185,6 +185,8 @@ func (c *conn) forget(id uint64) bool {
 }
 
 // cancel tells a Go callee that nobody waits any more.
+//
+//nolint:contextcheck,nolintlint // the caller's has ended
 func (c *conn) cancel(id uint64) {
 	if c.link == nil {
 		return

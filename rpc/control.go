@@ -26,12 +26,10 @@ const (
 	epochNone, epochSender, epochReceiver, epochGiven, idNone = 0, 1, 2, 3, 4
 )
 
-// appendControl encodes a frame of the control stream.
-func appendControl(b []byte, f rrefcore.Frame) []byte {
+// encodeControl encodes a frame of the control stream.
+func encodeControl(f rrefcore.Frame) []byte {
 	le := binary.LittleEndian
-	if b == nil {
-		b = make([]byte, 0, controlHead+len(f.Msgs)*(messageHead+33))
-	}
+	b := make([]byte, 0, controlHead+len(f.Msgs)*(messageHead+33))
 	b = le.AppendUint16(b, uint16(f.From)) //nolint:gosec // two's complement
 	b = le.AppendUint16(b, uint16(f.To))   //nolint:gosec // two's complement
 	b = le.AppendUint64(b, uint64(f.Epoch))

@@ -5,6 +5,7 @@ package rpc
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -119,7 +120,7 @@ func (a *Agent) References() ReferenceInfo {
 	for _, o := range objects {
 		x := ObjectInfo{ID: o.ID.String(), Age: o.Age.Seconds(), Ready: o.Valued, Local: o.Local, Forks: []ForkInfo{}}
 		if v := values[o.ID]; v != nil {
-			value, _, _ := v.peek()
+			value, _ := v.peek()
 			x.Holds = holds(value)
 			x.Type, x.Created, x.Size, x.Age = fmt.Sprintf("%T", value), where[o.ID], tensorBytes(value, 0), time.Since(v.since).Seconds()
 		}
@@ -188,7 +189,7 @@ func (a *Agent) leakError() error {
 		return nil
 	}
 	slices.Sort(lines)
-	a.cfg.logger.Warn("leaked references", "worker", a.name, "count", len(lines), "references", lines)
+	a.cfg.logger.Warn("leaked references", slog.String("worker", a.name), slog.Int("count", len(lines)), slog.Any("references", lines))
 	if !a.cfg.strict {
 		return nil
 	}

@@ -89,8 +89,7 @@ var pythonKinds = map[dist.Code]string{
 
 // describe turns the error of a handler into kind, message, stack and code.
 func describe(err error) *RemoteError {
-	var remote *RemoteError
-	if errors.As(err, &remote) {
+	if remote, ok := errors.AsType[*RemoteError](err); ok {
 		out := *remote
 		if out.Code == dist.Unknown {
 			out.Code = dist.Remote
@@ -107,8 +106,7 @@ func describe(err error) *RemoteError {
 	if out.Code == dist.Unknown {
 		out.Code = dist.Remote
 	}
-	var p *panicError
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*panicError](err); ok {
 		out.Stack = p.stack
 	}
 	return out
@@ -139,8 +137,7 @@ func (a *Agent) exception(err error, toGo bool) *rpcwire.RemoteException {
 		worker = e.Worker
 	}
 	if toGo {
-		var ref *RefError
-		if errors.As(err, &ref) {
+		if ref, ok := errors.AsType[*RefError](err); ok {
 			e.Kind = reasonKind + strconv.Itoa(int(ref.Reason))
 		}
 		class := rpcwire.Global{Module: goErrors + strconv.Itoa(int(e.Code)), Name: e.Kind}
@@ -201,8 +198,8 @@ func notDecoded(text string) bool { return strings.Contains(text, "RPC pickler d
 // lastLine finds what a traceback says at its end: "KeyError: 'a'".
 func lastLine(stack, class string) (string, bool) {
 	lines := strings.Split(strings.TrimRight(stack, "\n"), "\n")
-	for i := len(lines) - 1; i >= 0; i-- {
-		name, said, ok := strings.Cut(lines[i], ": ")
+	for i, line := range slices.Backward(lines) {
+		name, said, ok := strings.Cut(line, ": ")
 		if ok && (name == class || strings.HasSuffix(name, "."+class)) {
 			return strings.Join(append([]string{said}, lines[i+1:]...), "\n"), true
 		}

@@ -55,7 +55,7 @@ func (r *refs) fetchArrived(req *request) {
 	}
 	o.then(func() {
 		r.a.background(func() {
-			v, err, _ := o.peek()
+			v, err := o.peek()
 			r.answerFetch(req, script, v, err)
 		})
 	})

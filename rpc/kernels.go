@@ -151,7 +151,8 @@ func promote(operands ...operand) tensor.DType {
 	var ranks [3]tensor.DType
 	var have [3]bool
 	for _, o := range operands {
-		level, dt := 2, tensor.DType(0)
+		level := 2
+		var dt tensor.DType
 		switch {
 		case o.t == nil:
 			dt = numberType(o.number)
@@ -270,11 +271,9 @@ func scaled(f binaryOp) Kernel {
 			complexes: func(x, y complex128) complex128 { return x * y },
 		}
 		if b.t == nil {
-			one, err := tensor.Full(dt, b.number)
-			if err != nil {
+			if b.t, err = tensor.Full(dt, b.number); err != nil {
 				return nil, err
 			}
-			b = operand{t: one}
 		}
 		product, err := elementwise(mul, b, alpha)
 		if err != nil {
@@ -363,9 +362,9 @@ func filled(value int64) Kernel {
 
 func reduceAll(mean bool) Kernel {
 	return func(stack []any) (any, error) {
-		t, err := argTensor(stack, 0)
-		if err != nil {
-			return nil, err
+		t, argErr := argTensor(stack, 0)
+		if argErr != nil {
+			return nil, argErr
 		}
 		shape := t.Shape()
 		switch cat := category(t.DType()); {

@@ -134,9 +134,9 @@ func elementwise(f binaryOp, a, b operand) (*tensor.Tensor, error) {
 	if b.t != nil {
 		bs = b.t.Shape()
 	}
-	shape, err := broadcastShape(as, bs)
-	if err != nil {
-		return nil, err
+	shape, shapeErr := broadcastShape(as, bs)
+	if shapeErr != nil {
+		return nil, shapeErr
 	}
 	dt := promote(a, b)
 	if f.float && category(dt) < 2 {

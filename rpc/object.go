@@ -39,11 +39,11 @@ func (r *refs) object(id rrefcore.ID) *object {
 }
 
 // set gives the object its value or error. Only the first counts.
-func (o *object) set(value any, err error) bool {
+func (o *object) set(value any, err error) {
 	o.mu.Lock()
 	if o.done {
 		o.mu.Unlock()
-		return false
+		return
 	}
 	o.done, o.value, o.err, o.cancel = true, value, err, nil
 	waiters := o.waiters
@@ -55,7 +55,6 @@ func (o *object) set(value any, err error) bool {
 	for _, fn := range waiters {
 		fn()
 	}
-	return true
 }
 
 // freed ends the waits for an object that nobody refers to any more.
@@ -110,10 +109,10 @@ func (o *object) get(ctx context.Context) (any, error) {
 }
 
 // peek returns the value if it is there.
-func (o *object) peek() (value any, err error, done bool) { //nolint:revive // done reads last
+func (o *object) peek() (value any, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.value, o.err, o.done
+	return o.value, o.err
 }
 
 // handle is a reference of this worker to an object of another one. Guarded by refs.mu.

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -69,6 +71,10 @@ func (p *peer) connect(ctx context.Context) (*conn, error) {
 		return nil, err
 	}
 	s, err := a.ep.Connect(ctx, p.name, addr)
+	for tries := 0; err == nil && stale(s, p, addr) && tries < 3; tries++ {
+		_ = s.Close() // of an earlier worker of this name, who has left
+		s, err = a.ep.Connect(ctx, p.name, addr)
+	}
 	if err != nil {
 		e := dist.Wrap("rpc: connect", dist.Unavailable, err)
 		e.Peer = p.name
@@ -84,6 +90,14 @@ func (p *peer) connect(ctx context.Context) (*conn, error) {
 		return nil, e
 	}
 	return a.adopt(p, s)
+}
+
+// stale reports whether a session is one with a former worker of the same name.
+func stale(s *tensorpipe.Session, p *peer, addr string) bool {
+	if s.Link != nil {
+		return p.worker >= 0 && rrefcore.Worker(s.Link.Peer().ID) != p.worker
+	}
+	return s.Peer != strings.TrimPrefix(addr, "uv://")
 }
 
 // adopt makes a session the one for requests to p.
@@ -144,7 +158,7 @@ func (a *Agent) connLost(c *conn, err error) {
 	if c.link == nil {
 		// A PyTorch worker closes a pipe only when it shuts down or dies.
 		if !a.leaving.Load() && !left {
-			a.cfg.logger.Debug("pipe ended", "peer", p.name, "err", e)
+			a.cfg.logger.Debug("pipe ended", slog.String("peer", p.name), slog.String("err", e.Error()))
 		}
 		a.peerDied(p)
 		return
@@ -159,6 +173,8 @@ func (a *Agent) connLost(c *conn, err error) {
 
 // reconnect tries to reach a Go worker whose link was lost while references tie us to it. A refused connection is certain
 // death; otherwise its lease decides.
+//
+//nolint:contextcheck,nolintlint // whoever noticed has nothing to do with it
 func (a *Agent) reconnect(p *peer) {
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		ctx, cancel := context.WithTimeout(a.ctx, 5*time.Second)

@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -283,10 +282,3 @@ func (c *refCore) close() {
 
 // leakCount counts references that were forgotten.
 type leakCount struct{ collected atomic.Int64 }
-
-func (c *refCore) age() time.Duration {
-	if c.obj != nil {
-		return time.Since(c.obj.since)
-	}
-	return time.Since(c.h.since)
-}

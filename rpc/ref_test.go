@@ -122,6 +122,7 @@ func quiet(t *testing.T, agents []*Agent) {
 
 func TestReferences(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		agents := world(t, 3, true, func(int) *Registry { return refRegistry() }, opts...)
 		a, ctx := agents[0], testContext(t)
 		for _, to := range []string{"w1", "w0"} {
@@ -186,6 +187,7 @@ func TestReferences(t *testing.T) {
 
 func TestReferenceErrors(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		agents := world(t, 2, true, func(int) *Registry { return refRegistry() }, opts...)
 		a, ctx := agents[0], testContext(t)
 		ref, err := Remote[int](ctx, a, "w1", "objects.fail", "badly made")
@@ -193,15 +195,15 @@ func TestReferenceErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 		var remote *RemoteError
-		if _, err := ref.Fetch(ctx); !errors.As(err, &remote) || remote.Message != "badly made" || remote.Worker != "w1" {
-			t.Fatalf("fetch: %v", err)
+		if _, failed := ref.Fetch(ctx); !errors.As(failed, &remote) || remote.Message != "badly made" || remote.Worker != "w1" {
+			t.Fatalf("fetch: %v", failed)
 		}
 		missing, err := Remote[int](ctx, a, "w1", "objects.nothing")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := missing.Fetch(ctx); !errors.Is(err, dist.NotFound) {
-			t.Fatalf("fetch of what an unknown function makes: %v", err)
+		if _, failed := missing.Fetch(ctx); !errors.Is(failed, dist.NotFound) {
+			t.Fatalf("fetch of what an unknown function makes: %v", failed)
 		}
 		m, err := Remote[model](ctx, a, "w1", "objects.model", "m")
 		if err != nil {
@@ -235,6 +237,7 @@ func TestReferenceErrors(t *testing.T) {
 
 func TestMethods(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		agents := world(t, 3, true, func(int) *Registry { return refRegistry() }, opts...)
 		a, ctx := agents[0], testContext(t)
 		ref, err := Remote[*box](ctx, a, "w1", "objects.box")
@@ -242,12 +245,12 @@ func TestMethods(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, method := range []string{"add", "Add", "later"} {
-			if n, err := CallMethod[int](ctx, ref, method, 1); err != nil || n != i+1 {
-				t.Fatalf("%s: %v, %v", method, n, err)
+			if n, failed := CallMethod[int](ctx, ref, method, 1); failed != nil || n != i+1 {
+				t.Fatalf("%s: %v, %v", method, n, failed)
 			}
 		}
-		if n, err := AsyncMethod[int](ctx, ref, "add", 1).Await(ctx); err != nil || n != 4 {
-			t.Fatalf("async: %v, %v", n, err)
+		if n, failed := AsyncMethod[int](ctx, ref, "add", 1).Await(ctx); failed != nil || n != 4 {
+			t.Fatalf("async: %v, %v", n, failed)
 		}
 		sum, err := RemoteMethod[int](ctx, ref, "add", 1)
 		if err != nil {
@@ -293,14 +296,15 @@ func TestCollectedReference(t *testing.T) {
 // TestOwnerDies loses the owner of references.
 func TestOwnerDies(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		agents := world(t, 3, true, func(int) *Registry { return refRegistry() }, opts...)
 		a, ctx := agents[0], testContext(t)
 		ref, err := Remote[int](ctx, a, "w1", "objects.int", 1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ref.Fetch(ctx); err != nil {
-			t.Fatal(err)
+		if _, failed := ref.Fetch(ctx); failed != nil {
+			t.Fatal(failed)
 		}
 		slow, err := Remote[int](ctx, a, "w1", "objects.slow", 60000)
 		if err != nil {
@@ -373,6 +377,7 @@ func TestUserDies(t *testing.T) {
 // TestShutdownDeletes ends a world while references are held everywhere.
 func TestShutdownDeletes(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		agents := world(t, 3, true, func(int) *Registry { return refRegistry() }, append(opts, WithLeakCheck())...)
 		ctx := testContext(t)
 		var held []*Ref[int]

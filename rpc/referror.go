@@ -13,7 +13,7 @@ import (
 
 // Reason says why a reference cannot be used. A Reason is an error, so that errors.Is(err, rpc.ErrOwnerLost) works on
 // every error of this package that carries it.
-type Reason uint8
+type Reason uint8 //nolint:errname // it reads as the reason of an error
 
 // The reasons.
 const (

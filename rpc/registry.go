@@ -55,7 +55,6 @@ type handler struct {
 var (
 	contextType = reflect.TypeFor[context.Context]()
 	errorType   = reflect.TypeFor[error]()
-	requestType = reflect.TypeFor[*Request]()
 )
 
 // Handle serves fn under a qualified name, "module.function": what Python callers write as a stub function of that
@@ -119,7 +118,7 @@ func newHandler(name string, fn reflect.Value, params []string) (*handler, error
 	if !fn.IsValid() || fn.Kind() != reflect.Func || fn.IsNil() {
 		return nil, badHandler(name, "not a function")
 	}
-	if raw, ok := fn.Interface().(func(context.Context, *Request) (any, error)); ok {
+	if raw, ok := reflect.TypeAssert[func(context.Context, *Request) (any, error)](fn); ok {
 		return &handler{name: name, raw: raw}, nil
 	}
 	t := fn.Type()
@@ -237,7 +236,7 @@ func finish(v any, err error, done func(any, error)) {
 				return
 			}
 			callback := reflect.MakeFunc(m.Type.In(1), func(args []reflect.Value) []reflect.Value {
-				err, _ := args[1].Interface().(error)
+				err, _ := reflect.TypeAssert[error](args[1])
 				done(args[0].Interface(), err)
 				return nil
 			})

@@ -6,7 +6,9 @@ package rpc
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -48,11 +50,11 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 	if !r.answered.CompareAndSwap(false, true) {
 		return
 	}
-	for i := len(r.wraps) - 1; i >= 0; i-- {
+	for _, wrap := range slices.Backward(r.wraps) {
 		if m.Type == rpcwire.Exception {
 			break
 		}
-		if err := r.wraps[i](m); err != nil {
+		if err := wrap(m); err != nil {
 			m = &rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, err.Error())}
 		}
 	}
@@ -76,7 +78,7 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 	if err != nil && c.alive() && ctx.Err() == nil {
 		// It could not be encoded or is too large: the caller must still hear something.
 		c.agent.refs.undelivered(c.peer(), wires)
-		c.agent.cfg.logger.Warn("answer could not be sent", "peer", c.peer().name, "type", m.Type.String(), "err", err)
+		c.agent.cfg.logger.Warn("answer could not be sent", slog.String("peer", c.peer().name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
 		fail := &rpcwire.Message{Type: rpcwire.Exception, ID: m.ID, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(c.agent, err))}
 		_, _ = c.write(ctx, fail, nil, 0, time.Time{})
 	}
@@ -255,6 +257,8 @@ func (a *Agent) drop(r *request) {
 }
 
 // runCall decodes, waits for references to be confirmed, runs the function and answers.
+//
+//nolint:contextcheck,nolintlint // a handler has a context of its own
 func (a *Agent) runCall(r *request) {
 	started := time.Now()
 	pl := &r.place
@@ -336,7 +340,7 @@ func (a *Agent) invoke(ctx context.Context, j *job, done func(any, error)) (ran 
 	defer func() {
 		if v := recover(); v != nil {
 			stack := string(debug.Stack())
-			a.cfg.logger.Error("handler panicked", "function", j.req.Func, "panic", fmt.Sprint(v), "stack", stack)
+			a.cfg.logger.Error("handler panicked", slog.String("function", j.req.Func), slog.String("panic", fmt.Sprint(v)), slog.String("stack", stack))
 			ran = true
 			done(nil, &panicError{value: v, stack: stack})
 		}
@@ -378,7 +382,7 @@ func (a *Agent) decodeCall(r *request, d *decoding) (*job, error) {
 	var u rpcwire.UDF
 	var s rpcwire.ScriptUDF
 	var err error
-	switch r.kind {
+	switch r.kind { //nolint:exhaustive // the others are not calls
 	case rpcwire.PythonCall:
 		u, _, err = dec.PythonCall(r.payload)
 	case rpcwire.ScriptCall:

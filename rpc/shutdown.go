@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"time"
 
@@ -44,7 +45,7 @@ func (a *Agent) Shutdown(ctx context.Context) error {
 // phase runs one step of a shutdown and reports it.
 func (a *Agent) phase(ctx context.Context, name string, fn func(context.Context) error) error {
 	started := time.Now()
-	a.cfg.logger.Debug("shutdown", "worker", a.name, "phase", name)
+	a.cfg.logger.Debug("shutdown", slog.String("worker", a.name), slog.String("phase", name))
 	err := fn(ctx)
 	if a.cfg.hook != nil {
 		a.cfg.hook.Emit(observe.Event{
@@ -69,7 +70,7 @@ func (a *Agent) shutdownStatic(ctx context.Context) error {
 		}
 	}
 	if err := a.phase(ctx, "release references", a.drainRefs); err != nil {
-		a.cfg.logger.Warn("references were not released in time", "worker", a.name, "err", err)
+		a.cfg.logger.Warn("references were not released in time", slog.String("worker", a.name), slog.String("err", err.Error()))
 	}
 	return a.phase(ctx, "wait for calls under way", a.joinStatic)
 }
@@ -77,7 +78,7 @@ func (a *Agent) shutdownStatic(ctx context.Context) error {
 func (a *Agent) shutdownDynamic(ctx context.Context) error {
 	refs := a.phase(ctx, "release references", func(ctx context.Context) error { return a.dropHeld(ctx) })
 	if refs != nil {
-		a.cfg.logger.Warn("references were not released in time", "worker", a.name, "err", refs)
+		a.cfg.logger.Warn("references were not released in time", slog.String("worker", a.name), slog.String("err", refs.Error()))
 	}
 	if err := a.phase(ctx, "wait for calls under way", a.calls.idle); err != nil {
 		return err
@@ -162,7 +163,7 @@ func (a *Agent) dropHeld(ctx context.Context) error {
 		defer cancel()
 	}
 	if err := a.refs.await(ctx, func(c rrefcore.Counts) bool { return c.PendingUsers+c.PendingChildren == 0 }); err != nil {
-		a.cfg.logger.Warn("references are still pending", "worker", a.name, "err", err)
+		a.cfg.logger.Warn("references are still pending", slog.String("worker", a.name), slog.String("err", err.Error()))
 	}
 	a.refs.dropAll()
 	return a.refs.await(ctx, func(c rrefcore.Counts) bool {

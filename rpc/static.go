@@ -33,7 +33,7 @@ func (a *Agent) startStatic(ctx context.Context) error {
 	if there, err := a.st.Check(ctx, keyStatic); err != nil {
 		return err
 	} else if there { // a dynamic world would let us wait for ranks that never come
-		if err := a.chooseMode(ctx, "true"); err != nil {
+		if err = a.chooseMode(ctx, "true"); err != nil {
 			return err
 		}
 	}
@@ -66,7 +66,7 @@ func (a *Agent) startStatic(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		a.addPeer(name, rrefcore.Worker(id), addr, epoch) //nolint:gosec // a rank
+		a.addPeer(name, rrefcore.Worker(id), addr, epoch)
 	}
 	if _, err := a.allGather(ctx, nil); err != nil {
 		return err

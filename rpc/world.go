@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,12 +41,7 @@ func (a *Agent) announce(ctx context.Context) error {
 }
 
 func (a *Agent) speaksCohort() bool {
-	for _, t := range a.cfg.transports {
-		if t == TransportCohort {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(a.cfg.transports, TransportCohort)
 }
 
 // published reads the address of a worker, and its epoch if it is a Go worker that we can speak the cohort transport with.
@@ -198,8 +194,8 @@ func (a *Agent) leaveDynamic(ctx context.Context) error {
 		if w.Name == a.name {
 			continue
 		}
-		if _, err := a.call(ctx, w.Name, updateMembership, []any{me, []any{}, &Dict{}, false}); err != nil && failed == nil {
-			failed = fmt.Errorf("tell worker %q: %w", w.Name, err)
+		if _, told := a.call(ctx, w.Name, updateMembership, []any{me, []any{}, &Dict{}, false}); told != nil && failed == nil {
+			failed = fmt.Errorf("tell worker %q: %w", w.Name, told)
 		}
 	}
 	members, err := readInfos(ctx, a.st)
@@ -279,7 +275,7 @@ func readInfos(ctx context.Context, st store.Store) ([]WorkerInfo, error) {
 		return nil, err
 	}
 	var members []WorkerInfo
-	for _, entry := range strings.Split(string(raw), ",") {
+	for entry := range strings.SplitSeq(string(raw), ",") {
 		if entry == "" {
 			continue
 		}
