@@ -211,8 +211,14 @@ func TestValues(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, v := range []any{
-			nil, true, int64(7), int64(-1 << 62), 2.5, complex(1, -2), "text\x00ü", []byte{0, 255}, []any{}, []any{int64(1), "a", nil},
-			Tuple{int64(1), Tuple{}}, Set{int64(1)}, FrozenSet{"x"}, ByteArray{1},
+			nil, true, int64(7), int64(-1 << 62), 2.5, 1 - 2i, "text\x00ü",
+			[]byte{0, 255},
+			[]any{},
+			[]any{int64(1), "a", nil},
+			Tuple{int64(1), Tuple{}},
+			Set{int64(1)},
+			FrozenSet{"x"},
+			ByteArray{1},
 			&Dict{Pairs: []Pair{{Key: "a", Value: []any{1.5}}, {Key: int64(2), Value: nil}}},
 			Global{Module: "torch", Name: "float32"},
 			&Object{Class: Global{Module: "datetime", Name: "timedelta"}, Args: Tuple{int64(1), int64(2)}, States: []any{}, Items: []any{}},

@@ -146,8 +146,8 @@ func holds(value any) []HoldInfo {
 				walk(v.Index(i), depth+1)
 			}
 		case reflect.Struct:
-			for i := range v.NumField() {
-				walk(v.Field(i), depth+1)
+			for _, field := range v.Fields() {
+				walk(field, depth+1)
 			}
 		default: // maps may change meanwhile, which ends the process: see Holder
 		}

@@ -48,7 +48,7 @@ func (a *Agent) startStatic(ctx context.Context) error {
 		}
 		defer devices.close()
 	}
-	if err := a.chooseMode(ctx, "true"); err != nil {
+	if err = a.chooseMode(ctx, "true"); err != nil {
 		return err
 	}
 	names, err := a.exchangeNames(ctx, rank, size)

@@ -94,11 +94,11 @@ func run(ctx context.Context, url string, out io.Writer) error {
 		MustHandle("paramserver.shared", func(ctx context.Context) (*rpc.Ref[*Server], error) {
 			return rpc.NewRef(rpc.AgentFrom(ctx), shared)
 		})
-	if _, err := w.RPC(ctx, "ps", rpc.WithHandlers(reg)); err != nil {
+	if _, err = w.RPC(ctx, "ps", rpc.WithHandlers(reg)); err != nil {
 		return err
 	}
 	// A graceful shutdown waits until the trainers have finished and dropped their references.
-	if err := w.Shutdown(ctx); err != nil {
+	if err = w.Shutdown(ctx); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "%d pushes, slope %.2f, intercept %.2f\n", shared.pushes, shared.params[0], shared.params[1])

@@ -67,7 +67,7 @@ func name(rank int) string { return fmt.Sprintf("worker%d", rank) }
 func pass(ctx context.Context, diary *rpc.Ref[*Diary], size int) error {
 	defer func() { _ = diary.Close() }()
 	me := rpc.AgentFrom(ctx)
-	if _, err := rpc.CallMethod[int](ctx, diary, "write", fmt.Sprintf("%s was here", me.Name())); err != nil {
+	if _, err := rpc.CallMethod[int](ctx, diary, "write", me.Name()+" was here"); err != nil {
 		return err
 	}
 	next := (me.ID() + 1) % size
@@ -97,7 +97,7 @@ func run(ctx context.Context, url string, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if _, err := rpc.Call[any](ctx, agent, name((rank+1)%size), "ring.pass", diary, size); err != nil {
+		if _, err = rpc.Call[any](ctx, agent, name((rank+1)%size), "ring.pass", diary, size); err != nil {
 			return err
 		}
 		d, err := diary.LocalValue(ctx)

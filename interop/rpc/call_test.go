@@ -154,8 +154,8 @@ func TestGoCallsPyTorch(t *testing.T) {
 			futures[i] = rpc.Async[float64](ctx, a, "py0", "pymod.total", x, i)
 		}
 		for i, f := range futures {
-			if got, err := f.Await(ctx); err != nil || got != float64(6+i) {
-				t.Fatalf("async %d: %v, %v", i, got, err)
+			if got, failed := f.Await(ctx); failed != nil || got != float64(6+i) {
+				t.Fatalf("async %d: %v, %v", i, got, failed)
 			}
 		}
 		got, err := rpc.Call[rpc.Tuple](ctx, a, "py0", "pymod.echo", nil, true, []any{1, "a"}, map[string]int{"k": 1}, rpc.Kw{"z": rpc.Set{int64(3)}})

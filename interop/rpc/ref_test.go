@@ -196,91 +196,91 @@ assert refinfo()["num_owner_rrefs"] == "0" and refinfo()["num_forks"] == "0", re
 		if err != nil || x.Numel() != 3 {
 			t.Fatalf("fetch: %v, %v", x, err)
 		}
-		if err := ref.Confirmed(ctx); err != nil || !ref.ConfirmedByOwner() || ref.IsOwner() || ref.Owner().Name != "py0" {
-			t.Fatalf("state of the reference: %v", err)
+		if failed := ref.Confirmed(ctx); failed != nil || !ref.ConfirmedByOwner() || ref.IsOwner() || ref.Owner().Name != "py0" {
+			t.Fatalf("state of the reference: %v", failed)
 		}
 		thing, err := rpc.Remote[any](ctx, a, "py0", "pyrefs.thing", 5)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, err := rpc.CallMethod[int](ctx, thing, "get", rpc.Kw{"k": 2}); err != nil || n != 7 {
-			t.Fatalf("get: %v, %v", n, err)
+		if n, failed := rpc.CallMethod[int](ctx, thing, "get", rpc.Kw{"k": 2}); failed != nil || n != 7 {
+			t.Fatalf("get: %v, %v", n, failed)
 		}
-		if _, err := rpc.CallMethod[any](ctx, thing, "set", 9); err != nil {
-			t.Fatal(err)
+		if _, failed := rpc.CallMethod[any](ctx, thing, "set", 9); failed != nil {
+			t.Fatal(failed)
 		}
 		got, err := rpc.RemoteMethod[int](ctx, thing, "get")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, err := got.Fetch(ctx); err != nil || n != 9 {
-			t.Fatalf("remote get: %v, %v", n, err)
+		if n, failed := got.Fetch(ctx); failed != nil || n != 9 {
+			t.Fatalf("remote get: %v, %v", n, failed)
 		}
 		var remote *rpc.RemoteError
-		if _, err := rpc.CallMethod[any](ctx, thing, "fail"); !errors.As(err, &remote) || remote.Kind != "ValueError" {
-			t.Fatalf("fail: %v", err)
+		if _, failed := rpc.CallMethod[any](ctx, thing, "fail"); !errors.As(failed, &remote) || remote.Kind != "ValueError" {
+			t.Fatalf("fail: %v", failed)
 		}
 		bad, err := rpc.Remote[any](ctx, a, "py0", "pyrefs.fail", "badly made")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := bad.Fetch(ctx); !errors.As(err, &remote) || remote.Kind != "ValueError" || remote.Message != "badly made" {
-			t.Fatalf("fetch of a failed creation: %v", err)
+		if _, failed := bad.Fetch(ctx); !errors.As(failed, &remote) || remote.Kind != "ValueError" || remote.Message != "badly made" {
+			t.Fatalf("fetch of a failed creation: %v", failed)
 		}
 		slow, err := rpc.Remote[int](ctx, a, "py0", "pyrefs.slow", 6)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, err := slow.Fetch(ctx); err != nil || n != 6 {
-			t.Fatalf("slow: %v, %v", n, err)
+		if n, failed := slow.Fetch(ctx); failed != nil || n != 6 {
+			t.Fatalf("slow: %v, %v", n, failed)
 		}
 		builtin, err := rpc.Remote[*tensor.Tensor](ctx, a, "py0", "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor", x, x)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if y, err := builtin.Fetch(ctx); err != nil || y.Numel() != 3 {
-			t.Fatalf("builtin: %v, %v", y, err)
+		if y, failed := builtin.Fetch(ctx); failed != nil || y.Numel() != 3 {
+			t.Fatalf("builtin: %v, %v", y, failed)
 		}
 		// Given back to its owner, and kept there.
-		if y, err := rpc.Call[*tensor.Tensor](ctx, a, "py0", "pyrefs.fetch", ref); err != nil || y.Numel() != 3 {
-			t.Fatalf("fetch there: %v, %v", y, err)
+		if y, failed := rpc.Call[*tensor.Tensor](ctx, a, "py0", "pyrefs.fetch", ref); failed != nil || y.Numel() != 3 {
+			t.Fatalf("fetch there: %v, %v", y, failed)
 		}
 		// The owner gives one away in a result.
 		given, err := rpc.Call[*rpc.Ref[int]](ctx, a, "py0", "pyrefs.own", 11)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, err := given.Fetch(ctx); err != nil || n != 11 {
-			t.Fatalf("given: %v, %v", n, err)
+		if n, failed := given.Fetch(ctx); failed != nil || n != 11 {
+			t.Fatalf("given: %v, %v", n, failed)
 		}
 		// An object of ours, held there.
 		own, err := rpc.NewRef(a, 13)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, err := rpc.Call[int](ctx, a, "py0", "pyrefs.fetch", own); err != nil || n != 13 {
-			t.Fatalf("own: %v, %v", n, err)
+		if n, failed := rpc.Call[int](ctx, a, "py0", "pyrefs.fetch", own); failed != nil || n != 13 {
+			t.Fatalf("own: %v, %v", n, failed)
 		}
 		// PyTorch never calls a reference confirmed that its owner registered by itself.
-		if _, err := rpc.Call[bool](ctx, a, "py0", "pyrefs.keep", own); err != nil {
-			t.Fatalf("keep: %v", err)
+		if _, failed := rpc.Call[bool](ctx, a, "py0", "pyrefs.keep", own); failed != nil {
+			t.Fatalf("keep: %v", failed)
 		}
 		home, err := rpc.Call[*rpc.Ref[int]](ctx, a, "py0", "pyrefs.give", own)
 		if err != nil || !home.IsOwner() {
 			t.Fatalf("home: %v", err)
 		}
-		if n, err := home.LocalValue(ctx); err != nil || n != 13 {
-			t.Fatalf("local value: %v, %v", n, err)
+		if n, failed := home.LocalValue(ctx); failed != nil || n != 13 {
+			t.Fatalf("local value: %v, %v", n, failed)
 		}
-		if _, err := rpc.Call[any](ctx, a, "py0", "pyrefs.drop"); err != nil {
-			t.Fatal(err)
+		if _, failed := rpc.Call[any](ctx, a, "py0", "pyrefs.drop"); failed != nil {
+			t.Fatal(failed)
 		}
 		eventually(t, a, "num_forks", 0)
 		for _, c := range []interface{ Close() error }{ref, thing, got, bad, slow, builtin, given, own, home} {
 			_ = c.Close()
 		}
-		if _, err := ref.Fetch(ctx); !errors.Is(err, rpc.ErrRefClosed) {
-			t.Fatalf("fetch after close: %v", err)
+		if _, failed := ref.Fetch(ctx); !errors.Is(failed, rpc.ErrRefClosed) {
+			t.Fatalf("fetch after close: %v", failed)
 		}
 		eventually(t, a, "num_confirmed_users", 0)
 		eventually(t, a, "num_pending_futures", 0)
@@ -318,23 +318,23 @@ gc.collect()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if x, err := rpc.Call[*tensor.Tensor](ctx, a, "py2", "pyrefs.fetch", ref); err != nil || x.Numel() != 6 {
-			t.Fatalf("fetch by py2: %v, %v", x, err)
+		if x, failed := rpc.Call[*tensor.Tensor](ctx, a, "py2", "pyrefs.fetch", ref); failed != nil || x.Numel() != 6 {
+			t.Fatalf("fetch by py2: %v, %v", x, failed)
 		}
-		if ok, err := rpc.Call[bool](ctx, a, "py2", "pyrefs.keep", ref); err != nil || !ok {
-			t.Fatal(err)
+		if ok, failed := rpc.Call[bool](ctx, a, "py2", "pyrefs.keep", ref); failed != nil || !ok {
+			t.Fatal(failed)
 		}
 		_ = ref.Close()
 		again, err := rpc.Call[*rpc.Ref[*tensor.Tensor]](ctx, a, "py2", "pyrefs.give", mustRemote(t, a, "py0"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if x, err := again.Fetch(ctx); err != nil || x.Numel() != 2 {
-			t.Fatalf("again: %v, %v", x, err)
+		if x, failed := again.Fetch(ctx); failed != nil || x.Numel() != 2 {
+			t.Fatalf("again: %v, %v", x, failed)
 		}
 		_ = again.Close()
-		if _, err := rpc.Call[any](ctx, a, "py2", "pyrefs.drop"); err != nil {
-			t.Fatal(err)
+		if _, failed := rpc.Call[any](ctx, a, "py2", "pyrefs.drop"); failed != nil {
+			t.Fatal(failed)
 		}
 		eventually(t, a, "num_owner_rrefs", 0)
 		eventually(t, a, "num_pending_children", 0)

@@ -44,11 +44,12 @@ func callAll(t *testing.T, w *running) {
 // leads), as rank 0 that hosts the store, as the majority, and with two Go workers among themselves.
 func TestRoles(t *testing.T) {
 	hello := func(to ...string) string {
-		script := "import gostub\n"
+		var script strings.Builder
+		script.WriteString("import gostub\n")
 		for _, name := range to {
-			script += fmt.Sprintf("eq(rpc.rpc_sync(%q, gostub.echo, args=(5,)), 5)\n", name)
+			fmt.Fprintf(&script, "eq(rpc.rpc_sync(%q, gostub.echo, args=(5,)), 5)\n", name)
 		}
-		return script
+		return script.String()
 	}
 	both(t, func(t *testing.T, tr *torchtest.Torch, set settings) {
 		for name, members := range map[string][]member{
@@ -266,7 +267,7 @@ for i in range(2):
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := st.JoinWorker(ctx); err != nil {
+			if _, err = st.JoinWorker(ctx); err != nil {
 				t.Fatal(err)
 			}
 			a, err := rpc.Join(ctx, st, "go1", rpc.WithRank(1), rpc.WithWorldSize(2), rpc.WithRound(round), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"))

@@ -37,7 +37,7 @@ func freePort(t *testing.T) int {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port
+	return l.Addr().(*net.TCPAddr).Port //nolint:errcheck,forcetypeassert // a TCP listener
 }
 
 // logs collects what an agent warns about.
@@ -157,7 +157,7 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 			return err
 		}
 		if set.static {
-			if _, err := st.JoinWorker(ctx); err != nil {
+			if _, err = st.JoinWorker(ctx); err != nil {
 				return err
 			}
 		}
