@@ -42,7 +42,7 @@ func (w *World) RPC(ctx context.Context, name string, opts ...rpc.Option) (*rpc.
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
-		_ = agent.Close() //nolint:contextcheck // it ends at once, whatever ctx says
+		_ = agent.Close()
 		return nil, dist.New("cohort: rpc", dist.Closed, "the world was left while its agent joined")
 	}
 	w.agents = append(w.agents, agent)

@@ -225,7 +225,7 @@ func (g *Group) leftEarly(ctx context.Context, err error) bool {
 }
 
 // execute runs the operation itself.
-func (g *Group) execute(ctx context.Context, w *Work) error { //nolint:contextcheck // some engines must not end with the wait
+func (g *Group) execute(ctx context.Context, w *Work) error {
 	if w.steps == nil {
 		if !g.resumable {
 			ctx = g.working

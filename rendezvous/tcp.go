@@ -23,7 +23,7 @@ import (
 func (s *settings) joinTCP(ctx context.Context, plan Plan) (member *Member, err error) {
 	var lease *tcpstore.Lease
 	if plan.Master {
-		if lease, err = s.host(plan); err != nil { //nolint:contextcheck // the server outlives the join
+		if lease, err = s.host(plan); err != nil {
 			return nil, err
 		}
 		plan.Port = lease.Port() // MASTER_PORT=0 took a free one

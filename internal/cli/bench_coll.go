@@ -118,7 +118,7 @@ func (a *app) benchCollRankCommand() *cobra.Command {
 
 // benchColl hosts the store and starts the ranks. When one fails the others are ended.
 func (a *app) benchColl(ctx context.Context, o collOptions) error {
-	server, err := tcpstore.Listen("127.0.0.1:0") //nolint:contextcheck // a server outlives the call that starts it
+	server, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
 		return err
 	}

@@ -58,7 +58,7 @@ reference around. Nothing is left behind, however the demonstration ends.`),
 
 // demo runs the whole demonstration.
 func (a *app) demo(ctx context.Context, workers int) error {
-	server, err := tcpstore.Listen("127.0.0.1:0") //nolint:contextcheck // a server outlives the call that starts it
+	server, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
 		return err
 	}

@@ -87,7 +87,7 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	if a.json {
 		handler = slog.NewJSONHandler(a.Err, &slog.HandlerOptions{Level: level})
 	}
-	server, err := tcpstore.Listen(addr, tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler))) //nolint:contextcheck // ended by Close
+	server, err := tcpstore.Listen(addr, tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler)))
 	if err != nil {
 		return nameHolder(addr, err)
 	}
@@ -97,7 +97,7 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	defer cancel(nil)
 	httpAddr := ""
 	if flags.http != "" {
-		stop, bound, err := serveHTTP(flags.http, server, cancel) //nolint:contextcheck // ended by stop
+		stop, bound, err := serveHTTP(flags.http, server, cancel)
 		if err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 		return err
 	}
 	<-ctx.Done()
-	return a.endServe(server, context.Cause(ctx), flags.drain) //nolint:contextcheck // ctx has ended
+	return a.endServe(server, context.Cause(ctx), flags.drain)
 }
 
 var errStdinClosed = errors.New("the end of standard input")

@@ -55,7 +55,7 @@ type Engine interface {
 }
 
 // Interrupted is returned by an engine that can go on later; see [Resumable].
-type Interrupted struct{ Cause error }
+type Interrupted struct{ Cause error } //nolint:errname // it reads as what happened: errors.As(err, &coll.Interrupted{})
 
 // Error says why.
 func (i *Interrupted) Error() string { return "interrupted: " + i.Cause.Error() }

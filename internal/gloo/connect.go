@@ -47,7 +47,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 		cfg.Hook.Emit(observe.Event{
 			Kind: "gloo.address", Rank: dist.Rank(cfg.Rank), Group: cfg.Group, Peer: addr.IP.String(), Detail: addr.Reason,
 		})
-		d := newDevice(&cfg, i, hostName()) //nolint:contextcheck // it outlives Connect
+		d := newDevice(&cfg, i, hostName())
 		m.devices = append(m.devices, d)
 		if cfg.Size == 1 {
 			continue

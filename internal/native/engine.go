@@ -104,7 +104,7 @@ func (e *Engine) Run(ctx context.Context, q *coll.Request) error {
 	if err != nil {
 		// Buffers belong to the mesh until their ops are complete, so nothing may be pending when the caller gets them back.
 		e.mesh.Fail(err)
-		r.drain() //nolint:contextcheck // the context may be what ended
+		r.drain()
 	}
 	if e.checker != nil {
 		e.checker.End(r.slot)

@@ -72,6 +72,15 @@ func (m *Machine) Waiting(to Worker) int {
 	return 0
 }
 
+// Unsent returns how many control messages to a Cohort peer have not been put in a frame. A frame that is due without any
+// is only an acknowledgement, which can wait for company.
+func (m *Machine) Unsent(to Worker) int {
+	if p := m.peers[to]; p != nil {
+		return len(p.stream.queue) - p.stream.sent
+	}
+	return 0
+}
+
 // Tied reports whether references tie this worker to another one: one of the two holds, pins or awaits something of the
 // other.
 func (m *Machine) Tied(to Worker) bool {

@@ -40,9 +40,10 @@ func (m *Machine) Frame(to Worker) (f Frame, ok bool) {
 func (m *Machine) frame(p *peer, from int) Frame {
 	s := &p.stream
 	end := min(len(s.queue), from+frameLimit)
-	f := Frame{ //nolint:gosec // from is an index of the queue
-		From: m.self, To: p.id, Epoch: m.epoch, ToEpoch: p.epoch, Session: p.session, Floor: p.floor, First: s.base + uint64(from), Ack: s.expect, Stamp: m.now, Echo: s.stamp,
-		Msgs: append([]Message(nil), s.queue[from:end]...),
+	f := Frame{
+		From: m.self, To: p.id, Epoch: m.epoch, ToEpoch: p.epoch, Session: p.session, Floor: p.floor,
+		First: s.base + uint64(from), Ack: s.expect, //nolint:gosec // an index of the queue
+		Stamp: m.now, Echo: s.stamp, Msgs: append([]Message(nil), s.queue[from:end]...),
 	}
 	s.sent, s.sentAt, s.owesAck = max(s.sent, end), m.now, false
 	p.lease.spokeAt = m.now

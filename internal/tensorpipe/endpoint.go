@@ -158,7 +158,7 @@ func (ep *Endpoint) Accept(ctx context.Context) (*Session, error) {
 	case s := <-ep.sessions:
 		return s, nil
 	case <-ep.ctx.Done():
-		return nil, context.Cause(ep.ctx) //nolint:contextcheck // the endpoint's own end, not the caller's
+		return nil, context.Cause(ep.ctx)
 	case <-ctx.Done():
 		return nil, dist.FromContext("tensorpipe: accept", ctx)
 	}

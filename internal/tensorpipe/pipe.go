@@ -147,7 +147,7 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 		}
 		stop()
 		renew(steps)
-		p.finish(steps[i:]) //nolint:contextcheck // it outlives ctx on purpose
+		p.finish(steps[i:])
 		return dist.FromContext("tensorpipe: send", ctx)
 	}
 	if !stop() { // ctx ended at the last moment

@@ -193,7 +193,7 @@ func (k throughProxy) Get(ctx context.Context, key string) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		p, err := faultnet.ListenTCP(target.Addr.String()) //nolint:contextcheck // lives as long as the test
+		p, err := faultnet.ListenTCP(target.Addr.String())
 		if err != nil {
 			return nil, err
 		}

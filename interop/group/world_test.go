@@ -82,7 +82,7 @@ func (w world) joinGo(ctx context.Context, t testing.TB, port int) map[int]*grou
 	t.Helper()
 	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	if w.isGo(0) {
-		server, err := tcpstore.Listen(addr) //nolint:contextcheck // ends with the test
+		server, err := tcpstore.Listen(addr)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,7 +20,6 @@ func BenchmarkClient(b *testing.B) {
 	for _, dialect := range dialects {
 		for name, ctx := range contexts {
 			b.Run("get/"+dialect.String()+"/"+name, func(b *testing.B) {
-				//nolint:contextcheck // a server has a life of its own
 				c := connect(b, serve(b).Addr().String(), tcpstore.WithDialect(dialect))
 				if err := c.Set(ctx, "a/short/key", make([]byte, 64)); err != nil {
 					b.Fatal(err)

@@ -104,7 +104,7 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 	}
 	ended := m.await(ctx, limit, c)
 	if !c.done && m.err == nil { // ended by ctx or limit
-		m.sendCancel(id) //nolint:contextcheck // it is written although ctx has ended
+		m.sendCancel(id)
 		if q.op == wire.QueuePop {
 			// An item that is on its way already must not be lost: the cancelled request is answered either way.
 			if m.await(context.WithoutCancel(ctx), time.Now().Add(popGrace), c) == nil && dist.CodeOf(c.err) == dist.Canceled {
@@ -164,7 +164,7 @@ func (m *nativeConn) flush(ctx context.Context, limit time.Time, c *nativeCall) 
 		case isTimeout(err) && m.err == nil:
 			// The caller's time is up in the middle of a frame. Others' frames depend on the rest being sent.
 			rest := buf[n:]
-			m.helpers.Go(func() { m.flushRest(rest) }) //nolint:contextcheck // for others, whose contexts have not ended
+			m.helpers.Go(func() { m.flushRest(rest) })
 			return
 		default:
 			m.failLocked(err)
@@ -174,7 +174,7 @@ func (m *nativeConn) flush(ctx context.Context, limit time.Time, c *nativeCall) 
 		}
 		if c != nil && c.done && len(m.out) > 0 && m.err == nil {
 			// The caller has its answer already: it need not write for others any longer.
-			m.helpers.Go(func() { m.flushRest(nil) }) //nolint:contextcheck // for others, who have contexts of their own
+			m.helpers.Go(func() { m.flushRest(nil) })
 			return
 		}
 	}
