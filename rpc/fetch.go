@@ -53,12 +53,15 @@ func (r *refs) fetchArrived(req *request) {
 		r.a.background(func() { r.answerFetch(req, script, nil, err) })
 		return
 	}
-	o.then(func() {
-		r.a.background(func() {
-			v, err := o.peek()
-			r.answerFetch(req, script, v, err)
-		})
-	})
+	answer := func() {
+		v, err := o.peek()
+		r.answerFetch(req, script, v, err)
+	}
+	if req.inline && o.isDone() {
+		req.conn.inline.do(answer)
+		return
+	}
+	o.then(func() { r.a.background(answer) })
 }
 
 // answerFetch sends a value, or the error that stands for it: a Python caller raises it at to_here.

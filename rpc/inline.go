@@ -32,9 +32,14 @@ func (in *inline) handover() { in.link.Handover(in.turn.Load()) }
 
 // run runs a request in the reading goroutine.
 func (in *inline) run(a *Agent, r *request) {
-	in.turn.Store(in.link.Turn())
 	r.place.inline = in
+	in.do(func() { a.runCall(r) })
+}
+
+// do runs fn in the reading goroutine.
+func (in *inline) do(fn func()) {
+	in.turn.Store(in.link.Turn())
 	in.timer.Reset(inlineLimit)
-	a.runCall(r)
+	fn()
 	in.timer.Stop()
 }

@@ -115,6 +115,12 @@ func (o *object) peek() (value any, err error) {
 	return o.value, o.err
 }
 
+func (o *object) isDone() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.done
+}
+
 // handle is a reference of this worker to an object of another one. Guarded by refs.mu.
 type handle struct {
 	wire     rrefcore.Wire

@@ -267,7 +267,7 @@ func (c *refCore) close() {
 		return
 	}
 	r := c.a.refs
-	r.step(func(m *rrefcore.Machine) {
+	r.stepLazy(func(m *rrefcore.Machine) {
 		if c.obj != nil {
 			m.ReleaseLocal(c.obj.id)
 			return

@@ -26,19 +26,21 @@ type refs struct {
 	objects map[rrefcore.ID]*object
 	handles map[rrefcore.ID]*handle
 	dirty   map[rrefcore.Worker]struct{} // Go peers with something to be sent
+	lazy    map[rrefcore.Worker]struct{} // Go peers with something that can wait for company
 	closed  bool
 	lent    map[uint64]*refCore // on their way from this worker to itself
 	token   uint64
 
 	kick   chan struct{} // wakes run
+	nudge  chan struct{} // wakes run a little later
 	leaked leakCount
 }
 
 func newRefs(a *Agent) *refs {
 	return &refs{
 		a: a, begun: time.Now(), m: rrefcore.New(a.id, rrefcore.Epoch(a.epoch), a.cfg.core),
-		objects: map[rrefcore.ID]*object{}, handles: map[rrefcore.ID]*handle{}, dirty: map[rrefcore.Worker]struct{}{},
-		kick: make(chan struct{}, 1), lent: map[uint64]*refCore{},
+		objects: map[rrefcore.ID]*object{}, handles: map[rrefcore.ID]*handle{}, dirty: map[rrefcore.Worker]struct{}{}, lazy: map[rrefcore.Worker]struct{}{},
+		kick: make(chan struct{}, 1), nudge: make(chan struct{}, 1), lent: map[uint64]*refCore{},
 	}
 }
 
@@ -47,6 +49,7 @@ type effects struct {
 	sends []rrefcore.Effect
 	calls []func()
 	wake  bool
+	late  bool // what is to be sent can wait a little
 }
 
 // step runs fn on the machine and performs what it asks for. Flushes are left to run, unless the caller does them.
@@ -94,6 +97,17 @@ func (r *refs) take() (e effects) {
 	return e
 }
 
+// stepLazy is step for what need not go out at once: deletes, confirmations that an answer brings as well. It goes with
+// the next frame, or a little later.
+func (r *refs) stepLazy(fn func(m *rrefcore.Machine)) {
+	r.mu.Lock()
+	fn(r.m)
+	e := r.take()
+	e.late = true
+	r.mu.Unlock()
+	r.perform(e)
+}
+
 func (r *refs) perform(e effects) {
 	for _, fn := range e.calls {
 		fn()
@@ -101,11 +115,16 @@ func (r *refs) perform(e effects) {
 	for _, x := range e.sends {
 		r.enqueue(x.To, x.Msg)
 	}
-	if e.wake {
-		select {
-		case r.kick <- struct{}{}:
-		default:
-		}
+	if !e.wake {
+		return
+	}
+	wake := r.kick
+	if e.late {
+		wake = r.nudge
+	}
+	select {
+	case wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -117,25 +136,48 @@ func (r *refs) run() {
 	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
+	later := time.NewTimer(time.Hour)
+	later.Stop()
+	defer later.Stop()
 	for {
 		select {
 		case <-r.kick:
+		case <-r.nudge:
+			later.Reset(controlDelay)
+			continue
+		case <-later.C:
 		case <-tick.C:
 			r.step(func(m *rrefcore.Machine) { m.Tick(time.Since(r.begun)) })
 		case <-r.a.ctx.Done():
 			return
 		}
-		r.flushDirty()
+		if r.flushDirty() {
+			later.Reset(ackDelay)
+		}
 	}
 }
 
-func (r *refs) flushDirty() {
+// controlDelay is how long deletes wait for company, ackDelay how long acknowledgements do.
+const (
+	controlDelay = time.Millisecond
+	ackDelay     = 10 * time.Millisecond
+)
+
+// flushDirty sends what is waiting. A mere acknowledgement is left for the next time, which it reports.
+func (r *refs) flushDirty() (left bool) {
 	r.mu.Lock()
 	var to []rrefcore.Worker
 	for w := range r.dirty {
+		_, waited := r.lazy[w]
+		if r.m.Unsent(w) == 0 && !waited && !r.a.leaving.Load() {
+			r.lazy[w] = struct{}{}
+			left = true
+			continue
+		}
+		delete(r.dirty, w)
+		delete(r.lazy, w)
 		to = append(to, w)
 	}
-	clear(r.dirty)
 	r.mu.Unlock()
 	for _, w := range to {
 		p := r.a.peerByID(w)
@@ -157,6 +199,7 @@ func (r *refs) flushDirty() {
 			})
 		}
 	}
+	return left
 }
 
 // flushOn sends the control stream's news on a link, in order.

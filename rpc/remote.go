@@ -82,7 +82,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		h = r.enter(w, "", fn)
 	}
 	e := r.take()
-	e.wake = false // goes out with the call
+	e.late = true // the call itself registers the object; the announcement must only precede a delete or cancel
 	r.mu.Unlock()
 	r.perform(e)
 	if code != rrefcore.OK {
@@ -135,9 +135,6 @@ func (a *Agent) creation(p *peer, h *handle, fn string, args []any) outgoing {
 func (a *Agent) create(ctx context.Context, c *conn, o outgoing, h *handle) {
 	r, p, fn := a.refs, o.peer, o.fn
 	ctx, release := creationContext(ctx)
-	if c.link != nil { // the announcement goes first
-		r.flushOn(p, c)
-	}
 	a.asyncOn(ctx, c, o, func(x reply, err error) {
 		release()
 		if err == nil && x.msg.Type != rpcwire.RemoteRet {
@@ -256,6 +253,7 @@ func (r *refs) callArrived(req *request, pair rpcwire.RRefPair, fn string, cance
 		o.where = fn + " for " + req.peer.name
 	}
 	e := r.take()
+	e.late = true // the answer confirms it as well
 	r.mu.Unlock()
 	r.perform(e)
 	if o == nil {
