@@ -40,6 +40,7 @@ const (
 	tagWorker
 	tagException
 	tagPickle // an object that has no form of its own
+	tagDevice
 )
 
 // IsNative reports whether a payload is in the form of Go workers.
@@ -56,6 +57,15 @@ func (e *Encoder) nativeUDF(b []byte, u UDF) ([]byte, error) {
 		return nil, err
 	}
 	return e.nativePairs(b, pairsOf(u.Kwargs), 0)
+}
+
+// nativeScript appends a TorchScript call.
+func (e *Encoder) nativeScript(b []byte, s ScriptUDF) ([]byte, error) {
+	async := byte(0)
+	if s.Async {
+		async = 1
+	}
+	return e.nativeItems(append(appendText(appendText(b, s.Schema), s.Name), async), s.Stack, 0)
 }
 
 func (e *Encoder) nativeItems(b []byte, items []any, depth int) ([]byte, error) {
@@ -85,6 +95,13 @@ func (e *Encoder) nativePairs(b []byte, pairs []Pair, depth int) ([]byte, error)
 		}
 	}
 	return b, nil
+}
+
+func (p RRefPair) native(b []byte) []byte {
+	for _, id := range [...]GlobalID{p.RRef, p.Fork} {
+		b = binary.AppendVarint(binary.AppendVarint(b, int64(id.On)), id.Local)
+	}
+	return b
 }
 
 func appendInt(b []byte, n int64) []byte { return binary.AppendVarint(append(b, tagInt), n) }
@@ -159,6 +176,10 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 			return append(b, tagNone), nil
 		}
 		return e.nativePairs(append(b, tagDict), v.Pairs, depth)
+	case Device:
+		return appendText(append(b, tagDevice), string(v)), nil
+	case Typed: // the receiver of a TorchScript value does not see its type either
+		return e.native(b, v.Value, depth+1)
 	case WorkerInfo:
 		return binary.AppendVarint(appendText(append(b, tagWorker), v.Name), int64(v.ID)), nil
 	case *RemoteException:

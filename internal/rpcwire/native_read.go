@@ -181,6 +181,8 @@ func (r *nativeReader) value(depth int) any {
 		return r.reference()
 	case tagWorker:
 		return WorkerInfo{Name: r.text(), ID: r.worker()}
+	case tagDevice:
+		return Device(r.text())
 	case tagException:
 		return &RemoteException{Msg: r.text(), Class: r.global()}
 	case tagPickle:
@@ -228,6 +230,17 @@ func (d *Decoder) nativeValue(payload []byte) (any, error) {
 	r := nativeReader{d: d, data: payload[1:]}
 	v := r.value(0)
 	return v, r.finish()
+}
+
+func (r *nativeReader) pair() RRefPair {
+	return RRefPair{GlobalID{r.worker(), r.varint()}, GlobalID{r.worker(), r.varint()}}
+}
+
+func (r *nativeReader) script() ScriptUDF {
+	s := ScriptUDF{Schema: r.text(), Name: r.text()}
+	s.Async = r.byte() != 0
+	s.Stack = r.items(0)
+	return s
 }
 
 func (r *nativeReader) udf() UDF {

@@ -120,6 +120,29 @@ func TestNativeStructsAndCalls(t *testing.T) {
 	}
 }
 
+// TestNativeScript checks TorchScript calls: the same stack in both forms.
+func TestNativeScript(t *testing.T) {
+	x := tensor.Must(tensor.From([]float32{1}, 1))
+	s := ScriptUDF{
+		Schema: "aten::f(Tensor self) -> Tensor", Name: "torch.ops.aten.f",
+		Stack: []any{x, 1, 2.5, "text", nil, true, []int64{1, 2}, []float64{0.5}, Device("cpu"), Typed{"List[str]", []any{"a"}}},
+	}
+	var got [2]RemoteScriptUDF
+	for i, native := range []bool{false, true} {
+		e := &Encoder{Native: native}
+		payload, err := e.ScriptRemoteCall(RemoteScriptUDF{ScriptUDF: s, RRefPair: RRefPair{GlobalID{1, 2}, GlobalID{1, 3}}})
+		if err != nil || IsNative(payload) != native {
+			t.Fatalf("native=%v: %v", native, err)
+		}
+		if got[i], err = (&Decoder{Tensors: e.Tensors}).ScriptRemoteCall(payload); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(got[0], got[1], cmp.Comparer(func(a, b *tensor.Tensor) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func FuzzNative(f *testing.F) {
 	for _, v := range []any{nil, []any{int64(1), "a", 2.5}, &Dict{Pairs: []Pair{{Key: "k", Value: Tuple{true}}}}, &Object{Class: Global{Module: "m", Name: "C"}}} {
 		b, err := (&Encoder{Native: true}).PythonRet(v)
@@ -136,5 +159,6 @@ func FuzzNative(f *testing.F) {
 		_, _ = d.PythonRet(data)
 		_, _, _ = d.PythonCall(data)
 		_, _ = d.PythonRemoteCall(data)
+		_, _ = d.ScriptRemoteCall(data)
 	})
 }

@@ -419,6 +419,9 @@ func (e *Encoder) scriptItems(s ScriptUDF) []any {
 
 // ScriptCall returns the payload of a SCRIPT_CALL.
 func (e *Encoder) ScriptCall(s ScriptUDF) ([]byte, error) {
+	if e.Native {
+		return e.nativeScript(append(make([]byte, 0, 192), nativeMark), s)
+	}
 	j := pickle.NewJIT(make([]byte, 0, 256))
 	if err := e.jitTuple(j, e.scriptItems(s), 0); err != nil {
 		return nil, err
@@ -450,6 +453,11 @@ func (d *Decoder) script(items []any) (ScriptUDF, error) {
 
 // ScriptCall reads the payload of a SCRIPT_CALL.
 func (d *Decoder) ScriptCall(payload []byte) (ScriptUDF, error) {
+	if IsNative(payload) {
+		r := nativeReader{d: d, data: payload[1:]}
+		s := r.script()
+		return s, r.finish()
+	}
 	items, err := jitTuple(payload, -1)
 	if err != nil {
 		return ScriptUDF{}, err
@@ -465,6 +473,9 @@ type RemoteScriptUDF struct {
 
 // ScriptRemoteCall returns the payload of a SCRIPT_REMOTE_CALL.
 func (e *Encoder) ScriptRemoteCall(r RemoteScriptUDF) ([]byte, error) {
+	if e.Native {
+		return e.nativeScript(r.RRefPair.native(append(make([]byte, 0, 192), nativeMark)), r.ScriptUDF)
+	}
 	j := pickle.NewJIT(make([]byte, 0, 256))
 	j.Mark() // at least four items
 	for _, item := range e.scriptItems(r.ScriptUDF) {
@@ -480,6 +491,15 @@ func (e *Encoder) ScriptRemoteCall(r RemoteScriptUDF) ([]byte, error) {
 
 // ScriptRemoteCall reads the payload of a SCRIPT_REMOTE_CALL.
 func (d *Decoder) ScriptRemoteCall(payload []byte) (RemoteScriptUDF, error) {
+	if IsNative(payload) {
+		n := nativeReader{d: d, data: payload[1:]}
+		r := RemoteScriptUDF{RRefPair: n.pair()}
+		if n.err != nil {
+			return RemoteScriptUDF{}, n.err
+		}
+		r.ScriptUDF = n.script()
+		return r, n.finish()
+	}
 	items, err := jitTuple(payload, -1)
 	if err != nil {
 		return RemoteScriptUDF{}, err
@@ -499,6 +519,9 @@ func (d *Decoder) ScriptRemoteCall(payload []byte) (RemoteScriptUDF, error) {
 
 // ScriptRet returns the payload of a SCRIPT_RET.
 func (e *Encoder) ScriptRet(v any) ([]byte, error) {
+	if e.Native {
+		return e.native(append(make([]byte, 0, 64), nativeMark), v, 0)
+	}
 	j := pickle.NewJIT(make([]byte, 0, 128))
 	if err := e.jitValue(j, v, 0); err != nil {
 		return nil, err
@@ -508,6 +531,9 @@ func (e *Encoder) ScriptRet(v any) ([]byte, error) {
 
 // ScriptRet reads the payload of a SCRIPT_RET.
 func (d *Decoder) ScriptRet(payload []byte) (any, error) {
+	if IsNative(payload) {
+		return d.nativeValue(payload)
+	}
 	v, err := jitDecode(payload)
 	if err != nil {
 		return nil, err
@@ -516,10 +542,18 @@ func (d *Decoder) ScriptRet(payload []byte) (any, error) {
 }
 
 // ScriptFetchRet returns the payload of a SCRIPT_RREF_FETCH_RET.
-func (e *Encoder) ScriptFetchRet(v any) ([]byte, error) { return e.ScriptRet(Tuple{v}) }
+func (e *Encoder) ScriptFetchRet(v any) ([]byte, error) {
+	if e.Native {
+		return e.ScriptRet(v)
+	}
+	return e.ScriptRet(Tuple{v})
+}
 
 // ScriptFetchRet reads the payload of a SCRIPT_RREF_FETCH_RET.
 func (d *Decoder) ScriptFetchRet(payload []byte) (any, error) {
+	if IsNative(payload) {
+		return d.nativeValue(payload)
+	}
 	items, err := jitTuple(payload, 1)
 	if err != nil {
 		return nil, err

@@ -4,8 +4,6 @@
 package rpcwire
 
 import (
-	"encoding/binary"
-
 	"github.com/cohort-dist/cohort/internal/pickle"
 )
 
@@ -159,11 +157,7 @@ type RemoteUDF struct {
 // PythonRemoteCall returns the payload of a PYTHON_REMOTE_CALL.
 func (e *Encoder) PythonRemoteCall(r RemoteUDF) ([]byte, error) {
 	if e.Native {
-		b := append(make([]byte, 0, 128), nativeMark)
-		for _, id := range [...]GlobalID{r.RRef, r.Fork} {
-			b = binary.AppendVarint(binary.AppendVarint(b, int64(id.On)), id.Local)
-		}
-		return e.nativeUDF(b, r.UDF)
+		return e.nativeUDF(r.RRefPair.native(append(make([]byte, 0, 128), nativeMark)), r.UDF)
 	}
 	data, err := e.udf(r.UDF)
 	if err != nil {
@@ -186,7 +180,7 @@ func (e *Encoder) PythonRemoteCall(r RemoteUDF) ([]byte, error) {
 func (d *Decoder) PythonRemoteCall(payload []byte) (RemoteUDF, error) {
 	if IsNative(payload) {
 		n := nativeReader{d: d, data: payload[1:]}
-		r := RemoteUDF{RRefPair: RRefPair{GlobalID{n.worker(), n.varint()}, GlobalID{n.worker(), n.varint()}}}
+		r := RemoteUDF{RRefPair: n.pair()}
 		if n.err != nil {
 			return RemoteUDF{}, n.err
 		}
