@@ -151,7 +151,7 @@ func assign(dst reflect.Value, v any, path string, depth int) error {
 		return nil
 	}
 	if _, isRef := v.(Reference); isRef && dst.CanAddr() {
-		if target, ok := dst.Addr().Interface().(ReferenceTarget); ok {
+		if target, ok := reflect.TypeAssert[ReferenceTarget](dst.Addr()); ok {
 			return target.AssignReference(v)
 		}
 	}

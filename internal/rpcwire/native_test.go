@@ -4,7 +4,9 @@
 package rpcwire
 
 import (
+	"math"
 	"math/big"
+	"math/cmplx"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -58,8 +60,8 @@ func TestNativeMeansThePickle(t *testing.T) {
 	same := cmp.Options{
 		cmp.Comparer(func(a, b *big.Int) bool { return a.Cmp(b) == 0 }),
 		cmp.Comparer(func(a, b *tensor.Tensor) bool { return a == b }),
-		cmp.Comparer(func(a, b float64) bool { return a == b || a != a && b != b }),
-		cmp.Comparer(func(a, b complex128) bool { return a == b || a != a && b != b }),
+		cmp.Comparer(func(a, b float64) bool { return a == b || math.IsNaN(a) && math.IsNaN(b) }),
+		cmp.Comparer(func(a, b complex128) bool { return a == b || cmplx.IsNaN(a) && cmplx.IsNaN(b) }),
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		v := anyValue(tensors).Draw(t, "value")

@@ -474,7 +474,7 @@ type RemoteScriptUDF struct {
 // ScriptRemoteCall returns the payload of a SCRIPT_REMOTE_CALL.
 func (e *Encoder) ScriptRemoteCall(r RemoteScriptUDF) ([]byte, error) {
 	if e.Native {
-		return e.nativeScript(r.RRefPair.native(append(make([]byte, 0, 192), nativeMark)), r.ScriptUDF)
+		return e.nativeScript(r.native(append(make([]byte, 0, 192), nativeMark)), r.ScriptUDF)
 	}
 	j := pickle.NewJIT(make([]byte, 0, 256))
 	j.Mark() // at least four items

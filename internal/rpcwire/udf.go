@@ -157,7 +157,7 @@ type RemoteUDF struct {
 // PythonRemoteCall returns the payload of a PYTHON_REMOTE_CALL.
 func (e *Encoder) PythonRemoteCall(r RemoteUDF) ([]byte, error) {
 	if e.Native {
-		return e.nativeUDF(r.RRefPair.native(append(make([]byte, 0, 128), nativeMark)), r.UDF)
+		return e.nativeUDF(r.native(append(make([]byte, 0, 128), nativeMark)), r.UDF)
 	}
 	data, err := e.udf(r.UDF)
 	if err != nil {
