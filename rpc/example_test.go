@@ -37,7 +37,7 @@ func Example() {
 	defer func() { _ = server.Close() }()
 	client, err := rpc.Join(ctx, st, "client", rpc.WithAddr("127.0.0.1:0"))
 	if err != nil {
-		log.Fatal(err) //nolint:gocritic // an example
+		log.Fatal(err)
 	}
 	defer func() { _ = client.Close() }()
 
