@@ -1,0 +1,100 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// callSelf runs a function of this worker as if it had come over a wire: values are copied.
+func (a *Agent) callSelf(ctx context.Context, o outgoing) (any, error) {
+	if err := a.calls.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer a.calls.leave()
+	fn := o.fn
+	m, wires, _, err := o.build(true)
+	if err != nil {
+		return nil, err
+	}
+	started := a.begin(o)
+	ch := make(chan reply, 1)
+	if err = a.deliver(m, a.deadline(ctx), ch); err != nil {
+		a.refs.undelivered(a.self, wires)
+		a.end(o, started, err)
+		return nil, err
+	}
+	pl := placeOf(ctx)
+	pl.pause()
+	defer pl.resume()
+	bounded, cancel := contextUntil(ctx, a.deadline(ctx))
+	defer cancel()
+	var v any
+	select {
+	case x := <-ch:
+		v, err = a.ownResult(fn, x)
+	case <-bounded.Done():
+		err = callError("rpc: call", fn, a.name, dist.FromContext("rpc: call", bounded))
+		a.background(func() { // what its answer brings is not wanted
+			select {
+			case x := <-ch:
+				_, _ = a.ownResult(fn, x)
+			case <-a.ctx.Done():
+			}
+		})
+	case <-a.ctx.Done():
+		err = errClosed("call")
+	}
+	a.end(o, started, err)
+	return v, err
+}
+
+func (a *Agent) ownResult(fn string, x reply) (any, error) {
+	if x.err != nil {
+		return nil, x.err
+	}
+	if x.msg.Type == rpcwire.Exception {
+		return nil, exceptionError("rpc: call", fn, a.name, x.msg.Payload)
+	}
+	return a.result(fn, a.self, x)
+}
+
+// deliver hands a message of this worker to itself.
+func (a *Agent) deliver(m *rpcwire.Message, deadline time.Time, ch chan reply) error {
+	tensors, err := cloneTensors(m.Tensors)
+	if err != nil {
+		return err
+	}
+	r := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: tensors, deadline: deadline}
+	r.local = func(m *rpcwire.Message, err error) {
+		if err == nil {
+			m.Tensors, err = cloneTensors(m.Tensors)
+		}
+		ch <- reply{msg: m, err: err}
+	}
+	a.dispatch(r)
+	return nil
+}
+
+func cloneTensors(in []any) ([]any, error) {
+	out := make([]any, len(in))
+	for i, t := range in {
+		switch t := t.(type) {
+		case *tensor.Tensor:
+			c, err := t.Clone()
+			if err != nil {
+				return nil, err
+			}
+			out[i] = c
+		default:
+			out[i] = t
+		}
+	}
+	return out, nil
+}
