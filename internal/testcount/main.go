@@ -65,6 +65,9 @@ func report(r io.Reader, w io.Writer, noskip bool) bool {
 			if e.Action == "fail" {
 				ok = false
 				fmt.Fprint(w, strings.Join(output[key], ""))
+				if e.Test == "" { // a crash ends the tests that were running without a verdict of their own
+					printUnfinished(w, output, e.Package)
+				}
 			}
 			if e.Test == "" {
 				c := counted[e.Package]
@@ -108,6 +111,20 @@ func report(r io.Reader, w io.Writer, noskip bool) bool {
 	}
 	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", sum.passed, sum.failed, sum.skipped)
 	return ok
+}
+
+// printUnfinished prints what the tests of a package said that had not ended.
+func printUnfinished(w io.Writer, output map[string][]string, pkg string) {
+	keys := make([]string, 0, len(output))
+	for key := range output {
+		if test, ours := strings.CutPrefix(key, pkg+" "); ours && test != "" {
+			keys = append(keys, key)
+		}
+	}
+	sort.Strings(keys)
+	for _, key := range keys {
+		fmt.Fprintf(w, "unfinished: %s\n%s", key, strings.Join(output[key], ""))
+	}
 }
 
 // reason finds the text that the test gave to t.Skip.

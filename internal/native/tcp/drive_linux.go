@@ -274,7 +274,7 @@ func (m *Mesh) beat() {
 		if c.heard || c.lastIn.IsZero() {
 			c.lastIn, c.heard = now, false
 		}
-		if m.cfg.Heartbeat > 0 && now.Sub(c.lastIn) > m.cfg.Heartbeat && !c.read() && c.gone == nil {
+		if m.cfg.Heartbeat > 0 && !m.frozen && now.Sub(c.lastIn) > m.cfg.Heartbeat && !c.read() && c.gone == nil {
 			c.lose("rank " + itoa(c.peer) + " has said nothing for " + now.Sub(c.lastIn).Round(time.Millisecond).String() +
 				": its process is stopped or the network to it is cut")
 		}

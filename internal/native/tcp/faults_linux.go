@@ -27,5 +27,5 @@ func (m *Mesh) Freeze() {
 			_ = unix.EpollCtl(m.ep, unix.EPOLL_CTL_DEL, c.fd, nil)
 		}
 	}
-	m.cfg.Heartbeat = -1
+	m.frozen = true
 }

@@ -37,6 +37,7 @@ type Mesh struct {
 	spare     *arrival   // free arrivals, with room for an eager message
 	err       error      // why the mesh failed
 	closed    bool       // Close was called
+	frozen    bool       // Freeze was called
 	driving   bool       // somebody drives
 	sleepers  []*link.Op // ops whose waiters sleep until the role is free
 	lastDrive time.Time
