@@ -25,12 +25,12 @@ demo: build ## run the demonstration: a store and four processes on this machine
 
 .PHONY: test
 test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
-	@CGO_ENABLED=0 $(GO) test -json -timeout 10m ./... | $(COUNT)
+	@COHORT_INTEROP= CGO_ENABLED=0 $(GO) test -json -timeout 10m ./... | $(COUNT)
 	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch 1.13 and 2.6)"
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
-	@CGO_ENABLED=1 $(GO) test -race -json -timeout 15m $$($(GO) list ./... | grep -v /interop/) | $(COUNT)
+	@COHORT_INTEROP= CGO_ENABLED=1 $(GO) test -race -json -timeout 15m $$($(GO) list ./... | grep -v /interop/) | $(COUNT)
 
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail

@@ -5,6 +5,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -75,7 +76,7 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 		return
 	}
 	_, err := c.write(ctx, m, headerForks(wires), 0, time.Time{})
-	if err != nil && c.alive() && ctx.Err() == nil {
+	if err != nil && c.alive() && ctx.Err() == nil && !errors.Is(err, dist.PeerLost) {
 		// It could not be encoded or is too large: the caller must still hear something.
 		c.agent.refs.undelivered(c.peer(), wires)
 		c.agent.cfg.logger.Warn("answer could not be sent", slog.String("peer", c.peer().name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
