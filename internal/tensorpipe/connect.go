@@ -22,7 +22,10 @@ type place struct {
 	dialing  bool // we dial
 	incoming bool // a link of the peer's own dial is being set up
 	settled  bool
-	ready    chan struct{} // closed when settled: there is a session, or an error, or nothing
+	// Arriving links are numbered, so that a restarted worker's link is not replaced by that of its former start, whose
+	// set-up was slower.
+	arrived, installed uint64
+	ready              chan struct{} // closed when settled: there is a session, or an error, or nothing
 }
 
 func newPlace() *place { return &place{ready: make(chan struct{})} }
@@ -130,28 +133,29 @@ func (ep *Endpoint) dialPeer(name, addr string, p *place) {
 	}
 }
 
-// reserve keeps the place of a worker for the link that it is opening. It returns nil when our own dial to that worker is
+// reserve keeps the place of a worker for the link that it is opening, and numbers that link. It returns nil when our own dial to that worker is
 // under way and wins, or when there is a link with the same start of that worker: its dial then crossed ours.
-func (ep *Endpoint) reserve(name string, incarnation uint64) *place {
+func (ep *Endpoint) reserve(name string, incarnation uint64) (*place, uint64) {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	p := ep.places[name]
 	if p != nil && p.dialing && ep.name < name {
-		return nil
+		return nil, 0
 	}
 	if p != nil && p.session != nil && p.session.Link != nil && p.session.alive() && p.session.Link.Peer().Incarnation == incarnation {
-		return nil
+		return nil, 0
 	}
 	if p == nil || !p.busy() {
 		fresh := newPlace()
 		if p != nil {
-			fresh.session = p.session
+			fresh.session, fresh.arrived, fresh.installed = p.session, p.arrived, p.installed
 		}
 		p = fresh
 		ep.places[name] = p
 	}
 	p.incoming = true
-	return p
+	p.arrived++
+	return p, p.arrived
 }
 
 // unreserve ends a reservation that may or may not have been used.
@@ -196,7 +200,7 @@ func (ep *Endpoint) dropLink(l *cohortwire.Link) {
 }
 
 // accepted makes an arriving link the session with its worker. An older link, of an earlier start of that worker, ends.
-func (ep *Endpoint) accepted(name string, p *place, s *stream) error {
+func (ep *Endpoint) accepted(name string, p *place, number uint64, s *stream) error {
 	link, err := ep.startLink(s)
 	if err != nil {
 		return err
@@ -212,6 +216,12 @@ func (ep *Endpoint) accepted(name string, p *place, s *stream) error {
 		_ = link.Close()
 		return nil
 	}
+	if p.installed > number { // a later start of that worker was quicker
+		ep.mu.Unlock()
+		_ = link.Close()
+		return nil
+	}
+	p.installed = number
 	replaced := p.session
 	p.session, p.err, p.dialing, p.incoming = session, nil, false, false
 	ep.places[name] = p

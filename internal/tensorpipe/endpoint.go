@@ -305,11 +305,12 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 	if address == "" {
 		address = s.nc.LocalAddr().String()
 	}
+	var number uint64
 	var place *place // kept for the link, so that we do not dial the same peer meanwhile
 	choice := Choice{
 		Channels: ep.cfg.accepts, Address: address, Register: register,
 		Cohort: ep.cfg.cohort != nil && peer != ep.name,
-		Defer:  func(incarnation uint64) bool { place = ep.reserve(peer, incarnation); return place == nil },
+		Defer:  func(incarnation uint64) bool { place, number = ep.reserve(peer, incarnation); return place == nil },
 	}
 	answer, plan, err := choice.Choose(brochure)
 	if err != nil {
@@ -326,7 +327,7 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 		_ = s.nc.Close()
 		return nil
 	case plan.Cohort:
-		return ep.accepted(peer, place, s)
+		return ep.accepted(peer, place, number, s)
 	}
 	timeout := time.NewTimer(ep.cfg.handshake)
 	defer timeout.Stop()
