@@ -162,20 +162,20 @@ func TestRendezvousTCPDNSTimeout(t *testing.T) {
 
 // RendezvousTCPTest.test_tcp_store_timeout_set.
 func TestRendezvousTCPStoreTimeoutSet(t *testing.T) {
-	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freePort(t)), rendezvous.WithTimeout(300*time.Millisecond))
+	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freePort(t)), rendezvous.WithTimeout(time.Second))
 	start := time.Now()
 	_, err := m.Store().Get(t.Context(), "nonexistant key")
 	if !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "timeout") {
 		t.Errorf("got %v", err)
 	}
-	if took := time.Since(start); took < 250*time.Millisecond || took > 3*time.Second {
+	if took := time.Since(start); took < 900*time.Millisecond || took > 20*time.Second {
 		t.Errorf("took %v", took)
 	}
 }
 
 // RendezvousTCPTest.test_tcp_store_timeout_doest_break_client.
 func TestRendezvousTCPStoreTimeoutDoesntBreakClient(t *testing.T) {
-	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freePort(t)), rendezvous.WithTimeout(300*time.Millisecond))
+	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freePort(t)), rendezvous.WithTimeout(time.Second))
 	if _, err := m.Store().Get(t.Context(), "the_key"); !errors.Is(err, store.ErrTimeout) {
 		t.Fatalf("got %v", err)
 	}
