@@ -79,7 +79,7 @@ func (d Demo) worker(rank int, w DemoWorker, width int, style Style) string {
 	used := 0
 	var b strings.Builder
 	put := func(text, painted string) {
-		used += len([]rune(text))
+		used += columns(text)
 		b.WriteString(painted)
 	}
 	name := fmt.Sprintf("rank %d  pid %-7d ", rank, w.PID)

@@ -119,8 +119,8 @@ func TestFrameProperties(t *testing.T) {
 			t.Fatalf("%d lines in a frame of %d", len(lines), height)
 		}
 		for _, line := range lines {
-			if utf8.RuneCountInString(line) > width || strings.ContainsAny(line, "\x1b\r\a\x00") || !utf8.ValidString(line) {
-				t.Fatalf("a line of %d columns in a frame of %d: %q", utf8.RuneCountInString(line), width, line)
+			if columns(line) > width || strings.ContainsAny(line, "\x1b\r\a\x00") || !utf8.ValidString(line) {
+				t.Fatalf("a line of %d columns in a frame of %d: %q", columns(line), width, line)
 			}
 		}
 	})
@@ -149,10 +149,13 @@ func TestWords(t *testing.T) {
 		text  string
 		width int
 		want  string
-	}{{"abcdef", 6, "abcdef"}, {"abcdef", 5, "ab..."}, {"abcdef", 2, "ab"}, {"äöü", 3, "äöü"}, {"x", 0, ""}, {"x", -3, ""}} {
+	}{{"abcdef", 6, "abcdef"}, {"abcdef", 5, "ab..."}, {"abcdef", 2, "ab"}, {"äöü", 3, "äöü"}, {"検査検査", 8, "検査検査"}, {"検査検査", 7, "検査..."}, {"検査検査", 6, "検..."}, {"検査", 3, "検"}, {"e\u0301e\u0301", 2, "e\u0301e\u0301"}, {"x", 0, ""}, {"x", -3, ""}} {
 		if got := Cut(c.text, c.width); got != c.want {
 			t.Errorf("Cut(%q, %d) = %q, want %q", c.text, c.width, got, c.want)
 		}
+	}
+	if got := pad("検査", 6) + "|"; got != "検査  |" {
+		t.Errorf("pad: %q", got)
 	}
 	if got := Printable("ä\x1b[2J\xff"); got != `ä\x1b[2J\xff` {
 		t.Errorf("Printable: %q", got)

@@ -10,6 +10,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
 )
 
 // Printable returns text that is safe to show: keys and names come from strangers and may hold escape sequences.
@@ -28,24 +30,23 @@ func Printable(s string) string {
 	return quoted[1 : len(quoted)-1]
 }
 
-// Cut shortens s to at most width runes, marking the cut.
+// columns is how many columns of a terminal s takes: a Chinese character takes two, an accent of its own none.
+func columns(s string) int { return ansi.StringWidth(s) }
+
+// Cut shortens s to at most width columns, marking the cut.
 func Cut(s string, width int) string {
 	if width <= 0 {
 		return ""
 	}
-	if utf8.RuneCountInString(s) <= width {
-		return s
-	}
-	runes := []rune(s)
 	if width < 4 {
-		return string(runes[:width])
+		return ansi.Truncate(s, width, "")
 	}
-	return string(runes[:width-3]) + "..."
+	return ansi.Truncate(s, width, "...")
 }
 
-// pad fills s with spaces up to width runes.
+// pad fills s with spaces up to width columns.
 func pad(s string, width int) string {
-	if n := utf8.RuneCountInString(s); n < width {
+	if n := columns(s); n < width {
 		return s + strings.Repeat(" ", width-n)
 	}
 	return s

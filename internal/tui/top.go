@@ -150,7 +150,7 @@ func waitTable(waits []Wait, width int, style Style) []string {
 	ageWidth, whoWidth := len("SINCE"), len("CLIENT")
 	for _, w := range waits {
 		ageWidth = max(ageWidth, len(Age(w.Since)))
-		whoWidth = max(whoWidth, len([]rune(who(w))))
+		whoWidth = max(whoWidth, columns(who(w)))
 	}
 	whoWidth = min(whoWidth, width/2)
 	rest := max(width-ageWidth-whoWidth-4, 8)
