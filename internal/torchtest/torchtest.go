@@ -28,6 +28,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -51,6 +52,7 @@ type Torch struct {
 
 	stdin    io.WriteCloser
 	listener net.Listener
+	gone     chan struct{} // closed when this Python has ended, and with it all knowledge about its children
 	writeMu  sync.Mutex
 
 	mu     sync.Mutex
@@ -115,7 +117,7 @@ func (tr *Torch) boot() error {
 	cmd := exec.Command(tr.command[0], append(tr.command[1:], "-u", "-c", zygoteSource)...) //nolint:gosec,noctx // a test tool
 	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1", "USE_LIBUV=0", "GLOO_SOCKET_IFNAME=lo", "TP_SOCKET_IFNAME=lo",
 		"PYTHONDONTWRITEBYTECODE=1", "TORCH_CPP_LOG_LEVEL=ERROR")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	dieWithParent(cmd)
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints
 	if tr.stdin, err = cmd.StdinPipe(); err != nil {
@@ -125,25 +127,36 @@ func (tr *Torch) boot() error {
 	if err != nil {
 		return err
 	}
-	started := make(chan error, 1)
-	// Pdeathsig fires when the starting *thread* ends, so that thread must live as long as the process.
+	started, ended := make(chan error, 1), make(chan struct{})
+	replied := make(chan struct{}) // all of its output was read: Wait may close the pipe
 	go func() {
-		lockThread()
+		runtime.LockOSThread() // the signal of dieWithParent comes when the starting *thread* ends: it must live as long
 		err := cmd.Start()
 		started <- err
 		if err == nil {
+			<-replied
 			_ = cmd.Wait()
 		}
+		close(ended)
 	}()
 	if err := <-started; err != nil {
+		_ = listener.Close()
 		return err
 	}
 	replies := bufio.NewScanner(stdout)
 	if !replies.Scan() {
+		_ = listener.Close()
+		_ = tr.stdin.Close()
+		close(replied)
+		<-ended // so that it has said all it has to say
 		return fmt.Errorf("python could not import torch: %s", strings.TrimSpace(complaints.String()))
 	}
-	tr.listener, tr.procs = listener, map[int]*Proc{}
-	go tr.readReplies(replies)
+	tr.listener, tr.procs, tr.gone = listener, map[int]*Proc{}, make(chan struct{})
+	go func() {
+		tr.readReplies(replies)
+		close(tr.gone)
+		close(replied)
+	}()
 	go tr.acceptOutputs()
 	return nil
 }
@@ -257,10 +270,18 @@ func (tr *Torch) Start(t testing.TB, s Script) *Proc {
 	if err != nil {
 		t.Fatalf("interop: the Python of PyTorch %s is gone: %v", tr.Name, err)
 	}
-	<-p.forked
+	select {
+	case <-p.forked:
+	case <-tr.gone:
+		t.Fatalf("interop: the Python of PyTorch %s ended", tr.Name)
+	}
 	t.Cleanup(func() {
 		p.Kill()
-		<-p.done
+		select {
+		case <-p.done:
+		case <-tr.gone:
+			t.Errorf("interop: the Python of PyTorch %s ended", tr.Name)
+		}
 		tr.mu.Lock()
 		delete(tr.procs, p.id)
 		tr.mu.Unlock()
@@ -345,8 +366,10 @@ func (p *Proc) attach(which string, conn net.Conn, r *bufio.Reader) {
 	}
 }
 
-// finish waits for the rest of the output, but not for ever: a child that was killed early never connected it.
+// finish waits for the rest of the output, but not for ever: a child that was killed early never connected it, and one
+// may have left a process behind that keeps it open.
 func (p *Proc) finish() {
+	defer close(p.done)
 	drained := make(chan struct{})
 	go func() {
 		p.outputs.Wait()
@@ -354,9 +377,17 @@ func (p *Proc) finish() {
 	}()
 	select {
 	case <-drained:
+		return
 	case <-time.After(2 * time.Second):
 	}
-	close(p.done)
+	select {
+	case <-p.ready:
+		select { // it is connected, so it was not too early: the machine is slow
+		case <-drained:
+		case <-time.After(20 * time.Second):
+		}
+	default:
+	}
 }
 
 // PID is the process id of the child.
@@ -387,7 +418,11 @@ func (p *Proc) Expect(t testing.TB, want string) {
 // Send writes a line to the script's standard input.
 func (p *Proc) Send(t testing.TB, line string) {
 	t.Helper()
-	<-p.ready
+	select {
+	case <-p.ready:
+	case <-p.done:
+		t.Fatalf("%s (torch %s) ended before it read a line\n%s", p.name, p.Torch.Name, p.Stderr())
+	}
 	if _, err := io.WriteString(p.stdin, line+"\n"); err != nil {
 		t.Fatalf("%s: stdin: %v", p.name, err)
 	}
@@ -442,6 +477,6 @@ func (p *Proc) Signal(sig syscall.Signal) {
 	select {
 	case <-p.done:
 	default:
-		_ = syscall.Kill(p.pid, sig)
+		signal(p.pid, sig)
 	}
 }
