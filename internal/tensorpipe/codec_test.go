@@ -195,7 +195,7 @@ func FuzzFrames(f *testing.F) {
 			if b, err := ParseAnswer(a.Append(nil)); err != nil || !cmp.Equal(a, b) {
 				t.Fatalf("%+v became %+v, %v", a, b, err)
 			}
-			_, _ = Offer{Channels: []string{ChannelBasic}, Cohort: true}.Answered(data)
+			_, _ = Offer{Channels: []string{ChannelBasic}, Cohort: &CohortOffer{}}.Answered(data)
 		}
 		if d, err := ParseDescriptor(data); err == nil {
 			if e, err := ParseDescriptor(d.Append(nil)); err != nil || !cmp.Equal(d, e) {

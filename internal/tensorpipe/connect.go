@@ -12,32 +12,12 @@ import (
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 )
 
-// deferPause is how long a dialler that was told to wait does so before it asks again.
-const deferPause = 250 * time.Millisecond
-
-// place is where the session with one worker is or will be.
-type place struct {
-	session  *Session
-	err      error
-	dialing  bool // we dial
-	incoming bool // a link of the peer's own dial is being set up
-	settled  bool
-	// Arriving links are numbered, so that a restarted worker's link is not replaced by that of its former start, whose
-	// set-up was slower.
-	arrived, installed uint64
-	ready              chan struct{} // closed when settled: there is a session, or an error, or nothing
-}
-
-func newPlace() *place { return &place{ready: make(chan struct{})} }
-
-func (p *place) settle() {
-	if !p.settled {
-		p.settled = true
-		close(p.ready)
-	}
-}
-
-func (p *place) busy() bool { return p.dialing || p.incoming }
+// A dialler that was told to wait asks again after deferPause. Once it has waited for insistAfter, the link that the peer
+// speaks of has ended on this side only: it insists.
+const (
+	deferPause  = 250 * time.Millisecond
+	insistAfter = time.Second
+)
 
 // Connect returns the session with a worker: the one that exists, or a new one to addr ("host:port" or PyTorch's
 // "uv://host:port"). With a PyTorch worker it is a pipe for our requests. With a Go worker it is the link of this pair,
@@ -46,58 +26,81 @@ func (p *place) busy() bool { return p.dialing || p.incoming }
 // A dial goes on when ctx ends, and a later Connect finds its outcome. The session belongs to the endpoint.
 func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, error) {
 	addr = strings.TrimPrefix(addr, "uv://")
-	for {
+	for pause := time.Duration(0); ; pause = min(max(2*pause, 5*time.Millisecond), deferPause) {
 		ep.mu.Lock()
 		if ep.closed {
 			ep.mu.Unlock()
 			return nil, dist.New("tensorpipe: connect", dist.Closed, "the endpoint is closed")
 		}
-		p := ep.places[name]
-		if p != nil && p.session != nil && p.session.alive() {
+		p := ep.place(name)
+		if p.alive() {
+			s := p.session
 			ep.mu.Unlock()
-			return p.session, nil
+			return s, nil
 		}
-		if p == nil || !p.busy() {
-			p = newPlace()
-			p.dialing = true
-			ep.places[name] = p
-			ep.work.Go(func() { ep.dialPeer(name, addr, p) })
+		if !p.busy() {
+			p.dial = newDialing()
+			d := p.dial
+			ep.work.Go(func() { ep.dialPeer(name, addr, d) })
 		}
+		d, change := p.dial, p.change
 		ep.mu.Unlock()
+		var dialled <-chan struct{}
+		if d != nil {
+			dialled = d.done
+		}
 		select {
-		case <-p.ready:
+		case <-change: // a session came, or one that was being set up did not
+		case <-dialled:
+			if d.err != nil && !ep.hopeful(name) {
+				return nil, d.err
+			}
 		case <-ctx.Done():
-			e := dist.FromContext("tensorpipe: connect", ctx)
-			e.Peer = name
-			return nil, e
+			return nil, connectTimeout(ctx, name)
 		}
-		if s, err := ep.outcome(p); s != nil || err != nil {
-			return s, err
+		if ep.has(name) {
+			continue
 		}
-		if err := dist.FromContext("tensorpipe: connect", ctx); err != nil { // the session ended at once; try again
-			return nil, err
+		select { // what came has ended at once: try again, but not in a hurry
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, connectTimeout(ctx, name)
 		}
 	}
 }
 
-func (ep *Endpoint) outcome(p *place) (*Session, error) {
+func connectTimeout(ctx context.Context, name string) error {
+	e := dist.FromContext("tensorpipe: connect", ctx)
+	e.Peer = name
+	return e
+}
+
+// has reports whether there is a session with a worker, hopeful also whether that worker is setting one up.
+func (ep *Endpoint) has(name string) bool {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	if p.session != nil && p.session.alive() {
-		return p.session, nil
-	}
-	return nil, p.err
+	p := ep.places[name]
+	return p != nil && p.alive()
+}
+
+func (ep *Endpoint) hopeful(name string) bool {
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	p := ep.places[name]
+	return p != nil && (p.alive() || p.incoming > 0)
 }
 
 // dialPeer dials and publishes the outcome.
-func (ep *Endpoint) dialPeer(name, addr string, p *place) {
-	s, wait, err := ep.dial(addr, name != ep.name)
+func (ep *Endpoint) dialPeer(name, addr string, d *dialing) {
+	defer close(d.done)
+	cohort := name != ep.name
+	s, wait, err := ep.dial(addr, cohort, false)
 	for begin := time.Now(); wait; { // the peer's own dial is the one that counts
 		select {
-		case <-p.ready:
+		case <-d.overtaken:
 			return
-		case <-time.After(deferPause): // or it is a link that ended here and not yet there: ask again
-			s, wait, err = ep.dial(addr, true)
+		case <-time.After(deferPause): // or it is a link that ended here and not yet there
+			s, wait, err = ep.dial(addr, cohort, time.Since(begin) >= insistAfter)
 		case <-ep.ctx.Done():
 			wait, err = false, context.Cause(ep.ctx)
 		}
@@ -110,67 +113,26 @@ func (ep *Endpoint) dialPeer(name, addr string, p *place) {
 		_ = s.Close()
 	}
 	ep.mu.Lock()
-	if !p.dialing { // the peer's link arrived meanwhile
-		ep.mu.Unlock()
-		if err == nil {
-			_ = s.Close()
-		}
-		return
+	defer ep.mu.Unlock()
+	p := ep.place(name) // perhaps a new one, if this dial was overtaken
+	if p.dial == d {
+		p.dial = nil
 	}
-	p.dialing = false
-	if err != nil {
-		p.err = err
-		if ep.places[name] == p && !p.incoming {
-			delete(ep.places, name)
-		}
-	} else {
-		p.session = s
+	switch {
+	case err != nil:
+		d.err = err
+	case p.alive(): // the peer's link came meanwhile
+		ep.retire(s)
+	default:
+		// The peer took our dial, so what it dialled itself before that has ended.
+		p.install(s, p.arrived)
 	}
-	p.settle()
-	ep.mu.Unlock()
-	if err == nil && s.Link != nil && !s.alive() { // it ended before it was entered, so nobody took it out
-		ep.dropLink(s.Link)
-	}
+	ep.tidy(name, p)
 }
 
-// reserve keeps the place of a worker for the link that it is opening, and numbers that link. It returns nil when our own dial to that worker is
-// under way and wins, or when there is a link with the same start of that worker: its dial then crossed ours.
-func (ep *Endpoint) reserve(name string, incarnation uint64) (*place, uint64) {
-	ep.mu.Lock()
-	defer ep.mu.Unlock()
-	p := ep.places[name]
-	if p != nil && p.dialing && ep.name < name {
-		return nil, 0
-	}
-	if p != nil && p.session != nil && p.session.Link != nil && p.session.alive() && p.session.Link.Peer().Incarnation == incarnation {
-		return nil, 0
-	}
-	if p == nil || !p.busy() {
-		fresh := newPlace()
-		if p != nil {
-			fresh.session, fresh.arrived, fresh.installed = p.session, p.arrived, p.installed
-		}
-		p = fresh
-		ep.places[name] = p
-	}
-	p.incoming = true
-	p.arrived++
-	return p, p.arrived
-}
-
-// unreserve ends a reservation that may or may not have been used.
-func (ep *Endpoint) unreserve(name string, p *place) {
-	ep.mu.Lock()
-	defer ep.mu.Unlock()
-	p.incoming = false
-	if p.dialing {
-		return
-	}
-	p.settle()
-	if ep.places[name] == p && (p.session == nil || !p.session.alive()) {
-		delete(ep.places, name)
-	}
-}
+// retire closes a session that is not needed, in the background: Close waits for what the session is doing. Only for
+// goroutines of the endpoint.
+func (ep *Endpoint) retire(s *Session) { ep.work.Go(func() { _ = s.Close() }) }
 
 // startLink begins the cohort transport on a negotiated connection.
 func (ep *Endpoint) startLink(s *stream) (*cohortwire.Link, error) {
@@ -186,17 +148,11 @@ func (ep *Endpoint) startLink(s *stream) (*cohortwire.Link, error) {
 			user(l, err)
 		}
 	}
-	return cohortwire.Start(s.nc, buffered, cfg)
-}
-
-// dropLink forgets a link that ended.
-func (ep *Endpoint) dropLink(l *cohortwire.Link) {
-	ep.mu.Lock()
-	defer ep.mu.Unlock()
-	name := l.Peer().Name
-	if p := ep.places[name]; p != nil && !p.busy() && p.session != nil && p.session.Link == l {
-		delete(ep.places, name)
+	link, err := cohortwire.Start(s.nc, buffered, cfg)
+	if err == nil {
+		ep.keep(link)
 	}
+	return link, err
 }
 
 // accepted makes an arriving link the session with its worker. An older link, of an earlier start of that worker, ends.
@@ -211,42 +167,20 @@ func (ep *Endpoint) accepted(name string, p *place, number uint64, s *stream) er
 	}
 	session := &Session{Peer: name, Link: link}
 	ep.mu.Lock()
-	if ep.closed {
+	if ep.closed || p.installed > number { // or a later link of that worker was quicker
 		ep.mu.Unlock()
-		_ = link.Close()
+		ep.retire(session)
 		return nil
 	}
-	if p.installed > number { // a later start of that worker was quicker
-		ep.mu.Unlock()
-		_ = link.Close()
-		return nil
+	if replaced := p.install(session, number); replaced != nil {
+		ep.retire(replaced)
 	}
-	p.installed = number
-	replaced := p.session
-	p.session, p.err, p.dialing, p.incoming = session, nil, false, false
-	ep.places[name] = p
-	p.settle()
 	ep.mu.Unlock()
-	if replaced != nil {
-		_ = replaced.Close()
-	}
 	select {
 	case ep.sessions <- session:
 		return nil
 	default:
-		_ = link.Close()
+		ep.retire(session)
 		return dist.Newf("tensorpipe: handshake", dist.Exhausted, "more than %d sessions wait to be accepted", cap(ep.sessions))
-	}
-}
-
-func (ep *Endpoint) closePlaces() {
-	ep.mu.Lock()
-	places := ep.places
-	ep.places = map[string]*place{}
-	ep.mu.Unlock()
-	for _, p := range places {
-		if p.session != nil {
-			_ = p.session.Close()
-		}
 	}
 }

@@ -23,8 +23,19 @@ func goWorker(t *testing.T, name string, opts ...Option) *Endpoint {
 
 func goWorkerOf(t *testing.T, name string, incarnation uint64, opts ...Option) *Endpoint {
 	t.Helper()
-	cfg := cohortwire.Config{
-		Identity: cohortwire.Identity{Name: name, ID: 1, Incarnation: incarnation},
+	return goWorkerWith(t, name, cohortwire.Config{Identity: cohortwire.Identity{Incarnation: incarnation}}, opts...)
+}
+
+// goWorkerSilent is a worker that never takes silence for a sign of death.
+func goWorkerSilent(t *testing.T, name string) *Endpoint {
+	t.Helper()
+	return goWorkerWith(t, name, cohortwire.Config{Identity: cohortwire.Identity{Incarnation: 42}, Limit: -1})
+}
+
+func goWorkerWith(t *testing.T, name string, cfg cohortwire.Config, opts ...Option) *Endpoint {
+	t.Helper()
+	cfg = cohortwire.Config{
+		Identity: cohortwire.Identity{Name: name, ID: 1, Incarnation: cfg.Identity.Incarnation}, Limit: cfg.Limit,
 		OnFrame: func(l *cohortwire.Link, f *cohortwire.Frame) {
 			_ = l.Send(context.Background(), &cohortwire.Frame{Type: 0x203, ID: f.ID, Payload: append([]byte(name+":"), f.Payload...)})
 		},

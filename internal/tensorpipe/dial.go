@@ -34,7 +34,7 @@ func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 		return nil, dist.New("tensorpipe: dial", dist.Closed, "the endpoint is closed")
 	}
 	ep.work.Go(func() {
-		s, _, err := ep.dial(addr, false)
+		s, _, err := ep.dial(addr, false, false)
 		if settled.CompareAndSwap(false, true) {
 			done <- result{s, err}
 		} else if s != nil {
@@ -55,7 +55,8 @@ func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 }
 
 // dial opens a session. It reports wait when the peer is a Go worker that is dialling us: its connection is the one.
-func (ep *Endpoint) dial(addr string, cohort bool) (session *Session, wait bool, err error) {
+// A dial that insists is taken although the peer still has a link.
+func (ep *Endpoint) dial(addr string, cohort, insist bool) (session *Session, wait bool, err error) {
 	fail := func(err error) (*Session, bool, error) {
 		e := dist.Wrap("tensorpipe: dial", dist.Unavailable, err)
 		e.Peer = addr
@@ -81,7 +82,11 @@ func (ep *Endpoint) dial(addr string, cohort bool) (session *Session, wait bool,
 		opened = append(opened, x)
 		return x, x.writeFrames(Packet{Requested: true, ID: id}.Append(nil))
 	}
-	session, wait, err = ep.negotiate(addr, s, cohort, more)
+	offer := Offer{Name: ep.name, Channels: ep.cfg.offers}
+	if cohort && ep.cfg.cohort != nil {
+		offer.Cohort = &CohortOffer{Incarnation: ep.cfg.cohort.Identity.Incarnation, Insist: insist}
+	}
+	session, wait, err = ep.negotiate(addr, s, offer, more)
 	if err != nil || wait {
 		closeAll()
 		if err != nil {
@@ -117,11 +122,7 @@ func (ep *Endpoint) connect(addr string) (*stream, error) {
 }
 
 // negotiate does the dialling side's part of the handshake.
-func (ep *Endpoint) negotiate(addr string, s *stream, cohort bool, more func(string, uint64) (*stream, error)) (*Session, bool, error) {
-	offer := Offer{Name: ep.name, Channels: ep.cfg.offers}
-	if cohort && ep.cfg.cohort != nil {
-		offer.Cohort, offer.Incarnation = true, ep.cfg.cohort.Identity.Incarnation
-	}
+func (ep *Endpoint) negotiate(addr string, s *stream, offer Offer, more func(string, uint64) (*stream, error)) (*Session, bool, error) {
 	packet, brochure := offer.Hello()
 	if err := s.writeFrames(packet, brochure); err != nil {
 		return nil, false, err

@@ -31,7 +31,8 @@ type Endpoint struct {
 	listener net.Listener
 	pending  map[net.Conn]struct{}   // in handshake
 	expected map[uint64]chan *stream // registered connections that have not come
-	places   map[string]*place       // by worker name: see connect.go
+	places   map[string]*place       // by worker name: see place.go
+	links    map[*cohortwire.Link]struct{}
 }
 
 // Session is an established connection with another worker: a pipe, or among Go workers a link.
@@ -82,6 +83,7 @@ func New(name string, opts ...Option) (*Endpoint, error) {
 		name: name, cfg: cfg, ctx: ctx, cancel: cancel,
 		sessions: make(chan *Session, cfg.limits.Backlog), halfway: make(chan struct{}, cfg.limits.Halfway),
 		pending: map[net.Conn]struct{}{}, expected: map[uint64]chan *stream{}, places: map[string]*place{},
+		links: map[*cohortwire.Link]struct{}{},
 	}, nil
 }
 
@@ -141,7 +143,7 @@ func (ep *Endpoint) Close() error {
 	ep.mu.Unlock()
 	ep.cancel(dist.New("tensorpipe: endpoint", dist.Closed, "closed"))
 	ep.work.Wait()
-	ep.closePlaces()
+	ep.closeAll()
 	for {
 		select {
 		case s := <-ep.sessions:
@@ -310,7 +312,7 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 	choice := Choice{
 		Channels: ep.cfg.accepts, Address: address, Register: register,
 		Cohort: ep.cfg.cohort != nil && peer != ep.name,
-		Defer:  func(incarnation uint64) bool { place, number = ep.reserve(peer, incarnation); return place == nil },
+		Defer:  func(offer CohortOffer) bool { place, number = ep.reserve(peer, offer); return place == nil },
 	}
 	answer, plan, err := choice.Choose(brochure)
 	if err != nil {

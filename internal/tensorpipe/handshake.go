@@ -51,31 +51,46 @@ type Offer struct {
 	Name string
 	// Channels are the channels to offer, the preferred first. The other side decides.
 	Channels []string
-	// Cohort offers the cohort transport, and Incarnation says which start of this worker offers it.
-	Cohort      bool
+	// Cohort is the offer of the cohort transport, or nil.
+	Cohort *CohortOffer
+}
+
+// CohortOffer is what a dialling side says with its offer of the cohort transport.
+type CohortOffer struct {
+	// Incarnation says which start of the worker it is.
 	Incarnation uint64
+	// Insist says that it was told to wait for another connection, has waited and has none.
+	Insist bool
 }
 
-// The domain of the cohort transport in a brochure is "cohort:1:" and the incarnation in hexadecimal.
-func cohortDomain(incarnation uint64) string {
-	return domainCohort + ":" + strconv.FormatUint(incarnation, 16)
+// The domain of the cohort transport in a brochure is "cohort:1:", the incarnation in hexadecimal, and ":insist" if so.
+const insistSuffix = ":insist"
+
+func (o CohortOffer) domain() string {
+	text := domainCohort + ":" + strconv.FormatUint(o.Incarnation, 16)
+	if o.Insist {
+		text += insistSuffix
+	}
+	return text
 }
 
-func cohortOffer(transports []Named) (incarnation uint64, ok bool) {
+func cohortOffer(transports []Named) (offer CohortOffer, ok bool) {
 	for _, t := range transports {
 		if text, found := strings.CutPrefix(t.Domain, domainCohort+":"); found && t.Name == transportCohort {
+			text, offer.Insist = strings.CutSuffix(text, insistSuffix)
 			n, err := strconv.ParseUint(text, 16, 64)
-			return n, err == nil
+			offer.Incarnation = n
+			return offer, err == nil
 		}
 	}
-	return 0, false
+	return CohortOffer{}, false
 }
 
 // Hello returns the two frames that a dialling side writes at once: packet and brochure.
 func (o Offer) Hello() (packet, brochure []byte) {
 	br := Brochure{Transports: []Named{{transportUV, domainUV}}}
-	if o.Cohort {
-		br.Transports = append(br.Transports, Named{transportCohort, cohortDomain(o.Incarnation)})
+	if o.Cohort != nil {
+		br.Transports = append(br.Transports, Named{transportCohort, o.Cohort.domain()})
 	}
 	for _, c := range o.Channels {
 		br.Channels = append(br.Channels, ChannelAd{c, []DeviceDescriptor{{CPU, channelDescriptors[c]}}})
@@ -93,7 +108,7 @@ func (o Offer) Answered(frame []byte) (Plan, error) {
 		return Plan{}, dist.Newf("tensorpipe: handshake", dist.Protocol, format, args...)
 	}
 	if a.Transport == transportCohort {
-		if !o.Cohort || a.Domain != domainCohort {
+		if o.Cohort == nil || a.Domain != domainCohort {
 			return refuse("the peer answered with transport %q (%q), which was not offered", a.Transport, a.Domain)
 		}
 		return Plan{Cohort: true, Defer: a.Address == addressDefer}, nil
@@ -144,7 +159,7 @@ type Choice struct {
 	Cohort bool
 	// Defer is asked when the cohort transport is picked: true tells the peer to use the connection that exists already
 	// or that we are dialling. Nil is false.
-	Defer func(incarnation uint64) bool
+	Defer func(CohortOffer) bool
 	// Address is where the peer reaches this listener.
 	Address string
 	// Register hands out the id of one more connection to expect.
@@ -158,9 +173,9 @@ func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
 		return nil, Plan{}, err
 	}
 	offers := func(name, domain string) bool { return slices.Contains(br.Transports, Named{name, domain}) }
-	if incarnation, ok := cohortOffer(br.Transports); ok && c.Cohort {
+	if offer, ok := cohortOffer(br.Transports); ok && c.Cohort {
 		a := Answer{Transport: transportCohort, Domain: domainCohort, Address: c.Address}
-		p = Plan{Cohort: true, Defer: c.Defer != nil && c.Defer(incarnation)}
+		p = Plan{Cohort: true, Defer: c.Defer != nil && c.Defer(offer)}
 		if p.Defer {
 			a.Address = addressDefer
 		}
