@@ -9,122 +9,210 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"path/filepath"
 	"slices"
-	"sort"
 	"strings"
 )
 
 type event struct {
-	Action  string
-	Package string
-	Test    string
-	Elapsed float64
-	Output  string
+	Action      string
+	Package     string
+	Test        string
+	Elapsed     float64
+	Output      string
+	FailedBuild string
 }
 
 type totals struct{ passed, failed, skipped int }
 
+func (n totals) String() string {
+	return fmt.Sprintf("%d passed, %d failed, %d skipped", n.passed, n.failed, n.skipped)
+}
+
 func main() {
 	noskip := flag.Bool("noskip", false, "fail when a test was skipped")
+	log := flag.String("log", "", "also append the line of totals to this file, with the name that -as gives it")
+	as := flag.String("as", "tests", "the name in that file")
 	flag.Parse()
-	ok := report(os.Stdin, os.Stdout, *noskip)
+	sum, ok := report(os.Stdin, os.Stdout, *noskip)
+	if *log != "" {
+		if err := appendLine(*log, fmt.Sprintf("%-8s %s\n", *as, sum)); err != nil {
+			fmt.Fprintln(os.Stderr, "testcount:", err)
+			ok = false
+		}
+	}
 	if !ok {
 		os.Exit(1)
 	}
 }
 
-// report copies the essence of the events to w and tells whether everything passed.
-func report(r io.Reader, w io.Writer, noskip bool) bool {
-	var sum totals
-	output := map[string][]string{} // of the tests that have not ended, by package and test
-	skips := map[string]int{}
-	counted := map[string]totals{}
-	ok := true
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 16<<20)
-	for lines.Scan() {
-		var e event
-		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			fmt.Fprintln(w, lines.Text()) // build errors are not JSON
-			continue
-		}
-		key := e.Package + " " + e.Test
-		switch e.Action {
-		case "build-output":
-			fmt.Fprint(w, e.Output)
-		case "output":
-			output[key] = append(output[key], e.Output)
-			if _, count, found := strings.Cut(e.Output, "count: "); found { // tests that print what they covered
-				fmt.Fprint(w, "  "+count)
-			}
-		case "pass", "fail", "skip":
-			if e.Action == "fail" {
-				ok = false
-				fmt.Fprint(w, strings.Join(output[key], ""))
-				if e.Test == "" { // a crash ends the tests that were running without a verdict of their own
-					printUnfinished(w, output, e.Package)
-				}
-			}
-			if e.Test == "" {
-				c := counted[e.Package]
-				if c != (totals{}) || e.Action == "fail" {
-					fmt.Fprintf(w, "%-4s %s (%d passed, %d failed, %d skipped, %.1fs)\n", e.Action, e.Package, c.passed, c.failed, c.skipped, e.Elapsed)
-				}
+func appendLine(name, line string) error {
+	if err := os.MkdirAll(filepath.Dir(name), 0o750); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600) //nolint:gosec // the name is an argument
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(line)
+	return errors.Join(err, f.Close())
+}
+
+// counter is what was read up to now.
+type counter struct {
+	w       io.Writer
+	sum     totals
+	counted map[string]totals
+	output  map[testID][]string // of the tests that have not ended
+	running map[testID]bool     // false while a parallel test waits for its turn
+	skips   map[string]int      // by reason
+	failed  []testID            // tests, and packages that failed by themselves
+	why     map[testID]string
+}
+
+// testID is a test, or with an empty name a package.
+type testID struct{ pkg, test string }
+
+func (id testID) String() string { return strings.TrimSpace(id.pkg + " " + id.test) }
+
+// report copies the essence of the events to w and tells whether everything passed. The names of what failed come last,
+// where a person looks first.
+func report(r io.Reader, w io.Writer, noskip bool) (sum totals, ok bool) {
+	c := counter{w: w, counted: map[string]totals{}, output: map[testID][]string{}, running: map[testID]bool{},
+		skips: map[string]int{}, why: map[testID]string{}}
+	ok = true
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadString('\n')
+		if text := strings.TrimSuffix(line, "\n"); text != "" {
+			var e event
+			if json.Unmarshal([]byte(text), &e) != nil {
+				fmt.Fprintln(w, text) // what the go command itself has to say is not JSON
 			} else {
-				c := counted[e.Package]
-				switch e.Action {
-				case "pass":
-					c.passed++
-					sum.passed++
-				case "fail":
-					c.failed++
-					sum.failed++
-				case "skip":
-					c.skipped++
-					sum.skipped++
-					skips[reason(output[key])]++
-				}
-				counted[e.Package] = c
+				c.take(e)
 			}
-			delete(output, key)
+		}
+		if err != nil {
+			break
 		}
 	}
-	reasons := make([]string, 0, len(skips))
-	for text := range skips {
-		reasons = append(reasons, text)
+	for _, text := range slices.Sorted(maps.Keys(c.skips)) {
+		fmt.Fprintf(w, "skipped %d: %s\n", c.skips[text], text)
 	}
-	sort.Strings(reasons)
-	for _, text := range reasons {
-		fmt.Fprintf(w, "skipped %d: %s\n", skips[text], text)
-	}
-	if noskip && sum.skipped > 0 {
+	if noskip && c.sum.skipped > 0 {
 		fmt.Fprintln(w, "a test that is required was skipped")
 		ok = false
 	}
-	if sum.passed+sum.failed == 0 {
+	if c.sum.passed+c.sum.failed == 0 {
 		fmt.Fprintln(w, "no test was run")
 		ok = false
 	}
-	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", sum.passed, sum.failed, sum.skipped)
-	return ok
+	fmt.Fprintln(w, c.sum)
+	for _, id := range c.failed {
+		if c.hasFailedBelow(id) {
+			continue // the names of its subtests say more
+		}
+		fmt.Fprintf(w, "FAILED %s%s\n", id, c.why[id])
+	}
+	return c.sum, ok && len(c.failed) == 0
 }
 
-// printUnfinished prints what the tests of a package said that had not ended.
-func printUnfinished(w io.Writer, output map[string][]string, pkg string) {
-	keys := make([]string, 0, len(output))
-	for key := range output {
-		if test, ours := strings.CutPrefix(key, pkg+" "); ours && test != "" {
-			keys = append(keys, key)
+func (c *counter) take(e event) {
+	id := testID{e.Package, e.Test}
+	switch e.Action {
+	case "run", "cont", "pause":
+		c.running[id] = e.Action != "pause"
+	case "build-output":
+		fmt.Fprint(c.w, e.Output)
+	case "output":
+		if !strings.HasPrefix(e.Output, "=== ") { // progress of the test runner
+			c.output[id] = append(c.output[id], e.Output)
+		}
+		if _, count, found := strings.Cut(e.Output, "count: "); found { // tests that print what they covered
+			fmt.Fprint(c.w, "  "+count)
+		}
+	case "pass", "fail", "skip":
+		if e.Action == "fail" {
+			c.failed = append(c.failed, id)
+			fmt.Fprint(c.w, strings.Join(c.output[id], ""))
+		}
+		if e.Test == "" {
+			c.endPackage(id, e)
+		} else {
+			c.endTest(id, e.Action)
+		}
+		delete(c.output, id)
+		delete(c.running, id)
+	}
+}
+
+func (c *counter) endTest(id testID, action string) {
+	n := c.counted[id.pkg]
+	switch action {
+	case "pass":
+		n.passed++
+		c.sum.passed++
+	case "fail":
+		n.failed++
+		c.sum.failed++
+	case "skip":
+		n.skipped++
+		c.sum.skipped++
+		c.skips[reason(c.output[id])]++
+	}
+	c.counted[id.pkg] = n
+}
+
+func (c *counter) endPackage(id testID, e event) {
+	n := c.counted[id.pkg]
+	if e.Action == "fail" {
+		switch running := c.printUnfinished(id.pkg); {
+		case e.FailedBuild != "":
+			c.why[id] = " (did not build)"
+		case len(running) > 0: // a crash ends the tests that were running without a verdict of their own
+			c.why[id] = " (ended while these were running: " + strings.Join(running, ", ") + ")"
+		case n.failed == 0:
+			c.why[id] = " (no test failed, but the package did: see above)"
 		}
 	}
-	sort.Strings(keys)
-	for _, key := range keys {
-		fmt.Fprintf(w, "unfinished: %s\n%s", key, strings.Join(output[key], ""))
+	if n != (totals{}) || e.Action == "fail" {
+		fmt.Fprintf(c.w, "%-4s %s (%s, %.1fs)\n", e.Action, e.Package, n, e.Elapsed)
 	}
+}
+
+// hasFailedBelow reports whether something within id failed: a subtest of a test, or a test of a package that has
+// nothing to say itself.
+func (c *counter) hasFailedBelow(id testID) bool {
+	if c.why[id] != "" {
+		return false
+	}
+	return slices.ContainsFunc(c.failed, func(other testID) bool {
+		if id.test == "" {
+			return other.pkg == id.pkg && other.test != ""
+		}
+		return other.pkg == id.pkg && strings.HasPrefix(other.test, id.test+"/")
+	})
+}
+
+// printUnfinished prints what the tests of a package said that had not ended, and returns the names of those that ran.
+func (c *counter) printUnfinished(pkg string) []string {
+	var names []string
+	for id, running := range c.running {
+		if id.pkg == pkg && running {
+			names = append(names, id.test)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		fmt.Fprintf(c.w, "unfinished: %s %s\n%s", pkg, name, strings.Join(c.output[testID{pkg, name}], ""))
+	}
+	return names
 }
 
 // reason finds the text that the test gave to t.Skip.

@@ -18,24 +18,52 @@ const skipping = `{"Action":"output","Package":"q","Test":"TestB","Output":"    
 {"Action":"pass","Package":"q","Elapsed":0.1}
 `
 
+const crashing = `{"Action":"run","Package":"r","Test":"TestD"}
+{"Action":"output","Package":"r","Test":"TestD","Output":"=== RUN   TestD\n"}
+{"Action":"run","Package":"r","Test":"TestE"}
+{"Action":"pause","Package":"r","Test":"TestE"}
+{"Action":"output","Package":"r","Output":"panic: test timed out\n"}
+{"Action":"fail","Package":"r","Elapsed":0.1}
+`
+
+const subtests = `{"Action":"output","Package":"p","Test":"TestC/x","Output":"    c_test.go:3: wrong\n"}
+{"Action":"fail","Package":"p","Test":"TestC/x"}
+{"Action":"pass","Package":"p","Test":"TestC/y"}
+{"Action":"fail","Package":"p","Test":"TestC"}
+{"Action":"fail","Package":"p"}
+`
+
 func TestReport(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name, in, want string
 		noskip, ok     bool
 	}{
-		{"pass", passing, "1 passed, 0 failed, 0 skipped", true, true},
+		{"pass", passing, "1 passed, 0 failed, 0 skipped\n", true, true},
 		{"counts", passing, "  7 rows\n", true, true},
 		{"skip allowed", passing + skipping, "skipped 1: no PyTorch", false, true},
 		{"skip forbidden", passing + skipping, "required was skipped", true, false},
 		{"nothing ran", "", "no test was run", false, false},
-		{"fail", passing + `{"Action":"fail","Package":"p","Test":"TestC"}`, "1 passed, 1 failed", false, false},
+		{"not JSON", "go: no such module\n" + passing, "go: no such module\n", false, true},
+		{"fail", passing + `{"Action":"fail","Package":"p","Test":"TestC"}`, "1 passed, 1 failed, 0 skipped\nFAILED p TestC\n", false, false},
+		{"output of a failure", subtests, "    c_test.go:3: wrong\n", false, false},
+		{"names come last", subtests + passing, "2 passed, 2 failed, 0 skipped\nFAILED p TestC/x\n", false, false},
+		{"crash", passing + crashing, "panic: test timed out\nunfinished: r TestD\n", false, false},
+		{"name of a crash", passing + crashing, "0 skipped\nFAILED r (ended while these were running: TestD)\n", false, false},
+		{"build", passing + `{"Action":"fail","Package":"p","FailedBuild":"p"}`, "FAILED p (did not build)\n", false, false},
+		{"silent failure", passing + `{"Action":"fail","Package":"p"}`, "FAILED p (no test failed, but the package did: see above)\n", false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var out strings.Builder
-			if ok := report(strings.NewReader(c.in), &out, c.noskip); ok != c.ok || !strings.Contains(out.String(), c.want) {
+			if _, ok := report(strings.NewReader(c.in), &out, c.noskip); ok != c.ok || !strings.Contains(out.String(), c.want) {
 				t.Fatalf("ok = %v, output:\n%s", ok, out.String())
+			}
+			if strings.Contains(out.String(), "=== RUN") {
+				t.Fatalf("noise:\n%s", out.String())
+			}
+			if strings.HasPrefix(c.want, "FAILED") && !strings.HasSuffix(out.String(), c.want) {
+				t.Fatalf("not at the end:\n%s", out.String())
 			}
 		})
 	}
