@@ -134,9 +134,11 @@ func exitCode(err error) int {
 func (a *app) complain(err error) {
 	text := err.Error()
 	if a.json {
-		_ = json.NewEncoder(a.Err).Encode(map[string]any{
-			"error": text, "code": dist.CodeOf(err).String(), "exit": exitCode(err),
-		})
+		code := dist.CodeOf(err)
+		if exitCode(err) == ExitUsage {
+			code = dist.InvalidArgument
+		}
+		_ = json.NewEncoder(a.Err).Encode(map[string]any{"error": text, "code": code.String(), "exit": exitCode(err)})
 		return
 	}
 	style := tui.StyleFor(a.Err, a.Getenv)
@@ -177,9 +179,9 @@ func noSuchCommand(cmd *cobra.Command, args []string) error {
 	}
 	cmd.SuggestionsMinimumDistance = 2
 	text := fmt.Sprintf("there is no command %q", cmd.CommandPath()+" "+args[0])
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+	if near := cmd.SuggestionsFor(args[0]); args[0] != "" && len(near) > 0 {
 		// Few people mistype the first letter.
-		best := max(0, slices.IndexFunc(near, func(name string) bool { return name[:1] == args[0][:1] }))
+		best := max(0, slices.IndexFunc(near, func(name string) bool { return strings.HasPrefix(args[0], name[:1]) }))
 		text += fmt.Sprintf("; did you mean %q?", cmd.CommandPath()+" "+near[best])
 	} else {
 		text += fmt.Sprintf("; %q lists them", cmd.CommandPath()+" --help")
@@ -219,8 +221,10 @@ func exitCodesTopic() *cobra.Command {
 		Use:   "exit-codes",
 		Short: "The exit codes of all commands",
 		Long: strings.TrimSpace(`
+The exit codes of all commands:
+
   0  done
-  1  failed: the error says why
+  1  failed: the error says why; also when a signal ended the command early
   2  the command line is wrong
   3  the time was over (--timeout)
   4  the key does not exist

@@ -8,10 +8,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -211,12 +213,21 @@ func TestHealthAsksOnce(t *testing.T) {
 
 func TestValueFromStandardInputIsBounded(t *testing.T) {
 	a := &app{IO: IO{In: bytes.NewReader(make([]byte, maxInput+1))}}
-	if _, err := a.value("-"); !errors.Is(err, dist.TooLarge) {
+	if _, err := a.value(t.Context(), "-"); !errors.Is(err, dist.TooLarge) {
 		t.Errorf("got %v", err)
 	}
 	a.In = bytes.NewReader(make([]byte, maxInput))
-	if v, err := a.value("-"); err != nil || len(v) != maxInput {
+	if v, err := a.value(t.Context(), "-"); err != nil || len(v) != maxInput {
 		t.Errorf("%d bytes, %v", len(v), err)
+	}
+	// A signal ends it although nobody types anything.
+	silent, end := io.Pipe()
+	defer func() { _ = end.Close() }()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(signalError{syscall.SIGINT})
+	a.In = silent
+	if _, err := a.value(ctx, "-"); err == nil || err.Error() != "interrupted by SIGINT" {
+		t.Errorf("got %v", err)
 	}
 	if kv := newKeyValue("k", []byte{0xff}); kv.Value != nil || *kv.Base64 != "/w==" {
 		t.Errorf("%+v", kv)

@@ -207,7 +207,7 @@ func (v *demoView) say(event string, rank int, text string) {
 }
 
 func (v *demoView) opening() {
-	v.say("store", -1, fmt.Sprintf("ready on %s, starting %d processes", v.board.Addr, len(v.board.Workers)))
+	v.say("store", -1, fmt.Sprintf("ready on %s, starting %s", v.board.Addr, processes(len(v.board.Workers))))
 }
 
 // started is called by the goroutine of each worker.
@@ -270,12 +270,19 @@ func (v *demoView) draw() {
 	_, _ = fmt.Fprint(v.app.Out, b.String())
 }
 
+func processes(n int) string {
+	if n == 1 {
+		return "1 process"
+	}
+	return fmt.Sprintf("%d processes", n)
+}
+
 // closing tells what happened.
 func (v *demoView) closing() error {
 	stats := v.server.Stats()
 	elapsed := time.Since(v.start)
-	text := fmt.Sprintf("%d processes met, exchanged keys, counted to %d, passed a barrier, added up a vector and passed a reference around in %.1f s; the store did %s operations on %d keys",
-		len(v.board.Workers), 250*len(v.board.Workers), elapsed.Seconds(), tui.Count(opsOf(stats)), stats.Keys)
+	text := fmt.Sprintf("%s met, exchanged keys, counted to %d, passed a barrier, added up a vector and passed a reference around in %.1f s; the store did %s operations on %d keys",
+		processes(len(v.board.Workers)), 250*len(v.board.Workers), elapsed.Seconds(), tui.Count(opsOf(stats)), stats.Keys)
 	if v.app.json {
 		return v.app.print(map[string]any{"event": "end", "ms": elapsed.Milliseconds(), "text": text, "workers": len(v.board.Workers)}, "")
 	}

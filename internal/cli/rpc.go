@@ -40,5 +40,5 @@ type rpcFlags struct {
 func (f *rpcFlags) bind(a *app, cmd *cobra.Command) {
 	f.storeFlags.bind(a, cmd)
 	_ = cmd.Flags().MarkHidden("raw")
-	cmd.Flags().IntVar(&f.round, "round", -1, "the number of the init_rpc, from 0 (default: the latest)")
+	cmd.Flags().IntVar(&f.round, "round", -1, "the number of the init_rpc, from 0; -1 is the latest")
 }

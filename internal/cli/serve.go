@@ -57,7 +57,12 @@ give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
   cohort store serve --addr 0.0.0.0:29500 --http 127.0.0.1:9090
   cohort store serve --addr 127.0.0.1:0 --json      take a free port and say which`, "\n"),
 		Args: exactly(),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.serve(cmd.Context(), flags) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := flags.check(); err != nil {
+				return err
+			}
+			return a.serve(cmd.Context(), flags)
+		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&flags.addr, "addr", "127.0.0.1:"+defaultPort, "address to serve on, HOST:PORT; port 0 takes a free one")
@@ -71,6 +76,25 @@ give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 	f.IntVar(&flags.limits.Value, "max-value", defaults.Value, "longest value in bytes")
 	f.Int64Var(&flags.limits.Memory, "max-memory", defaults.Memory, "bytes of keys, values and buffers together")
 	return cmd
+}
+
+// check refuses limits that leave nothing to serve.
+func (f *serveFlags) check() error {
+	for _, limit := range []struct {
+		name  string
+		value int64
+	}{
+		{"max-connections", int64(f.limits.Conns)}, {"max-key", int64(f.limits.Key)},
+		{"max-value", int64(f.limits.Value)}, {"max-memory", f.limits.Memory},
+	} {
+		if limit.value < 1 {
+			return &usageError{fmt.Errorf("--%s %d: it must be more than zero", limit.name, limit.value)}
+		}
+	}
+	if f.drain < 0 {
+		return &usageError{fmt.Errorf("--drain %s: it cannot be negative", f.drain)}
+	}
+	return nil
 }
 
 // serve runs a server until ctx ends.

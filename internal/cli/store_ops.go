@@ -10,9 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -45,11 +47,22 @@ func newKeyValue(key string, value []byte) keyValue {
 }
 
 // value returns an argument as bytes; "-" stands for standard input.
-func (a *app) value(arg string) ([]byte, error) {
+func (a *app) value(ctx context.Context, arg string) ([]byte, error) {
 	if arg != "-" {
 		return []byte(arg), nil
 	}
-	value, err := io.ReadAll(io.LimitReader(a.In, maxInput+1))
+	var value []byte
+	var err error
+	read := make(chan struct{})
+	go func() { // ends with standard input or, like every read of it, with the process
+		value, err = io.ReadAll(io.LimitReader(a.In, maxInput+1))
+		close(read)
+	}()
+	select {
+	case <-read:
+	case <-ctx.Done():
+		return nil, explain(ctx, ctx.Err())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("standard input: %w", err)
 	}
@@ -134,7 +147,7 @@ func (a *app) writeCommand(
 	})
 	talk := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
-		if value, err = a.value(args[1]); err != nil {
+		if value, err = a.value(cmd.Context(), args[1]); err != nil {
 			return err
 		}
 		return talk(cmd, args)
@@ -150,9 +163,12 @@ func (a *app) done(result map[string]any) error {
 	return nil
 }
 
+// negative is how the flag parser complains of a number such as -1.
+var negative = regexp.MustCompile(`^unknown shorthand flag: '\d'`)
+
 func (a *app) addCommand() *cobra.Command {
 	delta := int64(1)
-	return a.storeOp(&cobra.Command{
+	cmd := a.storeOp(&cobra.Command{
 		Use:   "add KEY [DELTA]",
 		Short: "Add to a counter and print the sum",
 		Long:  "Add DELTA (1 if left out) to the number under KEY and print the sum. A key that does not exist counts as 0.",
@@ -177,6 +193,13 @@ func (a *app) addCommand() *cobra.Command {
 		}
 		return a.print(map[string]any{"key": args[0], "sum": sum}, strconv.FormatInt(sum, 10))
 	})
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if negative.MatchString(err.Error()) {
+			return &usageError{errors.New(`a negative DELTA needs two dashes before KEY, so that it is not taken for a flag: cohort store add -- KEY -1`)}
+		}
+		return cmd.Root().FlagErrorFunc()(cmd, err)
+	})
+	return cmd
 }
 
 func (a *app) casCommand() *cobra.Command {
@@ -225,10 +248,30 @@ func (a *app) waitCommand() *cobra.Command {
 		Args: between(1, -1, "KEY"),
 	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
 		if err := s.Wait(ctx, args...); err != nil {
-			return err
+			return nameMissing(ctx, s, args, err)
 		}
 		return a.done(map[string]any{"keys": args})
 	})
+}
+
+// nameMissing adds to the error of a wait that took too long which of several keys are missing.
+func nameMissing(ctx context.Context, s *tcpstore.Client, keys []string, err error) error {
+	if len(keys) < 2 || !errors.Is(err, dist.DeadlineExceeded) {
+		return err
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	var missing []string
+	for _, key := range keys {
+		there, check := s.Check(last, key)
+		if check != nil {
+			return err
+		}
+		if !there {
+			missing = append(missing, key)
+		}
+	}
+	return fmt.Errorf("%w; missing: %s", err, strings.Join(missing, ", "))
 }
 
 func (a *app) deleteCommand() *cobra.Command {
