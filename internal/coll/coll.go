@@ -46,6 +46,7 @@ type Request struct {
 	In, Out   []byte
 	InCounts  []int // bytes per rank
 	OutCounts []int // bytes per rank
+	Shape     Shape // what all ranks must agree on beside the bytes; see [Shape]
 	Timeout   time.Duration
 }
 

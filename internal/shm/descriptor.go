@@ -6,7 +6,6 @@ package shm
 import (
 	"fmt"
 
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/tensor"
@@ -16,7 +15,7 @@ import (
 type descriptor struct {
 	head  uint64 // kind, operator, type, flags: a byte each; then the tag
 	size  uint64 // bytes of the rank's own buffer, as sizeOf defines it
-	extra uint64 // root in the low 16 bits, a hash of the counts above
+	extra uint64 // root in the low 16 bits, above it a hash: of the counts where they are uneven, else of the shape
 }
 
 const (
@@ -29,25 +28,28 @@ const (
 	maskDType = 0xff << 16
 	maskTag   = 0xffffffff << 32
 	maskRoot  = 0xffff
+	maskHash  = ^uint64(maskRoot)
+	bitCounts = 1 << 63 // the hash is one of uneven counts
 )
 
-// rule says what must agree between the ranks of a kind beside the kind and the tag.
+// rule says what must agree between the ranks of a kind beside the kind, the tag and uneven counts.
 type rule struct {
 	head  uint64
 	size  bool
-	extra uint64
+	root  bool
+	shape bool // of all ranks; in gather and scatter it is compared with the root's
 }
 
 var rules = [...]rule{
-	coll.AllReduce:     {maskOp | maskDType, true, 0},
-	coll.Broadcast:     {maskDType, true, maskRoot},
-	coll.Reduce:        {maskOp | maskDType, true, maskRoot},
-	coll.AllGather:     {maskDType, true, 0},
-	coll.AllGatherV:    {maskDType, false, ^uint64(maskRoot)},
-	coll.Gather:        {maskDType, false, maskRoot},
-	coll.Scatter:       {maskDType, false, maskRoot},
-	coll.ReduceScatter: {maskOp | maskDType, true, ^uint64(maskRoot)},
-	coll.AllToAll:      {maskDType, false, 0},
+	coll.AllReduce:     {head: maskOp | maskDType, size: true, shape: true},
+	coll.Broadcast:     {head: maskDType, size: true, root: true, shape: true},
+	coll.Reduce:        {head: maskOp | maskDType, size: true, root: true, shape: true},
+	coll.AllGather:     {head: maskDType, size: true, shape: true},
+	coll.AllGatherV:    {head: maskDType},
+	coll.Gather:        {head: maskDType, root: true},
+	coll.Scatter:       {head: maskDType, root: true},
+	coll.ReduceScatter: {head: maskOp | maskDType, size: true, shape: true},
+	coll.AllToAll:      {head: maskDType},
 	coll.Barrier:       {},
 }
 
@@ -55,13 +57,18 @@ func describe(r *coll.Request, size int, flags uint64) descriptor {
 	d := descriptor{size: uint64(size)} //nolint:gosec // a length
 	d.head = uint64(r.Kind) | uint64(r.Op)<<8 | uint64(r.DType)<<16 | flags | uint64(r.Tag)<<32
 	d.extra = uint64(r.Root) & maskRoot //nolint:gosec // in range: validated
+	hash := uint64(0)
 	switch r.Kind {
 	case coll.AllGatherV:
-		d.extra |= hashCounts(r.OutCounts) &^ maskRoot
+		hash = hashCounts(r.OutCounts)
 	case coll.ReduceScatter:
-		d.extra |= hashCounts(r.InCounts) &^ maskRoot
+		hash = hashCounts(r.InCounts)
 	default:
 	}
+	if hash == 0 {
+		hash = r.Shape.Hash() << 16 // 47 bits
+	}
+	d.extra |= hash & maskHash
 	return d
 }
 
@@ -79,7 +86,7 @@ func hashCounts(counts []int) uint64 {
 	if even {
 		return 0
 	}
-	return h
+	return h | bitCounts
 }
 
 // agrees reports whether two ranks were asked to do the same.
@@ -89,11 +96,29 @@ func (d *descriptor) agrees(o *descriptor) bool {
 		return false
 	}
 	r := &rules[kind]
-	return (d.head^o.head)&r.head == 0 && (!r.size || d.size == o.size) && (d.extra^o.extra)&r.extra == 0
+	switch {
+	case (d.head^o.head)&r.head != 0, r.size && d.size != o.size, r.root && (d.extra^o.extra)&maskRoot != 0:
+		return false
+	case (d.extra|o.extra)&bitCounts != 0:
+		return (d.extra^o.extra)&maskHash == 0
+	}
+	return !r.shape || d.sameShape(o)
 }
 
-// String describes the request in words.
-func (d *descriptor) String() string {
+// sameShape reports whether two shapes are equal, or one has no opinion.
+func (d *descriptor) sameShape(o *descriptor) bool {
+	a, b := d.extra&maskHash, o.extra&maskHash
+	return a == b || a == 0 || b == 0
+}
+
+// rooted reports whether shapes are compared with the root's only.
+func (d *descriptor) rooted() bool {
+	k := coll.Kind(d.head & maskKind)
+	return k == coll.Gather || k == coll.Scatter
+}
+
+// words describes the request of a rank with this shape.
+func (d *descriptor) words(shape coll.Shape) string {
 	kind, op, dt := coll.Kind(d.head&0xff), reduce.Op(d.head>>8&0xff), tensor.DType(d.head>>16&0xff)
 	if int(kind) >= len(rules) {
 		return fmt.Sprintf("unknown operation %d", kind)
@@ -104,18 +129,21 @@ func (d *descriptor) String() string {
 		s += op.String() + ", "
 	}
 	if r.head&maskDType != 0 {
-		s += fmt.Sprintf("%v, %d bytes, ", dt, d.size)
+		s += fmt.Sprintf("%v, ", dt)
+		if d.extra&bitCounts == 0 && d.extra&maskHash != 0 && shape.Hash()<<16 == d.extra&maskHash {
+			s += "shape " + shape.String() + ", "
+		} else {
+			s += fmt.Sprintf("%d bytes, ", d.size)
+		}
 	}
-	if r.extra&maskRoot == maskRoot && r.extra == maskRoot {
+	if r.root {
 		s += fmt.Sprintf("root %d, ", d.extra&maskRoot)
 	}
-	if h := d.extra >> 16; h != 0 {
-		s += fmt.Sprintf("uneven counts #%04x, ", h&0xffff)
+	if d.extra&bitCounts != 0 {
+		s += fmt.Sprintf("uneven counts #%04x, ", d.extra>>16&0xffff)
 	}
 	return fmt.Sprintf("%stag %d)", s, d.head>>32)
 }
 
-func mismatch(op string, a int, x *descriptor, b int, y *descriptor) error {
-	return dist.Newf(op, dist.Mismatch, "rank %d called %v, rank %d called %v: all ranks must call the same operations in the same order",
-		a, x, b, y)
-}
+// String describes the request where the shape is not at hand.
+func (d *descriptor) String() string { return d.words(coll.Shape{}) }

@@ -177,7 +177,11 @@ func (e *Engine) Fail(err error) {
 	e.mesh.fail(err)
 	e.mesh.mu.Unlock()
 	e.arena.whileMapped(func() {
-		e.tellAll(dist.Wrap("shm: fail", dist.Aborted, err))
+		reason, ok := errors.AsType[*dist.Error](err)
+		if !ok {
+			reason = dist.Wrap("shm: fail", dist.Aborted, err)
+		}
+		e.tellAll(reason)
 	})
 }
 
@@ -195,6 +199,7 @@ func (e *Engine) begin(ctx context.Context, r *coll.Request, size int, flags uin
 		o.parity = e.parity()
 		e.seq++
 		e.lines[e.rank].desc[o.parity] = describe(r, size, flags)
+		e.seg.shapes(e.rank).shape[o.parity] = r.Shape
 	}
 	if err := e.advance(ctx); err != nil {
 		return err
@@ -202,12 +207,25 @@ func (e *Engine) begin(ctx context.Context, r *coll.Request, size int, flags uin
 	// Every rank compares with rank 0, so that all report the same pair.
 	first := &e.lines[0].desc[o.parity]
 	for rank := 1; rank < e.size; rank++ {
-		if d := &e.lines[rank].desc[o.parity]; !first.agrees(d) {
-			return mismatch(e.opName, 0, first, rank, d)
+		if !first.agrees(&e.lines[rank].desc[o.parity]) {
+			return e.mismatch(0, rank, o.parity)
+		}
+	}
+	if first.rooted() {
+		for rank := range e.size {
+			if !e.lines[r.Root].desc[o.parity].sameShape(&e.lines[rank].desc[o.parity]) {
+				return e.mismatch(r.Root, rank, o.parity)
+			}
 		}
 	}
 	o.begun = true
 	return nil
+}
+
+// mismatch names what two ranks were asked to do.
+func (e *Engine) mismatch(a, b, parity int) error {
+	return dist.Newf(e.opName, dist.Mismatch, "rank %d called %s, rank %d called %s: all ranks must call the same operations in the same order",
+		a, e.lines[a].desc[parity].words(e.seg.shapes(a).shape[parity]), b, e.lines[b].desc[parity].words(e.seg.shapes(b).shape[parity]))
 }
 
 // fresh reports whether the operation has not published anything yet.

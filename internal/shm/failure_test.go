@@ -143,14 +143,14 @@ func TestTimeoutFailsTheGroup(t *testing.T) {
 		switch {
 		case errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "waiting for ranks [2]"):
 			timeouts++
-		case !errors.Is(err, dist.Aborted):
+		case !errors.Is(err, dist.DeadlineExceeded):
 			t.Errorf("%v", err)
 		}
 	}
 	if timeouts == 0 {
 		t.Errorf("nobody says that it waited for rank 2: %v", errs)
 	}
-	if err := engines[2].Run(context.Background(), &coll.Request{Kind: coll.Barrier}); !errors.Is(err, dist.Aborted) {
+	if err := engines[2].Run(context.Background(), &coll.Request{Kind: coll.Barrier}); !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "gave up") {
 		t.Errorf("the late rank: %v", err)
 	}
 	if err := engines[0].Run(context.Background(), &coll.Request{Kind: coll.Barrier}); !errors.Is(err, dist.Aborted) {

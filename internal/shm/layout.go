@@ -7,11 +7,12 @@ import (
 	"unsafe"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
 )
 
 const (
 	segmentMagic   = 0x31306d6873686f63 // "cohshm01"
-	segmentVersion = 1
+	segmentVersion = 2
 
 	pageSize = 4096
 	lineSize = 64
@@ -62,6 +63,9 @@ type bellLine struct {
 	sleepers uint32
 }
 
+// shapeLine has the shapes of a rank's last two requests, for words about a mismatch. Nobody reads it otherwise.
+type shapeLine struct{ shape [2]coll.Shape }
+
 // lifeLine is what the others read of a rank when it is late.
 type lifeLine struct {
 	beats uint64
@@ -85,7 +89,8 @@ const (
 	syncAt   = 0
 	lifeAt   = 128 // the prefetcher fetches lines in pairs
 	bellAt   = 256
-	tablesAt = 384
+	shapeAt  = 384
+	tablesAt = 512
 )
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
@@ -126,6 +131,10 @@ func (s *segment) sync(rank int) *syncLine { return at[syncLine](s, pageSize+ran
 func (s *segment) life(rank int) *lifeLine { return at[lifeLine](s, pageSize+rank*s.control+lifeAt) }
 
 func (s *segment) bell(rank int) *bellLine { return at[bellLine](s, pageSize+rank*s.control+bellAt) }
+
+func (s *segment) shapes(rank int) *shapeLine {
+	return at[shapeLine](s, pageSize+rank*s.control+shapeAt)
+}
 
 // ringOf is the ring from one rank to another, as it is before anything was sent.
 func (s *segment) ringOf(from, to int) ring {

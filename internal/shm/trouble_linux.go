@@ -102,7 +102,7 @@ func (e *Engine) tellAll(err *dist.Error) {
 	if atomic.CompareAndSwapUint32(&a.state, 0, 1) {
 		rank := int32(e.rank) //nolint:gosec // bounded by MaxRanks
 		text := err.Error()
-		if err.Code == dist.PeerLost {
+		if err.Code == dist.PeerLost && err.Rank >= 0 {
 			rank, text = int32(err.Rank), err.Detail //nolint:gosec // bounded by MaxRanks
 		}
 		a.code, a.rank, a.size = uint32(err.Code), rank, uint32(copy(a.text[:], text)) //nolint:gosec // bounded by the room
@@ -142,12 +142,14 @@ func (e *Engine) told(op string) error {
 		return nil
 	}
 	text := string(a.text[:min(a.size, abortTextRoom)])
-	err := &dist.Error{Op: op, Code: dist.Aborted, Rank: dist.Rank(a.rank), Detail: "it gave up: " + text}
-	switch dist.Code(a.code) { //nolint:gosec // written from a code
+	err := &dist.Error{Op: op, Code: dist.Code(a.code), Rank: dist.Rank(a.rank), Detail: "it gave up: " + text} //nolint:gosec // written from a code
+	switch err.Code {
 	case dist.PeerLost:
-		err.Code, err.Detail = dist.PeerLost, text
+		err.Detail = text
 	case dist.Closed:
 		err.Code, err.Detail = dist.PeerLost, "it closed the group during an operation"
+	case dist.Unknown, dist.Canceled: // nobody here was cancelled
+		err.Code = dist.Aborted
 	default:
 	}
 	return err

@@ -266,6 +266,12 @@ func (c *conn) begin(h wire.Header) bool {
 	if c.m.err != nil && (h.Type == wire.Eager || h.Type == wire.Data) {
 		return true // dropped: nobody waits any more
 	}
+	if c.m.lost != nil && wire.IsCollective(h.Slot) {
+		if h.Type != wire.Eager && h.Type != wire.Data {
+			c.header.Type = wire.Beat // of no more interest
+		}
+		return true
+	}
 	switch h.Type {
 	case wire.Eager:
 		return c.beginEager()
@@ -346,6 +352,8 @@ func (c *conn) settle() {
 			c.held = nil
 			a.whole = true
 			c.offer(a)
+		default: // dropped
+			c.giveBack(int(h.Length) + wire.HeaderSize)
 		}
 	case wire.Data:
 		if op == nil {
@@ -503,11 +511,11 @@ func (c *conn) ended(errno syscall.Errno) {
 	c.lose(detail)
 }
 
-// lose gives the peer up and fails the mesh.
+// lose gives the peer up, and the collectives with it.
 func (c *conn) lose(detail string) {
 	err := &dist.Error{Op: "group", Code: dist.PeerLost, Rank: dist.Rank(c.peer), Peer: c.addr, Detail: detail}
 	c.close(err)
-	c.m.fail(err, true)
+	c.m.lose(err)
 }
 
 func (c *conn) leftError() error {
@@ -542,15 +550,20 @@ func (c *conn) close(err error) {
 }
 
 // endAll completes every op of the connection with err.
-func (c *conn) endAll(err error) {
-	if c.filling != nil && c.header.Type == wire.Eager { // it is in no list while it is filled
-		complete(c.filling, err)
+func (c *conn) endAll(err error) { c.endSome(err, func(uint64) bool { return true }) }
+
+// endSome completes the ops on some slots with err.
+func (c *conn) endSome(err error, ends func(slot uint64) bool) {
+	if ends(c.header.Slot) {
+		if c.filling != nil && c.header.Type == wire.Eager { // it is in no list while it is filled
+			complete(c.filling, err)
+		}
+		if c.held != nil && c.header.Type == wire.Eager {
+			c.inbox.remove(c.held)
+		}
+		c.filling, c.held, c.sink = nil, nil, nil
 	}
-	if c.held != nil && c.header.Type == wire.Eager {
-		c.inbox.remove(c.held)
-	}
-	c.filling, c.held, c.sink = nil, nil, nil
-	if op := c.current; op != nil && op != &c.orphan {
+	if op := c.current; op != nil && op != &c.orphan && ends(op.Slot) {
 		c.current = nil
 		if c.headAt > 0 { // the frame must end before another can follow, but the buffer goes back to its owner
 			c.piece = bytes.Clone(c.piece)
@@ -559,8 +572,13 @@ func (c *conn) endAll(err error) {
 		complete(op, err)
 	}
 	for _, l := range []*opList{&c.recvs, &c.granted, &c.out, &c.waiting} {
-		for op := l.pop(); op != nil; op = l.pop() {
-			complete(op, err)
+		for op := l.head; op != nil; {
+			next := op.State.Next
+			if ends(op.Slot) {
+				l.remove(op)
+				complete(op, err)
+			}
+			op = next
 		}
 	}
 }

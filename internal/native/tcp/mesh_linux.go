@@ -36,6 +36,7 @@ type Mesh struct {
 	order     uint64     // arrivals counted
 	spare     *arrival   // free arrivals, with room for an eager message
 	err       error      // why the mesh failed
+	lost      error      // why collectives have ended: a rank is gone
 	closed    bool       // Close was called
 	frozen    bool       // Freeze was called
 	driving   bool       // somebody drives
@@ -55,7 +56,7 @@ func (m *Mesh) Send(op *link.Op) {
 	start(op)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	c, err := m.peer(op.Peer)
+	c, err := m.peer(op)
 	if err != nil {
 		complete(op, err)
 		return
@@ -73,7 +74,7 @@ func (m *Mesh) Recv(op *link.Op) {
 		m.recvAny(op)
 		return
 	}
-	c, err := m.peer(op.Peer)
+	c, err := m.peer(op)
 	if err != nil {
 		// What came before the peer left may still be taken.
 		if c == nil || !c.takeArrival(op) {
@@ -86,11 +87,14 @@ func (m *Mesh) Recv(op *link.Op) {
 	c.flush()
 }
 
-// peer returns the connection to a rank, and an error when it cannot be used any more.
-func (m *Mesh) peer(rank int) (*conn, error) {
+// peer returns the connection of an op, and an error when it cannot be used any more.
+func (m *Mesh) peer(op *link.Op) (*conn, error) {
+	rank := op.Peer
 	switch {
 	case m.err != nil:
 		return nil, m.err
+	case m.lost != nil && wire.IsCollective(op.Slot):
+		return nil, m.lost
 	case m.closed:
 		return nil, errClosed()
 	case rank < 0 || rank >= m.size || rank == m.rank:
@@ -222,6 +226,20 @@ func (m *Mesh) fail(err error, tell bool) {
 	m.wake()
 }
 
+// lose ends all collectives: each needs every rank, and one is gone. Messages between the other ranks go on.
+func (m *Mesh) lose(err error) {
+	if m.err != nil || m.lost != nil {
+		return
+	}
+	m.lost = err
+	for _, c := range m.conns {
+		if c != nil && c.gone == nil {
+			c.endSome(err, wire.IsCollective)
+		}
+	}
+	m.wake()
+}
+
 // wake makes a driver that waits in the kernel look again.
 func (m *Mesh) wake() {
 	if !m.driving {
@@ -262,13 +280,13 @@ func (m *Mesh) Begin(slot uint64, call wire.Call) {
 			continue
 		}
 		for a := c.inbox.head; a != nil; a = a.next {
-			if a.called && wire.BaseSlot(a.slot) == slot && a.call != call {
+			if a.called && wire.BaseSlot(a.slot) == slot && !call.Agrees(&a.call, m.rank, c.peer) {
 				m.fail(m.mismatch(c.peer, slot, a.call, call), true)
 				return
 			}
 		}
 		for _, r := range c.readys {
-			if wire.BaseSlot(r.slot) == slot && r.call != call {
+			if wire.BaseSlot(r.slot) == slot && !call.Agrees(&r.call, m.rank, c.peer) {
 				m.fail(m.mismatch(c.peer, slot, r.call, call), true)
 				return
 			}
@@ -277,7 +295,7 @@ func (m *Mesh) Begin(slot uint64, call wire.Call) {
 		for _, n := range c.notices {
 			if n.slot != slot {
 				kept = append(kept, n)
-			} else if n.call != call {
+			} else if !call.Agrees(&n.call, m.rank, c.peer) {
 				m.fail(m.mismatch(c.peer, slot, n.call, call), true)
 				return
 			}
@@ -328,7 +346,7 @@ func (m *Mesh) notice() {
 func (m *Mesh) compare(peer int, h *wire.Header) bool {
 	base := wire.BaseSlot(h.Slot)
 	e := m.entry(base)
-	if e.slot != base || e.call == h.Call {
+	if e.slot != base || e.call.Agrees(&h.Call, m.rank, peer) {
 		return true
 	}
 	m.fail(m.mismatch(peer, base, h.Call, e.call), true)

@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Call says what a rank called, in 16 bytes, so that each message of a collective can carry it and a receiver can tell
+// Call says what a rank called, in 32 bytes, so that each message of a collective can carry it and a receiver can tell
 // whether both sides mean the same operation.
 type Call struct {
 	Kind  coll.Kind
@@ -23,6 +23,27 @@ type Call struct {
 	Root  uint16
 	// Bytes is the size that all ranks must agree on, or a hash of the sizes where each rank has its own.
 	Bytes uint64
+	// Shape is the shape that ranks must agree on; it has no opinion where PyTorch compares none.
+	Shape coll.Shape
+}
+
+// Agrees reports whether rank, which called c, and peer, which called o, may run the operation together.
+//
+// Beside their bytes, shapes are compared where both have one. In gather and scatter only with the root: it knows the
+// blocks of all ranks, which may differ from each other.
+func (c *Call) Agrees(o *Call, rank, peer int) bool {
+	if c.pack() != o.pack() || c.Bytes != o.Bytes {
+		return false
+	}
+	if c.Shape == o.Shape || !c.Shape.Known() || !o.Shape.Known() {
+		return true
+	}
+	switch c.Kind {
+	case coll.Gather, coll.Scatter:
+		return rank != int(c.Root) && peer != int(c.Root)
+	default:
+		return false
+	}
 }
 
 // hasOp, hasRoot and hasSize tell which parts of a request all ranks must agree on.
@@ -37,7 +58,7 @@ func hasRoot(k coll.Kind) bool {
 // CallOf describes a request. Sizes that may differ from rank to rank (gather, scatter, all-to-all) are left out: there
 // each message's length is checked against its room.
 func CallOf(q *coll.Request) Call {
-	c := Call{Kind: q.Kind, DType: q.DType}
+	c := Call{Kind: q.Kind, DType: q.DType, Shape: q.Shape}
 	if hasOp(q.Kind) {
 		c.Op = q.Op
 	}
@@ -88,6 +109,8 @@ func (c Call) String() string {
 		list = append(list, c.DType.String())
 	}
 	switch {
+	case c.Shape.Known():
+		list = append(list, "shape "+c.Shape.String())
 	case c.Bytes>>63 != 0:
 		list = append(list, fmt.Sprintf("uneven blocks #%04x", c.Bytes&0xffff))
 	case c.Bytes != 0 || c.Kind == coll.AllReduce || c.Kind == coll.Broadcast:
@@ -110,10 +133,10 @@ func (c Call) pack() uint64 {
 	return uint64(c.Kind) | uint64(c.Op)<<8 | uint64(c.DType)<<16 | uint64(c.Root)<<24
 }
 
-func unpack(word, bytes uint64) Call {
+func unpack(word, bytes uint64, shape coll.Shape) Call {
 	return Call{
 		Kind: coll.Kind(word & 0xff), Op: reduce.Op(word >> 8 & 0xff), DType: tensor.DType(word >> 16 & 0xff),
-		Root: uint16(word >> 24 & 0xffff), Bytes: bytes,
+		Root: uint16(word >> 24 & 0xffff), Bytes: bytes, Shape: shape,
 	}
 }
 

@@ -8,10 +8,11 @@ import (
 	"fmt"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
 )
 
 // HeaderSize is the length of every frame's header.
-const HeaderSize = 40
+const HeaderSize = 56
 
 // MaxRanks bounds the ranks of a group on this wire.
 const MaxRanks = 1 << 16
@@ -77,10 +78,13 @@ func (h *Header) Put(b []byte) {
 	if h.Flags&Called != 0 {
 		binary.LittleEndian.PutUint64(b[24:], h.Call.pack())
 		binary.LittleEndian.PutUint64(b[32:], h.Call.Bytes)
+		lo, hi := h.Call.Shape.Words()
+		binary.LittleEndian.PutUint64(b[40:], lo)
+		binary.LittleEndian.PutUint64(b[48:], hi)
 		binary.LittleEndian.PutUint32(b[12:], uint32(min(h.Total, 1<<32-1)))
 	} else {
 		binary.LittleEndian.PutUint64(b[24:], h.Total)
-		binary.LittleEndian.PutUint64(b[32:], 0)
+		clear(b[32:HeaderSize])
 	}
 }
 
@@ -92,7 +96,8 @@ func Parse(b []byte) (Header, error) {
 		Slot: binary.LittleEndian.Uint64(b[16:]),
 	}
 	if h.Flags&Called != 0 {
-		h.Call = unpack(binary.LittleEndian.Uint64(b[24:]), binary.LittleEndian.Uint64(b[32:]))
+		h.Call = unpack(binary.LittleEndian.Uint64(b[24:]), binary.LittleEndian.Uint64(b[32:]),
+			coll.ShapeFrom(binary.LittleEndian.Uint64(b[40:]), binary.LittleEndian.Uint64(b[48:])))
 		h.Total = uint64(binary.LittleEndian.Uint32(b[12:]))
 	} else {
 		h.Total = binary.LittleEndian.Uint64(b[24:])

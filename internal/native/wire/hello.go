@@ -10,7 +10,7 @@ import (
 )
 
 // Version is the version of the wire. A connection is refused when the versions differ.
-const Version = 1
+const Version = 2
 
 // HelloSize is the length of a hello, and of its answer.
 const HelloSize = 48

@@ -29,6 +29,7 @@ func TestHeadersTravel(t *testing.T) {
 			h.Call = Call{
 				Kind: coll.Kind(rapid.IntRange(0, int(coll.Barrier)).Draw(t, "kind")), Op: reduce.Op(rapid.IntRange(0, 7).Draw(t, "op")),
 				DType: tensor.DType(rapid.IntRange(0, 15).Draw(t, "dtype")), Root: rapid.Uint16().Draw(t, "root"), Bytes: rapid.Uint64().Draw(t, "bytes"),
+				Shape: coll.ShapeFrom(rapid.Uint64().Draw(t, "shape"), rapid.Uint64().Draw(t, "shape, second word")),
 			}
 		} else {
 			h.Total = rapid.Uint64().Draw(t, "total")
@@ -39,7 +40,7 @@ func TestHeadersTravel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := cmp.Diff(h, got); d != "" {
+		if d := cmp.Diff(h, got, cmp.AllowUnexported(coll.Shape{})); d != "" {
 			t.Fatal(d)
 		}
 	})
@@ -71,12 +72,43 @@ func TestCallsAsText(t *testing.T) {
 	for want, q := range map[string]coll.Request{
 		"all_reduce(sum, float32, 4 elements)":              {Kind: coll.AllReduce, DType: tensor.Float32, Out: make([]byte, 16)},
 		"broadcast(int64, 2 elements, root 3)":              {Kind: coll.Broadcast, DType: tensor.Int64, Out: make([]byte, 16), Root: 3},
+		"all_reduce(sum, float32, shape [2, 3])":            {Kind: coll.AllReduce, DType: tensor.Float32, Out: make([]byte, 24), Shape: shape(2, 3)},
 		"barrier()":                                         {Kind: coll.Barrier},
 		"gather(uint8, root 1)":                             {Kind: coll.Gather, DType: tensor.Uint8, Root: 1},
 		"reduce_scatter(max, float64, uneven blocks #" + "": {Kind: coll.ReduceScatter, Op: reduce.Max, DType: tensor.Float64, InCounts: []int{8, 16}},
 	} {
 		if got := CallOf(&q).String(); len(got) < len(want) || got[:len(want)] != want {
 			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func shape(dims ...int) coll.Shape {
+	return coll.ShapeOf(tensor.Must(tensor.New(tensor.Float32, dims...)))
+}
+
+func TestCallsAgree(t *testing.T) {
+	call := func(k coll.Kind, root int, s coll.Shape) *Call {
+		c := CallOf(&coll.Request{Kind: k, DType: tensor.Float32, Root: root, Out: make([]byte, 24), In: make([]byte, 24), Shape: s})
+		return &c
+	}
+	none := coll.Shape{}
+	for name, c := range map[string]struct {
+		a, b *Call
+		want bool
+	}{
+		"equal":                  {call(coll.AllReduce, 0, shape(2, 3)), call(coll.AllReduce, 0, shape(2, 3)), true},
+		"another shape":          {call(coll.AllReduce, 0, shape(2, 3)), call(coll.AllReduce, 0, shape(3, 2)), false},
+		"a dimension more":       {call(coll.AllReduce, 0, shape(6)), call(coll.AllReduce, 0, shape(6, 1)), false},
+		"no opinion":             {call(coll.AllReduce, 0, shape(2, 3)), call(coll.AllReduce, 0, none), true},
+		"another operation":      {call(coll.AllReduce, 0, none), call(coll.Reduce, 0, none), false},
+		"gather, to the root":    {call(coll.Gather, 0, shape(2, 3)), call(coll.Gather, 0, shape(3, 2)), false},
+		"gather, among leaves":   {call(coll.Gather, 2, shape(2)), call(coll.Gather, 2, shape(3)), true},
+		"scatter, from the root": {call(coll.Scatter, 1, shape(2)), call(coll.Scatter, 1, shape(2, 1)), false},
+		"broadcast, leaves":      {call(coll.Broadcast, 2, shape(2)), call(coll.Broadcast, 2, shape(2, 1)), false},
+	} {
+		if c.a.Agrees(c.b, 0, 1) != c.want || c.b.Agrees(c.a, 1, 0) != c.want {
+			t.Errorf("%s: %v and %v", name, c.a, c.b)
 		}
 	}
 }
