@@ -268,7 +268,7 @@ func (w *Work) recycle() {
 	w.req = coll.Request{}
 	w.message = link.Op{State: link.OpState{Done: w.message.State.Done}}
 	w.group, w.p2p, w.steps, w.finish, w.future, w.next = nil, false, nil, nil, nil, nil
-	w.outputs = w.outputs[:0]
+	w.outputs, w.subject = w.outputs[:0], [2]*tensor.Tensor{}
 	w.record, w.waiters, w.finished, w.err, w.done, w.callbacks = 0, 0, false, nil, nil, nil
 	w.posted, w.begun, w.ended = zeroTime, zeroTime, zeroTime
 	w.completed.Store(false)

@@ -23,6 +23,7 @@ func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, op
 	}
 	w := g.newWork(OpAllReduce, opts)
 	w.req.Kind, w.req.Op = coll.AllReduce, toReduce(op)
+	w.about(t)
 	if err := g.inout(w, t); err != nil {
 		return failed(OpAllReduce, err)
 	}
@@ -69,6 +70,7 @@ func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root int, opts 
 	}
 	w := g.newWork(OpBroadcast, opts)
 	w.req.Kind, w.req.Root = coll.Broadcast, root
+	w.about(t)
 	if err := g.inout(w, t); err != nil {
 		return failed(OpBroadcast, err)
 	}
@@ -89,6 +91,7 @@ func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root 
 	}
 	w := g.newWork(OpReduce, opts)
 	w.req.Kind, w.req.Op, w.req.Root = coll.Reduce, toReduce(op), root
+	w.about(t)
 	if err := g.inout(w, t); err != nil {
 		return failed(OpReduce, err)
 	}
@@ -117,6 +120,9 @@ func (g *Group) AllGather(ctx context.Context, outs []*tensor.Tensor, in *tensor
 	}
 	w := g.newWork(OpAllGather, opts)
 	w.req.Kind = coll.AllGather
+	if sameShape(outs) { // as in PyTorch: else the ranks' blocks differ, and so do their shapes
+		w.about(in)
+	}
 	counts, even := byteCounts(outs)
 	if !even {
 		w.req.Kind, w.req.OutCounts = coll.AllGatherV, counts
@@ -147,6 +153,7 @@ func (g *Group) AllGatherInto(ctx context.Context, out, in *tensor.Tensor, opts 
 	}
 	w := g.newWork(OpAllGatherInto, opts)
 	w.req.Kind = coll.AllGather
+	w.flat(g, in)
 	if err := g.input(w, in); err != nil {
 		return fail(err)
 	}
@@ -167,6 +174,7 @@ func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Te
 	}
 	w := g.newWork(OpGather, opts)
 	w.req.Kind, w.req.Root = coll.Gather, root
+	w.about(in)
 	if g.rank != root {
 		if outs != nil {
 			return fail(dist.Newf(name, dist.InvalidArgument, "only the root (rank %d) gives outputs", root))
@@ -188,6 +196,7 @@ func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Te
 			return fail(err)
 		}
 	}
+	w.blocks(outs)
 	if err := g.gatherInto(w, outs, in); err != nil {
 		return fail(err)
 	}
@@ -206,6 +215,7 @@ func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.T
 	}
 	w := g.newWork(OpScatter, opts)
 	w.req.Kind, w.req.Root = coll.Scatter, root
+	w.about(out)
 	if g.rank != root && ins != nil {
 		return fail(dist.Newf(name, dist.InvalidArgument, "only the root (rank %d) gives inputs", root))
 	}
@@ -222,6 +232,7 @@ func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.T
 				return fail(err)
 			}
 		}
+		w.blocks(ins)
 		flat, err := flatten(ins)
 		if err != nil {
 			return fail(err)
@@ -256,6 +267,9 @@ func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*te
 	}
 	w := g.newWork(OpReduceScatter, opts)
 	w.req.Kind, w.req.Op, w.req.In = coll.ReduceScatter, toReduce(op), flat
+	if sameShape(ins) {
+		w.about(out)
+	}
 	if counts, even := byteCounts(ins); !even {
 		w.req.InCounts = counts
 	}
@@ -283,6 +297,7 @@ func (g *Group) ReduceScatterInto(ctx context.Context, out, in *tensor.Tensor, o
 	}
 	w := g.newWork(OpReduceScatterInto, opts)
 	w.req.Kind, w.req.Op = coll.ReduceScatter, toReduce(op)
+	w.flat(g, in, out)
 	if err := g.input(w, in); err != nil {
 		return fail(err)
 	}

@@ -24,25 +24,39 @@ func (c *choice) connectGloo(ctx context.Context, g *Group, p *plan) (link.Mesh,
 	if err != nil {
 		return nil, err
 	}
-	if c.torch != torchNone {
-		err := c.lookAgain(ctx, p)
-		if err == nil {
-			err = settle(ctx, p, c.layout, g.rank)
+	if c.torch == torchNone {
+		return mesh, nil
+	}
+	err = c.lookAgain(ctx, p)
+	if err == nil && p.config.detail {
+		err = c.connectChecks(ctx, g, p)
+	}
+	if err == nil {
+		err = settle(ctx, p, c.layout, g.rank, c.members)
+	}
+	if err != nil {
+		mesh.Fail(err)
+		_ = mesh.Close()
+		if g.checks != nil {
+			_ = g.checks.wrapper.Close()
 		}
-		if err != nil {
-			mesh.Fail(err)
-			_ = mesh.Close()
-			return nil, err
-		}
+		return nil, err
 	}
 	return mesh, nil
 }
 
 // settle does what PyTorch does in the store after a group was made: a barrier of the whole world, and in 1.13 the sequence
-// number. rank is the own rank in the group, less than 0 for a rank that is no member.
-func settle(ctx context.Context, p *plan, layout gloo.Layout, rank int) error {
+// number. rank is the own rank in the group, less than 0 for a rank that is no member; members are only given to a member.
+func settle(ctx context.Context, p *plan, layout gloo.Layout, rank int, members []member) error {
 	const op = "group: store barrier"
 	base := p.torchBase()
+	sequence := layout.SequenceKey(base, p.torchName)
+	if rank == 0 && sequence != "" {
+		// The other ranks wait for it after the barrier, or, where operations are checked, before.
+		if err := p.store.Set(ctx, sequence, []byte{1, 0, 0, 0, 0, 0, 0, 0}); err != nil {
+			return dist.Wrap(op, dist.Unavailable, err)
+		}
+	}
 	if layout == gloo.Torch113 || p.config.initBarrier {
 		key := layout.BarrierKey(base, p.index)
 		n, err := p.store.Add(ctx, key, 1)
@@ -59,29 +73,29 @@ func settle(ctx context.Context, p *plan, layout gloo.Layout, rank int) error {
 			if err := p.store.Wait(ctx, layout.LastWorkerKey(base, p.index)); err != nil {
 				return dist.Wrap(op, dist.Unavailable, err)
 			}
-		} else if err := pollCounter(ctx, p, key, n, world); err != nil {
+		} else if err := pollCounter(ctx, p, key, n, world, func() error {
+			if p.config.detail {
+				return nil
+			}
+			return helperSeen(ctx, p, layout, members)
+		}); err != nil {
 			return err
 		}
 	}
-	key := layout.SequenceKey(base, p.torchName)
-	switch {
-	case key == "" || rank < 0:
-		return nil
-	case rank == 0:
-		if err := p.store.Set(ctx, key, make([]byte, 8)); err != nil {
-			return dist.Wrap(op, dist.Unavailable, err)
-		}
-	default:
-		if _, err := p.store.Get(ctx, key); err != nil {
+	if sequence != "" && rank > 0 {
+		if _, err := p.store.Get(ctx, sequence); err != nil {
 			return dist.Wrap(op, dist.Unavailable, err)
 		}
 	}
 	return nil
 }
 
-// pollCounter waits until a counter has reached want, as PyTorch 1.13 does.
-func pollCounter(ctx context.Context, p *plan, key string, have, want int64) error {
+// pollCounter waits until a counter has reached want, as PyTorch 1.13 does, or look finds a reason why it never will.
+func pollCounter(ctx context.Context, p *plan, key string, have, want int64, look func() error) error {
 	for have < want {
+		if err := look(); err != nil {
+			return err
+		}
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():

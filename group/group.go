@@ -37,6 +37,8 @@ type Group struct {
 
 	mesh   link.Mesh
 	engine coll.Engine
+	checks *checks     // of operations before they run; nil unless PyTorch ranks make them
+	proven atomic.Bool // a collective with PyTorch ranks has succeeded
 	// resumable tells that a waiter may run an operation in its own goroutine whatever its context is.
 	resumable bool
 	records   *recorder.Ring
@@ -52,6 +54,7 @@ type Group struct {
 	dumped     bool
 	tag        uint32
 	p2pSeq     uint64
+	torchSeq   uint64  // PyTorch's count of operations
 	head, tail *Work   // collectives that have not started, in order
 	running    *Work   // the collective that runs
 	busy       bool    // somebody runs collectives
@@ -188,6 +191,9 @@ func (g *Group) Close() error {
 			err = e
 		}
 	}
+	if g.checks != nil {
+		_ = g.checks.wrapper.Close()
+	}
 	g.end(closing)
 	g.mu.Lock()
 	messages := g.messages
@@ -234,6 +240,9 @@ func (g *Group) fail(err error) {
 	g.mu.Unlock()
 	if mesh != nil {
 		mesh.Fail(err)
+	}
+	if g.checks != nil {
+		g.checks.wrapper.Fail(err)
 	}
 	g.halt(err)
 	for _, w := range queued {

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
@@ -76,6 +77,7 @@ func (c *config) check(op string) error {
 	if c.storeAddr == "" {
 		c.storeAddr = os.Getenv("COHORT_STORE_ADDR")
 	}
+	c.detail = c.detail || strings.EqualFold(os.Getenv(debugEnv), "DETAIL")
 	return nil
 }
 
@@ -124,7 +126,7 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 	}
 	if p.parent != nil && p.parent.torch != torchNone && g.torch == torchNone {
 		// PyTorch's ranks, though not members, wait in the store for everybody who makes this group.
-		if err := settle(ctx, p, p.family.layout, -1); err != nil {
+		if err := settle(ctx, p, p.family.layout, -1, nil); err != nil {
 			g.end(err)
 			_ = g.mesh.Close()
 			if c, ok := g.engine.(interface{ Close() error }); ok {
@@ -136,6 +138,10 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 	_, g.resumable = g.engine.(coll.Resumable)
 	g.tasks.Add(1)
 	go g.pump()
+	if g.torch == torch26 && !c.detail {
+		g.tasks.Add(1)
+		go g.watchHelper(p, choice.layout)
+	}
 	g.watchSignals()
 	p.family.add(p.parent, g)
 	c.logger.Info("group made", slog.String("group", g.name), slog.Int("rank", g.rank), slog.Int("world", g.size),

@@ -75,6 +75,7 @@ type config struct {
 	barePrefix        bool
 	outer             string
 	localSync         bool
+	detail            bool
 	profile           func(*Work)
 	connectTimeout    time.Duration
 }
@@ -180,6 +181,14 @@ func WithBareStore() Option { return option(func(c *config) { c.barePrefix = tru
 
 // WithStorePrefix puts a prefix in front of all keys, such as "worker/attempt_0" where PyTorch 1.13 runs under torchrun.
 func WithStorePrefix(prefix string) Option { return option(func(c *config) { c.outer = prefix }) }
+
+// WithDetail checks every collective before it runs, as PyTorch does with TORCH_DISTRIBUTED_DEBUG=DETAIL: the ranks meet and
+// compare operation, element types and shapes, and a difference is an error on all of them. A rank in a world of PyTorch
+// ranks that run so needs it. It is on when the environment has that variable with that value.
+//
+// With PyTorch ranks, posting a collective then waits for all ranks, as in PyTorch; a difference leaves the group as it was. Among
+// Go ranks operations are always compared; here shapes of flat buffers are too.
+func WithDetail() Option { return option(func(c *config) { c.detail = true }) }
 
 // WithLocalSync makes a sub-group that only its members know of: the other ranks do not call NewGroup. It corresponds to
 // use_local_synchronization=True. Members must make overlapping groups in the same order.

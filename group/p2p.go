@@ -124,6 +124,7 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	now := time.Now()
 	w.group, w.seq, w.posted, w.begun = g, g.p2pSeq, now, now
 	g.p2pSeq++
+	g.torchSeq++
 	if w.timeout <= 0 {
 		w.timeout = g.config.timeout
 	}

@@ -57,8 +57,15 @@ func (g *Group) leaveLocked() {
 	g.posted--
 }
 
-// post queues a collective. It takes tags many sequence numbers.
+// post queues a collective, after a check where the PyTorch ranks make one. It takes tags many sequence numbers.
 func (g *Group) post(ctx context.Context, w *Work, tags uint32) *Work {
+	if g.checks != nil && w.steps == nil {
+		return g.checked(ctx, w, tags)
+	}
+	return g.enqueue(ctx, w, tags)
+}
+
+func (g *Group) enqueue(ctx context.Context, w *Work, tags uint32) *Work {
 	if err := ctx.Err(); err != nil {
 		w.complete(dist.FromContext("group: "+w.op.String(), ctx))
 		return w
@@ -71,6 +78,7 @@ func (g *Group) post(ctx context.Context, w *Work, tags uint32) *Work {
 	}
 	w.group, w.seq, w.req.Tag, w.posted = g, uint64(g.tag), g.tag, time.Now()
 	g.tag += tags
+	g.torchSeq += g.torchSteps(w)
 	if w.timeout <= 0 {
 		w.timeout = g.config.timeout
 	}
@@ -281,6 +289,9 @@ func (g *Group) ended(w *Work, err error) {
 	// The place is free before anybody can see the completion, so that a loop that posts and waits never finds it taken.
 	if !w.completeAt(now, err) {
 		return
+	}
+	if err == nil && !w.p2p && g.torch != torchNone {
+		g.proven.Store(true)
 	}
 	g.emit(w, observe.End, err)
 	if g.config.profile != nil {

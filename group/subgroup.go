@@ -114,7 +114,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		return makeGroup(ctx, p)
 	}
 	if g.torch == torch113 || g.torch != torchNone && c.initBarrier {
-		return nil, settle(ctx, p, f.layout, -1)
+		return nil, settle(ctx, p, f.layout, -1, nil)
 	}
 	return nil, nil
 }

@@ -115,3 +115,16 @@ func (v torchVersion) uneven(name string) error {
 	}
 	return dist.Newf(name, dist.NotSupported, "gloo of %v, which other ranks use, needs tensors of one size", v)
 }
+
+// torchSteps is how far an operation moves the count that PyTorch 2.x puts into fingerprints. A monitored barrier counts the
+// messages it consists of.
+func (g *Group) torchSteps(w *Work) uint64 {
+	switch {
+	case w.steps == nil:
+		return 1
+	case g.rank == 0:
+		return 2 * uint64(g.size-1) //nolint:gosec // at least one rank
+	default:
+		return 2
+	}
+}

@@ -35,6 +35,7 @@ type Work struct {
 	steps   []step       // what to run instead of one request
 	finish  func() error // after success: move results to where the user wants them
 	outputs []*tensor.Tensor
+	subject [2]*tensor.Tensor // what a check before the operation compares; see detail.go
 	timeout time.Duration
 	record  uint64 // in the flight recorder
 	posted  time.Time

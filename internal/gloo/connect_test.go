@@ -77,7 +77,7 @@ func TestKeysAreThoseOfPyTorch(t *testing.T) {
 				name := GroupName(k)
 				prefixes := []string{c.layout.MeshPrefix(DefaultPrefix, name)}
 				if c.detail {
-					prefixes = append(prefixes, c.layout.WrapperPrefix(DefaultPrefix, name, k))
+					prefixes = append(prefixes, c.layout.WrapperPrefix(DefaultPrefix, name))
 				}
 				for _, p := range prefixes {
 					for r := range size {

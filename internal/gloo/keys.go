@@ -70,12 +70,12 @@ func (l Layout) MeshPrefix(base, name string) string {
 	return Join(l.groupBase(base, name), "cpu/")
 }
 
-// WrapperPrefix is the prefix of the helper group that TORCH_DISTRIBUTED_DEBUG=DETAIL puts beside the k-th group.
-func (l Layout) WrapperPrefix(base, name string, k int) string {
+// WrapperPrefix is the prefix of the helper group that TORCH_DISTRIBUTED_DEBUG=DETAIL puts beside a group.
+func (l Layout) WrapperPrefix(base, name string) string {
 	if l == Torch113 {
-		return Join(base, "pg_wrapper:"+strconv.Itoa(k))
+		return Join(base, "pg_wrapper:"+name)
 	}
-	return Join(l.MeshPrefix(base, name), "pg_wrapper:"+strconv.Itoa(k))
+	return Join(l.MeshPrefix(base, name), "pg_wrapper:"+name)
 }
 
 // BarrierKey is the counter of the store barrier after the k-th group was made. Torch113 always passes it, on all ranks of

@@ -25,6 +25,7 @@ import (
 const loopSource = `
 import sys, datetime, torch, torch.distributed as dist
 rank, size, port = map(int, sys.argv[1:4])
+dist.set_debug_level_from_env()
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=30))
 x = torch.ones(5)
 dist.all_reduce(x)

@@ -6,6 +6,7 @@ import torch.distributed as dist
 warnings.filterwarnings("ignore")
 rank, size, port = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 plan = json.loads(sys.argv[4])
+dist.set_debug_level_from_env()  # torch may have been imported before the variable was set
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
                         timeout=datetime.timedelta(seconds=30))
 OPS = {"sum": "SUM", "product": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR", "avg": "AVG"}

@@ -91,28 +91,38 @@ func (w world) joinGo(ctx context.Context, t testing.TB, port int) map[int]*grou
 	groups := map[int]*group.Group{}
 	var mu sync.Mutex
 	err := w.eachGo(func(r int) error {
-		client, err := tcpstore.Dial(ctx, addr)
-		if err != nil {
-			return err
-		}
-		t.Cleanup(func() { _ = client.Close() })
-		if _, err = client.JoinWorker(ctx); err != nil {
-			return err
-		}
-		g, err := group.New(ctx, client, r, w.size, w.options...)
+		g, err := w.tryJoin(ctx, t, port, r)
 		if err != nil {
 			return err
 		}
 		mu.Lock()
 		groups[r] = g
 		mu.Unlock()
-		t.Cleanup(func() { _ = g.Close() })
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return groups
+}
+
+// tryJoin makes one Go rank.
+func (w world) tryJoin(ctx context.Context, t testing.TB, port, r int) (*group.Group, error) {
+	t.Helper()
+	client, err := tcpstore.Dial(ctx, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	if _, err = client.JoinWorker(ctx); err != nil {
+		return nil, err
+	}
+	g, err := group.New(ctx, client, r, w.size, w.options...)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { _ = g.Close() })
+	return g, nil
 }
 
 // eachGo runs f for every Go rank at once.
