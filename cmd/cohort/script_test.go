@@ -165,7 +165,7 @@ func normalise(ts *testscript.TestScript, _ bool, args []string) {
 		{`"operations":\d+`, `"operations":N`},
 		{`up [0-9a-z.]+`, "up AGE"},
 		{`operations .*`, "operations RATES"},
-		{`(?m)^\d+ms|^[0-9.]+s `, "AGE"},
+		{`(?m)^(\d+ms|[0-9.]+s|\d+m\d+s) +`, "AGE  "}, // the column is as wide as the longest age
 		{`after [0-9.]+m?s`, "after AGE"},
 		{`keys +(\d+), [0-9.]+ K?i?B`, "keys        $1, SIZE"},
 	} {
