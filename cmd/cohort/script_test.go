@@ -22,6 +22,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -57,10 +58,10 @@ func startStore(ts *testscript.TestScript, _ bool, args []string) {
 
 // freeport VAR: puts the address of a port that is free into VAR.
 func freePort(ts *testscript.TestScript, _ bool, args []string) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, release, err := freeport.Take()
 	ts.Check(err)
-	ts.Check(l.Close())
-	ts.Setenv(args[0], l.Addr().String())
+	ts.Defer(release)
+	ts.Setenv(args[0], net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 }
 
 // exits CODE PROGRAM ARGS...: runs a program that must end with this code.

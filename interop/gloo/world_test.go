@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"os"
 	"runtime"
 	"slices"
@@ -25,6 +24,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/reduce"
@@ -419,12 +419,7 @@ type running struct {
 
 func freePort(tb testing.TB) int {
 	tb.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer func() { _ = ln.Close() }()
-	return ln.Addr().(*net.TCPAddr).Port //nolint:errcheck // a TCP listener
+	return freeport.Get(tb)
 }
 
 func start(tb testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string, change func(*gloo.Config)) *running {

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -42,12 +43,7 @@ var rankSource string
 
 func freePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port //nolint:errcheck // a TCP listener
+	return freeport.Get(t)
 }
 
 // world says which ranks are Go's.

@@ -6,7 +6,6 @@ package rendezvous_test
 import (
 	"errors"
 	"fmt"
-	"net"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
@@ -36,16 +36,7 @@ if rank == 0:
 
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	tcp, ok := l.Addr().(*net.TCPAddr)
-	if !ok {
-		t.Fatalf("%v is no TCP address", l.Addr())
-	}
-	return tcp.Port
+	return freeport.Get(t)
 }
 
 func join(t *testing.T, url string, env map[string]string, opts ...rendezvous.Option) *cohort.World {
