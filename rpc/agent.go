@@ -18,6 +18,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/recycle"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/store"
@@ -57,6 +58,7 @@ type Agent struct {
 	byName map[string]*peer
 	byID   map[rrefcore.Worker]*peer
 	guests map[string]*peer
+	memory *recycle.Pool // of received tensors, unless the user said otherwise
 	links  map[*cohortwire.Link]*conn
 	pipes  map[*conn]struct{} // opened by peers
 	once   sync.Once
@@ -119,6 +121,10 @@ func newAgent(st store.Store, name string, cfg *config) *Agent {
 	a.limiter = newLimiter(cfg.concurrency, cfg.queue, a.spawn)
 	a.timeout.Store(int64(cfg.timeout))
 	a.gathers = newGathers(2 * cfg.round)
+	if cfg.alloc == nil {
+		a.memory = recycle.New()
+		cfg.alloc = a.memory.Get
+	}
 	return a
 }
 
@@ -378,6 +384,9 @@ func (a *Agent) Close() error {
 			}
 		}
 		a.work.Wait()
+		if a.memory != nil {
+			a.memory.Close()
+		}
 		close(a.done)
 	})
 	<-a.done

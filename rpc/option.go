@@ -153,7 +153,9 @@ func WithConcurrency(n int) Option {
 	})
 }
 
-// WithAlloc sets where the memory of received tensors comes from; the default is the heap.
+// WithAlloc sets where the memory of received tensors comes from, such as the Get of a [tensor.Pool] whose tensors the
+// program releases itself. By default large tensors are received into memory of the heap that the agent uses again once
+// the garbage collector has found that nobody can reach it, or that [tensor.Storage.Release] gave back.
 func WithAlloc(alloc func(n int) (*tensor.Storage, error)) Option {
 	return option(func(c *config) error { c.alloc = alloc; return nil })
 }
