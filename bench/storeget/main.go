@@ -1,6 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build unix
+
 // Command storeget measures cohort's store client: latency and throughput of get, set and add at 1, 8 and 64 goroutines.
 //
 //	storeget [-addr HOST:PORT] [-dur 1s] [-goroutines 1,8,64] [-own] [-prefix client] [-peer cohort]

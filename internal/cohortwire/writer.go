@@ -239,7 +239,7 @@ func (l *Link) wake() {
 func (l *Link) tryWrite(b []byte) (n int) {
 	_ = l.raw.Write(func(fd uintptr) bool {
 		for n < len(b) {
-			m, err := syscall.Write(int(fd), b[n:])
+			m, err := rawWrite(fd, b[n:])
 			if err == syscall.EINTR {
 				continue
 			}

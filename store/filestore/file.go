@@ -9,9 +9,8 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"runtime"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/store"
@@ -27,7 +26,13 @@ type fileID struct{ device, inode uint64 }
 
 // attach opens the file that the path leads to and checks that it is one that can be locked and appended to.
 func (s *Store) attach(create bool) error {
-	flags := os.O_RDWR | unix.O_NONBLOCK // a FIFO must not hold us up
+	if !supported {
+		return &dist.Error{
+			Op: "filestore: open", Code: dist.NotSupported, Rank: dist.NoRank,
+			Detail: "a file store needs flock, which this system (" + runtime.GOOS + ") does not have; use a tcp:// store",
+		}
+	}
+	flags := os.O_RDWR | nonblocking // a FIFO must not hold us up
 	if create {
 		flags |= os.O_CREATE
 	}
@@ -35,21 +40,16 @@ func (s *Store) attach(create bool) error {
 	if err != nil {
 		return err
 	}
-	var stat unix.Stat_t
-	err = unix.Fstat(int(f.Fd()), &stat)
-	if err == nil && stat.Mode&unix.S_IFMT != unix.S_IFREG {
+	id, regular, err := identify(f)
+	if err == nil && !regular {
 		err = errors.New("not a regular file")
 	}
 	if err != nil {
 		_ = f.Close()
 		return &fs.PathError{Op: "open", Path: s.path, Err: err}
 	}
-	s.file, s.id = f, idOf(&stat)
+	s.file, s.id = f, id
 	return nil
-}
-
-func idOf(stat *unix.Stat_t) fileID {
-	return fileID{uint64(stat.Dev), stat.Ino} //nolint:unconvert // not 64 bits on every system
 }
 
 // current reports whether the path still leads to the open file, and its size.
@@ -57,14 +57,8 @@ func (s *Store) current() (size int64, ok bool) {
 	if s.file == nil {
 		return 0, false
 	}
-	var stat unix.Stat_t
-	for {
-		err := unix.Stat(s.path, &stat)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		return stat.Size, err == nil && idOf(&stat) == s.id
-	}
+	id, size, err := look(s.path)
+	return size, err == nil && id == s.id
 }
 
 // forget lets go of the file, and with it of the lock.
@@ -82,14 +76,14 @@ func (s *Store) lost() {
 }
 
 // lock takes the whole-file lock that PyTorch uses. It polls, because flock itself cannot be told to stop waiting.
-func (s *Store) lock(w *waiting, how int) error {
+func (s *Store) lock(w *waiting, how lockMode) error {
 	for pause := firstLockPause; ; pause = min(2*pause, longestLockPause) {
-		err := unix.Flock(int(s.file.Fd()), how|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return nil
-		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
+		locked, err := tryLock(s.file, how)
+		if err != nil {
 			return &fs.PathError{Op: "flock", Path: s.path, Err: err}
+		}
+		if locked {
+			return nil
 		}
 		if err := s.pause(w, pause); err != nil {
 			return err
@@ -99,7 +93,7 @@ func (s *Store) lock(w *waiting, how int) error {
 
 func (s *Store) unlock() {
 	if s.file != nil {
-		_ = unix.Flock(int(s.file.Fd()), unix.LOCK_UN)
+		unlock(s.file)
 	}
 }
 

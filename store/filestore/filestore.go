@@ -16,8 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
@@ -153,7 +151,7 @@ func Repair(ctx context.Context, path string) (int64, error) {
 	if err := s.attach(false); err != nil {
 		return fail(err)
 	}
-	if err := s.lock(w, unix.LOCK_EX); err != nil {
+	if err := s.lock(w, exclusive); err != nil {
 		return fail(err)
 	}
 	size, err := s.file.Seek(0, io.SeekEnd)

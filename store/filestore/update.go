@@ -13,8 +13,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cohort-dist/cohort/internal/storenum"
 )
 
@@ -120,7 +118,7 @@ func (s *Store) lockCurrent(w *waiting) (int64, error) {
 				return 0, err
 			}
 		}
-		if err := s.lock(w, unix.LOCK_EX); err != nil {
+		if err := s.lock(w, exclusive); err != nil {
 			return 0, err
 		}
 		size, current := s.current()
@@ -185,7 +183,7 @@ func (s *Store) refresh(w *waiting) error {
 		break
 	}
 	known := s.table.pos
-	err := s.lockAndReplay(w, unix.LOCK_SH, func(size int64) error { return s.replay(size) })
+	err := s.lockAndReplay(w, shared, func(size int64) error { return s.replay(size) })
 	if err != nil && known == 0 {
 		s.forget()
 		return err
@@ -193,14 +191,14 @@ func (s *Store) refresh(w *waiting) error {
 	if !errors.Is(err, errTorn) {
 		return err
 	}
-	return s.lockAndReplay(w, unix.LOCK_EX, func(size int64) error {
+	return s.lockAndReplay(w, exclusive, func(size int64) error {
 		_, err := s.replayOrCut(size)
 		return err
 	})
 }
 
 // lockAndReplay runs replay with the size that the open file has under the lock.
-func (s *Store) lockAndReplay(w *waiting, how int, replay func(size int64) error) error {
+func (s *Store) lockAndReplay(w *waiting, how lockMode, replay func(size int64) error) error {
 	if err := s.lock(w, how); err != nil {
 		return err
 	}

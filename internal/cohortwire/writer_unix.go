@@ -1,0 +1,11 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package cohortwire
+
+import "syscall"
+
+// rawWrite writes to a descriptor that does not block.
+func rawWrite(fd uintptr, b []byte) (int, error) { return syscall.Write(int(fd), b) }
