@@ -117,6 +117,67 @@ func TestDeathEndsOperations(t *testing.T) {
 	}
 }
 
+// TestMessagesGoOnWithoutTheDead: a death ends what needs the dead rank, and nothing else.
+func TestMessagesGoOnWithoutTheDead(t *testing.T) {
+	t.Run("tcp, died", func(t *testing.T) { messagesGoOn(t, TCP, vanish) })
+	for _, transport := range transports {
+		t.Run(string(transport)+", left", func(t *testing.T) {
+			messagesGoOn(t, transport, func(t *testing.T, g *Group) {
+				t.Helper()
+				must(t, g.Close())
+			})
+		})
+	}
+}
+
+func messagesGoOn(t *testing.T, transport Transport, end func(*testing.T, *Group)) {
+	groups := newWorld(t, 3, WithTransport(transport))
+	ctx := ctxOf(t)
+	swap := func(r, n, tag int) error {
+		in, out := tensor.Must(tensor.New(tensor.Uint8, n)), tensor.Must(tensor.New(tensor.Uint8, n))
+		must(t, in.Fill(float64(r+1)))
+		send := groups[r].Send(ctx, in, 1-r, tag)
+		if err := groups[r].Recv(ctx, out, 1-r, tag).Wait(ctx); err != nil {
+			return err
+		}
+		if got := values[uint8](t, out); n > 0 && (got[0] != byte(2-r) || got[n-1] != byte(2-r)) {
+			t.Errorf("rank %d got %d", r, got[0])
+		}
+		return send.Wait(ctx)
+	}
+	early := groups[0].Recv(ctx, from(float32(1)), 2, 7) // needs the rank that dies
+	half := groups[0].Recv(ctx, from(uint8(1)), 1, 9)    // does not
+	end(t, groups[2])
+	if err := early.Wait(ctx); !errors.Is(err, dist.PeerLost) {
+		t.Errorf("%v", err)
+	}
+	must(t, each(2, func(r int) error {
+		for i, n := range []int{1, 100, 70_000, 0, 3_000_000, 5} {
+			if err := swap(r, n, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	must(t, groups[1].Send(ctx, from(uint8(3)), 0, 9).Wait(ctx))
+	must(t, half.Wait(ctx))
+	if err := groups[1].Send(ctx, from(float32(1)), 2, 0).Wait(ctx); !errors.Is(err, dist.PeerLost) {
+		t.Errorf("a message to the dead: %v", err)
+	}
+	// A collective needs everybody: one failed, the group has.
+	_ = each(2, func(r int) error {
+		err := groups[r].AllReduce(ctx, tensor.Must(tensor.New(tensor.Float32, 1)), Sum).Wait(ctx)
+		var e *dist.Error
+		if !errors.As(err, &e) || e.Code != dist.PeerLost || e.Rank != 2 && transport != Gloo { // there the other rank may leave first
+			t.Errorf("rank %d: %v", r, err)
+		}
+		if err := swap(r, 1, 99); !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "failed before") {
+			t.Errorf("rank %d, later: %v", r, err)
+		}
+		return nil
+	})
+}
+
 func TestStoppedRankIsFound(t *testing.T) {
 	groups := newWorld(t, 2, WithTransport(TCP), WithHeartbeat(200*time.Millisecond))
 	ctx := ctxOf(t)
