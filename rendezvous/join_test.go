@@ -175,6 +175,7 @@ func TestRendezvousTCPStoreTimeoutDoesntBreakClient(t *testing.T) {
 	if _, err := m.Store().Get(t.Context(), "the_key"); !errors.Is(err, store.ErrTimeout) {
 		t.Fatalf("got %v", err)
 	}
+	m.Store().SetTimeout(20 * time.Second)
 	set(t, m.Store(), "the_key", "x")
 	checkGet(t, m.Store(), "the_key", "x")
 }

@@ -63,7 +63,7 @@ func TestCrowdedOutReadSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = server.Close() }()
-	client, err := Dial(t.Context(), server.Addr().String(), WithTimeout(100*time.Millisecond))
+	client, err := Dial(t.Context(), server.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,6 +73,7 @@ func TestCrowdedOutReadSaysWhy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	client.SetTimeout(100 * time.Millisecond)
 	if _, err := client.Get(t.Context(), "large"); !errors.Is(err, dist.Exhausted) || !strings.Contains(err.Error(), "buffers of all clients") {
 		t.Errorf("got %v", err)
 	}

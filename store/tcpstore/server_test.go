@@ -306,7 +306,7 @@ func TestServerConnLimit(t *testing.T) {
 func TestServerSlowReader(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
 		t.Helper()
-		s := startServer(t, append(opts, WithLimits(Limits{Stall: 400 * time.Millisecond}))...)
+		s := startServer(t, append(opts, WithLimits(Limits{Stall: 2 * time.Second}))...)
 		value := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
 		slow, stuck, other := dialV(t, s), dialV(t, s), dialV(t, s)
 		write(t, other, wire.AppendSet(nil, wire.V, "/big", value))
