@@ -41,9 +41,16 @@ func (op *Op) Complete(err error) {
 	if err != nil && set != nil {
 		set.fail(err)
 	}
+	nudge(done)
+}
+
+// Nudge makes whoever waits for op look again. A mesh whose waiters take turns in doing its work wakes the next one so.
+func (op *Op) Nudge() { nudge(op.State.Done) }
+
+func nudge(done chan struct{}) {
 	select {
 	case done <- struct{}{}:
-	default:
+	default: // a signal is on its way already
 	}
 }
 

@@ -41,10 +41,10 @@ func (t Tuning) withDefaults() Tuning {
 		t.Small = 16 << 10
 	}
 	if t.Segment == 0 {
-		t.Segment = 1 << 20
+		t.Segment = 512 << 10
 	}
 	if t.Depth == 0 {
-		t.Depth = 3
+		t.Depth = 2
 	}
 	if t.RingFrom == 0 {
 		t.RingFrom = 9
@@ -390,7 +390,7 @@ func segment(from, to, size, s int) (int, int) {
 }
 
 // leastSegment is the segment below which the system calls cost more than the overlap brings.
-const leastSegment = 512 << 10
+const leastSegment = 256 << 10
 
 // segmentSize returns the segment for a block of the given length, in whole elements: large, because each costs system
 // calls, but small enough that there are a few to overlap and that many ranks do not take much memory.

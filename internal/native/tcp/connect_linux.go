@@ -252,10 +252,9 @@ func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 			return fail(err)
 		}
 	}
-	if err := unix.SetNonblock(m.ep, true); err != nil {
+	if m.watch, err = newWatch(m.ep); err != nil {
 		return fail(err)
 	}
-	m.epFile = os.NewFile(uintptr(m.ep), "epoll")
 	m.keeper.Add(1)
 	go m.keep()
 	return m, nil
@@ -281,7 +280,19 @@ func takeSocket(nc net.Conn) (int, error) {
 		return -1, dupErr
 	}
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	if sameHost(nc) {
+		// There is no path to find out about within a host. A congestion control that paces what it sends, like BBR, only
+		// costs timers there; the simplest one is always allowed.
+		_ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
+	}
 	return fd, unix.SetNonblock(fd, true)
+}
+
+// sameHost reports whether both ends of a connection have the same address.
+func sameHost(nc net.Conn) bool {
+	local, ok1 := nc.LocalAddr().(*net.TCPAddr)
+	remote, ok2 := nc.RemoteAddr().(*net.TCPAddr)
+	return ok1 && ok2 && local.IP.Equal(remote.IP)
 }
 
 // Close says goodbye, waits a short time until the peers have taken what was sent, and releases everything.
@@ -300,8 +311,8 @@ func (m *Mesh) Close() error {
 		c.tell(wire.Header{Type: wire.Bye})
 		c.flush()
 	}
-	for op := m.anyRecvs.pop(); op != nil; op = m.anyRecvs.pop() {
-		complete(op, errClosed())
+	for op := m.anyRecvs.Pop(); op != nil; op = m.anyRecvs.Pop() {
+		op.Complete(errClosed())
 	}
 	m.err = errClosed()
 	m.wake()
@@ -316,11 +327,11 @@ func (m *Mesh) Close() error {
 		}
 	}
 	for _, op := range m.sleepers {
-		poke(op.State.Done)
+		op.Nudge()
 	}
 	m.mu.Unlock()
 	close(m.stop)
-	_ = m.epFile.SetReadDeadline(time.Unix(1, 0))
+	_ = m.watch.file.SetReadDeadline(time.Unix(1, 0))
 	m.keeper.Wait()
 	// A driver may still be in the kernel with the epoll instance.
 	for {
@@ -367,9 +378,8 @@ func (m *Mesh) lingerOut() {
 }
 
 func (m *Mesh) closeFiles() {
-	if m.epFile != nil {
-		_ = m.epFile.Close()
-	} else if m.ep >= 0 {
+	m.watch.close()
+	if m.ep >= 0 {
 		_ = unix.Close(m.ep)
 	}
 	if m.event >= 0 {

@@ -5,8 +5,6 @@ package tcp
 
 import (
 	"context"
-	"errors"
-	"os"
 	"runtime"
 	"time"
 
@@ -19,11 +17,11 @@ import (
 // Wait returns when op is complete. The caller drives the mesh meanwhile, or sleeps while another goroutine does.
 func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 	for {
-		if isDone(op) {
+		if op.Completed() {
 			return op.State.Err
 		}
 		m.mu.Lock()
-		if isDone(op) {
+		if op.Completed() {
 			m.mu.Unlock()
 			return op.State.Err
 		}
@@ -41,9 +39,6 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 			}
 			continue
 		}
-		if op.State.Done == nil {
-			op.State.Done = make(chan struct{}, 1)
-		}
 		m.sleepers = append(m.sleepers, op)
 		m.mu.Unlock()
 		select {
@@ -57,11 +52,11 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 				break
 			}
 		}
-		if isDone(op) || ctx.Err() != nil {
+		if op.Completed() || ctx.Err() != nil {
 			m.passOn() // this one may have been woken to drive
 		}
 		m.mu.Unlock()
-		if !isDone(op) && ctx.Err() != nil {
+		if !op.Completed() && ctx.Err() != nil {
 			return dist.FromContext("group: wait", ctx)
 		}
 	}
@@ -79,7 +74,7 @@ func (m *Mesh) release() {
 // passOn wakes a sleeper to drive when nobody does.
 func (m *Mesh) passOn() {
 	if !m.driving && len(m.sleepers) > 0 {
-		poke(m.sleepers[0].State.Done)
+		m.sleepers[0].Nudge()
 	}
 }
 
@@ -100,7 +95,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		if n == 0 {
 			m.notice()
 		}
-		done, closed := isDone(op), m.closed
+		done, closed := op.Completed(), m.closed
 		m.mu.Unlock()
 		switch {
 		case done || closed:
@@ -144,7 +139,7 @@ func (m *Mesh) spinFor(op *link.Op) bool {
 		} else if n, errno := epollWait(m.ep, m.events[:], 0); errno == 0 {
 			m.handle(n)
 		}
-		done := isDone(op) || m.closed
+		done := op.Completed() || m.closed
 		m.mu.Unlock()
 		if done {
 			m.spin.hit()
@@ -189,94 +184,4 @@ func (s *spinner) miss() {
 	s.misses = min(s.misses+1, 6)
 	s.budget = max(s.budget/2, 5*time.Microsecond)
 	s.skip = 1<<s.misses - 1
-}
-
-// keep is the keeper: it serves the sockets while nobody waits, sends the heartbeats and misses those of others.
-func (m *Mesh) keep() {
-	defer m.keeper.Done()
-	raw, err := m.epFile.SyscallConn()
-	if err != nil {
-		return
-	}
-	const quiet = time.Millisecond
-	beat := m.cfg.Heartbeat / 4
-	if beat <= 0 {
-		beat = time.Hour
-	}
-	nextBeat := time.Now().Add(beat)
-	timer := time.NewTimer(quiet)
-	defer timer.Stop()
-	for {
-		// While others drive, only the clock is watched.
-		for {
-			m.mu.Lock()
-			busy := m.driving || time.Since(m.lastDrive) < quiet
-			m.mu.Unlock()
-			if now := time.Now(); now.After(nextBeat) {
-				m.beat()
-				nextBeat = now.Add(beat)
-			}
-			if !busy {
-				break
-			}
-			timer.Reset(min(5*quiet, beat))
-			select {
-			case <-m.stop:
-				return
-			case <-timer.C:
-			}
-		}
-		_ = m.epFile.SetReadDeadline(nextBeat)
-		err := raw.Read(func(uintptr) bool { return m.serve() })
-		select {
-		case <-m.stop:
-			return
-		default:
-		}
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			return
-		}
-	}
-}
-
-// serve handles what is there if nobody else does. It returns false when there was nothing.
-func (m *Mesh) serve() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.driving || m.closed {
-		return true
-	}
-	n, errno := epollWait(m.ep, m.events[:], 0)
-	if errno != 0 {
-		return true
-	}
-	m.handle(n)
-	return n > 0
-}
-
-// beat tells silent peers that this rank lives, and gives up those that say nothing.
-func (m *Mesh) beat() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := time.Now()
-	for _, c := range m.conns {
-		if c == nil || c.gone != nil {
-			continue
-		}
-		if !c.spoke && len(c.control) == 0 {
-			c.tell(beatFrame)
-			c.flush()
-			if c.gone != nil {
-				continue
-			}
-		}
-		c.spoke = false
-		if c.heard || c.lastIn.IsZero() {
-			c.lastIn, c.heard = now, false
-		}
-		if m.cfg.Heartbeat > 0 && !m.frozen && now.Sub(c.lastIn) > m.cfg.Heartbeat && !c.read() && c.gone == nil {
-			c.lose("rank " + itoa(c.peer) + " has said nothing for " + now.Sub(c.lastIn).Round(time.Millisecond).String() +
-				": its process is stopped or the network to it is cut")
-		}
-	}
 }

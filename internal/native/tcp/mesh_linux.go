@@ -4,7 +4,6 @@
 package tcp
 
 import (
-	"os"
 	"sync"
 	"time"
 
@@ -22,15 +21,15 @@ const Supported = true
 type Mesh struct {
 	rank, size int
 	cfg        Config
-	ep, event  int      // epoll instance; eventfd that wakes the driver
-	epFile     *os.File // the epoll instance in the runtime's poller, for the keeper
+	ep, event  int   // epoll instance; eventfd that wakes the driver
+	watch      watch // the keeper's
 	stop       chan struct{}
 	keeper     sync.WaitGroup
 	spin       spinner
 
 	mu        sync.Mutex
 	conns     []*conn // by rank; nil for the own one
-	anyRecvs  opList
+	anyRecvs  link.List
 	calls     [callHistory]callEntry
 	live      []liveCall
 	order     uint64     // arrivals counted
@@ -53,12 +52,12 @@ func (m *Mesh) Size() int { return m.size }
 
 // Send posts a message. It is written at once as far as the kernel takes it.
 func (m *Mesh) Send(op *link.Op) {
-	start(op)
+	op.Begin()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c, err := m.peer(op)
 	if err != nil {
-		complete(op, err)
+		op.Complete(err)
 		return
 	}
 	c.post(op)
@@ -67,7 +66,7 @@ func (m *Mesh) Send(op *link.Op) {
 
 // Recv posts room for a message.
 func (m *Mesh) Recv(op *link.Op) {
-	start(op)
+	op.Begin()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if op.Peer == link.AnyPeer {
@@ -78,7 +77,7 @@ func (m *Mesh) Recv(op *link.Op) {
 	if err != nil {
 		// What came before the peer left may still be taken.
 		if c == nil || !c.takeArrival(op) {
-			complete(op, err)
+			op.Complete(err)
 		}
 		return
 	}
@@ -111,24 +110,23 @@ func errClosed() error {
 	return dist.New("group", dist.Closed, "the group was closed")
 }
 
-// recvAny takes the oldest message on the slot from one of op.From, or waits for one.
+// recvAny takes the oldest message on the slot from a rank that it accepts, or waits for one.
 func (m *Mesh) recvAny(op *link.Op) {
 	if m.err != nil || m.closed {
 		err := m.err
 		if err == nil {
 			err = errClosed()
 		}
-		complete(op, err)
+		op.Complete(err)
 		return
 	}
 	var best *arrival
 	var from *conn
 	alive := false
-	for _, rank := range op.From {
-		if rank < 0 || rank >= m.size || rank == m.rank {
+	for rank, c := range m.conns {
+		if c == nil || !op.Accepts(rank) {
 			continue
 		}
-		c := m.conns[rank]
 		alive = alive || c.gone == nil
 		if a := c.inbox.first(op.Slot); a != nil && (a.whole || a.request) && (best == nil || a.order < best.order) {
 			best, from = a, c
@@ -140,17 +138,17 @@ func (m *Mesh) recvAny(op *link.Op) {
 		from.take(best, op)
 		from.flush()
 	case !alive:
-		complete(op, m.noneLeft(op))
+		op.Complete(m.noneLeft(op))
 	default:
-		m.anyRecvs.push(op)
+		m.anyRecvs.Push(op)
 	}
 }
 
 // noneLeft is the error of a receive from ranks that have all gone.
 func (m *Mesh) noneLeft(op *link.Op) error {
-	for _, rank := range op.From {
-		if rank >= 0 && rank < m.size && rank != m.rank && m.conns[rank].gone != nil {
-			return m.conns[rank].gone
+	for rank, c := range m.conns {
+		if c != nil && c.gone != nil && op.Accepts(rank) {
+			return c.gone
 		}
 	}
 	return dist.New("group: receive", dist.InvalidArgument, "no rank to receive from")
@@ -162,7 +160,7 @@ func (m *Mesh) Awaited() []int {
 	defer m.mu.Unlock()
 	var ranks []int
 	for rank, c := range m.conns {
-		if c != nil && (c.recvs.head != nil || c.granted.head != nil || c.waiting.head != nil) {
+		if c != nil && (c.recvs.Head != nil || c.granted.Head != nil || c.waiting.Head != nil) {
 			ranks = append(ranks, rank)
 		}
 	}
@@ -173,20 +171,20 @@ func (m *Mesh) Awaited() []int {
 func (m *Mesh) Cancel(op *link.Op) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if isDone(op) {
+	if op.Completed() {
 		return false
 	}
-	removed := m.anyRecvs.remove(op)
+	removed := m.anyRecvs.Remove(op)
 	if !removed && op.Peer >= 0 && op.Peer < m.size && op.Peer != m.rank {
 		c := m.conns[op.Peer]
-		removed = c.recvs.remove(op)
-		if !removed && c.out.remove(op) { // not written yet; a send that was announced must happen
+		removed = c.recvs.Remove(op)
+		if !removed && c.out.Remove(op) { // not written yet; a send that was announced must happen
 			c.credit += cost(op)
 			removed = true
 		}
 	}
 	if removed {
-		complete(op, dist.New("group", dist.Aborted, "the operation was withdrawn"))
+		op.Complete(dist.New("group", dist.Aborted, "the operation was withdrawn"))
 		m.wake()
 	}
 	return removed
@@ -220,8 +218,8 @@ func (m *Mesh) fail(err error, tell bool) {
 			c.abort(err)
 		}
 	}
-	for op := m.anyRecvs.pop(); op != nil; op = m.anyRecvs.pop() {
-		complete(op, err)
+	for op := m.anyRecvs.Pop(); op != nil; op = m.anyRecvs.Pop() {
+		op.Complete(err)
 	}
 	m.wake()
 }
@@ -247,127 +245,6 @@ func (m *Mesh) wake() {
 	}
 	one := [8]byte{1}
 	_, _ = unix.Write(m.event, one[:]) // full means that it is awake already
-}
-
-// callHistory is how many calls back a late message of another rank is still compared.
-const callHistory = 1024
-
-type callEntry struct {
-	slot uint64
-	call wire.Call
-}
-
-// liveCall is a collective that runs on this rank.
-type liveCall struct {
-	slot    uint64
-	began   time.Time // when the driver saw that it takes long
-	noticed bool
-}
-
-func (m *Mesh) entry(slot uint64) *callEntry { return &m.calls[wire.TagOf(slot)%callHistory] }
-
-// Begin takes note of what this rank calls under a slot, and compares what others have said about it already.
-func (m *Mesh) Begin(slot uint64, call wire.Call) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	*m.entry(slot) = callEntry{slot, call}
-	m.live = append(m.live, liveCall{slot: slot})
-	if m.err != nil {
-		return
-	}
-	for _, c := range m.conns {
-		if c == nil {
-			continue
-		}
-		for a := c.inbox.head; a != nil; a = a.next {
-			if a.called && wire.BaseSlot(a.slot) == slot && !call.Agrees(&a.call, m.rank, c.peer) {
-				m.fail(m.mismatch(c.peer, slot, a.call, call), true)
-				return
-			}
-		}
-		for _, r := range c.readys {
-			if wire.BaseSlot(r.slot) == slot && !call.Agrees(&r.call, m.rank, c.peer) {
-				m.fail(m.mismatch(c.peer, slot, r.call, call), true)
-				return
-			}
-		}
-		kept := c.notices[:0]
-		for _, n := range c.notices {
-			if n.slot != slot {
-				kept = append(kept, n)
-			} else if !call.Agrees(&n.call, m.rank, c.peer) {
-				m.fail(m.mismatch(c.peer, slot, n.call, call), true)
-				return
-			}
-		}
-		c.notices = kept
-	}
-}
-
-// End takes note that the collective is over on this rank. What it called stays known for latecomers.
-func (m *Mesh) End(slot uint64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for i := range m.live {
-		if m.live[i].slot == slot {
-			m.live = append(m.live[:i], m.live[i+1:]...)
-			return
-		}
-	}
-}
-
-// notice tells all peers about collectives that take long, once: they may wait for this rank in another operation.
-func (m *Mesh) notice() {
-	if m.err != nil {
-		return
-	}
-	now := time.Now()
-	for i := range m.live {
-		l := &m.live[i]
-		switch {
-		case l.noticed:
-		case l.began.IsZero():
-			l.began = now
-		case now.Sub(l.began) > slice*time.Millisecond/2:
-			l.noticed = true
-			for _, c := range m.conns {
-				if c != nil && c.gone == nil {
-					h := wire.Header{Type: wire.Notice, Slot: l.slot}
-					c.describe(&h)
-					c.tell(h)
-					c.flush()
-				}
-			}
-		}
-	}
-}
-
-// compare checks what a peer says it called under a slot. A slot that this rank has not begun is compared in Begin.
-func (m *Mesh) compare(peer int, h *wire.Header) bool {
-	base := wire.BaseSlot(h.Slot)
-	e := m.entry(base)
-	if e.slot != base || e.call.Agrees(&h.Call, m.rank, peer) {
-		return true
-	}
-	m.fail(m.mismatch(peer, base, h.Call, e.call), true)
-	return false
-}
-
-func (m *Mesh) mismatch(peer int, slot uint64, theirs, ours wire.Call) error {
-	return &dist.Error{
-		Op: "group: " + ours.Kind.String(), Code: dist.Mismatch, Rank: dist.Rank(peer), Peer: m.conns[peer].addr,
-		Detail: "operation " + itoa(int(wire.TagOf(slot))) + ": rank " + itoa(peer) + " called " + theirs.String() + ", rank " +
-			itoa(m.rank) + " called " + ours.String() + "; all ranks must call the same operations in the same order",
-	}
-}
-
-// sized reports whether slot is a collective whose message lengths all ranks agree on, so that room is announced unasked.
-func (m *Mesh) sized(slot uint64) bool {
-	if !wire.IsCollective(slot) {
-		return false
-	}
-	e := m.entry(slot)
-	return e.slot == wire.BaseSlot(slot) && e.call.Bytes != 0
 }
 
 var _ link.Mesh = (*Mesh)(nil)

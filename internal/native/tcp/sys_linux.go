@@ -10,11 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The system calls of the hot path. The short ones go past the scheduler (RawSyscall): they never block, and leaving and
-// entering the scheduler costs as much as they do. Large copies tell the scheduler, so that other goroutines run meanwhile.
+// The system calls of the hot path go past the scheduler (RawSyscall): they never block, and leaving and entering the
+// scheduler costs as much as a short one does. During a long one the scheduler would hand the processor to another thread,
+// which then has to be given it back; so copies are bounded instead.
 
-// longCopy is the size from which a copy to or from the kernel is worth telling the scheduler.
-const longCopy = 64 << 10
+// maxCopy bounds one copy to or from the kernel, and with it the time that other goroutines and the collector wait for the
+// processor.
+const maxCopy = 256 << 10
 
 // iovecs is a scatter/gather list on the stack or in a connection.
 type iovecs struct {
@@ -35,17 +37,14 @@ func (v *iovecs) add(b []byte) {
 
 func (v *iovecs) reset() { *v = iovecs{} }
 
+// addUpTo adds as much of b as one call may copy.
+func (v *iovecs) addUpTo(b []byte) { v.add(b[:min(len(b), maxCopy)]) }
+
 // sendv writes what the kernel takes, without blocking and without SIGPIPE.
 func sendv(fd int, v *iovecs) (int, syscall.Errno) {
 	msg := unix.Msghdr{Iov: &v.list[0]}
 	msg.SetIovlen(v.n)
-	var n uintptr
-	var errno syscall.Errno
-	if v.bytes < longCopy {
-		n, _, errno = unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
-	} else {
-		n, _, errno = unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
-	}
+	n, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
 	return int(n), errno
 }
 
@@ -53,13 +52,7 @@ func sendv(fd int, v *iovecs) (int, syscall.Errno) {
 func recvv(fd int, v *iovecs) (int, syscall.Errno) {
 	msg := unix.Msghdr{Iov: &v.list[0]}
 	msg.SetIovlen(v.n)
-	var n uintptr
-	var errno syscall.Errno
-	if v.bytes < longCopy {
-		n, _, errno = unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
-	} else {
-		n, _, errno = unix.Syscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
-	}
+	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
 	return int(n), errno
 }
 

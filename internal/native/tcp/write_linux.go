@@ -17,7 +17,7 @@ import (
 func (c *conn) post(op *link.Op) {
 	if len(op.Buf) <= EagerMax && c.credit >= cost(op) {
 		c.credit -= cost(op)
-		c.out.push(op)
+		c.out.Push(op)
 		return
 	}
 	for i, r := range c.readys {
@@ -28,7 +28,7 @@ func (c *conn) post(op *link.Op) {
 		}
 	}
 	op.State.Aux = large
-	c.waiting.push(op)
+	c.waiting.Push(op)
 	if len(op.Buf) <= EagerMax || !c.m.sized(op.Slot) {
 		h := wire.Header{Type: wire.Request, Slot: op.Slot, Total: uint64(len(op.Buf))}
 		c.describe(&h)
@@ -52,7 +52,7 @@ func (c *conn) tell(h wire.Header) {
 func (c *conn) flush() {
 	for c.gone == nil && !c.broken {
 		if c.current == nil {
-			if op := c.out.pop(); op != nil {
+			if op := c.out.Pop(); op != nil {
 				c.open(op)
 			}
 		}
@@ -64,7 +64,7 @@ func (c *conn) flush() {
 		}
 		if c.current != nil {
 			v.add(c.head[c.headAt:])
-			v.add(c.piece)
+			v.addUpTo(c.piece)
 		}
 		if v.bytes == 0 {
 			if c.armed {
@@ -121,7 +121,7 @@ func (c *conn) wrote(n, control int) {
 		return
 	}
 	c.current = nil
-	complete(op, nil)
+	op.Complete(nil)
 }
 
 // The progress of a send is in its Aux: the bytes that were put into frames, and a mark for messages that asked first.

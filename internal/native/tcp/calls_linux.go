@@ -1,0 +1,132 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/native/wire"
+)
+
+// callHistory is how many calls back a late message of another rank is still compared.
+const callHistory = 1024
+
+type callEntry struct {
+	slot uint64
+	call wire.Call
+}
+
+// liveCall is a collective that runs on this rank.
+type liveCall struct {
+	slot    uint64
+	began   time.Time // when the driver saw that it takes long
+	noticed bool
+}
+
+func (m *Mesh) entry(slot uint64) *callEntry { return &m.calls[wire.TagOf(slot)%callHistory] }
+
+// Begin takes note of what this rank calls under a slot, and compares what others have said about it already.
+func (m *Mesh) Begin(slot uint64, call wire.Call) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	*m.entry(slot) = callEntry{slot, call}
+	m.live = append(m.live, liveCall{slot: slot})
+	if m.err != nil {
+		return
+	}
+	for _, c := range m.conns {
+		if c == nil {
+			continue
+		}
+		for a := c.inbox.head; a != nil; a = a.next {
+			if a.called && wire.BaseSlot(a.slot) == slot && !call.Agrees(&a.call, m.rank, c.peer) {
+				m.fail(m.mismatch(c.peer, slot, a.call, call), true)
+				return
+			}
+		}
+		for _, r := range c.readys {
+			if wire.BaseSlot(r.slot) == slot && !call.Agrees(&r.call, m.rank, c.peer) {
+				m.fail(m.mismatch(c.peer, slot, r.call, call), true)
+				return
+			}
+		}
+		kept := c.notices[:0]
+		for _, n := range c.notices {
+			if n.slot != slot {
+				kept = append(kept, n)
+			} else if !call.Agrees(&n.call, m.rank, c.peer) {
+				m.fail(m.mismatch(c.peer, slot, n.call, call), true)
+				return
+			}
+		}
+		c.notices = kept
+	}
+}
+
+// End takes note that the collective is over on this rank. What it called stays known for latecomers.
+func (m *Mesh) End(slot uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range m.live {
+		if m.live[i].slot == slot {
+			m.live = append(m.live[:i], m.live[i+1:]...)
+			return
+		}
+	}
+}
+
+// notice tells all peers about collectives that take long, once: they may wait for this rank in another operation.
+func (m *Mesh) notice() {
+	if m.err != nil {
+		return
+	}
+	now := time.Now()
+	for i := range m.live {
+		l := &m.live[i]
+		switch {
+		case l.noticed:
+		case l.began.IsZero():
+			l.began = now
+		case now.Sub(l.began) > slice*time.Millisecond/2:
+			l.noticed = true
+			for _, c := range m.conns {
+				if c != nil && c.gone == nil {
+					h := wire.Header{Type: wire.Notice, Slot: l.slot}
+					c.describe(&h)
+					c.tell(h)
+					c.flush()
+				}
+			}
+		}
+	}
+}
+
+// compare checks what a peer says it called under a slot. A slot that this rank has not begun is compared in Begin.
+func (m *Mesh) compare(peer int, h *wire.Header) bool {
+	base := wire.BaseSlot(h.Slot)
+	e := m.entry(base)
+	if e.slot != base || e.call.Agrees(&h.Call, m.rank, peer) {
+		return true
+	}
+	m.fail(m.mismatch(peer, base, h.Call, e.call), true)
+	return false
+}
+
+func (m *Mesh) mismatch(peer int, slot uint64, theirs, ours wire.Call) error {
+	return &dist.Error{
+		Op: "group: " + ours.Kind.String(), Code: dist.Mismatch, Rank: dist.Rank(peer), Peer: m.conns[peer].addr,
+		Detail: "operation " + itoa(int(wire.TagOf(slot))) + ": rank " + itoa(peer) + " called " + theirs.String() + ", rank " +
+			itoa(m.rank) + " called " + ours.String() + "; all ranks must call the same operations in the same order",
+	}
+}
+
+// sized reports whether slot is a collective whose message lengths all ranks agree on, so that room is announced unasked.
+func (m *Mesh) sized(slot uint64) bool {
+	if !wire.IsCollective(slot) {
+		return false
+	}
+	e := m.entry(slot)
+	return e.slot == wire.BaseSlot(slot) && e.call.Bytes != 0
+}

@@ -1,0 +1,166 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// watch is what the keeper waits on: an epoll instance around the mesh's own one, known to the runtime's poller.
+//
+// It listens only while nobody else attends to the sockets. The runtime's poller would wake a thread for every packet that a
+// driver reads anyway, and that costs more than the packet does.
+type watch struct {
+	fd        int
+	file      *os.File
+	listening bool // guarded by the mesh's mutex
+}
+
+func newWatch(ep int) (watch, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return watch{}, err
+	}
+	if err = unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, ep, &unix.EpollEvent{}); err == nil {
+		err = unix.SetNonblock(fd, true)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return watch{}, err
+	}
+	return watch{fd: fd, file: os.NewFile(uintptr(fd), "epoll")}, nil
+}
+
+// listen says whether the runtime's poller is to hear of events.
+func (w *watch) listen(ep int, on bool) {
+	if on == w.listening {
+		return
+	}
+	w.listening = on
+	event := unix.EpollEvent{}
+	if on {
+		event.Events = unix.EPOLLIN
+	}
+	_ = unix.EpollCtl(w.fd, unix.EPOLL_CTL_MOD, ep, &event)
+}
+
+func (w *watch) close() {
+	if w.file != nil {
+		_ = w.file.Close()
+	}
+}
+
+const (
+	// quiet is how long after the last driver the keeper takes over.
+	quiet = time.Millisecond
+	// pause is the same while a collective runs: its goroutine computes between two waits, and comes back.
+	pause = 20 * quiet
+)
+
+// attended reports whether somebody else looks after the sockets, or did so just now.
+func (m *Mesh) attended() bool {
+	if m.driving {
+		return true
+	}
+	since := time.Since(m.lastDrive)
+	return since < quiet || len(m.live) > 0 && since < pause
+}
+
+// keep is the keeper: it serves the sockets while nobody waits, sends the heartbeats and misses those of others.
+func (m *Mesh) keep() {
+	defer m.keeper.Done()
+	raw, err := m.watch.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	beat := m.cfg.Heartbeat / 4
+	if beat <= 0 {
+		beat = time.Hour
+	}
+	nextBeat := time.Now().Add(beat)
+	timer := time.NewTimer(quiet)
+	defer timer.Stop()
+	for {
+		// While others drive, only the clock is watched.
+		for {
+			m.mu.Lock()
+			busy := m.attended()
+			m.mu.Unlock()
+			if now := time.Now(); now.After(nextBeat) {
+				m.beat()
+				nextBeat = now.Add(beat)
+			}
+			if !busy {
+				break
+			}
+			timer.Reset(min(2*quiet, beat))
+			select {
+			case <-m.stop:
+				return
+			case <-timer.C:
+			}
+		}
+		_ = m.watch.file.SetReadDeadline(nextBeat)
+		err := raw.Read(func(uintptr) bool { return m.serve() })
+		select {
+		case <-m.stop:
+			return
+		default:
+		}
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return
+		}
+	}
+}
+
+// serve handles what is there if nobody else does. It returns false when there was nothing, and the poller will tell.
+func (m *Mesh) serve() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed || m.attended() {
+		m.watch.listen(m.ep, false)
+		return true
+	}
+	n, errno := epollWait(m.ep, m.events[:], 0)
+	if errno != 0 {
+		return true
+	}
+	m.handle(n)
+	if n > 0 {
+		return true
+	}
+	m.watch.listen(m.ep, true)
+	return false
+}
+
+// beat tells silent peers that this rank lives, and gives up those that say nothing.
+func (m *Mesh) beat() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for _, c := range m.conns {
+		if c == nil || c.gone != nil {
+			continue
+		}
+		if !c.spoke && len(c.control) == 0 {
+			c.tell(beatFrame)
+			c.flush()
+			if c.gone != nil {
+				continue
+			}
+		}
+		c.spoke = false
+		if c.heard || c.lastIn.IsZero() {
+			c.lastIn, c.heard = now, false
+		}
+		if m.cfg.Heartbeat > 0 && !m.frozen && now.Sub(c.lastIn) > m.cfg.Heartbeat && !c.read() && c.gone == nil {
+			c.lose("rank " + itoa(c.peer) + " has said nothing for " + now.Sub(c.lastIn).Round(time.Millisecond).String() +
+				": its process is stopped or the network to it is cut")
+		}
+	}
+}

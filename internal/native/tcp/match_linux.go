@@ -1,0 +1,188 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"strconv"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/native/wire"
+)
+
+// maxRequests bounds the announcements of one peer that no receive has matched.
+const maxRequests = 1 << 16
+
+// ready is room that the peer announced before the message was posted.
+type ready struct {
+	slot, room uint64
+	call       wire.Call
+}
+
+// cost is what an eager message takes from the window.
+func cost(op *link.Op) int { return len(op.Buf) + wire.HeaderSize }
+
+// want posts a receive: from the inbox if the message is here, else it waits for it.
+func (c *conn) want(op *link.Op) {
+	switch {
+	case len(op.Buf) > EagerMax && c.m.sized(op.Slot):
+		c.grant(op) // what is in the inbox is small and belongs to other receives of the slot
+	case !c.takeArrival(op):
+		c.recvs.Push(op)
+	}
+}
+
+// takeArrival matches a receive with what is in the inbox.
+func (c *conn) takeArrival(op *link.Op) bool {
+	a := c.inbox.first(op.Slot)
+	if a == nil || len(op.Buf) > EagerMax && c.m.sized(op.Slot) {
+		return false
+	}
+	if !a.whole && !a.request {
+		return false // still arriving: settle matches it
+	}
+	op.Source = c.peer
+	c.take(a, op)
+	return true
+}
+
+// take gives an arrival to a receive.
+func (c *conn) take(a *arrival, op *link.Op) {
+	c.inbox.remove(a)
+	if a.request {
+		c.requests--
+		if a.total > uint64(len(op.Buf)) {
+			c.tell(wire.Header{Type: wire.Ready, Slot: op.Slot, Total: uint64(len(op.Buf))})
+			op.Complete(c.overflow(op, a.total))
+		} else {
+			c.grant(op)
+		}
+		c.m.recycle(a)
+		return
+	}
+	c.giveBack(len(a.data) + wire.HeaderSize)
+	if len(a.data) > len(op.Buf) {
+		op.Complete(c.overflow(op, uint64(len(a.data))))
+	} else {
+		op.N = copy(op.Buf, a.data)
+		op.Complete(nil)
+	}
+	c.m.recycle(a)
+}
+
+// grant says Ready and waits for the data.
+func (c *conn) grant(op *link.Op) {
+	c.granted.Push(op)
+	h := wire.Header{Type: wire.Ready, Slot: op.Slot, Total: uint64(len(op.Buf))}
+	c.describe(&h)
+	c.tell(h)
+}
+
+func (c *conn) overflow(op *link.Op, length uint64) error {
+	return &dist.Error{
+		Op: "group: receive", Code: dist.Mismatch, Rank: dist.Rank(c.peer), Peer: c.addr,
+		Detail: "rank " + itoa(c.peer) + " sent " + strconv.FormatUint(length, 10) + " bytes, this receive has room for " + itoa(len(op.Buf)),
+	}
+}
+
+// giveBack returns credit to the peer: with the next frame, or at once when half of the window is used up.
+func (c *conn) giveBack(n int) {
+	c.owed += n
+	if c.owed >= c.m.cfg.Window/2 {
+		c.tell(wire.Header{Type: wire.Beat})
+	}
+}
+
+// sameClass returns the first op of a slot that a message of total bytes belongs to. Where all ranks agree on the sizes,
+// small and large messages of a slot go separate ways and may overtake each other.
+func (c *conn) sameClass(l *link.List, slot, total uint64) *link.Op {
+	if !c.m.sized(slot) {
+		return l.OnSlot(slot)
+	}
+	for op := l.Head; op != nil; op = op.State.Next {
+		if op.Slot == slot && (len(op.Buf) > EagerMax) == (total > EagerMax) {
+			return op
+		}
+	}
+	return nil
+}
+
+// offer gives an arrival that has just become whole to a receive that was posted while it arrived.
+func (c *conn) offer(a *arrival) {
+	if c.inbox.first(a.slot) != a {
+		return
+	}
+	if op := c.match(a.slot); op != nil {
+		c.take(a, op)
+	}
+}
+
+// announced handles a Request.
+func (c *conn) announced(h wire.Header) {
+	if c.requests >= maxRequests {
+		c.violated("too many announced messages")
+		return
+	}
+	a := c.m.newArrival(0)
+	a.slot, a.total, a.request, a.call, a.called = h.Slot, h.Total, true, h.Call, h.Flags&wire.Called != 0
+	c.inbox.push(a)
+	c.requests++
+	if op := c.match(h.Slot); op != nil {
+		c.take(a, op)
+		c.flush()
+	}
+}
+
+// room handles a Ready: the message that waits for it may go, or one that is posted later.
+func (c *conn) room(h wire.Header) {
+	op := c.sameClass(&c.waiting, h.Slot, h.Total)
+	if op == nil {
+		if !wire.IsCollective(h.Slot) || len(c.readys) >= maxRequests {
+			c.violated("room for a message that was not announced")
+			return
+		}
+		c.readys = append(c.readys, ready{h.Slot, h.Total, h.Call})
+		return
+	}
+	c.waiting.Remove(op)
+	c.admit(op, h.Total)
+	c.flush()
+}
+
+// admit queues a message that has room at the peer.
+func (c *conn) admit(op *link.Op, room uint64) {
+	if room < uint64(len(op.Buf)) && room < 1<<32-1 {
+		op.Complete(&dist.Error{
+			Op: "group: send", Code: dist.Mismatch, Rank: dist.Rank(c.peer), Peer: c.addr,
+			Detail: "rank " + itoa(c.peer) + " has room for " + strconv.FormatUint(room, 10) + " bytes, the message has " + itoa(len(op.Buf)),
+		})
+		return
+	}
+	c.out.Push(op)
+}
+
+// match takes out the receive that a message of the peer on slot belongs to: the oldest from this peer, else the oldest from
+// any rank that accepts it.
+func (c *conn) match(slot uint64) *link.Op {
+	op := c.recvs.OnSlot(slot)
+	if op != nil {
+		c.recvs.Remove(op)
+	} else if op = c.m.anyFor(slot, c.peer); op != nil {
+		c.m.anyRecvs.Remove(op)
+	}
+	if op != nil {
+		op.Source = c.peer
+	}
+	return op
+}
+
+// anyFor returns the first receive from any rank that accepts a message of peer on slot.
+func (m *Mesh) anyFor(slot uint64, peer int) *link.Op {
+	for op := m.anyRecvs.Head; op != nil; op = op.State.Next {
+		if op.Slot == slot && op.Accepts(peer) {
+			return op
+		}
+	}
+	return nil
+}
