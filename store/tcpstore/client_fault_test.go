@@ -39,10 +39,19 @@ func eachDialect(t *testing.T, test func(t *testing.T, c *tcpstore.Client, p *fa
 	}
 }
 
-// startWaits has n goroutines wait for keys that never come.
-func startWaits(t *testing.T, c *tcpstore.Client, s *tcpstore.Server, n int) <-chan error {
+// startWaits has n goroutines wait for keys that never come, and returns when as many as seen have come to the server:
+// all, unless the client keeps some back.
+func startWaits(t *testing.T, c *tcpstore.Client, s *tcpstore.Server, n, seen int) <-chan error {
 	t.Helper()
 	errs := make(chan error, n)
+	until := func(reached func(waiting int) bool) {
+		for deadline := time.Now().Add(4 * soon); !reached(s.Stats().Waiting); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d waits are open, want %d", s.Stats().Waiting, seen)
+			}
+		}
+	}
+	until(func(waiting int) bool { return waiting == 0 }) // those of a connection that was cut are gone
 	for i := range n {
 		go func() {
 			if i%2 == 0 {
@@ -53,11 +62,7 @@ func startWaits(t *testing.T, c *tcpstore.Client, s *tcpstore.Server, n int) <-c
 			}
 		}()
 	}
-	deadline := time.Now().Add(soon)
-	for s.Stats().Waiting < 1 && time.Now().Before(deadline) {
-		time.Sleep(time.Millisecond)
-	}
-	time.Sleep(20 * time.Millisecond)
+	until(func(waiting int) bool { return waiting >= seen })
 	return errs
 }
 
@@ -82,7 +87,7 @@ func TestClientCloseEndsWaits(t *testing.T) {
 	t.Parallel()
 	eachDialect(t, func(t *testing.T, c *tcpstore.Client, _ *faultnet.Proxy, s *tcpstore.Server) {
 		t.Helper()
-		errs := startWaits(t, c, s, 12)
+		errs := startWaits(t, c, s, 12, 3)
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +111,7 @@ func TestClientFailsAtOnceWhenTheServerDies(t *testing.T) {
 	t.Parallel()
 	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, s *tcpstore.Server) {
 		t.Helper()
-		errs := startWaits(t, c, s, 8)
+		errs := startWaits(t, c, s, 8, 3)
 		_ = s.Close()
 		p.Refuse(true)
 		p.Cut()
@@ -130,7 +135,7 @@ func TestClientGoesOnAfterACut(t *testing.T) {
 	eachDialect(t, func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, s *tcpstore.Server) {
 		t.Helper()
 		for range 3 {
-			errs := startWaits(t, c, s, 4)
+			errs := startWaits(t, c, s, 4, 4)
 			p.Cut()
 			endSoon(t, errs, 4, isGone)
 			// Which call notices the cut depends on the dialect; after one failure all is new.
