@@ -3,6 +3,8 @@
 
 package native
 
+import "github.com/cohort-dist/cohort/internal/reduce"
+
 // pipeline is the state of the direct algorithm: rank i owns block i, every rank sends its part of the block to the owner,
 // which reduces it in the order of ranks while it is hot. Segments of all blocks are in flight at the same time.
 type pipeline struct {
@@ -119,30 +121,18 @@ func (p *pipeline) reduceSegment(s int) error {
 	if from == to {
 		return nil
 	}
-	start, _ := p.blocks.of(r.rank)
-	own := p.own[from-start : to-start]
-	var before []byte // the ranks before the own one, combined in the room of the first
 	for peer := range r.size {
 		if peer == r.rank {
-			if before != nil {
-				r.combine(own, before, own)
-			}
 			continue
 		}
 		if err := r.received(p.take[p.at(s, peer)]); err != nil {
 			return err
 		}
 		p.take[p.at(s, peer)] = none
-		part := p.room(s, peer, to-from)
-		switch {
-		case peer > r.rank:
-			r.combine(own, own, part)
-		case before == nil:
-			before = part
-		default:
-			r.combine(before, before, part)
-		}
 	}
+	start, _ := p.blocks.of(r.rank)
+	own := p.own[from-start : to-start]
+	p.fold(own, s)
 	r.finishAverage(own)
 	if p.back {
 		for i := 1; i < r.size; i++ {
@@ -151,6 +141,40 @@ func (p *pipeline) reduceSegment(s int) error {
 		}
 	}
 	return nil
+}
+
+// foldBlock keeps a block of all operands in the first-level cache.
+const foldBlock = 8 << 10
+
+// fold reduces the contributions to segment s into own, in the order of ranks. What the ranks before the own one gave is
+// combined in the room of the first of them.
+func (p *pipeline) fold(own []byte, s int) {
+	r := p.run
+	if !r.first() {
+		return
+	}
+	op, dt := r.req.Op, r.req.DType
+	for from := 0; from < len(own); from += foldBlock {
+		to := min(from+foldBlock, len(own))
+		mine := own[from:to]
+		var before []byte
+		for peer := range r.size {
+			part := p.room(s, peer, len(own))[from:to]
+			switch {
+			case peer > r.rank:
+				reduce.Combine(mine, mine, part, dt, op)
+			case peer == r.rank:
+				if before != nil {
+					reduce.Combine(mine, before, mine, dt, op)
+				}
+			case before == nil:
+				before = part
+			default:
+				reduce.Combine(before, before, part, dt, op)
+			}
+		}
+	}
+	r.ok()
 }
 
 // retire waits for the rest of segment s.
