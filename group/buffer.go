@@ -59,12 +59,17 @@ func (g *Group) input(w *Work, t *tensor.Tensor) error {
 	return err
 }
 
-// gatherInto makes one buffer of all outputs. Where they stand one behind the other in memory, they are used in place.
+// gatherInto makes one buffer of all outputs. Where they are parts of one tensor, one behind the other in memory, they are
+// used in place; else the blocks are copied to them in the end.
 func (g *Group) gatherInto(w *Work, outs []*tensor.Tensor, in *tensor.Tensor) error {
 	if err := g.input(w, in); err != nil {
 		return err
 	}
-	w.outputs = outs
+	w.outputs = append(w.outputs[:0], outs...)
+	if room := span(outs); room != nil && (in.Storage() != outs[0].Storage() || in.IsContiguous() && in.Offset() == outs[g.rank].Offset()) {
+		w.req.Out = room
+		return nil
+	}
 	total := 0
 	for _, t := range outs {
 		total += t.Size()
@@ -73,6 +78,23 @@ func (g *Group) gatherInto(w *Work, outs []*tensor.Tensor, in *tensor.Tensor) er
 	w.req.Out = room
 	w.finish = func() error { return unflatten(room, outs) }
 	return nil
+}
+
+// span returns the memory of tensors that are parts of one storage, one behind the other; nil if they are not.
+func span(ts []*tensor.Tensor) []byte {
+	at := ts[0].Offset()
+	for _, t := range ts {
+		if t.Storage() != ts[0].Storage() || t.DType() != ts[0].DType() || t.Offset() != at || !t.IsContiguous() {
+			return nil
+		}
+		at += t.Numel()
+	}
+	data, err := ts[0].Storage().Bytes()
+	if err != nil {
+		return nil
+	}
+	size := ts[0].DType().Size()
+	return data[ts[0].Offset()*size : at*size : at*size]
 }
 
 // tidyBooleans makes true one again after gloo has added booleans as bytes.
@@ -92,6 +114,15 @@ func (g *Group) tidyBooleans(w *Work, dt tensor.DType, buf []byte) {
 		}
 		return nil
 	}
+}
+
+// flat returns tensors one behind the other: as they are where that is how they stand in memory and out is somewhere else,
+// else as a copy.
+func flat(ts []*tensor.Tensor, out *tensor.Tensor) ([]byte, error) {
+	if room := span(ts); room != nil && out.Storage() != ts[0].Storage() {
+		return room, nil
+	}
+	return flatten(ts)
 }
 
 // flatten copies tensors one behind the other.

@@ -54,7 +54,7 @@ func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op 
 	}
 	w := g.newWork(OpAllReduceCoalesce, opts)
 	w.req.Kind, w.req.Op, w.req.DType, w.req.Out = coll.AllReduce, toReduce(op), g.torch.wireType(ts[0].DType()), flat
-	w.outputs = ts
+	w.outputs = append(w.outputs[:0], ts...)
 	w.finish = func() error { return unflatten(flat, ts) }
 	g.tidyBooleans(w, ts[0].DType(), flat)
 	return g.post(ctx, w, 1)
@@ -233,11 +233,11 @@ func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.T
 			}
 		}
 		w.blocks(ins)
-		flat, err := flatten(ins)
+		in, err := flat(ins, out)
 		if err != nil {
 			return fail(err)
 		}
-		w.req.In = flat
+		w.req.In = in
 	}
 	if err := g.output(w, out, false); err != nil {
 		return fail(err)
@@ -261,12 +261,12 @@ func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*te
 	if ins[g.rank].Numel() != out.Numel() {
 		return fail(dist.Newf(name, dist.InvalidArgument, "the input for this rank has %d elements, the output %d", ins[g.rank].Numel(), out.Numel()))
 	}
-	flat, err := flatten(ins)
+	in, err := flat(ins, out)
 	if err != nil {
 		return fail(err)
 	}
 	w := g.newWork(OpReduceScatter, opts)
-	w.req.Kind, w.req.Op, w.req.In = coll.ReduceScatter, toReduce(op), flat
+	w.req.Kind, w.req.Op, w.req.In = coll.ReduceScatter, toReduce(op), in
 	if sameShape(ins) {
 		w.about(out)
 	}
@@ -342,7 +342,7 @@ func (g *Group) AllToAll(ctx context.Context, outs, ins []*tensor.Tensor, opts .
 		w.req.InCounts, w.req.OutCounts = inCounts, outCounts
 	}
 	room := make([]byte, sum(outCounts))
-	w.req.Out, w.outputs = room, outs
+	w.req.Out, w.outputs = room, append(w.outputs[:0], outs...)
 	w.finish = func() error { return unflatten(room, outs) }
 	return g.post(ctx, w, 1)
 }

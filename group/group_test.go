@@ -206,6 +206,74 @@ func TestUnevenOperations(t *testing.T) {
 	}
 }
 
+// TestPartsOfOneTensor gathers into, and scatters from, the rows of one tensor, which are used in place; the input may be one
+// of them. A Work that is used again must not touch the list that was given before.
+func TestPartsOfOneTensor(t *testing.T) {
+	const size, n = 3, 40_000
+	for _, transport := range transports {
+		t.Run(string(transport), func(t *testing.T) {
+			groups := newWorld(t, size, WithTransport(transport))
+			ctx := ctxOf(t)
+			must(t, each(size, func(r int) error {
+				g := groups[r]
+				var w *Work
+				for _, from := range []int{-1, r, (r + 1) % size} { // a tensor of its own, the own row, another row
+					all := tensor.Must(tensor.New(tensor.Float32, size, n))
+					rows := make([]*tensor.Tensor, size)
+					for i := range rows {
+						rows[i] = tensor.Must(all.Select(0, i))
+					}
+					in := tensor.Must(tensor.New(tensor.Float32, n))
+					if from >= 0 {
+						in = rows[from]
+					}
+					must(t, in.Fill(float64(10+r)))
+					if (span(rows) == nil) || from < 0 && len(span(rows)) != 4*size*n {
+						t.Errorf("rows of one tensor have no common memory")
+					}
+					w = g.AllGather(ctx, rows, in, Reuse(w))
+					if err := w.Wait(ctx); err != nil {
+						return err
+					}
+					for i, row := range rows {
+						if got := values[float32](t, row); got[0] != float32(10+i) || got[n-1] != float32(10+i) {
+							t.Errorf("rank %d, input %d: row %d is %v", r, from, i, got[0])
+						}
+					}
+					before := slices.Clone(rows)
+					out := tensor.Must(tensor.New(tensor.Float32, n))
+					w = g.AllReduce(ctx, out, Sum, Reuse(w))
+					if err := w.Wait(ctx); err != nil {
+						return err
+					}
+					if !slices.Equal(rows, before) {
+						t.Errorf("a Work that was used again changed the list of an earlier operation")
+					}
+					if g.Transport() != Gloo {
+						if err := g.ReduceScatter(ctx, out, rows, Sum).Wait(ctx); err != nil {
+							return err
+						}
+						if got := values[float32](t, out); got[0] != float32(size*(10+r)) || got[n-1] != float32(size*(10+r)) {
+							t.Errorf("rank %d: reduced to %v", r, got[0])
+						}
+					}
+					ins := rows
+					if r != 1 {
+						ins = nil
+					}
+					if err := g.Scatter(ctx, out, ins, 1).Wait(ctx); err != nil {
+						return err
+					}
+					if got := values[float32](t, out); got[0] != float32(10+r) || got[n-1] != float32(10+r) {
+						t.Errorf("rank %d got %v", r, got[0])
+					}
+				}
+				return nil
+			}))
+		})
+	}
+}
+
 func TestNonContiguousTensors(t *testing.T) {
 	groups := newWorld(t, 2, WithTransport(TCP))
 	ctx := ctxOf(t)

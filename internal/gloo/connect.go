@@ -158,21 +158,18 @@ func (d *device) listen(ctx context.Context, ip netip.Addr) (*endpoints, error) 
 		_ = ln.Close()
 		return nil, err
 	}
-	// The identifier that a peer presents is its rank: it is unique, and it is what peers of generation D that publish
-	// no identifiers expect.
+	d.ids = d.newIdentifiers()
 	if d.cfg.Generation == B {
 		for r, p := range d.pairs {
 			if p != nil {
-				e.record.Addrs = append(e.record.Addrs, wire.Address{Addr: addr, Sequence: int64(r)})
+				e.record.Addrs = append(e.record.Addrs, wire.Address{Addr: addr, Sequence: d.ids[r]})
 			}
 		}
 	} else {
 		e.record.Host = d.host
 		e.record.Addrs = []wire.Address{{Addr: addr, Sequence: wire.NoSequence}}
-		for r := range d.pairs {
-			if !d.cfg.Lazy { // that is how peers know that this rank may connect at first use only
-				e.record.IDs = append(e.record.IDs, int64(r))
-			}
+		if !d.cfg.Lazy { // that is how peers know that this rank may connect at first use only
+			e.record.IDs = d.ids
 		}
 	}
 	d.startListener(ln)
@@ -256,7 +253,7 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 		}
 		switch {
 		case dials:
-			p.setRole(roleDial)
+			p.setRole(roleDial, false)
 			if ln := own.perPair[p.peer]; ln != nil {
 				_ = own.take(p.peer).Close()
 			}
@@ -267,7 +264,7 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 			})
 			awaited = append(awaited, p)
 		case d.cfg.Generation == A:
-			p.setRole(roleListen)
+			p.setRole(roleListen, false)
 			ln := own.take(p.peer)
 			wg.Go(func() {
 				if err := p.acceptFrom(ctx, ln, theirs.Addr.Addr()); err != nil {
@@ -276,7 +273,7 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 			})
 			awaited = append(awaited, p)
 		default:
-			p.setRole(roleListen)
+			p.setRole(roleListen, d.writesRank(peer))
 			if peer.Generation == C && peer.IDs == nil {
 				continue // generation D without identifiers may connect at first use only
 			}

@@ -18,6 +18,7 @@ type device struct {
 	index int
 	host  string // ours
 	pairs []*pair
+	ids   []int64 // what each rank writes when it dials us; generations B to D
 
 	mu      sync.Mutex // guards the machine and the queues of all pairs
 	machine *match.Machine

@@ -331,8 +331,12 @@ func TestStrangersAreHarmless(t *testing.T) {
 					_, _ = conn.Write(wire.AppendPreamble(nil, 77))
 				case 3:
 					_, _ = conn.Write([]byte{1, 2, 3})
-				case 4:
-					_, _ = conn.Write(wire.AppendPreamble(nil, 0)) // claims to be the listener itself
+				case 4: // claims to be the listener itself, or, where identifiers cannot be guessed, the rank that it waits for
+					claim := int64(1)
+					if generation == D {
+						claim = 0
+					}
+					_, _ = conn.Write(wire.AppendPreamble(nil, claim))
 				}
 			}
 			wg.Go(func() { meshes[1], errs[1] = Connect(ctx, config(1)) })

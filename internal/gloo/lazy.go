@@ -78,10 +78,10 @@ func (p *pair) connectNow(ctx context.Context) error {
 		return err
 	}
 	if dials {
-		p.setRole(roleDial)
+		p.setRole(roleDial, false)
 		return p.dialAndAttach(ctx, ours.Addr.Addr(), theirs.Addr, id, hello)
 	}
-	p.setRole(roleListen)
+	p.setRole(roleListen, d.writesRank(peer))
 	select {
 	case <-p.ready:
 		return nil

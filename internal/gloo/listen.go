@@ -5,10 +5,13 @@ package gloo
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"io"
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -106,14 +109,46 @@ func (l *listener) identify(conn net.Conn) {
 	}
 	stopped := l.stopped
 	l.mu.Unlock()
-	id := wire.ParsePreamble(hello)
-	if err != nil || stopped || id < 0 || id >= int64(len(l.d.pairs)) || l.d.pairs[id] == nil {
-		l.d.cfg.Logger.Debug("gloo connection refused: no known identifier", slog.String("from", conn.RemoteAddr().String()), slog.Int64("id", id))
+	p, guessed := l.d.whose(wire.ParsePreamble(hello))
+	if err != nil || stopped || p == nil {
+		l.d.cfg.Logger.Debug("gloo connection refused: no known identifier", slog.String("from", conn.RemoteAddr().String()))
 		_ = conn.Close()
 		return
 	}
 	_ = conn.SetReadDeadline(time.Time{})
-	l.d.pairs[id].offer(conn)
+	p.offer(conn, guessed)
+}
+
+// newIdentifiers draws what each rank has to write when it dials us. Only who can read the store knows them, so nobody else
+// can take a rank's place. Peers of generation D may write their rank instead; where that is told, we publish ranks.
+func (d *device) newIdentifiers() []int64 {
+	ids := make([]int64, len(d.pairs))
+	for r := range ids {
+		ids[r] = int64(r)
+		if d.cfg.Generation != D {
+			var b [8]byte
+			_, _ = rand.Read(b[:])                                             // never fails
+			ids[r] = int64(binary.LittleEndian.Uint64(b[:])&(1<<62-1)) | 1<<62 //nolint:gosec // positive, and no rank
+		}
+	}
+	return ids
+}
+
+// whose returns the pair that an identifier belongs to. guessed tells that it is a rank, which anybody can write.
+func (d *device) whose(id int64) (p *pair, guessed bool) {
+	if r := slices.Index(d.ids, id); r >= 0 && d.cfg.Generation != D {
+		return d.pairs[r], false
+	}
+	if id < 0 || id >= int64(len(d.pairs)) {
+		return nil, false
+	}
+	return d.pairs[id], true
+}
+
+// writesRank reports whether the publisher of a record writes its rank when it dials: it does when it publishes no
+// identifiers itself.
+func (d *device) writesRank(peer wire.Record) bool {
+	return d.cfg.Generation == D || peer.Generation == C && peer.IDs == nil
 }
 
 // stop closes the port and all strangers. It is idempotent.
@@ -140,40 +175,44 @@ const (
 )
 
 // offer takes a connection whose dialler said it is this pair's peer. Before the peer's record was read nobody knows who
-// must dial, so it is parked.
-func (p *pair) offer(conn net.Conn) {
+// must dial, so it is parked; one that knows our identifier takes the place of one that may have guessed.
+func (p *pair) offer(conn net.Conn, guessed bool) {
 	p.d.mu.Lock()
 	r := p.role
-	if r == roleUnknown && p.parked == nil && !p.dead && !p.d.closing {
-		p.parked = conn
+	if r == roleUnknown && !p.dead && !p.d.closing && (p.parked == nil || p.guessed && !guessed) {
+		before := p.parked
+		p.parked, p.guessed = conn, guessed
 		p.d.mu.Unlock()
+		if before != nil {
+			_ = before.Close()
+		}
 		if p.d.cfg.Lazy {
 			p.connectLazily()
 		}
 		return
 	}
+	plain := p.plain
 	p.d.mu.Unlock()
-	if r != roleListen {
+	if r != roleListen || guessed && !plain {
 		_ = conn.Close()
 		return
 	}
 	p.attach(conn)
 }
 
-// setRole fixes who dials. A parked connection is taken or refused.
-func (p *pair) setRole(r role) {
+// setRole fixes who dials, and whether the peer may say who it is by its rank. A parked connection is taken or refused.
+func (p *pair) setRole(r role, plain bool) {
 	p.d.mu.Lock()
-	p.role = r
-	conn := p.parked
+	p.role, p.plain = r, plain
+	conn, refused := p.parked, r != roleListen || p.guessed && !plain
 	p.parked = nil
 	p.d.mu.Unlock()
-	if conn == nil {
-		return
-	}
-	if r == roleListen {
-		p.attach(conn)
-	} else {
+	switch {
+	case conn == nil:
+	case refused:
 		_ = conn.Close()
+	default:
+		p.attach(conn)
 	}
 }
 

@@ -34,6 +34,8 @@ type pair struct {
 	role    role
 	own     wire.Record // what this rank published; lazy mode only
 	parked  net.Conn    // arrived before the role was known
+	guessed bool        // what parked wrote could be guessed
+	plain   bool        // the peer writes its rank, not the identifier that we published
 	conn    net.Conn
 	dead    bool  // nothing is sent or received any more
 	mute    error // why nothing is sent any more, while the reader still drains
