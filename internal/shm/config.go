@@ -30,7 +30,7 @@ type Config struct {
 
 	// Slot is the room of small data that travels with step 1; 0 means 64 KiB.
 	Slot int
-	// Area is the size of a piece of large data per rank; 0 means 256 KiB.
+	// Area is the size of a piece of large data per rank; 0 means 256 KiB for two ranks and 128 KiB for more.
 	Area int
 	// Arena is the room per rank for [Engine.Alloc]; 0 means 1 GiB. It takes memory only where it is used.
 	Arena int
@@ -59,7 +59,10 @@ func (c *Config) validate() error {
 		c.Slot = 64 << 10
 	}
 	if c.Area == 0 {
-		c.Area = 256 << 10
+		c.Area = 128 << 10 // with more, the pieces of all ranks leave the second-level cache before they are read
+		if c.Size <= 2 {
+			c.Area = 256 << 10
+		}
 	}
 	if c.Arena == 0 {
 		c.Arena = min(1<<30, maxArena, maxArenas/c.Size)

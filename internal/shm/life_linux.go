@@ -33,6 +33,11 @@ func (e *Engine) start(ctx context.Context, j *joining) error {
 	if interrupted, ok := errors.AsType[*coll.Interrupted](err); ok {
 		return e.giveUpJoining(interrupted.Cause)
 	}
+	for _, p := range e.peers {
+		shared := e.seg.life(p).pid == e.seg.life(e.rank).pid
+		e.wait.shared = e.wait.shared || shared
+		e.mesh.wait.shared = e.mesh.wait.shared || shared
+	}
 	return err
 }
 

@@ -19,6 +19,8 @@ const (
 	// yields that a rank tries before it sleeps when there are more ranks than cores: few when sleeping turned out to be
 	// right, many when not.
 	minYields, maxYields = 4, 256
+	// goschedEvery is how many yields pass until the other goroutines of this process get their turn too.
+	goschedEvery = 16
 	// maxMisses bounds how seldom a rank tries to spin: once in 1<<maxMisses waits.
 	maxMisses = 4
 	// sleepSlice is how often a sleeper looks for what no futex reports: a dead rank, the end of a context.
@@ -29,10 +31,11 @@ func reached(step, target uint32) bool { return int32(step-target) >= 0 } //noli
 
 // waiter is the state of waiting; only the goroutine that runs the operation uses it.
 type waiter struct {
-	turns  int // of the first look: some when every rank can have a core, else none
-	misses int // spins in a row that were in vain
-	skip   int // waits to go without spinning
-	yields int // yields before sleeping, adapted; only with more ranks than cores
+	turns  int  // of the first look: some when every rank can have a core, else none
+	misses int  // spins in a row that were in vain
+	skip   int  // waits to go without spinning
+	yields int  // yields before sleeping, adapted; only with more ranks than cores
+	shared bool // another rank is a goroutine of this process
 
 	pulses []pulse // of each rank
 }
@@ -82,9 +85,12 @@ func (w *waiter) linger(word *uint32, target uint32) bool {
 	if w.turns > 0 {
 		return w.spin(word, target)
 	}
-	for range w.yields {
+	for i := range w.yields {
 		yieldCore()
-		runtime.Gosched() // in case the other rank is a goroutine of this process
+		// The runtime wakes a thread whenever a goroutine steps back, which costs far more than a yield.
+		if w.shared || i%goschedEvery == goschedEvery-1 {
+			runtime.Gosched()
+		}
 		if reached(atomic.LoadUint32(word), target) {
 			w.yields = min(w.yields*2, maxYields)
 			return true
