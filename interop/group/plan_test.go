@@ -32,6 +32,9 @@ type step struct {
 	Ranks     []int  `json:"ranks,omitempty"`
 	MayRefuse bool   `json:"may_refuse,omitempty"` // an error before anything is sent is a result
 	GoOnly    bool   `json:"go_only,omitempty"`    // only Go ranks call it, and must refuse it
+	Tag       int    `json:"tag,omitempty"`
+	Parts     []step `json:"parts,omitempty"` // of an overlap: posted one after the other
+	Order     []int  `json:"order,omitempty"` // in which they are waited for
 }
 
 func dtypeOf(name string) tensor.DType {
@@ -255,6 +258,8 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 			works = append(works, g.AllReduce(ctx, xs[i], op))
 		}
 		return digestAfter(group.WaitAll(ctx, works...), xs...)
+	case "overlap":
+		return overlap(ctx, g, groups, k, s)
 	case "barrier":
 		return "-", g.Barrier(ctx).Wait(ctx)
 	case "monitored_barrier":

@@ -51,7 +51,52 @@ def digest(*ts):
 groups = {}
 
 
+def post(k, s):
+    """Posts one operation and returns its works and what gives its digest once they are done."""
+    kind, n, dt, root = s["op"], s.get("n", 0), s.get("dtype", "float32"), s.get("root", 0)
+    op = getattr(dist.ReduceOp, OPS[s.get("reduce", "sum")])
+    g = groups.get(s.get("group", ""))
+    if s.get("group") and g is None:
+        return [], lambda: "-"
+    me, members = (rank, size) if g is None else (dist.get_rank(g), dist.get_world_size(g))
+    to_global = (lambda r: r) if g is None else (lambda r: s["ranks"][r])
+    groot = to_global(root)
+    x = data(k, me, n, dt)
+    if kind == "all_reduce":
+        return [dist.all_reduce(x, op, group=g, async_op=True)], lambda: digest(x)
+    if kind == "reduce":
+        return [dist.reduce(x, groot, op, group=g, async_op=True)], lambda: digest(x) if me == root else "-"
+    if kind == "broadcast":
+        return [dist.broadcast(x, groot, group=g, async_op=True)], lambda: digest(x)
+    if kind == "all_gather":
+        outs = [torch.empty_like(x) for _ in range(members)]
+        return [dist.all_gather(outs, x, group=g, async_op=True)], lambda: digest(*outs)
+    if kind == "gather":
+        outs = [torch.empty_like(x) for _ in range(members)] if me == root else None
+        return [dist.gather(x, outs, groot, group=g, async_op=True)], lambda: digest(*outs) if me == root else "-"
+    if kind == "scatter":
+        ins = [data(k, me, n, dt, i) for i in range(members)] if me == root else None
+        return [dist.scatter(x, ins, groot, group=g, async_op=True)], lambda: digest(x)
+    if kind == "all_to_all_single":
+        out, inp = torch.empty(n * members, dtype=x.dtype), data(k, me, n * members, dt)
+        return [dist.all_to_all_single(out, inp, group=g, async_op=True)], lambda: digest(out, inp)
+    if kind == "barrier":
+        return [dist.barrier(group=g, async_op=True)], lambda: "-"
+    if kind == "ring":
+        y, tag = torch.empty_like(x), s.get("tag", 0)
+        a = dist.isend(x, to_global((me + 1) % members), group=g, tag=tag)
+        b = dist.irecv(y, to_global((me - 1) % members), group=g, tag=tag)
+        return [a, b], lambda: digest(y, x)
+    raise ValueError(kind)
+
+
 def step(k, s):
+    if s["op"] == "overlap":
+        posted = [post(k * 100 + i, part) for i, part in enumerate(s["parts"])]
+        for i in s["order"]:
+            for w in posted[i][0]:
+                w.wait()
+        return " ".join(finish() for _, finish in posted)
     kind, n, dt, root = s["op"], s.get("n", 0), s.get("dtype", "float32"), s.get("root", 0)
     op = getattr(dist.ReduceOp, OPS[s.get("reduce", "sum")])
     g = groups.get(s.get("group", ""))

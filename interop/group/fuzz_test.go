@@ -1,0 +1,250 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+var (
+	fuzzSeeds = flag.Int("worlds", 3, "how many random worlds to run with each PyTorch")
+	fuzzFirst = flag.Uint64("world", 1, "the seed of the first random world")
+)
+
+// overlap posts several operations, on several groups, and waits for them in another order.
+func overlap(ctx context.Context, world *group.Group, groups map[string]*group.Group, k int, s step) (string, error) {
+	type posted struct {
+		works  []*group.Work
+		digest func() string
+	}
+	parts := make([]posted, len(s.Parts))
+	for i, p := range s.Parts {
+		g := world
+		if p.Group != "" {
+			if g = groups[p.Group]; g == nil {
+				parts[i].digest = func() string { return "-" }
+				continue
+			}
+		}
+		parts[i].works, parts[i].digest = post(ctx, g, k*100+i, p)
+	}
+	for _, i := range s.Order {
+		if err := group.WaitAll(ctx, parts[i].works...); err != nil {
+			return "", fmt.Errorf("part %d (%+v): %w", i, s.Parts[i], err)
+		}
+	}
+	var all []string
+	for _, p := range parts {
+		all = append(all, p.digest())
+	}
+	return strings.Join(all, " "), nil
+}
+
+// post is post in rank.py.
+func post(ctx context.Context, g *group.Group, k int, s step) (works []*group.Work, finish func() string) {
+	me, n, dt, op := g.Rank(), s.N, dtypeOf(s.DType), reduceOps[s.Reduce]
+	x := data(k, me, n, dt, 0)
+	one := func(w *group.Work, outs ...*tensor.Tensor) ([]*group.Work, func() string) {
+		return []*group.Work{w}, func() string { return digest(outs...) }
+	}
+	none := func(w *group.Work) ([]*group.Work, func() string) {
+		return []*group.Work{w}, func() string { return "-" }
+	}
+	list := func(each func(i int) *tensor.Tensor) []*tensor.Tensor {
+		var all []*tensor.Tensor
+		for i := range g.Size() {
+			all = append(all, each(i))
+		}
+		return all
+	}
+	empty := func(int) *tensor.Tensor { return tensor.Must(tensor.New(dt, n)) }
+	switch s.Op {
+	case "all_reduce":
+		return one(g.AllReduce(ctx, x, op), x)
+	case "reduce":
+		if w := g.Reduce(ctx, x, op, s.Root); me != s.Root {
+			return none(w)
+		} else {
+			return one(w, x)
+		}
+	case "broadcast":
+		return one(g.Broadcast(ctx, x, s.Root), x)
+	case "all_gather":
+		outs := list(empty)
+		return one(g.AllGather(ctx, outs, x), outs...)
+	case "gather":
+		if me != s.Root {
+			return none(g.Gather(ctx, nil, x, s.Root))
+		}
+		outs := list(empty)
+		return one(g.Gather(ctx, outs, x, s.Root), outs...)
+	case "scatter":
+		var ins []*tensor.Tensor
+		if me == s.Root {
+			ins = list(func(i int) *tensor.Tensor { return data(k, me, n, dt, i) })
+		}
+		return one(g.Scatter(ctx, x, ins, s.Root), x)
+	case "all_to_all_single":
+		out, in := tensor.Must(tensor.New(dt, n*g.Size())), data(k, me, n*g.Size(), dt, 0)
+		return one(g.AllToAllInto(ctx, out, in, nil, nil), out, in)
+	case "barrier":
+		return none(g.Barrier(ctx))
+	case "ring":
+		y := empty(0)
+		works := []*group.Work{g.Send(ctx, x, (me+1)%g.Size(), s.Tag), g.Recv(ctx, y, (me-1+g.Size())%g.Size(), s.Tag)}
+		return works, func() string { return digest(y, x) }
+	}
+	panic("unknown operation " + s.Op)
+}
+
+// fuzzer makes random worlds and plans from a seed.
+type fuzzer struct {
+	*rand.Rand
+	version string
+	detail  bool
+	size    int
+	groups  []step // new_group steps so far
+}
+
+// pick returns one of a list.
+func pick[T any](f *fuzzer, list ...T) T { return list[f.IntN(len(list))] }
+
+func (f *fuzzer) length() int {
+	switch f.IntN(8) {
+	case 0:
+		return 0
+	case 1:
+		return 1
+	case 2:
+		return 2*f.IntN(500) + 1
+	case 3:
+		return 260_000 + f.IntN(300_000) // over a megabyte, over gloo's segments
+	default:
+		return f.IntN(3000)
+	}
+}
+
+func (f *fuzzer) dtype() string {
+	types := []string{"float32", "float64", "float16", "int8", "uint8", "int32", "int64"}
+	if f.version != "1.13" {
+		types = append(types, "bfloat16")
+	}
+	return pick(f, types...)
+}
+
+// somewhere puts a step on a random group.
+func (f *fuzzer) somewhere(s step) step {
+	members := f.size
+	if len(f.groups) > 0 && f.IntN(2) == 0 {
+		g := pick(f, f.groups...)
+		s.Group, s.Ranks = g.Name, g.Ranks
+		members = len(g.Ranks)
+	}
+	s.Root = f.IntN(members)
+	return s
+}
+
+// operation is a random one of those that may overlap.
+func (f *fuzzer) operation() step {
+	s := f.somewhere(step{
+		Op: pick(f, "all_reduce", "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "all_to_all_single", "barrier", "ring"),
+		N:  f.length(), DType: f.dtype(),
+	})
+	switch s.Op {
+	case "all_reduce", "reduce":
+		s.Reduce = pick(f, "sum", "sum", "product", "min", "max")
+	case "all_gather":
+		if f.version == "1.13" && s.N == 0 {
+			s.N = 1 // gloo of 1.13 divides by zero
+		}
+	case "all_to_all_single", "scatter", "gather":
+		s.N /= 4
+	case "ring":
+		s.Tag = f.IntN(5)
+	}
+	if s.Op == "ring" && s.Group != "" && len(s.Ranks) == 1 {
+		s.Op = "barrier"
+	}
+	return s
+}
+
+func (f *fuzzer) step() step {
+	switch f.IntN(10) {
+	case 0:
+		ranks := f.Perm(f.size)[:1+f.IntN(f.size)]
+		slices.Sort(ranks)
+		s := step{Op: "new_group", Name: fmt.Sprintf("g%d", len(f.groups)), Ranks: ranks}
+		f.groups = append(f.groups, s)
+		return s
+	case 1, 2, 3:
+		s := step{Op: "overlap"}
+		for range 2 + f.IntN(6) {
+			s.Parts = append(s.Parts, f.operation())
+		}
+		s.Order = f.Perm(len(s.Parts))
+		return s
+	case 4:
+		if f.version != "1.13" {
+			return f.somewhere(step{Op: pick(f, "all_gather_into_tensor", "reduce_scatter_tensor"), N: f.length() / 4, DType: "float32"})
+		}
+		return f.somewhere(step{Op: "all_reduce_coalesced", N: f.length(), DType: f.dtype()})
+	case 5:
+		return f.somewhere(step{Op: "all_to_all_uneven", N: f.length() / 4, DType: f.dtype()})
+	case 6:
+		if f.detail && f.size > 2 { // PyTorch 2.x counts the messages: see detailPlan
+			return step{Op: "objects", Root: f.IntN(f.size)}
+		}
+		return pick(f, step{Op: "objects", Root: f.IntN(f.size)}, f.somewhere(step{Op: "monitored_barrier"}), step{Op: "any", N: f.length(), DType: "int16", Root: f.IntN(f.size)})
+	default:
+		s := f.operation()
+		s.Tag = 0
+		if s.Op == "ring" {
+			s.Group, s.Ranks = "", nil
+		}
+		return s
+	}
+}
+
+// randomWorld returns the world and the plan of a seed.
+func randomWorld(seed uint64, version string) (world, []step) {
+	f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 7)), version: version}
+	f.size = 2 + f.IntN(5)
+	w := world{size: f.size}
+	w.goRanks = f.Perm(f.size)[:min(1+f.IntN(3), f.size-1)]
+	slices.Sort(w.goRanks)
+	if f.detail = f.IntN(4) == 0; f.detail {
+		w.env, w.options = detailEnv, []group.Option{group.WithDetail()}
+	}
+	var plan []step
+	for range 12 + f.IntN(20) {
+		plan = append(plan, f.step())
+	}
+	return w, append(plan, step{Op: "barrier"})
+}
+
+// TestRandomWorlds runs random plans in random worlds, and compares each with a world of PyTorch ranks only. More of them:
+//
+//	COHORT_INTEROP=auto go test ./interop/group -run RandomWorlds -worlds 100 -world 1000
+func TestRandomWorlds(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		for i := range *fuzzSeeds {
+			seed := *fuzzFirst + uint64(i)
+			w, plan := randomWorld(seed, tr.Name)
+			t.Run(fmt.Sprintf("seed=%d,%v", seed, w), func(t *testing.T) {
+				want := world{size: w.size, env: w.env}.run(t, tr, plan)
+				compare(t, plan, want, w.run(t, tr, plan))
+			})
+		}
+	})
+}
