@@ -50,7 +50,16 @@ type handler struct {
 	result int          // index of the result, -1 for none
 	err    int          // index of the error, -1 for none
 	async  bool
+	borrow bool // keeps nothing of its arguments
 }
+
+// borrowing is a function of [Borrowing].
+type borrowing struct{ fn any }
+
+// Borrowing marks a function for [Registry.Handle] that keeps none of the tensors it is given, nor memory of one, longer
+// than until its result has been sent: they, or views of them, may be part of the result. Then their memory takes the
+// next tensors at once, without the garbage collector's help, which counts where large tensors come in fast.
+func Borrowing(fn any) any { return borrowing{fn} }
 
 var (
 	contextType = reflect.TypeFor[context.Context]()
@@ -67,16 +76,21 @@ var (
 //	func(ctx, a A, b B, ...) (R, error) plain parameters; params gives their names for keyword arguments
 //	func(ctx, *Request) (any, error)    the call as it arrived
 //
-// ctx and error may be left out, and so may the result. A handler that returns a *[dist.Future] is answered when the
+// ctx and error may be left out, and so may the result. A function may keep what it is given, unless it is [Borrowing]. A handler that returns a *[dist.Future] is answered when the
 // future completes, without holding a place (rpc.functions.async_execution).
 func (r *Registry) Handle(name string, fn any, params ...string) error {
 	if !strings.ContainsAny(name, ".:") {
 		return dist.Newf("rpc: handle", dist.InvalidArgument, "%q is not a qualified name: want module.function", name)
 	}
+	b, borrow := fn.(borrowing)
+	if borrow {
+		fn = b.fn
+	}
 	h, err := newHandler(name, reflect.ValueOf(fn), params)
 	if err != nil {
 		return err
 	}
+	h.borrow = borrow
 	name = rpcwire.Func(name).String()
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -24,6 +24,7 @@ import (
 const (
 	benchPythonUDF = "__main__.udf"
 	benchUDF       = "bench.udf"
+	benchBorrow    = "bench.borrow"
 	benchAdd       = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
 )
 
@@ -109,7 +110,7 @@ func benchWorker(ctx context.Context, addr, name string, rank, size int, opts []
 	}
 	echo := func(x any) any { return x }
 	opts = append(opts, rpc.WithRank(rank), rpc.WithWorldSize(size), rpc.WithHandlers(
-		rpc.NewRegistry().MustHandle(benchPythonUDF, echo).MustHandle(benchUDF, echo)))
+		rpc.NewRegistry().MustHandle(benchPythonUDF, echo).MustHandle(benchUDF, echo).MustHandle(benchBorrow, rpc.Borrowing(echo))))
 	if _, set := os.LookupEnv("TP_SOCKET_IFNAME"); !set {
 		opts = append(opts, rpc.WithAddr("127.0.0.1:0"))
 	}
@@ -178,14 +179,17 @@ func benchRPCCases(ctx context.Context, load *benchLoad, agent *rpc.Agent) error
 		_, err := rpc.Call[*tensor.Tensor](ctx, agent, "w1", benchAdd, x, x, 1)
 		return err
 	}
-	echo := func(t *tensor.Tensor) func() error {
+	echo := func(fn string, t *tensor.Tensor, release bool) func() error {
 		return func() error {
-			y, err := rpc.Call[*tensor.Tensor](ctx, agent, "w1", benchUDF, t)
+			y, err := rpc.Call[*tensor.Tensor](ctx, agent, "w1", fn, t)
 			if err != nil {
 				return err
 			}
 			if y.Numel() != t.Numel() {
 				return fmt.Errorf("the echo has %d elements, want %d", y.Numel(), t.Numel())
+			}
+			if release {
+				y.Storage().Release()
 			}
 			return nil
 		}
@@ -193,24 +197,29 @@ func benchRPCCases(ctx context.Context, load *benchLoad, agent *rpc.Agent) error
 	if err := load.run("sync_builtin", 1, 0, builtin); err != nil {
 		return err
 	}
-	if err := load.run("sync_udf", 1, 0, echo(x)); err != nil {
+	if err := load.run("sync_udf", 1, 0, echo(benchUDF, x, false)); err != nil {
 		return err
 	}
 	if err := load.run("async_builtin.w64", 64, 0, builtin); err != nil {
 		return err
 	}
-	if err := load.run("async_udf.w64", 64, 0, echo(x)); err != nil {
+	if err := load.run("async_udf.w64", 64, 0, echo(benchUDF, x, false)); err != nil {
 		return err
 	}
 	for _, c := range []struct {
 		name string
 		size int
-	}{{"echo_tensor.1MiB", 1 << 20}, {"echo_tensor.64MiB", 64 << 20}} {
+	}{{"1MiB", 1 << 20}, {"64MiB", 64 << 20}} {
 		big, err := tensor.New(tensor.Float32, c.size/4)
 		if err != nil {
 			return err
 		}
-		if err := load.run(c.name, 1, c.size, echo(big)); err != nil {
+		// Both ends say when they are done with a tensor, as reference counts do in PyTorch; then once more where they leave
+		// that to the garbage collector.
+		if err := load.run("echo_tensor."+c.name, 1, c.size, echo(benchBorrow, big, true)); err != nil {
+			return err
+		}
+		if err := load.run("echo_tensor_gc."+c.name, 1, c.size, echo(benchUDF, big, false)); err != nil {
 			return err
 		}
 	}

@@ -67,6 +67,9 @@ type Frame struct {
 	Trace       []byte // a trace context, at most 64 bytes
 	Payload     []byte
 	Storages    []*tensor.Storage
+	// Written, when not nil, is called once the frame has been written and its memory may be used for something else. It
+	// must not block. It is not called for a frame that is not written to its end.
+	Written func()
 }
 
 // Header is the fixed part of a frame.

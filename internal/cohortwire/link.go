@@ -118,6 +118,7 @@ func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
 			l.raw = raw
 		}
 	}
+	keepInCache(conn)
 	l.reader = r
 	l.work.Go(func() { l.read(0) })
 	l.work.Go(l.flush)

@@ -5,6 +5,7 @@ package cohortwire
 
 import (
 	"context"
+	"math"
 	"net"
 	"runtime"
 	"slices"
@@ -24,6 +25,9 @@ const (
 	stall      = time.Minute
 )
 
+// postedBytes is how much may wait to be written before [Link.Post] waits too.
+const postedBytes = 64 << 20
+
 // directLoad is the number of calls under way up to which a caller writes its own frame. Above it a write of many
 // frames is worth the hand-off.
 const directLoad = 2
@@ -38,8 +42,9 @@ type part struct {
 type queue struct {
 	small   []byte
 	parts   []part // empty while everything is in small
-	posted  []chan error
-	writing bool // somebody writes: the caller of a small frame, or the flusher
+	posted  []posting
+	large   int64 // bytes of the large frames that are not written yet
+	writing bool  // somebody writes: the caller of a small frame, or the flusher
 	room    chan struct{}
 	spare   []byte // the buffer that is not in use
 }
@@ -50,7 +55,23 @@ func (q *queue) empty() bool { return len(q.small) == 0 && len(q.parts) == 0 }
 type batch struct {
 	small  []byte
 	parts  []part
-	posted []chan error
+	posted []posting
+}
+
+// posting is a large frame on its way. done is nil when nobody waits for it.
+type posting struct {
+	done    chan error
+	written func()
+	size    int64
+}
+
+func (p posting) finish(err error) {
+	if err == nil && p.written != nil {
+		p.written()
+	}
+	if p.done != nil {
+		p.done <- err
+	}
 }
 
 func (q *queue) take() batch {
@@ -122,7 +143,14 @@ func (q *queue) add(f *Frame) (large bool, err error) {
 // Send writes a frame. A small one is copied, so it may be reused at once; one with a payload or storage over 16 KiB
 // belongs to the link until Send returns. When ctx ends during the write of such a frame, Send returns and the frame is
 // still written: its memory then belongs to the link until the link is closed.
-func (l *Link) Send(ctx context.Context, f *Frame) error {
+func (l *Link) Send(ctx context.Context, f *Frame) error { return l.send(ctx, f, math.MinInt64) }
+
+// Post is Send that does not wait for the write of a large frame, unless more than postedBytes wait already: the memory
+// belongs to the link until it has been written, at some time.
+func (l *Link) Post(ctx context.Context, f *Frame) error { return l.send(ctx, f, postedBytes) }
+
+// send is Send, and does not wait while at most ahead bytes of large frames do.
+func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 	f.Incarnation = l.cfg.Identity.Incarnation
 	if err := f.check(l.cfg.Limits); err != nil {
 		return err
@@ -150,14 +178,21 @@ func (l *Link) Send(ctx context.Context, f *Frame) error {
 	}
 	var done chan error
 	if large {
-		done = make(chan error, 1)
-		l.wq.posted = append(l.wq.posted, done)
+		size := int64(len(f.Payload)) + f.bytes()
+		l.wq.large += size
+		if l.wq.large-size > ahead {
+			done = make(chan error, 1)
+		}
+		l.wq.posted = append(l.wq.posted, posting{done, f.Written, size})
 	}
 	if l.wq.writing {
 		l.wmu.Unlock()
 	} else {
 		l.wq.writing = true
 		l.drive(large)
+	}
+	if !large && f.Written != nil { // it was copied
+		f.Written()
 	}
 	if done == nil {
 		return l.alive()
@@ -263,8 +298,8 @@ func (l *Link) flush() {
 			posted := l.wq.posted
 			l.wq.posted = nil
 			l.wmu.Unlock()
-			for _, done := range posted {
-				done <- l.Err()
+			for _, p := range posted {
+				p.finish(l.Err())
 			}
 			return
 		}
@@ -287,13 +322,16 @@ func (l *Link) flush() {
 				err = l.lost(err)
 				l.fail(err)
 			}
-			for _, done := range b.posted {
-				done <- err
+			for _, p := range b.posted {
+				p.finish(err)
 			}
 			if err != nil {
 				break
 			}
 			l.wmu.Lock()
+			for _, p := range b.posted {
+				l.wq.large -= p.size
+			}
 			if l.wq.spare == nil && cap(b.small) <= readBuffer {
 				l.wq.spare = b.small[:0]
 			}

@@ -11,7 +11,7 @@ import (
 const (
 	// step is how much is lent between two collections in a program with a small heap: blocks that are used again soon
 	// are still in the processor's cache.
-	step = 8 << 20
+	step = 16 << 20
 	// rest is how much longer than a collection the pause after it is.
 	rest = 8
 )

@@ -42,10 +42,10 @@ func TestPace(t *testing.T) {
 		share    float64
 		min, max int
 	}{
-		{"small heap", 1 << 20, 1, blocks/8 - 2, blocks / 8},
+		{"small heap", 1 << 20, 1, blocks/16 - 2, blocks / 16},
 		{"large heap", 1 << 30, 1, 3, 4},
 		{"everything is kept", 1 << 20, 0, 1, 10},
-		{"half is kept", 1 << 20, 0.6, blocks/8 - 4, blocks / 8},
+		{"half is kept", 1 << 20, 0.6, blocks/16 - 4, blocks / 16},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

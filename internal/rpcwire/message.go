@@ -18,6 +18,8 @@ type Message struct {
 	Payload []byte
 	// Tensors are *tensor.Tensor and *Sparse values.
 	Tensors []any
+	// Written, when not nil, is called once the message has been written and the tensors' memory is not needed any more.
+	Written func()
 }
 
 // Encode lays the message out for a TensorPipe pipe.
