@@ -25,7 +25,7 @@ type watched struct{ tag, messages uint64 }
 
 // Ticks start fast and become seldom while nothing new is posted.
 const (
-	fastTick = 2 * time.Millisecond
+	fastTick = time.Millisecond
 	slowTick = 128 * time.Millisecond
 )
 

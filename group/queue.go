@@ -94,6 +94,9 @@ func (g *Group) enqueue(ctx context.Context, w *Work, tags uint32) *Work {
 	}
 	g.tail = w
 	g.watchLocked(w.posted.Add(w.timeout))
+	if g.head != w { // another one waits already, so the program does not wait for each
+		g.eager, g.prompt = true, 0
+	}
 	wake := g.eager
 	g.mu.Unlock()
 	g.emit(w, observe.Begin, nil)

@@ -151,6 +151,27 @@ func TestOperationsRunWithoutWaiters(t *testing.T) {
 	}
 }
 
+// A program that waits for each operation leaves it to the waiter to run it. The second one that is posted without a wait
+// shows that it does not, and somebody must run both at once.
+func TestBurstIsNotLeftToTheClock(t *testing.T) {
+	groups := newWorld(t, 2, WithTransport(TCP))
+	ctx := ctxOf(t)
+	g := groups[0]
+	g.mu.Lock()
+	g.eager = false // as after a few operations that were waited for at once
+	g.mu.Unlock()
+	// Rank 1 is not there yet: what rank 0 posts stays posted.
+	works := []*Work{g.Barrier(ctx), g.Barrier(ctx), g.Barrier(ctx)} // the clock may take one of them at any time
+	g.mu.Lock()
+	eager := g.eager
+	g.mu.Unlock()
+	if !eager {
+		t.Error("operations that nobody waits for are left to the clock")
+	}
+	works = append(works, groups[1].Barrier(ctx), groups[1].Barrier(ctx), groups[1].Barrier(ctx))
+	must(t, WaitAll(ctx, works...))
+}
+
 func TestEventsAndProfiler(t *testing.T) {
 	var mu sync.Mutex
 	events, profiled := map[string]int{}, 0
