@@ -20,6 +20,11 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 		m.dropWaits(c)
 	}
 	err := m.perform(c, r)
+	if n, crowded := err.(crowdedError); crowded && c.dialect != wire.Native { //nolint:errorlint // never wrapped
+		m.ops[r.Op]--
+		m.hold(c, int(n))
+		return
+	}
 	if m.config.Observe != nil {
 		m.config.Observe(c, r, err)
 	}

@@ -35,6 +35,8 @@ const (
 	// bufferShare is the part of the memory limit that buffers of connections may take, so that clients that send half
 	// requests cannot keep others from storing.
 	bufferShare = 4
+	// smallShare is the part that they may take with small requests and replies.
+	smallShare = 2
 )
 
 // Machine is the server's state. See the package comment for how it is driven.
@@ -51,6 +53,8 @@ type Machine struct {
 	dirty     []*Conn
 	lastDirty []*Conn      // the other of two buffers: one is walked while the next is filled
 	request   wire.Request // reused, so that parsing allocates nothing
+	crowd     []*Conn      // those whose reply has no room, in the order in which they asked
+	left      int          // how many of them are closed
 
 	extraBytes  int64 // queues, waits, watches
 	bufferBytes int64 // what connections hold unparsed or unsent
@@ -79,6 +83,7 @@ type Conn struct {
 	closed  bool
 	dirty   bool
 	paused  bool
+	crowded bool // its next request waits for room in the buffers; see crowd.go
 	greeted bool // VALIDATE was seen
 	cut     error
 
@@ -88,6 +93,8 @@ type Conn struct {
 	parsed  wire.Progress
 	skip    int // bytes of a refused native frame that are still to come
 	counted int // bytes of in and out in the machine's sum
+	needs   int // when crowded: bytes of the reply
+	since   int64
 
 	waits   *wait // all open ones
 	byID    map[uint32]*wait
@@ -118,6 +125,7 @@ func (m *Machine) Close(c *Conn) {
 	m.unclaim(c)
 	c.in, c.out, c.sent = nil, nil, 0
 	m.settle(c)
+	m.leaveCrowd(c)
 }
 
 // Dirty returns the connections that have something to send or are to be closed, and forgets them. The slice is valid
@@ -140,8 +148,9 @@ func (c *Conn) Cut() error { return c.cut }
 // Dialect returns what the connection speaks.
 func (c *Conn) Dialect() wire.Dialect { return c.dialect }
 
-// Paused reports that the client has too much unread output: it should not be read from until Sent has made it less.
-func (c *Conn) Paused() bool { return c.paused }
+// Paused reports that the client has too much unread output, or that its next reply has to wait for room: it should not
+// be read from until Sent or Admit has changed that.
+func (c *Conn) Paused() bool { return c.paused || c.crowded }
 
 // Sent tells that n bytes of what is pending are gone. Once a paused client has read enough its requests go on.
 func (m *Machine) Sent(c *Conn, n int) {
@@ -183,7 +192,7 @@ func (m *Machine) Receive(c *Conn, data []byte) {
 			c.in = append(c.in[:0], data[used:]...)
 		}
 	} else {
-		if !m.mayBuffer(c, len(data)) {
+		if len(data) > 0 && !m.mayBuffer(c, len(data)) {
 			return
 		}
 		c.in = append(c.in, data...)
@@ -199,9 +208,14 @@ func (m *Machine) Receive(c *Conn, data []byte) {
 	}
 }
 
-// mayBuffer refuses a client whose n bytes more would be over what the buffers of all clients may take.
+// mayBuffer refuses a client whose n bytes more would be over what the buffers of all clients may take. The small request
+// of a client that waits for room is kept as long as small replies are.
 func (m *Machine) mayBuffer(c *Conn, n int) bool {
-	if m.bufferBytes+int64(n) <= m.limits.Memory/bufferShare {
+	share := m.limits.Memory / bufferShare
+	if c.crowded && len(c.in)+n <= keepBuffer {
+		share = m.limits.Memory / smallShare
+	}
+	if m.bufferBytes+int64(n) <= share {
 		return true
 	}
 	m.Refuse(c, m.buffersFull())
@@ -218,7 +232,7 @@ func (m *Machine) settle(c *Conn) {
 // consume applies the whole requests at the start of b and returns how many bytes they took.
 func (m *Machine) consume(c *Conn, b []byte) int {
 	at := 0
-	for at < len(b) && !c.closed {
+	for at < len(b) && !c.closed && !c.crowded {
 		if len(c.out)-c.sent > highWater {
 			c.paused = true
 			break
@@ -242,6 +256,9 @@ func (m *Machine) consume(c *Conn, b []byte) int {
 			}
 			if n > 0 {
 				m.apply(c, r)
+				if c.crowded {
+					return at // the request stays where it is
+				}
 			}
 		}
 		if n == 0 {

@@ -66,14 +66,17 @@ func (m *Machine) replyFits(n int) error {
 	case n > highWater:
 		share /= bufferShare
 	case n > keepBuffer:
-		share /= 2
+		share /= smallShare
 	default:
 		return nil
 	}
-	if m.bufferBytes+int64(n) > share {
-		return m.buffersFull()
+	switch {
+	case m.bufferBytes+int64(n) <= share:
+		return nil
+	case int64(n) > share:
+		return m.buffersFull() // and it will never fit
 	}
-	return nil
+	return crowdedError(n)
 }
 
 func (m *Machine) replyTooLarge(n int) error {
@@ -83,6 +86,9 @@ func (m *Machine) replyTooLarge(n int) error {
 // refuseRequest answers a native request with an error, and ends a connection of the other dialects, which have no way
 // to say what was wrong.
 func (m *Machine) refuseRequest(c *Conn, id uint32, err error) {
+	if _, crowded := err.(crowdedError); crowded { //nolint:errorlint // never wrapped
+		err = m.buffersFull()
+	}
 	if c.dialect != wire.Native {
 		m.Refuse(c, err)
 		return

@@ -136,6 +136,10 @@ func (d *loop) run() {
 				return
 			}
 		}
+		if d.core.machine.Crowded() {
+			d.core.machine.Admit(d.core.limits.Stall)
+			d.flush()
+		}
 		if d.now >= d.checkAt {
 			d.checkStuck()
 		}
@@ -155,7 +159,7 @@ func (d *loop) wait() int {
 		return n
 	}
 	timeout := -1
-	if len(d.stuck) > 0 {
+	if len(d.stuck) > 0 || d.core.machine.Crowded() {
 		timeout = int(d.stallCheck()/1e6) + 1
 	}
 	if d.acceptAt != 0 {
@@ -201,6 +205,8 @@ func (d *loop) read(c *loopConn) {
 		// It may not send more until it reads; asked for nothing, epoll still tells of its end.
 		if c.wants&unix.EPOLLIN == 0 {
 			d.drop(c)
+		} else {
+			d.arm(c)
 		}
 		return
 	}

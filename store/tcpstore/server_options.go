@@ -25,13 +25,13 @@ type Limits struct {
 	// Conns is the number of connections. A PyTorch 1.13 client has two. Default 65536.
 	Conns int
 	// Memory bounds keys, values, queues, waits and buffers together, in bytes. A quarter of it is for the buffers of
-	// connections. Default 4 GiB.
+	// connections: when they are full, large replies wait until others have been read. Default 4 GiB.
 	Memory int64
 	// Output is how many bytes may wait for one client to read them. Default 256 MiB.
 	Output int
 	// Waits is the number of waits and watches that one connection may have open. Default 16384.
 	Waits int
-	// Stall is how long a client may leave its output unread. Default one minute.
+	// Stall is how long a client may leave its output unread, and how long a reply may wait for room. Default one minute.
 	Stall time.Duration
 }
 

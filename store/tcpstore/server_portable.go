@@ -107,6 +107,9 @@ func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
 	defer d.mu.Unlock()
 	d.core.machine.Tick(time.Now().UnixNano())
 	ok := fn()
+	if d.core.machine.Crowded() {
+		d.core.machine.Admit(d.core.limits.Stall)
+	}
 	for _, state := range d.core.machine.Dirty() {
 		c, is := state.Owner.(*goConn)
 		if !is {
@@ -145,23 +148,36 @@ func (d *goDriver) read(c *goConn) {
 				return c.state.Paused()
 			})
 			d.core.emit(events)
-			for paused {
-				select {
-				case <-c.resume:
-				case <-c.hangUp:
-				}
-				d.mu.Lock()
-				paused = c.state.Paused()
-				d.mu.Unlock()
-				select {
-				case <-c.hangUp:
-					return
-				default:
-				}
+			if paused && !d.awaitTurn(c) {
+				return
 			}
 		}
 		if err != nil {
 			return
+		}
+	}
+}
+
+// awaitTurn returns when a client may be read from again, or false when it was given up.
+func (d *goDriver) awaitTurn(c *goConn) bool {
+	look := time.NewTicker(max(d.core.limits.Stall/4, time.Millisecond)) // nobody else may look whether it waits for too long
+	defer look.Stop()
+	for {
+		select {
+		case <-c.resume:
+		case <-look.C:
+		case <-c.hangUp:
+			return false
+		}
+		events, paused := d.step(c.state.Paused)
+		d.core.emit(events)
+		select {
+		case <-c.hangUp:
+			return false
+		default:
+		}
+		if !paused {
+			return true
 		}
 	}
 }

@@ -1,0 +1,78 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+// TestServerCrowd: PyTorch clients ask for a large value at once, more of them than the server may hold copies for. All
+// get it, as soon as others have read theirs, and nobody is cut.
+func TestServerCrowd(t *testing.T) {
+	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
+		s := startServer(t, append(opts, WithLimits(Limits{Memory: 80 << 20, Stall: time.Minute}))...)
+		value := bytes.Repeat([]byte("0123456789abcdef"), 8<<20/16) // more than sockets take by themselves
+		writer := dialV(t, s)
+		write(t, writer, wire.AppendSet(nil, wire.V, "/model", value))
+		ping := func() {
+			write(t, writer, wire.AppendPing(nil, wire.V, 1))
+			read(t, writer, 4)
+		}
+		ping()
+		get := wire.AppendKey(nil, wire.V, wire.Get, "/model")
+		crowd := make([]net.Conn, 12)
+		for i := range crowd {
+			crowd[i] = dialV(t, s)
+			write(t, crowd[i], get)
+		}
+		eventually(t, "the buffers are full", func() (full bool) {
+			s.driver.do(func(c *core) { full = c.machine.Crowded() })
+			return full
+		})
+		ping() // others are served all the while
+		var readers sync.WaitGroup
+		for i, c := range crowd {
+			readers.Go(func() {
+				got := make([]byte, 8+len(value))
+				if _, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got[8:], value) {
+					t.Errorf("client %d: the value is not whole: %v", i, err)
+				}
+			})
+		}
+		readers.Wait()
+		for _, c := range crowd { // and they go on
+			write(t, c, wire.AppendPing(nil, wire.V, 1))
+			read(t, c, 4)
+		}
+		if st := s.Stats(); st.Cut != 0 || st.Memory > 16<<20 {
+			t.Errorf("%d were cut, %d bytes are held", st.Cut, st.Memory)
+		}
+	})
+}
+
+// TestServerCrowdEnds: who waits for room behind clients that never read is cut in the end, as they are.
+func TestServerCrowdEnds(t *testing.T) {
+	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
+		s := startServer(t, append(opts, WithLimits(Limits{Memory: 80 << 20, Stall: 500 * time.Millisecond}))...)
+		writer := dialV(t, s)
+		write(t, writer, wire.AppendSet(nil, wire.V, "/model", make([]byte, 8<<20)))
+		write(t, writer, wire.AppendPing(nil, wire.V, 1))
+		read(t, writer, 4)
+		for range 8 {
+			write(t, dialV(t, s), wire.AppendKey(nil, wire.V, wire.Get, "/model"))
+		}
+		eventually(t, "all of them are cut", func() bool { return s.Stats().Clients() == 1 })
+		write(t, writer, wire.AppendPing(nil, wire.V, 1))
+		read(t, writer, 4)
+	})
+}
