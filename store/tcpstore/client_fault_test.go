@@ -6,9 +6,12 @@ package tcpstore_test
 import (
 	"context"
 	"errors"
+	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -311,4 +314,50 @@ func TestClientWorkerCount(t *testing.T) {
 			t.Fatalf("check: %v, %v", there, err)
 		}
 	})
+}
+
+// TestClientTimesOutWhileItConnects: a call whose time is up while it needs one more connection is a timeout, not a server
+// that is gone, even if the socket's clock is a little faster than that of the context.
+func TestClientTimesOutWhileItConnects(t *testing.T) {
+	t.Parallel()
+	for _, dialect := range dialects {
+		t.Run(dialect.String(), func(t *testing.T) {
+			t.Parallel()
+			var hang atomic.Bool
+			dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if deadline, bounded := ctx.Deadline(); hang.Load() && bounded {
+					time.Sleep(time.Until(deadline))
+					return nil, &net.OpError{Op: "dial", Net: network, Err: os.ErrDeadlineExceeded}
+				}
+				return (&net.Dialer{}).DialContext(ctx, network, addr)
+			}
+			s := serve(t)
+			p, err := faultnet.ListenTCP(s.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = p.Close() })
+			c := connect(t, p.Addr(), tcpstore.WithDialect(dialect), tcpstore.WithDialer(dial))
+			hang.Store(true)
+			p.Cut()
+			for range 5 { // one of the first notices that the connection is gone
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+				_, err = c.Get(ctx, "never")
+				cancel()
+				if isGone(err) {
+					continue
+				}
+				if !errors.Is(err, store.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
+					t.Fatal(err)
+				}
+			}
+			if isGone(err) {
+				t.Errorf("a timeout is called %v", err)
+			}
+			c.SetTimeout(20 * time.Millisecond)
+			if _, err = c.Get(t.Context(), "never"); !errors.Is(err, store.ErrTimeout) {
+				t.Errorf("the store's timeout: %v", err)
+			}
+		})
+	}
 }

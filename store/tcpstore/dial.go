@@ -248,6 +248,24 @@ func (d *dialer) tryLegacy(ctx context.Context) (found, error) {
 
 // again opens one more connection to a server whose dialect is known: one attempt, no patience.
 func (d *dialer) again(ctx context.Context, like found) (found, error) {
+	f, err := d.reopen(ctx, like)
+	if err != nil && isOver(ctx) { // the caller's time was up, which says nothing about the server
+		e := dist.FromContext("tcpstore: dial", ctx)
+		e.Peer = d.addr
+		return found{}, e
+	}
+	return f, err
+}
+
+// isOver reports whether ctx has ended. Sockets have timers of their own for its deadline, which may be a little faster.
+func isOver(ctx context.Context) bool {
+	if deadline, bounded := ctx.Deadline(); bounded && !time.Now().Before(deadline) {
+		<-ctx.Done()
+	}
+	return ctx.Err() != nil
+}
+
+func (d *dialer) reopen(ctx context.Context, like found) (found, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, redialTime, dist.Newf("tcpstore: dial", dist.Unavailable, "no connection within %v", redialTime))
 	defer cancel()
 	if like.dialect == wire.Native {
