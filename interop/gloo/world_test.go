@@ -347,14 +347,6 @@ func (m *member) run(ctx context.Context, i int, s step) (string, error) {
 		return digest(outs...), errors.Join(errs...)
 	case "sub_groups":
 		return m.subGroups(ctx, i, s)
-	case "bench":
-		q.Kind, q.Out = coll.AllReduce, mine
-		for range s.Count {
-			if err := do(); err != nil {
-				return "", err
-			}
-		}
-		return "-", nil
 	case "sleep":
 		time.Sleep(time.Duration(s.Seconds * float64(time.Second)))
 		return "-", nil

@@ -124,14 +124,6 @@ def run(i, s):
                 dist.barrier(group=g)
                 hs.append(digest(t))
         return ",".join(hs) or "-"
-    if op == "bench":  # the time of one all_reduce, in microseconds
-        times = []
-        for _ in range(s["count"]):
-            begin = time.perf_counter()
-            dist.all_reduce(mine)
-            times.append(time.perf_counter() - begin)
-        times.sort()
-        return "%f %f" % (1e6 * times[len(times) // 2], 1e6 * sum(times) / len(times))
     if op == "sleep":
         time.sleep(s["seconds"])
         return "-"
