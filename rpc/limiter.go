@@ -6,6 +6,8 @@ package rpc
 import (
 	"context"
 	"sync"
+
+	"github.com/cohort-dist/cohort/internal/cohortwire"
 )
 
 // limiter bounds how many handlers run at once. A handler gives its place up while it waits for a call of its own and
@@ -78,7 +80,8 @@ type place struct {
 	mu      sync.Mutex
 	waiting int // calls of this handler that wait at the same time
 	gone    bool
-	inline  *inline // set when the handler runs in a goroutine that reads a link
+	link    *cohortwire.Link // set when the handler runs in the goroutine that reads it
+	turn    uint64           // of the link
 }
 
 type placeKey struct{}
@@ -96,10 +99,9 @@ func (p *place) pause() {
 	p.mu.Lock()
 	p.waiting++
 	first := p.waiting == 1 && !p.gone
-	in := p.inline
 	p.mu.Unlock()
-	if in != nil {
-		in.handover()
+	if p.link != nil {
+		p.link.Handover(p.turn)
 	}
 	if first {
 		p.l.leave()

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -45,7 +46,7 @@ which they use with PyTorch workers.`),
 		Example: strings.Trim(`
   cohort bench rpc
   cohort bench rpc --transport uv --peer cohort-uv --dur 3s
-  cohort bench rpc --only 'sync_udf'`, "\n"),
+  cohort bench rpc --only '^sync_udf'`, "\n"),
 		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, err := benchTransports(transport); err != nil {
@@ -54,13 +55,17 @@ which they use with PyTorch workers.`),
 			if dur <= 0 {
 				return &usageError{fmt.Errorf("--dur %s: it must be more than zero", dur)}
 			}
-			load := &benchLoad{app: a, group: "rpc", peer: peer, dur: dur, only: only}
+			cases, err := regexp.Compile(only)
+			if err != nil {
+				return &usageError{fmt.Errorf("--only: %w", err)}
+			}
+			load := &benchLoad{app: a, group: "rpc", peer: peer, dur: dur, only: cases}
 			return explain(cmd.Context(), a.benchRPC(cmd.Context(), load, transport))
 		},
 	}
 	cmd.Flags().StringVar(&transport, "transport", "auto", "auto, cohort or uv")
 	cmd.Flags().StringVar(&peer, "peer", "cohort", "the name in the column peer")
-	cmd.Flags().StringVar(&only, "only", "", "run only the cases whose name contains this")
+	cmd.Flags().StringVar(&only, "only", "", "run only the cases whose name matches this regular expression")
 	cmd.Flags().DurationVar(&dur, "dur", time.Second, "time per case")
 	return cmd
 }

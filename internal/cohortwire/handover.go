@@ -10,13 +10,39 @@ package cohortwire
 // Quiet reports, inside OnFrame, that no further frame has been read: nobody waits for OnFrame to return.
 func (l *Link) Quiet() bool { return l.reader.r == l.reader.w }
 
-// Turn returns the number of this OnFrame, inside it, for [Link.Handover].
+// Turn returns the number of this OnFrame, inside it, for [Link.Handover]. It is odd inside one and even between two.
 func (l *Link) Turn() uint64 { return l.turn.Load() }
 
 // Handover lets another goroutine read on while the OnFrame of that turn runs. It may be called from anywhere and at any
 // time; it does nothing when that OnFrame has returned or handed over already.
 func (l *Link) Handover(turn uint64) {
-	if l.turn.CompareAndSwap(turn, turn+1) {
+	if turn%2 == 1 && l.turn.CompareAndSwap(turn, turn+1) {
+		l.uncork()
 		l.work.Go(func() { l.read(turn + 1) })
 	}
+}
+
+// While further frames wait in the buffer the link is corked: answers are collected, and leave in one write when all that
+// was read has been looked at, or when the reading is handed over.
+
+// cork collects what is posted from now on.
+func (l *Link) cork() {
+	if !l.corked.Load() {
+		l.corked.Store(true)
+	}
+}
+
+// uncork writes what was collected.
+func (l *Link) uncork() {
+	if !l.corked.Load() {
+		return
+	}
+	l.wmu.Lock()
+	l.corked.Store(false)
+	if l.wq.writing || l.wq.empty() {
+		l.wmu.Unlock()
+		return
+	}
+	l.wq.writing = true
+	l.drive(true)
 }

@@ -69,9 +69,15 @@ type Link struct {
 	kick   chan struct{} // wakes the flusher
 	reader *frameReader  // used by the goroutine whose turn it is
 	turn   atomic.Uint64
+	corked atomic.Bool // answers are collected
 
 	wmu sync.Mutex
 	wq  queue
+	try struct { // used by whoever has the right to write
+		b  []byte
+		n  int
+		fn func(fd uintptr) bool
+	}
 
 	mu    sync.Mutex
 	err   error
@@ -116,6 +122,7 @@ func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
 	if sc, ok := conn.(syscall.Conn); ok {
 		if raw, rawErr := sc.SyscallConn(); rawErr == nil {
 			l.raw = raw
+			l.try.fn = l.writeNow
 		}
 	}
 	keepInCache(conn)
@@ -188,6 +195,9 @@ func (l *Link) lost(err error) error {
 func (l *Link) read(turn uint64) {
 	var cause error
 	for {
+		if !l.reader.whole() {
+			l.uncork()
+		}
 		f, err := l.reader.next()
 		if err != nil {
 			cause = l.lost(err)
@@ -221,6 +231,9 @@ func (l *Link) read(turn uint64) {
 			}
 			if f.isRequest() {
 				l.load.Add(1)
+			}
+			if l.reader.whole() {
+				l.cork()
 			}
 			l.turn.Store(turn + 1)
 			l.cfg.OnFrame(l, f)

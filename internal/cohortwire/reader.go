@@ -4,6 +4,7 @@
 package cohortwire
 
 import (
+	"encoding/binary"
 	"io"
 	"net"
 
@@ -72,6 +73,16 @@ func unexpected(err error) error {
 		return io.ErrUnexpectedEOF
 	}
 	return err
+}
+
+// whole reports whether the buffer holds all of the next frame: to read it does not wait.
+func (r *frameReader) whole() bool {
+	have := r.w - r.r
+	if have < HeaderSize {
+		return false
+	}
+	b := r.buf[r.r:]
+	return uint64(have-HeaderSize) >= uint64(binary.LittleEndian.Uint32(b))+binary.LittleEndian.Uint64(b[40:]) //nolint:gosec // not negative; a sum that wraps is refused later
 }
 
 // next returns the next frame.

@@ -159,6 +159,7 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 	for len(l.wq.small) > l.cfg.Limits.Queue || len(l.wq.posted) >= l.cfg.Limits.Posted {
 		room := l.wq.room
 		l.wmu.Unlock()
+		l.uncork()
 		select {
 		case <-room:
 		case <-l.closed:
@@ -185,11 +186,12 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 		}
 		l.wq.posted = append(l.wq.posted, posting{done, f.Written, size})
 	}
-	if l.wq.writing {
+	switch {
+	case l.wq.writing, !large && ahead >= 0 && l.corked.Load():
 		l.wmu.Unlock()
-	} else {
+	default:
 		l.wq.writing = true
-		l.drive(large)
+		l.drive(!large && l.load.Load() <= directLoad)
 	}
 	if !large && f.Written != nil { // it was copied
 		f.Written()
@@ -225,13 +227,13 @@ func (l *Link) control(f *Frame) {
 		return
 	}
 	l.wq.writing = true
-	l.drive(false)
+	l.drive(true)
 }
 
-// drive is called with wmu held and the right to write. A small batch is written here if the kernel takes it without
-// waiting; everything else is left to the flusher. It releases wmu.
-func (l *Link) drive(large bool) {
-	if large || l.raw == nil || len(l.wq.parts) > 0 || l.load.Load() > directLoad {
+// drive is called with wmu held and the right to write. If asked to, it writes here what the kernel takes without waiting;
+// everything else is left to the flusher. It releases wmu.
+func (l *Link) drive(here bool) {
+	if !here || l.raw == nil || len(l.wq.parts) > 0 {
 		l.wmu.Unlock()
 		l.wake()
 		return
@@ -271,21 +273,26 @@ func (l *Link) wake() {
 }
 
 // tryWrite writes what the kernel takes without waiting. An error shows at the flusher, which gets the rest.
-func (l *Link) tryWrite(b []byte) (n int) {
-	_ = l.raw.Write(func(fd uintptr) bool {
-		for n < len(b) {
-			m, err := rawWrite(fd, b[n:])
-			if err == syscall.EINTR {
-				continue
-			}
-			if err != nil || m <= 0 {
-				break
-			}
-			n += m
+func (l *Link) tryWrite(b []byte) int {
+	l.try.b, l.try.n = b, 0
+	_ = l.raw.Write(l.try.fn)
+	l.try.b = nil
+	return l.try.n
+}
+
+// writeNow is what tryWrite does with the socket.
+func (l *Link) writeNow(fd uintptr) bool {
+	for l.try.n < len(l.try.b) {
+		m, err := rawWrite(fd, l.try.b[l.try.n:])
+		if err == syscall.EINTR {
+			continue
 		}
-		return true
-	})
-	return n
+		if err != nil || m <= 0 {
+			break
+		}
+		l.try.n += m
+	}
+	return true
 }
 
 // flush is the goroutine that writes what callers did not.
