@@ -58,17 +58,30 @@ func (w *watch) close() {
 const (
 	// quiet is how long after the last driver the keeper takes over.
 	quiet = time.Millisecond
-	// pause is the same while a collective runs: its goroutine computes between two waits, and comes back.
-	pause = 20 * quiet
+	// lookEvery is how often the keeper looks whether the others are still there.
+	lookEvery = 5 * quiet
+	// patience is how many looks in a row may find that a collective got nowhere: with more ranks than cores, a rank that is
+	// not on a core stands still for longer than one.
+	patience = 2
 )
 
-// attended reports whether somebody else looks after the sockets, or did so just now.
+// attended reports whether somebody else looks after the sockets, or did so just now. The goroutine that runs a collective
+// computes between two waits and comes back: it counts as long as it goes on posting.
 func (m *Mesh) attended() bool {
-	if m.driving {
-		return true
+	return m.driving || len(m.live) > 0 && (m.posts != m.seen || m.still < patience) || time.Since(m.lastDrive) < quiet
+}
+
+// look is attended for the keeper, who remembers what it saw.
+func (m *Mesh) look() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	busy := m.attended()
+	if m.posts != m.seen {
+		m.seen, m.still = m.posts, 0
+	} else {
+		m.still++
 	}
-	since := time.Since(m.lastDrive)
-	return since < quiet || len(m.live) > 0 && since < pause
+	return busy
 }
 
 // keep is the keeper: it serves the sockets while nobody waits, sends the heartbeats and misses those of others.
@@ -88,9 +101,7 @@ func (m *Mesh) keep() {
 	for {
 		// While others drive, only the clock is watched.
 		for {
-			m.mu.Lock()
-			busy := m.attended()
-			m.mu.Unlock()
+			busy := m.look()
 			if now := time.Now(); now.After(nextBeat) {
 				m.beat()
 				nextBeat = now.Add(beat)
@@ -98,7 +109,7 @@ func (m *Mesh) keep() {
 			if !busy {
 				break
 			}
-			timer.Reset(min(2*quiet, beat))
+			timer.Reset(min(lookEvery, beat))
 			select {
 			case <-m.stop:
 				return

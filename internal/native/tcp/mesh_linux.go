@@ -41,6 +41,9 @@ type Mesh struct {
 	driving   bool       // somebody drives
 	sleepers  []*link.Op // ops whose waiters sleep until the role is free
 	lastDrive time.Time
+	posts     uint64              // sends and receives posted
+	seen      uint64              // posts when the keeper looked last
+	still     int                 // looks in a row in which nothing was posted
 	events    [64]unix.EpollEvent // the driver's
 }
 
@@ -55,6 +58,7 @@ func (m *Mesh) Send(op *link.Op) {
 	op.Begin()
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.posts++
 	c, err := m.peer(op)
 	if err != nil {
 		op.Complete(err)
@@ -69,6 +73,7 @@ func (m *Mesh) Recv(op *link.Op) {
 	op.Begin()
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.posts++
 	if op.Peer == link.AnyPeer {
 		m.recvAny(op)
 		return
