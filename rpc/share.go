@@ -15,38 +15,49 @@ import (
 // encoder returns the encoder of a message to p. The references in it are pinned or registered as they are met, and
 // collected in wires: the message must be sent, or undelivered be called.
 func (r *refs) encoder(p *peer, toGo bool) (*rpcwire.Encoder, *[]rrefcore.Wire) {
-	wires := &[]rrefcore.Wire{}
-	e := &rpcwire.Encoder{Native: toGo}
-	e.Fork = func(ref rpcwire.Reference) (rpcwire.RRefFork, error) {
-		holder, ok := ref.(refHolder)
-		if !ok || holder.core() == nil {
-			return rpcwire.RRefFork{}, dist.Newf("rpc: share", dist.InvalidArgument, "a %T without an object", ref)
-		}
-		core := holder.core()
-		if core.a != r.a {
-			return rpcwire.RRefFork{}, dist.New("rpc: share", dist.InvalidArgument, "a reference of another agent")
-		}
-		if p == r.a.self {
-			w, err := r.lend(core)
-			if err != nil {
-				return rpcwire.RRefFork{}, err
-			}
-			*wires = append(*wires, w)
-			return rpcwire.RRefFork{Owner: rpcwire.WorkerID(r.a.id), Fork: global(w.Fork), TypeName: core.typeName}, nil
-		}
-		w, typeName, err := r.share(core, p)
+	s := &sharing{r: r, peer: p}
+	s.e = rpcwire.Encoder{Native: toGo, Fork: s.fork, Tensors: s.tensors[:0]}
+	return &s.e, &s.wires
+}
+
+// sharing is the encoder of one message and the references that it met.
+type sharing struct {
+	r       *refs
+	peer    *peer
+	e       rpcwire.Encoder
+	wires   []rrefcore.Wire
+	tensors [1]any // room for the first, which often is the only one
+}
+
+// fork makes the fork of a reference in the message.
+func (s *sharing) fork(ref rpcwire.Reference) (rpcwire.RRefFork, error) {
+	holder, ok := ref.(refHolder)
+	if !ok || holder.core() == nil {
+		return rpcwire.RRefFork{}, dist.Newf("rpc: share", dist.InvalidArgument, "a %T without an object", ref)
+	}
+	r, core := s.r, holder.core()
+	if core.a != r.a {
+		return rpcwire.RRefFork{}, dist.New("rpc: share", dist.InvalidArgument, "a reference of another agent")
+	}
+	if s.peer == r.a.self {
+		w, err := r.lend(core)
 		if err != nil {
 			return rpcwire.RRefFork{}, err
 		}
-		*wires = append(*wires, w)
-		if !toGo && (typeName == "" || isGoType(typeName)) {
-			typeName = rpcwire.TypePyObject // what a Go object is to Python
-		}
-		return rpcwire.RRefFork{
-			Owner: rpcwire.WorkerID(w.Owner), RRef: global(w.ID), Fork: global(w.Fork), Parent: rpcwire.WorkerID(r.a.id), TypeName: typeName,
-		}, nil
+		s.wires = append(s.wires, w)
+		return rpcwire.RRefFork{Owner: rpcwire.WorkerID(r.a.id), Fork: global(w.Fork), TypeName: core.typeName}, nil
 	}
-	return e, wires
+	w, typeName, err := r.share(core, s.peer)
+	if err != nil {
+		return rpcwire.RRefFork{}, err
+	}
+	s.wires = append(s.wires, w)
+	if !s.e.Native && (typeName == "" || isGoType(typeName)) {
+		typeName = rpcwire.TypePyObject // what a Go object is to Python
+	}
+	return rpcwire.RRefFork{
+		Owner: rpcwire.WorkerID(w.Owner), RRef: global(w.ID), Fork: global(w.Fork), Parent: rpcwire.WorkerID(r.a.id), TypeName: typeName,
+	}, nil
 }
 
 // share forks a reference for a message to p.
@@ -170,8 +181,9 @@ func (r *refs) discard(c *conn, f *cohortwire.Frame) {
 	})
 }
 
-// decoding collects the references that one message brings.
+// decoding reads one message and collects the references that it brings.
 type decoding struct {
+	rpcwire.Decoder
 	r     *refs
 	peer  *peer
 	frame *cohortwire.Frame // of a link
@@ -179,11 +191,15 @@ type decoding struct {
 }
 
 func (r *refs) decoding(req *request) *decoding {
-	return &decoding{r: r, peer: req.peer, frame: req.frame}
+	d := &decoding{r: r, peer: req.peer, frame: req.frame}
+	d.Decoder = rpcwire.Decoder{Tensors: req.tensors, Arrive: d.arrive}
+	return d
 }
 
 func (r *refs) decodingReply(p *peer, x reply) *decoding {
-	return &decoding{r: r, peer: p, frame: x.frame}
+	d := &decoding{r: r, peer: p, frame: x.frame}
+	d.Decoder = rpcwire.Decoder{Tensors: x.msg.Tensors, Arrive: d.arrive}
+	return d
 }
 
 // arrive makes the reference of a fork that a message brought.

@@ -149,20 +149,28 @@ func parseHeader(b []byte, limits Limits) (Header, error) {
 }
 
 // Parse decodes the body that belongs to a header. Payload and trace are parts of body. It returns the lengths of the
-// storages that follow.
+// storages that follow, for which the frame has room.
 func (h Header) Parse(body []byte) (*Frame, []int, error) {
 	if int64(len(body)) != int64(h.Body) {
 		return nil, nil, bad("a body of %d bytes where %d were announced", len(body), h.Body)
 	}
-	f := &Frame{
+	room := &struct { // most frames have at most one storage
+		Frame
+		storages [1]*tensor.Storage
+		lengths  [1]int
+	}{Frame: Frame{
 		Type: h.Type, Flags: h.Flags, ID: h.ID, Incarnation: h.Incarnation, Deadline: h.Deadline,
 		Payload: body[h.Extension:],
-	}
+	}}
+	f := &room.Frame
 	ext := body[:h.Extension]
 	var lengths []int
 	total := uint64(0)
 	if h.Storages > 0 {
-		lengths = make([]int, h.Storages)
+		lengths, f.Storages = room.lengths[:], room.storages[:0]
+		if h.Storages > 1 {
+			lengths, f.Storages = make([]int, h.Storages), make([]*tensor.Storage, 0, h.Storages)
+		}
 		for i := range lengths {
 			n := binary.LittleEndian.Uint64(ext[8*i:])
 			if n > h.Bytes-total {

@@ -7,8 +7,6 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
-
-	"github.com/cohort-dist/cohort/tensor"
 )
 
 // readBuffer takes many small frames in one read. What is longer is read straight into its own memory.
@@ -107,9 +105,6 @@ func (r *frameReader) next() (*Frame, error) {
 	f, lengths, err := h.Parse(body)
 	if err != nil {
 		return nil, err
-	}
-	if len(lengths) > 0 {
-		f.Storages = make([]*tensor.Storage, 0, len(lengths))
 	}
 	for _, n := range lengths {
 		s, err := r.link.cfg.Alloc(n)

@@ -30,7 +30,11 @@ const (
 
 // Frame lays the message out for the cohort transport. The id is the link's to choose for requests.
 func (m *Message) Frame() (*cohortwire.Frame, error) {
-	w := compactWriter{out: make([]byte, 4, 4+24*len(m.Tensors)+len(m.Payload)+32)}
+	room := &struct { // most messages have at most one tensor
+		cohortwire.Frame
+		storages [1]*tensor.Storage
+	}{}
+	w := compactWriter{out: make([]byte, 4, 4+32*len(m.Tensors)+len(m.Payload)+32), storages: room.storages[:0]}
 	for i, t := range m.Tensors {
 		var err error
 		switch t := t.(type) {
@@ -46,15 +50,21 @@ func (m *Message) Frame() (*cohortwire.Frame, error) {
 		}
 	}
 	binary.LittleEndian.PutUint32(w.out, uint32(len(w.out)-4)) //nolint:gosec // far below 4 GiB
-	return &cohortwire.Frame{
+	room.Frame = cohortwire.Frame{
 		Type: cohortwire.Type(m.Type), ID: uint64(m.ID), //nolint:gosec // two's complement
 		Payload: append(w.out, m.Payload...), Storages: w.storages, Written: m.Written,
-	}, nil
+	}
+	return &room.Frame, nil
 }
 
 // DecodeFrame reads a message from the cohort transport. The tensors use the storages of the frame, without a copy.
 func DecodeFrame(f *cohortwire.Frame) (*Message, error) {
-	m := &Message{Type: Type(f.Type), ID: int64(f.ID)} //nolint:gosec // two's complement
+	room := &struct {
+		Message
+		tensors [1]any
+	}{}
+	m := &room.Message
+	m.Type, m.ID, m.Tensors = Type(f.Type), int64(f.ID), room.tensors[:0] //nolint:gosec // two's complement
 	if len(f.Payload) < 4 {
 		return nil, badTable("a payload of %d bytes has no table", len(f.Payload))
 	}
@@ -189,7 +199,12 @@ func (r *compactReader) dense() (*tensor.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
-	shape, strides := make([]int, dims), make([]int, dims)
+	var room [8]int // FromStorage copies them
+	shape, strides := room[:4:4], room[4:]
+	if dims > len(strides) {
+		shape, strides = make([]int, dims), make([]int, dims)
+	}
+	shape, strides = shape[:dims], strides[:dims]
 	for i := range shape {
 		shape[i] = int(binary.LittleEndian.Uint64(parts[16*i:]))     //nolint:gosec // negative is refused by FromStorage
 		strides[i] = int(binary.LittleEndian.Uint64(parts[16*i+8:])) //nolint:gosec // checked by FromStorage
