@@ -140,18 +140,22 @@ func (g *Group) AllGather(ctx context.Context, outs []*tensor.Tensor, in *tensor
 //
 // It corresponds to torch.distributed.all_gather_into_tensor.
 func (g *Group) AllGatherInto(ctx context.Context, out, in *tensor.Tensor, opts ...OpOption) *Work {
-	const name = "group: all_gather_into_tensor"
-	fail := func(err error) *Work { return failed(OpAllGatherInto, err) }
+	return g.allGatherInto(ctx, OpAllGatherInto, out, in, opts)
+}
+
+func (g *Group) allGatherInto(ctx context.Context, op OpType, out, in *tensor.Tensor, opts []OpOption) *Work {
+	name := "group: " + op.String()
+	fail := func(err error) *Work { return failed(op, err) }
 	if err := g.checkPair(name, out, in); err != nil {
 		return fail(err)
 	}
 	if out.Numel() != in.Numel()*g.size {
 		return fail(dist.Newf(name, dist.InvalidArgument, "the output has %d elements, want %d: the input's %d for each of %d ranks", out.Numel(), in.Numel()*g.size, in.Numel(), g.size))
 	}
-	if err := g.checkMove(name, OpAllGatherInto, in, 0); err != nil {
+	if err := g.checkMove(name, op, in, 0); err != nil {
 		return fail(err)
 	}
-	w := g.newWork(OpAllGatherInto, opts)
+	w := g.newWork(op, opts)
 	w.req.Kind = coll.AllGather
 	w.flat(g, in)
 	if err := g.input(w, in); err != nil {

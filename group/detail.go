@@ -70,7 +70,7 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	if limit <= 0 {
 		limit = g.config.timeout
 	}
-	print := gloo.Fingerprint{Op: uint8(w.op), Sequence: g.torchSeq} //nolint:gosec // PyTorch's numbers
+	fingerprint := gloo.Fingerprint{Op: uint8(w.op), Sequence: g.torchSeq} //nolint:gosec // PyTorch's numbers
 	g.mu.Unlock()
 	if err != nil {
 		w.complete(err)
@@ -78,10 +78,10 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	}
 	for _, t := range w.subject {
 		if t != nil {
-			print.Tensors = append(print.Tensors, printOf(t))
+			fingerprint.Tensors = append(fingerprint.Tensors, printOf(t))
 		}
 	}
-	if err := g.checks.wrapper.Check(ctx, &print, limit); err != nil {
+	if err := g.checks.wrapper.Check(ctx, &fingerprint, limit); err != nil {
 		if !errors.Is(err, dist.Mismatch) {
 			g.fail(err)
 			g.mu.Lock()

@@ -131,6 +131,7 @@ func TestMessagesGoOnWithoutTheDead(t *testing.T) {
 }
 
 func messagesGoOn(t *testing.T, transport Transport, end func(*testing.T, *Group)) {
+	t.Helper()
 	groups := newWorld(t, 3, WithTransport(transport))
 	ctx := ctxOf(t)
 	swap := func(r, n, tag int) error {

@@ -113,6 +113,7 @@ func differences(c call) map[string]call {
 // it could only know from a message that the root sends after it has heard of all the others, that is, a round trip more in
 // every broadcast. Such a leaf has correct data and gets the error in its next call.
 func TestEveryMismatchOnEveryRank(t *testing.T) {
+	t.Parallel()
 	kinds := []OpType{
 		OpAllReduce, OpBroadcast, OpReduce, OpAllGather, OpAllGatherInto, OpGather, OpScatter, OpReduceScatter, OpReduceScatterInto,
 		OpAllToAll, OpAllToAllInto, OpBarrier,
@@ -137,6 +138,7 @@ func TestEveryMismatchOnEveryRank(t *testing.T) {
 }
 
 func mismatch(t *testing.T, transport Transport, ranks int, base, odd call) {
+	t.Helper()
 	who := ranks - 1 // the one that differs
 	groups := newWorld(t, ranks, WithTransport(transport))
 	ctx := ctxOf(t)

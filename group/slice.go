@@ -38,8 +38,8 @@ func BroadcastSlice[T tensor.Element](ctx context.Context, g *Group, data []T, r
 	return g.Broadcast(ctx, t, root, opts...).Wait(ctx)
 }
 
-// AllGatherSlice returns the data of all ranks, one behind the other; see [Group.AllGatherInto]. All ranks give the same
-// number of elements.
+// AllGatherSlice returns the data of all ranks, one behind the other; see [Group.AllGather]. All ranks give the same
+// number of elements. PyTorch's ranks call torch.distributed.all_gather.
 func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, opts ...OpOption) ([]T, error) {
 	all := make([]T, len(data)*g.Size())
 	out, err := tensor.From(all, len(all))
@@ -50,7 +50,7 @@ func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, o
 	if err != nil {
 		return nil, err
 	}
-	return all, g.AllGatherInto(ctx, out, in, opts...).Wait(ctx)
+	return all, g.allGatherInto(ctx, OpAllGather, out, in, opts).Wait(ctx)
 }
 
 // ReduceScatterSlice combines data over all ranks and returns this rank's part of the result; see

@@ -32,7 +32,7 @@ func ShapeOf(t *tensor.Tensor) Shape {
 	if at > 1+shapeRoom || dims >= shapeHashed-1 {
 		return hashedShape(t)
 	}
-	room[0] = byte(1 + dims)
+	room[0] = byte(1 + dims) //nolint:gosec // less than shapeHashed
 	return Shape{binary.LittleEndian.Uint64(room[:]), binary.LittleEndian.Uint64(room[8:])}
 }
 
@@ -44,7 +44,7 @@ func hashedShape(t *tensor.Tensor) Shape {
 			h = (h ^ d>>shift&0xff) * 1099511628211
 		}
 	}
-	return Shape{shapeHashed | uint64(t.Dims())<<8, h}
+	return Shape{shapeHashed | uint64(t.Dims())<<8, h} //nolint:gosec // not negative
 }
 
 // Words returns the shape as two words, and ShapeFrom puts them together again.

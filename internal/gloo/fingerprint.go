@@ -74,8 +74,8 @@ func ParseFingerprint(l Layout, words []int64) (Fingerprint, error) {
 	}
 	f.Op = uint8(op)
 	if l != Torch113 {
-		seq, ok := next()
-		if !ok {
+		seq, found := next()
+		if !found {
 			return bad("no sequence number")
 		}
 		f.Sequence = uint64(seq) //nolint:gosec // for people

@@ -128,7 +128,7 @@ func (d *device) newIdentifiers() []int64 {
 		if d.cfg.Generation != D {
 			var b [8]byte
 			_, _ = rand.Read(b[:])                                             // never fails
-			ids[r] = int64(binary.LittleEndian.Uint64(b[:])&(1<<62-1)) | 1<<62 //nolint:gosec // positive, and no rank
+			ids[r] = int64(binary.LittleEndian.Uint64(b[:])&(1<<62-1)) | 1<<62 // positive, and no rank
 		}
 	}
 	return ids

@@ -128,8 +128,10 @@ func TestWrapperInStep(t *testing.T) {
 		steps := rapid.SliceOfN(rapid.SliceOfN(rapid.IntRange(0, 3), size, size), 1, 6).Draw(rt, "steps")
 		w := memlink.New(size)
 		calls := []Fingerprint{
-			{Op: 1, Tensors: []TensorPrint{{DType: 6, Shape: []int64{2, 3}}}}, {Op: 1, Tensors: []TensorPrint{{DType: 6, Shape: []int64{3, 2}}}},
-			{Op: 1, Tensors: []TensorPrint{{DType: 6, Shape: []int64{6}}}}, {Op: 15},
+			{Op: 1, Tensors: []TensorPrint{{DType: 6, Shape: []int64{2, 3}}}},
+			{Op: 1, Tensors: []TensorPrint{{DType: 6, Shape: []int64{3, 2}}}},
+			{Op: 1, Tensors: []TensorPrint{{DType: 6, Shape: []int64{6}}}},
+			{Op: 15},
 		}
 		var wg sync.WaitGroup
 		errs := make([]error, size)

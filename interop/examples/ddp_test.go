@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -66,12 +67,18 @@ func TestDDP(t *testing.T) {
 	}
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		for _, goRanks := range []string{"2", "1", "0", "1,2"} {
-			t.Run("go="+goRanks, func(t *testing.T) { trainTogether(t, tr, program, string(script), goRanks) })
+			t.Run("go="+goRanks, func(t *testing.T) { trainTogether(t, tr, program, string(script), goRanks, nil) })
 		}
+		t.Run("go=2,checked", func(t *testing.T) {
+			// The variable is read when torch is imported, which may have been before.
+			checked := "import torch.distributed\ntorch.distributed.set_debug_level_from_env()\n" + string(script)
+			trainTogether(t, tr, program, checked, "2", map[string]string{"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+		})
 	})
 }
 
-func trainTogether(t *testing.T, tr *torchtest.Torch, program, script, goRanks string) {
+func trainTogether(t *testing.T, tr *torchtest.Torch, program, script, goRanks string, more map[string]string) {
+	t.Helper()
 	const size, steps = 3, "60"
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
@@ -83,6 +90,7 @@ func trainTogether(t *testing.T, tr *torchtest.Torch, program, script, goRanks s
 		env := map[string]string{
 			"RANK": strconv.Itoa(r), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
 		}
+		maps.Copy(env, more)
 		if !strings.Contains(goRanks, strconv.Itoa(r)) {
 			procs = append(procs, tr.Start(t, torchtest.Script{Name: "train.py", Source: script, Args: []string{steps}, Env: env}))
 			continue

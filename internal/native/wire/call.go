@@ -94,7 +94,7 @@ func hashCounts(counts []int) uint64 {
 }
 
 // String returns the call as a user would write it.
-func (c Call) String() string {
+func (c *Call) String() string {
 	var b strings.Builder
 	if c.Kind > coll.Barrier {
 		return fmt.Sprintf("collective(%d)", c.Kind)
@@ -129,7 +129,7 @@ func (c Call) String() string {
 }
 
 // pack and unpack put the small fields into one word.
-func (c Call) pack() uint64 {
+func (c *Call) pack() uint64 {
 	return uint64(c.Kind) | uint64(c.Op)<<8 | uint64(c.DType)<<16 | uint64(c.Root)<<24
 }
 

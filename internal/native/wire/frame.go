@@ -123,5 +123,5 @@ func Parse(b []byte) (Header, error) {
 
 // String is for logs and tests.
 func (h *Header) String() string {
-	return fmt.Sprintf("type %d flags %d length %d slot %#x total %d call %v", h.Type, h.Flags, h.Length, h.Slot, h.Total, h.Call)
+	return fmt.Sprintf("type %d flags %d length %d slot %#x total %d call %v", h.Type, h.Flags, h.Length, h.Slot, h.Total, h.Call.String())
 }

@@ -77,7 +77,8 @@ func TestCallsAsText(t *testing.T) {
 		"gather(uint8, root 1)":                             {Kind: coll.Gather, DType: tensor.Uint8, Root: 1},
 		"reduce_scatter(max, float64, uneven blocks #" + "": {Kind: coll.ReduceScatter, Op: reduce.Max, DType: tensor.Float64, InCounts: []int{8, 16}},
 	} {
-		if got := CallOf(&q).String(); len(got) < len(want) || got[:len(want)] != want {
+		c := CallOf(&q)
+		if got := c.String(); len(got) < len(want) || got[:len(want)] != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
