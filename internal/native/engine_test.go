@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -86,33 +87,24 @@ type plan struct {
 	want     [][]byte
 }
 
-// element writes a small whole number as an element of dt, so that every order of a sum gives the same bits.
-func element(dt tensor.DType, v int) []byte {
+// appendElement adds a small whole number as an element of dt, so that every order of a sum gives the same bits.
+func appendElement(b []byte, dt tensor.DType, v int) []byte {
 	switch dt {
 	case tensor.Float32:
-		return tensorBytes(dt, float64(v))
+		return binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(v)))
 	case tensor.Int64:
-		return binary.LittleEndian.AppendUint64(nil, uint64(int64(v)))
+		return binary.LittleEndian.AppendUint64(b, uint64(int64(v)))
 	case tensor.Int16:
-		return binary.LittleEndian.AppendUint16(nil, uint16(int16(v)))
+		return binary.LittleEndian.AppendUint16(b, uint16(int16(v)))
 	default:
-		return []byte{byte(v)}
+		return append(b, byte(v))
 	}
-}
-
-func tensorBytes(dt tensor.DType, v float64) []byte {
-	t := tensor.Must(tensor.Full(dt, v, 1))
-	b, err := t.Bytes()
-	if err != nil {
-		panic(err)
-	}
-	return b
 }
 
 func block(dt tensor.DType, n int, value func(i int) int) []byte {
 	b := make([]byte, 0, n*dt.Size())
 	for i := range n {
-		b = append(b, element(dt, value(i))...)
+		b = appendElement(b, dt, value(i))
 	}
 	return b
 }
