@@ -15,12 +15,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"time"
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/examples/internal/launch"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -32,19 +31,7 @@ type Step struct {
 	Done        bool
 }
 
-func main() {
-	url := "env://"
-	if len(os.Args) > 1 {
-		url = os.Args[1]
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, url, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
+func main() { launch.Main(run) }
 
 func run(ctx context.Context, url string, out io.Writer) error {
 	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))

@@ -15,12 +15,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/examples/internal/launch"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -67,19 +66,7 @@ func newServer(args struct {
 	return &Server{params: make([]float32, args.Size), rate: float32(args.Rate)}
 }
 
-func main() {
-	url := "env://"
-	if len(os.Args) > 1 {
-		url = os.Args[1]
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, url, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
+func main() { launch.Main(run) }
 
 func run(ctx context.Context, url string, out io.Writer) error {
 	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))

@@ -16,12 +16,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/examples/internal/launch"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -46,19 +45,7 @@ func (d *Diary) Lines() []string {
 	return append([]string(nil), d.lines...)
 }
 
-func main() {
-	url := "env://"
-	if len(os.Args) > 1 {
-		url = os.Args[1]
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, url, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
+func main() { launch.Main(run) }
 
 // name is a worker's name.
 func name(rank int) string { return fmt.Sprintf("worker%d", rank) }
