@@ -32,6 +32,7 @@ pure: internal/storenum internal/wire/tcpstore internal/storecore internal/nop i
       tensor
 pure: internal/reduce internal/coll
       internal/link internal/link/*
+      internal/recycle
       store store/filestore store/tcpstore
       internal/cohortwire internal/tensorpipe internal/rpcwire
 pure: internal/rrefcore internal/gloo/wire internal/gloo/match internal/native/wire
