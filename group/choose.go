@@ -149,17 +149,28 @@ func (c *choice) exchange(ctx context.Context, p *plan) ([]*capability, error) {
 	caps := make([]*capability, len(p.globals))
 	caps[p.rank] = &own
 	pause := time.Millisecond
-	for {
-		missing, err := c.collect(ctx, p, caps)
-		if err != nil {
-			return nil, err
+	var missing []int
+	// ended says who was missing when the context ended, whatever was going on then.
+	ended := func(err error) error {
+		if ctx.Err() == nil || len(missing) == 0 {
+			return err
 		}
-		if len(missing) == 0 {
+		e := dist.FromContext(op, ctx)
+		e.Rank = dist.Rank(missing[0])
+		e.Detail = rankList(missing) + " of group " + p.config.name + " did not appear"
+		return e
+	}
+	for {
+		now, err := c.collect(ctx, p, caps)
+		if err != nil {
+			return nil, ended(err)
+		}
+		if missing = now; len(missing) == 0 {
 			return caps, nil
 		}
 		foreign, err := c.foreign(ctx, p, missing)
 		if err != nil {
-			return nil, err
+			return nil, ended(err)
 		}
 		if foreign {
 			// Capabilities that are there by now still count; a rank without one is treated as PyTorch.
@@ -170,10 +181,7 @@ func (c *choice) exchange(ctx context.Context, p *plan) ([]*capability, error) {
 		case <-time.After(pause):
 			pause = min(2*pause, 20*time.Millisecond)
 		case <-ctx.Done():
-			e := dist.FromContext(op, ctx)
-			e.Rank = dist.Rank(missing[0])
-			e.Detail = rankList(missing) + " of group " + p.config.name + " did not appear"
-			return nil, e
+			return nil, ended(ctx.Err())
 		}
 	}
 }

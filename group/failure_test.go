@@ -341,7 +341,7 @@ func TestDumpOnFailure(t *testing.T) {
 func TestMissingRankIsNamed(t *testing.T) {
 	s := store.NewMemory()
 	defer func() { _ = s.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 	defer cancel()
 	_, err := New(ctx, s, 0, 3)
 	if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks 1 and 2") {
