@@ -21,5 +21,13 @@
 //	}
 //	err = group.AllReduceSlice(ctx, g, gradients, group.Sum)
 //
-// The packages below it can be used alone: store and its implementations, rendezvous, tensor and group.
+// [World.RPC] makes the process a worker that calls functions of others by name and serves its own:
+//
+//	agent, err := w.RPC(ctx, "loader0", rpc.WithHandlers(reg))
+//	if err != nil {
+//		return err
+//	}
+//	mean, err := rpc.Call[float64](ctx, agent, "trainer1", "stats.mean", xs)
+//
+// The packages below it can be used alone: store and its implementations, rendezvous, tensor, group and rpc.
 package cohort
