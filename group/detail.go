@@ -91,7 +91,11 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 		w.complete(err)
 		return w
 	}
-	return g.enqueue(ctx, w, tags)
+	w = g.enqueue(ctx, w, tags)
+	if w.completed.Load() && w.err != nil {
+		g.fail(w.err) // it was announced and is not there: the ranks are out of step
+	}
+	return w
 }
 
 // printOf describes a tensor as PyTorch's Python layer hands it on: complex numbers as pairs of real ones.
