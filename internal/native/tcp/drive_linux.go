@@ -31,6 +31,7 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 				return dist.FromContext("group: wait", ctx)
 			}
 			m.driving = true
+			m.watch.relieve(m.ep)
 			m.mu.Unlock()
 			err := m.drive(ctx, op)
 			m.release()

@@ -49,6 +49,15 @@ func (w *watch) listen(ep int, on bool) {
 	_ = unix.EpollCtl(w.fd, unix.EPOLL_CTL_MOD, ep, &event)
 }
 
+// relieve tells a keeper that waits for events that somebody drives from now on. Left to the events, it might never learn
+// of it: the driver is often quicker, and then there is nothing to see for the keeper, who was woken all the same.
+func (w *watch) relieve(ep int) {
+	if w.listening {
+		w.listen(ep, false)
+		_ = w.file.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
 func (w *watch) close() {
 	if w.file != nil {
 		_ = w.file.Close()

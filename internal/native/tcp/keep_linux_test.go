@@ -1,0 +1,112 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/native/wire"
+)
+
+// eventually waits until cond holds without doing anything for the mesh.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(20 * time.Second); !cond(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(limit) {
+			t.Fatal(what)
+		}
+	}
+}
+
+// largeMessage is one that its receiver has to answer before it moves.
+func largeMessage(i int) []byte { return bytes.Repeat([]byte{byte(i + 1)}, 300_000) }
+
+func TestKeeperServesWhatNobodyWaitsFor(t *testing.T) {
+	meshes := connect(t, 2, nil)
+	for i := range 20 {
+		if i%2 == 1 { // somebody drove just now
+			ping, pong := &link.Op{Peer: 1, Slot: 2, Buf: []byte{1}}, &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, 1)}
+			meshes[0].Send(ping)
+			meshes[1].Recv(pong)
+			if err := wait(t, meshes[1], pong); err != nil {
+				t.Fatal(err)
+			}
+		}
+		send, recv := &link.Op{Peer: 1, Slot: 3, Buf: largeMessage(i)}, &link.Op{Peer: 0, Slot: 3, Buf: make([]byte, 300_000)}
+		meshes[1].Recv(recv)
+		meshes[0].Send(send)
+		eventually(t, "a message that nobody waits for does not move", func() bool { return send.Completed() && recv.Completed() })
+		if recv.State.Err != nil || send.State.Err != nil || !bytes.Equal(recv.Buf, send.Buf) {
+			t.Fatalf("round %d: %v, %v", i, recv.State.Err, send.State.Err)
+		}
+	}
+}
+
+// A rank that stands still in the middle of a collective does not hold up messages beside it.
+func TestKeeperServesBesideACollectiveThatStandsStill(t *testing.T) {
+	meshes := connect(t, 2, nil)
+	slot := wire.CollectiveSlot(1)
+	meshes[1].Begin(slot, wire.CallOf(&coll.Request{Kind: coll.Barrier, Tag: 1}))
+	part := &link.Op{Peer: 0, Slot: slot, Buf: nil}
+	meshes[1].Recv(part)
+	for i := range 3 {
+		send, recv := &link.Op{Peer: 1, Slot: 3, Buf: largeMessage(i)}, &link.Op{Peer: 0, Slot: 3, Buf: make([]byte, 300_000)}
+		meshes[1].Recv(recv)
+		meshes[0].Send(send)
+		eventually(t, "a message beside a collective does not move", func() bool { return send.Completed() && recv.Completed() })
+		if !bytes.Equal(recv.Buf, send.Buf) {
+			t.Fatalf("round %d: %v, %v", i, recv.State.Err, send.State.Err)
+		}
+	}
+	if !meshes[1].Cancel(part) {
+		t.Error("the collective's receive is gone")
+	}
+	meshes[1].End(slot)
+}
+
+// While somebody drives, the runtime's poller hears of nothing; when nobody does, it listens again.
+func TestPollerListensOnlyWhileNobodyDrives(t *testing.T) {
+	meshes := connect(t, 2, nil)
+	listening := func() bool {
+		meshes[1].mu.Lock()
+		defer meshes[1].mu.Unlock()
+		return meshes[1].watch.listening
+	}
+	eventually(t, "the poller does not listen", listening)
+	recv := &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, 1)}
+	meshes[1].Recv(recv)
+	done := make(chan error, 1)
+	go func() { done <- wait(t, meshes[1], recv) }()
+	eventually(t, "nobody drives", func() bool {
+		meshes[1].mu.Lock()
+		defer meshes[1].mu.Unlock()
+		return meshes[1].driving
+	})
+	if listening() {
+		t.Error("the poller listens while somebody drives")
+	}
+	last := &link.Op{Peer: 1, Slot: 2, Buf: []byte{1}}
+	meshes[0].Send(last)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the poller does not listen again", listening)
+}
+
+func TestAnyPeerWithoutAListTakesAll(t *testing.T) {
+	meshes := connect(t, 3, nil)
+	for _, from := range []int{2, 1} {
+		recv := &link.Op{Peer: link.AnyPeer, Slot: 4, Buf: make([]byte, 1)}
+		meshes[0].Recv(recv)
+		send := &link.Op{Peer: 0, Slot: 4, Buf: []byte{7}}
+		meshes[from].Send(send)
+		if err := wait(t, meshes[0], recv); err != nil || recv.Source != from || recv.Buf[0] != 7 {
+			t.Errorf("from rank %d: %v, from rank %d", from, err, recv.Source)
+		}
+	}
+}
