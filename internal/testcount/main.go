@@ -84,8 +84,10 @@ func (id testID) String() string { return strings.TrimSpace(id.pkg + " " + id.te
 // report copies the essence of the events to w and tells whether everything passed. The names of what failed come last,
 // where a person looks first.
 func report(r io.Reader, w io.Writer, noskip bool) (sum totals, ok bool) {
-	c := counter{w: w, counted: map[string]totals{}, output: map[testID][]string{}, running: map[testID]bool{},
-		skips: map[string]int{}, why: map[testID]string{}}
+	c := counter{
+		w: w, counted: map[string]totals{}, output: map[testID][]string{}, running: map[testID]bool{},
+		skips: map[string]int{}, why: map[testID]string{},
+	}
 	ok = true
 	lines := bufio.NewReader(r)
 	for {
