@@ -16,7 +16,7 @@ const (
 	inlineLimit = 500 * time.Microsecond
 	// briefLimit is up to what time handlers run one after the other while further requests wait: about what it costs to
 	// give one to another goroutine.
-	briefLimit = 5 * time.Microsecond
+	briefLimit = 10 * time.Microsecond
 )
 
 // inline lets handlers run in the goroutine that reads a link, which saves a hand-off. A handler that waits for a call of

@@ -45,10 +45,11 @@ type handler struct {
 	fn     reflect.Value
 	ctx    bool
 	raw    func(ctx context.Context, r *Request) (any, error)
-	args   reflect.Type // of a single struct of arguments
-	params []string     // names of plain parameters
-	result int          // index of the result, -1 for none
-	err    int          // index of the error, -1 for none
+	plain  func(ctx context.Context, v any) (any, error) // of one untyped argument: nothing to convert
+	args   reflect.Type                                  // of a single struct of arguments
+	params []string                                      // names of plain parameters
+	result int                                           // index of the result, -1 for none
+	err    int                                           // index of the error, -1 for none
 	async  bool
 	borrow bool // keeps nothing of its arguments
 }
@@ -136,7 +137,7 @@ func newHandler(name string, fn reflect.Value, params []string) (*handler, error
 		return &handler{name: name, raw: raw}, nil
 	}
 	t := fn.Type()
-	h := &handler{name: name, fn: fn, result: -1, err: -1, params: params}
+	h := &handler{name: name, fn: fn, result: -1, err: -1, params: params, plain: plainFunction(fn)}
 	for i := range t.NumIn() {
 		if i == 0 && t.In(0) == contextType {
 			h.ctx = true
@@ -165,6 +166,19 @@ func newHandler(name string, fn reflect.Value, params []string) (*handler, error
 		_, h.async = futureResult(t.Out(h.result))
 	}
 	return h, nil
+}
+
+// plainFunction returns a function of one untyped argument in its widest form, or nil.
+func plainFunction(fn reflect.Value) func(context.Context, any) (any, error) {
+	switch f := fn.Interface().(type) {
+	case func(any) any:
+		return func(_ context.Context, v any) (any, error) { return f(v), nil }
+	case func(any) (any, error):
+		return func(_ context.Context, v any) (any, error) { return f(v) }
+	case func(context.Context, any) (any, error):
+		return f
+	}
+	return nil
 }
 
 // isArgsStruct tells a struct of arguments from a single argument that is a struct by itself.
@@ -196,6 +210,11 @@ func argumentError(err error, format string, args ...any) error {
 func (h *handler) call(ctx context.Context, req *Request, done func(any, error)) (ran bool) {
 	if h.raw != nil {
 		v, err := h.raw(ctx, req)
+		finish(v, err, done)
+		return true
+	}
+	if h.plain != nil && len(req.Args) == 1 && req.Kwargs.Len() == 0 {
+		v, err := h.plain(ctx, req.Args[0])
 		finish(v, err, done)
 		return true
 	}

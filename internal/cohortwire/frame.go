@@ -67,9 +67,14 @@ type Frame struct {
 	Trace       []byte // a trace context, at most 64 bytes
 	Payload     []byte
 	Storages    []*tensor.Storage
+	// Quiet says of a received frame that nothing behind it had been read: nobody waits for OnFrame to return.
+	Quiet bool
 	// Written, when not nil, is called once the frame has been written and its memory may be used for something else. It
 	// must not block. It is not called for a frame that is not written to its end.
 	Written func()
+	// Turn, when not zero, says that nobody waits for this frame: [Link.Post] in that [Link.Turn] lets it go with the next
+	// one, or when everything that has arrived was dealt with.
+	Turn uint64
 }
 
 // Header is the fixed part of a frame.

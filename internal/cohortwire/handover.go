@@ -7,9 +7,6 @@ package cohortwire
 // reads, as long as somebody calls Handover when it turns out to take longer: then another goroutine goes on reading, and
 // this one ends when OnFrame returns.
 
-// Quiet reports, inside OnFrame, that no further frame has been read: nobody waits for OnFrame to return.
-func (l *Link) Quiet() bool { return l.reader.r == l.reader.w }
-
 // Turn returns the number of this OnFrame, inside it, for [Link.Handover]. It is odd inside one and even between two.
 func (l *Link) Turn() uint64 { return l.turn.Load() }
 
@@ -17,7 +14,9 @@ func (l *Link) Turn() uint64 { return l.turn.Load() }
 // time; it does nothing when that OnFrame has returned or handed over already.
 func (l *Link) Handover(turn uint64) {
 	if turn%2 == 1 && l.turn.CompareAndSwap(turn, turn+1) {
-		l.uncork()
+		l.wmu.Lock() // after this nothing is kept for this turn
+		l.corked.Store(false)
+		l.release()
 		l.work.Go(func() { l.read(turn + 1) })
 	}
 }
@@ -39,6 +38,20 @@ func (l *Link) uncork() {
 	}
 	l.wmu.Lock()
 	l.corked.Store(false)
+	l.release()
+}
+
+// idle writes what nobody waits for: the reader is about to wait.
+func (l *Link) idle() {
+	if l.kept.Load() {
+		l.wmu.Lock()
+		l.release()
+	}
+}
+
+// release writes what is queued, unless somebody does. It is called with wmu held and releases it.
+func (l *Link) release() {
+	l.kept.Store(false)
 	if l.wq.writing || l.wq.empty() {
 		l.wmu.Unlock()
 		return

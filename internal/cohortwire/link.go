@@ -70,6 +70,7 @@ type Link struct {
 	reader *frameReader  // used by the goroutine whose turn it is
 	turn   atomic.Uint64
 	corked atomic.Bool // answers are collected
+	kept   atomic.Bool // frames that nobody waits for were queued
 
 	wmu sync.Mutex
 	wq  queue
@@ -119,10 +120,10 @@ func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
 	if err = conn.SetDeadline(time.Time{}); err != nil {
 		return fail(err)
 	}
-	if sc, ok := conn.(syscall.Conn); ok {
+	if sc, ok := conn.(syscall.Conn); ok && rawSockets {
 		if raw, rawErr := sc.SyscallConn(); rawErr == nil {
 			l.raw = raw
-			l.try.fn = l.writeNow
+			l.try.fn, r.try.fn = l.writeNow, r.readNow
 		}
 	}
 	keepInCache(conn)
@@ -235,6 +236,7 @@ func (l *Link) read(turn uint64) {
 			if l.reader.whole() {
 				l.cork()
 			}
+			f.Quiet = l.reader.r == l.reader.w // not later: in OnFrame the reader may be another goroutine's
 			l.turn.Store(turn + 1)
 			l.cfg.OnFrame(l, f)
 			if turn += 2; !l.turn.CompareAndSwap(turn-1, turn) {

@@ -165,7 +165,7 @@ func TestHeaderFieldsTravel(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := <-got
-	want.Incarnation = 11
+	want.Incarnation, want.Quiet = 11, true
 	if diff := cmp.Diff(want, f, cmpopts.EquateEmpty()); diff != "" {
 		t.Fatal(diff)
 	}

@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"os"
+	"syscall"
 )
 
 // readBuffer takes many small frames in one read. What is longer is read straight into its own memory.
@@ -18,6 +20,12 @@ type frameReader struct {
 	conn net.Conn
 	buf  []byte
 	r, w int
+	try  struct { // one read of the socket
+		b   []byte
+		n   int
+		err error
+		fn  func(fd uintptr) bool
+	}
 }
 
 func newFrameReader(l *Link, conn net.Conn, buffered []byte) *frameReader {
@@ -32,13 +40,49 @@ func (r *frameReader) fill() error {
 		r.w -= r.r
 		r.r = 0
 	}
-	n, err := r.conn.Read(r.buf[r.w:])
+	n, err := r.read(r.buf[r.w:])
 	r.w += n
 	if n > 0 {
 		r.link.reads.Add(1)
 		return nil
 	}
 	return err
+}
+
+// read is the connection's Read that lets go what was kept before it waits.
+func (r *frameReader) read(b []byte) (int, error) {
+	if r.link.raw == nil {
+		r.link.idle()
+		return r.conn.Read(b)
+	}
+	r.try.b, r.try.n, r.try.err = b, 0, nil
+	err := r.link.raw.Read(r.try.fn)
+	r.try.b = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case r.try.err != nil:
+		return 0, os.NewSyscallError("read", r.try.err)
+	case r.try.n == 0:
+		return 0, io.EOF
+	}
+	return r.try.n, nil
+}
+
+// readNow is what read does with the socket. It reports false when there is nothing to read yet.
+func (r *frameReader) readNow(fd uintptr) bool {
+	for {
+		n, err := rawRead(fd, r.try.b)
+		switch err { //nolint:errorlint // a number of the system
+		case syscall.EINTR:
+			continue
+		case syscall.EAGAIN:
+			r.link.idle()
+			return false
+		}
+		r.try.n, r.try.err = max(n, 0), err
+		return true
+	}
 }
 
 // take fills b, from the buffer and then from the connection.
@@ -55,7 +99,7 @@ func (r *frameReader) take(b []byte) error {
 			b = b[n:]
 			continue
 		}
-		n, err := r.conn.Read(b)
+		n, err := r.read(b)
 		b = b[n:]
 		if n > 0 {
 			r.link.reads.Add(1)

@@ -160,6 +160,7 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 		room := l.wq.room
 		l.wmu.Unlock()
 		l.uncork()
+		l.idle()
 		select {
 		case <-room:
 		case <-l.closed:
@@ -188,6 +189,9 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 	}
 	switch {
 	case l.wq.writing, !large && ahead >= 0 && l.corked.Load():
+		l.wmu.Unlock()
+	case !large && f.Turn != 0 && f.Turn == l.turn.Load():
+		l.kept.Store(true)
 		l.wmu.Unlock()
 	default:
 		l.wq.writing = true
