@@ -7,6 +7,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -115,6 +116,7 @@ type fuzzer struct {
 	detail  bool
 	size    int
 	groups  []step // new_group steps so far
+	joined  []int  // groups that each rank is a member of
 }
 
 // pick returns one of a list.
@@ -179,14 +181,27 @@ func (f *fuzzer) operation() step {
 	return s
 }
 
+// newGroup makes a group, sometimes one that only its members know of. PyTorch names those by the number of groups that a
+// rank is in, which must be the same on all members.
+func (f *fuzzer) newGroup(ranks []int) step {
+	s := step{Op: "new_group", Name: fmt.Sprintf("g%d", len(f.groups)), Ranks: ranks}
+	s.Local = f.version != "1.13" && f.IntN(2) == 0
+	for _, r := range ranks {
+		s.Local = s.Local && f.joined[r] == f.joined[ranks[0]]
+	}
+	for _, r := range ranks {
+		f.joined[r]++
+	}
+	f.groups = append(f.groups, s)
+	return s
+}
+
 func (f *fuzzer) step() step {
 	switch f.IntN(10) {
 	case 0:
 		ranks := f.Perm(f.size)[:1+f.IntN(f.size)]
 		slices.Sort(ranks)
-		s := step{Op: "new_group", Name: fmt.Sprintf("g%d", len(f.groups)), Ranks: ranks}
-		f.groups = append(f.groups, s)
-		return s
+		return f.newGroup(ranks)
 	case 1, 2, 3:
 		s := step{Op: "overlap"}
 		for range 2 + f.IntN(6) {
@@ -205,7 +220,7 @@ func (f *fuzzer) step() step {
 		if f.detail && f.size > 2 { // PyTorch 2.x counts the messages: see detailPlan
 			return step{Op: "objects", Root: f.IntN(f.size)}
 		}
-		return pick(f, step{Op: "objects", Root: f.IntN(f.size)}, f.somewhere(step{Op: "monitored_barrier"}), step{Op: "any", N: f.length(), DType: "int16", Root: f.IntN(f.size)})
+		return pick(f, step{Op: "objects", Root: f.IntN(f.size)}, f.somewhere(step{Op: "monitored_barrier"}), step{Op: "any", N: 1 + f.length(), DType: "int16", Root: f.IntN(f.size)}) // gloo's own receive from any rank fails when it is empty
 	default:
 		s := f.operation()
 		s.Tag = 0
@@ -220,11 +235,18 @@ func (f *fuzzer) step() step {
 func randomWorld(seed uint64, version string) (world, []step) {
 	f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 7)), version: version}
 	f.size = 2 + f.IntN(5)
+	f.joined = make([]int, f.size)
 	w := world{size: f.size}
 	w.goRanks = f.Perm(f.size)[:min(1+f.IntN(3), f.size-1)]
 	slices.Sort(w.goRanks)
+	w.env = map[string]string{}
 	if f.detail = f.IntN(4) == 0; f.detail {
-		w.env, w.options = detailEnv, []group.Option{group.WithDetail()}
+		w.env = maps.Clone(detailEnv)
+		w.options = append(w.options, group.WithDetail())
+	}
+	if f.IntN(4) == 0 {
+		w.env["GLOO_SOCKET_IFNAME"] = "lo,lo"
+		w.options = append(w.options, group.WithDevices("lo", "lo"))
 	}
 	var plan []step
 	for range 12 + f.IntN(20) {

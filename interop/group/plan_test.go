@@ -32,6 +32,7 @@ type step struct {
 	Ranks     []int  `json:"ranks,omitempty"`
 	MayRefuse bool   `json:"may_refuse,omitempty"` // an error before anything is sent is a result
 	GoOnly    bool   `json:"go_only,omitempty"`    // only Go ranks call it, and must refuse it
+	Local     bool   `json:"local,omitempty"`      // a new group that only its members know of
 	Tag       int    `json:"tag,omitempty"`
 	Parts     []step `json:"parts,omitempty"` // of an overlap: posted one after the other
 	Order     []int  `json:"order,omitempty"` // in which they are waited for
@@ -265,7 +266,14 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 	case "monitored_barrier":
 		return "-", g.MonitoredBarrier(ctx)
 	case "new_group":
-		sub, err := g.NewGroup(ctx, s.Ranks)
+		if s.Local && !slices.Contains(s.Ranks, me) {
+			return "-", nil
+		}
+		var opts []group.Option
+		if s.Local {
+			opts = append(opts, group.WithLocalSync())
+		}
+		sub, err := g.NewGroup(ctx, s.Ranks, opts...)
 		groups[s.Name] = sub
 		return "-", err
 	case "objects":

@@ -179,6 +179,9 @@ def step(k, s):
     if kind == "monitored_barrier":
         dist.monitored_barrier(group=g)
         return "-"
+    if kind == "new_group" and s.get("local"):
+        groups[s["name"]] = dist.new_group(s["ranks"], use_local_synchronization=True) if rank in s["ranks"] else None
+        return "-"
     if kind == "new_group":
         made = dist.new_group(s["ranks"])
         groups[s["name"]] = made if rank in s["ranks"] else None
