@@ -57,7 +57,7 @@ fmt: $(TOOLS)/golangci-lint ## format the source
 check: ## everything that CI runs: lint, test, race, interop, fuzz
 	@rm -f $(COUNTS)
 	@$(MAKE) -j1 lint test race interop fuzz
-	@echo "make check passed (the tests that \"test\" skips are those of \"interop\"; what \"interop\" skips was left out):"
+	@echo "make check passed (test and race skip what interop runs, and measurements; what interop skips was left out):"
 	@sed 's/^/  /' $(COUNTS)
 
 .PHONY: torch
