@@ -1,0 +1,392 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcwire
+
+import (
+	"math"
+	"math/big"
+	"reflect"
+	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+const jitPickle = "torch.jit._pickle"
+
+// Device is a torch.device inside a TorchScript value.
+type Device string
+
+// Typed is a TorchScript list or dict with its type, such as "Dict[str, int]". Lists of int, float, bool and tensors,
+// and Dict[str, str], carry their type by themselves and need none.
+type Typed struct {
+	Type  string
+	Value any
+}
+
+// jitValue pushes a Go value in TorchScript's dialect.
+func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
+	if depth > maxDepth {
+		return badValue("values nested deeper than %d, or one that contains itself", maxDepth)
+	}
+	switch v := v.(type) {
+	case nil:
+		j.None()
+	case bool:
+		j.Bool(v)
+	case int:
+		j.Int(int64(v))
+	case int64:
+		j.Int(v)
+	case float64:
+		j.Float(v)
+	case complex128:
+		j.Complex(v)
+	case string:
+		j.String(v)
+	case Device:
+		j.Device(string(v))
+	case *tensor.Tensor, *Sparse:
+		e.tensor(v)
+		j.TensorID(e.index(v))
+	case Reference:
+		f, err := e.reference(v)
+		if err != nil {
+			return err
+		}
+		f.push(j)
+	case Tuple:
+		return e.jitTuple(j, v, depth)
+	case []int64:
+		j.OpenList("int")
+		for _, x := range v {
+			j.Int(x)
+		}
+		j.CloseList()
+	case []float64:
+		j.OpenList("double")
+		for _, x := range v {
+			j.Float(x)
+		}
+		j.CloseList()
+	case []bool:
+		j.OpenList("bool")
+		for _, x := range v {
+			j.Bool(x)
+		}
+		j.CloseList()
+	case []*tensor.Tensor:
+		j.OpenList("tensor")
+		for _, x := range v {
+			e.tensor(x)
+			j.TensorID(e.index(x))
+		}
+		j.CloseList()
+	case []string:
+		items := make([]any, len(v))
+		for i, s := range v {
+			items[i] = s
+		}
+		return e.jitTyped(j, Typed{"List[str]", items}, depth)
+	case map[string]string:
+		d := &Dict{}
+		for k, s := range v {
+			d.Set(k, s)
+		}
+		return e.jitTyped(j, Typed{"Dict[str, str]", d}, depth)
+	case Typed:
+		return e.jitTyped(j, v, depth)
+	case []any, *Dict:
+		typed, ok := inferType(v)
+		if !ok {
+			return badValue("a list or dict of mixed or unknown types has no TorchScript type: use Typed")
+		}
+		return e.jitTyped(j, Typed{typed, v}, depth)
+	default:
+		return e.jitReflect(j, v, depth)
+	}
+	return nil
+}
+
+func (e *Encoder) index(t any) int {
+	for i, x := range e.Tensors {
+		if x == t {
+			return i
+		}
+	}
+	return 0
+}
+
+// jitReflect takes named and short number types.
+func (e *Encoder) jitReflect(j *pickle.JIT, v any, depth int) error {
+	if b, ok := v.(*big.Int); ok && b != nil {
+		return badValue("the integer %v: TorchScript has 64 bits", b)
+	}
+	r := reflect.ValueOf(v)
+	switch r.Kind() {
+	case reflect.Bool:
+		j.Bool(r.Bool())
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		j.Int(r.Int())
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		if r.Uint() > math.MaxInt64 {
+			return badValue("the integer %d: TorchScript has 64 bits", r.Uint())
+		}
+		j.Int(int64(r.Uint())) //nolint:gosec // checked
+	case reflect.Float32, reflect.Float64:
+		j.Float(r.Float())
+	case reflect.Complex64, reflect.Complex128:
+		j.Complex(r.Complex())
+	case reflect.String:
+		j.String(r.String())
+	case reflect.Pointer:
+		if r.IsNil() {
+			j.None()
+			return nil
+		}
+		return e.jitValue(j, r.Elem().Interface(), depth+1)
+	case reflect.Slice:
+		items := make([]any, r.Len())
+		for i := range items {
+			items[i] = r.Index(i).Interface()
+		}
+		return e.jitValue(j, items, depth+1)
+	default:
+		return badValue("a Go %T has no TorchScript form", v)
+	}
+	return nil
+}
+
+func (e *Encoder) jitTuple(j *pickle.JIT, items []any, depth int) error {
+	if len(items) > 3 {
+		j.Mark()
+	}
+	for _, item := range items {
+		if err := e.jitValue(j, item, depth+1); err != nil {
+			return err
+		}
+	}
+	if len(items) > 3 {
+		j.Tuple()
+	} else {
+		j.TupleOf(len(items))
+	}
+	return nil
+}
+
+func (e *Encoder) jitTyped(j *pickle.JIT, t Typed, depth int) error {
+	if strings.ContainsAny(t.Type, "\n\x00") || !strings.HasPrefix(t.Type, "List[") && !strings.HasPrefix(t.Type, "Dict[") {
+		return badValue("%q is not the type of a TorchScript list or dict", t.Type)
+	}
+	switch items := t.Value.(type) {
+	case []any:
+		switch t.Type {
+		case "List[int]", "List[float]", "List[bool]", "List[Tensor]":
+			j.OpenList(map[string]string{"List[int]": "int", "List[float]": "double", "List[bool]": "bool", "List[Tensor]": "tensor"}[t.Type])
+			for _, item := range items {
+				if err := e.jitValue(j, item, depth+1); err != nil {
+					return err
+				}
+			}
+			j.CloseList()
+			return nil
+		}
+		j.OpenTagged()
+		j.EmptyList()
+		j.Mark()
+		for _, item := range items {
+			if err := e.jitValue(j, item, depth+1); err != nil {
+				return err
+			}
+		}
+		j.Appends()
+	case *Dict:
+		j.OpenTagged()
+		j.EmptyDict()
+		j.Mark()
+		for _, p := range items.Pairs {
+			if err := e.jitValue(j, p.Key, depth+1); err != nil {
+				return err
+			}
+			if err := e.jitValue(j, p.Value, depth+1); err != nil {
+				return err
+			}
+		}
+		j.SetItems()
+	default:
+		return badValue("a %T with the TorchScript type %q", t.Value, t.Type)
+	}
+	j.CloseTagged(t.Type)
+	return nil
+}
+
+// scalarType names the TorchScript type of a plain value.
+func scalarType(v any) (string, bool) {
+	switch v.(type) {
+	case bool:
+		return "bool", true
+	case int, int64:
+		return "int", true
+	case float64:
+		return "float", true
+	case complex128:
+		return "complex", true
+	case string:
+		return "str", true
+	case *tensor.Tensor, *Sparse:
+		return "Tensor", true
+	}
+	return "", false
+}
+
+func common(values []any) (string, bool) {
+	if len(values) == 0 {
+		return "Tensor", true // TorchScript's own default for an empty list
+	}
+	first, ok := scalarType(values[0])
+	for _, v := range values[1:] {
+		t, known := scalarType(v)
+		ok = ok && known && t == first
+	}
+	return first, ok
+}
+
+// inferType names the type of a list or dict whose members agree.
+func inferType(v any) (string, bool) {
+	if items, ok := v.([]any); ok {
+		t, ok := common(items)
+		return "List[" + t + "]", ok
+	}
+	d, ok := v.(*Dict)
+	if !ok || d == nil {
+		return "", false
+	}
+	keys, values := make([]any, len(d.Pairs)), make([]any, len(d.Pairs))
+	for i, p := range d.Pairs {
+		keys[i], values[i] = p.Key, p.Value
+	}
+	if len(keys) == 0 {
+		return "Dict[str, Tensor]", true
+	}
+	k, ok1 := common(keys)
+	t, ok2 := common(values)
+	return "Dict[" + k + ", " + t + "]", ok1 && ok2
+}
+
+// untag removes restore_type_tag(value, type).
+func untag(v any) (any, string) {
+	if o, ok := v.(*pickle.Object); ok && pickle.IsGlobal(o.Class, jitPickle, "restore_type_tag") && len(o.Args.Items) == 2 {
+		if t, ok := o.Args.Items[1].(string); ok {
+			return o.Args.Items[0], t
+		}
+	}
+	return v, ""
+}
+
+// builtList returns the items of build_<kind>list([...]).
+func builtList(v any, kind string) ([]any, bool) {
+	o, ok := v.(*pickle.Object)
+	if !ok || !pickle.IsGlobal(o.Class, jitPickle, "build_"+kind+"list") || len(o.Args.Items) != 1 {
+		return nil, false
+	}
+	l, ok := o.Args.Items[0].(*pickle.List)
+	if !ok {
+		return nil, false
+	}
+	return l.Items, true
+}
+
+// jitValue converts a TorchScript value. Lists become []any, type tags are dropped.
+func (d *Decoder) jitValue(v any) (any, error) {
+	o, ok := v.(*pickle.Object)
+	if !ok {
+		switch v := v.(type) {
+		case *pickle.Tuple:
+			items, err := d.jitItems(v.Items)
+			return Tuple(items), err
+		case *pickle.List:
+			return d.jitItems(v.Items)
+		case *pickle.Dict:
+			return d.jitDict(v)
+		case *pickle.PersID:
+			return nil, badPayload("a storage inside a value")
+		}
+		return d.value(v)
+	}
+	if t, found := tensorID(o, d.Tensors); found {
+		return t, nil
+	}
+	if inner, tag := untag(o); tag != "" {
+		return d.jitValue(inner)
+	}
+	for _, kind := range []string{"int", "double", "bool", "tensor"} {
+		if items, found := builtList(o, kind); found {
+			return d.jitItems(items)
+		}
+	}
+	g, ok := o.Class.(Global)
+	if !ok {
+		return nil, badPayload("a %s inside a TorchScript value", pickle.TypeName(o))
+	}
+	switch g {
+	case Global{Module: "builtins", Name: "complex"}:
+		return d.value(o)
+	case Global{Module: "torch", Name: "device"}:
+		if len(o.Args.Items) == 1 {
+			if name, isText := o.Args.Items[0].(string); isText {
+				return Device(name), nil
+			}
+		}
+	case Global{Module: "torch.distributed.rpc", Name: "rref"}:
+		return d.arrive(o.Args.Items)
+	}
+	return nil, dist.Newf("rpc: decode value", dist.NotSupported, "a TorchScript object of class %v: only plain values, lists, dicts, tensors and references are read", g)
+}
+
+func (d *Decoder) jitItems(in []any) ([]any, error) {
+	out := make([]any, len(in))
+	for i, item := range in {
+		v, err := d.jitShared(item)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = v
+	}
+	return out, nil
+}
+
+// jitShared converts each container once however often it is mentioned.
+func (d *Decoder) jitShared(v any) (any, error) {
+	if !pickle.Shared(v) {
+		return d.jitValue(v)
+	}
+	if done, ok := d.memo[v]; ok {
+		return done, nil
+	}
+	out, err := d.jitValue(v)
+	if err == nil {
+		if d.memo == nil {
+			d.memo = map[any]any{}
+		}
+		d.memo[v] = out
+	}
+	return out, err
+}
+
+func (d *Decoder) jitDict(v *pickle.Dict) (any, error) {
+	out := &Dict{}
+	for _, p := range v.Pairs {
+		key, err := d.jitShared(p.Key)
+		if err != nil {
+			return nil, err
+		}
+		value, err := d.jitShared(p.Value)
+		if err != nil {
+			return nil, err
+		}
+		out.Pairs = append(out.Pairs, Pair{key, value})
+	}
+	return out, nil
+}
