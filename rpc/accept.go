@@ -115,18 +115,33 @@ func (a *Agent) startLink(c *conn) {
 		c.from.Store(p)
 	}
 	if p.worker >= 0 {
-		// References first: what was not acknowledged on an older link goes out before anything new.
-		a.refs.connected(p, rrefcore.Cohort, id.Incarnation, c)
 		defer c.entered.Store(true)
 	}
-	p.mu.Lock()
-	p.conn, p.goish, p.epoch = c, true, id.Incarnation
-	p.mu.Unlock()
+	a.prefer(c)
 	select {
 	case <-c.link.Done(): // it ended before it was entered
 		a.background(func() { a.onLinkClosed(c.link, c.link.Err()) })
 	default:
 	}
+}
+
+// prefer makes a link the session for our requests to its peer, if it has none that lives. Two workers may have two links
+// for a moment; nothing changes over while the first one lives, since what was sent on it could be overtaken.
+func (a *Agent) prefer(c *conn) {
+	p, id := c.peer(), c.link.Peer()
+	p.enter.Lock()
+	defer p.enter.Unlock()
+	p.mu.Lock()
+	old := p.conn
+	p.mu.Unlock()
+	if old == c || !c.alive() || old != nil && old.alive() && old.link != nil && old.link.Peer().Incarnation == id.Incarnation {
+		return
+	}
+	// References first: what was not acknowledged on an older link goes out before anything new.
+	a.refs.connected(p, rrefcore.Cohort, id.Incarnation, c)
+	p.mu.Lock()
+	p.conn, p.goish, p.epoch = c, true, id.Incarnation
+	p.mu.Unlock()
 }
 
 func (a *Agent) onLinkClosed(l *cohortwire.Link, err error) {
@@ -186,6 +201,6 @@ func (a *Agent) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 		return
 	}
 	r.payload, r.tensors = m.Payload, m.Tensors
-	r.inline = l.Quiet()
+	r.inline = f.Quiet
 	a.dispatch(r)
 }

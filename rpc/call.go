@@ -71,6 +71,7 @@ type outgoing struct {
 	mode   string // of a call
 	peer   *peer
 	build  func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error)
+	repeat func() bool // of a request that may arrive twice: whether its answer is still wanted when its link was lost
 }
 
 // early builds a request before there is a session to send it on: the caller may close or change its arguments as soon
@@ -121,26 +122,36 @@ func (a *Agent) exchange(ctx context.Context, o outgoing) (reply, error) {
 	}
 	defer a.calls.leave()
 	deadline := a.deadline(ctx)
-	c := o.peer.current()
-	if c == nil {
-		var err error
-		bounded, cancel := contextUntil(ctx, deadline)
-		c, err = o.peer.connect(bounded)
-		cancel()
-		if err != nil {
-			return reply{}, a.failed(o, err)
+	for tries := 0; ; tries++ {
+		c := o.peer.current()
+		if c == nil {
+			var err error
+			bounded, cancel := contextUntil(ctx, deadline)
+			c, err = o.peer.connect(bounded)
+			cancel()
+			if err != nil {
+				return reply{}, a.failed(o, err)
+			}
+		}
+		x, again, err := a.exchangeOn(ctx, c, o, deadline)
+		if err == nil || !again || tries >= maxRepeats || !a.restBefore(ctx, tries) {
+			return x, err
 		}
 	}
+}
+
+// exchangeOn is exchange on one session. again says that the session had ended, and the request may be sent on another.
+func (a *Agent) exchangeOn(ctx context.Context, c *conn, o outgoing, deadline time.Time) (x reply, again bool, err error) {
 	m, wires, flags, err := o.build(c.cohort())
 	if err != nil {
-		return reply{}, err
+		return reply{}, false, err
 	}
 	a.refs.flushNow(o.peer, wires)
 	ch := answerChannels.Get().(chan reply) //nolint:errcheck,forcetypeassert // only channels are put there
 	id, err := c.begin(ctx, m, &pending{ch: ch}, headerForks(wires), flags, deadline)
 	if err != nil {
 		a.refs.undecoded(o.peer, wires)
-		return reply{}, a.failed(o, err)
+		return reply{}, id == unsent || o.again(c, err), a.failed(o, err)
 	}
 	var timeout <-chan time.Time
 	if _, has := ctx.Deadline(); !has && !deadline.IsZero() {
@@ -153,23 +164,29 @@ func (a *Agent) exchange(ctx context.Context, o outgoing) (reply, error) {
 	pl.pause()
 	defer pl.resume()
 	select {
-	case x := <-ch:
+	case x = <-ch:
 		answerChannels.Put(ch)
-		return a.received(o, x, wires)
+		return a.receivedOn(c, o, x, wires)
 	case <-ctx.Done():
 		err = dist.FromContext("rpc: "+o.op, ctx)
 	case <-timeout:
 		err = timedOut(o.op, a.Timeout())
 	}
 	if !c.forget(id) { // the answer came at this moment
-		x := <-ch
+		x = <-ch
 		answerChannels.Put(ch)
-		return a.received(o, x, wires)
+		return a.receivedOn(c, o, x, wires)
 	}
 	answerChannels.Put(ch)
 	c.cancel(id)
 	a.refs.undelivered(o.peer, wires)
-	return reply{}, a.failed(o, err)
+	return reply{}, false, a.failed(o, err)
+}
+
+func (a *Agent) receivedOn(c *conn, o outgoing, x reply, wires []rrefcore.Wire) (reply, bool, error) {
+	lost := x.err
+	x, err := a.received(o, x, wires)
+	return x, lost != nil && o.again(c, lost), err
 }
 
 func timedOut(op string, limit time.Duration) error {
@@ -277,7 +294,7 @@ func (a *Agent) result(fn string, p *peer, x reply) (any, error) {
 	if raised, ok := v.(*rpcwire.RemoteException); ok {
 		p.stats.errors.Add(1)
 		err := remoteError(p.name, raised)
-		if notDecoded(raised.Msg) {
+		if x.frame != nil || notDecoded(raised.Msg) { // a Go worker ignores it for what it has decoded
 			a.refs.undecoded(p, x.wires)
 		}
 		return nil, restoreReason(err)
@@ -293,15 +310,40 @@ func (a *Agent) call(ctx context.Context, to, fn string, args []any) (any, error
 	if err != nil {
 		return nil, err
 	}
+	return a.callPeer(ctx, a.prepare(p, fn, args))
+}
+
+// callAgain is call for functions of the agents themselves, which may arrive twice at a Go worker.
+func (a *Agent) callAgain(ctx context.Context, to, fn string, args []any) (any, error) {
+	p, err := a.peer(to)
+	if err != nil {
+		return nil, err
+	}
 	o := a.prepare(p, fn, args)
+	o.repeat = func() bool { return true }
+	return a.callPeer(ctx, o)
+}
+
+func (a *Agent) callPeer(ctx context.Context, o outgoing) (any, error) {
 	started := a.begin(o)
 	x, err := a.exchange(ctx, o)
 	var v any
 	if err == nil {
-		v, err = a.result(fn, p, x)
+		v, err = a.result(o.fn, o.peer, x)
 	}
 	a.end(o, started, err)
 	return v, err
+}
+
+// isGo reports whether a worker is known to be a Go worker on the cohort transport.
+func (a *Agent) isGo(name string) bool {
+	p, err := a.peer(name)
+	if err != nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.goish
 }
 
 // begin tells that a request of this worker starts. The event's kind is rpc.call, rpc.remote or rpc.fetch; of a call the

@@ -5,6 +5,7 @@ package rpc
 
 import (
 	"context"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,7 +78,15 @@ func (c *conn) peer() *peer { return c.from.Load() }
 // cohort reports whether the other side is a Go worker on the cohort transport.
 func (c *conn) cohort() bool { return c.link != nil }
 
+// alive reports whether requests can be sent. A link may have ended before its reader has told us.
 func (c *conn) alive() bool {
+	if c.link != nil {
+		select {
+		case <-c.link.Done():
+			return false
+		default:
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err == nil
@@ -114,6 +123,9 @@ func (c *conn) fail(err error) {
 	}
 }
 
+// unsent is the id of a request that was not sent, because the session had ended before.
+const unsent = math.MaxUint64
+
 // begin registers a request and sends it. wait is completed exactly once unless begin returns an error or forget reports
 // true. deadline travels to a Go callee.
 func (c *conn) begin(ctx context.Context, m *rpcwire.Message, wait *pending, forks []cohortwire.Fork, flags uint8, deadline time.Time) (uint64, error) {
@@ -121,7 +133,7 @@ func (c *conn) begin(ctx context.Context, m *rpcwire.Message, wait *pending, for
 	if c.err != nil {
 		err := c.err
 		c.mu.Unlock()
-		return 0, err
+		return unsent, err
 	}
 	id := c.next
 	c.next++

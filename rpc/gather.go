@@ -56,8 +56,8 @@ func (s *gather) finish() {
 	}
 }
 
-// begin returns the id of the next all-gather among names.
-func (g *gathers) begin(names []string) string {
+// begin enters the next all-gather among names.
+func (g *gathers) begin(names []string) (id string, s *gather, err error) {
 	all := strings.Join(names, "")
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -66,21 +66,38 @@ func (g *gathers) begin(names []string) string {
 		n = g.base
 	}
 	g.counts[all] = n + 1
-	return all + strconv.Itoa(n)
+	id = all + strconv.Itoa(n)
+	s, err = g.state(id)
+	return id, s, err
 }
 
-// toLeader is _gather_to_leader at the leader.
-func (g *gathers) toLeader(id, from string, object any, names []string) error {
+// over reports whether this worker has left an all-gather: then a message of it is a copy, sent again because its answer
+// was lost with the connection, or too late. Called with the lock.
+func (g *gathers) over(id string, names []string) bool {
+	all := strings.Join(slices.Sorted(slices.Values(names)), "")
+	n, err := strconv.Atoi(strings.TrimPrefix(id, all))
+	begun, known := g.counts[all]
+	return err == nil && known && n < begun && g.states[id] == nil
+}
+
+// toLeader is _gather_to_leader at the leader. again says that the sender may repeat what it has said.
+func (g *gathers) toLeader(id, from string, object any, names []string, again bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !slices.Contains(names, from) {
 		return Raise("AssertionError", "%q is not one of the workers of this all-gather", from)
+	}
+	if g.over(id, names) {
+		return nil
 	}
 	s, err := g.state(id)
 	if err != nil {
 		return err
 	}
 	if _, twice := s.objects.Get(from); twice {
+		if again {
+			return nil
+		}
 		return Raise("AssertionError", "%s reported intent sequence id %s again. ", from, id)
 	}
 	s.objects.Set(from, object)
@@ -94,14 +111,26 @@ func (g *gathers) toLeader(id, from string, object any, names []string) error {
 }
 
 // toFollower is _broadcast_to_followers at a follower.
-func (g *gathers) toFollower(id string, objects *rpcwire.Dict) error {
+func (g *gathers) toFollower(id string, objects *rpcwire.Dict, again bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	var names []string
+	for _, item := range objects.Pairs {
+		if name, ok := item.Key.(string); ok {
+			names = append(names, name)
+		}
+	}
+	if g.over(id, names) {
+		return nil
+	}
 	s, err := g.state(id)
 	if err != nil {
 		return err
 	}
 	if s.closed {
+		if again {
+			return nil
+		}
 		return Raise("RuntimeError", "Termination signal sequence id %s got set twice.", id)
 	}
 	s.objects = objects
@@ -147,23 +176,20 @@ func (a *Agent) allGather(ctx context.Context, object any) (*rpcwire.Dict, error
 func (a *Agent) gatherAmong(ctx context.Context, object any, names []string) (*rpcwire.Dict, error) {
 	slices.Sort(names)
 	leader := names[0]
-	id := a.gathers.begin(names)
+	id, s, err := a.gathers.begin(names)
+	if err != nil {
+		return nil, err
+	}
 	defer a.gathers.forget(id)
 	set := make(Set, len(names))
 	for i, name := range names {
 		set[i] = name
 	}
 	if leader == a.name {
-		if err := a.gathers.toLeader(id, a.name, object, names); err != nil {
+		if err := a.gathers.toLeader(id, a.name, object, names, false); err != nil {
 			return nil, err
 		}
-	} else if _, err := a.call(ctx, leader, gatherToLeader, []any{id, a.name, object, set}); err != nil {
-		return nil, err
-	}
-	a.gathers.mu.Lock()
-	s, err := a.gathers.state(id)
-	a.gathers.mu.Unlock()
-	if err != nil {
+	} else if _, err := a.callAgain(ctx, leader, gatherToLeader, []any{id, a.name, object, set}); err != nil {
 		return nil, err
 	}
 	select {
@@ -182,15 +208,16 @@ func (a *Agent) gatherAmong(ctx context.Context, object any, names []string) (*r
 	if leader != a.name {
 		return s.objects, nil
 	}
-	futures := map[string]*dist.Future[any]{}
-	for _, name := range names[1:] {
-		futures[name] = Async[any](ctx, a, name, broadcastToFollowers, id, s.objects)
+	errs := make([]error, len(names))
+	var told sync.WaitGroup
+	for i, name := range names[1:] {
+		told.Go(func() { _, errs[i] = a.callAgain(ctx, name, broadcastToFollowers, []any{id, s.objects}) })
 	}
-	var failed error
-	for _, name := range names[1:] {
-		if _, err := futures[name].Await(ctx); err != nil && failed == nil {
-			failed = callError("rpc: all_gather", "broadcast", name, err)
+	told.Wait()
+	for i, name := range names[1:] {
+		if errs[i] != nil {
+			return s.objects, callError("rpc: all_gather", "broadcast", name, errs[i])
 		}
 	}
-	return s.objects, failed
+	return s.objects, nil
 }

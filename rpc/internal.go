@@ -71,7 +71,7 @@ func (a *Agent) serveGather(_ context.Context, r *Request) (any, error) {
 	if !ok1 || !ok2 || err != nil {
 		return nil, wrongArguments(r)
 	}
-	return nil, a.gathers.toLeader(id, from, r.Args[2], names)
+	return nil, a.gathers.toLeader(id, from, r.Args[2], names, a.isGo(r.From.Name))
 }
 
 func (a *Agent) serveBroadcast(_ context.Context, r *Request) (any, error) {
@@ -83,7 +83,7 @@ func (a *Agent) serveBroadcast(_ context.Context, r *Request) (any, error) {
 	if !ok1 || !ok2 {
 		return nil, wrongArguments(r)
 	}
-	return nil, a.gathers.toFollower(id, objects)
+	return nil, a.gathers.toFollower(id, objects, a.isGo(r.From.Name))
 }
 
 // serveMembership is told that a worker of a dynamic world joins or leaves.
@@ -100,7 +100,7 @@ func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 		return nil, nil
 	}
 	if !join {
-		a.left(w.Name)
+		a.left(w.Name, rrefcore.Worker(w.ID))
 		return nil, nil
 	}
 	addr, epoch, err := a.published(ctx, w.Name)

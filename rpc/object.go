@@ -19,6 +19,8 @@ type object struct {
 	since time.Time
 	where string // what created it
 
+	called bool // its creating call has come; guarded by refs.mu
+
 	mu      sync.Mutex
 	done    bool
 	ready   chan struct{} // made when somebody waits

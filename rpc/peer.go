@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -39,7 +40,12 @@ type peer struct {
 	conn  *conn  // for our requests
 	left  bool   // it told us that it leaves
 
-	flush sync.Mutex // keeps control frames in order
+	healing atomic.Bool // somebody tries to reach it again
+
+	enter    sync.Mutex // one link at a time becomes the session
+	flush    sync.Mutex // keeps control frames in order
+	stream   *conn      // where they go; guarded by flush
+	creating sync.Mutex // keeps two copies of a creating call apart
 
 	control struct {
 		mu      sync.Mutex
@@ -60,36 +66,71 @@ func (p *peer) current() *conn {
 	return nil
 }
 
-// connect returns the session for requests to this peer, opening it if need be.
+// openTries bounds how long connect repeats a handshake that ended early.
+const openTries = 2 * time.Second
+
+// connect returns the session for requests to this peer, opening it if need be. Nothing was sent yet, so a connection that
+// ends in its handshake is tried again: it was cut, or the peer's process is ending and will refuse the next one.
 func (p *peer) connect(ctx context.Context) (*conn, error) {
 	if c := p.current(); c != nil {
 		return c, nil
 	}
+	begun := time.Now()
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
+		c, err := p.open(ctx)
+		if err == nil || !errors.Is(err, errHandshakeEnded) || time.Since(begun) > openTries || p.agent.ctx.Err() != nil {
+			return c, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// errHandshakeEnded is the cause of a connection that ended before it was a session.
+var errHandshakeEnded = errors.New("the connection ended in its handshake")
+
+// errRefused is the cause of a connection to a process that has ended.
+var errRefused = errors.New("nobody listens there")
+
+// open makes one attempt.
+func (p *peer) open(ctx context.Context) (*conn, error) {
 	a := p.agent
 	addr, err := a.address(ctx, p)
 	if err != nil {
 		return nil, err
 	}
 	s, err := a.ep.Connect(ctx, p.name, addr)
-	for tries := 0; err == nil && stale(s, p, addr) && tries < 3; tries++ {
-		_ = s.Close() // of an earlier worker of this name, who has left
-		s, err = a.ep.Connect(ctx, p.name, addr)
-	}
-	if err != nil {
-		e := dist.Wrap("rpc: connect", dist.Unavailable, err)
-		e.Peer = p.name
-		switch {
-		case errors.Is(err, syscall.ECONNREFUSED):
-			e.Code = dist.PeerLost
-			e.Detail = "nobody listens at " + addr + ": its process has ended"
-			a.peerDied(p)
-		case errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF), errors.Is(err, syscall.EPIPE):
-			e.Code = dist.PeerLost
-			e.Detail = "the connection ended in its handshake: its process is ending"
+	if err == nil && stale(s, p, addr) {
+		if !a.own(func() { _ = s.Close() }) {
+			return nil, errClosed("call")
 		}
-		return nil, e
+		<-s.Done()
+		err = fmt.Errorf("%w: it is with a former worker of this name", errHandshakeEnded)
 	}
-	return a.adopt(p, s)
+	var c *conn
+	if err == nil {
+		if c, err = a.adopt(p, s); err == nil {
+			return c, nil
+		}
+		if s.Link != nil && a.ctx.Err() == nil {
+			err = errors.Join(errHandshakeEnded, err)
+		}
+	}
+	e := dist.Wrap("rpc: connect", dist.Unavailable, err)
+	e.Peer = p.name
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		e.Code, e.Err = dist.PeerLost, errors.Join(errRefused, err)
+		e.Detail = "nobody listens at " + addr + ": its process has ended"
+		a.peerDied(p)
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.EPIPE), errors.Is(err, errHandshakeEnded):
+		e.Code, e.Err = dist.PeerLost, errors.Join(errHandshakeEnded, err)
+		e.Detail = "the connection ended in its handshake: its process is ending, or the connection was cut"
+	}
+	return nil, e
 }
 
 // stale reports whether a session is one with a former worker of the same name.
@@ -107,6 +148,7 @@ func (a *Agent) adopt(p *peer, s *tensorpipe.Session) (*conn, error) {
 		if c == nil || !c.alive() {
 			return nil, a.lostError(p, s.Link.Err())
 		}
+		a.prefer(c)
 		return c, nil
 	}
 	p.mu.Lock()
@@ -164,23 +206,42 @@ func (a *Agent) connLost(c *conn, err error) {
 		return
 	}
 	a.refs.linkLost(p)
-	if left || dist.CodeOf(err) == dist.Closed {
+	if left {
 		a.peerDied(p)
 		return
 	}
-	a.background(func() { a.reconnect(p) })
+	// A link that ended, whoever ended it, says nothing about the process at its other end.
+	a.heal(p)
 }
 
-// reconnect tries to reach a Go worker whose link was lost while references tie us to it. A refused connection is certain
-// death; otherwise its lease decides.
+// heal makes sure that somebody tries to reach a Go worker to which references tie us but no link.
+func (a *Agent) heal(p *peer) {
+	if !p.healing.CompareAndSwap(false, true) {
+		return
+	}
+	if !a.own(func() { a.reconnect(p) }) {
+		p.healing.Store(false)
+	}
+}
+
+// reconnect tries to reach a Go worker whose link was lost, as long as references tie us to it. A refused connection is
+// certain death; otherwise its lease decides, whose end unties us.
 //
 //nolint:contextcheck,nolintlint // whoever noticed has nothing to do with it
 func (a *Agent) reconnect(p *peer) {
+	refused := false
+	defer func() {
+		p.healing.Store(false)
+		if !refused && a.ctx.Err() == nil && p.current() == nil && a.refs.tied(p) { // it was lost again meanwhile
+			a.heal(p)
+		}
+	}()
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		ctx, cancel := context.WithTimeout(a.ctx, 5*time.Second)
 		_, err := p.connect(ctx)
 		cancel()
-		if err == nil || a.ctx.Err() != nil || dist.CodeOf(err) == dist.PeerLost || !a.refs.tied(p) {
+		refused = errors.Is(err, errRefused)
+		if err == nil || a.ctx.Err() != nil || refused || !a.refs.tied(p) {
 			return
 		}
 		select {

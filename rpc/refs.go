@@ -192,11 +192,7 @@ func (r *refs) flushDirty() (left bool) {
 		waiting := r.m.Waiting(w)
 		r.mu.Unlock()
 		if waiting > 0 { // the connection brings it along
-			r.a.background(func() {
-				ctx, cancel := context.WithTimeout(r.a.ctx, 10*time.Second)
-				defer cancel()
-				_, _ = p.connect(ctx)
-			})
+			r.a.heal(p)
 		}
 	}
 	return left
@@ -208,6 +204,9 @@ func (r *refs) flushDirty() (left bool) {
 func (r *refs) flushOn(p *peer, c *conn) {
 	p.flush.Lock()
 	defer p.flush.Unlock()
+	if p.stream != c {
+		return // what went out there would be missing where the stream goes on
+	}
 	for {
 		r.mu.Lock()
 		f, ok := r.m.Frame(p.worker)
@@ -218,8 +217,11 @@ func (r *refs) flushOn(p *peer, c *conn) {
 		ctx, cancel := context.WithTimeout(r.a.ctx, 10*time.Second)
 		err := c.link.Send(ctx, &cohortwire.Frame{Type: frameControl, Payload: encodeControl(f)})
 		cancel()
-		if err != nil {
-			return // the next link brings it again
+		if err != nil { // the next frame brings it again, on this link or on the next
+			r.mu.Lock()
+			r.m.Resend(p.worker)
+			r.mu.Unlock()
+			return
 		}
 	}
 }
@@ -239,6 +241,10 @@ func (r *refs) connected(p *peer, kind rrefcore.PeerKind, epoch uint64, c *conn)
 	if p.worker < 0 {
 		return
 	}
+	p.flush.Lock()
+	if kind == rrefcore.Cohort {
+		p.stream = c // from here on nothing goes out on an older link, so the new one brings everything in order
+	}
 	r.step(func(m *rrefcore.Machine) {
 		m.AddPeer(p.worker, kind, rrefcore.Epoch(epoch))
 		if kind == rrefcore.Cohort {
@@ -248,6 +254,7 @@ func (r *refs) connected(p *peer, kind rrefcore.PeerKind, epoch uint64, c *conn)
 			}
 		}
 	})
+	p.flush.Unlock()
 	if kind == rrefcore.Cohort {
 		r.flushOn(p, c)
 	}

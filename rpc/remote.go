@@ -17,6 +17,8 @@ import (
 // once, before the function has run or even arrived; an error of the function shows at Fetch. It corresponds to
 // torch.distributed.rpc.remote.
 //
+// As in PyTorch, tensors among the arguments must stay as they are until the reference is confirmed ([Ref.Confirmed]).
+//
 // ctx bounds the creation: when it ends before the owner has confirmed it, the reference fails for every use and a Go
 // owner cancels the function. A handler may use the context it was given and return the reference: its own end does not
 // end the creation.
@@ -119,6 +121,12 @@ func (a *Agent) creation(p *peer, h *handle, fn string, args []any) outgoing {
 	r := a.refs
 	pair := rpcwire.RRefPair{RRef: global(h.wire.ID), Fork: global(h.wire.Fork)}
 	o := outgoing{op: "remote", fn: fn, peer: p}
+	o.repeat = func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		confirmed, code := r.m.State(h.wire.Fork)
+		return !confirmed && code == rrefcore.OK
+	}
 	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := r.encoder(p, toGo)
 		m, err := encodeRemote(e, fn, args, pair)
@@ -135,7 +143,7 @@ func (a *Agent) creation(p *peer, h *handle, fn string, args []any) outgoing {
 func (a *Agent) create(ctx context.Context, c *conn, o outgoing, h *handle) {
 	r, p, fn := a.refs, o.peer, o.fn
 	ctx, release := creationContext(ctx)
-	a.asyncOn(ctx, c, o, func(x reply, err error) {
+	a.asyncLasting(ctx, c, o, func(x reply, err error) {
 		release()
 		if err == nil && x.msg.Type != rpcwire.RemoteRet {
 			err = unexpectedAnswer(fn, p, x.msg)
@@ -174,10 +182,13 @@ func creationContext(ctx context.Context) (creation context.Context, release fun
 }
 
 func (r *refs) createFailed(h *handle, err error) {
-	r.mu.Lock()
-	h.cause = err
-	r.mu.Unlock()
-	r.step(func(m *rrefcore.Machine) { m.CreateReplied(h.wire.Fork, false) })
+	r.step(func(m *rrefcore.Machine) {
+		if confirmed, _ := m.State(h.wire.Fork); confirmed {
+			return // only its answer was lost: the owner has said so on the control stream
+		}
+		h.cause = err
+		m.CreateReplied(h.wire.Fork, false)
+	})
 }
 
 func encodeRemote(e *rpcwire.Encoder, fn string, args []any, pair rpcwire.RRefPair) (*rpcwire.Message, error) {
@@ -231,6 +242,9 @@ func (a *Agent) remoteSelf(fn string, args []any) (*refCore, error) {
 	return nil, err
 }
 
+// errCalled is the answer to a creating call that has come before, on a link that was cut.
+var errCalled = errors.New("the creating call has arrived already")
+
 // callArrived asks the machine whether a creating call may run, and returns the place of its object.
 func (r *refs) callArrived(req *request, pair rpcwire.RRefPair, fn string, cancel context.CancelCauseFunc) (*object, error) {
 	if req.own != nil {
@@ -246,10 +260,15 @@ func (r *refs) callArrived(req *request, pair rpcwire.RRefPair, fn string, cance
 	}
 	r.mu.Lock()
 	r.known(req.peer.worker)
+	if o := r.objects[id]; o != nil && o.called && req.cohort() {
+		r.mu.Unlock()
+		return nil, errCalled
+	}
 	code := r.m.CallArrived(req.peer.worker, id, root)
 	var o *object
 	if code == rrefcore.OK {
 		o = r.object(id)
+		o.called = true
 		o.where = fn + " for " + req.peer.name
 	}
 	e := r.take()
@@ -272,16 +291,19 @@ func (o *object) begin(cancel context.CancelCauseFunc) {
 	o.mu.Unlock()
 }
 
+// answerCreated tells a creator that its object is here.
+func (a *Agent) answerCreated(req *request, j *job) {
+	payload, err := j.remote.Encode()
+	if err != nil {
+		req.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(a, err))}, nil)
+		return
+	}
+	req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
+}
+
 // runRemote runs the function of a creating call and stores its result.
 func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, cancel context.CancelCauseFunc, end func()) {
-	answer := func() {
-		payload, err := j.remote.Encode()
-		if err != nil {
-			req.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(a, err))}, nil)
-			return
-		}
-		req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
-	}
+	answer := func() { a.answerCreated(req, j) }
 	toGo := req.cohort()
 	if toGo {
 		answer() // the object exists; its value's fate is another matter
@@ -317,6 +339,7 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, 
 	}
 	if err != nil {
 		req.decoder.release()
+		a.drop(req)
 		done(nil, err)
 		return
 	}

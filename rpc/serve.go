@@ -250,7 +250,7 @@ func (a *Agent) serveFrom(r *request) {
 	}
 }
 
-// drop releases the references of a request that is not decoded.
+// drop releases the references of a request that is not decoded, or not to its end.
 func (a *Agent) drop(r *request) {
 	if r.frame != nil {
 		a.refs.discard(r.conn, r.frame)
@@ -264,7 +264,8 @@ func (a *Agent) runCall(r *request) {
 	started := time.Now()
 	pl := &r.place
 	pl.l = a.limiter
-	if r.kind == rpcwire.PythonRemoteCall || r.kind == rpcwire.ScriptRemoteCall {
+	creates := r.kind == rpcwire.PythonRemoteCall || r.kind == rpcwire.ScriptRemoteCall
+	if creates {
 		r.deadline = time.Time{} // it is the creation's, not the function's
 	}
 	// The handler's context ends with the caller's deadline, when the caller gives up, when the connection is lost and
@@ -272,13 +273,22 @@ func (a *Agent) runCall(r *request) {
 	ctx := &r.ctx
 	ctx.agent, ctx.base, ctx.limit, ctx.holder = a, a.ctx, r.deadline, pl
 	cancel := ctx.cancel
-	r.track(cancel)
+	if !creates || !r.cohort() { // an object outlives the link that its creating call came on
+		r.track(cancel)
+	}
 	d := a.refs.decoding(r)
 	r.decoder = d
+	apart := creates && r.frame != nil && len(r.frame.Forks) > 0
+	if apart { // a copy on another link claims the same references
+		r.peer.creating.Lock()
+	}
 	j, err := a.decodeCall(r, d)
 	var obj *object
 	if err == nil && j.remote != nil {
 		obj, err = a.refs.callArrived(r, *j.remote, j.req.Func, cancel)
+	}
+	if apart {
+		r.peer.creating.Unlock()
 	}
 	if a.cfg.hook != nil {
 		a.cfg.hook.Emit(observe.Event{
@@ -295,10 +305,19 @@ func (a *Agent) runCall(r *request) {
 		}
 	}
 	if err != nil {
+		failure := err
+		if errors.Is(err, errCalled) {
+			err = nil
+		}
 		d.release()
+		a.drop(r)
 		end()
 		cancel(errHandlerDone)
-		a.answerError(r, err)
+		if err == nil {
+			a.answerCreated(r, j)
+			return
+		}
+		a.answerError(r, failure)
 		return
 	}
 	if obj != nil {

@@ -94,6 +94,9 @@ func (ep *Endpoint) dial(addr string, cohort, insist bool) (session *Session, wa
 		}
 		return nil, true, nil
 	}
+	if session.Link != nil { // it has cleared its deadline, and may have ended since
+		return session, false, nil
+	}
 	for _, x := range opened {
 		if err := x.nc.SetDeadline(time.Time{}); err != nil {
 			closeAll()

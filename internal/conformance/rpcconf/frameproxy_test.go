@@ -6,7 +6,9 @@ package rpcconf
 import (
 	"bufio"
 	"encoding/binary"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -258,9 +260,15 @@ func helloAt(b []byte) int {
 	return -1
 }
 
+// freeAddr returns an address to listen on a little later. No other process and no outgoing connection takes a port of a
+// loopback address that only this test knows; where there is only one such address, the port is merely likely to be free.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	own := fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
+	l, err := net.Listen("tcp", own)
+	if err != nil {
+		l, err = net.Listen("tcp", "127.0.0.1:0")
+	}
 	must(t, err)
 	defer func() { _ = l.Close() }()
 	return l.Addr().String()

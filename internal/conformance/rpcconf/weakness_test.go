@@ -27,8 +27,15 @@ func quick() rpc.Option {
 }
 
 // gone waits until a worker owns nothing for others.
-func gone(t *testing.T, n *node) {
+func gone(t *testing.T, n *node, all ...*node) {
 	t.Helper()
+	defer func() {
+		if t.Failed() {
+			for _, n := range append(all, n) {
+				t.Logf("left at worker %d: %+v", n.rank, n.References())
+			}
+		}
+	}()
 	eventually(t, fmt.Sprintf("worker %d owns nothing", n.rank), func() bool {
 		return info(n, "owner_rrefs") == 0 && info(n, "forks") == 0
 	})
@@ -457,10 +464,17 @@ func TestW18ConnectionRemade(t *testing.T) {
 		if f.cut() == 0 {
 			t.Fatal("there was no connection to cut")
 		}
-		eventually(t, "a call goes through again", func() bool {
-			v, err := ref.Fetch(w.ctx)
-			return err == nil && fmt.Sprint(v) == "7"
-		})
+		var last error
+		started := time.Now()
+		for end := started.Add(3 * soon); ; time.Sleep(2 * time.Millisecond) {
+			var v any
+			if v, last = ref.Fetch(w.ctx); last == nil && fmt.Sprint(v) == "7" {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("no call goes through after %v: the last one: %v", time.Since(started), last)
+			}
+		}
 	}
 	f.cut()
 	must(t, ref.Close())

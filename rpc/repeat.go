@@ -1,0 +1,196 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// When the link of two Go workers is cut, nobody knows whether the requests on it arrived. A call fails then: running it
+// twice is for the caller to decide. But a fetch changes nothing, and a creating call is known to its owner by the id of
+// its object, so these two are sent again on the next link, and a cut connection does not cost a reference.
+
+// maxRepeats is how often a request is sent again, in about five seconds. What breaks its link each time must not do so
+// for ever.
+const maxRepeats = 8
+
+// again reports whether a request whose session failed with err may be sent on another one.
+func (o *outgoing) again(c *conn, err error) bool {
+	if o.repeat == nil || !c.severed() {
+		return false
+	}
+	switch dist.CodeOf(err) { //nolint:exhaustive // all others are about the request itself
+	case dist.PeerLost, dist.Closed, dist.Unavailable:
+		return o.repeat()
+	}
+	return false
+}
+
+// severed reports whether a link has ended although both workers may live.
+func (c *conn) severed() bool {
+	if c.link == nil || c.agent.ctx.Err() != nil {
+		return false
+	}
+	select {
+	case <-c.link.Done():
+		return dist.CodeOf(c.link.Err()) != dist.Protocol
+	default:
+		return false
+	}
+}
+
+// restBefore pauses before a request is repeated, from the second time on. It reports false when there is no more time.
+func (a *Agent) restBefore(ctx context.Context, tries int) bool {
+	if tries > 0 {
+		select {
+		case <-time.After(min(20*time.Millisecond<<tries, time.Second)):
+		case <-ctx.Done():
+		case <-a.ctx.Done():
+		}
+	}
+	return ctx.Err() == nil && a.ctx.Err() == nil
+}
+
+// lasting is a request that outlives its link.
+type lasting struct {
+	a        *Agent
+	ctx      context.Context //nolint:containedctx // of the request
+	o        outgoing
+	m        *rpcwire.Message
+	wires    []rrefcore.Wire
+	flags    uint8
+	deadline time.Time
+	watch    watch
+	finish   func(reply, error)
+
+	mu    sync.Mutex
+	over  bool
+	conn  *conn // where it waits for its answer, under id
+	id    uint64
+	tries int
+}
+
+// asyncLasting is asyncOn for a request that may be repeated. Tensors among the arguments must stay as they are until it
+// is answered.
+func (a *Agent) asyncLasting(ctx context.Context, c *conn, o outgoing, done func(reply, error)) {
+	if err := a.calls.enter(ctx); err != nil {
+		done(reply{}, err)
+		return
+	}
+	started := a.begin(o)
+	l := &lasting{a: a, ctx: ctx, o: o, deadline: a.deadline(ctx)}
+	l.finish = func(x reply, err error) {
+		a.end(o, started, err)
+		done(x, err)
+		a.calls.leave()
+	}
+	var err error
+	if l.m, l.wires, l.flags, err = o.build(c.cohort()); err != nil {
+		l.finish(reply{}, err)
+		return
+	}
+	if err = l.send(c); err != nil {
+		l.failed(c, err)
+	}
+	l.watch.start(ctx, l.deadline, l.giveUp, o.op, a.Timeout())
+}
+
+// end reports the outcome, once.
+func (l *lasting) end(outcome func() (reply, error)) {
+	l.mu.Lock()
+	first := !l.over
+	l.over = true
+	l.mu.Unlock()
+	if first {
+		l.watch.stop()
+		l.finish(outcome())
+	}
+}
+
+// send sends the request on a session.
+func (l *lasting) send(c *conn) error {
+	l.a.refs.flushNow(l.o.peer, l.wires)
+	p := &pending{fn: func(x reply) {
+		if x.err != nil {
+			l.failed(c, x.err)
+			return
+		}
+		l.end(func() (reply, error) { return l.a.received(l.o, x, l.wires) })
+	}}
+	id, err := c.begin(l.ctx, l.m, p, headerForks(l.wires), l.flags, l.deadline)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.conn, l.id = c, id
+	over := l.over
+	l.mu.Unlock()
+	if over && c.forget(id) {
+		c.cancel(id)
+	}
+	return nil
+}
+
+// failed ends the request, or has it sent again if only its link is to blame. It may run in a reading goroutine.
+func (l *lasting) failed(c *conn, err error) {
+	lost := func() (reply, error) {
+		l.a.refs.undelivered(l.o.peer, l.wires)
+		return reply{}, l.a.failed(l.o, err)
+	}
+	l.mu.Lock()
+	tries, over := l.tries, l.over
+	l.tries++
+	l.mu.Unlock()
+	if over || tries >= maxRepeats || !l.o.again(c, err) {
+		l.end(lost)
+		return
+	}
+	if !l.a.own(func() {
+		if !l.a.restBefore(l.ctx, tries) {
+			if over := dist.FromContext("rpc: "+l.o.op, l.ctx); over != nil {
+				l.giveUp(over)
+			}
+			l.end(lost)
+			return
+		}
+		bounded, cancel := contextUntil(l.ctx, l.deadline)
+		next, nextErr := l.o.peer.connect(bounded)
+		cancel()
+		switch {
+		case nextErr == nil && !next.cohort():
+			l.end(lost)
+		case nextErr == nil:
+			if nextErr = l.send(next); nextErr != nil {
+				l.failed(next, nextErr)
+			}
+		case dist.CodeOf(nextErr) == dist.DeadlineExceeded, dist.CodeOf(nextErr) == dist.Canceled:
+			l.giveUp(nextErr)
+		default:
+			err = nextErr
+			l.end(lost)
+		}
+	}) {
+		l.end(lost)
+	}
+}
+
+// giveUp ends a request whose time is over.
+func (l *lasting) giveUp(err error) {
+	l.end(func() (reply, error) {
+		l.mu.Lock()
+		c, id := l.conn, l.id
+		l.mu.Unlock()
+		if c != nil && c.forget(id) {
+			c.cancel(id)
+		}
+		l.a.refs.undelivered(l.o.peer, l.wires)
+		return reply{}, l.a.failed(l.o, err)
+	})
+}
