@@ -42,11 +42,16 @@ func (s *nativeStore) supports(context.Context, store.Feature) (bool, error) { r
 // value, is tried again until its time is up: what is on its way to others will be gone soon.
 func (s *nativeStore) do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
 	const firstPause, lastPause = 5 * time.Millisecond, 200 * time.Millisecond
+	var full error
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		r, err := s.once(ctx, limit, q)
+		if full != nil && (errors.Is(err, error(errLimit)) || errors.Is(err, dist.DeadlineExceeded)) {
+			return r, full // the last attempt got no answer in time; the ones before say why it took so long
+		}
 		if dist.CodeOf(err) != dist.Exhausted || q.op != wire.Get && q.op != wire.MultiGet {
 			return r, err
 		}
+		full = err
 		end := time.Now().Add(pause/2 + rand.N(pause)) //nolint:gosec // jitter needs no secrecy
 		if !limit.IsZero() && end.After(limit) {
 			return r, err
