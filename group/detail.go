@@ -70,7 +70,7 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	if limit <= 0 {
 		limit = g.config.timeout
 	}
-	fingerprint := gloo.Fingerprint{Op: uint8(w.op), Sequence: g.torchSeq} //nolint:gosec // PyTorch's numbers
+	fingerprint := gloo.Fingerprint{Op: uint8(w.op), Sequence: g.torchSeq}
 	g.mu.Unlock()
 	if err != nil {
 		w.complete(err)
