@@ -70,7 +70,7 @@ which they use with PyTorch workers.`),
 	return cmd
 }
 
-// benchRPCWorkerCommand is the callee: of "cohort bench rpc", and of bench/rpctorch, where the caller is PyTorch.
+// benchRPCWorkerCommand is the callee: of "cohort bench rpc", and of bench/peers/rpc/pair.py, where the caller is PyTorch.
 func (a *app) benchRPCWorkerCommand() *cobra.Command {
 	var addr, name, transport string
 	var rank, size int
