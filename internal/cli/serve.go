@@ -80,13 +80,16 @@ give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 
 // check refuses limits that leave nothing to serve.
 func (f *serveFlags) check() error {
-	for _, limit := range []struct {
+	limits := []struct {
 		name  string
 		value int64
 	}{
-		{"max-connections", int64(f.limits.Conns)}, {"max-key", int64(f.limits.Key)},
-		{"max-value", int64(f.limits.Value)}, {"max-memory", f.limits.Memory},
-	} {
+		{"max-connections", int64(f.limits.Conns)},
+		{"max-key", int64(f.limits.Key)},
+		{"max-value", int64(f.limits.Value)},
+		{"max-memory", f.limits.Memory},
+	}
+	for _, limit := range limits {
 		if limit.value < 1 {
 			return &usageError{fmt.Errorf("--%s %d: it must be more than zero", limit.name, limit.value)}
 		}
