@@ -276,7 +276,7 @@ func encodeCall(e *rpcwire.Encoder, fn string, args []any) (*rpcwire.Message, er
 // result reads the answer to a call.
 func (a *Agent) result(fn string, p *peer, x reply) (any, error) {
 	d := a.refs.decodingReply(p, x)
-	dec := &rpcwire.Decoder{Tensors: x.msg.Tensors, Arrive: d.arrive}
+	dec := &d.Decoder
 	var v any
 	var err error
 	switch x.msg.Type {

@@ -159,7 +159,10 @@ func (c *conn) write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 		for _, s := range raw.Storages {
 			size += s.Len()
 		}
-		return size, c.pipe.Send(ctx, raw)
+		if err = c.pipe.Send(ctx, raw); err == nil && m.Written != nil {
+			m.Written()
+		}
+		return size, err
 	}
 	f, err := m.Frame()
 	if err != nil {
@@ -175,13 +178,12 @@ func (c *conn) write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 	for _, s := range f.Storages {
 		size += s.Len()
 	}
-	if m.Type.IsRequest() {
-		c.link.AddLoad(1)
+	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; whoever made it is not told when that is
+		return size, c.link.Post(ctx, f)
 	}
+	c.link.AddLoad(1)
 	if err := c.link.Send(ctx, f); err != nil {
-		if m.Type.IsRequest() {
-			c.link.AddLoad(-1)
-		}
+		c.link.AddLoad(-1)
 		return size, err
 	}
 	return size, nil

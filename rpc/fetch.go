@@ -138,7 +138,7 @@ func (r *refs) fetch(ctx context.Context, core *refCore) (any, error) {
 		return nil, err
 	}
 	d := r.decodingReply(p, x)
-	dec := &rpcwire.Decoder{Tensors: x.msg.Tensors, Arrive: d.arrive}
+	dec := &d.Decoder
 	var v any
 	switch x.msg.Type {
 	case rpcwire.PythonRRefFetchRet:

@@ -7,6 +7,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -32,7 +33,8 @@ type refs struct {
 	token   uint64
 
 	kick   chan struct{} // wakes run
-	nudge  chan struct{} // wakes run a little later
+	later  *time.Timer   // wakes run a little later
+	soon   atomic.Bool   // later is set
 	leaked leakCount
 }
 
@@ -40,7 +42,7 @@ func newRefs(a *Agent) *refs {
 	return &refs{
 		a: a, begun: time.Now(), m: rrefcore.New(a.id, rrefcore.Epoch(a.epoch), a.cfg.core),
 		objects: map[rrefcore.ID]*object{}, handles: map[rrefcore.ID]*handle{}, dirty: map[rrefcore.Worker]struct{}{}, lazy: map[rrefcore.Worker]struct{}{},
-		kick: make(chan struct{}, 1), nudge: make(chan struct{}, 1), lent: map[uint64]*refCore{},
+		kick: make(chan struct{}, 1), later: stoppedTimer(), lent: map[uint64]*refCore{},
 	}
 }
 
@@ -118,14 +120,22 @@ func (r *refs) perform(e effects) {
 	if !e.wake {
 		return
 	}
-	wake := r.kick
 	if e.late {
-		wake = r.nudge
+		if r.soon.CompareAndSwap(false, true) {
+			r.later.Reset(controlDelay)
+		}
+		return
 	}
 	select {
-	case wake <- struct{}{}:
+	case r.kick <- struct{}{}:
 	default:
 	}
+}
+
+func stoppedTimer() *time.Timer {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
 }
 
 // run sends what is waiting and tells the machine the time.
@@ -136,23 +146,22 @@ func (r *refs) run() {
 	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	later := time.NewTimer(time.Hour)
-	later.Stop()
-	defer later.Stop()
+	acks := stoppedTimer()
+	defer acks.Stop()
+	defer r.later.Stop()
 	for {
 		select {
 		case <-r.kick:
-		case <-r.nudge:
-			later.Reset(controlDelay)
-			continue
-		case <-later.C:
+		case <-r.later.C:
+			r.soon.Store(false)
+		case <-acks.C:
 		case <-tick.C:
 			r.step(func(m *rrefcore.Machine) { m.Tick(time.Since(r.begun)) })
 		case <-r.a.ctx.Done():
 			return
 		}
 		if r.flushDirty() {
-			later.Reset(ackDelay)
+			acks.Reset(ackDelay)
 		}
 	}
 }

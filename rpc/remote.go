@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -293,6 +294,10 @@ func (o *object) begin(cancel context.CancelCauseFunc) {
 
 // answerCreated tells a creator that its object is here.
 func (a *Agent) answerCreated(req *request, j *job) {
+	if req.cohort() { // its type says it all, and there is no hurry: the control stream confirms it as well
+		req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Turn: req.place.turn}, nil)
+		return
+	}
 	payload, err := j.remote.Encode()
 	if err != nil {
 		req.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(a, err))}, nil)
@@ -302,7 +307,7 @@ func (a *Agent) answerCreated(req *request, j *job) {
 }
 
 // runRemote runs the function of a creating call and stores its result.
-func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, cancel context.CancelCauseFunc, end func()) {
+func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, cancel context.CancelCauseFunc, started time.Time, end func()) {
 	answer := func() { a.answerCreated(req, j) }
 	toGo := req.cohort()
 	if toGo {
@@ -313,6 +318,7 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, 
 		if !once.CompareAndSwap(false, true) {
 			return
 		}
+		req.took(started)
 		if remote, ok := err.(*RemoteError); ok && remote.Worker == "" { //nolint:errorlint // only the handler's own
 			said := *remote
 			said.Worker = a.name

@@ -18,6 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // request is one request of a peer on its way to its one answer.
@@ -38,6 +39,8 @@ type request struct {
 	inline   bool // may run in the goroutine that reads
 	place    place
 	ctx      reqContext
+	job      job
+	borrowed bool    // its tensors are not needed once the answer has been written
 	own      *object // of a remote call of this worker to itself: where the result goes
 }
 
@@ -68,6 +71,9 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 	delete(c.serving, r.id)
 	c.mu.Unlock()
 	m.ID = int64(r.id) //nolint:gosec // echoed as it came
+	if r.borrowed {
+		m.Written = r.giveBack
+	}
 	if len(wires) > 0 && c.cohort() {
 		c.carry(wires)
 	}
@@ -82,6 +88,22 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 		c.agent.cfg.logger.Warn("answer could not be sent", slog.String("peer", c.peer().name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
 		fail := &rpcwire.Message{Type: rpcwire.Exception, ID: m.ID, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(c.agent, err))}
 		_, _ = c.write(ctx, fail, nil, 0, time.Time{})
+	}
+}
+
+// took notes how long the function ran.
+func (r *request) took(started time.Time) {
+	if r.conn != nil && r.conn.inline != nil {
+		r.conn.inline.took(time.Since(started))
+	}
+}
+
+// giveBack gives the memory of the arguments back.
+func (r *request) giveBack() {
+	for _, t := range r.tensors {
+		if t, ok := t.(*tensor.Tensor); ok {
+			t.Storage().Release()
+		}
 	}
 }
 
@@ -202,7 +224,7 @@ func (a *Agent) serveCall(r *request) {
 		a.counts.serverCalls.Add(-1)
 		a.drop(r)
 		r.refuse(dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", a.cfg.queue))
-	case now && r.inline:
+	case now && r.conn != nil && r.conn.inline != nil && (r.inline || r.conn.inline.brief()):
 		r.conn.inline.run(a, r)
 	case now:
 		a.spawn(r)
@@ -321,7 +343,7 @@ func (a *Agent) runCall(r *request) {
 		return
 	}
 	if obj != nil {
-		a.runRemote(ctx, r, j, obj, cancel, end)
+		a.runRemote(ctx, r, j, obj, cancel, started, end)
 		return
 	}
 	if err = j.err; err == nil {
@@ -342,6 +364,8 @@ func (a *Agent) runCall(r *request) {
 			return
 		}
 		err = herr
+		r.took(started)
+		r.borrowed = herr == nil && j.handler != nil && j.handler.borrow
 		a.finishCall(r, j, v, herr) // the references among the arguments are the handler's to close
 		end()
 		cancel(errHandlerDone)
@@ -397,8 +421,9 @@ func (a *Agent) unknownFunction(name string) error {
 
 // decodeCall reads the call inside a request. The references it brings are noted in d.
 func (a *Agent) decodeCall(r *request, d *decoding) (*job, error) {
-	dec := &rpcwire.Decoder{Tensors: r.tensors, Arrive: d.arrive}
-	j := &job{req: Request{From: r.peer.info()}}
+	dec := &d.Decoder
+	j := &r.job
+	j.req.From = r.peer.info()
 	var u rpcwire.UDF
 	var s rpcwire.ScriptUDF
 	var err error
