@@ -10,7 +10,6 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/recorder"
-	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -142,7 +141,7 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	g.messages = append(g.messages, w)
 	g.watchLocked(now.Add(w.timeout))
 	g.mu.Unlock()
-	g.emit(w, observe.Begin, nil)
+	g.emit(w)
 	g.records.Start(w.record, now)
 	if w.op == OpSend {
 		g.mesh.Send(&w.message)

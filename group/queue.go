@@ -99,7 +99,7 @@ func (g *Group) enqueue(ctx context.Context, w *Work, tags uint32) *Work {
 	}
 	wake := g.eager
 	g.mu.Unlock()
-	g.emit(w, observe.Begin, nil)
+	g.emit(w)
 	if wake {
 		g.wakePump()
 	} else {
@@ -290,30 +290,43 @@ func (g *Group) ended(w *Work, err error) {
 	g.leaveLocked()
 	g.mu.Unlock()
 	// The place is free before anybody can see the completion, so that a loop that posts and waits never finds it taken.
+	// From then on the Work is its owner's, who may use it for the next operation.
+	collective := !w.p2p
+	var event observe.Event
+	if g.config.hook != nil {
+		event = g.event(w, observe.End, err)
+		w.mu.Lock()
+		if !w.begun.IsZero() {
+			event.Dur = now.Sub(w.begun)
+		}
+		w.mu.Unlock()
+	}
 	if !w.completeAt(now, err) {
 		return
 	}
-	if err == nil && !w.p2p && g.torch != torchNone {
+	if err == nil && collective && g.torch != torchNone {
 		g.proven.Store(true)
 	}
-	g.emit(w, observe.End, err)
+	if g.config.hook != nil {
+		g.config.hook.Emit(event)
+	}
 	if g.config.profile != nil {
 		g.config.profile(w)
 	}
 }
 
-func (g *Group) emit(w *Work, phase observe.Phase, err error) {
-	if g.config.hook == nil {
-		return
+// emit tells the hook that an operation was posted.
+func (g *Group) emit(w *Work) {
+	if g.config.hook != nil {
+		g.config.hook.Emit(g.event(w, observe.Begin, nil))
 	}
-	e := observe.Event{
+}
+
+func (g *Group) event(w *Work, phase observe.Phase, err error) observe.Event {
+	return observe.Event{
 		Kind: observe.Kind("group." + opName(w.op)), Phase: phase, Rank: dist.Rank(g.rank), Group: g.name, Seq: w.seq,
 		Bytes: int64(max(len(w.req.In), len(w.req.Out), len(w.message.Buf))), Err: err,
 	}
-	if phase == observe.End {
-		e.Dur = w.Duration()
-	}
-	g.config.hook.Emit(e)
 }
 
 func (g *Group) wakePump() {

@@ -223,6 +223,11 @@ func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), conns: make([]*conn, cfg.Size), spin: newSpinner(cfg.LocalRanks)}
 	fail := func(err error) (*Mesh, error) {
 		closeAll(conns)
+		for _, c := range m.conns {
+			if c != nil {
+				_ = unix.Close(c.fd)
+			}
+		}
 		m.closeFiles()
 		return nil, dist.Wrap("native: connect", dist.Internal, err)
 	}
@@ -233,22 +238,22 @@ func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 	if m.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return fail(err)
 	}
-	if err := unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, m.event, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: -1}); err != nil {
+	if err = unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, m.event, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: -1}); err != nil {
 		return fail(err)
 	}
 	for rank, nc := range conns {
 		if nc == nil {
 			continue
 		}
-		fd, err := takeSocket(nc)
-		if err != nil {
+		fd := -1
+		if fd, err = takeSocket(nc); err != nil {
 			return fail(err)
 		}
 		conns[rank] = nil
 		m.conns[rank] = &conn{
 			m: m, peer: rank, fd: fd, addr: nc.RemoteAddr().String(), in: make([]byte, bufferSize), credit: windows[rank], heard: true,
 		}
-		if err := unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil {
+		if err = unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil {
 			return fail(err)
 		}
 	}
