@@ -217,27 +217,27 @@ func TestPartsOfOneTensor(t *testing.T) {
 			must(t, each(size, func(r int) error {
 				g := groups[r]
 				var w *Work
-				for _, from := range []int{-1, r, (r + 1) % size} { // a tensor of its own, the own row, another row
+				for _, row := range []int{-1, r, (r + 1) % size} { // a tensor of its own, the own row, another row
 					all := tensor.Must(tensor.New(tensor.Float32, size, n))
 					rows := make([]*tensor.Tensor, size)
 					for i := range rows {
 						rows[i] = tensor.Must(all.Select(0, i))
 					}
 					in := tensor.Must(tensor.New(tensor.Float32, n))
-					if from >= 0 {
-						in = rows[from]
+					if row >= 0 {
+						in = rows[row]
 					}
-					must(t, in.Fill(float64(10+r)))
-					if (span(rows) == nil) || from < 0 && len(span(rows)) != 4*size*n {
+					must(t, in.CopyFrom(from(slices.Repeat([]float32{float32(10 + r)}, n)...)))
+					if len(span(rows)) != 4*size*n {
 						t.Errorf("rows of one tensor have no common memory")
 					}
 					w = g.AllGather(ctx, rows, in, Reuse(w))
 					if err := w.Wait(ctx); err != nil {
 						return err
 					}
-					for i, row := range rows {
-						if got := values[float32](t, row); got[0] != float32(10+i) || got[n-1] != float32(10+i) {
-							t.Errorf("rank %d, input %d: row %d is %v", r, from, i, got[0])
+					for i, x := range rows {
+						if got := values[float32](t, x); got[0] != float32(10+i) || got[n-1] != float32(10+i) {
+							t.Errorf("rank %d, input %d: row %d is %v", r, row, i, got[0])
 						}
 					}
 					before := slices.Clone(rows)
