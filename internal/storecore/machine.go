@@ -196,7 +196,7 @@ func (m *Machine) Receive(c *Conn, data []byte) {
 			return
 		}
 		c.in = append(c.in, data...)
-		if used := m.consume(c, c.in); !c.closed {
+		if used := m.consume(c, c.in); used > 0 && !c.closed {
 			c.in = c.in[:copy(c.in, c.in[used:])]
 			if len(c.in) == 0 && cap(c.in) > keepBuffer {
 				c.in = nil

@@ -19,7 +19,7 @@ import (
 func TestServerCrowd(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
 		t.Helper()
-		s := startServer(t, append(opts, WithLimits(Limits{Memory: 80 << 20, Stall: time.Minute}))...)
+		s := startServer(t, append(opts, WithLimits(Limits{Memory: 48 << 20, Stall: time.Minute}))...)
 		value := bytes.Repeat([]byte("0123456789abcdef"), 8<<20/16) // more than sockets take by themselves
 		writer := dialV(t, s)
 		write(t, writer, wire.AppendSet(nil, wire.V, "/model", value))
@@ -29,7 +29,7 @@ func TestServerCrowd(t *testing.T) {
 		}
 		ping()
 		get := wire.AppendKey(nil, wire.V, wire.Get, "/model")
-		crowd := make([]net.Conn, 12)
+		crowd := make([]net.Conn, 5)
 		for i := range crowd {
 			crowd[i] = dialV(t, s)
 			write(t, crowd[i], get)
@@ -63,12 +63,12 @@ func TestServerCrowd(t *testing.T) {
 func TestServerCrowdEnds(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
 		t.Helper()
-		s := startServer(t, append(opts, WithLimits(Limits{Memory: 80 << 20, Stall: 500 * time.Millisecond}))...)
+		s := startServer(t, append(opts, WithLimits(Limits{Memory: 48 << 20, Stall: 500 * time.Millisecond}))...)
 		writer := dialV(t, s)
 		write(t, writer, wire.AppendSet(nil, wire.V, "/model", make([]byte, 8<<20)))
 		write(t, writer, wire.AppendPing(nil, wire.V, 1))
 		read(t, writer, 4)
-		for range 8 {
+		for range 4 {
 			write(t, dialV(t, s), wire.AppendKey(nil, wire.V, wire.Get, "/model"))
 		}
 		eventually(t, "all of them are cut", func() bool { return s.Stats().Clients() == 1 })
