@@ -166,6 +166,7 @@ func (a *Agent) exchangeOn(ctx context.Context, c *conn, o outgoing, deadline ti
 	select {
 	case x = <-ch:
 		answerChannels.Put(ch)
+		x.due = deadline
 		return a.receivedOn(c, o, x, wires)
 	case <-ctx.Done():
 		err = dist.FromContext("rpc: "+o.op, ctx)
@@ -175,6 +176,7 @@ func (a *Agent) exchangeOn(ctx context.Context, c *conn, o outgoing, deadline ti
 	if !c.forget(id) { // the answer came at this moment
 		x = <-ch
 		answerChannels.Put(ch)
+		x.due = deadline
 		return a.receivedOn(c, o, x, wires)
 	}
 	answerChannels.Put(ch)
@@ -191,6 +193,13 @@ func (a *Agent) receivedOn(c *conn, o outgoing, x reply, wires []rrefcore.Wire) 
 
 func timedOut(op string, limit time.Duration) error {
 	return dist.Newf("rpc: "+op, dist.DeadlineExceeded, "RPC ran for more than set timeout (%d ms)", limit.Milliseconds())
+}
+
+// late is the error of a call whose deadline has passed.
+func late(fn string, p *peer) error {
+	e := dist.New("rpc: call", dist.DeadlineExceeded, "the deadline has passed")
+	e.Key, e.Peer = fn, p.name
+	return e
 }
 
 func contextUntil(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
@@ -296,6 +305,9 @@ func (a *Agent) result(fn string, p *peer, x reply) (any, error) {
 		err := remoteError(p.name, raised)
 		if x.frame != nil || notDecoded(raised.Msg) { // a Go worker ignores it for what it has decoded
 			a.refs.undecoded(p, x.wires)
+		}
+		if err.Code == dist.DeadlineExceeded && !x.due.IsZero() && !time.Now().Before(x.due) {
+			return nil, late(fn, p) // the callee was only faster to notice the caller's deadline
 		}
 		return nil, restoreReason(err)
 	}
@@ -443,6 +455,7 @@ func (a *Agent) asyncOn(ctx context.Context, c *conn, o outgoing, done func(repl
 	w := &watch{}
 	p := &pending{fn: func(x reply) {
 		w.stop()
+		x.due = deadline
 		finish(a.received(o, x, wires))
 	}}
 	id, err := c.begin(ctx, m, p, headerForks(wires), flags, deadline)

@@ -46,6 +46,7 @@ type reply struct {
 	msg   *rpcwire.Message
 	frame *cohortwire.Frame // of a link: has the forks, and the epoch they belong to
 	wires []rrefcore.Wire   // the references that the request carried
+	due   time.Time         // when the request had to be answered; zero means at any time
 	err   error
 }
 
