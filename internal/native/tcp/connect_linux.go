@@ -245,7 +245,7 @@ func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 		if nc == nil {
 			continue
 		}
-		fd := -1
+		var fd int
 		if fd, err = takeSocket(nc); err != nil {
 			return fail(err)
 		}
