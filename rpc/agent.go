@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -351,7 +352,9 @@ func errClosed(op string) error {
 }
 
 // Close leaves the world at once: calls under way fail, nobody is told, references held by others break. It is
-// idempotent and returns when all goroutines of the agent have ended. It corresponds to shutdown(graceful=False).
+// idempotent and returns when all goroutines of the agent have ended, those of its handlers too. A handler cannot wait for
+// itself, nor can a callback of a future: called from one, Close returns when everything has been told to end, and the
+// agent has ended some time after the handler has. It corresponds to shutdown(graceful=False).
 func (a *Agent) Close() error {
 	a.once.Do(func() {
 		a.leaving.Store(true)
@@ -374,21 +377,48 @@ func (a *Agent) Close() error {
 		if a.refs != nil {
 			a.refs.close()
 		}
-		if a.ep != nil {
-			_ = a.ep.Close()
-		}
 		for _, c := range conns {
 			c.fail(errClosed("call"))
-			if c.pipe != nil {
-				_ = c.pipe.Close()
+		}
+		go func() { // joined by whoever waits for done
+			if a.ep != nil {
+				_ = a.ep.Close()
 			}
-		}
-		a.work.Wait()
-		if a.memory != nil {
-			a.memory.Close()
-		}
-		close(a.done)
+			for _, c := range conns {
+				if c.pipe != nil {
+					_ = c.pipe.Close()
+				}
+			}
+			a.work.Wait()
+			close(a.done)
+		}()
 	})
+	if insideAgent() {
+		return nil
+	}
 	<-a.done
 	return nil
 }
+
+// insideAgent reports whether this goroutine is one of an agent's own, which Close would wait for: it runs a handler, or
+// it reads and runs the callback of a future. Close has no context that could tell.
+func insideAgent() bool {
+	pcs := make([]uintptr, 256)
+	for skip := 2; ; skip += len(pcs) {
+		n := runtime.Callers(skip, pcs)
+		frames := runtime.CallersFrames(pcs[:n])
+		for more := n > 0; more; {
+			var frame runtime.Frame
+			frame, more = frames.Next()
+			if slices.ContainsFunc(agentFrames, func(f string) bool { return strings.HasSuffix(frame.Function, f) }) {
+				return true
+			}
+		}
+		if n < len(pcs) {
+			return false
+		}
+	}
+}
+
+// agentFrames are the functions below which other people's code runs in goroutines of an agent.
+var agentFrames = []string{"/rpc.(*Agent).runCall", "/rpc.(*conn).readAnswers", "/rpc.(*conn).readRequests", "/cohortwire.(*Link).read"}

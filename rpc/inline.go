@@ -26,7 +26,8 @@ type inline struct {
 	cost  atomic.Int64 // nanoseconds that recent handlers took: the longest, fading
 	guard *time.Timer
 	armed atomic.Bool
-	seen  uint64 // the turn at the guard's last look
+	seen  uint64        // the turn at the guard's last look
+	inner atomic.Uint64 // the last turn that came to a handler
 }
 
 func newInline(l *cohortwire.Link) *inline {
@@ -62,6 +63,7 @@ func (in *inline) do(fn func()) {
 
 // watch sets the guard, unless it is.
 func (in *inline) watch() {
+	in.inner.Store(in.link.Turn())
 	if !in.armed.Load() && in.armed.CompareAndSwap(false, true) {
 		in.guard.Reset(inlineLimit)
 	}
@@ -71,6 +73,10 @@ func (in *inline) watch() {
 // long as there is traffic. One timer for all handlers costs nothing per handler.
 func (in *inline) look() {
 	turn := in.link.Turn()
+	if turn == in.seen && turn%2 == 1 && turn != in.inner.Load() {
+		in.guard.Reset(inlineLimit) // not in a handler: what the control stream says must be heard before the next frame
+		return
+	}
 	if turn == in.seen {
 		in.link.Handover(turn) // does nothing between two handlers
 		in.armed.Store(false)

@@ -44,7 +44,7 @@ func (a *Agent) callSelf(ctx context.Context, o outgoing) (any, error) {
 		a.background(func() { // what its answer brings is not wanted
 			select {
 			case x := <-ch:
-				_, _ = a.ownResult(fn, x)
+				a.discardOwn(x)
 			case <-a.ctx.Done():
 			}
 		})
@@ -63,6 +63,22 @@ func (a *Agent) ownResult(fn string, x reply) (any, error) {
 		return nil, exceptionError("rpc: call", fn, a.name, x.msg.Payload)
 	}
 	return a.result(fn, a.self, x)
+}
+
+// discardOwn closes the references in an answer of this worker to itself that nobody waits for.
+func (a *Agent) discardOwn(x reply) {
+	if x.err != nil || x.msg.Type == rpcwire.Exception {
+		return
+	}
+	d := a.refs.decodingReply(a.self, x)
+	dec := &rpcwire.Decoder{Tensors: x.msg.Tensors, Arrive: d.arrive}
+	switch x.msg.Type { //nolint:exhaustive // the answers to calls
+	case rpcwire.PythonRet:
+		_, _ = dec.PythonRet(x.msg.Payload)
+	case rpcwire.ScriptRet:
+		_, _ = dec.ScriptRet(x.msg.Payload)
+	}
+	d.release()
 }
 
 // deliver hands a message of this worker to itself.

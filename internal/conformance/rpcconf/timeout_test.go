@@ -69,18 +69,27 @@ func TestPerCallTimeouts(t *testing.T) {
 func TestRemoteTimeout(t *testing.T) {
 	w := start(t, 2)
 	a := w.nodes[0].Agent
-	ended := make(chan error, 1)
+	ended, release := make(chan error, 1), make(chan struct{})
 	w.nodes[1].reg.MustHandle("t.slow", func(ctx context.Context) (int, error) {
-		err := sleep(ctx, 0.3)
+		var err error
+		select {
+		case <-release:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
 		ended <- err
 		return 1, err
 	})
-	ref, err := rpc.Remote[int](within50ms(w.ctx, t), a, name(1), "t.slow")
+	creation, cancel := context.WithTimeout(w.ctx, time.Second) // for a confirmation, which takes no time
+	defer cancel()
+	ref, err := rpc.Remote[int](creation, a, name(1), "t.slow")
 	must(t, err)
 	must(t, ref.Confirmed(w.ctx))
+	<-creation.Done()
 	_, err = ref.Fetch(within50ms(w.ctx, t))
 	wantErr(t, err, dist.DeadlineExceeded)
 	must(t, ref.Close())
+	close(release)
 	select {
 	case err := <-ended:
 		must(t, err)

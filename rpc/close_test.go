@@ -1,0 +1,98 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// ends fails the test when fn does not return.
+func ends(t *testing.T, what string, fn func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() { fn(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s does not return", what)
+	}
+}
+
+// A worker may be told by a call to go away: its handler closes the agent that runs it.
+func TestCloseInHandler(t *testing.T) {
+	transports(t, func(t *testing.T, opts ...Option) {
+		for _, from := range []string{"w0", "w1"} { // of another worker, and of itself
+			t.Run("for "+from, func(t *testing.T) {
+				returned := make(chan error, 1)
+				agents := world(t, 2, true, func(int) *Registry {
+					return NewRegistry().MustHandle("go.away", func(ctx context.Context) { returned <- AgentFrom(ctx).Close() })
+				}, opts...)
+				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+				defer cancel()
+				caller := agents[0]
+				if from == "w1" {
+					caller = agents[1]
+				}
+				ends(t, "the call", func() { _, _ = Call[any](ctx, caller, "w1", "go.away") })
+				select {
+				case err := <-returned:
+					if err != nil {
+						t.Error(err)
+					}
+				case <-time.After(20 * time.Second):
+					t.Fatal("Close does not return in the handler")
+				}
+				ends(t, "Close from outside", func() { _ = agents[1].Close() })
+			})
+		}
+	})
+}
+
+// The callback of a future runs in the goroutine that reads.
+func TestCloseInCallback(t *testing.T) {
+	transports(t, func(t *testing.T, opts ...Option) {
+		agents := world(t, 2, true, func(int) *Registry {
+			return NewRegistry().MustHandle("t.slow", func() { time.Sleep(20 * time.Millisecond) })
+		}, opts...)
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		closed := make(chan struct{})
+		Async[any](ctx, agents[0], "w1", "t.slow").OnDone(func(any, error) { _ = agents[0].Close(); close(closed) })
+		ends(t, "the callback", func() { <-closed })
+		ends(t, "Close from outside", func() { _ = agents[0].Close() })
+	})
+}
+
+// The answer to a call of a worker to itself comes after its caller has gone: what it brings is closed.
+func TestLateAnswerToSelf(t *testing.T) {
+	release, made := make(chan struct{}), make(chan *Ref[int], 1)
+	agents := world(t, 2, true, func(int) *Registry {
+		return NewRegistry().
+			MustHandle("t.made", func() int { return 7 }).
+			MustHandle("t.late", func(ctx context.Context) (*Ref[int], error) {
+				ref, err := Remote[int](context.Background(), AgentFrom(ctx), "w1", "t.made")
+				made <- ref
+				<-release
+				return ref, err
+			})
+	})
+	a := agents[0]
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := Call[*Ref[int]](ctx, a, "w0", "t.late"); err == nil {
+		t.Error("the call did not time out")
+	}
+	close(release)
+	for a.counts.serverCalls.Load() > 0 { // until it has answered
+		time.Sleep(time.Millisecond)
+	}
+	_ = (<-made).Close() // the handler's own
+	quiet(t, agents)
+	if n := a.refs.leaked.collected.Load(); n != 0 {
+		t.Errorf("%d references were left to the garbage collector", n)
+	}
+	shutdown(t, agents)
+}
