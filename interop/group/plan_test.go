@@ -231,12 +231,12 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 		return digestAfter(group.WaitAll(ctx, works...), y)
 	case "any":
 		if me != s.Root {
-			return "-", g.Send(ctx, x, s.Root, 9).Wait(ctx)
+			return "-", g.Send(ctx, x, s.Root, 1000+k).Wait(ctx)
 		}
 		got := map[int]*tensor.Tensor{}
 		for range g.Size() - 1 {
 			y := empty(n)
-			w := g.RecvAny(ctx, y, 9)
+			w := g.RecvAny(ctx, y, 1000+k)
 			if err := w.Wait(ctx); err != nil {
 				return "", err
 			}

@@ -160,12 +160,12 @@ def step(k, s):
         return digest(y)
     if kind == "any":
         if me != root:
-            dist.send(x, root, tag=9)
+            dist.send(x, root, tag=1000 + k)  # of its own: a quick rank's next message must not be taken for this one
             return "-"
         got = {}
         for _ in range(members - 1):
             y = torch.empty_like(x)
-            source = dist.recv(y, tag=9)
+            source = dist.recv(y, tag=1000 + k)
             got[source] = raw(y)
         return digest(*[got[r] for r in sorted(got)])
     if kind == "async":
