@@ -124,7 +124,7 @@ func (r *frameReader) whole() bool {
 		return false
 	}
 	b := r.buf[r.r:]
-	return uint64(have-HeaderSize) >= uint64(binary.LittleEndian.Uint32(b))+binary.LittleEndian.Uint64(b[40:]) //nolint:gosec // not negative; a sum that wraps is refused later
+	return uint64(have-HeaderSize) >= uint64(binary.LittleEndian.Uint32(b))+binary.LittleEndian.Uint64(b[40:]) // a sum that wraps is refused later
 }
 
 // next returns the next frame.

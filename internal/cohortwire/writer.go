@@ -288,7 +288,7 @@ func (l *Link) tryWrite(b []byte) int {
 func (l *Link) writeNow(fd uintptr) bool {
 	for l.try.n < len(l.try.b) {
 		m, err := rawWrite(fd, l.try.b[l.try.n:])
-		if err == syscall.EINTR {
+		if err == syscall.EINTR { //nolint:errorlint // a number of the system
 			continue
 		}
 		if err != nil || m <= 0 {
