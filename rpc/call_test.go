@@ -78,7 +78,7 @@ func TestConcurrencyIsBounded(t *testing.T) {
 	for range 20 {
 		futures = append(futures, Async[any](ctx, agents[0], "w1", "work.wait"))
 	}
-	for deadline := time.Now().Add(5 * time.Second); agents[1].DebugInfo()["agent.server_waiting_calls"] < 17; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Second); agents[1].DebugInfo()["agent.server_waiting_calls"] < 17 || running.Load() < 3; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%v", agents[1].DebugInfo())
 		}

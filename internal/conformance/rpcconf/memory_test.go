@@ -5,6 +5,7 @@ package rpcconf
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -80,7 +81,12 @@ func TestMemory(t *testing.T) {
 		}
 	}
 	measure := func() (own, theirs int) {
-		// Resident memory that is garbage would hide a leak or feign one.
+		// What is still on its way to be released, and resident memory that is garbage, would hide a leak or feign one.
+		eventually(t, "the callee owns nothing", func() bool {
+			left, err := rpc.Call[int](t.Context(), agent, "m1", "m.left")
+			must(t, err)
+			return left == 0
+		})
 		own = resident()
 		theirs, err := rpc.Call[int](t.Context(), agent, "m1", "m.resident")
 		must(t, err)
@@ -107,6 +113,7 @@ func memoryWorker(t *testing.T, st store.Store, rank int) (*rpc.Agent, error) {
 	t.Helper()
 	reg := rpc.NewRegistry().
 		MustHandle("m.echo", func(x any) any { return x }).
+		MustHandle("m.left", func(ctx context.Context) int { return len(rpc.AgentFrom(ctx).References().Objects) }).
 		MustHandle("m.resident", resident)
 	return rpc.Join(t.Context(), st, fmt.Sprintf("m%d", rank), rpc.WithRank(rank), rpc.WithWorldSize(2),
 		rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg))

@@ -27,7 +27,7 @@ func TestDefaultTimeoutUsed(t *testing.T) {
 	ctx := context.Background() // without deadline
 	a.SetTimeout(50 * time.Millisecond)
 	_, err := rpc.Call[any](ctx, a, name(1), "t.sleep", 1.0)
-	wantErr(t, err, dist.DeadlineExceeded, "t.sleep", name(1))
+	wantErr(t, err, dist.DeadlineExceeded, name(1)) // of this side, or of the other one, which was a little quicker
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v is no context.DeadlineExceeded", err)
 	}
