@@ -326,14 +326,15 @@ func (a *Agent) call(ctx context.Context, to, fn string, args []any) (any, error
 }
 
 // callAgain is call for functions of the agents themselves, which may arrive twice at a Go worker.
-func (a *Agent) callAgain(ctx context.Context, to, fn string, args []any) (any, error) {
+func (a *Agent) callAgain(ctx context.Context, to, fn string, args []any) error {
 	p, err := a.peer(to)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	o := a.prepare(p, fn, args)
 	o.repeat = func() bool { return true }
-	return a.callPeer(ctx, o)
+	_, err = a.callPeer(ctx, o)
+	return err
 }
 
 func (a *Agent) callPeer(ctx context.Context, o outgoing) (any, error) {

@@ -24,6 +24,7 @@ func ends(t *testing.T, what string, fn func()) {
 // A worker may be told by a call to go away: its handler closes the agent that runs it.
 func TestCloseInHandler(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		for _, from := range []string{"w0", "w1"} { // of another worker, and of itself
 			t.Run("for "+from, func(t *testing.T) {
 				returned := make(chan error, 1)
@@ -54,6 +55,7 @@ func TestCloseInHandler(t *testing.T) {
 // The callback of a future runs in the goroutine that reads.
 func TestCloseInCallback(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
 		agents := world(t, 2, true, func(int) *Registry {
 			return NewRegistry().MustHandle("t.slow", func() { time.Sleep(20 * time.Millisecond) })
 		}, opts...)

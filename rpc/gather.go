@@ -189,7 +189,7 @@ func (a *Agent) gatherAmong(ctx context.Context, object any, names []string) (*r
 		if err := a.gathers.toLeader(id, a.name, object, names, false); err != nil {
 			return nil, err
 		}
-	} else if _, err := a.callAgain(ctx, leader, gatherToLeader, []any{id, a.name, object, set}); err != nil {
+	} else if err := a.callAgain(ctx, leader, gatherToLeader, []any{id, a.name, object, set}); err != nil {
 		return nil, err
 	}
 	select {
@@ -211,7 +211,7 @@ func (a *Agent) gatherAmong(ctx context.Context, object any, names []string) (*r
 	errs := make([]error, len(names))
 	var told sync.WaitGroup
 	for i, name := range names[1:] {
-		told.Go(func() { _, errs[i] = a.callAgain(ctx, name, broadcastToFollowers, []any{id, s.objects}) })
+		told.Go(func() { errs[i] = a.callAgain(ctx, name, broadcastToFollowers, []any{id, s.objects}) })
 	}
 	told.Wait()
 	for i, name := range names[1:] {

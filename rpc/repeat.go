@@ -140,7 +140,7 @@ func (l *lasting) send(c *conn) error {
 
 // failed ends the request, or has it sent again if only its link is to blame. It may run in a reading goroutine.
 func (l *lasting) failed(c *conn, err error) {
-	lost := func() (reply, error) {
+	lost := func() (reply, error) { //nolint:unparam // the form of an outcome
 		l.a.refs.undelivered(l.o.peer, l.wires)
 		return reply{}, l.a.failed(l.o, err)
 	}

@@ -170,12 +170,12 @@ func (a *Agent) joinDynamic(ctx context.Context) error {
 	}
 	me := rpcwire.WorkerInfo{Name: a.name, ID: rpcwire.WorkerID(a.id)}
 	for _, m := range members {
-		if _, err := a.callAgain(ctx, m.Name, deviceInfos, nil); err != nil {
+		if err := a.callAgain(ctx, m.Name, deviceInfos, nil); err != nil {
 			return fmt.Errorf("ask worker %q for its devices: %w", m.Name, err)
 		}
 	}
 	for _, m := range members {
-		if _, err := a.callAgain(ctx, m.Name, updateMembership, []any{me, []any{}, &Dict{}, true}); err != nil {
+		if err := a.callAgain(ctx, m.Name, updateMembership, []any{me, []any{}, &Dict{}, true}); err != nil {
 			return fmt.Errorf("tell worker %q: %w", m.Name, err)
 		}
 	}
@@ -194,7 +194,7 @@ func (a *Agent) leaveDynamic(ctx context.Context) error {
 		if w.Name == a.name {
 			continue
 		}
-		if _, told := a.callAgain(ctx, w.Name, updateMembership, []any{me, []any{}, &Dict{}, false}); told != nil && failed == nil {
+		if told := a.callAgain(ctx, w.Name, updateMembership, []any{me, []any{}, &Dict{}, false}); told != nil && failed == nil {
 			failed = fmt.Errorf("tell worker %q: %w", w.Name, told)
 		}
 	}

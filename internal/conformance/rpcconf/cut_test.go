@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -218,7 +219,7 @@ func TestCutStorm(t *testing.T) {
 					break
 				}
 			}
-			if err != nil || fmt.Sprint(v) != fmt.Sprint(i) {
+			if err != nil || fmt.Sprint(v) != strconv.Itoa(i) {
 				return fmt.Errorf("fetch %d: %v, %w", i, v, err)
 			}
 			if err := ref.Close(); err != nil {
