@@ -113,6 +113,7 @@ func (a *Agent) startLink(c *conn) {
 	if p.worker < 0 {
 		p = a.sender(id.Name, rrefcore.Worker(id.ID))
 		c.from.Store(p)
+		p.met.Store(true)
 	}
 	if p.worker >= 0 {
 		defer c.entered.Store(true)

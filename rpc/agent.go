@@ -50,6 +50,7 @@ type Agent struct {
 	refs    *refs
 	gathers *gathers
 	calls   activeCalls
+	joined  atomic.Bool // Join has returned
 	leaving atomic.Bool // a shutdown has begun
 	counts  counters
 	timeout atomic.Int64 // of calls without a deadline, in nanoseconds
@@ -108,6 +109,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 		e.Key = name
 		return nil, e
 	}
+	a.joined.Store(true)
 	return a, nil
 }
 

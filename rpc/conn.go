@@ -67,6 +67,7 @@ func (p *pending) complete(r reply) {
 func newConn(a *Agent, p *peer, s *tensorpipe.Session) *conn {
 	c := &conn{agent: a, pipe: s.Pipe, link: s.Link, calls: map[uint64]*pending{}, serving: map[uint64]context.CancelCauseFunc{}}
 	c.from.Store(p)
+	p.met.Store(true)
 	if s.Link != nil {
 		c.inline = newInline(s.Link)
 	}

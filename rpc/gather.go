@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -28,6 +29,7 @@ type gather struct {
 	objects *rpcwire.Dict
 	done    chan struct{} // closed when all objects are here
 	closed  bool
+	err     error // why it has failed
 }
 
 // maxGathers bounds the all-gathers that peers can begin before this worker does.
@@ -138,6 +140,22 @@ func (g *gathers) toFollower(id string, objects *rpcwire.Dict, again bool) error
 	return nil
 }
 
+// fail ends an all-gather that cannot be completed, also one that this worker has not entered yet.
+func (g *gathers) fail(id string, names []string, cause error) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.over(id, names) {
+		return nil
+	}
+	s, err := g.state(id)
+	if err != nil || s.closed {
+		return err
+	}
+	s.err = cause
+	s.finish()
+	return nil
+}
+
 // forget drops a finished all-gather.
 func (g *gathers) forget(id string) {
 	g.mu.Lock()
@@ -168,14 +186,16 @@ func (a *Agent) allGather(ctx context.Context, object any) (*rpcwire.Dict, error
 			names = append(names, w.Name)
 		}
 	}
-	return a.gatherAmong(ctx, object, names)
+	return a.gatherAmong(ctx, object, names, a.acquainted()...)
 }
 
 // gatherAmong exchanges an object with the named workers, of which this one is one. It corresponds to
-// torch.distributed.rpc.api._all_gather.
-func (a *Agent) gatherAmong(ctx context.Context, object any, names []string) (*rpcwire.Dict, error) {
+// torch.distributed.rpc.api._all_gather, but does not wait for a worker that has died: the leader looks after all others,
+// since none of them can have left, and they look after the leader, since any other one may be further than they are. also
+// are workers that cannot have left, so that all look after them: the leader may be a PyTorch worker, which looks after nobody.
+func (a *Agent) gatherAmong(ctx context.Context, object any, names []string, also ...string) (*rpcwire.Dict, error) {
 	slices.Sort(names)
-	leader := names[0]
+	leader, others := names[0], names[1:]
 	id, s, err := a.gathers.begin(names)
 	if err != nil {
 		return nil, err
@@ -185,15 +205,66 @@ func (a *Agent) gatherAmong(ctx context.Context, object any, names []string) (*r
 	for i, name := range names {
 		set[i] = name
 	}
-	if leader == a.name {
-		if err := a.gathers.toLeader(id, a.name, object, names, false); err != nil {
-			return nil, err
+	watched := others
+	if leader != a.name {
+		also = append(also, leader)
+		slices.Sort(also)
+		watched = slices.Compact(also)
+	}
+	v := a.watchOver(ctx, watched)
+	err = a.report(v.ctx, id, s, object, names, set)
+	dead := v.end()
+	select {
+	case <-s.done: // whatever happened meanwhile
+		err = s.err
+	default:
+		if dead != nil {
+			err = dead
 		}
-	} else if err := a.callAgain(ctx, leader, gatherToLeader, []any{id, a.name, object, set}); err != nil {
-		return nil, err
+	}
+	if err != nil {
+		if leader == a.name && dead != nil {
+			a.tellLost(ctx, id, dead.Peer, others, set)
+		}
+		return nil, gatherError(err)
+	}
+	if leader != a.name {
+		return s.objects, nil
+	}
+	errs := make([]error, len(others))
+	var told sync.WaitGroup
+	for i, name := range others {
+		told.Go(func() { errs[i] = a.callAgain(ctx, name, broadcastToFollowers, []any{id, s.objects}) })
+	}
+	told.Wait()
+	for i, name := range others {
+		if errs[i] != nil {
+			return s.objects, callError("rpc: all_gather", "broadcast", name, errs[i])
+		}
+	}
+	return s.objects, nil
+}
+
+// report gives the own object to the leader and waits until all are there.
+func (a *Agent) report(ctx context.Context, id string, s *gather, object any, names []string, set Set) error {
+	leader := names[0]
+	select {
+	case <-s.done: // the leader has given up before we came
+		return nil
+	default:
+	}
+	var err error
+	if leader == a.name {
+		err = a.gathers.toLeader(id, a.name, object, names, false)
+	} else {
+		err = a.callAgain(ctx, leader, gatherToLeader, []any{id, a.name, object, set})
+	}
+	if err != nil {
+		return err
 	}
 	select {
 	case <-s.done:
+		return nil
 	case <-ctx.Done():
 		e := dist.FromContext("rpc: all_gather", ctx)
 		if leader == a.name {
@@ -201,23 +272,43 @@ func (a *Agent) gatherAmong(ctx context.Context, object any, names []string) (*r
 		} else {
 			e.Detail = "no answer of the leader " + leader
 		}
-		return nil, e
+		return e
 	case <-a.ctx.Done():
-		return nil, errClosed("all_gather")
+		return errClosed("all_gather")
 	}
-	if leader != a.name {
-		return s.objects, nil
+}
+
+// gatherError says of a worker's death what was waited for.
+func gatherError(err error) error {
+	dead, ok := err.(*dist.Error) //nolint:errorlint // only what a vigil or a leader says
+	if !ok || dead.Op != "rpc: worker" {
+		return err
 	}
-	errs := make([]error, len(names))
+	e := dist.Wrap("rpc: all_gather", dist.PeerLost, err)
+	e.Peer, e.Rank, e.Detail = dead.Peer, dead.Rank, dead.Detail
+	return e
+}
+
+// tellLost tells the Go workers of an all-gather why it fails. A PyTorch worker waits until its time is over, as for a leader
+// of its own kind.
+func (a *Agent) tellLost(ctx context.Context, id, worker string, others []string, set Set) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
 	var told sync.WaitGroup
-	for i, name := range names[1:] {
-		told.Go(func() { errs[i] = a.callAgain(ctx, name, broadcastToFollowers, []any{id, s.objects}) })
+	for _, name := range others {
+		p, err := a.peer(name)
+		if err != nil || name == worker {
+			continue
+		}
+		c := p.current()
+		if c == nil {
+			continue
+		}
+		told.Go(func() {
+			if c.cohort() || a.isGoWorker(ctx, name) { // a PyTorch worker does not know this function
+				_ = a.callAgain(ctx, name, gatherLost, []any{id, worker, set})
+			}
+		})
 	}
 	told.Wait()
-	for i, name := range names[1:] {
-		if errs[i] != nil {
-			return s.objects, callError("rpc: all_gather", "broadcast", name, errs[i])
-		}
-	}
-	return s.objects, nil
 }

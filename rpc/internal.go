@@ -5,6 +5,7 @@ package rpc
 
 import (
 	"context"
+	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -20,6 +21,7 @@ const (
 	typeOnOwner          = "torch.distributed.rpc.api._rref_typeof_on_owner"
 	localInvoke          = "torch.distributed.rpc.rref_proxy._local_invoke"
 	localInvokeAsync     = "torch.distributed.rpc.rref_proxy._local_invoke_async_execution"
+	gatherLost           = "cohort.rpc.gather_lost"
 	debugInfo            = "cohort.rpc.debug_info"
 	refsInfo             = "cohort.rpc.references"
 	handlerNames         = "cohort.rpc.handlers"
@@ -36,6 +38,8 @@ func (a *Agent) internal(name string) *handler {
 		fn = a.serveGather
 	case broadcastToFollowers:
 		fn = a.serveBroadcast
+	case gatherLost:
+		fn = a.serveGatherLost
 	case deviceInfos:
 		fn = func(context.Context, *Request) (any, error) { return Tuple{0, &Dict{}, []any{}}, nil }
 	case updateMembership:
@@ -84,6 +88,31 @@ func (a *Agent) serveBroadcast(_ context.Context, r *Request) (any, error) {
 		return nil, wrongArguments(r)
 	}
 	return nil, a.gathers.toFollower(id, objects, a.isGo(r.From.Name))
+}
+
+// serveGatherLost is told by a Go leader that an all-gather cannot come to its end.
+func (a *Agent) serveGatherLost(_ context.Context, r *Request) (any, error) {
+	if len(r.Args) != 3 {
+		return nil, wrongArguments(r)
+	}
+	id, ok1 := r.Args[0].(string)
+	worker, ok2 := r.Args[1].(string)
+	var names []string
+	err := rpcwire.Assign(&names, r.Args[2])
+	if !ok1 || !ok2 || err != nil || len(names) == 0 || slices.Min(names) != r.From.Name {
+		return nil, wrongArguments(r)
+	}
+	return nil, a.gathers.fail(id, names, a.deathOf(worker, "the leader "+r.From.Name+" has found that its process has ended"))
+}
+
+// deathOf is the error of whoever waited for a worker that died.
+func (a *Agent) deathOf(worker, how string) *dist.Error {
+	e := dist.New("rpc: worker", dist.PeerLost, how)
+	e.Peer = worker
+	if p, err := a.peer(worker); err == nil && p.worker >= 0 {
+		e.Rank = dist.Rank(p.worker)
+	}
+	return e
 }
 
 // serveMembership is told that a worker of a dynamic world joins or leaves.

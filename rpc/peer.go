@@ -41,6 +41,7 @@ type peer struct {
 	left  bool   // it told us that it leaves
 
 	healing atomic.Bool // somebody tries to reach it again
+	met     atomic.Bool // there was a session
 
 	enter    sync.Mutex // one link at a time becomes the session
 	flush    sync.Mutex // keeps control frames in order

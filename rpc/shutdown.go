@@ -21,7 +21,8 @@ const shutdownRefs = 100 * time.Second
 
 // Shutdown leaves the world in order and then closes the agent. In a static world it waits for all workers to come to
 // the same point, deletes the references that this worker holds, waits until its own objects are released, and stops
-// when no worker has a call under way. In a dynamic world it tells the others and leaves.
+// when no worker has a call under way. In a dynamic world it tells the others and leaves. When another worker of a static
+// world has died it does not wait for it: the error is then dist.PeerLost, and names the worker.
 //
 // ctx bounds all of it. The agent is closed in any case when Shutdown returns; the error says which phase was not
 // completed, and who was missing. It corresponds to torch.distributed.rpc.shutdown.
@@ -87,25 +88,51 @@ func (a *Agent) shutdownDynamic(ctx context.Context) error {
 }
 
 // joinStatic repeats a barrier in the store until no worker has a call under way. PyTorch counts its barriers per process,
-// so a later world of the same processes starts where the earlier ones ended.
+// so a later world of the same processes starts where the earlier ones ended. Nobody may be missing before the last one.
 func (a *Agent) joinStatic(ctx context.Context) error {
+	v := a.watchOver(ctx, a.acquainted())
+	last, err := a.joinCalls(v.ctx)
+	if dead := v.end(); err != nil {
+		if dead != nil {
+			return dead
+		}
+		return err
+	}
+	_, err = a.barrier(ctx, last, 0, true)
+	return err
+}
+
+// acquainted are the workers to which there was a connection.
+func (a *Agent) acquainted() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var names []string
+	for name, p := range a.byName {
+		if p.met.Load() {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// joinCalls waits until no worker has a call under way, and returns the number of the barrier that is left.
+func (a *Agent) joinCalls(ctx context.Context) (last int, err error) {
 	n := 3*a.cfg.round + 1
 	for {
 		if err := a.calls.idle(ctx); err != nil {
-			return err
+			return 0, err
 		}
 		if _, err := a.barrier(ctx, n, 0, false); err != nil {
-			return err
+			return 0, err
 		}
 		mine := a.calls.freeze()
 		sum, err := a.barrier(ctx, n+1, mine, false)
 		a.calls.thaw()
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if sum == 0 {
-			_, err := a.barrier(ctx, n+2, 0, true)
-			return err
+			return n + 2, nil
 		}
 		n += 2
 	}

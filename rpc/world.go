@@ -17,21 +17,26 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// The keys of a world in its store, below the prefix of the round. All but the last are PyTorch's.
+// The keys of a world in its store, below the prefix of the round. All but the last three are PyTorch's.
 const (
 	keyStatic  = "rpcIsStaticGroup"
 	keyToken   = "RpcGroupManagementToken"
 	keyNames   = "names/"
 	keyInfos   = "names/_ALL_WORKER_INFOS"
 	keyAddrs   = "addrs/"
-	keyCohort  = "cohort/" // + name: the epoch of a Go worker, set before its address
+	keyCohort  = "cohort/"    // + name: the epoch of a Go worker on the cohort transport, set before its address
+	keyGo      = "cohort/go/" // + name: a Go worker, whatever it speaks; set before its address
 	keyGoRanks = "cohort/rank/"
 )
 
 func roundPrefix(k int) string { return "rpc_prefix_" + strconv.Itoa(k) }
 
-// announce publishes this worker's address. The epoch comes first: an address without one is a PyTorch worker's.
+// announce publishes this worker's address. The epoch comes first: an address without one is that of a worker which speaks
+// PyTorch's transport only.
 func (a *Agent) announce(ctx context.Context) error {
+	if err := a.st.Set(ctx, keyGo+a.name, nil); err != nil {
+		return err
+	}
 	if a.ep != nil && a.speaksCohort() {
 		if err := a.st.Set(ctx, keyCohort+a.name, []byte(strconv.FormatUint(a.epoch, 16))); err != nil {
 			return err
@@ -66,6 +71,12 @@ func (a *Agent) published(ctx context.Context, name string) (addr string, epoch 
 		return "", 0, dist.Newf("rpc: join", dist.Protocol, "the epoch of %q is %q", name, value)
 	}
 	return string(raw), epoch, nil
+}
+
+// isGoWorker asks the store whether a worker is one of ours, on whichever transport.
+func (a *Agent) isGoWorker(ctx context.Context, name string) bool {
+	there, err := a.st.Check(ctx, keyGo+name)
+	return err == nil && there
 }
 
 // address returns where a worker listens.
