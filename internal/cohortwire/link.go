@@ -27,8 +27,8 @@ type Config struct {
 	OnFrame func(*Link, *Frame)
 	// OnClose is called once, when the link has ended, with the reason.
 	OnClose func(*Link, error)
-	// Heartbeat is how often a silent peer is asked for a sign of life, Limit when it is given up. The defaults are one
-	// second and ten. A Limit below zero turns this off.
+	// Heartbeat is how often each side gives a sign of life and asks for one, Limit when a silent peer is given up. The
+	// defaults are one second and ten. A Limit below zero turns this off.
 	Heartbeat, Limit time.Duration
 	Limits           Limits
 	// Alloc provides the memory of received storages, such as a pool. The default is the heap.
@@ -62,7 +62,6 @@ type Link struct {
 
 	nextID atomic.Uint64
 	reads  atomic.Uint64 // grows with every read that brought bytes: the peer's sign of life
-	writes atomic.Uint64 // grows with every batch that the kernel took: the peer still reads a long message
 	load   atomic.Int64  // calls of ours that wait, and requests of the peer that were not answered yet
 	closed chan struct{}
 	work   sync.WaitGroup
@@ -252,23 +251,24 @@ func (l *Link) read(turn uint64) {
 	}
 }
 
-// watch asks a silent peer for a sign of life and gives it up in the end.
+// watch gives signs of life, asks for them, and gives a silent peer up in the end. Only bytes that came from the peer count:
+// a kernel takes bytes for a peer that has gone for as long as it has room. So a ping goes out also while the peer is heard.
+// It may be sending a long message, behind which its own pings and pongs wait, and hear nothing else from here.
 func (l *Link) watch() {
 	if l.cfg.Limit < 0 {
 		return
 	}
 	tick := time.NewTicker(l.cfg.Heartbeat)
 	defer tick.Stop()
-	last, heard := l.reads.Load()+l.writes.Load(), time.Now()
+	last, heard := l.reads.Load(), time.Now()
 	for {
 		select {
 		case <-l.closed:
 			return
 		case <-tick.C:
 		}
-		if n := l.reads.Load() + l.writes.Load(); n != last {
+		if n := l.reads.Load(); n != last {
 			last, heard = n, time.Now()
-			continue
 		}
 		if silent := time.Since(heard); silent >= l.cfg.Limit {
 			e := dist.Newf("cohort transport", dist.PeerLost, "no sign of life for %v (limit %v)", silent.Round(time.Millisecond), l.cfg.Limit)

@@ -373,7 +373,6 @@ func (l *Link) write(bufs net.Buffers) error {
 		if _, err := now.WriteTo(l.conn); err != nil {
 			return err
 		}
-		l.writes.Add(1)
 	}
 	return l.conn.SetWriteDeadline(time.Time{})
 }
