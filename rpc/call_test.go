@@ -412,12 +412,15 @@ func TestComeAndGo(t *testing.T) {
 }
 
 // TestGuest calls Go workers from outside of the world.
-func TestGuest(t *testing.T) {
+func TestGuest(t *testing.T) { transports(t, testGuest) }
+
+func testGuest(t *testing.T, opts ...Option) {
+	t.Helper()
 	ctx := testContext(t)
 	st := store.NewMemory()
 	defer func() { _ = st.Close() }()
 	reg := NewRegistry().MustHandle("v.echo", func(x any) any { return x })
-	a, err := Join(ctx, st, "a", WithAddr("127.0.0.1:0"), WithHandlers(reg))
+	a, err := Join(ctx, st, "a", append(opts, WithAddr("127.0.0.1:0"), WithHandlers(reg))...)
 	if err != nil {
 		t.Fatal(err)
 	}

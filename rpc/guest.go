@@ -46,7 +46,7 @@ func (a *Agent) lookup(ctx context.Context, name string) (*peer, error) {
 type WorkerEntry struct {
 	WorkerInfo
 	Addr string `json:"addr"`
-	Go   bool   `json:"go"` // speaks the cohort transport
+	Go   bool   `json:"go"` // a Go worker, on whichever transport
 
 	epoch uint64
 }
@@ -110,7 +110,9 @@ func listWorkers(ctx context.Context, st store.Store) ([]WorkerEntry, error) {
 				return nil, err
 			}
 			w.epoch, _ = strconv.ParseUint(string(raw), 16, 64)
-			w.Go = w.epoch != 0
+		}
+		if w.Go, err = st.Check(ctx, keyGo+m.Name); err != nil {
+			return nil, err
 		}
 		out = append(out, w)
 	}

@@ -32,7 +32,7 @@ type rpcMember struct {
 	ID   int    `json:"id"`
 	Name string `json:"name"`
 	Addr string `json:"addr,omitempty"`
-	Go   bool   `json:"go"` // a Go worker, which can be called by guests
+	Go   bool   `json:"go"`
 }
 
 func (a *app) rpcListCommand() *cobra.Command {
@@ -129,7 +129,7 @@ func readRPCWorld(ctx context.Context, s store.Store, round int) (*rpcWorld, err
 			return nil, err
 		}
 		m.Addr = strings.TrimPrefix(string(addr), "uv://")
-		if m.Go, err = p.Check(ctx, "cohort/"+m.Name); err != nil {
+		if m.Go, err = p.Check(ctx, "cohort/go/"+m.Name); err != nil {
 			return nil, err
 		}
 	}
