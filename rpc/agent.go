@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
@@ -144,12 +145,11 @@ func (a *Agent) listen(id int) error {
 	a.refs = newRefs(a)
 	opts := a.cfg.endpointOptions()
 	if slices.Contains(a.cfg.transports, TransportCohort) {
-		heartbeat, limit := a.cfg.core.Heartbeat, a.cfg.core.Lease
 		opts = append(opts, tensorpipe.WithCohort(cohortwire.Config{
 			Identity:  cohortwire.Identity{Name: a.name, ID: int16(a.id), Incarnation: a.epoch},
 			OnFrame:   a.onFrame,
 			OnClose:   a.onLinkClosed,
-			Heartbeat: heartbeat, Limit: limit,
+			Heartbeat: a.cfg.core.Heartbeat, Limit: linkLimit(a.cfg.core.Lease),
 		}))
 	}
 	listen := a.cfg.listen
@@ -169,6 +169,10 @@ func (a *Agent) listen(id int) error {
 	a.own(a.refs.run)
 	return nil
 }
+
+// linkLimit is when a silent link is given up: well before a lease ends on it. The time that is left is for a new link, on
+// which leases are renewed; with the same limit live workers could lose references to a link that swallows everything.
+func linkLimit(lease time.Duration) time.Duration { return lease * 3 / 4 }
 
 // defaultHost is where PyTorch would listen.
 func defaultHost() string {

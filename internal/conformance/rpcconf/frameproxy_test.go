@@ -108,6 +108,17 @@ func (f *faults) cut() (n int) {
 	return n
 }
 
+// swallow turns all connections that exist into ones that take everything and bring nothing.
+func (f *faults) swallow() {
+	for _, p := range f.proxies {
+		p.mu.Lock()
+		for c := range p.conns {
+			p.conns[c] = false
+		}
+		p.mu.Unlock()
+	}
+}
+
 // frameProxy stands before one worker's port and passes frames on as faults says.
 type frameProxy struct {
 	faults *faults
@@ -116,7 +127,7 @@ type frameProxy struct {
 	work   sync.WaitGroup
 	done   chan struct{}
 	mu     sync.Mutex
-	conns  map[net.Conn]bool
+	conns  map[net.Conn]bool // whether what comes from it is passed on
 }
 
 func startFrameProxy(t *testing.T, f *faults, target string) *frameProxy {
@@ -182,7 +193,7 @@ func (p *frameProxy) pass(to, from net.Conn, sender, receiver *atomic.Pointer[st
 		_, _ = to.Write(b)
 	}
 	r := bufio.NewReaderSize(from, 1<<16)
-	framed := false
+	framed, source := false, from
 	for {
 		if _, err := r.Peek(1); err != nil {
 			return
@@ -226,6 +237,12 @@ func (p *frameProxy) pass(to, from net.Conn, sender, receiver *atomic.Pointer[st
 		from, to := "", ""
 		if s, r := sender.Load(), receiver.Load(); s != nil && r != nil {
 			from, to = *s, *r
+		}
+		p.mu.Lock()
+		passes := p.conns[source]
+		p.mu.Unlock()
+		if !passes {
+			continue
 		}
 		pass, after, again := p.faults.judge(rpcwire.Type(h.Type), from, to)
 		later := func(d time.Duration) {

@@ -23,7 +23,7 @@ import (
 
 // quick makes dead workers be found soon.
 func quick() rpc.Option {
-	return rpc.WithLease(50*time.Millisecond, 250*time.Millisecond, 100*time.Millisecond)
+	return rpc.WithLease(50*time.Millisecond, 350*time.Millisecond, 100*time.Millisecond)
 }
 
 // gone waits until a worker owns nothing for others.
