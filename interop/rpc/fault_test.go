@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,6 +63,13 @@ func TestPyTorchWorkerDies(t *testing.T) {
 		}
 		if n, err := rpc.Call[int](ctx, a, "py0", "pyrefs.slow", 4); err != nil || n != 4 {
 			t.Fatalf("the other worker: %v, %v", n, err)
+		}
+		left := time.Now()
+		if err := a.Shutdown(ctx); !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "py2") {
+			t.Errorf("shutdown: %v", err)
+		}
+		if took := time.Since(left); took > 5*time.Second {
+			t.Errorf("the shutdown took %v", took)
 		}
 	})
 }
