@@ -111,9 +111,11 @@ func listWorkers(ctx context.Context, st store.Store) ([]WorkerEntry, error) {
 			}
 			w.epoch, _ = strconv.ParseUint(string(raw), 16, 64)
 		}
-		if w.Go, err = st.Check(ctx, keyGo+m.Name); err != nil {
+		isGo, err := st.Check(ctx, keyGo+m.Name)
+		if err != nil {
 			return nil, err
 		}
+		w.Go = isGo
 		out = append(out, w)
 	}
 	return out, nil

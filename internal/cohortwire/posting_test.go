@@ -81,6 +81,7 @@ func TestAnswersAreCollected(t *testing.T) {
 			t.Error(err)
 		}
 	}}, func(t *testing.T, l *Link, out *counted, far net.Conn) {
+		t.Helper()
 		go drain(far)
 		if _, err := far.Write(requests(n)); err != nil {
 			t.Fatal(err)
@@ -117,6 +118,7 @@ func TestFrameOfATurnIsKept(t *testing.T) {
 		inside <- turn
 		<-held
 	}}, func(t *testing.T, l *Link, out *counted, far net.Conn) {
+		t.Helper()
 		held, inside = make(chan struct{}), make(chan uint64, 2)
 		go drain(far)
 		one := int64(len((&Frame{Type: FirstAgentType}).AppendHead(nil)))
@@ -167,6 +169,7 @@ func TestFrameOfATurnIsKept(t *testing.T) {
 // and not at all for one that is not written to its end.
 func TestWritten(t *testing.T) {
 	bubble(t, Config{OnFrame: ignore}, func(t *testing.T, l *Link, _ *counted, far net.Conn) {
+		t.Helper()
 		var calls atomic.Int64
 		post := func(size int) {
 			t.Helper()
@@ -215,6 +218,7 @@ func TestPostIsBounded(t *testing.T) {
 	const size = 8 << 20
 	payload := make([]byte, size)
 	bubble(t, Config{OnFrame: ignore}, func(t *testing.T, l *Link, _ *counted, far net.Conn) {
+		t.Helper()
 		try := func(send func(context.Context, *Frame) error) error {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
