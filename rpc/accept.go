@@ -162,11 +162,7 @@ func (a *Agent) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 		f.Release()
 		return
 	}
-	size := len(f.Payload)
-	for _, s := range f.Storages {
-		size += s.Len()
-	}
-	c.peer().stats.received(size)
+	c.peer().stats.received(frameSize(f))
 	switch {
 	case f.Type == frameControl:
 		a.refs.frame(c, f.Payload)

@@ -153,6 +153,15 @@ func (a *Agent) exchangeOn(ctx context.Context, c *conn, o outgoing, deadline ti
 		a.refs.undecoded(o.peer, wires)
 		return reply{}, id == unsent || o.again(c, err), a.failed(o, err)
 	}
+	pl := placeOf(ctx)
+	pl.pause()
+	defer pl.resume()
+	var own bool
+	if x, own = c.await(id); own {
+		answerChannels.Put(ch)
+		x.due = deadline
+		return a.receivedOn(c, o, x, wires)
+	}
 	var timeout <-chan time.Time
 	if _, has := ctx.Deadline(); !has && !deadline.IsZero() {
 		timer := callTimers.Get().(*time.Timer) //nolint:errcheck,forcetypeassert // only timers are put there
@@ -160,9 +169,6 @@ func (a *Agent) exchangeOn(ctx context.Context, c *conn, o outgoing, deadline ti
 		defer func() { timer.Stop(); callTimers.Put(timer) }()
 		timeout = timer.C
 	}
-	pl := placeOf(ctx)
-	pl.pause()
-	defer pl.resume()
 	select {
 	case x = <-ch:
 		answerChannels.Put(ch)

@@ -146,6 +146,9 @@ func (c *conn) begin(ctx context.Context, m *rpcwire.Message, wait *pending, for
 	if err != nil && c.forget(id) {
 		return id, err
 	}
+	if wait.fn != nil && c.link != nil {
+		c.link.Recall()
+	}
 	c.peer().stats.sent(size)
 	return id, nil
 }
@@ -176,10 +179,7 @@ func (c *conn) write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 			return 0, dist.New("rpc: send", dist.DeadlineExceeded, "the deadline has passed")
 		}
 	}
-	size := len(f.Payload)
-	for _, s := range f.Storages {
-		size += s.Len()
-	}
+	size := frameSize(f)
 	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; whoever made it is not told when that is
 		return size, c.link.Post(ctx, f)
 	}
@@ -226,9 +226,40 @@ func (c *conn) answered(id uint64, r reply) bool {
 	}
 	if c.link != nil {
 		c.link.AddLoad(-1)
+		if p.ch != nil && r.frame != nil {
+			c.link.Lend(r.frame)
+		}
 	}
 	p.complete(r)
 	return true
+}
+
+// await reads the answer to a request of a waiting caller in its own goroutine, when the link lends the reading. Where it
+// reports false the answer comes to the caller's channel.
+func (c *conn) await(id uint64) (reply, bool) {
+	if c.link == nil {
+		return reply{}, false
+	}
+	f := c.link.Await(id)
+	if f == nil {
+		return reply{}, false
+	}
+	c.peer().stats.received(frameSize(f))
+	m, err := rpcwire.DecodeFrame(f)
+	if !c.forget(id) { // the session has just ended, and the channel says so
+		c.agent.refs.discard(c, f)
+		f.Release()
+		return reply{}, false
+	}
+	return reply{msg: m, frame: f, err: err}, true
+}
+
+func frameSize(f *cohortwire.Frame) int {
+	size := len(f.Payload)
+	for _, s := range f.Storages {
+		size += s.Len()
+	}
+	return size
 }
 
 // readAnswers is the reading goroutine of a pipe that we opened.

@@ -70,6 +70,7 @@ type Link struct {
 	turn   atomic.Uint64
 	corked atomic.Bool // answers are collected
 	kept   atomic.Bool // frames that nobody waits for were queued
+	lend   lending
 
 	wmu sync.Mutex
 	wq  queue
@@ -92,6 +93,9 @@ func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
 		calls: map[uint64]chan *Frame{},
 	}
 	l.wq.room = make(chan struct{})
+	l.lend.back = make(chan struct{}, 1)
+	l.lend.guard = time.AfterFunc(time.Hour, l.look)
+	l.lend.guard.Stop()
 	fail := func(err error) (*Link, error) {
 		_ = conn.Close()
 		return nil, dist.Wrap("cohort transport: hello", dist.PeerLost, err)
@@ -172,6 +176,7 @@ func (l *Link) fail(err error) {
 	l.mu.Unlock()
 	close(l.closed)
 	_ = l.conn.Close()
+	l.Recall()
 	for _, ch := range calls {
 		close(ch)
 	}
@@ -195,6 +200,7 @@ func (l *Link) lost(err error) error {
 func (l *Link) read(turn uint64) {
 	var cause error
 	for {
+		l.mine()
 		if !l.reader.whole() {
 			l.uncork()
 		}
@@ -236,6 +242,7 @@ func (l *Link) read(turn uint64) {
 				l.cork()
 			}
 			f.Quiet = l.reader.r == l.reader.w // not later: in OnFrame the reader may be another goroutine's
+			l.lend.before, l.lend.streak = l.lend.streak, 0
 			l.turn.Store(turn + 1)
 			l.cfg.OnFrame(l, f)
 			if turn += 2; !l.turn.CompareAndSwap(turn-1, turn) {
@@ -303,6 +310,7 @@ func (l *Link) Call(ctx context.Context, f *Frame) (*Frame, error) {
 		l.forget(f.ID, ch)
 		return nil, err
 	}
+	l.Recall()
 	select {
 	case answer, ok := <-ch:
 		if !ok {

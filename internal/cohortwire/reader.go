@@ -20,7 +20,9 @@ type frameReader struct {
 	conn net.Conn
 	buf  []byte
 	r, w int
-	try  struct { // one read of the socket
+	// failed is an error that a caller has met: nothing more is read.
+	failed error
+	try    struct { // one read of the socket
 		b   []byte
 		n   int
 		err error
@@ -51,6 +53,9 @@ func (r *frameReader) fill() error {
 
 // read is the connection's Read that lets go what was kept before it waits.
 func (r *frameReader) read(b []byte) (int, error) {
+	if r.failed != nil {
+		return 0, r.failed
+	}
 	if r.link.raw == nil {
 		r.link.idle()
 		return r.conn.Read(b)

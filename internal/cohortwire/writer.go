@@ -197,6 +197,9 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 		l.wq.writing = true
 		l.drive(!large && l.load.Load() <= directLoad)
 	}
+	if !f.isRequest() { // a request's sender reads the answer, or says that it does not
+		l.Recall()
+	}
 	if !large && f.Written != nil { // it was copied
 		f.Written()
 	}

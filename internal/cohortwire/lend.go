@@ -1,0 +1,215 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cohortwire
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A caller that waits for its answer is woken by the goroutine that reads, and the runtime wakes a thread for that. When
+// calls follow one another without anything beside them, the reading goroutine therefore lends the reading: it does not
+// go on after an answer, and the next caller reads its own. The caller reads nothing else: whatever it finds that is not
+// its answer, whole and small, stays in the buffer, and the reading goroutine goes on from there. So does it when the link
+// was left alone, or a caller has waited, for a moment.
+
+const (
+	// lendAfter is the number of calls without anything beside them after which the reading is lent.
+	lendAfter = 16
+	// lendTick is how long nobody reads, or a caller reads, before the reading goroutine goes on; it may be found up to as
+	// much later.
+	lendTick = time.Millisecond
+	// lendSize is the size of the answers that callers read.
+	lendSize = 16 << 10
+)
+
+// Who reads.
+const (
+	readsItself int32 = iota // the reading goroutine
+	isLent                   // nobody: the next caller may
+	isTaken                  // a caller
+)
+
+// lending is who reads a link. The reader, the streak and what is said below belong to whoever that is.
+type lending struct {
+	state  atomic.Int32  // changes with mu held
+	back   chan struct{} // wakes the reading goroutine, which looks at state
+	before int           // the streak up to the frame before this one
+	streak int           // answers that were the only thing under way
+
+	mu      sync.Mutex
+	changes uint64
+	seen    uint64 // changes at the guard's last look
+	hurried bool   // the guard has set a deadline in the past, so that the caller stops
+	armed   bool
+	guard   *time.Timer
+}
+
+// Lend says that an answer is about to reach a caller that waits for it, and that its call is off the load: if calls have
+// come alone for a while, the next one may read its answer with [Link.Await]. It is for OnFrame.
+func (l *Link) Lend(f *Frame) {
+	d := &l.lend
+	if !f.Quiet || l.raw == nil || l.load.Load() != 0 || int64(len(f.Payload))+f.bytes() > lendSize {
+		return
+	}
+	if d.streak = d.before + 1; d.streak < lendAfter {
+		return
+	}
+	l.uncork()
+	l.idle()
+	l.lendOut(readsItself)
+}
+
+// lendOut lets the next caller read, unless something is under way already.
+func (l *Link) lendOut(from int32) {
+	d := &l.lend
+	d.mu.Lock()
+	if d.state.Load() != from {
+		d.mu.Unlock()
+		return
+	}
+	d.change(isLent)
+	l.calm()
+	if !d.armed {
+		d.armed, d.seen = true, d.changes
+		d.guard.Reset(lendTick)
+	}
+	d.mu.Unlock()
+	if l.load.Load() != 0 || l.alive() != nil { // whoever comes after this look sees that the reading is lent
+		l.Recall()
+	}
+}
+
+// Recall lets the reading goroutine go on, if nobody reads: somebody waits for what will arrive, and does not read it.
+func (l *Link) Recall() {
+	d := &l.lend
+	if d.state.Load() != isLent {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state.Load() == isLent {
+		l.giveBack()
+	}
+}
+
+// giveBack makes the reading goroutine go on. It is called with mu held.
+func (l *Link) giveBack() {
+	l.calm()
+	l.lend.before, l.lend.streak = 0, 0
+	l.lend.change(readsItself)
+	select {
+	case l.lend.back <- struct{}{}:
+	default:
+	}
+}
+
+// calm takes the guard's deadline back. It is called with mu held.
+func (l *Link) calm() {
+	if l.lend.hurried {
+		l.lend.hurried = false
+		_ = l.conn.SetReadDeadline(time.Time{}) // fails only when closed
+	}
+}
+
+func (d *lending) change(state int32) {
+	d.changes++
+	d.state.Store(state)
+}
+
+// mine waits until the reading goroutine reads itself.
+func (l *Link) mine() {
+	for l.lend.state.Load() != readsItself {
+		<-l.lend.back
+	}
+}
+
+// Await reads the answer to the request with this id, which was sent, in the caller's goroutine, and takes the call off
+// the load. It returns nil when the reading is not lent or something else happened: then the answer comes to OnFrame, if
+// it comes. It waits for a moment only, so it needs no context.
+func (l *Link) Await(id uint64) *Frame {
+	d := &l.lend
+	if d.state.Load() != isLent {
+		return nil
+	}
+	d.mu.Lock()
+	if d.state.Load() != isLent {
+		d.mu.Unlock()
+		return nil
+	}
+	d.change(isTaken)
+	d.mu.Unlock()
+	f := l.reader.answer(id)
+	if f != nil {
+		l.load.Add(-1)
+	}
+	if f == nil || l.reader.r != l.reader.w {
+		d.mu.Lock()
+		l.giveBack()
+		d.mu.Unlock()
+		return f
+	}
+	l.lendOut(isTaken)
+	return f
+}
+
+// answer reads the answer to a request if it is the next frame, and small.
+func (r *frameReader) answer(id uint64) *Frame {
+	for !r.whole() {
+		if r.r < r.w && !r.fits() {
+			return nil
+		}
+		if err := r.fill(); err != nil {
+			if !errors.Is(err, os.ErrDeadlineExceeded) { // else it is the guard's
+				r.failed = err
+			}
+			return nil
+		}
+	}
+	b := r.buf[r.r:]
+	if !Type(binary.LittleEndian.Uint16(b[4:])).IsResponse() || binary.LittleEndian.Uint64(b[8:]) != id {
+		return nil
+	}
+	f, err := r.next()
+	if err != nil { // nothing behind it can be understood
+		r.r, r.w, r.failed = 0, 0, err
+		return nil
+	}
+	return f
+}
+
+// fits reports whether the next frame, as far as it is known, is one that a caller reads.
+func (r *frameReader) fits() bool {
+	b := r.buf[r.r:r.w]
+	if len(b) < HeaderSize {
+		return true
+	}
+	return binary.LittleEndian.Uint32(b) <= lendSize && binary.LittleEndian.Uint64(b[40:]) <= lendSize
+}
+
+// look is the guard.
+func (l *Link) look() {
+	d := &l.lend
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch state := d.state.Load(); {
+	case state == readsItself:
+		d.armed = false
+		return
+	case d.changes != d.seen:
+		d.seen = d.changes
+	case state == isLent:
+		d.armed = false
+		l.giveBack()
+		return
+	case !d.hurried:
+		d.hurried = true
+		_ = l.conn.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
+	}
+	d.guard.Reset(lendTick)
+}
