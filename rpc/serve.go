@@ -49,6 +49,11 @@ type wrapper func(m *rpcwire.Message) error
 
 func (r *request) cohort() bool { return r.conn == nil || r.conn.cohort() }
 
+// creates reports whether the result stays here, as an object.
+func (r *request) creates() bool {
+	return r.kind == rpcwire.PythonRemoteCall || r.kind == rpcwire.ScriptRemoteCall
+}
+
 // answer sends the one answer.
 func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 	if !r.answered.CompareAndSwap(false, true) {
@@ -218,6 +223,9 @@ type job struct {
 // serveCall takes a place for the handler and runs it in a goroutine of its own.
 func (a *Agent) serveCall(r *request) {
 	a.counts.serverCalls.Add(1)
+	if !r.creates() || !r.cohort() { // an object outlives the link that its creating call came on
+		r.track(r.ctx.cancel) // here, since the caller's cancellation may be the next frame
+	}
 	now, ok := a.limiter.enter(r)
 	switch {
 	case !ok:
@@ -286,7 +294,7 @@ func (a *Agent) runCall(r *request) {
 	started := time.Now()
 	pl := &r.place
 	pl.l = a.limiter
-	creates := r.kind == rpcwire.PythonRemoteCall || r.kind == rpcwire.ScriptRemoteCall
+	creates := r.creates()
 	if creates {
 		r.deadline = time.Time{} // it is the creation's, not the function's
 	}
@@ -295,9 +303,6 @@ func (a *Agent) runCall(r *request) {
 	ctx := &r.ctx
 	ctx.agent, ctx.base, ctx.limit, ctx.holder = a, a.ctx, r.deadline, pl
 	cancel := ctx.cancel
-	if !creates || !r.cohort() { // an object outlives the link that its creating call came on
-		r.track(cancel)
-	}
 	d := a.refs.decoding(r)
 	r.decoder = d
 	apart := creates && r.frame != nil && len(r.frame.Forks) > 0
