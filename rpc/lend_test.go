@@ -15,12 +15,17 @@ import (
 // TestAfterASeriesOfCalls does all kinds of things right after calls that came alone, when the next caller reads its own
 // answer: none of them may wait for that.
 func TestAfterASeriesOfCalls(t *testing.T) {
-	gaveUp := make(chan error, 100)
+	began, gaveUp := make(chan struct{}, 100), make(chan error, 100)
 	reg := NewRegistry().
 		MustHandle("series.echo", func(n int) int { return n }).
 		MustHandle("series.wait", func(ctx context.Context) error {
+			began <- struct{}{}
 			<-ctx.Done()
 			gaveUp <- context.Cause(ctx)
+			return ctx.Err()
+		}).
+		MustHandle("series.late", func(ctx context.Context) error {
+			<-ctx.Done()
 			return ctx.Err()
 		}).
 		MustHandle("series.back", func(ctx context.Context, n int) (int, error) {
@@ -50,20 +55,23 @@ func TestAfterASeriesOfCalls(t *testing.T) {
 	for round := range 10 {
 		series()
 		short, cancel := context.WithCancel(ctx)
-		time.AfterFunc(5*time.Millisecond, cancel)
+		go func() { // a call that ends before it was sent would tell nobody
+			select {
+			case <-began:
+			case <-ctx.Done():
+			}
+			cancel()
+		}()
 		if _, err := Call[any](short, a, "w1", "series.wait"); !errors.Is(err, context.Canceled) {
 			t.Fatalf("a canceled call: %v", err)
 		}
 		heard()
 		series()
 		short, cancel = context.WithTimeout(ctx, 200*time.Microsecond)
-		if _, err := Call[any](short, a, "w1", "series.wait"); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := Call[any](short, a, "w1", "series.late"); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("a call that is late: %v", err)
 		}
 		cancel()
-		for len(gaveUp) > 0 { // the request may have been too late to be sent
-			<-gaveUp
-		}
 		series()
 		if v, err := Call[int](ctx, a, "w1", "series.back", round); err != nil || v != round+1 {
 			t.Fatalf("a call that calls back: %d, %v", v, err)
@@ -94,7 +102,11 @@ func TestAfterASeriesOfCalls(t *testing.T) {
 		_, err := Call[any](ctx, a, "w1", "series.wait")
 		done <- err
 	}()
-	time.Sleep(time.Millisecond)
+	select {
+	case <-began:
+	case <-ctx.Done():
+		t.Fatal("the last call did not begin")
+	}
 	_ = b.Close()
 	select {
 	case err := <-done:
