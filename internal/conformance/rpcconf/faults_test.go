@@ -201,7 +201,7 @@ func TestFaultyCallTimeout(t *testing.T) {
 	for _, c := range creations[1:] {
 		t.Run(c.name, func(t *testing.T) {
 			w, f := startFaulty(t, 2)
-			f.delayAll(150*time.Millisecond, rpcwire.ScriptCall)
+			f.delayAll(500*time.Millisecond, rpcwire.ScriptCall)
 			a, args := w.nodes[0].Agent, addArgs(c.fn)
 			ctx := context.Background()
 			_, err := rpc.Call[any](within50ms(ctx, t), a, name(1), c.fn, args...)
