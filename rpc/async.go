@@ -1,0 +1,140 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// async starts a call and reports its result exactly once.
+func (a *Agent) async(ctx context.Context, to, fn string, args []any, done func(any, error)) {
+	if to == a.name {
+		if a.self == nil {
+			done(nil, errClosed("call"))
+			return
+		}
+		o := a.prepare(a.self, fn, args)
+		o.mode = "async"
+		o, giveUp := a.early(o)
+		if !a.own(func() { done(a.callSelf(ctx, o)) }) {
+			giveUp()
+			done(nil, errClosed("call"))
+		}
+		return
+	}
+	p, err := a.destination(ctx, to)
+	if err != nil {
+		done(nil, err)
+		return
+	}
+	read := func(x reply, err error) {
+		var v any
+		if err == nil {
+			v, err = a.result(fn, p, x)
+		}
+		done(v, err)
+	}
+	o := a.prepare(p, fn, args)
+	o.mode = "async"
+	if c := p.current(); c != nil {
+		a.asyncOn(ctx, c, o, read)
+		return
+	}
+	o, giveUp := a.early(o)
+	if !a.own(func() {
+		bounded, cancel := contextUntil(ctx, a.deadline(ctx))
+		c, err := p.connect(bounded)
+		cancel()
+		if err != nil {
+			giveUp()
+			done(nil, a.failed(o, err))
+			return
+		}
+		a.asyncOn(ctx, c, o, read)
+	}) {
+		giveUp()
+		done(nil, errClosed("call"))
+	}
+}
+
+// asyncOn sends a request on a session and calls done exactly once, normally in the goroutine that reads the answer.
+func (a *Agent) asyncOn(ctx context.Context, c *conn, o outgoing, done func(reply, error)) {
+	if err := a.calls.enter(ctx); err != nil {
+		done(reply{}, err)
+		return
+	}
+	started := a.begin(o)
+	finish := func(x reply, err error) {
+		a.end(o, started, err)
+		done(x, err)
+		a.calls.leave()
+	}
+	deadline := a.deadline(ctx)
+	m, wires, flags, err := o.build(c.cohort())
+	if err != nil {
+		finish(reply{}, err)
+		return
+	}
+	a.refs.flushNow(o.peer, wires)
+	w := &watch{}
+	p := &pending{fn: func(x reply) {
+		w.stop()
+		x.due = deadline
+		finish(a.received(o, x, wires))
+	}}
+	id, err := c.begin(ctx, m, p, headerForks(wires), flags, deadline)
+	if err != nil {
+		a.refs.undecoded(o.peer, wires)
+		finish(reply{}, a.failed(o, err))
+		return
+	}
+	giveUp := func(err error) {
+		if !c.forget(id) {
+			return
+		}
+		w.stop()
+		c.cancel(id)
+		a.refs.undelivered(o.peer, wires)
+		finish(reply{}, a.failed(o, err))
+	}
+	w.start(ctx, deadline, giveUp, o.op, a.Timeout())
+}
+
+// watch ends a call when its time is over.
+type watch struct {
+	mu      sync.Mutex
+	stopped bool
+	timer   *time.Timer
+	after   func() bool
+}
+
+func (w *watch) start(ctx context.Context, deadline time.Time, giveUp func(error), op string, limit time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stopped {
+		return
+	}
+	if ctx.Done() != nil {
+		w.after = context.AfterFunc(ctx, func() { giveUp(dist.FromContext("rpc: "+op, ctx)) })
+	}
+	if _, has := ctx.Deadline(); !has && !deadline.IsZero() {
+		w.timer = time.AfterFunc(time.Until(deadline), func() { giveUp(timedOut(op, limit)) })
+	}
+}
+
+func (w *watch) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	if w.after != nil {
+		w.after()
+	}
+}
