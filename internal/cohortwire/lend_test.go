@@ -203,7 +203,7 @@ func TestCallerReads(t *testing.T) {
 				c.act(a, conn, f)
 			}
 			a := scripted(t, act)
-			for end := time.Now().Add(5 * time.Second); !happened.Load() && time.Now().Before(end); {
+			for end := time.Now().Add(15 * time.Second); !happened.Load() && time.Now().Before(end); {
 				answer, err := a.special(t)
 				if c.want == nil {
 					if !errors.Is(err, c.code) {
@@ -235,7 +235,7 @@ func TestCallerReads(t *testing.T) {
 				}
 			}
 			if !happened.Load() {
-				t.Skip("the machine is too busy for a caller to read")
+				t.Fatal("no caller has read its own answer in 15 s")
 			}
 		})
 	}
@@ -267,9 +267,6 @@ func TestLentReadingIsTakenBack(t *testing.T) {
 		if _, err := a.ask(within(t), &Frame{}, false); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if a.awaited.Load() == 0 {
-		t.Skip("the machine is too busy for a caller to read")
 	}
 }
 
