@@ -132,6 +132,7 @@ func (ep *Endpoint) Addr() net.Addr {
 // Close stops listening, ends every handshake and every session of [Endpoint.Connect], links and sessions that nobody
 // accepted, and joins the goroutines. Accepted pipes and those of [Endpoint.Dial] go on. It is idempotent.
 func (ep *Endpoint) Close() error {
+	ep.cancel(dist.New("tensorpipe: endpoint", dist.Closed, "closed")) // first: who finds closed set reads the cause
 	ep.mu.Lock()
 	ep.closed = true
 	if ep.listener != nil {
@@ -141,7 +142,6 @@ func (ep *Endpoint) Close() error {
 		_ = nc.Close()
 	}
 	ep.mu.Unlock()
-	ep.cancel(dist.New("tensorpipe: endpoint", dist.Closed, "closed"))
 	ep.work.Wait()
 	ep.closeAll()
 	for {
