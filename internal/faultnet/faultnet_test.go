@@ -186,8 +186,20 @@ func TestProxyFaults(t *testing.T) {
 			t.Fatal("a refused connection worked")
 		}
 		p.Refuse(false)
-		if got, _, err := ask(dial(), "hi"); got != "hi" || err != nil {
+		c = dial()
+		if got, _, err := ask(c, "hi"); got != "hi" || err != nil {
 			t.Fatalf("after the fault: %q, %v", got, err)
+		}
+		before := p.Conns()
+		if n := p.CutClients(); n != before {
+			t.Fatalf("cut %d connections of %d", n, before)
+		}
+		if _, _, err := ask(c, "hi"); err == nil {
+			t.Fatal("the connection survived the cut of the clients")
+		}
+		time.Sleep(time.Minute)
+		if n := p.Conns(); n != before {
+			t.Fatalf("the server heard of the cut: %d connections of %d are left", n, before)
 		}
 	})
 }

@@ -6,7 +6,9 @@ package faultnet
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -87,15 +89,18 @@ func (p *Proxy) Conns() int {
 }
 
 // Cut resets all open connections, on both sides, and returns how many there were.
-func (p *Proxy) Cut() int {
+func (p *Proxy) Cut() int { return p.each((*pair).cut) }
+
+// CutClients resets all open connections for the clients alone: the server hears nothing of it. It returns how many there
+// were.
+func (p *Proxy) CutClients() int { return p.each((*pair).cutClient) }
+
+func (p *Proxy) each(do func(*pair)) int {
 	p.mu.Lock()
-	pairs := make([]*pair, 0, len(p.pairs))
-	for c := range p.pairs {
-		pairs = append(pairs, c)
-	}
+	pairs := slices.Collect(maps.Keys(p.pairs))
 	p.mu.Unlock()
 	for _, c := range pairs {
-		c.cut()
+		do(c)
 	}
 	return len(pairs)
 }
@@ -162,6 +167,7 @@ type pair struct {
 	client, server net.Conn
 	once           sync.Once
 	gone           chan struct{}
+	hidden         atomic.Bool // the client's end is kept from the server
 }
 
 func (c *pair) cut() {
@@ -172,7 +178,16 @@ func (c *pair) cut() {
 	})
 }
 
+func (c *pair) cutClient() {
+	c.hidden.Store(true)
+	reset(c.client)
+}
+
 func (c *pair) finish() {
+	if c.hidden.Load() {
+		<-c.gone
+		return
+	}
 	c.once.Do(func() {
 		close(c.gone)
 		_ = c.client.Close()

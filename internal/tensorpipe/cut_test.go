@@ -5,102 +5,30 @@ package tensorpipe
 
 import (
 	"context"
-	"io"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/faultnet"
 )
 
-// severable is a relay before a listener whose connections a test can cut, at both ends or at one.
-type severable struct {
-	ln     net.Listener
-	target string
-	work   sync.WaitGroup
-	mu     sync.Mutex
-	pairs  map[*[2]net.Conn]struct{} // who dialled, and the listener
-	held   []net.Conn
-}
-
-func startSeverable(t *testing.T, target string) *severable {
+func startProxy(t *testing.T, target string) *faultnet.Proxy {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	proxy, err := faultnet.ListenTCP(target)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &severable{ln: ln, target: target, pairs: map[*[2]net.Conn]struct{}{}}
-	s.work.Go(s.accept)
-	t.Cleanup(func() {
-		_ = ln.Close()
-		s.cut()
-		s.mu.Lock()
-		for _, c := range s.held {
-			_ = c.Close()
-		}
-		s.mu.Unlock()
-		s.work.Wait()
-	})
-	return s
-}
-
-func (s *severable) accept() {
-	for {
-		near, err := s.ln.Accept()
-		if err != nil {
-			return
-		}
-		far, err := net.Dial("tcp", s.target)
-		if err != nil {
-			_ = near.Close()
-			continue
-		}
-		pair := &[2]net.Conn{near, far}
-		s.mu.Lock()
-		s.pairs[pair] = struct{}{}
-		s.mu.Unlock()
-		pass := func(to, from net.Conn) {
-			_, _ = io.Copy(to, from)
-			s.mu.Lock()
-			_, whole := s.pairs[pair]
-			delete(s.pairs, pair)
-			s.mu.Unlock()
-			if whole {
-				_, _ = near.Close(), far.Close()
-			}
-		}
-		s.work.Go(func() { pass(far, near) })
-		s.work.Go(func() { pass(near, far) })
-	}
-}
-
-func (s *severable) cut() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for p := range s.pairs {
-		_, _ = p[0].Close(), p[1].Close()
-	}
-	clear(s.pairs)
-}
-
-// cutNear ends the connections for who dialled; the listener hears nothing of it.
-func (s *severable) cutNear() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for p := range s.pairs {
-		_ = p[0].Close()
-		s.held = append(s.held, p[1])
-	}
-	clear(s.pairs)
+	t.Cleanup(func() { _ = proxy.Close() })
+	return proxy
 }
 
 // TestCutAgainAndAgain cuts the connection of two workers at random moments, among them those of the handshake, while both
 // sides want it back. Both must always come to the same working link.
 func TestCutAgainAndAgain(t *testing.T) {
 	a, b := goWorker(t, "a"), goWorker(t, "b")
-	toA, toB := startSeverable(t, a.Addr().String()), startSeverable(t, b.Addr().String())
+	toA, toB := startProxy(t, a.Addr().String()), startProxy(t, b.Addr().String())
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var drain sync.WaitGroup
@@ -117,11 +45,11 @@ func TestCutAgainAndAgain(t *testing.T) {
 	for range 40 {
 		for range rand.IntN(4) {
 			var wg sync.WaitGroup
-			wg.Go(func() { _, _ = a.Connect(ctx, "b", toB.ln.Addr().String()) })
-			wg.Go(func() { _, _ = b.Connect(ctx, "a", toA.ln.Addr().String()) })
+			wg.Go(func() { _, _ = a.Connect(ctx, "b", toB.Addr()) })
+			wg.Go(func() { _, _ = b.Connect(ctx, "a", toA.Addr()) })
 			time.Sleep(time.Duration(rand.IntN(1500)) * time.Microsecond)
-			toA.cut()
-			toB.cut()
+			toA.Cut()
+			toB.Cut()
 			wg.Wait()
 		}
 		works := func(from *Endpoint, to, addr string) bool {
@@ -133,7 +61,7 @@ func TestCutAgainAndAgain(t *testing.T) {
 			return err == nil && string(f.Payload) == to+":hi"
 		}
 		for begin := time.Now(); ; time.Sleep(time.Millisecond) {
-			if works(a, "b", toB.ln.Addr().String()) && works(b, "a", toA.ln.Addr().String()) {
+			if works(a, "b", toB.Addr()) && works(b, "a", toA.Addr()) {
 				break
 			}
 			if time.Since(begin) > 10*time.Second {
@@ -149,15 +77,15 @@ func TestHalfOpenLink(t *testing.T) {
 	for _, names := range [][2]string{{"a", "b"}, {"b", "a"}} {
 		t.Run(names[0], func(t *testing.T) {
 			near, far := goWorkerSilent(t, names[0]), goWorkerSilent(t, names[1])
-			relay := startSeverable(t, far.Addr().String())
-			first, err := near.Connect(within(t), names[1], relay.ln.Addr().String())
+			relay := startProxy(t, far.Addr().String())
+			first, err := near.Connect(within(t), names[1], relay.Addr())
 			if err != nil {
 				t.Fatal(err)
 			}
 			callLink(t, first, names[1])
-			relay.cutNear()
+			relay.CutClients()
 			<-first.Done()
-			second, err := near.Connect(within(t), names[1], relay.ln.Addr().String())
+			second, err := near.Connect(within(t), names[1], relay.Addr())
 			if err != nil {
 				t.Fatal(err)
 			}

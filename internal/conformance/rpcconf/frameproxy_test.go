@@ -170,6 +170,11 @@ func (p *frameProxy) accept() {
 		p.mu.Lock()
 		p.conns[client], p.conns[server] = true, true
 		p.mu.Unlock()
+		select {
+		case <-p.done: // the last cut may have missed these
+			_, _ = client.Close(), server.Close()
+		default:
+		}
 		var up, down atomic.Pointer[string] // who sends, known from the hello
 		p.work.Go(func() { p.pass(server, client, &up, &down) })
 		p.work.Go(func() { p.pass(client, server, &down, &up) })
