@@ -22,6 +22,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/faultnet"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/testlog"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -46,24 +47,6 @@ func lostRank(t *testing.T, err error, rank int) {
 	if e.Peer == "" {
 		t.Fatalf("the error does not say where the peer was: %v", err)
 	}
-}
-
-// logBuffer collects warnings.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 func TestDeathOfAPeerEndsOnlyItsOps(t *testing.T) {
@@ -102,9 +85,9 @@ func TestDeathOfAPeerEndsOnlyItsOps(t *testing.T) {
 }
 
 func TestEndOfLifeIsQuiet(t *testing.T) {
-	var log logBuffer
+	var log testlog.Log
 	meshes := connectWorld(t, 3, func(_ int, c *Config) {
-		c.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		c.Logger = log.Logger(slog.LevelWarn)
 	})
 	runPlans(t, asLinks(meshes), 3, 5, 0)
 	for _, m := range meshes {

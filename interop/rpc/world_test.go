@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/testlog"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
@@ -33,25 +34,6 @@ func testContext(t *testing.T) context.Context {
 func freePort(t *testing.T) int {
 	t.Helper()
 	return freeport.Get(t)
-}
-
-// logs collects what an agent warns about.
-type logs struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (l *logs) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, string(b))
-	return len(b), nil
-}
-
-func (l *logs) text() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Join(l.lines, "")
 }
 
 // member is who takes part: a PyTorch worker with its script, or a Go worker with its handlers.
@@ -86,7 +68,7 @@ type running struct {
 	procs  map[string]*torchtest.Proc
 	order  []string // by rank
 	stores []store.Store
-	logs   *logs
+	logs   *testlog.Log
 	set    settings
 }
 
@@ -124,12 +106,12 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 	ctx := testContext(t)
 	port := freePort(t)
 	url := "tcp://127.0.0.1:" + strconv.Itoa(port)
-	w := &running{t: t, agents: map[string]*rpc.Agent{}, procs: map[string]*torchtest.Proc{}, logs: &logs{}, set: set}
+	w := &running{t: t, agents: map[string]*rpc.Agent{}, procs: map[string]*torchtest.Proc{}, logs: &testlog.Log{}, set: set}
 	level := slog.LevelWarn
 	if os.Getenv("RPC_TEST_LOG") != "" {
 		level = slog.LevelDebug
 	}
-	logger := slog.New(slog.NewTextHandler(w.logs, &slog.HandlerOptions{Level: level}))
+	logger := w.logs.Logger(level)
 	t.Cleanup(func() {
 		for _, a := range w.agents {
 			_ = a.Close()
@@ -137,8 +119,8 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 		for _, s := range w.stores {
 			_ = s.Close()
 		}
-		if t.Failed() && w.logs.text() != "" {
-			t.Logf("log of the Go workers:\n%s", w.logs.text())
+		if t.Failed() && w.logs.String() != "" {
+			t.Logf("log of the Go workers:\n%s", w.logs)
 		}
 	})
 	size := "None"
@@ -271,8 +253,8 @@ func (w *running) stop() {
 			w.t.Errorf("%s complains: %s", name, s)
 		}
 	}
-	if s := w.logs.text(); !w.set.tolerant && strings.Contains(s, "level=WARN") {
-		w.t.Errorf("a Go worker complains: %s", s)
+	if !w.set.tolerant && w.logs.Has("level=WARN") {
+		w.t.Errorf("a Go worker complains: %s", w.logs)
 	}
 }
 

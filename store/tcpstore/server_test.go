@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testlog"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/observe"
 )
@@ -235,24 +236,6 @@ func TestServerCork(t *testing.T) {
 	})
 }
 
-// logBuffer is a log that can be read while it is written.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 func TestServerCutsWithAReason(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
 		t.Helper()
@@ -271,13 +254,13 @@ func TestServerCutsWithAReason(t *testing.T) {
 			{"validate", Limits{}, wire.AppendValidate(wire.AppendValidate(nil)), "second validate"},
 		} {
 			t.Run(c.name, func(t *testing.T) {
-				var log logBuffer
-				s := startServer(t, append(opts, WithLimits(c.limits), WithLogger(slog.New(slog.NewTextHandler(&log, nil))))...)
+				var log testlog.Log
+				s := startServer(t, append(opts, WithLimits(c.limits), WithLogger(log.Logger(slog.LevelInfo)))...)
 				conn, other := dialRaw(t, s), dialRaw(t, s)
 				write(t, conn, c.bytes)
 				expectClosed(t, conn)
 				eventually(t, "the reason is in the log", func() bool {
-					return strings.Contains(log.String(), c.reason) && strings.Contains(log.String(), conn.LocalAddr().String())
+					return log.Has(c.reason) && log.Has(conn.LocalAddr().String())
 				})
 				if s.Stats().Cut != 1 {
 					t.Errorf("%d were cut", s.Stats().Cut)

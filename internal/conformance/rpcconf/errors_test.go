@@ -53,7 +53,7 @@ func TestPanic(t *testing.T) {
 	if !errors.As(err, &remote) || !strings.Contains(remote.Message, "Expected panic") || !strings.Contains(remote.Stack, "rpcconf") {
 		t.Errorf("got %+v", err)
 	}
-	if !w.nodes[1].log.has("Expected panic") {
+	if !w.nodes[1].log.Has("Expected panic") {
 		t.Errorf("the callee's log has no word of it: %s", w.nodes[1].log)
 	}
 	if here, err := rpc.Call[string](w.ctx, w.nodes[0].Agent, name(1), "t.here"); err != nil || here != name(1) {

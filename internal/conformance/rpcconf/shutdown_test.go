@@ -235,7 +235,7 @@ func TestLeakCheck(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 			for _, word := range words {
-				if !owner.log.has(word) {
+				if !owner.log.Has(word) {
 					t.Errorf("the log does not name %s: %s", word, owner.log)
 				}
 			}

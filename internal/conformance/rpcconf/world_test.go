@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testlog"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
@@ -33,7 +35,7 @@ type node struct {
 	*rpc.Agent
 	rank   int
 	reg    *rpc.Registry
-	log    *lines
+	log    *testlog.Log
 	ready  chan struct{} // closed when Agent is set
 	mu     sync.Mutex
 	events []observe.Event
@@ -86,7 +88,7 @@ func name(rank int) string { return fmt.Sprintf("worker%d", rank) }
 func (w *world) next(n *node) string { return name((n.rank + 1) % len(w.nodes)) }
 
 func newNode(rank int) *node {
-	n := &node{rank: rank, reg: rpc.NewRegistry(), log: &lines{}, ready: make(chan struct{})}
+	n := &node{rank: rank, reg: rpc.NewRegistry(), log: &testlog.Log{}, ready: make(chan struct{})}
 	serve(n)
 	return n
 }
@@ -94,7 +96,7 @@ func newNode(rank int) *node {
 // options are what all workers of the tests have.
 func (n *node) options(more []rpc.Option) []rpc.Option {
 	return append([]rpc.Option{
-		rpc.WithHandlers(n.reg), rpc.WithAddr("127.0.0.1:0"), rpc.WithLogger(n.log.logger()), rpc.WithTimeout(limit),
+		rpc.WithHandlers(n.reg), rpc.WithAddr("127.0.0.1:0"), rpc.WithLogger(n.log.Logger(slog.LevelInfo)), rpc.WithTimeout(limit),
 		rpc.WithHook(func(e observe.Event) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
