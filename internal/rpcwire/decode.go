@@ -210,6 +210,8 @@ func (d *Decoder) known(name Global, o *pickle.Object) (any, bool, error) {
 		if b, ok := args[0].(pickle.Bytes); ok {
 			return ByteArray(b), true, nil
 		}
+	case name.Name == "bytearray" && isBuiltins(name.Module) && len(args) == 0: // Python's form of an empty one
+		return ByteArray{}, true, nil
 	case (name.Name == "set" || name.Name == "frozenset") && isBuiltins(name.Module) && len(args) == 1:
 		if l, ok := args[0].(*pickle.List); ok {
 			items, err := d.items(l.Items)

@@ -56,6 +56,15 @@ func TestValuesRoundTrip(t *testing.T) {
 	}
 }
 
+// TestEmptyByteArray reads an empty bytearray as CPython writes it in protocol 4: a call without arguments.
+func TestEmptyByteArray(t *testing.T) {
+	dec := &Decoder{}
+	got, err := dec.Unpickle([]byte("\x80\x04\x95\x1d\x00\x00\x00\x00\x00\x00\x00\x8c\x08builtins\x94\x8c\tbytearray\x94\x93\x94)R\x94."))
+	if b, ok := got.(ByteArray); err != nil || !ok || len(b) != 0 {
+		t.Errorf("got %#v, %v", got, err)
+	}
+}
+
 func TestEncodeRefusesWhatHasNoPythonForm(t *testing.T) {
 	loop := []any{nil}
 	loop[0] = loop
