@@ -280,7 +280,9 @@ func (a *Agent) peer(name string) (*peer, error) {
 	if a.closed {
 		return nil, errClosed("call")
 	}
-	e := dist.Newf("rpc: worker", dist.NotFound, "no such worker; known are %s", strings.Join(append(sortedNames(a.byName), a.name), ", "))
+	known := append(sortedNames(a.byName), a.name)
+	slices.Sort(known)
+	e := dist.Newf("rpc: worker", dist.NotFound, "no such worker; known are %s", strings.Join(known, ", "))
 	e.Key = name
 	return nil, e
 }

@@ -36,8 +36,8 @@ func convert[T any](fn string, v any, err error) (T, error) {
 		return t, nil
 	}
 	if err := rpcwire.Assign(&out, v); err != nil {
-		e := dist.Wrap("rpc: result", dist.Mismatch, err)
-		e.Key, e.Code = fn, dist.Mismatch
+		e := dist.New("rpc: result", dist.Mismatch, detailOf(err))
+		e.Key = fn
 		var zero T
 		return zero, e
 	}
@@ -232,7 +232,8 @@ func (a *Agent) received(o outgoing, x reply, wires []rrefcore.Wire) (reply, err
 
 func (a *Agent) failed(o outgoing, err error) error {
 	o.peer.stats.errors.Add(1)
-	if _, remote := err.(*RemoteError); remote { //nolint:errorlint // made here
+	switch err.(type) { //nolint:errorlint // made here
+	case *RemoteError, *RefError:
 		return err
 	}
 	if a.ctx.Err() != nil && dist.CodeOf(err) != dist.DeadlineExceeded {
@@ -277,10 +278,10 @@ func (a *Agent) prepare(p *peer, fn string, args []any) outgoing {
 func encodeCall(e *rpcwire.Encoder, fn string, args []any) (*rpcwire.Message, error) {
 	t := parseTarget(fn)
 	positional, kwargs := splitArgs(args)
+	if err := t.check("rpc: call", fn, kwargs); err != nil {
+		return nil, err
+	}
 	if t.isScript() {
-		if kwargs.Len() > 0 {
-			return nil, dist.New("rpc: call", dist.InvalidArgument, "TorchScript calls take positional arguments only")
-		}
 		payload, err := e.ScriptCall(rpcwire.ScriptUDF{Schema: t.schema, Name: t.script, Stack: positional})
 		return &rpcwire.Message{Type: rpcwire.ScriptCall, Payload: payload, Tensors: e.Tensors}, err
 	}

@@ -31,6 +31,8 @@ type RemoteError struct {
 	// Code is the code of a Go worker's error, or the one that belongs to a Python exception: NotFound for a function
 	// that does not exist, InvalidArgument for wrong arguments, Remote otherwise.
 	Code dist.Code
+
+	hint string // what PyTorch adds for its callers
 }
 
 // Raise returns the error of a handler that a Python caller sees as an exception of the given class, such as
@@ -130,40 +132,83 @@ func exceptionClass(kind string) rpcwire.Global {
 
 // exception is what a callee answers: PyTorch's own text, so that a Python caller sees what it is used to.
 func (a *Agent) exception(err error, toGo bool) *rpcwire.RemoteException {
+	if toGo {
+		e := a.goException(err)
+		return &rpcwire.RemoteException{Msg: e.text, Class: e.class}
+	}
 	e := describe(err)
-	text := fmt.Sprintf("On WorkerInfo(id=%d, name=%s):\n%s(%s)\n", a.id, a.name, e.Kind, pyRepr(e.Message))
+	e.Message += e.hint
+	class := exceptionClass(e.Kind)
+	text := fmt.Sprintf("On WorkerInfo(id=%d, name=%s):\n%s(%s)\n%s\n", a.id, a.name, class.Name, rpcwire.ReprString(e.Message), a.traceback(e, class))
+	return &rpcwire.RemoteException{Msg: unicodeEscape(text), Class: class}
+}
+
+const tracebackHead = "Traceback (most recent call last):"
+
+// traceback is what Python would print below an exception.
+func (a *Agent) traceback(e *RemoteError, class rpcwire.Global) string {
+	stack := strings.TrimRight(e.Stack, "\n")
+	if strings.HasPrefix(stack, tracebackHead) { // of a Python function that the handler called
+		return stack
+	}
+	if stack == "" {
+		worker := a.name
+		if e.Worker != "" {
+			worker = e.Worker
+		}
+		stack = "  In a handler of the Go worker " + strconv.Quote(worker)
+	}
+	name, said := class.String(), e.Message
+	if class.Module == "builtins" {
+		name = class.Name
+	}
+	if name == "KeyError" { // the one class whose text is the repr of its argument
+		said = rpcwire.ReprString(said)
+	}
+	return tracebackHead + "\n" + stack + "\n" + name + ": " + said
+}
+
+// goException is the error of a Go worker on the way to another one: the class has the code, the text the rest.
+type goException struct {
+	class rpcwire.Global
+	text  string
+}
+
+func (a *Agent) goException(err error) goException {
+	e := describe(err)
+	if ref, ok := errors.AsType[*RefError](err); ok {
+		e.Kind = reasonKind + strconv.Itoa(int(ref.Reason))
+	}
 	worker := a.name
 	if e.Worker != "" {
 		worker = e.Worker
 	}
-	if toGo {
-		if ref, ok := errors.AsType[*RefError](err); ok {
-			e.Kind = reasonKind + strconv.Itoa(int(ref.Reason))
-		}
-		class := rpcwire.Global{Module: goErrors + strconv.Itoa(int(e.Code)), Name: e.Kind}
-		return &rpcwire.RemoteException{Msg: worker + "\x00" + e.Message + "\x00" + e.Stack, Class: class}
+	return goException{
+		class: rpcwire.Global{Module: goErrors + strconv.Itoa(int(e.Code)), Name: e.Kind},
+		text:  worker + "\x00" + e.Message + "\x00" + e.Stack,
 	}
-	if e.Stack != "" {
-		text += "Traceback (most recent call last):\n" + strings.TrimRight(e.Stack, "\n") + "\n"
-	} else {
-		text += "Traceback (most recent call last):\n  In a handler of the Go worker " + strconv.Quote(worker) + "\n"
+}
+
+// encode is the form inside an EXCEPTION, which has a text only.
+func (e goException) encode() string { return e.class.Module + "\x00" + e.class.Name + "\x00" + e.text }
+
+// restore is the inverse of goException; it reports false for an exception of a PyTorch worker.
+func (e goException) restore(worker string) (*RemoteError, bool) {
+	number, ok := strings.CutPrefix(e.class.Module, goErrors)
+	if !ok {
+		return nil, false
 	}
-	short := e.Kind[strings.LastIndexAny(e.Kind, ".:")+1:]
-	text += short + ": " + e.Message + "\n"
-	return &rpcwire.RemoteException{Msg: unicodeEscape(text), Class: exceptionClass(e.Kind)}
+	code, _ := strconv.ParseUint(number, 10, 8)
+	out := &RemoteError{Kind: e.class.Name, Worker: worker, Code: dist.Code(code), Message: e.text}
+	if parts := strings.SplitN(e.text, "\x00", 3); len(parts) == 3 {
+		out.Worker, out.Message, out.Stack = parts[0], parts[1], parts[2]
+	}
+	return out, true
 }
 
 // remoteError is the caller's side of exception.
 func remoteError(worker string, x *rpcwire.RemoteException) *RemoteError {
-	if number, ok := strings.CutPrefix(x.Class.Module, goErrors); ok {
-		code, _ := strconv.ParseUint(number, 10, 8)
-		e := &RemoteError{Kind: x.Class.Name, Worker: worker, Code: dist.Code(code)}
-		parts := strings.SplitN(x.Msg, "\x00", 3)
-		if len(parts) == 3 {
-			e.Worker, e.Message, e.Stack = parts[0], parts[1], parts[2]
-		} else {
-			e.Message = x.Msg
-		}
+	if e, ok := (goException{class: x.Class, text: x.Msg}).restore(worker); ok {
 		return e
 	}
 	e := &RemoteError{Kind: x.Class.Name, Worker: worker, Code: dist.Remote}
@@ -174,7 +219,7 @@ func remoteError(worker string, x *rpcwire.RemoteException) *RemoteError {
 	e.Message = text
 	if head, rest, ok := strings.Cut(text, "\n"); ok && strings.HasPrefix(head, "On WorkerInfo(") {
 		e.Message = strings.TrimRight(rest, "\n")
-		if at := strings.Index(rest, "Traceback (most recent call last):"); at >= 0 {
+		if at := strings.Index(rest, tracebackHead); at >= 0 {
 			e.Message, e.Stack = strings.TrimRight(rest[:at], "\n"), rest[at:]
 		}
 	}
@@ -207,7 +252,7 @@ func lastLine(stack, class string) (string, bool) {
 	return "", false
 }
 
-// exceptionError turns an EXCEPTION message, an error of the framework itself, into an error.
+// exceptionError turns an EXCEPTION message into an error.
 func exceptionError(op, fn, worker string, payload []byte) error {
 	class, text := rpcwire.DecodeException(payload)
 	if class == rpcwire.ErrorTimeout {
@@ -215,35 +260,42 @@ func exceptionError(op, fn, worker string, payload []byte) error {
 		e.Peer, e.Key = worker, fn
 		return e
 	}
-	return &RemoteError{Kind: "RuntimeError", Message: text, Worker: worker, Code: dist.Remote}
-}
-
-// pyRepr writes a string as Python's repr does.
-func pyRepr(s string) string {
-	quote := `'`
-	if strings.Contains(s, `'`) && !strings.Contains(s, `"`) {
-		quote = `"`
-	}
-	var b strings.Builder
-	b.WriteString(quote)
-	for _, c := range s {
-		switch {
-		case c == '\\' || string(c) == quote:
-			b.WriteByte('\\')
-			b.WriteRune(c)
-		case c == '\n':
-			b.WriteString(`\n`)
-		case c == '\r':
-			b.WriteString(`\r`)
-		case c == '\t':
-			b.WriteString(`\t`)
-		case c < 0x20 || c == 0x7f:
-			fmt.Fprintf(&b, `\x%02x`, c)
-		default:
-			b.WriteRune(c)
+	if parts := strings.SplitN(text, "\x00", 3); len(parts) == 3 {
+		e := goException{class: rpcwire.Global{Module: parts[0], Name: parts[1]}, text: parts[2]}
+		if remote, ok := e.restore(worker); ok {
+			return restoreReason(remote)
 		}
 	}
-	return b.String() + quote
+	return nodeError(worker, text)
+}
+
+// nodeError reads PyTorch's text of an error outside the user's function. The text ends in a stack: pybind11's, behind a
+// Python exception, or that of C++.
+func nodeError(worker, text string) *RemoteError {
+	e := &RemoteError{Kind: "RuntimeError", Message: text, Worker: worker, Code: dist.Remote}
+	if rest, ok := strings.CutPrefix(text, "Error on Node "); ok {
+		if _, rest, ok = strings.Cut(rest, ": "); ok {
+			e.Message = rest
+		}
+	}
+	if said, stack, ok := strings.Cut(e.Message, "\n\nAt:\n"); ok {
+		if kind, message, ok := strings.Cut(said, ": "); ok && isClassName(kind) {
+			e.Kind, e.Message, e.Stack = kind, message, stack
+		}
+	} else if said, stack, ok := strings.Cut(e.Message, "\nException raised from "); ok {
+		e.Message, e.Stack = said, "Exception raised from "+stack
+	}
+	if e.Kind == "ModuleNotFoundError" || strings.HasPrefix(e.Message, "Cannot find matching operator") {
+		e.Code = dist.NotFound
+	}
+	return e
+}
+
+// isClassName reports whether s can be the name of a Python class: words with dots between them.
+func isClassName(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(c rune) bool {
+		return c != '.' && c != '_' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z')
+	})
 }
 
 // unicodeEscape makes a text that survives Python's decode("unicode_escape"): the caller's side applies it.

@@ -79,7 +79,7 @@ func (r *refs) answerFetch(req *request, script bool, v any, err error) {
 			}
 			r.undecoded(req.peer, *wires)
 		}
-		req.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(errorClass(err), nodeText(a, err))}, nil)
+		req.answer(req.failure(err), nil)
 		return
 	}
 	if err != nil {
@@ -93,7 +93,7 @@ func (r *refs) answerFetch(req *request, script bool, v any, err error) {
 		payload, err = e.PythonFetchRet(a.exception(err, toGo))
 	}
 	if err != nil {
-		req.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(a, err))}, nil)
+		req.answer(req.failure(err), nil)
 		return
 	}
 	r.flushNow(req.peer, *wires)

@@ -18,6 +18,8 @@ func (r *Registry) HandleOperator(name string, k Kernel) {
 	r.kernels[name] = k
 }
 
+const operatorOp = "rpc: operator"
+
 // runKernel runs a builtin operator.
 func (r *Registry) runKernel(s *rpcwire.ScriptUDF) (any, error) {
 	name := s.Operator()
@@ -28,13 +30,16 @@ func (r *Registry) runKernel(s *rpcwire.ScriptUDF) (any, error) {
 		k = builtinKernels[name]
 	}
 	if k == nil {
-		e := dist.Newf("rpc: operator", dist.NotSupported, "a Go worker has no kernel for this operator: send the work to a PyTorch worker or serve it with Registry.HandleOperator")
+		e := dist.New(operatorOp, dist.NotSupported, "a Go worker has no kernel for this operator: send the work to a PyTorch worker or serve it with Registry.HandleOperator")
 		e.Key = name
 		return nil, e
 	}
 	v, err := k(s.Stack)
 	if err != nil {
-		e := dist.Wrap("rpc: operator", dist.InvalidArgument, err)
+		e, ours := err.(*dist.Error) //nolint:errorlint // of badOperand
+		if !ours || e.Op != operatorOp {
+			e = dist.Wrap(operatorOp, dist.InvalidArgument, err)
+		}
 		e.Key = name
 		return nil, e
 	}

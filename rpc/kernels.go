@@ -87,16 +87,16 @@ func init() { //nolint:gochecknoinits // a table that is built from parts
 }
 
 func badOperand(format string, args ...any) error {
-	return dist.Newf("rpc: operator", dist.InvalidArgument, format, args...)
+	return dist.Newf(operatorOp, dist.InvalidArgument, format, args...)
 }
 
 func argTensor(stack []any, i int) (*tensor.Tensor, error) {
 	if i >= len(stack) {
-		return nil, badOperand("argument %d is missing", i)
+		return nil, badOperand("argument %d is missing", i+1)
 	}
 	t, ok := stack[i].(*tensor.Tensor)
 	if !ok {
-		return nil, badOperand("argument %d is a %T, not a dense tensor", i, stack[i])
+		return nil, badOperand("argument %d is a %T, not a dense tensor", i+1, stack[i])
 	}
 	return t, nil
 }
@@ -109,7 +109,7 @@ type operand struct {
 
 func argOperand(stack []any, i int) (operand, error) {
 	if i >= len(stack) {
-		return operand{}, badOperand("argument %d is missing", i)
+		return operand{}, badOperand("argument %d is missing", i+1)
 	}
 	switch v := stack[i].(type) {
 	case *tensor.Tensor:
@@ -117,7 +117,7 @@ func argOperand(stack []any, i int) (operand, error) {
 	case bool, int64, float64, complex128:
 		return operand{number: v}, nil
 	}
-	return operand{}, badOperand("argument %d is a %T, neither tensor nor number", i, stack[i])
+	return operand{}, badOperand("argument %d is a %T, neither tensor nor number", i+1, stack[i])
 }
 
 // category orders kinds of numbers: bool, integer, real, complex.

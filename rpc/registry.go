@@ -5,8 +5,10 @@ package rpc
 
 import (
 	"context"
+	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -48,6 +50,7 @@ type handler struct {
 	plain  func(ctx context.Context, v any) (any, error) // of one untyped argument: nothing to convert
 	args   reflect.Type                                  // of a single struct of arguments
 	params []string                                      // names of plain parameters
+	whole  bool                                          // takes the *Request
 	result int                                           // index of the result, -1 for none
 	err    int                                           // index of the error, -1 for none
 	async  bool
@@ -77,8 +80,9 @@ var (
 //	func(ctx, a A, b B, ...) (R, error) plain parameters; params gives their names for keyword arguments
 //	func(ctx, *Request) (any, error)    the call as it arrived
 //
-// ctx and error may be left out, and so may the result. A function may keep what it is given, unless it is [Borrowing]. A handler that returns a *[dist.Future] is answered when the
-// future completes, without holding a place (rpc.functions.async_execution).
+// ctx and error may be left out, and so may the result. A function may keep what it is given, unless it is [Borrowing].
+// A handler that returns a *[dist.Future] is answered when the future completes, without holding a place
+// (rpc.functions.async_execution).
 func (r *Registry) Handle(name string, fn any, params ...string) error {
 	if !strings.ContainsAny(name, ".:") {
 		return dist.Newf("rpc: handle", dist.InvalidArgument, "%q is not a qualified name: want module.function", name)
@@ -148,7 +152,16 @@ func newHandler(name string, fn reflect.Value, params []string) (*handler, error
 	if len(params) > 0 && len(params) != len(h.in) {
 		return nil, badHandler(name, "%d parameter names for %d parameters", len(params), len(h.in))
 	}
-	if len(h.in) == 1 && len(params) == 0 && isArgsStruct(h.in[0]) {
+	for i, in := range h.in {
+		if k := in.Kind(); k == reflect.Chan || k == reflect.Func || k == reflect.UnsafePointer {
+			return nil, badHandler(name, "parameter %d is a %v, which no value fits", i+1, in)
+		}
+	}
+	switch {
+	case len(h.in) != 1:
+	case h.in[0] == reflect.TypeFor[*Request]():
+		h.whole = true
+	case len(params) == 0 && isArgsStruct(h.in[0]):
 		h.args = h.in[0]
 	}
 	switch n := t.NumOut(); {
@@ -194,15 +207,28 @@ func futureResult(t reflect.Type) (reflect.Method, bool) {
 	return t.MethodByName("OnDone")
 }
 
+// badArguments is the error of a call whose arguments do not fit; it keeps the code of the cause.
 func badArguments(name string, err error) error {
-	e := dist.Wrap("rpc: arguments", dist.InvalidArgument, err)
+	code := dist.CodeOf(err)
+	if code == dist.Unknown {
+		code = dist.InvalidArgument
+	}
+	e := dist.New("rpc: arguments", code, detailOf(err))
 	e.Key = name
 	return &RemoteError{Kind: "TypeError", Message: e.Error(), Code: e.Code}
 }
 
 // argumentError says which argument does not fit, keeping the code of the cause.
 func argumentError(err error, format string, args ...any) error {
-	return dist.Newf("rpc: arguments", dist.CodeOf(err), format+": %w", append(args, err)...)
+	return dist.New("rpc: arguments", dist.CodeOf(err), fmt.Sprintf(format, args...)+": "+detailOf(err))
+}
+
+// detailOf returns what an error says in plain words, for an error that says the rest itself.
+func detailOf(err error) string {
+	if e, ok := err.(*dist.Error); ok && e.Err == nil && e.Detail != "" { //nolint:errorlint // only the outermost
+		return e.Detail
+	}
+	return err.Error()
 }
 
 // call runs the handler. done is called exactly once, for an async handler possibly later. It reports false when the
@@ -223,6 +249,8 @@ func (h *handler) call(ctx context.Context, req *Request, done func(any, error))
 		in = append(in, reflect.ValueOf(ctx))
 	}
 	switch {
+	case h.whole:
+		in = append(in, reflect.ValueOf(req))
 	case h.args != nil:
 		p := reflect.New(h.args)
 		if err := rpcwire.AssignArgs(p.Interface(), req.Args, req.Kwargs); err != nil {
@@ -297,7 +325,7 @@ func (h *handler) bind(in []reflect.Value, req *Request) ([]reflect.Value, error
 	}
 	for i, arg := range req.Args[:min(fixed, len(req.Args))] {
 		if err := rpcwire.Assign(values[i].Addr().Interface(), arg); err != nil {
-			return nil, argumentError(err, "argument %d", i+1)
+			return nil, argumentError(err, "argument %s", h.paramName(i))
 		}
 		given[i] = true
 	}
@@ -328,9 +356,17 @@ func (h *handler) bind(in []reflect.Value, req *Request) ([]reflect.Value, error
 		}
 	}
 	if i := slices.Index(given, false); i >= 0 {
-		return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %d is missing, the function takes %s", i+1, h.takes())
+		return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %s is missing; the function takes %s", h.paramName(i), h.takes())
 	}
 	return append(in, values...), nil
+}
+
+// paramName names a parameter in an error: by its name where that is known, else by its number.
+func (h *handler) paramName(i int) string {
+	if i < len(h.params) {
+		return strconv.Quote(h.params[i])
+	}
+	return strconv.Itoa(i + 1)
 }
 
 func (h *handler) takes() string {

@@ -195,10 +195,10 @@ func (r *refs) createFailed(h *handle, err error) {
 func encodeRemote(e *rpcwire.Encoder, fn string, args []any, pair rpcwire.RRefPair) (*rpcwire.Message, error) {
 	t := parseTarget(fn)
 	positional, kwargs := splitArgs(args)
+	if err := t.check("rpc: remote", fn, kwargs); err != nil {
+		return nil, err
+	}
 	if t.isScript() {
-		if kwargs.Len() > 0 {
-			return nil, dist.New("rpc: remote", dist.InvalidArgument, "TorchScript calls take positional arguments only")
-		}
 		payload, err := e.ScriptRemoteCall(rpcwire.RemoteScriptUDF{
 			ScriptUDF: rpcwire.ScriptUDF{Schema: t.schema, Name: t.script, Stack: positional}, RRefPair: pair,
 		})
@@ -300,7 +300,7 @@ func (a *Agent) answerCreated(req *request, j *job) {
 	}
 	payload, err := j.remote.Encode()
 	if err != nil {
-		req.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(a, err))}, nil)
+		req.answer(req.failure(err), nil)
 		return
 	}
 	req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)

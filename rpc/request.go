@@ -62,7 +62,7 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 			break
 		}
 		if err := wrap(m); err != nil {
-			m = &rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, err.Error())}
+			m = r.failure(err)
 		}
 	}
 	if r.local != nil {
@@ -89,7 +89,8 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 		// It could not be encoded or is too large: the caller must still hear something.
 		c.agent.refs.undelivered(c.peer(), wires)
 		c.agent.cfg.logger.Warn("answer could not be sent", slog.String("peer", c.peer().name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
-		fail := &rpcwire.Message{Type: rpcwire.Exception, ID: m.ID, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(c.agent, err))}
+		fail := r.failure(err)
+		fail.ID = m.ID
 		_, _ = c.write(ctx, fail, nil, 0, time.Time{})
 	}
 }
@@ -110,23 +111,25 @@ func (r *request) giveBack() {
 	}
 }
 
-// nodeText is how PyTorch reports an error of the framework.
-func nodeText(a *Agent, err error) string {
-	return fmt.Sprintf("Error on Node %d: %s", a.id, err.Error())
-}
-
-// refuse answers with an EXCEPTION: an error outside the user's function. It never blocks the reader.
-func (r *request) refuse(err error) {
+// failure is the answer for an error outside the user's function, and for every error of a TorchScript call: an
+// EXCEPTION with PyTorch's text, or with all that a Go caller wants to know.
+func (r *request) failure(err error) *rpcwire.Message {
 	a := r.agent()
-	m := &rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(errorClass(err), nodeText(a, err))}
-	a.background(func() { r.answer(m, nil) })
+	class := rpcwire.ErrorUnknown
+	if dist.CodeOf(err) == dist.DeadlineExceeded {
+		class = rpcwire.ErrorTimeout
+	}
+	text := fmt.Sprintf("Error on Node %d: %s", a.id, err.Error())
+	if r.cohort() && class == rpcwire.ErrorUnknown {
+		text = a.goException(err).encode()
+	}
+	return &rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(class, text)}
 }
 
-func errorClass(err error) rpcwire.ErrorClass {
-	if dist.CodeOf(err) == dist.DeadlineExceeded {
-		return rpcwire.ErrorTimeout
-	}
-	return rpcwire.ErrorUnknown
+// refuse answers with a failure. It never blocks the reader.
+func (r *request) refuse(err error) {
+	m := r.failure(err)
+	r.agent().background(func() { r.answer(m, nil) })
 }
 
 func (r *request) agent() *Agent {

@@ -279,8 +279,9 @@ func (a *Agent) find(j *job) error {
 func (a *Agent) unknownFunction(name string) error {
 	return &RemoteError{
 		Kind: "AttributeError", Code: dist.NotFound,
-		Message: fmt.Sprintf("the Go worker %q has no handler %q. Default RPC pickler does not serialize function code. "+
-			"Ensure that function definitions match on both caller and callee modules.", a.name, name),
+		Message: fmt.Sprintf("the Go worker %q has no handler %q", a.name, name),
+		hint: ". Default RPC pickler does not serialize function code. " +
+			"Ensure that function definitions match on both caller and callee modules.",
 	}
 }
 
@@ -340,7 +341,7 @@ func (a *Agent) answerError(r *request, err error) {
 		a.finishCall(r, &job{}, nil, err)
 		return
 	}
-	r.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(errorClass(err), nodeText(a, err))}, nil)
+	r.answer(r.failure(err), nil)
 }
 
 // finishCall answers a call with its result.
@@ -357,7 +358,7 @@ func (a *Agent) finishCall(r *request, j *job, v any, err error) {
 			}
 			a.refs.undelivered(r.peer, *wires)
 		}
-		r.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(errorClass(err), nodeText(a, err))}, nil)
+		r.answer(r.failure(err), nil)
 		return
 	}
 	if err != nil {
@@ -371,7 +372,7 @@ func (a *Agent) finishCall(r *request, j *job, v any, err error) {
 		payload, err = e.PythonRet(a.exception(err, toGo))
 	}
 	if err != nil {
-		r.answer(&rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(rpcwire.ErrorUnknown, nodeText(a, err))}, nil)
+		r.answer(r.failure(err), nil)
 		return
 	}
 	a.refs.flushNow(r.peer, *wires)

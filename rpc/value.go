@@ -6,6 +6,7 @@ package rpc
 import (
 	"strings"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 )
 
@@ -84,6 +85,25 @@ type target struct {
 }
 
 func (t target) isScript() bool { return t.script != "" }
+
+// check refuses what no worker could be asked for.
+func (t target) check(op, fn string, kwargs *rpcwire.Dict) error {
+	var e *dist.Error
+	switch {
+	case t.isScript() && kwargs.Len() > 0:
+		e = dist.New(op, dist.InvalidArgument, "TorchScript functions and operators take positional arguments only")
+	case t.isScript():
+		return nil
+	case strings.HasPrefix(t.udf.Name, ":"):
+		e = dist.New(op, dist.InvalidArgument, "an operator is called by its whole schema, such as aten::mul.Tensor(Tensor self, Tensor other) -> Tensor")
+	case t.udf.Module == "" || t.udf.Name == "":
+		e = dist.New(op, dist.InvalidArgument, "not the name of a function: want module.function")
+	default:
+		return nil
+	}
+	e.Key = fn
+	return e
+}
 
 // parseTarget reads a function name; see the package documentation.
 func parseTarget(fn string) target {

@@ -11,17 +11,18 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // Assign stores a decoded value in the Go variable that dst points to, converting as Python programmers expect: an int
 // fits a float, a tuple or set fits a slice, a dict fits a map or a struct (by the names of its fields, see [Encoder]),
-// None fits pointers, slices, maps and interfaces. A number that does not fit is an error, never a wrong number.
+// None fits pointers, slices, maps, interfaces and struct{}. A number that does not fit is an error, never a wrong number.
 func Assign(dst, v any) error {
 	p := reflect.ValueOf(dst)
 	if p.Kind() != reflect.Pointer || p.IsNil() {
 		return dist.Newf("rpc: assign", dist.InvalidArgument, "%T is not a pointer to a variable", dst)
 	}
-	return assign(p.Elem(), v, "value", 0)
+	return publicError(assign(p.Elem(), v, 0), "")
 }
 
 // AssignArgs stores the arguments of a call in a struct: positional ones by the order of its fields, keyword ones by
@@ -41,8 +42,8 @@ func AssignArgs(dst any, args []any, kwargs *Dict) error {
 	}
 	given := make([]bool, len(fields))
 	for i, arg := range args {
-		if err := assign(p.Elem().FieldByIndex(fields[i].index), arg, fields[i].name, 0); err != nil {
-			return err
+		if err := assign(p.Elem().FieldByIndex(fields[i].index), arg, 0); err != nil {
+			return publicError(err, fmt.Sprintf("argument %q: ", fields[i].name))
 		}
 		given[i] = true
 	}
@@ -59,8 +60,8 @@ func AssignArgs(dst any, args []any, kwargs *Dict) error {
 			return dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q is given twice", name)
 		}
 		given[i] = true
-		if err := assign(p.Elem().FieldByIndex(fields[i].index), pair.Value, name, 0); err != nil {
-			return err
+		if err := assign(p.Elem().FieldByIndex(fields[i].index), pair.Value, 0); err != nil {
+			return publicError(err, fmt.Sprintf("argument %q: ", name))
 		}
 	}
 	for i, f := range fields {
@@ -99,41 +100,85 @@ func fieldNames(fields []field) string {
 // it cannot.
 type ReferenceTarget interface{ AssignReference(v any) error }
 
-func mismatch(path string, want reflect.Type, v any) error {
-	return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: a Python %s does not fit a Go %v", path, pythonName(v), want)
+// misfit says where inside a value something does not fit, and what.
+type misfit struct{ path, text string }
+
+func (m *misfit) Error() string {
+	if m.path == "" {
+		return m.text
+	}
+	return "at " + strings.TrimPrefix(m.path, ".") + ": " + m.text
 }
 
-// pythonName names the Python type of a decoded value.
-func pythonName(v any) string {
-	switch v.(type) {
+func misfitf(format string, args ...any) error { return &misfit{text: fmt.Sprintf(format, args...)} }
+
+// within adds a step to the path of a misfit on its way up. Paths are made only for errors: most values fit.
+func within(err error, format string, args ...any) error {
+	if m, ok := err.(*misfit); ok { //nolint:errorlint // made here, never wrapped
+		m.path = fmt.Sprintf(format, args...) + m.path
+	}
+	return err
+}
+
+// publicError gives a misfit the form of every other error. what is the argument it is about, or empty.
+func publicError(err error, what string) error {
+	if m, ok := err.(*misfit); ok { //nolint:errorlint // made here, never wrapped
+		return dist.New("rpc: assign", dist.InvalidArgument, what+m.Error())
+	}
+	return err
+}
+
+func doesNotFit(what any, want reflect.Type) error {
+	return misfitf("%v does not fit a Go %v", what, want)
+}
+
+func mismatch(want reflect.Type, v any) error { return doesNotFit("a "+typeName(v), want) }
+
+// typeName names the type of a decoded value as its sender knows it.
+func typeName(v any) string {
+	switch v := v.(type) {
 	case nil:
-		return "None"
+		return "Python None"
 	case []any:
-		return "list"
+		return "Python list"
 	case Tuple:
-		return "tuple"
+		return "Python tuple"
 	case *Dict:
-		return "dict"
+		return "Python dict"
 	case Set:
-		return "set"
+		return "Python set"
 	case FrozenSet:
-		return "frozenset"
+		return "Python frozenset"
 	case []byte:
-		return "bytes"
+		return "Python bytes"
 	case ByteArray:
-		return "bytearray"
-	case bool, string, float64, complex128:
-		return strings.TrimRight(strings.Replace(fmt.Sprintf("%T", v), "string", "str", 1), "0123456789")
+		return "Python bytearray"
+	case bool:
+		return "Python bool"
+	case string:
+		return "Python str"
+	case float64:
+		return "Python float"
+	case complex128:
+		return "Python complex"
 	case int64, *big.Int:
-		return "int"
-	default:
-		return fmt.Sprintf("%T", v)
+		return "Python int"
+	case *tensor.Tensor:
+		return "tensor"
+	case *Sparse:
+		return "sparse tensor"
+	case Reference:
+		return "reference"
+	case *Object:
+		return "Python object of class " + Repr(v.Class)
+	default: // of this process: the value of a reference at its owner
+		return fmt.Sprintf("Go %T", v)
 	}
 }
 
-func assign(dst reflect.Value, v any, path string, depth int) error {
+func assign(dst reflect.Value, v any, depth int) error {
 	if depth > maxDepth {
-		return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: nested deeper than %d", path, maxDepth)
+		return misfitf("nested deeper than %d", maxDepth)
 	}
 	t := dst.Type()
 	if v == nil {
@@ -141,9 +186,13 @@ func assign(dst reflect.Value, v any, path string, depth int) error {
 		case reflect.Pointer, reflect.Slice, reflect.Map, reflect.Interface:
 			dst.SetZero()
 			return nil
+		case reflect.Struct:
+			if t.NumField() == 0 { // the type of no result
+				return nil
+			}
 		default:
-			return mismatch(path, t, v)
 		}
+		return mismatch(t, v)
 	}
 	src := reflect.ValueOf(v)
 	if src.Type().AssignableTo(t) {
@@ -169,15 +218,18 @@ func assign(dst reflect.Value, v any, path string, depth int) error {
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
 		if n, ok := v.(int64); ok {
 			if dst.OverflowInt(n) {
-				return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %d does not fit a Go %v", path, n, t)
+				return doesNotFit(n, t)
 			}
 			dst.SetInt(n)
 			return nil
 		}
+		if n, ok := v.(*big.Int); ok {
+			return doesNotFit(n, t)
+		}
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
-		return assignUint(dst, v, path)
+		return assignUint(dst, v)
 	case reflect.Float32, reflect.Float64:
-		return assignFloat(dst, v, path)
+		return assignFloat(dst, v)
 	case reflect.Complex64, reflect.Complex128:
 		switch n := v.(type) {
 		case complex128:
@@ -192,46 +244,46 @@ func assign(dst reflect.Value, v any, path string, depth int) error {
 		}
 	case reflect.Pointer:
 		fresh := reflect.New(t.Elem())
-		if err := assign(fresh.Elem(), v, path, depth+1); err != nil {
+		if err := assign(fresh.Elem(), v, depth+1); err != nil {
 			return err
 		}
 		dst.Set(fresh)
 		return nil
 	case reflect.Slice, reflect.Array:
-		return assignSlice(dst, v, path, depth)
+		return assignSlice(dst, v, depth)
 	case reflect.Map:
-		return assignMap(dst, v, path, depth)
+		return assignMap(dst, v, depth)
 	case reflect.Struct:
-		return assignStruct(dst, v, path, depth)
+		return assignStruct(dst, v, depth)
 	default: // channels and functions have no Python form; an interface was assignable or is not
 	}
-	return mismatch(path, t, v)
+	return mismatch(t, v)
 }
 
-func assignUint(dst reflect.Value, v any, path string) error {
+func assignUint(dst reflect.Value, v any) error {
 	var u uint64
 	switch n := v.(type) {
 	case int64:
 		if n < 0 {
-			return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %d does not fit a Go %v", path, n, dst.Type())
+			return doesNotFit(n, dst.Type())
 		}
 		u = uint64(n)
 	case *big.Int:
 		if !n.IsUint64() {
-			return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %v does not fit a Go %v", path, n, dst.Type())
+			return doesNotFit(n, dst.Type())
 		}
 		u = n.Uint64()
 	default:
-		return mismatch(path, dst.Type(), v)
+		return mismatch(dst.Type(), v)
 	}
 	if dst.OverflowUint(u) {
-		return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %d does not fit a Go %v", path, u, dst.Type())
+		return doesNotFit(u, dst.Type())
 	}
 	dst.SetUint(u)
 	return nil
 }
 
-func assignFloat(dst reflect.Value, v any, path string) error {
+func assignFloat(dst reflect.Value, v any) error {
 	var f float64
 	switch n := v.(type) {
 	case float64:
@@ -241,10 +293,10 @@ func assignFloat(dst reflect.Value, v any, path string) error {
 	case *big.Int:
 		f, _ = new(big.Float).SetInt(n).Float64()
 	default:
-		return mismatch(path, dst.Type(), v)
+		return mismatch(dst.Type(), v)
 	}
 	if !math.IsInf(f, 0) && dst.OverflowFloat(f) {
-		return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %v does not fit a Go %v", path, f, dst.Type())
+		return doesNotFit(f, dst.Type())
 	}
 	dst.SetFloat(f)
 	return nil
@@ -265,7 +317,7 @@ func sequence(v any) ([]any, bool) {
 	return nil, false
 }
 
-func assignSlice(dst reflect.Value, v any, path string, depth int) error {
+func assignSlice(dst reflect.Value, v any, depth int) error {
 	t := dst.Type()
 	if t.Elem().Kind() == reflect.Uint8 {
 		var b []byte
@@ -288,20 +340,20 @@ func assignSlice(dst reflect.Value, v any, path string, depth int) error {
 	}
 	items, ok := sequence(v)
 	if !ok || t.Kind() == reflect.Array && len(items) != t.Len() {
-		return mismatch(path, t, v)
+		return mismatch(t, v)
 	}
 	if t.Kind() == reflect.Slice {
 		dst.Set(reflect.MakeSlice(t, len(items), len(items)))
 	}
 	for i, item := range items {
-		if err := assign(dst.Index(i), item, fmt.Sprintf("%s[%d]", path, i), depth+1); err != nil {
-			return err
+		if err := assign(dst.Index(i), item, depth+1); err != nil {
+			return within(err, "[%d]", i)
 		}
 	}
 	return nil
 }
 
-func assignMap(dst reflect.Value, v any, path string, depth int) error {
+func assignMap(dst reflect.Value, v any, depth int) error {
 	t := dst.Type()
 	d, ok := v.(*Dict)
 	if !ok {
@@ -313,19 +365,19 @@ func assignMap(dst reflect.Value, v any, path string, depth int) error {
 		}
 	}
 	if !ok || d == nil {
-		return mismatch(path, t, v)
+		return mismatch(t, v)
 	}
 	out := reflect.MakeMapWithSize(t, len(d.Pairs))
 	for _, p := range d.Pairs {
 		key, value := reflect.New(t.Key()).Elem(), reflect.New(t.Elem()).Elem()
-		if err := assign(key, p.Key, path+" key", depth+1); err != nil {
-			return err
+		if err := assign(key, p.Key, depth+1); err != nil {
+			return within(err, "[key %s]", Repr(p.Key))
 		}
 		if !key.Comparable() {
-			return mismatch(path+" key", t.Key(), p.Key)
+			return within(mismatch(t.Key(), p.Key), "[key %s]", Repr(p.Key))
 		}
-		if err := assign(value, p.Value, fmt.Sprintf("%s[%v]", path, p.Key), depth+1); err != nil {
-			return err
+		if err := assign(value, p.Value, depth+1); err != nil {
+			return within(err, "[%s]", Repr(p.Key))
 		}
 		out.SetMapIndex(key, value)
 	}
@@ -333,10 +385,10 @@ func assignMap(dst reflect.Value, v any, path string, depth int) error {
 	return nil
 }
 
-func assignStruct(dst reflect.Value, v any, path string, depth int) error {
+func assignStruct(dst reflect.Value, v any, depth int) error {
 	d, ok := v.(*Dict)
 	if !ok || d == nil {
-		return mismatch(path, dst.Type(), v)
+		return mismatch(dst.Type(), v)
 	}
 	fields, err := structFields(dst.Type())
 	if err != nil {
@@ -345,19 +397,19 @@ func assignStruct(dst reflect.Value, v any, path string, depth int) error {
 	for _, p := range d.Pairs {
 		name, ok := p.Key.(string)
 		if !ok {
-			return mismatch(path+" key", reflect.TypeFor[string](), p.Key)
+			return within(mismatch(reflect.TypeFor[string](), p.Key), "[key %s]", Repr(p.Key))
 		}
 		i := fieldIndex(fields, name)
 		if i < 0 {
-			return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: a Go %v has no field for %q; it has %s", path, dst.Type(), name, fieldNames(fields))
+			return misfitf("a Go %v has no field for %q; it has %s", dst.Type(), name, fieldNames(fields))
 		}
-		if err := assign(dst.FieldByIndex(fields[i].index), p.Value, path+"."+name, depth+1); err != nil {
-			return err
+		if err := assign(dst.FieldByIndex(fields[i].index), p.Value, depth+1); err != nil {
+			return within(err, ".%s", name)
 		}
 	}
 	for _, f := range fields {
 		if _, there := d.Get(f.name); f.required && !there {
-			return dist.Newf("rpc: assign", dist.InvalidArgument, "%s: %q is missing", path, f.name)
+			return misfitf("%q is missing", f.name)
 		}
 	}
 	return nil

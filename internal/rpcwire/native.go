@@ -85,7 +85,7 @@ func (e *Encoder) nativePairs(b []byte, pairs []Pair, depth int) ([]byte, error)
 	for _, p := range pairs {
 		switch p.Key.(type) {
 		case []any, *Dict, Set, ByteArray:
-			return nil, badValue("a %s as the key of a dict: Python cannot hash it", pythonName(p.Key))
+			return nil, badValue("a %s as the key of a dict: Python cannot hash it", typeName(p.Key))
 		}
 		if b, err = e.native(b, p.Key, depth+1); err != nil {
 			return nil, err

@@ -6,6 +6,7 @@ package rpc_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,6 +24,10 @@ def fail(kind, text): raise NotImplementedError
 def unknown(): raise NotImplementedError
 def strict(a, b): raise NotImplementedError
 def crash(): raise NotImplementedError
+class Own(Exception): pass
+def really(kind, text):
+    import builtins
+    raise (Own if kind == "gostub.Own" else getattr(builtins, kind))(text)
 `
 
 // handlers are what the stub module promises.
@@ -80,6 +85,18 @@ for kind, want in [("ValueError", ValueError), ("TypeError", TypeError), ("KeyEr
         raise SystemExit("no exception")
     except want as e:
         assert "it is \u00e4 \u20ac test" in str(e) and "On WorkerInfo(id=1, name=go1)" in str(e), str(e)
+# What a Go worker raises reads like what a PyTorch worker raises, but for the frames of the stack.
+import re
+def plain(call, worker, fn, kind):
+    try:
+        call(worker, fn, kind)
+    except Exception as e:
+        lines = str(e).replace("\\n", "\n").replace("\\'", "'").split("\n")
+        return type(e), [re.sub(r"id=\d, name=\w+", "", line) for line in lines if not line.startswith("  ")]
+    raise SystemExit("no exception")
+for call in [lambda to, fn, kind: rpc.rpc_sync(to, fn, args=(kind, "it's so")), lambda to, fn, kind: rpc.remote(to, fn, args=(kind, "it's so")).to_here()]:
+    for kind in ["ValueError", "TypeError", "KeyError", "IndexError", "RuntimeError", "gostub.Own"]:
+        eq(plain(call, "go1", gostub.fail, kind), plain(call, "py0", gostub.really, kind))
 for call, want in [(lambda: rpc.rpc_sync("go1", gostub.unknown), "no handler"), (lambda: rpc.rpc_sync("go1", gostub.crash), "a bug")]:
     try:
         call()
@@ -109,6 +126,7 @@ def views():
 def echo(*args, **kwargs): return (args, kwargs)
 class MyError(Exception): pass
 def mine(): raise MyError("mine")
+def local(): return lambda: 1
 `
 
 func TestGoCallsPyTorch(t *testing.T) {
@@ -168,6 +186,31 @@ func TestGoCallsPyTorch(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Fatal(diff)
+		}
+		w.run()
+		w.stop()
+	})
+}
+
+// TestErrorsOfTheFramework asks a PyTorch worker for what fails outside any function: it answers with a text that ends in
+// a stack, of which Go gets the class, the message and the stack apart.
+func TestErrorsOfTheFramework(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		w := start(t, tr, settings{static: true, tolerant: true, modules: map[string]string{"pymod": pymod}}, py("py0", "pass"), goWorker("go1", nil))
+		a, ctx := w.agents["go1"], testContext(t)
+		for _, c := range []struct {
+			fn, kind, message string
+			code              dist.Code
+		}{
+			{"nomodule.nothing", "ModuleNotFoundError", "No module named 'nomodule'", dist.NotFound},
+			{"aten::nothing(Tensor self) -> Tensor", "RuntimeError", "Cannot find matching operator for schema aten::nothing(Tensor self) -> Tensor", dist.NotFound},
+			{"pymod.local", "AttributeError", "local object 'local.<locals>.<lambda>'", dist.Remote},
+		} {
+			_, err := rpc.Call[any](ctx, a, "py0", c.fn)
+			var remote *rpc.RemoteError
+			if !errors.As(err, &remote) || remote.Kind != c.kind || !strings.HasSuffix(remote.Message, c.message) || remote.Code != c.code || remote.Stack == "" {
+				t.Errorf("%s: %#v", c.fn, err)
+			}
 		}
 		w.run()
 		w.stop()

@@ -1,0 +1,144 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// TestErrorTexts pins what a user reads when a call is wrong: once, in plain words, with a code to ask for. A call of this
+// worker to itself says the same as one to another.
+func TestErrorTexts(t *testing.T) {
+	type point struct{ X, Y int }
+	reg := NewRegistry().
+		MustHandle("m.sub", func(a, b int) int { return a - b }, "a", "b").
+		MustHandle("m.plain", func(n int) int { return n }).
+		MustHandle("m.points", func(_ []map[string]point, _ int) {}).
+		MustHandle("m.point", func(p point) int { return p.X }).
+		MustHandle("m.none", func() {})
+	agents := world(t, 2, true, func(int) *Registry { return reg })
+	ctx := testContext(t)
+	x := tensor.Must(tensor.From([]float32{1}, 1))
+	const mul = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor"
+	for _, c := range []struct {
+		fn   string
+		args []any
+		code dist.Code
+		want string
+	}{
+		{"m.sub", []any{1}, dist.InvalidArgument, `TypeError: rpc: arguments "m.sub": invalid argument: argument "b" is missing; the function takes a, b`},
+		{"m.sub", []any{"x", 1}, dist.InvalidArgument, `TypeError: rpc: arguments "m.sub": invalid argument: argument "a": a Python str does not fit a Go int`},
+		{"m.sub", []any{uint64(1 << 63), 1}, dist.InvalidArgument, `argument "a": 9223372036854775808 does not fit a Go int`},
+		{"m.sub", []any{1, Kw{"a": 1}}, dist.InvalidArgument, `invalid argument: argument "a" is given twice`},
+		{"m.sub", []any{1, 2, Kw{"c": 1}}, dist.InvalidArgument, `unexpected keyword argument "c"; the function takes a, b`},
+		{"m.plain", nil, dist.InvalidArgument, `argument 1 is missing; the function takes (int) by position`},
+		{"m.plain", []any{x}, dist.InvalidArgument, `argument 1: a tensor does not fit a Go int`},
+		{"m.points", []any{[]any{map[string]any{"k": map[string]any{"x": "s"}}}, 1}, dist.InvalidArgument, `argument 1: at [0]['k'].x: a Python str does not fit a Go int`},
+		{"m.point", []any{1.5}, dist.InvalidArgument, `rpc: arguments "m.point": invalid argument: argument "x": a Python float does not fit a Go int`},
+		{"m.nosuch", nil, dist.NotFound, `AttributeError: the Go worker "W" has no handler "m.nosuch"`},
+		{"__torch__.m.nosuch", []any{1}, dist.NotFound, `AttributeError: the Go worker "W" has no handler "m.nosuch"`},
+		{"", nil, dist.InvalidArgument, `rpc: call: invalid argument: not the name of a function: want module.function`},
+		{"m.", nil, dist.InvalidArgument, `rpc: call "m.": invalid argument: not the name of a function: want module.function`},
+		{"aten::mul.Tensor", []any{x, x}, dist.InvalidArgument, `an operator is called by its whole schema`},
+		{mul, []any{x, Kw{"other": x}}, dist.InvalidArgument, `positional arguments only`},
+		{mul, []any{x}, dist.InvalidArgument, `rpc: operator "aten::mul.Tensor": invalid argument: argument 2 is missing`},
+		{"aten::svd(Tensor self) -> Tensor", []any{x}, dist.NotSupported, `a Go worker has no kernel for this operator`},
+	} {
+		for _, to := range []string{"w0", "w1"} {
+			_, err := Call[any](ctx, agents[0], to, c.fn, c.args...)
+			want := strings.ReplaceAll(c.want, `"W"`, `"`+to+`"`)
+			if err == nil || !strings.HasSuffix(err.Error(), want) && !strings.Contains(err.Error(), want) || !errors.Is(err, c.code) {
+				t.Errorf("%s at %s:\ngot  %v (%v)\nwant %s (%v)", c.fn, to, err, dist.CodeOf(err), want, c.code)
+			}
+		}
+	}
+	if _, err := Call[string](ctx, agents[0], "w1", "m.plain", 3); !errors.Is(err, dist.Mismatch) || errors.Is(err, dist.InvalidArgument) ||
+		err.Error() != `rpc: result "m.plain": mismatch: a Python int does not fit a Go string` {
+		t.Errorf("a result of another type: %v", err)
+	}
+	if _, err := Call[struct{}](ctx, agents[0], "w1", "m.none"); err != nil {
+		t.Errorf("no result as struct{}: %v", err)
+	}
+	if _, err := Call[any](ctx, agents[0], "w9", "m.none"); !errors.Is(err, dist.NotFound) || !strings.Contains(err.Error(), "known are w0, w1") {
+		t.Errorf("an unknown worker: %v", err)
+	}
+	ref, err := Remote[any](ctx, agents[0], "w1", "aten::svd(Tensor self) -> Tensor", x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ref.Fetch(ctx); !errors.Is(err, dist.NotSupported) {
+		t.Errorf("the result of an operator without kernel: %v", err)
+	}
+	_ = ref.Close()
+	shutdown(t, agents)
+}
+
+// TestHandlerForms registers every documented form of a handler, and some that can never be called.
+func TestHandlerForms(t *testing.T) {
+	whole := func(r *Request) string { return fmt.Sprint(r.From.Name, " ", r.Func, " ", r.Args, " ", r.Kwargs) }
+	reg := NewRegistry().
+		MustHandle("m.request", whole).
+		MustHandle("m.request_ctx", func(_ context.Context, r *Request) string { return whole(r) }).
+		MustHandle("m.request_err", func(r *Request) (int, error) { return len(r.Args), nil }).
+		MustHandle("m.request_any", func(_ context.Context, r *Request) (any, error) { return whole(r), nil })
+	agents := world(t, 2, true, func(int) *Registry { return reg })
+	ctx := testContext(t)
+	for fn, want := range map[string]any{
+		"m.request": "w0 m.request [1 ('a',)] {'k': None}", "m.request_ctx": "w0 m.request_ctx [1 ('a',)] {'k': None}",
+		"m.request_err": int64(2), "m.request_any": "w0 m.request_any [1 ('a',)] {'k': None}",
+	} {
+		got, err := Call[any](ctx, agents[0], "w1", fn, 1, Tuple{"a"}, Kw{"k": nil})
+		if err != nil || !cmp.Equal(got, want) {
+			t.Errorf("%s: %v, %v", fn, got, err)
+		}
+	}
+	for _, bad := range []any{func(chan int) {}, func(int, func()) {}, func() (int, int) { return 0, 0 }, func() (int, error, error) { return 0, nil, nil }, 3, nil} {
+		if err := reg.Handle("m.bad", bad); !errors.Is(err, dist.InvalidArgument) {
+			t.Errorf("%T: %v", bad, err)
+		}
+	}
+	shutdown(t, agents)
+}
+
+// TestNodeErrors reads PyTorch's texts of errors outside the user's function, as both versions send them.
+func TestNodeErrors(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want RemoteError
+	}{
+		{
+			"Error on Node 0: ModuleNotFoundError: No module named 'nomod'\n\nAt:\n  internal.py(160): deserialize\n",
+			RemoteError{Kind: "ModuleNotFoundError", Message: "No module named 'nomod'", Stack: "  internal.py(160): deserialize\n", Code: dist.NotFound},
+		},
+		{
+			"AttributeError: Can't pickle local object 'f.<locals>.<lambda>'\n\nAt:\n  internal.py(133): serialize\n",
+			RemoteError{Kind: "AttributeError", Message: "Can't pickle local object 'f.<locals>.<lambda>'", Stack: "  internal.py(133): serialize\n", Code: dist.Remote},
+		},
+		{
+			"Error on Node 3: Cannot find matching operator for schema aten::no()\nException raised from matchOperator at script_call.cpp:151 (most recent call first):\nframe #0\n",
+			RemoteError{
+				Kind: "RuntimeError", Message: "Cannot find matching operator for schema aten::no()",
+				Stack: "Exception raised from matchOperator at script_call.cpp:151 (most recent call first):\nframe #0\n", Code: dist.NotFound,
+			},
+		},
+		{"Error on Node 1: plain", RemoteError{Kind: "RuntimeError", Message: "plain", Code: dist.Remote}},
+		{"not a class: x\n\nAt:\n y", RemoteError{Kind: "RuntimeError", Message: "not a class: x\n\nAt:\n y", Code: dist.Remote}},
+		{"", RemoteError{Kind: "RuntimeError", Code: dist.Remote}},
+	} {
+		c.want.Worker = "w"
+		got := exceptionError("rpc: call", "f", "w", []byte(c.text))
+		if diff := cmp.Diff(&c.want, got, cmp.AllowUnexported(RemoteError{})); diff != "" {
+			t.Errorf("%q:\n%s", c.text, diff)
+		}
+	}
+}
