@@ -69,6 +69,7 @@ type lasting struct {
 	deadline time.Time
 	watch    watch
 	finish   func(reply, error)
+	late     func(reply, error) // what a PyTorch worker answers to a request that was given up
 
 	mu    sync.Mutex
 	over  bool
@@ -78,14 +79,15 @@ type lasting struct {
 }
 
 // asyncLasting is asyncOn for a request that may be repeated. Tensors among the arguments must stay as they are until it
-// is answered.
+// is answered. Where a PyTorch worker answers a request that was given up, done is called a second time: such a worker
+// cannot be told, so that only its answer says that it has done what was asked.
 func (a *Agent) asyncLasting(ctx context.Context, c *conn, o outgoing, done func(reply, error)) {
 	if err := a.calls.enter(ctx); err != nil {
 		done(reply{}, err)
 		return
 	}
 	started := a.begin(o)
-	l := &lasting{a: a, ctx: ctx, o: o, deadline: a.deadline(ctx)}
+	l := &lasting{a: a, ctx: ctx, o: o, deadline: a.deadline(ctx), late: done}
 	l.finish = func(x reply, err error) {
 		a.end(o, started, err)
 		done(x, err)
@@ -102,8 +104,8 @@ func (a *Agent) asyncLasting(ctx context.Context, c *conn, o outgoing, done func
 	l.watch.start(ctx, l.deadline, l.giveUp, o.op, a.Timeout())
 }
 
-// end reports the outcome, once.
-func (l *lasting) end(outcome func() (reply, error)) {
+// end reports the outcome, once. It returns false when it was reported before.
+func (l *lasting) end(outcome func() (reply, error)) bool {
 	l.mu.Lock()
 	first := !l.over
 	l.over = true
@@ -112,6 +114,7 @@ func (l *lasting) end(outcome func() (reply, error)) {
 		l.watch.stop()
 		l.finish(outcome())
 	}
+	return first
 }
 
 // send sends the request on a session.
@@ -122,7 +125,9 @@ func (l *lasting) send(c *conn) error {
 			l.failed(c, x.err)
 			return
 		}
-		l.end(func() (reply, error) { return l.a.received(l.o, x, l.wires) })
+		if !l.end(func() (reply, error) { return l.a.received(l.o, x, l.wires) }) && !c.cohort() {
+			l.late(x, nil)
+		}
 	}}
 	id, err := c.begin(l.ctx, l.m, p, headerForks(l.wires), l.flags, l.deadline)
 	if err != nil {
@@ -132,10 +137,17 @@ func (l *lasting) send(c *conn) error {
 	l.conn, l.id = c, id
 	over := l.over
 	l.mu.Unlock()
-	if over && c.forget(id) {
-		c.cancel(id)
+	if over {
+		l.abandon(c, id)
 	}
 	return nil
+}
+
+// abandon tells a Go worker that nobody waits. A PyTorch worker's answer is still awaited.
+func (l *lasting) abandon(c *conn, id uint64) {
+	if c.cohort() && c.forget(id) {
+		c.cancel(id)
+	}
 }
 
 // failed ends the request, or has it sent again if only its link is to blame. It may run in a reading goroutine.
@@ -187,8 +199,8 @@ func (l *lasting) giveUp(err error) {
 		l.mu.Lock()
 		c, id := l.conn, l.id
 		l.mu.Unlock()
-		if c != nil && c.forget(id) {
-			c.cancel(id)
+		if c != nil {
+			l.abandon(c, id)
 		}
 		l.a.refs.undelivered(l.o.peer, l.wires)
 		return reply{}, l.a.failed(l.o, err)
