@@ -165,7 +165,10 @@ func (a *Agent) traceback(e *RemoteError, class rpcwire.Global) string {
 	if name == "KeyError" { // the one class whose text is the repr of its argument
 		said = rpcwire.ReprString(said)
 	}
-	return tracebackHead + "\n" + stack + "\n" + name + ": " + said
+	if said != "" {
+		name += ": " + said
+	}
+	return tracebackHead + "\n" + stack + "\n" + name
 }
 
 // goException is the error of a Go worker on the way to another one: the class has the code, the text the rest.
@@ -215,7 +218,10 @@ func remoteError(worker string, x *rpcwire.RemoteException) *RemoteError {
 	if x.Class.Module != "builtins" && x.Class.Module != "exceptions" {
 		e.Kind = x.Class.Module + "." + x.Class.Name
 	}
-	text := unicodeUnescape(x.Msg)
+	text := x.Msg // as it is from PyTorch, whose callers unescape it all the same
+	if !strings.Contains(text, "\n") {
+		text = unicodeUnescape(text) // of a Go worker on PyTorch's transport
+	}
 	e.Message = text
 	if head, rest, ok := strings.Cut(text, "\n"); ok && strings.HasPrefix(head, "On WorkerInfo(") {
 		e.Message = strings.TrimRight(rest, "\n")
@@ -244,8 +250,8 @@ func notDecoded(text string) bool { return strings.Contains(text, "RPC pickler d
 func lastLine(stack, class string) (string, bool) {
 	lines := strings.Split(strings.TrimRight(stack, "\n"), "\n")
 	for i, line := range slices.Backward(lines) {
-		name, said, ok := strings.Cut(line, ": ")
-		if ok && (name == class || strings.HasSuffix(name, "."+class)) {
+		name, said, _ := strings.Cut(line, ": ") // an exception without a text is its name alone
+		if name == class || strings.HasSuffix(name, "."+class) {
 			return strings.Join(append([]string{said}, lines[i+1:]...), "\n"), true
 		}
 	}
