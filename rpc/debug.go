@@ -66,7 +66,8 @@ type ObjectInfo struct {
 	Age     float64    `json:"age"`     // seconds
 	Size    int        `json:"size"`    // bytes of its tensors, 0 if unknown
 	Ready   bool       `json:"ready"`
-	Local   int        `json:"local"` // uses by the owner itself
+	Error   string     `json:"error,omitempty"` // of the function that should have made it
+	Local   int        `json:"local"`           // uses by the owner itself
 	Forks   []ForkInfo `json:"forks"`
 	Holds   []HoldInfo `json:"holds,omitempty"` // references inside its value; see [Cycles]
 }
@@ -120,9 +121,18 @@ func (a *Agent) References() ReferenceInfo {
 	for _, o := range objects {
 		x := ObjectInfo{ID: o.ID.String(), Age: o.Age.Seconds(), Ready: o.Valued, Local: o.Local, Forks: []ForkInfo{}}
 		if v := values[o.ID]; v != nil {
-			value, _ := v.peek()
+			value, err := v.peek()
+			if err != nil && o.Valued {
+				x.Error = err.Error()
+			}
 			x.Holds = holds(value)
-			x.Type, x.Created, x.Size, x.Age = fmt.Sprintf("%T", value), where[o.ID], tensorBytes(value, 0), time.Since(v.since).Seconds()
+			x.Created, x.Size, x.Age = where[o.ID], tensorBytes(value, 0), time.Since(v.since).Seconds()
+			switch {
+			case value != nil:
+				x.Type = fmt.Sprintf("%T", value)
+			case o.Valued && err == nil:
+				x.Type = "None"
+			}
 		}
 		for _, f := range o.Forks {
 			x.Forks = append(x.Forks, ForkInfo{ID: f.Fork.String(), Holder: a.nameOf(f.Holder), Age: f.Age.Seconds(), Silent: f.Silent.Seconds()})

@@ -232,14 +232,28 @@ func remoteError(worker string, x *rpcwire.RemoteException) *RemoteError {
 	if said, ok := lastLine(e.Stack, x.Class.Name); ok {
 		e.Message = said
 	}
-	switch {
-	case x.Class.Name == "AttributeError" && (notDecoded(text) || strings.Contains(text, "has no attribute")),
-		x.Class.Name == "ModuleNotFoundError":
+	switch { // an exception from inside the function is the function's own business
+	case x.Class.Name == "AttributeError" && notDecoded(text):
+		e.Code = dist.NotFound
+		e.Message, _, _ = strings.Cut(e.Message, " Default RPC pickler") // the rest is about pickles, and in the stack
+	case !raisedByCall(e.Stack):
+	case x.Class.Name == "AttributeError" && strings.Contains(text, "has no attribute"):
 		e.Code = dist.NotFound
 	case x.Class.Name == "TypeError":
 		e.Code = dist.InvalidArgument
 	}
 	return e
+}
+
+// raisedByCall reports whether calling the function failed, not the function: the last frame is PyTorch's.
+func raisedByCall(stack string) bool {
+	const frame = "\n  File \""
+	at := strings.LastIndex(stack, frame)
+	if at < 0 {
+		return true // of a Go worker on PyTorch's transport
+	}
+	last, _, _ := strings.Cut(stack[at+len(frame):], "\n")
+	return strings.Contains(last, "/torch/distributed/rpc/") && (strings.Contains(last, ", in _run_function") || strings.Contains(last, ", in _local_invoke"))
 }
 
 // notDecoded recognises the answer to a call of a function that does not exist: it comes before the arguments, so they

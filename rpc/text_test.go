@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -139,6 +140,33 @@ func TestNodeErrors(t *testing.T) {
 		got := exceptionError("rpc: call", "f", "w", []byte(c.text))
 		if diff := cmp.Diff(&c.want, got, cmp.AllowUnexported(RemoteError{})); diff != "" {
 			t.Errorf("%q:\n%s", c.text, diff)
+		}
+	}
+}
+
+// TestRaisedByCall tells a call that could not be made from a function that failed: their exceptions have the same class.
+func TestRaisedByCall(t *testing.T) {
+	const begin = "On WorkerInfo(id=0, name=py0):\nX\nTraceback (most recent call last):\n" +
+		"  File \"/lib/torch/distributed/rpc/internal.py\", line 206, in _run_function\n    result = python_udf.func(*python_udf.args, **python_udf.kwargs)\n"
+	const proxy = "  File \"/lib/torch/distributed/rpc/rref_proxy.py\", line 11, in _local_invoke\n    return getattr(rref.local_value(), func_name)(*args, **kwargs)\n"
+	const inside = "  File \"train.py\", line 3, in f\n    return g(x)\n"
+	const nested = inside + "  File \"/lib/torch/distributed/rpc/internal.py\", line 220, in _handle_exception\n    raise exc\n"
+	for _, c := range []struct {
+		class, text string
+		code        dist.Code
+	}{
+		{"TypeError", begin + "TypeError: f() missing 1 required positional argument: 'a'\n", dist.InvalidArgument},
+		{"TypeError", begin + inside + "TypeError: unsupported operand type(s)\n", dist.Remote},
+		{"TypeError", begin + nested + "TypeError: f() missing 1 required positional argument: 'a'\n", dist.Remote},
+		{"AttributeError", begin + proxy + "AttributeError: 'Acc' object has no attribute 'nosuch'\n", dist.NotFound},
+		{"AttributeError", begin + proxy + inside + "AttributeError: 'NoneType' object has no attribute 'x'\n", dist.Remote},
+		{"ModuleNotFoundError", begin + inside + "ModuleNotFoundError: No module named 'numpy'\n", dist.Remote},
+		{"AttributeError", "On WorkerInfo(id=0, name=py0):\nAttributeError(\"X Default RPC pickler does not serialize\")\n" +
+			"Traceback (most recent call last):\n  File \"x\", line 1, in y\nAttributeError: X Default RPC pickler does not serialize\n    function code.\n", dist.NotFound},
+	} {
+		e := remoteError("py0", &rpcwire.RemoteException{Msg: c.text, Class: rpcwire.Global{Module: "builtins", Name: c.class}})
+		if e.Code != c.code || e.Kind != c.class || strings.Contains(e.Message, "pickler") || strings.Contains(e.Message, "\n") {
+			t.Errorf("%s\nbecame %#v, want %v", c.text, e, c.code)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // rpcworld VAR static|dynamic: starts two Go workers, ps and trainer, on a store whose address it puts into VAR. The
-// trainer holds a reference to a tensor of ps. They live until the script ends.
+// trainer holds a reference to a tensor of ps, and one to an object that could not be made. They live until the script ends.
 func rpcWorld(ts *testscript.TestScript, _ bool, args []string) {
 	server, err := tcpstore.Listen("127.0.0.1:0")
 	ts.Check(err)
@@ -51,6 +51,12 @@ func rpcWorld(ts *testscript.TestScript, _ bool, args []string) {
 	_, err = ref.Fetch(ctx)
 	ts.Check(err)
 	ts.Defer(func() { _ = ref.Close() })
+	failed, err := rpc.Remote[float64](ctx, agents[1], "ps", "stats.mean", []float64{})
+	ts.Check(err)
+	if _, err := failed.Fetch(ctx); err == nil {
+		ts.Fatalf("the mean of nothing has a value")
+	}
+	ts.Defer(func() { _ = failed.Close() })
 }
 
 func scriptHandlers() *rpc.Registry {
@@ -70,6 +76,7 @@ func scriptHandlers() *rpc.Registry {
 			return rpc.Tuple{r.Args, r.Kwargs}, nil
 		}).
 		MustHandle("stats.who", func(_ context.Context, r *rpc.Request) (any, error) { return r.From.Name, nil }).
+		MustHandle("stats.crash", func() { panic("a bug") }).
 		MustHandle("stats.slow", func(ctx context.Context) error {
 			<-ctx.Done()
 			return dist.FromContext("stats: slow", ctx)

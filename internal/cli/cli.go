@@ -21,6 +21,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/rpc"
 )
 
 // Exit codes, as "cohort help exit-codes" explains them.
@@ -130,19 +131,29 @@ func exitCode(err error) int {
 	return ExitFailure
 }
 
-// complain prints err: one line, or one JSON object with --json.
+// complain prints err: one line, and below it the stack of a function that failed; or one JSON object with --json.
 func (a *app) complain(err error) {
 	text := err.Error()
+	remote, _ := errors.AsType[*rpc.RemoteError](err)
 	if a.json {
 		code := dist.CodeOf(err)
 		if exitCode(err) == ExitUsage {
 			code = dist.InvalidArgument
 		}
-		_ = json.NewEncoder(a.Err).Encode(map[string]any{"error": text, "code": code.String(), "exit": exitCode(err)})
+		report := map[string]any{"error": text, "code": code.String(), "exit": exitCode(err)}
+		if remote != nil {
+			report["kind"], report["stack"] = remote.Kind, remote.Stack
+		}
+		_ = json.NewEncoder(a.Err).Encode(report)
 		return
 	}
 	style := tui.StyleFor(a.Err, a.Getenv)
 	_, _ = fmt.Fprintln(a.Err, style.Red("cohort:")+" "+tui.Printable(text))
+	if remote != nil {
+		for line := range strings.Lines(remote.Stack) {
+			_, _ = fmt.Fprintln(a.Err, "  "+tui.Printable(strings.ReplaceAll(strings.TrimRight(line, "\r\n"), "\t", "    ")))
+		}
+	}
 }
 
 func (a *app) root() *cobra.Command {
@@ -151,12 +162,14 @@ func (a *app) root() *cobra.Command {
 		Short: "torch.distributed without PyTorch: stores, rendezvous and more",
 		Long: strings.TrimSpace(`
 cohort speaks PyTorch's own wires. Its store serves PyTorch 1.13 and 2.x clients
-on one port, and its commands read and write the store of any PyTorch job.`),
+on one port, and its commands read and write the store of any PyTorch job, and list
+and call the workers of its RPC world.`),
 		Example: strings.Trim(`
   cohort store serve --addr 0.0.0.0:29500     serve a store for a job
   cohort store top --addr node0:29500         see who waits for which key since when
   cohort store get --addr node0:29500 epoch   read a key
   cohort trace dumps/                         say which rank a job that hangs waits for
+  cohort rpc ls --addr node0:29500            list the workers of an RPC world
   cohort demo                                 see four processes meet`, "\n"),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -227,7 +240,7 @@ The exit codes of all commands:
   1  failed: the error says why; also when a signal ended the command early
   2  the command line is wrong
   3  the time was over (--timeout)
-  4  the key does not exist
+  4  the key, worker or function does not exist
   5  compare-and-set: the value was another one and stays as it was`),
 	}
 }

@@ -37,6 +37,9 @@ Start a store and worker processes on this machine. The workers find each other
 over the store, exchange keys, count together and pass a barrier, as the ranks of a
 PyTorch job do. Then they add up a vector with an all-reduce, and pass a remote
 reference around. Nothing is left behind, however the demonstration ends.`),
+		Example: strings.Trim(`
+  cohort demo
+  cohort demo --workers 8 --json`, "\n"),
 		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if workers < 1 || workers > 64 {

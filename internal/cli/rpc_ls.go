@@ -76,7 +76,7 @@ func (a *app) printRPCWorld(w *rpcWorld) error {
 		width = max(width, len(m.Name))
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s world, round %d, %d workers\n", kind, w.Round, len(w.Workers))
+	fmt.Fprintf(&b, "%s world, round %d, %s\n", kind, w.Round, countOf(len(w.Workers), "worker"))
 	fmt.Fprintf(&b, "%5s  %-*s  %-7s  %s", "ID", width, "NAME", "KIND", "ADDRESS")
 	for _, m := range w.Workers {
 		kind := "PyTorch"

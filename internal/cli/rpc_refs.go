@@ -131,12 +131,9 @@ func (r *refsReport) text() string {
 	for _, w := range r.Workers {
 		for _, o := range w.Objects {
 			objects++
-			fmt.Fprintf(&b, "%s  %s  %s, %s, created by %s %s ago", w.Worker, o.ID, cmp.Or(tui.Printable(o.Type), "no type"), size(o), tui.Printable(o.Created), age(o.Age))
-			if !o.Ready {
-				b.WriteString(", not ready")
-			}
+			fmt.Fprintf(&b, "%s  %s  %s, created by %s %s ago", w.Worker, o.ID, what(o), tui.Printable(o.Created), age(o.Age))
 			if o.Local > 0 {
-				fmt.Fprintf(&b, ", used %d times by its owner", o.Local)
+				b.WriteString(", used by its owner")
 			}
 			b.WriteByte('\n')
 			for _, f := range o.Forks {
@@ -148,7 +145,7 @@ func (r *refsReport) text() string {
 	for _, w := range r.Workers {
 		held += len(w.Handles)
 	}
-	fmt.Fprintf(&b, "%d objects and %d references at %d Go workers", objects, held, len(r.Workers))
+	fmt.Fprintf(&b, "%s and %s at %s", countOf(objects, "object"), countOf(held, "reference"), countOf(len(r.Workers), "Go worker"))
 	if len(r.Skipped) > 0 {
 		fmt.Fprintf(&b, "; PyTorch workers do not tell: %s", strings.Join(r.Skipped, ", "))
 	}
@@ -158,11 +155,25 @@ func (r *refsReport) text() string {
 	return b.String()
 }
 
-func size(o rpc.ObjectInfo) string {
-	if o.Size == 0 {
-		return "size unknown"
+// what describes an object: its type and size, or why there is none.
+func what(o rpc.ObjectInfo) string {
+	switch {
+	case o.Error != "":
+		return "failed (" + tui.Printable(o.Error) + ")"
+	case !o.Ready:
+		return "not ready"
+	case o.Size == 0:
+		return cmp.Or(tui.Printable(o.Type), "no type") + ", size unknown"
 	}
-	return tui.Bytes(int64(o.Size))
+	return tui.Printable(o.Type) + ", " + tui.Bytes(int64(o.Size))
+}
+
+// countOf writes a number of things.
+func countOf(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return strconv.Itoa(n) + " " + thing
 }
 
 func age(seconds float64) string { return tui.Age(time.Duration(seconds * float64(time.Second))) }

@@ -127,6 +127,7 @@ def echo(*args, **kwargs): return (args, kwargs)
 class MyError(Exception): pass
 def mine(): raise MyError("mine")
 def local(): return lambda: 1
+def buggy(x): return x + "a" if x is not None else x.nothing
 `
 
 func TestGoCallsPyTorch(t *testing.T) {
@@ -166,6 +167,12 @@ func TestGoCallsPyTorch(t *testing.T) {
 		}
 		if _, err = rpc.Call[any](ctx, a, "py0", "pymod.twice", 1, 2, 3); !errors.Is(err, dist.InvalidArgument) {
 			t.Fatalf("twice with three arguments: %v", err)
+		}
+		for kind, arg := range map[string]any{"TypeError": 1, "AttributeError": nil} { // it was found, and called as it should be
+			_, err = rpc.Call[any](ctx, a, "py0", "pymod.buggy", arg)
+			if !errors.As(err, &remote) || remote.Kind != kind || remote.Code != dist.Remote {
+				t.Fatalf("buggy(%v): %#v", arg, err)
+			}
 		}
 		futures := make([]*dist.Future[float64], 50)
 		for i := range futures {
