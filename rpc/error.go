@@ -305,7 +305,9 @@ func nodeError(worker, text string) *RemoteError {
 	} else if said, stack, ok := strings.Cut(e.Message, "\nException raised from "); ok {
 		e.Message, e.Stack = said, "Exception raised from "+stack
 	}
-	if e.Kind == "ModuleNotFoundError" || strings.HasPrefix(e.Message, "Cannot find matching operator") {
+	switch {
+	case e.Kind == "ModuleNotFoundError", strings.HasPrefix(e.Message, "Cannot find matching operator"),
+		strings.HasPrefix(e.Message, "attempted to get undefined function"):
 		e.Code = dist.NotFound
 	}
 	return e

@@ -132,6 +132,8 @@ func TestNodeErrors(t *testing.T) {
 				Stack: "Exception raised from matchOperator at script_call.cpp:151 (most recent call first):\nframe #0\n", Code: dist.NotFound,
 			},
 		},
+		{"Error on Node 1: attempted to get undefined function f", RemoteError{Kind: "RuntimeError", Message: "attempted to get undefined function f", Code: dist.NotFound}},
+		{"Error on Node 1: expected 2 inputs, but got only 1", RemoteError{Kind: "RuntimeError", Message: "expected 2 inputs, but got only 1", Code: dist.InvalidArgument}},
 		{"Error on Node 1: plain", RemoteError{Kind: "RuntimeError", Message: "plain", Code: dist.Remote}},
 		{"not a class: x\n\nAt:\n y", RemoteError{Kind: "RuntimeError", Message: "not a class: x\n\nAt:\n y", Code: dist.Remote}},
 		{"", RemoteError{Kind: "RuntimeError", Code: dist.Remote}},

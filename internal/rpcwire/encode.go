@@ -247,14 +247,18 @@ func (e *Encoder) reflect(v reflect.Value, depth int) (any, error) {
 }
 
 func (e *Encoder) mapping(v reflect.Value, depth int) (any, error) {
-	d := &Dict{}
-	for iter := v.MapRange(); iter.Next(); {
-		d.Pairs = append(d.Pairs, Pair{iter.Key().Interface(), iter.Value().Interface()})
-	}
-	// Go maps have no order; sorted keys make equal maps equal bytes.
-	slices.SortFunc(d.Pairs, func(a, b Pair) int { return compareKeys(reflect.ValueOf(a.Key), reflect.ValueOf(b.Key)) })
-	pairs, err := e.pairs(d.Pairs, depth)
+	pairs, err := e.pairs(sortedPairs(v), depth)
 	return &pickle.Dict{Pairs: pairs}, err
+}
+
+// sortedPairs returns the entries of a Go map, which have no order: sorted keys make equal maps equal bytes.
+func sortedPairs(v reflect.Value) []Pair {
+	pairs := make([]Pair, 0, v.Len())
+	for iter := v.MapRange(); iter.Next(); {
+		pairs = append(pairs, Pair{iter.Key().Interface(), iter.Value().Interface()})
+	}
+	slices.SortFunc(pairs, func(a, b Pair) int { return compareKeys(reflect.ValueOf(a.Key), reflect.ValueOf(b.Key)) })
+	return pairs
 }
 
 func compareKeys(a, b reflect.Value) int {

@@ -252,12 +252,7 @@ func (e *Encoder) nativeReflect(b []byte, v reflect.Value, depth int) ([]byte, e
 		}
 		return b, nil
 	case reflect.Map:
-		d := &Dict{}
-		for iter := v.MapRange(); iter.Next(); {
-			d.Pairs = append(d.Pairs, Pair{iter.Key().Interface(), iter.Value().Interface()})
-		}
-		slices.SortFunc(d.Pairs, func(x, y Pair) int { return compareKeys(reflect.ValueOf(x.Key), reflect.ValueOf(y.Key)) })
-		return e.nativePairs(append(b, tagDict), d.Pairs, depth)
+		return e.nativePairs(append(b, tagDict), sortedPairs(v), depth)
 	case reflect.Struct:
 		fields, err := structFields(v.Type())
 		if err != nil {

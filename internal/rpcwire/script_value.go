@@ -19,8 +19,9 @@ const jitPickle = "torch.jit._pickle"
 // Device is a torch.device inside a TorchScript value.
 type Device string
 
-// Typed is a TorchScript list or dict with its type, such as "Dict[str, int]". Lists of int, float, bool and tensors,
-// and Dict[str, str], carry their type by themselves and need none.
+// Typed is a TorchScript list or dict with its type, such as "Dict[str, int]". Go slices and maps have their type by
+// themselves ([]string is List[str], map[int][]float64 is Dict[int, List[float]]); it is for lists and dicts whose members
+// do not tell, such as an empty []any or one of tuples.
 type Typed struct {
 	Type  string
 	Value any
@@ -84,18 +85,6 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 			j.TensorID(e.index(x))
 		}
 		j.CloseList()
-	case []string:
-		items := make([]any, len(v))
-		for i, s := range v {
-			items[i] = s
-		}
-		return e.jitTyped(j, Typed{"List[str]", items}, depth)
-	case map[string]string:
-		d := &Dict{}
-		for k, s := range v {
-			d.Set(k, s)
-		}
-		return e.jitTyped(j, Typed{"Dict[str, str]", d}, depth)
 	case Typed:
 		return e.jitTyped(j, v, depth)
 	case []any, *Dict:
@@ -119,7 +108,7 @@ func (e *Encoder) index(t any) int {
 	return 0
 }
 
-// jitReflect takes named and short number types.
+// jitReflect takes named types, short number types, slices and maps.
 func (e *Encoder) jitReflect(j *pickle.JIT, v any, depth int) error {
 	if b, ok := v.(*big.Int); ok && b != nil {
 		return badValue("the integer %v: TorchScript has 64 bits", b)
@@ -147,16 +136,59 @@ func (e *Encoder) jitReflect(j *pickle.JIT, v any, depth int) error {
 			return nil
 		}
 		return e.jitValue(j, r.Elem().Interface(), depth+1)
-	case reflect.Slice:
+	case reflect.Slice, reflect.Array:
 		items := make([]any, r.Len())
 		for i := range items {
 			items[i] = r.Index(i).Interface()
 		}
-		return e.jitValue(j, items, depth+1)
+		return e.jitContainer(j, r.Type(), items, depth)
+	case reflect.Map:
+		return e.jitContainer(j, r.Type(), &Dict{Pairs: sortedPairs(r)}, depth)
 	default:
 		return badValue("a Go %T has no TorchScript form", v)
 	}
 	return nil
+}
+
+// jitContainer pushes a Go slice or map with the type that its Go type has in TorchScript, else the one that its members
+// have in common.
+func (e *Encoder) jitContainer(j *pickle.JIT, t reflect.Type, members any, depth int) error {
+	if name, ok := scriptType(t); ok {
+		return e.jitTyped(j, Typed{name, members}, depth)
+	}
+	return e.jitValue(j, members, depth+1)
+}
+
+// scriptType names what a Go type is in TorchScript; it reports false for types whose values differ in that.
+func scriptType(t reflect.Type) (string, bool) {
+	if t == reflect.TypeFor[*tensor.Tensor]() || t == reflect.TypeFor[*Sparse]() {
+		return "Tensor", true
+	}
+	if t == reflect.TypeFor[Device]() {
+		return "Device", true
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return "bool", true
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
+		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return "int", true
+	case reflect.Float32, reflect.Float64:
+		return "float", true
+	case reflect.Complex64, reflect.Complex128:
+		return "complex", true
+	case reflect.String:
+		return "str", true
+	case reflect.Slice, reflect.Array:
+		elem, ok := scriptType(t.Elem())
+		return "List[" + elem + "]", ok
+	case reflect.Map:
+		key, ok1 := scriptType(t.Key())
+		elem, ok2 := scriptType(t.Elem())
+		return "Dict[" + key + ", " + elem + "]", ok1 && ok2 && t.Key().Kind() != reflect.Array
+	default:
+		return "", false
+	}
 }
 
 func (e *Encoder) jitTuple(j *pickle.JIT, items []any, depth int) error {
@@ -222,32 +254,22 @@ func (e *Encoder) jitTyped(j *pickle.JIT, t Typed, depth int) error {
 	return nil
 }
 
-// scalarType names the TorchScript type of a plain value.
-func scalarType(v any) (string, bool) {
-	switch v.(type) {
-	case bool:
-		return "bool", true
-	case int, int64:
-		return "int", true
-	case float64:
-		return "float", true
-	case complex128:
-		return "complex", true
-	case string:
-		return "str", true
-	case *tensor.Tensor, *Sparse:
-		return "Tensor", true
+// valueType names the TorchScript type of a value.
+func valueType(v any) (string, bool) {
+	if v == nil {
+		return "", false
 	}
-	return "", false
+	return scriptType(reflect.TypeOf(v))
 }
 
+// common names the type that all values have.
 func common(values []any) (string, bool) {
 	if len(values) == 0 {
 		return "Tensor", true // TorchScript's own default for an empty list
 	}
-	first, ok := scalarType(values[0])
+	first, ok := valueType(values[0])
 	for _, v := range values[1:] {
-		t, known := scalarType(v)
+		t, known := valueType(v)
 		ok = ok && known && t == first
 	}
 	return first, ok

@@ -195,8 +195,16 @@ def names(d: Dict[str, int]) -> List[str]:
     for k in d.keys():
         out.append(k)
     return out
+@torch.jit.script
+def total(xs: List[int], fs: List[float], ss: List[str], d: Dict[str, float], n: Dict[int, List[str]], e: List[List[str]]) -> float:
+    return len(xs) + fs[0] + len(ss) + d["a"] + len(n[3]) + len(e)
+@torch.jit.script
+def table(n: int) -> Dict[str, List[float]]:
+    return {"n": [float(n)]}
 `)
-		reg := rpc.NewRegistry().MustHandle("scripted.double", func(x *tensor.Tensor, k int64) (*tensor.Tensor, error) {
+		reg := rpc.NewRegistry().MustHandle("scripted.table", func(n int) map[string][]float64 {
+			return map[string][]float64{"n": make([]float64, n), "empty": {}}
+		}).MustHandle("scripted.double", func(x *tensor.Tensor, k int64) (*tensor.Tensor, error) {
 			xs, err := tensor.Copy[float32](x)
 			if err != nil {
 				return nil, err
@@ -210,6 +218,7 @@ def names(d: Dict[str, int]) -> List[str]:
 		w := start(t, tr, settings{}, py("py0", load+`
 print("loaded", flush=True)
 teq(rpc.rpc_sync("go1", scripted.double, args=(torch.ones(2), 3)), torch.full((2,), 3.))
+eq(rpc.rpc_sync("go1", scripted.table, args=(2,)), {"empty": [], "n": [0.0, 0.0]})
 r = rpc.remote("go1", scripted.double, args=(torch.ones(2), 4))
 teq(r.to_here(), torch.full((2,), 4.))
 del r
@@ -228,6 +237,13 @@ del r
 		if err != nil || len(ns) != 1 || ns[0] != "a" {
 			t.Fatalf("names: %v, %v", ns, err)
 		}
+		if n, err := rpc.Call[float64](ctx, a, "py0", "__torch__.scripted.total", []int{1, 2}, []float32{0.5}, []string{}, map[string]float64{"a": 1},
+			map[int][]string{3: {"x"}}, [][]string{{}, {"y"}}); err != nil || n != 6.5 {
+			t.Fatalf("total: %v, %v", n, err)
+		}
+		if d, err := rpc.Call[map[string][]float64](ctx, a, "py0", "__torch__.scripted.table", 3); err != nil || len(d["n"]) != 1 || d["n"][0] != 3 {
+			t.Fatalf("table: %v, %v", d, err)
+		}
 		ref, err := rpc.Remote[*tensor.Tensor](ctx, a, "py0", "__torch__.scripted.double", x, 6)
 		if err != nil {
 			t.Fatal(err)
@@ -236,8 +252,11 @@ del r
 			t.Fatalf("fetch: %v, %v", y, err)
 		}
 		_ = ref.Close()
-		if _, err := rpc.Call[any](ctx, a, "py0", "__torch__.scripted.missing", x); !errors.Is(err, dist.Remote) || !strings.Contains(err.Error(), "missing") {
+		if _, err := rpc.Call[any](ctx, a, "py0", "__torch__.scripted.missing", x); !errors.Is(err, dist.NotFound) || !strings.Contains(err.Error(), "missing") {
 			t.Fatalf("missing: %v", err)
+		}
+		if _, err := rpc.Call[any](ctx, a, "py0", "__torch__.scripted.double", x); !errors.Is(err, dist.InvalidArgument) {
+			t.Fatalf("an argument too few: %v", err)
 		}
 		w.stop()
 	})
