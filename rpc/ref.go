@@ -33,6 +33,7 @@ type refCore struct {
 	h        *handle // of another worker's
 	typeName string
 	script   bool // a TorchScript value of a PyTorch owner
+	assigned atomic.Bool
 	closed   atomic.Bool
 }
 
@@ -99,7 +100,13 @@ func (r *Ref[T]) AssignReference(v any) error {
 		return dist.Newf("rpc: assign", dist.Mismatch, "a reference to %s where one to %s is expected",
 			strings.TrimPrefix(core.typeName, goTypePrefix), strings.TrimPrefix(want, goTypePrefix))
 	}
-	if untyped, ok := v.(*Ref[any]); ok {
+	if core.assigned.Swap(true) { // a message names a reference once that is in it twice, but each is closed by itself
+		twin, err := core.dup()
+		if err != nil {
+			return err
+		}
+		core = twin
+	} else if untyped, ok := v.(*Ref[any]); ok {
 		untyped.cleanup.Stop()
 	}
 	r.c = core
