@@ -44,7 +44,9 @@ func (m *Machine) PeerDied(id Worker) {
 	if p.lease.state == dead {
 		return
 	}
-	m.failHandlesOf(id, OwnerLost)
+	if !m.opt.NoOwnerDeath {
+		m.failHandlesOf(id, OwnerLost)
+	}
 	if p.lease.state == alive {
 		p.lease.departedAt = m.now
 	}
@@ -66,7 +68,11 @@ func (m *Machine) Expire(id Worker) {
 // expire forgets everything about a dead worker and fences it: if it was only unreachable, it will find that a new
 // session has begun and that all it held is gone.
 func (m *Machine) expire(p *peer) {
-	m.startSession(p, p.session+1)
+	session := p.session + 1
+	if m.opt.NoFence {
+		session = p.session
+	}
+	m.startSession(p, session)
 	p.lease.state = dead
 }
 

@@ -20,6 +20,9 @@ type Options struct {
 	Tombs      int           // how many deleted forks of PyTorch peers are remembered (default 65536)
 
 	NoRoot, NoOrder, NoCancel, NoWithdraw, NoLease, NoGrace, NoRefusal, NoIncarnation, NoTombs bool
+	NoFence                                                                                    bool // what a worker sent before its lease ended still counts afterwards
+	NoOwnerDeath                                                                               bool // references to objects of a dead worker learn it only when their lease ends
+	NoEarly                                                                                    bool // a creation is confirmed when its function has ended
 	// NoPins drops G2 itself: the sanity check of the checker.
 	NoPins bool
 }

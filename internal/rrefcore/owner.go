@@ -53,6 +53,9 @@ func (m *Machine) OwnPending() ID {
 func (m *Machine) Valued(id ID) {
 	if o := m.objects[id]; o != nil {
 		o.valued = true
+		if m.opt.NoEarly && o.called && o.root != (ID{}) {
+			m.send(o.root.On, Message{Kind: Created, ID: id, Fork: o.root})
+		}
 	}
 }
 
@@ -98,7 +101,9 @@ func (m *Machine) CallArrived(from Worker, id, root ID) Code {
 		m.register(o, root, p.life())
 	}
 	o.root, o.called = root, true
-	m.send(from, Message{Kind: Created, ID: id, Fork: root})
+	if !m.opt.NoEarly {
+		m.send(from, Message{Kind: Created, ID: id, Fork: root})
+	}
 	return OK
 }
 

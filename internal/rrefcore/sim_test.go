@@ -200,6 +200,16 @@ func (s *simulation) check() {
 	}
 }
 
+// checkLost tests what must hold for a worker that has just learned of another one's death: no reference to an object of
+// the dead one may look alive.
+func (s *simulation) checkLost(w *simWorker, gone Worker) {
+	for fork, h := range w.m.handles {
+		if h.owner == gone && h.state != failed {
+			s.fail("DANGLING", "worker %d knows that %d is dead, and its reference %v does not", w.id, gone, fork)
+		}
+	}
+}
+
 // act lets the application of a worker do something.
 func (s *simulation) act(w *simWorker) {
 	forks := sortedKeys(w.refs)
@@ -253,6 +263,8 @@ func (s *simulation) create(w, owner *simWorker) {
 	w.refs[wire.Fork] = simRef{wire.ID, owner.id, owner.epoch, tag}
 	s.settle(w)
 	ownerLife := owner.epoch
+	endless := s.rng.IntN(8) == 0 // its function goes on as long as anybody refers to the object
+	arrived := false
 	s.transmit(w.id, owner.id, false, func(o *simWorker) {
 		if o.epoch != ownerLife {
 			return
@@ -260,15 +272,23 @@ func (s *simulation) create(w, owner *simWorker) {
 		if o.m.CallArrived(w.id, wire.ID, wire.Fork) == OK {
 			s.logf("%d runs the call that creates %v", o.id, wire.ID)
 			o.tags[wire.ID] = tag
+			arrived = true
+			if endless {
+				return
+			}
 			s.later(time.Duration(s.rng.Int64N(int64(2*time.Second))), func() {
 				if o.m != nil && o.epoch == ownerLife {
 					o.m.Valued(wire.ID)
+					s.settle(o)
 				}
 			})
 		}
 	})
 	s.later(time.Duration(100+s.rng.Int64N(2000))*time.Millisecond, func() {
 		if w.m != nil && w.epoch == life {
+			if endless && arrived && owner.epoch == ownerLife {
+				return // no deadline: the call is under way
+			}
 			w.m.CreateTimedOut(wire.Fork)
 			s.settle(w)
 		}
@@ -299,6 +319,9 @@ func (s *simulation) carry(w, to *simWorker, wire Wire, ref simRef) {
 			s.settle(w)
 		}
 	})
+	if s.faults.crash && s.rng.IntN(25) == 0 { // what it handed on is still on its way
+		s.crash(w, 50*time.Millisecond)
+	}
 }
 
 // advance moves the clock and lets everything happen that is due.
@@ -333,28 +356,34 @@ func (s *simulation) advance(d time.Duration) {
 	s.check()
 }
 
+// crash ends a worker's process. Some workers find out soon, some by silence.
+func (s *simulation) crash(w *simWorker, soon time.Duration) {
+	s.logf("crash %d", w.id)
+	w.m = nil
+	life := w.epoch
+	if s.rng.IntN(2) == 0 {
+		for _, other := range s.workers {
+			if other.m != nil && s.rng.IntN(2) == 0 {
+				s.later(time.Duration(s.rng.Int64N(int64(soon))), func() {
+					if other.m != nil && w.epoch == life {
+						other.m.PeerDied(w.id)
+						s.settle(other)
+						s.checkLost(other, w.id)
+					}
+				})
+			}
+		}
+	}
+	if s.faults.restart {
+		s.later(time.Duration(s.rng.Int64N(int64(20*time.Second))), func() { s.boot(w) })
+	}
+}
+
 func (s *simulation) misfortune() {
 	w := s.workers[s.rng.IntN(len(s.workers))]
 	switch {
 	case s.faults.crash && w.m != nil && s.rng.IntN(150) == 0:
-		s.logf("crash %d", w.id)
-		w.m = nil
-		life := w.epoch
-		if s.rng.IntN(2) == 0 { // some find out at once, some by silence
-			for _, other := range s.workers {
-				if other.m != nil && s.rng.IntN(2) == 0 {
-					s.later(time.Duration(s.rng.Int64N(int64(time.Second))), func() {
-						if other.m != nil && w.epoch == life {
-							other.m.PeerDied(w.id)
-							s.settle(other)
-						}
-					})
-				}
-			}
-		}
-		if s.faults.restart {
-			s.later(time.Duration(s.rng.Int64N(int64(20*time.Second))), func() { s.boot(w) })
-		}
+		s.crash(w, time.Second)
 	case s.faults.partition && w.m != nil && s.rng.IntN(200) == 0:
 		s.calm = false
 		w.cutAt = s.now + time.Duration(s.rng.Int64N(int64(25*time.Second)))
@@ -456,18 +485,21 @@ func TestEveryExtensionIsNeeded(t *testing.T) {
 		{"withdraw", Options{NoWithdraw: true}},
 		{"leases", Options{NoLease: true}},
 		{"grace", Options{NoGrace: true}},
+		{"fencing", Options{NoFence: true}},
+		{"owner death", Options{NoOwnerDeath: true}},
+		{"confirmation at registration", Options{NoEarly: true}},
 		{"refusal", Options{NoRefusal: true}},
 		{"pins", Options{NoPins: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			for seed := range uint64(500) {
+			for seed := range uint64(2000) {
 				if kind, text := newSimulation(seed+1, c.opt).run(); kind != "" {
 					t.Logf("without %s, seed %d: %s: %s", c.name, seed+1, kind, text)
 					return
 				}
 			}
-			t.Fatalf("500 seeds without %s passed: it is not needed, or the simulation is blind", c.name)
+			t.Fatalf("2000 seeds without %s passed: it is not needed, or the simulation is blind", c.name)
 		})
 	}
 }
