@@ -53,6 +53,7 @@ func (c *channel) read(data []byte) error {
 	}
 	for i, lane := range c.lanes {
 		from, to := piece(len(data), i, len(c.lanes))
+		lane.expect(frameHead + to - from)
 		if err := lane.readInto(data[from:to], "a tensor storage"); err != nil {
 			return err
 		}

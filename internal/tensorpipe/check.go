@@ -64,6 +64,13 @@ const maxOpen = 1 << 20
 
 func newLedger(client bool) *ledger { return &ledger{client: client, open: map[int64]struct{}{}} }
 
+// clear reports whether every request has its answer.
+func (l *ledger) clear() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.open) == 0
+}
+
 func head(m *Message) (kind uint32, id int64, ok bool) {
 	if len(m.Payloads) != RPCPayloads || len(m.Payloads[0]) != 4 || len(m.Payloads[1]) != 8 {
 		return 0, 0, false

@@ -187,5 +187,5 @@ func (ep *Endpoint) establish(addr string, s *stream, plan Plan, more func(strin
 			ch.lanes = append(ch.lanes, lane)
 		}
 	}
-	return &Session{Peer: addr, Dialled: true, Pipe: newPipe(addr, true, ep.cfg, s, reply, ch)}, nil
+	return &Session{Peer: addr, Dialled: true, Pipe: newPipe(ep, addr, true, s, reply, ch)}, nil
 }

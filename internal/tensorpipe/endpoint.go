@@ -18,13 +18,14 @@ import (
 // Endpoint is a worker's end of TensorPipe: one TCP port where pipes arrive, and the dials to other workers. It owns
 // every connection whose handshake is not done; an established [Session] belongs to whoever got it.
 type Endpoint struct {
-	name     string
-	cfg      *config
-	ctx      context.Context //nolint:containedctx // the lifetime of the endpoint: its end cancels dials under way
-	cancel   context.CancelCauseFunc
-	sessions chan *Session
-	work     sync.WaitGroup
-	halfway  chan struct{}
+	name      string
+	cfg       *config
+	lingerers lingerers
+	ctx       context.Context //nolint:containedctx // the lifetime of the endpoint: its end cancels dials under way
+	cancel    context.CancelCauseFunc
+	sessions  chan *Session
+	work      sync.WaitGroup
+	halfway   chan struct{}
 
 	mu       sync.Mutex
 	closed   bool
@@ -387,12 +388,13 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 			return err
 		}
 	}
-	session := &Session{Peer: peer, Pipe: newPipe(peer, false, ep.cfg, s, reply, ch)}
+	session := &Session{Peer: peer, Pipe: newPipe(ep, peer, false, s, reply, ch)}
 	select {
 	case ep.sessions <- session:
 		established = true
 		return nil
 	default:
+		_ = session.Close()
 		return dist.Newf("tensorpipe: handshake", dist.Exhausted, "more than %d sessions wait to be accepted", cap(ep.sessions))
 	}
 }

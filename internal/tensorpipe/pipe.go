@@ -27,6 +27,7 @@ type Pipe struct {
 	reply  *stream // open because the protocol asks for it; PyTorch never uses it
 	chann  channel
 	books  *ledger
+	linger lingering
 
 	sending chan struct{} // holds a token while a message is written
 	recving chan struct{} // holds a token while a message is read
@@ -37,11 +38,19 @@ type Pipe struct {
 	err error
 }
 
-func newPipe(peer string, client bool, cfg *config, main, reply *stream, ch channel) *Pipe {
-	return &Pipe{
-		peer: peer, client: client, cfg: cfg, main: main, reply: reply, chann: ch, books: newLedger(client),
+func newPipe(ep *Endpoint, peer string, client bool, main, reply *stream, ch channel) *Pipe {
+	p := &Pipe{
+		peer: peer, client: client, cfg: ep.cfg, main: main, reply: reply, chann: ch, books: newLedger(client),
 		sending: make(chan struct{}, 1), recving: make(chan struct{}, 1), closed: make(chan struct{}),
 	}
+	p.linger.all = &ep.lingerers
+	if !client {
+		main.takeOver(&p.linger)
+		if len(ch.lanes) == 1 {
+			ch.lanes[0].takeOver(&p.linger)
+		}
+	}
+	return p
 }
 
 // Peer returns the other side's worker name where it is known (on accepted pipes), else its address.
@@ -261,12 +270,16 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 			}
 		}
 	}()
+	p.linger.begin(!p.client && p.books.clear())
+	defer p.linger.end()
+	p.main.expect(leastMessage)
 	if _, err := p.main.br.Peek(1); err != nil {
 		if ctx.Err() != nil && p.Err() == nil {
 			return nil, dist.FromContext("tensorpipe: receive", ctx)
 		}
 		return nil, p.broken("tensorpipe: receive", err)
 	}
+	p.linger.arrived()
 	m, err := p.read()
 	if err == nil {
 		err = p.books.received(m, p.cfg.limits.Requests)
@@ -274,6 +287,7 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 	if err != nil {
 		return nil, p.broken("tensorpipe: receive", err)
 	}
+	m.Quiet = p.main.br.Buffered() == 0
 	return m, nil
 }
 
@@ -290,22 +304,49 @@ func (p *Pipe) read() (*Message, error) {
 		return nil, err
 	}
 	m := &Message{Payloads: make([][]byte, len(d.Payloads))}
-	for i, n := range d.Payloads {
+	rest := int64(0)
+	for _, n := range d.Payloads {
+		rest += frameHead + int64(n) //nolint:gosec // checked against the limit
+	}
+	p.main.expect(int(min(rest, readBuffer)))
+	// Storages are sent behind the payloads. When they have come so have the payloads, which saves a wait; but who sends
+	// them one after the other can only do so when there is room for the first.
+	if rest <= readBuffer {
+		if err = p.readStorages(m, d.Storages); err == nil {
+			err = p.readPayloads(m, d.Payloads)
+		}
+	} else {
+		if err = p.readPayloads(m, d.Payloads); err == nil {
+			err = p.readStorages(m, d.Storages)
+		}
+	}
+	if err != nil {
+		m.Release()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (p *Pipe) readPayloads(m *Message, sizes []uint64) (err error) {
+	for i, n := range sizes {
 		if m.Payloads[i], err = p.main.readFrame(int64(n), "a payload"); err != nil { //nolint:gosec // checked against the limit
-			return nil, err
+			return err
 		}
 		if uint64(len(m.Payloads[i])) != n {
-			return nil, dist.Newf("tensorpipe: receive", dist.Protocol, "a payload of %d bytes where %d were announced", len(m.Payloads[i]), n)
+			return dist.Newf("tensorpipe: receive", dist.Protocol, "a payload of %d bytes where %d were announced", len(m.Payloads[i]), n)
 		}
 	}
-	if len(d.Storages) > 0 {
-		m.Storages = make([]*tensor.Storage, 0, len(d.Storages))
+	return nil
+}
+
+func (p *Pipe) readStorages(m *Message, all []StorageDescriptor) error {
+	if len(all) > 0 {
+		m.Storages = make([]*tensor.Storage, 0, len(all))
 	}
-	for _, s := range d.Storages {
+	for _, s := range all {
 		storage, err := p.cfg.alloc(int(s.Length)) //nolint:gosec // checked against the limit
 		if err != nil {
-			m.Release()
-			return nil, err
+			return err
 		}
 		m.Storages = append(m.Storages, storage)
 		data, err := storage.Bytes()
@@ -313,9 +354,8 @@ func (p *Pipe) read() (*Message, error) {
 			err = p.chann.read(data)
 		}
 		if err != nil {
-			m.Release()
-			return nil, err
+			return err
 		}
 	}
-	return m, nil
+	return nil
 }

@@ -29,10 +29,29 @@ type stream struct {
 	br    *bufio.Reader
 	stall time.Duration
 	set   time.Time // when the write deadline was set; owned by whoever writes
+	own   patient   // nc, where the runtime does not watch it; else nil
 }
 
 func newStream(nc net.Conn, stall time.Duration) *stream {
-	return &stream{nc: nc, br: bufio.NewReaderSize(nc, readBuffer), stall: stall}
+	s := &stream{nc: nc, stall: stall}
+	s.br = bufio.NewReaderSize(s, readBuffer)
+	return s
+}
+
+// Read is for the buffer.
+func (s *stream) Read(b []byte) (int, error) { return s.nc.Read(b) }
+
+// takeOver lets the receiver wait by itself. Nobody may use the connection meanwhile.
+func (s *stream) takeOver(l *lingering) {
+	s.nc = takeOver(s.nc, l)
+	s.own, _ = s.nc.(patient)
+}
+
+// expect says how many bytes will come for certain, those in the buffer included.
+func (s *stream) expect(n int) {
+	if s.own != nil {
+		s.own.expect(n - s.br.Buffered())
+	}
 }
 
 // readHead reads the length of the next frame.
@@ -121,13 +140,20 @@ func (st *step) run(ctx context.Context) error {
 			return ctx.Err()
 		}
 		part := st.nextPart()
-		n, err := part.WriteTo(st.to.nc)
+		n, err := st.to.write(part)
 		st.consume(n)
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (s *stream) write(bufs net.Buffers) (int64, error) {
+	if s.own != nil {
+		return s.own.writeBuffers(bufs)
+	}
+	return bufs.WriteTo(s.nc)
 }
 
 // nextPart returns the first buffers, about writeChunk bytes of them.

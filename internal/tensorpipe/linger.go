@@ -1,0 +1,81 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensorpipe
+
+import (
+	"net"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// PyTorch writes a request in six pieces. The runtime watches every connection with a thread of its own, which each piece
+// wakes; it wakes a goroutine, and that the monitor of the runtime. These threads compete with the one that is writing,
+// and on a machine whose cores are busy, as they are where PyTorch workers poll their shared memory, a small call waits
+// for them most of the time. So the connections that requests arrive on are not watched: while requests come one after
+// the other, whoever receives lingers, that is, it waits for the next one in the kernel, in its own thread, for a moment
+// and until enough has come. Only then it parks, like everybody else.
+
+const (
+	// lingerTime is how long a receiver lingers. It occupies one of the GOMAXPROCS meanwhile, unless the runtime needs it.
+	lingerTime = time.Millisecond
+	// lingerCredit is the number of messages that may come later than that before the receiver does not linger any more.
+	lingerCredit = 4
+	// leastMessage is the size of the smallest message of PyTorch's without its tensors: 36 bytes of a descriptor, type and
+	// id, a payload of no bytes, and an empty tensor table of 47. A smaller one is found when the receiver has lingered.
+	leastMessage = 36 + 12 + 16 + 8 + 55
+)
+
+// patient is a connection that is not watched.
+type patient interface {
+	net.Conn
+	// expect says that at least n further bytes will come: whoever reads need not be woken before.
+	expect(n int)
+	// writeBuffers is [net.Buffers.WriteTo].
+	writeBuffers(bufs net.Buffers) (int64, error)
+}
+
+// lingerers counts the receivers of an endpoint that linger. One of the GOMAXPROCS is always left to others.
+type lingerers struct{ n atomic.Int32 }
+
+func (l *lingerers) enter() bool {
+	if int(l.n.Add(1)) < runtime.GOMAXPROCS(0) {
+		return true
+	}
+	l.n.Add(-1)
+	return false
+}
+
+func (l *lingerers) leave() { l.n.Add(-1) }
+
+// lingering says whether the receiver of a pipe lingers. It belongs to whoever receives.
+type lingering struct {
+	all    *lingerers
+	began  time.Time
+	credit int
+	on     bool
+}
+
+// begin is called before the wait for a message. alone says that nothing else is under way on the pipe.
+func (l *lingering) begin(alone bool) {
+	l.began = time.Now()
+	l.on = alone && l.credit > 0 && l.all.enter()
+}
+
+// arrived is called when a message has begun to arrive. The rest of it is waited for in the same way.
+func (l *lingering) arrived() {
+	if time.Since(l.began) < lingerTime {
+		l.credit = lingerCredit
+	} else if l.credit > 0 {
+		l.credit--
+	}
+}
+
+// end is called when the message is complete, or there will be none.
+func (l *lingering) end() {
+	if l.on {
+		l.on = false
+		l.all.leave()
+	}
+}
