@@ -4,7 +4,6 @@
 package rpc
 
 import (
-	"context"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -26,6 +25,8 @@ func (a *Agent) accept() {
 			continue
 		}
 		c := newConn(a, a.sender(s.Peer, -1), s)
+		q := &requests{conn: c}
+		c.inline = newInline(q, pipeGuard)
 		a.mu.Lock()
 		if a.closed {
 			a.mu.Unlock()
@@ -33,43 +34,8 @@ func (a *Agent) accept() {
 			return
 		}
 		a.pipes[c] = struct{}{}
-		a.work.Go(c.readRequests)
+		a.work.Go(func() { q.read(0) })
 		a.mu.Unlock()
-	}
-}
-
-// readRequests is the reading goroutine of a pipe that a peer opened.
-func (c *conn) readRequests() {
-	a := c.agent
-	defer func() {
-		a.mu.Lock()
-		delete(a.pipes, c)
-		a.mu.Unlock()
-		_ = c.pipe.Close()
-	}()
-	for {
-		raw, err := c.pipe.Recv(context.Background())
-		if err != nil {
-			a.connLost(c, err)
-			return
-		}
-		if c.peer().worker < 0 { // a worker of a dynamic world becomes a member after its first calls
-			c.from.Store(a.sender(c.peer().name, -1))
-		}
-		c.peer().stats.received(sizeOf(raw))
-		kind, id, err := rpcwire.DecodeHead(raw)
-		r := &request{conn: c, peer: c.peer(), id: uint64(id), kind: kind} //nolint:gosec // echoed as it came
-		var m *rpcwire.Message
-		if err == nil {
-			m, err = rpcwire.Decode(raw)
-		}
-		if err != nil {
-			raw.Release()
-			r.refuse(err)
-			continue
-		}
-		r.payload, r.tensors = m.Payload, m.Tensors
-		a.dispatch(r)
 	}
 }
 

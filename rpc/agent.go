@@ -429,4 +429,4 @@ func insideAgent() bool {
 }
 
 // agentFrames are the functions below which other people's code runs in goroutines of an agent.
-var agentFrames = []string{"/rpc.(*Agent).runCall", "/rpc.(*conn).readAnswers", "/rpc.(*conn).readRequests", "/cohortwire.(*Link).read"}
+var agentFrames = []string{"/rpc.(*Agent).runCall", "/rpc.(*conn).readAnswers", "/rpc.(*requests).read", "/cohortwire.(*Link).read"}

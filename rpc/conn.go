@@ -29,7 +29,7 @@ type conn struct {
 	from   atomic.Pointer[peer] // a guest may turn out to be a new member
 	pipe   *tensorpipe.Pipe
 	link   *cohortwire.Link
-	inline *inline // of a link
+	inline *inline // of a link, and of a pipe for the peer's requests
 
 	mu      sync.Mutex
 	next    uint64
@@ -69,7 +69,7 @@ func newConn(a *Agent, p *peer, s *tensorpipe.Session) *conn {
 	c.from.Store(p)
 	p.met.Store(true)
 	if s.Link != nil {
-		c.inline = newInline(s.Link)
+		c.inline = newInline(s.Link, linkGuard)
 	}
 	return c
 }

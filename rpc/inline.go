@@ -6,23 +6,33 @@ package rpc
 import (
 	"sync/atomic"
 	"time"
-
-	"github.com/cohort-dist/cohort/internal/cohortwire"
 )
 
 const (
-	// inlineLimit is how long a handler may hold up the goroutine that reads its link before another one takes over; it
-	// may be found up to as much later.
-	inlineLimit = 500 * time.Microsecond
+	// linkGuard and pipeGuard are how long a handler may hold up the goroutine that reads its link or pipe before another
+	// one takes over; it may be found up to as much later. PyTorch's calls take longer than ours, and on a pipe only
+	// handlers run so that were short lately: there the guard looks less often, because its look costs a thread's waking.
+	linkGuard = 500 * time.Microsecond
+	pipeGuard = 2 * time.Millisecond
+	// shortLimit is up to what time handlers run in the goroutine that reads a pipe.
+	shortLimit = 200 * time.Microsecond
 	// briefLimit is up to what time handlers run one after the other while further requests wait: about what it costs to
 	// give one to another goroutine.
 	briefLimit = 10 * time.Microsecond
 )
 
-// inline lets handlers run in the goroutine that reads a link, which saves a hand-off. A handler that waits for a call of
+// reader is who reads a session and calls the agent with what was read: a link, or the requests of a pipe. Turn numbers
+// these calls, and Handover lets another goroutine read on during one.
+type reader interface {
+	Turn() uint64
+	Handover(turn uint64)
+}
+
+// inline lets handlers run in the goroutine that reads, which saves a hand-off. A handler that waits for a call of
 // its own hands the reading over first; one that takes long for another reason is found by the guard.
 type inline struct {
-	link  *cohortwire.Link
+	reader
+	limit time.Duration
 	cost  atomic.Int64 // nanoseconds that recent handlers took: the longest, fading
 	guard *time.Timer
 	armed atomic.Bool
@@ -30,8 +40,8 @@ type inline struct {
 	inner atomic.Uint64 // the last turn that came to a handler
 }
 
-func newInline(l *cohortwire.Link) *inline {
-	in := &inline{link: l}
+func newInline(r reader, limit time.Duration) *inline {
+	in := &inline{reader: r, limit: limit}
 	in.guard = time.AfterFunc(time.Hour, in.look)
 	in.guard.Stop()
 	return in
@@ -39,6 +49,9 @@ func newInline(l *cohortwire.Link) *inline {
 
 // brief reports whether handlers take so little time that it is not worth to run them side by side.
 func (in *inline) brief() bool { return in.cost.Load() <= int64(briefLimit) }
+
+// short reports whether handlers can be expected to take little time.
+func (in *inline) short() bool { return in.cost.Load() <= int64(shortLimit) }
 
 // took notes how long a handler was under way.
 func (in *inline) took(d time.Duration) {
@@ -50,7 +63,7 @@ func (in *inline) took(d time.Duration) {
 
 // run runs a request in the reading goroutine.
 func (in *inline) run(a *Agent, r *request) {
-	r.place.link, r.place.turn = in.link, in.link.Turn()
+	r.place.reader, r.place.turn = in.reader, in.Turn()
 	in.watch()
 	a.runCall(r)
 }
@@ -63,28 +76,28 @@ func (in *inline) do(fn func()) {
 
 // watch sets the guard, unless it is.
 func (in *inline) watch() {
-	in.inner.Store(in.link.Turn())
+	in.inner.Store(in.Turn())
 	if !in.armed.Load() && in.armed.CompareAndSwap(false, true) {
-		in.guard.Reset(inlineLimit)
+		in.guard.Reset(in.limit)
 	}
 }
 
 // look is the guard: it hands over the reading when the handler that ran at the last look still does, and looks again as
 // long as there is traffic. One timer for all handlers costs nothing per handler.
 func (in *inline) look() {
-	turn := in.link.Turn()
+	turn := in.Turn()
 	if turn == in.seen && turn%2 == 1 && turn != in.inner.Load() {
-		in.guard.Reset(inlineLimit) // not in a handler: what the control stream says must be heard before the next frame
+		in.guard.Reset(in.limit) // not in a handler: what the control stream says must be heard before the next frame
 		return
 	}
 	if turn == in.seen {
-		in.link.Handover(turn) // does nothing between two handlers
+		in.Handover(turn) // does nothing between two handlers
 		in.armed.Store(false)
-		if in.link.Turn() == turn || !in.armed.CompareAndSwap(false, true) {
+		if in.Turn() == turn || !in.armed.CompareAndSwap(false, true) {
 			return // no handler began since, or it has set the guard
 		}
-		turn = in.link.Turn()
+		turn = in.Turn()
 	}
 	in.seen = turn
-	in.guard.Reset(inlineLimit)
+	in.guard.Reset(in.limit)
 }

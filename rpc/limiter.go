@@ -6,8 +6,6 @@ package rpc
 import (
 	"context"
 	"sync"
-
-	"github.com/cohort-dist/cohort/internal/cohortwire"
 )
 
 // limiter bounds how many handlers run at once. A handler gives its place up while it waits for a call of its own and
@@ -80,8 +78,8 @@ type place struct {
 	mu      sync.Mutex
 	waiting int // calls of this handler that wait at the same time
 	gone    bool
-	link    *cohortwire.Link // set when the handler runs in the goroutine that reads it
-	turn    uint64           // of the link
+	reader  reader // set when the handler runs in the goroutine that reads
+	turn    uint64 // of the reader
 }
 
 type placeKey struct{}
@@ -100,8 +98,8 @@ func (p *place) pause() {
 	p.waiting++
 	first := p.waiting == 1 && !p.gone
 	p.mu.Unlock()
-	if p.link != nil {
-		p.link.Handover(p.turn)
+	if p.reader != nil {
+		p.reader.Handover(p.turn)
 	}
 	if first {
 		p.l.leave()

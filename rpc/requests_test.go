@@ -1,0 +1,130 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// pipes returns two workers that are connected by pipes, as with PyTorch workers, after calls that were short and came
+// one after the other: the next one runs in the goroutine that reads.
+func pipes(t *testing.T, reg *Registry) (context.Context, *Agent) {
+	t.Helper()
+	reg.MustHandle("pipe.echo", func(n int) int { return n })
+	agents := world(t, 2, true, func(int) *Registry { return reg }, WithTransports(TransportUV))
+	ctx := testContext(t)
+	echoes(ctx, t, agents[0])
+	return ctx, agents[0]
+}
+
+func void(ctx context.Context, a *Agent, to, fn string) error {
+	_, err := Call[any](ctx, a, to, fn)
+	return err
+}
+
+func echoes(ctx context.Context, t *testing.T, a *Agent) {
+	t.Helper()
+	for n := range 20 {
+		if v, err := Call[int](ctx, a, "w1", "pipe.echo", n); err != nil || v != n {
+			t.Fatalf("call %d: %d, %v", n, v, err)
+		}
+	}
+}
+
+// TestLongHandlerOnPipe makes a handler wait for another request on the same pipe, in every way a handler can.
+func TestLongHandlerOnPipe(t *testing.T) {
+	for _, way := range []string{"block", "compute", "call"} {
+		t.Run(way, func(t *testing.T) {
+			release := make(chan struct{}, 1)
+			released := atomic.Bool{}
+			reg := NewRegistry().
+				MustHandle("pipe.release", func() { released.Store(true); release <- struct{}{} }).
+				MustHandle("pipe.block", func(ctx context.Context) error {
+					select {
+					case <-release:
+						return nil
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				}).
+				MustHandle("pipe.compute", func(ctx context.Context) error {
+					for !released.Load() && ctx.Err() == nil {
+						runtime.Gosched()
+					}
+					<-release
+					return ctx.Err()
+				}).
+				MustHandle("pipe.call", func(ctx context.Context) error {
+					return void(ctx, AgentFrom(ctx), "w0", "pipe.block")
+				})
+			ctx, a := pipes(t, reg)
+			for range 5 {
+				released.Store(false)
+				done := make(chan error, 1)
+				go func() { done <- void(ctx, a, "w1", "pipe."+way) }()
+				time.Sleep(time.Millisecond)
+				echoes(ctx, t, a)
+				to := "w1"
+				if way == "call" {
+					to = "w0"
+				}
+				if err := void(ctx, a, to, "pipe.release"); err != nil {
+					t.Fatal(err)
+				}
+				if err := <-done; err != nil {
+					t.Fatal(err)
+				}
+				echoes(ctx, t, a)
+			}
+		})
+	}
+}
+
+// TestHandlerEndsItsGoroutine calls a handler that ends the goroutine it runs in. Its own call is lost, as it says in
+// Go's testing package; nobody else's is.
+func TestHandlerEndsItsGoroutine(t *testing.T) {
+	reg := NewRegistry().MustHandle("pipe.exit", func() { runtime.Goexit() })
+	ctx, a := pipes(t, reg)
+	for range 3 {
+		short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		if err := void(short, a, "w1", "pipe.exit"); !errors.Is(err, dist.DeadlineExceeded) {
+			t.Errorf("a call that cannot be answered: %v", err)
+		}
+		cancel()
+		echoes(ctx, t, a)
+	}
+}
+
+// TestSlowHandlersRunSideBySide has handlers that sleep: after the first of them each gets a goroutine of its own.
+func TestSlowHandlersRunSideBySide(t *testing.T) {
+	var running, most atomic.Int32
+	reg := NewRegistry().MustHandle("pipe.sleep", func() {
+		n := running.Add(1)
+		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+		}
+		time.Sleep(20 * time.Millisecond)
+		running.Add(-1)
+	})
+	ctx, a := pipes(t, reg)
+	const calls = 16
+	errs := make(chan error, calls)
+	for range calls {
+		go func() { errs <- void(ctx, a, "w1", "pipe.sleep") }()
+	}
+	for range calls {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if most.Load() < 2 {
+		t.Error("no two handlers ran at the same time")
+	}
+}
