@@ -121,6 +121,12 @@ func (a *Agent) onLinkClosed(l *cohortwire.Link, err error) {
 	}
 }
 
+// aside tells the frames that a caller may pass to onFrame while it waits for something else: none of them runs code of
+// the program, except for observers.
+func aside(t cohortwire.Type) bool {
+	return t == frameControl || t == cohortwire.Type(rpcwire.RemoteRet)
+}
+
 // onFrame gets every frame of every link, in the link's reading goroutine: it must not block.
 func (a *Agent) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 	c := a.linkConn(l)
@@ -164,6 +170,6 @@ func (a *Agent) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 		return
 	}
 	r.payload, r.tensors = m.Payload, m.Tensors
-	r.inline = f.Quiet
+	r.inline = f.Quiet || r.creates() && isFetch(rpcwire.Type(f.Next)) // a fetch that came along mostly waits for what is made here
 	a.dispatch(r)
 }

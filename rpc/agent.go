@@ -148,6 +148,7 @@ func (a *Agent) listen(id int) error {
 		opts = append(opts, tensorpipe.WithCohort(cohortwire.Config{
 			Identity:  cohortwire.Identity{Name: a.name, ID: int16(a.id), Incarnation: a.epoch},
 			OnFrame:   a.onFrame,
+			Aside:     aside,
 			OnClose:   a.onLinkClosed,
 			Heartbeat: a.cfg.core.Heartbeat, Limit: linkLimit(a.cfg.core.Lease),
 		}))

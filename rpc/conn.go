@@ -146,7 +146,7 @@ func (c *conn) begin(ctx context.Context, m *rpcwire.Message, wait *pending, for
 	if err != nil && c.forget(id) {
 		return id, err
 	}
-	if wait.fn != nil && c.link != nil {
+	if wait.fn != nil && c.link != nil && !creates(m.Type) { // the link sees to a creation itself
 		c.link.Recall()
 	}
 	c.peer().stats.sent(size)
@@ -173,7 +173,7 @@ func (c *conn) write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 	if err != nil {
 		return 0, err
 	}
-	f.Forks, f.Flags = forks, flags
+	f.Forks, f.Flags, f.Hold = forks, flags, creates(m.Type) // what is made is mostly wanted at once
 	if !deadline.IsZero() {
 		if f.Deadline = time.Until(deadline); f.Deadline <= 0 {
 			return 0, dist.New("rpc: send", dist.DeadlineExceeded, "the deadline has passed")
@@ -252,6 +252,15 @@ func (c *conn) await(id uint64) (reply, bool) {
 		return reply{}, false
 	}
 	return reply{msg: m, frame: f, err: err}, true
+}
+
+// recall makes sure that what comes from a worker is heard at once, and what was held back for it leaves.
+func (a *Agent) recall(w rrefcore.Worker) {
+	if p := a.peerByID(w); p != nil {
+		if c := p.current(); c != nil && c.link != nil {
+			c.link.Recall()
+		}
+	}
 }
 
 func frameSize(f *cohortwire.Frame) int {

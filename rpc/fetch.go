@@ -14,6 +14,10 @@ import (
 // flagExact marks a fetch among Go workers: its payload is the object's id with the epoch, which PyTorch's form lacks.
 const flagExact = 1
 
+func isFetch(t rpcwire.Type) bool {
+	return t == rpcwire.PythonRRefFetchCall || t == rpcwire.ScriptRRefFetchCall
+}
+
 // fetchArrived answers a fetch when the object has its value.
 func (r *refs) fetchArrived(req *request) {
 	script := req.kind == rpcwire.ScriptRRefFetchCall
@@ -45,7 +49,7 @@ func (r *refs) fetchArrived(req *request) {
 	if code == rrefcore.OK {
 		o = r.object(id)
 	}
-	e := r.take()
+	e := r.take(false)
 	r.mu.Unlock()
 	r.perform(e)
 	if o == nil {

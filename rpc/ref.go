@@ -190,6 +190,7 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 	pl := placeOf(ctx)
 	pl.pause()
 	defer pl.resume()
+	r.c.a.recall(r.c.h.wire.Owner)
 	select {
 	case <-r.c.h.ready:
 		return r.c.state()

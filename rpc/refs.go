@@ -26,8 +26,9 @@ type refs struct {
 	m       *rrefcore.Machine
 	objects map[rrefcore.ID]*object
 	handles map[rrefcore.ID]*handle
-	dirty   map[rrefcore.Worker]struct{} // Go peers with something to be sent
+	dirty   map[rrefcore.Worker]bool     // Go peers with something to be sent, and whether somebody may wait for what it brings
 	lazy    map[rrefcore.Worker]struct{} // Go peers with something that can wait for company
+	taken   []rrefcore.Effect            // room for what a step asks for
 	closed  bool
 	lent    map[uint64]*refCore // on their way from this worker to itself
 	token   uint64
@@ -41,7 +42,7 @@ type refs struct {
 func newRefs(a *Agent) *refs {
 	return &refs{
 		a: a, begun: time.Now(), m: rrefcore.New(a.id, rrefcore.Epoch(a.epoch), a.cfg.core),
-		objects: map[rrefcore.ID]*object{}, handles: map[rrefcore.ID]*handle{}, dirty: map[rrefcore.Worker]struct{}{}, lazy: map[rrefcore.Worker]struct{}{},
+		objects: map[rrefcore.ID]*object{}, handles: map[rrefcore.ID]*handle{}, dirty: map[rrefcore.Worker]bool{}, lazy: map[rrefcore.Worker]struct{}{},
 		kick: make(chan struct{}, 1), later: stoppedTimer(), lent: map[uint64]*refCore{},
 	}
 }
@@ -50,27 +51,36 @@ func newRefs(a *Agent) *refs {
 type effects struct {
 	sends []rrefcore.Effect
 	calls []func()
-	wake  bool
-	late  bool // what is to be sent can wait a little
+	wake  bool // something is to be sent
+	later bool // something is to be sent, but can wait a little
 }
 
 // step runs fn on the machine and performs what it asks for. Flushes are left to run, unless the caller does them.
 func (r *refs) step(fn func(m *rrefcore.Machine)) {
 	r.mu.Lock()
 	fn(r.m)
-	e := r.take()
+	e := r.take(false)
 	r.mu.Unlock()
 	r.perform(e)
 }
 
-// take sorts the machine's effects. Called with the lock.
-func (r *refs) take() (e effects) {
-	for _, x := range r.m.Take() {
+// take sorts the machine's effects. late says that what is to be sent can wait a little. Called with the lock.
+func (r *refs) take(late bool) (e effects) {
+	r.taken = r.m.Take(r.taken[:0])
+	for i := range r.taken {
+		x := &r.taken[i] // what is kept of it must be copied
 		switch x.Kind {
 		case rrefcore.Send:
-			e.sends = append(e.sends, x)
+			e.sends = append(e.sends, *x)
 		case rrefcore.Flush:
-			r.dirty[x.To] = struct{}{}
+			if (late || x.Late) && !r.a.leaving.Load() {
+				if _, known := r.dirty[x.To]; !known {
+					r.dirty[x.To] = false
+				}
+				e.later = true
+				continue
+			}
+			r.dirty[x.To] = true
 			e.wake = true
 		case rrefcore.Confirmed:
 			if h := r.handles[x.Fork]; h != nil {
@@ -91,8 +101,8 @@ func (r *refs) take() (e effects) {
 			}
 		case rrefcore.Orphaned:
 			if o := r.objects[x.ID]; o != nil {
-				code := x.Code
-				e.calls = append(e.calls, func() { o.set(nil, refFailure("fetch", x.ID, r.a.name, code, nil)) })
+				id, code := x.ID, x.Code
+				e.calls = append(e.calls, func() { o.set(nil, refFailure("fetch", id, r.a.name, code, nil)) })
 			}
 		}
 	}
@@ -104,8 +114,7 @@ func (r *refs) take() (e effects) {
 func (r *refs) stepLazy(fn func(m *rrefcore.Machine)) {
 	r.mu.Lock()
 	fn(r.m)
-	e := r.take()
-	e.late = true
+	e := r.take(true)
 	r.mu.Unlock()
 	r.perform(e)
 }
@@ -117,18 +126,13 @@ func (r *refs) perform(e effects) {
 	for _, x := range e.sends {
 		r.enqueue(x.To, x.Msg)
 	}
-	if !e.wake {
-		return
-	}
-	if e.late {
-		if r.soon.CompareAndSwap(false, true) {
-			r.later.Reset(controlDelay)
+	if e.wake {
+		select {
+		case r.kick <- struct{}{}:
+		default:
 		}
-		return
-	}
-	select {
-	case r.kick <- struct{}{}:
-	default:
+	} else if e.later && r.soon.CompareAndSwap(false, true) {
+		r.later.Reset(controlDelay)
 	}
 }
 
@@ -166,17 +170,23 @@ func (r *refs) run() {
 	}
 }
 
-// controlDelay is how long deletes wait for company, ackDelay how long acknowledgements do.
+// controlDelay is how long deletes wait for company, ackDelay how long acknowledgements do. With controlRide messages the
+// next creating call takes them along.
 const (
-	controlDelay = time.Millisecond
+	controlDelay = 5 * time.Millisecond
 	ackDelay     = 10 * time.Millisecond
+	controlRide  = 64
 )
 
 // flushDirty sends what is waiting. A mere acknowledgement is left for the next time, which it reports.
 func (r *refs) flushDirty() (left bool) {
 	r.mu.Lock()
-	var to []rrefcore.Worker
-	for w := range r.dirty {
+	type dirty struct {
+		w      rrefcore.Worker
+		waited bool
+	}
+	var to []dirty
+	for w, urgent := range r.dirty {
 		_, waited := r.lazy[w]
 		if r.m.Unsent(w) == 0 && !waited && !r.a.leaving.Load() {
 			r.lazy[w] = struct{}{}
@@ -185,20 +195,20 @@ func (r *refs) flushDirty() (left bool) {
 		}
 		delete(r.dirty, w)
 		delete(r.lazy, w)
-		to = append(to, w)
+		to = append(to, dirty{w, urgent})
 	}
 	r.mu.Unlock()
-	for _, w := range to {
-		p := r.a.peerByID(w)
+	for _, d := range to {
+		p := r.a.peerByID(d.w)
 		if p == nil {
 			continue
 		}
 		if c := p.current(); c != nil && c.link != nil {
-			r.flushOn(p, c)
+			r.flushOn(p, c, !d.waited)
 			continue
 		}
 		r.mu.Lock()
-		waiting := r.m.Waiting(w)
+		waiting := r.m.Waiting(d.w)
 		r.mu.Unlock()
 		if waiting > 0 { // the connection brings it along
 			r.a.heal(p)
@@ -207,10 +217,10 @@ func (r *refs) flushDirty() (left bool) {
 	return left
 }
 
-// flushOn sends the control stream's news on a link, in order.
+// flushOn sends the control stream's news on a link, in order. calm says that nobody waits for what they bring about.
 //
 //nolint:contextcheck,nolintlint // the stream outlives whoever caused its messages
-func (r *refs) flushOn(p *peer, c *conn) {
+func (r *refs) flushOn(p *peer, c *conn, calm bool) {
 	p.flush.Lock()
 	defer p.flush.Unlock()
 	if p.stream != c {
@@ -224,7 +234,7 @@ func (r *refs) flushOn(p *peer, c *conn) {
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.a.ctx, 10*time.Second)
-		err := c.link.Send(ctx, &cohortwire.Frame{Type: frameControl, Payload: encodeControl(f)})
+		err := c.link.Send(ctx, &cohortwire.Frame{Type: frameControl, Payload: encodeControl(f), Calm: calm})
 		cancel()
 		if err != nil { // the next frame brings it again, on this link or on the next
 			r.mu.Lock()
@@ -241,7 +251,7 @@ func (r *refs) flushNow(p *peer, wires []rrefcore.Wire) {
 		return
 	}
 	if c := p.current(); c != nil && c.link != nil {
-		r.flushOn(p, c)
+		r.flushOn(p, c, false)
 	}
 }
 
@@ -265,7 +275,7 @@ func (r *refs) connected(p *peer, kind rrefcore.PeerKind, epoch uint64, c *conn)
 	})
 	p.flush.Unlock()
 	if kind == rrefcore.Cohort {
-		r.flushOn(p, c)
+		r.flushOn(p, c, false)
 	}
 }
 

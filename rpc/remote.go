@@ -84,8 +84,8 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 	if code == rrefcore.OK {
 		h = r.enter(w, "", fn)
 	}
-	e := r.take()
-	e.late = true // the call itself registers the object; the announcement must only precede a delete or cancel
+	e := r.take(true) // the call itself registers the object; the announcement must only precede a delete or cancel
+	company, calm := r.m.Unsent(p.worker) >= controlRide, !r.dirty[p.worker]
 	r.mu.Unlock()
 	r.perform(e)
 	if code != rrefcore.OK {
@@ -94,6 +94,9 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 	core := &refCore{a: a, h: h, script: parseTarget(fn).isScript()}
 	o := a.creation(p, h, fn, args)
 	if c := p.current(); c != nil {
+		if company && c.link != nil {
+			r.flushOn(p, c, calm)
+		}
 		a.create(ctx, c, o, h)
 		return core, nil
 	}
@@ -151,7 +154,7 @@ func (a *Agent) create(ctx context.Context, c *conn, o outgoing, h *handle) {
 		}
 		switch {
 		case err == nil:
-			r.step(func(m *rrefcore.Machine) { m.CreateReplied(h.wire.Fork, true) })
+			r.stepLazy(func(m *rrefcore.Machine) { m.CreateReplied(h.wire.Fork, true) })
 		case dist.CodeOf(err) == dist.DeadlineExceeded, dist.CodeOf(err) == dist.Canceled:
 			r.mu.Lock()
 			h.cause = err
@@ -272,8 +275,7 @@ func (r *refs) callArrived(req *request, pair rpcwire.RRefPair, fn string, cance
 		o.called = true
 		o.where = fn + " for " + req.peer.name
 	}
-	e := r.take()
-	e.late = true // the answer confirms it as well
+	e := r.take(true) // the answer confirms it as well
 	r.mu.Unlock()
 	r.perform(e)
 	if o == nil {

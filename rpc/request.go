@@ -48,8 +48,11 @@ type wrapper func(m *rpcwire.Message) error
 func (r *request) cohort() bool { return r.conn == nil || r.conn.cohort() }
 
 // creates reports whether the result stays here, as an object.
-func (r *request) creates() bool {
-	return r.kind == rpcwire.PythonRemoteCall || r.kind == rpcwire.ScriptRemoteCall
+func (r *request) creates() bool { return creates(r.kind) }
+
+// creates reports whether a message of this type is a creating call.
+func creates(t rpcwire.Type) bool {
+	return t == rpcwire.PythonRemoteCall || t == rpcwire.ScriptRemoteCall
 }
 
 // answer sends the one answer.

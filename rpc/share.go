@@ -77,7 +77,7 @@ func (r *refs) share(core *refCore, p *peer) (rrefcore.Wire, string, error) {
 	} else {
 		w, code = r.m.Share(core.h.wire.Fork, p.worker)
 	}
-	e := r.take()
+	e := r.take(false)
 	e.wake = false // the caller flushes before it sends
 	r.mu.Unlock()
 	r.perform(e)
@@ -251,7 +251,7 @@ func (d *decoding) arrive(f rpcwire.RRefFork) (any, error) {
 			}
 		}
 	}
-	e := r.take()
+	e := r.take(false)
 	r.mu.Unlock()
 	r.perform(e)
 	if code != rrefcore.OK {

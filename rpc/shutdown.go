@@ -206,7 +206,7 @@ func (r *refs) dropAll() {
 		delete(r.handles, fork)
 	}
 	r.m.DropAll()
-	e := r.take()
+	e := r.take(false)
 	r.mu.Unlock()
 	r.perform(e)
 }

@@ -69,12 +69,19 @@ type Frame struct {
 	Storages    []*tensor.Storage
 	// Quiet says of a received frame that nothing behind it had been read: nobody waits for OnFrame to return.
 	Quiet bool
+	// Next is the type of the one frame behind a received one, when that is all that had been read; else zero.
+	Next Type
 	// Written, when not nil, is called once the frame has been written and its memory may be used for something else. It
 	// must not block. It is not called for a frame that is not written to its end.
 	Written func()
 	// Turn, when not zero, says that nobody waits for this frame: [Link.Post] in that [Link.Turn] lets it go with the next
 	// one, or when everything that has arrived was dealt with.
 	Turn uint64
+	// Hold says of a request that another one, whose answer somebody waits for, is likely to follow at once: [Link.Send] may
+	// let it go with that. Nobody reads its answer with [Link.Await].
+	Hold bool
+	// Calm says of a frame that is no request that nobody waits for what it may bring about.
+	Calm bool
 }
 
 // Header is the fixed part of a frame.

@@ -14,9 +14,9 @@ import (
 
 // A caller that waits for its answer is woken by the goroutine that reads, and the runtime wakes a thread for that. When
 // calls follow one another without anything beside them, the reading goroutine therefore lends the reading: it does not
-// go on after an answer, and the next caller reads its own. The caller reads nothing else: whatever it finds that is not
-// its answer, whole and small, stays in the buffer, and the reading goroutine goes on from there. So does it when the link
-// was left alone, or a caller has waited, for a moment.
+// go on after an answer, and the next caller reads its own. The caller reads nothing else except what Config.Aside names:
+// whatever it finds that is not its answer, whole and small, stays in the buffer, and the reading goroutine goes on from
+// there. So does it when the link was left alone, or a caller has waited, for a moment.
 
 const (
 	// lendAfter is the number of calls without anything beside them after which the reading is lent.
@@ -147,6 +147,8 @@ func (l *Link) Await(id uint64) *Frame {
 	f := l.reader.answer(id)
 	if f != nil {
 		l.load.Add(-1)
+		for l.reader.whole() && l.reader.passOn() { // what came along
+		}
 	}
 	if f == nil || l.reader.r != l.reader.w {
 		d.mu.Lock()
@@ -158,23 +160,48 @@ func (l *Link) Await(id uint64) *Frame {
 	return f
 }
 
-// answer reads the answer to a request if it is the next frame, and small.
+// aside reports whether a frame of this type may be passed on by a caller.
+func (l *Link) aside(t Type) bool { return l.cfg.Aside != nil && l.cfg.Aside(t) }
+
+// answer reads the answer to a request if it is the next frame, and small. What may be passed on may precede it.
 func (r *frameReader) answer(id uint64) *Frame {
-	for !r.whole() {
-		if r.r < r.w && !r.fits() {
-			return nil
-		}
-		if err := r.fill(); err != nil {
-			if !errors.Is(err, os.ErrDeadlineExceeded) { // else it is the guard's
-				r.failed = err
+	for {
+		for !r.whole() {
+			if r.r < r.w && !r.fits() {
+				return nil
 			}
-			return nil
+			if err := r.fill(); err != nil {
+				if !errors.Is(err, os.ErrDeadlineExceeded) { // else it is the guard's
+					r.failed = err
+				}
+				return nil
+			}
 		}
+		b := r.buf[r.r:]
+		if !Type(binary.LittleEndian.Uint16(b[4:])).IsResponse() || binary.LittleEndian.Uint64(b[8:]) != id {
+			if !r.passOn() {
+				return nil
+			}
+			continue
+		}
+		return r.present()
 	}
-	b := r.buf[r.r:]
-	if !Type(binary.LittleEndian.Uint16(b[4:])).IsResponse() || binary.LittleEndian.Uint64(b[8:]) != id {
-		return nil
+}
+
+// passOn passes the next frame, which is whole, to OnFrame if that deals with it at once. It reports whether it did.
+func (r *frameReader) passOn() bool {
+	if !r.link.aside(Type(binary.LittleEndian.Uint16(r.buf[r.r+4:]))) {
+		return false
 	}
+	f := r.present()
+	if f != nil {
+		r.link.cfg.OnFrame(r.link, f)
+	}
+	return f != nil
+}
+
+// present returns the next frame, which is whole, or nil when it is not understood.
+func (r *frameReader) present() *Frame {
 	f, err := r.next()
 	if err != nil { // nothing behind it can be understood
 		r.r, r.w, r.failed = 0, 0, err

@@ -22,6 +22,7 @@ type asker struct {
 	mu      sync.Mutex
 	calls   map[uint64]chan *Frame
 	other   chan *Frame  // what was not an answer
+	made    chan *Frame  // answers that nobody waits for
 	awaited atomic.Int64 // answers that callers read
 }
 
@@ -29,7 +30,19 @@ func (a *asker) onFrame(l *Link, f *Frame) {
 	if !f.Type.IsResponse() {
 		a.other <- f
 		if f.isRequest() {
-			go func() { _ = l.Post(context.Background(), &Frame{Type: 0x203, ID: f.ID, Payload: f.Payload}) }()
+			answer := &Frame{Type: 0x203, ID: f.ID, Payload: f.Payload}
+			if f.Type == makes {
+				answer.Type = made
+			}
+			go func() { _ = l.Post(context.Background(), answer) }()
+		}
+		return
+	}
+	if f.Type == made {
+		l.AddLoad(-1)
+		select {
+		case a.made <- f:
+		default: // nobody looks
 		}
 		return
 	}
@@ -73,11 +86,11 @@ func (a *asker) ask(ctx context.Context, f *Frame, sync bool) (*Frame, error) {
 }
 
 func newAsker() *asker {
-	return &asker{calls: map[uint64]chan *Frame{}, other: make(chan *Frame, 1000)}
+	return &asker{calls: map[uint64]chan *Frame{}, other: make(chan *Frame, 1000), made: make(chan *Frame, 1<<16)}
 }
 
-// scripted is an asker whose peer answers requests at once, except those with flags: they are act's.
-func scripted(t *testing.T, act func(a *asker, conn net.Conn, f *Frame)) *asker {
+// peered is an asker whose peer does with every frame what act does, in one goroutine.
+func peered(t *testing.T, act func(conn net.Conn, r *frameReader, f *Frame)) *asker {
 	t.Helper()
 	ca, cb := conns(t)
 	hello := Identity{"b", 2, 22}.frame()
@@ -85,7 +98,7 @@ func scripted(t *testing.T, act func(a *asker, conn net.Conn, f *Frame)) *asker 
 		t.Fatal(err)
 	}
 	a := newAsker()
-	l, err := Start(ca, nil, Config{Identity: Identity{"a", 1, 11}, OnFrame: a.onFrame})
+	l, err := Start(ca, nil, Config{Identity: Identity{"a", 1, 11}, OnFrame: a.onFrame, Aside: passedOn})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,35 +109,56 @@ func scripted(t *testing.T, act func(a *asker, conn net.Conn, f *Frame)) *asker 
 		r := newFrameReader(&Link{cfg: Config{}.withDefaults()}, cb, nil)
 		for {
 			f, err := r.next()
-			switch {
-			case err != nil:
+			if err != nil {
 				return
-			case f.Type != 0x102:
-			case f.Flags != 0:
-				act(a, cb, f)
-			default:
-				_, _ = cb.Write(answerTo(f, f.Payload))
 			}
+			act(cb, r, f)
 		}
 	}()
 	t.Cleanup(func() { _ = l.Close(); _ = cb.Close(); <-done })
 	return a
 }
 
+// scripted is an asker whose peer answers requests at once, except those with flags: they are act's.
+func scripted(t *testing.T, act func(a *asker, conn net.Conn, f *Frame)) *asker {
+	t.Helper()
+	known := make(chan *asker, 1)
+	var a *asker
+	known <- peered(t, func(conn net.Conn, _ *frameReader, f *Frame) {
+		switch {
+		case f.Type != 0x102:
+		case f.Flags != 0:
+			if a == nil {
+				a = <-known
+				known <- a
+			}
+			act(a, conn, f)
+		default:
+			_, _ = conn.Write(answerTo(f, f.Payload))
+		}
+	})
+	result := <-known
+	known <- result
+	return result
+}
+
 func answerTo(f *Frame, payload []byte) []byte {
 	return append((&Frame{Type: 0x203, ID: f.ID, Payload: payload}).AppendHead(nil), payload...)
 }
 
-// special makes calls until the reading is lent, then the one that the peer treats in its own way.
-func (a *asker) special(t *testing.T) (*Frame, error) {
+// special makes calls until the reading is lent, then the one that the peer treats in its own way. own tells whether the
+// caller has read the answer itself.
+func (a *asker) special(t *testing.T) (answer *Frame, own bool, err error) {
 	t.Helper()
 	ctx := within(t)
 	for a.link.lend.state.Load() != isLent {
-		if _, err := a.ask(ctx, &Frame{Payload: []byte("x")}, true); err != nil {
+		if _, err = a.ask(ctx, &Frame{Payload: []byte("x")}, true); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return a.ask(ctx, &Frame{Flags: 1}, true)
+	before := a.awaited.Load()
+	answer, err = a.ask(ctx, &Frame{Flags: 1}, true)
+	return answer, a.awaited.Load() > before, err
 }
 
 // whileTaken waits, for a moment, until a caller reads, and tells whether one does.
@@ -142,11 +176,13 @@ func (a *asker) whileTaken() bool {
 // is tried until it did happen there, and has to end well either way.
 func TestCallerReads(t *testing.T) {
 	big := bytesOf(300_000)
+	aside := append((&Frame{Type: FirstAgentType + 1, ID: 9, Payload: []byte("hi")}).AppendHead(nil), "hi"...)
 	foreign := append((&Frame{Type: 0x104, ID: 9, Payload: []byte("hi")}).AppendHead(nil), "hi"...)
 	for name, c := range map[string]struct {
 		act    func(a *asker, conn net.Conn, f *Frame)
 		want   []byte // the answer; nil when the link ends
 		others int
+		own    bool // the caller reads its answer in spite of the others
 		code   error
 	}{
 		"an answer": {act: func(_ *asker, conn net.Conn, f *Frame) {
@@ -168,6 +204,20 @@ func TestCallerReads(t *testing.T) {
 		"a request behind it": {act: func(_ *asker, conn net.Conn, f *Frame) {
 			_, _ = conn.Write(append(answerTo(f, []byte("yes")), foreign...))
 		}, want: []byte("yes"), others: 1},
+		"a frame to pass on before it": {act: func(_ *asker, conn net.Conn, f *Frame) {
+			_, _ = conn.Write(append(bytes.Clone(aside), answerTo(f, []byte("yes"))...))
+		}, want: []byte("yes"), others: 1, own: true},
+		"frames to pass on behind it": {act: func(_ *asker, conn net.Conn, f *Frame) {
+			_, _ = conn.Write(append(answerTo(f, []byte("yes")), append(bytes.Clone(aside), aside...)...))
+		}, want: []byte("yes"), others: 2, own: true},
+		"a frame to pass on and a request before it": {act: func(_ *asker, conn net.Conn, f *Frame) {
+			_, _ = conn.Write(append(append(bytes.Clone(aside), foreign...), answerTo(f, []byte("yes"))...))
+		}, want: []byte("yes"), others: 2},
+		"a frame to pass on that is wrong inside": {act: func(_ *asker, conn net.Conn, f *Frame) {
+			out := bytes.Clone(aside)
+			out[32] = 0xff // a longer extension than the body
+			_, _ = conn.Write(append(out, answerTo(f, []byte("yes"))...))
+		}, code: dist.Protocol},
 		"half a request behind it": {act: func(_ *asker, conn net.Conn, f *Frame) {
 			_, _ = conn.Write(append(answerTo(f, []byte("yes")), foreign[:20]...))
 			time.Sleep(time.Millisecond)
@@ -204,7 +254,7 @@ func TestCallerReads(t *testing.T) {
 			}
 			a := scripted(t, act)
 			for end := time.Now().Add(15 * time.Second); !happened.Load() && time.Now().Before(end); {
-				answer, err := a.special(t)
+				answer, own, err := a.special(t)
 				if c.want == nil {
 					if !errors.Is(err, c.code) {
 						t.Fatalf("error %v, want %v", err, c.code)
@@ -219,6 +269,9 @@ func TestCallerReads(t *testing.T) {
 				}
 				if err != nil {
 					t.Fatal(err)
+				}
+				if c.own && !own {
+					happened.Store(false) // the guard came between
 				}
 				if !bytes.Equal(answer.Payload, c.want) {
 					t.Fatalf("answer of %d bytes, want %d", len(answer.Payload), len(c.want))
@@ -251,7 +304,7 @@ func TestLentReadingIsTakenBack(t *testing.T) {
 		}()
 	})
 	for range 20 {
-		if _, err := a.special(t); err != nil {
+		if _, _, err := a.special(t); err != nil {
 			t.Fatal(err)
 		}
 		select {
@@ -282,7 +335,7 @@ func TestCallersOfAllKinds(t *testing.T) {
 		for range b.other {
 		}
 	}()
-	x, y := pair(t, Config{OnFrame: a.onFrame}, Config{OnFrame: b.onFrame})
+	x, y := pair(t, Config{OnFrame: a.onFrame, Aside: passedOn}, Config{OnFrame: b.onFrame, Aside: passedOn})
 	t.Cleanup(func() { _ = x.Close(); _ = y.Close(); close(a.other); close(b.other) })
 	a.link, b.link = x, y
 	end := time.Now().Add(1500 * time.Millisecond)
@@ -296,6 +349,9 @@ func TestCallersOfAllKinds(t *testing.T) {
 					size = 70_000
 				}
 				want := bytesOf(size + i)
+				if i == 0 && n%200 < 150 {
+					who.order(t)
+				}
 				f, err := who.ask(ctx, &Frame{Payload: want}, i != 1)
 				cancel()
 				if err != nil || !bytes.Equal(f.Payload, want) {
@@ -309,6 +365,9 @@ func TestCallersOfAllKinds(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	for ctx := within(t); x.load.Load() != 0 && ctx.Err() == nil; { // for the last answers that nobody waits for
+		time.Sleep(time.Millisecond)
+	}
 	if got := x.load.Load(); got != 0 {
 		t.Errorf("the load is %d in the end", got)
 	}

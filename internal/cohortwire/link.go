@@ -25,6 +25,9 @@ type Config struct {
 	// OnFrame gets every frame that is not the answer to a [Link.Call], in order, in the goroutine that reads: it must
 	// not block, and it owns the frame.
 	OnFrame func(*Link, *Frame)
+	// Aside tells which types of frames OnFrame deals with at once and without running anybody's code. A caller that reads
+	// its own answer passes these on, too. The default is none.
+	Aside func(Type) bool
 	// OnClose is called once, when the link has ended, with the reason.
 	OnClose func(*Link, error)
 	// Heartbeat is how often each side gives a sign of life and asks for one, Limit when a silent peer is given up. The
@@ -72,9 +75,10 @@ type Link struct {
 	kept   atomic.Bool // frames that nobody waits for were queued
 	lend   lending
 
-	wmu sync.Mutex
-	wq  queue
-	try struct { // used by whoever has the right to write
+	wmu     sync.Mutex
+	wq      queue
+	holding holding
+	try     struct { // used by whoever has the right to write
 		b  []byte
 		n  int
 		fn func(fd uintptr) bool
@@ -240,9 +244,12 @@ func (l *Link) read(turn uint64) {
 			}
 			if l.reader.whole() {
 				l.cork()
+				f.Next = l.reader.last()
 			}
 			f.Quiet = l.reader.r == l.reader.w // not later: in OnFrame the reader may be another goroutine's
-			l.lend.before, l.lend.streak = l.lend.streak, 0
+			if !l.aside(f.Type) {
+				l.lend.before, l.lend.streak = l.lend.streak, 0
+			}
 			l.turn.Store(turn + 1)
 			l.cfg.OnFrame(l, f)
 			if turn += 2; !l.turn.CompareAndSwap(turn-1, turn) {

@@ -125,11 +125,21 @@ func unexpected(err error) error {
 // whole reports whether the buffer holds all of the next frame: to read it does not wait.
 func (r *frameReader) whole() bool {
 	have := r.w - r.r
-	if have < HeaderSize {
-		return false
-	}
+	return have >= HeaderSize && uint64(have) >= r.length()
+}
+
+// length is the length of the next frame, whose header is there. A sum that wraps is refused later.
+func (r *frameReader) length() uint64 {
 	b := r.buf[r.r:]
-	return uint64(have-HeaderSize) >= uint64(binary.LittleEndian.Uint32(b))+binary.LittleEndian.Uint64(b[40:]) // a sum that wraps is refused later
+	return HeaderSize + uint64(binary.LittleEndian.Uint32(b)) + binary.LittleEndian.Uint64(b[40:])
+}
+
+// last returns the type of the next frame, which is whole, if there is nothing behind it; else zero.
+func (r *frameReader) last() Type {
+	if have := r.w - r.r; have < HeaderSize || uint64(have) != r.length() {
+		return 0
+	}
+	return Type(binary.LittleEndian.Uint16(r.buf[r.r+4:]))
 }
 
 // next returns the next frame.

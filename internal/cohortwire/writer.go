@@ -187,17 +187,25 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 		}
 		l.wq.posted = append(l.wq.posted, posting{done, f.Written, size})
 	}
+	held := l.toHold(f) && !large
 	switch {
 	case l.wq.writing, !large && ahead >= 0 && l.corked.Load():
+		held = false
 		l.wmu.Unlock()
+	case held && l.hold():
 	case !large && f.Turn != 0 && f.Turn == l.turn.Load():
 		l.kept.Store(true)
 		l.wmu.Unlock()
 	default:
+		held = false
 		l.wq.writing = true
 		l.drive(!large && l.load.Load() <= directLoad)
 	}
-	if !f.isRequest() { // a request's sender reads the answer, or says that it does not
+	switch {
+	case held, f.Calm:
+	case f.Hold:
+		l.notHeld()
+	case !f.isRequest(): // a request's sender reads the answer, or says that it does not
 		l.Recall()
 	}
 	if !large && f.Written != nil { // it was copied

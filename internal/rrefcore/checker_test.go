@@ -263,7 +263,7 @@ func (c config) start() *state {
 // drain turns the effects of a machine into packets and observations.
 func (s *state) drain(w Worker) {
 	m := s.mut(w)
-	for _, e := range m.Take() {
+	for _, e := range m.Take(nil) {
 		switch e.Kind {
 		case Send:
 			s.net = append(s.net, packet{what: "request", from: w, to: e.To, msg: e.Msg})

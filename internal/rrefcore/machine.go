@@ -66,6 +66,7 @@ type Effect struct {
 	Fork ID
 	Code Code
 	Msg  Message
+	Late bool // of a Flush: it can wait a little for something else to go along
 }
 
 // Machine is one worker's part of the reference protocol. It is not safe for concurrent use; one driver owns it.
@@ -124,11 +125,11 @@ func New(self Worker, epoch Epoch, opt Options) *Machine {
 	}
 }
 
-// Take returns the effects since the last call, in order.
-func (m *Machine) Take() []Effect {
-	taken := m.effects
-	m.effects = nil
-	return taken
+// Take appends the effects since the last call to buf, in order.
+func (m *Machine) Take(buf []Effect) []Effect {
+	buf = append(buf, m.effects...)
+	m.effects = m.effects[:0]
+	return buf
 }
 
 func (m *Machine) emit(e Effect) { m.effects = append(m.effects, e) }

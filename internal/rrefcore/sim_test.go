@@ -133,7 +133,7 @@ func (s *simulation) transmit(from, to Worker, repeatable bool, arrive func(w *s
 
 // settle performs the effects of a worker's machine.
 func (s *simulation) settle(w *simWorker) {
-	for _, e := range w.m.Take() {
+	for _, e := range w.m.Take(nil) {
 		switch e.Kind {
 		case Flush:
 			for {

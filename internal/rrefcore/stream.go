@@ -109,7 +109,7 @@ func (m *Machine) ReceiveFrame(f Frame) {
 func (m *Machine) oweAck(p *peer) {
 	if !p.stream.owesAck {
 		p.stream.owesAck = true
-		m.emit(Effect{Kind: Flush, To: p.id})
+		m.emit(Effect{Kind: Flush, To: p.id, Late: true})
 	}
 }
 
@@ -120,8 +120,8 @@ func (m *Machine) acknowledge(p *peer, ack uint64) {
 		return
 	}
 	n := int(ack - s.base) //nolint:gosec // at most the length of the queue
-	if n == len(s.queue) {
-		s.queue = s.queue[:0] // frames are copies, so the room can be used again
+	if rest := len(s.queue) - n; rest <= n {
+		s.queue = s.queue[:copy(s.queue, s.queue[n:])] // frames are copies, so the room can be used again
 	} else {
 		s.queue = s.queue[n:]
 	}

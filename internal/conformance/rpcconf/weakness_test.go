@@ -393,9 +393,7 @@ func TestW15RemoteToSelf(t *testing.T) {
 	}
 	must(t, kept.Close())
 	gone(t, n)
-	if objects := n.References().Objects; len(objects) != 0 {
-		t.Errorf("left are %+v", objects)
-	}
+	eventually(t, "nothing is left", func() bool { return len(n.References().Objects) == 0 }) // the dropped one ends when its function has
 	w.shutdown()
 }
 

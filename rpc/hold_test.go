@@ -1,0 +1,213 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestAfterASeriesOfReferences does all kinds of things right after references that were made, fetched and closed one after
+// the other, when the next creating call is held back for the fetch behind it: none of them may depend on that fetch.
+func TestAfterASeriesOfReferences(t *testing.T) {
+	ran, gaveUp := make(chan int, 100), make(chan error, 100)
+	reg := NewRegistry().
+		MustHandle("held.echo", func(n int) int { return n }).
+		MustHandle("held.tell", func(n int) int {
+			ran <- n
+			return n
+		}).
+		MustHandle("held.fail", func() (int, error) { return 0, Raise("ValueError", "no") }).
+		MustHandle("held.wait", func(ctx context.Context) error {
+			ran <- -1
+			<-ctx.Done()
+			gaveUp <- context.Cause(ctx)
+			return ctx.Err()
+		})
+	agents := world(t, 2, true, func(int) *Registry { return reg })
+	ctx := testContext(t)
+	a, b := agents[0], agents[1]
+	series := func() {
+		t.Helper()
+		for n := range 60 {
+			ref, err := Remote[int](ctx, a, "w1", "held.echo", n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if v, err := ref.Fetch(ctx); err != nil || v != n {
+				t.Fatalf("reference %d: %d, %v", n, v, err)
+			}
+			_ = ref.Close()
+		}
+	}
+	heard := func(which ...int) {
+		t.Helper()
+		select {
+		case got := <-ran:
+			if !slices.Contains(which, got) {
+				t.Fatalf("function %d ran, want %v", got, which)
+			}
+		case <-ctx.Done():
+			t.Fatal("the creating call did not arrive")
+		}
+	}
+	order := func(ctx context.Context, fn string, args ...any) *Ref[int] {
+		t.Helper()
+		ref, err := Remote[int](ctx, a, "w1", fn, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ref
+	}
+	for round := range 10 {
+		series()
+		ref := order(ctx, "held.tell", round) // and nothing behind it
+		heard(round)
+		if err := ref.Confirmed(ctx); err != nil {
+			t.Fatal(err)
+		}
+		_ = ref.Close()
+		series()
+		_ = order(ctx, "held.tell", round).Close()
+		heard(round)
+		series()
+		ref = order(ctx, "held.echo", round)
+		if err := ref.Confirmed(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if v, err := ref.Fetch(ctx); err != nil || v != round {
+			t.Fatalf("a reference that was confirmed: %d, %v", v, err)
+		}
+		series()
+		twin := order(ctx, "held.tell", 100)
+		refs := []*Ref[int]{ref, twin, order(ctx, "held.tell", 101)}
+		heard(100, 101)
+		heard(100, 101)
+		for _, ref := range refs {
+			if _, err := ref.Fetch(ctx); err != nil {
+				t.Fatal(err)
+			}
+			_ = ref.Close()
+		}
+		series()
+		ref = order(ctx, "held.fail")
+		var raised *RemoteError
+		if _, err := ref.Fetch(ctx); !errors.As(err, &raised) || raised.Kind != "ValueError" {
+			t.Fatalf("a function that fails: %v", err)
+		}
+		_ = ref.Close()
+		series()
+		ref = order(ctx, "held.none")
+		if _, err := ref.Fetch(ctx); err == nil {
+			t.Fatal("a function that does not exist has a value")
+		}
+		_ = ref.Close()
+		series()
+		ref = order(ctx, "held.wait")
+		heard(-1)
+		_ = ref.Close() // nobody wants it any more, but it is confirmed and runs on
+		series()
+		short, cancel := context.WithCancel(ctx)
+		ref = order(short, "held.tell", round)
+		cancel() // before it was confirmed, or behind it
+		if err := ref.Confirmed(ctx); err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatalf("a creation that was canceled: %v", err)
+		}
+		_ = ref.Close()
+		for done := false; !done; { // it may have run
+			select {
+			case <-ran:
+			case <-time.After(20 * time.Millisecond):
+				done = true
+			}
+		}
+		series()
+		if v, err := Call[int](ctx, b, "w0", "held.echo", round); err != nil || v != round {
+			t.Fatalf("a call from the other side: %d, %v", v, err)
+		}
+		series()
+		if v, err := Async[int](ctx, a, "w1", "held.echo", round).Await(ctx); err != nil || v != round {
+			t.Fatalf("a future: %d, %v", v, err)
+		}
+	}
+}
+
+// TestCutInASeriesOfReferences cuts the link again and again while references are made, fetched and closed: creations that
+// were held back are repeated like all others.
+func TestCutInASeriesOfReferences(t *testing.T) {
+	reg := NewRegistry().MustHandle("held.echo", func(n int) int { return n })
+	agents := world(t, 2, true, func(int) *Registry { return reg })
+	ctx := testContext(t)
+	a, b := agents[0], agents[1]
+	there, err := a.peer("w1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := b.peer("w0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 10 {
+		side := []*peer{here, there}[round%2] // who takes what is held back along, or does not
+		for n := range 40 {
+			ref, err := Remote[int](ctx, a, "w1", "held.echo", n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n == 39 {
+				if c := side.current(); c != nil {
+					_ = c.link.Close()
+				}
+			}
+			if v, err := ref.Fetch(ctx); err != nil || v != n {
+				t.Fatalf("round %d, reference %d: %d, %v", round, n, v, err)
+			}
+			_ = ref.Close()
+		}
+	}
+	empty(t, b)
+}
+
+// TestDeletesRideAlong bounds what an owner keeps for a user who closes what it has fetched: the deletes go with later
+// creating calls.
+func TestDeletesRideAlong(t *testing.T) {
+	reg := NewRegistry().MustHandle("held.echo", func(n int) int { return n })
+	agents := world(t, 2, true, func(int) *Registry { return reg })
+	ctx := testContext(t)
+	a, b := agents[0], agents[1]
+	most := 0
+	for n := range 2000 {
+		ref, err := Remote[int](ctx, a, "w1", "held.echo", n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ref.Fetch(ctx); err != nil {
+			t.Fatal(err)
+		}
+		_ = ref.Close()
+		b.refs.mu.Lock()
+		most = max(most, len(b.refs.objects))
+		b.refs.mu.Unlock()
+	}
+	if most > controlRide {
+		t.Errorf("the owner had %d objects, of which the user held one", most)
+	}
+	empty(t, b)
+}
+
+// empty waits until a worker owns nothing.
+func empty(t *testing.T, a *Agent) {
+	t.Helper()
+	ctx := testContext(t)
+	for len(a.References().Objects) > 0 {
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			t.Fatalf("left are %+v", a.References().Objects)
+		}
+	}
+}
