@@ -66,6 +66,22 @@ func TestLingering(t *testing.T) {
 	})
 }
 
+// TestLeastMessage lays out the smallest message that PyTorch sends.
+func TestLeastMessage(t *testing.T) {
+	client, _ := pair(t)
+	steps, err := client.steps(rpcMessage(0x102, 0, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, b := range steps[0].bufs {
+		n += len(b)
+	}
+	if n != leastMessage {
+		t.Errorf("%d bytes, want %d", n, leastMessage)
+	}
+}
+
 func id(m *Message) uint64 { return binary.LittleEndian.Uint64(m.Payloads[1]) }
 
 // TestOneByOne sends requests of all shapes one after the other, which is when the receiver lingers, with pauses in which
