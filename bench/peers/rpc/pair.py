@@ -12,6 +12,7 @@ what the machine does meanwhile meets all of them. Whoever has no turn is
 stopped by a signal, since an idle PyTorch worker polls its shared memory with
 a whole processor.
 """
+import ctypes
 import json
 import os
 import shlex
@@ -24,6 +25,13 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 TURNS = 7
 LIMIT = 100  # seconds for everything
+
+
+def tie():  # in the child: it ends with this process, also when it is stopped
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        pass
 
 
 class Pair:
@@ -41,8 +49,9 @@ class Pair:
             return [*shlex.split(interpreter), "-c", text, peer, str(scale), transports, str(rank), port]
 
         second = [x.replace("{port}", port) for x in shlex.split(callee)] if callee else torch(1)
-        self.procs.append(subprocess.Popen(torch(0), env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        self.procs.append(subprocess.Popen(second, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
+        self.procs.append(subprocess.Popen(torch(0), env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                           preexec_fn=tie))
+        self.procs.append(subprocess.Popen(second, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, preexec_fn=tie))
         self.cases = self.answer()
         self.signal(signal.SIGSTOP)
 
