@@ -37,6 +37,10 @@ race: ## run the tests under the race detector (needs gcc)
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
 	@COHORT_INTEROP=$${COHORT_INTEROP:-auto} $(GO) test -json -count=1 -timeout 20m ./interop/... ./internal/torchtest/ | $(COUNT) -as interop $$([ "$${COHORT_INTEROP:-}" = required ] && echo -noskip)
 
+.PHONY: memory
+memory: ## make a million calls and references: at most 10 MB of resident memory more than after ten thousand
+	@CGO_ENABLED=0 $(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds 1000000 | $(COUNT) -as memory
+
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
 	@FUZZ=$(FUZZ) GO=$(GO) COUNTS=$(COUNTS) scripts/fuzz
@@ -54,9 +58,9 @@ fmt: $(TOOLS)/golangci-lint ## format the source
 	@$(TOOLS)/golangci-lint fmt ./...
 
 .PHONY: check
-check: ## everything that CI runs: lint, test, race, interop, fuzz
+check: ## everything that CI runs: lint, test, race, interop, memory, fuzz
 	@rm -f $(COUNTS)
-	@$(MAKE) -j1 lint test race interop fuzz
+	@$(MAKE) -j1 lint test race interop memory fuzz
 	@echo "make check passed (test and race skip what interop runs, and measurements; what interop skips was left out):"
 	@sed 's/^/  /' $(COUNTS)
 
