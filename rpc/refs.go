@@ -73,7 +73,7 @@ func (r *refs) take(late bool) (e effects) {
 		case rrefcore.Send:
 			e.sends = append(e.sends, *x)
 		case rrefcore.Flush:
-			if (late || x.Late) && !r.a.leaving.Load() {
+			if late || x.Late {
 				if _, known := r.dirty[x.To]; !known {
 					r.dirty[x.To] = false
 				}
