@@ -215,7 +215,8 @@ func TestSendOutlivesItsContext(t *testing.T) {
 
 func TestStalledPeerIsCut(t *testing.T) {
 	client, _ := pair(t, WithStallTimeout(100*time.Millisecond))
-	err := client.Send(within(t), rpcMessage(0x102, 1, nil, pattern(64<<20)))
+	m := rpcMessage(0x102, 1, nil, pattern(64<<20)) // takes its time
+	err := client.Send(within(t), m)
 	if !errors.Is(err, dist.PeerLost) {
 		t.Fatalf("send: %v", err)
 	}
