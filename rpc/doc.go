@@ -18,8 +18,9 @@
 //
 // A name is "module.function"; a method or nested name has a colon behind the module: "package.module:Class.method".
 // A name that starts with "__torch__." is a TorchScript function, one with a schema such as
-// "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor" a builtin operator; "torch.mul" calls the same one as a Python
-// function. Keyword arguments are a [Kw] at the end. Handlers are functions in a [Registry].
+// "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor" a builtin operator, which a Go worker serves if it is one of its
+// [Kernels]; "torch.mul" is the Python function of a PyTorch worker. Keyword arguments are a [Kw] at the end. Handlers are
+// functions in a [Registry].
 //
 // Python values become Go values and back; see [Value]. Go structs are dicts, by the tag `rpc:"name"` or the field's
 // name in snake case.
@@ -33,8 +34,10 @@
 //
 // # Failure
 //
-// Errors are *[dist.Error] with a code (timeout, cancelled, peer lost, ...) or *[RemoteError] when the function itself
-// failed. Nothing waits for ever: without a deadline in its context a call has the agent's timeout, 60 seconds unless
+// Errors are *[RemoteError] when the function failed, *[RefError] when a reference cannot be used, else *[dist.Error].
+// [errors.Is] asks all of them the same questions: [dist.DeadlineExceeded], [dist.Canceled], [dist.PeerLost], [dist.NotFound]
+// (no such worker or function), [dist.InvalidArgument] (the arguments do not fit), [dist.Mismatch] (the result does not fit
+// the type that was asked for), [dist.Remote] (it happened at the other worker). Nothing waits for ever: without a deadline in its context a call has the agent's timeout, 60 seconds unless
 // set. Among Go workers the deadline travels: the callee's context ends with the caller's.
 //
 // There is no authentication on PyTorch's wire, and a PyTorch worker runs what its peers ask for. Use it on networks that

@@ -19,8 +19,11 @@ import (
 // torch.distributed.rpc.RRef.
 //
 // A Ref may be put into arguments and results: the receiver gets a reference of its own, and the object lives until all
-// are closed. [Ref.Close] ends this one; one that was forgotten is closed when the garbage collector finds it. A handler
-// owns the references among its arguments. All methods are safe for concurrent use.
+// are closed. [Ref.Close] ends this one; one that was forgotten is closed when the garbage collector finds it. All methods
+// are safe for concurrent use.
+//
+// A handler owns the references among its arguments. One in its result must be open when the handler returns; to close it
+// when the caller has its own, use context.AfterFunc: the handler's context ends after the result was sent.
 type Ref[T any] struct {
 	c       *refCore
 	cleanup runtime.Cleanup

@@ -21,7 +21,8 @@ import (
 //	any other Python object                 *Object, which can be kept and sent back
 //
 // Where Go code names a type (a result, a field, a parameter) values are converted: an int fits a float64, a tuple or
-// set a slice, a dict a map or struct, None a pointer. A number that does not fit is an error.
+// set a slice, a dict a map or struct, None a pointer, slice, map or struct{}. A number that does not fit is an error.
+// Printed, the types of this package look as they do in Python.
 type Value = any
 
 // The Python types that Go has no type for.
