@@ -5,6 +5,7 @@ package tensorpipe
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"runtime"
 	"testing"
@@ -88,7 +89,8 @@ func id(m *Message) uint64 { return binary.LittleEndian.Uint64(m.Payloads[1]) }
 // it stops to. A message that is smaller than any of PyTorch's arrives, too.
 func TestOneByOne(t *testing.T) {
 	client, server := pair(t)
-	ctx := within(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
 	shapes := []struct {
 		payload  int
 		storages []int
