@@ -7,7 +7,8 @@
 //
 // [Frame] and [Header] are the codec, without I/O. [Link] is the driver: a caller writes its own small frames, frames of
 // several callers leave in one write, storages are written from and read into their own memory, and a peer that gives
-// no sign of life for the limit is cut.
+// no sign of life for the limit is cut. Where calls come one after the other a caller reads its own answer, and a request
+// that nobody waits for leaves with the one behind it.
 //
 //	offset size  field
 //	0      4     length of what follows the header up to the storages: extension and payload
