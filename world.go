@@ -28,7 +28,6 @@ type World struct {
 	group  *group.Group
 	making chan struct{} // closed when the one who makes the group is done
 	agents []*rpc.Agent
-	rounds int // how often RPC was called
 }
 
 func newWorld(member *rendezvous.Member, opts []group.Option) *World {

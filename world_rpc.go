@@ -23,12 +23,10 @@ func (w *World) RPC(ctx context.Context, name string, opts ...rpc.Option) (*rpc.
 		w.mu.Unlock()
 		return nil, dist.New("cohort: rpc", dist.Closed, "the world was left")
 	}
-	round := w.rounds
-	w.rounds++
 	w.mu.Unlock()
 	ctx, release := w.whileAlive(ctx)
 	defer release()
-	own := []rpc.Option{rpc.WithRound(round)}
+	var own []rpc.Option
 	if w.Rank() != dist.NoRank {
 		own = append(own, rpc.WithRank(int(w.Rank())))
 	}

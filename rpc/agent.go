@@ -37,7 +37,10 @@ type Agent struct {
 	id    rrefcore.Worker
 	epoch uint64
 	cfg   *config
-	st    store.Store
+	base  store.Store // as it was given
+	st    store.Store // of the round
+	round int
+	mixed bool // a static world with PyTorch workers
 	ep    *tensorpipe.Endpoint
 	addr  string
 	self  *peer // this worker as a destination
@@ -98,7 +101,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 	}
 	switch {
 	case cfg.guest:
-		err = a.startGuest()
+		err = a.startGuest(ctx)
 	case cfg.worldSize > 0:
 		err = a.startStatic(ctx)
 	default:
@@ -117,14 +120,15 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 func newAgent(st store.Store, name string, cfg *config) *Agent {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	a := &Agent{
-		name: name, id: -1, epoch: newEpoch(), cfg: cfg, st: store.Prefix(roundPrefix(cfg.round), st), ctx: ctx, cancel: cancel,
+		name: name, id: -1, epoch: newEpoch(), cfg: cfg, base: st, ctx: ctx, cancel: cancel,
 		byName: map[string]*peer{}, byID: map[rrefcore.Worker]*peer{}, guests: map[string]*peer{},
 		links: map[*cohortwire.Link]*conn{}, pipes: map[*conn]struct{}{}, done: make(chan struct{}),
 		idle: make(chan *request),
 	}
 	a.limiter = newLimiter(cfg.concurrency, cfg.queue, a.spawn)
 	a.timeout.Store(int64(cfg.timeout))
-	a.gathers = newGathers(2 * cfg.round)
+	a.gathers = newGathers()
+	a.enter(max(cfg.round, 0))
 	if cfg.alloc == nil {
 		a.memory = recycle.New()
 		cfg.alloc = a.memory.Get

@@ -19,8 +19,7 @@ import (
 // leader sends all of them to everybody. It starts and ends a static world.
 type gathers struct {
 	mu     sync.Mutex
-	base   int            // rounds that earlier worlds of the same processes used
-	counts map[string]int // by names
+	counts map[string]int // by names: the next one
 	states map[string]*gather
 }
 
@@ -35,8 +34,29 @@ type gather struct {
 // maxGathers bounds the all-gathers that peers can begin before this worker does.
 const maxGathers = 1024
 
-func newGathers(base int) *gathers {
-	return &gathers{base: base, counts: map[string]int{}, states: map[string]*gather{}}
+func newGathers() *gathers {
+	return &gathers{counts: map[string]int{}, states: map[string]*gather{}}
+}
+
+// first makes sure that it is known which all-gather of these names is next.
+func (g *gathers) first(names []string, ask func() (int, error)) error {
+	all := strings.Join(slices.Sorted(slices.Values(names)), "")
+	g.mu.Lock()
+	_, known := g.counts[all]
+	g.mu.Unlock()
+	if known {
+		return nil
+	}
+	n, err := ask()
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, known = g.counts[all]; !known {
+		g.counts[all] = n
+	}
+	return nil
 }
 
 func (g *gathers) state(id string) (*gather, error) {
@@ -63,10 +83,7 @@ func (g *gathers) begin(names []string) (id string, s *gather, err error) {
 	all := strings.Join(names, "")
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n, known := g.counts[all]
-	if !known {
-		n = g.base
-	}
+	n := g.counts[all]
 	g.counts[all] = n + 1
 	id = all + strconv.Itoa(n)
 	s, err = g.state(id)
@@ -186,16 +203,19 @@ func (a *Agent) allGather(ctx context.Context, object any) (*rpcwire.Dict, error
 			names = append(names, w.Name)
 		}
 	}
-	return a.gatherAmong(ctx, object, names, a.acquainted()...)
+	return a.gatherAmong(ctx, object, names, true)
 }
 
 // gatherAmong exchanges an object with the named workers, of which this one is one. It corresponds to
-// torch.distributed.rpc.api._all_gather, but does not wait for a worker that has died: the leader looks after all others,
-// since none of them can have left, and they look after the leader, since any other one may be further than they are. also
-// are workers that cannot have left, so that all look after them: the leader may be a PyTorch worker, which looks after nobody.
-func (a *Agent) gatherAmong(ctx context.Context, object any, names []string, also ...string) (*rpcwire.Dict, error) {
+// torch.distributed.rpc.api._all_gather, but does not wait for a worker that has died: a Go leader looks after all others,
+// since none of them can have left, and tells them. They look after the leader. A PyTorch leader looks after nobody, so all
+// look after all, although others may be further than they are; together says that nobody can leave before this worker.
+func (a *Agent) gatherAmong(ctx context.Context, object any, names []string, together bool) (*rpcwire.Dict, error) {
 	slices.Sort(names)
 	leader, others := names[0], names[1:]
+	if err := a.gathers.first(names, func() (int, error) { return a.askForGathers(ctx, names, false) }); err != nil {
+		return nil, err
+	}
 	id, s, err := a.gathers.begin(names)
 	if err != nil {
 		return nil, err
@@ -205,13 +225,11 @@ func (a *Agent) gatherAmong(ctx context.Context, object any, names []string, als
 	for i, name := range names {
 		set[i] = name
 	}
-	watched := others
-	if leader != a.name {
-		also = append(also, leader)
-		slices.Sort(also)
-		watched = slices.Compact(also)
+	how := closedWait
+	if leader != a.name && !together {
+		how = openWait
 	}
-	v := a.watchOver(ctx, watched)
+	v := a.watchOver(ctx, a.waitedFor(ctx, names, together), how)
 	err = a.report(v.ctx, id, s, object, names, set)
 	dead := v.end()
 	select {
@@ -243,6 +261,19 @@ func (a *Agent) gatherAmong(ctx context.Context, object any, names []string, als
 		}
 	}
 	return s.objects, nil
+}
+
+// waitedFor are the workers to look after in an all-gather.
+func (a *Agent) waitedFor(ctx context.Context, names []string, together bool) []string {
+	leader := names[0]
+	all := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == a.name })
+	if leader == a.name || !a.goWorker(ctx, leader) {
+		return all
+	}
+	return slices.DeleteFunc(all, func(name string) bool {
+		p, err := a.peer(name)
+		return name != leader && (!together || err != nil || !p.met.Load())
+	})
 }
 
 // report gives the own object to the leader and waits until all are there.
@@ -305,7 +336,7 @@ func (a *Agent) tellLost(ctx context.Context, id, worker string, others []string
 			continue
 		}
 		told.Go(func() {
-			if c.cohort() || a.isGoWorker(ctx, name) { // a PyTorch worker does not know this function
+			if a.goWorker(ctx, name) { // a PyTorch worker does not know this function
 				_ = a.callAgain(ctx, name, gatherLost, []any{id, worker, set})
 			}
 		})

@@ -20,7 +20,16 @@ func Guest(ctx context.Context, st store.Store, name string, opts ...Option) (*A
 	return Join(ctx, st, name, opts...)
 }
 
-func (a *Agent) startGuest() error { return a.listen(-1) }
+func (a *Agent) startGuest(ctx context.Context) error {
+	if a.cfg.round < 0 {
+		k, err := a.latestRound(ctx)
+		if err != nil {
+			return err
+		}
+		a.enter(k)
+	}
+	return a.listen(-1)
+}
 
 // lookup finds a worker for a guest.
 func (a *Agent) lookup(ctx context.Context, name string) (*peer, error) {

@@ -72,10 +72,21 @@ func WithWorldSize(n int) Option {
 	})
 }
 
-// WithRound tells how many RPC worlds the workers' processes have had on this store before: PyTorch puts the k-th
-// init_rpc of a process under keys of its own. The default is 0, the first.
+// WithRound names one of several RPC worlds on a store: PyTorch puts the k-th init_rpc of a process, from 0, under keys
+// of its own. By default [Join] finds out. In a static world it takes the first one that is not over, or the one in
+// which PyTorch workers wait; in a dynamic world the last one that has workers, or the latest, or the next if that was static and is over.
+//
+// It has to be told where the store cannot tell: when a dynamic world has to begin in the round of a PyTorch process that
+// was in other worlds before and comes later, or when a start has failed and is tried again on the same store with
+// PyTorch workers, whose next init_rpc is one round further.
 func WithRound(k int) Option {
-	return option(func(c *config) error { c.round = k; return nil })
+	return option(func(c *config) error {
+		if k < 0 {
+			return dist.Newf("rpc: join", dist.InvalidArgument, "round %d: the first is 0", k)
+		}
+		c.round = k
+		return nil
+	})
 }
 
 // WithHandlers sets the functions that this worker serves.
@@ -185,7 +196,7 @@ func WithStoreAddr(addr string) Option {
 
 func newConfig(opts []Option) (*config, error) {
 	c := &config{
-		rank: -1, timeout: DefaultTimeout, concurrency: DefaultConcurrency, queue: 1 << 16, logger: slog.New(slog.DiscardHandler),
+		rank: -1, round: -1, timeout: DefaultTimeout, concurrency: DefaultConcurrency, queue: 1 << 16, logger: slog.New(slog.DiscardHandler),
 		transports: []string{TransportCohort, TransportUV}, registry: NewRegistry(),
 		channels: nil,
 	}

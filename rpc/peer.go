@@ -39,6 +39,7 @@ type peer struct {
 	goish bool   // a Go worker that speaks the cohort transport
 	conn  *conn  // for our requests
 	left  bool   // it told us that it leaves
+	kind  kind   // as the store says
 
 	healing atomic.Bool // somebody tries to reach it again
 	met     atomic.Bool // there was a session
@@ -54,6 +55,15 @@ type peer struct {
 		running bool
 	}
 }
+
+// kind is who a worker is; see [Agent.goWorker].
+type kind int8
+
+const (
+	kindUnknown kind = iota
+	kindGo
+	kindPyTorch
+)
 
 func (p *peer) info() WorkerInfo { return WorkerInfo{Name: p.name, ID: int(p.worker)} }
 
@@ -96,6 +106,9 @@ var errHandshakeEnded = errors.New("the connection ended in its handshake")
 // errRefused is the cause of a connection to a process that has ended.
 var errRefused = errors.New("nobody listens there")
 
+// errSilent is the cause of a connection to a machine that does not answer.
+var errSilent = errors.New("no answer from there")
+
 // open makes one attempt.
 func (p *peer) open(ctx context.Context) (*conn, error) {
 	a := p.agent
@@ -127,6 +140,9 @@ func (p *peer) open(ctx context.Context) (*conn, error) {
 		e.Code, e.Err = dist.PeerLost, errors.Join(errRefused, err)
 		e.Detail = "nobody listens at " + addr + ": its process has ended"
 		a.peerDied(p)
+	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.EHOSTDOWN):
+		e.Err = errors.Join(errSilent, err)
+		e.Detail = "its machine does not answer at " + addr
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.EPIPE), errors.Is(err, errHandshakeEnded):
 		e.Code, e.Err = dist.PeerLost, errors.Join(errHandshakeEnded, err)
 		e.Detail = "the connection ended in its handshake: its process is ending, or the connection was cut"

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -65,6 +64,7 @@ func (a *Agent) shutdownStatic(ctx context.Context) error {
 	if a.cfg.worldSize > 1 {
 		if err := a.phase(ctx, "wait for all workers", func(ctx context.Context) error {
 			_, err := a.allGather(ctx, nil)
+			a.blame(ctx, err)
 			return err
 		}); err != nil {
 			return err
@@ -85,86 +85,6 @@ func (a *Agent) shutdownDynamic(ctx context.Context) error {
 		return err
 	}
 	return a.phase(ctx, "tell the others", a.leaveDynamic)
-}
-
-// joinStatic repeats a barrier in the store until no worker has a call under way. PyTorch counts its barriers per process,
-// so a later world of the same processes starts where the earlier ones ended. Nobody may be missing before the last one.
-func (a *Agent) joinStatic(ctx context.Context) error {
-	v := a.watchOver(ctx, a.acquainted())
-	last, err := a.joinCalls(v.ctx)
-	if dead := v.end(); err != nil {
-		if dead != nil {
-			return dead
-		}
-		return err
-	}
-	_, err = a.barrier(ctx, last, 0, true)
-	return err
-}
-
-// acquainted are the workers to which there was a connection.
-func (a *Agent) acquainted() []string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var names []string
-	for name, p := range a.byName {
-		if p.met.Load() {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-// joinCalls waits until no worker has a call under way, and returns the number of the barrier that is left.
-func (a *Agent) joinCalls(ctx context.Context) (last int, err error) {
-	n := 3*a.cfg.round + 1
-	for {
-		if err := a.calls.idle(ctx); err != nil {
-			return 0, err
-		}
-		if _, err := a.barrier(ctx, n, 0, false); err != nil {
-			return 0, err
-		}
-		mine := a.calls.freeze()
-		sum, err := a.barrier(ctx, n+1, mine, false)
-		a.calls.thaw()
-		if err != nil {
-			return 0, err
-		}
-		if sum == 0 {
-			return n + 2, nil
-		}
-		n += 2
-	}
-}
-
-// barrier waits for all workers and returns the sum of what they add. In the last one, whoever hosts the store may be
-// gone as soon as everybody has arrived.
-func (a *Agent) barrier(ctx context.Context, n, add int, last bool) (int64, error) {
-	id := strconv.Itoa(n)
-	active, count, ready := "shutdown/ACTIVE_CALLS_ID_"+id, "shutdown/PROCESS_COUNT_ID_"+id, "shutdown/READY_ID_"+id
-	if _, err := a.st.Add(ctx, active, int64(add)); err != nil {
-		return 0, err
-	}
-	arrived, err := a.st.Add(ctx, count, 1)
-	if err != nil {
-		return 0, err
-	}
-	if arrived == int64(a.cfg.worldSize) {
-		err = a.st.Set(ctx, ready, nil)
-	} else {
-		err = a.st.Wait(ctx, ready)
-	}
-	var sum int64
-	if err == nil {
-		sum, err = a.st.Add(ctx, active, 0)
-	}
-	if err != nil && last {
-		if code := dist.CodeOf(err); code == dist.PeerLost || code == dist.Unavailable || code == dist.Closed {
-			return 0, nil
-		}
-	}
-	return sum, err
 }
 
 // drainRefs deletes the references held here and waits until the own objects are released too.

@@ -10,7 +10,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
@@ -24,25 +23,15 @@ import (
 // startStatic joins a world of a given size: PyTorch's exact order, since its workers wait for each step.
 func (a *Agent) startStatic(ctx context.Context) error {
 	rank, size := a.cfg.rank, a.cfg.worldSize
-	if err := a.st.Set(ctx, keyGoRanks+strconv.Itoa(rank), []byte(strconv.FormatUint(a.epoch, 16))); err != nil {
-		return err
-	}
 	if err := a.listen(rank); err != nil {
 		return err
 	}
-	if there, err := a.st.Check(ctx, keyStatic); err != nil {
-		return err
-	} else if there { // a dynamic world would let us wait for ranks that never come
-		if err = a.chooseMode(ctx, "true"); err != nil {
-			return err
-		}
-	}
-	mixed, err := a.anyPyTorch(ctx)
-	if err != nil {
+	var err error
+	if a.mixed, err = a.comeTogether(ctx); err != nil {
 		return err
 	}
 	var devices *deviceExchange
-	if mixed {
+	if a.mixed {
 		if devices, err = a.exchangeDevices(ctx); err != nil {
 			return err
 		}
@@ -67,6 +56,9 @@ func (a *Agent) startStatic(ctx context.Context) error {
 			return err
 		}
 		a.addPeer(name, rrefcore.Worker(id), addr, epoch)
+	}
+	if err := a.gathers.first(names, func() (int, error) { return a.askForGathers(ctx, names, true) }); err != nil {
+		return fmt.Errorf("ask how many all-gathers there were in earlier rounds: %w", err)
 	}
 	if _, err := a.allGather(ctx, nil); err != nil {
 		return err
@@ -100,52 +92,6 @@ func (a *Agent) exchangeNames(ctx context.Context, rank, size int) ([]string, er
 		seen[names[id]] = id
 	}
 	return names, nil
-}
-
-// anyPyTorch waits until the ranks have shown what they are. A Go rank says so first of all; a PyTorch rank shows the
-// address of its gloo group. A world without PyTorch needs no such group.
-func (a *Agent) anyPyTorch(ctx context.Context) (bool, error) {
-	unknown := map[int]bool{}
-	for r := range a.cfg.worldSize {
-		if r != a.cfg.rank {
-			unknown[r] = true
-		}
-	}
-	pause := time.Millisecond
-	for len(unknown) > 0 {
-		for r := range unknown {
-			n := strconv.Itoa(r)
-			isGo, err := a.st.Check(ctx, keyGoRanks+n)
-			if err != nil {
-				return false, err
-			}
-			if isGo {
-				delete(unknown, r)
-				continue
-			}
-			for _, key := range []string{"0/rank_" + n, "0/" + n} {
-				if there, err := a.st.Check(ctx, key); there || err != nil {
-					return true, err
-				}
-			}
-		}
-		if len(unknown) == 0 {
-			return false, nil
-		}
-		select {
-		case <-time.After(pause):
-			pause = min(2*pause, 20*time.Millisecond)
-		case <-ctx.Done():
-			missing := []string{}
-			for r := range unknown {
-				missing = append(missing, strconv.Itoa(r))
-			}
-			e := dist.FromContext("rpc: join", ctx)
-			e.Detail = "these ranks did not come: " + strings.Join(missing, ", ")
-			return false, e
-		}
-	}
-	return false, nil
 }
 
 // deviceExchange is the gloo group by which PyTorch's workers tell each other their devices.

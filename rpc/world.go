@@ -17,7 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// The keys of a world in its store, below the prefix of the round. All but the last three are PyTorch's.
+// The keys of a world in its store, below the prefix of the round. All but the last six are PyTorch's.
 const (
 	keyStatic  = "rpcIsStaticGroup"
 	keyToken   = "RpcGroupManagementToken"
@@ -27,6 +27,9 @@ const (
 	keyCohort  = "cohort/"    // + name: the epoch of a Go worker on the cohort transport, set before its address
 	keyGo      = "cohort/go/" // + name: a Go worker, whatever it speaks; set before its address
 	keyGoRanks = "cohort/rank/"
+	keySize    = "cohort/size" // of a static world with Go workers
+	keyOver    = "cohort/over" // a static world is about to end in order
+	keyLost    = "cohort/lost" // a worker of a static world that has died, once somebody who waited has found out
 )
 
 func roundPrefix(k int) string { return "rpc_prefix_" + strconv.Itoa(k) }
@@ -73,10 +76,31 @@ func (a *Agent) published(ctx context.Context, name string) (addr string, epoch 
 	return string(raw), epoch, nil
 }
 
-// isGoWorker asks the store whether a worker is one of ours, on whichever transport.
-func (a *Agent) isGoWorker(ctx context.Context, name string) bool {
-	there, err := a.st.Check(ctx, keyGo+name)
-	return err == nil && there
+// goWorker reports whether a worker is one of ours, on whichever transport. The store knows, and is asked once.
+func (a *Agent) goWorker(ctx context.Context, name string) bool {
+	p, err := a.peer(name)
+	if err != nil {
+		return false
+	}
+	p.mu.Lock()
+	kind := p.kind
+	if p.goish {
+		kind = kindGo
+	}
+	p.mu.Unlock()
+	if kind == kindUnknown {
+		there, err := a.st.Check(ctx, keyGo+name)
+		if err != nil {
+			return false
+		}
+		if kind = kindPyTorch; there {
+			kind = kindGo
+		}
+		p.mu.Lock()
+		p.kind = kind
+		p.mu.Unlock()
+	}
+	return kind == kindGo
 }
 
 // address returns where a worker listens.
@@ -116,6 +140,13 @@ func (a *Agent) chooseMode(ctx context.Context, mode string) error {
 
 // startDynamic joins a world whose workers come and go.
 func (a *Agent) startDynamic(ctx context.Context) error {
+	if a.cfg.round < 0 {
+		k, err := a.dynamicRound(ctx)
+		if err != nil {
+			return err
+		}
+		a.enter(k)
+	}
 	if strings.Contains(a.name, "-") {
 		return dist.Newf("rpc: join", dist.InvalidArgument, "worker name %q: PyTorch workers cannot read a '-' in the list of a dynamic world", a.name)
 	}

@@ -107,9 +107,10 @@ func (ep *Endpoint) dial(addr string, cohort, insist bool) (session *Session, wa
 }
 
 // connect opens a TCP connection. Its time limit is the system's own: a limit of ours could cut a connection that the
-// other side has just accepted, which a PyTorch listener does not survive.
+// other side has just accepted, which a PyTorch listener does not survive. Where the system can be told how often to ask a
+// machine that does not answer, it is told to give up after 15 seconds.
 func (ep *Endpoint) connect(addr string) (*stream, error) {
-	nc, err := (&net.Dialer{}).DialContext(ep.ctx, "tcp", addr)
+	nc, err := (&net.Dialer{KeepAliveConfig: keepAlive, Control: askSoon}).DialContext(ep.ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}

@@ -103,7 +103,7 @@ func Listen(name, addr string, opts ...Option) (*Endpoint, error) {
 
 // Listen starts to accept pipes. It may be called once.
 func (ep *Endpoint) Listen(addr string) error {
-	var lc net.ListenConfig
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
 	l, err := lc.Listen(ep.ctx, "tcp", addr)
 	if err != nil {
 		return dist.Wrap("tensorpipe: listen", dist.Unavailable, err)

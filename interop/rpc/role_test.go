@@ -263,14 +263,21 @@ del r
 }
 
 // TestSecondWorld starts a second static world in the same processes, after the first was shut down: PyTorch counts its
-// worlds, all-gathers and barriers per process.
+// worlds, all-gathers and barriers per process. Go is told the number of the world, or finds out.
 func TestSecondWorld(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
-		set := stubSettings(settings{static: true})
-		ctx := testContext(t)
-		port := freePort(t)
-		url := "tcp://127.0.0.1:" + strconv.Itoa(port)
-		p := tr.Start(t, torchtest.Script{Modules: set.modules, Source: fmt.Sprintf(`
+		t.Run("told", func(t *testing.T) { testSecondWorld(t, tr, true) })
+		t.Run("found", func(t *testing.T) { testSecondWorld(t, tr, false) })
+	})
+}
+
+func testSecondWorld(t *testing.T, tr *torchtest.Torch, told bool) {
+	t.Helper()
+	set := stubSettings(settings{static: true})
+	ctx := testContext(t)
+	port := freePort(t)
+	url := "tcp://127.0.0.1:" + strconv.Itoa(port)
+	p := tr.Start(t, torchtest.Script{Modules: set.modules, Source: fmt.Sprintf(`
 import torch, gostub
 import torch.distributed.rpc as rpc
 for i in range(2):
@@ -281,25 +288,28 @@ for i in range(2):
     print("round", i, flush=True)
     input()
 `, url)})
-		for round := range 2 {
-			st, err := tcpstore.Dial(ctx, "127.0.0.1:"+strconv.Itoa(port))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err = st.JoinWorker(ctx); err != nil {
-				t.Fatal(err)
-			}
-			a, err := rpc.Join(ctx, st, "go1", rpc.WithRank(1), rpc.WithWorldSize(2), rpc.WithRound(round), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := a.Shutdown(ctx); err != nil {
-				t.Fatal(err)
-			}
-			_ = st.Close()
-			p.Expect(t, fmt.Sprintf("round %d", round))
-			p.Send(t, "next")
+	for round := range 2 {
+		st, err := tcpstore.Dial(ctx, "127.0.0.1:"+strconv.Itoa(port))
+		if err != nil {
+			t.Fatal(err)
 		}
-		p.MustExit(t, 30*time.Second)
-	})
+		if _, err = st.JoinWorker(ctx); err != nil {
+			t.Fatal(err)
+		}
+		opts := []rpc.Option{rpc.WithRank(1), rpc.WithWorldSize(2), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0")}
+		if told {
+			opts = append(opts, rpc.WithRound(round))
+		}
+		a, err := rpc.Join(ctx, st, "go1", opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Shutdown(ctx); err != nil {
+			t.Fatal(err)
+		}
+		_ = st.Close()
+		p.Expect(t, fmt.Sprintf("round %d", round))
+		p.Send(t, "next")
+	}
+	p.MustExit(t, 30*time.Second)
 }

@@ -1,0 +1,42 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensorpipe
+
+import (
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// synRetries is how often the kernel repeats the first packet of a connection: after 1, 3 and 7 seconds. It gives up after 15.
+const synRetries = 3
+
+// askSoon makes a dial to a machine that does not answer end in seconds. The kernel ends it, not we: the other side has
+// seen nothing or has not got to know that it was seen, so no listener ever hears of it.
+func askSoon(_, _ string, c syscall.RawConn) error {
+	return c.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SYNCNT, synRetries) // without it the default holds
+	})
+}
+
+// silence asks the kernel when the last packet of the other side came.
+func silence(nc net.Conn) (d time.Duration) {
+	tcp, ok := nc.(*net.TCPConn)
+	if !ok {
+		return 0
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	_ = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err == nil {
+			d = time.Duration(min(info.Last_ack_recv, info.Last_data_recv)) * time.Millisecond
+		}
+	})
+	return d
+}

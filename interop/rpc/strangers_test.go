@@ -1,0 +1,88 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc_test
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/rpc"
+)
+
+// A PyTorch worker leads, so nobody but the Go workers looks after anybody; and the worker that dies is one that they
+// never had to do with.
+
+// endsWith runs what waits for the dead, at all Go workers at once, and wants each to name it soon after the killing.
+func endsWith(t *testing.T, w *running, dead string, kill func(), wait func(a *rpc.Agent) error) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for _, a := range w.agents {
+		wg.Go(func() {
+			if err := wait(a); !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), dead) {
+				t.Errorf("%s: got error %v, want one that says that %s is lost", a.Name(), err, dead)
+			}
+		})
+	}
+	kill()
+	killed := time.Now()
+	wg.Wait()
+	if took := time.Since(killed); took > 10*time.Second {
+		t.Errorf("it took %v to notice", took)
+	}
+}
+
+func TestStrangerDies(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		members := func(script string) []member {
+			return []member{goWorker("z0", handlers()), py("a1", script), py("p2", script), goWorker("y3", handlers())}
+		}
+		shutdown := func(a *rpc.Agent) error { return a.Shutdown(testContext(t)) }
+		barrier := func(a *rpc.Agent) error { return rpc.Barrier(testContext(t), a) }
+		for name, wait := range map[string]func(a *rpc.Agent) error{"shutdown": shutdown, "barrier": barrier} {
+			for _, dead := range []string{"a1", "p2"} {
+				t.Run(name+"/"+dead, func(t *testing.T) {
+					w := start(t, tr, settings{static: true, tolerant: true}, members("pass")...)
+					endsWith(t, w, dead, func() {
+						time.Sleep(300 * time.Millisecond)
+						w.procs[dead].Kill()
+					}, wait)
+				})
+			}
+		}
+		// All have met for the shutdown, and one dies before its barriers in the store.
+		t.Run("in the store", func(t *testing.T) {
+			w := start(t, tr, settings{static: true, tolerant: true}, members(`
+rpc.api._wait_all_workers(0)
+print("met", flush=True)
+time.sleep(60)
+`)...)
+			endsWith(t, w, "p2", func() {
+				for _, p := range w.procs {
+					p.Send(t, "go")
+				}
+				for _, p := range w.procs {
+					p.Expect(t, "met")
+				}
+				time.Sleep(300 * time.Millisecond)
+				w.procs["p2"].Kill()
+			}, shutdown)
+		})
+	})
+}
+
+// TestStrangerIsLate lets a PyTorch worker come late to the end of its world: it is called meanwhile, and nobody minds.
+func TestStrangerIsLate(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		w := start(t, tr, settings{static: true}, goWorker("z0", handlers()), py("a1", "pass"), py("p2", "time.sleep(3)"), goWorker("y3", handlers()))
+		w.procs["a1"].Send(t, "go")
+		w.procs["p2"].Send(t, "go")
+		w.procs["a1"].Expect(t, "finished")
+		w.stop()
+	})
+}
