@@ -45,7 +45,9 @@ func (m *Machine) Counts() Counts {
 		c.PendingChildren += len(h.children)
 	}
 	for _, p := range m.peers {
-		c.PendingFutures += len(p.requests) + len(p.stream.queue)
+		if !p.lease.certain { // nothing is under way to a process that has ended
+			c.PendingFutures += len(p.requests) + len(p.stream.queue)
+		}
 	}
 	return c
 }
