@@ -20,7 +20,7 @@ import (
 
 var (
 	worldCount = flag.Int("worlds", 3, "how many random worlds to run with each PyTorch")
-	worldTrace = flag.Bool("steps", false, "log every command")
+	worldSteps = flag.Bool("steps", false, "log every command")
 	worldFirst = flag.Uint64("world", 1, "the seed of the first random world")
 )
 
@@ -67,7 +67,7 @@ func (s *stage) join(ctx context.Context, set setting, round, size int, workers 
 func (s *stage) run(ctx context.Context, g *generator, number int) {
 	s.t.Helper()
 	tasks := g.next()
-	if testing.Verbose() && *worldTrace {
+	if testing.Verbose() && *worldSteps {
 		for _, task := range tasks {
 			s.t.Logf("batch %d: %v: %s -> %s", number, task.w, describe(task.c), task.c.Slot)
 		}
@@ -114,7 +114,8 @@ func describe(c command) string {
 // rest waits until nobody refers to anything any more.
 func (s *stage) rest(ctx context.Context, workers []*worker) {
 	s.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	began := time.Now()
+	deadline := began.Add(20 * time.Second)
 	for {
 		left := map[string]string{}
 		for _, w := range workers {
@@ -123,6 +124,9 @@ func (s *stage) rest(ctx context.Context, workers []*worker) {
 			}
 		}
 		if len(left) == 0 {
+			if *worldSteps {
+				s.t.Logf("at rest after %v", time.Since(began))
+			}
 			return
 		}
 		if time.Now().After(deadline) {
@@ -233,7 +237,14 @@ func randomWorld(t *testing.T, seed uint64, versions ...*torchtest.Torch) {
 	for _, w := range workers {
 		s.start(w)
 	}
+	began := time.Now()
+	tell := func(what string) {
+		if *worldSteps {
+			t.Logf("%v: %s", time.Since(began).Round(time.Millisecond), what)
+		}
+	}
 	for round := range set.rounds {
+		tell("join")
 		if set.static {
 			s.join(ctx, set, round, len(workers), workers...)
 		} else {
@@ -241,20 +252,25 @@ func randomWorld(t *testing.T, seed uint64, versions ...*torchtest.Torch) {
 				s.join(ctx, set, round, 0, w)
 			}
 		}
+		tell("run")
 		g.present, g.later = workers, round > 0
 		for number := range 6 + g.IntN(12) {
 			s.run(ctx, g, number)
 		}
+		tell("drop")
 		s.each(ctx, workers, "dropped", func(*worker) command { return command{Op: "dropall"} })
 		g.slots = nil
 		s.rest(ctx, workers)
+		tell("leave")
 		if set.static {
 			s.each(ctx, workers, "left", func(*worker) command { return command{Op: "leave"} })
 			continue
 		}
 		for _, w := range slices.Backward(workers) {
+			tell("leave of " + w.name)
 			s.each(ctx, []*worker{w}, "left", func(*worker) command { return command{Op: "leave"} })
 		}
 	}
+	tell("finish")
 	s.finish(workers)
 }
