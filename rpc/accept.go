@@ -4,6 +4,7 @@
 package rpc
 
 import (
+	"bytes"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -85,10 +86,50 @@ func (a *Agent) startLink(c *conn) {
 		defer c.entered.Store(true)
 	}
 	a.prefer(c)
+	if p.worker >= 0 {
+		early := c.early
+		c.early = nil
+		for _, payload := range early {
+			a.refs.frame(c, payload)
+		}
+	}
 	select {
 	case <-c.link.Done(): // it ended before it was entered
 		a.background(func() { a.onLinkClosed(c.link, c.link.Err()) })
 	default:
+	}
+}
+
+// maxEarly bounds the control frames that wait for their sender to become a member, and the bytes of each.
+const maxEarly, maxEarlyBytes = 64, 64 << 10
+
+// tooEarly keeps a control frame of a worker that joins at this moment: others know it already, and what they tell it can make
+// it turn to us before we are told.
+func (c *conn) tooEarly(payload []byte) bool {
+	if c.entered.Load() || c.peer().worker >= 0 || len(payload) > maxEarlyBytes {
+		return false
+	}
+	c.enter.Lock()
+	defer c.enter.Unlock()
+	if c.entered.Load() || len(c.early) >= maxEarly {
+		return false
+	}
+	c.early = append(c.early, bytes.Clone(payload))
+	return true
+}
+
+// admit makes the links of a new member its sessions.
+func (a *Agent) admit(name string) {
+	a.mu.Lock()
+	var waiting []*conn
+	for l, c := range a.links {
+		if l.Peer().Name == name && !c.entered.Load() {
+			waiting = append(waiting, c)
+		}
+	}
+	a.mu.Unlock()
+	for _, c := range waiting {
+		a.startLink(c)
 	}
 }
 
@@ -137,7 +178,9 @@ func (a *Agent) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 	c.peer().stats.received(frameSize(f))
 	switch {
 	case f.Type == frameControl:
-		a.refs.frame(c, f.Payload)
+		if !c.tooEarly(f.Payload) {
+			a.refs.frame(c, f.Payload)
+		}
 		return
 	case f.Type == frameCancel:
 		c.mu.Lock()

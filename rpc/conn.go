@@ -39,6 +39,7 @@ type conn struct {
 	carried []carried                          // references in answers that may still be on their way
 	enter   sync.Mutex                         // one at a time makes the session known
 	entered atomic.Bool
+	early   [][]byte // control frames of a worker that is not a member yet; guarded by enter
 }
 
 // reply is the answer to a request, or why there is none.

@@ -137,6 +137,7 @@ func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 		return nil, err
 	}
 	a.addPeer(w.Name, rrefcore.Worker(w.ID), addr, epoch)
+	a.admit(w.Name)
 	return nil, nil
 }
 
