@@ -10,6 +10,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -241,6 +242,9 @@ func (g *Group) checkTensor(name string, t *tensor.Tensor) error {
 	}
 	if t.Storage().Released() {
 		return dist.New(name, dist.InvalidArgument, "the tensor's storage was released")
+	}
+	if dt := t.DType(); !reduce.Carries(dt) {
+		return dist.Newf(name, dist.NotSupported, "groups do not carry %v; convert the tensor", dt)
 	}
 	return nil
 }

@@ -36,9 +36,9 @@ func (v torchVersion) base(dt tensor.DType) bool {
 		return true
 	case tensor.BFloat16, tensor.Bool:
 		return v == torch26
-	case tensor.Int16, tensor.Complex64, tensor.Complex128:
+	default:
+		return false
 	}
-	return false
 }
 
 // carries reports whether an operation of this PyTorch takes the element type. Some operations take complex numbers as

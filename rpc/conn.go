@@ -157,6 +157,9 @@ func (c *conn) begin(ctx context.Context, m *rpcwire.Message, wait *pending, for
 // write sends a message over whichever wire the session has.
 func (c *conn) write(ctx context.Context, m *rpcwire.Message, forks []cohortwire.Fork, flags uint8, deadline time.Time) (int, error) {
 	if c.link == nil {
+		if err := c.peer().types.check(m.Tensors, c.agent.cfg.types); err != nil {
+			return 0, err
+		}
 		raw, err := m.Encode()
 		if err != nil {
 			return 0, err
@@ -288,6 +291,8 @@ func (c *conn) readAnswers() {
 		}
 		if err != nil {
 			raw.Release()
+		} else {
+			c.peer().types.learn(m.Tensors)
 		}
 		c.answered(uint64(id), reply{msg: m, err: err}) //nolint:gosec // our own counter
 	}

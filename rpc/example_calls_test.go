@@ -101,8 +101,7 @@ func ExampleRaise() {
 	defer stop()
 
 	_, err := rpc.Call[[]float64](context.Background(), a, "b", "data.batch", 7)
-	var remote *rpc.RemoteError
-	if errors.As(err, &remote) {
+	if remote, ok := errors.AsType[*rpc.RemoteError](err); ok {
 		fmt.Println(remote.Kind, "at", remote.Worker+":", remote.Message)
 	}
 	// Output: IndexError at b: no batch 7

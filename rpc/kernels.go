@@ -101,6 +101,15 @@ func argTensor(stack []any, i int) (*tensor.Tensor, error) {
 	return t, nil
 }
 
+// argNumbers is argTensor for a kernel that computes.
+func argNumbers(stack []any, i int) (*tensor.Tensor, error) {
+	t, err := argTensor(stack, i)
+	if err == nil && !slices.Contains(widths, t.DType()) {
+		return nil, badOperand("argument %d is of %v, which the kernels of a Go worker do not compute with", i+1, t.DType())
+	}
+	return t, err
+}
+
 // operand is a tensor or a number with what torch's type promotion looks at.
 type operand struct {
 	t      *tensor.Tensor
@@ -113,7 +122,8 @@ func argOperand(stack []any, i int) (operand, error) {
 	}
 	switch v := stack[i].(type) {
 	case *tensor.Tensor:
-		return operand{t: v}, nil
+		t, err := argNumbers(stack, i)
+		return operand{t: t}, err
 	case bool, int64, float64, complex128:
 		return operand{number: v}, nil
 	}
@@ -285,7 +295,7 @@ func scaled(f binaryOp) Kernel {
 
 func one(f unaryOp) Kernel {
 	return func(stack []any) (any, error) {
-		t, err := argTensor(stack, 0)
+		t, err := argNumbers(stack, 0)
 		if err != nil {
 			return nil, err
 		}
@@ -362,7 +372,7 @@ func filled(value int64) Kernel {
 
 func reduceAll(mean bool) Kernel {
 	return func(stack []any) (any, error) {
-		t, argErr := argTensor(stack, 0)
+		t, argErr := argNumbers(stack, 0)
 		if argErr != nil {
 			return nil, argErr
 		}
@@ -411,11 +421,11 @@ func reduceAll(mean bool) Kernel {
 
 // matmulArgs multiplies matrices; vector takes vectors too.
 func matmulArgs(stack []any, vector bool) (any, error) {
-	a, err := argTensor(stack, 0)
+	a, err := argNumbers(stack, 0)
 	if err != nil {
 		return nil, err
 	}
-	b, err := argTensor(stack, 1)
+	b, err := argNumbers(stack, 1)
 	if err != nil {
 		return nil, err
 	}

@@ -40,6 +40,7 @@ type config struct {
 	storeAddr   string
 	guest       bool
 	strict      bool
+	types       uint32 // later element types that every PyTorch worker knows
 }
 
 // Option configures [Join].

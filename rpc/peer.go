@@ -32,6 +32,7 @@ type peer struct {
 	name   string
 	worker rrefcore.Worker // -1 for a guest, who is no member
 	stats  peerStats
+	types  knownTypes // of a PyTorch worker
 
 	mu    sync.Mutex
 	addr  string

@@ -83,6 +83,7 @@ func (c *conn) received(raw *tensorpipe.Message) {
 		r.refuse(err)
 		return
 	}
+	c.peer().types.learn(m.Tensors)
 	r.payload, r.tensors = m.Payload, m.Tensors
 	r.inline = raw.Quiet && c.inline.short()
 	c.agent.dispatch(r)

@@ -109,16 +109,16 @@ func cloneTensors(in []any) ([]any, error) {
 		}
 		st := copies[t.Storage()]
 		if st == nil {
-			from, err := t.Storage().Bytes()
-			if err != nil {
-				return nil, err
+			from, failed := t.Storage().Bytes()
+			if failed != nil {
+				return nil, failed
 			}
 			if st, err = tensor.NewStorage(len(from)); err != nil {
 				return nil, err
 			}
-			to, err := st.Bytes()
-			if err != nil {
-				return nil, err
+			to, failed := st.Bytes()
+			if failed != nil {
+				return nil, failed
 			}
 			copy(to, from)
 			if copies == nil {

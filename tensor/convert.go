@@ -13,7 +13,7 @@ import (
 
 // Element is the set of Go types that tensors hold. An int is an [Int64] element (an [Int32] one on 32-bit machines).
 type Element interface {
-	uint8 | int8 | int16 | int32 | int64 | int | float32 | float64 | complex64 | complex128 | bool | F16 | BF16
+	uint8 | uint16 | uint32 | uint64 | int8 | int16 | int32 | int64 | int | float32 | float64 | complex64 | complex128 | bool | F16 | BF16
 }
 
 // TypeOf returns the element type of a Go type.
@@ -54,6 +54,12 @@ func typeOfValue(v any) (DType, bool) {
 		return Float16, true
 	case BF16:
 		return BFloat16, true
+	case uint16:
+		return Uint16, true
+	case uint32:
+		return Uint32, true
+	case uint64:
+		return Uint64, true
 	}
 	return 0, false
 }
@@ -168,6 +174,12 @@ func fromFlat(x any) (*Tensor, bool) {
 	case []F16:
 		return flat(v), true
 	case []BF16:
+		return flat(v), true
+	case []uint16:
+		return flat(v), true
+	case []uint32:
+		return flat(v), true
+	case []uint64:
 		return flat(v), true
 	}
 	return nil, false

@@ -38,6 +38,16 @@ func (t *Tensor) load(i int) any {
 		return math.Float32frombits(le.Uint32(b))
 	case Float64:
 		return math.Float64frombits(le.Uint64(b))
+	case Uint16:
+		return le.Uint16(b)
+	case Uint32:
+		return le.Uint32(b)
+	case Uint64:
+		return le.Uint64(b)
+	case Float8E5M2, Float8E4M3FN, Float8E5M2FNUZ, Float8E4M3FNUZ:
+		return float8s[t.dtype].value(b[0])
+	case Complex32:
+		return complex(F16(le.Uint16(b)).Float32(), F16(le.Uint16(b[2:])).Float32())
 	case Complex64:
 		return complex(math.Float32frombits(le.Uint32(b)), math.Float32frombits(le.Uint32(b[4:])))
 	case Complex128:
@@ -50,8 +60,12 @@ func (t *Tensor) load(i int) any {
 func (t *Tensor) store(i int, v any) error {
 	size := t.dtype.Size()
 	b := t.storage.data[i*size : (i+1)*size]
-	if t.dtype == Complex64 || t.dtype == Complex128 {
+	if t.dtype.Complex() {
 		return t.storeComplex(b, v)
+	}
+	if n, ok := v.(uint64); ok && t.dtype == Uint64 {
+		binary.NativeEndian.PutUint64(b, n)
+		return nil
 	}
 	if n, ok := asInt(v); ok && !t.dtype.Floating() {
 		return t.storeInt(b, n)
@@ -70,6 +84,8 @@ func (t *Tensor) store(i int, v any) error {
 		le.PutUint32(b, math.Float32bits(float32(f)))
 	case Float64:
 		le.PutUint64(b, math.Float64bits(f))
+	case Float8E5M2, Float8E4M3FN, Float8E5M2FNUZ, Float8E4M3FNUZ:
+		b[0] = float8s[t.dtype].round(f)
 	case Float16:
 		if x, same := v.(F16); same {
 			le.PutUint16(b, uint16(x))
@@ -125,6 +141,11 @@ func (t *Tensor) storeComplex(b []byte, v any) error {
 		c = complex(f, 0)
 	}
 	le := binary.NativeEndian
+	if t.dtype == Complex32 {
+		le.PutUint16(b, uint16(ToF16(float32(real(c)))))
+		le.PutUint16(b[2:], uint16(ToF16(float32(imag(c)))))
+		return nil
+	}
 	if t.dtype == Complex64 {
 		le.PutUint32(b, math.Float32bits(float32(real(c))))
 		le.PutUint32(b[4:], math.Float32bits(float32(imag(c))))
@@ -137,11 +158,11 @@ func (t *Tensor) storeComplex(b []byte, v any) error {
 
 // Floating reports whether d is a real floating-point type. It corresponds to torch.dtype.is_floating_point.
 func (d DType) Floating() bool {
-	return d == Float16 || d == BFloat16 || d == Float32 || d == Float64
+	return d == Float16 || d == BFloat16 || d == Float32 || d == Float64 || d >= Float8E5M2 && d <= Float8E4M3FNUZ
 }
 
 // Complex reports whether d is a complex type. It corresponds to torch.dtype.is_complex.
-func (d DType) Complex() bool { return d == Complex64 || d == Complex128 }
+func (d DType) Complex() bool { return d == Complex32 || d == Complex64 || d == Complex128 }
 
 func (d DType) intRange() (lo, hi int64) {
 	switch d {
@@ -155,6 +176,12 @@ func (d DType) intRange() (lo, hi int64) {
 		return math.MinInt16, math.MaxInt16
 	case Int32:
 		return math.MinInt32, math.MaxInt32
+	case Uint16:
+		return 0, math.MaxUint16
+	case Uint32:
+		return 0, math.MaxUint32
+	case Uint64:
+		return 0, math.MaxInt64
 	default:
 		return math.MinInt64, math.MaxInt64
 	}
@@ -179,6 +206,12 @@ func asInt(v any) (int64, bool) {
 		return x, true
 	case int:
 		return int64(x), true
+	case uint16:
+		return int64(x), true
+	case uint32:
+		return int64(x), true
+	case uint64:
+		return int64(x), x <= math.MaxInt64 //nolint:gosec // reported
 	}
 	return 0, false
 }
@@ -193,6 +226,8 @@ func asFloat(v any) (float64, bool) {
 		return float64(x.Float32()), true
 	case BF16:
 		return float64(x.Float32()), true
+	case uint64:
+		return float64(x), true
 	}
 	n, ok := asInt(v)
 	return float64(n), ok

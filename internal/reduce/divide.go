@@ -71,6 +71,7 @@ func divide(p unsafe.Pointer, count int, dt tensor.DType, n int) {
 		for i := range v {
 			v[i] = tensor.ToBF16(v[i].Float32() / float32(n))
 		}
+	default: // not carried
 	}
 }
 

@@ -22,7 +22,12 @@ func (o Op) Valid() bool { return int(o) < numOps }
 // Supported reports whether op is defined for dt: and, or and xor only for integers and bool, min and max for everything
 // that has an order. It says what Go ranks can do; what a PyTorch peer can do is less.
 func Supported(dt tensor.DType, op Op) bool {
-	return dt.Valid() && op.Valid() && portable[dt][kernelOf(op)] != nil
+	return Carries(dt) && op.Valid() && portable[dt][kernelOf(op)] != nil
+}
+
+// Carries reports whether groups know an element type at all.
+func Carries(dt tensor.DType) bool {
+	return dt.Valid() && int(dt) < len(portable) && portable[dt][Sum] != nil
 }
 
 // kernelOf is the operator that runs between two ranks: an average is a sum until [Divide].

@@ -34,7 +34,10 @@ var storageNames = map[tensor.DType]string{
 	tensor.Uint8: "ByteStorage", tensor.Int8: "CharStorage", tensor.Int16: "ShortStorage", tensor.Int32: "IntStorage",
 	tensor.Int64: "LongStorage", tensor.Float16: "HalfStorage", tensor.Float32: "FloatStorage",
 	tensor.Float64: "DoubleStorage", tensor.Complex64: "ComplexFloatStorage", tensor.Complex128: "ComplexDoubleStorage",
-	tensor.Bool: "BoolStorage", tensor.BFloat16: "BFloat16Storage",
+	tensor.Bool: "BoolStorage", tensor.BFloat16: "BFloat16Storage", tensor.Complex32: "ComplexHalfStorage",
+	tensor.Float8E5M2: "Float8_e5m2Storage", tensor.Float8E4M3FN: "Float8_e4m3fnStorage",
+	tensor.Float8E5M2FNUZ: "Float8_e5m2fnuzStorage", tensor.Float8E4M3FNUZ: "Float8_e4m3fnuzStorage",
+	tensor.Uint16: "UInt16Storage", tensor.Uint32: "UInt32Storage", tensor.Uint64: "UInt64Storage",
 }
 
 var storageTypes = func() map[string]tensor.DType {
@@ -278,8 +281,9 @@ func (d *tableReader) dense(args []any) (*tensor.Tensor, error) {
 	if !ok1 || !ok2 || !ok3 || !ok4 {
 		return nil, badTable("a tensor whose offset, shape, strides or gradient flag has the wrong type")
 	}
+	var conj, neg bool
 	if len(args) == 7 {
-		if err = mathBits(args[6]); err != nil {
+		if conj, neg, err = mathBits(args[6]); err != nil {
 			return nil, err
 		}
 	}
@@ -287,26 +291,15 @@ func (d *tableReader) dense(args []any) (*tensor.Tensor, error) {
 	if err != nil {
 		return nil, dist.Wrap("rpc: tensor table", dist.Protocol, err)
 	}
+	if conj || neg {
+		if t, err = resolved(t, conj, neg); err != nil {
+			return nil, err
+		}
+	}
 	if grad {
 		t.SetRequiresGrad(true)
 	}
 	return t, nil
-}
-
-// mathBits refuses lazy conjugates and negatives, whose bytes are not the values.
-func mathBits(v any) error {
-	v, _ = untag(v)
-	bits, ok := v.(*pickle.Dict)
-	if !ok {
-		return badTable("the flags of a tensor are a %s", pickle.TypeName(v))
-	}
-	for _, p := range bits.Pairs {
-		if on, isBool := p.Value.(bool); !isBool || on {
-			return dist.Newf("rpc: tensor table", dist.NotSupported,
-				"a lazy view (%v): call resolve_conj() and resolve_neg() before sending", p.Key)
-		}
-	}
-	return nil
 }
 
 func (d *tableReader) storage(v any) (*tensor.Storage, tensor.DType, error) {
