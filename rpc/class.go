@@ -7,7 +7,6 @@ import (
 	"context"
 	"reflect"
 	"strings"
-	"unicode"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -38,7 +37,7 @@ func (r *Registry) Class(name string, sample any) error {
 			continue
 		}
 		c.methods[m.Name] = h
-		c.methods[snakeName(m.Name)] = h
+		c.methods[rpcwire.SnakeName(m.Name)] = h
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -138,20 +137,4 @@ func typeText(t reflect.Type) string {
 		return "nil"
 	}
 	return "Go " + t.String()
-}
-
-// snakeName turns a Go name into a Python one: GetItem is get_item.
-func snakeName(name string) string {
-	var b strings.Builder
-	runes := []rune(name)
-	for i, c := range runes {
-		if unicode.IsUpper(c) {
-			if i > 0 && (!unicode.IsUpper(runes[i-1]) || i+1 < len(runes) && unicode.IsLower(runes[i+1])) {
-				b.WriteByte('_')
-			}
-			c = unicode.ToLower(c)
-		}
-		b.WriteRune(c)
-	}
-	return b.String()
 }

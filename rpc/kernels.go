@@ -24,10 +24,6 @@ func init() { //nolint:gochecknoinits // a table that is built from parts
 			builtinKernels["aten::"+name+"."+overload] = scaled(f)
 		}
 	}
-	mul := binaryOp{
-		ints: func(a, b int64) int64 { return a * b }, floats: func(a, b float64) float64 { return a * b },
-		complexes: func(a, b complex128) complex128 { return a * b },
-	}
 	div := binaryOp{
 		floats: func(a, b float64) float64 { return a / b }, complexes: func(a, b complex128) complex128 { return a / b }, float: true,
 	}
@@ -240,13 +236,14 @@ type unaryOp struct {
 	float     bool
 }
 
+var mul = binaryOp{
+	ints: func(a, b int64) int64 { return a * b }, floats: func(a, b float64) float64 { return a * b },
+	complexes: func(a, b complex128) complex128 { return a * b },
+}
+
 func two(f binaryOp) Kernel {
 	return func(stack []any) (any, error) {
-		a, err := argOperand(stack, 0)
-		if err != nil {
-			return nil, err
-		}
-		b, err := argOperand(stack, 1)
+		a, b, err := argPair(stack)
 		if err != nil {
 			return nil, err
 		}
@@ -254,14 +251,17 @@ func two(f binaryOp) Kernel {
 	}
 }
 
+func argPair(stack []any) (a, b operand, err error) {
+	if a, err = argOperand(stack, 0); err == nil {
+		b, err = argOperand(stack, 1)
+	}
+	return a, b, err
+}
+
 // scaled is add and sub, whose third argument scales the second.
 func scaled(f binaryOp) Kernel {
 	return func(stack []any) (any, error) {
-		a, err := argOperand(stack, 0)
-		if err != nil {
-			return nil, err
-		}
-		b, err := argOperand(stack, 1)
+		a, b, err := argPair(stack)
 		if err != nil {
 			return nil, err
 		}
@@ -275,10 +275,6 @@ func scaled(f binaryOp) Kernel {
 		dt := promote(a, b)
 		if category(numberType(alpha.number)) > category(dt) {
 			return nil, badOperand("For integral input tensors, argument alpha must not be a floating point number.")
-		}
-		mul := binaryOp{
-			ints: func(x, y int64) int64 { return x * y }, floats: func(x, y float64) float64 { return x * y },
-			complexes: func(x, y complex128) complex128 { return x * y },
 		}
 		if b.t == nil {
 			if b.t, err = tensor.Full(dt, b.number); err != nil {
@@ -303,35 +299,13 @@ func one(f unaryOp) Kernel {
 		if f.float && category(dt) < 2 {
 			dt = tensor.Float32
 		}
-		shape := t.Shape()
 		switch cat := category(dt); {
 		case cat == 3 && f.complexes != nil:
-			x, err := values(operand{t: t}, shape, toComplex)
-			if err != nil {
-				return nil, err
-			}
-			for i := range x {
-				x[i] = f.complexes(x[i])
-			}
-			return storeValues(dt, shape, x)
+			return mapped(t, dt, toComplex, f.complexes)
 		case cat == 2:
-			x, err := values(operand{t: t}, shape, toFloat)
-			if err != nil {
-				return nil, err
-			}
-			for i := range x {
-				x[i] = f.floats(x[i])
-			}
-			return storeValues(dt, shape, x)
+			return mapped(t, dt, toFloat, f.floats)
 		case cat == 1 && f.ints != nil:
-			x, err := values(operand{t: t}, shape, toInteger)
-			if err != nil {
-				return nil, err
-			}
-			for i := range x {
-				x[i] = f.ints(x[i])
-			}
-			return storeValues(dt, shape, x)
+			return mapped(t, dt, toInteger, f.ints)
 		}
 		return nil, badOperand("not implemented for %v", t.DType())
 	}

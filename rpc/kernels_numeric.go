@@ -147,41 +147,39 @@ func elementwise(f binaryOp, a, b operand) (*tensor.Tensor, error) {
 		if f.complexes == nil {
 			return nil, badOperand("not implemented for %v", dt)
 		}
-		x, y, err := bothValues(a, b, shape, toComplex)
-		if err != nil {
-			return nil, err
-		}
-		for i := range x {
-			x[i] = f.complexes(x[i], y[i])
-		}
-		return storeValues(dt, shape, x)
+		return combined(a, b, dt, shape, toComplex, f.complexes)
 	case 2:
-		x, y, err := bothValues(a, b, shape, toFloat)
-		if err != nil {
-			return nil, err
-		}
-		for i := range x {
-			x[i] = f.floats(x[i], y[i])
-		}
-		return storeValues(dt, shape, x)
+		return combined(a, b, dt, shape, toFloat, f.floats)
 	}
-	x, y, err := bothValues(a, b, shape, toInteger)
+	return combined(a, b, dt, shape, toInteger, f.ints)
+}
+
+// combined computes f of the elements of two operands, as numbers of one kind.
+func combined[N int64 | float64 | complex128](a, b operand, dt tensor.DType, shape []int, from func(any) N, f func(N, N) N) (*tensor.Tensor, error) {
+	x, err := values(a, shape, from)
+	if err != nil {
+		return nil, err
+	}
+	y, err := values(b, shape, from)
 	if err != nil {
 		return nil, err
 	}
 	for i := range x {
-		x[i] = f.ints(x[i], y[i])
+		x[i] = f(x[i], y[i])
 	}
 	return storeValues(dt, shape, x)
 }
 
-func bothValues[N int64 | float64 | complex128](a, b operand, shape []int, from func(any) N) ([]N, []N, error) {
-	x, err := values(a, shape, from)
+// mapped computes f of every element, as a number of one kind.
+func mapped[N int64 | float64 | complex128](t *tensor.Tensor, dt tensor.DType, from func(any) N, f func(N) N) (*tensor.Tensor, error) {
+	x, err := values(operand{t: t}, t.Shape(), from)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	y, err := values(b, shape, from)
-	return x, y, err
+	for i := range x {
+		x[i] = f(x[i])
+	}
+	return storeValues(dt, t.Shape(), x)
 }
 
 func toComplex(v any) complex128 {

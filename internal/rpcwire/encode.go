@@ -317,7 +317,7 @@ func structFields(t reflect.Type) ([]field, error) {
 		case "-":
 			continue
 		case "":
-			name = snake(f.Name)
+			name = SnakeName(f.Name)
 		}
 		if seen[name] {
 			return nil, badValue("two fields of %v are called %q", t, name)
@@ -332,8 +332,8 @@ func structFields(t reflect.Type) ([]field, error) {
 	return fields, nil
 }
 
-// snake turns a Go name into a Python one: LearningRate is learning_rate, HTTPPort is http_port.
-func snake(name string) string {
+// SnakeName turns a Go name into a Python one: LearningRate is learning_rate, HTTPPort is http_port.
+func SnakeName(name string) string {
 	var b strings.Builder
 	runes := []rune(name)
 	for i, c := range runes {
