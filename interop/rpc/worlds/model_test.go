@@ -69,6 +69,7 @@ type generator struct {
 	serial  bool // this batch has one command only
 	stores  int
 	count   int
+	faulty  bool // a worker dies in this batch: PyTorch never ends the wait for a creation at a dead worker
 	later   bool // a second round: references of PyTorch's work in the first one of a process only
 }
 

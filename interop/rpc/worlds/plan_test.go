@@ -281,7 +281,7 @@ func (g *generator) timeout(from, to *worker) {
 
 // create makes an object by a call that leaves its result there.
 func (g *generator) create(from, to *worker) {
-	c := command{Op: "create", To: to.name, Confirm: g.IntN(2) == 0, Wrap: g.wrap(from)}
+	c := command{Op: "create", To: to.name, Confirm: g.IntN(2) == 0 && !g.faulty, Wrap: g.wrap(from)}
 	if c.Wrap == "profile" {
 		c.Wrap = ""
 	}

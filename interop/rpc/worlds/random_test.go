@@ -80,12 +80,7 @@ func (s *stage) run(ctx context.Context, g *generator, number int) {
 	}
 	got := make([]string, len(tasks))
 	for i := range tasks {
-		select {
-		case r := <-answers[i]:
-			got[i] = r.Value
-		case <-ctx.Done():
-			got[i] = "!no answer in time"
-		}
+		got[i] = await(ctx, answers[i])
 	}
 	// Ids of new objects are learnt first: other commands of the batch never name them.
 	for i, task := range tasks {

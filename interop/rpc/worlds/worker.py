@@ -27,6 +27,8 @@ def join(c):
 
 def leave(c):
     gc.collect()
+    if c.get("rude"):
+        rpc.api._ignore_rref_leak = True
     rpc.shutdown(graceful=not c.get("rude"))
     gc.collect()
     return "left"
@@ -141,7 +143,10 @@ def execute(c):
             said = "no timeout"
         except RuntimeError as e:
             said = raised(e, c)
-        rpc.rpc_sync(c["to"], world.release, args=(c["slot"],))
+        try:
+            rpc.rpc_sync(c["to"], world.release, args=(c["slot"],))
+        except RuntimeError as e:
+            said = raised(e, c)
         return said, 0
     if op == "release":
         world.release(c["slot"])

@@ -304,15 +304,23 @@ func (s *stage) post(ctx context.Context, w *worker, c command) <-chan reply {
 	return ch
 }
 
-// do gives a worker a command and waits for the answer.
-func (s *stage) do(ctx context.Context, w *worker, c command) string {
+// await returns an answer, also one that has come when the time was over.
+func await(ctx context.Context, answer <-chan reply) string {
 	select {
-	case r := <-s.post(ctx, w, c):
+	case r := <-answer:
 		return r.Value
 	case <-ctx.Done():
+	}
+	select {
+	case r := <-answer:
+		return r.Value
+	case <-time.After(time.Second): // whoever has a context has it from us, and needs a moment
 		return "!no answer in time"
 	}
 }
+
+// do gives a worker a command and waits for the answer.
+func (s *stage) do(ctx context.Context, w *worker, c command) string { return await(ctx, s.post(ctx, w, c)) }
 
 // each gives several workers a command at once and fails unless all answer what is wanted.
 func (s *stage) each(ctx context.Context, workers []*worker, want string, c func(w *worker) command) {
@@ -322,14 +330,8 @@ func (s *stage) each(ctx context.Context, workers []*worker, want string, c func
 		answers[i] = s.post(ctx, w, c(w))
 	}
 	for i, w := range workers {
-		cmd := c(w)
-		select {
-		case r := <-answers[i]:
-			if r.Value != want {
-				s.t.Errorf("%v: %s: %s", w, cmd.Op, r.Value)
-			}
-		case <-ctx.Done():
-			s.t.Errorf("%v: %s: no answer in time", w, cmd.Op)
+		if got := await(ctx, answers[i]); got != want {
+			s.t.Errorf("%v: %s: %s", w, c(w).Op, got)
 		}
 	}
 	if s.t.Failed() {
