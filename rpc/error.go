@@ -309,6 +309,8 @@ func nodeError(worker, text string) *RemoteError {
 	case e.Kind == "ModuleNotFoundError", strings.HasPrefix(e.Message, "Cannot find matching operator"),
 		strings.HasPrefix(e.Message, "attempted to get undefined function"):
 		e.Code = dist.NotFound
+	case strings.HasPrefix(e.Message, "expected ") && strings.Contains(e.Message, " inputs, but got "):
+		e.Code = dist.InvalidArgument
 	}
 	return e
 }
