@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	worldCount = flag.Int("worlds", 3, "how many random worlds to run with each PyTorch")
+	worldCount = flag.Int("worlds", 2, "how many random worlds to run with each PyTorch")
 	worldSteps = flag.Bool("steps", false, "log every command")
 	worldFirst = flag.Uint64("world", 1, "the seed of the first random world")
 )
@@ -221,6 +221,18 @@ func TestRandomWorlds(t *testing.T) {
 			t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { randomWorld(t, seed, tr) })
 		}
 	})
+}
+
+// TestMixedVersions puts workers of both PyTorch versions into one world. Their calls are the same; so that they meet, a Go
+// worker hosts the store, which speaks to each as it is used to, and the world is dynamic: static ones begin with gloo,
+// which differs.
+func TestMixedVersions(t *testing.T) {
+	torchtest.V113.Need(t)
+	torchtest.V26.Need(t)
+	for i := range *worldCount {
+		seed := *worldFirst + uint64(i)
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { randomWorld(t, seed, torchtest.V113, torchtest.V26) })
+	}
 }
 
 func randomWorld(t *testing.T, seed uint64, versions ...*torchtest.Torch) {

@@ -320,7 +320,9 @@ func await(ctx context.Context, answer <-chan reply) string {
 }
 
 // do gives a worker a command and waits for the answer.
-func (s *stage) do(ctx context.Context, w *worker, c command) string { return await(ctx, s.post(ctx, w, c)) }
+func (s *stage) do(ctx context.Context, w *worker, c command) string {
+	return await(ctx, s.post(ctx, w, c))
+}
 
 // each gives several workers a command at once and fails unless all answer what is wanted.
 func (s *stage) each(ctx context.Context, workers []*worker, want string, c func(w *worker) command) {
