@@ -51,8 +51,20 @@ func TestMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a while")
 	}
-	agents := world(t, 2, true, func(int) *Registry { return refRegistry() })
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	t.Run("cohort", func(t *testing.T) { testMemory(t, *memoryRounds) })
+	t.Run("uv", func(t *testing.T) { // slower by far
+		rounds := *memoryRounds
+		if rounds < 100_000 {
+			rounds /= 4
+		}
+		testMemory(t, rounds, WithTransports(TransportUV))
+	})
+}
+
+func testMemory(t *testing.T, rounds int, opts ...Option) {
+	t.Helper()
+	agents := world(t, 2, true, func(int) *Registry { return refRegistry() }, opts...)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
 	defer cancel()
 	round := func(n int) {
 		window := make(chan *dist.Future[int], 64)
@@ -81,14 +93,14 @@ func TestMemory(t *testing.T) {
 		}
 		quiet(t, agents)
 	}
-	n := min(*memoryRounds, 10_000)
+	n := min(rounds, 10_000)
 	if raceEnabled {
 		n = 1000
 	}
 	round(n)
 	before := memoryInUse()
 	started := time.Now()
-	more := *memoryRounds
+	more := rounds
 	if raceEnabled {
 		more = 5000
 	}

@@ -126,7 +126,7 @@ func (m *Machine) clone() *Machine {
 		c.peers[id] = &pc
 	}
 	c.ghosts = slices.Clone(m.ghosts)
-	c.tombs, c.tombLog, c.offered = maps.Clone(m.tombs), slices.Clone(m.tombLog), maps.Clone(m.offered)
+	c.tombs, c.offered = tombs{maps.Clone(m.tombs.young), maps.Clone(m.tombs.old)}, maps.Clone(m.offered)
 	return &c
 }
 
@@ -200,7 +200,8 @@ func (m *Machine) encode() encoder {
 		}
 	}
 	b.num(205)
-	b.ids(sortedKeys(m.tombs)...)
+	b.ids(sortedKeys(m.tombs.young)...)
+	b.ids(sortedKeys(m.tombs.old)...)
 	return b
 }
 

@@ -17,7 +17,7 @@ type Options struct {
 	Grace      time.Duration // how long a dead user's forks are kept for hand-offs under way (default 5 s)
 	Retransmit time.Duration // after which an unacknowledged frame is sent again (default 500 ms)
 	Retries    int           // how often a request to a PyTorch peer is tried (default 6)
-	Tombs      int           // how many deleted forks of PyTorch peers are remembered (default 65536)
+	Tombs      int           // how many deleted forks of PyTorch peers are remembered, or half of them (default 65536)
 
 	NoRoot, NoOrder, NoCancel, NoWithdraw, NoLease, NoGrace, NoRefusal, NoIncarnation, NoTombs bool
 	NoFence                                                                                    bool // what a worker sent before its lease ended still counts afterwards
@@ -82,9 +82,8 @@ type Machine struct {
 	pins    map[ID]*handle // children that have not accepted yet, with their parent
 	peers   map[Worker]*peer
 	ghosts  []ghost
-	tombs   map[ID]struct{} // forks of PyTorch peers that were deleted
-	tombLog []ID            // the same in order of age
-	offered map[ID]ID       // forks that were handed off to this worker as the owner, with their objects
+	tombs   tombs     // forks of PyTorch peers that were deleted
+	offered map[ID]ID // forks that were handed off to this worker as the owner, with their objects
 	effects []Effect
 }
 
@@ -121,7 +120,7 @@ func New(self Worker, epoch Epoch, opt Options) *Machine {
 	}
 	return &Machine{
 		self: self, epoch: epoch, opt: opt,
-		objects: map[ID]*object{}, handles: map[ID]*handle{}, pins: map[ID]*handle{}, peers: map[Worker]*peer{}, tombs: map[ID]struct{}{}, offered: map[ID]ID{},
+		objects: map[ID]*object{}, handles: map[ID]*handle{}, pins: map[ID]*handle{}, peers: map[Worker]*peer{}, offered: map[ID]ID{},
 	}
 }
 

@@ -87,7 +87,7 @@ func (m *Machine) CallArrived(from Worker, id, root ID) Code {
 	}
 	o := m.objects[id]
 	if o == nil {
-		if _, deleted := m.tombs[root]; deleted && !m.opt.NoTombs {
+		if deleted := m.tombs.has(root); deleted && !m.opt.NoTombs {
 			return Cancelled // its delete came first: registering now would leak
 		}
 		if p.kind == Cohort && id.N < p.announced && !m.opt.NoRefusal {
@@ -97,7 +97,7 @@ func (m *Machine) CallArrived(from Worker, id, root ID) Code {
 	} else if _, rooted := o.forks[root]; p.kind == Cohort && id.N < p.announced && !rooted && !m.opt.NoRefusal {
 		return Cancelled // only local uses keep it: its creator has given it up
 	}
-	if _, deleted := m.tombs[root]; p.kind == Cohort || !deleted || m.opt.NoTombs {
+	if deleted := m.tombs.has(root); p.kind == Cohort || !deleted || m.opt.NoTombs {
 		m.register(o, root, p.life())
 	}
 	o.root, o.called = root, true
@@ -143,7 +143,7 @@ func (m *Machine) absent(id ID) Code {
 	case creator.kind == Cohort && id.N < creator.announced:
 		return Gone
 	case creator.kind == PyTorch:
-		if _, deleted := m.tombs[rootOf(id)]; deleted && !m.opt.NoTombs {
+		if deleted := m.tombs.has(rootOf(id)); deleted && !m.opt.NoTombs {
 			return Gone
 		}
 	}
@@ -183,7 +183,7 @@ func (m *Machine) addFork(p *peer, msg Message) Code {
 	if p.kind == Cohort && msg.OwnerEpoch != m.epoch {
 		return OwnerRestarted
 	}
-	if _, deleted := m.tombs[msg.Fork]; deleted && !m.opt.NoTombs {
+	if deleted := m.tombs.has(msg.Fork); deleted && !m.opt.NoTombs {
 		return OK // a late copy of a request that was served and whose fork has ended since
 	}
 	if m.objects[msg.ID] == nil {
@@ -199,7 +199,7 @@ func (m *Machine) addFork(p *peer, msg Message) Code {
 // deleteFork removes a fork; the last one takes the object with it.
 func (m *Machine) deleteFork(p *peer, id, fork ID) {
 	if p.kind == PyTorch && !m.opt.NoTombs {
-		m.bringTomb(fork)
+		m.tombs.add(fork, m.opt.Tombs)
 	}
 	o := m.objects[id]
 	if o == nil {
@@ -222,19 +222,6 @@ func (m *Machine) orphan(o *object, code Code) {
 		o.valued = true
 		m.emit(Effect{Kind: Orphaned, ID: o.id, Code: code})
 	}
-}
-
-// bringTomb remembers a deleted fork of a PyTorch peer, so that a late or repeated message cannot bring it back.
-func (m *Machine) bringTomb(fork ID) {
-	if _, known := m.tombs[fork]; known {
-		return
-	}
-	if len(m.tombLog) >= m.opt.Tombs {
-		delete(m.tombs, m.tombLog[0])
-		m.tombLog = m.tombLog[1:]
-	}
-	m.tombs[fork] = struct{}{}
-	m.tombLog = append(m.tombLog, fork)
 }
 
 // freeIfUnused drops an object that nobody refers to.
