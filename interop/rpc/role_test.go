@@ -237,12 +237,12 @@ del r
 		if err != nil || len(ns) != 1 || ns[0] != "a" {
 			t.Fatalf("names: %v, %v", ns, err)
 		}
-		if n, err := rpc.Call[float64](ctx, a, "py0", "__torch__.scripted.total", []int{1, 2}, []float32{0.5}, []string{}, map[string]float64{"a": 1},
-			map[int][]string{3: {"x"}}, [][]string{{}, {"y"}}); err != nil || n != 6.5 {
-			t.Fatalf("total: %v, %v", n, err)
+		if n, failed := rpc.Call[float64](ctx, a, "py0", "__torch__.scripted.total", []int{1, 2}, []float32{0.5}, []string{}, map[string]float64{"a": 1},
+			map[int][]string{3: {"x"}}, [][]string{{}, {"y"}}); failed != nil || n != 6.5 {
+			t.Fatalf("total: %v, %v", n, failed)
 		}
-		if d, err := rpc.Call[map[string][]float64](ctx, a, "py0", "__torch__.scripted.table", 3); err != nil || len(d["n"]) != 1 || d["n"][0] != 3 {
-			t.Fatalf("table: %v, %v", d, err)
+		if d, failed := rpc.Call[map[string][]float64](ctx, a, "py0", "__torch__.scripted.table", 3); failed != nil || len(d["n"]) != 1 || d["n"][0] != 3 {
+			t.Fatalf("table: %v, %v", d, failed)
 		}
 		ref, err := rpc.Remote[*tensor.Tensor](ctx, a, "py0", "__torch__.scripted.double", x, 6)
 		if err != nil {
