@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -267,7 +268,8 @@ func (d *driver) operate(ctx context.Context, c command) (any, error) {
 		return rpc.NewRef(a, args[0])
 	case "ownbox":
 		b := &box{}
-		b.n.Store(args[0].(int64))
+		n, _ := args[0].(int64)
+		b.n.Store(n)
 		return rpc.NewRef[any](a, b)
 	}
 	r, err := d.reference(c)
@@ -330,7 +332,7 @@ func (d *driver) arguments(c command) ([]any, error) {
 // through the rendezvous, as PyTorch's do.
 func (d *driver) join(ctx context.Context, c command) error {
 	if d.world == nil {
-		env := map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": fmt.Sprint(c.Port)}
+		env := map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(c.Port)}
 		opts := []rendezvous.Option{rendezvous.WithEnv(func(name string) (string, bool) { v, ok := env[name]; return v, ok })}
 		joining := []cohort.Option{cohort.WithRank(dist.Rank(c.Rank)), cohort.WithLogger(d.logger)}
 		if c.Size == 0 {

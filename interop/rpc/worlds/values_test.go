@@ -7,10 +7,12 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math"
 	"math/big"
 	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -37,7 +39,7 @@ type value struct {
 }
 
 func strValue(s string) value { return value{K: "str", S: hex.EncodeToString([]byte(s))} }
-func intValue(n int) value    { return value{K: "int", S: fmt.Sprint(n)} }
+func intValue(n int) value    { return value{K: "int", S: strconv.Itoa(n)} }
 func listOf(l ...value) value { return value{K: "list", L: l} }
 
 func dtypeOf(name string) tensor.DType {
@@ -121,7 +123,12 @@ func (b *builder) build(v value) (any, error) {
 	case "tensor":
 		return b.tensor(v)
 	case "sparse":
-		return &rpc.Sparse{Shape: v.Shape, Indices: items[0].(*tensor.Tensor), Values: items[1].(*tensor.Tensor)}, nil
+		indices, ok1 := items[0].(*tensor.Tensor)
+		values, ok2 := items[1].(*tensor.Tensor)
+		if !ok1 || !ok2 {
+			return nil, errors.New("a sparse tensor is not made of tensors")
+		}
+		return &rpc.Sparse{Shape: v.Shape, Indices: indices, Values: values}, nil
 	case "list":
 		if items == nil {
 			items = []any{}
@@ -182,7 +189,7 @@ func joined[T any](items []T, sep string, each func(T) string) string {
 	return strings.Join(texts, sep)
 }
 
-func ints(l []int) string { return joined(l, ",", func(n int) string { return fmt.Sprint(n) }) }
+func ints(l []int) string { return joined(l, ",", strconv.Itoa) }
 
 func digest(raw []byte) string {
 	if len(raw) == 0 {

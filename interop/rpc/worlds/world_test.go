@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -76,7 +77,6 @@ type worker struct {
 	stderr *bytes.Buffer
 	driver *driver
 	conn   net.Conn
-	dead   bool
 
 	mu      sync.Mutex
 	nextID  int
@@ -222,27 +222,30 @@ func (s *stage) start(w *worker) {
 	s.t.Helper()
 	w.pending = map[int]chan reply{}
 	s.workers = append(s.workers, w)
-	control := s.listener.Addr().(*net.TCPAddr).Port
+	_, control, err := net.SplitHostPort(s.listener.Addr().String())
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	switch {
 	case w.torch != nil:
 		_, inside := s.dir(w.torch)
 		w.proc = w.torch.Start(s.t, torchtest.Script{
 			Name: w.name + ".py", Source: workerSource, Modules: map[string]string{"world": worldSource},
 			Env: map[string]string{
-				"WORLD_PORT": fmt.Sprint(control), "WORLD_NAME": w.name, "WORLD_DIR": inside,
-				"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": fmt.Sprint(s.port),
+				"WORLD_PORT": control, "WORLD_NAME": w.name, "WORLD_DIR": inside,
+				"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(s.port),
 			},
 		})
 	case w.alone:
 		w.stderr = &bytes.Buffer{}
-		w.cmd = exec.Command(os.Args[0]) //nolint:gosec // this program
+		w.cmd = exec.Command(os.Args[0])
 		w.cmd.Stderr = w.stderr
-		w.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", childEnv, w.name, control), "TP_SOCKET_IFNAME=lo", "GLOO_SOCKET_IFNAME=lo")
+		w.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", childEnv, w.name, control), "TP_SOCKET_IFNAME=lo", "GLOO_SOCKET_IFNAME=lo")
 		if err := w.cmd.Start(); err != nil {
 			s.t.Fatal(err)
 		}
 	default:
-		w.driver = newDriver(slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelWarn})).With("worker", w.name))
+		w.driver = newDriver(slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelWarn})).With(slog.String("worker", w.name)))
 		return
 	}
 	select {
