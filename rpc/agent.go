@@ -147,6 +147,12 @@ func (a *Agent) listen(id int) error {
 	a.id = rrefcore.Worker(id) //nolint:gosec // checked by WithRank
 	a.self = &peer{agent: a, name: a.name, worker: a.id}
 	a.refs = newRefs(a)
+	if a.cfg.advertise != "" {
+		var err error
+		if a.cfg.advertise, err = numeric(a.ctx, a.cfg.advertise); err != nil {
+			return err
+		}
+	}
 	opts := a.cfg.endpointOptions()
 	if slices.Contains(a.cfg.transports, TransportCohort) {
 		opts = append(opts, tensorpipe.WithCohort(cohortwire.Config{
@@ -168,7 +174,7 @@ func (a *Agent) listen(id int) error {
 	a.ep = ep
 	a.addr = a.cfg.advertise
 	if a.addr == "" {
-		a.addr = ep.Addr().String()
+		a.addr = dialable(ep.Addr())
 	}
 	a.own(a.accept)
 	a.own(a.refs.run)

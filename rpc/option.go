@@ -102,13 +102,14 @@ func WithTimeout(d time.Duration) Option {
 }
 
 // WithAddr sets the address to listen on, such as "10.0.0.5:0". The default follows PyTorch: the interface that
-// TP_SOCKET_IFNAME names, else the address of the host name, else 127.0.0.1. A wildcard address needs
-// [WithAdvertise].
+// TP_SOCKET_IFNAME names, else the address of the host name, else 127.0.0.1. That is also what others are told to dial if
+// it is a wildcard address, such as ":7000", unless [WithAdvertise] says otherwise.
 func WithAddr(addr string) Option {
 	return option(func(c *config) error { c.listen = addr; return nil })
 }
 
-// WithAdvertise sets the host:port that is published for others to dial.
+// WithAdvertise sets the host:port that is published for others to dial. A name is looked up once, by [Join]: PyTorch
+// workers dial addresses only.
 func WithAdvertise(addr string) Option {
 	return option(func(c *config) error { c.advertise = addr; return nil })
 }

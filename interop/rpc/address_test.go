@@ -1,0 +1,44 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc_test
+
+import (
+	"net"
+	"strconv"
+	"testing"
+
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/rpc"
+)
+
+// TestAddresses lets PyTorch dial a Go worker at an IPv6 address, and at one that was given as a name, in dynamic worlds:
+// the gloo group of a static one wants addresses of one kind.
+func TestAddresses(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		for name, options := range map[string]func() []rpc.Option{
+			"ipv6": func() []rpc.Option { return []rpc.Option{rpc.WithAddr("[::1]:0")} },
+			"name": func() []rpc.Option {
+				port := strconv.Itoa(freePort(t))
+				return []rpc.Option{rpc.WithAddr("127.0.0.1:" + port), rpc.WithAdvertise("localhost:" + port)}
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				if l, err := net.Listen("tcp", "[::1]:0"); err != nil && name == "ipv6" {
+					t.Skip("this machine has no IPv6: ", err)
+				} else if err == nil {
+					_ = l.Close()
+				}
+				w := start(t, tr, stubSettings(settings{}), py("py0", `
+import gostub
+for n in [1, 1000, 1 << 18]:
+    x = torch.arange(n, dtype=torch.float32)
+    teq(rpc.rpc_sync("go1", gostub.echo, args=(x,)), x)
+`), goWorker("go1", handlers(), options()...))
+				callAll(t, w)
+				w.run()
+				w.stop()
+			})
+		}
+	})
+}
