@@ -13,7 +13,12 @@ func (l *Link) Turn() uint64 { return l.turn.Load() }
 // Handover lets another goroutine read on while the OnFrame of that turn runs. It may be called from anywhere and at any
 // time; it does nothing when that OnFrame has returned or handed over already.
 func (l *Link) Handover(turn uint64) {
-	if turn%2 == 1 && l.turn.CompareAndSwap(turn, turn+1) {
+	if turn%2 == 0 || l.turn.Load() != turn {
+		return
+	}
+	l.handing.Lock() // the goroutine of that turn ends only when the next one is counted
+	defer l.handing.Unlock()
+	if l.turn.CompareAndSwap(turn, turn+1) {
 		l.wmu.Lock() // after this nothing is kept for this turn
 		l.corked.Store(false)
 		l.release()

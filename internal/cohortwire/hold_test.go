@@ -91,6 +91,16 @@ func TestHolding(t *testing.T) {
 	h.last = time.Time{}
 	series(holdAfter, false)
 	series(1, true)
+	if !h.note(true, now) || h.overdue(now.Add(holdLate)) {
+		t.Fatal("overdue before its time")
+	}
+	if now = now.Add(holdLate + 1); !h.overdue(now) || h.overdue(now) {
+		t.Fatal("it is overdue once")
+	}
+	series(holdPenalty, false)
+	pair(holdGap + 1)
+	series(holdAfter, false)
+	series(1, true)
 }
 
 // TestHeldRequest does something right behind a request that was held back. It must arrive, first.

@@ -228,12 +228,12 @@ func (l *Link) look() {
 	case state == readsItself:
 		d.armed = false
 		return
-	case d.changes != d.seen:
-		d.seen = d.changes
-	case state == isLent:
+	case state == isLent && (d.changes == d.seen || l.overdue()):
 		d.armed = false
 		l.giveBack()
 		return
+	case d.changes != d.seen:
+		d.seen = d.changes
 	case !d.hurried:
 		d.hurried = true
 		_ = l.conn.SetReadDeadline(time.Unix(1, 0)) // fails only when closed

@@ -63,17 +63,18 @@ type Link struct {
 	conn net.Conn
 	raw  syscall.RawConn // for a write that does not wait; nil when the connection is not a socket
 
-	nextID atomic.Uint64
-	reads  atomic.Uint64 // grows with every read that brought bytes: the peer's sign of life
-	load   atomic.Int64  // calls of ours that wait, and requests of the peer that were not answered yet
-	closed chan struct{}
-	work   sync.WaitGroup
-	kick   chan struct{} // wakes the flusher
-	reader *frameReader  // used by the goroutine whose turn it is
-	turn   atomic.Uint64
-	corked atomic.Bool // answers are collected
-	kept   atomic.Bool // frames that nobody waits for were queued
-	lend   lending
+	nextID  atomic.Uint64
+	reads   atomic.Uint64 // grows with every read that brought bytes: the peer's sign of life
+	load    atomic.Int64  // calls of ours that wait, and requests of the peer that were not answered yet
+	closed  chan struct{}
+	work    sync.WaitGroup
+	kick    chan struct{} // wakes the flusher
+	reader  *frameReader  // used by the goroutine whose turn it is
+	turn    atomic.Uint64
+	handing sync.Mutex  // held while the reading is handed over
+	corked  atomic.Bool // answers are collected
+	kept    atomic.Bool // frames that nobody waits for were queued
+	lend    lending
 
 	wmu     sync.Mutex
 	wq      queue
@@ -253,6 +254,8 @@ func (l *Link) read(turn uint64) {
 			l.turn.Store(turn + 1)
 			l.cfg.OnFrame(l, f)
 			if turn += 2; !l.turn.CompareAndSwap(turn-1, turn) {
+				l.handing.Lock() // Close must find one of the two
+				l.handing.Unlock()
 				return
 			}
 			continue
