@@ -17,13 +17,21 @@ func (l *Link) Handover(turn uint64) {
 		return
 	}
 	l.handing.Lock() // the goroutine of that turn ends only when the next one is counted
-	defer l.handing.Unlock()
-	if l.turn.CompareAndSwap(turn, turn+1) {
-		l.wmu.Lock() // after this nothing is kept for this turn
-		l.corked.Store(false)
-		l.release()
-		l.work.Go(func() { l.read(turn + 1) })
+	handed := l.turn.CompareAndSwap(turn, turn+1)
+	if handed {
+		l.work.Add(1)
 	}
+	l.handing.Unlock()
+	if !handed {
+		return
+	}
+	l.wmu.Lock() // after this nothing is kept for this turn
+	l.corked.Store(false)
+	l.release()
+	go func() {
+		defer l.work.Done()
+		l.read(turn + 1)
+	}()
 }
 
 // While further frames wait in the buffer the link is corked: answers are collected, and leave in one write when all that
