@@ -23,10 +23,10 @@ func numeric(ctx context.Context, addr string) (string, error) {
 	if err != nil {
 		return refuse(err)
 	}
-	if n, err := net.DefaultResolver.LookupPort(ctx, "tcp", port); err != nil || n == 0 {
+	if n, portErr := net.DefaultResolver.LookupPort(ctx, "tcp", port); portErr != nil || n == 0 {
 		return refuse(dist.Newf("rpc: address", dist.InvalidArgument, "port %q", port))
 	}
-	if ip, err := netip.ParseAddr(host); err == nil {
+	if ip, ipErr := netip.ParseAddr(host); ipErr == nil {
 		if ip.IsUnspecified() {
 			return refuse(dist.Newf("rpc: address", dist.InvalidArgument, "%s is every address of whoever dials it", host))
 		}
