@@ -255,7 +255,7 @@ func (l *Link) read(turn uint64) {
 			l.cfg.OnFrame(l, f)
 			if turn += 2; !l.turn.CompareAndSwap(turn-1, turn) {
 				l.handing.Lock() // Close must find one of the two
-				l.handing.Unlock()
+				defer l.handing.Unlock()
 				return
 			}
 			continue
