@@ -16,19 +16,21 @@ import (
 // the gloo group of a static one wants addresses of one kind.
 func TestAddresses(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
-		for name, options := range map[string]func() []rpc.Option{
+		addresses := map[string]func() []rpc.Option{
 			"ipv6": func() []rpc.Option { return []rpc.Option{rpc.WithAddr("[::1]:0")} },
 			"name": func() []rpc.Option {
 				port := strconv.Itoa(freePort(t))
 				return []rpc.Option{rpc.WithAddr("127.0.0.1:" + port), rpc.WithAdvertise("localhost:" + port)}
 			},
-		} {
+		}
+		if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
+			_ = l.Close()
+		} else {
+			t.Log("this machine has no IPv6: ", err)
+			delete(addresses, "ipv6")
+		}
+		for name, options := range addresses {
 			t.Run(name, func(t *testing.T) {
-				if l, err := net.Listen("tcp", "[::1]:0"); err != nil && name == "ipv6" {
-					t.Skip("this machine has no IPv6: ", err)
-				} else if err == nil {
-					_ = l.Close()
-				}
 				w := start(t, tr, stubSettings(settings{}), py("py0", `
 import gostub
 for n in [1, 1000, 1 << 18]:
