@@ -43,6 +43,8 @@ type vigil struct {
 	dead   atomic.Pointer[dist.Error]
 	names  []string // who is waited for; the death of others does not matter
 	how    wait
+
+	hearing atomic.Bool // one look at the store at a time: it may not answer
 }
 
 // wait says what it means when a worker is gone.
@@ -95,7 +97,7 @@ func (v *vigil) run() {
 		if strangers == nil && time.Since(begun) >= strangersAfter {
 			strangers = v.agent.strangers(v.ctx, v.names)
 		}
-		if n%hearEvery == 0 {
+		if n%hearEvery == 0 && v.hearing.CompareAndSwap(false, true) {
 			v.work.Go(v.hear)
 		}
 		for i, name := range v.names {
@@ -190,6 +192,7 @@ func (a *Agent) blame(ctx context.Context, err error) {
 
 // hear asks the store whom others have found dead.
 func (v *vigil) hear() {
+	defer v.hearing.Store(false)
 	a := v.agent
 	if a.cfg.worldSize == 0 {
 		return
