@@ -302,12 +302,12 @@ func (g *generator) create(from, to *worker) {
 }
 
 // local is a value that a worker can make an object of. PyTorch looks for the TorchScript type of such values: an int of
-// more than 64 bits or half a surrogate pair is an error then, and a worker of version 2.6 dies when it passes on a reference to a tuple.
+// more than 64 bits or half a surrogate pair is an error then, bytes may become a str, and a worker of version 2.6 dies when it passes on a reference to a tuple.
 func (g *generator) local(at *worker) value {
 	var fits func(v value) bool
 	fits = func(v value) bool {
 		half := v.K == "str" && (strings.Contains(v.S, "eda080") || strings.Contains(v.S, "edbfbf"))
-		return v.K != "tuple" && !half && (v.K != "int" || len(v.S) < 18) && !slices.ContainsFunc(v.L, func(x value) bool { return !fits(x) })
+		return v.K != "tuple" && v.K != "bytes" && !half && (v.K != "int" || len(v.S) < 18) && !slices.ContainsFunc(v.L, func(x value) bool { return !fits(x) })
 	}
 	for {
 		if v := g.value(2, nil); at.isGo() || fits(v) {
