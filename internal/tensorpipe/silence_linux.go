@@ -24,11 +24,11 @@ func askSoon(_, _ string, c syscall.RawConn) error {
 
 // silence asks the kernel when the last packet of the other side came.
 func silence(nc net.Conn) (d time.Duration) {
-	tcp, ok := nc.(*net.TCPConn)
+	sc, ok := nc.(syscall.Conn)
 	if !ok {
 		return 0
 	}
-	raw, err := tcp.SyscallConn()
+	raw, err := sc.SyscallConn()
 	if err != nil {
 		return 0
 	}

@@ -6,6 +6,7 @@ package tensorpipe
 import (
 	"context"
 	"net"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,15 +18,15 @@ import (
 func TestSilence(t *testing.T) {
 	client, server := pair(t)
 	for side, nc := range map[string]net.Conn{"dialled": client.main.nc, "accepted": server.main.nc} {
-		tcp, ok := nc.(*net.TCPConn)
+		sc, ok := nc.(syscall.Conn)
 		if !ok {
 			t.Fatalf("%s: a %T", side, nc)
 		}
-		raw, err := tcp.SyscallConn()
+		raw, err := sc.SyscallConn()
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = raw.Control(func(fd uintptr) {
+		if err = raw.Control(func(fd uintptr) {
 			for option, want := range map[int]int{unix.TCP_KEEPIDLE: 5, unix.TCP_KEEPINTVL: 5, unix.TCP_KEEPCNT: 30} {
 				if got, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option); err != nil || got != want {
 					t.Errorf("%s: option %d is %d, %v; want %d", side, option, got, err, want)
@@ -34,12 +35,14 @@ func TestSilence(t *testing.T) {
 			if got, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SYNCNT); side == "dialled" && (err != nil || got != synRetries) {
 				t.Errorf("%d repetitions of the first packet, %v; want %d", got, err, synRetries)
 			}
-		})
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	time.Sleep(300 * time.Millisecond)
 	before := client.Silence()
-	if before < 200*time.Millisecond {
-		t.Errorf("a silence of %v where nothing was sent for 300 ms", before)
+	if silent := server.Silence(); min(before, silent) < 200*time.Millisecond {
+		t.Errorf("a silence of %v and %v where nothing was sent for 300 ms", before, silent)
 	}
 	if err := client.Send(context.Background(), rpcMessage(0x102, 1, nil)); err != nil {
 		t.Fatal(err)

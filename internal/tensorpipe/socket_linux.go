@@ -266,6 +266,9 @@ func (s *socket) Close() error {
 	return s.file.Close()
 }
 
+// SyscallConn is [syscall.Conn]'s.
+func (s *socket) SyscallConn() (syscall.RawConn, error) { return s.raw, nil }
+
 func (s *socket) LocalAddr() net.Addr { return s.local }
 
 func (s *socket) RemoteAddr() net.Addr { return s.remote }
