@@ -28,12 +28,12 @@ func TestSilence(t *testing.T) {
 		}
 		if err = raw.Control(func(fd uintptr) {
 			for option, want := range map[int]int{unix.TCP_KEEPIDLE: 5, unix.TCP_KEEPINTVL: 5, unix.TCP_KEEPCNT: 30} {
-				if got, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option); err != nil || got != want {
-					t.Errorf("%s: option %d is %d, %v; want %d", side, option, got, err, want)
+				if got, optErr := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option); optErr != nil || got != want {
+					t.Errorf("%s: option %d is %d, %v; want %d", side, option, got, optErr, want)
 				}
 			}
-			if got, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SYNCNT); side == "dialled" && (err != nil || got != synRetries) {
-				t.Errorf("%d repetitions of the first packet, %v; want %d", got, err, synRetries)
+			if got, optErr := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SYNCNT); side == "dialled" && (optErr != nil || got != synRetries) {
+				t.Errorf("%d repetitions of the first packet, %v; want %d", got, optErr, synRetries)
 			}
 		}); err != nil {
 			t.Fatal(err)
