@@ -20,7 +20,10 @@ func isFetch(t rpcwire.Type) bool {
 
 // fetchArrived answers a fetch when the object has its value.
 func (r *refs) fetchArrived(req *request) {
-	script := req.kind == rpcwire.ScriptRRefFetchCall
+	form := fetchForm
+	if req.kind == rpcwire.ScriptRRefFetchCall {
+		form = scriptFetchForm
+	}
 	var id rrefcore.ID
 	var err error
 	if req.flags&flagExact != 0 && req.cohort() {
@@ -54,54 +57,18 @@ func (r *refs) fetchArrived(req *request) {
 	r.perform(e)
 	if o == nil {
 		err := refFailure("fetch", id, r.a.name, code, nil)
-		r.a.background(func() { r.answerFetch(req, script, nil, err) })
+		r.a.background(func() { r.a.answerValue(req, form, nil, err) })
 		return
 	}
 	answer := func() {
 		v, err := o.peek()
-		r.answerFetch(req, script, v, err)
+		r.a.answerValue(req, form, v, err)
 	}
 	if req.inline && o.isDone() {
 		req.conn.inline.do(answer)
 		return
 	}
 	o.then(func() { r.a.background(answer) })
-}
-
-// answerFetch sends a value, or the error that stands for it: a Python caller raises it at to_here.
-func (r *refs) answerFetch(req *request, script bool, v any, err error) {
-	a := r.a
-	toGo := req.cohort()
-	if script {
-		if err == nil {
-			e, wires := r.encoder(req.peer, toGo)
-			var payload []byte
-			if payload, err = e.ScriptFetchRet(v); err == nil {
-				r.flushNow(req.peer, *wires)
-				req.answer(&rpcwire.Message{Type: rpcwire.ScriptRRefFetchRet, Payload: payload, Tensors: e.Tensors}, *wires)
-				return
-			}
-			r.undecoded(req.peer, *wires)
-		}
-		req.answer(req.failure(err), nil)
-		return
-	}
-	if err != nil {
-		v = a.exception(err, toGo)
-	}
-	e, wires := r.encoder(req.peer, toGo)
-	payload, err := e.PythonFetchRet(v)
-	if err != nil {
-		r.undecoded(req.peer, *wires)
-		e, wires = r.encoder(req.peer, toGo)
-		payload, err = e.PythonFetchRet(a.exception(err, toGo))
-	}
-	if err != nil {
-		req.answer(req.failure(err), nil)
-		return
-	}
-	r.flushNow(req.peer, *wires)
-	req.answer(&rpcwire.Message{Type: rpcwire.PythonRRefFetchRet, Payload: payload, Tensors: e.Tensors}, *wires)
 }
 
 // fetch copies the value of a reference's object to here.

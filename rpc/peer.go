@@ -223,7 +223,6 @@ func (a *Agent) connLost(c *conn, err error) {
 		a.peerDied(p)
 		return
 	}
-	a.refs.linkLost(p)
 	if left {
 		a.peerDied(p)
 		return

@@ -330,8 +330,6 @@ func (r *refs) died(p *peer) {
 	})
 }
 
-func (r *refs) linkLost(*peer) {}
-
 func (r *refs) tied(p *peer) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -392,9 +390,7 @@ func (r *refs) sendControl(p *peer) {
 	}
 }
 
-// sendOne sends a control message in the agent's own time.
-//
-// sendOne sends one control message and reports its fate later.
+// sendOne sends a control message in the agent's own time and reports its fate later.
 //
 //nolint:contextcheck,nolintlint // not in that of whoever closes a reference
 func (r *refs) sendOne(p *peer, msg rrefcore.Message) error {

@@ -219,7 +219,7 @@ func (a *Agent) runCall(r *request) {
 	if err != nil {
 		d.release()
 		end()
-		a.finishCall(r, j, nil, err)
+		a.answerValue(r, j.form(), nil, err)
 		cancel(errHandlerDone)
 		return
 	}
@@ -231,7 +231,7 @@ func (a *Agent) runCall(r *request) {
 		err = herr
 		r.took(started)
 		r.borrowed = herr == nil && j.handler != nil && j.handler.borrow
-		a.finishCall(r, j, v, herr) // the references among the arguments are the handler's to close
+		a.answerValue(r, j.form(), v, herr) // the references among the arguments are the handler's to close
 		end()
 		cancel(errHandlerDone)
 	}
@@ -338,43 +338,8 @@ func (a *Agent) decodeCall(r *request, d *decoding) (*job, error) {
 // answerError answers a request that could not be understood.
 func (a *Agent) answerError(r *request, err error) {
 	if r.kind == rpcwire.PythonCall {
-		a.finishCall(r, &job{}, nil, err)
+		a.answerValue(r, callForm, nil, err)
 		return
 	}
 	r.answer(r.failure(err), nil)
-}
-
-// finishCall answers a call with its result.
-func (a *Agent) finishCall(r *request, j *job, v any, err error) {
-	toGo := r.cohort()
-	if j.script != nil {
-		if err == nil {
-			e, wires := a.refs.encoder(r.peer, toGo)
-			var payload []byte
-			if payload, err = e.ScriptRet(v); err == nil {
-				a.refs.flushNow(r.peer, *wires)
-				r.answer(&rpcwire.Message{Type: rpcwire.ScriptRet, Payload: payload, Tensors: e.Tensors}, *wires)
-				return
-			}
-			a.refs.undelivered(r.peer, *wires)
-		}
-		r.answer(r.failure(err), nil)
-		return
-	}
-	if err != nil {
-		v = a.exception(err, toGo)
-	}
-	e, wires := a.refs.encoder(r.peer, toGo)
-	payload, err := e.PythonRet(v)
-	if err != nil { // the result has no Python form
-		a.refs.undelivered(r.peer, *wires)
-		e, wires = a.refs.encoder(r.peer, toGo)
-		payload, err = e.PythonRet(a.exception(err, toGo))
-	}
-	if err != nil {
-		r.answer(r.failure(err), nil)
-		return
-	}
-	a.refs.flushNow(r.peer, *wires)
-	r.answer(&rpcwire.Message{Type: rpcwire.PythonRet, Payload: payload, Tensors: e.Tensors}, *wires)
 }

@@ -1,0 +1,50 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import "github.com/cohort-dist/cohort/internal/rpcwire"
+
+// answerForm is how a value is answered to a kind of request.
+type answerForm struct {
+	kind   rpcwire.Type
+	encode func(*rpcwire.Encoder, any) ([]byte, error)
+	script bool // an error is no value there
+}
+
+var (
+	callForm        = &answerForm{kind: rpcwire.PythonRet, encode: (*rpcwire.Encoder).PythonRet}
+	fetchForm       = &answerForm{kind: rpcwire.PythonRRefFetchRet, encode: (*rpcwire.Encoder).PythonFetchRet}
+	scriptCallForm  = &answerForm{kind: rpcwire.ScriptRet, encode: (*rpcwire.Encoder).ScriptRet, script: true}
+	scriptFetchForm = &answerForm{kind: rpcwire.ScriptRRefFetchRet, encode: (*rpcwire.Encoder).ScriptFetchRet, script: true}
+)
+
+// form is how the result of a call is answered.
+func (j *job) form() *answerForm {
+	if j.script != nil {
+		return scriptCallForm
+	}
+	return callForm
+}
+
+// answerValue answers a request with a value, or with the error that stands for it, which a Python caller raises.
+func (a *Agent) answerValue(req *request, form *answerForm, v any, err error) {
+	toGo := req.cohort()
+	if err != nil && !form.script {
+		v, err = a.exception(err, toGo), nil
+	}
+	for first := true; err == nil; first = false {
+		e, wires := a.refs.encoder(req.peer, toGo)
+		var payload []byte
+		if payload, err = form.encode(e, v); err == nil {
+			a.refs.flushNow(req.peer, *wires)
+			req.answer(&rpcwire.Message{Type: form.kind, Payload: payload, Tensors: e.Tensors}, *wires)
+			return
+		}
+		a.refs.undecoded(req.peer, *wires) // nothing of it was sent
+		if first && !form.script {         // the value has no Python form
+			v, err = a.exception(err, toGo), nil
+		}
+	}
+	req.answer(req.failure(err), nil)
+}
