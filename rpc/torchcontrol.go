@@ -1,0 +1,152 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// enqueue sends a control message to a PyTorch peer, one after the other per peer.
+func (r *refs) enqueue(to rrefcore.Worker, msg rrefcore.Message) {
+	p := r.a.peerByID(to)
+	if p == nil {
+		r.a.background(func() { r.requestDone(to, msg, false) })
+		return
+	}
+	p.control.mu.Lock()
+	p.control.queue = append(p.control.queue, msg)
+	start := !p.control.running
+	p.control.running = true
+	p.control.mu.Unlock()
+	if start && !r.a.own(func() { r.sendControl(p) }) {
+		p.control.mu.Lock()
+		p.control.running = false
+		p.control.mu.Unlock()
+	}
+}
+
+func (r *refs) requestDone(to rrefcore.Worker, msg rrefcore.Message, ok bool) {
+	r.step(func(m *rrefcore.Machine) { m.RequestDone(to, msg, ok) })
+}
+
+// sendControl empties the queue of control messages to a PyTorch peer.
+func (r *refs) sendControl(p *peer) {
+	for {
+		p.control.mu.Lock()
+		if len(p.control.queue) == 0 || r.a.ctx.Err() != nil {
+			p.control.running = false
+			p.control.mu.Unlock()
+			return
+		}
+		msg := p.control.queue[0]
+		p.control.queue = p.control.queue[1:]
+		p.control.mu.Unlock()
+		if err := r.sendOne(p, msg); err != nil {
+			r.requestDone(p.worker, msg, false)
+		}
+	}
+}
+
+// sendOne sends a control message in the agent's own time and reports its fate later.
+//
+//nolint:contextcheck,nolintlint // not in that of whoever closes a reference
+func (r *refs) sendOne(p *peer, msg rrefcore.Message) error {
+	m, err := controlMessage(msg)
+	if err != nil {
+		return err
+	}
+	limit := r.a.Timeout()
+	if limit <= 0 {
+		limit = DefaultTimeout
+	}
+	ctx, cancel := context.WithTimeout(r.a.ctx, limit)
+	defer cancel()
+	c, err := p.connect(ctx)
+	if err != nil {
+		return err
+	}
+	var timer *time.Timer
+	var mu sync.Mutex
+	done := false
+	finish := func(ok bool) {
+		mu.Lock()
+		first := !done
+		done = true
+		if timer != nil {
+			timer.Stop()
+		}
+		mu.Unlock()
+		if first {
+			r.requestDone(p.worker, msg, ok)
+		}
+	}
+	id, err := c.begin(ctx, m, &pending{fn: func(x reply) { finish(x.err == nil && x.msg.Type != rpcwire.Exception) }}, nil, 0, time.Time{})
+	if err != nil {
+		return err
+	}
+	mu.Lock()
+	if !done {
+		timer = time.AfterFunc(limit, func() {
+			c.forget(id)
+			finish(false)
+		})
+	}
+	mu.Unlock()
+	return nil
+}
+
+// controlMessage is a control message in PyTorch's form.
+func controlMessage(msg rrefcore.Message) (*rpcwire.Message, error) {
+	pair := rpcwire.RRefPair{RRef: global(msg.ID), Fork: global(msg.Fork)}
+	switch msg.Kind {
+	case rrefcore.ForkRequest:
+		payload, err := pair.Encode()
+		return &rpcwire.Message{Type: rpcwire.RRefForkRequest, Payload: payload}, err
+	case rrefcore.Delete:
+		payload, err := pair.Encode()
+		return &rpcwire.Message{Type: rpcwire.RRefUserDelete, Payload: payload}, err
+	case rrefcore.ChildAccept:
+		payload, err := rpcwire.EncodeForkID(pair.Fork)
+		return &rpcwire.Message{Type: rpcwire.RRefChildAccept, Payload: payload}, err
+	default:
+		return nil, dist.Newf("rpc: control message", dist.Internal, "%v has no form on PyTorch's wire", msg.Kind)
+	}
+}
+
+// control handles a control message of a PyTorch peer. It is acknowledged whatever it did: they are repeated until they
+// are.
+func (r *refs) control(req *request) {
+	msg := rrefcore.Message{}
+	var err error
+	if req.kind == rpcwire.RRefChildAccept {
+		var fork rpcwire.GlobalID
+		fork, err = rpcwire.DecodeForkID(req.payload)
+		msg.Kind, msg.Fork = rrefcore.ChildAccept, r.id(fork)
+	} else {
+		var pair rpcwire.RRefPair
+		pair, err = rpcwire.DecodeRRefPair(req.payload)
+		msg.Kind, msg.ID, msg.Fork = rrefcore.Delete, r.id(pair.RRef), r.id(pair.Fork)
+		if req.kind == rpcwire.RRefForkRequest {
+			msg.Kind = rrefcore.ForkRequest
+		}
+	}
+	if err == nil && req.peer.worker < 0 {
+		err = dist.Newf("rpc: control message", dist.Protocol, "%q is not a worker of this world", req.peer.name)
+	}
+	if err != nil {
+		req.refuse(err)
+		return
+	}
+	r.step(func(m *rrefcore.Machine) {
+		r.known(req.peer.worker)
+		m.Control(req.peer.worker, msg)
+	})
+	r.a.background(func() { req.answer(&rpcwire.Message{Type: rpcwire.RRefAck}, nil) })
+}
