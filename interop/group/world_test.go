@@ -30,12 +30,7 @@ func TestMain(m *testing.M) {
 	if spec := os.Getenv(childEnv); spec != "" {
 		os.Exit(child(spec))
 	}
-	goleak.VerifyTestMain(m,
-		goleak.IgnoreAnyFunction("github.com/cohort-dist/cohort/internal/torchtest.(*Torch).readReplies"),
-		goleak.IgnoreAnyFunction("github.com/cohort-dist/cohort/internal/torchtest.(*Torch).acceptOutputs"),
-		goleak.IgnoreAnyFunction("github.com/cohort-dist/cohort/internal/torchtest.(*Torch).boot.func1"),
-		goleak.IgnoreAnyFunction("os/exec.(*Cmd).watchCtx"), goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"),
-	)
+	goleak.VerifyTestMain(m, torchtest.LastingGoroutines()...)
 }
 
 //go:embed rank.py
