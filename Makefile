@@ -31,7 +31,7 @@ test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
-	@GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1 $(GO) test -race -json -timeout 15m $$($(GO) list ./... | grep -v /interop/) | $(COUNT) -as race
+	@GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1 $(GO) test -race -tags invariants -json -timeout 15m $$($(GO) list ./... | grep -v /interop/) | $(COUNT) -as race
 
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail

@@ -1,0 +1,17 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package invariants checks, in builds with the tag invariants, what must be true at a point of the code. The race run
+// of the tests uses the tag. Without it a check costs nothing:
+//
+//	if invariants.Enabled {
+//		invariants.Check(q.bytes >= 0, "queued bytes are never negative")
+//	}
+package invariants
+
+// Check panics if what must be true is not.
+func Check(ok bool, what string) {
+	if Enabled && !ok {
+		panic("invariant broken: " + what)
+	}
+}

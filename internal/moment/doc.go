@@ -1,0 +1,9 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package moment marks the points of execution at which a test may make something happen: a cancellation, a close, the
+// death of a peer. Code calls At before every lock, wait, read, write and hand-over that another goroutine, process or
+// caller can interleave with.
+//
+// Without the build tag moments a point is an empty function that the compiler removes.
+package moment
