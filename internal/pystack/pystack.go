@@ -1,0 +1,108 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package pystack
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+)
+
+var (
+	// ErrNotPython is the error for a process that runs no CPython.
+	ErrNotPython = errors.New("pystack: not a CPython process")
+	// ErrUnsupported is the error for a Python whose memory layout is not known.
+	ErrUnsupported = errors.New("pystack: this Python cannot be read")
+	// ErrCorrupt is the error for a process whose memory makes no sense.
+	ErrCorrupt = errors.New("pystack: the memory of the process makes no sense")
+)
+
+// Process is what a Python process was doing when it was read.
+type Process struct {
+	PID int `json:"pid"`
+	// Version is that of Python: "3.13.5".
+	Version string   `json:"version"`
+	Threads []Thread `json:"threads"`
+}
+
+// Thread is a thread that runs Python code.
+type Thread struct {
+	// ID is the kernel's number of the thread, 0 where Python does not know it.
+	ID int `json:"id"`
+	// Name, State and Kernel come from /proc: the name, the scheduler's state ("S") and the kernel function it sleeps in.
+	Name   string `json:"name,omitempty"`
+	State  string `json:"state,omitempty"`
+	Kernel string `json:"kernel,omitempty"`
+	// HoldsGIL is known from Python 3.13 on.
+	HoldsGIL bool `json:"holds_gil,omitempty"`
+	// Moving says that the stack changed during every reading, so that Frames may be a mixture of several moments.
+	Moving bool `json:"moving,omitempty"`
+	// Truncated says that outer frames are missing.
+	Truncated bool `json:"truncated,omitempty"`
+	// Frames are the calls, innermost first.
+	Frames []Frame `json:"frames"`
+}
+
+// Frame is one call.
+type Frame struct {
+	// Func is the qualified name.
+	Func string `json:"func"`
+	File string `json:"file"`
+	Line int    `json:"line"`
+	// Args are the plain arguments (int, bool, None, str) of a function of torch.distributed: "src=1 tag=0". They are
+	// known from Python 3.13 on.
+	Args string `json:"args,omitempty"`
+}
+
+// String returns the frame as "recv (distributed_c10d.py:3433) src=1".
+func (f Frame) String() string {
+	s := f.Func + " (" + f.File + ":" + strconv.Itoa(f.Line) + ")"
+	if f.Args != "" {
+		s += " " + f.Args
+	}
+	return s
+}
+
+// Main returns the main thread: the one whose number is the process's own, else the last, which Python made first. It
+// is nil when there is no thread.
+func (p *Process) Main() *Thread {
+	for i := range p.Threads {
+		if p.Threads[i].ID == p.PID {
+			return &p.Threads[i]
+		}
+	}
+	if n := len(p.Threads); n > 0 {
+		return &p.Threads[n-1]
+	}
+	return nil
+}
+
+// String returns the stacks as text, a line for each frame.
+func (p *Process) String() string {
+	var b strings.Builder
+	b.WriteString("process " + strconv.Itoa(p.PID) + ", Python " + p.Version + "\n")
+	for _, t := range p.Threads {
+		b.WriteString("  thread " + strconv.Itoa(t.ID) + " " + strconv.Quote(t.Name))
+		if t.State != "" {
+			b.WriteString(", state " + t.State)
+		}
+		if t.Kernel != "" {
+			b.WriteString(" in " + t.Kernel)
+		}
+		if t.HoldsGIL {
+			b.WriteString(", holds the GIL")
+		}
+		if t.Moving {
+			b.WriteString(", moving")
+		}
+		b.WriteByte('\n')
+		for _, f := range t.Frames {
+			b.WriteString("    " + f.String() + "\n")
+		}
+		if t.Truncated {
+			b.WriteString("    ...\n")
+		}
+	}
+	return b.String()
+}
