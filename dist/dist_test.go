@@ -8,6 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 )
@@ -66,44 +69,113 @@ func TestEveryCodeHasItsOwnName(t *testing.T) {
 	}
 }
 
-func TestFromContextKeepsTheCause(t *testing.T) {
+// TestFromContext: the error of an ended context matches ctx.Err(), whatever the cause is, and has the cause in its chain.
+func TestFromContext(t *testing.T) {
 	t.Parallel()
-	if FromContext("op", t.Context()) != nil {
-		t.Error("a living context is no error")
+	if err := FromContext("op", t.Context()); err != nil {
+		t.Errorf("a living context is no error, but %v", err)
 	}
-	lost := &Error{Op: "link", Code: PeerLost, Rank: 2}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(lost)
-	if err := FromContext("op", ctx); !errors.Is(err, PeerLost) || !errors.Is(err, lost) {
-		t.Errorf("got %v", err)
+	causes := []error{nil, errors.New("other"), context.Canceled, context.DeadlineExceeded}
+	for code := range codeCount {
+		causes = append(causes, code, &Error{Op: "link", Code: code, Rank: 2})
 	}
-	late, stop := context.WithTimeout(t.Context(), time.Nanosecond)
-	defer stop()
-	<-late.Done()
-	if err := FromContext("op", late); !errors.Is(err, DeadlineExceeded) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
+	for _, cause := range causes {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		late, stop := context.WithDeadlineCause(t.Context(), time.Unix(1, 0), cause)
+		for _, ended := range []context.Context{ctx, late} {
+			err := FromContext("op", ended)
+			if !errors.Is(err, ended.Err()) || CodeOf(err) != CodeOf(ended.Err()) {
+				t.Errorf("%v with cause %v: got %v (%v)", ended.Err(), cause, err, CodeOf(err))
+			}
+			if cause != nil && !errors.Is(err, cause) {
+				t.Errorf("the cause %v is not in %v", cause, err)
+			}
+		}
+		if e, ok := cause.(*Error); ok && Ended("op", ctx).Rank != e.Rank { //nolint:errorlint // as it is
+			t.Errorf("the rank of %v is lost", cause)
+		}
+		stop()
+	}
+}
+
+func TestZeroErrorNamesNoRank(t *testing.T) {
+	t.Parallel()
+	if text := (&Error{}).Error(); text != "unknown error" {
+		t.Errorf("a zero error says %q", text)
+	}
+	if text := (&Error{Op: "op", Code: PeerLost}).Error(); text != "op: peer lost: rank 0" {
+		t.Errorf("an error about rank 0 says %q", text)
 	}
 }
 
 func TestFutureCompletesOnce(t *testing.T) {
 	t.Parallel()
-	f := NewFuture[int]()
-	var seen []int
-	f.OnDone(func(v int, _ error) { seen = append(seen, v) })
+	p := NewPromise[int]()
+	f := p.Future()
+	seen := make(chan int, 2)
+	f.OnDone(func(v int, _ error) { seen <- v })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := f.Await(ctx); !errors.Is(err, context.Canceled) || f.Completed() {
 		t.Errorf("a wait that ends must not complete the future: %v", err)
 	}
-	if !f.Complete(7, nil) || f.Complete(8, errors.New("late")) {
+	if !p.Complete(7, nil) || p.Complete(8, errors.New("late")) {
 		t.Error("only the first completion counts")
 	}
-	f.OnDone(func(v int, _ error) { seen = append(seen, v) })
+	f.OnDone(func(v int, _ error) { seen <- v })
 	if v, err := f.Await(ctx); v != 7 || err != nil {
 		t.Errorf("await after completion: %d, %v", v, err)
 	}
-	if len(seen) != 2 || seen[0] != 7 || seen[1] != 7 {
-		t.Errorf("callbacks saw %v", seen)
+	if a, b := <-seen, <-seen; a != 7 || b != 7 {
+		t.Errorf("callbacks saw %d and %d", a, b)
+	}
+}
+
+// TestCallbacksMayWait: a callback that waits for the very goroutine that completes the future.
+func TestCallbacksMayWait(t *testing.T) {
+	t.Parallel()
+	p, completed, called := NewPromise[int](), make(chan struct{}), make(chan struct{})
+	p.Future().OnDone(func(int, error) {
+		<-completed
+		close(called)
+	})
+	p.Complete(1, nil)
+	close(completed)
+	select {
+	case <-called:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the callback was not called")
+	}
+}
+
+// TestBadCallbacks: a panic or the end of the goroutine in a callback concerns that callback only.
+func TestBadCallbacks(t *testing.T) {
+	old := slog.Default()
+	defer slog.SetDefault(old)
+	var log strings.Builder
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	p := NewPromise[int]()
+	f := p.Future()
+	f.OnDone(func(int, error) { panic("ouch") })
+	f.OnDone(func(int, error) { runtime.Goexit() })
+	panicked := Then(f, func(int, error) (int, error) { panic("ouch") })
+	gone := Then(f, func(int, error) (int, error) { runtime.Goexit(); return 0, nil })
+	last := Then(f, func(v int, err error) (int, error) { return v + 1, err })
+	p.Complete(1, nil)
+	if v, err := last.Await(t.Context()); v != 2 || err != nil {
+		t.Errorf("the last callback: %d, %v", v, err)
+	}
+	for name, f := range map[string]*Future[int]{"panic": panicked, "goexit": gone} {
+		if _, err := f.Await(t.Context()); !errors.Is(err, Internal) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := panicked.Await(t.Context()); !strings.Contains(err.Error(), "ouch") || !strings.Contains(err.Error(), "dist_test.go") {
+		t.Errorf("the panic's text and stack are missing: %v", err)
+	}
+	if !strings.Contains(log.String(), "ouch") {
+		t.Errorf("the log says %q", log.String())
 	}
 }
 
@@ -116,9 +188,9 @@ func ExampleCode() {
 }
 
 func ExampleFuture() {
-	f := NewFuture[string]()
-	go f.Complete("ready", nil)
-	v, err := f.Await(context.Background())
+	p := NewPromise[string]()
+	go p.Complete("ready", nil)
+	v, err := p.Future().Await(context.Background())
 	fmt.Println(v, err)
 	// Output: ready <nil>
 }

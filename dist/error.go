@@ -74,8 +74,8 @@ type Error struct {
 	Op string
 	// Code classifies the error; errors.Is(err, e.Code) holds.
 	Code Code
-	// Rank is the rank or worker id the error is about, or NoRank. The zero value means rank 0, so constructors in
-	// this module set it explicitly.
+	// Rank is the rank or worker id the error is about, or NoRank. The constructors set NoRank; an Error that is written
+	// out without an Op and a Rank is about no rank either, and says so.
 	Rank Rank
 	// Peer is the address or name of the other side.
 	Peer string
@@ -118,7 +118,7 @@ func (e *Error) Error() string {
 		b.WriteString(": ")
 	}
 	b.WriteString(e.Code.String())
-	if e.Rank != NoRank {
+	if e.Rank > 0 || e.Rank == 0 && e.Op != "" {
 		fmt.Fprintf(&b, ": rank %d", e.Rank)
 	}
 	if e.Peer != "" {
@@ -171,15 +171,28 @@ func CodeOf(err error) Code {
 	return Unknown
 }
 
-// FromContext returns the error of an operation whose context ended, with the context's cause kept. It returns nil
-// while ctx is alive.
-func FromContext(op string, ctx context.Context) *Error { //nolint:revive // the operation reads first, as in New
+// FromContext returns the error of an operation whose context has ended, and nil while ctx is alive. Its code is that of
+// ctx.Err(), whatever the cause is, so that errors.Is(err, ctx.Err()) always holds; the cause is in the chain, and the rank
+// and the address that it names are taken over.
+func FromContext(op string, ctx context.Context) error { //nolint:revive // the operation reads first, as in New
 	if ctx.Err() == nil {
 		return nil
 	}
-	e := Wrap(op, Canceled, context.Cause(ctx))
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) && CodeOf(e.Err) != PeerLost {
+	return Ended(op, ctx)
+}
+
+// Ended is FromContext of a context that is known to have ended, for callers that add to the error. It is never nil.
+func Ended(op string, ctx context.Context) *Error { //nolint:revive // the operation reads first, as in New
+	cause := context.Cause(ctx)
+	e := &Error{Op: op, Code: Canceled, Rank: NoRank, Err: cause}
+	switch {
+	case cause == nil:
+		e.Code, e.Detail = Internal, "taken for the end of a context that is alive"
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		e.Code = DeadlineExceeded
+	}
+	if about, ok := errors.AsType[*Error](cause); ok {
+		e.Rank, e.Peer = about.Rank, about.Peer
 	}
 	return e
 }

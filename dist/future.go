@@ -5,42 +5,85 @@ package dist
 
 import (
 	"context"
+	"log/slog"
+	"runtime/debug"
 	"sync"
 )
 
-// Future is the value of something that is still running. It completes exactly once.
+// Future is the value of something that is still running. It completes exactly once, by the [Promise] that it belongs to.
 //
 // It corresponds to torch.futures.Future.
 type Future[T any] struct {
 	done chan struct{}
 
-	mu        sync.Mutex
-	completed bool
-	value     T
-	err       error
-	callbacks []func(T, error)
+	mu struct {
+		sync.Mutex
+		completed bool
+		value     T
+		err       error
+		inner     []func(T, error) // of this package: they do not block and call nobody's code
+		callbacks []func(T, error)
+	}
 }
 
-// NewFuture returns a Future that is not complete yet.
-func NewFuture[T any]() *Future[T] { return &Future[T]{done: make(chan struct{})} }
+// Promise is the right to complete a [Future]. Whoever makes the value keeps it, and hands out the future.
+//
+// It corresponds to set_result and set_exception of torch.futures.Future, which there anybody may call.
+type Promise[T any] struct{ future Future[T] }
 
-// Complete sets the result, runs the callbacks and wakes every waiter. Only the first call has an effect; it returns
+// NewPromise returns a promise whose future is not complete yet.
+func NewPromise[T any]() *Promise[T] {
+	return &Promise[T]{future: Future[T]{done: make(chan struct{})}}
+}
+
+// Future returns the future of the promise, always the same.
+func (p *Promise[T]) Future() *Future[T] { return &p.future }
+
+// Complete sets the result, wakes every waiter and starts the callbacks. Only the first call has an effect; it returns
 // whether this was the first.
-func (f *Future[T]) Complete(value T, err error) bool {
+func (p *Promise[T]) Complete(value T, err error) bool {
+	f := &p.future
 	f.mu.Lock()
-	if f.completed {
+	if f.mu.completed {
 		f.mu.Unlock()
 		return false
 	}
-	f.completed, f.value, f.err = true, value, err
-	callbacks := f.callbacks
-	f.callbacks = nil
+	f.mu.completed, f.mu.value, f.mu.err = true, value, err
+	inner, callbacks := f.mu.inner, f.mu.callbacks
+	f.mu.inner, f.mu.callbacks = nil, nil
 	f.mu.Unlock()
 	close(f.done)
-	for _, call := range callbacks {
+	for _, call := range inner {
 		call(value, err)
 	}
+	if len(callbacks) > 0 {
+		go runCallbacks(callbacks, value, err)
+	}
 	return true
+}
+
+// runCallbacks calls users' callbacks in order. One that ends its goroutine does not take the others with it.
+func runCallbacks[T any](callbacks []func(T, error), value T, err error) {
+	at := 0
+	defer func() {
+		if at < len(callbacks) { // runtime.Goexit in the one before
+			go runCallbacks(callbacks[at:], value, err)
+		}
+	}()
+	for at < len(callbacks) {
+		at++
+		guarded(callbacks[at-1], value, err)
+	}
+}
+
+// guarded calls a user's callback. A panic ends the callback and nothing else.
+func guarded[T any](call func(T, error), value T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			slog.Error("panic in a callback of a future", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+		}
+	}()
+	call(value, err)
 }
 
 // Done is closed when the future is complete.
@@ -50,7 +93,7 @@ func (f *Future[T]) Done() <-chan struct{} { return f.done }
 func (f *Future[T]) Completed() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.completed
+	return f.mu.completed
 }
 
 // Await returns the result when it is there. When ctx ends first, it returns the context's error; the operation itself
@@ -58,27 +101,43 @@ func (f *Future[T]) Completed() bool {
 func (f *Future[T]) Await(ctx context.Context) (T, error) {
 	select {
 	case <-f.done:
-		return f.value, f.err
+		return f.result()
 	default:
 	}
 	select {
 	case <-f.done:
-		return f.value, f.err
+		return f.result()
 	case <-ctx.Done():
 		var zero T
 		return zero, FromContext("await", ctx)
 	}
 }
 
-// OnDone calls fn once with the result: at once, in this goroutine, when the future is complete already, else in the
-// goroutine that completes it. fn must not block.
+// result is what a complete future holds. Completion is the last change of it.
+func (f *Future[T]) result() (T, error) { return f.mu.value, f.mu.err }
+
+// OnDone calls fn once with the result, when the future is complete or at once if it is, in a goroutine of its own: fn may
+// block and may wait for other calls. Callbacks that were added before the completion run one after the other, in order.
+// A panic in fn is written to [slog.Default] and ends fn only.
 func (f *Future[T]) OnDone(fn func(T, error)) {
 	f.mu.Lock()
-	if !f.completed {
-		f.callbacks = append(f.callbacks, fn)
+	if !f.mu.completed {
+		f.mu.callbacks = append(f.mu.callbacks, fn)
 		f.mu.Unlock()
 		return
 	}
 	f.mu.Unlock()
-	fn(f.value, f.err)
+	go guarded(fn, f.mu.value, f.mu.err)
+}
+
+// whenDone calls fn once with the result, in the goroutine that completes the future or in this one. fn must not block.
+func (f *Future[T]) whenDone(fn func(T, error)) {
+	f.mu.Lock()
+	if !f.mu.completed {
+		f.mu.inner = append(f.mu.inner, fn)
+		f.mu.Unlock()
+		return
+	}
+	f.mu.Unlock()
+	fn(f.mu.value, f.mu.err)
 }

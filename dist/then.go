@@ -3,16 +3,37 @@
 
 package dist
 
-import "sync"
+import (
+	"fmt"
+	"runtime/debug"
+	"sync"
+)
 
-// Then returns a future with what fn makes of the result of f. fn runs once, where [Future.OnDone] would call it, and must
-// not block. It also sees a failure and may replace it.
+// Then returns a future with what fn makes of the result of f. fn runs once, in a goroutine of its own as with
+// [Future.OnDone], so it may block. It also sees a failure and may replace it. A panic in fn is the failure of the new
+// future, with the code [Internal] and the stack in its text.
 //
 // It corresponds to torch.futures.Future.then.
 func Then[T, U any](f *Future[T], fn func(T, error) (U, error)) *Future[U] {
-	next := NewFuture[U]()
-	f.OnDone(func(value T, err error) { next.Complete(fn(value, err)) })
-	return next
+	next := NewPromise[U]()
+	f.OnDone(func(value T, err error) {
+		returned := false
+		defer func() {
+			if returned {
+				return
+			}
+			var zero U
+			failure := New("then", Internal, "the callback ended its goroutine")
+			if p := recover(); p != nil {
+				failure.Detail = fmt.Sprintf("panic in a callback: %v\n%s", p, debug.Stack())
+			}
+			next.Complete(zero, failure)
+		}()
+		made, failure := fn(value, err)
+		returned = true
+		next.Complete(made, failure)
+	})
+	return next.Future()
 }
 
 // All returns a future with the results of all futures in their order. It fails as soon as one of them does, with that
@@ -20,16 +41,16 @@ func Then[T, U any](f *Future[T], fn func(T, error) (U, error)) *Future[U] {
 //
 // It corresponds to torch.futures.collect_all; awaiting it to torch.futures.wait_all.
 func All[T any](futures ...*Future[T]) *Future[[]T] {
-	all := NewFuture[[]T]()
+	all := NewPromise[[]T]()
 	values := make([]T, len(futures))
 	if len(futures) == 0 {
 		all.Complete(values, nil)
-		return all
+		return all.Future()
 	}
 	var mu sync.Mutex
 	left := len(futures)
 	for i, f := range futures {
-		f.OnDone(func(value T, err error) {
+		f.whenDone(func(value T, err error) {
 			if err != nil {
 				all.Complete(nil, err)
 				return
@@ -44,5 +65,5 @@ func All[T any](futures ...*Future[T]) *Future[[]T] {
 			}
 		})
 	}
-	return all
+	return all.Future()
 }

@@ -14,16 +14,16 @@ import (
 )
 
 func ExampleThen() {
-	celsius := dist.NewFuture[float64]()
-	text := dist.Then(celsius, func(c float64, err error) (string, error) { return fmt.Sprintf("%.0f F", c*9/5+32), err })
+	celsius := dist.NewPromise[float64]()
+	text := dist.Then(celsius.Future(), func(c float64, err error) (string, error) { return fmt.Sprintf("%.0f F", c*9/5+32), err })
 	celsius.Complete(100, nil)
 	fmt.Println(text.Await(context.Background()))
 	// Output: 212 F <nil>
 }
 
 func ExampleAll() {
-	a, b := dist.NewFuture[int](), dist.NewFuture[int]()
-	both := dist.All(a, b)
+	a, b := dist.NewPromise[int](), dist.NewPromise[int]()
+	both := dist.All(a.Future(), b.Future())
 	b.Complete(2, nil)
 	a.Complete(1, nil)
 	fmt.Println(both.Await(context.Background()))
@@ -31,9 +31,9 @@ func ExampleAll() {
 }
 
 func TestThenSeesAndReplacesErrors(t *testing.T) {
-	f := dist.NewFuture[int]()
-	cured := dist.Then(f, func(_ int, err error) (string, error) { return "cured of " + err.Error(), nil })
-	failed := dist.Then(f, func(v int, err error) (int, error) { return v, err })
+	f := dist.NewPromise[int]()
+	cured := dist.Then(f.Future(), func(_ int, err error) (string, error) { return "cured of " + err.Error(), nil })
+	failed := dist.Then(f.Future(), func(v int, err error) (int, error) { return v, err })
 	bad := errors.New("bad")
 	f.Complete(0, bad)
 	if v, err := cured.Await(t.Context()); v != "cured of bad" || err != nil {
@@ -45,8 +45,8 @@ func TestThenSeesAndReplacesErrors(t *testing.T) {
 }
 
 func TestAllFailsEarly(t *testing.T) {
-	a, b, c := dist.NewFuture[int](), dist.NewFuture[int](), dist.NewFuture[int]()
-	all := dist.All(a, b, c)
+	a, b, c := dist.NewPromise[int](), dist.NewPromise[int](), dist.NewPromise[int]()
+	all := dist.All(a.Future(), b.Future(), c.Future())
 	bad := errors.New("bad")
 	a.Complete(1, nil)
 	if all.Completed() {

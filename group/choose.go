@@ -155,7 +155,7 @@ func (c *choice) exchange(ctx context.Context, p *plan) ([]*capability, error) {
 		if ctx.Err() == nil || len(missing) == 0 {
 			return err
 		}
-		e := dist.FromContext(op, ctx)
+		e := dist.Ended(op, ctx)
 		e.Rank = dist.Rank(missing[0])
 		e.Detail = rankList(missing) + " of group " + p.config.name + " did not appear"
 		return e

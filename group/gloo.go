@@ -99,7 +99,7 @@ func pollCounter(ctx context.Context, p *plan, key string, have, want int64, loo
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
-			e := dist.FromContext("group: store barrier", ctx)
+			e := dist.Ended("group: store barrier", ctx)
 			e.Key = key
 			return e
 		}

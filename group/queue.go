@@ -40,7 +40,7 @@ func (g *Group) admit(ctx context.Context, op OpType) error {
 		case <-room:
 		case <-ctx.Done():
 			g.mu.Lock()
-			e := dist.FromContext("group: "+op.String(), ctx)
+			e := dist.Ended("group: "+op.String(), ctx)
 			e.Detail = "the context ended while the operation waited for its place: as many are posted as the group's queue takes"
 			return e
 		}

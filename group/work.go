@@ -188,11 +188,11 @@ func (w *Work) Future() *dist.Future[[]*tensor.Tensor] {
 		defer w.mu.Unlock()
 		return w.future
 	}
-	f := dist.NewFuture[[]*tensor.Tensor]()
-	w.future = f
+	p := dist.NewPromise[[]*tensor.Tensor]()
+	w.future = p.Future()
 	w.mu.Unlock()
-	w.OnDone(func(w *Work) { f.Complete(w.outputs, w.err) })
-	return f
+	w.OnDone(func(w *Work) { p.Complete(w.outputs, w.err) })
+	return p.Future()
 }
 
 // FromFuture returns a Work that completes with future. It corresponds to Work::create_from_future. Its Wait takes any

@@ -66,8 +66,8 @@ func TestWorkLife(t *testing.T) {
 }
 
 func TestFromFuture(t *testing.T) {
-	f := dist.NewFuture[[]*tensor.Tensor]()
-	w := FromFuture(f)
+	f := dist.NewPromise[[]*tensor.Tensor]()
+	w := FromFuture(f.Future())
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
 	if err := w.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -76,7 +76,7 @@ func TestFromFuture(t *testing.T) {
 	x := from(1.5)
 	f.Complete([]*tensor.Tensor{x}, nil)
 	must(t, w.Wait(context.Background()))
-	if out, err := w.Result(); err != nil || out[0] != x || w.Future() != f {
+	if out, err := w.Result(); err != nil || out[0] != x || w.Future() != f.Future() {
 		t.Errorf("%v %v", out, err)
 	}
 }

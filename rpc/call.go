@@ -44,14 +44,13 @@ func convert[T any](fn string, v any, err error) (T, error) {
 	return out, nil
 }
 
-// Async is [Call] that returns at once. The future completes in the goroutine that reads the answer, so its callbacks
-// must not block. It corresponds to torch.distributed.rpc.rpc_async.
+// Async is [Call] that returns at once. It corresponds to torch.distributed.rpc.rpc_async.
 func Async[T any](ctx context.Context, a *Agent, to, fn string, args ...any) *dist.Future[T] {
-	f := dist.NewFuture[T]()
+	p := dist.NewPromise[T]()
 	a.async(ctx, to, fn, args, func(v any, err error) {
-		f.Complete(convert[T](fn, v, err))
+		p.Complete(convert[T](fn, v, err))
 	})
-	return f
+	return p.Future()
 }
 
 // Await waits for a future with a handler's context: its place is free for others meanwhile, so that handlers which wait

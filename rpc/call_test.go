@@ -264,12 +264,12 @@ func TestValues(t *testing.T) {
 func TestAsyncHandler(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
 		t.Helper()
-		waiting := make(chan *dist.Future[int], 10)
+		waiting := make(chan *dist.Promise[int], 10)
 		reg := NewRegistry().
 			MustHandle("later.get", func() *dist.Future[int] {
-				f := dist.NewFuture[int]()
+				f := dist.NewPromise[int]()
 				waiting <- f
-				return f
+				return f.Future()
 			}).
 			MustHandle("later.now", func() int { return 1 })
 		agents := world(t, 2, true, func(int) *Registry { return reg }, append(opts, WithConcurrency(1))...)

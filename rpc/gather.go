@@ -297,7 +297,7 @@ func (a *Agent) report(ctx context.Context, id string, s *gather, object any, na
 	case <-s.done:
 		return nil
 	case <-ctx.Done():
-		e := dist.FromContext("rpc: all_gather", ctx)
+		e := dist.Ended("rpc: all_gather", ctx)
 		if leader == a.name {
 			e.Detail = "workers that did not report: " + strings.Join(a.gathers.missing(id, names), ", ")
 		} else {

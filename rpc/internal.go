@@ -190,8 +190,9 @@ func (a *Agent) serveMethod(ctx context.Context, r *Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := dist.NewFuture[any]()
-	h.call(ctx, &Request{From: r.From, Func: h.name, Args: args, Kwargs: kwargs}, func(v any, err error) { out.Complete(v, err) })
+	promise := dist.NewPromise[any]()
+	h.call(ctx, &Request{From: r.From, Func: h.name, Args: args, Kwargs: kwargs}, func(v any, err error) { promise.Complete(v, err) })
+	out := promise.Future()
 	if out.Completed() {
 		return out.Await(ctx)
 	}

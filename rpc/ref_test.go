@@ -37,9 +37,9 @@ func (b *box) Add(k int) int {
 func (b *box) Explode() error { return Raise("ValueError", "boom") }
 
 func (b *box) Later(k int) *dist.Future[int] {
-	f := dist.NewFuture[int]()
+	f := dist.NewPromise[int]()
 	go func() { f.Complete(b.Add(k), nil) }()
-	return f
+	return f.Future()
 }
 
 // vault keeps references on behalf of a worker.

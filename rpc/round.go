@@ -241,7 +241,7 @@ func (a *Agent) anyPyTorch(ctx context.Context) (mixed bool, next int, err error
 			for _, r := range unknown {
 				missing = append(missing, strconv.Itoa(r))
 			}
-			e := dist.FromContext("rpc: join", ctx)
+			e := dist.Ended("rpc: join", ctx)
 			e.Detail = "these ranks did not come: " + strings.Join(missing, ", ")
 			return false, -1, e
 		}

@@ -143,7 +143,7 @@ func (r *refs) await(ctx context.Context, done func(rrefcore.Counts) bool) error
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			e := dist.FromContext("rpc: shutdown", ctx)
+			e := dist.Ended("rpc: shutdown", ctx)
 			e.Detail = fmt.Sprintf("%d pending users, %d confirmed users, %d pending children, %d forks of own objects and %d control messages are left",
 				c.PendingUsers, c.ConfirmedUsers, c.PendingChildren, c.Forks, c.PendingFutures)
 			return e

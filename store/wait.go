@@ -27,10 +27,10 @@ func WaitContext(ctx context.Context, timeout time.Duration) (context.Context, c
 // WaitError returns the error of an operation whose context, from [WaitContext], ended while it waited for keys: it
 // matches [ErrTimeout] and context.DeadlineExceeded, or context.Canceled. It returns nil while ctx is alive.
 func WaitError(op string, ctx context.Context, keys ...string) error { //nolint:revive // the operation reads first
-	e := dist.FromContext(op, ctx)
-	if e == nil {
+	if ctx.Err() == nil {
 		return nil
 	}
+	e := dist.Ended(op, ctx)
 	const shown = 8
 	if len(keys) > shown {
 		e.Key = fmt.Sprintf("%s and %d more", strings.Join(keys[:shown], ", "), len(keys)-shown)

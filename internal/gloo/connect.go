@@ -325,9 +325,9 @@ func (d *device) missing(ctx context.Context, pairs []*pair) error {
 		}
 		names = append(names, fmt.Sprintf("%d (%s)", p.peer, p.where()))
 	}
-	e := dist.FromContext("gloo: connect", ctx)
-	if e == nil {
-		e = dist.New("gloo: connect", dist.Internal, "")
+	e := dist.New("gloo: connect", dist.Internal, "")
+	if ctx.Err() != nil {
+		e = dist.Ended("gloo: connect", ctx)
 	}
 	e.Rank = first
 	e.Detail = "no connection from rank " + strings.Join(names, ", ")

@@ -86,7 +86,7 @@ func (p *pair) connectNow(ctx context.Context) error {
 	case <-p.ready:
 		return nil
 	case <-ctx.Done():
-		e := dist.FromContext("gloo: connect", ctx)
+		e := dist.Ended("gloo: connect", ctx)
 		e.Detail = "the peer did not connect"
 		return e
 	}

@@ -292,7 +292,7 @@ func (j *joining) missing(ctx context.Context, op string) error {
 			ranks = append(ranks, r)
 		}
 	}
-	e := dist.FromContext(op, ctx)
+	e := dist.Ended(op, ctx)
 	if len(ranks) > 0 {
 		e.Detail = fmt.Sprintf("ranks %v did not connect", ranks)
 	}

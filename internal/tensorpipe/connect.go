@@ -70,7 +70,7 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 }
 
 func connectTimeout(ctx context.Context, name string) error {
-	e := dist.FromContext("tensorpipe: connect", ctx)
+	e := dist.Ended("tensorpipe: connect", ctx)
 	e.Peer = name
 	return e
 }

@@ -23,9 +23,9 @@ func (c *counter) Add(k int64) int64 { return c.n.Add(k) }
 func (c *counter) Value() int64      { return c.n.Load() }
 func (c *counter) Fail() error       { return rpc.Raise("ValueError", "this one always fails") }
 func (c *counter) LearnLater(k int64) *dist.Future[int64] {
-	f := dist.NewFuture[int64]()
+	f := dist.NewPromise[int64]()
 	go func() { f.Complete(c.n.Add(k), nil) }()
-	return f
+	return f.Future()
 }
 
 const refstub = `

@@ -130,7 +130,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	if left == 0 {
 		return nil
 	}
-	e := dist.FromContext("tcpstore: shutdown", ctx)
+	e := dist.Ended("tcpstore: shutdown", ctx)
 	e.Detail = strconv.Itoa(left) + " connections were still open and have been closed"
 	return e
 }

@@ -95,7 +95,7 @@ func TestThenInHandler(t *testing.T) {
 func TestThenCalls(t *testing.T) {
 	w := start(t, 3)
 	f := rpc.Async[any](w.ctx, w.nodes[0].Agent, name(1), "t.add", ones(2, 2), ones(2, 2))
-	out := dist.NewFuture[any]()
+	out := dist.NewPromise[any]()
 	f.OnDone(func(v any, err error) {
 		if err != nil {
 			out.Complete(nil, err)
@@ -103,7 +103,7 @@ func TestThenCalls(t *testing.T) {
 		}
 		rpc.Async[any](w.ctx, w.nodes[0].Agent, name(2), "t.add", v, ones(2, 2)).OnDone(func(v any, err error) { out.Complete(v, err) })
 	})
-	v, err := out.Await(w.ctx)
+	v, err := out.Future().Await(w.ctx)
 	must(t, err)
 	must(t, double.check(v, 3))
 }
@@ -140,11 +140,11 @@ func TestOnDone(t *testing.T) {
 }
 
 func TestCompleteTwice(t *testing.T) {
-	f := dist.NewFuture[int]()
+	f := dist.NewPromise[int]()
 	if !f.Complete(1, nil) || f.Complete(2, nil) {
 		t.Error("a future was completed twice")
 	}
-	if v, err := f.Await(t.Context()); v != 1 || err != nil {
+	if v, err := f.Future().Await(t.Context()); v != 1 || err != nil {
 		t.Errorf("got %v, %v", v, err)
 	}
 }
@@ -152,7 +152,7 @@ func TestCompleteTwice(t *testing.T) {
 func TestFuturesDoNotTravel(t *testing.T) {
 	w := start(t, 2)
 	for _, mode := range modes {
-		v, err := mode.call(w.ctx, w.nodes[0].Agent, name(1), "t.echo", dist.NewFuture[int]())
+		v, err := mode.call(w.ctx, w.nodes[0].Agent, name(1), "t.echo", dist.NewPromise[int]().Future())
 		if err == nil || !strings.Contains(err.Error(), "Future") {
 			t.Errorf("%s: %v, %v", mode.name, v, err)
 		}
@@ -176,9 +176,9 @@ func TestCompleted(t *testing.T) {
 func TestPromiseInHandler(t *testing.T) {
 	w := start(t, 3)
 	w.nodes[1].reg.MustHandle("t.promise", func(ctx context.Context, to string, x any) (any, error) {
-		out := dist.NewFuture[any]()
+		out := dist.NewPromise[any]()
 		rpc.Async[any](ctx, w.nodes[1].self(), to, "t.add", x, x).OnDone(func(v any, err error) { out.Complete(v, err) })
-		return out.Await(ctx)
+		return out.Future().Await(ctx)
 	})
 	v, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.promise", name(2), ones(2, 2))
 	must(t, err)
@@ -190,9 +190,9 @@ func TestNestedThen(t *testing.T) {
 	for _, n := range w.nodes {
 		n.reg.MustHandle("t.deep", func(left int, x any) *dist.Future[any] {
 			if left == 0 {
-				f := dist.NewFuture[any]()
+				f := dist.NewPromise[any]()
 				f.Complete(x, nil)
-				return f
+				return f.Future()
 			}
 			return dist.Then(rpc.Async[any](w.ctx, n.self(), w.next(n), "t.deep", left-1, x), addTo)
 		})
@@ -209,7 +209,7 @@ func TestNestedThen(t *testing.T) {
 // Only a handler whose result is a future itself is answered by it; a future inside a result cannot travel.
 func TestFutureInResult(t *testing.T) {
 	w := start(t, 2)
-	w.nodes[1].reg.MustHandle("t.future_inside", func() []any { return []any{dist.NewFuture[int]()} })
+	w.nodes[1].reg.MustHandle("t.future_inside", func() []any { return []any{dist.NewPromise[int]().Future()} })
 	for _, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
 			v, err := mode.call(w.ctx, w.nodes[0].Agent, name(1), "t.future_inside")
@@ -250,9 +250,9 @@ func (w *world) serveAsync() {
 		}
 		n.reg.MustHandle("t.a_simple", one).
 			MustHandle("t.a_promise", func(_ string, x any) *dist.Future[any] {
-				f := dist.NewFuture[any]()
+				f := dist.NewPromise[any]()
 				go func() { f.Complete(add(x, ones(2, 2))) }()
-				return f
+				return f.Future()
 			}).
 			MustHandle("t.a_chained", func(to string, x any) *dist.Future[any] { return dist.Then(one(to, x), addTo) }).
 			MustHandle("t.a_nested", func(to string, x any) *dist.Future[any] {

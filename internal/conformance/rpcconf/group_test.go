@@ -137,7 +137,7 @@ type batchServer struct {
 	trainers int
 	arrived  int
 	sum      any
-	next     *dist.Future[any]
+	next     *dist.Promise[any]
 }
 
 // UpdateAndFetch is answered when the gradients of all trainers are there.
@@ -157,10 +157,10 @@ func (s *batchServer) UpdateAndFetch(gradient any) (*dist.Future[any], error) {
 	f := s.next
 	if s.arrived == s.trainers {
 		total := s.sum
-		s.sum, s.arrived, s.next = nil, 0, dist.NewFuture[any]()
+		s.sum, s.arrived, s.next = nil, 0, dist.NewPromise[any]()
 		f.Complete(total, nil)
 	}
-	return f, nil
+	return f.Future(), nil
 }
 
 func TestParameterServer(t *testing.T) {
@@ -169,7 +169,7 @@ func TestParameterServer(t *testing.T) {
 		w := start(t, worldSize, rpc.WithConcurrency(1)) // no trainer holds a place while it waits
 		n := w.nodes[0]
 		n.reg.MustClass("t.BatchServer", &batchServer{})
-		ref, err := rpc.NewRef(n.Agent, &batchServer{trainers: worldSize - 1, next: dist.NewFuture[any]()})
+		ref, err := rpc.NewRef(n.Agent, &batchServer{trainers: worldSize - 1, next: dist.NewPromise[any]()})
 		must(t, err)
 		for _, trainer := range w.nodes[1:] {
 			trainer.reg.MustHandle("t.train", func(ctx context.Context, server *rpc.Ref[*batchServer], steps int) error {

@@ -45,9 +45,9 @@ func (c *cell) SlowAdd(ctx context.Context, by int) (int, error) {
 
 // AsyncAdd is answered when its future is complete.
 func (c *cell) AsyncAdd(by int) *dist.Future[int] {
-	f := dist.NewFuture[int]()
+	f := dist.NewPromise[int]()
 	time.AfterFunc(5*time.Millisecond, func() { f.Complete(c.Add(by), nil) })
-	return f
+	return f.Future()
 }
 
 // box is an object whose methods work on a tensor.

@@ -33,6 +33,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
+	caller := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	conns := make([]net.Conn, cfg.Size)
@@ -78,9 +79,12 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	}
 	if missing != dist.NoRank || ctx.Err() != nil {
 		closeAll(conns)
-		err := dist.FromContext("native: connect", ctx)
-		if err == nil {
-			err = dist.New("native: connect", dist.Unavailable, "the listener ended")
+		err := dist.New("native: connect", dist.Unavailable, "the listener ended")
+		switch why, ok := errors.AsType[*dist.Error](context.Cause(ctx)); {
+		case caller.Err() != nil:
+			err = dist.Ended("native: connect", caller)
+		case ok:
+			err = why
 		}
 		if err.Rank == dist.NoRank {
 			err.Rank = missing
