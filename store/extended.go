@@ -18,8 +18,10 @@ import (
 // success from that of somebody who appended the very same bytes at the same moment, so then one of the two may be
 // lost; appenders whose values differ (that carry their rank, say) are never lost.
 func Append(ctx context.Context, s Store, key string, value []byte) error {
-	if a, ok := s.(Appender); ok && Supports(s, FeatureAppend) {
-		return a.Append(ctx, key, value)
+	if own, has, err := native[Appender](ctx, s, FeatureAppend); err != nil {
+		return err
+	} else if has {
+		return own.Append(ctx, key, value)
 	}
 	ctx, cancel := WaitContext(ctx, s.Timeout())
 	defer cancel()
@@ -66,8 +68,10 @@ func peek(ctx context.Context, s Store, key string) ([]byte, error) {
 // MultiGet waits until all keys exist and returns their values. It corresponds to Store.multi_get. On a store without
 // [FeatureMultiGet] the values are read one after the other.
 func MultiGet(ctx context.Context, s Store, keys ...string) ([][]byte, error) {
-	if m, ok := s.(MultiGetter); ok && Supports(s, FeatureMultiGet) {
-		return m.MultiGet(ctx, keys...)
+	if own, has, err := native[MultiGetter](ctx, s, FeatureMultiGet); err != nil {
+		return nil, err
+	} else if has {
+		return own.MultiGet(ctx, keys...)
 	}
 	ctx, cancel := WaitContext(ctx, s.Timeout())
 	defer cancel()
@@ -88,8 +92,10 @@ func MultiSet(ctx context.Context, s Store, keys []string, values [][]byte) erro
 	if err := CheckMultiSet("store: multi-set", keys, values); err != nil {
 		return err
 	}
-	if m, ok := s.(MultiSetter); ok && Supports(s, FeatureMultiSet) {
-		return m.MultiSet(ctx, keys, values)
+	if own, has, err := native[MultiSetter](ctx, s, FeatureMultiSet); err != nil {
+		return err
+	} else if has {
+		return own.MultiSet(ctx, keys, values)
 	}
 	for i, key := range keys {
 		if err := s.Set(ctx, key, values[i]); err != nil {
@@ -111,8 +117,10 @@ func CheckMultiSet(op string, keys []string, values [][]byte) error {
 // ListKeys returns the user's keys in no particular order, without the store's own bookkeeping keys. It is
 // [ErrNotSupported] on a store without [FeatureListKeys].
 func ListKeys(ctx context.Context, s Store) ([]string, error) {
-	if l, ok := s.(Lister); ok && Supports(s, FeatureListKeys) {
-		return l.ListKeys(ctx)
+	if own, has, err := native[Lister](ctx, s, FeatureListKeys); err != nil {
+		return nil, err
+	} else if has {
+		return own.ListKeys(ctx)
 	}
 	return nil, dist.New("store: list keys", dist.NotSupported, "this store cannot list its keys")
 }

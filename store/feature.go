@@ -3,7 +3,10 @@
 
 package store
 
-import "strconv"
+import (
+	"context"
+	"strconv"
+)
 
 // Feature is an operation beyond the core of [Store].
 type Feature uint8
@@ -50,7 +53,34 @@ type FeatureReporter interface {
 	Supports(f Feature) bool
 }
 
-// Supports reports whether s does f by itself. The package functions work without that too, where a fallback exists
+// FeatureAsker is a FeatureReporter that may have to ask a server, which can fail. A failed question is an error and not
+// a no: to go on with a fallback would put a queue's items where nobody looks for them.
+type FeatureAsker interface {
+	AskSupport(ctx context.Context, f Feature) (bool, error)
+}
+
+// AskSupport is [Supports] with the error of a question that could not be asked. The package functions use it to choose
+// between the store's own operation and a fallback.
+func AskSupport(ctx context.Context, s Store, f Feature) (bool, error) {
+	if !implements(s, f) {
+		return false, nil
+	}
+	if a, ok := s.(FeatureAsker); ok {
+		return a.AskSupport(ctx, f)
+	}
+	return Supports(s, f), nil
+}
+
+// native returns the part of s that does f, if s does f by itself.
+func native[T any](ctx context.Context, s Store, f Feature) (own T, has bool, err error) {
+	own, ok := s.(T)
+	if ok {
+		has, err = AskSupport(ctx, s, f)
+	}
+	return own, has, err
+}
+
+// Supports reports whether s does f by itself. A store that cannot tell at the moment answers no, see [AskSupport]. The package functions work without that too, where a fallback exists
 // ([Append], [MultiGet], [MultiSet], [QueuePush] and its siblings), but not in one atomic step; [ListKeys] has no
 // fallback. A [Prefix] answers for the store below it. It corresponds to Store.has_extended_api.
 func Supports(s Store, f Feature) bool {

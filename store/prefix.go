@@ -117,6 +117,11 @@ func (p *PrefixStore) Close() error { return p.below.Close() }
 // Supports implements [FeatureReporter].
 func (p *PrefixStore) Supports(f Feature) bool { return Supports(p.below, f) }
 
+// AskSupport implements [FeatureAsker].
+func (p *PrefixStore) AskSupport(ctx context.Context, f Feature) (bool, error) {
+	return AskSupport(ctx, p.below, f)
+}
+
 // Append implements [Appender], by a fallback where the store below has none.
 func (p *PrefixStore) Append(ctx context.Context, key string, value []byte) error {
 	return Append(ctx, p.below, p.prefix+key, value)

@@ -35,8 +35,10 @@ const (
 // On a store without [FeatureQueue] the queue lives in one value, under key + "/.queue", which every push and pop
 // rewrites by compare-and-set: right for queues of some kilobytes, and met only by users of this package.
 func QueuePush(ctx context.Context, s Store, key string, value []byte) error {
-	if q, ok := s.(Queuer); ok && Supports(s, FeatureQueue) {
-		return q.QueuePush(ctx, key, value)
+	if own, has, err := native[Queuer](ctx, s, FeatureQueue); err != nil {
+		return err
+	} else if has {
+		return own.QueuePush(ctx, key, value)
 	}
 	ctx, cancel := WaitContext(ctx, s.Timeout())
 	defer cancel()
@@ -50,8 +52,10 @@ func QueuePush(ctx context.Context, s Store, key string, value []byte) error {
 // QueuePop takes the oldest item of the queue named key. On an empty queue it waits, or returns [ErrQueueEmpty] if wait
 // is false. It corresponds to Store.queue_pop; see [QueuePush] for stores without queues.
 func QueuePop(ctx context.Context, s Store, key string, wait bool) ([]byte, error) {
-	if q, ok := s.(Queuer); ok && Supports(s, FeatureQueue) {
-		return q.QueuePop(ctx, key, wait)
+	if own, has, err := native[Queuer](ctx, s, FeatureQueue); err != nil {
+		return nil, err
+	} else if has {
+		return own.QueuePop(ctx, key, wait)
 	}
 	const op = "store: queue pop"
 	ctx, cancel := WaitContext(ctx, s.Timeout())
@@ -86,8 +90,10 @@ func QueuePop(ctx context.Context, s Store, key string, wait bool) ([]byte, erro
 // QueueLen returns the number of items in the queue named key; 0 for a queue that never was. It corresponds to
 // Store.queue_len; see [QueuePush] for stores without queues.
 func QueueLen(ctx context.Context, s Store, key string) (int, error) {
-	if q, ok := s.(Queuer); ok && Supports(s, FeatureQueue) {
-		return q.QueueLen(ctx, key)
+	if own, has, err := native[Queuer](ctx, s, FeatureQueue); err != nil {
+		return 0, err
+	} else if has {
+		return own.QueueLen(ctx, key)
 	}
 	n := 0
 	_, err := changeQueue(ctx, s, "store: queue length", key, func(items []byte) ([]byte, bool) {
