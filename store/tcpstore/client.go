@@ -6,6 +6,7 @@ package tcpstore
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +35,7 @@ type Client struct {
 	back    backend
 	timeout atomic.Int64
 	closed  atomic.Bool
+	closing sync.Once // its second caller waits for the first
 }
 
 // backend runs operations in one dialect. Errors that carry no code of their own mean a lost connection.
@@ -52,6 +54,7 @@ var (
 	_ store.Queuer          = (*Client)(nil)
 	_ store.Lister          = (*Client)(nil)
 	_ store.FeatureReporter = (*Client)(nil)
+	_ store.FeatureAsker    = (*Client)(nil)
 )
 
 // Dial connects to the store at addr ("host:port") and finds out which dialect it speaks. It corresponds to
@@ -101,13 +104,18 @@ func (c *Client) Dialect() Dialect {
 }
 
 // Supports implements [store.FeatureReporter]: what the server can do by itself. The answer may need a question to the
-// server, which is asked once.
+// server, which is asked once; where it cannot be asked the answer is no. [Client.AskSupport] tells the two apart.
 func (c *Client) Supports(f store.Feature) bool {
-	has, err := c.supports(context.Background(), "", f)
+	has, err := c.AskSupport(context.Background(), f)
 	return has && err == nil
 }
 
-// supports is Supports with the error of a question that could not be asked.
+// AskSupport implements [store.FeatureAsker].
+func (c *Client) AskSupport(ctx context.Context, f store.Feature) (bool, error) {
+	return c.supports(ctx, f.String(), f)
+}
+
+// supports is AskSupport on behalf of an operation.
 func (c *Client) supports(ctx context.Context, op string, f store.Feature) (bool, error) {
 	var has bool
 	var err error = dist.Closed
@@ -130,11 +138,11 @@ func (c *Client) Timeout() time.Duration { return time.Duration(c.timeout.Load()
 // SetTimeout implements [store.Store].
 func (c *Client) SetTimeout(d time.Duration) { c.timeout.Store(int64(d)) }
 
-// Close implements [store.Store]. The server is not affected.
+// Close implements [store.Store]. The server is not affected. Every call returns when all goroutines of the client have
+// ended.
 func (c *Client) Close() error {
-	if !c.closed.Swap(true) {
-		c.back.close(dist.Closed)
-	}
+	c.closed.Store(true)
+	c.closing.Do(func() { c.back.close(dist.Closed) })
 	return nil
 }
 
@@ -379,10 +387,10 @@ func (c *Client) explain(q *request, err error) error {
 			Op: q.opName(), Code: dist.Closed, Rank: dist.NoRank, Peer: c.addr, Key: q.subject(),
 			Detail: "the client was closed",
 		}
-	case errors.Is(err, error(errLimit)):
+	case errors.Is(err, error(errLimit)), errors.Is(err, error(errSilent)):
 		return &dist.Error{
 			Op: q.opName(), Code: dist.DeadlineExceeded, Rank: dist.NoRank, Peer: c.addr, Key: q.subject(),
-			Detail: timeoutDetail(q, c.Timeout()),
+			Detail: timeoutDetail(q, c.Timeout(), errors.Is(err, error(errSilent))),
 		}
 	}
 	return q.errorAt(c.addr, err)

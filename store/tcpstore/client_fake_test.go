@@ -6,6 +6,7 @@ package tcpstore
 import (
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cohort-dist/cohort/internal/faultnet"
@@ -18,6 +19,8 @@ type fakeStore struct {
 	kind    fakeKind
 	// on answers one request of connection number n, counted from 1; false closes the connection.
 	on func(n int, conn net.Conn, r *wire.Request) bool
+	// mute makes it read on and answer nothing, not even a greeting: a frozen process whose kernel still listens.
+	mute atomic.Bool
 
 	mu     sync.Mutex
 	conns  int
@@ -96,7 +99,7 @@ func (f *fakeStore) serve(n int, conn net.Conn) {
 			f.mu.Unlock()
 		}
 		b = append(b, buf[:k]...)
-		for len(b) > 0 {
+		for len(b) > 0 && !f.mute.Load() {
 			var r wire.Request
 			var size int
 			if dialect == wire.Native {

@@ -6,13 +6,18 @@ package tcpstore
 import (
 	"bytes"
 	"context"
+	"errors"
+	"maps"
 	"net"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -21,8 +26,6 @@ const (
 	maxQueued = 4 << 20
 	// maxAbandoned is how many calls may have been given up without an answer before the server counts as hung.
 	maxAbandoned = 4096
-	// popGrace is how long a pop whose time is up waits to learn whether it took an item.
-	popGrace = time.Second
 	// unwatchedTime is how late a call may notice that its context has ended.
 	unwatchedTime = 2 * time.Millisecond
 	// keptBuffer is the largest buffer that is kept for the next use.
@@ -38,26 +41,31 @@ const (
 //     answers; when it has its own it passes the lead to another that waits. A lone caller is always its own leader, and
 //     no other goroutine has to be woken between its request and its answer.
 //
-// Helpers are started only for what a caller that left leaves behind; close waits for them.
+// Helpers are started only for what a caller that left leaves behind; the store's close waits for them.
 type nativeConn struct {
 	conn net.Conn
-	lost atomic.Bool // err is set
+	lost atomic.Bool // mu.err is set
 
-	mu        sync.Mutex
-	err       error // why the connection ended
-	calls     map[uint32]*nativeCall
-	lastID    uint32
-	abandoned int
-	out       []byte // frames to write
-	spare     []byte // the other buffer, while it is not being written
-	writing   bool
-	reading   bool
-	space     chan struct{} // not nil: somebody waits for out to shrink
-	helpers   sync.WaitGroup
+	mu struct {
+		sync.Mutex
+		err       error // why the connection ended
+		calls     map[uint32]*nativeCall
+		lastID    uint32
+		abandoned int
+		out       []byte // frames to write
+		spare     []byte // the other buffer, while it is not being written
+		writing   bool
+		reading   bool
+		followers followers
+		space     chan struct{} // not nil: somebody waits for out to shrink
+	}
+	helpers *sync.WaitGroup // the store's; nothing is added once mu.err is set
 
 	in         inbox     // owned by whoever leads
 	readArmed  time.Time // the connection's read deadline; owned by whoever leads
 	writeArmed time.Time // the connection's write deadline; owned by whoever writes
+	setRead    func(time.Time) error
+	setWrite   func(time.Time) error
 	callers    sync.Pool
 }
 
@@ -67,27 +75,59 @@ type nativeCall struct {
 	op        wire.Op
 	keys      int
 	wake      chan struct{} // holds a token after following was reset by another goroutine
-	following bool          // waits for a token
-	lead      bool          // with the token: read the connection
+	following bool          // waits for a token, and is in the list of followers
+	before    *nativeCall   // neighbours in that list
+	behind    *nativeCall
+	lead      bool // with the token: read the connection
 	done      bool
 	given     bool // given up by its caller
 	reply     wire.Reply
 	err       error
 }
 
+// followers are the calls that wait for a token, the oldest first.
+type followers struct{ first, last *nativeCall }
+
+func (l *followers) add(c *nativeCall) {
+	c.following, c.before, c.behind = true, l.last, nil
+	if l.last == nil {
+		l.first = c
+	} else {
+		l.last.behind = c
+	}
+	l.last = c
+}
+
+func (l *followers) remove(c *nativeCall) {
+	if c.before == nil {
+		l.first = c.behind
+	} else {
+		c.before.behind = c.behind
+	}
+	if c.behind == nil {
+		l.last = c.before
+	} else {
+		c.behind.before = c.before
+	}
+	c.following, c.before, c.behind = false, nil, nil
+}
+
 // newNativeConn takes over a connection on which the server has shown to be cohort's. The switch to frames is sent with
 // the first request.
-func newNativeConn(conn net.Conn) *nativeConn {
-	return &nativeConn{
-		conn: conn, calls: map[uint32]*nativeCall{}, out: wire.AppendUpgrade(nil),
+func newNativeConn(conn net.Conn, helpers *sync.WaitGroup) *nativeConn {
+	m := &nativeConn{
+		conn: conn, helpers: helpers, setRead: conn.SetReadDeadline, setWrite: conn.SetWriteDeadline,
 		callers: sync.Pool{New: func() any { return &nativeCall{wake: make(chan struct{}, 1)} }},
 	}
+	m.mu.calls, m.mu.out = map[uint32]*nativeCall{}, wire.AppendUpgrade(nil)
+	return m
 }
 
 // do sends a request and waits for its answer, until ctx ends or limit passes (zero: no limit).
 func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
 	c, _ := m.callers.Get().(*nativeCall)
 	*c = nativeCall{op: q.op, keys: len(q.keys), wake: c.wake}
+	moment.At("tcpstore.native.call")
 	m.mu.Lock()
 	if err := m.awaitSpace(ctx, limit); err != nil {
 		m.mu.Unlock()
@@ -95,20 +135,22 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 		return wire.Reply{}, err
 	}
 	id := m.freeID()
-	m.calls[id] = c
-	start := len(m.out)
-	m.out = wire.EndFrame(q.append(wire.BeginFrame(m.out, id), wire.Native), start)
-	if !m.writing {
-		m.writing = true
+	m.mu.calls[id] = c
+	start := len(m.mu.out)
+	m.mu.out = wire.EndFrame(q.append(wire.BeginFrame(m.mu.out, id), wire.Native), start)
+	if !m.mu.writing {
+		m.mu.writing = true
 		m.flush(ctx, limit, c)
 	}
 	ended := m.await(ctx, limit, c)
-	if !c.done && m.err == nil { // ended by ctx or limit
+	if !c.done && m.mu.err == nil { // ended by ctx or limit
 		m.sendCancel(id)
-		if q.op == wire.QueuePop {
-			// An item that is on its way already must not be lost: the cancelled request is answered either way.
-			if m.await(context.WithoutCancel(ctx), time.Now().Add(popGrace), c) == nil && dist.CodeOf(c.err) == dist.Canceled {
+		if grace := graceOf(q, ended); grace > 0 {
+			switch silent := m.await(context.WithoutCancel(ctx), time.Now().Add(grace), c); {
+			case silent == nil && dist.CodeOf(c.err) == dist.Canceled: // the server has confirmed that nothing came
 				c.err = ended
+			case silent != nil && errors.Is(ended, error(errLimit)):
+				ended = errSilent
 			}
 		}
 	}
@@ -127,41 +169,43 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 // freeID returns an id that is not in use. The caller holds mu.
 func (m *nativeConn) freeID() uint32 {
 	for {
-		m.lastID++
-		if _, used := m.calls[m.lastID]; !used {
-			return m.lastID
+		m.mu.lastID++
+		if _, used := m.mu.calls[m.mu.lastID]; !used {
+			return m.mu.lastID
 		}
 	}
 }
 
 // awaitSpace waits while too much is queued for a connection that does not take it. The caller holds mu.
 func (m *nativeConn) awaitSpace(ctx context.Context, limit time.Time) error {
-	for m.err == nil && m.writing && len(m.out) > maxQueued {
-		if m.space == nil {
-			m.space = make(chan struct{})
+	for m.mu.err == nil && m.mu.writing && len(m.mu.out) > maxQueued {
+		if m.mu.space == nil {
+			m.mu.space = make(chan struct{})
 		}
-		space := m.space
+		space := m.mu.space
 		m.mu.Unlock()
+		moment.At("tcpstore.native.full")
 		err := sleepUntil(ctx, limit, space)
 		m.mu.Lock()
 		if err != nil {
 			return err
 		}
 	}
-	return m.err
+	return m.mu.err
 }
 
 // flush writes until nothing is queued. The caller holds mu and has set writing; c is its own call, or nil.
 func (m *nativeConn) flush(ctx context.Context, limit time.Time, c *nativeCall) {
-	for len(m.out) > 0 && m.err == nil {
-		buf := m.out
-		m.out, m.spare = m.spare[:0], nil
+	for len(m.mu.out) > 0 && m.mu.err == nil {
+		buf := m.mu.out
+		m.mu.out, m.mu.spare = m.mu.spare[:0], nil
 		m.mu.Unlock()
 		n, err := m.write(ctx, limit, buf)
+		moment.At("tcpstore.native.written")
 		m.mu.Lock()
 		switch {
 		case err == nil:
-		case isTimeout(err) && m.err == nil:
+		case isTimeout(err) && m.mu.err == nil:
 			// The caller's time is up in the middle of a frame. Others' frames depend on the rest being sent.
 			rest := buf[n:]
 			m.helpers.Go(func() { m.flushRest(rest) })
@@ -170,23 +214,24 @@ func (m *nativeConn) flush(ctx context.Context, limit time.Time, c *nativeCall) 
 			m.failLocked(err)
 		}
 		if cap(buf) <= keptBuffer {
-			m.spare = buf[:0]
+			m.mu.spare = buf[:0]
 		}
-		if c != nil && c.done && len(m.out) > 0 && m.err == nil {
+		if c != nil && c.done && len(m.mu.out) > 0 && m.mu.err == nil {
 			// The caller has its answer already: it need not write for others any longer.
 			m.helpers.Go(func() { m.flushRest(nil) })
 			return
 		}
 	}
-	m.writing = false
-	if m.space != nil {
-		close(m.space)
-		m.space = nil
+	m.mu.writing = false
+	if m.mu.space != nil {
+		close(m.mu.space)
+		m.mu.space = nil
 	}
 }
 
 // flushRest writes what a caller that left was writing for others. It ends when all is written or with the connection.
 func (m *nativeConn) flushRest(rest []byte) {
+	moment.At("tcpstore.native.rest")
 	if _, err := m.write(context.Background(), time.Time{}, rest); err != nil {
 		m.fail(err)
 	}
@@ -197,66 +242,51 @@ func (m *nativeConn) flushRest(rest []byte) {
 
 // write writes buf. Its error is a timeout only if ctx ended or limit passed.
 func (m *nativeConn) write(ctx context.Context, limit time.Time, buf []byte) (n int, err error) {
-	until := unwatched(ctx, limit)
-	var watch interrupt
+	w := watcher{ctx: ctx, limit: limit, until: unwatched(ctx, limit), armed: &m.writeArmed, set: m.setWrite}
 	for {
-		arm(&m.writeArmed, until, m.conn.SetWriteDeadline)
+		if w.arm() != nil {
+			err = os.ErrDeadlineExceeded
+			break
+		}
+		moment.At("tcpstore.native.write")
 		var k int
 		k, err = m.conn.Write(buf[n:])
 		n += k
-		if !isTimeout(err) {
+		if !isTimeout(err) || w.passed() != nil {
 			break
 		}
-		m.writeArmed = longAgo
-		if endOf(ctx, limit) != nil {
-			break
-		}
-		if until != limit {
-			watch, until = interruptBy(ctx, m.conn.SetWriteDeadline), limit
-		}
 	}
-	if watch.end() {
-		m.writeArmed = longAgo
-	}
+	w.end()
 	return n, err
-}
-
-// unwatched returns how long a read or write may take before ctx is watched. Nearly all are over before that, and to be
-// told of a context's end costs more than a short deadline that many calls share.
-func unwatched(ctx context.Context, limit time.Time) time.Time {
-	if ctx.Done() == nil {
-		return limit
-	}
-	if first := time.Now().Add(unwatchedTime); limit.IsZero() || first.Before(limit) {
-		return first
-	}
-	return limit
 }
 
 // await returns when c is done, or with the error of ctx's or limit's end. The caller holds mu.
 func (m *nativeConn) await(ctx context.Context, limit time.Time, c *nativeCall) (ended error) {
 	for !c.done && ended == nil {
-		if !m.reading {
-			m.reading = true
+		if !m.mu.reading {
+			m.mu.reading = true
 			m.mu.Unlock()
 			ended = m.lead(ctx, limit, c)
+			moment.At("tcpstore.native.led")
 			m.mu.Lock()
 			m.passLead()
 			continue
 		}
-		c.following = true
+		m.mu.followers.add(c)
 		m.mu.Unlock()
+		moment.At("tcpstore.native.follow")
 		ended = sleepUntil(ctx, limit, c.wake)
+		moment.At("tcpstore.native.followed")
 		m.mu.Lock()
 		if ended != nil {
 			if c.following {
-				c.following = false
+				m.mu.followers.remove(c)
 			} else {
 				<-c.wake // it was woken at the same moment
 			}
 		}
 		if c.lead {
-			c.lead, m.reading = false, false
+			c.lead, m.mu.reading = false, false
 			if ended != nil {
 				m.passLead()
 			}
@@ -267,17 +297,15 @@ func (m *nativeConn) await(ctx context.Context, limit time.Time, c *nativeCall) 
 
 // passLead gives the lead to a call that waits, or lays it down. The caller holds mu and has the lead or was given it.
 func (m *nativeConn) passLead() {
-	m.reading = false
-	for _, c := range m.calls {
-		if c.following {
-			m.reading = true
-			c.lead = true
-			c.signal()
-			return
-		}
+	m.mu.reading = false
+	if c := m.mu.followers.first; c != nil {
+		m.mu.reading = true
+		c.lead = true
+		m.signal(c)
+		return
 	}
-	if m.abandoned > 0 && m.err == nil {
-		m.reading = true
+	if m.mu.abandoned > 0 && m.mu.err == nil {
+		m.mu.reading = true
 		m.helpers.Go(m.drain)
 	}
 }
@@ -287,13 +315,14 @@ func (m *nativeConn) passLead() {
 func (m *nativeConn) drain() {
 	for {
 		m.mu.Lock()
-		if m.abandoned == 0 || m.err != nil {
+		if m.mu.abandoned == 0 || m.mu.err != nil {
 			m.passLead()
 			m.mu.Unlock()
 			return
 		}
 		m.mu.Unlock()
-		arm(&m.readArmed, time.Time{}, m.conn.SetReadDeadline)
+		moment.At("tcpstore.native.drain")
+		arm(&m.readArmed, time.Time{}, m.setRead)
 		err := m.in.fill(m.conn)
 		if err == nil {
 			_, err = m.deliver(nil)
@@ -305,56 +334,38 @@ func (m *nativeConn) drain() {
 }
 
 // signal wakes a follower. The caller holds mu and has checked following.
-func (c *nativeCall) signal() {
-	c.following = false
+func (m *nativeConn) signal(c *nativeCall) {
+	m.mu.followers.remove(c)
 	c.wake <- struct{}{} // never blocks: a token is taken before following is set again
 }
 
 // lead reads the connection and hands out answers until c has its own, or ctx or limit ends it.
 func (m *nativeConn) lead(ctx context.Context, limit time.Time, c *nativeCall) (ended error) {
-	until := unwatched(ctx, limit)
-	var watch interrupt
-	for ended == nil {
-		arm(&m.readArmed, until, m.conn.SetReadDeadline)
+	w := watcher{ctx: ctx, limit: limit, until: unwatched(ctx, limit), armed: &m.readArmed, set: m.setRead}
+	defer w.end()
+	for {
+		if ended = w.arm(); ended != nil {
+			return ended
+		}
+		moment.At("tcpstore.native.read")
 		err := m.in.fill(m.conn)
 		if err == nil {
 			var mine bool
 			if mine, err = m.deliver(c); err == nil && mine {
-				break
+				return nil
 			}
 		}
 		switch {
 		case err == nil:
 		case !isTimeout(err):
 			m.fail(err)
-			watch.end()
 			return nil
 		default:
-			m.readArmed = longAgo
-			if ended = endOf(ctx, limit); ended == nil && until != limit {
-				watch, until = interruptBy(ctx, m.conn.SetReadDeadline), limit
+			if ended = w.passed(); ended != nil {
+				return ended
 			}
 		}
 	}
-	if watch.end() {
-		m.readArmed = longAgo
-	}
-	return ended
-}
-
-// arm sets a deadline. One that is armed already and not later than limit stays, so that in the ordinary course no call
-// has to touch the timer; who finds such a deadline passed before its own limit arms again.
-func arm(armed *time.Time, limit time.Time, set func(time.Time) error) {
-	switch {
-	case limit.IsZero():
-		if armed.IsZero() {
-			return
-		}
-	case !armed.IsZero() && !armed.After(limit) && time.Until(*armed) > 0:
-		return
-	}
-	*armed = limit
-	_ = set(limit)
 }
 
 // deliver hands out the answers that have arrived whole and reports whether c's was among them.
@@ -370,20 +381,20 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		call := m.calls[id]
+		call := m.mu.calls[id]
 		if call == nil {
 			return false, dist.Newf("tcpstore: decode", dist.Protocol, "an answer to request %d, which was not asked", id)
 		}
-		delete(m.calls, id)
+		delete(m.mu.calls, id)
 		if call.given {
-			m.abandoned--
+			m.mu.abandoned--
 			continue
 		}
 		call.reply, call.err = decodeReply(call.op, call.keys, frame[wire.FrameHeader:], m.in.whole)
 		call.done = true
 		mine = mine || call == c
 		if call.following {
-			call.signal()
+			m.signal(call)
 		}
 	}
 }
@@ -413,24 +424,24 @@ func decodeReply(op wire.Op, keys int, b []byte, whole bool) (wire.Reply, error)
 
 // sendCancel tells the server that nobody waits for request id any longer. The caller holds mu.
 func (m *nativeConn) sendCancel(id uint32) {
-	start := len(m.out)
-	m.out = wire.EndFrame(wire.AppendCancel(wire.BeginFrame(m.out, m.freeID()), id), start)
-	if !m.writing {
-		m.writing = true
+	start := len(m.mu.out)
+	m.mu.out = wire.EndFrame(wire.AppendCancel(wire.BeginFrame(m.mu.out, m.freeID()), id), start)
+	if !m.mu.writing {
+		m.mu.writing = true
 		m.helpers.Go(func() { m.flushRest(nil) }) // the caller's time is up: it must not block on the connection
 	}
 }
 
 // giveUp leaves a call to be answered when nobody waits for it any longer. The caller holds mu.
 func (m *nativeConn) giveUp(c *nativeCall) {
-	if m.err != nil {
+	if m.mu.err != nil {
 		return
 	}
 	c.given = true
-	if m.abandoned++; m.abandoned > maxAbandoned {
-		m.failLocked(dist.Newf("tcpstore", dist.PeerLost, "the server has left %d requests without an answer", m.abandoned))
+	if m.mu.abandoned++; m.mu.abandoned > maxAbandoned {
+		m.failLocked(dist.Newf("tcpstore", dist.PeerLost, "the server has left %d requests without an answer", m.mu.abandoned))
 	}
-	if !m.reading {
+	if !m.mu.reading {
 		m.passLead()
 	}
 }
@@ -443,28 +454,29 @@ func (m *nativeConn) fail(err error) {
 }
 
 func (m *nativeConn) failLocked(err error) {
-	if m.err != nil {
+	if m.mu.err != nil {
 		return
 	}
 	if dist.CodeOf(err) == dist.Unknown {
 		err = &lostError{cause: err}
 	}
-	m.err = err
+	m.mu.err = err
 	m.lost.Store(true)
 	_ = m.conn.Close()
-	for id, c := range m.calls {
-		delete(m.calls, id)
+	for _, id := range slices.Sorted(maps.Keys(m.mu.calls)) { // in the order of the requests
+		c := m.mu.calls[id]
+		delete(m.mu.calls, id)
 		if c.given {
 			continue
 		}
 		c.done, c.err = true, err
 		if c.following {
-			c.signal()
+			m.signal(c)
 		}
 	}
-	if m.space != nil {
-		close(m.space)
-		m.space = nil
+	if m.mu.space != nil {
+		close(m.mu.space)
+		m.mu.space = nil
 	}
 }
 
@@ -472,11 +484,5 @@ func (m *nativeConn) failLocked(err error) {
 func (m *nativeConn) broken() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.err
-}
-
-// close ends all calls with reason and waits for what was started.
-func (m *nativeConn) close(reason error) {
-	m.fail(reason)
-	m.helpers.Wait()
+	return m.mu.err
 }

@@ -146,8 +146,8 @@ func TestNativeCancel(t *testing.T) {
 			t.Errorf("add: %d, %v", n, err)
 		}
 		m := currentNative(t, c)
-		if m.abandoned != 0 || len(m.calls) != 0 || m.reading || m.writing {
-			t.Errorf("left behind: %d abandoned, %d calls, reading %v, writing %v", m.abandoned, len(m.calls), m.reading, m.writing)
+		if m.mu.abandoned != 0 || len(m.mu.calls) != 0 || m.mu.reading || m.mu.writing {
+			t.Errorf("left behind: %d abandoned, %d calls, reading %v, writing %v", m.mu.abandoned, len(m.mu.calls), m.mu.reading, m.mu.writing)
 		}
 		if conns, _ := f.counts(); conns != 1 {
 			t.Errorf("%d connections", conns)
@@ -239,8 +239,8 @@ func TestNativeWriteBlocked(t *testing.T) {
 			})
 		}
 		group.Wait()
-		if m := currentNative(t, c); len(m.out) > maxQueued+(2<<20) {
-			t.Errorf("%d bytes are queued", len(m.out))
+		if m := currentNative(t, c); len(m.mu.out) > maxQueued+(2<<20) {
+			t.Errorf("%d bytes are queued", len(m.mu.out))
 		}
 		close(resume)
 		if err := <-first; err != nil {
@@ -267,8 +267,8 @@ func TestNativeGivesUpOnAHungServer(t *testing.T) {
 				t.Fatalf("call %d: %v", i, err)
 			}
 		}
-		if m := currentNative(t, c); m.broken() == nil || len(m.calls) != 0 {
-			t.Errorf("%v, %d calls are kept", m.broken(), len(m.calls))
+		if m := currentNative(t, c); m.broken() == nil || len(m.mu.calls) != 0 {
+			t.Errorf("%v, %d calls are kept", m.broken(), len(m.mu.calls))
 		}
 	})
 }
@@ -359,8 +359,8 @@ func TestNativeReadsWhatNobodyWaitsFor(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if m := currentNative(t, c); !sent[0] || m.abandoned != 0 || m.reading {
-			t.Errorf("answer read: %v, %d abandoned, reading %v", sent[0], m.abandoned, m.reading)
+		if m := currentNative(t, c); !sent[0] || m.mu.abandoned != 0 || m.mu.reading {
+			t.Errorf("answer read: %v, %d abandoned, reading %v", sent[0], m.mu.abandoned, m.mu.reading)
 		}
 		if n, err := c.Add(t.Context(), "n", 4); n != 4 || err != nil {
 			t.Errorf("%d, %v", n, err)
@@ -397,12 +397,14 @@ func FuzzNativeReplies(f *testing.F) {
 				_, _ = server.Write(data)
 				_ = server.Close()
 			}()
-			m := newNativeConn(client)
+			var helpers sync.WaitGroup
+			m := newNativeConn(client, &helpers)
 			r, err := m.do(context.Background(), time.Time{}, q)
 			if err == nil && len(r.Value) > len(data) {
 				t.Errorf("a value of %d bytes from %d", len(r.Value), len(data))
 			}
-			m.close(dist.Closed)
+			m.fail(dist.Closed)
+			helpers.Wait()
 		}
 	})
 }

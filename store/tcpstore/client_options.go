@@ -90,8 +90,9 @@ func newClientConfig(opts []ClientOption) clientConfig {
 }
 
 // WithTimeout sets the client's timeout: it bounds the connecting when the context of [Dial] has no deadline, and later
-// every waiting operation whose context has none ([Client.SetTimeout] changes that). Zero or less means no bound. The
-// default is [store.DefaultTimeout]. It corresponds to TCPStore's timeout argument.
+// every operation whose context has none ([Client.SetTimeout] changes that). Zero or less means no bound for operations
+// that wait. Those that wait for nothing have two seconds at least, so that a short timeout serves to look whether a key
+// comes. The default is [store.DefaultTimeout]. It corresponds to TCPStore's timeout argument.
 func WithTimeout(d time.Duration) ClientOption {
 	return clientOption(func(c *clientConfig) { c.timeout = d })
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -21,16 +22,19 @@ import (
 type nativeStore struct {
 	dialer  *dialer
 	current atomic.Pointer[nativeConn]
-	dialing chan struct{} // held by the one who connects again
+	dialing chan struct{}  // held by the one who connects again
+	helpers sync.WaitGroup // of all connections
 
-	mu     sync.Mutex
-	closed error
-	gone   context.CancelCauseFunc // ends a connect that is under way; nil: there is none
+	mu struct {
+		sync.Mutex
+		closed error
+		gone   context.CancelCauseFunc // ends a connect that is under way; nil: there is none
+	}
 }
 
 func newNativeStore(d *dialer, first found) *nativeStore {
 	s := &nativeStore{dialer: d, dialing: make(chan struct{}, 1)}
-	s.current.Store(newNativeConn(first.conn))
+	s.current.Store(newNativeConn(first.conn, &s.helpers))
 	return s
 }
 
@@ -81,6 +85,7 @@ func (s *nativeStore) again(ctx context.Context, limit time.Time) (*nativeConn, 
 		ctx, stop = context.WithDeadlineCause(ctx, limit, errLimit)
 		defer stop()
 	}
+	moment.At("tcpstore.redial.turn")
 	select {
 	case s.dialing <- struct{}{}:
 		defer func() { <-s.dialing }()
@@ -93,43 +98,61 @@ func (s *nativeStore) again(ctx context.Context, limit time.Time) (*nativeConn, 
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s.mu.Lock()
-	if s.closed != nil {
-		s.mu.Unlock()
-		return nil, s.closed
+	if err := s.beginDial(cancel); err != nil {
+		return nil, err
 	}
-	s.gone = cancel
-	s.mu.Unlock()
-
 	f, err := s.dialer.again(ctx, found{dialect: wire.Native})
+	m, err := s.endDial(f, err)
+	if err == nil {
+		s.dialer.log.LogAttrs(ctx, slog.LevelInfo, "connected to the store again", slog.String("addr", s.dialer.addr),
+			slog.String("lost", old.broken().Error()))
+	}
+	return m, err
+}
 
+// beginDial makes close end the connect that begins, by cancel.
+func (s *nativeStore) beginDial(cancel context.CancelCauseFunc) error {
+	moment.At("tcpstore.redial.begin")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.gone = nil
+	if s.mu.closed == nil {
+		s.mu.gone = cancel
+	}
+	return s.mu.closed
+}
+
+// endDial takes the new connection over, or closes it when the store was closed meanwhile. The lost one before it was
+// closed when it was lost.
+func (s *nativeStore) endDial(f found, err error) (*nativeConn, error) {
+	moment.At("tcpstore.redial.end")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.gone = nil
 	switch {
-	case s.closed != nil:
+	case s.mu.closed != nil:
 		if err == nil {
 			_ = f.conn.Close()
 		}
-		return nil, s.closed
+		return nil, s.mu.closed
 	case err != nil:
 		return nil, err
 	}
-	s.dialer.log.LogAttrs(ctx, slog.LevelInfo, "connected to the store again", slog.String("addr", s.dialer.addr),
-		slog.String("lost", old.broken().Error()))
-	old.close(dist.PeerLost)
-	m := newNativeConn(f.conn)
+	m := newNativeConn(f.conn, &s.helpers)
 	s.current.Store(m)
 	return m, nil
 }
 
+// close ends all calls with reason and waits for what was started.
 func (s *nativeStore) close(reason error) {
+	moment.At("tcpstore.close.begin")
 	s.mu.Lock()
-	s.closed = reason
-	if s.gone != nil {
-		s.gone(reason)
+	s.mu.closed = reason
+	if s.mu.gone != nil {
+		s.mu.gone(reason)
 	}
 	m := s.current.Load()
 	s.mu.Unlock()
-	m.close(reason)
+	moment.At("tcpstore.close.fail")
+	m.fail(reason)
+	s.helpers.Wait()
 }

@@ -241,6 +241,9 @@ func (s *torchStore) whenPresent(ctx context.Context, keys []string) (*torchConn
 	err = t.wait(ctx, wire.AppendKeys(nil, t.dialect, wire.Wait, keys...), func(ctx context.Context) (bool, error) {
 		return s.present(ctx, keys)
 	})
+	if errors.Is(err, error(errLimit)) {
+		err = s.lastLook(ctx, keys)
+	}
 	if err == nil && t.unusable { // a legacy connection that still has an answer to come
 		s.giveBack(ctx, t, forWait, nil)
 		t, err = s.pool.take(ctx, forShort)
@@ -271,6 +274,16 @@ func (s *torchStore) present(ctx context.Context, keys []string) (there bool, er
 		return err
 	})
 	return there, err
+}
+
+// lastLook is the error of a wait that the store's timeout ended: nobody has set the keys, or the server is silent.
+func (s *torchStore) lastLook(ctx context.Context, keys []string) error {
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	defer cancel()
+	if _, err := s.present(last, keys); errors.Is(err, context.DeadlineExceeded) {
+		return errSilent
+	}
+	return errLimit
 }
 
 func (t *torchConn) check(ctx context.Context, keys []string) (there bool, err error) {
@@ -331,26 +344,43 @@ func (s *torchStore) has(ctx context.Context, probe *request) (bool, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, redialTime)
 	defer cancel()
-	t, err := s.open(ctx)
-	if err == nil {
-		if err = s.pool.adopt(t); err == nil {
-			err = t.exchange(ctx, probe.append(nil, t.dialect), func() error {
-				_, readErr := t.reply(probe.op, 0)
-				return readErr
-			})
-			s.pool.drop(t)
+	// A server that does not know an operation closes the connection. So may a network; two times in a row, after an
+	// answer to another question on the same connection, it was the server.
+	for range 2 {
+		var err error
+		if known, err = s.probe(ctx, probe); err != nil {
+			return false, err
 		}
-	}
-	known = err == nil
-	if isLost(err) {
-		// Is the operation unknown, or is the server gone? Only an answer to another question makes the no certain.
-		_, err = s.short(ctx, &request{op: wire.NumKeys})
-	}
-	if err != nil {
-		return false, err
+		if known {
+			break
+		}
 	}
 	s.mu.Lock()
 	s.knows[probe.op] = known
 	s.mu.Unlock()
 	return known, nil
+}
+
+// probe asks on a connection of its own whether the server has an operation. No means that it answered another question
+// on that connection and closed it at this one.
+func (s *torchStore) probe(ctx context.Context, probe *request) (known bool, err error) {
+	t, err := s.pool.openOne(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer s.pool.drop(t)
+	asked := false
+	b := probe.append(wire.AppendPlain(nil, t.dialect, wire.NumKeys), t.dialect)
+	err = t.exchange(ctx, b, func() error {
+		if _, readErr := t.reply(wire.NumKeys, 0); readErr != nil {
+			return readErr
+		}
+		asked = true
+		_, readErr := t.reply(probe.op, 0)
+		return readErr
+	})
+	if asked && isLost(err) {
+		return false, nil
+	}
+	return err == nil, err
 }

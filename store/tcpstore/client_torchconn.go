@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -46,13 +47,16 @@ func isEnd(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEOF 
 // exchange writes a request and has read read its replies. It ends with ctx; then the connection is out of step.
 func (t *torchConn) exchange(ctx context.Context, request []byte, read func() error) error {
 	watch := interruptOn(ctx, t.conn)
+	moment.At("tcpstore.torch.write")
 	err := t.drain()
 	if err == nil {
 		_, err = t.conn.Write(request)
 	}
 	if err == nil {
+		moment.At("tcpstore.torch.read")
 		err = read()
 	}
+	moment.At("tcpstore.torch.done")
 	interrupted := watch.end()
 	if err == nil {
 		if interrupted { // the answer was faster
@@ -152,44 +156,33 @@ func (t *torchConn) release() {
 // step, or marked as unusable.
 func (t *torchConn) wait(ctx context.Context, request []byte, present func(context.Context) (bool, error)) error {
 	const firstLook, lastLook = 100 * time.Millisecond, 2 * time.Second
-	sent := false
+	if err := t.exchange(ctx, request, func() error { return nil }); err != nil {
+		return err
+	}
 	for look := firstLook; ; look = min(2*look, lastLook) {
 		turn, cancel := context.WithTimeout(ctx, look)
-		err := t.waitTurn(turn, request, &sent)
+		err := t.waitTurn(turn)
 		cancel()
-		switch {
-		case !isTimeout(err):
+		if !isTimeout(err) {
 			return err
-		case t.unusable:
-			return t.failed(ctx, err) // half a request is out
 		}
 		if e := dist.FromContext("tcpstore", ctx); e != nil {
-			t.cancelWait(sent)
+			t.cancelWait()
 			return e
 		}
+		moment.At("tcpstore.torch.look")
 		if there, err := present(ctx); err != nil || there {
-			t.cancelWait(sent)
+			t.cancelWait()
 			return err
 		}
 	}
 }
 
-// waitTurn sends the WAIT if that was not done yet and reads until its answer or the end of ctx, which is a timeout.
-func (t *torchConn) waitTurn(ctx context.Context, request []byte, sent *bool) error {
+// waitTurn reads until the answer to a WAIT or the end of ctx, which is a timeout.
+func (t *torchConn) waitTurn(ctx context.Context) error {
 	watch := interruptOn(ctx, t.conn)
-	err := error(nil)
-	if !*sent {
-		if err = t.drain(); err == nil {
-			var n int
-			n, err = t.conn.Write(request)
-			*sent = err == nil
-			t.unusable = t.unusable || (n > 0 && err != nil)
-		}
-	}
-	var r wire.Reply
-	if err == nil {
-		r, err = t.reply(wire.Wait, 0)
-	}
+	moment.At("tcpstore.torch.wait")
+	r, err := t.reply(wire.Wait, 0)
 	if watch.end() {
 		_ = t.conn.SetDeadline(time.Time{})
 	}
@@ -208,9 +201,9 @@ func (t *torchConn) waitTurn(ctx context.Context, request []byte, sent *bool) er
 
 // cancelWait ends a WAIT that nobody is interested in any more. The legacy dialect cannot, and would send the answer
 // later, in the middle of something else: there the connection must be replaced.
-func (t *torchConn) cancelWait(sent bool) {
+func (t *torchConn) cancelWait() {
 	switch {
-	case !sent || t.unusable:
+	case t.unusable:
 	case t.dialect == wire.Legacy:
 		t.unusable = true
 	default:

@@ -5,6 +5,7 @@ package tcpstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,10 +15,29 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
+const (
+	// popGrace is how long a pop whose time is up waits to learn whether it took an item.
+	popGrace = time.Second
+	// lastWord is how long a wait that the store's timeout ended listens for the server's word that nothing came. A
+	// server that does not even say that is not there, which is another reason than a key that nobody has set.
+	lastWord = 200 * time.Millisecond
+	// answerTime is the least time that a server has for an answer that waits for nothing. The store's timeout may be
+	// shorter, to look whether a key comes.
+	answerTime = 2 * time.Second
+)
+
+// graceOf is how much longer than its time a request listens for its answer: ended is why its time was up.
+func graceOf(q *request, ended error) time.Duration {
+	switch {
+	case q.op == wire.QueuePop:
+		return popGrace // an item that is on its way must not be lost
+	case q.wait && errors.Is(ended, error(errLimit)):
+		return lastWord
+	}
+	return 0
+}
+
 // limitOf is when an operation whose context has no deadline ends: zero means never.
-//
-// The store's timeout is meant for waits; a user may make it short to look whether a key comes. Operations that the
-// server answers at once are bounded only against a server that hangs.
 func limitOf(ctx context.Context, timeout time.Duration, waits bool) time.Time {
 	if _, bounded := ctx.Deadline(); bounded {
 		return time.Time{}
@@ -28,16 +48,23 @@ func limitOf(ctx context.Context, timeout time.Duration, waits bool) time.Time {
 	return time.Now().Add(timeout)
 }
 
-// boundOf is how long an operation without a deadline of its own may take; zero or less: for ever.
+// boundOf is how long an operation without a deadline of its own may take; zero or less: for ever. Only a wait may take
+// for ever: what the server answers at once has the default timeout then.
 func boundOf(timeout time.Duration, waits bool) time.Duration {
-	if waits {
+	switch {
+	case waits:
 		return timeout
+	case timeout <= 0:
+		return store.DefaultTimeout
 	}
-	return max(timeout, store.DefaultTimeout)
+	return max(timeout, answerTime)
 }
 
-// errLimit is the end of an operation by the store's timeout.
-var errLimit = dist.New("tcpstore", dist.DeadlineExceeded, "no answer within the store's timeout")
+// The ends of an operation by the store's timeout.
+var (
+	errLimit  = dist.New("tcpstore", dist.DeadlineExceeded, "no answer within the store's timeout")
+	errSilent = dist.New("tcpstore", dist.DeadlineExceeded, "no answer within the store's timeout, and none to the question why")
+)
 
 // endOf returns why an operation must end now, or nil.
 func endOf(ctx context.Context, limit time.Time) error {
@@ -69,26 +96,18 @@ func sleepUntil(ctx context.Context, limit time.Time, wake <-chan struct{}) erro
 }
 
 // timeoutDetail says that the store's timeout has passed; for a wait in the words of PyTorch, which users search for.
-func timeoutDetail(q *request, timeout time.Duration) string {
+func timeoutDetail(q *request, timeout time.Duration, silent bool) string {
 	if !q.wait {
-		return fmt.Sprintf("no answer within %v", boundOf(timeout, false))
+		return fmt.Sprintf("the server has not answered within %v: it hangs, or the network is cut", boundOf(timeout, false))
 	}
 	keys := wire.KeyPrefix + q.key
 	if q.keys != nil {
 		keys = wire.KeyPrefix + strings.Join(q.keys[:min(len(q.keys), shownKeys)], ", "+wire.KeyPrefix)
 	}
-	return fmt.Sprintf("wait timeout after %dms, keys: %s; nobody has set them within the store's timeout of %v",
-		timeout.Milliseconds(), keys, timeout)
-}
-
-// interruptBy is interruptOn for one direction.
-func interruptBy(ctx context.Context, set func(time.Time) error) interrupt {
-	if ctx.Done() == nil {
-		return interrupt{}
+	why := "nobody has set them"
+	if silent {
+		why = "the server has not answered: it hangs, or the network is cut; whether the keys are set is not known"
 	}
-	done := make(chan struct{})
-	return interrupt{done: done, stop: context.AfterFunc(ctx, func() {
-		_ = set(longAgo)
-		close(done)
-	})}
+	return fmt.Sprintf("wait timeout after %dms, keys: %s; %s within the store's timeout of %v",
+		timeout.Milliseconds(), keys, why, timeout)
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -140,6 +141,7 @@ func (d *dialer) attempt(ctx context.Context, want Dialect) (found, error) {
 
 // open connects and makes the context's end interrupt the handshake that follows.
 func (d *dialer) open(ctx context.Context) (net.Conn, interrupt, error) {
+	moment.At("tcpstore.dial.open")
 	conn, err := d.dial(ctx, "tcp", d.addr)
 	if err != nil {
 		e := &dist.Error{Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.addr, Err: err}
@@ -158,6 +160,7 @@ func (d *dialer) ask(ctx context.Context, hello []byte, n int) (conn net.Conn, a
 		return nil, nil, false, err
 	}
 	answer = make([]byte, n)
+	moment.At("tcpstore.dial.greet")
 	// One write: PyTorch's libuv server takes VALIDATE only when it arrives whole.
 	if _, err = conn.Write(hello); err == nil {
 		_, err = io.ReadFull(conn, answer)

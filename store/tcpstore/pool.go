@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // use is what a pooled connection is taken for. Operations that wait have connections of their own, so that they never
@@ -27,23 +28,30 @@ const shortConns = 4
 type pool struct {
 	open  func(context.Context) (*torchConn, error)
 	slots [useCount]chan struct{} // a token per connection in use
+	life  context.Context         //nolint:containedctx // ends with the pool, and with it the opening of a connection
+	end   context.CancelCauseFunc
 
-	mu     sync.Mutex
-	idle   [useCount][]*torchConn
-	busy   map[*torchConn]struct{}
-	closed error
+	mu struct {
+		sync.Mutex
+		idle   [useCount][]*torchConn
+		busy   map[*torchConn]struct{}
+		closed error
+	}
 }
 
 func newPool(waitConns int, open func(context.Context) (*torchConn, error)) *pool {
-	return &pool{
+	p := &pool{
 		open:  open,
 		slots: [useCount]chan struct{}{forShort: make(chan struct{}, shortConns), forWait: make(chan struct{}, waitConns)},
-		busy:  map[*torchConn]struct{}{},
 	}
+	p.life, p.end = context.WithCancelCause(context.Background())
+	p.mu.busy = map[*torchConn]struct{}{}
+	return p
 }
 
 // take waits for a connection.
 func (p *pool) take(ctx context.Context, u use) (*torchConn, error) {
+	moment.At("tcpstore.pool.take")
 	select {
 	case p.slots[u] <- struct{}{}:
 	default:
@@ -69,23 +77,20 @@ func (p *pool) try(ctx context.Context, u use) (*torchConn, error) {
 // connection returns an idle connection or opens one; the caller has a slot.
 func (p *pool) connection(ctx context.Context, u use) (*torchConn, error) {
 	p.mu.Lock()
-	if err := p.closed; err != nil {
+	if err := p.mu.closed; err != nil {
 		p.mu.Unlock()
 		<-p.slots[u]
 		return nil, err
 	}
-	if n := len(p.idle[u]); n > 0 {
-		t := p.idle[u][n-1]
-		p.idle[u] = p.idle[u][:n-1]
-		p.busy[t] = struct{}{}
+	if n := len(p.mu.idle[u]); n > 0 {
+		t := p.mu.idle[u][n-1]
+		p.mu.idle[u] = p.mu.idle[u][:n-1]
+		p.mu.busy[t] = struct{}{}
 		p.mu.Unlock()
 		return t, nil
 	}
 	p.mu.Unlock()
-	t, err := p.open(ctx)
-	if err == nil {
-		err = p.adopt(t)
-	}
+	t, err := p.openOne(ctx)
 	if err != nil {
 		<-p.slots[u]
 		return nil, err
@@ -93,26 +98,41 @@ func (p *pool) connection(ctx context.Context, u use) (*torchConn, error) {
 	return t, nil
 }
 
+// openOne opens a connection that close ends, also while it is being opened.
+func (p *pool) openOne(ctx context.Context) (*torchConn, error) {
+	alive, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(p.life, func() { cancel(context.Cause(p.life)) })()
+	moment.At("tcpstore.pool.open")
+	t, err := p.open(alive)
+	if err == nil {
+		err = p.adopt(t)
+	}
+	return t, err
+}
+
 // adopt makes a new connection one that close ends.
 func (p *pool) adopt(t *torchConn) error {
+	moment.At("tcpstore.pool.adopt")
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed != nil {
+	if p.mu.closed != nil {
 		_ = t.conn.Close()
-		return p.closed
+		return p.mu.closed
 	}
-	p.busy[t] = struct{}{}
+	p.mu.busy[t] = struct{}{}
 	return nil
 }
 
 // put gives a connection back. One that is unusable is closed.
 func (p *pool) put(t *torchConn, u use) {
+	moment.At("tcpstore.pool.put")
 	p.mu.Lock()
-	delete(p.busy, t)
-	if t.unusable || p.closed != nil {
+	delete(p.mu.busy, t)
+	if t.unusable || p.mu.closed != nil {
 		_ = t.conn.Close()
 	} else {
-		p.idle[u] = append(p.idle[u], t)
+		p.mu.idle[u] = append(p.mu.idle[u], t)
 	}
 	p.mu.Unlock()
 	<-p.slots[u]
@@ -122,7 +142,7 @@ func (p *pool) put(t *torchConn, u use) {
 func (p *pool) drop(t *torchConn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.busy, t)
+	delete(p.mu.busy, t)
 	_ = t.conn.Close()
 }
 
@@ -130,7 +150,7 @@ func (p *pool) drop(t *torchConn) {
 func (p *pool) seed(t *torchConn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.idle[forShort] = append(p.idle[forShort], t)
+	p.mu.idle[forShort] = append(p.mu.idle[forShort], t)
 }
 
 // purge closes the idle connections: one has shown that the server is gone, or was.
@@ -141,24 +161,26 @@ func (p *pool) purge() {
 }
 
 func (p *pool) purgeLocked() {
-	for u := range p.idle {
-		for _, t := range p.idle[u] {
+	for u := range p.mu.idle {
+		for _, t := range p.mu.idle[u] {
 			_ = t.conn.Close()
 		}
-		p.idle[u] = nil
+		p.mu.idle[u] = nil
 	}
 }
 
 // close ends all connections, those in use too, and refuses new ones with reason.
 func (p *pool) close(reason error) {
+	moment.At("tcpstore.close.begin")
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed != nil {
+	if p.mu.closed != nil {
 		return
 	}
-	p.closed = reason
+	p.mu.closed = reason
+	p.end(reason)
 	p.purgeLocked()
-	for t := range p.busy {
+	for t := range p.mu.busy {
 		_ = t.conn.Close()
 	}
 }
@@ -167,5 +189,5 @@ func (p *pool) close(reason error) {
 func (p *pool) reason() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.closed
+	return p.mu.closed
 }
