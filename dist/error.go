@@ -42,6 +42,7 @@ const (
 	Remote                       // a handler at the other side failed
 	Internal                     // a bug in cohort
 	Empty                        // a queue without items
+	Replaced                     // another one stands in its place: a store that was restarted or cleared
 	codeCount
 )
 
@@ -51,6 +52,7 @@ var codeNames = [codeCount]string{
 	NotANumber: "not a number", TooLarge: "too large", PeerLost: "peer lost", Aborted: "aborted",
 	Mismatch: "mismatch", Protocol: "protocol error", Unavailable: "unavailable", Closed: "closed",
 	Exhausted: "limit reached", Remote: "remote error", Internal: "internal error", Empty: "empty",
+	Replaced: "replaced",
 }
 
 // String returns the code in plain words.

@@ -14,6 +14,15 @@ import (
 // apply performs one request.
 func (m *Machine) apply(c *Conn, r *wire.Request) {
 	m.ops[r.Op]++
+	if !c.user {
+		if c.stale && !neutral(r) {
+			if r.Op != wire.CancelWait { // which has no reply
+				m.refuseRequest(c, r.ID, replaced())
+			}
+			return
+		}
+		m.use(c, r)
+	}
 	if c.dialect == wire.Legacy && c.waits != nil && r.Op != wire.CancelWait {
 		// A legacy client that timed out in a wait does not say so; it just goes on with its next request. Answering
 		// the wait later would put that answer in the place of another one.
@@ -93,6 +102,10 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 		}
 	case wire.Upgrade:
 		return m.upgrade(c, r)
+	case wire.Hello:
+		return m.hello(c, r)
+	case wire.Clear:
+		return m.clear(c, r)
 	case wire.Stats:
 		if m.config.Stats == nil {
 			return dist.New("tcpstore: serve", dist.NotSupported, "this server keeps no statistics")

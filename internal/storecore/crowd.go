@@ -32,9 +32,9 @@ func (m *Machine) leaveCrowd(c *Conn) {
 		return
 	}
 	c.crowded = false
-	if m.left++; m.left > len(m.crowd)/2 {
+	if m.crowdGone++; m.crowdGone > len(m.crowd)/2 {
 		m.crowd = slices.DeleteFunc(m.crowd, func(c *Conn) bool { return c.closed })
-		m.left = 0
+		m.crowdGone = 0
 	}
 }
 
@@ -55,7 +55,7 @@ func (m *Machine) Admit(limit time.Duration) {
 			m.crowd = nil
 		}
 		if c.closed {
-			m.left--
+			m.crowdGone--
 			continue
 		}
 		c.crowded = false

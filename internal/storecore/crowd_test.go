@@ -108,8 +108,8 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 		b.m.Sent(c, len(c.Pending()))
 	}
 	b.m.Admit(time.Minute)
-	if len(last[1].Pending()) == 0 || b.m.Crowded() || b.m.left != 0 {
-		t.Errorf("%d bytes for the last, crowd %d, %d left", len(last[1].Pending()), len(b.m.crowd), b.m.left)
+	if len(last[1].Pending()) == 0 || b.m.Crowded() || b.m.crowdGone != 0 {
+		t.Errorf("%d bytes for the last, crowd %d, %d left", len(last[1].Pending()), len(b.m.crowd), b.m.crowdGone)
 	}
 }
 

@@ -23,6 +23,10 @@ type Config struct {
 	Limits Limits
 	// Stats makes the answer to a STATS request.
 	Stats func() []byte
+	// Identity draws the identity of a new key space. Nil: all have the same.
+	Identity func() Identity
+	// Forget empties the store whenever its last user leaves.
+	Forget bool
 	// Observe, when set, is called after every request that was applied.
 	Observe func(c *Conn, r *wire.Request, err error)
 }
@@ -54,7 +58,13 @@ type Machine struct {
 	lastDirty []*Conn      // the other of two buffers: one is walked while the next is filled
 	request   wire.Request // reused, so that parsing allocates nothing
 	crowd     []*Conn      // those whose reply has no room, in the order in which they asked
-	left      int          // how many of them are closed
+	crowdGone int          // how many of them are closed
+
+	all      []*Conn // open connections
+	identity Identity
+	users    int   // of them those that have used the store
+	left     int   // keys that the last run left behind
+	leftAt   int64 // when it ended
 
 	extraBytes  int64 // queues, waits, watches
 	bufferBytes int64 // what connections hold unparsed or unsent
@@ -67,9 +77,13 @@ type Machine struct {
 
 // New returns a machine without keys.
 func New(config Config) *Machine {
+	if config.Identity == nil {
+		config.Identity = func() Identity { return Identity{} }
+	}
 	return &Machine{
 		config: config, limits: config.Limits, table: newTable(), queues: map[string]*queue{},
 		waiting: map[string]*waitList{}, barriers: map[string]*waitList{}, watchers: map[string][]*Conn{},
+		identity: config.Identity(),
 	}
 }
 
@@ -85,7 +99,11 @@ type Conn struct {
 	paused  bool
 	crowded bool // its next request waits for room in the buffers; see crowd.go
 	greeted bool // VALIDATE was seen
+	user    bool // it has used the store, see identity.go
+	knows   bool // it was told the identity
+	stale   bool // the store it knows is gone
 	cut     error
+	pos     int // its place in the list of all connections
 
 	out     []byte
 	sent    int // bytes of out that are gone
@@ -110,7 +128,9 @@ func (m *Machine) Tick(now int64) { m.now = now }
 func (m *Machine) Open(peer string, owner any) *Conn {
 	m.opened++
 	m.conns[wire.Undetected]++
-	return &Conn{Peer: peer, Owner: owner}
+	c := &Conn{Peer: peer, Owner: owner, pos: len(m.all)}
+	m.all = append(m.all, c)
+	return c
 }
 
 // Close removes a connection that is gone, with its waits and watches. It is idempotent.
@@ -126,6 +146,11 @@ func (m *Machine) Close(c *Conn) {
 	c.in, c.out, c.sent = nil, nil, 0
 	m.settle(c)
 	m.leaveCrowd(c)
+	last := m.all[len(m.all)-1]
+	m.all[c.pos], last.pos = last, c.pos
+	m.all[len(m.all)-1] = nil
+	m.all = m.all[:len(m.all)-1]
+	m.leave(c)
 }
 
 // Dirty returns the connections that have something to send or are to be closed, and forgets them. The slice is valid

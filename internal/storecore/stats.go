@@ -21,6 +21,8 @@ type Snapshot struct {
 	Memory  int64 // what counts against the limit
 	Data    int64 // of it keys and values
 	NWaits  int
+	Left    int      // keys that clients of an earlier run left behind
+	LeftAt  int64    // when the last of them went, as told by Tick
 	Waiters []Waiter // the oldest first, at most as many as asked for
 }
 
@@ -36,7 +38,7 @@ type Waiter struct {
 func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 	s := Snapshot{
 		Conns: m.conns, Opened: m.opened, Cuts: m.cuts, Ops: m.ops, Keys: m.table.count, Queues: len(m.queues),
-		Memory: m.memory(), Data: m.table.bytes, NWaits: m.waits,
+		Memory: m.memory(), Data: m.table.bytes, NWaits: m.waits, Left: m.left, LeftAt: m.leftAt,
 	}
 	for _, lists := range []map[string]*waitList{m.waiting, m.barriers} {
 		for key, l := range lists {

@@ -93,6 +93,10 @@ func (q *request) append(b []byte, d wire.Dialect) []byte {
 		return wire.AppendKeys(b, d, q.op, q.wireKeys()...)
 	case wire.MultiSet:
 		return wire.AppendMultiSet(b, d, q.wireKeys(), q.values)
+	case wire.Hello:
+		return wire.AppendHello(b, q.expected)
+	case wire.Clear:
+		return wire.AppendClear(b, q.expected)
 	default: // num_keys, list_keys, stats
 		return wire.AppendPlain(b, d, q.op)
 	}

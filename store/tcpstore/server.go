@@ -27,7 +27,13 @@ type Server struct {
 
 	close  sync.Once
 	closed chan struct{} // everything has ended
-	final  Stats         // valid once closed
+	final  finalState    // valid once closed
+}
+
+// finalState is what can be asked of a server that has ended.
+type finalState struct {
+	stats    Stats
+	identity Identity
 }
 
 // driver moves bytes between sockets and a machine.
@@ -105,7 +111,7 @@ func (s *Server) Port() int {
 // all has ended.
 func (s *Server) Close() error {
 	s.close.Do(func() {
-		s.driver.do(func(c *core) { s.final = c.stats() })
+		s.driver.do(func(c *core) { s.final = finalState{c.stats(), Identity(c.machine.Identity())} })
 		s.driver.end()
 		s.report.end()
 		close(s.closed)

@@ -44,6 +44,7 @@ func (d *loop) runCalls() bool {
 	for _, call := range calls {
 		call()
 	}
+	d.flush()
 	return !stop
 }
 

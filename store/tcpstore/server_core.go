@@ -5,6 +5,7 @@ package tcpstore
 
 import (
 	"log/slog"
+	"strconv"
 	"sync"
 	"time"
 
@@ -22,16 +23,30 @@ type core struct {
 	limits  Limits
 	hook    observe.Hook
 	events  []observe.Event
+	clock   clock
+}
+
+// clock is the time that the machine is told: monotonic, so that a wall clock that is set neither cuts clients nor keeps
+// silent ones alive.
+type clock struct{ start time.Time }
+
+// now returns the nanoseconds since the server's start, never zero.
+func (c clock) now() int64 { return int64(time.Since(c.start)) + 1 }
+
+// wall returns the wall time of moments, the same for equal ones.
+func (c clock) wall() func(moment int64) time.Time {
+	wall, now := time.Now(), c.now()
+	return func(moment int64) time.Time { return wall.Add(time.Duration(moment - now)) }
 }
 
 func newCore(config serverConfig, s *Server) *core {
-	c := &core{server: s, limits: config.limits, hook: config.hook}
-	mc := storecore.Config{Limits: config.limits.core(), Stats: c.statsJSON}
+	c := &core{server: s, limits: config.limits, hook: config.hook, clock: clock{time.Now()}}
+	mc := storecore.Config{Limits: config.limits.core(), Stats: c.statsJSON, Identity: newIdentity, Forget: config.forget}
 	if c.hook != nil {
 		mc.Observe = c.observe
 	}
 	c.machine = storecore.New(mc)
-	c.machine.Tick(time.Now().UnixNano())
+	c.machine.Tick(c.clock.now())
 	return c
 }
 
@@ -80,6 +95,11 @@ func (c *core) cut(conn *storecore.Conn) {
 	c.point("store.cut", conn.Peer, conn.Dialect().String(), conn.Cut())
 	c.server.report.warn("client cut", slog.String("peer", conn.Peer), slog.String("dialect", conn.Dialect().String()),
 		slog.String("reason", conn.Cut().Error()))
+}
+
+// cleared notes that the store was emptied, at the wish of peer or of this process.
+func (c *core) cleared(peer string, keys int) {
+	c.point("store.clear", peer, strconv.Itoa(keys)+" keys", nil)
 }
 
 func (c *core) refused(peer, reason string) {

@@ -128,7 +128,7 @@ func (d *loop) run() {
 	defer close(d.done)
 	for {
 		n := d.wait()
-		d.now = time.Now().UnixNano()
+		d.now = d.core.clock.now()
 		d.core.machine.Tick(d.now)
 		for i := range n {
 			if ev := &d.events[i]; !d.dispatch(ev) {

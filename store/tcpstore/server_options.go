@@ -72,6 +72,7 @@ type serverConfig struct {
 	commonConfig
 	limits   Limits
 	portable bool
+	forget   bool
 }
 
 func newServerConfig(opts []ServerOption) serverConfig {
@@ -88,6 +89,15 @@ func newServerConfig(opts []ServerOption) serverConfig {
 // WithLimits replaces the default limits.
 func WithLimits(l Limits) ServerOption {
 	return serverOption(func(c *serverConfig) { c.limits = l })
+}
+
+// WithForget makes a server forget everything whenever its last client leaves, as by [Server.Clear]: then the next run
+// of a job finds an empty store. Connections that only look, as cohort store top does, do not count as clients.
+//
+// A job whose processes are not all connected at some moment loses its keys with it. Ranks of PyTorch and of Go stay
+// connected for as long as they run.
+func WithForget() ServerOption {
+	return serverOption(func(c *serverConfig) { c.forget = true })
 }
 
 // withPortable makes a server use goroutines and net.Conn where it would use epoll, so that tests cover both.

@@ -105,7 +105,7 @@ func (d *goDriver) add(conn net.Conn) {
 func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.core.machine.Tick(time.Now().UnixNano())
+	d.core.machine.Tick(d.core.clock.now())
 	ok := fn()
 	if d.core.machine.Crowded() {
 		d.core.machine.Admit(d.core.limits.Stall)
@@ -238,13 +238,14 @@ func (d *goDriver) send(c *goConn) {
 }
 
 func (d *goDriver) do(fn func(*core)) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.ended {
-		return false
-	}
-	fn(d.core)
-	return true
+	events, ran := d.step(func() bool {
+		if !d.ended {
+			fn(d.core)
+		}
+		return !d.ended
+	})
+	d.core.emit(events)
+	return ran
 }
 
 func (d *goDriver) drain() <-chan struct{} {

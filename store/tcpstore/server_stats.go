@@ -35,6 +35,12 @@ type Stats struct {
 	// each key that is missing, a thousand rows at most.
 	Waiting int    `json:"waiting"`
 	Waits   []Wait `json:"waits"`
+	// Identity is that of the present contents, see [Identity]. LeftBehind is the number of keys and queues that were there
+	// when the last client of an earlier run left, at LeftAt; both are zero in a new or cleared store. A second run on them
+	// is likely to fail: [Server.Clear] removes them.
+	Identity   string    `json:"identity"`
+	LeftBehind int       `json:"left_behind"`
+	LeftAt     time.Time `json:"left_at,omitzero"`
 	// Claims are what Go clients say they are, by name ("rank/2"), see [Client.Claim]; at most a thousand.
 	Claims map[string]Claim `json:"claims,omitempty"`
 }
@@ -76,7 +82,7 @@ func (s *Server) Stats() Stats {
 	var stats Stats
 	if !s.driver.do(func(c *core) { stats = c.stats() }) {
 		<-s.closed
-		return s.final
+		return s.final.stats
 	}
 	return stats
 }
@@ -88,12 +94,15 @@ const maxWaitRows = 1000
 const maxClaimRows = 1000
 
 func (c *core) stats() Stats {
-	snap := c.machine.Snapshot(maxWaitRows)
+	snap, wall := c.machine.Snapshot(maxWaitRows), c.clock.wall()
 	s := Stats{
 		Addr: c.server.addr.String(), Started: c.server.started, Time: time.Now(),
 		Connections: map[string]int{}, Accepted: snap.Opened, Cut: snap.Cuts, Ops: map[string]uint64{},
 		Keys: snap.Keys, Queues: snap.Queues, Bytes: snap.Data, Memory: snap.Memory, Waiting: snap.NWaits,
-		Waits: make([]Wait, 0, len(snap.Waiters)),
+		Waits: make([]Wait, 0, len(snap.Waiters)), Identity: Identity(c.machine.Identity()).String(), LeftBehind: snap.Left,
+	}
+	if snap.Left > 0 {
+		s.LeftAt = wall(snap.LeftAt)
 	}
 	for d, n := range snap.Conns {
 		s.Connections[wire.Dialect(d).String()] = n
@@ -110,7 +119,7 @@ func (c *core) stats() Stats {
 		s.Claims[name] = Claim(claim)
 	}
 	for _, w := range snap.Waiters {
-		s.Waits = append(s.Waits, Wait{Key: w.Key, Waiter: w.Peer, Name: w.Name, Since: time.Unix(0, w.Since), Barrier: w.Barrier})
+		s.Waits = append(s.Waits, Wait{Key: w.Key, Waiter: w.Peer, Name: w.Name, Since: wall(w.Since), Barrier: w.Barrier})
 	}
 	return s
 }

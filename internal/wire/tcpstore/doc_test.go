@@ -101,6 +101,7 @@ func TestDocLayouts(t *testing.T) {
 		"string for each key":       AppendString(AppendString(nil, "ab"), ""),
 		"i64, if over 0 string":     AppendString(AppendInt(nil, 1), "ab"),
 		"i64, then string for each": AppendString(AppendString(AppendInt(nil, 2), "ab"), "c"),
+		"string i64":                AppendInt(AppendString(nil, "ab"), 3),
 		"JSON":                      []byte("{}"),
 	}
 	rows := docTable(t, "Requests and replies")
@@ -141,8 +142,8 @@ func TestDocLayouts(t *testing.T) {
 			}
 		}
 	}
-	if len(rows) != 22 {
-		t.Errorf("%d rows, want one for each of 22 operations", len(rows))
+	if len(rows) != 24 {
+		t.Errorf("%d rows, want one for each of 24 operations", len(rows))
 	}
 }
 
@@ -234,6 +235,10 @@ func encodeExample(t *testing.T, d Dialect, text string) []byte {
 		} else {
 			b = AppendPlain(b, d, op)
 		}
+	case Hello:
+		b = AppendHello(b, []byte(s[0]))
+	case Clear:
+		b = AppendClear(b, []byte(s[0]))
 	case NumKeys, ListKeys, Stats:
 		b = AppendPlain(b, d, op)
 	default:

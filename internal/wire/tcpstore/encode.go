@@ -27,6 +27,17 @@ func AppendUpgrade(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(append(b, byte(Upgrade)), NativeVersion)
 }
 
+// AppendHello asks a Native server for its identity. With an expected one that is not the server's, that request and all
+// later ones of the connection are answered with the status dist.Replaced.
+func AppendHello(b []byte, expected []byte) []byte {
+	return appendBytes(appendCode(b, Native, Hello), expected)
+}
+
+// AppendClear asks a Native server to forget all keys. The identity must be the server's.
+func AppendClear(b []byte, identity []byte) []byte {
+	return appendBytes(appendCode(b, Native, Clear), identity)
+}
+
 // AppendSet stores value. Only Native has a reply.
 func AppendSet(b []byte, d Dialect, key string, value []byte) []byte {
 	return appendBytes(AppendString(appendCode(b, d, Set), key), value)

@@ -63,9 +63,11 @@ const (
 
 	Upgrade Op = 0x60 // V only: from here on the connection is Native
 	Stats   Op = 0x61 // Native only
+	Hello   Op = 0x62 // Native only: which store is this
+	Clear   Op = 0x63 // Native only: forget all keys
 
 	// OpLimit is one more than the largest Op, for tables.
-	OpLimit = 0x62
+	OpLimit = 0x64
 )
 
 var opNames = [OpLimit]string{
@@ -73,6 +75,7 @@ var opNames = [OpLimit]string{
 	NumKeys: "num_keys", DeleteKey: "delete_key", Append: "append", MultiGet: "multi_get", MultiSet: "multi_set",
 	CancelWait: "cancel_wait", Ping: "ping", QueuePush: "queue_push", QueuePop: "queue_pop", QueueLen: "queue_len",
 	ListKeys: "list_keys", Barrier: "barrier", WatchKey: "watch_key", Upgrade: "native", Stats: "stats",
+	Hello: "hello", Clear: "clear",
 }
 
 // String returns the operation's name, as in PyTorch's Python API where it has one.
@@ -110,7 +113,9 @@ func buildOps() (t [DialectCount][256]Op) {
 		}
 	}
 	t[V][Upgrade] = Upgrade
-	t[Native][Stats] = Stats
+	for _, o := range []Op{Stats, Hello, Clear} {
+		t[Native][o] = o
+	}
 	return t
 }
 
@@ -160,6 +165,8 @@ const (
 	// ClaimPrefix starts the reserved keys of claims: COMPARE_SET on one of them, by a Native client, claims the name
 	// that follows for its connection. See internal/storecore.
 	ClaimPrefix = ReservedPrefix + "claim/"
+	// IdentitySize is the length of a store's identity.
+	IdentitySize = 16
 	// KeyPrefix is put in front of every user key by the client.
 	KeyPrefix = "/"
 	// WorkerCountKey is the raw key that counts the workers that joined.

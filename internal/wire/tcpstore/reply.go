@@ -11,8 +11,8 @@ import (
 type Reply struct {
 	Byte   byte     // CHECK, WAIT, BARRIER, CANCEL_WAIT, WATCH_KEY
 	Nonce  uint32   // PING
-	Num    int64    // ADD, NUM_KEYS, DELETE_KEY, QUEUE_LEN; QUEUE_POP: the length before the pop; LIST_KEYS: the count
-	Value  []byte   // GET, COMPARE_SET; QUEUE_POP: the item when Num > 0
+	Num    int64    // ADD, NUM_KEYS, DELETE_KEY, QUEUE_LEN; QUEUE_POP: the length before the pop; LIST_KEYS: the count; HELLO, CLEAR: keys
+	Value  []byte   // GET, COMPARE_SET; QUEUE_POP: the item when Num > 0; HELLO, CLEAR: the identity
 	Values [][]byte // MULTI_GET: values; LIST_KEYS: raw keys
 }
 
@@ -77,6 +77,12 @@ func ParseReply(d Dialect, op Op, keys int, b []byte, limits *Limits) (r Reply, 
 		}
 		r.Values, n, short, err = replyStrings(b, n, int(r.Num), "key", limits.Value)
 		return r, n, short, err
+	case Hello, Clear:
+		if r.Value, n, short, err = replyString(b, 0, "value", limits.Value); short || err != nil {
+			return r, 0, short, err
+		}
+		r.Num, n, short = intAt(b, n)
+		return r, n, short, nil
 	case Stats:
 		r.Value = b
 		return r, len(b), false, nil

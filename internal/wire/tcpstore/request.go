@@ -29,7 +29,7 @@ type Request struct {
 	Num      int64  // ADD: the delta; BARRIER: the world size
 	Key      []byte
 	Value    []byte // the new value; COMPARE_SET: the desired one
-	Expected []byte // COMPARE_SET
+	Expected []byte // COMPARE_SET; HELLO, CLEAR: the identity that the client knows
 	List     List   // CHECK, WAIT, MULTI_GET: keys; MULTI_SET: keys and values in turn
 }
 
@@ -95,6 +95,7 @@ var layouts = [OpLimit][]field{
 	Check: {fKeys}, Wait: {fKeys}, NumKeys: {}, DeleteKey: {fKey}, Append: {fKey, fValue}, MultiGet: {fKeys},
 	MultiSet: {fPairs}, CancelWait: {}, Ping: {fNonce}, QueuePush: {fKey, fValue}, QueuePop: {fKey}, QueueLen: {fKey},
 	ListKeys: {}, Barrier: {fKey, fNum}, WatchKey: {fKey}, Upgrade: {fNonce}, Stats: {},
+	Hello: {fExpected}, Clear: {fExpected},
 }
 
 var (

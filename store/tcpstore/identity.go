@@ -1,0 +1,89 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storecore"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+// Identity names the contents of a store of cohort's server. It is drawn at random when the server starts and again when
+// its keys are cleared: another identity at the same address means that the keys of before are gone. PyTorch's servers
+// have none, which is the zero Identity.
+type Identity [wire.IdentitySize]byte
+
+// String returns the first half in hexadecimal digits, which is enough to tell stores apart.
+func (id Identity) String() string { return hex.EncodeToString(id[:len(id)/2]) }
+
+// newIdentity draws an identity.
+func newIdentity() (id storecore.Identity) {
+	_, _ = rand.Read(id[:]) // never fails
+	return id
+}
+
+// Identity returns the identity of the server's present contents, the last one after Close.
+func (s *Server) Identity() Identity {
+	var id Identity
+	if !s.driver.do(func(c *core) { id = Identity(c.machine.Identity()) }) {
+		<-s.closed
+		return s.final.identity
+	}
+	return id
+}
+
+// Clear forgets all keys, queues and claims and gives the store a new identity, as if it had been started anew. It returns
+// the number of keys and queues that there were.
+//
+// Clients that used the store before do not reach the new one: those of Go get [dist.Replaced] for what they wait for and
+// for everything they ask from then on, those of PyTorch are cut. After Close it does nothing.
+func (s *Server) Clear() int {
+	n := 0
+	s.driver.do(func(c *core) {
+		n = c.machine.Clear()
+		c.cleared("", n)
+	})
+	return n
+}
+
+// Hello asks which store this is, and how many keys clients of an earlier run left in it: 0 in a new or cleared store.
+// PyTorch's servers have no identity; there the error is [dist.NotSupported].
+func (c *Client) Hello(ctx context.Context) (id Identity, leftBehind int, err error) {
+	if err = c.nativeOnly("hello", "an identity"); err != nil {
+		return id, 0, err
+	}
+	r, err := c.do(ctx, &request{op: wire.Hello})
+	if err != nil {
+		return id, 0, err
+	}
+	copy(id[:], r.Value)
+	return id, int(r.Num), nil
+}
+
+// Clear has the server forget all keys, queues and claims: see [Server.Clear]. The identity, as told by [Client.Hello],
+// must be that of the store's present contents, so that two who clear at the same time do not clear each other's new keys.
+// It returns the number of keys and queues that there were. PyTorch's servers cannot be cleared; there the error is
+// [dist.NotSupported].
+func (c *Client) Clear(ctx context.Context, id Identity) (int, error) {
+	if err := c.nativeOnly("clear", "an operation that clears it"); err != nil {
+		return 0, err
+	}
+	r, err := c.do(ctx, &request{op: wire.Clear, expected: id[:]})
+	return int(r.Num), err
+}
+
+// nativeOnly refuses what only cohort's server has.
+func (c *Client) nativeOnly(op, what string) error {
+	if c.back.dialect() == wire.Native {
+		return nil
+	}
+	return &dist.Error{
+		Op: "tcpstore: " + op, Code: dist.NotSupported, Rank: dist.NoRank, Peer: c.addr,
+		Detail: "PyTorch's store does not have " + what + ", only cohort's does: restart it, or serve the job with cohort store serve",
+	}
+}
