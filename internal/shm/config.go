@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
 )
 
 // Exchange is how the ranks find each other before they share memory: two operations of a store. Get waits for the key.
@@ -37,6 +38,8 @@ type Config struct {
 	// HeartbeatLimit is how long a rank may stand still (stopped, not dead) before it counts as lost; 0 means ten seconds,
 	// less than 0 for ever. Death is noticed at once, whatever this is.
 	HeartbeatLimit time.Duration
+	// OnLost, if set, is told of every rank that is gone, whether or not an operation runs; see [link.Loss].
+	OnLost func(link.Loss)
 	// MappedFile makes rank 0 use an unlinked file in Dir even where memfd works. Dir "" means /dev/shm, else the
 	// folder for temporary files.
 	MappedFile bool

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // keepPeriod is how often the keeper looks after operations that nobody waits for.
@@ -31,7 +32,7 @@ func (m *Mesh) progress() {
 		}
 		m.flush(p)
 		if p.ended { // what it had sent before has been read now
-			p.gone = m.engine.lost("shm: message", p.rank, time.Time{}, &m.wait.pulses[p.rank])
+			p.gone = m.engine.lost("shm: message", p.rank)
 			m.endPeer(p, p.gone)
 		}
 	}
@@ -146,9 +147,10 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		if spinUntil(&bell.rings, heard+1, w.turns) || w.linger(&bell.rings, heard+1) {
 			continue
 		}
-		if m.late(op) {
+		if m.over() {
 			continue
 		}
+		moment.At("shm.message.sleep")
 		slice := sleepSlice
 		if d, ok := ctx.Deadline(); ok {
 			slice = min(slice, time.Until(d))
@@ -157,27 +159,13 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 	}
 }
 
-// late looks for a peer that stands still and ends the operations with it.
-func (m *Mesh) late(op *link.Op) bool {
+// over reports whether the mesh has ended, also because another rank has given the group up.
+func (m *Mesh) over() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.engine.told("shm: message"); err != nil { // another rank has given the group up
+	if err := m.engine.told("shm: message"); err != nil {
 		m.fail(err)
 		return true
-	}
-	now := time.Now()
-	for _, p := range m.peers {
-		if p == nil || p.gone != nil || op.Peer != p.rank && (op.Peer != link.AnyPeer || !op.Accepts(p.rank)) {
-			continue
-		}
-		if err := m.engine.lost("shm: message", p.rank, now, &m.wait.pulses[p.rank]); err != nil {
-			if m.engine.gone[p.rank].Load() != 0 {
-				return true // progress reads what is left, then ends it
-			}
-			p.gone = err
-			m.endPeer(p, err)
-			return true
-		}
 	}
 	return m.closed || m.err != nil
 }

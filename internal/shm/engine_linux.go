@@ -13,12 +13,8 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/reduce"
-)
-
-const (
-	goneDied = 1 // the socket ended without a word
-	goneLeft = 2 // the rank closed its engine
 )
 
 // Engine runs collectives through the segment. It implements [coll.Engine]. Requests run one at a time in the order of
@@ -37,6 +33,7 @@ type Engine struct {
 	wait     waiter
 	sources  [][]byte // operands of the reduction, in rank order
 	direct   [][]byte // the ranks' buffers in the segment
+	inputs   [][]byte // of the piece that is reduced, by rank
 	op       progress
 	deadline time.Time
 	opName   string
@@ -47,7 +44,7 @@ type Engine struct {
 	failed  atomic.Pointer[error] // what Fail was told
 	closed  sync.Once
 	stop    chan struct{}
-	gone    []atomic.Uint32
+	gone    []atomic.Uint32 // by rank; see presence_linux.go
 	conns   []*net.UnixConn
 	tasks   sync.WaitGroup
 	arena   arena
@@ -58,7 +55,7 @@ type Engine struct {
 func newEngine(c Config, seg *segment) *Engine {
 	e := &Engine{
 		rank: c.Rank, size: c.Size, config: c, seg: seg, lines: make([]*syncLine, c.Size), turn: make(chan struct{}, 1),
-		wait: newWaiter(c.Size), sources: make([][]byte, c.Size), direct: make([][]byte, c.Size), stop: make(chan struct{}), gone: make([]atomic.Uint32, c.Size),
+		wait: newWaiter(c.Size), sources: make([][]byte, c.Size), direct: make([][]byte, c.Size), inputs: make([][]byte, c.Size), stop: make(chan struct{}), gone: make([]atomic.Uint32, c.Size),
 		conns: make([]*net.UnixConn, c.Size), opName: "shm: join",
 	}
 	for r := range e.lines {
@@ -173,16 +170,19 @@ func (e *Engine) Fail(err error) {
 	if err == nil || !e.failed.CompareAndSwap(nil, &err) {
 		return
 	}
+	moment.At("shm.fail")
 	e.mesh.mu.Lock()
 	e.mesh.fail(err)
 	e.mesh.mu.Unlock()
-	e.arena.whileMapped(func() {
-		reason, ok := errors.AsType[*dist.Error](err)
-		if !ok {
-			reason = dist.Wrap("shm: fail", dist.Aborted, err)
-		}
-		e.tellAll(reason)
-	})
+	e.arena.whileMapped(func() { e.tellAll(reasonOf(err)) })
+}
+
+// reasonOf is an error as the other ranks are told of it.
+func reasonOf(err error) *dist.Error {
+	if e, ok := errors.AsType[*dist.Error](err); ok {
+		return e
+	}
+	return dist.Wrap("shm: fail", dist.Aborted, err)
 }
 
 // parity is which of the two slots, descriptors and tables the next operation uses.

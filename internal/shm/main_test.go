@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/cohort-dist/cohort/internal/link"
 )
 
 // roles are what a child process of a test can do.
@@ -39,7 +41,7 @@ func runRole(role string) int {
 	defer cancel()
 	e, err := Join(ctx, Config{
 		Rank: rank, Size: size, Name: "test", Exchange: folder(os.Getenv("COHORT_SHM_FOLDER")), HeartbeatLimit: limit, Area: area,
-		MappedFile: os.Getenv("COHORT_SHM_FILE") != "",
+		MappedFile: os.Getenv("COHORT_SHM_FILE") != "", OnLost: func(l link.Loss) { losses <- l },
 	})
 	if err != nil {
 		fmt.Println("error", err)

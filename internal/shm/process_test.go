@@ -33,6 +33,7 @@ import (
 // process is a rank in a process of its own.
 type process struct {
 	cmd   *exec.Cmd
+	stdin io.Writer
 	lines chan string
 }
 
@@ -51,10 +52,14 @@ func processes(t *testing.T, n int, role string, env ...string) []*process {
 		if err != nil {
 			t.Fatal(err)
 		}
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		p := &process{cmd: cmd, lines: make(chan string, 10000)}
+		p := &process{cmd: cmd, stdin: stdin, lines: make(chan string, 10000)}
 		var wg sync.WaitGroup
 		wg.Go(func() { p.read(pipe) })
 		t.Cleanup(func() {

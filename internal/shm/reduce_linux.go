@@ -5,8 +5,11 @@ package shm
 
 import (
 	"context"
+	"sync/atomic"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/reduce"
 )
 
@@ -25,10 +28,13 @@ func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
 	if err := e.begin(ctx, r, n, flags); err != nil {
 		return err
 	}
-	if e.allDirect(e.op.parity, n) {
-		return e.reduceDirect(ctx, r)
+	if !e.allDirect(e.op.parity, n) {
+		return e.reducePieces(ctx, r, false)
 	}
-	return e.reducePieces(ctx, r)
+	if r.Kind == coll.Reduce {
+		return e.reducePieces(ctx, r, true)
+	}
+	return e.reduceDirect(ctx, r)
 }
 
 // reduceOnce is for small buffers: everyone publishes all it has, and everyone combines all, in rank order.
@@ -64,8 +70,8 @@ func share(piece, ranks, i int) (from, to int) {
 
 // reducePieces is for large buffers: a pipeline over pieces in which every rank reduces its share of each. In one turn a
 // rank copies a piece in, reduces its share of the piece before and copies out the results of the one before that; the
-// step at the end of the turn serves all three.
-func (e *Engine) reducePieces(ctx context.Context, r *coll.Request) error {
+// step at the end of the turn serves all three. With direct, e.direct has the buffers of all ranks, and nothing is copied in.
+func (e *Engine) reducePieces(ctx context.Context, r *coll.Request, direct bool) error {
 	n := len(r.Out)
 	size := e.seg.area / (lineSize * e.size) * (lineSize * e.size)
 	pieces := (n + size - 1) / size
@@ -74,10 +80,17 @@ func (e *Engine) reducePieces(ctx context.Context, r *coll.Request) error {
 	for ; e.op.turn < pieces+2; e.op.turn++ {
 		k := e.op.turn
 		if !e.op.waiting {
-			if k < pieces {
+			if k < pieces && !direct {
 				e.copyIn(piece(k), k&1)
 			}
 			if k >= 1 && k <= pieces {
+				for i := range e.inputs {
+					if direct {
+						e.inputs[i] = e.direct[i][(k-1)*size:]
+					} else {
+						e.inputs[i] = e.seg.input(i, (k-1)&1)
+					}
+				}
 				e.reduceShare(piece(k-1), (k-1)&1, r, wanted)
 			}
 			if k >= 2 && wanted {
@@ -89,6 +102,9 @@ func (e *Engine) reducePieces(ctx context.Context, r *coll.Request) error {
 				return err
 			}
 		}
+	}
+	if direct {
+		return e.fence()
 	}
 	return nil
 }
@@ -105,7 +121,8 @@ func (e *Engine) copyIn(data []byte, parity int) {
 // reduceBlock keeps a block of all operands in the first-level cache.
 const reduceBlock = 8 << 10
 
-// reduceShare reduces this rank's share of a piece into its result area, and into its own buffer when that is wanted.
+// reduceShare reduces this rank's share of a piece, which e.inputs holds of each rank, into its result area, and into its own
+// buffer when that is wanted.
 func (e *Engine) reduceShare(data []byte, parity int, r *coll.Request, wanted bool) {
 	from, to := share(len(data), e.size, e.rank)
 	room := e.seg.result(e.rank, parity)
@@ -115,7 +132,7 @@ func (e *Engine) reduceShare(data []byte, parity int, r *coll.Request, wanted bo
 			if i == e.rank {
 				e.sources[i] = data[from:end]
 			} else {
-				e.sources[i] = e.seg.input(i, parity)[from:end]
+				e.sources[i] = e.inputs[i][from:end]
 			}
 		}
 		e.combine(room[from:end], r)
@@ -150,11 +167,36 @@ func (e *Engine) allDirect(parity, n int) bool {
 	return true
 }
 
-// reduceDirect is for buffers in the segment: every rank reduces its share of all buffers and writes it to all of them.
+// reduceDirect is the all-reduce of buffers in the segment: every rank reduces its share of all buffers into its own, then
+// takes the shares of the others from theirs.
+//
+// A rank writes nothing but its own memory. One that was stopped for so long that the others gave it up may go on at any
+// moment, when their buffers belong to their owners again.
 func (e *Engine) reduceDirect(ctx context.Context, r *coll.Request) error {
-	if e.op.waiting {
-		return e.advance(ctx)
+	if e.op.turn == 0 {
+		if !e.op.waiting {
+			e.reduceOwnShare(r)
+		}
+		if err := e.advance(ctx); err != nil {
+			return err
+		}
+		e.op.turn = 1
 	}
+	if !e.op.waiting {
+		own := e.direct[e.rank]
+		for _, p := range e.peers {
+			from, to := share(len(own), e.size, p)
+			copy(own[from:to], e.direct[p][from:to])
+		}
+		if err := e.fence(); err != nil {
+			return err
+		}
+	}
+	// Nobody may change its buffer before all have read it.
+	return e.advance(ctx)
+}
+
+func (e *Engine) reduceOwnShare(r *coll.Request) {
 	from, to := share(len(r.Out), e.size, e.rank)
 	room := e.seg.result(e.rank, 0)
 	for ; from < to; from += reduceBlock {
@@ -163,14 +205,24 @@ func (e *Engine) reduceDirect(ctx context.Context, r *coll.Request) error {
 			e.sources[i] = e.direct[i][from:end]
 		}
 		e.combine(room[:end-from], r)
-		if r.Kind == coll.Reduce {
-			copy(e.direct[r.Root][from:end], room)
-			continue
-		}
-		for _, d := range e.direct {
-			copy(d[from:end], room)
-		}
+		copy(e.direct[e.rank][from:end], room)
 	}
-	// Nobody may go on before all shares are in place.
-	return e.advance(ctx)
+}
+
+// fence is called after the last read of other ranks' buffers. Whoever gives the group up says so before it takes its buffer
+// back, so what was read is good if nobody has.
+func (e *Engine) fence() error {
+	moment.At("shm.fence")
+	a := &e.seg.header().abort
+	if atomic.LoadUint32(&a.state) == 0 {
+		return nil
+	}
+	for range maxYields { // the reason is being written
+		if err := e.aborted(); err != nil {
+			return err
+		}
+		yieldCore()
+	}
+	e.failure = dist.New(e.opName, dist.Aborted, "another rank has given the group up")
+	return e.failure
 }

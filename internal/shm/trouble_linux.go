@@ -11,10 +11,11 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
-// trouble looks for a reason to stop waiting for the current step: another rank gave up, a rank that has not taken the
-// step is gone or stands still, the caller's time is over.
+// trouble looks for a reason to stop waiting for the current step: another rank gave up, a rank is gone or stands still, the
+// caller's time is over.
 func (e *Engine) trouble(ctx context.Context, now time.Time) error {
 	if err := e.aborted(); err != nil {
 		return err
@@ -22,14 +23,8 @@ func (e *Engine) trouble(ctx context.Context, now time.Time) error {
 	if e.closing.Load() {
 		return e.giveUp(dist.New(e.opName, dist.Closed, "the engine was closed during the operation"))
 	}
-	for _, p := range e.peers {
-		if reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
-			e.wait.pulses[p] = pulse{}
-			continue
-		}
-		if err := e.lost(e.opName, p, now, &e.wait.pulses[p]); err != nil && !reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
-			return e.giveUp(err)
-		}
+	if err := e.whoIsLost(); err != nil {
+		return e.giveUp(err)
 	}
 	if !e.deadline.IsZero() && !now.Before(e.deadline) {
 		return e.giveUp(e.withMissing(dist.New(e.opName, dist.DeadlineExceeded, "the operation's timeout passed")))
@@ -55,38 +50,6 @@ func (e *Engine) withMissing(err *dist.Error) *dist.Error {
 	return err
 }
 
-// lost reports why rank p will not come, or nil.
-func (e *Engine) lost(op string, p int, now time.Time, seen *pulse) *dist.Error {
-	problem := func(text string) *dist.Error {
-		return &dist.Error{
-			Op: op, Code: dist.PeerLost, Rank: dist.Rank(p), Detail: text,
-			Peer: fmt.Sprintf("pid %d", e.seg.life(p).pid),
-		}
-	}
-	switch e.gone[p].Load() {
-	case goneDied:
-		return problem("its process ended")
-	case goneLeft:
-		return problem("it closed the group")
-	}
-	limit := e.config.HeartbeatLimit
-	if limit < 0 {
-		return nil
-	}
-	beats := atomic.LoadUint64(&e.seg.life(p).beats)
-	if beats != seen.beats || seen.checked.IsZero() {
-		seen.beats, seen.still = beats, 0
-	} else {
-		// If this process was stopped too, the time it slept proves nothing about the other.
-		seen.still += min(now.Sub(seen.checked), 2*sleepSlice)
-	}
-	seen.checked = now
-	if seen.still > limit {
-		return problem(fmt.Sprintf("it has stood still for %v (stopped or starved): no heartbeat", limit))
-	}
-	return nil
-}
-
 // giveUp fails the engine and tells the other ranks why. It returns err.
 func (e *Engine) giveUp(err *dist.Error) error {
 	if e.failure == nil {
@@ -99,6 +62,7 @@ func (e *Engine) giveUp(err *dist.Error) error {
 // tellAll leaves the reason why the group ended for all ranks, unless there is one already, and wakes them.
 func (e *Engine) tellAll(err *dist.Error) {
 	a := &e.seg.header().abort
+	moment.At("shm.tell")
 	if atomic.CompareAndSwapUint32(&a.state, 0, 1) {
 		rank := int32(e.rank) //nolint:gosec // bounded by MaxRanks
 		text := err.Error()
@@ -122,6 +86,7 @@ func (e *Engine) wakeAll() {
 // aborted returns the error of a group that another rank has given up.
 func (e *Engine) aborted() error {
 	if err := e.failed.Load(); err != nil {
+		e.tellAll(reasonOf(*err)) // Fail may not have come to it; see fence
 		e.failure = *err
 		return *err
 	}

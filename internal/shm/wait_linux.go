@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 const (
@@ -36,19 +38,10 @@ type waiter struct {
 	skip   int  // waits to go without spinning
 	yields int  // yields before sleeping, adapted; only with more ranks than cores
 	shared bool // another rank is a goroutine of this process
-
-	pulses []pulse // of each rank
-}
-
-// pulse is what a waiting rank remembers of another's heartbeats.
-type pulse struct {
-	beats   uint64
-	still   time.Duration // for how long they have not changed, as far as this rank was awake to see
-	checked time.Time
 }
 
 func newWaiter(ranks int) waiter {
-	w := waiter{pulses: make([]pulse, ranks)}
+	w := waiter{}
 	if ranks <= runtime.NumCPU() {
 		w.turns = spinTurns
 	} else {
@@ -145,6 +138,7 @@ func (e *Engine) waitLong(ctx context.Context, word *uint32) error {
 		if d, ok := ctx.Deadline(); ok {
 			slice = min(slice, d.Sub(now))
 		}
+		moment.At("shm.wait.sleep")
 		sleepBelow(word, &line.sleepers, e.step, slice)
 	}
 }

@@ -1,0 +1,201 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
+)
+
+// What Engine.gone says about a rank. The first that is found out stays.
+const (
+	present   = iota
+	goneDied  // its socket ended without a word
+	goneLeft  // it closed its engine
+	goneStill // its heartbeat stopped
+)
+
+// watch waits for the end of the connection to rank p: with a farewell when the rank leaves, without one when it dies.
+func (e *Engine) watch(p int, c *net.UnixConn) {
+	var b [1]byte
+	n, _ := c.Read(b[:])
+	moment.At("shm.watch.ended")
+	if n == 1 && b[0] == farewell {
+		e.mark(p, goneLeft)
+	} else {
+		e.mark(p, goneDied)
+	}
+}
+
+// mark takes note that rank p is gone, wakes whoever waits here and tells the group.
+func (e *Engine) mark(p int, how uint32) {
+	if !e.gone[p].CompareAndSwap(present, how) || e.closing.Load() {
+		return
+	}
+	// Under the lock of the mapping: Close may be about to drop it.
+	e.arena.whileMapped(func() {
+		for _, l := range e.lines {
+			futexWake(&l.step)
+		}
+		futexWake(&e.seg.bell(e.rank).rings)
+	})
+	if e.config.OnLost == nil {
+		return
+	}
+	loss := link.Loss{Rank: p, How: link.Died}
+	if how == goneLeft {
+		loss.How = link.Left
+	}
+	e.arena.whileMapped(func() { loss.Err = e.lost("shm: group", p) })
+	if loss.Err != nil { // else closed meanwhile
+		moment.At("shm.lost.report")
+		e.config.OnLost(loss)
+	}
+}
+
+// pulse is what this rank remembers of another's heartbeats.
+type pulse struct {
+	beats   uint64
+	still   time.Duration // for how long they have not changed, as far as this rank was awake to see
+	checked time.Time
+}
+
+// look compares a count of heartbeats with the one before and reports whether they have stopped for longer than limit. If
+// this process was stopped too, the time it slept proves nothing about the other: no look counts more than twice the period.
+func (p *pulse) look(now time.Time, beats uint64, period, limit time.Duration) bool {
+	if beats != p.beats || p.checked.IsZero() {
+		p.beats, p.still = beats, 0
+	} else {
+		p.still += min(now.Sub(p.checked), 2*period)
+	}
+	p.checked = now
+	return limit > 0 && p.still > limit
+}
+
+// beat counts up while this process gets to run, so that the others can tell a stopped one, and looks at the others' counts.
+func (e *Engine) beat() {
+	limit := e.config.HeartbeatLimit
+	period := 100 * time.Millisecond
+	if limit > 0 {
+		period = max(min(period, limit/5), time.Millisecond)
+	}
+	t := time.NewTicker(period)
+	defer t.Stop()
+	pulses := make([]pulse, e.size)
+	still := make([]int, 0, e.size)
+	for {
+		select {
+		case <-t.C:
+		case <-e.stop:
+			return
+		}
+		still = still[:0]
+		now := time.Now()
+		e.arena.whileMapped(func() {
+			atomic.AddUint64(&e.seg.life(e.rank).beats, 1)
+			for _, p := range e.peers {
+				if e.gone[p].Load() == present && pulses[p].look(now, atomic.LoadUint64(&e.seg.life(p).beats), period, limit) {
+					still = append(still, p)
+				}
+			}
+		})
+		for _, p := range still {
+			e.mark(p, goneStill)
+		}
+	}
+}
+
+// lost reports why rank p will not come, or nil. It needs the mapping.
+func (e *Engine) lost(op string, p int) error {
+	text := ""
+	switch e.gone[p].Load() {
+	case present:
+		return nil
+	case goneDied:
+		text = "its process ended"
+	case goneLeft:
+		text = "it closed the group"
+	case goneStill:
+		text = fmt.Sprintf("it has stood still for %v (stopped or starved): no heartbeat", e.config.HeartbeatLimit)
+	}
+	return &dist.Error{
+		Op: op, Code: dist.PeerLost, Rank: dist.Rank(p), Detail: text, Peer: fmt.Sprintf("pid %d", e.seg.life(p).pid),
+	}
+}
+
+// whoIsLost returns why the current step will not be complete, or nil.
+//
+// A rank that died after it had completed the step is no reason: it saw all others take it, so they have, and this rank is
+// about to see it. One that died before is a reason even if it has taken the step, since the group cannot go on, however
+// late another rank is. One that left is a reason if it has not taken the step.
+func (e *Engine) whoIsLost() *dist.Error {
+	left := -1
+	for _, p := range e.peers {
+		switch e.gone[p].Load() {
+		case goneDied, goneStill:
+			if e.missing() {
+				return e.lostError(p)
+			}
+		case goneLeft:
+			if left < 0 && !reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
+				left = p
+			}
+		}
+	}
+	if left < 0 || e.anotherDies() {
+		return nil
+	}
+	return e.lostError(left)
+}
+
+func (e *Engine) lostError(p int) *dist.Error {
+	err, _ := e.lost(e.opName, p).(*dist.Error) //nolint:errorlint // made above
+	return err
+}
+
+// missing reports whether a rank has not taken the current step.
+func (e *Engine) missing() bool {
+	for _, p := range e.peers {
+		if !reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
+			return true
+		}
+	}
+	return false
+}
+
+// anotherDies reports whether the socket of a rank has ended that counts as present. A rank that closes the group because of
+// a death may be seen before the death itself, which is the one to name: its watcher is about to mark it.
+func (e *Engine) anotherDies() bool {
+	for _, p := range e.peers {
+		if e.gone[p].Load() == present && hungUp(e.conns[p]) {
+			return true
+		}
+	}
+	return false
+}
+
+func hungUp(c *net.UnixConn) bool {
+	if c == nil {
+		return false
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	ended := false
+	_ = raw.Control(func(fd uintptr) {
+		set := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}} //nolint:gosec // a descriptor
+		n, err := unix.Poll(set, 0)
+		ended = err == nil && n == 1 && set[0].Revents&(unix.POLLRDHUP|unix.POLLHUP) != 0
+	})
+	return ended
+}
