@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/native/wire"
 )
 
@@ -30,6 +31,8 @@ type Config struct {
 	// OnFail, if set, is called once with the reason when the mesh fails other than by Close, from a goroutine of the mesh
 	// that Close waits for. It must not call Close.
 	OnFail func(error)
+	// OnLost, if set, is told of every rank that is gone, whether or not an operation runs; see [link.Loss].
+	OnLost func(link.Loss)
 	// Logger receives refused connections and losses. Nil means none.
 	Logger *slog.Logger
 }

@@ -46,6 +46,7 @@ type conn struct {
 	inbox    arrivals
 	requests int // announcements in inbox
 	owed     int // credit to give back
+	used     int // eager bytes that arrived and whose credit was not given back
 
 	// Sends.
 	out     link.List // to be written
@@ -94,6 +95,7 @@ func (c *conn) lose(detail string) {
 	err := &dist.Error{Op: "group", Code: dist.PeerLost, Rank: dist.Rank(c.peer), Peer: c.addr, Detail: detail}
 	c.close(err)
 	c.m.lose(err)
+	c.m.report(link.Loss{Rank: c.peer, How: link.Died, Err: err})
 }
 
 func (c *conn) leftError() error {
@@ -101,7 +103,22 @@ func (c *conn) leftError() error {
 }
 
 // leave handles a goodbye: nothing that is not here will come.
-func (c *conn) leave() { c.close(c.leftError()) }
+//
+// A rank that closes the group because of a death may be heard before the death itself, which is the one to name. So the
+// other connections are looked at first.
+func (c *conn) leave() {
+	for _, other := range c.m.conns {
+		if other != nil && other != c && other.gone == nil && !other.left {
+			other.read()
+		}
+	}
+	if c.gone != nil {
+		return
+	}
+	err := c.leftError()
+	c.close(err)
+	c.m.report(link.Loss{Rank: c.peer, How: link.Left, Err: err})
+}
 
 // close ends the connection and every op that needs it. What has arrived stays for later receives.
 func (c *conn) close(err error) {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/native/wire"
 )
 
@@ -224,7 +225,7 @@ func readHello(c net.Conn) (wire.Hello, error) {
 
 // newMesh takes the sockets over.
 func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
-	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), conns: make([]*conn, cfg.Size), spin: newSpinner(cfg.LocalRanks)}
+	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), released: make(chan struct{}), conns: make([]*conn, cfg.Size), spin: newSpinner(cfg.LocalRanks)}
 	fail := func(err error) (*Mesh, error) {
 		closeAll(conns)
 		for _, c := range m.conns {
@@ -306,12 +307,18 @@ func sameHost(nc net.Conn) bool {
 
 // Close says goodbye, waits a short time until the peers have taken what was sent, and releases everything.
 func (m *Mesh) Close() error {
+	m.closeOnce.Do(func() {
+		m.leaveAll()
+		close(m.released)
+	})
+	<-m.released // of the call that did it, in whichever goroutine
+	return nil
+}
+
+func (m *Mesh) leaveAll() {
+	moment.At("tcp.close")
 	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
-		m.keeper.Wait()
-		return nil
-	}
+	m.leaving = true
 	for _, c := range m.conns {
 		if c == nil || c.gone != nil {
 			continue
@@ -353,7 +360,6 @@ func (m *Mesh) Close() error {
 		time.Sleep(time.Millisecond) //nolint:forbidigo // bounded: the driver leaves within its slice
 	}
 	m.closeFiles()
-	return nil
 }
 
 // lingerOut writes what is left and waits until every peer has closed its side too, or the limit has passed: a socket that

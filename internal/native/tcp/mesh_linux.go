@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/native/wire"
 )
 
@@ -25,6 +26,8 @@ type Mesh struct {
 	watch      watch // the keeper's
 	stop       chan struct{}
 	keeper     sync.WaitGroup
+	closeOnce  sync.Once
+	released   chan struct{} // closed when Close is done
 	spin       spinner
 
 	mu        sync.Mutex
@@ -36,7 +39,8 @@ type Mesh struct {
 	spare     *arrival   // free arrivals, with room for an eager message
 	err       error      // why the mesh failed
 	lost      error      // why collectives have ended: a rank is gone
-	closed    bool       // Close was called
+	leaving   bool       // Close was called
+	closed    bool       // Close has ended the connections
 	frozen    bool       // Freeze was called
 	driving   bool       // somebody drives
 	sleepers  []*link.Op // ops whose waiters sleep until the role is free
@@ -241,6 +245,16 @@ func (m *Mesh) lose(err error) {
 		}
 	}
 	m.wake()
+}
+
+// report tells the group of a rank that is gone.
+func (m *Mesh) report(loss link.Loss) {
+	if m.cfg.OnLost != nil && !m.leaving && m.err == nil {
+		m.keeper.Go(func() {
+			moment.At("tcp.lost.report")
+			m.cfg.OnLost(loss)
+		})
+	}
 }
 
 // wake makes a driver that waits in the kernel look again.

@@ -24,6 +24,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // connect makes a mesh of size ranks; disturb is called with the listeners' addresses before the ranks connect.
 func connect(t *testing.T, size int, disturb func(addrs []string)) []*Mesh {
 	t.Helper()
+	return connectWith(t, size, disturb, func(*Config) {})
+}
+
+func connectWith(t *testing.T, size int, disturb func(addrs []string), change func(*Config)) []*Mesh {
+	t.Helper()
 	listeners, peers := make([]net.Listener, size), make([]string, size)
 	for r := range size {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -41,7 +46,9 @@ func connect(t *testing.T, size int, disturb func(addrs []string)) []*Mesh {
 	var wg sync.WaitGroup
 	for r := range size {
 		wg.Go(func() {
-			m, err := Connect(ctx, Config{Rank: r, Size: size, Group: [16]byte{9}, Listener: listeners[r], Peers: peers})
+			cfg := Config{Rank: r, Size: size, Group: [16]byte{9}, Listener: listeners[r], Peers: peers}
+			change(&cfg)
+			m, err := Connect(ctx, cfg)
 			if err != nil {
 				t.Error(err)
 				return

@@ -108,6 +108,12 @@ func (c *conn) begin(h wire.Header) bool {
 		c.violated("more credit than the window has")
 		return false
 	}
+	if h.Type == wire.Eager {
+		if c.used += int(h.Length) + wire.HeaderSize; c.used > c.m.cfg.Window {
+			c.violated("more messages than the window takes were sent without asking")
+			return false
+		}
+	}
 	if h.Flags&wire.Called != 0 && !c.m.compare(c.peer, &h) {
 		return false
 	}

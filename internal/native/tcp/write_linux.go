@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/invariants"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/native/wire"
 )
@@ -41,11 +42,21 @@ func (c *conn) tell(h wire.Header) {
 	if c.gone != nil || c.broken {
 		return
 	}
-	h.Credit = uint32(c.owed) //nolint:gosec // bounded by the window
-	c.owed = 0
+	h.Credit = c.payBack()
 	n := len(c.control)
 	c.control = append(c.control, make([]byte, wire.HeaderSize)...)
 	h.Put(c.control[n:])
+}
+
+// payBack returns the credit that goes back to the peer with a frame.
+func (c *conn) payBack() uint32 {
+	n := c.owed
+	c.used -= n
+	c.owed = 0
+	if invariants.Enabled {
+		invariants.Check(c.used >= 0, "a peer gets back no more credit than it used")
+	}
+	return uint32(n) //nolint:gosec // bounded by the window
 }
 
 // flush writes as much as the kernel takes.
@@ -133,8 +144,7 @@ const (
 // open makes the next frame of a message.
 func (c *conn) open(op *link.Op) {
 	c.current, c.headAt = op, 0
-	h := wire.Header{Slot: op.Slot, Credit: uint32(c.owed)} //nolint:gosec // bounded by the window
-	c.owed = 0
+	h := wire.Header{Slot: op.Slot, Credit: c.payBack()}
 	if op.State.Aux&large == 0 {
 		h.Type = wire.Eager
 		c.piece, c.more = op.Buf, false

@@ -1,0 +1,135 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/native/wire"
+)
+
+// told returns what a mesh says about lost ranks.
+func told(t *testing.T, losses <-chan link.Loss) link.Loss {
+	t.Helper()
+	select {
+	case l := <-losses:
+		return l
+	case <-time.After(5 * time.Second): // five times what is promised
+		t.Fatal("nobody was told of the loss")
+	}
+	return link.Loss{}
+}
+
+// TestLossIsToldWhileIdle: a death and a goodbye are told apart, although no operation runs.
+func TestLossIsToldWhileIdle(t *testing.T) {
+	losses := make(chan link.Loss, 16)
+	meshes := connectWith(t, 3, nil, func(c *Config) {
+		if c.Rank == 0 {
+			c.OnLost = func(l link.Loss) { losses <- l }
+		}
+	})
+	meshes[2].Sever()
+	if l := told(t, losses); l.Rank != 2 || l.How != link.Died || !errors.Is(l.Err, dist.PeerLost) {
+		t.Errorf("a death: %+v", l)
+	}
+	_ = meshes[1].Close()
+	if l := told(t, losses); l.Rank != 1 || l.How != link.Left || !errors.Is(l.Err, dist.PeerLost) {
+		t.Errorf("a goodbye: %+v", l)
+	}
+}
+
+// TestGoodbyeDoesNotHideADeath: a rank that leaves because of a death is heard before the death is seen, which must be named.
+func TestGoodbyeDoesNotHideADeath(t *testing.T) {
+	meshes := connect(t, 3, nil)
+	m := meshes[0]
+	slot := wire.CollectiveSlot(1)
+	recv := &link.Op{Peer: 1, Slot: slot, Buf: make([]byte, 1)}
+	m.Recv(recv)
+	m.mu.Lock() // it sees nothing until both have gone
+	meshes[2].Sever()
+	_ = meshes[1].Close()
+	m.conns[1].read()
+	m.mu.Unlock()
+	err := wait(t, m, recv)
+	if e := new(dist.Error); !errors.As(err, &e) || e.Rank != 2 {
+		t.Errorf("rank 2 died, rank 1 left because of it: %v", err)
+	}
+}
+
+// TestWindowIsEnforced: a peer that sends more than it was allowed without asking is cut off.
+func TestWindowIsEnforced(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan *Mesh, 1)
+	go func() {
+		m, err := Connect(t.Context(), Config{Rank: 0, Size: 2, Group: [16]byte{9}, Listener: l, Peers: []string{l.Addr().String(), ""}})
+		if err != nil {
+			t.Error(err)
+		}
+		done <- m
+	}()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	hello := make([]byte, wire.HelloSize)
+	(&wire.Hello{Version: wire.Version, Group: [16]byte{9}, From: 1, Size: 2, Window: DefaultWindow}).Put(hello)
+	if _, err := c.Write(hello); err != nil {
+		t.Fatal(err)
+	}
+	m := <-done
+	defer func() { _ = m.Close() }()
+	recv := &link.Op{Peer: 1, Slot: 99, Buf: make([]byte, 1)}
+	m.Recv(recv)
+	frame := make([]byte, wire.HeaderSize+EagerMax)
+	(&wire.Header{Type: wire.Eager, Slot: 1, Length: EagerMax}).Put(frame)
+	_ = c.SetWriteDeadline(time.Now().Add(20 * time.Second))
+	for range 64 { // 2 MiB against a window of 256 KiB
+		if _, err := c.Write(frame); err != nil {
+			break
+		}
+	}
+	if err := wait(t, m, recv); !errors.Is(err, dist.Protocol) {
+		t.Errorf("%v", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	held := 0
+	for a := m.conns[1].inbox.head; a != nil; a = a.next {
+		held += len(a.data)
+	}
+	if held > m.cfg.Window {
+		t.Errorf("%d bytes are held, %d are allowed", held, m.cfg.Window)
+	}
+}
+
+// TestCloseTwiceAtOnce: calls of Close from several goroutines all return, after the mesh is closed.
+func TestCloseTwiceAtOnce(t *testing.T) {
+	for range 20 {
+		meshes := connect(t, 2, nil)
+		var wg sync.WaitGroup
+		for range 4 {
+			for _, m := range meshes {
+				wg.Go(func() {
+					_ = m.Close()
+					m.mu.Lock()
+					defer m.mu.Unlock()
+					if !m.closed {
+						t.Error("Close returned before the mesh was closed")
+					}
+				})
+			}
+		}
+		wg.Wait()
+	}
+}
