@@ -36,11 +36,11 @@ func init() { //nolint:gochecknoinits // roles refer to functions of this file
 		}
 		if e.Rank() == e.Size()-1 {
 			fmt.Println("late")
-			time.Sleep(time.Minute) //nolint:forbidigo // it is killed before
+			time.Sleep(time.Minute)
 		}
 		go func() {
 			for !reached(e.lines[e.Rank()].step, 3) { // joined, first barrier, second barrier
-				time.Sleep(time.Millisecond) //nolint:forbidigo // polls another goroutine
+				time.Sleep(time.Millisecond)
 			}
 			fmt.Println("waiting")
 		}()
@@ -179,7 +179,7 @@ func TestStoppedRankWritesNothingLater(t *testing.T) {
 				t.Fatal(line)
 			}
 		}
-		time.Sleep(time.Duration(20+7*turn) * time.Millisecond) //nolint:forbidigo // another moment in each turn
+		time.Sleep(time.Duration(20+7*turn) * time.Millisecond) // another moment in each turn
 		if err := ps[1].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
