@@ -187,7 +187,7 @@ func (a *Agent) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 		cancel := c.serving[f.ID]
 		c.mu.Unlock()
 		if cancel != nil {
-			cancel(dist.New("rpc: request", dist.Canceled, "the caller has given up"))
+			cancel(errGivenUp)
 		}
 		return
 	case f.Type.IsResponse():

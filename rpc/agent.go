@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/recycle"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
@@ -56,6 +56,7 @@ type Agent struct {
 	calls   activeCalls
 	joined  atomic.Bool // Join has returned
 	leaving atomic.Bool // a shutdown has begun
+	ending  ending
 	counts  counters
 	timeout atomic.Int64 // of calls without a deadline, in nanoseconds
 
@@ -67,8 +68,7 @@ type Agent struct {
 	memory *recycle.Pool // of received tensors, unless the user said otherwise
 	links  map[*cohortwire.Link]*conn
 	pipes  map[*conn]struct{} // opened by peers
-	once   sync.Once
-	done   chan struct{}
+	done   chan struct{}      // closed when every goroutine has ended
 }
 
 // counters are the agent's own metrics.
@@ -123,7 +123,7 @@ func newAgent(st store.Store, name string, cfg *config) *Agent {
 		name: name, id: -1, epoch: newEpoch(), cfg: cfg, base: st, ctx: ctx, cancel: cancel,
 		byName: map[string]*peer{}, byID: map[rrefcore.Worker]*peer{}, guests: map[string]*peer{},
 		links: map[*cohortwire.Link]*conn{}, pipes: map[*conn]struct{}{}, done: make(chan struct{}),
-		idle: make(chan *request),
+		idle: make(chan *request), ending: ending{done: make(chan struct{})},
 	}
 	a.limiter = newLimiter(cfg.concurrency, cfg.queue, a.spawn)
 	a.timeout.Store(int64(cfg.timeout))
@@ -370,74 +370,80 @@ func errClosed(op string) error {
 	return dist.New("rpc: "+op, dist.Closed, "the agent is closed")
 }
 
+// closeGrace is how long Close waits for code of the program that runs in goroutines of the agent: handlers, hooks. One of
+// them may be what called Close.
+const closeGrace = time.Second
+
 // Close leaves the world at once: calls under way fail, nobody is told, references held by others break. It is
-// idempotent and returns when all goroutines of the agent have ended, those of its handlers too. A handler cannot wait for
-// itself, nor can a callback of a future: called from one, Close returns when everything has been told to end, and the
-// agent has ended some time after the handler has. It corresponds to shutdown(graceful=False).
+// idempotent. The contexts of all handlers end, and Close returns when the agent's goroutines have ended, or a second later
+// if a handler is still running: it may be the one that called Close. [Agent.Done] tells when the last one has ended. It
+// corresponds to shutdown(graceful=False).
 func (a *Agent) Close() error {
-	a.once.Do(func() {
-		a.leaving.Store(true)
-		a.cancel(errClosed("agent"))
-		a.mu.Lock()
-		a.closed = true
-		conns := make([]*conn, 0, len(a.byName)+len(a.pipes))
-		for _, p := range a.byName {
-			if c := p.current(); c != nil {
-				conns = append(conns, c)
-			}
-		}
-		for c := range a.pipes {
-			conns = append(conns, c)
-		}
-		for _, c := range a.links {
-			conns = append(conns, c)
-		}
-		a.mu.Unlock()
-		if a.refs != nil {
-			a.refs.close()
-		}
-		for _, c := range conns {
-			c.fail(errClosed("call"))
-		}
-		go func() { // joined by whoever waits for done
-			if a.ep != nil {
-				_ = a.ep.Close()
-			}
-			for _, c := range conns {
-				if c.pipe != nil {
-					_ = c.pipe.Close()
-				}
-			}
-			a.work.Wait()
-			close(a.done)
-		}()
-	})
-	if insideAgent() {
-		return nil
+	moment.At("rpc.agent.close")
+	if a.beginClose() {
+		a.endSessions()
 	}
-	<-a.done
+	grace := time.NewTimer(closeGrace)
+	defer grace.Stop()
+	select {
+	case <-a.done:
+	case <-grace.C:
+	}
 	return nil
 }
 
-// insideAgent reports whether this goroutine is one of an agent's own, which Close would wait for: it runs a handler, or
-// it reads and runs the callback of a future. Close has no context that could tell.
-func insideAgent() bool {
-	pcs := make([]uintptr, 256)
-	for skip := 2; ; skip += len(pcs) {
-		n := runtime.Callers(skip, pcs)
-		frames := runtime.CallersFrames(pcs[:n])
-		for more := n > 0; more; {
-			var frame runtime.Frame
-			frame, more = frames.Next()
-			if slices.ContainsFunc(agentFrames, func(f string) bool { return strings.HasSuffix(frame.Function, f) }) {
-				return true
-			}
-		}
-		if n < len(pcs) {
-			return false
-		}
+// Done is closed when the agent is closed and all its goroutines have ended, those of its handlers too.
+func (a *Agent) Done() <-chan struct{} { return a.done }
+
+// beginClose makes the agent closed: no goroutine starts after it. It reports whether this call did. What it does cannot be
+// waited for by a callback that closes the agent, too.
+func (a *Agent) beginClose() bool {
+	a.mu.Lock()
+	first := !a.closed
+	a.closed = true
+	a.mu.Unlock()
+	if first {
+		a.leaving.Store(true)
+		a.cancel(errClosed("agent"))
 	}
+	return first
 }
 
-// agentFrames are the functions below which other people's code runs in goroutines of an agent.
-var agentFrames = []string{"/rpc.(*Agent).runCall", "/rpc.(*conn).readAnswers", "/rpc.(*requests).read", "/cohortwire.(*Link).read"}
+// endSessions ends every session and everything that waits, and joins the goroutines in the background.
+func (a *Agent) endSessions() {
+	a.mu.Lock()
+	conns := make([]*conn, 0, len(a.byName)+len(a.pipes))
+	for _, p := range a.byName {
+		if c := p.current(); c != nil {
+			conns = append(conns, c)
+		}
+	}
+	for c := range a.pipes {
+		conns = append(conns, c)
+	}
+	for _, c := range a.links {
+		conns = append(conns, c)
+	}
+	a.mu.Unlock()
+	go func() { // whoever waits for done joins it
+		if a.ep != nil {
+			_ = a.ep.Close()
+		}
+		for _, c := range conns {
+			if c.pipe != nil {
+				_ = c.pipe.Close()
+			}
+		}
+		a.work.Wait()
+		if a.memory != nil {
+			a.memory.Close()
+		}
+		close(a.done)
+	}()
+	if a.refs != nil {
+		a.refs.close()
+	}
+	for _, c := range conns {
+		c.fail(errClosed("call"))
+	}
+}

@@ -5,9 +5,12 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 // TestCancellationOvertakesTheHandler gives calls up so soon that the handler may not run yet when the callee hears of it:
@@ -38,4 +41,108 @@ func TestCancellationOvertakesTheHandler(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// A call of a worker to itself that is given up ends the context of its handler.
+func TestCancellationToSelf(t *testing.T) {
+	begun, ended := make(chan struct{}), make(chan error, 1)
+	agents := world(t, 1, true, func(int) *Registry {
+		return NewRegistry().MustHandle("cancel.wait", func(ctx context.Context) error {
+			close(begun)
+			<-ctx.Done()
+			ended <- context.Cause(ctx)
+			return ctx.Err()
+		})
+	})
+	ctx, cancel := context.WithCancel(testContext(t))
+	f := Async[any](ctx, agents[0], "w0", "cancel.wait")
+	<-begun
+	cancel()
+	if _, err := f.Await(testContext(t)); dist.CodeOf(err) != dist.Canceled {
+		t.Errorf("the caller got %v", err)
+	}
+	ends(t, "the handler", func() {
+		if cause := <-ended; !errors.Is(cause, dist.Canceled) {
+			t.Errorf("the handler's context ended by %v", cause)
+		}
+	})
+}
+
+// A request whose caller has gone while it waited for a place is not run.
+func TestCancellationInTheQueue(t *testing.T) {
+	for _, to := range []string{"w1", "w0"} {
+		begun, release := make(chan struct{}), make(chan struct{})
+		var ran atomic.Bool
+		agents := world(t, 2, true, func(int) *Registry {
+			return NewRegistry().
+				MustHandle("t.hold", func() { close(begun); <-release }).
+				MustHandle("t.late", func() { ran.Store(true) })
+		}, WithConcurrency(1))
+		ctx := testContext(t)
+		hold := Async[any](ctx, agents[0], to, "t.hold")
+		<-begun
+		short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		if _, err := Call[any](short, agents[0], to, "t.late"); dist.CodeOf(err) != dist.DeadlineExceeded {
+			t.Errorf("to %s: %v", to, err)
+		}
+		cancel()
+		callee := agents[to[1]-'0']
+		ends(t, "the news for the callee", func() {
+			for given := false; !given; {
+				callee.limiter.mu.Lock()
+				waiting := &callee.limiter.queue[0].ctx
+				waiting.mu.Lock()
+				given = waiting.ended
+				waiting.mu.Unlock()
+				callee.limiter.mu.Unlock()
+			}
+		})
+		close(release)
+		if _, err := hold.Await(ctx); err != nil {
+			t.Error(err)
+		}
+		if _, err := Call[any](ctx, agents[0], to, "t.nobody"); dist.CodeOf(err) != dist.NotFound { // it comes after the late one
+			t.Error(err)
+		}
+		if ran.Load() {
+			t.Errorf("to %s: the request ran although its caller had gone", to)
+		}
+		shutdown(t, agents)
+	}
+}
+
+// A remote call of a worker to itself that finds no room fails, instead of leaving a reference that waits for ever.
+func TestRemoteToSelfWithoutRoom(t *testing.T) {
+	begun, release := make(chan struct{}, 1), make(chan struct{})
+	small := option(func(c *config) error { c.queue = 1; return nil })
+	agents := world(t, 1, true, func(int) *Registry {
+		return NewRegistry().MustHandle("t.hold", func() int { begun <- struct{}{}; <-release; return 7 })
+	}, WithConcurrency(1), small)
+	ctx := testContext(t)
+	var refs []*Ref[int]
+	for i := range 3 { // one runs, one waits, one is refused
+		ref, err := Remote[int](ctx, agents[0], "w0", "t.hold")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if refs = append(refs, ref); i == 0 {
+			<-begun
+		}
+	}
+	ends(t, "Fetch", func() {
+		if _, err := refs[2].Fetch(ctx); dist.CodeOf(err) != dist.Exhausted {
+			t.Errorf("refused with %v", err)
+		}
+	})
+	close(release)
+	for _, ref := range refs[:2] {
+		if v, err := ref.Fetch(ctx); err != nil || v != 7 {
+			t.Errorf("%v, %v", v, err)
+		}
+	}
+	for _, ref := range refs {
+		_ = ref.Close()
+	}
+	quiet(t, agents)
+	shutdown(t, agents)
 }

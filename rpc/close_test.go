@@ -68,6 +68,48 @@ func TestCloseInCallback(t *testing.T) {
 	})
 }
 
+// Close ends the calls under way, and the callback of one of them closes the agent, too.
+func TestCloseWithinClose(t *testing.T) {
+	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
+		for _, to := range []string{"w1", "w0"} {
+			t.Run("to "+to, func(t *testing.T) {
+				begun := make(chan struct{}, 1)
+				agents := world(t, 2, true, func(int) *Registry {
+					return NewRegistry().MustHandle("t.hang", func(ctx context.Context) { begun <- struct{}{}; <-ctx.Done() })
+				}, opts...)
+				closed := make(chan struct{})
+				Async[any](testContext(t), agents[0], to, "t.hang").OnDone(func(any, error) { _ = agents[0].Close(); close(closed) })
+				<-begun
+				ends(t, "Close", func() { _ = agents[0].Close() })
+				ends(t, "the callback", func() { <-closed })
+				ends(t, "the agent", func() { <-agents[0].Done() })
+			})
+		}
+	})
+}
+
+// A handler that ignores the end of its context does not hold up Close; Done tells when it has ended.
+func TestCloseWithStubbornHandler(t *testing.T) {
+	begun, release := make(chan struct{}), make(chan struct{})
+	agents := world(t, 2, true, func(int) *Registry {
+		return NewRegistry().MustHandle("t.stubborn", func() { close(begun); <-release })
+	})
+	f := Async[any](testContext(t), agents[0], "w1", "t.stubborn")
+	<-begun
+	ends(t, "Close", func() { _ = agents[1].Close() })
+	select {
+	case <-agents[1].Done():
+		t.Error("the agent says that its handler has ended")
+	default:
+	}
+	close(release)
+	ends(t, "the agent", func() { <-agents[1].Done() })
+	if _, err := f.Await(testContext(t)); err == nil {
+		t.Error("the call was answered by a closed worker")
+	}
+}
+
 // The answer to a call of a worker to itself comes after its caller has gone: what it brings is closed.
 func TestLateAnswerToSelf(t *testing.T) {
 	release, made := make(chan struct{}), make(chan *Ref[int], 1)

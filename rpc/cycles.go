@@ -6,6 +6,8 @@ package rpc
 import (
 	"reflect"
 	"slices"
+
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // AnyRef is a *[Ref] of any type.
@@ -15,7 +17,8 @@ type AnyRef interface {
 }
 
 // Holder is implemented by objects that keep references inside, so that [Cycles] and [Agent.References] can follow them.
-// Objects that are references themselves, or slices or structs with references in exported fields, need not.
+// HeldReferences may be called at any time, from any goroutine. Objects need not implement it that are references
+// themselves, or slices or structs with references in exported fields which do not change after the object was made.
 type Holder interface{ HeldReferences() []AnyRef }
 
 // HoldInfo is a reference that an object keeps.
@@ -106,15 +109,22 @@ func components(set map[string]bool, objects map[string]ObjectInfo) [][]string {
 	return all
 }
 
-// holds returns the references that a value keeps, as far as they can be seen.
-func holds(value any) []HoldInfo {
-	var found []HoldInfo
-	note := func(ref any) bool {
-		h, ok := ref.(refHolder)
-		if !ok || h.core() == nil {
-			return ok
+// holds returns the references that an object keeps: those that its value names, if it is a [Holder], else those that could
+// be seen in it when it was made. Its owner may change the value at any time, so nobody else can look into it later.
+func (o *object) holds() []HoldInfo {
+	o.mu.Lock()
+	value, cores := o.value, o.kept
+	o.mu.Unlock()
+	if h, ok := value.(Holder); ok {
+		cores = nil
+		for _, ref := range h.HeldReferences() {
+			if r, ok := ref.(refHolder); ok && r.core() != nil {
+				cores = append(cores, r.core())
+			}
 		}
-		core := h.core()
+	}
+	var found []HoldInfo
+	for _, core := range cores {
 		switch {
 		case core.closed.Load():
 		case core.obj != nil:
@@ -122,26 +132,38 @@ func holds(value any) []HoldInfo {
 		default:
 			found = append(found, HoldInfo{ID: core.h.wire.ID.String(), Fork: core.h.wire.Fork.String()})
 		}
-		return true
 	}
-	if h, ok := value.(Holder); ok {
-		for _, ref := range h.HeldReferences() {
-			note(ref)
-		}
-		return found
+	return found
+}
+
+// referencesIn finds the references that a value shows: it is one, or a slice or struct with some, in exported fields.
+func referencesIn(value any) []*refCore {
+	switch value.(type) {
+	case nil, *tensor.Tensor, string, []byte, int64, float64, bool, Holder:
+		return nil
 	}
+	var found []*refCore
 	var walk func(v reflect.Value, depth int)
 	walk = func(v reflect.Value, depth int) {
 		if depth > 4 || !v.IsValid() || !v.CanInterface() || len(found) > 1000 {
 			return
 		}
-		if v.Kind() == reflect.Pointer && v.IsNil() || note(v.Interface()) {
-			return
-		}
 		switch v.Kind() {
 		case reflect.Pointer, reflect.Interface:
+			if v.IsNil() {
+				return
+			}
+			if h, ok := reflect.TypeAssert[refHolder](v); ok {
+				if core := h.core(); core != nil {
+					found = append(found, core)
+				}
+				return
+			}
 			walk(v.Elem(), depth+1)
 		case reflect.Slice, reflect.Array:
+			if plain(v.Type().Elem().Kind()) {
+				return
+			}
 			for i := range min(v.Len(), 1000) {
 				walk(v.Index(i), depth+1)
 			}
@@ -149,9 +171,14 @@ func holds(value any) []HoldInfo {
 			for _, field := range v.Fields() {
 				walk(field, depth+1)
 			}
-		default: // maps may change meanwhile, which ends the process: see Holder
+		default: // in maps nothing is looked for: see Holder
 		}
 	}
 	walk(reflect.ValueOf(value), 0)
 	return found
+}
+
+// plain reports whether values of a kind cannot hold anything.
+func plain(k reflect.Kind) bool {
+	return k >= reflect.Bool && k <= reflect.Complex128 || k == reflect.String
 }

@@ -125,8 +125,8 @@ func (a *Agent) References() ReferenceInfo {
 			if err != nil && o.Valued {
 				x.Error = err.Error()
 			}
-			x.Holds = holds(value)
-			x.Created, x.Size, x.Age = where[o.ID], tensorBytes(value, 0), time.Since(v.since).Seconds()
+			x.Holds = v.holds()
+			x.Created, x.Size, x.Age = where[o.ID], v.bytes(), time.Since(v.since).Seconds()
 			switch {
 			case value != nil:
 				x.Type = fmt.Sprintf("%T", value)

@@ -108,17 +108,11 @@ func describe(err error) *RemoteError {
 	if out.Code == dist.Unknown {
 		out.Code = dist.Remote
 	}
-	if p, ok := errors.AsType[*panicError](err); ok {
-		out.Stack = p.stack
-	}
 	return out
 }
 
 // panicError is a panic of a handler.
-type panicError struct {
-	value any
-	stack string
-}
+type panicError struct{ value any }
 
 func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 

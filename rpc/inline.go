@@ -64,14 +64,20 @@ func (in *inline) took(d time.Duration) {
 // run runs a request in the reading goroutine.
 func (in *inline) run(a *Agent, r *request) {
 	r.place.reader, r.place.turn = in.reader, in.Turn()
-	in.watch()
-	a.runCall(r)
+	in.do(func() { a.runCall(r) })
 }
 
-// do runs fn in the reading goroutine.
+// do runs fn in the reading goroutine. If fn ends the goroutine, another one reads on.
 func (in *inline) do(fn func()) {
+	turn, returned := in.Turn(), false
+	defer func() {
+		if !returned {
+			in.Handover(turn)
+		}
+	}()
 	in.watch()
 	fn()
+	returned = true
 }
 
 // watch sets the guard, unless it is.

@@ -17,14 +17,16 @@ type object struct {
 	r     *refs
 	id    rrefcore.ID
 	since time.Time
-	where string // what created it
 
-	called bool // its creating call has come; guarded by refs.mu
+	where  string // what created it; guarded by refs.mu
+	called bool   // its creating call has come; guarded by refs.mu
 
 	mu      sync.Mutex
 	done    bool
 	ready   chan struct{} // made when somebody waits
 	value   any
+	size    int        // bytes of the tensors that the value had when it was made
+	kept    []*refCore // references that it had then
 	err     error
 	waiters []func()
 	cancel  context.CancelCauseFunc // of the function that makes it
@@ -42,12 +44,13 @@ func (r *refs) object(id rrefcore.ID) *object {
 
 // set gives the object its value or error. Only the first counts.
 func (o *object) set(value any, err error) {
+	size, kept := tensorBytes(value, 0), referencesIn(value) // now: later its owner may change it at any time
 	o.mu.Lock()
 	if o.done {
 		o.mu.Unlock()
 		return
 	}
-	o.done, o.value, o.err, o.cancel = true, value, err, nil
+	o.done, o.value, o.size, o.kept, o.err, o.cancel = true, value, size, kept, err, nil
 	waiters := o.waiters
 	o.waiters = nil
 	if o.ready != nil {
@@ -117,6 +120,13 @@ func (o *object) peek() (value any, err error) {
 	return o.value, o.err
 }
 
+// bytes returns the size of its tensors.
+func (o *object) bytes() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.size
+}
+
 func (o *object) isDone() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -125,13 +135,11 @@ func (o *object) isDone() bool {
 
 // handle is a reference of this worker to an object of another one. Guarded by refs.mu.
 type handle struct {
-	wire     rrefcore.Wire
-	typeName string
-	owner    string
-	since    time.Time
-	where    string
-	holders  int // Go references that share it
-	cause    error
+	wire    rrefcore.Wire
+	owner   string
+	where   string
+	holders int // Go references that share it
+	cause   error
 
 	settled bool
 	err     error
@@ -154,8 +162,8 @@ func (h *handle) failure(code rrefcore.Code) error {
 }
 
 // enter makes the handle of a fork. Called with the lock.
-func (r *refs) enter(w rrefcore.Wire, typeName, where string) *handle {
-	h := &handle{wire: w, typeName: typeName, since: time.Now(), where: where, holders: 1, ready: make(chan struct{})}
+func (r *refs) enter(w rrefcore.Wire, where string) *handle {
+	h := &handle{wire: w, where: where, holders: 1, ready: make(chan struct{})}
 	if p := r.a.peerByID(w.Owner); p != nil {
 		h.owner = p.name
 	}

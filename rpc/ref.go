@@ -130,8 +130,8 @@ func NewRef[T any](a *Agent, value T) (*Ref[T], error) {
 		return nil, errClosed("reference")
 	}
 	o := r.object(r.m.Own())
-	r.mu.Unlock()
 	o.where = "NewRef"
+	r.mu.Unlock()
 	o.set(value, nil)
 	return wrapRef[T](&refCore{a: a, obj: o, typeName: typeNameOf[T]()}), nil
 }
@@ -234,6 +234,12 @@ func (r *Ref[T]) Close() error {
 
 // failure is the error of a reference that cannot be used.
 func (c *refCore) failure(op string, code rrefcore.Code) error {
+	c.a.refs.mu.Lock()
+	defer c.a.refs.mu.Unlock()
+	return c.failureLocked(op, code)
+}
+
+func (c *refCore) failureLocked(op string, code rrefcore.Code) error {
 	if c.obj != nil {
 		return refFailure(op, c.obj.id, c.a.name, code, nil)
 	}
@@ -261,12 +267,12 @@ func (c *refCore) dup() (*refCore, error) {
 	twin := &refCore{a: c.a, obj: c.obj, h: c.h, typeName: c.typeName, script: c.script}
 	if c.obj != nil {
 		if !r.m.HoldLocal(c.obj.id) {
-			return nil, c.failure("share", rrefcore.Gone)
+			return nil, c.failureLocked("share", rrefcore.Gone)
 		}
 		return twin, nil
 	}
 	if c.h.holders == 0 {
-		return nil, c.failure("share", rrefcore.Closed)
+		return nil, c.failureLocked("share", rrefcore.Closed)
 	}
 	c.h.holders++
 	return twin, nil

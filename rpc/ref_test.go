@@ -402,3 +402,30 @@ func TestShutdownDeletes(t *testing.T) {
 		}
 	})
 }
+
+// The creation of a reference fails while others use it and look at it: for the race detector.
+func TestUseWhileCreationFails(t *testing.T) {
+	agents := world(t, 2, true, func(int) *Registry {
+		return NewRegistry().MustHandle("t.make", func() int { return 1 })
+	})
+	for range 50 {
+		ctx, cancel := context.WithCancel(testContext(t))
+		ref, err := Remote[int](ctx, agents[0], "w1", "t.make")
+		if err != nil {
+			t.Fatal(err)
+		}
+		own, err := NewRef(agents[0], 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var work sync.WaitGroup
+		work.Go(cancel)
+		work.Go(func() { _ = ref.Close() })
+		work.Go(func() { _, _ = ref.Clone() })
+		work.Go(func() { _, _ = Call[any](testContext(t), agents[0], "w1", "t.nobody", ref) })
+		work.Go(func() { agents[0].References() })
+		work.Wait()
+		cancel()
+		_ = own.Close()
+	}
+}

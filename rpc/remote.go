@@ -29,9 +29,6 @@ func Remote[T any](ctx context.Context, a *Agent, to, fn string, args ...any) (*
 		return nil, err
 	}
 	core.typeName = typeNameOf[T]()
-	if core.h != nil {
-		core.h.typeName = core.typeName
-	}
 	return wrapRef[T](core), nil
 }
 
@@ -82,7 +79,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 	w, code := r.m.Create(p.worker)
 	var h *handle
 	if code == rrefcore.OK {
-		h = r.enter(w, "", fn)
+		h = r.enter(w, fn)
 	}
 	e := r.take(true) // the call itself registers the object; the announcement must only precede a delete or cancel
 	company, calm := r.m.Unsent(p.worker) >= controlRide, !r.dirty[p.worker]
@@ -235,7 +232,12 @@ func (a *Agent) remoteSelf(fn string, args []any) (*refCore, error) {
 	if err == nil {
 		var tensors []any
 		if tensors, err = cloneTensors(m.Tensors); err == nil {
-			req := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: tensors, own: o, local: func(*rpcwire.Message, error) {}}
+			req := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: tensors, own: o}
+			req.local = func(m *rpcwire.Message, _ error) {
+				if m.Type == rpcwire.Exception { // it was refused
+					a.refs.created(o, nil, exceptionError("rpc: remote", fn, a.name, m.Payload), true)
+				}
+			}
 			a.dispatch(req)
 			return core, nil
 		}
@@ -308,6 +310,18 @@ func (a *Agent) answerCreated(req *request, j *job) {
 	req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
 }
 
+// created gives an object the result of its creating call. own says that the call was one of this worker to itself, which
+// has held the object meanwhile.
+func (r *refs) created(o *object, v any, err error, own bool) {
+	o.set(v, err)
+	r.step(func(m *rrefcore.Machine) {
+		m.Valued(o.id)
+		if own {
+			m.ReleaseLocal(o.id)
+		}
+	})
+}
+
 // runRemote runs the function of a creating call and stores its result.
 func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, cancel context.CancelCauseFunc, started time.Time, end func()) {
 	answer := func() { a.answerCreated(req, j) }
@@ -326,13 +340,7 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, 
 			said.Worker = a.name
 			err = &said
 		}
-		o.set(v, err)
-		a.refs.step(func(m *rrefcore.Machine) {
-			m.Valued(o.id)
-			if req.own != nil {
-				m.ReleaseLocal(o.id)
-			}
-		})
+		a.refs.created(o, v, err, req.own != nil)
 		if !toGo {
 			answer()
 		}

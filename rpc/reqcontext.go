@@ -7,6 +7,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 // reqContext is the context of a handler. Most handlers never look at it, so the real context behind it is made only when
@@ -65,6 +67,14 @@ func (c *reqContext) Value(key any) any {
 		return c.agent
 	}
 	return c.real().Value(key)
+}
+
+// waited returns why a request need not be run that had to wait for a place: its caller has gone meanwhile.
+func (c *reqContext) waited() error {
+	if c.Err() == nil {
+		return nil
+	}
+	return dist.FromContext("rpc: request", c)
 }
 
 func (c *reqContext) real() context.Context {

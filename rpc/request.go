@@ -142,6 +142,9 @@ func (r *request) agent() *Agent {
 	return r.peer.agent
 }
 
+// errGivenUp is the cause of a handler's context when its caller waits no longer.
+var errGivenUp = dist.New("rpc: request", dist.Canceled, "the caller has given up")
+
 // errHandlerDone is the cause of a handler's context when the handler has ended by itself.
 var errHandlerDone = dist.New("rpc: request", dist.Canceled, "the handler has returned")
 

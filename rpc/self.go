@@ -25,7 +25,8 @@ func (a *Agent) callSelf(ctx context.Context, o outgoing) (any, error) {
 	}
 	started := a.begin(o)
 	ch := make(chan reply, 1)
-	if err = a.deliver(m, a.deadline(ctx), ch); err != nil {
+	r, err := a.deliver(m, a.deadline(ctx), ch)
+	if err != nil {
 		a.refs.undelivered(a.self, wires)
 		a.end(o, started, err)
 		return nil, err
@@ -40,6 +41,7 @@ func (a *Agent) callSelf(ctx context.Context, o outgoing) (any, error) {
 	case x := <-ch:
 		v, err = a.ownResult(fn, x)
 	case <-bounded.Done():
+		r.ctx.cancel(errGivenUp)
 		err = callError("rpc: call", fn, a.name, dist.FromContext("rpc: call", bounded))
 		a.background(func() { // what its answer brings is not wanted
 			select {
@@ -82,10 +84,10 @@ func (a *Agent) discardOwn(x reply) {
 }
 
 // deliver hands a message of this worker to itself.
-func (a *Agent) deliver(m *rpcwire.Message, deadline time.Time, ch chan reply) error {
+func (a *Agent) deliver(m *rpcwire.Message, deadline time.Time, ch chan reply) (*request, error) {
 	tensors, err := cloneTensors(m.Tensors)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	r := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: tensors, deadline: deadline}
 	r.local = func(m *rpcwire.Message, err error) {
@@ -95,7 +97,7 @@ func (a *Agent) deliver(m *rpcwire.Message, deadline time.Time, ch chan reply) e
 		ch <- reply{msg: m, err: err}
 	}
 	a.dispatch(r)
-	return nil
+	return r, nil
 }
 
 // cloneTensors copies the tensors of a message to oneself as a wire would: views of one storage share the copy.

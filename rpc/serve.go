@@ -212,6 +212,9 @@ func (a *Agent) runCall(r *request) {
 		return
 	}
 	if err = j.err; err == nil {
+		err = ctx.waited()
+	}
+	if err == nil {
 		if err = d.confirmed(ctx); err == nil {
 			err = a.find(j)
 		}
@@ -243,23 +246,32 @@ func (a *Agent) runCall(r *request) {
 	}
 }
 
-// invoke runs the function of a job and turns a panic into an error.
-// It reports false when the function was not run.
+// invoke runs the function of a job and turns a panic into an error. The stack stays here, in the log: a caller may be
+// anybody. It reports false when the function was not run.
 func (a *Agent) invoke(ctx context.Context, j *job, done func(any, error)) (ran bool) {
+	returned := false
 	defer func() {
-		if v := recover(); v != nil {
-			stack := string(debug.Stack())
-			a.cfg.logger.Error("handler panicked", slog.String("function", j.req.Func), slog.String("panic", fmt.Sprint(v)), slog.String("stack", stack))
-			ran = true
-			done(nil, &panicError{value: v, stack: stack})
+		if returned {
+			return
 		}
+		ran = true
+		v := recover()
+		if v == nil { // runtime.Goexit: this goroutine ends, the request is answered all the same
+			done(nil, dist.New("rpc: handler", dist.Internal, "the handler has ended its goroutine (runtime.Goexit) instead of returning"))
+			return
+		}
+		a.cfg.logger.Error("handler panicked", slog.String("function", j.req.Func), slog.String("panic", fmt.Sprint(v)), slog.String("stack", string(debug.Stack())))
+		done(nil, &panicError{value: v})
 	}()
 	if j.script != nil && j.script.Schema != "" {
 		v, err := a.cfg.registry.runKernel(j.script)
 		done(v, err)
-		return true
+		ran = true
+	} else {
+		ran = j.handler.call(ctx, &j.req, done)
 	}
-	return j.handler.call(ctx, &j.req, done)
+	returned = true
+	return ran
 }
 
 // find looks up the handler of a job.

@@ -243,7 +243,7 @@ func (d *decoding) arrive(f rpcwire.RRefFork) (any, error) {
 		if owned {
 			core.obj = r.object(w.ID)
 		} else {
-			core.h = r.enter(w, typeName, "received from "+d.peer.name)
+			core.h = r.enter(w, "received from "+d.peer.name)
 			if confirmed, failed := r.m.State(w.Fork); confirmed {
 				core.h.settle(nil)
 			} else if failed != rrefcore.OK {

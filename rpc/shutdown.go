@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/observe"
 )
@@ -24,11 +26,38 @@ const shutdownRefs = 100 * time.Second
 // world has died it does not wait for it: the error is then dist.PeerLost, and names the worker.
 //
 // ctx bounds all of it. The agent is closed in any case when Shutdown returns; the error says which phase was not
-// completed, and who was missing. It corresponds to torch.distributed.rpc.shutdown.
+// completed, and who was missing. A second Shutdown waits for the first one and returns its error, or that of its own ctx
+// if that ends before. It corresponds to torch.distributed.rpc.shutdown.
 func (a *Agent) Shutdown(ctx context.Context) error {
-	if a.leaving.Swap(true) {
+	moment.At("rpc.agent.shutdown")
+	if !a.ending.begun.CompareAndSwap(false, true) {
+		select {
+		case <-a.ending.done:
+			return a.ending.err
+		case <-ctx.Done():
+			return dist.FromContext("rpc: shutdown", ctx)
+		}
+	}
+	defer close(a.ending.done)
+	if a.leaving.Swap(true) { // closed before
 		return a.Close()
 	}
+	a.ending.err = a.leave(ctx)
+	return a.ending.err
+}
+
+// ending is the shutdown of an agent. err is set before done is closed.
+type ending struct {
+	begun atomic.Bool
+	done  chan struct{}
+	err   error
+}
+
+// leave runs the phases of a shutdown and closes the agent. Close ends it early.
+func (a *Agent) leave(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(a.ctx, func() { cancel(context.Cause(a.ctx)) })()
 	var err error
 	switch {
 	case a.cfg.guest:
