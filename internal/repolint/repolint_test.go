@@ -31,7 +31,8 @@ const layers = `
       observe
 pure: internal/storenum internal/wire/tcpstore internal/storecore internal/nop internal/pickle
       tensor
-pure: internal/reduce internal/coll
+pure: internal/reduce internal/coll internal/launchcore internal/postmortem
+      internal/joblog internal/keeper
       internal/link internal/link/*
       internal/recycle
       store store/filestore store/tcpstore
@@ -42,6 +43,7 @@ pure: internal/rrefcore internal/gloo/wire internal/gloo/match internal/native/w
       group
       rpc
       .
+      launch
       internal/tui internal/cli cmd/*
 `
 
@@ -50,7 +52,7 @@ var pureForbids = []string{"net", "os", "os/exec", "time", "syscall", "golang.or
 
 // pureExceptions: time.Duration in a request is a number, not a clock.
 var pureExceptions = map[string][]string{
-	"internal/coll": {"time"}, "internal/storecore": {"time"}, "internal/rrefcore": {"time"},
+	"internal/coll": {"time"}, "internal/storecore": {"time"}, "internal/rrefcore": {"time"}, "internal/launchcore": {"time"},
 }
 
 // outside the graph: helpers of tests and of the build, benchmarks, examples.

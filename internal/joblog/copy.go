@@ -1,0 +1,166 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package joblog
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/moment"
+)
+
+const (
+	// pieceSize is read at once. A pipe holds as much by default.
+	pieceSize = 64 << 10
+	// maxLine is the length at which a line without an end is written in pieces.
+	maxLine = 64 << 10
+	// stillTime is how long a piece of a line waits for the rest: a prompt has none.
+	stillTime = 100 * time.Millisecond
+)
+
+// Stream says where the output of one stream of a worker goes.
+type Stream struct {
+	// Screen is where its lines go, with Prefix before each; nil: nowhere.
+	Screen *Output
+	Prefix []byte
+	// Lines, if set, takes whole lines in place of Screen.
+	Lines func(line []byte)
+	// File gets a copy of every byte, or nil. When it cannot be written, Trouble is called once and the rest goes on.
+	File    io.Writer
+	Trouble func(error)
+	// Filtered gets the lines that Keep wants, with Prefix; nil: none.
+	Filtered *Output
+	Keep     func(line []byte) bool
+	// Tail keeps the last lines, or nil.
+	Tail *Tail
+}
+
+// Copy moves what r yields until its end. When the screen is gone (a closed pipe) it returns the error at once, so that
+// the worker finds its output closed, as it would without a launcher.
+func Copy(r *os.File, s *Stream) error {
+	buf := make([]byte, pieceSize)
+	var rest []byte // of a line
+	for {
+		if len(rest) > 0 {
+			_ = r.SetReadDeadline(time.Now().Add(stillTime))
+		}
+		moment.At("joblog.copy.read")
+		n, err := r.Read(buf)
+		if len(rest) > 0 {
+			_ = r.SetReadDeadline(time.Time{})
+		}
+		s.keep(buf[:n])
+		var gone error
+		rest, gone = s.show(rest, buf[:n])
+		switch {
+		case gone != nil:
+			return gone
+		case errors.Is(err, os.ErrDeadlineExceeded) && n == 0:
+			if s.Lines == nil { // whoever folds lines has no use for pieces
+				rest, gone = nil, s.put(rest)
+			}
+		case errors.Is(err, os.ErrDeadlineExceeded):
+		case err != nil:
+			gone = s.finish(rest)
+			if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) {
+				err = nil
+			}
+			return errors.Join(gone, err)
+		}
+		if gone != nil {
+			return gone
+		}
+	}
+}
+
+// keep copies a piece to the file and the tail.
+func (s *Stream) keep(piece []byte) {
+	if len(piece) == 0 {
+		return
+	}
+	if s.Tail != nil {
+		s.Tail.add(piece)
+	}
+	if s.File != nil {
+		if _, err := s.File.Write(piece); err != nil {
+			s.File = nil
+			if s.Trouble != nil {
+				s.Trouble(err)
+			}
+		}
+	}
+}
+
+// show writes the whole lines of rest and piece and returns what is left of the last one.
+func (s *Stream) show(rest, piece []byte) ([]byte, error) {
+	if len(piece) == 0 || s.Screen == nil && s.Lines == nil && s.Filtered == nil {
+		return rest, nil
+	}
+	last := bytes.LastIndexByte(piece, '\n')
+	if last < 0 {
+		rest = append(rest, piece...)
+		if len(rest) < maxLine {
+			return rest, nil
+		}
+		return nil, s.put(rest)
+	}
+	lines := piece[:last+1]
+	if len(rest) > 0 {
+		// The line that was begun ends here. It is put together so that it is written at once.
+		first := bytes.IndexByte(lines, '\n') + 1
+		if err := s.put(append(rest, lines[:first]...)); err != nil {
+			return nil, err
+		}
+		lines = lines[first:]
+	}
+	err := s.put(lines)
+	return append(rest[:0], piece[last+1:]...), err
+}
+
+// finish writes what is left at the end.
+func (s *Stream) finish(rest []byte) error {
+	if len(rest) == 0 || s.Screen == nil && s.Lines == nil && s.Filtered == nil {
+		return nil
+	}
+	return s.put(rest)
+}
+
+// put hands text on: whole lines, or a piece that is not finished.
+func (s *Stream) put(text []byte) error {
+	if len(text) == 0 {
+		return nil
+	}
+	if s.Filtered != nil {
+		for rest := text; len(rest) > 0; {
+			end := lineEnd(rest)
+			if s.Keep(rest[:end]) {
+				_ = s.Filtered.put(s, s.Prefix, rest[:end])
+			}
+			rest = rest[end:]
+		}
+	}
+	if s.Lines != nil {
+		for rest := text; len(rest) > 0; {
+			end := lineEnd(rest)
+			s.Lines(bytes.TrimSuffix(rest[:end], []byte{'\n'}))
+			rest = rest[end:]
+		}
+		return nil
+	}
+	if s.Screen == nil {
+		return nil
+	}
+	return s.Screen.put(s, s.Prefix, text)
+}
+
+// lineEnd returns the length of the first line with its end.
+func lineEnd(text []byte) int {
+	if i := bytes.IndexByte(text, '\n'); i >= 0 {
+		return i + 1
+	}
+	return len(text)
+}

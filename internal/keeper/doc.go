@@ -1,0 +1,95 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package keeper starts the workers of a launcher in a process of its own, so that none of them outlives the launcher.
+//
+// The keeper is a child of the launcher and the parent of all workers. On Linux it is also the subreaper of whatever the
+// workers start: a process whose parent dies becomes a child of the keeper, never of init. When the launcher dies,
+// even by SIGKILL, the keeper finds its end of a socket closed, kills everything below it and ends. When the keeper dies,
+// the kernel kills the workers, and what they had started becomes a child of the launcher, which kills it.
+//
+// The parent-death signal alone would not do: it is tied to the thread that forks, and grandchildren do not have it.
+//
+// [Main] is the keeper's side, [Keeper] the launcher's. They talk over a socket pair: requests in frames that carry
+// descriptors, replies as JSON.
+package keeper
+
+import "time"
+
+// Command is a program to start.
+type Command struct {
+	Args []string `json:"args"`
+	// Set has variables ("NAME=value") that are added to the launcher's own environment.
+	Set []string `json:"set,omitempty"`
+	Dir string   `json:"dir,omitempty"`
+}
+
+// Event is what the keeper reports. Exactly one of its fields is set.
+type Event struct {
+	Started *Started `json:"started,omitempty"`
+	Refused *Refused `json:"refused,omitempty"`
+	Exited  *Exited  `json:"exited,omitempty"`
+	Swept   *Swept   `json:"swept,omitempty"`
+}
+
+type (
+	// Started is a worker that runs.
+	Started struct {
+		ID  int       `json:"id"`
+		PID int       `json:"pid"`
+		At  time.Time `json:"at"`
+	}
+	// Refused is a program that could not be started.
+	Refused struct {
+		ID    int    `json:"id"`
+		Error string `json:"error"`
+	}
+	// Exited is a worker that has ended.
+	Exited struct {
+		ID  int       `json:"id"`
+		PID int       `json:"pid"`
+		At  time.Time `json:"at"`
+		// Code is the exit status, or -N for signal N.
+		Code int `json:"code"`
+		// CPU and RSS are what it has used: processor time and the largest resident memory, in bytes.
+		CPU time.Duration `json:"cpu"`
+		RSS int64         `json:"rss"`
+	}
+	// Swept says that a sweep is done.
+	Swept struct {
+		// Killed is the number of processes that were left over, Left that of those that did not end.
+		Killed int `json:"killed"`
+		Left   int `json:"left"`
+	}
+)
+
+// request is what the launcher asks for. Exactly one of its fields is set.
+type request struct {
+	Start *startRequest  `json:"start,omitempty"`
+	Send  *signalRequest `json:"send,omitempty"`
+	Sweep *sweepRequest  `json:"sweep,omitempty"`
+}
+
+type startRequest struct {
+	ID int `json:"id"`
+	Command
+}
+
+type signalRequest struct {
+	IDs    []int `json:"ids"`
+	Signal int   `json:"signal"`
+}
+
+type sweepRequest struct {
+	Gentle bool `json:"gentle"`
+}
+
+// maxFrame bounds a request: the kernel's own bound for arguments is 6 MiB at most.
+const maxFrame = 16 << 20
+
+const (
+	// gentleTime is what leftovers of a job that succeeded have between SIGTERM and SIGKILL.
+	gentleTime = 2 * time.Second
+	// sweepTime bounds the wait for leftovers to end after SIGKILL.
+	sweepTime = 3 * time.Second
+)

@@ -1,0 +1,75 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// rssUnit is the unit of Rusage.Maxrss.
+const rssUnit = 1024
+
+// adopt makes this process the new parent of all its descendants that lose theirs.
+func adopt() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
+
+// workerAttr puts a worker into a session of its own, as torchrun does, and has it killed when the keeper dies.
+func workerAttr() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// waitPeek asks whether there is a child, without waiting and without taking it in.
+func waitPeek() (int, error) {
+	var info unix.Siginfo
+	return 0, unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+}
+
+// descendants lists the processes below root, without those in spare and without what is below those.
+func descendants(root int, spare map[int]int) []int {
+	children := map[int][]int{}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if parent, zombie, ok := parentOf(pid); ok && !zombie {
+			children[parent] = append(children[parent], pid)
+		}
+	}
+	var all []int
+	for next := []int{root}; len(next) > 0; {
+		pid := next[0]
+		next = next[1:]
+		for _, child := range children[pid] {
+			if _, spared := spare[child]; spared {
+				continue
+			}
+			all = append(all, child)
+			next = append(next, child)
+		}
+	}
+	return all
+}
+
+// parentOf reads the parent from /proc/PID/stat: "pid (name) state parent ...", where the name may hold anything.
+func parentOf(pid int) (parent int, zombie, ok bool) {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, false, false
+	}
+	f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(f) < 2 {
+		return 0, false, false
+	}
+	parent, err = strconv.Atoi(string(f[1]))
+	return parent, f[0][0] == 'Z' || f[0][0] == 'X', err == nil
+}

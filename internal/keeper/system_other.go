@@ -1,0 +1,22 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix && !linux
+
+package keeper
+
+import "syscall"
+
+// rssUnit is the unit of Rusage.Maxrss.
+const rssUnit = 1
+
+// adopt does nothing: this system has no subreapers.
+func adopt() {}
+
+func workerAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+
+// waitPeek asks whether there is a child.
+func waitPeek() (int, error) { return 0, nil }
+
+// descendants kills the process groups of the workers, which is all that can be found without /proc.
+func descendants(int, map[int]int) []int { return nil }

@@ -1,0 +1,403 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launchcore
+
+import "time"
+
+// Worker is a worker's number on its node: PyTorch's LOCAL_RANK.
+type Worker int
+
+// Signal is a signal's number.
+type Signal int
+
+// The signals that the machine sends by itself.
+const (
+	SIGINT  Signal = 2
+	SIGKILL Signal = 9
+	SIGTERM Signal = 15
+)
+
+// Limits are the times that a group is given.
+type Limits struct {
+	// Evidence bounds the time between a failure and the first signal that is spent on looking at the workers.
+	Evidence time.Duration
+	// Linger is how long the group waits for the cause of a failure that looks like a consequence: a worker that lost
+	// its connection to a peer often ends before the peer has printed why it failed.
+	Linger time.Duration
+	// Grace is the time between the first signal and SIGKILL: torchrun's --shutdown-timeout.
+	Grace time.Duration
+	// Interrupt is the time after which workers that do not react to SIGINT are sent SIGTERM: Python's handler cannot
+	// run while the interpreter waits in C++.
+	Interrupt time.Duration
+	// Kill bounds the wait after SIGKILL: a process in the kernel's hands may not end.
+	Kill time.Duration
+}
+
+// Exit says how a worker ended.
+type Exit struct {
+	Worker Worker
+	// Code is the exit status, or -N for signal N, as Python's subprocess has it.
+	Code int
+	// Consequence says that the worker's last words name another one's end: a lost connection, a time-out.
+	Consequence bool
+	// AfterSignal says that the group was being stopped when the worker ended.
+	AfterSignal bool
+}
+
+// Failed reports whether the worker did not succeed.
+func (e Exit) Failed() bool { return e.Code != 0 }
+
+// Event is something that happened to the group. Its types are [Begin], [Exited], [Refused], [EvidenceTaken], [Stop],
+// [UserSignal], [Hung], [Stuck], [Swept] and [TimerFired].
+type Event interface{ event() }
+
+type (
+	// Begin starts the workers.
+	Begin struct{}
+	// Exited is the end of a worker.
+	Exited struct {
+		Worker      Worker
+		Code        int
+		Consequence bool
+	}
+	// Refused says that a worker could not be started. It counts as an end with code 127.
+	Refused struct{ Worker Worker }
+	// EvidenceTaken answers [TakeEvidence].
+	EvidenceTaken struct{}
+	// Stop ends the group because of something outside: another node failed, or the job's membership changes.
+	Stop struct{}
+	// UserSignal is a signal that the launcher received and that ends the job.
+	UserSignal struct{ Signal Signal }
+	// PassedSignal is a signal that the launcher received and that is only passed on.
+	PassedSignal struct{ Signal Signal }
+	// Hung says that the watch found the group to stand still and that it has to be stopped.
+	Hung struct{}
+	// Stuck answers [FindStuck]: the workers that did not move since they were signalled.
+	Stuck struct{ Workers []Worker }
+	// Swept answers [Sweep].
+	Swept struct{}
+	// TimerFired is the end of a [SetTimer].
+	TimerFired struct{ ID int }
+)
+
+func (Begin) event()         {}
+func (Exited) event()        {}
+func (Refused) event()       {}
+func (EvidenceTaken) event() {}
+func (Stop) event()          {}
+func (UserSignal) event()    {}
+func (PassedSignal) event()  {}
+func (Hung) event()          {}
+func (Stuck) event()         {}
+func (Swept) event()         {}
+func (TimerFired) event()    {}
+
+// Effect is something that the driver has to do.
+type Effect interface{ effect() }
+
+type (
+	// Start starts all workers.
+	Start struct{}
+	// TakeEvidence looks at the workers that live; answered by [EvidenceTaken].
+	TakeEvidence struct{ Hung bool }
+	// Send sends a signal to the process groups of the workers.
+	Send struct {
+		Workers []Worker
+		Signal  Signal
+	}
+	// FindStuck asks which of the workers have not moved since they were signalled; answered by [Stuck].
+	FindStuck struct{ Workers []Worker }
+	// Sweep kills what is left of the workers' descendants; answered by [Swept].
+	Sweep struct{}
+	// SetTimer asks for a [TimerFired] with this ID. A later timer replaces an earlier one.
+	SetTimer struct {
+		ID    int
+		After time.Duration
+	}
+	// Failing tells the rest of the job that this group has failed and is about to be stopped.
+	Failing struct{}
+	// Ended is the last effect.
+	Ended struct{ Outcome Outcome }
+)
+
+func (Start) effect()        {}
+func (TakeEvidence) effect() {}
+func (Send) effect()         {}
+func (FindStuck) effect()    {}
+func (Sweep) effect()        {}
+func (SetTimer) effect()     {}
+func (Failing) effect()      {}
+func (Ended) effect()        {}
+
+// Outcome is how a group ended.
+type Outcome struct {
+	// Exits are the ends in the order in which they were seen.
+	Exits []Exit
+	// Signal is the signal that the user ended the group with, or 0.
+	Signal Signal
+	// Stopped says that something outside the group ended it.
+	Stopped bool
+	// Hung says that the group was stopped because it stood still.
+	Hung bool
+	// Immortal are the workers that did not end after SIGKILL.
+	Immortal []Worker
+}
+
+// Succeeded reports whether every worker ended with 0 and nobody stopped them.
+func (o Outcome) Succeeded() bool {
+	if o.Signal != 0 || o.Stopped || o.Hung || len(o.Immortal) > 0 {
+		return false
+	}
+	for _, e := range o.Exits {
+		if e.Failed() {
+			return false
+		}
+	}
+	return true
+}
+
+type phase int
+
+const (
+	idle       phase = iota
+	running          // workers run
+	collecting       // one failed, evidence is being taken
+	lingering        // waiting for the cause
+	stopping         // signalled
+	killing          // sent SIGKILL
+	sweeping         // all workers are gone, their descendants are being removed
+	ended
+)
+
+// Group is the machine of one attempt of the workers of one node.
+type Group struct {
+	limits  Limits
+	phase   phase
+	alive   []bool
+	living  int
+	outcome Outcome
+	// interrupted says that the workers were sent SIGINT and are not yet known to have noticed.
+	interrupted bool
+	timer       int
+	effects     []Effect
+}
+
+// NewGroup returns the machine for n workers.
+func NewGroup(n int, limits Limits) *Group {
+	return &Group{limits: limits, alive: make([]bool, n)}
+}
+
+// Ended reports whether the group has ended.
+func (g *Group) Ended() bool { return g.phase == ended }
+
+// Step tells the machine what happened and returns what to do, in order.
+func (g *Group) Step(ev Event) []Effect {
+	g.effects = nil
+	switch ev := ev.(type) {
+	case Begin:
+		g.begin()
+	case Exited:
+		g.exited(Exit{Worker: ev.Worker, Code: ev.Code, Consequence: ev.Consequence})
+	case Refused:
+		g.exited(Exit{Worker: ev.Worker, Code: 127})
+	case EvidenceTaken:
+		if g.phase == collecting {
+			g.judge()
+		}
+	case Stop:
+		if g.phase < stopping {
+			g.outcome.Stopped = true
+			g.stop(SIGTERM)
+		}
+	case Hung:
+		if g.phase == running {
+			g.outcome.Hung = true
+			g.collect()
+		}
+	case UserSignal:
+		g.userSignal(ev.Signal)
+	case PassedSignal:
+		if g.living > 0 {
+			g.do(Send{g.survivors(), ev.Signal})
+		}
+	case Stuck:
+		if g.phase == stopping {
+			g.send(ev.Workers, SIGTERM)
+		}
+	case Swept:
+		if g.phase == sweeping {
+			g.end()
+		}
+	case TimerFired:
+		if ev.ID == g.timer {
+			g.timeUp()
+		}
+	}
+	return g.effects
+}
+
+func (g *Group) do(e Effect) { g.effects = append(g.effects, e) }
+
+func (g *Group) setTimer(after time.Duration) {
+	g.timer++
+	g.do(SetTimer{g.timer, after})
+}
+
+// survivors lists the workers that have not ended.
+func (g *Group) survivors() []Worker {
+	var all []Worker
+	for w, alive := range g.alive {
+		if alive {
+			all = append(all, Worker(w))
+		}
+	}
+	return all
+}
+
+// send sends a signal to those of the workers that have not ended.
+func (g *Group) send(workers []Worker, s Signal) {
+	var to []Worker
+	for _, w := range workers {
+		if int(w) >= 0 && int(w) < len(g.alive) && g.alive[w] {
+			to = append(to, w)
+		}
+	}
+	if len(to) > 0 {
+		g.do(Send{to, s})
+	}
+}
+
+func (g *Group) begin() {
+	if g.phase != idle {
+		return
+	}
+	g.phase = running
+	for w := range g.alive {
+		g.alive[w] = true
+	}
+	g.living = len(g.alive)
+	g.do(Start{})
+}
+
+func (g *Group) exited(e Exit) {
+	if int(e.Worker) < 0 || int(e.Worker) >= len(g.alive) || !g.alive[e.Worker] {
+		return
+	}
+	g.alive[e.Worker] = false
+	g.living--
+	e.AfterSignal = g.phase >= stopping
+	g.outcome.Exits = append(g.outcome.Exits, e)
+	switch {
+	case g.phase == running && e.Failed():
+		g.collect()
+	case g.phase == collecting:
+		// The evidence is still being taken, also when nobody is left: it holds the last lines and the store's view.
+	case g.living == 0:
+		g.sweep()
+	case g.phase == lingering && e.Failed() && !e.Consequence:
+		g.stop(SIGTERM)
+	}
+}
+
+func (g *Group) collect() {
+	g.phase = collecting
+	g.do(TakeEvidence{Hung: g.outcome.Hung})
+	g.setTimer(g.limits.Evidence)
+}
+
+// judge decides what follows once the evidence is there.
+func (g *Group) judge() {
+	g.do(Failing{})
+	switch {
+	case g.living == 0:
+		g.sweep()
+	case !g.outcome.Hung && g.consequencesOnly() && g.limits.Linger > 0:
+		g.phase = lingering
+		g.setTimer(g.limits.Linger)
+	default:
+		g.stop(SIGTERM)
+	}
+}
+
+// consequencesOnly reports whether no failure explains itself.
+func (g *Group) consequencesOnly() bool {
+	for _, e := range g.outcome.Exits {
+		if e.Failed() && !e.Consequence {
+			return false
+		}
+	}
+	return true
+}
+
+func (g *Group) stop(s Signal) {
+	if g.living == 0 {
+		g.sweep()
+		return
+	}
+	g.phase = stopping
+	g.do(Send{g.survivors(), s})
+	if s == SIGINT && g.limits.Interrupt < g.limits.Grace {
+		g.interrupted = true
+		g.setTimer(g.limits.Interrupt)
+		return
+	}
+	g.setTimer(g.limits.Grace)
+}
+
+func (g *Group) kill() {
+	g.phase = killing
+	g.do(Send{g.survivors(), SIGKILL})
+	g.setTimer(g.limits.Kill)
+}
+
+func (g *Group) sweep() {
+	g.phase = sweeping
+	g.do(Sweep{})
+	g.setTimer(g.limits.Kill)
+}
+
+func (g *Group) end() {
+	g.phase = ended
+	g.outcome.Immortal = g.survivors()
+	g.do(Ended{g.outcome})
+}
+
+func (g *Group) userSignal(s Signal) {
+	switch {
+	case g.phase == idle:
+		g.outcome.Signal = s
+		g.end()
+	case g.phase < stopping:
+		g.outcome.Signal = s
+		g.stop(s)
+	case g.phase == stopping:
+		// The user asks again, or asks while the group is being stopped after a failure: no more patience.
+		if g.outcome.Signal == 0 {
+			g.outcome.Signal = s
+		}
+		g.kill()
+	}
+}
+
+func (g *Group) timeUp() {
+	switch g.phase {
+	case collecting: // the evidence is late: what there is must do
+		g.judge()
+	case lingering:
+		g.stop(SIGTERM)
+	case stopping:
+		if g.interrupted {
+			g.interrupted = false
+			g.do(FindStuck{g.survivors()})
+			g.setTimer(g.limits.Grace - g.limits.Interrupt)
+			return
+		}
+		g.kill()
+	case killing: // some worker does not end
+		g.sweep()
+	case sweeping:
+		g.end()
+	case idle, running, ended:
+	}
+}

@@ -1,0 +1,253 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package postmortem says why a worker ended, from its exit status, its last words and what the kernel counted, and
+// which of several workers that failed is the cause. It is pure: evidence in, words out.
+package postmortem
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// Kind is a class of causes. The order is that of blame: of several failures the one with the smallest kind explains the
+// others.
+type Kind int
+
+// The kinds of causes.
+const (
+	// Exception is an error in the program's own code.
+	Exception Kind = iota
+	// Memory is an end for lack of memory, of the host, the cgroup or a device.
+	Memory
+	// Device is an error of an accelerator.
+	Device
+	// NotStarted is a program that could not be started.
+	NotStarted
+	// Crash is a fatal signal of the worker's own: a segmentation fault, an abort.
+	Crash
+	// ExitCode is an exit status that nothing explains.
+	ExitCode
+	// Killed is a signal from outside.
+	Killed
+	// Timeout is the end of a wait for another worker.
+	Timeout
+	// LostPeer is a connection that another worker closed.
+	LostPeer
+	// Stopped is an end that the launcher itself asked for.
+	Stopped
+	// Success is no failure.
+	Success
+)
+
+var kindNames = [...]string{
+	"exception", "memory", "device", "not_started", "crash", "exit_code", "killed", "timeout", "lost_peer", "stopped", "success",
+}
+
+func (k Kind) String() string {
+	if k < 0 || int(k) >= len(kindNames) {
+		return "kind " + strconv.Itoa(int(k))
+	}
+	return kindNames[k]
+}
+
+// MarshalText returns the name.
+func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText reads a name.
+func (k *Kind) UnmarshalText(text []byte) error {
+	i := slices.Index(kindNames[:], string(text))
+	if i < 0 {
+		return fmt.Errorf("postmortem: there is no kind %q", text)
+	}
+	*k = Kind(i)
+	return nil
+}
+
+// Consequence reports whether the cause points to another worker.
+func (k Kind) Consequence() bool { return k == Timeout || k == LostPeer }
+
+// Death is what is known about the end of a worker.
+type Death struct {
+	// Code is the exit status, or -N for signal N.
+	Code int
+	// Stderr is the end of what it printed there.
+	Stderr string
+	// ErrorFile is what @record wrote, or nil.
+	ErrorFile []byte
+	// Refused is why it could not be started, or "".
+	Refused string
+	// OutOfMemory says that the kernel counted a kill for memory in the worker's cgroup.
+	OutOfMemory bool
+	// RSS is the largest resident memory of the worker in bytes, Limit that of its cgroup; 0: not known.
+	RSS, Limit int64
+	// Stopped says that the launcher had sent a signal before.
+	Stopped bool
+}
+
+// Cause is why a worker ended.
+type Cause struct {
+	Kind Kind `json:"kind"`
+	// Words is the end of a sentence that begins with the worker: "raised ValueError: bad batch 17".
+	Words string `json:"words"`
+	// Exception is "ValueError: bad batch 17", Traceback what Python printed, Where the innermost line of it.
+	Exception string `json:"exception,omitempty"`
+	Where     string `json:"where,omitempty"`
+	Traceback string `json:"traceback,omitempty"`
+	// Advice says what to try, or is empty.
+	Advice string `json:"advice,omitempty"`
+}
+
+// Explain says why a worker ended.
+func Explain(d Death) Cause {
+	if d.Refused != "" {
+		return Cause{Kind: NotStarted, Words: "could not be started: " + d.Refused, Advice: "check the path and its permissions"}
+	}
+	if d.Code == 0 {
+		return Cause{Kind: Success, Words: "succeeded"}
+	}
+	trace := pickTraceback(d)
+	cause := Cause{Exception: trace.exception, Where: trace.where, Traceback: trace.text}
+	sig := -d.Code
+	if d.Code > 128 && d.Code < 128+65 { // a shell in between
+		sig = d.Code - 128
+	}
+	switch {
+	case d.Stopped && (sig == 15 || sig == 9 || sig == 2):
+		cause = Cause{Kind: Stopped, Words: "was stopped by the launcher (" + signalName(sig) + ")"}
+	case sig == 9 && d.OutOfMemory:
+		cause.Kind, cause.Words = Memory, "was killed by the kernel: out of memory"+sizes(d)
+		cause.Advice = "give the job more memory, or use smaller batches and fewer data loader workers"
+	case sig == 9:
+		cause.Kind, cause.Words = Killed, "was killed by SIGKILL, not by the launcher and not for memory of its cgroup"
+		cause.Advice = "look in the kernel log (dmesg) for an out-of-memory kill of the whole host, and ask who else may kill processes here"
+	case d.Code < 0 && crashes[sig] != "":
+		cause.Kind, cause.Words = Crash, "crashed: "+crashes[sig]+" ("+signalName(sig)+")"
+		cause.Advice = crashAdvice(sig, d.Stderr)
+		if size := sizeMismatch(d.Stderr); size != "" {
+			cause.Words += "; " + size
+			cause.Advice = "the ranks called a collective with different sizes: compare the tensors that they pass"
+		}
+	case d.Code < 0 && trace.exception == "":
+		cause.Kind, cause.Words = Killed, "was ended by "+signalName(sig)+", which the launcher did not send"
+	case trace.exception != "":
+		cause.Kind = kindOf(trace.exception)
+		cause.Words = "raised " + firstLine(trace.exception)
+		cause.Advice = adviceFor(trace.exception)
+		if cause.Kind.Consequence() {
+			cause.Words = consequenceWords(cause.Kind) + ": " + firstLine(trace.exception)
+		}
+	default:
+		cause.Kind, cause.Words = ExitCode, "exited with code "+strconv.Itoa(d.Code)
+		if kind, line := spoken(d.Stderr); line != "" {
+			cause.Kind, cause.Exception = kind, line
+			cause.Words += ": " + firstLine(line)
+			cause.Advice = adviceFor(line)
+		}
+	}
+	return cause
+}
+
+func consequenceWords(k Kind) string {
+	if k == Timeout {
+		return "gave up waiting for another rank"
+	}
+	return "lost its connection to another rank"
+}
+
+func sizes(d Death) string {
+	switch {
+	case d.RSS > 0 && d.Limit > 0:
+		return fmt.Sprintf(" (%s resident, limit %s)", Bytes(d.RSS), Bytes(d.Limit))
+	case d.RSS > 0:
+		return fmt.Sprintf(" (%s resident)", Bytes(d.RSS))
+	}
+	return ""
+}
+
+// Bytes returns a size as people write it: "81 GiB".
+func Bytes(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	v, i := float64(n), 0
+	for v >= 1024 && i < len(units)-1 {
+		v /= 1024
+		i++
+	}
+	if v >= 10 || i == 0 {
+		return fmt.Sprintf("%.0f %s", v, units[i])
+	}
+	return fmt.Sprintf("%.1f %s", v, units[i])
+}
+
+// errorFile is what PyTorch's @record writes.
+type errorFile struct {
+	Message json.RawMessage `json:"message"`
+}
+
+type errorMessage struct {
+	Message   string `json:"message"`
+	ExtraInfo struct {
+		Callstack string `json:"py_callstack"`
+	} `json:"extraInfo"`
+}
+
+// pickTraceback prefers the error file, which holds this worker's exception and nothing else.
+func pickTraceback(d Death) traceback {
+	var file errorFile
+	if len(d.ErrorFile) > 0 && json.Unmarshal(d.ErrorFile, &file) == nil {
+		var m errorMessage
+		if json.Unmarshal(file.Message, &m) == nil && m.Message != "" {
+			t := lastTraceback(m.ExtraInfo.Callstack)
+			if t.exception == "" || !kindOf(t.exception).Consequence() && firstLine(t.exception) == firstLine(m.Message) {
+				t.exception = m.Message
+			}
+			if t.text == "" {
+				t.text = m.ExtraInfo.Callstack
+			}
+			return t
+		}
+		var text string
+		if json.Unmarshal(file.Message, &text) == nil && text != "" {
+			return traceback{exception: text}
+		}
+	}
+	return lastTraceback(d.Stderr)
+}
+
+// Failure is a worker that failed, for [First].
+type Failure struct {
+	Rank  int
+	Cause Cause
+}
+
+// First returns the index of the failure that explains the others: the first of those with the gravest cause. Failures
+// are in the order in which they were seen. It returns -1 when there is none.
+func First(failures []Failure) int {
+	best := -1
+	for i, f := range failures {
+		if f.Cause.Kind == Success {
+			continue
+		}
+		if best < 0 || blame(f.Cause.Kind) < blame(failures[best].Cause.Kind) {
+			best = i
+		}
+	}
+	return best
+}
+
+// blame groups kinds: what happened to a worker by itself comes before what others did to it, and within a group the
+// first is the cause.
+func blame(k Kind) int {
+	switch k {
+	case Timeout:
+		return 1
+	case LostPeer:
+		return 2
+	case Stopped:
+		return 3
+	default:
+		return 0
+	}
+}

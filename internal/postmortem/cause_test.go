@@ -1,0 +1,110 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package postmortem
+
+import (
+	"strings"
+	"testing"
+)
+
+const victimTrace = `[rank0]: Traceback (most recent call last):
+[rank0]:   File "/srv/victim.py", line 34, in <module>
+[rank0]:     main()
+[rank0]:   File "/srv/victim.py", line 27, in main
+[rank0]:     dist.all_reduce(x)
+[rank0]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:27861
+`
+
+const chainTrace = `Traceback (most recent call last):
+  File "/srv/victim.py", line 21, in main
+    raise ValueError("the real cause")
+ValueError: the real cause
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/srv/victim.py", line 34, in <module>
+    main()
+  File "/srv/victim.py", line 24, in main
+    dist.barrier()
+RuntimeError: Connection closed by peer [127.0.0.1]:27861
+`
+
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		death Death
+		kind  Kind
+		words string
+		where string
+	}{
+		"success":       {Death{}, Success, "succeeded", ""},
+		"exit code":     {Death{Code: 7}, ExitCode, "exited with code 7", ""},
+		"last words":    {Death{Code: 7, Stderr: "starting\nno config\n"}, ExitCode, "exited with code 7: no config", ""},
+		"exception":     {Death{Code: 1, Stderr: "noise\nTraceback (most recent call last):\n  File \"/srv/train.py\", line 17, in step\n    raise ValueError(x)\nValueError: bad batch 17\n"}, Exception, "raised ValueError: bad batch 17", "step (/srv/train.py:17)"},
+		"consequence":   {Death{Code: 1, Stderr: victimTrace}, LostPeer, "lost its connection to another rank: RuntimeError: [../third_party", "main (/srv/victim.py:27)"},
+		"chain":         {Death{Code: 1, Stderr: chainTrace}, Exception, "raised ValueError: the real cause", "main (/srv/victim.py:21)"},
+		"timeout":       {Death{Code: 1, Stderr: strings.Replace(victimTrace, "Connection closed by peer", "Timed out waiting 4000ms for recv operation to complete", 1)}, Timeout, "gave up waiting for another rank", ""},
+		"error file":    {Death{Code: 1, ErrorFile: []byte(`{"message": {"message": "ValueError: bad batch 17", "extraInfo": {"py_callstack": "Traceback (most recent call last):\n  File \"t.py\", line 3, in main\n    x()\nValueError: bad batch 17\n", "timestamp": "1794744210"}}}`)}, Exception, "raised ValueError: bad batch 17", "main (t.py:3)"},
+		"plain message": {Death{Code: 1, ErrorFile: []byte(`{"message": "it broke", "timestamp": 3}`)}, Exception, "raised it broke", ""},
+		"broken file":   {Death{Code: 3, ErrorFile: []byte(`{"mess`)}, ExitCode, "exited with code 3", ""},
+		"killed":        {Death{Code: -9}, Killed, "was killed by SIGKILL, not by the launcher", ""},
+		"out of memory": {Death{Code: -9, OutOfMemory: true, RSS: 81 << 30, Limit: 80 << 30}, Memory, "was killed by the kernel: out of memory (81 GiB resident, limit 80 GiB)", ""},
+		"by a shell":    {Death{Code: 137, OutOfMemory: true}, Memory, "was killed by the kernel: out of memory", ""},
+		"segfault":      {Death{Code: -11}, Crash, "crashed: segmentation fault (SIGSEGV)", ""},
+		"bus":           {Death{Code: -7}, Crash, "crashed: bus error (SIGBUS)", ""},
+		"sizes":         {Death{Code: -6, Stderr: "op.preamble.length <= op.nbytes. 8 vs 4. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"}, Crash, "crashed: aborted (SIGABRT); a peer sent 8 bytes where it expected 4", ""},
+		"stopped":       {Death{Code: -15, Stopped: true}, Stopped, "was stopped by the launcher (SIGTERM)", ""},
+		"terminated":    {Death{Code: -15}, Killed, "was ended by SIGTERM, which the launcher did not send", ""},
+		"refused":       {Death{Code: 127, Refused: "x: there is no such program in the PATH"}, NotStarted, "could not be started: x", ""},
+		"no script":     {Death{Code: 2, Stderr: "python3: can't open file '/srv/nope.py': [Errno 2] No such file or directory\n"}, Exception, "raised python3: can't open file", ""},
+		"syntax":        {Death{Code: 1, Stderr: "  File \"/srv/t.py\", line 3\n    def\n       ^\nSyntaxError: invalid syntax\n"}, Exception, "raised SyntaxError: invalid syntax", "/srv/t.py:3"},
+		"cuda":          {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\n    x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 GiB\n"}, Memory, "raised torch.OutOfMemoryError: CUDA out of memory", ""},
+		"cut traceback": {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 1"}, ExitCode, "exited with code 1", ""},
+		"a Go rank":     {Death{Code: 1, Stderr: "2026/11/15 group: all-reduce: rank 2 on nodeb: peer lost: connection reset\n"}, LostPeer, "exited with code 1: 2026/11/15 group", ""},
+	} {
+		got := Explain(c.death)
+		if got.Kind != c.kind || !strings.HasPrefix(got.Words, c.words) || c.where != "" && got.Where != c.where {
+			t.Errorf("%s: %v %q at %q, want %v %q at %q", name, got.Kind, got.Words, got.Where, c.kind, c.words, c.where)
+		}
+	}
+}
+
+func TestFirst(t *testing.T) {
+	t.Parallel()
+	of := func(kinds ...Kind) []Failure {
+		var all []Failure
+		for i, k := range kinds {
+			all = append(all, Failure{Rank: i, Cause: Cause{Kind: k}})
+		}
+		return all
+	}
+	for _, c := range []struct {
+		failures []Failure
+		want     int
+	}{
+		{nil, -1},
+		{of(Success), -1},
+		{of(LostPeer, LostPeer, Exception), 2},
+		{of(Timeout, LostPeer), 0},
+		{of(LostPeer, Timeout), 1},
+		{of(Killed, Exception), 0}, // the first: a rank that raised afterwards may have missed it
+		{of(Stopped, Killed), 1},
+		{of(LostPeer, Stopped), 0},
+	} {
+		if got := First(c.failures); got != c.want {
+			t.Errorf("First(%v) is %d, want %d", c.failures, got, c.want)
+		}
+	}
+}
+
+func FuzzExplain(f *testing.F) {
+	f.Add(1, victimTrace, []byte(nil))
+	f.Add(1, chainTrace, []byte(`{"message": {"message": "x"}}`))
+	f.Fuzz(func(t *testing.T, code int, stderr string, file []byte) {
+		if c := Explain(Death{Code: code, Stderr: stderr, ErrorFile: file}); c.Words == "" {
+			t.Errorf("no words for code %d", code)
+		}
+	})
+}

@@ -1,0 +1,125 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package postmortem
+
+import (
+	"regexp"
+	"strings"
+)
+
+// traceback is a Python traceback found in text.
+type traceback struct {
+	text      string // all of it, chained ones included
+	exception string // "ValueError: bad batch 17"
+	where     string // "train (train.py:17)"
+}
+
+const (
+	traceStart = "Traceback (most recent call last):"
+	chained    = "During handling of the above exception, another exception occurred:"
+	caused     = "The above exception was the direct cause of the following exception:"
+)
+
+// rankPrefix is what PyTorch puts before the lines of an uncaught exception once a process group exists.
+var rankPrefix = regexp.MustCompile(`^\[rank\d+\]: ?`)
+
+var fileLine = regexp.MustCompile(`^ *File "(.*)", line (\d+)(?:, in (.*))?`)
+
+// lastTraceback finds the last traceback in text. Of chained exceptions it names the one that started the trouble when
+// the later ones are consequences of other workers' ends.
+func lastTraceback(text string) traceback {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = rankPrefix.ReplaceAllString(strings.TrimRight(line, "\r"), "")
+	}
+	blocks := parseBlocks(lines)
+	if len(blocks) == 0 {
+		return noTraceback(lines)
+	}
+	// The last chain: blocks that are connected by the two sentences.
+	from := len(blocks) - 1
+	for from > 0 && blocks[from].chained {
+		from--
+	}
+	chain := blocks[from:]
+	pick := chain[len(chain)-1]
+	if kindOf(pick.exception).Consequence() || strings.HasPrefix(pick.exception, "KeyboardInterrupt") {
+		for _, b := range chain {
+			if !kindOf(b.exception).Consequence() && !strings.HasPrefix(b.exception, "KeyboardInterrupt") {
+				pick = b
+				break
+			}
+		}
+	}
+	return traceback{
+		text:      strings.TrimSpace(strings.Join(lines[chain[0].from:chain[len(chain)-1].to], "\n")),
+		exception: pick.exception, where: pick.where,
+	}
+}
+
+// block is one "Traceback ..." with its exception.
+type block struct {
+	from, to         int
+	exception, where string
+	chained          bool // it follows from the block before
+}
+
+func parseBlocks(lines []string) []block {
+	var blocks []block
+	linked := false
+	for i := 0; i < len(lines); i++ {
+		if s := strings.TrimSpace(lines[i]); s == chained || s == caused {
+			linked = len(blocks) > 0
+			continue
+		}
+		if strings.TrimSpace(lines[i]) != traceStart {
+			continue
+		}
+		b := block{from: i, chained: linked}
+		linked = false
+		i++
+		for ; i < len(lines) && (strings.HasPrefix(lines[i], " ") || lines[i] == ""); i++ {
+			if m := fileLine.FindStringSubmatch(lines[i]); m != nil {
+				b.where = m[1] + ":" + m[2]
+				if m[3] != "" {
+					b.where = m[3] + " (" + b.where + ")"
+				}
+			}
+		}
+		if i >= len(lines) || strings.TrimSpace(lines[i]) == traceStart {
+			break // cut off
+		}
+		b.exception = lines[i]
+		// The text of an exception may have several lines; it ends at an empty one, or where something else begins.
+		for i+1 < len(lines) && lines[i+1] != "" && strings.TrimSpace(lines[i+1]) != traceStart && len(b.exception) < 4096 {
+			i++
+			b.exception += "\n" + lines[i]
+		}
+		b.to = i + 1
+		blocks = append(blocks, b)
+	}
+	return blocks
+}
+
+// noTraceback finds what Python says without one: a script that does not exist, a syntax error.
+func noTraceback(lines []string) traceback {
+	for i := len(lines) - 1; i >= max(0, len(lines)-20); i-- {
+		line := lines[i]
+		if strings.Contains(line, ": can't open file ") || strings.Contains(line, ": No module named ") || strings.Contains(line, "Error while finding module") {
+			return traceback{exception: line}
+		}
+		if name, _, found := strings.Cut(line, ": "); found && (name == "SyntaxError" || name == "IndentationError" || name == "TabError") {
+			t := traceback{exception: line}
+			for j := i; j >= 0; j-- {
+				if m := fileLine.FindStringSubmatch(lines[j]); m != nil {
+					t.where = m[1] + ":" + m[2]
+					t.text = strings.Join(lines[j:i+1], "\n")
+					break
+				}
+			}
+			return t
+		}
+	}
+	return traceback{}
+}
