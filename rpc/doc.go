@@ -18,8 +18,8 @@
 //
 // A name is "module.function"; a method or nested name has a colon behind the module: "package.module:Class.method".
 // A name that starts with "__torch__." is a TorchScript function, one with a schema such as
-// "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor" a builtin operator, which a Go worker serves if it is one of its
-// [Kernels]; "torch.mul" is the Python function of a PyTorch worker. Keyword arguments are a [Kw] at the end. Handlers are
+// "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor" a builtin operator, which a Go worker serves if it was told
+// to, see [WithOperators]; "torch.mul" is the Python function of a PyTorch worker. Keyword arguments are a [Kw] at the end. Handlers are
 // functions in a [Registry].
 //
 // Python values become Go values and back; see [Value]. Go structs are dicts, by the tag `rpc:"name"` or the field's

@@ -11,32 +11,42 @@ import (
 // Kernel computes a builtin operator: the arguments are the operator's whole stack, defaults filled in.
 type Kernel func(stack []any) (any, error)
 
-// HandleOperator serves a builtin operator, by its name and overload: "aten::add.Tensor". It replaces the builtin kernel.
+// HandleOperator serves a builtin operator, by its name and overload: "aten::add.Tensor". It replaces that of
+// [WithOperators].
 func (r *Registry) HandleOperator(name string, k Kernel) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.kernels[name] = k
 }
 
+// WithOperators serves builtin operators by their names and overloads. Package rpc/operators has some. The default is none.
+func WithOperators(kernels map[string]Kernel) Option {
+	return option(func(c *config) error { c.operators = kernels; return nil })
+}
+
 const operatorOp = "rpc: operator"
 
 // runKernel runs a builtin operator.
-func (r *Registry) runKernel(s *rpcwire.ScriptUDF) (any, error) {
+func (c *config) runKernel(s *rpcwire.ScriptUDF) (any, error) {
 	name := s.Operator()
-	r.mu.RLock()
-	k := r.kernels[name]
-	r.mu.RUnlock()
+	c.registry.mu.RLock()
+	k := c.registry.kernels[name]
+	c.registry.mu.RUnlock()
 	if k == nil {
-		k = builtinKernels[name]
+		k = c.operators[name]
 	}
 	if k == nil {
-		e := dist.New(operatorOp, dist.NotSupported, "a Go worker has no kernel for this operator: send the work to a PyTorch worker or serve it with Registry.HandleOperator")
+		detail := "this Go worker has no kernel for this operator: serve it with Registry.HandleOperator, or send the work to a PyTorch worker"
+		if c.operators == nil {
+			detail = "this Go worker serves no builtin operators: start it with operators.Serve() of package rpc/operators, or send the work to a PyTorch worker"
+		}
+		e := dist.New(operatorOp, dist.NotSupported, detail)
 		e.Key = name
 		return nil, e
 	}
 	v, err := k(s.Stack)
 	if err != nil {
-		e, ours := err.(*dist.Error) //nolint:errorlint // of badOperand
+		e, ours := err.(*dist.Error) //nolint:errorlint // of a kernel itself
 		if !ours || e.Op != operatorOp {
 			e = dist.Wrap(operatorOp, dist.InvalidArgument, err)
 		}
@@ -45,8 +55,3 @@ func (r *Registry) runKernel(s *rpcwire.ScriptUDF) (any, error) {
 	}
 	return v, nil
 }
-
-// Kernels returns the names of the builtin operators that every Go worker serves.
-func Kernels() []string { return sortedNames(builtinKernels) }
-
-var builtinKernels = map[string]Kernel{}

@@ -31,6 +31,7 @@ type config struct {
 	concurrency int
 	queue       int
 	registry    *Registry
+	operators   map[string]Kernel
 	logger      *slog.Logger
 	hook        observe.Hook
 	transports  []string

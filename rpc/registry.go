@@ -25,7 +25,7 @@ type Registry struct {
 	classes map[reflect.Type]*class
 }
 
-// NewRegistry returns a registry that has only the builtin operators of [Kernels].
+// NewRegistry returns an empty registry.
 func NewRegistry() *Registry {
 	return &Registry{funcs: map[string]*handler{}, kernels: map[string]Kernel{}, classes: map[reflect.Type]*class{}}
 }

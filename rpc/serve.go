@@ -264,7 +264,7 @@ func (a *Agent) invoke(ctx context.Context, j *job, done func(any, error)) (ran 
 		done(nil, &panicError{value: v})
 	}()
 	if j.script != nil && j.script.Schema != "" {
-		v, err := a.cfg.registry.runKernel(j.script)
+		v, err := a.cfg.runKernel(j.script)
 		done(v, err)
 		ran = true
 	} else {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/aten"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -27,7 +28,9 @@ func TestErrorTexts(t *testing.T) {
 		MustHandle("m.points", func(_ []map[string]point, _ int) {}).
 		MustHandle("m.point", func(p point) int { return p.X }).
 		MustHandle("m.none", func() {})
-	agents := world(t, 2, true, func(int) *Registry { return reg })
+	budget := aten.NewBudget(1 << 20)
+	mulTensor := func(stack []any) (any, error) { v, _, err := budget.Run("aten::mul.Tensor", stack); return v, err }
+	agents := world(t, 2, true, func(int) *Registry { return reg }, WithOperators(map[string]Kernel{"aten::mul.Tensor": mulTensor}))
 	ctx := testContext(t)
 	x := tensor.Must(tensor.From([]float32{1}, 1))
 	const mul = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor"
@@ -53,7 +56,7 @@ func TestErrorTexts(t *testing.T) {
 		{"aten::mul.Tensor", []any{x, x}, dist.InvalidArgument, `an operator is called by its whole schema`},
 		{mul, []any{x, Kw{"other": x}}, dist.InvalidArgument, `positional arguments only`},
 		{mul, []any{x}, dist.InvalidArgument, `rpc: operator "aten::mul.Tensor": invalid argument: argument 2 is missing`},
-		{"aten::svd(Tensor self) -> Tensor", []any{x}, dist.NotSupported, `a Go worker has no kernel for this operator`},
+		{"aten::svd(Tensor self) -> Tensor", []any{x}, dist.NotSupported, `this Go worker has no kernel for this operator`},
 	} {
 		for _, to := range []string{"w0", "w1"} {
 			_, err := Call[any](ctx, agents[0], to, c.fn, c.args...)

@@ -41,7 +41,8 @@ pure: internal/rrefcore internal/gloo/wire internal/gloo/match internal/native/w
       internal/gloo internal/shm internal/native/* internal/native internal/recorder
       internal/portowner rendezvous
       group
-      rpc
+      internal/aten
+      rpc rpc/operators
       .
       launch
       internal/tui internal/cli cmd/*

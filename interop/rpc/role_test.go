@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/operators"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -300,7 +301,7 @@ for i in range(2):
 		if told {
 			opts = append(opts, rpc.WithRound(round))
 		}
-		a, err := rpc.Join(ctx, st, "go1", opts...)
+		a, err := rpc.Join(ctx, st, "go1", append(opts, operators.Serve())...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/operators"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -103,7 +104,7 @@ func (h *history) live(port int, g generation, goFirst bool) {
 			}
 			if err == nil {
 				var a *rpc.Agent
-				if a, err = rpc.Join(ctx, st, name, opts...); err == nil {
+				if a, err = rpc.Join(ctx, st, name, append(opts, operators.Serve())...); err == nil {
 					t.Cleanup(func() { _ = a.Close() })
 					mu.Lock()
 					agents[name] = a

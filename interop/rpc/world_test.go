@@ -20,6 +20,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/testlog"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/operators"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -142,7 +143,7 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 		if set.static {
 			opts = append(opts, rpc.WithWorldSize(len(members)))
 		}
-		a, err := rpc.Join(ctx, st, m.name, append(opts, m.opts...)...)
+		a, err := rpc.Join(ctx, st, m.name, append(append(opts, operators.Serve()), m.opts...)...)
 		mu.Lock()
 		defer mu.Unlock()
 		w.stores = append(w.stores, st)

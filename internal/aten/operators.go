@@ -1,89 +1,96 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package aten
 
 import (
 	"math"
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// The builtin operators that a Go worker serves: small, plain kernels that follow torch's rules of broadcasting and type
-// promotion. They are there so that tools and tests which call torch operators at "any worker" work; heavy work belongs
-// to handlers.
+// operator computes one operator within a call.
+type operator func(c *call, stack []any) (any, error)
 
-func init() { //nolint:gochecknoinits // a table that is built from parts
-	for name, f := range map[string]binaryOp{
-		"add": {ints: func(a, b int64) int64 { return a + b }, floats: func(a, b float64) float64 { return a + b }, complexes: func(a, b complex128) complex128 { return a + b }},
-		"sub": {ints: func(a, b int64) int64 { return a - b }, floats: func(a, b float64) float64 { return a - b }, complexes: func(a, b complex128) complex128 { return a - b }},
-	} {
-		for _, overload := range []string{"Tensor", "Scalar"} {
-			builtinKernels["aten::"+name+"."+overload] = scaled(f)
-		}
+// operators are all of them, by name and overload.
+var operators = table()
+
+func table() map[string]operator {
+	all := map[string]operator{
+		"aten::neg": one(unaryOp{
+			ints: func(x int64) int64 { return -x }, floats: func(x float64) float64 { return -x }, complexes: func(x complex128) complex128 { return -x },
+		}),
+		"aten::relu": one(unaryOp{
+			ints: func(x int64) int64 { return max(x, 0) },
+			floats: func(x float64) float64 {
+				if x < 0 {
+					return 0
+				}
+				return x
+			},
+		}),
+		"aten::abs": one(unaryOp{
+			ints: func(x int64) int64 {
+				if x < 0 {
+					return -x
+				}
+				return x
+			}, floats: math.Abs,
+		}),
+		"aten::zeros":  filled(0),
+		"aten::ones":   filled(1),
+		"aten::sum":    reduceAll(false),
+		"aten::mean":   reduceAll(true),
+		"aten::mm":     func(c *call, s []any) (any, error) { return matmulArgs(c, s, false) },
+		"aten::matmul": func(c *call, s []any) (any, error) { return matmulArgs(c, s, true) },
+		"aten::clone":  clone,
+		"aten::t":      transpose,
 	}
-	div := binaryOp{
-		floats: func(a, b float64) float64 { return a / b }, complexes: func(a, b complex128) complex128 { return a / b }, float: true,
-	}
+	add := binaryOp{ints: func(a, b int64) int64 { return a + b }, floats: func(a, b float64) float64 { return a + b }, complexes: func(a, b complex128) complex128 { return a + b }}
+	sub := binaryOp{ints: func(a, b int64) int64 { return a - b }, floats: func(a, b float64) float64 { return a - b }, complexes: func(a, b complex128) complex128 { return a - b }}
+	div := binaryOp{floats: func(a, b float64) float64 { return a / b }, complexes: func(a, b complex128) complex128 { return a / b }, float: true}
 	for _, overload := range []string{"Tensor", "Scalar"} {
-		builtinKernels["aten::mul."+overload] = two(mul)
-		builtinKernels["aten::div."+overload] = two(div)
+		all["aten::add."+overload] = scaled(add)
+		all["aten::sub."+overload] = scaled(sub)
+		all["aten::mul."+overload] = two(mul)
+		all["aten::div."+overload] = two(div)
 	}
 	for name, f := range map[string]func(float64) float64{
 		"exp": math.Exp, "log": math.Log, "sqrt": math.Sqrt, "tanh": math.Tanh, "sin": math.Sin, "cos": math.Cos,
 		"sigmoid": func(x float64) float64 { return 1 / (1 + math.Exp(-x)) },
 	} {
-		builtinKernels["aten::"+name] = one(unaryOp{floats: f, float: true})
+		all["aten::"+name] = one(unaryOp{floats: f, float: true})
 	}
-	builtinKernels["aten::neg"] = one(unaryOp{
-		ints: func(x int64) int64 { return -x }, floats: func(x float64) float64 { return -x }, complexes: func(x complex128) complex128 { return -x },
-	})
-	builtinKernels["aten::relu"] = one(unaryOp{
-		ints: func(x int64) int64 { return max(x, 0) },
-		floats: func(x float64) float64 {
-			if x < 0 {
-				return 0
-			}
-			return x
-		},
-	})
-	builtinKernels["aten::abs"] = one(unaryOp{
-		ints: func(x int64) int64 {
-			if x < 0 {
-				return -x
-			}
-			return x
-		}, floats: math.Abs,
-	})
-	builtinKernels["aten::zeros"] = filled(0)
-	builtinKernels["aten::ones"] = filled(1)
-	builtinKernels["aten::sum"] = reduceAll(false)
-	builtinKernels["aten::mean"] = reduceAll(true)
-	builtinKernels["aten::mm"] = func(s []any) (any, error) { return matmulArgs(s, false) }
-	builtinKernels["aten::matmul"] = func(s []any) (any, error) { return matmulArgs(s, true) }
-	builtinKernels["aten::clone"] = func(s []any) (any, error) {
-		t, err := argTensor(s, 0)
-		if err != nil {
-			return nil, err
-		}
-		return t.Clone()
+	return all
+}
+
+func clone(c *call, s []any) (any, error) {
+	t, err := argTensor(s, 0)
+	if err != nil {
+		return nil, err
 	}
-	builtinKernels["aten::t"] = func(s []any) (any, error) {
-		t, err := argTensor(s, 0)
-		if err != nil || t.Dims() < 2 {
-			return t, err
-		}
-		if t.Dims() > 2 {
-			return nil, badOperand("t() expects a tensor with <= 2 dimensions, but self is %dD", t.Dims())
-		}
-		return t.Transpose(0, 1)
+	if err := c.tensor(t.DType(), t.Shape()); err != nil {
+		return nil, err
 	}
+	return t.Clone()
+}
+
+func transpose(_ *call, s []any) (any, error) {
+	t, err := argTensor(s, 0)
+	if err != nil || t.Dims() < 2 {
+		return t, err
+	}
+	if t.Dims() > 2 {
+		return nil, badOperand("t() expects a tensor with <= 2 dimensions, but self is %dD", t.Dims())
+	}
+	return t.Transpose(0, 1)
 }
 
 func badOperand(format string, args ...any) error {
-	return dist.Newf(operatorOp, dist.InvalidArgument, format, args...)
+	return dist.Newf(Op, dist.InvalidArgument, format, args...)
 }
 
 func argTensor(stack []any, i int) (*tensor.Tensor, error) {
@@ -241,13 +248,13 @@ var mul = binaryOp{
 	complexes: func(a, b complex128) complex128 { return a * b },
 }
 
-func two(f binaryOp) Kernel {
-	return func(stack []any) (any, error) {
+func two(f binaryOp) operator {
+	return func(c *call, stack []any) (any, error) {
 		a, b, err := argPair(stack)
 		if err != nil {
 			return nil, err
 		}
-		return elementwise(f, a, b)
+		return elementwise(c, f, a, b)
 	}
 }
 
@@ -259,14 +266,14 @@ func argPair(stack []any) (a, b operand, err error) {
 }
 
 // scaled is add and sub, whose third argument scales the second.
-func scaled(f binaryOp) Kernel {
-	return func(stack []any) (any, error) {
+func scaled(f binaryOp) operator {
+	return func(c *call, stack []any) (any, error) {
 		a, b, err := argPair(stack)
 		if err != nil {
 			return nil, err
 		}
 		if len(stack) < 3 || stack[2] == any(int64(1)) {
-			return elementwise(f, a, b)
+			return elementwise(c, f, a, b)
 		}
 		alpha, err := argOperand(stack, 2)
 		if err != nil {
@@ -281,16 +288,16 @@ func scaled(f binaryOp) Kernel {
 				return nil, err
 			}
 		}
-		product, err := elementwise(mul, b, alpha)
+		product, err := elementwise(c, mul, b, alpha)
 		if err != nil {
 			return nil, err
 		}
-		return elementwise(f, a, operand{t: product})
+		return elementwise(c, f, a, operand{t: product})
 	}
 }
 
-func one(f unaryOp) Kernel {
-	return func(stack []any) (any, error) {
+func one(f unaryOp) operator {
+	return func(c *call, stack []any) (any, error) {
 		t, err := argNumbers(stack, 0)
 		if err != nil {
 			return nil, err
@@ -301,19 +308,19 @@ func one(f unaryOp) Kernel {
 		}
 		switch cat := category(dt); {
 		case cat == 3 && f.complexes != nil:
-			return mapped(t, dt, toComplex, f.complexes)
+			return mapped(c, t, dt, toComplex, f.complexes)
 		case cat == 2:
-			return mapped(t, dt, toFloat, f.floats)
+			return mapped(c, t, dt, toFloat, f.floats)
 		case cat == 1 && f.ints != nil:
-			return mapped(t, dt, toInteger, f.ints)
+			return mapped(c, t, dt, toInteger, f.ints)
 		}
 		return nil, badOperand("not implemented for %v", t.DType())
 	}
 }
 
 // filled is zeros and ones: sizes, dtype, layout, device, pin_memory.
-func filled(value int64) Kernel {
-	return func(stack []any) (any, error) {
+func filled(value int64) operator {
+	return func(c *call, stack []any) (any, error) {
 		if len(stack) < 1 {
 			return nil, badOperand("sizes are missing")
 		}
@@ -337,15 +344,18 @@ func filled(value int64) Kernel {
 				return nil, badOperand("dtype %v", stack[1])
 			}
 		}
-		if len(stack) > 3 && stack[3] != nil && stack[3] != any(Device("cpu")) {
+		if len(stack) > 3 && stack[3] != nil && stack[3] != any(rpcwire.Device("cpu")) {
 			return nil, badOperand("device %v: a Go worker has only the CPU", stack[3])
+		}
+		if err := c.tensor(dt, shape); err != nil {
+			return nil, err
 		}
 		return tensor.Full(dt, fit(dt, value), shape...)
 	}
 }
 
-func reduceAll(mean bool) Kernel {
-	return func(stack []any) (any, error) {
+func reduceAll(mean bool) operator {
+	return func(c *call, stack []any) (any, error) {
 		t, argErr := argNumbers(stack, 0)
 		if argErr != nil {
 			return nil, argErr
@@ -353,7 +363,7 @@ func reduceAll(mean bool) Kernel {
 		shape := t.Shape()
 		switch cat := category(t.DType()); {
 		case cat == 3:
-			x, err := values(operand{t: t}, shape, toComplex)
+			x, err := values(c, operand{t: t}, shape, toComplex)
 			if err != nil {
 				return nil, err
 			}
@@ -364,9 +374,9 @@ func reduceAll(mean bool) Kernel {
 			if mean {
 				sum /= complex(float64(len(x)), 0)
 			}
-			return storeValues(t.DType(), nil, []complex128{sum})
+			return storeValues(c, t.DType(), nil, []complex128{sum})
 		case cat == 2:
-			x, err := values(operand{t: t}, shape, toFloat)
+			x, err := values(c, operand{t: t}, shape, toFloat)
 			if err != nil {
 				return nil, err
 			}
@@ -377,11 +387,11 @@ func reduceAll(mean bool) Kernel {
 			if mean {
 				sum /= float64(len(x))
 			}
-			return storeValues(t.DType(), nil, []float64{sum})
+			return storeValues(c, t.DType(), nil, []float64{sum})
 		case mean:
 			return nil, badOperand("mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: %v", t.DType())
 		}
-		x, err := values(operand{t: t}, shape, toInteger)
+		x, err := values(c, operand{t: t}, shape, toInteger)
 		if err != nil {
 			return nil, err
 		}
@@ -389,12 +399,12 @@ func reduceAll(mean bool) Kernel {
 		for _, v := range x {
 			sum += v
 		}
-		return storeValues(tensor.Int64, nil, []int64{sum})
+		return storeValues(c, tensor.Int64, nil, []int64{sum})
 	}
 }
 
 // matmulArgs multiplies matrices; vector takes vectors too.
-func matmulArgs(stack []any, vector bool) (any, error) {
+func matmulArgs(c *call, stack []any, vector bool) (any, error) {
 	a, err := argNumbers(stack, 0)
 	if err != nil {
 		return nil, err
@@ -429,20 +439,26 @@ func matmulArgs(stack []any, vector bool) (any, error) {
 	}
 	switch category(a.DType()) {
 	case 3:
-		return multiply(a, b, n, k, m, shape, toComplex)
+		return multiply(c, a, b, n, k, m, shape, toComplex)
 	case 2:
-		return multiply(a, b, n, k, m, shape, toFloat)
+		return multiply(c, a, b, n, k, m, shape, toFloat)
 	}
-	return multiply(a, b, n, k, m, shape, toInteger)
+	return multiply(c, a, b, n, k, m, shape, toInteger)
 }
 
-func multiply[N int64 | float64 | complex128](a, b *tensor.Tensor, n, k, m int, shape []int, from func(any) N) (any, error) {
-	x, err := values(operand{t: a}, a.Shape(), from)
+func multiply[N int64 | float64 | complex128](c *call, a, b *tensor.Tensor, n, k, m int, shape []int, from func(any) N) (any, error) {
+	x, err := values(c, operand{t: a}, a.Shape(), from)
 	if err != nil {
 		return nil, err
 	}
-	y, err := values(operand{t: b}, b.Shape(), from)
+	y, err := values(c, operand{t: b}, b.Shape(), from)
 	if err != nil {
+		return nil, err
+	}
+	if err = c.work(n, k, m); err != nil {
+		return nil, err
+	}
+	if err = reserve[N](c, []int{n, m}); err != nil {
 		return nil, err
 	}
 	out := make([]N, n*m)
@@ -454,5 +470,5 @@ func multiply[N int64 | float64 | complex128](a, b *tensor.Tensor, n, k, m int, 
 			}
 		}
 	}
-	return storeValues(a.DType(), shape, out)
+	return storeValues(c, a.DType(), shape, out)
 }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package aten
 
 import (
 	"math/cmplx"
@@ -34,7 +34,10 @@ func broadcastShape(a, b []int) ([]int, error) {
 }
 
 // values reads an operand as numbers of one kind, expanded to a shape.
-func values[N int64 | float64 | complex128](o operand, shape []int, from func(any) N) ([]N, error) {
+func values[N int64 | float64 | complex128](c *call, o operand, shape []int, from func(any) N) ([]N, error) {
+	if err := reserve[N](c, shape); err != nil {
+		return nil, err
+	}
 	n := 1
 	for _, d := range shape {
 		n *= d
@@ -62,6 +65,9 @@ func values[N int64 | float64 | complex128](o operand, shape []int, from func(an
 	if err != nil {
 		return nil, err
 	}
+	if err = c.tensor(t.DType(), shape); err != nil {
+		return nil, err
+	}
 	if t, err = t.Contiguous(); err != nil {
 		return nil, err
 	}
@@ -83,7 +89,10 @@ func values[N int64 | float64 | complex128](o operand, shape []int, from func(an
 }
 
 // storeValues writes results as a tensor of the given type.
-func storeValues[N int64 | float64 | complex128](dt tensor.DType, shape []int, data []N) (*tensor.Tensor, error) {
+func storeValues[N int64 | float64 | complex128](c *call, dt tensor.DType, shape []int, data []N) (*tensor.Tensor, error) {
+	if err := c.tensor(dt, shape); err != nil {
+		return nil, err
+	}
 	out, err := tensor.New(dt, shape...)
 	if err != nil || len(data) == 0 {
 		return out, err
@@ -126,7 +135,7 @@ func fit[N int64 | float64 | complex128](dt tensor.DType, v N) any {
 	return v
 }
 
-func elementwise(f binaryOp, a, b operand) (*tensor.Tensor, error) {
+func elementwise(c *call, f binaryOp, a, b operand) (*tensor.Tensor, error) {
 	var as, bs []int
 	if a.t != nil {
 		as = a.t.Shape()
@@ -147,39 +156,39 @@ func elementwise(f binaryOp, a, b operand) (*tensor.Tensor, error) {
 		if f.complexes == nil {
 			return nil, badOperand("not implemented for %v", dt)
 		}
-		return combined(a, b, dt, shape, toComplex, f.complexes)
+		return combined(c, a, b, dt, shape, toComplex, f.complexes)
 	case 2:
-		return combined(a, b, dt, shape, toFloat, f.floats)
+		return combined(c, a, b, dt, shape, toFloat, f.floats)
 	}
-	return combined(a, b, dt, shape, toInteger, f.ints)
+	return combined(c, a, b, dt, shape, toInteger, f.ints)
 }
 
 // combined computes f of the elements of two operands, as numbers of one kind.
-func combined[N int64 | float64 | complex128](a, b operand, dt tensor.DType, shape []int, from func(any) N, f func(N, N) N) (*tensor.Tensor, error) {
-	x, err := values(a, shape, from)
+func combined[N int64 | float64 | complex128](c *call, a, b operand, dt tensor.DType, shape []int, from func(any) N, f func(N, N) N) (*tensor.Tensor, error) {
+	x, err := values(c, a, shape, from)
 	if err != nil {
 		return nil, err
 	}
-	y, err := values(b, shape, from)
+	y, err := values(c, b, shape, from)
 	if err != nil {
 		return nil, err
 	}
 	for i := range x {
 		x[i] = f(x[i], y[i])
 	}
-	return storeValues(dt, shape, x)
+	return storeValues(c, dt, shape, x)
 }
 
 // mapped computes f of every element, as a number of one kind.
-func mapped[N int64 | float64 | complex128](t *tensor.Tensor, dt tensor.DType, from func(any) N, f func(N) N) (*tensor.Tensor, error) {
-	x, err := values(operand{t: t}, t.Shape(), from)
+func mapped[N int64 | float64 | complex128](c *call, t *tensor.Tensor, dt tensor.DType, from func(any) N, f func(N) N) (*tensor.Tensor, error) {
+	x, err := values(c, operand{t: t}, t.Shape(), from)
 	if err != nil {
 		return nil, err
 	}
 	for i := range x {
 		x[i] = f(x[i])
 	}
-	return storeValues(dt, t.Shape(), x)
+	return storeValues(c, dt, t.Shape(), x)
 }
 
 func toComplex(v any) complex128 {

@@ -1,0 +1,122 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package aten computes a few of torch's builtin operators on stacks of arguments as they come over the wire: small, plain
+// kernels that follow torch's rules of broadcasting and type promotion. They are there so that tools and tests which call
+// torch operators at any worker work; heavy work belongs to handlers.
+//
+// Whoever sends a few bytes can ask for any amount of memory: the sizes of zeros, the broadcast of two vectors, a tensor
+// that was expanded. So every allocation is reserved from a budget before it is made, and the steps of a product are
+// counted.
+package aten
+
+import (
+	"maps"
+	"math"
+	"math/bits"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Op is the operation that the errors of this package name.
+const Op = "rpc: operator"
+
+// DefaultBudget is what the operators of one worker may use at once, in bytes.
+const DefaultBudget = 256 << 20
+
+// maxSteps bounds the multiplications of one product.
+const maxSteps = 1 << 31
+
+// Names returns the names of all operators, in order.
+func Names() []string { return slices.Sorted(maps.Keys(operators)) }
+
+// Budget is the memory that all calls of a worker share.
+type Budget struct {
+	limit int64
+	used  atomic.Int64
+}
+
+// NewBudget returns a budget of so many bytes.
+func NewBudget(bytes int64) *Budget { return &Budget{limit: bytes} }
+
+// Run computes an operator by its name. Unknown ones are reported by known.
+func (b *Budget) Run(name string, stack []any) (result any, known bool, err error) {
+	op := operators[name]
+	if op == nil {
+		return nil, false, nil
+	}
+	c := &call{budget: b}
+	defer c.end()
+	result, err = op(c, stack)
+	return result, true, err
+}
+
+// call is one run of an operator and what it has reserved.
+type call struct {
+	budget   *Budget
+	reserved int64
+}
+
+// take reserves memory before it is allocated.
+func (c *call) take(n int64) error {
+	if n > c.budget.limit {
+		return tooLarge("%d bytes are needed, the operators of this worker may use %d", n, c.budget.limit)
+	}
+	if used := c.budget.used.Add(n); used > c.budget.limit {
+		c.budget.used.Add(-n)
+		return tooLarge("%d bytes are needed, of %d that the operators of this worker may use %d are taken", n, c.budget.limit, used-n)
+	}
+	c.reserved += n
+	return nil
+}
+
+func (c *call) end() { c.budget.used.Add(-c.reserved) }
+
+// tensor reserves the memory of a tensor.
+func (c *call) tensor(dt tensor.DType, shape []int) error { return c.elements(shape, dt.Size()) }
+
+// elements reserves the memory of so many elements.
+func (c *call) elements(shape []int, size int) error {
+	n, ok := product(append([]int{size}, shape...)...)
+	if !ok {
+		return tooLarge("a tensor of shape %v", shape)
+	}
+	return c.take(n)
+}
+
+// reserve reserves the memory of numbers in the form that is computed with.
+func reserve[N int64 | float64 | complex128](c *call, shape []int) error {
+	size := 8
+	if _, wide := any(*new(N)).(complex128); wide {
+		size = 16
+	}
+	return c.elements(shape, size)
+}
+
+// work refuses a product that would take too long.
+func (c *call) work(n, k, m int) error {
+	if steps, ok := product(n, k, m); !ok || steps > maxSteps {
+		return tooLarge("a product of %dx%d and %dx%d takes more than %d multiplications", n, k, k, m, maxSteps)
+	}
+	return nil
+}
+
+// product multiplies sizes. It reports false when the result is no int64.
+func product(sizes ...int) (int64, bool) {
+	out := uint64(1)
+	for _, n := range sizes {
+		high, low := bits.Mul64(out, uint64(n)) //nolint:gosec // sizes are not negative
+		if n < 0 || high != 0 || low > math.MaxInt64 {
+			return 0, slices.Contains(sizes, 0)
+		}
+		out = low
+	}
+	return int64(out), true //nolint:gosec // checked
+}
+
+func tooLarge(format string, args ...any) error {
+	return dist.Newf(Op, dist.Exhausted, format, args...)
+}

@@ -1,0 +1,59 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package operators serves a few of torch's builtin operators at a Go worker, such as
+//
+//	rpc.rpc_sync("go0", torch.add, args=(x, y))
+//
+// in a Python program. A worker serves them only if it was told so:
+//
+//	agent, err := rpc.Join(ctx, st, "go0", operators.Serve())
+//
+// The kernels are small and plain. What they allocate is bounded, see [WithBudget]: whoever can reach the worker can call
+// them.
+package operators
+
+import (
+	"github.com/cohort-dist/cohort/internal/aten"
+	"github.com/cohort-dist/cohort/rpc"
+)
+
+// DefaultBudget is how many bytes the operators of a worker may use at once unless [WithBudget] says otherwise.
+const DefaultBudget = aten.DefaultBudget
+
+// Option configures [Serve].
+type Option interface{ apply(*config) }
+
+type config struct{ budget int64 }
+
+type option func(*config)
+
+func (o option) apply(c *config) { o(c) }
+
+// WithBudget bounds the memory of all operators that run at the same time, arguments not counted. A call that would need more
+// fails with [dist.Exhausted] before it allocates.
+//
+// [dist.Exhausted]: https://pkg.go.dev/github.com/cohort-dist/cohort/dist#Exhausted
+func WithBudget(bytes int64) Option { return option(func(c *config) { c.budget = bytes }) }
+
+// Serve has a worker serve the operators of [Names]. [rpc.Registry.HandleOperator] can replace and add some.
+func Serve(opts ...Option) rpc.Option {
+	c := config{budget: DefaultBudget}
+	for _, o := range opts {
+		if o != nil {
+			o.apply(&c)
+		}
+	}
+	budget := aten.NewBudget(c.budget)
+	kernels := map[string]rpc.Kernel{}
+	for _, name := range aten.Names() {
+		kernels[name] = func(stack []any) (any, error) {
+			v, _, err := budget.Run(name, stack)
+			return v, err
+		}
+	}
+	return rpc.WithOperators(kernels)
+}
+
+// Names returns the operators by name and overload, such as "aten::add.Tensor".
+func Names() []string { return aten.Names() }
