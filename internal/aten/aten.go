@@ -114,7 +114,7 @@ func product(sizes ...int) (int64, bool) {
 		}
 		out = low
 	}
-	return int64(out), true //nolint:gosec // checked
+	return int64(out), true
 }
 
 func tooLarge(format string, args ...any) error {
