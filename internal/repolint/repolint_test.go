@@ -33,6 +33,8 @@ pure: internal/storenum internal/wire/tcpstore internal/storecore internal/nop i
       tensor
 pure: internal/reduce internal/coll internal/launchcore internal/postmortem
       internal/joblog internal/keeper
+      internal/blas internal/tmath
+      autograd tensor/safetensors autograd/nn optim
       internal/link internal/link/*
       internal/recycle
       store store/filestore store/tcpstore
@@ -41,6 +43,7 @@ pure: internal/rrefcore internal/gloo/wire internal/gloo/match internal/native/w
       internal/gloo internal/shm internal/native/* internal/native internal/recorder
       internal/portowner rendezvous
       group
+      autograd/ddp
       internal/aten
       rpc rpc/operators
       .

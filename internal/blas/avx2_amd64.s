@@ -1,0 +1,160 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include "textflag.h"
+
+// A tile is 6 rows of two registers of 32 bytes.
+
+// One row of the tile: a broadcast element of a times two registers of b.
+#define AVX2F32_ROW(at, lo, hi) \
+	VBROADCASTSS at(SI), Y14; \
+	VFMADD231PS Y12, Y14, lo; \
+	VFMADD231PS Y13, Y14, hi
+
+#define AVX2F32_ADD(lo, hi) \
+	VADDPS (DI), lo, lo; \
+	VADDPS 32(DI), hi, hi; \
+	VMOVUPS lo, (DI); \
+	VMOVUPS hi, 32(DI); \
+	ADDQ R8, DI
+
+#define AVX2F32_SET(lo, hi) \
+	VMOVUPS lo, (DI); \
+	VMOVUPS hi, 32(DI); \
+	ADDQ R8, DI
+
+// func avx2F32(k int, a, b, c unsafe.Pointer, ldc int, add bool)
+TEXT ·avx2F32(SB), NOSPLIT, $0-41
+	MOVQ k+0(FP), CX
+	MOVQ a+8(FP), SI
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), DI
+	MOVQ ldc+32(FP), R8
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	VXORPS Y9, Y9, Y9
+	VXORPS Y10, Y10, Y10
+	VXORPS Y11, Y11, Y11
+	TESTQ CX, CX
+	JZ avx2F32Store
+
+avx2F32Loop:
+	VMOVUPS (DX), Y12
+	VMOVUPS 32(DX), Y13
+	AVX2F32_ROW(0, Y0, Y1)
+	AVX2F32_ROW(4, Y2, Y3)
+	AVX2F32_ROW(8, Y4, Y5)
+	AVX2F32_ROW(12, Y6, Y7)
+	AVX2F32_ROW(16, Y8, Y9)
+	AVX2F32_ROW(20, Y10, Y11)
+	ADDQ $64, DX
+	ADDQ $24, SI
+	DECQ CX
+	JNZ avx2F32Loop
+
+avx2F32Store:
+	MOVBLZX add+40(FP), AX
+	TESTL AX, AX
+	JZ avx2F32Set
+	AVX2F32_ADD(Y0, Y1)
+	AVX2F32_ADD(Y2, Y3)
+	AVX2F32_ADD(Y4, Y5)
+	AVX2F32_ADD(Y6, Y7)
+	AVX2F32_ADD(Y8, Y9)
+	AVX2F32_ADD(Y10, Y11)
+	VZEROUPPER
+	RET
+
+avx2F32Set:
+	AVX2F32_SET(Y0, Y1)
+	AVX2F32_SET(Y2, Y3)
+	AVX2F32_SET(Y4, Y5)
+	AVX2F32_SET(Y6, Y7)
+	AVX2F32_SET(Y8, Y9)
+	AVX2F32_SET(Y10, Y11)
+	VZEROUPPER
+	RET
+
+// One row of the tile: a broadcast element of a times two registers of b.
+#define AVX2F64_ROW(at, lo, hi) \
+	VBROADCASTSD at(SI), Y14; \
+	VFMADD231PD Y12, Y14, lo; \
+	VFMADD231PD Y13, Y14, hi
+
+#define AVX2F64_ADD(lo, hi) \
+	VADDPD (DI), lo, lo; \
+	VADDPD 32(DI), hi, hi; \
+	VMOVUPD lo, (DI); \
+	VMOVUPD hi, 32(DI); \
+	ADDQ R8, DI
+
+#define AVX2F64_SET(lo, hi) \
+	VMOVUPD lo, (DI); \
+	VMOVUPD hi, 32(DI); \
+	ADDQ R8, DI
+
+// func avx2F64(k int, a, b, c unsafe.Pointer, ldc int, add bool)
+TEXT ·avx2F64(SB), NOSPLIT, $0-41
+	MOVQ k+0(FP), CX
+	MOVQ a+8(FP), SI
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), DI
+	MOVQ ldc+32(FP), R8
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	VXORPS Y9, Y9, Y9
+	VXORPS Y10, Y10, Y10
+	VXORPS Y11, Y11, Y11
+	TESTQ CX, CX
+	JZ avx2F64Store
+
+avx2F64Loop:
+	VMOVUPD (DX), Y12
+	VMOVUPD 32(DX), Y13
+	AVX2F64_ROW(0, Y0, Y1)
+	AVX2F64_ROW(8, Y2, Y3)
+	AVX2F64_ROW(16, Y4, Y5)
+	AVX2F64_ROW(24, Y6, Y7)
+	AVX2F64_ROW(32, Y8, Y9)
+	AVX2F64_ROW(40, Y10, Y11)
+	ADDQ $64, DX
+	ADDQ $48, SI
+	DECQ CX
+	JNZ avx2F64Loop
+
+avx2F64Store:
+	MOVBLZX add+40(FP), AX
+	TESTL AX, AX
+	JZ avx2F64Set
+	AVX2F64_ADD(Y0, Y1)
+	AVX2F64_ADD(Y2, Y3)
+	AVX2F64_ADD(Y4, Y5)
+	AVX2F64_ADD(Y6, Y7)
+	AVX2F64_ADD(Y8, Y9)
+	AVX2F64_ADD(Y10, Y11)
+	VZEROUPPER
+	RET
+
+avx2F64Set:
+	AVX2F64_SET(Y0, Y1)
+	AVX2F64_SET(Y2, Y3)
+	AVX2F64_SET(Y4, Y5)
+	AVX2F64_SET(Y6, Y7)
+	AVX2F64_SET(Y8, Y9)
+	AVX2F64_SET(Y10, Y11)
+	VZEROUPPER
+	RET

@@ -1,0 +1,218 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package blas
+
+import (
+	"runtime"
+	"sync"
+	"unsafe"
+)
+
+// Float is the element type of a product.
+type Float interface{ float32 | float64 }
+
+// Matrix is a matrix in memory: element (i, j) is Data[i*RowStride+j*ColStride].
+type Matrix[T Float] struct {
+	Data                 []T
+	Rows, Cols           int
+	RowStride, ColStride int
+}
+
+// T returns the transposed matrix over the same memory.
+func (m Matrix[T]) T() Matrix[T] {
+	m.Rows, m.Cols, m.RowStride, m.ColStride = m.Cols, m.Rows, m.ColStride, m.RowStride
+	return m
+}
+
+// Dense returns a row-major matrix.
+func Dense[T Float](data []T, rows, cols int) Matrix[T] {
+	return Matrix[T]{data, rows, cols, cols, 1}
+}
+
+func (m Matrix[T]) check() {
+	if m.Rows < 0 || m.Cols < 0 || m.RowStride < 0 || m.ColStride < 0 {
+		panic("blas: negative size or stride")
+	}
+	if m.Rows > 0 && m.Cols > 0 && (m.Rows-1)*m.RowStride+(m.Cols-1)*m.ColStride >= len(m.Data) {
+		panic("blas: the matrix is larger than its memory")
+	}
+}
+
+// kernel multiplies a panel of mr rows by a panel of nr columns, both k long, into a row-major tile of c whose rows lie
+// ldc elements apart. It adds to what is there, or overwrites it.
+type kernel[T Float] struct {
+	name   string
+	mr, nr int
+	run    func(k int, a, b, c unsafe.Pointer, ldc int, add bool)
+}
+
+// The blocks of the three loops. A panel of b of blockK rows stays in the first-level cache while a block of a of blockM
+// rows is streamed from the second.
+const (
+	blockM = 240 // a multiple of 6 and 8, the rows of the kernels
+	blockN = 3072
+	blockK = 256
+)
+
+// worthSharing is the number of multiplications from which a second goroutine pays for itself.
+const worthSharing = 1 << 19
+
+// Mul sets c to a*b, or adds a*b to c. The rows of c must be contiguous (ColStride 1), and c must not overlap a or b. It
+// panics when the sizes do not fit: callers check shapes, which come from users.
+func Mul[T Float](c, a, b Matrix[T], add bool) {
+	multiply(best[T](), c, a, b, add, runtime.GOMAXPROCS(0))
+}
+
+func multiply[T Float](kern kernel[T], c, a, b Matrix[T], add bool, workers int) {
+	c.check()
+	a.check()
+	b.check()
+	if a.Cols != b.Rows || a.Rows != c.Rows || b.Cols != c.Cols || (c.ColStride != 1 && c.Cols > 1) {
+		panic("blas: the sizes of a product do not fit")
+	}
+	if c.Rows == 0 || c.Cols == 0 {
+		return
+	}
+	if a.Cols == 0 {
+		if !add {
+			for i := range c.Rows {
+				clear(c.Data[i*c.RowStride:][:c.Cols])
+			}
+		}
+		return
+	}
+	most := max(1, int(float64(c.Rows)*float64(c.Cols)*float64(a.Cols)/worthSharing))
+	stripes := divide(kern, c.Rows, c.Cols, min(workers, most))
+	if len(stripes) == 1 {
+		stripe(kern, c, a, b, add)
+		return
+	}
+	var wg sync.WaitGroup
+	for _, s := range stripes[1:] {
+		wg.Go(func() {
+			stripe(kern, c.part(s.i, s.j, s.m, s.n), a.part(s.i, 0, s.m, a.Cols), b.part(0, s.j, b.Rows, s.n), add)
+		})
+	}
+	s := stripes[0]
+	stripe(kern, c.part(s.i, s.j, s.m, s.n), a.part(s.i, 0, s.m, a.Cols), b.part(0, s.j, b.Rows, s.n), add)
+	wg.Wait()
+}
+
+type area struct{ i, j, m, n int }
+
+// divide cuts an m by n result into about the given number of areas whose borders lie on tiles. Each worker packs what
+// it needs itself, so nobody waits for anybody; near-square areas keep what is packed twice small.
+func divide[T Float](kern kernel[T], m, n, parts int) []area {
+	rows, cols := (m+kern.mr-1)/kern.mr, (n+kern.nr-1)/kern.nr // in tiles
+	pr, pc := 1, 1
+	for r := 1; r <= parts; r++ {
+		if parts%r != 0 || r > rows || parts/r > cols {
+			continue
+		}
+		if pr*pc < parts || m/r+n*r/parts < m/pr+n*pr/parts {
+			pr, pc = r, parts/r
+		}
+	}
+	if pr*pc < parts { // no exact grid fits: the longer side alone
+		pr, pc = min(parts, rows), 1
+		if cols > rows {
+			pr, pc = 1, min(parts, cols)
+		}
+	}
+	var all []area
+	for r := range pr {
+		i0, i1 := rows*r/pr*kern.mr, min(m, rows*(r+1)/pr*kern.mr)
+		for q := range pc {
+			j0, j1 := cols*q/pc*kern.nr, min(n, cols*(q+1)/pc*kern.nr)
+			if i1 > i0 && j1 > j0 {
+				all = append(all, area{i0, j0, i1 - i0, j1 - j0})
+			}
+		}
+	}
+	return all
+}
+
+func (m Matrix[T]) part(i, j, rows, cols int) Matrix[T] {
+	m.Data = m.Data[i*m.RowStride+j*m.ColStride:]
+	m.Rows, m.Cols = rows, cols
+	return m
+}
+
+// workspace is the memory of one worker for packed panels and for tiles at the border.
+type workspace[T Float] struct{ a, b, tile []T }
+
+func (w *workspace[T]) grow(a, b, tile int) {
+	if len(w.a) < a {
+		w.a = make([]T, a)
+	}
+	if len(w.b) < b {
+		w.b = make([]T, b)
+	}
+	if len(w.tile) < tile {
+		w.tile = make([]T, tile)
+	}
+}
+
+var (
+	workspaces32 = sync.Pool{New: func() any { return new(workspace[float32]) }}
+	workspaces64 = sync.Pool{New: func() any { return new(workspace[float64]) }}
+)
+
+func workspaces[T Float]() *sync.Pool {
+	if unsafe.Sizeof(T(0)) == 4 {
+		return &workspaces32
+	}
+	return &workspaces64
+}
+
+func roundUp(n, to int) int { return (n + to - 1) / to * to }
+
+// stripe computes one area on the calling goroutine.
+func stripe[T Float](kern kernel[T], c, a, b Matrix[T], add bool) {
+	pool := workspaces[T]()
+	w := pool.Get().(*workspace[T]) //nolint:errcheck // the pool holds nothing else
+	defer pool.Put(w)
+	k0 := min(blockK, a.Cols)
+	w.grow(roundUp(min(blockM, c.Rows), kern.mr)*k0, roundUp(min(blockN, c.Cols), kern.nr)*k0, kern.mr*kern.nr)
+	for j := 0; j < c.Cols; j += blockN {
+		n := min(blockN, c.Cols-j)
+		for p := 0; p < a.Cols; p += blockK {
+			k := min(blockK, a.Cols-p)
+			// The panels of b are columns: pack its transpose as rows.
+			pack(w.b, b.part(p, j, k, n).T(), kern.nr)
+			for i := 0; i < c.Rows; i += blockM {
+				m := min(blockM, c.Rows-i)
+				pack(w.a, a.part(i, p, m, k), kern.mr)
+				block(kern, w, c.part(i, j, m, n), k, add || p > 0)
+			}
+		}
+	}
+}
+
+// block multiplies packed panels into an area of c.
+func block[T Float](kern kernel[T], w *workspace[T], c Matrix[T], k int, add bool) {
+	for j := 0; j < c.Cols; j += kern.nr {
+		n := min(kern.nr, c.Cols-j)
+		b := unsafe.Pointer(&w.b[j*k]) //nolint:gosec // lengths were checked
+		for i := 0; i < c.Rows; i += kern.mr {
+			m := min(kern.mr, c.Rows-i)
+			a := unsafe.Pointer(&w.a[i*k]) //nolint:gosec // lengths were checked
+			if m == kern.mr && n == kern.nr {
+				kern.run(k, a, b, unsafe.Pointer(&c.Data[i*c.RowStride+j]), c.RowStride, add) //nolint:gosec // lengths were checked
+				continue
+			}
+			kern.run(k, a, b, unsafe.Pointer(&w.tile[0]), kern.nr, false) //nolint:gosec // lengths were checked
+			for r := range m {
+				dst, src := c.Data[(i+r)*c.RowStride+j:][:n], w.tile[r*kern.nr:][:n]
+				if !add {
+					copy(dst, src)
+					continue
+				}
+				for x, v := range src {
+					dst[x] += v
+				}
+			}
+		}
+	}
+}

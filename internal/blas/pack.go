@@ -1,0 +1,65 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package blas
+
+// pack copies m into panels of width rows: element (i, p) of a panel goes to p*width+i. Rows that are missing in the
+// last panel are zero.
+func pack[T Float](dst []T, m Matrix[T], width int) {
+	for i := 0; i < m.Rows; i += width {
+		rows := min(width, m.Rows-i)
+		panel := dst[i*m.Cols:][:width*m.Cols]
+		src := m.Data[i*m.RowStride:]
+		switch {
+		case m.RowStride == 1:
+			packColumns(panel, src, rows, m.Cols, m.ColStride, width)
+		case m.ColStride == 1:
+			packRows(panel, src, rows, m.Cols, m.RowStride, width)
+		default:
+			for r := range rows {
+				for p := range m.Cols {
+					panel[p*width+r] = src[r*m.RowStride+p*m.ColStride]
+				}
+			}
+		}
+		if rows < width {
+			for p := range m.Cols {
+				clear(panel[p*width+rows:][:width-rows])
+			}
+		}
+	}
+}
+
+// packColumns packs rows that are neighbours in memory: each step of the panel is one copy.
+func packColumns[T Float](panel, src []T, rows, cols, stride, width int) {
+	for p := range cols {
+		copy(panel[p*width:][:rows], src[p*stride:])
+	}
+}
+
+// packRows packs rows that are contiguous along the panel, eight at a time.
+func packRows[T Float](panel, src []T, rows, cols, stride, width int) {
+	r := 0
+	for ; r+8 <= rows; r += 8 {
+		r0 := src[r*stride:][:cols]
+		r1 := src[(r+1)*stride:][:cols]
+		r2 := src[(r+2)*stride:][:cols]
+		r3 := src[(r+3)*stride:][:cols]
+		r4 := src[(r+4)*stride:][:cols]
+		r5 := src[(r+5)*stride:][:cols]
+		r6 := src[(r+6)*stride:][:cols]
+		r7 := src[(r+7)*stride:][:cols]
+		at := r
+		for p, v := range r0 {
+			to := panel[at : at+8 : at+8]
+			to[0], to[1], to[2], to[3] = v, r1[p], r2[p], r3[p]
+			to[4], to[5], to[6], to[7] = r4[p], r5[p], r6[p], r7[p]
+			at += width
+		}
+	}
+	for ; r < rows; r++ {
+		for p, v := range src[r*stride:][:cols] {
+			panel[p*width+r] = v
+		}
+	}
+}
