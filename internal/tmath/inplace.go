@@ -1,0 +1,108 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tmath
+
+import (
+	"math"
+
+	"github.com/cohort-dist/cohort/internal/blas"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// inPlaceSum adds in place where both are dense floats, else returns the sum.
+func inPlaceSum(dst, src *tensor.Tensor) (*tensor.Tensor, error) {
+	switch dst.DType() {
+	case tensor.Float32:
+		if x, err := tensor.Data[float32](dst); err == nil {
+			y, err := dense[float32](src)
+			if err == nil {
+				blas.Add(x, x, y)
+			}
+			return nil, err
+		}
+	case tensor.Float64:
+		if x, err := tensor.Data[float64](dst); err == nil {
+			y, err := dense[float64](src)
+			if err == nil {
+				blas.Add(x, x, y)
+			}
+			return nil, err
+		}
+	default:
+	}
+	return Binary(Add, Of(dst), Of(src))
+}
+
+// AXPY adds alpha*x to y in place; both are dense float32 or float64 tensors with the same number of elements.
+func AXPY(alpha float64, x, y *tensor.Tensor) error {
+	if x.DType() != y.DType() || x.Numel() != y.Numel() {
+		return bad("axpy", "%v%v and %v%v", x.DType(), x.Shape(), y.DType(), y.Shape())
+	}
+	if y.DType() == tensor.Float64 {
+		return axpy[float64](alpha, x, y)
+	}
+	return axpy[float32](alpha, x, y)
+}
+
+func axpy[T float32 | float64](alpha float64, x, y *tensor.Tensor) error {
+	u, err := dense[T](x)
+	if err != nil {
+		return err
+	}
+	v, err := tensor.Data[T](y)
+	if err != nil {
+		return err
+	}
+	blas.AXPY(T(alpha), u, v)
+	return nil
+}
+
+// Scale multiplies a dense float32 or float64 tensor by a number in place.
+func Scale(t *tensor.Tensor, by float64) error {
+	if t.DType() == tensor.Float64 {
+		return scale[float64](t, by)
+	}
+	return scale[float32](t, by)
+}
+
+func scale[T float32 | float64](t *tensor.Tensor, by float64) error {
+	x, err := tensor.Data[T](t)
+	if err != nil {
+		return err
+	}
+	f := T(by)
+	for i := range x {
+		x[i] *= f
+	}
+	return nil
+}
+
+// Norm is the p-norm of all elements; p may be infinite.
+func Norm(t *tensor.Tensor, p float64) (float64, error) {
+	x, err := numbers[float64]("norm", t)
+	if err != nil {
+		return 0, err
+	}
+	total := 0.0
+	for _, v := range x {
+		v = math.Abs(v)
+		switch {
+		case math.IsInf(p, 1):
+			if v > total || v != v {
+				total = v
+			}
+		case p == 2:
+			total += v * v
+		default:
+			total += math.Pow(v, p)
+		}
+	}
+	switch {
+	case math.IsInf(p, 1):
+		return total, nil
+	case p == 2:
+		return math.Sqrt(total), nil
+	}
+	return math.Pow(total, 1/p), nil
+}

@@ -1,0 +1,186 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tmath
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+func of(x any) *tensor.Tensor { return tensor.Must(tensor.Of(x)) }
+
+func must(t *testing.T) func(*tensor.Tensor, error) *tensor.Tensor {
+	t.Helper()
+	return func(x *tensor.Tensor, err error) *tensor.Tensor {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+}
+
+func same(t *testing.T, got *tensor.Tensor, want any) {
+	t.Helper()
+	if w := of(want); !tensor.Equal(got, w) {
+		t.Errorf("got %v, want %v", got, w)
+	}
+}
+
+func TestBroadcast(t *testing.T) {
+	t.Parallel()
+	ok := must(t)
+	same(t, ok(Binary(Add, Of(of([][]float32{{1}, {2}})), Of(of([]float32{10, 20, 30})))), [][]float32{{11, 21, 31}, {12, 22, 32}})
+	same(t, ok(Binary(Sub, Num(int64(5)), Of(of([]int32{1, 2})))), []int32{4, 3})
+	same(t, ok(Binary(Div, Of(of([]int64{1, 2})), Num(int64(2)))), []float32{0.5, 1})
+	same(t, ok(Binary(Mul, Of(of([]uint8{200, 3})), Num(int64(2)))), []uint8{144, 6})
+	same(t, ok(Binary(Mul, Of(of([]bool{true, false})), Of(of([]bool{true, true})))), []bool{true, false})
+	same(t, ok(Binary(Add, Of(of([]bool{true, false})), Of(of([]bool{true, false})))), []bool{true, false})
+	same(t, ok(Binary(Mul, Of(of([]complex64{1i})), Of(of([]complex64{1i})))), []complex64{-1})
+	for _, c := range []struct{ a, b Operand }{
+		{Of(of([]float32{1, 2})), Of(of([]float32{1, 2, 3}))},
+		{Of(of([]bool{true})), Of(of([]bool{true}))}, // subtraction of bools
+		{Of(tensor.Must(tensor.New(tensor.Float8E5M2, 1))), Num(1.0)},
+	} {
+		if _, err := Binary(Sub, c.a, c.b); !errors.Is(err, dist.InvalidArgument) {
+			t.Errorf("%v: %v", c, err)
+		}
+	}
+}
+
+// TestHugeBroadcast: operands of a few bytes must not stand for more memory than there is.
+func TestHugeBroadcast(t *testing.T) {
+	t.Parallel()
+	row := tensor.Must(tensor.Must(tensor.New(tensor.Uint8, 1<<20)).View(1, 1<<20))
+	col := tensor.Must(row.View(1<<20, 1))
+	if _, err := Binary(Add, Of(row), Of(col)); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("a result of 2^40 elements: %v", err)
+	}
+	if _, err := MatMul(col, row); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("a product of 2^40 elements: %v", err)
+	}
+}
+
+func TestReductions(t *testing.T) {
+	t.Parallel()
+	ok := must(t)
+	x := of([][]float32{{1, 2, 3}, {4, 5, 6}})
+	same(t, ok(Sum(x, []int{0}, false)), []float32{5, 7, 9})
+	same(t, ok(Sum(x, []int{-1}, true)), [][]float32{{6}, {15}})
+	same(t, ok(Sum(x, nil, false)), float32(21))
+	same(t, ok(Mean(x, []int{0, 1}, false)), float32(3.5))
+	same(t, ok(Sum(of([]bool{true, true}), nil, false)), int64(2))
+	same(t, ok(Sum(tensor.Must(tensor.New(tensor.Float32, 0, 2)), []int{0}, false)), []float32{0, 0})
+	values, at, err := Max(x, 0, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, values, [][]float32{{4, 5, 6}})
+	same(t, at, [][]int64{{1, 1, 1}})
+	if v, _ := ok(Mean(tensor.Must(tensor.New(tensor.Float32, 0)), nil, false)).Item(); v == v {
+		t.Errorf("the mean of nothing is %v", v)
+	}
+	for _, err := range []error{
+		second(Sum(x, []int{2}, false)), second(Sum(x, []int{0, -2}, false)), second(Mean(of([]int64{1}), nil, false)),
+		second(MaxAll(tensor.Must(tensor.New(tensor.Float32, 0)))), second(MatMul(x, x)), second(Cat(nil, 0)),
+		second(Cat([]*tensor.Tensor{x, of([]float32{1})}, 0)), second(Permute(x, []int{0, 0})),
+		second(Embedding(x, of([]int64{2}))), second(MaskedFill(x, x, 0)), second(LayerNorm(x, 3, 0)), second(Softmax(of([]int64{1}), 0, false)),
+		second(NewNLL(x, of([]int64{0, 3}), -100)), second(NewNLL(x, of([]int64{0}), -100)), second(NewNLL(x, of([]int32{0, 0}), -100)),
+	} {
+		if !errors.Is(err, dist.InvalidArgument) {
+			t.Errorf("error %v", err)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// TestMatMul compares all combinations of dimensions with a plain loop over integers.
+func TestMatMul(t *testing.T) {
+	t.Parallel()
+	ok := must(t)
+	r := rand.New(rand.NewPCG(1, 2))
+	fill := func(shape ...int) *tensor.Tensor {
+		x := tensor.Must(tensor.New(tensor.Int64, shape...))
+		data, _ := tensor.Data[int64](x)
+		for i := range data {
+			data[i] = r.Int64N(9) - 4
+		}
+		return x
+	}
+	for _, c := range [][2][]int{
+		{{3, 4}, {4, 5}},
+		{{4}, {4}},
+		{{4}, {4, 5}},
+		{{3, 4}, {4}},
+		{{2, 3, 4}, {4, 5}},
+		{{3, 4}, {2, 4, 5}},
+		{{2, 1, 3, 4}, {6, 4, 5}},
+		{{0, 4}, {4, 5}},
+		{{3, 0}, {0, 5}},
+		{{2, 3, 4}, {4}},
+		{{4}, {2, 4, 5}},
+		{{0, 3, 4}, {4, 5}},
+	} {
+		a, b := fill(c[0]...), fill(c[1]...)
+		want := ok(MatMul(a, b))
+		for _, dt := range []tensor.DType{tensor.Float32, tensor.Float64, tensor.Float16, tensor.Complex64, tensor.Int32} {
+			got := ok(MatMul(ok(Convert(a, dt)), ok(Convert(b, dt))))
+			if got.DType() != dt || !tensor.Equal(ok(Convert(got, tensor.Int64)), want) {
+				t.Errorf("%v of %v: %v, want %v", c, dt, got, want)
+			}
+		}
+	}
+	// The integers themselves.
+	same(t, ok(MatMul(of([][]int64{{1, 2}, {3, 4}}), of([][]int64{{5}, {6}}))), [][]int64{{17}, {39}})
+}
+
+func TestStridedAndUnaligned(t *testing.T) {
+	t.Parallel()
+	ok := must(t)
+	x := ok(of([][]float32{{1, 2}, {3, 4}}).Transpose(0, 1))
+	same(t, ok(Binary(Add, Of(x), Num(1.0))), [][]float32{{2, 4}, {3, 5}})
+	same(t, ok(MatMul(x, x)), [][]float32{{7, 15}, {10, 22}})
+	raw := make([]byte, 9)
+	copy(raw[1:], []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0x40})
+	odd := ok(tensor.FromStorage(tensor.WrapStorage(raw[1:], "test", nil), tensor.Float32, []int{1, 2}, nil, 0))
+	same(t, ok(MatMul(odd, of([][]float32{{1}, {1}}))), [][]float32{{3}})
+	same(t, ok(Binary(Mul, Of(odd), Num(2.0))), [][]float32{{2, 4}})
+}
+
+func TestConvert(t *testing.T) {
+	t.Parallel()
+	ok := must(t)
+	for _, from := range widths {
+		for _, to := range widths {
+			x := ok(Convert(of([]int64{0, 1}), from))
+			got := ok(Convert(x, to))
+			if got.DType() != to || !tensor.Equal(ok(Convert(got, tensor.Int64)), of([]int64{0, 1})) {
+				t.Errorf("%v to %v: %v", from, to, got)
+			}
+		}
+	}
+	same(t, ok(Convert(of([]float32{-1.7, 2.5}), tensor.Int32)), []int32{-1, 2})
+	if _, err := Convert(of([]float32{1}), tensor.Float8E5M2); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("float8: %v", err)
+	}
+}
+
+func TestNorm(t *testing.T) {
+	t.Parallel()
+	for p, want := range map[float64]float64{2: 5, 1: 7, math.Inf(1): 4} {
+		if got, err := Norm(of([]float32{3, -4}), p); err != nil || got != want {
+			t.Errorf("%v-norm %v, %v", p, got, err)
+		}
+	}
+	if !slices.Equal(Inverse([]int{2, 0, 1}), []int{1, 2, 0}) {
+		t.Error("Inverse is wrong")
+	}
+}
