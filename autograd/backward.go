@@ -1,0 +1,151 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Backward computes the gradients of a variable of one element by all leaves that it depends on and adds them to
+// [Variable.Grad] of those. ctx ends the pass between two functions. It corresponds to Tensor.backward.
+func (v *Variable) Backward(ctx context.Context, opts ...Option) error {
+	return Backward(ctx, []*Variable{v}, nil, opts...)
+}
+
+// Backward runs a pass from several roots. grads has a gradient for every root; nil, for one or for all, means one, and
+// the root must have one element then. It corresponds to torch.autograd.backward.
+func Backward(ctx context.Context, roots []*Variable, grads []*tensor.Tensor, opts ...Option) error {
+	return start(ctx, roots, grads, nil, opts)
+}
+
+// start delivers the gradients of roots and runs the pass. prepare may change the pass before it begins.
+func start(ctx context.Context, roots []*Variable, grads []*tensor.Tensor, prepare func(*Pass), opts []Option) error {
+	const op = "autograd: backward"
+	if len(roots) == 0 || grads != nil && len(grads) != len(roots) {
+		return dist.Newf(op, dist.InvalidArgument, "%d roots with %d gradients", len(roots), len(grads))
+	}
+	var nodes []*Node
+	byNode := map[*Node][]*tensor.Tensor{}
+	for i, v := range roots {
+		if err := v.Err(); err != nil {
+			return err
+		}
+		e := v.edge()
+		if e.Node == nil {
+			return dist.Newf(op, dist.InvalidArgument, "root %d of %d does not require grad and does not have a grad_fn", i, len(roots))
+		}
+		var g *tensor.Tensor
+		if grads != nil {
+			g = grads[i]
+		}
+		g, err := rootGrad(v, g)
+		if err != nil {
+			return err
+		}
+		if byNode[e.Node] == nil {
+			byNode[e.Node] = make([]*tensor.Tensor, len(e.Node.outputs))
+			nodes = append(nodes, e.Node)
+		}
+		if old := byNode[e.Node][e.Output]; old != nil {
+			if g, err = tmath.Binary(tmath.Add, tmath.Of(old), tmath.Of(g)); err != nil {
+				return err
+			}
+		}
+		byNode[e.Node][e.Output] = g
+	}
+	p := NewPass(nodes, opts...)
+	if prepare != nil {
+		prepare(p)
+	}
+	for _, n := range nodes {
+		if err := p.Deliver(n, byNode[n]); err != nil {
+			return err
+		}
+	}
+	return p.Run(ctx)
+}
+
+func rootGrad(v *Variable, g *tensor.Tensor) (*tensor.Tensor, error) {
+	switch {
+	case g == nil && v.data.Numel() != 1:
+		return nil, dist.Newf("autograd: backward", dist.InvalidArgument, "grad can be implicitly created only for scalar outputs, not for shape %v", v.Shape())
+	case g == nil:
+		return tensor.Full(v.DType(), 1.0, v.Shape()...)
+	case g.DType() != v.DType() || !g.SameShape(v.data):
+		return nil, dist.Newf("autograd: backward", dist.InvalidArgument, "mismatch: the gradient is %v%v, its root %v%v", g.DType(), g.Shape(), v.DType(), v.Shape())
+	}
+	return g, nil
+}
+
+// Grad returns the gradients of outputs by inputs, which may be leaves or not, and leaves [Variable.Grad] alone. An input
+// that the outputs do not depend on gets nil. It corresponds to torch.autograd.grad with allow_unused=True.
+func Grad(ctx context.Context, outputs []*Variable, grads []*tensor.Tensor, inputs []*Variable, opts ...Option) ([]*tensor.Tensor, error) {
+	captures := map[Edge]*slot{}
+	edges := make([]Edge, len(inputs))
+	for i, v := range inputs {
+		if err := v.Err(); err != nil {
+			return nil, err
+		}
+		if edges[i] = v.edge(); edges[i].Node == nil {
+			return nil, dist.Newf("autograd: grad", dist.InvalidArgument, "input %d of %d does not require grad", i, len(inputs))
+		}
+		captures[edges[i]] = new(slot)
+	}
+	err := start(ctx, outputs, grads, func(p *Pass) {
+		p.captures, p.needed = captures, neededFor(p, captures)
+	}, opts)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*tensor.Tensor, len(inputs))
+	for i, e := range edges {
+		if s := captures[e]; s.grad != nil {
+			if out[i], err = s.grad.Clone(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+// neededFor marks the functions that have to run so that the captured places get their gradients: those with a path to
+// one of them that is longer than nothing.
+func neededFor(p *Pass, captures map[Edge]*slot) map[*Node]bool {
+	targets := map[*Node]bool{}
+	for e := range captures {
+		targets[e.Node] = true
+	}
+	needed, seen := map[*Node]bool{}, map[*Node]bool{}
+	type frame struct {
+		n    *Node
+		next int
+	}
+	for root := range p.roots {
+		stack := []frame{{root, 0}}
+		seen[root] = true
+		for len(stack) > 0 {
+			f := &stack[len(stack)-1]
+			if f.next < len(f.n.edges) {
+				to := f.n.edges[f.next].Node
+				f.next++
+				if to != nil && !seen[to] {
+					seen[to] = true
+					stack = append(stack, frame{to, 0})
+				}
+				continue
+			}
+			for _, e := range f.n.edges {
+				if e.Node != nil && (needed[e.Node] || targets[e.Node]) {
+					needed[f.n] = true
+				}
+			}
+			stack = stack[:len(stack)-1]
+		}
+	}
+	return needed
+}

@@ -1,0 +1,151 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Reduction says what a loss does with the losses of the samples.
+type Reduction uint8
+
+// The reductions of PyTorch's losses.
+const (
+	ReduceMean Reduction = iota
+	ReduceSum
+	ReduceNone
+)
+
+// IgnoreIndex is the target class that [CrossEntropy] leaves out, PyTorch's default.
+const IgnoreIndex = -100
+
+// CrossEntropy is the loss of logits (N x C, or C) against classes (int64: N, or none). The mean is over the targets that
+// are not [IgnoreIndex]. It corresponds to torch.nn.functional.cross_entropy.
+func CrossEntropy(logits *Variable, target *tensor.Tensor, r Reduction) *Variable {
+	return apply(&crossEntropy{target: target, reduction: r}, logits)
+}
+
+type crossEntropy struct {
+	target    *tensor.Tensor
+	reduction Reduction
+	nll       *tmath.NLL
+}
+
+func (f *crossEntropy) fresh() {}
+
+func (f *crossEntropy) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	if f.target == nil {
+		return nil, dist.New("autograd: cross entropy", dist.InvalidArgument, "no targets")
+	}
+	logp, err := tmath.Softmax(in[0], -1, true)
+	if err != nil {
+		return nil, err
+	}
+	if f.nll, err = tmath.NewNLL(logp, f.target, IgnoreIndex); err != nil {
+		return nil, err
+	}
+	c.Save(logp)
+	rows, err := f.nll.Loss(logp)
+	if err != nil || f.reduction == ReduceNone {
+		return one(rows, err)
+	}
+	total, err := tmath.Sum(rows, nil, false)
+	if err != nil || f.reduction == ReduceSum {
+		return one(total, err)
+	}
+	return one(tmath.Binary(tmath.Div, tmath.Of(total), tmath.Num(float64(f.nll.Counted()))))
+}
+
+func (f *crossEntropy) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	rows, logp := g[0], c.Saved()[0]
+	var err error
+	if f.reduction == ReduceMean {
+		if rows, err = tmath.Binary(tmath.Div, tmath.Of(rows), tmath.Num(float64(f.nll.Counted()))); err != nil {
+			return nil, err
+		}
+	}
+	if f.reduction != ReduceNone {
+		if rows, err = tmath.Expand(rows, f.target.Shape()); err != nil {
+			return nil, err
+		}
+	}
+	return one(f.nll.CrossEntropyGrad(logp, rows))
+}
+
+// MSE is the squared difference of two variables of one shape. It corresponds to torch.nn.functional.mse_loss.
+func MSE(v, target *Variable, r Reduction) *Variable {
+	d := v.Sub(target)
+	if v.Err() == nil && target.Err() == nil && !v.data.SameShape(target.data) {
+		return failed(dist.Newf("autograd: mse", dist.InvalidArgument, "input of shape %v with a target of shape %v", v.Shape(), target.Shape()))
+	}
+	square := d.Mul(d)
+	switch r {
+	case ReduceSum:
+		return square.Sum()
+	case ReduceNone:
+		return square
+	default:
+		return square.Mean()
+	}
+}
+
+// Embedding returns the rows of weight that ids (int64 or int32, any shape) name. The row padding, when not negative, gets
+// no gradient. It corresponds to torch.nn.functional.embedding.
+func Embedding(weight *Variable, ids *tensor.Tensor, padding int) *Variable {
+	return apply(&embedding{ids: ids, padding: padding}, weight)
+}
+
+type embedding struct {
+	ids     *tensor.Tensor
+	padding int
+}
+
+func (f *embedding) fresh() {}
+
+func (f *embedding) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	if f.ids == nil {
+		return nil, dist.New("autograd: embedding", dist.InvalidArgument, "no indices")
+	}
+	c.Save(in[0], f.ids)
+	return one(tmath.Embedding(in[0], f.ids))
+}
+
+func (f *embedding) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	return one(tmath.EmbeddingGrad(g[0], c.Saved()[0], c.Saved()[1], f.padding))
+}
+
+// LayerNorm normalises over the last dimensions, as many as weight has, and scales and shifts by weight and bias, which
+// may be nil together with dims saying how many. It corresponds to torch.nn.functional.layer_norm.
+func LayerNorm(x, weight, bias *Variable, dims int, eps float64) *Variable {
+	out := apply(&layerNorm{dims: dims, eps: eps}, x)
+	if weight != nil {
+		out = out.Mul(weight)
+	}
+	if bias != nil {
+		out = out.Add(bias)
+	}
+	return out
+}
+
+type layerNorm struct {
+	dims  int
+	eps   float64
+	stats *tmath.NormStats
+}
+
+func (f *layerNorm) fresh() {}
+
+func (f *layerNorm) Forward(_ *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	var err error
+	if f.stats, err = tmath.LayerNorm(in[0], f.dims, f.eps); err != nil {
+		return nil, err
+	}
+	return tensors{f.stats.Normal}, nil
+}
+
+func (f *layerNorm) Backward(_ *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	return one(f.stats.Grad(g[0], f.dims))
+}

@@ -1,0 +1,158 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// MatMul multiplies matrices, batches of them whose leading dimensions broadcast, and vectors. It corresponds to
+// torch.matmul.
+func (v *Variable) MatMul(w *Variable) *Variable { return apply(&matmul{}, v, w) }
+
+type matmul struct{}
+
+func (f *matmul) fresh() {}
+
+func (f *matmul) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	c.Save(in...)
+	return one(tmath.MatMul(in[0], in[1]))
+}
+
+func (f *matmul) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	a, b := c.Saved()[0], c.Saved()[1]
+	grad := g[0]
+	aShape, bShape := a.Shape(), b.Shape()
+	// Vectors are matrices here, and become vectors again at the end.
+	var err error
+	gShape := grad.Shape()
+	if b.Dims() == 1 {
+		if b, err = b.Reshape(-1, 1); err != nil {
+			return nil, err
+		}
+		gShape = append(gShape, 1)
+	}
+	if a.Dims() == 1 {
+		if a, err = a.Reshape(1, -1); err != nil {
+			return nil, err
+		}
+		gShape = append(gShape[:len(gShape)-1:len(gShape)-1], 1, gShape[len(gShape)-1])
+	}
+	if grad, err = grad.Reshape(gShape...); err != nil {
+		return nil, err
+	}
+	out := make(tensors, 2)
+	if c.NeedsGrad(0) {
+		if out[0], err = product2(grad, b, false, true, aShape, len(aShape) == 1); err != nil {
+			return nil, err
+		}
+	}
+	if c.NeedsGrad(1) {
+		if b.Dims() == 2 && a.Dims() > 2 { // one matrix for the whole batch: one product instead of a sum of many
+			if a, err = a.Reshape(-1, a.Dim(-1)); err != nil {
+				return nil, err
+			}
+			if grad, err = grad.Reshape(-1, grad.Dim(-1)); err != nil {
+				return nil, err
+			}
+		}
+		if out[1], err = product2(a, grad, true, false, bShape, len(bShape) == 1); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// product2 multiplies with either side transposed and brings the result to the shape of the operand it is the gradient of.
+func product2(a, b *tensor.Tensor, transA, transB bool, shape []int, vector bool) (*tensor.Tensor, error) {
+	var err error
+	if transA {
+		if a, err = a.Transpose(-2, -1); err != nil {
+			return nil, err
+		}
+	}
+	if transB {
+		if b, err = b.Transpose(-2, -1); err != nil {
+			return nil, err
+		}
+	}
+	out, err := tmath.MatMul(a, b)
+	if err != nil {
+		return nil, err
+	}
+	if vector {
+		// A vector was one row or one column: the other dimensions are the batch.
+		if out, err = out.Reshape(-1, shape[0]); err != nil {
+			return nil, err
+		}
+		return tmath.Sum(out, []int{0}, false)
+	}
+	return tmath.SumTo(out, shape)
+}
+
+// Linear returns x times the transposed weight plus bias, which may be nil. It corresponds to
+// torch.nn.functional.linear.
+func Linear(x, weight, bias *Variable) *Variable {
+	if bias == nil {
+		return apply(&linear{}, x, weight)
+	}
+	return apply(&linear{}, x, weight, bias)
+}
+
+type linear struct{}
+
+func (f *linear) fresh() {}
+
+func (f *linear) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	if in[1].Dims() != 2 || in[0].Dims() == 0 || in[0].Dim(-1) != in[1].Dim(1) {
+		return nil, dist.Newf("autograd: linear", dist.InvalidArgument, "an input of shape %v with a weight of shape %v", in[0].Shape(), in[1].Shape())
+	}
+	c.Save(in[0], in[1])
+	w, err := in[1].Transpose(0, 1)
+	if err != nil {
+		return nil, err
+	}
+	out, err := tmath.MatMul(in[0], w)
+	if err != nil || len(in) < 3 {
+		return one(out, err)
+	}
+	if in[2].Dims() != 1 || in[2].Dim(0) != in[1].Dim(0) {
+		return nil, dist.Newf("autograd: linear", dist.InvalidArgument, "a bias of shape %v with a weight of shape %v", in[2].Shape(), in[1].Shape())
+	}
+	return one(binary(tmath.Add, out, in[2]))
+}
+
+func (f *linear) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	x, w := c.Saved()[0], c.Saved()[1]
+	out := make(tensors, 3)
+	grad, err := g[0].Reshape(-1, w.Dim(0))
+	if err != nil {
+		return nil, err
+	}
+	if c.NeedsGrad(0) {
+		if out[0], err = tmath.MatMul(grad, w); err != nil {
+			return nil, err
+		}
+		if out[0], err = out[0].Reshape(x.Shape()...); err != nil {
+			return nil, err
+		}
+	}
+	if c.NeedsGrad(1) {
+		var flat *tensor.Tensor
+		if flat, err = x.Reshape(-1, w.Dim(1)); err != nil {
+			return nil, err
+		}
+		if out[1], err = product2(grad, flat, true, false, w.Shape(), false); err != nil {
+			return nil, err
+		}
+	}
+	if c.NeedsGrad(2) {
+		if out[2], err = tmath.Sum(grad, []int{0}, false); err != nil {
+			return nil, err
+		}
+	}
+	return out[:len(c.needs)], nil
+}

@@ -1,0 +1,248 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+var nan = math.NaN()
+
+// Function is a differentiable function of tensors. It corresponds to torch.autograd.Function; every operation of this
+// package is one.
+//
+// Forward computes the outputs. Backward gets one gradient per output and returns one per input; nil means that there is
+// none. Neither may change what it is given. A value of the type belongs to one call, so it may keep what it needs in its
+// fields, but tensors are better kept with [Context.Save], which frees them after the backward pass.
+type Function interface {
+	Forward(c *Context, inputs []*tensor.Tensor) ([]*tensor.Tensor, error)
+	Backward(c *Context, grads []*tensor.Tensor) ([]*tensor.Tensor, error)
+}
+
+// Named gives a function a name for errors; without it the name of the type is used.
+type Named interface{ Name() string }
+
+// fresh is a function whose gradients are new tensors that nobody else holds, so that a leaf can keep them.
+type fresh interface{ fresh() }
+
+// Context is what a [Function] keeps between forward and backward. It corresponds to the ctx of torch.autograd.Function.
+type Context struct {
+	needs       []bool
+	saved       []*tensor.Tensor
+	hasSaved    bool
+	released    bool
+	undefined   bool // gradients may be nil
+	nonDiff     []int
+	passContext passContext
+}
+
+// Save keeps tensors for the backward pass. It corresponds to ctx.save_for_backward.
+func (c *Context) Save(ts ...*tensor.Tensor) {
+	c.saved, c.hasSaved = append(c.saved, ts...), true
+}
+
+// Saved returns what Save kept.
+func (c *Context) Saved() []*tensor.Tensor { return c.saved }
+
+// NeedsGrad reports whether the gradient of an input will be used. It corresponds to ctx.needs_input_grad.
+func (c *Context) NeedsGrad(input int) bool { return input < len(c.needs) && c.needs[input] }
+
+// KeepUndefined has Backward see nil for an output that got no gradient instead of zeros. It corresponds to
+// ctx.set_materialize_grads(False).
+func (c *Context) KeepUndefined() { c.undefined = true }
+
+// MarkNonDifferentiable says that outputs have no gradient: indices, for instance. It corresponds to
+// ctx.mark_non_differentiable.
+func (c *Context) MarkNonDifferentiable(outputs ...int) { c.nonDiff = append(c.nonDiff, outputs...) }
+
+// Pass returns the running pass during Backward, and nil during Forward.
+func (c *Context) Pass() *Pass { return c.passContext.pass }
+
+type passContext struct{ pass *Pass }
+
+// Edge leads to a function and to one of its outputs.
+type Edge struct {
+	Node   *Node
+	Output int
+}
+
+// Node is a recorded call of a function, or the accumulator of a leaf. It corresponds to torch::autograd::Node.
+type Node struct {
+	name    string
+	seq     uint64
+	fn      Function
+	context *Context
+	edges   []Edge // by input
+	outputs []meta
+	leaf    *Variable
+
+	mu struct {
+		sync.Mutex
+		hooks  []hook
+		hookID int
+	}
+}
+
+type hook struct {
+	id          int
+	output      int
+	grad        func(*tensor.Tensor) (*tensor.Tensor, error)
+	retain      *Variable
+	accumulated func(*Pass, *Variable) error
+}
+
+// sequence orders functions by the time they were recorded: of those that could run, a pass runs the latest first.
+var sequence atomic.Uint64
+
+func newNode(name string, fn Function, c *Context, edges []Edge) *Node {
+	return &Node{name: name, seq: sequence.Add(1), fn: fn, context: c, edges: edges}
+}
+
+// NewNode records a function that has no forward part: Backward of fn will get gradients for outputs of the given kinds
+// (only types and shapes of the tensors are looked at), and the gradients that it returns go along edges. It is for graphs
+// that span processes: a node without outputs' variables is a place where gradients arrive from elsewhere
+// ([Pass.Deliver]), and one without edges a place from which they are sent away.
+func NewNode(fn Function, outputs []*tensor.Tensor, edges []Edge) *Node {
+	c := &Context{needs: make([]bool, len(edges))}
+	for i, e := range edges {
+		c.needs[i] = e.Node != nil
+	}
+	n := newNode(nameOf(fn), fn, c, slices.Clone(edges))
+	for _, t := range outputs {
+		n.outputs = append(n.outputs, meta{t.Shape(), t.DType()})
+	}
+	return n
+}
+
+// Variables returns variables over ts that were computed by n: output i is ts[i]. Types and shapes are those that n was
+// made with. It is for graphs that span processes.
+func (n *Node) Variables(ts []*tensor.Tensor) ([]*Variable, error) {
+	if len(ts) != len(n.outputs) {
+		return nil, dist.Newf("autograd: variables", dist.InvalidArgument, "%d tensors for %d outputs of %s", len(ts), len(n.outputs), n.name)
+	}
+	out := make([]*Variable, len(ts))
+	for i, t := range ts {
+		if !n.outputs[i].fits(t) {
+			return nil, dist.Newf("autograd: variables", dist.InvalidArgument, "output %d of %s is %v%v, the tensor %v%v",
+				i, n.name, n.outputs[i].dtype, n.outputs[i].shape, t.DType(), t.Shape())
+		}
+		out[i] = &Variable{data: t, requires: true, node: n, output: i}
+	}
+	return out, nil
+}
+
+// Name is the name of the function.
+func (n *Node) Name() string { return n.name }
+
+// Edges returns where the gradients of the inputs go; the caller may keep it.
+func (n *Node) Edges() []Edge { return slices.Clone(n.edges) }
+
+// Leaf returns the variable whose gradients this node accumulates, or nil.
+func (n *Node) Leaf() *Variable { return n.leaf }
+
+// Function returns what the node runs, or nil for an accumulator.
+func (n *Node) Function() Function { return n.fn }
+
+func (n *Node) addHook(h hook) (remove func()) {
+	moment.At("autograd.node.add_hook")
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.hookID++
+	id := n.mu.hookID
+	h.id = id
+	n.mu.hooks = append(slices.Clone(n.mu.hooks), h) // passes may be reading the old list
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.mu.hooks = slices.DeleteFunc(slices.Clone(n.mu.hooks), func(h hook) bool { return h.id == id })
+	}
+}
+
+func (n *Node) hooks() []hook {
+	moment.At("autograd.node.hooks")
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.hooks
+}
+
+func nameOf(fn Function) string {
+	if n, ok := fn.(Named); ok {
+		return n.Name()
+	}
+	name := fmt.Sprintf("%T", fn)
+	return name[strings.LastIndexByte(name, '.')+1:]
+}
+
+// Apply computes a function and records it when one of its inputs requires gradients. It corresponds to
+// torch.autograd.Function.apply.
+func Apply(fn Function, inputs ...*Variable) ([]*Variable, error) {
+	op := "autograd: " + nameOf(fn)
+	ts := make([]*tensor.Tensor, len(inputs))
+	c := &Context{needs: make([]bool, len(inputs))}
+	edges := make([]Edge, len(inputs))
+	record, off := false, false
+	for i, v := range inputs {
+		if err := v.Err(); err != nil {
+			return nil, err
+		}
+		ts[i] = v.data
+		edges[i] = v.edge()
+		c.needs[i] = edges[i].Node != nil
+		record = record || c.needs[i]
+		off = off || v.noGrad
+	}
+	if off {
+		record = false
+		clear(c.needs)
+	}
+	outs, err := fn.Forward(c, ts)
+	if err != nil {
+		return nil, withOp(op, err)
+	}
+	var n *Node
+	if record {
+		n = newNode(nameOf(fn), fn, c, edges)
+	}
+	vs := make([]*Variable, len(outs))
+	for i, t := range outs {
+		if t == nil {
+			return nil, dist.Newf(op, dist.InvalidArgument, "output %d is nil", i)
+		}
+		vs[i] = &Variable{data: t, noGrad: off}
+		if n == nil {
+			continue
+		}
+		n.outputs = append(n.outputs, meta{t.Shape(), t.DType()})
+		if t.DType().Floating() && !slices.Contains(c.nonDiff, i) {
+			vs[i].requires, vs[i].node, vs[i].output = true, n, i
+		}
+	}
+	return vs, nil
+}
+
+// apply is Apply for a function of one output, with the error in the result.
+func apply(fn Function, inputs ...*Variable) *Variable {
+	out, err := Apply(fn, inputs...)
+	if err != nil {
+		return failed(err)
+	}
+	return out[0]
+}
+
+// withOp names the operation in an error of a lower layer.
+func withOp(op string, err error) error {
+	if dist.CodeOf(err) == dist.Unknown {
+		return dist.Wrap(op, dist.InvalidArgument, err)
+	}
+	return dist.Wrap(op, dist.CodeOf(err), err)
+}

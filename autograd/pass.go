@@ -1,0 +1,391 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"container/heap"
+	"context"
+	"slices"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Pass is one run through a graph from its roots to its leaves. [Variable.Backward] and [Backward] make one and run it at
+// once. Code whose gradients arrive in pieces, such as a graph over several processes, makes one with [NewPass], hands it
+// the gradients of roots as they come ([Pass.Deliver]), and runs what has become possible ([Pass.Run]).
+//
+// A function runs when all gradients that can reach it have; which ones can is counted when the pass is made. A Pass is
+// for one goroutine at a time.
+type Pass struct {
+	retain     bool
+	accumulate func(leaf *Variable, grad *tensor.Tensor) error
+	captures   map[Edge]*slot
+	needed     map[*Node]bool // nil: all
+
+	waiting map[*Node]int // gradients that a node still waits for, its own delivery included
+	roots   map[*Node]bool
+	slots   map[*Node][]slot
+	ready   readyNodes
+	atEnd   []func(context.Context) error
+	err     error
+}
+
+// slot is the gradient of one output while it is being summed.
+type slot struct {
+	grad  *tensor.Tensor
+	owned bool // the tensor was made here or handed over, and may be changed
+}
+
+// Option changes what a pass does.
+type Option interface{ applyPass(*Pass) }
+
+type optionFunc func(*Pass)
+
+func (f optionFunc) applyPass(p *Pass) { f(p) }
+
+// RetainGraph keeps what functions saved, so that another pass can run through the same graph. It corresponds to
+// retain_graph=True.
+func RetainGraph() Option { return optionFunc(func(p *Pass) { p.retain = true }) }
+
+// AccumulateInto has f take the gradients of leaves, once per leaf, instead of adding them to [Variable.Grad]. Hooks of
+// the leaf run as usual. f may keep the tensor but not change it.
+func AccumulateInto(f func(leaf *Variable, grad *tensor.Tensor) error) Option {
+	return optionFunc(func(p *Pass) { p.accumulate = f })
+}
+
+// NewPass prepares a pass over everything that can be reached from roots. Every root waits for its own [Pass.Deliver].
+func NewPass(roots []*Node, opts ...Option) *Pass {
+	p := &Pass{waiting: map[*Node]int{}, roots: map[*Node]bool{}, slots: map[*Node][]slot{}}
+	for _, o := range opts {
+		o.applyPass(p)
+	}
+	seen := map[*Node]bool{}
+	stack := make([]*Node, 0, len(roots))
+	for _, n := range roots {
+		if n == nil || p.roots[n] {
+			continue
+		}
+		p.roots[n] = true
+		p.waiting[n]++
+		if !seen[n] {
+			seen[n] = true
+			stack = append(stack, n)
+		}
+	}
+	for len(stack) > 0 {
+		n := stack[len(stack)-1]
+		stack = stack[:len(stack)-1]
+		for _, e := range n.edges {
+			if e.Node == nil {
+				continue
+			}
+			p.waiting[e.Node]++
+			if !seen[e.Node] {
+				seen[e.Node] = true
+				stack = append(stack, e.Node)
+			}
+		}
+	}
+	return p
+}
+
+// Undelivered returns how many roots have not got their gradients.
+func (p *Pass) Undelivered() int { return len(p.roots) }
+
+// Deliver hands a root the gradients of its outputs, one per output; nil means none. Each root gets them once.
+func (p *Pass) Deliver(root *Node, grads []*tensor.Tensor) error {
+	const op = "autograd: deliver"
+	if p.err != nil {
+		return p.err
+	}
+	if !p.roots[root] {
+		return dist.New(op, dist.InvalidArgument, "the function is no root of this pass, or has its gradients already")
+	}
+	if len(grads) != len(root.outputs) {
+		return dist.Newf(op, dist.InvalidArgument, "%d gradients for %d outputs of %s", len(grads), len(root.outputs), root.name)
+	}
+	for i, g := range grads {
+		if g == nil {
+			continue
+		}
+		if err := p.add(Edge{root, i}, g, false); err != nil {
+			return p.fail(root, err)
+		}
+	}
+	delete(p.roots, root)
+	p.arrived(root)
+	return nil
+}
+
+// arrived counts one thing less that a node waits for.
+func (p *Pass) arrived(n *Node) {
+	p.waiting[n]--
+	if p.waiting[n] == 0 {
+		delete(p.waiting, n)
+		heap.Push(&p.ready, n)
+	}
+}
+
+// AtEnd has f called when the pass has run to its end without an error: once all leaves have their gradients. It
+// corresponds to Engine.queue_callback.
+func (p *Pass) AtEnd(f func(context.Context) error) { p.atEnd = append(p.atEnd, f) }
+
+// Run runs all functions that have their gradients, and the functions of [Pass.AtEnd] when nothing is left to wait for.
+// It returns the first error; the pass is over then.
+func (p *Pass) Run(ctx context.Context) error {
+	for p.err == nil && len(p.ready) > 0 {
+		moment.At("autograd.pass.step")
+		if ctx.Err() != nil {
+			p.err = dist.FromContext("autograd: backward", ctx)
+			break
+		}
+		n, _ := heap.Pop(&p.ready).(*Node)
+		if err := p.step(n); err != nil {
+			return p.fail(n, err)
+		}
+	}
+	if p.err != nil || len(p.roots) > 0 {
+		return p.err
+	}
+	for len(p.atEnd) > 0 {
+		f := p.atEnd[0]
+		p.atEnd = p.atEnd[1:]
+		if err := f(ctx); err != nil {
+			p.err = err
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Pass) fail(n *Node, err error) error {
+	if p.err == nil {
+		wrapped := dist.Wrap("autograd: backward", dist.CodeOf(err), err)
+		wrapped.Key = n.name
+		p.err = wrapped
+	}
+	return p.err
+}
+
+// add adds a gradient to what an output has got.
+func (p *Pass) add(to Edge, grad *tensor.Tensor, owned bool) error {
+	if to.Output >= len(to.Node.outputs) {
+		return dist.Newf("autograd: backward", dist.Internal, "%s has no output %d", to.Node.name, to.Output)
+	}
+	grad, fitted, err := fit(grad, to.Node.outputs[to.Output])
+	if err != nil {
+		return err
+	}
+	owned = owned || fitted
+	slots := p.slots[to.Node]
+	if slots == nil {
+		slots = make([]slot, len(to.Node.outputs))
+		p.slots[to.Node] = slots
+	}
+	s := &slots[to.Output]
+	switch {
+	case s.grad == nil:
+		s.grad, s.owned = grad, owned
+	case s.owned && s.grad.IsContiguous():
+		return tmath.AddInto(s.grad, grad)
+	default:
+		sum, err := tmath.Binary(tmath.Add, tmath.Of(s.grad), tmath.Of(grad))
+		if err != nil {
+			return err
+		}
+		s.grad, s.owned = sum, true
+	}
+	return nil
+}
+
+// fit makes a gradient match what it belongs to, as PyTorch's engine does: it is summed over dimensions that were
+// broadcast, and converted.
+func fit(grad *tensor.Tensor, m meta) (*tensor.Tensor, bool, error) {
+	if m.fits(grad) {
+		return grad, false, nil
+	}
+	if !slices.Equal(grad.Shape(), m.shape) {
+		common, err := tmath.BroadcastShape("backward", m.shape, grad.Shape())
+		if err != nil || !slices.Equal(common, grad.Shape()) {
+			return nil, false, dist.Newf("autograd: backward", dist.InvalidArgument, "a gradient has shape %v, but its variable %v", grad.Shape(), m.shape)
+		}
+		if grad, err = tmath.SumTo(grad, m.shape); err != nil {
+			return nil, false, err
+		}
+	}
+	grad, err := tmath.Convert(grad, m.dtype)
+	return grad, true, err
+}
+
+// step runs one function.
+func (p *Pass) step(n *Node) error {
+	slots := p.slots[n]
+	delete(p.slots, n)
+	if slots == nil {
+		slots = make([]slot, len(n.outputs))
+	}
+	hooks := n.hooks()
+	for _, h := range hooks {
+		if err := h.before(slots); err != nil {
+			return err
+		}
+	}
+	for i := range slots {
+		if c := p.captures[Edge{n, i}]; c != nil && slots[i].grad != nil {
+			*c = slots[i]
+			slots[i].owned = false
+		}
+	}
+	if p.needed != nil && !p.needed[n] {
+		return nil
+	}
+	if n.leaf != nil {
+		return p.reachLeaf(n, slots[0], hooks)
+	}
+	return p.call(n, slots)
+}
+
+// before runs the part of a hook that comes before the function.
+func (h hook) before(slots []slot) error {
+	if h.accumulated != nil || h.output >= len(slots) || slots[h.output].grad == nil {
+		return nil
+	}
+	s := &slots[h.output]
+	if h.retain != nil {
+		s.owned = false
+		return h.retain.setRetained(s.grad)
+	}
+	g, err := h.grad(s.grad)
+	if err != nil {
+		return err
+	}
+	s.owned = false // the hook may have kept it
+	if g != nil {
+		if g.DType() != s.grad.DType() || !g.SameShape(s.grad) {
+			return dist.Newf("autograd: hook", dist.InvalidArgument, "a hook returned %v%v for a gradient of %v%v", g.DType(), g.Shape(), s.grad.DType(), s.grad.Shape())
+		}
+		s.grad = g
+	}
+	return nil
+}
+
+func (v *Variable) setRetained(g *tensor.Tensor) error {
+	c, err := g.Clone()
+	if err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.mu.grad, v.mu.owned = c, true
+	return nil
+}
+
+func (p *Pass) reachLeaf(n *Node, s slot, hooks []hook) error {
+	if s.grad == nil || p.captures != nil {
+		return nil
+	}
+	if p.accumulate != nil {
+		if err := p.accumulate(n.leaf, s.grad); err != nil {
+			return err
+		}
+	} else if err := n.leaf.accumulate(s.grad, s.owned); err != nil {
+		return err
+	}
+	for _, h := range hooks {
+		if h.accumulated != nil {
+			if err := h.accumulated(p, n.leaf); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// call runs the backward part of a function and passes its gradients on.
+func (p *Pass) call(n *Node, slots []slot) error {
+	c := n.context
+	if c.released {
+		return dist.New("autograd: backward", dist.InvalidArgument,
+			"trying to backward through the graph a second time: what the function saved has been freed; pass RetainGraph to the first pass")
+	}
+	grads := make([]*tensor.Tensor, len(slots))
+	some := false
+	for i, s := range slots {
+		grads[i] = s.grad
+		some = some || s.grad != nil
+	}
+	var results []*tensor.Tensor
+	if some || c.undefined {
+		if !c.undefined {
+			for i, g := range grads {
+				if g != nil {
+					continue
+				}
+				var err error
+				if grads[i], err = tensor.New(n.outputs[i].dtype, n.outputs[i].shape...); err != nil {
+					return err
+				}
+			}
+		}
+		c.passContext.pass = p
+		var err error
+		results, err = n.fn.Backward(c, grads)
+		c.passContext.pass = nil
+		if err != nil {
+			return err
+		}
+		if len(results) > len(n.edges) || len(results) < len(n.edges) && slices.ContainsFunc(n.edges[len(results):], func(e Edge) bool { return e.Node != nil }) {
+			return dist.Newf("autograd: backward", dist.InvalidArgument, "%s returned %d gradients for %d inputs", n.name, len(results), len(n.edges))
+		}
+	}
+	if !p.retain && c.hasSaved {
+		c.saved, c.released = nil, true
+	}
+	_, owned := n.fn.(fresh)
+	for i, e := range n.edges {
+		if e.Node == nil {
+			continue
+		}
+		if i < len(results) && results[i] != nil {
+			if err := p.add(e, results[i], owned); err != nil {
+				return err
+			}
+		}
+		p.arrived(e.Node)
+	}
+	return nil
+}
+
+// readyNodes is a heap of nodes, the one recorded last on top. Accumulators come first of all, as in PyTorch: their
+// gradients are wanted by whoever reduces them.
+type readyNodes []*Node
+
+func (r *readyNodes) Len() int { return len(*r) }
+
+func (r *readyNodes) Less(i, j int) bool {
+	x, y := (*r)[i], (*r)[j]
+	if a, b := x.leaf != nil, y.leaf != nil; a != b {
+		return a
+	}
+	return x.seq > y.seq
+}
+
+func (r *readyNodes) Swap(i, j int) { (*r)[i], (*r)[j] = (*r)[j], (*r)[i] }
+
+func (r *readyNodes) Push(x any) {
+	if n, ok := x.(*Node); ok {
+		*r = append(*r, n)
+	}
+}
+
+func (r *readyNodes) Pop() any {
+	old := *r
+	n := old[len(old)-1]
+	old[len(old)-1] = nil
+	*r = old[:len(old)-1]
+	return n
+}

@@ -1,0 +1,294 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Variable is a tensor that remembers how it was computed. It corresponds to torch.Tensor.
+//
+// A variable made by [Parameter] is a leaf that gradients are wanted for. What is computed from it is not a leaf and
+// requires gradients too, unless something says otherwise: see [NoGrad] and [Variable.Detach].
+//
+// An operation that cannot be done returns a variable that carries the error: [Variable.Err] returns it, every operation
+// on it returns it again, and so does [Variable.Backward]. An expression is thus checked once, at its end.
+//
+// Computing with variables is safe from several goroutines as long as nobody changes the memory of their tensors.
+type Variable struct {
+	data     *tensor.Tensor
+	err      error
+	requires bool
+	noGrad   bool
+	node     *Node // what computed it: nil for a leaf
+	output   int
+
+	mu struct {
+		sync.Mutex
+		grad  *tensor.Tensor
+		owned bool  // nobody else holds grad: it may be added to in place
+		sink  *Node // of a leaf: where its gradients go
+	}
+}
+
+// Constant returns a variable that no gradients are wanted for.
+func Constant(t *tensor.Tensor) *Variable {
+	if t == nil {
+		return failed(dist.New("autograd: constant", dist.InvalidArgument, "no tensor"))
+	}
+	return &Variable{data: t}
+}
+
+// Parameter returns a leaf that gradients are wanted for; t is float32, float64 or half. It corresponds to
+// torch.nn.Parameter and to Tensor.requires_grad_.
+func Parameter(t *tensor.Tensor) *Variable {
+	v := Constant(t)
+	if v.err == nil && (!t.DType().Floating() || !tmath.Computes(t.DType())) {
+		return failed(dist.Newf("autograd: parameter", dist.InvalidArgument, "only floating point tensors can require gradients, not %v", t.DType()))
+	}
+	v.requires = v.err == nil
+	return v
+}
+
+// NoGrad returns a constant that switches recording off for everything that is computed from it: an operation with such
+// an input remembers nothing, whatever its other inputs require, and its result switches off recording too. It is how a
+// model is only evaluated, and corresponds to torch.no_grad and torch.inference_mode; there is no global mode, so
+// goroutines do not disturb each other.
+func NoGrad(t *tensor.Tensor) *Variable {
+	v := Constant(t)
+	v.noGrad = true
+	return v
+}
+
+func failed(err error) *Variable { return &Variable{err: err} }
+
+// Err returns the error of the operation that failed, or nil.
+func (v *Variable) Err() error {
+	if v == nil {
+		return dist.New("autograd", dist.InvalidArgument, "no variable")
+	}
+	return v.err
+}
+
+// Data returns the tensor, or nil when the variable carries an error. It corresponds to Tensor.data.
+func (v *Variable) Data() *tensor.Tensor { return v.data }
+
+// Shape returns the size of every dimension; the caller may keep it.
+func (v *Variable) Shape() []int {
+	if v.data == nil {
+		return nil
+	}
+	return v.data.Shape()
+}
+
+// DType returns the element type.
+func (v *Variable) DType() tensor.DType {
+	if v.data == nil {
+		return tensor.Float32
+	}
+	return v.data.DType()
+}
+
+// Dims returns the number of dimensions.
+func (v *Variable) Dims() int {
+	if v.data == nil {
+		return 0
+	}
+	return v.data.Dims()
+}
+
+// RequiresGrad reports whether gradients flow to this variable. It corresponds to Tensor.requires_grad.
+func (v *Variable) RequiresGrad() bool { return v.requires }
+
+// SetRequiresGrad switches gradients of a leaf on or off: off freezes a parameter. It corresponds to
+// Tensor.requires_grad_.
+func (v *Variable) SetRequiresGrad(on bool) error {
+	const op = "autograd: requires grad"
+	switch {
+	case v.err != nil:
+		return v.err
+	case v.node != nil:
+		return dist.New(op, dist.InvalidArgument, "you can only change requires_grad flags of leaf variables: use Detach")
+	case on && !v.data.DType().Floating():
+		return dist.Newf(op, dist.InvalidArgument, "only floating point tensors can require gradients, not %v", v.data.DType())
+	}
+	v.requires = on
+	return nil
+}
+
+// IsLeaf reports whether the variable was made rather than computed from one that requires gradients. It corresponds to
+// Tensor.is_leaf.
+func (v *Variable) IsLeaf() bool { return v.node == nil }
+
+// Detach returns a constant with the same memory. It corresponds to Tensor.detach.
+func (v *Variable) Detach() *Variable {
+	if v.err != nil {
+		return v
+	}
+	return &Variable{data: v.data, noGrad: v.noGrad}
+}
+
+// Item returns the only element as a number, or NaN when there is an error: check [Variable.Err].
+func (v *Variable) Item() float64 {
+	if v.err != nil {
+		return nan
+	}
+	t, err := tmath.Convert(v.data, tensor.Float64)
+	if err != nil {
+		return nan
+	}
+	x, err := t.Item()
+	if f, ok := x.(float64); ok && err == nil {
+		return f
+	}
+	return nan
+}
+
+// Grad returns the gradient that was accumulated, or nil. It corresponds to Tensor.grad. Of a variable that is not a leaf
+// it is only there after [Variable.RetainGrad].
+func (v *Variable) Grad() *tensor.Tensor {
+	moment.At("autograd.variable.grad")
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.mu.grad
+}
+
+// SetGrad replaces the gradient; nil forgets it. A gradient has the shape and the type of the variable. Later passes add
+// to it in place, so t must be dense and belongs to the variable from now on.
+func (v *Variable) SetGrad(t *tensor.Tensor) error {
+	if v.err != nil {
+		return v.err
+	}
+	if t != nil && (t.DType() != v.data.DType() || !t.SameShape(v.data) || !t.IsContiguous()) {
+		return dist.Newf("autograd: set grad", dist.InvalidArgument,
+			"assigned grad has %v%v, the variable %v%v: want a dense tensor of the same type and shape", t.DType(), t.Shape(), v.data.DType(), v.data.Shape())
+	}
+	moment.At("autograd.variable.set_grad")
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.mu.grad, v.mu.owned = t, true
+	return nil
+}
+
+// ZeroGrad forgets the gradient. It corresponds to Optimizer.zero_grad(set_to_none=True).
+func (v *Variable) ZeroGrad() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.mu.grad, v.mu.owned = nil, false
+}
+
+// accumulate adds a gradient to the slot of a leaf. owned says that nobody else holds it.
+func (v *Variable) accumulate(grad *tensor.Tensor, owned bool) error {
+	moment.At("autograd.variable.accumulate")
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch {
+	case v.mu.grad == nil && owned && grad.IsContiguous():
+		v.mu.grad, v.mu.owned = grad, true
+		return nil
+	case v.mu.grad == nil:
+		c, err := grad.Clone()
+		if err != nil {
+			return err
+		}
+		v.mu.grad, v.mu.owned = c, true
+		return nil
+	case v.mu.owned:
+		return tmath.AddInto(v.mu.grad, grad)
+	}
+	sum, err := tmath.Binary(tmath.Add, tmath.Of(v.mu.grad), tmath.Of(grad))
+	if err != nil {
+		return err
+	}
+	v.mu.grad, v.mu.owned = sum, true
+	return nil
+}
+
+// edge returns where gradients of this variable go, or a zero edge.
+func (v *Variable) edge() Edge {
+	switch {
+	case v.err != nil || !v.requires:
+		return Edge{}
+	case v.node != nil:
+		return Edge{v.node, v.output}
+	}
+	moment.At("autograd.variable.sink")
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.mu.sink == nil {
+		v.mu.sink = newNode("AccumulateGrad", nil, nil, nil)
+		v.mu.sink.outputs = []meta{{v.data.Shape(), v.data.DType()}}
+		v.mu.sink.leaf = v
+	}
+	return Edge{v.mu.sink, 0}
+}
+
+// Edge returns the function that gradients of this variable go to and which of its outputs the variable is: the
+// accumulator of a leaf. The zero Edge means that no gradients are wanted. It corresponds to
+// torch::autograd::impl::gradient_edge, and is for code that builds graphs of its own, such as one that spans processes.
+func (v *Variable) Edge() Edge { return v.edge() }
+
+// OnGrad has f called with every gradient that arrives at this variable; when it returns a tensor, that takes the place
+// of the gradient. It corresponds to Tensor.register_hook. The returned function removes it.
+func (v *Variable) OnGrad(f func(grad *tensor.Tensor) (*tensor.Tensor, error)) (remove func(), err error) {
+	e := v.edge()
+	if e.Node == nil {
+		return nil, hookError(v)
+	}
+	return e.Node.addHook(hook{output: e.Output, grad: f}), nil
+}
+
+// OnAccumulated has f called each time a pass has added to the gradient of this leaf. It corresponds to
+// Tensor.register_post_accumulate_grad_hook. The returned function removes it.
+func (v *Variable) OnAccumulated(f func(pass *Pass, v *Variable) error) (remove func(), err error) {
+	e := v.edge()
+	if e.Node == nil || e.Node.leaf == nil {
+		return nil, hookError(v)
+	}
+	return e.Node.addHook(hook{accumulated: f}), nil
+}
+
+// RetainGrad keeps the gradient of a variable that is not a leaf in [Variable.Grad]. It corresponds to
+// Tensor.retain_grad.
+func (v *Variable) RetainGrad() error {
+	e := v.edge()
+	if e.Node == nil {
+		return hookError(v)
+	}
+	if e.Node.leaf == nil {
+		e.Node.addHook(hook{output: e.Output, retain: v})
+	}
+	return nil
+}
+
+func hookError(v *Variable) error {
+	if v.err != nil {
+		return v.err
+	}
+	return dist.New("autograd: hook", dist.InvalidArgument, "cannot register a hook on a variable that doesn't require gradient")
+}
+
+// String is the text of the tensor, or of the error.
+func (v *Variable) String() string {
+	if v.err != nil {
+		return "autograd: " + v.err.Error()
+	}
+	return v.data.String()
+}
+
+// meta is what the engine checks gradients against.
+type meta struct {
+	shape []int
+	dtype tensor.DType
+}
+
+func (m meta) fits(t *tensor.Tensor) bool {
+	return t.DType() == m.dtype && slices.Equal(t.Shape(), m.shape)
+}
