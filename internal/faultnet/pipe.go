@@ -66,6 +66,19 @@ func (c *Conn) Reset() {
 	c.end(syscall.ECONNRESET, syscall.ECONNRESET)
 }
 
+// Cut ends both directions as a broken network does: both ends see ECONNRESET, and what was not read yet is lost.
+func (c *Conn) Cut() {
+	c.out.drop()
+	c.in.drop()
+	c.closed.Do(func() {
+		c.out.close(syscall.ECONNRESET, syscall.ECONNRESET)
+		c.in.close(syscall.ECONNRESET, syscall.ECONNRESET)
+		if c.onClose != nil {
+			c.onClose()
+		}
+	})
+}
+
 func (c *Conn) end(theirRead, theirWrite error) {
 	c.closed.Do(func() {
 		c.out.close(theirRead, net.ErrClosed)

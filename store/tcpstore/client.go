@@ -6,7 +6,6 @@ package tcpstore
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,7 +34,7 @@ type Client struct {
 	back    backend
 	timeout atomic.Int64
 	closed  atomic.Bool
-	closing sync.Once // its second caller waits for the first
+	ended   chan struct{} // closed when Close is done
 }
 
 // backend runs operations in one dialect. Errors that carry no code of their own mean a lost connection.
@@ -75,7 +74,7 @@ func Dial(ctx context.Context, addr string, opts ...ClientOption) (*Client, erro
 		config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Err: err})
 		return nil, err
 	}
-	c := &Client{addr: addr, config: config}
+	c := &Client{addr: addr, config: config, ended: make(chan struct{})}
 	c.timeout.Store(int64(config.timeout))
 	if first.dialect == wire.Native {
 		c.back = newNativeStore(d, first)
@@ -141,8 +140,12 @@ func (c *Client) SetTimeout(d time.Duration) { c.timeout.Store(int64(d)) }
 // Close implements [store.Store]. The server is not affected. Every call returns when all goroutines of the client have
 // ended.
 func (c *Client) Close() error {
-	c.closed.Store(true)
-	c.closing.Do(func() { c.back.close(dist.Closed) })
+	if c.closed.Swap(true) {
+		<-c.ended
+		return nil
+	}
+	c.back.close(dist.Closed)
+	close(c.ended)
 	return nil
 }
 

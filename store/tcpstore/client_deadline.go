@@ -61,6 +61,7 @@ func (w *watcher) passed() error {
 	moment.At("tcpstore.watch.begin")
 	w.until = w.limit
 	w.watch = interruptBy(w.ctx, w.set)
+	moment.At("tcpstore.watch.begun")
 	return nil
 }
 

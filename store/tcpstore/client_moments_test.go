@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -201,6 +202,44 @@ func TestOneCutDoesNotDecideAboutAFeature(t *testing.T) {
 		t.Helper()
 		if n, err := store.QueueLen(t.Context(), c, "q"); n != 3 || err != nil {
 			t.Errorf("%d, %v: the server has queues", n, err)
+		}
+	})
+}
+
+// TestDialerThatEndsItsGoroutine: a user's dialer that never returns takes no connection's place with it.
+func TestDialerThatEndsItsGoroutine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, stop := newFake(t, fakeV1, func(_ int, conn net.Conn, _ *wire.Request) bool {
+			_, _ = conn.Write(intReply(1))
+			return false // each connection is good for one answer
+		})
+		defer stop()
+		exit := false
+		c, err := Dial(t.Context(), "fake:1", WithDialer(func(ctx context.Context, n, addr string) (net.Conn, error) {
+			if exit {
+				runtime.Goexit()
+			}
+			return f.network.Dial(ctx, n, addr)
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		add := func() { _, _ = c.Add(t.Context(), "n", 1) }
+		for range 2 * shortConns {
+			add() // uses a connection up
+			add() // finds it lost
+			exit = true
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				add()
+			}()
+			<-done
+			exit = false
+		}
+		if _, err := c.Add(t.Context(), "n", 1); err != nil {
+			t.Errorf("no place is left: %v", err)
 		}
 	})
 }

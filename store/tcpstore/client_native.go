@@ -145,14 +145,7 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 	ended := m.await(ctx, limit, c)
 	if !c.done && m.mu.err == nil { // ended by ctx or limit
 		m.sendCancel(id)
-		if grace := graceOf(q, ended); grace > 0 {
-			switch silent := m.await(context.WithoutCancel(ctx), time.Now().Add(grace), c); {
-			case silent == nil && dist.CodeOf(c.err) == dist.Canceled: // the server has confirmed that nothing came
-				c.err = ended
-			case silent != nil && errors.Is(ended, error(errLimit)):
-				ended = errSilent
-			}
-		}
+		ended = m.lastChance(ctx, q, c, ended)
 	}
 	if !c.done {
 		m.giveUp(c)
@@ -164,6 +157,30 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 	c.reply, c.err = wire.Reply{}, nil
 	m.callers.Put(c)
 	return reply, err
+}
+
+// lastChance listens a little longer for the answer of a call whose time is up, where that matters, and returns why the
+// call ended if none comes. The caller holds mu.
+func (m *nativeConn) lastChance(ctx context.Context, q *request, c *nativeCall, ended error) error {
+	timedOut := errors.Is(ended, error(errLimit))
+	var grace time.Duration
+	switch {
+	case q.op == wire.QueuePop: // an item that is on its way must not be lost
+		ctx, grace = context.WithoutCancel(ctx), popGrace
+	case q.wait && timedOut:
+		grace = lastWord
+	default:
+		return ended
+	}
+	switch silent := m.await(ctx, time.Now().Add(grace), c); {
+	case silent == nil && dist.CodeOf(c.err) == dist.Canceled: // the server has confirmed that nothing came
+		c.err = ended
+	case silent != nil && !errors.Is(silent, error(errLimit)):
+		return silent
+	case silent != nil && timedOut:
+		return errSilent
+	}
+	return ended
 }
 
 // freeID returns an id that is not in use. The caller holds mu.

@@ -48,13 +48,17 @@ func (s *torchStore) close(reason error) { s.pool.close(reason) }
 
 // do runs one operation.
 func (s *torchStore) do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
+	bounded := ctx
 	if !limit.IsZero() {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, limit, errLimit)
+		bounded, cancel = context.WithDeadlineCause(ctx, limit, errLimit)
 		defer cancel()
 	}
-	r, err := s.run(ctx, q)
+	r, err := s.run(bounded, q)
 	if err != nil {
+		if q.wait && errors.Is(err, error(errLimit)) {
+			err = s.lastLook(ctx, q)
+		}
 		if closed := s.pool.reason(); closed != nil {
 			return r, closed
 		}
@@ -76,7 +80,7 @@ func (s *torchStore) run(ctx context.Context, q *request) (wire.Reply, error) {
 		if q.wait {
 			return s.popWaiting(ctx, q)
 		}
-		return s.short(ctx, q)
+		return s.popNow(ctx, q)
 	case wire.Add:
 		r, err := s.short(ctx, q)
 		if isLost(err) {
@@ -180,17 +184,58 @@ func hasEmpty(r wire.Reply) bool {
 // popWaiting waits for an item and takes it; somebody else may be faster, then it waits again.
 func (s *torchStore) popWaiting(ctx context.Context, q *request) (r wire.Reply, err error) {
 	err = s.await(ctx, []string{q.wireKey()}, func(t *torchConn) (again bool, err error) {
-		// Once it is sent the pop takes an item, which must not be lost because ctx ends now.
-		sure, cancel := context.WithTimeout(context.WithoutCancel(ctx), popGrace)
-		defer cancel()
-		err = t.exchange(sure, q.append(nil, t.dialect), func() error {
-			got, readErr := t.reply(q.op, 0)
-			r = own(got)
-			return readErr
-		})
+		r, err = t.pop(ctx, q)
 		return err == nil && r.Num <= 0, err
 	})
 	return r, err
+}
+
+// popNow takes an item if there is one.
+func (s *torchStore) popNow(ctx context.Context, q *request) (r wire.Reply, err error) {
+	err = s.with(ctx, func(t *torchConn) error {
+		r, err = t.pop(ctx, q)
+		return err
+	})
+	return r, err
+}
+
+// pop sends a pop. Once it is sent it takes an item, which must not be lost because ctx ends now.
+func (t *torchConn) pop(ctx context.Context, q *request) (r wire.Reply, err error) {
+	if e := dist.FromContext("tcpstore", ctx); e != nil {
+		return r, e
+	}
+	sure, cancel := outlive(ctx, popGrace)
+	defer cancel()
+	err = t.exchange(sure, q.append(nil, t.dialect), func() error {
+		got, readErr := t.reply(q.op, 0)
+		r = own(got)
+		return readErr
+	})
+	if e := dist.FromContext("tcpstore", ctx); err != nil && e != nil && sure.Err() != nil {
+		err = e
+		if errors.Is(err, error(errLimit)) {
+			err = errSilent
+		}
+	}
+	return r, err
+}
+
+// outlive returns a context that ends grace later than ctx.
+func outlive(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel(context.Cause(ctx))
+		case <-longer.Done():
+		}
+	})
+	return longer, func() {
+		stop()
+		cancel(nil)
+	}
 }
 
 // await waits until all keys exist and runs then, if not nil, on a connection; when that wants it again it waits again.
@@ -241,9 +286,6 @@ func (s *torchStore) whenPresent(ctx context.Context, keys []string) (*torchConn
 	err = t.wait(ctx, wire.AppendKeys(nil, t.dialect, wire.Wait, keys...), func(ctx context.Context) (bool, error) {
 		return s.present(ctx, keys)
 	})
-	if errors.Is(err, error(errLimit)) {
-		err = s.lastLook(ctx, keys)
-	}
 	if err == nil && t.unusable { // a legacy connection that still has an answer to come
 		s.giveBack(ctx, t, forWait, nil)
 		t, err = s.pool.take(ctx, forShort)
@@ -277,10 +319,18 @@ func (s *torchStore) present(ctx context.Context, keys []string) (there bool, er
 }
 
 // lastLook is the error of a wait that the store's timeout ended: nobody has set the keys, or the server is silent.
-func (s *torchStore) lastLook(ctx context.Context, keys []string) error {
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+func (s *torchStore) lastLook(ctx context.Context, q *request) error {
+	keys := q.wireKeys()
+	if q.keys == nil {
+		keys = []string{q.wireKey()}
+	}
+	last, cancel := context.WithTimeout(ctx, lastWord)
 	defer cancel()
-	if _, err := s.present(last, keys); errors.Is(err, context.DeadlineExceeded) {
+	_, err := s.present(last, keys)
+	if e := dist.FromContext("tcpstore", ctx); e != nil {
+		return e
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
 		return errSilent
 	}
 	return errLimit

@@ -5,7 +5,6 @@ package tcpstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -25,17 +24,6 @@ const (
 	// shorter, to look whether a key comes.
 	answerTime = 2 * time.Second
 )
-
-// graceOf is how much longer than its time a request listens for its answer: ended is why its time was up.
-func graceOf(q *request, ended error) time.Duration {
-	switch {
-	case q.op == wire.QueuePop:
-		return popGrace // an item that is on its way must not be lost
-	case q.wait && errors.Is(ended, error(errLimit)):
-		return lastWord
-	}
-	return 0
-}
 
 // limitOf is when an operation whose context has no deadline ends: zero means never.
 func limitOf(ctx context.Context, timeout time.Duration, waits bool) time.Time {

@@ -90,12 +90,15 @@ func (p *pool) connection(ctx context.Context, u use) (*torchConn, error) {
 		return t, nil
 	}
 	p.mu.Unlock()
+	kept := false
+	defer func() { // also when the user's dialer panics
+		if !kept {
+			<-p.slots[u]
+		}
+	}()
 	t, err := p.openOne(ctx)
-	if err != nil {
-		<-p.slots[u]
-		return nil, err
-	}
-	return t, nil
+	kept = err == nil
+	return t, err
 }
 
 // openOne opens a connection that close ends, also while it is being opened.
