@@ -9,6 +9,7 @@ TOOLS   := .tmp/bin
 COUNTS  := .tmp/counts
 COUNT   := $(GO) run ./internal/testcount -log $(COUNTS)
 FUZZ    ?= 2s
+SEEDS   ?= 200
 PYTHON  ?= /usr/bin/python3
 export GOFLAGS := -mod=readonly -buildvcs=false
 
@@ -41,6 +42,10 @@ interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a mis
 memory: ## make a million calls and references: at most 10 MB of resident memory more than after ten thousand
 	@CGO_ENABLED=0 $(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds 1000000 | $(COUNT) -as memory
 
+.PHONY: moments
+moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)
+	@CGO_ENABLED=0 $(GO) test -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) | $(COUNT) -as moments
+
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
 	@FUZZ=$(FUZZ) GO=$(GO) COUNTS=$(COUNTS) scripts/fuzz
@@ -58,9 +63,9 @@ fmt: $(TOOLS)/golangci-lint ## format the source
 	@$(TOOLS)/golangci-lint fmt ./...
 
 .PHONY: check
-check: ## everything that CI runs: lint, test, race, interop, memory, fuzz
+check: ## everything that CI runs: lint, test, race, interop, memory, moments, fuzz
 	@rm -f $(COUNTS)
-	@$(MAKE) -j1 lint test race interop memory fuzz
+	@$(MAKE) -j1 lint test race interop memory moments fuzz
 	@echo "make check passed (test and race skip what interop runs, and measurements; what interop skips was left out):"
 	@sed 's/^/  /' $(COUNTS)
 

@@ -1,0 +1,471 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build moments
+
+package storemoment
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/momenttest"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+const (
+	timeout = 2 * time.Second // of the victim's client
+	// callBound is what a call takes at most when everything goes wrong: a connect again, the timeout, the time that a
+	// pop has to learn whether it took an item.
+	callBound = 2*time.Second + timeout + time.Second + 200*time.Millisecond
+	// promptly is how soon a call ends after its context or its client has ended, pops apart.
+	promptly = 10 * time.Millisecond
+	popGrace = time.Second
+	maxCalls = 4
+)
+
+// The events beside those of the context.
+const (
+	closeEvent   = "close"
+	cutEvent     = "cut"
+	killEvent    = "kill"
+	stopEvent    = "stop"
+	hookClose    = "hook-close"
+	hookCall     = "hook-call"
+	hookPanic    = "hook-panic"
+	hookGoexit   = "hook-goexit"
+	dialerPanic  = "dialer-panic"
+	dialerGoexit = "dialer-goexit"
+)
+
+func events() []momenttest.Event {
+	all := []momenttest.Event{momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline, {Name: closeEvent, Where: momenttest.Beside}, {Name: killEvent, Where: momenttest.Beside}}
+	for _, name := range []string{cutEvent, stopEvent, hookClose, hookCall, hookPanic, hookGoexit, dialerPanic, dialerGoexit} {
+		all = append(all, momenttest.Event{Name: name})
+	}
+	return all
+}
+
+func scenario(d tcpstore.Dialect, virtual bool) momenttest.Scenario {
+	s := momenttest.Scenario{Name: d.String() + "-memory", Virtual: virtual, Points: []string{"tcpstore."}, Events: events()}
+	open := newMemoryWorld
+	if !virtual {
+		s.Name, s.Share, open = d.String()+"-process", 10, newProcessWorld
+	}
+	s.Run = func(r *momenttest.Run) { play(r, d, open(r)) }
+	return s
+}
+
+var dialects = []tcpstore.Dialect{tcpstore.DialectNative, tcpstore.DialectV, tcpstore.DialectLegacy}
+
+func TestStoreClient(t *testing.T) {
+	for _, virtual := range []bool{true, false} {
+		for _, d := range dialects {
+			momenttest.Test(t, scenario(d, virtual))
+		}
+	}
+}
+
+// TestReplay: a seed in virtual time hits the same points in the same order each time. The kernel may take the processor
+// away from a goroutine, which the scheduler then puts behind others; so a few seeds may differ.
+func TestReplay(t *testing.T) {
+	const all = 60
+	same := 0
+	for seed := range uint64(all) {
+		s := scenario(tcpstore.DialectNative, true)
+		if slices.Equal(momenttest.Trace(t, s, seed+1), momenttest.Trace(t, s, seed+1)) {
+			same++
+		}
+	}
+	if t.Logf("%d of %d seeds were replayed step by step", same, all); same < all*3/4 {
+		t.Errorf("only %d of %d seeds were replayed step by step", same, all)
+	}
+}
+
+// victim is a client to which things happen, and what its callbacks do next.
+type victim struct {
+	*tcpstore.Client
+	r *momenttest.Run
+
+	mu     sync.Mutex
+	hook   func() // what the next call of the hook does
+	dialer func() // what the next call of the dialer does
+}
+
+func (v *victim) take(next *func()) func() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	f := *next
+	*next = nil
+	return f
+}
+
+func (v *victim) set(next *func(), f func()) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	*next = f
+}
+
+func play(r *momenttest.Run, d tcpstore.Dialect, w world) {
+	r.Cleanup(w.close)
+	ctx := context.Background()
+	v := &victim{r: r}
+	var err error
+	v.Client, err = tcpstore.Dial(ctx, w.addr(), tcpstore.WithDialect(d), tcpstore.WithTimeout(timeout), tcpstore.WithWaitConns(2),
+		tcpstore.WithDialer(func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if f := v.take(&v.dialer); f != nil {
+				f()
+			}
+			return w.dial(ctx, network, addr)
+		}),
+		tcpstore.WithHook(func(observe.Event) {
+			if f := v.take(&v.hook); f != nil {
+				f()
+			}
+		}))
+	if err != nil {
+		r.Errorf("dial: %v", err)
+		return
+	}
+	other, err := tcpstore.Dial(ctx, w.addr(), tcpstore.WithDialer(w.direct), tcpstore.WithTimeout(time.Minute))
+	if err != nil {
+		r.Errorf("dial: %v", err)
+		return
+	}
+	r.Cleanup(func() { _ = other.Close() })
+	r.Cleanup(func() { _ = v.Close() })
+
+	g := newGame(r, v, other, w)
+	g.prepare(ctx)
+	g.arrange()
+	g.act(ctx)
+	r.Wait()
+	r.End()
+	g.resuming.Wait()
+	g.check(ctx)
+}
+
+// game is what the clients do and what must have become of it.
+type game struct {
+	r     *momenttest.Run
+	v     *victim
+	other *tcpstore.Client
+	world world
+
+	items  int // in the queue at the start
+	calls  []*played
+	others []*momenttest.Call
+	large  []byte
+
+	started  chan struct{} // all calls are
+	resuming sync.WaitGroup
+
+	mu    sync.Mutex
+	taken int // items that pops returned
+}
+
+// played is one call of the victim.
+type played struct {
+	*momenttest.Call
+	op  operation
+	own bool // it has the victim's context
+}
+
+func newGame(r *momenttest.Run, v *victim, other *tcpstore.Client, w world) *game {
+	return &game{r: r, v: v, other: other, world: w, items: maxCalls, large: bytes.Repeat([]byte("x"), 1<<20), started: make(chan struct{})}
+}
+
+// prepare fills the store: nothing happens yet.
+func (g *game) prepare(ctx context.Context) {
+	err := g.other.Set(ctx, "there", []byte("value"))
+	for i := range g.items {
+		if err == nil {
+			err = g.v.QueuePush(ctx, "queue", fmt.Appendf(nil, "item %d", i))
+		}
+	}
+	if err != nil {
+		g.r.Errorf("prepare: %v", err)
+	}
+}
+
+// arrange says how the events happen.
+func (g *game) arrange() {
+	v, r := g.v, g.r
+	r.On(closeEvent, func() { _ = v.Close() })
+	r.On(cutEvent, g.world.cut)
+	r.On(killEvent, g.world.kill)
+	r.On(stopEvent, g.stop)
+	r.On(hookClose, func() { v.set(&v.hook, func() { _ = v.Close() }) })
+	r.On(hookCall, func() {
+		v.set(&v.hook, func() {
+			ctx, cancel := context.WithTimeout(context.Background(), timeout)
+			defer cancel()
+			_, _ = v.Check(ctx, "there")
+		})
+	})
+	r.On(hookPanic, func() { v.set(&v.hook, momenttest.Panic) })
+	r.On(hookGoexit, func() { v.set(&v.hook, runtime.Goexit) })
+	r.On(dialerPanic, func() { v.set(&v.dialer, momenttest.Panic); g.world.cut() })
+	r.On(dialerGoexit, func() { v.set(&v.dialer, runtime.Goexit); g.world.cut() })
+}
+
+// act runs some operations of the victim at once, and what the other client does meanwhile.
+func (g *game) act(ctx context.Context) {
+	r := g.r
+	own := r.Context()
+	late := r.Rand.IntN(4) == 0 // the server does nothing at first
+	if late {
+		g.world.stop()
+	}
+	r.Begin()
+	for i := range 1 + r.Rand.IntN(maxCalls) {
+		p := &played{op: operations[r.Rand.IntN(len(operations))], own: i == 0 || r.Rand.IntN(2) == 0}
+		with := ctx
+		if p.own {
+			with = own
+		}
+		p.Call = r.Go(fmt.Sprintf("call %d, %s", i, p.op.name), callBound, func() error { return p.op.do(with, g) })
+		g.calls = append(g.calls, p)
+	}
+	g.others = append(g.others, r.Go("the other client's set", time.Minute+callBound, func() error {
+		time.Sleep(50 * time.Millisecond)
+		if _, stopped := r.Happened(stopEvent); late && !stopped {
+			g.world.resume()
+		}
+		err := g.other.Set(ctx, "late", []byte("value"))
+		for range maxCalls {
+			if err == nil {
+				err = g.other.QueuePush(ctx, lateQueue, []byte("item"))
+			}
+		}
+		return err
+	}))
+	if late {
+		g.others = append(g.others, r.Go("the other client's check", time.Minute+callBound, func() error {
+			_, err := g.other.Check(ctx, "there")
+			return err
+		}))
+	}
+	close(g.started)
+}
+
+// stop stops the server until the victim's calls have ended.
+func (g *game) stop() {
+	g.world.stop()
+	g.resuming.Go(func() {
+		<-g.started
+		for _, p := range g.calls {
+			g.r.Await(p.Call)
+		}
+		g.world.resume()
+	})
+}
+
+// check is the oracle.
+func (g *game) check(ctx context.Context) {
+	r := g.r
+	for _, p := range g.calls {
+		allowed := []momenttest.Allowance{
+			r.Allow(dist.Closed, closeEvent, hookClose), r.Allow(dist.PeerLost, cutEvent, killEvent, dialerPanic, dialerGoexit),
+			r.Allow(dist.Unavailable, killEvent), r.Allow(dist.DeadlineExceeded, stopEvent), r.Allow(dist.Empty),
+		}
+		if p.own {
+			allowed = append(allowed, r.AllowContext(p.Call)...)
+		}
+		r.Check(p.Call, allowed...)
+		g.prompt(p)
+	}
+	for _, c := range g.others {
+		r.Check(c, r.Allow(dist.PeerLost, killEvent), r.Allow(dist.Unavailable, killEvent))
+	}
+	if _, killed := r.Happened(killEvent); killed {
+		return
+	}
+	if _, err := g.other.Check(ctx, "there"); err != nil {
+		r.Errorf("the other client cannot go on: %v", err)
+	}
+	g.goOn(ctx)
+	g.count(ctx)
+}
+
+// prompt checks that a call ended soon after what ended it.
+func (g *game) prompt(p *played) {
+	grace := promptly
+	if p.op.pops {
+		grace += popGrace
+	}
+	ends := []string{closeEvent}
+	if p.own {
+		ends = append(ends, momenttest.Cancel.Name, momenttest.CancelCause.Name)
+	}
+	for _, event := range ends {
+		g.r.EndsSoon(p.Call, event, grace)
+	}
+}
+
+// goOn checks that the client of the victim works, or says that it is closed. The connections that it has may be lost
+// without its knowledge, so it may need some tries.
+func (g *game) goOn(ctx context.Context) {
+	closed := false
+	for _, event := range []string{closeEvent, hookClose} {
+		_, happened := g.r.Happened(event)
+		closed = closed || happened
+	}
+	for _, f := range []*func(){&g.v.hook, &g.v.dialer} { // what has not come to pass
+		if g.v.take(f) != nil {
+			closed = true
+		}
+	}
+	if closed {
+		return
+	}
+	var err error
+	for range 2 * (4 + 2) { // as many as it has connections
+		if err = g.v.Set(ctx, "after", []byte("value")); err == nil {
+			_, err = g.v.Get(ctx, "after")
+		}
+		if err == nil {
+			break
+		}
+	}
+	if err != nil {
+		g.r.Errorf("the client cannot go on: %v", err)
+	}
+}
+
+// count checks that no acknowledged write is lost, none has happened twice, and no item of the queue is gone but with a
+// connection.
+func (g *game) count(ctx context.Context) {
+	sure, maybe, lost := int64(0), int64(0), 0
+	for _, p := range g.calls {
+		switch {
+		case p.op.adds && !p.Gone() && p.Err == nil:
+			sure++
+		case p.op.adds:
+			maybe++
+		case p.op.pops && (p.Gone() || p.Err != nil):
+			switch {
+			case dist.CodeOf(p.Err) == dist.Empty:
+			case g.v.Dialect() == tcpstore.DialectLegacy: // its queue is a value, changed by compare-and-set
+				lost++
+			case !p.Gone() && (dist.CodeOf(p.Err) == dist.Canceled || dist.CodeOf(p.Err) == dist.DeadlineExceeded) && !g.stopped():
+			default:
+				lost++
+			}
+		}
+	}
+	n, err := g.other.Add(ctx, "counter", 0)
+	if err != nil || n < sure || n > sure+maybe {
+		g.r.Errorf("the counter is %d, %v; %d additions were acknowledged, %d may have happened", n, err, sure, maybe)
+	}
+	var left int
+	if g.v.Dialect() == tcpstore.DialectLegacy {
+		return
+	}
+	for _, queue := range []string{"queue", lateQueue} {
+		n, err := g.other.QueueLen(ctx, queue)
+		if err != nil {
+			g.r.Errorf("the length of a queue: %v", err)
+		}
+		left += n
+	}
+	if all := g.items + maxCalls; left+g.taken > all || left+g.taken < all-lost {
+		g.r.Errorf("of %d items %d were taken and %d are left; %d may be lost", all, g.taken, left, lost)
+	}
+}
+
+func (g *game) stopped() bool {
+	_, ok := g.r.Happened(stopEvent)
+	return ok
+}
+
+// lateQueue is a queue that the other client fills while the victim waits.
+const lateQueue = "late queue"
+
+// operation is something that a client does.
+type operation struct {
+	name string
+	adds bool
+	pops bool
+	do   func(ctx context.Context, g *game) error
+}
+
+var operations = []operation{
+	{name: "set", do: func(ctx context.Context, g *game) error { return g.v.Set(ctx, "k", []byte("v")) }},
+	{name: "large set", do: func(ctx context.Context, g *game) error { return g.v.Set(ctx, "large", g.large) }},
+	{name: "larger set", do: func(ctx context.Context, g *game) error {
+		return g.v.MultiSet(ctx, []string{"a", "b", "c", "d", "e"}, [][]byte{g.large, g.large, g.large, g.large, g.large})
+	}},
+	{name: "get", do: func(ctx context.Context, g *game) error {
+		got, err := g.v.Get(ctx, "there")
+		return wrongValue("get", got, "value", err)
+	}},
+	{name: "late get", do: func(ctx context.Context, g *game) error {
+		got, err := g.v.Get(ctx, "late")
+		return wrongValue("late get", got, "value", err)
+	}},
+	{name: "wait", do: func(ctx context.Context, g *game) error { return g.v.Wait(ctx, "late", "there") }},
+	{name: "multi get", do: func(ctx context.Context, g *game) error {
+		got, err := g.v.MultiGet(ctx, "late", "there")
+		if err == nil && len(got) != 2 {
+			return fmt.Errorf("multi get: %d values", len(got))
+		}
+		return err
+	}},
+	{name: "add", adds: true, do: func(ctx context.Context, g *game) error { _, err := g.v.Add(ctx, "counter", 1); return err }},
+	{name: "check", do: func(ctx context.Context, g *game) error {
+		ok, err := g.v.Check(ctx, "there")
+		if err == nil && !ok {
+			return errors.New("check: the key is not there")
+		}
+		return err
+	}},
+	{name: "compare and set", do: func(ctx context.Context, g *game) error {
+		_, err := g.v.CompareAndSet(ctx, "cas", nil, []byte("v"))
+		return err
+	}},
+	{name: "delete", do: func(ctx context.Context, g *game) error { _, err := g.v.Delete(ctx, "k"); return err }},
+	{name: "append", do: func(ctx context.Context, g *game) error { return g.v.Append(ctx, "log", []byte("x")) }},
+	{name: "number of keys", do: func(ctx context.Context, g *game) error { _, err := g.v.NumKeys(ctx); return err }},
+	{name: "pop", pops: true, do: func(ctx context.Context, g *game) error { return g.pop(ctx, "queue", true) }},
+	{name: "pop if any", pops: true, do: func(ctx context.Context, g *game) error { return g.pop(ctx, "queue", false) }},
+	{name: "late pop", pops: true, do: func(ctx context.Context, g *game) error {
+		if g.v.Dialect() == tcpstore.DialectLegacy { // its queues are not those of the other client
+			return g.pop(ctx, "queue", true)
+		}
+		return g.pop(ctx, lateQueue, true)
+	}},
+	{name: "queue length", do: func(ctx context.Context, g *game) error { _, err := g.v.QueueLen(ctx, "queue"); return err }},
+}
+
+func (g *game) pop(ctx context.Context, queue string, wait bool) error {
+	item, err := g.v.QueuePop(ctx, queue, wait)
+	if err != nil {
+		return err
+	}
+	if !bytes.HasPrefix(item, []byte("item")) {
+		return fmt.Errorf("pop: %q", item)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.taken++
+	return nil
+}
+
+// wrongValue is the error of a read that returned something else.
+func wrongValue(what string, got []byte, want string, err error) error {
+	if err == nil && string(got) != want {
+		return fmt.Errorf("%s: %q, want %q", what, got, want)
+	}
+	return err
+}
