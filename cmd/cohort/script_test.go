@@ -39,6 +39,7 @@ func TestScripts(t *testing.T) {
 				return strings.HasPrefix(v, "MASTER_") || strings.HasPrefix(v, "NO_COLOR")
 			})
 			env.Setenv("TERM", "xterm-256color")
+			env.Setenv("XDG_STATE_HOME", filepath.Join(env.WorkDir, ".state"))
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
@@ -82,10 +83,10 @@ func exits(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// signal TERM|INT|KILL [WORD]: sends a signal to all programs in the background, or to those with WORD in their
+// signal TERM|INT|KILL|USR1 [WORD]: sends a signal to all programs in the background, or to those with WORD in their
 // arguments.
 func sendSignal(ts *testscript.TestScript, _ bool, args []string) {
-	signals := map[string]os.Signal{"TERM": syscall.SIGTERM, "INT": syscall.SIGINT, "KILL": syscall.SIGKILL}
+	signals := map[string]os.Signal{"TERM": syscall.SIGTERM, "INT": syscall.SIGINT, "KILL": syscall.SIGKILL, "USR1": syscall.SIGUSR1}
 	for _, cmd := range ts.BackgroundCmds() {
 		if len(args) > 1 && !slices.Contains(cmd.Args, args[1]) {
 			continue

@@ -21,6 +21,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/launch"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -54,6 +55,9 @@ type app struct {
 // Main runs the command line args (without the program's name) and returns the exit code. SIGINT and SIGTERM end the
 // command in order; a second one ends the process at once.
 func Main(args []string, streams IO) int {
+	if len(args) == 1 && args[0] == keeperName {
+		return launch.KeeperMain()
+	}
 	ctx, stop := signalContext()
 	defer stop()
 	a := &app{IO: streams}
@@ -165,6 +169,7 @@ cohort speaks PyTorch's own wires. Its store serves PyTorch 1.13 and 2.x clients
 on one port, and its commands read and write the store of any PyTorch job, and list
 and call the workers of its RPC world.`),
 		Example: strings.Trim(`
+  cohort run --nproc-per-node 4 train.py      start a job: a PyTorch script or any program
   cohort store serve --addr 0.0.0.0:29500     serve a store for a job
   cohort store top --addr node0:29500         see who waits for which key since when
   cohort store get --addr node0:29500 epoch   read a key
@@ -181,7 +186,7 @@ and call the workers of its RPC world.`),
 		return &usageError{fmt.Errorf("%w; %q explains the flags", err, cmd.CommandPath()+" --help")}
 	})
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(a.storeCommand(), a.rpcCommand(), a.traceCommand(), a.benchCommand(), a.demoCommand(), a.demoWorkerCommand(), a.versionCommand(), exitCodesTopic())
+	root.AddCommand(a.runCommand(), a.storeCommand(), a.rpcCommand(), a.traceCommand(), a.benchCommand(), a.demoCommand(), a.demoWorkerCommand(), a.versionCommand(), exitCodesTopic())
 	return root
 }
 

@@ -48,7 +48,7 @@ pure: internal/rrefcore internal/gloo/wire internal/gloo/match internal/native/w
       rpc rpc/operators
       .
       launch
-      internal/tui internal/cli cmd/*
+      internal/runflags internal/tui internal/cli cmd/*
 `
 
 // pureForbids lists what a pure package may not import: it decides, others act.

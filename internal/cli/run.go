@@ -1,0 +1,159 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-dist/cohort/internal/runflags"
+	"github.com/cohort-dist/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/launch"
+)
+
+// keeperName is the hidden command that a launcher starts itself with: see package keeper.
+const keeperName = "keeper"
+
+func (a *app) runCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "run [OPTIONS] [--] PROGRAM [ARGUMENTS]",
+		Short: "Start the workers of a job, watch them, restart them, explain failures",
+		Long: strings.TrimSpace(`
+Start a program several times, as torchrun does, with the environment that
+torch.distributed's env:// and cohort.Join read. A .py file runs with Python, -m runs a
+module, anything else is executed. The job's store lives in this process.
+
+Options may be written with dashes or underscores, and shortened while they are unique;
+torchrun's PET_ variables give defaults. When a worker fails, the others are looked at
+and stopped, the job is restarted up to --max-restarts times, and a report says which
+rank failed first and why.`),
+		Example: strings.Trim(`
+  cohort run --nproc-per-node 4 train.py --epochs 3
+  cohort run --nproc-per-node auto -m package.train
+  cohort run --nproc-per-node 2 --max-restarts 3 --tee 3 --log-dir logs train.py
+  cohort run --nproc-per-node 2 ./worker`, "\n"),
+		DisableFlagParsing: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.run(cmd, args)
+		},
+	}
+}
+
+func (a *app) run(cmd *cobra.Command, args []string) error {
+	o, err := runflags.Parse(args, runflags.System{Lookup: os.LookupEnv, GPUs: countGPUs})
+	if err != nil {
+		return &usageError{fmt.Errorf("%w; \"cohort run --help\" explains the options", err)}
+	}
+	if o.Help {
+		_, err = fmt.Fprintf(a.Out, "%s\n\nUsage:\n  cohort run [OPTIONS] [--] PROGRAM [ARGUMENTS]\n\nExamples:\n%s\n\n%s", cmd.Long, cmd.Example, runflags.Usage())
+		return err
+	}
+	a.json = a.json || o.JSON
+	o.Keeper = []string{filepath.Base(os.Args[0]), keeperName}
+	if o.DryRun {
+		return a.dryRun(o.Config)
+	}
+	screen := a.screen(o)
+	for _, note := range o.Notes {
+		_, _ = fmt.Fprintln(a.Err, "cohort:", note)
+	}
+	signals, stop := jobSignals()
+	defer stop()
+	// The signals that end a command end the job in its own way.
+	report, err := launch.Run(context.WithoutCancel(cmd.Context()), o.Config, screen, signals)
+	if err != nil && report == nil {
+		return err
+	}
+	if o.Report != "" {
+		err = errors.Join(err, writeReport(o.Report, report))
+	}
+	if err != nil {
+		return err
+	}
+	if a.json {
+		_ = json.NewEncoder(a.Err).Encode(report)
+	} else {
+		_, _ = fmt.Fprint(a.Err, report.Text(tui.StyleFor(a.Err, a.Getenv).Red))
+	}
+	switch {
+	case report.Succeeded:
+		return nil
+	case o.FirstCode:
+		return &exitError{report.ExitCode()}
+	}
+	return &exitError{ExitFailure}
+}
+
+func (a *app) dryRun(c launch.Config) error {
+	plan, err := launch.DryRun(c)
+	if err != nil {
+		return &usageError{err}
+	}
+	return a.print(plan, plan.String())
+}
+
+// screen says how the job shows itself: with ranks and colours for people on a terminal, as it comes for programs.
+func (a *app) screen(o runflags.Options) launch.Screen {
+	s := launch.Screen{Out: a.Out, Err: a.Err}
+	s.In, _ = a.In.(*os.File)
+	switch o.RankPrefix {
+	case "always":
+		s.Ranks = true
+	case "auto":
+		s.Ranks = o.Workers > 1 && tui.IsTerminal(a.Out)
+	}
+	if style := tui.StyleFor(a.Out, a.Getenv); style.Colour {
+		s.Paint = func(rank int, text string) string {
+			return "\x1b[" + strconv.Itoa(31+(rank+3)%6) + "m" + text + "\x1b[0m"
+		}
+	}
+	return s
+}
+
+// jobSignals catches the signals that a job takes. One that was ignored from the start, as SIGHUP under nohup, stays so.
+func jobSignals() (<-chan os.Signal, func()) {
+	caught := make(chan os.Signal, 16)
+	for _, s := range signalsOfJobs {
+		if !signal.Ignored(s) {
+			signal.Notify(caught, s)
+		}
+	}
+	return caught, func() { signal.Stop(caught) }
+}
+
+func writeReport(name string, r *launch.Report) error {
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(name, append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("--report: %w", err)
+	}
+	return nil
+}
+
+// countGPUs counts NVIDIA devices without their libraries.
+func countGPUs() int {
+	if list, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
+		if strings.TrimSpace(list) == "" || list == "-1" {
+			return 0
+		}
+		return strings.Count(list, ",") + 1
+	}
+	for _, pattern := range []string{"/proc/driver/nvidia/gpus/*", "/dev/nvidia[0-9]*"} {
+		if found, err := filepath.Glob(pattern); err == nil && len(found) > 0 {
+			return len(found)
+		}
+	}
+	return 0
+}

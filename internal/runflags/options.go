@@ -1,0 +1,308 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package runflags
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort/launch"
+)
+
+// Options are what the command line asks for.
+type Options struct {
+	launch.Config
+	Help, DryRun, JSON bool
+	// FirstCode says that the exit code is that of the first failure.
+	FirstCode bool
+	// Report is the file for the report, or "".
+	Report string
+	// RankPrefix is auto, always or never.
+	RankPrefix string
+	// MinNodes and MaxNodes are the number of nodes.
+	MinNodes, MaxNodes int
+	// Notes say what was decided for the user.
+	Notes []string
+}
+
+// System is what the options depend on beside the arguments.
+type System struct {
+	Lookup func(string) (string, bool)
+	// GPUs counts the accelerators of this host.
+	GPUs func() int
+}
+
+// Parse reads a command line.
+func Parse(args []string, sys System) (Options, error) {
+	o := Options{MinNodes: 1, MaxNodes: 1, RankPrefix: "auto"}
+	v, program, err := scan(args)
+	if err != nil {
+		return o, err
+	}
+	if v["help"] != "" {
+		o.Help = true
+		return o, nil
+	}
+	if err := v.fromEnvironment(sys.Lookup); err != nil {
+		return o, err
+	}
+	if err := v.refused(); err != nil {
+		return o, err
+	}
+	o.Program = program
+	if len(program) == 0 {
+		return o, errors.New("the program is missing: cohort run [OPTIONS] PROGRAM [ARGUMENTS]")
+	}
+	return o, errors.Join(o.how(v), o.size(v, sys), o.meeting(v), o.times(v, sys), o.logs(v, sys), o.rest(v))
+}
+
+// refused says no to what cannot work without Python inside the launcher.
+func (v values) refused() error {
+	switch {
+	case v["run-path"] != "":
+		return errors.New("--run-path runs the script inside PyTorch's launcher and is not supported: give the script itself")
+	case v["logs-specs"] != "":
+		return errors.New("--logs-specs names a Python class inside PyTorch's launcher and is not supported: --log-dir, --tee and --redirects are")
+	case v["print-completion"] != "":
+		return errors.New("--print-completion: use \"cohort completion\"")
+	}
+	return nil
+}
+
+func (o *Options) how(v values) error {
+	switch {
+	case v["module"] != "" && v["no-python"] != "":
+		return errors.New("--module and --no-python exclude each other")
+	case v["module"] != "":
+		o.How = launch.Module
+	case v["no-python"] != "":
+		o.How = launch.Executable
+	}
+	o.Python = v["python"]
+	return nil
+}
+
+func (o *Options) size(v values, sys System) error {
+	if text := v["nnodes"]; text != "" {
+		low, high, ranged := strings.Cut(text, ":")
+		least, err1 := strconv.Atoi(low)
+		most, err2 := least, error(nil)
+		if ranged {
+			most, err2 = strconv.Atoi(high)
+		}
+		if err1 != nil || err2 != nil {
+			return fmt.Errorf("--nnodes %s: it must be N or MIN:MAX", text)
+		}
+		if least < 1 || most < least {
+			return fmt.Errorf("--nnodes %s: MIN must be at least 1 and at most MAX", text)
+		}
+		o.MinNodes, o.MaxNodes = least, most
+	}
+	var err error
+	if o.MaxRestarts, err = v.count("max-restarts", 0); err != nil {
+		return err
+	}
+	o.Workers, err = o.workers(v["nproc-per-node"], sys)
+	return err
+}
+
+func (o *Options) workers(text string, sys System) (int, error) {
+	gpus := 0
+	if text == "auto" || text == "gpu" || text == "cuda" {
+		gpus = sys.GPUs()
+	}
+	switch text {
+	case "":
+		return 1, nil
+	case "cpu":
+		return runtime.NumCPU(), nil
+	case "gpu", "cuda":
+		if gpus == 0 {
+			return 0, errors.New("--nproc-per-node gpu: there is no GPU on this host")
+		}
+		return gpus, nil
+	case "auto":
+		if gpus > 0 {
+			o.Notes = append(o.Notes, fmt.Sprintf("%d workers: one for each GPU", gpus))
+			return gpus, nil
+		}
+		o.Notes = append(o.Notes, fmt.Sprintf("%d workers: one for each CPU, for there is no GPU", runtime.NumCPU()))
+		return runtime.NumCPU(), nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return 0, fmt.Errorf("--nproc-per-node %s: it must be a number, auto, cpu or gpu", text)
+	}
+	if n < 1 || n > 1<<16 {
+		return 0, fmt.Errorf("--nproc-per-node %d: it must be at least 1 and at most %d", n, 1<<16)
+	}
+	return n, nil
+}
+
+func (o *Options) meeting(v values) error {
+	o.Role = v["role"]
+	o.MasterAddr = v["master-addr"]
+	var err error
+	if o.MasterPort, err = v.count("master-port", 0); err != nil || o.MasterPort > math.MaxUint16 {
+		return fmt.Errorf("--master-port %s: it must be a number up to 65535", v["master-port"])
+	}
+	if o.MasterAddr == "localhost" {
+		o.MasterAddr = "127.0.0.1"
+	}
+	switch backend := v["rdzv-backend"]; backend {
+	case "", "static", "c10d":
+	case "etcd", "etcd-v2":
+		return fmt.Errorf("--rdzv-backend %s is not supported: use c10d with an endpoint, or \"cohort store serve\" as the endpoint", backend)
+	default:
+		return fmt.Errorf("--rdzv-backend %s: a backend of another package needs Python inside the launcher; static and c10d work", backend)
+	}
+	for pair := range strings.SplitSeq(v["rdzv-conf"], ",") {
+		if pair != "" && !strings.Contains(pair, "=") {
+			return fmt.Errorf("--rdzv-conf: %q is not KEY=VALUE", pair)
+		}
+	}
+	if id := v["rdzv-id"]; id != "" && id != "none" && v["standalone"] == "" {
+		o.RunID = id
+	}
+	if v["standalone"] != "" {
+		o.MinNodes, o.MaxNodes, o.MasterAddr, o.MasterPort = 1, 1, "", 0
+	}
+	if o.MaxNodes > 1 {
+		return errors.New("--nnodes: jobs on several nodes are not supported yet")
+	}
+	if n := v["node-rank"]; n != "" && n != "0" {
+		return fmt.Errorf("--node-rank %s: there is one node, number 0", n)
+	}
+	if addr := o.MasterAddr; addr != "" && net.ParseIP(addr) == nil {
+		o.Notes = append(o.Notes, "the store listens on "+addr)
+	}
+	return nil
+}
+
+func (o *Options) times(v values, sys System) error {
+	grace := v["shutdown-timeout"]
+	if grace == "" {
+		grace, _ = sys.Lookup("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+	}
+	var err error
+	if o.Grace, err = seconds("--shutdown-timeout", grace); err != nil {
+		return err
+	}
+	if text := v["culprit-timeout"]; text != "" {
+		if o.Linger, err = seconds("--culprit-timeout", text); err != nil {
+			return err
+		}
+		if o.Linger == 0 {
+			o.Linger = -1
+		}
+	}
+	if _, err := seconds("--monitor-interval", v["monitor-interval"]); err != nil {
+		return err
+	}
+	o.SignalNames = v["signals-to-handle"]
+	return nil
+}
+
+// seconds reads a number of seconds. 0 means the default where a default exists, so it becomes a nanosecond.
+func seconds(name, text string) (time.Duration, error) {
+	if text == "" {
+		return 0, nil
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil || f < 0 || f > 1e8 || math.IsNaN(f) {
+		return 0, fmt.Errorf("%s %s: it must be a number of seconds", name, text)
+	}
+	return max(1, time.Duration(f*float64(time.Second))), nil
+}
+
+func (o *Options) logs(v values, sys System) error {
+	var err error
+	if o.Redirects, err = launch.ParseStd(v["redirects"]); err != nil {
+		return fmt.Errorf("--redirects: %w", err)
+	}
+	if o.Tee, err = launch.ParseStd(v["tee"]); err != nil {
+		return fmt.Errorf("--tee: %w", err)
+	}
+	o.LogDir = v["log-dir"]
+	if o.Prefix = v["log-line-prefix-template"]; o.Prefix == "" {
+		o.Prefix, _ = sys.Lookup("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+	}
+	if text := v["local-ranks-filter"]; text != "" {
+		o.ShowRanks = []int{}
+		for part := range strings.SplitSeq(text, ",") {
+			n, err := strconv.Atoi(strings.TrimSpace(part))
+			if err != nil || n < 0 || n >= o.Workers {
+				return fmt.Errorf("--local-ranks-filter %s: %q is no local rank", text, part)
+			}
+			o.ShowRanks = append(o.ShowRanks, n)
+		}
+	}
+	o.StdoutFilters = commaList(v["duplicate-stdout-filters"])
+	o.StderrFilters = commaList(v["duplicate-stderr-filters"])
+	return nil
+}
+
+// commaList splits at commas; two of them are one that belongs to the text.
+func commaList(text string) []string {
+	var all []string
+	item := ""
+	for i := 0; i < len(text); i++ {
+		switch {
+		case text[i] != ',':
+			item += string(text[i])
+		case i+1 < len(text) && text[i+1] == ',':
+			item += ","
+			i++
+		default:
+			all = append(all, item)
+			item = ""
+		}
+	}
+	all = append(all, item)
+	return slices.DeleteFunc(all, func(s string) bool { return s == "" })
+}
+
+func (o *Options) rest(v values) error {
+	o.DryRun, o.JSON, o.NoShim, o.VirtualLocalRank = v["dry-run"] != "", v["json"] != "", v["no-shim"] != "", v["virtual-local-rank"] != ""
+	o.Evidence, o.Report = v["evidence"], v["report"]
+	switch v["exit-code"] {
+	case "", "1":
+	case "first":
+		o.FirstCode = true
+	default:
+		return fmt.Errorf("--exit-code %s: it must be 1 or first", v["exit-code"])
+	}
+	if p := v["prefix"]; p != "" {
+		if p != "auto" && p != "always" && p != "never" {
+			return fmt.Errorf("--prefix %s: it must be auto, always or never", p)
+		}
+		o.RankPrefix = p
+	}
+	if h := v["event-log-handler"]; h != "" && h != "null" {
+		return fmt.Errorf("--event-log-handler %s is not supported: --report FILE writes what happened as JSON", h)
+	}
+	if b := v["numa-binding"]; b != "" {
+		return fmt.Errorf("--numa-binding %s is not supported yet: start the job with numactl, or bind inside the program", b)
+	}
+	return nil
+}
+
+func (v values) count(name string, otherwise int) (int, error) {
+	text := v[name]
+	if text == "" {
+		return otherwise, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("--%s %s: it must be a number that is not negative", name, text)
+	}
+	return n, nil
+}

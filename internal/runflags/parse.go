@@ -1,0 +1,278 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package runflags reads the command line of "cohort run": torchrun's options with dashes or underscores, any unique
+// prefix of them, their PET_ variables, and our own. It is pure: arguments and a look at the environment in, options out.
+package runflags
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+)
+
+// option describes an option.
+type option struct {
+	name  string // with dashes
+	short byte   // one letter, or 0
+	flag  bool   // takes no value
+	own   bool   // not torchrun's
+	env   bool   // PET_NAME gives its default
+	usage string
+	arg   string
+}
+
+// options are all options: those of torchrun first, of all its versions.
+var options = []option{
+	{name: "nnodes", env: true, arg: "N|MIN:MAX", usage: "number of nodes"},
+	{name: "nproc-per-node", env: true, arg: "N|auto|cpu|gpu", usage: "workers on each node"},
+	{name: "rdzv-backend", env: true, arg: "NAME", usage: "static or c10d; both mean cohort's own rendezvous"},
+	{name: "rdzv-endpoint", env: true, arg: "HOST[:PORT]", usage: "where the nodes meet"},
+	{name: "rdzv-id", env: true, arg: "ID", usage: "name of the job"},
+	{name: "rdzv-conf", env: true, arg: "K=V,...", usage: "join_timeout, last_call_timeout and others"},
+	{name: "standalone", flag: true, env: true, usage: "one node, on this host alone"},
+	{name: "max-restarts", env: true, arg: "N", usage: "restarts after a failure"},
+	{name: "monitor-interval", env: true, arg: "SECONDS", usage: "accepted; failures are noticed at once"},
+	{name: "start-method", env: true, arg: "NAME", usage: "accepted; it concerns --run-path only"},
+	{name: "event-log-handler", env: true, arg: "NAME", usage: "null, or console for JSON events on stderr"},
+	{name: "role", env: true, arg: "NAME", usage: "role of the workers"},
+	{name: "module", short: 'm', flag: true, env: true, usage: "the program is a Python module"},
+	{name: "no-python", flag: true, env: true, usage: "execute the program itself"},
+	{name: "run-path", flag: true, env: true, usage: "refused: it needs Python inside the launcher"},
+	{name: "log-dir", env: true, arg: "DIR", usage: "folder of log files"},
+	{name: "redirects", short: 'r', env: true, arg: "STD", usage: "streams that go to files: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:STD,..."},
+	{name: "tee", short: 't', env: true, arg: "STD", usage: "streams that go to files and to the screen"},
+	{name: "log-line-prefix-template", env: true, arg: "TEXT", usage: "prefix of teed lines: ${role_name} ${local_rank} ${rank} ${hostname}"},
+	{name: "local-ranks-filter", env: true, arg: "RANKS", usage: "show only these local ranks"},
+	{name: "duplicate-stdout-filters", env: true, arg: "TEXT,...", usage: "copy teed lines with one of these texts to filtered_stdout.log"},
+	{name: "duplicate-stderr-filters", env: true, arg: "TEXT,...", usage: "the same for stderr"},
+	{name: "node-rank", env: true, arg: "N", usage: "number of this node"},
+	{name: "master-addr", env: true, arg: "HOST", usage: "where the workers find the store"},
+	{name: "master-port", env: true, arg: "PORT", usage: "its port; a free one is taken if it is left out"},
+	{name: "local-addr", env: true, arg: "HOST", usage: "address of this node for the others"},
+	{name: "logs-specs", arg: "NAME", usage: "refused: it needs Python inside the launcher"},
+	{name: "numa-binding", arg: "MODE", usage: "node, socket, exclusive or core-complex; node needs numactl"},
+	{name: "signals-to-handle", env: true, arg: "NAMES", usage: "signals that end the job; others are passed on"},
+	{name: "shutdown-timeout", env: true, arg: "SECONDS", usage: "time between the signal that ends a worker and SIGKILL"},
+	{name: "virtual-local-rank", flag: true, env: true, usage: "LOCAL_RANK=0 and one visible device for every worker"},
+	{name: "print-completion", arg: "SHELL", usage: "refused: \"cohort completion\" does that"},
+
+	{name: "dry-run", flag: true, own: true, usage: "print what would be done"},
+	{name: "exit-code", own: true, arg: "1|first", usage: "exit code of a failed job: 1, or that of the first failure (128+N for signal N)"},
+	{name: "python", own: true, arg: "PROGRAM", usage: "the interpreter (default: PYTHON_EXEC, or python3)"},
+	{name: "no-shim", flag: true, own: true, usage: "put nothing into the workers; rank 0 hosts their store"},
+	{name: "evidence", own: true, arg: "DIR|-", usage: "folder for what is found out about a failure; - for none"},
+	{name: "culprit-timeout", own: true, arg: "SECONDS", usage: "wait so long for the rank that caused another one's failure to end by itself"},
+	{name: "report", own: true, arg: "FILE", usage: "write the report as JSON, also of a success"},
+	{name: "prefix", own: true, arg: "auto|always|never", usage: "put the rank before every line; auto: on a terminal"},
+	{name: "json", flag: true, own: true, usage: "print the report as JSON"},
+	{name: "help", short: 'h', flag: true, own: true, usage: "print this"},
+}
+
+// values are options with their values, by name; a flag's is "1".
+type values map[string]string
+
+// scan takes the options off the front of args. What follows the first argument that is no option is the program's.
+func scan(args []string) (values, []string, error) {
+	v := values{}
+	for len(args) > 0 {
+		arg := args[0]
+		switch {
+		case arg == "--":
+			return v, args[1:], nil
+		case arg == "-" || !strings.HasPrefix(arg, "-"):
+			return v, args, nil
+		}
+		args = args[1:]
+		var err error
+		if strings.HasPrefix(arg, "--") {
+			args, err = v.long(arg[2:], args)
+		} else {
+			args, err = v.letters(arg[1:], args)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	return v, nil, nil
+}
+
+func (v values) long(text string, rest []string) ([]string, error) {
+	name, value, hasValue := strings.Cut(text, "=")
+	o, err := find(name)
+	if err != nil {
+		return nil, err
+	}
+	if o.flag {
+		if hasValue {
+			return nil, fmt.Errorf("--%s takes no value", o.name)
+		}
+		v[o.name] = "1"
+		return rest, nil
+	}
+	if !hasValue {
+		if len(rest) == 0 {
+			return nil, fmt.Errorf("--%s needs a value: %s", o.name, o.arg)
+		}
+		value, rest = rest[0], rest[1:]
+	}
+	v[o.name] = value
+	return rest, nil
+}
+
+// letters takes "-m", "-t3", "-t 3".
+func (v values) letters(text string, rest []string) ([]string, error) {
+	for text != "" {
+		i := slices.IndexFunc(options, func(o option) bool { return o.short == text[0] })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no option -%c", text[0])
+		}
+		o := options[i]
+		text = text[1:]
+		if o.flag {
+			v[o.name] = "1"
+			continue
+		}
+		if text == "" {
+			if len(rest) == 0 {
+				return nil, fmt.Errorf("-%c needs a value: %s", o.short, o.arg)
+			}
+			text, rest = rest[0], rest[1:]
+		}
+		v[o.name] = strings.TrimPrefix(text, "=")
+		return rest, nil
+	}
+	return rest, nil
+}
+
+// find returns the option with this name or unique prefix, with dashes or underscores. A prefix that is unique among
+// torchrun's options means the same here, whatever we have added.
+func find(name string) (option, error) {
+	name = strings.ReplaceAll(name, "_", "-")
+	var ours, theirs []option
+	for _, o := range options {
+		switch {
+		case o.name == name:
+			return o, nil
+		case !strings.HasPrefix(o.name, name) || name == "":
+		case o.own:
+			ours = append(ours, o)
+		default:
+			theirs = append(theirs, o)
+		}
+	}
+	matches := theirs
+	if len(theirs) == 0 {
+		matches = ours
+	}
+	if len(matches) == 1 {
+		return matches[0], nil
+	}
+	var names []string
+	for _, o := range append(theirs, ours...) {
+		names = append(names, "--"+o.name)
+	}
+	if len(names) == 0 {
+		return option{}, fmt.Errorf("there is no option --%s%s", name, near(name))
+	}
+	sort.Strings(names)
+	return option{}, fmt.Errorf("--%s could be %s", name, strings.Join(names, " or "))
+}
+
+// near suggests an option for a misspelled one.
+func near(name string) string {
+	best, least := "", 3
+	for _, o := range options {
+		if d := distance(o.name, name); d < least {
+			best, least = o.name, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return "; did you mean --" + best + "?"
+}
+
+// distance is the number of letters to change, add or remove.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		last := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := last
+			if a[i] != b[j] {
+				cost = 1 + min(last, row[j], row[j+1])
+			}
+			last, row[j+1] = row[j+1], cost
+		}
+	}
+	return row[len(b)]
+}
+
+// fromEnvironment adds the PET_ variables of options that were not given.
+func (v values) fromEnvironment(lookup func(string) (string, bool)) error {
+	var errs []error
+	for _, o := range options {
+		if _, given := v[o.name]; given || !o.env {
+			continue
+		}
+		name := "PET_" + strings.ToUpper(strings.ReplaceAll(o.name, "-", "_"))
+		value, found := lookup(name)
+		if !found {
+			continue
+		}
+		if o.flag {
+			switch strings.TrimSpace(value) {
+			case "1":
+			case "0", "":
+				continue
+			default:
+				errs = append(errs, fmt.Errorf("%s=%s: it must be 0 or 1", name, value))
+				continue
+			}
+			value = "1"
+		}
+		v[o.name] = value
+	}
+	return errors.Join(errs...)
+}
+
+// Usage returns the table of options.
+func Usage() string {
+	var b strings.Builder
+	for _, part := range []struct {
+		own   bool
+		title string
+	}{{false, "Options of torchrun:"}, {true, "Options of cohort:"}} {
+		b.WriteString(part.title + "\n")
+		for _, o := range options {
+			if o.own != part.own {
+				continue
+			}
+			left := "      --" + o.name
+			if o.short != 0 {
+				left = "  -" + string(o.short) + ", --" + o.name
+			}
+			if o.arg != "" {
+				left += " " + o.arg
+			}
+			fmt.Fprintf(&b, "%-42s %s\n", left, o.usage)
+		}
+	}
+	return b.String()
+}
+
+// Names returns the names of all options, for completions.
+func Names() []string {
+	var all []string
+	for _, o := range options {
+		all = append(all, "--"+o.name)
+	}
+	return all
+}

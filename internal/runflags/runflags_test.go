@@ -1,0 +1,135 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package runflags
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cohort-dist/cohort/launch"
+)
+
+func system(env map[string]string) System {
+	return System{Lookup: func(name string) (string, bool) {
+		v, found := env[name]
+		return v, found
+	}, GPUs: func() int { return 3 }}
+}
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		args string
+		env  map[string]string
+		want func(Options) any
+		is   any
+	}{
+		"dashes":                 {"--nproc-per-node 4 t.py", nil, workers, 4},
+		"underscores":            {"--nproc_per_node=4 t.py", nil, workers, 4},
+		"1.13's prefix":          {"--nproc 4 t.py", nil, workers, 4},
+		"2.x's prefix":           {"--nproc_per 4 t.py", nil, workers, 4},
+		"variable":               {"t.py", map[string]string{"PET_NPROC_PER_NODE": "4"}, workers, 4},
+		"command line wins":      {"--nproc-per-node 5 t.py", map[string]string{"PET_NPROC_PER_NODE": "4"}, workers, 5},
+		"gpus":                   {"--nproc-per-node gpu t.py", nil, workers, 3},
+		"auto":                   {"--nproc-per-node auto t.py", nil, workers, 3},
+		"the program's own":      {"t.py --nproc-per-node 5 -- x", nil, program, []string{"t.py", "--nproc-per-node", "5", "--", "x"}},
+		"after two dashes":       {"-- --weird -x", nil, program, []string{"--weird", "-x"}},
+		"joined short":           {"-t3 t.py", nil, tee, launch.StdMap{All: 3}},
+		"short":                  {"-t 3 t.py", nil, tee, launch.StdMap{All: 3}},
+		"one-letter prefix":      {"--t 1 t.py", nil, tee, launch.StdMap{All: 1}},
+		"single ranks":           {"--tee 0:1,12:3 t.py", nil, tee, launch.StdMap{Ranks: map[int]launch.Std{0: 1, 12: 3}}},
+		"module":                 {"-m pkg.train --x", nil, how, launch.Module},
+		"module by variable":     {"t", map[string]string{"PET_MODULE": "1"}, how, launch.Module},
+		"no module":              {"t", map[string]string{"PET_MODULE": "0"}, how, launch.Auto},
+		"no python":              {"--no-python t.py", nil, how, launch.Executable},
+		"prefix of standalone":   {"--stand --nproc_per_node 2 t.py", nil, workers, 2},
+		"a prefix of torchrun's": {"--mod t", nil, how, launch.Module},
+		"restarts":               {"--max-restarts 3 t.py", nil, func(o Options) any { return o.MaxRestarts }, 3},
+		"grace":                  {"--shutdown-timeout 1.5 t.py", nil, func(o Options) any { return o.Grace }, 1500 * time.Millisecond},
+		"grace by variable":      {"t.py", map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, func(o Options) any { return o.Grace }, 7 * time.Second},
+		"filters":                {"--duplicate-stdout-filters a,b,,c,d t.py", nil, func(o Options) any { return o.StdoutFilters }, []string{"a", "b,c", "d"}},
+		"id":                     {"--rdzv-id job7 t.py", nil, func(o Options) any { return o.RunID }, "job7"},
+		"standalone has its own": {"--standalone --rdzv-id job7 t.py", nil, func(o Options) any { return o.RunID }, ""},
+		"shown":                  {"--nproc 3 --local-ranks-filter 0,2 t.py", nil, func(o Options) any { return o.ShowRanks }, []int{0, 2}},
+		"exit code":              {"--exit-code first t.py", nil, func(o Options) any { return o.FirstCode }, true},
+		"no waiting for culprit": {"--culprit-timeout 0 t.py", nil, func(o Options) any { return o.Linger }, time.Duration(1)},
+	} {
+		o, err := Parse(strings.Fields(c.args), system(c.env))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got := c.want(o); !reflect.DeepEqual(got, c.is) {
+			t.Errorf("%s: %v, want %v", name, got, c.is)
+		}
+	}
+}
+
+func workers(o Options) any { return o.Workers }
+func program(o Options) any { return o.Program }
+func tee(o Options) any     { return o.Tee }
+func how(o Options) any     { return o.How }
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	for args, c := range map[string]struct {
+		env  map[string]string
+		want string
+	}{
+		"":                             {nil, "the program is missing"},
+		"--nproc-per-node":             {nil, "--nproc-per-node needs a value"},
+		"--nproc-per-node 0 t.py":      {nil, "at least 1"},
+		"--nproc-per-node x t.py":      {nil, "a number, auto, cpu or gpu"},
+		"--rdzv t.py":                  {nil, "--rdzv could be --rdzv-backend or --rdzv-conf"},
+		"--max-restart-s 1 t.py":       {nil, "did you mean --max-restarts?"},
+		"--frobnicate t.py":            {nil, "there is no option --frobnicate"},
+		"-x t.py":                      {nil, "there is no option -x"},
+		"--standalone=1 t.py":          {nil, "takes no value"},
+		"--run-path t.py":              {nil, "not supported"},
+		"--logs-specs x t.py":          {nil, "not supported"},
+		"--rdzv-backend etcd t.py":     {nil, "not supported"},
+		"--rdzv-backend mine t.py":     {nil, "needs Python inside the launcher"},
+		"--rdzv-conf join t.py":        {nil, "is not KEY=VALUE"},
+		"-m --no-python t":             {nil, "exclude each other"},
+		"--nnodes 2:1 t.py":            {nil, "MIN must be at least 1"},
+		"--nnodes two t.py":            {nil, "N or MIN:MAX"},
+		"--tee 4 t.py":                 {nil, "--tee"},
+		"--redirects a:1 t.py":         {nil, "is not RANK:VALUE"},
+		"--shutdown-timeout soon t.py": {nil, "a number of seconds"},
+		"--local-ranks-filter 1 t.py":  {nil, "is no local rank"},
+		"--exit-code 7 t.py":           {nil, "1 or first"},
+		"--master-port 70000 t.py":     {nil, "up to 65535"},
+		"t.py":                         {map[string]string{"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: it must be 0 or 1"},
+	} {
+		_, err := Parse(strings.Fields(args), system(c.env))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: error %v, want %q", args, err, c.want)
+		}
+	}
+}
+
+// TestPrefixesOfTorchrun: what is unique among torchrun's options in 1.13 means the same here.
+func TestPrefixesOfTorchrun(t *testing.T) {
+	t.Parallel()
+	got := map[string]string{}
+	for _, prefix := range []string{"nn", "nproc", "max", "mon", "stand", "start", "mod", "no-p", "red", "te", "role", "log-d", "node", "master-p", "ev", "sh"} {
+		o, err := find(prefix)
+		if err != nil {
+			t.Errorf("--%s: %v", prefix, err)
+		}
+		got[prefix] = o.name
+	}
+	want := map[string]string{
+		"nn": "nnodes", "nproc": "nproc-per-node", "max": "max-restarts", "mon": "monitor-interval", "stand": "standalone", "start": "start-method",
+		"mod": "module", "no-p": "no-python", "red": "redirects", "te": "tee", "role": "role", "log-d": "log-dir", "node": "node-rank",
+		"master-p": "master-port", "ev": "event-log-handler", "sh": "shutdown-timeout",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,366 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/keeper"
+	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/postmortem"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+const (
+	// evidenceTime bounds the look at the workers before they are signalled.
+	evidenceTime = 100 * time.Millisecond
+	// wordsTime bounds the wait for the last words of a worker that has ended: a child of it may keep its output open.
+	wordsTime = 50 * time.Millisecond
+	// drainTime bounds the wait for the output of workers after everything below the keeper is gone.
+	drainTime = 2 * time.Second
+)
+
+// attempt drives the machine of one attempt. One goroutine owns it.
+type attempt struct {
+	job     *job
+	place   place
+	group   *launchcore.Group
+	workers []*worker
+	store   *tcpstore.Server
+	filters *filters
+	started time.Time
+	timer   *time.Timer
+	timerID int
+	inbox   chan any // answers of looking goroutines
+	looking sync.WaitGroup
+	before  map[launchcore.Worker]string // where the workers were when they were interrupted
+	found   *Evidence
+	outcome launchcore.Outcome
+	err     error
+}
+
+// worker is a process of the attempt.
+type worker struct {
+	local, rank    int
+	pid            int
+	started, ended time.Time
+	exit           *keeper.Exited
+	refused        string
+	out, err       *stream
+	cause          postmortem.Cause
+	stopped        bool // it was signalled by the launcher before it ended
+}
+
+// id is the keeper's number of a worker. Those of earlier attempts have ended.
+func (a *attempt) id(w launchcore.Worker) int { return a.place.attempt<<20 | int(w) }
+
+func (a *attempt) workerOf(id int) *worker {
+	if id>>20 != a.place.attempt || id&(1<<20-1) >= len(a.workers) {
+		return nil
+	}
+	return a.workers[id&(1<<20-1)]
+}
+
+// run runs the attempt until all its workers have ended.
+func (a *attempt) run() (launchcore.Outcome, error) {
+	a.job.screen.begin(a.place.world)
+	a.timer = time.NewTimer(time.Hour)
+	defer a.timer.Stop()
+	a.step(launchcore.Begin{})
+	done := a.job.asked.Done()
+	for !a.group.Ended() {
+		moment.At("launch.attempt.select")
+		select {
+		case e, open := <-a.job.keeper.Events():
+			if !open {
+				a.keeperGone()
+				continue
+			}
+			a.told(e)
+		case s := <-a.job.signals:
+			a.signal(s)
+		case <-a.timer.C:
+			a.step(launchcore.TimerFired{ID: a.timerID})
+		case answer := <-a.inbox:
+			a.answered(answer)
+		case <-done:
+			done = nil
+			a.step(launchcore.UserSignal{Signal: launchcore.SIGTERM})
+		}
+	}
+	a.looking.Wait()
+	a.drain()
+	a.closeStore()
+	a.filters.close()
+	return a.outcome, a.err
+}
+
+func (a *attempt) step(ev launchcore.Event) {
+	for _, e := range a.group.Step(ev) {
+		a.perform(e)
+	}
+}
+
+func (a *attempt) perform(e launchcore.Effect) {
+	switch e := e.(type) {
+	case launchcore.Start:
+		a.start()
+	case launchcore.TakeEvidence:
+		a.look(e.Hung)
+	case launchcore.Send:
+		a.send(e.Workers, e.Signal)
+	case launchcore.FindStuck:
+		a.findStuck(e.Workers)
+	case launchcore.Sweep:
+		if a.job.keeper.Sweep(a.clean()) != nil {
+			a.inbox <- launchcore.Swept{}
+		}
+	case launchcore.SetTimer:
+		a.timerID = e.ID
+		a.timer.Reset(e.After)
+	case launchcore.Failing:
+	case launchcore.Ended:
+		a.outcome = e.Outcome
+	}
+}
+
+// clean reports whether every worker has succeeded so far: what they leave behind may end in peace then.
+func (a *attempt) clean() bool {
+	for _, w := range a.workers {
+		if w.exit == nil || w.exit.Code != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// start asks the keeper for all workers.
+func (a *attempt) start() {
+	for _, w := range a.workers {
+		if err := a.spawn(w); err != nil {
+			w.refused = err.Error()
+			a.inbox <- launchcore.Refused{Worker: launchcore.Worker(w.local)}
+			return // the others would only be stopped
+		}
+	}
+}
+
+func (a *attempt) spawn(w *worker) error {
+	c := a.job.cfg
+	set, err := c.environment(a.place, w.local, a.job.run)
+	if err != nil {
+		return err
+	}
+	in := a.job.screen.In
+	if in == nil || c.Workers > 1 {
+		if in, err = os.Open(os.DevNull); err != nil {
+			return err
+		}
+		defer func() { _ = in.Close() }()
+	}
+	if w.out, err = a.openStream(w, Stdout); err != nil {
+		return err
+	}
+	if w.err, err = a.openStream(w, Stderr); err != nil {
+		w.out.abandon()
+		w.out = nil
+		return err
+	}
+	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), keeper.Command{Args: c.command(w.local), Set: set}, [3]*os.File{in, w.out.theirs, w.err.theirs})
+	if err != nil {
+		w.out.abandon()
+		w.err.abandon()
+		w.out, w.err = nil, nil
+		return err
+	}
+	for which, s := range map[Std]*stream{Stdout: w.out, Stderr: w.err} {
+		s.started()
+		if s.ours != nil {
+			go s.copy(a.sink(w, which, s)) // joined by drain, through s.done
+		}
+	}
+	return nil
+}
+
+// told takes a report of the keeper.
+func (a *attempt) told(e keeper.Event) {
+	switch {
+	case e.Started != nil:
+		if w := a.workerOf(e.Started.ID); w != nil {
+			w.pid, w.started = e.Started.PID, e.Started.At
+		}
+	case e.Refused != nil:
+		if w := a.workerOf(e.Refused.ID); w != nil {
+			w.refused, w.ended = e.Refused.Error, time.Now()
+			w.cause = postmortem.Explain(postmortem.Death{Refused: w.refused})
+			a.step(launchcore.Refused{Worker: launchcore.Worker(w.local)})
+		}
+	case e.Exited != nil:
+		if w := a.workerOf(e.Exited.ID); w != nil {
+			w.exit, w.ended = e.Exited, e.Exited.At
+			w.cause = a.explain(w)
+			a.step(launchcore.Exited{Worker: launchcore.Worker(w.local), Code: w.exit.Code, Consequence: w.cause.Kind.Consequence()})
+		}
+	case e.Swept != nil:
+		a.step(launchcore.Swept{})
+	}
+}
+
+// explain says why a worker has ended.
+func (a *attempt) explain(w *worker) postmortem.Cause {
+	d := postmortem.Death{Code: w.exit.Code, RSS: w.exit.RSS, Stopped: w.stopped}
+	if d.Code == 0 {
+		return postmortem.Explain(d)
+	}
+	if w.err != nil {
+		select {
+		case <-w.err.done:
+		case <-time.After(wordsTime):
+		}
+		d.Stderr = string(w.err.last(filepath.Join(a.job.run.worker(a.place.attempt, w.local), "stderr.log")))
+	}
+	if file := a.job.run.errorFile(a.place.attempt, w.local); file != "" {
+		d.ErrorFile = readBounded(file, 1<<20)
+	}
+	if d.Code == -9 && a.job.memory.rose() {
+		d.OutOfMemory, d.Limit = true, a.job.memory.limit()
+	}
+	return postmortem.Explain(d)
+}
+
+// readBounded reads at most n bytes of a file, nil if it cannot.
+func readBounded(name string, n int64) []byte {
+	info, err := os.Stat(name)
+	if err != nil || info.Size() > n || !info.Mode().IsRegular() {
+		return nil
+	}
+	b, err := os.ReadFile(name) //nolint:gosec // the worker's error file
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
+// signal takes a signal that the launcher has received.
+func (a *attempt) signal(s os.Signal) {
+	number, ok := s.(syscall.Signal)
+	if !ok {
+		return
+	}
+	if a.job.cfg.ending[int(number)] {
+		a.job.report.Signal = int(number)
+		a.step(launchcore.UserSignal{Signal: launchcore.Signal(number)})
+		return
+	}
+	a.step(launchcore.PassedSignal{Signal: launchcore.Signal(number)})
+}
+
+func (a *attempt) send(workers []launchcore.Worker, s launchcore.Signal) {
+	ending := a.job.cfg.ending[int(s)] || s == launchcore.SIGKILL
+	if s == launchcore.SIGINT && ending {
+		a.before = a.positions(workers)
+	}
+	ids := make([]int, len(workers))
+	for i, w := range workers {
+		ids[i] = a.id(w)
+		a.workers[w].stopped = a.workers[w].stopped || ending
+	}
+	_ = a.job.keeper.Send(ids, int(s)) // a keeper that is gone is noticed by its events
+}
+
+// answered takes what a looking goroutine found.
+func (a *attempt) answered(answer any) {
+	switch answer := answer.(type) {
+	case *Evidence:
+		a.found = answer
+		a.step(launchcore.EvidenceTaken{})
+	case launchcore.Event:
+		if r, refused := answer.(launchcore.Refused); refused {
+			w := a.workers[r.Worker]
+			w.cause, w.ended = postmortem.Explain(postmortem.Death{Refused: w.refused}), time.Now()
+		}
+		a.step(answer)
+	}
+}
+
+// keeperGone ends the attempt when the keeper was killed: the kernel has killed the workers with it.
+func (a *attempt) keeperGone() {
+	a.err = errors.Join(errors.New("launch: the keeper of the workers was killed, and the workers with it"), a.job.keeper.Close())
+	for _, w := range a.workers {
+		if w.exit == nil && w.refused == "" {
+			w.exit, w.ended = &keeper.Exited{Code: -9}, time.Now()
+			w.cause = postmortem.Cause{Kind: postmortem.Killed, Words: "was killed with the keeper of the workers"}
+			a.step(launchcore.Exited{Worker: launchcore.Worker(w.local), Code: -9})
+		}
+	}
+	a.step(launchcore.EvidenceTaken{})
+	a.step(launchcore.Swept{})
+}
+
+// drain waits until all output has been moved.
+func (a *attempt) drain() {
+	late := time.After(drainTime)
+	for _, w := range a.workers {
+		for _, s := range []*stream{w.out, w.err} {
+			if s == nil {
+				continue
+			}
+			select {
+			case <-s.done:
+			case <-late:
+				_ = s.ours.Close() // a process outside of our reach has it open
+				<-s.done
+			}
+		}
+	}
+	a.job.screen.end()
+}
+
+// positions returns where the Python code of workers stands, as text that changes when they move.
+func (a *attempt) positions(workers []launchcore.Worker) map[launchcore.Worker]string {
+	ctx, cancel := context.WithTimeout(context.Background(), evidenceTime)
+	defer cancel()
+	var mu sync.Mutex
+	all := map[launchcore.Worker]string{}
+	var wg sync.WaitGroup
+	for _, w := range workers {
+		pid := a.workers[w].pid
+		wg.Go(func() {
+			p, err := a.job.reader.Read(ctx, pid)
+			if err != nil {
+				return
+			}
+			if main := p.Main(); main != nil && !main.Moving {
+				mu.Lock()
+				defer mu.Unlock()
+				all[w] = fmt.Sprint(main.Frames)
+			}
+		})
+	}
+	wg.Wait()
+	return all
+}
+
+// findStuck compares where the workers stand with where they stood when they were interrupted.
+func (a *attempt) findStuck(workers []launchcore.Worker) {
+	before := a.before
+	a.looking.Go(func() {
+		var stuck []launchcore.Worker
+		now := a.positions(workers)
+		for _, w := range workers {
+			if at, known := before[w]; known && now[w] == at {
+				stuck = append(stuck, w)
+			}
+		}
+		a.inbox <- launchcore.Stuck{Workers: stuck}
+	})
+}

@@ -1,0 +1,245 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// How says how the program of a job is run.
+type How int
+
+// The ways to run a program.
+const (
+	// Auto runs a .py file, and a file that is not executable, with Python and executes anything else.
+	Auto How = iota
+	// Script runs a file with Python.
+	Script
+	// Module runs a Python module: python -m.
+	Module
+	// Executable executes the program.
+	Executable
+)
+
+// Std chooses streams: PyTorch's Std.
+type Std int
+
+// The streams of a worker.
+const (
+	None   Std = 0
+	Stdout Std = 1
+	Stderr Std = 2
+	Both   Std = 3
+)
+
+// StdMap chooses streams for each local rank: All for those that Ranks does not name.
+type StdMap struct {
+	All   Std
+	Ranks map[int]Std
+}
+
+// Of returns the choice for a local rank.
+func (m StdMap) Of(local int) Std {
+	if s, found := m.Ranks[local]; found {
+		return s
+	}
+	return m.All
+}
+
+// any reports whether some stream is chosen.
+func (m StdMap) any() bool {
+	for _, s := range m.Ranks {
+		if s != None {
+			return true
+		}
+	}
+	return m.All != None
+}
+
+// Config describes a job. The zero value of a field means its default.
+type Config struct {
+	// Program is the program with its arguments. Each is a Python string.Template: ${local_rank} is replaced, $$ is $.
+	Program []string
+	How     How
+	// Python is the interpreter; default: PYTHON_EXEC, or python3 of the PATH.
+	Python string
+
+	// Workers is the number of workers on this node.
+	Workers int
+	// MaxRestarts is how often the job is restarted after a failure.
+	MaxRestarts int
+	// Role is the workers' role; default "default".
+	Role string
+	// RunID names the job; default: random.
+	RunID string
+
+	// MasterAddr and MasterPort are where the workers find the store; default: the loopback address and a free port.
+	MasterAddr string
+	MasterPort int
+
+	// Grace is the time between the signal that ends a worker and SIGKILL; default 30 s.
+	Grace time.Duration
+	// Linger is how long a failed job waits for the worker that caused the failure of another to end by itself; default
+	// 5 s. Negative: not at all.
+	Linger time.Duration
+	// Interrupt is the time after which a worker that did not move after SIGINT is sent SIGTERM; default 2 s.
+	Interrupt time.Duration
+	// SignalNames is the value of TORCHELASTIC_SIGNALS_TO_HANDLE; default: torchrun's.
+	SignalNames string
+
+	// LogDir is the folder of log files; default: a temporary one that is removed at the end.
+	LogDir string
+	// Redirects are the streams that go to files, Tee those that go to files and to the screen.
+	Redirects, Tee StdMap
+	// ShowRanks are the local ranks whose output is shown; nil: all.
+	ShowRanks []int
+	// Prefix is the template of the prefix of lines that are teed; default "[${role_name}${local_rank}]:".
+	Prefix string
+	// StdoutFilters and StderrFilters select lines of teed streams that go to one more file, of all ranks together.
+	StdoutFilters, StderrFilters []string
+
+	// VirtualLocalRank gives every worker LOCAL_RANK 0 and one visible device.
+	VirtualLocalRank bool
+	// NoShim keeps our code out of Python workers. Rank 0 then hosts the workers' store.
+	NoShim bool
+	// Evidence is the folder for what is found out about failures; "" is the default one, "-" none.
+	Evidence string
+
+	// Keeper is the command line, with the name of this program first, that leads to [KeeperMain]. Required.
+	Keeper []string
+
+	ending map[int]bool // the signals of SignalNames
+}
+
+// withDefaults returns the configuration with its defaults, or says what is wrong.
+func (c Config) withDefaults() (Config, error) {
+	if len(c.Program) == 0 || c.Program[0] == "" {
+		return c, errors.New("launch: no program to run")
+	}
+	if len(c.Keeper) == 0 {
+		return c, errors.New("launch: Config.Keeper is not set")
+	}
+	if c.Workers <= 0 {
+		return c, fmt.Errorf("launch: %d workers; there must be at least one", c.Workers)
+	}
+	if c.MaxRestarts < 0 {
+		return c, fmt.Errorf("launch: %d restarts; 0 is the least", c.MaxRestarts)
+	}
+	if strings.ContainsAny(c.RunID, "/\x00\n") {
+		return c, fmt.Errorf("launch: the job's id %q is used in file names and must not hold a slash or a line end", c.RunID)
+	}
+	for _, r := range c.ShowRanks {
+		if r < 0 || r >= c.Workers {
+			return c, fmt.Errorf("launch: there is no local rank %d to show: this node has %d workers", r, c.Workers)
+		}
+	}
+	setDefault(&c.Role, "default")
+	setDefault(&c.RunID, randomID(16))
+	setDefault(&c.Grace, 30*time.Second)
+	setDefault(&c.Linger, 5*time.Second)
+	setDefault(&c.Interrupt, 2*time.Second)
+	setDefault(&c.SignalNames, "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+	setDefault(&c.Prefix, "[${role_name}${local_rank}]:")
+	if c.How == Auto {
+		c.How = howToRun(c.Program[0])
+	}
+	if c.How == Script || c.How == Module {
+		setDefault(&c.Python, defaultPython())
+	}
+	return c, nil
+}
+
+func setDefault[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+// howToRun decides by the name, then by the file.
+func howToRun(program string) How {
+	if strings.HasSuffix(program, ".py") {
+		return Script
+	}
+	if info, err := os.Stat(program); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 == 0 {
+		return Script
+	}
+	return Executable
+}
+
+// defaultPython is what torchrun would use: PYTHON_EXEC, else the Python of the PATH.
+func defaultPython() string {
+	if p := os.Getenv("PYTHON_EXEC"); p != "" {
+		return p
+	}
+	for _, name := range []string{"python3", "python"} {
+		for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+			if info, err := os.Stat(filepath.Join(dir, name)); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 { //nolint:gosec // the user's own PATH
+				return name
+			}
+		}
+	}
+	return "python3"
+}
+
+// command returns the command line of a worker.
+func (c Config) command(local int) []string {
+	var args []string
+	switch c.How {
+	case Script:
+		args = []string{c.Python, "-u"}
+	case Module:
+		args = []string{c.Python, "-u", "-m"}
+	case Auto, Executable:
+	}
+	for _, a := range c.Program {
+		args = append(args, substitute(a, map[string]string{"local_rank": strconv.Itoa(local)}))
+	}
+	return args
+}
+
+// ParseStd reads a value of torchrun's --redirects and --tee: "3", or "0:1,2:3" for single local ranks. Unlike torchrun
+// it takes ranks above 9.
+func ParseStd(text string) (StdMap, error) {
+	one := func(s string) (Std, error) {
+		v, err := strconv.Atoi(s)
+		if err != nil || v < 0 || v > 3 {
+			return 0, fmt.Errorf("%q is none of 0 (none), 1 (stdout), 2 (stderr), 3 (both)", s)
+		}
+		return Std(v), nil
+	}
+	if text == "" {
+		return StdMap{}, nil
+	}
+	if !strings.Contains(text, ":") {
+		v, err := one(text)
+		return StdMap{All: v}, err
+	}
+	m := StdMap{Ranks: map[int]Std{}}
+	for part := range strings.SplitSeq(text, ",") {
+		rank, value, _ := strings.Cut(part, ":")
+		r, err := strconv.Atoi(rank)
+		if err != nil || r < 0 {
+			return m, fmt.Errorf("%q is not RANK:VALUE", part)
+		}
+		v, err := one(value)
+		if err != nil {
+			return m, err
+		}
+		m.Ranks[r] = v
+	}
+	return m, nil
+}
+
+// shown reports whether the output of a local rank is shown.
+func (c Config) shown(local int) bool {
+	return c.ShowRanks == nil || slices.Contains(c.ShowRanks, local)
+}

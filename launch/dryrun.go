@@ -1,0 +1,82 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Plan is what a job would start.
+type Plan struct {
+	RunID   string       `json:"run_id"`
+	Store   string       `json:"store"`
+	Workers []PlanWorker `json:"workers"`
+}
+
+// PlanWorker is a worker of a [Plan].
+type PlanWorker struct {
+	Rank    int      `json:"rank"`
+	Command []string `json:"command"`
+	Set     []string `json:"set"`
+}
+
+// DryRun returns what [Run] would start, without starting anything.
+func DryRun(c Config) (*Plan, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := parseSignals(c.SignalNames); err != nil {
+		return nil, err
+	}
+	p := place{nodes: 1, world: c.Workers, roleWorld: c.Workers, addr: c.MasterAddr, port: c.MasterPort, ours: !c.NoShim}
+	setDefault(&p.addr, "127.0.0.1")
+	plan := &Plan{RunID: c.RunID, Store: "in the launcher, on " + p.addr}
+	if !p.ours {
+		plan.Store = "in rank 0, on " + p.addr
+	}
+	if p.port == 0 {
+		plan.Store += ", on a free port"
+	}
+	dir := &runDir{path: "RUN_DIR"}
+	if !c.NoShim && c.How != Executable {
+		dir.shim = "RUN_DIR/python"
+	}
+	for local := range c.Workers {
+		set, err := c.environment(p, local, dir)
+		if err != nil {
+			return nil, err
+		}
+		plan.Workers = append(plan.Workers, PlanWorker{Rank: p.rank(local), Command: c.command(local), Set: set})
+	}
+	return plan, nil
+}
+
+// String returns the plan for people: the command of each rank, and the variables that all ranks share once.
+func (p *Plan) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "job %s, store %s\n", p.RunID, p.Store)
+	shared := map[string]int{}
+	for _, w := range p.Workers {
+		for _, v := range w.Set {
+			shared[v]++
+		}
+	}
+	b.WriteString("every worker:\n")
+	for _, v := range p.Workers[0].Set {
+		if shared[v] == len(p.Workers) {
+			b.WriteString("  " + v + "\n")
+		}
+	}
+	for _, w := range p.Workers {
+		fmt.Fprintf(&b, "rank %d: %s\n", w.Rank, strings.Join(w.Command, " "))
+		for _, v := range w.Set {
+			if shared[v] < len(p.Workers) {
+				b.WriteString("  " + v + "\n")
+			}
+		}
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}

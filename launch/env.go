@@ -1,0 +1,100 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// place is where the workers of this node stand in an attempt of the job.
+type place struct {
+	attempt             int
+	node, nodes         int // GROUP_RANK, GROUP_WORLD_SIZE
+	base, world         int // the first rank of this node, WORLD_SIZE
+	roleBase, roleWorld int
+	addr                string // of the store
+	port                int
+	ours                bool // the store is a launcher's, not rank 0's
+}
+
+// rank returns the global rank of a worker.
+func (p place) rank(local int) int { return p.base + local }
+
+// environment returns the variables that a worker gets on top of the launcher's own environment. They are those of
+// torchrun, of all versions, and the additions that docs/launcher.md lists.
+func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
+	localRank := strconv.Itoa(local)
+	var set []string
+	add := func(name, value string) { set = append(set, name+"="+value) }
+	unlessSet := func(name, value string) {
+		if _, found := os.LookupEnv(name); !found {
+			add(name, value)
+		}
+	}
+	if c.VirtualLocalRank {
+		device, err := c.device(local)
+		if err != nil {
+			return nil, err
+		}
+		add("CUDA_VISIBLE_DEVICES", device)
+		localRank = "0"
+	}
+	add("RANK", strconv.Itoa(p.rank(local)))
+	add("WORLD_SIZE", strconv.Itoa(p.world))
+	add("LOCAL_RANK", localRank)
+	add("LOCAL_WORLD_SIZE", strconv.Itoa(c.Workers))
+	add("GROUP_RANK", strconv.Itoa(p.node))
+	add("GROUP_WORLD_SIZE", strconv.Itoa(p.nodes))
+	add("ROLE_NAME", c.Role)
+	add("ROLE_RANK", strconv.Itoa(p.roleBase+local))
+	add("ROLE_WORLD_SIZE", strconv.Itoa(p.roleWorld))
+	add("MASTER_ADDR", p.addr)
+	add("MASTER_PORT", strconv.Itoa(p.port))
+	add("TORCHELASTIC_RESTART_COUNT", strconv.Itoa(p.attempt))
+	add("TORCHELASTIC_MAX_RESTARTS", strconv.Itoa(c.MaxRestarts))
+	add("TORCHELASTIC_RUN_ID", c.RunID)
+	agentStore := "False"
+	if p.ours {
+		agentStore = "True"
+	}
+	add("TORCHELASTIC_USE_AGENT_STORE", agentStore)
+	add("TORCHELASTIC_ERROR_FILE", run.errorFile(p.attempt, local))
+	add("TORCHELASTIC_SIGNALS_TO_HANDLE", c.SignalNames)
+	if c.Workers > 1 {
+		unlessSet("OMP_NUM_THREADS", "1")
+	}
+	unlessSet("NCCL_ASYNC_ERROR_HANDLING", "1") // PyTorch 1.13
+	unlessSet("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+
+	// What torchrun does not set.
+	add("COHORT_RUN", run.path)
+	unlessSet("PYTHONFAULTHANDLER", "1")
+	unlessSet("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", filepath.Join(run.path, "nccl_pipe_rank_"))
+	unlessSet("TORCH_FR_DUMP_TEMP_FILE", filepath.Join(run.path, "flight_recorder_rank_"))
+	if run.shim != "" {
+		path := run.shim
+		if old := os.Getenv("PYTHONPATH"); old != "" {
+			path += string(os.PathListSeparator) + old
+		}
+		add("PYTHONPATH", path)
+	}
+	return set, nil
+}
+
+// device returns the one device that a worker with a virtual local rank sees.
+func (c Config) device(local int) (string, error) {
+	list, found := os.LookupEnv("CUDA_VISIBLE_DEVICES")
+	if !found {
+		return strconv.Itoa(local), nil
+	}
+	devices := strings.Split(list, ",")
+	if local >= len(devices) || list == "" {
+		return "", fmt.Errorf("launch: --virtual-local-rank: CUDA_VISIBLE_DEVICES=%s has no device for local rank %d", list, local)
+	}
+	return strings.TrimSpace(devices[local]), nil
+}

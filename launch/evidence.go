@@ -1,0 +1,264 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/portowner"
+	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// Evidence is what was seen when a job failed or hung, before anybody was signalled.
+type Evidence struct {
+	Taken time.Time     `json:"taken"`
+	Took  time.Duration `json:"took"`
+	Ranks []RankState   `json:"ranks"`
+	// Waits are the store's waiters.
+	Waits []StoreWait `json:"waits,omitempty"`
+}
+
+// RankState is what a worker that lived was doing.
+type RankState struct {
+	Rank int `json:"rank"`
+	PID  int `json:"pid"`
+	// Doing is the Python line that matters most, in words; empty where there is none.
+	Doing string `json:"doing,omitempty"`
+	// Stack is the text of all Python stacks, Error why there is none.
+	Stack string `json:"stack,omitempty"`
+	Error string `json:"error,omitempty"`
+}
+
+// StoreWait is a client of the job's store that waits for a key.
+type StoreWait struct {
+	Key   string    `json:"key"`
+	Rank  int       `json:"rank"` // -1: not known
+	Since time.Time `json:"since"`
+}
+
+// Of returns the state of a rank, or nil.
+func (e *Evidence) Of(rank int) *RankState {
+	if e == nil {
+		return nil
+	}
+	for i := range e.Ranks {
+		if e.Ranks[i].Rank == rank {
+			return &e.Ranks[i]
+		}
+	}
+	return nil
+}
+
+// look takes evidence in the background and puts it into the inbox.
+func (a *attempt) look(bool) {
+	living := slices.DeleteFunc(slices.Clone(a.workers), func(w *worker) bool { return w.exit != nil || w.pid == 0 })
+	pids := make(map[int]int, len(a.workers)) // rank of each process
+	for _, w := range living {
+		pids[w.pid] = w.rank
+	}
+	server := a.store
+	a.looking.Go(func() {
+		from := time.Now()
+		ctx, cancel := context.WithTimeout(context.Background(), evidenceTime)
+		defer cancel()
+		e := &Evidence{Taken: from, Ranks: make([]RankState, len(living))}
+		var wg sync.WaitGroup
+		for i, w := range living {
+			rank, pid := w.rank, w.pid
+			wg.Go(func() { e.Ranks[i] = readRank(ctx, &a.job.reader, rank, pid) })
+		}
+		waits := make(chan []StoreWait, 1)
+		if server != nil {
+			a.looking.Go(func() { waits <- storeWaits(server, pids) })
+		} else {
+			waits <- nil
+		}
+		wg.Wait()
+		select {
+		case e.Waits = <-waits:
+		case <-ctx.Done(): // a machine with very many processes: whose connection is whose takes too long to find out
+		}
+		e.Took = time.Since(from)
+		a.inbox <- e
+	})
+}
+
+// storeWaits returns who waits for which key of the store.
+func storeWaits(server *tcpstore.Server, ranks map[int]int) []StoreWait {
+	stats := server.Stats()
+	rows := stats.Waits[:min(len(stats.Waits), 256)]
+	var addrs []netip.AddrPort
+	for _, w := range rows {
+		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
+			addrs = append(addrs, addr)
+		}
+	}
+	owners := portowner.Clients(addrs)
+	var waits []StoreWait
+	for _, w := range rows {
+		wait := StoreWait{Key: w.Key, Rank: -1, Since: w.Since}
+		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
+			owner := owners[netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())]
+			if rank, known := ranks[owner.PID]; known {
+				wait.Rank = rank
+			} else if rank, err := strconv.Atoi(owner.Rank); err == nil {
+				wait.Rank = rank
+			}
+		}
+		waits = append(waits, wait)
+	}
+	return waits
+}
+
+func readRank(ctx context.Context, reader *pystack.Reader, rank, pid int) RankState {
+	s := RankState{Rank: rank, PID: pid}
+	p, err := reader.Read(ctx, pid)
+	if err != nil {
+		if !errors.Is(err, pystack.ErrNotPython) {
+			s.Error = err.Error()
+		}
+		return s
+	}
+	s.Stack = p.String()
+	if main := p.Main(); main != nil {
+		s.Doing = Doing(main.Frames)
+	}
+	return s
+}
+
+// Doing returns what a stack is about: the innermost call of torch.distributed, if there is one, and the innermost line
+// of the program's own code.
+func Doing(frames []pystack.Frame) string {
+	var call, own *pystack.Frame
+	for i := range frames {
+		f := &frames[i]
+		switch {
+		case strings.Contains(f.File, "/torch/distributed/"):
+			if own == nil && !strings.HasSuffix(f.File, "/c10d_logger.py") {
+				call = f // the outermost one: what the program called
+			}
+		case own == nil && !library(f.File):
+			own = f
+		}
+	}
+	if own == nil && len(frames) > 0 {
+		own = &frames[0]
+	}
+	switch {
+	case own == nil:
+		return ""
+	case call != nil:
+		return fmt.Sprintf("%s (%s:%d)", call.Func, filepath.Base(own.File), own.Line)
+	default:
+		return fmt.Sprintf("%s (%s:%d)", own.Func, filepath.Base(own.File), own.Line)
+	}
+}
+
+// library reports whether a file belongs to Python or to an installed package.
+func library(file string) bool {
+	return strings.HasPrefix(file, "<frozen") || strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") ||
+		strings.Contains(file, "/lib/python3")
+}
+
+// keptBundles is how many runs' evidence the default folder holds.
+const keptBundles = 10
+
+// maxBundle bounds the files of one bundle, each of which is bounded too.
+const maxBundle = 64 << 20
+
+// saveEvidence writes the bundle: the report, and for each rank its stacks and last lines. It holds no environment and no
+// arguments, which may have secrets in them.
+func (j *job) saveEvidence() {
+	dir := j.cfg.Evidence
+	if dir == "-" {
+		return
+	}
+	own := dir == ""
+	if own {
+		dir = defaultEvidence()
+		if dir == "" {
+			return
+		}
+	}
+	dir = filepath.Join(dir, j.report.Started.UTC().Format("20060102T150405Z")+"_"+j.cfg.RunID)
+	if err := j.writeBundle(dir); err != nil {
+		j.screen.say("the evidence cannot be written: %v", err)
+		return
+	}
+	j.report.Bundle = dir
+	if own {
+		prune(filepath.Dir(dir), keptBundles)
+	}
+}
+
+// defaultEvidence is the folder for bundles, "" if there is no home.
+func defaultEvidence() string {
+	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
+		return filepath.Join(state, "cohort", "evidence")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(home, ".local", "state", "cohort", "evidence")
+}
+
+func (j *job) writeBundle(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	left := maxBundle
+	write := func(name string, data []byte) error {
+		if len(data) == 0 || len(data) > left {
+			return nil
+		}
+		left -= len(data)
+		return os.WriteFile(filepath.Join(dir, name), data, 0o600)
+	}
+	report, err := json.MarshalIndent(j.report, "", "  ")
+	if err != nil {
+		return err
+	}
+	errs := []error{write("report.json", append(report, '\n')), write("report.txt", []byte(j.report.Text(nil)))}
+	for _, a := range j.report.Attempts {
+		for _, w := range a.Workers {
+			name := fmt.Sprintf("attempt%d-rank%d", a.Number, w.Rank)
+			errs = append(errs, write(name+"-stderr.txt", []byte(w.LastErr)), write(name+"-stdout.txt", []byte(w.LastOut)))
+			if s := a.Evidence.Of(w.Rank); s != nil {
+				errs = append(errs, write(name+"-stack.txt", []byte(s.Stack)))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// prune removes all but the newest bundles. Their names begin with their time.
+func prune(dir string, keep int) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	var bundles []string
+	for _, e := range entries {
+		if len(e.Name()) > 17 && e.IsDir() && e.Name()[8] == 'T' && e.Name()[15] == 'Z' && e.Name()[16] == '_' {
+			bundles = append(bundles, e.Name())
+		}
+	}
+	slices.Sort(bundles)
+	for _, name := range bundles[:max(0, len(bundles)-keep)] {
+		_ = os.RemoveAll(filepath.Join(dir, name))
+	}
+}

@@ -1,0 +1,182 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cohort-dist/cohort/internal/pystack"
+)
+
+func TestSubstitute(t *testing.T) {
+	t.Parallel()
+	values := map[string]string{"local_rank": "3"}
+	for text, want := range map[string]string{
+		"plain": "plain", "${local_rank}": "3", "$local_rank": "3", "x${local_rank}y": "x3y", "$$": "$", "$${local_rank}": "${local_rank}",
+		"${other}": "${other}", "$other": "$other", "${local_rank": "${local_rank", "$": "$", "a$": "a$", "$1": "$1", "$local_rank2": "$local_rank2",
+		"$local_rank-x": "3-x", "${}": "${}",
+	} {
+		if got := substitute(text, values); got != want {
+			t.Errorf("substitute(%q) is %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestRanks(t *testing.T) {
+	t.Parallel()
+	for want, ranks := range map[string][]int{"": nil, "0": {0}, "0,1": {0, 1}, "0-2": {0, 1, 2}, "0-2,4": {0, 1, 2, 4}, "1,3,5-8": {1, 3, 5, 6, 7, 8}} {
+		if got := Ranks(ranks); got != want {
+			t.Errorf("Ranks(%v) is %q, want %q", ranks, got, want)
+		}
+	}
+}
+
+// TestMemoryCount finds kills for memory in both kinds of cgroups, and in a container.
+func TestMemoryCount(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ cgroup, events, before, after, limit string }{
+		"v2":           {"0::/job\n", "sys/fs/cgroup/job/memory.events", "low 0\noom 3\noom_kill 2\n", "low 0\noom 4\noom_kill 3\n", "memory.max"},
+		"v2 container": {"0::/kubepods/x\n", "sys/fs/cgroup/memory.events", "oom_kill 0\n", "oom_kill 1\n", "memory.max"},
+		"v1":           {"5:cpu:/\n3:memory:/job\n0::/\n", "sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", "oom_kill_disable 0\noom_kill 1\n", "memory.limit_in_bytes"},
+	} {
+		root := t.TempDir()
+		write := func(name, text string) {
+			path := filepath.Join(root, name)
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("proc/self/cgroup", c.cgroup)
+		write(c.events, c.before)
+		write(filepath.Join(filepath.Dir(c.events), c.limit), "1048576\n")
+		m := newMemoryCount(root)
+		if m.rose() {
+			t.Errorf("%s: a kill before anything happened", name)
+		}
+		write(c.events, c.after)
+		if !m.rose() {
+			t.Errorf("%s: the kill is not seen", name)
+		}
+		if m.rose() {
+			t.Errorf("%s: one kill is seen twice", name)
+		}
+		if m.limit() != 1<<20 {
+			t.Errorf("%s: the limit is %d", name, m.limit())
+		}
+	}
+	if m := newMemoryCount(t.TempDir()); m.rose() || m.limit() != 0 {
+		t.Error("without cgroups nothing is known")
+	}
+}
+
+func TestDoing(t *testing.T) {
+	t.Parallel()
+	const torch = "/usr/lib/python3/dist-packages/torch/distributed/"
+	for want, frames := range map[string][]pystack.Frame{
+		"":                         nil,
+		"all_reduce (train.py:53)": {{Func: "all_reduce", File: torch + "distributed_c10d.py", Line: 3913}, {Func: "wrapper", File: torch + "c10d_logger.py", Line: 83}, {Func: "step", File: "/srv/train.py", Line: 53}, {Func: "main", File: "/srv/train.py", Line: 60}},
+		"load (data.py:12)":        {{Func: "wait", File: "/usr/lib/python3.13/threading.py", Line: 1}, {Func: "load", File: "/srv/data.py", Line: 12}},
+		"run (runpy.py:7)":         {{Func: "run", File: "/usr/lib/python3.13/runpy.py", Line: 7}},
+	} {
+		if got := Doing(frames); got != want {
+			t.Errorf("doing %q, want %q", got, want)
+		}
+	}
+}
+
+func TestPrune(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, name := range []string{"20260101T000000Z_a", "20260102T000000Z_b", "20260103T000000Z_c", "mine"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prune(dir, 2)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if want := []string{"20260102T000000Z_b", "20260103T000000Z_c", "mine"}; !slices.Equal(names, want) {
+		t.Errorf("left are %v, want %v", names, want)
+	}
+}
+
+func TestDevices(t *testing.T) {
+	t.Setenv("CUDA_VISIBLE_DEVICES", "4, GPU-7")
+	c := Config{VirtualLocalRank: true}
+	if d, err := c.device(1); d != "GPU-7" || err != nil {
+		t.Errorf("device %q, %v", d, err)
+	}
+	if _, err := c.device(2); err == nil {
+		t.Error("a device that is not there")
+	}
+}
+
+func TestConfigErrors(t *testing.T) {
+	t.Parallel()
+	for want, c := range map[string]Config{
+		"no program":        {Keeper: []string{"x"}, Workers: 1},
+		"Keeper is not set": {Program: []string{"x"}, Workers: 1},
+		"at least one":      {Program: []string{"x"}, Keeper: []string{"x"}},
+		"0 is the least":    {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 1, MaxRestarts: -1},
+		"must not hold":     {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 1, RunID: "../x"},
+		"no local rank 3":   {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 2, ShowRanks: []int{3}},
+	} {
+		if _, err := c.withDefaults(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+func TestReportText(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1000, 0)
+	r := &Report{
+		Attempts: []Attempt{{
+			First: 1, Started: at, Ended: at.Add(12 * time.Second),
+			Workers: []WorkerEnd{
+				{Rank: 0, Kind: "lost_peer", Words: "lost its connection to another rank: RuntimeError: x", Code: 1},
+				{Rank: 1, Local: 1, Host: "vm", PID: 77, Kind: "exception", Words: "raised ValueError: bad batch 17", Code: 1, Where: "step (/srv/train.py:17)", Traceback: "Traceback\n  x", Started: at, Ended: at.Add(11 * time.Second), Advice: "other data"},
+				{Rank: 2, Kind: "stopped", Words: "was stopped by the launcher (SIGTERM)", Code: -15},
+				{Rank: 3, Kind: "stopped", Words: "was stopped by the launcher (SIGTERM)", Code: -15},
+			},
+			Evidence: &Evidence{Ranks: []RankState{{Rank: 2, Doing: "all_reduce (train.py:27)"}, {Rank: 3, Doing: "all_reduce (train.py:27)"}}},
+		}},
+		Bundle: "/state/x",
+	}
+	r.judge()
+	want := `cohort: the job failed: rank 1 raised ValueError: bad batch 17
+  rank 1 (host vm, local rank 1, pid 77): exit code 1, after 11s, in step (/srv/train.py:17)
+
+    Traceback
+      x
+
+  try: other data
+  the others:
+    rank 0: lost its connection to another rank: RuntimeError: x
+    ranks 2,3: stopped by the launcher (SIGTERM), in all_reduce (train.py:27)
+  evidence: /state/x
+`
+	if diff := cmp.Diff(want, r.Text(nil)); diff != "" {
+		t.Errorf("report (-want +got):\n%s", diff)
+	}
+	if r.ExitCode() != 1 {
+		t.Errorf("exit code %d", r.ExitCode())
+	}
+}

@@ -1,0 +1,91 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// memoryCount counts the kernel's kills for lack of memory in the cgroup of this process and below.
+type memoryCount struct {
+	file, limitFile string // or ""
+	before          int64
+}
+
+// newMemoryCount finds the cgroup. root is "/" but in tests.
+func newMemoryCount(root string) memoryCount {
+	b, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup")) //nolint:gosec // a file of the kernel
+	if err != nil {
+		return memoryCount{}
+	}
+	var m memoryCount
+	for line := range strings.Lines(string(b)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3) // number:controllers:path
+		if len(f) != 3 {
+			continue
+		}
+		var dirs []string
+		events, limit := "memory.events", "memory.max"
+		switch {
+		case f[0] == "0" && f[1] == "":
+			dirs = []string{"sys/fs/cgroup", "sys/fs/cgroup/unified"}
+		case strings.Contains(","+f[1]+",", ",memory,"):
+			dirs, events, limit = []string{"sys/fs/cgroup/memory"}, "memory.oom_control", "memory.limit_in_bytes"
+		}
+		for _, dir := range dirs {
+			// In a container the path is that of the host, and the container's own cgroup is mounted at the top.
+			for _, path := range []string{f[2], "/"} {
+				file := filepath.Join(root, dir, path, events)
+				if m.file == "" && kills(file) >= 0 {
+					m = memoryCount{file: file, limitFile: filepath.Join(filepath.Dir(file), limit)}
+				}
+			}
+		}
+	}
+	m.before = max(0, kills(m.file))
+	return m
+}
+
+// kills reads "oom_kill N", -1 if it is not there.
+func kills(file string) int64 {
+	b, err := os.ReadFile(file) //nolint:gosec // a file of the kernel
+	if err != nil {
+		return -1
+	}
+	for line := range strings.Lines(string(b)) {
+		if value, found := strings.CutPrefix(line, "oom_kill "); found {
+			if n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64); err == nil {
+				return n
+			}
+		}
+	}
+	return -1
+}
+
+// rose reports whether there was such a kill since the last call.
+func (m *memoryCount) rose() bool {
+	if m.file == "" {
+		return false
+	}
+	now := kills(m.file)
+	before := m.before
+	m.before = max(before, now)
+	return now > before
+}
+
+// limit returns the memory limit of the cgroup in bytes, 0 if there is none.
+func (m *memoryCount) limit() int64 {
+	b, err := os.ReadFile(m.limitFile)
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	if err != nil || n > 1<<60 {
+		return 0
+	}
+	return n
+}

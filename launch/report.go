@@ -1,0 +1,303 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/postmortem"
+)
+
+// Report says how a job ended.
+type Report struct {
+	RunID       string    `json:"run_id"`
+	Program     string    `json:"program"`
+	Host        string    `json:"host"`
+	Workers     int       `json:"workers"`
+	MaxRestarts int       `json:"max_restarts"`
+	Started     time.Time `json:"started"`
+	Ended       time.Time `json:"ended"`
+	Succeeded   bool      `json:"succeeded"`
+	// Signal is the signal that the user ended the job with, or 0.
+	Signal int `json:"signal,omitempty"`
+	// Sentence says why it failed: "rank 1 raised ValueError: bad batch 17".
+	Sentence string    `json:"sentence,omitempty"`
+	Attempts []Attempt `json:"attempts"`
+	// LogDir is where the log files are, Bundle where the evidence is; "" if there is none.
+	LogDir string `json:"log_dir,omitempty"`
+	Bundle string `json:"bundle,omitempty"`
+}
+
+// Attempt is one try to run the job.
+type Attempt struct {
+	Number    int       `json:"number"`
+	Started   time.Time `json:"started"`
+	Ended     time.Time `json:"ended"`
+	Succeeded bool      `json:"succeeded"`
+	Signal    int       `json:"signal,omitempty"`
+	Hung      bool      `json:"hung,omitempty"`
+	// Workers are in the order of ranks.
+	Workers []WorkerEnd `json:"workers"`
+	// First is the rank that failed first, -1 if none has.
+	First    int       `json:"first"`
+	Evidence *Evidence `json:"evidence,omitempty"`
+}
+
+// WorkerEnd is how a worker ended.
+type WorkerEnd struct {
+	Rank  int    `json:"rank"`
+	Local int    `json:"local_rank"`
+	Host  string `json:"host"`
+	PID   int    `json:"pid"`
+	// Code is the exit status, or -N for signal N.
+	Code int `json:"code"`
+	// Kind is the class of the cause ("exception", "lost_peer", ...), Words says it: "raised ValueError: bad batch 17".
+	Kind      string `json:"kind"`
+	Words     string `json:"words"`
+	Exception string `json:"exception,omitempty"`
+	Where     string `json:"where,omitempty"`
+	Traceback string `json:"traceback,omitempty"`
+	Advice    string `json:"advice,omitempty"`
+	// Started and Ended are zero for a worker that was not started, or that could not be ended.
+	Started time.Time `json:"started,omitzero"`
+	Ended   time.Time `json:"ended,omitzero"`
+	// LastOut and LastErr are its last lines.
+	LastOut string `json:"-"`
+	LastErr string `json:"last_stderr,omitempty"`
+}
+
+// result writes down how an attempt ended.
+func (a *attempt) result(o launchcore.Outcome) Attempt {
+	r := Attempt{
+		Number: a.place.attempt, Started: a.started, Ended: time.Now(), Succeeded: o.Succeeded(), Signal: int(o.Signal),
+		Hung: o.Hung, First: -1, Evidence: a.found,
+	}
+	for _, w := range a.workers {
+		end := WorkerEnd{
+			Rank: w.rank, Local: w.local, Host: a.job.host, PID: w.pid, Kind: w.cause.Kind.String(), Words: w.cause.Words,
+			Exception: w.cause.Exception, Where: w.cause.Where, Traceback: w.cause.Traceback, Advice: w.cause.Advice,
+			Started: w.started, Ended: w.ended,
+		}
+		switch {
+		case w.exit != nil:
+			end.Code = w.exit.Code
+		case w.refused != "":
+			end.Code = 127
+		case w.pid == 0:
+			end.Kind, end.Words = postmortem.Stopped.String(), "was not started"
+		default:
+			end.Kind, end.Words, end.Code = postmortem.Stopped.String(), "did not end after SIGKILL: the kernel holds it", -9
+		}
+		if w.exit != nil && w.exit.Code != 0 || o.Hung {
+			dir := a.job.run.worker(a.place.attempt, w.local)
+			if w.err != nil {
+				end.LastErr = string(w.err.last(dir + "/stderr.log"))
+			}
+			if w.out != nil {
+				end.LastOut = string(w.out.last(dir + "/stdout.log"))
+			}
+		}
+		r.Workers = append(r.Workers, end)
+	}
+	var failures []postmortem.Failure
+	for _, e := range o.Exits { // in the order in which they were seen
+		w := a.workers[e.Worker]
+		if e.Failed() {
+			failures = append(failures, postmortem.Failure{Rank: w.rank, Cause: w.cause})
+		}
+	}
+	if i := postmortem.First(failures); i >= 0 {
+		r.First = failures[i].Rank
+	}
+	return r
+}
+
+// Of returns the end of a rank, or nil.
+func (a *Attempt) Of(rank int) *WorkerEnd {
+	for i := range a.Workers {
+		if a.Workers[i].Rank == rank {
+			return &a.Workers[i]
+		}
+	}
+	return nil
+}
+
+// Sentence says how the attempt ended.
+func (a *Attempt) Sentence() string {
+	first := a.Of(a.First)
+	switch {
+	case a.Succeeded:
+		return "the job succeeded"
+	case a.Signal != 0:
+		return "the job was ended by " + postmortem.Code(-a.Signal)
+	case a.Hung:
+		return "the job stood still and was stopped"
+	case first == nil:
+		return "the job was stopped"
+	}
+	if s := a.suspect(); s != nil {
+		return fmt.Sprintf("rank %d %s; the cause is probably rank %d, which was in %s and was stopped before it said why", first.Rank, first.Words, s.Rank, s.Doing)
+	}
+	return fmt.Sprintf("rank %d %s", first.Rank, first.Words)
+}
+
+// suspect returns the one rank that is left as the cause when all failures are consequences: the only one that had to be
+// stopped and that was not waiting for the others.
+func (a *Attempt) suspect() *RankState {
+	if first := a.Of(a.First); first == nil || first.Kind != postmortem.LostPeer.String() && first.Kind != postmortem.Timeout.String() {
+		return nil
+	}
+	var left []*RankState
+	for _, w := range a.Workers {
+		if s := a.Evidence.Of(w.Rank); w.Kind == postmortem.Stopped.String() && s != nil && s.Doing != "" {
+			left = append(left, s)
+		}
+	}
+	if len(left) != 1 {
+		return nil
+	}
+	return left[0]
+}
+
+// judge fills in what the attempts say together.
+func (r *Report) judge() {
+	if len(r.Attempts) == 0 {
+		return
+	}
+	last := &r.Attempts[len(r.Attempts)-1]
+	r.Succeeded = last.Succeeded
+	if !r.Succeeded {
+		r.Sentence = last.Sentence()
+	}
+}
+
+// ExitCode returns the exit status of the first failure: its own, or 128+N for signal N. It is 0 for a success.
+func (r *Report) ExitCode() int {
+	if r.Succeeded {
+		return 0
+	}
+	if r.Signal != 0 {
+		return 128 + r.Signal
+	}
+	if n := len(r.Attempts); n > 0 {
+		last := &r.Attempts[n-1]
+		if w := last.Of(last.First); w != nil {
+			if w.Code < 0 {
+				return 128 - w.Code
+			}
+			return w.Code
+		}
+	}
+	return 1
+}
+
+// Text returns the report for people. paint, if set, makes a heading stand out.
+func (r *Report) Text(paint func(string) string) string {
+	if paint == nil {
+		paint = func(s string) string { return s }
+	}
+	if r.Succeeded || len(r.Attempts) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	last := &r.Attempts[len(r.Attempts)-1]
+	b.WriteString(paint("cohort: the job failed: "+r.Sentence) + "\n")
+	if first := last.Of(last.First); first != nil && last.Signal == 0 {
+		r.describeFirst(&b, last, first)
+	}
+	r.describeOthers(&b, last)
+	if len(r.Attempts) > 1 {
+		b.WriteString("  attempts:\n")
+		for i := range r.Attempts {
+			a := &r.Attempts[i]
+			fmt.Fprintf(&b, "    %d: %s, after %s\n", a.Number, a.Sentence(), span(a.Started, a.Ended))
+		}
+	}
+	if r.LogDir != "" {
+		fmt.Fprintf(&b, "  logs: %s\n", r.LogDir)
+	}
+	if r.Bundle != "" {
+		fmt.Fprintf(&b, "  evidence: %s\n", r.Bundle)
+	}
+	return b.String()
+}
+
+func (r *Report) describeFirst(b *strings.Builder, a *Attempt, w *WorkerEnd) {
+	fmt.Fprintf(b, "  rank %d (host %s, local rank %d", w.Rank, w.Host, w.Local)
+	if w.PID != 0 {
+		fmt.Fprintf(b, ", pid %d", w.PID)
+	}
+	fmt.Fprintf(b, "): %s", postmortem.Code(w.Code))
+	if !w.Started.IsZero() {
+		fmt.Fprintf(b, ", after %s", span(w.Started, w.Ended))
+	}
+	if w.Where != "" {
+		fmt.Fprintf(b, ", in %s", w.Where)
+	}
+	b.WriteString("\n")
+	text := w.Traceback
+	if text == "" {
+		text = lastLines(w.LastErr, 10)
+	}
+	if text != "" {
+		b.WriteString("\n" + indent(text, "    ") + "\n\n")
+	}
+	if w.Advice != "" {
+		fmt.Fprintf(b, "  try: %s\n", w.Advice)
+	}
+	_ = a
+}
+
+// describeOthers says what became of the other ranks, those with the same fate in one line.
+func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
+	fates := map[string][]int{}
+	var order []string
+	for _, w := range a.Workers {
+		if w.Rank == a.First && a.Signal == 0 {
+			continue
+		}
+		fate := strings.TrimPrefix(w.Words, "was ")
+		if s := a.Evidence.Of(w.Rank); s != nil && s.Doing != "" && w.Kind == postmortem.Stopped.String() {
+			fate += ", in " + s.Doing
+		}
+		if fates[fate] == nil {
+			order = append(order, fate)
+		}
+		fates[fate] = append(fates[fate], w.Rank)
+	}
+	if len(order) == 0 {
+		return
+	}
+	b.WriteString("  the others:\n")
+	for _, fate := range order {
+		ranks := fates[fate]
+		slices.Sort(ranks)
+		name := "rank "
+		if len(ranks) > 1 {
+			name = "ranks "
+		}
+		fmt.Fprintf(b, "    %s%s: %s\n", name, Ranks(ranks), fate)
+	}
+}
+
+func span(from, to time.Time) string {
+	d := to.Sub(from)
+	if d < 10*time.Second {
+		return d.Round(10 * time.Millisecond).String()
+	}
+	return d.Round(100 * time.Millisecond).String()
+}
+
+func lastLines(text string, n int) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+func indent(text, by string) string {
+	return by + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n"+by)
+}

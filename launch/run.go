@@ -1,0 +1,162 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/keeper"
+	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// KeeperMain is what a program does when it was started with [Config].Keeper. It returns the exit code.
+func KeeperMain() int { return keeper.Main() }
+
+// job is a run of a Config.
+type job struct {
+	cfg     Config
+	screen  *screen
+	signals <-chan os.Signal
+	run     *runDir
+	keeper  *keeper.Keeper
+	reader  pystack.Reader
+	memory  memoryCount
+	host    string
+	report  *Report
+	asked   context.Context //nolint:containedctx // the caller's wish to end, which attempts watch
+}
+
+// Run runs a job until it has ended and reports how. The error is nil whenever the workers were started, also when they
+// failed: the report says so. The end of ctx ends the job as SIGTERM does.
+//
+// signals are those that the caller has received: the ones of Config.SignalNames end the job, others are passed on to the
+// workers. It may be nil.
+func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signal) (*Report, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	ending, err := parseSignals(cfg.SignalNames)
+	if err != nil {
+		return nil, err
+	}
+	cfg.ending = ending
+	k, err := keeper.Start(cfg.Keeper) // first: it starts while the rest is prepared
+	if err != nil {
+		return nil, err
+	}
+	host, _ := os.Hostname()
+	j := &job{
+		cfg: cfg, screen: newScreen(screen), signals: signals, keeper: k, memory: newMemoryCount("/"), host: host, asked: ctx,
+		report: &Report{RunID: cfg.RunID, Host: host, Program: cfg.Program[0], Workers: cfg.Workers, MaxRestarts: cfg.MaxRestarts, Started: time.Now()},
+	}
+	defer func() { _ = k.Close() }()
+	if j.run, err = newRunDir(cfg); err != nil {
+		return nil, err
+	}
+	j.report.LogDir = j.run.path
+	if j.run.temporary != "" {
+		j.report.LogDir = ""
+	}
+	err = j.attempts()
+	j.report.Ended = time.Now()
+	j.report.judge()
+	if !j.report.Succeeded && err == nil {
+		j.saveEvidence()
+	}
+	return j.report, errors.Join(err, j.run.close())
+}
+
+// attempts runs the job until it succeeds, is ended, or has failed once too often.
+func (j *job) attempts() error {
+	for number := 0; ; number++ {
+		a, err := j.newAttempt(number)
+		if err != nil {
+			return err
+		}
+		outcome, err := a.run()
+		j.report.Attempts = append(j.report.Attempts, a.result(outcome))
+		if err != nil {
+			return err
+		}
+		last := &j.report.Attempts[number]
+		switch {
+		case outcome.Succeeded(), outcome.Signal != 0, len(outcome.Immortal) > 0, number >= j.cfg.MaxRestarts:
+			return nil
+		}
+		j.screen.say("%s; restart %d of %d", last.Sentence(), number+1, j.cfg.MaxRestarts)
+	}
+}
+
+// newAttempt prepares an attempt: its store and its place.
+func (j *job) newAttempt(number int) (*attempt, error) {
+	a := &attempt{job: j, started: time.Now(), inbox: make(chan any, 8)}
+	a.place = place{attempt: number, nodes: 1, world: j.cfg.Workers, roleWorld: j.cfg.Workers}
+	if err := a.openStore(); err != nil {
+		return nil, err
+	}
+	if err := j.run.prepare(number, j.cfg.Workers); err != nil {
+		a.closeStore()
+		return nil, err
+	}
+	var err error
+	if a.filters, err = newFilters(j.cfg, j.run, number); err != nil {
+		a.closeStore()
+		return nil, err
+	}
+	for local := range j.cfg.Workers {
+		a.workers = append(a.workers, &worker{local: local, rank: a.place.rank(local)})
+	}
+	a.group = launchcore.NewGroup(j.cfg.Workers, launchcore.Limits{
+		Evidence: evidenceTime, Linger: max(0, j.cfg.Linger), Grace: j.cfg.Grace, Interrupt: j.cfg.Interrupt, Kill: 5 * time.Second,
+	})
+	return a, nil
+}
+
+// openStore starts the store of the attempt on an address that the workers alone need: the loopback interface for a job
+// on one node. Without it rank 0 hosts the store on a port that was free a moment ago.
+func (a *attempt) openStore() error {
+	c := a.job.cfg
+	a.place.addr = c.MasterAddr
+	setDefault(&a.place.addr, "127.0.0.1")
+	address := net.JoinHostPort(a.place.addr, strconv.Itoa(c.MasterPort))
+	if c.NoShim {
+		l, err := net.Listen("tcp", address) //nolint:noctx // it listens for no time at all
+		if err != nil {
+			return storeError(address, err)
+		}
+		if tcp, ok := l.Addr().(*net.TCPAddr); ok {
+			a.place.port = tcp.Port
+		}
+		return l.Close()
+	}
+	server, err := tcpstore.Listen(address)
+	if err != nil {
+		return storeError(address, err)
+	}
+	a.store, a.place.port, a.place.ours = server, server.Port(), true
+	return nil
+}
+
+func storeError(address string, err error) error {
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("launch: the port of %s is taken: leave --master-port out and a free one is chosen: %w", address, err)
+	}
+	return fmt.Errorf("launch: a store on %s: %w", address, err)
+}
+
+func (a *attempt) closeStore() {
+	if a.store != nil {
+		_ = a.store.Close()
+	}
+}

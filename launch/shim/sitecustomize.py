@@ -1,0 +1,52 @@
+"""Put on PYTHONPATH by "cohort run", so that PyTorch builds without libuv can use the launcher's store.
+
+A worker's store client asks for libuv and no variable changes that. Where the build has none, the client is made again
+without it. Nothing happens in processes that never import torch.distributed, and nothing where libuv is there. The
+sitecustomize module that this one hides, if there is one, runs as usual.
+"""
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+class _Hook(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.distributed.distributed_c10d":  # torch._C._distributed_c10d is loaded by now
+            sys.meta_path.remove(self)
+            _without_libuv()
+        return None
+
+
+def _without_libuv():
+    try:
+        from torch._C._distributed_c10d import TCPStore
+    except ImportError:
+        return
+    init = TCPStore.__init__
+
+    def make(store, *args, **kw):
+        try:
+            init(store, *args, **kw)
+        except Exception as e:
+            if kw.get("use_libuv") is not None or "built without libuv" not in str(e):
+                raise
+            kw["use_libuv"] = False
+            init(store, *args, **kw)
+
+    TCPStore.__init__ = make
+
+
+def _chain():
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [p for p in sys.path if os.path.abspath(p or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+sys.meta_path.insert(0, _Hook())
+_chain()
