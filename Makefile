@@ -4,7 +4,11 @@ SHELL := bash
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 GO      ?= go
-BIN     := bin
+BIN     ?= bin
+EXE     ?= cohort
+VERSION ?=
+COMMIT  := $(shell git describe --always --dirty --exclude '*' --abbrev=12 2>/dev/null)
+LDFLAGS := -s -w -X github.com/cohort-dist/cohort/internal/cli.version=$(VERSION) -X github.com/cohort-dist/cohort/internal/cli.commit=$(COMMIT)
 TOOLS   := .tmp/bin
 COUNTS  := .tmp/counts
 COUNT   := $(GO) run ./internal/testcount -log $(COUNTS)
@@ -19,7 +23,7 @@ help: ## say what each target does
 
 .PHONY: build
 build: ## build the static binary into bin/cohort
-	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/cohort ./cmd/cohort
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN)/$(EXE) ./cmd/cohort
 
 .PHONY: demo
 demo: build ## run the demonstration: a store and four processes on this machine
@@ -58,14 +62,30 @@ $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once)"
 	@mkdir -p $(TOOLS) && GOFLAGS=-buildvcs=false $(GO) build -C tools -o ../$(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
+.PHONY: tidy
+tidy: ## check that go.mod and go.sum are what `go mod tidy` would write
+	@GOFLAGS=-buildvcs=false $(GO) mod tidy -diff
+
+# What README says this builds for. Tests are compiled too.
+PLATFORMS := linux/arm64 linux/386 darwin/arm64 windows/amd64
+
+.PHONY: cross
+cross: ## compile every package and its tests for the other platforms
+	@for p in $(PLATFORMS); do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./...; done
+
+.PHONY: cover
+cover: ## print how much of the code the tests reach
+	@mkdir -p .tmp && COHORT_INTEROP= CGO_ENABLED=0 $(GO) test -timeout 15m -coverpkg=./... -coverprofile=.tmp/cover.out $$($(GO) list ./... | grep -v /interop/) >.tmp/cover.log || { cat .tmp/cover.log; exit 1; }
+	@$(GO) tool cover -func .tmp/cover.out | tail -n 1
+
 .PHONY: fmt
 fmt: $(TOOLS)/golangci-lint ## format the source
 	@$(TOOLS)/golangci-lint fmt ./...
 
 .PHONY: check
-check: ## everything that CI runs: lint, test, race, interop, memory, moments, fuzz
+check: ## everything that CI runs: tidy, lint, cross, test, race, interop, memory, moments, fuzz
 	@rm -f $(COUNTS)
-	@$(MAKE) -j1 lint test race interop memory moments fuzz
+	@$(MAKE) -j1 tidy lint cross test race interop memory moments fuzz
 	@echo "make check passed (test and race skip what interop runs, and measurements; what interop skips was left out):"
 	@sed 's/^/  /' $(COUNTS)
 
