@@ -5,6 +5,7 @@ package recorder
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -323,7 +324,7 @@ func TestSeveralDumpsOfARank(t *testing.T) {
 }
 
 func TestClaimsAreBounded(t *testing.T) {
-	huge := Group{About: About{Group: "x", Size: 1 << 40}}
+	huge := Group{About: About{Group: "x", Size: math.MaxInt}}
 	many := Group{About: About{Group: "y", Size: maxRanks}}
 	many2 := Group{About: About{Group: "z", Size: maxRanks}}
 	v := Analyze([]Dump{{Groups: []Group{huge, many, many2}}})
