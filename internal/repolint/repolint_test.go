@@ -38,6 +38,7 @@ pure: internal/reduce internal/coll internal/launchcore internal/postmortem
       internal/link internal/link/*
       internal/recycle
       store store/filestore store/tcpstore
+      internal/muster
       internal/cohortwire internal/tensorpipe internal/rpcwire
 pure: internal/rrefcore internal/gloo/wire internal/gloo/match internal/native/wire
       internal/gloo internal/shm internal/native/* internal/native internal/recorder
