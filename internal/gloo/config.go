@@ -12,6 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -71,6 +72,8 @@ type Config struct {
 	Hook   observe.Hook
 	// Group names the group in events.
 	Group string
+	// Judge has the last word on why the mesh fails; see [link.Judge].
+	Judge link.Judge
 
 	// Wrap, if set, is given every connection before its first use; tests inject faults with it.
 	Wrap func(peer int, conn net.Conn) net.Conn

@@ -30,7 +30,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
-	m := &Mesh{rank: cfg.Rank, size: cfg.Size, generation: cfg.Generation, closed: make(chan struct{})}
+	m := &Mesh{rank: cfg.Rank, size: cfg.Size, generation: cfg.Generation, judge: cfg.Judge, closed: make(chan struct{})}
 	devices := cfg.Devices
 	if len(devices) == 0 {
 		devices = []string{""}

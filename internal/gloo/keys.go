@@ -113,6 +113,14 @@ func hostKey(prefix string, device, rank int) string {
 	return Join(prefix, strconv.Itoa(device)+"/rank_"+strconv.Itoa(rank))
 }
 
+// FirstKey is the first key that rank publishes of a mesh with this prefix.
+func (l Layout) FirstKey(prefix string, rank int) string {
+	if l == Torch113 {
+		return hostKey(prefix, 0, rank)
+	}
+	return recordKey(prefix, 0, rank)
+}
+
 // GenerationOf is the generation of a layout's usual PyTorch.
 func (l Layout) GenerationOf() Generation {
 	if l == Torch113 {

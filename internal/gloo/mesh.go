@@ -19,6 +19,7 @@ type Mesh struct {
 	generation Generation
 	addresses  []Address
 	devices    []*device
+	judge      link.Judge
 
 	closeOnce sync.Once
 	closed    chan struct{}
@@ -80,6 +81,7 @@ func (m *Mesh) Cancel(op *link.Op) bool { return m.device(op.Slot).cancel(op) }
 
 // Fail ends every op with err and closes all connections, so that peers notice at once.
 func (m *Mesh) Fail(err error) {
+	err = m.judge.Word(err) // before a peer sees a connection end
 	for _, d := range m.devices {
 		d.fail(err)
 	}

@@ -116,11 +116,3 @@ func (w *Wrapper) Fail(err error) { w.mesh.Fail(err) }
 
 // Close leaves the helper group.
 func (w *Wrapper) Close() error { return w.mesh.Close() }
-
-// WrapperKey is the first key that rank publishes of a helper group with this prefix.
-func (l Layout) WrapperKey(prefix string, rank int) string {
-	if l == Torch113 {
-		return hostKey(prefix, 0, rank)
-	}
-	return recordKey(prefix, 0, rank)
-}

@@ -1,0 +1,101 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/muster"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// A death reaches the ranks of a group on many ways, and some of them mislead: a rank that has failed closes its
+// connections, and whoever sees that first takes it for the dead one. So the first rank that finds a reason writes it into
+// the store, with a compare-and-set, before it does anything that others can notice; the others find it there and report
+// the same rank. If the store cannot be reached in time, each rank reports what it saw itself.
+
+// judgeLimit bounds how long a failure waits for the store. A death must be reported within a second.
+const judgeLimit = 500 * time.Millisecond
+
+// ending is why a group ended, as it stands in the store.
+type ending struct {
+	Code   uint8  `json:"code"` // a dist.Code, by its number
+	Rank   int    `json:"rank"`
+	By     int    `json:"by"`
+	Peer   string `json:"peer,omitempty"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// maxEndingText bounds the words in the store.
+const maxEndingText = 1 << 10
+
+// verdict is the reason that was recorded first by any rank of the group.
+type verdict struct {
+	store store.Store
+	place *muster.Place
+	rank  int
+
+	once  sync.Once
+	first *ending // nil if the store did not tell in time
+}
+
+// judge records why this rank's group fails, if nobody has recorded a reason before, and returns what to report: the first
+// reason if err only says that a rank is gone, else err itself. It implements [link.Judge].
+func (v *verdict) judge(err error) error {
+	own := asError(err)
+	if own == nil || v.place == nil || own.Code == dist.Closed {
+		return err
+	}
+	v.once.Do(func() { v.first = v.record(own) })
+	first := v.first
+	if first == nil || own.Code != dist.PeerLost {
+		return err
+	}
+	code := dist.Code(first.Code)
+	if code == dist.PeerLost && first.Rank == int(own.Rank) {
+		return err
+	}
+	e := &dist.Error{Op: own.Op, Code: code, Rank: dist.Rank(first.Rank), Peer: first.Peer, Detail: first.Detail}
+	if code != dist.PeerLost && first.By != v.rank {
+		e.Detail = "rank " + itoa(first.By) + " gave the group up: " + first.Detail
+	}
+	return e
+}
+
+// record writes a reason unless there is one, and returns the one that counts.
+func (v *verdict) record(own *dist.Error) *ending {
+	moment.At("group.verdict.record")
+	reason := ending{Code: uint8(own.Code), Rank: int(own.Rank), By: v.rank, Peer: own.Peer, Detail: own.Detail}
+	if reason.Detail == "" && own.Err != nil {
+		reason.Detail = own.Err.Error()
+	}
+	reason.Detail = reason.Detail[:min(len(reason.Detail), maxEndingText)]
+	words, err := json.Marshal(reason)
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), judgeLimit)
+	defer cancel()
+	got, err := v.store.CompareAndSet(ctx, v.place.EndKey(), nil, words)
+	first := new(ending)
+	if err != nil || json.Unmarshal(got, first) != nil {
+		return nil
+	}
+	return first
+}
+
+// peerLost is told by the engine of every rank that is gone. A death is recorded at once, whether or not an operation runs;
+// a rank that left or whose connection ended is of interest only to operations that need it.
+func (g *Group) peerLost(loss link.Loss) {
+	moment.At("group.lost")
+	if loss.How == link.Died {
+		_ = g.verdict.judge(loss.Err)
+	}
+}
