@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
@@ -49,11 +50,19 @@ func (w *World) Size() int { return w.member.Size() }
 // it, together with the first call of every other rank or with PyTorch's init_process_group(backend="gloo"), and ctx bounds
 // that; later calls return the same group at once. Options for it go to [Join], see [WithGroup]. It ends with the World.
 //
+// After the group has failed or was closed, the next call makes a new one, together with the other ranks: those that are
+// left, and a process that replaces the dead one and has joined with its rank. The one that failed is closed.
+//
 // It corresponds to torch.distributed.group.WORLD.
 func (w *World) Group(ctx context.Context) (*group.Group, error) {
 	const op = "cohort: group"
 	for {
+		moment.At("world.group")
 		w.mu.Lock()
+		var old *group.Group
+		if w.group != nil && w.group.Err() != nil && !w.closed {
+			old, w.group = w.group, nil // this caller makes the next one: there is a group, so nobody is at it
+		}
 		made, making, closed := w.group, w.making, w.closed
 		first := !closed && made == nil && making == nil
 		if first {
@@ -66,7 +75,7 @@ func (w *World) Group(ctx context.Context) (*group.Group, error) {
 		case made != nil:
 			return made, nil
 		case first:
-			return w.makeGroup(ctx)
+			return w.makeGroup(ctx, old)
 		}
 		select {
 		case <-making: // by somebody else; if that failed we try ourselves
@@ -86,10 +95,14 @@ func (w *World) whileAlive(ctx context.Context) (alive context.Context, release 
 	}
 }
 
-func (w *World) makeGroup(ctx context.Context) (*group.Group, error) {
+// makeGroup makes a group in place of old, which may be nil.
+func (w *World) makeGroup(ctx context.Context, old *group.Group) (*group.Group, error) {
 	const op = "cohort: group"
 	ctx, release := w.whileAlive(ctx)
 	defer release()
+	if old != nil {
+		_ = old.Close()
+	}
 	var g *group.Group
 	var err error
 	if w.Size() < 1 {

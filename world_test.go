@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,7 +26,13 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain runs the tests, or one rank when a test started this binary again.
+func TestMain(m *testing.M) {
+	if transport := os.Getenv(recoveryEnv); transport != "" {
+		os.Exit(recoveringRank(transport))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func TestWorld(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")

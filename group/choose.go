@@ -8,13 +8,16 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/native/tcp"
 	"github.com/cohort-dist/cohort/internal/shm"
 )
@@ -42,13 +45,12 @@ type choice struct {
 	reason    string
 	torch     torchVersion
 	layout    gloo.Layout
-	prefix    string // of cohort's own keys
+	place     *muster.Place // among the Go ranks; nil in a group of one
 	id        [16]byte
 	members   []member
 	addresses []string
 	local     int // ranks on this host
 	listener  net.Listener
-	caps      []*capability
 }
 
 func (c *choice) closeListener() {
@@ -64,10 +66,13 @@ func (c *choice) takeListener() net.Listener {
 	return l
 }
 
-// choose finds out who the ranks are and picks the transport.
+// giveUpLimit bounds how long a rank that gives up the making of a group takes to tell the others.
+const giveUpLimit = time.Second
+
+// choose finds out who the ranks are and picks the transport. A rank that fails here has told the others not to wait for it.
 func choose(ctx context.Context, p *plan) (*choice, error) {
 	size := len(p.globals)
-	c := &choice{members: make([]member, size), prefix: gloo.Join(p.config.outer, "cohort/group/"+p.keyName())}
+	c := &choice{members: make([]member, size)}
 	c.known(p)
 	if size == 1 && p.config.peers != Torch113 && p.config.peers != Torch26 && p.config.transport != Gloo {
 		c.transport, c.reason = TCP, "a single rank needs none"
@@ -75,25 +80,32 @@ func choose(ctx context.Context, p *plan) (*choice, error) {
 		return c, nil
 	}
 	caps, err := c.exchange(ctx, p)
+	if err == nil {
+		err = c.decide(p, caps)
+	}
 	if err != nil {
-		c.closeListener()
+		c.abandon(ctx)
 		return nil, err
 	}
-	if err := c.decide(p, caps); err != nil {
-		c.closeListener()
-		return nil, err
-	}
-	c.caps = caps
 	return c, nil
+}
+
+// abandon ends an attempt that failed.
+func (c *choice) abandon(ctx context.Context) {
+	c.closeListener()
+	if c.place != nil {
+		c.place.GiveUp(ctx, giveUpLimit)
+	}
 }
 
 // lookAgain completes what is known about the ranks once all are connected: a Go rank that was slower than the first
 // PyTorch rank has published its capability by then. Sub-groups rely on it.
 func (c *choice) lookAgain(ctx context.Context, p *plan) error {
-	if _, err := c.collect(ctx, p, c.caps); err != nil {
+	caps, err := c.present(ctx, p)
+	if err != nil {
 		return err
 	}
-	for r, rank := range c.caps {
+	for r, rank := range caps {
 		if rank != nil {
 			c.members[r] = member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr}
 		}
@@ -101,12 +113,19 @@ func (c *choice) lookAgain(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// keyName is the part of the keys that belongs to this group: names may be anything.
-func (p *plan) keyName() string {
-	if p.parent == nil && p.config.name == gloo.GroupName(0) {
-		return "0"
+// keys is the prefix of cohort's own keys of this group. Sub-groups stand below the group that they are made from, in its
+// generation: so they have nothing to do with those of an earlier one. Names may be anything.
+func (p *plan) keys() string {
+	size := "/" + strconv.Itoa(len(p.globals))
+	name := hex.EncodeToString([]byte(p.config.name))
+	switch {
+	case p.parent != nil && p.parent.place != nil:
+		return p.parent.place.Prefix() + "/sub/" + p.torchName + "/" + name + size
+	case p.parent == nil && p.config.name == gloo.GroupName(0):
+		return gloo.Join(p.config.outer, "cohort/group/0"+size)
+	default:
+		return gloo.Join(p.config.outer, "cohort/group/"+p.torchName+"/"+name+size)
 	}
-	return p.torchName + "/" + hex.EncodeToString([]byte(p.config.name))
 }
 
 // known takes over what the options and the parent group say about PyTorch ranks.
@@ -143,50 +162,111 @@ func (c *choice) exchange(ctx context.Context, p *plan) ([]*capability, error) {
 	if err != nil {
 		return nil, dist.Wrap(op, dist.Internal, err)
 	}
-	if err := p.store.Set(ctx, c.key(p.rank), data); err != nil {
+	more := []string{"shm"}
+	for device := range max(1, len(p.config.devices)) {
+		more = append(more, "gloo/"+strconv.Itoa(device))
+	}
+	if c.place, err = muster.Take(ctx, p.store, p.keys(), p.rank, len(p.globals), data, more...); err != nil {
 		return nil, dist.Wrap(op, dist.Unavailable, err)
 	}
-	caps := make([]*capability, len(p.globals))
-	caps[p.rank] = &own
-	pause := time.Millisecond
-	var missing []int
-	// ended says who was missing when the context ended, whatever was going on then.
-	ended := func(err error) error {
-		if ctx.Err() == nil || len(missing) == 0 {
-			return err
-		}
-		e := dist.Ended(op, ctx)
-		e.Rank = dist.Rank(missing[0])
-		e.Detail = rankList(missing) + " of group " + p.config.name + " did not appear"
-		return e
-	}
-	for {
-		now, err := c.collect(ctx, p, caps)
+	stop := c.sayWhoIsMissing(ctx, p)
+	defer stop()
+	for r := range p.globals {
+		foreign, err := c.await(ctx, p, r)
 		if err != nil {
-			return nil, ended(err)
-		}
-		if missing = now; len(missing) == 0 {
-			return caps, nil
-		}
-		foreign, err := c.foreign(ctx, p, missing)
-		if err != nil {
-			return nil, ended(err)
+			return nil, c.notCome(ctx, p, r, err)
 		}
 		if foreign {
 			// Capabilities that are there by now still count; a rank without one is treated as PyTorch.
-			_, err := c.collect(ctx, p, caps)
-			return caps, err
-		}
-		select {
-		case <-time.After(pause):
-			pause = min(2*pause, 20*time.Millisecond)
-		case <-ctx.Done():
-			return nil, ended(ctx.Err())
+			return c.present(ctx, p)
 		}
 	}
+	all := make([]int, len(p.globals))
+	for r := range all {
+		all[r] = r
+	}
+	return c.read(ctx, p, all)
 }
 
-func (c *choice) key(rank int) string { return c.prefix + "/rank/" + strconv.Itoa(rank) }
+// await waits until a rank has come, and reports whether it is a PyTorch rank.
+func (c *choice) await(ctx context.Context, p *plan, r int) (foreign bool, err error) {
+	if r == p.rank {
+		return false, nil
+	}
+	if p.parent != nil {
+		// The parent knows which of its ranks are PyTorch's.
+		if in := p.parent.GroupRank(p.globals[r]); in >= 0 && !p.parent.members[in].Go {
+			c.torch = p.parent.torch
+			return true, nil
+		}
+	}
+	if p.parent != nil || p.config.peers == OnlyGo {
+		_, err = c.place.Await(ctx, r)
+		return false, err
+	}
+	var keys []string
+	var layouts []gloo.Layout
+	for _, layout := range []gloo.Layout{gloo.Torch113, gloo.Torch26} {
+		if c.torch == torch113 && layout != gloo.Torch113 || c.torch == torch26 && layout != gloo.Torch26 {
+			continue
+		}
+		keys = append(keys, layout.FirstKey(layout.MeshPrefix(p.torchBase(), p.torchName), r))
+		layouts = append(layouts, layout)
+	}
+	found, err := c.place.Await(ctx, r, keys...)
+	if err != nil || found < 0 {
+		return false, err
+	}
+	// A Go rank takes its place before it publishes what PyTorch's ranks read, so look for that once more.
+	if has, err := p.store.Check(ctx, c.place.Key(r)); has || err != nil {
+		return false, err
+	}
+	if c.layout = layouts[found]; c.layout == gloo.Torch113 {
+		c.torch = torch113
+	} else {
+		c.torch = torch26
+	}
+	return true, nil
+}
+
+// read returns the capabilities of ranks that have come; the others have none.
+func (c *choice) read(ctx context.Context, p *plan, ranks []int) ([]*capability, error) {
+	const op = "group: rendezvous"
+	words, err := c.place.Words(ctx, ranks...)
+	if err != nil {
+		if errors.Is(err, muster.ErrOver) {
+			return nil, err
+		}
+		return nil, dist.Wrap(op, dist.Unavailable, err)
+	}
+	caps := make([]*capability, len(p.globals))
+	for i, r := range ranks {
+		var found capability
+		if len(words[i]) > maxCapability || json.Unmarshal(words[i], &found) != nil {
+			return nil, dist.Newf(op, dist.Protocol, "rank %d published something that is no capability under %q", r, c.place.Key(r))
+		}
+		if found.Version != capabilityVersion {
+			return nil, dist.Newf(op, dist.Protocol, "rank %d speaks version %d of the rendezvous, this rank %d; use the same release on all ranks", r, found.Version, capabilityVersion)
+		}
+		caps[r] = &found
+	}
+	return caps, nil
+}
+
+// present returns the capabilities of the ranks that have come so far.
+func (c *choice) present(ctx context.Context, p *plan) ([]*capability, error) {
+	missing, err := c.place.Missing(ctx)
+	if err != nil {
+		return nil, dist.Wrap("group: rendezvous", dist.Unavailable, err)
+	}
+	var here []int
+	for r := range p.globals {
+		if !slices.Contains(missing, r) {
+			here = append(here, r)
+		}
+	}
+	return c.read(ctx, p, here)
+}
 
 // listen opens the listener of the native wire.
 func (c *choice) listen(ctx context.Context, p *plan, own *capability) error {
@@ -206,85 +286,12 @@ func (c *choice) listen(ctx context.Context, p *plan, own *capability) error {
 	return nil
 }
 
-// collect reads the capabilities that have appeared and returns the ranks that have none yet.
-func (c *choice) collect(ctx context.Context, p *plan, caps []*capability) (missing []int, err error) {
-	const op = "group: rendezvous"
-	for r := range caps {
-		if caps[r] != nil {
-			continue
-		}
-		has, err := p.store.Check(ctx, c.key(r))
-		if err != nil {
-			return nil, dist.Wrap(op, dist.Unavailable, err)
-		}
-		if !has {
-			missing = append(missing, r)
-			continue
-		}
-		data, err := p.store.Get(ctx, c.key(r))
-		if err != nil {
-			return nil, dist.Wrap(op, dist.Unavailable, err)
-		}
-		var found capability
-		if len(data) > maxCapability || json.Unmarshal(data, &found) != nil {
-			return nil, dist.Newf(op, dist.Protocol, "rank %d published something that is no capability under %q", r, c.key(r))
-		}
-		if found.Version != capabilityVersion {
-			return nil, dist.Newf(op, dist.Protocol, "rank %d speaks version %d of the rendezvous, this rank %d; use the same release on all ranks", r, found.Version, capabilityVersion)
-		}
-		caps[r] = &found
-	}
-	return missing, nil
-}
-
-// foreign reports whether one of the ranks without a capability has published what PyTorch publishes.
-func (c *choice) foreign(ctx context.Context, p *plan, missing []int) (bool, error) {
-	if p.config.peers == OnlyGo {
-		return false, nil
-	}
-	for _, r := range missing {
-		if p.parent != nil {
-			// The parent knows which of its ranks are PyTorch's.
-			if parent := p.parent.GroupRank(p.globals[r]); parent >= 0 && !p.parent.members[parent].Go {
-				c.torch = p.parent.torch
-				return true, nil
-			}
-			continue
-		}
-		for _, layout := range []gloo.Layout{gloo.Torch113, gloo.Torch26} {
-			if c.torch == torch113 && layout != gloo.Torch113 || c.torch == torch26 && layout != gloo.Torch26 {
-				continue
-			}
-			prefix := layout.MeshPrefix(p.torchBase(), p.torchName)
-			key, version := gloo.Join(prefix, "0/"+strconv.Itoa(r)), torch26
-			if layout == gloo.Torch113 {
-				key, version = gloo.Join(prefix, "0/rank_"+strconv.Itoa(r)), torch113
-			}
-			has, err := p.store.Check(ctx, key)
-			if err != nil {
-				return false, dist.Wrap("group: rendezvous", dist.Unavailable, err)
-			}
-			if !has {
-				continue
-			}
-			// A Go rank publishes its capability before its record, so look for that once more.
-			if has, err := p.store.Check(ctx, c.key(r)); has || err != nil {
-				return false, err
-			}
-			c.torch, c.layout = version, layout
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
 // torchBase is the prefix in front of PyTorch's keys.
 func (p *plan) torchBase() string {
-	base := gloo.DefaultPrefix
 	if p.config.barePrefix {
-		base = ""
+		return p.config.outer
 	}
-	return gloo.Join(p.config.outer, base)
+	return gloo.Join(p.config.outer, gloo.DefaultPrefix)
 }
 
 // decide picks the transport.

@@ -128,7 +128,7 @@ func helperSeen(ctx context.Context, p *plan, layout gloo.Layout, members []memb
 		if members[r].Go {
 			continue
 		}
-		if has, err := p.store.Check(ctx, layout.WrapperKey(prefix, r)); err == nil && has {
+		if has, err := p.store.Check(ctx, layout.FirstKey(prefix, r)); err == nil && has {
 			return errDetail(r)
 		}
 	}

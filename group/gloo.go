@@ -15,9 +15,13 @@ import (
 // connectGloo joins gloo's mesh the way PyTorch's ranks expect it, store barrier and sequence number included.
 func (c *choice) connectGloo(ctx context.Context, g *Group, p *plan) (link.Mesh, error) {
 	p.family.layout = c.layout
-	base := p.torchBase()
+	// Among Go ranks nothing stands where PyTorch's ranks look, or a next group would take what is left there for theirs.
+	prefix := c.place.Prefix() + "/gloo"
+	if c.torch != torchNone {
+		prefix = c.layout.MeshPrefix(p.torchBase(), p.torchName)
+	}
 	mesh, err := gloo.Connect(ctx, gloo.Config{
-		Rank: g.rank, Size: g.size, Store: p.store, Prefix: c.layout.MeshPrefix(base, p.torchName), Generation: c.layout.GenerationOf(),
+		Rank: g.rank, Size: g.size, Store: p.store, Prefix: prefix, Generation: c.layout.GenerationOf(), Judge: g.verdict.judge,
 		Devices: p.config.devices, StoreAddr: p.config.storeAddr, Timeout: p.config.connectTimeout, Logger: p.config.logger,
 		Hook: p.config.hook, Group: g.name,
 	})

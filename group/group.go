@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
@@ -31,6 +32,8 @@ type Group struct {
 	transport         Transport
 	torch             torchVersion // what the PyTorch members can do; torchNone without them
 	members           []member
+	place             *muster.Place // among the Go ranks in the store; nil in a group of one
+	verdict           verdict       // why the group ended, as all ranks report it
 	store             store.Store
 	family            *family // what the groups of one world share
 	index             int     // number of the group in its world
@@ -153,11 +156,11 @@ func (g *Group) trace(reason string) ([]byte, error) {
 
 // Close leaves the group: operations that are not complete end with [dist.Closed], connections are closed and goroutines
 // joined. Other ranks that still need this one get [dist.PeerLost], so a program ends with Barrier and then Close. Close
-// also closes the sub-groups that were made from the group. It is idempotent.
+// also closes the sub-groups that were made from the group while it worked; those that were made after its failure go on
+// without it. It is idempotent.
 //
 // It corresponds to torch.distributed.destroy_process_group.
 func (g *Group) Close() error {
-	g.family.remove(g)
 	g.mu.Lock()
 	if g.closed {
 		g.mu.Unlock()
@@ -204,10 +207,28 @@ func (g *Group) Close() error {
 	}
 	g.wakePump()
 	g.tasks.Wait()
-	if g.family.root == g {
-		g.family.clock.close()
-	}
+	g.leaveStore()
+	g.family.left(g)
 	return err
+}
+
+// leaveLimit bounds how long Close waits for the store.
+const leaveLimit = 500 * time.Millisecond
+
+// leaveStore tidies up what the group has left in the store.
+func (g *Group) leaveStore() {
+	if g.place == nil {
+		return
+	}
+	ranks := 0
+	for _, m := range g.members {
+		if m.Go {
+			ranks++
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
+	defer cancel()
+	g.place.Leave(ctx, ranks)
 }
 
 // takeQueueLocked empties the queue of collectives that have not started.
@@ -222,6 +243,7 @@ func (g *Group) takeQueueLocked() []*Work {
 
 // fail makes the group unusable: everything that is posted ends with err, and so does everything that is posted later.
 func (g *Group) fail(err error) {
+	err = g.verdict.judge(err)
 	g.mu.Lock()
 	if g.failure != nil {
 		g.mu.Unlock()

@@ -5,17 +5,20 @@ package group
 
 import (
 	"context"
-	"encoding/hex"
+	"errors"
 	"log/slog"
 	"math"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/native"
 	"github.com/cohort-dist/cohort/internal/native/tcp"
 	"github.com/cohort-dist/cohort/internal/recorder"
@@ -56,7 +59,6 @@ func New(ctx context.Context, s store.Store, rank, size int, opts ...Option) (*G
 		family.clock.close()
 		return nil, err
 	}
-	family.root = g
 	return g, nil
 }
 
@@ -93,7 +95,8 @@ type plan struct {
 	torchName string // PyTorch's name of the group
 }
 
-// makeGroup connects the ranks of a group.
+// makeGroup connects the ranks of a group. When an attempt is given up by a rank, which may be another process by now, all
+// others try again with it.
 func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.config.connectTimeout)
 	defer cancel()
@@ -103,15 +106,36 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 			c.storeAddr = a.Addr()
 		}
 	}
+	for {
+		g, err := attempt(ctx, p)
+		if err == nil || !errors.Is(err, muster.ErrOver) {
+			return g, err
+		}
+		c.logger.Info("a rank gave up this attempt to make the group; trying again", slog.String("group", c.name))
+		if ctx.Err() != nil {
+			return nil, dist.FromContext("group: new", ctx)
+		}
+	}
+}
+
+// attempt makes a group in the generation that is open.
+func attempt(ctx context.Context, p *plan) (_ *Group, err error) {
+	c := &p.config
 	choice, err := choose(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	defer choice.closeListener()
+	defer func() {
+		if err != nil {
+			choice.abandon(ctx)
+		}
+		choice.closeListener()
+	}()
 	g := &Group{
 		name: c.name, description: c.description, rank: p.rank, size: len(p.globals), globals: slices.Clone(p.globals), config: *c,
 		transport: choice.transport, torch: choice.torch, members: choice.members, store: p.store, family: p.family, index: p.index,
-		room: make(chan struct{}), pumpWake: make(chan struct{}, 1),
+		room: make(chan struct{}), pumpWake: make(chan struct{}, 1), place: choice.place,
+		verdict: verdict{store: p.store, place: choice.place, rank: p.rank},
 	}
 	host, _ := os.Hostname()
 	g.records = recorder.New(recorder.About{
@@ -120,20 +144,9 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 	}, c.records)
 	g.life, g.end = context.WithCancelCause(context.Background())
 	g.working, g.halt = context.WithCancelCause(g.life)
-	if err := g.connect(ctx, p, choice); err != nil {
+	if err := g.connectAll(ctx, p, choice); err != nil {
 		g.end(err)
 		return nil, err
-	}
-	if p.parent != nil && p.parent.torch != torchNone && g.torch == torchNone {
-		// PyTorch's ranks, though not members, wait in the store for everybody who makes this group.
-		if err := settle(ctx, p, p.family.layout, -1, nil); err != nil {
-			g.end(err)
-			_ = g.mesh.Close()
-			if c, ok := g.engine.(interface{ Close() error }); ok {
-				_ = c.Close()
-			}
-			return nil, err
-		}
 	}
 	_, g.resumable = g.engine.(coll.Resumable)
 	g.tasks.Add(1)
@@ -147,6 +160,63 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 	c.logger.Info("group made", slog.String("group", g.name), slog.Int("rank", g.rank), slog.Int("world", g.size),
 		slog.String("transport", string(g.transport)), slog.String("reason", choice.reason))
 	return g, nil
+}
+
+// overAfter is how long the ranks may take to connect before they look whether the attempt was given up: normally it takes
+// milliseconds, and a rank that died in between is found at once by most others.
+const overAfter = time.Second
+
+// untilOver returns a context that also ends when the attempt is given up; stop ends it and reports whether it was.
+func untilOver(ctx context.Context, place *muster.Place) (limited context.Context, stop func() (over bool)) {
+	limited, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		wait := time.NewTimer(overAfter)
+		defer wait.Stop()
+		select {
+		case <-wait.C:
+			if place.UntilOver(limited) == nil {
+				cancel(muster.ErrOver)
+			}
+		case <-limited.Done():
+		}
+	}()
+	return limited, func() bool {
+		cancel(nil)
+		<-ended
+		return errors.Is(context.Cause(limited), muster.ErrOver)
+	}
+}
+
+// connectAll connects the ranks and returns when all Go ranks have, or none does.
+func (g *Group) connectAll(ctx context.Context, p *plan, choice *choice) error {
+	alone := choice.place == nil || choice.torch != torchNone // PyTorch's ranks know nothing of attempts
+	connecting, stop := ctx, func() bool { return false }
+	if !alone {
+		connecting, stop = untilOver(ctx, choice.place)
+	}
+	err := g.connect(connecting, p, choice)
+	if stop() {
+		err = errors.Join(muster.ErrOver, err)
+	}
+	if err == nil && !alone {
+		moment.At("group.connected")
+		if err = choice.place.Connected(ctx); err != nil && !errors.Is(err, muster.ErrOver) {
+			err = dist.Wrap("group: new", dist.Unavailable, err)
+		}
+	}
+	if err == nil && p.parent != nil && p.parent.torch != torchNone && g.torch == torchNone {
+		// PyTorch's ranks, though not members, wait in the store for everybody who makes this group.
+		err = settle(ctx, p, p.family.layout, -1, nil)
+	}
+	if err != nil && g.mesh != nil {
+		_ = g.mesh.Close()
+		if c, ok := g.engine.(interface{ Close() error }); ok {
+			_ = c.Close()
+		}
+	}
+	return err
 }
 
 // connect makes the mesh and the engine of the chosen transport.
@@ -165,7 +235,7 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 	case TCP:
 		mesh, err := tcp.Connect(ctx, tcp.Config{
 			Rank: g.rank, Size: g.size, Group: choice.id, Listener: choice.takeListener(), Peers: choice.addresses, LocalRanks: choice.local,
-			Heartbeat: g.config.heartbeat, Logger: g.config.logger, OnFail: g.meshFailed,
+			Heartbeat: g.config.heartbeat, Logger: g.config.logger, OnFail: g.meshFailed, OnLost: g.peerLost,
 		})
 		if err != nil {
 			return err
@@ -173,7 +243,8 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 		g.install(mesh, native.NewEngine(mesh, native.Tuning{}))
 	case SharedMemory:
 		engine, err := shm.Join(ctx, shm.Config{
-			Rank: g.rank, Size: g.size, Name: choice.prefix + "/" + hex.EncodeToString(choice.id[:]), Exchange: p.store, HeartbeatLimit: g.config.heartbeat,
+			Rank: g.rank, Size: g.size, Name: choice.place.Prefix(), Exchange: p.store, HeartbeatLimit: g.config.heartbeat,
+			OnLost: g.peerLost,
 		})
 		if err != nil {
 			return err

@@ -219,6 +219,9 @@ func (g *Group) settle(w *Work, closing bool) {
 		return
 	}
 	err := w.message.State.Err
+	if err != nil {
+		err = g.verdict.judge(err)
+	}
 	if w.op != OpSend {
 		w.source = w.message.Source
 	}

@@ -260,11 +260,10 @@ func (g *Group) explain(w *Work, err error) error {
 	if failure != nil {
 		return failure
 	}
-	e := asError(err)
-	if e == nil {
-		e = dist.Wrap("group: "+w.op.String(), dist.Internal, err)
+	if asError(err) == nil {
+		err = dist.Wrap("group: "+w.op.String(), dist.Internal, err)
 	}
-	return e
+	return g.verdict.judge(err)
 }
 
 // release ends the role of the one who runs collectives.

@@ -17,7 +17,6 @@ import (
 type family struct {
 	store  store.Store
 	world  []int
-	root   *Group
 	layout gloo.Layout
 	clock  *clock
 
@@ -26,7 +25,11 @@ type family struct {
 	live  map[*Group]*Group // group to parent
 }
 
+// add takes a new group in. One that was made from a group that had failed already, to go on without it, is nobody's child.
 func (f *family) add(parent, g *Group) {
+	if parent != nil && parent.Err() != nil {
+		parent = nil
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.live == nil {
@@ -35,12 +38,15 @@ func (f *family) add(parent, g *Group) {
 	f.live[g] = parent
 }
 
-// remove forgets a group. The clock ends with the world's group.
-func (f *family) remove(g *Group) {
+// left forgets a group that was closed. The clock ends with the last one.
+func (f *family) left(g *Group) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.root != g {
-		delete(f.live, g)
+	_, was := f.live[g]
+	delete(f.live, g)
+	last := was && len(f.live) == 0
+	f.mu.Unlock()
+	if last {
+		f.clock.close()
 	}
 }
 
@@ -100,7 +106,10 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 			f.mu.Unlock()
 			return nil, dist.New(op, dist.InvalidArgument, "this rank is no member: with WithLocalSync only members call")
 		}
-		p.torchName = gloo.LocalSyncName(globals, len(f.live))
+		p.torchName = gloo.LocalSyncName(globals, 0)
+		if g.torch != torchNone {
+			p.torchName = gloo.LocalSyncName(globals, len(f.live))
+		}
 		p.index = f.count
 	} else {
 		f.count++
@@ -121,7 +130,9 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 
 // inherited are the options of g that its sub-groups take over.
 func (g *Group) inherited() []Option {
+	g.mu.Lock()
 	c := g.config
+	g.mu.Unlock()
 	return []Option{option(func(n *config) {
 		name, description := n.name, n.description
 		*n = c

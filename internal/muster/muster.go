@@ -52,7 +52,7 @@ func Take(ctx context.Context, s store.Store, prefix string, rank, size int, wor
 		if p.generation = open; open > 0 {
 			before := *p
 			before.generation--
-			if err := before.finishClosing(ctx); err != nil {
+			if err = before.finishClosing(ctx); err != nil {
 				return nil, err
 			}
 		}
@@ -154,7 +154,7 @@ func (p *Place) Connected(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	verdict := []byte(nil)
+	var verdict []byte
 	if n >= int64(p.size) {
 		if verdict, err = p.store.CompareAndSet(ctx, p.madeKey(), nil, made); err != nil {
 			return err

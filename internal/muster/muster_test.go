@@ -4,10 +4,12 @@
 package muster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -48,10 +50,7 @@ func once(ctx context.Context, s store.Store, rank, size int, words string) (p *
 	if err != nil {
 		return p, "", err
 	}
-	for _, v := range values {
-		said += string(v) + " "
-	}
-	return p, said, p.Connected(ctx)
+	return p, string(bytes.Join(values, []byte(" "))), p.Connected(ctx)
 }
 
 func TestAgainAndAgain(t *testing.T) {
@@ -65,7 +64,7 @@ func TestAgainAndAgain(t *testing.T) {
 		for r := range size {
 			wg.Go(func() {
 				p, said, err := attempt(t.Context(), s, r, size, fmt.Sprintf("%d.%d", round, r))
-				if want := fmt.Sprintf("%d.0 %d.1 %d.2 ", round, round, round); err != nil || said != want {
+				if want := fmt.Sprintf("%d.0 %d.1 %d.2", round, round, round); err != nil || said != want {
 					t.Errorf("round %d, rank %d: %q, %v", round, r, said, err)
 				}
 				places[r] = p
@@ -106,7 +105,7 @@ func TestLastRankTidiesUp(t *testing.T) {
 // one process per rank, the same on all of them; when the trouble is over, everybody gets a group.
 func TestSimulation(t *testing.T) {
 	for seed := range uint64(300) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { synctest.Test(t, func(t *testing.T) { simulate(t, seed) }) })
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) { synctest.Test(t, func(t *testing.T) { simulate(t, seed) }) })
 		if t.Failed() {
 			return
 		}
@@ -164,7 +163,7 @@ func (m *mortal) Wait(ctx context.Context, keys ...string) error {
 
 func simulate(t *testing.T, seed uint64) {
 	t.Helper()
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test
+	random := rand.New(rand.NewPCG(seed, 1))
 	s := store.NewMemory()
 	defer func() { _ = s.Close() }()
 	size := 2 + random.IntN(3)

@@ -1,0 +1,155 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cohort_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// recoveryEnv makes this binary a rank of a world that loses ranks.
+const recoveryEnv = "COHORT_TEST_RECOVERY"
+
+// recoveringRank works with the world's group until it fails, says which rank was lost, and goes on with the next group. It
+// is what docs/groups.md recommends.
+func recoveringRank(transport string) int {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	w, err := cohort.Join(ctx, "env://", cohort.WithGroup(group.WithTransport(group.Transport(transport))))
+	if err != nil {
+		fmt.Println("failed", err)
+		return 1
+	}
+	defer func() { _ = w.Close() }()
+	for {
+		g, err := w.Group(ctx)
+		if err != nil {
+			fmt.Println("failed", err)
+			return 1
+		}
+		fmt.Println("made", g.Transport())
+		for err == nil {
+			x := []float64{float64(w.Rank())}
+			if err = group.AllReduceSlice(ctx, g, x, group.Sum); err == nil && x[0] != float64(w.Size()*(w.Size()-1))/2 {
+				fmt.Println("failed: sum", x)
+				return 1
+			}
+		}
+		e, ok := errors.AsType[*dist.Error](err)
+		if !ok || e.Code != dist.PeerLost {
+			fmt.Println("failed", err)
+			return 1
+		}
+		fmt.Println("lost", int(e.Rank))
+	}
+}
+
+// rankProcess is a rank in a process of its own.
+type rankProcess struct {
+	cmd   *exec.Cmd
+	lines chan string
+}
+
+func startRank(t *testing.T, server *tcpstore.Server, transport group.Transport, rank, size int) *rankProcess {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
+	cmd.Env = append(os.Environ(), recoveryEnv+"="+string(transport), "RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(size),
+		"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(server.Port()), "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=0")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &rankProcess{cmd: cmd, lines: make(chan string, 100)}
+	go func() {
+		defer close(p.lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			p.lines <- s.Text()
+		}
+	}()
+	return p
+}
+
+// line is the next thing that the rank says.
+func (p *rankProcess) line(t *testing.T, limit time.Duration) string {
+	t.Helper()
+	select {
+	case text := <-p.lines:
+		return text
+	case <-time.After(limit):
+		return "nothing within " + limit.String()
+	}
+}
+
+func (p *rankProcess) kill(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.cmd.Wait()
+}
+
+// TestGenerations: in a world of four processes one is killed, all others say which, it is replaced, and all go on with a new
+// group; twenty times, over the same store.
+func TestGenerations(t *testing.T) {
+	const size, rounds = 4, 20
+	for _, transport := range []group.Transport{group.SharedMemory, group.TCP, group.Gloo} {
+		t.Run(string(transport), func(t *testing.T) {
+			server, err := tcpstore.Listen("127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = server.Close() }()
+			ranks := make([]*rankProcess, size)
+			for r := range ranks {
+				ranks[r] = startRank(t, server, transport, r, size)
+			}
+			defer func() {
+				for _, p := range ranks {
+					p.kill(t)
+				}
+			}()
+			for round := range rounds {
+				for r, p := range ranks {
+					if got, want := p.line(t, time.Minute), "made "+string(transport); got != want {
+						t.Fatalf("round %d: rank %d said %q, want %q", round, r, got, want)
+					}
+				}
+				dead := round * 7 % size
+				ranks[dead].kill(t)
+				killed := time.Now()
+				for r, p := range ranks {
+					if r == dead {
+						continue
+					}
+					if got, want := p.line(t, 10*time.Second), "lost "+strconv.Itoa(dead); got != want {
+						t.Fatalf("round %d: rank %d said %q, want %q", round, r, got, want)
+					}
+				}
+				if d := time.Since(killed); d > 5*time.Second {
+					t.Errorf("round %d: the death of rank %d was noticed after %v", round, dead, d)
+				}
+				ranks[dead] = startRank(t, server, transport, dead, size)
+			}
+			if n := server.Stats().Keys; n > 60 {
+				t.Errorf("%d keys are left in the store", n)
+			}
+		})
+	}
+}
