@@ -48,8 +48,10 @@ func Binary(op Op, a, b Operand) (*tensor.Tensor, error) {
 	}
 	dt := ResultType(a, b)
 	switch {
-	case dt == tensor.Bool && op == Sub:
-		return nil, bad(name, "Subtraction, the `-` operator, with two bool tensors is not supported.")
+	case op == Sub && (a.isBool() || b.isBool()):
+		return nil, bad(name, "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, use the `~` or `logical_not()` operator instead.")
+	case !Computes(dt):
+		return nil, bad(name, "not implemented for %v", dt)
 	case Category(dt) < 2 && op == Div:
 		dt = tensor.Float32 // torch's default type
 	case Category(dt) < 2 && op == Pow:

@@ -27,6 +27,13 @@ func Of(t *tensor.Tensor) Operand { return Operand{t: t} }
 // raises the kind of the result.
 func Num(v any) Operand { return Operand{number: v} }
 
+func (o Operand) isBool() bool {
+	if o.t != nil {
+		return o.t.DType() == tensor.Bool
+	}
+	return numberType(o.number) == tensor.Bool
+}
+
 // Category orders kinds of numbers: bool, integer, real, complex.
 func Category(dt tensor.DType) int {
 	switch {
@@ -80,15 +87,26 @@ func ResultType(operands ...Operand) tensor.DType {
 		case !found:
 			result, found = ranks[level], true
 		case Category(ranks[level]) > Category(result):
-			// A number 2.5 makes an integer tensor float32; a complex one of double keeps its precision.
-			if ranks[level] == tensor.Complex64 && result == tensor.Float64 {
-				result = tensor.Complex128
+			// A number 2.5 makes an integer tensor float32; a complex one leaves a real tensor its precision.
+			if Category(ranks[level]) == 3 && Category(result) == 2 {
+				result = complexOf(result)
 			} else {
 				result = ranks[level]
 			}
 		}
 	}
 	return result
+}
+
+// complexOf is the complex type with the precision of a real one.
+func complexOf(dt tensor.DType) tensor.DType {
+	switch dt { //nolint:exhaustive // the others are real types of single precision here
+	case tensor.Float64:
+		return tensor.Complex128
+	case tensor.Float16:
+		return tensor.Complex32
+	}
+	return tensor.Complex64
 }
 
 // widths lists the types that compute, narrow first.
