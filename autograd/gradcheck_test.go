@@ -100,7 +100,7 @@ func TestGradients(t *testing.T) {
 		{"mse", []*tensor.Tensor{n(2, 3), n(2, 3)}, func(v vars) *autograd.Variable { return autograd.MSE(v[0], v[1], autograd.ReduceMean) }},
 		{"mse sum", []*tensor.Tensor{n(3), n(3)}, func(v vars) *autograd.Variable { return autograd.MSE(v[0], v[1], autograd.ReduceSum) }},
 		{"embedding", []*tensor.Tensor{n(5, 3)}, func(v vars) *autograd.Variable {
-			return autograd.Embedding(v[0], ints([]int64{4, 1, 4, 0}, 2, 2), -1)
+			return autograd.Embedding(v[0], autograd.Constant(ints([]int64{4, 1, 4, 0}, 2, 2)), -1)
 		}},
 		{"layer norm", []*tensor.Tensor{n(2, 3, 4), n(3, 4), n(3, 4)}, func(v vars) *autograd.Variable {
 			return autograd.LayerNorm(v[0], v[1], v[2], 2, 1e-5)
@@ -144,7 +144,7 @@ func TestGradCheckFinds(t *testing.T) {
 func TestPadding(t *testing.T) {
 	t.Parallel()
 	w := autograd.Parameter(random(rand.New(rand.NewPCG(1, 1)), 0, 1, 3, 2))
-	if err := autograd.Embedding(w, ints([]int64{0, 1, 1}, 3), 1).Sum().Backward(t.Context()); err != nil {
+	if err := autograd.Embedding(w, autograd.Constant(ints([]int64{0, 1, 1}, 3)), 1).Sum().Backward(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := w.Grad(), tensor.Must(tensor.From([]float64{1, 1, 0, 0, 0, 0}, 3, 2)); !tensor.Equal(got, want) {

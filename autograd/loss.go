@@ -94,23 +94,17 @@ func MSE(v, target *Variable, r Reduction) *Variable {
 
 // Embedding returns the rows of weight that ids (int64 or int32, any shape) name. The row padding, when not negative, gets
 // no gradient. It corresponds to torch.nn.functional.embedding.
-func Embedding(weight *Variable, ids *tensor.Tensor, padding int) *Variable {
-	return apply(&embedding{ids: ids, padding: padding}, weight)
+func Embedding(weight, ids *Variable, padding int) *Variable {
+	return apply(&embedding{padding: padding}, weight, ids)
 }
 
-type embedding struct {
-	ids     *tensor.Tensor
-	padding int
-}
+type embedding struct{ padding int }
 
 func (f *embedding) fresh() {}
 
 func (f *embedding) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
-	if f.ids == nil {
-		return nil, dist.New("autograd: embedding", dist.InvalidArgument, "no indices")
-	}
-	c.Save(in[0], f.ids)
-	return one(tmath.Embedding(in[0], f.ids))
+	c.Save(in...)
+	return one(tmath.Embedding(in[0], in[1]))
 }
 
 func (f *embedding) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {

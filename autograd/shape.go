@@ -115,15 +115,11 @@ func (v *Variable) IndexSelect(ids *tensor.Tensor) *Variable {
 		return v
 	}
 	shape := v.Shape()
-	if len(shape) == 0 {
-		return apply(&embedding{ids: ids, padding: -1}, v)
+	if len(shape) == 0 || len(shape) == 2 {
+		return Embedding(v, Constant(ids), -1)
 	}
-	flat := v
-	if len(shape) != 2 {
-		flat = v.Reshape(shape[0], product(shape[1:]))
-	}
-	out := apply(&embedding{ids: ids, padding: -1}, flat)
-	if len(shape) == 2 || ids == nil {
+	out := Embedding(v.Reshape(shape[0], product(shape[1:])), Constant(ids), -1)
+	if out.err != nil {
 		return out
 	}
 	return out.Reshape(append(ids.Shape(), shape[1:]...)...)

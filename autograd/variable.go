@@ -292,3 +292,11 @@ type meta struct {
 func (m meta) fits(t *tensor.Tensor) bool {
 	return t.DType() == m.dtype && slices.Equal(t.Shape(), m.shape)
 }
+
+// Failed returns a variable that carries an error, for code outside this package that computes as its operations do.
+func Failed(err error) *Variable {
+	if err == nil {
+		err = dist.New("autograd", dist.InvalidArgument, "a failure without an error")
+	}
+	return failed(err)
+}

@@ -1,0 +1,169 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nn has small parts that models are made of: linear layers, embeddings, normalisation, attention and sequences
+// of them, with their initialisers, and saves and loads their parameters. It corresponds to torch.nn; parameters have
+// PyTorch's names, shapes and layouts, so that a file of one is a file of the other.
+//
+//	r := rand.New(rand.NewPCG(1, 2))
+//	model := nn.Sequence{nn.NewLinear(r, 784, 256), nn.ReLU, nn.NewLinear(r, 256, 10)}
+//	logits := model.Forward(autograd.Constant(images))
+//	err := nn.Save("model.safetensors", model)
+package nn
+
+import (
+	"math/rand/v2"
+	"strconv"
+
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Param is a parameter with its name in a model.
+type Param struct {
+	Name  string
+	Value *autograd.Variable
+}
+
+// Module is a part of a model. It corresponds to torch.nn.Module.
+type Module interface {
+	// Forward computes the output. An error travels in the result: see [autograd.Variable].
+	Forward(x *autograd.Variable) *autograd.Variable
+	// Params lists the parameters in PyTorch's order with PyTorch's names.
+	Params() []Param
+}
+
+// Variables returns the parameters of modules without their names, for an optimizer.
+func Variables(modules ...Module) []*autograd.Variable {
+	var out []*autograd.Variable
+	for _, m := range modules {
+		for _, p := range m.Params() {
+			out = append(out, p.Value)
+		}
+	}
+	return out
+}
+
+// Prefix returns params with their names behind "name.", as those of a part called name.
+func Prefix(name string, params []Param) []Param {
+	out := make([]Param, len(params))
+	for i, p := range params {
+		out[i] = Param{name + "." + p.Name, p.Value}
+	}
+	return out
+}
+
+// Func is a module without parameters.
+type Func func(*autograd.Variable) *autograd.Variable
+
+// Forward calls f.
+func (f Func) Forward(x *autograd.Variable) *autograd.Variable { return f(x) }
+
+// Params returns nothing.
+func (f Func) Params() []Param { return nil }
+
+// The activations as modules.
+var (
+	ReLU    = Func((*autograd.Variable).ReLU)
+	GELU    = Func((*autograd.Variable).GELU)
+	Tanh    = Func((*autograd.Variable).Tanh)
+	Sigmoid = Func((*autograd.Variable).Sigmoid)
+)
+
+// Sequence runs modules one after the other. It corresponds to torch.nn.Sequential.
+type Sequence []Module
+
+// Forward passes x through all modules.
+func (s Sequence) Forward(x *autograd.Variable) *autograd.Variable {
+	for _, m := range s {
+		x = m.Forward(x)
+	}
+	return x
+}
+
+// Params returns the parameters of the modules, named by their positions.
+func (s Sequence) Params() []Param {
+	var out []Param
+	for i, m := range s {
+		out = append(out, Prefix(strconv.Itoa(i), m.Params())...)
+	}
+	return out
+}
+
+// Linear is x times a matrix plus a bias. It corresponds to torch.nn.Linear.
+type Linear struct {
+	Weight *autograd.Variable // outputs x inputs
+	Bias   *autograd.Variable // outputs; nil for none
+}
+
+// NewLinear returns a float32 layer with PyTorch's initial distribution.
+func NewLinear(r *rand.Rand, inputs, outputs int) *Linear {
+	l := &Linear{Weight: parameter(outputs, inputs), Bias: parameter(outputs)}
+	bound := 1 / sqrt(max(inputs, 1))
+	Uniform(r, l.Weight, -bound, bound)
+	Uniform(r, l.Bias, -bound, bound)
+	return l
+}
+
+// Forward applies the layer to the last dimension of x.
+func (l *Linear) Forward(x *autograd.Variable) *autograd.Variable {
+	return autograd.Linear(x, l.Weight, l.Bias)
+}
+
+// Params returns weight and bias.
+func (l *Linear) Params() []Param {
+	if l.Bias == nil {
+		return []Param{{"weight", l.Weight}}
+	}
+	return []Param{{"weight", l.Weight}, {"bias", l.Bias}}
+}
+
+// Embedding is a table of rows. It corresponds to torch.nn.Embedding.
+type Embedding struct {
+	Weight *autograd.Variable // rows x width
+}
+
+// NewEmbedding returns a float32 table with PyTorch's initial distribution, the standard normal one.
+func NewEmbedding(r *rand.Rand, rows, width int) *Embedding {
+	e := &Embedding{Weight: parameter(rows, width)}
+	Normal(r, e.Weight, 0, 1)
+	return e
+}
+
+// Forward returns the rows that ids (int64 or int32) name.
+func (e *Embedding) Forward(ids *autograd.Variable) *autograd.Variable {
+	return autograd.Embedding(e.Weight, ids, -1)
+}
+
+// Params returns the table.
+func (e *Embedding) Params() []Param { return []Param{{"weight", e.Weight}} }
+
+// LayerNorm normalises the last dimensions. It corresponds to torch.nn.LayerNorm.
+type LayerNorm struct {
+	Weight, Bias *autograd.Variable // of the normalised shape
+	Eps          float64
+}
+
+// NewLayerNorm returns a float32 layer for the given last dimensions, with weight 1, bias 0 and PyTorch's eps.
+func NewLayerNorm(shape ...int) *LayerNorm {
+	l := &LayerNorm{Weight: parameter(shape...), Bias: parameter(shape...), Eps: 1e-5}
+	Fill(l.Weight, 1)
+	return l
+}
+
+// Forward normalises x.
+func (l *LayerNorm) Forward(x *autograd.Variable) *autograd.Variable {
+	return autograd.LayerNorm(x, l.Weight, l.Bias, l.Weight.Dims(), l.Eps)
+}
+
+// Params returns weight and bias.
+func (l *LayerNorm) Params() []Param { return []Param{{"weight", l.Weight}, {"bias", l.Bias}} }
+
+// parameter makes a float32 parameter of zeros; shapes that cannot be made give a parameter that carries the error.
+func parameter(shape ...int) *autograd.Variable {
+	t, err := tensor.New(tensor.Float32, shape...)
+	if err != nil {
+		return autograd.Failed(err)
+	}
+	return autograd.Parameter(t)
+}
