@@ -1,0 +1,116 @@
+# Copyright The cohort Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of models, optimizers and schedules give in PyTorch: one JSON request per line, one answer."""
+import json
+import struct
+import sys
+
+import torch
+
+torch.set_num_threads(1)
+
+
+def load(path):
+    """safetensors.torch.load_file in a few lines: that library is not needed to check the format."""
+    data = open(path, "rb").read()
+    (n,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + n])
+    kinds = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "BOOL": torch.bool, "BF16": torch.bfloat16}
+    out = {}
+    for name, e in header.items():
+        if name != "__metadata__":
+            a, b = e["data_offsets"]
+            raw = bytearray(data[8 + n + a:8 + n + b])
+            out[name] = torch.frombuffer(raw, dtype=kinds[e["dtype"]]).reshape(e["shape"]) if raw else torch.empty(e["shape"])
+    return out
+
+
+def save(path, tensors):
+    header, blobs, at = {"__metadata__": {"format": "pt"}}, [], 0
+    for name, t in tensors.items():
+        raw = bytes(t.detach().contiguous().view(-1).numpy().tobytes())
+        header[name] = {"dtype": "F32", "shape": list(t.shape), "data_offsets": [at, at + len(raw)]}
+        blobs.append(raw)
+        at += len(raw)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    open(path, "wb").write(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+class Block(torch.nn.Module):
+    def __init__(self, causal):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(11, 8)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = torch.nn.LayerNorm(8)
+        self.linear = torch.nn.Linear(8, 11)
+        self.causal = causal
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        n = ids.shape[1]
+        mask = torch.triu(torch.ones(n, n, dtype=torch.bool), diagonal=1) if self.causal else None
+        y, _ = self.attention(x, x, x, attn_mask=mask, need_weights=False)
+        return self.linear(torch.nn.functional.gelu(self.norm(x + y)))
+
+
+def model(r):
+    m = Block(r["causal"])
+    if r["file"]:
+        m.load_state_dict(load(r["file"]))
+    else:
+        torch.manual_seed(3)
+        m = Block(r["causal"])
+        save(r["save"], m.state_dict())
+    ids = torch.tensor(r["ids"])
+    out = m(ids)
+    loss = torch.nn.functional.cross_entropy(out.reshape(-1, 11), ids.reshape(-1))
+    loss.backward()
+    return {"out": out.reshape(-1).tolist(), "grads": {k: p.grad.reshape(-1).tolist() for k, p in m.named_parameters()}}
+
+
+def optimizer(r):
+    dtype = getattr(torch, r["dtype"])
+    p = torch.tensor(r["start"], dtype=dtype, requires_grad=True)
+    opt = getattr(torch.optim, r["name"])([p], **r["options"])
+    out = []
+    for g in r["grads"]:
+        p.grad = torch.tensor(g, dtype=dtype)
+        if r.get("clip"):
+            torch.nn.utils.clip_grad_norm_([p], r["clip"])
+        opt.step()
+        out.append(p.detach().double().tolist())
+    return out
+
+
+def schedule(r):
+    p = torch.zeros(1, requires_grad=True)
+    opt = torch.optim.SGD([p], lr=r["lr"])
+    s = getattr(torch.optim.lr_scheduler, r["name"])(opt, **r["options"])
+    out = []
+    for _ in range(r["steps"]):
+        out.append(opt.param_groups[0]["lr"])
+        opt.step()
+        s.step()
+    return out
+
+
+def promote(r):
+    def operand(o):
+        if "number" in o:
+            return o["number"]
+        return torch.tensor(o["values"], dtype=getattr(torch, o["dtype"]))
+    a, b = operand(r["a"]), operand(r["b"])
+    try:
+        c = {"add": lambda: torch.add(a, b), "sub": lambda: torch.sub(a, b), "mul": lambda: torch.mul(a, b), "div": lambda: torch.div(a, b)}[r["op"]]()
+    except (RuntimeError, TypeError) as e:
+        return {"error": str(e)}
+    values = c.reshape(-1)
+    if values.is_complex():
+        values = torch.view_as_real(values.to(torch.complex128)).reshape(-1)
+    return {"dtype": str(c.dtype).replace("torch.", ""), "values": values.double().tolist()}
+
+
+for line in sys.stdin:
+    r = json.loads(line)
+    print(json.dumps(globals()[r["kind"]](r)), flush=True)

@@ -1,0 +1,239 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package optim changes parameters by their gradients. It corresponds to torch.optim; the rules compute what PyTorch's
+// compute, in the same order.
+//
+//	opt, err := optim.New(optim.Adam{LR: 1e-3}, nn.Variables(model))
+//	for step := range steps {
+//		opt.ZeroGrad()
+//		err = loss().Backward(ctx)
+//		err = opt.Step()
+//		opt.SetLR(schedule(step + 1))
+//	}
+//
+// A rule ([SGD], [Adam], [AdamW], [Adagrad], [RMSprop]) is a plain struct of numbers. Schedules are functions from the
+// number of steps to a learning rate. An [Optimizer] is for one goroutine at a time.
+package optim
+
+import (
+	"math"
+
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Rule says how a parameter changes with its gradient.
+type Rule interface {
+	// Rate is the learning rate to begin with.
+	Rate() float64
+	check() error
+	slots() int // tensors of state per parameter
+	step32(p *param, w, g []float32, lr float64)
+	step64(p *param, w, g []float64, lr float64)
+}
+
+// param is a parameter with what the rule remembers about it.
+type param struct {
+	v     *autograd.Variable
+	steps int
+	state [3]*tensor.Tensor
+}
+
+// Optimizer applies a rule to parameters.
+type Optimizer struct {
+	rule   Rule
+	lr     float64
+	params []*param
+}
+
+// New returns an optimizer of parameters of float32 or float64. Parameters that want another rule or learning rate get an
+// optimizer of their own.
+func New(rule Rule, params []*autograd.Variable) (*Optimizer, error) {
+	const op = "optim: new"
+	if len(params) == 0 {
+		return nil, dist.New(op, dist.InvalidArgument, "optimizer got an empty parameter list")
+	}
+	if err := rule.check(); err != nil {
+		return nil, err
+	}
+	o := &Optimizer{rule: rule, lr: rule.Rate()}
+	seen := map[*autograd.Variable]bool{}
+	for i, v := range params {
+		if err := v.Err(); err != nil {
+			return nil, err
+		}
+		dt := v.DType()
+		switch {
+		case !v.IsLeaf():
+			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %d: can't optimize a non-leaf variable", i)
+		case seen[v]:
+			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %d appears twice", i)
+		case dt != tensor.Float32 && dt != tensor.Float64 || !v.Data().IsContiguous():
+			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %d is %v with strides %v: want dense float32 or float64", i, dt, v.Data().Strides())
+		}
+		seen[v] = true
+		o.params = append(o.params, &param{v: v})
+	}
+	return o, nil
+}
+
+// LR returns the learning rate.
+func (o *Optimizer) LR() float64 { return o.lr }
+
+// SetLR changes the learning rate from the next step on.
+func (o *Optimizer) SetLR(lr float64) { o.lr = lr }
+
+// ZeroGrad forgets the gradients of all parameters. It corresponds to Optimizer.zero_grad.
+func (o *Optimizer) ZeroGrad() {
+	for _, p := range o.params {
+		p.v.ZeroGrad()
+	}
+}
+
+// Step changes every parameter that has a gradient. It corresponds to Optimizer.step.
+func (o *Optimizer) Step() error { return o.StepWith((*autograd.Variable).Grad) }
+
+// StepWith is Step with gradients from elsewhere: nil leaves a parameter alone.
+func (o *Optimizer) StepWith(grad func(*autograd.Variable) *tensor.Tensor) error {
+	for i, p := range o.params {
+		g := grad(p.v)
+		if g == nil {
+			continue
+		}
+		if g.DType() != p.v.DType() || !g.SameShape(p.v.Data()) {
+			return dist.Newf("optim: step", dist.InvalidArgument, "parameter %d is %v%v, its gradient %v%v", i, p.v.DType(), p.v.Shape(), g.DType(), g.Shape())
+		}
+		if err := o.step(p, g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o *Optimizer) step(p *param, g *tensor.Tensor) error {
+	g, err := g.Contiguous()
+	if err != nil {
+		return err
+	}
+	if p.steps == 0 {
+		for i := range o.rule.slots() {
+			if p.state[i], err = tensor.New(p.v.DType(), p.v.Shape()...); err != nil {
+				return err
+			}
+		}
+	}
+	p.steps++
+	if p.v.DType() == tensor.Float32 {
+		return run(o.rule.step32, p, g, o.lr)
+	}
+	return run(o.rule.step64, p, g, o.lr)
+}
+
+func run[T float32 | float64](step func(p *param, w, g []T, lr float64), p *param, g *tensor.Tensor, lr float64) error {
+	w, err := tensor.Data[T](p.v.Data())
+	if err != nil {
+		return err
+	}
+	x, err := tensor.Data[T](g)
+	if err != nil {
+		return err
+	}
+	step(p, w, x, lr)
+	return nil
+}
+
+// slot is the i-th state of a parameter; its type was chosen with the parameter's.
+func slot[T float32 | float64](p *param, i int) []T {
+	data, err := tensor.Data[T](p.state[i])
+	if err != nil {
+		panic(err) // made by New: dense and of this type
+	}
+	return data
+}
+
+// ClipGradNorm scales all gradients so that their norm together is at most limit, and returns what it was. norm is 2 for
+// the usual one, or infinite. It corresponds to torch.nn.utils.clip_grad_norm_.
+func ClipGradNorm(params []*autograd.Variable, limit, norm float64) (float64, error) {
+	var norms []float64
+	for _, v := range params {
+		if g := v.Grad(); g != nil {
+			n, err := tmath.Norm(g, norm)
+			if err != nil {
+				return 0, err
+			}
+			norms = append(norms, n)
+		}
+	}
+	if len(norms) == 0 {
+		return 0, nil
+	}
+	total, err := tmath.Norm(tensor.Must(tensor.From(norms)), norm)
+	if err != nil {
+		return 0, err
+	}
+	scale := limit / (total + 1e-6)
+	if scale >= 1 {
+		return total, nil
+	}
+	for _, v := range params {
+		if g := v.Grad(); g != nil {
+			if err := tmath.Scale(g, scale); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return total, nil
+}
+
+// ClipGradValue limits every element of all gradients to [-limit, limit]. It corresponds to
+// torch.nn.utils.clip_grad_value_.
+func ClipGradValue(params []*autograd.Variable, limit float64) error {
+	for _, v := range params {
+		g := v.Grad()
+		if g == nil {
+			continue
+		}
+		var err error
+		if g.DType() == tensor.Float64 {
+			err = clamp[float64](g, limit)
+		} else {
+			err = clamp[float32](g, limit)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func clamp[T float32 | float64](g *tensor.Tensor, limit float64) error {
+	x, err := tensor.Data[T](g)
+	if err != nil {
+		return err
+	}
+	hi := T(limit)
+	for i, v := range x {
+		switch { // NaN stays
+		case v > hi:
+			x[i] = hi
+		case v < -hi:
+			x[i] = -hi
+		}
+	}
+	return nil
+}
+
+func badRule(format string, args ...any) error {
+	return dist.Newf("optim: new", dist.InvalidArgument, format, args...)
+}
+
+// notNegative checks numbers of a rule; NaN is refused too.
+func notNegative(name string, v float64) error {
+	if !(v >= 0) || math.IsInf(v, 0) { // NaN is refused too
+		return badRule("invalid %s: %v", name, v)
+	}
+	return nil
+}
