@@ -53,12 +53,14 @@ type Agent struct {
 	idlers  atomic.Int64
 	refs    *refs
 	gathers *gathers
-	calls   activeCalls
-	joined  atomic.Bool // Join has returned
-	leaving atomic.Bool // a shutdown has begun
-	ending  ending
-	counts  counters
-	timeout atomic.Int64 // of calls without a deadline, in nanoseconds
+
+	extension *extension
+	calls     activeCalls
+	joined    atomic.Bool // Join has returned
+	leaving   atomic.Bool // a shutdown has begun
+	ending    ending
+	counts    counters
+	timeout   atomic.Int64 // of calls without a deadline, in nanoseconds
 
 	mu     sync.Mutex
 	closed bool
@@ -147,6 +149,9 @@ func (a *Agent) listen(id int) error {
 	a.id = rrefcore.Worker(id) //nolint:gosec // checked by WithRank
 	a.self = &peer{agent: a, name: a.name, worker: a.id}
 	a.refs = newRefs(a)
+	if err := a.attach(); err != nil {
+		return err
+	}
 	if a.cfg.advertise != "" {
 		var err error
 		if a.cfg.advertise, err = numeric(a.ctx, a.cfg.advertise); err != nil {

@@ -38,7 +38,7 @@ func (a *Agent) answerValue(req *request, form *answerForm, v any, err error) {
 		var payload []byte
 		if payload, err = form.encode(e, v); err == nil {
 			a.refs.flushNow(req.peer, *wires)
-			req.answer(&rpcwire.Message{Type: form.kind, Payload: payload, Tensors: e.Tensors}, *wires)
+			req.answer(&rpcwire.Message{Type: form.kind, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, *wires)
 			return
 		}
 		a.refs.undecoded(req.peer, *wires) // nothing of it was sent

@@ -20,7 +20,7 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, done func(
 		}
 		o := a.prepare(a.self, fn, args)
 		o.mode = "async"
-		o, giveUp := a.early(o)
+		giveUp := o.early(ctx)
 		if !a.own(func() { done(a.callSelf(ctx, o)) }) {
 			giveUp()
 			done(nil, errClosed("call"))
@@ -45,7 +45,7 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, done func(
 		a.asyncOn(ctx, c, o, read)
 		return
 	}
-	o, giveUp := a.early(o)
+	giveUp := o.early(ctx)
 	if !a.own(func() {
 		bounded, cancel := contextUntil(ctx, a.deadline(ctx))
 		c, err := p.connect(bounded)
@@ -63,7 +63,7 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, done func(
 }
 
 // asyncOn sends a request on a session and calls done exactly once, normally in the goroutine that reads the answer.
-func (a *Agent) asyncOn(ctx context.Context, c *conn, o outgoing, done func(reply, error)) {
+func (a *Agent) asyncOn(ctx context.Context, c *conn, o *outgoing, done func(reply, error)) {
 	if err := a.calls.enter(ctx); err != nil {
 		done(reply{}, err)
 		return
@@ -75,7 +75,7 @@ func (a *Agent) asyncOn(ctx context.Context, c *conn, o outgoing, done func(repl
 		a.calls.leave()
 	}
 	deadline := a.deadline(ctx)
-	m, wires, flags, err := o.build(c.cohort())
+	m, wires, flags, err := o.make(ctx, c.cohort())
 	if err != nil {
 		finish(reply{}, err)
 		return

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/observe"
@@ -71,24 +72,32 @@ type outgoing struct {
 	peer   *peer
 	build  func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error)
 	repeat func() bool // of a request that may arrive twice: whether its answer is still wanted when its link was lost
+
+	plain    bool              // not for the extension
+	ready    *built            // built early
+	exchange *rpcseam.Exchange // how the extension takes part
+}
+
+// built is a request that was built before there was a session to send it on.
+type built struct {
+	m     *rpcwire.Message
+	wires []rrefcore.Wire
+	flags uint8
+	toGo  bool
+	err   error
 }
 
 // early builds a request before there is a session to send it on: the caller may close or change its arguments as soon
 // as the call has returned. giveUp is for a request that is not sent at all.
-func (a *Agent) early(o outgoing) (early outgoing, giveUp func()) {
-	o.peer.mu.Lock()
-	toGo := o.peer.goish || o.peer == a.self
-	o.peer.mu.Unlock()
-	m, wires, flags, err := o.build(toGo)
-	again := o.build
-	o.build = func(really bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
-		if err != nil || really == toGo {
-			return m, wires, flags, err
-		}
-		a.refs.undecoded(o.peer, wires) // it turned out to be another kind of worker
-		return again(really)
+func (o *outgoing) early(ctx context.Context) (giveUp func()) {
+	refs := o.peer.agent.refs
+	b := &built{toGo: o.peer.speaksCohort() || o.peer == o.peer.agent.self}
+	b.m, b.wires, b.flags, b.err = o.make(ctx, b.toGo)
+	o.ready = b
+	return func() {
+		o.lost()
+		refs.undecoded(o.peer, b.wires)
 	}
-	return o, func() { a.refs.undecoded(o.peer, wires) }
 }
 
 // deadline returns when a call ends: with its ctx, or after the agent's timeout.
@@ -112,7 +121,7 @@ var callTimers = sync.Pool{New: func() any {
 }}
 
 // exchange sends a request and waits for its answer.
-func (a *Agent) exchange(ctx context.Context, o outgoing) (reply, error) {
+func (a *Agent) exchange(ctx context.Context, o *outgoing) (reply, error) {
 	if err := ctx.Err(); err != nil {
 		return reply{}, callError("rpc: "+o.op, o.fn, o.peer.name, dist.FromContext("rpc: "+o.op, ctx))
 	}
@@ -140,8 +149,8 @@ func (a *Agent) exchange(ctx context.Context, o outgoing) (reply, error) {
 }
 
 // exchangeOn is exchange on one session. again says that the session had ended, and the request may be sent on another.
-func (a *Agent) exchangeOn(ctx context.Context, c *conn, o outgoing, deadline time.Time) (x reply, again bool, err error) {
-	m, wires, flags, err := o.build(c.cohort())
+func (a *Agent) exchangeOn(ctx context.Context, c *conn, o *outgoing, deadline time.Time) (x reply, again bool, err error) {
+	m, wires, flags, err := o.make(ctx, c.cohort())
 	if err != nil {
 		return reply{}, false, err
 	}
@@ -190,7 +199,7 @@ func (a *Agent) exchangeOn(ctx context.Context, c *conn, o outgoing, deadline ti
 	return reply{}, false, a.failed(o, err)
 }
 
-func (a *Agent) receivedOn(c *conn, o outgoing, x reply, wires []rrefcore.Wire) (reply, bool, error) {
+func (a *Agent) receivedOn(c *conn, o *outgoing, x reply, wires []rrefcore.Wire) (reply, bool, error) {
 	lost := x.err
 	x, err := a.received(o, x, wires)
 	return x, lost != nil && o.again(c, lost), err
@@ -215,7 +224,7 @@ func contextUntil(ctx context.Context, deadline time.Time) (context.Context, con
 }
 
 // received looks at what came back.
-func (a *Agent) received(o outgoing, x reply, wires []rrefcore.Wire) (reply, error) {
+func (a *Agent) received(o *outgoing, x reply, wires []rrefcore.Wire) (reply, error) {
 	if x.err != nil {
 		a.refs.undelivered(o.peer, wires)
 		return x, a.failed(o, x.err)
@@ -226,10 +235,14 @@ func (a *Agent) received(o outgoing, x reply, wires []rrefcore.Wire) (reply, err
 		return x, a.failed(o, err)
 	}
 	x.wires = wires
+	if err := o.answered(x.msg); err != nil {
+		return x, a.failed(o, err)
+	}
 	return x, nil
 }
 
-func (a *Agent) failed(o outgoing, err error) error {
+func (a *Agent) failed(o *outgoing, err error) error {
+	o.lost()
 	o.peer.stats.errors.Add(1)
 	switch err.(type) { //nolint:errorlint // made here
 	case *RemoteError, *RefError:
@@ -259,8 +272,8 @@ func unexpectedAnswer(fn string, p *peer, m *rpcwire.Message) error {
 }
 
 // prepare returns how a call is encoded.
-func (a *Agent) prepare(p *peer, fn string, args []any) outgoing {
-	o := outgoing{op: "call", mode: "sync", fn: fn, peer: p}
+func (a *Agent) prepare(p *peer, fn string, args []any) *outgoing {
+	o := &outgoing{op: "call", mode: "sync", fn: fn, peer: p}
 	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := a.refs.encoder(p, toGo)
 		m, err := encodeCall(e, fn, args)
@@ -282,10 +295,10 @@ func encodeCall(e *rpcwire.Encoder, fn string, args []any) (*rpcwire.Message, er
 	}
 	if t.isScript() {
 		payload, err := e.ScriptCall(rpcwire.ScriptUDF{Schema: t.schema, Name: t.script, Stack: positional})
-		return &rpcwire.Message{Type: rpcwire.ScriptCall, Payload: payload, Tensors: e.Tensors}, err
+		return &rpcwire.Message{Type: rpcwire.ScriptCall, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, err
 	}
 	payload, err := e.PythonCall(rpcwire.UDF{Func: t.udf, Args: positional, Kwargs: kwargs}, false)
-	return &rpcwire.Message{Type: rpcwire.PythonCall, Payload: payload, Tensors: e.Tensors}, err
+	return &rpcwire.Message{Type: rpcwire.PythonCall, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, err
 }
 
 // result reads the answer to a call.
@@ -343,7 +356,7 @@ func (a *Agent) callAgain(ctx context.Context, to, fn string, args []any) error 
 	return err
 }
 
-func (a *Agent) callPeer(ctx context.Context, o outgoing) (any, error) {
+func (a *Agent) callPeer(ctx context.Context, o *outgoing) (any, error) {
 	started := a.begin(o)
 	x, err := a.exchange(ctx, o)
 	var v any
@@ -354,20 +367,32 @@ func (a *Agent) callPeer(ctx context.Context, o outgoing) (any, error) {
 	return v, err
 }
 
+// transact sends a request to any worker and returns the answer as it came.
+func (a *Agent) transact(ctx context.Context, o *outgoing) (reply, error) {
+	started := a.begin(o)
+	var x reply
+	var err error
+	if o.peer == a.self {
+		x, err = a.exchangeSelf(ctx, o)
+	} else {
+		x, err = a.exchange(ctx, o)
+	}
+	a.end(o, started, err)
+	return x, err
+}
+
 // isGo reports whether a worker is known to be a Go worker on the cohort transport.
 func (a *Agent) isGo(name string) bool {
 	p, err := a.peer(name)
 	if err != nil {
 		return false
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.goish
+	return p.speaksCohort()
 }
 
 // begin tells that a request of this worker starts. The event's kind is rpc.call, rpc.remote or rpc.fetch; of a call the
 // detail is its mode, "sync" or "async".
-func (a *Agent) begin(o outgoing) time.Time {
+func (a *Agent) begin(o *outgoing) time.Time {
 	a.counts.clientCalls.Add(1)
 	if a.cfg.hook == nil {
 		return time.Time{}
@@ -379,7 +404,7 @@ func (a *Agent) begin(o outgoing) time.Time {
 	return started
 }
 
-func (a *Agent) end(o outgoing, started time.Time, err error) {
+func (a *Agent) end(o *outgoing, started time.Time, err error) {
 	a.counts.clientCalls.Add(-1)
 	if a.cfg.hook != nil {
 		a.cfg.hook.Emit(observe.Event{

@@ -86,7 +86,7 @@ func (r *refs) fetch(ctx context.Context, core *refCore) (any, error) {
 	if p == nil {
 		return nil, core.failure("fetch", rrefcore.OwnerLost)
 	}
-	o := outgoing{op: "fetch", fn: "fetch " + core.h.wire.ID.String(), peer: p}
+	o := &outgoing{op: "fetch", fn: "fetch " + core.h.wire.ID.String(), peer: p}
 	o.repeat = func() bool { return !core.closed.Load() && core.state() == nil }
 	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		kind := rpcwire.PythonRRefFetchCall

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -31,6 +32,13 @@ const (
 func (a *Agent) internal(name string) *handler {
 	if len(name) < 7 || name[:6] != "torch." && name[:7] != "cohort." {
 		return nil
+	}
+	if a.extension != nil {
+		if f := a.extension.functions[name]; f != nil {
+			return &handler{name: name, raw: func(ctx context.Context, r *Request) (any, error) {
+				return f(ctx, rpcseam.Worker{Name: r.From.Name, ID: r.From.ID, Go: a.isGo(r.From.Name)}, r.Args)
+			}}
+		}
 	}
 	var fn func(ctx context.Context, r *Request) (any, error)
 	switch name {

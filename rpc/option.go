@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/observe"
@@ -32,6 +33,7 @@ type config struct {
 	queue       int
 	registry    *Registry
 	operators   map[string]Kernel
+	extension   rpcseam.Extension
 	logger      *slog.Logger
 	hook        observe.Hook
 	transports  []string

@@ -68,6 +68,13 @@ const (
 
 func (p *peer) info() WorkerInfo { return WorkerInfo{Name: p.name, ID: int(p.worker)} }
 
+// speaksCohort reports whether this is known to be a Go worker on the cohort transport.
+func (p *peer) speaksCohort() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.goish
+}
+
 // current returns the session that exists, or nil.
 func (p *peer) current() *conn {
 	p.mu.Lock()

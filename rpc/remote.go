@@ -63,7 +63,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		return nil, dist.New("rpc: remote", dist.NotSupported, "a guest holds no references")
 	}
 	if to == a.name {
-		return a.remoteSelf(fn, args)
+		return a.remoteSelf(ctx, fn, args)
 	}
 	p, err := a.peer(to)
 	if err != nil {
@@ -97,7 +97,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		a.create(ctx, c, o, h)
 		return core, nil
 	}
-	o, giveUp := a.early(o)
+	giveUp := o.early(ctx)
 	if !a.own(func() {
 		creation, release := creationContext(ctx)
 		bounded, cancel := contextUntil(creation, a.deadline(ctx))
@@ -118,10 +118,10 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 }
 
 // creation returns how a creating call is encoded.
-func (a *Agent) creation(p *peer, h *handle, fn string, args []any) outgoing {
+func (a *Agent) creation(p *peer, h *handle, fn string, args []any) *outgoing {
 	r := a.refs
 	pair := rpcwire.RRefPair{RRef: global(h.wire.ID), Fork: global(h.wire.Fork)}
-	o := outgoing{op: "remote", fn: fn, peer: p}
+	o := &outgoing{op: "remote", fn: fn, peer: p}
 	o.repeat = func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -141,7 +141,7 @@ func (a *Agent) creation(p *peer, h *handle, fn string, args []any) outgoing {
 }
 
 // create sends the creating call.
-func (a *Agent) create(ctx context.Context, c *conn, o outgoing, h *handle) {
+func (a *Agent) create(ctx context.Context, c *conn, o *outgoing, h *handle) {
 	r, p, fn := a.refs, o.peer, o.fn
 	ctx, release := creationContext(ctx)
 	a.asyncLasting(ctx, c, o, func(x reply, err error) {
@@ -202,50 +202,65 @@ func encodeRemote(e *rpcwire.Encoder, fn string, args []any, pair rpcwire.RRefPa
 		payload, err := e.ScriptRemoteCall(rpcwire.RemoteScriptUDF{
 			ScriptUDF: rpcwire.ScriptUDF{Schema: t.schema, Name: t.script, Stack: positional}, RRefPair: pair,
 		})
-		return &rpcwire.Message{Type: rpcwire.ScriptRemoteCall, Payload: payload, Tensors: e.Tensors}, err
+		return &rpcwire.Message{Type: rpcwire.ScriptRemoteCall, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, err
 	}
 	payload, err := e.PythonRemoteCall(rpcwire.RemoteUDF{UDF: rpcwire.UDF{Func: t.udf, Args: positional, Kwargs: kwargs}, RRefPair: pair})
-	return &rpcwire.Message{Type: rpcwire.PythonRemoteCall, Payload: payload, Tensors: e.Tensors}, err
+	return &rpcwire.Message{Type: rpcwire.PythonRemoteCall, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, err
 }
 
 // remoteSelf makes an object of this worker by one of its own functions.
-func (a *Agent) remoteSelf(fn string, args []any) (*refCore, error) {
+func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*refCore, error) {
 	r := a.refs
-	e, wires := r.encoder(a.self, true)
-	pair := rpcwire.RRefPair{}
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
 		return nil, errClosed("remote")
 	}
 	id := r.m.OwnPending()
-	o := r.object(id)
-	o.where = fn
+	obj := r.object(id)
+	obj.where = fn
 	r.m.HoldLocal(id) // the running function needs it too
 	r.mu.Unlock()
-	pair.RRef = global(id)
-	core := &refCore{a: a, obj: o}
-	m, err := encodeRemote(e, fn, args, pair)
-	event := outgoing{op: "remote", fn: fn, peer: a.self}
-	started := a.begin(event)
-	defer func() { a.end(event, started, err) }()
-	if err == nil {
-		var tensors []any
-		if tensors, err = cloneTensors(m.Tensors); err == nil {
-			req := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: tensors, own: o}
-			req.local = func(m *rpcwire.Message, _ error) {
-				if m.Type == rpcwire.Exception { // it was refused
-					a.refs.created(o, nil, exceptionError("rpc: remote", fn, a.name, m.Payload), true)
-				}
-			}
-			a.dispatch(req)
-			return core, nil
-		}
+	core := &refCore{a: a, obj: obj}
+	o := &outgoing{op: "remote", fn: fn, peer: a.self}
+	o.build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+		e, wires := r.encoder(a.self, true)
+		m, err := encodeRemote(e, fn, args, rpcwire.RRefPair{RRef: global(id)})
+		return m, *wires, 0, err
 	}
-	r.undelivered(a.self, *wires)
-	r.step(func(m *rrefcore.Machine) { m.ReleaseLocal(id) })
-	core.close()
-	return nil, err
+	started := a.begin(o)
+	err := a.deliverCreation(ctx, o, obj)
+	a.end(o, started, err)
+	if err != nil {
+		r.step(func(m *rrefcore.Machine) { m.ReleaseLocal(id) })
+		core.close()
+		return nil, err
+	}
+	return core, nil
+}
+
+// deliverCreation hands a creating call of this worker to itself.
+func (a *Agent) deliverCreation(ctx context.Context, o *outgoing, obj *object) error {
+	m, wires, _, err := o.make(ctx, true)
+	if err == nil {
+		m.Tensors, err = cloneTensors(m.Tensors)
+	}
+	if err != nil {
+		o.lost()
+		a.refs.undelivered(a.self, wires)
+		return err
+	}
+	r := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: m.Tensors, own: obj}
+	r.local = func(m *rpcwire.Message, _ error) {
+		if m.Type != rpcwire.Exception {
+			_ = o.answered(m)
+			return
+		}
+		o.lost() // it was refused
+		a.refs.created(obj, nil, exceptionError("rpc: remote", o.fn, a.name, m.Payload), true)
+	}
+	a.dispatch(r)
+	return nil
 }
 
 // errCalled is the answer to a creating call that has come before, on a link that was cut.

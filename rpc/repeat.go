@@ -62,7 +62,7 @@ func (a *Agent) restBefore(ctx context.Context, tries int) bool {
 type lasting struct {
 	a        *Agent
 	ctx      context.Context //nolint:containedctx // of the request
-	o        outgoing
+	o        *outgoing
 	m        *rpcwire.Message
 	wires    []rrefcore.Wire
 	flags    uint8
@@ -81,7 +81,7 @@ type lasting struct {
 // asyncLasting is asyncOn for a request that may be repeated. Tensors among the arguments must stay as they are until it
 // is answered. Where a PyTorch worker answers a request that was given up, done is called a second time: such a worker
 // cannot be told, so that only its answer says that it has done what was asked.
-func (a *Agent) asyncLasting(ctx context.Context, c *conn, o outgoing, done func(reply, error)) {
+func (a *Agent) asyncLasting(ctx context.Context, c *conn, o *outgoing, done func(reply, error)) {
 	if err := a.calls.enter(ctx); err != nil {
 		done(reply{}, err)
 		return
@@ -94,7 +94,7 @@ func (a *Agent) asyncLasting(ctx context.Context, c *conn, o outgoing, done func
 		a.calls.leave()
 	}
 	var err error
-	if l.m, l.wires, l.flags, err = o.build(c.cohort()); err != nil {
+	if l.m, l.wires, l.flags, err = o.make(ctx, c.cohort()); err != nil {
 		l.finish(reply{}, err)
 		return
 	}
@@ -126,7 +126,9 @@ func (l *lasting) send(c *conn) error {
 			return
 		}
 		if !l.end(func() (reply, error) { return l.a.received(l.o, x, l.wires) }) && !c.cohort() {
-			l.late(x, nil)
+			if late, err := unwrapLate(x); err == nil {
+				l.late(late, nil)
+			}
 		}
 	}}
 	id, err := c.begin(l.ctx, l.m, p, headerForks(l.wires), l.flags, l.deadline)
@@ -141,6 +143,18 @@ func (l *lasting) send(c *conn) error {
 		l.abandon(c, id)
 	}
 	return nil
+}
+
+// unwrapLate takes the wrapper off an answer that nobody waits for any more; the extension has been told so.
+func unwrapLate(x reply) (reply, error) {
+	if x.msg.Type != rpcwire.ForwardAutogradResp {
+		return x, nil
+	}
+	w, inner, err := rpcwire.UnwrapAutograd(x.msg.Payload)
+	if err == nil {
+		x.msg.Type, x.msg.Payload = w.Inner, inner
+	}
+	return x, err
 }
 
 // abandon tells a Go worker that nobody waits. A PyTorch worker's answer is still awaited.

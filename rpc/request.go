@@ -31,7 +31,8 @@ type request struct {
 	frame    *cohortwire.Frame
 	flags    uint8
 	deadline time.Time
-	wraps    []wrapper // profilers around the call, outermost first
+	wraps    []wrapper                             // profilers and an extension around the call, outermost first
+	values   func(context.Context) context.Context // of an extension, for the handler
 	answered atomic.Bool
 	decoder  *decoding
 	inline   bool // may run in the goroutine that reads

@@ -8,41 +8,53 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 // callSelf runs a function of this worker as if it had come over a wire: values are copied.
-func (a *Agent) callSelf(ctx context.Context, o outgoing) (any, error) {
+func (a *Agent) callSelf(ctx context.Context, o *outgoing) (any, error) {
+	started := a.begin(o)
+	x, err := a.exchangeSelf(ctx, o)
+	var v any
+	if err == nil {
+		v, err = a.result(o.fn, a.self, x)
+	}
+	a.end(o, started, err)
+	return v, err
+}
+
+// exchangeSelf is exchange with this worker itself.
+func (a *Agent) exchangeSelf(ctx context.Context, o *outgoing) (reply, error) {
 	if err := a.calls.enter(ctx); err != nil {
-		return nil, err
+		return reply{}, err
 	}
 	defer a.calls.leave()
-	fn := o.fn
-	m, wires, _, err := o.build(true)
+	deadline := a.deadline(ctx)
+	m, wires, _, err := o.make(ctx, true)
 	if err != nil {
-		return nil, err
+		return reply{}, err
 	}
-	started := a.begin(o)
 	ch := make(chan reply, 1)
-	r, err := a.deliver(m, a.deadline(ctx), ch)
+	r, err := a.deliver(m, deadline, ch)
 	if err != nil {
+		o.lost()
 		a.refs.undelivered(a.self, wires)
-		a.end(o, started, err)
-		return nil, err
+		return reply{}, err
 	}
 	pl := placeOf(ctx)
 	pl.pause()
 	defer pl.resume()
-	bounded, cancel := contextUntil(ctx, a.deadline(ctx))
+	bounded, cancel := contextUntil(ctx, deadline)
 	defer cancel()
-	var v any
+	moment.At("rpc.self.wait")
 	select {
 	case x := <-ch:
-		v, err = a.ownResult(fn, x)
+		return a.ownAnswer(o, x)
 	case <-bounded.Done():
 		r.ctx.cancel(errGivenUp)
-		err = callError("rpc: call", fn, a.name, dist.FromContext("rpc: call", bounded))
+		o.lost()
 		a.background(func() { // what its answer brings is not wanted
 			select {
 			case x := <-ch:
@@ -50,21 +62,24 @@ func (a *Agent) callSelf(ctx context.Context, o outgoing) (any, error) {
 			case <-a.ctx.Done():
 			}
 		})
+		return reply{}, callError("rpc: "+o.op, o.fn, a.name, dist.FromContext("rpc: "+o.op, bounded))
 	case <-a.ctx.Done():
-		err = errClosed("call")
+		o.lost()
+		return reply{}, errClosed(o.op)
 	}
-	a.end(o, started, err)
-	return v, err
 }
 
-func (a *Agent) ownResult(fn string, x reply) (any, error) {
-	if x.err != nil {
-		return nil, x.err
+// ownAnswer looks at what this worker has answered itself.
+func (a *Agent) ownAnswer(o *outgoing, x reply) (reply, error) {
+	err := x.err
+	if err == nil && x.msg.Type == rpcwire.Exception {
+		err = exceptionError("rpc: "+o.op, o.fn, a.name, x.msg.Payload)
 	}
-	if x.msg.Type == rpcwire.Exception {
-		return nil, exceptionError("rpc: call", fn, a.name, x.msg.Payload)
+	if err != nil {
+		o.lost()
+		return x, err
 	}
-	return a.result(fn, a.self, x)
+	return x, o.answered(x.msg)
 }
 
 // discardOwn closes the references in an answer of this worker to itself that nobody waits for.

@@ -20,6 +20,16 @@ import (
 // dispatch decides what a request is. It runs in a reading goroutine and does not block.
 func (a *Agent) dispatch(r *request) {
 	r.peer.stats.served.Add(1)
+	if x := a.extension; x != nil {
+		switch {
+		case x.wrappers[r.kind]:
+			a.unwrapped(r)
+			return
+		case x.kinds[r.kind]:
+			a.serveCall(r)
+			return
+		}
+	}
 	switch r.kind {
 	case rpcwire.RRefUserDelete, rpcwire.RRefForkRequest, rpcwire.RRefChildAccept:
 		a.refs.control(r)
@@ -162,7 +172,19 @@ func (a *Agent) runCall(r *request) {
 	// with the agent.
 	ctx := &r.ctx
 	ctx.agent, ctx.base, ctx.limit, ctx.holder = a, a.ctx, r.deadline, pl
+	if r.values != nil {
+		ctx.base = r.values(a.ctx)
+	}
 	cancel := ctx.cancel
+	if a.extension != nil && a.extension.kinds[r.kind] {
+		defer func() {
+			a.counts.serverCalls.Add(-1)
+			pl.end()
+			cancel(errHandlerDone)
+		}()
+		a.serveKind(ctx, r)
+		return
+	}
 	d := a.refs.decoding(r)
 	r.decoder = d
 	apart := creates && r.frame != nil && len(r.frame.Forks) > 0
@@ -255,13 +277,7 @@ func (a *Agent) invoke(ctx context.Context, j *job, done func(any, error)) (ran 
 			return
 		}
 		ran = true
-		v := recover()
-		if v == nil { // runtime.Goexit: this goroutine ends, the request is answered all the same
-			done(nil, dist.New("rpc: handler", dist.Internal, "the handler has ended its goroutine (runtime.Goexit) instead of returning"))
-			return
-		}
-		a.cfg.logger.Error("handler panicked", slog.String("function", j.req.Func), slog.String("panic", fmt.Sprint(v)), slog.String("stack", string(debug.Stack())))
-		done(nil, &panicError{value: v})
+		a.recovered(j.req.Func, recover(), done)
 	}()
 	if j.script != nil && j.script.Schema != "" {
 		v, err := a.cfg.runKernel(j.script)
@@ -272,6 +288,16 @@ func (a *Agent) invoke(ctx context.Context, j *job, done func(any, error)) (ran 
 	}
 	returned = true
 	return ran
+}
+
+// recovered completes a request whose handler did not return: it panicked with v, or has ended its goroutine.
+func (a *Agent) recovered(fn string, v any, done func(any, error)) {
+	if v == nil { // runtime.Goexit: this goroutine ends, the request is answered all the same
+		done(nil, dist.New("rpc: handler", dist.Internal, "the handler has ended its goroutine (runtime.Goexit) instead of returning"))
+		return
+	}
+	a.cfg.logger.Error("handler panicked", slog.String("function", fn), slog.String("panic", fmt.Sprint(v)), slog.String("stack", string(debug.Stack())))
+	done(nil, &panicError{value: v})
 }
 
 // find looks up the handler of a job.

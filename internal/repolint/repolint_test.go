@@ -45,7 +45,7 @@ pure: internal/rrefcore internal/gloo/wire internal/gloo/match internal/native/w
       internal/portowner rendezvous
       group
       autograd/ddp
-      internal/aten
+      internal/aten internal/rpcseam
       rpc rpc/operators
       .
       launch

@@ -199,6 +199,14 @@ func assign(dst reflect.Value, v any, depth int) error {
 		dst.Set(src)
 		return nil
 	}
+	if h, ok := v.(TensorHolder); ok {
+		return assign(dst, h.HeldTensor(), depth+1)
+	}
+	if x, ok := v.(*tensor.Tensor); ok && dst.CanAddr() {
+		if target, ok := reflect.TypeAssert[TensorTarget](dst.Addr()); ok {
+			return target.AssignTensor(x)
+		}
+	}
 	if _, isRef := v.(Reference); isRef && dst.CanAddr() {
 		if target, ok := reflect.TypeAssert[ReferenceTarget](dst.Addr()); ok {
 			return target.AssignReference(v)

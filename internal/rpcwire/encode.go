@@ -25,6 +25,8 @@ const maxDepth = 200
 type Encoder struct {
 	// Tensors are the tensors met so far, for Message.Tensors.
 	Tensors []any
+	// Holders are the values met so far that stand for one of the tensors, for Message.Holders.
+	Holders []TensorHolder
 	// Fork makes the fork of a reference that is sent. Nil refuses references.
 	Fork func(Reference) (RRefFork, error)
 	// Native writes calls and results in the short form that only Go workers read.
@@ -60,6 +62,15 @@ func (e *Encoder) reference(r Reference) (RRefFork, error) {
 	return e.Fork(r)
 }
 
+// held notes a value that stands for a tensor, and returns the tensor.
+func (e *Encoder) held(h TensorHolder) *tensor.Tensor {
+	t := h.HeldTensor()
+	if t != nil && !slices.Contains(e.Holders, h) {
+		e.Holders = append(e.Holders, h)
+	}
+	return t
+}
+
 // value handles the types of the value model; other Go types go through reflection.
 func (e *Encoder) value(v any, depth int) (any, error) {
 	if depth > maxDepth {
@@ -86,6 +97,8 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 			return nil, nil //nolint:nilnil // None
 		}
 		return e.tensor(v), nil
+	case TensorHolder:
+		return e.value(e.held(v), depth)
 	case Reference:
 		f, err := e.reference(v)
 		if err != nil {

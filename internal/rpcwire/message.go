@@ -18,6 +18,8 @@ type Message struct {
 	Payload []byte
 	// Tensors are *tensor.Tensor and *Sparse values.
 	Tensors []any
+	// Holders are values of the program that stand for some of the tensors.
+	Holders []TensorHolder
 	// Written, when not nil, is called once the message has been written and the tensors' memory is not needed any more.
 	Written func()
 	// Turn, when not zero, is the turn of the link in which the message need not go out at once.

@@ -161,6 +161,8 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 			return append(b, tagNone), nil
 		}
 		return binary.AppendUvarint(append(b, tagTensor), uint64(e.tensorIndex(v))), nil //nolint:gosec // an index
+	case TensorHolder:
+		return e.native(b, e.held(v), depth)
 	case Reference:
 		return e.nativeReference(b, v)
 	case []any:

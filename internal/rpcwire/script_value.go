@@ -52,6 +52,8 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 	case *tensor.Tensor, *Sparse:
 		e.tensor(v)
 		j.TensorID(e.index(v))
+	case TensorHolder:
+		return e.jitValue(j, e.held(v), depth)
 	case Reference:
 		f, err := e.reference(v)
 		if err != nil {

@@ -1,0 +1,92 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rpcseam is where another package takes part in the calls of an RPC agent: it may put a wrapper around requests that
+// leave and answers that go back, unwrap what arrives, serve requests of further types, and serve functions by name.
+// Distributed autograd is built on it: PyTorch wraps the messages of a forward pass, and has types of its own for the
+// backward one.
+//
+// A call passes an [Extension] four times:
+//
+//	caller    Outgoing          before the request is sent; the context of the call says whether it matters
+//	callee    Unwrap            when a wrapped request arrives; gives the handler its context
+//	callee    Wrapped.Answer    before the answer is sent
+//	caller    Exchange.Answered when the answer has come, or Exchange.Lost when none will
+package rpcseam
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+)
+
+// Worker is a worker as messages name it.
+type Worker struct {
+	Name string
+	ID   int // -1 for a guest, who is no member of the world
+	Go   bool
+}
+
+// Extension is what takes part. All methods are called from many goroutines at once, but for Attach.
+type Extension interface {
+	// Attach is called once, before the first message, with the agent that the extension belongs to.
+	Attach(a Agent) error
+	// Wrappers are the types of requests around other requests, which Unwrap takes apart.
+	Wrappers() []rpcwire.Type
+	// Unwrap returns what is inside a wrapped request. It is called in the goroutine that reads and must not block. It may
+	// replace tensors of the inner message by values of its own; see [rpcwire.TensorHolder].
+	Unwrap(from Worker, m *rpcwire.Message) (*Wrapped, error)
+	// Kinds are the types of requests that Serve answers.
+	Kinds() []rpcwire.Type
+	// Serve answers a request of one of its kinds. It runs like a handler: in a place of its own, which is free for others
+	// while it waits in a method of [Agent] with its ctx. ctx ends when a Go caller gives up and when the session ends. An
+	// error goes back as PyTorch's EXCEPTION.
+	Serve(ctx context.Context, from Worker, m *rpcwire.Message) (*rpcwire.Message, error)
+	// Functions are served by name, like handlers of the program. Their names begin with "cohort.".
+	Functions() map[string]Function
+	// Outgoing is asked about every request that leaves with the ctx of a call: calls, creations, fetches, also those of the
+	// worker to itself. A nil Exchange lets it go as it is. It must not block.
+	Outgoing(ctx context.Context, to Worker, m *rpcwire.Message) (*Exchange, error)
+}
+
+// Function is a function that an extension serves by name.
+type Function func(ctx context.Context, from Worker, args []any) (any, error)
+
+// Exchange is a request that an extension takes part in. Exactly one of Answered and Lost is called, once.
+type Exchange struct {
+	// Message is what is sent. Its type and payload may differ from those that were asked about, its tensors may not.
+	Message *rpcwire.Message
+	// Answered gets the answer, which is no EXCEPTION, and makes it the answer to the request inside.
+	Answered func(m *rpcwire.Message) error
+	// Lost is called when the request was not sent, failed, or is no longer waited for.
+	Lost func()
+}
+
+// Wrapped is what was inside a wrapped request.
+type Wrapped struct {
+	// Message is the inner request.
+	Message *rpcwire.Message
+	// Context derives the context of the handler, which calls made with it carry on. Nil leaves it as it is.
+	Context func(context.Context) context.Context
+	// Answer turns the answer to the inner request into that of the wrapped one. It is not called for an EXCEPTION.
+	Answer func(m *rpcwire.Message) error
+}
+
+// Agent is what an extension may ask of its agent.
+type Agent interface {
+	// Self is this worker. Its id is -1 before the world has given it one.
+	Self() Worker
+	// Worker returns a worker by its id.
+	Worker(id int) (Worker, error)
+	// Send sends a request to a worker, perhaps this one, and waits for the answer. An EXCEPTION is an error. It is not
+	// offered to the extension.
+	Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Message, error)
+	// Call calls a function by name.
+	Call(ctx context.Context, to int, fn string, args ...any) (any, error)
+	// Object returns the value of an own object, when it has been made.
+	Object(ctx context.Context, id rpcwire.GlobalID) (any, error)
+	// Reference returns the object that a *rpc.Ref refers to, and its owner.
+	Reference(ref any) (id rpcwire.GlobalID, owner Worker, err error)
+	// Go runs fn in a goroutine that the agent joins when it is closed. ctx ends then. It reports false when it is closed.
+	Go(fn func(ctx context.Context)) bool
+}

@@ -1,0 +1,221 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcseam"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// WithExtension lets another package of this module take part in calls and serve further types of messages. Distributed
+// autograd is one; programs use the option that it offers. There can be one extension.
+func WithExtension(x rpcseam.Extension) Option {
+	return option(func(c *config) error {
+		if c.extension != nil && x != nil {
+			return dist.New("rpc: join", dist.InvalidArgument, "more than one extension")
+		}
+		c.extension = x
+		return nil
+	})
+}
+
+// extension is an agent's extension with what it has said about itself.
+type extension struct {
+	rpcseam.Extension
+	wrappers, kinds map[rpcwire.Type]bool
+	functions       map[string]rpcseam.Function
+}
+
+// attach introduces the extension to the agent.
+func (a *Agent) attach() error {
+	x := a.cfg.extension
+	if x == nil {
+		return nil
+	}
+	if err := x.Attach(seam{a}); err != nil {
+		return err
+	}
+	set := func(types []rpcwire.Type) map[rpcwire.Type]bool {
+		m := map[rpcwire.Type]bool{}
+		for _, t := range types {
+			m[t] = true
+		}
+		return m
+	}
+	a.extension = &extension{Extension: x, wrappers: set(x.Wrappers()), kinds: set(x.Kinds()), functions: x.Functions()}
+	return nil
+}
+
+func (p *peer) seamWorker() rpcseam.Worker {
+	return rpcseam.Worker{Name: p.name, ID: int(p.worker), Go: p.speaksCohort()}
+}
+
+// make builds the message of a request and lets the extension take part. The message must be sent, or lost be called.
+func (o *outgoing) make(ctx context.Context, toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+	if b := o.ready; b != nil {
+		o.ready = nil
+		if b.err != nil || b.toGo == toGo {
+			return b.m, b.wires, b.flags, b.err
+		}
+		o.lost() // it turned out to be another kind of worker
+		o.peer.agent.refs.undecoded(o.peer, b.wires)
+	}
+	m, wires, flags, err := o.build(toGo)
+	x := o.peer.agent.extension
+	if err != nil || x == nil || o.plain {
+		return m, wires, flags, err
+	}
+	o.exchange, err = x.Outgoing(ctx, o.peer.seamWorker(), m)
+	if err != nil {
+		o.peer.agent.refs.undecoded(o.peer, wires)
+		return nil, nil, 0, err
+	}
+	if o.exchange != nil {
+		m = o.exchange.Message
+	}
+	return m, wires, flags, nil
+}
+
+// lost tells the extension that there is no answer.
+func (o *outgoing) lost() {
+	if x := o.exchange; x != nil {
+		o.exchange = nil
+		x.Lost()
+	}
+}
+
+// answered tells the extension that the answer has come.
+func (o *outgoing) answered(m *rpcwire.Message) error {
+	x := o.exchange
+	if x == nil {
+		return nil
+	}
+	o.exchange = nil
+	return x.Answered(m)
+}
+
+// unwrapped takes a wrapped request apart and dispatches what is inside.
+func (a *Agent) unwrapped(r *request) {
+	w, err := a.extension.Unwrap(r.peer.seamWorker(), r.message())
+	if err != nil {
+		a.drop(r)
+		r.refuse(err)
+		return
+	}
+	if w.Answer != nil {
+		r.wraps = append(r.wraps, w.Answer)
+	}
+	if w.Context != nil {
+		r.values = w.Context
+	}
+	r.tensors = w.Message.Tensors
+	a.unwrap(r, w.Message.Type, w.Message.Payload)
+}
+
+// message is the request as a message.
+func (r *request) message() *rpcwire.Message {
+	return &rpcwire.Message{Type: r.kind, ID: int64(r.id), Payload: r.payload, Tensors: r.tensors} //nolint:gosec // echoed as it came
+}
+
+// seam is the agent as its extension sees it.
+type seam struct{ a *Agent }
+
+var _ rpcseam.Agent = seam{}
+
+func (s seam) Self() rpcseam.Worker { return rpcseam.Worker{Name: s.a.name, ID: int(s.a.id), Go: true} }
+
+func (s seam) Worker(id int) (rpcseam.Worker, error) {
+	p, err := s.a.memberByID(id)
+	if err != nil {
+		return rpcseam.Worker{}, err
+	}
+	return p.seamWorker(), nil
+}
+
+// memberByID returns a worker of the world, perhaps this one.
+func (a *Agent) memberByID(id int) (*peer, error) {
+	if id == int(a.id) && a.self != nil {
+		return a.self, nil
+	}
+	if id >= 0 && id <= maxWorkerID {
+		if p := a.peerByID(rrefcore.Worker(id)); p != nil {
+			return p, nil
+		}
+	}
+	return nil, dist.Newf("rpc: worker", dist.NotFound, "no worker has id %d", id)
+}
+
+func (s seam) Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Message, error) {
+	p, err := s.a.memberByID(to)
+	if err != nil {
+		return nil, err
+	}
+	o := &outgoing{op: "call", mode: "sync", fn: m.Type.String(), peer: p, plain: true}
+	o.build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+		sent := *m
+		return &sent, nil, 0, nil
+	}
+	x, err := s.a.transact(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return x.msg, nil
+}
+
+func (s seam) Call(ctx context.Context, to int, fn string, args ...any) (any, error) {
+	p, err := s.a.memberByID(to)
+	if err != nil {
+		return nil, err
+	}
+	return s.a.call(ctx, p.name, fn, args)
+}
+
+func (s seam) Object(ctx context.Context, id rpcwire.GlobalID) (any, error) {
+	r := s.a.refs
+	r.mu.Lock()
+	o := r.objects[r.id(id)]
+	r.mu.Unlock()
+	if o == nil {
+		return nil, refFailure("use", r.id(id), s.a.name, rrefcore.Gone, nil)
+	}
+	return o.get(ctx)
+}
+
+func (s seam) Reference(ref any) (rpcwire.GlobalID, rpcseam.Worker, error) {
+	holder, ok := ref.(refHolder)
+	if !ok || holder.core() == nil || holder.core().a != s.a {
+		return rpcwire.GlobalID{}, rpcseam.Worker{}, dist.Newf("rpc: reference", dist.InvalidArgument, "a %T is not a reference of this agent", ref)
+	}
+	core := holder.core()
+	if core.obj != nil {
+		return global(core.obj.id), s.Self(), nil
+	}
+	owner, err := s.Worker(int(core.h.wire.Owner))
+	return global(core.h.wire.ID), owner, err
+}
+
+func (s seam) Go(fn func(context.Context)) bool { return s.a.own(func() { fn(s.a.ctx) }) }
+
+// serveKind runs a request that the extension answers, in the place of a handler.
+func (a *Agent) serveKind(ctx context.Context, r *request) {
+	answered := false
+	defer func() {
+		if !answered {
+			a.recovered(r.kind.String(), recover(), func(_ any, err error) { r.answer(r.failure(err), nil) })
+		}
+	}()
+	m, err := a.extension.Serve(ctx, r.peer.seamWorker(), r.message())
+	answered = true
+	if err == nil && m == nil {
+		err = dist.New("rpc: request", dist.Internal, "the extension has no answer")
+	}
+	if err != nil {
+		m = r.failure(err)
+	}
+	r.answer(m, nil)
+}
