@@ -27,7 +27,9 @@ import (
 // together with a question that it does answer, in one round trip. When the connection is lost every operation in
 // flight fails at once with [dist.PeerLost], which for a write means that it may or may not have happened; nothing is
 // repeated silently but the reading part of Get. Later operations connect again, in one attempt: they fail at once with
-// [dist.Unavailable] while the server is gone, and go on when it is back (with the keys that it has then).
+// [dist.Unavailable] while the server is gone, and go on when the same store is back. A server of cohort's that was
+// started anew or cleared is another store: every operation says so with [dist.Replaced], until [Client.Hello] accepts
+// it. PyTorch's servers have no identity, there the client goes on with what it finds.
 type Client struct {
 	addr    string
 	config  clientConfig

@@ -30,6 +30,8 @@ type fakeStore struct {
 	accept *faultnet.Listener
 }
 
+const fakeIdentity = "sixteen bytes id"
+
 type fakeKind int
 
 const (
@@ -135,6 +137,8 @@ func (f *fakeStore) serve(n int, conn net.Conn) {
 				_, _ = conn.Write([]byte{answer})
 			case r.Op == wire.Upgrade:
 				dialect = wire.Native
+			case r.Op == wire.Hello:
+				_, _ = conn.Write(frameReply(r.ID, 0, append(bytesReply(fakeIdentity), intReply(0)...)))
 			case !f.on(n, conn, reparse(dialect, b[:size], r)):
 				return
 			}

@@ -43,8 +43,9 @@ const (
 //
 // Helpers are started only for what a caller that left leaves behind; the store's close waits for them.
 type nativeConn struct {
-	conn net.Conn
-	lost atomic.Bool // mu.err is set
+	conn  net.Conn
+	lost  atomic.Bool // mu.err is set
+	known *knownStore
 
 	mu struct {
 		sync.Mutex
@@ -81,6 +82,7 @@ type nativeCall struct {
 	lead      bool // with the token: read the connection
 	done      bool
 	given     bool // given up by its caller
+	greeting  bool // the question that nobody waits for
 	reply     wire.Reply
 	err       error
 }
@@ -113,13 +115,18 @@ func (l *followers) remove(c *nativeCall) {
 }
 
 // newNativeConn takes over a connection on which the server has shown to be cohort's. The switch to frames is sent with
-// the first request.
-func newNativeConn(conn net.Conn, helpers *sync.WaitGroup) *nativeConn {
+// the first request, and with it the question whether this is the store that is known: if it is not, the server answers
+// every request with dist.Replaced.
+func newNativeConn(conn net.Conn, helpers *sync.WaitGroup, known *knownStore) *nativeConn {
 	m := &nativeConn{
-		conn: conn, helpers: helpers, setRead: conn.SetReadDeadline, setWrite: conn.SetWriteDeadline,
+		conn: conn, helpers: helpers, known: known, setRead: conn.SetReadDeadline, setWrite: conn.SetWriteDeadline,
 		callers: sync.Pool{New: func() any { return &nativeCall{wake: make(chan struct{}, 1)} }},
 	}
 	m.mu.calls, m.mu.out = map[uint32]*nativeCall{}, wire.AppendUpgrade(nil)
+	id := m.freeID()
+	m.mu.calls[id] = &nativeCall{op: wire.Hello, greeting: true}
+	start := len(m.mu.out)
+	m.mu.out = wire.EndFrame(wire.AppendHello(wire.BeginFrame(m.mu.out, id), known.get()), start)
 	return m
 }
 
@@ -408,6 +415,9 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 			continue
 		}
 		call.reply, call.err = decodeReply(call.op, call.keys, frame[wire.FrameHeader:], m.in.whole)
+		if (call.op == wire.Hello || call.op == wire.Clear) && call.err == nil {
+			m.known.set(call.reply.Value)
+		}
 		call.done = true
 		mine = mine || call == c
 		if call.following {
@@ -427,7 +437,7 @@ func decodeReply(op wire.Op, keys int, b []byte, whole bool) (wire.Reply, error)
 	}
 	body := b[1:]
 	switch op { //nolint:exhaustive // the others have no bytes in their replies
-	case wire.Get, wire.CompareSet, wire.MultiGet, wire.QueuePop, wire.ListKeys, wire.Stats:
+	case wire.Get, wire.CompareSet, wire.MultiGet, wire.QueuePop, wire.ListKeys, wire.Stats, wire.Hello, wire.Clear:
 		if !whole {
 			body = bytes.Clone(body)
 		}

@@ -398,7 +398,7 @@ func FuzzNativeReplies(f *testing.F) {
 				_ = server.Close()
 			}()
 			var helpers sync.WaitGroup
-			m := newNativeConn(client, &helpers)
+			m := newNativeConn(client, &helpers, &knownStore{})
 			r, err := m.do(context.Background(), time.Time{}, q)
 			if err == nil && len(r.Value) > len(data) {
 				t.Errorf("a value of %d bytes from %d", len(r.Value), len(data))

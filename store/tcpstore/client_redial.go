@@ -24,6 +24,7 @@ type nativeStore struct {
 	current atomic.Pointer[nativeConn]
 	dialing chan struct{}  // held by the one who connects again
 	helpers sync.WaitGroup // of all connections
+	known   knownStore
 
 	mu struct {
 		sync.Mutex
@@ -32,9 +33,22 @@ type nativeStore struct {
 	}
 }
 
+// knownStore is the identity of the store that a client has used, so that a server with another one, started anew at the
+// same address, is not taken for it. Until the first answer it is empty.
+type knownStore struct{ identity atomic.Pointer[[]byte] }
+
+func (k *knownStore) get() []byte {
+	if id := k.identity.Load(); id != nil {
+		return *id
+	}
+	return nil
+}
+
+func (k *knownStore) set(id []byte) { k.identity.Store(&id) }
+
 func newNativeStore(d *dialer, first found) *nativeStore {
 	s := &nativeStore{dialer: d, dialing: make(chan struct{}, 1)}
-	s.current.Store(newNativeConn(first.conn, &s.helpers))
+	s.current.Store(newNativeConn(first.conn, &s.helpers, &s.known))
 	return s
 }
 
@@ -137,7 +151,7 @@ func (s *nativeStore) endDial(f found, err error) (*nativeConn, error) {
 	case err != nil:
 		return nil, err
 	}
-	m := newNativeConn(f.conn, &s.helpers)
+	m := newNativeConn(f.conn, &s.helpers, &s.known)
 	s.current.Store(m)
 	return m, nil
 }

@@ -53,6 +53,8 @@ func (s *Server) Clear() int {
 
 // Hello asks which store this is, and how many keys clients of an earlier run left in it: 0 in a new or cleared store.
 // PyTorch's servers have no identity; there the error is [dist.NotSupported].
+//
+// A client whose store was replaced accepts the new one by this call; only afterwards do other operations reach it.
 func (c *Client) Hello(ctx context.Context) (id Identity, leftBehind int, err error) {
 	if err = c.nativeOnly("hello", "an identity"); err != nil {
 		return id, 0, err

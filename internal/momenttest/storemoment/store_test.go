@@ -24,21 +24,33 @@ import (
 )
 
 const (
-	timeout = 2 * time.Second // of the victim's client
-	// callBound is what a call takes at most when everything goes wrong: a connect again, the timeout, the time that a
-	// pop has to learn whether it took an item.
-	callBound = 2*time.Second + timeout + time.Second + 200*time.Millisecond
+	// redial, popGrace and lastWord are the client's own: a connect again, the time that a pop has to learn whether it
+	// took an item, and the time that a wait listens for the word that nothing came.
+	redial   = 2 * time.Second
+	popGrace = time.Second
+	lastWord = 200 * time.Millisecond
 	// promptly is how soon a call ends after its context or its client has ended, pops apart.
 	promptly = 10 * time.Millisecond
-	popGrace = time.Second
 	maxCalls = 4
 )
+
+// timeout is that of the victim's client. A machine that does other things may keep a server from answering for seconds.
+func timeout(r *momenttest.Run) time.Duration {
+	if r.Virtual() {
+		return 2 * time.Second
+	}
+	return 8 * time.Second
+}
+
+// callBound is what a call takes at most when everything goes wrong.
+func callBound(r *momenttest.Run) time.Duration { return redial + timeout(r) + popGrace + lastWord }
 
 // The events beside those of the context.
 const (
 	closeEvent   = "close"
 	cutEvent     = "cut"
 	killEvent    = "kill"
+	restartEvent = "restart"
 	stopEvent    = "stop"
 	hookClose    = "hook-close"
 	hookCall     = "hook-call"
@@ -49,7 +61,7 @@ const (
 )
 
 func events() []momenttest.Event {
-	all := []momenttest.Event{momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline, {Name: closeEvent, Where: momenttest.Beside}, {Name: killEvent, Where: momenttest.Beside}}
+	all := []momenttest.Event{momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline, {Name: closeEvent, Where: momenttest.Beside}, {Name: killEvent, Where: momenttest.Beside, Alone: true}, {Name: restartEvent, Where: momenttest.Beside, Alone: true}}
 	for _, name := range []string{cutEvent, stopEvent, hookClose, hookCall, hookPanic, hookGoexit, dialerPanic, dialerGoexit} {
 		all = append(all, momenttest.Event{Name: name})
 	}
@@ -121,7 +133,7 @@ func play(r *momenttest.Run, d tcpstore.Dialect, w world) {
 	ctx := context.Background()
 	v := &victim{r: r}
 	var err error
-	v.Client, err = tcpstore.Dial(ctx, w.addr(), tcpstore.WithDialect(d), tcpstore.WithTimeout(timeout), tcpstore.WithWaitConns(2),
+	v.Client, err = tcpstore.Dial(ctx, w.addr(), tcpstore.WithDialect(d), tcpstore.WithTimeout(timeout(r)), tcpstore.WithWaitConns(2),
 		tcpstore.WithDialer(func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if f := v.take(&v.dialer); f != nil {
 				f()
@@ -204,11 +216,12 @@ func (g *game) arrange() {
 	r.On(closeEvent, func() { _ = v.Close() })
 	r.On(cutEvent, g.world.cut)
 	r.On(killEvent, g.world.kill)
+	r.On(restartEvent, g.world.restart)
 	r.On(stopEvent, g.stop)
 	r.On(hookClose, func() { v.set(&v.hook, func() { _ = v.Close() }) })
 	r.On(hookCall, func() {
 		v.set(&v.hook, func() {
-			ctx, cancel := context.WithTimeout(context.Background(), timeout)
+			ctx, cancel := context.WithTimeout(context.Background(), timeout(r))
 			defer cancel()
 			_, _ = v.Check(ctx, "there")
 		})
@@ -234,10 +247,10 @@ func (g *game) act(ctx context.Context) {
 		if p.own {
 			with = own
 		}
-		p.Call = r.Go(fmt.Sprintf("call %d, %s", i, p.op.name), callBound, func() error { return p.op.do(with, g) })
+		p.Call = r.Go(fmt.Sprintf("call %d, %s", i, p.op.name), callBound(r), func() error { return p.op.do(with, g) })
 		g.calls = append(g.calls, p)
 	}
-	g.others = append(g.others, r.Go("the other client's set", time.Minute+callBound, func() error {
+	g.others = append(g.others, r.Go("the other client's set", time.Minute+callBound(r), func() error {
 		time.Sleep(50 * time.Millisecond)
 		if _, stopped := r.Happened(stopEvent); late && !stopped {
 			g.world.resume()
@@ -251,7 +264,7 @@ func (g *game) act(ctx context.Context) {
 		return err
 	}))
 	if late {
-		g.others = append(g.others, r.Go("the other client's check", time.Minute+callBound, func() error {
+		g.others = append(g.others, r.Go("the other client's check", time.Minute+callBound(r), func() error {
 			_, err := g.other.Check(ctx, "there")
 			return err
 		}))
@@ -276,8 +289,11 @@ func (g *game) check(ctx context.Context) {
 	r := g.r
 	for _, p := range g.calls {
 		allowed := []momenttest.Allowance{
-			r.Allow(dist.Closed, closeEvent, hookClose), r.Allow(dist.PeerLost, cutEvent, killEvent, dialerPanic, dialerGoexit),
-			r.Allow(dist.Unavailable, killEvent), r.Allow(dist.DeadlineExceeded, stopEvent), r.Allow(dist.Empty),
+			r.Allow(dist.Closed, closeEvent, hookClose),
+			r.Allow(dist.PeerLost, cutEvent, killEvent, restartEvent, dialerPanic, dialerGoexit),
+			r.Allow(dist.Unavailable, killEvent, restartEvent), r.Allow(dist.Empty),
+			r.Allow(dist.DeadlineExceeded, stopEvent, restartEvent), // a key that was there is gone
+			r.Allow(dist.Replaced, restartEvent),
 		}
 		if p.own {
 			allowed = append(allowed, r.AllowContext(p.Call)...)
@@ -286,7 +302,12 @@ func (g *game) check(ctx context.Context) {
 		g.prompt(p)
 	}
 	for _, c := range g.others {
-		r.Check(c, r.Allow(dist.PeerLost, killEvent), r.Allow(dist.Unavailable, killEvent))
+		r.Check(c, r.Allow(dist.PeerLost, killEvent, restartEvent), r.Allow(dist.Unavailable, killEvent, restartEvent),
+			r.Allow(dist.Replaced, restartEvent))
+	}
+	if _, restarted := r.Happened(restartEvent); restarted {
+		g.replaced(ctx)
+		return
 	}
 	if _, killed := r.Happened(killEvent); killed {
 		return
@@ -296,6 +317,33 @@ func (g *game) check(ctx context.Context) {
 	}
 	g.goOn(ctx)
 	g.count(ctx)
+}
+
+// replaced checks that clients with an identity to compare do not go on in another store, and accept it when told to.
+func (g *game) replaced(ctx context.Context) {
+	for _, c := range []*tcpstore.Client{g.v.Client, g.other} {
+		var err error
+		for range 2 * (4 + 2) {
+			if _, err = c.Add(ctx, "counter", 1); err == nil || errors.Is(err, dist.Replaced) {
+				break
+			}
+		}
+		if c.Dialect() != tcpstore.DialectNative {
+			if err != nil {
+				g.r.Errorf("the client cannot go on: %v", err)
+			}
+			continue
+		}
+		if !errors.Is(err, dist.Replaced) {
+			g.r.Errorf("another store was taken for the old one: %v", err)
+		}
+		if _, _, err = c.Hello(ctx); err == nil {
+			_, err = c.Add(ctx, "counter", 1)
+		}
+		if err != nil {
+			g.r.Errorf("another store was not accepted: %v", err)
+		}
+	}
 }
 
 // prompt checks that a call ended soon after what ended it.
@@ -425,7 +473,7 @@ var operations = []operation{
 	{name: "add", adds: true, do: func(ctx context.Context, g *game) error { _, err := g.v.Add(ctx, "counter", 1); return err }},
 	{name: "check", do: func(ctx context.Context, g *game) error {
 		ok, err := g.v.Check(ctx, "there")
-		if err == nil && !ok {
+		if err == nil && !ok && !g.r.Planned(restartEvent) {
 			return errors.New("check: the key is not there")
 		}
 		return err
