@@ -39,7 +39,7 @@ pure: internal/reduce internal/coll internal/launchcore internal/postmortem
       internal/recycle
       store store/filestore store/tcpstore
       internal/muster
-      internal/cohortwire internal/tensorpipe internal/rpcwire
+      internal/intake internal/cohortwire internal/tensorpipe internal/rpcwire
 pure: internal/rrefcore internal/gloo/wire internal/gloo/match internal/native/wire
       internal/gloo internal/shm internal/native/* internal/native internal/recorder
       internal/portowner rendezvous
