@@ -9,8 +9,8 @@
 // itself is: a block comes back only where its memory would otherwise have been given to another allocation. A block
 // whose storage is released comes back at once.
 //
-// A collection is asked for when enough was lent since the last one, measured by what the collection costs: a program
-// with a large heap, or one that keeps what it receives, sees few or none.
+// When the collector runs is the program's business: the pool never asks for a collection. A program that wants its blocks
+// back at once releases the tensors that it has received.
 //
 // Under the race detector memory is always fresh: it cannot know that the collector orders the last use of a block before
 // the next.

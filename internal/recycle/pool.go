@@ -24,15 +24,13 @@ const (
 
 // Pool lends blocks. Its methods are safe for concurrent use.
 type Pool struct {
-	collect func() // runtime.GC, or what a test puts in its place
-	work    sync.WaitGroup
-
-	mu      sync.Mutex
-	classes map[int]*class
-	kept    int // bytes that wait
-	pace    pacer
-	trim    *time.Timer
-	closed  bool
+	mu struct {
+		sync.Mutex
+		classes map[int]*class
+		kept    int // bytes that wait
+		trim    *time.Timer
+		closed  bool
+	}
 }
 
 // class is the blocks of one size.
@@ -45,7 +43,9 @@ type class struct {
 
 // New returns an empty pool.
 func New() *Pool {
-	return &Pool{collect: runtime.GC, classes: map[int]*class{}, pace: newPacer()}
+	p := &Pool{}
+	p.mu.classes = map[int]*class{}
+	return p
 }
 
 // round returns the size of the class for n bytes: one of eight per power of two.
@@ -60,7 +60,7 @@ func (p *Pool) Get(n int) (*tensor.Storage, error) {
 		return tensor.NewStorage(n)
 	}
 	p.mu.Lock()
-	if p.closed {
+	if p.mu.closed {
 		p.mu.Unlock()
 		return tensor.NewStorage(n)
 	}
@@ -71,11 +71,7 @@ func (p *Pool) Get(n int) (*tensor.Storage, error) {
 		c.free[last] = nil
 		c.free = c.free[:last]
 		c.unused = min(c.unused, last)
-		p.kept -= c.size
-	}
-	collect := p.pace.lend(c.size)
-	if collect {
-		p.work.Go(p.collection)
+		p.mu.kept -= c.size
 	}
 	p.mu.Unlock()
 	if block == nil {
@@ -84,36 +80,35 @@ func (p *Pool) Get(n int) (*tensor.Storage, error) {
 	runtime.SetFinalizer(&block[0], c.found)
 	return tensor.WrapStorage(block[:n], "received", func() {
 		runtime.SetFinalizer(&block[0], nil)
-		p.put(c.size, block, true)
+		p.put(c.size, block)
 	}), nil
 }
 
 // class returns the class of a size. Called with the lock.
 func (p *Pool) class(size int) *class {
-	c := p.classes[size]
+	c := p.mu.classes[size]
 	if c == nil {
 		c = &class{size: size}
 		c.found = func(first *byte) {
-			p.put(size, unsafe.Slice(first, size), false) //nolint:gosec // the block that the finalizer was set for
+			p.put(size, unsafe.Slice(first, size)) //nolint:gosec // the block that the finalizer was set for
 		}
-		p.classes[size] = c
+		p.mu.classes[size] = c
 	}
 	return c
 }
 
 // put takes a block back: it was released, or found to be unreachable.
-func (p *Pool) put(size int, block []byte, released bool) {
+func (p *Pool) put(size int, block []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.pace.back(size, released)
-	if p.closed || p.kept+size > keep {
+	if p.mu.closed || p.mu.kept+size > keep {
 		return
 	}
-	p.kept += size
+	p.mu.kept += size
 	c := p.class(size)
 	c.free = append(c.free, block)
-	if p.trim == nil {
-		p.trim = time.AfterFunc(idle, p.drop)
+	if p.mu.trim == nil {
+		p.mu.trim = time.AfterFunc(idle, p.drop)
 	}
 }
 
@@ -121,40 +116,30 @@ func (p *Pool) put(size int, block []byte, released bool) {
 func (p *Pool) drop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
+	if p.mu.closed {
 		return
 	}
-	for size, c := range p.classes {
-		p.kept -= c.unused * size
+	for size, c := range p.mu.classes {
+		p.mu.kept -= c.unused * size
 		c.free = append([][]byte(nil), c.free[c.unused:]...)
 		if c.unused = len(c.free); c.unused == 0 {
-			delete(p.classes, size)
+			delete(p.mu.classes, size)
 		}
 	}
-	p.trim = nil
-	if p.kept > 0 {
-		p.trim = time.AfterFunc(idle, p.drop)
+	p.mu.trim = nil
+	if p.mu.kept > 0 {
+		p.mu.trim = time.AfterFunc(idle, p.drop)
 	}
 }
 
-// collection runs the garbage collector once.
-func (p *Pool) collection() {
-	start := time.Now()
-	p.collect()
-	p.mu.Lock()
-	p.pace.collected(time.Now(), time.Since(start))
-	p.mu.Unlock()
-}
-
-// Close gives all blocks that wait to the garbage collector and ends the pool's work. What is lent stays valid.
+// Close gives all blocks that wait to the garbage collector and stops the pool's timer. What is lent stays valid.
 func (p *Pool) Close() {
 	p.mu.Lock()
-	p.closed = true
-	clear(p.classes)
-	p.kept = 0
-	if p.trim != nil {
-		p.trim.Stop()
+	p.mu.closed = true
+	clear(p.mu.classes)
+	p.mu.kept = 0
+	if p.mu.trim != nil {
+		p.mu.trim.Stop()
 	}
 	p.mu.Unlock()
-	p.work.Wait()
 }

@@ -6,6 +6,7 @@ package recycle
 import (
 	"math/rand/v2"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -19,14 +20,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// manual returns a pool that never asks for a collection by itself.
-func manual(t *testing.T) *Pool {
+// pool returns an empty one.
+func pool(t *testing.T) *Pool {
 	t.Helper()
 	if raceDetector {
 		t.Skip("nothing is recycled under the race detector")
 	}
 	p := New()
-	p.pace.due = 1 << 60
 	t.Cleanup(p.Close)
 	return p
 }
@@ -34,7 +34,7 @@ func manual(t *testing.T) *Pool {
 func (p *Pool) waiting() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.kept
+	return p.mu.kept
 }
 
 // settle collects until the pool holds want bytes.
@@ -73,7 +73,7 @@ func data(t *testing.T, s *tensor.Storage) []byte {
 
 // TestForgotten: a block that nobody can reach comes back and is lent again.
 func TestForgotten(t *testing.T) {
-	p := manual(t)
+	p := pool(t)
 	first := uintptr(unsafe.Pointer(unsafe.SliceData(data(t, get(t, p, 1<<20)))))
 	settle(t, p, 1<<20)
 	s := get(t, p, 1<<20-5)
@@ -88,7 +88,7 @@ func TestForgotten(t *testing.T) {
 
 // TestSliceKeeps: a slice of a block, even its last byte, keeps it from being lent again when storage and tensor are gone.
 func TestSliceKeeps(t *testing.T) {
-	p := manual(t)
+	p := pool(t)
 	const n = 1 << 20
 	s := get(t, p, n)
 	b := data(t, s)
@@ -112,7 +112,7 @@ func TestSliceKeeps(t *testing.T) {
 
 // TestReleased: a released block is there at once, and its finalizer does not bring it a second time.
 func TestReleased(t *testing.T) {
-	p := manual(t)
+	p := pool(t)
 	s := get(t, p, 100_000)
 	first := unsafe.SliceData(data(t, s))
 	s.Release()
@@ -137,7 +137,6 @@ func TestHoldersNeverShare(t *testing.T) {
 	}
 	p := New()
 	defer p.Close()
-	p.pace.due = 1 << 20
 	type holding struct {
 		b    []byte
 		mark byte
@@ -186,26 +185,24 @@ func TestHoldersNeverShare(t *testing.T) {
 	}
 }
 
-// TestCollects: a program that receives and forgets gets its blocks back without collecting by itself.
-func TestCollects(t *testing.T) {
+// TestNeverCollects: however much is lent and forgotten, the program decides when to collect.
+func TestNeverCollects(t *testing.T) {
 	if raceDetector {
 		t.Skip("nothing is recycled under the race detector")
 	}
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(4 << 30))
 	p := New()
 	defer p.Close()
-	limit := time.Now().Add(20 * time.Second)
-	for {
+	var before, after debug.GCStats
+	debug.ReadGCStats(&before)
+	for range 40 {
 		get(t, p, 4<<20)
-		p.mu.Lock()
-		found := p.pace.found
-		p.mu.Unlock()
-		if found > 0 {
-			return
-		}
-		if time.Now().After(limit) {
-			t.Fatal("no block came back")
-		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(100 * time.Microsecond) // a collection would run beside
+	}
+	debug.ReadGCStats(&after)
+	if after.NumGC != before.NumGC {
+		t.Errorf("%d collections that the program has not asked for", after.NumGC-before.NumGC)
 	}
 }
 
@@ -216,7 +213,6 @@ func TestIdleBlocksGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := New()
 		defer p.Close()
-		p.pace.due = 1 << 60
 		a, b := get(t, p, 1<<20), get(t, p, 1<<20)
 		a.Release()
 		b.Release()
@@ -232,14 +228,14 @@ func TestIdleBlocksGo(t *testing.T) {
 		if p.waiting() != 0 {
 			t.Errorf("%d bytes wait although nobody wants them", p.waiting())
 		}
-		if p.trim != nil || len(p.classes) > 0 {
+		if p.mu.trim != nil || len(p.mu.classes) > 0 {
 			t.Error("an empty pool still works")
 		}
 	})
 }
 
 func TestBounds(t *testing.T) {
-	p := manual(t)
+	p := pool(t)
 	var all []*tensor.Storage
 	for range keep/(32<<20) + 3 {
 		all = append(all, get(t, p, 32<<20))
