@@ -213,6 +213,6 @@ func (a *Agent) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 		return
 	}
 	r.payload, r.tensors = m.Payload, m.Tensors
-	r.inline = f.Quiet || r.creates() && isFetch(rpcwire.Type(f.Next)) // a fetch that came along mostly waits for what is made here
+	r.inline = f.Quiet
 	a.dispatch(r)
 }

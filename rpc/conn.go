@@ -40,6 +40,8 @@ type conn struct {
 	enter   sync.Mutex                         // one at a time makes the session known
 	entered atomic.Bool
 	early   [][]byte // control frames of a worker that is not a member yet; guarded by enter
+
+	refusals refusals
 }
 
 // reply is the answer to a request, or why there is none.
@@ -111,9 +113,6 @@ func (c *conn) fail(err error) {
 	c.carried = nil
 	c.mu.Unlock()
 	for _, p := range calls {
-		if c.link != nil {
-			c.link.AddLoad(-1)
-		}
 		p.complete(reply{err: err})
 	}
 	for _, cancel := range serving {
@@ -147,7 +146,7 @@ func (c *conn) begin(ctx context.Context, m *rpcwire.Message, wait *pending, for
 	if err != nil && c.forget(id) {
 		return id, err
 	}
-	if wait.fn != nil && c.link != nil && !creates(m.Type) { // the link sees to a creation itself
+	if wait.fn != nil && c.link != nil { // nobody reads its answer with await
 		c.link.Recall()
 	}
 	c.peer().stats.sent(size)
@@ -177,7 +176,7 @@ func (c *conn) write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 	if err != nil {
 		return 0, err
 	}
-	f.Forks, f.Flags, f.Hold = forks, flags, creates(m.Type) // what is made is mostly wanted at once
+	f.Forks, f.Flags = forks, flags
 	if !deadline.IsZero() {
 		if f.Deadline = time.Until(deadline); f.Deadline <= 0 {
 			return 0, dist.New("rpc: send", dist.DeadlineExceeded, "the deadline has passed")
@@ -187,12 +186,7 @@ func (c *conn) write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; whoever made it is not told when that is
 		return size, c.link.Post(ctx, f)
 	}
-	c.link.AddLoad(1)
-	if err := c.link.Send(ctx, f); err != nil {
-		c.link.AddLoad(-1)
-		return size, err
-	}
-	return size, nil
+	return size, c.link.Request(ctx, f, true)
 }
 
 // forget gives a request up. It reports whether the request still waited: then it will not be completed.
@@ -211,7 +205,6 @@ func (c *conn) cancel(id uint64) {
 	if c.link == nil {
 		return
 	}
-	c.link.AddLoad(-1)
 	c.agent.background(func() {
 		ctx, stop := context.WithTimeout(c.agent.ctx, time.Second)
 		defer stop()
@@ -228,11 +221,8 @@ func (c *conn) answered(id uint64, r reply) bool {
 	if p == nil {
 		return false
 	}
-	if c.link != nil {
-		c.link.AddLoad(-1)
-		if p.ch != nil && r.frame != nil {
-			c.link.Lend(r.frame)
-		}
+	if c.link != nil && p.ch != nil && r.frame != nil {
+		c.link.Answered(r.frame)
 	}
 	p.complete(r)
 	return true
@@ -315,14 +305,18 @@ type carried struct {
 	wires []rrefcore.Wire
 }
 
-// carriedFor is how long a link can have swallowed an answer without being found dead.
-const carriedFor = 30 * time.Second
+// carriedFor is how long a link can have swallowed an answer without being found dead, and mostCarried how many answers
+// with references its buffers can hold.
+const (
+	carriedFor  = 30 * time.Second
+	mostCarried = 64 << 10
+)
 
 func (c *conn) carry(wires []rrefcore.Wire) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(c.carried) > 0 && now.Sub(c.carried[0].at) > carriedFor {
+	for len(c.carried) > 0 && (now.Sub(c.carried[0].at) > carriedFor || len(c.carried) >= mostCarried) {
 		c.carried = c.carried[1:]
 	}
 	c.carried = append(c.carried, carried{now, wires})

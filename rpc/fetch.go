@@ -14,10 +14,6 @@ import (
 // flagExact marks a fetch among Go workers: its payload is the object's id with the epoch, which PyTorch's form lacks.
 const flagExact = 1
 
-func isFetch(t rpcwire.Type) bool {
-	return t == rpcwire.PythonRRefFetchCall || t == rpcwire.ScriptRRefFetchCall
-}
-
 // fetchArrived answers a fetch when the object has its value.
 func (r *refs) fetchArrived(req *request) {
 	form := fetchForm

@@ -181,12 +181,8 @@ const (
 // flushDirty sends what is waiting. A mere acknowledgement is left for the next time, which it reports.
 func (r *refs) flushDirty() (left bool) {
 	r.mu.Lock()
-	type dirty struct {
-		w      rrefcore.Worker
-		waited bool
-	}
-	var to []dirty
-	for w, urgent := range r.dirty {
+	var to []rrefcore.Worker
+	for w := range r.dirty {
 		_, waited := r.lazy[w]
 		if r.m.Unsent(w) == 0 && !waited && !r.a.leaving.Load() {
 			r.lazy[w] = struct{}{}
@@ -195,20 +191,20 @@ func (r *refs) flushDirty() (left bool) {
 		}
 		delete(r.dirty, w)
 		delete(r.lazy, w)
-		to = append(to, dirty{w, urgent})
+		to = append(to, w)
 	}
 	r.mu.Unlock()
-	for _, d := range to {
-		p := r.a.peerByID(d.w)
+	for _, w := range to {
+		p := r.a.peerByID(w)
 		if p == nil {
 			continue
 		}
 		if c := p.current(); c != nil && c.link != nil {
-			r.flushOn(p, c, !d.waited)
+			r.flushOn(p, c)
 			continue
 		}
 		r.mu.Lock()
-		waiting := r.m.Waiting(d.w)
+		waiting := r.m.Waiting(w)
 		r.mu.Unlock()
 		if waiting > 0 { // the connection brings it along
 			r.a.heal(p)
@@ -217,10 +213,10 @@ func (r *refs) flushDirty() (left bool) {
 	return left
 }
 
-// flushOn sends the control stream's news on a link, in order. calm says that nobody waits for what they bring about.
+// flushOn sends the control stream's news on a link, in order.
 //
 //nolint:contextcheck,nolintlint // the stream outlives whoever caused its messages
-func (r *refs) flushOn(p *peer, c *conn, calm bool) {
+func (r *refs) flushOn(p *peer, c *conn) {
 	p.flush.Lock()
 	defer p.flush.Unlock()
 	if p.stream != c {
@@ -234,7 +230,7 @@ func (r *refs) flushOn(p *peer, c *conn, calm bool) {
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.a.ctx, 10*time.Second)
-		err := c.link.Send(ctx, &cohortwire.Frame{Type: frameControl, Payload: encodeControl(f), Calm: calm})
+		err := c.link.Send(ctx, &cohortwire.Frame{Type: frameControl, Payload: encodeControl(f)})
 		cancel()
 		if err != nil { // the next frame brings it again, on this link or on the next
 			r.mu.Lock()
@@ -251,7 +247,7 @@ func (r *refs) flushNow(p *peer, wires []rrefcore.Wire) {
 		return
 	}
 	if c := p.current(); c != nil && c.link != nil {
-		r.flushOn(p, c, false)
+		r.flushOn(p, c)
 	}
 }
 
@@ -275,7 +271,7 @@ func (r *refs) connected(p *peer, kind rrefcore.PeerKind, epoch uint64, c *conn)
 	})
 	p.flush.Unlock()
 	if kind == rrefcore.Cohort {
-		r.flushOn(p, c, false)
+		r.flushOn(p, c)
 	}
 }
 

@@ -82,7 +82,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		h = r.enter(w, fn)
 	}
 	e := r.take(true) // the call itself registers the object; the announcement must only precede a delete or cancel
-	company, calm := r.m.Unsent(p.worker) >= controlRide, !r.dirty[p.worker]
+	company := r.m.Unsent(p.worker) >= controlRide
 	r.mu.Unlock()
 	r.perform(e)
 	if code != rrefcore.OK {
@@ -92,7 +92,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 	o := a.creation(p, h, fn, args)
 	if c := p.current(); c != nil {
 		if company && c.link != nil {
-			r.flushOn(p, c, calm)
+			r.flushOn(p, c)
 		}
 		a.create(ctx, c, o, h)
 		return core, nil
@@ -313,8 +313,8 @@ func (o *object) begin(cancel context.CancelCauseFunc) {
 
 // answerCreated tells a creator that its object is here.
 func (a *Agent) answerCreated(req *request, j *job) {
-	if req.cohort() { // its type says it all, and there is no hurry: the control stream confirms it as well
-		req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Turn: req.place.turn}, nil)
+	if req.cohort() { // its type says it all
+		req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet}, nil)
 		return
 	}
 	payload, err := j.remote.Encode()

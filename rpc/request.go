@@ -133,7 +133,11 @@ func (r *request) failure(err error) *rpcwire.Message {
 // refuse answers with a failure. It never blocks the reader.
 func (r *request) refuse(err error) {
 	m := r.failure(err)
-	r.agent().background(func() { r.answer(m, nil) })
+	if r.conn == nil {
+		r.agent().background(func() { r.answer(m, nil) })
+		return
+	}
+	r.conn.refusals.add(r.conn, func() { r.answer(m, nil) })
 }
 
 func (r *request) agent() *Agent {

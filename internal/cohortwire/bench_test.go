@@ -80,7 +80,7 @@ func echoServer(b *testing.B) *Link {
 		b.Fatal(err)
 	}
 	pool := tensor.NewPool(256 << 20)
-	l, err := Start(conn, nil, Config{Identity: Identity{Name: "bench"}, OnFrame: func(*Link, *Frame) {}, Alloc: pool.Get})
+	l, err := Start(conn, nil, Config{Identity: Identity{Name: "bench"}, OnFrame: matching(ignore), Dialled: true, Alloc: pool.Get})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func benchmarkEcho(b *testing.B, size int) {
 	var took []time.Duration
 	for b.Loop() {
 		begin := time.Now()
-		f, err := l.Call(b.Context(), &Frame{Type: 0x102, Payload: payload, Storages: []*tensor.Storage{s}})
+		f, err := call(b.Context(), l, &Frame{Type: 0x102, Payload: payload, Storages: []*tensor.Storage{s}})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -119,7 +119,7 @@ func BenchmarkAsync64(b *testing.B) {
 	b.SetParallelism(32)
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			if _, err := l.Call(context.Background(), &Frame{Type: 0x102, Payload: payload, Storages: []*tensor.Storage{s}}); err != nil {
+			if _, err := call(context.Background(), l, &Frame{Type: 0x102, Payload: payload, Storages: []*tensor.Storage{s}}); err != nil {
 				b.Error(err)
 				return
 			}

@@ -21,6 +21,7 @@ const (
 	Ping    Type = 0x1001
 	Pong    Type = 0x1002
 	Goodbye Type = 0x1003 // the sender closes on purpose; the payload says why
+	Proof   Type = 0x1004 // the second frame of each side: it knows the secret of the name in its hello
 	// FirstAgentType is the first number that the agents may use for messages of their own: cancellation, the control
 	// stream of references, and so on.
 	FirstAgentType Type = 0x1100
@@ -37,6 +38,9 @@ func (t Type) IsResponse() bool { return t&responseBit != 0 && (t < Hello || t >
 
 // isRequest reports whether PyTorch's numbering expects an answer to this frame.
 func (f *Frame) isRequest() bool { return f.Type&requestBit != 0 && f.Type < Hello }
+
+// isAnswer reports whether the frame answers one that isRequest is true for.
+func (f *Frame) isAnswer() bool { return f.Type < Hello && f.Type.IsResponse() }
 
 // HeaderSize is the length of a header.
 const HeaderSize = 48
@@ -69,19 +73,9 @@ type Frame struct {
 	Storages    []*tensor.Storage
 	// Quiet says of a received frame that nothing behind it had been read: nobody waits for OnFrame to return.
 	Quiet bool
-	// Next is the type of the one frame behind a received one, when that is all that had been read; else zero.
-	Next Type
 	// Written, when not nil, is called once the frame has been written and its memory may be used for something else. It
 	// must not block. It is not called for a frame that is not written to its end.
 	Written func()
-	// Turn, when not zero, says that nobody waits for this frame: [Link.Post] in that [Link.Turn] lets it go with the next
-	// one, or when everything that has arrived was dealt with.
-	Turn uint64
-	// Hold says of a request that another one, whose answer somebody waits for, is likely to follow at once: [Link.Send] may
-	// let it go with that. Nobody reads its answer with [Link.Await].
-	Hold bool
-	// Calm says of a frame that is no request that nobody waits for what it may bring about.
-	Calm bool
 }
 
 // Header is the fixed part of a frame.
@@ -103,6 +97,7 @@ type Limits struct {
 	Message int64 // with storages; default 16 GiB
 	Queue   int   // bytes of small frames that wait to be written; default 8 MiB
 	Posted  int   // large frames that wait to be written; default 1024
+	Waiting int64 // bytes of large frames that wait before an answer is refused; default 1 GiB
 }
 
 func (l Limits) withDefaults() Limits {
@@ -111,6 +106,10 @@ func (l Limits) withDefaults() Limits {
 	}
 	if l.Message <= 0 {
 		l.Message = 16 << 30
+	}
+	l.Message = min(l.Message, math.MaxInt) // a storage has to fit memory
+	if l.Waiting <= 0 {
+		l.Waiting = 1 << 30
 	}
 	if l.Queue <= 0 {
 		l.Queue = 8 << 20
@@ -294,24 +293,4 @@ func (f *Frame) Release() {
 	for _, s := range f.Storages {
 		s.Release()
 	}
-}
-
-// Identity is what each side says in its hello.
-type Identity struct {
-	Name        string
-	ID          int16
-	Incarnation uint64
-}
-
-func (id Identity) frame() *Frame {
-	payload := binary.LittleEndian.AppendUint16(nil, uint16(id.ID)) //nolint:gosec // two's complement
-	return &Frame{Type: Hello, Incarnation: id.Incarnation, Payload: append(payload, id.Name...)}
-}
-
-// ParseHello reads the hello of the other side.
-func ParseHello(f *Frame) (Identity, error) {
-	if f.Type != Hello || len(f.Payload) < 3 || len(f.Payload) > 2+127 || len(f.Storages) > 0 {
-		return Identity{}, bad("the first frame is not a hello (type %#x, %d bytes)", f.Type, len(f.Payload))
-	}
-	return Identity{Name: string(f.Payload[2:]), ID: i16(f.Payload), Incarnation: f.Incarnation}, nil
 }

@@ -3,31 +3,63 @@
 
 package cohortwire
 
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/cohort-dist/cohort/internal/invariants"
+	"github.com/cohort-dist/cohort/internal/moment"
+)
+
 // A goroutine hand-off costs more than a short handler. So OnFrame may run the handler itself, in the goroutine that
 // reads, as long as somebody calls Handover when it turns out to take longer: then another goroutine goes on reading, and
 // this one ends when OnFrame returns.
 
+// turns says whose turn it is to read. The number is odd inside an OnFrame and even between two. Whoever holds the turn
+// owns the reader and the unlocked part of lending.
+type turns struct {
+	now     atomic.Uint64
+	lent    atomic.Uint64 // the last turn in which the reading was lent
+	handing sync.Mutex    // held while the reading is handed over
+}
+
+func (t *turns) begin(turn uint64) { t.now.Store(turn) }
+
+// end ends the OnFrame before that turn. It reports false when the reading was handed over meanwhile.
+func (t *turns) end(turn uint64) bool {
+	if t.now.CompareAndSwap(turn-1, turn) {
+		return true
+	}
+	t.handing.Lock() // Close must find one of the two goroutines
+	defer t.handing.Unlock()
+	return false
+}
+
 // Turn returns the number of this OnFrame, inside it, for [Link.Handover]. It is odd inside one and even between two.
-func (l *Link) Turn() uint64 { return l.turn.Load() }
+func (l *Link) Turn() uint64 { return l.turns.now.Load() }
 
 // Handover lets another goroutine read on while the OnFrame of that turn runs. It may be called from anywhere and at any
-// time; it does nothing when that OnFrame has returned or handed over already.
+// time; it does nothing when that OnFrame has returned or handed over already, and nothing in a turn that has lent the
+// reading: then nobody may read on behalf of that turn.
 func (l *Link) Handover(turn uint64) {
-	if turn%2 == 0 || l.turn.Load() != turn {
+	if turn%2 == 0 || l.turns.now.Load() != turn {
 		return
 	}
-	l.handing.Lock() // the goroutine of that turn ends only when the next one is counted
-	handed := l.turn.CompareAndSwap(turn, turn+1)
+	if lent := l.turns.lent.Load() == turn; lent {
+		invariants.Check(false, "cohortwire: a turn that has lent the reading is handed over")
+		return
+	}
+	moment.At("cohortwire.link.handover")
+	l.turns.handing.Lock() // the goroutine of that turn ends only when the next one is counted
+	handed := l.turns.now.CompareAndSwap(turn, turn+1)
 	if handed {
 		l.work.Add(1)
 	}
-	l.handing.Unlock()
+	l.turns.handing.Unlock()
 	if !handed {
 		return
 	}
-	l.wmu.Lock() // after this nothing is kept for this turn
-	l.corked.Store(false)
-	l.release()
+	l.uncork()
 	go func() {
 		defer l.work.Done()
 		l.read(turn + 1)
@@ -44,31 +76,17 @@ func (l *Link) cork() {
 	}
 }
 
-// uncork writes what was collected.
+// uncork writes what was collected, unless somebody does.
 func (l *Link) uncork() {
 	if !l.corked.Load() {
 		return
 	}
-	l.wmu.Lock()
+	l.out.Lock()
 	l.corked.Store(false)
-	l.release()
-}
-
-// idle writes what nobody waits for: the reader is about to wait.
-func (l *Link) idle() {
-	if l.kept.Load() {
-		l.wmu.Lock()
-		l.release()
-	}
-}
-
-// release writes what is queued, unless somebody does. It is called with wmu held and releases it.
-func (l *Link) release() {
-	l.kept.Store(false)
-	if l.wq.writing || l.wq.empty() {
-		l.wmu.Unlock()
+	if l.out.writing || l.out.empty() {
+		l.out.Unlock()
 		return
 	}
-	l.wq.writing = true
+	l.out.writing = true
 	l.drive(true)
 }

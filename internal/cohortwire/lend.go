@@ -10,6 +10,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/invariants"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // A caller that waits for its answer is woken by the goroutine that reads, and the runtime wakes a thread for that. When
@@ -41,33 +44,43 @@ type lending struct {
 	back   chan struct{} // wakes the reading goroutine, which looks at state
 	before int           // the streak up to the frame before this one
 	streak int           // answers that were the only thing under way
+	guard  *time.Timer
 
-	mu      sync.Mutex
-	changes uint64
-	seen    uint64 // changes at the guard's last look
-	hurried bool   // the guard has set a deadline in the past, so that the caller stops
-	armed   bool
-	guard   *time.Timer
+	mu struct {
+		sync.Mutex
+		changes uint64
+		seen    uint64 // changes at the guard's last look
+		hurried bool   // the guard has set a deadline in the past, so that the caller stops
+		armed   bool
+	}
 }
 
-// Lend says that an answer is about to reach a caller that waits for it, and that its call is off the load: if calls have
-// come alone for a while, the next one may read its answer with [Link.Await]. It is for OnFrame.
-func (l *Link) Lend(f *Frame) {
+// Answered says that an answer is about to reach a caller that waits for it and has called [Link.Await]: if calls have come
+// alone for a while, the next one may read its answer itself. It is for OnFrame, before the caller is woken, and the last
+// thing that this OnFrame does with the link: a turn that has lent the reading is never handed over (see [Link.Handover]).
+func (l *Link) Answered(f *Frame) {
 	d := &l.lend
 	if !f.Quiet || l.raw == nil || l.load.Load() != 0 || int64(len(f.Payload))+f.bytes() > lendSize {
 		return
+	}
+	turn := l.turns.now.Load()
+	if invariants.Enabled {
+		invariants.Check(f.isAnswer(), "cohortwire: only an answer lends the reading")
+		invariants.Check(turn%2 == 1, "cohortwire: the reading is lent inside an OnFrame")
+		invariants.Check(d.state.Load() == readsItself, "cohortwire: the reading goroutine lends what it has")
 	}
 	if d.streak = d.before + 1; d.streak < lendAfter {
 		return
 	}
 	l.uncork()
-	l.idle()
+	l.turns.lent.Store(turn) // before anybody else may read
 	l.lendOut(readsItself)
 }
 
 // lendOut lets the next caller read, unless something is under way already.
 func (l *Link) lendOut(from int32) {
 	d := &l.lend
+	moment.At("cohortwire.link.lend")
 	d.mu.Lock()
 	if d.state.Load() != from {
 		d.mu.Unlock()
@@ -75,8 +88,8 @@ func (l *Link) lendOut(from int32) {
 	}
 	d.change(isLent)
 	l.calm()
-	if !d.armed {
-		d.armed, d.seen = true, d.changes
+	if !d.mu.armed {
+		d.mu.armed, d.mu.seen = true, d.mu.changes
 		d.guard.Reset(lendTick)
 	}
 	d.mu.Unlock()
@@ -111,14 +124,14 @@ func (l *Link) giveBack() {
 
 // calm takes the guard's deadline back. It is called with mu held.
 func (l *Link) calm() {
-	if l.lend.hurried {
-		l.lend.hurried = false
+	if l.lend.mu.hurried {
+		l.lend.mu.hurried = false
 		_ = l.conn.SetReadDeadline(time.Time{}) // fails only when closed
 	}
 }
 
 func (d *lending) change(state int32) {
-	d.changes++
+	d.mu.changes++
 	d.state.Store(state)
 }
 
@@ -129,14 +142,15 @@ func (l *Link) mine() {
 	}
 }
 
-// Await reads the answer to the request with this id, which was sent, in the caller's goroutine, and takes the call off
-// the load. It returns nil when the reading is not lent or something else happened: then the answer comes to OnFrame, if
-// it comes. It waits for a moment only, so it needs no context.
+// Await reads the answer to the request with this id, which was sent, in the caller's goroutine. It returns nil when the
+// reading is not lent or something else happened: then the answer comes to OnFrame, if it comes. It waits for a moment only,
+// so it needs no context.
 func (l *Link) Await(id uint64) *Frame {
 	d := &l.lend
 	if d.state.Load() != isLent {
 		return nil
 	}
+	moment.At("cohortwire.link.await")
 	d.mu.Lock()
 	if d.state.Load() != isLent {
 		d.mu.Unlock()
@@ -194,10 +208,14 @@ func (r *frameReader) passOn() bool {
 		return false
 	}
 	f := r.present()
-	if f != nil {
-		r.link.cfg.OnFrame(r.link, f)
+	if f == nil {
+		return false
 	}
-	return f != nil
+	if f.isAnswer() {
+		r.link.load.Add(-1)
+	}
+	r.link.cfg.OnFrame(r.link, f)
+	return true
 }
 
 // present returns the next frame, which is whole, or nil when it is not understood.
@@ -222,20 +240,21 @@ func (r *frameReader) fits() bool {
 // look is the guard.
 func (l *Link) look() {
 	d := &l.lend
+	moment.At("cohortwire.link.guard")
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch state := d.state.Load(); {
 	case state == readsItself:
-		d.armed = false
+		d.mu.armed = false
 		return
-	case state == isLent && (d.changes == d.seen || l.overdue()):
-		d.armed = false
+	case state == isLent && d.mu.changes == d.mu.seen:
+		d.mu.armed = false
 		l.giveBack()
 		return
-	case d.changes != d.seen:
-		d.seen = d.changes
-	case !d.hurried:
-		d.hurried = true
+	case d.mu.changes != d.mu.seen:
+		d.mu.seen = d.mu.changes
+	case !d.mu.hurried:
+		d.mu.hurried = true
 		_ = l.conn.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
 	}
 	d.guard.Reset(lendTick)

@@ -16,6 +16,19 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 )
 
+// The types of a request whose answer nobody waits for, and of that answer.
+const makes, made Type = 0x105, 0x206
+
+func passedOn(t Type) bool { return t == made || t == FirstAgentType+1 }
+
+// order sends a request that nobody waits for.
+func (a *asker) order(t *testing.T) {
+	t.Helper()
+	if err := a.link.Request(within(t), &Frame{Type: makes, ID: ids.Add(1)}, false); err != nil {
+		t.Error(err)
+	}
+}
+
 // asker matches answers with calls itself, as an agent does.
 type asker struct {
 	link    *Link
@@ -39,7 +52,6 @@ func (a *asker) onFrame(l *Link, f *Frame) {
 		return
 	}
 	if f.Type == made {
-		l.AddLoad(-1)
 		select {
 		case a.made <- f:
 		default: // nobody looks
@@ -50,30 +62,28 @@ func (a *asker) onFrame(l *Link, f *Frame) {
 	ch := a.calls[f.ID]
 	delete(a.calls, f.ID)
 	a.mu.Unlock()
-	l.AddLoad(-1)
-	l.Lend(f)
+	l.Answered(f)
 	ch <- f
 }
 
 // ask calls and waits. sync tells whether it reads its answer itself when it may.
 func (a *asker) ask(ctx context.Context, f *Frame, sync bool) (*Frame, error) {
-	f.Type, f.ID = 0x102, a.link.NewID()
+	f.Type, f.ID = 0x102, ids.Add(1)
 	ch := make(chan *Frame, 1)
 	a.mu.Lock()
 	a.calls[f.ID] = ch
 	a.mu.Unlock()
-	a.link.AddLoad(1)
-	if err := a.link.Send(ctx, f); err != nil {
+	if err := a.link.Request(ctx, f, sync); err != nil {
 		return nil, err
 	}
-	if !sync {
-		a.link.Recall()
-	} else if answer := a.link.Await(f.ID); answer != nil {
-		a.mu.Lock()
-		delete(a.calls, f.ID)
-		a.mu.Unlock()
-		a.awaited.Add(1)
-		return answer, nil
+	if sync {
+		if answer := a.link.Await(f.ID); answer != nil {
+			a.mu.Lock()
+			delete(a.calls, f.ID)
+			a.mu.Unlock()
+			a.awaited.Add(1)
+			return answer, nil
+		}
 	}
 	select {
 	case answer := <-ch:
@@ -93,8 +103,7 @@ func newAsker() *asker {
 func peered(t *testing.T, act func(conn net.Conn, r *frameReader, f *Frame)) *asker {
 	t.Helper()
 	ca, cb := conns(t)
-	hello := Identity{"b", 2, 22}.frame()
-	if _, err := cb.Write(append(hello.AppendHead(nil), hello.Payload...)); err != nil {
+	if _, err := cb.Write(Identity{"b", 2, 22}.opening()); err != nil {
 		t.Fatal(err)
 	}
 	a := newAsker()

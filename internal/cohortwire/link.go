@@ -4,7 +4,6 @@
 package cohortwire
 
 import (
-	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -15,6 +14,8 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/intake"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -22,8 +23,15 @@ import (
 type Config struct {
 	// Identity is this worker's.
 	Identity Identity
-	// OnFrame gets every frame that is not the answer to a [Link.Call], in order, in the goroutine that reads: it must
-	// not block, and it owns the frame.
+	// Secret is what this worker has published under its name. Without it the link gives no proof.
+	Secret []byte
+	// Published returns the secret that a worker has published under its name, or nil for a name that has published none.
+	// The other side of a link must know it; see [Link.Proven]. It is called once, before the link starts, and may take
+	// its time. Nil checks nothing.
+	Published func(Identity) ([]byte, error)
+	// Dialled says that this side has dialled. The sides of a link differ in it.
+	Dialled bool
+	// OnFrame gets every frame, in order, in the goroutine that reads: it must not block, and it owns the frame.
 	OnFrame func(*Link, *Frame)
 	// Aside tells which types of frames OnFrame deals with at once and without running anybody's code. A caller that reads
 	// its own answer passes these on, too. The default is none.
@@ -35,7 +43,10 @@ type Config struct {
 	Heartbeat, Limit time.Duration
 	Limits           Limits
 	// Alloc provides the memory of received storages, such as a pool. The default is the heap.
-	Alloc  func(n int) (*tensor.Storage, error)
+	Alloc func(n int) (*tensor.Storage, error)
+	// Ahead bounds what is allocated for storages that have not arrived, for all links that share it. Nil means a budget of
+	// this link's own.
+	Ahead  *intake.Budget
 	Logger *slog.Logger
 }
 
@@ -49,6 +60,9 @@ func (c Config) withDefaults() Config {
 	if c.Alloc == nil {
 		c.Alloc = tensor.NewStorage
 	}
+	if c.Ahead == nil {
+		c.Ahead = intake.NewBudget(0)
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -58,80 +72,59 @@ func (c Config) withDefaults() Config {
 
 // Link is the one connection of a pair of Go workers. All methods are safe for concurrent use.
 type Link struct {
-	cfg  Config
-	peer Identity
-	conn net.Conn
-	raw  syscall.RawConn // for a write that does not wait; nil when the connection is not a socket
+	cfg    Config
+	peer   Identity
+	proven bool
+	conn   net.Conn
+	raw    syscall.RawConn // for a write that does not wait; nil when the connection is not a socket
 
-	nextID  atomic.Uint64
-	reads   atomic.Uint64 // grows with every read that brought bytes: the peer's sign of life
-	load    atomic.Int64  // calls of ours that wait, and requests of the peer that were not answered yet
-	closed  chan struct{}
-	work    sync.WaitGroup
-	kick    chan struct{} // wakes the flusher
-	reader  *frameReader  // used by the goroutine whose turn it is
-	turn    atomic.Uint64
-	handing sync.Mutex  // held while the reading is handed over
-	corked  atomic.Bool // answers are collected
-	kept    atomic.Bool // frames that nobody waits for were queued
-	lend    lending
+	reads  atomic.Uint64 // grows with every read that brought bytes: the peer's sign of life
+	load   atomic.Int64  // requests of ours without an answer, and requests of the peer that were not answered yet
+	closed chan struct{}
+	work   sync.WaitGroup
+	kick   chan struct{} // wakes the flusher
+	reader *frameReader  // used by the goroutine whose turn it is
+	turns  turns
+	corked atomic.Bool // answers are collected
+	lend   lending
 
-	wmu     sync.Mutex
-	wq      queue
-	holding holding
-	try     struct { // used by whoever has the right to write
+	out struct { // what waits to be written
+		sync.Mutex
+		queue
+	}
+	try struct { // used by whoever has the right to write
 		b  []byte
 		n  int
 		fn func(fd uintptr) bool
 	}
 
-	mu    sync.Mutex
-	err   error
-	calls map[uint64]chan *Frame
+	mu struct {
+		sync.Mutex
+		err error // why the link ended
+	}
 }
 
-// Start exchanges hellos over a connection whose handshake is done and starts the link. buffered are bytes that were
-// read from conn already. It takes over conn, also when it fails. A deadline on conn bounds the hello; it is cleared.
+// Start exchanges hellos and proofs over a connection whose handshake is done and starts the link. buffered are bytes that
+// were read from conn already. It takes over conn, also when it fails. A deadline on conn bounds the exchange; it is cleared.
 func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
-	l := &Link{
-		cfg: cfg.withDefaults(), conn: conn, closed: make(chan struct{}), kick: make(chan struct{}, 1),
-		calls: map[uint64]chan *Frame{},
-	}
-	l.wq.room = make(chan struct{})
+	l := &Link{cfg: cfg.withDefaults(), conn: conn, closed: make(chan struct{}), kick: make(chan struct{}, 1)}
+	l.out.room = make(chan struct{})
 	l.lend.back = make(chan struct{}, 1)
 	l.lend.guard = time.AfterFunc(time.Hour, l.look)
 	l.lend.guard.Stop()
-	fail := func(err error) (*Link, error) {
-		_ = conn.Close()
-		return nil, dist.Wrap("cohort transport: hello", dist.PeerLost, err)
-	}
-	hello := l.cfg.Identity.frame()
-	out := append(hello.AppendHead(nil), hello.Payload...)
-	sent := make(chan error, 1)
-	go func() { // both sides write first; a connection without buffers needs both to read meanwhile
-		_, err := conn.Write(out)
-		sent <- err
-	}()
 	r := newFrameReader(l, conn, buffered)
-	f, err := r.next()
+	err := l.introduce(r)
+	if err == nil {
+		err = conn.SetDeadline(time.Time{})
+	}
 	if err != nil {
 		_ = conn.Close()
-		<-sent
-		return fail(err)
-	}
-	if err = <-sent; err != nil {
-		return fail(err)
-	}
-	if l.peer, err = ParseHello(f); err != nil {
-		return fail(err)
-	}
-	if err = conn.SetDeadline(time.Time{}); err != nil {
-		return fail(err)
+		return nil, dist.Wrap("cohort transport: hello", dist.PeerLost, err)
 	}
 	if sc, ok := conn.(syscall.Conn); ok && rawSockets {
 		if raw, rawErr := sc.SyscallConn(); rawErr == nil {
 			l.raw = raw
-			l.try.fn, r.try.fn = l.writeNow, r.readNow
+			l.try.fn = l.writeNow
 		}
 	}
 	keepInCache(conn)
@@ -142,8 +135,58 @@ func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
 	return l, nil
 }
 
+// introduce exchanges hellos, then proofs.
+func (l *Link) introduce(r *frameReader) error {
+	own := newNonce()
+	moment.At("cohortwire.link.hello")
+	hello, err := l.exchange(r, l.cfg.Identity.frame(own))
+	if err != nil {
+		return err
+	}
+	var far nonce
+	if l.peer, far, err = parseHello(hello); err != nil {
+		return err
+	}
+	ours := proof{of: l.cfg.Identity, to: l.peer, own: own, far: far, dialled: l.cfg.Dialled}
+	moment.At("cohortwire.link.proof")
+	frame, err := l.exchange(r, &Frame{Type: Proof, Incarnation: l.cfg.Identity.Incarnation, Payload: ours.sum(l.cfg.Secret)})
+	if err != nil {
+		return err
+	}
+	var published []byte
+	if l.cfg.Published != nil {
+		if published, err = l.cfg.Published(l.peer); err != nil {
+			return err
+		}
+	}
+	theirs := proof{of: l.peer, to: l.cfg.Identity, own: far, far: own, dialled: !l.cfg.Dialled}
+	l.proven, err = theirs.check(frame, published)
+	return err
+}
+
+// exchange writes a frame and reads one. Both sides write first, and a connection without buffers needs both to read
+// meanwhile.
+func (l *Link) exchange(r *frameReader, f *Frame) (*Frame, error) {
+	out := append(f.AppendHead(nil), f.Payload...)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := l.conn.Write(out)
+		sent <- err
+	}()
+	got, err := r.opening()
+	if err != nil {
+		_ = l.conn.Close()
+		<-sent
+		return nil, err
+	}
+	return got, <-sent
+}
+
 // Peer returns what the other side said in its hello.
 func (l *Link) Peer() Identity { return l.peer }
+
+// Proven reports whether the other side has shown that it knows the secret which its name has published.
+func (l *Link) Proven() bool { return l.proven }
 
 // RemoteAddr returns the address of the other side.
 func (l *Link) RemoteAddr() net.Addr { return l.conn.RemoteAddr() }
@@ -155,12 +198,13 @@ func (l *Link) Done() <-chan struct{} { return l.closed }
 func (l *Link) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.err
+	return l.mu.err
 }
 
 // Close says goodbye, ends the link and joins its goroutines. It is idempotent. It must not be called from OnFrame or
 // OnClose.
 func (l *Link) Close() error {
+	moment.At("cohortwire.link.close")
 	bye := &Frame{Type: Goodbye, Payload: []byte("closed"), Incarnation: l.cfg.Identity.Incarnation}
 	l.control(bye)
 	l.fail(dist.New("cohort transport: link", dist.Closed, "closed"))
@@ -171,20 +215,15 @@ func (l *Link) Close() error {
 // fail ends the link with the first cause and wakes everybody.
 func (l *Link) fail(err error) {
 	l.mu.Lock()
-	if l.err != nil {
+	if l.mu.err != nil {
 		l.mu.Unlock()
 		return
 	}
-	l.err = err
-	calls := l.calls
-	l.calls = nil
+	l.mu.err = err
 	l.mu.Unlock()
 	close(l.closed)
 	_ = l.conn.Close()
 	l.Recall()
-	for _, ch := range calls {
-		close(ch)
-	}
 }
 
 func (l *Link) lost(err error) error {
@@ -209,20 +248,11 @@ func (l *Link) read(turn uint64) {
 		if !l.reader.whole() {
 			l.uncork()
 		}
+		moment.At("cohortwire.link.read")
 		f, err := l.reader.next()
 		if err != nil {
 			cause = l.lost(err)
 			break
-		}
-		if f.Type.IsResponse() {
-			l.mu.Lock()
-			ch := l.calls[f.ID]
-			delete(l.calls, f.ID)
-			l.mu.Unlock()
-			if ch != nil {
-				ch <- f // has room: one answer per call
-				continue
-			}
 		}
 		switch f.Type {
 		case Ping:
@@ -234,29 +264,28 @@ func (l *Link) read(turn uint64) {
 			e := dist.New("cohort transport", dist.PeerLost, "the peer said goodbye")
 			e.Peer = l.peer.Name
 			cause = e
-		case Hello:
+		case Hello, Proof:
 			cause = bad("a second hello")
 		default:
-			if f.Type > Goodbye && f.Type < FirstAgentType {
+			if f.Type > Proof && f.Type < FirstAgentType {
 				continue // of a later version of this transport
 			}
 			if f.isRequest() {
 				l.load.Add(1)
+			} else if f.isAnswer() {
+				l.load.Add(-1)
 			}
 			if l.reader.whole() {
 				l.cork()
-				f.Next = l.reader.last()
 			}
 			f.Quiet = l.reader.r == l.reader.w // not later: in OnFrame the reader may be another goroutine's
 			if !l.aside(f.Type) {
 				l.lend.before, l.lend.streak = l.lend.streak, 0
 			}
-			l.turn.Store(turn + 1)
+			l.turns.begin(turn + 1)
 			l.cfg.OnFrame(l, f)
-			if turn += 2; !l.turn.CompareAndSwap(turn-1, turn) {
-				l.handing.Lock() // Close must find one of the two
-				defer l.handing.Unlock()
-				return
+			if turn += 2; !l.turns.end(turn) {
+				return // another goroutine reads on
 			}
 			continue
 		}
@@ -294,61 +323,5 @@ func (l *Link) watch() {
 			return
 		}
 		l.control(&Frame{Type: Ping, Incarnation: l.cfg.Identity.Incarnation})
-	}
-}
-
-// NewID returns a fresh id for a request on this link.
-func (l *Link) NewID() uint64 { return l.nextID.Add(1) }
-
-var answers = sync.Pool{New: func() any { return make(chan *Frame, 1) }} // channels without content: no shared state
-
-// Call sends a request under a fresh id and waits for its answer: the frame of a response type with that id. When ctx
-// ends first the answer is dropped when it comes; telling the callee is the agent's business.
-func (l *Link) Call(ctx context.Context, f *Frame) (*Frame, error) {
-	f.ID = l.NewID()
-	ch := answers.Get().(chan *Frame) //nolint:errcheck,forcetypeassert // only channels are put there
-	l.mu.Lock()
-	if l.calls == nil {
-		l.mu.Unlock()
-		return nil, l.Err()
-	}
-	l.calls[f.ID] = ch
-	l.mu.Unlock()
-	l.load.Add(1)
-	defer l.load.Add(-1)
-	if err := l.Send(ctx, f); err != nil {
-		l.forget(f.ID, ch)
-		return nil, err
-	}
-	l.Recall()
-	select {
-	case answer, ok := <-ch:
-		if !ok {
-			return nil, l.Err()
-		}
-		answers.Put(ch)
-		return answer, nil
-	case <-ctx.Done():
-		l.forget(f.ID, ch)
-		return nil, dist.FromContext("cohort transport: call", ctx)
-	}
-}
-
-// forget gives up a call. An answer that is just arriving is released.
-func (l *Link) forget(id uint64, ch chan *Frame) {
-	l.mu.Lock()
-	_, waiting := l.calls[id]
-	delete(l.calls, id)
-	l.mu.Unlock()
-	if waiting {
-		answers.Put(ch)
-		return
-	}
-	select {
-	case f := <-ch:
-		if f != nil {
-			f.Release()
-		}
-	default:
 	}
 }

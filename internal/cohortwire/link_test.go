@@ -50,6 +50,7 @@ func conns(t *testing.T) (a, b net.Conn) {
 func start(t *testing.T, ca, cb net.Conn, a, b Config) (x, y *Link) {
 	t.Helper()
 	a.Identity, b.Identity = Identity{"a", 1, 11}, Identity{"b", 2, 22}
+	a.Dialled, a.OnFrame, b.OnFrame = true, matching(a.OnFrame), matching(b.OnFrame)
 	var wg sync.WaitGroup
 	var ex, ey error
 	wg.Go(func() { x, ex = Start(ca, nil, a) })
@@ -96,7 +97,7 @@ func TestCallsBothWays(t *testing.T) {
 						payload := bytesOf(i + size%70_000)
 						s := tensor.WrapStorage(bytesOf(size), "test", nil)
 						small := tensor.WrapStorage(bytesOf(k), "test", nil)
-						f, err := l.Call(within(t), &Frame{Type: 0x102, Payload: payload, Storages: []*tensor.Storage{s, small}})
+						f, err := call(within(t), l, &Frame{Type: 0x102, Payload: payload, Storages: []*tensor.Storage{s, small}})
 						if err != nil {
 							t.Error(err)
 							return
@@ -175,12 +176,11 @@ func TestHeaderFieldsTravel(t *testing.T) {
 func TestSilentPeerIsFound(t *testing.T) {
 	ca, cb := conns(t)
 	closed := make(chan error, 1)
-	hello := Identity{"dead", 2, 1}.frame()
-	if _, err := cb.Write(append(hello.AppendHead(nil), hello.Payload...)); err != nil {
+	if _, err := cb.Write(Identity{"dead", 2, 1}.opening()); err != nil {
 		t.Fatal(err)
 	}
 	l, err := Start(ca, nil, Config{
-		OnFrame: ignore, Heartbeat: 20 * time.Millisecond, Limit: 100 * time.Millisecond,
+		OnFrame: matching(ignore), Heartbeat: 20 * time.Millisecond, Limit: 100 * time.Millisecond,
 		OnClose: func(_ *Link, err error) { closed <- err },
 	})
 	if err != nil {
@@ -188,7 +188,7 @@ func TestSilentPeerIsFound(t *testing.T) {
 	}
 	defer func() { _ = l.Close(); _ = cb.Close() }()
 	begin := time.Now()
-	if _, err := l.Call(within(t), &Frame{Type: 0x102}); !errors.Is(err, dist.PeerLost) {
+	if _, err := call(within(t), l, &Frame{Type: 0x102}); !errors.Is(err, dist.PeerLost) {
 		t.Fatalf("call: %v", err)
 	}
 	if took := time.Since(begin); took > 5*time.Second {
@@ -206,7 +206,7 @@ func TestIdleLinkStaysUp(t *testing.T) {
 	cfg := Config{OnFrame: echo, Heartbeat: 10 * time.Millisecond, Limit: time.Second}
 	x, _ := pair(t, cfg, cfg)
 	time.Sleep(100 * time.Millisecond)
-	if _, err := x.Call(within(t), &Frame{Type: 0x102}); err != nil {
+	if _, err := call(within(t), x, &Frame{Type: 0x102}); err != nil {
 		t.Fatal(err)
 	}
 	if x.reads.Load() < 3 {
@@ -248,11 +248,11 @@ func TestGoodbyeAndLateAnswers(t *testing.T) {
 	}})
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := x.Call(ctx, &Frame{Type: 0x102}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := call(ctx, x, &Frame{Type: 0x102}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("call: %v", err)
 	}
 	close(release) // the late answer goes to OnFrame, nobody minds
-	if _, err := x.Call(within(t), &Frame{Type: 0x102}); err != nil {
+	if _, err := call(within(t), x, &Frame{Type: 0x102}); err != nil {
 		t.Fatal(err)
 	}
 	_ = y.Close()
@@ -263,8 +263,7 @@ func TestGoodbyeAndLateAnswers(t *testing.T) {
 }
 
 func TestGarbageEndsTheLink(t *testing.T) {
-	hello := Identity{"b", 2, 1}.frame()
-	good := append(hello.AppendHead(nil), hello.Payload...)
+	good := Identity{"b", 2, 1}.opening()
 	valid := (&Frame{Type: 0x102}).AppendHead(nil)
 	change := func(at int, b ...byte) []byte {
 		out := bytes.Clone(valid)
@@ -400,7 +399,7 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-func ExampleLink_Call() {
+func ExampleLink_Request() {
 	a, b := net.Pipe()
 	server := make(chan *Link)
 	go func() {
@@ -414,16 +413,17 @@ func ExampleLink_Call() {
 		}
 		server <- l
 	}()
-	l, err := Start(a, nil, Config{Identity: Identity{Name: "client"}, OnFrame: func(*Link, *Frame) {}})
+	answers := make(chan *Frame, 1)
+	l, err := Start(a, nil, Config{Identity: Identity{Name: "client"}, Dialled: true, OnFrame: func(_ *Link, f *Frame) { answers <- f }})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	answer, err := l.Call(context.Background(), &Frame{Type: 0x102, Payload: []byte("world")})
-	if err != nil {
+	if err = l.Request(context.Background(), &Frame{Type: 0x102, ID: 1, Payload: []byte("world")}, false); err != nil {
 		fmt.Println(err)
 		return
 	}
+	answer := <-answers
 	fmt.Printf("%s says %s\n", l.Peer().Name, answer.Payload)
 	_ = l.Close()
 	_ = (<-server).Close()

@@ -32,9 +32,11 @@ func bubble(t *testing.T, cfg Config, test func(t *testing.T, l *Link, out *coun
 		near, far := net.Pipe()
 		out := &counted{Conn: near}
 		cfg.Identity, cfg.Limit = Identity{"near", 1, 11}, -1
-		hello := Identity{"far", 2, 22}.frame()
-		go func() { _, _ = far.Write(append(hello.AppendHead(nil), hello.Payload...)) }()
-		go func() { _, _ = far.Read(make([]byte, 1<<10)) }()
+		go func() { _, _ = far.Write(Identity{"far", 2, 22}.opening()) }()
+		go func() {
+			_, _ = far.Read(make([]byte, 1<<10))
+			_, _ = far.Read(make([]byte, 1<<10))
+		}()
 		l, err := Start(out, nil, cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -100,68 +102,6 @@ func TestAnswersAreCollected(t *testing.T) {
 		if l.load.Load() != 0 {
 			t.Errorf("a load of %d is left", l.load.Load())
 		}
-	})
-}
-
-// A frame that nobody waits for stays until its turn is over, and leaves then by itself or with the next one.
-func TestFrameOfATurnIsKept(t *testing.T) {
-	var held chan struct{} // of the bubble
-	var inside chan uint64
-	bubble(t, Config{OnFrame: func(l *Link, f *Frame) {
-		turn := l.Turn()
-		if turn%2 != 1 {
-			t.Errorf("turn %d inside OnFrame", turn)
-		}
-		if err := l.Post(context.Background(), &Frame{Type: FirstAgentType, ID: f.ID, Turn: turn}); err != nil {
-			t.Error(err)
-		}
-		inside <- turn
-		<-held
-	}}, func(t *testing.T, l *Link, out *counted, far net.Conn) {
-		t.Helper()
-		held, inside = make(chan struct{}), make(chan uint64, 2)
-		go drain(far)
-		one := int64(len((&Frame{Type: FirstAgentType}).AppendHead(nil)))
-		next := func() uint64 {
-			if _, err := far.Write(requests(1)); err != nil {
-				t.Fatal(err)
-			}
-			synctest.Wait()
-			return <-inside
-		}
-		expect := func(when string, frames int64) {
-			t.Helper()
-			synctest.Wait()
-			if got := out.bytes.Load(); got != frames*one {
-				t.Errorf("%s: %d bytes were written, want %d frames of %d", when, got, frames, one)
-			}
-		}
-		// It goes when OnFrame returns and nothing else has come.
-		next()
-		expect("in OnFrame", 0)
-		held <- struct{}{}
-		expect("after OnFrame", 1)
-		// It goes with the next frame that somebody waits for.
-		turn := next()
-		expect("in the next OnFrame", 1)
-		if err := l.Send(context.Background(), &Frame{Type: FirstAgentType}); err != nil {
-			t.Fatal(err)
-		}
-		expect("with a frame of another", 3)
-		held <- struct{}{}
-		// It goes when the reading is handed over.
-		turn2 := next()
-		expect("in the third OnFrame", 3)
-		l.Handover(turn) // of a turn that is over: nothing
-		expect("after a late handover", 3)
-		l.Handover(turn2)
-		expect("after the handover", 4)
-		// A turn that is over keeps nothing.
-		if err := l.Post(context.Background(), &Frame{Type: FirstAgentType, Turn: turn2}); err != nil {
-			t.Fatal(err)
-		}
-		expect("of a turn that is over", 5)
-		close(held)
 	})
 }
 
@@ -241,8 +181,8 @@ func TestPostIsBounded(t *testing.T) {
 		}
 		go drain(far)
 		synctest.Wait()
-		if l.wq.large != 0 {
-			t.Errorf("%d bytes are counted after everything was written", l.wq.large)
+		if l.out.large != 0 {
+			t.Errorf("%d bytes are counted after everything was written", l.out.large)
 		}
 		for range 2 * room { // there is room again
 			if err := try(l.Post); err != nil {

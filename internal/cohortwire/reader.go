@@ -7,12 +7,15 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
-	"os"
-	"syscall"
+
+	"github.com/cohort-dist/cohort/internal/intake"
 )
 
 // readBuffer takes many small frames in one read. What is longer is read straight into its own memory.
 const readBuffer = 64 << 10
+
+// maxOpening bounds a hello and a proof.
+const maxOpening = 1 << 10
 
 // frameReader cuts the byte stream into frames.
 type frameReader struct {
@@ -22,12 +25,6 @@ type frameReader struct {
 	r, w int
 	// failed is an error that a caller has met: nothing more is read.
 	failed error
-	try    struct { // one read of the socket
-		b   []byte
-		n   int
-		err error
-		fn  func(fd uintptr) bool
-	}
 }
 
 func newFrameReader(l *Link, conn net.Conn, buffered []byte) *frameReader {
@@ -51,43 +48,11 @@ func (r *frameReader) fill() error {
 	return err
 }
 
-// read is the connection's Read that lets go what was kept before it waits.
 func (r *frameReader) read(b []byte) (int, error) {
 	if r.failed != nil {
 		return 0, r.failed
 	}
-	if r.link.raw == nil {
-		r.link.idle()
-		return r.conn.Read(b)
-	}
-	r.try.b, r.try.n, r.try.err = b, 0, nil
-	err := r.link.raw.Read(r.try.fn)
-	r.try.b = nil
-	switch {
-	case err != nil:
-		return 0, err
-	case r.try.err != nil:
-		return 0, os.NewSyscallError("read", r.try.err)
-	case r.try.n == 0:
-		return 0, io.EOF
-	}
-	return r.try.n, nil
-}
-
-// readNow is what read does with the socket. It reports false when there is nothing to read yet.
-func (r *frameReader) readNow(fd uintptr) bool {
-	for {
-		n, err := rawRead(fd, r.try.b)
-		switch err { //nolint:errorlint // a number of the system
-		case syscall.EINTR:
-			continue
-		case syscall.EAGAIN:
-			r.link.idle()
-			return false
-		}
-		r.try.n, r.try.err = max(n, 0), err
-		return true
-	}
+	return r.conn.Read(b)
 }
 
 // take fills b, from the buffer and then from the connection.
@@ -134,14 +99,6 @@ func (r *frameReader) length() uint64 {
 	return HeaderSize + uint64(binary.LittleEndian.Uint32(b)) + binary.LittleEndian.Uint64(b[40:])
 }
 
-// last returns the type of the next frame, which is whole, if there is nothing behind it; else zero.
-func (r *frameReader) last() Type {
-	if have := r.w - r.r; have < HeaderSize || uint64(have) != r.length() {
-		return 0
-	}
-	return Type(binary.LittleEndian.Uint16(r.buf[r.r+4:]))
-}
-
 // next returns the next frame.
 func (r *frameReader) next() (*Frame, error) {
 	for r.w-r.r < HeaderSize {
@@ -166,20 +123,27 @@ func (r *frameReader) next() (*Frame, error) {
 		return nil, err
 	}
 	for _, n := range lengths {
-		s, err := r.link.cfg.Alloc(n)
-		if err == nil {
-			f.Storages = append(f.Storages, s)
-			var b []byte
-			if b, err = s.Bytes(); err == nil {
-				err = r.take(b)
-			}
-		}
+		s, err := intake.Storage(n, r.link.cfg.Alloc, r.link.cfg.Ahead, r.take)
 		if err != nil {
 			f.Release()
 			return nil, err
 		}
+		f.Storages = append(f.Storages, s)
 	}
 	return f, nil
+}
+
+// opening returns one of the first two frames, which are short.
+func (r *frameReader) opening() (*Frame, error) {
+	for r.w-r.r < HeaderSize {
+		if err := r.fill(); err != nil {
+			return nil, unexpected(err)
+		}
+	}
+	if n := r.length(); n > maxOpening {
+		return nil, bad("a first frame of %d bytes", n)
+	}
+	return r.next()
 }
 
 // body reads n bytes into memory of their own. A long body is believed only as its bytes come.

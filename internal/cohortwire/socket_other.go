@@ -7,10 +7,8 @@ package cohortwire
 
 import "errors"
 
-// rawSockets tells that rawRead and rawWrite cannot be used.
+// rawSockets tells that rawWrite cannot be used.
 const rawSockets = false
-
-func rawRead(uintptr, []byte) (int, error) { return 0, errors.ErrUnsupported }
 
 // rawWrite leaves everything to the flusher: there are no writes here that do not wait.
 func rawWrite(uintptr, []byte) (int, error) { return 0, errors.ErrUnsupported }

@@ -7,11 +7,8 @@ package cohortwire
 
 import "syscall"
 
-// rawSockets tells that rawRead and rawWrite can be used.
+// rawSockets tells that rawWrite can be used.
 const rawSockets = true
-
-// rawRead reads from a descriptor that does not block.
-func rawRead(fd uintptr, b []byte) (int, error) { return syscall.Read(int(fd), b) }
 
 // rawWrite writes to a descriptor that does not block.
 func rawWrite(fd uintptr, b []byte) (int, error) { return syscall.Write(int(fd), b) }

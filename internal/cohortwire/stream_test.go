@@ -26,8 +26,7 @@ import (
 
 // script is a stream of frames of all shapes, and where each of them ends.
 func script() (stream []byte, ends []int) {
-	hello := Identity{"b", 2, 22}.frame()
-	stream = append(hello.AppendHead(nil), hello.Payload...)
+	stream = Identity{"b", 2, 22}.opening()
 	ends = append(ends, len(stream))
 	sizes := []int{0, 1, 47, 48, 49, 300, 900}
 	for i, n := range sizes {
@@ -127,8 +126,8 @@ func TestHalfAWrite(t *testing.T) {
 	}
 	small := bytesOf(10)
 	for taken := range HeaderSize + 3 + len(small) + 1 {
-		x.wmu.Lock()
-		if x.wq.writing || !x.wq.empty() {
+		x.out.Lock()
+		if x.out.writing || !x.out.empty() {
 			t.Fatal("the link is not at rest")
 		}
 		x.try.fn = func(fd uintptr) bool {
@@ -139,7 +138,7 @@ func TestHalfAWrite(t *testing.T) {
 			x.try.n, _ = rawWrite(fd, x.try.b[:taken])
 			return true
 		}
-		x.wmu.Unlock()
+		x.out.Unlock()
 		send(1, small)
 		for id, want := range [][]byte{1: small, 2: small, 3: large, 4: small} {
 			if id == 0 {
@@ -155,9 +154,9 @@ func TestHalfAWrite(t *testing.T) {
 			}
 		}
 		for rest := false; !rest; { // the flusher has written all, and says so
-			x.wmu.Lock()
-			rest = !x.wq.writing
-			x.wmu.Unlock()
+			x.out.Lock()
+			rest = !x.out.writing
+			x.out.Unlock()
 		}
 	}
 }
@@ -181,10 +180,7 @@ func TestStaysInStep(t *testing.T) {
 					}
 					return
 				}
-				answer := &Frame{Type: 0x203, ID: f.ID, Payload: f.Payload, Storages: f.Storages, Turn: l.Turn()}
-				if f.ID%3 == 0 {
-					answer.Turn = 0
-				}
+				answer := &Frame{Type: 0x203, ID: f.ID, Payload: f.Payload, Storages: f.Storages}
 				if err := l.Post(context.Background(), answer); err != nil && l.Err() == nil {
 					t.Errorf("post: %v", err)
 				}
@@ -226,7 +222,7 @@ func TestStaysInStep(t *testing.T) {
 								want = append(want, n)
 								f.Storages = append(f.Storages, tensor.WrapStorage(bytesOf(n), "test", nil))
 							}
-							got, err := l.Call(ctx, f)
+							got, err := call(ctx, l, f)
 							if err != nil {
 								t.Errorf("call %d of worker %d of side %d: %v", i, worker, side, err)
 								return

@@ -26,8 +26,7 @@ type blackhole struct {
 }
 
 func newBlackhole() *blackhole {
-	hello := Identity{"gone", 2, 1}.frame()
-	return &blackhole{hello: append(hello.AppendHead(nil), hello.Payload...), closed: make(chan struct{})}
+	return &blackhole{hello: Identity{"gone", 2, 1}.opening(), closed: make(chan struct{})}
 }
 
 func (b *blackhole) Read(p []byte) (int, error) {

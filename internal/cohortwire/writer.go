@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/invariants"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // inline is the size up to which payloads and storages are copied to stand beside their neighbours. Above it the copy
@@ -38,15 +40,18 @@ type part struct {
 	big      []byte
 }
 
-// queue is what waits to be written. Guarded by Link.wmu.
+// queue is what waits to be written.
 type queue struct {
 	small   []byte
 	parts   []part // empty while everything is in small
 	posted  []posting
-	large   int64 // bytes of the large frames that are not written yet
+	large   int64 // bytes of the large frames that are not written yet, those that wait for room included
 	writing bool  // somebody writes: the caller of a small frame, or the flusher
+	waiting int   // callers that wait for room
 	room    chan struct{}
 	spare   []byte // the buffer that is not in use
+	// Signs of life in the queue: another one would say the same.
+	ping, pong bool
 }
 
 func (q *queue) empty() bool { return len(q.small) == 0 && len(q.parts) == 0 }
@@ -80,7 +85,18 @@ func (q *queue) take() batch {
 	}
 	b := batch{q.small, q.parts, q.posted}
 	q.small, q.parts, q.posted, q.spare = q.spare[:0], nil, nil, nil
+	q.ping, q.pong = false, false
+	if q.waiting > 0 { // whoever takes the queue makes room, be it the flusher or a caller
+		q.waiting = 0
+		close(q.room)
+		q.room = make(chan struct{})
+	}
 	return b
+}
+
+// full reports whether a caller has to wait for room.
+func (q *queue) full(limits Limits) bool {
+	return len(q.small) > limits.Queue || len(q.posted) >= limits.Posted
 }
 
 // seal makes the last bytes of small a part.
@@ -143,11 +159,51 @@ func (q *queue) add(f *Frame) (large bool, err error) {
 // Send writes a frame. A small one is copied, so it may be reused at once; one with a payload or storage over 16 KiB
 // belongs to the link until Send returns. When ctx ends during the write of such a frame, Send returns and the frame is
 // still written: its memory then belongs to the link until the link is closed.
-func (l *Link) Send(ctx context.Context, f *Frame) error { return l.send(ctx, f, math.MinInt64) }
+func (l *Link) Send(ctx context.Context, f *Frame) error {
+	if err := l.send(ctx, f, math.MinInt64); err != nil {
+		return err
+	}
+	l.Recall() // somebody may wait for what it brings about
+	return nil
+}
 
-// Post is Send that does not wait for the write of a large frame, unless more than postedBytes wait already: the memory
-// belongs to the link until it has been written, at some time.
-func (l *Link) Post(ctx context.Context, f *Frame) error { return l.send(ctx, f, postedBytes) }
+// Request is Send for a request. reads says that its caller calls [Link.Await] for the answer at once; any other answer
+// comes to OnFrame.
+func (l *Link) Request(ctx context.Context, f *Frame, reads bool) error {
+	l.load.Add(1)
+	if err := l.send(ctx, f, math.MinInt64); err != nil {
+		l.load.Add(-1)
+		return err
+	}
+	if !reads {
+		l.Recall()
+	}
+	return nil
+}
+
+// Post is Send for an answer. It does not wait for the write of a large frame, unless more than postedBytes wait already:
+// the memory belongs to the link until it has been written, at some time. A peer that does not read what it has asked for
+// gets errors instead: where [Limits].Waiting bytes wait already, Post refuses a large frame at once.
+func (l *Link) Post(ctx context.Context, f *Frame) error {
+	if err := l.send(ctx, f, postedBytes); err != nil {
+		return err
+	}
+	l.Recall()
+	return nil
+}
+
+// bulk is how many bytes of a frame are written from the caller's memory.
+func (f *Frame) bulk() (n int64) {
+	if len(f.Payload) > inline {
+		n = int64(len(f.Payload))
+	}
+	for _, s := range f.Storages {
+		if s.Len() > inline {
+			n += int64(s.Len())
+		}
+	}
+	return n
+}
 
 // send is Send, and does not wait while at most ahead bytes of large frames do.
 func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
@@ -155,58 +211,42 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 	if err := f.check(l.cfg.Limits); err != nil {
 		return err
 	}
-	l.wmu.Lock()
-	for len(l.wq.small) > l.cfg.Limits.Queue || len(l.wq.posted) >= l.cfg.Limits.Posted {
-		room := l.wq.room
-		l.wmu.Unlock()
-		l.uncork()
-		l.idle()
-		select {
-		case <-room:
-		case <-l.closed:
-			return l.Err()
-		case <-ctx.Done():
-			return dist.FromContext("cohort transport: send", ctx)
-		}
-		l.wmu.Lock()
+	size := f.bulk()
+	moment.At("cohortwire.link.send")
+	l.out.Lock()
+	if before := l.out.large; ahead >= 0 && size > 0 && before > 0 && before+size > l.cfg.Limits.Waiting {
+		l.out.Unlock()
+		e := dist.Newf("cohort transport: send", dist.Exhausted, "%d bytes wait for the peer to read them; %d more are over the limit of %d", before, size, l.cfg.Limits.Waiting)
+		e.Peer = l.peer.Name
+		return e
 	}
-	large, err := l.wq.add(f)
+	wait := size > 0 && l.out.large > ahead
+	l.out.large += size
+	err := l.waitForRoom(ctx)
+	var large bool
+	if err == nil {
+		large, err = l.out.add(f)
+	}
 	if err != nil {
-		l.wmu.Unlock()
+		l.out.large -= size
+		l.out.Unlock()
 		return err
 	}
-	if f.Type < Hello && f.Type.IsResponse() {
+	if f.isAnswer() {
 		l.load.Add(-1)
 	}
 	var done chan error
 	if large {
-		size := int64(len(f.Payload)) + f.bytes()
-		l.wq.large += size
-		if l.wq.large-size > ahead {
+		if wait {
 			done = make(chan error, 1)
 		}
-		l.wq.posted = append(l.wq.posted, posting{done, f.Written, size})
+		l.out.posted = append(l.out.posted, posting{done, f.Written, size})
 	}
-	held := l.toHold(f) && !large
-	switch {
-	case l.wq.writing, !large && ahead >= 0 && l.corked.Load():
-		held = false
-		l.wmu.Unlock()
-	case held && l.hold():
-	case !large && f.Turn != 0 && f.Turn == l.turn.Load():
-		l.kept.Store(true)
-		l.wmu.Unlock()
-	default:
-		held = false
-		l.wq.writing = true
+	if l.out.writing || !large && ahead >= 0 && l.corked.Load() {
+		l.out.Unlock()
+	} else {
+		l.out.writing = true
 		l.drive(!large && l.load.Load() <= directLoad)
-	}
-	switch {
-	case held, f.Calm:
-	case f.Hold:
-		l.notHeld()
-	case !f.isRequest(): // a request's sender reads the answer, or says that it does not
-		l.Recall()
 	}
 	if !large && f.Written != nil { // it was copied
 		f.Written()
@@ -214,6 +254,7 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 	if done == nil {
 		return l.alive()
 	}
+	moment.At("cohortwire.link.written")
 	select {
 	case err := <-done:
 		return err
@@ -222,6 +263,30 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 	case <-ctx.Done():
 		return dist.FromContext("cohort transport: send", ctx)
 	}
+}
+
+// waitForRoom is called with out locked and returns with it locked.
+func (l *Link) waitForRoom(ctx context.Context) error {
+	for l.out.full(l.cfg.Limits) {
+		l.out.waiting++
+		room := l.out.room
+		l.out.Unlock()
+		moment.At("cohortwire.link.room")
+		l.uncork()
+		var err error
+		select {
+		case <-room:
+		case <-l.closed:
+			err = l.Err()
+		case <-ctx.Done():
+			err = dist.FromContext("cohort transport: send", ctx)
+		}
+		l.out.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (l *Link) alive() error {
@@ -233,50 +298,61 @@ func (l *Link) alive() error {
 	}
 }
 
-// control queues a frame of the transport itself. It never waits: such frames are few and small.
+// control queues a frame of the transport itself. It never waits: there is at most one of each kind in the queue.
 func (l *Link) control(f *Frame) {
-	l.wmu.Lock()
-	_, _ = l.wq.add(f)
-	if l.wq.writing {
-		l.wmu.Unlock()
+	l.out.Lock()
+	sign := &l.out.pong
+	if f.Type == Ping {
+		sign = &l.out.ping
+	}
+	if f.Type != Goodbye {
+		if *sign { // a peer that asks and does not read gets one answer
+			l.out.Unlock()
+			return
+		}
+		*sign = true
+	}
+	_, _ = l.out.add(f)
+	if l.out.writing {
+		l.out.Unlock()
 		return
 	}
-	l.wq.writing = true
+	l.out.writing = true
 	l.drive(true)
 }
 
-// drive is called with wmu held and the right to write. If asked to, it writes here what the kernel takes without waiting;
-// everything else is left to the flusher. It releases wmu.
+// drive is called with out locked and the right to write. If asked to, it writes here what the kernel takes without waiting;
+// everything else is left to the flusher. It unlocks out.
 func (l *Link) drive(here bool) {
-	if !here || l.raw == nil || len(l.wq.parts) > 0 {
-		l.wmu.Unlock()
+	if !here || l.raw == nil || len(l.out.parts) > 0 {
+		l.out.Unlock()
 		l.wake()
 		return
 	}
-	b := l.wq.take()
-	l.wmu.Unlock()
+	b := l.out.take()
+	l.out.Unlock()
 	n := l.tryWrite(b.small)
-	l.wmu.Lock()
+	l.out.Lock()
 	if n < len(b.small) { // the rest goes first
 		rest := append([]byte(nil), b.small[n:]...)
-		for i := range l.wq.parts {
-			l.wq.parts[i].from += len(rest)
-			l.wq.parts[i].to += len(rest)
+		for i := range l.out.parts {
+			l.out.parts[i].from += len(rest)
+			l.out.parts[i].to += len(rest)
 		}
-		if len(l.wq.parts) > 0 {
-			l.wq.parts[0].from = 0 // a frame begins with its header, so the first part is one of small
+		if len(l.out.parts) > 0 {
+			l.out.parts[0].from = 0 // a frame begins with its header, so the first part is one of small
 		}
-		l.wq.small = append(rest, l.wq.small...)
+		l.out.small = append(rest, l.out.small...)
 	}
-	if l.wq.spare == nil && cap(b.small) <= readBuffer {
-		l.wq.spare = b.small[:0]
+	if l.out.spare == nil && cap(b.small) <= readBuffer {
+		l.out.spare = b.small[:0]
 	}
-	if l.wq.empty() {
-		l.wq.writing = false
-		l.wmu.Unlock()
+	if l.out.empty() {
+		l.out.writing = false
+		l.out.Unlock()
 		return
 	}
-	l.wmu.Unlock()
+	l.out.Unlock()
 	l.wake()
 }
 
@@ -316,10 +392,10 @@ func (l *Link) flush() {
 		select {
 		case <-l.kick:
 		case <-l.closed:
-			l.wmu.Lock()
-			posted := l.wq.posted
-			l.wq.posted = nil
-			l.wmu.Unlock()
+			l.out.Lock()
+			posted := l.out.posted
+			l.out.posted = nil
+			l.out.Unlock()
 			for _, p := range posted {
 				p.finish(l.Err())
 			}
@@ -329,16 +405,15 @@ func (l *Link) flush() {
 			if l.load.Load() > directLoad {
 				runtime.Gosched() // let those who are ready add their frames to this write
 			}
-			l.wmu.Lock()
-			if l.wq.empty() {
-				l.wq.writing = false
-				l.wmu.Unlock()
+			l.out.Lock()
+			if l.out.empty() {
+				l.out.writing = false
+				l.out.Unlock()
 				break
 			}
-			b := l.wq.take()
-			close(l.wq.room)
-			l.wq.room = make(chan struct{})
-			l.wmu.Unlock()
+			b := l.out.take()
+			l.out.Unlock()
+			moment.At("cohortwire.link.write")
 			err := l.write(b.buffers())
 			if err != nil {
 				err = l.lost(err)
@@ -350,14 +425,17 @@ func (l *Link) flush() {
 			if err != nil {
 				break
 			}
-			l.wmu.Lock()
+			l.out.Lock()
 			for _, p := range b.posted {
-				l.wq.large -= p.size
+				l.out.large -= p.size
 			}
-			if l.wq.spare == nil && cap(b.small) <= readBuffer {
-				l.wq.spare = b.small[:0]
+			if invariants.Enabled {
+				invariants.Check(l.out.large >= 0, "cohortwire: no more bytes are written than were counted")
 			}
-			l.wmu.Unlock()
+			if l.out.spare == nil && cap(b.small) <= readBuffer {
+				l.out.spare = b.small[:0]
+			}
+			l.out.Unlock()
 		}
 	}
 }

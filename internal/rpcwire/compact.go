@@ -52,7 +52,7 @@ func (m *Message) Frame() (*cohortwire.Frame, error) {
 	binary.LittleEndian.PutUint32(w.out, uint32(len(w.out)-4)) //nolint:gosec // far below 4 GiB
 	room.Frame = cohortwire.Frame{
 		Type: cohortwire.Type(m.Type), ID: uint64(m.ID), //nolint:gosec // two's complement
-		Payload: append(w.out, m.Payload...), Storages: w.storages, Written: m.Written, Turn: m.Turn,
+		Payload: append(w.out, m.Payload...), Storages: w.storages, Written: m.Written,
 	}
 	return &room.Frame, nil
 }

@@ -22,8 +22,6 @@ type Message struct {
 	Holders []TensorHolder
 	// Written, when not nil, is called once the message has been written and the tensors' memory is not needed any more.
 	Written func()
-	// Turn, when not zero, is the turn of the link in which the message need not go out at once.
-	Turn uint64
 }
 
 // Encode lays the message out for a TensorPipe pipe.

@@ -5,6 +5,7 @@ package tensorpipe
 
 import (
 	"encoding/binary"
+	"io"
 	"net"
 )
 
@@ -23,7 +24,10 @@ func (c *channel) streams() []*stream {
 }
 
 // piece returns lane i's part of n bytes.
-func piece(n, i, lanes int) (from, to int) { return n * i / lanes, n * (i + 1) / lanes }
+func piece(n, i, lanes int) (from, to int) {
+	at := func(i int) int { return int(int64(n) * int64(i) / int64(lanes)) }
+	return at(i), at(i + 1)
+}
 
 // write appends the steps that send data.
 func (c *channel) write(steps []step, data []byte) []step {
@@ -46,16 +50,35 @@ func (c *channel) write(steps []step, data []byte) []step {
 	return steps
 }
 
-// read fills data with the next storage.
-func (c *channel) read(data []byte) error {
-	if len(data) == 0 {
-		return nil
-	}
-	for i, lane := range c.lanes {
-		from, to := piece(len(data), i, len(c.lanes))
-		lane.expect(frameHead + to - from)
-		if err := lane.readInto(data[from:to], "a tensor storage"); err != nil {
+// laneReader reads the next storage of a channel, of n bytes, part by part.
+type laneReader struct {
+	c     *channel
+	n     int
+	lane  int
+	left  int // of the lane's frame
+	begun bool
+}
+
+// fill fills b with the next bytes. The last lane of a storage has a byte at least, so all lanes have been read with the
+// last one.
+func (r *laneReader) fill(b []byte) error {
+	for len(b) > 0 {
+		s := r.c.lanes[r.lane]
+		if !r.begun {
+			from, to := piece(r.n, r.lane, len(r.c.lanes))
+			s.expect(frameHead + to - from)
+			if err := s.readLength(to-from, "a tensor storage"); err != nil {
+				return err
+			}
+			r.left, r.begun = to-from, true
+		}
+		k := min(len(b), r.left)
+		if _, err := io.ReadFull(s.br, b[:k]); err != nil {
 			return err
+		}
+		b = b[k:]
+		if r.left -= k; r.left == 0 {
+			r.lane, r.begun = r.lane+1, false
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@
 package tensorpipe
 
 import (
+	"context"
 	"encoding/binary"
 	"sync"
 
@@ -52,23 +53,50 @@ func CheckOutgoing(m *Message) error {
 // ledger is the model of what the other side expects on a pipe: the dialling side sends requests with fresh ids, the
 // listening side answers each exactly once. PyTorch aborts on a second answer.
 type ledger struct {
-	client bool
+	client   bool
+	answered chan struct{} // of the listening side: an answer went out
 
-	mu   sync.Mutex
-	open map[int64]struct{}
+	mu struct {
+		sync.Mutex
+		open map[int64]struct{}
+	}
 }
 
 // maxOpen bounds the requests of ours that a peer never answered. PyTorch keeps such ids for ever; so must we, because
 // a late answer is still allowed.
 const maxOpen = 1 << 20
 
-func newLedger(client bool) *ledger { return &ledger{client: client, open: map[int64]struct{}{}} }
+func newLedger(client bool) *ledger {
+	l := &ledger{client: client, answered: make(chan struct{}, 1)}
+	l.mu.open = map[int64]struct{}{}
+	return l
+}
+
+// wait waits until fewer than limit requests wait for our answer. Meanwhile no more are read: that is the kindest thing to
+// do to a PyTorch worker, whose requests then wait in its own process; it never recovers from a pipe that ended.
+func (l *ledger) wait(ctx context.Context, limit int, closed <-chan struct{}) error {
+	for {
+		l.mu.Lock()
+		n := len(l.mu.open)
+		l.mu.Unlock()
+		if n < limit {
+			return nil
+		}
+		select {
+		case <-l.answered:
+		case <-closed:
+			return dist.New("tensorpipe: receive", dist.Closed, "closed")
+		case <-ctx.Done():
+			return dist.FromContext("tensorpipe: receive", ctx)
+		}
+	}
+}
 
 // clear reports whether every request has its answer.
 func (l *ledger) clear() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.open) == 0
+	return len(l.mu.open) == 0
 }
 
 func head(m *Message) (kind uint32, id int64, ok bool) {
@@ -93,27 +121,31 @@ func (l *ledger) sending(m *Message) error {
 		if kind&requestBit == 0 {
 			return refuse("type %#x is not a request, but this side opened the pipe", kind)
 		}
-		if _, dup := l.open[id]; dup {
+		if _, dup := l.mu.open[id]; dup {
 			return refuse("request id %d still waits for its answer", id)
 		}
-		if len(l.open) >= maxOpen {
+		if len(l.mu.open) >= maxOpen {
 			return dist.Newf("tensorpipe: send", dist.Exhausted, "%d requests wait for answers that never came", maxOpen)
 		}
-		l.open[id] = struct{}{}
+		l.mu.open[id] = struct{}{}
 		return nil
 	}
 	if kind&responseBit == 0 {
 		return refuse("type %#x is not a response, but the other side opened the pipe", kind)
 	}
-	if _, waiting := l.open[id]; !waiting {
+	if _, waiting := l.mu.open[id]; !waiting {
 		return refuse("no request with id %d waits for an answer", id)
 	}
-	delete(l.open, id)
+	delete(l.mu.open, id)
+	select {
+	case l.answered <- struct{}{}:
+	default:
+	}
 	return nil
 }
 
-// received checks and records an incoming message. limit bounds requests that wait for our answer.
-func (l *ledger) received(m *Message, limit int) error {
+// received checks and records an incoming message.
+func (l *ledger) received(m *Message) error {
 	kind, id, ok := head(m)
 	bad := func(code dist.Code, format string, args ...any) error {
 		return dist.Newf("tensorpipe: receive", code, format, args...)
@@ -123,20 +155,17 @@ func (l *ledger) received(m *Message, limit int) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, known := l.open[id]
+	_, known := l.mu.open[id]
 	if l.client {
 		if !known || kind&responseBit == 0 {
 			return bad(dist.Protocol, "type %#x with id %d, which answers no request", kind, id)
 		}
-		delete(l.open, id)
+		delete(l.mu.open, id)
 		return nil
 	}
 	if known || kind&requestBit == 0 {
 		return bad(dist.Protocol, "type %#x with id %d: not a new request", kind, id)
 	}
-	if len(l.open) >= limit {
-		return bad(dist.Exhausted, "more than %d requests without an answer", limit)
-	}
-	l.open[id] = struct{}{}
+	l.mu.open[id] = struct{}{}
 	return nil
 }

@@ -5,11 +5,13 @@ package tensorpipe
 
 import (
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/intake"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -17,8 +19,10 @@ import (
 type Limits struct {
 	Payload  int64 // bytes of one payload; default 1 GiB
 	Message  int64 // bytes of a whole message; default 16 GiB
-	Requests int   // requests on one pipe that wait for our answer; default 16384
+	Requests int   // requests on one pipe that wait for our answer before no more are read; default 131072
 	Halfway  int   // connections whose handshake is not done; default 1024
+	Waiting  int64 // bytes of answers that wait for one peer to read before others are refused; default 1 GiB
+	Ahead    int64 // bytes allocated for storages that were announced and have not come, in all; default 1 GiB
 	Backlog  int   // sessions that wait for Accept; default 256
 }
 
@@ -35,7 +39,11 @@ func (l Limits) withDefaults() Limits {
 	}
 	set(&l.Payload, 1<<30)
 	set(&l.Message, 16<<30)
-	seti(&l.Requests, 16<<10)
+	l.Message = min(l.Message, math.MaxInt) // a storage has to fit memory
+	l.Payload = min(l.Payload, math.MaxInt)
+	set(&l.Waiting, 1<<30)
+	set(&l.Ahead, 1<<30)
+	seti(&l.Requests, 128<<10)
 	seti(&l.Halfway, 1024)
 	seti(&l.Backlog, 256)
 	return l
@@ -52,6 +60,7 @@ type config struct {
 	register  func() uint64
 	address   string
 	cohort    *cohortwire.Config
+	ahead     *intake.Budget
 }
 
 // Option configures an [Endpoint].
@@ -136,11 +145,15 @@ func newConfig(opts []Option) (*config, error) {
 		}
 	}
 	c.limits = c.limits.withDefaults()
-	if c.cohort != nil && c.cohort.Alloc == nil {
-		c.cohort.Alloc = c.alloc
-	}
-	if c.cohort != nil && c.cohort.Logger == nil {
-		c.cohort.Logger = c.logger
+	c.ahead = intake.NewBudget(c.limits.Ahead)
+	if c.cohort != nil {
+		c.cohort.Ahead = c.ahead
+		if c.cohort.Alloc == nil {
+			c.cohort.Alloc = c.alloc
+		}
+		if c.cohort.Logger == nil {
+			c.cohort.Logger = c.logger
+		}
 	}
 	return c, nil
 }

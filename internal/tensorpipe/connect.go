@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // A dialler that was told to wait asks again after deferPause. Once it has waited for insistAfter, the link that the peer
@@ -26,6 +27,8 @@ const (
 // A dial goes on when ctx ends, and a later Connect finds its outcome. The session belongs to the endpoint.
 func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, error) {
 	addr = strings.TrimPrefix(addr, "uv://")
+	var patience <-chan time.Time
+	waited := false
 	for pause := time.Duration(0); ; pause = min(max(2*pause, 5*time.Millisecond), deferPause) {
 		ep.mu.Lock()
 		if ep.closed {
@@ -38,21 +41,30 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 			ep.mu.Unlock()
 			return s, nil
 		}
-		if !p.busy() {
+		if p.dial == nil && (p.incoming == 0 || waited) {
 			p.dial = newDialing()
 			d := p.dial
 			ep.work.Go(func() { ep.dialPeer(name, addr, d) })
 		}
 		d, change := p.dial, p.change
 		ep.mu.Unlock()
+		if d == nil && patience == nil { // a link of the peer is being set up, or somebody pretends that
+			timer := time.NewTimer(insistAfter)
+			defer timer.Stop()
+			patience = timer.C
+		}
+		moment.At("tensorpipe.endpoint.connect")
 		var dialled <-chan struct{}
 		if d != nil {
 			dialled = d.done
 		}
 		select {
 		case <-change: // a session came, or one that was being set up did not
+		case <-patience:
+			waited = true
+			continue
 		case <-dialled:
-			if d.err != nil && !ep.hopeful(name) {
+			if d.err != nil && (waited || !ep.hopeful(name)) {
 				return nil, d.err
 			}
 		case <-ctx.Done():
@@ -112,6 +124,11 @@ func (ep *Endpoint) dialPeer(name, addr string, d *dialing) {
 		err = dist.Newf("tensorpipe: connect", dist.Mismatch, "%s is worker %q, not %q", addr, s.Link.Peer().Name, name)
 		_ = s.Close()
 	}
+	if err == nil && s.Link != nil && !ep.trusts(s.Link) {
+		err = dist.Newf("tensorpipe: connect", dist.Mismatch, "whoever listens at %s does not prove that it is worker %q: that name has published no secret", addr, name)
+		_ = s.Close()
+	}
+	moment.At("tensorpipe.endpoint.dialled")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	p := ep.place(name) // perhaps a new one, if this dial was overtaken
@@ -135,12 +152,13 @@ func (ep *Endpoint) dialPeer(name, addr string, d *dialing) {
 func (ep *Endpoint) retire(s *Session) { ep.work.Go(func() { _ = s.Close() }) }
 
 // startLink begins the cohort transport on a negotiated connection.
-func (ep *Endpoint) startLink(s *stream) (*cohortwire.Link, error) {
+func (ep *Endpoint) startLink(s *stream, dialled bool) (*cohortwire.Link, error) {
 	buffered, err := s.br.Peek(s.br.Buffered())
 	if err != nil {
 		return nil, err
 	}
 	cfg := *ep.cfg.cohort
+	cfg.Dialled = dialled
 	user := cfg.OnClose
 	cfg.OnClose = func(l *cohortwire.Link, err error) {
 		ep.dropLink(l)
@@ -157,7 +175,7 @@ func (ep *Endpoint) startLink(s *stream) (*cohortwire.Link, error) {
 
 // accepted makes an arriving link the session with its worker. An older link, of an earlier start of that worker, ends.
 func (ep *Endpoint) accepted(name string, p *place, number uint64, s *stream) error {
-	link, err := ep.startLink(s)
+	link, err := ep.startLink(s, false)
 	if err != nil {
 		return err
 	}
@@ -166,6 +184,10 @@ func (ep *Endpoint) accepted(name string, p *place, number uint64, s *stream) er
 		return dist.Newf("tensorpipe: handshake", dist.Protocol, "worker %q calls itself %q", name, link.Peer().Name)
 	}
 	session := &Session{Peer: name, Link: link}
+	if !ep.trusts(link) { // it may ask, but it does not become the session for what we ask of that name
+		return ep.arrive(session)
+	}
+	moment.At("tensorpipe.endpoint.install")
 	ep.mu.Lock()
 	if ep.closed || p.installed > number { // or a later link of that worker was quicker
 		ep.mu.Unlock()
@@ -176,11 +198,22 @@ func (ep *Endpoint) accepted(name string, p *place, number uint64, s *stream) er
 		ep.retire(replaced)
 	}
 	ep.mu.Unlock()
+	return ep.arrive(session)
+}
+
+// arrive passes a link to Accept.
+func (ep *Endpoint) arrive(s *Session) error {
 	select {
-	case ep.sessions <- session:
+	case ep.sessions <- s:
 		return nil
 	default:
-		ep.retire(session)
+		ep.retire(s)
 		return dist.Newf("tensorpipe: handshake", dist.Exhausted, "more than %d sessions wait to be accepted", cap(ep.sessions))
 	}
+}
+
+// trusts reports whether a link may be the session with the worker that its peer says it is: the peer has proved it, or
+// proofs are not asked for.
+func (ep *Endpoint) trusts(l *cohortwire.Link) bool {
+	return ep.cfg.cohort.Published == nil || l.Proven()
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,7 +37,14 @@ func goWorkerWith(t *testing.T, name string, cfg cohortwire.Config, opts ...Opti
 	t.Helper()
 	cfg = cohortwire.Config{
 		Identity: cohortwire.Identity{Name: name, ID: 1, Incarnation: cfg.Identity.Incarnation}, Limit: cfg.Limit,
+		Secret: cfg.Secret, Published: cfg.Published,
 		OnFrame: func(l *cohortwire.Link, f *cohortwire.Frame) {
+			if f.Type.IsResponse() {
+				if ch, ok := waiting.LoadAndDelete(f.ID); ok {
+					ch.(chan *cohortwire.Frame) <- f //nolint:errcheck,forcetypeassert // only such channels are stored
+				}
+				return
+			}
 			_ = l.Send(context.Background(), &cohortwire.Frame{Type: 0x203, ID: f.ID, Payload: append([]byte(name+":"), f.Payload...)})
 		},
 	}
@@ -44,9 +52,32 @@ func goWorkerWith(t *testing.T, name string, cfg cohortwire.Config, opts ...Opti
 	return ep
 }
 
+var (
+	waiting sync.Map // id of a request to the channel for its answer
+	nextID  atomic.Uint64
+)
+
+// call sends a request on a link and waits for its answer.
+func call(ctx context.Context, l *cohortwire.Link, f *cohortwire.Frame) (*cohortwire.Frame, error) {
+	f.ID = nextID.Add(1)
+	ch := make(chan *cohortwire.Frame, 1)
+	waiting.Store(f.ID, ch)
+	if err := l.Request(ctx, f, false); err != nil {
+		return nil, err
+	}
+	select {
+	case answer := <-ch:
+		return answer, nil
+	case <-l.Done():
+		return nil, l.Err()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 func callLink(t *testing.T, s *Session, want string) {
 	t.Helper()
-	f, err := s.Link.Call(within(t), &cohortwire.Frame{Type: 0x102, Payload: []byte("hi")})
+	f, err := call(within(t), s.Link, &cohortwire.Frame{Type: 0x102, Payload: []byte("hi")})
 	if err != nil || string(f.Payload) != want+":hi" {
 		t.Fatalf("call: %v, %v", f, err)
 	}

@@ -57,7 +57,7 @@ func TestCutAgainAndAgain(t *testing.T) {
 			if err != nil {
 				return false
 			}
-			f, err := s.Link.Call(ctx, &cohortwire.Frame{Type: 0x102, Payload: []byte("hi")})
+			f, err := call(ctx, s.Link, &cohortwire.Frame{Type: 0x102, Payload: []byte("hi")})
 			return err == nil && string(f.Payload) == to+":hi"
 		}
 		for begin := time.Now(); ; time.Sleep(time.Millisecond) {

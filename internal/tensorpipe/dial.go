@@ -143,7 +143,7 @@ func (ep *Endpoint) negotiate(addr string, s *stream, offer Offer, more func(str
 	case plan.Defer:
 		return nil, true, nil
 	case plan.Cohort:
-		link, linkErr := ep.startLink(s)
+		link, linkErr := ep.startLink(s, true)
 		if linkErr != nil {
 			return nil, false, linkErr
 		}

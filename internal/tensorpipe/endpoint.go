@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // Endpoint is a worker's end of TensorPipe: one TCP port where pipes arrive, and the dials to other workers. It owns
@@ -25,7 +26,8 @@ type Endpoint struct {
 	cancel    context.CancelCauseFunc
 	sessions  chan *Session
 	work      sync.WaitGroup
-	halfway   chan struct{}
+	strangers *strangers
+	refused   complaints
 
 	mu       sync.Mutex
 	closed   bool
@@ -82,7 +84,7 @@ func New(name string, opts ...Option) (*Endpoint, error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	return &Endpoint{
 		name: name, cfg: cfg, ctx: ctx, cancel: cancel,
-		sessions: make(chan *Session, cfg.limits.Backlog), halfway: make(chan struct{}, cfg.limits.Halfway),
+		sessions: make(chan *Session, cfg.limits.Backlog), strangers: newStrangers(cfg.limits.Halfway), refused: complaints{logger: cfg.logger},
 		pending: map[net.Conn]struct{}{}, expected: map[uint64]chan *stream{}, places: map[string]*place{},
 		links: map[*cohortwire.Link]struct{}{},
 	}, nil
@@ -204,19 +206,16 @@ func (ep *Endpoint) accept(l net.Listener) {
 			}
 		}
 		delay = 0
-		select {
-		case ep.halfway <- struct{}{}:
-		default:
-			ep.cfg.logger.Warn("connection refused: too many handshakes under way", slog.String("peer", nc.RemoteAddr().String()))
-			_ = nc.Close()
-			continue
+		x, evicted := ep.strangers.admit(nc)
+		if evicted != nil {
+			_ = evicted.conn.Close()
 		}
 		ep.work.Go(func() {
-			defer func() { <-ep.halfway }()
-			if err := ep.serve(nc); err != nil {
+			defer ep.strangers.leave(x)
+			if err := ep.serve(nc, x); err != nil {
 				_ = nc.Close()
 				if ep.ctx.Err() == nil {
-					ep.cfg.logger.Warn("connection dropped in its handshake", slog.String("peer", nc.RemoteAddr().String()), slog.String("err", err.Error()))
+					ep.refused.dropped(nc, err)
 				}
 			}
 		})
@@ -224,7 +223,7 @@ func (ep *Endpoint) accept(l net.Listener) {
 }
 
 // serve does the listening side's part of the handshake on a new connection.
-func (ep *Endpoint) serve(nc net.Conn) error {
+func (ep *Endpoint) serve(nc net.Conn, x *stranger) error {
 	if !ep.hold(nc) {
 		return nil
 	}
@@ -233,6 +232,7 @@ func (ep *Endpoint) serve(nc net.Conn) error {
 		return err
 	}
 	s := newStream(nc, ep.cfg.stall)
+	moment.At("tensorpipe.endpoint.hello")
 	frame, err := s.readFrame(maxHandshake, "a hello")
 	if err != nil {
 		return err
@@ -247,6 +247,7 @@ func (ep *Endpoint) serve(nc net.Conn) error {
 	if frame, err = s.readFrame(maxHandshake, "a brochure"); err != nil {
 		return err
 	}
+	ep.strangers.greeted(x)
 	return ep.open(packet.Name, s, frame)
 }
 
@@ -336,6 +337,7 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 	defer timeout.Stop()
 	await := func(id uint64) (*stream, error) {
 		ch := expected[id]
+		moment.At("tensorpipe.endpoint.await")
 		select {
 		case got := <-ch:
 			delete(expected, id)

@@ -16,7 +16,7 @@ const (
 	transportUV     = "uv"
 	domainUV        = "uv:*"
 	transportCohort = "cohort"
-	domainCohort    = "cohort:1"
+	domainCohort    = "cohort:2"
 	addressDefer    = "defer" // the address of a cohort answer that says: use the connection that exists or comes
 
 	// ChannelBasic sends storages on one connection; ChannelMPT on 16.
@@ -63,7 +63,7 @@ type CohortOffer struct {
 	Insist bool
 }
 
-// The domain of the cohort transport in a brochure is "cohort:1:", the incarnation in hexadecimal, and ":insist" if so.
+// The domain of the cohort transport in a brochure is "cohort:2:", the incarnation in hexadecimal, and ":insist" if so.
 const insistSuffix = ":insist"
 
 func (o CohortOffer) domain() string {

@@ -10,9 +10,12 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/intake"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -34,8 +37,12 @@ type Pipe struct {
 	closed  chan struct{}
 	writes  sync.WaitGroup // writes that outlived their caller's ctx
 
-	mu  sync.Mutex
-	err error
+	answers atomic.Int64 // bytes of answers that are being written, or wait for it
+
+	mu struct {
+		sync.Mutex
+		err error
+	}
 }
 
 func newPipe(ep *Endpoint, peer string, client bool, main, reply *stream, ch channel) *Pipe {
@@ -66,7 +73,7 @@ func (p *Pipe) Done() <-chan struct{} { return p.closed }
 func (p *Pipe) Err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.err
+	return p.mu.err
 }
 
 // Close closes all connections of the pipe and waits for writes that are still under way. It is idempotent.
@@ -79,9 +86,9 @@ func (p *Pipe) Close() error {
 // fail ends the pipe with the first cause.
 func (p *Pipe) fail(err error) {
 	p.mu.Lock()
-	first := p.err == nil
+	first := p.mu.err == nil
 	if first {
-		p.err = err
+		p.mu.err = err
 	}
 	p.mu.Unlock()
 	if !first {
@@ -128,15 +135,26 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 	if err != nil {
 		return err
 	}
+	size, err := p.admit(m)
+	if err != nil {
+		return err
+	}
+	written := func() {
+		p.answers.Add(-size)
+		<-p.sending
+	}
+	moment.At("tensorpipe.pipe.send")
 	select {
 	case p.sending <- struct{}{}:
 	case <-p.closed:
+		p.answers.Add(-size)
 		return p.Err()
 	case <-ctx.Done():
+		p.answers.Add(-size)
 		return dist.FromContext("tensorpipe: send", ctx)
 	}
 	if err := p.books.sending(m); err != nil {
-		<-p.sending
+		written()
 		return err
 	}
 	stop := interrupt(ctx, func() {
@@ -151,19 +169,43 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 		}
 		if ctx.Err() == nil {
 			stop()
-			<-p.sending
+			written()
 			return p.broken("tensorpipe: send", err)
 		}
 		stop()
 		renew(steps)
-		p.finish(steps[i:])
+		p.finish(steps[i:], written)
 		return dist.FromContext("tensorpipe: send", ctx)
 	}
 	if !stop() { // ctx ended at the last moment
 		renew(steps)
 	}
-	<-p.sending
+	written()
 	return nil
+}
+
+// smallAnswer is the size up to which answers are taken whatever waits: there must be room to say that something is wrong.
+const smallAnswer = 64 << 10
+
+// admit counts the bytes of an answer until it has been written. It refuses one that is not small while too many bytes
+// wait for a peer that does not read.
+func (p *Pipe) admit(m *Message) (size int64, err error) {
+	if p.client {
+		return 0, nil // requests wait with those who make them
+	}
+	for _, b := range m.Payloads {
+		size += int64(len(b))
+	}
+	for _, s := range m.Storages {
+		size += int64(s.Len())
+	}
+	if now := p.answers.Add(size); now > p.cfg.limits.Waiting && now > size && size > smallAnswer {
+		p.answers.Add(-size)
+		e := dist.Newf("tensorpipe: send", dist.Exhausted, "%d bytes wait for the peer to read them; %d more are over the limit of %d", now-size, size, p.cfg.limits.Waiting)
+		e.Peer = p.peer
+		return 0, e
+	}
+	return size, nil
 }
 
 // interrupt runs fn when ctx ends. The returned function takes that back; it reports false when fn has run, and then
@@ -191,9 +233,9 @@ func renew(steps []step) {
 }
 
 // finish writes the rest of a message whose sender has gone.
-func (p *Pipe) finish(steps []step) {
+func (p *Pipe) finish(steps []step, written func()) {
 	p.writes.Go(func() {
-		defer func() { <-p.sending }()
+		defer written()
 		for i := range steps {
 			if err := steps[i].run(nil); err != nil { //nolint:staticcheck // no ctx: the stall limit and Close end it
 				_ = p.broken("tensorpipe: send", err)
@@ -270,6 +312,15 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 			}
 		}
 	}()
+	if !p.client {
+		if err := p.books.wait(ctx, p.cfg.limits.Requests, p.closed); err != nil {
+			if p.Err() != nil {
+				err = p.Err()
+			}
+			return nil, err
+		}
+	}
+	moment.At("tensorpipe.pipe.recv")
 	p.linger.begin(!p.client && p.books.clear())
 	defer p.linger.end()
 	p.main.expect(leastMessage)
@@ -282,7 +333,7 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 	p.linger.arrived()
 	m, err := p.read()
 	if err == nil {
-		err = p.books.received(m, p.cfg.limits.Requests)
+		err = p.books.received(m)
 	}
 	if err != nil {
 		return nil, p.broken("tensorpipe: receive", err)
@@ -344,18 +395,12 @@ func (p *Pipe) readStorages(m *Message, all []StorageDescriptor) error {
 		m.Storages = make([]*tensor.Storage, 0, len(all))
 	}
 	for _, s := range all {
-		storage, err := p.cfg.alloc(int(s.Length)) //nolint:gosec // checked against the limit
+		lanes := laneReader{c: &p.chann, n: int(s.Length)} //nolint:gosec // checked against the limit
+		storage, err := intake.Storage(lanes.n, p.cfg.alloc, p.cfg.ahead, lanes.fill)
 		if err != nil {
 			return err
 		}
 		m.Storages = append(m.Storages, storage)
-		data, err := storage.Bytes()
-		if err == nil {
-			err = p.chann.read(data)
-		}
-		if err != nil {
-			return err
-		}
 	}
 	return nil
 }

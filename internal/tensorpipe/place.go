@@ -70,17 +70,14 @@ func (ep *Endpoint) tidy(name string, p *place) {
 
 // reserve keeps the place of a worker for the link that it is opening, and numbers that link. It returns nil when that
 // worker has to wait: our own dial is under way and wins, or there is a link with the same start of it, so that its dial
-// has crossed ours. A worker that insists has waited for that link and does not have it: the link is of no use any more.
+// has crossed ours. A worker that insists has waited for that link and does not have it: the new one replaces it, once the
+// worker has proved who it is.
 func (ep *Endpoint) reserve(name string, offer CohortOffer) (*place, uint64) {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	p := ep.place(name)
 	if !offer.Insist && (p.dial != nil && ep.name < name || p.linked(offer.Incarnation)) {
 		return nil, 0
-	}
-	if p.linked(offer.Incarnation) {
-		ep.retire(p.session)
-		p.session = nil
 	}
 	p.incoming++
 	p.arrived++

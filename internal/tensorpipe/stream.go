@@ -92,16 +92,12 @@ func (s *stream) readFrame(limit int64, what string) ([]byte, error) {
 	return b, nil
 }
 
-// readInto reads a frame that must be as long as b.
-func (s *stream) readInto(b []byte, what string) error {
-	n, err := s.readHead(int64(len(b)), what)
-	if err != nil {
-		return err
+// readLength reads the length of a frame that must be want bytes long.
+func (s *stream) readLength(want int, what string) error {
+	n, err := s.readHead(int64(want), what)
+	if err == nil && n != want {
+		err = dist.Newf("tensorpipe: receive", dist.Protocol, "%s of %d bytes where %d were announced", what, n, want)
 	}
-	if n != len(b) {
-		return dist.Newf("tensorpipe: receive", dist.Protocol, "%s of %d bytes where %d were announced", what, n, len(b))
-	}
-	_, err = io.ReadFull(s.br, b)
 	return err
 }
 

@@ -12,17 +12,17 @@ import (
 )
 
 // TestAfterASeriesOfReferences does all kinds of things right after references that were made, fetched and closed one after
-// the other, when the next creating call is held back for the fetch behind it: none of them may depend on that fetch.
+// the other, when the reading of the link is often lent to callers: none of them may wait for a caller that does not come.
 func TestAfterASeriesOfReferences(t *testing.T) {
 	ran, gaveUp := make(chan int, 100), make(chan error, 100)
 	reg := NewRegistry().
-		MustHandle("held.echo", func(n int) int { return n }).
-		MustHandle("held.tell", func(n int) int {
+		MustHandle("series.echo", func(n int) int { return n }).
+		MustHandle("series.tell", func(n int) int {
 			ran <- n
 			return n
 		}).
-		MustHandle("held.fail", func() (int, error) { return 0, Raise("ValueError", "no") }).
-		MustHandle("held.wait", func(ctx context.Context) error {
+		MustHandle("series.fail", func() (int, error) { return 0, Raise("ValueError", "no") }).
+		MustHandle("series.wait", func(ctx context.Context) error {
 			ran <- -1
 			<-ctx.Done()
 			gaveUp <- context.Cause(ctx)
@@ -34,7 +34,7 @@ func TestAfterASeriesOfReferences(t *testing.T) {
 	series := func() {
 		t.Helper()
 		for n := range 60 {
-			ref, err := Remote[int](ctx, a, "w1", "held.echo", n)
+			ref, err := Remote[int](ctx, a, "w1", "series.echo", n)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,17 +65,17 @@ func TestAfterASeriesOfReferences(t *testing.T) {
 	}
 	for round := range 10 {
 		series()
-		ref := order(ctx, "held.tell", round) // and nothing behind it
+		ref := order(ctx, "series.tell", round) // and nothing behind it
 		heard(round)
 		if err := ref.Confirmed(ctx); err != nil {
 			t.Fatal(err)
 		}
 		_ = ref.Close()
 		series()
-		_ = order(ctx, "held.tell", round).Close()
+		_ = order(ctx, "series.tell", round).Close()
 		heard(round)
 		series()
-		ref = order(ctx, "held.echo", round)
+		ref = order(ctx, "series.echo", round)
 		if err := ref.Confirmed(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -83,8 +83,8 @@ func TestAfterASeriesOfReferences(t *testing.T) {
 			t.Fatalf("a reference that was confirmed: %d, %v", v, err)
 		}
 		series()
-		twin := order(ctx, "held.tell", 100)
-		refs := []*Ref[int]{ref, twin, order(ctx, "held.tell", 101)}
+		twin := order(ctx, "series.tell", 100)
+		refs := []*Ref[int]{ref, twin, order(ctx, "series.tell", 101)}
 		heard(100, 101)
 		heard(100, 101)
 		for _, ref := range refs {
@@ -94,25 +94,25 @@ func TestAfterASeriesOfReferences(t *testing.T) {
 			_ = ref.Close()
 		}
 		series()
-		ref = order(ctx, "held.fail")
+		ref = order(ctx, "series.fail")
 		var raised *RemoteError
 		if _, err := ref.Fetch(ctx); !errors.As(err, &raised) || raised.Kind != "ValueError" {
 			t.Fatalf("a function that fails: %v", err)
 		}
 		_ = ref.Close()
 		series()
-		ref = order(ctx, "held.none")
+		ref = order(ctx, "series.none")
 		if _, err := ref.Fetch(ctx); err == nil {
 			t.Fatal("a function that does not exist has a value")
 		}
 		_ = ref.Close()
 		series()
-		ref = order(ctx, "held.wait")
+		ref = order(ctx, "series.wait")
 		heard(-1)
 		_ = ref.Close() // nobody wants it any more, but it is confirmed and runs on
 		series()
 		short, cancel := context.WithCancel(ctx)
-		ref = order(short, "held.tell", round)
+		ref = order(short, "series.tell", round)
 		cancel() // before it was confirmed, or behind it
 		if err := ref.Confirmed(ctx); err != nil && !errors.Is(err, context.Canceled) {
 			t.Fatalf("a creation that was canceled: %v", err)
@@ -126,20 +126,20 @@ func TestAfterASeriesOfReferences(t *testing.T) {
 			}
 		}
 		series()
-		if v, err := Call[int](ctx, b, "w0", "held.echo", round); err != nil || v != round {
+		if v, err := Call[int](ctx, b, "w0", "series.echo", round); err != nil || v != round {
 			t.Fatalf("a call from the other side: %d, %v", v, err)
 		}
 		series()
-		if v, err := Async[int](ctx, a, "w1", "held.echo", round).Await(ctx); err != nil || v != round {
+		if v, err := Async[int](ctx, a, "w1", "series.echo", round).Await(ctx); err != nil || v != round {
 			t.Fatalf("a future: %d, %v", v, err)
 		}
 	}
 }
 
 // TestCutInASeriesOfReferences cuts the link again and again while references are made, fetched and closed: creations that
-// were held back are repeated like all others.
+// were lost with it are repeated.
 func TestCutInASeriesOfReferences(t *testing.T) {
-	reg := NewRegistry().MustHandle("held.echo", func(n int) int { return n })
+	reg := NewRegistry().MustHandle("series.echo", func(n int) int { return n })
 	agents := world(t, 2, true, func(int) *Registry { return reg })
 	ctx := testContext(t)
 	a, b := agents[0], agents[1]
@@ -152,9 +152,9 @@ func TestCutInASeriesOfReferences(t *testing.T) {
 		t.Fatal(err)
 	}
 	for round := range 10 {
-		side := []*peer{here, there}[round%2] // who takes what is held back along, or does not
+		side := []*peer{here, there}[round%2]
 		for n := range 40 {
-			ref, err := Remote[int](ctx, a, "w1", "held.echo", n)
+			ref, err := Remote[int](ctx, a, "w1", "series.echo", n)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -175,13 +175,13 @@ func TestCutInASeriesOfReferences(t *testing.T) {
 // TestDeletesRideAlong bounds what an owner keeps for a user who closes what it has fetched: the deletes go with later
 // creating calls.
 func TestDeletesRideAlong(t *testing.T) {
-	reg := NewRegistry().MustHandle("held.echo", func(n int) int { return n })
+	reg := NewRegistry().MustHandle("series.echo", func(n int) int { return n })
 	agents := world(t, 2, true, func(int) *Registry { return reg })
 	ctx := testContext(t)
 	a, b := agents[0], agents[1]
 	most := 0
 	for n := range 2000 {
-		ref, err := Remote[int](ctx, a, "w1", "held.echo", n)
+		ref, err := Remote[int](ctx, a, "w1", "series.echo", n)
 		if err != nil {
 			t.Fatal(err)
 		}
