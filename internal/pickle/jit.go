@@ -37,6 +37,9 @@ func (j *JIT) Finish() ([]byte, error) {
 	return append(j.out, opStop), nil
 }
 
+// Len is how many bytes were written so far.
+func (j *JIT) Len() int { return len(j.out) }
+
 func (j *JIT) fail(format string, args ...any) {
 	if j.err == nil {
 		j.err = dist.Newf("pickle: encode for TorchScript", dist.InvalidArgument, format, args...)
@@ -100,7 +103,7 @@ func (j *JIT) None() { j.out = append(j.out, opNone) }
 
 // String pushes a string of any bytes.
 func (j *JIT) String(s string) {
-	if len(s) > math.MaxUint32 {
+	if uint64(len(s)) > math.MaxUint32 {
 		j.fail("a string of %d bytes; the form has room for 4 GiB", len(s))
 		return
 	}

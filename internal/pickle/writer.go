@@ -7,8 +7,10 @@ import (
 	"encoding/binary"
 	"math"
 	"math/big"
+	"math/bits"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/cohort-dist/cohort/dist"
 )
@@ -19,16 +21,28 @@ const DefaultProtocol = 4
 // maxWriteDepth keeps the writer's recursion, and that of a reader at the other end, within reason.
 const maxWriteDepth = 1000
 
+// maxOutput is the longest pickle that Append writes: about what the wires take.
+const maxOutput = 1 << 30
+
+// shortText is the length up to which strings, bytes and integers are written again. Longer ones that are the same memory
+// are written once.
+const shortText = 32
+
 // Append appends the pickle of v to b. The protocol is 4 (or [DefaultProtocol]) or 2.
 //
 // Values that appear twice as the same pointer stay the same object; cycles through lists, dicts, sets and objects are
 // kept. The same value gives the same bytes.
 func Append(b []byte, v any, protocol int) ([]byte, error) {
+	return AppendAtMost(b, v, protocol, maxOutput)
+}
+
+// AppendAtMost is Append, and an error for a pickle of more than most bytes.
+func AppendAtMost(b []byte, v any, protocol, most int) ([]byte, error) {
 	if protocol != 2 && protocol != 4 {
 		return b, dist.Newf("pickle: encode", dist.InvalidArgument, "protocol %d: 2 and 4 are written", protocol)
 	}
 	start := len(b)
-	w := writer{out: append(b, opProto, byte(protocol)), protocol: protocol}
+	w := writer{out: append(b, opProto, byte(protocol)), protocol: protocol, most: start + most}
 	w.memo = w.memo0[:0]
 	body := len(w.out)
 	if protocol == 4 {
@@ -55,13 +69,14 @@ func Append(b []byte, v any, protocol int) ([]byte, error) {
 func Encode(v any) ([]byte, error) { return Append(nil, v, DefaultProtocol) }
 
 type memoEntry struct {
-	key   any // a pointer, or a Global
+	key   any // a pointer, a Global, or a textKey
 	index int
 }
 
 type writer struct {
 	out      []byte
 	protocol int
+	most     int // bytes of out
 	memo     []memoEntry
 	index    map[any]int // built when memo grows long
 	memo0    [16]memoEntry
@@ -113,6 +128,9 @@ func (w *writer) value(v any, depth int) error {
 	if depth > maxWriteDepth {
 		return dist.Newf("pickle: encode", dist.InvalidArgument, "values nested deeper than %d, or a tuple that contains itself", maxWriteDepth)
 	}
+	if len(w.out) > w.most {
+		return w.tooLong()
+	}
 	switch v := v.(type) {
 	case nil:
 		w.out = append(w.out, opNone)
@@ -127,7 +145,7 @@ func (w *writer) value(v any, depth int) error {
 	case int64:
 		w.out = appendInt(w.out, v)
 	case *big.Int:
-		w.out = appendBig(w.out, v)
+		return w.big(v)
 	case float64:
 		w.out = binary.BigEndian.AppendUint64(append(w.out, opBinFloat), math.Float64bits(v))
 	case complex128:
@@ -161,7 +179,62 @@ func (w *writer) str(s string) error {
 	if !validText(s) {
 		return dist.New("pickle: encode", dist.InvalidArgument, "a string that is not UTF-8: send bytes instead")
 	}
+	key := textKey{"str", unsafe.StringData(s), len(s)} //nolint:gosec // compared, never read
+	if again, err := w.again(key); again || err != nil {
+		return err
+	}
 	w.out = appendString(w.out, s, w.protocol)
+	w.rememberText(key)
+	return nil
+}
+
+// textKey is a string, bytes or an integer by the memory that it is in, which the key keeps alive.
+type textKey struct {
+	kind string
+	at   *byte
+	n    int
+}
+
+// again refers to a text that was written before, and checks the length of one that was not.
+func (w *writer) again(key textKey) (bool, error) {
+	if key.n > shortText {
+		if i, ok := w.lookup(key); ok {
+			w.recall(i)
+			return true, nil
+		}
+	}
+	if len(w.out)+key.n > w.most {
+		return false, w.tooLong()
+	}
+	return false, nil
+}
+
+func (w *writer) rememberText(key textKey) {
+	if key.n > shortText {
+		w.remember(key)
+	}
+}
+
+func (w *writer) tooLong() error {
+	return dist.Newf("pickle: encode", dist.TooLarge, "a value that takes more than %d bytes", w.most)
+}
+
+func (w *writer) big(v *big.Int) error {
+	words := v.Bits()
+	if len(words) == 0 {
+		w.out = appendBig(w.out, v)
+		return nil
+	}
+	kind := "int"
+	if v.Sign() < 0 {
+		kind = "-int"
+	}
+	key := textKey{kind, (*byte)(unsafe.Pointer(unsafe.SliceData(words))), len(words) * bits.UintSize / 8} //nolint:gosec // compared, never read
+	if again, err := w.again(key); again || err != nil {
+		return err
+	}
+	w.out = appendBig(w.out, v)
+	w.rememberText(key)
 	return nil
 }
 
@@ -169,7 +242,7 @@ func appendString(b []byte, s string, protocol int) []byte {
 	switch n := len(s); {
 	case protocol >= 4 && n <= math.MaxUint8:
 		b = append(b, opShortBinUnicode, byte(n))
-	case n <= math.MaxUint32:
+	case uint64(n) <= math.MaxUint32:
 		b = binary.LittleEndian.AppendUint32(append(b, opBinUnicode), uint32(n))
 	default:
 		b = binary.LittleEndian.AppendUint64(append(b, opBinUnicode8), uint64(n))
@@ -181,15 +254,20 @@ func (w *writer) bytes(v []byte, depth int) error {
 	if w.protocol < 3 { // protocol 2 has no bytes: CPython encodes a Latin-1 string instead
 		return w.object(Call(Global{"_codecs", "encode"}, latin1(v), "latin1"), depth)
 	}
+	key := textKey{"bytes", unsafe.SliceData(v), len(v)} //nolint:gosec // compared, never read
+	if again, err := w.again(key); again || err != nil {
+		return err
+	}
 	switch n := len(v); {
 	case n <= math.MaxUint8:
 		w.out = append(w.out, opShortBinBytes, byte(n))
-	case n <= math.MaxUint32:
+	case uint64(n) <= math.MaxUint32:
 		w.out = binary.LittleEndian.AppendUint32(append(w.out, opBinBytes), uint32(n))
 	default:
 		w.out = binary.LittleEndian.AppendUint64(append(w.out, opBinBytes8), uint64(n))
 	}
 	w.out = append(w.out, v...)
+	w.rememberText(key)
 	return nil
 }
 

@@ -22,7 +22,7 @@ func Assign(dst, v any) error {
 	if p.Kind() != reflect.Pointer || p.IsNil() {
 		return dist.Newf("rpc: assign", dist.InvalidArgument, "%T is not a pointer to a variable", dst)
 	}
-	return publicError(assign(p.Elem(), v, 0), "")
+	return publicError((&assigner{}).assign(p.Elem(), v, 0), "")
 }
 
 // AssignArgs stores the arguments of a call in a struct: positional ones by the order of its fields, keyword ones by
@@ -41,8 +41,9 @@ func AssignArgs(dst any, args []any, kwargs *Dict) error {
 		return dist.Newf("rpc: arguments", dist.InvalidArgument, "%d positional arguments, the function takes %d", len(args), len(fields))
 	}
 	given := make([]bool, len(fields))
+	a := &assigner{}
 	for i, arg := range args {
-		if err := assign(p.Elem().FieldByIndex(fields[i].index), arg, 0); err != nil {
+		if err := a.assign(p.Elem().FieldByIndex(fields[i].index), arg, 0); err != nil {
 			return publicError(err, fmt.Sprintf("argument %q: ", fields[i].name))
 		}
 		given[i] = true
@@ -60,7 +61,7 @@ func AssignArgs(dst any, args []any, kwargs *Dict) error {
 			return dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q is given twice", name)
 		}
 		given[i] = true
-		if err := assign(p.Elem().FieldByIndex(fields[i].index), pair.Value, 0); err != nil {
+		if err := a.assign(p.Elem().FieldByIndex(fields[i].index), pair.Value, 0); err != nil {
 			return publicError(err, fmt.Sprintf("argument %q: ", name))
 		}
 	}
@@ -132,6 +133,15 @@ func doesNotFit(what any, want reflect.Type) error {
 	return misfitf("%v does not fit a Go %v", what, want)
 }
 
+// bigText writes an integer, or its size where the digits would fill a page: they take a time that grows with the square of
+// their number.
+func bigText(n *big.Int) string {
+	if n.BitLen() > 512 {
+		return fmt.Sprintf("an integer of %d bits", n.BitLen())
+	}
+	return n.String()
+}
+
 func mismatch(want reflect.Type, v any) error { return doesNotFit("a "+typeName(v), want) }
 
 // typeName names the type of a decoded value as its sender knows it.
@@ -176,7 +186,56 @@ func typeName(v any) string {
 	}
 }
 
-func assign(dst reflect.Value, v any, depth int) error {
+// assigner fills one variable. A slice, map or pointer that is made of a value which occurs again is made once, as it is in
+// Python: a short message could otherwise fill the memory.
+type assigner struct{ made met[[]made] }
+
+// made is a Go value of one type that a source was turned into.
+type made struct {
+	kind  reflect.Type
+	value reflect.Value
+}
+
+// again sets dst to what the same source was turned into before, if it was.
+func (a *assigner) again(dst reflect.Value, v any) (id identity, shareable, done bool) {
+	if id, shareable = identify(v); !shareable {
+		return id, false, false
+	}
+	before, _ := a.made.get(id)
+	for _, m := range before {
+		if m.kind == dst.Type() {
+			dst.Set(m.value)
+			return id, true, true
+		}
+	}
+	return id, true, false
+}
+
+func (a *assigner) assign(dst reflect.Value, v any, depth int) error {
+	if v == nil {
+		return a.convert(dst, v, depth)
+	}
+	switch dst.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Map:
+	default:
+		return a.convert(dst, v, depth)
+	}
+	if reflect.TypeOf(v) == dst.Type() {
+		return a.convert(dst, v, depth) // nothing is made
+	}
+	id, shareable, done := a.again(dst, v)
+	if done {
+		return nil
+	}
+	err := a.convert(dst, v, depth)
+	if err == nil && shareable {
+		before, _ := a.made.get(id)
+		a.made.set(id, append(before, made{dst.Type(), dst}))
+	}
+	return err
+}
+
+func (a *assigner) convert(dst reflect.Value, v any, depth int) error {
 	if depth > maxDepth {
 		return misfitf("nested deeper than %d", maxDepth)
 	}
@@ -200,7 +259,7 @@ func assign(dst reflect.Value, v any, depth int) error {
 		return nil
 	}
 	if h, ok := v.(TensorHolder); ok {
-		return assign(dst, h.HeldTensor(), depth+1)
+		return a.convert(dst, h.HeldTensor(), depth+1)
 	}
 	if x, ok := v.(*tensor.Tensor); ok && dst.CanAddr() {
 		if target, ok := reflect.TypeAssert[TensorTarget](dst.Addr()); ok {
@@ -232,7 +291,7 @@ func assign(dst reflect.Value, v any, depth int) error {
 			return nil
 		}
 		if n, ok := v.(*big.Int); ok {
-			return doesNotFit(n, t)
+			return doesNotFit(bigText(n), t)
 		}
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
 		return assignUint(dst, v)
@@ -252,17 +311,17 @@ func assign(dst reflect.Value, v any, depth int) error {
 		}
 	case reflect.Pointer:
 		fresh := reflect.New(t.Elem())
-		if err := assign(fresh.Elem(), v, depth+1); err != nil {
+		if err := a.assign(fresh.Elem(), v, depth+1); err != nil {
 			return err
 		}
 		dst.Set(fresh)
 		return nil
 	case reflect.Slice, reflect.Array:
-		return assignSlice(dst, v, depth)
+		return a.slice(dst, v, depth)
 	case reflect.Map:
-		return assignMap(dst, v, depth)
+		return a.mapping(dst, v, depth)
 	case reflect.Struct:
-		return assignStruct(dst, v, depth)
+		return a.fields(dst, v, depth)
 	default: // channels and functions have no Python form; an interface was assignable or is not
 	}
 	return mismatch(t, v)
@@ -278,7 +337,7 @@ func assignUint(dst reflect.Value, v any) error {
 		u = uint64(n)
 	case *big.Int:
 		if !n.IsUint64() {
-			return doesNotFit(n, dst.Type())
+			return doesNotFit(bigText(n), dst.Type())
 		}
 		u = n.Uint64()
 	default:
@@ -299,7 +358,9 @@ func assignFloat(dst reflect.Value, v any) error {
 	case int64:
 		f = float64(n)
 	case *big.Int:
-		f, _ = new(big.Float).SetInt(n).Float64()
+		if f, _ = new(big.Float).SetInt(n).Float64(); math.IsInf(f, 0) {
+			return doesNotFit(bigText(n), dst.Type())
+		}
 	default:
 		return mismatch(dst.Type(), v)
 	}
@@ -325,7 +386,7 @@ func sequence(v any) ([]any, bool) {
 	return nil, false
 }
 
-func assignSlice(dst reflect.Value, v any, depth int) error {
+func (a *assigner) slice(dst reflect.Value, v any, depth int) error {
 	t := dst.Type()
 	if t.Elem().Kind() == reflect.Uint8 {
 		var b []byte
@@ -354,14 +415,14 @@ func assignSlice(dst reflect.Value, v any, depth int) error {
 		dst.Set(reflect.MakeSlice(t, len(items), len(items)))
 	}
 	for i, item := range items {
-		if err := assign(dst.Index(i), item, depth+1); err != nil {
+		if err := a.assign(dst.Index(i), item, depth+1); err != nil {
 			return within(err, "[%d]", i)
 		}
 	}
 	return nil
 }
 
-func assignMap(dst reflect.Value, v any, depth int) error {
+func (a *assigner) mapping(dst reflect.Value, v any, depth int) error {
 	t := dst.Type()
 	d, ok := v.(*Dict)
 	if !ok {
@@ -378,13 +439,13 @@ func assignMap(dst reflect.Value, v any, depth int) error {
 	out := reflect.MakeMapWithSize(t, len(d.Pairs))
 	for _, p := range d.Pairs {
 		key, value := reflect.New(t.Key()).Elem(), reflect.New(t.Elem()).Elem()
-		if err := assign(key, p.Key, depth+1); err != nil {
+		if err := a.assign(key, p.Key, depth+1); err != nil {
 			return within(err, "[key %s]", Repr(p.Key))
 		}
 		if !key.Comparable() {
 			return within(mismatch(t.Key(), p.Key), "[key %s]", Repr(p.Key))
 		}
-		if err := assign(value, p.Value, depth+1); err != nil {
+		if err := a.assign(value, p.Value, depth+1); err != nil {
 			return within(err, "[%s]", Repr(p.Key))
 		}
 		out.SetMapIndex(key, value)
@@ -393,7 +454,7 @@ func assignMap(dst reflect.Value, v any, depth int) error {
 	return nil
 }
 
-func assignStruct(dst reflect.Value, v any, depth int) error {
+func (a *assigner) fields(dst reflect.Value, v any, depth int) error {
 	d, ok := v.(*Dict)
 	if !ok || d == nil {
 		return mismatch(dst.Type(), v)
@@ -411,7 +472,7 @@ func assignStruct(dst reflect.Value, v any, depth int) error {
 		if i < 0 {
 			return misfitf("a Go %v has no field for %q; it has %s", dst.Type(), name, fieldNames(fields))
 		}
-		if err := assign(dst.FieldByIndex(fields[i].index), p.Value, depth+1); err != nil {
+		if err := a.assign(dst.FieldByIndex(fields[i].index), p.Value, depth+1); err != nil {
 			return within(err, ".%s", name)
 		}
 	}

@@ -122,6 +122,9 @@ func (d *Decoder) pairs(in []pickle.Pair) ([]Pair, error) {
 	return out, nil
 }
 
+// maxQualified bounds names that are put together from attributes of attributes.
+const maxQualified = 1 << 10
+
 // callee returns what an object's class is when it can be named: a global, or an attribute of one.
 func callee(class any) (Global, bool) {
 	switch c := class.(type) {
@@ -134,7 +137,10 @@ func callee(class any) (Global, bool) {
 		}
 		base, ok1 := callee(c.Args.Items[0])
 		name, ok2 := c.Args.Items[1].(string)
-		return Global{Module: base.Module, Name: base.Name + "." + name}, ok1 && ok2
+		if !ok1 || !ok2 || len(base.Name)+len(name) >= maxQualified {
+			return Global{}, false
+		}
+		return Global{Module: base.Module, Name: base.Name + "." + name}, true
 	}
 	return Global{}, false
 }
@@ -214,7 +220,8 @@ func (d *Decoder) known(name Global, o *pickle.Object) (any, bool, error) {
 		return ByteArray{}, true, nil
 	case (name.Name == "set" || name.Name == "frozenset") && isBuiltins(name.Module) && len(args) == 1:
 		if l, ok := args[0].(*pickle.List); ok {
-			items, err := d.items(l.Items)
+			v, err := d.value(l) // not its items: many sets may be made of one list
+			items, _ := v.([]any)
 			if name.Name == "set" {
 				return Set(items), true, err
 			}
@@ -272,17 +279,17 @@ func (d *Decoder) opaque(o *pickle.Object) (any, error) {
 		return nil, err
 	}
 	out := &Object{Class: class, New: o.How != pickle.Reduce}
-	args, err := d.items(o.Args.Items)
+	args, err := d.value(o.Args) // not its items: many objects may have one tuple of arguments
 	if err != nil {
 		return nil, err
 	}
-	out.Args = args
+	out.Args, _ = args.(Tuple)
 	if o.KwArgs != nil {
-		pairs, kwErr := d.pairs(o.KwArgs.Pairs)
+		kwargs, kwErr := d.value(o.KwArgs)
 		if kwErr != nil {
 			return nil, kwErr
 		}
-		out.KwArgs = &Dict{Pairs: pairs}
+		out.KwArgs, _ = kwargs.(*Dict)
 	}
 	if out.States, err = d.items(o.States); err != nil {
 		return nil, err

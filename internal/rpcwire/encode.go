@@ -9,8 +9,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
-	"unicode"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
@@ -31,6 +29,14 @@ type Encoder struct {
 	Fork func(Reference) (RRefFork, error)
 	// Native writes calls and results in the short form that only Go workers read.
 	Native bool
+	// Most is the longest payload in bytes; zero means 1 GiB, the limit of the wires.
+	Most int
+
+	pickled met[any] // containers, as pickle values; open{} while one is being encoded
+	written met[int] // the same for the short form, as numbers
+	number  int      // of the next container in the short form
+	jitted  met[int] // containers of a TorchScript value that occur more than once, as numbers of its pickle
+	again   bool     // the short form refers to a number
 }
 
 // Pickle returns the Python pickle of a Go value.
@@ -39,7 +45,7 @@ func (e *Encoder) Pickle(v any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return pickle.Append(make([]byte, 0, 256), pv, pickle.DefaultProtocol)
+	return pickle.AppendAtMost(make([]byte, 0, 256), pv, pickle.DefaultProtocol, e.most())
 }
 
 func badValue(format string, args ...any) error {
@@ -74,19 +80,17 @@ func (e *Encoder) held(h TensorHolder) *tensor.Tensor {
 // value handles the types of the value model; other Go types go through reflection.
 func (e *Encoder) value(v any, depth int) (any, error) {
 	if depth > maxDepth {
-		return nil, badValue("values nested deeper than %d, or one that contains itself", maxDepth)
+		return nil, containsItself()
 	}
 	switch v := v.(type) {
 	case nil, bool, int64, float64, complex128, string, Global:
-		return v, nil
+		return v, nil // the pickle shares long strings by itself
 	case int:
 		return int64(v), nil
 	case *big.Int:
 		return v, nil
 	case []byte:
 		return pickle.Bytes(v), nil
-	case ByteArray:
-		return &pickle.ByteArray{Data: v}, nil
 	case *tensor.Tensor:
 		if v == nil {
 			return nil, nil //nolint:nilnil // None
@@ -105,6 +109,34 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 			return nil, err
 		}
 		return pickle.Call(rrefReceiver, f.tuple()), nil
+	case WorkerInfo:
+		return pickle.Call(workerInfo, v.Name, int64(v.ID)), nil
+	case *RemoteException:
+		o := pickle.Call(remoteException, v.Msg, v.Class)
+		o.How = pickle.NewObj
+		return o, nil
+	}
+	id, shareable := identify(v)
+	if !shareable {
+		return e.container(v, depth)
+	}
+	if done, ok := e.pickled.get(id); ok {
+		if done == any(open{}) {
+			return nil, containsItself()
+		}
+		return done, nil
+	}
+	e.pickled.set(id, open{})
+	out, err := e.container(v, depth)
+	e.pickled.set(id, out)
+	return out, err
+}
+
+// container encodes what consists of other values.
+func (e *Encoder) container(v any, depth int) (any, error) {
+	switch v := v.(type) {
+	case ByteArray:
+		return &pickle.ByteArray{Data: v}, nil
 	case []any:
 		items, err := e.items(v, depth)
 		return &pickle.List{Items: items}, err
@@ -112,10 +144,10 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 		items, err := e.items(v, depth)
 		return &pickle.Tuple{Items: items}, err
 	case Set:
-		items, err := e.items(v, depth)
+		items, err := e.members(v, depth)
 		return &pickle.Set{Items: items}, err
 	case FrozenSet:
-		items, err := e.items(v, depth)
+		items, err := e.members(v, depth)
 		return &pickle.FrozenSet{Items: items}, err
 	case *Dict:
 		if v == nil {
@@ -125,12 +157,6 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 		return &pickle.Dict{Pairs: pairs}, err
 	case *Object:
 		return e.object(v, depth)
-	case WorkerInfo:
-		return pickle.Call(workerInfo, v.Name, int64(v.ID)), nil
-	case *RemoteException:
-		o := pickle.Call(remoteException, v.Msg, v.Class)
-		o.How = pickle.NewObj
-		return o, nil
 	}
 	return e.reflect(reflect.ValueOf(v), depth)
 }
@@ -147,6 +173,29 @@ func (e *Encoder) items(in []any, depth int) ([]any, error) {
 	return out, nil
 }
 
+// members are the items of a set.
+func (e *Encoder) members(in []any, depth int) ([]any, error) {
+	items, err := e.items(in, depth)
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range items {
+		if err = hashable(v, "the member of a set"); err != nil {
+			return nil, err
+		}
+	}
+	return items, nil
+}
+
+// hashable refuses what Python cannot hash.
+func hashable(v any, as string) error {
+	switch v := v.(type) {
+	case *pickle.List, *pickle.Dict, *pickle.Set, *pickle.ByteArray:
+		return badValue("a %s as %s: Python cannot hash it", pickle.TypeName(v), as)
+	}
+	return nil
+}
+
 func (e *Encoder) pairs(in []Pair, depth int) ([]pickle.Pair, error) {
 	out := make([]pickle.Pair, len(in))
 	for i, p := range in {
@@ -154,9 +203,8 @@ func (e *Encoder) pairs(in []Pair, depth int) ([]pickle.Pair, error) {
 		if err != nil {
 			return nil, err
 		}
-		switch k.(type) {
-		case *pickle.List, *pickle.Dict, *pickle.Set, *pickle.ByteArray:
-			return nil, badValue("a %s as the key of a dict: Python cannot hash it", pickle.TypeName(k))
+		if err = hashable(k, "the key of a dict"); err != nil {
+			return nil, err
 		}
 		v, err := e.value(p.Value, depth+1)
 		if err != nil {
@@ -176,21 +224,21 @@ func (e *Encoder) object(o *Object, depth int) (any, error) {
 		return nil, err
 	}
 	out := &pickle.Object{Class: class}
-	args, err := e.items(o.Args, depth)
+	args, err := e.value(o.Args, depth+1)
 	if err != nil {
 		return nil, err
 	}
-	out.Args = pickle.NewTuple(args...)
+	out.Args, _ = args.(*pickle.Tuple)
 	if o.New {
 		out.How = pickle.NewObj
 	}
 	if o.KwArgs != nil {
 		out.How = pickle.NewObjEx
-		pairs, kwErr := e.pairs(o.KwArgs.Pairs, depth)
+		kwargs, kwErr := e.value(o.KwArgs, depth+1)
 		if kwErr != nil {
 			return nil, kwErr
 		}
-		out.KwArgs = &pickle.Dict{Pairs: pairs}
+		out.KwArgs, _ = kwargs.(*pickle.Dict)
 	}
 	if out.States, err = e.items(o.States, depth); err != nil {
 		return nil, err
@@ -301,62 +349,4 @@ func compareOrdered[T int64 | uint64 | float64](a, b T) int {
 	default:
 		return 0
 	}
-}
-
-// field is one field of a struct that travels as a dict.
-type field struct {
-	name     string
-	index    []int
-	required bool
-}
-
-var fieldCache sync.Map // reflect.Type -> []field: a pure function of the type
-
-// structFields returns the exported fields of a struct in order, with the names they have in Python: the tag
-// `rpc:"name"`, else the field's name in snake case. `rpc:"-"` leaves a field out; `rpc:"name,required"` makes an
-// argument that must be given.
-func structFields(t reflect.Type) ([]field, error) {
-	if cached, ok := fieldCache.Load(t); ok {
-		return cached.([]field), nil //nolint:errcheck,forcetypeassert // only this function stores
-	}
-	var fields []field
-	seen := map[string]bool{}
-	for _, f := range reflect.VisibleFields(t) {
-		if !f.IsExported() || f.Anonymous || len(f.Index) > 1 {
-			continue
-		}
-		name, options, _ := strings.Cut(f.Tag.Get("rpc"), ",")
-		switch name {
-		case "-":
-			continue
-		case "":
-			name = SnakeName(f.Name)
-		}
-		if seen[name] {
-			return nil, badValue("two fields of %v are called %q", t, name)
-		}
-		seen[name] = true
-		fields = append(fields, field{name, f.Index, options == "required"})
-	}
-	if len(fields) == 0 && t.NumField() > 0 {
-		return nil, badValue("a %v has no exported fields, so nothing of it could be sent", t)
-	}
-	fieldCache.Store(t, fields)
-	return fields, nil
-}
-
-// SnakeName turns a Go name into a Python one: LearningRate is learning_rate, HTTPPort is http_port.
-func SnakeName(name string) string {
-	var b strings.Builder
-	runes := []rune(name)
-	for i, c := range runes {
-		if unicode.IsUpper(c) {
-			if i > 0 && (!unicode.IsUpper(runes[i-1]) || i+1 < len(runes) && unicode.IsLower(runes[i+1])) {
-				b.WriteByte('_')
-			}
-			c = unicode.ToLower(c)
-		}
-		b.WriteRune(c)
-	}
-	return b.String()
 }

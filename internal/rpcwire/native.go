@@ -16,7 +16,14 @@ import (
 // Among Go workers values travel in a short form of their own in place of pickles: the same values, a fraction of the
 // work. A payload in this form begins with nativeMark, which no pickle and no flag of PyTorch's does. Every value is a
 // tag and its content; counts and lengths are varints, integers zigzag varints.
-const nativeMark = 0xc7
+//
+// A value that occurs again is written as tagAgain and its number: containers, pickles, long integers, and strings and bytes
+// of more than shortText bytes are numbered in the order in which they end. A payload with such references begins with
+// nativeAgain, so that the reader of any other need not count.
+const (
+	nativeMark  = 0xc7
+	nativeAgain = 0xc8
+)
 
 const (
 	tagNone = iota
@@ -41,10 +48,56 @@ const (
 	tagException
 	tagPickle // an object that has no form of its own
 	tagDevice
+	tagAgain // a value that occurred before, by its number
 )
 
 // IsNative reports whether a payload is in the form of Go workers.
-func IsNative(payload []byte) bool { return len(payload) > 0 && payload[0] == nativeMark }
+func IsNative(payload []byte) bool {
+	return len(payload) > 0 && (payload[0] == nativeMark || payload[0] == nativeAgain)
+}
+
+// sealed ends a payload in the form of Go workers.
+func (e *Encoder) sealed(b []byte, err error) ([]byte, error) {
+	if err != nil {
+		return nil, err
+	}
+	if len(b) > e.most() {
+		return nil, tooLong(e.most())
+	}
+	if e.again {
+		b[0] = nativeAgain
+	}
+	return b, nil
+}
+
+// What the table of written values says of one that has no number: it is being written, or it gets none.
+const (
+	isOpen     = -1
+	unnumbered = -2
+)
+
+// numbered counts a value that has been written.
+func (e *Encoder) numbered(b []byte, err error) ([]byte, error) {
+	e.number++
+	return b, err
+}
+
+// nativeText appends a string.
+func (e *Encoder) nativeText(b []byte, s string) ([]byte, error) {
+	id, long := identify(s)
+	if long {
+		if n, again := e.written.get(id); again {
+			e.again = true
+			return binary.AppendUvarint(append(b, tagAgain), uint64(n)), nil //nolint:gosec // not negative
+		}
+		if len(b)+len(s) > e.most() {
+			return nil, tooLong(e.most())
+		}
+		e.written.set(id, e.number)
+		e.number++
+	}
+	return appendText(append(b, tagString), s), nil
+}
 
 func appendText(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
@@ -77,6 +130,17 @@ func (e *Encoder) nativeItems(b []byte, items []any, depth int) ([]byte, error) 
 		}
 	}
 	return b, nil
+}
+
+// nativeMembers are the items of a set.
+func (e *Encoder) nativeMembers(b []byte, items []any, depth int) ([]byte, error) {
+	for _, v := range items {
+		switch v.(type) {
+		case []any, *Dict, Set, ByteArray:
+			return nil, badValue("a %s as the member of a set: Python cannot hash it", typeName(v))
+		}
+	}
+	return e.nativeItems(b, items, depth)
 }
 
 func (e *Encoder) nativePairs(b []byte, pairs []Pair, depth int) ([]byte, error) {
@@ -122,7 +186,7 @@ func (e *Encoder) tensorIndex(t any) int {
 // native appends a value. It takes what value takes, and makes of it what the receiver of a pickle would see.
 func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 	if depth > maxDepth {
-		return nil, badValue("values nested deeper than %d, or one that contains itself", maxDepth)
+		return nil, containsItself()
 	}
 	switch v := v.(type) {
 	case nil:
@@ -142,13 +206,7 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 		b = binary.LittleEndian.AppendUint64(append(b, tagComplex), math.Float64bits(real(v)))
 		return binary.LittleEndian.AppendUint64(b, math.Float64bits(imag(v))), nil
 	case string:
-		return appendText(append(b, tagString), v), nil
-	case []byte:
-		return append(binary.AppendUvarint(append(b, tagBytes), uint64(len(v))), v...), nil
-	case ByteArray:
-		return append(binary.AppendUvarint(append(b, tagByteArray), uint64(len(v))), v...), nil
-	case *big.Int:
-		return nativeBig(b, v), nil
+		return e.nativeText(b, v)
 	case Global:
 		return appendText(appendText(append(b, tagGlobal), v.Module), v.Name), nil
 	case *tensor.Tensor:
@@ -165,19 +223,6 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 		return e.native(b, e.held(v), depth)
 	case Reference:
 		return e.nativeReference(b, v)
-	case []any:
-		return e.nativeItems(append(b, tagList), v, depth)
-	case Tuple:
-		return e.nativeItems(append(b, tagTuple), v, depth)
-	case Set:
-		return e.nativeItems(append(b, tagSet), v, depth)
-	case FrozenSet:
-		return e.nativeItems(append(b, tagFrozenSet), v, depth)
-	case *Dict:
-		if v == nil {
-			return append(b, tagNone), nil
-		}
-		return e.nativePairs(append(b, tagDict), v.Pairs, depth)
 	case Device:
 		return appendText(append(b, tagDevice), string(v)), nil
 	case Typed: // the receiver of a TorchScript value does not see its type either
@@ -186,17 +231,68 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 		return binary.AppendVarint(appendText(append(b, tagWorker), v.Name), int64(v.ID)), nil
 	case *RemoteException:
 		return appendText(appendText(appendText(append(b, tagException), v.Msg), v.Class.Module), v.Class.Name), nil
+	}
+	if len(b) > e.most() {
+		return nil, tooLong(e.most())
+	}
+	id, shareable := identify(v)
+	if !shareable {
+		return e.nativeContainer(b, v, depth)
+	}
+	switch n, again := e.written.get(id); {
+	case again && n == isOpen:
+		return nil, containsItself()
+	case again && n >= 0:
+		e.again = true
+		return binary.AppendUvarint(append(b, tagAgain), uint64(n)), nil
+	}
+	e.written.set(id, isOpen)
+	before := e.number
+	b, err := e.nativeContainer(b, v, depth)
+	if e.number > before {
+		e.written.set(id, e.number-1) // it was the last one to end
+	} else {
+		e.written.set(id, unnumbered) // a pointer to a number, for example
+	}
+	return b, err
+}
+
+// nativeContainer appends a value that may occur again, and numbers it.
+func (e *Encoder) nativeContainer(b []byte, v any, depth int) ([]byte, error) {
+	switch v := v.(type) {
+	case []byte:
+		if len(v) > shortText {
+			e.number++
+		}
+		return append(binary.AppendUvarint(append(b, tagBytes), uint64(len(v))), v...), nil
+	case ByteArray:
+		return e.numbered(append(binary.AppendUvarint(append(b, tagByteArray), uint64(len(v))), v...), nil)
+	case *big.Int:
+		return e.nativeBig(b, v), nil
+	case []any:
+		return e.numbered(e.nativeItems(append(b, tagList), v, depth))
+	case Tuple:
+		return e.numbered(e.nativeItems(append(b, tagTuple), v, depth))
+	case Set:
+		return e.numbered(e.nativeMembers(append(b, tagSet), v, depth))
+	case FrozenSet:
+		return e.numbered(e.nativeMembers(append(b, tagFrozenSet), v, depth))
+	case *Dict:
+		if v == nil {
+			return append(b, tagNone), nil
+		}
+		return e.numbered(e.nativePairs(append(b, tagDict), v.Pairs, depth))
 	case *Object:
 		data, err := e.Pickle(v)
 		if err != nil {
 			return nil, err
 		}
-		return append(binary.AppendUvarint(append(b, tagPickle), uint64(len(data))), data...), nil
+		return e.numbered(append(binary.AppendUvarint(append(b, tagPickle), uint64(len(data))), data...), nil)
 	}
 	return e.nativeReflect(b, reflect.ValueOf(v), depth)
 }
 
-func nativeBig(b []byte, v *big.Int) []byte {
+func (e *Encoder) nativeBig(b []byte, v *big.Int) []byte {
 	if v == nil {
 		return append(b, tagNone)
 	}
@@ -208,6 +304,7 @@ func nativeBig(b []byte, v *big.Int) []byte {
 		sign = 1
 	}
 	data := v.Bytes()
+	e.number++
 	return append(binary.AppendUvarint(append(b, tagBig, sign), uint64(len(data))), data...)
 }
 
@@ -232,7 +329,7 @@ func (e *Encoder) nativeReflect(b []byte, v reflect.Value, depth int) ([]byte, e
 		return appendInt(b, v.Int()), nil
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
 		if u := v.Uint(); u > math.MaxInt64 {
-			return nativeBig(b, new(big.Int).SetUint64(u)), nil
+			return e.nativeBig(b, new(big.Int).SetUint64(u)), nil
 		}
 		return appendInt(b, int64(v.Uint())), nil //nolint:gosec // checked
 	case reflect.Float32, reflect.Float64:
@@ -240,10 +337,10 @@ func (e *Encoder) nativeReflect(b []byte, v reflect.Value, depth int) ([]byte, e
 	case reflect.Complex64, reflect.Complex128:
 		return e.native(b, v.Complex(), depth)
 	case reflect.String:
-		return appendText(append(b, tagString), v.String()), nil
+		return e.nativeText(b, v.String())
 	case reflect.Slice, reflect.Array:
 		if v.Type().Elem().Kind() == reflect.Uint8 && v.Kind() == reflect.Slice {
-			return e.native(b, v.Bytes(), depth)
+			return e.nativeContainer(b, v.Bytes(), depth)
 		}
 		b = binary.AppendUvarint(append(b, tagList), uint64(v.Len())) //nolint:gosec // a length
 		var err error
@@ -252,9 +349,9 @@ func (e *Encoder) nativeReflect(b []byte, v reflect.Value, depth int) ([]byte, e
 				return nil, err
 			}
 		}
-		return b, nil
+		return e.numbered(b, nil)
 	case reflect.Map:
-		return e.nativePairs(append(b, tagDict), sortedPairs(v), depth)
+		return e.numbered(e.nativePairs(append(b, tagDict), sortedPairs(v), depth))
 	case reflect.Struct:
 		fields, err := structFields(v.Type())
 		if err != nil {
@@ -262,12 +359,14 @@ func (e *Encoder) nativeReflect(b []byte, v reflect.Value, depth int) ([]byte, e
 		}
 		b = binary.AppendUvarint(append(b, tagDict), uint64(len(fields)))
 		for _, f := range fields {
-			b = appendText(append(b, tagString), f.name)
+			if b, err = e.nativeText(b, f.name); err != nil {
+				return nil, err
+			}
 			if b, err = e.native(b, v.FieldByIndex(f.index).Interface(), depth+1); err != nil {
 				return nil, err
 			}
 		}
-		return b, nil
+		return e.numbered(b, nil)
 	case reflect.Pointer, reflect.Interface:
 		if v.IsNil() {
 			return append(b, tagNone), nil

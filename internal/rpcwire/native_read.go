@@ -15,6 +15,28 @@ type nativeReader struct {
 	d    *Decoder
 	data []byte
 	err  error
+	keep bool  // the payload refers to values by number
+	kept []any // in the order in which they were complete
+}
+
+func newNativeReader(d *Decoder, payload []byte) nativeReader {
+	return nativeReader{d: d, data: payload[1:], keep: payload[0] == nativeAgain}
+}
+
+// known numbers a value that may be referred to. The sender counts the same ones.
+func (r *nativeReader) known(v any) any {
+	if r.keep && r.err == nil {
+		r.kept = append(r.kept, v)
+	}
+	return v
+}
+
+// textual is known for a string or for bytes, which are numbered when they are long.
+func (r *nativeReader) textual(v any, n int) any {
+	if n > shortText {
+		return r.known(v)
+	}
+	return v
 }
 
 func (r *nativeReader) fail(format string, args ...any) {
@@ -146,21 +168,30 @@ func (r *nativeReader) value(depth int) any {
 		re := r.float()
 		return complex(re, r.float())
 	case tagString:
-		return r.text()
+		s := r.text()
+		return r.textual(s, len(s))
 	case tagBytes:
-		return append([]byte{}, r.bytes()...)
+		b := append([]byte{}, r.bytes()...)
+		return r.textual(b, len(b))
 	case tagByteArray:
-		return append(ByteArray{}, r.bytes()...)
+		return r.known(append(ByteArray{}, r.bytes()...))
 	case tagList:
-		return r.items(depth)
+		return r.known(r.items(depth))
 	case tagTuple:
-		return Tuple(r.items(depth))
+		return r.known(Tuple(r.items(depth)))
 	case tagSet:
-		return Set(r.items(depth))
+		return r.known(Set(r.items(depth)))
 	case tagFrozenSet:
-		return FrozenSet(r.items(depth))
+		return r.known(FrozenSet(r.items(depth)))
 	case tagDict:
-		return &Dict{Pairs: r.pairs(depth)}
+		return r.known(&Dict{Pairs: r.pairs(depth)})
+	case tagAgain:
+		n := r.uvarint()
+		if n >= uint64(len(r.kept)) {
+			r.fail("value %d of a payload with %d so far", n, len(r.kept))
+			return nil
+		}
+		return r.kept[n]
 	case tagTensor:
 		n := r.uvarint()
 		if n >= uint64(len(r.d.Tensors)) {
@@ -174,7 +205,7 @@ func (r *nativeReader) value(depth int) any {
 		if negative {
 			n.Neg(n)
 		}
-		return n
+		return r.known(n)
 	case tagGlobal:
 		return r.global()
 	case tagReference:
@@ -194,7 +225,7 @@ func (r *nativeReader) value(depth int) any {
 		if err != nil {
 			r.err = err
 		}
-		return v
+		return r.known(v)
 	default:
 		r.fail("an unknown tag %d", tag)
 		return nil
@@ -227,7 +258,7 @@ func (r *nativeReader) finish() error {
 }
 
 func (d *Decoder) nativeValue(payload []byte) (any, error) {
-	r := nativeReader{d: d, data: payload[1:]}
+	r := newNativeReader(d, payload)
 	v := r.value(0)
 	return v, r.finish()
 }

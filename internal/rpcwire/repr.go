@@ -6,8 +6,10 @@ package rpcwire
 import (
 	"fmt"
 	"math"
+	"math/big"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // maxRepr bounds the text of a value: one list inside another many times over is short on the wire and endless in print.
@@ -35,16 +37,18 @@ func writeRepr(b *strings.Builder, v any, depth int) {
 		} else {
 			b.WriteString("False")
 		}
+	case *big.Int:
+		b.WriteString(reprInt(v))
 	case float64:
 		b.WriteString(reprFloat(v))
 	case complex128:
 		b.WriteString(reprComplex(v))
 	case string:
-		b.WriteString(ReprString(v))
+		b.WriteString(ReprString(cut(v)))
 	case []byte:
-		b.WriteString(reprBytes(v))
+		b.WriteString(reprBytes(v[:min(len(v), maxRepr)]))
 	case ByteArray:
-		b.WriteString("bytearray(" + reprBytes(v) + ")")
+		b.WriteString("bytearray(" + reprBytes(v[:min(len(v), maxRepr)]) + ")")
 	case []any:
 		writeItems(b, "[", v, "]", depth)
 	case Tuple:
@@ -76,6 +80,28 @@ func writeRepr(b *strings.Builder, v any, depth int) {
 	default:
 		fmt.Fprint(b, v)
 	}
+}
+
+// cut shortens a text to about maxRepr bytes, between two characters.
+func cut(s string) string {
+	if len(s) <= maxRepr {
+		return s
+	}
+	n := maxRepr
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "..."
+}
+
+// maxDigits is Python's own bound on the digits of an integer that is printed.
+const maxDigits = 4300
+
+func reprInt(v *big.Int) string {
+	if v != nil && v.BitLen() > maxDigits*10/3 {
+		return fmt.Sprintf("<an integer of %d bits>", v.BitLen())
+	}
+	return v.String()
 }
 
 func writeItems(b *strings.Builder, begin string, items []any, end string, depth int) {

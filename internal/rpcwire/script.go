@@ -38,10 +38,12 @@ func (e *Encoder) scriptItems(s ScriptUDF) []any {
 // ScriptCall returns the payload of a SCRIPT_CALL.
 func (e *Encoder) ScriptCall(s ScriptUDF) ([]byte, error) {
 	if e.Native {
-		return e.nativeScript(append(make([]byte, 0, 192), nativeMark), s)
+		return e.sealed(e.nativeScript(append(make([]byte, 0, 192), nativeMark), s))
 	}
 	j := pickle.NewJIT(make([]byte, 0, 256))
-	if err := e.jitTuple(j, e.scriptItems(s), 0); err != nil {
+	items := e.scriptItems(s)
+	e.jitScan(Tuple(items), &met[bool]{}, 0)
+	if err := e.jitTuple(j, items, 0); err != nil {
 		return nil, err
 	}
 	return j.Finish()
@@ -72,7 +74,7 @@ func (d *Decoder) script(items []any) (ScriptUDF, error) {
 // ScriptCall reads the payload of a SCRIPT_CALL.
 func (d *Decoder) ScriptCall(payload []byte) (ScriptUDF, error) {
 	if IsNative(payload) {
-		r := nativeReader{d: d, data: payload[1:]}
+		r := newNativeReader(d, payload)
 		s := r.script()
 		return s, r.finish()
 	}
@@ -92,11 +94,13 @@ type RemoteScriptUDF struct {
 // ScriptRemoteCall returns the payload of a SCRIPT_REMOTE_CALL.
 func (e *Encoder) ScriptRemoteCall(r RemoteScriptUDF) ([]byte, error) {
 	if e.Native {
-		return e.nativeScript(r.native(append(make([]byte, 0, 192), nativeMark)), r.ScriptUDF)
+		return e.sealed(e.nativeScript(r.native(append(make([]byte, 0, 192), nativeMark)), r.ScriptUDF))
 	}
 	j := pickle.NewJIT(make([]byte, 0, 256))
 	j.Mark() // at least four items
-	for _, item := range e.scriptItems(r.ScriptUDF) {
+	items := e.scriptItems(r.ScriptUDF)
+	e.jitScan(Tuple(items), &met[bool]{}, 0)
+	for _, item := range items {
 		if err := e.jitValue(j, item, 1); err != nil {
 			return nil, err
 		}
@@ -110,7 +114,7 @@ func (e *Encoder) ScriptRemoteCall(r RemoteScriptUDF) ([]byte, error) {
 // ScriptRemoteCall reads the payload of a SCRIPT_REMOTE_CALL.
 func (d *Decoder) ScriptRemoteCall(payload []byte) (RemoteScriptUDF, error) {
 	if IsNative(payload) {
-		n := nativeReader{d: d, data: payload[1:]}
+		n := newNativeReader(d, payload)
 		r := RemoteScriptUDF{RRefPair: n.pair()}
 		if n.err != nil {
 			return RemoteScriptUDF{}, n.err
@@ -138,9 +142,10 @@ func (d *Decoder) ScriptRemoteCall(payload []byte) (RemoteScriptUDF, error) {
 // ScriptRet returns the payload of a SCRIPT_RET.
 func (e *Encoder) ScriptRet(v any) ([]byte, error) {
 	if e.Native {
-		return e.native(append(make([]byte, 0, 64), nativeMark), v, 0)
+		return e.sealed(e.native(append(make([]byte, 0, 64), nativeMark), v, 0))
 	}
 	j := pickle.NewJIT(make([]byte, 0, 128))
+	e.jitScan(v, &met[bool]{}, 0)
 	if err := e.jitValue(j, v, 0); err != nil {
 		return nil, err
 	}

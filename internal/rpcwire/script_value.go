@@ -61,7 +61,7 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 		}
 		f.push(j)
 	case Tuple:
-		return e.jitTuple(j, v, depth)
+		return e.jitOnce(j, v, func() error { return e.jitTuple(j, v, depth) })
 	case []int64:
 		j.OpenList("int")
 		for _, x := range v {
@@ -94,11 +94,79 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 		if !ok {
 			return badValue("a list or dict of mixed or unknown types has no TorchScript type: use Typed")
 		}
-		return e.jitTyped(j, Typed{typed, v}, depth)
+		return e.jitOnce(j, v, func() error { return e.jitTyped(j, Typed{typed, v}, depth) })
 	default:
 		return e.jitReflect(j, v, depth)
 	}
+	if j.Len() > e.most() {
+		return tooLong(e.most())
+	}
 	return nil
+}
+
+// jitOnce pushes a container, or refers to it if it was pushed before. Only what occurs more than once is remembered, as
+// TorchScript's own pickler does: see jitScan.
+func (e *Encoder) jitOnce(j *pickle.JIT, v any, push func() error) error {
+	id, ok := identify(v)
+	if !ok {
+		return push()
+	}
+	at, again := e.jitted.get(id)
+	switch {
+	case !again:
+		return push()
+	case at == jitOpen:
+		return containsItself()
+	case at >= 0:
+		j.Get(at)
+		return nil
+	}
+	e.jitted.set(id, jitOpen)
+	err := push()
+	e.jitted.set(id, j.Put())
+	return err
+}
+
+const (
+	jitTwice = -1 // it occurs more than once and was not pushed yet
+	jitOpen  = -2 // it is being pushed
+)
+
+// jitScan finds the containers that occur more than once.
+func (e *Encoder) jitScan(v any, seen *met[bool], depth int) {
+	if depth > maxDepth {
+		return // refused later
+	}
+	if t, ok := v.(Typed); ok {
+		v = t.Value
+	}
+	switch v.(type) {
+	case []any, Tuple, *Dict:
+	default:
+		return // of other values nothing is shared
+	}
+	if id, ok := identify(v); ok {
+		if _, again := seen.get(id); again {
+			e.jitted.set(id, jitTwice)
+			return
+		}
+		seen.set(id, true)
+	}
+	switch v := v.(type) {
+	case []any:
+		for _, item := range v {
+			e.jitScan(item, seen, depth+1)
+		}
+	case Tuple:
+		for _, item := range v {
+			e.jitScan(item, seen, depth+1)
+		}
+	case *Dict:
+		for _, p := range pairsOf(v) {
+			e.jitScan(p.Key, seen, depth+1)
+			e.jitScan(p.Value, seen, depth+1)
+		}
+	}
 }
 
 func (e *Encoder) index(t any) int {
@@ -113,7 +181,7 @@ func (e *Encoder) index(t any) int {
 // jitReflect takes named types, short number types, slices and maps.
 func (e *Encoder) jitReflect(j *pickle.JIT, v any, depth int) error {
 	if b, ok := v.(*big.Int); ok && b != nil {
-		return badValue("the integer %v: TorchScript has 64 bits", b)
+		return badValue("an integer of %d bits: TorchScript has 64", b.BitLen())
 	}
 	r := reflect.ValueOf(v)
 	switch r.Kind() {
@@ -343,11 +411,11 @@ func (d *Decoder) jitValue(v any) (any, error) {
 		return t, nil
 	}
 	if inner, tag := untag(o); tag != "" {
-		return d.jitValue(inner)
+		return d.jitShared(inner)
 	}
 	for _, kind := range []string{"int", "double", "bool", "tensor"} {
-		if items, found := builtList(o, kind); found {
-			return d.jitItems(items)
+		if _, found := builtList(o, kind); found {
+			return d.jitShared(o.Args.Items[0]) // not its items: many lists may be built of one
 		}
 	}
 	g, ok := o.Class.(Global)

@@ -28,7 +28,7 @@ func (e *Encoder) udf(u UDF) ([]byte, error) {
 	}
 	o := pickle.Call(pythonUDF, u.Func, &pickle.Tuple{Items: args}, kwargs)
 	o.How = pickle.NewObj
-	return pickle.Append(make([]byte, 0, 256), o, pickle.DefaultProtocol)
+	return pickle.AppendAtMost(make([]byte, 0, 256), o, pickle.DefaultProtocol, e.most())
 }
 
 func (d *Decoder) udf(data []byte) (UDF, error) {
@@ -70,7 +70,7 @@ func (d *Decoder) udf(data []byte) (UDF, error) {
 // callee that the function returns a future (rpc.functions.async_execution).
 func (e *Encoder) PythonCall(u UDF, async bool) ([]byte, error) {
 	if e.Native {
-		return e.nativeUDF(append(make([]byte, 0, 128), nativeMark), u)
+		return e.sealed(e.nativeUDF(append(make([]byte, 0, 128), nativeMark), u))
 	}
 	data, err := e.udf(u)
 	if err != nil {
@@ -89,7 +89,7 @@ func (d *Decoder) PythonCall(payload []byte) (u UDF, async bool, err error) {
 		return UDF{}, false, badPayload("an empty PYTHON_CALL")
 	}
 	if IsNative(payload) {
-		r := nativeReader{d: d, data: payload[1:]}
+		r := newNativeReader(d, payload)
 		u = r.udf()
 		return u, false, r.finish()
 	}
@@ -100,7 +100,7 @@ func (d *Decoder) PythonCall(payload []byte) (u UDF, async bool, err error) {
 // PythonRet returns the payload of a PYTHON_RET. A failure is a *RemoteException value.
 func (e *Encoder) PythonRet(v any) ([]byte, error) {
 	if e.Native {
-		return e.native(append(make([]byte, 0, 64), nativeMark), v, 0)
+		return e.sealed(e.native(append(make([]byte, 0, 64), nativeMark), v, 0))
 	}
 	return e.Pickle(v)
 }
@@ -157,7 +157,7 @@ type RemoteUDF struct {
 // PythonRemoteCall returns the payload of a PYTHON_REMOTE_CALL.
 func (e *Encoder) PythonRemoteCall(r RemoteUDF) ([]byte, error) {
 	if e.Native {
-		return e.nativeUDF(r.native(append(make([]byte, 0, 128), nativeMark)), r.UDF)
+		return e.sealed(e.nativeUDF(r.native(append(make([]byte, 0, 128), nativeMark)), r.UDF))
 	}
 	data, err := e.udf(r.UDF)
 	if err != nil {
@@ -179,7 +179,7 @@ func (e *Encoder) PythonRemoteCall(r RemoteUDF) ([]byte, error) {
 // returned if they can, so that the failure can be stored under them.
 func (d *Decoder) PythonRemoteCall(payload []byte) (RemoteUDF, error) {
 	if IsNative(payload) {
-		n := nativeReader{d: d, data: payload[1:]}
+		n := newNativeReader(d, payload)
 		r := RemoteUDF{RRefPair: n.pair()}
 		if n.err != nil {
 			return RemoteUDF{}, n.err
