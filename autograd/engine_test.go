@@ -153,7 +153,7 @@ func TestHooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended := 0
-	if _, err := x.OnAccumulated(func(p *autograd.Pass, v *autograd.Variable) error {
+	if _, err := x.OnAccumulated(func(_ context.Context, p *autograd.Pass, v *autograd.Variable) error {
 		order = append(order, "accumulated")
 		if v != x || v.Grad() == nil {
 			t.Error("the hook came too early")
@@ -272,7 +272,7 @@ func (m *mailbox) Forward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor
 }
 
 func (m *mailbox) Backward(c *autograd.Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
-	if c.Pass() == nil {
+	if c.Pass() == nil || c.Ctx() == nil {
 		return nil, errors.New("no pass")
 	}
 	m.sent = append(m.sent, g)

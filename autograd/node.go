@@ -4,6 +4,7 @@
 package autograd
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -37,13 +38,13 @@ type fresh interface{ fresh() }
 
 // Context is what a [Function] keeps between forward and backward. It corresponds to the ctx of torch.autograd.Function.
 type Context struct {
-	needs       []bool
-	saved       []*tensor.Tensor
-	hasSaved    bool
-	released    bool
-	undefined   bool // gradients may be nil
-	nonDiff     []int
-	passContext passContext
+	needs     []bool
+	saved     []*tensor.Tensor
+	hasSaved  bool
+	released  bool
+	undefined bool // gradients may be nil
+	nonDiff   []int
+	running   running
 }
 
 // Save keeps tensors for the backward pass. It corresponds to ctx.save_for_backward.
@@ -66,9 +67,21 @@ func (c *Context) KeepUndefined() { c.undefined = true }
 func (c *Context) MarkNonDifferentiable(outputs ...int) { c.nonDiff = append(c.nonDiff, outputs...) }
 
 // Pass returns the running pass during Backward, and nil during Forward.
-func (c *Context) Pass() *Pass { return c.passContext.pass }
+func (c *Context) Pass() *Pass { return c.running.pass }
 
-type passContext struct{ pass *Pass }
+// Ctx returns the context of the running pass during Backward, for functions that wait or communicate.
+func (c *Context) Ctx() context.Context {
+	if c.running.ctx == nil {
+		return context.Background()
+	}
+	return c.running.ctx
+}
+
+// running is the call of Backward that is under way.
+type running struct {
+	ctx  context.Context //nolint:containedctx // set for one call, whose interface has no room for it
+	pass *Pass
+}
 
 // Edge leads to a function and to one of its outputs.
 type Edge struct {
@@ -98,7 +111,7 @@ type hook struct {
 	output      int
 	grad        func(*tensor.Tensor) (*tensor.Tensor, error)
 	retain      *Variable
-	accumulated func(*Pass, *Variable) error
+	accumulated func(context.Context, *Pass, *Variable) error
 }
 
 // sequence orders functions by the time they were recorded: of those that could run, a pass runs the latest first.

@@ -144,7 +144,7 @@ func (p *Pass) Run(ctx context.Context) error {
 			break
 		}
 		n, _ := heap.Pop(&p.ready).(*Node)
-		if err := p.step(n); err != nil {
+		if err := p.step(ctx, n); err != nil {
 			return p.fail(n, err)
 		}
 	}
@@ -222,7 +222,7 @@ func fit(grad *tensor.Tensor, m meta) (*tensor.Tensor, bool, error) {
 }
 
 // step runs one function.
-func (p *Pass) step(n *Node) error {
+func (p *Pass) step(ctx context.Context, n *Node) error {
 	slots := p.slots[n]
 	delete(p.slots, n)
 	if slots == nil {
@@ -244,9 +244,9 @@ func (p *Pass) step(n *Node) error {
 		return nil
 	}
 	if n.leaf != nil {
-		return p.reachLeaf(n, slots[0], hooks)
+		return p.reachLeaf(ctx, n, slots[0], hooks)
 	}
-	return p.call(n, slots)
+	return p.call(ctx, n, slots)
 }
 
 // before runs the part of a hook that comes before the function.
@@ -284,7 +284,7 @@ func (v *Variable) setRetained(g *tensor.Tensor) error {
 	return nil
 }
 
-func (p *Pass) reachLeaf(n *Node, s slot, hooks []hook) error {
+func (p *Pass) reachLeaf(ctx context.Context, n *Node, s slot, hooks []hook) error {
 	if s.grad == nil || p.captures != nil {
 		return nil
 	}
@@ -297,7 +297,7 @@ func (p *Pass) reachLeaf(n *Node, s slot, hooks []hook) error {
 	}
 	for _, h := range hooks {
 		if h.accumulated != nil {
-			if err := h.accumulated(p, n.leaf); err != nil {
+			if err := h.accumulated(ctx, p, n.leaf); err != nil {
 				return err
 			}
 		}
@@ -306,7 +306,7 @@ func (p *Pass) reachLeaf(n *Node, s slot, hooks []hook) error {
 }
 
 // call runs the backward part of a function and passes its gradients on.
-func (p *Pass) call(n *Node, slots []slot) error {
+func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 	c := n.context
 	if c.released {
 		return dist.New("autograd: backward", dist.InvalidArgument,
@@ -331,10 +331,10 @@ func (p *Pass) call(n *Node, slots []slot) error {
 				}
 			}
 		}
-		c.passContext.pass = p
+		c.running = running{ctx, p}
 		var err error
 		results, err = n.fn.Backward(c, grads)
-		c.passContext.pass = nil
+		c.running = running{}
 		if err != nil {
 			return err
 		}

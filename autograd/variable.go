@@ -4,6 +4,7 @@
 package autograd
 
 import (
+	"context"
 	"slices"
 	"sync"
 
@@ -247,7 +248,7 @@ func (v *Variable) OnGrad(f func(grad *tensor.Tensor) (*tensor.Tensor, error)) (
 
 // OnAccumulated has f called each time a pass has added to the gradient of this leaf. It corresponds to
 // Tensor.register_post_accumulate_grad_hook. The returned function removes it.
-func (v *Variable) OnAccumulated(f func(pass *Pass, v *Variable) error) (remove func(), err error) {
+func (v *Variable) OnAccumulated(f func(ctx context.Context, pass *Pass, v *Variable) error) (remove func(), err error) {
 	e := v.edge()
 	if e.Node == nil || e.Node.leaf == nil {
 		return nil, hookError(v)

@@ -106,3 +106,37 @@ func Norm(t *tensor.Tensor, p float64) (float64, error) {
 	}
 	return math.Pow(total, 1/p), nil
 }
+
+// ScaleInto sets dst, a dense tensor, to src times a number; shapes and types are the same.
+func ScaleInto(dst, src *tensor.Tensor, by float64) error {
+	if dst.DType() != src.DType() || !dst.SameShape(src) {
+		return bad("scale", "%v%v into %v%v", src.DType(), src.Shape(), dst.DType(), dst.Shape())
+	}
+	switch dst.DType() { //nolint:exhaustive // the others have no loop of their own
+	case tensor.Float32:
+		return scaleInto[float32](dst, src, by)
+	case tensor.Float64:
+		return scaleInto[float64](dst, src, by)
+	}
+	product, err := Binary(Mul, Of(src), Num(by))
+	if err != nil {
+		return err
+	}
+	return dst.CopyFrom(product)
+}
+
+func scaleInto[T float32 | float64](dst, src *tensor.Tensor, by float64) error {
+	x, err := tensor.Data[T](dst)
+	if err != nil {
+		return err
+	}
+	y, err := dense[T](src)
+	if err != nil {
+		return err
+	}
+	f := T(by)
+	for i, v := range y {
+		x[i] = v * f
+	}
+	return nil
+}
