@@ -1,0 +1,170 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ddp
+
+import (
+	"context"
+	"slices"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// compare checks that all ranks have parameters of the same shapes: first their number, then rank 0's sizes and strides.
+// PyTorch exchanges the same at its start.
+func (m *Model) compare(ctx context.Context) error {
+	const op = "ddp: new"
+	counts, err := group.AllGatherSlice(ctx, m.g, []int64{int64(len(m.params))})
+	if err != nil {
+		return err
+	}
+	for rank, n := range counts {
+		if n != int64(len(m.params)) {
+			e := dist.Newf(op, dist.Mismatch, "DDP expects same model across all ranks, but rank %d has %d params, while rank %d has inconsistent %d params.",
+				m.g.Rank(), len(m.params), rank, n)
+			e.Rank = dist.Rank(rank)
+			return e
+		}
+	}
+	var own []int64
+	for _, p := range m.params {
+		t := p.Value.Data()
+		for _, list := range [][]int{t.Shape(), t.Strides()} {
+			for _, n := range list {
+				own = append(own, int64(n))
+			}
+		}
+	}
+	if len(own) == 0 { // only parameters without dimensions
+		return nil
+	}
+	first := slices.Clone(own)
+	if err := group.BroadcastSlice(ctx, m.g, first, 0); err != nil {
+		return err
+	}
+	if slices.Equal(own, first) {
+		return nil
+	}
+	at := 0
+	for i, p := range m.params {
+		n := 2 * p.Value.Dims()
+		if !slices.Equal(own[at:at+n], first[at:at+n]) {
+			e := dist.Newf(op, dist.Mismatch, "params[%d] (%s) in this process with sizes and strides %v appears not to match those of rank 0: %v", i, p.Name, own[at:at+n], first[at:at+n])
+			e.Rank = 0
+			return e
+		}
+		at += n
+	}
+	return nil
+}
+
+// takeFromRankZero gives all ranks the parameters of rank 0, many in one message.
+func (m *Model) takeFromRankZero(ctx context.Context, all []*tensor.Tensor) error {
+	pieces := make([]piece, len(all))
+	for i, t := range all {
+		pieces[i] = piece{t.DType(), t.Size()}
+	}
+	for _, indices := range assign(pieces, []int{broadcastBucket}, nil) {
+		var parts []*tensor.Tensor
+		for _, i := range indices {
+			flat, err := all[i].Reshape(-1)
+			if err != nil {
+				return err
+			}
+			parts = append(parts, flat)
+		}
+		flat, err := tmath.Cat(parts, 0)
+		if err != nil {
+			return err
+		}
+		if err := m.g.Broadcast(ctx, flat, 0).Wait(ctx); err != nil {
+			return err
+		}
+		if m.g.Rank() == 0 {
+			continue
+		}
+		at := 0
+		for _, i := range indices {
+			part, err := flat.Narrow(0, at, all[i].Numel())
+			if err != nil {
+				return err
+			}
+			if part, err = part.View(all[i].Shape()...); err != nil {
+				return err
+			}
+			if err := all[i].CopyFrom(part); err != nil {
+				return err
+			}
+			at += all[i].Numel()
+		}
+	}
+	return nil
+}
+
+// agree takes over rank 0's buckets: all parameters one behind the other and the number of buckets, then their sizes.
+func (m *Model) agree(ctx context.Context, buckets [][]int) ([][]int, error) {
+	order := make([]int32, 0, len(m.params)+1)
+	sizes := make([]int32, 0, len(buckets))
+	for _, b := range buckets {
+		for _, i := range b {
+			order = append(order, int32(i)) //nolint:gosec // an index of a parameter
+		}
+		sizes = append(sizes, int32(len(b))) //nolint:gosec // a number of parameters
+	}
+	if len(order) != len(m.params) {
+		return nil, dist.Newf("ddp: forward", dist.Internal, "%d of %d parameters are in buckets", len(order), len(m.params))
+	}
+	order = append(order, int32(len(buckets))) //nolint:gosec // fewer than parameters
+	if err := group.BroadcastSlice(ctx, m.g, order, 0); err != nil {
+		return nil, err
+	}
+	n := int(order[len(m.params)])
+	if n < 1 || n > len(m.params) {
+		return nil, dist.Newf("ddp: forward", dist.Protocol, "rank 0 has %d buckets for %d parameters", n, len(m.params))
+	}
+	sizes = append(sizes[:min(n, len(sizes)):min(n, len(sizes))], make([]int32, max(0, n-len(sizes)))...)
+	if err := group.BroadcastSlice(ctx, m.g, sizes, 0); err != nil {
+		return nil, err
+	}
+	return m.cut(order[:len(m.params)], sizes)
+}
+
+// cut checks what rank 0 sent: every parameter once, one element type per bucket.
+func (m *Model) cut(order, sizes []int32) ([][]int, error) {
+	bad := func() error {
+		return dist.Newf("ddp: forward", dist.Protocol, "rank 0 sent buckets of sizes %v with order %v", sizes, order)
+	}
+	seen := make([]bool, len(m.params))
+	var out [][]int
+	for _, size := range sizes {
+		if size < 1 || int(size) > len(order) {
+			return nil, bad()
+		}
+		var b []int
+		for _, i := range order[:size] {
+			if i < 0 || int(i) >= len(seen) || seen[i] || len(b) > 0 && m.pieces[i].dtype != m.pieces[b[0]].dtype {
+				return nil, bad()
+			}
+			seen[i] = true
+			b = append(b, int(i))
+		}
+		order = order[size:]
+		out = append(out, b)
+	}
+	if len(order) > 0 {
+		return nil, bad()
+	}
+	return out, nil
+}
+
+// scaleInto sets dst to a gradient times a factor; no gradient is 0. PyTorch multiplies before it adds, and so must
+// everybody.
+func scaleInto(dst, grad *tensor.Tensor, factor float64) error {
+	if grad == nil {
+		return dst.Fill(0)
+	}
+	return tmath.ScaleInto(dst, grad, factor)
+}

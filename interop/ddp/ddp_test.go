@@ -1,0 +1,159 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ddp trains Go ranks and PyTorch ranks together, with several buckets, unused parameters and accumulation.
+package ddp
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/autograd/ddp"
+	"github.com/cohort-dist/cohort/autograd/nn"
+	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/optim"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+//go:embed rank.py
+var script string
+
+// branches is the model of the same name in rank.py.
+type branches struct {
+	left, right, never *nn.Linear
+	goRight            bool
+}
+
+func (b *branches) Forward(x *autograd.Variable) *autograd.Variable {
+	if b.goRight {
+		return b.right.Forward(x)
+	}
+	return b.left.Forward(x)
+}
+
+func (b *branches) Params() []nn.Param {
+	out := nn.Prefix("left", b.left.Params())
+	out = append(out, nn.Prefix("right", b.right.Params())...)
+	return append(out, nn.Prefix("never", b.never.Params())...)
+}
+
+// train is a Go rank; it does what rank.py does.
+func train(ctx context.Context, url, mode string, steps int) (digest string, buckets [][]string, err error) {
+	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))
+	if err != nil {
+		return "", nil, err
+	}
+	defer func() { _ = w.Close() }()
+	g, err := w.Group(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	r := rand.New(rand.NewPCG(5, uint64(g.Rank())))
+	var net nn.Module
+	forked := &branches{nn.NewLinear(r, 64, 8), nn.NewLinear(r, 64, 8), nn.NewLinear(r, 64, 8), false}
+	var opts []ddp.Option
+	if mode == "unused" {
+		net, opts = forked, []ddp.Option{ddp.WithFindUnused()}
+	} else {
+		net = nn.Sequence{nn.NewLinear(r, 64, 512), nn.Tanh, nn.NewLinear(r, 512, 512), nn.Tanh, nn.NewLinear(r, 512, 8)}
+		opts = []ddp.Option{ddp.WithBuckets(ddp.DefaultFirstBucket, 1<<20)}
+	}
+	model, err := ddp.New(ctx, g, net, opts...)
+	if err != nil {
+		return "", nil, err
+	}
+	defer model.Close()
+	opt, err := optim.New(optim.SGD{LR: 0.125}, nn.Variables(net))
+	if err != nil {
+		return "", nil, err
+	}
+	for step := range steps {
+		opt.ZeroGrad()
+		micro := 1
+		if mode == "accumulate" {
+			micro = 3
+		}
+		for k := range micro {
+			x, y := make([]float32, 4*64), make([]float32, 4*8)
+			for i := range x {
+				x[i] = float32(r.NormFloat64())
+			}
+			for i := range y {
+				y[i] = float32(math.Sin(float64(x[i/8*64+i%8])))
+			}
+			forked.goRight = (g.Rank()+step)%3 == 0
+			model.SetSync(k == micro-1)
+			out := model.Forward(ctx, autograd.Constant(tensor.Must(tensor.From(x, 4, 64))))
+			if err := autograd.MSE(out, autograd.Constant(tensor.Must(tensor.From(y, 4, 8))), autograd.ReduceMean).Backward(ctx); err != nil {
+				return "", nil, err
+			}
+		}
+		if err := opt.Step(); err != nil {
+			return "", nil, err
+		}
+	}
+	h := sha256.New()
+	for _, v := range nn.Variables(net) {
+		data, err := tensor.Copy[float32](v.Data())
+		if err != nil {
+			return "", nil, err
+		}
+		for _, x := range data {
+			_ = binary.Write(h, binary.LittleEndian, x)
+		}
+	}
+	if err := g.Barrier(ctx).Wait(ctx); err != nil {
+		return "", nil, err
+	}
+	return hex.EncodeToString(h.Sum(nil)), model.Buckets(), w.Shutdown(ctx)
+}
+
+// TestTogether has a Go rank in every position; all ranks end with the same parameters, bit by bit.
+func TestTogether(t *testing.T) {
+	const size, steps = 3, 5
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		for _, mode := range []string{"plain", "unused", "accumulate"} {
+			for _, own := range []int{0, 2} {
+				t.Run(fmt.Sprintf("%s,go=%d", mode, own), func(t *testing.T) {
+					ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+					defer cancel()
+					port := strconv.Itoa(freeport.Get(t))
+					var procs []*torchtest.Proc
+					for rank := range size {
+						if rank != own {
+							procs = append(procs, torch.Start(t, torchtest.Script{Name: "rank.py", Source: script, Args: []string{mode, strconv.Itoa(steps)}, Env: map[string]string{
+								"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+							}}))
+						}
+					}
+					digest, buckets, err := train(ctx, fmt.Sprintf("tcp://127.0.0.1:%s?rank=%d&world_size=%d", port, own, size), mode, steps)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, p := range procs {
+						p.MustExit(t, time.Minute)
+						if got := strings.TrimSpace(p.Stdout()); got != digest {
+							t.Errorf("parameters %s, the Go rank's %s", got, digest)
+						}
+					}
+					if mode != "unused" && len(buckets) < 2 {
+						t.Errorf("buckets %v", buckets)
+					}
+				})
+			}
+		}
+	})
+}

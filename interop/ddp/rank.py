@@ -1,0 +1,52 @@
+# Copyright The cohort Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of a DistributedDataParallel job with several buckets: MODE STEPS."""
+import contextlib
+import hashlib
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+MODE, STEPS = sys.argv[1], int(sys.argv[2])
+
+
+class Branches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left = torch.nn.Linear(64, 8)
+        self.right = torch.nn.Linear(64, 8)
+        self.never = torch.nn.Linear(64, 8)
+        self.go_right = False
+
+    def forward(self, x):
+        return self.right(x) if self.go_right else self.left(x)
+
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(rank)
+if MODE == "unused":
+    net = Branches()
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+else:
+    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 8))
+    model = DistributedDataParallel(net, bucket_cap_mb=1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+for step in range(STEPS):
+    optimizer.zero_grad()
+    micro = 3 if MODE == "accumulate" else 1
+    for k in range(micro):
+        x = torch.randn(4, 64)
+        y = x[:, :8].sin()
+        if MODE == "unused":
+            net.go_right = (rank + step) % 3 == 0
+        with model.no_sync() if k < micro - 1 else contextlib.nullcontext():
+            torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+print(hashlib.sha256(flat.numpy().tobytes()).hexdigest(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
