@@ -10,8 +10,7 @@
 //	RANK=1 python3 examples/ddp/train.py &
 //	RANK=2 go run ./examples/ddp
 //
-// A rank may have a simulator, a data source or hardware behind it that only Go can reach. ddp.go is what DDP exchanges,
-// model.go the model.
+// A rank may have a simulator, a data source or hardware behind it that only Go can reach.
 package main
 
 import (
@@ -28,6 +27,11 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/autograd/ddp"
+	"github.com/cohort-dist/cohort/autograd/nn"
+	"github.com/cohort-dist/cohort/optim"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 func main() {
@@ -67,31 +71,39 @@ func run(ctx context.Context, url string, steps int, out io.Writer) error {
 		return err
 	}
 	random := rand.New(rand.NewPCG(1000, uint64(g.Rank()))) //nolint:gosec // training data
-	model := newModel(3, 16, random)
-	ddp, err := newDDP(ctx, g, model.parameters())
+	net := nn.Sequence{nn.NewLinear(random, 3, 16), nn.Tanh, nn.NewLinear(random, 16, 1)}
+	model, err := ddp.New(ctx, g, net)
+	if err != nil {
+		return err
+	}
+	defer model.Close()
+	opt, err := optim.New(optim.SGD{LR: learningRate}, nn.Variables(net))
 	if err != nil {
 		return err
 	}
 	var first, last float64
 	for step := range steps {
-		if err := ddp.beforeForward(ctx); err != nil {
+		x, y, failure := batch(random)
+		if failure != nil {
+			return failure
+		}
+		loss := autograd.MSE(model.Forward(ctx, x), y, autograd.ReduceMean)
+		opt.ZeroGrad()
+		if err = loss.Backward(ctx); err != nil {
 			return err
 		}
-		xs, ys := batch(random)
-		last = model.backward(xs, ys)
-		if step == 0 {
+		if err = opt.Step(); err != nil {
+			return err
+		}
+		if last = loss.Item(); step == 0 {
 			first = last
 		}
-		if err := ddp.reduceGradients(ctx); err != nil {
-			return err
-		}
-		for _, p := range model.parameters() {
-			for i := range p.values {
-				p.values[i] -= learningRate * p.grad[i]
-			}
-		}
 	}
-	if _, err := fmt.Fprintf(out, "rank %d loss %.4f -> %.4f parameters %s\n", g.Rank(), first, last, digest(model.parameters())); err != nil {
+	sum, err := digest(net)
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(out, "rank %d loss %.4f -> %.4f parameters %s\n", g.Rank(), first, last, sum); err != nil {
 		return err
 	}
 	if err := g.Barrier(ctx).Wait(ctx); err != nil {
@@ -101,21 +113,34 @@ func run(ctx context.Context, url string, steps int, out io.Writer) error {
 }
 
 // batch is this rank's data: points and the values of a function to learn.
-func batch(random *rand.Rand) (xs [][]float32, ys []float32) {
-	for range batchSize {
-		x := []float32{2*random.Float32() - 1, 2*random.Float32() - 1, 2*random.Float32() - 1}
-		xs, ys = append(xs, x), append(ys, x[0]*x[1]+x[2])
+func batch(random *rand.Rand) (x, y *autograd.Variable, err error) {
+	points, values := make([]float32, 3*batchSize), make([]float32, batchSize)
+	for i := range values {
+		p := points[3*i:][:3]
+		for j := range p {
+			p[j] = 2*random.Float32() - 1
+		}
+		values[i] = p[0]*p[1] + p[2]
 	}
-	return xs, ys
+	in, err := tensor.From(points, batchSize, 3)
+	if err != nil {
+		return nil, nil, err
+	}
+	want, err := tensor.From(values, batchSize, 1)
+	return autograd.Constant(in), autograd.Constant(want), err
 }
 
 // digest is what train.py prints too.
-func digest(params []*parameter) string {
+func digest(m nn.Module) (string, error) {
 	var flat []byte
-	for _, p := range params {
-		for _, v := range p.values {
-			flat = binary.LittleEndian.AppendUint32(flat, math.Float32bits(v))
+	for _, v := range nn.Variables(m) {
+		values, err := tensor.Copy[float32](v.Data())
+		if err != nil {
+			return "", err
+		}
+		for _, x := range values {
+			flat = binary.LittleEndian.AppendUint32(flat, math.Float32bits(x))
 		}
 	}
-	return fmt.Sprintf("%x", sha256.Sum256(flat))[:16]
+	return fmt.Sprintf("%x", sha256.Sum256(flat))[:16], nil
 }

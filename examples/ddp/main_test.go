@@ -6,8 +6,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"math"
-	"math/rand/v2"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -41,31 +39,5 @@ func TestRun(t *testing.T) {
 	}
 	if len(digests) != 1 {
 		t.Errorf("the parameters differ: %v", digests)
-	}
-}
-
-// TestGradients compares the gradients with finite differences.
-func TestGradients(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	m := newModel(3, 4, random)
-	xs, ys := batch(random)
-	m.backward(xs, ys)
-	var grads [][]float32
-	for _, p := range m.parameters() {
-		grads = append(grads, append([]float32(nil), p.grad...))
-	}
-	const h = 1e-2
-	for k, p := range m.parameters() {
-		for i := range p.values {
-			old := p.values[i]
-			p.values[i] = old + h
-			up := m.backward(xs, ys)
-			p.values[i] = old - h
-			down := m.backward(xs, ys)
-			p.values[i] = old
-			if want := (up - down) / (2 * h); math.Abs(want-float64(grads[k][i])) > 1e-3 {
-				t.Errorf("parameter %d, element %d: gradient %v, want %v", k, i, grads[k][i], want)
-			}
-		}
 	}
 }
