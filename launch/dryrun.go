@@ -41,7 +41,7 @@ func DryRun(c Config) (*Plan, error) {
 		plan.Store += ", on a free port"
 	}
 	dir := &runDir{path: "RUN_DIR"}
-	if !c.NoShim && c.How != Executable {
+	if !c.NoShim {
 		dir.shim = "RUN_DIR/python"
 	}
 	for local := range c.Workers {

@@ -13,12 +13,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/portowner"
 	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort/internal/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -134,43 +134,9 @@ func readRank(ctx context.Context, reader *pystack.Reader, rank, pid int) RankSt
 	}
 	s.Stack = p.String()
 	if main := p.Main(); main != nil {
-		s.Doing = Doing(main.Frames)
+		s.Doing = verdict.Where(main.Frames)
 	}
 	return s
-}
-
-// Doing returns what a stack is about: the innermost call of torch.distributed, if there is one, and the innermost line
-// of the program's own code.
-func Doing(frames []pystack.Frame) string {
-	var call, own *pystack.Frame
-	for i := range frames {
-		f := &frames[i]
-		switch {
-		case strings.Contains(f.File, "/torch/distributed/"):
-			if own == nil && !strings.HasSuffix(f.File, "/c10d_logger.py") {
-				call = f // the outermost one: what the program called
-			}
-		case own == nil && !library(f.File):
-			own = f
-		}
-	}
-	if own == nil && len(frames) > 0 {
-		own = &frames[0]
-	}
-	switch {
-	case own == nil:
-		return ""
-	case call != nil:
-		return fmt.Sprintf("%s (%s:%d)", call.Func, filepath.Base(own.File), own.Line)
-	default:
-		return fmt.Sprintf("%s (%s:%d)", own.Func, filepath.Base(own.File), own.Line)
-	}
-}
-
-// library reports whether a file belongs to Python or to an installed package.
-func library(file string) bool {
-	return strings.HasPrefix(file, "<frozen") || strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") ||
-		strings.Contains(file, "/lib/python3")
 }
 
 // keptBundles is how many runs' evidence the default folder holds.

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/cohort-dist/cohort/internal/pystack"
 )
 
 func TestSubstitute(t *testing.T) {
@@ -77,21 +75,6 @@ func TestMemoryCount(t *testing.T) {
 	}
 	if m := newMemoryCount(t.TempDir()); m.rose() || m.limit() != 0 {
 		t.Error("without cgroups nothing is known")
-	}
-}
-
-func TestDoing(t *testing.T) {
-	t.Parallel()
-	const torch = "/usr/lib/python3/dist-packages/torch/distributed/"
-	for want, frames := range map[string][]pystack.Frame{
-		"":                         nil,
-		"all_reduce (train.py:53)": {{Func: "all_reduce", File: torch + "distributed_c10d.py", Line: 3913}, {Func: "wrapper", File: torch + "c10d_logger.py", Line: 83}, {Func: "step", File: "/srv/train.py", Line: 53}, {Func: "main", File: "/srv/train.py", Line: 60}},
-		"load (data.py:12)":        {{Func: "wait", File: "/usr/lib/python3.13/threading.py", Line: 1}, {Func: "load", File: "/srv/data.py", Line: 12}},
-		"run (runpy.py:7)":         {{Func: "run", File: "/usr/lib/python3.13/runpy.py", Line: 7}},
-	} {
-		if got := Doing(frames); got != want {
-			t.Errorf("doing %q, want %q", got, want)
-		}
 	}
 }
 

@@ -47,7 +47,7 @@ func newRunDir(c Config) (*runDir, error) {
 	if err := os.MkdirAll(r.path, 0o755); err != nil { //nolint:gosec // log files are read by others, as torchrun's are
 		return nil, fmt.Errorf("launch: a folder for this run: %w", err)
 	}
-	if !c.NoShim && c.How != Executable {
+	if !c.NoShim {
 		r.shim = filepath.Join(r.path, "python")
 		err := os.Mkdir(r.shim, 0o755) //nolint:gosec // Python code is read by the workers
 		if err == nil {

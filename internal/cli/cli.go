@@ -170,6 +170,7 @@ on one port, and its commands read and write the store of any PyTorch job, and l
 and call the workers of its RPC world.`),
 		Example: strings.Trim(`
   cohort run --nproc-per-node 4 train.py      start a job: a PyTorch script or any program
+  cohort why                                  say why a job on this host stands still
   cohort store serve --addr 0.0.0.0:29500     serve a store for a job
   cohort store top --addr node0:29500         see who waits for which key since when
   cohort store get --addr node0:29500 epoch   read a key
@@ -186,7 +187,7 @@ and call the workers of its RPC world.`),
 		return &usageError{fmt.Errorf("%w; %q explains the flags", err, cmd.CommandPath()+" --help")}
 	})
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(a.runCommand(), a.storeCommand(), a.rpcCommand(), a.traceCommand(), a.benchCommand(), a.demoCommand(), a.demoWorkerCommand(), a.versionCommand(), exitCodesTopic())
+	root.AddCommand(a.runCommand(), a.whyCommand(), a.psCommand(), a.storeCommand(), a.rpcCommand(), a.traceCommand(), a.benchCommand(), a.demoCommand(), a.demoWorkerCommand(), a.versionCommand(), exitCodesTopic())
 	return root
 }
 

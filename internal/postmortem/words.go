@@ -5,6 +5,7 @@ package postmortem
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -112,12 +113,16 @@ func spoken(stderr string) (Kind, string) {
 			}
 		}
 	}
-	last := ""
-	for i := len(lines) - 1; i >= 0 && last == ""; i-- {
-		last = strings.TrimSpace(lines[i])
+	for _, text := range slices.Backward(lines) {
+		if line := strings.TrimSpace(text); line != "" && !logLine.MatchString(line) {
+			return ExitCode, line
+		}
 	}
-	return ExitCode, last
+	return ExitCode, ""
 }
+
+// logLine is a message of PyTorch's own log that is no error: "[W1115 16:32:45.655 ProcessGroupGloo.cpp:727] Warning: ...".
+var logLine = regexp.MustCompile(`^\[?[IW]\d{4} [0-9:.]+ `)
 
 var advices = []struct{ text, advice string }{
 	{"CUDA out of memory", "use a smaller batch, or look for another process on the GPU (nvidia-smi)"},

@@ -30,7 +30,7 @@ def _without_libuv():
         try:
             init(store, *args, **kw)
         except Exception as e:
-            if kw.get("use_libuv") is not None or "built without libuv" not in str(e):
+            if kw.get("use_libuv") is not None or "without libuv" not in str(e):
                 raise
             kw["use_libuv"] = False
             init(store, *args, **kw)

@@ -1,0 +1,265 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/frdump"
+	"github.com/cohort-dist/cohort/internal/jobscan"
+	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort/launch"
+)
+
+func (a *app) whyCommand() *cobra.Command {
+	var addr string
+	var apart time.Duration
+	cmd := &cobra.Command{
+		Use:   "why [JOB | BUNDLE | DUMPS...]",
+		Short: "Say in one sentence why a job stands still",
+		Long: strings.TrimSpace(`
+Look at the ranks of a job and say which one the others wait for, what it does instead,
+and since when; below that the proof. Nothing in the job has to be prepared: the Python
+stacks of its processes are read from outside, without stopping them.
+
+Without an argument all jobs on this host are looked at, whoever started them: cohort,
+torchrun, or a script that sets RANK and MASTER_ADDR. JOB is the id or the store's
+address that "cohort ps" shows, or the process id of a rank. BUNDLE is a folder of
+evidence that "cohort run" left. DUMPS are flight recorder dumps, of PyTorch (pickle or
+JSON; gloo or NCCL) or of cohort, one file for each rank, or a folder of them.`),
+		Example: strings.Trim(`
+  cohort why
+  cohort why 127.0.0.1:29500
+  cohort why dumps/
+  cohort why --json | jq -r .sentence`, "\n"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 && exists(args[0]) {
+				return a.whyFiles(args)
+			}
+			if len(args) > 1 {
+				return &usageError{fmt.Errorf("%q is neither a file nor the only argument", args[0])}
+			}
+			if addr != "" {
+				args = []string{addr}
+			}
+			return a.whyJobs(cmd.Context(), args, apart)
+		},
+	}
+	cmd.Flags().StringVar(&addr, "addr", "", "the address of the job's store, HOST:PORT")
+	cmd.Flags().DurationVar(&apart, "apart", 500*time.Millisecond, "time between the two looks that tell what moves")
+	return cmd
+}
+
+func exists(name string) bool {
+	_, err := os.Stat(name)
+	return err == nil
+}
+
+// jobs returns the jobs on this host that args name; all without args.
+func jobs(args []string) ([]jobscan.Job, error) {
+	all := jobscan.Find()
+	if len(args) == 0 {
+		if len(all) == 0 {
+			return nil, fmt.Errorf("%w: no process on this host has RANK and WORLD_SIZE in its environment, as far as this user may see", dist.NotFound)
+		}
+		return all, nil
+	}
+	var found []jobscan.Job
+	for _, j := range all {
+		match := j.ID == args[0] || j.Store == args[0]
+		for _, r := range j.Ranks {
+			match = match || strconv.Itoa(r.PID) == args[0]
+		}
+		if match {
+			found = append(found, j)
+		}
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("%w: there is no job %q on this host; \"cohort ps\" lists them", dist.NotFound, args[0])
+	}
+	return found, nil
+}
+
+func (a *app) whyJobs(ctx context.Context, args []string, apart time.Duration) error {
+	found, err := jobs(args)
+	if err != nil {
+		return err
+	}
+	for _, j := range found {
+		if err := a.printWhy("job "+j.ID, verdict.Judge(jobscan.Examine(ctx, j, apart))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// whyAnswer is a verdict as JSON.
+type whyAnswer struct {
+	Job string `json:"job"`
+	verdict.Verdict
+}
+
+func (a *app) printWhy(job string, v verdict.Verdict) error {
+	style := tui.StyleFor(a.Out, a.Getenv)
+	lines := []string{style.Dim(tui.Printable(job) + ":"), style.Bold(tui.Printable(v.Sentence))}
+	for _, line := range v.Proof {
+		lines = append(lines, "  "+tui.Printable(line))
+	}
+	return a.print(whyAnswer{job, v}, strings.Join(lines, "\n"))
+}
+
+// whyFiles explains a bundle or dumps.
+func (a *app) whyFiles(args []string) error {
+	if report := filepath.Join(args[0], "report.json"); len(args) == 1 && exists(report) {
+		b, err := os.ReadFile(report) //nolint:gosec // the user's own file
+		if err != nil {
+			return err
+		}
+		var r launch.Report
+		if err := json.Unmarshal(b, &r); err != nil {
+			return fmt.Errorf("%s: %w", report, err)
+		}
+		return a.print(&r, strings.TrimSuffix(r.Text(nil), "\n"))
+	}
+	seen, err := readTorchDumps(args)
+	if err == nil {
+		return a.printWhy("dumps", verdict.Judge(seen))
+	}
+	if dumps, own := a.readDumps(args); own == nil {
+		return a.printVerdict(recorder.Analyze(dumps), false)
+	}
+	return err
+}
+
+// rankNumber is the last number of a file name: "nccl_trace_rank_3", "rank3.json".
+var rankNumber = regexp.MustCompile(`(\d+)\D*$`)
+
+// readTorchDumps reads the flight recorder dumps of PyTorch.
+func readTorchDumps(args []string) (verdict.Job, error) {
+	var names []string
+	for _, arg := range args {
+		info, err := os.Stat(arg)
+		if err != nil {
+			return verdict.Job{}, err
+		}
+		if !info.IsDir() {
+			names = append(names, arg)
+			continue
+		}
+		entries, err := os.ReadDir(arg)
+		if err != nil {
+			return verdict.Job{}, err
+		}
+		for _, e := range entries {
+			if !e.IsDir() {
+				names = append(names, filepath.Join(arg, e.Name()))
+			}
+		}
+	}
+	ranks := map[int]verdict.Rank{}
+	var errs []error
+	for _, name := range names {
+		b, err := os.ReadFile(name) //nolint:gosec // the user's own file
+		if err != nil {
+			return verdict.Job{}, err
+		}
+		m := rankNumber.FindStringSubmatch(filepath.Base(strings.TrimSuffix(name, filepath.Ext(name))))
+		if m == nil {
+			m = rankNumber.FindStringSubmatch(filepath.Base(name))
+		}
+		d, err := frdump.Parse(b)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		case m == nil:
+			errs = append(errs, fmt.Errorf("%s: the name of a dump must end with the rank's number", name))
+		default:
+			rank, _ := strconv.Atoi(m[1])
+			if old, found := ranks[rank]; !found || len(d.Entries) >= len(old.Dump.Entries) && hasLines(d) {
+				ranks[rank] = verdict.Rank{Rank: rank, State: "S", Dump: d, Trouble: fmt.Sprintf("%d operations recorded", len(d.Entries))}
+			}
+		}
+	}
+	var job verdict.Job
+	for _, r := range ranks {
+		job.Ranks = append(job.Ranks, r)
+	}
+	switch {
+	case len(job.Ranks) > 0:
+		return job, nil
+	case len(errs) > 0:
+		return job, errs[0]
+	}
+	return job, fmt.Errorf("%w: no flight recorder dump in %s", dist.NotFound, strings.Join(args, ", "))
+}
+
+// hasLines reports whether a dump knows source lines: of a pickle and a JSON file of one rank the pickle is taken.
+func hasLines(d *frdump.Dump) bool {
+	return len(d.Entries) > 0 && d.Entries[len(d.Entries)-1].Where != ""
+}
+
+func (a *app) psCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "ps [JOB]",
+		Short: "List the jobs on this host, their ranks and what each is doing",
+		Args:  between(0, 1, "JOB"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			found, err := jobs(args)
+			if errors.Is(err, dist.NotFound) && len(args) == 0 {
+				return a.print([]psRow{}, "no jobs")
+			}
+			if err != nil {
+				return err
+			}
+			return a.ps(cmd.Context(), found)
+		},
+	}
+}
+
+type psRow struct {
+	Job     string `json:"job"`
+	Store   string `json:"store"`
+	World   int    `json:"world"`
+	Rank    int    `json:"rank"`
+	PID     int    `json:"pid"`
+	Restart int    `json:"restart"`
+	Doing   string `json:"doing"`
+	Command string `json:"command"`
+}
+
+func (a *app) ps(ctx context.Context, found []jobscan.Job) error {
+	var rows []psRow
+	for _, j := range found {
+		doing := jobscan.Doing(ctx, j)
+		for i, r := range j.Ranks {
+			rows = append(rows, psRow{j.ID, j.Store, j.World, r.Rank, r.PID, r.Restart, doing[i], r.Command})
+		}
+	}
+	if a.json {
+		return a.print(rows, "")
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, "JOB\tSTORE\tRANK\tPID\tRESTART\tDOING")
+	for _, r := range rows {
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%d/%d\t%d\t%d\t%s\n", tui.Printable(r.Job), tui.Printable(r.Store), r.Rank, r.World, r.PID, r.Restart, tui.Printable(r.Doing))
+	}
+	_ = w.Flush()
+	return a.print(nil, strings.TrimSuffix(b.String(), "\n"))
+}

@@ -1,0 +1,260 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/frdump"
+	"github.com/cohort-dist/cohort/internal/portowner"
+	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// askTime bounds each question to a store or a worker server.
+const askTime = 2 * time.Second
+
+// Examine looks at a job twice, apart from each other, and returns what was seen.
+func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
+	seen := verdict.Job{World: j.World, Local: j.Local}
+	var reader pystack.Reader
+	host, _ := os.Hostname()
+	first := readAll(ctx, &reader, j.Ranks)
+	var wg sync.WaitGroup
+	wg.Go(func() { seen.Waits = storeWaits(ctx, j) })
+	dumps := make([]*frdump.Dump, len(j.Ranks))
+	for i, r := range j.Ranks {
+		wg.Go(func() { dumps[i] = recorder(ctx, r) })
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(apart):
+	}
+	second := readAll(ctx, &reader, j.Ranks)
+	wg.Wait()
+	for i, r := range j.Ranks {
+		v := verdict.Rank{Rank: r.Rank, Host: host, PID: r.PID, Dump: dumps[i]}
+		_, v.State = stat("/proc", r.PID)
+		v.LostChildren = deadChild(r.PID)
+		if v.State == "" || v.State == "Z" {
+			v.Gone = "has ended"
+		}
+		if p := second[i].process; p != nil {
+			v.Threads, v.Main = p.Threads, p.Main()
+			if v.Main != nil {
+				v.Idle = idle(r.PID, v.Main.ID)
+				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
+			}
+		} else {
+			v.Trouble = second[i].trouble
+		}
+		seen.Ranks = append(seen.Ranks, v)
+	}
+	return seen
+}
+
+func same(a, b *pystack.Thread) bool {
+	return a != nil && b != nil && reflect.DeepEqual(a.Frames, b.Frames)
+}
+
+type reading struct {
+	process *pystack.Process
+	trouble string
+}
+
+func readAll(ctx context.Context, reader *pystack.Reader, ranks []Rank) []reading {
+	all := make([]reading, len(ranks))
+	var wg sync.WaitGroup
+	for i, r := range ranks {
+		wg.Go(func() {
+			p, err := reader.Read(ctx, r.PID)
+			all[i].process = p
+			if err != nil {
+				all[i].trouble = strings.TrimPrefix(err.Error(), "pystack: ")
+			}
+		})
+	}
+	wg.Wait()
+	return all
+}
+
+// deadChild reports whether a child of the process has ended and was not waited for.
+func deadChild(pid int) bool {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return false
+	}
+	for _, name := range tasks {
+		b, err := os.ReadFile(name) //nolint:gosec // a file of the kernel
+		if err != nil {
+			continue
+		}
+		for child := range strings.FieldsSeq(string(b)) {
+			n, err := strconv.Atoi(child)
+			if err != nil {
+				continue
+			}
+			if _, state := stat("/proc", n); state == "Z" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// idle returns how long a thread has not run, from the scheduler's clock, which starts at another moment than the
+// others: our own thread tells the time on it.
+func idle(pid, tid int) time.Duration {
+	now, theirs := lastRun("/proc/thread-self/sched"), lastRun(fmt.Sprintf("/proc/%d/task/%d/sched", pid, tid))
+	if now == 0 || theirs == 0 || theirs > now {
+		return 0
+	}
+	return time.Duration((now - theirs) * float64(time.Millisecond))
+}
+
+// lastRun reads se.exec_start, in milliseconds.
+func lastRun(name string) float64 {
+	b, err := os.ReadFile(name) //nolint:gosec // a file of the kernel
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if key, value, found := strings.Cut(line, ":"); found && strings.TrimSpace(key) == "se.exec_start" {
+			f, _ := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			return f
+		}
+	}
+	return 0
+}
+
+// storeWaits asks the job's store, if it is one of cohort's, who waits for which key.
+func storeWaits(ctx context.Context, j Job) []verdict.Wait {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	client, err := tcpstore.Dial(ctx, j.Store)
+	if err != nil {
+		return nil // PyTorch's own, or gone
+	}
+	defer func() { _ = client.Close() }()
+	b, err := client.Stats(ctx)
+	var stats tcpstore.Stats
+	if err != nil || json.Unmarshal(b, &stats) != nil {
+		return nil
+	}
+	ranks := map[int]int{}
+	for _, r := range j.Ranks {
+		ranks[r.PID] = r.Rank
+	}
+	var addrs []netip.AddrPort
+	for _, w := range stats.Waits {
+		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
+			addrs = append(addrs, addr)
+		}
+	}
+	owners := portowner.Clients(addrs)
+	var waits []verdict.Wait
+	for _, w := range stats.Waits {
+		wait := verdict.Wait{Key: w.Key, Rank: -1, Age: stats.Time.Sub(w.Since)}
+		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
+			owner := owners[netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())]
+			if rank, known := ranks[owner.PID]; known {
+				wait.Rank = rank
+			} else if n, err := strconv.Atoi(owner.Rank); err == nil {
+				wait.Rank = n
+			}
+		}
+		waits = append(waits, wait)
+	}
+	return waits
+}
+
+// maxRecorder bounds a dump that is asked for.
+const maxRecorder = 64 << 20
+
+// recorder returns the flight recorder of a rank: from its worker server, or from the file that it has written.
+func recorder(ctx context.Context, r Rank) *frdump.Dump {
+	if r.server != "" {
+		for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {
+			if d := askServer(ctx, r.server, handler); d != nil && len(d.Entries) > 0 {
+				return d
+			}
+		}
+	}
+	if r.dump == "" {
+		return nil
+	}
+	for _, name := range []string{filepath.Join("/proc", strconv.Itoa(r.PID), "root", r.dump), r.dump} {
+		info, err := os.Stat(name)
+		if err != nil || info.Size() > maxRecorder || time.Since(info.ModTime()) > 10*time.Minute {
+			continue
+		}
+		if b, err := os.ReadFile(name); err == nil { //nolint:gosec // the rank itself names it
+			if d, err := frdump.Parse(b); err == nil {
+				return d
+			}
+		}
+	}
+	return nil
+}
+
+// askServer asks PyTorch's worker server on a socket.
+func askServer(ctx context.Context, socket, handler string) *frdump.Dump {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+	}}
+	// The body makes the request carry a Content-Length, without which PyTorch 2.6 never answers.
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://worker/handler/"+handler, http.NoBody)
+	if err != nil {
+		return nil
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = response.Body.Close() }()
+	b, err := io.ReadAll(io.LimitReader(response.Body, maxRecorder))
+	if err != nil || response.StatusCode != http.StatusOK {
+		return nil
+	}
+	d, err := frdump.Parse(b)
+	if err != nil {
+		return nil
+	}
+	return d
+}
+
+// Doing returns in a few words what each rank of a job does now.
+func Doing(ctx context.Context, j Job) []string {
+	var reader pystack.Reader
+	all := make([]string, len(j.Ranks))
+	for i, read := range readAll(ctx, &reader, j.Ranks) {
+		switch {
+		case read.process == nil:
+			_, state := stat("/proc", j.Ranks[i].PID)
+			all[i] = "state " + state
+		case read.process.Main() != nil:
+			all[i] = verdict.Where(read.process.Main().Frames)
+		}
+	}
+	return all
+}

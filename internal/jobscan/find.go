@@ -1,0 +1,143 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package jobscan finds the jobs on this host, started by cohort, torchrun or by hand, and looks at their ranks from
+// outside: Python stacks, the store's waiters, flight recorders, and what the kernel knows.
+package jobscan
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Job is a job with the ranks that run on this host.
+type Job struct {
+	// ID is TORCHELASTIC_RUN_ID, or the store's address.
+	ID string `json:"id"`
+	// Store is MASTER_ADDR:MASTER_PORT.
+	Store string `json:"store"`
+	World int    `json:"world"`
+	// Local says that all ranks run on this host.
+	Local bool   `json:"local"`
+	Ranks []Rank `json:"ranks"`
+}
+
+// Rank is a rank's process.
+type Rank struct {
+	Rank    int    `json:"rank"`
+	PID     int    `json:"pid"`
+	Command string `json:"command"`
+	// Restart is TORCHELASTIC_RESTART_COUNT.
+	Restart int    `json:"restart"`
+	dump    string // the file of its flight recorder, if it were to write one
+	server  string // the socket of its worker server
+}
+
+// process is what is read of a process of this host.
+type process struct {
+	pid, parent int
+	env         map[string]string
+	command     string
+}
+
+// Find returns the jobs on this host, as far as this user may see them, in the order of their names.
+func Find() []Job { return group(processes("/proc")) }
+
+// processes reads those that have a rank.
+func processes(proc string) map[int]process {
+	all := map[int]process{}
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return all
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		environ, err := os.ReadFile(filepath.Join(proc, e.Name(), "environ")) //nolint:gosec // a file of the kernel
+		if err != nil || !bytes.Contains(environ, []byte("RANK=")) {
+			continue
+		}
+		p := process{pid: pid, env: map[string]string{}}
+		for v := range bytes.SplitSeq(environ, []byte{0}) {
+			if name, value, found := bytes.Cut(v, []byte("=")); found && wanted[string(name)] {
+				p.env[string(name)] = string(value)
+			}
+		}
+		if _, err := strconv.Atoi(p.env["RANK"]); err != nil || p.env["WORLD_SIZE"] == "" {
+			continue
+		}
+		p.parent, _ = stat(proc, pid)
+		cmdline, _ := os.ReadFile(filepath.Join(proc, e.Name(), "cmdline")) //nolint:gosec // a file of the kernel
+		p.command = strings.TrimSpace(strings.ReplaceAll(string(cmdline[:min(len(cmdline), 200)]), "\x00", " "))
+		all[pid] = p
+	}
+	return all
+}
+
+var wanted = map[string]bool{
+	"RANK": true, "WORLD_SIZE": true, "LOCAL_WORLD_SIZE": true, "MASTER_ADDR": true, "MASTER_PORT": true, "TORCHELASTIC_RUN_ID": true,
+	"TORCHELASTIC_RESTART_COUNT": true, "TORCH_FR_DUMP_TEMP_FILE": true, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": true, "TORCH_WORKER_SERVER_SOCKET": true,
+}
+
+// stat returns the parent and the state of a process.
+func stat(proc string, pid int) (parent int, state string) {
+	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat")) //nolint:gosec // a file of the kernel
+	if err != nil {
+		return 0, ""
+	}
+	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(f) < 2 {
+		return 0, ""
+	}
+	parent, _ = strconv.Atoi(string(f[1]))
+	return parent, string(f[0])
+}
+
+// group sorts processes into jobs. Children of a rank inherit its environment: the rank is the topmost.
+func group(all map[int]process) []Job {
+	jobs := map[string]*Job{}
+	for _, p := range all {
+		key := p.env["MASTER_ADDR"] + ":" + p.env["MASTER_PORT"] + " " + p.env["TORCHELASTIC_RUN_ID"]
+		if parent, found := all[p.parent]; found && parent.env["RANK"] == p.env["RANK"] &&
+			parent.env["MASTER_ADDR"]+":"+parent.env["MASTER_PORT"]+" "+parent.env["TORCHELASTIC_RUN_ID"] == key {
+			continue
+		}
+		j := jobs[key]
+		if j == nil {
+			j = &Job{ID: p.env["TORCHELASTIC_RUN_ID"], Store: p.env["MASTER_ADDR"] + ":" + p.env["MASTER_PORT"]}
+			if j.ID == "" || j.ID == "none" {
+				j.ID = j.Store
+			}
+			j.World, _ = strconv.Atoi(p.env["WORLD_SIZE"])
+			j.Local = p.env["LOCAL_WORLD_SIZE"] == p.env["WORLD_SIZE"]
+			jobs[key] = j
+		}
+		r := Rank{PID: p.pid, Command: p.command, server: p.env["TORCH_WORKER_SERVER_SOCKET"]}
+		r.Rank, _ = strconv.Atoi(p.env["RANK"])
+		r.Restart, _ = strconv.Atoi(p.env["TORCHELASTIC_RESTART_COUNT"])
+		for _, name := range []string{"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"} {
+			if prefix := p.env[name]; prefix != "" && r.dump == "" {
+				r.dump = prefix + strconv.Itoa(r.Rank)
+			}
+		}
+		j.Ranks = append(j.Ranks, r)
+	}
+	var out []Job
+	for _, j := range jobs {
+		slices.SortFunc(j.Ranks, func(a, b Rank) int {
+			if a.Rank != b.Rank {
+				return a.Rank - b.Rank
+			}
+			return a.PID - b.PID
+		})
+		out = append(out, *j)
+	}
+	slices.SortFunc(out, func(a, b Job) int { return strings.Compare(a.ID+a.Store, b.ID+b.Store) })
+	return out
+}

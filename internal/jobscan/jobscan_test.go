@@ -1,0 +1,71 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// fakeProc writes a /proc with these processes: "pid parent VAR=value ...".
+func fakeProc(t *testing.T, processes ...string) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, p := range processes {
+		f := strings.Fields(p)
+		dir := filepath.Join(root, f[0])
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range map[string]string{
+			"environ": strings.Join(f[2:], "\x00") + "\x00", "cmdline": "python3\x00train.py\x00",
+			"stat": f[0] + " (a b) ) S " + f[1] + " 1 1",
+		} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return root
+}
+
+func TestGroup(t *testing.T) {
+	t.Parallel()
+	const master = "MASTER_ADDR=127.0.0.1 MASTER_PORT=4000 "
+	root := fakeProc(t,
+		"10 1 RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=a "+master,
+		"11 1 RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=a "+master,
+		"12 11 RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=a "+master, // a data loader
+		"13 1 RANK=7 WORLD_SIZE=16 MASTER_ADDR=node0 MASTER_PORT=29500",
+		"14 1 HOME=/x",
+		"15 1 RANK=x WORLD_SIZE=2",
+		"16 1 MYRANK=1",
+	)
+	got := group(processes(root))
+	want := []Job{
+		{ID: "a", Store: "127.0.0.1:4000", World: 2, Local: true, Ranks: []Rank{{Rank: 0, PID: 10, Command: "python3 train.py"}, {Rank: 1, PID: 11, Command: "python3 train.py"}}},
+		{ID: "node0:29500", Store: "node0:29500", World: 16, Ranks: []Rank{{Rank: 7, PID: 13, Command: "python3 train.py"}}},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Rank{})); diff != "" {
+		t.Errorf("jobs (-want +got):\n%s", diff)
+	}
+}
+
+func TestIdle(t *testing.T) {
+	t.Parallel()
+	if lastRun("/proc/thread-self/sched") == 0 {
+		t.Skip("this kernel does not tell when a thread last ran")
+	}
+	if d := idle(os.Getpid(), os.Getpid()); d < 0 {
+		t.Errorf("idle for %v", d)
+	}
+	if d := idle(1<<22+1, 1); d != 0 {
+		t.Errorf("a process that does not exist is idle for %v", d)
+	}
+}

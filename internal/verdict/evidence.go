@@ -1,0 +1,206 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/frdump"
+)
+
+// The keys that gloo's ranks wait for. The last number is the rank in the group that has to set it.
+var (
+	addressKey  = regexp.MustCompile(`/0//(?:cpu|cuda)//\d+/(\d+)$`)
+	subgroupKey = regexp.MustCompile(`/0//(\d+)//(?:cpu|cuda)//\d+/(\d+)$`)
+)
+
+// keys finds the rank that sets the key that others wait for: it may run on another host.
+func (c *court) keys(waiting []int) (Verdict, bool) {
+	late := map[int]bool{}
+	group := ""
+	for _, w := range c.job.Waits {
+		if m := subgroupKey.FindStringSubmatch(w.Key); m != nil {
+			group = m[1]
+			n, _ := strconv.Atoi(m[2])
+			late[n] = true
+		} else if m := addressKey.FindStringSubmatch(w.Key); m != nil {
+			n, _ := strconv.Atoi(m[1])
+			late[n] = true
+		}
+	}
+	if len(late) == 0 {
+		return Verdict{}, false
+	}
+	var ranks []int
+	for n := range late {
+		ranks = append(ranks, n)
+	}
+	slices.Sort(ranks)
+	what := "not called init_process_group"
+	if group != "" {
+		what = "not called new_group number " + group
+	}
+	has := "has"
+	if len(ranks) > 1 {
+		has = "have"
+	}
+	oldest := time.Duration(0)
+	for _, w := range c.job.Waits {
+		oldest = max(oldest, w.Age)
+	}
+	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s %s; %s%s.", name(ranks), has, what, waits(waiting), since(oldest))}, true
+}
+
+// store: ranks wait for a key of the store outside of what torch.distributed does by itself.
+func (c *court) store() (Verdict, bool) {
+	for _, w := range c.job.Waits {
+		if w.Rank < 0 || w.Age < time.Second {
+			continue
+		}
+		if r := c.rank(w.Rank); r != nil && r.Gone == "" && !c.at[w.Rank].waits() {
+			return Verdict{Sentence: fmt.Sprintf("Rank %d waits for the key %s of the store%s, in %s; nobody has set it.", w.Rank, w.Key, since(w.Age), c.at[w.Rank].where())}, true
+		}
+	}
+	return Verdict{}, false
+}
+
+// open is the first unfinished collective of a rank in a group.
+type open struct {
+	entry frdump.Entry
+	group string
+}
+
+// recorders judges by flight recorder dumps: PyTorch's own record of what each rank has called.
+func (c *court) recorders() (Verdict, bool) {
+	opens := map[int]open{}
+	last := map[string]map[int]frdump.Entry{} // by group and rank
+	members := map[string][]int{}
+	for _, r := range c.job.Ranks {
+		if r.Dump == nil {
+			continue
+		}
+		maps.Copy(members, r.Dump.Members)
+		for _, e := range r.Dump.Entries {
+			if e.P2P {
+				continue
+			}
+			key := e.Group
+			if last[key] == nil {
+				last[key] = map[int]frdump.Entry{}
+			}
+			if e.Seq >= last[key][r.Rank].Seq {
+				last[key][r.Rank] = e
+			}
+			if _, found := opens[r.Rank]; !found && e.Open {
+				opens[r.Rank] = open{e, key}
+			}
+		}
+	}
+	if len(opens) == 0 {
+		return Verdict{}, false
+	}
+	if v, found := c.crossed(opens, last); found {
+		return v, true
+	}
+	for _, key := range groupsOf(opens) {
+		if v, found := c.group(key, opens, last[key], members[key]); found {
+			return v, true
+		}
+	}
+	return Verdict{}, false
+}
+
+func groupsOf(opens map[int]open) []string {
+	var all []string
+	for _, o := range opens {
+		if !slices.Contains(all, o.group) {
+			all = append(all, o.group)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// crossed: two ranks wait for each other in different groups.
+func (c *court) crossed(opens map[int]open, last map[string]map[int]frdump.Entry) (Verdict, bool) {
+	for _, a := range c.job.Ranks {
+		for _, b := range c.job.Ranks {
+			oa, foundA := opens[a.Rank]
+			ob, foundB := opens[b.Rank]
+			if a.Rank >= b.Rank || !foundA || !foundB || oa.group == ob.group {
+				continue
+			}
+			if last[oa.group][b.Rank].Seq < oa.entry.Seq && last[ob.group][a.Rank].Seq < ob.entry.Seq {
+				return Verdict{
+					Culprits: []int{a.Rank, b.Rank},
+					Sentence: fmt.Sprintf("Ranks %d and %d entered the groups %s and %s in opposite order (%s and %s).",
+						a.Rank, b.Rank, title(oa.entry), title(ob.entry), c.lineOf(a.Rank, oa.entry), c.lineOf(b.Rank, ob.entry)),
+				}, true
+			}
+		}
+	}
+	return Verdict{}, false
+}
+
+// title is the name of a group for people.
+func title(e frdump.Entry) string {
+	if e.Desc != "" && e.Desc != "undefined" {
+		return e.Desc
+	}
+	return "group " + e.Group
+}
+
+func (c *court) lineOf(rank int, e frdump.Entry) string {
+	if e.Where != "" {
+		return e.Where
+	}
+	return c.at[rank].place()
+}
+
+// group judges one group: who has not come to the oldest unfinished collective, or came with another one.
+func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry, members []int) (Verdict, bool) {
+	first := 0
+	var example frdump.Entry
+	var here []int
+	for rank, o := range opens {
+		if o.group == key && (first == 0 || o.entry.Seq < first) {
+			first, example = o.entry.Seq, o.entry
+		}
+		_ = rank
+	}
+	late, differs := []int{}, map[string][]int{}
+	sizes := map[string][]int{}
+	for _, r := range c.job.Ranks {
+		if r.Dump == nil || r.Gone != "" || members != nil && !slices.Contains(members, r.Rank) {
+			continue
+		}
+		if last[r.Rank].Seq < first {
+			late = append(late, r.Rank)
+			continue
+		}
+		if o, found := opens[r.Rank]; found && o.group == key && o.entry.Seq == first {
+			here = append(here, r.Rank)
+			differs[o.entry.Op] = append(differs[o.entry.Op], r.Rank)
+			sizes[o.entry.Op+o.entry.Sizes] = append(sizes[o.entry.Op+o.entry.Sizes], r.Rank)
+		}
+	}
+	numbered := fmt.Sprintf("%s number %d of %s", example.Op, first, title(example))
+	switch {
+	case len(late) > 0:
+		return c.late(late, "not reached "+numbered, here), true
+	case len(differs) > 1:
+		return c.differ(differs, func(n int) string { return opens[n].entry.Op + " (" + c.lineOf(n, opens[n].entry) + ")" }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
+	case len(sizes) > 1 && !uneven[example.Op]:
+		return c.differ(sizes, func(n int) string { return opens[n].entry.Op + " with " + opens[n].entry.Sizes }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
+	}
+	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none goes on: the network between them stands still, or one of them died after it had entered.", are(here), numbered)}, len(here) > 1
+}
+
+// uneven are the collectives in which ranks may pass different sizes.
+var uneven = map[string]bool{"gather": true, "scatter": true, "all_to_all": true, "all_to_all_single": true, "alltoall": true, "alltoall_base": true, "broadcast": false}

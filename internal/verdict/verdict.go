@@ -1,0 +1,411 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package verdict says in one sentence why a job stands still, and what proves it. It is pure: what was seen of the ranks
+// goes in, words come out.
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/frdump"
+	"github.com/cohort-dist/cohort/internal/pystack"
+)
+
+// Rank is what was seen of a rank.
+type Rank struct {
+	Rank int
+	Host string
+	PID  int
+	// Gone says how the rank ended, "" if it runs: "was killed by SIGKILL".
+	Gone string
+	// State is the scheduler's state of the process: R, S, D, T.
+	State string
+	// Threads are its Python threads, Main the main one; nil if it is no Python or could not be read.
+	Threads []pystack.Thread
+	Main    *pystack.Thread
+	// Moved says that the main thread did something between two readings.
+	Moved bool
+	// Idle is how long the main thread has not run; 0: not known.
+	Idle time.Duration
+	// Dump is its flight recorder, or nil.
+	Dump *frdump.Dump
+	// LostChildren says that a child of it has ended and was not waited for.
+	LostChildren bool
+	// Trouble says why something could not be read.
+	Trouble string
+}
+
+// Wait is a client of the job's store that waits for a key.
+type Wait struct {
+	Key  string
+	Rank int // -1: not known
+	Age  time.Duration
+}
+
+// Job is what was seen of a job.
+type Job struct {
+	// World is WORLD_SIZE; 0: not known. Local says that all ranks run on this host.
+	World int
+	Local bool
+	Ranks []Rank
+	Waits []Wait
+}
+
+// Verdict is the answer.
+type Verdict struct {
+	// Sentence says why the job stands still, or that it does not.
+	Sentence string `json:"sentence"`
+	// Hung says that it stands still.
+	Hung bool `json:"hung"`
+	// Culprits are the ranks that the others wait for.
+	Culprits []int `json:"culprits,omitempty"`
+	// Proof are the facts behind the sentence, a line each.
+	Proof []string `json:"proof,omitempty"`
+}
+
+// Judge looks at a job.
+func Judge(j Job) Verdict {
+	slices.SortFunc(j.Ranks, func(a, b Rank) int { return a.Rank - b.Rank })
+	c := &court{job: j, at: map[int]position{}}
+	for _, r := range j.Ranks {
+		c.at[r.Rank] = locate(r)
+	}
+	v := c.judge()
+	v.Proof = append(v.Proof, c.proof()...)
+	return v
+}
+
+// court holds a job and where its ranks are.
+type court struct {
+	job Job
+	at  map[int]position
+}
+
+func (c *court) judge() Verdict {
+	if len(c.job.Ranks) == 0 {
+		return Verdict{Sentence: "No rank of this job was found."}
+	}
+	for _, rule := range []func() (Verdict, bool){
+		c.gone, c.stopped, c.kernel, c.lock, c.recorders, c.messages, c.starting, c.missing, c.mismatch, c.same, c.store,
+	} {
+		if v, found := rule(); found {
+			v.Hung = true
+			return v
+		}
+	}
+	return c.busy()
+}
+
+// ranks returns the ranks whose position satisfies want.
+func (c *court) ranks(want func(Rank, position) bool) []int {
+	var all []int
+	for _, r := range c.job.Ranks {
+		if r.Gone == "" && want(r, c.at[r.Rank]) {
+			all = append(all, r.Rank)
+		}
+	}
+	return all
+}
+
+func (c *court) rank(n int) *Rank {
+	for i := range c.job.Ranks {
+		if c.job.Ranks[i].Rank == n {
+			return &c.job.Ranks[i]
+		}
+	}
+	return nil
+}
+
+func (c *court) waiting() []int { return c.ranks(func(_ Rank, p position) bool { return p.waits() }) }
+
+// gone: a rank has ended while others wait.
+func (c *court) gone() (Verdict, bool) {
+	waiting := c.waiting()
+	if len(waiting) == 0 {
+		return Verdict{}, false
+	}
+	for _, r := range c.job.Ranks {
+		if r.Gone != "" {
+			return Verdict{
+				Culprits: []int{r.Rank},
+				Sentence: fmt.Sprintf("Rank %d %s; %s.", r.Rank, r.Gone, waits(waiting)),
+			}, true
+		}
+	}
+	if !c.job.Local || c.job.World == 0 {
+		return Verdict{}, false
+	}
+	var absent []int
+	for n := range min(c.job.World, 1<<16) {
+		if c.rank(n) == nil {
+			absent = append(absent, n)
+		}
+	}
+	if len(absent) == 0 {
+		return Verdict{}, false
+	}
+	return Verdict{
+		Culprits: absent,
+		Sentence: fmt.Sprintf("%s not running: %s of a world of %d was found; %s.", is(absent), lower(name(c.all())), c.job.World, waits(waiting)),
+	}, true
+}
+
+func (c *court) all() []int { return c.ranks(func(Rank, position) bool { return true }) }
+
+// stopped: a rank was stopped by a signal or a debugger.
+func (c *court) stopped() (Verdict, bool) {
+	stopped := c.ranks(func(r Rank, _ position) bool { return r.State == "T" || r.State == "t" })
+	if len(stopped) == 0 {
+		return Verdict{}, false
+	}
+	return Verdict{
+		Culprits: stopped,
+		Sentence: fmt.Sprintf("%s stopped (SIGSTOP or a debugger, process %d); kill -CONT lets it go on.", is(stopped), c.rank(stopped[0]).PID),
+	}, true
+}
+
+// kernel: a rank is in the kernel's hands.
+func (c *court) kernel() (Verdict, bool) {
+	for _, r := range c.job.Ranks {
+		if r.Gone != "" || r.Main == nil || r.Main.State != "D" || r.Moved {
+			continue
+		}
+		p := c.at[r.Rank]
+		what := "is stuck in the kernel"
+		if r.Main.Kernel != "" {
+			what += " (" + r.Main.Kernel + ")"
+		}
+		if p.saves {
+			what = "writes a checkpoint and is stuck in the file system"
+		}
+		return Verdict{
+			Culprits: []int{r.Rank},
+			Sentence: fmt.Sprintf("Rank %d %s at %s%s%s.", r.Rank, what, p.place(), since(r.Idle), c.others(r.Rank)),
+		}, true
+	}
+	return Verdict{}, false
+}
+
+// lock: a rank holds its interpreter lock inside a call of C.
+func (c *court) lock() (Verdict, bool) {
+	for _, r := range c.job.Ranks {
+		if r.Gone != "" || len(r.Threads) < 1 {
+			continue
+		}
+		for _, t := range r.Threads {
+			if !t.HoldsGIL || t.State == "R" || t.Moving || r.Moved || len(t.Frames) == 0 {
+				continue
+			}
+			p := locateFrames(t.Frames)
+			return Verdict{
+				Culprits: []int{r.Rank},
+				Sentence: fmt.Sprintf("Rank %d holds the interpreter lock in a call of C at %s; nothing else in it can run%s.", r.Rank, p.place(), c.others(r.Rank)),
+			}, true
+		}
+	}
+	return Verdict{}, false
+}
+
+// messages: a rank waits for a message that nobody sends.
+func (c *court) messages() (Verdict, bool) {
+	for _, r := range c.job.Ranks {
+		p := c.at[r.Rank]
+		if r.Gone != "" || p.class != inMessage || p.peer < 0 || p.peer == r.Rank {
+			continue
+		}
+		peer, q := c.rank(p.peer), c.at[p.peer]
+		verb := "waits for a message of"
+		lacks := "and sends none"
+		if p.op == "send" {
+			verb, lacks = "has a message for", "and does not take it"
+		}
+		switch {
+		case peer == nil || peer.Gone != "":
+			continue
+		case q.class == inMessage && q.op == p.op && (q.peer == r.Rank || q.peer < 0):
+			return Verdict{
+				Culprits: []int{r.Rank, p.peer},
+				Sentence: fmt.Sprintf("Ranks %d and %d wait for each other: both are in %s (%s and %s).", r.Rank, p.peer, p.op, p.line, q.line),
+			}, true
+		case q.class == inMessage && q.peer == r.Rank:
+			continue // the message is on its way
+		}
+		return Verdict{
+			Culprits: []int{p.peer},
+			Sentence: fmt.Sprintf("Rank %d %s rank %d (%s), which is in %s %s.", r.Rank, verb, p.peer, p.line, q.where(), lacks),
+		}, true
+	}
+	return Verdict{}, false
+}
+
+// starting: some ranks set up a group that others have not come to.
+func (c *court) starting() (Verdict, bool) {
+	for _, step := range []class{inInit, inNewGroup} {
+		here := c.ranks(func(_ Rank, p position) bool { return p.class == step })
+		if len(here) == 0 {
+			continue
+		}
+		late := c.ranks(func(_ Rank, p position) bool { return p.class != step && p.class <= inNewGroup })
+		call := c.at[here[0]].op
+		if len(late) > 0 {
+			return c.late(late, "not called "+call, here), true
+		}
+		if v, found := c.keys(here); found {
+			return v, true
+		}
+		return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s.", are(here), call, c.at[here[0]].line, since(c.rank(here[0]).Idle))}, true
+	}
+	return Verdict{}, false
+}
+
+// late says that ranks have not done what others wait for.
+func (c *court) late(late []int, what string, waiting []int) Verdict {
+	places := map[string]bool{}
+	for _, n := range late {
+		places[c.at[n].where()] = true
+	}
+	text := "; they are in " + strings.Join(sorted(places), ", ")
+	if len(late) == 1 || len(places) == 1 {
+		text = "; " + pronoun(late) + " in " + c.at[late[0]].where() + since(c.rank(late[0]).Idle)
+	}
+	if r := c.rank(late[0]); c.at[late[0]].loads && r.LostChildren {
+		text += ", for a data loader worker that has died"
+	}
+	if c.at[late[0]].op == "" && c.at[late[0]].own == "" {
+		text = ""
+	}
+	has := "has"
+	if len(late) > 1 {
+		has = "have"
+	}
+	return Verdict{Culprits: late, Sentence: fmt.Sprintf("%s %s %s%s; %s.", name(late), has, what, text, waits(waiting))}
+}
+
+// missing: some ranks are in a collective and others are not.
+func (c *court) missing() (Verdict, bool) {
+	here := c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })
+	late := c.ranks(func(r Rank, p position) bool { return p.class != inCollective && (r.Main != nil || p.class != unknown) })
+	if len(here) == 0 || len(late) == 0 {
+		return Verdict{}, false
+	}
+	v := c.late(late, "not reached "+c.at[here[0]].op+" ("+c.at[here[0]].line+")", here)
+	return v, true
+}
+
+// mismatch: the ranks are in different collectives.
+func (c *court) mismatch() (Verdict, bool) {
+	ops := map[string][]int{}
+	for _, n := range c.ranks(func(_ Rank, p position) bool { return p.class == inCollective }) {
+		ops[c.at[n].op] = append(ops[c.at[n].op], n)
+	}
+	if len(ops) < 2 {
+		return Verdict{}, false
+	}
+	return c.differ(ops, func(n int) string { return c.at[n].op + " (" + c.at[n].line + ")" }, ""), true
+}
+
+// differ names the minority. With a tie the lower ranks are taken for the rule.
+func (c *court) differ(kinds map[string][]int, say func(int) string, suffix string) Verdict {
+	var groups [][]int
+	for _, ranks := range kinds {
+		slices.Sort(ranks)
+		groups = append(groups, ranks)
+	}
+	slices.SortFunc(groups, func(a, b []int) int {
+		if len(a) != len(b) {
+			return len(b) - len(a)
+		}
+		return a[0] - b[0]
+	})
+	rule, odd := groups[0], groups[1]
+	return Verdict{
+		Culprits: odd,
+		Sentence: fmt.Sprintf("%s %s %s where %s %s %s%s.", name(odd), verb(odd, "call"), say(odd[0]), lower(name(rule)), verb(rule, "call"), say(rule[0]), suffix),
+	}
+}
+
+// same: all ranks are in the same collective.
+func (c *court) same() (Verdict, bool) {
+	here := c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })
+	if len(here) == 0 {
+		return Verdict{}, false
+	}
+	p := c.at[here[0]]
+	if len(here) == 1 && c.job.World <= 1 {
+		return Verdict{Sentence: fmt.Sprintf("Rank %d is in %s (%s) and is the only rank that was found.", here[0], p.op, p.line)}, true
+	}
+	return Verdict{Sentence: fmt.Sprintf(
+		"%s in %s (%s)%s and none goes on: the network between them stands still, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+		are(here), p.op, p.line, since(c.rank(here[0]).Idle))}, true
+}
+
+// busy: nobody waits for another rank.
+func (c *court) busy() Verdict {
+	moving := c.ranks(func(r Rank, _ position) bool { return r.Moved || r.State == "R" })
+	if len(moving) > 0 {
+		return Verdict{Sentence: fmt.Sprintf("Not hung: %s at work, in %s, and no rank waits in torch.distributed.", lower(is(moving)), c.at[moving[0]].where())}
+	}
+	unread := c.ranks(func(r Rank, _ position) bool { return r.Main == nil })
+	if len(unread) == len(c.job.Ranks) {
+		text := "No Python stack could be read"
+		if t := c.job.Ranks[0].Trouble; t != "" {
+			text += ": " + t
+		}
+		return Verdict{Sentence: text + "."}
+	}
+	n := c.ranks(func(r Rank, _ position) bool { return r.Main != nil })
+	return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank waits in torch.distributed: %s in %s%s.", lower(is(n)), c.at[n[0]].where(), since(c.rank(n[0]).Idle))}
+}
+
+// others says who waits besides.
+func (c *court) others(but int) string {
+	rest := slices.DeleteFunc(c.waiting(), func(n int) bool { return n == but })
+	if len(rest) == 0 {
+		return ""
+	}
+	return "; " + waits(rest)
+}
+
+// proof lists what each rank does, those that do the same in one line.
+func (c *court) proof() []string {
+	lines := map[string][]int{}
+	for _, r := range c.job.Ranks {
+		text := c.at[r.Rank].where()
+		switch {
+		case r.Gone != "":
+			text = r.Gone
+		case r.Main == nil && r.Trouble != "":
+			text = r.Trouble
+		case r.Main == nil:
+			text = "no Python stack"
+		}
+		if r.Gone == "" && r.Main != nil {
+			text += ", state " + r.Main.State
+			if r.Main.Kernel != "" {
+				text += " in " + r.Main.Kernel
+			}
+			if r.Moved {
+				text += ", moving"
+			}
+		}
+		lines[text] = append(lines[text], r.Rank)
+	}
+	var out []string
+	for text, ranks := range lines {
+		out = append(out, lower(name(ranks))+": "+text)
+	}
+	slices.Sort(out)
+	for _, w := range c.job.Waits[:min(len(c.job.Waits), 8)] {
+		who := "a client"
+		if w.Rank >= 0 {
+			who = "rank " + strconv.Itoa(w.Rank)
+		}
+		out = append(out, fmt.Sprintf("%s waits for the key %s of the store for %s", who, w.Key, w.Age.Round(100*time.Millisecond)))
+	}
+	return out
+}

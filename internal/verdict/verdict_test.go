@@ -1,0 +1,164 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/frdump"
+	"github.com/cohort-dist/cohort/internal/pystack"
+)
+
+const (
+	c10d   = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
+	logger = "/usr/lib/python3/dist-packages/torch/distributed/c10d_logger.py"
+	script = "/srv/job/train.py"
+)
+
+// in returns a rank whose main thread is in a call of torch.distributed that the script makes in a line.
+func in(rank int, op, args string, line int) Rank {
+	return with(rank, pystack.Frame{Func: op, File: c10d, Line: 1, Args: args}, pystack.Frame{Func: "_exception_logger.<locals>.wrapper", File: logger, Line: 83},
+		pystack.Frame{Func: "step", File: script, Line: line}, pystack.Frame{Func: "<module>", File: script, Line: 99})
+}
+
+// at returns a rank that is in a function of the script.
+func at(rank int, function string, line int) Rank {
+	return with(rank, pystack.Frame{Func: function, File: script, Line: line}, pystack.Frame{Func: "<module>", File: script, Line: 99})
+}
+
+func with(rank int, frames ...pystack.Frame) Rank {
+	t := pystack.Thread{ID: 100 + rank, State: "S", Kernel: "futex_do_wait", Frames: frames}
+	return Rank{Rank: rank, PID: 100 + rank, State: "S", Threads: []pystack.Thread{t}, Main: &t}
+}
+
+func edit(r Rank, change func(*Rank)) Rank {
+	change(&r)
+	return r
+}
+
+func dumps(t *testing.T, kind string, ranks ...Rank) []Rank {
+	t.Helper()
+	for i := range ranks {
+		data, err := os.ReadFile(filepath.Join("..", "frdump", "testdata", kind, "rank"+string(rune('0'+ranks[i].Rank))+".json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ranks[i].Dump, err = frdump.Parse(data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return ranks
+}
+
+func TestSentences(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		job  Job
+		want string
+	}{
+		"one rank late": {
+			Job{World: 3, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load_batch", 12), func(r *Rank) { r.Idle = 40 * time.Second }), in(2, "all_reduce", "", 27)}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in load_batch (train.py:12) for 40 s; ranks 0 and 2 wait.",
+		},
+		"one rank late, with recorders": {
+			Job{World: 3, Ranks: dumps(t, "missing", in(0, "all_reduce", "", 27), at(1, "load_batch", 12), in(2, "all_reduce", "", 27))},
+			"Rank 1 has not reached all_reduce number 4 of default_pg; it is in load_batch (train.py:12); ranks 0 and 2 wait.",
+		},
+		"several ranks late": {
+			Job{World: 4, Ranks: []Rank{in(0, "all_reduce", "", 27), at(1, "load_batch", 12), at(2, "save", 14), in(3, "all_reduce", "", 27)}},
+			"Ranks 1 and 2 have not reached all_reduce (train.py:27); they are in load_batch (train.py:12), save (train.py:14); ranks 0 and 3 wait.",
+		},
+		"different collectives": {
+			Job{World: 3, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "broadcast", "src=0", 55), in(2, "all_reduce", "", 27)}},
+			"Rank 1 calls broadcast (train.py:55) where ranks 0 and 2 call all_reduce (train.py:27).",
+		},
+		"different collectives, with recorders": {
+			Job{World: 2, Ranks: dumps(t, "mismatch", in(0, "all_reduce", "", 27), in(1, "broadcast", "src=0", 55))},
+			"Rank 1 calls broadcast (train.py:55) where rank 0 calls all_reduce (train.py:27) as number 4 of default_pg.",
+		},
+		"crossed groups": {
+			Job{World: 2, Ranks: dumps(t, "subgroup", in(0, "all_reduce", "", 71), in(1, "all_reduce", "", 71))},
+			"Ranks 0 and 1 entered the groups half and default_pg in opposite order (train.py:71 and train.py:71).",
+		},
+		"a message": {
+			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=1 group=None tag=0", 62), at(1, "load_batch", 12)}},
+			"Rank 0 waits for a message of rank 1 (train.py:62), which is in load_batch (train.py:12) and sends none.",
+		},
+		"messages that wait for each other": {
+			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=1", 62), in(1, "recv", "src=0", 64)}},
+			"Ranks 0 and 1 wait for each other: both are in recv (train.py:62 and train.py:64).",
+		},
+		"the interpreter lock": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "<module>", 66), func(r *Rank) { r.Threads[0].HoldsGIL, r.Main.HoldsGIL = true, true })}},
+			"Rank 1 holds the interpreter lock in a call of C at train.py:66; nothing else in it can run; rank 0 waits.",
+		},
+		"before init": {
+			Job{World: 2, Ranks: []Rank{
+				with(0, pystack.Frame{Func: "_create_c10d_store", File: "/usr/lib/python3/dist-packages/torch/distributed/rendezvous.py", Line: 215}, pystack.Frame{Func: "init_process_group", File: c10d, Line: 2546}, pystack.Frame{Func: "<module>", File: script, Line: 5}),
+				at(1, "load_batch", 12),
+			}},
+			"Rank 1 has not called init_process_group; it is in load_batch (train.py:12); rank 0 waits.",
+		},
+		"before init, on another host": {
+			Job{World: 2, Ranks: []Rank{in(0, "init_process_group", "", 5)}, Waits: []Wait{{Key: "/default_pg/0//cpu//0/1", Rank: 0, Age: 30 * time.Second}}},
+			"Rank 1 has not called init_process_group; rank 0 waits for 30 s.",
+		},
+		"new_group": {
+			Job{World: 2, Ranks: []Rank{in(0, "new_group", "", 5)}, Waits: []Wait{{Key: "/default_pg/0//2//cpu//0/1", Rank: 0, Age: time.Second / 2}}},
+			"Rank 1 has not called new_group number 2; rank 0 waits.",
+		},
+		"new_group not called": {
+			Job{World: 2, Ranks: []Rank{in(0, "new_group", "", 5), at(1, "load_batch", 12)}},
+			"Rank 1 has not called new_group; it is in load_batch (train.py:12); rank 0 waits.",
+		},
+		"a rank that died": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), {Rank: 1, Gone: "was killed by SIGKILL"}}},
+			"Rank 1 was killed by SIGKILL; rank 0 waits.",
+		},
+		"a rank that does not run": {
+			Job{World: 2, Local: true, Ranks: []Rank{in(0, "all_reduce", "", 27)}},
+			"Rank 1 is not running: rank 0 of a world of 2 was found; rank 0 waits.",
+		},
+		"a stopped rank": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load_batch", 12), func(r *Rank) { r.State = "T" })}},
+			"Rank 1 is stopped (SIGSTOP or a debugger, process 101); kill -CONT lets it go on.",
+		},
+		"a checkpoint": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, pystack.Frame{Func: "_open_zipfile_writer_file.__exit__", File: "/usr/lib/python3/dist-packages/torch/serialization.py"}, pystack.Frame{Func: "save", File: "/usr/lib/python3/dist-packages/torch/serialization.py"}, pystack.Frame{Func: "checkpoint", File: script, Line: 88}), func(r *Rank) { r.Main.State, r.Main.Kernel = "D", "nfs_wait_bit_killable" })}},
+			"Rank 1 writes a checkpoint and is stuck in the file system at train.py:88; rank 0 waits.",
+		},
+		"a dead data loader": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/multiprocessing/queues.py"}, pystack.Frame{Func: "_MultiProcessingDataLoaderIter._try_get_data", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, pystack.Frame{Func: "train", File: script, Line: 40}), func(r *Rank) { r.LostChildren = true })}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in train (train.py:40), for a data loader worker that has died; rank 0 waits.",
+		},
+		"the network": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "all_reduce", "", 27)}},
+			"Ranks 0 and 1 are in all_reduce (train.py:27) and none goes on: the network between them stands still, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+		},
+		"no hang": {
+			Job{World: 2, Ranks: []Rank{edit(at(0, "forward", 30), func(r *Rank) { r.Moved = true }), edit(at(1, "forward", 31), func(r *Rank) { r.Moved = true })}},
+			"Not hung: ranks 0 and 1 are at work, in forward (train.py:30), and no rank waits in torch.distributed.",
+		},
+		"a key of the program's own": {
+			Job{World: 2, Ranks: []Rank{at(0, "wait_for_config", 30), at(1, "serve", 31)}, Waits: []Wait{{Key: "/config", Rank: 0, Age: 9 * time.Second}}},
+			"Rank 0 waits for the key /config of the store for 9 s, in wait_for_config (train.py:30); nobody has set it.",
+		},
+		"nobody": {Job{}, "No rank of this job was found."},
+	} {
+		v := Judge(c.job)
+		if v.Sentence != c.want {
+			t.Errorf("%s:\n got %s\nwant %s", name, v.Sentence, c.want)
+		}
+		if len(c.job.Ranks) > 0 && len(v.Proof) == 0 {
+			t.Errorf("%s: no proof", name)
+		}
+		if hung := !strings.HasPrefix(c.want, "No"); v.Hung != hung {
+			t.Errorf("%s: hung is %v", name, v.Hung)
+		}
+	}
+}

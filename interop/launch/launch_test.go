@@ -1,0 +1,375 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package launch runs real PyTorch scripts under "cohort run" and under torchrun.
+package launch
+
+import (
+	"bytes"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/launch"
+)
+
+//go:embed testdata
+var scripts embed.FS
+
+// binary builds the command once.
+var binary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "cohort-launch-")
+	if err != nil {
+		return "", err
+	}
+	name := filepath.Join(dir, "cohort")
+	out, err := exec.Command("go", "build", "-o", name, "../../cmd/cohort").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return name, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if name, err := binary(); err == nil && os.Getenv("COHORT_INTEROP") != "" {
+		_ = os.RemoveAll(filepath.Dir(name))
+	}
+	os.Exit(code)
+}
+
+// place is a folder with the scripts that has the same path for the launcher and for the Python in its own root.
+func place(t *testing.T, torch *torchtest.Torch) string {
+	t.Helper()
+	dir := t.TempDir()
+	if torch.Root != "" {
+		// A folder below the other root, and a link to it with the path that it has inside.
+		below, err := os.MkdirTemp(filepath.Join(torch.Root, "tmp"), "cohort-job-") //nolint:usetesting // t.TempDir is outside of that root
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir = filepath.Join("/tmp", filepath.Base(below))
+		if err := os.Symlink(below, dir); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = os.RemoveAll(below)
+			_ = os.Remove(dir)
+		})
+	}
+	files, err := scripts.ReadDir("testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		text, err := scripts.ReadFile("testdata/" + f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, f.Name()), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// job is a run of a launcher.
+type job struct {
+	*exec.Cmd
+	t        *testing.T
+	dir      string
+	out, err *lines
+	done     chan error
+}
+
+// lines collects output and lets tests wait for it.
+type lines struct {
+	mu      sync.Mutex
+	text    bytes.Buffer
+	changed chan struct{}
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text.Write(b)
+	close(l.changed)
+	l.changed = make(chan struct{})
+	return len(b), nil
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// wait waits until the output has n matches.
+func (j *job) wait(l *lines, pattern string, n int) {
+	j.t.Helper()
+	re := regexp.MustCompile(pattern)
+	limit := time.After(3 * time.Minute)
+	for {
+		l.mu.Lock()
+		changed := l.changed
+		found := len(re.FindAllString(l.text.String(), -1))
+		l.mu.Unlock()
+		if found >= n {
+			return
+		}
+		select {
+		case <-changed:
+		case err := <-j.done:
+			j.t.Fatalf("the job ended (%v) before %d lines matched %s:\n%s%s", err, n, pattern, j.out, j.err)
+		case <-limit:
+			j.t.Fatalf("no %d lines matched %s:\n%s%s", n, pattern, j.out, j.err)
+		}
+	}
+}
+
+// cohort starts a job; args are options and the script with its arguments.
+func cohort(t *testing.T, torch *torchtest.Torch, dir string, options []string, program ...string) *job {
+	t.Helper()
+	name, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"run", "--report", filepath.Join(dir, "report.json"), "--evidence", filepath.Join(dir, "evidence")}, options...)
+	return begin(t, dir, exec.Command(name, append(append(args, torch.Command()...), program...)...))
+}
+
+func begin(t *testing.T, dir string, cmd *exec.Cmd, env ...string) *job {
+	t.Helper()
+	j := &job{Cmd: cmd, t: t, dir: dir, done: make(chan error, 1)}
+	j.out, j.err = &lines{changed: make(chan struct{})}, &lines{changed: make(chan struct{})}
+	j.Stdout, j.Stderr = j.out, j.err
+	j.Env = append(os.Environ(), "TMPDIR="+dir, "GLOO_SOCKET_IFNAME=lo", "PYTHONDONTWRITEBYTECODE=1", "TORCH_CPP_LOG_LEVEL=ERROR",
+		"PET_LOCAL_ADDR=127.0.0.1") // this host's name need not resolve
+	j.Env = append(j.Env, env...)
+	if err := j.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = j.Process.Kill() })
+	go func() { j.done <- j.Wait() }()
+	return j
+}
+
+// end waits for the end and returns the exit code.
+func (j *job) end() int {
+	j.t.Helper()
+	select {
+	case err := <-j.done:
+		var exit *exec.ExitError
+		if err != nil && !errors.As(err, &exit) {
+			j.t.Fatal(err)
+		}
+		return j.ProcessState.ExitCode()
+	case <-time.After(4 * time.Minute):
+		j.t.Fatalf("the job does not end:\n%s%s", j.out, j.err)
+	}
+	panic("not reached")
+}
+
+func (j *job) report() launch.Report {
+	j.t.Helper()
+	var r launch.Report
+	b, err := os.ReadFile(filepath.Join(j.dir, "report.json"))
+	if err == nil {
+		err = json.Unmarshal(b, &r)
+	}
+	if err != nil {
+		j.t.Fatalf("%v\n%s%s", err, j.out, j.err)
+	}
+	return r
+}
+
+// result is what reduce.py writes.
+type result struct {
+	Sum  float64
+	Env  map[string]string
+	Argv []string
+}
+
+func results(t *testing.T, dir string) []result {
+	t.Helper()
+	var all []result
+	for rank := range 2 {
+		var r result
+		b, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("rank%d.json", rank)))
+		if err == nil {
+			err = json.Unmarshal(b, &r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+// torchrun is how PyTorch's launcher is started on builds without libuv: with its own store's default changed.
+const torchrun = `
+import sys, torch
+from torch.distributed.elastic.multiprocessing.api import Std
+if hasattr(Std, "from_str") and Std.from_str("0") is None: Std.from_str = classmethod(lambda cls, v: Std(int(v)))
+from torch.distributed.run import main
+main()
+`
+
+// TestSameAsTorchrun runs the same script under both launchers: the same results, and the same environment but for what
+// docs/launcher.md lists.
+func TestSameAsTorchrun(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		dir := place(t, torch)
+		ours, theirs := filepath.Join(dir, "ours"), filepath.Join(dir, "theirs")
+		shim := filepath.Join(dir, "shim")
+		for _, d := range []string{ours, theirs, shim} {
+			if err := os.Mkdir(d, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		source, err := os.ReadFile("../../launch/shim/sitecustomize.py")
+		if err == nil {
+			err = os.WriteFile(filepath.Join(shim, "sitecustomize.py"), source, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "job"}, "-u", dir+"/reduce.py", ours)
+		if code := j.end(); code != 0 {
+			t.Fatalf("cohort run: exit code %d\n%s%s", code, j.out, j.err)
+		}
+		command := torch.Command()
+		cmd := exec.Command(command[0], append(command[1:], "-c", torchrun, "--nproc_per_node", "2", "--rdzv_id", "job", "--rdzv_backend", "c10d",
+			"--rdzv_endpoint", "127.0.0.1:0", "--monitor_interval", "0.1", dir+"/reduce.py", theirs)...)
+		k := begin(t, dir, cmd, "PYTHONPATH="+shim)
+		if code := k.end(); code != 0 {
+			t.Fatalf("torchrun: exit code %d\n%s%s", code, k.out, k.err)
+		}
+		a, b := results(t, ours), results(t, theirs)
+		for rank := range 2 {
+			if a[rank].Sum != 3 || b[rank].Sum != 3 {
+				t.Errorf("rank %d: sums %v and %v", rank, a[rank].Sum, b[rank].Sum)
+			}
+			compareEnvironment(t, rank, a[rank].Env, b[rank].Env)
+		}
+	})
+}
+
+// differing are the variables whose values differ from run to run, and added those that torchrun does not set: the list
+// of docs/launcher.md.
+var (
+	differing = []string{"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "PYTHONPATH", "LC_CTYPE"}
+	added     = []string{"COHORT_RUN", "PYTHONFAULTHANDLER", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE", "PYTHONPATH", "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+)
+
+func compareEnvironment(t *testing.T, rank int, ours, theirs map[string]string) {
+	t.Helper()
+	for name, value := range theirs {
+		got, found := ours[name]
+		switch {
+		case !found:
+			t.Errorf("rank %d: %s is missing, torchrun sets %q", rank, name, value)
+		case got != value && !slices.Contains(differing, name):
+			t.Errorf("rank %d: %s is %q, torchrun sets %q", rank, name, got, value)
+		}
+	}
+	for name := range ours {
+		if _, found := theirs[name]; !found && !slices.Contains(added, name) {
+			t.Errorf("rank %d: %s is set, which torchrun does not", rank, name)
+		}
+	}
+}
+
+// TestCause: a rank that raises and tidies up for two seconds while its peers die of it is named as the cause, with its
+// exception. torchrun names a peer and prints the exception nowhere.
+func TestCause(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		for _, slow := range []string{"", "2"} {
+			dir := place(t, torch)
+			t.Setenv("SLOW", slow)
+			j := cohort(t, torch, dir, []string{"--nproc-per-node", "3"}, "-u", dir+"/victim.py")
+			if code := j.end(); code != 1 {
+				t.Errorf("exit code %d", code)
+			}
+			r := j.report()
+			if r.Sentence != "rank 1 raised ValueError: the real cause" {
+				t.Errorf("SLOW=%s: %s\n%s", slow, r.Sentence, j.err)
+			}
+			if !strings.Contains(j.err.String(), `raise ValueError("the real cause")`) {
+				t.Errorf("SLOW=%s: no traceback in\n%s", slow, j.err)
+			}
+		}
+	})
+}
+
+// TestRestartWithLateRank: a rank that comes late to the second attempt finds its peers, not the addresses of dead
+// processes. torchrun's job hangs or dies on them.
+func TestRestartWithLateRank(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		for _, late := range []string{"0", "1"} {
+			dir := place(t, torch)
+			t.Setenv("FAIL_RANK", "1")
+			t.Setenv("SLOW_RANK", late)
+			t.Setenv("STEPS", "6")
+			j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--max-restarts", "1"}, "-u", dir+"/loop.py")
+			if code := j.end(); code != 0 || strings.Count(j.out.String(), "done 5") != 2 {
+				t.Errorf("late rank %s: exit code %d\n%s%s", late, code, j.out, j.err)
+			}
+		}
+	})
+}
+
+// TestInterruptedHang: Ctrl-C ends a job whose ranks hang in C++ within seconds, and the report says where they were.
+// torchrun needs 30 s.
+func TestInterruptedHang(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		dir := place(t, torch)
+		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/hang.py", "missing")
+		j.wait(j.out, "at the hang", 2)
+		from := time.Now()
+		if err := j.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		j.end()
+		if took := time.Since(from); took > 15*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		if !strings.Contains(j.report().Sentence, "ended by SIGINT") {
+			t.Errorf("%s", j.report().Sentence)
+		}
+	})
+}
+
+// TestShadowedSitecustomize: the module that the shim hides runs, and the switch turns the shim off.
+func TestShadowedSitecustomize(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		dir := place(t, torch)
+		if err := os.WriteFile(filepath.Join(dir, "sitecustomize.py"), []byte("print('shadowed', __file__)\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("PYTHONPATH", dir)
+		j := cohort(t, torch, dir, nil, "-c", "import sys; print('shim', any('cohort_run' in p for p in sys.path), sys.modules['sitecustomize'].__file__)")
+		j.end()
+		if out := j.out.String(); !strings.Contains(out, "shadowed "+dir) || !strings.Contains(out, "shim True "+dir) {
+			t.Errorf("it prints\n%s%s", out, j.err)
+		}
+		k := cohort(t, torch, dir, []string{"--no-shim"}, "-c", "import os, sys; print('shim', any('cohort_run' in p for p in sys.path), os.environ['TORCHELASTIC_USE_AGENT_STORE'])")
+		k.end()
+		if out := k.out.String(); !strings.Contains(out, "shim False False") {
+			t.Errorf("without the shim it prints\n%s%s", out, k.err)
+		}
+	})
+}

@@ -1,0 +1,53 @@
+"""A gloo job that stands still: hang.py KIND. Rank 1 does what the others do not expect."""
+import ctypes
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+KIND, RANK = sys.argv[1], int(os.environ["RANK"])
+
+
+def load_batch():
+    time.sleep(600)
+
+
+def step():
+    x = torch.ones(4, 2)
+    for _ in range(3):
+        dist.all_reduce(x)
+    print("rank", RANK, "at the hang", flush=True)
+    if KIND == "missing":
+        if RANK == 1:
+            load_batch()
+        dist.all_reduce(x)
+    elif KIND == "mismatch":
+        if RANK == 1:
+            dist.broadcast(x, 0)
+            dist.recv(x, 0)
+        dist.all_reduce(x)
+    elif KIND == "p2p":
+        if RANK == 0:
+            dist.recv(x, 1)
+        load_batch()
+    elif KIND == "gil":
+        if RANK == 1:
+            ctypes.PyDLL(None).sleep(600)
+        dist.all_reduce(x)
+
+
+if KIND == "init" and RANK == 1:
+    print("rank", RANK, "at the hang", flush=True)
+    load_batch()
+if KIND == "init":
+    print("rank", RANK, "at the hang", flush=True)
+dist.init_process_group("gloo", timeout=timedelta(seconds=600))
+if KIND == "newgroup":
+    print("rank", RANK, "at the hang", flush=True)
+    if RANK == 1:
+        load_batch()
+    dist.new_group([0, 1])
+step()

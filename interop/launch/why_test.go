@@ -1,0 +1,96 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"encoding/json"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/torchtest"
+)
+
+// TestWhy: a job that stands still is explained in one sentence, from outside.
+func TestWhy(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		for kind, c := range map[string]struct{ want, old string }{
+			"missing":  {`^Rank 1 has not reached all_reduce \(hang\.py:26\); it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`, ""},
+			"mismatch": {`^Rank 1 calls broadcast \(hang\.py:29\) where rank 0 calls all_reduce|^Rank 1 waits for a message of rank 0|^Rank 1 has not reached all_reduce`, ""},
+			"p2p":      {`^Rank 0 waits for a message of rank 1 \(hang\.py:34\), which is in load_batch \(hang\.py:15\) and sends none\.$`, `No rank waits|recv`},
+			"gil":      {`^Rank 1 holds the interpreter lock in a call of C at hang\.py:38; nothing else in it can run; rank 0 waits\.$`, `^Rank 1 has not reached all_reduce \(hang\.py:39\); it is in step \(hang\.py:38\)`},
+			"init":     {`^Rank 1 has not called init_process_group; it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`, ""},
+			"newgroup": {`^Rank 1 has not called new_group; it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`, ""},
+		} {
+			if torch.Name == "1.13" && c.old != "" {
+				c.want = c.old // Python 3.11 tells neither arguments nor who holds the lock
+			}
+			t.Run(kind, func(t *testing.T) {
+				dir := place(t, torch)
+				j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "why-" + kind}, "-u", dir+"/hang.py", kind)
+				j.wait(j.out, "at the hang", 2)
+				why(t, "why-"+kind, c.want)
+				_ = j.Process.Signal(syscall.SIGTERM)
+				j.end()
+			})
+		}
+	})
+}
+
+// TestStoppedRank: a rank that was sent SIGSTOP is found.
+func TestStoppedRank(t *testing.T) {
+	torchtest.V26.Need(t)
+	dir := place(t, torchtest.V26)
+	j := cohort(t, torchtest.V26, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "why-stop"}, "-u", dir+"/hang.py", "missing")
+	j.wait(j.out, "at the hang", 2)
+	out, err := exec.Command(program(t), "ps", "--json", "why-stop").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []struct{ Rank, PID int }
+	if err := json.Unmarshal(out, &rows); err != nil || len(rows) != 2 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := syscall.Kill(rows[1].PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	why(t, "why-stop", `^Rank 1 is stopped \(SIGSTOP or a debugger, process \d+\)`)
+	_ = j.Process.Signal(syscall.SIGTERM)
+	_ = syscall.Kill(rows[1].PID, syscall.SIGCONT)
+	j.end()
+}
+
+func program(t *testing.T) string {
+	t.Helper()
+	name, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// why asks until the answer matches: a rank that has announced its hang may not be there yet.
+func why(t *testing.T, job, want string) {
+	t.Helper()
+	var answer struct {
+		Sentence string
+		Proof    []string
+	}
+	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); {
+		out, err := exec.Command(program(t), "why", "--json", job).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if err := json.Unmarshal(out, &answer); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if regexp.MustCompile(want).MatchString(answer.Sentence) {
+			return
+		}
+	}
+	t.Errorf("the answer is\n%s\n%s\nwant %s", answer.Sentence, strings.Join(answer.Proof, "\n"), want)
+}
