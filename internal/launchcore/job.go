@@ -1,0 +1,431 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launchcore
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Node identifies a node's launcher. A launcher that comes again has another one.
+type Node int
+
+// JobLimits are the rules of a job on several nodes.
+type JobLimits struct {
+	// Min and Max are the number of nodes that take part.
+	Min, Max int
+	// MaxRestarts is how often the job is started again after a failure or the loss of a node.
+	MaxRestarts int
+	// LastCall is how long a job that has Min nodes, but not Max, waits for more.
+	LastCall time.Duration
+	// Join bounds the wait for Min nodes.
+	Join time.Duration
+	// Strikes is after how many attempts that failed on one node that node is left out, if enough others remain.
+	Strikes int
+}
+
+// JobEvent is something that happened to a job on several nodes. Its types are [Joined], [Left], [Failed], [NodeEnded]
+// and [TimerFired].
+type JobEvent interface{ jobEvent() }
+
+type (
+	// Joined is a node that asks to take part.
+	Joined struct {
+		Node    Node
+		Workers int
+		Role    string
+		// Wish is the number that the node would like to have, -1 for none.
+		Wish int
+	}
+	// Left is a node that is gone: its connection has ended or it has not been heard of for too long.
+	Left struct {
+		Node   Node
+		Reason string
+	}
+	// Failed is a node on which a worker has failed. The node stops its own workers.
+	Failed struct {
+		Node     Node
+		Sentence string
+	}
+	// NodeEnded is a node whose workers have all ended.
+	NodeEnded struct {
+		Node Node
+		OK   bool
+	}
+)
+
+func (Joined) jobEvent()     {}
+func (Left) jobEvent()       {}
+func (Failed) jobEvent()     {}
+func (NodeEnded) jobEvent()  {}
+func (TimerFired) jobEvent() {}
+
+// Assignment is a node's place in an attempt.
+type Assignment struct {
+	Attempt             int
+	Node, Nodes         int
+	Base, World         int
+	RoleBase, RoleWorld int
+}
+
+// JobEffect is something that the driver of a job has to do.
+type JobEffect interface{ jobEffect() }
+
+type (
+	// OpenStore starts a fresh store for an attempt, in place of the one before.
+	OpenStore struct{ Attempt int }
+	// BeginNode has a node start its workers.
+	BeginNode struct {
+		Node Node
+		Assignment
+	}
+	// StopNode has a node stop its workers; answered by [NodeEnded].
+	StopNode struct {
+		Node   Node
+		Reason string
+	}
+	// Dismiss is the last that a node hears.
+	Dismiss struct {
+		Node     Node
+		OK       bool
+		Sentence string
+	}
+	// Finished says that the job has ended. It is the last effect.
+	Finished struct {
+		OK       bool
+		Sentence string
+	}
+)
+
+func (OpenStore) jobEffect() {}
+func (BeginNode) jobEffect() {}
+func (StopNode) jobEffect()  {}
+func (Dismiss) jobEffect()   {}
+func (Finished) jobEffect()  {}
+func (SetTimer) jobEffect()  {}
+
+type nodeState int
+
+const (
+	waitingNode nodeState = iota // not in the current attempt
+	runningNode
+	stoppingNode // was told to stop, or stops by itself
+	endedNode    // its workers have ended
+)
+
+type member struct {
+	id      Node
+	workers int
+	role    string
+	wish    int
+	place   int // of the last attempt, -1 for none
+	state   nodeState
+	ok      bool
+	strikes int
+}
+
+type jobPhase int
+
+const (
+	gathering jobPhase = iota // waiting for nodes
+	active                    // an attempt runs
+	halting                   // an attempt is being stopped
+	finished
+)
+
+// Job is the machine of a job on several nodes: who takes part with which ranks, when an attempt begins, what the end of
+// a worker or a node means for the others. One launcher, which hosts the rendezvous, runs it.
+type Job struct {
+	limits   JobLimits
+	phase    jobPhase
+	members  []*member
+	attempt  int // of the next attempt
+	restarts int
+	counted  bool   // the halt counts as a restart
+	lost     bool   // a node of the last attempt is gone
+	reason   string // of the halt
+	timer    int
+	waits    bool // a timer of gathering runs
+	last     bool // and it is that of the last call
+	effects  []JobEffect
+}
+
+// NewJob returns the machine. Start it with [Job.Start].
+func NewJob(limits JobLimits) *Job { return &Job{limits: limits} }
+
+// Done reports whether the job has ended.
+func (j *Job) Done() bool { return j.phase == finished }
+
+// Waiting returns how many nodes are there while the job waits for more, or -1.
+func (j *Job) Waiting() int {
+	if j.phase != gathering {
+		return -1
+	}
+	return len(j.members)
+}
+
+// Start begins to wait for nodes.
+func (j *Job) Start() []JobEffect {
+	j.effects = nil
+	j.gather()
+	return j.effects
+}
+
+// Step tells the machine what happened and returns what to do, in order.
+func (j *Job) Step(ev JobEvent) []JobEffect {
+	j.effects = nil
+	if j.phase == finished {
+		if ev, late := ev.(Joined); late {
+			j.do(Dismiss{Node: ev.Node, OK: false, Sentence: "the job has ended"})
+		}
+		return j.effects
+	}
+	switch ev := ev.(type) {
+	case Joined:
+		j.joined(ev)
+	case Left:
+		j.left(ev)
+	case Failed:
+		if m := j.find(ev.Node); m != nil && m.state == runningNode {
+			m.state = stoppingNode
+			m.strikes++
+			j.halt(ev.Sentence, true)
+		}
+	case NodeEnded:
+		j.nodeEnded(ev)
+	case TimerFired:
+		if ev.ID == j.timer && j.waits {
+			j.waits = false
+			j.timeUp()
+		}
+	}
+	return j.effects
+}
+
+func (j *Job) do(e JobEffect) { j.effects = append(j.effects, e) }
+
+func (j *Job) setTimer(after time.Duration) {
+	j.timer++
+	j.waits = true
+	j.do(SetTimer{j.timer, after})
+}
+
+func (j *Job) find(n Node) *member {
+	for _, m := range j.members {
+		if m.id == n {
+			return m
+		}
+	}
+	return nil
+}
+
+func (j *Job) joined(ev Joined) {
+	if j.find(ev.Node) != nil {
+		return
+	}
+	j.members = append(j.members, &member{id: ev.Node, workers: ev.Workers, role: ev.Role, wish: ev.Wish, place: -1})
+	switch j.phase {
+	case gathering:
+		j.tryBegin()
+	case active:
+		// A place is free: the job goes on with one node more. Nothing has failed, so it does not count.
+		if j.taking() < j.limits.Max && !j.succeeding() {
+			j.halt("another node has come", false)
+		}
+	case halting, finished:
+	}
+}
+
+// taking counts the nodes of the current attempt.
+func (j *Job) taking() int {
+	n := 0
+	for _, m := range j.members {
+		if m.state != waitingNode {
+			n++
+		}
+	}
+	return n
+}
+
+// succeeding reports whether some node is done already: then the job is about to end, and is not stopped for a newcomer.
+func (j *Job) succeeding() bool {
+	return slices.ContainsFunc(j.members, func(m *member) bool { return m.state == endedNode && m.ok })
+}
+
+func (j *Job) left(ev Left) {
+	m := j.find(ev.Node)
+	if m == nil {
+		return
+	}
+	j.members = slices.DeleteFunc(j.members, func(m *member) bool { return m.id == ev.Node })
+	if m.state == waitingNode {
+		return
+	}
+	j.lost = true
+	switch j.phase {
+	case active:
+		if m.state == endedNode && m.ok {
+			j.settle() // it had done its part
+			return
+		}
+		j.halt(ev.Reason, true)
+	case halting:
+		j.settle()
+	case gathering, finished:
+	}
+}
+
+// halt stops the attempt on all nodes.
+func (j *Job) halt(reason string, counted bool) {
+	if j.phase == active {
+		j.phase, j.reason, j.counted = halting, reason, counted
+	}
+	j.counted = j.counted || counted
+	for _, m := range j.members {
+		if m.state == runningNode {
+			m.state = stoppingNode
+			j.do(StopNode{Node: m.id, Reason: reason})
+		}
+	}
+	j.settle()
+}
+
+func (j *Job) nodeEnded(ev NodeEnded) {
+	m := j.find(ev.Node)
+	if m == nil || m.state != runningNode && m.state != stoppingNode {
+		return
+	}
+	was := m.state
+	m.state, m.ok = endedNode, ev.OK
+	if was == runningNode && !ev.OK {
+		m.strikes++
+		j.halt("a worker failed", true)
+		return
+	}
+	j.settle()
+}
+
+// settle goes on when every node of the attempt has ended.
+func (j *Job) settle() {
+	for _, m := range j.members {
+		if m.state == runningNode || m.state == stoppingNode {
+			return
+		}
+	}
+	switch j.phase {
+	case active:
+		j.finish(true, "")
+	case halting:
+		if j.counted {
+			if j.restarts >= j.limits.MaxRestarts {
+				j.finish(false, j.reason)
+				return
+			}
+			j.restarts++
+		}
+		for _, m := range j.members {
+			m.state, m.ok = waitingNode, false
+		}
+		j.exclude()
+		j.gather()
+	case gathering, finished:
+	}
+}
+
+// exclude leaves out nodes on which the job failed again and again, if enough others remain.
+func (j *Job) exclude() {
+	if j.limits.Strikes <= 0 {
+		return
+	}
+	for _, m := range slices.Clone(j.members) {
+		if m.strikes >= j.limits.Strikes && len(j.members) > j.limits.Min {
+			j.members = slices.DeleteFunc(j.members, func(o *member) bool { return o == m })
+			j.do(Dismiss{Node: m.id, Sentence: fmt.Sprintf("the job failed %d times on this node and goes on without it", m.strikes)})
+		}
+	}
+}
+
+// gather waits for nodes.
+func (j *Job) gather() {
+	j.phase, j.last = gathering, false
+	j.setTimer(j.limits.Join)
+	j.tryBegin()
+}
+
+// tryBegin begins when enough nodes are there.
+func (j *Job) tryBegin() {
+	switch n := len(j.members); {
+	case n >= j.limits.Max:
+		j.begin()
+	case n >= j.limits.Min && j.attempt > 0 && !j.lost:
+		j.begin() // all that took part before are there
+	case n >= j.limits.Min && !j.last:
+		j.last = true
+		j.setTimer(j.limits.LastCall)
+	}
+}
+
+func (j *Job) timeUp() {
+	if j.phase != gathering {
+		return
+	}
+	if j.last && len(j.members) >= j.limits.Min {
+		j.begin()
+		return
+	}
+	if j.last { // a node has left during the last call
+		j.last = false
+		j.setTimer(j.limits.Join)
+		return
+	}
+	j.finish(false, fmt.Sprintf("%d of %d nodes came within %v", len(j.members), j.limits.Min, j.limits.Join))
+}
+
+// begin starts an attempt with at most Max nodes; the others are spares.
+func (j *Job) begin() {
+	j.phase, j.lost, j.reason, j.counted, j.waits = active, false, "", false, false
+	order := slices.Clone(j.members)
+	// Those that took part keep their order; then wishes; then as they came.
+	slices.SortStableFunc(order, func(a, b *member) int {
+		return cmp.Or(cmp.Compare(rank(a.place), rank(b.place)), cmp.Compare(rank(a.wish), rank(b.wish)), cmp.Compare(a.id, b.id))
+	})
+	for _, m := range order[min(len(order), j.limits.Max):] {
+		m.place = -1
+	}
+	order = order[:min(len(order), j.limits.Max)]
+	world, roles := 0, map[string]int{}
+	for _, m := range order {
+		world += m.workers
+		roles[m.role] += m.workers
+	}
+	j.do(OpenStore{j.attempt})
+	base, roleBase := 0, map[string]int{}
+	for i, m := range order {
+		m.state, m.ok, m.place = runningNode, false, i
+		j.do(BeginNode{m.id, Assignment{
+			Attempt: j.attempt, Node: i, Nodes: len(order), Base: base, World: world, RoleBase: roleBase[m.role], RoleWorld: roles[m.role],
+		}})
+		base += m.workers
+		roleBase[m.role] += m.workers
+	}
+	j.attempt++
+}
+
+// rank sorts those without a number behind all others.
+func rank(n int) int {
+	if n < 0 {
+		return 1 << 30
+	}
+	return n
+}
+
+func (j *Job) finish(ok bool, sentence string) {
+	j.phase = finished
+	for _, m := range j.members {
+		j.do(Dismiss{Node: m.id, OK: ok, Sentence: sentence})
+	}
+	j.do(Finished{OK: ok, Sentence: sentence})
+}

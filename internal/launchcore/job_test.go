@@ -1,0 +1,249 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launchcore
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+)
+
+var jobLimits = JobLimits{Min: 2, Max: 3, MaxRestarts: 1, LastCall: 30 * time.Second, Join: 10 * time.Minute, Strikes: 3}
+
+// say returns effects in short.
+func say(effects []JobEffect) string {
+	var out []string
+	for _, e := range effects {
+		switch e := e.(type) {
+		case OpenStore:
+			out = append(out, fmt.Sprintf("store%d", e.Attempt))
+		case BeginNode:
+			out = append(out, fmt.Sprintf("begin(%d:%d/%d ranks %d.. of %d)", e.Node, e.Assignment.Node, e.Nodes, e.Base, e.World))
+		case StopNode:
+			out = append(out, fmt.Sprintf("stop(%d)", e.Node))
+		case Dismiss:
+			out = append(out, fmt.Sprintf("dismiss(%d %v)", e.Node, e.OK))
+		case Finished:
+			out = append(out, fmt.Sprintf("finished(%v %s)", e.OK, e.Sentence))
+		case SetTimer:
+			out = append(out, "timer("+e.After.String()+")")
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+func join(n Node) Joined { return Joined{Node: n, Workers: 2, Role: "default", Wish: -1} }
+
+// TestJob follows stories: each event with what it must lead to.
+func TestJob(t *testing.T) {
+	t.Parallel()
+	type turn struct {
+		event JobEvent
+		want  string
+	}
+	two := []turn{{join(1), ""}, {join(2), "timer(30s)"}, {TimerFired{2}, "store0 begin(1:0/2 ranks 0.. of 4) begin(2:1/2 ranks 2.. of 4)"}}
+	three := []turn{{join(1), ""}, {join(2), "timer(30s)"}, {join(3), "store0 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}}
+	for name, story := range map[string][]turn{
+		"success": append(two[:3:3],
+			turn{NodeEnded{1, true}, ""}, turn{NodeEnded{2, true}, "dismiss(1 true) dismiss(2 true) finished(true )"}),
+		"a full house begins at once": three,
+		"nobody comes":                {{join(1), ""}, {TimerFired{1}, "dismiss(1 false) finished(false 1 of 2 nodes came within 10m0s)"}},
+		"a failure restarts all, once": append(two[:3:3],
+			turn{Failed{2, "rank 3 failed"}, "stop(1)"}, turn{NodeEnded{2, false}, ""},
+			turn{NodeEnded{1, false}, "timer(10m0s) store1 begin(1:0/2 ranks 0.. of 4) begin(2:1/2 ranks 2.. of 4)"},
+			turn{Failed{1, "rank 0 failed"}, "stop(2)"}, turn{NodeEnded{2, false}, ""},
+			turn{NodeEnded{1, false}, "dismiss(1 false) dismiss(2 false) finished(false rank 0 failed)"}),
+		"a newcomer is taken in, uncounted": append(two[:3:3],
+			turn{join(3), "stop(1) stop(2)"}, turn{NodeEnded{1, false}, ""},
+			turn{NodeEnded{2, false}, "timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"},
+			turn{Failed{1, "x"}, "stop(2) stop(3)"}, turn{NodeEnded{2, false}, ""}, turn{NodeEnded{3, false}, ""},
+			turn{NodeEnded{1, false}, "timer(10m0s) store2 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}),
+		"a spare takes a dead node's place": append(three[:3:3],
+			turn{join(4), ""}, turn{Left{2, "node 2 is gone"}, "stop(1) stop(3)"}, turn{NodeEnded{1, false}, ""},
+			turn{NodeEnded{3, false}, "timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(3:1/3 ranks 2.. of 6) begin(4:2/3 ranks 4.. of 6)"}),
+		"without a spare there is a last call": append(three[:3:3],
+			turn{Left{2, "node 2 is gone"}, "stop(1) stop(3)"}, turn{NodeEnded{1, false}, ""},
+			turn{NodeEnded{3, false}, "timer(10m0s) timer(30s)"},
+			turn{TimerFired{4}, "store1 begin(1:0/2 ranks 0.. of 4) begin(3:1/2 ranks 2.. of 4)"}),
+		"too few are left": append(two[:3:3],
+			turn{Left{2, "node 2 is gone"}, "stop(1)"}, turn{NodeEnded{1, false}, "timer(10m0s)"},
+			turn{TimerFired{3}, "dismiss(1 false) finished(false 1 of 2 nodes came within 10m0s)"}),
+		"a node that is done may leave": append(two[:3:3],
+			turn{NodeEnded{1, true}, ""}, turn{Left{1, "gone"}, ""}, turn{NodeEnded{2, true}, "dismiss(2 true) finished(true )"}),
+		"all die while stopping": append(two[:3:3],
+			turn{Failed{1, "x"}, "stop(2)"}, turn{Left{2, "gone"}, ""}, turn{Left{1, "gone"}, "timer(10m0s)"}),
+		"a node leaves during the last call": {
+			{join(1), ""}, {join(2), "timer(30s)"}, {Left{2, "gone"}, ""}, {TimerFired{2}, "timer(10m0s)"}, {join(3), "timer(30s)"},
+		},
+		"old timers and strangers": append(two[:3:3], turn{TimerFired{1}, ""}, turn{NodeEnded{9, true}, ""}, turn{Left{9, ""}, ""}, turn{join(1), ""}),
+	} {
+		j := NewJob(jobLimits)
+		if got := say(j.Start()); got != "timer(10m0s)" {
+			t.Errorf("%s: start: %s", name, got)
+		}
+		for i, turn := range story {
+			if got := say(j.Step(turn.event)); got != turn.want {
+				t.Errorf("%s, turn %d, %#v:\n got %s\nwant %s", name, i, turn.event, got, turn.want)
+				break
+			}
+		}
+	}
+}
+
+func TestWishesAndRoles(t *testing.T) {
+	t.Parallel()
+	j := NewJob(JobLimits{Min: 3, Max: 3, Join: time.Minute})
+	j.Start()
+	j.Step(Joined{Node: 1, Workers: 1, Role: "b", Wish: 2})
+	j.Step(Joined{Node: 2, Workers: 4, Role: "a", Wish: 0})
+	var places []string
+	for _, e := range j.Step(Joined{Node: 3, Workers: 2, Role: "a", Wish: 1}) {
+		if b, begins := e.(BeginNode); begins {
+			places = append(places, fmt.Sprintf("%d: %d+%d of %d, role %d of %d", b.Node, b.Assignment.Node, b.Base, b.World, b.RoleBase, b.RoleWorld))
+		}
+	}
+	want := "2: 0+0 of 7, role 0 of 6; 3: 1+4 of 7, role 4 of 6; 1: 2+6 of 7, role 0 of 1"
+	if got := strings.Join(places, "; "); got != want {
+		t.Errorf("places are %s, want %s", got, want)
+	}
+}
+
+// simNode is a node in the simulation.
+type simNode struct {
+	running bool
+	attempt int
+	told    bool // dismissed
+}
+
+// TestJobSimulation: nodes come late, die, fail, are slow to stop, in every order. The job ends; ranks of an attempt are
+// dense and the same for all; no node is told to begin while it runs; at most Max take part; restarts are bounded.
+func TestJobSimulation(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(10000) {
+		r := rand.New(rand.NewPCG(seed, 11))
+		limits := JobLimits{
+			Min: 1 + r.IntN(3), MaxRestarts: r.IntN(4), LastCall: time.Second, Join: time.Minute, Strikes: 1 + r.IntN(3),
+		}
+		limits.Max = limits.Min + r.IntN(3)
+		j := NewJob(limits)
+		nodes := map[Node]*simNode{}
+		var queue []JobEvent
+		timer := 0
+		ended := false
+		counted := 0
+		perform := func(effects []JobEffect) {
+			world, total, begun, count := -1, 0, 0, 0
+			for _, e := range effects {
+				if ended {
+					t.Fatalf("seed %d: %#v after the end", seed, e)
+				}
+				switch e := e.(type) {
+				case BeginNode:
+					n := nodes[e.Node]
+					if n == nil {
+						continue // it has just died
+					}
+					if n.running || n.told {
+						t.Fatalf("seed %d: node %d begins twice", seed, e.Node)
+					}
+					if e.Base != total || world >= 0 && world != e.World || e.Assignment.Node != begun {
+						t.Fatalf("seed %d: ranks are not dense: %+v", seed, e)
+					}
+					world, begun, count = e.World, begun+1, e.Nodes
+					total += 2
+					n.running, n.attempt = true, e.Attempt
+				case StopNode:
+					if n := nodes[e.Node]; n != nil {
+						queue = append(queue, NodeEnded{e.Node, false})
+					}
+				case Dismiss:
+					if n := nodes[e.Node]; n != nil {
+						n.told = true
+					}
+				case Finished:
+					ended = true
+				case SetTimer:
+					timer = e.ID
+				case OpenStore:
+				}
+			}
+			if begun > limits.Max || begun > 0 && begun < limits.Min || count > 0 && count != begun {
+				t.Fatalf("seed %d: %d nodes of %d:%d begin, said to be %d", seed, begun, limits.Min, limits.Max, count)
+			}
+		}
+		step := func(ev JobEvent) {
+			switch ev := ev.(type) {
+			case NodeEnded:
+				if n := nodes[ev.Node]; n == nil || !n.running {
+					return
+				}
+				nodes[ev.Node].running = false
+			case Failed:
+				if n := nodes[ev.Node]; n == nil || !n.running {
+					return
+				}
+				counted++
+				queue = append(queue, NodeEnded{ev.Node, false})
+			case Left:
+				delete(nodes, ev.Node)
+			}
+			perform(j.Step(ev))
+		}
+		perform(j.Start())
+		next := Node(0)
+		for turn := 0; !ended; turn++ {
+			if turn > 5000 {
+				t.Fatalf("seed %d: no end", seed)
+			}
+			var some Node
+			for n := range nodes {
+				some = n
+				if r.IntN(2) == 0 {
+					break
+				}
+			}
+			switch r.IntN(12) {
+			case 0, 1:
+				if next < 12 && turn < 200 {
+					next++
+					nodes[next] = &simNode{}
+					step(join(next))
+				}
+			case 2:
+				if len(nodes) > 0 && r.IntN(6) == 0 {
+					step(Left{some, "gone"})
+				}
+			case 3:
+				if len(nodes) > 0 && r.IntN(3) == 0 {
+					step(Failed{some, "failed"})
+				}
+			case 4:
+				if n := nodes[some]; n != nil && n.running && r.IntN(3) == 0 {
+					step(NodeEnded{some, true})
+				}
+			case 5:
+				if r.IntN(4) == 0 || turn > 200 {
+					step(TimerFired{timer})
+				}
+			default:
+				if len(queue) > 0 {
+					i := r.IntN(len(queue))
+					ev := queue[i]
+					queue = append(queue[:i:i], queue[i+1:]...)
+					step(ev)
+				}
+			}
+		}
+		if j.restarts > limits.MaxRestarts {
+			t.Fatalf("seed %d: %d restarts of %d", seed, j.restarts, limits.MaxRestarts)
+		}
+		for n, s := range nodes {
+			if !s.told {
+				t.Fatalf("seed %d: node %d was not told of the end", seed, n)
+			}
+		}
+	}
+}
