@@ -52,7 +52,7 @@ func (m *Machine) PeerDied(id Worker) {
 	}
 	p.lease.state, p.lease.certain = departed, true
 	p.requests = nil
-	if m.opt.NoGrace || p.kind == PyTorch {
+	if m.opt.NoGrace {
 		m.expire(p)
 	}
 }
@@ -139,6 +139,9 @@ func (m *Machine) Tick(now Time) {
 		}
 		if p.kind == PyTorch {
 			m.retry(p)
+			if p.lease.state == departed && m.now-p.lease.departedAt >= m.grace() {
+				m.expire(p)
+			}
 			continue
 		}
 		m.tickStream(p)

@@ -1,0 +1,133 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rrefcore
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// fault is one thing that goes wrong in a world.
+type fault struct {
+	name string
+	cfg  config
+	// leaks tells in which mixed worlds something is left over: those in which only a PyTorch worker could prevent it.
+	leaks func(c config) bool
+}
+
+var mixedFaults = []fault{
+	{"nothing", config{}, func(config) bool { return false }},
+	{"a control message is repeated", config{dup: 1}, func(c config) bool { return c.isTorch(wO) }},
+	{"the creation times out", config{timeout: 1}, func(c config) bool { return c.isTorch(wO) && c.isTorch(wA) }},
+	{"a carrier is lost", config{lose: 1}, config.carriesOnAPipe},
+	{"a carrier cannot be decoded", config{refuse: 1}, config.carriesOnAPipe},
+	{"the creator dies", config{crash: []Worker{wA}, detect: true}, func(c config) bool { return c.isTorch(wO) }},
+	{"a user dies", config{crash: []Worker{wC}, detect: true}, func(c config) bool { return c.isTorch(wO) || c.isTorch(wA) }},
+}
+
+// carriesOnAPipe reports whether a reference is handed over by PyTorch's protocol, which has no word for taking it back.
+func (c config) carriesOnAPipe() bool {
+	for share := range strings.SplitSeq(c.shares, "") {
+		from, to := map[string]Worker{"C": wA, "D": wC, "P": wA}[share], roleOf[share]
+		if c.wire(from, to) == PyTorch {
+			return true
+		}
+	}
+	return false
+}
+
+// TestMixedWorlds explores every world of Go and PyTorch workers with every fault, and says exactly what is broken in which:
+//
+//   - never is an object freed under a reference that is confirmed or pending, whoever is PyTorch;
+//   - an object splits only at a PyTorch owner that uses it while it is being made;
+//   - something is left over only as the table of faults says.
+func TestMixedWorlds(t *testing.T) {
+	t.Parallel()
+	if raceEnabled {
+		t.Skip("the checker runs one goroutine and takes minutes under the race detector")
+	}
+	for _, f := range mixedFaults {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			total := 0
+			for bits := 1; bits < 15; bits++ {
+				c := f.cfg
+				for w := wO; w <= wD; w++ {
+					if bits&(1<<w) != 0 {
+						c.torch += "OACD"[w : w+1]
+					}
+				}
+				for _, c.shares = range []string{"CD", "CP"} {
+					if c.shares == "CP" && c.isTorch(wD) {
+						continue // nobody tells D anything
+					}
+					var want []string
+					if f.leaks(c) {
+						want = append(want, "LEAK")
+					}
+					if c.isTorch(wO) && c.shares == "CP" {
+						want = append(want, "SPLIT")
+					}
+					broken, states := c.explore(t)
+					total += states
+					if found := slices.Sorted(maps.Keys(broken)); !slices.Equal(found, want) {
+						t.Errorf("PyTorch workers %s, shares %s: found %v, want %v", c.torch, c.shares, found, want)
+						for v, trace := range broken {
+							if !slices.Contains(want, v) {
+								t.Errorf("%s:\n  %s", v, strings.Join(trace, "\n  "))
+							}
+						}
+					}
+				}
+			}
+			t.Logf("count: reference checker: mixed worlds, %s: %d states", f.name, total)
+		})
+	}
+}
+
+// TestMixedWorldsNeedTheGrace: without the grace period the death of a user takes objects from those it has just handed
+// them to, PyTorch workers or not.
+func TestMixedWorldsNeedTheGrace(t *testing.T) {
+	t.Parallel()
+	if raceEnabled {
+		t.Skip("the checker runs one goroutine and takes minutes under the race detector")
+	}
+	for _, torch := range []string{"C", "ACD"} {
+		c := config{torch: torch, opt: Options{NoGrace: true, NoRefusal: true}, crash: []Worker{wC}, detect: true, shares: "CD"}
+		if broken, _ := c.explore(t); broken["PENDING"] == nil {
+			t.Errorf("PyTorch workers %s: found %v", torch, slices.Sorted(maps.Keys(broken)))
+		}
+	}
+}
+
+// TestKeyKnowsAllFields fails when a machine gets a field that the key of a state does not hold. What is named here is in
+// the key, or does not decide anything while the time stands still.
+func TestKeyKnowsAllFields(t *testing.T) {
+	for _, c := range []struct {
+		v    any
+		want string
+	}{
+		{Machine{}, "self epoch opt now next objects handles pins peers ghosts tombs offered effects"},
+		{object{}, "id root forks offers local valued called cancelled since forkedAt"},
+		{handle{}, "id fork root owner ownerEpoch parent state code creator held offered accepting deletable unanswered children since"},
+		{peer{}, "id kind epoch stream lease announced session floor buried requests"},
+		{stream{}, "queue base sent sentAt expect owesAck stamp"},
+		{lease{}, "state heardAt renewedAt spokeAt departedAt certain expiredTo"},
+		{request{}, "msg tries at"},
+		{Message{}, "Kind ID Fork Root Owner OwnerEpoch Code"},
+		{Wire{}, "ID Fork Root Owner OwnerEpoch Parent"},
+		{Frame{}, "From To Epoch ToEpoch Session Floor First Ack Stamp Echo Msgs"},
+	} {
+		var names []string
+		for f := range reflect.TypeOf(c.v).Fields() {
+			names = append(names, f.Name)
+		}
+		if got := strings.Join(names, " "); got != c.want {
+			t.Errorf("%T has %s; the key of a state knows %s", c.v, got, c.want)
+		}
+	}
+}
