@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rendezvous"
+	"github.com/cohort-dist/cohort/store"
 )
 
 // Option changes how [Join] works.
@@ -19,6 +20,7 @@ type Option interface{ applyWorld(*worldConfig) }
 
 type worldConfig struct {
 	rendezvous []rendezvous.Option
+	store      store.Store
 	general    []group.Option // from options that concern more than the group
 	group      []group.Option
 }
@@ -32,6 +34,11 @@ func WithRank(rank dist.Rank) Option { return WithRendezvous(rendezvous.WithRank
 
 // WithWorldSize gives the number of ranks beside the URL.
 func WithWorldSize(size int) Option { return WithRendezvous(rendezvous.WithWorldSize(size)) }
+
+// WithStore joins over a store that the processes reach by other means: one of the user's, or one in memory for ranks that
+// are goroutines of one process. The URL of [Join] is empty then, and [WithRank] and [WithWorldSize] say who this is.
+// Leaving the world leaves the store open: whoever made it closes it.
+func WithStore(s store.Store) Option { return worldOption(func(c *worldConfig) { c.store = s }) }
 
 // WithTimeout bounds the join, later every wait on the store whose context has no deadline, and every operation of the
 // group. The default is PyTorch's, 30 minutes. It corresponds to timeout= of init_process_group.
@@ -73,7 +80,7 @@ func WithRendezvous(opts ...rendezvous.Option) Option {
 //	tcp://10.0.0.1:29500?rank=0&world_size=4          rank 0 hosts the store at this address
 //	file:///shared/job.store?rank=0&world_size=4      all ranks share a file
 //
-// or one of a scheme that the user registered. Rank 0 of env:// and tcp:// hosts the store and returns when all ranks
+// or one of a scheme that the user registered, or "" with [WithStore]. Rank 0 of env:// and tcp:// hosts the store and returns when all ranks
 // have come; the others return as soon as they reached it. ctx bounds the joining only.
 //
 // It corresponds to the rendezvous of torch.distributed.init_process_group.
@@ -83,6 +90,17 @@ func Join(ctx context.Context, url string, opts ...Option) (*World, error) {
 		if o != nil {
 			o.applyWorld(&c)
 		}
+	}
+	if c.store != nil {
+		if url != "" {
+			return nil, dist.New("cohort: join", dist.InvalidArgument, "a url and WithStore: give one of them, the url is empty for a store of one's own")
+		}
+		const scheme = "store"
+		registry := rendezvous.NewRegistry()
+		if err := registry.Register(scheme, rendezvous.Shared(c.store)); err != nil {
+			return nil, err
+		}
+		url, c.rendezvous = scheme+"://", append(c.rendezvous, rendezvous.WithRegistry(registry))
 	}
 	member, err := rendezvous.Join(ctx, url, c.rendezvous...)
 	if err != nil {

@@ -6,6 +6,7 @@ package cohort
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -24,11 +25,15 @@ type World struct {
 	life         context.Context //nolint:containedctx // ends with the World, and with it the making of a group
 	end          context.CancelCauseFunc
 
-	mu     sync.Mutex
-	closed bool
-	group  *group.Group
-	making chan struct{} // closed when the one who makes the group is done
-	agents []*rpc.Agent
+	joins sync.WaitGroup // agents that are being made; nothing is added once mu.leaving is set
+
+	mu struct {
+		sync.Mutex
+		leaving bool // Shutdown or Close has begun: nothing is made any more
+		group   *group.Group
+		making  chan struct{} // closed when the one who makes the group is done
+		agents  []*rpc.Agent
+	}
 }
 
 func newWorld(member *rendezvous.Member, opts []group.Option) *World {
@@ -60,13 +65,13 @@ func (w *World) Group(ctx context.Context) (*group.Group, error) {
 		moment.At("world.group")
 		w.mu.Lock()
 		var old *group.Group
-		if w.group != nil && w.group.Err() != nil && !w.closed {
-			old, w.group = w.group, nil // this caller makes the next one: there is a group, so nobody is at it
+		if w.mu.group != nil && w.mu.group.Err() != nil && !w.mu.leaving {
+			old, w.mu.group = w.mu.group, nil // this caller makes the next one: there is a group, so nobody is at it
 		}
-		made, making, closed := w.group, w.making, w.closed
+		made, making, closed := w.mu.group, w.mu.making, w.mu.leaving
 		first := !closed && made == nil && making == nil
 		if first {
-			w.making = make(chan struct{})
+			w.mu.making = make(chan struct{})
 		}
 		w.mu.Unlock()
 		switch {
@@ -110,12 +115,16 @@ func (w *World) makeGroup(ctx context.Context, old *group.Group) (*group.Group, 
 	} else {
 		g, err = group.New(ctx, w.Store(), int(w.Rank()), w.Size(), w.groupOptions...)
 	}
+	moment.At("world.group.made")
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	close(w.making)
-	w.making = nil
+	making, leaving := w.mu.making, w.mu.leaving
+	if !leaving { // else it stays, for leave to wait for
+		w.mu.group, w.mu.making = g, nil
+	}
+	w.mu.Unlock()
+	defer close(making)
 	switch {
-	case w.closed:
+	case leaving:
 		if g != nil {
 			_ = g.Close()
 		}
@@ -123,17 +132,24 @@ func (w *World) makeGroup(ctx context.Context, old *group.Group) (*group.Group, 
 	case err != nil:
 		return nil, err
 	}
-	w.group = g
 	return g, nil
+}
+
+// begin lets nothing be made any more, and ends what is being made.
+func (w *World) begin() {
+	moment.At("world.leave")
+	w.mu.Lock()
+	w.mu.leaving = true
+	w.mu.Unlock()
+	w.end(dist.New("cohort: world", dist.Closed, "the world was left"))
 }
 
 // leave ends what stands on the store, the last made first, and waits for it.
 func (w *World) leave() error {
+	w.joins.Wait()
 	w.mu.Lock()
-	w.closed = true
-	g, making := w.group, w.making
+	g, making := w.mu.group, w.mu.making
 	w.mu.Unlock()
-	w.end(dist.New("cohort: world", dist.Closed, "the world was left"))
 	if making != nil {
 		<-making
 	}
@@ -143,14 +159,25 @@ func (w *World) leave() error {
 	return g.Close()
 }
 
-// Shutdown leaves the world in order: first the agents of [World.RPC] shut down, then the group and its sub-groups are closed, then the store. A rank that hosts the
-// store stays until all its clients are gone or ctx ends, and in either case everything is closed when Shutdown returns.
+// String names the rank and its world.
+func (w *World) String() string {
+	if w.Size() < 1 {
+		return fmt.Sprintf("rank %d of an open world on %v", w.Rank(), w.Store())
+	}
+	return fmt.Sprintf("rank %d of %d on %v", w.Rank(), w.Size(), w.Store())
+}
+
+// Shutdown leaves the world in order: first the agents of [World.RPC] shut down, then the group and its sub-groups are
+// closed, then the store. A rank that hosts the store stays until all its clients are gone or ctx ends, and in either
+// case everything is closed when Shutdown returns. A group or an agent that is being made meanwhile ends with
+// [dist.Closed].
 // Its error says if clients were cut off. Operations that are not complete end with [dist.Closed], and ranks that still
 // need this one get [dist.PeerLost]: wait for what was posted first, and where ranks end at different times end with a
 // barrier.
 //
 // It corresponds to torch.distributed.destroy_process_group, which however ends the store while others may use it.
 func (w *World) Shutdown(ctx context.Context) error {
+	w.begin()
 	agents := w.endAgents(func(a *rpc.Agent) error { return a.Shutdown(ctx) })
 	return errors.Join(agents, w.leave(), w.member.Shutdown(ctx))
 }
@@ -158,6 +185,7 @@ func (w *World) Shutdown(ctx context.Context) error {
 // Close ends the world at once, also while a Shutdown waits. It is idempotent and returns when all goroutines of the
 // world have ended.
 func (w *World) Close() error {
+	w.begin()
 	agents := w.endAgents((*rpc.Agent).Close)
 	return errors.Join(agents, w.leave(), w.member.Close())
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -18,12 +19,17 @@ import (
 //
 // It corresponds to torch.distributed.rpc.init_rpc.
 func (w *World) RPC(ctx context.Context, name string, opts ...rpc.Option) (*rpc.Agent, error) {
+	moment.At("world.rpc")
 	w.mu.Lock()
-	if w.closed {
-		w.mu.Unlock()
-		return nil, dist.New("cohort: rpc", dist.Closed, "the world was left")
+	leaving := w.mu.leaving
+	if !leaving {
+		w.joins.Add(1)
 	}
 	w.mu.Unlock()
+	if leaving {
+		return nil, dist.New("cohort: rpc", dist.Closed, "the world was left")
+	}
+	defer w.joins.Done()
 	ctx, release := w.whileAlive(ctx)
 	defer release()
 	var own []rpc.Option
@@ -37,24 +43,38 @@ func (w *World) RPC(ctx context.Context, name string, opts ...rpc.Option) (*rpc.
 	if err != nil {
 		return nil, err
 	}
+	moment.At("world.rpc.joined")
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
+	if leaving = w.mu.leaving; !leaving {
+		w.mu.agents = append(slices.DeleteFunc(w.mu.agents, ended), agent)
+	}
+	w.mu.Unlock()
+	if leaving {
 		_ = agent.Close()
 		return nil, dist.New("cohort: rpc", dist.Closed, "the world was left while its agent joined")
 	}
-	w.agents = append(w.agents, agent)
 	return agent, nil
 }
 
-// endAgents ends the agents that were made by RPC, in order or at once.
+// ended reports whether an agent is closed and all of it has ended.
+func ended(a *rpc.Agent) bool {
+	select {
+	case <-a.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// endAgents ends the agents that were made by RPC, in order or at once. They stay known, so that Close reaches those that
+// Shutdown waits for.
 func (w *World) endAgents(end func(*rpc.Agent) error) error {
 	w.mu.Lock()
-	agents := w.agents
-	w.agents = nil
+	agents := slices.Clone(w.mu.agents)
 	w.mu.Unlock()
 	var failed []error
 	for _, agent := range slices.Backward(agents) {
+		moment.At("world.agent.end")
 		if err := end(agent); err != nil && !errors.Is(err, dist.Closed) {
 			failed = append(failed, err)
 		}

@@ -11,10 +11,12 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/store"
 )
 
 func TestWorldRPC(t *testing.T) {
@@ -44,6 +46,87 @@ func TestWorldRPC(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// agentsOf gives each of two worlds an agent, named with the prefix.
+func agentsOf(ctx context.Context, worlds []*cohort.World, prefix string) ([]*rpc.Agent, []error) {
+	agents, errs := make([]*rpc.Agent, len(worlds)), make([]error, len(worlds))
+	var joins sync.WaitGroup
+	for i, w := range worlds {
+		joins.Go(func() { agents[i], errs[i] = w.RPC(ctx, fmt.Sprint(prefix, i)) })
+	}
+	joins.Wait()
+	return agents, errs
+}
+
+func twoWorlds(t *testing.T) []*cohort.World {
+	t.Helper()
+	s := store.NewMemory()
+	worlds := make([]*cohort.World, 2)
+	for i := range worlds {
+		w, err := cohort.Join(t.Context(), "", cohort.WithStore(s), cohort.WithRank(dist.Rank(i)), cohort.WithWorldSize(2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = w.Close() })
+		worlds[i] = w
+	}
+	return worlds
+}
+
+// TestCloseDuringShutdown: Close reaches the agents that a Shutdown waits for.
+func TestCloseDuringShutdown(t *testing.T) {
+	worlds := twoWorlds(t)
+	agents, errs := agentsOf(t.Context(), worlds, "w")
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	shut := make(chan error, 1)
+	go func() { shut <- worlds[0].Shutdown(t.Context()) }() // waits for the other worker
+	for range 20 { // until the shutdown has begun: then no agent is made any more
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		_, err := worlds[0].RPC(ctx, "late")
+		cancel()
+		if errors.Is(err, dist.Closed) {
+			break
+		}
+	}
+	if err := worlds[0].Close(); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-agents[0].Done():
+	case <-time.After(10 * time.Second):
+		t.Error("an agent outlives its world")
+	}
+	<-shut
+}
+
+// TestAgentThatJoinsDuringShutdown: an agent that is made while another one shuts down does not outlive the world.
+func TestAgentThatJoinsDuringShutdown(t *testing.T) {
+	worlds := twoWorlds(t)
+	first, errs := agentsOf(t.Context(), worlds, "first")
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	shut := make(chan error, 1)
+	go func() { shut <- worlds[0].Shutdown(t.Context()) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	second, errs := agentsOf(ctx, worlds, "second") // in step or not, as the shutdown lets it
+	_ = first[1].Close()
+	<-shut
+	if second[0] == nil {
+		if !errors.Is(errs[0], dist.Closed) {
+			t.Errorf("an agent for a world that is being left: %v", errs[0])
+		}
+		return
+	}
+	select {
+	case <-second[0].Done():
+	case <-time.After(10 * time.Second):
+		t.Error("an agent outlives its world")
+	}
 }
 
 // Two processes call each other. With PyTorch among them, whose processes call init_rpc, the Go code is the same.
