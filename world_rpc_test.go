@@ -83,7 +83,8 @@ func TestCloseDuringShutdown(t *testing.T) {
 	}
 	shut := make(chan error, 1)
 	go func() { shut <- worlds[0].Shutdown(t.Context()) }() // waits for the other worker
-	for range 20 { // until the shutdown has begun: then no agent is made any more
+	// Until the shutdown has begun: then no agent is made any more.
+	for range 20 {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		_, err := worlds[0].RPC(ctx, "late")
 		cancel()

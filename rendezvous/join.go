@@ -6,6 +6,7 @@ package rendezvous
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -29,6 +30,7 @@ func Join(ctx context.Context, url string, opts ...Option) (*Member, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.warn(ctx, plan.Warning)
 	if _, has := ctx.Deadline(); !has && s.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, s.timeout)
@@ -45,6 +47,20 @@ func Join(ctx context.Context, url string, opts ...Option) (*Member, error) {
 	}
 	s.hook.Emit(event)
 	return member, err
+}
+
+// warn tells what the user most likely did not mean. Without a logger of the user's it goes to the default one: silence
+// would hide a mistake.
+func (s *settings) warn(ctx context.Context, what string) {
+	if what == "" {
+		return
+	}
+	logger := s.logger
+	if !s.logging {
+		logger = slog.Default()
+	}
+	logger.LogAttrs(ctx, slog.LevelWarn, "rendezvous: "+what) //nolint:sloglint // a whole sentence about this url
+	s.hook.Emit(observe.Event{Kind: EventWarning, Rank: dist.NoRank, Detail: what})
 }
 
 func (s *settings) join(ctx context.Context, plan Plan) (*Member, error) {

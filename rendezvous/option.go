@@ -27,6 +27,7 @@ type settings struct {
 	timeSet  bool
 	hook     observe.Hook
 	logger   *slog.Logger
+	logging  bool // the logger is the user's
 	bind     string
 	shared   *tcpstore.Shared
 	prefix   AttemptPrefix
@@ -85,11 +86,11 @@ func WithHook(hook observe.Hook) Option {
 }
 
 // WithLogger writes to logger what a hosted server and the client have to say and, while rank 0 waits, who is missing.
-// The default is silence.
+// The default is silence, but for warnings about what is most likely a mistake, which go to slog's default logger.
 func WithLogger(logger *slog.Logger) Option {
 	return optionFunc(func(s *settings) {
 		if logger != nil {
-			s.logger = logger
+			s.logger, s.logging = logger, true
 		}
 	})
 }

@@ -61,6 +61,8 @@ type Plan struct {
 	LibUV bool
 	// Path is the file of file://.
 	Path string
+	// Warning says in one sentence what is probably not meant, though PyTorch takes it.
+	Warning string
 }
 
 // Addr is Host and Port as one address, with brackets where IPv6 needs them.
@@ -205,6 +207,10 @@ func planFile(u URL, _ Request) (Plan, *problem) {
 			advice = strconv.Quote(u.Host) + " was read as a host name; " + advice
 		}
 		return p, initFailure("file", "path missing", advice)
+	}
+	if u.Host != "" && u.Host != "localhost" {
+		p.Warning = "file://" + u.Host + u.Path + " names the file " + u.Path + ": " + strconv.Quote(u.Host) +
+			" was read as a host name and ignored, as PyTorch does; three slashes begin an absolute path, such as " + example
 	}
 	bad := node(u, &p, missingItem("file", example))
 	return p, bad

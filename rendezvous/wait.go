@@ -21,6 +21,8 @@ const (
 	// EventWait is emitted by the host while it waits: when somebody joined and every few seconds. Its Detail says who
 	// is missing.
 	EventWait observe.Kind = "rendezvous.wait"
+	// EventWarning is about a URL or a store that is most likely not what the user meant. Its Detail says why.
+	EventWarning observe.Kind = "rendezvous.warning"
 	// EventHost tells where this process serves the store.
 	EventHost observe.Kind = "rendezvous.host"
 )

@@ -60,6 +60,7 @@ var (
 	_ store.MultiGetter = (*Store)(nil)
 	_ store.MultiSetter = (*Store)(nil)
 	_ store.Lister      = (*Store)(nil)
+	_ store.Cloner      = (*Store)(nil)
 )
 
 // Open opens the file at path, creating it if it does not exist, and counts itself in. It corresponds to
@@ -67,8 +68,15 @@ var (
 func Open(ctx context.Context, path string, opts ...Option) (*Store, error) {
 	s := newStore(path)
 	for _, o := range opts {
-		o.apply(s)
+		if o != nil {
+			o.apply(s)
+		}
 	}
+	return begin(ctx, s)
+}
+
+// begin creates or opens the file and counts the handle in.
+func begin(ctx context.Context, s *Store) (*Store, error) {
 	err := s.update(ctx, "open", nil, func(*change) error { return nil })
 	if err != nil {
 		s.forget()
@@ -89,6 +97,22 @@ func newStore(path string) *Store {
 
 // Path returns the path that was given to [Open].
 func (s *Store) Path() string { return s.path }
+
+// String names the file.
+func (s *Store) String() string { return "file store " + s.path }
+
+// Clone implements [store.Cloner]: it opens the same file with the same options, as one more handle that is counted.
+func (s *Store) Clone(ctx context.Context) (store.Store, error) {
+	clone := newStore(s.path)
+	clone.worldSize, clone.limit, clone.closeTime = s.worldSize, s.limit, s.closeTime
+	clone.logger, clone.hook, clone.writeAt = s.logger, s.hook, s.writeAt
+	clone.SetTimeout(s.Timeout())
+	opened, err := begin(ctx, clone)
+	if err != nil {
+		return nil, err
+	}
+	return opened, nil
+}
 
 // Timeout implements [store.Store].
 func (s *Store) Timeout() time.Duration { return time.Duration(s.timeout.Load()) }

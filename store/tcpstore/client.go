@@ -56,21 +56,26 @@ var (
 	_ store.Lister          = (*Client)(nil)
 	_ store.FeatureReporter = (*Client)(nil)
 	_ store.FeatureAsker    = (*Client)(nil)
+	_ store.Cloner          = (*Client)(nil)
 )
 
 // Dial connects to the store at addr ("host:port") and finds out which dialect it speaks. It corresponds to
 // torch.distributed.TCPStore(host, port, is_master=False).
 //
 // A server that is not there yet is tried again until ctx ends, or, without a deadline in ctx, until the timeout of
-// [WithTimeout] has passed. Dial does not count the caller as a worker; [Client.JoinWorker] does.
+// [WithTimeout] has passed; the hook of [WithHook] gets an event of kind [EventRetry] for every attempt that failed. A
+// host name that does not exist fails at once, unless [WithNameRetry] says that it will come. Dial does not count the caller as a worker; [Client.JoinWorker] does.
 func Dial(ctx context.Context, addr string, opts ...ClientOption) (*Client, error) {
-	config := newClientConfig(opts)
+	return dial(ctx, addr, newClientConfig(opts))
+}
+
+func dial(ctx context.Context, addr string, config clientConfig) (*Client, error) {
 	if err := checkAddr(addr); err != nil {
 		return nil, err
 	}
 	bounded, cancel := store.WaitContext(ctx, config.timeout)
 	defer cancel()
-	d := &dialer{addr: addr, dial: config.dial, log: config.logger}
+	d := &dialer{addr: addr, dial: config.dial, log: config.logger, hook: config.hook, patient: config.patient}
 	first, err := d.connect(bounded, config.dialect)
 	if err != nil {
 		config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Err: err})
@@ -89,6 +94,22 @@ func Dial(ctx context.Context, addr string, opts ...ClientOption) (*Client, erro
 
 // Addr returns the address that was given to [Dial].
 func (c *Client) Addr() string { return c.addr }
+
+// String names the server and the dialect.
+func (c *Client) String() string {
+	return "store at " + c.addr + " (" + c.Dialect().String() + " dialect)"
+}
+
+// Clone implements [store.Cloner]: it dials the same server with the same options.
+func (c *Client) Clone(ctx context.Context) (store.Store, error) {
+	config := c.config
+	config.timeout = c.Timeout()
+	clone, err := dial(ctx, c.addr, config)
+	if err != nil {
+		return nil, err
+	}
+	return clone, nil
+}
 
 // Dialect returns the dialect that is spoken with the server.
 func (c *Client) Dialect() Dialect {

@@ -100,7 +100,7 @@ func TestDialRetriesUntilTheDeadline(t *testing.T) {
 		attempts := 0
 		failures := []error{
 			&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, &net.OpError{Op: "dial", Err: syscall.ECONNRESET},
-			&net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "master", IsNotFound: true}},
+			&net.OpError{Op: "dial", Err: &net.DNSError{Err: "server misbehaving", Name: "master", IsTemporary: true}},
 		}
 		dial := func(context.Context, string, string) (net.Conn, error) {
 			attempts++

@@ -61,6 +61,7 @@ type clientConfig struct {
 	dial      DialFunc
 	limits    wire.Limits // of what we send
 	raw       bool        // keys go out as they are
+	patient   bool        // a host name may come to be
 }
 
 const (
@@ -113,6 +114,10 @@ func WithWaitConns(n int) ClientOption {
 // WithRawKeys makes the client use keys as they are on the wire, where PyTorch puts "/" in front of a user's key: it is
 // for tools that look at everything, the store's own keys such as "init/" included.
 func WithRawKeys() ClientOption { return clientOption(func(c *clientConfig) { c.raw = true }) }
+
+// WithNameRetry has [Dial] try again when the host's name does not exist, for clusters in which names appear together with
+// the processes behind them. Without it that is an error at once, since most often the name is wrong.
+func WithNameRetry() ClientOption { return clientOption(func(c *clientConfig) { c.patient = true }) }
 
 // DialFunc opens a connection, as [net.Dialer.DialContext] does.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)

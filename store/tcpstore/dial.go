@@ -19,6 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/observe"
 )
 
 const (
@@ -42,7 +43,13 @@ type dialer struct {
 	addr string
 	dial DialFunc
 	log  *slog.Logger
+	hook observe.Hook
+	// patient tells that a name which does not exist may come to be.
+	patient bool
 }
+
+// EventRetry is the kind of the event of an attempt to connect that failed and is followed by another.
+const EventRetry observe.Kind = "store.dial.retry"
 
 // found is a connection whose dialect is known, ready for its first request.
 type found struct {
@@ -64,10 +71,14 @@ func (d *dialer) connect(ctx context.Context, want Dialect) (found, error) {
 		if ctx.Err() == nil || last == nil {
 			last = err
 		}
-		if hopeless(err) {
+		if hopeless(err) || isUnknownHost(err) && !d.patient {
 			return found{}, err
 		}
 		if ctx.Err() == nil {
+			d.hook.Emit(observe.Event{
+				Kind: EventRetry, Rank: dist.NoRank, Peer: d.addr, Seq: uint64(attempt), Dur: time.Since(start),
+				Detail: detailOf(err), Err: err,
+			})
 			d.log.LogAttrs(ctx, slog.LevelDebug, "store does not answer yet",
 				slog.String("addr", d.addr), slog.Int("attempt", attempt), slog.String("err", err.Error()))
 			timer := time.NewTimer(backoff/2 + rand.N(backoff)) //nolint:gosec // jitter needs no secrecy
@@ -145,6 +156,10 @@ func (d *dialer) open(ctx context.Context) (net.Conn, interrupt, error) {
 	conn, err := d.dial(ctx, "tcp", d.addr)
 	if err != nil {
 		e := &dist.Error{Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.addr, Err: err}
+		if isUnknownHost(err) {
+			host, _, _ := net.SplitHostPort(d.addr)
+			e.Code, e.Detail = dist.NotFound, fmt.Sprintf("there is no host named %q: check the address (MASTER_ADDR); %v", host, err)
+		}
 		if isBadAddr(err) {
 			e.Code, e.Detail = dist.InvalidArgument, err.Error()+`: want "host:port" with a port from 1 to 65535`
 		}
@@ -346,6 +361,12 @@ func isBadAddr(err error) bool {
 	}
 	lookup, is := errors.AsType[*net.DNSError](err)
 	return is && lookup.Err == "unknown port"
+}
+
+// isUnknownHost reports whether the name servers say that a name does not exist.
+func isUnknownHost(err error) bool {
+	lookup, is := errors.AsType[*net.DNSError](err)
+	return is && lookup.IsNotFound && !isBadAddr(err)
 }
 
 // checkAddr refuses an address without a port before any name is looked up.

@@ -22,7 +22,11 @@ type Option struct {
 	apply func(*commonConfig)
 }
 
-func (o Option) applyClient(c *clientConfig) { o.apply(&c.commonConfig) }
+func (o Option) applyClient(c *clientConfig) {
+	if o.apply != nil {
+		o.apply(&c.commonConfig)
+	}
+}
 
 // WithLogger gives the logger for what a user should know: connections that are replaced, clients that are cut. Without
 // it nothing is logged. Nil is the same as none.

@@ -1,0 +1,46 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// Cloner is a store that can give a further handle on the same keys.
+type Cloner interface {
+	Clone(ctx context.Context) (Store, error)
+}
+
+// Clone returns a further handle on the same keys, with a connection and a timeout of its own, to be closed by itself. It
+// corresponds to Store.clone. It is [ErrNotSupported] on a store without it.
+func Clone(ctx context.Context, s Store) (Store, error) {
+	switch c := s.(type) {
+	case Cloner:
+		return c.Clone(ctx)
+	case *Memory:
+		return c.Clone(), nil
+	}
+	return nil, dist.New("store: clone", dist.NotSupported, fmt.Sprintf("a %T has no further handles", s))
+}
+
+// Clone implements [Cloner]: the same prefix of a further handle on the store below.
+func (p *PrefixStore) Clone(ctx context.Context) (Store, error) {
+	below, err := Clone(ctx, p.below)
+	if err != nil {
+		return nil, err
+	}
+	return &PrefixStore{below: below, prefix: p.prefix}, nil
+}
+
+// String names the prefix and the store below.
+func (p *PrefixStore) String() string { return fmt.Sprintf("%v under %q", p.below, p.prefix) }
+
+// String says what it is.
+func (m *Memory) String() string { return "memory store" }
+
+// String says what it is.
+func (noStore) String() string { return "no store" }
