@@ -302,9 +302,13 @@ func sameType(name string, ts []*tensor.Tensor) error {
 func (w *Work) recycle() {
 	w.req = coll.Request{}
 	w.message = link.Op{State: link.OpState{Done: w.message.State.Done}}
-	w.group, w.p2p, w.steps, w.finish, w.future, w.next = nil, false, nil, nil, nil, nil
+	w.group, w.p2p, w.steps, w.finish = nil, false, nil, nil
 	w.outputs, w.subject = w.outputs[:0], [2]*tensor.Tensor{}
-	w.record, w.waiters, w.finished, w.err, w.done, w.callbacks = 0, 0, false, nil, nil, nil
-	w.posted, w.begun, w.ended = zeroTime, zeroTime, zeroTime
+	w.record, w.posted, w.begun, w.err = 0, zeroTime, zeroTime, nil
+	w.item.Reset()
+	w.mu.Lock()
+	w.mu.finished, w.mu.withdrawn, w.mu.ended = false, nil, zeroTime
+	w.mu.done, w.mu.future, w.mu.promise, w.mu.callbacks = nil, nil, nil, nil
+	w.mu.Unlock()
 	w.completed.Store(false)
 }

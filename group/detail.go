@@ -68,9 +68,9 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	err := g.failedLocked(w.op)
 	limit := w.timeout
 	if limit <= 0 {
-		limit = g.config.timeout
+		limit = g.mu.timeout
 	}
-	fingerprint := gloo.Fingerprint{Op: uint8(w.op), Sequence: g.torchSeq}
+	fingerprint := gloo.Fingerprint{Op: uint8(w.op), Sequence: g.mu.torchSeq}
 	g.mu.Unlock()
 	if err != nil {
 		w.complete(err)
@@ -85,7 +85,7 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 		if !errors.Is(err, dist.Mismatch) {
 			g.fail(err)
 			g.mu.Lock()
-			err = g.failure
+			err = g.mu.failure
 			g.mu.Unlock()
 		}
 		w.complete(err)

@@ -14,8 +14,10 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/internal/sched"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -51,25 +53,22 @@ type Group struct {
 	working   context.Context //nolint:containedctx // ends with a failure too
 	halt      context.CancelCauseFunc
 
-	mu         sync.Mutex
-	failure    error
-	closed     bool
-	dumped     bool
-	tag        uint32
-	p2pSeq     uint64
-	torchSeq   uint64  // PyTorch's count of operations
-	head, tail *Work   // collectives that have not started, in order
-	running    *Work   // the collective that runs
-	busy       bool    // somebody runs collectives
-	messages   []*Work // point-to-point operations that are not complete
-	posted     int     // operations that are not complete
-	room       chan struct{}
-	eager      bool // wake the pump at once: nobody waits for operations right after posting
-	prompt     int  // operations in a row that were waited for at once
-	timer      *time.Timer
-	timerAt    time.Time
-	pumpWake   chan struct{}
-	tasks      sync.WaitGroup
+	pumpWake chan struct{}
+	tasks    sync.WaitGroup
+	over     chan struct{} // closed when Close is done
+
+	mu struct {
+		sync.Mutex
+		sched    sched.Machine[Work]
+		failure  error
+		dumped   bool
+		torchSeq uint64        // PyTorch's count of operations
+		timeout  time.Duration // of operations that have none of their own
+		room     chan struct{} // closed when the queue has room again; nil when nobody waits for it
+		gone     chan struct{} // closed when nobody runs collectives any more; nil until Close asks
+		timer    *time.Timer
+		timerAt  time.Time
+	}
 }
 
 // member is what is known about a rank.
@@ -115,7 +114,7 @@ func (g *Group) GlobalRanks() []int { return slices.Clone(g.globals) }
 func (g *Group) Timeout() time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.config.timeout
+	return g.mu.timeout
 }
 
 // SetTimeout changes the bound for operations that are posted later. It corresponds to
@@ -124,7 +123,7 @@ func (g *Group) SetTimeout(d time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if d > 0 {
-		g.config.timeout = d
+		g.mu.timeout = d
 	}
 }
 
@@ -132,14 +131,14 @@ func (g *Group) SetTimeout(d time.Duration) {
 func (g *Group) Err() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.failure
+	return g.mu.failure
 }
 
 // Sequence returns the number of collectives that this rank has posted.
 func (g *Group) Sequence() uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return uint64(g.tag)
+	return uint64(g.mu.sched.Sequence())
 }
 
 // Trace returns the flight recorder's dump: the last operations of this group with their state and times, as JSON for
@@ -161,30 +160,30 @@ func (g *Group) trace(reason string) ([]byte, error) {
 //
 // It corresponds to torch.distributed.destroy_process_group.
 func (g *Group) Close() error {
+	moment.At("group.close")
+	closing := dist.New("group "+g.name, dist.Closed, "the group was closed")
 	g.mu.Lock()
-	if g.closed {
+	if g.mu.sched.State() == sched.Closed {
 		g.mu.Unlock()
-		g.tasks.Wait()
+		<-g.over
 		return nil
 	}
-	g.closed = true
-	closing := dist.New("group "+g.name, dist.Closed, "the group was closed")
-	if g.failure == nil {
-		g.failure = closing
+	defer close(g.over)
+	if g.mu.failure == nil {
+		g.mu.failure = closing
 	}
-	queued := g.takeQueueLocked()
-	if g.timer != nil {
-		g.timer.Stop()
+	queued, paused, held, e := g.mu.sched.Close()
+	gone := make(chan struct{})
+	g.mu.gone = gone
+	g.performLocked(e)
+	if g.mu.timer != nil {
+		g.mu.timer.Stop()
 	}
-	close(g.room)
-	g.room = make(chan struct{})
 	g.mu.Unlock()
 	for _, sub := range g.family.children(g) {
 		_ = sub.Close()
 	}
-	for _, w := range queued {
-		g.ended(w, closing)
-	}
+	g.endAll(queued, closing)
 	var err error
 	if g.mesh != nil {
 		err = g.mesh.Close() // ends what runs
@@ -198,18 +197,46 @@ func (g *Group) Close() error {
 		_ = g.checks.wrapper.Close()
 	}
 	g.end(closing)
-	g.mu.Lock()
-	messages := g.messages
-	g.messages = nil
-	g.mu.Unlock()
-	for _, w := range messages {
-		g.settle(w, true)
+	moment.At("group.close.runner")
+	switch {
+	case paused: // nobody else goes on with it
+		about, _ := g.runNext(context.Background())
+		g.release()
+		g.tell(about)
+	case held:
+		<-gone // the engine is closed: whoever runs an operation is about to end it
 	}
-	g.wakePump()
+	g.settleAll()
 	g.tasks.Wait()
 	g.leaveStore()
 	g.family.left(g)
 	return err
+}
+
+// settleAll ends the messages of a group that is closed.
+func (g *Group) settleAll() {
+	g.mu.Lock()
+	var all []*Work
+	for _, it := range g.mu.sched.Messages() {
+		all = append(all, it.Owner)
+	}
+	for _, w := range all {
+		_, e := g.mu.sched.Settle(&w.item)
+		g.performLocked(e)
+	}
+	g.mu.Unlock()
+	for _, w := range all {
+		g.settle(w, true)
+	}
+}
+
+// endAll completes a list of collectives that did not run.
+func (g *Group) endAll(list *sched.Item[Work], err error) {
+	for list != nil {
+		w := list.Owner
+		list = list.Next() // its owner may use it again once it is complete
+		g.tell(g.ended(w, err))
+	}
 }
 
 // leaveLimit bounds how long Close waits for the store.
@@ -231,35 +258,26 @@ func (g *Group) leaveStore() {
 	g.place.Leave(ctx, ranks)
 }
 
-// takeQueueLocked empties the queue of collectives that have not started.
-func (g *Group) takeQueueLocked() []*Work {
-	var all []*Work
-	for w := g.head; w != nil; w = w.next {
-		all = append(all, w)
-	}
-	g.head, g.tail = nil, nil
-	return all
-}
-
 // fail makes the group unusable: everything that is posted ends with err, and so does everything that is posted later.
 func (g *Group) fail(err error) {
 	err = g.verdict.judge(err)
+	moment.At("group.fail")
 	g.mu.Lock()
-	if g.failure != nil {
+	if g.mu.failure != nil {
 		g.mu.Unlock()
 		return
 	}
-	g.failure = err
-	queued := g.takeQueueLocked()
-	dump := g.config.dumps() && !g.dumped && !g.closed
-	g.dumped = g.dumped || dump
-	close(g.room)
-	g.room = make(chan struct{})
+	g.mu.failure = err
+	queued, e := g.mu.sched.Fail()
+	dump := g.config.dumps() && !g.mu.dumped
+	g.mu.dumped = g.mu.dumped || dump
+	g.performLocked(e)
 	if dump {
 		g.tasks.Add(1)
 	}
 	mesh := g.mesh
 	g.mu.Unlock()
+	g.perform(e)
 	if mesh != nil {
 		mesh.Fail(err)
 	}
@@ -267,9 +285,7 @@ func (g *Group) fail(err error) {
 		g.checks.wrapper.Fail(err)
 	}
 	g.halt(err)
-	for _, w := range queued {
-		g.ended(w, err)
-	}
+	g.endAll(queued, err)
 	g.config.hook.Emit(observe.Event{Kind: "group.failed", Rank: dist.Rank(g.rank), Group: g.name, Err: err})
 	if dump {
 		go func() {
@@ -281,14 +297,14 @@ func (g *Group) fail(err error) {
 
 // failedLocked returns the error of an operation that is posted to a group that does not work any more.
 func (g *Group) failedLocked(op OpType) error {
-	if g.failure == nil {
+	if g.mu.failure == nil {
 		return nil
 	}
-	if g.closed && dist.CodeOf(g.failure) == dist.Closed {
+	if g.mu.sched.State() == sched.Closed && dist.CodeOf(g.mu.failure) == dist.Closed {
 		return dist.New("group: "+op.String(), dist.Closed, "group "+g.name+" was closed")
 	}
-	e := &dist.Error{Op: "group: " + op.String(), Code: dist.CodeOf(g.failure), Rank: dist.NoRank, Err: g.failure, Detail: "group " + g.name + " has failed before: " + g.failure.Error() + "; close it and make a new one"}
-	if cause := asError(g.failure); cause != nil {
+	e := &dist.Error{Op: "group: " + op.String(), Code: dist.CodeOf(g.mu.failure), Rank: dist.NoRank, Err: g.mu.failure, Detail: "group " + g.name + " has failed before: " + g.mu.failure.Error() + "; close it and make a new one"}
+	if cause := asError(g.mu.failure); cause != nil {
 		e.Rank, e.Peer = cause.Rank, cause.Peer
 	}
 	return e

@@ -22,6 +22,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/native"
 	"github.com/cohort-dist/cohort/internal/native/tcp"
 	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/internal/sched"
 	"github.com/cohort-dist/cohort/internal/shm"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
@@ -134,9 +135,10 @@ func attempt(ctx context.Context, p *plan) (_ *Group, err error) {
 	g := &Group{
 		name: c.name, description: c.description, rank: p.rank, size: len(p.globals), globals: slices.Clone(p.globals), config: *c,
 		transport: choice.transport, torch: choice.torch, members: choice.members, store: p.store, family: p.family, index: p.index,
-		room: make(chan struct{}), pumpWake: make(chan struct{}, 1), place: choice.place,
+		pumpWake: make(chan struct{}, 1), over: make(chan struct{}), place: choice.place,
 		verdict: verdict{store: p.store, place: choice.place, rank: p.rank},
 	}
+	g.mu.sched, g.mu.timeout = sched.New[Work](c.queue), c.timeout
 	host, _ := os.Hostname()
 	g.records = recorder.New(recorder.About{
 		Group: c.name, Description: c.description, Rank: g.rank, Size: g.size, GlobalRanks: g.globals, Transport: string(g.transport),
@@ -260,7 +262,7 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 func (g *Group) install(mesh link.Mesh, engine coll.Engine) {
 	g.mu.Lock()
 	g.mesh, g.engine = mesh, engine
-	failure := g.failure
+	failure := g.mu.failure
 	g.mu.Unlock()
 	if failure != nil {
 		mesh.Fail(failure)

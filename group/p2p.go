@@ -5,11 +5,10 @@ package group
 
 import (
 	"context"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
-	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -108,54 +107,9 @@ func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer, tag int, opts []O
 	return w, buf, err
 }
 
-// postMessage hands a point-to-point operation to the mesh.
-func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
-	if ctx.Err() != nil {
-		w.complete(dist.FromContext("group: "+w.op.String(), ctx))
-		return w
-	}
-	g.mu.Lock()
-	if err := g.admit(ctx, w.op); err != nil {
-		g.mu.Unlock()
-		w.complete(err)
-		return w
-	}
-	now := time.Now()
-	w.group, w.seq, w.posted, w.begun = g, g.p2pSeq, now, now
-	g.p2pSeq++
-	g.torchSeq++
-	if w.timeout <= 0 {
-		w.timeout = g.config.timeout
-	}
-	size := int64(len(w.message.Buf))
-	entry := recorder.Entry{
-		Seq: w.seq, P2P: true, Op: opName(w.op), DType: w.req.DType.String(), Peer: w.message.Peer, Tag: uint32(w.message.Slot), //nolint:gosec // at most MaxTag
-		Posted: now, Started: now, Timeout: w.timeout,
-	}
-	if w.op == OpSend {
-		entry.In = size
-	} else {
-		entry.Out = size
-	}
-	w.record = g.records.Post(entry)
-	g.messages = append(g.messages, w)
-	g.watchLocked(now.Add(w.timeout))
-	g.mu.Unlock()
-	g.emit(w)
-	g.records.Start(w.record, now)
-	if w.op == OpSend {
-		g.mesh.Send(&w.message)
-	} else {
-		g.mesh.Recv(&w.message)
-	}
-	if !w.message.Completed() {
-		g.family.clock.watch(g)
-	}
-	return w
-}
-
 // waitMessage waits for a point-to-point operation, driving the mesh.
 func (g *Group) waitMessage(ctx context.Context, w *Work) error {
+	moment.At("group.wait.message")
 	err := g.mesh.Wait(ctx, &w.message)
 	if err != nil && !w.message.Completed() {
 		if w.completed.Load() {
@@ -166,10 +120,11 @@ func (g *Group) waitMessage(ctx context.Context, w *Work) error {
 		}
 		return err
 	}
-	g.mu.Lock()
-	g.reapLocked(w)
-	g.mu.Unlock()
-	// Another goroutine may have found it complete first and be about to say so.
+	g.reap(w)
+	if w.completed.Load() {
+		return w.err
+	}
+	// Another goroutine has found it complete first and is about to say so.
 	select {
 	case <-w.Done():
 	case <-ctx.Done():
@@ -180,42 +135,45 @@ func (g *Group) waitMessage(ctx context.Context, w *Work) error {
 	return w.err
 }
 
-// reap completes a point-to-point operation that the mesh has finished.
+// reap completes a message if the mesh has finished it.
 func (g *Group) reap(w *Work) {
+	if !w.message.Completed() {
+		return
+	}
+	moment.At("group.reap")
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.reapLocked(w)
+	mine, e := g.mu.sched.Settle(&w.item)
+	g.performLocked(e)
+	g.mu.Unlock()
+	if mine {
+		g.settle(w, false)
+	}
 }
 
-// reapLocked completes operations that the mesh has finished: only the given one, or all. It reports whether there were
-// any. It gives the mutex away while it completes them.
-func (g *Group) reapLocked(only *Work) bool {
+// reapAll completes all messages that the mesh has finished, and reports whether there were any.
+func (g *Group) reapAll() bool {
 	var ready []*Work
-	kept := g.messages[:0]
-	for _, w := range g.messages {
-		if (only == nil || w == only) && w.message.Completed() {
-			ready = append(ready, w)
-		} else {
-			kept = append(kept, w)
+	g.mu.Lock()
+	for _, it := range g.mu.sched.Messages() {
+		if it.Owner.message.Completed() {
+			ready = append(ready, it.Owner)
 		}
 	}
-	clear(g.messages[len(kept):])
-	g.messages = kept
-	if len(ready) == 0 {
-		return false
+	for _, w := range ready {
+		_, e := g.mu.sched.Settle(&w.item)
+		g.performLocked(e)
 	}
 	g.mu.Unlock()
 	for _, w := range ready {
 		g.settle(w, false)
 	}
-	g.mu.Lock()
-	return true
+	return len(ready) > 0
 }
 
 // settle completes a point-to-point operation with what the mesh says about it.
 func (g *Group) settle(w *Work, closing bool) {
 	if closing && !w.message.Completed() {
-		g.ended(w, dist.New("group: "+w.op.String(), dist.Closed, "the group was closed"))
+		g.tell(g.ended(w, dist.New("group: "+w.op.String(), dist.Closed, "the group was closed")))
 		return
 	}
 	err := w.message.State.Err
@@ -231,14 +189,14 @@ func (g *Group) settle(w *Work, closing bool) {
 	if cause := w.cause(); cause != nil && err != nil {
 		err = cause
 	}
-	g.ended(w, err)
+	g.tell(g.ended(w, err))
 }
 
 // cause is why the group itself withdrew the operation, if it did.
 func (w *Work) cause() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.err
+	return w.mu.withdrawn
 }
 
 // abort is Work.Abort.
@@ -265,11 +223,11 @@ func (g *Group) expireMessage(w *Work) {
 // fails.
 func (g *Group) withdraw(w *Work, reason *dist.Error) {
 	w.mu.Lock()
-	if w.finished {
+	if w.mu.finished {
 		w.mu.Unlock()
 		return
 	}
-	w.err = reason
+	w.mu.withdrawn = reason
 	w.mu.Unlock()
 	if !g.mesh.Cancel(&w.message) && !w.message.Completed() {
 		g.fail(reason)

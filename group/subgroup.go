@@ -130,9 +130,8 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 
 // inherited are the options of g that its sub-groups take over.
 func (g *Group) inherited() []Option {
-	g.mu.Lock()
 	c := g.config
-	g.mu.Unlock()
+	c.timeout = g.Timeout()
 	return []Option{option(func(n *config) {
 		name, description := n.name, n.description
 		*n = c

@@ -5,6 +5,7 @@ package group
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +13,8 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/sched"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -40,17 +43,22 @@ type Work struct {
 	record  uint64 // in the flight recorder
 	posted  time.Time
 	begun   time.Time
-	next    *Work // in the group's queue
-	waiters int   // goroutines that wait for it; guarded by the group's mutex
-	future  *dist.Future[[]*tensor.Tensor]
+	item    sched.Item[Work] // the scheduler's part; guarded by the group's mutex
 
+	// err is set before completed, and read after it.
 	completed atomic.Bool
-	mu        sync.Mutex
-	finished  bool
 	err       error
-	ended     time.Time
-	done      chan struct{}
-	callbacks []func(*Work)
+
+	mu struct {
+		sync.Mutex
+		finished  bool
+		withdrawn error // why the group itself took a message back
+		ended     time.Time
+		done      chan struct{}
+		future    *dist.Future[[]*tensor.Tensor]
+		promise   *dist.Promise[[]*tensor.Tensor]
+		callbacks []func(*Work)
+	}
 }
 
 // step is a part of an operation that consists of several messages or collectives.
@@ -60,13 +68,13 @@ type step func(ctx context.Context) error
 func (w *Work) Done() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.done == nil {
-		w.done = make(chan struct{})
-		if w.finished {
-			close(w.done)
+	if w.mu.done == nil {
+		w.mu.done = make(chan struct{})
+		if w.mu.finished {
+			close(w.mu.done)
 		}
 	}
-	return w.done
+	return w.mu.done
 }
 
 // Completed reports whether the operation has ended, well or not, without waiting.
@@ -155,8 +163,8 @@ func (w *Work) Duration() time.Duration {
 	switch {
 	case w.begun.IsZero():
 		return 0
-	case w.finished:
-		return w.ended.Sub(w.begun)
+	case w.mu.finished:
+		return w.mu.ended.Sub(w.begun)
 	}
 	return time.Since(w.begun)
 }
@@ -168,37 +176,62 @@ func (w *Work) Seq() uint64 { return w.seq }
 // OpType returns the kind of the operation. It corresponds to Work.retrieve_op_type.
 func (w *Work) OpType() OpType { return w.op }
 
-// OnDone calls f once when the operation is complete: at once if it is. f must not block, and runs in the goroutine that
-// completed the operation. It is how a profiler sees the end of operations.
+// OnDone calls f once when the operation is complete, or at once if it is, in a goroutine of its own: f may block and may use
+// the group. Callbacks that were added before the completion run one after the other. f gets a copy of the Work that stays
+// as it is when the Work is used again; see [Reuse]. A panic in f ends f only; see [dist.Future.OnDone].
 func (w *Work) OnDone(f func(*Work)) {
 	w.mu.Lock()
-	if !w.finished {
-		w.callbacks = append(w.callbacks, f)
+	if !w.mu.finished {
+		w.mu.callbacks = append(w.mu.callbacks, f)
 		w.mu.Unlock()
 		return
 	}
+	seen := w.copyLocked(w.mu.ended, w.err)
 	w.mu.Unlock()
-	f(w)
+	callBack(seen, f)
+}
+
+// callBack runs callbacks in a goroutine of their own.
+func callBack(seen *Work, callbacks ...func(*Work)) {
+	p := dist.NewPromise[*Work]()
+	for _, f := range callbacks {
+		p.Future().OnDone(func(w *Work, _ error) { f(w) })
+	}
+	p.Complete(seen, nil)
+}
+
+// copyLocked returns the operation as it is when it has ended at that time with err, for those who look at it afterwards.
+func (w *Work) copyLocked(at time.Time, err error) *Work {
+	c := &Work{op: w.op, seq: w.seq, source: w.source, p2p: w.p2p, timeout: w.timeout, posted: w.posted, begun: w.begun, err: err}
+	if err == nil {
+		c.outputs = slices.Clone(w.outputs)
+	}
+	c.mu.finished, c.mu.ended = true, at
+	c.completed.Store(true)
+	return c
 }
 
 // Future returns the operation as a future of its output tensors. It corresponds to Work.get_future.
 func (w *Work) Future() *dist.Future[[]*tensor.Tensor] {
 	w.mu.Lock()
-	if w.future != nil {
-		defer w.mu.Unlock()
-		return w.future
+	defer w.mu.Unlock()
+	if w.mu.future == nil {
+		p := dist.NewPromise[[]*tensor.Tensor]()
+		w.mu.future = p.Future()
+		if w.mu.finished {
+			p.Complete(slices.Clone(w.outputs), w.err)
+		} else {
+			w.mu.promise = p
+		}
 	}
-	p := dist.NewPromise[[]*tensor.Tensor]()
-	w.future = p.Future()
-	w.mu.Unlock()
-	w.OnDone(func(w *Work) { p.Complete(w.outputs, w.err) })
-	return p.Future()
+	return w.mu.future
 }
 
 // FromFuture returns a Work that completes with future. It corresponds to Work::create_from_future. Its Wait takes any
 // context; Abort does nothing, since the future belongs to its maker.
 func FromFuture(future *dist.Future[[]*tensor.Tensor]) *Work {
-	w := &Work{op: OpUnknown, source: NoSource, future: future, begun: time.Now()}
+	w := &Work{op: OpUnknown, source: NoSource, begun: time.Now()}
+	w.mu.future = future
 	future.OnDone(func(outputs []*tensor.Tensor, err error) {
 		w.outputs = outputs
 		w.complete(err)
@@ -216,26 +249,34 @@ func failed(op OpType, err error) *Work {
 // complete ends the operation now.
 func (w *Work) complete(err error) { w.completeAt(time.Now(), err) }
 
-// completeAt ends the operation, once, and reports whether it did.
-func (w *Work) completeAt(at time.Time, err error) bool {
+// completeAt ends the operation, once.
+func (w *Work) completeAt(at time.Time, err error) {
+	moment.At("group.complete")
 	w.mu.Lock()
-	if w.finished {
+	if w.mu.finished {
 		w.mu.Unlock()
-		return false
+		return
 	}
-	w.finished, w.err, w.ended = true, err, at
+	w.mu.finished, w.err, w.mu.ended = true, err, at
 	if err != nil {
 		w.outputs = nil
 	}
-	callbacks, done := w.callbacks, w.done
-	w.callbacks = nil
+	callbacks, done, promise := w.mu.callbacks, w.mu.done, w.mu.promise
+	w.mu.callbacks, w.mu.promise = nil, nil
+	var seen *Work
+	if len(callbacks) > 0 || promise != nil {
+		seen = w.copyLocked(at, err)
+	}
 	w.completed.Store(true)
 	w.mu.Unlock()
+	// From here on the Work is its owner's, who may use it for the next operation.
 	if done != nil {
 		close(done)
 	}
-	for _, f := range callbacks {
-		f(w)
+	if promise != nil {
+		promise.Complete(seen.outputs, err)
 	}
-	return true
+	if len(callbacks) > 0 {
+		callBack(seen, callbacks...)
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,9 +31,9 @@ func TestWorkLife(t *testing.T) {
 	if err := w.Wait(short); !errors.Is(err, context.DeadlineExceeded) || w.Completed() {
 		t.Errorf("a wait that ended: %v, completed %v", err, w.Completed())
 	}
-	var calls atomic.Int32
+	calls := make(chan *Work, 8)
 	for range 3 {
-		w.OnDone(func(*Work) { calls.Add(1) })
+		w.OnDone(func(w *Work) { calls <- w })
 	}
 	future := w.Future()
 	if w.Future() != future {
@@ -52,9 +51,14 @@ func TestWorkLife(t *testing.T) {
 	if v, err := future.Await(ctx); err != nil || v[0] != x {
 		t.Errorf("future: %v %v", v, err)
 	}
-	w.OnDone(func(*Work) { calls.Add(1) })
-	if calls.Load() != 4 || !w.Success() || w.OpType() != OpAllReduce || w.Seq() != 0 || w.Duration() <= 0 {
-		t.Errorf("%d calls, success %v, %v %d, %v", calls.Load(), w.Success(), w.OpType(), w.Seq(), w.Duration())
+	w.OnDone(func(w *Work) { calls <- w })
+	for range 4 {
+		if seen := <-calls; !seen.Success() || seen.OpType() != OpAllReduce || seen.Duration() != w.Duration() {
+			t.Errorf("a callback saw %v, %v", seen.OpType(), seen.Err())
+		}
+	}
+	if !w.Success() || w.OpType() != OpAllReduce || w.Seq() != 0 || w.Duration() <= 0 {
+		t.Errorf("success %v, %v %d, %v", w.Success(), w.OpType(), w.Seq(), w.Duration())
 	}
 	if _, err := w.SourceRank(); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("source of a collective: %v", err)
@@ -158,12 +162,14 @@ func TestBurstIsNotLeftToTheClock(t *testing.T) {
 	ctx := ctxOf(t)
 	g := groups[0]
 	g.mu.Lock()
-	g.eager = false // as after a few operations that were waited for at once
+	for g.mu.sched.Eager() { // as after a few operations that were waited for at once
+		g.mu.sched.Learn(true)
+	}
 	g.mu.Unlock()
 	// Rank 1 is not there yet: what rank 0 posts stays posted.
 	works := []*Work{g.Barrier(ctx), g.Barrier(ctx), g.Barrier(ctx)} // the clock may take one of them at any time
 	g.mu.Lock()
-	eager := g.eager
+	eager := g.mu.sched.Eager()
 	g.mu.Unlock()
 	if !eager {
 		t.Error("operations that nobody waits for are left to the clock")

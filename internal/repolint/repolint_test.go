@@ -31,7 +31,7 @@ const layers = `
       observe
 pure: internal/storenum internal/wire/tcpstore internal/storecore internal/nop internal/pickle
       tensor
-pure: internal/reduce internal/coll internal/launchcore internal/postmortem
+pure: internal/reduce internal/coll internal/sched internal/launchcore internal/postmortem
       internal/joblog internal/keeper
       internal/blas internal/tmath
       autograd tensor/safetensors autograd/nn optim

@@ -1,0 +1,66 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/observe"
+)
+
+// report is what hook and profiler hear of an operation that is over. The Work itself belongs to its owner again by then,
+// who may be using it for the next operation.
+type report struct {
+	event observe.Event
+	seen  *Work
+}
+
+// ended completes an operation that the scheduler has let go of. Its place is free before anybody can see the completion,
+// so that a loop that posts and waits never finds it taken.
+func (g *Group) ended(w *Work, err error) *report {
+	now := time.Now()
+	g.records.End(w.record, now, w.source, err) // a collective has no source
+	if err == nil && !w.p2p && g.torch != torchNone {
+		g.proven.Store(true)
+	}
+	if g.config.hook == nil && g.config.profile == nil {
+		w.completeAt(now, err)
+		return nil
+	}
+	about := &report{event: g.event(w, observe.End, err)}
+	w.mu.Lock()
+	if !w.begun.IsZero() {
+		about.event.Dur = now.Sub(w.begun)
+	}
+	about.seen = w.copyLocked(now, err)
+	w.mu.Unlock()
+	w.completeAt(now, err)
+	return about
+}
+
+// tell passes a report on. It is called without a lock and without a role: those who hear of it may close the group.
+func (g *Group) tell(about *report) {
+	if about == nil {
+		return
+	}
+	g.config.hook.Emit(about.event)
+	if g.config.profile != nil {
+		g.config.profile(about.seen)
+	}
+}
+
+// emit tells the hook that an operation was posted.
+func (g *Group) emit(w *Work) {
+	if g.config.hook != nil {
+		g.config.hook.Emit(g.event(w, observe.Begin, nil))
+	}
+}
+
+func (g *Group) event(w *Work, phase observe.Phase, err error) observe.Event {
+	return observe.Event{
+		Kind: observe.Kind("group." + opName(w.op)), Phase: phase, Rank: dist.Rank(g.rank), Group: g.name, Seq: w.seq,
+		Bytes: int64(max(len(w.req.In), len(w.req.Out), len(w.message.Buf))), Err: err,
+	}
+}

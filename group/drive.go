@@ -1,0 +1,201 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/moment"
+)
+
+// promptly is how soon after its submission an operation is waited for by a program that waits for each.
+const promptly = 50 * time.Microsecond
+
+// wait is Work.Wait for an operation of this group.
+func (g *Group) wait(ctx context.Context, w *Work) error {
+	if w.p2p {
+		return g.waitMessage(ctx, w)
+	}
+	for first := true; ; first = false {
+		moment.At("group.wait")
+		g.mu.Lock()
+		if w.completed.Load() {
+			g.mu.Unlock()
+			return w.err
+		}
+		if first && g.mu.sched.Eager() {
+			g.mu.sched.Learn(time.Since(w.posted) < promptly)
+		}
+		run, e := g.mu.sched.Wait(&w.item, g.ableLocked(ctx))
+		g.mu.Unlock()
+		if run {
+			about, err := g.runNext(ctx)
+			g.release()
+			g.tell(about)
+			if err != nil && !w.completed.Load() {
+				return err
+			}
+			continue
+		}
+		g.perform(e)
+		moment.At("group.wait.parked")
+		select {
+		case <-w.Done():
+		case <-ctx.Done():
+		}
+		g.mu.Lock()
+		g.mu.sched.Leave(&w.item)
+		g.mu.Unlock()
+		if w.completed.Load() {
+			return w.err
+		}
+		return dist.FromContext("group: wait", ctx)
+	}
+}
+
+// ableLocked reports whether a waiter with this context may run the next operation in its own goroutine: it must be able to
+// leave when the context ends.
+func (g *Group) ableLocked(ctx context.Context) bool {
+	if ctx.Done() == nil {
+		return true
+	}
+	next := g.mu.sched.Current()
+	return g.resumable && (next == nil || next.Owner.steps == nil)
+}
+
+// runNext runs the collective that was paused, or else the next one, for a goroutine that is the runner. It returns an error
+// when ctx ended before the operation was over.
+func (g *Group) runNext(ctx context.Context) (*report, error) {
+	g.mu.Lock()
+	it := g.mu.sched.Start()
+	g.mu.Unlock()
+	if it == nil {
+		return nil, nil
+	}
+	w := it.Owner
+	if w.begun.IsZero() {
+		now := time.Now()
+		w.mu.Lock()
+		w.begun = now
+		w.mu.Unlock()
+		g.records.Start(w.record, now)
+	}
+	moment.At("group.run")
+	err := g.execute(ctx, w)
+	for err != nil && g.leftEarly(ctx, err) {
+		moment.At("group.pause")
+		g.mu.Lock()
+		pause := g.mu.sched.Pause()
+		g.mu.Unlock()
+		if pause {
+			return nil, dist.FromContext("group: wait", ctx)
+		}
+		ctx = context.WithoutCancel(ctx) // the engine is failing: that ends the operation
+		err = g.execute(ctx, w)
+	}
+	if err == nil && w.finish != nil {
+		err = w.finish()
+	}
+	if err != nil {
+		err = g.explain(w, err)
+		g.fail(err)
+	}
+	moment.At("group.finish")
+	g.mu.Lock()
+	g.performLocked(g.mu.sched.Finish())
+	g.mu.Unlock()
+	return g.ended(w, err), nil
+}
+
+// leftEarly reports whether err only says that the context ended before the operation did. Such an operation goes on later;
+// if it had really failed, it says so then.
+func (g *Group) leftEarly(ctx context.Context, err error) bool {
+	if ctx.Err() == nil {
+		return false
+	}
+	var interrupted *coll.Interrupted
+	return errors.As(err, &interrupted) || g.resumable && errors.Is(err, ctx.Err())
+}
+
+// execute runs the operation itself.
+func (g *Group) execute(ctx context.Context, w *Work) error {
+	if w.steps == nil {
+		if !g.resumable {
+			ctx = g.working
+		}
+		return g.engine.Run(ctx, &w.req)
+	}
+	for len(w.steps) > 0 { // a step that was interrupted runs again
+		if err := w.steps[0](g.working); err != nil {
+			return err
+		}
+		w.steps = w.steps[1:]
+	}
+	return nil
+}
+
+// explain names the group's own reason where the engine only saw its consequence.
+func (g *Group) explain(w *Work, err error) error {
+	g.mu.Lock()
+	failure := g.mu.failure
+	g.mu.Unlock()
+	if failure != nil {
+		return failure
+	}
+	if asError(err) == nil {
+		err = dist.Wrap("group: "+w.op.String(), dist.Internal, err)
+	}
+	return g.verdict.judge(err)
+}
+
+// release gives the role of the runner back.
+func (g *Group) release() {
+	moment.At("group.release")
+	g.mu.Lock()
+	e := g.mu.sched.Release()
+	g.performLocked(e)
+	g.mu.Unlock()
+	g.perform(e)
+}
+
+// pump runs collectives that nobody waits for.
+func (g *Group) pump() {
+	defer g.tasks.Done()
+	for {
+		select {
+		case <-g.pumpWake:
+		case <-g.life.Done():
+			return
+		}
+		for {
+			moment.At("group.pump")
+			g.mu.Lock()
+			run := g.mu.sched.Pump()
+			g.mu.Unlock()
+			if !run {
+				break
+			}
+			about, _ := g.runNext(g.life) // its error is in the Work
+			g.release()
+			g.tell(about)
+		}
+	}
+}
+
+// tick is called by the clock while operations are not over: it picks up what nobody waits for.
+func (g *Group) tick(now time.Time) (more bool, collectives, messages uint64) {
+	g.reapAll()
+	g.mu.Lock()
+	next := g.mu.sched.Current()
+	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.posted) > fastTick/2)
+	more = g.mu.sched.Busy()
+	collectives, messages = uint64(g.mu.sched.Sequence()), g.mu.sched.MessageSequence()
+	g.mu.Unlock()
+	g.perform(e)
+	return more, collectives, messages
+}

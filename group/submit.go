@@ -1,0 +1,179 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/internal/sched"
+)
+
+// The files submit.go, drive.go and complete.go are the driver of the group's scheduler: package sched decides, they act.
+
+func asError(err error) *dist.Error {
+	e, _ := errors.AsType[*dist.Error](err)
+	return e
+}
+
+// performLocked does what can be done with the mutex held; perform does the rest, without it.
+func (g *Group) performLocked(e sched.Effect) {
+	if e&sched.Room != 0 && g.mu.room != nil {
+		close(g.mu.room)
+		g.mu.room = nil
+	}
+	if e&sched.Gone != 0 && g.mu.gone != nil {
+		close(g.mu.gone)
+		g.mu.gone = nil
+	}
+}
+
+func (g *Group) perform(e sched.Effect) {
+	if e&sched.WakePump != 0 {
+		select {
+		case g.pumpWake <- struct{}{}:
+		default:
+		}
+	}
+	if e&sched.Watch != 0 {
+		g.family.clock.watch(g)
+	}
+}
+
+// refusedLocked deals with a submission that was not taken: it returns the reason, or nil when it is worth another try. It is
+// called with the mutex held and returns so.
+func (g *Group) refusedLocked(ctx context.Context, op OpType, no sched.Refusal) error {
+	if no == sched.Over {
+		return g.failedLocked(op)
+	}
+	if g.mu.room == nil {
+		g.mu.room = make(chan struct{})
+	}
+	room := g.mu.room
+	g.mu.Unlock()
+	defer g.mu.Lock()
+	if g.reapAll() {
+		return nil
+	}
+	g.perform(sched.WakePump) // somebody must run what is submitted
+	moment.At("group.submit.full")
+	select {
+	case <-room:
+		return nil
+	case <-ctx.Done():
+		e := dist.Ended("group: "+op.String(), ctx)
+		e.Detail = "the context ended while the operation waited for its place: as many are posted as the group's queue takes"
+		return e
+	}
+}
+
+// post submits a collective, after a check where the PyTorch ranks make one. It takes so many sequence numbers.
+func (g *Group) post(ctx context.Context, w *Work, numbers uint32) *Work {
+	if g.checks != nil && w.steps == nil {
+		return g.checked(ctx, w, numbers)
+	}
+	return g.enqueue(ctx, w, numbers)
+}
+
+func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
+	if ctx.Err() != nil {
+		w.complete(dist.FromContext("group: "+w.op.String(), ctx))
+		return w
+	}
+	moment.At("group.submit")
+	w.item.Owner, w.posted = w, time.Now()
+	g.mu.Lock()
+	number, e, no := g.mu.sched.Submit(&w.item, numbers)
+	for no != sched.Accepted {
+		if err := g.refusedLocked(ctx, w.op, no); err != nil {
+			g.mu.Unlock()
+			w.complete(err)
+			return w
+		}
+		number, e, no = g.mu.sched.Submit(&w.item, numbers)
+	}
+	w.group, w.seq, w.req.Tag = g, uint64(number), number
+	g.mu.torchSeq += g.torchSteps(w)
+	g.limitLocked(w)
+	w.req.Timeout = w.timeout
+	w.record = g.records.Post(recorder.Entry{
+		Seq: w.seq, Op: opName(w.op), Reduce: reduceName(w), DType: dtypeName(w), In: int64(len(w.req.In)), Out: int64(len(w.req.Out)),
+		Peer: rootOf(w), Posted: w.posted, Timeout: w.timeout,
+	})
+	g.mu.Unlock()
+	g.emit(w)
+	g.perform(e)
+	return w
+}
+
+// skip takes the sequence numbers of an operation that is not run, on a group that works.
+func (g *Group) skip(numbers uint32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.mu.sched.State() == sched.Open {
+		g.mu.sched.Skip(numbers)
+		g.mu.torchSeq += uint64(numbers)
+	}
+}
+
+// limitLocked sets the time limit of an operation, and has somebody look after it.
+func (g *Group) limitLocked(w *Work) {
+	if w.timeout <= 0 {
+		w.timeout = g.mu.timeout
+	}
+	g.watchLocked(w.posted.Add(w.timeout))
+}
+
+// postMessage hands a point-to-point operation to the mesh.
+func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
+	if ctx.Err() != nil {
+		w.complete(dist.FromContext("group: "+w.op.String(), ctx))
+		return w
+	}
+	moment.At("group.post")
+	now := time.Now()
+	w.item.Owner, w.posted, w.begun = w, now, now
+	g.mu.Lock()
+	number, no := g.mu.sched.Post(&w.item)
+	for no != sched.Accepted {
+		if err := g.refusedLocked(ctx, w.op, no); err != nil {
+			g.mu.Unlock()
+			w.complete(err)
+			return w
+		}
+		number, no = g.mu.sched.Post(&w.item)
+	}
+	w.group, w.seq = g, number
+	g.mu.torchSeq++
+	g.limitLocked(w)
+	entry := recorder.Entry{
+		Seq: w.seq, P2P: true, Op: opName(w.op), DType: w.req.DType.String(), Peer: w.message.Peer, Tag: uint32(w.message.Slot), //nolint:gosec // at most MaxTag
+		Posted: now, Started: now, Timeout: w.timeout,
+	}
+	if size := int64(len(w.message.Buf)); w.op == OpSend {
+		entry.In = size
+	} else {
+		entry.Out = size
+	}
+	w.record = g.records.Post(entry)
+	g.mu.Unlock()
+	g.emit(w)
+	g.records.Start(w.record, now)
+	moment.At("group.post.mesh")
+	if w.op == OpSend {
+		g.mesh.Send(&w.message)
+	} else {
+		g.mesh.Recv(&w.message)
+	}
+	if w.message.Completed() {
+		g.reap(w) // whoever waits for Done or a callback, and not with Wait, must hear of it
+	} else {
+		g.family.clock.watch(g)
+	}
+	return w
+}
