@@ -243,7 +243,7 @@ func (g *Group) checkTensor(name string, t *tensor.Tensor) error {
 	if t.Storage().Released() {
 		return dist.New(name, dist.InvalidArgument, "the tensor's storage was released")
 	}
-	if dt := t.DType(); !reduce.Carries(dt) {
+	if dt := t.DType(); g.torch == torchNone && !reduce.Carries(dt) {
 		return dist.Newf(name, dist.NotSupported, "groups do not carry %v; convert the tensor", dt)
 	}
 	return nil
@@ -302,7 +302,7 @@ func sameType(name string, ts []*tensor.Tensor) error {
 func (w *Work) recycle() {
 	w.req = coll.Request{}
 	w.message = link.Op{State: link.OpState{Done: w.message.State.Done}}
-	w.group, w.p2p, w.steps, w.finish = nil, false, nil, nil
+	w.group, w.p2p, w.steps, w.finish, w.refused = nil, false, nil, nil, nil
 	w.outputs, w.subject = w.outputs[:0], [2]*tensor.Tensor{}
 	w.record, w.posted, w.begun, w.err = 0, zeroTime, zeroTime, nil
 	w.item.Reset()

@@ -19,13 +19,13 @@ import (
 func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	const name = "group: all_reduce"
 	if err := g.checkReduction(name, OpAllReduce, t, op); err != nil {
-		return failed(OpAllReduce, err)
+		return g.refuse(ctx, OpAllReduce, err)
 	}
 	w := g.newWork(OpAllReduce, opts)
 	w.req.Kind, w.req.Op = coll.AllReduce, toReduce(op)
 	w.about(t)
 	if err := g.inout(w, t); err != nil {
-		return failed(OpAllReduce, err)
+		return g.refuse(ctx, OpAllReduce, err)
 	}
 	g.tidyBooleans(w, t.DType(), w.req.Out)
 	return g.post(ctx, w, 1)
@@ -36,7 +36,7 @@ func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, op
 // It corresponds to torch.distributed.all_reduce_coalesced.
 func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	const name = "group: all_reduce_coalesced"
-	fail := func(err error) *Work { return failed(OpAllReduceCoalesce, err) }
+	fail := func(err error) *Work { return g.refuse(ctx, OpAllReduceCoalesce, err) }
 	if len(ts) == 0 {
 		return fail(dist.New(name, dist.InvalidArgument, "no tensors"))
 	}
@@ -66,13 +66,13 @@ func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op 
 func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root int, opts ...OpOption) *Work {
 	const name = "group: broadcast"
 	if err := g.checkMove(name, OpBroadcast, t, root); err != nil {
-		return failed(OpBroadcast, err)
+		return g.refuse(ctx, OpBroadcast, err)
 	}
 	w := g.newWork(OpBroadcast, opts)
 	w.req.Kind, w.req.Root = coll.Broadcast, root
 	w.about(t)
 	if err := g.inout(w, t); err != nil {
-		return failed(OpBroadcast, err)
+		return g.refuse(ctx, OpBroadcast, err)
 	}
 	return g.post(ctx, w, 1)
 }
@@ -84,16 +84,16 @@ func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root int, opts 
 func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root int, opts ...OpOption) *Work {
 	const name = "group: reduce"
 	if err := g.checkReduction(name, OpReduce, t, op); err != nil {
-		return failed(OpReduce, err)
+		return g.refuse(ctx, OpReduce, err)
 	}
 	if err := g.checkRoot(name, root); err != nil {
-		return failed(OpReduce, err)
+		return g.refuse(ctx, OpReduce, err)
 	}
 	w := g.newWork(OpReduce, opts)
 	w.req.Kind, w.req.Op, w.req.Root = coll.Reduce, toReduce(op), root
 	w.about(t)
 	if err := g.inout(w, t); err != nil {
-		return failed(OpReduce, err)
+		return g.refuse(ctx, OpReduce, err)
 	}
 	if g.rank != root {
 		w.finish = nil
@@ -108,7 +108,7 @@ func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root 
 // It corresponds to torch.distributed.all_gather.
 func (g *Group) AllGather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Tensor, opts ...OpOption) *Work {
 	const name = "group: all_gather"
-	fail := func(err error) *Work { return failed(OpAllGather, err) }
+	fail := func(err error) *Work { return g.refuse(ctx, OpAllGather, err) }
 	if err := g.checkList(name, "outputs", outs, in); err != nil {
 		return fail(err)
 	}
@@ -126,7 +126,10 @@ func (g *Group) AllGather(ctx context.Context, outs []*tensor.Tensor, in *tensor
 	counts, even := byteCounts(outs)
 	if !even {
 		w.req.Kind, w.req.OutCounts = coll.AllGatherV, counts
-		if err := g.torch.uneven(name); err != nil {
+		if err := g.torch.uneven(name, w.op); err != nil {
+			if g.torch == torch113 { // which compares what goes in whatever comes out
+				return fail(about(err, in))
+			}
 			return fail(err)
 		}
 	}
@@ -145,7 +148,7 @@ func (g *Group) AllGatherInto(ctx context.Context, out, in *tensor.Tensor, opts 
 
 func (g *Group) allGatherInto(ctx context.Context, op OpType, out, in *tensor.Tensor, opts []OpOption) *Work {
 	name := "group: " + op.String()
-	fail := func(err error) *Work { return failed(op, err) }
+	fail := func(err error) *Work { return g.refuse(ctx, op, err) }
 	if err := g.checkPair(name, out, in); err != nil {
 		return fail(err)
 	}
@@ -172,7 +175,7 @@ func (g *Group) allGatherInto(ctx context.Context, op OpType, out, in *tensor.Te
 // It corresponds to torch.distributed.gather.
 func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Tensor, root int, opts ...OpOption) *Work {
 	const name = "group: gather"
-	fail := func(err error) *Work { return failed(OpGather, err) }
+	fail := func(err error) *Work { return g.refuse(ctx, OpGather, err) }
 	if err := g.checkMove(name, OpGather, in, root); err != nil {
 		return fail(err)
 	}
@@ -196,7 +199,7 @@ func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Te
 	}
 	if counts, even := byteCounts(outs); !even {
 		w.req.OutCounts = counts
-		if err := g.torch.uneven(name); err != nil {
+		if err := g.torch.uneven(name, w.op); err != nil {
 			return fail(err)
 		}
 	}
@@ -213,7 +216,7 @@ func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Te
 // It corresponds to torch.distributed.scatter.
 func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.Tensor, root int, opts ...OpOption) *Work {
 	const name = "group: scatter"
-	fail := func(err error) *Work { return failed(OpScatter, err) }
+	fail := func(err error) *Work { return g.refuse(ctx, OpScatter, err) }
 	if err := g.checkMove(name, OpScatter, out, root); err != nil {
 		return fail(err)
 	}
@@ -232,7 +235,7 @@ func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.T
 		}
 		if counts, even := byteCounts(ins); !even {
 			w.req.InCounts = counts
-			if err := g.torch.uneven(name); err != nil {
+			if err := g.torch.uneven(name, w.op); err != nil {
 				return fail(err)
 			}
 		}
@@ -255,7 +258,7 @@ func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.T
 // [Group.ReduceScatterInto].
 func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	const name = "group: reduce_scatter"
-	fail := func(err error) *Work { return failed(OpReduceScatter, err) }
+	fail := func(err error) *Work { return g.refuse(ctx, OpReduceScatter, err) }
 	if err := g.checkReduction(name, OpReduceScatter, out, op); err != nil {
 		return fail(err)
 	}
@@ -289,9 +292,9 @@ func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*te
 // PyTorch ranks only [Sum] is allowed.
 func (g *Group) ReduceScatterInto(ctx context.Context, out, in *tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	const name = "group: reduce_scatter_tensor"
-	fail := func(err error) *Work { return failed(OpReduceScatterInto, err) }
+	fail := func(err error) *Work { return g.refuse(ctx, OpReduceScatterInto, err) }
 	if err := g.checkReduction(name, OpReduceScatterInto, in, op); err != nil {
-		return fail(err)
+		return fail(about(err, in, out))
 	}
 	if err := g.checkPair(name, out, in); err != nil {
 		return fail(err)
@@ -318,7 +321,7 @@ func (g *Group) ReduceScatterInto(ctx context.Context, out, in *tensor.Tensor, o
 // [Group.AllToAllInto].
 func (g *Group) AllToAll(ctx context.Context, outs, ins []*tensor.Tensor, opts ...OpOption) *Work {
 	const name = "group: all_to_all"
-	fail := func(err error) *Work { return failed(OpAllToAll, err) }
+	fail := func(err error) *Work { return g.refuse(ctx, OpAllToAll, err) }
 	if len(ins) != g.size || len(outs) != g.size {
 		return fail(dist.Newf(name, dist.InvalidArgument, "%d inputs and %d outputs for %d ranks", len(ins), len(outs), g.size))
 	}
@@ -357,7 +360,7 @@ func (g *Group) AllToAll(ctx context.Context, outs, ins []*tensor.Tensor, opts .
 // It corresponds to torch.distributed.all_to_all_single.
 func (g *Group) AllToAllInto(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, opts ...OpOption) *Work {
 	const name = "group: all_to_all_single"
-	fail := func(err error) *Work { return failed(OpAllToAllInto, err) }
+	fail := func(err error) *Work { return g.refuse(ctx, OpAllToAllInto, err) }
 	if err := g.checkPair(name, out, in); err != nil {
 		return fail(err)
 	}
@@ -431,10 +434,30 @@ func (g *Group) checkReduction(name string, kind OpType, t *tensor.Tensor, op Re
 	if err := g.checkTensor(name, t); err != nil {
 		return err
 	}
-	if !reduce.Supported(t.DType(), toReduce(op)) {
-		return dist.Newf(name, dist.InvalidArgument, "%v of %v is not defined", op, t.DType())
+	known := toReduce(op).Valid()
+	if known {
+		if err := g.torch.check(name, kind, t.DType(), op, t.Numel()); err != nil {
+			return checkedAs(kind, err, t)
+		}
 	}
-	return g.torch.check(name, kind, t.DType(), op, t.Numel())
+	if reduce.Supported(t.DType(), toReduce(op)) {
+		return nil
+	}
+	e := dist.Newf(name, dist.InvalidArgument, "%v of %v is not defined", op, t.DType())
+	if g.torch == torchNone || !known {
+		return e
+	}
+	return checkedAs(kind, &refusal{reason: e, where: atTheWait}, t)
+}
+
+// checkedAs names the tensor of a refused operation where PyTorch's check compares one.
+func checkedAs(kind OpType, err error, t *tensor.Tensor) error {
+	switch kind {
+	case OpAllReduceCoalesce, OpAllToAll, OpAllToAllInto:
+		return err
+	default:
+		return about(err, t)
+	}
 }
 
 // checkMove checks the arguments of an operation that only moves data.
@@ -445,5 +468,5 @@ func (g *Group) checkMove(name string, kind OpType, t *tensor.Tensor, root int) 
 	if err := g.checkRoot(name, root); err != nil {
 		return err
 	}
-	return g.torch.check(name, kind, t.DType(), Sum, t.Numel())
+	return checkedAs(kind, g.torch.check(name, kind, t.DType(), Sum, t.Numel()), t)
 }

@@ -78,7 +78,7 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	}
 	for _, t := range w.subject {
 		if t != nil {
-			fingerprint.Tensors = append(fingerprint.Tensors, printOf(t))
+			fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, t))
 		}
 	}
 	if err := g.checks.wrapper.Check(ctx, &fingerprint, limit); err != nil {
@@ -91,6 +91,11 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 		w.complete(err)
 		return w
 	}
+	if w.refused != nil {
+		g.skip(tags)
+		w.complete(w.refused.reason)
+		return w
+	}
 	w = g.enqueue(ctx, w, tags)
 	if w.completed.Load() && w.err != nil {
 		g.fail(w.err) // it was announced and is not there: the ranks are out of step
@@ -98,11 +103,15 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	return w
 }
 
-// printOf describes a tensor as PyTorch's Python layer hands it on: complex numbers as pairs of real ones.
-func printOf(t *tensor.Tensor) gloo.TensorPrint {
+// printOf describes a tensor as PyTorch's Python layer hands it on: complex numbers as pairs of real ones, except to
+// operations that refuse them.
+func printOf(op OpType, t *tensor.Tensor) gloo.TensorPrint {
 	p := gloo.TensorPrint{DType: uint8(t.DType())}
 	for i := range t.Dims() {
 		p.Shape = append(p.Shape, int64(t.Dim(i)))
+	}
+	if op == OpReduce || op == OpBroadcast || op == OpGather {
+		return p
 	}
 	switch t.DType() {
 	case tensor.Complex64:

@@ -87,7 +87,7 @@ func (g *Group) runNext(ctx context.Context) (*report, error) {
 	}
 	moment.At("group.run")
 	err := g.execute(ctx, w)
-	for err != nil && g.leftEarly(ctx, err) {
+	if err != nil && g.leftEarly(ctx, err) {
 		moment.At("group.pause")
 		g.mu.Lock()
 		pause := g.mu.sched.Pause()
@@ -95,8 +95,7 @@ func (g *Group) runNext(ctx context.Context) (*report, error) {
 		if pause {
 			return nil, dist.FromContext("group: wait", ctx)
 		}
-		ctx = context.WithoutCancel(ctx) // the engine is failing: that ends the operation
-		err = g.execute(ctx, w)
+		err = g.execute(context.WithoutCancel(ctx), w) // the engine is failing: that ends the operation
 	}
 	if err == nil && w.finish != nil {
 		err = w.finish()

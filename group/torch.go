@@ -4,12 +4,11 @@
 package group
 
 import (
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 // torchVersion is what the PyTorch ranks of a group are. What they cannot do, or would get wrong, is refused on the Go rank
-// before a sequence number is taken: a PyTorch rank raises the same error on its side, so all ranks stay in step.
+// before anything is sent.
 type torchVersion uint8
 
 const (
@@ -57,36 +56,30 @@ func (v torchVersion) carries(op OpType, dt tensor.DType, r ReduceOp) bool {
 	}
 }
 
-// check refuses what the PyTorch ranks of the group cannot do or would get wrong. The rules were read off real processes of
-// both versions; the interop tests hold every cell of this table against them.
+// check refuses what the PyTorch ranks of the group cannot do or would get wrong; see refusal. The rules were read off real
+// processes of both versions; the interop tests hold every cell of this table against them.
 func (v torchVersion) check(name string, op OpType, dt tensor.DType, r ReduceOp, numel int) error {
 	if v == torchNone {
 		return nil
 	}
-	refuse := func(format string, args ...any) error {
-		return dist.Newf(name, dist.NotSupported, format, args...)
-	}
-	switch op {
-	case OpAllReduce, OpAllReduceCoalesce, OpReduce, OpReduceScatterInto:
-		if r == Avg {
-			return refuse("gloo of %v, which other ranks use, has no average; sum and divide", v)
+	lists := op == OpReduceScatter || op == OpAllToAll
+	switch {
+	case lists || op == OpReduceScatterInto && v == torch113:
+		what := op.String()
+		if lists {
+			what += " of lists"
 		}
-		if op == OpReduceScatterInto && v == torch26 && r != Sum {
-			return refuse("gloo of %v, which other ranks use, sums in reduce_scatter_tensor whatever the operator is; use all_reduce", v)
-		}
-	case OpReduceScatter, OpAllToAll:
-		return refuse("gloo of %v, which other ranks use, has no %v of lists", v, op)
-	case OpAllGather, OpAllGatherInto: // one on the wire
-		if numel == 0 && v == torch113 {
-			return refuse("an all_gather of empty tensors ends a process of %v with a division by zero", v)
-		}
-	default: // only the element type matters
-	}
-	if v == torch113 && op == OpReduceScatterInto {
-		return refuse("gloo of %v, which other ranks use, has no %v", v, op)
-	}
-	if !v.carries(op, dt, r) {
-		return refuse("gloo of %v, which other ranks use, has no %v of %v; convert the tensor", v, op, dt)
+		return refusef(atTheCall, name, "gloo of %v, which other ranks use, has no %s", v, what)
+	case op == OpReduceScatterInto && r != Sum && v.carries(op, dt, Sum):
+		return refusef(performed, name, "gloo of %v, which other ranks use, sums in reduce_scatter_tensor whatever the operator is; use all_reduce", v)
+	case (op == OpAllGather || op == OpAllGatherInto) && numel == 0 && v == torch113: // one on the wire
+		return refusef(atTheWait, name, "an all_gather of empty tensors ends a process of %v with a division by zero", v)
+	case (op == OpAllReduce || op == OpAllReduceCoalesce) && dt.Complex() && r != Sum && r != Avg:
+		return refusef(inPython, name, "%v of complex numbers is not defined", r)
+	case (op == OpAllReduce || op == OpAllReduceCoalesce || op == OpReduce) && r == Avg:
+		return refusef(atTheWait, name, "gloo of %v, which other ranks use, has no average; sum and divide", v)
+	case !v.carries(op, dt, r):
+		return refusef(atTheWait, name, "gloo of %v, which other ranks use, has no %v of %v; convert the tensor", v, op, dt)
 	}
 	return nil
 }
@@ -108,12 +101,17 @@ func (v torchVersion) wireType(dt tensor.DType) tensor.DType {
 	}
 }
 
-// uneven refuses blocks of different sizes.
-func (v torchVersion) uneven(name string) error {
+// uneven refuses blocks of different sizes. PyTorch's ranks refuse them too, each that sees them: in a gather and a scatter
+// that is the root alone, and the others are on their way.
+func (v torchVersion) uneven(name string, op OpType) error {
 	if v == torchNone {
 		return nil
 	}
-	return dist.Newf(name, dist.NotSupported, "gloo of %v, which other ranks use, needs tensors of one size", v)
+	where := atTheCall
+	if op != OpAllGather {
+		where = performed
+	}
+	return refusef(where, name, "gloo of %v, which other ranks use, needs tensors of one size", v)
 }
 
 // torchSteps is how far an operation moves the count that PyTorch 2.x puts into fingerprints. A monitored barrier counts the

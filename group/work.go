@@ -39,6 +39,7 @@ type Work struct {
 	finish  func() error // after success: move results to where the user wants them
 	outputs []*tensor.Tensor
 	subject [2]*tensor.Tensor // what a check before the operation compares; see detail.go
+	refused *refusal          // it is checked and not run; see refuse.go
 	timeout time.Duration
 	record  uint64 // in the flight recorder
 	posted  time.Time
