@@ -6,6 +6,7 @@ package group
 import (
 	"context"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -51,6 +52,58 @@ func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, o
 		return nil, err
 	}
 	return all, g.allGatherInto(ctx, OpAllGather, out, in, opts).Wait(ctx)
+}
+
+// GatherSlice returns the data of all ranks, one behind the other, at rank root, and nil elsewhere; see [Group.Gather]. All
+// ranks give the same number of elements.
+func GatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root int, opts ...OpOption) ([]T, error) {
+	in, err := tensor.From(data, len(data))
+	if err != nil {
+		return nil, err
+	}
+	if g.Rank() != root {
+		return nil, g.Gather(ctx, nil, in, root, opts...).Wait(ctx)
+	}
+	all := make([]T, len(data)*g.Size())
+	outs, err := parts(all, g.Size())
+	if err != nil {
+		return nil, err
+	}
+	return all, g.Gather(ctx, outs, in, root, opts...).Wait(ctx)
+}
+
+// ScatterSlice sends the i-th of equal parts of rank root's all to rank i, into part; see [Group.Scatter]. The other ranks give
+// nil as all.
+func ScatterSlice[T tensor.Element](ctx context.Context, g *Group, part, all []T, root int, opts ...OpOption) error {
+	out, err := tensor.From(part, len(part))
+	if err != nil {
+		return err
+	}
+	var ins []*tensor.Tensor
+	if g.Rank() == root {
+		if len(all) != len(part)*g.Size() {
+			return dist.Newf("group: scatter", dist.InvalidArgument, "%d elements for %d ranks with room for %d each", len(all), g.Size(), len(part))
+		}
+		if ins, err = parts(all, g.Size()); err != nil {
+			return err
+		}
+	}
+	return g.Scatter(ctx, out, ins, root, opts...).Wait(ctx)
+}
+
+// parts cuts a slice into n tensors of one size.
+func parts[T tensor.Element](all []T, n int) ([]*tensor.Tensor, error) {
+	whole, err := tensor.From(all, n, len(all)/n)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]*tensor.Tensor, n)
+	for i := range list {
+		if list[i], err = whole.Select(0, i); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
 }
 
 // ReduceScatterSlice combines data over all ranks and returns this rank's part of the result; see

@@ -153,24 +153,24 @@ func TestRefusedInARow(t *testing.T) {
 		tail := []step{{Op: "barrier"}, sum(7), {Op: "monitored_barrier"}, sum(9)}
 		for _, detail := range []bool{false, true} {
 			t.Run(fmt.Sprintf("detail=%v", detail), func(t *testing.T) {
-				w, plan := world{size: 3}, slices.Clone(plan)
+				w, steps := world{size: 3}, slices.Clone(plan)
 				if detail {
 					w.env = detailEnv
 					w.options = []group.Option{group.WithDetail()}
-					plan = append(plan, tail[:2]...) // the check of 2.6 does not survive a monitored barrier
+					steps = append(steps, tail[:2]...) // the check of 2.6 does not survive a monitored barrier
 				} else {
-					plan = append(plan, step{Op: "all_gather_uneven", N: 4, DType: "float32", MayRefuse: true}) // shapes that differ
-					plan = append(plan, tail...)
+					steps = append(steps, step{Op: "all_gather_uneven", N: 4, DType: "float32", MayRefuse: true}) // shapes that differ
+					steps = append(steps, tail...)
 				}
-				want := w.run(t, tr, plan)
+				want := w.run(t, tr, steps)
 				for i, got := range want[0][:26] {
 					if i > 0 && got != "refused" {
-						t.Errorf("step %d (%+v): a world of PyTorch ranks says %q", i, plan[i], got)
+						t.Errorf("step %d (%+v): a world of PyTorch ranks says %q", i, steps[i], got)
 					}
 				}
 				for _, ranks := range [][]int{{1}, {0, 2}} {
 					w.goRanks = ranks
-					compare(t, plan, want, w.run(t, tr, plan))
+					compare(t, steps, want, w.run(t, tr, steps))
 				}
 			})
 		}

@@ -1,0 +1,35 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"strconv"
+	"time"
+)
+
+// String says which group it is and how it is: "group 0: rank 2 of 4 over shm, 17 collectives".
+func (g *Group) String() string {
+	text := "group " + g.name + ": rank " + itoa(g.rank) + " of " + itoa(g.size) + " over " + string(g.transport) + ", " +
+		strconv.FormatUint(g.Sequence(), 10) + " collectives"
+	if err := g.Err(); err != nil {
+		text += ", ended: " + err.Error()
+	}
+	return text
+}
+
+// String says which operation it is and how it is: "all_reduce 17 of group 0: complete in 1.2ms".
+func (w *Work) String() string {
+	text := w.op.String()
+	if w.group != nil {
+		text += " " + strconv.FormatUint(w.seq, 10) + " of group " + w.group.name
+	}
+	switch {
+	case !w.Completed():
+		return text + ": running"
+	case w.err != nil:
+		return text + ": " + w.err.Error()
+	default:
+		return text + ": complete in " + w.Duration().Round(time.Microsecond).String()
+	}
+}
