@@ -122,7 +122,7 @@ func (f *linear) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, err
 	if in[2].Dims() != 1 || in[2].Dim(0) != in[1].Dim(0) {
 		return nil, dist.Newf("autograd: linear", dist.InvalidArgument, "a bias of shape %v with a weight of shape %v", in[2].Shape(), in[1].Shape())
 	}
-	return one(binary(tmath.Add, out, in[2]))
+	return one(tmath.AddBias(out, in[2]))
 }
 
 func (f *linear) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {

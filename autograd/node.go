@@ -91,7 +91,7 @@ type Edge struct {
 
 // Node is a recorded call of a function, or the accumulator of a leaf. It corresponds to torch::autograd::Node.
 type Node struct {
-	name    string
+	name    string // of an accumulator; others have the name of their function
 	seq     uint64
 	fn      Function
 	context *Context
@@ -130,7 +130,7 @@ func NewNode(fn Function, outputs []*tensor.Tensor, edges []Edge) *Node {
 	for i, e := range edges {
 		c.needs[i] = e.Node != nil
 	}
-	n := newNode(nameOf(fn), fn, c, slices.Clone(edges))
+	n := newNode("", fn, c, slices.Clone(edges))
 	for _, t := range outputs {
 		n.outputs = append(n.outputs, meta{t.Shape(), t.DType()})
 	}
@@ -141,13 +141,13 @@ func NewNode(fn Function, outputs []*tensor.Tensor, edges []Edge) *Node {
 // made with. It is for graphs that span processes.
 func (n *Node) Variables(ts []*tensor.Tensor) ([]*Variable, error) {
 	if len(ts) != len(n.outputs) {
-		return nil, dist.Newf("autograd: variables", dist.InvalidArgument, "%d tensors for %d outputs of %s", len(ts), len(n.outputs), n.name)
+		return nil, dist.Newf("autograd: variables", dist.InvalidArgument, "%d tensors for %d outputs of %s", len(ts), len(n.outputs), n.Name())
 	}
 	out := make([]*Variable, len(ts))
 	for i, t := range ts {
 		if !n.outputs[i].fits(t) {
 			return nil, dist.Newf("autograd: variables", dist.InvalidArgument, "output %d of %s is %v%v, the tensor %v%v",
-				i, n.name, n.outputs[i].dtype, n.outputs[i].shape, t.DType(), t.Shape())
+				i, n.Name(), n.outputs[i].dtype, n.outputs[i].shape, t.DType(), t.Shape())
 		}
 		out[i] = &Variable{data: t, requires: true, node: n, output: i}
 	}
@@ -155,7 +155,12 @@ func (n *Node) Variables(ts []*tensor.Tensor) ([]*Variable, error) {
 }
 
 // Name is the name of the function.
-func (n *Node) Name() string { return n.name }
+func (n *Node) Name() string {
+	if n.fn != nil {
+		return nameOf(n.fn)
+	}
+	return n.name
+}
 
 // Edges returns where the gradients of the inputs go; the caller may keep it.
 func (n *Node) Edges() []Edge { return slices.Clone(n.edges) }
@@ -199,7 +204,6 @@ func nameOf(fn Function) string {
 // Apply computes a function and records it when one of its inputs requires gradients. It corresponds to
 // torch.autograd.Function.apply.
 func Apply(fn Function, inputs ...*Variable) ([]*Variable, error) {
-	op := "autograd: " + nameOf(fn)
 	ts := make([]*tensor.Tensor, len(inputs))
 	c := &Context{needs: make([]bool, len(inputs))}
 	edges := make([]Edge, len(inputs))
@@ -220,16 +224,16 @@ func Apply(fn Function, inputs ...*Variable) ([]*Variable, error) {
 	}
 	outs, err := fn.Forward(c, ts)
 	if err != nil {
-		return nil, withOp(op, err)
+		return nil, withOp("autograd: "+nameOf(fn), err)
 	}
 	var n *Node
 	if record {
-		n = newNode(nameOf(fn), fn, c, edges)
+		n = newNode("", fn, c, edges)
 	}
 	vs := make([]*Variable, len(outs))
 	for i, t := range outs {
 		if t == nil {
-			return nil, dist.Newf(op, dist.InvalidArgument, "output %d is nil", i)
+			return nil, dist.Newf("autograd: "+nameOf(fn), dist.InvalidArgument, "output %d is nil", i)
 		}
 		vs[i] = &Variable{data: t, noGrad: off}
 		if n == nil {

@@ -106,7 +106,7 @@ func (p *Pass) Deliver(root *Node, grads []*tensor.Tensor) error {
 		return dist.New(op, dist.InvalidArgument, "the function is no root of this pass, or has its gradients already")
 	}
 	if len(grads) != len(root.outputs) {
-		return dist.Newf(op, dist.InvalidArgument, "%d gradients for %d outputs of %s", len(grads), len(root.outputs), root.name)
+		return dist.Newf(op, dist.InvalidArgument, "%d gradients for %d outputs of %s", len(grads), len(root.outputs), root.Name())
 	}
 	for i, g := range grads {
 		if g == nil {
@@ -165,7 +165,7 @@ func (p *Pass) Run(ctx context.Context) error {
 func (p *Pass) fail(n *Node, err error) error {
 	if p.err == nil {
 		wrapped := dist.Wrap("autograd: backward", dist.CodeOf(err), err)
-		wrapped.Key = n.name
+		wrapped.Key = n.Name()
 		p.err = wrapped
 	}
 	return p.err
@@ -174,7 +174,7 @@ func (p *Pass) fail(n *Node, err error) error {
 // add adds a gradient to what an output has got.
 func (p *Pass) add(to Edge, grad *tensor.Tensor, owned bool) error {
 	if to.Output >= len(to.Node.outputs) {
-		return dist.Newf("autograd: backward", dist.Internal, "%s has no output %d", to.Node.name, to.Output)
+		return dist.Newf("autograd: backward", dist.Internal, "%s has no output %d", to.Node.Name(), to.Output)
 	}
 	grad, fitted, err := fit(grad, to.Node.outputs[to.Output])
 	if err != nil {
@@ -339,7 +339,7 @@ func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 			return err
 		}
 		if len(results) > len(n.edges) || len(results) < len(n.edges) && slices.ContainsFunc(n.edges[len(results):], func(e Edge) bool { return e.Node != nil }) {
-			return dist.Newf("autograd: backward", dist.InvalidArgument, "%s returned %d gradients for %d inputs", n.name, len(results), len(n.edges))
+			return dist.Newf("autograd: backward", dist.InvalidArgument, "%s returned %d gradients for %d inputs", n.Name(), len(results), len(n.edges))
 		}
 	}
 	if !p.retain && c.hasSaved {

@@ -140,3 +140,34 @@ func scaleInto[T float32 | float64](dst, src *tensor.Tensor, by float64) error {
 	}
 	return nil
 }
+
+// AddBias adds a vector to every row of out, in place where out is dense and of the same floating type; nobody else may
+// hold out.
+func AddBias(out, bias *tensor.Tensor) (*tensor.Tensor, error) {
+	if out.DType() == bias.DType() && out.IsContiguous() {
+		switch out.DType() {
+		case tensor.Float32:
+			return out, addBias[float32](out, bias)
+		case tensor.Float64:
+			return out, addBias[float64](out, bias)
+		default:
+		}
+	}
+	return Binary(Add, Of(out), Of(bias))
+}
+
+func addBias[T float32 | float64](out, bias *tensor.Tensor) error {
+	x, err := tensor.Data[T](out)
+	if err != nil {
+		return err
+	}
+	b, err := dense[T](bias)
+	if err != nil {
+		return err
+	}
+	for len(x) > 0 && len(b) > 0 {
+		blas.Add(x[:len(b)], x[:len(b)], b)
+		x = x[len(b):]
+	}
+	return nil
+}
