@@ -12,17 +12,18 @@ import (
 func (a *app) benchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure collectives and calls between processes of this machine",
+		Short: "Measure collectives, calls and training on this machine",
 		Long: strings.TrimSpace(`
 Each command starts processes on this machine, measures, and prints one JSON object per
 value: group, case, peer, value and unit. Names and method are those of bench/peers, so
 the rows stand beside those of PyTorch, OpenMPI and others.`),
 		Example: strings.Trim(`
   cohort bench coll --ranks 2
-  cohort bench rpc`, "\n"),
+  cohort bench rpc
+  cohort bench train`, "\n"),
 		Args: noSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.benchCollCommand(), a.benchCollRankCommand(), a.benchRPCCommand(), a.benchRPCWorkerCommand())
+	cmd.AddCommand(a.benchCollCommand(), a.benchCollRankCommand(), a.benchRPCCommand(), a.benchRPCWorkerCommand(), a.benchTrainCommand(), a.benchTrainRankCommand())
 	return cmd
 }

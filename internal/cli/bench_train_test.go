@@ -1,0 +1,36 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"regexp"
+	"testing"
+	"time"
+)
+
+// TestBenchTrain: the cases without other processes print their rows.
+func TestBenchTrain(t *testing.T) {
+	var out bytes.Buffer
+	a := &app{IO: IO{Out: &out}}
+	l := &benchLoad{app: a, group: "autograd", peer: "test", dur: time.Millisecond, only: regexp.MustCompile("t1|step")}
+	if err := a.benchTrain(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]float64{}
+	for d := json.NewDecoder(&out); d.More(); {
+		var row struct {
+			Case  string
+			Value float64
+		}
+		if err := d.Decode(&row); err != nil {
+			t.Fatal(err)
+		}
+		seen[row.Case] = row.Value
+	}
+	if len(seen) != 2 || seen["matmul1024.t1"] <= 0 || seen["step784.p50"] <= 0 {
+		t.Errorf("rows %v", seen)
+	}
+}
