@@ -29,9 +29,14 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 		m.dropWaits(c)
 	}
 	err := m.perform(c, r)
-	if n, crowded := err.(crowdedError); crowded && c.dialect != wire.Native { //nolint:errorlint // never wrapped
+	switch why := err.(type) { //nolint:errorlint // never wrapped
+	case crowdedError:
 		m.ops[r.Op]--
-		m.hold(c, int(n))
+		m.hold(c, int(why))
+		return
+	case laterError:
+		m.ops[r.Op]--
+		m.yield(c)
 		return
 	}
 	if m.config.Observe != nil {
@@ -93,7 +98,7 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 		}
 		m.replyInt(c, r.ID, int64(n))
 	case wire.Barrier:
-		return m.barrier(c, r)
+		return m.arrive(c, r)
 	case wire.WatchKey:
 		return m.watch(c, r)
 	case wire.Validate:
@@ -110,8 +115,12 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 		if m.config.Stats == nil {
 			return dist.New("tcpstore: serve", dist.NotSupported, "this server keeps no statistics")
 		}
-		start := m.begin(c, r.ID)
-		c.out = append(c.out, m.config.Stats()...)
+		text := m.config.Stats()
+		if err := m.mayReply(len(text)); err != nil {
+			return err
+		}
+		start := m.beginLarge(c, r.ID, len(text))
+		c.out = append(c.out, text...)
 		m.end(c, start)
 	default:
 		return dist.Newf("tcpstore: serve", dist.Protocol, "%s is not served", r.Op)
@@ -169,6 +178,7 @@ func (m *Machine) create(key, value []byte) error {
 	}
 	m.table.insert(key, value)
 	m.created(key)
+	m.wake()
 	m.notify(wire.KeyCreated, key, nil, value)
 	return nil
 }
@@ -182,7 +192,7 @@ func (m *Machine) get(c *Conn, r *wire.Request) error {
 		m.replyBytes(c, r.ID, nil) // as the libuv server: the other one would cut the client
 		return nil
 	}
-	if err := m.replyFits(len(e.value())); err != nil {
+	if err := m.mayReply(len(e.value())); err != nil {
 		return err
 	}
 	m.replyBytes(c, r.ID, e.value())
@@ -227,6 +237,7 @@ func (m *Machine) add(key []byte, delta int64) (sum, error) {
 func (m *Machine) added(key []byte, n sum) {
 	if n.created {
 		m.created(key)
+		m.wake()
 	}
 	if len(m.watchers) == 0 {
 		return
@@ -249,6 +260,16 @@ func notANumber(key, value []byte) error {
 
 func (m *Machine) compareSet(c *Conn, r *wire.Request) error {
 	e := m.table.find(r.Key)
+	answer := len(r.Value)
+	switch {
+	case e == nil && len(r.Expected) > 0:
+		answer = len(r.Expected)
+	case e != nil && !bytes.Equal(e.value(), r.Expected):
+		answer = len(e.value())
+	}
+	if err := m.mayReply(answer); err != nil {
+		return err // before anything is changed
+	}
 	switch {
 	case e == nil && len(r.Expected) > 0:
 		m.replyBytes(c, r.ID, r.Expected)
@@ -280,7 +301,7 @@ func (m *Machine) append(c *Conn, r *wire.Request) error {
 	if n := len(e.value()) + len(r.Value); n > m.limits.Value {
 		return dist.Newf("tcpstore: append", dist.TooLarge, "a value of %d bytes is over the limit of %d", n, m.limits.Value)
 	}
-	if err := m.room(2 * len(r.Value)); err != nil {
+	if err := m.room(m.table.extension(e, len(r.Value))); err != nil {
 		return err
 	}
 	var old []byte
@@ -304,6 +325,7 @@ func (m *Machine) delete(c *Conn, r *wire.Request) {
 		m.replyInt(c, r.ID, 0)
 		return
 	}
+	m.deleted(r.Key)
 	m.notify(wire.KeyDeleted, r.Key, old, nil) // before the reply, as PyTorch does
 	m.replyInt(c, r.ID, 1)
 }
@@ -318,51 +340,54 @@ func (m *Machine) multiSet(c *Conn, r *wire.Request) error {
 	if err := m.room(r.List.Size() + r.List.Count*entryCost); err != nil {
 		return err
 	}
-	fresh := r.List
 	for list := r.List; !list.Empty(); {
 		key, value := list.Next(), list.Next()
+		m.work++
 		e := m.table.find(key)
 		if e == nil {
 			m.table.insert(key, value)
+			m.created(key)
 			m.notify(wire.KeyCreated, key, nil, value)
 			continue
 		}
 		m.notify(wire.KeyUpdated, key, e.value(), value)
 		m.table.set(e, value)
 	}
-	// Only now, when all of them are there: who waits for several must see all or nothing.
-	if len(m.waiting) != 0 {
-		for !fresh.Empty() {
-			key := fresh.Next()
-			fresh.Next()
-			m.created(key)
-		}
-	}
+	m.wake() // only now, when all of them are there: who waits for several must see all or nothing
 	m.ack(c, r.ID)
 	return nil
 }
 
 func (m *Machine) multiGet(c *Conn, r *wire.Request) error {
-	size := 0
-	for list := r.List; !list.Empty(); {
-		e := m.table.find(list.Next())
-		if e == nil && c.dialect == wire.Native {
-			return m.open(c, r, waitMultiGet)
-		}
-		if size += 8; e != nil {
-			size += len(e.value())
-		}
+	size, missing := m.valueSize(r.List)
+	if missing && c.dialect == wire.Native {
+		return m.open(c, r, waitMultiGet)
 	}
-	if err := m.replyFits(size); err != nil {
+	if err := m.mayReply(size); err != nil {
 		return err
 	}
-	m.sendValues(c, r.ID, r.List)
+	m.sendValues(c, r.ID, r.List, size)
 	return nil
 }
 
-func (m *Machine) sendValues(c *Conn, id uint32, list wire.List) {
+// valueSize is what the values of keys take in a reply, and whether one of them is missing.
+func (m *Machine) valueSize(list wire.List) (size int, missing bool) {
+	for !list.Empty() {
+		m.work++
+		size += 8
+		if e := m.table.find(list.Next()); e != nil {
+			size += len(e.value())
+		} else {
+			missing = true
+		}
+	}
+	return size, missing
+}
+
+// sendValues replies with the values of keys, which take size bytes.
+func (m *Machine) sendValues(c *Conn, id uint32, list wire.List, size int) {
 	empty := list.Empty()
-	start := m.begin(c, id)
+	start := m.beginLarge(c, id, size)
 	for !list.Empty() {
 		var value []byte
 		if e := m.table.find(list.Next()); e != nil {
@@ -385,6 +410,7 @@ func (m *Machine) check(c *Conn, r *wire.Request) {
 	}
 	answer := wire.Ready
 	for list := r.List; !list.Empty(); {
+		m.work++
 		if !m.exists(list.Next()) {
 			answer = wire.NotReady
 			break
@@ -402,13 +428,13 @@ func (m *Machine) exists(key []byte) bool {
 }
 
 func (m *Machine) listKeys(c *Conn, r *wire.Request) error {
-	size := 8
-	m.table.each(func(e *entry) { size += 8 + int(e.keyLen) })
-	if err := m.replyFits(size); err != nil {
-		return err
+	size := 8 + 8*m.table.count + m.table.keyBytes
+	if err := m.mayReply(size); err != nil {
+		return err // without a look at the keys, however often it is asked
 	}
-	start := m.begin(c, r.ID)
+	start := m.beginLarge(c, r.ID, size)
 	c.out = wire.AppendInt(c.out, int64(m.table.count))
+	m.work += uint64(len(m.table.slots) + len(m.table.old))
 	m.table.each(func(e *entry) { c.out = wire.AppendBytes(c.out, e.key()) })
 	m.end(c, start)
 	return nil

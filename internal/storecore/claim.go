@@ -5,6 +5,7 @@ package storecore
 
 import (
 	"bytes"
+	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
@@ -18,18 +19,44 @@ import (
 //   - of a name whose holder's connection has ended, with that holder's text expected;
 //   - of a name of its own, with its present text expected, to change that.
 //
-// The answer is the text that the name has afterwards, as with any COMPARE_SET. A claim whose holder is gone stays, so
-// that who comes next knows that the name was taken before.
+// The answer is the text that the name has afterwards, as with any COMPARE_SET. A claim whose holder is gone is
+// remembered, so that who comes next knows that the name was taken before: the last ones of each host.
 type claim struct {
+	name   string
 	holder *Conn // nil when it is gone
 	text   []byte
+	cost   int64
+	host   string // of the last holder
+	turn   uint64 // among those of its host that are gone
+}
+
+type claims struct {
+	byName map[string]*claim
+	gone   map[string]*bygone // by host
+	nGone  int
+}
+
+// bygone are the claims that clients of one host left behind, the oldest first. Some may have been taken again.
+type bygone struct {
+	list []bygoneClaim
+	live int // of them still without a holder
+}
+
+type bygoneClaim struct {
+	claim *claim
+	turn  uint64
 }
 
 const (
-	maxClaims    = 1 << 17
+	// maxClaims is the number of names that one connection may hold: a rank holds one or two.
+	maxClaims = 64
+	// maxBygone is how many claims without a holder are remembered of one host.
+	maxBygone = 1 << 12
+	// allBygone is how many are remembered of all hosts. When there are more, the host with the most loses.
+	allBygone    = 1 << 16
 	maxClaimName = 256
 	maxClaimText = 1 << 10
-	claimCost    = 128
+	claimCost    = 256
 )
 
 // isClaim reports whether key names a claim.
@@ -48,44 +75,105 @@ func (m *Machine) claim(c *Conn, r *wire.Request) error {
 	case len(r.Value) == 0 || len(r.Value) > maxClaimText:
 		return dist.Newf(op, dist.InvalidArgument, "a text of %d bytes, want 1 to %d", len(r.Value), maxClaimText)
 	}
-	have := m.claims[string(name)]
-	if have == nil {
-		if len(r.Expected) != 0 {
-			m.replyBytes(c, r.ID, r.Expected) // as for a key that does not exist
-			return nil
-		}
-		if len(m.claims) >= maxClaims {
-			return dist.Newf(op, dist.Exhausted, "%d names are claimed already", len(m.claims))
-		}
-		if err := m.room(claimCost + len(name) + len(r.Value)); err != nil {
-			return err
-		}
-		m.extraBytes += int64(claimCost + len(name))
-		have = &claim{}
-		if m.claims == nil {
-			m.claims = map[string]*claim{}
-		}
-		m.claims[string(name)] = have
-	} else if have.holder != nil && have.holder != c || !bytes.Equal(have.text, r.Expected) {
+	have := m.claims.byName[string(name)]
+	switch {
+	case have == nil && len(r.Expected) != 0:
+		m.replyBytes(c, r.ID, r.Expected) // as for a key that does not exist
+		return nil
+	case have != nil && (have.holder != nil && have.holder != c || !bytes.Equal(have.text, r.Expected)):
 		m.replyBytes(c, r.ID, have.text)
 		return nil
+	case (have == nil || have.holder != c) && len(c.claims) >= maxClaims:
+		return dist.Newf(op, dist.Exhausted, "this client holds %d names, which is the most that one may", len(c.claims))
 	}
-	m.extraBytes += int64(len(r.Value) - len(have.text))
-	have.text = append(have.text[:0], r.Value...)
+	cost := int64(claimCost + 2*len(name) + len(r.Value))
+	if err := m.roomToWait(c, cost); err != nil {
+		return err
+	}
+	if have == nil {
+		have = &claim{name: string(name)}
+		if m.claims.byName == nil {
+			m.claims.byName, m.claims.gone = map[string]*claim{}, map[string]*bygone{}
+		}
+		m.claims.byName[have.name] = have
+	}
 	if have.holder == nil {
-		have.holder = c
-		c.claims = append(c.claims, string(name))
+		m.takeBack(have)
+		have.holder, have.host = c, hostOf(c.Peer)
+		c.claims = append(c.claims, have.name)
+	} else {
+		c.waitBytes -= have.cost
 	}
+	c.waitBytes += cost
+	m.waitBytes += cost - have.cost
+	have.text, have.cost = append(have.text[:0], r.Value...), cost
 	m.replyBytes(c, r.ID, r.Value)
 	return nil
 }
 
-// unclaim lets go of what a connection that ends holds.
+// hostOf is the host of an address "host:port".
+func hostOf(peer string) string {
+	if i := strings.LastIndexByte(peer, ':'); i >= 0 {
+		return peer[:i]
+	}
+	return peer
+}
+
+// unclaim lets go of what a connection that ends holds. What one host leaves behind is bounded: its oldest are forgotten.
 func (m *Machine) unclaim(c *Conn) {
 	for _, name := range c.claims {
-		m.claims[name].holder = nil
+		have := m.claims.byName[name]
+		have.holder = nil
+		c.waitBytes -= have.cost
+		b := m.claims.gone[have.host]
+		if b == nil {
+			b = &bygone{}
+			m.claims.gone[have.host] = b
+		}
+		have.turn++
+		b.list = append(b.list, bygoneClaim{have, have.turn})
+		b.live++
+		if m.claims.nGone++; m.claims.nGone > allBygone {
+			for _, other := range m.claims.gone {
+				m.work++
+				if other.live > b.live {
+					b = other
+				}
+			}
+			m.forgetBygone(b, b.live-1)
+			continue
+		}
+		m.forgetBygone(b, maxBygone)
 	}
 	c.claims = nil
+}
+
+// forgetBygone drops the oldest of a host's claims until there are no more than most.
+func (m *Machine) forgetBygone(b *bygone, most int) {
+	for len(b.list) > 0 && (b.live > most || len(b.list) > 2*maxBygone || b.list[0].stale()) {
+		first := b.list[0]
+		b.list[0] = bygoneClaim{}
+		b.list = b.list[1:]
+		if !first.stale() {
+			b.live--
+			m.claims.nGone--
+			delete(m.claims.byName, first.claim.name)
+			m.waitBytes -= first.claim.cost
+		}
+	}
+}
+
+// stale reports whether the claim was taken again since.
+func (g bygoneClaim) stale() bool { return g.claim.holder != nil || g.claim.turn != g.turn }
+
+// takeBack notes that a claim without a holder has one again.
+func (m *Machine) takeBack(have *claim) {
+	if b := m.claims.gone[have.host]; b != nil && have.turn > 0 {
+		m.claims.nGone--
+		if b.live--; b.live == 0 {
+			delete(m.claims.gone, have.host)
+		}
+	}
 }
 
 // name says who a connection is, as far as its claims tell.
@@ -94,7 +182,7 @@ func (m *Machine) name(c *Conn) string {
 		return ""
 	}
 	name := c.claims[len(c.claims)-1]
-	return name + ": " + string(m.claims[name].text)
+	return name + ": " + string(m.claims.byName[name].text)
 }
 
 // Claim is a claim as others see it.
@@ -105,8 +193,8 @@ type Claim struct {
 
 // Claims returns claims by name, at most as many as asked for.
 func (m *Machine) Claims(most int) map[string]Claim {
-	all := make(map[string]Claim, min(len(m.claims), most))
-	for name, c := range m.claims {
+	all := make(map[string]Claim, min(len(m.claims.byName), most))
+	for name, c := range m.claims.byName {
 		if len(all) >= most {
 			break
 		}

@@ -4,6 +4,7 @@
 package storecore_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -133,5 +134,67 @@ func TestClaimsAreNoKeys(t *testing.T) {
 	m.Receive(v, wire.AppendCompareSet(wire.AppendValidate(nil), wire.V, wire.ClaimPrefix+"rank/0", nil, []byte("x")))
 	if v.Cut() == nil {
 		t.Error("a V client claimed a name")
+	}
+}
+
+// One client that claims all it can keeps nobody else from claiming, neither while it is there nor afterwards.
+func TestClaimsOfOneDoNotKeepOthersOut(t *testing.T) {
+	limits := storecore.Limits{Limits: wire.DefaultLimits, Memory: 64 << 20, Output: 1 << 20, Waits: 16}
+	m := storecore.New(storecore.Config{Limits: limits})
+	early := newClaimer(t, m, "10.0.0.1:7")
+	if got := early.claim("rank/1", "", "early"); got != "early" {
+		t.Fatal(got)
+	}
+	m.Close(early.conn) // its name is to be remembered
+	for round := range 100 {
+		greedy := newClaimer(t, m, "10.0.0.9:1")
+		refused := 0
+		for i := range 1400 {
+			if got := greedy.claim(fmt.Sprintf("n/%d/%d", round, i), "", "greedy"); got == dist.Exhausted.String() {
+				refused++
+			}
+		}
+		if refused < 1000 {
+			t.Fatalf("one client may hold %d names", 1400-refused)
+		}
+		honest := newClaimer(t, m, "10.0.0.2:7")
+		if got := honest.claim(fmt.Sprintf("rank/0/%d", round), "", "me"); got != "me" {
+			t.Fatalf("an honest client cannot claim: %s", got)
+		}
+		m.Close(greedy.conn)
+		m.Close(honest.conn)
+	}
+	all := m.Claims(1 << 30)
+	if len(all) > 1<<13 {
+		t.Errorf("%d names are remembered", len(all))
+	}
+	if got := all["rank/1"]; got.Text != "early" || got.Held {
+		t.Errorf("another host's claims made the server forget one: %+v", got)
+	}
+	late := newClaimer(t, m, "10.0.0.3:7")
+	if got := late.claim("rank/1", "", "late"); got != "early" {
+		t.Errorf("a name that was taken before: %q", got)
+	}
+	if got := late.claim("rank/1", "early", "late"); got != "late" {
+		t.Errorf("a name that was taken before is taken over: %q", got)
+	}
+}
+
+// Names that come and go for ever take a bounded amount of memory, from many hosts as from one.
+func TestClaimsAreBounded(t *testing.T) {
+	limits := storecore.Limits{Limits: wire.DefaultLimits, Memory: 1 << 30, Output: 1 << 20, Waits: 16}
+	m := storecore.New(storecore.Config{Limits: limits})
+	for i := range 90_000 {
+		c := newClaimer(t, m, fmt.Sprintf("10.0.%d.%d:1", i%100, i%7))
+		if got := c.claim(fmt.Sprint("n", i), "", "x"); got != "x" {
+			t.Fatal(got)
+		}
+		if i%3 == 0 { // and again
+			c.claim(fmt.Sprint("n", i/2), "x", "y")
+		}
+		m.Close(c.conn)
+	}
+	if n := len(m.Claims(1 << 30)); n > 1<<16 {
+		t.Errorf("%d names are remembered", n)
 	}
 }

@@ -42,12 +42,12 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 	ping := wire.AppendPing(nil, wire.V, 7)
 	const n = 24
 	crowd := b.ask(n, append(bytes.Clone(get), ping...))
-	if !b.m.Crowded() || len(b.cuts) != 0 || b.m.bufferBytes > b.m.limits.Memory/bufferShare+1<<20 {
-		t.Fatalf("crowded: %v, %d cut, %d bytes of buffers", b.m.Crowded(), len(b.cuts), b.m.bufferBytes)
+	if !b.m.Crowded() || len(b.cuts) != 0 || b.m.outBytes > b.m.shares.out {
+		t.Fatalf("crowded: %v, %d cut, %d bytes of buffers", b.m.Crowded(), len(b.cuts), b.m.outBytes)
 	}
 	gets := b.m.ops[wire.Get]
 	for i, c := range crowd {
-		b.m.Admit(time.Minute)
+		b.turn()
 		for _, want := range []int{size + 8, 4} { // the value, then the answer to the ping
 			if p := len(c.Pending()); p != want {
 				t.Fatalf("client %d has %d bytes, want %d", i, p, want)
@@ -58,36 +58,51 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 			t.Fatalf("client %d is still paused", i)
 		}
 	}
-	if b.m.Crowded() || b.m.bufferBytes > 1<<20 || b.m.crowd != nil {
-		t.Errorf("crowded: %v, %d bytes of buffers at the end", b.m.Crowded(), b.m.bufferBytes)
+	if b.m.Crowded() || b.m.outBytes > 1<<20 || len(b.m.crowd.replies) != 0 {
+		t.Errorf("crowded: %v, %d bytes of buffers at the end", b.m.Crowded(), b.m.outBytes)
 	}
 	if served := b.m.ops[wire.Get]; gets >= served || served != n {
 		t.Errorf("%d and then %d gets were counted, want %d in the end", gets, served, n)
 	}
 }
 
-func TestCrowdDoesNotWaitForEver(t *testing.T) {
-	b, get, _ := crowdBench(t)
-	var held []*Conn
-	for _, c := range b.ask(6, get) {
-		if len(c.Pending()) == 0 {
-			held = append(held, c)
+// Those that hold the room without reading give way to those that wait for it; nobody is cut for waiting.
+func TestCrowdOutlivesSilentReaders(t *testing.T) {
+	b, get, size := crowdBench(t)
+	silent, waiting := []*Conn(nil), []*Conn(nil)
+	for _, c := range b.ask(8, get) {
+		if len(c.Pending()) > 0 {
+			silent = append(silent, c)
+		} else {
+			waiting = append(waiting, c)
 		}
 	}
-	b.m.Tick(int64(time.Minute))
-	late := b.ask(1, get)[0]
-	if b.m.Admit(time.Minute); len(held) == 0 || b.m.cuts != 0 {
-		t.Fatalf("%d of %d were cut too early", b.m.cuts, len(held))
+	if len(silent) < 2 || len(waiting) < 2 {
+		t.Fatalf("%d have the room, %d wait", len(silent), len(waiting))
 	}
-	b.m.Tick(int64(time.Minute) + 1)
-	b.m.Admit(time.Minute)
-	for _, c := range held {
-		if !errors.Is(c.Cut(), dist.Exhausted) {
-			t.Errorf("cut: %v", c.Cut())
+	reads := silent[0] // a slow one, but it reads
+	for s := range 2 {
+		b.m.Tick(int64(s+1) * int64(time.Second))
+		b.m.Sent(reads, 1000)
+		b.turn()
+		if b.m.cuts != 0 {
+			t.Fatalf("%d were cut after %d s", b.m.cuts, s+1)
 		}
 	}
-	if late.Cut() != nil || !late.Paused() || !b.m.Crowded() {
-		t.Errorf("who came later: cut %v, paused %v", late.Cut(), late.Paused())
+	b.m.Tick(int64(4 * time.Second))
+	b.m.Sent(reads, 1000)
+	b.turn()
+	for i, c := range silent {
+		if want := i != 0; (c.Cut() != nil) != want {
+			t.Errorf("client %d: %v", i, c.Cut())
+		}
+	}
+	for i, c := range waiting {
+		b.turn()
+		if p := c.Pending(); len(p) != size+8 {
+			t.Errorf("client %d that waited has %d bytes: %v", i, len(p), c.Cut())
+		}
+		b.m.Sent(c, len(c.Pending()))
 	}
 }
 
@@ -98,8 +113,8 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 		for _, c := range b.ask(3, get) {
 			b.m.Close(c)
 		}
-		if len(b.m.crowd) > 8 {
-			t.Fatalf("%d are remembered", len(b.m.crowd))
+		if len(b.m.crowd.replies) > 8 {
+			t.Fatalf("%d are remembered", len(b.m.crowd.replies))
 		}
 	}
 	last := b.ask(2, get)
@@ -107,9 +122,9 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 	for _, c := range first {
 		b.m.Sent(c, len(c.Pending()))
 	}
-	b.m.Admit(time.Minute)
-	if len(last[1].Pending()) == 0 || b.m.Crowded() || b.m.crowdGone != 0 {
-		t.Errorf("%d bytes for the last, crowd %d, %d left", len(last[1].Pending()), len(b.m.crowd), b.m.crowdGone)
+	b.turn()
+	if len(last[1].Pending()) == 0 || b.m.Crowded() || b.m.crowd.gone != 0 {
+		t.Errorf("%d bytes for the last, crowd %d, %d left", len(last[1].Pending()), len(b.m.crowd.replies), b.m.crowd.gone)
 	}
 }
 
@@ -119,12 +134,10 @@ func TestReplyThatNeverFits(t *testing.T) {
 	limits.Memory = 2 << 20
 	b := newBench(limits)
 	b.send(b.dial(wire.Legacy), wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/large", make([]byte, 300<<10)))
-	for range 1 { // and another, so that the value is over a quarter
-		b.send(b.dial(wire.Legacy), wire.AppendKeyValue(nil, wire.Legacy, wire.Append, "/large", make([]byte, 300<<10)))
-	}
+	b.send(b.dial(wire.Legacy), wire.AppendKeyValue(nil, wire.Legacy, wire.Append, "/large", make([]byte, 300<<10))) // over a quarter
 	c := b.dial(wire.V)
 	b.send(c, wire.AppendKey(nil, wire.V, wire.Get, "/large"))
-	if !errors.Is(b.cuts[c], dist.Exhausted) || b.m.Crowded() {
+	if !errors.Is(b.cuts[c], dist.TooLarge) || b.m.Crowded() {
 		t.Errorf("cut: %v, crowded: %v", b.cuts[c], b.m.Crowded())
 	}
 }

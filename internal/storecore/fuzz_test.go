@@ -71,9 +71,9 @@ func FuzzMachine(f *testing.F) {
 			b.m.Close(c)
 		}
 		b.m.Close(honest)
-		queued := int64(0) // and claimed: claims stay
-		for name, c := range b.m.claims {
-			queued += int64(claimCost + len(name) + len(c.text))
+		queued, claimed := int64(0), int64(0) // claims stay
+		for _, c := range b.m.claims.byName {
+			claimed += c.cost
 		}
 		for key, q := range b.m.queues {
 			queued += int64(len(key)) + itemCost
@@ -81,9 +81,10 @@ func FuzzMachine(f *testing.F) {
 				queued += int64(len(item)) + itemCost
 			}
 		}
-		if b.m.waits != 0 || len(b.m.waiting)+len(b.m.barriers)+len(b.m.watchers) != 0 || b.m.bufferBytes != 0 || b.m.extraBytes != queued {
-			t.Fatalf("left: %d waits, %d %d %d lists, %d bytes of buffers, %d bytes where queues and claims have %d", b.m.waits,
-				len(b.m.waiting), len(b.m.barriers), len(b.m.watchers), b.m.bufferBytes, b.m.extraBytes, queued)
+		if b.m.waits != 0 || len(b.m.waiting)+len(b.m.barriers)+len(b.m.watchers) != 0 || b.m.inBytes+b.m.outBytes != 0 ||
+			b.m.queueBytes != queued || b.m.waitBytes != claimed {
+			t.Fatalf("left: %d waits, %d %d %d lists, %d and %d bytes of buffers, %d bytes of queues, want %d, %d bytes of claims, want %d",
+				b.m.waits, len(b.m.waiting), len(b.m.barriers), len(b.m.watchers), b.m.inBytes, b.m.outBytes, b.m.queueBytes, queued, b.m.waitBytes, claimed)
 		}
 		conns := 0
 		for _, n := range b.m.conns {

@@ -48,6 +48,22 @@ func (b *bench) send(c *Conn, data []byte) {
 }
 
 func (b *bench) flush() {
+	b.deliver()
+	for b.m.Busy() {
+		b.m.Tick(b.m.now)
+		b.m.Resume()
+		b.deliver()
+	}
+}
+
+// turn is what a driver does with those that wait, without sending anything.
+func (b *bench) turn() {
+	b.m.Tick(b.m.now)
+	b.m.Resume()
+	b.m.Admit()
+}
+
+func (b *bench) deliver() {
 	for dirty := b.m.Dirty(); len(dirty) > 0; dirty = b.m.Dirty() {
 		for _, c := range dirty {
 			if c.Cut() != nil {

@@ -130,9 +130,9 @@ func (m *Machine) expel(c *Conn) {
 
 // forgetAll replaces the key space. No wait, watch or held claim is left when it is called: they end with their users.
 func (m *Machine) forgetAll() {
-	m.table, m.claims = newTable(), nil
+	m.table, m.claims = newTable(), claims{}
 	clear(m.queues)
-	m.extraBytes = 0
+	m.queueBytes, m.waitBytes = 0, 0
 	m.identity = m.config.Identity()
 	m.left = 0
 }

@@ -7,6 +7,7 @@ import (
 	"bytes"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/invariants"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -32,47 +33,53 @@ type Config struct {
 }
 
 const (
-	// highWater is the output at which a client's further requests wait until it has read some of it.
+	// highWater is the output at which a client's further requests wait until it has read some of it, as long as there
+	// are not so many clients that each has to do with less.
 	highWater = 256 << 10
-	// keepBuffer is the largest buffer that an idle connection keeps.
+	// keepBuffer is the largest buffer that an idle connection keeps, and the largest reply that never waits for room.
 	keepBuffer = 4 << 10
-	// bufferShare is the part of the memory limit that buffers of connections may take, so that clients that send half
-	// requests cannot keep others from storing.
-	bufferShare = 4
-	// smallShare is the part that they may take with small requests and replies.
-	smallShare = 2
 )
 
 // Machine is the server's state. See the package comment for how it is driven.
 type Machine struct {
-	config    Config
-	limits    Limits
-	now       int64
-	table     *table
-	queues    map[string]*queue
-	waiting   map[string]*waitList // by the key they lack
-	barriers  map[string]*waitList
-	watchers  map[string][]*Conn
-	claims    map[string]*claim
-	dirty     []*Conn
-	lastDirty []*Conn      // the other of two buffers: one is walked while the next is filled
-	request   wire.Request // reused, so that parsing allocates nothing
-	crowd     []*Conn      // those whose reply has no room, in the order in which they asked
-	crowdGone int          // how many of them are closed
+	config   Config
+	limits   Limits
+	shares   shares
+	now      int64
+	work     uint64 // see turn.go
+	heavy    uint64 // work of large requests in this turn
+	table    *table
+	queues   map[string]*queue
+	waiting  map[string]*keyWaits // by the key
+	barriers map[string]*barrier
+	watchers map[string]map[*Conn]struct{}
+	claims   claims
+	ready    []*wait      // found to lack nothing in this step
+	oldest   *wait        // of all waits
+	newest   *wait        //
+	request  wire.Request // reused, so that parsing allocates nothing
 
-	all      []*Conn // open connections
+	all       []*Conn // open connections
+	dirty     []*Conn
+	lastDirty []*Conn // the other of two buffers: one is walked while the next is filled
+	later     []*Conn // those whose turn was over before their requests were, see turn.go
+	crowd     crowd   // those that wait for room, see crowd.go
+	reliefAt  int64   // when to look for slow clients next
+
 	identity Identity
-	users    int   // of them those that have used the store
+	users    int   // connections that have used the store
 	left     int   // keys that the last run left behind
 	leftAt   int64 // when it ended
 
-	extraBytes  int64 // queues, waits, watches
-	bufferBytes int64 // what connections hold unparsed or unsent
-	waits       int
-	opened      uint64
-	conns       [wire.DialectCount]int
-	ops         [wire.OpLimit]uint64
-	cuts        uint64
+	queueBytes int64
+	waitBytes  int64 // waits, watches, claims
+	inBytes    int64 // what connections hold unparsed
+	outBytes   int64 // what they hold unsent
+	waits      int
+	opened     uint64
+	conns      [wire.DialectCount]int
+	ops        [wire.OpLimit]uint64
+	cuts       uint64
 }
 
 // New returns a machine without keys.
@@ -81,8 +88,8 @@ func New(config Config) *Machine {
 		config.Identity = func() Identity { return Identity{} }
 	}
 	return &Machine{
-		config: config, limits: config.Limits, table: newTable(), queues: map[string]*queue{},
-		waiting: map[string]*waitList{}, barriers: map[string]*waitList{}, watchers: map[string][]*Conn{},
+		config: config, limits: config.Limits, shares: divide(config.Limits.Memory), table: newTable(), queues: map[string]*queue{},
+		waiting: map[string]*keyWaits{}, barriers: map[string]*barrier{}, watchers: map[string]map[*Conn]struct{}{},
 		identity: config.Identity(),
 	}
 }
@@ -96,8 +103,10 @@ type Conn struct {
 	dialect wire.Dialect
 	closed  bool
 	dirty   bool
-	paused  bool
-	crowded bool // its next request waits for room in the buffers; see crowd.go
+	paused  bool // it has to read first
+	crowded bool // its next request waits for room for the reply; see crowd.go
+	starved bool // it is not read from, because requests of all take too much; see crowd.go
+	yielded bool // its turn was over before its requests were; see turn.go
 	greeted bool // VALIDATE was seen
 	user    bool // it has used the store, see identity.go
 	knows   bool // it was told the identity
@@ -105,24 +114,33 @@ type Conn struct {
 	cut     error
 	pos     int // its place in the list of all connections
 
-	out     []byte
-	sent    int // bytes of out that are gone
-	in      []byte
-	parsed  wire.Progress
-	skip    int // bytes of a refused native frame that are still to come
-	counted int // bytes of in and out in the machine's sum
-	needs   int // when crowded: bytes of the reply
-	since   int64
+	out        []byte
+	sent       int // bytes of out that are gone
+	owed       int // of those that were there at outSince, how many are not gone yet
+	outSince   int64
+	outMoved   int64 // when some were sent last
+	in         []byte
+	inSince    int64 // when the unfinished request began
+	inMoved    int64 // when more of it came last
+	parsed     wire.Progress
+	skip       int // bytes of a refused native frame that are still to come
+	countedIn  int // bytes of in and out in the machine's sums
+	countedOut int
 
-	waits   *wait // all open ones
-	byID    map[uint32]*wait
-	nWaits  int
-	watches []string
-	claims  []string // names it holds
+	inCrowd bool    // waits for room for a reply, see crowd.go
+	needs   int     // when crowded: bytes of the reply
+	held    []*wait // those that are over
+
+	waits     *wait // all open ones
+	byID      map[uint32]*wait
+	nWaits    int
+	waitBytes int64 // of waits, watches and claims
+	watches   map[string]struct{}
+	claims    []string // names it holds
 }
 
-// Tick tells the machine the time, in nanoseconds of the driver's choice.
-func (m *Machine) Tick(now int64) { m.now = now }
+// Tick begins a turn and tells the machine the time, in nanoseconds of the driver's choice.
+func (m *Machine) Tick(now int64) { m.now, m.heavy = now, 0 }
 
 // Open adds a connection.
 func (m *Machine) Open(peer string, owner any) *Conn {
@@ -151,6 +169,9 @@ func (m *Machine) Close(c *Conn) {
 	m.all[len(m.all)-1] = nil
 	m.all = m.all[:len(m.all)-1]
 	m.leave(c)
+	if invariants.Enabled && len(m.all) < checkedConns && len(m.claims.byName) < checkedConns {
+		m.audit()
+	}
 }
 
 // Dirty returns the connections that have something to send or are to be closed, and forgets them. The slice is valid
@@ -173,9 +194,9 @@ func (c *Conn) Cut() error { return c.cut }
 // Dialect returns what the connection speaks.
 func (c *Conn) Dialect() wire.Dialect { return c.dialect }
 
-// Paused reports that the client has too much unread output, or that its next reply has to wait for room: it should not
-// be read from until Sent or Admit has changed that.
-func (c *Conn) Paused() bool { return c.paused || c.crowded }
+// Paused reports that the client should not be read from: it has too much unread output, or has to wait for room or for
+// its turn. It is among the dirty ones when that has changed.
+func (c *Conn) Paused() bool { return c.paused || c.crowded || c.starved || c.yielded }
 
 // Sent tells that n bytes of what is pending are gone. Once a paused client has read enough its requests go on.
 func (m *Machine) Sent(c *Conn, n int) {
@@ -183,25 +204,38 @@ func (m *Machine) Sent(c *Conn, n int) {
 		return
 	}
 	c.sent += n
+	c.outMoved = m.now
 	if c.sent == len(c.out) {
-		c.sent = 0
-		if cap(c.out) > keepBuffer {
+		c.sent, c.owed = 0, 0
+		if cap(c.out) > keepBuffer || m.outBytes > m.shares.out/4 {
 			c.out = nil
 		} else {
 			c.out = c.out[:0]
 		}
-	} else if c.sent > len(c.out)/2 {
-		c.out = c.out[:copy(c.out, c.out[c.sent:])]
-		c.sent = 0
+	} else {
+		if c.sent > len(c.out)/2 {
+			m.copied(len(c.out) - c.sent)
+			c.out = c.out[:copy(c.out, c.out[c.sent:])]
+			c.sent = 0
+		}
+		if c.owed -= n; c.owed <= 0 {
+			c.owed, c.outSince = len(c.out)-c.sent, m.now
+		}
 	}
-	if c.paused && len(c.out)-c.sent <= highWater/2 {
+	if c.paused && len(c.out)-c.sent <= m.high()/2 {
 		c.paused = false
 		m.Receive(c, nil)
 		return
 	}
-	if c.counted != 0 || len(c.out) != 0 {
+	if c.countedOut != 0 || len(c.out) != 0 {
 		m.settle(c)
 	}
+}
+
+// high is the output at which a client's requests wait: all clients together may not take more than half of the share.
+func (m *Machine) high() int {
+	fair := m.shares.out / 2 / int64(max(len(m.all), 1))
+	return int(min(max(fair, keepBuffer), highWater))
 }
 
 // Receive takes what a client sent. data is not kept.
@@ -209,59 +243,56 @@ func (m *Machine) Receive(c *Conn, data []byte) {
 	if c.closed {
 		return
 	}
+	begins := len(c.in) <= keepBuffer
 	if len(c.in) == 0 {
 		if used := m.consume(c, data); used < len(data) && !c.closed {
-			if !m.mayBuffer(c, len(data)-used) {
+			c.inSince, c.inMoved = m.now, m.now
+			if !m.keep(c, data[used:]) {
 				return
 			}
-			c.in = append(c.in[:0], data[used:]...)
 		}
 	} else {
-		if len(data) > 0 && !m.mayBuffer(c, len(data)) {
-			return
+		if len(data) > 0 {
+			c.inMoved = m.now
+			if !m.keep(c, data) {
+				return
+			}
 		}
-		c.in = append(c.in, data...)
 		if used := m.consume(c, c.in); used > 0 && !c.closed {
+			c.inSince = m.now
+			m.copied(len(c.in) - used)
 			c.in = c.in[:copy(c.in, c.in[used:])]
 			if len(c.in) == 0 && cap(c.in) > keepBuffer {
 				c.in = nil
 			}
 		}
 	}
-	if !c.closed && (c.counted != 0 || len(c.in) != 0 || len(c.out) != 0) {
+	if !c.closed && (c.countedIn != 0 || len(c.in) != 0 || len(c.out) != 0) {
 		m.settle(c)
+		if len(c.in) == 0 {
+			if m.crowd.leader == c {
+				m.crowd.leader = nil
+			}
+		} else if begins && !c.Paused() {
+			m.starve(c)
+		}
 	}
 }
 
-// mayBuffer refuses a client whose n bytes more would be over what the buffers of all clients may take. The small request
-// of a client that waits for room is kept as long as small replies are.
-func (m *Machine) mayBuffer(c *Conn, n int) bool {
-	share := m.limits.Memory / bufferShare
-	if c.crowded && len(c.in)+n <= keepBuffer {
-		share = m.limits.Memory / smallShare
-	}
-	if m.bufferBytes+int64(n) <= share {
-		return true
-	}
-	m.Refuse(c, m.buffersFull())
-	return false
-}
-
-// settle brings the sum of all buffers up to date.
-func (m *Machine) settle(c *Conn) {
-	held := cap(c.in) + cap(c.out)
-	m.bufferBytes += int64(held - c.counted)
-	c.counted = held
-}
-
-// consume applies the whole requests at the start of b and returns how many bytes they took.
+// consume applies the whole requests at the start of b, as many as c's turn allows, and returns how many bytes they took.
 func (m *Machine) consume(c *Conn, b []byte) int {
 	at := 0
-	for at < len(b) && !c.closed && !c.crowded {
-		if len(c.out)-c.sent > highWater {
+	end := m.work + sliceWork
+	for at < len(b) && !c.closed && !c.crowded && !c.yielded {
+		if len(c.out)-c.sent > keepBuffer && len(c.out)-c.sent > m.high() {
 			c.paused = true
 			break
 		}
+		if m.work > end {
+			m.yield(c)
+			break
+		}
+		m.work++
 		var n int
 		switch c.dialect {
 		case wire.Undetected:
@@ -281,14 +312,12 @@ func (m *Machine) consume(c *Conn, b []byte) int {
 			}
 			if n > 0 {
 				m.apply(c, r)
-				if c.crowded {
-					return at // the request stays where it is
-				}
 			}
 		}
-		if n == 0 {
-			break
+		if n == 0 || c.crowded || c.yielded {
+			break // the request is not all there, or stays where it is
 		}
+		m.copied(n)
 		at += n
 	}
 	return at
@@ -361,18 +390,6 @@ func (m *Machine) touch(c *Conn) {
 		c.dirty = true
 		m.dirty = append(m.dirty, c)
 	}
-}
-
-// memory is what counts against the limit.
-func (m *Machine) memory() int64 { return m.table.bytes + m.extraBytes + m.bufferBytes }
-
-// room reports an error when n more bytes would be over the memory limit.
-func (m *Machine) room(n int) error {
-	if m.memory()+int64(n) <= m.limits.Memory {
-		return nil
-	}
-	return dist.Newf("tcpstore: serve", dist.Exhausted, "the store holds %d of %d bytes: delete keys or raise the memory limit",
-		m.memory(), m.limits.Memory)
 }
 
 func reserved(key []byte) error {

@@ -417,8 +417,8 @@ func TestModel(t *testing.T) {
 		for _, c := range conns {
 			b.m.Close(c)
 		}
-		if b.m.waits != 0 || len(b.m.waiting) != 0 || len(b.m.barriers) != 0 || b.m.bufferBytes != 0 {
-			t.Fatalf("left: %d waits, %d and %d lists, %d bytes", b.m.waits, len(b.m.waiting), len(b.m.barriers), b.m.bufferBytes)
+		if b.m.waits != 0 || len(b.m.waiting) != 0 || len(b.m.barriers) != 0 || b.m.inBytes != 0 || b.m.outBytes != 0 || b.m.waitBytes != 0 {
+			t.Fatalf("left: %d waits, %d and %d lists, %d bytes", b.m.waits, len(b.m.waiting), len(b.m.barriers), b.m.inBytes+b.m.outBytes+b.m.waitBytes)
 		}
 	})
 }

@@ -40,15 +40,8 @@ func (m *Machine) push(c *Conn, r *wire.Request) error {
 		return err
 	}
 	if !m.handOver(r.Key, r.Value) {
-		q := m.queues[string(r.Key)]
-		if q == nil {
-			q = &queue{}
-			m.queues[string(r.Key)] = q
-			m.extraBytes += int64(len(r.Key)) + itemCost
-		}
-		q.items = append(q.items, bytes.Clone(r.Value))
-		m.extraBytes += int64(len(r.Value)) + itemCost
-		m.wakeQueue(r.Key)
+		m.enqueue(r.Key, r.Value)
+		m.wake()
 	}
 	m.ack(c, r.ID)
 	return nil
@@ -58,52 +51,62 @@ func (m *Machine) push(c *Conn, r *wire.Request) error {
 // queue is empty. A WAIT does not come into it: its client may want to pop or may not, and a queue that holds an item
 // while a pop waits for one would be wrong.
 func (m *Machine) handOver(key, item []byte) bool {
-	if len(m.waiting) == 0 {
-		return false
-	}
-	l := m.waiting[string(key)]
-	if l == nil || l.pops == 0 {
-		return false
-	}
-	for n := l.head; n != nil; n = n.next {
-		if w := n.wait; w.kind == waitPop {
-			m.forget(w)
-			start := m.begin(w.conn, w.id)
-			w.conn.out = wire.AppendBytes(wire.AppendInt(w.conn.out, 1), item)
-			m.end(w.conn, start)
-			return true
+	for len(m.waiting) != 0 {
+		k := m.waiting[string(key)]
+		if k == nil || k.chains[waitPop].head == nil {
+			return false
 		}
+		w := k.chains[waitPop].head.wait
+		c := w.conn
+		if owed := len(c.out) - c.sent; owed > highWater && owed+len(item) > m.limits.Output {
+			m.Refuse(c, m.replyTooLarge(owed+len(item))) // the item would be lost with it
+			continue
+		}
+		m.forget(w)
+		start := m.beginLarge(c, w.id, len(item)+16)
+		c.out = wire.AppendBytes(wire.AppendInt(c.out, 1), item)
+		m.end(c, start)
+		return true
 	}
 	return false
 }
 
-// wakeQueue tells who waits for this key that the queue has items now. Of PyTorch's clients only the oldest hears of it:
-// they wait in order to pop, and the others would find the queue empty. Native clients have a pop that waits, so their
-// WAIT means just what it says.
-func (m *Machine) wakeQueue(key []byte) {
+// enqueue puts an item into a queue and tells who waits for that key. Of PyTorch's clients only the oldest hears of it: they
+// wait in order to pop, and the others would find the queue empty. Native clients have a pop that waits, so their WAIT means
+// just what it says. They are answered by wake.
+func (m *Machine) enqueue(key, item []byte) {
+	q := m.queues[string(key)]
+	first := q == nil
+	if first {
+		q = &queue{}
+		m.queues[string(key)] = q
+		m.queueBytes += int64(len(key)) + itemCost
+	}
+	q.items = append(q.items, bytes.Clone(item))
+	m.queueBytes += int64(len(item)) + itemCost
 	if len(m.waiting) == 0 {
 		return
 	}
-	l := m.waiting[string(key)]
-	if l == nil {
+	if k := m.waiting[string(key)]; k != nil {
+		if first && m.table.find(key) == nil {
+			m.count(&k.chains[waitKeys], -1)
+		}
+		if oldest := k.chains[waitOnce].head; oldest != nil {
+			m.came(oldest)
+		}
+	}
+}
+
+// emptied forgets a queue without items and tells who waits for that key.
+func (m *Machine) emptied(key []byte) {
+	delete(m.queues, string(key))
+	m.queueBytes -= int64(len(key)) + itemCost
+	if len(m.waiting) == 0 {
 		return
 	}
-	woken := false
-	for range l.n {
-		n := l.head
-		if n == nil || woken && l.natives == 0 {
-			break
-		}
-		n.remove()
-		native := n.wait.conn.dialect == wire.Native
-		if n.wait.kind != waitKeys || woken && !native {
-			l.push(n)
-			continue
-		}
-		woken = woken || !native
-		m.arrived(n.wait)
+	if k := m.waiting[string(key)]; k != nil && m.table.find(key) == nil {
+		m.count(&k.chains[waitKeys], 1)
 	}
-	l.reap()
 }
 
 func (m *Machine) pop(c *Conn, r *wire.Request) error {
@@ -116,16 +119,15 @@ func (m *Machine) pop(c *Conn, r *wire.Request) error {
 		return nil
 	}
 	n := q.len()
-	if err := m.replyFits(len(q.items[q.first])); err != nil {
+	if err := m.mayReply(len(q.items[q.first])); err != nil {
 		return err
 	}
 	item := q.take()
-	m.extraBytes -= int64(len(item)) + itemCost
+	m.queueBytes -= int64(len(item)) + itemCost
 	if n == 1 {
-		delete(m.queues, string(r.Key))
-		m.extraBytes -= int64(len(r.Key)) + itemCost
+		m.emptied(r.Key)
 	}
-	start := m.begin(c, r.ID)
+	start := m.beginLarge(c, r.ID, len(item)+16)
 	c.out = wire.AppendBytes(wire.AppendInt(c.out, int64(n)), item)
 	m.end(c, start)
 	return nil

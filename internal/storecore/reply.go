@@ -10,6 +10,9 @@ import (
 
 // begin starts a reply and end completes it: a frame in the native dialect, nothing in the others.
 func (m *Machine) begin(c *Conn, id uint32) int {
+	if len(c.out) == c.sent {
+		c.owed, c.outSince, c.outMoved = 0, m.now, m.now
+	}
 	start := len(c.out)
 	if c.dialect == wire.Native {
 		c.out = append(wire.BeginFrame(c.out, id), 0)
@@ -17,13 +20,23 @@ func (m *Machine) begin(c *Conn, id uint32) int {
 	return start
 }
 
+// beginLarge is begin for a reply of n bytes that replyFits has room for: no more memory is taken than it needs.
+func (m *Machine) beginLarge(c *Conn, id uint32, n int) int {
+	if n > keepBuffer {
+		c.out = grow(c.out, n+wire.FrameHeader+1)
+	}
+	return m.begin(c, id)
+}
+
 func (m *Machine) end(c *Conn, start int) {
 	if c.dialect == wire.Native {
 		c.out = wire.EndFrame(c.out, start)
 	}
 	m.touch(c)
+	m.copied(len(c.out) - start)
 	if cap(c.out) > keepBuffer {
 		m.settle(c) // c may be one of many that are answered in this step: the next must see what this one took
+		m.enforce(0)
 	}
 	if len(c.out)-c.sent > m.limits.Output {
 		m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
@@ -51,32 +64,42 @@ func (m *Machine) replyInt(c *Conn, id uint32, n int64) {
 }
 
 func (m *Machine) replyBytes(c *Conn, id uint32, value []byte) {
-	start := m.begin(c, id)
+	start := m.beginLarge(c, id, len(value)+8)
 	c.out = wire.AppendBytes(c.out, value)
 	m.end(c, start)
 }
 
-// replyFits reports an error when a reply of n bytes is more than a client may be owed, or more than the buffers of all
-// clients may take: large replies stop first, so that small ones are served as long as possible.
+// replyFits reports an error when a reply of n bytes is more than a client may be owed, when it has to wait for room or for
+// the next turn, or when there will never be room for it. Large replies wait first, so that small ones are served as long as
+// possible.
 func (m *Machine) replyFits(n int) error {
-	share := m.limits.Memory
+	if n <= keepBuffer {
+		return nil
+	}
+	share := m.shares.out
+	if n > highWater {
+		share -= share / 4
+	}
 	switch {
 	case n > m.limits.Output:
 		return m.replyTooLarge(n)
-	case n > highWater:
-		share /= bufferShare
-	case n > keepBuffer:
-		share /= smallShare
-	default:
-		return nil
-	}
-	switch {
-	case m.bufferBytes+int64(n) <= share:
+	case m.outBytes+int64(n) <= share:
 		return nil
 	case int64(n) > share:
-		return m.buffersFull() // and it will never fit
+		return dist.Newf("tcpstore: serve", dist.TooLarge, "a reply of %d bytes is more than all replies may take, %d: raise the memory limit", n, share)
 	}
 	return crowdedError(n)
+}
+
+// mayReply is replyFits for a request: a large one may also have to wait for the next turn.
+func (m *Machine) mayReply(n int) error {
+	if n <= keepBuffer {
+		return nil
+	}
+	if err := m.replyFits(n); err != nil {
+		return err
+	}
+	return m.mayCopy(n)
 }
 
 func (m *Machine) replyTooLarge(n int) error {
@@ -86,9 +109,6 @@ func (m *Machine) replyTooLarge(n int) error {
 // refuseRequest answers a native request with an error, and ends a connection of the other dialects, which have no way
 // to say what was wrong.
 func (m *Machine) refuseRequest(c *Conn, id uint32, err error) {
-	if _, crowded := err.(crowdedError); crowded { //nolint:errorlint // never wrapped
-		err = m.buffersFull()
-	}
 	if c.dialect != wire.Native {
 		m.Refuse(c, err)
 		return
@@ -101,9 +121,4 @@ func (m *Machine) refuseRequest(c *Conn, id uint32, err error) {
 	c.out = append(wire.BeginFrame(c.out, id), byte(code))
 	c.out = append(c.out, err.Error()...)
 	m.end(c, start)
-}
-
-func (m *Machine) buffersFull() error {
-	return dist.Newf("tcpstore: serve", dist.Exhausted, "buffers of all clients take %d of %d bytes: raise the memory limit",
-		m.bufferBytes, m.limits.Memory/bufferShare)
 }

@@ -21,6 +21,8 @@ type Snapshot struct {
 	Memory  int64 // what counts against the limit
 	Data    int64 // of it keys and values
 	NWaits  int
+	Work    uint64   // see Machine.Work
+	Workers int64    // processes that joined, as PyTorch counts them
 	Left    int      // keys that clients of an earlier run left behind
 	LeftAt  int64    // when the last of them went, as told by Tick
 	Waiters []Waiter // the oldest first, at most as many as asked for
@@ -34,30 +36,41 @@ type Waiter struct {
 	Since     int64 // as told by Tick
 }
 
-// Snapshot returns the state in numbers, with at most maxWaiters waiters.
+// lookedAt bounds the keys that a Snapshot looks at, for each waiter that it may return.
+const lookedAt = 16
+
+// Snapshot returns the state in numbers, with at most maxWaiters waiters. What it costs does not depend on how many wait.
 func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 	s := Snapshot{
 		Conns: m.conns, Opened: m.opened, Cuts: m.cuts, Ops: m.ops, Keys: m.table.count, Queues: len(m.queues),
-		Memory: m.memory(), Data: m.table.bytes, NWaits: m.waits, Left: m.left, LeftAt: m.leftAt,
+		Memory: m.memory(), Data: m.table.bytes, NWaits: m.waits, Left: m.left, LeftAt: m.leftAt, Work: m.work,
 	}
-	for _, lists := range []map[string]*waitList{m.waiting, m.barriers} {
-		for key, l := range lists {
-			for n := l.head; n != nil; n = n.next {
-				s.Waiters = append(s.Waiters, Waiter{Key: key, Peer: n.wait.conn.Peer, Name: m.name(n.wait.conn), Since: n.wait.since, Barrier: n.wait.kind == waitBarrier})
-				if len(s.Waiters) >= 2*maxWaiters+64 { // there may be a million
-					s.Waiters = oldest(s.Waiters, maxWaiters)
-				}
+	if e := m.table.find([]byte(wire.WorkerCountKey)); e != nil {
+		s.Workers, _ = parseNumber(e.value())
+	}
+	looks := lookedAt * maxWaiters
+	for w := m.oldest; w != nil && len(s.Waiters) < maxWaiters && looks > 0; w = w.newer {
+		waiter := Waiter{Peer: w.conn.Peer, Name: m.name(w.conn), Since: w.since}
+		looks--
+		if w.barrier != nil {
+			waiter.Key, waiter.Barrier = w.barrier.key, true
+			s.Waiters = append(s.Waiters, waiter)
+			continue
+		}
+		for i := range w.nodes {
+			n := &w.nodes[i]
+			if looks--; looks <= 0 || len(s.Waiters) >= maxWaiters {
+				break
+			}
+			if n.key != nil && (w.kind == waitPop || !m.satisfies(w.kind, []byte(n.key.key))) {
+				waiter.Key = n.key.key
+				s.Waiters = append(s.Waiters, waiter)
 			}
 		}
 	}
-	s.Waiters = oldest(s.Waiters, maxWaiters)
-	return s
-}
-
-// oldest sorts by age and keeps the first n.
-func oldest(list []Waiter, n int) []Waiter {
-	slices.SortFunc(list, func(a, b Waiter) int {
+	m.work += uint64(lookedAt*maxWaiters - looks) //nolint:gosec // not negative
+	slices.SortFunc(s.Waiters, func(a, b Waiter) int {
 		return cmp.Or(cmp.Compare(a.Since, b.Since), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Peer, b.Peer))
 	})
-	return list[:min(n, len(list))]
+	return s
 }

@@ -14,13 +14,21 @@ import (
 // follow.
 type table struct {
 	seed   maphash.Seed
-	slots  []uint64  // high half: hash; low half: entry number plus one, 0 for a free slot
+	slots  index     // of all entries that are not in old
+	old    index     // a smaller index that is being moved into slots, a few entries with each key that comes
+	moved  int       // slots of old below this one are empty
 	chunks [][]entry // all of chunkSize
 	fresh  int       // entries ever used; those above are new
 	free   uint32    // number plus one of the first recycled entry
-	count  int       // keys
-	bytes  int64     // memory of keys and values
+
+	count    int   // keys
+	keyBytes int   // their length
+	bytes    int64 // memory of keys and values
 }
+
+// index maps hashes to entries. High half of a slot: hash; low half: entry number plus one, 0 for a free slot. The slots
+// of a hash begin at its low bits and go on without a gap.
+type index []uint64
 
 const (
 	chunkSize  = 1 << 8
@@ -40,17 +48,28 @@ func (e *entry) key() []byte   { return e.data[:e.keyLen] }
 func (e *entry) value() []byte { return e.data[e.keyLen:] }
 
 func newTable() *table {
-	return &table{seed: maphash.MakeSeed(), slots: make([]uint64, firstSlots)}
+	return &table{seed: maphash.MakeSeed(), slots: make(index, firstSlots)}
 }
 
 func (t *table) at(n uint32) *entry { return &t.chunks[n/chunkSize][n%chunkSize] }
 
+func (t *table) hash(key []byte) uint32 {
+	return uint32(maphash.Bytes(t.seed, key)) //nolint:gosec // the low half is enough
+}
+
 // find returns the entry of key, or nil.
 func (t *table) find(key []byte) *entry {
-	hash := uint32(maphash.Bytes(t.seed, key)) //nolint:gosec // the low half is enough
-	mask := uint32(len(t.slots) - 1)           //nolint:gosec // a power of two below 2^32
+	hash := t.hash(key)
+	if e := t.findIn(t.slots, key, hash); e != nil || t.old == nil {
+		return e
+	}
+	return t.findIn(t.old, key, hash)
+}
+
+func (t *table) findIn(slots index, key []byte, hash uint32) *entry {
+	mask := uint32(len(slots) - 1) //nolint:gosec // a power of two below 2^32
 	for i := hash & mask; ; i = (i + 1) & mask {
-		slot := t.slots[i]
+		slot := slots[i]
 		if slot == 0 {
 			return nil
 		}
@@ -66,9 +85,14 @@ func (t *table) find(key []byte) *entry {
 // insert adds a key that is not there.
 func (t *table) insert(key, value []byte) {
 	if (t.count+1)*8 > len(t.slots)*7 {
-		t.grow()
+		t.move(2 * len(t.old)) // all that is left, which is little or nothing: it is moved faster than keys can come
+		t.old, t.moved = t.slots, 0
+		t.slots = make(index, 2*len(t.old))
 	}
-	hash := uint32(maphash.Bytes(t.seed, key)) //nolint:gosec // the low half is enough
+	if t.old != nil {
+		t.move(moveSlots)
+	}
+	hash := t.hash(key)
 	var n uint32
 	if t.free != 0 {
 		n = t.free - 1
@@ -85,27 +109,56 @@ func (t *table) insert(key, value []byte) {
 	e.data = append(append(data, key...), value...)
 	e.keyLen, e.hash = uint32(len(key)), hash //nolint:gosec // a key is far below 4 GiB
 	t.count++
+	t.keyBytes += len(key)
 	t.bytes += int64(cap(e.data)) + entryCost
-	t.place(hash, n)
+	t.slots.place(hash, n)
 }
 
-func (t *table) place(hash, n uint32) {
-	mask := uint32(len(t.slots) - 1) //nolint:gosec // a power of two below 2^32
+func (s index) place(hash, n uint32) {
+	mask := uint32(len(s) - 1) //nolint:gosec // a power of two below 2^32
 	i := hash & mask
-	for t.slots[i] != 0 {
+	for s[i] != 0 {
 		i = (i + 1) & mask
 	}
-	t.slots[i] = uint64(hash)<<32 | uint64(n+1)
+	s[i] = uint64(hash)<<32 | uint64(n+1)
 }
 
-func (t *table) grow() {
-	old := t.slots
-	t.slots = make([]uint64, 2*len(old))
-	for _, slot := range old {
-		if slot != 0 {
-			t.place(uint32(slot>>32), uint32(slot)-1) //nolint:gosec // the two halves
+// moveSlots is how many slots of the old index each new key empties. The new index has twice as many slots, so that the old
+// one, seven eighths full, is empty long before the new one is full.
+const moveSlots = 8
+
+// move takes slots of the old index, at most n, into the new one.
+func (t *table) move(n int) {
+	for ; n > 0 && t.moved < len(t.old); n-- {
+		slot := t.old[t.moved]
+		if slot == 0 {
+			t.moved++
+			continue
+		}
+		t.old.remove(uint32(t.moved))                   //nolint:gosec // below 2^32
+		t.slots.place(uint32(slot>>32), uint32(slot)-1) //nolint:gosec // the two halves
+	}
+	if t.moved == len(t.old) {
+		t.old, t.moved = nil, 0
+	}
+}
+
+// remove empties slot i and closes the gap: it moves back every later slot of this run that may stand there.
+func (s index) remove(i uint32) {
+	mask := uint32(len(s) - 1) //nolint:gosec // a power of two below 2^32
+	for j := i; ; {
+		j = (j + 1) & mask
+		slot := s[j]
+		if slot == 0 {
+			break
+		}
+		home := uint32(slot>>32) & mask
+		if (j-home)&mask >= (j-i)&mask {
+			s[i] = slot
+			i = j
 		}
 	}
+	s[i] = 0
 }
 
 // set replaces the value of an entry. Memory is used again where it fits and not much of it would be wasted.
@@ -121,9 +174,21 @@ func (t *table) set(e *entry, value []byte) {
 	t.bytes += int64(cap(e.data))
 }
 
+// extension is how much more memory an entry takes when n bytes are put behind its value.
+func (t *table) extension(e *entry, n int) int {
+	need := len(e.data) + n
+	if need <= cap(e.data) {
+		return 0
+	}
+	return max(need, cap(e.data)+cap(e.data)/4) - cap(e.data)
+}
+
 // extend puts more behind the value of an entry.
 func (t *table) extend(e *entry, more []byte) {
 	t.bytes -= int64(cap(e.data))
+	if n := t.extension(e, len(more)); n > 0 {
+		e.data = append(make([]byte, 0, cap(e.data)+n), e.data...)
+	}
 	e.data = append(e.data, more...)
 	t.bytes += int64(cap(e.data))
 }
@@ -134,42 +199,56 @@ func (t *table) remove(key []byte) bool {
 	if e == nil {
 		return false
 	}
-	mask := uint32(len(t.slots) - 1) //nolint:gosec // a power of two below 2^32
-	i := e.hash & mask
-	for {
-		slot := t.slots[i]
-		if uint32(slot>>32) == e.hash && t.at(uint32(slot)-1) == e { //nolint:gosec // the two halves
-			break
-		}
-		i = (i + 1) & mask
+	n, ok := t.unlink(t.slots, e)
+	if !ok {
+		n, _ = t.unlink(t.old, e)
 	}
-	n := uint32(t.slots[i]) - 1 //nolint:gosec // the low half
-	// Close the gap: move back every later slot of this run that may stand here.
-	for j := i; ; {
-		j = (j + 1) & mask
-		slot := t.slots[j]
-		if slot == 0 {
-			break
-		}
-		home := uint32(slot>>32) & mask
-		if (j-home)&mask >= (j-i)&mask {
-			t.slots[i] = slot
-			i = j
-		}
-	}
-	t.slots[i] = 0
 	t.bytes -= int64(cap(e.data)) + entryCost
+	t.keyBytes -= int(e.keyLen)
 	*e = entry{keyLen: t.free}
 	t.free = n + 1
 	t.count--
+	t.shrink()
 	return true
+}
+
+// shrink gives memory back: all of it when nothing is left, and an index that is far too large, a few slots with each key
+// that goes. A listing walks the index, so its size must be that of the keys.
+func (t *table) shrink() {
+	switch {
+	case t.count == 0 && t.fresh > chunkSize:
+		*t = *newTable()
+	case t.old != nil:
+		t.move(4 * moveSlots) // the keys become fewer while it is moved: be faster than they go
+	case len(t.slots) > firstSlots && t.count*16 < len(t.slots):
+		t.old, t.moved = t.slots, 0
+		t.slots = make(index, len(t.old)/4)
+	}
+}
+
+// unlink takes an entry out of an index, if it is there, and returns its number.
+func (t *table) unlink(slots index, e *entry) (n uint32, ok bool) {
+	if slots == nil {
+		return 0, false
+	}
+	mask := uint32(len(slots) - 1) //nolint:gosec // a power of two below 2^32
+	for i := e.hash & mask; slots[i] != 0; i = (i + 1) & mask {
+		slot := slots[i]
+		if n := uint32(slot) - 1; uint32(slot>>32) == e.hash && t.at(n) == e { //nolint:gosec // the two halves
+			slots.remove(i)
+			return n, true
+		}
+	}
+	return 0, false
 }
 
 // each calls fn for every key in no particular order.
 func (t *table) each(fn func(e *entry)) {
-	for _, slot := range t.slots {
-		if slot != 0 {
-			fn(t.at(uint32(slot) - 1)) //nolint:gosec // the low half
+	for _, slots := range []index{t.slots, t.old} {
+		for _, slot := range slots {
+			if slot != 0 {
+				fn(t.at(uint32(slot) - 1)) //nolint:gosec // the low half
+			}
 		}
 	}
 }

@@ -16,75 +16,64 @@ type wait struct {
 	conn    *Conn
 	id      uint32 // native: the frame to answer
 	kind    waitKind
+	gone    bool // answered or forgotten
+	held    bool // lacks nothing but room for its reply, see crowd.go
+	needs   int  // when held: bytes of the reply
 	missing int
 	since   int64
-	size    int64   // barrier: how many must come
-	keys    rawList // what to look at again before the answer, where that is promised
-	nodes   []node  // one for each key that is missing
-	cost    int64   // bytes that it was counted with
-	first   [1]node // backs nodes in the usual case of one key
-	prev    *wait   // in the connection's list
-	next    *wait
+	size    int64     // barrier: how many must come
+	barrier *barrier  // where it stands, and at which place of it
+	place   int       //
+	keys    wire.List // native: in the order of the request, for the reply
+	nodes   []node    // one for each key, see below
+	cost    int64     // bytes that it was counted with
+	first   [1]node   // backs nodes in the usual case of one key
+
+	prev, next   *wait // in the connection's list
+	older, newer *wait // in the list of all
 }
 
 type waitKind uint8
 
 const (
-	waitKeys     waitKind = iota // WAIT
+	waitKeys     waitKind = iota // WAIT of a native client: all keys exist at the same time
+	waitOnce                     // WAIT of PyTorch's clients: each key has been there once
 	waitGet                      // native GET
 	waitMultiGet                 // native MULTI_GET
 	waitPop                      // native QUEUE_POP
 	waitBarrier                  // BARRIER
+	waitKinds
 )
 
-// node stands for one wait in the list of one key.
+// node stands for one wait in the list of one key. A native wait stands in the lists of all its keys until it is answered,
+// and missing is counted up and down as they come and go: what comes never makes anybody look at all keys again. The wait
+// of a PyTorch client leaves the list of a key that has come.
 type node struct {
 	wait       *wait
-	list       *waitList
+	key        *keyWaits
 	prev, next *node
 }
 
-// waitList holds who waits for a key, the oldest first.
-type waitList struct {
-	key        string
-	in         map[string]*waitList
+// keyWaits holds who waits for a key, by what they wait for, the oldest first.
+type keyWaits struct {
+	key    string
+	chains [waitBarrier]chain
+}
+
+type chain struct {
 	head, tail *node
-	n          int
-	pops       int // of them waiting pops
-	natives    int // of them of native clients
 }
 
-// rawList is a copy of a request's list of keys.
-type rawList struct {
-	list wire.List
-	has  bool
-}
-
-func (l *waitList) push(n *node) {
-	n.list, n.prev, n.next = l, l.tail, nil
-	if l.tail == nil {
+func (l *chain) push(n *node) {
+	if n.prev, n.next = l.tail, nil; l.tail == nil {
 		l.head = n
 	} else {
 		l.tail.next = n
 	}
 	l.tail = n
-	l.count(n, 1)
 }
 
-// count keeps the numbers that spare a walk over a long list.
-func (l *waitList) count(n *node, d int) {
-	l.n += d
-	if n.wait.kind == waitPop {
-		l.pops += d
-	}
-	if n.wait.conn.dialect == wire.Native {
-		l.natives += d
-	}
-}
-
-// remove takes n off its list. The list itself stays; reap forgets an empty one.
-func (n *node) remove() {
-	l := n.list
+func (l *chain) remove(n *node) {
 	if n.prev == nil {
 		l.head = n.next
 	} else {
@@ -95,17 +84,40 @@ func (n *node) remove() {
 	} else {
 		n.next.prev = n.prev
 	}
-	n.list, n.prev, n.next = nil, nil, nil
-	l.count(n, -1)
+	n.prev, n.next = nil, nil
 }
 
-func (l *waitList) reap() {
-	if l.n == 0 && l.in[l.key] == l {
-		delete(l.in, l.key)
+// enlist puts w into the list of a key.
+func (m *Machine) enlist(w *wait, n *node, key []byte) {
+	k := m.waiting[string(key)]
+	if k == nil {
+		k = &keyWaits{key: string(key)}
+		m.waiting[k.key] = k
 	}
+	n.wait, n.key = w, k
+	k.chains[w.kind].push(n)
 }
 
-const nodeCost = int64(unsafe.Sizeof(node{})) + 64 // and its share of a list
+// delist takes n off its list, if it is on one.
+func (m *Machine) delist(n *node) {
+	k := n.key
+	if k == nil {
+		return
+	}
+	n.key = nil
+	k.chains[n.wait.kind].remove(n)
+	for i := range k.chains {
+		if k.chains[i].head != nil {
+			return
+		}
+	}
+	delete(m.waiting, k.key)
+}
+
+const (
+	waitCost = int64(unsafe.Sizeof(wait{}))
+	nodeCost = int64(unsafe.Sizeof(node{})) + 128 // and its share of a list
+)
 
 // open registers a wait for a request. It finds out itself which keys are missing.
 func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
@@ -117,29 +129,61 @@ func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
 		m.Refuse(c, err)
 		return err
 	}
-	cost := int64(unsafe.Sizeof(wait{})) + nodeCost*int64(max(r.List.Count, 1)) + int64(len(r.Key)) + int64(2*r.List.Size())
-	if err := m.room(int(cost)); err != nil {
+	cost := waitCost + nodeCost*int64(max(r.List.Count, 1)) + int64(len(r.Key)) + int64(2*r.List.Size())
+	if err := m.roomToWait(c, cost); err != nil {
 		return err
 	}
 	w := &wait{conn: c, id: r.ID, kind: kind, since: m.now, cost: cost, size: r.Num}
 	switch kind {
-	case waitKeys, waitMultiGet:
-		if c.dialect == wire.Native {
-			w.keys = rawList{list: r.List.Clone(), has: true}
-		}
-		m.require(w, r.List)
 	case waitBarrier:
-		w.nodes, w.missing = w.first[:], 1
-		m.enlist(w, &w.nodes[0], m.barriers, r.Key)
+		m.joinBarrier(w, r.Key)
 	case waitGet, waitPop:
 		if kind == waitGet {
-			w.keys = rawList{list: wire.NewList(r.Key), has: true}
+			w.keys = wire.NewList(r.Key)
 		}
 		w.nodes, w.missing = w.first[:], 1
-		m.enlist(w, &w.nodes[0], m.waiting, r.Key)
+		m.enlist(w, &w.nodes[0], r.Key)
+	default:
+		if kind != waitOnce {
+			w.keys = r.List.Clone()
+		}
+		m.require(w, r.List)
 	}
-	w.next = c.waits
-	if c.waits != nil {
+	m.list(w)
+	return nil
+}
+
+// require puts w into the lists of its keys and counts those that are missing.
+func (m *Machine) require(w *wait, keys wire.List) {
+	if w.nodes = w.first[:0]; keys.Count > 1 {
+		w.nodes = make([]node, 0, keys.Count)
+	}
+	for !keys.Empty() {
+		key := keys.Next()
+		m.work++
+		missing := !m.satisfies(w.kind, key)
+		if missing {
+			w.missing++
+		} else if w.kind == waitOnce {
+			continue
+		}
+		w.nodes = append(w.nodes, node{})
+		m.enlist(w, &w.nodes[len(w.nodes)-1], key)
+	}
+}
+
+// satisfies reports whether a key is what this kind of wait needs. A queue is enough for WAIT but has no value.
+func (m *Machine) satisfies(kind waitKind, key []byte) bool {
+	if kind == waitKeys || kind == waitOnce {
+		return m.exists(key)
+	}
+	return m.table.find(key) != nil
+}
+
+// list makes w known to its connection and to the list of all.
+func (m *Machine) list(w *wait) {
+	c := w.conn
+	if w.next = c.waits; c.waits != nil {
 		c.waits.prev = w
 	}
 	c.waits = w
@@ -148,75 +192,55 @@ func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
 		if c.byID == nil {
 			c.byID = map[uint32]*wait{}
 		}
-		c.byID[r.ID] = w
+		c.byID[w.id] = w
 	}
+	if w.older = m.newest; m.newest == nil {
+		m.oldest = w
+	} else {
+		m.newest.newer = w
+	}
+	m.newest = w
 	m.waits++
-	m.extraBytes += cost
-	return nil
-}
-
-// require puts w into the lists of those of its keys that are missing.
-func (m *Machine) require(w *wait, keys wire.List) {
-	w.missing = 0
-	for list := keys; !list.Empty(); {
-		if !m.satisfies(w.kind, list.Next()) {
-			w.missing++
-		}
-	}
-	if w.nodes = w.first[:]; w.missing > 1 {
-		w.nodes = make([]node, w.missing)
-	}
-	i := 0
-	for list := keys; !list.Empty() && i < w.missing; {
-		key := list.Next()
-		if !m.satisfies(w.kind, key) {
-			m.enlist(w, &w.nodes[i], m.waiting, key)
-			i++
-		}
-	}
-}
-
-// satisfies reports whether a key is what this kind of wait needs. A queue is enough for WAIT but has no value.
-func (m *Machine) satisfies(kind waitKind, key []byte) bool {
-	if kind == waitKeys {
-		return m.exists(key)
-	}
-	return m.table.find(key) != nil
-}
-
-func (m *Machine) enlist(w *wait, n *node, lists map[string]*waitList, key []byte) {
-	l := lists[string(key)]
-	if l == nil {
-		l = &waitList{key: string(key), in: lists}
-		lists[l.key] = l
-	}
-	n.wait = w
-	l.push(n)
+	c.waitBytes += w.cost
+	m.waitBytes += w.cost
 }
 
 // forget removes a wait from everywhere.
 func (m *Machine) forget(w *wait) {
+	c := w.conn
+	m.work += uint64(len(w.nodes))
 	for i := range w.nodes {
-		if n := &w.nodes[i]; n.list != nil {
-			l := n.list
-			n.remove()
-			l.reap()
-		}
+		m.delist(&w.nodes[i])
+	}
+	if w.barrier != nil {
+		m.leaveBarrier(w)
 	}
 	if w.prev == nil {
-		w.conn.waits = w.next
+		c.waits = w.next
 	} else {
 		w.prev.next = w.next
 	}
 	if w.next != nil {
 		w.next.prev = w.prev
 	}
-	w.conn.nWaits--
-	if w.conn.byID != nil {
-		delete(w.conn.byID, w.id)
+	if w.older == nil {
+		m.oldest = w.newer
+	} else {
+		w.older.newer = w.newer
 	}
+	if w.newer == nil {
+		m.newest = w.older
+	} else {
+		w.newer.older = w.older
+	}
+	c.nWaits--
+	if c.byID != nil {
+		delete(c.byID, w.id)
+	}
+	w.gone = true
 	m.waits--
-	m.extraBytes -= w.cost
+	c.waitBytes -= w.cost
+	m.waitBytes -= w.cost
 }
 
 func (m *Machine) dropWaits(c *Conn) {
@@ -227,78 +251,108 @@ func (m *Machine) dropWaits(c *Conn) {
 
 // wait answers WAIT, now or later.
 func (m *Machine) wait(c *Conn, r *wire.Request) error {
+	kind := waitOnce
+	if c.dialect == wire.Native {
+		kind = waitKeys
+	}
 	for list := r.List; !list.Empty(); {
+		m.work++
 		if !m.exists(list.Next()) {
-			return m.open(c, r, waitKeys)
+			return m.open(c, r, kind)
 		}
 	}
 	m.replyByte(c, r.ID, wire.StopWaiting)
 	return nil
 }
 
-// created wakes who waits for a key that has just come into being.
+// count adds to the number of missing keys of all waits in a list, and notes who lacks nothing any more.
+func (m *Machine) count(l *chain, by int) {
+	for n := l.head; n != nil; n = n.next {
+		m.work++
+		if n.wait.missing += by; n.wait.missing == 0 {
+			m.ready = append(m.ready, n.wait)
+		}
+	}
+}
+
+// came takes a wait of a PyTorch client off the list of a key that has come.
+func (m *Machine) came(n *node) {
+	w := n.wait
+	m.work++
+	m.delist(n)
+	if w.missing--; w.missing == 0 {
+		m.ready = append(m.ready, w)
+	}
+}
+
+// created tells who waits for a key that it has a value now. They are answered by wake.
 func (m *Machine) created(key []byte) {
 	if len(m.waiting) == 0 {
 		return
 	}
-	l := m.waiting[string(key)]
-	if l == nil {
+	k := m.waiting[string(key)]
+	if k == nil {
 		return
 	}
-	for range l.n {
-		n := l.head
-		if n == nil {
-			break
-		}
-		n.remove()
-		if n.wait.kind == waitPop {
-			l.push(n) // it waits for an item, not for a value
-			continue
-		}
-		m.arrived(n.wait)
+	if m.queues[k.key] == nil {
+		m.count(&k.chains[waitKeys], -1)
 	}
-	l.reap()
+	m.count(&k.chains[waitGet], -1)
+	m.count(&k.chains[waitMultiGet], -1)
+	for n := k.chains[waitOnce].head; n != nil; n = k.chains[waitOnce].head {
+		m.came(n)
+	}
 }
 
-// arrived tells a wait that one of its keys is there.
-func (m *Machine) arrived(w *wait) {
-	if w.missing--; w.missing > 0 {
+// deleted tells who waits for a key that it has no value any more.
+func (m *Machine) deleted(key []byte) {
+	if len(m.waiting) == 0 {
 		return
 	}
-	if w.keys.has {
-		// A native client is promised that all keys exist when it hears of it; one may have been deleted meanwhile.
-		// The others get PyTorch's rule: each key has been there once.
-		if m.require(w, w.keys.list); w.missing > 0 {
-			return
+	if k := m.waiting[string(key)]; k != nil {
+		m.count(&k.chains[waitGet], 1)
+		m.count(&k.chains[waitMultiGet], 1)
+		if m.queues[k.key] == nil {
+			m.count(&k.chains[waitKeys], 1)
 		}
 	}
-	m.finish(w)
+}
+
+// wake answers those that were found to lack nothing. It comes last in a step, when all keys of a request are stored.
+func (m *Machine) wake() {
+	if len(m.ready) == 0 {
+		return
+	}
+	ready := m.ready
+	m.ready = nil // an answer may end a connection, and with it the run of a store that forgets
+	for i, w := range ready {
+		ready[i] = nil
+		if !w.gone && w.missing == 0 && !w.held {
+			m.finish(w)
+		}
+	}
+	m.ready = ready[:0]
 }
 
 // finish answers a wait that lacks nothing any more.
 func (m *Machine) finish(w *wait) {
 	c, id := w.conn, w.id
-	m.forget(w)
-	switch w.kind {
-	case waitGet:
-		value := m.table.find(w.keys.list.Next()).value()
-		if err := m.replyFits(len(value)); err != nil {
-			m.refuseRequest(c, id, err)
-			return
-		}
-		m.replyBytes(c, id, value)
-	case waitMultiGet:
-		size := 0
-		for list := w.keys.list; !list.Empty(); {
-			size += 8 + len(m.table.find(list.Next()).value())
-		}
-		if err := m.replyFits(size); err != nil {
-			m.refuseRequest(c, id, err)
-			return
-		}
-		m.sendValues(c, id, w.keys.list)
-	default:
+	if w.kind != waitGet && w.kind != waitMultiGet {
+		m.forget(w)
 		m.replyByte(c, id, wire.StopWaiting)
+		return
+	}
+	size, _ := m.valueSize(w.keys)
+	switch err := m.replyFits(size); err.(type) { //nolint:errorlint // never wrapped
+	case nil:
+		list := w.keys
+		m.forget(w)
+		m.sendValues(c, id, list, size)
+	case crowdedError:
+		m.holdWait(w, size)
+	default:
+		m.forget(w)
+		m.refuseRequest(c, id, err)
 	}
 }
 
@@ -313,36 +367,4 @@ func (m *Machine) cancelWait(c *Conn, r *wire.Request) {
 		m.forget(w)
 		m.refuseRequest(c, r.Nonce, dist.New("tcpstore: wait", dist.Canceled, "at the client's request"))
 	}
-}
-
-// barrier counts a member in and lets all go once enough have come.
-func (m *Machine) barrier(c *Conn, r *wire.Request) error {
-	n, err := m.add(r.Key, 1)
-	if err != nil {
-		return err
-	}
-	m.added(r.Key, n)
-	if n.sum >= r.Num {
-		m.replyByte(c, r.ID, wire.StopWaiting)
-	} else if err = m.open(c, r, waitBarrier); err != nil {
-		return err
-	}
-	l := m.barriers[string(r.Key)]
-	if l == nil {
-		return nil
-	}
-	for range l.n {
-		nd := l.head
-		if nd == nil {
-			break
-		}
-		nd.remove()
-		if nd.wait.size > n.sum {
-			l.push(nd)
-			continue
-		}
-		m.finish(nd.wait)
-	}
-	l.reap()
-	return nil
 }

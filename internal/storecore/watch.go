@@ -4,57 +4,74 @@
 package storecore
 
 import (
-	"slices"
-
 	"github.com/cohort-dist/cohort/dist"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
+// watchCost is what a watch takes beside its key.
+const watchCost = 128
+
 // watch registers a legacy client for callbacks about a key.
 func (m *Machine) watch(c *Conn, r *wire.Request) error {
+	if _, has := c.watches[string(r.Key)]; has {
+		m.replyByte(c, r.ID, wire.Watching)
+		return nil
+	}
 	if len(c.watches) >= m.limits.Waits {
 		return dist.Newf("tcpstore: serve", dist.Exhausted, "%d watches of one client, the limit is %d", len(c.watches), m.limits.Waits)
 	}
-	if err := m.room(2*len(r.Key) + 2*itemCost); err != nil {
+	cost := int64(2*len(r.Key) + watchCost)
+	if err := m.roomToWait(c, cost); err != nil {
 		return err
 	}
-	if list := m.watchers[string(r.Key)]; !slices.Contains(list, c) {
-		key := string(r.Key)
-		m.watchers[key] = append(list, c)
-		c.watches = append(c.watches, key)
-		m.extraBytes += int64(2*len(key) + 2*itemCost)
+	key := string(r.Key)
+	if c.watches == nil {
+		c.watches = map[string]struct{}{}
 	}
+	if m.watchers[key] == nil {
+		m.watchers[key] = map[*Conn]struct{}{}
+	}
+	c.watches[key], m.watchers[key][c] = struct{}{}, struct{}{}
+	c.waitBytes += cost
+	m.waitBytes += cost
 	m.replyByte(c, r.ID, wire.Watching)
 	return nil
 }
 
 func (m *Machine) unwatch(c *Conn) {
-	for _, key := range c.watches {
-		list := m.watchers[key]
-		if i := slices.Index(list, c); i >= 0 {
-			list = slices.Delete(list, i, i+1)
-		}
-		if len(list) == 0 {
+	for key := range c.watches {
+		delete(m.watchers[key], c)
+		if len(m.watchers[key]) == 0 {
 			delete(m.watchers, key)
-		} else {
-			m.watchers[key] = list
 		}
-		m.extraBytes -= int64(2*len(key) + 2*itemCost)
+		cost := int64(2*len(key) + watchCost)
+		c.waitBytes -= cost
+		m.waitBytes -= cost
 	}
 	c.watches = nil
 }
 
-// notify tells watchers of a change.
+// notify tells watchers of a change. What they are told is not asked for, so nobody can wait for room: a watcher that has
+// not read what it was told before gives way.
 func (m *Machine) notify(kind byte, key, old, value []byte) {
 	if len(m.watchers) == 0 {
 		return
 	}
-	// A watcher that is cut for not reading leaves the list while it is being walked.
-	for _, c := range slices.Clone(m.watchers[string(key)]) {
+	for c := range m.watchers[string(key)] {
+		if c.closed {
+			continue // it was cut for another's callback
+		}
+		size := 25 + len(key) + len(old) + len(value)
+		if owed := len(c.out) - c.sent; owed > 0 && m.replyFits(owed+size) != nil {
+			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
+				"the client does not read its callbacks: %d bytes wait for it, and %d more have no room", owed, size))
+			continue
+		}
+		m.enforce(size)
 		if c.closed {
 			continue
 		}
-		start := len(c.out)
+		start := m.beginLarge(c, 0, size)
 		c.out = wire.AppendWatchEvent(c.out, wire.WatchEvent{Kind: kind, Key: key, Old: old, New: value})
 		m.end(c, start)
 	}

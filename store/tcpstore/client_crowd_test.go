@@ -56,8 +56,8 @@ func TestCrowdGetsALargeValue(t *testing.T) {
 	}
 }
 
-// A read that the server has no room for ends with the reason when its time is up.
-func TestCrowdedOutReadSaysWhy(t *testing.T) {
+// A read that the server will never have room for ends with the reason, at once.
+func TestReadWithoutRoomSaysWhy(t *testing.T) {
 	server, err := Listen("127.0.0.1:0", WithLimits(Limits{Memory: 2 << 20}))
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func TestCrowdedOutReadSaysWhy(t *testing.T) {
 		}
 	}
 	client.SetTimeout(time.Second)
-	if _, err := client.Get(t.Context(), "large"); !errors.Is(err, dist.Exhausted) || !strings.Contains(err.Error(), "buffers of all clients") {
+	if _, err := client.Get(t.Context(), "large"); !errors.Is(err, dist.TooLarge) || !strings.Contains(err.Error(), "raise the memory limit") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -7,17 +7,20 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // do has fn run by the loop's goroutine.
 func (d *loop) do(fn func(*core)) bool {
 	ran := make(chan struct{})
+	moment.At("tcpstore.server.call")
 	d.mu.Lock()
-	if d.ended {
+	if d.mu.ended {
 		d.mu.Unlock()
 		return false
 	}
-	d.calls = append(d.calls, func() {
+	d.mu.calls = append(d.mu.calls, func() {
 		fn(d.core)
 		close(ran)
 	})
@@ -38,8 +41,8 @@ func (d *loop) runCalls() bool {
 	var count [8]byte
 	_, _ = unix.Read(d.waker, count[:])
 	d.mu.Lock()
-	calls, stop := d.calls, d.stop
-	d.calls = nil
+	calls, stop := d.mu.calls, d.mu.stop
+	d.mu.calls = nil
 	d.mu.Unlock()
 	for _, call := range calls {
 		call()
@@ -51,9 +54,9 @@ func (d *loop) runCalls() bool {
 // finish is the loop's last act.
 func (d *loop) finish() {
 	d.mu.Lock()
-	d.ended = true
-	calls := d.calls
-	d.calls = nil
+	d.mu.ended = true
+	calls := d.mu.calls
+	d.mu.calls = nil
 	d.mu.Unlock()
 	for _, call := range calls {
 		call()
@@ -91,8 +94,8 @@ func (d *loop) drain() <-chan struct{} {
 
 func (d *loop) end() {
 	d.mu.Lock()
-	if !d.ended {
-		d.stop = true
+	if !d.mu.ended {
+		d.mu.stop = true
 		d.wakeLocked()
 	}
 	d.mu.Unlock()

@@ -6,13 +6,21 @@ package tcpstore
 import (
 	"log/slog"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/storecore"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/observe"
+)
+
+const (
+	// halfLimit is how long a client may leave a request unfinished, and halfCheck how often that is looked at. Where memory
+	// is short it has seconds, see internal/storecore.
+	halfLimit = 10 * time.Minute
+	halfCheck = 30 * time.Second
+	// retryPause is how often what waits for memory or descriptors is tried again when nothing else happens.
+	retryPause = 100 * time.Millisecond
 )
 
 // core is what every driver has: the machine, and the events that it owes to the hook. A driver calls it from one
@@ -24,6 +32,18 @@ type core struct {
 	hook    observe.Hook
 	events  []observe.Event
 	clock   clock
+
+	turn      uint64 // number of the present one
+	statsText []byte // what was answered to STATS in statsTurn
+	statsTurn uint64
+}
+
+// tick begins a turn.
+func (c *core) tick() (now int64) {
+	now = c.clock.now()
+	c.turn++
+	c.machine.Tick(now)
+	return now
 }
 
 // clock is the time that the machine is told: monotonic, so that a wall clock that is set neither cuts clients nor keeps
@@ -46,7 +66,7 @@ func newCore(config serverConfig, s *Server) *core {
 		mc.Observe = c.observe
 	}
 	c.machine = storecore.New(mc)
-	c.machine.Tick(c.clock.now())
+	c.tick()
 	return c
 }
 
@@ -93,7 +113,7 @@ func (c *core) gone(conn *storecore.Conn) {
 
 func (c *core) cut(conn *storecore.Conn) {
 	c.point("store.cut", conn.Peer, conn.Dialect().String(), conn.Cut())
-	c.server.report.warn("client cut", slog.String("peer", conn.Peer), slog.String("dialect", conn.Dialect().String()),
+	c.server.report.warn("client cut", dist.CodeOf(conn.Cut()).String(), slog.String("peer", conn.Peer), slog.String("dialect", conn.Dialect().String()),
 		slog.String("reason", conn.Cut().Error()))
 }
 
@@ -104,73 +124,5 @@ func (c *core) cleared(peer string, keys int) {
 
 func (c *core) refused(peer, reason string) {
 	c.point("store.refuse", peer, reason, nil)
-	c.server.report.warn("connection refused", slog.String("peer", peer), slog.String("reason", reason))
-}
-
-// reporter writes the log from a goroutine of its own, so that a slow log never delays a client. What does not fit into
-// its queue is counted and told with the next line.
-type reporter struct {
-	logger *slog.Logger
-	lines  chan line
-	stop   chan struct{}
-	done   chan struct{}
-
-	mu      sync.Mutex
-	dropped int
-}
-
-type line struct {
-	msg   string
-	attrs []slog.Attr
-}
-
-const reporterQueue = 256
-
-func newReporter(logger *slog.Logger) *reporter {
-	r := &reporter{logger: logger, lines: make(chan line, reporterQueue), stop: make(chan struct{}), done: make(chan struct{})}
-	go r.run()
-	return r
-}
-
-func (r *reporter) warn(msg string, attrs ...slog.Attr) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.dropped > 0 {
-		attrs = append(attrs, slog.Int("lines_left_out", r.dropped))
-	}
-	select {
-	case r.lines <- line{"tcpstore: " + msg, attrs}:
-		r.dropped = 0
-	default:
-		r.dropped++
-	}
-}
-
-func (r *reporter) run() {
-	defer close(r.done)
-	for {
-		select {
-		case l := <-r.lines:
-			r.write(l)
-		case <-r.stop:
-			for {
-				select {
-				case l := <-r.lines:
-					r.write(l)
-				default:
-					return
-				}
-			}
-		}
-	}
-}
-
-func (r *reporter) write(l line) {
-	r.logger.LogAttrs(nil, slog.LevelWarn, l.msg, l.attrs...) //nolint:staticcheck,sloglint // no context; texts are those of warn's callers
-}
-
-// end writes what is queued and joins the goroutine.
-func (r *reporter) end() {
-	close(r.stop)
-	<-r.done
+	c.server.report.warn("connection refused", "", slog.String("peer", peer), slog.String("reason", reason))
 }

@@ -231,8 +231,8 @@ func TestServerAttackChild(t *testing.T) {
 		cancel()
 	}()
 	var all sync.WaitGroup
-	for _, a := range attacks() {
-		if a.name == name || name == allTogether && a.name != idle {
+	for _, a := range append(attacks(), kinds()...) {
+		if a.name == name || name == allTogether && a.name != idle && slices.ContainsFunc(attacks(), func(b attack) bool { return a.name == b.name }) {
 			all.Go(func() { a.run(ctx, t, addr) })
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/storecore"
 )
 
@@ -33,16 +34,20 @@ type loop struct {
 	stuck    map[*loopConn]struct{} // those whose output does not fit into their socket
 	now      int64
 	checkAt  int64 // when to look at stuck connections next
+	expireAt int64 // when to look for requests that were left unfinished next
 	acceptAt int64 // when to accept again after the process ran out of descriptors; 0: accepting
 	starved  bool  // the last attempt to accept failed
 	draining bool
 	gone     chan struct{}
 	done     chan struct{}
 
-	mu    sync.Mutex
-	calls []func()
-	stop  bool // end was called
-	ended bool // no call is taken any more
+	mu struct {
+		sync.Mutex
+
+		calls []func()
+		stop  bool // end was called
+		ended bool // no call is taken any more
+	}
 }
 
 // loopConn is a connection. An event names its serial as well as its descriptor, so that one that was closed and whose
@@ -61,7 +66,6 @@ const (
 	loopWriteSize   = 256 << 10 // at most so much of one reply per turn
 	loopEvents      = 256
 	acceptsPerTurn  = 128
-	acceptRetry     = int64(100 * time.Millisecond)
 	nodelayKeepIdle = 60 // seconds of silence before a client's host is asked whether it is still there
 )
 
@@ -128,20 +132,28 @@ func (d *loop) run() {
 	defer close(d.done)
 	for {
 		n := d.wait()
-		d.now = d.core.clock.now()
-		d.core.machine.Tick(d.now)
+		d.now = d.core.tick()
 		for i := range n {
 			if ev := &d.events[i]; !d.dispatch(ev) {
 				d.finish()
 				return
 			}
 		}
+		if d.core.machine.Busy() {
+			d.core.machine.Resume()
+			d.flush()
+		}
 		if d.core.machine.Crowded() {
-			d.core.machine.Admit(d.core.limits.Stall)
+			d.core.machine.Admit()
 			d.flush()
 		}
 		if d.now >= d.checkAt {
 			d.checkStuck()
+		}
+		if d.now >= d.expireAt {
+			d.expireAt = d.now + int64(halfCheck)
+			d.core.machine.Expire(halfLimit)
+			d.flush()
 		}
 		if d.acceptAt != 0 && d.now >= d.acceptAt {
 			d.acceptAgain()
@@ -155,17 +167,28 @@ func (d *loop) run() {
 // wait returns the number of events. Under load something is always ready; then the kernel is asked without telling the
 // scheduler, which costs as much as the call itself.
 func (d *loop) wait() int {
-	if n := pollNow(d.poll, d.events); n > 0 {
+	if n := pollNow(d.poll, d.events); n > 0 || d.core.machine.Busy() {
 		return n
 	}
-	timeout := -1
-	if len(d.stuck) > 0 || d.core.machine.Crowded() {
-		timeout = int(d.stallCheck()/1e6) + 1
+	moment.At("tcpstore.server.wait")
+	timeout := time.Duration(-1)
+	for _, until := range []struct {
+		when bool
+		then time.Duration
+	}{
+		{d.core.machine.Halves(), halfCheck},
+		{len(d.stuck) > 0, time.Duration(d.stallCheck())},
+		{d.core.machine.Crowded() || d.acceptAt != 0, retryPause},
+	} {
+		if until.when && (timeout < 0 || until.then < timeout) {
+			timeout = until.then
+		}
 	}
-	if d.acceptAt != 0 {
-		timeout = int(acceptRetry / 1e6)
+	milliseconds := -1
+	if timeout >= 0 {
+		milliseconds = int(timeout/time.Millisecond) + 1
 	}
-	n, err := unix.EpollWait(d.poll, d.events, timeout)
+	n, err := unix.EpollWait(d.poll, d.events, milliseconds)
 	if err != nil {
 		return 0 // EINTR
 	}
@@ -210,7 +233,12 @@ func (d *loop) read(c *loopConn) {
 		}
 		return
 	}
-	n, errno := readNow(int(c.fd), d.buf)
+	moment.At("tcpstore.server.read")
+	buf := d.buf
+	if n := d.core.machine.ReadSize(c.state); n > 0 {
+		buf = buf[:n]
+	}
+	n, errno := readNow(int(c.fd), buf)
 	switch {
 	case errno == unix.EAGAIN || errno == unix.EINTR:
 	case errno != 0 || n == 0:
@@ -237,28 +265,20 @@ func (d *loop) flush() {
 	}
 }
 
-// send writes a client's output and arranges for the rest.
+// send writes a client's output, one piece a turn, and arranges for the rest. What it makes room for is applied at once
+// and sent in the next turn: a client that reads fast does not keep others waiting.
 func (d *loop) send(c *loopConn) {
-	for {
-		pending := c.state.Pending()
-		if len(pending) == 0 {
-			break
-		}
-		chunk := pending[:min(len(pending), loopWriteSize)]
-		n, errno := writeNow(int(c.fd), chunk)
-		if errno == unix.EINTR {
-			continue
-		}
-		if errno != 0 && errno != unix.EAGAIN {
+	pending := c.state.Pending()
+	if len(pending) > 0 {
+		moment.At("tcpstore.server.write")
+		n, errno := writeNow(int(c.fd), pending[:min(len(pending), loopWriteSize)])
+		if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
 			d.drop(c)
 			return
 		}
 		if n > 0 {
 			c.movedAt = d.now
 			d.core.machine.Sent(c.state, n)
-		}
-		if n < len(chunk) || len(chunk) < len(pending) {
-			break // the socket is full, or it is others' turn
 		}
 	}
 	d.arm(c)
@@ -314,6 +334,7 @@ func (d *loop) drop(c *loopConn) {
 		return
 	}
 	c.closed = true
+	moment.At("tcpstore.server.drop")
 	if c.state.Cut() == nil {
 		d.core.gone(c.state)
 	}
@@ -339,6 +360,7 @@ func (d *loop) checkGone() {
 // acceptSome takes up to limit new connections.
 func (d *loop) acceptSome(limit int) {
 	for range limit {
+		moment.At("tcpstore.server.accept")
 		fd, from, err := unix.Accept4(d.accept, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch err {
 		case nil:
@@ -379,7 +401,7 @@ func (d *loop) add(fd int, peer string) {
 // pauseAccepting waits for descriptors to become free instead of asking for one again and again.
 func (d *loop) pauseAccepting(err error) {
 	_ = unix.EpollCtl(d.poll, unix.EPOLL_CTL_DEL, d.accept, nil)
-	d.acceptAt = d.now + acceptRetry
+	d.acceptAt = d.now + int64(retryPause)
 	if d.starved {
 		return // it was told already
 	}

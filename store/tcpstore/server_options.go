@@ -24,14 +24,17 @@ type Limits struct {
 	Request int
 	// Conns is the number of connections. A PyTorch 1.13 client has two. Default 65536.
 	Conns int
-	// Memory bounds keys, values, queues, waits and buffers together, in bytes. A quarter of it is for the buffers of
-	// connections: when they are full, large replies wait until others have been read. Default 4 GiB.
+	// Memory bounds all that clients can make the server hold, in bytes: one half of it keys, values and queues; a quarter
+	// replies that were not read yet; an eighth requests that are not all there yet; an eighth waits, watches and claims. A
+	// request that finds the half full is refused. Replies and requests that find their part full wait until others have
+	// read or sent theirs, and as long as some wait, those that make no progress for seconds are cut. Of waits, the client
+	// that has the most gives way. Default 4 GiB.
 	Memory int64
 	// Output is how many bytes may wait for one client to read them. Default 256 MiB.
 	Output int
 	// Waits is the number of waits and watches that one connection may have open. Default 16384.
 	Waits int
-	// Stall is how long a client may leave its output unread, and how long a reply may wait for room. Default one minute.
+	// Stall is how long a client may leave its output unread when nobody else needs the memory. Default one minute.
 	Stall time.Duration
 }
 

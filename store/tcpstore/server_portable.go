@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/storecore"
 	"github.com/cohort-dist/cohort/observe"
 )
@@ -19,13 +20,17 @@ import (
 type goDriver struct {
 	listener net.Listener
 	joined   sync.WaitGroup
-
-	mu       sync.Mutex
-	core     *core
-	conns    map[*goConn]struct{}
-	ended    bool
-	draining bool
+	core     *core         // its machine is guarded by mu
 	gone     chan struct{} // closed when draining and no client is left
+
+	mu struct {
+		sync.Mutex
+
+		conns    map[*goConn]struct{}
+		ended    bool
+		draining bool
+		expireAt int64
+	}
 }
 
 type goConn struct {
@@ -43,7 +48,8 @@ const (
 )
 
 func newGoDriver(l net.Listener, c *core) *goDriver {
-	d := &goDriver{listener: l, core: c, conns: map[*goConn]struct{}{}, gone: make(chan struct{})}
+	d := &goDriver{listener: l, core: c, gone: make(chan struct{})}
+	d.mu.conns = map[*goConn]struct{}{}
 	d.joined.Add(1)
 	go d.accept()
 	return d
@@ -60,7 +66,7 @@ func (d *goDriver) accept() {
 			continue
 		}
 		d.mu.Lock()
-		over := d.ended || d.draining || errors.Is(err, net.ErrClosed)
+		over := d.mu.ended || d.mu.draining || errors.Is(err, net.ErrClosed)
 		d.mu.Unlock()
 		if over {
 			return
@@ -79,15 +85,15 @@ func (d *goDriver) add(conn net.Conn) {
 	}
 	c := &goConn{Conn: conn, write: make(chan struct{}, 1), resume: make(chan struct{}, 1), hangUp: make(chan struct{})}
 	events, kept := d.step(func() bool {
-		if d.ended || d.draining {
+		if d.mu.ended || d.mu.draining {
 			return false
 		}
-		if len(d.conns) >= d.core.limits.Conns {
+		if len(d.mu.conns) >= d.core.limits.Conns {
 			d.core.refused(peer, tooManyConns(d.core.limits.Conns))
 			return false
 		}
 		c.state = d.core.machine.Open(peer, c)
-		d.conns[c] = struct{}{}
+		d.mu.conns[c] = struct{}{}
 		d.core.opened(peer)
 		d.joined.Add(2)
 		return true
@@ -103,12 +109,20 @@ func (d *goDriver) add(conn net.Conn) {
 
 // step runs fn and whatever follows from it under the lock, and returns the events for the hook.
 func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
+	moment.At("tcpstore.server.lock")
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.core.machine.Tick(d.core.clock.now())
+	now := d.core.tick()
 	ok := fn()
+	if d.core.machine.Busy() {
+		d.core.machine.Resume()
+	}
 	if d.core.machine.Crowded() {
-		d.core.machine.Admit(d.core.limits.Stall)
+		d.core.machine.Admit()
+	}
+	if now >= d.mu.expireAt {
+		d.mu.expireAt = now + int64(halfCheck)
+		d.core.machine.Expire(halfLimit)
 	}
 	for _, state := range d.core.machine.Dirty() {
 		c, is := state.Owner.(*goConn)
@@ -141,6 +155,7 @@ func (d *goDriver) read(c *goConn) {
 	defer d.remove(c)
 	buf := make([]byte, goReadSize)
 	for {
+		moment.At("tcpstore.server.read")
 		n, err := c.Read(buf)
 		if n > 0 {
 			events, paused := d.step(func() bool {
@@ -160,17 +175,24 @@ func (d *goDriver) read(c *goConn) {
 
 // awaitTurn returns when a client may be read from again, or false when it was given up.
 func (d *goDriver) awaitTurn(c *goConn) bool {
-	look := time.NewTicker(max(d.core.limits.Stall/4, time.Millisecond)) // nobody else may look whether it waits for too long
+	look := time.NewTicker(retryPause) // nobody else may be there to give it its turn
 	defer look.Stop()
 	for {
-		select {
-		case <-c.resume:
-		case <-look.C:
-		case <-c.hangUp:
-			return false
-		}
-		events, paused := d.step(c.state.Paused)
+		moment.At("tcpstore.server.turn")
+		busy := false
+		events, paused := d.step(func() bool {
+			busy = d.core.machine.Busy()
+			return c.state.Paused()
+		})
 		d.core.emit(events)
+		if paused && !busy {
+			select {
+			case <-c.resume:
+			case <-look.C:
+			case <-c.hangUp:
+				return false
+			}
+		}
 		select {
 		case <-c.hangUp:
 			return false
@@ -190,7 +212,7 @@ func (d *goDriver) remove(c *goConn) {
 			d.core.gone(c.state)
 		}
 		d.core.machine.Close(c.state)
-		delete(d.conns, c)
+		delete(d.mu.conns, c)
 		d.checkGone()
 		return true
 	})
@@ -216,6 +238,7 @@ func (d *goDriver) send(c *goConn) {
 				break
 			}
 			_ = c.SetWriteDeadline(time.Now().Add(d.core.limits.Stall))
+			moment.At("tcpstore.server.write")
 			n, err := c.Write(buf)
 			events, _ := d.step(func() bool {
 				d.core.machine.Sent(c.state, n)
@@ -239,10 +262,10 @@ func (d *goDriver) send(c *goConn) {
 
 func (d *goDriver) do(fn func(*core)) bool {
 	events, ran := d.step(func() bool {
-		if !d.ended {
+		if !d.mu.ended {
 			fn(d.core)
 		}
-		return !d.ended
+		return !d.mu.ended
 	})
 	d.core.emit(events)
 	return ran
@@ -250,7 +273,7 @@ func (d *goDriver) do(fn func(*core)) bool {
 
 func (d *goDriver) drain() <-chan struct{} {
 	d.mu.Lock()
-	d.draining = true
+	d.mu.draining = true
 	d.checkGone()
 	d.mu.Unlock()
 	_ = d.listener.Close()
@@ -259,7 +282,7 @@ func (d *goDriver) drain() <-chan struct{} {
 
 // checkGone is called under the lock.
 func (d *goDriver) checkGone() {
-	if d.draining && len(d.conns) == 0 {
+	if d.mu.draining && len(d.mu.conns) == 0 {
 		select {
 		case <-d.gone:
 		default:
@@ -270,8 +293,8 @@ func (d *goDriver) checkGone() {
 
 func (d *goDriver) end() {
 	d.mu.Lock()
-	d.ended = true
-	for c := range d.conns {
+	d.mu.ended = true
+	for c := range d.mu.conns {
 		c.giveUp()
 	}
 	d.mu.Unlock()

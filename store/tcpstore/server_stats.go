@@ -31,6 +31,8 @@ type Stats struct {
 	Queues int   `json:"queues"`
 	Bytes  int64 `json:"bytes"`
 	Memory int64 `json:"memory"`
+	// Workers is the number of processes that joined, as PyTorch counts them.
+	Workers int64 `json:"workers"`
 	// Waiting is the number of requests that wait. Waits tells who waits for which key, the longest first: a row for
 	// each key that is missing, a thousand rows at most.
 	Waiting int    `json:"waiting"`
@@ -47,7 +49,7 @@ type Stats struct {
 
 // Wait is a client that waits for a key.
 type Wait struct {
-	// Key is the key as it is on the wire: a user's key has "/" in front.
+	// Key is the key as it is on the wire: a user's key has "/" in front. Of a very long one it is the beginning.
 	Key string `json:"key"`
 	// Waiter is the client's address.
 	Waiter string `json:"waiter"`
@@ -98,7 +100,7 @@ func (c *core) stats() Stats {
 	s := Stats{
 		Addr: c.server.addr.String(), Started: c.server.started, Time: time.Now(),
 		Connections: map[string]int{}, Accepted: snap.Opened, Cut: snap.Cuts, Ops: map[string]uint64{},
-		Keys: snap.Keys, Queues: snap.Queues, Bytes: snap.Data, Memory: snap.Memory, Waiting: snap.NWaits,
+		Keys: snap.Keys, Queues: snap.Queues, Bytes: snap.Data, Memory: snap.Memory, Waiting: snap.NWaits, Workers: snap.Workers,
 		Waits: make([]Wait, 0, len(snap.Waiters)), Identity: Identity(c.machine.Identity()).String(), LeftBehind: snap.Left,
 	}
 	if snap.Left > 0 {
@@ -119,15 +121,30 @@ func (c *core) stats() Stats {
 		s.Claims[name] = Claim(claim)
 	}
 	for _, w := range snap.Waiters {
-		s.Waits = append(s.Waits, Wait{Key: w.Key, Waiter: w.Peer, Name: w.Name, Since: wall(w.Since), Barrier: w.Barrier})
+		s.Waits = append(s.Waits, Wait{Key: short(w.Key), Waiter: w.Peer, Name: w.Name, Since: wall(w.Since), Barrier: w.Barrier})
 	}
 	return s
 }
 
+// shownKey is how much of a key the statistics show.
+const shownKey = 512
+
+func short(key string) string {
+	if len(key) > shownKey {
+		return key[:shownKey] + "..."
+	}
+	return key
+}
+
+// statsJSON is the answer to STATS. Within one turn it is made once, however many ask for it.
 func (c *core) statsJSON() []byte {
+	if c.statsTurn == c.turn && c.statsText != nil {
+		return c.statsText
+	}
 	b, err := json.Marshal(c.stats())
 	if err != nil {
 		return []byte("{}") // not reached: everything in Stats can be marshalled
 	}
+	c.statsText, c.statsTurn = b, c.turn
 	return b
 }

@@ -1,0 +1,200 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// shares are the parts of the memory limit. Each has rules of its own for when it is full, so that what fills one of them
+// does not stop others:
+//
+//   - data, half of it: keys, values, queues. A request that does not fit is refused.
+//   - out, a quarter: replies that clients have not read yet. A reply that does not fit waits (crowd.go).
+//   - in, an eighth: requests that are not all there yet. Who sends more is not read from for a while.
+//   - waits, an eighth: open waits, watches, claims. The client with the most of them is cut.
+//
+// While somebody waits for out or in, those that read or send too slowly are cut: slow is relative, and nobody is slow as
+// long as there is room for all. The limit itself holds always: when the parts together are over it, whoever holds the
+// most for the longest time is cut.
+type shares struct {
+	data, out, in, waits int64
+}
+
+func divide(memory int64) shares {
+	return shares{data: memory / 2, out: memory / 4, in: memory / 8, waits: memory / 8}
+}
+
+const (
+	// readerPause and senderPause are how long a client may make no progress while others wait for its memory; readerRate
+	// and senderRate how many bytes a second it has to take or send when it is given slowStart more.
+	readerPause = int64(5 * time.Second)
+	leastPause  = int64(time.Second)
+	senderPause = int64(2 * time.Second)
+	slowStart   = int64(10 * time.Second)
+	readerRate  = 256 << 10
+	senderRate  = 64 << 10
+	// reliefPause is how often slow clients are looked for.
+	reliefPause = int64(100 * time.Millisecond)
+)
+
+// dataBytes is what the store's contents take.
+func (m *Machine) dataBytes() int64 { return m.table.bytes + m.queueBytes }
+
+// memory is what counts against the limit.
+func (m *Machine) memory() int64 { return m.dataBytes() + m.outBytes + m.inBytes + m.waitBytes }
+
+// room reports an error when n more bytes of keys and values would be over their share.
+func (m *Machine) room(n int) error {
+	if m.dataBytes()+int64(n) <= m.shares.data {
+		return nil
+	}
+	return dist.Newf("tcpstore: serve", dist.Exhausted, "keys, values and queues take %d of %d bytes: delete some or raise the memory limit",
+		m.dataBytes(), m.shares.data)
+}
+
+// settle brings the sums of all buffers up to date.
+func (m *Machine) settle(c *Conn) {
+	in, out := cap(c.in), cap(c.out)
+	m.inBytes += int64(in - c.countedIn)
+	m.outBytes += int64(out - c.countedOut)
+	c.countedIn, c.countedOut = in, out
+}
+
+// slowReader reports whether c leaves its replies unread.
+func (m *Machine) slowReader(c *Conn) bool {
+	owed := int64(len(c.out) - c.sent)
+	pause := readerPause
+	if len(m.crowd.replies) > 0 { // the longer others wait, the less
+		pause = max(pause-(m.now-m.crowd.since), leastPause)
+	}
+	return owed > 0 && (m.now-c.outMoved > pause || m.now-c.outSince > slowStart+owed*int64(time.Second)/readerRate)
+}
+
+// slowSender reports whether c leaves a request unfinished that it could send.
+func (m *Machine) slowSender(c *Conn) bool {
+	have := int64(len(c.in))
+	return have > 0 && !c.Paused() && (m.now-c.inMoved > senderPause || m.now-c.inSince > slowStart+have*int64(time.Second)/senderRate)
+}
+
+// relieve cuts those that are too slow while others wait for memory. It returns whether it looked: it does so only now
+// and then.
+func (m *Machine) relieve() bool {
+	if m.now < m.reliefAt {
+		return false
+	}
+	m.reliefAt = m.now + reliefPause
+	for i := len(m.all) - 1; i >= 0; i-- { // a connection that is cut is replaced by the last one
+		m.work++
+		switch c := m.all[i]; {
+		case m.slowReader(c):
+			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
+				"the client reads too slowly: %d bytes wait for it, and others need the memory", len(c.out)-c.sent))
+		case m.slowSender(c):
+			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
+				"the client is too slow with its request: %d bytes of it are here, and others need the memory", len(c.in)))
+		}
+		i = min(i, len(m.all))
+	}
+	return true
+}
+
+// enforce makes sure that n more bytes are within the limit, whatever it takes: those that hold the most bytes for the
+// longest time are cut. It frees more than needed, so that it is not called again for every byte.
+func (m *Machine) enforce(n int) {
+	if m.memory()+int64(n) <= m.limits.Memory {
+		return
+	}
+	type holder struct {
+		conn  *Conn
+		blame float64
+	}
+	var holders []holder
+	for _, c := range m.all {
+		m.work++
+		blame := 0.0
+		if len(c.in) > 0 {
+			blame += m.blame(cap(c.in), c.inSince, c.inMoved)
+		}
+		if len(c.out) > 0 {
+			blame += m.blame(cap(c.out), c.outSince, c.outMoved)
+		}
+		if blame > 0 {
+			holders = append(holders, holder{c, blame})
+		} else if c.countedIn+c.countedOut > 0 {
+			c.in, c.out = nil, nil // kept for its next request
+			m.settle(c)
+		}
+	}
+	slices.SortFunc(holders, func(a, b holder) int { return cmp.Compare(b.blame, a.blame) })
+	for _, h := range holders {
+		if m.memory()+int64(n) <= m.limits.Memory-m.limits.Memory/16 {
+			return
+		}
+		m.Refuse(h.conn, dist.Newf("tcpstore: serve", dist.Exhausted,
+			"the memory limit of %d bytes is reached, and this client's unread replies and unfinished requests take %d",
+			m.limits.Memory, cap(h.conn.in)+cap(h.conn.out)))
+	}
+}
+
+// blame weighs bytes by how long nothing has moved, and to a lesser part by how long they have been there: who is being
+// served holds much for a short time, and a client that moves one byte now and then is not served.
+func (m *Machine) blame(bytes int, since, moved int64) float64 {
+	return float64(bytes) * (1 + float64(m.now-moved) + float64(m.now-since)/16)
+}
+
+// roomToWait makes room for a wait, watch or claim of c. When there is none the client that has the most of them is cut,
+// and if that is c its request is refused.
+func (m *Machine) roomToWait(c *Conn, cost int64) error {
+	if m.waitBytes+cost <= m.shares.waits {
+		return nil
+	}
+	holders := slices.DeleteFunc(slices.Clone(m.all), func(o *Conn) bool { return o.waitBytes <= c.waitBytes+cost })
+	m.work += uint64(len(m.all))
+	slices.SortFunc(holders, func(a, b *Conn) int { return cmp.Compare(b.waitBytes, a.waitBytes) })
+	for _, o := range holders {
+		if m.waitBytes+cost <= m.shares.waits-m.shares.waits/8 {
+			break
+		}
+		m.Refuse(o, dist.Newf("tcpstore: serve", dist.Exhausted,
+			"its waits, watches and claims take %d bytes, more than those of any other client, and all of them together have %d",
+			o.waitBytes, m.shares.waits))
+	}
+	if m.waitBytes+cost <= m.shares.waits {
+		return nil
+	}
+	return dist.Newf("tcpstore: serve", dist.Exhausted, "waits, watches and claims of all clients take %d of %d bytes: raise the memory limit",
+		m.waitBytes, m.shares.waits)
+}
+
+// grow returns b with room for n bytes more. It takes little more memory than there is data.
+func grow(b []byte, n int) []byte {
+	need := len(b) + n
+	if need <= cap(b) {
+		return b
+	}
+	if need > keepBuffer {
+		need = max(need, cap(b)+cap(b)/4)
+	}
+	return append(make([]byte, 0, need), b...)
+}
+
+// Halves reports whether connections hold unfinished requests: the driver calls Expire now and then.
+func (m *Machine) Halves() bool { return m.inBytes > 0 }
+
+// Expire cuts clients that left a request unfinished for longer than limit.
+func (m *Machine) Expire(limit time.Duration) {
+	for i := len(m.all) - 1; i >= 0; i-- {
+		m.work++
+		if c := m.all[i]; len(c.in) > 0 && !c.Paused() && m.now-c.inMoved > int64(limit) {
+			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted, "the client left a request unfinished for %v: %d bytes of it are here",
+				limit, len(c.in)))
+		}
+		i = min(i, len(m.all))
+	}
+}

@@ -1,0 +1,288 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+// These tests count the machine's work, which does not depend on the computer: what others have done before, such as
+// waiting for a key, must not make a request dearer.
+
+var workLimits = Limits{Limits: wire.DefaultLimits, Memory: 8 << 30, Output: 64 << 20, Waits: 1 << 20}
+
+// cost returns the work of what fn does.
+func (b *bench) cost(fn func()) uint64 {
+	before := b.m.Work()
+	fn()
+	return b.m.Work() - before
+}
+
+func TestBarrierDoesNotWalkItsWaiters(t *testing.T) {
+	b := newBench(workLimits)
+	const waiters = 50_000
+	c, n := b.dial(wire.V), b.dial(wire.Native)
+	worst := uint64(0)
+	for i := range waiters {
+		// Sizes that come in the worst order for a heap: each arrival wants less than all before.
+		size := int64(4*waiters - i)
+		worst = max(worst, b.cost(func() { b.send(c, wire.AppendBarrier(nil, wire.V, "/b", size)) }))
+		worst = max(worst, b.cost(func() {
+			b.send(n, frame(uint32(i), func(f []byte) []byte { return wire.AppendBarrier(f, wire.Native, "/b", size) }))
+		}))
+	}
+	if worst > 64 {
+		t.Errorf("an arrival behind up to %d others took %d units of work", 2*waiters, worst)
+	}
+	// Leaving is as cheap, and the right ones are let go afterwards.
+	if work := b.cost(func() { b.m.Close(n) }); work > 64*waiters {
+		t.Errorf("%d waiters left with %d units of work", waiters, work)
+	}
+	b.send(b.dial(wire.V), wire.AppendSet(nil, wire.V, "/b", []byte(strconv.Itoa(3*waiters+9))))
+	if got := b.take(c); len(got) != 0 {
+		t.Fatalf("%d were let go by a set", len(got))
+	}
+	b.send(b.dial(wire.V), wire.AppendBarrier(nil, wire.V, "/b", 1))
+	if got := b.take(c); len(got) != 10 { // those that wanted 3*waiters+1 to 3*waiters+10
+		t.Errorf("%d were let go", len(got))
+	}
+}
+
+func TestWaitsAreNotScannedAgain(t *testing.T) {
+	b := newBench(workLimits)
+	const waits, keys = 100, 5_000
+	var names []string
+	for i := range keys {
+		names = append(names, fmt.Sprint("/k", i))
+	}
+	writer := b.dial(wire.V)
+	values := make([][]byte, keys-2)
+	b.send(writer, wire.AppendMultiSet(nil, wire.V, names[2:], values))
+	c := b.dial(wire.Native)
+	for i := range waits {
+		for j, op := range []wire.Op{wire.Wait, wire.MultiGet} {
+			b.send(c, frame(uint32(2*i+j), func(f []byte) []byte { return wire.AppendKeys(f, wire.Native, op, names...) }))
+		}
+	}
+	// All keys but two are there. One of the two comes and goes, then the other.
+	toggle := func(key string) {
+		b.send(writer, wire.AppendSet(nil, wire.V, key, nil))
+		b.send(writer, wire.AppendKey(nil, wire.V, wire.DeleteKey, key))
+	}
+	for _, key := range []string{names[0], names[1], names[7]} {
+		if work := b.cost(func() { toggle(key) }); work > 2*2*waits+64 {
+			t.Errorf("%s came and went before %d waits of %d keys: %d units of work", key, 2*waits, keys, work)
+		}
+		b.send(writer, wire.AppendSet(nil, wire.V, names[7], nil))
+	}
+	if len(b.take(c)) != 0 {
+		t.Fatal("a wait is over although two keys are missing")
+	}
+	b.send(writer, wire.AppendMultiSet(nil, wire.V, names[:2], values[:2]))
+	if got, want := len(b.take(c)), waits*(10+9+8*keys); got != want || b.m.waits != 0 {
+		t.Errorf("%d bytes, want %d; %d waits are left", got, want, b.m.waits)
+	}
+}
+
+func TestQueuesDoNotWalkWaits(t *testing.T) {
+	b := newBench(workLimits)
+	const waits = 50_000
+	v, n, p := b.dial(wire.V), b.dial(wire.Native), b.dial(wire.Native)
+	for i := range waits {
+		b.send(n, frame(uint32(i), func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "/q") }))
+		b.send(v, wire.AppendKeys(nil, wire.V, wire.Wait, "/q"))
+	}
+	push := func() {
+		b.send(v, wire.AppendKeyValue(nil, wire.V, wire.QueuePush, "/q", []byte("x")))
+	}
+	b.send(p, frame(1, func(f []byte) []byte { return wire.AppendQueuePop(f, "/q", true) }))
+	if work := b.cost(push); work > 64 || b.take(p) == "" {
+		t.Errorf("a pop behind %d waits took %d units of work", 2*waits, work)
+	}
+	if work := b.cost(push); work > 64 || b.take(v) != "\x00" { // one of the PyTorch clients hears of it
+		t.Errorf("a push before %d waits took %d units of work", 2*waits, work)
+	}
+	if work := b.cost(func() {
+		b.send(p, frame(2, func(f []byte) []byte { return wire.AppendQueuePop(f, "/q", false) }))
+	}); work > 64 {
+		t.Errorf("a pop took %d units of work", work)
+	}
+	// And a value does not walk the pops.
+	for i := range waits {
+		b.send(p, frame(uint32(i+9), func(f []byte) []byte { return wire.AppendQueuePop(f, "/only-pops", true) }))
+	}
+	if work := b.cost(func() { b.send(v, wire.AppendSet(nil, wire.V, "/only-pops", nil)) }); work > 64 {
+		t.Errorf("a set before %d pops took %d units of work", waits, work)
+	}
+}
+
+func TestListingOverTheLimitIsNotMade(t *testing.T) {
+	limits := workLimits
+	limits.Output = 1 << 20
+	b := newBench(limits)
+	c, n := b.dial(wire.V), b.dial(wire.Native)
+	for i := range 100_000 {
+		b.send(c, wire.AppendSet(nil, wire.V, fmt.Sprint("/key", i), nil))
+	}
+	list := func(id uint32) []byte {
+		return frame(id, func(f []byte) []byte { return wire.AppendPlain(f, wire.Native, wire.ListKeys) })
+	}
+	if work := b.cost(func() {
+		for i := range 1000 {
+			b.send(n, list(uint32(i)))
+		}
+	}); work > 1000*64 {
+		t.Errorf("1000 listings that were refused took %d units of work", work)
+	}
+	b.take(n)
+	// What fits is made once, however long it has to wait for room.
+	limits.Output, limits.Memory = 64<<20, 64<<20
+	b = newBench(limits)
+	c = b.dial(wire.V)
+	for i := range 100_000 {
+		b.send(c, wire.AppendSet(nil, wire.V, fmt.Sprint("/key", i), nil))
+	}
+	silent := b.ask(64, wire.AppendPlain(nil, wire.V, wire.ListKeys))
+	for range 1000 {
+		b.turn()
+	}
+	if !b.m.Crowded() {
+		t.Fatal("all listings have room")
+	}
+	if work := b.cost(func() {
+		for range 1000 {
+			b.turn()
+		}
+	}); work > 1000*64 {
+		t.Errorf("1000 turns with %d listings that wait took %d units of work", len(silent), work)
+	}
+	// A table that has shrunk is listed at the cost of what it has now.
+	b = newBench(workLimits)
+	c = b.dial(wire.V)
+	for i := range 100_000 {
+		b.send(c, wire.AppendSet(nil, wire.V, fmt.Sprint("/key", i), nil))
+	}
+	for i := range 99_990 {
+		b.send(c, wire.AppendKey(nil, wire.V, wire.DeleteKey, fmt.Sprint("/key", i)))
+	}
+	b.take(c)
+	if work := b.cost(func() { b.send(c, wire.AppendPlain(nil, wire.V, wire.ListKeys)) }); work > 10_000 {
+		t.Errorf("ten keys of once many are listed with %d units of work", work)
+	}
+}
+
+func TestSnapshotDoesNotWalkAllWaits(t *testing.T) {
+	b := newBench(workLimits)
+	c := b.dial(wire.V)
+	for i := range 100_000 {
+		b.m.Tick(int64(i))
+		b.send(c, wire.AppendKeys(nil, wire.V, wire.Wait, "/k"))
+	}
+	var s Snapshot
+	if work := b.cost(func() { s = b.m.Snapshot(100) }); work > 100*lookedAt || len(s.Waiters) != 100 || s.NWaits != 100_000 {
+		t.Errorf("%d of %d waiters took %d units of work", len(s.Waiters), s.NWaits, work)
+	}
+	for i, w := range s.Waiters {
+		if w.Since != int64(i) {
+			t.Fatalf("waiter %d waits since %d: not the oldest", i, w.Since)
+		}
+	}
+	// A wait for many keys that are there but one does not hide it behind a long search.
+	n, names := b.dial(wire.Native), []string{"/missing"}
+	for i := range 10_000 {
+		names = append(names, fmt.Sprint("/there", i))
+	}
+	b.m.Close(c)
+	b.send(b.dial(wire.V), wire.AppendMultiSet(nil, wire.V, names[1:], make([][]byte, len(names)-1)))
+	b.send(n, frame(1, func(f []byte) []byte { return wire.AppendKeys(f, wire.Native, wire.Wait, names...) }))
+	if s = b.m.Snapshot(100); len(s.Waiters) != 1 || s.Waiters[0].Key != "/missing" {
+		t.Errorf("waiters %+v", s.Waiters)
+	}
+}
+
+func TestIndexGrowsAFewSlotsAtATime(t *testing.T) {
+	table := newTable()
+	for i := range 100_000 {
+		moved, old := table.moved, len(table.old)
+		table.insert(fmt.Append(nil, "key", i), nil)
+		if old == len(table.old) && table.moved-moved > moveSlots {
+			t.Fatalf("key %d moved %d slots", i, table.moved-moved)
+		}
+		if old > 0 && len(table.old) > old {
+			t.Fatalf("key %d: the index grew again before it had been moved", i)
+		}
+	}
+}
+
+// A client that asks for as much as it can has its turn, not that of others: after each of its slices a ping is answered.
+func TestTurnsAreShort(t *testing.T) {
+	const slack = 2 * sliceWork
+	b := newBench(workLimits)
+	set := b.dial(wire.V)
+	b.send(set, wire.AppendSet(nil, wire.V, "/value", make([]byte, 100<<10)))
+	b.send(set, wire.AppendSet(nil, wire.V, "/large", make([]byte, 8<<20)))
+	names := make([]string, 1000)
+	for i := range names {
+		names[i] = fmt.Sprint("/k", i)
+	}
+	b.send(set, wire.AppendMultiSet(nil, wire.V, names, make([][]byte, len(names))))
+	for name, request := range map[string][]byte{
+		"get":         wire.AppendKey(nil, wire.V, wire.Get, "/value"),
+		"large get":   wire.AppendKey(nil, wire.V, wire.Get, "/large"),
+		"compare_set": wire.AppendCompareSet(nil, wire.V, "/value", []byte("x"), nil),
+		"list_keys":   wire.AppendPlain(nil, wire.V, wire.ListKeys),
+		"check":       wire.AppendKeys(nil, wire.V, wire.Check, names...),
+		"multi_get":   wire.AppendKeys(nil, wire.V, wire.MultiGet, names...),
+		"multi_set":   wire.AppendMultiSet(nil, wire.V, names, make([][]byte, len(names))),
+		"ping":        wire.AppendPing(nil, wire.V, 1),
+		"append":      wire.AppendKeyValue(nil, wire.V, wire.Append, "/appended", []byte("x")),
+	} {
+		var flood []byte
+		for len(flood) < 64<<10 {
+			flood = append(flood, request...)
+		}
+		greedy := make([]*Conn, 8)
+		for i := range greedy {
+			greedy[i] = b.dial(wire.V)
+		}
+		honest := b.dial(wire.V)
+		work := b.cost(func() {
+			for _, c := range greedy {
+				b.m.Receive(c, flood)
+			}
+		})
+		if most := uint64(len(greedy)*slack + heavyWork + 8<<20/unitBytes + 64<<10); work > most {
+			t.Errorf("%s: the first turn of %d clients took %d units of work, want at most %d", name, len(greedy), work, most)
+		}
+		for turns := 0; turns < 60 && (b.m.Busy() || turns < 10); turns++ {
+			work := b.cost(func() {
+				b.m.Tick(b.m.now)
+				b.m.Resume()
+				for _, c := range greedy { // they read all they get, in pieces
+					if n := len(c.Pending()); n > 0 {
+						b.m.Sent(c, min(n, highWater))
+					}
+				}
+			})
+			if most := uint64(2*heavyWork + 2*8<<20/unitBytes + len(greedy)*slack + 64<<10); work > most {
+				t.Fatalf("%s: a turn took %d units of work, want at most %d", name, work, most)
+			}
+			b.m.Receive(honest, wire.AppendPing(nil, wire.V, 7))
+			if p := honest.Pending(); len(p) != 4 {
+				t.Fatalf("%s: the ping of another client is not answered", name)
+			}
+			b.m.Sent(honest, 4)
+		}
+		for _, c := range append(greedy, honest) {
+			if c.Cut() != nil {
+				t.Errorf("%s: cut: %v", name, c.Cut())
+			}
+			b.m.Close(c)
+		}
+	}
+}
