@@ -145,7 +145,7 @@ func TestRendezvousTCPNominal(t *testing.T) {
 // RendezvousTCPTest.test_dns_timeout.
 func TestRendezvousTCPDNSTimeout(t *testing.T) {
 	_, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://dnsnotexist.invalid:%d?world_size=2&rank=0", freePort(t)),
-		noEnv(), rendezvous.WithTimeout(time.Second))
+		noEnv(), rendezvous.WithTimeout(time.Second), rendezvous.WithDialOptions(tcpstore.WithNameRetry()))
 	if !errors.Is(err, dist.DeadlineExceeded) {
 		t.Fatalf("got %v", err)
 	}

@@ -130,6 +130,19 @@ func (r roster) lacking() string {
 		lacking, rankList(candidates), are, strangers, clients)
 }
 
+// awaited says in words who is waited for, as the end of "rank 0 waits for".
+func (r roster) awaited() string {
+	candidates, lacking := r.missing(), int64(r.size)-r.joined
+	have := "which have not come"
+	if lacking == 1 {
+		have = "which has not come"
+	}
+	if int64(len(candidates)) == lacking || r.strangers() == 0 {
+		return rankList(candidates) + ", " + have
+	}
+	return fmt.Sprintf("%d of %s, %s", lacking, rankList(candidates), have)
+}
+
 // present lists the ranks that told who they are, for the error of a join that failed.
 func (r roster) present() string {
 	ranks := make([]dist.Rank, 0, len(r.known))

@@ -138,6 +138,9 @@ func (s *settings) enroll(ctx context.Context, plan Plan, client *tcpstore.Clien
 	name, me := claimName(plan.Attempt, plan.Rank), self()
 	if client.Dialect() == tcpstore.DialectNative {
 		var err error
+		if err = s.warnOfLeftovers(ctx, plan, client); err != nil {
+			return err
+		}
 		if counted, err = claimRank(ctx, client, name, plan.Rank, me); err != nil {
 			return err
 		}
@@ -158,6 +161,19 @@ func (s *settings) enroll(ctx context.Context, plan Plan, client *tcpstore.Clien
 		return nil
 	}
 	return awaitWorld(ctx, hostBoard{client, lease.Server, plan.Attempt}, plan.WorldSize, s.hook, s.logger)
+}
+
+// warnOfLeftovers says that a store holds the keys of an earlier run. A later attempt of a launcher expects them.
+func (s *settings) warnOfLeftovers(ctx context.Context, plan Plan, client *tcpstore.Client) error {
+	if plan.Attempt != "" && plan.Attempt != "0" {
+		return nil
+	}
+	_, left, err := client.Hello(ctx)
+	if err == nil && left > 1 { // more than the counter of workers that came
+		s.warn(ctx, fmt.Sprintf("the store at %s holds %d keys of an earlier run, which this run may take for its own and fail: "+
+			"clear it between runs with \"cohort store clear --addr %s\", or start it with --forget", plan.Addr(), left, plan.Addr()))
+	}
+	return err
 }
 
 // claimant is the part of a client that claims.
@@ -215,6 +231,16 @@ type hostBoard struct {
 }
 
 func (b hostBoard) Joined(ctx context.Context) (int64, error) { return b.client.Workers(ctx) }
+
+// Watch has the server tell.
+func (b hostBoard) Watch(ctx context.Context, changed func()) {
+	_ = b.client.WatchWorkers(ctx, changed)
+}
+
+// Show waits for a key that nobody sets: its name is what "cohort store top" shows.
+func (b hostBoard) Show(ctx context.Context, who string) {
+	_ = b.client.Wait(ctx, who)
+}
 
 func (b hostBoard) Known(_ context.Context, size int) (map[dist.Rank]identity, error) {
 	prefix := strings.TrimSuffix(claimName(b.attempt, 0), "0")

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -28,8 +29,10 @@ const (
 )
 
 const (
-	pollEvery  = 10 * time.Millisecond // as PyTorch's master does
-	firstWords = time.Second           // a world that gathers quickly says nothing on the way
+	pollEvery  = 10 * time.Millisecond  // as PyTorch's master does, where the store cannot tell
+	lookEvery  = time.Second            // where it can, in case that it does not
+	firstShow  = 200 * time.Millisecond // a world that gathers quickly shows nothing on the way
+	firstWords = time.Second            // and says nothing
 	moreWords  = 5 * time.Second
 )
 
@@ -39,6 +42,50 @@ type board interface {
 	Joined(ctx context.Context) (int64, error)
 	// Known returns the ranks below size that told who they are.
 	Known(ctx context.Context, size int) (map[dist.Rank]identity, error)
+	// Watch calls changed when the counter may have changed, until ctx ends. It returns early if the store cannot tell.
+	Watch(ctx context.Context, changed func())
+	// Show lets the store show that this process waits for who, until ctx ends.
+	Show(ctx context.Context, who string)
+}
+
+// watcher tells when to look at the board again.
+type watcher struct {
+	changed chan struct{}
+	cancel  context.CancelFunc
+	joined  sync.WaitGroup
+	ticker  *time.Ticker
+	shown   context.CancelFunc // ends what Show shows
+}
+
+func newWatcher(ctx context.Context, b board) *watcher {
+	w := &watcher{changed: make(chan struct{}, 1), ticker: time.NewTicker(lookEvery), shown: func() {}}
+	ctx, w.cancel = context.WithCancel(ctx)
+	w.joined.Go(func() {
+		b.Watch(ctx, func() {
+			select {
+			case w.changed <- struct{}{}:
+			default:
+			}
+		})
+		if ctx.Err() == nil {
+			w.ticker.Reset(pollEvery)
+		}
+	})
+	return w
+}
+
+// show replaces what the store shows.
+func (w *watcher) show(ctx context.Context, b board, who string) {
+	w.shown()
+	ctx, w.shown = context.WithCancel(ctx)
+	w.joined.Go(func() { b.Show(ctx, who) })
+}
+
+func (w *watcher) end() {
+	w.cancel()
+	w.shown()
+	w.joined.Wait()
+	w.ticker.Stop()
 }
 
 // teller decides when a waiting host speaks. It is pure: time comes in as an argument.
@@ -65,9 +112,11 @@ func (t *teller) due(now time.Time, joined int64) bool {
 func awaitWorld(ctx context.Context, b board, size int, hook observe.Hook, logger *slog.Logger) error {
 	start := time.Now()
 	words := newTeller(start)
-	ticker := time.NewTicker(pollEvery)
-	defer ticker.Stop()
+	early := time.After(firstShow)
+	watch := newWatcher(ctx, b)
+	defer watch.end()
 	var seen roster
+	shown := int64(-1)
 	for {
 		joined, err := b.Joined(ctx)
 		if err != nil {
@@ -79,6 +128,12 @@ func awaitWorld(ctx context.Context, b board, size int, hook observe.Hook, logge
 		seen = roster{size: size, joined: joined}
 		if seen.full() {
 			return nil
+		}
+		if joined != shown && time.Since(start) >= firstShow {
+			shown = joined
+			if seen.known, err = b.Known(ctx, size); err == nil {
+				watch.show(ctx, b, seen.awaited())
+			}
 		}
 		if now := time.Now(); words.due(now, joined) {
 			if seen.known, err = b.Known(ctx, size); err != nil && ctx.Err() == nil {
@@ -95,7 +150,10 @@ func awaitWorld(ctx context.Context, b board, size int, hook observe.Hook, logge
 		select {
 		case <-ctx.Done():
 			return lateError(ctx, b, seen, start)
-		case <-ticker.C:
+		case <-watch.changed:
+		case <-watch.ticker.C:
+		case <-early:
+			early = nil
 		}
 	}
 }

@@ -24,6 +24,9 @@ type script struct {
 	start time.Time
 	come  []arrival
 	fail  error
+
+	mu    sync.Mutex
+	shown []string
 }
 
 type arrival struct {
@@ -52,6 +55,16 @@ func (s *script) Known(ctx context.Context, size int) (map[dist.Rank]identity, e
 		}
 	}
 	return known, ctx.Err()
+}
+
+// Watch cannot tell, so the host has to poll.
+func (s *script) Watch(context.Context, func()) {}
+
+func (s *script) Show(ctx context.Context, who string) {
+	s.mu.Lock()
+	s.shown = append(s.shown, who)
+	s.mu.Unlock()
+	<-ctx.Done()
 }
 
 var silent = slog.New(slog.DiscardHandler)

@@ -36,6 +36,7 @@ type Client struct {
 	back    backend
 	timeout atomic.Int64
 	closed  atomic.Bool
+	ending  chan struct{} // closed when Close begins
 	ended   chan struct{} // closed when Close is done
 }
 
@@ -81,7 +82,7 @@ func dial(ctx context.Context, addr string, config clientConfig) (*Client, error
 		config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Err: err})
 		return nil, err
 	}
-	c := &Client{addr: addr, config: config, ended: make(chan struct{})}
+	c := &Client{addr: addr, config: config, ending: make(chan struct{}), ended: make(chan struct{})}
 	c.timeout.Store(int64(config.timeout))
 	if first.dialect == wire.Native {
 		c.back = newNativeStore(d, first)
@@ -167,6 +168,7 @@ func (c *Client) Close() error {
 		<-c.ended
 		return nil
 	}
+	close(c.ending)
 	c.back.close(dist.Closed)
 	close(c.ended)
 	return nil

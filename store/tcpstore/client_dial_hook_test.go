@@ -84,3 +84,75 @@ func TestClone(t *testing.T) {
 	}
 	_ = newClientConfig([]ClientOption{Option{}, nil}) // neither panics
 }
+
+// TestWatch: every change is told, in order; the end of the context or of the client ends it.
+func TestWatch(t *testing.T) {
+	s := startServer(t)
+	c, other := dialTest(t, s), dialTest(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	ready, changes, over := make(chan struct{}), make(chan Change, 8), make(chan error, 1)
+	go func() {
+		over <- c.Watch(ctx, "k", func() { close(ready) }, func(ch Change) { changes <- ch })
+	}()
+	<-ready
+	for _, v := range []string{"a", "b"} {
+		if err := other.Set(t.Context(), "k", []byte(v)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := other.Delete(t.Context(), "k"); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{" a", "a b", "b "} {
+		if got := <-changes; string(got.Old)+" "+string(got.New) != want {
+			t.Errorf("%q to %q, want %q", got.Old, got.New, want)
+		}
+	}
+	cancel()
+	if err := <-over; !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	go func() { over <- c.WatchWorkers(t.Context(), func() { changes <- Change{} }) }()
+	<-changes
+	if _, err := other.JoinWorker(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-changes
+	_ = c.Close()
+	if err := <-over; !errors.Is(err, dist.Closed) {
+		t.Errorf("closed: %v", err)
+	}
+	v, err := Dial(t.Context(), s.Addr().String(), WithDialect(DialectV))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	if err := v.Watch(t.Context(), "k", nil, nil); !errors.Is(err, dist.NotSupported) {
+		t.Errorf("on a server that cannot: %v", err)
+	}
+}
+
+// TestBarrier: the last of its members lets all go on, whoever has given up meanwhile.
+func TestBarrier(t *testing.T) {
+	s := startServer(t)
+	c := dialTest(t, s)
+	early, cancel := context.WithCancel(t.Context())
+	all := make(chan error, 3)
+	go func() { all <- c.Barrier(early, "b", 3) }()
+	eventually(t, "one waits", func() bool { return s.Stats().Waiting == 1 })
+	cancel()
+	if err := <-all; !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	for range 2 {
+		go func() { all <- c.Barrier(t.Context(), "b", 3) }()
+	}
+	for range 2 {
+		if err := <-all; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := c.Barrier(t.Context(), "b", 0); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("of nobody: %v", err)
+	}
+}

@@ -82,7 +82,9 @@ func (q *request) append(b []byte, d wire.Dialect) []byte {
 		return wire.AppendCompareSet(b, d, q.wireKey(), q.expected, q.value)
 	case wire.Add:
 		return wire.AppendAdd(b, d, q.wireKey(), q.num)
-	case wire.Get, wire.DeleteKey, wire.QueueLen:
+	case wire.Barrier:
+		return wire.AppendBarrier(b, d, q.wireKey(), q.num)
+	case wire.Get, wire.DeleteKey, wire.QueueLen, wire.WatchKey:
 		return wire.AppendKey(b, d, q.op, q.wireKey())
 	case wire.QueuePop:
 		if d == wire.Native {

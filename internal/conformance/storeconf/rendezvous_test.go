@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
 // wantRefused checks that a URL is refused at once, with PyTorch's words.
@@ -90,7 +91,7 @@ func TestRendezvousTCPDNSTimeout(t *testing.T) {
 	for _, rank := range []string{"0", "1"} {
 		begin := time.Now()
 		m, err := rendezvous.Join(t.Context(), "tcp://dnsnotexist.invalid:"+freePort(t)+"?world_size=2&rank="+rank,
-			rendezvous.WithTimeout(time.Second))
+			rendezvous.WithTimeout(time.Second), rendezvous.WithDialOptions(tcpstore.WithNameRetry())) // PyTorch always does
 		if err == nil {
 			_ = m.Close()
 			t.Fatalf("rank %s: joined at a host that does not exist", rank)

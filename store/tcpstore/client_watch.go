@@ -1,0 +1,142 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpstore
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+// Change is what happened to a key that is watched.
+type Change struct {
+	// Old and New are the values before and after; nil where there is none.
+	Old, New []byte
+}
+
+// Watch calls changed for every change of key, one after the other and in order, until ctx ends or the connection is lost,
+// and returns why. ready, if not nil, is called once the server has begun to tell: a change that comes after that is not
+// missed. It has a connection of its own, and no bound but ctx.
+//
+// It corresponds to TCPStore's watchKey of PyTorch 1.13, and works on cohort's server and on that one. Later PyTorch
+// servers cannot watch; there the error is [dist.NotSupported].
+func (c *Client) Watch(ctx context.Context, key string, ready func(), changed func(Change)) error {
+	return c.watchKey(ctx, &request{op: wire.WatchKey, key: key, raw: c.config.raw}, ready, changed)
+}
+
+// WatchWorkers is [Client.Watch] for the number of workers that have joined, see [Client.JoinWorker]: it calls changed once
+// the server has begun to tell, and whenever one has come.
+func (c *Client) WatchWorkers(ctx context.Context, changed func()) error {
+	return c.watchKey(ctx, &request{op: wire.WatchKey, key: wire.WorkerCountKey, raw: true}, changed, func(Change) { changed() })
+}
+
+func (c *Client) watchKey(ctx context.Context, q *request, ready func(), changed func(Change)) error {
+	if err := q.check(&c.config.limits); err != nil {
+		return err
+	}
+	if c.back.dialect() == wire.V {
+		e := dist.New(q.opName(), dist.NotSupported, "PyTorch's servers since 2.0 cannot watch keys: wait for a key instead")
+		e.Peer, e.Key = c.addr, q.key
+		return e
+	}
+	if c.closed.Load() {
+		return c.explain(q, dist.Closed)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() { // Close ends it
+		select {
+		case <-c.ending:
+			cancel(dist.Closed)
+		case <-stop:
+		}
+	}()
+	err := c.watch(ctx, q, ready, changed)
+	if ended := dist.FromContext("tcpstore", ctx); ended != nil {
+		err = ended
+	}
+	return c.explain(q, err)
+}
+
+// watch is Watch on a connection that it opens.
+func (c *Client) watch(ctx context.Context, q *request, ready func(), changed func(Change)) error {
+	d := &dialer{addr: c.addr, dial: c.config.dial, log: c.config.logger, hook: c.config.hook}
+	f, err := d.again(ctx, found{dialect: wire.Legacy})
+	if err != nil {
+		return err
+	}
+	t := &torchConn{conn: f.conn, dialect: wire.Legacy}
+	defer func() { _ = t.conn.Close() }()
+	err = t.exchange(ctx, q.append(nil, wire.Legacy), func() error {
+		r, readErr := t.reply(wire.WatchKey, 0)
+		if readErr == nil && r.Byte != wire.Watching {
+			readErr = dist.Newf("tcpstore: decode", dist.Protocol, "byte %d in answer to watch_key, want %d", r.Byte, wire.Watching)
+		}
+		return readErr
+	})
+	if err == nil && ready != nil {
+		ready()
+	}
+	for err == nil {
+		var e wire.WatchEvent
+		if e, err = t.event(ctx); err == nil {
+			changed(Change{Old: e.Old, New: e.New})
+		}
+	}
+	return err
+}
+
+// event reads the next callback of a watch.
+func (t *torchConn) event(ctx context.Context) (wire.WatchEvent, error) {
+	watch := interruptOn(ctx, t.conn)
+	defer watch.end()
+	moment.At("tcpstore.watch.event")
+	for {
+		e, n, short, err := wire.ParseWatchEvent(t.buf[t.r:t.w], &replyLimits)
+		switch {
+		case err != nil:
+			return e, err
+		case !short:
+			t.r += n
+			return ownEvent(e), nil
+		}
+		if err := t.fill(); err != nil {
+			return e, t.failed(ctx, err)
+		}
+	}
+}
+
+func ownEvent(e wire.WatchEvent) wire.WatchEvent {
+	own := func(b []byte) []byte {
+		if len(b) == 0 {
+			return nil
+		}
+		return append([]byte{}, b...)
+	}
+	e.Old, e.New = own(e.Old), own(e.New)
+	return e
+}
+
+// Barrier returns when it has been called size times for key, by whichever clients. The server counts, in one round trip,
+// and never counts back: a key serves for one barrier, and a call that ends early stays counted. Only cohort's server has
+// it for this client, on PyTorch's the error is [dist.NotSupported]; [store.Barrier] works on every store and can be
+// repeated, and does not meet this one.
+//
+// It corresponds to the barrier operation of PyTorch's newest TCPStore.
+func (c *Client) Barrier(ctx context.Context, key string, size int) error {
+	if err := c.nativeOnly("barrier", "a barrier"); err != nil {
+		return err
+	}
+	if size < 1 {
+		e := dist.New("tcpstore: barrier", dist.InvalidArgument, "the size must be at least 1")
+		e.Key = key
+		return e
+	}
+	_, err := c.do(ctx, &request{op: wire.Barrier, key: key, num: int64(size), wait: true})
+	return err
+}
