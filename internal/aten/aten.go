@@ -99,7 +99,7 @@ func reserve[N int64 | float64 | complex128](c *call, shape []int) error {
 // work refuses a product that would take too long.
 func (c *call) work(n, k, m int) error {
 	if steps, ok := product(n, k, m); !ok || steps > maxSteps {
-		return tooLarge("a product of %dx%d and %dx%d takes more than %d multiplications", n, k, k, m, maxSteps)
+		return tooLarge("a product of %dx%d and %dx%d takes more than %d multiplications", n, k, k, m, int64(maxSteps))
 	}
 	return nil
 }

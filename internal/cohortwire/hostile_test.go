@@ -22,8 +22,8 @@ import (
 
 // TestRoomIsSeenWhoeverMakesIt: whoever finds the queue full and drains it itself does not wait for somebody else to.
 func TestRoomIsSeenWhoeverMakesIt(t *testing.T) {
-	var got atomic.Int64
-	x, _ := pair(t, Config{OnFrame: ignore, Limit: -1, Limits: Limits{Queue: 64}}, Config{Limit: -1, OnFrame: func(*Link, *Frame) { got.Add(1) }})
+	got := make(chan struct{}, 5)
+	x, _ := pair(t, Config{OnFrame: ignore, Limit: -1, Limits: Limits{Queue: 64}}, Config{Limit: -1, OnFrame: func(*Link, *Frame) { got <- struct{}{} }})
 	ctx := within(t)
 	x.corked.Store(true) // as while further frames wait in the buffer of the reader
 	for i := range 5 {
@@ -32,11 +32,12 @@ func TestRoomIsSeenWhoeverMakesIt(t *testing.T) {
 		}
 	}
 	x.uncork()
-	for got.Load() < 5 && ctx.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
-	if got.Load() != 5 {
-		t.Errorf("%d of 5 frames arrived", got.Load())
+	for i := range 5 {
+		select {
+		case <-got:
+		case <-ctx.Done():
+			t.Fatalf("%d of 5 frames arrived", i)
+		}
 	}
 }
 

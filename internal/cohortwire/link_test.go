@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -203,15 +204,20 @@ func TestSilentPeerIsFound(t *testing.T) {
 }
 
 func TestIdleLinkStaysUp(t *testing.T) {
-	cfg := Config{OnFrame: echo, Heartbeat: 10 * time.Millisecond, Limit: time.Second}
-	x, _ := pair(t, cfg, cfg)
-	time.Sleep(100 * time.Millisecond)
-	if _, err := call(within(t), x, &Frame{Type: 0x102}); err != nil {
-		t.Fatal(err)
-	}
-	if x.reads.Load() < 3 {
-		t.Error("no heartbeats came")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		cfg := Config{OnFrame: echo, Heartbeat: time.Second, Limit: 10 * time.Second}
+		ca, cb := net.Pipe()
+		x, y := start(t, ca, cb, cfg, cfg)
+		defer func() { _ = x.Close(); _ = y.Close() }()
+		before := x.reads.Load()
+		time.Sleep(time.Hour)
+		if _, err := call(t.Context(), x, &Frame{Type: 0x102}); err != nil {
+			t.Fatal(err)
+		}
+		if n := x.reads.Load() - before; n < 3000 {
+			t.Errorf("%d heartbeats came in an hour", n)
+		}
+	})
 }
 
 func TestPeerThatDoesNotReadFillsTheBoundedQueue(t *testing.T) {

@@ -285,7 +285,7 @@ func (k *server) reap() {
 		}
 		k.reply(Event{Exited: &Exited{
 			ID: id, PID: pid, At: time.Now(), Code: code,
-			CPU: time.Duration(used.Utime.Nano() + used.Stime.Nano()), RSS: used.Maxrss * rssUnit,
+			CPU: time.Duration(used.Utime.Nano() + used.Stime.Nano()), RSS: int64(used.Maxrss) * rssUnit, //nolint:unconvert // 32 bits on some systems
 		}})
 	}
 }
