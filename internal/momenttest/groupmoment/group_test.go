@@ -1,0 +1,281 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build moments
+
+package groupmoment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/momenttest"
+	"github.com/cohort-dist/cohort/store"
+)
+
+const (
+	size    = 3
+	victim  = 1
+	timeout = 30 * time.Second // of an operation
+	noticed = time.Second      // within which a rank's end is known to all
+)
+
+// The events beside those of the context.
+const (
+	closeEvent     = "close"
+	callbackClose  = "callback-close"
+	callbackCall   = "callback-call"
+	callbackPanic  = "callback-panic"
+	callbackGoexit = "callback-goexit"
+)
+
+var transports = []group.Transport{group.SharedMemory, group.TCP, group.Gloo}
+
+func TestGroup(t *testing.T) {
+	for _, transport := range transports {
+		momenttest.Test(t, momenttest.Scenario{
+			Name: string(transport), Share: 4, Points: []string{"group.", "shm.", "tcp.", "gloo.", "native."},
+			Events: []momenttest.Event{
+				momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline,
+				{Name: closeEvent, Where: momenttest.Beside}, {Name: callbackClose}, {Name: callbackCall}, {Name: callbackPanic}, {Name: callbackGoexit},
+			},
+			Run: func(r *momenttest.Run) { play(r, transport) },
+		})
+	}
+}
+
+// game is a world of ranks in this process.
+type game struct {
+	r      *momenttest.Run
+	groups []*group.Group
+	steps  []step
+	ahead  bool // operations are posted before the first is waited for
+
+	mu       sync.Mutex
+	callback func(*group.Work)
+}
+
+func play(r *momenttest.Run, transport group.Transport) {
+	s := store.NewMemory()
+	r.Cleanup(func() { _ = s.Close() })
+	opts := []group.Option{group.WithTransport(transport), group.WithTimeout(timeout), group.WithHeartbeat(10 * time.Second)}
+	if r.Rand.IntN(3) == 0 {
+		opts = append(opts, group.WithQueue(1)) // full at once
+	}
+	g := &game{r: r, steps: program(r.Rand), ahead: r.Rand.IntN(2) == 0, groups: form(r, s, opts)}
+	if g.groups == nil {
+		return
+	}
+	r.Cleanup(func() { closeAll(g.groups) })
+	g.arrange()
+	calls := g.act()
+	r.Wait()
+	r.End()
+	g.check(calls)
+	closeAll(g.groups)
+	// A group that ended can be followed by another over the same store.
+	if next := form(r, s, opts); next != nil {
+		defer closeAll(next)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		for rank, err := range each(func(rank int) error { return run(ctx, next[rank], operations[0], 10) }) {
+			if err != nil {
+				r.Errorf("rank %d of the next group: %v", rank, err)
+			}
+		}
+	}
+}
+
+// form connects all ranks.
+func form(r *momenttest.Run, s store.Store, opts []group.Option) []*group.Group {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	groups := make([]*group.Group, size)
+	failed := false
+	for rank, err := range each(func(rank int) (err error) {
+		groups[rank], err = group.New(ctx, s, rank, size, opts...)
+		return err
+	}) {
+		if err != nil {
+			failed = true
+			r.Errorf("rank %d cannot join: %v", rank, err)
+		}
+	}
+	if failed {
+		closeAll(groups)
+		return nil
+	}
+	return groups
+}
+
+func closeAll(groups []*group.Group) {
+	each(func(rank int) error {
+		if groups[rank] != nil {
+			return groups[rank].Close()
+		}
+		return nil
+	})
+}
+
+func each(f func(rank int) error) []error {
+	errs := make([]error, size)
+	var ranks sync.WaitGroup
+	for rank := range size {
+		ranks.Go(func() { errs[rank] = f(rank) })
+	}
+	ranks.Wait()
+	return errs
+}
+
+// run posts an operation, waits for it and checks its result.
+func run(ctx context.Context, g *group.Group, op operation, n int) error {
+	works, check := op.post(ctx, g, n)
+	for _, w := range works {
+		if err := w.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	return check()
+}
+
+// arrange says how the events happen, all of them to one rank.
+func (g *game) arrange() {
+	v := g.groups[victim]
+	g.r.On(closeEvent, func() { _ = v.Close() })
+	set := func(f func(*group.Work)) func() {
+		return func() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.callback = f
+		}
+	}
+	g.r.On(callbackClose, set(func(*group.Work) { _ = v.Close() }))
+	g.r.On(callbackCall, set(func(w *group.Work) {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		_ = w.Wait(ctx)
+		_, _ = v.Trace()
+		_ = v.Err()
+	}))
+	g.r.On(callbackPanic, set(func(*group.Work) { momenttest.Panic() }))
+	g.r.On(callbackGoexit, set(func(*group.Work) { runtime.Goexit() }))
+}
+
+// done is the callback of every operation of the victim.
+func (g *game) done(w *group.Work) {
+	g.mu.Lock()
+	f := g.callback
+	g.callback = nil
+	g.mu.Unlock()
+	if f != nil {
+		f(w)
+	}
+}
+
+// act runs the program on all ranks.
+func (g *game) act() []*momenttest.Call {
+	own := g.r.Context()
+	late := g.r.Rand.IntN(2 * size) // a rank that comes late, or nobody
+	watched := g.r.Rand.IntN(len(g.steps))
+	g.r.Begin()
+	calls := make([]*momenttest.Call, size)
+	for rank := range size {
+		calls[rank] = g.r.Go(fmt.Sprintf("rank %d", rank), timeout+5*time.Second, func() error {
+			if rank == late {
+				time.Sleep(30 * time.Millisecond)
+			}
+			return g.rank(rank, own, watched)
+		})
+	}
+	return calls
+}
+
+// rank runs the program on one rank. The victim waits for one of its operations with a context that may end, which must
+// end the wait alone: the operation is waited for again.
+func (g *game) rank(rank int, own context.Context, watched int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	var finish []func() error
+	for i, s := range g.steps {
+		works, check := s.post(ctx, g.groups[rank], s.n)
+		wait := func() error {
+			for _, w := range works {
+				if rank == victim && i == watched {
+					if err := g.impatient(own, w); err != nil {
+						return err
+					}
+				}
+				if err := w.Wait(ctx); err != nil {
+					return fmt.Errorf("%s: %w", s.name, err)
+				}
+			}
+			return check()
+		}
+		if rank == victim {
+			for _, w := range works {
+				w.OnDone(g.done)
+			}
+		}
+		if g.ahead {
+			finish = append(finish, wait)
+		} else if err := wait(); err != nil {
+			return err
+		}
+	}
+	for _, wait := range finish {
+		if err := wait(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// impatient waits until own ends. An error that is not the end of own is the operation's.
+func (g *game) impatient(own context.Context, w *group.Work) error {
+	err := w.Wait(own)
+	if err == nil || own.Err() == nil || w.Completed() {
+		return err
+	}
+	if !errors.Is(err, own.Err()) {
+		return fmt.Errorf("the end of a wait gave %w, which does not match %w", err, own.Err())
+	}
+	return nil
+}
+
+// check is the oracle.
+func (g *game) check(calls []*momenttest.Call) {
+	r := g.r
+	closed := false
+	for _, event := range []string{closeEvent, callbackClose} {
+		_, happened := r.Happened(event)
+		closed = closed || happened
+	}
+	for rank, c := range calls {
+		if rank == victim {
+			r.Check(c, r.Allow(dist.Closed, closeEvent, callbackClose))
+			continue
+		}
+		r.Check(c, r.Allow(dist.PeerLost, closeEvent, callbackClose))
+		if e, ok := errors.AsType[*dist.Error](c.Err); ok && e.Code == dist.PeerLost && e.Rank != victim {
+			r.Errorf("rank %d blames rank %d, and it was rank %d that left: %v", rank, e.Rank, victim, c.Err)
+		}
+		r.EndsSoon(c, closeEvent, noticed)
+	}
+	if closed {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	for rank, err := range each(func(rank int) error { return run(ctx, g.groups[rank], operations[0], 10) }) {
+		if err != nil {
+			r.Errorf("rank %d cannot go on: %v", rank, err)
+		}
+	}
+}

@@ -1,0 +1,137 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build moments
+
+package groupmoment
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// operation is one step of a program: post starts it on a rank and returns what to wait for, check looks at the result.
+type operation struct {
+	name string
+	post func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error)
+}
+
+func ints(values ...int64) *tensor.Tensor { return tensor.Must(tensor.From(values, len(values))) }
+
+// filled has n elements of one value.
+func filled(n int, value int64) *tensor.Tensor {
+	values := make([]int64, n)
+	for i := range values {
+		values[i] = value
+	}
+	return ints(values...)
+}
+
+// all checks that every element of t is want.
+func all(what string, t *tensor.Tensor, want int64) func() error {
+	return func() error {
+		got, err := tensor.Copy[int64](t)
+		if err == nil && slices.ContainsFunc(got, func(v int64) bool { return v != want }) {
+			err = fmt.Errorf("%s: %v..., want %d", what, got[:min(len(got), 4)], want)
+		}
+		return err
+	}
+}
+
+func nothing() error { return nil }
+
+// sum is what the ranks of a group add up to when each brings its rank plus one.
+func sum(g *group.Group) int64 { return int64(g.Size() * (g.Size() + 1) / 2) }
+
+func mine(g *group.Group) int64 { return int64(g.Rank() + 1) }
+
+var operations = []operation{
+	{"all-reduce", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
+		t := filled(n, mine(g))
+		return []*group.Work{g.AllReduce(ctx, t, group.Sum)}, all("all-reduce", t, sum(g))
+	}},
+	{"broadcast", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
+		t := filled(n, mine(g))
+		return []*group.Work{g.Broadcast(ctx, t, 1)}, all("broadcast", t, 2)
+	}},
+	{"reduce", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
+		t := filled(n, mine(g))
+		check := nothing
+		if g.Rank() == 1 {
+			check = all("reduce", t, sum(g))
+		}
+		return []*group.Work{g.Reduce(ctx, t, group.Sum, 1)}, check
+	}},
+	{"all-gather", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
+		outs := make([]*tensor.Tensor, g.Size())
+		for i := range outs {
+			outs[i] = filled(n, 0)
+		}
+		return []*group.Work{g.AllGather(ctx, outs, filled(n, mine(g)))}, func() error {
+			for i, t := range outs {
+				if err := all("all-gather", t, int64(i+1))(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}},
+	{"gather", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
+		var outs []*tensor.Tensor
+		if g.Rank() == 0 {
+			for range g.Size() {
+				outs = append(outs, filled(n, 0))
+			}
+		}
+		return []*group.Work{g.Gather(ctx, outs, filled(n, mine(g)), 0)}, nothing
+	}},
+	{"scatter", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
+		out := filled(n, 0)
+		var ins []*tensor.Tensor
+		if g.Rank() == 1 {
+			for i := range g.Size() {
+				ins = append(ins, filled(n, int64(i+1)))
+			}
+		}
+		return []*group.Work{g.Scatter(ctx, out, ins, 1)}, all("scatter", out, mine(g))
+	}},
+	{"reduce-scatter", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
+		out := filled(n, 0)
+		return []*group.Work{g.ReduceScatterInto(ctx, out, filled(n*g.Size(), mine(g)), group.Sum)}, all("reduce-scatter", out, sum(g))
+	}},
+	{"all-to-all", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
+		out := filled(n*g.Size(), 0)
+		return []*group.Work{g.AllToAllInto(ctx, out, filled(n*g.Size(), 7), nil, nil)}, all("all-to-all", out, 7)
+	}},
+	{"barrier", func(ctx context.Context, g *group.Group, _ int) ([]*group.Work, func() error) {
+		return []*group.Work{g.Barrier(ctx)}, nothing
+	}},
+	{"ring of messages", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
+		in := filled(n, 0)
+		from := (g.Rank() + g.Size() - 1) % g.Size()
+		recv := g.Recv(ctx, in, from, 3)
+		send := g.Send(ctx, filled(n, mine(g)), (g.Rank()+1)%g.Size(), 3)
+		return []*group.Work{send, recv}, all("ring of messages", in, int64(from+1))
+	}},
+}
+
+// step is an operation of a certain size.
+type step struct {
+	operation
+	n int
+}
+
+// program is what every rank does, the same on all of them.
+func program(rng *rand.Rand) []step {
+	steps := make([]step, 1+rng.IntN(3))
+	sizes := []int{1, 100, 5_000, 100_000}
+	for i := range steps {
+		steps[i] = step{operations[rng.IntN(len(operations))], sizes[rng.IntN(len(sizes))]}
+	}
+	return steps
+}

@@ -1,0 +1,106 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build moments
+
+package momenttest
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// ProcessScenario is a world of processes of which one does something to itself at a point: it kills or stops itself. The
+// process sets a hook of its own ([moment.SetHook]), counts the points that it hits and tells them at its end.
+type ProcessScenario struct {
+	Name   string
+	Share  int // as in Scenario
+	Points []string
+	Events []string
+	// Run starts the processes, waits for them and checks what they say. Without an event it returns how often the victim
+	// hit each point.
+	Run func(p *ProcessRun) map[string]int
+}
+
+// ProcessRun is one run of a ProcessScenario.
+type ProcessRun struct {
+	Seed uint64
+	// Event happens at the N-th hit of Point; empty: nothing happens, and points are counted.
+	Event string
+	Point string
+	N     int
+
+	mu       sync.Mutex
+	failures []string
+	happened bool
+}
+
+// Errorf fails the run. It may be called from any goroutine.
+func (p *ProcessRun) Errorf(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.failures = append(p.failures, fmt.Sprintf(format, args...))
+}
+
+// Happened says that the point was reached.
+func (p *ProcessRun) Happened() { p.happened = true }
+
+// TestProcesses runs a ProcessScenario with many seeds.
+func TestProcesses(t *testing.T, s ProcessScenario) {
+	t.Helper()
+	t.Run(s.Name, func(t *testing.T) {
+		begin, n := *first, uint64(max(*seeds/max(s.Share, 1), 1))
+		if *oneSeed != 0 {
+			begin, n = *oneSeed, 1
+		}
+		missed := 0
+		for seed := begin; seed < begin+n && !t.Failed(); seed++ {
+			if !runProcessSeed(t, s, seed) {
+				missed++
+			}
+		}
+		t.Logf("%d seeds; in %d of them the chosen point was not reached a second time", n, missed)
+	})
+}
+
+func runProcessSeed(t *testing.T, s ProcessScenario, seed uint64) bool {
+	t.Helper()
+	count := &ProcessRun{Seed: seed}
+	hits := s.Run(count)
+	s.report(t, count)
+	if t.Failed() {
+		return false
+	}
+	scope := &Run{scenario: Scenario{Points: s.Points}}
+	for point := range hits {
+		if !scope.counts(point) {
+			delete(hits, point)
+		}
+	}
+	p := &plan{seed: seed, injections: []injection{{event: Event{Name: s.Events[(&plan{seed: seed}).rand(streamEvents).IntN(len(s.Events))]}}}}
+	chosen := p.choose(hits)
+	if chosen == nil {
+		t.Fatalf("%s: seed %d hits no point", s.Name, seed)
+	}
+	in := chosen.injections[0]
+	before := resources()
+	run := &ProcessRun{Seed: seed, Event: in.event.Name, Point: in.at.point, N: in.at.n}
+	s.Run(run)
+	after := &Run{}
+	before.compare(after)
+	run.failures = append(run.failures, after.mu.failures...)
+	s.report(t, run)
+	return run.happened
+}
+
+func (s ProcessScenario) report(t *testing.T, p *ProcessRun) {
+	t.Helper()
+	if *traced {
+		t.Logf("seed %d: %q at %s #%d", p.Seed, p.Event, p.Point, p.N)
+	}
+	if len(p.failures) > 0 {
+		t.Errorf("%s: seed %d: %q at %s #%d\n  %s\n%s", s.Name, p.Seed, p.Event, p.Point, p.N, strings.Join(p.failures, "\n  "), replay(t, &plan{seed: p.Seed}))
+	}
+}
