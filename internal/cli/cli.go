@@ -33,6 +33,7 @@ const (
 	ExitTimeout   = 3
 	ExitNotFound  = 4
 	ExitUnchanged = 5
+	ExitNoStore   = 6
 )
 
 // IO is what a command may touch of the outside.
@@ -122,11 +123,20 @@ type usageError struct{ err error }
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
+// unreachableError says that no store could be reached at all.
+type unreachableError struct{ err error }
+
+func (e *unreachableError) Error() string { return e.err.Error() }
+func (e *unreachableError) Unwrap() error { return e.err }
+
 func exitCode(err error) int {
 	var usage *usageError
+	var unreachable *unreachableError
 	switch {
 	case errors.As(err, &usage), errors.Is(err, dist.InvalidArgument):
 		return ExitUsage
+	case errors.As(err, &unreachable):
+		return ExitNoStore
 	case errors.Is(err, dist.DeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return ExitTimeout
 	case errors.Is(err, dist.NotFound):
@@ -179,9 +189,11 @@ and call the workers of its RPC world.`),
   cohort demo                                 see four processes meet`, "\n"),
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Version:       thisVersion().String(),
 		Args:          noSuchCommand,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON, one object a line, errors included")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{fmt.Errorf("%w; %q explains the flags", err, cmd.CommandPath()+" --help")}
@@ -247,6 +259,7 @@ The exit codes of all commands:
   2  the command line is wrong
   3  the time was over (--timeout)
   4  the key, worker or function does not exist
-  5  compare-and-set: the value was another one and stays as it was`),
+  5  compare-and-set: the value was another one and stays as it was
+  6  the store cannot be reached`),
 	}
 }

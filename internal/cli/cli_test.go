@@ -68,6 +68,7 @@ func TestExitCodes(t *testing.T) {
 		{notFound("get", "k"), ExitNotFound},
 		{dist.New("x", dist.InvalidArgument, "y"), ExitUsage},
 		{dist.New("x", dist.PeerLost, "y"), ExitFailure},
+		{&unreachableError{fmt.Errorf("a: %w", dist.DeadlineExceeded)}, ExitNoStore},
 	} {
 		if got := exitCode(c.err); got != c.want {
 			t.Errorf("%v: exit %d, want %d", c.err, got, c.want)

@@ -50,7 +50,7 @@ leaves; a static one it cannot join.`),
 			if err != nil {
 				return err
 			}
-			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
+			return flags.withStore(cmd.Context(), a, func(ctx context.Context, s *tcpstore.Client) error {
 				agent, err := flags.visit(ctx, s, args[0], listen)
 				if err != nil {
 					return err

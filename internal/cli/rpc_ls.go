@@ -50,7 +50,7 @@ start.`),
   cohort rpc ls --addr node0:29500 --round 0 --json`, "\n"),
 		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
+			return flags.withStore(cmd.Context(), a, func(ctx context.Context, s *tcpstore.Client) error {
 				world, err := readRPCWorld(ctx, s, flags.round)
 				if err != nil {
 					return err

@@ -50,7 +50,7 @@ asked, such circles are shown too.`),
   cohort rpc refs ps --json`, "\n"),
 		Args: between(0, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error {
+			return flags.withStore(cmd.Context(), a, func(ctx context.Context, s *tcpstore.Client) error {
 				report, err := flags.readRefs(ctx, s, args)
 				if err != nil {
 					return err

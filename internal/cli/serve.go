@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -28,6 +29,7 @@ type serveFlags struct {
 	withStdin bool
 	drain     time.Duration
 	verbose   bool
+	forget    bool
 	limits    tcpstore.Limits
 }
 
@@ -47,7 +49,8 @@ set for each of them beside RANK and WORLD_SIZE:
   TORCHELASTIC_RESTART_COUNT=0         PyTorch 1.13 wants it
 Or give the store to init_process_group: dist.TCPStore(host, port, world_size,
 is_master=False), with use_libuv=False where PyTorch 2 was built without libuv.
-Start a store for each run of a job: the keys of one run would mislead the next.
+Start a store for each run of a job: the keys of one run would mislead the next. Or
+clear it in between ("cohort store clear"), or give --forget.
 
 There is no password in PyTorch's protocol: whoever reaches the port can read and
 write. So the default address is reachable from this machine only; to serve others
@@ -69,6 +72,7 @@ give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 	f.StringVar(&flags.http, "http", "", "serve /metrics (Prometheus), /healthz and /stats (JSON) on this address")
 	f.BoolVar(&flags.withStdin, "exit-with-stdin", false, "end also when standard input closes")
 	f.DurationVar(&flags.drain, "drain", 0, "when told to end, wait up to this time for clients to leave")
+	f.BoolVar(&flags.forget, "forget", false, "forget all keys whenever the last client leaves")
 	f.BoolVarP(&flags.verbose, "verbose", "v", false, "log more than warnings, on standard error")
 	defaults := tcpstore.DefaultLimits()
 	f.IntVar(&flags.limits.Conns, "max-connections", defaults.Conns, "number of connections (a PyTorch 1.13 client has two)")
@@ -77,6 +81,9 @@ give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 	f.Int64Var(&flags.limits.Memory, "max-memory", defaults.Memory, "bytes of keys, values and buffers together")
 	return cmd
 }
+
+// serveOwnMemory is what the process has beside what clients make it hold.
+const serveOwnMemory = 256 << 20
 
 // check refuses limits that leave nothing to serve.
 func (f *serveFlags) check() error {
@@ -114,7 +121,13 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	if a.json {
 		handler = slog.NewJSONHandler(a.Err, &slog.HandlerOptions{Level: level})
 	}
-	server, err := tcpstore.Listen(addr, tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler)))
+	opts := []tcpstore.ServerOption{tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler))}
+	if flags.forget {
+		opts = append(opts, tcpstore.WithForget())
+	}
+	// The collector works harder before the process takes more than the limit, instead of letting garbage double it.
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(flags.limits.Memory + serveOwnMemory))
+	server, err := tcpstore.Listen(addr, opts...)
 	if err != nil {
 		return nameHolder(addr, err)
 	}

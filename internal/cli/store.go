@@ -5,6 +5,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -49,7 +50,7 @@ prefix their keys: "cohort store keys" shows them.`),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(a.serveCommand(), a.getCommand(), a.setCommand(), a.addCommand(), a.casCommand(), a.appendCommand(),
-		a.waitCommand(), a.deleteCommand(), a.keysCommand(), a.topCommand())
+		a.waitCommand(), a.deleteCommand(), a.keysCommand(), a.clearCommand(), a.topCommand())
 	return cmd
 }
 
@@ -73,7 +74,7 @@ func (a *app) storeOp(cmd *cobra.Command, run func(ctx context.Context, s *tcpst
 	var flags storeFlags
 	flags.bind(a, cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return flags.withStore(cmd.Context(), func(ctx context.Context, s *tcpstore.Client) error { return run(ctx, s, args) })
+		return flags.withStore(cmd.Context(), a, func(ctx context.Context, s *tcpstore.Client) error { return run(ctx, s, args) })
 	}
 	return cmd
 }
@@ -104,15 +105,58 @@ func storeAddr(addr string, getenv func(string) string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
+// connectPatience is how long a command connects in silence, and connectNews how often it says after that that it still does.
+const (
+	connectPatience = time.Second
+	connectNews     = 10 * time.Second
+)
+
+// dialStore connects. What takes long is told on standard error, because nothing else would show.
+func (a *app) dialStore(ctx context.Context, addr string, opts ...tcpstore.ClientOption) (*tcpstore.Client, error) {
+	done, told := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(told)
+		a.tellConnecting(addr, done)
+	}()
+	client, err := tcpstore.Dial(ctx, addr, opts...)
+	close(done)
+	<-told
+	if err != nil && !errors.Is(err, dist.InvalidArgument) {
+		err = &unreachableError{err}
+	}
+	return client, err
+}
+
+// tellConnecting says now and then that the store does not answer yet, until done.
+func (a *app) tellConnecting(addr string, done <-chan struct{}) {
+	start := time.Now()
+	timer := time.NewTimer(connectPatience)
+	defer timer.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-timer.C:
+		}
+		waited := time.Since(start).Round(time.Second)
+		if a.json {
+			_ = json.NewEncoder(a.Err).Encode(map[string]any{"event": "connecting", "addr": addr, "waited_ms": waited.Milliseconds()})
+		} else {
+			_, _ = fmt.Fprintf(a.Err, "cohort: no store answers at %s after %s; still trying\n", addr, waited)
+		}
+		timer.Reset(connectNews)
+	}
+}
+
 // withStore connects, runs f and closes, all within the timeout.
-func (f *storeFlags) withStore(ctx context.Context, run func(ctx context.Context, s *tcpstore.Client) error) error {
+func (f *storeFlags) withStore(ctx context.Context, a *app, run func(ctx context.Context, s *tcpstore.Client) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, f.timeout, timeUpError(f.timeout))
 	defer cancel()
 	opts := []tcpstore.ClientOption{tcpstore.WithTimeout(f.timeout)}
 	if f.raw {
 		opts = append(opts, tcpstore.WithRawKeys())
 	}
-	client, err := tcpstore.Dial(ctx, f.addr, opts...)
+	client, err := a.dialStore(ctx, f.addr, opts...)
 	if err != nil {
 		return explain(ctx, err)
 	}

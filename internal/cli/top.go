@@ -91,16 +91,17 @@ func (s *sampler) next(ctx context.Context) (tui.Top, error) {
 	top := topOf(s.last, stats, s.raw)
 	s.names.name(top.Waits)
 	s.last = stats
-	asking, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	top.Workers, err = s.client.Workers(asking)
-	return top, err
+	return top, nil
 }
 
 func (s *sampler) ask(ctx context.Context) (stats tcpstore.Stats, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	text, err := s.client.Stats(ctx)
+	if errors.Is(err, dist.NotSupported) {
+		return stats, fmt.Errorf("the store at %s is PyTorch's own and does not tell who waits; only cohort's does "+
+			"(\"cohort store serve\" explains how PyTorch ranks use it). \"cohort store keys\" and \"get\" work here too", s.client.Addr())
+	}
 	if err != nil {
 		return stats, err
 	}
@@ -123,6 +124,10 @@ func topOf(before, now tcpstore.Stats, raw bool) tui.Top {
 		Addr: now.Addr, Uptime: now.Time.Sub(now.Started), Conns: now.Connections, Keys: int64(now.Keys),
 		Queues: int64(now.Queues), Bytes: now.Bytes, Ops: opsOf(now), Rate: rate(before.Requests(), now.Requests()),
 		ByOp: map[string]int64{}, ByOpRate: map[string]float64{}, Waiting: now.Waiting, Waits: waitsOf(now, raw),
+		Workers: now.Workers, Left: int64(now.LeftBehind),
+	}
+	if now.LeftBehind > 0 {
+		top.LeftFor = now.Time.Sub(now.LeftAt)
 	}
 	top.Here, top.Gone = ranksOf(now.Claims)
 	for op, n := range now.Ops {
@@ -215,7 +220,7 @@ func clientName(claim string) string {
 
 func (a *app) top(ctx context.Context, flags storeFlags, once bool, every time.Duration) error {
 	dialing, cancel := context.WithTimeout(ctx, flags.timeout)
-	client, err := tcpstore.Dial(dialing, flags.addr, tcpstore.WithTimeout(flags.timeout))
+	client, err := a.dialStore(dialing, flags.addr, tcpstore.WithTimeout(flags.timeout))
 	cancel()
 	if err != nil {
 		return explain(ctx, err)

@@ -4,18 +4,57 @@
 package cli
 
 import (
-	"fmt"
 	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
 )
 
+// version and commit are set by the linker (see the Makefile); without them the build's own records are asked.
+var version, commit string
+
 type versionInfo struct {
 	Version  string `json:"version"`
 	Revision string `json:"revision,omitempty"`
+	Modified bool   `json:"modified,omitempty"`
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
+}
+
+func thisVersion() versionInfo {
+	v := versionInfo{Version: "(devel)", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		if info.Main.Version != "" {
+			v.Version = info.Main.Version
+		}
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				v.Revision = s.Value
+			case "vcs.modified":
+				v.Modified = s.Value == "true"
+			}
+		}
+	}
+	if version != "" {
+		v.Version = version
+	}
+	if commit != "" {
+		v.Revision, v.Modified = commit, false
+	}
+	return v
+}
+
+// String is the line that "cohort version" prints.
+func (v versionInfo) String() string {
+	text := "cohort " + v.Version
+	if v.Revision != "" {
+		text += ", commit " + v.Revision
+		if v.Modified {
+			text += " and changes"
+		}
+	}
+	return text + ", " + v.Go + ", " + v.Platform
 }
 
 func (a *app) versionCommand() *cobra.Command {
@@ -24,22 +63,8 @@ func (a *app) versionCommand() *cobra.Command {
 		Short: "Print the version",
 		Args:  exactly(),
 		RunE: func(*cobra.Command, []string) error {
-			v := versionInfo{Version: "(devel)", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
-			if info, ok := debug.ReadBuildInfo(); ok {
-				if info.Main.Version != "" {
-					v.Version = info.Main.Version
-				}
-				for _, s := range info.Settings {
-					if s.Key == "vcs.revision" {
-						v.Revision = s.Value
-					}
-				}
-			}
-			text := fmt.Sprintf("cohort %s %s %s", v.Version, v.Go, v.Platform)
-			if v.Revision != "" {
-				text += " " + v.Revision
-			}
-			return a.print(v, text)
+			v := thisVersion()
+			return a.print(v, v.String())
 		},
 	}
 }

@@ -26,7 +26,9 @@ type Top struct {
 	Workers  int64              `json:"workers"`              // PyTorch's counter of clients that joined
 	Here     []int              `json:"ranks_here,omitempty"` // ranks of Go processes that are connected
 	Gone     []int              `json:"ranks_gone,omitempty"` // those that joined and are no longer
-	Waiting  int                `json:"waiting"`              // requests that wait; Waits may tell less than all
+	Left     int64              `json:"left_behind"`          // keys of an earlier run
+	LeftFor  time.Duration      `json:"left_for_ns,omitempty"`
+	Waiting  int                `json:"waiting"` // requests that wait; Waits may tell less than all
 	Waits    []Wait             `json:"waits"`
 	Err      string             `json:"error,omitempty"`
 }
@@ -83,6 +85,10 @@ func (t Top) Frame(width, height int, style Style) string {
 		} else {
 			add(Cut(line, width))
 		}
+	}
+	if t.Left > 0 {
+		add(style.Yellow(Cut(fmt.Sprintf("used before: %s keys are left of clients that went %s ago; cohort store clear removes them",
+			Count(t.Left), Age(t.LeftFor)), width)))
 	}
 	add("")
 

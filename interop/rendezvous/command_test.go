@@ -48,7 +48,8 @@ sys.stdin.readline()
 			{line: "delete log", out: ""},
 			{line: "delete log", err: "not found", code: cli.ExitNotFound},
 			{line: "keys", err: "this server cannot list its keys", code: cli.ExitFailure},
-			{line: "top --once", err: "only cohort's own server has statistics", code: cli.ExitFailure},
+			{line: "top --once", err: "is PyTorch's own and does not tell who waits", code: cli.ExitFailure},
+			{line: "clear --yes", err: "is PyTorch's own, which cannot be cleared", code: cli.ExitFailure},
 			{line: "set from-go bonjour"},
 		} {
 			args := append([]string{"store"}, strings.Split(step.line, " ")...)

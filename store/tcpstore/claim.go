@@ -7,7 +7,6 @@ import (
 	"context"
 	"math"
 
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/storecore"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
@@ -25,11 +24,8 @@ import (
 // on PyTorch's the error is [dist.NotSupported].
 func (c *Client) Claim(ctx context.Context, name, expected, text string) (string, error) {
 	q := &request{op: wire.CompareSet, key: wire.ClaimPrefix + name, raw: true, expected: []byte(expected), value: []byte(text)}
-	if c.back.dialect() != wire.Native {
-		return "", &dist.Error{
-			Op: "tcpstore: claim", Code: dist.NotSupported, Rank: dist.NoRank, Peer: c.addr, Key: name,
-			Detail: "only cohort's own server has claims; this client speaks the " + c.back.dialect().String() + " dialect",
-		}
+	if err := c.nativeOnly("claim", "claims"); err != nil {
+		return "", err
 	}
 	r, err := c.do(ctx, q)
 	if err != nil {

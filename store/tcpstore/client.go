@@ -356,11 +356,8 @@ func (c *Client) Workers(ctx context.Context) (int64, error) {
 // Stats returns the server's statistics as JSON: connections, operations, keys, and who waits for what. Only cohort's
 // server has them.
 func (c *Client) Stats(ctx context.Context) ([]byte, error) {
-	if c.back.dialect() != wire.Native {
-		return nil, &dist.Error{
-			Op: "tcpstore: stats", Code: dist.NotSupported, Rank: dist.NoRank, Peer: c.addr,
-			Detail: "only cohort's own server has statistics; this client speaks the " + c.back.dialect().String() + " dialect",
-		}
+	if err := c.nativeOnly("stats", "statistics"); err != nil {
+		return nil, err
 	}
 	r, err := c.do(ctx, &request{op: wire.Stats})
 	return r.Value, err

@@ -56,7 +56,7 @@ func (s *Server) Clear() int {
 //
 // A client whose store was replaced accepts the new one by this call; only afterwards do other operations reach it.
 func (c *Client) Hello(ctx context.Context) (id Identity, leftBehind int, err error) {
-	if err = c.nativeOnly("hello", "an identity"); err != nil {
+	if err = c.nativeOnly("hello", "identity"); err != nil {
 		return id, 0, err
 	}
 	r, err := c.do(ctx, &request{op: wire.Hello})
@@ -72,7 +72,7 @@ func (c *Client) Hello(ctx context.Context) (id Identity, leftBehind int, err er
 // It returns the number of keys and queues that there were. PyTorch's servers cannot be cleared; there the error is
 // [dist.NotSupported].
 func (c *Client) Clear(ctx context.Context, id Identity) (int, error) {
-	if err := c.nativeOnly("clear", "an operation that clears it"); err != nil {
+	if err := c.nativeOnly("clear", "operation that clears it"); err != nil {
 		return 0, err
 	}
 	r, err := c.do(ctx, &request{op: wire.Clear, expected: id[:]})
@@ -86,6 +86,6 @@ func (c *Client) nativeOnly(op, what string) error {
 	}
 	return &dist.Error{
 		Op: "tcpstore: " + op, Code: dist.NotSupported, Rank: dist.NoRank, Peer: c.addr,
-		Detail: "PyTorch's store does not have " + what + ", only cohort's does: restart it, or serve the job with cohort store serve",
+		Detail: "this is PyTorch's own store, which has no " + what + "; only cohort's has (cohort store serve)",
 	}
 }

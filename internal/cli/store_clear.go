@@ -1,0 +1,105 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+func (a *app) clearCommand() *cobra.Command {
+	var yes bool
+	var flags storeFlags
+	cmd := &cobra.Command{
+		Use:   "clear",
+		Short: "Remove everything from a store, so that the next run finds it empty",
+		Long: strings.TrimSpace(`
+Remove all keys, queues and claims from a store of cohort, as if it had been started
+anew. What is there is told first, and nothing happens without --yes or, on a
+terminal, a "yes" as the answer.
+
+Processes that still use the store lose it: those of PyTorch are disconnected, those
+of Go are told that this is another store. Nobody but they notices.
+
+PyTorch's own stores cannot be cleared: restart the process that has it.`),
+		Example: strings.Trim(`
+  cohort store clear --addr node0:29500
+  cohort store clear --addr node0:29500 --yes`, "\n"),
+		Args: exactly(),
+	}
+	flags.bind(a, cmd)
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.clear(cmd.Context(), &flags, yes) }
+	return cmd
+}
+
+// clear looks first, asks, and then clears exactly what it has looked at.
+func (a *app) clear(ctx context.Context, flags *storeFlags, yes bool) error {
+	var id tcpstore.Identity
+	var stats tcpstore.Stats
+	err := flags.withStore(ctx, a, func(ctx context.Context, s *tcpstore.Client) (err error) {
+		if id, _, err = s.Hello(ctx); err != nil {
+			return clearError(s.Addr(), err)
+		}
+		text, err := s.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		return json.Unmarshal(text, &stats)
+	})
+	if err != nil {
+		return err
+	}
+	clients := stats.Clients() - 1 // without this one
+	if !yes {
+		if err := a.confirm(fmt.Sprintf("Remove %d keys and %d queues from the store at %s, which has %d other connections?",
+			stats.Keys, stats.Queues, flags.addr, clients)); err != nil {
+			return err
+		}
+	}
+	return flags.withStore(ctx, a, func(ctx context.Context, s *tcpstore.Client) error {
+		n, err := s.Clear(ctx, id)
+		if errors.Is(err, dist.InvalidArgument) {
+			return fmt.Errorf("the store at %s was cleared or started anew by somebody else meanwhile; nothing was done", s.Addr())
+		}
+		if err != nil {
+			return clearError(s.Addr(), err)
+		}
+		return a.print(map[string]any{"cleared": n, "connections": clients},
+			fmt.Sprintf("cleared: %d keys and queues are gone", n))
+	})
+}
+
+func clearError(addr string, err error) error {
+	if !errors.Is(err, dist.NotSupported) {
+		return err
+	}
+	return fmt.Errorf("the store at %s is PyTorch's own, which cannot be cleared: restart the process that has it, or delete keys "+
+		"(cohort store delete): %w", addr, dist.NotSupported)
+}
+
+// confirm asks a person; where there is none, a flag has to say it.
+func (a *app) confirm(question string) error {
+	in, is := a.In.(*os.File)
+	if !is || !term.IsTerminal(int(in.Fd())) || a.json {
+		return &usageError{fmt.Errorf("%s Give --yes to do it", question)}
+	}
+	_, _ = fmt.Fprintf(a.Err, "%s Type yes to do it: ", question)
+	answer, _ := bufio.NewReader(a.In).ReadString('\n')
+	if strings.TrimSpace(strings.ToLower(answer)) != "yes" {
+		return errors.New("nothing was cleared")
+	}
+	return nil
+}
