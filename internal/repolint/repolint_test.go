@@ -40,7 +40,7 @@ pure: internal/reduce internal/coll internal/sched internal/launchcore internal/
       store store/filestore store/tcpstore
       internal/muster
       internal/intake internal/cohortwire internal/tensorpipe internal/rpcwire
-pure: internal/rrefcore internal/gloo/wire internal/gloo/match internal/native/wire
+pure: internal/rrefcore internal/backcore internal/gloo/wire internal/gloo/match internal/native/wire
       internal/gloo internal/shm internal/native/* internal/native internal/recorder
       internal/portowner rendezvous
       group
@@ -59,7 +59,7 @@ var pureForbids = []string{"net", "os", "os/exec", "time", "syscall", "golang.or
 
 // pureExceptions: time.Duration in a request is a number, not a clock.
 var pureExceptions = map[string][]string{
-	"internal/coll": {"time"}, "internal/storecore": {"time"}, "internal/rrefcore": {"time"}, "internal/launchcore": {"time"},
+	"internal/coll": {"time"}, "internal/storecore": {"time"}, "internal/rrefcore": {"time"}, "internal/backcore": {"time"}, "internal/launchcore": {"time"},
 	"internal/verdict": {"time"},
 }
 

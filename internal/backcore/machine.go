@@ -1,0 +1,414 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package backcore
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Worker is the id of a worker.
+type Worker int16
+
+// Context is the id of a context. The worker that opened it is part of it, as in PyTorch's ids.
+type Context struct {
+	Origin Worker
+	N      uint64
+}
+
+// PassID is the id of a pass: the worker that began it and its counter.
+type PassID struct {
+	Origin Worker
+	N      uint64
+}
+
+// Call is the number of a message with values, which its send and its receive function share.
+type Call struct {
+	From Worker
+	N    uint64
+}
+
+// Node is a function of a context at one worker.
+type Node int
+
+// Mode is how a pass finds out what it has to wait for.
+type Mode uint8
+
+// The modes.
+const (
+	Fast  Mode = iota // every recorded send gets a gradient
+	Smart             // a first wave finds those that do
+)
+
+// Kind is the kind of a message.
+type Kind uint8
+
+// The messages.
+const (
+	Mark    Kind = 1 + iota // the gradient of Call will come
+	Grad                    // the gradient of Call
+	Done                    // the Mark (of the first wave) or Grad of Call is done, with all that it has brought about
+	Fail                    // the pass has failed
+	Told                    // Fail has arrived
+	Cleanup                 // the context is over
+	Cleaned                 // Cleanup has arrived
+	Seen                    // to who opened the context: this worker has seen it, and whoever it has it from is dead
+	Noted                   // Seen has arrived
+)
+
+// Cause says why a pass failed.
+type Cause struct {
+	Worker Worker // where it failed, or who died
+	Node   Node   // the function that failed; zero when a worker died or a message came for nothing that is known
+	Text   string
+}
+
+// Message goes from one worker to another. Unused fields are zero.
+type Message[G any] struct {
+	Kind     Kind
+	From, To Worker
+	Context  Context
+	Pass     PassID
+	Mode     Mode
+	Wave     Kind // of a Done: Mark or Grad
+	Call     Call
+	Gradient G
+	Cause    Cause
+}
+
+// EffectKind is what the driver has to do.
+type EffectKind uint8
+
+// The effects.
+const (
+	Send  EffectKind = 1 + iota // send Msg; it may be lost, late or repeated
+	Run                         // run Node of Context in Pass with Gradient, then call Ran
+	Ended                       // the pass that this worker began has ended; Failed and Cause say how
+	Freed                       // the context is gone: drop its functions and gradients
+)
+
+// Effect is one thing that the driver has to do.
+type Effect[G any] struct {
+	Kind     EffectKind
+	Msg      Message[G]
+	Context  Context
+	Pass     PassID
+	Node     Node
+	Gradient G
+	Failed   bool
+	Cause    Cause
+}
+
+// Options are the durations and the switches of a Machine. Each switch turns one part off; the tests use them to show that
+// it is needed.
+type Options struct {
+	Retry time.Duration // after which an unanswered message is sent again (default 200 ms)
+	Tombs int           // how many cleaned contexts are remembered, or half of them (default 65536)
+
+	NoRetry, NoOnce, NoTombs, NoForward, NoTree, NoFlood, NoDeath, NoSeen bool
+}
+
+// Time is what the driver's monotonic clock says. Only differences matter.
+type Time = time.Duration
+
+// Machine is one worker's part. It is not safe for concurrent use; one driver owns it.
+type Machine[G any] struct {
+	self     Worker
+	opt      Options
+	add      func(a, b G) G
+	now      Time
+	next     uint64
+	contexts map[Context]*context[G]
+	tombs    tombs
+	dead     map[Worker]bool
+	cleaning map[cleaning]Time // Cleanup messages that are not answered, and when they were sent
+	effects  []Effect[G]
+}
+
+type cleaning struct {
+	context Context
+	to      Worker
+}
+
+// context is what a worker knows of one context.
+type context[G any] struct {
+	id     Context
+	known  map[Worker]bool // who has seen it, as far as this worker knows
+	nodes  []function
+	sends  map[Call]Node
+	passes map[PassID]*pass[G]
+	asked  Time // when Seen was sent
+	asks   bool // Seen is not answered
+}
+
+// function is a recorded function. next are the functions that its gradient goes on to.
+type function struct {
+	next []Node
+	recv *Call // of a receive function: whose send function gets the gradient
+	to   Worker
+}
+
+// New returns the machine of one worker. add adds two gradients.
+func New[G any](self Worker, add func(a, b G) G, opt Options) *Machine[G] {
+	if opt.Retry == 0 {
+		opt.Retry = 200 * time.Millisecond
+	}
+	if opt.Tombs == 0 {
+		opt.Tombs = 1 << 16
+	}
+	return &Machine[G]{
+		self: self, opt: opt, add: add, contexts: map[Context]*context[G]{}, dead: map[Worker]bool{}, cleaning: map[cleaning]Time{},
+	}
+}
+
+// Take returns the effects since the last call, in order.
+func (m *Machine[G]) Take() []Effect[G] {
+	out := m.effects
+	m.effects = nil
+	return out
+}
+
+func (m *Machine[G]) emit(e Effect[G]) { m.effects = append(m.effects, e) }
+
+func (m *Machine[G]) send(msg Message[G]) {
+	msg.From = m.self
+	if !m.dead[msg.To] {
+		m.emit(Effect[G]{Kind: Send, Msg: msg})
+	}
+}
+
+// Open opens a context.
+func (m *Machine[G]) Open() Context {
+	m.next++
+	id := Context{m.self, m.next}
+	m.context(id)
+	return id
+}
+
+// context returns a context, made on demand. It is nil for one that was cleaned, or whose origin is dead.
+func (m *Machine[G]) context(id Context) *context[G] {
+	if c := m.contexts[id]; c != nil {
+		return c
+	}
+	if m.dead[id.Origin] || m.tombs.has(id) && !m.opt.NoTombs {
+		return nil
+	}
+	c := &context[G]{id: id, known: map[Worker]bool{}, nodes: make([]function, 1), sends: map[Call]Node{}, passes: map[PassID]*pass[G]{}}
+	if id.Origin != m.self {
+		c.known[id.Origin] = true
+	}
+	m.contexts[id] = c
+	return c
+}
+
+// Record records a local function whose gradient goes on to next. It reports false when the context is over.
+func (m *Machine[G]) Record(id Context, next ...Node) (Node, bool) {
+	c := m.context(id)
+	if c == nil {
+		return 0, false
+	}
+	c.nodes = append(c.nodes, function{next: slices.Clone(next)})
+	return Node(len(c.nodes) - 1), true
+}
+
+// RecordSend records that a message carries values to another worker; the gradient comes back to next. The message has to
+// carry the context and the call.
+func (m *Machine[G]) RecordSend(id Context, to Worker, next ...Node) (Call, bool) {
+	node, ok := m.Record(id, next...)
+	if !ok {
+		return Call{}, false
+	}
+	m.next++
+	call := Call{m.self, m.next}
+	c := m.contexts[id]
+	c.sends[call] = node
+	c.known[to] = true
+	return call, true
+}
+
+// RecordRecv records that a message brought values of a context. It reports false when the context is over: the message came
+// late, and must be refused.
+func (m *Machine[G]) RecordRecv(id Context, call Call) (Node, bool) {
+	node, ok := m.Record(id)
+	if !ok {
+		return 0, false
+	}
+	c := m.contexts[id]
+	c.nodes[node].recv, c.nodes[node].to = &call, call.From
+	c.known[call.From] = true
+	return node, true
+}
+
+// Release ends a context everywhere.
+func (m *Machine[G]) Release(id Context) { m.clean(id, m.self) }
+
+// clean forgets a context and passes that on, except to whom it is known from.
+func (m *Machine[G]) clean(id Context, from Worker) {
+	m.tombs.add(id, m.opt.Tombs)
+	c := m.contexts[id]
+	if c == nil {
+		return
+	}
+	delete(m.contexts, id)
+	for _, pid := range sortedPasses(c.passes) {
+		p := c.passes[pid]
+		p.fail(m, c, Cause{Worker: from, Text: "the context was cleaned up"})
+	}
+	m.emit(Effect[G]{Kind: Freed, Context: id})
+	for _, to := range slices.Sorted(maps.Keys(c.known)) {
+		if to != from && to != m.self && !m.dead[to] && (!m.opt.NoForward || from == m.self) {
+			m.cleaning[cleaning{id, to}] = m.now
+			m.send(Message[G]{Kind: Cleanup, To: to, Context: id})
+		}
+	}
+}
+
+// Contexts returns how many contexts and unanswered clean-ups there are.
+func (m *Machine[G]) Contexts() (contexts, unanswered int) { return len(m.contexts), len(m.cleaning) }
+
+// PeerDied reports a worker that is certainly dead. Passes of contexts that it has seen fail, and its contexts are over.
+func (m *Machine[G]) PeerDied(w Worker) {
+	if m.opt.NoDeath {
+		return
+	}
+	m.dead[w] = true
+	maps.DeleteFunc(m.cleaning, func(k cleaning, _ Time) bool { return k.to == w })
+	for _, id := range m.sorted() {
+		c := m.contexts[id]
+		if c == nil || !c.known[w] {
+			continue
+		}
+		for _, pid := range sortedPasses(c.passes) {
+			c.passes[pid].lost(m, c, w)
+		}
+		delete(c.known, w)
+		switch id.Origin {
+		case w:
+			m.clean(id, w)
+		case m.self:
+		default: // the clean-up may have been on its way through that worker
+			c.asks = !m.opt.NoSeen
+			m.ask(c)
+		}
+	}
+}
+
+func (m *Machine[G]) sorted() []Context {
+	return slices.SortedFunc(maps.Keys(m.contexts), func(a, b Context) int {
+		return cmp.Or(cmp.Compare(a.Origin, b.Origin), cmp.Compare(a.N, b.N))
+	})
+}
+
+func sortedPasses[G any](all map[PassID]*pass[G]) []PassID {
+	return slices.SortedFunc(maps.Keys(all), func(a, b PassID) int {
+		return cmp.Or(cmp.Compare(a.Origin, b.Origin), cmp.Compare(a.N, b.N))
+	})
+}
+
+// Tick tells the time: what was not answered is sent again.
+func (m *Machine[G]) Tick(now Time) {
+	m.now = now
+	if m.opt.NoRetry {
+		return
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(m.cleaning), func(a, b cleaning) int {
+		return cmp.Or(cmp.Compare(a.context.Origin, b.context.Origin), cmp.Compare(a.context.N, b.context.N), cmp.Compare(a.to, b.to))
+	}) {
+		if now-m.cleaning[k] >= m.opt.Retry {
+			m.cleaning[k] = now
+			m.send(Message[G]{Kind: Cleanup, To: k.to, Context: k.context})
+		}
+	}
+	for _, id := range m.sorted() {
+		c := m.contexts[id]
+		if c.asks && now-c.asked >= m.opt.Retry {
+			m.ask(c)
+		}
+		for _, pid := range sortedPasses(c.passes) {
+			c.passes[pid].retry(m, c)
+		}
+	}
+}
+
+// ask tells who opened a context that this worker has seen it.
+func (m *Machine[G]) ask(c *context[G]) {
+	if c.asks {
+		c.asked = m.now
+		m.send(Message[G]{Kind: Seen, To: c.id.Origin, Context: c.id})
+	}
+}
+
+// Receive handles a message.
+func (m *Machine[G]) Receive(msg Message[G]) {
+	if m.dead[msg.From] {
+		return // a late message of a worker that was given up
+	}
+	c := m.contexts[msg.Context]
+	switch msg.Kind {
+	case Cleanup:
+		m.clean(msg.Context, msg.From)
+		m.send(Message[G]{Kind: Cleaned, To: msg.From, Context: msg.Context})
+	case Cleaned:
+		delete(m.cleaning, cleaning{msg.Context, msg.From})
+	case Seen:
+		if c == nil { // it is over, and that worker, which asks until it knows, was not told
+			m.send(Message[G]{Kind: Cleanup, To: msg.From, Context: msg.Context})
+			return
+		}
+		c.known[msg.From] = true
+		m.send(Message[G]{Kind: Noted, To: msg.From, Context: msg.Context})
+	case Noted:
+		if c != nil {
+			c.asks = false
+		}
+	case Mark, Grad:
+		if c == nil { // it is over, or never was
+			m.send(Message[G]{
+				Kind: Fail, To: msg.From, Context: msg.Context, Pass: msg.Pass,
+				Cause: Cause{Worker: m.self, Text: "it does not know the context, or not any more"},
+			})
+			return
+		}
+		if p := m.pass(c, msg.Pass, msg.Mode); p != nil {
+			p.arrived(m, c, msg)
+		}
+	case Done:
+		if c != nil && c.passes[msg.Pass] != nil {
+			c.passes[msg.Pass].done(m, c, msg)
+		}
+	case Fail:
+		m.send(Message[G]{Kind: Told, To: msg.From, Context: msg.Context, Pass: msg.Pass})
+		if c == nil {
+			return
+		}
+		if p := m.pass(c, msg.Pass, msg.Mode); p != nil {
+			p.fail(m, c, msg.Cause)
+		}
+	case Told:
+		if c != nil && c.passes[msg.Pass] != nil {
+			delete(c.passes[msg.Pass].telling, msg.From)
+		}
+	}
+}
+
+// tombs remembers cleaned contexts: two tables take turns.
+type tombs struct{ young, old map[Context]struct{} }
+
+func (t *tombs) has(id Context) bool {
+	_, young := t.young[id]
+	_, old := t.old[id]
+	return young || old
+}
+
+func (t *tombs) add(id Context, most int) {
+	if t.has(id) {
+		return
+	}
+	if t.young == nil || len(t.young) >= max(most/2, 1) {
+		t.young, t.old = map[Context]struct{}{}, t.young
+	}
+	t.young[id] = struct{}{}
+}

@@ -1,0 +1,366 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package backcore
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
+
+// pass is one worker's part of a pass.
+type pass[G any] struct {
+	id      PassID
+	mode    Mode
+	roots   map[Node]G // of the worker that began it
+	marked  map[Node]bool
+	marks   wave[G]
+	grads   wave[G]
+	entered bool // what it has to wait for is computed
+	waits   map[Node]int
+	sums    map[Node]G
+	missing map[Node]Call // send functions whose gradient has not come
+	left    int           // functions that have not run
+	running map[Node]bool
+	over    bool // this worker has nothing more to do in it
+	failed  bool
+	cause   Cause
+	telling map[Worker]Time // who has not answered Fail
+}
+
+// wave is the messages of one kind in a pass, as Dijkstra and Scholten have it.
+type wave[G any] struct {
+	kind    Kind
+	root    bool // this worker began the wave
+	engaged bool
+	parent  Call          // the message that engaged it
+	in      map[Call]bool // messages that came; true once they are answered
+	from    map[Call]Worker
+	out     map[Call]*unanswered[G]
+}
+
+type unanswered[G any] struct {
+	to       Worker
+	gradient G
+	at       Time
+}
+
+func newWave[G any](kind Kind) wave[G] {
+	return wave[G]{kind: kind, in: map[Call]bool{}, from: map[Call]Worker{}, out: map[Call]*unanswered[G]{}}
+}
+
+// maxPasses bounds the passes of a context that a worker remembers. The oldest ones that are over go first.
+const maxPasses = 1024
+
+// pass returns a pass, made on demand. It is nil when too many are under way.
+func (m *Machine[G]) pass(c *context[G], id PassID, mode Mode) *pass[G] {
+	p := c.passes[id]
+	if p == nil {
+		if len(c.passes) >= maxPasses {
+			for _, old := range sortedPasses(c.passes) {
+				if x := c.passes[old]; x.over && len(x.telling) == 0 && len(c.passes) > maxPasses/2 {
+					delete(c.passes, old)
+				}
+			}
+			if len(c.passes) >= maxPasses {
+				return nil
+			}
+		}
+		p = &pass[G]{
+			id: id, mode: mode, marked: map[Node]bool{}, marks: newWave[G](Mark), grads: newWave[G](Grad),
+			waits: map[Node]int{}, sums: map[Node]G{}, missing: map[Node]Call{}, running: map[Node]bool{}, telling: map[Worker]Time{},
+		}
+		c.passes[id] = p
+	}
+	return p
+}
+
+// Backward begins a pass from the gradients of some functions of this worker. It reports false when the context is over, or
+// more passes are under way in it than anybody can mean.
+func (m *Machine[G]) Backward(id Context, roots map[Node]G, mode Mode) (PassID, bool) {
+	c := m.contexts[id]
+	if c == nil {
+		return PassID{}, false
+	}
+	m.next++
+	p := m.pass(c, PassID{m.self, m.next}, mode)
+	if p == nil {
+		return PassID{}, false
+	}
+	p.roots = maps.Clone(roots)
+	p.marks.root, p.marks.engaged, p.grads.root, p.grads.engaged = true, true, true, true
+	if mode == Smart {
+		for _, n := range slices.Sorted(maps.Keys(roots)) {
+			p.mark(m, c, n)
+		}
+	}
+	p.settle(m, c)
+	return p.id, true
+}
+
+// Ran reports that a function has run. out has a gradient for each function that it goes on to.
+func (m *Machine[G]) Ran(id Context, pid PassID, node Node, out []G) {
+	c := m.contexts[id]
+	if c == nil || c.passes[pid] == nil || !c.passes[pid].running[node] {
+		return
+	}
+	p := c.passes[pid]
+	delete(p.running, node)
+	p.left--
+	for i, next := range c.nodes[node].next {
+		p.flow(m, c, next, out[i])
+	}
+	p.settle(m, c)
+}
+
+// Failed reports that a function has failed: the pass ends everywhere.
+func (m *Machine[G]) Failed(id Context, pid PassID, node Node, text string) {
+	if c := m.contexts[id]; c != nil && c.passes[pid] != nil {
+		c.passes[pid].fail(m, c, Cause{Worker: m.self, Node: node, Text: text})
+	}
+}
+
+// Missing returns the calls whose gradient this worker waits for in a pass: in a [Fast] one perhaps for ever.
+func (m *Machine[G]) Missing(id Context, pid PassID) (calls []Call) {
+	if c := m.contexts[id]; c != nil && c.passes[pid] != nil {
+		for _, n := range slices.Sorted(maps.Keys(c.passes[pid].missing)) {
+			calls = append(calls, c.passes[pid].missing[n])
+		}
+	}
+	return calls
+}
+
+// mark follows the functions from one on, and tells the workers behind receive functions.
+func (p *pass[G]) mark(m *Machine[G], c *context[G], from Node) {
+	for todo := []Node{from}; len(todo) > 0; {
+		n := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		if p.marked[n] {
+			continue
+		}
+		p.marked[n] = true
+		todo = append(todo, c.nodes[n].next...)
+		if call := c.nodes[n].recv; call != nil {
+			var none G
+			p.marks.send(m, c, p, *call, c.nodes[n].to, none)
+		}
+	}
+}
+
+func (w *wave[G]) send(m *Machine[G], c *context[G], p *pass[G], call Call, to Worker, g G) {
+	if m.dead[to] {
+		p.fail(m, c, Cause{Worker: to, Text: "the worker is dead"})
+		return
+	}
+	w.out[call] = &unanswered[G]{to, g, m.now}
+	m.send(Message[G]{Kind: w.kind, To: to, Context: c.id, Pass: p.id, Mode: p.mode, Call: call, Gradient: g})
+}
+
+// enter computes what every function of this worker has to wait for.
+func (p *pass[G]) enter(m *Machine[G], c *context[G]) {
+	p.entered = true
+	var todo []Node
+	seen := map[Node]bool{}
+	begin := func(n Node) {
+		if !seen[n] {
+			seen[n] = true
+			todo = append(todo, n)
+		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(p.roots)) {
+		begin(n)
+	}
+	for call, n := range c.sends {
+		if p.mode == Fast || p.marked[n] {
+			p.missing[n] = call
+			p.waits[n]++
+			begin(n)
+		}
+	}
+	for len(todo) > 0 {
+		n := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		p.left++
+		for _, next := range c.nodes[n].next {
+			p.waits[next]++
+			begin(next)
+		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(p.roots)) {
+		p.sums[n] = p.roots[n]
+	}
+	for _, n := range slices.Sorted(maps.Keys(p.roots)) {
+		p.ready(m, c, n)
+	}
+}
+
+// flow adds a gradient to a function, which is one less to wait for.
+func (p *pass[G]) flow(m *Machine[G], c *context[G], n Node, g G) {
+	if sum, ok := p.sums[n]; ok {
+		g = m.add(sum, g)
+	}
+	p.sums[n] = g
+	p.waits[n]--
+	p.ready(m, c, n)
+}
+
+// ready runs a function that waits for nothing, or sends its gradient on.
+func (p *pass[G]) ready(m *Machine[G], c *context[G], n Node) {
+	if p.waits[n] > 0 || p.running[n] || p.failed {
+		return
+	}
+	g := p.sums[n]
+	if call := c.nodes[n].recv; call != nil {
+		p.left--
+		p.grads.send(m, c, p, *call, c.nodes[n].to, g)
+		return
+	}
+	p.running[n] = true
+	m.emit(Effect[G]{Kind: Run, Context: c.id, Pass: p.id, Node: n, Gradient: g})
+}
+
+// arrived handles a Mark or Grad.
+func (p *pass[G]) arrived(m *Machine[G], c *context[G], msg Message[G]) {
+	w := &p.marks
+	if msg.Kind == Grad {
+		w = &p.grads
+	}
+	if p.failed {
+		m.send(Message[G]{Kind: Fail, To: msg.From, Context: c.id, Pass: p.id, Mode: p.mode, Cause: p.cause})
+		return
+	}
+	node, known := c.sends[msg.Call]
+	if !known {
+		p.fail(m, c, Cause{Worker: m.self, Text: "a gradient came for a message that it has not sent"})
+		return
+	}
+	if answered, again := w.in[msg.Call]; again && !m.opt.NoOnce {
+		if answered {
+			p.answer(m, c, w, msg.Call)
+		}
+		return
+	}
+	w.in[msg.Call], w.from[msg.Call] = false, msg.From
+	switch engages := !w.engaged && !m.opt.NoTree; {
+	case engages:
+		w.engaged, w.parent = true, msg.Call
+	default:
+		p.answer(m, c, w, msg.Call)
+	}
+	if msg.Kind == Mark {
+		p.mark(m, c, node)
+	} else {
+		if !p.entered {
+			p.enter(m, c)
+		}
+		if _, waits := p.missing[node]; waits || m.opt.NoOnce {
+			delete(p.missing, node)
+			p.flow(m, c, node, msg.Gradient)
+		}
+	}
+	p.settle(m, c)
+}
+
+func (p *pass[G]) answer(m *Machine[G], c *context[G], w *wave[G], call Call) {
+	w.in[call] = true
+	m.send(Message[G]{Kind: Done, To: w.from[call], Context: c.id, Pass: p.id, Mode: p.mode, Wave: w.kind, Call: call})
+}
+
+// done handles the answer to a Mark or Grad.
+func (p *pass[G]) done(m *Machine[G], c *context[G], msg Message[G]) {
+	w := &p.marks
+	if msg.Wave == Grad {
+		w = &p.grads
+	}
+	delete(w.out, msg.Call)
+	p.settle(m, c)
+}
+
+// settle ends what is done: it answers the parent of a wave, and where the pass began it goes on to the next wave.
+func (p *pass[G]) settle(m *Machine[G], c *context[G]) {
+	if p.failed || p.over && p.grads.root {
+		return
+	}
+	if len(p.marks.out) == 0 && p.marks.engaged {
+		switch {
+		case !p.marks.root:
+			p.marks.engaged = false
+			p.answer(m, c, &p.marks, p.marks.parent)
+		case !p.entered:
+			p.enter(m, c)
+		}
+	}
+	if p.failed || !p.entered || len(p.grads.out) > 0 || len(p.running) > 0 || p.left > 0 {
+		if !m.opt.NoTree || len(p.grads.out) > 0 || len(p.running) > 0 || !p.entered || p.failed {
+			return
+		}
+	}
+	if p.grads.root {
+		p.over = true
+		m.emit(Effect[G]{Kind: Ended, Context: c.id, Pass: p.id})
+		return
+	}
+	if p.grads.engaged {
+		p.over = true
+		p.grads.engaged = false
+		p.answer(m, c, &p.grads, p.grads.parent)
+	}
+}
+
+// fail ends the pass at this worker and tells everybody who has seen the context.
+func (p *pass[G]) fail(m *Machine[G], c *context[G], cause Cause) {
+	if p.failed || p.over && p.grads.root {
+		return
+	}
+	p.failed, p.over, p.cause = true, true, cause
+	clear(p.running)
+	clear(p.sums)
+	clear(p.marks.out)
+	clear(p.grads.out)
+	if p.grads.root {
+		m.emit(Effect[G]{Kind: Ended, Context: c.id, Pass: p.id, Failed: true, Cause: cause})
+	}
+	if m.contexts[c.id] == nil || m.opt.NoFlood {
+		return // the clean-up tells them, too
+	}
+	for _, to := range slices.Sorted(maps.Keys(c.known)) {
+		if !m.dead[to] {
+			p.telling[to] = m.now
+			m.send(Message[G]{Kind: Fail, To: to, Context: c.id, Pass: p.id, Mode: p.mode, Cause: cause})
+		}
+	}
+}
+
+// lost handles the death of a worker that has seen the context.
+func (p *pass[G]) lost(m *Machine[G], c *context[G], w Worker) {
+	delete(p.telling, w)
+	if !p.over {
+		p.fail(m, c, Cause{Worker: w, Text: "the worker died"})
+	}
+}
+
+// retry repeats what was not answered.
+func (p *pass[G]) retry(m *Machine[G], c *context[G]) {
+	for _, w := range []*wave[G]{&p.marks, &p.grads} {
+		for _, call := range sortedCalls(w.out) {
+			u := w.out[call]
+			if m.now-u.at >= m.opt.Retry {
+				u.at = m.now
+				m.send(Message[G]{Kind: w.kind, To: u.to, Context: c.id, Pass: p.id, Mode: p.mode, Call: call, Gradient: u.gradient})
+			}
+		}
+	}
+	for _, to := range slices.Sorted(maps.Keys(p.telling)) {
+		if m.now-p.telling[to] >= m.opt.Retry {
+			p.telling[to] = m.now
+			m.send(Message[G]{Kind: Fail, To: to, Context: c.id, Pass: p.id, Mode: p.mode, Cause: p.cause})
+		}
+	}
+}
+
+func sortedCalls[V any](all map[Call]V) []Call {
+	return slices.SortedFunc(maps.Keys(all), func(a, b Call) int {
+		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.N, b.N))
+	})
+}

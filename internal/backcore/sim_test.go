@@ -1,0 +1,512 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package backcore
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+// The simulation builds a random graph over several workers, runs passes over a network that loses, repeats, delays and
+// reorders messages, lets functions fail and workers die, and compares the gradients with those of the same graph on one
+// worker. A seed gives the same run every time: go test -run 'TestSimulation' -backcore.seed N -v.
+
+var (
+	seeds   = flag.Int("backcore.seeds", 2000, "how many seeds TestSimulation runs")
+	oneSeed = flag.Uint64("backcore.seed", 0, "run this seed only, and tell what happens")
+)
+
+const prime = 1_000_003 // gradients are numbers modulo this one: sums in any order are equal
+
+func sum(a, b int64) int64 { return (a + b) % prime }
+
+// world is what a simulation is about.
+type world struct {
+	rng     *rand.Rand
+	log     func(format string, args ...any)
+	opt     Options
+	mode    Mode
+	now     Time
+	seq     int
+	flying  []flight
+	workers []*worker
+	lossy   bool
+	crashes bool
+	breaks  bool // a function fails
+	origin  *worker
+	ctx     Context
+	ended   []Effect[int64]
+	died    map[Worker]bool
+	failing map[at]bool
+	strays  []stray
+}
+
+type at struct {
+	w Worker
+	n Node
+}
+
+type stray struct {
+	call Call
+	to   Worker
+}
+
+type flight struct {
+	at  Time
+	seq int
+	do  func()
+}
+
+type worker struct {
+	id      Worker
+	m       *Machine[int64]
+	weights map[Node][]int64
+	leaves  map[Node]int64
+	values  []Node // what can be used or sent
+	freed   bool
+}
+
+func newWorld(seed uint64, opt Options, mode Mode, log func(string, ...any)) *world {
+	w := &world{
+		rng: rand.New(rand.NewPCG(seed, 77)), log: log, opt: opt, mode: mode, died: map[Worker]bool{}, failing: map[at]bool{},
+	}
+	for id := range 2 + w.rng.IntN(4) {
+		w.workers = append(w.workers, &worker{id: Worker(id), m: New(Worker(id), sum, opt), weights: map[Node][]int64{}, leaves: map[Node]int64{}})
+	}
+	w.origin = w.workers[0]
+	w.lossy, w.crashes, w.breaks = w.rng.IntN(3) > 0, w.rng.IntN(4) == 0, w.rng.IntN(8) == 0
+	return w
+}
+
+func (w *world) record(k *worker, next ...Node) Node {
+	n, ok := k.m.Record(w.ctx, next...)
+	if !ok {
+		panic("a live context is over")
+	}
+	for range next {
+		k.weights[n] = append(k.weights[n], 1+w.rng.Int64N(100))
+	}
+	k.values = append(k.values, n)
+	return n
+}
+
+// transfer sends a value to another worker.
+func (w *world) transfer(from, to *worker, value Node) {
+	call, ok := from.m.RecordSend(w.ctx, to.id, value)
+	if !ok {
+		panic("a live context is over")
+	}
+	from.weights[from.m.contexts[w.ctx].sends[call]] = []int64{1}
+	n, ok := to.m.RecordRecv(w.ctx, call)
+	if !ok {
+		panic("a live context is over")
+	}
+	to.values = append(to.values, n)
+}
+
+func pick[T any](rng *rand.Rand, all []T) T { return all[rng.IntN(len(all))] }
+
+// forward builds the graph, and returns the roots of the pass.
+func (w *world) forward() map[Node]int64 {
+	w.ctx = w.origin.m.Open()
+	w.record(w.origin)
+	for range 5 + w.rng.IntN(60) {
+		k := pick(w.rng, w.workers)
+		switch {
+		case len(k.values) == 0: // it sees the context when a message comes
+		case w.rng.IntN(6) == 0:
+			w.record(k)
+		case w.rng.IntN(2) == 0:
+			if to := pick(w.rng, w.workers); to != k {
+				w.transfer(k, to, pick(w.rng, k.values))
+			}
+		default:
+			var next []Node
+			for range 1 + w.rng.IntN(3) {
+				next = append(next, pick(w.rng, k.values))
+			}
+			w.record(k, next...)
+		}
+	}
+	if w.mode == Fast { // every value that was sent has to enter the loss
+		for _, k := range w.workers[1:] {
+			if len(k.values) > 0 {
+				w.transfer(k, w.origin, w.record(k, k.values...))
+			}
+		}
+		return map[Node]int64{w.record(w.origin, w.origin.values...): 1}
+	}
+	if w.rng.IntN(3) == 0 { // a message that comes when all is over
+		for _, to := range w.workers[1:] {
+			if call, ok := w.origin.m.RecordSend(w.ctx, to.id); ok {
+				w.strays = append(w.strays, stray{call, to.id})
+			}
+		}
+	}
+	roots := map[Node]int64{}
+	for range 1 + w.rng.IntN(3) {
+		roots[pick(w.rng, w.origin.values)] = 1 + w.rng.Int64N(100)
+	}
+	return roots
+}
+
+// oracle is the gradient of every leaf on one worker.
+func (w *world) oracle(roots map[Node]int64) map[at]int64 {
+	type edge struct {
+		to     at
+		weight int64
+	}
+	edges := func(x at) (out []edge) {
+		k := w.workers[x.w]
+		f := k.m.contexts[w.ctx].nodes[x.n]
+		if f.recv != nil {
+			return []edge{{at{f.to, w.workers[f.to].m.contexts[w.ctx].sends[*f.recv]}, 1}}
+		}
+		for i, n := range f.next {
+			out = append(out, edge{at{x.w, n}, k.weights[x.n][i]})
+		}
+		return out
+	}
+	var order []at // every function behind those that it goes on to
+	seen := map[at]bool{}
+	var visit func(x at)
+	visit = func(x at) {
+		if seen[x] {
+			return
+		}
+		seen[x] = true
+		for _, e := range edges(x) {
+			visit(e.to)
+		}
+		order = append(order, x)
+	}
+	grads := map[at]int64{}
+	for n, g := range roots {
+		visit(at{w.origin.id, n})
+		grads[at{w.origin.id, n}] = g
+	}
+	leaves := map[at]int64{}
+	for _, x := range slices.Backward(order) {
+		out := edges(x)
+		if len(out) == 0 {
+			leaves[x] = grads[x]
+		}
+		for _, e := range out {
+			grads[e.to] = (grads[e.to] + grads[x]*e.weight) % prime
+		}
+	}
+	return leaves
+}
+
+func (w *world) later(d Time, do func()) {
+	w.seq++
+	w.flying = append(w.flying, flight{w.now + d, w.seq, do})
+}
+
+// settle performs the effects of a worker.
+func (w *world) settle(k *worker) {
+	for _, e := range k.m.Take() {
+		switch e.Kind {
+		case Send:
+			copies := 1
+			if w.lossy {
+				copies = []int{0, 1, 1, 1, 1, 2}[w.rng.IntN(6)]
+			}
+			for range copies {
+				w.later(time.Duration(1+w.rng.Int64N(300))*time.Millisecond, func() {
+					if to := w.workers[e.Msg.To]; !w.died[to.id] {
+						w.log("%v: %d to %d: kind %d %v", w.now, e.Msg.From, e.Msg.To, e.Msg.Kind, e.Msg.Call)
+						to.m.Receive(e.Msg)
+						w.settle(to)
+					}
+				})
+			}
+		case Run:
+			w.later(time.Duration(w.rng.Int64N(100))*time.Millisecond, func() { w.run(k, e) })
+		case Ended:
+			w.log("%v: the pass has ended: %+v", w.now, e)
+			w.ended = append(w.ended, e)
+		case Freed:
+			k.freed = true
+		}
+	}
+}
+
+func (w *world) run(k *worker, e Effect[int64]) {
+	if w.died[k.id] || k.freed {
+		return
+	}
+	if w.failing[at{k.id, e.Node}] {
+		k.m.Failed(e.Context, e.Pass, e.Node, "it fails")
+		w.settle(k)
+		return
+	}
+	var out []int64
+	for _, weight := range k.weights[e.Node] {
+		out = append(out, e.Gradient*weight%prime)
+	}
+	if len(out) == 0 {
+		k.leaves[e.Node] = sum(k.leaves[e.Node], e.Gradient)
+	}
+	k.m.Ran(e.Context, e.Pass, e.Node, out)
+	w.settle(k)
+}
+
+// until lets time pass until something holds, for at most limit. It reports whether it holds.
+func (w *world) until(limit Time, holds func() bool) bool {
+	for end := w.now + limit; w.now < end; {
+		if holds() {
+			return true
+		}
+		w.now += 10 * time.Millisecond
+		slices.SortFunc(w.flying, func(a, b flight) int {
+			if a.at != b.at {
+				return int(a.at - b.at)
+			}
+			return a.seq - b.seq
+		})
+		for len(w.flying) > 0 && w.flying[0].at <= w.now {
+			f := w.flying[0]
+			w.flying = w.flying[1:]
+			f.do()
+		}
+		for _, k := range w.workers {
+			if !w.died[k.id] {
+				k.m.Tick(w.now)
+				w.settle(k)
+			}
+		}
+	}
+	return holds()
+}
+
+func (w *world) crash(k *worker) {
+	w.log("%v: %d dies", w.now, k.id)
+	w.died[k.id] = true
+	for _, o := range w.workers {
+		if o != k && !w.died[o.id] {
+			w.later(time.Duration(100+w.rng.Int64N(800))*time.Millisecond, func() {
+				o.m.PeerDied(k.id)
+				w.settle(o)
+			})
+		}
+	}
+}
+
+// simulate runs one seed and returns what is wrong.
+func simulate(seed uint64, opt Options, mode Mode, log func(string, ...any)) error {
+	w := newWorld(seed, opt, mode, log)
+	roots := w.forward()
+	want := w.oracle(roots)
+	live := slices.SortedFunc(maps.Keys(want), func(a, b at) int { return int(a.w)*10_000 + int(a.n) - int(b.w)*10_000 - int(b.n) })
+	if w.breaks {
+		w.failing[pick(w.rng, live)] = true
+	}
+	passes := 1 + w.rng.IntN(2)
+	for range passes {
+		if _, ok := w.origin.m.Backward(w.ctx, roots, mode); !ok {
+			return errors.New("the pass does not begin")
+		}
+	}
+	w.settle(w.origin)
+	if w.crashes {
+		w.later(time.Duration(w.rng.Int64N(2000))*time.Millisecond, func() { w.crash(pick(w.rng, w.workers)) })
+	}
+	if !w.until(2*time.Minute, func() bool { return len(w.ended) == passes || w.died[0] }) {
+		return fmt.Errorf("%d of %d passes have ended", len(w.ended), passes)
+	}
+	if err := w.check(want, passes); err != nil {
+		return err
+	}
+	return w.cleanUp()
+}
+
+// check compares what came out with the gradient on one worker.
+func (w *world) check(want map[at]int64, passes int) error {
+	failed := 0
+	for _, e := range w.ended {
+		if !e.Failed {
+			continue
+		}
+		failed++
+		if !w.died[e.Cause.Worker] && !w.failing[at{e.Cause.Worker, e.Cause.Node}] {
+			return fmt.Errorf("a pass failed without a reason: %+v", e.Cause)
+		}
+	}
+	if failed > 0 && !w.crashes && !w.breaks {
+		return fmt.Errorf("%d passes failed", failed)
+	}
+	if failed > 0 { // it has to end everywhere
+		if !w.until(5*time.Second, func() bool {
+			for _, k := range w.workers {
+				if c := k.m.contexts[w.ctx]; c != nil && !w.died[k.id] {
+					for _, p := range c.passes {
+						if p.entered && !p.over {
+							return false
+						}
+					}
+				}
+			}
+			return true
+		}) {
+			return errors.New("a failed pass goes on somewhere")
+		}
+	}
+	if failed > 0 || w.died[0] || len(w.died) > 0 {
+		return nil
+	}
+	for x, g := range want {
+		if got := w.workers[x.w].leaves[x.n]; got != g*int64(passes)%prime {
+			return fmt.Errorf("leaf %d of worker %d has the gradient %d, want %d", x.n, x.w, got, g*int64(passes)%prime)
+		}
+	}
+	return nil
+}
+
+// cleanUp releases the context: nothing may be left of it, and nothing may bring it back.
+func (w *world) cleanUp() error {
+	if w.died[0] {
+		w.until(2*time.Second, func() bool { return false }) // everybody has heard of it
+	} else {
+		w.origin.m.Release(w.ctx)
+		w.settle(w.origin)
+	}
+	if !w.until(time.Minute, func() bool {
+		for _, k := range w.workers {
+			if contexts, unanswered := k.m.Contexts(); !w.died[k.id] && contexts+unanswered > 0 {
+				return false
+			}
+		}
+		return true
+	}) {
+		return errors.New("a context is left")
+	}
+	for _, s := range w.strays {
+		k := w.workers[s.to]
+		if w.died[k.id] {
+			continue
+		}
+		if _, ok := k.m.RecordRecv(w.ctx, s.call); ok {
+			return fmt.Errorf("a late message has brought the context back at worker %d", k.id)
+		}
+	}
+	w.until(2*time.Second, func() bool { return false }) // what is still on its way
+	for _, k := range w.workers {
+		if contexts, _ := k.m.Contexts(); contexts > 0 && !w.died[k.id] {
+			return fmt.Errorf("a late message has brought a context back at worker %d", k.id)
+		}
+	}
+	return nil
+}
+
+func TestSimulation(t *testing.T) {
+	t.Parallel()
+	if *oneSeed != 0 {
+		for _, mode := range []Mode{Fast, Smart} {
+			t.Logf("mode %d: %v", mode, simulate(*oneSeed, Options{}, mode, t.Logf))
+		}
+		return
+	}
+	for seed := range uint64(*seeds) {
+		mode := Mode(seed % 2)
+		if err := simulate(seed+1, Options{}, mode, func(string, ...any) {}); err != nil {
+			t.Fatalf("seed %d, mode %d: %v", seed+1, mode, err)
+		}
+	}
+	t.Logf("count: backward simulation: %d seeds", *seeds)
+}
+
+// TestEveryPartIsNeeded turns one part off at a time: the simulation has to notice.
+func TestEveryPartIsNeeded(t *testing.T) {
+	t.Parallel()
+	for name, opt := range map[string]Options{
+		"repetition": {NoRetry: true}, "each message once": {NoOnce: true}, "remembering cleaned contexts": {NoTombs: true}, "passing the clean-up on": {NoForward: true},
+		"waiting for what a message brings about": {NoTree: true}, "telling everybody of a failure": {NoFlood: true}, "noticing deaths": {NoDeath: true}, "asking about a context when a neighbour died": {NoSeen: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for seed := range uint64(5000) {
+				if err := simulate(seed+1, opt, Smart, func(string, ...any) {}); err != nil {
+					t.Logf("seed %d: %v", seed+1, err)
+					return
+				}
+			}
+			t.Error("nobody notices that it is missing")
+		})
+	}
+}
+
+// TestFastWaitsForAnUnusedSend: a send whose value does not enter the loss keeps a Fast pass waiting, and is named; a Smart pass
+// does not wait for it.
+func TestFastWaitsForAnUnusedSend(t *testing.T) {
+	for _, mode := range []Mode{Fast, Smart} {
+		w := newWorld(1, Options{}, mode, t.Logf)
+		w.lossy, w.crashes, w.breaks = false, false, false
+		w.ctx = w.origin.m.Open()
+		other := w.workers[1]
+		leaf := w.record(w.origin)
+		w.transfer(w.origin, other, leaf)
+		back := w.record(other, other.values[0])
+		w.transfer(other, w.origin, back)
+		w.transfer(other, w.origin, back) // nobody uses this one
+		used := w.origin.values[1]
+		pass, _ := w.origin.m.Backward(w.ctx, map[Node]int64{used: 1}, mode)
+		w.settle(w.origin)
+		ended := w.until(20*time.Second, func() bool { return len(w.ended) > 0 })
+		if ended != (mode == Smart) {
+			t.Errorf("mode %d: ended is %v", mode, ended)
+		}
+		if missing := other.m.Missing(w.ctx, pass); (len(missing) == 1) != (mode == Fast) {
+			t.Errorf("mode %d: missing are %v", mode, missing)
+		}
+	}
+}
+
+// TestReplay: a seed gives the same run every time.
+func TestReplay(t *testing.T) {
+	for seed := range uint64(50) {
+		var logs [2][]string
+		for i := range logs {
+			_ = simulate(seed+1, Options{}, Mode(seed%2), func(format string, args ...any) { logs[i] = append(logs[i], fmt.Sprintf(format, args...)) })
+		}
+		if !slices.Equal(logs[0], logs[1]) {
+			t.Fatalf("seed %d: two runs differ", seed+1)
+		}
+	}
+}
+
+// TestHostileMessages: whatever a member of a context sends, nothing breaks and nothing grows without bound.
+func TestHostileMessages(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 5))
+	m := New(0, sum, Options{})
+	ctx := m.Open()
+	leaf, _ := m.Record(ctx)
+	call, _ := m.RecordSend(ctx, 1, leaf)
+	for range 50_000 {
+		msg := Message[int64]{
+			Kind: Kind(rng.IntN(12)), From: Worker(1 + rng.IntN(3)), Context: ctx, Pass: PassID{Worker(rng.IntN(3)), rng.Uint64N(5000)},
+			Mode: Mode(rng.IntN(3)), Wave: Kind(rng.IntN(4)), Call: call, Gradient: 1,
+		}
+		if rng.IntN(3) == 0 {
+			msg.Call = Call{Worker(rng.IntN(3)), rng.Uint64N(4)}
+		}
+		if msg.Kind == Cleanup || rng.IntN(10) == 0 {
+			msg.Context.N = 2 + rng.Uint64N(1000)
+		}
+		m.Receive(msg)
+		m.Take()
+	}
+	if n := len(m.contexts[ctx].passes); n > maxPasses {
+		t.Errorf("%d passes are remembered", n)
+	}
+	if contexts, unanswered := m.Contexts(); contexts != 1 || unanswered > 0 {
+		t.Errorf("%d contexts, %d clean-ups", contexts, unanswered)
+	}
+}
