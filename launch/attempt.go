@@ -46,6 +46,11 @@ type attempt struct {
 	found   *Evidence
 	outcome launchcore.Outcome
 	err     error
+
+	// Of a job on several nodes.
+	member   *member
+	remotes  <-chan message
+	hostLost bool
 }
 
 // worker is a process of the attempt.
@@ -77,6 +82,9 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 	defer a.timer.Stop()
 	a.step(launchcore.Begin{})
 	done := a.job.asked.Done()
+	if a.member != nil {
+		a.remotes = a.member.incoming
+	}
 	for !a.group.Ended() {
 		moment.At("launch.attempt.select")
 		select {
@@ -92,6 +100,8 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 			a.step(launchcore.TimerFired{ID: a.timerID})
 		case answer := <-a.inbox:
 			a.answered(answer)
+		case msg, open := <-a.remotes:
+			a.remote(msg, open)
 		case <-done:
 			done = nil
 			a.step(launchcore.UserSignal{Signal: launchcore.SIGTERM})
@@ -128,6 +138,7 @@ func (a *attempt) perform(e launchcore.Effect) {
 		a.timerID = e.ID
 		a.timer.Reset(e.After)
 	case launchcore.Failing:
+		a.failing()
 	case launchcore.Ended:
 		a.outcome = e.Outcome
 	}

@@ -85,6 +85,21 @@ type Config struct {
 	MasterAddr string
 	MasterPort int
 
+	// MinNodes and MaxNodes are the number of nodes; default 1. With more than one, Endpoint is where they meet, an
+	// address and port of one of them, whose launcher hosts the rendezvous and the store.
+	MinNodes, MaxNodes int
+	Endpoint           string
+	// Host says whether this launcher hosts the rendezvous: "yes", "no", or "" to find out by the endpoint's address.
+	Host string
+	// NodeRank is the number that this node would like to have; negative: none.
+	NodeRank int
+	// StorePort is the port of the store of a job on several nodes; 0: a free one.
+	StorePort int
+	// JoinTimeout bounds the wait for MinNodes nodes; default 10 min. LastCall is how long a job with MinNodes, but not
+	// MaxNodes, waits for more; default 30 s. Silence is after which time without a sign of life a node is given up;
+	// default 5 s.
+	JoinTimeout, LastCall, Silence time.Duration
+
 	// Grace is the time between the signal that ends a worker and SIGKILL; default 30 s.
 	Grace time.Duration
 	// Linger is how long a failed job waits for the worker that caused the failure of another to end by itself; default
@@ -141,7 +156,18 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("launch: there is no local rank %d to show: this node has %d workers", r, c.Workers)
 		}
 	}
+	setDefault(&c.MinNodes, 1)
+	setDefault(&c.MaxNodes, c.MinNodes)
+	if err := c.checkNodes(); err != nil {
+		return c, err
+	}
+	if c.MaxNodes > 1 {
+		setDefault(&c.RunID, "none") // torchrun's default, the same on all nodes
+	}
 	setDefault(&c.Role, "default")
+	setDefault(&c.JoinTimeout, 10*time.Minute)
+	setDefault(&c.LastCall, 30*time.Second)
+	setDefault(&c.Silence, 5*time.Second)
 	setDefault(&c.RunID, randomID(16))
 	setDefault(&c.Grace, 30*time.Second)
 	setDefault(&c.Linger, 5*time.Second)

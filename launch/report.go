@@ -31,6 +31,8 @@ type Report struct {
 	// LogDir is where the log files are, Bundle where the evidence is; "" if there is none.
 	LogDir string `json:"log_dir,omitempty"`
 	Bundle string `json:"bundle,omitempty"`
+
+	told bool // Succeeded and Sentence are those of the whole job, which another launcher told
 }
 
 // Attempt is one try to run the job.
@@ -166,7 +168,13 @@ func (a *Attempt) suspect() *RankState {
 
 // judge fills in what the attempts say together.
 func (r *Report) judge() {
+	if r.told {
+		return
+	}
 	if len(r.Attempts) == 0 {
+		if r.Signal != 0 {
+			r.Sentence = "the job was ended by " + postmortem.Code(-r.Signal)
+		}
 		return
 	}
 	last := &r.Attempts[len(r.Attempts)-1]
@@ -201,12 +209,15 @@ func (r *Report) Text(paint func(string) string) string {
 	if paint == nil {
 		paint = func(s string) string { return s }
 	}
-	if r.Succeeded || len(r.Attempts) == 0 {
+	if r.Succeeded {
 		return ""
 	}
 	var b strings.Builder
-	last := &r.Attempts[len(r.Attempts)-1]
 	b.WriteString(paint("cohort: the job failed: "+r.Sentence) + "\n")
+	if len(r.Attempts) == 0 {
+		return b.String()
+	}
+	last := &r.Attempts[len(r.Attempts)-1]
 	if first := last.Of(last.First); first != nil && last.Signal == 0 {
 		r.describeFirst(&b, last, first)
 	}

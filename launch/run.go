@@ -68,7 +68,14 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 	if j.run.temporary != "" {
 		j.report.LogDir = ""
 	}
-	err = j.attempts()
+	if cfg.MaxNodes > 1 {
+		err = j.nodes()
+	} else {
+		err = j.attempts()
+	}
+	if errors.Is(err, errEnded) {
+		err = nil
+	}
 	j.report.Ended = time.Now()
 	j.report.judge()
 	if !j.report.Succeeded && err == nil {
@@ -80,7 +87,7 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 // attempts runs the job until it succeeds, is ended, or has failed once too often.
 func (j *job) attempts() error {
 	for number := 0; ; number++ {
-		a, err := j.newAttempt(number)
+		a, err := j.newAttempt(number, nil)
 		if err != nil {
 			return err
 		}
@@ -98,11 +105,13 @@ func (j *job) attempts() error {
 	}
 }
 
-// newAttempt prepares an attempt: its store and its place.
-func (j *job) newAttempt(number int) (*attempt, error) {
+// newAttempt prepares an attempt: its place and, unless another launcher gives both, its store.
+func (j *job) newAttempt(number int, given func(*place)) (*attempt, error) {
 	a := &attempt{job: j, started: time.Now(), inbox: make(chan any, 8)}
 	a.place = place{attempt: number, nodes: 1, world: j.cfg.Workers, roleWorld: j.cfg.Workers}
-	if err := a.openStore(); err != nil {
+	if given != nil {
+		given(&a.place)
+	} else if err := a.openStore(); err != nil {
 		return nil, err
 	}
 	if err := j.run.prepare(number, j.cfg.Workers); err != nil {

@@ -123,6 +123,26 @@ func pids(t *testing.T, out *bufio.Reader, n int) []int {
 	return all
 }
 
+// waitOwnSession waits until a process that was started with setsid has a session of its own.
+func waitOwnSession(t *testing.T, pid int) {
+	t.Helper()
+	end := patience(t)
+	for {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:])); f[3] == strconv.Itoa(pid) {
+			return
+		}
+		select {
+		case <-end:
+			t.Fatalf("process %d has no session of its own", pid)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
 func lives(pid int) bool {
 	_, zombie, ok := parentOf(pid)
 	return ok && !zombie
@@ -176,6 +196,8 @@ func TestSignals(t *testing.T) {
 	out := k.spawn(t, 0, Command{Args: []string{"sh", "-c", family}})
 	k.next(t)
 	all := pids(t, out, 4)
+	waitOwnSession(t, all[1])
+	waitOwnSession(t, all[2])
 	if err := k.Send([]int{0, 5}, int(syscall.SIGKILL)); err != nil { // 5 does not exist
 		t.Fatal(err)
 	}

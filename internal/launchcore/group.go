@@ -65,8 +65,9 @@ type (
 	Refused struct{ Worker Worker }
 	// EvidenceTaken answers [TakeEvidence].
 	EvidenceTaken struct{}
-	// Stop ends the group because of something outside: another node failed, or the job's membership changes.
-	Stop struct{}
+	// Stop ends the group because of something outside: another node failed, or the job's membership changes. Linger
+	// says that the cause may be one of these workers, which is given time to show itself.
+	Stop struct{ Linger bool }
 	// UserSignal is a signal that the launcher received and that ends the job.
 	UserSignal struct{ Signal Signal }
 	// PassedSignal is a signal that the launcher received and that is only passed on.
@@ -208,7 +209,7 @@ func (g *Group) Step(ev Event) []Effect {
 	case Stop:
 		if g.phase < stopping {
 			g.outcome.Stopped = true
-			g.stop(SIGTERM)
+			g.stopSoon(ev.Linger)
 		}
 	case Hung:
 		if g.phase == running {
@@ -343,6 +344,20 @@ func (g *Group) stop(s Signal) {
 		return
 	}
 	g.setTimer(g.limits.Grace)
+}
+
+// stopSoon stops the group for a reason outside of it.
+func (g *Group) stopSoon(linger bool) {
+	switch {
+	case g.phase == idle:
+		g.end()
+	case linger && g.limits.Linger > 0 && g.phase == running:
+		g.phase = lingering
+		g.setTimer(g.limits.Linger)
+	case linger && g.phase == lingering:
+	default:
+		g.stop(SIGTERM)
+	}
 }
 
 func (g *Group) kill() {

@@ -50,6 +50,8 @@ func TestGroup(t *testing.T) {
 		"SIGINT while stopping kills":    {stopped, UserSignal{SIGINT}, []Effect{Send{[]Worker{0, 2}, SIGKILL}, SetTimer{3, 5 * time.Second}}},
 		"SIGUSR1 is only passed on":      {[]Event{Begin{}, Exited{Worker: 1}}, PassedSignal{10}, []Effect{Send{[]Worker{0, 2}, 10}}},
 		"another node failed":            {[]Event{Begin{}}, Stop{}, []Effect{Send{all, SIGTERM}, SetTimer{1, 30 * time.Second}}},
+		"another node lost a peer":       {[]Event{Begin{}}, Stop{Linger: true}, []Effect{SetTimer{1, 5 * time.Second}}},
+		"which was the cause":            {[]Event{Begin{}, Stop{Linger: true}}, Exited{Worker: 1, Code: 1}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 30 * time.Second}}},
 		"a hang is looked at":            {[]Event{Begin{}}, Hung{}, []Effect{TakeEvidence{Hung: true}, SetTimer{1, 100 * time.Millisecond}}},
 		"and stopped":                    {[]Event{Begin{}, Hung{}}, EvidenceTaken{}, []Effect{Failing{}, Send{all, SIGTERM}, SetTimer{2, 30 * time.Second}}},
 		"a signal before the start":      {nil, UserSignal{SIGINT}, []Effect{Ended{Outcome{Signal: SIGINT}}}},
@@ -181,7 +183,7 @@ func TestGroupSimulation(t *testing.T) {
 				}
 			case 1:
 				if r.IntN(20) == 0 {
-					s.answers = append(s.answers, []Event{Stop{}, Hung{}, UserSignal{SIGINT}, UserSignal{SIGTERM}, PassedSignal{10}}[r.IntN(5)])
+					s.answers = append(s.answers, []Event{Stop{}, Stop{Linger: true}, Hung{}, UserSignal{SIGINT}, UserSignal{SIGTERM}, PassedSignal{10}}[r.IntN(6)])
 				}
 			default:
 				if len(s.answers) > 0 {

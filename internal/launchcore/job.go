@@ -45,15 +45,19 @@ type (
 		Node   Node
 		Reason string
 	}
-	// Failed is a node on which a worker has failed. The node stops its own workers.
+	// Failed is a node on which a worker has failed. The node stops its own workers. Of several sentences the one with
+	// the smallest Blame explains the others; 0 is a cause, more is a consequence.
 	Failed struct {
 		Node     Node
 		Sentence string
+		Blame    int
 	}
-	// NodeEnded is a node whose workers have all ended.
+	// NodeEnded is a node whose workers have all ended. Sentence and Blame are as in Failed, of what is known by then.
 	NodeEnded struct {
-		Node Node
-		OK   bool
+		Node     Node
+		OK       bool
+		Sentence string
+		Blame    int
 	}
 )
 
@@ -82,10 +86,12 @@ type (
 		Node Node
 		Assignment
 	}
-	// StopNode has a node stop its workers; answered by [NodeEnded].
+	// StopNode has a node stop its workers; answered by [NodeEnded]. Linger says that the cause of the failure is not
+	// known yet and may be one of its workers.
 	StopNode struct {
 		Node   Node
 		Reason string
+		Linger bool
 	}
 	// Dismiss is the last that a node hears.
 	Dismiss struct {
@@ -147,6 +153,7 @@ type Job struct {
 	counted  bool   // the halt counts as a restart
 	lost     bool   // a node of the last attempt is gone
 	reason   string // of the halt
+	blame    int    // of the reason
 	timer    int
 	waits    bool // a timer of gathering runs
 	last     bool // and it is that of the last call
@@ -174,6 +181,15 @@ func (j *Job) Start() []JobEffect {
 	return j.effects
 }
 
+// End ends the job for a reason outside of it.
+func (j *Job) End(sentence string) []JobEffect {
+	j.effects = nil
+	if j.phase != finished {
+		j.finish(false, sentence)
+	}
+	return j.effects
+}
+
 // Step tells the machine what happened and returns what to do, in order.
 func (j *Job) Step(ev JobEvent) []JobEffect {
 	j.effects = nil
@@ -192,7 +208,9 @@ func (j *Job) Step(ev JobEvent) []JobEffect {
 		if m := j.find(ev.Node); m != nil && m.state == runningNode {
 			m.state = stoppingNode
 			m.strikes++
-			j.halt(ev.Sentence, true)
+			j.halt(ev.Sentence, ev.Blame, true)
+		} else if m != nil && m.state == stoppingNode {
+			j.note(ev.Sentence, ev.Blame)
 		}
 	case NodeEnded:
 		j.nodeEnded(ev)
@@ -233,7 +251,7 @@ func (j *Job) joined(ev Joined) {
 	case active:
 		// A place is free: the job goes on with one node more. Nothing has failed, so it does not count.
 		if j.taking() < j.limits.Max && !j.succeeding() {
-			j.halt("another node has come", false)
+			j.halt("another node has come", 0, false)
 		}
 	case halting, finished:
 	}
@@ -271,7 +289,7 @@ func (j *Job) left(ev Left) {
 			j.settle() // it had done its part
 			return
 		}
-		j.halt(ev.Reason, true)
+		j.halt(ev.Reason, 0, true)
 	case halting:
 		j.settle()
 	case gathering, finished:
@@ -279,15 +297,15 @@ func (j *Job) left(ev Left) {
 }
 
 // halt stops the attempt on all nodes.
-func (j *Job) halt(reason string, counted bool) {
+func (j *Job) halt(reason string, blame int, counted bool) {
 	if j.phase == active {
-		j.phase, j.reason, j.counted = halting, reason, counted
+		j.phase, j.reason, j.blame, j.counted = halting, reason, blame, counted
 	}
 	j.counted = j.counted || counted
 	for _, m := range j.members {
 		if m.state == runningNode {
 			m.state = stoppingNode
-			j.do(StopNode{Node: m.id, Reason: reason})
+			j.do(StopNode{Node: m.id, Reason: reason, Linger: blame > 0})
 		}
 	}
 	j.settle()
@@ -302,10 +320,20 @@ func (j *Job) nodeEnded(ev NodeEnded) {
 	m.state, m.ok = endedNode, ev.OK
 	if was == runningNode && !ev.OK {
 		m.strikes++
-		j.halt("a worker failed", true)
+		j.halt(ev.Sentence, ev.Blame, true)
 		return
 	}
+	if !ev.OK {
+		j.note(ev.Sentence, ev.Blame)
+	}
 	j.settle()
+}
+
+// note keeps the sentence that explains the failure best.
+func (j *Job) note(sentence string, blame int) {
+	if j.phase == halting && j.counted && sentence != "" && blame < j.blame {
+		j.reason, j.blame = sentence, blame
+	}
 }
 
 // settle goes on when every node of the attempt has ended.

@@ -48,37 +48,37 @@ func TestJob(t *testing.T) {
 	three := []turn{{join(1), ""}, {join(2), "timer(30s)"}, {join(3), "store0 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}}
 	for name, story := range map[string][]turn{
 		"success": append(two[:3:3],
-			turn{NodeEnded{1, true}, ""}, turn{NodeEnded{2, true}, "dismiss(1 true) dismiss(2 true) finished(true )"}),
+			turn{NodeEnded{Node: 1, OK: true}, ""}, turn{NodeEnded{Node: 2, OK: true}, "dismiss(1 true) dismiss(2 true) finished(true )"}),
 		"a full house begins at once": three,
 		"nobody comes":                {{join(1), ""}, {TimerFired{1}, "dismiss(1 false) finished(false 1 of 2 nodes came within 10m0s)"}},
 		"a failure restarts all, once": append(two[:3:3],
-			turn{Failed{2, "rank 3 failed"}, "stop(1)"}, turn{NodeEnded{2, false}, ""},
-			turn{NodeEnded{1, false}, "timer(10m0s) store1 begin(1:0/2 ranks 0.. of 4) begin(2:1/2 ranks 2.. of 4)"},
-			turn{Failed{1, "rank 0 failed"}, "stop(2)"}, turn{NodeEnded{2, false}, ""},
-			turn{NodeEnded{1, false}, "dismiss(1 false) dismiss(2 false) finished(false rank 0 failed)"}),
+			turn{Failed{Node: 2, Sentence: "rank 3 failed"}, "stop(1)"}, turn{NodeEnded{Node: 2, OK: false}, ""},
+			turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s) store1 begin(1:0/2 ranks 0.. of 4) begin(2:1/2 ranks 2.. of 4)"},
+			turn{Failed{Node: 1, Sentence: "rank 0 failed"}, "stop(2)"}, turn{NodeEnded{Node: 2, OK: false}, ""},
+			turn{NodeEnded{Node: 1, OK: false}, "dismiss(1 false) dismiss(2 false) finished(false rank 0 failed)"}),
 		"a newcomer is taken in, uncounted": append(two[:3:3],
-			turn{join(3), "stop(1) stop(2)"}, turn{NodeEnded{1, false}, ""},
-			turn{NodeEnded{2, false}, "timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"},
-			turn{Failed{1, "x"}, "stop(2) stop(3)"}, turn{NodeEnded{2, false}, ""}, turn{NodeEnded{3, false}, ""},
-			turn{NodeEnded{1, false}, "timer(10m0s) store2 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}),
+			turn{join(3), "stop(1) stop(2)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
+			turn{NodeEnded{Node: 2, OK: false}, "timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"},
+			turn{Failed{Node: 1, Sentence: "x"}, "stop(2) stop(3)"}, turn{NodeEnded{Node: 2, OK: false}, ""}, turn{NodeEnded{Node: 3, OK: false}, ""},
+			turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s) store2 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}),
 		"a spare takes a dead node's place": append(three[:3:3],
-			turn{join(4), ""}, turn{Left{2, "node 2 is gone"}, "stop(1) stop(3)"}, turn{NodeEnded{1, false}, ""},
-			turn{NodeEnded{3, false}, "timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(3:1/3 ranks 2.. of 6) begin(4:2/3 ranks 4.. of 6)"}),
+			turn{join(4), ""}, turn{Left{2, "node 2 is gone"}, "stop(1) stop(3)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
+			turn{NodeEnded{Node: 3, OK: false}, "timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(3:1/3 ranks 2.. of 6) begin(4:2/3 ranks 4.. of 6)"}),
 		"without a spare there is a last call": append(three[:3:3],
-			turn{Left{2, "node 2 is gone"}, "stop(1) stop(3)"}, turn{NodeEnded{1, false}, ""},
-			turn{NodeEnded{3, false}, "timer(10m0s) timer(30s)"},
+			turn{Left{2, "node 2 is gone"}, "stop(1) stop(3)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
+			turn{NodeEnded{Node: 3, OK: false}, "timer(10m0s) timer(30s)"},
 			turn{TimerFired{4}, "store1 begin(1:0/2 ranks 0.. of 4) begin(3:1/2 ranks 2.. of 4)"}),
 		"too few are left": append(two[:3:3],
-			turn{Left{2, "node 2 is gone"}, "stop(1)"}, turn{NodeEnded{1, false}, "timer(10m0s)"},
+			turn{Left{2, "node 2 is gone"}, "stop(1)"}, turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s)"},
 			turn{TimerFired{3}, "dismiss(1 false) finished(false 1 of 2 nodes came within 10m0s)"}),
 		"a node that is done may leave": append(two[:3:3],
-			turn{NodeEnded{1, true}, ""}, turn{Left{1, "gone"}, ""}, turn{NodeEnded{2, true}, "dismiss(2 true) finished(true )"}),
+			turn{NodeEnded{Node: 1, OK: true}, ""}, turn{Left{1, "gone"}, ""}, turn{NodeEnded{Node: 2, OK: true}, "dismiss(2 true) finished(true )"}),
 		"all die while stopping": append(two[:3:3],
-			turn{Failed{1, "x"}, "stop(2)"}, turn{Left{2, "gone"}, ""}, turn{Left{1, "gone"}, "timer(10m0s)"}),
+			turn{Failed{Node: 1, Sentence: "x"}, "stop(2)"}, turn{Left{2, "gone"}, ""}, turn{Left{1, "gone"}, "timer(10m0s)"}),
 		"a node leaves during the last call": {
 			{join(1), ""}, {join(2), "timer(30s)"}, {Left{2, "gone"}, ""}, {TimerFired{2}, "timer(10m0s)"}, {join(3), "timer(30s)"},
 		},
-		"old timers and strangers": append(two[:3:3], turn{TimerFired{1}, ""}, turn{NodeEnded{9, true}, ""}, turn{Left{9, ""}, ""}, turn{join(1), ""}),
+		"old timers and strangers": append(two[:3:3], turn{TimerFired{1}, ""}, turn{NodeEnded{Node: 9, OK: true}, ""}, turn{Left{9, ""}, ""}, turn{join(1), ""}),
 	} {
 		j := NewJob(jobLimits)
 		if got := say(j.Start()); got != "timer(10m0s)" {
@@ -90,6 +90,23 @@ func TestJob(t *testing.T) {
 				break
 			}
 		}
+	}
+}
+
+// TestBlame: the sentence of the cause wins over those of consequences, wherever and whenever it comes.
+func TestBlame(t *testing.T) {
+	t.Parallel()
+	j := NewJob(JobLimits{Min: 2, Max: 2, Join: time.Minute})
+	j.Start()
+	j.Step(join(1))
+	j.Step(join(2))
+	effects := j.Step(Failed{Node: 1, Sentence: "rank 0 lost its connection", Blame: 2})
+	if stop, ok := effects[0].(StopNode); !ok || !stop.Linger {
+		t.Errorf("%#v, want a stop that waits for the cause", effects)
+	}
+	j.Step(NodeEnded{Node: 2, Sentence: "rank 2 raised ValueError"})
+	if got := say(j.Step(NodeEnded{Node: 1, Sentence: "rank 0 lost its connection", Blame: 2})); !strings.Contains(got, "finished(false rank 2 raised ValueError)") {
+		t.Error(got)
 	}
 }
 
@@ -157,7 +174,7 @@ func TestJobSimulation(t *testing.T) {
 					n.running, n.attempt = true, e.Attempt
 				case StopNode:
 					if n := nodes[e.Node]; n != nil {
-						queue = append(queue, NodeEnded{e.Node, false})
+						queue = append(queue, NodeEnded{Node: e.Node, OK: false})
 					}
 				case Dismiss:
 					if n := nodes[e.Node]; n != nil {
@@ -186,7 +203,7 @@ func TestJobSimulation(t *testing.T) {
 					return
 				}
 				counted++
-				queue = append(queue, NodeEnded{ev.Node, false})
+				queue = append(queue, NodeEnded{Node: ev.Node, OK: false})
 			case Left:
 				delete(nodes, ev.Node)
 			}
@@ -218,11 +235,11 @@ func TestJobSimulation(t *testing.T) {
 				}
 			case 3:
 				if len(nodes) > 0 && r.IntN(3) == 0 {
-					step(Failed{some, "failed"})
+					step(Failed{Node: some, Sentence: "failed"})
 				}
 			case 4:
 				if n := nodes[some]; n != nil && n.running && r.IntN(3) == 0 {
-					step(NodeEnded{some, true})
+					step(NodeEnded{Node: some, OK: true})
 				}
 			case 5:
 				if r.IntN(4) == 0 || turn > 200 {

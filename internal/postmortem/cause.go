@@ -230,16 +230,16 @@ func First(failures []Failure) int {
 		if f.Cause.Kind == Success {
 			continue
 		}
-		if best < 0 || blame(f.Cause.Kind) < blame(failures[best].Cause.Kind) {
+		if best < 0 || Blame(f.Cause.Kind) < Blame(failures[best].Cause.Kind) {
 			best = i
 		}
 	}
 	return best
 }
 
-// blame groups kinds: what happened to a worker by itself comes before what others did to it, and within a group the
+// Blame groups kinds, the smallest first: what happened to a worker by itself comes before what others did to it, and within a group the
 // first is the cause.
-func blame(k Kind) int {
+func Blame(k Kind) int {
 	switch k {
 	case Timeout:
 		return 1

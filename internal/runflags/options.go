@@ -27,8 +27,6 @@ type Options struct {
 	Report string
 	// RankPrefix is auto, always or never.
 	RankPrefix string
-	// MinNodes and MaxNodes are the number of nodes.
-	MinNodes, MaxNodes int
 	// Notes say what was decided for the user.
 	Notes []string
 }
@@ -42,7 +40,8 @@ type System struct {
 
 // Parse reads a command line.
 func Parse(args []string, sys System) (Options, error) {
-	o := Options{MinNodes: 1, MaxNodes: 1, RankPrefix: "auto"}
+	o := Options{RankPrefix: "auto"}
+	o.MinNodes, o.MaxNodes, o.NodeRank = 1, 1, -1
 	v, program, err := scan(args)
 	if err != nil {
 		return o, err
@@ -176,13 +175,69 @@ func (o *Options) meeting(v values) error {
 		o.MinNodes, o.MaxNodes, o.MasterAddr, o.MasterPort = 1, 1, "", 0
 	}
 	if o.MaxNodes > 1 {
-		return errors.New("--nnodes: jobs on several nodes are not supported yet")
+		return o.nodes(v)
 	}
 	if n := v["node-rank"]; n != "" && n != "0" {
 		return fmt.Errorf("--node-rank %s: there is one node, number 0", n)
 	}
 	if addr := o.MasterAddr; addr != "" && net.ParseIP(addr) == nil {
 		o.Notes = append(o.Notes, "the store listens on "+addr)
+	}
+	return nil
+}
+
+// nodes reads what concerns several nodes. With torchrun's static rendezvous the nodes meet at --master-addr and
+// --master-port of node 0, else at --rdzv-endpoint.
+func (o *Options) nodes(v values) error {
+	conf := map[string]string{}
+	for pair := range strings.SplitSeq(v["rdzv-conf"], ",") {
+		if key, value, found := strings.Cut(pair, "="); found {
+			conf[strings.TrimSpace(key)] = strings.TrimSpace(value)
+		}
+	}
+	static := v["rdzv-backend"] == "" && v["rdzv-endpoint"] == "" || v["rdzv-backend"] == "static"
+	endpoint, port := v["rdzv-endpoint"], "29400"
+	if static {
+		port = "29500"
+		if endpoint == "" {
+			endpoint = o.MasterAddr
+		}
+		if o.MasterPort != 0 {
+			port = strconv.Itoa(o.MasterPort)
+		}
+	}
+	if endpoint == "" {
+		return errors.New("--nnodes: the nodes need a place to meet: --rdzv-endpoint HOST[:PORT], or --master-addr HOST")
+	}
+	if _, _, err := net.SplitHostPort(endpoint); err != nil {
+		endpoint = net.JoinHostPort(strings.Trim(endpoint, "[]"), port)
+	}
+	o.Endpoint, o.MasterAddr, o.MasterPort = endpoint, "", 0
+	if n := v["node-rank"]; n != "" {
+		var err error
+		if o.NodeRank, err = strconv.Atoi(n); err != nil || o.NodeRank < 0 || o.NodeRank >= o.MaxNodes {
+			return fmt.Errorf("--node-rank %s: it must be a number below %d", n, o.MaxNodes)
+		}
+		if static {
+			o.Host = map[bool]string{true: "yes", false: "no"}[o.NodeRank == 0]
+		}
+	}
+	switch strings.ToLower(conf["is_host"]) {
+	case "1", "true", "t", "yes", "y":
+		o.Host = "yes"
+	case "0", "false", "f", "no", "n":
+		o.Host = "no"
+	}
+	var err error
+	for key, to := range map[string]*time.Duration{"join_timeout": &o.JoinTimeout, "last_call_timeout": &o.LastCall, "heartbeat_timeout": &o.Silence} {
+		if *to, err = seconds("--rdzv-conf "+key, conf[key]); err != nil {
+			return err
+		}
+	}
+	if p := conf["store_port"]; p != "" {
+		if o.StorePort, err = strconv.Atoi(p); err != nil || o.StorePort < 0 || o.StorePort > math.MaxUint16 {
+			return fmt.Errorf("--rdzv-conf store_port=%s: it must be a port", p)
+		}
 	}
 	return nil
 }

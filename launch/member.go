@@ -1,0 +1,262 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/postmortem"
+)
+
+// member is this node's part of a job on several nodes.
+type member struct {
+	job      *job
+	wire     *wire
+	incoming chan message // closed when the connection has ended
+	lost     error        // why; valid after that
+	stopped  sync.WaitGroup
+	quit     chan struct{}
+	sending  sync.Mutex
+	// dismissed is the last word of the host, or nil.
+	dismissed *dismissMessage
+}
+
+// errEnded says that a signal ended the wait for other nodes.
+var errEnded = errors.New("launch: ended by a signal while waiting for other nodes")
+
+// nodes runs a job on several nodes.
+func (j *job) nodes() error {
+	var h *host
+	if j.cfg.hosts() {
+		var err error
+		if h, err = newHost(j.cfg); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+			return fmt.Errorf("launch: the rendezvous at %s: %w", j.cfg.Endpoint, err)
+		}
+	}
+	if h != nil {
+		defer h.close()
+	}
+	m, err := j.dialHost()
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	err = m.run()
+	if h != nil && j.report.Signal != 0 {
+		h.end("the launcher that hosts the rendezvous was ended by " + postmortem.Code(-j.report.Signal))
+	}
+	return err
+}
+
+// dialHost connects to the rendezvous. It tries until the host is up.
+func (j *job) dialHost() (*member, error) {
+	limit := time.NewTimer(j.cfg.JoinTimeout)
+	defer limit.Stop()
+	said := false
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		ctx, cancel := context.WithTimeout(j.asked, 5*time.Second)
+		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", j.cfg.Endpoint)
+		cancel()
+		if err == nil {
+			m := &member{job: j, wire: newWire(c, j.cfg.Silence), incoming: make(chan message, 16), quit: make(chan struct{})}
+			m.stopped.Go(m.read)
+			m.stopped.Go(m.live)
+			return m, nil
+		}
+		if !said && pause > 500*time.Millisecond {
+			said = true
+			j.screen.say("waiting for the rendezvous at %s: %v", j.cfg.Endpoint, err)
+		}
+		select {
+		case <-time.After(pause):
+		case s := <-j.signals:
+			if n, ok := s.(syscall.Signal); ok && j.cfg.ending[int(n)] {
+				j.report.Signal = int(n)
+				return nil, errEnded
+			}
+		case <-j.asked.Done():
+			return nil, context.Cause(j.asked)
+		case <-limit.C:
+			return nil, fmt.Errorf("launch: no rendezvous at %s within %v: %w", j.cfg.Endpoint, j.cfg.JoinTimeout, err)
+		}
+	}
+}
+
+func (m *member) read() {
+	defer close(m.incoming)
+	for {
+		msg, err := m.wire.receive()
+		if err != nil {
+			m.lost = err
+			return
+		}
+		moment.At("launch.member.incoming")
+		select {
+		case m.incoming <- msg:
+		case <-m.quit:
+			return
+		}
+	}
+}
+
+// live tells the host every second that this node is there.
+func (m *member) live() {
+	tick := time.NewTicker(aliveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			m.say(message{Alive: true})
+		case <-m.quit:
+			return
+		}
+	}
+}
+
+// say tells the host. A host that is gone is noticed by read.
+func (m *member) say(msg message) {
+	m.sending.Lock()
+	defer m.sending.Unlock()
+	_ = m.wire.send(msg)
+}
+
+func (m *member) close() {
+	close(m.quit)
+	_ = m.wire.Close()
+	m.stopped.Wait()
+}
+
+// run takes part in attempts until the host dismisses this node.
+func (m *member) run() error {
+	j := m.job
+	m.say(message{Join: &joinMessage{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Workers: j.cfg.Workers, Role: j.cfg.Role, Wish: j.cfg.NodeRank}})
+	for m.dismissed == nil {
+		select {
+		case msg, open := <-m.incoming:
+			switch {
+			case !open:
+				return m.hostGone()
+			case msg.Dismiss != nil:
+				m.dismissed = msg.Dismiss
+			case msg.Waiting != nil && msg.Waiting.Here < msg.Waiting.Max:
+				j.screen.say("%d of %s nodes are there", msg.Waiting.Here, nodeRange(msg.Waiting.Min, msg.Waiting.Max))
+			case msg.Begin != nil:
+				if ended, err := m.attempt(*msg.Begin); err != nil || ended {
+					return err
+				}
+			}
+		case s := <-j.signals:
+			if n, ok := s.(syscall.Signal); ok && j.cfg.ending[int(n)] {
+				j.report.Signal = int(n)
+				m.say(message{Leave: &leaveMessage{Reason: "was ended by " + postmortem.Code(-int(n))}})
+				return nil
+			}
+		case <-j.asked.Done():
+			return context.Cause(j.asked)
+		}
+	}
+	j.report.Succeeded, j.report.Sentence = m.dismissed.OK, m.dismissed.Sentence
+	j.report.told = true
+	return nil
+}
+
+func nodeRange(low, high int) string {
+	if low == high {
+		return strconv.Itoa(low)
+	}
+	return fmt.Sprintf("%d to %d", low, high)
+}
+
+func (m *member) hostGone() error {
+	m.job.report.told, m.job.report.Succeeded = true, false
+	m.job.report.Sentence = fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.job.cfg.Endpoint, goneWords(m.lost, m.job.cfg.Silence))
+	return nil
+}
+
+// attempt runs the workers of this node. ended says that this node leaves the job.
+func (m *member) attempt(b beginMessage) (ended bool, err error) {
+	j := m.job
+	a, err := j.newAttempt(b.Attempt, func(p *place) {
+		*p = place{
+			attempt: b.Attempt, node: b.Node, nodes: b.Nodes, base: b.Base, world: b.World, roleBase: b.RoleBase, roleWorld: b.RoleWorld,
+			addr: b.Addr, port: b.Port, ours: true,
+		}
+	})
+	if err != nil {
+		return false, err
+	}
+	a.member = m
+	outcome, err := a.run()
+	r := a.result(outcome)
+	j.report.Attempts = append(j.report.Attempts, r)
+	if err != nil {
+		return false, err
+	}
+	if outcome.Signal != 0 {
+		m.say(message{Leave: &leaveMessage{Reason: "was ended by " + postmortem.Code(-int(outcome.Signal))}})
+		return true, nil
+	}
+	if a.hostLost && m.dismissed == nil {
+		return true, m.hostGone()
+	}
+	sentence, blame := a.blame(outcome)
+	m.say(message{Ended: &endedMessage{failedMessage{b.Attempt, sentence, blame}, outcome.Succeeded()}})
+	return false, nil
+}
+
+// remote takes a message of the host during an attempt.
+func (a *attempt) remote(msg message, open bool) {
+	switch {
+	case !open:
+		a.hostLost, a.remotes = true, nil
+		a.step(launchcore.Stop{})
+	case msg.Stop != nil:
+		a.step(launchcore.Stop{Linger: msg.Stop.Linger})
+	case msg.Dismiss != nil:
+		a.member.dismissed = msg.Dismiss
+		a.step(launchcore.Stop{})
+	}
+}
+
+// failing tells the host that a worker has failed.
+func (a *attempt) failing() {
+	if a.member == nil {
+		return
+	}
+	var exits launchcore.Outcome
+	for _, w := range a.workers {
+		if w.exit != nil && w.exit.Code != 0 || w.refused != "" {
+			exits.Exits = append(exits.Exits, launchcore.Exit{Worker: launchcore.Worker(w.local), Code: 1})
+		}
+	}
+	sentence, blame := a.blame(exits)
+	a.member.say(message{Failed: &failedMessage{a.place.attempt, sentence, blame}})
+}
+
+// blame returns the sentence of the failure on this node that explains the others best, and how well it does: 0 for a
+// cause, more for a consequence. Without a failure the sentence is empty.
+func (a *attempt) blame(o launchcore.Outcome) (string, int) {
+	var failures []postmortem.Failure
+	for _, e := range o.Exits {
+		if e.Failed() {
+			failures = append(failures, postmortem.Failure{Rank: a.workers[e.Worker].rank, Cause: a.workers[e.Worker].cause})
+		}
+	}
+	i := postmortem.First(failures)
+	if i < 0 {
+		return "", 9
+	}
+	f := failures[i]
+	return fmt.Sprintf("rank %d on %s %s", f.Rank, a.job.host, f.Cause.Words), postmortem.Blame(f.Cause.Kind)
+}

@@ -1,0 +1,125 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/launchcore"
+)
+
+// Launchers of a job talk in lines of JSON over one connection for each node.
+
+// message is a line. Exactly one of its fields is set.
+type message struct {
+	// Of a node.
+	Join   *joinMessage   `json:"join,omitempty"`
+	Failed *failedMessage `json:"failed,omitempty"`
+	Ended  *endedMessage  `json:"ended,omitempty"`
+	Leave  *leaveMessage  `json:"leave,omitempty"`
+	// Of the host.
+	Begin   *beginMessage   `json:"begin,omitempty"`
+	Stop    *stopMessage    `json:"stop,omitempty"`
+	Dismiss *dismissMessage `json:"dismiss,omitempty"`
+	Waiting *waitingMessage `json:"waiting,omitempty"`
+	// Of both, every second.
+	Alive bool `json:"alive,omitempty"`
+}
+
+type (
+	joinMessage struct {
+		RunID   string `json:"run_id"`
+		Host    string `json:"host"`
+		PID     int    `json:"pid"`
+		Workers int    `json:"workers"`
+		Role    string `json:"role"`
+		Wish    int    `json:"wish"`
+	}
+	failedMessage struct {
+		Attempt  int    `json:"attempt"`
+		Sentence string `json:"sentence"`
+		Blame    int    `json:"blame"`
+	}
+	endedMessage struct {
+		failedMessage
+		OK bool `json:"ok"`
+	}
+	leaveMessage struct {
+		Reason string `json:"reason"`
+	}
+	beginMessage struct {
+		launchcore.Assignment
+		Addr string `json:"addr"`
+		Port int    `json:"port"`
+	}
+	stopMessage struct {
+		Reason string `json:"reason"`
+		Linger bool   `json:"linger,omitempty"`
+	}
+	dismissMessage struct {
+		OK       bool   `json:"ok"`
+		Sentence string `json:"sentence"`
+	}
+	waitingMessage struct {
+		Here int `json:"here"`
+		Min  int `json:"min"`
+		Max  int `json:"max"`
+	}
+)
+
+const (
+	// maxMessage bounds a line.
+	maxMessage = 64 << 10
+	// aliveEvery is how often each side says that it is there.
+	aliveEvery = time.Second
+	// sayTime bounds a write.
+	sayTime = 5 * time.Second
+)
+
+// wire is a connection between launchers.
+type wire struct {
+	net.Conn
+	lines   *bufio.Scanner
+	silence time.Duration // after which the other side is given up
+}
+
+func newWire(c net.Conn, silence time.Duration) *wire {
+	w := &wire{Conn: c, lines: bufio.NewScanner(c), silence: silence}
+	w.lines.Buffer(make([]byte, 0, 4096), maxMessage)
+	return w
+}
+
+// receive returns the next message that is more than a sign of life.
+func (w *wire) receive() (message, error) {
+	for {
+		var m message
+		_ = w.SetReadDeadline(time.Now().Add(w.silence))
+		if !w.lines.Scan() {
+			if err := w.lines.Err(); err != nil {
+				return m, err
+			}
+			return m, net.ErrClosed
+		}
+		if err := json.Unmarshal(w.lines.Bytes(), &m); err != nil {
+			return m, fmt.Errorf("launch: a message that makes no sense: %w", err)
+		}
+		if !m.Alive {
+			return m, nil
+		}
+	}
+}
+
+func (w *wire) send(m message) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	_ = w.SetWriteDeadline(time.Now().Add(sayTime))
+	_, err = w.Write(append(b, '\n'))
+	return err
+}
