@@ -7,7 +7,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"math"
 	"net"
 	"os"
 	"regexp"
@@ -21,12 +20,13 @@ import (
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/recycle"
+	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/store"
 )
 
-const maxWorkerID = math.MaxInt16
+const maxWorkerID = rpcworld.MaxWorkerID
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9_:-]{1,127}$`)
 
@@ -37,10 +37,7 @@ type Agent struct {
 	id    rrefcore.Worker
 	epoch uint64
 	cfg   *config
-	base  store.Store // as it was given
-	st    store.Store // of the round
-	round int
-	mixed bool // a static world with PyTorch workers
+	world *rpcworld.World
 	ep    *tensorpipe.Endpoint
 	addr  string
 	self  *peer // this worker as a destination
@@ -52,7 +49,7 @@ type Agent struct {
 	idle    chan *request // taken by goroutines that have no request
 	idlers  atomic.Int64
 	refs    *refs
-	gathers *gathers
+	gathers *rpcworld.Gathers
 
 	extension *extension
 	calls     activeCalls
@@ -107,7 +104,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 	case cfg.worldSize > 0:
 		err = a.startStatic(ctx)
 	default:
-		err = a.startDynamic(ctx)
+		err = a.world.Join(ctx, members{a})
 	}
 	if err != nil {
 		_ = a.Close()
@@ -122,15 +119,18 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 func newAgent(st store.Store, name string, cfg *config) *Agent {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	a := &Agent{
-		name: name, id: -1, epoch: newEpoch(), cfg: cfg, base: st, ctx: ctx, cancel: cancel,
+		name: name, id: -1, epoch: newEpoch(), cfg: cfg, ctx: ctx, cancel: cancel,
 		byName: map[string]*peer{}, byID: map[rrefcore.Worker]*peer{}, guests: map[string]*peer{},
 		links: map[*cohortwire.Link]*conn{}, pipes: map[*conn]struct{}{}, done: make(chan struct{}),
 		idle: make(chan *request), ending: ending{done: make(chan struct{})},
 	}
 	a.limiter = newLimiter(cfg.concurrency, cfg.queue, a.spawn)
 	a.timeout.Store(int64(cfg.timeout))
-	a.gathers = newGathers()
-	a.enter(max(cfg.round, 0))
+	a.gathers = rpcworld.NewGathers()
+	a.world = rpcworld.New(st, rpcworld.Config{
+		Name: name, Rank: cfg.rank, Size: cfg.worldSize, Round: cfg.round, Logger: cfg.logger,
+		Entry: rpcworld.Entry{Epoch: a.epoch, Secret: newSecret()}, Cohort: slices.Contains(cfg.transports, TransportCohort),
+	})
 	if cfg.alloc == nil {
 		a.memory = recycle.New()
 		cfg.alloc = a.memory.Get
@@ -142,6 +142,13 @@ func newEpoch() uint64 {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return binary.LittleEndian.Uint64(b[:]) | 1
+}
+
+// newSecret is what a worker proves with that it is the one that wrote its entry in the store.
+func newSecret() []byte {
+	b := make([]byte, 32)
+	_, _ = rand.Read(b) // never fails
+	return b
 }
 
 // listen opens the worker's port once its id is known.
@@ -310,7 +317,7 @@ func (a *Agent) peerByID(id rrefcore.Worker) *peer {
 }
 
 // addPeer enters a worker, or what is new about it.
-func (a *Agent) addPeer(name string, id rrefcore.Worker, addr string, epoch uint64) *peer {
+func (a *Agent) addPeer(name string, id rrefcore.Worker, addr string, e rpcworld.Entry) *peer {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.byName[name]
@@ -319,14 +326,7 @@ func (a *Agent) addPeer(name string, id rrefcore.Worker, addr string, epoch uint
 		a.byName[name] = p
 		a.byID[id] = p
 	}
-	p.mu.Lock()
-	if addr != "" {
-		p.addr = addr
-	}
-	if epoch != 0 {
-		p.epoch, p.goish = epoch, true
-	}
-	p.mu.Unlock()
+	p.learn(addr, e)
 	return p
 }
 

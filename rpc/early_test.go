@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -54,7 +55,7 @@ func TestControlFrameOfWorkerThatJoins(t *testing.T) {
 	if n := a.DebugInfo()["num_pending_owners"]; n != 0 || len(c.early) != 1 {
 		t.Fatalf("%d objects for a stranger, %d frames are kept", n, len(c.early))
 	}
-	a.addPeer("b", b.id, "", member.epoch)
+	a.addPeer("b", b.id, "", rpcworld.Entry{Epoch: member.epoch})
 	a.admit("b")
 	if n := a.DebugInfo()["num_pending_owners"]; n != 1 || len(c.early) != 0 {
 		t.Errorf("%d objects, %d frames are kept: the message of then was lost", n, len(c.early))

@@ -5,11 +5,13 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
@@ -72,6 +74,14 @@ func wrongArguments(r *Request) error {
 	return &RemoteError{Kind: "TypeError", Message: r.Func + ": wrong arguments", Code: dist.InvalidArgument}
 }
 
+// gatherRefusal is the exception that a Python caller sees.
+func gatherRefusal(err error) error {
+	if refused, ok := errors.AsType[*rpcworld.RefusedError](err); ok {
+		return Raise(refused.Class, "%s", refused.Text)
+	}
+	return err
+}
+
 func (a *Agent) serveGather(_ context.Context, r *Request) (any, error) {
 	if len(r.Args) != 4 {
 		return nil, wrongArguments(r)
@@ -83,7 +93,7 @@ func (a *Agent) serveGather(_ context.Context, r *Request) (any, error) {
 	if !ok1 || !ok2 || err != nil {
 		return nil, wrongArguments(r)
 	}
-	return nil, a.gathers.toLeader(id, from, r.Args[2], names, a.isGo(r.From.Name))
+	return nil, gatherRefusal(a.gathers.ToLeader(id, from, r.Args[2], names, a.isGo(r.From.Name)))
 }
 
 func (a *Agent) serveBroadcast(_ context.Context, r *Request) (any, error) {
@@ -95,7 +105,7 @@ func (a *Agent) serveBroadcast(_ context.Context, r *Request) (any, error) {
 	if !ok1 || !ok2 {
 		return nil, wrongArguments(r)
 	}
-	return nil, a.gathers.toFollower(id, objects, a.isGo(r.From.Name))
+	return nil, gatherRefusal(a.gathers.ToFollower(id, objects, a.isGo(r.From.Name)))
 }
 
 // serveGatherLost is told by a Go leader that an all-gather cannot come to its end.
@@ -110,7 +120,7 @@ func (a *Agent) serveGatherLost(_ context.Context, r *Request) (any, error) {
 	if !ok1 || !ok2 || err != nil || len(names) == 0 || slices.Min(names) != r.From.Name {
 		return nil, wrongArguments(r)
 	}
-	return nil, a.gathers.fail(id, names, a.deathOf(worker, "the leader "+r.From.Name+" has found that its process has ended"))
+	return nil, a.gathers.Fail(id, names, a.deathOf(worker, "the leader "+r.From.Name+" has found that its process has ended"))
 }
 
 // deathOf is the error of whoever waited for a worker that died.
@@ -140,11 +150,11 @@ func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 		a.left(w.Name, rrefcore.Worker(w.ID))
 		return nil, nil
 	}
-	addr, epoch, err := a.published(ctx, w.Name)
+	addr, entry, err := a.world.Published(ctx, w.Name)
 	if err != nil {
 		return nil, err
 	}
-	a.addPeer(w.Name, rrefcore.Worker(w.ID), addr, epoch)
+	a.addPeer(w.Name, rrefcore.Worker(w.ID), addr, entry)
 	a.admit(w.Name)
 	return nil, nil
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 )
@@ -40,7 +41,6 @@ type peer struct {
 	goish bool   // a Go worker that speaks the cohort transport
 	conn  *conn  // for our requests
 	left  bool   // it told us that it leaves
-	kind  kind   // as the store says
 
 	healing atomic.Bool // somebody tries to reach it again
 	met     atomic.Bool // there was a session
@@ -57,15 +57,6 @@ type peer struct {
 	}
 }
 
-// kind is who a worker is; see [Agent.goWorker].
-type kind int8
-
-const (
-	kindUnknown kind = iota
-	kindGo
-	kindPyTorch
-)
-
 func (p *peer) info() WorkerInfo { return WorkerInfo{Name: p.name, ID: int(p.worker)} }
 
 // speaksCohort reports whether this is known to be a Go worker on the cohort transport.
@@ -73,6 +64,18 @@ func (p *peer) speaksCohort() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.goish
+}
+
+// learn notes what a worker has published.
+func (p *peer) learn(addr string, e rpcworld.Entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if addr != "" {
+		p.addr = addr
+	}
+	if e.Epoch != 0 {
+		p.epoch, p.goish = e.Epoch, true
+	}
 }
 
 // current returns the session that exists, or nil.
@@ -111,12 +114,6 @@ func (p *peer) connect(ctx context.Context) (*conn, error) {
 // errHandshakeEnded is the cause of a connection that ended before it was a session.
 var errHandshakeEnded = errors.New("the connection ended in its handshake")
 
-// errRefused is the cause of a connection to a process that has ended.
-var errRefused = errors.New("nobody listens there")
-
-// errSilent is the cause of a connection to a machine that does not answer.
-var errSilent = errors.New("no answer from there")
-
 // open makes one attempt.
 func (p *peer) open(ctx context.Context) (*conn, error) {
 	a := p.agent
@@ -145,11 +142,11 @@ func (p *peer) open(ctx context.Context) (*conn, error) {
 	e.Peer = p.name
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		e.Code, e.Err = dist.PeerLost, errors.Join(errRefused, err)
+		e.Code, e.Err = dist.PeerLost, errors.Join(rpcworld.ErrRefused, err)
 		e.Detail = "nobody listens at " + addr + ": its process has ended"
 		a.peerDied(p)
 	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.EHOSTDOWN):
-		e.Err = errors.Join(errSilent, err)
+		e.Err = errors.Join(rpcworld.ErrSilent, err)
 		e.Detail = "its machine does not answer at " + addr
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.EPIPE), errors.Is(err, errHandshakeEnded):
 		e.Code, e.Err = dist.PeerLost, errors.Join(errHandshakeEnded, err)
@@ -264,7 +261,7 @@ func (a *Agent) reconnect(p *peer) {
 		ctx, cancel := context.WithTimeout(a.ctx, 5*time.Second)
 		_, err := p.connect(ctx)
 		cancel()
-		refused = errors.Is(err, errRefused)
+		refused = errors.Is(err, rpcworld.ErrRefused)
 		if err == nil || a.ctx.Err() != nil || refused || !a.refs.tied(p) {
 			return
 		}

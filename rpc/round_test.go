@@ -66,8 +66,8 @@ func TestRounds(t *testing.T) {
 	} {
 		agents := liveOn(t, st, w.n, w.static)
 		for _, a := range agents {
-			if a.round != round {
-				t.Errorf("%s is in round %d, want %d", a.Name(), a.round, round)
+			if a.world.Round() != round {
+				t.Errorf("%s is in round %d, want %d", a.Name(), a.world.Round(), round)
 			}
 		}
 		switch {
@@ -90,8 +90,8 @@ func TestRounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = guest.Close() }()
-	if guest.round != 4 {
-		t.Errorf("a guest looks at round %d", guest.round)
+	if guest.world.Round() != 4 {
+		t.Errorf("a guest looks at round %d", guest.world.Round())
 	}
 }
 
@@ -122,25 +122,7 @@ func TestDynamicRound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = a.Close() }()
-	if a.round != 1 || len(a.Workers()) != 3 {
-		t.Errorf("round %d with %v", a.round, a.Workers())
-	}
-}
-
-// TestFirstBarrier finds the barrier that a PyTorch worker has entered, wherever its count has got to.
-func TestFirstBarrier(t *testing.T) {
-	for _, n := range []int{1, 4, 7, 8, 71, 300} {
-		st := store.NewMemory()
-		a := &Agent{base: st, mixed: true}
-		a.enter(2)
-		time.AfterFunc(10*time.Millisecond, func() { _, _ = a.st.Add(context.Background(), activeKey(n), 0) })
-		if got, err := a.firstBarrier(testContext(t)); err != nil || got != n {
-			t.Errorf("got %d, %v; want %d", got, err, n)
-		}
-		_ = st.Close()
-	}
-	a := &Agent{}
-	if got, err := a.firstBarrier(context.Background()); err != nil || got != 1 {
-		t.Errorf("got %d, %v in a first world", got, err)
+	if a.world.Round() != 1 || len(a.Workers()) != 3 {
+		t.Errorf("round %d with %v", a.world.Round(), a.Workers())
 	}
 }

@@ -113,7 +113,7 @@ func (a *Agent) shutdownDynamic(ctx context.Context) error {
 	if err := a.phase(ctx, "wait for calls under way", a.calls.idle); err != nil {
 		return err
 	}
-	return a.phase(ctx, "tell the others", a.leaveDynamic)
+	return a.phase(ctx, "tell the others", func(ctx context.Context) error { return a.world.Leave(ctx, members{a}, a.others) })
 }
 
 // drainRefs deletes the references held here and waits until the own objects are released too.

@@ -45,7 +45,7 @@ pure: internal/rrefcore internal/backcore internal/gloo/wire internal/gloo/match
       internal/portowner rendezvous
       group
       autograd/ddp
-      internal/aten internal/rpcseam
+      internal/aten internal/rpcseam internal/rpcworld
       rpc rpc/operators
       .
 pure: internal/frdump internal/verdict

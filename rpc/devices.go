@@ -6,93 +6,16 @@ package rpc
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"os"
-	"strconv"
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
-
-// startStatic joins a world of a given size: PyTorch's exact order, since its workers wait for each step.
-func (a *Agent) startStatic(ctx context.Context) error {
-	rank, size := a.cfg.rank, a.cfg.worldSize
-	if err := a.listen(rank); err != nil {
-		return err
-	}
-	var err error
-	if a.mixed, err = a.comeTogether(ctx); err != nil {
-		return err
-	}
-	var devices *deviceExchange
-	if a.mixed {
-		if devices, err = a.exchangeDevices(ctx); err != nil {
-			return err
-		}
-		defer devices.close()
-	}
-	if err = a.chooseMode(ctx, "true"); err != nil {
-		return err
-	}
-	names, err := a.exchangeNames(ctx, rank, size)
-	if err != nil {
-		return err
-	}
-	if err := a.announce(ctx); err != nil {
-		return err
-	}
-	for id, name := range names {
-		if id == rank {
-			continue
-		}
-		addr, epoch, err := a.published(ctx, name)
-		if err != nil {
-			return err
-		}
-		a.addPeer(name, rrefcore.Worker(id), addr, epoch)
-	}
-	if err := a.gathers.first(names, func() (int, error) { return a.askForGathers(ctx, names, true) }); err != nil {
-		return fmt.Errorf("ask how many all-gathers there were in earlier rounds: %w", err)
-	}
-	if _, err := a.allGather(ctx, nil); err != nil {
-		return err
-	}
-	if devices != nil {
-		return devices.barrier(ctx)
-	}
-	return nil
-}
-
-// exchangeNames publishes the own name and reads all others.
-func (a *Agent) exchangeNames(ctx context.Context, rank, size int) ([]string, error) {
-	if err := a.st.Set(ctx, keyNames+strconv.Itoa(rank), []byte(a.name)); err != nil {
-		return nil, err
-	}
-	names := make([]string, size)
-	seen := map[string]int{a.name: rank}
-	names[rank] = a.name
-	for id := range names {
-		if id == rank {
-			continue
-		}
-		raw, err := a.st.Get(ctx, keyNames+strconv.Itoa(id))
-		if err != nil {
-			return nil, fmt.Errorf("wait for the name of rank %d: %w", id, err)
-		}
-		names[id] = string(raw)
-		if other, twice := seen[names[id]]; twice {
-			return nil, dist.Newf("rpc: join", dist.AlreadyExists, "ranks %d and %d are both called %q", other, id, names[id])
-		}
-		seen[names[id]] = id
-	}
-	return names, nil
-}
 
 // deviceExchange is the gloo group by which PyTorch's workers tell each other their devices.
 type deviceExchange struct {
@@ -110,7 +33,7 @@ func (d *deviceExchange) barrier(ctx context.Context) error {
 // worker has no devices but the CPU.
 func (a *Agent) exchangeDevices(ctx context.Context) (*deviceExchange, error) {
 	rank, size := a.cfg.rank, a.cfg.worldSize
-	cfg := gloo.Config{Rank: rank, Size: size, Store: a.st, Logger: a.cfg.logger, Hook: a.cfg.hook, Group: "rpc", StoreAddr: a.storeAddr()}
+	cfg := gloo.Config{Rank: rank, Size: size, Store: a.world.Store(), Logger: a.cfg.logger, Hook: a.cfg.hook, Group: "rpc", StoreAddr: a.storeAddr()}
 	if names := os.Getenv("GLOO_SOCKET_IFNAME"); names != "" {
 		cfg.Devices = strings.Split(names, ",")[:1]
 	}
@@ -154,7 +77,7 @@ func (a *Agent) storeAddr() string {
 	if a.cfg.storeAddr != "" {
 		return a.cfg.storeAddr
 	}
-	if s, ok := store.UnderlyingNonPrefix(a.st).(interface{ Addr() string }); ok {
+	if s, ok := store.UnderlyingNonPrefix(a.world.Store()).(interface{ Addr() string }); ok {
 		return s.Addr()
 	}
 	return ""

@@ -1,0 +1,215 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcworld
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// scene is what a watcher sees of the others.
+type scene struct {
+	mu     sync.Mutex
+	states map[string]State
+	reach  map[string]error
+	asked  map[string]int
+	all    []Worker
+}
+
+func newScene(names ...string) *scene {
+	s := &scene{states: map[string]State{}, reach: map[string]error{}, asked: map[string]int{}}
+	for i, name := range names {
+		s.all = append(s.all, Worker{name, i})
+		s.states[name] = State{Known: true, ID: i, Met: true, Connected: true}
+	}
+	return s
+}
+
+func (s *scene) change(name string, fn func(*State), reach error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := s.states[name]
+	fn(&x)
+	s.states[name], s.reach[name] = x, reach
+}
+
+func (s *scene) State(name string) State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.states[name]
+}
+
+func (s *scene) Reach(_ context.Context, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked[name]++
+	if err := s.reach[name]; err != nil {
+		return fmt.Errorf("reach %s: %w", name, err)
+	}
+	return nil
+}
+
+func (s *scene) Workers() []Worker { return s.all }
+
+// watch watches until somebody is dead, or a minute has passed.
+func watch(t *testing.T, w *World, s *scene, how Wait, names ...string) (*dist.Error, time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	begun := time.Now()
+	v := w.Watch(ctx, s, names, how)
+	<-v.Context().Done()
+	return v.End(), time.Since(begun)
+}
+
+func TestWatcher(t *testing.T) {
+	lost := func(s *State) { s.Connected = false }
+	for name, c := range map[string]struct {
+		set  func(s *scene)
+		how  Wait
+		dead string
+		from time.Duration
+		to   time.Duration
+	}{
+		"all is well":                    {func(*scene) {}, ClosedWait, "", 0, 0},
+		"a process has ended":            {func(s *scene) { s.change("b", lost, ErrRefused) }, ClosedWait, "b", 0, time.Second},
+		"one that may have left":         {func(s *scene) { s.change("b", lost, ErrRefused) }, OpenWait, "b", graceOfDeath, 2 * time.Second},
+		"a connection was cut":           {func(s *scene) { s.change("b", lost, nil) }, ClosedWait, "", 0, 0},
+		"a machine is silent":            {func(s *scene) { s.change("b", func(x *State) { x.Silence = silentFor }, nil) }, ClosedWait, "b", 0, time.Second},
+		"a machine cannot be reached":    {func(s *scene) { s.change("b", lost, ErrSilent) }, ClosedWait, "b", silentFor / 2, silentFor},
+		"a member has left":              {func(s *scene) { s.change("b", func(x *State) { *x = State{} }, nil) }, ClosedWait, "b", 0, time.Second},
+		"somebody that was never called": {func(s *scene) { s.change("b", func(x *State) { x.Met, x.Connected = false, false }, ErrRefused) }, ClosedWait, "b", unconnectedAfter, 2 * time.Second},
+		"somebody nobody waits for":      {func(s *scene) { s.change("c", lost, ErrRefused) }, ClosedWait, "", 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene("a", "b", "c")
+				c.set(s)
+				w := New(store.NewMemory(), config("a", 0, 3))
+				e, after := watch(t, w, s, c.how, "b")
+				switch {
+				case c.dead == "" && (e != nil || after < time.Minute):
+					t.Errorf("%v is dead after %v", e, after)
+				case c.dead != "" && (e == nil || e.Peer != c.dead || e.Code != dist.PeerLost):
+					t.Errorf("got %v after %v", e, after)
+				case c.dead != "" && (after < c.from || after > c.to):
+					t.Errorf("found after %v, want %v to %v", after, c.from, c.to)
+				}
+			})
+		})
+	}
+}
+
+// The first death that was recorded is the cause, whoever has noticed another one.
+func TestWatcherNamesTheFirstDeath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewMemory()
+		s := newScene("a", "b", "c")
+		if first := New(st, config("c", 2, 3)).FirstDeath(t.Context(), "b"); first != "b" {
+			t.Fatal(first)
+		}
+		s.change("c", func(x *State) { x.Connected = false }, ErrRefused) // c ended because b died
+		e, _ := watch(t, New(st, config("a", 0, 3)), s, ClosedWait, "b", "c")
+		if e == nil || e.Peer != "b" || e.Rank != 1 {
+			t.Errorf("got %v", e)
+		}
+	})
+}
+
+// What others have recorded ends a wait, too.
+func TestWatcherHearsOfADeath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewMemory()
+		time.AfterFunc(3*time.Second, func() { New(st, config("c", 2, 3)).FirstDeath(context.Background(), "b") })
+		e, after := watch(t, New(st, config("a", 0, 3)), newScene("a", "b", "c"), ClosedWait, "b")
+		if e == nil || e.Peer != "b" || after > 5*time.Second {
+			t.Errorf("got %v after %v", e, after)
+		}
+	})
+}
+
+// stuck is a store that does not answer a question.
+type stuck struct{ store.Store }
+
+func (s stuck) Check(ctx context.Context, _ ...string) (bool, error) {
+	<-ctx.Done()
+	return false, ctx.Err()
+}
+
+func (s stuck) CompareAndSet(ctx context.Context, _ string, _, _ []byte) ([]byte, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A store that does not answer does not keep a death from being noticed.
+func TestWatcherWithoutStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene("a", "b", "c")
+		time.AfterFunc(5*time.Second, func() { s.change("b", func(x *State) { x.Connected = false }, ErrRefused) })
+		e, after := watch(t, New(stuck{store.NewMemory()}, config("a", 0, 3)), s, ClosedWait, "b")
+		if e == nil || e.Peer != "b" || after > 8*time.Second {
+			t.Errorf("got %v after %v", e, after)
+		}
+	})
+}
+
+// An all-gather in all orders of its messages, with copies of them.
+func TestGathers(t *testing.T) {
+	names := []string{"a", "b"}
+	g := NewGathers()
+	id, s, err := g.Begin(names)
+	if err != nil || id != "ab0" {
+		t.Fatal(id, err)
+	}
+	if err = g.ToLeader(id, "b", 2, names, true); err != nil {
+		t.Error(err)
+	}
+	if got := g.Missing(id, names); len(got) != 1 || got[0] != "a" {
+		t.Errorf("missing are %v", got)
+	}
+	if err = g.ToLeader(id, "b", 2, names, true); err != nil {
+		t.Errorf("a copy from a Go worker: %v", err)
+	}
+	if err = g.ToLeader(id, "b", 2, names, false); err == nil {
+		t.Error("a PyTorch worker has reported twice")
+	}
+	if err = g.ToLeader(id, "x", 2, names, true); err == nil {
+		t.Error("a worker that takes no part has reported")
+	}
+	if err = g.ToLeader(id, "a", 1, names, false); err != nil {
+		t.Error(err)
+	}
+	<-s.Done
+	if v, _ := s.Objects.Get("b"); v != 2 || s.Err != nil {
+		t.Errorf("got %v, %v", v, s.Err)
+	}
+	g.Forget(id)
+	if err = g.ToLeader(id, "b", 2, names, true); err != nil { // of one that is over
+		t.Error(err)
+	}
+	if err = g.ToFollower("ab1", &rpcwire.Dict{Pairs: []rpcwire.Pair{{Key: "a", Value: 1}, {Key: "b", Value: 2}}}, false); err != nil { // before we have entered it
+		t.Error(err)
+	}
+	if id, s, err = g.Begin(names); err != nil || id != "ab1" {
+		t.Fatal(id, err)
+	}
+	<-s.Done
+	g.Forget(id)
+	for i := range maxGathers {
+		if err = g.ToLeader(fmt.Sprintf("ab%d", i+2), "b", 0, names, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err = g.ToLeader("ab99999", "b", 0, names, false); dist.CodeOf(err) != dist.Exhausted {
+		t.Errorf("more all-gathers than there may be: %v", err)
+	}
+}

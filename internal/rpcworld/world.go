@@ -1,0 +1,254 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rpcworld is the membership of an RPC world, which lives in a store: who is in it, in which of the store's
+// worlds, who may join or leave at this moment, when everybody has come to the same point, and who has died.
+//
+// The keys and the order of the steps are PyTorch's, because its workers wait for each of them. What Go workers need beside
+// that is below "cohort/". A [World] talks to the store only; other workers are called through a [Caller], and looked after
+// through [Watched], so that all of it runs without a network in tests.
+package rpcworld
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// Config says who a worker is.
+type Config struct {
+	Name   string
+	Rank   int // -1 if the world gives one
+	Size   int // of a static world, else 0
+	Round  int // -1 if it is to be found
+	Entry  Entry
+	Cohort bool // speaks the cohort transport
+	Logger *slog.Logger
+}
+
+// World is one worker's view of its world in the store.
+type World struct {
+	cfg   Config
+	base  store.Store // as it was given
+	st    store.Store // of the round
+	round int
+	mixed bool // a static world with PyTorch workers
+
+	mu struct {
+		sync.Mutex
+		isGo map[string]bool // as far as the store was asked
+	}
+}
+
+// New returns the view of a worker that has not joined.
+func New(st store.Store, cfg Config) *World {
+	w := &World{cfg: cfg, base: st}
+	w.mu.isGo = map[string]bool{}
+	w.Enter(max(cfg.Round, 0))
+	return w
+}
+
+// Enter makes k the round of this worker.
+func (w *World) Enter(k int) {
+	w.round = k
+	w.st = store.Prefix(RoundPrefix(k), w.base)
+}
+
+// Round returns which of the store's worlds it is, from 0.
+func (w *World) Round() int { return w.round }
+
+// Store returns the store of the round.
+func (w *World) Store() store.Store { return w.st }
+
+// Mixed reports whether a static world has PyTorch workers.
+func (w *World) Mixed() bool { return w.mixed }
+
+// Static reports whether the world has a fixed size.
+func (w *World) Static() bool { return w.cfg.Size > 0 }
+
+// announce publishes this worker's address. The entry comes first: an address without one is that of a worker which speaks
+// PyTorch's transport only.
+func (w *World) announce(ctx context.Context, addr string) error {
+	if err := w.st.Set(ctx, keyGo+w.cfg.Name, nil); err != nil {
+		return err
+	}
+	if w.cfg.Cohort {
+		if err := w.st.Set(ctx, keyCohort+w.cfg.Name, w.cfg.Entry.text()); err != nil {
+			return err
+		}
+	}
+	return w.st.Set(ctx, keyAddrs+w.cfg.Name, []byte("uv://"+addr))
+}
+
+// Published waits for the address of a worker, and reads its entry if it is a Go worker that we can speak the cohort
+// transport with: else the entry is zero.
+func (w *World) Published(ctx context.Context, name string) (addr string, e Entry, err error) {
+	raw, err := w.st.Get(ctx, keyAddrs+name)
+	if err != nil || !w.cfg.Cohort {
+		return string(raw), Entry{}, err
+	}
+	e, err = w.Entry(ctx, name)
+	return string(raw), e, err
+}
+
+// Entry reads the entry of a worker; it is zero for one that has published none.
+func (w *World) Entry(ctx context.Context, name string) (Entry, error) {
+	text, err := lookUp(ctx, w.st, keyCohort+name)
+	if err != nil || text == "" {
+		return Entry{}, err
+	}
+	return parseEntry(name, []byte(text))
+}
+
+// IsGo reports whether a worker is one of ours, on whichever transport. The store knows, and is asked once.
+func (w *World) IsGo(ctx context.Context, name string) bool {
+	w.mu.Lock()
+	isGo, known := w.mu.isGo[name]
+	w.mu.Unlock()
+	if known {
+		return isGo
+	}
+	isGo, err := w.st.Check(ctx, keyGo+name)
+	if err != nil {
+		return false
+	}
+	w.mu.Lock()
+	w.mu.isGo[name] = isGo
+	w.mu.Unlock()
+	return isGo
+}
+
+// Forget drops what is known about a worker that left.
+func (w *World) Forget(name string) {
+	w.mu.Lock()
+	delete(w.mu.isGo, name)
+	w.mu.Unlock()
+}
+
+// chooseMode agrees with the other workers on static or dynamic.
+func (w *World) chooseMode(ctx context.Context, mode string) error {
+	got, err := w.st.CompareAndSet(ctx, keyStatic, nil, []byte(mode))
+	if err != nil {
+		return err
+	}
+	if string(got) != mode {
+		return dist.Newf("rpc: join", dist.Mismatch,
+			"this world was started by workers with%s a world size: all must give one or none (RPC group mixes static and dynamic members)",
+			map[string]string{"true": "", "false": "out"}[string(got)])
+	}
+	return nil
+}
+
+// lookUp returns the value of a key, or "".
+func lookUp(ctx context.Context, st store.Store, key string) (string, error) {
+	there, err := st.Check(ctx, key)
+	if err != nil || !there {
+		return "", err
+	}
+	value, err := st.Get(ctx, key)
+	return string(value), err
+}
+
+// members reads the members of a dynamic world.
+func members(ctx context.Context, st store.Store) ([]Worker, error) {
+	raw, err := lookUp(ctx, st, keyInfos)
+	if err != nil {
+		return nil, err
+	}
+	return parseInfos(raw)
+}
+
+// without returns the workers that are not named.
+func without(all []Worker, names ...string) []Worker {
+	return slices.DeleteFunc(slices.Clone(all), func(m Worker) bool { return slices.Contains(names, m.Name) })
+}
+
+// FirstDeath records a death in a static world, unless the workers know of an earlier one: then that is the cause, and it
+// returns its name.
+func (w *World) FirstDeath(ctx context.Context, name string) string {
+	if !w.Static() {
+		return name
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	first, err := w.st.CompareAndSet(ctx, keyLost, nil, []byte(name))
+	if err != nil || string(first) == w.cfg.Name {
+		return name
+	}
+	return string(first)
+}
+
+// KnownDeath returns the worker of a static world that others have found dead, or "".
+func (w *World) KnownDeath(ctx context.Context) string {
+	if !w.Static() {
+		return ""
+	}
+	name, err := lookUp(ctx, w.st, keyLost)
+	if err != nil {
+		return ""
+	}
+	return name
+}
+
+// Listed is a worker as the store knows it.
+type Listed struct {
+	Worker
+	Addr  string
+	Go    bool // on whichever transport
+	Entry Entry
+}
+
+// List reads the workers of a world from the store of its round, without joining it.
+func List(ctx context.Context, st store.Store) ([]Listed, error) {
+	mode, err := lookUp(ctx, st, keyStatic)
+	if err != nil {
+		return nil, err
+	}
+	var all []Worker
+	switch mode {
+	case "":
+		return nil, dist.New("rpc: list workers", dist.NotFound, "the store has no RPC world")
+	case "false":
+		if all, err = members(ctx, st); err != nil {
+			return nil, err
+		}
+	default:
+		for id := 0; id <= MaxWorkerID; id++ {
+			name, failed := lookUp(ctx, st, keyNames+strconv.Itoa(id))
+			if failed != nil {
+				return nil, failed
+			}
+			if name == "" {
+				break
+			}
+			all = append(all, Worker{Name: name, ID: id})
+		}
+	}
+	out := make([]Listed, 0, len(all))
+	for _, m := range all {
+		x := Listed{Worker: m}
+		if x.Addr, err = lookUp(ctx, st, keyAddrs+m.Name); err != nil {
+			return nil, err
+		}
+		if x.Go, err = st.Check(ctx, keyGo+m.Name); err != nil {
+			return nil, err
+		}
+		text, err := lookUp(ctx, st, keyCohort+m.Name)
+		if err != nil {
+			return nil, err
+		}
+		if text != "" {
+			if x.Entry, err = parseEntry(m.Name, []byte(text)); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}

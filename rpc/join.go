@@ -1,0 +1,153 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpcworld"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// startStatic joins a world of a given size: PyTorch's exact order, since its workers wait for each step.
+func (a *Agent) startStatic(ctx context.Context) error {
+	rank := a.cfg.rank
+	if err := a.listen(rank); err != nil {
+		return err
+	}
+	if err := a.world.ComeTogether(ctx); err != nil {
+		return err
+	}
+	var devices *deviceExchange
+	if a.world.Mixed() {
+		var err error
+		if devices, err = a.exchangeDevices(ctx); err != nil {
+			return err
+		}
+		defer devices.close()
+	}
+	names, err := a.world.Names(ctx, a.addr)
+	if err != nil {
+		return err
+	}
+	for id, name := range names {
+		if id == rank {
+			continue
+		}
+		addr, entry, err := a.world.Published(ctx, name)
+		if err != nil {
+			return err
+		}
+		a.addPeer(name, rrefcore.Worker(id), addr, entry)
+	}
+	if err := a.gathers.First(names, func() (int, error) { return a.askForGathers(ctx, names, true) }); err != nil {
+		return fmt.Errorf("ask how many all-gathers there were in earlier rounds: %w", err)
+	}
+	if _, err := a.allGather(ctx, nil); err != nil {
+		return err
+	}
+	if devices != nil {
+		return devices.barrier(ctx)
+	}
+	return nil
+}
+
+// members is the agent as its membership calls and watches the other workers.
+type members struct{ a *Agent }
+
+var (
+	_ rpcworld.Caller  = members{}
+	_ rpcworld.Watched = members{}
+)
+
+func (m members) Listen(id int) (string, error) {
+	err := m.a.listen(id)
+	return m.a.addr, err
+}
+
+func (m members) Add(w rpcworld.Worker, addr string, e rpcworld.Entry) {
+	m.a.addPeer(w.Name, rrefcore.Worker(w.ID), addr, e) //nolint:gosec // checked
+}
+
+func (m members) Drop(name string) {
+	if p, err := m.a.peer(name); err == nil {
+		m.a.left(name, p.worker)
+	}
+}
+
+func (m members) AskDevices(ctx context.Context, name string) error {
+	return m.a.callAgain(ctx, name, deviceInfos, nil)
+}
+
+func (m members) Tell(ctx context.Context, name string, comes bool) error {
+	me := rpcwire.WorkerInfo{Name: m.a.name, ID: rpcwire.WorkerID(m.a.id)}
+	return m.a.callAgain(ctx, name, updateMembership, []any{me, []any{}, &Dict{}, comes})
+}
+
+func (m members) Gone(err error) bool { return errors.Is(err, rpcworld.ErrRefused) }
+
+func (m members) State(name string) rpcworld.State {
+	p, err := m.a.peer(name)
+	if err != nil {
+		return rpcworld.State{Known: !isNotFound(err)}
+	}
+	s := rpcworld.State{Known: true, ID: int(p.worker), Met: p.met.Load()}
+	if c := p.current(); c != nil {
+		s.Connected = true
+		if c.pipe != nil { // a link has heartbeats of its own
+			s.Silence = c.pipe.Silence()
+		}
+	}
+	return s
+}
+
+func (m members) Reach(ctx context.Context, name string) error {
+	p, err := m.a.peer(name)
+	if err == nil {
+		_, err = p.connect(ctx)
+	}
+	return err
+}
+
+func (m members) Workers() []rpcworld.Worker {
+	all := m.a.Workers()
+	out := make([]rpcworld.Worker, len(all))
+	for i, w := range all {
+		out[i] = rpcworld.Worker(w)
+	}
+	return out
+}
+
+// left forgets a worker that says it goes. What a former worker of its name has said is ignored.
+func (a *Agent) left(name string, id rrefcore.Worker) {
+	p, err := a.peer(name)
+	if err != nil || p.worker != id {
+		return
+	}
+	p.mu.Lock()
+	p.left = true
+	p.mu.Unlock()
+	a.peerDied(p)
+	a.removePeer(name)
+	a.world.Forget(name)
+}
+
+// address returns where a worker listens.
+func (a *Agent) address(ctx context.Context, p *peer) (string, error) {
+	p.mu.Lock()
+	addr := p.addr
+	p.mu.Unlock()
+	if addr != "" {
+		return addr, nil
+	}
+	addr, entry, err := a.world.Published(ctx, p.name)
+	if err != nil {
+		return "", err
+	}
+	p.learn(addr, entry)
+	return addr, nil
+}
