@@ -25,7 +25,7 @@ func (a *Agent) accept() {
 			a.linkConn(s.Link)
 			continue
 		}
-		c := newConn(a, a.sender(s.Peer, -1), s)
+		c := newConn(a, a.sender(s.Peer), s)
 		q := &requests{conn: c}
 		c.inline = newInline(q, pipeGuard)
 		a.mu.Lock()
@@ -52,9 +52,7 @@ func (a *Agent) linkConn(l *cohortwire.Link) *conn {
 	if c != nil || closed {
 		return c
 	}
-	id := l.Peer()
-	p := a.sender(id.Name, rrefcore.Worker(id.ID))
-	c = newConn(a, p, &tensorpipe.Session{Link: l})
+	c = newConn(a, a.linked(l), &tensorpipe.Session{Link: l})
 	a.mu.Lock()
 	if known := a.links[l]; known != nil {
 		c = known
@@ -75,18 +73,17 @@ func (a *Agent) startLink(c *conn) {
 	if c.entered.Load() {
 		return
 	}
-	id := c.link.Peer()
 	p := c.peer()
 	if p.worker < 0 {
-		p = a.sender(id.Name, rrefcore.Worker(id.ID))
+		p = a.linked(c.link)
 		c.from.Store(p)
 		p.met.Store(true)
 	}
 	if p.worker >= 0 {
 		defer c.entered.Store(true)
 	}
-	a.prefer(c)
 	if p.worker >= 0 {
+		a.prefer(c)
 		early := c.early
 		c.early = nil
 		for _, payload := range early {

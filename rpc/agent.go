@@ -33,14 +33,15 @@ var validName = regexp.MustCompile(`^[A-Za-z0-9_:-]{1,127}$`)
 // Agent is this process as a worker of an RPC world. All methods are safe for concurrent use. It corresponds to the
 // agent that torch.distributed.rpc.init_rpc makes.
 type Agent struct {
-	name  string
-	id    rrefcore.Worker
-	epoch uint64
-	cfg   *config
-	world *rpcworld.World
-	ep    *tensorpipe.Endpoint
-	addr  string
-	self  *peer // this worker as a destination
+	name   string
+	id     rrefcore.Worker
+	epoch  uint64
+	secret []byte // published under the name, and proved to whoever we speak with
+	cfg    *config
+	world  *rpcworld.World
+	ep     *tensorpipe.Endpoint
+	addr   string
+	self   *peer // this worker as a destination
 
 	ctx     context.Context //nolint:containedctx // the lifetime of the agent
 	cancel  context.CancelCauseFunc
@@ -119,7 +120,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 func newAgent(st store.Store, name string, cfg *config) *Agent {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	a := &Agent{
-		name: name, id: -1, epoch: newEpoch(), cfg: cfg, ctx: ctx, cancel: cancel,
+		name: name, id: -1, epoch: newEpoch(), secret: newSecret(), cfg: cfg, ctx: ctx, cancel: cancel,
 		byName: map[string]*peer{}, byID: map[rrefcore.Worker]*peer{}, guests: map[string]*peer{},
 		links: map[*cohortwire.Link]*conn{}, pipes: map[*conn]struct{}{}, done: make(chan struct{}),
 		idle: make(chan *request), ending: ending{done: make(chan struct{})},
@@ -129,7 +130,7 @@ func newAgent(st store.Store, name string, cfg *config) *Agent {
 	a.gathers = rpcworld.NewGathers()
 	a.world = rpcworld.New(st, rpcworld.Config{
 		Name: name, Rank: cfg.rank, Size: cfg.worldSize, Round: cfg.round, Logger: cfg.logger,
-		Entry: rpcworld.Entry{Epoch: a.epoch, Secret: newSecret()}, Cohort: slices.Contains(cfg.transports, TransportCohort),
+		Entry: rpcworld.Entry{Epoch: a.epoch, Secret: a.secret}, Cohort: slices.Contains(cfg.transports, TransportCohort),
 	})
 	if cfg.alloc == nil {
 		a.memory = recycle.New()
@@ -169,6 +170,8 @@ func (a *Agent) listen(id int) error {
 	if slices.Contains(a.cfg.transports, TransportCohort) {
 		opts = append(opts, tensorpipe.WithCohort(cohortwire.Config{
 			Identity:  cohortwire.Identity{Name: a.name, ID: int16(a.id), Incarnation: a.epoch},
+			Secret:    a.secret,
+			Published: a.publishedSecret,
 			OnFrame:   a.onFrame,
 			Aside:     aside,
 			OnClose:   a.onLinkClosed,
@@ -191,6 +194,22 @@ func (a *Agent) listen(id int) error {
 	a.own(a.accept)
 	a.own(a.refs.run)
 	return nil
+}
+
+// proofTime bounds the question to the store that a new link waits for.
+const proofTime = 10 * time.Second
+
+// publishedSecret is what the other side of a link must know if it calls itself by the name of a worker. A name that has
+// published none is a guest's, or that of a worker that does not speak this transport.
+func (a *Agent) publishedSecret(id cohortwire.Identity) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(a.ctx, proofTime)
+	defer cancel()
+	moment.At("rpc.agent.proof")
+	e, err := a.world.Entry(ctx, id.Name)
+	if err == nil && e.Epoch != 0 && e.Epoch != id.Incarnation {
+		err = dist.Newf("rpc: connection", dist.Protocol, "it is another start of worker %q than the one in the store", id.Name)
+	}
+	return e.Secret, err
 }
 
 // linkLimit is when a silent link is given up: well before a lease ends on it. The time that is left is for a new link, on
@@ -346,16 +365,40 @@ func (a *Agent) removePeer(name string) {
 	}
 }
 
-// sender returns the peer that presented itself under a name: a member, or a guest who may call but holds nothing.
-func (a *Agent) sender(name string, id rrefcore.Worker) *peer {
+// sender returns the peer that presented itself under a name on a pipe: a member, or a guest who may call but holds nothing.
+// Whoever speaks the cohort transport would not come on a pipe, on which nothing is proved: it is somebody else.
+func (a *Agent) sender(name string) *peer {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if p := a.byName[name]; p != nil && (id < 0 || p.worker == id) {
+	p := a.byName[name]
+	a.mu.Unlock()
+	if p != nil && !p.speaksCohort() {
 		return p
 	}
+	return a.guest(name)
+}
+
+// linked returns the peer at the other side of a link: a member that has proved it, or a guest.
+func (a *Agent) linked(l *cohortwire.Link) *peer {
+	id := l.Peer()
+	a.mu.Lock()
+	p := a.byName[id.Name]
+	a.mu.Unlock()
+	if p != nil && p.worker == rrefcore.Worker(id.ID) && l.Proven() {
+		return p
+	}
+	return a.guest(id.Name)
+}
+
+// maxGuests bounds the guests that are remembered.
+const maxGuests = 4096
+
+// guest returns a peer that is no member.
+func (a *Agent) guest(name string) *peer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	g := a.guests[name]
-	if g == nil || g.worker != id {
-		if len(a.guests) >= 4096 {
+	if g == nil {
+		if len(a.guests) >= maxGuests {
 			clear(a.guests)
 		}
 		g = &peer{agent: a, name: name, worker: -1}

@@ -7,6 +7,7 @@ import (
 	"context"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -43,10 +44,12 @@ func (r *refs) fetchArrived(req *request) {
 	r.mu.Lock()
 	r.known(req.peer.worker)
 	r.known(id.On)
-	code := r.m.FetchArrived(id)
 	var o *object
-	if code == rrefcore.OK {
-		o = r.object(id)
+	code := rrefcore.Gone // for whoever holds no reference to it
+	if r.m.MayUse(req.peer.worker, id) {
+		if code = r.m.FetchArrived(id); code == rrefcore.OK {
+			o = r.object(id)
+		}
 	}
 	e := r.take(false)
 	r.mu.Unlock()
@@ -65,6 +68,38 @@ func (r *refs) fetchArrived(req *request) {
 		return
 	}
 	o.then(func() { r.a.background(answer) })
+}
+
+// settled makes sure that the owner knows of a received reference before it is asked for the value: it answers only those
+// who hold one. On a link it is enough that the news goes first.
+func (r *refs) settled(ctx context.Context, p *peer, core *refCore) error {
+	h := core.h
+	select {
+	case <-h.ready:
+		return nil
+	default:
+	}
+	if h.wire.ID.On == r.a.id { // made here: the owner knows its creator
+		return nil
+	}
+	if c := p.current(); c != nil && c.link != nil {
+		r.flushOn(p, c)
+		return nil
+	}
+	bounded, cancel := contextUntil(ctx, r.a.deadline(ctx))
+	defer cancel()
+	pl := placeOf(ctx)
+	pl.pause()
+	defer pl.resume()
+	moment.At("rpc.refs.settled")
+	select {
+	case <-h.ready:
+		return core.state()
+	case <-bounded.Done():
+		return dist.FromContext("rpc: fetch", bounded)
+	case <-r.a.ctx.Done():
+		return errClosed("fetch")
+	}
 }
 
 // fetch copies the value of a reference's object to here.
@@ -94,6 +129,9 @@ func (r *refs) fetch(ctx context.Context, core *refCore) (any, error) {
 		}
 		payload, err := rpcwire.Fetch{RRef: global(core.h.wire.ID), From: rpcwire.WorkerID(core.h.wire.Owner)}.Encode()
 		return &rpcwire.Message{Type: kind, Payload: payload}, nil, 0, err
+	}
+	if err := r.settled(ctx, p, core); err != nil {
+		return nil, err
 	}
 	started := r.a.begin(o)
 	x, err := r.a.exchange(ctx, o)

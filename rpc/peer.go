@@ -89,7 +89,7 @@ func (p *peer) current() *conn {
 }
 
 // openTries bounds how long connect repeats a handshake that ended early.
-const openTries = 2 * time.Second
+const openTries = 5 * time.Second
 
 // connect returns the session for requests to this peer, opening it if need be. Nothing was sent yet, so a connection that
 // ends in its handshake is tried again: it was cut, or the peer's process is ending and will refuse the next one.

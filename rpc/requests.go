@@ -69,7 +69,7 @@ func (q *requests) ended(err error) {
 // received dispatches a request of a PyTorch worker.
 func (c *conn) received(raw *tensorpipe.Message) {
 	if c.peer().worker < 0 { // a worker of a dynamic world becomes a member after its first calls
-		c.from.Store(c.agent.sender(c.peer().name, -1))
+		c.from.Store(c.agent.sender(c.peer().name))
 	}
 	c.peer().stats.received(sizeOf(raw))
 	kind, id, err := rpcwire.DecodeHead(raw)

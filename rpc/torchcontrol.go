@@ -120,6 +120,15 @@ func controlMessage(msg rrefcore.Message) (*rpcwire.Message, error) {
 	}
 }
 
+// allowed reports whether a worker may say what it says: a fork is deleted by its holder.
+func allowed(m *rrefcore.Machine, from rrefcore.Worker, msg rrefcore.Message) bool {
+	if msg.Kind != rrefcore.Delete {
+		return true
+	}
+	holder, known := m.Holder(msg.ID, msg.Fork)
+	return !known || holder == from
+}
+
 // control handles a control message of a PyTorch peer. It is acknowledged whatever it did: they are repeated until they
 // are.
 func (r *refs) control(req *request) {
@@ -146,7 +155,9 @@ func (r *refs) control(req *request) {
 	}
 	r.step(func(m *rrefcore.Machine) {
 		r.known(req.peer.worker)
-		m.Control(req.peer.worker, msg)
+		if allowed(m, req.peer.worker, msg) {
+			m.Control(req.peer.worker, msg)
+		}
 	})
 	r.a.background(func() { req.answer(&rpcwire.Message{Type: rpcwire.RRefAck}, nil) })
 }

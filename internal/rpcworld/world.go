@@ -43,6 +43,7 @@ type World struct {
 	mu struct {
 		sync.Mutex
 		isGo map[string]bool // as far as the store was asked
+		st   store.Store     // st, for those who ask while the round is not settled
 	}
 }
 
@@ -58,6 +59,9 @@ func New(st store.Store, cfg Config) *World {
 func (w *World) Enter(k int) {
 	w.round = k
 	w.st = store.Prefix(RoundPrefix(k), w.base)
+	w.mu.Lock()
+	w.mu.st = w.st
+	w.mu.Unlock()
 }
 
 // Round returns which of the store's worlds it is, from 0.
@@ -97,9 +101,12 @@ func (w *World) Published(ctx context.Context, name string) (addr string, e Entr
 	return string(raw), e, err
 }
 
-// Entry reads the entry of a worker; it is zero for one that has published none.
+// Entry reads the entry of a worker; it is zero for one that has published none. It may be called at any time.
 func (w *World) Entry(ctx context.Context, name string) (Entry, error) {
-	text, err := lookUp(ctx, w.st, keyCohort+name)
+	w.mu.Lock()
+	st := w.mu.st
+	w.mu.Unlock()
+	text, err := lookUp(ctx, st, keyCohort+name)
 	if err != nil || text == "" {
 		return Entry{}, err
 	}
