@@ -1,0 +1,115 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build moments
+
+package trainmoment
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/autograd/ddp"
+	"github.com/cohort-dist/cohort/autograd/nn"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/momenttest"
+	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// rank is one of two that train together.
+type rank struct {
+	g     *group.Group
+	net   nn.Sequence
+	model *ddp.Model
+	x     *autograd.Variable
+	y     *tensor.Tensor
+}
+
+func newRank(ctx context.Context, s store.Store, number int) (*rank, error) {
+	g, err := group.New(ctx, s, number, 2, group.WithTransport(group.TCP))
+	if err != nil {
+		return nil, err
+	}
+	r := rand.New(rand.NewPCG(1, uint64(number)))
+	k := &rank{g: g, net: nn.Sequence{nn.NewLinear(r, 4, 8), nn.Tanh, nn.NewLinear(r, 8, 3)}}
+	if k.model, err = ddp.New(ctx, g, k.net, ddp.WithBuckets(1, 64)); err != nil {
+		_ = g.Close()
+		return nil, err
+	}
+	data := make([]float32, 8)
+	for i := range data {
+		data[i] = r.Float32()
+	}
+	k.x, k.y = autograd.Constant(tensor.Must(tensor.From(data, 2, 4))), tensor.Must(tensor.From([]int64{0, 2}))
+	return k, nil
+}
+
+// steps runs passes; when one fails the rank leaves, as a program would.
+func (k *rank) steps(ctx context.Context, n int) error {
+	for range n {
+		for _, v := range nn.Variables(k.net) {
+			v.ZeroGrad()
+		}
+		if err := autograd.CrossEntropy(k.model.Forward(ctx, k.x), k.y, autograd.ReduceMean).Backward(ctx); err != nil {
+			_ = k.g.Close()
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *rank) close() {
+	k.model.Close()
+	_ = k.g.Close()
+}
+
+func TestTrain(t *testing.T) {
+	momenttest.Test(t, momenttest.Scenario{
+		Name:   "ddp",
+		Points: []string{"autograd.", "ddp."},
+		Events: []momenttest.Event{momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline, {Name: "close"}},
+		Run: func(r *momenttest.Run) {
+			s := store.NewMemory()
+			r.Cleanup(func() { _ = s.Close() })
+			var ranks [2]*rank
+			var setup [2]*momenttest.Call
+			for i := range ranks {
+				setup[i] = r.Go("setup", 20*time.Second, func() (err error) {
+					ranks[i], err = newRank(context.Background(), s, i)
+					return err
+				})
+			}
+			for i := range ranks {
+				r.Await(setup[i])
+				if setup[i].Err != nil {
+					r.Errorf("setup: %v", setup[i].Err)
+					return
+				}
+				r.Cleanup(ranks[i].close)
+			}
+			ctx := r.Context()
+			r.On("close", func() { _ = ranks[0].g.Close() })
+			r.Begin()
+			victim := r.Go("victim", 5*time.Second, func() error { return ranks[0].steps(ctx, 3) })
+			other := r.Go("other", 5*time.Second, func() error { return ranks[1].steps(context.Background(), 3) })
+			r.Wait()
+			r.End()
+			events := []string{momenttest.Cancel.Name, momenttest.CancelCause.Name, momenttest.Deadline.Name, "close"}
+			r.Check(victim, append(r.AllowContext(victim), r.Allow(dist.Closed, "close"), r.Allow(dist.Aborted, "close"))...)
+			r.Check(other, r.Allow(dist.PeerLost, events...), r.Allow(dist.Aborted, events...), r.Allow(dist.Closed, events...))
+			if victim.Err != nil || other.Err != nil {
+				return
+			}
+			for i, v := range nn.Variables(ranks[0].net) {
+				if w := nn.Variables(ranks[1].net)[i]; !tensor.SameBits(v.Grad(), w.Grad()) {
+					r.Errorf("gradient %d: %v and %v", i, v.Grad(), w.Grad())
+				}
+			}
+		},
+	})
+}
