@@ -31,7 +31,7 @@ import (
 var text string
 
 func main() {
-	steps := flag.Int("steps", 400, "training steps")
+	steps := flag.Int("steps", 600, "training steps")
 	save := flag.String("save", "", "write the parameters to this safetensors file, which PyTorch users can open")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

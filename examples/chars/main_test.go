@@ -19,7 +19,7 @@ func TestLearns(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	file := filepath.Join(t.TempDir(), "chars.safetensors")
-	losses, err := run(t.Context(), 60, file, &out)
+	losses, err := run(t.Context(), 40, file, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func TestLearns(t *testing.T) {
 		}
 		return m
 	}
-	if first, last := mean(losses[:5]), mean(losses[len(losses)-5:]); last > 2.9 || last > first-1 {
+	if first, last := mean(losses[:5]), mean(losses[len(losses)-5:]); last > 3.2 || last > first-1 {
 		t.Errorf("loss %v -> %v", first, last)
 	}
 	if !strings.Contains(out.String(), "You may ") || !strings.Contains(out.String(), "▁") {
