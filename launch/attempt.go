@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -47,6 +48,9 @@ type attempt struct {
 	outcome launchcore.Outcome
 	err     error
 
+	pids    []atomic.Int64 // of the workers that run, for the watch
+	verdict string         // why the job hung
+
 	// Of a job on several nodes.
 	member   *member
 	remotes  <-chan message
@@ -80,6 +84,12 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 	a.job.screen.begin(a.place.world)
 	a.timer = time.NewTimer(time.Hour)
 	defer a.timer.Stop()
+	watching, stop := context.WithCancel(context.Background())
+	defer stop()
+	a.pids = make([]atomic.Int64, len(a.workers))
+	if a.job.cfg.HangTimeout > 0 {
+		a.looking.Go(func() { a.watch(watching) })
+	}
 	a.step(launchcore.Begin{})
 	done := a.job.asked.Done()
 	if a.member != nil {
@@ -107,6 +117,7 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 			a.step(launchcore.UserSignal{Signal: launchcore.SIGTERM})
 		}
 	}
+	stop()
 	a.looking.Wait()
 	a.drain()
 	a.closeStore()
@@ -208,6 +219,7 @@ func (a *attempt) told(e keeper.Event) {
 	case e.Started != nil:
 		if w := a.workerOf(e.Started.ID); w != nil {
 			w.pid, w.started = e.Started.PID, e.Started.At
+			a.pids[w.local].Store(int64(w.pid))
 		}
 	case e.Refused != nil:
 		if w := a.workerOf(e.Refused.ID); w != nil {
@@ -218,6 +230,7 @@ func (a *attempt) told(e keeper.Event) {
 	case e.Exited != nil:
 		if w := a.workerOf(e.Exited.ID); w != nil {
 			w.exit, w.ended = e.Exited, e.Exited.At
+			a.pids[w.local].Store(0)
 			w.cause = a.explain(w)
 			a.step(launchcore.Exited{Worker: launchcore.Worker(w.local), Code: w.exit.Code, Consequence: w.cause.Kind.Consequence()})
 		}
@@ -291,6 +304,8 @@ func (a *attempt) send(workers []launchcore.Worker, s launchcore.Signal) {
 // answered takes what a looking goroutine found.
 func (a *attempt) answered(answer any) {
 	switch answer := answer.(type) {
+	case hung:
+		a.stands(answer)
 	case *Evidence:
 		a.found = answer
 		a.step(launchcore.EvidenceTaken{})

@@ -110,6 +110,11 @@ type Config struct {
 	// SignalNames is the value of TORCHELASTIC_SIGNALS_TO_HANDLE; default: torchrun's.
 	SignalNames string
 
+	// HangTimeout is after which time without movement of ranks that wait for each other the job counts as hung; 0: it
+	// is not watched. HangKill stops it then, which counts as a failure.
+	HangTimeout time.Duration
+	HangKill    bool
+
 	// LogDir is the folder of log files; default: a temporary one that is removed at the end.
 	LogDir string
 	// Redirects are the streams that go to files, Tee those that go to files and to the screen.

@@ -5,6 +5,7 @@ package launch
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -21,6 +22,9 @@ type place struct {
 	port                int
 	ours                bool // the store is a launcher's, not rank 0's
 }
+
+// address is that of the store.
+func (p place) address() string { return net.JoinHostPort(p.addr, strconv.Itoa(p.port)) }
 
 // rank returns the global rank of a worker.
 func (p place) rank(local int) int { return p.base + local }

@@ -43,6 +43,8 @@ type Attempt struct {
 	Succeeded bool      `json:"succeeded"`
 	Signal    int       `json:"signal,omitempty"`
 	Hung      bool      `json:"hung,omitempty"`
+	// Verdict says why it hung.
+	Verdict string `json:"verdict,omitempty"`
 	// Workers are in the order of ranks.
 	Workers []WorkerEnd `json:"workers"`
 	// First is the rank that failed first, -1 if none has.
@@ -77,7 +79,7 @@ type WorkerEnd struct {
 func (a *attempt) result(o launchcore.Outcome) Attempt {
 	r := Attempt{
 		Number: a.place.attempt, Started: a.started, Ended: time.Now(), Succeeded: o.Succeeded(), Signal: int(o.Signal),
-		Hung: o.Hung, First: -1, Evidence: a.found,
+		Hung: o.Hung, Verdict: a.verdict, First: -1, Evidence: a.found,
 	}
 	for _, w := range a.workers {
 		end := WorkerEnd{
@@ -138,7 +140,7 @@ func (a *Attempt) Sentence() string {
 	case a.Signal != 0:
 		return "the job was ended by " + postmortem.Code(-a.Signal)
 	case a.Hung:
-		return "the job stood still and was stopped"
+		return "the job stood still and was stopped: " + strings.TrimSuffix(a.Verdict, ".")
 	case first == nil:
 		return "the job was stopped"
 	}
@@ -218,7 +220,7 @@ func (r *Report) Text(paint func(string) string) string {
 		return b.String()
 	}
 	last := &r.Attempts[len(r.Attempts)-1]
-	if first := last.Of(last.First); first != nil && last.Signal == 0 {
+	if first := last.Of(last.First); first != nil && last.Signal == 0 && !last.Hung {
 		r.describeFirst(&b, last, first)
 	}
 	r.describeOthers(&b, last)
@@ -269,7 +271,7 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 	fates := map[string][]int{}
 	var order []string
 	for _, w := range a.Workers {
-		if w.Rank == a.First && a.Signal == 0 {
+		if w.Rank == a.First && a.Signal == 0 && !a.Hung {
 			continue
 		}
 		fate := strings.TrimPrefix(w.Words, "was ")
@@ -284,7 +286,11 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 	if len(order) == 0 {
 		return
 	}
-	b.WriteString("  the others:\n")
+	heading := "  the others:\n"
+	if a.Of(a.First) == nil || a.Signal != 0 || a.Hung {
+		heading = "  the ranks:\n"
+	}
+	b.WriteString(heading)
 	for _, fate := range order {
 		ranks := fates[fate]
 		slices.Sort(ranks)

@@ -259,6 +259,16 @@ func (o *Options) times(v values, sys System) error {
 			o.Linger = -1
 		}
 	}
+	if o.HangTimeout, err = seconds("--hang-timeout", v["hang-timeout"]); err != nil {
+		return err
+	}
+	switch v["on-hang"] {
+	case "", "report":
+	case "kill":
+		o.HangKill = true
+	default:
+		return fmt.Errorf("--on-hang %s: it must be report or kill", v["on-hang"])
+	}
 	if _, err := seconds("--monitor-interval", v["monitor-interval"]); err != nil {
 		return err
 	}

@@ -65,6 +65,8 @@ var options = []option{
 	{name: "no-shim", flag: true, own: true, usage: "put nothing into the workers; rank 0 hosts their store"},
 	{name: "evidence", own: true, arg: "DIR|-", usage: "folder for what is found out about a failure; - for none"},
 	{name: "culprit-timeout", own: true, arg: "SECONDS", usage: "wait so long for the rank that caused another one's failure to end by itself"},
+	{name: "hang-timeout", own: true, arg: "SECONDS", usage: "say why the job stands still once no rank has moved for so long"},
+	{name: "on-hang", own: true, arg: "report|kill", usage: "what to do then; kill counts as a failure"},
 	{name: "report", own: true, arg: "FILE", usage: "write the report as JSON, also of a success"},
 	{name: "prefix", own: true, arg: "auto|always|never", usage: "put the rank before every line; auto: on a terminal"},
 	{name: "json", flag: true, own: true, usage: "print the report as JSON"},

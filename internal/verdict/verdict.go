@@ -66,6 +66,8 @@ type Verdict struct {
 	Culprits []int `json:"culprits,omitempty"`
 	// Proof are the facts behind the sentence, a line each.
 	Proof []string `json:"proof,omitempty"`
+	// Places say where each rank is: the part of the proof that stays the same while nothing moves.
+	Places []string `json:"-"`
 }
 
 // Judge looks at a job.
@@ -76,7 +78,8 @@ func Judge(j Job) Verdict {
 		c.at[r.Rank] = locate(r)
 	}
 	v := c.judge()
-	v.Proof = append(v.Proof, c.proof()...)
+	v.Places = c.places()
+	v.Proof = slices.Concat(v.Places, c.waits())
 	return v
 }
 
@@ -350,10 +353,13 @@ func (c *court) busy() Verdict {
 	if len(moving) > 0 {
 		return Verdict{Sentence: fmt.Sprintf("Not hung: %s at work, in %s, and no rank waits in torch.distributed.", lower(is(moving)), c.at[moving[0]].where())}
 	}
+	if len(c.all()) == 0 {
+		return Verdict{Sentence: "Not hung: all ranks that were found have ended."}
+	}
 	unread := c.ranks(func(r Rank, _ position) bool { return r.Main == nil })
-	if len(unread) == len(c.job.Ranks) {
+	if len(unread) == len(c.all()) {
 		text := "No Python stack could be read"
-		if t := c.job.Ranks[0].Trouble; t != "" {
+		if t := c.rank(unread[0]).Trouble; t != "" {
 			text += ": " + t
 		}
 		return Verdict{Sentence: text + "."}
@@ -371,8 +377,8 @@ func (c *court) others(but int) string {
 	return "; " + waits(rest)
 }
 
-// proof lists what each rank does, those that do the same in one line.
-func (c *court) proof() []string {
+// places lists what each rank does, those that do the same in one line.
+func (c *court) places() []string {
 	lines := map[string][]int{}
 	for _, r := range c.job.Ranks {
 		text := c.at[r.Rank].where()
@@ -400,6 +406,12 @@ func (c *court) proof() []string {
 		out = append(out, lower(name(ranks))+": "+text)
 	}
 	slices.Sort(out)
+	return slices.Clip(out)
+}
+
+// waits lists who waits for which key.
+func (c *court) waits() []string {
+	var out []string
 	for _, w := range c.job.Waits[:min(len(c.job.Waits), 8)] {
 		who := "a client"
 		if w.Rank >= 0 {

@@ -4,8 +4,11 @@
 package verdict
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -159,6 +162,49 @@ func TestSentences(t *testing.T) {
 		}
 		if hung := !strings.HasPrefix(c.want, "No"); v.Hung != hung {
 			t.Errorf("%s: hung is %v", name, v.Hung)
+		}
+	}
+}
+
+// TestAnyEvidence: whatever is seen, there is a sentence and no panic.
+func TestAnyEvidence(t *testing.T) {
+	t.Parallel()
+	ops := []string{"all_reduce", "broadcast", "recv", "send", "init_process_group", "new_group", "barrier"}
+	for seed := range uint64(20000) {
+		r := rand.New(rand.NewPCG(seed, 5))
+		j := Job{World: r.IntN(5), Local: r.IntN(2) == 0}
+		for range r.IntN(5) {
+			rank := r.IntN(4)
+			x := at(rank, "load", 1)
+			switch r.IntN(4) {
+			case 0:
+				x = in(rank, ops[r.IntN(len(ops))], fmt.Sprintf("src=%d", r.IntN(5)), 2)
+			case 1:
+				x = with(rank)
+			case 2:
+				x = Rank{Rank: rank, Trouble: "no permission"}
+			}
+			x.Moved = r.IntN(3) == 0
+			x.State = []string{"R", "S", "D", "T", ""}[r.IntN(5)]
+			if r.IntN(5) == 0 {
+				x.Gone = "has ended"
+			}
+			if r.IntN(3) == 0 {
+				x.Dump = &frdump.Dump{}
+				for range r.IntN(4) {
+					x.Dump.Entries = append(x.Dump.Entries, frdump.Entry{
+						Group: strconv.Itoa(r.IntN(2)), Seq: r.IntN(4), Op: ops[r.IntN(2)], Open: r.IntN(2) == 0, Sizes: strconv.Itoa(r.IntN(2)),
+					})
+				}
+			}
+			j.Ranks = append(j.Ranks, x)
+		}
+		for range r.IntN(3) {
+			keys := []string{"/default_pg/0//cpu//0/1", "/default_pg/0//2//cpu//0/1", "/mine"}
+			j.Waits = append(j.Waits, Wait{Key: keys[r.IntN(3)], Rank: r.IntN(4) - 1, Age: time.Duration(r.IntN(5)) * time.Second})
+		}
+		if v := Judge(j); v.Sentence == "" {
+			t.Fatalf("seed %d: no sentence", seed)
 		}
 	}
 }

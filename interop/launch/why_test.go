@@ -94,3 +94,17 @@ func why(t *testing.T, job, want string) {
 	}
 	t.Errorf("the answer is\n%s\n%s\nwant %s", answer.Sentence, strings.Join(answer.Proof, "\n"), want)
 }
+
+// TestHangTimeout: a job that stands still is explained by its launcher, stopped, and restarted.
+func TestHangTimeout(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		dir := place(t, torch)
+		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--hang-timeout", "2", "--on-hang", "kill"}, "-u", dir+"/hang.py", "missing")
+		if code := j.end(); code != 1 {
+			t.Errorf("exit code %d", code)
+		}
+		if s := j.report().Sentence; !strings.HasPrefix(s, "the job stood still and was stopped: Rank 1 has not reached all_reduce (hang.py:26); it is in load_batch (hang.py:15)") {
+			t.Errorf("%s\n%s", s, j.err)
+		}
+	})
+}

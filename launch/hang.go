@@ -1,0 +1,80 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/jobscan"
+	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/verdict"
+)
+
+// Looks at a job that is watched: so many within the time after which it counts as hung, and not too often.
+const (
+	looksPerHang = 8
+	leastBetween = 200 * time.Millisecond
+)
+
+// hung is what the watch found.
+type hung struct {
+	since   time.Duration
+	verdict verdict.Verdict
+}
+
+// watch looks at the workers again and again until ctx ends. When ranks wait for each other and nothing has moved for
+// the time that was given, it says so, once.
+func (a *attempt) watch(ctx context.Context) {
+	every := max(leastBetween, a.job.cfg.HangTimeout/looksPerHang)
+	pids := make([]int, len(a.workers))
+	last, from, said := "", time.Now(), ""
+	for {
+		for i := range a.workers {
+			pids[i] = int(a.pids[i].Load())
+		}
+		v := verdict.Judge(jobscan.Examine(ctx, a.asJob(pids), every))
+		if ctx.Err() != nil {
+			return
+		}
+		where := strings.Join(v.Places, "\n") // without the times, which grow
+		if !v.Hung || where != last {
+			last, from = where, time.Now()
+			continue
+		}
+		if time.Since(from) < a.job.cfg.HangTimeout || said == where {
+			continue
+		}
+		said = where
+		select {
+		case a.inbox <- hung{time.Since(from), v}:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// asJob describes the workers that run.
+func (a *attempt) asJob(pids []int) jobscan.Job {
+	j := jobscan.Job{ID: a.job.cfg.RunID, World: a.place.world, Store: a.place.address()}
+	for i, w := range a.workers {
+		if pids[i] != 0 {
+			j.Ranks = append(j.Ranks, jobscan.Rank{Rank: w.rank, PID: pids[i]})
+		}
+	}
+	return j
+}
+
+// stands takes what the watch found.
+func (a *attempt) stands(h hung) {
+	a.job.screen.say("the job stands still for %s: %s", h.since.Round(time.Second), h.verdict.Sentence)
+	for _, line := range h.verdict.Proof {
+		a.job.screen.say("  %s", line)
+	}
+	if a.job.cfg.HangKill {
+		a.verdict = h.verdict.Sentence
+		a.step(launchcore.Hung{})
+	}
+}
