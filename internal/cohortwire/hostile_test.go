@@ -8,7 +8,9 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -231,4 +233,43 @@ func TestHostileFrames(t *testing.T) {
 			})
 		}
 	}
+}
+
+// FuzzLink gives a link any bytes behind the frames of its hello: it ends with a reason, and allocates little ahead.
+func FuzzLink(f *testing.F) {
+	all := hostile()
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if !strings.Contains(name, "changed") {
+			f.Add(all[name])
+		}
+	}
+	opening := Identity{"b", 2, 22}.opening()
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var largest atomic.Int64
+		ended := make(chan error, 1)
+		conn := &oneWay{left: append(bytes.Clone(opening), data...), pieces: func() int { return 1 << 20 }}
+		l, err := Start(conn, nil, Config{
+			Limit: -1, OnClose: func(_ *Link, err error) { ended <- err },
+			OnFrame: func(l *Link, frame *Frame) {
+				if frame.isRequest() {
+					_ = l.Post(context.Background(), &Frame{Type: 0x203, ID: frame.ID})
+				}
+				frame.Release()
+			},
+			Alloc: func(n int) (*tensor.Storage, error) {
+				largest.Store(max(largest.Load(), int64(n)))
+				return tensor.NewStorage(min(n, 1<<20))
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err = <-ended; err == nil {
+			t.Fatal("it ended without a reason")
+		}
+		_ = l.Close()
+		if largest.Load() > 64<<20 {
+			t.Fatalf("%d bytes were allocated", largest.Load())
+		}
+	})
 }

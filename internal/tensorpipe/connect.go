@@ -31,7 +31,7 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 	waited := false
 	for pause := time.Duration(0); ; pause = min(max(2*pause, 5*time.Millisecond), deferPause) {
 		ep.mu.Lock()
-		if ep.closed {
+		if ep.mu.closed {
 			ep.mu.Unlock()
 			return nil, dist.New("tensorpipe: connect", dist.Closed, "the endpoint is closed")
 		}
@@ -91,14 +91,14 @@ func connectTimeout(ctx context.Context, name string) error {
 func (ep *Endpoint) has(name string) bool {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	p := ep.places[name]
+	p := ep.mu.places[name]
 	return p != nil && p.alive()
 }
 
 func (ep *Endpoint) hopeful(name string) bool {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	p := ep.places[name]
+	p := ep.mu.places[name]
 	return p != nil && (p.alive() || p.incoming > 0)
 }
 
@@ -189,7 +189,7 @@ func (ep *Endpoint) accepted(name string, p *place, number uint64, s *stream) er
 	}
 	moment.At("tensorpipe.endpoint.install")
 	ep.mu.Lock()
-	if ep.closed || p.installed > number { // or a later link of that worker was quicker
+	if ep.mu.closed || p.installed > number { // or a later link of that worker was quicker
 		ep.mu.Unlock()
 		ep.retire(session)
 		return nil

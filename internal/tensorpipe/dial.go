@@ -29,7 +29,7 @@ func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 	done := make(chan result, 1)
 	var settled atomic.Bool // set by whichever comes first: the result, or the end of ctx
 	ep.mu.Lock()
-	if ep.closed {
+	if ep.mu.closed {
 		ep.mu.Unlock()
 		return nil, dist.New("tensorpipe: dial", dist.Closed, "the endpoint is closed")
 	}

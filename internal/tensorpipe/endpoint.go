@@ -29,13 +29,15 @@ type Endpoint struct {
 	strangers *strangers
 	refused   complaints
 
-	mu       sync.Mutex
-	closed   bool
-	listener net.Listener
-	pending  map[net.Conn]struct{}   // in handshake
-	expected map[uint64]chan *stream // registered connections that have not come
-	places   map[string]*place       // by worker name: see place.go
-	links    map[*cohortwire.Link]struct{}
+	mu struct {
+		sync.Mutex
+		closed   bool
+		listener net.Listener
+		pending  map[net.Conn]struct{}   // in handshake
+		expected map[uint64]chan *stream // registered connections that have not come
+		places   map[string]*place       // by worker name: see place.go
+		links    map[*cohortwire.Link]struct{}
+	}
 }
 
 // Session is an established connection with another worker: a pipe, or among Go workers a link.
@@ -82,12 +84,13 @@ func New(name string, opts ...Option) (*Endpoint, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	return &Endpoint{
+	ep := &Endpoint{
 		name: name, cfg: cfg, ctx: ctx, cancel: cancel,
 		sessions: make(chan *Session, cfg.limits.Backlog), strangers: newStrangers(cfg.limits.Halfway), refused: complaints{logger: cfg.logger},
-		pending: map[net.Conn]struct{}{}, expected: map[uint64]chan *stream{}, places: map[string]*place{},
-		links: map[*cohortwire.Link]struct{}{},
-	}, nil
+	}
+	ep.mu.pending, ep.mu.expected = map[net.Conn]struct{}{}, map[uint64]chan *stream{}
+	ep.mu.places, ep.mu.links = map[string]*place{}, map[*cohortwire.Link]struct{}{}
+	return ep, nil
 }
 
 // Listen returns an endpoint that accepts pipes on a TCP address, such as "127.0.0.1:0".
@@ -111,12 +114,12 @@ func (ep *Endpoint) Listen(addr string) error {
 		return dist.Wrap("tensorpipe: listen", dist.Unavailable, err)
 	}
 	ep.mu.Lock()
-	if ep.closed || ep.listener != nil {
+	if ep.mu.closed || ep.mu.listener != nil {
 		ep.mu.Unlock()
 		_ = l.Close()
 		return dist.New("tensorpipe: listen", dist.InvalidArgument, "the endpoint is closed or listens already")
 	}
-	ep.listener = l
+	ep.mu.listener = l
 	ep.mu.Unlock()
 	ep.work.Go(func() { ep.accept(l) })
 	return nil
@@ -126,10 +129,10 @@ func (ep *Endpoint) Listen(addr string) error {
 func (ep *Endpoint) Addr() net.Addr {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	if ep.listener == nil {
+	if ep.mu.listener == nil {
 		return nil
 	}
-	return ep.listener.Addr()
+	return ep.mu.listener.Addr()
 }
 
 // Close stops listening, ends every handshake and every session of [Endpoint.Connect], links and sessions that nobody
@@ -137,11 +140,11 @@ func (ep *Endpoint) Addr() net.Addr {
 func (ep *Endpoint) Close() error {
 	ep.cancel(dist.New("tensorpipe: endpoint", dist.Closed, "closed")) // first: who finds closed set reads the cause
 	ep.mu.Lock()
-	ep.closed = true
-	if ep.listener != nil {
-		_ = ep.listener.Close()
+	ep.mu.closed = true
+	if ep.mu.listener != nil {
+		_ = ep.mu.listener.Close()
 	}
-	for nc := range ep.pending {
+	for nc := range ep.mu.pending {
 		_ = nc.Close()
 	}
 	ep.mu.Unlock()
@@ -173,17 +176,17 @@ func (ep *Endpoint) Accept(ctx context.Context) (*Session, error) {
 func (ep *Endpoint) hold(nc net.Conn) bool {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	if ep.closed {
+	if ep.mu.closed {
 		_ = nc.Close()
 		return false
 	}
-	ep.pending[nc] = struct{}{}
+	ep.mu.pending[nc] = struct{}{}
 	return true
 }
 
 func (ep *Endpoint) release(nc net.Conn) {
 	ep.mu.Lock()
-	delete(ep.pending, nc)
+	delete(ep.mu.pending, nc)
 	ep.mu.Unlock()
 }
 
@@ -258,8 +261,8 @@ func (ep *Endpoint) expect() (uint64, chan *stream) {
 	defer ep.mu.Unlock()
 	for {
 		id := ep.cfg.register()
-		if _, taken := ep.expected[id]; !taken {
-			ep.expected[id] = ch
+		if _, taken := ep.mu.expected[id]; !taken {
+			ep.mu.expected[id] = ch
 			return id, ch
 		}
 	}
@@ -268,7 +271,7 @@ func (ep *Endpoint) expect() (uint64, chan *stream) {
 // forget drops a registration and closes the connection if it came.
 func (ep *Endpoint) forget(id uint64, ch chan *stream) {
 	ep.mu.Lock()
-	delete(ep.expected, id)
+	delete(ep.mu.expected, id)
 	ep.mu.Unlock()
 	select {
 	case s := <-ch:
@@ -280,8 +283,8 @@ func (ep *Endpoint) forget(id uint64, ch chan *stream) {
 // arrived hands a requested connection to the pipe that waits for it.
 func (ep *Endpoint) arrived(id uint64, s *stream) error {
 	ep.mu.Lock()
-	ch, ok := ep.expected[id]
-	delete(ep.expected, id)
+	ch, ok := ep.mu.expected[id]
+	delete(ep.mu.expected, id)
 	if ok {
 		ch <- s // has room: one connection per registration; under the lock, so that forget finds it
 	}

@@ -53,18 +53,18 @@ func (p *place) overtake() {
 
 // place returns the place of a worker. Called with the lock.
 func (ep *Endpoint) place(name string) *place {
-	p := ep.places[name]
+	p := ep.mu.places[name]
 	if p == nil {
 		p = &place{change: make(chan struct{})}
-		ep.places[name] = p
+		ep.mu.places[name] = p
 	}
 	return p
 }
 
 // tidy removes a place where nothing is or happens. Called with the lock.
 func (ep *Endpoint) tidy(name string, p *place) {
-	if ep.places[name] == p && !p.busy() && !p.alive() {
-		delete(ep.places, name)
+	if ep.mu.places[name] == p && !p.busy() && !p.alive() {
+		delete(ep.mu.places, name)
 	}
 }
 
@@ -109,7 +109,7 @@ func (ep *Endpoint) keep(l *cohortwire.Link) {
 	select {
 	case <-l.Done(): // its OnClose may have run already
 	default:
-		ep.links[l] = struct{}{}
+		ep.mu.links[l] = struct{}{}
 	}
 }
 
@@ -117,9 +117,9 @@ func (ep *Endpoint) keep(l *cohortwire.Link) {
 func (ep *Endpoint) dropLink(l *cohortwire.Link) {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	delete(ep.links, l)
+	delete(ep.mu.links, l)
 	name := l.Peer().Name
-	if p := ep.places[name]; p != nil && p.session != nil && p.session.Link == l {
+	if p := ep.mu.places[name]; p != nil && p.session != nil && p.session.Link == l {
 		p.session = nil
 		ep.tidy(name, p)
 	}
@@ -128,8 +128,8 @@ func (ep *Endpoint) dropLink(l *cohortwire.Link) {
 // closeAll closes every link, and the pipes of Connect.
 func (ep *Endpoint) closeAll() {
 	ep.mu.Lock()
-	places, links := ep.places, ep.links
-	ep.places, ep.links = map[string]*place{}, map[*cohortwire.Link]struct{}{}
+	places, links := ep.mu.places, ep.mu.links
+	ep.mu.places, ep.mu.links = map[string]*place{}, map[*cohortwire.Link]struct{}{}
 	ep.mu.Unlock()
 	for l := range links {
 		_ = l.Close()
