@@ -36,6 +36,14 @@
 // returns an error; [Repair] cuts it off on demand. PyTorch itself spins for ever on such a file, holding its lock;
 // operations here then end by their context or timeout.
 //
+// A file that is removed or replaced while it is used is the end of that store: handles that used it return [dist.Replaced]
+// from then on, instead of going on with an empty one.
+//
+// # What can go wrong
+//
+// PyTorch's format has no checksum: a bit that flips on the disk, or a process that writes into the file by other means,
+// changes a key or a value and nobody notices, as long as the lengths still fit. Where that matters use a tcp:// store.
+//
 // # Waiting
 //
 // Waits poll the file's size, every ten milliseconds at most, without taking the lock while nothing has changed.

@@ -69,10 +69,23 @@ func (s *Store) forget() {
 	s.file, s.id, s.table, s.registered = nil, fileID{}, newTable(), false
 }
 
-// lost is forget for a file that was removed under us.
-func (s *Store) lost() {
-	s.logger.Warn("the store's file was removed or replaced", slog.String("path", s.path))
+// lost is forget for a file that was removed under us. To a handle that has used it the file that stands there now, if any,
+// is another store: it says so from now on, instead of going on with an empty one.
+func (s *Store) lost() error {
+	s.replaced = s.replaced || s.registered
 	s.forget()
+	if !s.replaced {
+		return nil // it was never ours: somebody else removed it between our opening and our lock
+	}
+	s.logger.Warn("the store's file was removed or replaced", slog.String("path", s.path))
+	return s.goneError()
+}
+
+// goneError says that this handle's store does not exist any more.
+func (s *Store) goneError() error {
+	return dist.Newf("filestore", dist.Replaced,
+		"the file %s was removed or replaced while it was used, and what was stored in it is gone: start all processes again, or open a new store",
+		s.path)
 }
 
 // lock takes the whole-file lock that PyTorch uses. It polls, because flock itself cannot be told to stop waiting.

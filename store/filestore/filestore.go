@@ -52,6 +52,8 @@ type Store struct {
 	table table
 	// registered tells that this handle is counted in the file's refcount/.
 	registered bool
+	// replaced tells that the file this handle was counted in is gone.
+	replaced bool
 }
 
 var (
@@ -215,6 +217,9 @@ func (s *Store) problem(op string, w *waiting, keys []string, err error) error {
 	op = "filestore: " + op
 	var done *dist.Error
 	if errors.As(err, &done) {
+		if done.Code == dist.Replaced {
+			done.Op, done.Key = op, strings.Join(keys, ", ")
+		}
 		return done
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {

@@ -10,12 +10,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -70,38 +72,42 @@ func TestWorldSizeAndRemoval(t *testing.T) {
 	}
 }
 
+// A store whose file was removed is gone for those that used it: another one at the same path is not taken for it.
 func TestFileRemovedInUse(t *testing.T) {
 	path, ctx := tempPath(t), t.Context()
 	a, b := open(t, path, WithWorldSize(1)), open(t, path, WithWorldSize(1))
-	_ = a.Set(ctx, "k", []byte("old"))
+	_ = a.Set(ctx, "n", []byte("5"))
+	waits := make(chan error, 1)
+	go func() { waits <- b.Wait(ctx, "never") }()
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.Check(ctx, "k"); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("check: %v", err)
+	if err := <-waits; !errors.Is(err, dist.Replaced) {
+		t.Errorf("a wait: %v", err)
 	}
-	if _, err := a.NumKeys(ctx); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("number of keys: %v", err)
+	gone := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, dist.Replaced) || !strings.Contains(err.Error(), path+" was removed or replaced") {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
-	// A wait goes on, and sees what is written anew; nothing of the lost file comes back.
-	get := make(chan string, 1)
-	go func() { v, err := a.Get(ctx, "k"); get <- fmt.Sprint(string(v), err) }()
-	time.Sleep(20 * time.Millisecond)
-	if err := b.Set(ctx, "k", []byte("new")); err != nil {
-		t.Fatal(err)
+	for range 2 { // without a file, and with another one
+		_, err := a.Check(ctx, "n")
+		gone("check", err)
+		_, err = a.NumKeys(ctx)
+		gone("number of keys", err)
+		_, err = a.Get(ctx, "n")
+		gone("get", err)
+		_, err = a.Add(ctx, "n", 1) // it would return 1
+		gone("add", err)
+		gone("set", b.Set(ctx, "k", nil))
+		if c := open(t, path); c.Set(ctx, "n", []byte("1")) != nil {
+			t.Error("a new store cannot be used")
+		}
 	}
-	if got := <-get; got != "new<nil>" {
-		t.Errorf("got %s", got)
-	}
-	if got, want := content(t, path), record("refcount/", "1")+record("/k", "new"); got != want {
-		t.Errorf("the new file is %q, want %q", got, want)
-	}
-	// The reader never joined the new file, so it leaves it alone.
-	if err := a.Close(); err != nil || !exists(path) {
-		t.Errorf("close of a reader: %v, file %v", err, exists(path))
-	}
-	if err := b.Close(); err != nil || exists(path) {
-		t.Errorf("close of the last user: %v, file %v", err, exists(path))
+	before := content(t, path)
+	if err := errors.Join(a.Close(), b.Close()); err != nil || content(t, path) != before {
+		t.Errorf("closed: %v; another store's file was changed: %v", err, content(t, path) != before)
 	}
 }
 

@@ -113,6 +113,9 @@ func (s *Store) updateLocked(w *waiting, op string, decide func(*change) error) 
 // the lock the last user may have removed it, and what is written then would be lost.
 func (s *Store) lockCurrent(w *waiting) (int64, error) {
 	for {
+		if s.replaced {
+			return 0, s.goneError()
+		}
 		if s.file == nil {
 			if err := s.attach(true); err != nil {
 				return 0, err
@@ -125,7 +128,9 @@ func (s *Store) lockCurrent(w *waiting) (int64, error) {
 		if current {
 			return size, nil
 		}
-		s.lost()
+		if err := s.lost(); err != nil {
+			return 0, err
+		}
 		if err := s.pause(w, firstLockPause); err != nil {
 			return 0, err
 		}
@@ -167,6 +172,9 @@ func (s *Store) replay(size int64) error {
 // ends where the file ends, so nobody has written or is writing.
 func (s *Store) refresh(w *waiting) error {
 	for {
+		if s.replaced {
+			return s.goneError()
+		}
 		if s.file == nil {
 			if err := s.attach(false); err != nil {
 				return err
@@ -174,7 +182,9 @@ func (s *Store) refresh(w *waiting) error {
 		}
 		size, current := s.current()
 		if !current {
-			s.lost()
+			if err := s.lost(); err != nil {
+				return err
+			}
 			continue
 		}
 		if size == s.table.pos && size > 0 {

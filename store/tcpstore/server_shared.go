@@ -15,8 +15,11 @@ import (
 // Shared lets several masters of one process use one server: PyTorch's multi_tenant=True. PyTorch keeps such servers in a
 // global variable; here the user holds the value. Its zero value is ready to use.
 type Shared struct {
-	mu      sync.Mutex
-	servers map[string]*sharedServer // by "host:port" with the real port
+	mu struct {
+		sync.Mutex
+
+		servers map[string]*sharedServer // by "host:port" with the real port
+	}
 }
 
 type sharedServer struct {
@@ -46,7 +49,7 @@ func (s *Shared) Acquire(addr string, opts ...ServerOption) (*Lease, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, key := range []string{addr, ":" + port} {
-		if have := s.servers[key]; have != nil && port != "0" {
+		if have := s.mu.servers[key]; have != nil && port != "0" {
 			have.users++
 			return &Lease{Server: have.Server, shared: s, key: key}, nil
 		}
@@ -56,10 +59,10 @@ func (s *Shared) Acquire(addr string, opts ...ServerOption) (*Lease, error) {
 		return nil, err
 	}
 	key := net.JoinHostPort(host, strconv.Itoa(server.Port()))
-	if s.servers == nil {
-		s.servers = map[string]*sharedServer{}
+	if s.mu.servers == nil {
+		s.mu.servers = map[string]*sharedServer{}
 	}
-	s.servers[key] = &sharedServer{Server: server, users: 1}
+	s.mu.servers[key] = &sharedServer{Server: server, users: 1}
 	return &Lease{Server: server, shared: s, key: key}, nil
 }
 
@@ -68,9 +71,9 @@ func (l *Lease) giveBack() bool {
 	l.release.Do(func() {
 		l.shared.mu.Lock()
 		defer l.shared.mu.Unlock()
-		have := l.shared.servers[l.key]
+		have := l.shared.mu.servers[l.key]
 		if have.users--; have.users == 0 {
-			delete(l.shared.servers, l.key)
+			delete(l.shared.mu.servers, l.key)
 			l.last = true
 		}
 	})
