@@ -263,6 +263,23 @@ func TestManyGoroutines(t *testing.T) {
 	wantGrad(t, x, 32, 96)
 }
 
+// TestManyPasses: passes of several goroutines run through one graph at the same time.
+func TestManyPasses(t *testing.T) {
+	t.Parallel()
+	x := leaf(1, 2)
+	y := x.Mul(x).Tanh().Sum()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			got, err := autograd.Grad(t.Context(), []*autograd.Variable{y}, nil, []*autograd.Variable{x}, autograd.RetainGraph())
+			if err != nil || got[0] == nil {
+				t.Error(got, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
 // mailbox stands for the two ends of a wire between processes: one end sends gradients away, the other hands them to a
 // pass.
 type mailbox struct{ sent [][]*tensor.Tensor }

@@ -186,6 +186,23 @@ func (n *Node) addHook(h hook) (remove func()) {
 	}
 }
 
+// snapshot returns a copy of the context as it is now.
+func (n *Node) snapshot() *Context {
+	moment.At("autograd.node.snapshot")
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := *n.context
+	return &c
+}
+
+// release frees what the function saved.
+func (n *Node) release() {
+	moment.At("autograd.node.release")
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.context.saved, n.context.released = nil, true
+}
+
 func (n *Node) hooks() []hook {
 	moment.At("autograd.node.hooks")
 	n.mu.Lock()

@@ -307,7 +307,8 @@ func (p *Pass) reachLeaf(ctx context.Context, n *Node, s slot, hooks []hook) err
 
 // call runs the backward part of a function and passes its gradients on.
 func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
-	c := n.context
+	// A copy of this call's own: another pass may run through the same graph.
+	c := n.snapshot()
 	if c.released {
 		return dist.New("autograd: backward", dist.InvalidArgument,
 			"trying to backward through the graph a second time: what the function saved has been freed; pass RetainGraph to the first pass")
@@ -334,7 +335,6 @@ func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 		c.running = running{ctx, p}
 		var err error
 		results, err = n.fn.Backward(c, grads)
-		c.running = running{}
 		if err != nil {
 			return err
 		}
@@ -343,7 +343,7 @@ func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 		}
 	}
 	if !p.retain && c.hasSaved {
-		c.saved, c.released = nil, true
+		n.release()
 	}
 	_, owned := n.fn.(fresh)
 	for i, e := range n.edges {
