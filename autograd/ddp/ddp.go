@@ -36,7 +36,6 @@ type Model struct {
 	module  nn.Module
 	g       *group.Group
 	params  []nn.Param
-	index   map[*autograd.Variable]int
 	pieces  []piece
 	config  config
 	removes []func()
@@ -95,7 +94,7 @@ func WithFindUnused() Option { return optionFunc(func(c *config) { c.findUnused 
 // gradients. It is collective. A parameter that is frozen later must be frozen before New, on all ranks.
 func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) (*Model, error) {
 	const op = "ddp: new"
-	m := &Model{module: module, g: g, config: config{first: DefaultFirstBucket, rest: DefaultBucket}, index: map[*autograd.Variable]int{}}
+	m := &Model{module: module, g: g, config: config{first: DefaultFirstBucket, rest: DefaultBucket}}
 	for _, o := range opts {
 		o.apply(&m.config)
 	}
@@ -103,21 +102,22 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 		return nil, dist.Newf(op, dist.InvalidArgument, "buckets of %d and %d bytes", m.config.first, m.config.rest)
 	}
 	var all []*tensor.Tensor
+	seen := map[*autograd.Variable]bool{}
 	for _, p := range module.Params() {
 		if err := p.Value.Err(); err != nil {
 			return nil, err
 		}
+		if seen[p.Value] {
+			continue // shared between layers: PyTorch, too, counts it once
+		}
+		seen[p.Value] = true
 		all = append(all, p.Value.Data())
 		if !p.Value.RequiresGrad() {
 			continue
 		}
-		if _, twice := m.index[p.Value]; twice {
-			continue // shared between layers
-		}
 		if !p.Value.Data().IsContiguous() {
 			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %s has strides %v: want a dense one", p.Name, p.Value.Data().Strides())
 		}
-		m.index[p.Value] = len(m.params)
 		m.params = append(m.params, p)
 		m.pieces = append(m.pieces, piece{p.Value.DType(), p.Value.Data().Size()})
 	}
@@ -158,8 +158,10 @@ func (m *Model) Close() {
 		remove()
 	}
 	m.removes = nil
-	for _, b := range m.buckets {
-		b.data.Storage().Release()
+	if m.err == nil && !m.running { // else a reduction may still be writing
+		for _, b := range m.buckets {
+			b.data.Storage().Release()
+		}
 	}
 	m.buckets = nil
 }

@@ -431,3 +431,36 @@ func TestTrainsAlike(t *testing.T) {
 		}
 	}
 }
+
+// TestTied: a layer that is used twice has one gradient.
+func TestTied(t *testing.T) {
+	t.Parallel()
+	world(t, 2, func(ctx context.Context, g *group.Group) error {
+		r := rand.New(rand.NewPCG(1, uint64(g.Rank())))
+		shared := nn.NewLinear(r, 4, 4)
+		net := nn.Sequence{shared, nn.Tanh, shared}
+		model, err := ddp.New(ctx, g, net)
+		if err != nil {
+			return err
+		}
+		defer model.Close()
+		opt, err := optim.New(optim.SGD{LR: 0.1}, nn.Variables(net))
+		if err != nil {
+			return err
+		}
+		for step := range uint64(3) {
+			opt.ZeroGrad()
+			x, y := batch(step, 8)
+			if err := autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean).Backward(ctx); err != nil {
+				return err
+			}
+			if err := opt.Step(); err != nil {
+				return err
+			}
+		}
+		if n := len(model.Buckets()[0]); n != 2 {
+			return fmt.Errorf("%d parameters", n)
+		}
+		return nil
+	})
+}

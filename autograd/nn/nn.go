@@ -33,12 +33,17 @@ type Module interface {
 	Params() []Param
 }
 
-// Variables returns the parameters of modules without their names, for an optimizer.
+// Variables returns the parameters of modules without their names, for an optimizer; one that several layers share
+// comes once. It corresponds to Module.parameters.
 func Variables(modules ...Module) []*autograd.Variable {
 	var out []*autograd.Variable
+	seen := map[*autograd.Variable]bool{}
 	for _, m := range modules {
 		for _, p := range m.Params() {
-			out = append(out, p.Value)
+			if !seen[p.Value] {
+				seen[p.Value] = true
+				out = append(out, p.Value)
+			}
 		}
 	}
 	return out

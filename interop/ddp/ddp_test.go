@@ -65,9 +65,13 @@ func train(ctx context.Context, url, mode string, steps int) (digest string, buc
 	var net nn.Module
 	forked := &branches{nn.NewLinear(r, 64, 8), nn.NewLinear(r, 64, 8), nn.NewLinear(r, 64, 8), false}
 	var opts []ddp.Option
-	if mode == "unused" {
+	switch mode {
+	case "unused":
 		net, opts = forked, []ddp.Option{ddp.WithFindUnused()}
-	} else {
+	case "tied":
+		shared := nn.NewLinear(r, 64, 64)
+		net = nn.Sequence{shared, nn.Tanh, shared, nn.Tanh, nn.NewLinear(r, 64, 8)}
+	default:
 		net = nn.Sequence{nn.NewLinear(r, 64, 512), nn.Tanh, nn.NewLinear(r, 512, 512), nn.Tanh, nn.NewLinear(r, 512, 8)}
 		opts = []ddp.Option{ddp.WithBuckets(ddp.DefaultFirstBucket, 1<<20)}
 	}
@@ -125,7 +129,7 @@ func train(ctx context.Context, url, mode string, steps int) (digest string, buc
 func TestTogether(t *testing.T) {
 	const size, steps = 3, 5
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		for _, mode := range []string{"plain", "unused", "accumulate"} {
+		for _, mode := range []string{"plain", "unused", "accumulate", "tied"} {
 			for _, own := range []int{0, 2} {
 				t.Run(fmt.Sprintf("%s,go=%d", mode, own), func(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
@@ -149,7 +153,7 @@ func TestTogether(t *testing.T) {
 							t.Errorf("parameters %s, the Go rank's %s", got, digest)
 						}
 					}
-					if mode != "unused" && len(buckets) < 2 {
+					if (mode == "plain" || mode == "accumulate") && len(buckets) < 2 {
 						t.Errorf("buckets %v", buckets)
 					}
 				})

@@ -31,6 +31,10 @@ torch.manual_seed(rank)
 if MODE == "unused":
     net = Branches()
     model = DistributedDataParallel(net, find_unused_parameters=True)
+elif MODE == "tied":
+    shared = torch.nn.Linear(64, 64)
+    net = torch.nn.Sequential(shared, torch.nn.Tanh(), shared, torch.nn.Tanh(), torch.nn.Linear(64, 8))
+    model = DistributedDataParallel(net)
 else:
     net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 8))
     model = DistributedDataParallel(net, bucket_cap_mb=1)
