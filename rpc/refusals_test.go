@@ -44,3 +44,14 @@ func TestBadFramesCostNoGoroutines(t *testing.T) {
 		t.Fatalf("afterwards: %d, %v", v, err)
 	}
 }
+
+// TestCarriedIsBounded: what may have been swallowed by a link is remembered for a while, and not without bound.
+func TestCarriedIsBounded(t *testing.T) {
+	c := &conn{}
+	for range mostCarried + 1000 {
+		c.carry(nil)
+	}
+	if n := len(c.carried); n > mostCarried {
+		t.Errorf("%d answers are remembered", n)
+	}
+}
