@@ -208,3 +208,32 @@ func TestDemoLeavesNothingBehind(t *testing.T) {
 		}
 	}
 }
+
+// TestRunOnATerminal: on a terminal lines have the rank before them, in colour, identical ones are joined, and Ctrl-C ends
+// the job.
+func TestRunOnATerminal(t *testing.T) {
+	p := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir()}, "run", "--nproc-per-node", "3", "sh", "-c", "echo same; echo mine $RANK; exec sleep 1000")
+	p.expect("[ranks 0-2]\x1b[0m same")
+	p.expect("[rank 1]\x1b[0m mine 1")
+	if _, err := p.master.WriteString("\x03"); err != nil {
+		t.Fatal(err)
+	}
+	p.expect("the job was ended by SIGINT")
+	if code := p.ends(); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// TestDebuggerOnATerminal: a job of one worker keeps the terminal: prompts without a line end are shown, and what is typed
+// arrives.
+func TestDebuggerOnATerminal(t *testing.T) {
+	p := onTerminal(t, nil, "run", "sh", "-c", "printf '(Pdb) '; read line; echo got $line")
+	p.expect("(Pdb) ")
+	if _, err := p.master.WriteString("next\n"); err != nil {
+		t.Fatal(err)
+	}
+	p.expect("got next")
+	if code := p.ends(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}

@@ -56,6 +56,9 @@ func Parse(args []string, sys System) (Options, error) {
 	if err := v.refused(); err != nil {
 		return o, err
 	}
+	if err := o.schedule(v, sys.Lookup); err != nil {
+		return o, err
+	}
 	o.Program = program
 	if len(program) == 0 {
 		return o, errors.New("the program is missing: cohort run [OPTIONS] PROGRAM [ARGUMENTS]")
