@@ -67,6 +67,8 @@ type Config struct {
 	// Linger is how long Close goes on reading after the last byte was sent, so that what peers still send does not turn
 	// into a reset that destroys data. It ends early when the peers have closed.
 	Linger time.Duration
+	// OnLost, if set, is told of every rank that is gone, whether or not an operation runs; see [link.Loss].
+	OnLost func(link.Loss)
 
 	Logger *slog.Logger
 	Hook   observe.Hook
@@ -77,6 +79,8 @@ type Config struct {
 
 	// Wrap, if set, is given every connection before its first use; tests inject faults with it.
 	Wrap func(peer int, conn net.Conn) net.Conn
+
+	plain bool // say no more than PyTorch does, for tests
 }
 
 func (c *Config) prepare() error {
@@ -112,8 +116,8 @@ func hostName() string {
 	if err != nil || name == "" {
 		return "localhost"
 	}
-	if len(name) > wire.MaxHost {
-		name = name[:wire.MaxHost]
+	if limit := 192 - len(wire.GoMark); len(name) > limit { // what gloo takes
+		name = name[:limit]
 	}
 	return name
 }

@@ -31,6 +31,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	m := &Mesh{rank: cfg.Rank, size: cfg.Size, generation: cfg.Generation, judge: cfg.Judge, closed: make(chan struct{})}
+	m.watch = newWatch(m, cfg.OnLost)
 	devices := cfg.Devices
 	if len(devices) == 0 {
 		devices = []string{""}
@@ -47,7 +48,12 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 		cfg.Hook.Emit(observe.Event{
 			Kind: "gloo.address", Rank: dist.Rank(cfg.Rank), Group: cfg.Group, Peer: addr.IP.String(), Detail: addr.Reason,
 		})
-		d := newDevice(&cfg, i, hostName())
+		host := hostName()
+		if !cfg.plain {
+			host += wire.GoMark
+		}
+		d := newDevice(&cfg, i, host)
+		d.watch = m.watch
 		m.devices = append(m.devices, d)
 		if cfg.Size == 1 {
 			continue
@@ -88,11 +94,6 @@ func (d *device) join(ctx context.Context, ip netip.Addr) error {
 		return dist.Wrap("gloo: publish address", dist.Unavailable, err)
 	}
 	if d.cfg.Lazy {
-		for _, p := range d.pairs {
-			if p != nil {
-				p.setLazy(own.record)
-			}
-		}
 		return nil
 	}
 	return d.connectAll(ctx, own)
@@ -170,6 +171,11 @@ func (d *device) listen(ctx context.Context, ip netip.Addr) (*endpoints, error) 
 		e.record.Addrs = []wire.Address{{Addr: addr, Sequence: wire.NoSequence}}
 		if !d.cfg.Lazy { // that is how peers know that this rank may connect at first use only
 			e.record.IDs = d.ids
+		}
+	}
+	for _, p := range d.pairs {
+		if p != nil && d.cfg.Lazy {
+			p.setLazy(e.record) // before the first peer can dial
 		}
 	}
 	d.startListener(ln)

@@ -399,3 +399,49 @@ func TestWorldOfOne(t *testing.T) {
 	}
 	_ = m.Close()
 }
+
+// slowStore takes its time to return from setting a record that others can read already.
+type slowStore struct {
+	*store.Memory
+	release chan struct{}
+}
+
+func (s slowStore) Set(ctx context.Context, key string, value []byte) error {
+	err := s.Memory.Set(ctx, key, value)
+	<-s.release
+	return err
+}
+
+// TestLazyPeerDialsBeforeConnectReturns: a lazy pair may be used by its peer as soon as the record can be read.
+func TestLazyPeerDialsBeforeConnectReturns(t *testing.T) {
+	kv := store.NewMemory()
+	defer func() { _ = kv.Close() }()
+	slow := slowStore{kv, make(chan struct{})}
+	join := func(rank int, s KV) (*Mesh, error) {
+		return Connect(within(t, soon), Config{Rank: rank, Size: 2, Store: s, Prefix: "p", Generation: D, Lazy: true, Devices: []string{"127.0.0.1"}, plain: true})
+	}
+	meshes, errs := make([]*Mesh, 2), make([]error, 2)
+	var wg sync.WaitGroup
+	wg.Go(func() { meshes[0], errs[0] = join(0, slow) })
+	meshes[1], errs[1] = join(1, kv)
+	if errs[1] != nil {
+		t.Fatal(errs[1])
+	}
+	send := &link.Op{Peer: 0, Slot: 1, Buf: []byte{7}}
+	meshes[1].Send(send)
+	time.Sleep(50 * time.Millisecond) // it dials now, or waits to be dialled
+	close(slow.release)
+	wg.Wait()
+	if errs[0] != nil {
+		t.Fatal(errs[0])
+	}
+	recv := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 1)}
+	meshes[0].Recv(recv)
+	if err := errors.Join(meshes[0].Wait(within(t, soon), recv), meshes[1].Wait(within(t, soon), send)); err != nil || recv.Buf[0] != 7 {
+		t.Errorf("%v %v", recv.Buf, err)
+	}
+	for _, m := range meshes {
+		wg.Go(func() { _ = m.Close() })
+	}
+	wg.Wait()
+}

@@ -5,18 +5,24 @@ package gloo
 
 import (
 	"context"
+	"errors"
+	"strconv"
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/match"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
 )
+
+func itoa(i int) string { return strconv.Itoa(i) }
 
 // device is what gloo calls a context: the connections of one device and the machine that matches their messages.
 type device struct {
 	cfg   *Config
 	index int
 	host  string // ours
+	watch *watch
 	pairs []*pair
 	ids   []int64 // what each rank writes when it dials us; generations B to D
 
@@ -123,11 +129,17 @@ func (d *device) fail(err error) {
 	d.mu.Lock()
 	d.machine.Fail(err)
 	d.finish()
+	notice := noticeOf(err)
+	var wg sync.WaitGroup
 	for _, p := range d.pairs {
 		if p != nil {
-			p.kill(err)
+			wg.Go(func() {
+				p.say(&notice, err)
+				p.kill(err)
+			})
 		}
 	}
+	wg.Wait()
 	if d.listener != nil {
 		d.listener.stop()
 	}
@@ -158,10 +170,22 @@ func (d *device) close() {
 	d.wg.Wait()
 }
 
+// noticeOf is what the other Go ranks are told when the group fails with err.
+func noticeOf(err error) wire.Notice {
+	n := wire.Notice{Code: dist.CodeOf(err), Rank: -1, Text: err.Error()}
+	if e, ok := errors.AsType[*dist.Error](err); ok {
+		n.Rank = int(e.Rank)
+		if e.Detail != "" {
+			n.Text = e.Detail
+		}
+	}
+	return n
+}
+
 // lostError says that a peer is gone.
 func (d *device) lostError(p *pair, code dist.Code, cause error, detail string) error {
-	e := dist.Wrap("gloo: connection", code, cause)
-	e.Code = code
+	e := dist.New("gloo: connection", code, "")
+	e.Err = cause
 	e.Rank = dist.Rank(p.peer)
 	e.Peer = p.where()
 	e.Detail = detail

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/gloo/presence"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/reduce"
@@ -21,6 +22,7 @@ import (
 // error, as gloo does after a timeout.
 type Engine struct {
 	mesh  link.Mesh
+	watch Watcher // nil where the mesh does not watch
 	bcube bool
 
 	mu   sync.Mutex
@@ -38,6 +40,7 @@ func WithBcube() EngineOption { return func(e *Engine) { e.bcube = true } }
 // NewEngine returns an engine over mesh.
 func NewEngine(mesh link.Mesh, opts ...EngineOption) *Engine {
 	e := &Engine{mesh: mesh}
+	e.watch, _ = mesh.(Watcher)
 	for _, o := range opts {
 		o(e)
 	}
@@ -55,7 +58,17 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 	x.engine, x.mesh, x.ctx, x.req = e, e.mesh, ctx, r
 	x.rank, x.size = e.mesh.Rank(), e.mesh.Size()
 	x.set.Reset()
+	x.watched = presence.Collective{Kind: r.Kind, Root: r.Root, Tag: r.Tag, Set: &x.set}
+	if e.watch != nil && x.size > 1 {
+		e.watch.Watch(&x.watched)
+	}
 	err := x.dispatch()
+	if e.watch != nil && x.size > 1 {
+		e.watch.Unwatch(&x.watched, err == nil)
+		if err != nil {
+			err = e.watch.Blame(err)
+		}
+	}
 	if err != nil {
 		err = x.abandon(err)
 	}
@@ -101,6 +114,7 @@ type run struct {
 
 	ops     []*link.Op
 	set     link.Set // so that one op's failure ends the whole wait
+	watched presence.Collective
 	used    int
 	scratch []byte
 }

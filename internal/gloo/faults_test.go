@@ -184,9 +184,11 @@ func TestCollectiveTimeoutNamesTheRank(t *testing.T) {
 	if err = e.Run(context.Background(), &coll.Request{Kind: coll.Barrier, Tag: 1}); err == nil {
 		t.Fatal("the group must stay failed")
 	}
-	// The others notice at once.
+	// The others are told at once, with the reason.
 	err = NewEngine(meshes[1]).Run(within(t, soon), &coll.Request{Kind: coll.Barrier})
-	lostRank(t, err, 0)
+	if !errors.As(err, &de) || de.Code != dist.DeadlineExceeded || de.Rank != 1 || !strings.Contains(err.Error(), "told by rank 0") {
+		t.Fatalf("the late rank: %v", err)
+	}
 }
 
 func TestSizeMismatchIsAnErrorEverywhere(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // Mesh is a link.Mesh over gloo's wire. With several devices it has one full mesh per device; an op runs on the device
@@ -20,12 +21,16 @@ type Mesh struct {
 	addresses  []Address
 	devices    []*device
 	judge      link.Judge
+	watch      *watch
 
 	closeOnce sync.Once
 	closed    chan struct{}
 }
 
-var _ link.Mesh = (*Mesh)(nil)
+var (
+	_ link.Mesh = (*Mesh)(nil)
+	_ Watcher   = (*Mesh)(nil)
+)
 
 // Rank returns this process's rank.
 func (m *Mesh) Rank() int { return m.rank }
@@ -100,11 +105,14 @@ func (m *Mesh) Err() error {
 // Close sends what is queued, ends all connections and joins all goroutines.
 func (m *Mesh) Close() error {
 	m.closeOnce.Do(func() {
+		moment.At("gloo.mesh.close")
+		m.watch.close()
 		var wg sync.WaitGroup
 		for _, d := range m.devices {
 			wg.Go(d.close)
 		}
 		wg.Wait()
+		m.watch.tasks.Wait()
 		close(m.closed)
 	})
 	<-m.closed

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/gloo/match"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -31,6 +33,8 @@ type pair struct {
 
 	// Guarded by d.mu.
 	host    string
+	native  bool // a Go rank, which understands notices
+	left    bool // it said goodbye
 	role    role
 	own     wire.Record // what this rank published; lazy mode only
 	parked  net.Conn    // arrived before the role was known
@@ -82,7 +86,7 @@ func (p *pair) attach(conn net.Conn) {
 		return
 	}
 	p.conn, p.raw = conn, raw
-	p.in.init(conn)
+	p.in.init(conn, &p.d.watch.moved)
 	p.d.wg.Add(2)
 	claimed := p.claim()
 	p.d.mu.Unlock()
@@ -105,7 +109,8 @@ func (p *pair) hostName() string {
 
 func (p *pair) setHost(host string) {
 	p.d.mu.Lock()
-	p.host = host
+	p.host, p.native = strings.CutSuffix(host, wire.GoMark)
+	p.native = p.native && !p.d.cfg.plain
 	p.d.mu.Unlock()
 }
 
@@ -172,6 +177,11 @@ func (p *pair) readFrame() error {
 		d.mu.Unlock()
 		return p.in.drain()
 	}
+	if f.Opcode == wire.NoticeOpcode {
+		native := p.native
+		d.mu.Unlock()
+		return p.readNotice(f, native)
+	}
 	op, err := d.machine.Frame(p.peer, f)
 	d.finish()
 	if err != nil {
@@ -193,6 +203,65 @@ func (p *pair) readFrame() error {
 	return nil
 }
 
+// readNotice reads what a Go rank says before it ends the connection.
+func (p *pair) readNotice(f wire.Frame, native bool) error {
+	if !native {
+		return dist.New("gloo: read frame", dist.Protocol, "a notice of a rank that is no Go rank")
+	}
+	text := make([]byte, f.Length)
+	if err := p.in.payload(text); err != nil {
+		return err
+	}
+	n := wire.ParseNotice(f, text, p.d.cfg.Size)
+	p.d.mu.Lock()
+	p.left = true
+	p.d.mu.Unlock()
+	moment.At("gloo.pair.notice")
+	p.d.watch.heard(p, &n)
+	return nil
+}
+
+// say tells a Go rank something before its connection ends because of err, behind the frames that are being written.
+func (p *pair) say(n *wire.Notice, err error) {
+	p.d.mu.Lock()
+	if !p.native || p.conn == nil || p.dead || p.mute != nil {
+		p.d.mu.Unlock()
+		return
+	}
+	conn := p.conn
+	p.dropQueue(err)
+	if p.writing {
+		flushed := make(chan struct{})
+		p.flushed = flushed
+		p.d.mu.Unlock()
+		moment.At("gloo.pair.say.wait")
+		_ = conn.SetWriteDeadline(time.Now().Add(sayLimit))
+		select {
+		case <-flushed:
+		case <-p.stop:
+		}
+		p.d.mu.Lock()
+		if p.writing || p.dead || p.mute != nil {
+			p.d.mu.Unlock()
+			return
+		}
+	}
+	p.writing = true
+	p.d.mu.Unlock()
+	moment.At("gloo.pair.say")
+	f, text := n.Frame()
+	message := make([]byte, wire.HeaderSize, wire.HeaderSize+len(text))
+	f.Put(message)
+	_ = conn.SetWriteDeadline(time.Now().Add(sayLimit))
+	_, _ = conn.Write(append(message, text...))
+	p.d.mu.Lock()
+	p.writing = false
+	p.d.mu.Unlock()
+}
+
+// sayLimit bounds the writing of a notice; the socket nearly always takes it at once.
+const sayLimit = 20 * time.Millisecond
+
 // lose ends the pair because its connection ended or cannot be followed any further, and returns the error that the
 // pair's ops get.
 func (p *pair) lose(cause error) error {
@@ -206,16 +275,32 @@ func (p *pair) lose(cause error) error {
 	case errors.Is(cause, syscall.ECONNRESET) || errors.Is(cause, syscall.EPIPE):
 		detail = "the peer reset the connection"
 	}
+	boundary := p.in.start == p.in.end && !errors.Is(cause, io.ErrUnexpectedEOF)
+	age, _ := connectionAge(p.conn)
+	d.mu.Lock()
+	certain, left := p.native && boundary, p.left
+	d.mu.Unlock()
+	switch {
+	case code != dist.PeerLost:
+	case left:
+		detail = goodbyeDetail
+	case certain:
+		detail += " without a goodbye: its process has died"
+	}
 	err := d.lostError(p, code, cause, detail)
+	moment.At("gloo.pair.lose")
 	d.mu.Lock()
 	if p.mute != nil || d.machine.Err() != nil || d.machine.PeerError(p.peer) != nil {
 		err = p.cause()
 	}
-	closing := d.closing
+	closing := d.closing || d.machine.Err() != nil
 	pending := d.machine.Pending(p.peer)
 	d.machine.Lost(p.peer, err)
 	d.finish()
 	p.kill(err)
+	if !closing && !left {
+		d.watch.ended(p, age, certain || code != dist.PeerLost, err)
+	}
 	if !closing && (pending || code != dist.PeerLost) {
 		// An end with nothing pending is how every gloo group ends.
 		d.cfg.Logger.Warn("gloo peer lost", slog.Int("peer", p.peer), slog.String("err", err.Error()))
@@ -280,6 +365,7 @@ const flushLimit = 2 * time.Second
 // close sends what is queued, then a FIN, and reads on for a moment: closing a socket with unread data resets the
 // connection, which can destroy data that the peer has not read yet.
 func (p *pair) close() {
+	tags := p.d.watch.tags()
 	p.d.mu.Lock()
 	conn := p.conn
 	if conn == nil || p.dead {
@@ -287,12 +373,21 @@ func (p *pair) close() {
 		p.kill(errClosed())
 		return
 	}
+	if p.native && p.mute == nil {
+		f, _ := (&wire.Notice{Goodbye: true, Tags: tags}).Frame()
+		p.out = append(p.out, outFrame{frame: f})
+	}
 	var flushed chan struct{}
 	if p.writing || len(p.out) > 0 {
 		flushed = make(chan struct{})
 		p.flushed = flushed
 	}
+	claimed := p.claim()
 	p.d.mu.Unlock()
+	moment.At("gloo.pair.close")
+	if claimed {
+		p.handOver()
+	}
 	if flushed != nil {
 		_ = conn.SetWriteDeadline(time.Now().Add(flushLimit))
 		select {

@@ -5,6 +5,7 @@ package gloo
 
 import (
 	"io"
+	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 )
@@ -18,12 +19,13 @@ const directRead = 4 << 10
 // reader cuts a stream into headers and payloads. Large payloads do not pass through its buffer.
 type reader struct {
 	src        io.Reader
+	moved      *atomic.Uint64 // counts what arrives
 	buf        []byte
 	start, end int
 }
 
-func (r *reader) init(src io.Reader) {
-	r.src, r.buf = src, make([]byte, readerSize)
+func (r *reader) init(src io.Reader, moved *atomic.Uint64) {
+	r.src, r.moved, r.buf = src, moved, make([]byte, readerSize)
 }
 
 // header returns the next frame's header.
@@ -50,6 +52,7 @@ func (r *reader) fill() error {
 		r.start = 0
 	}
 	n, err := r.src.Read(r.buf[r.end:])
+	r.moved.Add(uint64(n)) //nolint:gosec // not negative
 	r.end += n
 	if n > 0 {
 		return nil
@@ -67,6 +70,7 @@ func (r *reader) payload(dst []byte) error {
 	dst = dst[n:]
 	for len(dst) >= directRead {
 		n, err := r.src.Read(dst)
+		r.moved.Add(uint64(n)) //nolint:gosec // not negative
 		dst = dst[n:]
 		if n == 0 && err != nil {
 			return unexpected(err)

@@ -119,6 +119,9 @@ func (s *Set) Err() error {
 // Failed is closed when an op of the set has failed.
 func (s *Set) Failed() <-chan struct{} { return s.failed }
 
+// Fail ends the wait for any op of the set with err. The first failure counts.
+func (s *Set) Fail(err error) { s.fail(err) }
+
 func (s *Set) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

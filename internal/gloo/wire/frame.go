@@ -30,6 +30,9 @@ const (
 	RecvReady         // NOTIFY_RECV_READY: there is room for a message here
 )
 
+// NoticeOpcode marks a [Notice]. It is cohort's own and is sent to Go ranks only.
+const NoticeOpcode Opcode = 'c' | 'o'<<8 | 'h'<<16 | 'o'<<24 | 'r'<<32 | 't'<<40 | 1<<48
+
 // String returns gloo's name of the opcode.
 func (o Opcode) String() string {
 	switch o {
@@ -41,6 +44,8 @@ func (o Opcode) String() string {
 		return "NOTIFY_SEND_READY"
 	case RecvReady:
 		return "NOTIFY_RECV_READY"
+	case NoticeOpcode:
+		return "NOTICE"
 	}
 	return fmt.Sprintf("opcode %d", uint64(o))
 }
@@ -57,7 +62,7 @@ type Frame struct {
 func (f Frame) Put(b []byte) {
 	_ = b[HeaderSize-1]
 	total := uint64(HeaderSize)
-	if f.Opcode == Data {
+	if f.Opcode == Data || f.Opcode == NoticeOpcode {
 		total += f.Length
 	}
 	binary.LittleEndian.PutUint64(b[0:], total)
@@ -83,6 +88,10 @@ func ParseFrame(b []byte) (Frame, error) {
 	case Data:
 		if f.Length > MaxPayload || total != HeaderSize+f.Length {
 			return f, dist.Newf("gloo: read frame", dist.Protocol, "data frame of %d bytes with a payload of %d", total, f.Length)
+		}
+	case NoticeOpcode:
+		if f.Length > MaxNotice || total != HeaderSize+f.Length {
+			return f, dist.Newf("gloo: read frame", dist.Protocol, "notice of %d bytes with a text of %d", total, f.Length)
 		}
 	case SendReady, RecvReady:
 		if total != HeaderSize {

@@ -1,0 +1,264 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package presence decides what the end of a connection means on gloo's wire, without I/O, goroutines or a clock.
+//
+// Between PyTorch ranks there is no goodbye: a process that has finished its program and one that was killed look the same.
+// A collective often does not talk to the rank that is gone, so that a death would go unnoticed for as long as another
+// rank is late. But most collectives end on no rank before all ranks have entered them. If such a collective runs here and
+// a rank is gone, then either that rank died before the end, and the collective never ends; or it saw the end, so all
+// others are in it, and it ends here as fast as messages travel. So the rank is given a moment, and counts as dead when no
+// byte has moved in that time.
+//
+// Go ranks say goodbye on this wire, with the number of collectives they took part in, and say why they gave up. There the
+// answer is exact and immediate.
+package presence
+
+import (
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/link"
+)
+
+// Grace is how long nothing may move after a rank has gone without a word, while a collective runs that needs it.
+const Grace = 600 * time.Millisecond
+
+// leastAge is the age below which the order of events tells more than the kernel's clock, which ticks every 4 to 10 ms.
+const leastAge = 12 * time.Millisecond
+
+// Collective is one that runs on this rank. It belongs to whoever runs it.
+type Collective struct {
+	Kind coll.Kind
+	Root int
+	Tag  uint32
+	Set  *link.Set // its ops
+}
+
+// Effect is something that the driver must do: fail the set of a collective with Err, or tell the group of a loss.
+type Effect struct {
+	Collective *Collective
+	Err        error
+	Loss       *link.Loss
+}
+
+// fate is what is known about a rank.
+type fate struct {
+	how  link.How
+	gone bool
+	at   time.Duration // when it was seen
+	age  time.Duration // for how long the connection had ended then
+	tags uint32        // of a rank that left: the collectives that it took part in have lower tags
+	err  error
+}
+
+// Machine knows who is there and what runs. Times are since any fixed moment. It is not safe for concurrent use.
+type Machine struct {
+	rank    int
+	fates   []fate
+	running []*Collective
+	done    uint32 // tags of collectives that ended well here are lower
+	moved   time.Duration
+	given   error // why another Go rank gave the group up
+
+	// Effects are what the calls since the last reset ask for.
+	Effects []Effect
+}
+
+// New returns the machine of one rank.
+func New(rank, size int) *Machine { return &Machine{rank: rank, fates: make([]fate, size)} }
+
+// Done is the number that a goodbye carries.
+func (m *Machine) Done() uint32 { return m.done }
+
+// Begin takes note that a collective starts here.
+func (m *Machine) Begin(c *Collective) {
+	m.running = append(m.running, c)
+	if m.given != nil {
+		m.end(c, m.given)
+		return
+	}
+	for r := range m.fates {
+		if f := &m.fates[r]; f.gone && m.misses(c, r, f) {
+			m.end(c, f.err)
+			return
+		}
+	}
+}
+
+// misses reports whether c, which starts here, can never end because rank r is gone already.
+func (m *Machine) misses(c *Collective, r int, f *fate) bool {
+	switch f.how {
+	case link.Died:
+		return true
+	case link.Left:
+		return c.Tag >= f.tags && endsWithAll(c, r)
+	case link.Ended:
+		return endsWithAll(c, r) // it would have needed this rank
+	}
+	return false
+}
+
+// End takes note that a collective is over.
+func (m *Machine) End(c *Collective, ok bool) {
+	for i, r := range m.running {
+		if r == c {
+			m.running = append(m.running[:i], m.running[i+1:]...)
+			break
+		}
+	}
+	if ok && c.Tag >= m.done {
+		m.done = c.Tag + 1
+	}
+}
+
+// Moved takes note that bytes have arrived or left since the last call.
+func (m *Machine) Moved(now time.Duration) { m.moved = max(m.moved, now) }
+
+// Ended takes note that the connection to a rank has ended without a goodbye, age ago. certain means that the rank would
+// have said goodbye.
+func (m *Machine) Ended(now, age time.Duration, rank int, certain bool, err error) {
+	f := &m.fates[rank]
+	if f.gone {
+		return
+	}
+	if age < leastAge {
+		age = 0
+	}
+	*f = fate{gone: true, how: link.Ended, at: now, age: age, err: err}
+	if certain {
+		f.how = link.Died
+	}
+	m.report(rank)
+	if certain {
+		m.endAll(err)
+	}
+}
+
+// Left takes note of a goodbye: the rank took part in all collectives with a tag below tags, and in no other.
+func (m *Machine) Left(now time.Duration, rank int, tags uint32, err error) {
+	f := &m.fates[rank]
+	if f.gone {
+		return
+	}
+	*f = fate{gone: true, how: link.Left, at: now, tags: tags, err: err}
+	m.report(rank)
+	for _, c := range m.running {
+		if c.Tag >= tags && endsWithAll(c, rank) {
+			m.end(c, err)
+		}
+	}
+}
+
+// Told takes note that a Go rank has given the group up, with the rank that it found dead, or less than 0.
+func (m *Machine) Told(now time.Duration, dead int, err error) {
+	if m.given == nil {
+		m.given = err
+	}
+	if dead >= 0 && dead < len(m.fates) && dead != m.rank {
+		if f := &m.fates[dead]; !f.gone || f.how == link.Ended {
+			if !f.gone {
+				f.at = now
+			}
+			f.gone, f.how, f.err = true, link.Died, err
+			m.report(dead)
+		}
+	}
+	m.endAll(err)
+}
+
+// Doubt reports when a rank that is gone without a word counts as dead if nothing moves until then, and whether there is
+// one at all that a collective needs.
+func (m *Machine) Doubt() (at time.Duration, doubt bool) {
+	for r := range m.fates {
+		f := &m.fates[r]
+		if !f.gone || f.how != link.Ended {
+			continue
+		}
+		for _, c := range m.running {
+			if endsWithAll(c, r) {
+				return max(f.at, m.moved) + Grace, true
+			}
+		}
+	}
+	return 0, false
+}
+
+// Tick decides what was in doubt.
+func (m *Machine) Tick(now time.Duration) {
+	at, doubt := m.Doubt()
+	if !doubt || now < at {
+		return
+	}
+	// The one that went first is the cause; others may have gone because of it.
+	dead := -1
+	for r := range m.fates {
+		f := &m.fates[r]
+		if f.gone && f.how == link.Ended && (dead < 0 || f.at-f.age < m.fates[dead].at-m.fates[dead].age) && m.needed(r) {
+			dead = r
+		}
+	}
+	f := &m.fates[dead]
+	f.how = link.Died
+	m.report(dead)
+	m.endAll(f.err)
+}
+
+func (m *Machine) needed(rank int) bool {
+	for _, c := range m.running {
+		if endsWithAll(c, rank) {
+			return true
+		}
+	}
+	return false
+}
+
+// Blame returns the error to give to a collective that failed because of rank: that of the rank that went first, if another
+// did within the last moment. A rank that gives up because of a death closes its connections too.
+func (m *Machine) Blame(rank int, err error) error {
+	if m.given != nil {
+		return m.given // a Go rank knew before
+	}
+	if rank < 0 || rank >= len(m.fates) || !m.fates[rank].gone {
+		return err
+	}
+	f := &m.fates[rank]
+	since := f.at - f.age
+	first, at := err, since
+	for r := range m.fates {
+		o := &m.fates[r]
+		when := o.at - o.age
+		if r == rank || !o.gone || o.how == link.Left || when >= at || since-when > Grace {
+			continue
+		}
+		first, at = o.err, when
+	}
+	return first
+}
+
+func (m *Machine) report(rank int) {
+	f := &m.fates[rank]
+	m.Effects = append(m.Effects, Effect{Loss: &link.Loss{Rank: rank, How: f.how, Err: f.err}})
+}
+
+func (m *Machine) end(c *Collective, err error) {
+	m.Effects = append(m.Effects, Effect{Collective: c, Err: err})
+}
+
+func (m *Machine) endAll(err error) {
+	for _, c := range m.running {
+		m.end(c, err)
+	}
+}
+
+// endsWithAll reports whether a collective ends on rank only after all ranks have entered it.
+func endsWithAll(c *Collective, rank int) bool {
+	switch c.Kind {
+	case coll.AllReduce, coll.AllGather, coll.AllGatherV, coll.ReduceScatter, coll.AllToAll, coll.Barrier:
+		return true
+	case coll.Gather, coll.Scatter, coll.Reduce:
+		return rank == c.Root
+	case coll.Broadcast: // ends at each rank when those below it have their data
+	}
+	return false
+}

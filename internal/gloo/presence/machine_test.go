@@ -1,0 +1,185 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package presence
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/link"
+)
+
+func gone(rank int) error { return fmt.Errorf("rank %d is gone", rank) }
+
+// ends returns the errors that collectives were ended with, and the losses, and forgets them.
+func ends(m *Machine) (errs map[*Collective]error, losses []link.Loss) {
+	errs = map[*Collective]error{}
+	for _, e := range m.Effects {
+		if e.Loss != nil {
+			losses = append(losses, *e.Loss)
+		} else if errs[e.Collective] == nil {
+			errs[e.Collective] = e.Err
+		}
+	}
+	m.Effects = m.Effects[:0]
+	return errs, losses
+}
+
+// TestWordlessEnd: a rank that is gone without a word gets a moment in which nothing moves, and no more.
+func TestWordlessEnd(t *testing.T) {
+	m := New(0, 5)
+	c := &Collective{Kind: coll.AllReduce, Tag: 3}
+	m.Begin(c)
+	m.Ended(time.Second, 0, 3, false, gone(3))
+	if errs, losses := ends(m); len(errs) != 0 || len(losses) != 1 || losses[0].How != link.Ended {
+		t.Fatalf("%v %v", errs, losses)
+	}
+	m.Tick(time.Second + Grace - 1)
+	m.Moved(time.Second + Grace - 1)
+	m.Tick(time.Second + Grace)
+	if errs, _ := ends(m); len(errs) != 0 {
+		t.Fatal("ended while messages travelled")
+	}
+	m.Tick(time.Second + 2*Grace)
+	errs, losses := ends(m)
+	if errs[c] == nil || errs[c].Error() != "rank 3 is gone" || len(losses) != 1 || losses[0].How != link.Died || losses[0].Rank != 3 {
+		t.Fatalf("%v %v", errs, losses)
+	}
+}
+
+// TestFirstOfSeveral: of ranks that are gone, the one whose connection ended first is the cause.
+func TestFirstOfSeveral(t *testing.T) {
+	m := New(0, 5)
+	c := &Collective{Kind: coll.Barrier}
+	m.Begin(c)
+	m.Ended(10*time.Second, 0, 1, false, gone(1)) // read first, but the end of rank 3 is older
+	m.Ended(10*time.Second, 30*time.Millisecond, 3, false, gone(3))
+	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is gone" {
+		t.Error(err)
+	}
+	m.Tick(11 * time.Second)
+	if errs, _ := ends(m); errs[c] == nil || errs[c].Error() != "rank 3 is gone" {
+		t.Errorf("%v", errs)
+	}
+	m = New(0, 5)
+	m.Ended(time.Second, 0, 1, false, gone(1)) // long ago: it finished its program
+	m.Ended(10*time.Second, 0, 3, false, gone(3))
+	if err := m.Blame(3, gone(3)); err.Error() != "rank 3 is gone" {
+		t.Error(err)
+	}
+}
+
+// TestGoodbye: a Go rank that leaves ends what it took no part in, and nothing else.
+func TestGoodbye(t *testing.T) {
+	m := New(0, 3)
+	before, after := &Collective{Kind: coll.Barrier, Tag: 6}, &Collective{Kind: coll.Barrier, Tag: 7}
+	other := &Collective{Kind: coll.Broadcast, Root: 1, Tag: 8}
+	m.Begin(before)
+	m.Begin(after)
+	m.Begin(other)
+	m.Left(time.Second, 2, 7, gone(2))
+	errs, losses := ends(m)
+	if errs[before] != nil || errs[after] == nil || errs[other] != nil || len(losses) != 1 || losses[0].How != link.Left {
+		t.Errorf("%v %v", errs, losses)
+	}
+	m.Tick(time.Hour)
+	if errs, _ := ends(m); len(errs) != 0 {
+		t.Errorf("%v", errs)
+	}
+	later := &Collective{Kind: coll.AllGather, Tag: 9}
+	if m.Begin(later); m.Effects == nil || m.Effects[0].Collective != later {
+		t.Error("a later collective begins without the rank")
+	}
+}
+
+// TestToldEndsEverything, now and later, with the other rank's reason.
+func TestToldEndsEverything(t *testing.T) {
+	m := New(0, 3)
+	c := &Collective{Kind: coll.Broadcast, Tag: 1}
+	m.Begin(c)
+	reason := errors.New("rank 2 is lost, says rank 1")
+	m.Told(time.Second, 2, reason)
+	errs, losses := ends(m)
+	if !errors.Is(errs[c], reason) || len(losses) != 1 || losses[0].Rank != 2 || losses[0].How != link.Died {
+		t.Errorf("%v %v", errs, losses)
+	}
+	m.Begin(&Collective{Kind: coll.Broadcast, Tag: 2})
+	if errs, _ := ends(m); len(errs) != 1 {
+		t.Error("a later broadcast begins")
+	}
+}
+
+// TestRandomWorlds plays collectives of ranks that finish, die and come late, and checks the machine of rank 0 against what
+// really happened: it must not end a collective that goes on to its end, and must not wait for ever for one that cannot.
+func TestRandomWorlds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := rapid.IntRange(2, 6).Draw(t, "size")
+		kinds := []coll.Kind{coll.AllReduce, coll.AllGather, coll.ReduceScatter, coll.AllToAll, coll.Barrier}
+		c := &Collective{Kind: rapid.SampledFrom(kinds).Draw(t, "kind"), Tag: 4}
+		m := New(0, size)
+		native := make([]bool, size)
+		entered := make([]bool, size) // the collective
+		entered[0] = true
+		m.Begin(c)
+		now := time.Duration(0)
+		ended, complete := false, false
+		var died []int
+		check := func() {
+			errs, _ := ends(m)
+			if errs[c] != nil {
+				if complete {
+					t.Fatalf("a collective that was complete ended with %v", errs[c])
+				}
+				if len(died) == 0 {
+					t.Fatalf("nobody died, yet: %v", errs[c])
+				}
+				ended = true
+			}
+		}
+		for r := 1; r < size; r++ {
+			native[r] = rapid.Bool().Draw(t, "native")
+		}
+		for range rapid.IntRange(1, 12).Draw(t, "events") {
+			now += time.Duration(rapid.IntRange(1, 200).Draw(t, "ms")) * time.Millisecond
+			r := rapid.IntRange(1, size-1).Draw(t, "rank")
+			all := true
+			for _, e := range entered {
+				all = all && e
+			}
+			switch {
+			case !entered[r] && rapid.Bool().Draw(t, "enters"):
+				entered[r] = true
+				m.Moved(now)
+			case all && len(died) == 0: // it ends everywhere; ranks leave before this one sees it
+				complete = true
+				if native[r] {
+					m.Left(now, r, c.Tag+1, gone(r))
+				} else {
+					m.Ended(now, 0, r, false, gone(r))
+				}
+			default:
+				died = append(died, r)
+				m.Ended(now, 0, r, native[r], gone(r))
+			}
+			m.Tick(now)
+			check()
+			if ended || complete {
+				break
+			}
+		}
+		if len(died) > 0 && !ended {
+			m.Tick(now + Grace)
+			m.Tick(now + 2*Grace)
+			check()
+			if !ended {
+				t.Fatalf("ranks %v died and nobody noticed", died)
+			}
+		}
+	})
+}

@@ -1,0 +1,183 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// noticed bounds how long a rank may take to learn of a death: five times what is promised.
+const noticed = 5 * time.Second
+
+// sever ends all connections of a rank as the death of its process would: without a word.
+func sever(m *Mesh) {
+	for _, d := range m.devices {
+		for _, p := range d.pairs {
+			if p == nil {
+				continue
+			}
+			d.mu.Lock()
+			p.native = false // so that nothing is said
+			if p.conn != nil {
+				_ = p.conn.Close()
+			}
+			d.mu.Unlock()
+		}
+	}
+}
+
+// TestDeathOfAnyRankIsNamedByAll: five ranks, of which some say no more than PyTorch does; one is late, another dies, and those
+// like PyTorch end a moment after it. All others name the dead one.
+func TestDeathOfAnyRankIsNamedByAll(t *testing.T) {
+	const size, late = 5, 0
+	kinds := []coll.Kind{coll.AllReduce, coll.Barrier, coll.AllGather, coll.AllToAll, coll.ReduceScatter}
+	for plain := range 4 {
+		for victim := 1; victim < size; victim++ {
+			t.Run(fmt.Sprintf("%d like PyTorch, rank %d dies", plain, victim), func(t *testing.T) {
+				t.Parallel()
+				like := func(rank int) bool { return (rank+size-victim)%size < plain }
+				meshes := connectWorld(t, size, func(rank int, c *Config) { c.plain = like(rank) })
+				kind := kinds[(plain+victim)%len(kinds)]
+				errs := make([]error, size)
+				var wg sync.WaitGroup
+				var entered sync.WaitGroup
+				for r := range size {
+					if r == late || like(r) {
+						continue
+					}
+					entered.Add(1)
+					wg.Go(func() {
+						entered.Done()
+						q := coll.Request{Kind: kind, DType: tensor.Float32, In: make([]byte, 4*size), Out: make([]byte, 4*size)}
+						if kind == coll.AllGather {
+							q.In = make([]byte, 4)
+						}
+						if kind == coll.ReduceScatter {
+							q.Out = make([]byte, 4)
+						}
+						errs[r] = NewEngine(meshes[r]).Run(context.Background(), &q)
+					})
+				}
+				entered.Wait()
+				sever(meshes[victim])
+				start := time.Now()
+				wg.Go(func() {
+					time.Sleep(30 * time.Millisecond) // a PyTorch rank that raises an error takes longer to end
+					for r, m := range meshes {
+						if like(r) && r != late {
+							sever(m)
+						}
+					}
+				})
+				wg.Wait()
+				if took := time.Since(start); took > noticed {
+					t.Errorf("it took %v", took)
+				}
+				for r, err := range errs {
+					if r == late || r == victim || like(r) {
+						continue
+					}
+					lostRank(t, err, victim)
+				}
+			})
+		}
+	}
+}
+
+// TestDeathWhileIdle: ranks that run nothing are told, and the next collective fails at once.
+func TestDeathWhileIdle(t *testing.T) {
+	for _, plain := range []bool{false, true} {
+		losses := make(chan link.Loss, 16)
+		meshes := connectWorld(t, 4, func(rank int, c *Config) {
+			c.plain = plain && rank == 2
+			if rank == 0 {
+				c.OnLost = func(l link.Loss) { losses <- l }
+			}
+		})
+		sever(meshes[2])
+		select {
+		case l := <-losses:
+			if want := map[bool]link.How{false: link.Died, true: link.Ended}[plain]; l.Rank != 2 || l.How != want {
+				t.Errorf("plain %v: %+v", plain, l)
+			}
+		case <-time.After(noticed):
+			t.Fatal("nobody was told")
+		}
+		start := time.Now()
+		err := NewEngine(meshes[0]).Run(context.Background(), &coll.Request{Kind: coll.Barrier, Timeout: noticed})
+		lostRank(t, err, 2)
+		if took := time.Since(start); took > noticed/2 {
+			t.Errorf("the next collective took %v to fail", took)
+		}
+	}
+}
+
+// TestEarlyLeaverIsNoDeath: the root of a broadcast, and a rank that has seen the end of an all-reduce, may leave while others
+// are late or slow.
+func TestEarlyLeaverIsNoDeath(t *testing.T) {
+	for _, plain := range []bool{false, true} {
+		t.Run(fmt.Sprintf("like PyTorch: %v", plain), func(t *testing.T) {
+			t.Parallel()
+			const size = 4
+			meshes := connectWorld(t, size, func(_ int, c *Config) { c.plain = plain })
+			errs := make([]error, size)
+			left := make(chan struct{})
+			var wg sync.WaitGroup
+			for r := range size {
+				wg.Go(func() {
+					q := coll.Request{Kind: coll.Broadcast, DType: tensor.Uint8, Out: []byte{byte(r + 1)}}
+					if r == 2 { // rank 0 sends to 1 and 2, rank 1 to 3: it need not wait for 3
+						<-time.After(time.Millisecond)
+					}
+					if r == 1 || r == 3 {
+						<-left // rank 0 has the receive of rank 1 only through its own send
+					}
+					errs[r] = NewEngine(meshes[r]).Run(within(t, noticed), &q)
+					if errs[r] == nil && q.Out[0] != 1 {
+						errs[r] = errors.New("wrong data")
+					}
+					if r == 2 {
+						_ = meshes[2].Close() // done and gone, while 1 and 3 have not come
+						close(left)
+					}
+				})
+			}
+			wg.Wait()
+			for r, err := range errs {
+				if err != nil {
+					t.Errorf("rank %d: %v", r, err)
+				}
+			}
+		})
+	}
+}
+
+// TestReasonTravels: what a Go rank gave up for is what the others say.
+func TestReasonTravels(t *testing.T) {
+	meshes := connectWorld(t, 3, nil)
+	done := make(chan error, 1)
+	go func() {
+		done <- NewEngine(meshes[1]).Run(context.Background(), &coll.Request{Kind: coll.Barrier})
+	}()
+	meshes[0].Fail(dist.New("test", dist.Mismatch, "ranks differ"))
+	select {
+	case err := <-done:
+		if !errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), "ranks differ (told by rank 0)") {
+			t.Error(err)
+		}
+	case <-time.After(noticed):
+		t.Fatal("rank 1 does not hear of it")
+	}
+}

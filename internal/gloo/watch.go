@@ -1,0 +1,224 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo/presence"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
+)
+
+// Watcher is a mesh that ends collectives which a lost rank has made impossible, also where they do not talk to that rank.
+type Watcher interface {
+	// Watch takes note that a collective starts. If it cannot end any more, its set fails, now or at any time until Unwatch.
+	Watch(c *presence.Collective)
+	// Unwatch takes note that it is over.
+	Unwatch(c *presence.Collective, ok bool)
+	// Blame returns the error of a collective that failed: it names the rank that went first where others followed.
+	Blame(err error) error
+}
+
+// watch drives the machine that knows which ranks are there.
+type watch struct {
+	mesh   *Mesh
+	onLost func(link.Loss)
+	start  time.Time
+	moved  atomic.Uint64 // bytes that arrived
+	stop   chan struct{}
+	tasks  sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		machine  *presence.Machine
+		seen     uint64 // moved when last looked at
+		doubting bool   // a goroutine waits for the end of a doubt
+		closed   bool
+	}
+}
+
+func newWatch(m *Mesh, onLost func(link.Loss)) *watch {
+	w := &watch{mesh: m, onLost: onLost, start: time.Now(), stop: make(chan struct{})}
+	w.mu.machine = presence.New(m.rank, m.size)
+	return w
+}
+
+func (w *watch) now() time.Duration { return time.Since(w.start) }
+
+// Watch starts to watch a collective.
+func (m *Mesh) Watch(c *presence.Collective) {
+	w := m.watch
+	moment.At("gloo.watch.begin")
+	w.mu.Lock()
+	w.mu.machine.Begin(c)
+	w.settle()
+}
+
+// Unwatch ends it.
+func (m *Mesh) Unwatch(c *presence.Collective, ok bool) {
+	w := m.watch
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mu.machine.End(c, ok)
+}
+
+// settle carries out what the machine asks for, sees to doubts, and releases the lock.
+func (w *watch) settle() {
+	m := w.mu.machine
+	var losses []link.Loss
+	for i := range m.Effects {
+		if e := &m.Effects[i]; e.Loss != nil {
+			losses = append(losses, *e.Loss)
+		} else {
+			e.Collective.Set.Fail(e.Err) // under the lock: the collective cannot be over
+		}
+	}
+	m.Effects = m.Effects[:0]
+	if _, doubt := m.Doubt(); doubt && !w.mu.doubting && !w.mu.closed {
+		w.mu.doubting = true
+		w.tasks.Go(w.doubt)
+	}
+	closed := w.mu.closed
+	w.mu.Unlock()
+	for _, loss := range losses {
+		if w.onLost != nil && !closed {
+			moment.At("gloo.lost.report")
+			w.onLost(loss)
+		}
+	}
+}
+
+// doubt waits until it is certain whether a rank that went without a word has died.
+func (w *watch) doubt() {
+	t := time.NewTicker(presence.Grace / 12)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-w.stop:
+			return
+		}
+		w.mu.Lock()
+		if moved := w.moved.Load(); moved != w.mu.seen {
+			w.mu.seen = moved
+			w.mu.machine.Moved(w.now())
+		}
+		w.mu.machine.Tick(w.now())
+		_, doubt := w.mu.machine.Doubt()
+		w.mu.doubting = doubt
+		w.settle()
+		if !doubt {
+			return
+		}
+	}
+}
+
+// ended is told of a connection that ended without a goodbye.
+func (w *watch) ended(p *pair, age time.Duration, certain bool, err error) {
+	w.mu.Lock()
+	w.mu.machine.Ended(w.now(), age, p.peer, certain, err)
+	w.settle()
+}
+
+// heard is told of a notice.
+func (w *watch) heard(p *pair, n *wire.Notice) {
+	if n.Goodbye {
+		err := p.d.lostError(p, dist.PeerLost, nil, goodbyeDetail)
+		w.mu.Lock()
+		w.mu.machine.Left(w.now(), p.peer, n.Tags, err)
+		w.settle()
+		return
+	}
+	e := &dist.Error{Op: "gloo: group", Code: n.Code, Rank: dist.Rank(n.Rank), Detail: n.Text + " (told by rank " + itoa(p.peer) + ")"}
+	dead := -1
+	switch n.Code {
+	case dist.PeerLost:
+		dead = n.Rank
+	case dist.Unknown, dist.Canceled, dist.Closed: // nobody here was cancelled
+		e.Code = dist.Aborted
+	default:
+	}
+	if n.Rank < 0 {
+		e.Rank = dist.Rank(p.peer)
+	}
+	if about := p.d.pairs[e.Rank]; about != nil {
+		e.Peer = about.where()
+	}
+	w.mu.Lock()
+	w.mu.machine.Told(w.now(), dead, e)
+	w.settle()
+}
+
+const goodbyeDetail = "it closed the group"
+
+// tags is what a goodbye says.
+func (w *watch) tags() uint32 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mu.machine.Done()
+}
+
+func (w *watch) close() {
+	w.mu.Lock()
+	was := w.mu.closed
+	w.mu.closed = true
+	w.mu.Unlock()
+	if !was {
+		close(w.stop)
+	}
+}
+
+// sweepLimit is how long Blame waits for readers that have not seen yet that their connection ended.
+const sweepLimit = 50 * time.Millisecond
+
+// Blame names the rank that went first.
+func (m *Mesh) Blame(err error) error {
+	e, ok := errors.AsType[*dist.Error](err)
+	if !ok || e.Code != dist.PeerLost || e.Rank < 0 {
+		return err
+	}
+	w := m.watch
+	limit := time.NewTimer(sweepLimit)
+	defer limit.Stop()
+	for m.unread() {
+		select {
+		case <-time.After(time.Millisecond):
+			continue
+		case <-limit.C:
+		}
+		break
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mu.machine.Blame(int(e.Rank), err)
+}
+
+// unread reports whether the connection to a rank has ended that its reader has not found out yet.
+func (m *Mesh) unread() bool {
+	for _, d := range m.devices {
+		for _, p := range d.pairs {
+			if p == nil {
+				continue
+			}
+			d.mu.Lock()
+			conn := p.conn
+			if p.dead {
+				conn = nil
+			}
+			d.mu.Unlock()
+			if conn != nil {
+				if _, over := connectionAge(conn); over {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,106 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+)
+
+// deathSource is a PyTorch rank that reduces until something breaks; the late one stops after the first time.
+const deathSource = `
+import sys, time, datetime, torch, torch.distributed as dist
+rank, size, port, late = map(int, sys.argv[1:5])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+x = torch.ones(5)
+dist.all_reduce(x)
+print("ready", flush=True)
+if rank == late:
+    time.sleep(60)
+try:
+    while True:
+        dist.all_reduce(x)
+        x.fill_(1)
+except RuntimeError as e:
+    print("error", str(e).replace("\n", " ")[:200], flush=True)
+`
+
+// TestAnyDeathIsNamedByAllGoRanks kills each rank of five in turn, while all are busy and while another one is late. All Go
+// ranks name the dead one, though gloo's wire has no goodbye, most ranks are no neighbours of it, and PyTorch's ranks end
+// because of it too.
+func TestAnyDeathIsNamedByAllGoRanks(t *testing.T) {
+	type death struct{ victim, late int }
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		for _, d := range []death{{1, -1}, {2, -1}, {3, -1}, {4, -1}, {2, 1}, {3, 1}, {4, 1}, {1, 3}} {
+			t.Run(fmt.Sprintf("rank %d, late %d", d.victim, d.late), func(t *testing.T) {
+				w := world{size: 5, goRanks: []int{0, 2}}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				port := freePort(t)
+				procs := w.startTorch(t, tr, port, deathSource, strconv.Itoa(d.late))
+				kill := func() { procs[d.victim].Kill() }
+				if d.victim == 2 { // a Go rank in a process of its own
+					cmd := exec.Command(os.Args[0])
+					cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d", childEnv, 2, 5, port))
+					if err := cmd.Start(); err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() {
+						_ = cmd.Process.Kill()
+						_ = cmd.Wait()
+					})
+					kill = func() { _ = cmd.Process.Kill() }
+					w.goRanks = []int{0}
+				}
+				groups := w.joinGo(ctx, t, port)
+				var first, all sync.WaitGroup
+				errs, ends := map[int]error{}, map[int]time.Time{}
+				var mu sync.Mutex
+				for r, g := range groups {
+					first.Add(1)
+					all.Go(func() {
+						x := make([]float32, 5)
+						err := group.AllReduceSlice(ctx, g, x, group.Sum)
+						first.Done()
+						for err == nil {
+							err = group.AllReduceSlice(ctx, g, x, group.Sum)
+						}
+						mu.Lock()
+						errs[r], ends[r] = err, time.Now()
+						mu.Unlock()
+					})
+				}
+				first.Wait()
+				for _, p := range procs {
+					p.Expect(t, "ready")
+				}
+				time.Sleep(100 * time.Millisecond) // in the middle of something
+				killed := time.Now()
+				kill()
+				all.Wait()
+				for r := range groups {
+					if took := ends[r].Sub(killed); took > 5*time.Second {
+						t.Errorf("rank %d noticed after %v", r, took)
+					} else {
+						t.Logf("rank %d noticed after %v", r, took)
+					}
+					if e := new(dist.Error); !errors.As(errs[r], &e) || e.Code != dist.PeerLost || e.Rank != dist.Rank(d.victim) {
+						t.Errorf("rank %d: %v", r, errs[r])
+					}
+				}
+			})
+		}
+	})
+}
