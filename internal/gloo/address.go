@@ -34,7 +34,8 @@ type Address struct {
 }
 
 // ChooseAddress resolves a device: an IP address, an interface's name, or "" for the address that this host uses
-// towards storeAddr ("host:port"), which is the one the peers can most likely reach; 127.0.0.1 without a store address.
+// towards storeAddr ("host:port"), which is the one the peers can most likely reach. Without a store address, as with a file
+// that several hosts share, it is that of the host's name, as in PyTorch.
 func ChooseAddress(ctx context.Context, device, storeAddr string) (Address, error) {
 	if device != "" {
 		if ip, err := netip.ParseAddr(device); err == nil {
@@ -43,7 +44,7 @@ func ChooseAddress(ctx context.Context, device, storeAddr string) (Address, erro
 		return interfaceAddress(device)
 	}
 	if storeAddr == "" {
-		return Address{netip.AddrFrom4([4]byte{127, 0, 0, 1}), "no bind address and no store address: loopback"}, nil
+		return hostAddress(ctx, hostName(), net.DefaultResolver.LookupNetIP), nil
 	}
 	// PyTorch prefers IPv4 on hosts that have both, and all ranks must agree on the family.
 	for _, network := range []string{"udp4", "udp6"} {
@@ -60,6 +61,26 @@ func ChooseAddress(ctx context.Context, device, storeAddr string) (Address, erro
 	}
 	return Address{}, dist.Newf("gloo: choose address", dist.Unavailable,
 		"no route towards the store at %s: set the bind address or %s", storeAddr, IfnameEnv)
+}
+
+// hostAddress is the first address of the host's name that can be bound to, else that of the loopback interface.
+func hostAddress(ctx context.Context, name string, lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)) Address {
+	for _, network := range []string{"ip4", "ip6"} {
+		ips, err := lookup(ctx, network, name)
+		if err != nil {
+			continue
+		}
+		for _, ip := range ips {
+			ip = ip.Unmap()
+			ln, err := listenOn(ctx, ip)
+			if err != nil {
+				continue
+			}
+			_ = ln.Close()
+			return Address{ip, "address of the host's name " + name}
+		}
+	}
+	return Address{netip.AddrFrom4([4]byte{127, 0, 0, 1}), "the host's name " + name + " has no address here: loopback, which other hosts cannot reach; set the bind address or " + IfnameEnv}
 }
 
 func interfaceAddress(name string) (Address, error) {

@@ -369,7 +369,6 @@ func TestChooseAddress(t *testing.T) {
 		{"127.0.0.5", "", "127.0.0.5", "bind address"},
 		{"::1", "", "::1", "bind address"},
 		{"lo", "", "127.0.0.1", "interface lo"},
-		{"", "", "127.0.0.1", "loopback"},
 		{"", "127.0.0.1:29500", "127.0.0.1", "route towards the store"},
 		{"", "[::1]:29500", "::1", "route towards the store"},
 	} {
@@ -444,4 +443,38 @@ func TestLazyPeerDialsBeforeConnectReturns(t *testing.T) {
 		wg.Go(func() { _ = m.Close() })
 	}
 	wg.Wait()
+}
+
+// TestAddressWithoutStoreAddress: ranks that meet in a file publish an address that other hosts can reach, where there is one.
+func TestAddressWithoutStoreAddress(t *testing.T) {
+	lookup := func(answers map[string][]string) func(context.Context, string, string) ([]netip.Addr, error) {
+		return func(_ context.Context, network, host string) ([]netip.Addr, error) {
+			var all []netip.Addr
+			for _, a := range answers[network] {
+				all = append(all, netip.MustParseAddr(a))
+			}
+			if len(all) == 0 || host != "node7" {
+				return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
+			}
+			return all, nil
+		}
+	}
+	for want, answers := range map[string]map[string][]string{
+		"127.0.0.9": {"ip4": {"192.0.2.1", "127.0.0.9"}}, // the first is another host's: it cannot be bound
+		"127.0.0.3": {"ip4": {"127.0.0.3"}, "ip6": {"::1"}},
+		"127.0.0.1": {},
+	} {
+		if got := hostAddress(t.Context(), "node7", lookup(answers)); got.IP.String() != want || !strings.Contains(got.Reason, "node7") {
+			t.Errorf("%v: %v, want %s", answers, got, want)
+		}
+	}
+	// And for real: what the name of this host resolves to.
+	got, err := ChooseAddress(t.Context(), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ips, err := net.DefaultResolver.LookupNetIP(t.Context(), "ip4", hostName())
+	if err == nil && !slices.Contains(ips, got.IP) && !got.IP.IsLoopback() {
+		t.Errorf("%v, the name resolves to %v", got, ips)
+	}
 }

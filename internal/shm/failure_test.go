@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -476,5 +477,61 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 	<-other
 	if allocations > 0 {
 		t.Errorf("%v allocations per turn of %d operations", allocations, len(qs))
+	}
+}
+
+// checkedBoard is a board that can look for a key, with a wrong answer for one rank.
+type checkedBoard struct {
+	*board
+	wrong string
+}
+
+func (b checkedBoard) Check(_ context.Context, keys ...string) (bool, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, k := range keys {
+		if _, ok := b.values[k]; !ok {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+func (b checkedBoard) Get(ctx context.Context, key string) ([]byte, error) {
+	if key == b.wrong {
+		return []byte("unix 00112233445566778899aabbccddeeff @cohort-shm-of-nobody"), nil
+	}
+	return b.board.Get(ctx, key)
+}
+
+// TestAllJoinOrNone: when one rank cannot join, all learn it at once, whatever they wait for, and why.
+func TestAllJoinOrNone(t *testing.T) {
+	t.Parallel()
+	b := newBoard()
+	errs := make([]error, 4)
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var wg sync.WaitGroup
+	for r := range errs {
+		wg.Go(func() {
+			exchange := checkedBoard{board: b}
+			if r == 2 {
+				exchange.wrong = "/shm/1"
+			}
+			var e *Engine
+			if e, errs[r] = Join(ctx, Config{Rank: r, Size: 4, Exchange: exchange}); e != nil {
+				_ = e.Close()
+			}
+		})
+	}
+	wg.Wait()
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	for r, err := range errs {
+		if !errors.Is(err, dist.Unavailable) && !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "one host") && !strings.Contains(err.Error(), "rank 2") {
+			t.Errorf("rank %d: %v", r, err)
+		}
 	}
 }

@@ -17,11 +17,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 const (
@@ -34,12 +36,14 @@ const (
 	addressField = "unix "
 )
 
-// HostID names what ranks must have in common to share memory: the booted kernel and the network namespace, in which
-// abstract sockets live. Two ranks with the same value can try.
+// HostID names what ranks must have in common to share memory: the booted kernel, the network namespace, in which abstract
+// sockets live, and the user with the namespace that gives its number a meaning, because a rank hands its memory to nobody
+// else. Two ranks with the same value can try.
 func HostID() string {
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	space, _ := os.Readlink("/proc/self/ns/net")
-	return strings.TrimSpace(string(boot)) + " " + space
+	network, _ := os.Readlink("/proc/self/ns/net")
+	users, _ := os.Readlink("/proc/self/ns/user")
+	return fmt.Sprintf("%s %s %s %d", strings.TrimSpace(string(boot)), network, users, os.Geteuid())
 }
 
 // Join makes this process a rank of a segment and returns when all ranks are there. Every rank must call it.
@@ -48,16 +52,77 @@ func Join(ctx context.Context, c Config) (*Engine, error) {
 		return nil, err
 	}
 	j := &joining{config: c, conns: make([]*net.UnixConn, c.Size)}
-	e, err := j.run(ctx)
+	joining, stop := j.untilFailed(ctx)
+	defer stop()
+	e, err := j.run(joining)
 	if err != nil {
 		j.cleanUp()
-		return nil, err
+		return nil, j.failed(ctx, joining, err)
 	}
-	if err := e.start(ctx, j); err != nil {
+	if err := e.start(joining, j); err != nil {
 		_ = e.Close()
-		return nil, err
+		return nil, j.failed(ctx, joining, err)
 	}
 	return e, nil
+}
+
+// failedKey is where a rank that cannot join says so. All ranks join or none does: the others, which may wait for a connection
+// of that rank, give up at once.
+func (j *joining) failedKey() string { return j.config.Name + "/shm/failed" }
+
+// failed tells the other ranks that this one cannot join, unless they know or the caller has given up, and returns why.
+func (j *joining) failed(ctx, joining context.Context, err error) error {
+	if cause := context.Cause(joining); ctx.Err() == nil && joining.Err() != nil && cause != nil {
+		return cause
+	}
+	if ctx.Err() == nil && j.config.Exchange != nil {
+		moment.At("shm.join.failed")
+		_ = j.config.Exchange.Set(ctx, j.failedKey(), fmt.Appendf(nil, "%d %v", j.config.Rank, err))
+	}
+	return err
+}
+
+// failedPause is how often a rank that joins looks whether another one failed.
+const failedPause = 20 * time.Millisecond
+
+// untilFailed returns a context that ends when another rank has said that it cannot join, and a function that ends the watch.
+func (j *joining) untilFailed(ctx context.Context) (context.Context, func()) {
+	look, ok := j.config.Exchange.(interface {
+		Check(ctx context.Context, keys ...string) (bool, error)
+	})
+	ctx, cancel := context.WithCancelCause(ctx)
+	if !ok {
+		return ctx, func() { cancel(nil) }
+	}
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		t := time.NewTicker(failedPause)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+			case <-ctx.Done():
+				return
+			}
+			if has, err := look.Check(ctx, j.failedKey()); err != nil || !has {
+				continue
+			}
+			text, err := j.config.Exchange.Get(ctx, j.failedKey())
+			if err != nil {
+				continue
+			}
+			rank, reason, _ := strings.Cut(string(text), " ")
+			e := dist.New("shm: join", dist.Unavailable, "the rank cannot join: "+reason)
+			if r, err := strconv.Atoi(rank); err == nil {
+				e.Rank = dist.Rank(r)
+			}
+			cancel(e)
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		tasks.Wait()
+	}
 }
 
 // joining is a rank on its way in.
