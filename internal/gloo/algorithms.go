@@ -3,7 +3,10 @@
 
 package gloo
 
-import "github.com/cohort-dist/cohort/internal/gloo/wire"
+import (
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
+)
 
 // barrier is a dissemination barrier: in step d, rank r hears from r-d and tells r+d.
 func (x *run) barrier() error {
@@ -57,16 +60,13 @@ func (x *run) broadcast() error {
 // message is sent all the same.
 func (x *run) allGather() error {
 	r := x.req
-	if !x.fits(r.Out, nil) || len(r.Out) != len(r.In)*x.size {
-		return x.invalid("output of %d bytes for %d blocks of %d", len(r.Out), x.size, len(r.In))
-	}
-	copy(x.block(r.Out, nil, x.rank), r.In)
+	copy(coll.Block(r.Out, nil, x.size, x.rank), r.In)
 	if x.size == 1 || len(r.Out) == 0 {
 		return nil
 	}
 	slot, cut := x.slot(wire.AllGather), len(r.In)/2
 	half := func(rank, i int) []byte {
-		b := x.block(r.Out, nil, x.mod(rank))
+		b := coll.Block(r.Out, nil, x.size, x.mod(rank))
 		if i&1 == 0 {
 			return b[:cut]
 		}
@@ -95,17 +95,14 @@ func (x *run) allGather() error {
 // allGatherV is a ring upwards with whole blocks, one step at a time.
 func (x *run) allGatherV() error {
 	r := x.req
-	if !x.fits(r.Out, r.OutCounts) || len(x.block(r.Out, r.OutCounts, x.rank)) != len(r.In) {
-		return x.invalid("input of %d bytes and output of %d do not fit the counts", len(r.In), len(r.Out))
-	}
-	copy(x.block(r.Out, r.OutCounts, x.rank), r.In)
+	copy(coll.Block(r.Out, r.OutCounts, x.size, x.rank), r.In)
 	if x.size == 1 || len(r.Out) == 0 {
 		return nil
 	}
 	slot, from, to := x.slot(wire.AllGather), x.mod(x.rank-1), x.mod(x.rank+1)
 	for i := range x.size - 1 {
-		x.send(0, to, slot, x.block(r.Out, r.OutCounts, x.mod(x.rank-i)))
-		x.recv(1, from, slot, x.block(r.Out, r.OutCounts, x.mod(x.rank-i-1)))
+		x.send(0, to, slot, coll.Block(r.Out, r.OutCounts, x.size, x.mod(x.rank-i)))
+		x.recv(1, from, slot, coll.Block(r.Out, r.OutCounts, x.size, x.mod(x.rank-i-1)))
 		if err := x.waitSend(0); err != nil {
 			return err
 		}
@@ -123,11 +120,8 @@ func (x *run) gather() error {
 		x.send(0, r.Root, slot, r.In)
 		return x.waitSend(0)
 	}
-	if !x.fits(r.Out, r.OutCounts) || len(x.block(r.Out, r.OutCounts, x.rank)) != len(r.In) {
-		return x.invalid("input of %d bytes and output of %d do not fit", len(r.In), len(r.Out))
-	}
-	copy(x.block(r.Out, r.OutCounts, x.rank), r.In)
-	return x.receiveAll(slot, func(peer int) []byte { return x.block(r.Out, r.OutCounts, peer) })
+	copy(coll.Block(r.Out, r.OutCounts, x.size, x.rank), r.In)
+	return x.receiveAll(slot, func(peer int) []byte { return coll.Block(r.Out, r.OutCounts, x.size, peer) })
 }
 
 // receiveAll receives one message from every other rank.
@@ -154,17 +148,14 @@ func (x *run) scatter() error {
 		x.recv(0, r.Root, slot, r.Out)
 		return x.waitRecv(0)
 	}
-	if !x.fits(r.In, r.InCounts) || len(x.block(r.In, r.InCounts, x.rank)) != len(r.Out) {
-		return x.invalid("input of %d bytes and output of %d do not fit", len(r.In), len(r.Out))
-	}
 	n := 0
 	for peer := range x.size {
 		if peer != x.rank {
-			x.send(n, peer, slot, x.block(r.In, r.InCounts, peer))
+			x.send(n, peer, slot, coll.Block(r.In, r.InCounts, x.size, peer))
 			n++
 		}
 	}
-	copy(r.Out, x.block(r.In, r.InCounts, x.rank))
+	copy(r.Out, coll.Block(r.In, r.InCounts, x.size, x.rank))
 	for i := range n {
 		if err := x.waitSend(i); err != nil {
 			return err
@@ -176,15 +167,11 @@ func (x *run) scatter() error {
 // allToAll posts everything at once.
 func (x *run) allToAll() error {
 	r, slot := x.req, x.slot(wire.AllToAll)
-	if !x.fits(r.In, r.InCounts) || !x.fits(r.Out, r.OutCounts) ||
-		len(x.block(r.In, r.InCounts, x.rank)) != len(x.block(r.Out, r.OutCounts, x.rank)) {
-		return x.invalid("input of %d bytes and output of %d do not fit", len(r.In), len(r.Out))
-	}
-	copy(x.block(r.Out, r.OutCounts, x.rank), x.block(r.In, r.InCounts, x.rank))
+	copy(coll.Block(r.Out, r.OutCounts, x.size, x.rank), coll.Block(r.In, r.InCounts, x.size, x.rank))
 	for i := 1; i < x.size; i++ {
 		to, from := x.mod(x.rank+i), x.mod(x.rank-i)
-		x.send(2*i-2, to, slot, x.block(r.In, r.InCounts, to))
-		x.recv(2*i-1, from, slot, x.block(r.Out, r.OutCounts, from))
+		x.send(2*i-2, to, slot, coll.Block(r.In, r.InCounts, x.size, to))
+		x.recv(2*i-1, from, slot, coll.Block(r.Out, r.OutCounts, x.size, from))
 	}
 	for i := 1; i < x.size; i++ {
 		if err := x.waitSend(2*i - 2); err != nil {

@@ -217,7 +217,7 @@ func (x *run) invalid(format string, args ...any) error {
 // dispatch runs the request.
 func (x *run) dispatch() error {
 	r := x.req
-	if err := x.check(); err != nil {
+	if err := r.Check("gloo: ", x.rank, x.size); err != nil { // a mistake here would go to a PyTorch process
 		return err
 	}
 	switch r.Kind {
@@ -254,63 +254,6 @@ func (x *run) average(buf []byte) {
 	if x.req.Op == reduce.Avg {
 		reduce.Divide(buf, x.req.DType, x.size)
 	}
-}
-
-// check repeats what the caller has checked, because a mistake here would go to a PyTorch process.
-func (x *run) check() error {
-	r := x.req
-	switch r.Kind {
-	case coll.AllReduce, coll.Reduce, coll.ReduceScatter:
-		if !reduce.Supported(r.DType, r.Op) {
-			return x.invalid("%s of %s is not defined", r.Op, r.DType)
-		}
-		if es := r.DType.Size(); len(r.Out)%es != 0 || len(r.In)%es != 0 {
-			return x.invalid("%d and %d bytes are no multiples of %s", len(r.In), len(r.Out), r.DType)
-		}
-	default:
-	}
-	if r.Root < 0 || r.Root >= x.size {
-		return x.invalid("root %d of %d", r.Root, x.size)
-	}
-	for _, counts := range [][]int{r.InCounts, r.OutCounts} {
-		if counts == nil {
-			continue
-		}
-		if len(counts) != x.size {
-			return x.invalid("%d counts for %d ranks", len(counts), x.size)
-		}
-		for _, n := range counts {
-			if n < 0 {
-				return x.invalid("negative count %d", n)
-			}
-		}
-	}
-	return nil
-}
-
-// block returns the bytes of rank i in buf, which holds counts[j] bytes per rank j, or equal blocks if counts is nil.
-func (x *run) block(buf []byte, counts []int, i int) []byte {
-	if counts == nil {
-		n := len(buf) / x.size
-		return buf[i*n : (i+1)*n]
-	}
-	off := 0
-	for _, n := range counts[:i] {
-		off += n
-	}
-	return buf[off : off+counts[i]]
-}
-
-// fits reports whether buf is exactly as long as counts say, or divides evenly.
-func (x *run) fits(buf []byte, counts []int) bool {
-	if counts == nil {
-		return len(buf)%x.size == 0
-	}
-	total := 0
-	for _, n := range counts {
-		total += n
-	}
-	return total == len(buf)
 }
 
 func (x *run) slot(kind wire.SlotKind) uint64 { return wire.Slot(kind, x.req.Tag) }

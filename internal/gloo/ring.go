@@ -4,6 +4,7 @@
 package gloo
 
 import (
+	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/tensor"
@@ -187,15 +188,12 @@ func (x *run) reduce() error {
 // reduceScatter is what PyTorch 2.x does on gloo: an all-reduce of the whole input, of which each rank keeps its part.
 func (x *run) reduceScatter() error {
 	r := x.req
-	if !x.fits(r.In, r.InCounts) || len(x.block(r.In, r.InCounts, x.rank)) != len(r.Out) {
-		return x.invalid("input of %d bytes does not split into parts of which this rank's has %d", len(r.In), len(r.Out))
-	}
 	buf := make([]byte, len(r.In)) // as long as the operation; the scratch memory holds the segments
 	copy(buf, r.In)
 	if err := x.allReduce(buf); err != nil {
 		return err
 	}
-	copy(r.Out, x.block(buf, r.InCounts, x.rank))
+	copy(r.Out, coll.Block(buf, r.InCounts, x.size, x.rank))
 	x.average(r.Out)
 	if r.DType == tensor.Bool { // PyTorch's copy of a sum of bools makes it 0 or 1 here, and only here
 		for i, b := range r.Out {

@@ -89,6 +89,9 @@ func (e *Engine) Run(ctx context.Context, q *coll.Request) error {
 	}
 	r := e.resumed(q)
 	if r == nil {
+		if err := q.Check("group: ", e.rank, e.size); err != nil {
+			return err
+		}
 		r = e.take()
 		r.req, r.slot = q, wire.CollectiveSlot(q.Tag)
 		if e.checker != nil {
@@ -358,35 +361,6 @@ func (r *run) drain() {
 			r.ended(handle(i))
 		}
 	}
-}
-
-// parts describes a buffer that is cut into one contiguous block per rank.
-type parts struct {
-	total, elem, n int
-}
-
-// of returns the block of rank i: elements are dealt out evenly, the first ranks take one more.
-func (p parts) of(i int) (from, to int) {
-	count := p.total / p.elem
-	q, rest := count/p.n, count%p.n
-	from = i*q + min(i, rest)
-	to = from + q
-	if i < rest {
-		to++
-	}
-	return from * p.elem, to * p.elem
-}
-
-// longest returns the size of the longest block.
-func (p parts) longest() int {
-	from, to := p.of(0)
-	return to - from
-}
-
-// segment returns segment s of the range [from, to) in pieces of size bytes; it is empty past the end.
-func segment(from, to, size, s int) (int, int) {
-	a := min(from+s*size, to)
-	return a, min(a+size, to)
 }
 
 // leastSegment is the segment below which the system calls cost more than the overlap brings.

@@ -3,11 +3,7 @@
 
 package native
 
-import (
-	"slices"
-
-	"github.com/cohort-dist/cohort/internal/coll"
-)
+import "github.com/cohort-dist/cohort/internal/coll"
 
 // handles returns one empty handle per rank, reused from collective to collective.
 func (r *run) handles() []handle {
@@ -63,7 +59,7 @@ func (r *run) allGather() error {
 		if peer == r.rank {
 			offset = at
 		}
-		at += blockLength(q.OutCounts, len(q.Out), r.size, peer)
+		at += coll.BlockSize(len(q.Out), q.OutCounts, r.size, peer)
 	}
 	own := q.Out[offset : offset+len(q.In)]
 	if len(q.In) > 0 && &own[0] != &q.In[0] {
@@ -71,12 +67,12 @@ func (r *run) allGather() error {
 	}
 	if q.OutCounts == nil && r.size >= r.tuning.RingFrom && len(q.In) > r.tuning.Small {
 		// Blocks of one size are the even parts of the output.
-		return r.around(parts{len(q.Out), q.DType.Size(), r.size}, phaseData, r.rank, nil)
+		return r.around(coll.Parts{Total: len(q.Out), Elem: q.DType.Size(), Ranks: r.size}, phaseData, r.rank, nil)
 	}
 	recvs, sends := r.handles(), r.others()
 	at = 0
 	for peer := range r.size {
-		length := blockLength(q.OutCounts, len(q.Out), r.size, peer)
+		length := coll.BlockSize(len(q.Out), q.OutCounts, r.size, peer)
 		if peer != r.rank {
 			recvs[peer] = r.recv(phaseData, peer, q.Out[at:at+length])
 		}
@@ -97,7 +93,7 @@ func (r *run) allToAll() error {
 	recvs, sends := r.handles(), r.others()
 	at := 0
 	for peer := range r.size {
-		length := blockLength(q.OutCounts, len(q.Out), r.size, peer)
+		length := coll.BlockSize(len(q.Out), q.OutCounts, r.size, peer)
 		if peer != r.rank {
 			recvs[peer] = r.recv(phaseData, peer, q.Out[at:at+length])
 		}
@@ -105,9 +101,9 @@ func (r *run) allToAll() error {
 	}
 	for i := range r.size {
 		peer := (r.rank + i) % r.size
-		block := blockAt(q.In, q.InCounts, r.size, peer)
+		block := coll.Block(q.In, q.InCounts, r.size, peer)
 		if peer == r.rank {
-			r.copy(blockAt(q.Out, q.OutCounts, r.size, peer), block)
+			r.copy(coll.Block(q.Out, q.OutCounts, r.size, peer), block)
 			continue
 		}
 		sends[peer] = r.send(phaseData, peer, block)
@@ -118,28 +114,15 @@ func (r *run) allToAll() error {
 	return r.sentAll(sends)
 }
 
-// blockAt returns peer's block of buf.
-func blockAt(buf []byte, counts []int, n, peer int) []byte {
-	if counts == nil {
-		size := len(buf) / n
-		return buf[peer*size : (peer+1)*size]
-	}
-	at := 0
-	for _, c := range counts[:peer] {
-		at += c
-	}
-	return buf[at : at+counts[peer]]
-}
-
 // reduceScatter sends each block to its owner, which reduces it in the order of ranks.
 func (r *run) reduceScatter() error {
 	q := r.req
-	own := blockAt(q.In, q.InCounts, r.size, r.rank)
-	if equal(q.InCounts) && len(q.Out) > 0 {
+	own := coll.Block(q.In, q.InCounts, r.size, r.rank)
+	if coll.Even(q.InCounts) && len(q.Out) > 0 {
 		r.copy(q.Out, own)
 		p := &r.pipe
 		p.run, p.data, p.back = r, q.In, false
-		p.blocks = parts{len(q.In), q.DType.Size(), r.size}
+		p.blocks = coll.Parts{Total: len(q.In), Elem: q.DType.Size(), Ranks: r.size}
 		p.own = q.Out
 		return p.execute()
 	}
@@ -149,7 +132,7 @@ func (r *run) reduceScatter() error {
 	for i := 1; i < r.size; i++ {
 		peer := (r.rank + i) % r.size
 		recvs[peer] = r.recv(phaseData, peer, scratch[peer*len(own):(peer+1)*len(own)])
-		sends[peer] = r.send(phaseData, peer, blockAt(q.In, q.InCounts, r.size, peer))
+		sends[peer] = r.send(phaseData, peer, coll.Block(q.In, q.InCounts, r.size, peer))
 	}
 	if err := r.receivedAll(recvs); err != nil {
 		return err
@@ -165,10 +148,6 @@ func (r *run) reduceScatter() error {
 	}
 	r.finishAverage(q.Out)
 	return r.sentAll(sends)
-}
-
-func equal(counts []int) bool {
-	return len(counts) == 0 || !slices.ContainsFunc(counts, func(c int) bool { return c != counts[0] })
 }
 
 // barrier is a dissemination barrier: after round k everybody knows of 2^k ranks.

@@ -3,14 +3,17 @@
 
 package native
 
-import "github.com/cohort-dist/cohort/internal/reduce"
+import (
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/reduce"
+)
 
 // pipeline is the state of the direct algorithm: rank i owns block i, every rank sends its part of the block to the owner,
 // which reduces it in the order of ranks while it is hot. Segments of all blocks are in flight at the same time.
 type pipeline struct {
 	run     *run
 	data    []byte // contributions; with back also the result
-	blocks  parts
+	blocks  coll.Parts
 	own     []byte // where the own block is reduced
 	size    int    // bytes per segment
 	depth   int    // segments in flight before they are reduced
@@ -40,8 +43,8 @@ func (p *pipeline) at(s, peer int) int { return s%p.rows*p.run.size + peer }
 
 // span returns segment s of a rank's block; from equals to where the block has no such segment.
 func (p *pipeline) span(owner, s int) (from, to int) {
-	a, b := p.blocks.of(owner)
-	return segment(a, b, p.size, s)
+	a, b := p.blocks.Of(owner)
+	return coll.Segment(a, b, p.size, s)
 }
 
 // room returns where peer's contribution to segment s of the own block lands.
@@ -56,8 +59,8 @@ func (r *run) direct(back bool) error {
 	elem := r.req.DType.Size()
 	p := &r.pipe
 	p.run, p.data, p.back = r, r.req.Out, back
-	p.blocks = parts{len(p.data), elem, r.size}
-	from, to := p.blocks.of(r.rank)
+	p.blocks = coll.Parts{Total: len(p.data), Elem: elem, Ranks: r.size}
+	from, to := p.blocks.Of(r.rank)
 	p.own = p.data[from:to]
 	return p.execute()
 }
@@ -66,7 +69,7 @@ func (r *run) direct(back bool) error {
 func (p *pipeline) execute() error {
 	r := p.run
 	elem := r.req.DType.Size()
-	longest := p.blocks.longest()
+	longest := p.blocks.Longest()
 	if longest == 0 {
 		return nil
 	}
@@ -130,7 +133,7 @@ func (p *pipeline) reduceSegment(s int) error {
 		}
 		p.take[p.at(s, peer)] = none
 	}
-	start, _ := p.blocks.of(r.rank)
+	start, _ := p.blocks.Of(r.rank)
 	own := p.own[from-start : to-start]
 	p.fold(own, s)
 	r.finishAverage(own)

@@ -3,35 +3,37 @@
 
 package native
 
+import "github.com/cohort-dist/cohort/internal/coll"
+
 // ring is the all-reduce for large buffers and many ranks: each rank talks to its two neighbours only. Blocks travel to
 // the right and are reduced on their way; then the finished blocks travel once around. Each block is cut into segments, so
 // that a segment moves on while the next one arrives.
 func (r *run) ring() error {
 	out := r.req.Out
-	blocks := parts{len(out), r.req.DType.Size(), r.size}
+	blocks := coll.Parts{Total: len(out), Elem: r.req.DType.Size(), Ranks: r.size}
 	if err := r.around(blocks, phaseData, r.rank, func(dst, arrived []byte) { r.combine(dst, arrived, dst) }); err != nil {
 		return err
 	}
-	from, to := blocks.of((r.rank + 1) % r.size)
+	from, to := blocks.Of((r.rank + 1) % r.size)
 	r.finishAverage(out[from:to])
 	return r.around(blocks, phaseResult, (r.rank+1)%r.size, nil)
 }
 
 // around passes size-1 blocks to the right neighbour, starting with block first, each rank passing on what it got from
 // the left. With combine the arriving block is merged into the own one, else it replaces it.
-func (r *run) around(blocks parts, phase uint8, first int, combine func(dst, arrived []byte)) error {
+func (r *run) around(blocks coll.Parts, phase uint8, first int, combine func(dst, arrived []byte)) error {
 	out, n := r.req.Out, r.size
 	left, right := (r.rank+n-1)%n, (r.rank+1)%n
-	size := min(r.segmentSize(blocks.elem, blocks.longest()), max(blocks.longest(), blocks.elem))
-	segments := max(ceilDiv(blocks.longest(), size), 1)
+	size := min(r.segmentSize(blocks.Elem, blocks.Longest()), max(blocks.Longest(), blocks.Elem))
+	segments := max(ceilDiv(blocks.Longest(), size), 1)
 	depth := min(r.tuning.Depth, segments) // a segment that is passed on was merged already: see items below
 	var scratch []byte
 	if combine != nil {
 		scratch = r.buffer(depth * size)
 	}
 	span := func(step, s int) (int, int) {
-		from, to := blocks.of(((first-step)%n + n) % n)
-		return segment(from, to, size, s)
+		from, to := blocks.Of(((first-step)%n + n) % n)
+		return coll.Segment(from, to, size, s)
 	}
 	sends, recvs := make([]handle, depth), make([]handle, depth)
 	for i := range depth {

@@ -3,6 +3,8 @@
 
 package native
 
+import "github.com/cohort-dist/cohort/internal/coll"
+
 // Operations with a root. Empty acknowledgements flow against the data, so that a rank which only sends learns that the
 // others called the same before it says that it succeeded.
 
@@ -61,7 +63,7 @@ func (r *run) chain() error {
 	}
 	for s := range segments + depth {
 		if s < segments && place != 0 {
-			from, to := segment(0, len(out), size, s)
+			from, to := coll.Segment(0, len(out), size, s)
 			recvs[s%depth] = r.recv(phaseData, before, out[from:to])
 		}
 		t := s - depth + 1
@@ -78,7 +80,7 @@ func (r *run) chain() error {
 		if err := r.sent(sends[t%depth]); err != nil {
 			return err
 		}
-		from, to := segment(0, len(out), size, t)
+		from, to := coll.Segment(0, len(out), size, t)
 		sends[t%depth] = r.send(phaseData, after, out[from:to])
 	}
 	for _, h := range sends {
@@ -157,8 +159,8 @@ func (r *run) reduceTree() error {
 func (r *run) reduceBlocks() error {
 	q := r.req
 	elem := q.DType.Size()
-	blocks := parts{len(q.Out), elem, r.size}
-	from, to := blocks.of(r.rank)
+	blocks := coll.Parts{Total: len(q.Out), Elem: elem, Ranks: r.size}
+	from, to := blocks.Of(r.rank)
 	p := &r.pipe
 	p.run, p.data, p.back, p.blocks = r, q.Out, false, blocks
 	p.own = q.Out[from:to]
@@ -179,7 +181,7 @@ func (r *run) reduceBlocks() error {
 	}
 	handles := r.handles()
 	for peer := range r.size {
-		if a, b := blocks.of(peer); peer != r.rank {
+		if a, b := blocks.Of(peer); peer != r.rank {
 			handles[peer] = r.recv(phaseResult, peer, q.Out[a:b])
 		}
 	}
@@ -200,7 +202,7 @@ func (r *run) gather() error {
 	handles := r.handles()
 	at := 0
 	for peer := range r.size {
-		length := blockLength(q.OutCounts, len(q.Out), r.size, peer)
+		length := coll.BlockSize(len(q.Out), q.OutCounts, r.size, peer)
 		if room := q.Out[at : at+length]; peer == r.rank {
 			r.copy(room, q.In)
 		} else {
@@ -225,7 +227,7 @@ func (r *run) scatter() error {
 	handles := r.handles()
 	at := 0
 	for peer := range r.size {
-		length := blockLength(q.InCounts, len(q.In), r.size, peer)
+		length := coll.BlockSize(len(q.In), q.InCounts, r.size, peer)
 		if block := q.In[at : at+length]; peer == r.rank {
 			r.copy(q.Out, block)
 		} else {
@@ -252,12 +254,4 @@ func (r *run) ackAll() error {
 		}
 	}
 	return nil
-}
-
-// blockLength is the length of peer's block in a buffer of total bytes.
-func blockLength(counts []int, total, n, peer int) int {
-	if counts == nil {
-		return total / n
-	}
-	return counts[peer]
 }

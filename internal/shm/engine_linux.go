@@ -14,7 +14,6 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/reduce"
 )
 
 // Engine runs collectives through the segment. It implements [coll.Engine]. Requests run one at a time in the order of
@@ -103,7 +102,7 @@ func (e *Engine) Resumable() {}
 // it for good. After any error other than [dist.InvalidArgument], [dist.NotSupported] or [dist.Mismatch] the group is of
 // no more use: the ranks are no longer in step, and every later call says so.
 func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
-	if err := e.validate(r); err != nil {
+	if err := r.Check("shm: ", e.rank, e.size); err != nil {
 		return err
 	}
 	select {
@@ -230,84 +229,3 @@ func (e *Engine) mismatch(a, b, parity int) error {
 
 // fresh reports whether the operation has not published anything yet.
 func (e *Engine) fresh() bool { return !e.op.begun && !e.op.waiting }
-
-// validate refuses a request before a step is taken. The group has checked it too; a wrong length here would corrupt
-// other processes.
-func (e *Engine) validate(r *coll.Request) error {
-	if int(r.Kind) >= len(rules) {
-		return dist.Newf("shm: run", dist.NotSupported, "operation %d", r.Kind)
-	}
-	bad := func(format string, args ...any) error {
-		return dist.Newf(opNames[r.Kind], dist.InvalidArgument, format, args...)
-	}
-	if r.Root < 0 || r.Root >= e.size {
-		return bad("root %d of %d ranks", r.Root, e.size)
-	}
-	if rules[r.Kind].head&maskOp != 0 {
-		if !reduce.Supported(r.DType, r.Op) {
-			return dist.Newf(opNames[r.Kind], dist.NotSupported, "%v of %v is not defined", r.Op, r.DType)
-		}
-		if (len(r.In)|len(r.Out))%r.DType.Size() != 0 {
-			return bad("%d and %d bytes are not whole %v elements", len(r.In), len(r.Out), r.DType)
-		}
-	}
-	for _, c := range [2][]int{r.InCounts, r.OutCounts} {
-		if c != nil && len(c) != e.size {
-			return bad("%d counts for %d ranks", len(c), e.size)
-		}
-	}
-	return e.validateLengths(r, bad)
-}
-
-func (e *Engine) validateLengths(r *coll.Request, bad func(string, ...any) error) error {
-	fits := func(buf []byte, counts []int) bool {
-		if counts == nil {
-			return len(buf)%e.size == 0
-		}
-		total := 0
-		for _, c := range counts {
-			if c < 0 || c > len(buf)-total {
-				return false
-			}
-			total += c
-		}
-		return total == len(buf)
-	}
-	root := r.Root == e.rank
-	ok := true
-	switch r.Kind {
-	case coll.AllGather:
-		ok = len(r.Out) == e.size*len(r.In)
-	case coll.AllGatherV:
-		ok = r.OutCounts != nil && fits(r.Out, r.OutCounts) && r.OutCounts[e.rank] == len(r.In)
-	case coll.Gather:
-		ok = !root || fits(r.Out, r.OutCounts) && part(r.Out, r.OutCounts, e.size, e.rank) == len(r.In)
-	case coll.Scatter:
-		ok = !root || fits(r.In, r.InCounts) && part(r.In, r.InCounts, e.size, e.rank) == len(r.Out)
-	case coll.ReduceScatter:
-		ok = fits(r.In, r.InCounts) && part(r.In, r.InCounts, e.size, e.rank) == len(r.Out)
-		if ok && r.InCounts != nil {
-			for _, c := range r.InCounts {
-				ok = ok && c%r.DType.Size() == 0
-			}
-		} else if ok {
-			ok = len(r.Out)%r.DType.Size() == 0
-		}
-	case coll.AllToAll:
-		ok = fits(r.In, r.InCounts) && fits(r.Out, r.OutCounts) &&
-			part(r.In, r.InCounts, e.size, e.rank) == part(r.Out, r.OutCounts, e.size, e.rank)
-	case coll.AllReduce, coll.Broadcast, coll.Reduce, coll.Barrier:
-	}
-	if !ok {
-		return bad("%d bytes in (counts %v) and %d bytes out (counts %v) do not fit %d ranks", len(r.In), r.InCounts, len(r.Out), r.OutCounts, e.size)
-	}
-	return nil
-}
-
-// part is the bytes of rank i's block in buf.
-func part(buf []byte, counts []int, ranks, i int) int {
-	if counts == nil {
-		return len(buf) / ranks
-	}
-	return counts[i]
-}

@@ -109,12 +109,12 @@ func (e *Engine) fillTables(r *coll.Request, parity int) (flags uint64) {
 	for i := range e.size {
 		switch {
 		case r.Kind == coll.Gather && root:
-			recv[i] = uint64(part(r.Out, r.OutCounts, e.size, i)) //nolint:gosec // a length
+			recv[i] = uint64(coll.BlockSize(len(r.Out), r.OutCounts, e.size, i)) //nolint:gosec // a length
 		case r.Kind == coll.Scatter && root:
-			send[i] = uint64(part(r.In, r.InCounts, e.size, i)) //nolint:gosec // a length
+			send[i] = uint64(coll.BlockSize(len(r.In), r.InCounts, e.size, i)) //nolint:gosec // a length
 		case r.Kind == coll.AllToAll:
-			send[i] = uint64(part(r.In, r.InCounts, e.size, i))   //nolint:gosec // a length
-			recv[i] = uint64(part(r.Out, r.OutCounts, e.size, i)) //nolint:gosec // a length
+			send[i] = uint64(coll.BlockSize(len(r.In), r.InCounts, e.size, i))   //nolint:gosec // a length
+			recv[i] = uint64(coll.BlockSize(len(r.Out), r.OutCounts, e.size, i)) //nolint:gosec // a length
 		default:
 			return 0
 		}
@@ -173,33 +173,20 @@ func (e *Engine) copyOwn(r *coll.Request, flags uint64) {
 	switch r.Kind {
 	case coll.AllGather, coll.AllGatherV:
 		if flags&flagInline != 0 { // else put does it, piece by piece
-			copy(block(r.Out, r.OutCounts, e.size, e.rank), r.In)
+			copy(coll.Block(r.Out, r.OutCounts, e.size, e.rank), r.In)
 		}
 	case coll.Gather:
 		if r.Root == e.rank {
-			copy(block(r.Out, r.OutCounts, e.size, e.rank), r.In)
+			copy(coll.Block(r.Out, r.OutCounts, e.size, e.rank), r.In)
 		}
 	case coll.Scatter:
 		if r.Root == e.rank {
-			copy(r.Out, block(r.In, r.InCounts, e.size, e.rank))
+			copy(r.Out, coll.Block(r.In, r.InCounts, e.size, e.rank))
 		}
 	case coll.AllToAll:
-		copy(block(r.Out, r.OutCounts, e.size, e.rank), block(r.In, r.InCounts, e.size, e.rank))
+		copy(coll.Block(r.Out, r.OutCounts, e.size, e.rank), coll.Block(r.In, r.InCounts, e.size, e.rank))
 	default:
 	}
-}
-
-// block is rank i's block of buf.
-func block(buf []byte, counts []int, ranks, i int) []byte {
-	if counts == nil {
-		per := len(buf) / ranks
-		return buf[i*per : (i+1)*per]
-	}
-	from := 0
-	for _, c := range counts[:i] {
-		from += c
-	}
-	return buf[from : from+counts[i]]
 }
 
 // partRoom is how much of one block fits an area at a time.
@@ -228,7 +215,7 @@ func (e *Engine) pieces(r *coll.Request, parity, room int) int {
 			}
 		case coll.ReduceScatter:
 			for j := range e.size {
-				largest = max(largest, uint64(part(r.In, r.InCounts, e.size, j))) //nolint:gosec // a length
+				largest = max(largest, uint64(coll.BlockSize(len(r.In), r.InCounts, e.size, j))) //nolint:gosec // a length
 			}
 		default:
 			largest = max(largest, d.size)
@@ -248,12 +235,12 @@ func (e *Engine) put(r *coll.Request, flags uint64, k, room int) {
 		piece := pieceOf(data, k, room)
 		copy(area, piece)
 		if r.Kind == coll.AllGather || r.Kind == coll.AllGatherV { // while the piece is in the cache
-			copy(pieceOf(block(r.Out, r.OutCounts, e.size, e.rank), k, room), piece)
+			copy(pieceOf(coll.Block(r.Out, r.OutCounts, e.size, e.rank), k, room), piece)
 		}
 		return
 	}
 	for _, p := range e.peers {
-		copy(area[p*room:], pieceOf(block(data, r.InCounts, e.size, p), k, room))
+		copy(area[p*room:], pieceOf(coll.Block(data, r.InCounts, e.size, p), k, room))
 	}
 }
 
@@ -280,7 +267,7 @@ func (e *Engine) take(r *coll.Request, parity, k, room int) error {
 	default:
 	}
 	for _, p := range e.peers {
-		if err := e.takeFrom(r, p, block(r.Out, r.OutCounts, e.size, p), parity, k, room); err != nil {
+		if err := e.takeFrom(r, p, coll.Block(r.Out, r.OutCounts, e.size, p), parity, k, room); err != nil {
 			return err
 		}
 	}
@@ -324,7 +311,7 @@ func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, er
 		}
 	case coll.ReduceScatter:
 		for i := range e.rank {
-			at += uint64(part(r.In, r.InCounts, e.size, i)) //nolint:gosec // a length
+			at += uint64(coll.BlockSize(len(r.In), r.InCounts, e.size, i)) //nolint:gosec // a length
 		}
 	default:
 	}
@@ -337,7 +324,7 @@ func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, er
 
 // takeReduced combines piece k of this rank's block from all ranks, in rank order.
 func (e *Engine) takeReduced(r *coll.Request, parity, k, room int) error {
-	own := block(r.In, r.InCounts, e.size, e.rank)
+	own := coll.Block(r.In, r.InCounts, e.size, e.rank)
 	out := r.Out
 	if k != inlinePiece {
 		own, out = pieceOf(own, k, room), pieceOf(out, k, room)
