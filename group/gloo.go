@@ -21,7 +21,7 @@ func (c *choice) connectGloo(ctx context.Context, g *Group, p *plan) (link.Mesh,
 		prefix = c.layout.MeshPrefix(p.torchBase(), p.torchName)
 	}
 	mesh, err := gloo.Connect(ctx, gloo.Config{
-		Rank: g.rank, Size: g.size, Store: p.store, Prefix: prefix, Generation: c.layout.GenerationOf(), Judge: g.verdict.judge,
+		Rank: g.rank, Size: g.size, Store: p.store, Prefix: prefix, Generation: c.layout.GenerationOf(), Judge: g.verdict.judge, OnLost: g.peerLost,
 		Devices: p.config.devices, StoreAddr: p.config.storeAddr, Timeout: p.config.connectTimeout, Logger: p.config.logger,
 		Hook: p.config.hook, Group: g.name,
 	})

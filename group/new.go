@@ -77,9 +77,6 @@ func (c *config) check(op string) error {
 	if len(c.devices) == 0 {
 		c.devices = gloo.DevicesFromEnv(os.Getenv)
 	}
-	if c.storeAddr == "" {
-		c.storeAddr = os.Getenv("COHORT_STORE_ADDR")
-	}
 	c.detail = c.detail || strings.EqualFold(os.Getenv(debugEnv), "DETAIL")
 	return nil
 }
@@ -139,11 +136,7 @@ func attempt(ctx context.Context, p *plan) (_ *Group, err error) {
 		verdict: verdict{store: p.store, place: choice.place, rank: p.rank},
 	}
 	g.mu.sched, g.mu.timeout = sched.New[Work](c.queue), c.timeout
-	host, _ := os.Hostname()
-	g.records = recorder.New(recorder.About{
-		Group: c.name, Description: c.description, Rank: g.rank, Size: g.size, GlobalRanks: g.globals, Transport: string(g.transport),
-		Host: host, PID: os.Getpid(),
-	}, c.records)
+	g.records = g.newRecorder()
 	g.life, g.end = context.WithCancelCause(context.Background())
 	g.working, g.halt = context.WithCancelCause(g.life)
 	if err := g.connectAll(ctx, p, choice); err != nil {
@@ -221,6 +214,14 @@ func (g *Group) connectAll(ctx context.Context, p *plan, choice *choice) error {
 	return err
 }
 
+func (g *Group) newRecorder() *recorder.Ring {
+	host, _ := os.Hostname()
+	return recorder.New(recorder.About{
+		Group: g.config.name, Description: g.config.description, Rank: g.rank, Size: g.size, GlobalRanks: g.globals, Transport: string(g.transport),
+		Host: host, PID: os.Getpid(),
+	}, g.config.records)
+}
+
 // connect makes the mesh and the engine of the chosen transport.
 func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 	if g.size == 1 && choice.torch == torchNone {
@@ -235,19 +236,19 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 		}
 		g.install(mesh, gloo.NewEngine(mesh))
 	case TCP:
-		mesh, err := tcp.Connect(ctx, tcp.Config{
-			Rank: g.rank, Size: g.size, Group: choice.id, Listener: choice.takeListener(), Peers: choice.addresses, LocalRanks: choice.local,
-			Heartbeat: g.config.heartbeat, Logger: g.config.logger, OnFail: g.meshFailed, OnLost: g.peerLost,
-		})
-		if err != nil {
-			return err
-		}
-		g.install(mesh, native.NewEngine(mesh, native.Tuning{}))
+		return g.connectTCP(ctx, choice)
 	case SharedMemory:
 		engine, err := shm.Join(ctx, shm.Config{
 			Rank: g.rank, Size: g.size, Name: choice.place.Prefix(), Exchange: p.store, HeartbeatLimit: g.config.heartbeat,
 			OnLost: g.peerLost,
 		})
+		if err != nil && g.config.transport == Auto && ctx.Err() == nil {
+			// All ranks join or none does, so all of them come here.
+			g.config.logger.Warn("shared memory does not work here, so the ranks use tcp", slog.String("group", g.name), slog.String("err", err.Error()))
+			g.transport = TCP
+			g.records = g.newRecorder()
+			return g.connectTCP(ctx, choice)
+		}
 		if err != nil {
 			return err
 		}
@@ -255,6 +256,18 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 	case Auto:
 		return dist.New("group: new", dist.Internal, "no transport was chosen")
 	}
+	return nil
+}
+
+func (g *Group) connectTCP(ctx context.Context, choice *choice) error {
+	mesh, err := tcp.Connect(ctx, tcp.Config{
+		Rank: g.rank, Size: g.size, Group: choice.id, Listener: choice.takeListener(), Peers: choice.addresses, LocalRanks: choice.local,
+		Heartbeat: g.config.heartbeat, Logger: g.config.logger, OnFail: g.meshFailed, OnLost: g.peerLost,
+	})
+	if err != nil {
+		return err
+	}
+	g.install(mesh, native.NewEngine(mesh, native.Tuning{}))
 	return nil
 }
 
