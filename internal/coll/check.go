@@ -11,7 +11,7 @@ import (
 // Check refuses a request of rank in a group of size ranks whose buffers do not fit each other, before anything is sent. The
 // group has checked it too; but a wrong length here would corrupt another process. where stands in front of errors.
 func (r *Request) Check(where string, rank, size int) error {
-	bad := ""
+	var bad string
 	switch {
 	case int(r.Kind) >= len(kindNames):
 		return dist.Newf(where+"run", dist.NotSupported, "operation %d", r.Kind)

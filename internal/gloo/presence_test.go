@@ -41,6 +41,7 @@ func sever(m *Mesh) {
 // TestDeathOfAnyRankIsNamedByAll: five ranks, of which some say no more than PyTorch does; one is late, another dies, and those
 // like PyTorch end a moment after it. All others name the dead one.
 func TestDeathOfAnyRankIsNamedByAll(t *testing.T) {
+	t.Parallel()
 	const size, late = 5, 0
 	kinds := []coll.Kind{coll.AllReduce, coll.Barrier, coll.AllGather, coll.AllToAll, coll.ReduceScatter}
 	for plain := range 4 {
@@ -127,6 +128,7 @@ func TestDeathWhileIdle(t *testing.T) {
 // TestEarlyLeaverIsNoDeath: the root of a broadcast, and a rank that has seen the end of an all-reduce, may leave while others
 // are late or slow.
 func TestEarlyLeaverIsNoDeath(t *testing.T) {
+	t.Parallel()
 	for _, plain := range []bool{false, true} {
 		t.Run(fmt.Sprintf("like PyTorch: %v", plain), func(t *testing.T) {
 			t.Parallel()
