@@ -36,6 +36,7 @@ pure: internal/reduce internal/coll internal/sched internal/launchcore internal/
       internal/blas internal/tmath
       autograd tensor/safetensors autograd/nn optim
       internal/link internal/link/*
+      internal/gloo/presence
       internal/recycle
       store store/filestore store/tcpstore
       internal/muster
