@@ -21,6 +21,9 @@ func (a *Agent) callSelf(ctx context.Context, o *outgoing) (any, error) {
 	if err == nil {
 		v, err = a.result(o.fn, a.self, x)
 	}
+	if err != nil && a.ctx.Err() != nil {
+		err = errClosed(o.op) // the end of the agent has ended the handler, whatever that made of it
+	}
 	a.end(o, started, err)
 	return v, err
 }

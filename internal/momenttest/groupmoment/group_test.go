@@ -67,7 +67,7 @@ func play(r *momenttest.Run, transport group.Transport) {
 	r.Cleanup(func() { _ = s.Close() })
 	opts := []group.Option{group.WithTransport(transport), group.WithTimeout(timeout), group.WithHeartbeat(10 * time.Second)}
 	if r.Rand.IntN(3) == 0 {
-		opts = append(opts, group.WithQueue(1)) // full at once
+		opts = append(opts, group.WithQueue(2)) // full at once; a ring of messages needs two places
 	}
 	g := &game{r: r, steps: program(r.Rand), ahead: r.Rand.IntN(2) == 0, groups: form(r, s, opts)}
 	if g.groups == nil {

@@ -1,0 +1,321 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build moments
+
+package rpcmoment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/momenttest"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/store"
+)
+
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // the panics of callbacks are meant
+	os.Exit(m.Run())
+}
+
+const (
+	timeout = 20 * time.Second // of a call
+	soon    = time.Second      // after what ends it
+	calls   = 4
+)
+
+// The events beside those of the context.
+const (
+	closeEvent     = "close"    // the victim's agent
+	peerEvent      = "peer"     // the agent that it calls
+	newcomerEvent  = "newcomer" // another worker joins, calls and leaves
+	callbackClose  = "callback-close"
+	callbackCall   = "callback-call"
+	callbackPanic  = "callback-panic"
+	callbackGoexit = "callback-goexit"
+)
+
+func TestRPC(t *testing.T) {
+	for _, wire := range []string{"cohort", "uv"} {
+		for _, static := range []bool{true, false} {
+			name := wire + "-dynamic"
+			events := []momenttest.Event{
+				momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline,
+				{Name: closeEvent, Where: momenttest.Beside}, {Name: peerEvent, Where: momenttest.Beside},
+				{Name: callbackClose}, {Name: callbackCall}, {Name: callbackPanic}, {Name: callbackGoexit},
+			}
+			if static {
+				name = wire + "-static"
+			} else {
+				events = append(events, momenttest.Event{Name: newcomerEvent, Where: momenttest.Beside})
+			}
+			momenttest.Test(t, momenttest.Scenario{
+				Name: name, Share: 4, Points: []string{"rpc.", "cohortwire.", "tensorpipe."}, Events: events,
+				Run: func(r *momenttest.Run) { play(r, wire, static) },
+			})
+		}
+	}
+}
+
+// game is a world of three workers: "a" is the victim, "b" the one it calls most, "c" looks on.
+type game struct {
+	r      *momenttest.Run
+	store  *store.Memory
+	agents map[string]*rpc.Agent
+	opts   []rpc.Option
+
+	mu       sync.Mutex
+	callback func()
+}
+
+var names = []string{"a", "b", "c"}
+
+func handlers() *rpc.Registry {
+	return rpc.NewRegistry().
+		MustHandle("test.double", func(n int) int { return 2 * n }).
+		MustHandle("test.slow", func(ctx context.Context, n int) (int, error) {
+			select {
+			case <-time.After(40 * time.Millisecond):
+				return n, nil
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		}).
+		MustHandle("test.panic", func() int { panic("a handler panics") }).
+		MustHandle("test.exit", func() int { runtime.Goexit(); return 0 }).
+		MustHandle("test.make", func(n int) *int { return &n })
+}
+
+func play(r *momenttest.Run, wire string, static bool) {
+	g := &game{r: r, store: store.NewMemory(), agents: map[string]*rpc.Agent{}}
+	r.Cleanup(func() { _ = g.store.Close() })
+	g.opts = []rpc.Option{rpc.WithHandlers(handlers()), rpc.WithTimeout(timeout), rpc.WithConcurrency(3)}
+	if wire != "cohort" {
+		g.opts = append(g.opts, rpc.WithTransports(wire))
+	}
+	if !g.join(static) {
+		return
+	}
+	r.Cleanup(g.closeAll)
+	g.arrange()
+	own := r.Context()
+	r.Begin()
+	var played []*momenttest.Call
+	var ops []operation
+	for i := range calls {
+		op, with := operations[r.Rand.IntN(len(operations))], own
+		if i > 0 && r.Rand.IntN(2) == 0 {
+			with = context.Background()
+			op.patient = true
+		}
+		ops = append(ops, op)
+		played = append(played, r.Go(fmt.Sprintf("call %d, %s", i, op.name), timeout+5*time.Second, func() error { return op.do(with, g) }))
+	}
+	r.Wait()
+	r.End()
+	for i, c := range played {
+		g.judge(c, ops[i])
+	}
+	g.goOn()
+}
+
+// join starts the workers.
+func (g *game) join(static bool) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	var mu sync.Mutex
+	var joins sync.WaitGroup
+	ok := true
+	for rank, name := range names {
+		joins.Go(func() {
+			opts := g.opts
+			if static {
+				opts = append([]rpc.Option{rpc.WithRank(rank), rpc.WithWorldSize(len(names))}, opts...)
+			}
+			a, err := rpc.Join(ctx, g.store, name, opts...)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				g.r.Errorf("%s cannot join: %v", name, err)
+				ok = false
+				return
+			}
+			g.agents[name] = a
+		})
+	}
+	joins.Wait()
+	if !ok {
+		g.closeAll()
+	}
+	return ok
+}
+
+func (g *game) closeAll() {
+	var closing sync.WaitGroup
+	for _, a := range g.agents {
+		closing.Go(func() { _ = a.Close() })
+	}
+	closing.Wait()
+}
+
+func (g *game) arrange() {
+	a := g.agents["a"]
+	g.r.On(closeEvent, func() { _ = a.Close() })
+	g.r.On(peerEvent, func() { _ = g.agents["b"].Close() })
+	g.r.On(newcomerEvent, g.newcomer)
+	set := func(f func()) func() {
+		return func() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.callback = f
+		}
+	}
+	g.r.On(callbackClose, set(func() { _ = a.Close() }))
+	g.r.On(callbackCall, set(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		_, _ = rpc.Call[int](ctx, a, "c", "test.double", 1)
+	}))
+	g.r.On(callbackPanic, set(momenttest.Panic))
+	g.r.On(callbackGoexit, set(runtime.Goexit))
+}
+
+// newcomer is a worker that joins, calls the one that looks on, and leaves.
+func (g *game) newcomer() {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	d, err := rpc.Join(ctx, g.store, "d", g.opts...)
+	if err != nil {
+		// A worker that died without leaving is in the table of the world until somebody takes it out.
+		if _, died := g.r.Happened(peerEvent); !died || !errors.Is(err, dist.PeerLost) {
+			g.r.Errorf("a newcomer cannot join: %v", err)
+		}
+		return
+	}
+	defer func() { _ = d.Close() }()
+	if got, err := rpc.Call[int](ctx, d, "c", "test.double", 4); got != 8 || err != nil {
+		g.r.Errorf("a newcomer's call: %d, %v", got, err)
+	}
+}
+
+func (g *game) called() {
+	g.mu.Lock()
+	f := g.callback
+	g.callback = nil
+	g.mu.Unlock()
+	if f != nil {
+		f()
+	}
+}
+
+// operation is something that the victim does.
+type operation struct {
+	name    string
+	remote  bool // it ends with an error of the handler's
+	patient bool // it has a context that does not end
+	do      func(ctx context.Context, g *game) error
+}
+
+func call(fn, to string, arg, want int) func(context.Context, *game) error {
+	return func(ctx context.Context, g *game) error {
+		got, err := rpc.Call[int](ctx, g.agents["a"], to, fn, arg)
+		if err == nil && got != want {
+			return fmt.Errorf("%s: %d, want %d", fn, got, want)
+		}
+		return err
+	}
+}
+
+func fails(fn string) func(context.Context, *game) error {
+	return func(ctx context.Context, g *game) error {
+		_, err := rpc.Call[int](ctx, g.agents["a"], "b", fn)
+		if err == nil {
+			return fmt.Errorf("%s returned", fn)
+		}
+		return err
+	}
+}
+
+var operations = []operation{
+	{name: "call", do: call("test.double", "b", 3, 6)},
+	{name: "slow call", do: call("test.slow", "b", 3, 3)},
+	{name: "call to oneself", do: call("test.double", "a", 3, 6)},
+	{name: "slow call to oneself", do: call("test.slow", "a", 3, 3)},
+	{name: "handler that panics", remote: true, do: fails("test.panic")},
+	{name: "handler that ends its goroutine", remote: true, do: fails("test.exit")},
+	{name: "call with a callback", do: func(ctx context.Context, g *game) error {
+		f := rpc.Async[int](ctx, g.agents["a"], "b", "test.double", 5)
+		f.OnDone(func(int, error) { g.called() })
+		got, err := f.Await(ctx)
+		if err == nil && got != 10 {
+			return fmt.Errorf("async: %d", got)
+		}
+		return err
+	}},
+	{name: "reference", do: func(ctx context.Context, g *game) error {
+		ref, err := rpc.Remote[int](ctx, g.agents["a"], "b", "test.double", 7)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = ref.Close() }()
+		got, err := ref.Fetch(ctx)
+		if err == nil && got != 14 {
+			return fmt.Errorf("fetch: %d", got)
+		}
+		return err
+	}},
+}
+
+// judge checks how a call ended.
+func (g *game) judge(c *momenttest.Call, op operation) {
+	r := g.r
+	allowed := []momenttest.Allowance{
+		r.Allow(dist.Closed, closeEvent, callbackClose, peerEvent), r.Allow(dist.PeerLost, peerEvent),
+		r.Allow(dist.Unavailable, peerEvent), r.Allow(dist.Aborted, peerEvent), r.Allow(dist.NotFound, peerEvent),
+	}
+	if op.remote {
+		allowed = append(allowed, r.Allow(dist.Remote), r.Allow(dist.Internal))
+	}
+	if !op.patient {
+		allowed = append(allowed, r.AllowContext(c)...)
+		if r.Planned(momenttest.Deadline.Name) {
+			allowed = append(allowed, r.Allow(dist.Canceled)) // of a reference whose creation the deadline cancelled
+		}
+		for _, event := range []string{momenttest.Cancel.Name, momenttest.CancelCause.Name} {
+			r.EndsSoon(c, event, soon)
+		}
+	}
+	r.Check(c, allowed...)
+	r.EndsSoon(c, closeEvent, soon)
+}
+
+// goOn checks that those who are left can call each other.
+func (g *game) goOn() {
+	gone := map[string]bool{}
+	for event, name := range map[string]string{closeEvent: "a", callbackClose: "a", peerEvent: "b"} {
+		if _, happened := g.r.Happened(event); happened {
+			gone[name] = true
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	for _, from := range names {
+		for _, to := range names {
+			if gone[from] || gone[to] {
+				continue
+			}
+			if got, err := rpc.Call[int](ctx, g.agents[from], to, "test.double", 1); got != 2 || err != nil {
+				g.r.Errorf("%s cannot call %s any more: %v", from, to, errors.Join(err, ctx.Err()))
+			}
+		}
+	}
+}
