@@ -107,6 +107,29 @@ func TestAnswersThatNobodyReads(t *testing.T) {
 	})
 }
 
+// TestLoadOfAGivenUpRequest: a request whose sender leaves during the write is still answered, and counts until then.
+func TestLoadOfAGivenUpRequest(t *testing.T) {
+	bubble(t, Config{OnFrame: ignore}, func(t *testing.T, l *Link, _ *counted, far net.Conn) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := l.Request(ctx, &Frame{Type: 0x102, ID: 7, Payload: make([]byte, 1<<20)}, false); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("nobody reads, and the request was sent: %v", err)
+		}
+		if n := l.load.Load(); n != 1 {
+			t.Errorf("the load is %d while the request is under way", n)
+		}
+		go drain(far)
+		if _, err := far.Write((&Frame{Type: 0x203, ID: 7}).AppendHead(nil)); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if n := l.load.Load(); n != 0 {
+			t.Errorf("the load is %d after the answer", n)
+		}
+	})
+}
+
 // TestClaimedStorages: the announcement of storages costs the receiver next to nothing until they come.
 func TestClaimedStorages(t *testing.T) {
 	ca, cb := conns(t)

@@ -170,9 +170,7 @@ func (l *Link) Send(ctx context.Context, f *Frame) error {
 // Request is Send for a request. reads says that its caller calls [Link.Await] for the answer at once; any other answer
 // comes to OnFrame.
 func (l *Link) Request(ctx context.Context, f *Frame, reads bool) error {
-	l.load.Add(1)
 	if err := l.send(ctx, f, math.MinInt64); err != nil {
-		l.load.Add(-1)
 		return err
 	}
 	if !reads {
@@ -232,7 +230,9 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 		l.out.Unlock()
 		return err
 	}
-	if f.isAnswer() {
+	if f.isRequest() { // it is in the queue and will be answered, also when its sender does not wait to the end of the write
+		l.load.Add(1)
+	} else if f.isAnswer() {
 		l.load.Add(-1)
 	}
 	var done chan error
