@@ -10,6 +10,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	ag "github.com/cohort-dist/cohort/autograd"
@@ -276,8 +277,8 @@ func TestPromotion(t *testing.T) {
 				}
 				for _, b := range all {
 					want := ask[result](t, p, object{"kind": "promote", "op": op.String(), "a": a.json, "b": b.json})
-					if want.DType == "complex32" {
-						continue // not computed here
+					if want.DType == "complex32" || strings.Contains(want.Error, "BComplex32") {
+						continue // types of half precision that are not computed here; the second is new in PyTorch 2.14
 					}
 					got, err := tmath.Binary(op, a.o, b.o)
 					if (err != nil) != (want.Error != "") {
