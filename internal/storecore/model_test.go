@@ -4,6 +4,7 @@
 package storecore
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -249,6 +250,25 @@ func (m *model) push(key, value string) {
 	}
 }
 
+func (m *model) nonEmptyQueues() (n int) {
+	for _, q := range m.queues {
+		if len(q) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// clear empties the store. Native clients that wait are told, and those that used it are of no use any more.
+func (m *model) clear() {
+	for _, w := range m.waits {
+		if w.d == wire.Native {
+			m.out[w.conn] += gone(w.id)
+		}
+	}
+	m.keys, m.queues, m.waits = map[string]string{}, map[string][]string{}, nil
+}
+
 func (m *model) cancel(r modelRequest) {
 	if r.d != wire.Native {
 		m.waits = slices.DeleteFunc(m.waits, func(w *modelWait) bool { return w.conn == r.conn })
@@ -344,6 +364,7 @@ func TestModel(t *testing.T) {
 		keys := []string{"a", "b", "c", "both"}
 		queueKeys := []string{"q", "both"}
 		id := uint32(0)
+		users := map[int]struct{}{}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			switch {
 			case len(alive()) == 0 || rapid.IntRange(0, 9).Draw(t, "act") == 0:
@@ -354,6 +375,27 @@ func TestModel(t *testing.T) {
 				i := rapid.SampledFrom(alive()).Draw(t, "who")
 				b.m.Close(conns[i])
 				m.waits = slices.DeleteFunc(m.waits, func(w *modelWait) bool { return w.conn == i })
+				continue
+			case rapid.IntRange(0, 29).Draw(t, "clear") == 0:
+				if n, want := b.m.Clear(), len(m.keys)+m.nonEmptyQueues(); n != want {
+					t.Fatalf("clear removed %d, want %d", n, want)
+				}
+				b.flush()
+				m.clear()
+				for j, c := range conns {
+					switch _, used := users[j]; {
+					case !used || b.cuts[c] == nil && c.closed: // it had not used the store, or has left
+					case dialects[j] == wire.Native:
+						if got, want := sortFrames(b.take(c)), sortFrames(m.out[j]); got != want || !c.stale {
+							t.Fatalf("clear: connection %d: got % x, want % x, stale %v", j, got, want, c.stale)
+						}
+						b.m.Close(c)
+					case !errors.Is(b.cuts[c], dist.Replaced):
+						t.Fatalf("clear: connection %d was cut with %v", j, b.cuts[c])
+					}
+					delete(m.out, j)
+				}
+				clear(users)
 				continue
 			}
 			i := rapid.SampledFrom(alive()).Draw(t, "conn")
@@ -392,13 +434,14 @@ func TestModel(t *testing.T) {
 				r.keys = []string{rapid.SampledFrom(keys).Draw(t, "key")}
 			}
 			m.step(r)
+			users[i] = struct{}{}
 			for bytes := r.encode(); len(bytes) > 0; {
 				n := rapid.IntRange(1, len(bytes)).Draw(t, "piece")
 				b.send(conns[i], bytes[:n])
 				bytes = bytes[n:]
 			}
 			for j, c := range conns {
-				if err := b.cuts[c]; err != nil {
+				if err := b.cuts[c]; err != nil && !errors.Is(err, dist.Replaced) {
 					t.Fatalf("%+v: cut %d: %v", r, j, err)
 				}
 				got, want := b.take(c), m.out[j]
