@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,7 +27,8 @@ const recoveryEnv = "COHORT_TEST_RECOVERY"
 
 // recoveringRank works with the world's group until it fails, says which rank was lost, and goes on with the next group. It
 // is what docs/groups.md recommends.
-func recoveringRank(transport string) int {
+func recoveringRank(mode string) int {
+	transport, shrink := strings.CutSuffix(mode, "-shrink")
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	w, err := cohort.Join(ctx, "env://", cohort.WithGroup(group.WithTransport(group.Transport(transport))))
@@ -35,8 +37,11 @@ func recoveringRank(transport string) int {
 		return 1
 	}
 	defer func() { _ = w.Close() }()
+	var g *group.Group
 	for {
-		g, err := w.Group(ctx)
+		if g == nil || !shrink {
+			g, err = w.Group(ctx)
+		}
 		if err != nil {
 			fmt.Println("failed", err)
 			return 1
@@ -49,8 +54,8 @@ func recoveringRank(transport string) int {
 				err = group.WaitAll(ctx, g.Send(ctx, out, next, 0), g.Recv(ctx, in, before, 0))
 				continue
 			}
-			x := []float64{float64(w.Rank())}
-			if err = group.AllReduceSlice(ctx, g, x, group.Sum); err == nil && x[0] != float64(w.Size()*(w.Size()-1))/2 {
+			x := []float64{float64(g.Rank())}
+			if err = group.AllReduceSlice(ctx, g, x, group.Sum); err == nil && x[0] != float64(g.Size()*(g.Size()-1))/2 {
 				fmt.Println("failed: sum", x)
 				return 1
 			}
@@ -60,7 +65,24 @@ func recoveringRank(transport string) int {
 			fmt.Println("failed", err)
 			return 1
 		}
-		fmt.Println("lost", int(e.Rank))
+		fmt.Println("lost", g.GlobalRank(int(e.Rank)))
+		if shrink {
+			// The ranks that are left go on without it. The order: first the new group, then the old one ends.
+			var left []int
+			for r := range g.Size() {
+				if r != int(e.Rank) {
+					left = append(left, r)
+				}
+			}
+			old := g
+			g, err = old.NewGroup(ctx, left, group.WithLocalSync(), group.WithTransport(group.Transport(transport)))
+			_ = old.Close()
+			if err != nil {
+				fmt.Println("failed", err)
+				return 1
+			}
+			continue
+		}
 		_ = g.Close() // a message that failed leaves the group as it was; the others notice that this rank is through with it
 	}
 }
@@ -71,10 +93,10 @@ type rankProcess struct {
 	lines chan string
 }
 
-func startRank(t *testing.T, server *tcpstore.Server, transport group.Transport, rank, size int) *rankProcess {
+func startRank(t *testing.T, server *tcpstore.Server, mode string, rank, size int) *rankProcess {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
-	cmd.Env = append(os.Environ(), recoveryEnv+"="+string(transport), "RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(size),
+	cmd.Env = append(os.Environ(), recoveryEnv+"="+mode, "RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(size),
 		"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(server.Port()), "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=0")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -126,7 +148,7 @@ func TestGenerations(t *testing.T) {
 			defer func() { _ = server.Close() }()
 			ranks := make([]*rankProcess, size)
 			for r := range ranks {
-				ranks[r] = startRank(t, server, transport, r, size)
+				ranks[r] = startRank(t, server, string(transport), r, size)
 			}
 			defer func() {
 				for _, p := range ranks {
@@ -153,10 +175,52 @@ func TestGenerations(t *testing.T) {
 				if d := time.Since(killed); d > 5*time.Second {
 					t.Errorf("round %d: the death of rank %d was noticed after %v", round, dead, d)
 				}
-				ranks[dead] = startRank(t, server, transport, dead, size)
+				ranks[dead] = startRank(t, server, string(transport), dead, size)
 			}
 			if n := server.Stats().Keys; n > 60 {
 				t.Errorf("%d keys are left in the store", n)
+			}
+		})
+	}
+}
+
+// TestShrinking: in a world of five processes one after the other is killed, and those that are left go on without it.
+func TestShrinking(t *testing.T) {
+	const size = 5
+	for _, transport := range []group.Transport{group.SharedMemory, group.TCP, group.Gloo} {
+		t.Run(string(transport), func(t *testing.T) {
+			server, err := tcpstore.Listen("127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = server.Close() }()
+			ranks := map[int]*rankProcess{}
+			for r := range size {
+				ranks[r] = startRank(t, server, string(transport)+"-shrink", r, size)
+			}
+			defer func() {
+				for _, p := range ranks {
+					p.kill(t)
+				}
+			}()
+			for _, dead := range []int{2, 0, 4} {
+				for r, p := range ranks {
+					if got, want := p.line(t, time.Minute), "made "+string(transport); got != want {
+						t.Fatalf("before the death of %d: rank %d said %q, want %q", dead, r, got, want)
+					}
+				}
+				ranks[dead].kill(t)
+				delete(ranks, dead)
+				for r, p := range ranks {
+					if got, want := p.line(t, 10*time.Second), "lost "+strconv.Itoa(dead); got != want {
+						t.Fatalf("rank %d said %q, want %q", r, got, want)
+					}
+				}
+			}
+			for r, p := range ranks {
+				if got, want := p.line(t, time.Minute), "made "+string(transport); got != want {
+					t.Fatalf("at the end rank %d said %q, want %q", r, got, want)
+				}
 			}
 		})
 	}

@@ -155,8 +155,8 @@ func (g *Group) trace(reason string) ([]byte, error) {
 
 // Close leaves the group: operations that are not complete end with [dist.Closed], connections are closed and goroutines
 // joined. Other ranks that still need this one get [dist.PeerLost], so a program ends with Barrier and then Close. Close
-// also closes the sub-groups that were made from the group while it worked; those that were made after its failure go on
-// without it. It is idempotent.
+// also closes the sub-groups that were made from the group while it was whole; those that were made after it had failed or
+// lost a rank go on without it. It is idempotent.
 //
 // It corresponds to torch.distributed.destroy_process_group.
 func (g *Group) Close() error {

@@ -25,9 +25,10 @@ type family struct {
 	live  map[*Group]*Group // group to parent
 }
 
-// add takes a new group in. One that was made from a group that had failed already, to go on without it, is nobody's child.
+// add takes a new group in. One that was made from a group that had failed or lost a rank already, to go on without it, is
+// nobody's child.
 func (f *family) add(parent, g *Group) {
-	if parent != nil && parent.Err() != nil {
+	if parent != nil && (parent.Err() != nil || parent.verdict.lossy.Load()) {
 		parent = nil
 	}
 	f.mu.Lock()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -42,6 +43,7 @@ type verdict struct {
 	place *muster.Place
 	rank  int
 
+	lossy atomic.Bool // a rank of the group is gone
 	once  sync.Once
 	first *ending // nil if the store did not tell in time
 }
@@ -50,6 +52,9 @@ type verdict struct {
 // reason if err only says that a rank is gone, else err itself. It implements [link.Judge].
 func (v *verdict) judge(err error) error {
 	own := asError(err)
+	if own != nil && own.Code == dist.PeerLost {
+		v.lossy.Store(true)
+	}
 	if own == nil || v.place == nil || own.Code == dist.Closed {
 		return err
 	}
@@ -95,6 +100,7 @@ func (v *verdict) record(own *dist.Error) *ending {
 // a rank that left or whose connection ended is of interest only to operations that need it.
 func (g *Group) peerLost(loss link.Loss) {
 	moment.At("group.lost")
+	g.verdict.lossy.Store(true)
 	if loss.How == link.Died {
 		_ = g.verdict.judge(loss.Err)
 	}
