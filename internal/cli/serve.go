@@ -78,7 +78,7 @@ give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 	f.IntVar(&flags.limits.Conns, "max-connections", defaults.Conns, "number of connections (a PyTorch 1.13 client has two)")
 	f.IntVar(&flags.limits.Key, "max-key", defaults.Key, "longest key in bytes")
 	f.IntVar(&flags.limits.Value, "max-value", defaults.Value, "longest value in bytes")
-	f.Int64Var(&flags.limits.Memory, "max-memory", defaults.Memory, "bytes of keys, values and buffers together")
+	f.Int64Var(&flags.limits.Memory, "max-memory", defaults.Memory, "bytes that clients can make the server hold; half of it is for keys and values")
 	return cmd
 }
 
