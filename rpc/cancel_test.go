@@ -90,7 +90,7 @@ func TestCancellationInTheQueue(t *testing.T) {
 		ends(t, "the news for the callee", func() {
 			for given := false; !given; {
 				callee.limiter.mu.Lock()
-				waiting := &callee.limiter.queue[0].ctx
+				waiting := &callee.limiter.mu.queues[0].requests[0].ctx
 				waiting.mu.Lock()
 				given = waiting.ended
 				waiting.mu.Unlock()

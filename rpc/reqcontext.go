@@ -5,6 +5,8 @@ package rpc
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -19,13 +21,17 @@ type reqContext struct {
 	limit  time.Time
 	holder *place
 
-	mu     sync.Mutex
-	inner  context.Context //nolint:containedctx // made on demand
-	stop   context.CancelCauseFunc
-	timer  context.CancelFunc
-	ended  bool
-	reason error
+	mu      sync.Mutex
+	inner   context.Context //nolint:containedctx // made on demand
+	stop    context.CancelCauseFunc
+	timer   context.CancelFunc
+	ended   bool
+	reason  error
+	overdue *time.Timer // of a handler whose caller has gone
 }
+
+// overdueAfter is how long a handler may go on when its context has ended before its place is given to others.
+const overdueAfter = 10 * time.Second
 
 var _ context.Context = (*reqContext)(nil)
 
@@ -36,6 +42,13 @@ type agentKey struct{}
 func AgentFrom(ctx context.Context) *Agent {
 	a, _ := ctx.Value(agentKey{}).(*Agent)
 	return a
+}
+
+// begin says what the context is, when the request begins to run. It may have been cancelled before.
+func (c *reqContext) begin(a *Agent, base context.Context, limit time.Time, holder *place) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.agent, c.base, c.limit, c.holder = a, base, limit, holder
 }
 
 // Deadline is the caller's.
@@ -98,9 +111,20 @@ func (c *reqContext) cancel(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
+		if c.overdue != nil && errors.Is(cause, errHandlerDone) {
+			c.overdue.Stop()
+		}
 		return
 	}
 	c.ended, c.reason = true, cause
+	if holder := c.holder; holder != nil && !errors.Is(cause, errHandlerDone) {
+		a := c.agent
+		c.overdue = time.AfterFunc(overdueAfter, func() {
+			if holder.abandon() {
+				a.cfg.logger.Warn("a handler does not return although its caller has gone: its place is given to others", slog.String("worker", a.name))
+			}
+		})
+	}
 	if c.stop != nil {
 		c.stop(cause)
 	}

@@ -118,7 +118,7 @@ func (a *Agent) spawn(r *request) {
 	default:
 	}
 	if !a.own(func() { a.serveFrom(r) }) {
-		a.limiter.leave()
+		a.limiter.leave(r.caller())
 	}
 }
 
@@ -163,7 +163,9 @@ func (a *Agent) drop(r *request) {
 func (a *Agent) runCall(r *request) {
 	started := time.Now()
 	pl := &r.place
-	pl.l = a.limiter
+	pl.mu.Lock() // the caller may give up at this moment
+	pl.l, pl.who = a.limiter, r.caller()
+	pl.mu.Unlock()
 	creates := r.creates()
 	if creates {
 		r.deadline = time.Time{} // it is the creation's, not the function's
@@ -171,10 +173,11 @@ func (a *Agent) runCall(r *request) {
 	// The handler's context ends with the caller's deadline, when the caller gives up, when the connection is lost and
 	// with the agent.
 	ctx := &r.ctx
-	ctx.agent, ctx.base, ctx.limit, ctx.holder = a, a.ctx, r.deadline, pl
+	base := a.ctx
 	if r.values != nil {
-		ctx.base = r.values(a.ctx)
+		base = r.values(a.ctx)
 	}
+	ctx.begin(a, base, r.deadline, pl)
 	cancel := ctx.cancel
 	if a.extension != nil && a.extension.kinds[r.kind] {
 		defer func() {
