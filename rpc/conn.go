@@ -42,6 +42,7 @@ type conn struct {
 	early   [][]byte // control frames of a worker that is not a member yet; guarded by enter
 
 	refusals refusals
+	fetches  atomic.Int64 // of the peer, that wait for their objects
 }
 
 // reply is the answer to a request, or why there is none.

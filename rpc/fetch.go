@@ -67,7 +67,37 @@ func (r *refs) fetchArrived(req *request) {
 		req.conn.inline.do(answer)
 		return
 	}
-	o.then(func() { r.a.background(answer) })
+	req.await(o, answer)
+}
+
+// maxFetches bounds the fetches on one connection that wait for their objects.
+const maxFetches = 16 << 10
+
+// await answers a fetch when its object has its value, unless the fetcher gives up before, or its connection ends.
+func (r *request) await(o *object, answer func()) {
+	c, a := r.conn, r.agent()
+	if c == nil {
+		o.then(func() { a.background(answer) })
+		return
+	}
+	if c.fetches.Add(1) > maxFetches {
+		c.fetches.Add(-1)
+		r.refuse(dist.Newf("rpc: fetch", dist.Exhausted, "more than %d fetches wait for their objects", maxFetches))
+		return
+	}
+	moment.At("rpc.fetch.wait")
+	remove := o.then(func() {
+		c.fetches.Add(-1)
+		a.background(answer)
+	})
+	r.track(func(error) {
+		if remove() {
+			c.fetches.Add(-1)
+			c.mu.Lock()
+			delete(c.serving, r.id)
+			c.mu.Unlock()
+		}
+	})
 }
 
 // settled makes sure that the owner knows of a received reference before it is asked for the value: it answers only those

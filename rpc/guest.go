@@ -41,9 +41,6 @@ func (a *Agent) lookup(ctx context.Context, name string) (*peer, error) {
 		if w.Name != name {
 			continue
 		}
-		if !w.Go {
-			return nil, dist.Newf("rpc: call", dist.NotSupported, "%q is a PyTorch worker: only members of its world can call it", name)
-		}
 		return a.addPeer(w.Name, rrefcore.Worker(w.ID), w.Addr, w.Entry), nil //nolint:gosec // checked
 	}
 	e := dist.New("rpc: worker", dist.NotFound, "no such worker in the store")

@@ -168,7 +168,7 @@ func TestOverdueHandler(t *testing.T) {
 			t.Fatal("no place")
 		}
 		r.place.l, r.place.who = l, r.caller()
-		r.ctx.begin(a, t.Context(), time.Time{}, &r.place)
+		r.ctx.begin(t.Context(), a, time.Time{}, &r.place)
 		r.ctx.cancel(errGivenUp)
 		time.Sleep(overdueAfter - time.Millisecond)
 		if n, _ := l.counts(); n != 1 {

@@ -28,7 +28,7 @@ type object struct {
 	size    int        // bytes of the tensors that the value had when it was made
 	kept    []*refCore // references that it had then
 	err     error
-	waiters []func()
+	waiters map[*waiter]struct{}
 	cancel  context.CancelCauseFunc // of the function that makes it
 }
 
@@ -57,10 +57,13 @@ func (o *object) set(value any, err error) {
 		close(o.ready)
 	}
 	o.mu.Unlock()
-	for _, fn := range waiters {
-		fn()
+	for w := range waiters {
+		w.fn()
 	}
 }
+
+// waiter is somebody who is told when an object has its value.
+type waiter struct{ fn func() }
 
 // freed ends the waits for an object that nobody refers to any more.
 func (o *object) freed() {
@@ -78,16 +81,27 @@ func (o *object) stop(cause error) {
 	}
 }
 
-// then calls fn when the value is there, at once if it is.
-func (o *object) then(fn func()) {
+// then calls fn when the value is there, at once if it is. remove gives it up; it reports whether fn will not be called.
+func (o *object) then(fn func()) (remove func() bool) {
+	w := &waiter{fn}
 	o.mu.Lock()
-	if !o.done {
-		o.waiters = append(o.waiters, fn)
+	if o.done {
 		o.mu.Unlock()
-		return
+		fn()
+		return func() bool { return false }
 	}
+	if o.waiters == nil {
+		o.waiters = map[*waiter]struct{}{}
+	}
+	o.waiters[w] = struct{}{}
 	o.mu.Unlock()
-	fn()
+	return func() bool {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		_, waits := o.waiters[w]
+		delete(o.waiters, w)
+		return waits
+	}
 }
 
 // get waits for the value.

@@ -47,6 +47,7 @@ type peer struct {
 
 	enter    sync.Mutex // one link at a time becomes the session
 	flush    sync.Mutex // keeps control frames in order
+	flushes  struct{ wanted, running atomic.Bool }
 	stream   *conn      // where they go; guarded by flush
 	creating sync.Mutex // keeps two copies of a creating call apart
 

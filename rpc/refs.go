@@ -12,6 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -200,7 +201,7 @@ func (r *refs) flushDirty() (left bool) {
 			continue
 		}
 		if c := p.current(); c != nil && c.link != nil {
-			r.flushOn(p, c)
+			r.flushSoon(p)
 			continue
 		}
 		r.mu.Lock()
@@ -211,6 +212,39 @@ func (r *refs) flushDirty() (left bool) {
 		}
 	}
 	return left
+}
+
+// flushSoon sends the control stream's news to a peer in a goroutine of that peer: one that takes no data holds up nobody
+// else's signs of life.
+func (r *refs) flushSoon(p *peer) {
+	p.flushes.wanted.Store(true)
+	if !p.flushes.running.CompareAndSwap(false, true) {
+		return
+	}
+	if !r.a.own(func() {
+		for {
+			for p.flushes.wanted.Swap(false) {
+				moment.At("rpc.refs.flush")
+				r.flushStream(p)
+			}
+			p.flushes.running.Store(false)
+			if !p.flushes.wanted.Load() || !p.flushes.running.CompareAndSwap(false, true) {
+				return
+			}
+		}
+	}) {
+		p.flushes.running.Store(false)
+	}
+}
+
+// flushStream sends the news on the link where the stream goes.
+func (r *refs) flushStream(p *peer) {
+	p.flush.Lock()
+	c := p.stream
+	p.flush.Unlock()
+	if c != nil {
+		r.flushOn(p, c)
+	}
 }
 
 // flushOn sends the control stream's news on a link, in order.
@@ -271,7 +305,7 @@ func (r *refs) connected(p *peer, kind rrefcore.PeerKind, epoch uint64, c *conn)
 	})
 	p.flush.Unlock()
 	if kind == rrefcore.Cohort {
-		r.flushOn(p, c)
+		r.flushSoon(p) // not here: a link's reader may be waiting
 	}
 }
 

@@ -76,7 +76,8 @@ var (
 // fn is one of
 //
 //	func(ctx, Args) (Result, error)     Args is a struct: its fields are the positional arguments in order, and the keyword
-//	                                    arguments by tag or snake-case name; a field that was not given keeps its zero value
+//	                                    arguments by tag or snake-case name; a field that was not given keeps its zero value.
+//	                                    One dict, or Go struct, whose names are all among the fields is the whole struct
 //	func(ctx, a A, b B, ...) (R, error) plain parameters; params gives their names for keyword arguments
 //	func(ctx, *Request) (any, error)    the call as it arrived
 //
@@ -253,7 +254,7 @@ func (h *handler) call(ctx context.Context, req *Request, done func(any, error))
 		in = append(in, reflect.ValueOf(req))
 	case h.args != nil:
 		p := reflect.New(h.args)
-		if err := rpcwire.AssignArgs(p.Interface(), req.Args, req.Kwargs); err != nil {
+		if err := h.assignStruct(p.Interface(), req); err != nil {
 			done(nil, badArguments(h.name, err))
 			return false
 		}
@@ -281,6 +282,16 @@ func (h *handler) call(ctx context.Context, req *Request, done func(any, error))
 	}
 	finish(out[h.result].Interface(), nil, done)
 	return true
+}
+
+// assignStruct fills the single struct that a function takes: by fields, or from one dict that is the struct as a whole.
+func (h *handler) assignStruct(dst any, req *Request) error {
+	if len(req.Args) == 1 && req.Kwargs.Len() == 0 {
+		if d, ok := req.Args[0].(*Dict); ok && d.Describes(h.args) {
+			return rpcwire.Assign(dst, d)
+		}
+	}
+	return rpcwire.AssignArgs(dst, req.Args, req.Kwargs)
 }
 
 // finish completes a call, when a future completes if that is the result.

@@ -45,7 +45,7 @@ func AgentFrom(ctx context.Context) *Agent {
 }
 
 // begin says what the context is, when the request begins to run. It may have been cancelled before.
-func (c *reqContext) begin(a *Agent, base context.Context, limit time.Time, holder *place) {
+func (c *reqContext) begin(base context.Context, a *Agent, limit time.Time, holder *place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.agent, c.base, c.limit, c.holder = a, base, limit, holder

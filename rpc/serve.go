@@ -177,7 +177,7 @@ func (a *Agent) runCall(r *request) {
 	if r.values != nil {
 		base = r.values(a.ctx)
 	}
-	ctx.begin(a, base, r.deadline, pl)
+	ctx.begin(base, a, r.deadline, pl)
 	cancel := ctx.cancel
 	if a.extension != nil && a.extension.kinds[r.kind] {
 		defer func() {

@@ -1,0 +1,50 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"testing"
+	"time"
+)
+
+// A peer that takes no data holds up its own control stream, and nobody else's.
+func TestCongestedPeerHoldsUpNobody(t *testing.T) {
+	agents := world(t, 3, true, func(int) *Registry { return NewRegistry().MustHandle("t.make", func() int { return 7 }) })
+	ctx := testContext(t)
+	refs := map[string]*Ref[int]{}
+	for _, to := range []string{"w1", "w2"} {
+		ref, err := Remote[int](ctx, agents[0], to, "t.make")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = ref.Fetch(ctx); err != nil {
+			t.Fatal(err)
+		}
+		refs[to] = ref
+	}
+	p, err := agents[0].peer("w1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.flush.Lock() // as if what is sent to w1 went nowhere
+	_ = refs["w1"].Close()
+	owned := func(i int) int { return agents[i].DebugInfo()["num_owner_rrefs"] }
+	ends(t, "the flush to w1", func() {
+		for !p.flushes.running.Load() {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	_ = refs["w2"].Close()
+	ends(t, "the object of w2", func() {
+		for owned(2) > 0 {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	if owned(1) == 0 {
+		t.Error("w1 has heard of its delete")
+	}
+	p.flush.Unlock()
+	quiet(t, agents)
+	shutdown(t, agents)
+}
