@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// Guest returns an agent that is no worker of the world: it can call Go workers, which need not know it, but holds no
+// Guest returns an agent that is no worker of the world: it can call workers, which need not know it, but holds no
 // references and serves nothing. Tools use it to look into a running world.
 func Guest(ctx context.Context, st store.Store, name string, opts ...Option) (*Agent, error) {
 	opts = append(slices.Clone(opts), option(func(c *config) error { c.guest, c.rank, c.worldSize = true, -1, 0; return nil }))

@@ -37,9 +37,8 @@ Arguments are JSON: 3, 1.5, "text", [1, 2], {"a": 1}, true, null. --kw NAME=JSON
 keyword argument. The result is printed as JSON too; tensors as their type, shape and
 elements.
 
-Go workers are called as a guest, which nobody has to know. A PyTorch worker only
-answers to members of its world: in a dynamic world the command joins, calls and
-leaves; a static one it cannot join.`),
+Workers are called as a guest, which nobody has to know. To call a PyTorch worker of
+a dynamic world the command joins, calls and leaves.`),
 		Example: strings.Trim(`
   cohort rpc call ps stats.mean '[1, 2, 3]'
   cohort rpc call trainer1 train.checkpoint '"/data/ckpt"' --kw epoch=7 --timeout 5m
@@ -156,8 +155,7 @@ func numbers(v any) (any, error) {
 	return v, nil
 }
 
-// visit returns an agent that can call a worker: a guest for a Go worker, a passing member of a dynamic world for a
-// PyTorch one.
+// visit returns an agent that can call a worker: a guest, or a passing member of a dynamic world for a PyTorch worker there.
 func (f *rpcFlags) visit(ctx context.Context, s *tcpstore.Client, worker, listen string) (*rpc.Agent, error) {
 	world, err := readRPCWorld(ctx, s, f.round)
 	if err != nil {
@@ -172,13 +170,8 @@ func (f *rpcFlags) visit(ctx context.Context, s *tcpstore.Client, worker, listen
 	opts := []rpc.Option{rpc.WithRound(world.Round), rpc.WithTimeout(f.timeout)}
 	// PyTorch splits a worker's entry at its first "-", so the name has none.
 	name := "cohort_cli_" + strconv.Itoa(os.Getpid())
-	if world.Workers[at].Go {
+	if world.Workers[at].Go || world.Static { // a PyTorch worker answers whoever asks, too
 		return guest(ctx, s, name, opts)
-	}
-	if world.Static {
-		e := dist.New("rpc: call", dist.NotSupported, "it is a PyTorch worker of a static world, which takes no further members; only Go workers can be called here")
-		e.Key = worker
-		return nil, e
 	}
 	if listen != "" {
 		opts = append(opts, rpc.WithAddr(listen))

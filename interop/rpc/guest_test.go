@@ -1,0 +1,53 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// TestGuestCallsPyTorch calls a PyTorch worker of a static world as a guest, whom it does not know: it answers all the same,
+// and goes on.
+func TestGuestCallsPyTorch(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		w := start(t, tr, settings{static: true}, py("py0", "pass"), goWorker("go1", nil))
+		ctx := testContext(t)
+		guest, err := rpc.Guest(ctx, w.stores[0], "a_guest", rpc.WithAddr("127.0.0.1:0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = guest.Close() }()
+		for range 3 {
+			if n, err := rpc.Call[int](ctx, guest, "py0", "operator.add", 20, 22); err != nil || n != 42 {
+				t.Fatalf("%v, %v", n, err)
+			}
+		}
+		x := tensor.Must(tensor.From([]float32{1, 2}, 2))
+		y, err := rpc.Call[*tensor.Tensor](ctx, guest, "py0", "torch.add", x, x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if data, err := tensor.Copy[float32](y); err != nil || !slices.Equal(data, []float32{2, 4}) {
+			t.Errorf("%v, %v", data, err)
+		}
+		if _, err := rpc.Call[any](ctx, guest, "py0", "operator.nothing"); !errors.Is(err, dist.NotFound) {
+			t.Errorf("no such function: %v", err)
+		}
+		if n, err := rpc.Call[int](ctx, w.agents["go1"], "py0", "operator.add", 1, 2); err != nil || n != 3 {
+			t.Errorf("a member afterwards: %v, %v", n, err)
+		}
+		if err := guest.Close(); err != nil {
+			t.Error(err)
+		}
+		w.run()
+		w.stop()
+	})
+}
