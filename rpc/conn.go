@@ -5,6 +5,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -58,6 +59,9 @@ type reply struct {
 type pending struct {
 	ch chan reply // has room for one
 	fn func(reply)
+	// late says that an answer is wanted also when the sender gave up while the request was being written: a worker of
+	// PyTorch's protocol cannot be told.
+	late bool
 }
 
 func (p *pending) complete(r reply) {
@@ -144,6 +148,9 @@ func (c *conn) begin(ctx context.Context, m *rpcwire.Message, wait *pending, for
 	c.mu.Unlock()
 	m.ID = int64(id) //nolint:gosec // a counter
 	size, err := c.write(ctx, m, forks, flags, deadline)
+	if err != nil && wait.late && c.link == nil && ctx.Err() != nil && !errors.Is(err, tensorpipe.ErrUnsent) {
+		return id, err // the rest of it is written all the same
+	}
 	if err != nil && c.forget(id) {
 		return id, err
 	}

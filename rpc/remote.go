@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/tensorpipe"
 )
 
 // Remote runs a function at another worker, or at this one, and leaves the result there. It returns a reference to it at
@@ -152,6 +153,8 @@ func (a *Agent) create(ctx context.Context, c *conn, o *outgoing, h *handle) {
 		switch {
 		case err == nil:
 			r.stepLazy(func(m *rrefcore.Machine) { m.CreateReplied(h.wire.Fork, true) })
+		case errors.Is(err, tensorpipe.ErrUnsent): // the owner never hears of it
+			r.createFailed(h, err)
 		case dist.CodeOf(err) == dist.DeadlineExceeded, dist.CodeOf(err) == dist.Canceled:
 			r.mu.Lock()
 			h.cause = err

@@ -5,12 +5,14 @@ package rpc
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/tensorpipe"
 )
 
 // When the link of two Go workers is cut, nobody knows whether the requests on it arrived. A call fails then: running it
@@ -83,7 +85,7 @@ type lasting struct {
 // cannot be told, so that only its answer says that it has done what was asked.
 func (a *Agent) asyncLasting(ctx context.Context, c *conn, o *outgoing, done func(reply, error)) {
 	if err := a.calls.enter(ctx); err != nil {
-		done(reply{}, err)
+		done(reply{}, fmt.Errorf("%w: %w", tensorpipe.ErrUnsent, err))
 		return
 	}
 	started := a.begin(o)
@@ -120,7 +122,7 @@ func (l *lasting) end(outcome func() (reply, error)) bool {
 // send sends the request on a session.
 func (l *lasting) send(c *conn) error {
 	l.a.refs.flushNow(l.o.peer, l.wires)
-	p := &pending{fn: func(x reply) {
+	p := &pending{late: true, fn: func(x reply) {
 		if x.err != nil {
 			l.failed(c, x.err)
 			return

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -124,10 +125,13 @@ func (p *Pipe) broken(op string, err error) error {
 	return p.Err()
 }
 
+// ErrUnsent is in the error of a Send whose context ended before anything was written.
+var ErrUnsent = errors.New("nothing was sent")
+
 // Send writes a message. It returns when the kernel has all of it, so the storages may be changed afterwards.
 //
 // A message that PyTorch would not take is refused before anything is written. When ctx ends before the pipe's turn
-// came, nothing was written. When it ends during the write, Send returns at once and the rest is written in the
+// came, nothing was written, and the error is [ErrUnsent] too. When it ends during the write, Send returns at once and the rest is written in the
 // background, since half a message would break the pipe for every other call: the payloads and storages then belong to
 // the pipe until it is closed.
 func (p *Pipe) Send(ctx context.Context, m *Message) error {
@@ -151,7 +155,7 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 		return p.Err()
 	case <-ctx.Done():
 		p.answers.Add(-size)
-		return dist.FromContext("tensorpipe: send", ctx)
+		return fmt.Errorf("%w: %w", ErrUnsent, dist.FromContext("tensorpipe: send", ctx))
 	}
 	if err := p.books.sending(m); err != nil {
 		written()

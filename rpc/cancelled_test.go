@@ -1,0 +1,54 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// Creations that are cancelled at any moment leave no object at their owners.
+func TestCancelledCreationsLeaveNothing(t *testing.T) {
+	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
+		reg := NewRegistry().MustHandle("t.make", func(ctx context.Context, us int) (int, error) {
+			select {
+			case <-time.After(time.Duration(us) * time.Microsecond):
+				return us, nil
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		})
+		agents := world(t, 2, false, func(int) *Registry { return reg }, opts...)
+		for seed := range uint64(6) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			for range 60 {
+				ctx, cancel := context.WithCancel(testContext(t))
+				time.AfterFunc(time.Duration(rng.IntN(400))*time.Microsecond, cancel)
+				ref, err := Remote[int](ctx, agents[0], "w1", "t.make", rng.IntN(400))
+				if err != nil {
+					cancel()
+					continue
+				}
+				if rng.IntN(2) == 0 {
+					_, _ = ref.Fetch(ctx)
+				}
+				_ = ref.Close()
+				cancel()
+			}
+		}
+		settled := func() bool {
+			user, owner := agents[0].DebugInfo(), agents[1].DebugInfo()
+			return user["num_failed_users"] == 0 && user["num_pending_users"] == 0 && owner["num_owner_rrefs"] == 0 && owner["num_forks"] == 0
+		}
+		for deadline := time.Now().Add(15 * time.Second); !settled(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("user %v\nowner %v\n%+v", agents[0].DebugInfo(), agents[1].DebugInfo(), agents[1].References())
+			}
+		}
+		shutdown(t, agents)
+	})
+}
