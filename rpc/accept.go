@@ -145,7 +145,7 @@ func (a *Agent) prefer(c *conn) {
 	// References first: what was not acknowledged on an older link goes out before anything new.
 	a.refs.connected(p, rrefcore.Cohort, id.Incarnation, c)
 	p.mu.Lock()
-	p.conn, p.goish, p.epoch = c, true, id.Incarnation
+	p.conn, p.cohort, p.epoch = c, true, id.Incarnation
 	p.mu.Unlock()
 }
 

@@ -35,12 +35,12 @@ type peer struct {
 	stats  peerStats
 	types  knownTypes // of a PyTorch worker
 
-	mu    sync.Mutex
-	addr  string
-	epoch uint64 // of a Go worker, once known
-	goish bool   // a Go worker that speaks the cohort transport
-	conn  *conn  // for our requests
-	left  bool   // it told us that it leaves
+	mu     sync.Mutex
+	addr   string
+	epoch  uint64 // of a Go worker, once known
+	cohort bool   // a Go worker that speaks the cohort transport
+	conn   *conn  // for our requests
+	left   bool   // it told us that it leaves
 
 	healing atomic.Bool // somebody tries to reach it again
 	met     atomic.Bool // there was a session
@@ -64,7 +64,7 @@ func (p *peer) info() WorkerInfo { return WorkerInfo{Name: p.name, ID: int(p.wor
 func (p *peer) speaksCohort() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.goish
+	return p.cohort
 }
 
 // learn notes what a worker has published.
@@ -75,7 +75,7 @@ func (p *peer) learn(addr string, e rpcworld.Entry) {
 		p.addr = addr
 	}
 	if e.Epoch != 0 {
-		p.epoch, p.goish = e.Epoch, true
+		p.epoch, p.cohort = e.Epoch, true
 	}
 }
 
@@ -185,7 +185,7 @@ func (a *Agent) adopt(p *peer, s *tensorpipe.Session) (*conn, error) {
 	}
 	c := newConn(a, p, s)
 	p.conn = c
-	p.goish = false
+	p.cohort = false
 	p.mu.Unlock()
 	a.refs.connected(p, rrefcore.PyTorch, 0, c)
 	if !a.own(c.readAnswers) {

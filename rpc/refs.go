@@ -319,9 +319,9 @@ func (r *refs) known(id rrefcore.Worker) {
 		return
 	}
 	p.mu.Lock()
-	goish, epoch := p.goish, p.epoch
+	cohort, epoch := p.cohort, p.epoch
 	p.mu.Unlock()
-	if goish {
+	if cohort {
 		r.m.AddPeer(id, rrefcore.Cohort, rrefcore.Epoch(epoch))
 	} else {
 		r.m.AddPeer(id, rrefcore.PyTorch, 0)
@@ -336,7 +336,7 @@ func (r *refs) epochOf(id rrefcore.Worker) rrefcore.Epoch {
 	if p := r.a.peerByID(id); p != nil {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.goish {
+		if p.cohort {
 			return rrefcore.Epoch(p.epoch)
 		}
 	}

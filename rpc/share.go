@@ -137,9 +137,9 @@ func (r *refs) undecoded(p *peer, wires []rrefcore.Wire) {
 		return
 	}
 	p.mu.Lock()
-	goish := p.goish || p == r.a.self
+	cohort := p.cohort || p == r.a.self
 	p.mu.Unlock()
-	if goish {
+	if cohort {
 		r.undelivered(p, wires)
 		return
 	}

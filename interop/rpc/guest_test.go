@@ -26,8 +26,8 @@ func TestGuestCallsPyTorch(t *testing.T) {
 		}
 		defer func() { _ = guest.Close() }()
 		for range 3 {
-			if n, err := rpc.Call[int](ctx, guest, "py0", "operator.add", 20, 22); err != nil || n != 42 {
-				t.Fatalf("%v, %v", n, err)
+			if n, failed := rpc.Call[int](ctx, guest, "py0", "operator.add", 20, 22); failed != nil || n != 42 {
+				t.Fatalf("%v, %v", n, failed)
 			}
 		}
 		x := tensor.Must(tensor.From([]float32{1, 2}, 2))
