@@ -414,6 +414,9 @@ func TestSimulation(t *testing.T) {
 		}
 		return
 	}
+	if raceEnabled {
+		*seeds = min(*seeds, 200) // it is one goroutine
+	}
 	for seed := range uint64(*seeds) {
 		mode := Mode(seed % 2)
 		if err := simulate(seed+1, Options{}, mode, func(string, ...any) {}); err != nil {
@@ -426,6 +429,9 @@ func TestSimulation(t *testing.T) {
 // TestEveryPartIsNeeded turns one part off at a time: the simulation has to notice.
 func TestEveryPartIsNeeded(t *testing.T) {
 	t.Parallel()
+	if raceEnabled {
+		t.Skip("it is one goroutine and takes minutes under the race detector")
+	}
 	for name, opt := range map[string]Options{
 		"repetition": {NoRetry: true}, "each message once": {NoOnce: true}, "remembering cleaned contexts": {NoTombs: true}, "passing the clean-up on": {NoForward: true},
 		"waiting for what a message brings about": {NoTree: true}, "telling everybody of a failure": {NoFlood: true}, "noticing deaths": {NoDeath: true}, "asking about a context when a neighbour died": {NoSeen: true},
