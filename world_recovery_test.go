@@ -187,7 +187,7 @@ func TestGenerations(t *testing.T) {
 // TestShrinking: in a world of five processes one after the other is killed, and those that are left go on without it.
 func TestShrinking(t *testing.T) {
 	const size = 5
-	for _, transport := range []group.Transport{group.SharedMemory, group.TCP} {
+	for _, transport := range []group.Transport{group.SharedMemory, group.TCP, group.Gloo} {
 		t.Run(string(transport), func(t *testing.T) {
 			server, err := tcpstore.Listen("127.0.0.1:0")
 			if err != nil {
