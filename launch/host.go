@@ -119,7 +119,7 @@ func (h *host) read(c *hostConn) {
 
 // write sends what the host has to say, and a sign of life when that is nothing, until out is closed.
 func (h *host) write(c *hostConn) {
-	tick := time.NewTicker(aliveEvery)
+	tick := time.NewTicker(c.wire.aliveEvery())
 	defer tick.Stop()
 	for {
 		var m message

@@ -110,9 +110,9 @@ func (m *member) read() {
 	}
 }
 
-// live tells the host every second that this node is there.
+// live tells the host again and again that this node is there.
 func (m *member) live() {
-	tick := time.NewTicker(aliveEvery)
+	tick := time.NewTicker(m.wire.aliveEvery())
 	defer tick.Stop()
 	for {
 		select {

@@ -27,7 +27,7 @@ type message struct {
 	Stop    *stopMessage    `json:"stop,omitempty"`
 	Dismiss *dismissMessage `json:"dismiss,omitempty"`
 	Waiting *waitingMessage `json:"waiting,omitempty"`
-	// Of both, every second.
+	// Of both, again and again.
 	Alive bool `json:"alive,omitempty"`
 }
 
@@ -75,8 +75,6 @@ type (
 const (
 	// maxMessage bounds a line.
 	maxMessage = 64 << 10
-	// aliveEvery is how often each side says that it is there.
-	aliveEvery = time.Second
 	// sayTime bounds a write.
 	sayTime = 5 * time.Second
 )
@@ -86,6 +84,11 @@ type wire struct {
 	net.Conn
 	lines   *bufio.Scanner
 	silence time.Duration // after which the other side is given up
+}
+
+// aliveEvery is how often each side says that it is there: several times within the silence that is allowed.
+func (w *wire) aliveEvery() time.Duration {
+	return max(time.Millisecond, min(time.Second, w.silence/4))
 }
 
 func newWire(c net.Conn, silence time.Duration) *wire {
