@@ -320,10 +320,13 @@ func (m *Mesh) leaveAll() {
 	m.mu.Lock()
 	m.leaving = true
 	for _, c := range m.conns {
-		if c == nil || c.gone != nil {
+		if c == nil {
 			continue
 		}
 		c.endAll(errClosed())
+		if c.gone != nil {
+			continue
+		}
 		c.tell(wire.Header{Type: wire.Bye})
 		c.flush()
 	}

@@ -47,6 +47,15 @@ func (c *conn) takeArrival(op *link.Op) bool {
 	return true
 }
 
+// takeWhole is takeArrival on a connection that has ended: only what has arrived whole can be taken, a rank that is gone
+// sends nothing that it had announced.
+func (c *conn) takeWhole(op *link.Op) bool {
+	if a := c.inbox.first(op.Slot); a == nil || a.request {
+		return false
+	}
+	return c.takeArrival(op)
+}
+
 // take gives an arrival to a receive.
 func (c *conn) take(a *arrival, op *link.Op) {
 	c.inbox.remove(a)

@@ -85,7 +85,7 @@ func (m *Mesh) Recv(op *link.Op) {
 	c, err := m.peer(op)
 	if err != nil {
 		// What came before the peer left may still be taken.
-		if c == nil || !c.takeArrival(op) {
+		if c == nil || !c.takeWhole(op) {
 			op.Complete(err)
 		}
 		return

@@ -265,3 +265,33 @@ func BenchmarkPingPong(b *testing.B) {
 		}
 	}
 }
+
+// TestAnnouncedMessageOfARankThatLeft: what a rank had announced and not sent when it left never comes. A receive for it
+// ends at once, and Close does not wait for it.
+func TestAnnouncedMessageOfARankThatLeft(t *testing.T) {
+	meshes := connect(t, 2, nil)
+	send := &link.Op{Peer: 0, Slot: 5, Buf: make([]byte, 4*EagerMax)}
+	meshes[1].Send(send) // too large to go without a receive: it is announced
+	probe := &link.Op{Peer: 0, Slot: 6, Buf: []byte{1}}
+	meshes[1].Send(probe)
+	if err := wait(t, meshes[0], receive(meshes[0], 6, 1)); err != nil { // behind the announcement
+		t.Fatal(err)
+	}
+	_ = meshes[1].Close()
+	for { // until rank 0 has read the goodbye
+		if err := wait(t, meshes[0], receive(meshes[0], 7, 1)); errors.Is(err, dist.PeerLost) {
+			break
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := meshes[0].Wait(ctx, receive(meshes[0], 5, 4*EagerMax)); !errors.Is(err, dist.PeerLost) {
+		t.Errorf("a message that was announced: %v", err)
+	}
+}
+
+func receive(m *Mesh, slot uint64, n int) *link.Op {
+	op := &link.Op{Peer: 1, Slot: slot, Buf: make([]byte, n)}
+	m.Recv(op)
+	return op
+}
