@@ -311,8 +311,9 @@ func (r *Run) hit(point string) {
 	}
 	r.mu.Lock()
 	r.mu.trace = append(r.mu.trace, at.String())
+	over := !r.mu.open // it has ended while this goroutine waited
 	r.mu.Unlock()
-	if r.plan.counting {
+	if r.plan.counting || over {
 		return
 	}
 	for _, in := range r.plan.injections {
