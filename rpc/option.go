@@ -216,6 +216,7 @@ func newConfig(opts []Option) (*config, error) {
 	if c.registry == nil {
 		c.registry = NewRegistry()
 	}
+	c.logger = slog.New(newQuietHandler(c.logger.Handler()))
 	if c.worldSize > 0 && (c.rank < 0 || c.rank >= c.worldSize) {
 		return nil, dist.Newf("rpc: join", dist.InvalidArgument, "a static world of %d workers needs WithRank(0..%d)", c.worldSize, c.worldSize-1)
 	}

@@ -1,0 +1,39 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Peers that cause lines of the same text fill no log; other texts are written, and later it says how many are missing.
+func TestLogIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		c, err := newConfig([]Option{WithLogger(slog.New(slog.NewTextHandler(&out, nil)))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 12_000 {
+			c.logger.With(slog.String("peer", "w1")).Warn("control frame dropped")
+		}
+		c.logger.Warn("something else")
+		if n := strings.Count(out.String(), "control frame dropped"); n != logLines {
+			t.Errorf("%d lines of the same text", n)
+		}
+		if !strings.Contains(out.String(), "something else") {
+			t.Error("another text was left out")
+		}
+		time.Sleep(logWindow)
+		c.logger.Warn("control frame dropped")
+		if !strings.Contains(out.String(), "left_out=11900") {
+			t.Error("nobody is told how many lines are missing")
+		}
+	})
+}
