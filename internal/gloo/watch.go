@@ -141,7 +141,9 @@ func (w *watch) heard(p *pair, n *wire.Notice) {
 	switch n.Code {
 	case dist.PeerLost:
 		dead = n.Rank
-	case dist.Unknown, dist.Canceled, dist.Closed: // nobody here was cancelled
+	case dist.Closed:
+		e.Code, e.Detail = dist.PeerLost, goodbyeDetail+" during an operation"
+	case dist.Unknown, dist.Canceled: // nobody here was cancelled
 		e.Code = dist.Aborted
 	default:
 	}
