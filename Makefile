@@ -32,7 +32,7 @@ demo: build ## run the demonstration: a store and four processes on this machine
 .PHONY: test
 test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 	@COHORT_INTEROP= CGO_ENABLED=0 $(GO) test -json -timeout 10m ./... | $(COUNT) -as test
-	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch 1.13 and 2.6)"
+	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch)"
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
@@ -89,8 +89,8 @@ check: ## everything that CI runs: tidy, lint, cross, test, race, interop, memor
 	@sed 's/^/  /' $(COUNTS)
 
 .PHONY: torch
-torch: ## install PyTorch 1.13 and 2.6 for the interop tests (Debian, root)
-	@scripts/install-torch-1.13 && scripts/install-torch-2.6
+torch: ## install PyTorch 1.13, 2.6 and the newest for the interop tests (Debian, root)
+	@scripts/install-torch-1.13 && scripts/install-torch-2.6 && scripts/install-torch-newest
 
 .PHONY: bench
 bench: build ## measure cohort beside its peers in one table (see docs/benchmarks.md)

@@ -11,7 +11,12 @@
 //	COHORT_INTEROP=required  a version that is missing fails the test
 //
 // COHORT_PYTHON is the interpreter that has PyTorch 1.13 (default /usr/bin/python3); COHORT_TORCH26 the folder that
-// holds a system with PyTorch 2.6 (default /var/lib/torch-2.6, entered by chroot, which needs root).
+// holds a system with PyTorch 2.6 (default /var/lib/torch-2.6, entered by chroot, which needs root), COHORT_TORCH_NEWEST one
+// with the newest that there is (default /var/lib/torch-newest). COHORT_TORCH_MORE names others: name=folder, separated by
+// commas; an empty folder stands for an interpreter of that name on this system.
+//
+// [Each] runs a test on 1.13 and 2.6, [All] on all of them. What an installation cannot do is found out by asking it
+// (see installation.go), and told apart from a failure.
 package torchtest
 
 import (
@@ -41,7 +46,7 @@ var zygoteSource string
 
 // Torch is one installed PyTorch, ready to run scripts.
 type Torch struct {
-	// Name is "1.13" or "2.6".
+	// Name is "1.13", "2.6", "newest" or one of COHORT_TORCH_MORE.
 	Name string
 	// Root is the folder that this Python sees as "/": "" for the host's own.
 	Root string
@@ -49,6 +54,8 @@ type Torch struct {
 	command []string
 	start   sync.Once
 	err     error
+	ask     sync.Once
+	about   About
 
 	stdin    io.WriteCloser
 	listener net.Listener
@@ -60,13 +67,14 @@ type Torch struct {
 	procs  map[int]*Proc
 }
 
-// V113 and V26 are the two versions that interop is tested with.
+// V113, V26 and Newest are the versions that interop is tested with.
 var (
 	V113 = &Torch{Name: "1.13", command: []string{envOr("COHORT_PYTHON", "/usr/bin/python3")}}
 	V26  = &Torch{
 		Name: "2.6", Root: envOr("COHORT_TORCH26", "/var/lib/torch-2.6"),
 		command: []string{"chroot", envOr("COHORT_TORCH26", "/var/lib/torch-2.6"), "/usr/bin/python3"},
 	}
+	Newest = inFolder("newest", envOr("COHORT_TORCH_NEWEST", "/var/lib/torch-newest"))
 )
 
 func envOr(name, fallback string) string {

@@ -37,3 +37,25 @@ func TestScriptTalksAndFails(t *testing.T) {
 		}
 	})
 }
+
+// TestInstallationsSayWhatTheyAre: versions and features are found out by asking.
+func TestInstallationsSayWhatTheyAre(t *testing.T) {
+	All(t, nil, func(t *testing.T, torch *Torch) {
+		about := torch.About(t)
+		t.Logf("%s: %+v", torch.Name, about)
+		switch torch {
+		case V113:
+			if !strings.HasPrefix(about.Version, "1.13") || !about.Has(TensorPipe) {
+				t.Errorf("%+v", about)
+			}
+		case V26:
+			if !strings.HasPrefix(about.Version, "2.6") || !about.Has(TensorPipe) || !about.Has(Halves) {
+				t.Errorf("%+v", about)
+			}
+		case Newest:
+			if about.Version < "2.14" {
+				t.Errorf("%+v", about)
+			}
+		}
+	})
+}

@@ -1,0 +1,110 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package torchtest
+
+import (
+	"encoding/json"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// Feature is something that a build of PyTorch may lack.
+type Feature string
+
+// The features.
+const (
+	TensorPipe Feature = "TensorPipe" // and so RPC
+	LibUV      Feature = "libuv"      // the store server
+	Halves     Feature = "halves"     // float16 in gloo, and bfloat16 where the version has it
+)
+
+// About is what an installation says about itself.
+type About struct {
+	Version  string    `json:"version"`
+	Features []Feature `json:"features"`
+}
+
+// Has reports whether the build has a feature.
+func (a About) Has(f Feature) bool { return slices.Contains(a.Features, f) }
+
+func inFolder(name, folder string) *Torch {
+	return &Torch{Name: name, Root: folder, command: []string{"chroot", folder, "/usr/bin/python3"}}
+}
+
+// Installations returns all that tests may use.
+var Installations = sync.OnceValue(func() []*Torch {
+	all := []*Torch{V113, V26, Newest}
+	for entry := range strings.SplitSeq(os.Getenv("COHORT_TORCH_MORE"), ",") {
+		name, folder, ok := strings.Cut(strings.TrimSpace(entry), "=")
+		switch {
+		case !ok:
+		case folder == "":
+			all = append(all, &Torch{Name: name, command: []string{name}})
+		default:
+			all = append(all, inFolder(name, folder))
+		}
+	}
+	return all
+})
+
+// All runs test once per installation, as a subtest named after it. One whose build lacks a feature that the test needs is
+// skipped with words that the count of tests knows: it is no failure, and nothing that is missing here.
+func All(t *testing.T, needs []Feature, test func(t *testing.T, torch *Torch)) {
+	t.Helper()
+	for _, torch := range Installations() {
+		t.Run("torch-"+torch.Name, func(t *testing.T) {
+			torch.Need(t)
+			about := torch.About(t)
+			for _, f := range needs {
+				if !about.Has(f) {
+					t.Skipf("%s: PyTorch %s has no %s", Cannot, about.Version, f)
+				}
+			}
+			test(t, torch)
+		})
+	}
+}
+
+// Cannot starts the reason of a test that was skipped because of what a build of PyTorch lacks.
+const Cannot = "this build cannot"
+
+// aboutSource asks. The types are tried on a group of one rank, which refuses those that gloo was built without.
+const aboutSource = `
+import json, tempfile, torch, torch.distributed as dist
+features = []
+try:
+    from torch._C._distributed_rpc import TensorPipeAgent
+    features.append("TensorPipe")
+except ImportError:
+    pass
+try:
+    dist.TCPStore("127.0.0.1", 0, 1, True, use_libuv=True)
+    features.append("libuv")
+except Exception:
+    pass
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    dist.all_reduce(torch.ones(2, dtype=torch.float16))
+    features.append("halves")
+except RuntimeError:
+    pass
+print(json.dumps({"version": torch.__version__, "features": features}))
+`
+
+// About asks the installation what it is, once.
+func (tr *Torch) About(t testing.TB) About {
+	t.Helper()
+	tr.Need(t)
+	tr.ask.Do(func() {
+		out := tr.Run(t, Script{Name: "about.py", Source: aboutSource})
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &tr.about); err != nil {
+			t.Fatalf("interop: PyTorch %s says %q about itself: %v", tr.Name, out, err)
+		}
+	})
+	return tr.about
+}
