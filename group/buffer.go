@@ -25,7 +25,7 @@ func (g *Group) inout(w *Work, t *tensor.Tensor) error { return g.output(w, t, t
 
 // output makes t the buffer that results go to. With keep its content goes in first.
 func (g *Group) output(w *Work, t *tensor.Tensor, keep bool) error {
-	w.req.DType = g.torch.wireType(t.DType())
+	w.req.DType, w.req.Complex = g.torch.wireType(t.DType()), t.DType().Complex()
 	w.outputs = append(w.outputs[:0], t)
 	if t.IsContiguous() {
 		buf, err := t.Bytes()
@@ -51,7 +51,7 @@ func (g *Group) output(w *Work, t *tensor.Tensor, keep bool) error {
 
 // input makes t the buffer that an operation reads.
 func (g *Group) input(w *Work, t *tensor.Tensor) error {
-	w.req.DType = g.torch.wireType(t.DType())
+	w.req.DType, w.req.Complex = g.torch.wireType(t.DType()), t.DType().Complex()
 	flat, err := t.Contiguous()
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/native/tcp"
 	"github.com/cohort-dist/cohort/internal/shm"
@@ -44,6 +45,7 @@ type choice struct {
 	transport Transport
 	reason    string
 	torch     torchVersion
+	peers     torch.Peers
 	layout    gloo.Layout
 	place     *muster.Place // among the Go ranks; nil in a group of one
 	id        [16]byte
@@ -74,7 +76,7 @@ func choose(ctx context.Context, p *plan) (*choice, error) {
 	size := len(p.globals)
 	c := &choice{members: make([]member, size)}
 	c.known(p)
-	if size == 1 && p.config.peers != Torch113 && p.config.peers != Torch26 && p.config.transport != Gloo {
+	if _, _, torch := levelOf(p.config.peers); size == 1 && !torch && p.config.transport != Gloo {
 		c.transport, c.reason = TCP, "a single rank needs none"
 		c.members[0].Go = true
 		return c, nil
@@ -82,6 +84,12 @@ func choose(ctx context.Context, p *plan) (*choice, error) {
 	caps, err := c.exchange(ctx, p)
 	if err == nil {
 		err = c.decide(p, caps)
+	}
+	if err == nil {
+		c.peers, err = c.findPeers(ctx, p)
+	}
+	if err == nil && !c.peers.None() {
+		c.reason = "a rank runs " + c.peers.String()
 	}
 	if err != nil {
 		c.abandon(ctx)
@@ -130,13 +138,13 @@ func (p *plan) keys() string {
 
 // known takes over what the options and the parent group say about PyTorch ranks.
 func (c *choice) known(p *plan) {
-	switch p.config.peers {
-	case Torch113:
+	c.layout = gloo.Torch26
+	switch l, _, ok := levelOf(p.config.peers); {
+	case !ok:
+	case l == torch.V1_13:
 		c.torch, c.layout = torch113, gloo.Torch113
-	case Torch26:
-		c.torch, c.layout = torch26, gloo.Torch26
-	case AnyPeers, OnlyGo:
-		c.layout = gloo.Torch26
+	default:
+		c.torch = torch26
 	}
 	if p.parent != nil && p.parent.torch != torchNone {
 		c.layout = p.family.layout

@@ -254,8 +254,7 @@ func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.T
 
 // ReduceScatter combines ins over all ranks, one tensor per rank; rank i gets the result of tensor i in out.
 //
-// It corresponds to torch.distributed.reduce_scatter, which gloo does not have up to PyTorch 2.6: with PyTorch ranks use
-// [Group.ReduceScatterInto].
+// It corresponds to torch.distributed.reduce_scatter, which gloo has from PyTorch 2.8 on.
 func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	const name = "group: reduce_scatter"
 	fail := func(err error) *Work { return g.refuse(ctx, OpReduceScatter, err) }
@@ -279,17 +278,25 @@ func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*te
 	}
 	if counts, even := byteCounts(ins); !even {
 		w.req.InCounts = counts
+		if err := g.torch.uneven(name, w.op); err != nil {
+			return fail(err)
+		}
 	}
 	if err := g.output(w, out, false); err != nil {
 		return fail(err)
 	}
-	return g.post(ctx, w, 1)
+	if g.torch == torchNone {
+		return g.post(ctx, w, 1)
+	}
+	w.req.PerBlock = true
+	g.tidyBooleans(w, out.DType(), w.req.Out)
+	return g.post(ctx, w, uint32(g.size)) //nolint:gosec // a number of ranks
 }
 
 // ReduceScatterInto combines in over all ranks; rank i gets the i-th of size equal parts of the result in out.
 //
-// It corresponds to torch.distributed.reduce_scatter_tensor. PyTorch up to 2.6 sums whatever the operator is, so with
-// PyTorch ranks only [Sum] is allowed.
+// It corresponds to torch.distributed.reduce_scatter_tensor. PyTorch up to 2.8 sums whatever the operator is, so with
+// such ranks only [Sum] is allowed.
 func (g *Group) ReduceScatterInto(ctx context.Context, out, in *tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	const name = "group: reduce_scatter_tensor"
 	fail := func(err error) *Work { return g.refuse(ctx, OpReduceScatterInto, err) }
@@ -317,7 +324,7 @@ func (g *Group) ReduceScatterInto(ctx context.Context, out, in *tensor.Tensor, o
 
 // AllToAll sends ins[i] to rank i and receives from rank i into outs[i].
 //
-// It corresponds to torch.distributed.all_to_all, which gloo does not have up to PyTorch 2.6: with PyTorch ranks use
+// It corresponds to torch.distributed.all_to_all, which gloo has from PyTorch 2.12 on, for tensors of one size: with others use
 // [Group.AllToAllInto].
 func (g *Group) AllToAll(ctx context.Context, outs, ins []*tensor.Tensor, opts ...OpOption) *Work {
 	const name = "group: all_to_all"
@@ -347,6 +354,9 @@ func (g *Group) AllToAll(ctx context.Context, outs, ins []*tensor.Tensor, opts .
 	outCounts, evenOut := byteCounts(outs)
 	if !evenIn || !evenOut || inCounts[0] != outCounts[0] {
 		w.req.InCounts, w.req.OutCounts = inCounts, outCounts
+		if err := g.torch.uneven(name, w.op); err != nil {
+			return fail(err)
+		}
 	}
 	room := make([]byte, sum(outCounts))
 	w.req.Out, w.outputs = room, append(w.outputs[:0], outs...)
@@ -436,7 +446,7 @@ func (g *Group) checkReduction(name string, kind OpType, t *tensor.Tensor, op Re
 	}
 	known := toReduce(op).Valid()
 	if known {
-		if err := g.torch.check(name, kind, t.DType(), op, t.Numel()); err != nil {
+		if err := g.checkTorch(name, kind, t.DType(), op, t.Numel()); err != nil {
 			return checkedAs(kind, err, t)
 		}
 	}
@@ -468,5 +478,5 @@ func (g *Group) checkMove(name string, kind OpType, t *tensor.Tensor, root int) 
 	if err := g.checkRoot(name, root); err != nil {
 		return err
 	}
-	return checkedAs(kind, g.torch.check(name, kind, t.DType(), Sum, t.Numel()), t)
+	return checkedAs(kind, g.checkTorch(name, kind, t.DType(), Sum, t.Numel()), t)
 }

@@ -69,10 +69,8 @@ func (c *config) check(op string) error {
 	default:
 		return dist.Newf(op, dist.InvalidArgument, "transport %q: want auto, tcp, shm or gloo", c.transport)
 	}
-	switch c.peers {
-	case AnyPeers, OnlyGo, Torch113, Torch26:
-	default:
-		return dist.Newf(op, dist.InvalidArgument, "peers %q: want go, torch-1.13 or torch-2.6", c.peers)
+	if _, _, ok := levelOf(c.peers); !ok && c.peers != AnyPeers && c.peers != OnlyGo {
+		return dist.Newf(op, dist.InvalidArgument, "peers %q: want go or a version of PyTorch from torch-1.13 on", c.peers)
 	}
 	if len(c.devices) == 0 {
 		c.devices = gloo.DevicesFromEnv(os.Getenv)
@@ -131,7 +129,7 @@ func attempt(ctx context.Context, p *plan) (_ *Group, err error) {
 	}()
 	g := &Group{
 		name: c.name, description: c.description, rank: p.rank, size: len(p.globals), globals: slices.Clone(p.globals), config: *c,
-		transport: choice.transport, torch: choice.torch, members: choice.members, store: p.store, family: p.family, index: p.index,
+		transport: choice.transport, torch: choice.torch, peers: choice.peers, members: choice.members, store: p.store, family: p.family, index: p.index,
 		pumpWake: make(chan struct{}, 1), over: make(chan struct{}), place: choice.place,
 		verdict: verdict{store: p.store, place: choice.place, rank: p.rank},
 	}
@@ -234,7 +232,7 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 		if err != nil {
 			return err
 		}
-		g.install(mesh, gloo.NewEngine(mesh))
+		g.install(mesh, gloo.NewEngine(mesh, gloo.WithTorchHalves(g.peers.TorchHalves())))
 	case TCP:
 		return g.connectTCP(ctx, choice)
 	case SharedMemory:

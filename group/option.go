@@ -42,10 +42,18 @@ const (
 	AnyPeers Peers = ""
 	// OnlyGo promises that all ranks are Go processes: nothing of gloo's rendezvous is looked at.
 	OnlyGo Peers = "go"
-	// Torch113 is PyTorch 1.13 or 2.0.
+	// Torch113 is PyTorch 1.13 to 2.2.
 	Torch113 Peers = "torch-1.13"
-	// Torch26 is PyTorch 2.3 to 2.6.
+	// Torch26 is PyTorch 2.3 to 2.7.
 	Torch26 Peers = "torch-2.6"
+	// Torch28 is PyTorch 2.8.
+	Torch28 Peers = "torch-2.8"
+	// Torch29 is PyTorch 2.9 to 2.11.
+	Torch29 Peers = "torch-2.9"
+	// Torch212 is PyTorch 2.12 and 2.13.
+	Torch212 Peers = "torch-2.12"
+	// Torch214 is PyTorch 2.14, and what is newer.
+	Torch214 Peers = "torch-2.14"
 )
 
 // Option changes how a group is made. The same options go to [New] and [Group.NewGroup] (an option that does not concern
@@ -112,8 +120,9 @@ func WithDescription(text string) Option { return option(func(c *config) { c.des
 // WithTransport forces a transport. All ranks must agree.
 func WithTransport(t Transport) Option { return option(func(c *config) { c.transport = t }) }
 
-// WithPeers says what the other ranks are, where it cannot be found out: a Go rank 0 that hosts the store of PyTorch ranks
-// does not know their version before they connect.
+// WithPeers says what the other ranks are. No version of PyTorch is on the wire, and what can be found out leaves some open: above
+// all where a Go process hosts the store. What these do differently is refused until somebody says which it is, with this
+// option or the variable COHORT_TORCH (2.14.1, say). Any version may be given, such as "torch-2.11".
 func WithPeers(p Peers) Option { return option(func(c *config) { c.peers = p }) }
 
 // WithTimeout bounds each operation of a group (an option of [New]) or one operation. It corresponds to timeout= of

@@ -11,7 +11,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// whereRefused is where a PyTorch rank refuses an operation. It decides how this rank stays in step with it.
+// whereRefused is where a PyTorch rank refuses an operation, in the order of [torch.Where]. It decides how this rank stays in step
+// with it.
 type whereRefused uint8
 
 const (
@@ -29,6 +30,7 @@ const (
 type refusal struct {
 	reason  *dist.Error
 	where   whereRefused
+	tags    uint32            // that it takes at the wait
 	subject [2]*tensor.Tensor // what a check beforehand compares
 }
 
@@ -81,7 +83,7 @@ func (g *Group) refuse(ctx context.Context, op OpType, err error) *Work {
 // numbers is how many sequence numbers the PyTorch ranks take for what they refuse.
 func (r *refusal) numbers() uint32 {
 	if r.where == atTheWait {
-		return 1
+		return max(r.tags, 1)
 	}
 	return 0
 }

@@ -111,6 +111,10 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		if g.torch != torchNone {
 			p.torchName = gloo.LocalSyncName(globals, len(f.live))
 		}
+		if g.peers.CountsHashedGroups() {
+			f.count++
+			p.torchName = gloo.LocalSyncName(globals, f.count)
+		}
 		p.index = f.count
 	} else {
 		f.count++

@@ -4,17 +4,28 @@
 package group
 
 import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"strconv"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// torchVersion is what the PyTorch ranks of a group are. What they cannot do, or would get wrong, is refused on the Go rank
-// before anything is sent.
+// torchVersion is how the PyTorch ranks of a group meet. What they can do is in package torch.
 type torchVersion uint8
 
 const (
 	torchNone torchVersion = iota // all ranks are Go: everything works
-	torch113
-	torch26
+	torch113                      // up to 2.2
+	torch26                       // from 2.3 on
 )
 
 func (v torchVersion) String() string {
@@ -22,66 +33,22 @@ func (v torchVersion) String() string {
 	case torch113:
 		return "PyTorch 1.13"
 	case torch26:
-		return "PyTorch 2.6"
+		return "PyTorch 2"
 	case torchNone:
 	}
 	return "Go"
 }
 
-// base reports whether gloo in this PyTorch has the element type in all operations.
-func (v torchVersion) base(dt tensor.DType) bool {
-	switch dt {
-	case tensor.Float32, tensor.Float64, tensor.Float16, tensor.Int8, tensor.Uint8, tensor.Int32, tensor.Int64:
-		return true
-	case tensor.BFloat16, tensor.Bool:
-		return v == torch26
-	default:
-		return false
+// checkTorch refuses what the PyTorch ranks of the group cannot do, would get wrong, or may do one way or another; see refusal.
+func (g *Group) checkTorch(name string, op OpType, dt tensor.DType, r ReduceOp, numel int) error {
+	err := g.peers.Check(name, torch.Call{Op: torch.Op(op), DType: dt, Reduce: toReduce(r), Numel: numel, Ranks: g.size})
+	why, ok := errors.AsType[*torch.Refusal](err)
+	if !ok {
+		return err
 	}
-}
-
-// carries reports whether an operation of this PyTorch takes the element type. Some operations take complex numbers as
-// pairs of real ones; messages take anything.
-func (v torchVersion) carries(op OpType, dt tensor.DType, r ReduceOp) bool {
-	if !dt.Complex() {
-		return v.base(dt) || op == OpSend || op == OpRecv || op == OpRecvAny
-	}
-	switch op {
-	case OpSend, OpRecv, OpRecvAny, OpAllGather, OpAllGatherInto, OpAllToAllInto, OpScatter:
-		return true
-	case OpAllReduce, OpAllReduceCoalesce:
-		return r == Sum
-	default:
-		return false
-	}
-}
-
-// check refuses what the PyTorch ranks of the group cannot do or would get wrong; see refusal. The rules were read off real
-// processes of both versions; the interop tests hold every cell of this table against them.
-func (v torchVersion) check(name string, op OpType, dt tensor.DType, r ReduceOp, numel int) error {
-	if v == torchNone {
-		return nil
-	}
-	lists := op == OpReduceScatter || op == OpAllToAll
-	switch {
-	case lists || op == OpReduceScatterInto && v == torch113:
-		what := op.String()
-		if lists {
-			what += " of lists"
-		}
-		return refusef(atTheCall, name, "gloo of %v, which other ranks use, has no %s", v, what)
-	case op == OpReduceScatterInto && r != Sum && v.carries(op, dt, Sum):
-		return refusef(performed, name, "gloo of %v, which other ranks use, sums in reduce_scatter_tensor whatever the operator is; use all_reduce", v)
-	case (op == OpAllGather || op == OpAllGatherInto) && numel == 0 && v == torch113: // one on the wire
-		return refusef(atTheWait, name, "an all_gather of empty tensors ends a process of %v with a division by zero", v)
-	case (op == OpAllReduce || op == OpAllReduceCoalesce) && dt.Complex() && r != Sum && r != Avg:
-		return refusef(inPython, name, "%v of complex numbers is not defined", r)
-	case (op == OpAllReduce || op == OpAllReduceCoalesce || op == OpReduce) && r == Avg:
-		return refusef(atTheWait, name, "gloo of %v, which other ranks use, has no average; sum and divide", v)
-	case !v.carries(op, dt, r):
-		return refusef(atTheWait, name, "gloo of %v, which other ranks use, has no %v of %v; convert the tensor", v, op, dt)
-	}
-	return nil
+	e := asError(err)
+	e.Err = nil
+	return &refusal{reason: e, where: whereRefused(why.Where), tags: uint32(why.Tags)} //nolint:gosec // a number of ranks at most
 }
 
 // wireType is the element type that the PyTorch ranks see: booleans are bytes to gloo, complex numbers pairs.
@@ -118,6 +85,8 @@ func (v torchVersion) uneven(name string, op OpType) error {
 // messages it consists of.
 func (g *Group) torchSteps(w *Work) uint64 {
 	switch {
+	case w.req.PerBlock:
+		return uint64(g.size) //nolint:gosec // a number of ranks
 	case w.steps == nil:
 		return 1
 	case g.rank == 0:
@@ -125,4 +94,86 @@ func (g *Group) torchSteps(w *Work) uint64 {
 	default:
 		return 2
 	}
+}
+
+// levelOf reads what an option or the environment says about the peers.
+func levelOf(p Peers) (l torch.Level, newer, ok bool) {
+	if p == AnyPeers || p == OnlyGo {
+		return torch.None, false, false
+	}
+	return torch.Parse(string(p))
+}
+
+// findPeers finds out which versions the PyTorch ranks may be: from what the user says, else from what they publish, else from
+// what their store can do.
+func (c *choice) findPeers(ctx context.Context, p *plan) (torch.Peers, error) {
+	switch {
+	case c.torch == torchNone:
+		return torch.Peers{}, nil
+	case p.parent != nil && !p.parent.peers.None():
+		return p.parent.peers, nil
+	}
+	said := p.config.peers
+	if said == AnyPeers {
+		said = Peers(os.Getenv(torch.Variable))
+	}
+	if said != AnyPeers && said != OnlyGo {
+		l, newer, ok := levelOf(said)
+		if !ok {
+			return torch.Peers{}, dist.Newf("group: rendezvous", dist.InvalidArgument, "%s=%q is no version of PyTorch", torch.Variable, said)
+		}
+		if newer {
+			p.config.logger.Warn("this PyTorch is newer than any that is known: it is treated as the newest that is", slog.String("said", string(said)), slog.String("as", torch.Newest.String()))
+		}
+		if (l == torch.V1_13) != (c.torch == torch113) {
+			return torch.Peers{}, dist.Newf("group: rendezvous", dist.Mismatch, "the other ranks are said to be %s, but they meet as %v does", said, c.torch)
+		}
+		return torch.Exactly(l), nil
+	}
+	if c.torch == torch113 {
+		return torch.Exactly(torch.V1_13), nil
+	}
+	known := torch.Peers{Low: torch.V2_6, High: torch.Newest}
+	for r, m := range c.members {
+		if m.Go {
+			continue
+		}
+		if raw, err := readIfThere(ctx, p.store, gloo.Join(c.layout.MeshPrefix(p.torchBase(), p.torchName), "0/"+strconv.Itoa(r))); err != nil {
+			return known, err
+		} else if record, err := wire.ParseRecord(raw, len(p.globals)); raw != nil && err == nil && record.IDs == nil {
+			return known.AtLeast(torch.V2_8), nil // it connects at the first use
+		}
+	}
+	return askStore(ctx, p.store, known)
+}
+
+// readIfThere returns the value of a key, or nil if there is none.
+func readIfThere(ctx context.Context, s store.Store, key string) ([]byte, error) {
+	if has, err := s.Check(ctx, key); err != nil || !has {
+		return nil, err
+	}
+	return s.Get(ctx, key)
+}
+
+// askStore narrows what is known about the PyTorch ranks by what the store of one of them can do.
+func askStore(ctx context.Context, s store.Store, known torch.Peers) (torch.Peers, error) {
+	client, ok := store.UnderlyingNonPrefix(s).(*tcpstore.Client)
+	if !ok || client.Dialect() == tcpstore.DialectNative {
+		return known, nil // a Go store says nothing about its clients
+	}
+	lists, err := client.AskSupport(ctx, store.FeatureListKeys)
+	if err != nil {
+		return known, err
+	}
+	if lists {
+		return known.AtLeast(torch.V2_9), nil // 2.10
+	}
+	queues, err := client.AskSupport(ctx, store.FeatureQueue)
+	if err != nil {
+		return known, err
+	}
+	if queues {
+		return known.AtLeast(torch.V2_8).AtMost(torch.V2_9), nil
+	}
+	return known.AtMost(torch.V2_9), nil // 2.8 and 2.9 have no queues on a server without libuv
 }

@@ -42,10 +42,12 @@ type Request struct {
 	Tag       uint32 // the group's collective counter
 	Root      int
 	DType     tensor.DType
+	Complex   bool // the elements are the parts of complex numbers
 	Op        reduce.Op
 	In, Out   []byte
 	InCounts  []int // bytes per rank
 	OutCounts []int // bytes per rank
+	PerBlock  bool  // gloo's reduce-scatter of lists: an all-reduce for each block, with tags from Tag on
 	Shape     Shape // what all ranks must agree on beside the bytes; see [Shape]
 	Timeout   time.Duration
 }

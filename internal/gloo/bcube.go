@@ -5,8 +5,6 @@ package gloo
 
 import (
 	"slices"
-
-	"github.com/cohort-dist/cohort/internal/reduce"
 )
 
 // cube is one step of bcube: a group of ranks that split a range of the buffer among themselves.
@@ -66,7 +64,7 @@ func (x *run) bcubeAllReduce(buf []byte, slot uint64) error {
 		}
 		for i := range c.ranks {
 			if i != c.me && length > 0 {
-				reduce.Gloo(cut(off, length), tmp[i*length*es:(i+1)*length*es], x.req.DType, x.req.Op)
+				x.engine.into(cut(off, length), tmp[i*length*es:(i+1)*length*es], x.req.DType, x.req.Op)
 			}
 		}
 	}

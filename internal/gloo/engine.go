@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // Engine runs collectives over a mesh as gloo does: the same messages in the same order, so that PyTorch ranks can take
@@ -24,6 +25,7 @@ type Engine struct {
 	mesh  link.Mesh
 	watch Watcher // nil where the mesh does not watch
 	bcube bool
+	into  func(dst, src []byte, dt tensor.DType, op reduce.Op)
 
 	mu   sync.Mutex
 	free []*run
@@ -37,9 +39,18 @@ type EngineOption func(*Engine)
 // WithBcube uses gloo's bcube algorithm for all-reduce. PyTorch never does.
 func WithBcube() EngineOption { return func(e *Engine) { e.bcube = true } }
 
+// WithTorchHalves computes float16 as torch does and not as gloo did up to PyTorch 2.7. All ranks must do the same.
+func WithTorchHalves(on bool) EngineOption {
+	return func(e *Engine) {
+		if on {
+			e.into = reduce.Torch
+		}
+	}
+}
+
 // NewEngine returns an engine over mesh.
 func NewEngine(mesh link.Mesh, opts ...EngineOption) *Engine {
-	e := &Engine{mesh: mesh}
+	e := &Engine{mesh: mesh, into: reduce.Gloo}
 	e.watch, _ = mesh.(Watcher)
 	for _, o := range opts {
 		o(e)
@@ -226,7 +237,7 @@ func (x *run) dispatch() error {
 	case coll.Broadcast:
 		return x.broadcast()
 	case coll.AllReduce:
-		if err := x.allReduce(r.Out); err != nil {
+		if err := x.allReduce(r.Out, r.Tag); err != nil {
 			return err
 		}
 		x.average(r.Out)
@@ -251,7 +262,11 @@ func (x *run) dispatch() error {
 
 // average divides a finished sum where the request asks for the mean.
 func (x *run) average(buf []byte) {
-	if x.req.Op == reduce.Avg {
+	switch {
+	case x.req.Op != reduce.Avg:
+	case x.req.Complex && x.req.Kind != coll.AllReduce: // there PyTorch sees pairs of real numbers
+		reduce.DivideComplex(buf, x.req.DType, x.size)
+	default:
 		reduce.Divide(buf, x.req.DType, x.size)
 	}
 }

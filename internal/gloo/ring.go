@@ -6,7 +6,6 @@ package gloo
 import (
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
-	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -66,7 +65,7 @@ func (x *run) reduceSteps(g ring, buf []byte, slot uint64, steps int) error {
 				if err := x.waitRecv(ringRecv + half); err != nil {
 					return err
 				}
-				reduce.Gloo(dst, x.ops[ringRecv+half].Buf, x.req.DType, x.req.Op)
+				x.engine.into(dst, x.ops[ringRecv+half].Buf, x.req.DType, x.req.Op)
 			}
 			if len(g.at(buf, x.rank+1, i-2)) > 0 {
 				if err := x.waitSend(ringSend + half); err != nil {
@@ -116,11 +115,11 @@ func (x *run) gatherSteps(g ring, buf []byte, slot uint64, steps int) error {
 }
 
 // allReduce is gloo's ring, or its bcube if the engine was told so, on buf in place.
-func (x *run) allReduce(buf []byte) error {
+func (x *run) allReduce(buf []byte, tag uint32) error {
 	if len(buf) == 0 || x.size == 1 {
 		return nil
 	}
-	slot := x.slot(wire.AllReduce)
+	slot := wire.Slot(wire.AllReduce, tag)
 	if x.engine.bcube {
 		return x.bcubeAllReduce(buf, slot)
 	}
@@ -185,12 +184,19 @@ func (x *run) reduce() error {
 	return nil
 }
 
-// reduceScatter is what PyTorch 2.x does on gloo: an all-reduce of the whole input, of which each rank keeps its part.
+// reduceScatter is what PyTorch 2.x does on gloo: an all-reduce of the whole input, of which each rank keeps its part; for a list
+// of inputs one all-reduce of each.
 func (x *run) reduceScatter() error {
 	r := x.req
 	buf := make([]byte, len(r.In)) // as long as the operation; the scratch memory holds the segments
 	copy(buf, r.In)
-	if err := x.allReduce(buf); err != nil {
+	if r.PerBlock {
+		for i := range x.size {
+			if err := x.allReduce(coll.Block(buf, r.InCounts, x.size, i), r.Tag+uint32(i)); err != nil {
+				return err
+			}
+		}
+	} else if err := x.allReduce(buf, r.Tag); err != nil {
 		return err
 	}
 	copy(r.Out, coll.Block(buf, r.InCounts, x.size, x.rank))

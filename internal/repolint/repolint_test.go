@@ -37,6 +37,7 @@ pure: internal/reduce internal/coll internal/sched internal/launchcore internal/
       autograd tensor/safetensors autograd/nn optim
       internal/link internal/link/*
       internal/gloo/presence
+pure: internal/gloo/torch
       internal/recycle
       store store/filestore store/tcpstore
       internal/muster

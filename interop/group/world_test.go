@@ -41,12 +41,16 @@ func freePort(t testing.TB) int {
 	return freeport.Get(t)
 }
 
+// versions are those of the PyTorch ranks of a world, by the port of its store: Go ranks are told, since it is not on the wire.
+var versions sync.Map
+
 // world says which ranks are Go's.
 type world struct {
 	size    int
 	goRanks []int
 	env     map[string]string
 	options []group.Option
+	untold  bool // the Go ranks find out themselves what the PyTorch ranks are
 }
 
 func (w world) String() string { return fmt.Sprintf("ranks=%d,go=%v", w.size, w.goRanks) }
@@ -56,6 +60,7 @@ func (w world) isGo(r int) bool { return slices.Contains(w.goRanks, r) }
 // startTorch starts the PyTorch ranks of a world with a script that takes rank, size, port and the given arguments.
 func (w world) startTorch(t testing.TB, tr *torchtest.Torch, port int, source string, args ...string) map[int]*torchtest.Proc {
 	t.Helper()
+	versions.Store(port, tr.About(t).Version)
 	procs := map[int]*torchtest.Proc{}
 	for r := range w.size {
 		if !w.isGo(r) {
@@ -108,7 +113,11 @@ func (w world) tryJoin(ctx context.Context, t testing.TB, port, r int) (*group.G
 	if _, err = client.JoinWorker(ctx); err != nil {
 		return nil, err
 	}
-	g, err := group.New(ctx, client, r, w.size, w.options...)
+	options := w.options
+	if v, ok := versions.Load(port); ok && !w.untold {
+		options = append([]group.Option{group.WithPeers(group.Peers(fmt.Sprint("torch-", v)))}, options...)
+	}
+	g, err := group.New(ctx, client, r, w.size, options...)
 	if err != nil {
 		return nil, err
 	}

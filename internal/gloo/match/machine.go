@@ -337,7 +337,7 @@ func (m *Machine) Frame(peer int, f wire.Frame) (*link.Op, error) {
 		return nil, m.onAnnouncement(peer, f)
 	case wire.Data:
 		return m.onData(peer, f)
-	case wire.SendBuffer:
+	case wire.SendBuffer, wire.NoticeOpcode:
 	}
 	return nil, nil // gloo ignores what it does not know
 }

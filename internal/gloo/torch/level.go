@@ -1,0 +1,104 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package torch knows what the gloo backend of each version of PyTorch can do. It does no I/O.
+//
+// The wire is the same from 2023 on, and no version is on it; what differs is what PyTorch allows. A [Level] is a range of
+// versions that allow the same. Often only a range of levels is known about the peers: then an operation is run if all levels
+// of the range run it alike, and refused otherwise, because one of them would compute something else or wait for ever.
+package torch
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Level is a range of versions of PyTorch whose gloo backends allow the same.
+type Level uint8
+
+// The levels, oldest first.
+const (
+	None  Level = iota // all ranks are Go: everything works
+	V1_13              // 1.13 to 2.2
+	V2_6               // 2.3 to 2.7
+	V2_8               // 2.8: average, reduce_scatter of lists, torch's own float16
+	V2_9               // 2.9 to 2.11: reduce_scatter with any operator, complex numbers
+	V2_12              // 2.12 and 2.13: all_to_all of lists
+	V2_14              // 2.14: other names of groups that are made with local synchronization
+)
+
+// Newest is the newest level that is known. Newer versions are treated alike.
+const Newest = V2_14
+
+// firsts are the first versions of the levels.
+var firsts = [...][2]int{V1_13: {1, 13}, V2_6: {2, 3}, V2_8: {2, 8}, V2_9: {2, 9}, V2_12: {2, 12}, V2_14: {2, 14}}
+
+// newestMinor is the newest version of PyTorch that the table was read off.
+const newestMinor = 14
+
+// String returns the level as it is given in options: "torch-2.9".
+func (l Level) String() string {
+	return [...]string{"go", "torch-1.13", "torch-2.6", "torch-2.8", "torch-2.9", "torch-2.12", "torch-2.14"}[l]
+}
+
+// Parse returns the level of a version such as "torch-2.11", "2.11.0+cpu" or "2.11". newer tells that the version is newer than any
+// that is known.
+func Parse(version string) (l Level, newer, ok bool) {
+	version = strings.TrimPrefix(strings.TrimSpace(version), "torch-")
+	majorText, rest, _ := strings.Cut(version, ".")
+	minorText, _, _ := strings.Cut(rest, ".")
+	if i := strings.IndexFunc(minorText, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {
+		minorText = minorText[:i]
+	}
+	major, err := strconv.Atoi(majorText)
+	minor, err2 := strconv.Atoi(minorText)
+	if err != nil || err2 != nil {
+		return None, false, false
+	}
+	for at, first := range firsts {
+		if at != int(None) && (major > first[0] || major == first[0] && minor >= first[1]) {
+			l = Level(at)
+		}
+	}
+	return l, major > 2 || major == 2 && minor > newestMinor, l != None
+}
+
+// Peers is what is known about the PyTorch ranks of a group: that their level is one from Low to High. The zero value means that
+// there are none.
+type Peers struct{ Low, High Level }
+
+// Exactly is a known level.
+func Exactly(l Level) Peers { return Peers{l, l} }
+
+// None reports whether all ranks are Go.
+func (p Peers) None() bool { return p.High == None }
+
+// AtLeast narrows what is known by a lower bound.
+func (p Peers) AtLeast(l Level) Peers { return Peers{max(p.Low, min(l, p.High)), p.High} }
+
+// AtMost narrows what is known by an upper bound.
+func (p Peers) AtMost(l Level) Peers { return Peers{p.Low, min(p.High, max(l, p.Low))} }
+
+// String names the versions in words.
+func (p Peers) String() string {
+	name := func(l Level, last bool) string {
+		switch {
+		case l == V1_13:
+			return "1.13"
+		case l == V2_6 && last:
+			return "2.7"
+		case l == V2_6:
+			return "2.6"
+		}
+		return strings.TrimPrefix(l.String(), "torch-")
+	}
+	switch {
+	case p.None():
+		return "Go"
+	case p.Low == p.High:
+		return "PyTorch " + name(p.Low, false)
+	case p.High == Newest:
+		return "PyTorch " + name(p.Low, false) + " or newer"
+	}
+	return "PyTorch " + name(p.Low, false) + " to " + name(p.High, true)
+}

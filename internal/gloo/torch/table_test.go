@@ -1,0 +1,133 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package torch
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+func TestParse(t *testing.T) {
+	for text, want := range map[string]Level{
+		"1.13.1": V1_13, "torch-1.13": V1_13, "2.0.1": V1_13, "2.3.0": V2_6, "2.6.0+debian": V2_6, "2.7": V2_6, "torch-2.8": V2_8, "2.9.1": V2_9,
+		"2.11.0+cpu": V2_9, "2.12": V2_12, "2.13.0": V2_12, "2.14.1+debian": V2_14, "2.15.0a0": V2_14, "3.0": V2_14,
+	} {
+		l, newer, ok := Parse(text)
+		if !ok || l != want || newer != (text == "2.15.0a0" || text == "3.0") {
+			t.Errorf("%q: %v %v %v, want %v", text, l, newer, ok, want)
+		}
+	}
+	for _, text := range []string{"", "x", "torch-", "1.12.0", "0.4"} {
+		if l, _, ok := Parse(text); ok {
+			t.Errorf("%q: %v", text, l)
+		}
+	}
+	for l := V1_13; l <= Newest; l++ {
+		if got, _, ok := Parse(l.String()); !ok || got != l {
+			t.Errorf("%v is read as %v", l, got)
+		}
+	}
+}
+
+// TestTable holds the table against the facts, cell by cell: r runs, a digit is the tags of a refusal, p is one in Python, n is
+// something that PyTorch runs and Go does not.
+func TestTable(t *testing.T) {
+	levels := []Level{V1_13, V2_6, V2_8, V2_9, V2_12, V2_14}
+	for _, row := range []struct {
+		op   Op
+		r    reduce.Op
+		dt   tensor.DType
+		want string
+	}{
+		{AllReduce, reduce.Sum, tensor.Float32, "rrrrrr"},
+		{AllReduce, reduce.Sum, tensor.BFloat16, "1rrrrr"},
+		{AllReduce, reduce.Sum, tensor.Int16, "111111"},
+		{AllReduce, reduce.Sum, tensor.Complex64, "rrrrrr"},
+		{AllReduce, reduce.Max, tensor.Complex64, "pppppp"},
+		{AllReduce, reduce.And, tensor.Int32, "rrrrrr"},
+		{AllReduce, reduce.And, tensor.Float32, "111111"},
+		{AllReduce, reduce.Or, tensor.Bool, "1rrrrr"},
+		{AllReduce, reduce.Avg, tensor.Float32, "11rrrr"},
+		{AllReduce, reduce.Avg, tensor.Complex64, "11rrrr"},
+		{AllReduce, reduce.Avg, tensor.Int64, "11nnnn"},
+		{Reduce, reduce.Sum, tensor.Complex128, "111rrr"},
+		{Reduce, reduce.Avg, tensor.Complex128, "111rrr"},
+		{Reduce, reduce.Max, tensor.Complex128, "111111"},
+		{Reduce, reduce.Avg, tensor.Float64, "11rrrr"},
+		{ReduceScatterInto, reduce.Sum, tensor.Float32, "0rrrrr"},
+		{ReduceScatterInto, reduce.Max, tensor.Float32, "0nnrrr"},
+		{ReduceScatterInto, reduce.Avg, tensor.Float32, "0nnrrr"},
+		{ReduceScatterInto, reduce.Sum, tensor.Complex64, "011rrr"},
+		{ReduceScatterInto, reduce.Min, tensor.Complex64, "011111"},
+		{ReduceScatter, reduce.Sum, tensor.Float32, "00rrrr"},
+		{ReduceScatter, reduce.Max, tensor.Float32, "00nrrr"},
+		{ReduceScatter, reduce.Sum, tensor.Int16, "001333"},
+		{Broadcast, reduce.Sum, tensor.Complex64, "111rrr"},
+		{Gather, reduce.Sum, tensor.Complex64, "111111"},
+		{Scatter, reduce.Sum, tensor.Complex64, "rrrrrr"},
+		{AllGather, reduce.Sum, tensor.Complex64, "rrrrrr"},
+		{AllToAllInto, reduce.Sum, tensor.Bool, "1rrrrr"},
+		{AllToAll, reduce.Sum, tensor.Float32, "0000rr"},
+		{AllToAll, reduce.Sum, tensor.Complex64, "0000rr"},
+		{Send, reduce.Sum, tensor.Int16, "rrrrrr"},
+		{Barrier, reduce.Sum, tensor.Uint8, "rrrrrr"},
+	} {
+		got := ""
+		for _, l := range levels {
+			o := l.outcome(&Call{Op: row.op, DType: row.dt, Reduce: row.r, Numel: 4, Ranks: 3})
+			switch {
+			case !o.refused:
+				got += "r"
+			case o.where == Nowhere:
+				got += "n"
+			case o.where == InPython:
+				got += "p"
+			default:
+				got += string(rune('0' + o.tags))
+			}
+		}
+		if got != row.want {
+			t.Errorf("%s (%v) of %v: %s, want %s", names[row.op], row.r, row.dt, got, row.want)
+		}
+	}
+}
+
+// TestUnknownVersionIsAskedFor: what versions do differently is refused until somebody says which one it is, and nothing else is.
+func TestUnknownVersionIsAskedFor(t *testing.T) {
+	all := Peers{V2_6, Newest}
+	avg := Call{Op: AllReduce, DType: tensor.Float32, Reduce: reduce.Avg, Numel: 1, Ranks: 2}
+	err := all.Check("group: all_reduce", avg)
+	if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), Option) || !strings.Contains(err.Error(), Variable) || !strings.Contains(err.Error(), "2.6 or newer") {
+		t.Errorf("%v", err)
+	}
+	if err = all.AtLeast(V2_8).Check("x", avg); err != nil {
+		t.Errorf("%v", err)
+	}
+	if err = all.AtMost(V2_6).Check("x", avg); err == nil || strings.Contains(err.Error(), Option) {
+		t.Errorf("%v", err)
+	}
+	half := Call{Op: AllReduce, DType: tensor.Float16, Reduce: reduce.Max, Numel: 1, Ranks: 2}
+	if err = all.Check("x", half); err == nil {
+		t.Error("float16 is computed in two ways")
+	}
+	for _, p := range []Peers{Exactly(V2_6), Exactly(V2_14), {}} {
+		if err = p.Check("x", half); err != nil {
+			t.Errorf("%v: %v", p, err)
+		}
+	}
+	var r *Refusal
+	err = Exactly(V2_6).Check("x", Call{Op: ReduceScatterInto, DType: tensor.Float32, Reduce: reduce.Max, Ranks: 2})
+	if !errors.As(err, &r) || r.Where != Nowhere {
+		t.Errorf("PyTorch 2.6 runs it: %v", err)
+	}
+	err = Exactly(V2_14).Check("x", Call{Op: ReduceScatter, DType: tensor.Int16, Ranks: 4})
+	if !errors.As(err, &r) || r.Where != AtTheWait || r.Tags != 4 {
+		t.Errorf("PyTorch 2.14 takes a tag per rank: %v", err)
+	}
+}

@@ -1,0 +1,94 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+)
+
+// averageSource is a PyTorch rank that averages, and says how that ended.
+const averageSource = `
+import datetime, sys
+import torch, torch.distributed as dist
+rank, size, port = map(int, sys.argv[1:4])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+dist.all_reduce(torch.zeros(5))
+x = torch.full((5,), float(rank))
+try:
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    print("average", x.tolist(), flush=True)
+except RuntimeError as e:
+    print("error", flush=True)
+sys.stdin.readline()
+`
+
+// TestVersionIsFoundOutOrAskedFor averages, which PyTorch can from 2.8 on. A Go rank that is told the version does what PyTorch
+// does. One that is not finds out from the store of a PyTorch rank what it can; where that is not enough it says which
+// option is missing, and ends the group instead of letting anybody wait.
+func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
+	torchtest.All(t, nil, func(t *testing.T, tr *torchtest.Torch) {
+		level, _, _ := torch.Parse(tr.About(t).Version)
+		for _, goRank := range []int{0, 1} { // rank 0 hosts the store
+			for _, untold := range []bool{false, true} {
+				t.Run(fmt.Sprintf("go=%d,untold=%v", goRank, untold), func(t *testing.T) {
+					w := world{size: 2, goRanks: []int{goRank}, untold: untold}
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					port := freePort(t)
+					procs := w.startTorch(t, tr, port, averageSource)
+					g := w.joinGo(ctx, t, port)[goRank]
+					if err := group.AllReduceSlice(ctx, g, make([]float32, 5), group.Sum); err != nil {
+						t.Fatal(err)
+					}
+					x := []float32{float32(goRank), 0, 0, 0, 0}
+					began := time.Now()
+					err := group.AllReduceSlice(ctx, g, x, group.Avg)
+					if took := time.Since(began); took > 20*time.Second {
+						t.Errorf("it took %v", took)
+					}
+					asked := errors.Is(err, dist.NotSupported) && strings.Contains(err.Error(), torch.Option) && strings.Contains(err.Error(), torch.Variable)
+					switch known := !untold || level == torch.V1_13 || goRank == 1 && level >= torch.V2_12; {
+					case !known && !asked:
+						t.Errorf("the version cannot be known: %v", err)
+					case known && level >= torch.V2_8 && (err != nil || x[0] != 0.5):
+						t.Errorf("%v %v", x, err)
+					case known && level < torch.V2_8 && (!errors.Is(err, dist.NotSupported) || asked):
+						t.Errorf("this PyTorch has no average: %v", err)
+					}
+					line := procs[1-goRank].Line(t) // nobody waits for anybody
+					t.Logf("PyTorch: %s; Go: %v %v", line, x, err)
+				})
+			}
+		}
+	})
+}
+
+// TestNamesAfterHashedGroups: how a group that only its members make counts in the names of later ones depends on the version.
+func TestNamesAfterHashedGroups(t *testing.T) {
+	torchtest.All(t, nil, func(t *testing.T, tr *torchtest.Torch) {
+		if tr == torchtest.V113 {
+			return // it has no such groups
+		}
+		plan := []step{
+			{Op: "new_group", Name: "a", Ranks: []int{0, 1}, Local: true},
+			{Op: "all_reduce", N: 3, DType: "float32", Group: "a", Ranks: []int{0, 1}},
+			{Op: "new_group", Name: "b", Ranks: []int{0, 1}},
+			{Op: "all_reduce", N: 4, DType: "float32", Group: "b", Ranks: []int{0, 1}},
+			{Op: "new_group", Name: "c", Ranks: []int{0, 1}, Local: true},
+			{Op: "all_reduce", N: 5, DType: "float32", Group: "c", Ranks: []int{0, 1}},
+		}
+		want := world{size: 2}.run(t, tr, plan)
+		compare(t, plan, want, world{size: 2, goRanks: []int{1}}.run(t, tr, plan))
+	})
+}
