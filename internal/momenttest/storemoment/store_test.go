@@ -68,8 +68,13 @@ func events() []momenttest.Event {
 	return all
 }
 
+// clientPoints are those of the client; the server of a world in memory has its own.
+var clientPoints = []string{
+	"tcpstore.native.", "tcpstore.watch.", "tcpstore.torch.", "tcpstore.pool.", "tcpstore.dial.", "tcpstore.redial.", "tcpstore.close.",
+}
+
 func scenario(d tcpstore.Dialect, virtual bool) momenttest.Scenario {
-	s := momenttest.Scenario{Name: d.String() + "-memory", Virtual: virtual, Points: []string{"tcpstore."}, Events: events()}
+	s := momenttest.Scenario{Name: d.String() + "-memory", Virtual: virtual, Points: clientPoints, Events: events()}
 	open := newMemoryWorld
 	if !virtual {
 		s.Name, s.Share, open = d.String()+"-process", 10, newProcessWorld
