@@ -124,16 +124,18 @@ func TestLateAnswerToSelf(t *testing.T) {
 			})
 	})
 	a := agents[0]
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-	defer cancel()
-	if _, err := Call[*Ref[int]](ctx, a, "w0", "t.late"); err == nil {
-		t.Error("the call did not time out")
+	ctx, cancel := context.WithCancel(testContext(t))
+	late := Async[*Ref[int]](ctx, a, "w0", "t.late")
+	ref := <-made
+	cancel()
+	if _, err := late.Await(testContext(t)); err == nil {
+		t.Error("a call that was given up is answered")
 	}
 	close(release)
 	for a.counts.serverCalls.Load() > 0 { // until it has answered
 		time.Sleep(time.Millisecond)
 	}
-	_ = (<-made).Close() // the handler's own
+	_ = ref.Close() // the handler's own
 	quiet(t, agents)
 	if n := a.refs.leaked.collected.Load(); n != 0 {
 		t.Errorf("%d references were left to the garbage collector", n)
