@@ -4,6 +4,7 @@
 package rpc
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -13,14 +14,15 @@ import (
 func TestResultWithoutFormKeepsNothing(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
 		t.Helper()
-		var held *Ref[int]
-		reg := NewRegistry().MustHandle("v.both", func() []any { return []any{held, make(chan int)} })
+		var given atomic.Pointer[Ref[int]]
+		reg := NewRegistry().MustHandle("v.both", func() []any { return []any{given.Load(), make(chan int)} })
 		agents := world(t, 2, false, func(int) *Registry { return reg }, opts...)
 		ctx := testContext(t)
-		var err error
-		if held, err = NewRef(agents[1], 7); err != nil {
+		held, err := NewRef(agents[1], 7)
+		if err != nil {
 			t.Fatal(err)
 		}
+		given.Store(held)
 		if got, callErr := Call[any](ctx, agents[0], "w1", "v.both"); callErr == nil {
 			t.Fatalf("a channel arrived: %v", got)
 		}
