@@ -18,6 +18,7 @@ import (
 
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/operators"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -114,7 +115,7 @@ func benchWorker(ctx context.Context, addr, name string, rank, size int, opts []
 		return nil, nil, err
 	}
 	echo := func(x any) any { return x }
-	opts = append(opts, rpc.WithRank(rank), rpc.WithWorldSize(size), rpc.WithHandlers(
+	opts = append(opts, rpc.WithRank(rank), rpc.WithWorldSize(size), operators.Serve(), rpc.WithHandlers(
 		rpc.NewRegistry().MustHandle(benchPythonUDF, echo).MustHandle(benchUDF, echo).MustHandle(benchBorrow, rpc.Borrowing(echo))))
 	if _, set := os.LookupEnv("TP_SOCKET_IFNAME"); !set {
 		opts = append(opts, rpc.WithAddr("127.0.0.1:0"))
