@@ -11,8 +11,18 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 )
 
-// async starts a call and reports its result exactly once.
-func (a *Agent) async(ctx context.Context, to, fn string, args []any, done func(any, error)) {
+// async starts a call and reports its result exactly once. The call counts as active when async returns, although there may
+// be no session yet to send it on: a handler that has started it may return now, and then nothing else tells a shutdown
+// that there is something to wait for.
+func (a *Agent) async(ctx context.Context, to, fn string, args []any, report func(any, error)) {
+	if err := a.calls.enter(ctx); err != nil {
+		report(nil, err)
+		return
+	}
+	done := func(v any, err error) {
+		report(v, err) // which may start another call
+		a.calls.leave()
+	}
 	if to == a.name {
 		if a.self == nil {
 			done(nil, errClosed("call"))
@@ -62,17 +72,13 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, done func(
 	}
 }
 
-// asyncOn sends a request on a session and calls done exactly once, normally in the goroutine that reads the answer.
+// asyncOn sends a request on a session and calls done exactly once, normally in the goroutine that reads the answer. The
+// caller has counted it as active.
 func (a *Agent) asyncOn(ctx context.Context, c *conn, o *outgoing, done func(reply, error)) {
-	if err := a.calls.enter(ctx); err != nil {
-		done(reply{}, err)
-		return
-	}
 	started := a.begin(o)
 	finish := func(x reply, err error) {
 		a.end(o, started, err)
 		done(x, err)
-		a.calls.leave()
 	}
 	deadline := a.deadline(ctx)
 	m, wires, flags, err := o.make(ctx, c.cohort())

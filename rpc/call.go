@@ -372,10 +372,11 @@ func (a *Agent) transact(ctx context.Context, o *outgoing) (reply, error) {
 	started := a.begin(o)
 	var x reply
 	var err error
-	if o.peer == a.self {
-		x, err = a.exchangeSelf(ctx, o)
-	} else {
+	if o.peer != a.self {
 		x, err = a.exchange(ctx, o)
+	} else if err = a.calls.enter(ctx); err == nil {
+		x, err = a.exchangeSelf(ctx, o)
+		a.calls.leave()
 	}
 	a.end(o, started, err)
 	return x, err
@@ -418,6 +419,10 @@ func (a *Agent) callOwn(ctx context.Context, fn string, args []any) (any, error)
 	if a.self == nil {
 		return nil, errClosed("call")
 	}
+	if err := a.calls.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer a.calls.leave()
 	return a.callSelf(ctx, a.prepare(a.self, fn, args))
 }
 

@@ -90,6 +90,10 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		return nil, refFailure("create", rrefcore.ID{On: a.id}, to, code, nil)
 	}
 	core := &refCore{a: a, h: h, script: parseTarget(fn).isScript()}
+	if err = a.calls.enter(ctx); err != nil { // here and not with the session that it is sent on, as for an asynchronous call
+		r.createFailed(h, err)
+		return core, nil
+	}
 	o := a.creation(p, h, fn, args)
 	if c := p.current(); c != nil {
 		if company && c.link != nil {
@@ -108,12 +112,14 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		if err != nil {
 			giveUp()
 			r.createFailed(h, err)
+			a.calls.leave()
 			return
 		}
 		a.create(ctx, c, o, h)
 	}) {
 		giveUp()
 		r.createFailed(h, errClosed("remote"))
+		a.calls.leave()
 	}
 	return core, nil
 }

@@ -5,14 +5,12 @@ package rpc
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
-	"github.com/cohort-dist/cohort/internal/tensorpipe"
 )
 
 // When the link of two Go workers is cut, nobody knows whether the requests on it arrived. A call fails then: running it
@@ -80,14 +78,10 @@ type lasting struct {
 	tries int
 }
 
-// asyncLasting is asyncOn for a request that may be repeated. Tensors among the arguments must stay as they are until it
+// asyncLasting is asyncOn for a request that may be repeated, and ends the count of it as active. Tensors among the arguments must stay as they are until it
 // is answered. Where a PyTorch worker answers a request that was given up, done is called a second time: such a worker
 // cannot be told, so that only its answer says that it has done what was asked.
 func (a *Agent) asyncLasting(ctx context.Context, c *conn, o *outgoing, done func(reply, error)) {
-	if err := a.calls.enter(ctx); err != nil {
-		done(reply{}, fmt.Errorf("%w: %w", tensorpipe.ErrUnsent, err))
-		return
-	}
 	started := a.begin(o)
 	l := &lasting{a: a, ctx: ctx, o: o, deadline: a.deadline(ctx), late: done}
 	l.finish = func(x reply, err error) {

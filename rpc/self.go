@@ -13,7 +13,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// callSelf runs a function of this worker as if it had come over a wire: values are copied.
+// callSelf runs a function of this worker as if it had come over a wire: values are copied. The caller has counted the call
+// as active.
 func (a *Agent) callSelf(ctx context.Context, o *outgoing) (any, error) {
 	started := a.begin(o)
 	x, err := a.exchangeSelf(ctx, o)
@@ -28,12 +29,8 @@ func (a *Agent) callSelf(ctx context.Context, o *outgoing) (any, error) {
 	return v, err
 }
 
-// exchangeSelf is exchange with this worker itself.
+// exchangeSelf is exchange with this worker itself, but for the count of active calls, which is the caller's affair.
 func (a *Agent) exchangeSelf(ctx context.Context, o *outgoing) (reply, error) {
-	if err := a.calls.enter(ctx); err != nil {
-		return reply{}, err
-	}
-	defer a.calls.leave()
 	deadline := a.deadline(ctx)
 	m, wires, _, err := o.make(ctx, true)
 	if err != nil {
