@@ -139,7 +139,7 @@ func (m *Mesh) Recv(op *link.Op) {
 		return
 	}
 	op.Source = op.Peer
-	if i := p.arrived(op.Slot); i >= 0 {
+	if i := p.takeable(op.Slot); i >= 0 {
 		m.takeArrival(p, i, op)
 		m.flush(p)
 		return
@@ -173,7 +173,7 @@ func (m *Mesh) recvAny(op *link.Op) {
 		} else if gone == nil {
 			gone = err
 		}
-		if i := p.arrived(op.Slot); i >= 0 && (best == nil || p.arrivals[i].order < best.arrivals[at].order) {
+		if i := p.takeable(op.Slot); i >= 0 && (best == nil || p.arrivals[i].order < best.arrivals[at].order) {
 			best, at = p, i
 		}
 	}
@@ -201,9 +201,14 @@ func (m *Mesh) tellKeeper() {
 	}
 }
 
-func (p *meshPeer) arrived(slot uint64) int {
+// takeable is the index of the first early message on a slot, or -1. A rank that is gone sends nothing that it had offered,
+// and what it sent after the offer is not what a receive on the slot is for.
+func (p *meshPeer) takeable(slot uint64) int {
 	for i := range p.arrivals {
-		if p.arrivals[i].slot == slot {
+		if a := &p.arrivals[i]; a.slot == slot {
+			if a.offer && p.gone != nil {
+				return -1
+			}
 			return i
 		}
 	}

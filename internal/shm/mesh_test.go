@@ -268,6 +268,43 @@ func TestMessagesOfALeaver(t *testing.T) {
 	}
 }
 
+// TestOfferOfALeaver: a large message that a rank had offered when it left never comes. Receives for it end at once; one from
+// any rank waits for the ranks that are there.
+func TestOfferOfALeaver(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 3, nil)
+	m, large := engines[0].mesh, engines[0].mesh.eager+1
+	for _, op := range []*link.Op{{Slot: 5, Buf: make([]byte, large)}, {Slot: 5, Buf: []byte("later")}, {Slot: 6, Buf: []byte("bye")}} {
+		engines[1].mesh.Send(op)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	receive := func(peer int, from []int, slot uint64) (*link.Op, error) {
+		op := &link.Op{Peer: peer, From: from, Slot: slot, Buf: make([]byte, large)}
+		m.Recv(op)
+		return op, m.Wait(ctx, op)
+	}
+	if _, err := receive(1, nil, 6); err != nil { // the offer came before it
+		t.Fatal(err)
+	}
+	_ = engines[1].Close()
+	if _, err := receive(1, nil, 7); !errors.Is(err, dist.PeerLost) {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := receive(1, nil, 5); !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "rank 1") {
+			t.Errorf("from the rank that left: %v", err)
+		}
+		if _, err := receive(link.AnyPeer, []int{1}, 5); !errors.Is(err, dist.PeerLost) {
+			t.Errorf("from any of the ranks that left: %v", err)
+		}
+	}
+	engines[2].mesh.Send(&link.Op{Slot: 5, Buf: []byte("here")})
+	if op, err := receive(link.AnyPeer, nil, 5); err != nil || op.Source != 2 {
+		t.Errorf("from any rank: rank %d, %v", op.Source, err)
+	}
+}
+
 // TestKeeperFinishesWhatNobodyWaitsFor: a large message arrives although the receiver has not called Wait yet.
 func TestKeeperFinishesWhatNobodyWaitsFor(t *testing.T) {
 	t.Parallel()
