@@ -137,7 +137,7 @@ func (m *Mesh) recvAny(op *link.Op) {
 			continue
 		}
 		alive = alive || c.gone == nil
-		if a := c.inbox.first(op.Slot); a != nil && (a.whole || a.request) && (best == nil || a.order < best.order) {
+		if a := c.inbox.first(op.Slot); a != nil && (a.whole || a.request && c.gone == nil) && (best == nil || a.order < best.order) {
 			best, from = a, c
 		}
 	}

@@ -288,6 +288,11 @@ func TestAnnouncedMessageOfARankThatLeft(t *testing.T) {
 	if err := meshes[0].Wait(ctx, receive(meshes[0], 5, 4*EagerMax)); !errors.Is(err, dist.PeerLost) {
 		t.Errorf("a message that was announced: %v", err)
 	}
+	whoever := &link.Op{Peer: link.AnyPeer, Slot: 5, Buf: make([]byte, 4*EagerMax)}
+	meshes[0].Recv(whoever)
+	if err := meshes[0].Wait(ctx, whoever); !errors.Is(err, dist.PeerLost) {
+		t.Errorf("a message that was announced, from any rank: %v", err)
+	}
 }
 
 func receive(m *Mesh, slot uint64, n int) *link.Op {
