@@ -37,6 +37,7 @@ type Engine struct {
 	deadline time.Time
 	opName   string
 	failure  error // why the group ended
+	reported bool  // an operation has returned failure
 	oneShot  int
 
 	closing atomic.Bool
@@ -127,9 +128,10 @@ func (e *Engine) run(ctx context.Context, r *coll.Request) error {
 		return dist.New(e.opName, dist.Closed, "the engine is closed")
 	}
 	if e.failure != nil {
-		return dist.Newf(e.opName, dist.Aborted, "the group failed before: %w", e.failure)
+		return e.failedBefore()
 	}
 	if err := e.aborted(); err != nil {
+		e.reported = true
 		return err
 	}
 	if e.op.request != r {
@@ -150,7 +152,18 @@ func (e *Engine) run(ctx context.Context, r *coll.Request) error {
 		return err
 	}
 	e.op.request = nil
+	e.reported = err != nil && e.failure != nil
 	return err
+}
+
+// failedBefore is the error of an operation that begins after the group failed. The operation that found the failure may have
+// ended well all the same: then this is the one that reports it.
+func (e *Engine) failedBefore() error {
+	if e.reported {
+		return dist.Newf(e.opName, dist.Aborted, "the group failed before: %w", e.failure)
+	}
+	e.reported = true
+	return e.failure
 }
 
 func (e *Engine) proceed(ctx context.Context, r *coll.Request) error {

@@ -535,3 +535,18 @@ func TestAllJoinOrNone(t *testing.T) {
 		}
 	}
 }
+
+// TestLossFoundInAnOperationThatEndsWell: a rank finds another's word of its end while it waits, and then that what it waits
+// for has happened. The operation ends well, and the next one names the rank that is gone.
+func TestLossFoundInAnOperationThatEndsWell(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 3, nil)
+	_ = engines[1].giveUp(dist.New("shm: barrier", dist.Closed, "the engine was closed during the operation"))
+	if err := engines[0].trouble(t.Context(), time.Now()); !errors.Is(err, dist.PeerLost) { // what waitLong may ignore
+		t.Fatal(err)
+	}
+	err := engines[0].Run(t.Context(), &coll.Request{Kind: coll.Barrier})
+	if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.PeerLost || e.Rank != 1 {
+		t.Errorf("the next operation: %v", err)
+	}
+}
