@@ -276,7 +276,7 @@ func (p *pair) lose(cause error) error {
 		detail = "the peer reset the connection"
 	}
 	boundary := p.in.start == p.in.end && !errors.Is(cause, io.ErrUnexpectedEOF)
-	age, _ := connectionAge(p.conn)
+	now, age := d.watch.look(p.conn)
 	d.mu.Lock()
 	certain, left := p.native && boundary, p.left
 	d.mu.Unlock()
@@ -299,7 +299,7 @@ func (p *pair) lose(cause error) error {
 	d.finish()
 	p.kill(err)
 	if !closing && !left {
-		d.watch.ended(p, age, certain || code != dist.PeerLost, err)
+		d.watch.ended(p, now, age, certain || code != dist.PeerLost, err)
 	}
 	if !closing && (pending || code != dist.PeerLost) {
 		// An end with nothing pending is how every gloo group ends.

@@ -97,6 +97,31 @@ func TestDeathOfAnyRankIsNamedByAll(t *testing.T) {
 	}
 }
 
+// TestBlameWaitsForWhoEnded: between the end of a connection and the machine's knowledge of it a reader may be suspended for
+// long. Until then nobody else is blamed.
+func TestBlameWaitsForWhoEnded(t *testing.T) {
+	t.Parallel()
+	m := connectWorld(t, 3, nil)[0]
+	p := m.devices[0].pairs[2]
+	dead := func(dead bool) {
+		p.d.mu.Lock()
+		defer p.d.mu.Unlock()
+		p.dead = dead
+	}
+	if m.unread() {
+		t.Error("a connection that is there counts as ended")
+	}
+	dead(true)        // as lose does
+	defer dead(false) // so that it is closed
+	if !m.unread() {
+		t.Error("the machine does not know that rank 2 is gone, and Blame does not wait for it")
+	}
+	m.watch.ended(p, m.watch.now(), 0, false, errors.New("rank 2 is gone"))
+	if m.unread() {
+		t.Error("Blame waits for what the machine knows")
+	}
+}
+
 // TestDeathWhileIdle: ranks that run nothing are told, and the next collective fails at once.
 func TestDeathWhileIdle(t *testing.T) {
 	for _, plain := range []bool{false, true} {

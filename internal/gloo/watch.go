@@ -5,6 +5,7 @@ package gloo
 
 import (
 	"errors"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -120,10 +121,26 @@ func (w *watch) doubt() {
 	}
 }
 
-// ended is told of a connection that ended without a goodbye.
-func (w *watch) ended(p *pair, age time.Duration, certain bool, err error) {
+// lookLimit is how long a look at a connection may take for its age to belong to the time of the look.
+const lookLimit = time.Millisecond
+
+// look returns the time and for how long the connection has ended by then. The goroutine may be suspended between the two,
+// and the order of deaths is told by the difference: such a look is repeated.
+func (w *watch) look(conn net.Conn) (now, age time.Duration) {
+	for range 10 {
+		before := w.now()
+		age, _ = connectionAge(conn)
+		if now = w.now(); now-before < lookLimit {
+			break
+		}
+	}
+	return now, age
+}
+
+// ended is told of a connection that ended without a goodbye, age before now.
+func (w *watch) ended(p *pair, now, age time.Duration, certain bool, err error) {
 	w.mu.Lock()
-	w.mu.machine.Ended(w.now(), age, p.peer, certain, err)
+	w.mu.machine.Ended(now, age, p.peer, certain, err)
 	w.settle()
 }
 
@@ -177,8 +194,9 @@ func (w *watch) close() {
 	}
 }
 
-// sweepLimit is how long Blame waits for readers that have not seen yet that their connection ended.
-const sweepLimit = 50 * time.Millisecond
+// sweepLimit is how long Blame waits for readers that have not seen yet that their connection ended. They are late only on a
+// machine with far too much to do.
+const sweepLimit = 200 * time.Millisecond
 
 // Blame names the rank that went first.
 func (m *Mesh) Blame(err error) error {
@@ -202,25 +220,35 @@ func (m *Mesh) Blame(err error) error {
 	return w.mu.machine.Blame(int(e.Rank), err)
 }
 
-// unread reports whether the connection to a rank has ended that its reader has not found out yet.
+// unread reports whether the connection to a rank has ended and the machine does not know of it yet.
 func (m *Mesh) unread() bool {
 	for _, d := range m.devices {
 		for _, p := range d.pairs {
-			if p == nil {
-				continue
-			}
-			d.mu.Lock()
-			conn := p.conn
-			if p.dead {
-				conn = nil
-			}
-			d.mu.Unlock()
-			if conn != nil {
-				if _, over := connectionAge(conn); over {
-					return true
-				}
+			if p != nil && p.unread() {
+				return true
 			}
 		}
 	}
 	return false
+}
+
+func (p *pair) unread() bool {
+	p.d.mu.Lock()
+	conn, dead := p.conn, p.dead
+	told := conn == nil || p.left || p.d.closing || p.d.machine.Err() != nil
+	p.d.mu.Unlock()
+	if told {
+		return false
+	}
+	if !dead {
+		_, dead = connectionAge(conn)
+	}
+	return dead && !p.d.watch.knows(p.peer)
+}
+
+// knows reports whether a rank is known to be gone.
+func (w *watch) knows(rank int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mu.machine.Gone(rank)
 }

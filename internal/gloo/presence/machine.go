@@ -71,6 +71,9 @@ func New(rank, size int) *Machine { return &Machine{rank: rank, fates: make([]fa
 // Done is the number that a goodbye carries.
 func (m *Machine) Done() uint32 { return m.done }
 
+// Gone reports whether a rank is known to be gone.
+func (m *Machine) Gone(rank int) bool { return m.fates[rank].gone }
+
 // Begin takes note that a collective starts here.
 func (m *Machine) Begin(c *Collective) {
 	m.running = append(m.running, c)
