@@ -24,6 +24,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 func TestMain(m *testing.M) {
@@ -160,7 +161,8 @@ func (w world) run(t *testing.T, tr *torchtest.Torch, plan []step) [][]string {
 			if err != nil {
 				return err
 			}
-			return groups[r].Barrier(ctx).Wait(ctx)
+			last := tensor.Must(tensor.From([]float32{0}, 1))
+			return groups[r].AllReduce(ctx, last, group.Sum).Wait(ctx) // see the end of rank.py
 		})
 		if err != nil {
 			t.Fatal(err)
