@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -259,7 +260,12 @@ func (a *Agent) deliverCreation(ctx context.Context, o *outgoing, obj *object) e
 		a.refs.undelivered(a.self, wires)
 		return err
 	}
-	r := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: m.Tensors, own: obj}
+	if err = a.calls.enter(ctx); err != nil {
+		o.lost()
+		a.refs.undelivered(a.self, wires)
+		return err
+	}
+	r := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: m.Tensors, own: obj, uncount: sync.OnceFunc(a.calls.leave)}
 	r.local = func(m *rpcwire.Message, _ error) {
 		if m.Type != rpcwire.Exception {
 			_ = o.answered(m)
@@ -267,6 +273,7 @@ func (a *Agent) deliverCreation(ctx context.Context, o *outgoing, obj *object) e
 		}
 		o.lost() // it was refused
 		a.refs.created(obj, nil, exceptionError("rpc: remote", o.fn, a.name, m.Payload), true)
+		r.uncount()
 	}
 	a.dispatch(r)
 	return nil
@@ -346,10 +353,24 @@ func (r *refs) created(o *object, v any, err error, own bool) {
 	})
 }
 
+// countCreation counts the function of a creating call as active from before its answer. The creator counts the call itself
+// until then, and a PyTorch creator gets the answer when the function has ended. So there is no moment at which the
+// workers of a static world could leave while it runs.
+func (a *Agent) countCreation(ctx context.Context, answeredEarly bool) (uncount func()) {
+	if !answeredEarly || a.cfg.worldSize == 0 || a.calls.enter(ctx) != nil {
+		return func() {}
+	}
+	return a.calls.leave
+}
+
 // runRemote runs the function of a creating call and stores its result.
 func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, cancel context.CancelCauseFunc, started time.Time, end func()) {
 	answer := func() { a.answerCreated(req, j) }
 	toGo := req.cohort()
+	uncount := req.uncount
+	if uncount == nil {
+		uncount = a.countCreation(ctx, toGo)
+	}
 	if toGo {
 		answer() // the object exists; its value's fate is another matter
 	}
@@ -370,6 +391,7 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, 
 		}
 		end()
 		cancel(errHandlerDone)
+		uncount()
 	}
 	err := j.err
 	if err == nil {

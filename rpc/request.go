@@ -41,6 +41,7 @@ type request struct {
 	job      job
 	borrowed bool    // its tensors are not needed once the answer has been written
 	own      *object // of a remote call of this worker to itself: where the result goes
+	uncount  func()  // of such a call: it is active no longer
 }
 
 // wrapper turns an answer into the form that a wrapped request expects.

@@ -22,7 +22,7 @@ const shutdownRefs = 100 * time.Second
 
 // Shutdown leaves the world in order and then closes the agent. In a static world it waits for all workers to come to
 // the same point, deletes the references that this worker holds, waits until its own objects are released, and stops
-// when no worker has a call under way. In a dynamic world it tells the others and leaves. When another worker of a static
+// when no worker has a call under way, or runs a function for [Remote]. In a dynamic world it tells the others and leaves. When another worker of a static
 // world has died it does not wait for it: the error is then dist.PeerLost, and names the worker.
 //
 // ctx bounds all of it. The agent is closed in any case when Shutdown returns; the error says which phase was not

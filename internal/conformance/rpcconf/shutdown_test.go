@@ -210,6 +210,41 @@ func TestNestedFireAndForget(t *testing.T) {
 	}
 }
 
+// The function of a creating call runs to its end before anybody leaves, and so does a call that it makes then.
+func TestShutdownWaitsForCreation(t *testing.T) {
+	for what, to := range map[string]func(w *world, n *node) string{
+		"next": func(w *world, n *node) string { return w.next(n) },
+		"self": func(_ *world, n *node) string { return name(n.rank) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			w := start(t, worldSize)
+			var ended, called atomic.Int64
+			for _, n := range w.nodes {
+				n.reg.MustHandle("t.called", func() { called.Add(1) })
+				n.reg.MustHandle("t.make", func(ctx context.Context) error {
+					select {
+					case <-time.After(100 * time.Millisecond): // longer than a shutdown takes that does not wait for it
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+					rpc.Async[any](w.ctx, n.self(), w.next(n), "t.called")
+					ended.Add(1)
+					return nil
+				})
+			}
+			w.every(func(n *node) error {
+				if _, err := rpc.Remote[any](w.ctx, n.Agent, to(w, n), "t.make"); err != nil {
+					return err
+				}
+				return n.Shutdown(w.ctx)
+			})
+			if ended.Load() != worldSize || called.Load() != worldSize {
+				t.Errorf("%d functions came to their end and %d calls of theirs ran, want %d", ended.Load(), called.Load(), worldSize)
+			}
+		})
+	}
+}
+
 // Somebody holds a reference when its owner leaves: reported, with ids, and an error if asked for.
 func TestLeakCheck(t *testing.T) {
 	for _, c := range []struct {
