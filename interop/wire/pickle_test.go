@@ -112,9 +112,16 @@ func (g generator) value(depth int) any {
 	}
 }
 
-// normal turns the protocol 0 to 3 forms of bytes and sets back into values.
+// normal turns the protocol 0 to 3 forms of bytes and sets back into values. It parts what is shared, since not every
+// protocol keeps that.
 func normal(v any) any {
 	switch v := v.(type) {
+	case string:
+		return strings.Clone(v)
+	case pickle.Bytes:
+		return slices.Clone(v)
+	case *big.Int:
+		return new(big.Int).Set(v)
 	case *pickle.List:
 		return pickle.NewList(normals(v.Items)...)
 	case *pickle.Tuple:
