@@ -259,8 +259,9 @@ func (p *pair) say(n *wire.Notice, err error) {
 	p.d.mu.Unlock()
 }
 
-// sayLimit bounds the writing of a notice; the socket nearly always takes it at once.
-const sayLimit = 20 * time.Millisecond
+// sayLimit bounds the writing of a notice. The socket nearly always takes it at once, but on a busy machine the time may pass
+// before the write begins, and a rank that says nothing is taken for dead.
+const sayLimit = 200 * time.Millisecond
 
 // lose ends the pair because its connection ended or cannot be followed any further, and returns the error that the
 // pair's ops get.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -119,6 +120,30 @@ func TestBlameWaitsForWhoEnded(t *testing.T) {
 	m.watch.ended(p, m.watch.now(), 0, false, errors.New("rank 2 is gone"))
 	if m.unread() {
 		t.Error("Blame waits for what the machine knows")
+	}
+}
+
+// suspended is a connection of a process that does not get to run for a while before it writes its last words.
+type suspended struct{ net.Conn }
+
+func (c suspended) SetWriteDeadline(t time.Time) error {
+	err := c.Conn.SetWriteDeadline(t)
+	time.Sleep(60 * time.Millisecond)
+	return err
+}
+
+// TestReasonOfASuspendedRank: a rank that gives the group up is not taken for dead because the machine is busy.
+func TestReasonOfASuspendedRank(t *testing.T) {
+	t.Parallel()
+	meshes := connectWorld(t, 2, func(rank int, c *Config) {
+		if rank == 0 {
+			c.Wrap = func(_ int, conn net.Conn) net.Conn { return suspended{conn} }
+		}
+	})
+	meshes[0].Fail(dist.New("test", dist.Mismatch, "the sizes differ"))
+	err := NewEngine(meshes[1]).Run(t.Context(), &coll.Request{Kind: coll.Barrier, Timeout: noticed})
+	if !errors.Is(err, dist.Mismatch) {
+		t.Errorf("the other rank says %v", err)
 	}
 }
 
