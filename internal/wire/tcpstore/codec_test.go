@@ -70,6 +70,10 @@ func encode(d wire.Dialect, r *wire.Request) []byte {
 		return wire.AppendPlain(b, d, r.Op)
 	case wire.NumKeys, wire.ListKeys, wire.Stats:
 		return wire.AppendPlain(b, d, r.Op)
+	case wire.Hello:
+		return wire.AppendHello(b, r.Expected)
+	case wire.Clear:
+		return wire.AppendClear(b, r.Expected)
 	default:
 		return wire.AppendKey(b, d, r.Op, string(r.Key))
 	}
