@@ -19,7 +19,7 @@ import (
 
 // attemptSource is a PyTorch rank that goes on after a failure: each attempt has a prefix of its own in the same store.
 const attemptSource = `
-import sys, datetime, torch, torch.distributed as dist
+import sys, datetime, time, torch, torch.distributed as dist
 rank, size, port, first, last = map(int, sys.argv[1:6])
 limit = datetime.timedelta(seconds=60)
 old = {} if torch.__version__.startswith("1.") else {"use_libuv": False}
@@ -36,6 +36,7 @@ for attempt in range(first, last + 1):
             dist.all_reduce(torch.ones(3))
     except RuntimeError as e:
         print("failed", attempt, flush=True)
+    time.sleep(1)  # PyTorch's destructor holds the interpreter's lock while it joins a thread that may want it
     dist.destroy_process_group()
 `
 

@@ -157,8 +157,8 @@ func TestWhileItRuns(t *testing.T) {
 		var r pystack.Reader
 		killed := make(chan struct{})
 		time.AfterFunc(500*time.Millisecond, func() {
-			_ = p.Process.Signal(syscall.SIGKILL)
 			close(killed)
+			_ = p.Process.Signal(syscall.SIGKILL)
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
