@@ -31,16 +31,16 @@ demo: build ## run the demonstration: a store and four processes on this machine
 
 .PHONY: test
 test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
-	@COHORT_INTEROP= CGO_ENABLED=0 $(GO) test -json -timeout 10m ./... | $(COUNT) -as test
+	@export COHORT_INTEROP= CGO_ENABLED=0; $(GO) test -json -timeout 10m ./... | $(COUNT) -as test -- $(GO) test
 	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch)"
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
-	@GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1 $(GO) test -race -tags invariants -json -timeout 15m $$($(GO) list ./... | grep -v /interop/) | $(COUNT) -as race
+	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; $(GO) test -race -tags invariants -json -timeout 15m $$($(GO) list ./... | grep -v /interop/) | $(COUNT) -as race -- $(GO) test -race -tags invariants
 
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
-	@COHORT_INTEROP=$${COHORT_INTEROP:-auto} $(GO) test -json -count=1 -timeout 20m ./interop/... ./internal/torchtest/ | $(COUNT) -as interop $$([ "$${COHORT_INTEROP:-}" = required ] && echo -noskip)
+	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 20m ./interop/... ./internal/torchtest/ | $(COUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
 
 .PHONY: memory
 memory: ## make a million calls and references: at most 10 MB of resident memory more than after ten thousand
@@ -48,7 +48,7 @@ memory: ## make a million calls and references: at most 10 MB of resident memory
 
 .PHONY: moments
 moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)
-	@CGO_ENABLED=0 $(GO) test -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) | $(COUNT) -as moments
+	@export CGO_ENABLED=0; $(GO) test -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) | $(COUNT) -as moments -- $(GO) test -tags moments
 
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)

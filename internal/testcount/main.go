@@ -4,6 +4,9 @@
 // Command testcount reads the output of `go test -json`, prints what a person wants to see of it (packages, failures,
 // counts) and ends with one line of totals. With -noskip a skipped test counts as a failure: where interop is required,
 // nothing may be left out silently.
+//
+// With a command after the flags (testcount -as race -- go test -race) up to three tests that failed are run again with it,
+// each five times alone: see again.go.
 package main
 
 import (
@@ -29,10 +32,14 @@ type event struct {
 	FailedBuild string
 }
 
-type totals struct{ passed, failed, skipped int }
+type totals struct{ passed, failed, skipped, unstable int }
 
 func (n totals) String() string {
-	return fmt.Sprintf("%d passed, %d failed, %d skipped", n.passed, n.failed, n.skipped)
+	text := fmt.Sprintf("%d passed, %d failed, %d skipped", n.passed, n.failed, n.skipped)
+	if n.unstable > 0 {
+		text += fmt.Sprintf(", %d UNSTABLE (failed, then passed %d times alone)", n.unstable, passes)
+	}
+	return text
 }
 
 func main() {
@@ -40,7 +47,11 @@ func main() {
 	log := flag.String("log", "", "also append the line of totals to this file, with the name that -as gives it")
 	as := flag.String("as", "tests", "the name in that file")
 	flag.Parse()
-	sum, ok := report(os.Stdin, os.Stdout, *noskip)
+	var run runner
+	if flag.NArg() > 0 {
+		run = goTest(flag.Args())
+	}
+	sum, ok := report(os.Stdin, os.Stdout, *noskip, run)
 	if *log != "" {
 		if err := appendLine(*log, fmt.Sprintf("%-8s %s\n", *as, sum)); err != nil {
 			fmt.Fprintln(os.Stderr, "testcount:", err)
@@ -75,6 +86,7 @@ type counter struct {
 	cannot  int                 // skipped because a build of PyTorch lacks what they need
 	failed  []testID            // tests, and packages that failed by themselves
 	why     map[testID]string
+	raced   map[testID]bool // the race detector spoke up in them
 }
 
 // testID is a test, or with an empty name a package.
@@ -83,11 +95,11 @@ type testID struct{ pkg, test string }
 func (id testID) String() string { return strings.TrimSpace(id.pkg + " " + id.test) }
 
 // report copies the essence of the events to w and tells whether everything passed. The names of what failed come last,
-// where a person looks first.
-func report(r io.Reader, w io.Writer, noskip bool) (sum totals, ok bool) {
+// where a person looks first. Without a runner no test is run again.
+func report(r io.Reader, w io.Writer, noskip bool, run runner) (sum totals, ok bool) {
 	c := counter{
 		w: w, counted: map[string]totals{}, output: map[testID][]string{}, running: map[testID]bool{},
-		skips: map[string]int{}, why: map[testID]string{},
+		skips: map[string]int{}, why: map[testID]string{}, raced: map[testID]bool{},
 	}
 	ok = true
 	lines := bufio.NewReader(r)
@@ -116,14 +128,22 @@ func report(r io.Reader, w io.Writer, noskip bool) (sum totals, ok bool) {
 		fmt.Fprintln(w, "no test was run")
 		ok = false
 	}
+	verdict := "FAILED"
+	failed := len(c.failed) > 0
+	if failed && run != nil {
+		if unstable, passed := c.again(run); passed {
+			verdict, failed = "UNSTABLE", false
+			c.sum.unstable = len(unstable)
+		}
+	}
 	fmt.Fprintln(w, c.sum)
 	for _, id := range c.failed {
 		if c.hasFailedBelow(id) {
 			continue // the names of its subtests say more
 		}
-		fmt.Fprintf(w, "FAILED %s%s\n", id, c.why[id])
+		fmt.Fprintf(w, "%s %s%s\n", verdict, id, c.why[id])
 	}
-	return c.sum, ok && len(c.failed) == 0
+	return c.sum, ok && !failed
 }
 
 func (c *counter) take(e event) {
@@ -136,6 +156,9 @@ func (c *counter) take(e event) {
 	case "output":
 		if !strings.HasPrefix(e.Output, "=== ") { // progress of the test runner
 			c.output[id] = append(c.output[id], e.Output)
+		}
+		if strings.Contains(e.Output, "DATA RACE") {
+			c.raced[id] = true
 		}
 		if _, count, found := strings.Cut(e.Output, "count: "); found { // tests that print what they covered
 			fmt.Fprint(c.w, "  "+count)

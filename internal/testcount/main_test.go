@@ -4,6 +4,8 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"strings"
 	"testing"
 )
@@ -57,7 +59,7 @@ func TestReport(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var out strings.Builder
-			if _, ok := report(strings.NewReader(c.in), &out, c.noskip); ok != c.ok || !strings.Contains(out.String(), c.want) {
+			if _, ok := report(strings.NewReader(c.in), &out, c.noskip, nil); ok != c.ok || !strings.Contains(out.String(), c.want) {
 				t.Fatalf("ok = %v, output:\n%s", ok, out.String())
 			}
 			if strings.Contains(out.String(), "=== RUN") {
@@ -67,5 +69,53 @@ func TestReport(t *testing.T) {
 				t.Fatalf("not at the end:\n%s", out.String())
 			}
 		})
+	}
+}
+
+// TestAgain: a test that failed and then passes every time is named as unstable; what cannot be chance fails at once.
+func TestAgain(t *testing.T) {
+	t.Parallel()
+	var many strings.Builder
+	for i := range mostUnstable + 1 {
+		fmt.Fprintf(&many, `{"Action":"fail","Package":"p","Test":"TestMany%d"}`+"\n", i)
+	}
+	race := `{"Action":"output","Package":"p","Test":"TestC","Output":"WARNING: DATA RACE\n"}` + "\n" + `{"Action":"fail","Package":"p","Test":"TestC"}` + "\n"
+	for _, c := range []struct {
+		name, in, want string
+		passes         bool
+		ran            string
+		ok             bool
+	}{
+		{"passes alone", passing + subtests, "2 passed, 2 failed, 0 skipped, 1 UNSTABLE (failed, then passed 5 times alone)\nUNSTABLE p TestC/x\n", true, "p TestC", true},
+		{"fails alone", passing + subtests, "2 failed, 0 skipped\nFAILED p TestC/x\n", false, "p TestC", false},
+		{"too many", many.String(), "FAILED p TestMany0", true, "", false},
+		{"data race", race, "FAILED p TestC", true, "", false},
+		{"crash", passing + subtests + crashing, "FAILED r (ended", true, "", false},
+		{"nothing failed", passing, "1 passed, 0 failed, 0 skipped\n", true, "", true},
+		{"skip forbidden", passing + skipping, "required was skipped", true, "", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var out strings.Builder
+			ran := ""
+			_, ok := report(strings.NewReader(c.in), &out, true, func(_ io.Writer, pkg, test string) bool {
+				ran += pkg + " " + test
+				return c.passes
+			})
+			if ok != c.ok || ran != c.ran || !strings.Contains(out.String(), c.want) {
+				t.Fatalf("ok = %v, ran %q, output:\n%s", ok, ran, out.String())
+			}
+		})
+	}
+}
+
+// TestGoTest runs a real test again by a name that is unlike those of subtests.
+func TestGoTest(t *testing.T) {
+	t.Parallel()
+	if !goTest([]string{"go", "test"})(t.Output(), ".", "TestReport") {
+		t.Error("a test that passes does not")
+	}
+	if goTest([]string{"go", "test", "-nosuchflag"})(io.Discard, ".", "TestReport") {
+		t.Error("a command that fails passes")
 	}
 }
