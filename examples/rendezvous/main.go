@@ -7,8 +7,12 @@
 //	go run ./examples/rendezvous 'tcp://127.0.0.1:29500?rank=0&world_size=2' &
 //	go run ./examples/rendezvous 'tcp://127.0.0.1:29500?rank=1&world_size=2'
 //
-//	python3 -c 'import torch.distributed as d; s, r, n = next(d.rendezvous("tcp://127.0.0.1:29500?rank=1&world_size=2"));
-//	            s.set(f"greeting/{r}", "bonjour"); print(s.get("greeting/0"))'
+// The same with a rank in Python:
+//
+//	go run ./examples/rendezvous 'tcp://127.0.0.1:29500?rank=0&world_size=2' &
+//	python3 -c 'import torch.distributed as d
+//	store, rank, size = next(d.rendezvous("tcp://127.0.0.1:29500?rank=1&world_size=2"))
+//	store.set(f"greeting/{rank}", "bonjour"); print(store.get("greeting/0"))'
 package main
 
 import (

@@ -4,10 +4,15 @@
 package repolint
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -16,6 +21,7 @@ var (
 	// link is a link of a page to a file of this repository or, with a scheme, to somewhere else.
 	link = regexp.MustCompile(`\]\(([^)#\s]+)(?:#[^)]*)?\)`)
 	// mention is a path of this repository in the text.
+	code    = regexp.MustCompile("(?s)```.*?```")
 	mention = regexp.MustCompile("`((?:bench|cmd|docs|examples|internal|interop|scripts|store)/[A-Za-z0-9_./-]*)`")
 )
 
@@ -48,7 +54,7 @@ func TestPagesNameWhatExists(t *testing.T) {
 			return err
 		}
 		pages++
-		for _, match := range link.FindAllStringSubmatch(string(text), -1) {
+		for _, match := range link.FindAllStringSubmatch(code.ReplaceAllString(string(text), ""), -1) {
 			if !strings.Contains(match[1], "://") {
 				exists(name, match[1], filepath.Dir(name))
 			}
@@ -63,5 +69,79 @@ func TestPagesNameWhatExists(t *testing.T) {
 	}
 	if pages < 5 || checked < 20 {
 		t.Errorf("only %d pages with %d names were found", pages, checked)
+	}
+}
+
+// TestErrorsPage: every code of package dist has its row in docs/errors.md, in their order.
+func TestErrorsPage(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/errors.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows, codes []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Z]\\w+)` \\|").FindAllSubmatch(page, -1) {
+		rows = append(rows, string(m[1]))
+	}
+	f, err := parser.ParseFile(token.NewFileSet(), "../../dist/error.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range f.Decls {
+		g, ok := d.(*ast.GenDecl)
+		if !ok || g.Tok != token.CONST {
+			continue
+		}
+		for _, spec := range g.Specs {
+			if v, ok := spec.(*ast.ValueSpec); ok && v.Names[0].IsExported() && v.Names[0].Name != "NoRank" {
+				codes = append(codes, v.Names[0].Name)
+			}
+		}
+	}
+	if len(codes) < 10 || !slices.Equal(rows, codes) {
+		t.Errorf("the rows are %v, the codes %v", rows, codes)
+	}
+}
+
+// variable looks like the name of an environment variable of PyTorch, of a launcher or of ours.
+var variable = regexp.MustCompile(`^(COHORT|TORCH|TORCHELASTIC|GLOO|TP|MASTER|WORLD|LOCAL|GROUP|ROLE|NCCL|OMP|SLURM|OMPI|JOB|SKYPILOT|CUDA|XDG|NO)_[A-Z0-9_]+$|^RANK$|^PYTHON(PATH|FAULTHANDLER|_EXEC)$`)
+
+// TestEnvironmentPage: docs/environment.md names every environment variable that the code does, and no other.
+func TestEnvironmentPage(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/environment.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named, used := map[string]bool{}, map[string]bool{}
+	for _, m := range regexp.MustCompile("`([A-Z][A-Z0-9_]+)`").FindAllSubmatch(page, -1) {
+		if name := string(m[1]); variable.MatchString(name) {
+			named[name] = true
+		}
+	}
+	for _, s := range sources(t) {
+		if s.test || isOutside(s.pkg) && s.pkg != "internal/torchtest" {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", "..", s.file), nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+				if name, err := strconv.Unquote(lit.Value); err == nil && variable.MatchString(name) {
+					used[name] = true
+					if !named[name] {
+						t.Errorf("%s uses %s, which docs/environment.md does not name", s.file, name)
+					}
+				}
+			}
+			return true
+		})
+	}
+	for name := range named {
+		if !used[name] {
+			t.Errorf("docs/environment.md names %s, which no code uses", name)
+		}
 	}
 }

@@ -150,6 +150,20 @@ func sources(t *testing.T) []source {
 	return all
 }
 
+// publicPackages lists the packages that other modules can import and are meant to.
+func publicPackages(t *testing.T) []string {
+	t.Helper()
+	var pkgs []string
+	for _, s := range sources(t) {
+		top, _, _ := strings.Cut(s.pkg, "/")
+		if !s.test && !slices.Contains([]string{"internal", "interop", "examples", "bench", "cmd"}, top) {
+			pkgs = append(pkgs, s.pkg)
+		}
+	}
+	slices.Sort(pkgs)
+	return slices.Compact(pkgs)
+}
+
 func isOutside(pkg string) bool {
 	return slices.ContainsFunc(outside, func(o string) bool { return pkg == o || (strings.HasSuffix(o, "/") && strings.HasPrefix(pkg, o)) })
 }
@@ -243,5 +257,26 @@ func TestNoMachinePaths(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// commandPackages may import what only a program needs: flags, a terminal, metrics. Libraries may not, since whoever imports one
+// gets all of it.
+var commandPackages = []string{"internal/cli", "internal/tui", "internal/runflags", "cmd/"}
+
+func TestLibraryDependencies(t *testing.T) {
+	t.Parallel()
+	for _, s := range sources(t) {
+		command := slices.ContainsFunc(commandPackages, func(c string) bool { return strings.HasPrefix(s.pkg+"/", c) })
+		if s.test || command || isOutside(s.pkg) {
+			continue
+		}
+		for _, spec := range s.ast.Imports {
+			target := strings.Trim(spec.Path.Value, `"`)
+			host, _, _ := strings.Cut(target, "/")
+			if strings.Contains(host, ".") && !strings.HasPrefix(target, module) && !strings.HasPrefix(target, "golang.org/x/sys/") {
+				t.Errorf("%s imports %s: a library needs the standard library and golang.org/x/sys only", s.file, target)
+			}
+		}
 	}
 }

@@ -1,0 +1,84 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package examples_test
+
+import (
+	"context"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/torchtest"
+)
+
+// fewer are arguments that make an example quick; its header is run as it stands but for them.
+var fewer = map[string]string{"chars": " -steps 20"}
+
+// TestHeaders runs the commands in the first comment of every example, each block as one shell script, as a reader would paste it.
+// Only the port is another, and go run is replaced by the program that it would build.
+func TestHeaders(t *testing.T) {
+	mains, err := filepath.Glob(filepath.Join("..", "..", "examples", "*", "main.go"))
+	if err != nil || len(mains) < 5 {
+		t.Fatalf("%d examples were found: %v", len(mains), err)
+	}
+	for _, file := range mains {
+		name := filepath.Base(filepath.Dir(file))
+		blocks := commands(t, file)
+		if len(blocks) == 0 {
+			t.Errorf("examples/%s does not say how to run it", name)
+		}
+		for _, block := range blocks {
+			t.Run(name, func(t *testing.T) {
+				python := ""
+				if strings.Contains(block, "python3 ") {
+					torchtest.V113.Need(t)
+					python = strings.Join(torchtest.V113.Command(), " ")
+				}
+				runBlock(t, name, block, python)
+			})
+		}
+	}
+}
+
+func runBlock(t *testing.T, name, block, python string) {
+	t.Helper()
+	program := build(t, name) + fewer[name]
+	script := strings.NewReplacer("29500", freePort(t), "go run ./examples/"+name, program, "python3 ", python+" ").Replace(block)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euc", script+"\nfor p in $(jobs -p); do wait $p; done")
+	cmd.Dir = filepath.Join("..", "..")
+	cmd.Env = append(os.Environ(), "GLOO_SOCKET_IFNAME=lo", "TP_SOCKET_IFNAME=lo")
+	cmd.WaitDelay = 5 * time.Second
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) == 0 {
+		t.Fatalf("%v\n%s\n%s", err, script, out)
+	}
+}
+
+// commands returns the indented blocks of a program's first comment.
+func commands(t *testing.T, file string) []string {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.PackageClauseOnly|parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blocks []string
+	inside := false
+	for line := range strings.Lines(f.Doc.Text()) {
+		text, indented := strings.CutPrefix(line, "\t")
+		switch {
+		case indented && inside:
+			blocks[len(blocks)-1] += text
+		case indented:
+			blocks = append(blocks, text)
+		}
+		inside = indented
+	}
+	return blocks
+}
