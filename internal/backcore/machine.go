@@ -39,9 +39,13 @@ type Mode uint8
 
 // The modes.
 const (
-	Fast  Mode = iota // every recorded send gets a gradient
-	Smart             // a first wave finds those that do
+	Fast    Mode = iota // every recorded send gets a gradient
+	Smart               // a first wave finds those that do
+	Foreign             // Fast, with PyTorch workers: one pass at a time in a context, which has no id
 )
+
+// NoID is the id of every pass in [Foreign] mode.
+var NoID = PassID{Origin: -1}
 
 // Kind is the kind of a message.
 type Kind uint8
@@ -61,9 +65,12 @@ const (
 
 // Cause says why a pass failed.
 type Cause struct {
-	Worker Worker // where it failed, or who died
-	Node   Node   // the function that failed; zero when a worker died or a message came for nothing that is known
-	Text   string
+	Worker   Worker // where it failed, or who died
+	Node     Node   // the function that failed; zero when a worker died or a message came for nothing that is known
+	Function string // its name, for the driver
+	Code     int    // of the driver's errors; zero for causes of the machine, except that Died says more
+	Died     bool
+	Text     string
 }
 
 // Message goes from one worker to another. Unused fields are zero.
@@ -85,8 +92,10 @@ type EffectKind uint8
 // The effects.
 const (
 	Send  EffectKind = 1 + iota // send Msg; it may be lost, late or repeated
+	Enter                       // Nodes of Context will be run in Pass, each once
 	Run                         // run Node of Context in Pass with Gradient, then call Ran
 	Ended                       // the pass that this worker began has ended; Failed and Cause say how
+	Left                        // this worker has nothing more to do in a pass that another one began, or it has failed
 	Freed                       // the context is gone: drop its functions and gradients
 )
 
@@ -97,6 +106,7 @@ type Effect[G any] struct {
 	Context  Context
 	Pass     PassID
 	Node     Node
+	Nodes    []Node
 	Gradient G
 	Failed   bool
 	Cause    Cause
@@ -107,6 +117,8 @@ type Effect[G any] struct {
 type Options struct {
 	Retry time.Duration // after which an unanswered message is sent again (default 200 ms)
 	Tombs int           // how many cleaned contexts are remembered, or half of them (default 65536)
+	Tries int           // how often a clean-up is sent to a worker that does not answer (default 50)
+	First uint64        // what the numbers of contexts, messages and passes begin after, so that a former worker of this id had others
 
 	NoRetry, NoOnce, NoTombs, NoForward, NoTree, NoFlood, NoDeath, NoSeen bool
 }
@@ -124,8 +136,15 @@ type Machine[G any] struct {
 	contexts map[Context]*context[G]
 	tombs    tombs
 	dead     map[Worker]bool
-	cleaning map[cleaning]Time // Cleanup messages that are not answered, and when they were sent
+	cleaning map[cleaning]*repeated // Cleanup messages that are not answered
+	busy     map[Context]struct{}   // contexts in which something may have to be sent again
 	effects  []Effect[G]
+}
+
+// repeated is when a message was sent, and how often.
+type repeated struct {
+	at    Time
+	tries int
 }
 
 type cleaning struct {
@@ -139,6 +158,7 @@ type context[G any] struct {
 	known  map[Worker]bool // who has seen it, as far as this worker knows
 	nodes  []function
 	sends  map[Call]Node
+	lost   map[Node]bool // send functions whose message failed: nobody may have got it
 	passes map[PassID]*pass[G]
 	asked  Time // when Seen was sent
 	asks   bool // Seen is not answered
@@ -159,8 +179,12 @@ func New[G any](self Worker, add func(a, b G) G, opt Options) *Machine[G] {
 	if opt.Tombs == 0 {
 		opt.Tombs = 1 << 16
 	}
+	if opt.Tries == 0 {
+		opt.Tries = 50
+	}
 	return &Machine[G]{
-		self: self, opt: opt, add: add, contexts: map[Context]*context[G]{}, dead: map[Worker]bool{}, cleaning: map[cleaning]Time{},
+		self: self, opt: opt, add: add, next: opt.First, contexts: map[Context]*context[G]{}, dead: map[Worker]bool{},
+		cleaning: map[cleaning]*repeated{}, busy: map[Context]struct{}{},
 	}
 }
 
@@ -196,7 +220,7 @@ func (m *Machine[G]) context(id Context) *context[G] {
 	if m.dead[id.Origin] || m.tombs.has(id) && !m.opt.NoTombs {
 		return nil
 	}
-	c := &context[G]{id: id, known: map[Worker]bool{}, nodes: make([]function, 1), sends: map[Call]Node{}, passes: map[PassID]*pass[G]{}}
+	c := &context[G]{id: id, known: map[Worker]bool{}, nodes: make([]function, 1), sends: map[Call]Node{}, lost: map[Node]bool{}, passes: map[PassID]*pass[G]{}}
 	if id.Origin != m.self {
 		c.known[id.Origin] = true
 	}
@@ -229,6 +253,16 @@ func (m *Machine[G]) RecordSend(id Context, to Worker, next ...Node) (Call, bool
 	return call, true
 }
 
+// Lost reports that the message of a call failed, or that its answer is not waited for any more. A [Fast] pass does not wait for
+// its gradient.
+func (m *Machine[G]) Lost(id Context, call Call) {
+	if c := m.contexts[id]; c != nil {
+		if n, ok := c.sends[call]; ok {
+			c.lost[n] = true
+		}
+	}
+}
+
 // RecordRecv records that a message brought values of a context. It reports false when the context is over: the message came
 // late, and must be refused.
 func (m *Machine[G]) RecordRecv(id Context, call Call) (Node, bool) {
@@ -253,6 +287,7 @@ func (m *Machine[G]) clean(id Context, from Worker) {
 		return
 	}
 	delete(m.contexts, id)
+	delete(m.busy, id)
 	for _, pid := range sortedPasses(c.passes) {
 		p := c.passes[pid]
 		p.fail(m, c, Cause{Worker: from, Text: "the context was cleaned up"})
@@ -260,7 +295,7 @@ func (m *Machine[G]) clean(id Context, from Worker) {
 	m.emit(Effect[G]{Kind: Freed, Context: id})
 	for _, to := range slices.Sorted(maps.Keys(c.known)) {
 		if to != from && to != m.self && !m.dead[to] && (!m.opt.NoForward || from == m.self) {
-			m.cleaning[cleaning{id, to}] = m.now
+			m.cleaning[cleaning{id, to}] = &repeated{at: m.now}
 			m.send(Message[G]{Kind: Cleanup, To: to, Context: id})
 		}
 	}
@@ -269,14 +304,29 @@ func (m *Machine[G]) clean(id Context, from Worker) {
 // Contexts returns how many contexts and unanswered clean-ups there are.
 func (m *Machine[G]) Contexts() (contexts, unanswered int) { return len(m.contexts), len(m.cleaning) }
 
+// Busy reports whether something may have to be sent again: whether Tick matters.
+func (m *Machine[G]) Busy() bool { return len(m.cleaning) > 0 || len(m.busy) > 0 }
+
+// PeerBack reports that a worker with the id of one that died has come.
+func (m *Machine[G]) PeerBack(w Worker) { delete(m.dead, w) }
+
+// Ask asks whoever opened a context whether it is still there, until it answers. It is for contexts that have been there for
+// long.
+func (m *Machine[G]) Ask(id Context) {
+	if c := m.contexts[id]; c != nil && id.Origin != m.self {
+		c.asks = true
+		m.ask(c)
+	}
+}
+
 // PeerDied reports a worker that is certainly dead. Passes of contexts that it has seen fail, and its contexts are over.
 func (m *Machine[G]) PeerDied(w Worker) {
 	if m.opt.NoDeath {
 		return
 	}
 	m.dead[w] = true
-	maps.DeleteFunc(m.cleaning, func(k cleaning, _ Time) bool { return k.to == w })
-	for _, id := range m.sorted() {
+	maps.DeleteFunc(m.cleaning, func(k cleaning, _ *repeated) bool { return k.to == w })
+	for _, id := range sortedContexts(m.contexts) {
 		c := m.contexts[id]
 		if c == nil || !c.known[w] {
 			continue
@@ -296,10 +346,23 @@ func (m *Machine[G]) PeerDied(w Worker) {
 	}
 }
 
-func (m *Machine[G]) sorted() []Context {
-	return slices.SortedFunc(maps.Keys(m.contexts), func(a, b Context) int {
+func sortedContexts[V any](all map[Context]V) []Context {
+	return slices.SortedFunc(maps.Keys(all), func(a, b Context) int {
 		return cmp.Or(cmp.Compare(a.Origin, b.Origin), cmp.Compare(a.N, b.N))
 	})
+}
+
+// busy reports whether something of the context is not answered.
+func (c *context[G]) busy() bool {
+	if c.asks {
+		return true
+	}
+	for _, p := range c.passes {
+		if len(p.marks.out) > 0 || len(p.grads.out) > 0 || len(p.telling) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func sortedPasses[G any](all map[PassID]*pass[G]) []PassID {
@@ -317,13 +380,21 @@ func (m *Machine[G]) Tick(now Time) {
 	for _, k := range slices.SortedFunc(maps.Keys(m.cleaning), func(a, b cleaning) int {
 		return cmp.Or(cmp.Compare(a.context.Origin, b.context.Origin), cmp.Compare(a.context.N, b.context.N), cmp.Compare(a.to, b.to))
 	}) {
-		if now-m.cleaning[k] >= m.opt.Retry {
-			m.cleaning[k] = now
+		if again := m.cleaning[k]; now-again.at >= m.opt.Retry {
+			again.at = now
+			if again.tries++; again.tries >= m.opt.Tries {
+				delete(m.cleaning, k) // it will ask, once it can
+				continue
+			}
 			m.send(Message[G]{Kind: Cleanup, To: k.to, Context: k.context})
 		}
 	}
-	for _, id := range m.sorted() {
+	for _, id := range sortedContexts(m.busy) {
 		c := m.contexts[id]
+		if !c.busy() {
+			delete(m.busy, id)
+			continue
+		}
 		if c.asks && now-c.asked >= m.opt.Retry {
 			m.ask(c)
 		}
@@ -337,6 +408,7 @@ func (m *Machine[G]) Tick(now Time) {
 func (m *Machine[G]) ask(c *context[G]) {
 	if c.asks {
 		c.asked = m.now
+		m.busy[c.id] = struct{}{}
 		m.send(Message[G]{Kind: Seen, To: c.id.Origin, Context: c.id})
 	}
 }
@@ -381,8 +453,8 @@ func (m *Machine[G]) Receive(msg Message[G]) {
 		}
 	case Fail:
 		m.send(Message[G]{Kind: Told, To: msg.From, Context: msg.Context, Pass: msg.Pass})
-		if c == nil {
-			return
+		if c == nil || msg.Mode == Foreign && c.passes[msg.Pass] == nil {
+			return // without an id it cannot be remembered as failed
 		}
 		if p := m.pass(c, msg.Pass, msg.Mode); p != nil {
 			p.fail(m, c, msg.Cause)

@@ -83,8 +83,14 @@ func (m *Machine[G]) Backward(id Context, roots map[Node]G, mode Mode) (PassID, 
 	if c == nil {
 		return PassID{}, false
 	}
-	m.next++
-	p := m.pass(c, PassID{m.self, m.next}, mode)
+	pid := NoID
+	if mode != Foreign {
+		m.next++
+		pid = PassID{m.self, m.next}
+	} else if c.passes[NoID] != nil {
+		return PassID{}, false
+	}
+	p := m.pass(c, pid, mode)
 	if p == nil {
 		return PassID{}, false
 	}
@@ -114,10 +120,10 @@ func (m *Machine[G]) Ran(id Context, pid PassID, node Node, out []G) {
 	p.settle(m, c)
 }
 
-// Failed reports that a function has failed: the pass ends everywhere.
-func (m *Machine[G]) Failed(id Context, pid PassID, node Node, text string) {
+// Failed reports that a function has failed, or the pass for another reason: it ends everywhere.
+func (m *Machine[G]) Failed(id Context, pid PassID, cause Cause) {
 	if c := m.contexts[id]; c != nil && c.passes[pid] != nil {
-		c.passes[pid].fail(m, c, Cause{Worker: m.self, Node: node, Text: text})
+		c.passes[pid].fail(m, c, cause)
 	}
 }
 
@@ -150,10 +156,11 @@ func (p *pass[G]) mark(m *Machine[G], c *context[G], from Node) {
 
 func (w *wave[G]) send(m *Machine[G], c *context[G], p *pass[G], call Call, to Worker, g G) {
 	if m.dead[to] {
-		p.fail(m, c, Cause{Worker: to, Text: "the worker is dead"})
+		p.fail(m, c, Cause{Worker: to, Died: true, Text: "the worker is dead"})
 		return
 	}
 	w.out[call] = &unanswered[G]{to, g, m.now}
+	m.busy[c.id] = struct{}{}
 	m.send(Message[G]{Kind: w.kind, To: to, Context: c.id, Pass: p.id, Mode: p.mode, Call: call, Gradient: g})
 }
 
@@ -172,7 +179,7 @@ func (p *pass[G]) enter(m *Machine[G], c *context[G]) {
 		begin(n)
 	}
 	for call, n := range c.sends {
-		if p.mode == Fast || p.marked[n] {
+		if p.mode == Smart && p.marked[n] || p.mode != Smart && !c.lost[n] {
 			p.missing[n] = call
 			p.waits[n]++
 			begin(n)
@@ -187,9 +194,15 @@ func (p *pass[G]) enter(m *Machine[G], c *context[G]) {
 			begin(next)
 		}
 	}
-	for _, n := range slices.Sorted(maps.Keys(p.roots)) {
-		p.sums[n] = p.roots[n]
+	starts := map[Node]bool{}
+	for n := range p.missing {
+		starts[n] = true
 	}
+	for n, g := range p.roots {
+		p.sums[n] = g
+		starts[n] = true
+	}
+	m.emit(Effect[G]{Kind: Enter, Context: c.id, Pass: p.id, Nodes: slices.Sorted(maps.Keys(starts))})
 	for _, n := range slices.Sorted(maps.Keys(p.roots)) {
 		p.ready(m, c, n)
 	}
@@ -231,7 +244,7 @@ func (p *pass[G]) arrived(m *Machine[G], c *context[G], msg Message[G]) {
 		return
 	}
 	node, known := c.sends[msg.Call]
-	if !known {
+	if !known || p.mode != Smart && c.lost[node] {
 		p.fail(m, c, Cause{Worker: m.self, Text: "a gradient came for a message that it has not sent"})
 		return
 	}
@@ -299,12 +312,22 @@ func (p *pass[G]) settle(m *Machine[G], c *context[G]) {
 	if p.grads.root {
 		p.over = true
 		m.emit(Effect[G]{Kind: Ended, Context: c.id, Pass: p.id})
+		p.forget(c)
 		return
 	}
 	if p.grads.engaged {
 		p.over = true
 		p.grads.engaged = false
 		p.answer(m, c, &p.grads, p.grads.parent)
+		m.emit(Effect[G]{Kind: Left, Context: c.id, Pass: p.id})
+		p.forget(c)
+	}
+}
+
+// forget drops a pass without an id: the next one will look the same.
+func (p *pass[G]) forget(c *context[G]) {
+	if p.mode == Foreign {
+		delete(c.passes, p.id)
 	}
 }
 
@@ -318,15 +341,19 @@ func (p *pass[G]) fail(m *Machine[G], c *context[G], cause Cause) {
 	clear(p.sums)
 	clear(p.marks.out)
 	clear(p.grads.out)
+	kind := Left
 	if p.grads.root {
-		m.emit(Effect[G]{Kind: Ended, Context: c.id, Pass: p.id, Failed: true, Cause: cause})
+		kind = Ended
 	}
+	m.emit(Effect[G]{Kind: kind, Context: c.id, Pass: p.id, Failed: true, Cause: cause})
+	defer p.forget(c)
 	if m.contexts[c.id] == nil || m.opt.NoFlood {
 		return // the clean-up tells them, too
 	}
 	for _, to := range slices.Sorted(maps.Keys(c.known)) {
-		if !m.dead[to] {
+		if !m.dead[to] && to != m.self {
 			p.telling[to] = m.now
+			m.busy[c.id] = struct{}{}
 			m.send(Message[G]{Kind: Fail, To: to, Context: c.id, Pass: p.id, Mode: p.mode, Cause: cause})
 		}
 	}
@@ -336,7 +363,7 @@ func (p *pass[G]) fail(m *Machine[G], c *context[G], cause Cause) {
 func (p *pass[G]) lost(m *Machine[G], c *context[G], w Worker) {
 	delete(p.telling, w)
 	if !p.over {
-		p.fail(m, c, Cause{Worker: w, Text: "the worker died"})
+		p.fail(m, c, Cause{Worker: w, Died: true, Text: "the worker died"})
 	}
 }
 

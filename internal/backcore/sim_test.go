@@ -244,7 +244,7 @@ func (w *world) run(k *worker, e Effect[int64]) {
 		return
 	}
 	if w.failing[at{k.id, e.Node}] {
-		k.m.Failed(e.Context, e.Pass, e.Node, "it fails")
+		k.m.Failed(e.Context, e.Pass, Cause{Worker: k.id, Node: e.Node, Text: "it fails"})
 		w.settle(k)
 		return
 	}
