@@ -411,6 +411,9 @@ func (a *Agent) guest(name string) *peer {
 func (a *Agent) peerDied(p *peer) {
 	if p.worker >= 0 && a.refs != nil {
 		a.refs.died(p)
+		if a.extension != nil {
+			a.extension.Died(p.seamWorker())
+		}
 	}
 }
 

@@ -5,6 +5,8 @@ package rpc
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
@@ -128,6 +130,20 @@ type seam struct{ a *Agent }
 var _ rpcseam.Agent = seam{}
 
 func (s seam) Self() rpcseam.Worker { return rpcseam.Worker{Name: s.a.name, ID: int(s.a.id), Go: true} }
+
+func (s seam) Workers() []rpcseam.Worker {
+	all := []rpcseam.Worker{s.Self()}
+	s.a.mu.Lock()
+	peers := slices.Collect(maps.Values(s.a.byID))
+	s.a.mu.Unlock()
+	for _, p := range peers {
+		if p != s.a.self {
+			all = append(all, p.seamWorker())
+		}
+	}
+	slices.SortFunc(all, func(x, y rpcseam.Worker) int { return x.ID - y.ID })
+	return all
+}
 
 func (s seam) Worker(id int) (rpcseam.Worker, error) {
 	p, err := s.a.memberByID(id)

@@ -60,6 +60,8 @@ func (x *tracer) has(note string) bool {
 
 func (x *tracer) Attach(a rpcseam.Agent) error { x.agent = a; return nil }
 
+func (x *tracer) Died(w rpcseam.Worker) { x.note("%s died", w.Name) }
+
 func (x *tracer) Wrappers() []rpcwire.Type { return []rpcwire.Type{rpcwire.ForwardAutogradReq} }
 
 func (x *tracer) Kinds() []rpcwire.Type {
@@ -293,6 +295,12 @@ func TestExtensionLoses(t *testing.T) {
 		}
 		if _, err := Call[any](pass, agents[0], "w1", "t.hang"); err == nil {
 			t.Error("a closed worker has answered")
+		}
+		if workers := tracers[0].agent.Workers(); len(workers) != 2 || workers[0].Name != "w0" || workers[1].Name != "w1" {
+			t.Errorf("the workers are %v", workers)
+		}
+		if !tracers[0].has("w1 died") {
+			t.Error("the extension was not told of the death")
 		}
 		_ = agents[0].Close()
 		if n := tracers[0].open.Load(); n != 0 {

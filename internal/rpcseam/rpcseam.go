@@ -47,6 +47,8 @@ type Extension interface {
 	// Outgoing is asked about every request that leaves with the ctx of a call: calls, creations, fetches, also those of the
 	// worker to itself. A nil Exchange lets it go as it is. It must not block.
 	Outgoing(ctx context.Context, to Worker, m *rpcwire.Message) (*Exchange, error)
+	// Died is told of a worker whose process has certainly ended, perhaps more than once. It must not block.
+	Died(w Worker)
 }
 
 // Function is a function that an extension serves by name.
@@ -76,6 +78,8 @@ type Wrapped struct {
 type Agent interface {
 	// Self is this worker. Its id is -1 before the world has given it one.
 	Self() Worker
+	// Workers are all workers of the world, this one included.
+	Workers() []Worker
 	// Worker returns a worker by its id.
 	Worker(id int) (Worker, error)
 	// Send sends a request to a worker, perhaps this one, and waits for the answer. An EXCEPTION is an error. It is not
