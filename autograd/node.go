@@ -165,6 +165,15 @@ func (n *Node) Name() string {
 // Edges returns where the gradients of the inputs go; the caller may keep it.
 func (n *Node) Edges() []Edge { return slices.Clone(n.edges) }
 
+// Inputs calls f with every function that gradients of this one go to, a function of several inputs several times.
+func (n *Node) Inputs(f func(*Node)) {
+	for _, e := range n.edges {
+		if e.Node != nil {
+			f(e.Node)
+		}
+	}
+}
+
 // Leaf returns the variable whose gradients this node accumulates, or nil.
 func (n *Node) Leaf() *Variable { return n.leaf }
 

@@ -34,8 +34,9 @@ type Variable struct {
 	mu struct {
 		sync.Mutex
 		grad  *tensor.Tensor
-		owned bool  // nobody else holds grad: it may be added to in place
-		sink  *Node // of a leaf: where its gradients go
+		owned bool           // nobody else holds grad: it may be added to in place
+		sink  *Node          // of a leaf: where its gradients go
+		sent  *tensor.Tensor // what stands for the variable in messages
 	}
 }
 
@@ -235,6 +236,32 @@ func (v *Variable) edge() Edge {
 // accumulator of a leaf. The zero Edge means that no gradients are wanted. It corresponds to
 // torch::autograd::impl::gradient_edge, and is for code that builds graphs of its own, such as one that spans processes.
 func (v *Variable) Edge() Edge { return v.edge() }
+
+// HeldTensor returns the tensor that stands for the variable in a message to another worker. Its requires-grad bit is that of
+// the variable. The same variable always has the same tensor, and no other variable has it.
+func (v *Variable) HeldTensor() *tensor.Tensor {
+	if v == nil || v.data == nil {
+		return nil
+	}
+	moment.At("autograd.variable.held")
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.mu.sent == nil || v.mu.sent.RequiresGrad() != v.requires {
+		twin, err := tensor.FromStorage(v.data.Storage(), v.data.DType(), v.data.Shape(), v.data.Strides(), v.data.Offset())
+		if err != nil {
+			return nil // released
+		}
+		v.mu.sent = twin.SetRequiresGrad(v.requires)
+	}
+	return v.mu.sent
+}
+
+// AssignTensor makes a variable that has just been allocated a leaf over a received tensor, which requires gradients if the
+// tensor did where it came from. It is for handlers of package rpc that have *Variable parameters.
+func (v *Variable) AssignTensor(t *tensor.Tensor) error {
+	v.data, v.requires = t, t.RequiresGrad() && tmath.Computes(t.DType())
+	return nil
+}
 
 // OnGrad has f called with every gradient that arrives at this variable; when it returns a tensor, that takes the place
 // of the gradient. It corresponds to Tensor.register_hook. The returned function removes it.
