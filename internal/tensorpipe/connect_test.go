@@ -77,10 +77,22 @@ func call(ctx context.Context, l *cohortwire.Link, f *cohortwire.Frame) (*cohort
 
 func callLink(t *testing.T, s *Session, want string) {
 	t.Helper()
+	if !carries(t, s, want) {
+		t.Fatalf("the link has ended: %v", s.Link.Err())
+	}
+}
+
+// carries makes a call. It reports false when the link has ended.
+func carries(t *testing.T, s *Session, want string) bool {
+	t.Helper()
 	f, err := call(within(t), s.Link, &cohortwire.Frame{Type: 0x102, Payload: []byte("hi")})
+	if err != nil && s.Link.Err() != nil {
+		return false
+	}
 	if err != nil || string(f.Payload) != want+":hi" {
 		t.Fatalf("call: %v, %v", f, err)
 	}
+	return true
 }
 
 func TestGoWorkersShareOneLink(t *testing.T) {
