@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
@@ -27,7 +28,7 @@ func (a *Agent) accept() {
 		}
 		c := newConn(a, a.sender(s.Peer), s)
 		q := &requests{conn: c}
-		c.inline = newInline(q, pipeGuard)
+		c.inline = rpcplace.NewInline(q, rpcplace.PipeGuard)
 		a.mu.Lock()
 		if a.closed {
 			a.mu.Unlock()

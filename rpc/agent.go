@@ -20,6 +20,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/recycle"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
@@ -46,7 +47,7 @@ type Agent struct {
 	ctx     context.Context //nolint:containedctx // the lifetime of the agent
 	cancel  context.CancelCauseFunc
 	work    sync.WaitGroup
-	limiter *limiter
+	limiter *rpcplace.Limiter
 	idle    chan *request // taken by goroutines that have no request
 	idlers  atomic.Int64
 	refs    *refs
@@ -125,7 +126,7 @@ func newAgent(st store.Store, name string, cfg *config) *Agent {
 		links: map[*cohortwire.Link]*conn{}, pipes: map[*conn]struct{}{}, done: make(chan struct{}),
 		idle: make(chan *request), ending: ending{done: make(chan struct{})},
 	}
-	a.limiter = newLimiter(cfg.concurrency, cfg.queue, a.spawn)
+	a.limiter = rpcplace.New(cfg.concurrency, cfg.queue, func(t rpcplace.Task) { a.spawn(t.(*request)) }) //nolint:errcheck,forcetypeassert // only requests enter
 	a.timeout.Store(int64(cfg.timeout))
 	a.gathers = rpcworld.NewGathers()
 	a.world = rpcworld.New(st, rpcworld.Config{

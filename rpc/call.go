@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -58,9 +59,9 @@ func Async[T any](ctx context.Context, a *Agent, to, fn string, args ...any) *di
 // for each other's calls cannot block each other.
 func Await[T any](ctx context.Context, f *dist.Future[T]) (T, error) {
 	if !f.Completed() {
-		pl := placeOf(ctx)
-		pl.pause()
-		defer pl.resume()
+		pl := rpcplace.Of(ctx)
+		pl.Pause()
+		defer pl.Resume()
 	}
 	return f.Await(ctx)
 }
@@ -161,9 +162,9 @@ func (a *Agent) exchangeOn(ctx context.Context, c *conn, o *outgoing, deadline t
 		a.refs.undecoded(o.peer, wires)
 		return reply{}, id == unsent || o.again(c, err), a.failed(o, err)
 	}
-	pl := placeOf(ctx)
-	pl.pause()
-	defer pl.resume()
+	pl := rpcplace.Of(ctx)
+	pl.Pause()
+	defer pl.Resume()
 	var own bool
 	if x, own = c.await(id); own {
 		answerChannels.Put(ch)

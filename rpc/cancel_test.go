@@ -88,13 +88,11 @@ func TestCancellationInTheQueue(t *testing.T) {
 		cancel()
 		callee := agents[to[1]-'0']
 		ends(t, "the news for the callee", func() {
-			for given := false; !given; {
-				callee.limiter.mu.Lock()
-				waiting := &callee.limiter.mu.queues[0].requests[0].ctx
-				waiting.mu.Lock()
-				given = waiting.ended
-				waiting.mu.Unlock()
-				callee.limiter.mu.Unlock()
+			for {
+				waiting := callee.limiter.Queued()[0].(*request) //nolint:errcheck,forcetypeassert // only requests wait
+				if waiting.ctx.Cancelled() {
+					return
+				}
 			}
 		})
 		close(release)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
@@ -30,7 +31,7 @@ type conn struct {
 	from   atomic.Pointer[peer] // a guest may turn out to be a new member
 	pipe   *tensorpipe.Pipe
 	link   *cohortwire.Link
-	inline *inline // of a link, and of a pipe for the peer's requests
+	inline *rpcplace.Inline // of a link, and of a pipe for the peer's requests
 
 	mu      sync.Mutex
 	next    uint64
@@ -77,7 +78,7 @@ func newConn(a *Agent, p *peer, s *tensorpipe.Session) *conn {
 	c.from.Store(p)
 	p.met.Store(true)
 	if s.Link != nil {
-		c.inline = newInline(s.Link, linkGuard)
+		c.inline = rpcplace.NewInline(s.Link, rpcplace.LinkGuard)
 	}
 	return c
 }

@@ -35,7 +35,7 @@ func (a *Agent) DebugInfo() map[string]int {
 		info["num_offers"] = c.Offers
 		info["num_collected_rrefs"] = int(a.refs.leaked.collected.Load())
 	}
-	running, waiting := a.limiter.counts()
+	running, waiting := a.limiter.Counts()
 	info["agent.thread_pool_size"] = a.cfg.concurrency
 	info["agent.num_idle_threads"] = max(0, a.cfg.concurrency-running)
 	info["agent.client_active_calls"] = int(a.counts.clientCalls.Load())

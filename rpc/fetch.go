@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -64,7 +65,7 @@ func (r *refs) fetchArrived(req *request) {
 		r.a.answerValue(req, form, v, err)
 	}
 	if req.inline && o.isDone() {
-		req.conn.inline.do(answer)
+		req.conn.inline.Do(answer)
 		return
 	}
 	req.await(o, answer)
@@ -118,9 +119,9 @@ func (r *refs) settled(ctx context.Context, p *peer, core *refCore) error {
 	}
 	bounded, cancel := contextUntil(ctx, r.a.deadline(ctx))
 	defer cancel()
-	pl := placeOf(ctx)
-	pl.pause()
-	defer pl.resume()
+	pl := rpcplace.Of(ctx)
+	pl.Pause()
+	defer pl.Resume()
 	moment.At("rpc.refs.settled")
 	select {
 	case <-h.ready:

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
@@ -113,9 +114,9 @@ func (o *object) get(ctx context.Context) (any, error) {
 		}
 		ready := o.ready
 		o.mu.Unlock()
-		pl := placeOf(ctx)
-		pl.pause()
-		defer pl.resume()
+		pl := rpcplace.Of(ctx)
+		pl.Pause()
+		defer pl.Resume()
 		select {
 		case <-ready:
 		case <-ctx.Done():

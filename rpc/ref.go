@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -190,9 +191,9 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 	if r.c.obj != nil {
 		return nil
 	}
-	pl := placeOf(ctx)
-	pl.pause()
-	defer pl.resume()
+	pl := rpcplace.Of(ctx)
+	pl.Pause()
+	defer pl.Resume()
 	r.c.a.recall(r.c.h.wire.Owner)
 	select {
 	case <-r.c.h.ready:

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
@@ -176,12 +177,12 @@ func (a *Agent) create(ctx context.Context, c *conn, o *outgoing, h *handle) {
 // creationContext is the context of a creation that a handler begins: it ends when the handler's caller gives up, but
 // not when the handler returns, perhaps with the reference as its result.
 func creationContext(ctx context.Context) (creation context.Context, release func()) {
-	if placeOf(ctx) == nil {
+	if rpcplace.Of(ctx) == nil {
 		return ctx, func() {}
 	}
 	detached, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
-		if cause := context.Cause(ctx); !errors.Is(cause, errHandlerDone) {
+		if cause := context.Cause(ctx); !errors.Is(cause, rpcplace.ErrDone) {
 			cancel(cause)
 		}
 	})
@@ -390,7 +391,7 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, 
 			answer()
 		}
 		end()
-		cancel(errHandlerDone)
+		cancel(rpcplace.ErrDone)
 		uncount()
 	}
 	err := j.err
@@ -409,6 +410,6 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, 
 		req.decoder.release()
 	}
 	if !once.Load() {
-		placeOf(ctx).pause()
+		rpcplace.Of(ctx).Pause()
 	}
 }

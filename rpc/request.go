@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -36,12 +37,20 @@ type request struct {
 	answered atomic.Bool
 	decoder  *decoding
 	inline   bool // may run in the goroutine that reads
-	place    place
-	ctx      reqContext
+	place    rpcplace.Place
+	ctx      rpcplace.Context
 	job      job
 	borrowed bool    // its tensors are not needed once the answer has been written
 	own      *object // of a remote call of this worker to itself: where the result goes
 	uncount  func()  // of such a call: it is active no longer
+}
+
+// Caller is who shares places: a worker, or all guests together.
+func (r *request) Caller() any {
+	if r.peer == nil || r.peer.worker < 0 {
+		return nil
+	}
+	return r.peer
 }
 
 // wrapper turns an answer into the form that a wrapped request expects.
@@ -103,7 +112,7 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 // took notes how long the function ran.
 func (r *request) took(started time.Time) {
 	if r.conn != nil && r.conn.inline != nil {
-		r.conn.inline.took(time.Since(started))
+		r.conn.inline.Took(time.Since(started))
 	}
 }
 
@@ -150,9 +159,6 @@ func (r *request) agent() *Agent {
 
 // errGivenUp is the cause of a handler's context when its caller waits no longer.
 var errGivenUp = dist.New("rpc: request", dist.Canceled, "the caller has given up")
-
-// errHandlerDone is the cause of a handler's context when the handler has ended by itself.
-var errHandlerDone = dist.New("rpc: request", dist.Canceled, "the handler has returned")
 
 // track makes a request cancellable: by its caller, or when the session ends.
 func (r *request) track(cancel context.CancelCauseFunc) {

@@ -85,6 +85,6 @@ func (c *conn) received(raw *tensorpipe.Message) {
 	}
 	c.peer().types.learn(m.Tensors)
 	r.payload, r.tensors = m.Payload, m.Tensors
-	r.inline = raw.Quiet && c.inline.short()
+	r.inline = raw.Quiet && c.inline.Short()
 	c.agent.dispatch(r)
 }

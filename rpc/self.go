@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -43,9 +44,9 @@ func (a *Agent) exchangeSelf(ctx context.Context, o *outgoing) (reply, error) {
 		a.refs.undelivered(a.self, wires)
 		return reply{}, err
 	}
-	pl := placeOf(ctx)
-	pl.pause()
-	defer pl.resume()
+	pl := rpcplace.Of(ctx)
+	pl.Pause()
+	defer pl.Resume()
 	bounded, cancel := contextUntil(ctx, deadline)
 	defer cancel()
 	moment.At("rpc.self.wait")
@@ -53,7 +54,7 @@ func (a *Agent) exchangeSelf(ctx context.Context, o *outgoing) (reply, error) {
 	case x := <-ch:
 		return a.ownAnswer(o, x)
 	case <-bounded.Done():
-		r.ctx.cancel(errGivenUp)
+		r.ctx.Cancel(errGivenUp)
 		o.lost()
 		a.background(func() { // what its answer brings is not wanted
 			select {

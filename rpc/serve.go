@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/observe"
 )
@@ -94,19 +95,37 @@ type job struct {
 func (a *Agent) serveCall(r *request) {
 	a.counts.serverCalls.Add(1)
 	if !r.creates() || !r.cohort() { // an object outlives the link that its creating call came on
-		r.track(r.ctx.cancel) // here, since the caller's cancellation may be the next frame
+		r.track(r.ctx.Cancel) // here, since the caller's cancellation may be the next frame
 	}
-	now, ok := a.limiter.enter(r)
+	now, ok := a.limiter.Enter(r)
 	switch {
 	case !ok:
 		a.counts.serverCalls.Add(-1)
 		a.drop(r)
 		r.refuse(dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", a.cfg.queue))
-	case now && r.conn != nil && r.conn.inline != nil && (r.inline || r.conn.inline.brief()):
-		r.conn.inline.run(a, r)
+	case now && r.conn != nil && r.conn.inline != nil && (r.inline || r.conn.inline.Brief()):
+		in := r.conn.inline
+		r.place.In(in.Reader)
+		in.Do(func() { a.runCall(r) })
 	case now:
 		a.spawn(r)
 	}
+}
+
+// owner is the agent in the contexts of its handlers.
+type owner struct{ a *Agent }
+
+var _ rpcplace.Owner = owner{}
+
+func (o owner) Overdue() {
+	o.a.cfg.logger.Warn("a handler does not return although its caller has gone: its place is given to others", slog.String("worker", o.a.name))
+}
+
+// AgentFrom returns the agent that runs the handler whose context ctx is or comes from, or nil. It corresponds to the
+// process-wide agent that a PyTorch function finds.
+func AgentFrom(ctx context.Context) *Agent {
+	o, _ := ctx.Value(rpcplace.OwnerKey{}).(owner)
+	return o.a
 }
 
 // spawn gives a request to a goroutine that has just finished another one, or to a new one: a goroutine that has run a
@@ -118,7 +137,7 @@ func (a *Agent) spawn(r *request) {
 	default:
 	}
 	if !a.own(func() { a.serveFrom(r) }) {
-		a.limiter.leave(r.caller())
+		a.limiter.Leave(r.Caller())
 	}
 }
 
@@ -163,9 +182,7 @@ func (a *Agent) drop(r *request) {
 func (a *Agent) runCall(r *request) {
 	started := time.Now()
 	pl := &r.place
-	pl.mu.Lock() // the caller may give up at this moment
-	pl.l, pl.who = a.limiter, r.caller()
-	pl.mu.Unlock()
+	pl.Take(a.limiter, r.Caller())
 	creates := r.creates()
 	if creates {
 		r.deadline = time.Time{} // it is the creation's, not the function's
@@ -177,13 +194,13 @@ func (a *Agent) runCall(r *request) {
 	if r.values != nil {
 		base = r.values(a.ctx)
 	}
-	ctx.begin(base, a, r.deadline, pl)
-	cancel := ctx.cancel
+	ctx.Begin(base, owner{a}, r.deadline, pl)
+	cancel := ctx.Cancel
 	if a.extension != nil && a.extension.kinds[r.kind] {
 		defer func() {
 			a.counts.serverCalls.Add(-1)
-			pl.end()
-			cancel(errHandlerDone)
+			pl.End()
+			cancel(rpcplace.ErrDone)
 		}()
 		a.serveKind(ctx, r)
 		return
@@ -209,7 +226,7 @@ func (a *Agent) runCall(r *request) {
 	}
 	end := func() {
 		a.counts.serverCalls.Add(-1)
-		pl.end()
+		pl.End()
 		if a.cfg.hook != nil {
 			a.cfg.hook.Emit(observe.Event{
 				Kind: "rpc.serve", Phase: observe.End, Rank: dist.Rank(a.id), Peer: r.peer.name, Key: j.req.Func, Dur: time.Since(started), Err: err,
@@ -224,7 +241,7 @@ func (a *Agent) runCall(r *request) {
 		d.release()
 		a.drop(r)
 		end()
-		cancel(errHandlerDone)
+		cancel(rpcplace.ErrDone)
 		if err == nil {
 			a.answerCreated(r, j)
 			return
@@ -237,7 +254,7 @@ func (a *Agent) runCall(r *request) {
 		return
 	}
 	if err = j.err; err == nil {
-		err = ctx.waited()
+		err = ctx.Waited()
 	}
 	if err == nil {
 		if err = d.confirmed(ctx); err == nil {
@@ -248,7 +265,7 @@ func (a *Agent) runCall(r *request) {
 		d.release()
 		end()
 		a.answerValue(r, j.form(), nil, err)
-		cancel(errHandlerDone)
+		cancel(rpcplace.ErrDone)
 		return
 	}
 	var once atomic.Bool
@@ -261,13 +278,13 @@ func (a *Agent) runCall(r *request) {
 		r.borrowed = herr == nil && j.handler != nil && j.handler.borrow
 		a.answerValue(r, j.form(), v, herr) // the references among the arguments are the handler's to close
 		end()
-		cancel(errHandlerDone)
+		cancel(rpcplace.ErrDone)
 	}
 	if !a.invoke(ctx, j, done) {
 		d.release()
 	}
 	if !once.Load() { // an async handler gives its place to others
-		pl.pause()
+		pl.Pause()
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -270,13 +271,13 @@ func (d *decoding) confirmed(ctx context.Context) error {
 		select {
 		case <-core.h.ready:
 		default:
-			pl := placeOf(ctx)
-			pl.pause()
+			pl := rpcplace.Of(ctx)
+			pl.Pause()
 			select {
 			case <-core.h.ready:
-				pl.resume()
+				pl.Resume()
 			case <-ctx.Done():
-				pl.resume()
+				pl.Resume()
 				return dist.FromContext("rpc: confirm reference", ctx)
 			}
 		}

@@ -47,7 +47,7 @@ pure: internal/rrefcore internal/backcore internal/gloo/wire internal/gloo/match
       internal/portowner rendezvous
       group
       autograd/ddp
-      internal/aten internal/rpcseam internal/rpcworld
+      internal/aten internal/rpcseam internal/rpcworld internal/rpcplace
       rpc rpc/operators
       .
 pure: internal/frdump internal/verdict

@@ -1,19 +1,20 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpcplace
 
 import (
 	"sync/atomic"
 	"time"
 )
 
+// Limits of what runs in a goroutine that reads.
 const (
-	// linkGuard and pipeGuard are how long a handler may hold up the goroutine that reads its link or pipe before another
+	// LinkGuard and pipeGuard are how long a handler may hold up the goroutine that reads its link or pipe before another
 	// one takes over; it may be found up to as much later. PyTorch's calls take longer than ours, and on a pipe only
 	// handlers run so that were short lately: there the guard looks less often, because its look costs a thread's waking.
-	linkGuard = 500 * time.Microsecond
-	pipeGuard = 2 * time.Millisecond
+	LinkGuard = 500 * time.Microsecond
+	PipeGuard = 2 * time.Millisecond // see LinkGuard
 	// shortLimit is up to what time handlers run in the goroutine that reads a pipe.
 	shortLimit = 200 * time.Microsecond
 	// briefLimit is up to what time handlers run one after the other while further requests wait: about what it costs to
@@ -21,17 +22,17 @@ const (
 	briefLimit = 10 * time.Microsecond
 )
 
-// reader is who reads a session and calls the agent with what was read: a link, or the requests of a pipe. Turn numbers
+// Reader is who reads a session and calls the agent with what was read: a link, or the requests of a pipe. Turn numbers
 // these calls, and Handover lets another goroutine read on during one.
-type reader interface {
+type Reader interface {
 	Turn() uint64
 	Handover(turn uint64)
 }
 
-// inline lets handlers run in the goroutine that reads, which saves a hand-off. A handler that waits for a call of
+// Inline lets handlers run in the goroutine that reads, which saves a hand-off. A handler that waits for a call of
 // its own hands the reading over first; one that takes long for another reason is found by the guard.
-type inline struct {
-	reader
+type Inline struct {
+	Reader
 	limit time.Duration
 	cost  atomic.Int64 // nanoseconds that recent handlers took: the longest, fading
 	guard *time.Timer
@@ -40,35 +41,30 @@ type inline struct {
 	inner atomic.Uint64 // the last turn that came to a handler
 }
 
-func newInline(r reader, limit time.Duration) *inline {
-	in := &inline{reader: r, limit: limit}
+// NewInline returns what lets handlers run in a reader's goroutine for up to limit.
+func NewInline(r Reader, limit time.Duration) *Inline {
+	in := &Inline{Reader: r, limit: limit}
 	in.guard = time.AfterFunc(time.Hour, in.look)
 	in.guard.Stop()
 	return in
 }
 
-// brief reports whether handlers take so little time that it is not worth to run them side by side.
-func (in *inline) brief() bool { return in.cost.Load() <= int64(briefLimit) }
+// Brief reports whether handlers take so little time that it is not worth to run them side by side.
+func (in *Inline) Brief() bool { return in.cost.Load() <= int64(briefLimit) }
 
-// short reports whether handlers can be expected to take little time.
-func (in *inline) short() bool { return in.cost.Load() <= int64(shortLimit) }
+// Short reports whether handlers can be expected to take little time.
+func (in *Inline) Short() bool { return in.cost.Load() <= int64(shortLimit) }
 
-// took notes how long a handler was under way.
-func (in *inline) took(d time.Duration) {
+// Took notes how long a handler was under way.
+func (in *Inline) Took(d time.Duration) {
 	was := in.cost.Load()
 	if now := max(int64(d), was-was/16-1); now != was {
 		in.cost.Store(max(now, 0)) // a note that gets lost does not matter
 	}
 }
 
-// run runs a request in the reading goroutine.
-func (in *inline) run(a *Agent, r *request) {
-	r.place.reader, r.place.turn = in.reader, in.Turn()
-	in.do(func() { a.runCall(r) })
-}
-
-// do runs fn in the reading goroutine. If fn ends the goroutine, another one reads on.
-func (in *inline) do(fn func()) {
+// Do runs fn in the reading goroutine. If fn ends the goroutine, another one reads on.
+func (in *Inline) Do(fn func()) {
 	turn, returned := in.Turn(), false
 	defer func() {
 		if !returned {
@@ -81,7 +77,7 @@ func (in *inline) do(fn func()) {
 }
 
 // watch sets the guard, unless it is.
-func (in *inline) watch() {
+func (in *Inline) watch() {
 	in.inner.Store(in.Turn())
 	if !in.armed.Load() && in.armed.CompareAndSwap(false, true) {
 		in.guard.Reset(in.limit)
@@ -90,7 +86,7 @@ func (in *inline) watch() {
 
 // look is the guard: it hands over the reading when the handler that ran at the last look still does, and looks again as
 // long as there is traffic. One timer for all handlers costs nothing per handler.
-func (in *inline) look() {
+func (in *Inline) look() {
 	turn := in.Turn()
 	if turn == in.seen && turn%2 == 1 && turn != in.inner.Load() {
 		in.guard.Reset(in.limit) // not in a handler: what the control stream says must be heard before the next frame

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpcplace
 
 import (
 	"runtime"
@@ -35,12 +35,12 @@ func (r *turns) Handover(turn uint64) {
 }
 
 // dispatch runs fn as the handler of the next turn.
-func (r *turns) dispatch(in *inline, fn func()) {
+func (r *turns) dispatch(in *Inline, fn func()) {
 	r.mu.Lock()
 	r.turn |= 1
 	turn := r.turn
 	r.mu.Unlock()
-	in.do(fn)
+	in.Do(fn)
 	r.mu.Lock()
 	if r.turn == turn {
 		r.turn++
@@ -58,22 +58,22 @@ func (r *turns) count() int {
 func TestInlineGuard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &turns{}
-		in := newInline(r, linkGuard)
+		in := NewInline(r, LinkGuard)
 		for range 1000 {
-			r.dispatch(in, func() { time.Sleep(linkGuard / 4) })
+			r.dispatch(in, func() { time.Sleep(LinkGuard / 4) })
 		}
 		if n := r.count(); n != 0 {
 			t.Errorf("%d hand-overs for short handlers", n)
 		}
-		r.dispatch(in, func() { time.Sleep(3 * linkGuard) })
+		r.dispatch(in, func() { time.Sleep(3 * LinkGuard) })
 		if n := r.count(); n != 1 {
 			t.Errorf("%d hand-overs for a long handler", n)
 		}
-		r.dispatch(in, func() { time.Sleep(linkGuard / 4) })
+		r.dispatch(in, func() { time.Sleep(LinkGuard / 4) })
 		if n := r.count(); n != 1 {
 			t.Errorf("%d hand-overs afterwards", n)
 		}
-		time.Sleep(10 * linkGuard) // the guard rests when there is no traffic
+		time.Sleep(10 * LinkGuard) // the guard rests when there is no traffic
 		if in.armed.Load() {
 			t.Error("the guard goes on without traffic")
 		}
@@ -83,7 +83,7 @@ func TestInlineGuard(t *testing.T) {
 // Another goroutine reads on when a handler ends the goroutine that read.
 func TestInlineGoexit(t *testing.T) {
 	r := &turns{}
-	in := newInline(r, time.Hour)
+	in := NewInline(r, time.Hour)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -98,23 +98,23 @@ func TestInlineGoexit(t *testing.T) {
 
 // What recent handlers took decides whether the next one runs where it was read; a long one is forgotten slowly.
 func TestInlineCost(t *testing.T) {
-	in := &inline{}
-	if !in.brief() || !in.short() {
+	in := &Inline{}
+	if !in.Brief() || !in.Short() {
 		t.Error("a new connection has long handlers")
 	}
-	in.took(time.Millisecond)
-	if in.brief() || in.short() {
+	in.Took(time.Millisecond)
+	if in.Brief() || in.Short() {
 		t.Error("a long handler was not noted")
 	}
 	n := 0
-	for ; !in.short(); n++ {
-		in.took(0)
+	for ; !in.Short(); n++ {
+		in.Took(0)
 	}
 	if n < 10 || n > 100 {
 		t.Errorf("it was forgotten after %d short ones", n)
 	}
-	for ; !in.brief(); n++ {
-		in.took(0)
+	for ; !in.Brief(); n++ {
+		in.Took(0)
 	}
 	if n > 200 {
 		t.Errorf("handlers are brief again after %d", n)
