@@ -1,9 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package aten computes a few of torch's builtin operators on stacks of arguments as they come over the wire: small, plain
-// kernels that follow torch's rules of broadcasting and type promotion. They are there so that tools and tests which call
-// torch operators at any worker work; heavy work belongs to handlers.
+// Package aten runs a few of torch's builtin operators on stacks of arguments as they come over the wire, so that tools and
+// tests which call torch operators at any worker work. The arithmetic is that of package tmath; heavy work belongs to
+// handlers.
 //
 // Whoever sends a few bytes can ask for any amount of memory: the sizes of zeros, the broadcast of two vectors, a tensor
 // that was expanded. So every allocation is reserved from a budget before it is made, and the steps of a product are
@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -76,30 +77,44 @@ func (c *call) take(n int64) error {
 func (c *call) end() { c.budget.used.Add(-c.reserved) }
 
 // tensor reserves the memory of a tensor.
-func (c *call) tensor(dt tensor.DType, shape []int) error { return c.elements(shape, dt.Size()) }
-
-// elements reserves the memory of so many elements.
-func (c *call) elements(shape []int, size int) error {
-	n, ok := product(append([]int{size}, shape...)...)
+func (c *call) tensor(dt tensor.DType, shape []int) error {
+	n, ok := product(slices.Concat([]int{dt.Size()}, shape)...)
 	if !ok {
 		return tooLarge("a tensor of shape %v", shape)
 	}
 	return c.take(n)
 }
 
-// reserve reserves the memory of numbers in the form that is computed with.
-func reserve[N int64 | float64 | complex128](c *call, shape []int) error {
-	size := 8
-	if _, wide := any(*new(N)).(complex128); wide {
-		size = 16
+// input reserves what tmath may make of an operand, repeated to a shape, to compute with it as dt: a dense copy, and one in
+// the type that dt is computed in.
+func (c *call) input(t *tensor.Tensor, dt tensor.DType, shape []int) error {
+	if !t.IsContiguous() || !slices.Equal(shape, t.Shape()) {
+		if err := c.tensor(t.DType(), shape); err != nil {
+			return err
+		}
 	}
-	return c.elements(shape, size)
+	if in := tmath.ComputeType(dt); in != t.DType() {
+		return c.tensor(in, shape)
+	}
+	return nil
 }
 
-// work refuses a product that would take too long.
-func (c *call) work(n, k, m int) error {
-	if steps, ok := product(n, k, m); !ok || steps > maxSteps {
-		return tooLarge("a product of %dx%d and %dx%d takes more than %d multiplications", n, k, k, m, int64(maxSteps))
+// output reserves a result: in the type that dt is computed in, then in dt itself. Integers are computed in eight bytes,
+// which is also enough where the result is float32.
+func (c *call) output(dt tensor.DType, shape []int) error {
+	in := tmath.ComputeType(dt)
+	if in != dt {
+		if err := c.tensor(dt, shape); err != nil {
+			return err
+		}
+	}
+	return c.tensor(in, shape)
+}
+
+// work refuses a product that would take too long: a batch of n by k times k by m.
+func (c *call) work(batch []int, n, k, m int) error {
+	if steps, ok := product(slices.Concat(batch, []int{n, k, m})...); !ok || steps > maxSteps {
+		return tooLarge("a product of %dx%d and %dx%d in a batch of %v takes more than %d multiplications", n, k, k, m, batch, int64(maxSteps))
 	}
 	return nil
 }
@@ -119,4 +134,8 @@ func product(sizes ...int) (int64, bool) {
 
 func tooLarge(format string, args ...any) error {
 	return dist.Newf(Op, dist.Exhausted, format, args...)
+}
+
+func badOperand(format string, args ...any) error {
+	return dist.Newf(Op, dist.InvalidArgument, format, args...)
 }

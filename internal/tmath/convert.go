@@ -14,12 +14,12 @@ type number interface {
 	float32 | float64 | int64 | complex128
 }
 
-// computeType returns the type that a type is computed in.
-func computeType(dt tensor.DType) tensor.DType {
-	switch Category(dt) {
-	case 3:
+// ComputeType returns the type that a type is computed in.
+func ComputeType(dt tensor.DType) tensor.DType {
+	switch KindOf(dt) { //nolint:exhaustive // the others are computed as int64
+	case Complex:
 		return tensor.Complex128
-	case 2:
+	case Real:
 		if dt == tensor.Float64 {
 			return tensor.Float64
 		}
@@ -73,7 +73,7 @@ func numbers[T number](op string, t *tensor.Tensor) ([]T, error) {
 	case tensor.Complex128:
 		return convert(t, fromComplex[T])
 	default:
-		return nil, bad(op, "not implemented for %v", t.DType())
+		return nil, unsupported(op, t.DType(), anyType)
 	}
 }
 
@@ -183,7 +183,7 @@ func finish[T number](op string, data []T, shape []int, dt tensor.DType) (*tenso
 	case tensor.Complex128:
 		return store(data, shape, toComplex[T])
 	default:
-		return nil, bad(op, "not implemented for %v", dt)
+		return nil, unsupported(op, dt, anyType)
 	}
 }
 
@@ -236,10 +236,12 @@ func Convert(t *tensor.Tensor, dt tensor.DType) (*tensor.Tensor, error) {
 	if t.DType() == dt {
 		return t, nil
 	}
-	if !Computes(t.DType()) || !Computes(dt) {
-		return nil, bad(op, "%v to %v is not implemented", t.DType(), dt)
+	for _, x := range []tensor.DType{t.DType(), dt} {
+		if !Computes(x) {
+			return nil, bad(op, "%v to %v is not implemented: there is no arithmetic for %v, which can only be stored and sent", t.DType(), dt, x)
+		}
 	}
-	switch computeType(t.DType()) {
+	switch ComputeType(t.DType()) {
 	case tensor.Float32:
 		return convertFrom[float32](t, dt)
 	case tensor.Float64:

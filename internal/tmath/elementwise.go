@@ -29,6 +29,15 @@ var opNames = [...]string{"add", "sub", "mul", "div", "pow", "maximum", "minimum
 
 func (o Op) String() string { return opNames[o] }
 
+// ResultType is the type of the result: division makes floats of integers.
+func (o Op) ResultType(a, b Operand) tensor.DType {
+	dt := ResultType(a, b)
+	if o == Div && KindOf(dt) < Real {
+		return tensor.Float32 // torch's default type
+	}
+	return dt
+}
+
 // Binary combines two operands element by element, broadcast against each other, in the type that they promote to. It
 // corresponds to torch.add, sub, mul, div (true division), pow, maximum and minimum.
 func Binary(op Op, a, b Operand) (*tensor.Tensor, error) {
@@ -42,28 +51,27 @@ func Binary(op Op, a, b Operand) (*tensor.Tensor, error) {
 			continue
 		}
 		if !Computes(o.t.DType()) {
-			return nil, bad(name, "not implemented for %v", o.t.DType())
+			return nil, unsupported(name, o.t.DType(), anyType)
 		}
 		*o.shape = o.t.Shape()
 	}
-	dt := ResultType(a, b)
+	if err := refuseBools(op, a, b); err != nil {
+		return nil, err
+	}
+	dt := op.ResultType(a, b)
 	switch {
-	case op == Sub && (a.isBool() || b.isBool()):
-		return nil, bad(name, "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, use the `~` or `logical_not()` operator instead.")
-	case !Computes(dt):
-		return nil, bad(name, "not implemented for %v", dt)
-	case Category(dt) < 2 && op == Div:
-		dt = tensor.Float32 // torch's default type
-	case Category(dt) < 2 && op == Pow:
-		return nil, bad(name, "not implemented for %v", dt)
-	case Category(dt) == 3 && (op == Maximum || op == Minimum):
-		return nil, bad(name, "not implemented for %v", dt)
+	case !Computes(dt): // a half and a complex number promote to a type that does not
+		return nil, bad(name, "the operands promote to %v, which is not implemented: convert them to complex64 first", dt)
+	case KindOf(dt) < Real && op == Pow:
+		return nil, unsupported(name, dt, realComplex)
+	case KindOf(dt) == Complex && (op == Maximum || op == Minimum):
+		return nil, unsupported(name, dt, notComplex)
 	}
 	shape, err := BroadcastShape(name, sa, sb)
 	if err != nil {
 		return nil, err
 	}
-	switch computeType(dt) {
+	switch ComputeType(dt) {
 	case tensor.Float32:
 		return binary(op, a, b, sa, sb, shape, dt, floatRow[float32], func(x, y float32) float32 { return float32(math.Pow(float64(x), float64(y))) })
 	case tensor.Float64:
@@ -73,6 +81,66 @@ func Binary(op Op, a, b Operand) (*tensor.Tensor, error) {
 	default:
 		return binary(op, a, b, sa, sb, shape, dt, plainRow[int64], func(x, _ int64) int64 { return x })
 	}
+}
+
+// Scaled is [Add] or [Sub] with the second operand times alpha, which is a bool, int64, float64 or complex128. It
+// corresponds to torch.add and torch.sub with alpha.
+func Scaled(op Op, a, b Operand, alpha any) (*tensor.Tensor, error) {
+	if err := refuseBools(op, a, b); err != nil {
+		return nil, err
+	}
+	dt := ResultType(a, b)
+	if err := checkAlpha(op.String(), alpha, dt); err != nil {
+		return nil, err
+	}
+	t := b.t
+	if t == nil {
+		var err error
+		if t, err = tensor.Of(b.number); err != nil {
+			return nil, err
+		}
+	}
+	t, err := Convert(t, dt)
+	if err != nil {
+		return nil, err
+	}
+	if t, err = Binary(Mul, Of(t), Num(alpha)); err != nil {
+		return nil, err
+	}
+	if t, err = Convert(t, dt); err != nil { // of bools, which an integer makes integers
+		return nil, err
+	}
+	return Binary(op, a, Of(t))
+}
+
+func refuseBools(op Op, a, b Operand) error {
+	if op == Sub && (a.isBool() || b.isBool()) {
+		return bad(op.String(), "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, use the `~` or `logical_not()` operator instead.")
+	}
+	return nil
+}
+
+// checkAlpha refuses what torch refuses.
+func checkAlpha(op string, alpha any, dt tensor.DType) error {
+	switch kind, of := KindOf(numberType(alpha)), KindOf(dt); {
+	case kind == Boolean && of != Boolean:
+		return bad(op, "Boolean alpha only supported for Boolean results.")
+	case kind == Real && of < Real:
+		return bad(op, "For integral input tensors, argument alpha must not be a floating point number.")
+	case kind == Complex && of != Complex:
+		return bad(op, "For non-complex input tensors, argument alpha must not be a complex number.")
+	case kind == Integer && of == Integer:
+		n, _ := alpha.(int64)
+		top := int64(1)<<(8*dt.Size()-1) - 1
+		low := -top - 1
+		if dt == tensor.Uint8 {
+			top, low = math.MaxUint8, -math.MaxUint8 // negative ones wrap
+		}
+		if n > top || n < low {
+			return bad(op, "alpha is %d: value cannot be converted to type %v without overflow", n, dt)
+		}
+	}
+	return nil
 }
 
 func binary[T number](op Op, a, b Operand, sa, sb, shape []int, dt tensor.DType, row func(op Op, out, x, y []T) bool, pow func(x, y T) T) (*tensor.Tensor, error) {
@@ -198,16 +266,31 @@ type UnaryOp struct {
 	RealOnly  bool                        // integers are refused instead
 }
 
+// takes says which types the function knows.
+func (op UnaryOp) takes() string {
+	switch {
+	case op.RealOnly:
+		return realOnly
+	case op.Ints != nil && op.Complexes != nil:
+		return notBool
+	case op.Ints != nil:
+		return "integer and real types"
+	case op.Complexes == nil:
+		return notComplex
+	}
+	return anyType
+}
+
 // Unary applies a function to every element.
 func Unary(op UnaryOp, t *tensor.Tensor) (*tensor.Tensor, error) {
 	dt := t.DType()
 	switch {
-	case !Computes(dt), Category(dt) == 3 && op.Complexes == nil, Category(dt) < 2 && op.RealOnly, dt == tensor.Bool && op.Ints != nil:
-		return nil, bad(op.Name, "not implemented for %v", dt)
-	case Category(dt) < 2 && op.Ints == nil:
+	case !Computes(dt), KindOf(dt) == Complex && op.Complexes == nil, KindOf(dt) < Real && op.RealOnly, dt == tensor.Bool && op.Ints != nil:
+		return nil, unsupported(op.Name, dt, op.takes())
+	case KindOf(dt) < Real && op.Ints == nil:
 		dt = tensor.Float32
 	}
-	switch computeType(dt) {
+	switch ComputeType(dt) {
 	case tensor.Float32:
 		return unary(op.Name, t, dt, func(x float32) float32 { return float32(op.Floats(float64(x))) })
 	case tensor.Float64:
@@ -233,10 +316,10 @@ func unary[T number](name string, t *tensor.Tensor, dt tensor.DType, f func(T) T
 
 // Map2 computes f of the elements of two floating tensors of one shape and type: what derivatives are made of.
 func Map2(name string, a, b *tensor.Tensor, f func(x, y float64) float64) (*tensor.Tensor, error) {
-	if a.DType() != b.DType() || !a.SameShape(b) || Category(a.DType()) != 2 {
-		return nil, bad(name, "%v%v with %v%v", a.DType(), a.Shape(), b.DType(), b.Shape())
+	if a.DType() != b.DType() || !a.SameShape(b) || KindOf(a.DType()) != Real {
+		return nil, bad(name, "want two real tensors of one shape and type, got %v%v and %v%v", a.DType(), a.Shape(), b.DType(), b.Shape())
 	}
-	if computeType(a.DType()) == tensor.Float64 {
+	if ComputeType(a.DType()) == tensor.Float64 {
 		return map2[float64](name, a, b, f)
 	}
 	return map2[float32](name, a, b, f)
@@ -278,5 +361,5 @@ func finishFloats[T blas.Float](op string, data []T, shape []int, dt tensor.DTyp
 	case []float64:
 		return finish(op, d, shape, dt)
 	}
-	return nil, bad(op, "not implemented for %v", dt)
+	return nil, unsupported(op, dt, realOnly)
 }

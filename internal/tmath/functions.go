@@ -29,7 +29,7 @@ var (
 	Sin     = UnaryOp{Name: "sin", Floats: math.Sin, Complexes: cmplx.Sin}
 	Cos     = UnaryOp{Name: "cos", Floats: math.Cos, Complexes: cmplx.Cos}
 	Tanh    = UnaryOp{Name: "tanh", Floats: math.Tanh, Complexes: cmplx.Tanh}
-	Sigmoid = UnaryOp{Name: "sigmoid", Floats: sigmoid}
+	Sigmoid = UnaryOp{Name: "sigmoid", Floats: sigmoid, Complexes: func(x complex128) complex128 { return 1 / (1 + cmplx.Exp(-x)) }}
 	// GELU is torch.nn.functional.gelu; GELUTanh the same with approximate="tanh".
 	GELU     = UnaryOp{Name: "gelu", Floats: func(x float64) float64 { return 0.5 * x * (1 + math.Erf(x/math.Sqrt2)) }, RealOnly: true}
 	GELUTanh = UnaryOp{Name: "gelu", Floats: func(x float64) float64 { return 0.5 * x * (1 + math.Tanh(geluInner(x))) }, RealOnly: true}
@@ -48,7 +48,7 @@ func GELUSlope(x float64, tanh bool) float64 {
 	return 0.5*(1+math.Erf(x/math.Sqrt2)) + x*math.Exp(-x*x/2)/math.Sqrt(2*math.Pi)
 }
 
-// ReLU is torch.relu: NaN stays NaN.
+// ReLU is torch.relu: NaN stays NaN, and -0 stays -0.
 func ReLU(t *tensor.Tensor) (*tensor.Tensor, error) {
 	switch t.DType() {
 	case tensor.Float32:
@@ -72,7 +72,7 @@ func relu[T blas.Float](t *tensor.Tensor) (*tensor.Tensor, error) {
 	}
 	out := make([]T, len(x))
 	for i, v := range x {
-		if !(v <= 0) { //nolint:staticcheck // NaN goes through
+		if !(v < 0) { //nolint:staticcheck // NaN goes through
 			out[i] = v
 		}
 	}

@@ -21,7 +21,7 @@ func MatMul(a, b *tensor.Tensor) (*tensor.Tensor, error) {
 		return nil, bad(op, "both arguments to matmul need to be at least 1D, but they are %dD and %dD", a.Dims(), b.Dims())
 	}
 	if !Computes(a.DType()) || a.DType() == tensor.Bool {
-		return nil, bad(op, "not implemented for %v", a.DType())
+		return nil, unsupported(op, a.DType(), notBool)
 	}
 	var err error
 	left, right := a.Dims() == 1, b.Dims() == 1
@@ -50,7 +50,7 @@ func MatMul(a, b *tensor.Tensor) (*tensor.Tensor, error) {
 		return nil, bad(op, "the result has shape %v: limit %d elements", full, maxElements)
 	}
 	var out *tensor.Tensor
-	switch computeType(a.DType()) {
+	switch ComputeType(a.DType()) {
 	case tensor.Float32:
 		out, err = multiplyFloats[float32](a, b, batch, full)
 	case tensor.Float64:

@@ -66,10 +66,13 @@ func alongDim(op string, a, b *tensor.Tensor, dim int, f func(x, y, out []float6
 	if err != nil {
 		return nil, err
 	}
-	if Category(a.DType()) != 2 || !Computes(a.DType()) || a.DType() != b.DType() || !a.SameShape(b) {
-		return nil, bad(op, "not implemented for %v%v", a.DType(), shape)
+	if KindOf(a.DType()) != Real || !Computes(a.DType()) {
+		return nil, unsupported(op, a.DType(), realOnly)
 	}
-	if computeType(a.DType()) == tensor.Float64 {
+	if a.DType() != b.DType() || !a.SameShape(b) {
+		return nil, bad(op, "the gradient is %v%v, the result %v%v: want one type and shape", a.DType(), shape, b.DType(), b.Shape())
+	}
+	if ComputeType(a.DType()) == tensor.Float64 {
 		return lines[float64](op, a, b, shape, d, f)
 	}
 	return lines[float32](op, a, b, shape, d, f)
@@ -146,7 +149,7 @@ func (l *NLL) Counted() int {
 
 // Loss returns the loss of every row.
 func (l *NLL) Loss(logp *tensor.Tensor) (*tensor.Tensor, error) {
-	if computeType(logp.DType()) == tensor.Float64 {
+	if ComputeType(logp.DType()) == tensor.Float64 {
 		return nll[float64](l, logp)
 	}
 	return nll[float32](l, logp)
@@ -168,7 +171,7 @@ func nll[T blas.Float](l *NLL, logp *tensor.Tensor) (*tensor.Tensor, error) {
 
 // CrossEntropyGrad returns the gradient by the logits: (softmax - one-hot) times the gradient of the row's loss.
 func (l *NLL) CrossEntropyGrad(logp, rows *tensor.Tensor) (*tensor.Tensor, error) {
-	if computeType(logp.DType()) == tensor.Float64 {
+	if ComputeType(logp.DType()) == tensor.Float64 {
 		return crossGrad[float64](l, logp, rows)
 	}
 	return crossGrad[float32](l, logp, rows)
@@ -254,7 +257,7 @@ func rowsOf(weight, ids *tensor.Tensor) ([]int, error) {
 // EmbeddingGrad adds the rows of grad up by the ids that they belong to; padding, when not negative, is the id whose row
 // gets no gradient.
 func EmbeddingGrad(grad, weight, ids *tensor.Tensor, padding int) (*tensor.Tensor, error) {
-	if computeType(grad.DType()) == tensor.Float64 {
+	if ComputeType(grad.DType()) == tensor.Float64 {
 		return embeddingGrad[float64](grad, weight, ids, padding)
 	}
 	return embeddingGrad[float32](grad, weight, ids, padding)
@@ -290,13 +293,13 @@ type NormStats struct {
 // torch.nn.functional.layer_norm without weight and bias.
 func LayerNorm(t *tensor.Tensor, dims int, eps float64) (*NormStats, error) {
 	const op = "layer norm"
-	if Category(t.DType()) != 2 || !Computes(t.DType()) {
-		return nil, bad(op, "not implemented for %v", t.DType())
+	if KindOf(t.DType()) != Real || !Computes(t.DType()) {
+		return nil, unsupported(op, t.DType(), realOnly)
 	}
 	if dims < 1 || dims > t.Dims() {
 		return nil, bad(op, "%d normalised dimensions of a tensor with %d", dims, t.Dims())
 	}
-	if computeType(t.DType()) == tensor.Float64 {
+	if ComputeType(t.DType()) == tensor.Float64 {
 		return layerNorm[float64](t, dims, eps)
 	}
 	return layerNorm[float32](t, dims, eps)
@@ -333,7 +336,7 @@ func layerNorm[T blas.Float](t *tensor.Tensor, dims int, eps float64) (*NormStat
 
 // Grad is the gradient by the input, given the gradient by the normalised input.
 func (s *NormStats) Grad(grad *tensor.Tensor, dims int) (*tensor.Tensor, error) {
-	if computeType(grad.DType()) == tensor.Float64 {
+	if ComputeType(grad.DType()) == tensor.Float64 {
 		return normGrad[float64](s, grad, dims)
 	}
 	return normGrad[float32](s, grad, dims)

@@ -14,6 +14,23 @@ func bad(op, format string, args ...any) error {
 	return dist.Newf("tensor: "+op, dist.InvalidArgument, format, args...)
 }
 
+// unsupported refuses a type; takes says which ones the operation computes with.
+func unsupported(op string, dt tensor.DType, takes string) error {
+	if !Computes(dt) {
+		return bad(op, "there is no arithmetic for %v, which can only be stored and sent: copy the elements into a float32 tensor first", dt)
+	}
+	return bad(op, "not implemented for %v: convert the tensor first, the operation takes %s", dt, takes)
+}
+
+// What operations take.
+const (
+	anyType     = "bool, integer, real and complex types"
+	notBool     = "integer, real and complex types"
+	notComplex  = "bool, integer and real types"
+	realOnly    = "real types"
+	realComplex = "real and complex types"
+)
+
 // Operand is a tensor or a number with what torch's type promotion looks at.
 type Operand struct {
 	t      *tensor.Tensor
@@ -34,17 +51,28 @@ func (o Operand) isBool() bool {
 	return numberType(o.number) == tensor.Bool
 }
 
-// Category orders kinds of numbers: bool, integer, real, complex.
-func Category(dt tensor.DType) int {
+// Kind is a kind of numbers. A higher one holds the lower ones.
+type Kind uint8
+
+// The kinds of numbers.
+const (
+	Boolean Kind = iota
+	Integer
+	Real
+	Complex
+)
+
+// KindOf is the kind of a type.
+func KindOf(dt tensor.DType) Kind {
 	switch {
 	case dt == tensor.Bool:
-		return 0
+		return Boolean
 	case dt.Complex():
-		return 3
+		return Complex
 	case dt.Floating():
-		return 2
+		return Real
 	}
-	return 1
+	return Integer
 }
 
 func numberType(v any) tensor.DType {
@@ -60,7 +88,7 @@ func numberType(v any) tensor.DType {
 }
 
 // ResultType is torch.result_type: tensors with dimensions decide, then tensors without, then numbers, unless the lower
-// rank has a higher category.
+// rank has a higher kind.
 func ResultType(operands ...Operand) tensor.DType {
 	var ranks [3]tensor.DType
 	var have [3]bool
@@ -86,9 +114,9 @@ func ResultType(operands ...Operand) tensor.DType {
 		case !have[level]:
 		case !found:
 			result, found = ranks[level], true
-		case Category(ranks[level]) > Category(result):
+		case KindOf(ranks[level]) > KindOf(result):
 			// A number 2.5 makes an integer tensor float32; a complex one leaves a real tensor its precision.
-			if Category(ranks[level]) == 3 && Category(result) == 2 {
+			if KindOf(ranks[level]) == Complex && KindOf(result) == Real {
 				result = complexOf(result)
 			} else {
 				result = ranks[level]

@@ -91,9 +91,9 @@ func (r *reduction) alongRow(shape []int) (bool, int) {
 // Sum adds over dims, or over all dimensions when dims is empty. Integers become int64. It corresponds to torch.sum.
 func Sum(t *tensor.Tensor, dims []int, keepdim bool) (*tensor.Tensor, error) {
 	if !Computes(t.DType()) {
-		return nil, bad("sum", "not implemented for %v", t.DType())
+		return nil, unsupported("sum", t.DType(), anyType)
 	}
-	switch computeType(t.DType()) {
+	switch ComputeType(t.DType()) {
 	case tensor.Float32:
 		return sum("sum", t, dims, keepdim, t.DType(), func(v float32) float64 { return float64(v) }, false)
 	case tensor.Float64:
@@ -107,10 +107,10 @@ func Sum(t *tensor.Tensor, dims []int, keepdim bool) (*tensor.Tensor, error) {
 
 // Mean is the arithmetic mean over dims, or over all dimensions when dims is empty. It corresponds to torch.mean.
 func Mean(t *tensor.Tensor, dims []int, keepdim bool) (*tensor.Tensor, error) {
-	if !Computes(t.DType()) || Category(t.DType()) < 2 {
+	if !Computes(t.DType()) || KindOf(t.DType()) < Real {
 		return nil, bad("mean", "could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: %v", t.DType())
 	}
-	switch computeType(t.DType()) {
+	switch ComputeType(t.DType()) {
 	case tensor.Float32:
 		return sum("mean", t, dims, keepdim, t.DType(), func(v float32) float64 { return float64(v) }, true)
 	case tensor.Float64:
@@ -159,8 +159,8 @@ func sum[T, A number](op string, t *tensor.Tensor, dims []int, keepdim bool, dt 
 // first counts. It corresponds to torch.max(input, dim).
 func Max(t *tensor.Tensor, dim int, keepdim bool) (values, indices *tensor.Tensor, err error) {
 	const op = "max"
-	if !Computes(t.DType()) || Category(t.DType()) == 3 {
-		return nil, nil, bad(op, "not implemented for %v", t.DType())
+	if !Computes(t.DType()) || KindOf(t.DType()) == Complex {
+		return nil, nil, unsupported(op, t.DType(), notComplex)
 	}
 	shape := t.Shape()
 	d, err := Axis(op, dim, len(shape))
@@ -170,7 +170,7 @@ func Max(t *tensor.Tensor, dim int, keepdim bool) (values, indices *tensor.Tenso
 	if len(shape) > 0 && shape[d] == 0 {
 		return nil, nil, bad(op, "Expected reduction dim %d to have non-zero size.", d)
 	}
-	switch computeType(t.DType()) {
+	switch ComputeType(t.DType()) {
 	case tensor.Float32:
 		return maxOf[float32](t, shape, d, keepdim)
 	case tensor.Float64:
@@ -241,7 +241,7 @@ func Scatter(shape []int, dim int, indices, values *tensor.Tensor) (*tensor.Tens
 	if err != nil {
 		return nil, err
 	}
-	if computeType(values.DType()) == tensor.Float64 {
+	if ComputeType(values.DType()) == tensor.Float64 {
 		return scatter[float64](shape, d, indices, values)
 	}
 	return scatter[float32](shape, d, indices, values)

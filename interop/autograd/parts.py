@@ -111,6 +111,27 @@ def promote(r):
     return {"dtype": str(c.dtype).replace("torch.", ""), "values": values.double().tolist()}
 
 
+def operator(r):
+    def argument(o):
+        if not isinstance(o, dict):
+            return o
+        if "complex" in o:
+            return complex(*o["complex"])
+        t = torch.tensor([float.fromhex(v) for v in o["values"]], dtype=torch.float64).to(getattr(torch, o["dtype"])).reshape(o["shape"])
+        return t.t() if o["transposed"] else t
+    kwargs = {k: argument(v) for k, v in r["kwargs"].items()}
+    if "dtype" in kwargs:
+        kwargs["dtype"] = getattr(torch, kwargs["dtype"])
+    try:
+        c = getattr(torch.ops.aten, r["name"])(*[argument(a) for a in r["args"]], **kwargs)
+    except (RuntimeError, TypeError) as e:
+        return {"error": str(e)}
+    values = c.reshape(-1)
+    if values.is_complex():
+        values = torch.view_as_real(values.to(torch.complex128)).reshape(-1)
+    return {"dtype": str(c.dtype).replace("torch.", ""), "shape": list(c.shape), "values": [v.hex() for v in values.double().tolist()]}
+
+
 for line in sys.stdin:
     r = json.loads(line)
     print(json.dumps(globals()[r["kind"]](r)), flush=True)
