@@ -3,25 +3,76 @@
 
 #include "textflag.h"
 
-// A tile is 8 rows of two registers of 64 bytes.
+// A tile is 8 rows of two registers of 64 bytes. The kernels for both element types are made of the same macros,
+// which take the size of an element and the instructions for it.
+
+#define AVX512_CLEAR \
+	VXORPS Y0, Y0, Y0; \
+	VXORPS Y1, Y1, Y1; \
+	VXORPS Y2, Y2, Y2; \
+	VXORPS Y3, Y3, Y3; \
+	VXORPS Y4, Y4, Y4; \
+	VXORPS Y5, Y5, Y5; \
+	VXORPS Y6, Y6, Y6; \
+	VXORPS Y7, Y7, Y7; \
+	VXORPS Y8, Y8, Y8; \
+	VXORPS Y9, Y9, Y9; \
+	VXORPS Y10, Y10, Y10; \
+	VXORPS Y11, Y11, Y11; \
+	VXORPS Y12, Y12, Y12; \
+	VXORPS Y13, Y13, Y13; \
+	VXORPS Y14, Y14, Y14; \
+	VXORPS Y15, Y15, Y15
 
 // One row of the tile: a broadcast element of a times two registers of b.
-#define AVX512F32_ROW(at, lo, hi) \
-	VBROADCASTSS at(SI), Z18; \
-	VFMADD231PS Z16, Z18, lo; \
-	VFMADD231PS Z17, Z18, hi
+#define AVX512_ROW(broadcast, fma, at, lo, hi) \
+	broadcast (at)(SI), Z18; \
+	fma Z16, Z18, lo; \
+	fma Z17, Z18, hi
 
-#define AVX512F32_ADD(lo, hi) \
-	VADDPS (DI), lo, lo; \
-	VADDPS 64(DI), hi, hi; \
+#define AVX512_STEP(size, broadcast, fma) \
+	VMOVUPS (DX), Z16; \
+	VMOVUPS 64(DX), Z17; \
+	AVX512_ROW(broadcast, fma, 0*size, Z0, Z1); \
+	AVX512_ROW(broadcast, fma, 1*size, Z2, Z3); \
+	AVX512_ROW(broadcast, fma, 2*size, Z4, Z5); \
+	AVX512_ROW(broadcast, fma, 3*size, Z6, Z7); \
+	AVX512_ROW(broadcast, fma, 4*size, Z8, Z9); \
+	AVX512_ROW(broadcast, fma, 5*size, Z10, Z11); \
+	AVX512_ROW(broadcast, fma, 6*size, Z12, Z13); \
+	AVX512_ROW(broadcast, fma, 7*size, Z14, Z15); \
+	ADDQ $128, DX; \
+	ADDQ $(8*size), SI
+
+#define AVX512_SET_ROW(lo, hi) \
 	VMOVUPS lo, (DI); \
 	VMOVUPS hi, 64(DI); \
 	ADDQ R8, DI
 
-#define AVX512F32_SET(lo, hi) \
-	VMOVUPS lo, (DI); \
-	VMOVUPS hi, 64(DI); \
-	ADDQ R8, DI
+#define AVX512_ADD_ROW(plus, lo, hi) \
+	plus (DI), lo, lo; \
+	plus 64(DI), hi, hi; \
+	AVX512_SET_ROW(lo, hi)
+
+#define AVX512_SET \
+	AVX512_SET_ROW(Z0, Z1); \
+	AVX512_SET_ROW(Z2, Z3); \
+	AVX512_SET_ROW(Z4, Z5); \
+	AVX512_SET_ROW(Z6, Z7); \
+	AVX512_SET_ROW(Z8, Z9); \
+	AVX512_SET_ROW(Z10, Z11); \
+	AVX512_SET_ROW(Z12, Z13); \
+	AVX512_SET_ROW(Z14, Z15)
+
+#define AVX512_ADD(plus) \
+	AVX512_ADD_ROW(plus, Z0, Z1); \
+	AVX512_ADD_ROW(plus, Z2, Z3); \
+	AVX512_ADD_ROW(plus, Z4, Z5); \
+	AVX512_ADD_ROW(plus, Z6, Z7); \
+	AVX512_ADD_ROW(plus, Z8, Z9); \
+	AVX512_ADD_ROW(plus, Z10, Z11); \
+	AVX512_ADD_ROW(plus, Z12, Z13); \
+	AVX512_ADD_ROW(plus, Z14, Z15)
 
 // func avx512F32(k int, a, b, c unsafe.Pointer, ldc int, add bool)
 TEXT ·avx512F32(SB), NOSPLIT, $0-41
@@ -30,85 +81,27 @@ TEXT ·avx512F32(SB), NOSPLIT, $0-41
 	MOVQ b+16(FP), DX
 	MOVQ c+24(FP), DI
 	MOVQ ldc+32(FP), R8
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	VXORPS Y10, Y10, Y10
-	VXORPS Y11, Y11, Y11
-	VXORPS Y12, Y12, Y12
-	VXORPS Y13, Y13, Y13
-	VXORPS Y14, Y14, Y14
-	VXORPS Y15, Y15, Y15
+	AVX512_CLEAR
 	TESTQ CX, CX
-	JZ avx512F32Store
+	JZ store
 
-avx512F32Loop:
-	VMOVUPS (DX), Z16
-	VMOVUPS 64(DX), Z17
-	AVX512F32_ROW(0, Z0, Z1)
-	AVX512F32_ROW(4, Z2, Z3)
-	AVX512F32_ROW(8, Z4, Z5)
-	AVX512F32_ROW(12, Z6, Z7)
-	AVX512F32_ROW(16, Z8, Z9)
-	AVX512F32_ROW(20, Z10, Z11)
-	AVX512F32_ROW(24, Z12, Z13)
-	AVX512F32_ROW(28, Z14, Z15)
-	ADDQ $128, DX
-	ADDQ $32, SI
+loop:
+	AVX512_STEP(4, VBROADCASTSS, VFMADD231PS)
 	DECQ CX
-	JNZ avx512F32Loop
+	JNZ loop
 
-avx512F32Store:
+store:
 	MOVBLZX add+40(FP), AX
 	TESTL AX, AX
-	JZ avx512F32Set
-	AVX512F32_ADD(Z0, Z1)
-	AVX512F32_ADD(Z2, Z3)
-	AVX512F32_ADD(Z4, Z5)
-	AVX512F32_ADD(Z6, Z7)
-	AVX512F32_ADD(Z8, Z9)
-	AVX512F32_ADD(Z10, Z11)
-	AVX512F32_ADD(Z12, Z13)
-	AVX512F32_ADD(Z14, Z15)
+	JZ set
+	AVX512_ADD(VADDPS)
 	VZEROUPPER
 	RET
 
-avx512F32Set:
-	AVX512F32_SET(Z0, Z1)
-	AVX512F32_SET(Z2, Z3)
-	AVX512F32_SET(Z4, Z5)
-	AVX512F32_SET(Z6, Z7)
-	AVX512F32_SET(Z8, Z9)
-	AVX512F32_SET(Z10, Z11)
-	AVX512F32_SET(Z12, Z13)
-	AVX512F32_SET(Z14, Z15)
+set:
+	AVX512_SET
 	VZEROUPPER
 	RET
-
-// One row of the tile: a broadcast element of a times two registers of b.
-#define AVX512F64_ROW(at, lo, hi) \
-	VBROADCASTSD at(SI), Z18; \
-	VFMADD231PD Z16, Z18, lo; \
-	VFMADD231PD Z17, Z18, hi
-
-#define AVX512F64_ADD(lo, hi) \
-	VADDPD (DI), lo, lo; \
-	VADDPD 64(DI), hi, hi; \
-	VMOVUPD lo, (DI); \
-	VMOVUPD hi, 64(DI); \
-	ADDQ R8, DI
-
-#define AVX512F64_SET(lo, hi) \
-	VMOVUPD lo, (DI); \
-	VMOVUPD hi, 64(DI); \
-	ADDQ R8, DI
 
 // func avx512F64(k int, a, b, c unsafe.Pointer, ldc int, add bool)
 TEXT ·avx512F64(SB), NOSPLIT, $0-41
@@ -117,64 +110,24 @@ TEXT ·avx512F64(SB), NOSPLIT, $0-41
 	MOVQ b+16(FP), DX
 	MOVQ c+24(FP), DI
 	MOVQ ldc+32(FP), R8
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	VXORPS Y10, Y10, Y10
-	VXORPS Y11, Y11, Y11
-	VXORPS Y12, Y12, Y12
-	VXORPS Y13, Y13, Y13
-	VXORPS Y14, Y14, Y14
-	VXORPS Y15, Y15, Y15
+	AVX512_CLEAR
 	TESTQ CX, CX
-	JZ avx512F64Store
+	JZ store
 
-avx512F64Loop:
-	VMOVUPD (DX), Z16
-	VMOVUPD 64(DX), Z17
-	AVX512F64_ROW(0, Z0, Z1)
-	AVX512F64_ROW(8, Z2, Z3)
-	AVX512F64_ROW(16, Z4, Z5)
-	AVX512F64_ROW(24, Z6, Z7)
-	AVX512F64_ROW(32, Z8, Z9)
-	AVX512F64_ROW(40, Z10, Z11)
-	AVX512F64_ROW(48, Z12, Z13)
-	AVX512F64_ROW(56, Z14, Z15)
-	ADDQ $128, DX
-	ADDQ $64, SI
+loop:
+	AVX512_STEP(8, VBROADCASTSD, VFMADD231PD)
 	DECQ CX
-	JNZ avx512F64Loop
+	JNZ loop
 
-avx512F64Store:
+store:
 	MOVBLZX add+40(FP), AX
 	TESTL AX, AX
-	JZ avx512F64Set
-	AVX512F64_ADD(Z0, Z1)
-	AVX512F64_ADD(Z2, Z3)
-	AVX512F64_ADD(Z4, Z5)
-	AVX512F64_ADD(Z6, Z7)
-	AVX512F64_ADD(Z8, Z9)
-	AVX512F64_ADD(Z10, Z11)
-	AVX512F64_ADD(Z12, Z13)
-	AVX512F64_ADD(Z14, Z15)
+	JZ set
+	AVX512_ADD(VADDPD)
 	VZEROUPPER
 	RET
 
-avx512F64Set:
-	AVX512F64_SET(Z0, Z1)
-	AVX512F64_SET(Z2, Z3)
-	AVX512F64_SET(Z4, Z5)
-	AVX512F64_SET(Z6, Z7)
-	AVX512F64_SET(Z8, Z9)
-	AVX512F64_SET(Z10, Z11)
-	AVX512F64_SET(Z12, Z13)
-	AVX512F64_SET(Z14, Z15)
+set:
+	AVX512_SET
 	VZEROUPPER
 	RET

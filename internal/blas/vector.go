@@ -30,13 +30,7 @@ func AXPY[T Float](alpha T, x, y []T) {
 // Add sets dst to a+b. dst may be a or b.
 func Add[T Float](dst, a, b []T) {
 	a, b = a[:len(dst)], b[:len(dst)]
-	done := 0
-	if d32, ok := floats32(dst); ok {
-		a32, _ := floats32(a)
-		b32, _ := floats32(b)
-		done = vectorAdd(d32, a32, b32)
-	}
-	for i := done; i < len(dst); i++ {
+	for i := vectors(vectorAdd, dst, a, b); i < len(dst); i++ {
 		dst[i] = a[i] + b[i]
 	}
 }
@@ -44,13 +38,18 @@ func Add[T Float](dst, a, b []T) {
 // Mul2 sets dst to the element-wise product of a and b. dst may be a or b.
 func Mul2[T Float](dst, a, b []T) {
 	a, b = a[:len(dst)], b[:len(dst)]
-	done := 0
-	if d32, ok := floats32(dst); ok {
-		a32, _ := floats32(a)
-		b32, _ := floats32(b)
-		done = vectorMul(d32, a32, b32)
-	}
-	for i := done; i < len(dst); i++ {
+	for i := vectors(vectorMul, dst, a, b); i < len(dst); i++ {
 		dst[i] = a[i] * b[i]
 	}
+}
+
+// vectors runs a kernel where there is one for the type, and returns how many elements are done.
+func vectors[T Float](kernel func(dst, a, b []float32) int, dst, a, b []T) int {
+	d32, ok := floats32(dst)
+	if !ok {
+		return 0
+	}
+	a32, _ := floats32(a)
+	b32, _ := floats32(b)
+	return kernel(d32, a32, b32)
 }

@@ -12,16 +12,25 @@ TEXT ·axpyF32(SB), NOSPLIT, $0-32
 	MOVQ y+16(FP), DI
 	MOVQ blocks+24(FP), CX
 
-axpyF32Loop:
+loop:
 	VMULPS (SI), Y2, Y0
 	VADDPS (DI), Y0, Y0
 	VMOVUPS Y0, (DI)
 	ADDQ $32, SI
 	ADDQ $32, DI
 	DECQ CX
-	JNZ axpyF32Loop
+	JNZ loop
 	VZEROUPPER
 	RET
+
+#define VECTORS_STEP(instruction) \
+	VMOVUPS (SI), Y0; \
+	instruction (DX), Y0, Y0; \
+	VMOVUPS Y0, (DI); \
+	ADDQ $32, SI; \
+	ADDQ $32, DX; \
+	ADDQ $32, DI; \
+	DECQ CX
 
 // func addF32(dst, a, b unsafe.Pointer, blocks int)
 TEXT ·addF32(SB), NOSPLIT, $0-32
@@ -30,15 +39,9 @@ TEXT ·addF32(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ blocks+24(FP), CX
 
-addF32Loop:
-	VMOVUPS (SI), Y0
-	VADDPS (DX), Y0, Y0
-	VMOVUPS Y0, (DI)
-	ADDQ $32, SI
-	ADDQ $32, DX
-	ADDQ $32, DI
-	DECQ CX
-	JNZ addF32Loop
+loop:
+	VECTORS_STEP(VADDPS)
+	JNZ loop
 	VZEROUPPER
 	RET
 
@@ -49,14 +52,8 @@ TEXT ·mulF32(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ blocks+24(FP), CX
 
-mulF32Loop:
-	VMOVUPS (SI), Y0
-	VMULPS (DX), Y0, Y0
-	VMOVUPS Y0, (DI)
-	ADDQ $32, SI
-	ADDQ $32, DX
-	ADDQ $32, DI
-	DECQ CX
-	JNZ mulF32Loop
+loop:
+	VECTORS_STEP(VMULPS)
+	JNZ loop
 	VZEROUPPER
 	RET
