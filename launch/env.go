@@ -72,8 +72,7 @@ func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
 	if c.Workers > 1 {
 		unlessSet("OMP_NUM_THREADS", "1")
 	}
-	unlessSet("NCCL_ASYNC_ERROR_HANDLING", "1") // PyTorch 1.13
-	unlessSet("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+	unlessSet("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1") // the shim sets its older name for PyTorch before 2.2
 
 	// What torchrun does not set.
 	add("COHORT_RUN", run.path)

@@ -8,15 +8,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/portowner"
+	"github.com/cohort-dist/cohort/internal/jobscan"
 	"github.com/cohort-dist/cohort/internal/pystack"
 	"github.com/cohort-dist/cohort/internal/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -99,26 +97,9 @@ func (a *attempt) look(bool) {
 // storeWaits returns who waits for which key of the store.
 func storeWaits(server *tcpstore.Server, ranks map[int]int) []StoreWait {
 	stats := server.Stats()
-	rows := stats.Waits[:min(len(stats.Waits), 256)]
-	var addrs []netip.AddrPort
-	for _, w := range rows {
-		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
-			addrs = append(addrs, addr)
-		}
-	}
-	owners := portowner.Clients(addrs)
 	var waits []StoreWait
-	for _, w := range rows {
-		wait := StoreWait{Key: w.Key, Rank: -1, Since: w.Since}
-		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
-			owner := owners[netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())]
-			if rank, known := ranks[owner.PID]; known {
-				wait.Rank = rank
-			} else if rank, err := strconv.Atoi(owner.Rank); err == nil {
-				wait.Rank = rank
-			}
-		}
-		waits = append(waits, wait)
+	for _, w := range jobscan.Waiters(stats, ranks) {
+		waits = append(waits, StoreWait{Key: w.Key, Rank: w.Rank, Since: stats.Time.Add(-w.Age)})
 	}
 	return waits
 }

@@ -28,15 +28,6 @@ func TestSubstitute(t *testing.T) {
 	}
 }
 
-func TestRanks(t *testing.T) {
-	t.Parallel()
-	for want, ranks := range map[string][]int{"": nil, "0": {0}, "0,1": {0, 1}, "0-2": {0, 1, 2}, "0-2,4": {0, 1, 2, 4}, "1,3,5-8": {1, 3, 5, 6, 7, 8}} {
-		if got := Ranks(ranks); got != want {
-			t.Errorf("Ranks(%v) is %q, want %q", ranks, got, want)
-		}
-	}
-}
-
 // TestMemoryCount finds kills for memory in both kinds of cgroups, and in a container.
 func TestMemoryCount(t *testing.T) {
 	t.Parallel()

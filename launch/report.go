@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/postmortem"
+	"github.com/cohort-dist/cohort/internal/ranklist"
 )
 
 // Report says how a job ended.
@@ -221,7 +222,7 @@ func (r *Report) Text(paint func(string) string) string {
 	}
 	last := &r.Attempts[len(r.Attempts)-1]
 	if first := last.Of(last.First); first != nil && last.Signal == 0 && !last.Hung {
-		r.describeFirst(&b, last, first)
+		describeFirst(&b, first)
 	}
 	r.describeOthers(&b, last)
 	if len(r.Attempts) > 1 {
@@ -240,7 +241,7 @@ func (r *Report) Text(paint func(string) string) string {
 	return b.String()
 }
 
-func (r *Report) describeFirst(b *strings.Builder, a *Attempt, w *WorkerEnd) {
+func describeFirst(b *strings.Builder, w *WorkerEnd) {
 	fmt.Fprintf(b, "  rank %d (host %s, local rank %d", w.Rank, w.Host, w.Local)
 	if w.PID != 0 {
 		fmt.Fprintf(b, ", pid %d", w.PID)
@@ -263,7 +264,6 @@ func (r *Report) describeFirst(b *strings.Builder, a *Attempt, w *WorkerEnd) {
 	if w.Advice != "" {
 		fmt.Fprintf(b, "  try: %s\n", w.Advice)
 	}
-	_ = a
 }
 
 // describeOthers says what became of the other ranks, those with the same fate in one line.
@@ -298,7 +298,7 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 		if len(ranks) > 1 {
 			name = "ranks "
 		}
-		fmt.Fprintf(b, "    %s%s: %s\n", name, Ranks(ranks), fate)
+		fmt.Fprintf(b, "    %s%s: %s\n", name, ranklist.Short(ranks), fate)
 	}
 }
 

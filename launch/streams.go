@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/joblog"
+	"github.com/cohort-dist/cohort/internal/ranklist"
 )
 
 // Screen is what a job shows itself on.
@@ -131,7 +132,7 @@ func (f *folding) print(lines []joblog.Folded) {
 	for _, l := range lines {
 		prefix := "[rank " + strconv.Itoa(l.Ranks[0]) + "]"
 		if len(l.Ranks) > 1 {
-			prefix = "[ranks " + Ranks(l.Ranks) + "]"
+			prefix = "[ranks " + ranklist.Short(l.Ranks) + "]"
 		}
 		if f.paint != nil {
 			prefix = f.paint(l.Ranks[0], prefix)
@@ -141,30 +142,6 @@ func (f *folding) print(lines []joblog.Folded) {
 	if b.Len() > 0 {
 		_, _ = f.out.Write(b.Bytes())
 	}
-}
-
-// Ranks returns a sorted list of ranks as people write it: "0-7,9".
-func Ranks(ranks []int) string {
-	var b []byte
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = strconv.AppendInt(b, int64(ranks[i]), 10)
-		if j > i {
-			sep := byte('-')
-			if j == i+1 {
-				sep = ','
-			}
-			b = strconv.AppendInt(append(b, sep), int64(ranks[j]), 10)
-		}
-		i = j + 1
-	}
-	return string(b)
 }
 
 // filters are the files that hold selected lines of all teed ranks.

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -160,23 +161,30 @@ func storeWaits(ctx context.Context, j Job) []verdict.Wait {
 	for _, r := range j.Ranks {
 		ranks[r.PID] = r.Rank
 	}
-	var addrs []netip.AddrPort
-	for _, w := range stats.Waits {
+	return Waiters(stats, ranks)
+}
+
+// maxWaiters bounds the waits of a store that are looked at.
+const maxWaiters = 256
+
+// Waiters tells the ranks of those who wait for keys of a store. ranks are the processes that are known.
+func Waiters(stats tcpstore.Stats, ranks map[int]int) []verdict.Wait {
+	rows := stats.Waits[:min(len(stats.Waits), maxWaiters)]
+	clients := make([]netip.AddrPort, len(rows))
+	for i, w := range rows {
 		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
-			addrs = append(addrs, addr)
+			clients[i] = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 		}
 	}
-	owners := portowner.Clients(addrs)
+	owners := portowner.Clients(slices.DeleteFunc(slices.Clone(clients), func(a netip.AddrPort) bool { return !a.IsValid() }))
 	var waits []verdict.Wait
-	for _, w := range stats.Waits {
+	for i, w := range rows {
 		wait := verdict.Wait{Key: w.Key, Rank: -1, Age: stats.Time.Sub(w.Since)}
-		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
-			owner := owners[netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())]
-			if rank, known := ranks[owner.PID]; known {
-				wait.Rank = rank
-			} else if n, err := strconv.Atoi(owner.Rank); err == nil {
-				wait.Rank = n
-			}
+		owner := owners[clients[i]]
+		if rank, known := ranks[owner.PID]; known {
+			wait.Rank = rank
+		} else if rank, err := strconv.Atoi(owner.Rank); err == nil {
+			wait.Rank = rank
 		}
 		waits = append(waits, wait)
 	}

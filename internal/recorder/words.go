@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/ranklist"
 )
 
 // label is the short name of an operation: "all_reduce #17", "recv from rank 2".
@@ -92,21 +94,7 @@ func Ranks(ranks []int) string {
 	if len(ranks) == 1 {
 		return "rank " + strconv.Itoa(ranks[0])
 	}
-	var parts []string
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if j-i >= 2 {
-			parts = append(parts, fmt.Sprintf("%d to %d", ranks[i], ranks[j]))
-		} else {
-			for k := i; k <= j; k++ {
-				parts = append(parts, strconv.Itoa(ranks[k]))
-			}
-		}
-		i = j + 1
-	}
+	parts := ranklist.Parts(ranks, " to ")
 	if n := len(parts); n > 1 {
 		return "ranks " + strings.Join(parts[:n-1], ", ") + " and " + parts[n-1]
 	}

@@ -29,7 +29,7 @@ const layers = `
       internal/moment internal/invariants internal/pystack
       dist
       observe
-pure: internal/storenum internal/wire/tcpstore internal/storecore internal/nop internal/pickle
+pure: internal/ranklist internal/storenum internal/wire/tcpstore internal/storecore internal/nop internal/pickle
       tensor
 pure: internal/reduce internal/coll internal/sched internal/launchcore internal/postmortem
       internal/joblog internal/keeper

@@ -168,11 +168,10 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 	first := 0
 	var example frdump.Entry
 	var here []int
-	for rank, o := range opens {
+	for _, o := range opens {
 		if o.group == key && (first == 0 || o.entry.Seq < first) {
 			first, example = o.entry.Seq, o.entry
 		}
-		_ = rank
 	}
 	late, differs := []int{}, map[string][]int{}
 	sizes := map[string][]int{}
@@ -199,8 +198,8 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 	case len(sizes) > 1 && !uneven[example.Op]:
 		return c.differ(sizes, func(n int) string { return opens[n].entry.Op + " with " + opens[n].entry.Sizes }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
 	}
-	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none goes on: the network between them stands still, or one of them died after it had entered.", are(here), numbered)}, len(here) > 1
+	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none goes on: the network between them stands still, or one of them died after it had entered.", is(here), numbered)}, len(here) > 1
 }
 
 // uneven are the collectives in which ranks may pass different sizes.
-var uneven = map[string]bool{"gather": true, "scatter": true, "all_to_all": true, "all_to_all_single": true, "alltoall": true, "alltoall_base": true, "broadcast": false}
+var uneven = map[string]bool{"gather": true, "scatter": true, "all_to_all": true, "all_to_all_single": true, "alltoall": true, "alltoall_base": true}

@@ -261,7 +261,7 @@ func (c *court) starting() (Verdict, bool) {
 		if v, found := c.keys(here); found {
 			return v, true
 		}
-		return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s.", are(here), call, c.at[here[0]].line, since(c.rank(here[0]).Idle))}, true
+		return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s.", is(here), call, c.at[here[0]].line, since(c.rank(here[0]).Idle))}, true
 	}
 	return Verdict{}, false
 }
@@ -344,7 +344,7 @@ func (c *court) same() (Verdict, bool) {
 	}
 	return Verdict{Sentence: fmt.Sprintf(
 		"%s in %s (%s)%s and none goes on: the network between them stands still, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
-		are(here), p.op, p.line, since(c.rank(here[0]).Idle))}, true
+		is(here), p.op, p.line, since(c.rank(here[0]).Idle))}, true
 }
 
 // busy: nobody waits for another rank.

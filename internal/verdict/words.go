@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/ranklist"
 )
 
 // name returns "Rank 1", "Ranks 0 and 2", "Ranks 0-5,7".
@@ -21,24 +23,7 @@ func name(ranks []int) string {
 	case 2:
 		return "Ranks " + strconv.Itoa(ranks[0]) + " and " + strconv.Itoa(ranks[1])
 	}
-	var parts []string
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		part := strconv.Itoa(ranks[i])
-		switch j - i {
-		case 0:
-			parts = append(parts, part)
-		case 1:
-			parts = append(parts, part, strconv.Itoa(ranks[j]))
-		default:
-			parts = append(parts, part+"-"+strconv.Itoa(ranks[j]))
-		}
-		i = j + 1
-	}
-	return "Ranks " + strings.Join(parts, ",")
+	return "Ranks " + ranklist.Short(ranks)
 }
 
 func lower(s string) string { return strings.ToLower(s[:1]) + s[1:] }
@@ -49,8 +34,6 @@ func is(ranks []int) string {
 	}
 	return name(ranks) + " are"
 }
-
-func are(ranks []int) string { return is(ranks) }
 
 func pronoun(ranks []int) string {
 	if len(ranks) == 1 {

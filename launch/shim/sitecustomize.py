@@ -1,8 +1,9 @@
 """Put on PYTHONPATH by "cohort run", so that PyTorch builds without libuv can use the launcher's store.
 
 A worker's store client asks for libuv and no variable changes that. Where the build has none, the client is made again
-without it. Nothing happens in processes that never import torch.distributed, and nothing where libuv is there. The
-sitecustomize module that this one hides, if there is one, runs as usual.
+without it. PyTorch before 2.2 gets the variable that its own launcher sets under an older name. Nothing happens in
+processes that never import torch.distributed. The sitecustomize module that this one hides, if there is one, runs as
+usual.
 """
 import importlib.abc
 import importlib.machinery
@@ -16,6 +17,7 @@ class _Hook(importlib.abc.MetaPathFinder):
         if name == "torch.distributed.distributed_c10d":  # torch._C._distributed_c10d is loaded by now
             sys.meta_path.remove(self)
             _without_libuv()
+            _older_name()
         return None
 
 
@@ -36,6 +38,15 @@ def _without_libuv():
             init(store, *args, **kw)
 
     TCPStore.__init__ = make
+
+
+def _older_name():
+    try:
+        version = tuple(int(n) for n in sys.modules["torch"].__version__.split(".")[:2])
+    except (AttributeError, KeyError, ValueError):
+        return
+    if version < (2, 2):  # later versions warn of the older name
+        os.environ.setdefault("NCCL_ASYNC_ERROR_HANDLING", "1")
 
 
 def _chain():

@@ -1,0 +1,32 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ranklist writes lists of ranks as people do: "0-5,7".
+package ranklist
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Short writes a sorted list: "0-5,7".
+func Short(ranks []int) string { return strings.Join(Parts(ranks, "-"), ",") }
+
+// Parts writes a sorted list in parts, each a rank or a run of three and more with between in its middle: "0 to 5", "7".
+func Parts(ranks []int, between string) []string {
+	var parts []string
+	for i := 0; i < len(ranks); {
+		j := i
+		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
+			j++
+		}
+		if j-i >= 2 {
+			parts = append(parts, strconv.Itoa(ranks[i])+between+strconv.Itoa(ranks[j]))
+			i = j + 1
+			continue
+		}
+		parts = append(parts, strconv.Itoa(ranks[i]))
+		i++
+	}
+	return parts
+}
