@@ -148,11 +148,15 @@ func (g *Group) Sequence() uint64 {
 func (g *Group) Trace() ([]byte, error) { return g.trace("asked") }
 
 func (g *Group) trace(reason string) ([]byte, error) {
+	return json.MarshalIndent(recorder.NewDump(time.Now(), reason, g.snapshot()), "", " ")
+}
+
+func (g *Group) snapshot() recorder.Group {
 	s := g.records.Snapshot()
 	if err := g.Err(); err != nil {
 		s.Failed = err.Error()
 	}
-	return json.MarshalIndent(recorder.NewDump(time.Now(), reason, s), "", " ")
+	return s
 }
 
 // Close leaves the group: operations that are not complete end with [dist.Closed], connections are closed and goroutines

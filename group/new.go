@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -55,9 +56,10 @@ func New(ctx context.Context, s store.Store, rank, size int, opts ...Option) (*G
 		c.name = gloo.GroupName(0)
 	}
 	family := &family{store: s, world: globals, clock: newClock()}
+	family.answer(c.logger)
 	g, err := makeGroup(ctx, &plan{config: c, store: s, rank: rank, globals: globals, family: family, torchName: gloo.GroupName(0)})
 	if err != nil {
-		family.clock.close()
+		family.close()
 		return nil, err
 	}
 	return g, nil
@@ -74,6 +76,9 @@ func (c *config) check(op string) error {
 	}
 	if len(c.devices) == 0 {
 		c.devices = gloo.DevicesFromEnv(os.Getenv)
+	}
+	if c.dumpDir == "" {
+		c.dumpDir = os.Getenv(control.EnvDump)
 	}
 	c.detail = c.detail || strings.EqualFold(os.Getenv(debugEnv), "DETAIL")
 	return nil

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -19,6 +20,7 @@ type family struct {
 	world  []int
 	layout gloo.Layout
 	clock  *clock
+	asked  *control.Server // or nil
 
 	mu    sync.Mutex
 	count int               // groups made by all ranks, members or not
@@ -47,8 +49,13 @@ func (f *family) left(g *Group) {
 	last := was && len(f.live) == 0
 	f.mu.Unlock()
 	if last {
-		f.clock.close()
+		f.close()
 	}
+}
+
+func (f *family) close() {
+	f.clock.close()
+	f.asked.Close()
 }
 
 // children returns the groups that were made from g and are not closed.

@@ -48,8 +48,10 @@ type attempt struct {
 	outcome launchcore.Outcome
 	err     error
 
-	pids    []atomic.Int64 // of the workers that run, for the watch
-	verdict string         // why the job hung
+	// Of the workers, for those who look at them: the processes of those that run, and how others have ended.
+	pids    []atomic.Int64
+	ends    []atomic.Pointer[string]
+	verdict string // why the job hung
 
 	// Of a job on several nodes.
 	member   *member
@@ -86,10 +88,11 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 	defer a.timer.Stop()
 	watching, stop := context.WithCancel(context.Background())
 	defer stop()
-	a.pids = make([]atomic.Int64, len(a.workers))
 	if a.job.cfg.HangTimeout > 0 {
 		a.looking.Go(func() { a.watch(watching) })
 	}
+	a.job.current.Store(a)
+	defer a.job.current.Store(nil)
 	a.step(launchcore.Begin{})
 	done := a.job.asked.Done()
 	if a.member != nil {
@@ -232,6 +235,11 @@ func (a *attempt) told(e keeper.Event) {
 			w.exit, w.ended = e.Exited, e.Exited.At
 			a.pids[w.local].Store(0)
 			w.cause = a.explain(w)
+			words := w.cause.Words
+			if w.exit.Code == 0 {
+				words = "has ended with exit code 0"
+			}
+			a.ends[w.local].Store(&words)
 			a.step(launchcore.Exited{Worker: launchcore.Worker(w.local), Code: w.exit.Code, Consequence: w.cause.Kind.Consequence()})
 		}
 	case e.Swept != nil:

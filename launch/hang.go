@@ -29,13 +29,9 @@ type hung struct {
 // the time that was given, it says so, once.
 func (a *attempt) watch(ctx context.Context) {
 	every := max(leastBetween, a.job.cfg.HangTimeout/looksPerHang)
-	pids := make([]int, len(a.workers))
 	last, from, said := "", time.Now(), ""
 	for {
-		for i := range a.workers {
-			pids[i] = int(a.pids[i].Load())
-		}
-		v := verdict.Judge(jobscan.Examine(ctx, a.asJob(pids), every))
+		v := verdict.Judge(a.examine(ctx, every))
 		if ctx.Err() != nil {
 			return
 		}
@@ -57,11 +53,11 @@ func (a *attempt) watch(ctx context.Context) {
 }
 
 // asJob describes the workers that run.
-func (a *attempt) asJob(pids []int) jobscan.Job {
+func (a *attempt) asJob() jobscan.Job {
 	j := jobscan.Job{ID: a.job.cfg.RunID, World: a.place.world, Store: a.place.address()}
 	for i, w := range a.workers {
-		if pids[i] != 0 {
-			j.Ranks = append(j.Ranks, jobscan.Rank{Rank: w.rank, PID: pids[i]})
+		if pid := int(a.pids[i].Load()); pid != 0 {
+			j.Ranks = append(j.Ranks, jobscan.Describe(w.rank, pid))
 		}
 	}
 	return j

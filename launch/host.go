@@ -196,6 +196,14 @@ func (h *host) take(e hostEvent) {
 	case c.join == nil && m.Join != nil:
 		h.joined(c, m.Join)
 	case c.join == nil:
+	case m.Examine != nil:
+		for _, to := range h.nodes {
+			to.say(message{Examine: &examineMessage{ID: m.Examine.ID, Asker: c.id}})
+		}
+	case m.Seen != nil:
+		if to := h.nodes[m.Seen.Asker]; to != nil {
+			to.say(m)
+		}
 	case m.Leave != nil:
 		h.left(c, fmt.Sprintf("node %s %s", c.name, m.Leave.Reason))
 	case m.Failed != nil && m.Failed.Attempt == h.attempt:

@@ -28,6 +28,8 @@ type member struct {
 	stopped  sync.WaitGroup
 	quit     chan struct{}
 	sending  sync.Mutex
+	// questions are those of "cohort why" on any node.
+	questions *questions
 	// dismissed is the last word of the host, or nil.
 	dismissed *dismissMessage
 }
@@ -69,7 +71,7 @@ func (j *job) dialHost() (*member, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", j.cfg.Endpoint)
 		cancel()
 		if err == nil {
-			m := &member{job: j, wire: newWire(c, j.cfg.Silence), incoming: make(chan message, 16), quit: make(chan struct{})}
+			m := &member{job: j, wire: newWire(c, j.cfg.Silence), incoming: make(chan message, 16), quit: make(chan struct{}), questions: newQuestions()}
 			m.stopped.Go(m.read)
 			m.stopped.Go(m.live)
 			return m, nil
@@ -100,6 +102,14 @@ func (m *member) read() {
 		if err != nil {
 			m.lost = err
 			return
+		}
+		switch {
+		case msg.Examine != nil:
+			m.tell(*msg.Examine)
+			continue
+		case msg.Seen != nil:
+			m.questions.answered(msg.Seen)
+			continue
 		}
 		moment.At("launch.member.incoming")
 		select {

@@ -27,6 +27,9 @@ type message struct {
 	Stop    *stopMessage    `json:"stop,omitempty"`
 	Dismiss *dismissMessage `json:"dismiss,omitempty"`
 	Waiting *waitingMessage `json:"waiting,omitempty"`
+	// Of a node, passed on by the host: a question to all nodes, and an answer to the one that asked.
+	Examine *examineMessage `json:"examine,omitempty"`
+	Seen    *seenMessage    `json:"seen,omitempty"`
 	// Of both, again and again.
 	Alive bool `json:"alive,omitempty"`
 }
@@ -70,11 +73,19 @@ type (
 		Min  int `json:"min"`
 		Max  int `json:"max"`
 	}
+	examineMessage struct {
+		ID    int             `json:"id"`
+		Asker launchcore.Node `json:"asker"` // filled in by the host
+	}
+	seenMessage struct {
+		examineMessage
+		Job json.RawMessage `json:"job"`
+	}
 )
 
 const (
 	// maxMessage bounds a line.
-	maxMessage = 64 << 10
+	maxMessage = 1 << 20
 	// sayTime bounds a write.
 	sayTime = 5 * time.Second
 )

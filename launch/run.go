@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -34,6 +35,7 @@ type job struct {
 	host    string
 	report  *Report
 	asked   context.Context //nolint:containedctx // the caller's wish to end, which attempts watch
+	current atomic.Pointer[attempt]
 }
 
 // Run runs a job until it has ended and reports how. The error is nil whenever the workers were started, also when they
@@ -68,6 +70,10 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 	if j.run.temporary != "" {
 		j.report.LogDir = ""
 	}
+	server, err := j.answer()
+	if err != nil {
+		j.screen.say("\"cohort why\" will not be able to ask this launcher: %v", err)
+	}
 	if cfg.MaxNodes > 1 {
 		err = j.nodes()
 	} else {
@@ -81,6 +87,7 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 	if !j.report.Succeeded && err == nil {
 		j.saveEvidence()
 	}
+	server.Close()
 	return j.report, errors.Join(err, j.run.close())
 }
 
@@ -126,6 +133,7 @@ func (j *job) newAttempt(number int, given func(*place)) (*attempt, error) {
 	for local := range j.cfg.Workers {
 		a.workers = append(a.workers, &worker{local: local, rank: a.place.rank(local)})
 	}
+	a.pids, a.ends = make([]atomic.Int64, len(a.workers)), make([]atomic.Pointer[string], len(a.workers))
 	a.group = launchcore.NewGroup(j.cfg.Workers, launchcore.Limits{
 		Evidence: evidenceTime, Linger: max(0, j.cfg.Linger), Grace: j.cfg.Grace, Interrupt: j.cfg.Interrupt, Kill: 5 * time.Second,
 	})

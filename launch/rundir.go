@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+
+	"github.com/cohort-dist/cohort/internal/control"
 )
 
 //go:embed shim/sitecustomize.py
@@ -20,6 +22,7 @@ type runDir struct {
 	path      string // <log dir>/<run id>_<random>
 	temporary string // what to remove at the end, or ""
 	shim      string // the folder for PYTHONPATH, or ""
+	control   string // the folder for the sockets of launcher and workers
 	null      bool   // no files are wanted
 }
 
@@ -44,8 +47,11 @@ func newRunDir(c Config) (*runDir, error) {
 		return nil, fmt.Errorf("launch: %w", err)
 	}
 	r.path = filepath.Join(abs, c.RunID+"_"+randomID(8))
-	if err := os.MkdirAll(r.path, 0o755); err != nil { //nolint:gosec // log files are read by others, as torchrun's are
+	if err = os.MkdirAll(r.path, 0o755); err != nil { //nolint:gosec // log files are read by others, as torchrun's are
 		return nil, fmt.Errorf("launch: a folder for this run: %w", err)
+	}
+	if r.control, err = control.Make(r.path); err != nil {
+		return nil, fmt.Errorf("launch: %w", err)
 	}
 	if !c.NoShim {
 		r.shim = filepath.Join(r.path, "python")
@@ -100,8 +106,9 @@ func (r *runDir) close() error {
 	if r.temporary != "" {
 		return os.RemoveAll(r.temporary)
 	}
+	err := os.RemoveAll(r.control)
 	if r.shim != "" {
-		return errors.Join(os.Remove(filepath.Join(r.shim, "sitecustomize.py")), os.RemoveAll(r.shim))
+		err = errors.Join(err, os.RemoveAll(r.shim))
 	}
-	return nil
+	return err
 }

@@ -102,7 +102,7 @@ func (a *app) whyJobs(ctx context.Context, args []string, apart time.Duration) e
 		return err
 	}
 	for _, j := range found {
-		if err := a.printWhy("job "+j.ID, verdict.Judge(jobscan.Examine(ctx, j, apart))); err != nil {
+		if err := a.printWhy("job "+j.ID, verdict.Judge(jobscan.Look(ctx, j, apart))); err != nil {
 			return err
 		}
 	}

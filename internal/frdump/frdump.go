@@ -38,6 +38,8 @@ type Entry struct {
 	Created int64
 	// Sizes are the shapes of the inputs, as text: "[[4, 2]]".
 	Sizes, Types string
+	// Peer is the global rank of the other side of a message of a Go rank, -1: not known.
+	Peer int
 	// Where is the innermost line of the program's own code: "train.py:53", or "".
 	Where string
 }
@@ -143,7 +145,7 @@ func number(v any) int64 {
 func entry(m map[string]any) Entry {
 	e := Entry{
 		Seq: int(number(m["collective_seq_id"])), Created: number(m["time_created_ns"]),
-		Sizes: text(m["input_sizes"]), Types: text(m["input_dtypes"]),
+		Sizes: text(m["input_sizes"]), Types: text(m["input_dtypes"]), Peer: -1,
 	}
 	if pg, ok := m["process_group"].([]any); ok && len(pg) == 2 {
 		e.Group, e.Desc = text(pg[0]), text(pg[1])

@@ -4,6 +4,7 @@
 package jobscan
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -32,15 +33,19 @@ const askTime = 2 * time.Second
 
 // Examine looks at a job twice, apart from each other, and returns what was seen.
 func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
-	seen := verdict.Job{World: j.World, Local: j.Local}
+	seen := verdict.Job{World: j.World, Local: j.Local, Taken: time.Now()}
 	var reader pystack.Reader
 	host, _ := os.Hostname()
 	first := readAll(ctx, &reader, j.Ranks)
 	var wg sync.WaitGroup
 	wg.Go(func() { seen.Waits = storeWaits(ctx, j) })
-	dumps := make([]*frdump.Dump, len(j.Ranks))
+	dumps, goroutines := make([]*frdump.Dump, len(j.Ranks)), make([][]pystack.Thread, len(j.Ranks))
 	for i, r := range j.Ranks {
-		wg.Go(func() { dumps[i] = recorder(ctx, r) })
+		wg.Go(func() {
+			if dumps[i], goroutines[i] = askGo(ctx, r); dumps[i] == nil {
+				dumps[i] = recorded(ctx, r)
+			}
+		})
 	}
 	select {
 	case <-ctx.Done():
@@ -61,6 +66,9 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 				v.Idle = idle(r.PID, v.Main.ID)
 				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
 			}
+		} else if len(goroutines[i]) > 0 {
+			v.Threads = goroutines[i]
+			v.Main = verdict.MainGoroutine(v.Threads)
 		} else {
 			v.Trouble = second[i].trouble
 		}
@@ -194,19 +202,21 @@ func Waiters(stats tcpstore.Stats, ranks map[int]int) []verdict.Wait {
 // maxRecorder bounds a dump that is asked for.
 const maxRecorder = 64 << 20
 
-// recorder returns the flight recorder of a rank: from its worker server, or from the file that it has written.
-func recorder(ctx context.Context, r Rank) *frdump.Dump {
-	if r.server != "" {
+// recorded returns the flight recorder of a rank of PyTorch: from its worker server, or from the file that it has written.
+func recorded(ctx context.Context, r Rank) *frdump.Dump {
+	if server := r.env["TORCH_WORKER_SERVER_SOCKET"]; server != "" {
 		for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {
-			if d := askServer(ctx, r.server, handler); d != nil && len(d.Entries) > 0 {
+			if d := askServer(ctx, server, handler); d != nil && len(d.Entries) > 0 {
 				return d
 			}
 		}
 	}
-	if r.dump == "" {
+	file := cmp.Or(r.env["TORCH_FR_DUMP_TEMP_FILE"], r.env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
+	if file == "" {
 		return nil
 	}
-	for _, name := range []string{filepath.Join("/proc", strconv.Itoa(r.PID), "root", r.dump), r.dump} {
+	file += strconv.Itoa(r.Rank)
+	for _, name := range []string{filepath.Join("/proc", strconv.Itoa(r.PID), "root", file), file} {
 		info, err := os.Stat(name)
 		if err != nil || info.Size() > maxRecorder || time.Since(info.ModTime()) > 10*time.Minute {
 			continue

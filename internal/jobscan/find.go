@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cohort-dist/cohort/internal/control"
 )
 
 // Job is a job with the ranks that run on this host.
@@ -32,9 +34,8 @@ type Rank struct {
 	PID     int    `json:"pid"`
 	Command string `json:"command"`
 	// Restart is TORCHELASTIC_RESTART_COUNT.
-	Restart int    `json:"restart"`
-	dump    string // the file of its flight recorder, if it were to write one
-	server  string // the socket of its worker server
+	Restart int `json:"restart"`
+	env     map[string]string
 }
 
 // process is what is read of a process of this host.
@@ -63,12 +64,7 @@ func processes(proc string) map[int]process {
 		if err != nil || !bytes.Contains(environ, []byte("RANK=")) {
 			continue
 		}
-		p := process{pid: pid, env: map[string]string{}}
-		for v := range bytes.SplitSeq(environ, []byte{0}) {
-			if name, value, found := bytes.Cut(v, []byte("=")); found && wanted[string(name)] {
-				p.env[string(name)] = string(value)
-			}
-		}
+		p := process{pid: pid, env: parseEnviron(environ)}
 		if _, err := strconv.Atoi(p.env["RANK"]); err != nil || p.env["WORLD_SIZE"] == "" {
 			continue
 		}
@@ -80,9 +76,26 @@ func processes(proc string) map[int]process {
 	return all
 }
 
+func parseEnviron(environ []byte) map[string]string {
+	env := map[string]string{}
+	for v := range bytes.SplitSeq(environ, []byte{0}) {
+		if name, value, found := bytes.Cut(v, []byte("=")); found && wanted[string(name)] {
+			env[string(name)] = string(value)
+		}
+	}
+	return env
+}
+
+// Describe returns a rank whose process is known.
+func Describe(rank, pid int) Rank {
+	environ, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "environ")) // without it less is known
+	return Rank{Rank: rank, PID: pid, env: parseEnviron(environ)}
+}
+
 var wanted = map[string]bool{
 	"RANK": true, "WORLD_SIZE": true, "LOCAL_WORLD_SIZE": true, "MASTER_ADDR": true, "MASTER_PORT": true, "TORCHELASTIC_RUN_ID": true,
 	"TORCHELASTIC_RESTART_COUNT": true, "TORCH_FR_DUMP_TEMP_FILE": true, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": true, "TORCH_WORKER_SERVER_SOCKET": true,
+	control.EnvRun: true, control.EnvDump: true,
 }
 
 // stat returns the parent and the state of a process.
@@ -118,14 +131,9 @@ func group(all map[int]process) []Job {
 			j.Local = p.env["LOCAL_WORLD_SIZE"] == p.env["WORLD_SIZE"]
 			jobs[key] = j
 		}
-		r := Rank{PID: p.pid, Command: p.command, server: p.env["TORCH_WORKER_SERVER_SOCKET"]}
+		r := Rank{PID: p.pid, Command: p.command, env: p.env}
 		r.Rank, _ = strconv.Atoi(p.env["RANK"])
 		r.Restart, _ = strconv.Atoi(p.env["TORCHELASTIC_RESTART_COUNT"])
-		for _, name := range []string{"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"} {
-			if prefix := p.env[name]; prefix != "" && r.dump == "" {
-				r.dump = prefix + strconv.Itoa(r.Rank)
-			}
-		}
 		j.Ranks = append(j.Ranks, r)
 	}
 	var out []Job

@@ -26,7 +26,8 @@ const module = "github.com/cohort-dist/cohort"
 //
 // A line that starts with "pure" holds packages that do no I/O and start no goroutine: see pureForbids.
 const layers = `
-      internal/moment internal/invariants internal/pystack
+      internal/moment internal/invariants internal/pystack internal/control
+pure: internal/gostack
       dist
       observe
 pure: internal/ranklist internal/storenum internal/wire/tcpstore internal/storecore internal/nop internal/pickle

@@ -174,10 +174,13 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 		}
 	}
 	late, differs := []int{}, map[string][]int{}
-	sizes := map[string][]int{}
+	sizes, backends := map[string][]int{}, map[string]bool{}
 	for _, r := range c.job.Ranks {
-		if r.Dump == nil || r.Gone != "" || members != nil && !slices.Contains(members, r.Rank) {
+		if r.Gone != "" || members != nil && !slices.Contains(members, r.Rank) {
 			continue
+		}
+		if r.Dump == nil && c.at[r.Rank].class != inProgram {
+			continue // it may be in this collective
 		}
 		if last[r.Rank].Seq < first {
 			late = append(late, r.Rank)
@@ -185,6 +188,7 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 		}
 		if o, found := opens[r.Rank]; found && o.group == key && o.entry.Seq == first {
 			here = append(here, r.Rank)
+			backends[o.entry.Backend] = true
 			differs[o.entry.Op] = append(differs[o.entry.Op], r.Rank)
 			sizes[o.entry.Op+o.entry.Sizes] = append(sizes[o.entry.Op+o.entry.Sizes], r.Rank)
 		}
@@ -195,7 +199,7 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 		return c.late(late, "not reached "+numbered, here), true
 	case len(differs) > 1:
 		return c.differ(differs, func(n int) string { return opens[n].entry.Op + " (" + c.lineOf(n, opens[n].entry) + ")" }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
-	case len(sizes) > 1 && !uneven[example.Op]:
+	case len(sizes) > 1 && !uneven[example.Op] && len(backends) == 1: // others write sizes in their own way
 		return c.differ(sizes, func(n int) string { return opens[n].entry.Op + " with " + opens[n].entry.Sizes }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
 	}
 	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none goes on: the network between them stands still, or one of them died after it had entered.", is(here), numbered)}, len(here) > 1

@@ -61,6 +61,9 @@ func locate(r Rank) position {
 	if r.Main == nil {
 		return position{peer: -1}
 	}
+	if goFrames(r.Main.Frames) {
+		return locateGo(r)
+	}
 	return locateFrames(r.Main.Frames)
 }
 
@@ -150,4 +153,6 @@ func peerOf(f *pystack.Frame) int {
 }
 
 // Where returns in a few words where a stack is: "all_reduce (train.py:53)".
-func Where(frames []pystack.Frame) string { return locateFrames(frames).where() }
+func Where(frames []pystack.Frame) string {
+	return locate(Rank{Main: &pystack.Thread{Frames: frames}}).where()
+}

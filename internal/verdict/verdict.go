@@ -54,6 +54,8 @@ type Job struct {
 	Local bool
 	Ranks []Rank
 	Waits []Wait
+	// Taken is when it was seen; zero: not known.
+	Taken time.Time
 }
 
 // Verdict is the answer.
@@ -286,7 +288,7 @@ func (c *court) late(late []int, what string, waiting []int) Verdict {
 	if len(late) > 1 {
 		has = "have"
 	}
-	return Verdict{Culprits: late, Sentence: fmt.Sprintf("%s %s %s%s; %s.", name(late), has, what, text, waits(waiting))}
+	return Verdict{Culprits: late, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(late), has, what, text, waits(waiting), since(c.waited(waiting)))}
 }
 
 // missing: some ranks are in a collective and others are not.

@@ -1,9 +1,10 @@
 """Put on PYTHONPATH by "cohort run", so that PyTorch builds without libuv can use the launcher's store.
 
 A worker's store client asks for libuv and no variable changes that. Where the build has none, the client is made again
-without it. PyTorch before 2.2 gets the variable that its own launcher sets under an older name. Nothing happens in
-processes that never import torch.distributed. The sitecustomize module that this one hides, if there is one, runs as
-usual.
+without it. PyTorch before 2.2 gets the variable that its own launcher sets under an older name, and 1.13 puts no number
+of the attempt before its keys: every attempt has a store of its own, and Go ranks use the keys of later versions.
+Nothing happens in processes that never import torch.distributed. The sitecustomize module that this one hides, if there
+is one, runs as usual.
 """
 import importlib.abc
 import importlib.machinery
@@ -17,7 +18,7 @@ class _Hook(importlib.abc.MetaPathFinder):
         if name == "torch.distributed.distributed_c10d":  # torch._C._distributed_c10d is loaded by now
             sys.meta_path.remove(self)
             _without_libuv()
-            _older_name()
+            _for_older_versions()
         return None
 
 
@@ -40,13 +41,17 @@ def _without_libuv():
     TCPStore.__init__ = make
 
 
-def _older_name():
+def _for_older_versions():
     try:
         version = tuple(int(n) for n in sys.modules["torch"].__version__.split(".")[:2])
     except (AttributeError, KeyError, ValueError):
         return
     if version < (2, 2):  # later versions warn of the older name
         os.environ.setdefault("NCCL_ASYNC_ERROR_HANDLING", "1")
+        from torch.distributed import rendezvous
+
+        prefixed = rendezvous.PrefixStore
+        rendezvous.PrefixStore = lambda prefix, store: store if prefix.startswith("/worker/attempt_") else prefixed(prefix, store)
 
 
 def _chain():

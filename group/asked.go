@@ -1,0 +1,51 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/control"
+	"github.com/cohort-dist/cohort/internal/recorder"
+)
+
+// answer lets "cohort why" and "cohort trace" ask this process where it stands, in a job of "cohort run" and where
+// COHORT_DUMP_DIR is set. Nothing depends on it.
+func (f *family) answer(logger *slog.Logger) {
+	dir, err := control.Own()
+	if dir == "" {
+		return
+	}
+	var server *control.Server
+	if err == nil {
+		server, err = control.Serve(dir, control.Name(os.Getpid(), time.Now().UnixNano()), control.Answers{"stacks": control.Stacks, "trace": f.trace})
+	}
+	if err != nil {
+		logger.Info("this process cannot be asked where it stands", slog.Any("error", err))
+		return
+	}
+	f.asked = server
+}
+
+// trace returns the dump of all groups of the family.
+func (f *family) trace(context.Context) ([]byte, error) {
+	f.mu.Lock()
+	var all []*Group
+	for g := range f.live {
+		all = append(all, g)
+	}
+	f.mu.Unlock()
+	slices.SortFunc(all, func(a, b *Group) int { return strings.Compare(a.name, b.name) })
+	groups := make([]recorder.Group, len(all))
+	for i, g := range all {
+		groups[i] = g.snapshot()
+	}
+	return json.Marshal(recorder.NewDump(time.Now(), "asked", groups...))
+}

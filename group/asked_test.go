@@ -1,0 +1,56 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cohort-dist/cohort/internal/control"
+	"github.com/cohort-dist/cohort/internal/recorder"
+)
+
+// TestDumpDirVariable: with COHORT_DUMP_DIR and no code, ranks can be asked where they stand, and a group that fails
+// leaves a dump.
+func TestDumpDirVariable(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(control.EnvDump, dir)
+	ctx := ctxOf(t)
+	groups := newWorld(t, 2, WithTransport(TCP))
+	late := groups[0].Barrier(ctx)
+	folder := filepath.Join(dir, "control")
+	answers := control.Ask(ctx, folder, control.Prefix(os.Getpid()), "trace")
+	if len(answers) != 2 {
+		t.Fatalf("%d ranks answer", len(answers))
+	}
+	var dumps []recorder.Dump
+	for _, b := range answers {
+		d, err := recorder.Parse(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dumps = append(dumps, d)
+	}
+	if s := recorder.Analyze(dumps).Sentence; !strings.Contains(s, "rank 1 never entered #0") {
+		t.Errorf("the verdict is %q", s)
+	}
+	for _, b := range control.Ask(ctx, folder, control.Prefix(os.Getpid()), "stacks") {
+		if !strings.Contains(string(b), "TestDumpDirVariable") {
+			t.Errorf("the stacks are\n%s", b)
+		}
+	}
+	_ = groups[1].Close()
+	if late.Wait(ctx) == nil {
+		t.Error("the barrier of one rank is complete")
+	}
+	_ = groups[0].Close()
+	if files, _ := filepath.Glob(filepath.Join(dir, "group-*.json")); len(files) == 0 {
+		t.Error("no dump was left")
+	}
+	if left, _ := os.ReadDir(folder); len(left) != 0 {
+		t.Errorf("%v is left", left)
+	}
+}

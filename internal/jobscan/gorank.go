@@ -1,0 +1,75 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"context"
+	"path/filepath"
+	"strconv"
+
+	"github.com/cohort-dist/cohort/internal/control"
+	"github.com/cohort-dist/cohort/internal/frdump"
+	"github.com/cohort-dist/cohort/internal/gostack"
+	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort/internal/recorder"
+)
+
+// askGo asks a Go rank for its flight recorder and its goroutines; both are nil where there is no answer.
+func askGo(ctx context.Context, r Rank) (*frdump.Dump, []pystack.Thread) {
+	var dump *frdump.Dump
+	for _, d := range Traces(ctx, r) {
+		if dump == nil {
+			dump = &frdump.Dump{Version: "cohort", Members: map[string][]int{}}
+		}
+		addDump(dump, d)
+	}
+	for _, text := range askRank(ctx, r, "stacks") {
+		return dump, gostack.Parse(string(text))
+	}
+	return dump, nil
+}
+
+// Traces asks a Go rank for the dumps of its flight recorder, one for each world that it is in.
+func Traces(ctx context.Context, r Rank) []recorder.Dump {
+	var all []recorder.Dump
+	for _, data := range askRank(ctx, r, "trace") {
+		if d, err := recorder.Parse(data); err == nil {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+func askRank(ctx context.Context, r Rank, question string) [][]byte {
+	dir := control.Folder(func(name string) string { return r.env[name] })
+	if dir == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	// The process may see another root than we do.
+	return control.Ask(ctx, filepath.Join("/proc", strconv.Itoa(r.PID), "root", dir), control.Prefix(r.PID), question)
+}
+
+// addDump writes a dump of a Go rank as one of PyTorch's: the two can be compared then, in a job that has both.
+func addDump(to *frdump.Dump, from recorder.Dump) {
+	for _, g := range from.Groups {
+		desc := g.Description
+		if g.Group == "0" && desc == "" {
+			desc = "default_pg"
+		}
+		to.Members[g.Group] = g.GlobalRanks
+		for _, e := range g.Entries {
+			entry := frdump.Entry{
+				Group: g.Group, Desc: desc, Seq: int(e.Seq) + 1, Backend: "cohort", Op: e.Op, P2P: e.P2P, Open: e.State == recorder.Posted || e.State == recorder.Started, //nolint:gosec // numbers of collectives
+				// PyTorch counts from 1.
+				Created: e.Posted.UnixNano(), Sizes: recorder.Bytes(max(e.In, e.Out)), Types: e.DType, Peer: e.Peer,
+			}
+			if e.Peer >= 0 && e.Peer < len(g.GlobalRanks) {
+				entry.Peer = g.GlobalRanks[e.Peer]
+			}
+			to.Entries = append(to.Entries, entry)
+		}
+	}
+}

@@ -1,0 +1,77 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/frdump"
+	"github.com/cohort-dist/cohort/internal/pystack"
+)
+
+func goRank(rank int, open *frdump.Entry, done int, frames ...pystack.Frame) Rank {
+	d := &frdump.Dump{}
+	for i := range done {
+		d.Entries = append(d.Entries, frdump.Entry{Group: "0", Desc: "default_pg", Backend: "cohort", Op: "all_reduce", Seq: i + 1, Peer: -1})
+	}
+	if open != nil {
+		d.Entries = append(d.Entries, *open)
+	}
+	threads := []pystack.Thread{
+		{ID: 3, State: "S", Frames: []pystack.Frame{{Func: "internal/poll.runtime_pollWait", File: "runtime/netpoll.go", Line: 3}, {Func: module + "/internal/shm.(*Mesh).watch", File: module + "/internal/shm/watch.go", Line: 9}}},
+		{ID: 1, State: "S", Frames: frames},
+	}
+	return Rank{Rank: rank, State: "S", Threads: threads, Main: MainGoroutine(threads), Dump: d}
+}
+
+// TestGoRanks: a job of Go ranks is judged by their flight recorders and goroutines.
+func TestGoRanks(t *testing.T) {
+	t.Parallel()
+	waiting := []pystack.Frame{
+		{Func: "runtime.gopark", File: "/usr/local/go/src/runtime/proc.go", Line: 1},
+		{Func: module + "/group.(*Work).Wait", File: module + "/group/work.go", Line: 7},
+		{Func: module + "/group.AllReduceSlice", File: module + "/group/slice.go", Line: 8},
+		{Func: "example.org/trainer/step.(*Step).Run.func1", File: "/home/u/trainer/step/step.go", Line: 53},
+		{Func: "main.main", File: "/home/u/main.go", Line: 2},
+	}
+	sleeping := []pystack.Frame{
+		{Func: "time.Sleep", File: "/usr/local/go/src/runtime/time.go", Line: 1},
+		{Func: "example.org/trainer/data.load", File: "/home/u/trainer/data/load.go", Line: 12},
+		{Func: "main.main", File: "/home/u/main.go", Line: 2},
+	}
+	entry := func(op string, seq int) *frdump.Entry {
+		return &frdump.Entry{Group: "0", Desc: "default_pg", Backend: "cohort", Op: op, Seq: seq, Open: true, Peer: -1, Created: time.Unix(1000, 0).UnixNano()}
+	}
+	recv := &frdump.Entry{Group: "0", Op: "recv", P2P: true, Open: true, Peer: 1, Backend: "cohort"}
+	for name, c := range map[string]struct {
+		job  Job
+		want string
+	}{
+		"late": {
+			Job{World: 3, Taken: time.Unix(1012, 0), Ranks: []Rank{goRank(0, entry("all_reduce", 3), 2, waiting...), goRank(1, nil, 2, sleeping...), goRank(2, entry("all_reduce", 3), 2, waiting...)}},
+			"Rank 1 has not reached all_reduce number 3 of default_pg; it is in load (load.go:12); ranks 0 and 2 wait for 12 s.",
+		},
+		"other call": {
+			Job{World: 2, Ranks: []Rank{goRank(0, entry("all_reduce", 3), 2, waiting...), goRank(1, entry("broadcast", 3), 2, waiting...)}},
+			"Rank 1 calls broadcast (step.go:53) where rank 0 calls all_reduce (step.go:53) as number 3 of default_pg.",
+		},
+		"message": {
+			Job{World: 2, Ranks: []Rank{goRank(0, recv, 2, waiting...), goRank(1, nil, 2, sleeping...)}},
+			"Rank 0 waits for a message of rank 1 (step.go:53), which is in load (load.go:12) and sends none.",
+		},
+		"beside PyTorch": {
+			Job{World: 2, Ranks: []Rank{goRank(0, entry("all_reduce", 3), 2, waiting...), {Rank: 1, State: "S", Main: &pystack.Thread{State: "S", Frames: []pystack.Frame{{Func: "load_batch", File: "/home/u/train.py", Line: 12}}}}}},
+			"Rank 1 has not reached all_reduce number 3 of default_pg; it is in load_batch (train.py:12); rank 0 waits.",
+		},
+		"several beside PyTorch": {
+			Job{World: 3, Ranks: []Rank{goRank(0, entry("all_reduce", 3), 2, waiting...), goRank(1, entry("all_reduce", 3), 2, waiting...), {Rank: 2, State: "S", Main: &pystack.Thread{State: "S", Frames: []pystack.Frame{{Func: "load_batch", File: "/home/u/train.py", Line: 12}}}}}},
+			"Rank 2 has not reached all_reduce number 3 of default_pg; it is in load_batch (train.py:12); ranks 0 and 1 wait.",
+		},
+	} {
+		if got := Judge(c.job); got.Sentence != c.want || !got.Hung {
+			t.Errorf("%s: %q, want %q", name, got.Sentence, c.want)
+		}
+	}
+}

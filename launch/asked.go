@@ -1,0 +1,209 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/control"
+	"github.com/cohort-dist/cohort/internal/jobscan"
+	"github.com/cohort-dist/cohort/internal/verdict"
+)
+
+const (
+	// lookApart is the time between the two looks at the workers that somebody asks for.
+	lookApart = 300 * time.Millisecond
+	// nodesTime bounds the wait for what other nodes see.
+	nodesTime = 5 * time.Second
+	// maxLooking bounds the questions of other nodes that are answered at a time.
+	maxLooking = 4
+)
+
+// answer lets "cohort why" ask what the workers are doing: this process may read them where others may not, and reaches
+// the launchers of other nodes.
+func (j *job) answer() (*control.Server, error) {
+	return control.Serve(j.run.control, jobscan.LauncherSocket, control.Answers{
+		jobscan.Examination: func(ctx context.Context) ([]byte, error) {
+			seen, err := j.examine(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return json.Marshal(seen)
+		},
+		"stacks": control.Stacks,
+	})
+}
+
+// examine looks at the workers of all nodes.
+func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
+	a := j.current.Load()
+	if a == nil {
+		return nil, errors.New("launch: no attempt runs")
+	}
+	if a.member == nil || a.place.nodes == 1 {
+		seen := a.examine(ctx, lookApart)
+		seen.Local = true
+		return &seen, nil
+	}
+	all := a.member.examineAll(ctx, a.place.nodes)
+	if len(all) == 0 {
+		return nil, errors.New("launch: no node has answered")
+	}
+	seen := merge(all)
+	seen.Local = len(all) == a.place.nodes // nobody is missing: a rank that was not seen does not run
+	return &seen, nil
+}
+
+// examine looks at the workers of this node.
+func (a *attempt) examine(ctx context.Context, apart time.Duration) verdict.Job {
+	seen := jobscan.Examine(ctx, a.asJob(), apart)
+	for _, w := range a.workers {
+		if words := a.ends[w.local].Load(); words != nil {
+			seen.Ranks = append(seen.Ranks, verdict.Rank{Rank: w.rank, Host: a.job.host, Gone: *words})
+		}
+	}
+	return seen
+}
+
+// merge puts together what the nodes of a job have seen.
+func merge(all []verdict.Job) verdict.Job {
+	known := func(j verdict.Job) (n int) {
+		for _, w := range j.Waits {
+			if w.Rank >= 0 {
+				n++
+			}
+		}
+		return n
+	}
+	out := verdict.Job{World: all[0].World, Taken: all[0].Taken}
+	for _, j := range all {
+		out.Ranks = append(out.Ranks, j.Ranks...)
+		// All of them asked the same store, and each knows the ranks of its own host.
+		if len(out.Waits) == 0 || known(j) > known(out) {
+			out.Waits = j.Waits
+		}
+	}
+	return out
+}
+
+// maxSeen bounds what a node tells of its workers, so that it fits into a message.
+const maxSeen = maxMessage - 4096
+
+// trimmed returns what was seen as JSON, with less detail where that is too long.
+func trimmed(seen verdict.Job) json.RawMessage {
+	for _, less := range []func(*verdict.Rank){
+		func(*verdict.Rank) {},
+		func(r *verdict.Rank) { r.Threads = nil },
+		func(r *verdict.Rank) {
+			if d := r.Dump; d != nil && len(d.Entries) > 64 {
+				cut := *d
+				cut.Entries = d.Entries[len(d.Entries)-64:]
+				r.Dump = &cut
+			}
+		},
+		func(r *verdict.Rank) { r.Dump = nil },
+		func(r *verdict.Rank) { r.Main, r.Trouble = nil, "there are too many ranks to tell all" },
+	} {
+		seen.Ranks = slices.Clone(seen.Ranks)
+		for i := range seen.Ranks {
+			less(&seen.Ranks[i])
+		}
+		if b, err := json.Marshal(seen); err == nil && len(b) <= maxSeen {
+			return b
+		}
+	}
+	return nil
+}
+
+// questions are those of this node to the launchers of others.
+type questions struct {
+	mu struct {
+		sync.Mutex
+		next    int
+		waiting map[int]chan verdict.Job
+	}
+	looking chan struct{}
+}
+
+func newQuestions() *questions {
+	q := &questions{looking: make(chan struct{}, maxLooking)}
+	q.mu.waiting = map[int]chan verdict.Job{}
+	return q
+}
+
+// ask makes a question and returns where its answers arrive.
+func (q *questions) ask(nodes int) (id int, answers <-chan verdict.Job, forget func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.mu.next++
+	id = q.mu.next
+	ch := make(chan verdict.Job, nodes)
+	q.mu.waiting[id] = ch
+	return id, ch, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		delete(q.mu.waiting, id)
+	}
+}
+
+// answered takes an answer of a node.
+func (q *questions) answered(m *seenMessage) {
+	var seen verdict.Job
+	if json.Unmarshal(m.Job, &seen) != nil {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if ch := q.mu.waiting[m.ID]; ch != nil {
+		select {
+		case ch <- seen:
+		default: // a node that answers twice
+		}
+	}
+}
+
+// examineAll asks all nodes, this one included, through the host.
+func (m *member) examineAll(ctx context.Context, nodes int) []verdict.Job {
+	ctx, cancel := context.WithTimeout(ctx, nodesTime)
+	defer cancel()
+	id, answers, forget := m.questions.ask(nodes)
+	defer forget()
+	m.say(message{Examine: &examineMessage{ID: id}})
+	var all []verdict.Job
+	for len(all) < nodes {
+		select {
+		case seen := <-answers:
+			all = append(all, seen)
+		case <-ctx.Done():
+			return all
+		}
+	}
+	return all
+}
+
+// tell answers the question of a node.
+func (m *member) tell(q examineMessage) {
+	select {
+	case m.questions.looking <- struct{}{}:
+	default:
+		return
+	}
+	m.stopped.Go(func() {
+		defer func() { <-m.questions.looking }()
+		a := m.job.current.Load()
+		if a == nil {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), nodesTime)
+		defer cancel()
+		if seen := trimmed(a.examine(ctx, lookApart)); seen != nil {
+			m.say(message{Seen: &seenMessage{examineMessage: q, Job: seen}})
+		}
+	})
+}

@@ -1,0 +1,117 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/frdump"
+	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// TestExamineAllNodes: a launcher learns through the host what the workers of all nodes are doing, and how those that
+// have ended did.
+func TestExamineAllNodes(t *testing.T) {
+	t.Parallel()
+	port, release, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	cfg := Config{
+		RunID: "nodes", Endpoint: "127.0.0.1:" + strconv.Itoa(port), MinNodes: 2, MaxNodes: 2, Silence: time.Minute, JoinTimeout: time.Minute, LastCall: time.Minute,
+	}
+	h, err := newHost(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	var members []*member
+	for node := range 2 {
+		j := &job{cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), host: "node" + strconv.Itoa(node), asked: t.Context()}
+		m, refused := j.dialHost()
+		if refused != nil {
+			t.Fatal(refused)
+		}
+		defer m.close()
+		a := &attempt{job: j, member: m, place: place{nodes: 2, base: 2 * node, world: 4, addr: "127.0.0.1", port: server.Port()}}
+		a.workers = []*worker{{local: 0, rank: 2 * node}, {local: 1, rank: 2*node + 1}}
+		a.pids, a.ends = make([]atomic.Int64, 2), make([]atomic.Pointer[string], 2)
+		a.pids[0].Store(int64(os.Getpid()))
+		words := "exited with code 3"
+		a.ends[1].Store(&words)
+		j.current.Store(a)
+		m.say(message{Join: &joinMessage{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(), Workers: 2, Role: "default", Wish: node}})
+		members = append(members, m)
+	}
+	for _, m := range members { // both have joined once the host begins
+		for msg := range m.incoming {
+			if msg.Begin != nil {
+				break
+			}
+		}
+	}
+	for _, m := range members {
+		seen, failure := m.job.examine(t.Context())
+		if failure != nil {
+			t.Fatal(failure)
+		}
+		var ranks []string
+		for _, r := range seen.Ranks {
+			ranks = append(ranks, strconv.Itoa(r.Rank)+" "+r.Gone)
+		}
+		slices.Sort(ranks)
+		if got := strings.Join(ranks, ", "); got != "0 , 1 exited with code 3, 2 , 3 exited with code 3" || !seen.Local || seen.World != 4 {
+			t.Errorf("%s sees %q, local %v, world %d", m.job.host, got, seen.Local, seen.World)
+		}
+	}
+
+	// A node that says nothing is not waited for for ever, and its ranks are not taken for absent.
+	members[1].job.current.Store(nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	defer cancel()
+	seen, err := members[0].job.examine(ctx)
+	if err != nil || len(seen.Ranks) != 2 || seen.Local {
+		t.Errorf("without the other node: %v, %+v", err, seen)
+	}
+}
+
+// TestTrimmed: what a node tells fits into a message, whatever its workers look like.
+func TestTrimmed(t *testing.T) {
+	t.Parallel()
+	var big verdict.Job
+	frames := slices.Repeat([]pystack.Frame{{Func: strings.Repeat("f", 100), File: strings.Repeat("x", 100)}}, 100)
+	for rank := range 64 {
+		r := verdict.Rank{Rank: rank, Threads: slices.Repeat([]pystack.Thread{{Frames: frames}}, 50), Dump: &frdump.Dump{Entries: make([]frdump.Entry, 2000)}}
+		r.Main = &r.Threads[0]
+		big.Ranks = append(big.Ranks, r)
+	}
+	b := trimmed(big)
+	var got verdict.Job
+	if err := json.Unmarshal(b, &got); err != nil || len(b) > maxSeen || len(got.Ranks) != 64 {
+		t.Errorf("%v: %d bytes, %d ranks", err, len(b), len(got.Ranks))
+	}
+	if small := trimmed(verdict.Job{Ranks: big.Ranks[:1]}); len(small) == 0 || !json.Valid(small) {
+		t.Errorf("one rank takes %d bytes", len(small))
+	}
+	if len(big.Ranks[0].Threads) != 50 || len(big.Ranks[0].Dump.Entries) != 2000 {
+		t.Error("what was seen has changed")
+	}
+}
