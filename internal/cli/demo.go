@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,14 +30,19 @@ import (
 func (a *app) demoCommand() *cobra.Command {
 	var workers int
 	var limit time.Duration
+	var torch string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Start a store and four processes that meet over it",
+		Short: "See four processes meet, one be killed and one hang, and what is said about it",
 		Long: strings.TrimSpace(`
 Start a store and worker processes on this machine. The workers find each other
 over the store, exchange keys, count together and pass a barrier, as the ranks of a
 PyTorch job do. Then they add up a vector with an all-reduce, and pass a remote
-reference around. Nothing is left behind, however the demonstration ends.`),
+reference around.
+
+In a second job one rank is killed: the report, and the restart. In a third one rank
+hangs, and "cohort why" says which and where; if python3 has torch, that rank is one of
+PyTorch. Nothing is left behind, however the demonstration ends.`),
 		Example: strings.Trim(`
   cohort demo
   cohort demo --workers 8 --json`, "\n"),
@@ -45,9 +51,18 @@ reference around. Nothing is left behind, however the demonstration ends.`),
 			if workers < 1 || workers > 64 {
 				return &usageError{fmt.Errorf("--workers %d: from 1 to 64", workers)}
 			}
+			if torch != "auto" && torch != "never" {
+				return &usageError{fmt.Errorf("--torch %s: it must be auto or never", torch)}
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 			defer cancel()
 			err := a.demo(ctx, workers)
+			if err == nil && runtime.GOOS == "linux" { // elsewhere jobs cannot be looked at from outside
+				s := &scenes{app: a, workers: workers, start: time.Now(), style: tui.StyleFor(a.Out, a.Getenv)}
+				if err = s.play(ctx, torch == "auto"); err == nil {
+					s.next()
+				}
+			}
 			if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return dist.Newf("demo", dist.DeadlineExceeded, "not finished within %s; --timeout gives it more", limit)
 			}
@@ -55,7 +70,8 @@ reference around. Nothing is left behind, however the demonstration ends.`),
 		},
 	}
 	cmd.Flags().IntVar(&workers, "workers", 4, "number of worker processes")
-	cmd.Flags().DurationVar(&limit, "timeout", 30*time.Second, "give up after this time")
+	cmd.Flags().DurationVar(&limit, "timeout", time.Minute, "give up after this time")
+	cmd.Flags().StringVar(&torch, "torch", "auto", "auto lets a PyTorch rank take part if python3 has torch; never")
 	return cmd
 }
 

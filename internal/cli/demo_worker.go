@@ -23,11 +23,15 @@ type demoReport struct {
 // demoWorkerCommand is what "cohort demo" starts; people do not call it.
 func (a *app) demoWorkerCommand() *cobra.Command {
 	var rank int
+	var scene, python, script string
 	cmd := &cobra.Command{
 		Use:    "demo-worker",
 		Hidden: true,
 		Args:   exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if scene != "" {
+				return a.playScene(cmd.Context(), scene, python, script)
+			}
 			ctx, cancel := context.WithCancel(cmd.Context())
 			defer cancel()
 			// The parent holds our standard input open for as long as it lives.
@@ -39,6 +43,9 @@ func (a *app) demoWorkerCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().IntVar(&rank, "rank", 0, "the number of this worker")
+	cmd.Flags().StringVar(&scene, "scene", "", "what to play under the launcher")
+	cmd.Flags().StringVar(&python, "python", "", "the Python of the last rank")
+	cmd.Flags().StringVar(&script, "script", "", "its script")
 	return cmd
 }
 

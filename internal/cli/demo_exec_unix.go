@@ -1,0 +1,16 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package cli
+
+import (
+	"os"
+	"syscall"
+)
+
+// becomePython replaces this process by a script.
+func becomePython(python, script string) error {
+	return syscall.Exec(python, []string{python, "-u", script}, os.Environ()) //nolint:gosec // the user's own Python
+}

@@ -1,0 +1,92 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/rendezvous"
+)
+
+// sceneSteps is how many all-reduces a job of a scene makes, sceneTrouble after how many it gets into trouble.
+const sceneSteps, sceneTrouble = 5, 3
+
+// playScene is a rank of a job under the launcher. Where python is given, the last rank is a script of PyTorch.
+func (a *app) playScene(ctx context.Context, scene, python, script string) error {
+	rank, size := a.Getenv(rendezvous.EnvRank), a.Getenv(rendezvous.EnvWorldSize)
+	last, err := strconv.Atoi(size)
+	if err != nil {
+		return &usageError{fmt.Errorf("demo-worker: %s is %q: only \"cohort demo\" starts this", rendezvous.EnvWorldSize, size)}
+	}
+	last--
+	if python != "" && rank == strconv.Itoa(last) {
+		return becomePython(python, script)
+	}
+	w, err := cohort.Join(ctx, "env://")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = w.Close() }()
+	g, err := group.New(ctx, w.Store(), int(w.Rank()), w.Size())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = g.Close() }()
+	for step := 1; step <= sceneSteps; step++ {
+		if err := a.trainStep(ctx, g, step); err != nil {
+			return err
+		}
+		if step != sceneTrouble {
+			continue
+		}
+		switch {
+		case scene == sceneKill && int(w.Rank()) == last && a.Getenv(rendezvous.EnvRestartCount) == "0":
+			return killMyself()
+		case scene == sceneHang && int(w.Rank()) == last:
+			a.loadBatch(ctx)
+		}
+	}
+	return g.Barrier(ctx).Wait(ctx)
+}
+
+// trainStep adds up a vector over all ranks.
+func (a *app) trainStep(ctx context.Context, g *group.Group, step int) error {
+	gradient := []float32{float32(g.Rank() + 1), 0, 0, 0}
+	for i := range gradient {
+		gradient[i] = gradient[0]
+	}
+	if err := group.AllReduceSlice(ctx, g, gradient, group.Sum); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(a.Out, "step %d: the sum is %g\n", step, gradient[0])
+	return err
+}
+
+// loadBatch hangs.
+func (a *app) loadBatch(ctx context.Context) {
+	_, _ = fmt.Fprintln(a.Out, hangWords+", and that takes for ever")
+	select {
+	case <-ctx.Done():
+	case <-time.After(10 * time.Minute):
+	}
+}
+
+// killMyself is what the kernel does to a process when memory runs out.
+func killMyself() error {
+	self, err := os.FindProcess(os.Getpid())
+	if err != nil {
+		return err
+	}
+	if err := self.Signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	select {}
+}
