@@ -72,7 +72,7 @@ func (o *outgoing) make(ctx context.Context, toGo bool) (*rpcwire.Message, []rre
 	if err != nil || x == nil || o.plain {
 		return m, wires, flags, err
 	}
-	o.exchange, err = x.Outgoing(ctx, o.peer.seamWorker(), m)
+	o.exchange, err = x.Outgoing(ctx, o.peer.seamWorker(), o.fn, m)
 	if err != nil {
 		o.peer.agent.refs.undecoded(o.peer, wires)
 		return nil, nil, 0, err
@@ -191,13 +191,28 @@ func (s seam) Call(ctx context.Context, to int, fn string, args ...any) (any, er
 	return s.a.call(ctx, p.name, fn, args)
 }
 
-func (s seam) Object(ctx context.Context, id rpcwire.GlobalID) (any, error) {
+func (s seam) Object(ctx context.Context, holder int, gid rpcwire.GlobalID) (any, error) {
 	r := s.a.refs
+	id := r.id(gid)
+	var o *object
+	code := rrefcore.Gone
 	r.mu.Lock()
-	o := r.objects[r.id(id)]
+	if holder == int(s.a.id) {
+		o = r.objects[id]
+	} else { // as for a fetch: the call that makes it may come later
+		r.known(rrefcore.Worker(holder)) //nolint:gosec // 16 bits
+		r.known(id.On)
+		if r.m.MayUse(rrefcore.Worker(holder), id) { //nolint:gosec // 16 bits
+			if code = r.m.FetchArrived(id); code == rrefcore.OK {
+				o = r.object(id)
+			}
+		}
+	}
+	e := r.take(false)
 	r.mu.Unlock()
+	r.perform(e)
 	if o == nil {
-		return nil, refFailure("use", r.id(id), s.a.name, rrefcore.Gone, nil)
+		return nil, refFailure("use", id, s.a.name, code, nil)
 	}
 	return o.get(ctx)
 }

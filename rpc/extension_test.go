@@ -142,7 +142,7 @@ func (x *tracer) Functions() map[string]rpcseam.Function {
 	}}
 }
 
-func (x *tracer) Outgoing(ctx context.Context, to rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Exchange, error) {
+func (x *tracer) Outgoing(ctx context.Context, to rpcseam.Worker, _ string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
 	pass, ok := ctx.Value(passKey{}).(int64)
 	if !ok {
 		return nil, nil //nolint:nilnil // not of a pass
@@ -241,7 +241,7 @@ func TestExtensionWrapsCalls(t *testing.T) {
 			if err != nil || owner.Name != to {
 				t.Errorf("the reference: %v, %v, %v", id, owner, err)
 			}
-			if v, err := tracers[owner.ID].agent.Object(base, id); err != nil || v.(*tracked).how != "received" { //nolint:errcheck,forcetypeassert // checked by the error
+			if v, err := tracers[owner.ID].agent.Object(base, 0, id); err != nil || v.(*tracked).how != "received" { //nolint:errcheck,forcetypeassert // checked by the error
 				t.Errorf("the object: %v, %v", v, err)
 			}
 			_ = ref.Close()

@@ -161,6 +161,7 @@ type context[G any] struct {
 	lost   map[Node]bool // send functions whose message failed: nobody may have got it
 	passes map[PassID]*pass[G]
 	asked  Time // when Seen was sent
+	tries  int  // how often
 	asks   bool // Seen is not answered
 }
 
@@ -245,12 +246,36 @@ func (m *Machine[G]) RecordSend(id Context, to Worker, next ...Node) (Call, bool
 	if !ok {
 		return Call{}, false
 	}
-	m.next++
-	call := Call{m.self, m.next}
+	call := m.Number()
 	c := m.contexts[id]
 	c.sends[call] = node
 	c.known[to] = true
 	return call, true
+}
+
+// Number returns a number for a message without values that have gradients.
+func (m *Machine[G]) Number() Call {
+	m.next++
+	return Call{m.self, m.next}
+}
+
+// Sent returns the send function of a call.
+func (m *Machine[G]) Sent(id Context, call Call) (Node, bool) {
+	if c := m.contexts[id]; c != nil {
+		n, ok := c.sends[call]
+		return n, ok
+	}
+	return 0, false
+}
+
+// Meet notes that a message of a context goes to or came from a worker, without values that have gradients. It reports false
+// when the context is over.
+func (m *Machine[G]) Meet(id Context, w Worker) bool {
+	c := m.context(id)
+	if c != nil && w != m.self {
+		c.known[w] = true
+	}
+	return c != nil
 }
 
 // Lost reports that the message of a call failed, or that its answer is not waited for any more. A [Fast] pass does not wait for
@@ -371,6 +396,9 @@ func sortedPasses[G any](all map[PassID]*pass[G]) []PassID {
 	})
 }
 
+// silence is how many times longer than a clean-up is repeated, who opened a context is asked whether it is still there.
+const silence = 6
+
 // Tick tells the time: what was not answered is sent again.
 func (m *Machine[G]) Tick(now Time) {
 	m.now = now
@@ -396,6 +424,10 @@ func (m *Machine[G]) Tick(now Time) {
 			continue
 		}
 		if c.asks && now-c.asked >= m.opt.Retry {
+			if c.tries++; c.tries > silence*m.opt.Tries {
+				m.clean(id, id.Origin) // as good as dead
+				continue
+			}
 			m.ask(c)
 		}
 		for _, pid := range sortedPasses(c.passes) {
@@ -434,7 +466,7 @@ func (m *Machine[G]) Receive(msg Message[G]) {
 		m.send(Message[G]{Kind: Noted, To: msg.From, Context: msg.Context})
 	case Noted:
 		if c != nil {
-			c.asks = false
+			c.asks, c.tries = false, 0
 		}
 	case Mark, Grad:
 		if c == nil { // it is over, or never was

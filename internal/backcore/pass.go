@@ -127,6 +127,18 @@ func (m *Machine[G]) Failed(id Context, pid PassID, cause Cause) {
 	}
 }
 
+// Over reports whether a pass has ended at this worker.
+func (m *Machine[G]) Over(id Context, pid PassID) bool {
+	c := m.contexts[id]
+	return c == nil || c.passes[pid] != nil && c.passes[pid].over
+}
+
+// Runs reports whether a pass is under way at this worker.
+func (m *Machine[G]) Runs(id Context, pid PassID) bool {
+	c := m.contexts[id]
+	return c != nil && c.passes[pid] != nil && !c.passes[pid].over
+}
+
 // Missing returns the calls whose gradient this worker waits for in a pass: in a [Fast] one perhaps for ever.
 func (m *Machine[G]) Missing(id Context, pid PassID) (calls []Call) {
 	if c := m.contexts[id]; c != nil && c.passes[pid] != nil {

@@ -45,8 +45,8 @@ type Extension interface {
 	// Functions are served by name, like handlers of the program. Their names begin with "cohort.".
 	Functions() map[string]Function
 	// Outgoing is asked about every request that leaves with the ctx of a call: calls, creations, fetches, also those of the
-	// worker to itself. A nil Exchange lets it go as it is. It must not block.
-	Outgoing(ctx context.Context, to Worker, m *rpcwire.Message) (*Exchange, error)
+	// worker to itself. fn names what is called, for errors. A nil Exchange lets it go as it is. It must not block.
+	Outgoing(ctx context.Context, to Worker, fn string, m *rpcwire.Message) (*Exchange, error)
 	// Died is told of a worker whose process has certainly ended, perhaps more than once. It must not block.
 	Died(w Worker)
 }
@@ -87,8 +87,8 @@ type Agent interface {
 	Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Message, error)
 	// Call calls a function by name.
 	Call(ctx context.Context, to int, fn string, args ...any) (any, error)
-	// Object returns the value of an own object, when it has been made.
-	Object(ctx context.Context, id rpcwire.GlobalID) (any, error)
+	// Object returns the value of an own object that a worker holds a reference to, when it has been made.
+	Object(ctx context.Context, holder int, id rpcwire.GlobalID) (any, error)
 	// Reference returns the object that a *rpc.Ref refers to, and its owner.
 	Reference(ref any) (id rpcwire.GlobalID, owner Worker, err error)
 	// Go runs fn in a goroutine that the agent joins when it is closed. ctx ends then. It reports false when it is closed.
