@@ -9,7 +9,7 @@
 //
 //	agent, err := rpc.Join(ctx, st, "go0", operators.Serve())
 //
-// The kernels are small and plain. What they allocate is bounded, see [WithBudget]: whoever can reach the worker can call
+// In a context of distributed autograd their gradients are known. The kernels are small and plain. What they allocate is bounded, see [WithBudget]: whoever can reach the worker can call
 // them.
 package operators
 
@@ -48,6 +48,9 @@ func Serve(opts ...Option) rpc.Option {
 	kernels := map[string]rpc.Kernel{}
 	for _, name := range aten.Names() {
 		kernels[name] = func(stack []any) (any, error) {
+			if v, has, err := differentiate(budget, name, stack); has {
+				return v, err
+			}
 			v, _, err := budget.Run(name, stack)
 			return v, err
 		}
