@@ -165,6 +165,9 @@ func (n *Node) Name() string {
 // Edges returns where the gradients of the inputs go; the caller may keep it.
 func (n *Node) Edges() []Edge { return slices.Clone(n.edges) }
 
+// Outputs returns the number of outputs.
+func (n *Node) Outputs() int { return len(n.outputs) }
+
 // Inputs calls f with every function that gradients of this one go to, a function of several inputs several times.
 func (n *Node) Inputs(f func(*Node)) {
 	for _, e := range n.edges {

@@ -50,6 +50,7 @@ pure: internal/rrefcore internal/backcore internal/gloo/wire internal/gloo/match
       autograd/ddp
       internal/aten internal/rpcseam internal/rpcworld internal/rpcplace
       rpc rpc/operators
+      autograd/dist
       .
 pure: internal/frdump internal/verdict
       internal/jobscan

@@ -1,0 +1,179 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/autograd"
+	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/backcore"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// ID is the id of a context, PyTorch's context_id: the worker that opened it in the upper 16 bits, a number below.
+type ID int64
+
+const (
+	idBits = 48
+	idMask = 1<<idBits - 1
+)
+
+func idOf(c backcore.Context) ID {
+	return ID(uint64(uint16(c.Origin))<<idBits | c.N&idMask) //nolint:gosec // two's complement
+}
+
+func (id ID) context() backcore.Context {
+	return backcore.Context{Origin: backcore.Worker(uint64(id) >> idBits), N: uint64(id) & idMask} //nolint:gosec // two's complement
+}
+
+// callOf and number translate between the ids of PyTorch's messages and calls.
+func callOf(from int, id int64) backcore.Call {
+	return backcore.Call{From: backcore.Worker(from), N: uint64(id) & idMask} //nolint:gosec // two's complement
+}
+
+func number(c backcore.Call) int64 {
+	return int64(uint64(uint16(c.From))<<idBits | c.N&idMask) //nolint:gosec // two's complement
+}
+
+// Context is a distributed autograd context: it ties the calls of one forward pass together, over all workers that they reach,
+// and holds the gradients that passes back have computed at this worker. It corresponds to
+// torch.distributed.autograd.context.
+//
+// The worker that opened it closes it. Other workers have it from the first message that belongs to it; their handlers find it
+// with [From].
+type Context struct {
+	e    *Engine
+	id   backcore.Context
+	seen time.Time
+	done chan struct{} // closed when the context is over
+
+	// Guarded by the engine's lock.
+	nodes  map[*autograd.Node]backcore.Node // send functions and roots
+	points map[backcore.Node]*point
+	calls  map[backcore.Call]*point // of send functions, and of receive functions
+	passes map[backcore.PassID]*pass
+
+	mu struct {
+		sync.Mutex
+		grads map[*autograd.Variable]*tensor.Tensor
+	}
+}
+
+type contextKey struct{}
+
+// From returns the context that a ctx carries, or nil: that of [Engine.Open], or in a handler that of its caller.
+func From(ctx context.Context) *Context {
+	c, _ := ctx.Value(contextKey{}).(*Context)
+	return c
+}
+
+func (c *Context) carried(ctx context.Context) context.Context {
+	return context.WithValue(ctx, contextKey{}, c)
+}
+
+// Open opens a context. Calls that are made with the ctx that it returns belong to it, and so do calls that their handlers make
+// with theirs. The context must be closed. It corresponds to "with torch.distributed.autograd.context() as context_id".
+func (e *Engine) Open(ctx context.Context) (context.Context, *Context, error) {
+	const op = "autograd: open context"
+	if From(ctx) != nil {
+		return nil, nil, fault.New(op, fault.InvalidArgument, "already inside an autograd context: close it first, or use a ctx without one")
+	}
+	var c *Context
+	w := e.step(func(m *machine) { c = e.contextLocked(m.Open()) })
+	e.spawn(w)
+	if c == nil {
+		return nil, nil, fault.New(op, fault.Closed, "the engine has no agent, or its agent is closed: pass Engine.Join to rpc.Join")
+	}
+	return c.carried(ctx), c, nil
+}
+
+// contextLocked returns what there is about a context that the machine knows.
+func (e *Engine) contextLocked(id backcore.Context) *Context {
+	c := e.mu.contexts[id]
+	if c == nil {
+		c = &Context{
+			e: e, id: id, seen: time.Now(), done: make(chan struct{}),
+			nodes: map[*autograd.Node]backcore.Node{}, points: map[backcore.Node]*point{}, calls: map[backcore.Call]*point{},
+			passes: map[backcore.PassID]*pass{},
+		}
+		c.mu.grads = map[*autograd.Variable]*tensor.Tensor{}
+		e.mu.contexts[id] = c
+	}
+	return c
+}
+
+// Context returns a context that this worker has seen by its id, or nil. It corresponds to
+// torch.distributed.autograd._retrieve_context.
+func (e *Engine) Context(id ID) *Context {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.mu.contexts[id.context()]
+}
+
+// ID returns the id.
+func (c *Context) ID() ID { return idOf(c.id) }
+
+// Done is closed when the context is over at this worker.
+func (c *Context) Done() <-chan struct{} { return c.done }
+
+func (c *Context) free() { close(c.done) }
+
+// Close ends the context at this worker, and then at every worker that has seen it; that goes on in the background, and does not
+// wait for workers that are dead. Passes under way in it fail. Only the worker that opened it can. It is idempotent, and
+// corresponds to leaving PyTorch's with statement.
+func (c *Context) Close() error {
+	if c.id.Origin != c.e.self() {
+		return fault.Newf("autograd: close context", fault.InvalidArgument, "worker %d has opened it: only it can close it", c.id.Origin)
+	}
+	c.e.spawn(c.e.step(func(m *machine) { m.Release(c.id) }))
+	return nil
+}
+
+// over is the error of whoever uses a context that is over.
+func (c *Context) over(op string) error {
+	return fault.Newf(op, fault.Closed, "the autograd context %d is closed", c.ID())
+}
+
+// Gradients returns the gradients that passes in this context have computed for variables of this worker. [autograd.Variable.Grad]
+// is left alone by them. Tensors are shared: do not change them. It corresponds to torch.distributed.autograd.get_gradients.
+func (c *Context) Gradients() (map[*autograd.Variable]*tensor.Tensor, error) {
+	moment.At("autograd.dist.gradients")
+	select {
+	case <-c.done:
+		return nil, c.over("autograd: gradients")
+	default:
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.mu.grads), nil
+}
+
+// Gradient returns the gradient of one variable of this worker, or nil.
+func (c *Context) Gradient(v *autograd.Variable) *tensor.Tensor {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.grads[v]
+}
+
+// accumulate adds a gradient of a leaf. What is there may be somebody else's too, so a sum is a new tensor.
+func (c *Context) accumulate(leaf *autograd.Variable, grad *tensor.Tensor) error {
+	moment.At("autograd.dist.accumulate")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if old := c.mu.grads[leaf]; old != nil {
+		sum, err := tmath.Binary(tmath.Add, tmath.Of(old), tmath.Of(grad))
+		if err != nil {
+			return err
+		}
+		grad = sum
+	}
+	c.mu.grads[leaf] = grad
+	return nil
+}

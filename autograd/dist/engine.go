@@ -1,0 +1,311 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/backcore"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpcseam"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Engine is one worker's part in distributed autograd: the contexts that it has seen, and the passes under way in them. It
+// belongs to one agent, see [Engine.Join].
+type Engine struct {
+	retry, lease, timeout time.Duration
+
+	agent rpcseam.Agent
+	wake  chan struct{} // something may have to be repeated
+
+	mu struct {
+		sync.Mutex
+		machine  *machine // nil before the first use: only then is the id of this worker known
+		contexts map[backcore.Context]*Context
+		waiters  map[exchange][]*waiter
+		flying   map[exchange]bool // messages that are being sent
+		awake    bool              // the keeper looks again soon
+		closed   bool
+	}
+}
+
+type machine = backcore.Machine[*gradient]
+
+type message = backcore.Message[*gradient]
+
+// gradient is the gradients of one message, or of the outputs of one root. Nil, for one or for all, means none.
+type gradient struct {
+	ts     []*tensor.Tensor
+	retain bool
+}
+
+// merge is how the machine adds gradients: those of a receive function were added by the local pass, which gives them to the
+// last function that leads there.
+func merge(a, b *gradient) *gradient {
+	if a == nil {
+		return b
+	}
+	return a
+}
+
+// Option configures an [Engine].
+type Option interface{ apply(*Engine) }
+
+type option func(*Engine)
+
+func (o option) apply(e *Engine) { o(e) }
+
+// WithLease sets after how long a worker asks whoever opened a context whether it is still there. The default is 30 seconds.
+func WithLease(d time.Duration) Option { return option(func(e *Engine) { e.lease = d }) }
+
+// WithTimeout bounds a pass that was begun with a ctx without deadline, or by a PyTorch worker. The default is a minute, as
+// that of PyTorch's calls.
+func WithTimeout(d time.Duration) Option { return option(func(e *Engine) { e.timeout = d }) }
+
+// New returns the engine of a worker that is about to join a world.
+func New(opts ...Option) *Engine {
+	e := &Engine{retry: 200 * time.Millisecond, lease: 30 * time.Second, timeout: time.Minute, wake: make(chan struct{}, 1)}
+	e.mu.contexts, e.mu.waiters, e.mu.flying = map[backcore.Context]*Context{}, map[exchange][]*waiter{}, map[exchange]bool{}
+	for _, o := range opts {
+		if o != nil {
+			o.apply(e)
+		}
+	}
+	return e
+}
+
+// Join is the option of [rpc.Join] that has an agent take part in distributed autograd with this engine. An engine belongs to
+// one agent.
+func (e *Engine) Join() rpc.Option { return rpc.WithExtension(e) }
+
+// Attach is called by the agent.
+func (e *Engine) Attach(a rpcseam.Agent) error {
+	if e.agent != nil {
+		return fault.New("autograd: join", fault.InvalidArgument, "the engine belongs to another agent: make one per agent")
+	}
+	e.agent = a
+	return nil
+}
+
+// self is the id of this worker.
+func (e *Engine) self() backcore.Worker { return backcore.Worker(e.agent.Self().ID) } //nolint:gosec // 16 bits
+
+// Stats are counts of what an engine holds. They correspond to torch.distributed.autograd._get_debug_info.
+type Stats struct {
+	Contexts int // that this worker has seen and that are not cleaned up
+	Passes   int // under way
+	Cleaning int // clean-ups that were not answered yet
+	Waiting  int // messages of passes, of this worker or to it, that are not answered yet
+}
+
+// Stats returns what the engine holds.
+func (e *Engine) Stats() Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := Stats{Waiting: len(e.mu.waiters) + len(e.mu.flying)}
+	if e.mu.machine != nil {
+		s.Contexts, s.Cleaning = e.mu.machine.Contexts()
+	}
+	for _, c := range e.mu.contexts {
+		s.Passes += len(c.passes)
+	}
+	return s
+}
+
+// work is what has to be done outside of the lock.
+type work struct {
+	sends []sending
+	runs  []*pass
+}
+
+func (w *work) empty() bool { return len(w.sends) == 0 && len(w.runs) == 0 }
+
+// step lets the machine handle something and notes the effects. What is left has to be done by [Engine.do].
+func (e *Engine) step(f func(m *machine)) work {
+	moment.At("autograd.dist.step")
+	var w work
+	e.mu.Lock()
+	m := e.machineLocked()
+	if m != nil {
+		f(m)
+		for effects := m.Take(); len(effects) > 0; effects = m.Take() {
+			for i := range effects {
+				e.noteLocked(m, &effects[i], &w)
+			}
+		}
+	}
+	wake := m != nil && !e.mu.awake && m.Busy()
+	e.mu.awake = e.mu.awake || wake
+	e.mu.Unlock()
+	if wake {
+		e.rouse()
+	}
+	return w
+}
+
+func (e *Engine) rouse() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// machineLocked returns the machine, or nil when there is no agent, or none any more.
+func (e *Engine) machineLocked() *machine {
+	if e.mu.machine == nil && !e.mu.closed && e.agent != nil {
+		id := e.self()
+		if id < 0 || !e.agent.Go(e.keep) {
+			return nil
+		}
+		// Numbers begin with the time, so that they differ from those of a former worker with this id.
+		first := uint64(time.Now().Unix()) << 16 & idMask //nolint:gosec // after 1970
+		e.mu.machine = backcore.New(id, merge, backcore.Options{Retry: e.retry, First: first})
+	}
+	if e.mu.closed {
+		return nil
+	}
+	return e.mu.machine
+}
+
+// noteLocked does what an effect needs under the lock, and adds the rest to w.
+func (e *Engine) noteLocked(m *machine, x *backcore.Effect[*gradient], w *work) {
+	c := e.mu.contexts[x.Context]
+	switch x.Kind {
+	case backcore.Send:
+		e.sendLocked(m, x.Msg, w)
+	case backcore.Enter:
+		if p := c.pass(x.Pass); p != nil {
+			p.starts = x.Nodes
+		}
+	case backcore.Run:
+		if p := c.pass(x.Pass); p != nil {
+			p.queue = append(p.queue, job{x.Node, x.Gradient})
+			if !p.active {
+				p.active = true
+				w.runs = append(w.runs, p)
+			}
+		}
+	case backcore.Ended, backcore.Left:
+		if p := c.pass(x.Pass); p != nil {
+			delete(c.passes, x.Pass)
+			var err error
+			if x.Failed {
+				err = e.failure(x.Cause)
+			}
+			p.end(err)
+		}
+	case backcore.Freed:
+		if c == nil {
+			return
+		}
+		delete(e.mu.contexts, x.Context)
+		cause := backcore.Cause{Worker: e.self(), Code: int(fault.Aborted), Text: "the context was cleaned up"}
+		for id, p := range c.passes {
+			delete(c.passes, id)
+			p.end(e.failure(cause))
+		}
+		for key, waiting := range e.mu.waiters {
+			if key.context == x.Context {
+				delete(e.mu.waiters, key)
+				completeAll(waiting, &cause)
+			}
+		}
+		c.free()
+	}
+}
+
+// keep runs as long as the agent: it repeats what was not answered and looks after the leases.
+func (e *Engine) keep(ctx context.Context) {
+	begun := time.Now()
+	timer := time.NewTimer(e.lease)
+	defer timer.Stop()
+	asked := begun
+	for {
+		moment.At("autograd.dist.keep")
+		select {
+		case <-ctx.Done():
+			e.close()
+			return
+		case <-e.wake:
+		case <-timer.C:
+		}
+		now := time.Now()
+		busy := false
+		w := e.step(func(m *machine) {
+			m.Tick(now.Sub(begun))
+			if now.Sub(asked) >= e.lease {
+				asked = now
+				for id, c := range e.mu.contexts {
+					if now.Sub(c.seen) >= e.lease {
+						m.Ask(id)
+					}
+				}
+			}
+			busy = m.Busy()
+			e.mu.awake = busy
+		})
+		e.spawn(w)
+		if busy {
+			timer.Reset(e.retry)
+		} else {
+			timer.Reset(e.lease)
+		}
+	}
+}
+
+// close ends everything with the agent.
+func (e *Engine) close() {
+	err := fault.New("autograd: backward", fault.Closed, "the agent is closed")
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mu.closed = true
+	for id, c := range e.mu.contexts {
+		delete(e.mu.contexts, id)
+		for _, p := range c.passes {
+			p.end(err)
+		}
+		c.free()
+	}
+	cause := backcore.Cause{Code: int(fault.Closed), Text: "the agent is closed"}
+	if m := e.mu.machine; m != nil {
+		cause.Worker = e.self()
+		e.mu.machine = nil
+	}
+	for key, waiting := range e.mu.waiters {
+		delete(e.mu.waiters, key)
+		completeAll(waiting, &cause)
+	}
+}
+
+// Died is called by the agent when a worker has died.
+func (e *Engine) Died(w rpcseam.Worker) {
+	e.mu.Lock()
+	used := e.mu.machine != nil
+	e.mu.Unlock()
+	if used && w.ID >= 0 {
+		e.spawn(e.step(func(m *machine) { m.PeerDied(backcore.Worker(w.ID)) })) //nolint:gosec // 16 bits
+	}
+}
+
+// failure is the error of a pass that ended for a reason.
+func (e *Engine) failure(cause backcore.Cause) error {
+	code := fault.Code(cause.Code) //nolint:gosec // checked where it arrives
+	switch {
+	case cause.Died:
+		code = fault.PeerLost
+	case code == fault.Unknown:
+		code = fault.Remote
+	}
+	err := fault.New("autograd: backward", code, cause.Text)
+	err.Key, err.Rank = cause.Function, fault.Rank(cause.Worker)
+	if w, unknown := e.agent.Worker(int(cause.Worker)); unknown == nil {
+		err.Peer = w.Name
+	}
+	return err
+}

@@ -1,0 +1,80 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/cohort-dist/cohort/internal/backcore"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+func sampleMessages() []message {
+	one := tensor.Must(tensor.From([]float32{1, 2}, 2))
+	return []message{
+		{Kind: backcore.Mark, Mode: backcore.Smart, Context: backcore.Context{Origin: 3, N: 77}, Pass: backcore.PassID{Origin: 2, N: 9}, Call: backcore.Call{From: 1, N: 5}},
+		{
+			Kind: backcore.Grad, Mode: backcore.Fast, Context: backcore.Context{Origin: 3, N: 77}, Pass: backcore.PassID{Origin: 2, N: 9}, Call: backcore.Call{From: 1, N: 5},
+			Gradient: &gradient{ts: []*tensor.Tensor{nil, one, nil}, retain: true},
+		},
+		{Kind: backcore.Grad, Mode: backcore.Foreign, Context: backcore.Context{Origin: 0, N: 1}, Pass: backcore.NoID, Gradient: &gradient{ts: []*tensor.Tensor{}}},
+		{
+			Kind: backcore.Fail, Mode: backcore.Fast, Context: backcore.Context{Origin: 3, N: 77}, Pass: backcore.PassID{Origin: 2, N: 9},
+			Cause: backcore.Cause{Worker: 4, Code: 9, Died: true, Function: "MulBackward", Text: "it died"},
+		},
+		{Kind: backcore.Seen, Context: backcore.Context{Origin: 3, N: 1<<48 - 1}},
+	}
+}
+
+func TestMessagesAsSent(t *testing.T) {
+	for _, m := range sampleMessages() {
+		sent := encodeMessage(m)
+		got, err := decodeMessage(sent)
+		if err != nil || !reflect.DeepEqual(got, m) {
+			t.Errorf("%+v is read as %+v, %v", m, got, err)
+		}
+		for n := range sent.Payload {
+			short := *sent
+			short.Payload = sent.Payload[:n]
+			if _, err := decodeMessage(&short); err == nil {
+				t.Errorf("%d of %d bytes are read as a message", n, len(sent.Payload))
+			}
+		}
+	}
+}
+
+func TestContextIDs(t *testing.T) {
+	for _, c := range []backcore.Context{{Origin: 0, N: 1}, {Origin: 1, N: 1<<48 - 1}, {Origin: 32767, N: 42}} {
+		if got := idOf(c).context(); got != c {
+			t.Errorf("%v is %v after the wire", c, got)
+		}
+	}
+	if id := idOf(backcore.Context{Origin: 3, N: 5}); id != 3<<48|5 {
+		t.Errorf("the id is %x", int64(id))
+	}
+}
+
+// Whatever arrives, what is accepted is the same after it was written again.
+func FuzzMessage(f *testing.F) {
+	for _, m := range sampleMessages() {
+		f.Add(encodeMessage(m).Payload, 1)
+	}
+	f.Fuzz(func(t *testing.T, payload []byte, tensors int) {
+		in := &rpcwire.Message{Payload: payload}
+		for range tensors & 3 {
+			in.Tensors = append(in.Tensors, tensor.Must(tensor.From([]float32{1}, 1)))
+		}
+		m, err := decodeMessage(in)
+		if err != nil {
+			return
+		}
+		out := encodeMessage(m)
+		again, err := decodeMessage(out)
+		if err != nil || !reflect.DeepEqual(again, m) {
+			t.Errorf("%x is read as %+v, and again as %+v, %v", payload, m, again, err)
+		}
+	})
+}

@@ -1,0 +1,353 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort/autograd"
+	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/backcore"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// pass is this worker's part of a pass.
+type pass struct {
+	c      *Context
+	id     backcore.PassID
+	retain bool
+	ctx    context.Context //nolint:containedctx // it ends with the pass, and is what its functions run with
+	cancel context.CancelCauseFunc
+	expiry *time.Timer
+	ended  *fault.Promise[struct{}]
+
+	// Guarded by the engine's lock.
+	starts []backcore.Node // functions that will be run with gradients from elsewhere
+	queue  []job
+	active bool // somebody runs the queue
+
+	// Of whoever runs the queue.
+	local *autograd.Pass
+	out   map[backcore.Node]*gradient // of receive functions that have run
+}
+
+type job struct {
+	node backcore.Node
+	grad *gradient
+}
+
+type passKey struct{}
+
+var errOver = errors.New("the pass is over")
+
+// pass returns a pass under way.
+func (c *Context) pass(id backcore.PassID) *pass {
+	if c == nil {
+		return nil
+	}
+	return c.passes[id]
+}
+
+// enterLocked returns a pass that is under way, or begins with ctx.
+func (c *Context) enterLocked(ctx context.Context, id backcore.PassID, retain bool) *pass {
+	p := c.passes[id]
+	if p == nil {
+		p = &pass{c: c, id: id, retain: retain, ended: fault.NewPromise[struct{}](), out: map[backcore.Node]*gradient{}}
+		deadline, ok := ctx.Deadline()
+		if !ok {
+			deadline = time.Now().Add(c.e.timeout)
+		}
+		base, cancel := context.WithCancelCause(context.Background())
+		bounded, stop := context.WithDeadline(context.WithValue(base, passKey{}, p), deadline)
+		p.ctx, p.cancel = bounded, func(err error) { cancel(err); stop() }
+		// A little before the deadline, so that the error which says what is missing arrives in time.
+		left := time.Until(deadline)
+		p.expiry = time.AfterFunc(left-min(time.Second, left/10), func() { p.giveUp(fault.DeadlineExceeded) })
+		c.passes[id] = p
+	}
+	return p
+}
+
+// giveUp ends the pass everywhere because this worker does not wait for it any longer.
+func (p *pass) giveUp(code fault.Code) {
+	e := p.c.e
+	moment.At("autograd.dist.give_up")
+	e.spawn(e.step(func(m *machine) {
+		if p.c.passes[p.id] != p {
+			return
+		}
+		cause := backcore.Cause{Worker: e.self(), Code: int(code), Text: "the pass was cancelled"}
+		if code == fault.DeadlineExceeded {
+			cause.Text = p.missingLocked(m)
+		}
+		m.Failed(p.c.id, p.id, cause)
+	}))
+}
+
+// end ends the part of this worker.
+func (p *pass) end(err error) {
+	p.expiry.Stop()
+	p.ended.Complete(struct{}{}, err)
+	p.cancel(errOver)
+}
+
+// PassOption changes what a backward pass does.
+type PassOption interface{ applyPass(*passOptions) }
+
+type passOptions struct{ retain, fast bool }
+
+type passOption func(*passOptions)
+
+func (o passOption) applyPass(p *passOptions) { o(p) }
+
+// RetainGraph keeps what functions saved, at all workers, so that another pass can run through the same graph. It corresponds to
+// retain_graph=True.
+func RetainGraph() PassOption { return passOption(func(p *passOptions) { p.retain = true }) }
+
+// Fast runs the pass in PyTorch's FAST mode: it takes one wave of messages instead of two, but waits for a gradient for every
+// value that was sent in the context. When the loss does not depend on one of them, the pass fails at its deadline. With PyTorch
+// workers in the world every pass is a FAST one.
+func Fast() PassOption { return passOption(func(p *passOptions) { p.fast = true }) }
+
+// Backward computes the gradients of the sum of some roots by all leaves that they depend on, at all workers. Roots have one
+// element each. Gradients are added to those of the context, at the worker that has the leaf: see [Context.Gradients]. A failure
+// anywhere ends the pass everywhere; the error says where it failed and in which function. ctx bounds the pass. It corresponds to
+// torch.distributed.autograd.backward.
+func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts ...PassOption) error {
+	const op = "autograd: backward"
+	var o passOptions
+	for _, opt := range opts {
+		if opt != nil {
+			opt.applyPass(&o)
+		}
+	}
+	nodes, grads, err := rootGradients(roots)
+	if err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return fault.FromContext(op, ctx)
+	}
+	e := c.e
+	mode := e.mode(o)
+	next := make([][]backcore.Node, len(nodes))
+	for i, n := range nodes {
+		next[i] = c.reachable(n)
+	}
+	var p *pass
+	begun := false
+	moment.At("autograd.dist.backward")
+	w := e.step(func(m *machine) {
+		if e.mu.contexts[c.id] != c {
+			return
+		}
+		begun = true
+		start := map[backcore.Node]*gradient{}
+		for i, n := range nodes {
+			at, known := c.nodes[n]
+			if !known {
+				if at, known = m.Record(c.id, next[i]...); !known {
+					return
+				}
+				c.nodes[n], c.points[at] = at, &point{node: n, next: next[i], what: "a root"}
+			}
+			start[at] = &gradient{grads[n], o.retain}
+		}
+		if id, ok := m.Backward(c.id, start, mode); ok {
+			p = c.enterLocked(ctx, id, o.retain)
+		}
+	})
+	if !begun {
+		return c.over(op)
+	}
+	if p == nil {
+		return fault.New(op, fault.InvalidArgument, "another pass is under way in this context: with PyTorch workers there can be one at a time")
+	}
+	defer context.AfterFunc(ctx, func() { p.giveUp(fault.CodeOf(fault.FromContext(op, ctx))) })()
+	waits := context.WithoutCancel(ctx) // its end is the end of the pass, everywhere
+	e.do(waits, w)
+	moment.At("autograd.dist.await")
+	_, err = rpc.Await(waits, p.ended.Future())
+	return err
+}
+
+// rootGradients returns the functions of roots, and the gradients of their outputs.
+func rootGradients(roots []*autograd.Variable) (nodes []*autograd.Node, grads map[*autograd.Node][]*tensor.Tensor, err error) {
+	const op = "autograd: backward"
+	if len(roots) == 0 {
+		return nil, nil, fault.New(op, fault.InvalidArgument, "no tensors provided for gradient computation")
+	}
+	grads = map[*autograd.Node][]*tensor.Tensor{}
+	counts := map[autograd.Edge]float64{}
+	for i, v := range roots {
+		if err = v.Err(); err != nil {
+			return nil, nil, err
+		}
+		edge := v.Edge()
+		switch {
+		case edge.Node == nil:
+			return nil, nil, fault.Newf(op, fault.InvalidArgument, "root %d of %d: requires_grad not set on it", i, len(roots))
+		case v.Data().Numel() != 1:
+			return nil, nil, fault.Newf(op, fault.InvalidArgument, "root %d of %d is not a scalar: all roots need to be, this one is %v", i, len(roots), v.Shape())
+		case edge.Node.Leaf() != nil:
+			return nil, nil, fault.Newf(op, fault.InvalidArgument, "root %d of %d is a leaf: it does not have a valid gradient function", i, len(roots))
+		}
+		if grads[edge.Node] == nil {
+			nodes = append(nodes, edge.Node)
+			grads[edge.Node] = make([]*tensor.Tensor, edge.Node.Outputs())
+		}
+		counts[edge]++
+		if grads[edge.Node][edge.Output], err = tensor.Full(v.DType(), counts[edge], v.Shape()...); err != nil {
+			return nil, nil, err
+		}
+	}
+	return nodes, grads, nil
+}
+
+// mode is how a pass of this worker runs.
+func (e *Engine) mode(o passOptions) backcore.Mode {
+	for _, w := range e.agent.Workers() {
+		if !w.Go {
+			return backcore.Foreign
+		}
+	}
+	if o.fast {
+		return backcore.Fast
+	}
+	return backcore.Smart
+}
+
+// missingLocked says what a pass still waits for.
+func (p *pass) missingLocked(m *machine) string {
+	var names []string
+	for _, call := range m.Missing(p.c.id, p.id) {
+		if pt := p.c.calls[call]; pt != nil {
+			names = append(names, fmt.Sprintf("%s (message %d)", pt.what, number(call)))
+		}
+		if len(names) == 8 {
+			names = append(names, "and more")
+			break
+		}
+	}
+	if len(names) == 0 {
+		return "the pass did not end in time"
+	}
+	return "no gradient came in time for what was sent in " + strings.Join(names, ", ") + ": the loss may not depend on it"
+}
+
+// do does what is left to do after a step. The calling goroutine runs functions, and waits for the last answer itself.
+func (e *Engine) do(ctx context.Context, w work) {
+	for !w.empty() {
+		var rest work
+		for _, p := range w.runs {
+			e.run(p, &w.sends)
+		}
+		for i, s := range w.sends {
+			if i < len(w.sends)-1 {
+				e.spawn(work{sends: []sending{s}})
+				continue
+			}
+			rest = e.send(ctx, s)
+		}
+		w = rest
+	}
+}
+
+// spawn does it in a goroutine of its own.
+func (e *Engine) spawn(w work) {
+	if !w.empty() {
+		e.agent.Go(func(ctx context.Context) { e.do(ctx, w) })
+	}
+}
+
+// run runs the functions of a pass that can run. What has to be sent then is added to sends, or sent when there is more to run.
+func (e *Engine) run(p *pass, sends *[]sending) {
+	for {
+		moment.At("autograd.dist.run")
+		e.mu.Lock()
+		if len(p.queue) == 0 {
+			p.active = false
+			e.mu.Unlock()
+			return
+		}
+		j := p.queue[0]
+		p.queue = p.queue[1:]
+		pt, starts := p.c.points[j.node], p.starts
+		more := *sends
+		*sends = nil
+		var roots []*autograd.Node
+		if p.local == nil {
+			for _, n := range starts {
+				roots = append(roots, p.c.points[n].node)
+			}
+		}
+		e.mu.Unlock()
+		e.spawn(work{sends: more})
+		if p.local == nil {
+			opts := []autograd.Option{autograd.AccumulateInto(p.c.accumulate)}
+			if p.retain {
+				opts = append(opts, autograd.RetainGraph())
+			}
+			p.local = autograd.NewPass(roots, opts...)
+		}
+		err := p.deliver(pt.node, j.grad)
+		w := e.step(func(m *machine) {
+			switch {
+			case p.c.passes[p.id] != p: // it is over
+			case err != nil:
+				m.Failed(p.c.id, p.id, e.cause(err))
+			default:
+				out := make([]*gradient, len(pt.next))
+				for i, n := range pt.next {
+					out[i] = p.out[n]
+					delete(p.out, n)
+				}
+				m.Ran(p.c.id, p.id, j.node, out)
+			}
+		})
+		*sends = append(*sends, w.sends...)
+		for _, other := range w.runs { // of another pass, through a message to this worker itself
+			e.spawn(work{runs: []*pass{other}})
+		}
+	}
+}
+
+// deliver gives a function its gradients and runs what can run then. Code of the program may panic.
+func (p *pass) deliver(n *autograd.Node, g *gradient) (err error) {
+	returned := false
+	defer func() {
+		if !returned {
+			err = fault.Newf("autograd: backward", fault.Internal, "a function panicked, or has ended its goroutine: %v", recover())
+		}
+	}()
+	var ts []*tensor.Tensor
+	if g != nil {
+		ts = g.ts
+	} else {
+		ts = make([]*tensor.Tensor, n.Outputs())
+	}
+	if err = p.local.Deliver(n, ts); err == nil {
+		err = p.local.Run(p.ctx)
+	}
+	returned = true
+	return err
+}
+
+// cause says why a function of this worker failed.
+func (e *Engine) cause(err error) backcore.Cause {
+	c := backcore.Cause{Worker: e.self(), Code: int(fault.CodeOf(err)), Text: err.Error()}
+	if e, ok := err.(*fault.Error); ok { //nolint:errorlint // the one of the pass, which names the function
+		c.Function = e.Key
+		if e.Err != nil {
+			c.Text = e.Err.Error()
+		}
+	}
+	return c
+}

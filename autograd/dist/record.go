@@ -1,0 +1,293 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cohort-dist/cohort/autograd"
+	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/backcore"
+	"github.com/cohort-dist/cohort/internal/rpcseam"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// point is a function of a context that the machine knows: a send or receive function, or a root.
+type point struct {
+	node *autograd.Node
+	next []backcore.Node // receive functions that its gradients can reach
+	what string          // the message
+	to   string          // the other worker
+	kind []*tensor.Tensor
+}
+
+// sent is the send function of a message: gradients of what it carried arrive here and go on as they are.
+type sent struct{ what string }
+
+func (s *sent) Name() string { return "SendRpcBackward of " + s.what }
+
+func (s *sent) Forward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	return nil, notForward()
+}
+
+func (s *sent) Backward(_ *autograd.Context, grads []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	return grads, nil
+}
+
+// received is the receive function of a message: gradients of what it carried leave from here.
+type received struct {
+	c    *Context
+	at   backcore.Node
+	what string
+}
+
+func (r *received) Name() string { return "RecvRpcBackward of " + r.what }
+
+func (r *received) Forward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	return nil, notForward()
+}
+
+func (r *received) Backward(c *autograd.Context, grads []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	p, _ := c.Ctx().Value(passKey{}).(*pass)
+	switch {
+	case p == nil:
+		return nil, fault.New("autograd: backward", fault.InvalidArgument,
+			"the value came from another worker: use Backward of its distributed autograd context instead of Variable.Backward")
+	case p.c != r.c:
+		return nil, fault.Newf("autograd: backward", fault.InvalidArgument,
+			"the value was received in autograd context %d, and the pass runs in context %d", r.c.ID(), p.c.ID())
+	}
+	p.out[r.at] = &gradient{grads, p.retain}
+	return nil, nil
+}
+
+func notForward() error {
+	return fault.New("autograd: forward", fault.Internal, "a send or receive function has no forward part")
+}
+
+// reachable returns the receive functions of a context that gradients can reach from some functions.
+func (c *Context) reachable(from ...*autograd.Node) (found []backcore.Node) {
+	seen := map[*autograd.Node]bool{}
+	var todo []*autograd.Node
+	begin := func(n *autograd.Node) {
+		if n != nil && !seen[n] {
+			seen[n] = true
+			todo = append(todo, n)
+		}
+	}
+	for _, n := range from {
+		begin(n)
+	}
+	for len(todo) > 0 {
+		n := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		if r, ok := n.Function().(*received); ok && r.c == c {
+			found = append(found, r.at)
+		}
+		n.Inputs(begin)
+	}
+	return found
+}
+
+// differentiable returns the places in a message of the tensors that gradients are wanted for.
+func differentiable(m *rpcwire.Message) (at []int, kinds []*tensor.Tensor, err error) {
+	for i, v := range m.Tensors {
+		switch t := v.(type) {
+		case *tensor.Tensor:
+			if t.RequiresGrad() {
+				at, kinds = append(at, i), append(kinds, t)
+			}
+		case *rpcwire.Sparse:
+			if t.RequiresGrad {
+				return nil, nil, fault.New("autograd: message", fault.NotSupported, "gradients of sparse tensors are not supported: send a dense tensor, or detach it")
+			}
+		}
+	}
+	return at, kinds, nil
+}
+
+// recordSend records that a message leaves in the context. It returns its number.
+func (c *Context) recordSend(to rpcseam.Worker, what string, m *rpcwire.Message) (call backcore.Call, recorded bool, err error) {
+	_, kinds, err := differentiable(m)
+	if err != nil {
+		return call, false, err
+	}
+	var edges []autograd.Edge
+	if len(kinds) > 0 {
+		of := make(map[*tensor.Tensor]autograd.Edge, len(m.Holders))
+		for _, h := range m.Holders {
+			if v, ok := h.(*autograd.Variable); ok {
+				of[v.HeldTensor()] = v.Edge()
+			}
+		}
+		for _, t := range kinds {
+			edges = append(edges, of[t]) // none for a tensor that only claims to require gradients
+		}
+	}
+	p := &point{what: what, to: to.Name, kind: kinds}
+	if len(kinds) > 0 {
+		p.node = autograd.NewNode(&sent{what}, kinds, edges)
+		p.next = c.reachable(p.node)
+	}
+	over := true
+	w := c.e.step(func(m *machine) {
+		if p.node == nil {
+			call, over = m.Number(), !m.Meet(c.id, backcore.Worker(to.ID)) //nolint:gosec // 16 bits
+			return
+		}
+		var ok bool
+		if call, ok = m.RecordSend(c.id, backcore.Worker(to.ID), p.next...); ok { //nolint:gosec // 16 bits
+			over = false
+			at, _ := m.Sent(c.id, call)
+			c.nodes[p.node], c.points[at], c.calls[call] = at, p, p
+		}
+	})
+	c.e.spawn(w)
+	if over {
+		return call, false, c.over("autograd: " + what)
+	}
+	return call, p.node != nil, nil
+}
+
+// wrap puts the wrapper of a context around a message.
+func (c *Context) wrap(m *rpcwire.Message, call backcore.Call, kind rpcwire.Type) error {
+	x := rpcwire.Autograd{Inner: m.Type, ContextID: int64(c.ID()), MessageID: number(call), From: rpcwire.WorkerID(c.e.agent.Self().ID)} //nolint:gosec // 16 bits
+	payload, err := x.Wrap(m.Payload)
+	m.Type, m.Payload = kind, payload
+	return err
+}
+
+// unwrap takes the wrapper off a message that has arrived and records it. Its tensors become variables.
+func (e *Engine) unwrap(from rpcseam.Worker, what string, m *rpcwire.Message) (*Context, error) {
+	const op = "autograd: message"
+	x, inner, err := rpcwire.UnwrapAutograd(m.Payload)
+	if err != nil {
+		return nil, err
+	}
+	if from.ID < 0 || int(x.From) != from.ID {
+		return nil, fault.Newf(op, fault.Protocol, "%q, worker %d, sends a message of worker %d: only workers take part in autograd contexts", from.Name, from.ID, x.From)
+	}
+	at, kinds, err := differentiable(m)
+	if err != nil {
+		return nil, err
+	}
+	if what == "" {
+		what = x.Inner.String()
+	}
+	what = fmt.Sprintf("%s from %s", what, from.Name)
+	id, call := ID(x.ContextID).context(), callOf(from.ID, x.MessageID)
+	var c *Context
+	var node *autograd.Node
+	w := e.step(func(m *machine) {
+		m.PeerBack(call.From)
+		if len(at) == 0 {
+			if m.Meet(id, call.From) {
+				c = e.contextLocked(id)
+			}
+			return
+		}
+		n, ok := m.RecordRecv(id, call)
+		if !ok {
+			return
+		}
+		c = e.contextLocked(id)
+		node = autograd.NewNode(&received{c, n, what}, kinds, nil)
+		p := &point{node: node, what: what, to: from.Name, kind: kinds}
+		c.points[n], c.calls[call] = p, p
+	})
+	e.spawn(w)
+	if c == nil {
+		return nil, fault.Newf(op, fault.Closed, "the autograd context %d is closed: the message %s came late", x.ContextID, what)
+	}
+	if node != nil {
+		for _, t := range kinds {
+			t.SetRequiresGrad(false) // the variable says so from now on
+		}
+		vs, err := node.Variables(kinds)
+		if err != nil {
+			return nil, err
+		}
+		for i, v := range vs {
+			m.Tensors[at[i]] = v
+		}
+	}
+	m.Type, m.Payload = x.Inner, inner
+	return c, nil
+}
+
+// Wrappers is called by the agent.
+func (e *Engine) Wrappers() []rpcwire.Type { return []rpcwire.Type{rpcwire.ForwardAutogradReq} }
+
+// Unwrap is called by the agent for a message that belongs to a context.
+func (e *Engine) Unwrap(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wrapped, error) {
+	c, err := e.unwrap(from, "", m)
+	if err != nil {
+		return nil, err
+	}
+	inner := m.Type
+	return &rpcseam.Wrapped{Message: m, Context: c.carried, Answer: func(m *rpcwire.Message) error {
+		call, recorded, err := c.recordSend(from, "the answer to "+inner.String()+" of "+from.Name, m)
+		if err != nil || !recorded {
+			return err
+		}
+		return c.wrap(m, call, rpcwire.ForwardAutogradResp)
+	}}, nil
+}
+
+// Outgoing is called by the agent for every request that leaves.
+func (e *Engine) Outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
+	c := From(ctx)
+	if c == nil || to.ID < 0 {
+		return nil, nil //nolint:nilnil // it is of no context
+	}
+	if c.e != e {
+		return nil, fault.Newf("autograd: call", fault.InvalidArgument, "the ctx has autograd context %d of another agent", c.ID())
+	}
+	switch m.Type { //nolint:exhaustive // a builtin operator has no result with gradients unless an argument has
+	case rpcwire.ScriptCall, rpcwire.ScriptRemoteCall:
+		if at, _, err := differentiable(m); err != nil || len(at) == 0 {
+			return nil, err
+		}
+	}
+	what := fmt.Sprintf("%q to %s", fn, to.Name)
+	call, recorded, err := c.recordSend(to, what, m)
+	if err != nil {
+		return nil, err
+	}
+	out := *m
+	if err := c.wrap(&out, call, rpcwire.ForwardAutogradReq); err != nil {
+		return nil, err
+	}
+	lost := func() {
+		if recorded {
+			e.spawn(e.step(func(m *machine) { m.Lost(c.id, call) }))
+		}
+	}
+	return &rpcseam.Exchange{
+		Message: &out,
+		Answered: func(m *rpcwire.Message) error {
+			if m.Type != rpcwire.ForwardAutogradResp { // nothing in it requires gradients
+				if recorded && raised(m) {
+					lost()
+				}
+				return nil
+			}
+			_, err := e.unwrap(to, fmt.Sprintf("the answer to %q", fn), m)
+			return err
+		},
+		Lost: lost,
+	}, nil
+}
+
+// raised reports whether an answer is an exception of the function that was called.
+func raised(m *rpcwire.Message) bool {
+	if m.Type != rpcwire.PythonRet || len(m.Tensors) > 0 {
+		return false
+	}
+	v, err := (&rpcwire.Decoder{}).PythonRet(m.Payload)
+	_, is := v.(*rpcwire.RemoteException)
+	return err == nil && is
+}
