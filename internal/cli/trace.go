@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,15 +17,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/jobscan"
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/tui"
 )
 
 func (a *app) traceCommand() *cobra.Command {
-	var perfetto string
+	var perfetto, addr string
 	var verbose bool
 	cmd := &cobra.Command{
-		Use:   "trace FILES...",
+		Use:   "trace [--addr HOST:PORT | FILES...]",
 		Short: "Say from flight recorder dumps why a job hangs",
 		Long: strings.TrimSpace(`
 Read the flight recorder dumps of the ranks of a job and say in one sentence who is
@@ -34,16 +36,25 @@ A dump is what Group.Trace returns, what WithDump is given when a group fails, a
 what a process writes on a signal. Give one file for each rank, all taken at about the
 same time; a folder means all .json files in it, "-" the standard input.
 
+--addr asks the Go ranks on this host that use this store, without a file: those that
+"cohort run" has started, and others that have COHORT_DUMP_DIR in their environment.
+
 --perfetto writes all operations of all ranks as a trace for https://ui.perfetto.dev:
 a rank is a process there and a group a thread.`),
 		Example: strings.Trim(`
   cohort trace dumps/
   cohort trace rank0.json rank1.json rank2.json
+  cohort trace --addr 127.0.0.1:29500
   cohort trace --json dumps/ | jq -r .sentence
   cohort trace --perfetto job.trace.json dumps/`, "\n"),
-		Args: between(1, -1, "FILES"),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if (addr == "") == (len(args) == 0) {
+				return &usageError{errors.New("give either FILES or --addr")}
+			}
 			dumps, err := a.readDumps(args)
+			if addr != "" {
+				dumps, err = askDumps(cmd.Context(), addr)
+			}
 			if err != nil {
 				return err
 			}
@@ -55,9 +66,28 @@ a rank is a process there and a group a thread.`),
 			return a.printVerdict(recorder.Analyze(dumps), verbose)
 		},
 	}
+	cmd.Flags().StringVar(&addr, "addr", "", "the address of the job's store, HOST:PORT: ask its ranks on this host")
 	cmd.Flags().StringVar(&perfetto, "perfetto", "", "write a trace for Perfetto to this file")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "list all pending operations of each rank, not only the oldest")
 	return cmd
+}
+
+// askDumps asks the Go ranks of a job on this host for their dumps.
+func askDumps(ctx context.Context, addr string) ([]recorder.Dump, error) {
+	found, err := jobs([]string{addr})
+	if err != nil {
+		return nil, err
+	}
+	var dumps []recorder.Dump
+	for _, j := range found {
+		for _, r := range j.Ranks {
+			dumps = append(dumps, jobscan.Traces(ctx, r)...)
+		}
+	}
+	if len(dumps) == 0 {
+		return nil, dist.Newf("trace", dist.NotFound, "no rank of the job at %s has answered: Go ranks do when \"cohort run\" has started them or COHORT_DUMP_DIR is set; \"cohort why\" reads ranks of PyTorch", addr)
+	}
+	return dumps, nil
 }
 
 // maxDumpFile is the largest dump that is read.
@@ -132,7 +162,7 @@ func foreignDump(name string, data []byte, err error) error {
 	case len(data) == 0:
 		e.Detail = name + " is empty"
 	case data[0] == 0x80:
-		e.Detail = name + " is a pickle, such as PyTorch's NCCL flight recorder writes: torchfrtrace reads those"
+		e.Detail = name + " is a pickle, such as PyTorch's NCCL flight recorder writes: \"cohort why\" reads those"
 	case cause.Code == dist.Protocol && strings.Contains(string(data[:min(len(data), 4096)]), `"traceEvents"`):
 		e.Detail = name + " is a trace for Perfetto already: open it at https://ui.perfetto.dev"
 	}

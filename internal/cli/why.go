@@ -42,10 +42,14 @@ Without an argument all jobs on this host are looked at, whoever started them: c
 torchrun, or a script that sets RANK and MASTER_ADDR. JOB is the id or the store's
 address that "cohort ps" shows, or the process id of a rank. BUNDLE is a folder of
 evidence that "cohort run" left. DUMPS are flight recorder dumps, of PyTorch (pickle or
-JSON; gloo or NCCL) or of cohort, one file for each rank, or a folder of them.`),
+JSON; gloo or NCCL) or of cohort, one file for each rank, or a folder of them.
+
+--addr is for a job none of whose ranks is on this host: its store tells who waits for
+which key, and ranks that run PyTorch's debug server are asked for their recorders.`),
 		Example: strings.Trim(`
   cohort why
   cohort why 127.0.0.1:29500
+  cohort why --addr node0:29500
   cohort why dumps/
   cohort why --json | jq -r .sentence`, "\n"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -56,7 +60,7 @@ JSON; gloo or NCCL) or of cohort, one file for each rank, or a folder of them.`)
 				return &usageError{fmt.Errorf("%q is neither a file nor the only argument", args[0])}
 			}
 			if addr != "" {
-				args = []string{addr}
+				return a.whyStore(cmd.Context(), addr, apart)
 			}
 			return a.whyJobs(cmd.Context(), args, apart)
 		},
@@ -107,6 +111,18 @@ func (a *app) whyJobs(ctx context.Context, args []string, apart time.Duration) e
 		}
 	}
 	return nil
+}
+
+// whyStore explains a job by its store where its ranks are not on this host.
+func (a *app) whyStore(ctx context.Context, addr string, apart time.Duration) error {
+	if found, err := jobs([]string{addr}); err == nil && len(found) == 1 {
+		return a.printWhy("job "+found[0].ID, verdict.Judge(jobscan.Look(ctx, found[0], apart)))
+	}
+	seen, err := jobscan.AskStore(ctx, addr)
+	if err != nil {
+		return &unreachableError{fmt.Errorf("no job on this host has the store %s, and it cannot be asked: %w", addr, err)}
+	}
+	return a.printWhy("store "+addr, verdict.Judge(seen))
 }
 
 // whyAnswer is a verdict as JSON.

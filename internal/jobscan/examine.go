@@ -4,13 +4,9 @@
 package jobscan
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -199,68 +195,6 @@ func Waiters(stats tcpstore.Stats, ranks map[int]int) []verdict.Wait {
 	return waits
 }
 
-// maxRecorder bounds a dump that is asked for.
-const maxRecorder = 64 << 20
-
-// recorded returns the flight recorder of a rank of PyTorch: from its worker server, or from the file that it has written.
-func recorded(ctx context.Context, r Rank) *frdump.Dump {
-	if server := r.env["TORCH_WORKER_SERVER_SOCKET"]; server != "" {
-		for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {
-			if d := askServer(ctx, server, handler); d != nil && len(d.Entries) > 0 {
-				return d
-			}
-		}
-	}
-	file := cmp.Or(r.env["TORCH_FR_DUMP_TEMP_FILE"], r.env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
-	if file == "" {
-		return nil
-	}
-	file += strconv.Itoa(r.Rank)
-	for _, name := range []string{filepath.Join("/proc", strconv.Itoa(r.PID), "root", file), file} {
-		info, err := os.Stat(name)
-		if err != nil || info.Size() > maxRecorder || time.Since(info.ModTime()) > 10*time.Minute {
-			continue
-		}
-		if b, err := os.ReadFile(name); err == nil { //nolint:gosec // the rank itself names it
-			if d, err := frdump.Parse(b); err == nil {
-				return d
-			}
-		}
-	}
-	return nil
-}
-
-// askServer asks PyTorch's worker server on a socket.
-func askServer(ctx context.Context, socket, handler string) *frdump.Dump {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	client := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		},
-	}}
-	// The body makes the request carry a Content-Length, without which PyTorch 2.6 never answers.
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://worker/handler/"+handler, http.NoBody)
-	if err != nil {
-		return nil
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return nil
-	}
-	defer func() { _ = response.Body.Close() }()
-	b, err := io.ReadAll(io.LimitReader(response.Body, maxRecorder))
-	if err != nil || response.StatusCode != http.StatusOK {
-		return nil
-	}
-	d, err := frdump.Parse(b)
-	if err != nil {
-		return nil
-	}
-	return d
-}
-
 // Doing returns in a few words what each rank of a job does now.
 func Doing(ctx context.Context, j Job) []string {
 	var reader pystack.Reader
@@ -272,6 +206,14 @@ func Doing(ctx context.Context, j Job) []string {
 			all[i] = "state " + state
 		case read.process.Main() != nil:
 			all[i] = verdict.Where(read.process.Main().Frames)
+		}
+		if read.process != nil {
+			continue
+		}
+		if _, goroutines := askGo(ctx, j.Ranks[i]); len(goroutines) > 0 {
+			if main := verdict.MainGoroutine(goroutines); main != nil {
+				all[i] = verdict.Where(main.Frames)
+			}
 		}
 	}
 	return all

@@ -7,6 +7,7 @@ package verdict
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -93,7 +94,7 @@ type court struct {
 
 func (c *court) judge() Verdict {
 	if len(c.job.Ranks) == 0 {
-		return Verdict{Sentence: "No rank of this job was found."}
+		return c.fromStore()
 	}
 	for _, rule := range []func() (Verdict, bool){
 		c.gone, c.stopped, c.kernel, c.lock, c.recorders, c.messages, c.starting, c.missing, c.mismatch, c.same, c.store,
@@ -104,6 +105,24 @@ func (c *court) judge() Verdict {
 		}
 	}
 	return c.busy()
+}
+
+// fromStore judges a job of which only the store was seen.
+func (c *court) fromStore() Verdict {
+	known := map[int]bool{}
+	for _, w := range c.job.Waits {
+		if w.Rank >= 0 {
+			known[w.Rank] = true
+		}
+	}
+	if v, found := c.keys(slices.Sorted(maps.Keys(known))); found {
+		v.Hung = true
+		return v
+	}
+	if n := len(c.job.Waits); n > 0 {
+		return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank of this job was found, but %d requests wait in its store, the oldest for the key %s%s.", n, c.job.Waits[0].Key, since(c.job.Waits[0].Age))}
+	}
+	return Verdict{Sentence: "No rank of this job was found, and nobody waits in its store."}
 }
 
 // ranks returns the ranks whose position satisfies want.

@@ -151,7 +151,7 @@ func TestSentences(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{at(0, "wait_for_config", 30), at(1, "serve", 31)}, Waits: []Wait{{Key: "/config", Rank: 0, Age: 9 * time.Second}}},
 			"Rank 0 waits for the key /config of the store for 9 s, in wait_for_config (train.py:30); nobody has set it.",
 		},
-		"nobody": {Job{}, "No rank of this job was found."},
+		"nobody": {Job{}, "No rank of this job was found, and nobody waits in its store."},
 	} {
 		v := Judge(c.job)
 		if v.Sentence != c.want {

@@ -1,0 +1,96 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package jobscan
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+const waitingDump = `{"version":"2.10","entries":[{"collective_seq_id":4,"process_group":["0","default_pg"],"profiling_name":"nccl:all_reduce","state":"scheduled"}]}`
+
+// TestAskPipe: an NCCL rank is asked through its pipe, as PyTorch's monitor thread reads it.
+func TestAskPipe(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r := Rank{Rank: 3, PID: os.Getpid(), env: map[string]string{
+		"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": filepath.Join(dir, "pipe_"), "TORCH_FR_DUMP_TEMP_FILE": filepath.Join(dir, "dump_"),
+	}}
+	if d := recorded(t.Context(), r); d != nil {
+		t.Errorf("without a pipe: %+v", d)
+	}
+	pipe := filepath.Join(dir, "pipe_3.pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if d := recorded(t.Context(), r); d != nil { // nobody reads it: it must not wait
+		t.Errorf("without a reader: %+v", d)
+	}
+	f, err := os.OpenFile(pipe, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	written := make(chan error, 1)
+	go func() {
+		if _, failed := io.ReadFull(f, make([]byte, 1)); failed != nil {
+			written <- failed
+			return
+		}
+		written <- os.WriteFile(filepath.Join(dir, "dump_3"), []byte(waitingDump), 0o600)
+	}()
+	d := recorded(t.Context(), r)
+	if d == nil || len(d.Entries) != 1 || d.Entries[0].Seq != 4 || !d.Entries[0].Open {
+		t.Errorf("the dump is %+v", d)
+	}
+	if err := <-written; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAskStore: a job on other hosts is explained by its store and by the debug servers of its ranks.
+func TestAskStore(t *testing.T) {
+	t.Parallel()
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	ctx := t.Context()
+	client, err := tcpstore.Dial(ctx, server.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	for rank, dump := range []string{waitingDump, `{"version":"2.10"}`} {
+		web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost && r.URL.Path == "/handler/dump_nccl_trace_json" {
+				_, _ = io.WriteString(w, dump)
+				return
+			}
+			http.NotFound(w, r)
+		}))
+		defer web.Close()
+		if err = client.Set(ctx, "debug_server/rank"+string(rune('0'+rank)), []byte(web.URL)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen, err := AskStore(ctx, server.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := verdict.Judge(seen); v.Sentence != "Rank 1 has not reached all_reduce number 4 of default_pg; rank 0 waits." {
+		t.Errorf("%s\n%v", v.Sentence, v.Proof)
+	}
+}

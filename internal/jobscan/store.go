@@ -1,0 +1,75 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// maxServers bounds the ranks that are asked over the network.
+const maxServers = 4096
+
+// AskStore looks at a job through its store alone: who waits for which key, and what the ranks tell that run PyTorch's
+// debug server (torch.distributed.debug.start_debug_server).
+func AskStore(ctx context.Context, addr string) (verdict.Job, error) {
+	seen := verdict.Job{Taken: time.Now()}
+	limited, cancel := context.WithTimeout(ctx, launcherTime)
+	defer cancel()
+	client, err := tcpstore.Dial(limited, addr)
+	if err != nil {
+		return seen, err
+	}
+	defer func() { _ = client.Close() }()
+	seen.Waits = storeWaits(ctx, Job{Store: addr})
+	var servers []string
+	for len(servers) < maxServers {
+		key := "debug_server/rank" + strconv.Itoa(len(servers))
+		if there, failed := client.Check(limited, key); failed != nil || !there {
+			break
+		}
+		value, failed := client.Get(limited, key)
+		if failed != nil {
+			break
+		}
+		servers = append(servers, string(value))
+	}
+	seen.Ranks = make([]verdict.Rank, len(servers))
+	var wg sync.WaitGroup
+	for rank, server := range servers {
+		wg.Go(func() { seen.Ranks[rank] = askDebugServer(ctx, rank, server) })
+	}
+	wg.Wait()
+	return seen, nil
+}
+
+// askDebugServer asks the debug server of a rank for its flight recorder.
+func askDebugServer(ctx context.Context, rank int, server string) verdict.Rank {
+	r := verdict.Rank{Rank: rank, State: "S"}
+	if u, err := url.Parse(server); err == nil {
+		r.Host = u.Hostname()
+	}
+	if !strings.HasPrefix(server, "http://") {
+		r.Trouble = fmt.Sprintf("its debug server is %.100q, which is no address", server)
+		return r
+	}
+	for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {
+		if d := askServer(ctx, strings.TrimSuffix(server, "/"), handler); d != nil && (r.Dump == nil || len(d.Entries) > 0) {
+			r.Dump = d
+		}
+	}
+	r.Trouble = "its debug server does not answer"
+	if r.Dump != nil {
+		r.Trouble = fmt.Sprintf("%d operations recorded", len(r.Dump.Entries))
+	}
+	return r
+}
