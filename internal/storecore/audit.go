@@ -11,11 +11,15 @@ const checkedConns = 64
 // audit compares the machine's sums with what they are sums of.
 func (m *Machine) audit() {
 	var in, out, waiting int64
-	waits, users := 0, 0
+	var granted int64
+	waits, users, active := 0, 0, 0
 	for i, c := range m.all {
 		invariants.Check(c.pos == i && !c.closed, "a connection is open and stands at its place")
 		in, out, waiting = in+int64(c.countedIn), out+int64(c.countedOut), waiting+c.waitBytes
 		waits += c.nWaits
+		if granted += int64(c.granted); c.granted > 0 && !c.starved {
+			active++
+		}
 		if c.user {
 			users++
 		}
@@ -27,6 +31,7 @@ func (m *Machine) audit() {
 		}
 	}
 	invariants.Check(m.inBytes == in, "the requests that are not all there are counted")
+	invariants.Check(m.senders.granted == granted && m.senders.active == active, "the room that was granted is counted")
 	invariants.Check(m.outBytes == out, "the replies that are not sent are counted")
 	invariants.Check(m.waitBytes == waiting, "waits, watches and claims are counted")
 	invariants.Check(m.waits == waits && m.users == users, "waits and users are counted")

@@ -16,7 +16,7 @@ import (
 //
 //   - data, half of it: keys, values, queues. A request that does not fit is refused.
 //   - out, a quarter: replies that clients have not read yet. A reply that does not fit waits (crowd.go).
-//   - in, an eighth: requests that are not all there yet. Who sends more is not read from for a while.
+//   - in, an eighth: requests that are not all there yet. Large ones are read in turn (senders.go).
 //   - waits, an eighth: open waits, watches, claims. The client with the most of them is cut.
 //
 // While somebody waits for out or in, those that read or send too slowly are cut: slow is relative, and nobody is slow as
@@ -31,11 +31,12 @@ func divide(memory int64) shares {
 }
 
 const (
-	// readerPause and senderPause are how long a client may make no progress while others wait for its memory; readerRate
-	// and senderRate how many bytes a second it has to take or send when it is given slowStart more.
+	// readerPause and senderPause are how long a client may make no progress while others wait for its memory, and
+	// leastPause what is left of that when they have waited long; readerRate and senderRate how many bytes a second it has
+	// to take or send when it is given slowStart more. All of them are measured by Machine.patience.
 	readerPause = int64(5 * time.Second)
-	leastPause  = int64(time.Second)
 	senderPause = int64(2 * time.Second)
+	leastPause  = int64(time.Second)
 	slowStart   = int64(10 * time.Second)
 	readerRate  = 256 << 10
 	senderRate  = 64 << 10
@@ -70,25 +71,19 @@ func (m *Machine) settle(c *Conn) {
 func (m *Machine) slowReader(c *Conn) bool {
 	owed := int64(len(c.out) - c.sent)
 	pause := readerPause
-	if len(m.crowd.replies) > 0 { // the longer others wait, the less
-		pause = max(pause-(m.now-m.crowd.since), leastPause)
+	if !m.crowd.empty() { // the longer others wait, the less
+		pause = max(pause-(m.patience-m.crowd.since), leastPause)
 	}
-	return owed > 0 && (m.now-c.outMoved > pause || m.now-c.outSince > slowStart+owed*int64(time.Second)/readerRate)
-}
-
-// slowSender reports whether c leaves a request unfinished that it could send.
-func (m *Machine) slowSender(c *Conn) bool {
-	have := int64(len(c.in))
-	return have > 0 && !c.Paused() && (m.now-c.inMoved > senderPause || m.now-c.inSince > slowStart+have*int64(time.Second)/senderRate)
+	return owed > 0 && (m.patience-c.outMoved > pause || m.patience-c.outSince > slowStart+owed*int64(time.Second)/readerRate)
 }
 
 // relieve cuts those that are too slow while others wait for memory. It returns whether it looked: it does so only now
 // and then.
 func (m *Machine) relieve() bool {
-	if m.now < m.reliefAt {
+	if m.patience < m.reliefAt {
 		return false
 	}
-	m.reliefAt = m.now + reliefPause
+	m.reliefAt = m.patience + reliefPause
 	for i := len(m.all) - 1; i >= 0; i-- { // a connection that is cut is replaced by the last one
 		m.work++
 		switch c := m.all[i]; {
@@ -145,7 +140,7 @@ func (m *Machine) enforce(n int) {
 // blame weighs bytes by how long nothing has moved, and to a lesser part by how long they have been there: who is being
 // served holds much for a short time, and a client that moves one byte now and then is not served.
 func (m *Machine) blame(bytes int, since, moved int64) float64 {
-	return float64(bytes) * (1 + float64(m.now-moved) + float64(m.now-since)/16)
+	return float64(bytes) * (1 + float64(m.patience-moved) + float64(m.patience-since)/16)
 }
 
 // roomToWait makes room for a wait, watch or claim of c. When there is none the client that has the most of them is cut,
@@ -182,19 +177,4 @@ func grow(b []byte, n int) []byte {
 		need = max(need, cap(b)+cap(b)/4)
 	}
 	return append(make([]byte, 0, need), b...)
-}
-
-// Halves reports whether connections hold unfinished requests: the driver calls Expire now and then.
-func (m *Machine) Halves() bool { return m.inBytes > 0 }
-
-// Expire cuts clients that left a request unfinished for longer than limit.
-func (m *Machine) Expire(limit time.Duration) {
-	for i := len(m.all) - 1; i >= 0; i-- {
-		m.work++
-		if c := m.all[i]; len(c.in) > 0 && !c.Paused() && m.now-c.inMoved > int64(limit) {
-			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted, "the client left a request unfinished for %v: %d bytes of it are here",
-				limit, len(c.in)))
-		}
-		i = min(i, len(m.all))
-	}
 }

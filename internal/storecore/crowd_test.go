@@ -58,7 +58,7 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 			t.Fatalf("client %d is still paused", i)
 		}
 	}
-	if b.m.Crowded() || b.m.outBytes > 1<<20 || len(b.m.crowd.replies) != 0 {
+	if b.m.Crowded() || b.m.outBytes > 1<<20 || b.m.crowd.len() != 0 {
 		t.Errorf("crowded: %v, %d bytes of buffers at the end", b.m.Crowded(), b.m.outBytes)
 	}
 	if served := b.m.ops[wire.Get]; gets >= served || served != n {
@@ -82,15 +82,15 @@ func TestCrowdOutlivesSilentReaders(t *testing.T) {
 	}
 	reads := silent[0] // a slow one, but it reads
 	for s := range 2 {
-		b.m.Tick(int64(s+1) * int64(time.Second))
+		b.pass(time.Second)
 		b.m.Sent(reads, 1000)
 		b.turn()
 		if b.m.cuts != 0 {
 			t.Fatalf("%d were cut after %d s", b.m.cuts, s+1)
 		}
 	}
-	b.m.Tick(int64(4 * time.Second))
 	b.m.Sent(reads, 1000)
+	b.pass(900 * time.Millisecond)
 	b.turn()
 	for i, c := range silent {
 		if want := i != 0; (c.Cut() != nil) != want {
@@ -113,8 +113,8 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 		for _, c := range b.ask(3, get) {
 			b.m.Close(c)
 		}
-		if len(b.m.crowd.replies) > 8 {
-			t.Fatalf("%d are remembered", len(b.m.crowd.replies))
+		if b.m.crowd.len() > 8 {
+			t.Fatalf("%d are remembered", b.m.crowd.len())
 		}
 	}
 	last := b.ask(2, get)
@@ -123,8 +123,8 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 		b.m.Sent(c, len(c.Pending()))
 	}
 	b.turn()
-	if len(last[1].Pending()) == 0 || b.m.Crowded() || b.m.crowd.gone != 0 {
-		t.Errorf("%d bytes for the last, crowd %d, %d left", len(last[1].Pending()), len(b.m.crowd.replies), b.m.crowd.gone)
+	if len(last[1].Pending()) == 0 || b.m.Crowded() {
+		t.Errorf("%d bytes for the last, crowd %d", len(last[1].Pending()), b.m.crowd.len())
 	}
 }
 

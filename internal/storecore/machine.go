@@ -5,6 +5,7 @@ package storecore
 
 import (
 	"bytes"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/invariants"
@@ -46,6 +47,7 @@ type Machine struct {
 	limits   Limits
 	shares   shares
 	now      int64
+	patience int64  // time as far as it counts for clients that are slow, see Tick
 	work     uint64 // see turn.go
 	heavy    uint64 // work of large requests in this turn
 	table    *table
@@ -63,7 +65,8 @@ type Machine struct {
 	dirty     []*Conn
 	lastDirty []*Conn // the other of two buffers: one is walked while the next is filled
 	later     []*Conn // those whose turn was over before their requests were, see turn.go
-	crowd     crowd   // those that wait for room, see crowd.go
+	crowd     line    // those that wait for room for a reply, see crowd.go
+	senders   senders // those that have or wait for room for a request, see senders.go
 	reliefAt  int64   // when to look for slow clients next
 
 	identity Identity
@@ -105,7 +108,7 @@ type Conn struct {
 	dirty   bool
 	paused  bool // it has to read first
 	crowded bool // its next request waits for room for the reply; see crowd.go
-	starved bool // it is not read from, because requests of all take too much; see crowd.go
+	starved bool // it is not read from until there is room for its request; see senders.go
 	yielded bool // its turn was over before its requests were; see turn.go
 	greeted bool // VALIDATE was seen
 	user    bool // it has used the store, see identity.go
@@ -122,10 +125,14 @@ type Conn struct {
 	in         []byte
 	inSince    int64 // when the unfinished request began
 	inMoved    int64 // when more of it came last
+	looks      int   // how often Expire has found it where it was
 	parsed     wire.Progress
+	frame      int // native: bytes of the frame that is not all there
 	skip       int // bytes of a refused native frame that are still to come
 	countedIn  int // bytes of in and out in the machine's sums
 	countedOut int
+	granted    int // bytes that the unfinished request may take, see senders.go
+	wants      int // when starved: bytes that it needs
 
 	inCrowd bool    // waits for room for a reply, see crowd.go
 	needs   int     // when crowded: bytes of the reply
@@ -139,8 +146,17 @@ type Conn struct {
 	claims    []string // names it holds
 }
 
+// attention is how often a driver looks at the machine, at least, while clients wait for room.
+const attention = int64(100 * time.Millisecond)
+
 // Tick begins a turn and tells the machine the time, in nanoseconds of the driver's choice.
-func (m *Machine) Tick(now int64) { m.now, m.heavy = now, 0 }
+//
+// A turn counts for at most as long as a driver sleeps while somebody waits. If more time has passed, the process that serves
+// got none of it, and what clients sent and read meanwhile is not known yet: it is not held against them.
+func (m *Machine) Tick(now int64) {
+	m.patience += min(now-m.now, attention)
+	m.now, m.heavy = now, 0
+}
 
 // Open adds a connection.
 func (m *Machine) Open(peer string, owner any) *Conn {
@@ -164,6 +180,7 @@ func (m *Machine) Close(c *Conn) {
 	c.in, c.out, c.sent = nil, nil, 0
 	m.settle(c)
 	m.leaveCrowd(c)
+	m.leaveSenders(c)
 	last := m.all[len(m.all)-1]
 	m.all[c.pos], last.pos = last, c.pos
 	m.all[len(m.all)-1] = nil
@@ -204,7 +221,7 @@ func (m *Machine) Sent(c *Conn, n int) {
 		return
 	}
 	c.sent += n
-	c.outMoved = m.now
+	c.outMoved = m.patience
 	if c.sent == len(c.out) {
 		c.sent, c.owed = 0, 0
 		if cap(c.out) > keepBuffer || m.outBytes > m.shares.out/4 {
@@ -219,7 +236,7 @@ func (m *Machine) Sent(c *Conn, n int) {
 			c.sent = 0
 		}
 		if c.owed -= n; c.owed <= 0 {
-			c.owed, c.outSince = len(c.out)-c.sent, m.now
+			c.owed, c.outSince = len(c.out)-c.sent, m.patience
 		}
 	}
 	if c.paused && len(c.out)-c.sent <= m.high()/2 {
@@ -243,23 +260,22 @@ func (m *Machine) Receive(c *Conn, data []byte) {
 	if c.closed {
 		return
 	}
-	begins := len(c.in) <= keepBuffer
 	if len(c.in) == 0 {
 		if used := m.consume(c, data); used < len(data) && !c.closed {
-			c.inSince, c.inMoved = m.now, m.now
+			c.inSince, c.inMoved, c.looks = m.patience, m.patience, 0
 			if !m.keep(c, data[used:]) {
 				return
 			}
 		}
 	} else {
 		if len(data) > 0 {
-			c.inMoved = m.now
+			c.inMoved, c.looks = m.patience, 0
 			if !m.keep(c, data) {
 				return
 			}
 		}
 		if used := m.consume(c, c.in); used > 0 && !c.closed {
-			c.inSince = m.now
+			c.inSince = m.patience
 			m.copied(len(c.in) - used)
 			c.in = c.in[:copy(c.in, c.in[used:])]
 			if len(c.in) == 0 && cap(c.in) > keepBuffer {
@@ -269,13 +285,7 @@ func (m *Machine) Receive(c *Conn, data []byte) {
 	}
 	if !c.closed && (c.countedIn != 0 || len(c.in) != 0 || len(c.out) != 0) {
 		m.settle(c)
-		if len(c.in) == 0 {
-			if m.crowd.leader == c {
-				m.crowd.leader = nil
-			}
-		} else if begins && !c.Paused() {
-			m.starve(c)
-		}
+		m.seekRoom(c)
 	}
 }
 
@@ -362,8 +372,10 @@ func (m *Machine) frame(c *Conn, b []byte) int {
 		return wire.FrameHeader
 	}
 	if len(b) < size {
+		c.frame = size
 		return 0
 	}
+	c.frame = 0
 	r := &m.request
 	if err := wire.ParseFrameRequest(b[:size], &m.limits.Limits, r); err != nil {
 		m.refuseRequest(c, id, err)

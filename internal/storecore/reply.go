@@ -11,7 +11,7 @@ import (
 // begin starts a reply and end completes it: a frame in the native dialect, nothing in the others.
 func (m *Machine) begin(c *Conn, id uint32) int {
 	if len(c.out) == c.sent {
-		c.owed, c.outSince, c.outMoved = 0, m.now, m.now
+		c.owed, c.outSince, c.outMoved = 0, m.patience, m.patience
 	}
 	start := len(c.out)
 	if c.dialect == wire.Native {

@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// halfLimit is how long a client may leave a request unfinished, and halfCheck how often that is looked at. Where memory
-	// is short it has seconds, see internal/storecore.
-	halfLimit = 10 * time.Minute
+	// halfCheck is how often requests that are not all there are looked at, and halfLooks how often one may be found where it
+	// was: a client has ten minutes. Where memory is short it has seconds, see internal/storecore.
 	halfCheck = 30 * time.Second
+	halfLooks = 20
 	// retryPause is how often what waits for memory or descriptors is tried again when nothing else happens.
 	retryPause = 100 * time.Millisecond
 )

@@ -53,8 +53,9 @@ func TestServerCrowd(t *testing.T) {
 			write(t, c, wire.AppendPing(nil, wire.V, 1))
 			read(t, c, 4)
 		}
-		if st := s.Stats(); st.Cut != 0 || st.Memory > 16<<20 {
-			t.Errorf("%d were cut, %d bytes are held", st.Cut, st.Memory)
+		eventually(t, "the buffers are given back", func() bool { return s.Stats().Memory <= 16<<20 }) // clients may know before the server does
+		if cut := s.Stats().Cut; cut != 0 {
+			t.Errorf("%d were cut", cut)
 		}
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,6 +99,16 @@ func attacks() []attack {
 	}
 }
 
+// attackerDialer dials from another address than honest clients have, where that is possible: attackers are on other
+// machines.
+func attackerDialer() *net.Dialer {
+	d := &net.Dialer{}
+	if runtime.GOOS == "linux" {
+		d.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}
+	}
+	return d
+}
+
 // each dials again and again, a little apart, and lets fn use the connection.
 func each(ctx context.Context, addr string, workers int, pause time.Duration, fn func(c net.Conn, r *rand.Rand)) {
 	var all sync.WaitGroup
@@ -105,7 +116,7 @@ func each(ctx context.Context, addr string, workers int, pause time.Duration, fn
 		all.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(i), 7))
 			for ctx.Err() == nil {
-				c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+				c, err := attackerDialer().DialContext(ctx, "tcp", addr)
 				if err != nil {
 					continue
 				}

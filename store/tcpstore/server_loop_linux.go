@@ -152,7 +152,7 @@ func (d *loop) run() {
 		}
 		if d.now >= d.expireAt {
 			d.expireAt = d.now + int64(halfCheck)
-			d.core.machine.Expire(halfLimit)
+			d.core.machine.Expire(halfLooks)
 			d.flush()
 		}
 		if d.acceptAt != 0 && d.now >= d.acceptAt {

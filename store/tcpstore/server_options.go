@@ -26,9 +26,9 @@ type Limits struct {
 	Conns int
 	// Memory bounds all that clients can make the server hold, in bytes: one half of it keys, values and queues; a quarter
 	// replies that were not read yet; an eighth requests that are not all there yet; an eighth waits, watches and claims. A
-	// request that finds the half full is refused. Replies and requests that find their part full wait until others have
-	// read or sent theirs, and as long as some wait, those that make no progress for seconds are cut. Of waits, the client
-	// that has the most gives way. Default 4 GiB.
+	// request that finds the half full is refused. Replies and requests over 4 KiB that find their part full wait until others
+	// have read or sent theirs, where hosts take turns; as long as some wait, those that make no progress for seconds are cut.
+	// Of waits, the client that has the most gives way. Default 4 GiB.
 	Memory int64
 	// Output is how many bytes may wait for one client to read them. Default 256 MiB.
 	Output int

@@ -4,6 +4,7 @@
 package tcpstore
 
 import (
+	"cmp"
 	"errors"
 	"net"
 	"sync"
@@ -122,7 +123,7 @@ func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
 	}
 	if now >= d.mu.expireAt {
 		d.mu.expireAt = now + int64(halfCheck)
-		d.core.machine.Expire(halfLimit)
+		d.core.machine.Expire(halfLooks)
 	}
 	for _, state := range d.core.machine.Dirty() {
 		c, is := state.Owner.(*goConn)
@@ -154,12 +155,14 @@ func (d *goDriver) read(c *goConn) {
 	defer d.joined.Done()
 	defer d.remove(c)
 	buf := make([]byte, goReadSize)
+	size := goReadSize
 	for {
 		moment.At("tcpstore.server.read")
-		n, err := c.Read(buf)
+		n, err := c.Read(buf[:size])
 		if n > 0 {
 			events, paused := d.step(func() bool {
 				d.core.machine.Receive(c.state, buf[:n])
+				size = cmp.Or(d.core.machine.ReadSize(c.state), goReadSize)
 				return c.state.Paused()
 			})
 			d.core.emit(events)

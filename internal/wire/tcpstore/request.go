@@ -70,11 +70,16 @@ func (l *List) Size() int { return len(l.raw) }
 // at once and not again from its start with every piece. Its zero value is the start of a request.
 type Progress struct {
 	at   int  // offset of the next unread field; 0: nothing read
+	need int  // bytes that the request has at least
 	left int  // fields of a list that follow
 	even bool // the next field of a MULTI_SET is a value
 	list bool // inside a list
 	step uint8
 }
+
+// Need returns how many bytes an incomplete request has at least, as far as it was read: those of the string that is being
+// received, and of the lengths of those that follow in its list.
+func (p *Progress) Need() int { return p.need }
 
 // field kinds of a request's layout
 type field uint8
@@ -279,6 +284,7 @@ func (p *Progress) field(op Op, f field, b []byte, limits *Limits) (done bool, e
 
 func (p *Progress) fixed(b []byte, n int) bool {
 	if len(b)-p.at < n {
+		p.need = p.at + n
 		return false
 	}
 	p.at += n
@@ -287,7 +293,9 @@ func (p *Progress) fixed(b []byte, n int) bool {
 
 // string checks the length of the string at p.at as soon as it is there, and moves behind the string once it is whole.
 func (p *Progress) string(op Op, what string, b []byte, limit int, limits *Limits) (bool, error) {
+	following := 8 * max(p.left-1, 0)
 	if len(b)-p.at < 8 {
+		p.need = p.at + 8 + following
 		return false, nil
 	}
 	n := u64(b[p.at:])
@@ -299,6 +307,7 @@ func (p *Progress) string(op Op, what string, b []byte, limit int, limits *Limit
 		return false, tooLarge(op, "request", uint64(end), limits.Request) //nolint:gosec // not negative
 	}
 	if len(b) < end {
+		p.need = end + following
 		return false, nil
 	}
 	p.at = end

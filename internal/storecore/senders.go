@@ -1,0 +1,166 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+// A request is applied when all of it is there, so until then it takes memory. Small beginnings are always taken. A request
+// that is going to be larger than keepBuffer is granted its room as soon as it is known how large it is, before it is read;
+// where there is none it is not read from, and waits in the socket until others have sent theirs. So everybody that sends is
+// served, however many they are, and who waits is not cut. As long as some wait, those that have room and do not send give
+// way.
+//
+// The room is three quarters of the share of requests; the rest is for beginnings, which are read before anything is known of
+// them. One client may always go on, also with a request that is larger than that, or one such as MULTI_SET that turns out
+// to be.
+type senders struct {
+	line // those that are not read from
+
+	granted int64 // bytes
+	active  int   // how many have room and are read from
+}
+
+// ReadSize is how many bytes should be read from c at a time, or 0 when it does not matter: as long as there is no room
+// for the beginnings of large requests, they are looked at in small pieces.
+func (m *Machine) ReadSize(c *Conn) int {
+	if m.inBytes <= m.shares.in/4 || c.granted > 0 {
+		return 0
+	}
+	return keepBuffer
+}
+
+// keep puts data behind what c has sent before. It returns false when c was cut.
+func (m *Machine) keep(c *Conn, data []byte) bool {
+	if need := len(c.in) + len(data); need > cap(c.in) {
+		before := cap(c.in)
+		room := min(2*before, c.granted) // copies are few, and no more is taken than was granted
+		m.enforce(max(need, room))       // both are there for a moment
+		if c.closed {
+			return false
+		}
+		m.copied(len(c.in))
+		c.in = append(make([]byte, 0, max(need, room)), c.in...)
+		m.inBytes += int64(cap(c.in) - before)
+		c.countedIn += cap(c.in) - before
+	}
+	c.in = append(c.in, data...)
+	m.copied(len(data))
+	return true
+}
+
+// seekRoom makes sure that there is room for the request that c has begun, or has it wait.
+func (m *Machine) seekRoom(c *Conn) {
+	if c.Paused() {
+		return // it is not read from anyway
+	}
+	need := 0
+	if len(c.in) > 0 {
+		if need = c.parsed.Need(); c.dialect == wire.Native {
+			need = c.frame
+		}
+		need = max(need, len(c.in))
+	}
+	switch {
+	case need <= keepBuffer:
+		m.grant(c, 0)
+	case need <= c.granted:
+		m.grant(c, need)
+	case c.granted > 0: // it turns out to be larger, and goes before those that hold nothing yet
+		if m.requestFits(c, need) || m.senders.active == 1 {
+			m.grant(c, need)
+		} else {
+			m.senders.active--
+			m.starve(c, need)
+		}
+	case m.senders.empty() && (m.requestFits(c, need) || m.senders.active == 0):
+		m.grant(c, need)
+	default:
+		m.starve(c, need)
+	}
+}
+
+func (m *Machine) starve(c *Conn, need int) {
+	c.starved, c.wants = true, need
+	m.senders.push(c, c.granted > 0, m.patience)
+}
+
+// requestFits reports whether there is room for a request of c that takes need bytes.
+func (m *Machine) requestFits(c *Conn, need int) bool {
+	return m.senders.granted+int64(need-c.granted) <= m.shares.in-m.shares.in/4
+}
+
+// grant gives c, which is read from, room for n bytes.
+func (m *Machine) grant(c *Conn, n int) {
+	m.senders.granted += int64(n - c.granted)
+	if had, has := c.granted > 0, n > 0; has && !had {
+		m.senders.active++
+	} else if had && !has {
+		m.senders.active--
+	}
+	c.granted = n
+}
+
+// admitSenders lets those go on that there is room for.
+func (m *Machine) admitSenders() {
+	for c := m.senders.first(); c != nil; c = m.senders.first() {
+		if m.senders.active > 0 && !m.requestFits(c, c.wants) {
+			if !m.relieve() {
+				return
+			}
+			continue // some may have been cut
+		}
+		m.senders.pop()
+		if c.starved = false; c.granted > 0 {
+			m.senders.active++
+		}
+		m.grant(c, c.wants)
+		c.inMoved, c.inSince = m.patience, m.patience
+		m.touch(c) // it may be read from again
+	}
+}
+
+// leaveSenders forgets a client that is closed.
+func (m *Machine) leaveSenders(c *Conn) {
+	if c.starved {
+		c.starved = false
+		if c.granted > 0 {
+			m.senders.active++ // grant takes it off again
+		}
+		m.work += uint64(m.senders.left(c)) //nolint:gosec // not negative
+	}
+	m.grant(c, 0)
+}
+
+// slowSender reports whether c has room for a request and does not send it. Who holds no more than a small beginning is
+// never slow.
+func (m *Machine) slowSender(c *Conn) bool {
+	pause := senderPause
+	if !m.senders.empty() { // the longer others wait, the less
+		pause = max(pause-(m.patience-m.senders.since), leastPause)
+	}
+	have := int64(len(c.in))
+	return c.granted > 0 && !c.Paused() &&
+		(m.patience-c.inMoved > pause || m.patience-c.inSince > slowStart+have*int64(time.Second)/senderRate)
+}
+
+// Halves reports whether connections hold unfinished requests: the driver calls Expire now and then.
+func (m *Machine) Halves() bool { return m.inBytes > 0 }
+
+// Expire looks at all unfinished requests and cuts clients whose request was where it is at each of the last looks before.
+func (m *Machine) Expire(looks int) {
+	for i := len(m.all) - 1; i >= 0; i-- {
+		m.work++
+		if c := m.all[i]; len(c.in) > 0 && !c.Paused() {
+			if c.looks++; c.looks > looks {
+				m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted, "the client left a request unfinished for too long: %d bytes of it are here", len(c.in)))
+			}
+		}
+		i = min(i, len(m.all))
+	}
+}
