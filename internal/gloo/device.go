@@ -34,6 +34,7 @@ type device struct {
 	wanted   chan *pair // lazy pairs that are used for the first time
 	ended    chan struct{}
 	end      context.CancelFunc
+	failing  sync.Once
 	wg       sync.WaitGroup
 }
 
@@ -125,24 +126,24 @@ func (d *device) finish() {
 	dirty.push()
 }
 
+// fail ends all ops and connections. Another call waits for the first: nothing ends a connection before its last word.
 func (d *device) fail(err error) {
-	d.mu.Lock()
-	d.machine.Fail(err)
-	d.finish()
-	notice := noticeOf(err)
-	var wg sync.WaitGroup
-	for _, p := range d.pairs {
-		if p != nil {
-			wg.Go(func() {
-				p.say(&notice, err)
-				p.kill(err)
-			})
+	d.failing.Do(func() {
+		d.mu.Lock()
+		d.machine.Fail(err)
+		d.finish()
+		notice := noticeOf(err)
+		var wg sync.WaitGroup
+		for _, p := range d.pairs {
+			if p != nil {
+				wg.Go(func() { p.giveUp(&notice, err) })
+			}
 		}
-	}
-	wg.Wait()
-	if d.listener != nil {
-		d.listener.stop()
-	}
+		wg.Wait()
+		if d.listener != nil {
+			d.listener.stop()
+		}
+	})
 }
 
 func (d *device) err() error {

@@ -39,7 +39,7 @@ func (d *device) connectWanted(life context.Context) {
 				ctx, cancel := context.WithTimeout(life, d.cfg.Timeout)
 				defer cancel()
 				if err := p.connectNow(ctx); err != nil {
-					p.giveUp(err)
+					p.notConnected(err)
 				}
 			})
 		case <-life.Done():
@@ -48,8 +48,8 @@ func (d *device) connectWanted(life context.Context) {
 	}
 }
 
-// giveUp ends a pair that could not be connected.
-func (p *pair) giveUp(err error) {
+// notConnected ends a pair that could not be connected.
+func (p *pair) notConnected(err error) {
 	e := dist.Wrap("gloo: connect", dist.Unavailable, err)
 	e.Rank, e.Peer = dist.Rank(p.peer), p.where()
 	p.d.mu.Lock()

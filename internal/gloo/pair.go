@@ -76,8 +76,8 @@ func (p *pair) attach(conn net.Conn) {
 		conn = p.d.cfg.Wrap(p.peer, conn)
 	}
 	var raw syscall.RawConn
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		raw, _ = tcp.SyscallConn()
+	if c, ok := conn.(syscall.Conn); ok {
+		raw, _ = c.SyscallConn()
 	}
 	p.d.mu.Lock()
 	if p.conn != nil || p.dead || p.d.closing || p.d.machine.Err() != nil {
@@ -162,6 +162,7 @@ func (p *pair) readLoop() {
 			_ = p.lose(err)
 			return
 		}
+		p.in.inside = false
 	}
 }
 
@@ -203,83 +204,26 @@ func (p *pair) readFrame() error {
 	return nil
 }
 
-// readNotice reads what a Go rank says before it ends the connection.
-func (p *pair) readNotice(f wire.Frame, native bool) error {
-	if !native {
-		return dist.New("gloo: read frame", dist.Protocol, "a notice of a rank that is no Go rank")
-	}
-	text := make([]byte, f.Length)
-	if err := p.in.payload(text); err != nil {
-		return err
-	}
-	n := wire.ParseNotice(f, text, p.d.cfg.Size)
-	p.d.mu.Lock()
-	p.left = true
-	p.d.mu.Unlock()
-	moment.At("gloo.pair.notice")
-	p.d.watch.heard(p, &n)
-	return nil
-}
-
-// say tells a Go rank something before its connection ends because of err, behind the frames that are being written.
-func (p *pair) say(n *wire.Notice, err error) {
-	p.d.mu.Lock()
-	if !p.native || p.conn == nil || p.dead || p.mute != nil {
-		p.d.mu.Unlock()
-		return
-	}
-	conn := p.conn
-	p.dropQueue(err)
-	if p.writing {
-		flushed := make(chan struct{})
-		p.flushed = flushed
-		p.d.mu.Unlock()
-		moment.At("gloo.pair.say.wait")
-		_ = conn.SetWriteDeadline(time.Now().Add(sayLimit))
-		select {
-		case <-flushed:
-		case <-p.stop:
-		}
-		p.d.mu.Lock()
-		if p.writing || p.dead || p.mute != nil {
-			p.d.mu.Unlock()
-			return
-		}
-	}
-	p.writing = true
-	p.d.mu.Unlock()
-	moment.At("gloo.pair.say")
-	f, text := n.Frame()
-	message := make([]byte, wire.HeaderSize, wire.HeaderSize+len(text))
-	f.Put(message)
-	_ = conn.SetWriteDeadline(time.Now().Add(sayLimit))
-	_, _ = conn.Write(append(message, text...))
-	p.d.mu.Lock()
-	p.writing = false
-	p.d.mu.Unlock()
-}
-
-// sayLimit bounds the writing of a notice. The socket nearly always takes it at once, but on a busy machine the time may pass
-// before the write begins, and a rank that says nothing is taken for dead.
-const sayLimit = 200 * time.Millisecond
-
 // lose ends the pair because its connection ended or cannot be followed any further, and returns the error that the
 // pair's ops get.
 func (p *pair) lose(cause error) error {
 	d := p.d
 	code, detail := dist.PeerLost, ""
+	fin := errors.Is(cause, io.EOF) || errors.Is(cause, io.ErrUnexpectedEOF)
 	switch c := dist.CodeOf(cause); {
 	case c == dist.Protocol || c == dist.Exhausted:
 		code = c
-	case errors.Is(cause, io.EOF) || errors.Is(cause, io.ErrUnexpectedEOF):
+	case fin:
 		detail = "the peer closed the connection"
 	case errors.Is(cause, syscall.ECONNRESET) || errors.Is(cause, syscall.EPIPE):
 		detail = "the peer reset the connection"
 	}
-	boundary := p.in.start == p.in.end && !errors.Is(cause, io.ErrUnexpectedEOF)
 	now, age := d.watch.look(p.conn)
+	if !fin {
+		age = 0 // the kernel does not tell when a reset came
+	}
 	d.mu.Lock()
-	certain, left := p.native && boundary, p.left
+	certain, left := p.native && !p.in.inside, p.left
 	d.mu.Unlock()
 	switch {
 	case code != dist.PeerLost:

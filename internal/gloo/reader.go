@@ -22,6 +22,7 @@ type reader struct {
 	moved      *atomic.Uint64 // counts what arrives
 	buf        []byte
 	start, end int
+	inside     bool // of a frame: its end has not been read
 }
 
 func (r *reader) init(src io.Reader, moved *atomic.Uint64) {
@@ -31,6 +32,7 @@ func (r *reader) init(src io.Reader, moved *atomic.Uint64) {
 // header returns the next frame's header.
 func (r *reader) header() (wire.Frame, error) {
 	for r.end-r.start < wire.HeaderSize {
+		r.inside = r.end > r.start
 		if err := r.fill(); err != nil {
 			if err == io.EOF && r.end > r.start { //nolint:errorlint // io.Reader returns it unwrapped
 				err = io.ErrUnexpectedEOF
@@ -38,6 +40,7 @@ func (r *reader) header() (wire.Frame, error) {
 			return wire.Frame{}, err
 		}
 	}
+	r.inside = true
 	f, err := wire.ParseFrame(r.buf[r.start:r.end])
 	r.start += wire.HeaderSize
 	return f, err

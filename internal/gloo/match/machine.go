@@ -330,6 +330,9 @@ func (m *Machine) Cancel(op *link.Op) bool {
 // completes after reading it; nil means that the payload is to be read and dropped. After an error the stream cannot be
 // followed any further: the driver must report the peer as lost.
 func (m *Machine) Frame(peer int, f wire.Frame) (*link.Op, error) {
+	if m.failed != nil {
+		return nil, nil //nolint:nilerr // the peer does not know yet: what it sends now is no mistake
+	}
 	switch f.Opcode {
 	case wire.RecvReady:
 		return nil, m.onRoom(peer, f)

@@ -385,6 +385,24 @@ func TestProtocolErrors(t *testing.T) {
 	}
 }
 
+// TestFramesAfterFailure: a peer that has not heard of the failure goes on as before, which is no mistake of it.
+func TestFramesAfterFailure(t *testing.T) {
+	m := New(0, 2)
+	op := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 4)}
+	op.Begin()
+	m.Recv(op)
+	m.Fail(errors.New("failed"))
+	m.Effects = m.Effects[:0]
+	for _, code := range []wire.Opcode{wire.SendReady, wire.Data, wire.RecvReady} {
+		if got, err := m.Frame(1, wire.Frame{Opcode: code, Slot: 1, Length: 4}); got != nil || err != nil {
+			t.Errorf("opcode %d: op %v, %v", code, got, err)
+		}
+	}
+	if len(m.Effects) != 0 || !m.Idle() {
+		t.Errorf("a failed machine keeps or does something: %v", m.Effects)
+	}
+}
+
 func TestNoticesAreBounded(t *testing.T) {
 	m := New(0, 2)
 	var err error
