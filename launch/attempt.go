@@ -185,6 +185,7 @@ func (a *attempt) spawn(w *worker) error {
 	if err != nil {
 		return err
 	}
+	role, _ := c.roleOf(w.local)
 	in := a.job.screen.In
 	if in == nil || c.Workers > 1 {
 		if in, err = os.Open(os.DevNull); err != nil {
@@ -200,7 +201,7 @@ func (a *attempt) spawn(w *worker) error {
 		w.out = nil
 		return err
 	}
-	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), keeper.Command{Args: c.command(w.local), Set: set}, [3]*os.File{in, w.out.theirs, w.err.theirs})
+	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), keeper.Command{Args: c.command(w.local), Set: set, Dir: role.Dir}, [3]*os.File{in, w.out.theirs, w.err.theirs})
 	if err != nil {
 		w.out.abandon()
 		w.err.abandon()

@@ -72,6 +72,9 @@ type Config struct {
 	// Python is the interpreter; default: PYTHON_EXEC, or python3 of the PATH.
 	Python string
 
+	// Roles are several programs with their workers, in place of Program, How, Python, Workers and Role; on one node.
+	Roles []Role
+
 	// Workers is the number of workers on this node.
 	Workers int
 	// MaxRestarts is how often the job is restarted after a failure.
@@ -141,13 +144,13 @@ type Config struct {
 
 // withDefaults returns the configuration with its defaults, or says what is wrong.
 func (c Config) withDefaults() (Config, error) {
-	if len(c.Program) == 0 || c.Program[0] == "" {
+	if len(c.Roles) == 0 && (len(c.Program) == 0 || c.Program[0] == "") {
 		return c, errors.New("launch: no program to run")
 	}
 	if len(c.Keeper) == 0 {
 		return c, errors.New("launch: Config.Keeper is not set")
 	}
-	if c.Workers <= 0 {
+	if c.Workers <= 0 && len(c.Roles) == 0 {
 		return c, fmt.Errorf("launch: %d workers; there must be at least one", c.Workers)
 	}
 	if c.MaxRestarts < 0 {
@@ -156,20 +159,22 @@ func (c Config) withDefaults() (Config, error) {
 	if strings.ContainsAny(c.RunID, "/\x00\n") {
 		return c, fmt.Errorf("launch: the job's id %q is used in file names and must not hold a slash or a line end", c.RunID)
 	}
+	setDefault(&c.MinNodes, 1)
+	setDefault(&c.MaxNodes, c.MinNodes)
+	if err := takeRoles(&c); err != nil {
+		return c, err
+	}
 	for _, r := range c.ShowRanks {
 		if r < 0 || r >= c.Workers {
 			return c, fmt.Errorf("launch: there is no local rank %d to show: this node has %d workers", r, c.Workers)
 		}
 	}
-	setDefault(&c.MinNodes, 1)
-	setDefault(&c.MaxNodes, c.MinNodes)
 	if err := c.checkNodes(); err != nil {
 		return c, err
 	}
 	if c.MaxNodes > 1 {
 		setDefault(&c.RunID, "none") // torchrun's default, the same on all nodes
 	}
-	setDefault(&c.Role, "default")
 	setDefault(&c.JoinTimeout, 10*time.Minute)
 	setDefault(&c.LastCall, 30*time.Second)
 	setDefault(&c.Silence, 5*time.Second)
@@ -179,12 +184,6 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.Interrupt, 2*time.Second)
 	setDefault(&c.SignalNames, "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
 	setDefault(&c.Prefix, "[${role_name}${local_rank}]:")
-	if c.How == Auto {
-		c.How = howToRun(c.Program[0])
-	}
-	if c.How == Script || c.How == Module {
-		setDefault(&c.Python, defaultPython())
-	}
 	return c, nil
 }
 
@@ -224,14 +223,15 @@ func defaultPython() string {
 // command returns the command line of a worker.
 func (c Config) command(local int) []string {
 	var args []string
-	switch c.How {
+	role, _ := c.roleOf(local)
+	switch role.How {
 	case Script:
-		args = []string{c.Python, "-u"}
+		args = []string{role.Python, "-u"}
 	case Module:
-		args = []string{c.Python, "-u", "-m"}
+		args = []string{role.Python, "-u", "-m"}
 	case Auto, Executable:
 	}
-	for _, a := range c.Program {
+	for _, a := range role.Program {
 		args = append(args, substitute(a, map[string]string{"local_rank": strconv.Itoa(local)}))
 	}
 	return args

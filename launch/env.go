@@ -34,9 +34,21 @@ func (p place) rank(local int) int { return p.base + local }
 func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
 	localRank := strconv.Itoa(local)
 	var set []string
-	add := func(name, value string) { set = append(set, name+"="+value) }
+	role, number := c.roleOf(local)
+	given := map[string]bool{}
+	for _, v := range role.Env {
+		name, _, _ := strings.Cut(v, "=")
+		given[name] = true
+	}
+	var clash error
+	add := func(name, value string) {
+		set = append(set, name+"="+value)
+		if given[name] {
+			clash = fmt.Errorf("launch: role %s sets %s, which is the launcher's to set", role.Name, name)
+		}
+	}
 	unlessSet := func(name, value string) {
-		if _, found := os.LookupEnv(name); !found {
+		if _, found := os.LookupEnv(name); !found && !given[name] {
 			add(name, value)
 		}
 	}
@@ -54,9 +66,13 @@ func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
 	add("LOCAL_WORLD_SIZE", strconv.Itoa(c.Workers))
 	add("GROUP_RANK", strconv.Itoa(p.node))
 	add("GROUP_WORLD_SIZE", strconv.Itoa(p.nodes))
-	add("ROLE_NAME", c.Role)
-	add("ROLE_RANK", strconv.Itoa(p.roleBase+local))
-	add("ROLE_WORLD_SIZE", strconv.Itoa(p.roleWorld))
+	roleWorld := p.roleWorld
+	if len(c.Roles) > 1 {
+		roleWorld = role.Workers
+	}
+	add("ROLE_NAME", role.Name)
+	add("ROLE_RANK", strconv.Itoa(p.roleBase+number))
+	add("ROLE_WORLD_SIZE", strconv.Itoa(roleWorld))
 	add("MASTER_ADDR", p.addr)
 	add("MASTER_PORT", strconv.Itoa(p.port))
 	add("TORCHELASTIC_RESTART_COUNT", strconv.Itoa(p.attempt))
@@ -86,7 +102,7 @@ func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
 		}
 		add("PYTHONPATH", path)
 	}
-	return set, nil
+	return append(set, role.Env...), clash
 }
 
 // device returns the one device that a worker with a virtual local rank sees.

@@ -248,8 +248,9 @@ func (a *attempt) sink(w *worker, which Std, s *stream) *joblog.Stream {
 // prefix is what stands before the lines of a teed stream.
 func (a *attempt) prefix(w *worker) string {
 	host, _ := os.Hostname()
+	role, _ := a.job.cfg.roleOf(w.local)
 	return substitute(a.job.cfg.Prefix, map[string]string{
-		"role_name": a.job.cfg.Role, "local_rank": strconv.Itoa(w.local), "rank": strconv.Itoa(w.rank), "hostname": host,
+		"role_name": role.Name, "local_rank": strconv.Itoa(w.local), "rank": strconv.Itoa(w.rank), "hostname": host,
 	})
 }
 

@@ -26,7 +26,7 @@ const keeperName = "keeper"
 
 func (a *app) runCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "run [OPTIONS] [--] PROGRAM [ARGUMENTS]",
+		Use:   "run [OPTIONS] [--] PROGRAM [ARGUMENTS] | -f FILE",
 		Short: "Start the workers of a job, watch them, restart them, explain failures",
 		Long: strings.TrimSpace(`
 Start a program several times, as torchrun does, with the environment that
@@ -41,7 +41,8 @@ rank failed first and why.`),
   cohort run --nproc-per-node 4 train.py --epochs 3
   cohort run --nproc-per-node auto -m package.train
   cohort run --nproc-per-node 2 --max-restarts 3 --tee 3 --log-dir logs train.py
-  cohort run --nproc-per-node 2 ./worker`, "\n"),
+  cohort run --nproc-per-node 2 ./worker
+  cohort run -f job.yaml                      several programs, each a role of one job`, "\n"),
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.run(cmd, args)
@@ -50,12 +51,12 @@ rank failed first and why.`),
 }
 
 func (a *app) run(cmd *cobra.Command, args []string) error {
-	o, err := runflags.Parse(args, runflags.System{Lookup: os.LookupEnv, GPUs: countGPUs})
+	o, err := runflags.Parse(args, runflags.System{Lookup: os.LookupEnv, GPUs: countGPUs, ReadFile: os.ReadFile})
 	if err != nil {
 		return &usageError{fmt.Errorf("%w; \"cohort run --help\" explains the options", err)}
 	}
 	if o.Help {
-		_, err = fmt.Fprintf(a.Out, "%s\n\nUsage:\n  cohort run [OPTIONS] [--] PROGRAM [ARGUMENTS]\n\nExamples:\n%s\n\n%s", cmd.Long, cmd.Example, runflags.Usage())
+		_, err = fmt.Fprintf(a.Out, "%s\n\nUsage:\n  cohort run [OPTIONS] [--] PROGRAM [ARGUMENTS]\n  cohort run [OPTIONS] -f FILE\n\nExamples:\n%s\n\n%s", cmd.Long, cmd.Example, runflags.Usage())
 		return err
 	}
 	a.json = a.json || o.JSON

@@ -55,6 +55,7 @@ pure: internal/rrefcore internal/backcore internal/gloo/wire internal/gloo/match
 pure: internal/frdump internal/verdict
       internal/jobscan
       launch
+pure: internal/jobfile
       internal/runflags internal/tui internal/cli cmd/*
 `
 
@@ -264,7 +265,7 @@ func TestNoMachinePaths(t *testing.T) {
 
 // commandPackages may import what only a program needs: flags, a terminal, metrics. Libraries may not, since whoever imports one
 // gets all of it.
-var commandPackages = []string{"internal/cli", "internal/tui", "internal/runflags", "cmd/"}
+var commandPackages = []string{"internal/cli", "internal/tui", "internal/runflags", "internal/jobfile", "cmd/"}
 
 func TestLibraryDependencies(t *testing.T) {
 	t.Parallel()

@@ -36,6 +36,8 @@ type System struct {
 	Lookup func(string) (string, bool)
 	// GPUs counts the accelerators of this host.
 	GPUs func() int
+	// ReadFile reads the file of --file.
+	ReadFile func(string) ([]byte, error)
 }
 
 // Parse reads a command line.
@@ -50,6 +52,10 @@ func Parse(args []string, sys System) (Options, error) {
 		o.Help = true
 		return o, nil
 	}
+	file, err := v.fromFile(sys, program)
+	if err != nil {
+		return o, err
+	}
 	if err := v.fromEnvironment(sys.Lookup); err != nil {
 		return o, err
 	}
@@ -60,8 +66,11 @@ func Parse(args []string, sys System) (Options, error) {
 		return o, err
 	}
 	o.Program = program
-	if len(program) == 0 {
+	if len(program) == 0 && file == nil {
 		return o, errors.New("the program is missing: cohort run [OPTIONS] PROGRAM [ARGUMENTS]")
+	}
+	if err := o.roles(file, sys); err != nil {
+		return o, err
 	}
 	return o, errors.Join(o.how(v), o.size(v, sys), o.meeting(v), o.times(v, sys), o.logs(v, sys), o.rest(v))
 }
@@ -112,8 +121,14 @@ func (o *Options) size(v values, sys System) error {
 	if o.MaxRestarts, err = v.count("max-restarts", 0); err != nil {
 		return err
 	}
-	o.Workers, err = o.workers(v["nproc-per-node"], sys)
-	return err
+	if len(o.Roles) == 0 {
+		o.Workers, err = o.workers(v["nproc-per-node"], sys)
+		return err
+	}
+	for _, r := range o.Roles {
+		o.Workers += r.Workers
+	}
+	return nil
 }
 
 func (o *Options) workers(text string, sys System) (int, error) {

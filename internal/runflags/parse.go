@@ -59,6 +59,7 @@ var options = []option{
 	{name: "virtual-local-rank", flag: true, env: true, usage: "LOCAL_RANK=0 and one visible device for every worker"},
 	{name: "print-completion", arg: "SHELL", usage: "refused: \"cohort completion\" does that"},
 
+	{name: "file", short: 'f', own: true, arg: "FILE", usage: "a job of several roles, described in YAML, in place of PROGRAM"},
 	{name: "dry-run", flag: true, own: true, usage: "print what would be done"},
 	{name: "exit-code", own: true, arg: "1|first", usage: "exit code of a failed job: 1, or that of the first failure (128+N for signal N)"},
 	{name: "python", own: true, arg: "PROGRAM", usage: "the interpreter (default: PYTHON_EXEC, or python3)"},
