@@ -23,7 +23,7 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 		}
 		m.use(c, r)
 	}
-	if c.dialect == wire.Legacy && c.waits != nil && r.Op != wire.CancelWait {
+	if c.dialect == wire.Legacy && c.nWaits > 0 && r.Op != wire.CancelWait {
 		// A legacy client that timed out in a wait does not say so; it just goes on with its next request. Answering
 		// the wait later would put that answer in the place of another one.
 		m.dropWaits(c)
@@ -139,7 +139,7 @@ func (m *Machine) upgrade(c *Conn, r *wire.Request) error {
 	if r.Nonce != wire.NativeVersion {
 		return dist.Newf("tcpstore: serve", dist.Protocol, "native version %d, this server has %d", r.Nonce, wire.NativeVersion)
 	}
-	if c.waits != nil {
+	if c.nWaits > 0 {
 		return dist.New("tcpstore: serve", dist.Protocol, "native mode asked for while a wait is open")
 	}
 	m.speak(c, wire.Native)

@@ -35,6 +35,6 @@ func (m *Machine) audit() {
 	invariants.Check(m.outBytes == out, "the replies that are not sent are counted")
 	invariants.Check(m.waitBytes == waiting, "waits, watches and claims are counted")
 	invariants.Check(m.waits == waits && m.users == users, "waits and users are counted")
-	invariants.Check((m.waits == 0) == (m.oldest == nil), "the list of all waits holds them")
+	invariants.Check((m.waits == 0) == (m.allWaits.First() == nil), "the list of all waits holds them")
 	invariants.Check(m.table.count >= 0 && m.table.bytes >= 0 && m.queueBytes >= 0, "no sum is negative")
 }

@@ -104,10 +104,9 @@ func (m *Machine) empty(by *Conn) int {
 			if c != by && (c.user || c.knows) {
 				m.expel(c)
 			}
-			for c.waits != nil {
-				id := c.waits.id
-				m.forget(c.waits)
-				m.refuseRequest(c, id, replaced())
+			for p := c.waits.First(); p != nil; p = c.waits.First() {
+				m.forget(p.Of())
+				m.refuseRequest(c, p.Of().id, replaced())
 			}
 			m.unclaim(c)
 		case c.user:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/invariants"
+	"github.com/cohort-dist/cohort/internal/linked"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -56,9 +57,8 @@ type Machine struct {
 	barriers map[string]*barrier
 	watchers map[string]map[*Conn]struct{}
 	claims   claims
-	ready    []*wait      // found to lack nothing in this step
-	oldest   *wait        // of all waits
-	newest   *wait        //
+	ready    []*wait // found to lack nothing in this step
+	allWaits linked.List[wait]
 	request  wire.Request // reused, so that parsing allocates nothing
 
 	all       []*Conn // open connections
@@ -138,7 +138,7 @@ type Conn struct {
 	needs   int     // when crowded: bytes of the reply
 	held    []*wait // those that are over
 
-	waits     *wait // all open ones
+	waits     linked.List[wait] // all open ones
 	byID      map[uint32]*wait
 	nWaits    int
 	waitBytes int64 // of waits, watches and claims

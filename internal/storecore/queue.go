@@ -53,10 +53,10 @@ func (m *Machine) push(c *Conn, r *wire.Request) error {
 func (m *Machine) handOver(key, item []byte) bool {
 	for len(m.waiting) != 0 {
 		k := m.waiting[string(key)]
-		if k == nil || k.chains[waitPop].head == nil {
+		if k == nil || k.chains[waitPop].First() == nil {
 			return false
 		}
-		w := k.chains[waitPop].head.wait
+		w := k.chains[waitPop].First().Of().wait
 		c := w.conn
 		if owed := len(c.out) - c.sent; owed > highWater && owed+len(item) > m.limits.Output {
 			m.Refuse(c, m.replyTooLarge(owed+len(item))) // the item would be lost with it
@@ -91,8 +91,8 @@ func (m *Machine) enqueue(key, item []byte) {
 		if first && m.table.find(key) == nil {
 			m.count(&k.chains[waitKeys], -1)
 		}
-		if oldest := k.chains[waitOnce].head; oldest != nil {
-			m.came(oldest)
+		if oldest := k.chains[waitOnce].First(); oldest != nil {
+			m.came(oldest.Of())
 		}
 	}
 }

@@ -49,7 +49,8 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 		s.Workers, _ = parseNumber(e.value())
 	}
 	looks := lookedAt * maxWaiters
-	for w := m.oldest; w != nil && len(s.Waiters) < maxWaiters && looks > 0; w = w.newer {
+	for p := m.allWaits.First(); p != nil && len(s.Waiters) < maxWaiters && looks > 0; p = p.Next() {
+		w := p.Of()
 		waiter := Waiter{Peer: w.conn.Peer, Name: m.name(w.conn), Since: w.since}
 		looks--
 		if w.barrier != nil {

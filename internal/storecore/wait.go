@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/linked"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -29,8 +30,8 @@ type wait struct {
 	cost    int64     // bytes that it was counted with
 	first   [1]node   // backs nodes in the usual case of one key
 
-	prev, next   *wait // in the connection's list
-	older, newer *wait // in the list of all
+	ofConn linked.Place[wait] // among those of its connection
+	ofAll  linked.Place[wait] // among all
 }
 
 type waitKind uint8
@@ -49,42 +50,15 @@ const (
 // and missing is counted up and down as they come and go: what comes never makes anybody look at all keys again. The wait
 // of a PyTorch client leaves the list of a key that has come.
 type node struct {
-	wait       *wait
-	key        *keyWaits
-	prev, next *node
+	wait *wait
+	key  *keyWaits
+	at   linked.Place[node]
 }
 
 // keyWaits holds who waits for a key, by what they wait for, the oldest first.
 type keyWaits struct {
 	key    string
-	chains [waitBarrier]chain
-}
-
-type chain struct {
-	head, tail *node
-}
-
-func (l *chain) push(n *node) {
-	if n.prev, n.next = l.tail, nil; l.tail == nil {
-		l.head = n
-	} else {
-		l.tail.next = n
-	}
-	l.tail = n
-}
-
-func (l *chain) remove(n *node) {
-	if n.prev == nil {
-		l.head = n.next
-	} else {
-		n.prev.next = n.next
-	}
-	if n.next == nil {
-		l.tail = n.prev
-	} else {
-		n.next.prev = n.prev
-	}
-	n.prev, n.next = nil, nil
+	chains [waitBarrier]linked.List[node]
 }
 
 // enlist puts w into the list of a key.
@@ -95,7 +69,7 @@ func (m *Machine) enlist(w *wait, n *node, key []byte) {
 		m.waiting[k.key] = k
 	}
 	n.wait, n.key = w, k
-	k.chains[w.kind].push(n)
+	k.chains[w.kind].Add(&n.at, n)
 }
 
 // delist takes n off its list, if it is on one.
@@ -105,9 +79,9 @@ func (m *Machine) delist(n *node) {
 		return
 	}
 	n.key = nil
-	k.chains[n.wait.kind].remove(n)
+	k.chains[n.wait.kind].Remove(&n.at)
 	for i := range k.chains {
-		if k.chains[i].head != nil {
+		if k.chains[i].First() != nil {
 			return
 		}
 	}
@@ -183,10 +157,7 @@ func (m *Machine) satisfies(kind waitKind, key []byte) bool {
 // list makes w known to its connection and to the list of all.
 func (m *Machine) list(w *wait) {
 	c := w.conn
-	if w.next = c.waits; c.waits != nil {
-		c.waits.prev = w
-	}
-	c.waits = w
+	c.waits.Add(&w.ofConn, w)
 	c.nWaits++
 	if c.dialect == wire.Native {
 		if c.byID == nil {
@@ -194,12 +165,7 @@ func (m *Machine) list(w *wait) {
 		}
 		c.byID[w.id] = w
 	}
-	if w.older = m.newest; m.newest == nil {
-		m.oldest = w
-	} else {
-		m.newest.newer = w
-	}
-	m.newest = w
+	m.allWaits.Add(&w.ofAll, w)
 	m.waits++
 	c.waitBytes += w.cost
 	m.waitBytes += w.cost
@@ -215,24 +181,8 @@ func (m *Machine) forget(w *wait) {
 	if w.barrier != nil {
 		m.leaveBarrier(w)
 	}
-	if w.prev == nil {
-		c.waits = w.next
-	} else {
-		w.prev.next = w.next
-	}
-	if w.next != nil {
-		w.next.prev = w.prev
-	}
-	if w.older == nil {
-		m.oldest = w.newer
-	} else {
-		w.older.newer = w.newer
-	}
-	if w.newer == nil {
-		m.newest = w.older
-	} else {
-		w.newer.older = w.older
-	}
+	c.waits.Remove(&w.ofConn)
+	m.allWaits.Remove(&w.ofAll)
 	c.nWaits--
 	if c.byID != nil {
 		delete(c.byID, w.id)
@@ -244,8 +194,8 @@ func (m *Machine) forget(w *wait) {
 }
 
 func (m *Machine) dropWaits(c *Conn) {
-	for c.waits != nil {
-		m.forget(c.waits)
+	for p := c.waits.First(); p != nil; p = c.waits.First() {
+		m.forget(p.Of())
 	}
 }
 
@@ -266,11 +216,12 @@ func (m *Machine) wait(c *Conn, r *wire.Request) error {
 }
 
 // count adds to the number of missing keys of all waits in a list, and notes who lacks nothing any more.
-func (m *Machine) count(l *chain, by int) {
-	for n := l.head; n != nil; n = n.next {
+func (m *Machine) count(l *linked.List[node], by int) {
+	for p := l.First(); p != nil; p = p.Next() {
 		m.work++
-		if n.wait.missing += by; n.wait.missing == 0 {
-			m.ready = append(m.ready, n.wait)
+		w := p.Of().wait
+		if w.missing += by; w.missing == 0 {
+			m.ready = append(m.ready, w)
 		}
 	}
 }
@@ -299,8 +250,8 @@ func (m *Machine) created(key []byte) {
 	}
 	m.count(&k.chains[waitGet], -1)
 	m.count(&k.chains[waitMultiGet], -1)
-	for n := k.chains[waitOnce].head; n != nil; n = k.chains[waitOnce].head {
-		m.came(n)
+	for p := k.chains[waitOnce].First(); p != nil; p = k.chains[waitOnce].First() {
+		m.came(p.Of())
 	}
 }
 

@@ -4,19 +4,17 @@
 package tcpstore
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"maps"
 	"net"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/linked"
 	"github.com/cohort-dist/cohort/internal/moment"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
@@ -57,8 +55,8 @@ type nativeConn struct {
 		spare     []byte // the other buffer, while it is not being written
 		writing   bool
 		reading   bool
-		followers followers
-		space     chan struct{} // not nil: somebody waits for out to shrink
+		followers linked.List[nativeCall] // the calls that wait for a token, the oldest first
+		space     chan struct{}           // not nil: somebody waits for out to shrink
 	}
 	helpers *sync.WaitGroup // the store's; nothing is added once mu.err is set
 
@@ -77,41 +75,13 @@ type nativeCall struct {
 	keys      int
 	wake      chan struct{} // holds a token after following was reset by another goroutine
 	following bool          // waits for a token, and is in the list of followers
-	before    *nativeCall   // neighbours in that list
-	behind    *nativeCall
+	place     linked.Place[nativeCall]
 	lead      bool // with the token: read the connection
 	done      bool
 	given     bool // given up by its caller
 	greeting  bool // the question that nobody waits for
 	reply     wire.Reply
 	err       error
-}
-
-// followers are the calls that wait for a token, the oldest first.
-type followers struct{ first, last *nativeCall }
-
-func (l *followers) add(c *nativeCall) {
-	c.following, c.before, c.behind = true, l.last, nil
-	if l.last == nil {
-		l.first = c
-	} else {
-		l.last.behind = c
-	}
-	l.last = c
-}
-
-func (l *followers) remove(c *nativeCall) {
-	if c.before == nil {
-		l.first = c.behind
-	} else {
-		c.before.behind = c.behind
-	}
-	if c.behind == nil {
-		l.last = c.before
-	} else {
-		c.behind.before = c.before
-	}
-	c.following, c.before, c.behind = false, nil, nil
 }
 
 // newNativeConn takes over a connection on which the server has shown to be cohort's. The switch to frames is sent with
@@ -197,265 +167,6 @@ func (m *nativeConn) freeID() uint32 {
 		if _, used := m.mu.calls[m.mu.lastID]; !used {
 			return m.mu.lastID
 		}
-	}
-}
-
-// awaitSpace waits while too much is queued for a connection that does not take it. The caller holds mu.
-func (m *nativeConn) awaitSpace(ctx context.Context, limit time.Time) error {
-	for m.mu.err == nil && m.mu.writing && len(m.mu.out) > maxQueued {
-		if m.mu.space == nil {
-			m.mu.space = make(chan struct{})
-		}
-		space := m.mu.space
-		m.mu.Unlock()
-		moment.At("tcpstore.native.full")
-		err := sleepUntil(ctx, limit, space)
-		m.mu.Lock()
-		if err != nil {
-			return err
-		}
-	}
-	return m.mu.err
-}
-
-// flush writes until nothing is queued. The caller holds mu and has set writing; c is its own call, or nil.
-func (m *nativeConn) flush(ctx context.Context, limit time.Time, c *nativeCall) {
-	for len(m.mu.out) > 0 && m.mu.err == nil {
-		buf := m.mu.out
-		m.mu.out, m.mu.spare = m.mu.spare[:0], nil
-		m.mu.Unlock()
-		n, err := m.write(ctx, limit, buf)
-		moment.At("tcpstore.native.written")
-		m.mu.Lock()
-		switch {
-		case err == nil:
-		case isTimeout(err) && m.mu.err == nil:
-			// The caller's time is up in the middle of a frame. Others' frames depend on the rest being sent.
-			rest := buf[n:]
-			m.helpers.Go(func() { m.flushRest(rest) })
-			return
-		default:
-			m.failLocked(err)
-		}
-		if cap(buf) <= keptBuffer {
-			m.mu.spare = buf[:0]
-		}
-		if c != nil && c.done && len(m.mu.out) > 0 && m.mu.err == nil {
-			// The caller has its answer already: it need not write for others any longer.
-			m.helpers.Go(func() { m.flushRest(nil) })
-			return
-		}
-	}
-	m.mu.writing = false
-	if m.mu.space != nil {
-		close(m.mu.space)
-		m.mu.space = nil
-	}
-}
-
-// flushRest writes what a caller that left was writing for others. It ends when all is written or with the connection.
-func (m *nativeConn) flushRest(rest []byte) {
-	moment.At("tcpstore.native.rest")
-	if _, err := m.write(context.Background(), time.Time{}, rest); err != nil {
-		m.fail(err)
-	}
-	m.mu.Lock()
-	m.flush(context.Background(), time.Time{}, nil)
-	m.mu.Unlock()
-}
-
-// write writes buf. Its error is a timeout only if ctx ended or limit passed.
-func (m *nativeConn) write(ctx context.Context, limit time.Time, buf []byte) (n int, err error) {
-	w := watcher{ctx: ctx, limit: limit, until: unwatched(ctx, limit), armed: &m.writeArmed, set: m.setWrite}
-	for {
-		if w.arm() != nil {
-			err = os.ErrDeadlineExceeded
-			break
-		}
-		moment.At("tcpstore.native.write")
-		var k int
-		k, err = m.conn.Write(buf[n:])
-		n += k
-		if !isTimeout(err) || w.passed() != nil {
-			break
-		}
-	}
-	w.end()
-	return n, err
-}
-
-// await returns when c is done, or with the error of ctx's or limit's end. The caller holds mu.
-func (m *nativeConn) await(ctx context.Context, limit time.Time, c *nativeCall) (ended error) {
-	for !c.done && ended == nil {
-		if !m.mu.reading {
-			m.mu.reading = true
-			m.mu.Unlock()
-			ended = m.lead(ctx, limit, c)
-			moment.At("tcpstore.native.led")
-			m.mu.Lock()
-			m.passLead()
-			continue
-		}
-		m.mu.followers.add(c)
-		m.mu.Unlock()
-		moment.At("tcpstore.native.follow")
-		ended = sleepUntil(ctx, limit, c.wake)
-		moment.At("tcpstore.native.followed")
-		m.mu.Lock()
-		if ended != nil {
-			if c.following {
-				m.mu.followers.remove(c)
-			} else {
-				<-c.wake // it was woken at the same moment
-			}
-		}
-		if c.lead {
-			c.lead, m.mu.reading = false, false
-			if ended != nil {
-				m.passLead()
-			}
-		}
-	}
-	return ended
-}
-
-// passLead gives the lead to a call that waits, or lays it down. The caller holds mu and has the lead or was given it.
-func (m *nativeConn) passLead() {
-	m.mu.reading = false
-	if c := m.mu.followers.first; c != nil {
-		m.mu.reading = true
-		c.lead = true
-		m.signal(c)
-		return
-	}
-	if m.mu.abandoned > 0 && m.mu.err == nil {
-		m.mu.reading = true
-		m.helpers.Go(m.drain)
-	}
-}
-
-// drain leads while there are answers to come that nobody waits for: a server whose output is not read would cut the
-// connection some day.
-func (m *nativeConn) drain() {
-	for {
-		m.mu.Lock()
-		if m.mu.abandoned == 0 || m.mu.err != nil {
-			m.passLead()
-			m.mu.Unlock()
-			return
-		}
-		m.mu.Unlock()
-		moment.At("tcpstore.native.drain")
-		arm(&m.readArmed, time.Time{}, m.setRead)
-		err := m.in.fill(m.conn)
-		if err == nil {
-			_, err = m.deliver(nil)
-		}
-		if err != nil {
-			m.fail(err)
-		}
-	}
-}
-
-// signal wakes a follower. The caller holds mu and has checked following.
-func (m *nativeConn) signal(c *nativeCall) {
-	m.mu.followers.remove(c)
-	c.wake <- struct{}{} // never blocks: a token is taken before following is set again
-}
-
-// lead reads the connection and hands out answers until c has its own, or ctx or limit ends it.
-func (m *nativeConn) lead(ctx context.Context, limit time.Time, c *nativeCall) (ended error) {
-	w := watcher{ctx: ctx, limit: limit, until: unwatched(ctx, limit), armed: &m.readArmed, set: m.setRead}
-	defer w.end()
-	for {
-		if ended = w.arm(); ended != nil {
-			return ended
-		}
-		moment.At("tcpstore.native.read")
-		err := m.in.fill(m.conn)
-		if err == nil {
-			var mine bool
-			if mine, err = m.deliver(c); err == nil && mine {
-				return nil
-			}
-		}
-		switch {
-		case err == nil:
-		case !isTimeout(err):
-			m.fail(err)
-			return nil
-		default:
-			if ended = w.passed(); ended != nil {
-				return ended
-			}
-		}
-	}
-}
-
-// deliver hands out the answers that have arrived whole and reports whether c's was among them.
-func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for {
-		frame, err := m.in.next()
-		if err != nil || frame == nil {
-			return mine || (c != nil && c.done), err
-		}
-		id, _, err := wire.ParseFrame(frame)
-		if err != nil {
-			return false, err
-		}
-		call := m.mu.calls[id]
-		if call == nil {
-			return false, dist.Newf("tcpstore: decode", dist.Protocol, "an answer to request %d, which was not asked", id)
-		}
-		delete(m.mu.calls, id)
-		if call.given {
-			m.mu.abandoned--
-			continue
-		}
-		call.reply, call.err = decodeReply(call.op, call.keys, frame[wire.FrameHeader:], m.in.whole)
-		if (call.op == wire.Hello || call.op == wire.Clear) && call.err == nil {
-			m.known.set(call.reply.Value)
-		}
-		call.done = true
-		mine = mine || call == c
-		if call.following {
-			m.signal(call)
-		}
-	}
-}
-
-// decodeReply reads status and body of an answer. whole tells that the body is nobody else's.
-func decodeReply(op wire.Op, keys int, b []byte, whole bool) (wire.Reply, error) {
-	if code := dist.Code(b[0]); code != 0 {
-		detail := string(b[1:min(len(b), 1024)])
-		if _, rest, ok := strings.Cut(detail, code.String()+": "); ok {
-			detail = rest // the client says operation and code itself
-		}
-		return wire.Reply{}, &dist.Error{Op: "tcpstore", Code: code, Rank: dist.NoRank, Detail: detail}
-	}
-	body := b[1:]
-	switch op { //nolint:exhaustive // the others have no bytes in their replies
-	case wire.Get, wire.CompareSet, wire.MultiGet, wire.QueuePop, wire.ListKeys, wire.Stats, wire.Hello, wire.Clear:
-		if !whole {
-			body = bytes.Clone(body)
-		}
-	}
-	r, n, short, err := wire.ParseReply(wire.Native, op, keys, body, &replyLimits)
-	if err == nil && (short || n != len(body)) {
-		err = dist.Newf("tcpstore: decode", dist.Protocol, "an answer to %s with a body of %d bytes that does not fit it", op, len(body))
-	}
-	return r, err
-}
-
-// sendCancel tells the server that nobody waits for request id any longer. The caller holds mu.
-func (m *nativeConn) sendCancel(id uint32) {
-	start := len(m.mu.out)
-	m.mu.out = wire.EndFrame(wire.AppendCancel(wire.BeginFrame(m.mu.out, m.freeID()), id), start)
-	if !m.mu.writing {
-		m.mu.writing = true
-		m.helpers.Go(func() { m.flushRest(nil) }) // the caller's time is up: it must not block on the connection
 	}
 }
 
