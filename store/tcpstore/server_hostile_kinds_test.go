@@ -150,9 +150,6 @@ func nativeFrame(id uint32, write func([]byte) []byte) []byte {
 // TestServerHostileKinds has an honest PyTorch client store and read a megabyte, and a Go client claim its rank, while each
 // attack goes on: both are served, the memory limit holds, and the server ends when it is told to.
 func TestServerHostileKinds(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
-	}
 	for _, a := range kinds() {
 		t.Run(a.name, func(t *testing.T) {
 			noLeaks(t)

@@ -291,9 +291,6 @@ func startAttack(t *testing.T, name, addr string) (stop func()) {
 // latencies and asserts only that everybody is served correctly and within a generous time, and that memory is bounded:
 // speed is not a matter of tests.
 func TestServerHostile(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
-	}
 	noLeaks(t)
 	s := startServer(t, WithLimits(Limits{Memory: 256 << 20}))
 	addr := s.Addr().String()
