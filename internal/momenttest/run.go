@@ -129,8 +129,12 @@ func (r *Run) Context() context.Context {
 // Begin lets points count.
 func (r *Run) Begin() { r.setOpen(true) }
 
-// End lets them count no more.
-func (r *Run) End() { r.setOpen(false) }
+// End lets them count no more, and waits for the events that have begun meanwhile: a goroutine that belongs to no call may
+// have hit its point after Wait. A scenario that took itself apart under such an event would be two that close the same thing.
+func (r *Run) End() {
+	r.setOpen(false)
+	r.beside.Wait()
+}
 
 func (r *Run) setOpen(open bool) {
 	r.mu.Lock()
@@ -311,11 +315,13 @@ func (r *Run) hit(point string) {
 	}
 	r.mu.Lock()
 	r.mu.trace = append(r.mu.trace, at.String())
-	over := !r.mu.open // it has ended while this goroutine waited
-	r.mu.Unlock()
-	if r.plan.counting || over {
+	if r.plan.counting || !r.mu.open { // it has ended while this goroutine waited
+		r.mu.Unlock()
 		return
 	}
+	r.beside.Add(1) // under the lock, so that End waits for it
+	r.mu.Unlock()
+	defer r.beside.Done()
 	for _, in := range r.plan.injections {
 		if in.at == at {
 			r.inject(in)

@@ -68,13 +68,8 @@ func events() []momenttest.Event {
 	return all
 }
 
-// clientPoints are those of the client; the server of a world in memory has its own.
-var clientPoints = []string{
-	"tcpstore.native.", "tcpstore.watch.", "tcpstore.torch.", "tcpstore.pool.", "tcpstore.dial.", "tcpstore.redial.", "tcpstore.close.",
-}
-
 func scenario(d tcpstore.Dialect, virtual bool) momenttest.Scenario {
-	s := momenttest.Scenario{Name: d.String() + "-memory", Virtual: virtual, Points: clientPoints, Events: events()}
+	s := momenttest.Scenario{Name: d.String() + "-memory", Virtual: virtual, Points: []string{"tcpstore."}, Events: events()}
 	open := newMemoryWorld
 	if !virtual {
 		s.Name, s.Share, open = d.String()+"-process", 10, newProcessWorld
@@ -360,6 +355,9 @@ func (g *game) prompt(p *played) {
 	ends := []string{closeEvent}
 	if p.own {
 		ends = append(ends, momenttest.Cancel.Name, momenttest.CancelCause.Name)
+	}
+	if g.r.Planned(hookCall) {
+		grace += timeout(g.r) // a call ends when its hook has returned, and this one asks the server
 	}
 	for _, event := range ends {
 		g.r.EndsSoon(p.Call, event, grace)
