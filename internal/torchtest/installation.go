@@ -55,18 +55,16 @@ var Installations = sync.OnceValue(func() []*Torch {
 // skipped with words that the count of tests knows: it is no failure, and nothing that is missing here.
 func All(t *testing.T, needs []Feature, test func(t *testing.T, torch *Torch)) {
 	t.Helper()
-	for _, torch := range Installations() {
-		t.Run("torch-"+torch.Name, func(t *testing.T) {
-			torch.Need(t)
-			about := torch.About(t)
-			for _, f := range needs {
-				if !about.Has(f) {
-					t.Skipf("%s: PyTorch %s has no %s", Cannot, about.Version, f)
-				}
+	runOn(t, Installations(), func(t *testing.T, torch *Torch) {
+		t.Helper()
+		about := torch.About(t)
+		for _, f := range needs {
+			if !about.Has(f) {
+				t.Skipf("%s: PyTorch %s has no %s", Cannot, about.Version, f)
 			}
-			test(t, torch)
-		})
-	}
+		}
+		test(t, torch)
+	})
 }
 
 // Cannot starts the reason of a test that was skipped because of what a build of PyTorch lacks.

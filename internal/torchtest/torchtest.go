@@ -87,7 +87,12 @@ func envOr(name, fallback string) string {
 // Each runs test once per PyTorch version, as a subtest named after it.
 func Each(t *testing.T, test func(t *testing.T, torch *Torch)) {
 	t.Helper()
-	for _, torch := range []*Torch{V113, V26} {
+	runOn(t, []*Torch{V113, V26}, test)
+}
+
+func runOn(t *testing.T, installations []*Torch, test func(t *testing.T, torch *Torch)) {
+	t.Helper()
+	for _, torch := range installations {
 		t.Run("torch-"+torch.Name, func(t *testing.T) {
 			torch.Need(t)
 			test(t, torch)

@@ -38,6 +38,34 @@ func TestScriptTalksAndFails(t *testing.T) {
 	})
 }
 
+// verdict is a test that notes how it ended.
+type verdict struct {
+	testing.TB
+	how string
+}
+
+func (v *verdict) Helper()               {}
+func (v *verdict) Fatalf(string, ...any) { v.ends("failed") }
+func (v *verdict) Skipf(string, ...any)  { v.ends("skipped") }
+
+func (v *verdict) ends(how string) {
+	if v.how == "" { // a real test ends here
+		v.how = how
+	}
+}
+
+// TestMissingInstallation: what is required and missing fails the test, and is skipped otherwise.
+func TestMissingInstallation(t *testing.T) {
+	for mode, want := range map[string]string{"required": "failed", "auto": "skipped"} {
+		t.Setenv("COHORT_INTEROP", mode)
+		v := &verdict{TB: t}
+		inFolder("missing", t.TempDir()).Need(v)
+		if v.how != want {
+			t.Errorf("COHORT_INTEROP=%s: %q, want %q", mode, v.how, want)
+		}
+	}
+}
+
 // TestInstallationsSayWhatTheyAre: versions and features are found out by asking.
 func TestInstallationsSayWhatTheyAre(t *testing.T) {
 	All(t, nil, func(t *testing.T, torch *Torch) {
