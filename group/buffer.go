@@ -302,7 +302,7 @@ func sameType(name string, ts []*tensor.Tensor) error {
 func (w *Work) recycle() {
 	w.req = coll.Request{}
 	w.message = link.Op{State: link.OpState{Done: w.message.State.Done}}
-	w.group, w.p2p, w.steps, w.finish, w.refused = nil, false, nil, nil, nil
+	w.group, w.p2p, w.steps, w.parts, w.finish, w.refused = nil, false, nil, 0, nil, nil
 	w.outputs, w.subject = w.outputs[:0], [2]*tensor.Tensor{}
 	w.record, w.posted, w.begun, w.err = 0, zeroTime, zeroTime, nil
 	w.item.Reset()

@@ -288,7 +288,7 @@ func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*te
 	if g.torch == torchNone {
 		return g.post(ctx, w, 1)
 	}
-	w.req.PerBlock = true
+	w.req.PerBlock, w.parts = true, g.size
 	g.tidyBooleans(w, out.DType(), w.req.Out)
 	return g.post(ctx, w, uint32(g.size)) //nolint:gosec // a number of ranks
 }
@@ -441,12 +441,17 @@ func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 
 // checkReduction checks the arguments of an operation that combines.
 func (g *Group) checkReduction(name string, kind OpType, t *tensor.Tensor, op ReduceOp) error {
+	return g.checkReductions(name, kind, t, op, g.size)
+}
+
+// checkReductions is checkReduction of an operation of so many parts, of which PyTorch ranks run one after the other.
+func (g *Group) checkReductions(name string, kind OpType, t *tensor.Tensor, op ReduceOp, parts int) error {
 	if err := g.checkTensor(name, t); err != nil {
 		return err
 	}
 	known := toReduce(op).Valid()
 	if known {
-		if err := g.checkTorch(name, kind, t.DType(), op, t.Numel()); err != nil {
+		if err := g.checkTorch(name, kind, t.DType(), op, t.Numel(), parts); err != nil {
 			return checkedAs(kind, err, t)
 		}
 	}
@@ -463,7 +468,7 @@ func (g *Group) checkReduction(name string, kind OpType, t *tensor.Tensor, op Re
 // checkedAs names the tensor of a refused operation where PyTorch's check compares one.
 func checkedAs(kind OpType, err error, t *tensor.Tensor) error {
 	switch kind {
-	case OpAllReduceCoalesce, OpAllToAll, OpAllToAllInto:
+	case OpAllReduceCoalesce, OpAllGatherCoalesce, OpAllGatherIntoCoalesce, OpReduceScatterIntoCoalesce, OpAllToAll, OpAllToAllInto:
 		return err
 	default:
 		return about(err, t)
@@ -478,5 +483,5 @@ func (g *Group) checkMove(name string, kind OpType, t *tensor.Tensor, root int) 
 	if err := g.checkRoot(name, root); err != nil {
 		return err
 	}
-	return checkedAs(kind, g.checkTorch(name, kind, t.DType(), Sum, t.Numel()), t)
+	return checkedAs(kind, g.checkTorch(name, kind, t.DType(), Sum, t.Numel(), 1), t)
 }

@@ -46,5 +46,7 @@
 //	barrier, monitored_barrier         Barrier, MonitoredBarrier
 //	isend, irecv, batch_isend_irecv    Send, Recv, RecvAny, Batch
 //	..._object(_list)                  ...Object(s), pickles as bytes
+//	..._coalesced                      ...Coalesced
+//	_coalescing_manager                Coalesce
 //	destroy_process_group              Group.Close
 package group

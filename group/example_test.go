@@ -113,3 +113,37 @@ func ExampleGroup_RecvAny() {
 	})
 	// Output: 200
 }
+
+func ExampleGroup_Coalesce() {
+	world(func(ctx context.Context, g *group.Group) error {
+		weights := tensor.Must(tensor.From([]float32{1, 2}, 2))
+		bias := tensor.Must(tensor.From([]float32{float32(g.Rank())}, 1))
+		err := g.Coalesce(ctx, func(c *group.Coalescer) { // one exchange for both
+			c.AllReduce(weights, group.Sum)
+			c.AllReduce(bias, group.Sum)
+		}).Wait(ctx)
+		if g.Rank() == 0 {
+			w, _ := tensor.Copy[float32](weights)
+			b, _ := tensor.Copy[float32](bias)
+			fmt.Println(w, b)
+		}
+		return err
+	})
+	// Output: [3 6] [3]
+}
+
+func ExampleGroup_SendObjects() {
+	world(func(ctx context.Context, g *group.Group) error {
+		switch g.Rank() {
+		case 0: // in Python: dist.send_object_list(objects, dst=1)
+			return g.SendObjects(ctx, [][]byte{[]byte("epoch 3"), []byte("done")}, 1)
+		case 1: // in Python: dist.recv_object_list(objects, src=0)
+			objects := make([][]byte, 2)
+			from, err := g.RecvObjects(ctx, objects, 0)
+			fmt.Printf("%s from rank %d\n", objects, from)
+			return err
+		}
+		return nil
+	})
+	// Output: [epoch 3 done] from rank 0
+}

@@ -48,10 +48,7 @@ func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root int
 		return err
 	}
 	if g.rank != root {
-		for i, n := range sizes {
-			objects[i] = data[:n:n]
-			data = data[n:]
-		}
+		share(objects, data, sizes)
 	}
 	return nil
 }
@@ -59,12 +56,20 @@ func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root int
 // totalSize checks announced sizes before memory is taken for them. Wrong ones fail the group: the next operation cannot
 // fit what the other ranks do.
 func (g *Group) totalSize(name string, from int, sizes []int64) (int, error) {
+	total, err := announced(name, from, sizes)
+	if err != nil {
+		g.fail(err)
+	}
+	return total, err
+}
+
+// announced adds up the sizes of the objects of a rank, and refuses what is more than any memory should be taken for.
+func announced(name string, from int, sizes []int64) (int, error) {
 	total := int64(0)
 	for _, n := range sizes {
 		if n < 0 || n > MaxObject || total+n > MaxObject {
 			err := dist.Newf(name, dist.TooLarge, "rank %d announces an object of %d bytes, at most %d are taken", from, n, int64(MaxObject))
 			err.Rank = dist.Rank(from)
-			g.fail(err)
 			return 0, err
 		}
 		total += n
@@ -205,4 +210,71 @@ func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root int, 
 		return nil, err
 	}
 	return out[:size[0]], nil
+}
+
+// SendObjects sends objects to a rank, which must take as many with [Group.RecvObjects]. It returns when they may be changed.
+//
+// It corresponds to torch.distributed.send_object_list.
+func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to int, opts ...OpOption) error {
+	const name = "group: send_object_list"
+	if len(objects) == 0 {
+		return dist.New(name, dist.InvalidArgument, "no objects")
+	}
+	sizes := make([]int64, len(objects))
+	total := 0
+	for i, o := range objects {
+		sizes[i] = int64(len(o))
+		total += len(o)
+	}
+	if int64(total) > MaxObject {
+		return dist.Newf(name, dist.TooLarge, "the objects have %d bytes, at most %d are taken", total, int64(MaxObject))
+	}
+	if err := g.Send(ctx, tensor.Must(tensor.From(sizes, len(sizes))), to, 0, opts...).Wait(ctx); err != nil {
+		return err
+	}
+	data := slices.Concat(objects...)
+	return g.Send(ctx, tensor.Must(tensor.From(data, total)), to, 0, opts...).Wait(ctx)
+}
+
+// RecvObjects fills objects with those that a rank sends with [Group.SendObjects], or any rank if from is [NoSource], and
+// returns who it was.
+//
+// It corresponds to torch.distributed.recv_object_list.
+func (g *Group) RecvObjects(ctx context.Context, objects [][]byte, from int, opts ...OpOption) (int, error) {
+	const name = "group: recv_object_list"
+	if len(objects) == 0 {
+		return NoSource, dist.New(name, dist.InvalidArgument, "no objects")
+	}
+	sizes := make([]int64, len(objects))
+	room := tensor.Must(tensor.From(sizes, len(sizes)))
+	if from == NoSource {
+		w := g.RecvAny(ctx, room, 0, opts...)
+		err := w.Wait(ctx)
+		if err == nil {
+			from, err = w.SourceRank()
+		}
+		if err != nil {
+			return NoSource, err
+		}
+	} else if err := g.Recv(ctx, room, from, 0, opts...).Wait(ctx); err != nil {
+		return NoSource, err
+	}
+	total, err := announced(name, from, sizes)
+	if err != nil {
+		return NoSource, err
+	}
+	data := make([]byte, total)
+	if err := g.Recv(ctx, tensor.Must(tensor.From(data, len(data))), from, 0, opts...).Wait(ctx); err != nil {
+		return NoSource, err
+	}
+	share(objects, data, sizes)
+	return from, nil
+}
+
+// share cuts data into objects of the given sizes.
+func share(objects [][]byte, data []byte, sizes []int64) {
+	for i, n := range sizes {
+		objects[i] = data[:n:n]
+		data = data[n:]
+	}
 }

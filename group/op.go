@@ -6,6 +6,7 @@ package group
 import (
 	"strconv"
 
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/reduce"
 )
 
@@ -38,37 +39,27 @@ type OpType uint8
 
 // The operations.
 const (
-	OpBroadcast         OpType = 0
-	OpAllReduce         OpType = 1
-	OpAllReduceCoalesce OpType = 2
-	OpReduce            OpType = 3
-	OpAllGather         OpType = 4
-	OpAllGatherInto     OpType = 5
-	OpGather            OpType = 7
-	OpScatter           OpType = 8
-	OpReduceScatter     OpType = 9
-	OpAllToAllInto      OpType = 10
-	OpAllToAll          OpType = 11
-	OpSend              OpType = 12
-	OpRecv              OpType = 13
-	OpRecvAny           OpType = 14
-	OpBarrier           OpType = 15
-	OpReduceScatterInto OpType = 16
-	OpUnknown           OpType = 100
+	OpBroadcast                 = OpType(torch.Broadcast)
+	OpAllReduce                 = OpType(torch.AllReduce)
+	OpAllReduceCoalesce         = OpType(torch.AllReduceCoalesce)
+	OpReduce                    = OpType(torch.Reduce)
+	OpAllGather                 = OpType(torch.AllGather)
+	OpAllGatherInto             = OpType(torch.AllGatherInto)
+	OpAllGatherCoalesce         = OpType(torch.AllGatherCoalesce)
+	OpGather                    = OpType(torch.Gather)
+	OpScatter                   = OpType(torch.Scatter)
+	OpReduceScatter             = OpType(torch.ReduceScatter)
+	OpAllToAllInto              = OpType(torch.AllToAllInto)
+	OpAllToAll                  = OpType(torch.AllToAll)
+	OpSend                      = OpType(torch.Send)
+	OpRecv                      = OpType(torch.Recv)
+	OpRecvAny                   = OpType(torch.RecvAny)
+	OpBarrier                   = OpType(torch.Barrier)
+	OpReduceScatterInto         = OpType(torch.ReduceScatterInto)
+	OpReduceScatterIntoCoalesce = OpType(torch.ReduceScatterIntoCoalesce)
+	OpAllGatherIntoCoalesce     = OpType(torch.AllGatherIntoCoalesce)
+	OpUnknown                   = OpType(torch.Unknown)
 )
 
-var opNames = map[OpType]string{
-	OpBroadcast: "broadcast", OpAllReduce: "all_reduce", OpAllReduceCoalesce: "all_reduce_coalesced", OpReduce: "reduce",
-	OpAllGather: "all_gather", OpAllGatherInto: "all_gather_into_tensor", OpGather: "gather", OpScatter: "scatter",
-	OpReduceScatter: "reduce_scatter", OpAllToAllInto: "all_to_all_single", OpAllToAll: "all_to_all", OpSend: "send",
-	OpRecv: "recv", OpRecvAny: "recv_any", OpBarrier: "barrier", OpReduceScatterInto: "reduce_scatter_tensor",
-	OpUnknown: "unknown",
-}
-
 // String returns the name of the operation in PyTorch's Python API.
-func (o OpType) String() string {
-	if name, ok := opNames[o]; ok {
-		return name
-	}
-	return "op(" + strconv.Itoa(int(o)) + ")"
-}
+func (o OpType) String() string { return torch.Op(o).String() }

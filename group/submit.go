@@ -74,7 +74,7 @@ func (g *Group) refusedLocked(ctx context.Context, op OpType, no sched.Refusal) 
 
 // post submits a collective, after a check where the PyTorch ranks make one. It takes so many sequence numbers.
 func (g *Group) post(ctx context.Context, w *Work, numbers uint32) *Work {
-	if g.checks != nil && w.steps == nil {
+	if g.checks != nil && (w.steps == nil || w.parts > 0) {
 		return g.checked(ctx, w, numbers)
 	}
 	return g.enqueue(ctx, w, numbers)

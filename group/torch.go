@@ -40,8 +40,8 @@ func (v torchVersion) String() string {
 }
 
 // checkTorch refuses what the PyTorch ranks of the group cannot do, would get wrong, or may do one way or another; see refusal.
-func (g *Group) checkTorch(name string, op OpType, dt tensor.DType, r ReduceOp, numel int) error {
-	err := g.peers.Check(name, torch.Call{Op: torch.Op(op), DType: dt, Reduce: toReduce(r), Numel: numel, Ranks: g.size})
+func (g *Group) checkTorch(name string, op OpType, dt tensor.DType, r ReduceOp, numel, parts int) error {
+	err := g.peers.Check(name, torch.Call{Op: torch.Op(op), DType: dt, Reduce: toReduce(r), Numel: numel, Parts: parts})
 	why, ok := errors.AsType[*torch.Refusal](err)
 	if !ok {
 		return err
@@ -85,9 +85,9 @@ func (v torchVersion) uneven(name string, op OpType) error {
 // messages it consists of.
 func (g *Group) torchSteps(w *Work) uint64 {
 	switch {
-	case w.req.PerBlock:
-		return uint64(g.size) //nolint:gosec // a number of ranks
-	case w.steps == nil:
+	case w.parts > 1:
+		return uint64(w.parts)
+	case w.steps == nil, w.parts == 1:
 		return 1
 	case g.rank == 0:
 		return 2 * uint64(g.size-1) //nolint:gosec // at least one rank

@@ -36,6 +36,7 @@ type Work struct {
 	message link.Op      // of a point-to-point operation
 	p2p     bool
 	steps   []step       // what to run instead of one request
+	parts   int          // collectives that PyTorch ranks count for it; 0 for the usual one
 	finish  func() error // after success: move results to where the user wants them
 	outputs []*tensor.Tensor
 	subject [2]*tensor.Tensor // what a check before the operation compares; see detail.go

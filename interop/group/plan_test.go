@@ -173,6 +173,10 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 	case "all_reduce_coalesced":
 		y := data(k, me, n+3, dt, 1)
 		return wait(g.AllReduceCoalesced(ctx, []*tensor.Tensor{x, y}, op), x, y)
+	case "all_gather_coalesced", "all_gather_scope", "reduce_scatter_scope", "broadcast_coalesced":
+		return coalesced(ctx, g, k, s)
+	case "object_lists":
+		return objectLists(ctx, g, k, s)
 	case "reduce":
 		got, err := wait(g.Reduce(ctx, x, op, s.Root), x)
 		if me != s.Root && err == nil {

@@ -112,6 +112,38 @@ def step(k, s):
         y = data(k, me, n + 3, dt, 1)
         dist.all_reduce_coalesced([x, y], op, group=g)
         return digest(x, y)
+    if kind == "all_gather_coalesced":
+        y = data(k, me, n + 3, dt, 1)
+        outs = [[torch.empty_like(x), torch.empty_like(y)] for _ in range(members)]
+        dist.all_gather_coalesced(outs, [x, y], group=g)
+        return digest(*[t for pair in outs for t in pair])
+    if kind == "all_gather_scope":
+        y = data(k, me, n + 3, dt, 1)
+        a, b = torch.empty(n * members, dtype=x.dtype), torch.empty((n + 3) * members, dtype=x.dtype)
+        with dist.distributed_c10d._coalescing_manager(group=g):
+            dist.all_gather_into_tensor(a, x, group=g)
+            dist.all_gather_into_tensor(b, y, group=g)
+        return digest(a, b)
+    if kind == "reduce_scatter_scope":
+        a, b = torch.empty(n, dtype=x.dtype), torch.empty(n + 3, dtype=x.dtype)
+        with dist.distributed_c10d._coalescing_manager(group=g):
+            dist.reduce_scatter_tensor(a, data(k, me, n * members, dt), op, group=g)
+            dist.reduce_scatter_tensor(b, data(k, me, (n + 3) * members, dt, 1), op, group=g)
+        return digest(a, b)
+    if kind == "broadcast_coalesced":
+        ts = [x, data(k, me, n + 3, "int64", 1), data(k, me, n + 1, dt, 2), data(k, me, 2 * n, dt, 3)]
+        dist._broadcast_coalesced(g or dist.group.WORLD, ts, 8 * n + 1, root)
+        return digest(*ts)
+    if kind == "object_lists":
+        text = lambda i: ("object %d of %d.%d" % (k, root, i)) * (i + 1)
+        if me == root:
+            for r in range(members):
+                if r != root:
+                    dist.send_object_list([text(i) for i in range(3)], r)
+            return "-"
+        got = [None] * 3
+        dist.recv_object_list(got, root)  # PyTorch takes no other: its src=None raises
+        return "|".join(got)
     if kind == "reduce":
         dist.reduce(x, groot, op, group=g)
         return digest(x) if me == root else "-"

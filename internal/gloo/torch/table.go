@@ -5,6 +5,7 @@ package torch
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/reduce"
@@ -16,28 +17,42 @@ type Op uint8
 
 // The operations.
 const (
-	Broadcast         Op = 0
-	AllReduce         Op = 1
-	AllReduceCoalesce Op = 2
-	Reduce            Op = 3
-	AllGather         Op = 4
-	AllGatherInto     Op = 5
-	Gather            Op = 7
-	Scatter           Op = 8
-	ReduceScatter     Op = 9
-	AllToAllInto      Op = 10
-	AllToAll          Op = 11
-	Send              Op = 12
-	Recv              Op = 13
-	RecvAny           Op = 14
-	Barrier           Op = 15
-	ReduceScatterInto Op = 16
+	Broadcast                 Op = 0
+	AllReduce                 Op = 1
+	AllReduceCoalesce         Op = 2
+	Reduce                    Op = 3
+	AllGather                 Op = 4
+	AllGatherInto             Op = 5
+	AllGatherCoalesce         Op = 6
+	Gather                    Op = 7
+	Scatter                   Op = 8
+	ReduceScatter             Op = 9
+	AllToAllInto              Op = 10
+	AllToAll                  Op = 11
+	Send                      Op = 12
+	Recv                      Op = 13
+	RecvAny                   Op = 14
+	Barrier                   Op = 15
+	ReduceScatterInto         Op = 16
+	ReduceScatterIntoCoalesce Op = 19
+	AllGatherIntoCoalesce     Op = 20
+	Unknown                   Op = 100
 )
 
 var names = map[Op]string{
 	Broadcast: "broadcast", AllReduce: "all_reduce", AllReduceCoalesce: "all_reduce_coalesced", Reduce: "reduce", AllGather: "all_gather",
-	AllGatherInto: "all_gather_into_tensor", Gather: "gather", Scatter: "scatter", ReduceScatter: "reduce_scatter", AllToAllInto: "all_to_all_single",
-	AllToAll: "all_to_all", Send: "send", Recv: "recv", RecvAny: "recv_any", Barrier: "barrier", ReduceScatterInto: "reduce_scatter_tensor",
+	AllGatherInto: "all_gather_into_tensor", AllGatherCoalesce: "all_gather_coalesced", Gather: "gather", Scatter: "scatter",
+	ReduceScatter: "reduce_scatter", AllToAllInto: "all_to_all_single", AllToAll: "all_to_all", Send: "send", Recv: "recv", RecvAny: "recv_any",
+	Barrier: "barrier", ReduceScatterInto: "reduce_scatter_tensor", ReduceScatterIntoCoalesce: "reduce_scatter_tensor_coalesced",
+	AllGatherIntoCoalesce: "all_gather_into_tensor_coalesced", Unknown: "unknown",
+}
+
+// String returns the name of the operation in PyTorch's Python API.
+func (o Op) String() string {
+	if name, ok := names[o]; ok {
+		return name
+	}
+	return "op(" + strconv.Itoa(int(o)) + ")"
 }
 
 // Call is an operation on tensors of a type; Reduce matters for reductions, Numel is the elements of one rank.
@@ -46,7 +61,7 @@ type Call struct {
 	DType  tensor.DType
 	Reduce reduce.Op
 	Numel  int
-	Ranks  int
+	Parts  int // that take a tag each: the ranks, in a reduce_scatter of lists, or the tensors, in a coalesced one
 }
 
 // Where is where PyTorch refuses a call.
@@ -98,7 +113,7 @@ func floating(dt tensor.DType) bool {
 
 // noType is what every version says of a type that gloo does not have: in its worker, when the tag is taken.
 func noType(c *Call) outcome {
-	return refuse(AtTheWait, fmt.Sprintf("has no %s of %v; convert the tensor", names[c.Op], c.DType))
+	return refuse(AtTheWait, fmt.Sprintf("has no %s of %v; convert the tensor", c.Op.String(), c.DType))
 }
 
 // outcome is the table. It was read off real processes; the tests with PyTorch hold every cell against them.
@@ -112,13 +127,16 @@ func (l Level) outcome(c *Call) outcome {
 		return l.reduction(c, true)
 	case Reduce:
 		return l.reduction(c, l >= V2_9)
-	case ReduceScatterInto, ReduceScatter:
+	case ReduceScatterInto, ReduceScatter, ReduceScatterIntoCoalesce:
 		return l.reduceScatter(c)
 	case Broadcast:
 		if complexNumbers && l >= V2_9 {
 			return outcome{}
 		}
-	case AllGather, AllGatherInto:
+	case AllGather, AllGatherInto, AllGatherCoalesce, AllGatherIntoCoalesce:
+		if c.Op == AllGatherIntoCoalesce && l == V1_13 {
+			return refuse(AtTheCall, "has no "+c.Op.String())
+		}
 		if c.Numel == 0 && l == V1_13 {
 			return refuse(AtTheWait, "ends its process with a division by zero in an all_gather of empty tensors")
 		}
@@ -136,7 +154,7 @@ func (l Level) outcome(c *Call) outcome {
 		if complexNumbers {
 			return outcome{}
 		}
-	case Send, Recv, RecvAny, Barrier:
+	case Send, Recv, RecvAny, Barrier, Unknown:
 		return outcome{}
 	case Gather: // complex numbers were forgotten in all versions
 	}
@@ -178,22 +196,25 @@ func (l Level) reduction(c *Call, complexNumbers bool) outcome {
 }
 
 func (l Level) reduceScatter(c *Call) outcome {
-	list := c.Op == ReduceScatter
 	switch {
-	case l == V1_13, list && l < V2_8:
-		return refuse(AtTheCall, "has no "+names[c.Op])
+	case l == V1_13, c.Op == ReduceScatter && l < V2_8:
+		return refuse(AtTheCall, "has no "+c.Op.String())
 	case l < V2_9:
 		if !l.base(c.DType) {
-			return noType(c)
+			return c.each(noType(c))
 		}
 		if c.Reduce != reduce.Sum {
-			return refuse(Nowhere, "sums in "+names[c.Op]+" whatever the operator is; use all_reduce")
+			return refuse(Nowhere, "sums in "+c.Op.String()+" whatever the operator is; use all_reduce")
 		}
 		return outcome{}
 	}
-	o := l.reduction(c, true)
-	if o.refused && list {
-		o.tags *= c.Ranks
+	return c.each(l.reduction(c, true))
+}
+
+// each is the outcome of a call that consists of parts.
+func (c *Call) each(o outcome) outcome {
+	if o.refused && c.Op != ReduceScatterInto {
+		o.tags *= c.Parts
 	}
 	return o
 }
@@ -239,9 +260,9 @@ func (p Peers) Check(name string, c Call) error {
 		e.Err = &Refusal{Where: first.where, Tags: first.tags}
 		return e
 	}
-	what := names[c.Op] + " of " + c.DType.String()
+	what := c.Op.String() + " of " + c.DType.String()
 	if c.reduces() {
-		what = names[c.Op] + " (" + c.Reduce.String() + ") of " + c.DType.String()
+		what = c.Op.String() + " (" + c.Reduce.String() + ") of " + c.DType.String()
 	}
 	e := dist.Newf(name, dist.NotSupported,
 		"%s depends on the version of PyTorch, and all that is known is that other ranks use %v: say which with %s (%q) or the variable %s (2.14)",
@@ -252,7 +273,7 @@ func (p Peers) Check(name string, c Call) error {
 
 func (c *Call) reduces() bool {
 	switch c.Op {
-	case AllReduce, AllReduceCoalesce, Reduce, ReduceScatter, ReduceScatterInto:
+	case AllReduce, AllReduceCoalesce, Reduce, ReduceScatter, ReduceScatterInto, ReduceScatterIntoCoalesce:
 		return true
 	default:
 		return false

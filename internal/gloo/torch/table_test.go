@@ -67,7 +67,7 @@ func TestTable(t *testing.T) {
 		{ReduceScatterInto, reduce.Min, tensor.Complex64, "011111"},
 		{ReduceScatter, reduce.Sum, tensor.Float32, "00rrrr"},
 		{ReduceScatter, reduce.Max, tensor.Float32, "00nrrr"},
-		{ReduceScatter, reduce.Sum, tensor.Int16, "001333"},
+		{ReduceScatter, reduce.Sum, tensor.Int16, "003333"},
 		{Broadcast, reduce.Sum, tensor.Complex64, "111rrr"},
 		{Gather, reduce.Sum, tensor.Complex64, "111111"},
 		{Scatter, reduce.Sum, tensor.Complex64, "rrrrrr"},
@@ -75,12 +75,17 @@ func TestTable(t *testing.T) {
 		{AllToAllInto, reduce.Sum, tensor.Bool, "1rrrrr"},
 		{AllToAll, reduce.Sum, tensor.Float32, "0000rr"},
 		{AllToAll, reduce.Sum, tensor.Complex64, "0000rr"},
+		{AllGatherCoalesce, reduce.Sum, tensor.Int16, "111111"},
+		{AllGatherIntoCoalesce, reduce.Sum, tensor.Float32, "0rrrrr"},
+		{ReduceScatterIntoCoalesce, reduce.Sum, tensor.Float32, "0rrrrr"},
+		{ReduceScatterIntoCoalesce, reduce.Sum, tensor.Int16, "033333"},
+		{ReduceScatterIntoCoalesce, reduce.Max, tensor.Float32, "0nnrrr"},
 		{Send, reduce.Sum, tensor.Int16, "rrrrrr"},
 		{Barrier, reduce.Sum, tensor.Uint8, "rrrrrr"},
 	} {
 		got := ""
 		for _, l := range levels {
-			o := l.outcome(&Call{Op: row.op, DType: row.dt, Reduce: row.r, Numel: 4, Ranks: 3})
+			o := l.outcome(&Call{Op: row.op, DType: row.dt, Reduce: row.r, Numel: 4, Parts: 3})
 			switch {
 			case !o.refused:
 				got += "r"
@@ -101,7 +106,7 @@ func TestTable(t *testing.T) {
 // TestUnknownVersionIsAskedFor: what versions do differently is refused until somebody says which one it is, and nothing else is.
 func TestUnknownVersionIsAskedFor(t *testing.T) {
 	all := Peers{V2_6, Newest}
-	avg := Call{Op: AllReduce, DType: tensor.Float32, Reduce: reduce.Avg, Numel: 1, Ranks: 2}
+	avg := Call{Op: AllReduce, DType: tensor.Float32, Reduce: reduce.Avg, Numel: 1, Parts: 2}
 	err := all.Check("group: all_reduce", avg)
 	if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), Option) || !strings.Contains(err.Error(), Variable) || !strings.Contains(err.Error(), "2.6 or newer") {
 		t.Errorf("%v", err)
@@ -112,7 +117,7 @@ func TestUnknownVersionIsAskedFor(t *testing.T) {
 	if err = all.AtMost(V2_6).Check("x", avg); err == nil || strings.Contains(err.Error(), Option) {
 		t.Errorf("%v", err)
 	}
-	half := Call{Op: AllReduce, DType: tensor.Float16, Reduce: reduce.Max, Numel: 1, Ranks: 2}
+	half := Call{Op: AllReduce, DType: tensor.Float16, Reduce: reduce.Max, Numel: 1, Parts: 2}
 	if err = all.Check("x", half); err == nil {
 		t.Error("float16 is computed in two ways")
 	}
@@ -122,11 +127,11 @@ func TestUnknownVersionIsAskedFor(t *testing.T) {
 		}
 	}
 	var r *Refusal
-	err = Exactly(V2_6).Check("x", Call{Op: ReduceScatterInto, DType: tensor.Float32, Reduce: reduce.Max, Ranks: 2})
+	err = Exactly(V2_6).Check("x", Call{Op: ReduceScatterInto, DType: tensor.Float32, Reduce: reduce.Max, Parts: 2})
 	if !errors.As(err, &r) || r.Where != Nowhere {
 		t.Errorf("PyTorch 2.6 runs it: %v", err)
 	}
-	err = Exactly(V2_14).Check("x", Call{Op: ReduceScatter, DType: tensor.Int16, Ranks: 4})
+	err = Exactly(V2_14).Check("x", Call{Op: ReduceScatter, DType: tensor.Int16, Parts: 4})
 	if !errors.As(err, &r) || r.Where != AtTheWait || r.Tags != 4 {
 		t.Errorf("PyTorch 2.14 takes a tag per rank: %v", err)
 	}
