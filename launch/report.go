@@ -6,6 +6,7 @@ package launch
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -145,16 +146,47 @@ func (a *Attempt) Sentence() string {
 	case first == nil:
 		return "the job was stopped"
 	}
+	if early := a.early(); len(early) > 0 {
+		return fmt.Sprintf("%s ended with exit code 0 while others still needed %s; then rank %d %s", rankWords(early), map[bool]string{true: "it", false: "them"}[len(early) == 1], first.Rank, first.Words)
+	}
 	if s := a.suspect(); s != nil {
 		return fmt.Sprintf("rank %d %s; the cause is probably rank %d, which was in %s and was stopped before it said why", first.Rank, first.Words, s.Rank, s.Doing)
 	}
 	return fmt.Sprintf("rank %d %s", first.Rank, first.Words)
 }
 
+// early returns the ranks that had ended with 0 when the first failure came, if all failures are consequences: they left
+// while others needed them.
+func (a *Attempt) early() []int {
+	first := a.Of(a.First)
+	if first == nil || !consequence(first) {
+		return nil
+	}
+	var all []int
+	for _, w := range a.Workers {
+		if w.Kind == postmortem.Success.String() && !w.Ended.IsZero() && w.Ended.Before(first.Ended) {
+			all = append(all, w.Rank)
+		}
+	}
+	return all
+}
+
+// consequence reports whether a worker's end was another one's doing.
+func consequence(w *WorkerEnd) bool {
+	return w.Kind == postmortem.LostPeer.String() || w.Kind == postmortem.Timeout.String()
+}
+
+func rankWords(ranks []int) string {
+	if len(ranks) == 1 {
+		return "rank " + strconv.Itoa(ranks[0])
+	}
+	return "ranks " + ranklist.Short(ranks)
+}
+
 // suspect returns the one rank that is left as the cause when all failures are consequences: the only one that had to be
 // stopped and that was not waiting for the others.
 func (a *Attempt) suspect() *RankState {
-	if first := a.Of(a.First); first == nil || first.Kind != postmortem.LostPeer.String() && first.Kind != postmortem.Timeout.String() {
+	if first := a.Of(a.First); first == nil || !consequence(first) {
 		return nil
 	}
 	var left []*RankState
@@ -294,11 +326,7 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 	for _, fate := range order {
 		ranks := fates[fate]
 		slices.Sort(ranks)
-		name := "rank "
-		if len(ranks) > 1 {
-			name = "ranks "
-		}
-		fmt.Fprintf(b, "    %s%s: %s\n", name, ranklist.Short(ranks), fate)
+		fmt.Fprintf(b, "    %s: %s\n", rankWords(ranks), fate)
 	}
 }
 

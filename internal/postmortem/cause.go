@@ -6,6 +6,7 @@
 package postmortem
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -129,6 +130,10 @@ func Explain(d Death) Cause {
 		if size := sizeMismatch(d.Stderr); size != "" {
 			cause.Words += "; " + size
 			cause.Advice = "the ranks called a collective with different sizes: compare the tensors that they pass"
+		} else if trace.exception != "" && !kindOf(trace.exception).Consequence() {
+			// Python said why before native code gave up over it.
+			cause.Kind, cause.Words = kindOf(trace.exception), "raised "+firstLine(trace.exception)+", and then "+cause.Words
+			cause.Advice = cmp.Or(adviceFor(trace.exception), cause.Advice)
 		}
 	case d.Code < 0 && trace.exception == "":
 		cause.Kind, cause.Words = Killed, "was ended by "+signalName(sig)+", which the launcher did not send"

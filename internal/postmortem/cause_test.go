@@ -56,6 +56,7 @@ func TestExplain(t *testing.T) {
 		"segfault":      {Death{Code: -11}, Crash, "crashed: segmentation fault (SIGSEGV)", ""},
 		"bus":           {Death{Code: -7}, Crash, "crashed: bus error (SIGBUS)", ""},
 		"sizes":         {Death{Code: -6, Stderr: "op.preamble.length <= op.nbytes. 8 vs 4. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"}, Crash, "crashed: aborted (SIGABRT); a peer sent 8 bytes where it expected 4", ""},
+		"full disk":     {Death{Code: -6, Stderr: "Traceback (most recent call last):\n  File \"/srv/t.py\", line 22, in train\n    torch.save(x, f)\n  File \"/usr/lib/python3/dist-packages/torch/serialization.py\", line 290, in __exit__\n    self.file_like.write_end_of_file()\nRuntimeError: [enforce fail at inline_container.cc:325] . unexpected pos 320 vs 236\n\nterminate called after throwing an instance of 'c10::Error'\n"}, Exception, "raised RuntimeError: [enforce fail at inline_container.cc:325] . unexpected pos 320 vs 236, and then crashed: aborted (SIGABRT)", "train (/srv/t.py:22)"},
 		"stopped":       {Death{Code: -15, Stopped: true}, Stopped, "was stopped by the launcher (SIGTERM)", ""},
 		"terminated":    {Death{Code: -15}, Killed, "was ended by SIGTERM, which the launcher did not send", ""},
 		"refused":       {Death{Code: 127, Refused: "x: there is no such program in the PATH"}, NotStarted, "could not be started: x", ""},

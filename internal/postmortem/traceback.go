@@ -6,6 +6,8 @@ package postmortem
 import (
 	"regexp"
 	"strings"
+
+	"github.com/cohort-dist/cohort/internal/pystack"
 )
 
 // traceback is a Python traceback found in text.
@@ -78,9 +80,14 @@ func parseBlocks(lines []string) []block {
 		}
 		b := block{from: i, chained: linked}
 		linked = false
+		own := 0
 		i++
 		for ; i < len(lines) && (strings.HasPrefix(lines[i], " ") || lines[i] == ""); i++ {
-			if m := fileLine.FindStringSubmatch(lines[i]); m != nil {
+			// The innermost line of the program itself, or the innermost of all.
+			if m := fileLine.FindStringSubmatch(lines[i]); m != nil && (own == 0 || !pystack.Library(m[1])) {
+				if !pystack.Library(m[1]) {
+					own++
+				}
 				b.where = m[1] + ":" + m[2]
 				if m[3] != "" {
 					b.where = m[3] + " (" + b.where + ")"

@@ -131,6 +131,7 @@ var advices = []struct{ text, advice string }{
 	{"No module named", "the module is not installed for the Python that runs the workers; --python chooses another one"},
 	{"can't open file", "check the path of the script"},
 	{"No space left on device", "the disk or /dev/shm is full: df -h says which"},
+	{"inline_container.cc", "the file could not be written: the disk is probably full (df -h), or over its quota"},
 	{"unable to open shared memory object", "/dev/shm is full or too small: df /dev/shm; containers have --shm-size"},
 	{"DataLoader worker", "a data loader worker died: run with num_workers=0 to see its error"},
 	{"use_libuv was requested", "this PyTorch has no libuv: leave --no-shim out, or set USE_LIBUV=0"},

@@ -16,7 +16,7 @@ import (
 
 // The keys that gloo's ranks wait for. The last number is the rank in the group that has to set it.
 var (
-	addressKey  = regexp.MustCompile(`/0//(?:cpu|cuda)//\d+/(\d+)$`)
+	addressKey  = regexp.MustCompile(`/0//(?:cpu|cuda)//\d+/(\d+)$|/default_pg/0/\d+/(?:rank_)?(\d+)$`) // the second of PyTorch 1.13
 	subgroupKey = regexp.MustCompile(`/0//(\d+)//(?:cpu|cuda)//\d+/(\d+)$`)
 )
 
@@ -30,7 +30,7 @@ func (c *court) keys(waiting []int) (Verdict, bool) {
 			n, _ := strconv.Atoi(m[2])
 			late[n] = true
 		} else if m := addressKey.FindStringSubmatch(w.Key); m != nil {
-			n, _ := strconv.Atoi(m[1])
+			n, _ := strconv.Atoi(m[1] + m[2])
 			late[n] = true
 		}
 	}
@@ -49,6 +49,10 @@ func (c *court) keys(waiting []int) (Verdict, bool) {
 	has := "has"
 	if len(ranks) > 1 {
 		has = "have"
+	}
+	if world := c.job.World; world > 0 && ranks[0] >= world {
+		return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("The program wants more ranks than there are: WORLD_SIZE is %d, but %s for rank %d, which does not exist; compare world_size in the program with the number of workers.",
+			world, waits(waiting), ranks[0])}, true
 	}
 	oldest := time.Duration(0)
 	for _, w := range c.job.Waits {

@@ -81,7 +81,7 @@ func locateFrames(frames []pystack.Frame) position {
 			}
 			continue
 		}
-		if library(f.File) {
+		if pystack.Library(f.File) {
 			continue
 		}
 		p.own, p.line = f.Func, line(f)
@@ -107,12 +107,6 @@ func distributed(file string) bool {
 	return strings.Contains(file, "/torch/distributed/") || strings.HasSuffix(file, "/torch/nn/parallel/distributed.py")
 }
 
-// library reports whether a file belongs to Python or to an installed package.
-func library(file string) bool {
-	return strings.HasPrefix(file, "<frozen") || strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") ||
-		strings.Contains(file, "/lib/python3")
-}
-
 var collectives = map[string]bool{
 	"all_reduce": true, "all_reduce_coalesced": true, "broadcast": true, "broadcast_object_list": true, "reduce": true, "all_gather": true,
 	"all_gather_into_tensor": true, "all_gather_object": true, "all_gather_coalesced": true, "gather": true, "gather_object": true, "scatter": true,
@@ -133,7 +127,7 @@ func classOf(function, file string) (class, bool) {
 		return inCollective, true
 	case strings.HasSuffix(file, "/torch/nn/parallel/distributed.py"):
 		return inCollective, true
-	case strings.Contains(file, "/torch/distributed/rpc/") && (function == "shutdown" || function == "init_rpc" || function == "rpc_sync"):
+	case strings.Contains(file, "/torch/distributed/rpc/") && (function == "shutdown" || function == "init_rpc" || function == "rpc_sync" || function == "_wait_all_workers"):
 		return inRPC, true
 	}
 	return unknown, false

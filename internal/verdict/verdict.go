@@ -76,6 +76,7 @@ type Verdict struct {
 // Judge looks at a job.
 func Judge(j Job) Verdict {
 	slices.SortFunc(j.Ranks, func(a, b Rank) int { return a.Rank - b.Rank })
+	j.Ranks = withoutChildren(j.Ranks)
 	c := &court{job: j, at: map[int]position{}}
 	for _, r := range j.Ranks {
 		c.at[r.Rank] = locate(r)
@@ -84,6 +85,22 @@ func Judge(j Job) Verdict {
 	v.Places = c.places()
 	v.Proof = slices.Concat(v.Places, c.waits())
 	return v
+}
+
+// withoutChildren leaves out a second process of a rank that takes no part: a child that has lost its parent, for
+// instance. Where both take part, both stay.
+func withoutChildren(ranks []Rank) []Rank {
+	var out []Rank
+	for _, r := range ranks {
+		last := len(out) - 1
+		switch {
+		case last < 0 || out[last].Rank != r.Rank || locate(out[last]).waits() && locate(r).waits():
+			out = append(out, r)
+		case locate(r).waits() && !locate(out[last]).waits():
+			out[last] = r
+		}
+	}
+	return out
 }
 
 // court holds a job and where its ranks are.
@@ -97,7 +114,7 @@ func (c *court) judge() Verdict {
 		return c.fromStore()
 	}
 	for _, rule := range []func() (Verdict, bool){
-		c.gone, c.stopped, c.kernel, c.lock, c.recorders, c.messages, c.starting, c.missing, c.mismatch, c.same, c.store,
+		c.gone, c.twice, c.stopped, c.kernel, c.lock, c.recorders, c.messages, c.starting, c.rpc, c.missing, c.mismatch, c.same, c.store,
 	} {
 		if v, found := rule(); found {
 			v.Hung = true
@@ -120,7 +137,7 @@ func (c *court) fromStore() Verdict {
 		return v
 	}
 	if n := len(c.job.Waits); n > 0 {
-		return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank of this job was found, but %d requests wait in its store, the oldest for the key %s%s.", n, c.job.Waits[0].Key, since(c.job.Waits[0].Age))}
+		return Verdict{Sentence: fmt.Sprintf("No rank of this job was found, but %s in its store, the oldest for the key %s%s.", map[bool]string{true: "1 request waits", false: strconv.Itoa(n) + " requests wait"}[n == 1], c.job.Waits[0].Key, since(c.job.Waits[0].Age))}
 	}
 	return Verdict{Sentence: "No rank of this job was found, and nobody waits in its store."}
 }
@@ -180,6 +197,33 @@ func (c *court) gone() (Verdict, bool) {
 }
 
 func (c *court) all() []int { return c.ranks(func(Rank, position) bool { return true }) }
+
+// twice: two processes are the same rank, and both take part.
+func (c *court) twice() (Verdict, bool) {
+	for i := 1; i < len(c.job.Ranks); i++ { // they are sorted
+		a, b := c.job.Ranks[i-1], c.job.Ranks[i]
+		if a.Rank != b.Rank || a.Gone != "" || b.Gone != "" || !locate(a).waits() || !locate(b).waits() {
+			continue
+		}
+		return Verdict{
+			Culprits: []int{a.Rank},
+			Sentence: fmt.Sprintf("Rank %d was started twice, as the processes %d and %d: give each process a RANK of its own, from 0 to %d.", a.Rank, a.PID, b.PID, max(c.job.World, 1)-1),
+		}, true
+	}
+	return Verdict{}, false
+}
+
+// rpc: some ranks are at a meeting of RPC to which others have not come.
+func (c *court) rpc() (Verdict, bool) {
+	for _, op := range []string{"init_rpc", "shutdown"} {
+		here := c.ranks(func(_ Rank, p position) bool { return p.class == inRPC && p.op == op })
+		late := c.ranks(func(r Rank, p position) bool { return r.Main != nil && (p.class != inRPC || p.op != op) })
+		if len(here) > 0 && len(late) > 0 {
+			return c.late(late, "not called rpc."+op+" ("+c.at[here[0]].line+")", here), true
+		}
+	}
+	return Verdict{}, false
+}
 
 // stopped: a rank was stopped by a signal or a debugger.
 func (c *court) stopped() (Verdict, bool) {

@@ -151,6 +151,30 @@ func TestSentences(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{at(0, "wait_for_config", 30), at(1, "serve", 31)}, Waits: []Wait{{Key: "/config", Rank: 0, Age: 9 * time.Second}}},
 			"Rank 0 waits for the key /config of the store for 9 s, in wait_for_config (train.py:30); nobody has set it.",
 		},
+		"a rank that runs twice": {
+			Job{World: 3, Ranks: []Rank{in(0, "init_process_group", "", 4), in(1, "init_process_group", "", 4), edit(in(1, "init_process_group", "", 4), func(r *Rank) { r.PID = 202 })}},
+			"Rank 1 was started twice, as the processes 101 and 202: give each process a RANK of its own, from 0 to 2.",
+		},
+		"a child of a rank is no second rank": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "all_reduce", "", 27), edit(at(1, "child", 4), func(r *Rank) { r.PID = 202 })}},
+			"Ranks 0 and 1 are in all_reduce (train.py:27) and none goes on: the network between them stands still, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+		},
+		"a world that is too large": {
+			Job{World: 2, Ranks: []Rank{in(0, "init_process_group", "", 4), in(1, "init_process_group", "", 4)}, Waits: []Wait{{Key: "/default_pg/0/0/2", Rank: 0, Age: 9 * time.Second}}},
+			"The program wants more ranks than there are: WORLD_SIZE is 2, but ranks 0 and 1 wait for rank 2, which does not exist; compare world_size in the program with the number of workers.",
+		},
+		"the end of RPC": {
+			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 33}), at(1, "load_batch", 12)}},
+			"Rank 1 has not called rpc.shutdown (train.py:33); it is in load_batch (train.py:12); rank 0 waits.",
+		},
+		"only the store": {
+			Job{Waits: []Wait{{Key: "/default_pg/0//cpu//0/3", Rank: 0, Age: 9 * time.Second}}},
+			"Rank 3 has not called init_process_group; rank 0 waits for 9 s.",
+		},
+		"only the store, and a key of the program's own": {
+			Job{Waits: []Wait{{Key: "/config", Rank: -1, Age: 9 * time.Second}}},
+			"No rank of this job was found, but 1 request waits in its store, the oldest for the key /config for 9 s.",
+		},
 		"nobody": {Job{}, "No rank of this job was found, and nobody waits in its store."},
 	} {
 		v := Judge(c.job)

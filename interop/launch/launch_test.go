@@ -315,6 +315,30 @@ func TestCause(t *testing.T) {
 	})
 }
 
+// TestFailures: the sentence of a report says what happened, not what followed from it.
+func TestFailures(t *testing.T) {
+	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+		for kind, want := range map[string]string{
+			"leaves":    `^rank 1 ended with exit code 0 while others still needed it; then rank 0 lost its connection to another rank: `,
+			"segfault":  `^rank 1 crashed: segmentation fault \(SIGSEGV\)$`,
+			"disk":      `^rank 1 raised (RuntimeError|OSError): .*(inline_container\.cc|No space left on device)`,
+			"disk-text": `^rank 1 raised OSError: \[Errno 28\] No space left on device$`,
+		} {
+			t.Run(kind, func(t *testing.T) {
+				dir := place(t, torch)
+				j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/fail.py", kind)
+				j.end()
+				if s := j.report().Sentence; !regexp.MustCompile(want).MatchString(s) {
+					t.Errorf("%s\nwant %s\n%s", s, want, j.err)
+				}
+				if strings.HasPrefix(kind, "disk") && !strings.Contains(j.err.String(), "df -h") {
+					t.Errorf("no advice in\n%s", j.err)
+				}
+			})
+		}
+	})
+}
+
 // TestRestartWithLateRank: a rank that comes late to the second attempt finds its peers, not the addresses of dead
 // processes. torchrun's job hangs or dies on them.
 func TestRestartWithLateRank(t *testing.T) {

@@ -39,6 +39,17 @@ def step():
         dist.all_reduce(x)
 
 
+if KIND == "world":
+    print("rank", RANK, "at the hang", flush=True)
+    dist.init_process_group("gloo", rank=RANK, world_size=3, timeout=timedelta(seconds=600))
+if KIND == "rpc":
+    from torch.distributed import rpc
+
+    rpc.init_rpc("worker%d" % RANK, rank=RANK, world_size=2)
+    print("rank", RANK, "at the hang", flush=True)
+    if RANK == 1:
+        load_batch()
+    rpc.shutdown()
 if KIND == "init" and RANK == 1:
     print("rank", RANK, "at the hang", flush=True)
     load_batch()
