@@ -198,8 +198,7 @@ and call the workers of its RPC world.`),
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{fmt.Errorf("%w; %q explains the flags", err, cmd.CommandPath()+" --help")}
 	})
-	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(a.runCommand(), a.whyCommand(), a.psCommand(), a.storeCommand(), a.rpcCommand(), a.traceCommand(), a.benchCommand(), a.demoCommand(), a.demoWorkerCommand(), a.versionCommand(), exitCodesTopic())
+	root.AddCommand(a.runCommand(), a.whyCommand(), a.psCommand(), a.storeCommand(), a.rpcCommand(), a.traceCommand(), a.benchCommand(), a.demoCommand(), a.demoWorkerCommand(), a.manCommand(), a.versionCommand(), exitCodesTopic())
 	return root
 }
 

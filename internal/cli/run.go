@@ -44,10 +44,25 @@ rank failed first and why.`),
   cohort run --nproc-per-node 2 ./worker
   cohort run -f job.yaml                      several programs, each a role of one job`, "\n"),
 		DisableFlagParsing: true,
+		ValidArgsFunction:  completeRun,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.run(cmd, args)
 		},
 	}
+}
+
+// completeRun completes options; the program and its arguments are files.
+func completeRun(_ *cobra.Command, before []string, word string) ([]string, cobra.ShellCompDirective) {
+	if !strings.HasPrefix(word, "-") || len(before) > 0 && before[len(before)-1] == "--" {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	var all []string
+	for _, name := range runflags.Names() {
+		if strings.HasPrefix(name, strings.ReplaceAll(word, "_", "-")) {
+			all = append(all, name)
+		}
+	}
+	return all, cobra.ShellCompDirectiveNoFileComp
 }
 
 func (a *app) run(cmd *cobra.Command, args []string) error {
