@@ -3,17 +3,8 @@
 
 package torchtest
 
-import (
-	"slices"
-	"testing"
-)
+import "slices"
 
 // Command returns the command line that starts the interpreter of this version, for tests that launch processes
 // themselves.
 func (tr *Torch) Command() []string { return slices.Clone(tr.command) }
-
-// EachAndNewest is [Each], and the newest version.
-func EachAndNewest(t *testing.T, test func(t *testing.T, torch *Torch)) {
-	t.Helper()
-	runOn(t, []*Torch{V113, V26, Newest}, test)
-}

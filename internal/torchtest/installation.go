@@ -5,6 +5,7 @@ package torchtest
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -26,6 +27,13 @@ const (
 type About struct {
 	Version  string    `json:"version"`
 	Features []Feature `json:"features"`
+}
+
+// Since reports whether the version is at least major.minor.
+func (a About) Since(major, minor int) bool {
+	var x, y int
+	_, err := fmt.Sscanf(a.Version, "%d.%d", &x, &y)
+	return err == nil && (x > major || x == major && y >= minor)
 }
 
 // Has reports whether the build has a feature.
@@ -51,17 +59,25 @@ var Installations = sync.OnceValue(func() []*Torch {
 	return all
 })
 
-// All runs test once per installation, as a subtest named after it. One whose build lacks a feature that the test needs is
-// skipped with words that the count of tests knows: it is no failure, and nothing that is missing here.
-func All(t *testing.T, needs []Feature, test func(t *testing.T, torch *Torch)) {
+// Each runs test once per installation, as a subtest named after it.
+func Each(t *testing.T, test func(t *testing.T, torch *Torch)) {
 	t.Helper()
-	runOn(t, Installations(), func(t *testing.T, torch *Torch) {
+	for _, torch := range Installations() {
+		t.Run("torch-"+torch.Name, func(t *testing.T) {
+			torch.Need(t)
+			test(t, torch)
+		})
+	}
+}
+
+// EachWith is [Each] for a test that needs a feature. An installation whose build lacks it is skipped with words that the count
+// of tests knows: it is no failure, and nothing that is missing here.
+func EachWith(t *testing.T, f Feature, test func(t *testing.T, torch *Torch)) {
+	t.Helper()
+	Each(t, func(t *testing.T, torch *Torch) {
 		t.Helper()
-		about := torch.About(t)
-		for _, f := range needs {
-			if !about.Has(f) {
-				t.Skipf("%s: PyTorch %s has no %s", Cannot, about.Version, f)
-			}
+		if about := torch.About(t); !about.Has(f) {
+			t.Skipf("%s: PyTorch %s has no %s", Cannot, about.Version, f)
 		}
 		test(t, torch)
 	})

@@ -84,22 +84,6 @@ func envOr(name, fallback string) string {
 	return fallback
 }
 
-// Each runs test once per PyTorch version, as a subtest named after it.
-func Each(t *testing.T, test func(t *testing.T, torch *Torch)) {
-	t.Helper()
-	runOn(t, []*Torch{V113, V26}, test)
-}
-
-func runOn(t *testing.T, installations []*Torch, test func(t *testing.T, torch *Torch)) {
-	t.Helper()
-	for _, torch := range installations {
-		t.Run("torch-"+torch.Name, func(t *testing.T) {
-			torch.Need(t)
-			test(t, torch)
-		})
-	}
-}
-
 // Need skips or fails the test, as COHORT_INTEROP says, when this PyTorch cannot be had.
 func (tr *Torch) Need(t testing.TB) {
 	t.Helper()

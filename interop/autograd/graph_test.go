@@ -216,7 +216,7 @@ func largest(lists [][]float64) float64 {
 
 // TestRandomGraphs runs random graphs here and in PyTorch and compares structure, values and gradients.
 func TestRandomGraphs(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := torch.Start(t, torchtest.Script{Source: graphScript})
 		r := rand.New(rand.NewPCG(7, 8))
 		used := map[string]int{}

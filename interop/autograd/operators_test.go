@@ -115,7 +115,7 @@ func TestOperators(t *testing.T) {
 			add(op, tensorArgument(t, dt, false, values, 1, 2, 3), square)
 		}
 	}
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := torch.Start(t, torchtest.Script{Source: partsScript})
 		budget := aten.NewBudget(1 << 20)
 		for _, c := range calls {

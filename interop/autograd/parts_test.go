@@ -75,7 +75,7 @@ func TestOptimizers(t *testing.T) {
 			0,
 		},
 	}
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := torch.Start(t, torchtest.Script{Source: partsScript})
 		r := rand.New(rand.NewPCG(1, 2))
 		for _, c := range rules {
@@ -132,7 +132,7 @@ func TestOptimizers(t *testing.T) {
 }
 
 func TestSchedules(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := torch.Start(t, torchtest.Script{Source: partsScript})
 		for _, c := range []struct {
 			name    string
@@ -182,7 +182,7 @@ func TestModels(t *testing.T) {
 		Out   []float64            `json:"out"`
 		Grads map[string][]float64 `json:"grads"`
 	}
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := torch.Start(t, torchtest.Script{Source: partsScript})
 		host, inside := torch.TempDir(t)
 		ids := [][]int64{{1, 10, 3, 4, 0}, {7, 7, 2, 5, 9}}
@@ -268,7 +268,7 @@ func TestPromotion(t *testing.T) {
 		}
 	}
 	all = append(all, operand{object{"number": true}, tmath.Num(true)}, operand{object{"number": 2}, tmath.Num(int64(2))}, operand{object{"number": 2.5}, tmath.Num(2.5)})
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := torch.Start(t, torchtest.Script{Source: partsScript})
 		for _, op := range []tmath.Op{tmath.Add, tmath.Sub, tmath.Mul, tmath.Div} {
 			for _, a := range all {

@@ -128,7 +128,7 @@ func train(ctx context.Context, url, mode string, steps int) (digest string, buc
 // TestTogether has a Go rank in every position; all ranks end with the same parameters, bit by bit.
 func TestTogether(t *testing.T) {
 	const size, steps = 3, 5
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for _, mode := range []string{"plain", "unused", "accumulate", "tied"} {
 			for _, own := range []int{0, 2} {
 				t.Run(fmt.Sprintf("%s,go=%d", mode, own), func(t *testing.T) {

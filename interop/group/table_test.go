@@ -96,7 +96,7 @@ func table(about torchtest.About, ranks int) (cells []cell) {
 // each result bit by bit with an all-PyTorch world. What PyTorch refuses the Go rank must refuse too, and all ranks stay in
 // step: they go on with the next cell. A cell without a result fails.
 func TestTable(t *testing.T) {
-	torchtest.All(t, nil, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		const ranks = 2
 		cells := table(tr.About(t), ranks)
 		filled := map[cell]string{}

@@ -37,7 +37,7 @@ sys.stdin.readline()
 // does. One that is not finds out from the store of a PyTorch rank what it can; where that is not enough it says which
 // option is missing, and ends the group instead of letting anybody wait.
 func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
-	torchtest.All(t, nil, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		level, _, _ := torch.Parse(tr.About(t).Version)
 		for _, goRank := range []int{0, 1} { // rank 0 hosts the store
 			for _, untold := range []bool{false, true} {
@@ -76,7 +76,7 @@ func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
 
 // TestNamesAfterHashedGroups: how a group that only its members make counts in the names of later ones depends on the version.
 func TestNamesAfterHashedGroups(t *testing.T) {
-	torchtest.All(t, nil, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		if tr == torchtest.V113 {
 			return // it has no such groups
 		}

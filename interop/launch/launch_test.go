@@ -231,7 +231,7 @@ main()
 // TestSameAsTorchrun runs the same script under both launchers: the same results, and the same environment but for what
 // docs/launcher.md lists.
 func TestSameAsTorchrun(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		ours, theirs := filepath.Join(dir, "ours"), filepath.Join(dir, "theirs")
 		shim := filepath.Join(dir, "shim")
@@ -296,7 +296,7 @@ func compareEnvironment(t *testing.T, rank int, ours, theirs map[string]string) 
 // TestCause: a rank that raises and tidies up for two seconds while its peers die of it is named as the cause, with its
 // exception. torchrun names a peer and prints the exception nowhere.
 func TestCause(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for _, slow := range []string{"", "2"} {
 			dir := place(t, torch)
 			t.Setenv("SLOW", slow)
@@ -342,7 +342,7 @@ func TestFailures(t *testing.T) {
 // TestRestartWithLateRank: a rank that comes late to the second attempt finds its peers, not the addresses of dead
 // processes. torchrun's job hangs or dies on them.
 func TestRestartWithLateRank(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for _, late := range []string{"0", "1"} {
 			dir := place(t, torch)
 			t.Setenv("FAIL_RANK", "1")
@@ -359,7 +359,7 @@ func TestRestartWithLateRank(t *testing.T) {
 // TestInterruptedHang: Ctrl-C ends a job whose ranks hang in C++ within seconds, and the report says where they were.
 // torchrun needs 30 s.
 func TestInterruptedHang(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/hang.py", "missing")
 		j.wait(j.out, "at the hang", 2)
@@ -379,7 +379,7 @@ func TestInterruptedHang(t *testing.T) {
 
 // TestShadowedSitecustomize: the module that the shim hides runs, and the switch turns the shim off.
 func TestShadowedSitecustomize(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		if err := os.WriteFile(filepath.Join(dir, "sitecustomize.py"), []byte("print('shadowed', __file__)\n"), 0o600); err != nil {
 			t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 
 // TestWhy: a job that stands still is explained in one sentence, from outside.
 func TestWhy(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for kind, c := range map[string]struct{ want, old string }{
 			"missing":  {`^Rank 1 has not reached all_reduce \(hang\.py:26\); it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`, ""},
 			"mismatch": {`^Rank 1 calls broadcast \(hang\.py:29\) where rank 0 calls all_reduce|^Rank 1 waits for a message of rank 0|^Rank 1 has not reached all_reduce`, ""},
@@ -102,7 +102,7 @@ func why(t *testing.T, job, want string) {
 
 // TestHangTimeout: a job that stands still is explained by its launcher, stopped, and restarted.
 func TestHangTimeout(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--hang-timeout", "2", "--on-hang", "kill"}, "-u", dir+"/hang.py", "missing")
 		if code := j.end(); code != 1 {

@@ -104,7 +104,7 @@ func places(frames []pystack.Frame) []place {
 }
 
 func TestBesideFaulthandler(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := start(t, torch)
 		var r pystack.Reader
 		mine, err := r.Read(t.Context(), p.Process.Pid)
@@ -152,7 +152,7 @@ func TestBesideFaulthandler(t *testing.T) {
 
 // TestWhileItRuns reads a process that computes, again and again, until it is killed in the middle of it.
 func TestWhileItRuns(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := start(t, torch, "spin")
 		var r pystack.Reader
 		killed := make(chan struct{})
@@ -189,7 +189,7 @@ func TestWhileItRuns(t *testing.T) {
 
 // TestForkingProcess reads the children of a process while they are forked and end.
 func TestForkingProcess(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		command := torch.Command()
 		const forks = "import os,sys\nprint('ready',flush=True)\nwhile True:\n p=os.fork()\n if p==0: os._exit(0)\n print(p,flush=True)\n os.waitpid(p,0)"
 		cmd := exec.CommandContext(t.Context(), command[0], append(command[1:], "-c", forks)...)

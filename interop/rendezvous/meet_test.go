@@ -238,7 +238,10 @@ func TestRendezvousAgentStore(t *testing.T) {
 // TestRendezvousTorchAgentStore has a store of PyTorch's as the launcher's; that of 1.13 tells the prefix by its dialect.
 func TestRendezvousTorchAgentStore(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		port := freePort(t)
+		port, key := freePort(t), "k"
+		if torch.Name == "1.13" {
+			key = "/worker/attempt_3/k"
+		}
 		p := torch.Start(t, torchtest.Script{Source: `
 import sys
 import torch, torch.distributed as dist
@@ -247,7 +250,7 @@ store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), None, True, **kw)
 print("ready", flush=True)
 print(sys.argv[2], store.get(sys.argv[2]).decode(), flush=True)
 sys.stdin.readline()
-`, Args: []string{strconv.Itoa(port), map[string]string{"1.13": "/worker/attempt_3/k", "2.6": "k"}[torch.Name]}})
+`, Args: []string{strconv.Itoa(port), key}})
 		p.Expect(t, "ready")
 		env := rankEnv(0, 2, port)
 		env["TORCHELASTIC_USE_AGENT_STORE"], env["TORCHELASTIC_RESTART_COUNT"] = "True", "3"

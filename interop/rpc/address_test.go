@@ -15,7 +15,7 @@ import (
 // TestAddresses lets PyTorch dial a Go worker at an IPv6 address, and at one that was given as a name, in dynamic worlds:
 // the gloo group of a static one wants addresses of one kind.
 func TestAddresses(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		addresses := map[string]func() []rpc.Option{
 			"ipv6": func() []rpc.Option { return []rpc.Option{rpc.WithAddr("[::1]:0")} },
 			"name": func() []rpc.Option {

@@ -202,7 +202,7 @@ func TestGoCallsPyTorch(t *testing.T) {
 // TestErrorsOfTheFramework asks a PyTorch worker for what fails outside any function: it answers with a text that ends in
 // a stack, of which Go gets the class, the message and the stack apart.
 func TestErrorsOfTheFramework(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w := start(t, tr, settings{static: true, tolerant: true, modules: map[string]string{"pymod": pymod}}, py("py0", "pass"), goWorker("go1", nil))
 		a, ctx := w.agents["go1"], testContext(t)
 		for _, c := range []struct {

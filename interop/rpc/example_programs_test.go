@@ -51,7 +51,7 @@ func source(t *testing.T, parts ...string) string {
 
 // TestExamples runs a Go parameter server under Python trainers, and Python actors under a Go driver.
 func TestExamples(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		t.Run("paramserver", func(t *testing.T) {
 			url := "tcp://127.0.0.1:" + strconv.Itoa(freePort(t))
 			ps := startExample(t, "paramserver", url+"?rank=0&world_size=3")

@@ -26,7 +26,7 @@ func writeFile(t *testing.T, path, text string) {
 
 // TestPyTorchWorkerDies kills a PyTorch worker under a call, a fetch and a reference.
 func TestPyTorchWorkerDies(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		set := stubSettings(settings{tolerant: true})
 		set.modules["pyslow"] = "import time\ndef sleep(s):\n    time.sleep(s)\n    return s\n"
 		w := start(t, tr, set, py("py0", "pass"), goWorker("go1", handlers()), py("py2", "pass"))
@@ -76,7 +76,7 @@ func TestPyTorchWorkerDies(t *testing.T) {
 
 // TestGoWorkerDies ends a Go worker without a word; PyTorch must see an error, not a hang.
 func TestGoWorkerDies(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		hang := rpc.NewRegistry().MustHandle("gostub.echo", func(ctx context.Context, x any) any {
 			<-ctx.Done()
 			return x
@@ -102,7 +102,7 @@ except RuntimeError as e:
 
 // TestTimeouts lets both sides wait in vain.
 func TestTimeouts(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		slow := rpc.NewRegistry().MustHandle("gostub.echo", func(ctx context.Context, x any) any {
 			select {
 			case <-time.After(500 * time.Millisecond):
@@ -145,7 +145,7 @@ eq(rpc.rpc_sync("go1", gostub.echo, args=(2,)), 2)
 
 // TestGarbage throws all kinds of bytes at a Go worker's port while PyTorch works with it.
 func TestGarbage(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		set := stubSettings(settings{tolerant: true})
 		w := start(t, tr, set, py("py0", `
 import gostub

@@ -17,7 +17,7 @@ import (
 // TestGuestCallsPyTorch calls a PyTorch worker of a static world as a guest, whom it does not know: it answers all the same,
 // and goes on.
 func TestGuestCallsPyTorch(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w := start(t, tr, settings{static: true}, py("py0", "pass"), goWorker("go1", nil))
 		ctx := testContext(t)
 		guest, err := rpc.Guest(ctx, w.stores[0], "a_guest", rpc.WithAddr("127.0.0.1:0"))

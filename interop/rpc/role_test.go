@@ -73,7 +73,7 @@ func TestRoles(t *testing.T) {
 
 // TestChannels moves tensors over each of TensorPipe's channels, with options that restrict PyTorch as well.
 func TestChannels(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for _, c := range []struct {
 			name, options string
 			opts          []rpc.Option
@@ -163,7 +163,7 @@ func mergedHandlers() *rpc.Registry {
 
 // TestBackwardIsRefused sends a backward pass through a reference of a Go worker.
 func TestBackwardIsRefused(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		set := stubSettings(settings{tolerant: true})
 		w := start(t, tr, set, py("py0", `
 import refstub
@@ -182,7 +182,7 @@ with dist_autograd.context() as ctx:
 
 // TestTorchScript calls TorchScript functions in both directions, by qualified name.
 func TestTorchScript(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		host, inside := tr.TempDir(t)
 		writeFile(t, host+"/scripted.py", `
 import torch
@@ -266,7 +266,7 @@ del r
 // TestSecondWorld starts a second static world in the same processes, after the first was shut down: PyTorch counts its
 // worlds, all-gathers and barriers per process. Go is told the number of the world, or finds out.
 func TestSecondWorld(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		t.Run("told", func(t *testing.T) { testSecondWorld(t, tr, true) })
 		t.Run("found", func(t *testing.T) { testSecondWorld(t, tr, false) })
 	})

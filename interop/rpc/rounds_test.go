@@ -210,7 +210,7 @@ func TestRounds(t *testing.T) {
 		{workers: []string{"go:a", "py:c", "py:d", "go:b"}, dropped: true, barriers: []string{"c,d,b"}}, // Go leads
 		{workers: []string{"go:a", "py:c", "py:d", "go:b"}},
 	}
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for _, fresh := range []bool{false, true} {
 			t.Run(fmt.Sprintf("fresh=%v", fresh), func(t *testing.T) {
 				h := &history{t: t}

@@ -38,7 +38,7 @@ func endsWith(t *testing.T, w *running, dead string, kill func(), wait func(a *r
 }
 
 func TestStrangerDies(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		members := func(script string) []member {
 			return []member{goWorker("z0", handlers()), py("a1", script), py("p2", script), goWorker("y3", handlers())}
 		}
@@ -78,7 +78,7 @@ time.sleep(60)
 
 // TestStrangerIsLate lets a PyTorch worker come late to the end of its world: it is called meanwhile, and nobody minds.
 func TestStrangerIsLate(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w := start(t, tr, settings{static: true}, goWorker("z0", handlers()), py("a1", "pass"), py("p2", "time.sleep(3)"), goWorker("y3", handlers()))
 		w.procs["a1"].Send(t, "go")
 		w.procs["p2"].Send(t, "go")

@@ -55,7 +55,7 @@ teq(rpc.rpc_sync("go1", gostub.echo, args=(x.imag,)), rpc.rpc_sync("py0", gostub
 			return tensor.Of(out)
 		}).
 		MustHandle("gostub.made", func() *tensor.Tensor { return tensor.Must(tensor.Of([]uint16{1, 65535})) })
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		set := settings{static: true, tolerant: true, modules: map[string]string{"gostub": stub}}
 		w := start(t, tr, set, py("py0", `
 import gostub

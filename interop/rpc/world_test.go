@@ -271,7 +271,7 @@ func complains(stderr string) bool {
 
 // both runs a test in static and dynamic worlds of both PyTorch versions.
 func both(t *testing.T, test func(t *testing.T, tr *torchtest.Torch, set settings)) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		t.Run("dynamic", func(t *testing.T) { test(t, tr, settings{}) })
 		t.Run("static", func(t *testing.T) { test(t, tr, settings{static: true}) })
 	})

@@ -88,7 +88,7 @@ func leave(t *testing.T, workers []*torchtest.Proc) {
 
 // TestCallIntoDynamicWorld joins a running PyTorch world from the command line, calls and leaves.
 func TestCallIntoDynamicWorld(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		port, workers := world(t, tr, 2, false)
 		addr := "127.0.0.1:" + strconv.Itoa(port)
 		code, out, complaint := command("rpc", "ls", "--addr", addr)
@@ -126,7 +126,7 @@ func TestCallIntoDynamicWorld(t *testing.T) {
 
 // TestListStaticWorld reads a static world of PyTorch workers, and calls one from outside.
 func TestListStaticWorld(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		port, workers := world(t, tr, 2, true)
 		addr := "127.0.0.1:" + strconv.Itoa(port)
 		code, out, complaint := command("rpc", "ls", "--addr", addr, "--json")

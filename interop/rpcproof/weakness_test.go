@@ -129,7 +129,7 @@ func (w *mixed) leave() {
 
 // A PyTorch user is killed: PyTorch's owner keeps its object for ever, a Go owner frees it.
 func TestW01PyTorchUserKilled(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w := startMixed(t, tr)
 		w.python[0].Send(t, `r = rpc.remote("go0", gow.slow, args=(0.0,)); print(r.to_here(), flush=True)`)
 		w.python[0].Expect(t, "42")
@@ -144,7 +144,7 @@ func TestW01PyTorchUserKilled(t *testing.T) {
 
 // A creation times out at its PyTorch creator, which drops it while the function runs: PyTorch's owner leaks it.
 func TestW06PyTorchCreationTimesOut(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w := startMixed(t, tr)
 		w.python[0].Send(t, `r = rpc.remote("go0", gow.slow, args=(0.7,), timeout=0.1); time.sleep(0.3); del r; print("dropped", flush=True)`)
 		w.python[0].Expect(t, "dropped")
@@ -157,7 +157,7 @@ func TestW06PyTorchCreationTimesOut(t *testing.T) {
 // The split object: a third worker comes and goes while the creating function runs, and the owner's own code uses the
 // reference. PyTorch's owner waits for ever.
 func TestW12PyTorchUsersOneObject(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w := startMixed(t, tr)
 		for _, line := range []string{
 			`r = rpc.remote("go0", gow.slow, args=(1.0,))`,

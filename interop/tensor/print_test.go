@@ -94,7 +94,7 @@ func product(shape []int) int {
 }
 
 func TestPrintsAsPyTorch(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		t.Helper()
 		p := torch.Start(t, torchtest.Script{Source: script})
 		for _, x := range samples(t) {
@@ -128,7 +128,7 @@ for low in [0, 1, 0x0fff, 0x1000, 0x1001, 0x1fff, 0x7fff, 0x8000, 0x8001, 0xffff
 `
 
 func TestHalvesConvertAsInPyTorch(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		t.Helper()
 		p := torch.Start(t, torchtest.Script{Source: halves})
 		for _, low := range []uint32{0, 1, 0x0fff, 0x1000, 0x1001, 0x1fff, 0x7fff, 0x8000, 0x8001, 0xffff} {

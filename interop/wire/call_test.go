@@ -75,7 +75,7 @@ var channels = map[string][]tensorpipe.Option{
 }
 
 func TestPyTorchCallsGo(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for name, opts := range channels {
 			t.Run(name, func(t *testing.T) {
 				w, _, p := world(t, tr, "", `
@@ -129,7 +129,7 @@ except Exception as e:
 }
 
 func TestGoCallsPyTorch(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for name, opts := range channels {
 			t.Run(name, func(t *testing.T) {
 				_, c, p := world(t, tr, "", leave, map[string]string{"pymod": `

@@ -22,7 +22,7 @@ import (
 
 // TestValuesEchoedByGo sends every kind of value from PyTorch through a Go handler and back; Python compares.
 func TestValuesEchoedByGo(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w, _, p := world(t, tr, "", `
 import gostub, collections
 def echo(*args): return rpc.rpc_sync("go1", gostub.echo, args=args)
@@ -82,7 +82,7 @@ print("values fine")
 // TestBuiltinsAutogradAndProfiler lets PyTorch call builtin operators of a Go worker, plain, inside an autograd context
 // and under the legacy profiler.
 func TestBuiltinsAutogradAndProfiler(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w, _, p := world(t, tr, "", `
 import gostub
 import torch.distributed.autograd as dist_autograd
@@ -165,7 +165,7 @@ func TestValuesEchoedByPyTorch(t *testing.T) {
 		Layers       []int
 		Note         *string
 	}
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		_, c, p := world(t, tr, "", leave, map[string]string{"pymod": `
 import torch
 def echo(*args): return args
@@ -220,7 +220,7 @@ def show(x): return repr(x)
 
 // TestListenerSurvivesOurCancelledDials dials a PyTorch listener with contexts that end at once; it must still serve.
 func TestListenerSurvivesOurCancelledDials(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w, c, p := world(t, tr, "", leave, nil)
 		addr := c.pipe.RemoteAddr().String()
 		ended := testContext(t)
@@ -253,7 +253,7 @@ func TestListenerSurvivesOurCancelledDials(t *testing.T) {
 
 // TestKilledPyTorchIsNoticed kills the PyTorch worker during a call: the call must end at once, not by its time limit.
 func TestKilledPyTorchIsNoticed(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		_, c, p := world(t, tr, "", leave, map[string]string{"pymod": "import time\ndef sleep(): time.sleep(60)\n"})
 		done := make(chan error, 1)
 		go func() {

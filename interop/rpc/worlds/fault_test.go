@@ -20,7 +20,7 @@ import (
 //
 //	COHORT_INTEROP=auto go test ./interop/rpc/worlds -run RandomFaults -worlds 100 -world 1000
 func TestRandomFaults(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for i := range *worldCount {
 			seed := *worldFirst + uint64(i)
 			t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { randomFault(t, seed, tr) })

@@ -215,7 +215,7 @@ func newWorld(seed uint64, versions ...*torchtest.Torch) (*generator, setting, [
 //
 //	COHORT_INTEROP=auto go test ./interop/rpc/worlds -run RandomWorlds -worlds 100 -world 1000
 func TestRandomWorlds(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for i := range *worldCount {
 			seed := *worldFirst + uint64(i)
 			t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { randomWorld(t, seed, tr) })
