@@ -40,7 +40,11 @@ race: ## run the tests under the race detector (needs gcc)
 
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
-	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 20m ./interop/... ./internal/torchtest/ | $(COUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
+	@mkdir -p .tmp; export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 20m ./interop/... ./internal/torchtest/ | tee .tmp/interop.json | $(COUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
+
+.PHONY: compat
+compat: ## write the table of docs/compatibility.md from the results of make interop
+	@$(GO) run ./internal/compat .tmp/interop.json docs/compatibility.md
 
 .PHONY: memory
 memory: ## make a million calls and references: at most 10 MB of resident memory more than after ten thousand

@@ -14,19 +14,20 @@ import (
 )
 
 const (
-	// passes is how often in a row a test that failed must pass when it is run again.
-	passes = 5
+	// passes is how often in a row a test that failed must pass when it is run again, and longPasses if it took longer than long.
+	passes, longPasses = 5, 2
+	long               = 20 // seconds
 	// mostUnstable is how many tests of one run may be run again. More than that is not chance.
 	mostUnstable = 3
 )
 
-// runner runs one test of a package passes times and reports whether it passed each time.
-type runner func(w io.Writer, pkg, test string) bool
+// runner runs one test of a package a number of times and reports whether it passed each time.
+type runner func(w io.Writer, pkg, test string, times int) bool
 
 // goTest is a runner over a command such as "go test -race".
 func goTest(command []string) runner {
-	return func(w io.Writer, pkg, test string) bool {
-		args := append(slices.Clone(command[1:]), fmt.Sprint("-count=", passes), "-failfast", "-run", "^"+regexp.QuoteMeta(test)+"$", pkg)
+	return func(w io.Writer, pkg, test string, times int) bool {
+		args := append(slices.Clone(command[1:]), fmt.Sprint("-count=", times), "-failfast", "-run", "^"+regexp.QuoteMeta(test)+"$", pkg)
 		cmd := exec.Command(command[0], args...) //nolint:gosec,noctx // the command is an argument of ours; go test has its own timeout
 		cmd.Stdout, cmd.Stderr = w, os.Stderr
 		return cmd.Run() == nil
@@ -56,8 +57,12 @@ func (c *counter) again(run runner) (unstable []testID, ok bool) {
 		return nil, false
 	}
 	for _, id := range tops {
-		fmt.Fprintf(c.w, "running %s again, %d times alone\n", id, passes)
-		if !run(c.w, id.pkg, id.test) {
+		times := passes
+		if c.took[id] > long {
+			times = longPasses
+		}
+		fmt.Fprintf(c.w, "running %s again, %d times alone\n", id, times)
+		if !run(c.w, id.pkg, id.test, times) {
 			return nil, false
 		}
 	}

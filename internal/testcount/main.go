@@ -6,7 +6,7 @@
 // nothing may be left out silently.
 //
 // With a command after the flags (testcount -as race -- go test -race) up to three tests that failed are run again with it,
-// each five times alone: see again.go.
+// each several times alone: see again.go.
 package main
 
 import (
@@ -37,7 +37,7 @@ type totals struct{ passed, failed, skipped, unstable int }
 func (n totals) String() string {
 	text := fmt.Sprintf("%d passed, %d failed, %d skipped", n.passed, n.failed, n.skipped)
 	if n.unstable > 0 {
-		text += fmt.Sprintf(", %d UNSTABLE (failed, then passed %d times alone)", n.unstable, passes)
+		text += fmt.Sprintf(", %d UNSTABLE (failed, then passed again and again alone)", n.unstable)
 	}
 	return text
 }
@@ -87,6 +87,7 @@ type counter struct {
 	failed  []testID            // tests, and packages that failed by themselves
 	why     map[testID]string
 	raced   map[testID]bool // the race detector spoke up in them
+	took    map[testID]float64
 }
 
 // testID is a test, or with an empty name a package.
@@ -99,7 +100,7 @@ func (id testID) String() string { return strings.TrimSpace(id.pkg + " " + id.te
 func report(r io.Reader, w io.Writer, noskip bool, run runner) (sum totals, ok bool) {
 	c := counter{
 		w: w, counted: map[string]totals{}, output: map[testID][]string{}, running: map[testID]bool{},
-		skips: map[string]int{}, why: map[testID]string{}, raced: map[testID]bool{},
+		skips: map[string]int{}, why: map[testID]string{}, raced: map[testID]bool{}, took: map[testID]float64{},
 	}
 	ok = true
 	lines := bufio.NewReader(r)
@@ -166,6 +167,7 @@ func (c *counter) take(e event) {
 	case "pass", "fail", "skip":
 		if e.Action == "fail" {
 			c.failed = append(c.failed, id)
+			c.took[id] = e.Elapsed
 			fmt.Fprint(c.w, strings.Join(c.output[id], ""))
 		}
 		if e.Test == "" {

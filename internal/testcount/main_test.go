@@ -86,8 +86,9 @@ func TestAgain(t *testing.T) {
 		ran            string
 		ok             bool
 	}{
-		{"passes alone", passing + subtests, "2 passed, 2 failed, 0 skipped, 1 UNSTABLE (failed, then passed 5 times alone)\nUNSTABLE p TestC/x\n", true, "p TestC", true},
-		{"fails alone", passing + subtests, "2 failed, 0 skipped\nFAILED p TestC/x\n", false, "p TestC", false},
+		{"passes alone", passing + subtests, "2 passed, 2 failed, 0 skipped, 1 UNSTABLE (failed, then passed again and again alone)\nUNSTABLE p TestC/x\n", true, "p TestC 5", true},
+		{"long", strings.Replace(subtests, `"Test":"TestC"}`, `"Test":"TestC","Elapsed":30}`, 1), "UNSTABLE p TestC/x\n", true, "p TestC 2", true},
+		{"fails alone", passing + subtests, "2 failed, 0 skipped\nFAILED p TestC/x\n", false, "p TestC 5", false},
 		{"too many", many.String(), "FAILED p TestMany0", true, "", false},
 		{"data race", race, "FAILED p TestC", true, "", false},
 		{"crash", passing + subtests + crashing, "FAILED r (ended", true, "", false},
@@ -98,8 +99,8 @@ func TestAgain(t *testing.T) {
 			t.Parallel()
 			var out strings.Builder
 			ran := ""
-			_, ok := report(strings.NewReader(c.in), &out, true, func(_ io.Writer, pkg, test string) bool {
-				ran += pkg + " " + test
+			_, ok := report(strings.NewReader(c.in), &out, true, func(_ io.Writer, pkg, test string, times int) bool {
+				ran += pkg + " " + test + fmt.Sprint(" ", times)
 				return c.passes
 			})
 			if ok != c.ok || ran != c.ran || !strings.Contains(out.String(), c.want) {
@@ -112,10 +113,10 @@ func TestAgain(t *testing.T) {
 // TestGoTest runs a real test again by a name that is unlike those of subtests.
 func TestGoTest(t *testing.T) {
 	t.Parallel()
-	if !goTest([]string{"go", "test"})(t.Output(), ".", "TestReport") {
+	if !goTest([]string{"go", "test"})(t.Output(), ".", "TestReport", 2) {
 		t.Error("a test that passes does not")
 	}
-	if goTest([]string{"go", "test", "-nosuchflag"})(io.Discard, ".", "TestReport") {
+	if goTest([]string{"go", "test", "-nosuchflag"})(io.Discard, ".", "TestReport", 2) {
 		t.Error("a command that fails passes")
 	}
 }

@@ -20,7 +20,7 @@ type Feature string
 const (
 	TensorPipe Feature = "TensorPipe" // and so RPC
 	LibUV      Feature = "libuv"      // the store server
-	Halves     Feature = "halves"     // float16 in gloo, and bfloat16 where the version has it
+	Halves     Feature = "half types" // float16 in gloo, and bfloat16 where the version has it
 )
 
 // About is what an installation says about itself.
@@ -103,7 +103,7 @@ except Exception:
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 try:
     dist.all_reduce(torch.ones(2, dtype=torch.float16))
-    features.append("halves")
+    features.append("half types")
 except RuntimeError:
     pass
 print(json.dumps({"version": torch.__version__, "features": features}))

@@ -70,7 +70,13 @@ func TestMissingInstallation(t *testing.T) {
 func TestInstallationsSayWhatTheyAre(t *testing.T) {
 	Each(t, func(t *testing.T, torch *Torch) {
 		about := torch.About(t)
-		t.Logf("%s: %+v", torch.Name, about)
+		says := []string{"PyTorch " + about.Version}
+		for _, f := range []Feature{TensorPipe, LibUV, Halves} {
+			if !about.Has(f) {
+				says = append(says, "no "+string(f))
+			}
+		}
+		t.Logf("count: installation %s: %s", torch.Name, strings.Join(says, ", ")) // internal/compat reads it
 		switch torch {
 		case V113:
 			if !strings.HasPrefix(about.Version, "1.13") || !about.Has(TensorPipe) {

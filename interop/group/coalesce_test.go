@@ -114,7 +114,7 @@ func coalescePlan(size int, version string, checked bool) []step {
 
 // TestCoalesced holds operations on several tensors, and lists of objects between two ranks, against PyTorch alone.
 func TestCoalesced(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		for _, checked := range []bool{false, true} {
 			const size = 3
 			var env map[string]string

@@ -317,7 +317,7 @@ func TestCause(t *testing.T) {
 
 // TestFailures: the sentence of a report says what happened, not what followed from it.
 func TestFailures(t *testing.T) {
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for kind, want := range map[string]string{
 			"leaves":    `^rank 1 ended with exit code 0 while others still needed it; then rank 0 lost its connection to another rank: `,
 			"segfault":  `^rank 1 crashed: segmentation fault \(SIGSEGV\)$`,

@@ -33,7 +33,7 @@ sys.stdin.readline()
 			code           int
 		}
 		keys := step{line: "keys", err: "this server cannot list its keys", code: cli.ExitFailure}
-		if torch.About(t).Since(2, 9) {
+		if torch.About(t).Since(2, 10) {
 			keys = step{line: "keys", out: "from-python\nleader\nsteps\n"}
 		}
 		for _, step := range []step{

@@ -162,8 +162,8 @@ func TestRendezvousPlansAsPyTorch(t *testing.T) {
 				}
 				continue
 			}
-			if strings.HasPrefix(c.URL, "tcp://127.0.0.1:0?") && torch.About(t).Since(2, 9) {
-				// Since then a world of one may leave the port to the system. Here a port that nobody can know is an error.
+			if strings.HasPrefix(c.URL, "tcp://127.0.0.1:0?") && torch.About(t).Since(2, 10) {
+				// By 2.14 a world of one may leave the port to the system. Here a port that nobody can know is an error.
 				if err == nil {
 					t.Errorf("%q: Go accepts a port that no other rank can know", c.URL)
 				}

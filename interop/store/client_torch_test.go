@@ -381,7 +381,7 @@ func TestClientSupportsOnPyTorch(t *testing.T) {
 		for _, f := range store.Features() {
 			got[f.String()] = store.Supports(c, f)
 		}
-		v, lists := torch.Name != "1.13", torch.About(t).Since(2, 9)
+		v, lists := torch.Name != "1.13", torch.About(t).Since(2, 10)
 		want := map[string]bool{"append": v, "multi-get": v, "multi-set": v, "queue": false, "list-keys": lists}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Fatal(diff)
