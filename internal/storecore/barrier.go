@@ -24,9 +24,13 @@ func (m *Machine) arrive(c *Conn, r *wire.Request) error {
 	} else if err = m.open(c, r, waitBarrier); err != nil {
 		return err
 	}
-	// Looked up each time: an answer may end a connection, and with it the last wait of this barrier.
-	for b := m.barriers[string(r.Key)]; b != nil && b.waits[0].size <= n.sum; b = m.barriers[string(r.Key)] {
-		m.finish(b.waits[0])
+	if b := m.barriers[string(r.Key)]; b != nil {
+		for len(b.waits) > 0 && b.waits[0].size <= n.sum {
+			w := b.waits[0]
+			m.leaveBarrier(w)
+			m.makeReady(w)
+		}
+		m.wake()
 	}
 	return nil
 }

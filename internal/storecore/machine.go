@@ -57,7 +57,8 @@ type Machine struct {
 	barriers map[string]*barrier
 	watchers map[string]map[*Conn]struct{}
 	claims   claims
-	ready    []*wait // found to lack nothing in this step
+	ready    []*wait // found to lack nothing, to be answered by wake
+	woken    int     // how many of them are done with
 	allWaits linked.List[wait]
 	request  wire.Request // reused, so that parsing allocates nothing
 

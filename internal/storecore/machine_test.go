@@ -415,6 +415,10 @@ func TestManyWaitersOfALargeValueAreBounded(t *testing.T) {
 		}
 		writer := b.dial(wire.Legacy)
 		b.m.Receive(writer, wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/model", make([]byte, size)))
+		for b.m.Busy() { // nobody reads yet
+			b.m.Tick(b.m.now)
+			b.m.Resume()
+		}
 		held := int64(0)
 		for _, c := range waiters {
 			held += int64(cap(c.out))

@@ -7,14 +7,16 @@ import "slices"
 
 // The machine counts its work: one unit for each request, each key that it looks up, each wait that it visits, and each
 // 64 bytes that it copies. In a turn, which begins with Tick, a connection gets sliceWork of it before others have their
-// turn, and requests that cost more than that share heavyWork among all connections. What is left over goes on in the
-// next turn. So the time between two turns, which is what a ping or a signal has to wait, does not depend on what clients
+// turn, and requests that cost more than that share heavyWork among all connections. Those whose wait is over are answered
+// within the same bounds, however many they are. What is left over goes on in the next turn. So the time between two turns, which is what a ping or a signal has to wait, does not depend on what clients
 // ask for.
 const (
 	sliceWork = 1 << 12
 	heavyWork = 1 << 16
 	// unitBytes is how many bytes are copied for one unit of work.
 	unitBytes = 64
+	// answerWork is the work of an answer to one that waited: the driver writes to its socket for that alone.
+	answerWork = 32
 )
 
 // laterError says that a request has to wait for the next turn.
@@ -50,10 +52,11 @@ func (m *Machine) yield(c *Conn) {
 }
 
 // Busy reports whether connections wait for their next turn: the driver must not sleep but call Resume.
-func (m *Machine) Busy() bool { return len(m.later) > 0 }
+func (m *Machine) Busy() bool { return len(m.later) > 0 || len(m.ready) > 0 }
 
 // Resume lets connections go on whose last turn ended too early for them, in their order, as far as this turn allows.
 func (m *Machine) Resume() {
+	m.wakeUntil(m.work + heavyWork)
 	end, done := m.work+heavyWork, 0
 	for n := len(m.later); done < n && (done == 0 || m.work < end); done++ {
 		c := m.later[done]

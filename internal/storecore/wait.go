@@ -4,6 +4,7 @@
 package storecore
 
 import (
+	"slices"
 	"unsafe"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -18,6 +19,7 @@ type wait struct {
 	id      uint32 // native: the frame to answer
 	kind    waitKind
 	gone    bool // answered or forgotten
+	due     bool // will be answered by wake, whatever becomes of its keys; not for those that return values
 	held    bool // lacks nothing but room for its reply, see crowd.go
 	needs   int  // when held: bytes of the reply
 	missing int
@@ -221,7 +223,7 @@ func (m *Machine) count(l *linked.List[node], by int) {
 		m.work++
 		w := p.Of().wait
 		if w.missing += by; w.missing == 0 {
-			m.ready = append(m.ready, w)
+			m.makeReady(w)
 		}
 	}
 }
@@ -232,8 +234,18 @@ func (m *Machine) came(n *node) {
 	m.work++
 	m.delist(n)
 	if w.missing--; w.missing == 0 {
-		m.ready = append(m.ready, w)
+		m.makeReady(w)
 	}
+}
+
+// makeReady notes that a wait lacks nothing any more. It is answered by wake, perhaps in a later turn. What it waited for has
+// been there, so a WAIT is answered even if that is gone by then; whoever wants values goes on waiting for them.
+func (m *Machine) makeReady(w *wait) {
+	if w.due {
+		return
+	}
+	w.due = w.kind != waitGet && w.kind != waitMultiGet
+	m.ready = append(m.ready, w)
 }
 
 // created tells who waits for a key that it has a value now. They are answered by wake.
@@ -269,20 +281,35 @@ func (m *Machine) deleted(key []byte) {
 	}
 }
 
-// wake answers those that were found to lack nothing. It comes last in a step, when all keys of a request are stored.
+// wake answers those that were found to lack nothing, in their order: as many as one client's turn allows, the others with
+// the next turns. It comes last in a step, when all keys of a request are stored.
 func (m *Machine) wake() {
-	if len(m.ready) == 0 {
-		return
+	if m.woken == 0 { // else there are others before them
+		m.wakeUntil(m.work + sliceWork)
 	}
-	ready := m.ready
-	m.ready = nil // an answer may end a connection, and with it the run of a store that forgets
-	for i, w := range ready {
-		ready[i] = nil
-		if !w.gone && w.missing == 0 && !w.held {
+}
+
+// wakeUntil is wake up to an amount of work.
+func (m *Machine) wakeUntil(end uint64) {
+	for ; m.woken < len(m.ready); m.woken++ {
+		if m.work >= end {
+			if m.woken > len(m.ready)/2 {
+				m.ready = slices.Delete(m.ready, 0, m.woken-1) // the one that stays says that there is more to do
+				m.woken = 1
+			}
+			return
+		}
+		w := m.ready[m.woken]
+		m.ready[m.woken] = nil
+		m.work++
+		if !w.gone && !w.held && (w.due || w.missing == 0) {
+			m.work += answerWork
 			m.finish(w)
 		}
 	}
-	m.ready = ready[:0]
+	if m.ready, m.woken = m.ready[:0], 0; cap(m.ready) > sliceWork {
+		m.ready = nil
+	}
 }
 
 // finish answers a wait that lacks nothing any more.

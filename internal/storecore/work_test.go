@@ -286,3 +286,62 @@ func TestTurnsAreShort(t *testing.T) {
 		}
 	}
 }
+
+// What lets thousands go is over for its sender at once: they are answered in turns of bounded work, in their order, and others
+// are served in between.
+func TestManyAreWokenInTurns(t *testing.T) {
+	const waiters = 20_000
+	wait := func(f []byte, d wire.Dialect, size int64) []byte {
+		if size > 0 {
+			return wire.AppendBarrier(f, d, "/k", size)
+		}
+		return wire.AppendKeys(f, d, wire.Wait, "/k")
+	}
+	for name, size := range map[string]int64{"set": 0, "barrier": 2*waiters + 1} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(workLimits)
+			crowd := make([]*Conn, 0, 2*waiters)
+			for range waiters {
+				v, n := b.dial(wire.V), b.dial(wire.Native)
+				b.m.Receive(v, wait(nil, wire.V, size))
+				b.m.Receive(n, frame(7, func(f []byte) []byte { return wait(f, wire.Native, size) }))
+				crowd = append(crowd, v, n)
+			}
+			last, other := b.dial(wire.V), b.dial(wire.V)
+			b.m.Dirty()
+			release := wire.AppendSet(nil, wire.V, "/k", nil)
+			if size > 0 {
+				release = wire.AppendBarrier(nil, wire.V, "/k", size)
+			}
+			b.m.Receive(last, release)
+			answered := len(b.m.Dirty())
+			if !b.m.Busy() || answered > sliceWork/answerWork+2 {
+				t.Fatalf("%d were answered at once, busy: %v", answered, b.m.Busy())
+			}
+			// The key is gone again before most of them have heard of it: they hear of it nevertheless.
+			b.m.Receive(last, wire.AppendKey(nil, wire.V, wire.DeleteKey, "/k"))
+			turns := 0
+			for ; b.m.Busy(); turns++ {
+				if work := b.cost(func() {
+					b.m.Tick(b.m.now)
+					b.m.Resume()
+				}); work > 2*heavyWork {
+					t.Fatalf("a turn took %d units of work", work)
+				}
+				b.m.Receive(other, wire.AppendPing(nil, wire.V, 1))
+				if len(other.Pending()) != 4 {
+					t.Fatal("another client waits")
+				}
+				b.m.Sent(other, 4)
+			}
+			for i, c := range crowd {
+				if len(c.Pending()) != 1 && len(c.Pending()) != 10 {
+					t.Fatalf("client %d was sent %d bytes", i, len(c.Pending()))
+				}
+			}
+			if turns < 5 || b.m.waits != 0 || cap(b.m.ready) > sliceWork {
+				t.Errorf("%d turns, %d waits are left, room for %d is kept", turns, b.m.waits, cap(b.m.ready))
+			}
+		})
+	}
+}

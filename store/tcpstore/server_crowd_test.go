@@ -77,3 +77,28 @@ func TestServerCrowdEnds(t *testing.T) {
 		read(t, writer, 4)
 	})
 }
+
+// TestServerWakesMany: far more clients than are answered in one turn wait for a key, and nothing else happens after it has
+// come.
+func TestServerWakesMany(t *testing.T) {
+	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
+		noLeaks(t)
+		s := startServer(t, opts...)
+		crowd := make([]net.Conn, 500)
+		for i := range crowd {
+			crowd[i] = dialV(t, s)
+			write(t, crowd[i], wire.AppendKeys(nil, wire.V, wire.Wait, "/k"))
+		}
+		eventually(t, "all wait", func() bool { return s.Stats().Waiting == len(crowd) })
+		write(t, crowd[0], wire.AppendPlain(nil, wire.V, wire.CancelWait)) // it does not wait any more, and sets the key
+		read(t, crowd[0], 1)
+		write(t, crowd[0], wire.AppendSet(nil, wire.V, "/k", nil))
+		for _, c := range crowd[1:] {
+			_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+			if got := read(t, c, 1); got[0] != wire.StopWaiting {
+				t.Fatalf("a wait was answered with %d", got[0])
+			}
+		}
+	})
+}

@@ -30,6 +30,7 @@ type goDriver struct {
 		conns    map[*goConn]struct{}
 		ended    bool
 		draining bool
+		turning  bool // turns runs
 		expireAt int64
 	}
 }
@@ -140,7 +141,27 @@ func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
 		default:
 		}
 	}
+	if d.core.machine.Busy() && !d.mu.turning && !d.mu.ended {
+		d.mu.turning = true
+		d.joined.Add(1)
+		go d.turns()
+	}
 	return d.core.takeEvents(), ok
+}
+
+// turns gives the machine turns as long as it has something to do that no connection asks for any more.
+func (d *goDriver) turns() {
+	defer d.joined.Done()
+	for {
+		events, busy := d.step(func() bool {
+			d.mu.turning = d.core.machine.Busy() && !d.mu.ended
+			return d.mu.turning
+		})
+		d.core.emit(events)
+		if !busy {
+			return
+		}
+	}
 }
 
 func (c *goConn) giveUp() {
