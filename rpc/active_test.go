@@ -30,17 +30,17 @@ func TestCallCountsBeforeItsSession(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			var ran atomic.Int64
 			agents := world(t, 3, true, func(int) *Registry { return NewRegistry().MustHandle("t.ran", func() { ran.Add(1) }) })
-			p, err := agents[1].peer("w2")
+			p, err := agents[1].net.Peer("w2")
 			if err != nil {
 				t.Fatal(err)
 			}
-			if p.current() != nil {
+			if p.Current() != nil {
 				t.Fatal("w1 has a session with w2 already")
 			}
-			p.enter.Lock() // no session comes about meanwhile
+			release := p.Hold() // no session comes about meanwhile
 			err = start(agents[1])
 			n := agents[1].calls.count()
-			p.enter.Unlock()
+			release()
 			if err != nil || n == 0 {
 				t.Fatalf("started with error %v, and %d calls are active", err, n)
 			}

@@ -7,12 +7,8 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"net"
-	"os"
 	"regexp"
 	"slices"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,10 +16,10 @@ import (
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/recycle"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
-	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -40,13 +36,10 @@ type Agent struct {
 	secret []byte // published under the name, and proved to whoever we speak with
 	cfg    *config
 	world  *rpcworld.World
-	ep     *tensorpipe.Endpoint
 	addr   string
-	self   *peer // this worker as a destination
+	net    *rpclink.Links // to the other workers
+	self   *rpclink.Peer  // this worker as a destination
 
-	ctx     context.Context //nolint:containedctx // the lifetime of the agent
-	cancel  context.CancelCauseFunc
-	work    sync.WaitGroup
 	limiter *rpcplace.Limiter
 	idle    chan *request // taken by goroutines that have no request
 	idlers  atomic.Int64
@@ -56,20 +49,10 @@ type Agent struct {
 	extension *extension
 	calls     activeCalls
 	joined    atomic.Bool // Join has returned
-	leaving   atomic.Bool // a shutdown has begun
 	ending    ending
 	counts    counters
-	timeout   atomic.Int64 // of calls without a deadline, in nanoseconds
-
-	mu     sync.Mutex
-	closed bool
-	byName map[string]*peer
-	byID   map[rrefcore.Worker]*peer
-	guests map[string]*peer
-	memory *recycle.Pool // of received tensors, unless the user said otherwise
-	links  map[*cohortwire.Link]*conn
-	pipes  map[*conn]struct{} // opened by peers
-	done   chan struct{}      // closed when every goroutine has ended
+	timeout   atomic.Int64  // of calls without a deadline, in nanoseconds
+	memory    *recycle.Pool // of received tensors, unless the user said otherwise
 }
 
 // counters are the agent's own metrics.
@@ -119,11 +102,8 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 }
 
 func newAgent(st store.Store, name string, cfg *config) *Agent {
-	ctx, cancel := context.WithCancelCause(context.Background())
 	a := &Agent{
-		name: name, id: -1, epoch: newEpoch(), secret: newSecret(), cfg: cfg, ctx: ctx, cancel: cancel,
-		byName: map[string]*peer{}, byID: map[rrefcore.Worker]*peer{}, guests: map[string]*peer{},
-		links: map[*cohortwire.Link]*conn{}, pipes: map[*conn]struct{}{}, done: make(chan struct{}),
+		name: name, id: -1, epoch: newEpoch(), secret: newSecret(), cfg: cfg,
 		idle: make(chan *request), ending: ending{done: make(chan struct{})},
 	}
 	a.limiter = rpcplace.New(cfg.concurrency, cfg.queue, func(t rpcplace.Task) { a.spawn(t.(*request)) }) //nolint:errcheck,forcetypeassert // only requests enter
@@ -133,6 +113,7 @@ func newAgent(st store.Store, name string, cfg *config) *Agent {
 		Name: name, Rank: cfg.rank, Size: cfg.worldSize, Round: cfg.round, Logger: cfg.logger,
 		Entry: rpcworld.Entry{Epoch: a.epoch, Secret: a.secret}, Cohort: slices.Contains(cfg.transports, TransportCohort),
 	})
+	a.net = rpclink.New(rpclink.Config{Name: name, Logger: cfg.logger, Types: cfg.types, Above: above{a}, Published: a.world.Published})
 	if cfg.alloc == nil {
 		a.memory = recycle.New()
 		cfg.alloc = a.memory.Get
@@ -156,44 +137,33 @@ func newSecret() []byte {
 // listen opens the worker's port once its id is known.
 func (a *Agent) listen(id int) error {
 	a.id = rrefcore.Worker(id) //nolint:gosec // checked by WithRank
-	a.self = &peer{agent: a, name: a.name, worker: a.id}
+	a.self = a.net.NewPeer(a.name, a.id)
 	a.refs = newRefs(a)
 	if err := a.attach(); err != nil {
 		return err
 	}
 	if a.cfg.advertise != "" {
 		var err error
-		if a.cfg.advertise, err = numeric(a.ctx, a.cfg.advertise); err != nil {
+		if a.cfg.advertise, err = rpclink.Numeric(a.net.Context, a.cfg.advertise); err != nil {
 			return err
 		}
 	}
-	opts := a.cfg.endpointOptions()
+	var hello *cohortwire.Config
 	if slices.Contains(a.cfg.transports, TransportCohort) {
-		opts = append(opts, tensorpipe.WithCohort(cohortwire.Config{
+		hello = &cohortwire.Config{
 			Identity:  cohortwire.Identity{Name: a.name, ID: int16(a.id), Incarnation: a.epoch},
 			Secret:    a.secret,
 			Published: a.publishedSecret,
-			OnFrame:   a.onFrame,
-			Aside:     aside,
-			OnClose:   a.onLinkClosed,
 			Heartbeat: a.cfg.core.Heartbeat, Limit: linkLimit(a.cfg.core.Lease),
-		}))
+		}
 	}
-	listen := a.cfg.listen
-	if listen == "" {
-		listen = net.JoinHostPort(defaultHost(), "0")
-	}
-	ep, err := tensorpipe.Listen(a.name, listen, opts...)
-	if err != nil {
+	if err := a.net.Listen(a.cfg.listen, hello, a.cfg.endpointOptions()...); err != nil {
 		return err
 	}
-	a.ep = ep
-	a.addr = a.cfg.advertise
-	if a.addr == "" {
-		a.addr = dialable(ep.Addr())
+	if a.addr = a.cfg.advertise; a.addr == "" {
+		a.addr = a.net.Addr()
 	}
-	a.own(a.accept)
-	a.own(a.refs.run)
+	a.net.Own(a.refs.run)
 	return nil
 }
 
@@ -203,7 +173,7 @@ const proofTime = 10 * time.Second
 // publishedSecret is what the other side of a link must know if it calls itself by the name of a worker. A name that has
 // published none is a guest's, or that of a worker that does not speak this transport.
 func (a *Agent) publishedSecret(id cohortwire.Identity) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(a.ctx, proofTime)
+	ctx, cancel := context.WithTimeout(a.net.Context, proofTime)
 	defer cancel()
 	moment.At("rpc.agent.proof")
 	e, err := a.world.Entry(ctx, id.Name)
@@ -217,50 +187,13 @@ func (a *Agent) publishedSecret(id cohortwire.Identity) ([]byte, error) {
 // which leases are renewed; with the same limit live workers could lose references to a link that swallows everything.
 func linkLimit(lease time.Duration) time.Duration { return lease * 3 / 4 }
 
-// defaultHost is where PyTorch would listen.
-func defaultHost() string {
-	if name := os.Getenv("TP_SOCKET_IFNAME"); name != "" {
-		if i, err := net.InterfaceByName(name); err == nil {
-			addrs, _ := i.Addrs()
-			for _, addr := range addrs {
-				if n, ok := addr.(*net.IPNet); ok && n.IP.To4() != nil {
-					return n.IP.String()
-				}
-			}
-			for _, addr := range addrs {
-				if n, ok := addr.(*net.IPNet); ok && !n.IP.IsLinkLocalUnicast() {
-					return n.IP.String()
-				}
-			}
-		}
-	}
-	if host, err := os.Hostname(); err == nil {
-		if ips, err := net.LookupHost(host); err == nil { //nolint:noctx // the host's own name
-			for _, ip := range ips {
-				l, err := net.Listen("tcp", net.JoinHostPort(ip, "0")) //nolint:noctx // closed at once
-				if err == nil {
-					_ = l.Close()
-					return ip
-				}
-			}
-		}
-	}
-	return "127.0.0.1"
+// WorkerInfo names a worker. It corresponds to torch.distributed.rpc.WorkerInfo.
+type WorkerInfo struct {
+	Name string
+	ID   int
 }
 
-// own runs fn in a goroutine that Close joins. It reports false when the agent is closed.
-func (a *Agent) own(fn func()) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.closed {
-		return false
-	}
-	a.work.Go(fn)
-	return true
-}
-
-// background is own for work that may be skipped when the agent is closed.
-func (a *Agent) background(fn func()) { a.own(fn) }
+func infoOf(p *rpclink.Peer) WorkerInfo { return WorkerInfo{Name: p.Name, ID: int(p.ID)} }
 
 // Name returns the worker's name.
 func (a *Agent) Name() string { return a.name }
@@ -276,14 +209,12 @@ func (a *Agent) Addr() string { return a.addr }
 
 // Workers returns all workers that are known now, this one included, by id.
 func (a *Agent) Workers() []WorkerInfo {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	all := []WorkerInfo{}
 	if a.id >= 0 {
 		all = append(all, a.Self())
 	}
-	for _, p := range a.byName {
-		all = append(all, p.info())
+	for _, p := range a.net.Members() {
+		all = append(all, infoOf(p))
 	}
 	slices.SortFunc(all, func(x, y WorkerInfo) int { return x.ID - y.ID })
 	return all
@@ -294,11 +225,11 @@ func (a *Agent) Worker(name string) (WorkerInfo, error) {
 	if name == a.name {
 		return a.Self(), nil
 	}
-	p, err := a.peer(name)
+	p, err := a.net.Peer(name)
 	if err != nil {
 		return WorkerInfo{}, err
 	}
-	return p.info(), nil
+	return infoOf(p), nil
 }
 
 // WorkerByID returns the worker with an id.
@@ -307,119 +238,11 @@ func (a *Agent) WorkerByID(id int) (WorkerInfo, error) {
 		return a.Self(), nil
 	}
 	if id >= 0 && id <= maxWorkerID {
-		if p := a.peerByID(rrefcore.Worker(id)); p != nil {
-			return p.info(), nil
+		if p := a.net.PeerByID(rrefcore.Worker(id)); p != nil {
+			return infoOf(p), nil
 		}
 	}
 	return WorkerInfo{}, dist.Newf("rpc: worker", dist.NotFound, "no worker has id %d", id)
-}
-
-func (a *Agent) peer(name string) (*peer, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if p := a.byName[name]; p != nil {
-		return p, nil
-	}
-	if a.closed {
-		return nil, errClosed("call")
-	}
-	known := append(sortedNames(a.byName), a.name)
-	slices.Sort(known)
-	e := dist.Newf("rpc: worker", dist.NotFound, "no such worker; known are %s", strings.Join(known, ", "))
-	e.Key = name
-	return nil, e
-}
-
-func (a *Agent) peerByID(id rrefcore.Worker) *peer {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.byID[id]
-}
-
-// addPeer enters a worker, or what is new about it.
-func (a *Agent) addPeer(name string, id rrefcore.Worker, addr string, e rpcworld.Entry) *peer {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.byName[name]
-	if p == nil || p.worker != id {
-		p = &peer{agent: a, name: name, worker: id}
-		a.byName[name] = p
-		a.byID[id] = p
-	}
-	p.learn(addr, e)
-	return p
-}
-
-// removePeer forgets a worker that left.
-func (a *Agent) removePeer(name string) {
-	a.mu.Lock()
-	p := a.byName[name]
-	delete(a.byName, name)
-	if p != nil && a.byID[p.worker] == p {
-		delete(a.byID, p.worker)
-	}
-	a.mu.Unlock()
-	if p != nil {
-		p.mu.Lock()
-		p.left = true
-		p.mu.Unlock()
-	}
-}
-
-// sender returns the peer that presented itself under a name on a pipe: a member, or a guest who may call but holds nothing.
-// Whoever speaks the cohort transport would not come on a pipe, on which nothing is proved: it is somebody else.
-func (a *Agent) sender(name string) *peer {
-	a.mu.Lock()
-	p := a.byName[name]
-	a.mu.Unlock()
-	if p != nil && !p.speaksCohort() {
-		return p
-	}
-	return a.guest(name)
-}
-
-// linked returns the peer at the other side of a link: a member that has proved it, or a guest.
-func (a *Agent) linked(l *cohortwire.Link) *peer {
-	id := l.Peer()
-	a.mu.Lock()
-	p := a.byName[id.Name]
-	a.mu.Unlock()
-	if p != nil && p.worker == rrefcore.Worker(id.ID) && l.Proven() {
-		return p
-	}
-	return a.guest(id.Name)
-}
-
-// maxGuests bounds the guests that are remembered.
-const maxGuests = 4096
-
-// guest returns a peer that is no member.
-func (a *Agent) guest(name string) *peer {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	g := a.guests[name]
-	if g == nil {
-		if len(a.guests) >= maxGuests {
-			clear(a.guests)
-		}
-		g = &peer{agent: a, name: name, worker: -1}
-		a.guests[name] = g
-	}
-	return g
-}
-
-// peerDied reports a worker whose process has certainly ended.
-func (a *Agent) peerDied(p *peer) {
-	if p.worker >= 0 && a.refs != nil {
-		a.refs.died(p)
-		if a.extension != nil {
-			a.extension.Died(p.seamWorker())
-		}
-	}
-}
-
-func errClosed(op string) error {
-	return dist.New("rpc: "+op, dist.Closed, "the agent is closed")
 }
 
 // closeGrace is how long Close waits for code of the program that runs in goroutines of the agent: handlers, hooks. One of
@@ -432,70 +255,30 @@ const closeGrace = time.Second
 // corresponds to shutdown(graceful=False).
 func (a *Agent) Close() error {
 	moment.At("rpc.agent.close")
-	if a.beginClose() {
+	if a.net.BeginClose() {
 		a.endSessions()
 	}
 	grace := time.NewTimer(closeGrace)
 	defer grace.Stop()
 	select {
-	case <-a.done:
+	case <-a.net.Done:
 	case <-grace.C:
 	}
 	return nil
 }
 
 // Done is closed when the agent is closed and all its goroutines have ended, those of its handlers too.
-func (a *Agent) Done() <-chan struct{} { return a.done }
-
-// beginClose makes the agent closed: no goroutine starts after it. It reports whether this call did. What it does cannot be
-// waited for by a callback that closes the agent, too.
-func (a *Agent) beginClose() bool {
-	a.mu.Lock()
-	first := !a.closed
-	a.closed = true
-	a.mu.Unlock()
-	if first {
-		a.leaving.Store(true)
-		a.cancel(errClosed("agent"))
-	}
-	return first
-}
+func (a *Agent) Done() <-chan struct{} { return a.net.Done }
 
 // endSessions ends every session and everything that waits, and joins the goroutines in the background.
 func (a *Agent) endSessions() {
-	a.mu.Lock()
-	conns := make([]*conn, 0, len(a.byName)+len(a.pipes))
-	for _, p := range a.byName {
-		if c := p.current(); c != nil {
-			conns = append(conns, c)
+	a.net.EndSessions(func() {
+		if a.refs != nil {
+			a.refs.close()
 		}
-	}
-	for c := range a.pipes {
-		conns = append(conns, c)
-	}
-	for _, c := range a.links {
-		conns = append(conns, c)
-	}
-	a.mu.Unlock()
-	go func() { // whoever waits for done joins it
-		if a.ep != nil {
-			_ = a.ep.Close()
-		}
-		for _, c := range conns {
-			if c.pipe != nil {
-				_ = c.pipe.Close()
-			}
-		}
-		a.work.Wait()
+	}, func() {
 		if a.memory != nil {
 			a.memory.Close()
 		}
-		close(a.done)
-	}()
-	if a.refs != nil {
-		a.refs.close()
-	}
-	for _, c := range conns {
-		c.fail(errClosed("call"))
-	}
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 )
 
 // async starts a call and reports its result exactly once. The call counts as active when async returns, although there may
@@ -25,15 +26,15 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 	}
 	if to == a.name {
 		if a.self == nil {
-			done(nil, errClosed("call"))
+			done(nil, rpclink.ErrClosed("call"))
 			return
 		}
 		o := a.prepare(a.self, fn, args)
 		o.mode = "async"
 		giveUp := o.early(ctx)
-		if !a.own(func() { done(a.callSelf(ctx, o)) }) {
+		if !a.net.Own(func() { done(a.callSelf(ctx, o)) }) {
 			giveUp()
-			done(nil, errClosed("call"))
+			done(nil, rpclink.ErrClosed("call"))
 		}
 		return
 	}
@@ -42,7 +43,7 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 		done(nil, err)
 		return
 	}
-	read := func(x reply, err error) {
+	read := func(x rpclink.Reply, err error) {
 		var v any
 		if err == nil {
 			v, err = a.result(fn, p, x)
@@ -51,14 +52,14 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 	}
 	o := a.prepare(p, fn, args)
 	o.mode = "async"
-	if c := p.current(); c != nil {
+	if c := p.Current(); c != nil {
 		a.asyncOn(ctx, c, o, read)
 		return
 	}
 	giveUp := o.early(ctx)
-	if !a.own(func() {
+	if !a.net.Own(func() {
 		bounded, cancel := contextUntil(ctx, a.deadline(ctx))
-		c, err := p.connect(bounded)
+		c, err := p.Connect(bounded)
 		cancel()
 		if err != nil {
 			giveUp()
@@ -68,45 +69,45 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 		a.asyncOn(ctx, c, o, read)
 	}) {
 		giveUp()
-		done(nil, errClosed("call"))
+		done(nil, rpclink.ErrClosed("call"))
 	}
 }
 
 // asyncOn sends a request on a session and calls done exactly once, normally in the goroutine that reads the answer. The
 // caller has counted it as active.
-func (a *Agent) asyncOn(ctx context.Context, c *conn, o *outgoing, done func(reply, error)) {
+func (a *Agent) asyncOn(ctx context.Context, c *rpclink.Conn, o *outgoing, done func(rpclink.Reply, error)) {
 	started := a.begin(o)
-	finish := func(x reply, err error) {
+	finish := func(x rpclink.Reply, err error) {
 		a.end(o, started, err)
 		done(x, err)
 	}
 	deadline := a.deadline(ctx)
-	m, wires, flags, err := o.make(ctx, c.cohort())
+	m, wires, flags, err := o.make(ctx, c.Cohort())
 	if err != nil {
-		finish(reply{}, err)
+		finish(rpclink.Reply{}, err)
 		return
 	}
 	a.refs.flushNow(o.peer, wires)
 	w := &watch{}
-	p := &pending{fn: func(x reply) {
+	p := &rpclink.Pending{Fn: func(x rpclink.Reply) {
 		w.stop()
-		x.due = deadline
+		x.Due = deadline
 		finish(a.received(o, x, wires))
 	}}
-	id, err := c.begin(ctx, m, p, headerForks(wires), flags, deadline)
+	id, err := c.Begin(ctx, m, p, headerForks(wires), flags, deadline)
 	if err != nil {
 		a.refs.undecoded(o.peer, wires)
-		finish(reply{}, a.failed(o, err))
+		finish(rpclink.Reply{}, a.failed(o, err))
 		return
 	}
 	giveUp := func(err error) {
-		if !c.forget(id) {
+		if !c.Forget(id) {
 			return
 		}
 		w.stop()
-		c.cancel(id)
+		c.Cancel(id)
 		a.refs.undelivered(o.peer, wires)
-		finish(reply{}, a.failed(o, err))
+		finish(rpclink.Reply{}, a.failed(o, err))
 	}
 	w.start(ctx, deadline, giveUp, o.op, a.Timeout())
 }

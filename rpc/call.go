@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -68,9 +69,10 @@ func Await[T any](ctx context.Context, f *dist.Future[T]) (T, error) {
 
 // outgoing is a request that is about to be sent. build makes it, for a Go worker or a PyTorch one.
 type outgoing struct {
+	a      *Agent
 	op, fn string
 	mode   string // of a call
-	peer   *peer
+	peer   *rpclink.Peer
 	build  func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error)
 	repeat func() bool // of a request that may arrive twice: whether its answer is still wanted when its link was lost
 
@@ -91,8 +93,8 @@ type built struct {
 // early builds a request before there is a session to send it on: the caller may close or change its arguments as soon
 // as the call has returned. giveUp is for a request that is not sent at all.
 func (o *outgoing) early(ctx context.Context) (giveUp func()) {
-	refs := o.peer.agent.refs
-	b := &built{toGo: o.peer.speaksCohort() || o.peer == o.peer.agent.self}
+	refs := o.a.refs
+	b := &built{toGo: o.peer.SpeaksCohort() || o.peer == o.a.self}
 	b.m, b.wires, b.flags, b.err = o.make(ctx, b.toGo)
 	o.ready = b
 	return func() {
@@ -112,7 +114,7 @@ func (a *Agent) deadline(ctx context.Context) time.Time {
 	return time.Time{}
 }
 
-var answerChannels = sync.Pool{New: func() any { return make(chan reply, 1) }} // empty channels: no shared state
+var answerChannels = sync.Pool{New: func() any { return make(chan rpclink.Reply, 1) }} // empty channels: no shared state
 
 // callTimers are stopped timers; since Go 1.23 a stopped timer's channel is empty.
 var callTimers = sync.Pool{New: func() any {
@@ -122,24 +124,24 @@ var callTimers = sync.Pool{New: func() any {
 }}
 
 // exchange sends a request and waits for its answer.
-func (a *Agent) exchange(ctx context.Context, o *outgoing) (reply, error) {
+func (a *Agent) exchange(ctx context.Context, o *outgoing) (rpclink.Reply, error) {
 	if err := ctx.Err(); err != nil {
-		return reply{}, callError("rpc: "+o.op, o.fn, o.peer.name, dist.FromContext("rpc: "+o.op, ctx))
+		return rpclink.Reply{}, callError("rpc: "+o.op, o.fn, o.peer.Name, dist.FromContext("rpc: "+o.op, ctx))
 	}
 	if err := a.calls.enter(ctx); err != nil {
-		return reply{}, err
+		return rpclink.Reply{}, err
 	}
 	defer a.calls.leave()
 	deadline := a.deadline(ctx)
 	for tries := 0; ; tries++ {
-		c := o.peer.current()
+		c := o.peer.Current()
 		if c == nil {
 			var err error
 			bounded, cancel := contextUntil(ctx, deadline)
-			c, err = o.peer.connect(bounded)
+			c, err = o.peer.Connect(bounded)
 			cancel()
 			if err != nil {
-				return reply{}, a.failed(o, err)
+				return rpclink.Reply{}, a.failed(o, err)
 			}
 		}
 		x, again, err := a.exchangeOn(ctx, c, o, deadline)
@@ -150,25 +152,25 @@ func (a *Agent) exchange(ctx context.Context, o *outgoing) (reply, error) {
 }
 
 // exchangeOn is exchange on one session. again says that the session had ended, and the request may be sent on another.
-func (a *Agent) exchangeOn(ctx context.Context, c *conn, o *outgoing, deadline time.Time) (x reply, again bool, err error) {
-	m, wires, flags, err := o.make(ctx, c.cohort())
+func (a *Agent) exchangeOn(ctx context.Context, c *rpclink.Conn, o *outgoing, deadline time.Time) (x rpclink.Reply, again bool, err error) {
+	m, wires, flags, err := o.make(ctx, c.Cohort())
 	if err != nil {
-		return reply{}, false, err
+		return rpclink.Reply{}, false, err
 	}
 	a.refs.flushNow(o.peer, wires)
-	ch := answerChannels.Get().(chan reply) //nolint:errcheck,forcetypeassert // only channels are put there
-	id, err := c.begin(ctx, m, &pending{ch: ch}, headerForks(wires), flags, deadline)
+	ch := answerChannels.Get().(chan rpclink.Reply) //nolint:errcheck,forcetypeassert // only channels are put there
+	id, err := c.Begin(ctx, m, &rpclink.Pending{Ch: ch}, headerForks(wires), flags, deadline)
 	if err != nil {
 		a.refs.undecoded(o.peer, wires)
-		return reply{}, id == unsent || o.again(c, err), a.failed(o, err)
+		return rpclink.Reply{}, id == rpclink.Unsent || o.again(c, err), a.failed(o, err)
 	}
 	pl := rpcplace.Of(ctx)
 	pl.Pause()
 	defer pl.Resume()
 	var own bool
-	if x, own = c.await(id); own {
+	if x, own = c.Await(id); own {
 		answerChannels.Put(ch)
-		x.due = deadline
+		x.Due = deadline
 		return a.receivedOn(c, o, x, wires)
 	}
 	var timeout <-chan time.Time
@@ -181,27 +183,27 @@ func (a *Agent) exchangeOn(ctx context.Context, c *conn, o *outgoing, deadline t
 	select {
 	case x = <-ch:
 		answerChannels.Put(ch)
-		x.due = deadline
+		x.Due = deadline
 		return a.receivedOn(c, o, x, wires)
 	case <-ctx.Done():
 		err = dist.FromContext("rpc: "+o.op, ctx)
 	case <-timeout:
 		err = timedOut(o.op, a.Timeout())
 	}
-	if !c.forget(id) { // the answer came at this moment
+	if !c.Forget(id) { // the answer came at this moment
 		x = <-ch
 		answerChannels.Put(ch)
-		x.due = deadline
+		x.Due = deadline
 		return a.receivedOn(c, o, x, wires)
 	}
 	answerChannels.Put(ch)
-	c.cancel(id)
+	c.Cancel(id)
 	a.refs.undelivered(o.peer, wires)
-	return reply{}, false, a.failed(o, err)
+	return rpclink.Reply{}, false, a.failed(o, err)
 }
 
-func (a *Agent) receivedOn(c *conn, o *outgoing, x reply, wires []rrefcore.Wire) (reply, bool, error) {
-	lost := x.err
+func (a *Agent) receivedOn(c *rpclink.Conn, o *outgoing, x rpclink.Reply, wires []rrefcore.Wire) (rpclink.Reply, bool, error) {
+	lost := x.Err
 	x, err := a.received(o, x, wires)
 	return x, lost != nil && o.again(c, lost), err
 }
@@ -211,9 +213,9 @@ func timedOut(op string, limit time.Duration) error {
 }
 
 // late is the error of a call whose deadline has passed.
-func late(fn string, p *peer) error {
+func late(fn string, p *rpclink.Peer) error {
 	e := dist.New("rpc: call", dist.DeadlineExceeded, "the deadline has passed")
-	e.Key, e.Peer = fn, p.name
+	e.Key, e.Peer = fn, p.Name
 	return e
 }
 
@@ -225,18 +227,18 @@ func contextUntil(ctx context.Context, deadline time.Time) (context.Context, con
 }
 
 // received looks at what came back.
-func (a *Agent) received(o *outgoing, x reply, wires []rrefcore.Wire) (reply, error) {
-	if x.err != nil {
+func (a *Agent) received(o *outgoing, x rpclink.Reply, wires []rrefcore.Wire) (rpclink.Reply, error) {
+	if x.Err != nil {
 		a.refs.undelivered(o.peer, wires)
-		return x, a.failed(o, x.err)
+		return x, a.failed(o, x.Err)
 	}
-	if x.msg.Type == rpcwire.Exception {
-		err := exceptionError("rpc: "+o.op, o.fn, o.peer.name, x.msg.Payload)
+	if x.Msg.Type == rpcwire.Exception {
+		err := exceptionError("rpc: "+o.op, o.fn, o.peer.Name, x.Msg.Payload)
 		a.refs.undelivered(o.peer, wires)
 		return x, a.failed(o, err)
 	}
-	x.wires = wires
-	if err := o.answered(x.msg); err != nil {
+	x.Wires = wires
+	if err := o.answered(x.Msg); err != nil {
 		return x, a.failed(o, err)
 	}
 	return x, nil
@@ -244,37 +246,37 @@ func (a *Agent) received(o *outgoing, x reply, wires []rrefcore.Wire) (reply, er
 
 func (a *Agent) failed(o *outgoing, err error) error {
 	o.lost()
-	o.peer.stats.errors.Add(1)
+	o.peer.Stats.Errors.Add(1)
 	switch err.(type) { //nolint:errorlint // made here
 	case *RemoteError, *RefError:
 		return err
 	}
-	if a.ctx.Err() != nil && dist.CodeOf(err) != dist.DeadlineExceeded {
-		return errClosed(o.op)
+	if a.net.Context.Err() != nil && dist.CodeOf(err) != dist.DeadlineExceeded {
+		return rpclink.ErrClosed(o.op)
 	}
 	e := dist.Wrap("rpc: "+o.op, dist.Unavailable, err)
-	e.Key, e.Peer = o.fn, o.peer.name
+	e.Key, e.Peer = o.fn, o.peer.Name
 	if inner, ok := err.(*dist.Error); ok { //nolint:errorlint // only the outermost
 		e.Detail = inner.Detail
 		if e.Detail == "" && inner.Err != nil {
 			e.Detail = inner.Err.Error()
 		}
 	}
-	if o.peer.worker >= 0 {
-		e.Rank = dist.Rank(o.peer.worker)
+	if o.peer.ID >= 0 {
+		e.Rank = dist.Rank(o.peer.ID)
 	}
 	return e
 }
 
-func unexpectedAnswer(fn string, p *peer, m *rpcwire.Message) error {
+func unexpectedAnswer(fn string, p *rpclink.Peer, m *rpcwire.Message) error {
 	e := dist.Newf("rpc: call", dist.Protocol, "answered by %v", m.Type)
-	e.Key, e.Peer = fn, p.name
+	e.Key, e.Peer = fn, p.Name
 	return e
 }
 
 // prepare returns how a call is encoded.
-func (a *Agent) prepare(p *peer, fn string, args []any) *outgoing {
-	o := &outgoing{op: "call", mode: "sync", fn: fn, peer: p}
+func (a *Agent) prepare(p *rpclink.Peer, fn string, args []any) *outgoing {
+	o := &outgoing{a: a, op: "call", mode: "sync", fn: fn, peer: p}
 	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := a.refs.encoder(p, toGo)
 		m, err := encodeCall(e, fn, args)
@@ -303,30 +305,30 @@ func encodeCall(e *rpcwire.Encoder, fn string, args []any) (*rpcwire.Message, er
 }
 
 // result reads the answer to a call.
-func (a *Agent) result(fn string, p *peer, x reply) (any, error) {
+func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error) {
 	d := a.refs.decodingReply(p, x)
 	dec := &d.Decoder
 	var v any
 	var err error
-	switch x.msg.Type {
+	switch x.Msg.Type {
 	case rpcwire.PythonRet:
-		v, err = dec.PythonRet(x.msg.Payload)
+		v, err = dec.PythonRet(x.Msg.Payload)
 	case rpcwire.ScriptRet:
-		v, err = dec.ScriptRet(x.msg.Payload)
+		v, err = dec.ScriptRet(x.Msg.Payload)
 	default:
-		err = unexpectedAnswer(fn, p, x.msg)
+		err = unexpectedAnswer(fn, p, x.Msg)
 	}
 	if err != nil {
 		a.refs.abandonReply(d, x)
 		return nil, err
 	}
 	if raised, ok := v.(*rpcwire.RemoteException); ok {
-		p.stats.errors.Add(1)
-		err := remoteError(p.name, raised)
-		if x.frame != nil || notDecoded(raised.Msg) { // a Go worker ignores it for what it has decoded
-			a.refs.undecoded(p, x.wires)
+		p.Stats.Errors.Add(1)
+		err := remoteError(p.Name, raised)
+		if x.Frame != nil || notDecoded(raised.Msg) { // a Go worker ignores it for what it has decoded
+			a.refs.undecoded(p, x.Wires)
 		}
-		if err.Code == dist.DeadlineExceeded && !x.due.IsZero() && !time.Now().Before(x.due) {
+		if err.Code == dist.DeadlineExceeded && !x.Due.IsZero() && !time.Now().Before(x.Due) {
 			return nil, late(fn, p) // the callee was only faster to notice the caller's deadline
 		}
 		return nil, restoreReason(err)
@@ -347,7 +349,7 @@ func (a *Agent) call(ctx context.Context, to, fn string, args []any) (any, error
 
 // callAgain is call for functions of the agents themselves, which may arrive twice at a Go worker.
 func (a *Agent) callAgain(ctx context.Context, to, fn string, args []any) error {
-	p, err := a.peer(to)
+	p, err := a.net.Peer(to)
 	if err != nil {
 		return err
 	}
@@ -369,9 +371,9 @@ func (a *Agent) callPeer(ctx context.Context, o *outgoing) (any, error) {
 }
 
 // transact sends a request to any worker and returns the answer as it came.
-func (a *Agent) transact(ctx context.Context, o *outgoing) (reply, error) {
+func (a *Agent) transact(ctx context.Context, o *outgoing) (rpclink.Reply, error) {
 	started := a.begin(o)
-	var x reply
+	var x rpclink.Reply
 	var err error
 	if o.peer != a.self {
 		x, err = a.exchange(ctx, o)
@@ -385,11 +387,11 @@ func (a *Agent) transact(ctx context.Context, o *outgoing) (reply, error) {
 
 // isGo reports whether a worker is known to be a Go worker on the cohort transport.
 func (a *Agent) isGo(name string) bool {
-	p, err := a.peer(name)
+	p, err := a.net.Peer(name)
 	if err != nil {
 		return false
 	}
-	return p.speaksCohort()
+	return p.SpeaksCohort()
 }
 
 // begin tells that a request of this worker starts. The event's kind is rpc.call, rpc.remote or rpc.fetch; of a call the
@@ -401,7 +403,7 @@ func (a *Agent) begin(o *outgoing) time.Time {
 	}
 	started := time.Now()
 	a.cfg.hook.Emit(observe.Event{
-		Time: started, Kind: observe.Kind("rpc." + o.op), Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: o.peer.name, Key: o.fn, Detail: o.mode,
+		Time: started, Kind: observe.Kind("rpc." + o.op), Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: o.peer.Name, Key: o.fn, Detail: o.mode,
 	})
 	return started
 }
@@ -410,7 +412,7 @@ func (a *Agent) end(o *outgoing, started time.Time, err error) {
 	a.counts.clientCalls.Add(-1)
 	if a.cfg.hook != nil {
 		a.cfg.hook.Emit(observe.Event{
-			Kind: observe.Kind("rpc." + o.op), Phase: observe.End, Rank: dist.Rank(a.id), Peer: o.peer.name, Key: o.fn, Detail: o.mode,
+			Kind: observe.Kind("rpc." + o.op), Phase: observe.End, Rank: dist.Rank(a.id), Peer: o.peer.Name, Key: o.fn, Detail: o.mode,
 			Dur: time.Since(started), Err: err,
 		})
 	}
@@ -418,7 +420,7 @@ func (a *Agent) end(o *outgoing, started time.Time, err error) {
 
 func (a *Agent) callOwn(ctx context.Context, fn string, args []any) (any, error) {
 	if a.self == nil {
-		return nil, errClosed("call")
+		return nil, rpclink.ErrClosed("call")
 	}
 	if err := a.calls.enter(ctx); err != nil {
 		return nil, err
@@ -428,8 +430,8 @@ func (a *Agent) callOwn(ctx context.Context, fn string, args []any) (any, error)
 }
 
 // destination finds a worker by name; a guest asks the store.
-func (a *Agent) destination(ctx context.Context, to string) (*peer, error) {
-	p, err := a.peer(to)
+func (a *Agent) destination(ctx context.Context, to string) (*rpclink.Peer, error) {
+	p, err := a.net.Peer(to)
 	if err != nil && a.cfg.guest {
 		return a.lookup(ctx, to)
 	}

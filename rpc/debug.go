@@ -47,13 +47,20 @@ func (a *Agent) DebugInfo() map[string]int {
 	return info
 }
 
+// PeerStats counts the traffic with one worker.
+type PeerStats struct {
+	Calls         uint64 // requests sent
+	Served        uint64 // requests received
+	Errors        uint64 // calls that failed
+	BytesSent     uint64
+	BytesReceived uint64
+}
+
 // Stats returns the traffic with every worker by name.
 func (a *Agent) Stats() map[string]PeerStats {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	all := map[string]PeerStats{}
-	for name, p := range a.byName {
-		all[name] = p.stats.snapshot()
+	for _, p := range a.net.Members() {
+		all[p.Name] = PeerStats(p.Stats.Snapshot())
 	}
 	return all
 }
@@ -151,8 +158,8 @@ func (a *Agent) nameOf(id rrefcore.Worker) string {
 	if id == a.id {
 		return a.name
 	}
-	if p := a.peerByID(id); p != nil {
-		return p.name
+	if p := a.net.PeerByID(id); p != nil {
+		return p.Name
 	}
 	return fmt.Sprintf("worker %d", id)
 }

@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -32,9 +33,13 @@ func (a *Agent) joinStatic(ctx context.Context) error {
 
 // others are the names of all workers but this one.
 func (a *Agent) others() []string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return sortedNames(a.byName)
+	members := a.net.Members()
+	names := make([]string, len(members))
+	for i, p := range members {
+		names[i] = p.Name
+	}
+	slices.Sort(names)
+	return names
 }
 
 // joinCalls waits until no worker has a call under way, and returns the number of the barrier that is left.
@@ -99,7 +104,7 @@ func (a *Agent) blame(ctx context.Context, err error) {
 	if !errors.As(err, &e) || e.Code != dist.PeerLost {
 		return
 	}
-	if _, known := a.peer(e.Peer); known == nil {
+	if _, known := a.net.Peer(e.Peer); known == nil {
 		_ = a.firstDeath(ctx, e)
 	}
 }

@@ -5,10 +5,10 @@ package rpc
 
 import (
 	"context"
-	"maps"
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -53,8 +53,8 @@ func (a *Agent) attach() error {
 	return nil
 }
 
-func (p *peer) seamWorker() rpcseam.Worker {
-	return rpcseam.Worker{Name: p.name, ID: int(p.worker), Go: p.speaksCohort()}
+func seamWorker(p *rpclink.Peer) rpcseam.Worker {
+	return rpcseam.Worker{Name: p.Name, ID: int(p.ID), Go: p.SpeaksCohort()}
 }
 
 // make builds the message of a request and lets the extension take part. The message must be sent, or lost be called.
@@ -65,16 +65,16 @@ func (o *outgoing) make(ctx context.Context, toGo bool) (*rpcwire.Message, []rre
 			return b.m, b.wires, b.flags, b.err
 		}
 		o.lost() // it turned out to be another kind of worker
-		o.peer.agent.refs.undecoded(o.peer, b.wires)
+		o.a.refs.undecoded(o.peer, b.wires)
 	}
 	m, wires, flags, err := o.build(toGo)
-	x := o.peer.agent.extension
+	x := o.a.extension
 	if err != nil || x == nil || o.plain {
 		return m, wires, flags, err
 	}
-	o.exchange, err = x.Outgoing(ctx, o.peer.seamWorker(), o.fn, m)
+	o.exchange, err = x.Outgoing(ctx, seamWorker(o.peer), o.fn, m)
 	if err != nil {
-		o.peer.agent.refs.undecoded(o.peer, wires)
+		o.a.refs.undecoded(o.peer, wires)
 		return nil, nil, 0, err
 	}
 	if o.exchange != nil {
@@ -103,7 +103,7 @@ func (o *outgoing) answered(m *rpcwire.Message) error {
 
 // unwrapped takes a wrapped request apart and dispatches what is inside.
 func (a *Agent) unwrapped(r *request) {
-	w, err := a.extension.Unwrap(r.peer.seamWorker(), r.message())
+	w, err := a.extension.Unwrap(seamWorker(r.Peer), r.message())
 	if err != nil {
 		a.drop(r)
 		r.refuse(err)
@@ -115,13 +115,13 @@ func (a *Agent) unwrapped(r *request) {
 	if w.Context != nil {
 		r.values = w.Context
 	}
-	r.tensors = w.Message.Tensors
+	r.Tensors = w.Message.Tensors
 	a.unwrap(r, w.Message.Type, w.Message.Payload)
 }
 
 // message is the request as a message.
 func (r *request) message() *rpcwire.Message {
-	return &rpcwire.Message{Type: r.kind, ID: int64(r.id), Payload: r.payload, Tensors: r.tensors} //nolint:gosec // echoed as it came
+	return &rpcwire.Message{Type: r.Kind, ID: int64(r.ID), Payload: r.Payload, Tensors: r.Tensors} //nolint:gosec // echoed as it came
 }
 
 // seam is the agent as its extension sees it.
@@ -133,13 +133,8 @@ func (s seam) Self() rpcseam.Worker { return rpcseam.Worker{Name: s.a.name, ID: 
 
 func (s seam) Workers() []rpcseam.Worker {
 	all := []rpcseam.Worker{s.Self()}
-	s.a.mu.Lock()
-	peers := slices.Collect(maps.Values(s.a.byID))
-	s.a.mu.Unlock()
-	for _, p := range peers {
-		if p != s.a.self {
-			all = append(all, p.seamWorker())
-		}
+	for _, p := range s.a.net.Members() {
+		all = append(all, seamWorker(p))
 	}
 	slices.SortFunc(all, func(x, y rpcseam.Worker) int { return x.ID - y.ID })
 	return all
@@ -150,16 +145,16 @@ func (s seam) Worker(id int) (rpcseam.Worker, error) {
 	if err != nil {
 		return rpcseam.Worker{}, err
 	}
-	return p.seamWorker(), nil
+	return seamWorker(p), nil
 }
 
 // memberByID returns a worker of the world, perhaps this one.
-func (a *Agent) memberByID(id int) (*peer, error) {
+func (a *Agent) memberByID(id int) (*rpclink.Peer, error) {
 	if id == int(a.id) && a.self != nil {
 		return a.self, nil
 	}
 	if id >= 0 && id <= maxWorkerID {
-		if p := a.peerByID(rrefcore.Worker(id)); p != nil {
+		if p := a.net.PeerByID(rrefcore.Worker(id)); p != nil {
 			return p, nil
 		}
 	}
@@ -171,7 +166,7 @@ func (s seam) Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Me
 	if err != nil {
 		return nil, err
 	}
-	o := &outgoing{op: "call", mode: "sync", fn: m.Type.String(), peer: p, plain: true}
+	o := &outgoing{a: s.a, op: "call", mode: "sync", fn: m.Type.String(), peer: p, plain: true}
 	o.build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		sent := *m
 		return &sent, nil, 0, nil
@@ -180,7 +175,7 @@ func (s seam) Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Me
 	if err != nil {
 		return nil, err
 	}
-	return x.msg, nil
+	return x.Msg, nil
 }
 
 func (s seam) Call(ctx context.Context, to int, fn string, args ...any) (any, error) {
@@ -188,7 +183,7 @@ func (s seam) Call(ctx context.Context, to int, fn string, args ...any) (any, er
 	if err != nil {
 		return nil, err
 	}
-	return s.a.call(ctx, p.name, fn, args)
+	return s.a.call(ctx, p.Name, fn, args)
 }
 
 func (s seam) Object(ctx context.Context, holder int, gid rpcwire.GlobalID) (any, error) {
@@ -230,17 +225,17 @@ func (s seam) Reference(ref any) (rpcwire.GlobalID, rpcseam.Worker, error) {
 	return global(core.h.wire.ID), owner, err
 }
 
-func (s seam) Go(fn func(context.Context)) bool { return s.a.own(func() { fn(s.a.ctx) }) }
+func (s seam) Go(fn func(context.Context)) bool { return s.a.net.Own(func() { fn(s.a.net.Context) }) }
 
 // serveKind runs a request that the extension answers, in the place of a handler.
 func (a *Agent) serveKind(ctx context.Context, r *request) {
 	answered := false
 	defer func() {
 		if !answered {
-			a.recovered(r.kind.String(), recover(), func(_ any, err error) { r.answer(r.failure(err), nil) })
+			a.recovered(r.Kind.String(), recover(), func(_ any, err error) { r.answer(r.failure(err), nil) })
 		}
 	}()
-	m, err := a.extension.Serve(ctx, r.peer.seamWorker(), r.message())
+	m, err := a.extension.Serve(ctx, seamWorker(r.Peer), r.message())
 	answered = true
 	if err == nil && m == nil {
 		err = dist.New("rpc: request", dist.Internal, "the extension has no answer")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -19,23 +20,23 @@ const flagExact = 1
 // fetchArrived answers a fetch when the object has its value.
 func (r *refs) fetchArrived(req *request) {
 	form := fetchForm
-	if req.kind == rpcwire.ScriptRRefFetchCall {
+	if req.Kind == rpcwire.ScriptRRefFetchCall {
 		form = scriptFetchForm
 	}
 	var id rrefcore.ID
 	var err error
-	if req.flags&flagExact != 0 && req.cohort() {
+	if req.Flags&flagExact != 0 && req.cohort() {
 		var rest []byte
-		rest, err = parseID(req.payload, &id, 0, 0)
+		rest, err = parseID(req.Payload, &id, 0, 0)
 		if err == nil && len(rest) > 0 {
 			err = badControl("%d bytes behind the id of a fetch", len(rest))
 		}
 	} else {
 		var f rpcwire.Fetch
-		f, err = rpcwire.DecodeFetch(req.payload)
+		f, err = rpcwire.DecodeFetch(req.Payload)
 		id = r.id(f.RRef)
 	}
-	if err == nil && req.peer.worker < 0 {
+	if err == nil && req.Peer.ID < 0 {
 		err = dist.New("rpc: fetch", dist.NotSupported, "a guest holds no references")
 	}
 	if err != nil {
@@ -43,11 +44,11 @@ func (r *refs) fetchArrived(req *request) {
 		return
 	}
 	r.mu.Lock()
-	r.known(req.peer.worker)
+	r.known(req.Peer.ID)
 	r.known(id.On)
 	var o *object
 	code := rrefcore.Gone // for whoever holds no reference to it
-	if r.m.MayUse(req.peer.worker, id) {
+	if r.m.MayUse(req.Peer.ID, id) {
 		if code = r.m.FetchArrived(id); code == rrefcore.OK {
 			o = r.object(id)
 		}
@@ -57,15 +58,15 @@ func (r *refs) fetchArrived(req *request) {
 	r.perform(e)
 	if o == nil {
 		err := refFailure("fetch", id, r.a.name, code, nil)
-		r.a.background(func() { r.a.answerValue(req, form, nil, err) })
+		r.a.net.Background(func() { r.a.answerValue(req, form, nil, err) })
 		return
 	}
 	answer := func() {
 		v, err := o.peek()
 		r.a.answerValue(req, form, v, err)
 	}
-	if req.inline && o.isDone() {
-		req.conn.inline.Do(answer)
+	if req.Inline && o.isDone() {
+		req.Conn.Inline.Do(answer)
 		return
 	}
 	req.await(o, answer)
@@ -76,34 +77,32 @@ const maxFetches = 16 << 10
 
 // await answers a fetch when its object has its value, unless the fetcher gives up before, or its connection ends.
 func (r *request) await(o *object, answer func()) {
-	c, a := r.conn, r.agent()
+	c, a := r.Conn, r.a
 	if c == nil {
-		o.then(func() { a.background(answer) })
+		o.then(func() { a.net.Background(answer) })
 		return
 	}
-	if c.fetches.Add(1) > maxFetches {
-		c.fetches.Add(-1)
+	if c.Fetches.Add(1) > maxFetches {
+		c.Fetches.Add(-1)
 		r.refuse(dist.Newf("rpc: fetch", dist.Exhausted, "more than %d fetches wait for their objects", maxFetches))
 		return
 	}
 	moment.At("rpc.fetch.wait")
 	remove := o.then(func() {
-		c.fetches.Add(-1)
-		a.background(answer)
+		c.Fetches.Add(-1)
+		a.net.Background(answer)
 	})
 	r.track(func(error) {
 		if remove() {
-			c.fetches.Add(-1)
-			c.mu.Lock()
-			delete(c.serving, r.id)
-			c.mu.Unlock()
+			c.Fetches.Add(-1)
+			c.Untrack(r.ID)
 		}
 	})
 }
 
 // settled makes sure that the owner knows of a received reference before it is asked for the value: it answers only those
 // who hold one. On a link it is enough that the news goes first.
-func (r *refs) settled(ctx context.Context, p *peer, core *refCore) error {
+func (r *refs) settled(ctx context.Context, p *rpclink.Peer, core *refCore) error {
 	h := core.h
 	select {
 	case <-h.ready:
@@ -113,7 +112,7 @@ func (r *refs) settled(ctx context.Context, p *peer, core *refCore) error {
 	if h.wire.ID.On == r.a.id { // made here: the owner knows its creator
 		return nil
 	}
-	if c := p.current(); c != nil && c.link != nil {
+	if c := p.Current(); c != nil && c.Link != nil {
 		r.flushOn(p, c)
 		return nil
 	}
@@ -128,8 +127,8 @@ func (r *refs) settled(ctx context.Context, p *peer, core *refCore) error {
 		return core.state()
 	case <-bounded.Done():
 		return dist.FromContext("rpc: fetch", bounded)
-	case <-r.a.ctx.Done():
-		return errClosed("fetch")
+	case <-r.a.net.Context.Done():
+		return rpclink.ErrClosed("fetch")
 	}
 }
 
@@ -144,11 +143,11 @@ func (r *refs) fetch(ctx context.Context, core *refCore) (any, error) {
 	if err := core.state(); err != nil {
 		return nil, err
 	}
-	p := r.a.peerByID(core.h.wire.Owner)
+	p := r.a.net.PeerByID(core.h.wire.Owner)
 	if p == nil {
 		return nil, core.failure("fetch", rrefcore.OwnerLost)
 	}
-	o := &outgoing{op: "fetch", fn: "fetch " + core.h.wire.ID.String(), peer: p}
+	o := &outgoing{a: r.a, op: "fetch", fn: "fetch " + core.h.wire.ID.String(), peer: p}
 	o.repeat = func() bool { return !core.closed.Load() && core.state() == nil }
 	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		kind := rpcwire.PythonRRefFetchCall
@@ -176,30 +175,30 @@ func (r *refs) fetch(ctx context.Context, core *refCore) (any, error) {
 	d := r.decodingReply(p, x)
 	dec := &d.Decoder
 	var v any
-	switch x.msg.Type {
+	switch x.Msg.Type {
 	case rpcwire.PythonRRefFetchRet:
-		v, err = dec.PythonFetchRet(x.msg.Payload)
+		v, err = dec.PythonFetchRet(x.Msg.Payload)
 	case rpcwire.ScriptRRefFetchRet:
-		v, err = dec.ScriptFetchRet(x.msg.Payload)
+		v, err = dec.ScriptFetchRet(x.Msg.Payload)
 	default:
-		err = unexpectedAnswer(o.fn, p, x.msg)
+		err = unexpectedAnswer(o.fn, p, x.Msg)
 	}
 	if err != nil {
 		r.abandonReply(d, x)
 		return nil, err
 	}
 	if raised, ok := v.(*rpcwire.RemoteException); ok {
-		return nil, restoreReason(remoteError(p.name, raised))
+		return nil, restoreReason(remoteError(p.Name, raised))
 	}
 	return v, nil
 }
 
 // abandonReply releases the references of an answer that could not be read to its end.
-func (r *refs) abandonReply(d *decoding, x reply) {
+func (r *refs) abandonReply(d *decoding, x rpclink.Reply) {
 	d.release()
-	if x.frame != nil && d.peer != nil {
-		if c := d.peer.current(); c != nil {
-			r.discard(c, x.frame)
+	if x.Frame != nil && d.peer != nil {
+		if c := d.peer.Current(); c != nil {
+			r.discard(c, x.Frame)
 		}
 	}
 }

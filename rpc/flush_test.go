@@ -23,15 +23,15 @@ func TestCongestedPeerHoldsUpNobody(t *testing.T) {
 		}
 		refs[to] = ref
 	}
-	p, err := agents[0].peer("w1")
+	p, err := agents[0].net.Peer("w1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.flush.Lock() // as if what is sent to w1 went nowhere
+	of(p).flush.Lock() // as if what is sent to w1 went nowhere
 	_ = refs["w1"].Close()
 	owned := func(i int) int { return agents[i].DebugInfo()["num_owner_rrefs"] }
 	ends(t, "the flush to w1", func() {
-		for !p.flushes.running.Load() {
+		for !of(p).flushes.running.Load() {
 			time.Sleep(time.Millisecond)
 		}
 	})
@@ -44,7 +44,7 @@ func TestCongestedPeerHoldsUpNobody(t *testing.T) {
 	if owned(1) == 0 {
 		t.Error("w1 has heard of its delete")
 	}
-	p.flush.Unlock()
+	of(p).flush.Unlock()
 	quiet(t, agents)
 	shutdown(t, agents)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 )
@@ -92,8 +93,8 @@ func (a *Agent) waitedFor(ctx context.Context, names []string, together bool) []
 		return all
 	}
 	return slices.DeleteFunc(all, func(name string) bool {
-		p, err := a.peer(name)
-		return name != leader && (!together || err != nil || !p.met.Load())
+		p, err := a.net.Peer(name)
+		return name != leader && (!together || err != nil || !p.Met.Load())
 	})
 }
 
@@ -125,8 +126,8 @@ func (a *Agent) report(ctx context.Context, id string, s *rpcworld.Gather, objec
 			e.Detail = "no answer of the leader " + leader
 		}
 		return e
-	case <-a.ctx.Done():
-		return errClosed("all_gather")
+	case <-a.net.Context.Done():
+		return rpclink.ErrClosed("all_gather")
 	}
 }
 
@@ -148,11 +149,11 @@ func (a *Agent) tellLost(ctx context.Context, id, worker string, others []string
 	defer cancel()
 	var told sync.WaitGroup
 	for _, name := range others {
-		p, err := a.peer(name)
+		p, err := a.net.Peer(name)
 		if err != nil || name == worker {
 			continue
 		}
-		c := p.current()
+		c := p.Current()
 		if c == nil {
 			continue
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/store"
@@ -32,7 +33,7 @@ func (a *Agent) startGuest(ctx context.Context) error {
 }
 
 // lookup finds a worker for a guest.
-func (a *Agent) lookup(ctx context.Context, name string) (*peer, error) {
+func (a *Agent) lookup(ctx context.Context, name string) (*rpclink.Peer, error) {
 	workers, err := rpcworld.List(ctx, a.world.Store())
 	if err != nil {
 		return nil, err
@@ -41,7 +42,7 @@ func (a *Agent) lookup(ctx context.Context, name string) (*peer, error) {
 		if w.Name != name {
 			continue
 		}
-		return a.addPeer(w.Name, rrefcore.Worker(w.ID), w.Addr, w.Entry), nil //nolint:gosec // checked
+		return a.net.AddPeer(w.Name, rrefcore.Worker(w.ID), w.Addr, w.Entry), nil //nolint:gosec // checked
 	}
 	e := dist.New("rpc: worker", dist.NotFound, "no such worker in the store")
 	e.Key = name

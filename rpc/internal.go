@@ -127,8 +127,8 @@ func (a *Agent) serveGatherLost(_ context.Context, r *Request) (any, error) {
 func (a *Agent) deathOf(worker, how string) *dist.Error {
 	e := dist.New("rpc: worker", dist.PeerLost, how)
 	e.Peer = worker
-	if p, err := a.peer(worker); err == nil && p.worker >= 0 {
-		e.Rank = dist.Rank(p.worker)
+	if p, err := a.net.Peer(worker); err == nil && p.ID >= 0 {
+		e.Rank = dist.Rank(p.ID)
 	}
 	return e
 }
@@ -154,8 +154,8 @@ func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.addPeer(w.Name, rrefcore.Worker(w.ID), addr, entry)
-	a.admit(w.Name)
+	a.net.AddPeer(w.Name, rrefcore.Worker(w.ID), addr, entry)
+	a.net.Admit(w.Name)
 	return nil, nil
 }
 

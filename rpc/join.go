@@ -42,7 +42,7 @@ func (a *Agent) startStatic(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		a.addPeer(name, rrefcore.Worker(id), addr, entry)
+		a.net.AddPeer(name, rrefcore.Worker(id), addr, entry)
 	}
 	if err := a.gathers.First(names, func() (int, error) { return a.askForGathers(ctx, names, true) }); err != nil {
 		return fmt.Errorf("ask how many all-gathers there were in earlier rounds: %w", err)
@@ -70,12 +70,12 @@ func (m members) Listen(id int) (string, error) {
 }
 
 func (m members) Add(w rpcworld.Worker, addr string, e rpcworld.Entry) {
-	m.a.addPeer(w.Name, rrefcore.Worker(w.ID), addr, e) //nolint:gosec // checked
+	m.a.net.AddPeer(w.Name, rrefcore.Worker(w.ID), addr, e) //nolint:gosec // checked
 }
 
 func (m members) Drop(name string) {
-	if p, err := m.a.peer(name); err == nil {
-		m.a.left(name, p.worker)
+	if p, err := m.a.net.Peer(name); err == nil {
+		m.a.left(name, p.ID)
 	}
 }
 
@@ -91,24 +91,24 @@ func (m members) Tell(ctx context.Context, name string, comes bool) error {
 func (m members) Gone(err error) bool { return errors.Is(err, rpcworld.ErrRefused) }
 
 func (m members) State(name string) rpcworld.State {
-	p, err := m.a.peer(name)
+	p, err := m.a.net.Peer(name)
 	if err != nil {
 		return rpcworld.State{Known: !isNotFound(err)}
 	}
-	s := rpcworld.State{Known: true, ID: int(p.worker), Met: p.met.Load()}
-	if c := p.current(); c != nil {
+	s := rpcworld.State{Known: true, ID: int(p.ID), Met: p.Met.Load()}
+	if c := p.Current(); c != nil {
 		s.Connected = true
-		if c.pipe != nil { // a link has heartbeats of its own
-			s.Silence = c.pipe.Silence()
+		if c.Pipe != nil { // a link has heartbeats of its own
+			s.Silence = c.Pipe.Silence()
 		}
 	}
 	return s
 }
 
 func (m members) Reach(ctx context.Context, name string) error {
-	p, err := m.a.peer(name)
+	p, err := m.a.net.Peer(name)
 	if err == nil {
-		_, err = p.connect(ctx)
+		_, err = p.Connect(ctx)
 	}
 	return err
 }
@@ -124,30 +124,12 @@ func (m members) Workers() []rpcworld.Worker {
 
 // left forgets a worker that says it goes. What a former worker of its name has said is ignored.
 func (a *Agent) left(name string, id rrefcore.Worker) {
-	p, err := a.peer(name)
-	if err != nil || p.worker != id {
+	p, err := a.net.Peer(name)
+	if err != nil || p.ID != id {
 		return
 	}
-	p.mu.Lock()
-	p.left = true
-	p.mu.Unlock()
-	a.peerDied(p)
-	a.removePeer(name)
+	p.Leaves()
+	a.net.PeerDied(p)
+	a.net.RemovePeer(name)
 	a.world.Forget(name)
-}
-
-// address returns where a worker listens.
-func (a *Agent) address(ctx context.Context, p *peer) (string, error) {
-	p.mu.Lock()
-	addr := p.addr
-	p.mu.Unlock()
-	if addr != "" {
-		return addr, nil
-	}
-	addr, entry, err := a.world.Published(ctx, p.name)
-	if err != nil {
-		return "", err
-	}
-	p.learn(addr, entry)
-	return addr, nil
 }

@@ -179,8 +179,8 @@ func (h *handle) failure(code rrefcore.Code) error {
 // enter makes the handle of a fork. Called with the lock.
 func (r *refs) enter(w rrefcore.Wire, where string) *handle {
 	h := &handle{wire: w, where: where, holders: 1, ready: make(chan struct{})}
-	if p := r.a.peerByID(w.Owner); p != nil {
-		h.owner = p.name
+	if p := r.a.net.PeerByID(w.Owner); p != nil {
+		h.owner = p.Name
 	}
 	r.handles[w.Fork] = h
 	return h

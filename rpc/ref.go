@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -128,7 +129,7 @@ func NewRef[T any](a *Agent, value T) (*Ref[T], error) {
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
-		return nil, errClosed("reference")
+		return nil, rpclink.ErrClosed("reference")
 	}
 	o := r.object(r.m.Own())
 	o.where = "NewRef"
@@ -194,7 +195,7 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 	pl := rpcplace.Of(ctx)
 	pl.Pause()
 	defer pl.Resume()
-	r.c.a.recall(r.c.h.wire.Owner)
+	r.c.a.net.Recall(r.c.h.wire.Owner)
 	select {
 	case <-r.c.h.ready:
 		return r.c.state()

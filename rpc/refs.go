@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -47,6 +48,22 @@ func newRefs(a *Agent) *refs {
 		kick: make(chan struct{}, 1), later: stoppedTimer(), lent: map[uint64]*refCore{},
 	}
 }
+
+// refPeer is what is kept with a peer.
+type refPeer struct {
+	flush    sync.Mutex // keeps control frames in order
+	flushes  struct{ wanted, running atomic.Bool }
+	stream   *rpclink.Conn // where they go; guarded by flush
+	creating sync.Mutex    // keeps two copies of a creating call apart
+
+	control struct { // messages to a PyTorch worker
+		sync.Mutex
+		queue   []rrefcore.Message
+		running bool
+	}
+}
+
+func of(p *rpclink.Peer) *refPeer { return p.State.(*refPeer) } //nolint:errcheck,forcetypeassert // made by above.NewPeer
 
 // effects are what a step asks for, to be performed without the lock.
 type effects struct {
@@ -162,7 +179,7 @@ func (r *refs) run() {
 		case <-acks.C:
 		case <-tick.C:
 			r.step(func(m *rrefcore.Machine) { m.Tick(time.Since(r.begun)) })
-		case <-r.a.ctx.Done():
+		case <-r.a.net.Context.Done():
 			return
 		}
 		if r.flushDirty() {
@@ -185,7 +202,7 @@ func (r *refs) flushDirty() (left bool) {
 	var to []rrefcore.Worker
 	for w := range r.dirty {
 		_, waited := r.lazy[w]
-		if r.m.Unsent(w) == 0 && !waited && !r.a.leaving.Load() {
+		if r.m.Unsent(w) == 0 && !waited && !r.a.net.Leaving.Load() {
 			r.lazy[w] = struct{}{}
 			left = true
 			continue
@@ -196,11 +213,11 @@ func (r *refs) flushDirty() (left bool) {
 	}
 	r.mu.Unlock()
 	for _, w := range to {
-		p := r.a.peerByID(w)
+		p := r.a.net.PeerByID(w)
 		if p == nil {
 			continue
 		}
-		if c := p.current(); c != nil && c.link != nil {
+		if c := p.Current(); c != nil && c.Link != nil {
 			r.flushSoon(p)
 			continue
 		}
@@ -208,7 +225,7 @@ func (r *refs) flushDirty() (left bool) {
 		waiting := r.m.Waiting(w)
 		r.mu.Unlock()
 		if waiting > 0 { // the connection brings it along
-			r.a.heal(p)
+			r.a.net.Heal(p)
 		}
 	}
 	return left
@@ -216,32 +233,34 @@ func (r *refs) flushDirty() (left bool) {
 
 // flushSoon sends the control stream's news to a peer in a goroutine of that peer: one that takes no data holds up nobody
 // else's signs of life.
-func (r *refs) flushSoon(p *peer) {
-	p.flushes.wanted.Store(true)
-	if !p.flushes.running.CompareAndSwap(false, true) {
+func (r *refs) flushSoon(p *rpclink.Peer) {
+	q := of(p)
+	q.flushes.wanted.Store(true)
+	if !q.flushes.running.CompareAndSwap(false, true) {
 		return
 	}
-	if !r.a.own(func() {
+	if !r.a.net.Own(func() {
 		for {
-			for p.flushes.wanted.Swap(false) {
+			for q.flushes.wanted.Swap(false) {
 				moment.At("rpc.refs.flush")
 				r.flushStream(p)
 			}
-			p.flushes.running.Store(false)
-			if !p.flushes.wanted.Load() || !p.flushes.running.CompareAndSwap(false, true) {
+			q.flushes.running.Store(false)
+			if !q.flushes.wanted.Load() || !q.flushes.running.CompareAndSwap(false, true) {
 				return
 			}
 		}
 	}) {
-		p.flushes.running.Store(false)
+		q.flushes.running.Store(false)
 	}
 }
 
 // flushStream sends the news on the link where the stream goes.
-func (r *refs) flushStream(p *peer) {
-	p.flush.Lock()
-	c := p.stream
-	p.flush.Unlock()
+func (r *refs) flushStream(p *rpclink.Peer) {
+	q := of(p)
+	q.flush.Lock()
+	c := q.stream
+	q.flush.Unlock()
 	if c != nil {
 		r.flushOn(p, c)
 	}
@@ -250,25 +269,26 @@ func (r *refs) flushStream(p *peer) {
 // flushOn sends the control stream's news on a link, in order.
 //
 //nolint:contextcheck,nolintlint // the stream outlives whoever caused its messages
-func (r *refs) flushOn(p *peer, c *conn) {
-	p.flush.Lock()
-	defer p.flush.Unlock()
-	if p.stream != c {
+func (r *refs) flushOn(p *rpclink.Peer, c *rpclink.Conn) {
+	q := of(p)
+	q.flush.Lock()
+	defer q.flush.Unlock()
+	if q.stream != c {
 		return // what went out there would be missing where the stream goes on
 	}
 	for {
 		r.mu.Lock()
-		f, ok := r.m.Frame(p.worker)
+		f, ok := r.m.Frame(p.ID)
 		r.mu.Unlock()
 		if !ok {
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.a.ctx, 10*time.Second)
-		err := c.link.Send(ctx, &cohortwire.Frame{Type: frameControl, Payload: encodeControl(f)})
+		ctx, cancel := context.WithTimeout(r.a.net.Context, 10*time.Second)
+		err := c.Link.Send(ctx, &cohortwire.Frame{Type: rpclink.FrameControl, Payload: encodeControl(f)})
 		cancel()
 		if err != nil { // the next frame brings it again, on this link or on the next
 			r.mu.Lock()
-			r.m.Resend(p.worker)
+			r.m.Resend(p.ID)
 			r.mu.Unlock()
 			return
 		}
@@ -276,35 +296,41 @@ func (r *refs) flushOn(p *peer, c *conn) {
 }
 
 // flushNow sends hand-offs before the message that carries the references.
-func (r *refs) flushNow(p *peer, wires []rrefcore.Wire) {
+func (r *refs) flushNow(p *rpclink.Peer, wires []rrefcore.Wire) {
 	if len(wires) == 0 || p == nil {
 		return
 	}
-	if c := p.current(); c != nil && c.link != nil {
+	if c := p.Current(); c != nil && c.Link != nil {
 		r.flushOn(p, c)
 	}
 }
 
 // connected tells the machine about a peer's new session, before anything else goes over it.
-func (r *refs) connected(p *peer, kind rrefcore.PeerKind, epoch uint64, c *conn) {
-	if p.worker < 0 {
+func (r *refs) connected(c *rpclink.Conn) {
+	p := c.Peer()
+	if p.ID < 0 {
 		return
 	}
-	p.flush.Lock()
-	if kind == rrefcore.Cohort {
-		p.stream = c // from here on nothing goes out on an older link, so the new one brings everything in order
+	kind, epoch := rrefcore.PyTorch, rrefcore.Epoch(0)
+	if c.Link != nil {
+		kind, epoch = rrefcore.Cohort, rrefcore.Epoch(c.Link.Peer().Incarnation)
+	}
+	q := of(p)
+	q.flush.Lock()
+	if c.Link != nil {
+		q.stream = c // from here on nothing goes out on an older link, so the new one brings everything in order
 	}
 	r.step(func(m *rrefcore.Machine) {
-		m.AddPeer(p.worker, kind, rrefcore.Epoch(epoch))
-		if kind == rrefcore.Cohort {
-			m.Resend(p.worker)
-			if m.PeerDead(p.worker) {
-				m.Greet(p.worker)
+		m.AddPeer(p.ID, kind, epoch)
+		if c.Link != nil {
+			m.Resend(p.ID)
+			if m.PeerDead(p.ID) {
+				m.Greet(p.ID)
 			}
 		}
 	})
-	p.flush.Unlock()
-	if kind == rrefcore.Cohort {
+	q.flush.Unlock()
+	if c.Link != nil {
 		r.flushSoon(p) // not here: a link's reader may be waiting
 	}
 }
@@ -314,14 +340,11 @@ func (r *refs) known(id rrefcore.Worker) {
 	if id == r.a.id {
 		return
 	}
-	p := r.a.peerByID(id)
+	p := r.a.net.PeerByID(id)
 	if p == nil {
 		return
 	}
-	p.mu.Lock()
-	cohort, epoch := p.cohort, p.epoch
-	p.mu.Unlock()
-	if cohort {
+	if cohort, epoch := p.Life(); cohort {
 		r.m.AddPeer(id, rrefcore.Cohort, rrefcore.Epoch(epoch))
 	} else {
 		r.m.AddPeer(id, rrefcore.PyTorch, 0)
@@ -333,11 +356,9 @@ func (r *refs) epochOf(id rrefcore.Worker) rrefcore.Epoch {
 	if id == r.a.id {
 		return rrefcore.Epoch(r.a.epoch)
 	}
-	if p := r.a.peerByID(id); p != nil {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if p.cohort {
-			return rrefcore.Epoch(p.epoch)
+	if p := r.a.net.PeerByID(id); p != nil {
+		if cohort, epoch := p.Life(); cohort {
+			return rrefcore.Epoch(epoch)
 		}
 	}
 	return 0
@@ -353,27 +374,27 @@ func global(id rrefcore.ID) rpcwire.GlobalID {
 	return rpcwire.GlobalID{On: rpcwire.WorkerID(id.On), Local: int64(id.N)} //nolint:gosec // a counter
 }
 
-func (r *refs) died(p *peer) {
+func (r *refs) died(p *rpclink.Peer) {
 	r.step(func(m *rrefcore.Machine) {
-		r.known(p.worker)
-		m.PeerDied(p.worker)
+		r.known(p.ID)
+		m.PeerDied(p.ID)
 	})
 }
 
-func (r *refs) tied(p *peer) bool {
+func (r *refs) tied(p *rpclink.Peer) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.m.Tied(p.worker)
+	return r.m.Tied(p.ID)
 }
 
 // frame handles a frame of a Go peer's control stream, in the link's reading goroutine.
-func (r *refs) frame(c *conn, payload []byte) {
+func (r *refs) frame(c *rpclink.Conn, payload []byte) {
 	f, err := parseControl(payload)
-	if err == nil && (f.From != c.peer().worker || f.To != r.a.id || uint64(f.Epoch) != c.link.Peer().Incarnation) {
-		err = dist.Newf("rpc: control stream", dist.Protocol, "a frame of worker %d for worker %d on the link with worker %d", f.From, f.To, c.peer().worker)
+	if err == nil && (f.From != c.Peer().ID || f.To != r.a.id || uint64(f.Epoch) != c.Link.Peer().Incarnation) {
+		err = dist.Newf("rpc: control stream", dist.Protocol, "a frame of worker %d for worker %d on the link with worker %d", f.From, f.To, c.Peer().ID)
 	}
 	if err != nil {
-		r.a.cfg.logger.Warn("control frame dropped", slog.String("peer", c.peer().name), slog.String("err", err.Error()))
+		r.a.cfg.logger.Warn("control frame dropped", slog.String("peer", c.Peer().Name), slog.String("err", err.Error()))
 		return
 	}
 	r.step(func(m *rrefcore.Machine) { m.ReceiveFrame(f) })
@@ -388,11 +409,11 @@ func (r *refs) close() {
 		objects = append(objects, o)
 	}
 	for _, h := range r.handles {
-		h.settle(errClosed("reference"))
+		h.settle(rpclink.ErrClosed("reference"))
 	}
 	r.mu.Unlock()
 	for _, o := range objects {
-		o.stop(errClosed("remote"))
-		o.set(nil, errClosed("fetch"))
+		o.stop(rpclink.ErrClosed("remote"))
+		o.set(nil, rpclink.ErrClosed("fetch"))
 	}
 }

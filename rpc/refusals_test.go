@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 )
 
@@ -20,11 +21,11 @@ func TestBadFramesCostNoGoroutines(t *testing.T) {
 	if v, err := Call[int](ctx, agents[0], "w1", "bad.echo", 1); err != nil || v != 1 {
 		t.Fatal(v, err)
 	}
-	p, err := agents[0].peer("w1")
+	p, err := agents[0].net.Peer("w1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	link := p.current().link
+	link := p.Current().Link
 	before, most := runtime.NumGoroutine(), 0
 	for i := range 20_000 {
 		bounded, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -40,18 +41,11 @@ func TestBadFramesCostNoGoroutines(t *testing.T) {
 	if most > before+50 {
 		t.Errorf("%d goroutines, %d before", most, before)
 	}
-	if v, err := Call[int](ctx, agents[0], "w1", "bad.echo", 2); err != nil || v != 2 {
+	v, err := Call[int](ctx, agents[0], "w1", "bad.echo", 2)
+	if dist.CodeOf(err) == dist.PeerLost { // the link was cut after the last frame: the next call makes another
+		v, err = Call[int](ctx, agents[0], "w1", "bad.echo", 2)
+	}
+	if err != nil || v != 2 {
 		t.Fatalf("afterwards: %d, %v", v, err)
-	}
-}
-
-// TestCarriedIsBounded: what may have been swallowed by a link is remembered for a while, and not without bound.
-func TestCarriedIsBounded(t *testing.T) {
-	c := &conn{}
-	for range mostCarried + 1000 {
-		c.carry(nil)
-	}
-	if n := len(c.carried); n > mostCarried {
-		t.Errorf("%d answers are remembered", n)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -68,7 +69,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 	if to == a.name {
 		return a.remoteSelf(ctx, fn, args)
 	}
-	p, err := a.peer(to)
+	p, err := a.net.Peer(to)
 	if err != nil {
 		return nil, err
 	}
@@ -76,16 +77,16 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
-		return nil, errClosed("remote")
+		return nil, rpclink.ErrClosed("remote")
 	}
-	r.known(p.worker)
-	w, code := r.m.Create(p.worker)
+	r.known(p.ID)
+	w, code := r.m.Create(p.ID)
 	var h *handle
 	if code == rrefcore.OK {
 		h = r.enter(w, fn)
 	}
 	e := r.take(true) // the call itself registers the object; the announcement must only precede a delete or cancel
-	company := r.m.Unsent(p.worker) >= controlRide
+	company := r.m.Unsent(p.ID) >= controlRide
 	r.mu.Unlock()
 	r.perform(e)
 	if code != rrefcore.OK {
@@ -97,18 +98,18 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		return core, nil
 	}
 	o := a.creation(p, h, fn, args)
-	if c := p.current(); c != nil {
-		if company && c.link != nil {
+	if c := p.Current(); c != nil {
+		if company && c.Link != nil {
 			r.flushOn(p, c)
 		}
 		a.create(ctx, c, o, h)
 		return core, nil
 	}
 	giveUp := o.early(ctx)
-	if !a.own(func() {
+	if !a.net.Own(func() {
 		creation, release := creationContext(ctx)
 		bounded, cancel := contextUntil(creation, a.deadline(ctx))
-		c, err := p.connect(bounded)
+		c, err := p.Connect(bounded)
 		cancel()
 		release()
 		if err != nil {
@@ -120,17 +121,17 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		a.create(ctx, c, o, h)
 	}) {
 		giveUp()
-		r.createFailed(h, errClosed("remote"))
+		r.createFailed(h, rpclink.ErrClosed("remote"))
 		a.calls.leave()
 	}
 	return core, nil
 }
 
 // creation returns how a creating call is encoded.
-func (a *Agent) creation(p *peer, h *handle, fn string, args []any) *outgoing {
+func (a *Agent) creation(p *rpclink.Peer, h *handle, fn string, args []any) *outgoing {
 	r := a.refs
 	pair := rpcwire.RRefPair{RRef: global(h.wire.ID), Fork: global(h.wire.Fork)}
-	o := &outgoing{op: "remote", fn: fn, peer: p}
+	o := &outgoing{a: a, op: "remote", fn: fn, peer: p}
 	o.repeat = func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -150,13 +151,13 @@ func (a *Agent) creation(p *peer, h *handle, fn string, args []any) *outgoing {
 }
 
 // create sends the creating call.
-func (a *Agent) create(ctx context.Context, c *conn, o *outgoing, h *handle) {
+func (a *Agent) create(ctx context.Context, c *rpclink.Conn, o *outgoing, h *handle) {
 	r, p, fn := a.refs, o.peer, o.fn
 	ctx, release := creationContext(ctx)
-	a.asyncLasting(ctx, c, o, func(x reply, err error) {
+	a.asyncLasting(ctx, c, o, func(x rpclink.Reply, err error) {
 		release()
-		if err == nil && x.msg.Type != rpcwire.RemoteRet {
-			err = unexpectedAnswer(fn, p, x.msg)
+		if err == nil && x.Msg.Type != rpcwire.RemoteRet {
+			err = unexpectedAnswer(fn, p, x.Msg)
 		}
 		switch {
 		case err == nil:
@@ -225,7 +226,7 @@ func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*refCore
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
-		return nil, errClosed("remote")
+		return nil, rpclink.ErrClosed("remote")
 	}
 	id := r.m.OwnPending()
 	obj := r.object(id)
@@ -233,7 +234,7 @@ func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*refCore
 	r.m.HoldLocal(id) // the running function needs it too
 	r.mu.Unlock()
 	core := &refCore{a: a, obj: obj}
-	o := &outgoing{op: "remote", fn: fn, peer: a.self}
+	o := &outgoing{a: a, op: "remote", fn: fn, peer: a.self}
 	o.build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := r.encoder(a.self, true)
 		m, err := encodeRemote(e, fn, args, rpcwire.RRefPair{RRef: global(id)})
@@ -266,7 +267,7 @@ func (a *Agent) deliverCreation(ctx context.Context, o *outgoing, obj *object) e
 		a.refs.undelivered(a.self, wires)
 		return err
 	}
-	r := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: m.Tensors, own: obj, uncount: sync.OnceFunc(a.calls.leave)}
+	r := &request{Incoming: rpclink.Incoming{Peer: a.self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors}, a: a, own: obj, uncount: sync.OnceFunc(a.calls.leave)}
 	r.local = func(m *rpcwire.Message, _ error) {
 		if m.Type != rpcwire.Exception {
 			_ = o.answered(m)
@@ -289,25 +290,25 @@ func (r *refs) callArrived(req *request, pair rpcwire.RRefPair, fn string, cance
 		req.own.begin(cancel)
 		return req.own, nil
 	}
-	if req.peer.worker < 0 {
+	if req.Peer.ID < 0 {
 		return nil, dist.New("rpc: remote", dist.NotSupported, "a guest holds no references")
 	}
 	id, root := r.id(pair.RRef), r.id(pair.Fork)
-	if req.frame != nil { // the creator is the sender
-		id.Epoch, root.Epoch = rrefcore.Epoch(req.frame.Incarnation), rrefcore.Epoch(req.frame.Incarnation)
+	if req.Frame != nil { // the creator is the sender
+		id.Epoch, root.Epoch = rrefcore.Epoch(req.Frame.Incarnation), rrefcore.Epoch(req.Frame.Incarnation)
 	}
 	r.mu.Lock()
-	r.known(req.peer.worker)
+	r.known(req.Peer.ID)
 	if o := r.objects[id]; o != nil && o.called && req.cohort() {
 		r.mu.Unlock()
 		return nil, errCalled
 	}
-	code := r.m.CallArrived(req.peer.worker, id, root)
+	code := r.m.CallArrived(req.Peer.ID, id, root)
 	var o *object
 	if code == rrefcore.OK {
 		o = r.object(id)
 		o.called = true
-		o.where = fn + " for " + req.peer.name
+		o.where = fn + " for " + req.Peer.Name
 	}
 	e := r.take(true) // the answer confirms it as well
 	r.mu.Unlock()

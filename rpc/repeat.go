@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -22,8 +23,8 @@ import (
 const maxRepeats = 8
 
 // again reports whether a request whose session failed with err may be sent on another one.
-func (o *outgoing) again(c *conn, err error) bool {
-	if o.repeat == nil || !c.severed() {
+func (o *outgoing) again(c *rpclink.Conn, err error) bool {
+	if o.repeat == nil || !c.Severed() {
 		return false
 	}
 	switch dist.CodeOf(err) { //nolint:exhaustive // all others are about the request itself
@@ -33,29 +34,16 @@ func (o *outgoing) again(c *conn, err error) bool {
 	return false
 }
 
-// severed reports whether a link has ended although both workers may live.
-func (c *conn) severed() bool {
-	if c.link == nil || c.agent.ctx.Err() != nil {
-		return false
-	}
-	select {
-	case <-c.link.Done():
-		return dist.CodeOf(c.link.Err()) != dist.Protocol
-	default:
-		return false
-	}
-}
-
 // restBefore pauses before a request is repeated, from the second time on. It reports false when there is no more time.
 func (a *Agent) restBefore(ctx context.Context, tries int) bool {
 	if tries > 0 {
 		select {
 		case <-time.After(min(20*time.Millisecond<<tries, time.Second)):
 		case <-ctx.Done():
-		case <-a.ctx.Done():
+		case <-a.net.Context.Done():
 		}
 	}
-	return ctx.Err() == nil && a.ctx.Err() == nil
+	return ctx.Err() == nil && a.net.Context.Err() == nil
 }
 
 // lasting is a request that outlives its link.
@@ -68,12 +56,12 @@ type lasting struct {
 	flags    uint8
 	deadline time.Time
 	watch    watch
-	finish   func(reply, error)
-	late     func(reply, error) // what a PyTorch worker answers to a request that was given up
+	finish   func(rpclink.Reply, error)
+	late     func(rpclink.Reply, error) // what a PyTorch worker answers to a request that was given up
 
 	mu    sync.Mutex
 	over  bool
-	conn  *conn // where it waits for its answer, under id
+	conn  *rpclink.Conn // where it waits for its answer, under id
 	id    uint64
 	tries int
 }
@@ -81,17 +69,17 @@ type lasting struct {
 // asyncLasting is asyncOn for a request that may be repeated, and ends the count of it as active. Tensors among the arguments must stay as they are until it
 // is answered. Where a PyTorch worker answers a request that was given up, done is called a second time: such a worker
 // cannot be told, so that only its answer says that it has done what was asked.
-func (a *Agent) asyncLasting(ctx context.Context, c *conn, o *outgoing, done func(reply, error)) {
+func (a *Agent) asyncLasting(ctx context.Context, c *rpclink.Conn, o *outgoing, done func(rpclink.Reply, error)) {
 	started := a.begin(o)
 	l := &lasting{a: a, ctx: ctx, o: o, deadline: a.deadline(ctx), late: done}
-	l.finish = func(x reply, err error) {
+	l.finish = func(x rpclink.Reply, err error) {
 		a.end(o, started, err)
 		done(x, err)
 		a.calls.leave()
 	}
 	var err error
-	if l.m, l.wires, l.flags, err = o.make(ctx, c.cohort()); err != nil {
-		l.finish(reply{}, err)
+	if l.m, l.wires, l.flags, err = o.make(ctx, c.Cohort()); err != nil {
+		l.finish(rpclink.Reply{}, err)
 		return
 	}
 	if err = l.send(c); err != nil {
@@ -101,7 +89,7 @@ func (a *Agent) asyncLasting(ctx context.Context, c *conn, o *outgoing, done fun
 }
 
 // end reports the outcome, once. It returns false when it was reported before.
-func (l *lasting) end(outcome func() (reply, error)) bool {
+func (l *lasting) end(outcome func() (rpclink.Reply, error)) bool {
 	l.mu.Lock()
 	first := !l.over
 	l.over = true
@@ -114,20 +102,20 @@ func (l *lasting) end(outcome func() (reply, error)) bool {
 }
 
 // send sends the request on a session.
-func (l *lasting) send(c *conn) error {
+func (l *lasting) send(c *rpclink.Conn) error {
 	l.a.refs.flushNow(l.o.peer, l.wires)
-	p := &pending{late: true, fn: func(x reply) {
-		if x.err != nil {
-			l.failed(c, x.err)
+	p := &rpclink.Pending{Late: true, Fn: func(x rpclink.Reply) {
+		if x.Err != nil {
+			l.failed(c, x.Err)
 			return
 		}
-		if !l.end(func() (reply, error) { return l.a.received(l.o, x, l.wires) }) && !c.cohort() {
+		if !l.end(func() (rpclink.Reply, error) { return l.a.received(l.o, x, l.wires) }) && !c.Cohort() {
 			if late, err := unwrapLate(x); err == nil {
 				l.late(late, nil)
 			}
 		}
 	}}
-	id, err := c.begin(l.ctx, l.m, p, headerForks(l.wires), l.flags, l.deadline)
+	id, err := c.Begin(l.ctx, l.m, p, headerForks(l.wires), l.flags, l.deadline)
 	if err != nil {
 		return err
 	}
@@ -142,29 +130,29 @@ func (l *lasting) send(c *conn) error {
 }
 
 // unwrapLate takes the wrapper off an answer that nobody waits for any more; the extension has been told so.
-func unwrapLate(x reply) (reply, error) {
-	if x.msg.Type != rpcwire.ForwardAutogradResp {
+func unwrapLate(x rpclink.Reply) (rpclink.Reply, error) {
+	if x.Msg.Type != rpcwire.ForwardAutogradResp {
 		return x, nil
 	}
-	w, inner, err := rpcwire.UnwrapAutograd(x.msg.Payload)
+	w, inner, err := rpcwire.UnwrapAutograd(x.Msg.Payload)
 	if err == nil {
-		x.msg.Type, x.msg.Payload = w.Inner, inner
+		x.Msg.Type, x.Msg.Payload = w.Inner, inner
 	}
 	return x, err
 }
 
 // abandon tells a Go worker that nobody waits. A PyTorch worker's answer is still awaited.
-func (l *lasting) abandon(c *conn, id uint64) {
-	if c.cohort() && c.forget(id) {
-		c.cancel(id)
+func (l *lasting) abandon(c *rpclink.Conn, id uint64) {
+	if c.Cohort() && c.Forget(id) {
+		c.Cancel(id)
 	}
 }
 
 // failed ends the request, or has it sent again if only its link is to blame. It may run in a reading goroutine.
-func (l *lasting) failed(c *conn, err error) {
-	lost := func() (reply, error) { //nolint:unparam // the form of an outcome
+func (l *lasting) failed(c *rpclink.Conn, err error) {
+	lost := func() (rpclink.Reply, error) { //nolint:unparam // the form of an outcome
 		l.a.refs.undelivered(l.o.peer, l.wires)
-		return reply{}, l.a.failed(l.o, err)
+		return rpclink.Reply{}, l.a.failed(l.o, err)
 	}
 	l.mu.Lock()
 	tries, over := l.tries, l.over
@@ -174,7 +162,7 @@ func (l *lasting) failed(c *conn, err error) {
 		l.end(lost)
 		return
 	}
-	if !l.a.own(func() {
+	if !l.a.net.Own(func() {
 		if !l.a.restBefore(l.ctx, tries) {
 			if over := dist.FromContext("rpc: "+l.o.op, l.ctx); over != nil {
 				l.giveUp(over)
@@ -183,10 +171,10 @@ func (l *lasting) failed(c *conn, err error) {
 			return
 		}
 		bounded, cancel := contextUntil(l.ctx, l.deadline)
-		next, nextErr := l.o.peer.connect(bounded)
+		next, nextErr := l.o.peer.Connect(bounded)
 		cancel()
 		switch {
-		case nextErr == nil && !next.cohort():
+		case nextErr == nil && !next.Cohort():
 			l.end(lost)
 		case nextErr == nil:
 			if nextErr = l.send(next); nextErr != nil {
@@ -205,7 +193,7 @@ func (l *lasting) failed(c *conn, err error) {
 
 // giveUp ends a request whose time is over.
 func (l *lasting) giveUp(err error) {
-	l.end(func() (reply, error) {
+	l.end(func() (rpclink.Reply, error) {
 		l.mu.Lock()
 		c, id := l.conn, l.id
 		l.mu.Unlock()
@@ -213,6 +201,6 @@ func (l *lasting) giveUp(err error) {
 			l.abandon(c, id)
 		}
 		l.a.refs.undelivered(l.o.peer, l.wires)
-		return reply{}, l.a.failed(l.o, err)
+		return rpclink.Reply{}, l.a.failed(l.o, err)
 	})
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -22,21 +22,13 @@ import (
 
 // request is one request of a peer on its way to its one answer.
 type request struct {
-	conn     *conn // nil for a call of this worker to itself
+	rpclink.Incoming
+	a        *Agent
 	local    func(*rpcwire.Message, error)
-	peer     *peer
-	id       uint64
-	kind     rpcwire.Type
-	payload  []byte
-	tensors  []any
-	frame    *cohortwire.Frame
-	flags    uint8
-	deadline time.Time
 	wraps    []wrapper                             // profilers and an extension around the call, outermost first
 	values   func(context.Context) context.Context // of an extension, for the handler
 	answered atomic.Bool
 	decoder  *decoding
-	inline   bool // may run in the goroutine that reads
 	place    rpcplace.Place
 	ctx      rpcplace.Context
 	job      job
@@ -47,19 +39,19 @@ type request struct {
 
 // Caller is who shares places: a worker, or all guests together.
 func (r *request) Caller() any {
-	if r.peer == nil || r.peer.worker < 0 {
+	if r.Peer == nil || r.Peer.ID < 0 {
 		return nil
 	}
-	return r.peer
+	return r.Peer
 }
 
 // wrapper turns an answer into the form that a wrapped request expects.
 type wrapper func(m *rpcwire.Message) error
 
-func (r *request) cohort() bool { return r.conn == nil || r.conn.cohort() }
+func (r *request) cohort() bool { return r.Conn == nil || r.Conn.Cohort() }
 
 // creates reports whether the result stays here, as an object.
-func (r *request) creates() bool { return creates(r.kind) }
+func (r *request) creates() bool { return creates(r.Kind) }
 
 // creates reports whether a message of this type is a creating call.
 func creates(t rpcwire.Type) bool {
@@ -83,42 +75,40 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 		r.local(m, nil)
 		return
 	}
-	c := r.conn
-	c.mu.Lock()
-	delete(c.serving, r.id)
-	c.mu.Unlock()
-	m.ID = int64(r.id) //nolint:gosec // echoed as it came
+	c := r.Conn
+	c.Untrack(r.ID)
+	m.ID = int64(r.ID) //nolint:gosec // echoed as it came
 	if r.borrowed {
 		m.Written = r.giveBack
 	}
-	if len(wires) > 0 && c.cohort() {
-		c.carry(wires)
+	if len(wires) > 0 && c.Cohort() {
+		c.Carry(wires)
 	}
-	ctx := c.agent.ctx
+	ctx := r.a.net.Context
 	if ctx.Err() != nil { // Close ends everything at once: no answer is better than half of one
 		return
 	}
-	_, err := c.write(ctx, m, headerForks(wires), 0, time.Time{})
-	if err != nil && c.alive() && ctx.Err() == nil && !errors.Is(err, dist.PeerLost) {
+	_, err := c.Write(ctx, m, headerForks(wires), 0, time.Time{})
+	if err != nil && c.Alive() && ctx.Err() == nil && !errors.Is(err, dist.PeerLost) {
 		// It could not be encoded or is too large: the caller must still hear something.
-		c.agent.refs.undelivered(c.peer(), wires)
-		c.agent.cfg.logger.Warn("answer could not be sent", slog.String("peer", c.peer().name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
+		r.a.refs.undelivered(c.Peer(), wires)
+		r.a.cfg.logger.Warn("answer could not be sent", slog.String("peer", c.Peer().Name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
 		fail := r.failure(err)
 		fail.ID = m.ID
-		_, _ = c.write(ctx, fail, nil, 0, time.Time{})
+		_, _ = c.Write(ctx, fail, nil, 0, time.Time{})
 	}
 }
 
 // took notes how long the function ran.
 func (r *request) took(started time.Time) {
-	if r.conn != nil && r.conn.inline != nil {
-		r.conn.inline.Took(time.Since(started))
+	if r.Conn != nil && r.Conn.Inline != nil {
+		r.Conn.Inline.Took(time.Since(started))
 	}
 }
 
 // giveBack gives the memory of the arguments back.
 func (r *request) giveBack() {
-	for _, t := range r.tensors {
+	for _, t := range r.Tensors {
 		if t, ok := t.(*tensor.Tensor); ok {
 			t.Storage().Release()
 		}
@@ -128,7 +118,7 @@ func (r *request) giveBack() {
 // failure is the answer for an error outside the user's function, and for every error of a TorchScript call: an
 // EXCEPTION with PyTorch's text, or with all that a Go caller wants to know.
 func (r *request) failure(err error) *rpcwire.Message {
-	a := r.agent()
+	a := r.a
 	class := rpcwire.ErrorUnknown
 	if dist.CodeOf(err) == dist.DeadlineExceeded {
 		class = rpcwire.ErrorTimeout
@@ -143,35 +133,16 @@ func (r *request) failure(err error) *rpcwire.Message {
 // refuse answers with a failure. It never blocks the reader.
 func (r *request) refuse(err error) {
 	m := r.failure(err)
-	if r.conn == nil {
-		r.agent().background(func() { r.answer(m, nil) })
+	if r.Conn == nil {
+		r.a.net.Background(func() { r.answer(m, nil) })
 		return
 	}
-	r.conn.refusals.add(r.conn, func() { r.answer(m, nil) })
+	r.Conn.Refusals.Add(r.Conn, func() { r.answer(m, nil) })
 }
-
-func (r *request) agent() *Agent {
-	if r.conn != nil {
-		return r.conn.agent
-	}
-	return r.peer.agent
-}
-
-// errGivenUp is the cause of a handler's context when its caller waits no longer.
-var errGivenUp = dist.New("rpc: request", dist.Canceled, "the caller has given up")
 
 // track makes a request cancellable: by its caller, or when the session ends.
 func (r *request) track(cancel context.CancelCauseFunc) {
-	c := r.conn
-	if c == nil {
-		return
+	if r.Conn != nil {
+		r.Conn.Track(r.ID, cancel)
 	}
-	c.mu.Lock()
-	if err := c.err; err != nil {
-		c.mu.Unlock()
-		cancel(err)
-		return
-	}
-	c.serving[r.id] = cancel
-	c.mu.Unlock()
 }

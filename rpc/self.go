@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
@@ -23,26 +24,26 @@ func (a *Agent) callSelf(ctx context.Context, o *outgoing) (any, error) {
 	if err == nil {
 		v, err = a.result(o.fn, a.self, x)
 	}
-	if err != nil && a.ctx.Err() != nil {
-		err = errClosed(o.op) // the end of the agent has ended the handler, whatever that made of it
+	if err != nil && a.net.Context.Err() != nil {
+		err = rpclink.ErrClosed(o.op) // the end of the agent has ended the handler, whatever that made of it
 	}
 	a.end(o, started, err)
 	return v, err
 }
 
 // exchangeSelf is exchange with this worker itself, but for the count of active calls, which is the caller's affair.
-func (a *Agent) exchangeSelf(ctx context.Context, o *outgoing) (reply, error) {
+func (a *Agent) exchangeSelf(ctx context.Context, o *outgoing) (rpclink.Reply, error) {
 	deadline := a.deadline(ctx)
 	m, wires, _, err := o.make(ctx, true)
 	if err != nil {
-		return reply{}, err
+		return rpclink.Reply{}, err
 	}
-	ch := make(chan reply, 1)
+	ch := make(chan rpclink.Reply, 1)
 	r, err := a.deliver(m, deadline, ch)
 	if err != nil {
 		o.lost()
 		a.refs.undelivered(a.self, wires)
-		return reply{}, err
+		return rpclink.Reply{}, err
 	}
 	pl := rpcplace.Of(ctx)
 	pl.Pause()
@@ -54,63 +55,63 @@ func (a *Agent) exchangeSelf(ctx context.Context, o *outgoing) (reply, error) {
 	case x := <-ch:
 		return a.ownAnswer(o, x)
 	case <-bounded.Done():
-		r.ctx.Cancel(errGivenUp)
+		r.ctx.Cancel(rpclink.ErrGivenUp)
 		o.lost()
-		a.background(func() { // what its answer brings is not wanted
+		a.net.Background(func() { // what its answer brings is not wanted
 			select {
 			case x := <-ch:
 				a.discardOwn(x)
-			case <-a.ctx.Done():
+			case <-a.net.Context.Done():
 			}
 		})
-		return reply{}, callError("rpc: "+o.op, o.fn, a.name, dist.FromContext("rpc: "+o.op, bounded))
-	case <-a.ctx.Done():
+		return rpclink.Reply{}, callError("rpc: "+o.op, o.fn, a.name, dist.FromContext("rpc: "+o.op, bounded))
+	case <-a.net.Context.Done():
 		o.lost()
-		return reply{}, errClosed(o.op)
+		return rpclink.Reply{}, rpclink.ErrClosed(o.op)
 	}
 }
 
 // ownAnswer looks at what this worker has answered itself.
-func (a *Agent) ownAnswer(o *outgoing, x reply) (reply, error) {
-	err := x.err
-	if err == nil && x.msg.Type == rpcwire.Exception {
-		err = exceptionError("rpc: "+o.op, o.fn, a.name, x.msg.Payload)
+func (a *Agent) ownAnswer(o *outgoing, x rpclink.Reply) (rpclink.Reply, error) {
+	err := x.Err
+	if err == nil && x.Msg.Type == rpcwire.Exception {
+		err = exceptionError("rpc: "+o.op, o.fn, a.name, x.Msg.Payload)
 	}
 	if err != nil {
 		o.lost()
 		return x, err
 	}
-	return x, o.answered(x.msg)
+	return x, o.answered(x.Msg)
 }
 
 // discardOwn closes the references in an answer of this worker to itself that nobody waits for.
-func (a *Agent) discardOwn(x reply) {
-	if x.err != nil || x.msg.Type == rpcwire.Exception {
+func (a *Agent) discardOwn(x rpclink.Reply) {
+	if x.Err != nil || x.Msg.Type == rpcwire.Exception {
 		return
 	}
 	d := a.refs.decodingReply(a.self, x)
-	dec := &rpcwire.Decoder{Tensors: x.msg.Tensors, Arrive: d.arrive}
-	switch x.msg.Type { //nolint:exhaustive // the answers to calls
+	dec := &rpcwire.Decoder{Tensors: x.Msg.Tensors, Arrive: d.arrive}
+	switch x.Msg.Type { //nolint:exhaustive // the answers to calls
 	case rpcwire.PythonRet:
-		_, _ = dec.PythonRet(x.msg.Payload)
+		_, _ = dec.PythonRet(x.Msg.Payload)
 	case rpcwire.ScriptRet:
-		_, _ = dec.ScriptRet(x.msg.Payload)
+		_, _ = dec.ScriptRet(x.Msg.Payload)
 	}
 	d.release()
 }
 
 // deliver hands a message of this worker to itself.
-func (a *Agent) deliver(m *rpcwire.Message, deadline time.Time, ch chan reply) (*request, error) {
+func (a *Agent) deliver(m *rpcwire.Message, deadline time.Time, ch chan rpclink.Reply) (*request, error) {
 	tensors, err := cloneTensors(m.Tensors)
 	if err != nil {
 		return nil, err
 	}
-	r := &request{peer: a.self, kind: m.Type, payload: m.Payload, tensors: tensors, deadline: deadline}
+	r := &request{Incoming: rpclink.Incoming{Peer: a.self, Kind: m.Type, Payload: m.Payload, Tensors: tensors, Deadline: deadline}, a: a}
 	r.local = func(m *rpcwire.Message, err error) {
 		if err == nil {
 			m.Tensors, err = cloneTensors(m.Tensors)
 		}
-		ch <- reply{msg: m, err: err}
+		ch <- rpclink.Reply{Msg: m, Err: err}
 	}
 	a.dispatch(r)
 	return r, nil

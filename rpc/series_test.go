@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/rpclink"
 )
 
 // TestAfterASeriesOfReferences does all kinds of things right after references that were made, fetched and closed one after
@@ -143,24 +145,24 @@ func TestCutInASeriesOfReferences(t *testing.T) {
 	agents := world(t, 2, true, func(int) *Registry { return reg })
 	ctx := testContext(t)
 	a, b := agents[0], agents[1]
-	there, err := a.peer("w1")
+	there, err := a.net.Peer("w1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	here, err := b.peer("w0")
+	here, err := b.net.Peer("w0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for round := range 10 {
-		side := []*peer{here, there}[round%2]
+		side := []*rpclink.Peer{here, there}[round%2]
 		for n := range 40 {
 			ref, err := Remote[int](ctx, a, "w1", "series.echo", n)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if n == 39 {
-				if c := side.current(); c != nil {
-					_ = c.link.Close()
+				if c := side.Current(); c != nil {
+					_ = c.Link.Close()
 				}
 			}
 			if v, err := ref.Fetch(ctx); err != nil || v != n {

@@ -20,31 +20,31 @@ import (
 
 // dispatch decides what a request is. It runs in a reading goroutine and does not block.
 func (a *Agent) dispatch(r *request) {
-	r.peer.stats.served.Add(1)
+	r.Peer.Stats.Served.Add(1)
 	if x := a.extension; x != nil {
 		switch {
-		case x.wrappers[r.kind]:
+		case x.wrappers[r.Kind]:
 			a.unwrapped(r)
 			return
-		case x.kinds[r.kind]:
+		case x.kinds[r.Kind]:
 			a.serveCall(r)
 			return
 		}
 	}
-	switch r.kind {
+	switch r.Kind {
 	case rpcwire.RRefUserDelete, rpcwire.RRefForkRequest, rpcwire.RRefChildAccept:
 		a.refs.control(r)
 	case rpcwire.PythonRRefFetchCall, rpcwire.ScriptRRefFetchCall:
 		a.refs.fetchArrived(r)
 	case rpcwire.ForwardAutogradReq:
-		x, inner, err := rpcwire.UnwrapAutograd(r.payload)
+		x, inner, err := rpcwire.UnwrapAutograd(r.Payload)
 		if err != nil {
 			r.refuse(err)
 			return
 		}
 		a.unwrap(r, x.Inner, inner)
 	case rpcwire.RunWithProfilingReq:
-		x, inner, err := rpcwire.UnwrapProfiling(r.payload)
+		x, inner, err := rpcwire.UnwrapProfiling(r.Payload)
 		if err != nil {
 			r.refuse(err)
 			return
@@ -57,28 +57,28 @@ func (a *Agent) dispatch(r *request) {
 		})
 		a.unwrap(r, x.Inner, inner)
 	case rpcwire.CleanupAutogradReq:
-		if _, err := rpcwire.DecodeCleanup(r.payload); err != nil {
+		if _, err := rpcwire.DecodeCleanup(r.Payload); err != nil {
 			r.refuse(err)
 			return
 		}
-		a.background(func() { r.answer(&rpcwire.Message{Type: rpcwire.CleanupAutogradResp}, nil) })
+		a.net.Background(func() { r.answer(&rpcwire.Message{Type: rpcwire.CleanupAutogradResp}, nil) })
 	case rpcwire.BackwardAutogradReq, rpcwire.RRefBackwardReq:
 		r.refuse(dist.Newf("rpc: backward", dist.NotSupported,
 			"the Go worker %q takes no part in distributed autograd yet: detach what is sent to it or returned by it", a.name))
 	case rpcwire.PythonCall, rpcwire.ScriptCall, rpcwire.PythonRemoteCall, rpcwire.ScriptRemoteCall:
 		a.serveCall(r)
 	default:
-		r.refuse(dist.Newf("rpc: request", dist.Protocol, "%v is not a request that a worker serves", r.kind))
+		r.refuse(dist.Newf("rpc: request", dist.Protocol, "%v is not a request that a worker serves", r.Kind))
 	}
 }
 
 // unwrap dispatches the request inside a wrapper. A wrapper inside a wrapper of the same kind is refused by depth.
 func (a *Agent) unwrap(r *request, inner rpcwire.Type, payload []byte) {
-	if len(r.wraps) > 4 || inner == rpcwire.ForwardAutogradReq && r.kind == rpcwire.ForwardAutogradReq {
+	if len(r.wraps) > 4 || inner == rpcwire.ForwardAutogradReq && r.Kind == rpcwire.ForwardAutogradReq {
 		r.refuse(dist.New("rpc: request", dist.Protocol, "wrappers nested too deep"))
 		return
 	}
-	r.kind, r.payload = inner, payload
+	r.Kind, r.Payload = inner, payload
 	a.dispatch(r)
 }
 
@@ -103,8 +103,8 @@ func (a *Agent) serveCall(r *request) {
 		a.counts.serverCalls.Add(-1)
 		a.drop(r)
 		r.refuse(dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", a.cfg.queue))
-	case now && r.conn != nil && r.conn.inline != nil && (r.inline || r.conn.inline.Brief()):
-		in := r.conn.inline
+	case now && r.Conn != nil && r.Conn.Inline != nil && (r.Inline || r.Conn.Inline.Brief()):
+		in := r.Conn.Inline
 		r.place.In(in.Reader)
 		in.Do(func() { a.runCall(r) })
 	case now:
@@ -136,7 +136,7 @@ func (a *Agent) spawn(r *request) {
 		return
 	default:
 	}
-	if !a.own(func() { a.serveFrom(r) }) {
+	if !a.net.Own(func() { a.serveFrom(r) }) {
 		a.limiter.Leave(r.Caller())
 	}
 }
@@ -161,7 +161,7 @@ func (a *Agent) serveFrom(r *request) {
 		select {
 		case r := <-a.idle:
 			a.runCall(r)
-		case <-a.ctx.Done():
+		case <-a.net.Context.Done():
 			return
 		case <-timer.C:
 			return
@@ -171,8 +171,8 @@ func (a *Agent) serveFrom(r *request) {
 
 // drop releases the references of a request that is not decoded, or not to its end.
 func (a *Agent) drop(r *request) {
-	if r.frame != nil {
-		a.refs.discard(r.conn, r.frame)
+	if r.Frame != nil {
+		a.refs.discard(r.Conn, r.Frame)
 	}
 }
 
@@ -185,18 +185,18 @@ func (a *Agent) runCall(r *request) {
 	pl.Take(a.limiter, r.Caller())
 	creates := r.creates()
 	if creates {
-		r.deadline = time.Time{} // it is the creation's, not the function's
+		r.Deadline = time.Time{} // it is the creation's, not the function's
 	}
 	// The handler's context ends with the caller's deadline, when the caller gives up, when the connection is lost and
 	// with the agent.
 	ctx := &r.ctx
-	base := a.ctx
+	base := a.net.Context
 	if r.values != nil {
-		base = r.values(a.ctx)
+		base = r.values(a.net.Context)
 	}
-	ctx.Begin(base, owner{a}, r.deadline, pl)
+	ctx.Begin(base, owner{a}, r.Deadline, pl)
 	cancel := ctx.Cancel
-	if a.extension != nil && a.extension.kinds[r.kind] {
+	if a.extension != nil && a.extension.kinds[r.Kind] {
 		defer func() {
 			a.counts.serverCalls.Add(-1)
 			pl.End()
@@ -207,9 +207,9 @@ func (a *Agent) runCall(r *request) {
 	}
 	d := a.refs.decoding(r)
 	r.decoder = d
-	apart := creates && r.frame != nil && len(r.frame.Forks) > 0
+	apart := creates && r.Frame != nil && len(r.Frame.Forks) > 0
 	if apart { // a copy on another link claims the same references
-		r.peer.creating.Lock()
+		of(r.Peer).creating.Lock()
 	}
 	j, err := a.decodeCall(r, d)
 	var obj *object
@@ -217,11 +217,11 @@ func (a *Agent) runCall(r *request) {
 		obj, err = a.refs.callArrived(r, *j.remote, j.req.Func, cancel)
 	}
 	if apart {
-		r.peer.creating.Unlock()
+		of(r.Peer).creating.Unlock()
 	}
 	if a.cfg.hook != nil {
 		a.cfg.hook.Emit(observe.Event{
-			Time: started, Kind: "rpc.serve", Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: r.peer.name, Key: j.req.Func,
+			Time: started, Kind: "rpc.serve", Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: r.Peer.Name, Key: j.req.Func,
 		})
 	}
 	end := func() {
@@ -229,7 +229,7 @@ func (a *Agent) runCall(r *request) {
 		pl.End()
 		if a.cfg.hook != nil {
 			a.cfg.hook.Emit(observe.Event{
-				Kind: "rpc.serve", Phase: observe.End, Rank: dist.Rank(a.id), Peer: r.peer.name, Key: j.req.Func, Dur: time.Since(started), Err: err,
+				Kind: "rpc.serve", Phase: observe.End, Rank: dist.Rank(a.id), Peer: r.Peer.Name, Key: j.req.Func, Dur: time.Since(started), Err: err,
 			})
 		}
 	}
@@ -347,26 +347,26 @@ func (a *Agent) unknownFunction(name string) error {
 func (a *Agent) decodeCall(r *request, d *decoding) (*job, error) {
 	dec := &d.Decoder
 	j := &r.job
-	j.req.From = r.peer.info()
+	j.req.From = infoOf(r.Peer)
 	var u rpcwire.UDF
 	var s rpcwire.ScriptUDF
 	var err error
-	switch r.kind { //nolint:exhaustive // the others are not calls
+	switch r.Kind { //nolint:exhaustive // the others are not calls
 	case rpcwire.PythonCall:
-		u, _, err = dec.PythonCall(r.payload)
+		u, _, err = dec.PythonCall(r.Payload)
 	case rpcwire.ScriptCall:
-		s, err = dec.ScriptCall(r.payload)
+		s, err = dec.ScriptCall(r.Payload)
 		j.script = &s
 	case rpcwire.PythonRemoteCall:
 		var x rpcwire.RemoteUDF
-		x, err = dec.PythonRemoteCall(r.payload)
+		x, err = dec.PythonRemoteCall(r.Payload)
 		u = x.UDF
 		if err == nil || x.RRefPair != (rpcwire.RRefPair{}) {
 			j.remote = &x.RRefPair
 		}
 	case rpcwire.ScriptRemoteCall:
 		var x rpcwire.RemoteScriptUDF
-		x, err = dec.ScriptRemoteCall(r.payload)
+		x, err = dec.ScriptRemoteCall(r.Payload)
 		s = x.ScriptUDF
 		j.script = &s
 		if err == nil || x.RRefPair != (rpcwire.RRefPair{}) {
@@ -395,7 +395,7 @@ func (a *Agent) decodeCall(r *request, d *decoding) (*job, error) {
 
 // answerError answers a request that could not be understood.
 func (a *Agent) answerError(r *request, err error) {
-	if r.kind == rpcwire.PythonCall {
+	if r.Kind == rpcwire.PythonCall {
 		a.answerValue(r, callForm, nil, err)
 		return
 	}

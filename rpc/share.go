@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -15,7 +16,7 @@ import (
 
 // encoder returns the encoder of a message to p. The references in it are pinned or registered as they are met, and
 // collected in wires: the message must be sent, or undelivered be called.
-func (r *refs) encoder(p *peer, toGo bool) (*rpcwire.Encoder, *[]rrefcore.Wire) {
+func (r *refs) encoder(p *rpclink.Peer, toGo bool) (*rpcwire.Encoder, *[]rrefcore.Wire) {
 	s := &sharing{r: r, peer: p}
 	s.e = rpcwire.Encoder{Native: toGo, Fork: s.fork, Tensors: s.tensors[:0]}
 	return &s.e, &s.wires
@@ -24,7 +25,7 @@ func (r *refs) encoder(p *peer, toGo bool) (*rpcwire.Encoder, *[]rrefcore.Wire) 
 // sharing is the encoder of one message and the references that it met.
 type sharing struct {
 	r       *refs
-	peer    *peer
+	peer    *rpclink.Peer
 	e       rpcwire.Encoder
 	wires   []rrefcore.Wire
 	tensors [1]any // room for the first, which often is the only one
@@ -62,21 +63,21 @@ func (s *sharing) fork(ref rpcwire.Reference) (rpcwire.RRefFork, error) {
 }
 
 // share forks a reference for a message to p.
-func (r *refs) share(core *refCore, p *peer) (rrefcore.Wire, string, error) {
+func (r *refs) share(core *refCore, p *rpclink.Peer) (rrefcore.Wire, string, error) {
 	if core.closed.Load() {
 		return rrefcore.Wire{}, "", core.failure("share", rrefcore.Closed)
 	}
-	if p == nil || p.worker < 0 {
+	if p == nil || p.ID < 0 {
 		return rrefcore.Wire{}, "", dist.New("rpc: share", dist.NotSupported, "a reference cannot be given to a guest, who is no worker of the world")
 	}
 	r.mu.Lock()
-	r.known(p.worker)
+	r.known(p.ID)
 	var w rrefcore.Wire
 	var code rrefcore.Code
 	if core.obj != nil {
-		w, code = r.m.ShareOwned(core.obj.id, p.worker)
+		w, code = r.m.ShareOwned(core.obj.id, p.ID)
 	} else {
-		w, code = r.m.Share(core.h.wire.Fork, p.worker)
+		w, code = r.m.Share(core.h.wire.Fork, p.ID)
 	}
 	e := r.take(false)
 	e.wake = false // the caller flushes before it sends
@@ -112,8 +113,8 @@ func (r *refs) reclaim(token uint64) *refCore {
 
 // undelivered reports a message with references that will not arrive, or may not have. Among Go workers the hand-off is
 // withdrawn, which does nothing if it was claimed.
-func (r *refs) undelivered(p *peer, wires []rrefcore.Wire) {
-	if len(wires) == 0 || p == nil || p.worker < 0 {
+func (r *refs) undelivered(p *rpclink.Peer, wires []rrefcore.Wire) {
+	if len(wires) == 0 || p == nil || p.ID < 0 {
 		return
 	}
 	if p == r.a.self {
@@ -126,30 +127,27 @@ func (r *refs) undelivered(p *peer, wires []rrefcore.Wire) {
 	}
 	r.step(func(m *rrefcore.Machine) {
 		for _, w := range wires {
-			m.Undelivered(p.worker, w)
+			m.Undelivered(p.ID, w)
 		}
 	})
 }
 
 // undecoded reports a message to a PyTorch worker that it surely did not decode: its references are released as if the
 // worker had accepted and dropped them.
-func (r *refs) undecoded(p *peer, wires []rrefcore.Wire) {
+func (r *refs) undecoded(p *rpclink.Peer, wires []rrefcore.Wire) {
 	if len(wires) == 0 {
 		return
 	}
-	p.mu.Lock()
-	cohort := p.cohort || p == r.a.self
-	p.mu.Unlock()
-	if cohort {
+	if p == r.a.self || p.SpeaksCohort() {
 		r.undelivered(p, wires)
 		return
 	}
 	r.step(func(m *rrefcore.Machine) {
 		for _, w := range wires {
 			if w.Owner == r.a.id {
-				m.Control(p.worker, rrefcore.Message{Kind: rrefcore.Delete, ID: w.ID, Fork: w.Fork})
+				m.Control(p.ID, rrefcore.Message{Kind: rrefcore.Delete, ID: w.ID, Fork: w.Fork})
 			} else {
-				m.Control(p.worker, rrefcore.Message{Kind: rrefcore.ChildAccept, Fork: w.Fork})
+				m.Control(p.ID, rrefcore.Message{Kind: rrefcore.ChildAccept, Fork: w.Fork})
 			}
 		}
 	})
@@ -171,8 +169,8 @@ func headerForks(wires []rrefcore.Wire) []cohortwire.Fork {
 }
 
 // discard releases what an undecoded frame brought.
-func (r *refs) discard(c *conn, f *cohortwire.Frame) {
-	if len(f.Forks) == 0 || c == nil || c.peer().worker < 0 {
+func (r *refs) discard(c *rpclink.Conn, f *cohortwire.Frame) {
+	if len(f.Forks) == 0 || c == nil || c.Peer().ID < 0 {
 		return
 	}
 	r.step(func(m *rrefcore.Machine) {
@@ -186,20 +184,20 @@ func (r *refs) discard(c *conn, f *cohortwire.Frame) {
 type decoding struct {
 	rpcwire.Decoder
 	r     *refs
-	peer  *peer
+	peer  *rpclink.Peer
 	frame *cohortwire.Frame // of a link
 	got   []*refCore
 }
 
 func (r *refs) decoding(req *request) *decoding {
-	d := &decoding{r: r, peer: req.peer, frame: req.frame}
-	d.Decoder = rpcwire.Decoder{Tensors: req.tensors, Arrive: d.arrive}
+	d := &decoding{r: r, peer: req.Peer, frame: req.Frame}
+	d.Decoder = rpcwire.Decoder{Tensors: req.Tensors, Arrive: d.arrive}
 	return d
 }
 
-func (r *refs) decodingReply(p *peer, x reply) *decoding {
-	d := &decoding{r: r, peer: p, frame: x.frame}
-	d.Decoder = rpcwire.Decoder{Tensors: x.msg.Tensors, Arrive: d.arrive}
+func (r *refs) decodingReply(p *rpclink.Peer, x rpclink.Reply) *decoding {
+	d := &decoding{r: r, peer: p, frame: x.Frame}
+	d.Decoder = rpcwire.Decoder{Tensors: x.Msg.Tensors, Arrive: d.arrive}
 	return d
 }
 
@@ -213,7 +211,7 @@ func (d *decoding) arrive(f rpcwire.RRefFork) (any, error) {
 		d.got = append(d.got, core)
 		return wrapRef[any](core), nil
 	}
-	if d.peer == nil || d.peer.worker < 0 {
+	if d.peer == nil || d.peer.ID < 0 {
 		return nil, dist.New("rpc: decode value", dist.NotSupported, "a guest cannot pass references")
 	}
 	r := d.r
@@ -224,27 +222,27 @@ func (d *decoding) arrive(f rpcwire.RRefFork) (any, error) {
 	owner := rrefcore.Worker(f.Owner)
 	core := &refCore{a: r.a, typeName: typeName, script: typeName != "" && !isGoType(typeName)}
 	r.mu.Lock()
-	r.known(d.peer.worker)
+	r.known(d.peer.ID)
 	r.known(owner)
 	var w rrefcore.Wire
 	var code rrefcore.Code
 	owned := owner == r.a.id
 	if d.frame != nil {
 		fork := rrefcore.ID{On: rrefcore.Worker(f.Fork.On), N: uint64(f.Fork.Local), Epoch: rrefcore.Epoch(d.frame.Incarnation)} //nolint:gosec // a counter
-		w, code = r.m.Claim(d.peer.worker, fork, owned)
+		w, code = r.m.Claim(d.peer.ID, fork, owned)
 	} else {
-		w = rrefcore.Wire{ID: r.id(f.RRef), Fork: r.id(f.Fork), Owner: owner, OwnerEpoch: r.epochOf(owner), Parent: d.peer.worker}
+		w = rrefcore.Wire{ID: r.id(f.RRef), Fork: r.id(f.Fork), Owner: owner, OwnerEpoch: r.epochOf(owner), Parent: d.peer.ID}
 		if old := r.handles[w.Fork]; old != nil && !owned {
 			code = rrefcore.Withdrawn
 		} else {
-			_, code = r.m.Receive(d.peer.worker, w)
+			_, code = r.m.Receive(d.peer.ID, w)
 		}
 	}
 	if code == rrefcore.OK {
 		if owned {
 			core.obj = r.object(w.ID)
 		} else {
-			core.h = r.enter(w, "received from "+d.peer.name)
+			core.h = r.enter(w, "received from "+d.peer.Name)
 			if confirmed, failed := r.m.State(w.Fork); confirmed {
 				core.h.settle(nil)
 			} else if failed != rrefcore.OK {

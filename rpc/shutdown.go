@@ -39,7 +39,7 @@ func (a *Agent) Shutdown(ctx context.Context) error {
 		}
 	}
 	defer close(a.ending.done)
-	if a.leaving.Swap(true) { // closed before
+	if a.net.Leaving.Swap(true) { // closed before
 		return a.Close()
 	}
 	a.ending.err = a.leave(ctx)
@@ -57,7 +57,7 @@ type ending struct {
 func (a *Agent) leave(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(a.ctx, func() { cancel(context.Cause(a.ctx)) })()
+	defer context.AfterFunc(a.net.Context, func() { cancel(context.Cause(a.net.Context)) })()
 	var err error
 	switch {
 	case a.cfg.guest:

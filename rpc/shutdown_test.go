@@ -23,7 +23,7 @@ func TestShutdownTwice(t *testing.T) {
 		<-begun
 		first, second := make(chan error, 1), make(chan error, 1)
 		go func() { first <- agents[0].Shutdown(testContext(t)) }()
-		for !agents[0].leaving.Load() {
+		for !agents[0].net.Leaving.Load() {
 			time.Sleep(time.Millisecond)
 		}
 		short, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
@@ -63,7 +63,7 @@ func TestCloseDuringShutdown(t *testing.T) {
 		<-begun
 		down := make(chan error, 1)
 		go func() { down <- agents[0].Shutdown(testContext(t)) }()
-		for !agents[0].leaving.Load() {
+		for !agents[0].net.Leaving.Load() {
 			time.Sleep(time.Millisecond)
 		}
 		ends(t, "Close", func() { _ = agents[0].Close() })

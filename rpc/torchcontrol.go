@@ -9,26 +9,28 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
 // enqueue sends a control message to a PyTorch peer, one after the other per peer.
 func (r *refs) enqueue(to rrefcore.Worker, msg rrefcore.Message) {
-	p := r.a.peerByID(to)
+	p := r.a.net.PeerByID(to)
 	if p == nil {
-		r.a.background(func() { r.requestDone(to, msg, false) })
+		r.a.net.Background(func() { r.requestDone(to, msg, false) })
 		return
 	}
-	p.control.mu.Lock()
-	p.control.queue = append(p.control.queue, msg)
-	start := !p.control.running
-	p.control.running = true
-	p.control.mu.Unlock()
-	if start && !r.a.own(func() { r.sendControl(p) }) {
-		p.control.mu.Lock()
-		p.control.running = false
-		p.control.mu.Unlock()
+	q := of(p)
+	q.control.Lock()
+	q.control.queue = append(q.control.queue, msg)
+	start := !q.control.running
+	q.control.running = true
+	q.control.Unlock()
+	if start && !r.a.net.Own(func() { r.sendControl(p) }) {
+		q.control.Lock()
+		q.control.running = false
+		q.control.Unlock()
 	}
 }
 
@@ -37,19 +39,20 @@ func (r *refs) requestDone(to rrefcore.Worker, msg rrefcore.Message, ok bool) {
 }
 
 // sendControl empties the queue of control messages to a PyTorch peer.
-func (r *refs) sendControl(p *peer) {
+func (r *refs) sendControl(p *rpclink.Peer) {
+	q := of(p)
 	for {
-		p.control.mu.Lock()
-		if len(p.control.queue) == 0 || r.a.ctx.Err() != nil {
-			p.control.running = false
-			p.control.mu.Unlock()
+		q.control.Lock()
+		if len(q.control.queue) == 0 || r.a.net.Context.Err() != nil {
+			q.control.running = false
+			q.control.Unlock()
 			return
 		}
-		msg := p.control.queue[0]
-		p.control.queue = p.control.queue[1:]
-		p.control.mu.Unlock()
+		msg := q.control.queue[0]
+		q.control.queue = q.control.queue[1:]
+		q.control.Unlock()
 		if err := r.sendOne(p, msg); err != nil {
-			r.requestDone(p.worker, msg, false)
+			r.requestDone(p.ID, msg, false)
 		}
 	}
 }
@@ -57,7 +60,7 @@ func (r *refs) sendControl(p *peer) {
 // sendOne sends a control message in the agent's own time and reports its fate later.
 //
 //nolint:contextcheck,nolintlint // not in that of whoever closes a reference
-func (r *refs) sendOne(p *peer, msg rrefcore.Message) error {
+func (r *refs) sendOne(p *rpclink.Peer, msg rrefcore.Message) error {
 	m, err := controlMessage(msg)
 	if err != nil {
 		return err
@@ -66,9 +69,9 @@ func (r *refs) sendOne(p *peer, msg rrefcore.Message) error {
 	if limit <= 0 {
 		limit = DefaultTimeout
 	}
-	ctx, cancel := context.WithTimeout(r.a.ctx, limit)
+	ctx, cancel := context.WithTimeout(r.a.net.Context, limit)
 	defer cancel()
-	c, err := p.connect(ctx)
+	c, err := p.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -84,17 +87,17 @@ func (r *refs) sendOne(p *peer, msg rrefcore.Message) error {
 		}
 		mu.Unlock()
 		if first {
-			r.requestDone(p.worker, msg, ok)
+			r.requestDone(p.ID, msg, ok)
 		}
 	}
-	id, err := c.begin(ctx, m, &pending{fn: func(x reply) { finish(x.err == nil && x.msg.Type != rpcwire.Exception) }}, nil, 0, time.Time{})
+	id, err := c.Begin(ctx, m, &rpclink.Pending{Fn: func(x rpclink.Reply) { finish(x.Err == nil && x.Msg.Type != rpcwire.Exception) }}, nil, 0, time.Time{})
 	if err != nil {
 		return err
 	}
 	mu.Lock()
 	if !done {
 		timer = time.AfterFunc(limit, func() {
-			c.forget(id)
+			c.Forget(id)
 			finish(false)
 		})
 	}
@@ -134,30 +137,30 @@ func allowed(m *rrefcore.Machine, from rrefcore.Worker, msg rrefcore.Message) bo
 func (r *refs) control(req *request) {
 	msg := rrefcore.Message{}
 	var err error
-	if req.kind == rpcwire.RRefChildAccept {
+	if req.Kind == rpcwire.RRefChildAccept {
 		var fork rpcwire.GlobalID
-		fork, err = rpcwire.DecodeForkID(req.payload)
+		fork, err = rpcwire.DecodeForkID(req.Payload)
 		msg.Kind, msg.Fork = rrefcore.ChildAccept, r.id(fork)
 	} else {
 		var pair rpcwire.RRefPair
-		pair, err = rpcwire.DecodeRRefPair(req.payload)
+		pair, err = rpcwire.DecodeRRefPair(req.Payload)
 		msg.Kind, msg.ID, msg.Fork = rrefcore.Delete, r.id(pair.RRef), r.id(pair.Fork)
-		if req.kind == rpcwire.RRefForkRequest {
+		if req.Kind == rpcwire.RRefForkRequest {
 			msg.Kind = rrefcore.ForkRequest
 		}
 	}
-	if err == nil && req.peer.worker < 0 {
-		err = dist.Newf("rpc: control message", dist.Protocol, "%q is not a worker of this world", req.peer.name)
+	if err == nil && req.Peer.ID < 0 {
+		err = dist.Newf("rpc: control message", dist.Protocol, "%q is not a worker of this world", req.Peer.Name)
 	}
 	if err != nil {
 		req.refuse(err)
 		return
 	}
 	r.step(func(m *rrefcore.Machine) {
-		r.known(req.peer.worker)
-		if allowed(m, req.peer.worker, msg) {
-			m.Control(req.peer.worker, msg)
+		r.known(req.Peer.ID)
+		if allowed(m, req.Peer.ID, msg) {
+			m.Control(req.Peer.ID, msg)
 		}
 	})
-	r.a.background(func() { req.answer(&rpcwire.Message{Type: rpcwire.RRefAck}, nil) })
+	r.a.net.Background(func() { req.answer(&rpcwire.Message{Type: rpcwire.RRefAck}, nil) })
 }

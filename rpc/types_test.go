@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -49,14 +48,6 @@ func TestElementTypes(t *testing.T) {
 			}
 			shutdown(t, agents)
 		})
-	}
-	var k knownTypes
-	k.learn([]any{made, &rpcwire.Sparse{Values: tensor.Must(tensor.New(tensor.Uint32, 1))}})
-	if err := k.check([]any{made}, 0); err != nil {
-		t.Error(err)
-	}
-	if err := k.check([]any{tensor.Must(tensor.New(tensor.Uint64, 1))}, 0); !errors.Is(err, dist.NotSupported) {
-		t.Errorf("a type that was not seen: %v", err)
 	}
 	if _, err := Join(testContext(t), store.NewMemory(), "w", WithElementTypes(99)); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("no element type: %v", err)

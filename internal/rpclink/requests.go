@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpclink
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 // requests is who reads the requests of a pipe that a peer opened: a goroutine that runs short handlers itself and, when
 // one takes longer, another goroutine in its place. It does for a pipe what a link does for itself.
 type requests struct {
-	conn *conn
+	conn *Conn
 	turn atomic.Uint64
 }
 
@@ -27,8 +27,8 @@ func (q *requests) Handover(turn uint64) {
 	if turn%2 == 0 || !q.turn.CompareAndSwap(turn, turn+1) {
 		return
 	}
-	if !q.conn.agent.own(func() { q.read(turn + 1) }) {
-		q.ended(errClosed("agent"))
+	if !q.conn.net.Own(func() { q.read(turn + 1) }) {
+		q.ended(ErrClosed("agent"))
 	}
 }
 
@@ -41,7 +41,7 @@ func (q *requests) read(turn uint64) {
 		}
 	}()
 	for {
-		raw, err := q.conn.pipe.Recv(context.Background())
+		raw, err := q.conn.Pipe.Recv(context.Background())
 		if err != nil {
 			q.ended(err)
 			return
@@ -58,33 +58,33 @@ func (q *requests) read(turn uint64) {
 
 // ended is called when the pipe has ended, or nobody reads it any more.
 func (q *requests) ended(err error) {
-	a := q.conn.agent
-	a.connLost(q.conn, err)
-	a.mu.Lock()
-	delete(a.pipes, q.conn)
-	a.mu.Unlock()
-	_ = q.conn.pipe.Close()
+	n := q.conn.net
+	n.connLost(q.conn, err)
+	n.mu.Lock()
+	delete(n.mu.pipes, q.conn)
+	n.mu.Unlock()
+	_ = q.conn.Pipe.Close()
 }
 
 // received dispatches a request of a PyTorch worker.
-func (c *conn) received(raw *tensorpipe.Message) {
-	if c.peer().worker < 0 { // a worker of a dynamic world becomes a member after its first calls
-		c.from.Store(c.agent.sender(c.peer().name))
+func (c *Conn) received(raw *tensorpipe.Message) {
+	if c.Peer().ID < 0 { // a worker of a dynamic world becomes a member after its first calls
+		c.from.Store(c.net.sender(c.Peer().Name))
 	}
-	c.peer().stats.received(sizeOf(raw))
+	c.Peer().Stats.received(sizeOf(raw))
 	kind, id, err := rpcwire.DecodeHead(raw)
-	r := &request{conn: c, peer: c.peer(), id: uint64(id), kind: kind} //nolint:gosec // echoed as it came
+	in := Incoming{Conn: c, Peer: c.Peer(), ID: uint64(id), Kind: kind} //nolint:gosec // echoed as it came
 	var m *rpcwire.Message
 	if err == nil {
 		m, err = rpcwire.Decode(raw)
 	}
 	if err != nil {
 		raw.Release()
-		r.refuse(err)
-		return
+		in.Err = err
+	} else {
+		c.Peer().types.learn(m.Tensors)
+		in.Payload, in.Tensors = m.Payload, m.Tensors
+		in.Inline = raw.Quiet && c.Inline.Short()
 	}
-	c.peer().types.learn(m.Tensors)
-	r.payload, r.tensors = m.Payload, m.Tensors
-	r.inline = raw.Quiet && c.inline.Short()
-	c.agent.dispatch(r)
+	c.net.cfg.Above.Request(in)
 }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpclink
 
 import (
 	"log/slog"
@@ -25,21 +25,21 @@ type refusals struct {
 	}
 }
 
-// add queues an answer. It does not block.
-func (q *refusals) add(c *conn, answer func()) {
+// Add queues an answer. It does not block.
+func (q *refusals) Add(c *Conn, answer func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.mu.queue) >= maxRefusals {
 		if !q.mu.cut {
 			q.mu.cut = true
-			c.agent.background(c.cut)
+			c.net.Background(c.cut)
 		}
 		return
 	}
 	q.mu.queue = append(q.mu.queue, answer)
 	if !q.mu.running {
 		q.mu.running = true
-		c.agent.background(q.drain)
+		c.net.Background(q.drain)
 	}
 }
 
@@ -60,12 +60,12 @@ func (q *refusals) drain() {
 }
 
 // cut ends the session with a peer that does not read.
-func (c *conn) cut() {
+func (c *Conn) cut() {
 	err := dist.Newf("rpc: request", dist.Exhausted, "%d requests were refused and the peer does not read why", maxRefusals)
-	c.agent.cfg.logger.Warn("connection cut", slog.String("peer", c.peer().name), slog.String("err", err.Error()))
-	if c.link != nil {
-		_ = c.link.Close()
+	c.net.cfg.Logger.Warn("connection cut", slog.String("peer", c.Peer().Name), slog.String("err", err.Error()))
+	if c.Link != nil {
+		_ = c.Link.Close()
 		return
 	}
-	_ = c.pipe.Close()
+	_ = c.Pipe.Close()
 }

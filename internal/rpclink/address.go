@@ -1,19 +1,20 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpclink
 
 import (
 	"context"
 	"net"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 )
 
-// numeric is the host:port that is published for a given one. PyTorch workers dial addresses, not names.
-func numeric(ctx context.Context, addr string) (string, error) {
+// Numeric is the host:port that is published for a given one. PyTorch workers dial addresses, not names.
+func Numeric(ctx context.Context, addr string) (string, error) {
 	refuse := func(err error) (string, error) {
 		e := dist.Wrap("rpc: join", dist.InvalidArgument, err)
 		e.Key, e.Code, e.Detail = addr, dist.InvalidArgument, "the address to publish must be host:port that others can dial: "+err.Error()
@@ -56,4 +57,35 @@ func dialable(bound net.Addr) string {
 		return net.JoinHostPort(defaultHost(), port)
 	}
 	return bound.String()
+}
+
+// defaultHost is where PyTorch would listen.
+func defaultHost() string {
+	if name := os.Getenv("TP_SOCKET_IFNAME"); name != "" {
+		if i, err := net.InterfaceByName(name); err == nil {
+			addrs, _ := i.Addrs()
+			for _, addr := range addrs {
+				if n, ok := addr.(*net.IPNet); ok && n.IP.To4() != nil {
+					return n.IP.String()
+				}
+			}
+			for _, addr := range addrs {
+				if n, ok := addr.(*net.IPNet); ok && !n.IP.IsLinkLocalUnicast() {
+					return n.IP.String()
+				}
+			}
+		}
+	}
+	if host, err := os.Hostname(); err == nil {
+		if ips, err := net.LookupHost(host); err == nil { //nolint:noctx // the host's own name
+			for _, ip := range ips {
+				l, err := net.Listen("tcp", net.JoinHostPort(ip, "0")) //nolint:noctx // closed at once
+				if err == nil {
+					_ = l.Close()
+					return ip
+				}
+			}
+		}
+	}
+	return "127.0.0.1"
 }

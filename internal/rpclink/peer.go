@@ -1,0 +1,306 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpclink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcworld"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/tensorpipe"
+)
+
+// Peer is another worker of the world.
+type Peer struct {
+	net   *Links
+	Name  string
+	ID    rrefcore.Worker // -1 for a guest, who is no member
+	Stats Counters
+	types knownTypes // of a PyTorch worker
+	State any        // of whoever is above; see [Above]
+
+	healing atomic.Bool // somebody tries to reach it again
+	Met     atomic.Bool // there was a session
+	enter   sync.Mutex  // one link at a time becomes the session
+
+	mu struct {
+		sync.Mutex
+		addr   string
+		epoch  uint64 // of a Go worker, once known
+		cohort bool   // a Go worker that speaks the cohort transport
+		conn   *Conn  // for our requests
+		left   bool   // it told us that it leaves
+	}
+}
+
+// SpeaksCohort reports whether this is known to be a Go worker on the cohort transport.
+func (p *Peer) SpeaksCohort() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.cohort
+}
+
+// Life says whether this is a Go worker on the cohort transport, and which start of it.
+func (p *Peer) Life() (cohort bool, epoch uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.cohort, p.mu.epoch
+}
+
+// Hold keeps a link from becoming the session with this worker until release is called.
+func (p *Peer) Hold() (release func()) {
+	p.enter.Lock()
+	return p.enter.Unlock
+}
+
+// Leaves notes that it has told us that it leaves.
+func (p *Peer) Leaves() {
+	p.mu.Lock()
+	p.mu.left = true
+	p.mu.Unlock()
+}
+
+// learn notes what a worker has published.
+func (p *Peer) learn(addr string, e rpcworld.Entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if addr != "" {
+		p.mu.addr = addr
+	}
+	if e.Epoch != 0 {
+		p.mu.epoch, p.mu.cohort = e.Epoch, true
+	}
+}
+
+// Current returns the session that exists, or nil.
+func (p *Peer) Current() *Conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.conn != nil && p.mu.conn.Alive() {
+		return p.mu.conn
+	}
+	return nil
+}
+
+// openTries bounds how long connect repeats a handshake that ended early.
+const openTries = 5 * time.Second
+
+// Connect returns the session for requests to this peer, opening it if need be. Nothing was sent yet, so a connection that
+// ends in its handshake is tried again: it was cut, or the peer's process is ending and will refuse the next one.
+func (p *Peer) Connect(ctx context.Context) (*Conn, error) {
+	if c := p.Current(); c != nil {
+		return c, nil
+	}
+	begun := time.Now()
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
+		c, err := p.open(ctx)
+		if err == nil || !errors.Is(err, errHandshakeEnded) || time.Since(begun) > openTries || p.net.Context.Err() != nil {
+			return c, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// errHandshakeEnded is the cause of a connection that ended before it was a session.
+var errHandshakeEnded = errors.New("the connection ended in its handshake")
+
+// open makes one attempt.
+func (p *Peer) open(ctx context.Context) (*Conn, error) {
+	n := p.net
+	addr, err := n.address(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	s, err := n.ep.Connect(ctx, p.Name, addr)
+	if err == nil && stale(s, p, addr) {
+		if !n.Own(func() { _ = s.Close() }) {
+			return nil, ErrClosed("call")
+		}
+		<-s.Done()
+		err = fmt.Errorf("%w: it is with a former worker of this name", errHandshakeEnded)
+	}
+	var c *Conn
+	if err == nil {
+		if c, err = n.adopt(p, s); err == nil {
+			return c, nil
+		}
+		if s.Link != nil && n.Context.Err() == nil {
+			err = errors.Join(errHandshakeEnded, err)
+		}
+	}
+	e := dist.Wrap("rpc: connect", dist.Unavailable, err)
+	e.Peer = p.Name
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		e.Code, e.Err = dist.PeerLost, errors.Join(rpcworld.ErrRefused, err)
+		e.Detail = "nobody listens at " + addr + ": its process has ended"
+		n.PeerDied(p)
+	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.EHOSTDOWN):
+		e.Err = errors.Join(rpcworld.ErrSilent, err)
+		e.Detail = "its machine does not answer at " + addr
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.EPIPE), errors.Is(err, errHandshakeEnded):
+		e.Code, e.Err = dist.PeerLost, errors.Join(errHandshakeEnded, err)
+		e.Detail = "the connection ended in its handshake: its process is ending, or the connection was cut"
+	}
+	return nil, e
+}
+
+// stale reports whether a session is one with a former worker of the same name.
+func stale(s *tensorpipe.Session, p *Peer, addr string) bool {
+	if s.Link != nil {
+		return p.ID >= 0 && rrefcore.Worker(s.Link.Peer().ID) != p.ID
+	}
+	return s.Peer != strings.TrimPrefix(addr, "uv://")
+}
+
+// adopt makes a session the one for requests to p.
+func (n *Links) adopt(p *Peer, s *tensorpipe.Session) (*Conn, error) {
+	if s.Link != nil {
+		c := n.linkConn(s.Link)
+		if c == nil || !c.Alive() {
+			return nil, n.lostError(p, s.Link.Err())
+		}
+		n.prefer(c)
+		return c, nil
+	}
+	p.mu.Lock()
+	if p.mu.conn != nil && p.mu.conn.Pipe == s.Pipe {
+		c := p.mu.conn
+		p.mu.Unlock()
+		if !c.Alive() {
+			return nil, n.lostError(p, s.Pipe.Err())
+		}
+		return c, nil
+	}
+	c := newConn(n, p, s)
+	p.mu.conn = c
+	p.mu.cohort = false
+	p.mu.Unlock()
+	n.cfg.Above.Connected(c)
+	if !n.Own(c.readAnswers) {
+		return nil, ErrClosed("call")
+	}
+	return c, nil
+}
+
+func (n *Links) lostError(p *Peer, err error) error {
+	if err == nil {
+		err = dist.New("rpc: connection", dist.PeerLost, "the session has ended")
+	}
+	e := dist.Wrap("rpc: connection", dist.PeerLost, err)
+	e.Peer = p.Name
+	if p.ID >= 0 {
+		e.Rank = dist.Rank(p.ID)
+	}
+	return e
+}
+
+// connLost is called once per session when it has ended.
+func (n *Links) connLost(c *Conn, err error) {
+	p := c.Peer()
+	e := n.lostError(p, err)
+	c.fail(e)
+	p.mu.Lock()
+	if p.mu.conn == c {
+		p.mu.conn = nil
+	}
+	left := p.mu.left
+	p.mu.Unlock()
+	if n.Context.Err() != nil || p.ID < 0 {
+		return
+	}
+	if c.Link == nil {
+		// A PyTorch worker closes a pipe only when it shuts down or dies.
+		if !n.Leaving.Load() && !left {
+			n.cfg.Logger.Debug("pipe ended", slog.String("peer", p.Name), slog.String("err", e.Error()))
+		}
+		n.PeerDied(p)
+		return
+	}
+	if left {
+		n.PeerDied(p)
+		return
+	}
+	// A link that ended, whoever ended it, says nothing about the process at its other end.
+	n.Heal(p)
+}
+
+// Heal makes sure that somebody tries to reach a Go worker to which references tie us but no link.
+func (n *Links) Heal(p *Peer) {
+	if !p.healing.CompareAndSwap(false, true) {
+		return
+	}
+	if !n.Own(func() { n.reconnect(p) }) {
+		p.healing.Store(false)
+	}
+}
+
+// reconnect tries to reach a Go worker whose link was lost, as long as references tie us to it. A refused connection is
+// certain death; otherwise its lease decides, whose end unties us.
+//
+//nolint:contextcheck,nolintlint // whoever noticed has nothing to do with it
+func (n *Links) reconnect(p *Peer) {
+	refused := false
+	defer func() {
+		p.healing.Store(false)
+		if !refused && n.Context.Err() == nil && p.Current() == nil && n.cfg.Above.Tied(p) { // it was lost again meanwhile
+			n.Heal(p)
+		}
+	}()
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		ctx, cancel := context.WithTimeout(n.Context, 5*time.Second)
+		_, err := p.Connect(ctx)
+		cancel()
+		refused = errors.Is(err, rpcworld.ErrRefused)
+		if err == nil || n.Context.Err() != nil || refused || !n.cfg.Above.Tied(p) {
+			return
+		}
+		select {
+		case <-time.After(pause):
+		case <-n.Context.Done():
+			return
+		}
+	}
+}
+
+// Stats counts the traffic with one worker.
+type Stats struct {
+	Calls         uint64 // requests sent
+	Served        uint64 // requests received
+	Errors        uint64 // calls that failed
+	BytesSent     uint64
+	BytesReceived uint64
+}
+
+// Counters are behind [Stats].
+type Counters struct{ calls, Served, Errors, bytesOut, bytesIn atomic.Uint64 }
+
+func (s *Counters) sent(n int) {
+	s.calls.Add(1)
+	s.bytesOut.Add(uint64(n)) //nolint:gosec // a length
+}
+
+func (s *Counters) received(n int) { s.bytesIn.Add(uint64(n)) } //nolint:gosec // a length
+
+// Snapshot returns what they are now.
+func (s *Counters) Snapshot() Stats {
+	return Stats{
+		Calls: s.calls.Load(), Served: s.Served.Load(), Errors: s.Errors.Load(),
+		BytesSent: s.bytesOut.Load(), BytesReceived: s.bytesIn.Load(),
+	}
+}

@@ -1,0 +1,46 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// above is the agent as its sessions see it.
+type above struct{ a *Agent }
+
+var _ rpclink.Above = above{}
+
+func (u above) NewPeer() any { return &refPeer{} }
+
+func (u above) Request(in rpclink.Incoming) {
+	r := &request{Incoming: in, a: u.a}
+	if in.Err != nil {
+		r.refuse(in.Err)
+		return
+	}
+	u.a.dispatch(r)
+}
+
+func (u above) Connected(c *rpclink.Conn) { u.a.refs.connected(c) }
+
+func (u above) Control(c *rpclink.Conn, payload []byte) { u.a.refs.frame(c, payload) }
+
+func (u above) Discard(c *rpclink.Conn, f *cohortwire.Frame) { u.a.refs.discard(c, f) }
+
+func (u above) Undelivered(p *rpclink.Peer, wires []rrefcore.Wire) { u.a.refs.undelivered(p, wires) }
+
+func (u above) Tied(p *rpclink.Peer) bool { return u.a.refs.tied(p) }
+
+func (u above) Died(p *rpclink.Peer) {
+	if u.a.refs == nil {
+		return
+	}
+	u.a.refs.died(p)
+	if u.a.extension != nil {
+		u.a.extension.Died(seamWorker(p))
+	}
+}
