@@ -6,6 +6,7 @@ package rpc
 import (
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
@@ -14,7 +15,7 @@ type above struct{ a *Agent }
 
 var _ rpclink.Above = above{}
 
-func (u above) NewPeer() any { return &refPeer{} }
+func (u above) NewPeer() any { return rpcref.NewPeer() }
 
 func (u above) Request(in rpclink.Incoming) {
 	r := &request{Incoming: in, a: u.a}
@@ -25,21 +26,21 @@ func (u above) Request(in rpclink.Incoming) {
 	u.a.dispatch(r)
 }
 
-func (u above) Connected(c *rpclink.Conn) { u.a.refs.connected(c) }
+func (u above) Connected(c *rpclink.Conn) { u.a.refs.Connected(c) }
 
-func (u above) Control(c *rpclink.Conn, payload []byte) { u.a.refs.frame(c, payload) }
+func (u above) Control(c *rpclink.Conn, payload []byte) { u.a.refs.Frame(c, payload) }
 
-func (u above) Discard(c *rpclink.Conn, f *cohortwire.Frame) { u.a.refs.discard(c, f) }
+func (u above) Discard(c *rpclink.Conn, f *cohortwire.Frame) { u.a.refs.Discard(c, f) }
 
-func (u above) Undelivered(p *rpclink.Peer, wires []rrefcore.Wire) { u.a.refs.undelivered(p, wires) }
+func (u above) Undelivered(p *rpclink.Peer, wires []rrefcore.Wire) { u.a.refs.Undelivered(p, wires) }
 
-func (u above) Tied(p *rpclink.Peer) bool { return u.a.refs.tied(p) }
+func (u above) Tied(p *rpclink.Peer) bool { return u.a.refs.Tied(p) }
 
 func (u above) Died(p *rpclink.Peer) {
 	if u.a.refs == nil {
 		return
 	}
-	u.a.refs.died(p)
+	u.a.refs.Died(p)
 	if u.a.extension != nil {
 		u.a.extension.Died(seamWorker(p))
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/recycle"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/store"
@@ -43,7 +44,7 @@ type Agent struct {
 	limiter *rpcplace.Limiter
 	idle    chan *request // taken by goroutines that have no request
 	idlers  atomic.Int64
-	refs    *refs
+	refs    *rpcref.Refs
 	gathers *rpcworld.Gathers
 
 	extension *extension
@@ -138,7 +139,13 @@ func newSecret() []byte {
 func (a *Agent) listen(id int) error {
 	a.id = rrefcore.Worker(id) //nolint:gosec // checked by WithRank
 	a.self = a.net.NewPeer(a.name, a.id)
-	a.refs = newRefs(a)
+	a.refs = rpcref.New(rpcref.Config{
+		Name: a.name, ID: a.id, Epoch: rrefcore.Epoch(a.epoch), Core: a.cfg.core, Logger: a.cfg.logger, Net: a.net, Self: a.self, Limit: a.Timeout,
+		Wrap:    func(core *rpcref.Hold) any { return wrapRef[any](a, core) },
+		Unwrap:  coreOf,
+		Opaque:  func(v any) bool { _, ok := v.(Holder); return ok },
+		Failure: refFailure,
+	})
 	if err := a.attach(); err != nil {
 		return err
 	}
@@ -163,7 +170,7 @@ func (a *Agent) listen(id int) error {
 	if a.addr = a.cfg.advertise; a.addr == "" {
 		a.addr = a.net.Addr()
 	}
-	a.net.Own(a.refs.run)
+	a.net.Own(a.refs.Run)
 	return nil
 }
 
@@ -274,7 +281,7 @@ func (a *Agent) Done() <-chan struct{} { return a.net.Done }
 func (a *Agent) endSessions() {
 	a.net.EndSessions(func() {
 		if a.refs != nil {
-			a.refs.close()
+			a.refs.Close()
 		}
 	}, func() {
 		if a.memory != nil {

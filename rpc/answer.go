@@ -34,14 +34,14 @@ func (a *Agent) answerValue(req *request, form *answerForm, v any, err error) {
 		v, err = a.exception(err, toGo), nil
 	}
 	for first := true; err == nil; first = false {
-		e, wires := a.refs.encoder(req.Peer, toGo)
+		e, wires := a.refs.Encoder(req.Peer, toGo)
 		var payload []byte
 		if payload, err = form.encode(e, v); err == nil {
-			a.refs.flushNow(req.Peer, *wires)
+			a.refs.FlushNow(req.Peer, *wires)
 			req.answer(&rpcwire.Message{Type: form.kind, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, *wires)
 			return
 		}
-		a.refs.undecoded(req.Peer, *wires) // nothing of it was sent
+		a.refs.Undecoded(req.Peer, *wires) // nothing of it was sent
 		if first && !form.script {         // the value has no Python form
 			v, err = a.exception(err, toGo), nil
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 )
 
 // async starts a call and reports its result exactly once. The call counts as active when async returns, although there may
@@ -87,16 +88,16 @@ func (a *Agent) asyncOn(ctx context.Context, c *rpclink.Conn, o *outgoing, done 
 		finish(rpclink.Reply{}, err)
 		return
 	}
-	a.refs.flushNow(o.peer, wires)
+	a.refs.FlushNow(o.peer, wires)
 	w := &watch{}
 	p := &rpclink.Pending{Fn: func(x rpclink.Reply) {
 		w.stop()
 		x.Due = deadline
 		finish(a.received(o, x, wires))
 	}}
-	id, err := c.Begin(ctx, m, p, headerForks(wires), flags, deadline)
+	id, err := c.Begin(ctx, m, p, rpcref.HeaderForks(wires), flags, deadline)
 	if err != nil {
-		a.refs.undecoded(o.peer, wires)
+		a.refs.Undecoded(o.peer, wires)
 		finish(rpclink.Reply{}, a.failed(o, err))
 		return
 	}
@@ -106,7 +107,7 @@ func (a *Agent) asyncOn(ctx context.Context, c *rpclink.Conn, o *outgoing, done 
 		}
 		w.stop()
 		c.Cancel(id)
-		a.refs.undelivered(o.peer, wires)
+		a.refs.Undelivered(o.peer, wires)
 		finish(rpclink.Reply{}, a.failed(o, err))
 	}
 	w.start(ctx, deadline, giveUp, o.op, a.Timeout())

@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -99,7 +100,7 @@ func (o *outgoing) early(ctx context.Context) (giveUp func()) {
 	o.ready = b
 	return func() {
 		o.lost()
-		refs.undecoded(o.peer, b.wires)
+		refs.Undecoded(o.peer, b.wires)
 	}
 }
 
@@ -157,11 +158,11 @@ func (a *Agent) exchangeOn(ctx context.Context, c *rpclink.Conn, o *outgoing, de
 	if err != nil {
 		return rpclink.Reply{}, false, err
 	}
-	a.refs.flushNow(o.peer, wires)
+	a.refs.FlushNow(o.peer, wires)
 	ch := answerChannels.Get().(chan rpclink.Reply) //nolint:errcheck,forcetypeassert // only channels are put there
-	id, err := c.Begin(ctx, m, &rpclink.Pending{Ch: ch}, headerForks(wires), flags, deadline)
+	id, err := c.Begin(ctx, m, &rpclink.Pending{Ch: ch}, rpcref.HeaderForks(wires), flags, deadline)
 	if err != nil {
-		a.refs.undecoded(o.peer, wires)
+		a.refs.Undecoded(o.peer, wires)
 		return rpclink.Reply{}, id == rpclink.Unsent || o.again(c, err), a.failed(o, err)
 	}
 	pl := rpcplace.Of(ctx)
@@ -198,7 +199,7 @@ func (a *Agent) exchangeOn(ctx context.Context, c *rpclink.Conn, o *outgoing, de
 	}
 	answerChannels.Put(ch)
 	c.Cancel(id)
-	a.refs.undelivered(o.peer, wires)
+	a.refs.Undelivered(o.peer, wires)
 	return rpclink.Reply{}, false, a.failed(o, err)
 }
 
@@ -229,12 +230,12 @@ func contextUntil(ctx context.Context, deadline time.Time) (context.Context, con
 // received looks at what came back.
 func (a *Agent) received(o *outgoing, x rpclink.Reply, wires []rrefcore.Wire) (rpclink.Reply, error) {
 	if x.Err != nil {
-		a.refs.undelivered(o.peer, wires)
+		a.refs.Undelivered(o.peer, wires)
 		return x, a.failed(o, x.Err)
 	}
 	if x.Msg.Type == rpcwire.Exception {
 		err := exceptionError("rpc: "+o.op, o.fn, o.peer.Name, x.Msg.Payload)
-		a.refs.undelivered(o.peer, wires)
+		a.refs.Undelivered(o.peer, wires)
 		return x, a.failed(o, err)
 	}
 	x.Wires = wires
@@ -278,10 +279,10 @@ func unexpectedAnswer(fn string, p *rpclink.Peer, m *rpcwire.Message) error {
 func (a *Agent) prepare(p *rpclink.Peer, fn string, args []any) *outgoing {
 	o := &outgoing{a: a, op: "call", mode: "sync", fn: fn, peer: p}
 	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
-		e, wires := a.refs.encoder(p, toGo)
+		e, wires := a.refs.Encoder(p, toGo)
 		m, err := encodeCall(e, fn, args)
 		if err != nil {
-			a.refs.undecoded(p, *wires)
+			a.refs.Undecoded(p, *wires)
 			return nil, nil, 0, err
 		}
 		return m, *wires, 0, nil
@@ -306,7 +307,7 @@ func encodeCall(e *rpcwire.Encoder, fn string, args []any) (*rpcwire.Message, er
 
 // result reads the answer to a call.
 func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error) {
-	d := a.refs.decodingReply(p, x)
+	d := a.refs.Decoding(p, x.Frame, x.Msg.Tensors)
 	dec := &d.Decoder
 	var v any
 	var err error
@@ -319,14 +320,14 @@ func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error)
 		err = unexpectedAnswer(fn, p, x.Msg)
 	}
 	if err != nil {
-		a.refs.abandonReply(d, x)
+		d.Abandon()
 		return nil, err
 	}
 	if raised, ok := v.(*rpcwire.RemoteException); ok {
 		p.Stats.Errors.Add(1)
 		err := remoteError(p.Name, raised)
 		if x.Frame != nil || notDecoded(raised.Msg) { // a Go worker ignores it for what it has decoded
-			a.refs.undecoded(p, x.Wires)
+			a.refs.Undecoded(p, x.Wires)
 		}
 		if err.Code == dist.DeadlineExceeded && !x.Due.IsZero() && !time.Now().Before(x.Due) {
 			return nil, late(fn, p) // the callee was only faster to notice the caller's deadline

@@ -137,7 +137,7 @@ func TestLateAnswerToSelf(t *testing.T) {
 	}
 	_ = ref.Close() // the handler's own
 	quiet(t, agents)
-	if n := a.refs.leaked.collected.Load(); n != 0 {
+	if n := a.refs.Collected.Load(); n != 0 {
 		t.Errorf("%d references were left to the garbage collector", n)
 	}
 	shutdown(t, agents)

@@ -4,10 +4,9 @@
 package rpc
 
 import (
-	"reflect"
 	"slices"
 
-	"github.com/cohort-dist/cohort/tensor"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 )
 
 // AnyRef is a *[Ref] of any type.
@@ -111,74 +110,21 @@ func components(set map[string]bool, objects map[string]ObjectInfo) [][]string {
 
 // holds returns the references that an object keeps: those that its value names, if it is a [Holder], else those that could
 // be seen in it when it was made. Its owner may change the value at any time, so nobody else can look into it later.
-func (o *object) holds() []HoldInfo {
-	o.mu.Lock()
-	value, cores := o.value, o.kept
-	o.mu.Unlock()
+func holds(o *rpcref.Object) []HoldInfo {
+	value, cores := o.Held()
 	if h, ok := value.(Holder); ok {
 		cores = nil
 		for _, ref := range h.HeldReferences() {
-			if r, ok := ref.(refHolder); ok && r.core() != nil {
-				cores = append(cores, r.core())
+			if core := coreOf(ref); core != nil {
+				cores = append(cores, core)
 			}
 		}
 	}
 	var found []HoldInfo
 	for _, core := range cores {
-		switch {
-		case core.closed.Load():
-		case core.obj != nil:
-			found = append(found, HoldInfo{ID: core.obj.id.String()})
-		default:
-			found = append(found, HoldInfo{ID: core.h.wire.ID.String(), Fork: core.h.wire.Fork.String()})
+		if id, fork, open := core.Names(); open {
+			found = append(found, HoldInfo{ID: id, Fork: fork})
 		}
 	}
 	return found
-}
-
-// referencesIn finds the references that a value shows: it is one, or a slice or struct with some, in exported fields.
-func referencesIn(value any) []*refCore {
-	switch value.(type) {
-	case nil, *tensor.Tensor, string, []byte, int64, float64, bool, Holder:
-		return nil
-	}
-	var found []*refCore
-	var walk func(v reflect.Value, depth int)
-	walk = func(v reflect.Value, depth int) {
-		if depth > 4 || !v.IsValid() || !v.CanInterface() || len(found) > 1000 {
-			return
-		}
-		switch v.Kind() {
-		case reflect.Pointer, reflect.Interface:
-			if v.IsNil() {
-				return
-			}
-			if h, ok := reflect.TypeAssert[refHolder](v); ok {
-				if core := h.core(); core != nil {
-					found = append(found, core)
-				}
-				return
-			}
-			walk(v.Elem(), depth+1)
-		case reflect.Slice, reflect.Array:
-			if plain(v.Type().Elem().Kind()) {
-				return
-			}
-			for i := range min(v.Len(), 1000) {
-				walk(v.Index(i), depth+1)
-			}
-		case reflect.Struct:
-			for _, field := range v.Fields() {
-				walk(field, depth+1)
-			}
-		default: // in maps nothing is looked for: see Holder
-		}
-	}
-	walk(reflect.ValueOf(value), 0)
-	return found
-}
-
-// plain reports whether values of a kind cannot hold anything.
-func plain(k reflect.Kind) bool {
-	return k >= reflect.Bool && k <= reflect.Complex128 || k == reflect.String
 }

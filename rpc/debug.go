@@ -12,7 +12,6 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
-	"github.com/cohort-dist/cohort/tensor"
 )
 
 // DebugInfo returns the sizes of the agent's tables. The first four keys of references and the agent's are PyTorch's;
@@ -20,9 +19,7 @@ import (
 func (a *Agent) DebugInfo() map[string]int {
 	info := map[string]int{}
 	if a.refs != nil {
-		a.refs.mu.Lock()
-		c := a.refs.m.Counts()
-		a.refs.mu.Unlock()
+		c := a.refs.Counts()
 		info["num_owner_rrefs"] = c.OwnerRRefs
 		info["num_pending_futures"] = c.PendingFutures
 		info["num_pending_users"] = c.PendingUsers
@@ -33,7 +30,7 @@ func (a *Agent) DebugInfo() map[string]int {
 		info["num_pending_owners"] = c.PendingOwners
 		info["num_local_uses"] = c.LocalUses
 		info["num_offers"] = c.Offers
-		info["num_collected_rrefs"] = int(a.refs.leaked.collected.Load())
+		info["num_collected_rrefs"] = int(a.refs.Collected.Load())
 	}
 	running, waiting := a.limiter.Counts()
 	info["agent.thread_pool_size"] = a.cfg.concurrency
@@ -112,28 +109,16 @@ func (a *Agent) References() ReferenceInfo {
 	if a.refs == nil {
 		return info
 	}
-	r := a.refs
-	r.mu.Lock()
-	objects, handles := r.m.Objects(), r.m.Handles()
-	values := map[rrefcore.ID]*object{}
-	where := map[rrefcore.ID]string{} // of objects and of forks
-	for id, o := range r.objects {
-		values[id] = o
-		where[id] = o.where
-	}
-	for fork, h := range r.handles {
-		where[fork] = h.where
-	}
-	r.mu.Unlock()
-	for _, o := range objects {
+	known := a.refs.State()
+	for _, o := range known.Objects {
 		x := ObjectInfo{ID: o.ID.String(), Age: o.Age.Seconds(), Ready: o.Valued, Local: o.Local, Forks: []ForkInfo{}}
-		if v := values[o.ID]; v != nil {
-			value, err := v.peek()
+		if v := known.Values[o.ID]; v != nil {
+			value, err := v.Peek()
 			if err != nil && o.Valued {
 				x.Error = err.Error()
 			}
-			x.Holds = v.holds()
-			x.Created, x.Size, x.Age = where[o.ID], v.bytes(), time.Since(v.since).Seconds()
+			x.Holds = holds(v)
+			x.Created, x.Size, x.Age = known.Where[o.ID], v.Bytes(), time.Since(v.Since).Seconds()
 			switch {
 			case value != nil:
 				x.Type = fmt.Sprintf("%T", value)
@@ -146,9 +131,9 @@ func (a *Agent) References() ReferenceInfo {
 		}
 		info.Objects = append(info.Objects, x)
 	}
-	for _, h := range handles {
+	for _, h := range known.Handles {
 		info.Handles = append(info.Handles, HandleInfo{
-			ID: h.ID.String(), Fork: h.Fork.String(), Owner: a.nameOf(h.Owner), State: h.State, Created: where[h.Fork], Age: h.Age.Seconds(), Pins: len(h.Children),
+			ID: h.ID.String(), Fork: h.Fork.String(), Owner: a.nameOf(h.Owner), State: h.State, Created: known.Where[h.Fork], Age: h.Age.Seconds(), Pins: len(h.Children),
 		})
 	}
 	return info
@@ -162,33 +147,6 @@ func (a *Agent) nameOf(id rrefcore.Worker) string {
 		return p.Name
 	}
 	return fmt.Sprintf("worker %d", id)
-}
-
-// tensorBytes adds up the tensors that a value shows on its surface.
-func tensorBytes(v any, depth int) int {
-	if depth > 4 {
-		return 0
-	}
-	n := 0
-	switch v := v.(type) {
-	case *tensor.Tensor:
-		n = v.Size()
-	case []*tensor.Tensor:
-		for _, t := range v {
-			n += t.Size()
-		}
-	case map[string]*tensor.Tensor:
-		for _, t := range v {
-			n += t.Size()
-		}
-	case []any:
-		for _, x := range v {
-			n += tensorBytes(x, depth+1)
-		}
-	case []byte:
-		n = len(v)
-	}
-	return n
 }
 
 // leakError reports references to own objects that nobody released.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -65,7 +66,7 @@ func (o *outgoing) make(ctx context.Context, toGo bool) (*rpcwire.Message, []rre
 			return b.m, b.wires, b.flags, b.err
 		}
 		o.lost() // it turned out to be another kind of worker
-		o.a.refs.undecoded(o.peer, b.wires)
+		o.a.refs.Undecoded(o.peer, b.wires)
 	}
 	m, wires, flags, err := o.build(toGo)
 	x := o.a.extension
@@ -74,7 +75,7 @@ func (o *outgoing) make(ctx context.Context, toGo bool) (*rpcwire.Message, []rre
 	}
 	o.exchange, err = x.Outgoing(ctx, seamWorker(o.peer), o.fn, m)
 	if err != nil {
-		o.a.refs.undecoded(o.peer, wires)
+		o.a.refs.Undecoded(o.peer, wires)
 		return nil, nil, 0, err
 	}
 	if o.exchange != nil {
@@ -187,42 +188,29 @@ func (s seam) Call(ctx context.Context, to int, fn string, args ...any) (any, er
 }
 
 func (s seam) Object(ctx context.Context, holder int, gid rpcwire.GlobalID) (any, error) {
-	r := s.a.refs
-	id := r.id(gid)
-	var o *object
-	code := rrefcore.Gone
-	r.mu.Lock()
-	if holder == int(s.a.id) {
-		o = r.objects[id]
-	} else { // as for a fetch: the call that makes it may come later
-		r.known(rrefcore.Worker(holder)) //nolint:gosec // 16 bits
-		r.known(id.On)
-		if r.m.MayUse(rrefcore.Worker(holder), id) { //nolint:gosec // 16 bits
-			if code = r.m.FetchArrived(id); code == rrefcore.OK {
-				o = r.object(id)
-			}
+	id, o := s.a.refs.Find(gid)
+	if holder != int(s.a.id) { // as for a fetch: the call that makes it may come later
+		var err error
+		if o, err = s.a.refs.FetchArrived(rrefcore.Worker(holder), id); err != nil { //nolint:gosec // 16 bits
+			return nil, err
 		}
 	}
-	e := r.take(false)
-	r.mu.Unlock()
-	r.perform(e)
 	if o == nil {
-		return nil, refFailure("use", id, s.a.name, code, nil)
+		return nil, refFailure("use", id, s.a.name, rrefcore.Gone, nil)
 	}
-	return o.get(ctx)
+	return o.Get(ctx)
 }
 
 func (s seam) Reference(ref any) (rpcwire.GlobalID, rpcseam.Worker, error) {
-	holder, ok := ref.(refHolder)
-	if !ok || holder.core() == nil || holder.core().a != s.a {
+	core := coreOf(ref)
+	if core == nil || core.Refs != s.a.refs {
 		return rpcwire.GlobalID{}, rpcseam.Worker{}, dist.Newf("rpc: reference", dist.InvalidArgument, "a %T is not a reference of this agent", ref)
 	}
-	core := holder.core()
-	if core.obj != nil {
-		return global(core.obj.id), s.Self(), nil
+	if core.Object != nil {
+		return rpcref.Global(core.Object.ID), s.Self(), nil
 	}
-	owner, err := s.Worker(int(core.h.wire.Owner))
-	return global(core.h.wire.ID), owner, err
+	owner, err := s.Worker(int(core.Handle.Wire.Owner))
+	return rpcref.Global(core.Handle.Wire.ID), owner, err
 }
 
 func (s seam) Go(fn func(context.Context)) bool { return s.a.net.Own(func() { fn(s.a.net.Context) }) }

@@ -8,8 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/rpclink"
-	"github.com/cohort-dist/cohort/internal/rpcplace"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -17,25 +16,13 @@ import (
 // flagExact marks a fetch among Go workers: its payload is the object's id with the epoch, which PyTorch's form lacks.
 const flagExact = 1
 
-// fetchArrived answers a fetch when the object has its value.
-func (r *refs) fetchArrived(req *request) {
+// serveFetch answers a fetch when the object has its value.
+func (a *Agent) serveFetch(req *request) {
 	form := fetchForm
 	if req.Kind == rpcwire.ScriptRRefFetchCall {
 		form = scriptFetchForm
 	}
-	var id rrefcore.ID
-	var err error
-	if req.Flags&flagExact != 0 && req.cohort() {
-		var rest []byte
-		rest, err = parseID(req.Payload, &id, 0, 0)
-		if err == nil && len(rest) > 0 {
-			err = badControl("%d bytes behind the id of a fetch", len(rest))
-		}
-	} else {
-		var f rpcwire.Fetch
-		f, err = rpcwire.DecodeFetch(req.Payload)
-		id = r.id(f.RRef)
-	}
+	id, err := a.refs.Fetched(req.Payload, req.Flags&flagExact != 0 && req.cohort())
 	if err == nil && req.Peer.ID < 0 {
 		err = dist.New("rpc: fetch", dist.NotSupported, "a guest holds no references")
 	}
@@ -43,29 +30,16 @@ func (r *refs) fetchArrived(req *request) {
 		req.refuse(err)
 		return
 	}
-	r.mu.Lock()
-	r.known(req.Peer.ID)
-	r.known(id.On)
-	var o *object
-	code := rrefcore.Gone // for whoever holds no reference to it
-	if r.m.MayUse(req.Peer.ID, id) {
-		if code = r.m.FetchArrived(id); code == rrefcore.OK {
-			o = r.object(id)
-		}
-	}
-	e := r.take(false)
-	r.mu.Unlock()
-	r.perform(e)
-	if o == nil {
-		err := refFailure("fetch", id, r.a.name, code, nil)
-		r.a.net.Background(func() { r.a.answerValue(req, form, nil, err) })
+	o, err := a.refs.FetchArrived(req.Peer.ID, id)
+	if err != nil {
+		a.net.Background(func() { a.answerValue(req, form, nil, err) })
 		return
 	}
 	answer := func() {
-		v, err := o.peek()
-		r.a.answerValue(req, form, v, err)
+		v, err := o.Peek()
+		a.answerValue(req, form, v, err)
 	}
-	if req.Inline && o.isDone() {
+	if req.Inline && o.IsDone() {
 		req.Conn.Inline.Do(answer)
 		return
 	}
@@ -76,10 +50,10 @@ func (r *refs) fetchArrived(req *request) {
 const maxFetches = 16 << 10
 
 // await answers a fetch when its object has its value, unless the fetcher gives up before, or its connection ends.
-func (r *request) await(o *object, answer func()) {
+func (r *request) await(o *rpcref.Object, answer func()) {
 	c, a := r.Conn, r.a
 	if c == nil {
-		o.then(func() { a.net.Background(answer) })
+		o.Then(func() { a.net.Background(answer) })
 		return
 	}
 	if c.Fetches.Add(1) > maxFetches {
@@ -88,7 +62,7 @@ func (r *request) await(o *object, answer func()) {
 		return
 	}
 	moment.At("rpc.fetch.wait")
-	remove := o.then(func() {
+	remove := o.Then(func() {
 		c.Fetches.Add(-1)
 		a.net.Background(answer)
 	})
@@ -100,91 +74,59 @@ func (r *request) await(o *object, answer func()) {
 	})
 }
 
-// settled makes sure that the owner knows of a received reference before it is asked for the value: it answers only those
-// who hold one. On a link it is enough that the news goes first.
-func (r *refs) settled(ctx context.Context, p *rpclink.Peer, core *refCore) error {
-	h := core.h
-	select {
-	case <-h.ready:
-		return nil
-	default:
-	}
-	if h.wire.ID.On == r.a.id { // made here: the owner knows its creator
-		return nil
-	}
-	if c := p.Current(); c != nil && c.Link != nil {
-		r.flushOn(p, c)
-		return nil
-	}
-	bounded, cancel := contextUntil(ctx, r.a.deadline(ctx))
-	defer cancel()
-	pl := rpcplace.Of(ctx)
-	pl.Pause()
-	defer pl.Resume()
-	moment.At("rpc.refs.settled")
-	select {
-	case <-h.ready:
-		return core.state()
-	case <-bounded.Done():
-		return dist.FromContext("rpc: fetch", bounded)
-	case <-r.a.net.Context.Done():
-		return rpclink.ErrClosed("fetch")
-	}
-}
-
 // fetch copies the value of a reference's object to here.
-func (r *refs) fetch(ctx context.Context, core *refCore) (any, error) {
-	if core.closed.Load() {
-		return nil, core.failure("fetch", rrefcore.Closed)
+func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
+	if core.Object != nil && !core.Closed.Load() {
+		return core.Object.Get(ctx)
 	}
-	if core.obj != nil {
-		return core.obj.get(ctx)
-	}
-	if err := core.state(); err != nil {
+	if err := core.Usable("fetch"); err != nil {
 		return nil, err
 	}
-	p := r.a.net.PeerByID(core.h.wire.Owner)
+	wire := core.Handle.Wire
+	p := a.net.PeerByID(wire.Owner)
 	if p == nil {
-		return nil, core.failure("fetch", rrefcore.OwnerLost)
+		return nil, core.Failure("fetch", rrefcore.OwnerLost)
 	}
-	o := &outgoing{a: r.a, op: "fetch", fn: "fetch " + core.h.wire.ID.String(), peer: p}
-	o.repeat = func() bool { return !core.closed.Load() && core.state() == nil }
+	o := &outgoing{a: a, op: "fetch", fn: "fetch " + wire.ID.String(), peer: p}
+	o.repeat = func() bool { return core.Usable("fetch") == nil }
 	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		kind := rpcwire.PythonRRefFetchCall
-		if core.script {
+		if core.Script {
 			kind = rpcwire.ScriptRRefFetchCall
 		}
 		if toGo {
-			return &rpcwire.Message{Type: kind, Payload: appendID(nil, core.h.wire.ID, 0, 0)}, nil, flagExact, nil
+			return &rpcwire.Message{Type: kind, Payload: rpcref.AppendID(nil, wire.ID, 0, 0)}, nil, flagExact, nil
 		}
-		payload, err := rpcwire.Fetch{RRef: global(core.h.wire.ID), From: rpcwire.WorkerID(core.h.wire.Owner)}.Encode()
+		payload, err := rpcwire.Fetch{RRef: rpcref.Global(wire.ID), From: rpcwire.WorkerID(wire.Owner)}.Encode()
 		return &rpcwire.Message{Type: kind, Payload: payload}, nil, 0, err
 	}
-	if err := r.settled(ctx, p, core); err != nil {
+	bounded, cancel := contextUntil(ctx, a.deadline(ctx))
+	err := a.refs.Settled(bounded, p, core)
+	cancel()
+	if err != nil {
 		return nil, err
 	}
-	started := r.a.begin(o)
-	x, err := r.a.exchange(ctx, o)
-	r.a.end(o, started, err)
+	started := a.begin(o)
+	x, err := a.exchange(ctx, o)
+	a.end(o, started, err)
 	if err != nil {
-		if failed := core.state(); failed != nil {
+		if failed := core.State(); failed != nil {
 			return nil, failed
 		}
 		return nil, err
 	}
-	d := r.decodingReply(p, x)
-	dec := &d.Decoder
+	d := a.refs.Decoding(p, x.Frame, x.Msg.Tensors)
 	var v any
 	switch x.Msg.Type {
 	case rpcwire.PythonRRefFetchRet:
-		v, err = dec.PythonFetchRet(x.Msg.Payload)
+		v, err = d.PythonFetchRet(x.Msg.Payload)
 	case rpcwire.ScriptRRefFetchRet:
-		v, err = dec.ScriptFetchRet(x.Msg.Payload)
+		v, err = d.ScriptFetchRet(x.Msg.Payload)
 	default:
 		err = unexpectedAnswer(o.fn, p, x.Msg)
 	}
 	if err != nil {
-		r.abandonReply(d, x)
+		d.Abandon()
 		return nil, err
 	}
 	if raised, ok := v.(*rpcwire.RemoteException); ok {
@@ -193,12 +135,17 @@ func (r *refs) fetch(ctx context.Context, core *refCore) (any, error) {
 	return v, nil
 }
 
-// abandonReply releases the references of an answer that could not be read to its end.
-func (r *refs) abandonReply(d *decoding, x rpclink.Reply) {
-	d.release()
-	if x.Frame != nil && d.peer != nil {
-		if c := d.peer.Current(); c != nil {
-			r.discard(c, x.Frame)
-		}
+// serveControl performs a control message of a PyTorch peer. It is acknowledged whatever it did: they are repeated until they
+// are.
+func (a *Agent) serveControl(req *request) {
+	msg, err := a.refs.TorchControl(req.Kind, req.Payload)
+	if err == nil && req.Peer.ID < 0 {
+		err = dist.Newf("rpc: control message", dist.Protocol, "%q is not a worker of this world", req.Peer.Name)
 	}
+	if err != nil {
+		req.refuse(err)
+		return
+	}
+	a.refs.Controlled(req.Peer, msg)
+	a.net.Background(func() { req.answer(&rpcwire.Message{Type: rpcwire.RRefAck}, nil) })
 }

@@ -22,16 +22,12 @@ func TestGivenUpFetches(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-begun
-	var object *object
-	agents[1].refs.mu.Lock()
-	for _, o := range agents[1].refs.objects {
-		object = o
-	}
-	agents[1].refs.mu.Unlock()
 	waiting := func() int {
-		object.mu.Lock()
-		defer object.mu.Unlock()
-		return len(object.waiters)
+		n := 0
+		for _, o := range agents[1].refs.State().Values {
+			n += o.Waiting()
+		}
+		return n
 	}
 	until := func(what string, ok func() bool) {
 		t.Helper()

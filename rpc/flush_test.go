@@ -27,11 +27,11 @@ func TestCongestedPeerHoldsUpNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	of(p).flush.Lock() // as if what is sent to w1 went nowhere
+	flushing, release := agents[0].refs.Stall(p) // as if what is sent to w1 went nowhere
 	_ = refs["w1"].Close()
 	owned := func(i int) int { return agents[i].DebugInfo()["num_owner_rrefs"] }
 	ends(t, "the flush to w1", func() {
-		for !of(p).flushes.running.Load() {
+		for !flushing() {
 			time.Sleep(time.Millisecond)
 		}
 	})
@@ -44,7 +44,7 @@ func TestCongestedPeerHoldsUpNobody(t *testing.T) {
 	if owned(1) == 0 {
 		t.Error("w1 has heard of its delete")
 	}
-	of(p).flush.Unlock()
+	release()
 	quiet(t, agents)
 	shutdown(t, agents)
 }

@@ -161,15 +161,14 @@ func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 
 // ownObject takes the value of a reference to an own object.
 func ownObject(ctx context.Context, r *Request, v any) (any, error) {
-	ref, ok := v.(refHolder)
-	if !ok || ref.core() == nil {
+	core := coreOf(v)
+	if core == nil {
 		return nil, wrongArguments(r)
 	}
-	core := ref.core()
-	if core.obj == nil {
+	if core.Object == nil {
 		return nil, &RemoteError{Kind: "RuntimeError", Message: "the reference belongs to another worker", Code: dist.InvalidArgument}
 	}
-	return core.obj.get(ctx)
+	return core.Object.Get(ctx)
 }
 
 // serveTypeOf tells a PyTorch worker the class behind a reference: what its proxies look up methods in.
@@ -257,7 +256,7 @@ func hasRef(v, ref any, seen map[any]bool) bool {
 }
 
 func closeRef(v any) {
-	if ref, ok := v.(refHolder); ok && ref.core() != nil {
-		ref.core().close()
+	if core := coreOf(v); core != nil {
+		core.Close()
 	}
 }

@@ -8,11 +8,11 @@ import (
 	"reflect"
 	"runtime"
 	"strings"
-	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -27,56 +27,45 @@ import (
 // A handler owns the references among its arguments. One in its result must be open when the handler returns; to close it
 // when the caller has its own, use context.AfterFunc: the handler's context ends after the result was sent.
 type Ref[T any] struct {
-	c       *refCore
+	a       *Agent
+	c       *rpcref.Hold
 	cleanup runtime.Cleanup
 }
 
-// refCore is one hold on an object, without its Go type.
-type refCore struct {
-	a        *Agent
-	obj      *object // of an own object
-	h        *handle // of another worker's
-	typeName string
-	script   bool // a TorchScript value of a PyTorch owner
-	assigned atomic.Bool
-	closed   atomic.Bool
-}
-
 // refHolder is what encoders find references by.
-type refHolder interface{ core() *refCore }
+type refHolder interface{ core() *rpcref.Hold }
 
 var _ rpcwire.Reference = (*Ref[any])(nil)
 
 // IsReference marks a Ref for the encoder of values.
 func (r *Ref[T]) IsReference() {}
 
-func (r *Ref[T]) core() *refCore {
+func (r *Ref[T]) core() *rpcref.Hold {
 	if r == nil {
 		return nil
 	}
 	return r.c
 }
 
+// coreOf returns the hold behind a reference of any type, or nil.
+func coreOf(v any) *rpcref.Hold {
+	if h, ok := v.(refHolder); ok {
+		return h.core()
+	}
+	return nil
+}
+
 // wrapRef makes the typed reference of a hold, which is closed with it.
-func wrapRef[T any](core *refCore) *Ref[T] {
-	r := &Ref[T]{c: core}
+func wrapRef[T any](a *Agent, core *rpcref.Hold) *Ref[T] {
+	r := &Ref[T]{a: a, c: core}
 	r.watch()
 	return r
 }
 
 // watch closes the hold when the reference becomes unreachable.
 func (r *Ref[T]) watch() {
-	r.cleanup = runtime.AddCleanup(r, func(core *refCore) {
-		if !core.closed.Load() {
-			core.a.refs.leaked.collected.Add(1)
-			core.close()
-		}
-	}, r.c)
+	r.cleanup = runtime.AddCleanup(r, (*rpcref.Hold).Collect, r.c)
 }
-
-const goTypePrefix = "go:"
-
-func isGoType(name string) bool { return strings.HasPrefix(name, goTypePrefix) }
 
 // typeNameOf names a Go type as it travels with a reference; "" fits everything.
 func typeNameOf[T any]() string {
@@ -88,25 +77,28 @@ func typeNameOf[T any]() string {
 		return ""
 	}
 	if t.PkgPath() != "" && t.Name() != "" {
-		return goTypePrefix + t.PkgPath() + "." + t.Name()
+		return rpcref.GoTypePrefix + t.PkgPath() + "." + t.Name()
 	}
-	return goTypePrefix + t.String()
+	return rpcref.GoTypePrefix + t.String()
 }
 
 // AssignReference makes r the reference that was received. It is how arguments and results of type *Ref[T] are filled;
 // programs do not call it.
 func (r *Ref[T]) AssignReference(v any) error {
-	from, ok := v.(refHolder)
+	from, ok := v.(interface {
+		refHolder
+		Agent() *Agent
+	})
 	if !ok || from.core() == nil {
 		return dist.Newf("rpc: assign", dist.Mismatch, "a %T is not a reference", v)
 	}
 	core := from.core()
-	if want := typeNameOf[T](); want != "" && isGoType(core.typeName) && core.typeName != want {
+	if want := typeNameOf[T](); want != "" && rpcref.IsGoType(core.TypeName) && core.TypeName != want {
 		return dist.Newf("rpc: assign", dist.Mismatch, "a reference to %s where one to %s is expected",
-			strings.TrimPrefix(core.typeName, goTypePrefix), strings.TrimPrefix(want, goTypePrefix))
+			strings.TrimPrefix(core.TypeName, rpcref.GoTypePrefix), strings.TrimPrefix(want, rpcref.GoTypePrefix))
 	}
-	if core.assigned.Swap(true) { // a message names a reference once that is in it twice, but each is closed by itself
-		twin, err := core.dup()
+	if core.Assigned.Swap(true) { // a message names a reference once that is in it twice, but each is closed by itself
+		twin, err := core.Dup()
 		if err != nil {
 			return err
 		}
@@ -114,7 +106,7 @@ func (r *Ref[T]) AssignReference(v any) error {
 	} else if untyped, ok := v.(*Ref[any]); ok {
 		untyped.cleanup.Stop()
 	}
-	r.c = core
+	r.a, r.c = from.Agent(), core
 	r.watch()
 	return nil
 }
@@ -125,23 +117,18 @@ func NewRef[T any](a *Agent, value T) (*Ref[T], error) {
 	if a.refs == nil || a.cfg.guest {
 		return nil, dist.New("rpc: reference", dist.NotSupported, "a guest owns no objects")
 	}
-	r := a.refs
-	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
+	obj := a.refs.Own("NewRef")
+	if obj == nil {
 		return nil, rpclink.ErrClosed("reference")
 	}
-	o := r.object(r.m.Own())
-	o.where = "NewRef"
-	r.mu.Unlock()
-	o.set(value, nil)
-	return wrapRef[T](&refCore{a: a, obj: o, typeName: typeNameOf[T]()}), nil
+	obj.Set(value, nil)
+	return wrapRef[T](a, a.refs.HoldOwn(obj, typeNameOf[T]())), nil
 }
 
 // Fetch copies the value to here and returns it; at the owner it is the value itself. It waits until the object has been
 // made. An error of the function that made it is the error of every Fetch. It corresponds to RRef.to_here.
 func (r *Ref[T]) Fetch(ctx context.Context) (T, error) {
-	v, err := r.c.a.refs.fetch(ctx, r.c)
+	v, err := r.a.fetch(ctx, r.c)
 	runtime.KeepAlive(r)
 	return convert[T]("fetch", v, err)
 }
@@ -151,54 +138,46 @@ func (r *Ref[T]) Fetch(ctx context.Context) (T, error) {
 func (r *Ref[T]) LocalValue(ctx context.Context) (T, error) {
 	var zero T
 	c := r.c
-	if c.obj == nil {
+	if c.Object == nil {
 		return zero, dist.Newf("rpc: local value", dist.InvalidArgument,
-			"%v is held by %q, its object lives at %q: use Fetch, or call a function there", r, c.a.name, c.h.owner)
+			"%v is held by %q, its object lives at %q: use Fetch, or call a function there", r, r.a.name, c.Handle.Owner)
 	}
-	if c.closed.Load() {
-		return zero, c.failure("use", rrefcore.Closed)
+	if c.Closed.Load() {
+		return zero, c.Failure("use", rrefcore.Closed)
 	}
-	v, err := c.obj.get(ctx)
+	v, err := c.Object.Get(ctx)
 	runtime.KeepAlive(r)
 	return convert[T]("local value", v, err)
 }
 
 // Owner returns the worker that has the object. It corresponds to RRef.owner.
 func (r *Ref[T]) Owner() WorkerInfo {
-	if r.c.obj != nil {
-		return r.c.a.Self()
+	if r.c.Object != nil {
+		return r.a.Self()
 	}
-	return WorkerInfo{Name: r.c.h.owner, ID: int(r.c.h.wire.Owner)}
+	return WorkerInfo{Name: r.c.Handle.Owner, ID: int(r.c.Handle.Wire.Owner)}
 }
 
 // IsOwner reports whether the object lives here. It corresponds to RRef.is_owner.
-func (r *Ref[T]) IsOwner() bool { return r.c.obj != nil }
+func (r *Ref[T]) IsOwner() bool { return r.c.Object != nil }
 
 // ConfirmedByOwner reports whether the owner is known to have registered this reference. It corresponds to
 // RRef.confirmed_by_owner.
-func (r *Ref[T]) ConfirmedByOwner() bool {
-	if r.c.obj != nil {
-		return true
-	}
-	refs := r.c.a.refs
-	refs.mu.Lock()
-	defer refs.mu.Unlock()
-	return r.c.h.settled && r.c.h.err == nil
-}
+func (r *Ref[T]) ConfirmedByOwner() bool { return r.c.Confirmed() }
 
 // Confirmed waits until the owner has registered this reference, or says why it cannot. It corresponds to waiting for
 // RRef._get_future.
 func (r *Ref[T]) Confirmed(ctx context.Context) error {
-	if r.c.obj != nil {
+	if r.c.Object != nil {
 		return nil
 	}
 	pl := rpcplace.Of(ctx)
 	pl.Pause()
 	defer pl.Resume()
-	r.c.a.net.Recall(r.c.h.wire.Owner)
+	r.a.net.Recall(r.c.Handle.Wire.Owner)
 	select {
-	case <-r.c.h.ready:
-		return r.c.state()
+	case <-r.c.Handle.Ready:
+		return r.c.State()
 	case <-ctx.Done():
 		return dist.FromContext("rpc: confirm reference", ctx)
 	}
@@ -206,22 +185,22 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 
 // ID returns the object's id as PyTorch prints it.
 func (r *Ref[T]) ID() string {
-	if r.c.obj != nil {
-		return r.c.obj.id.String()
+	if r.c.Object != nil {
+		return r.c.Object.ID.String()
 	}
-	return r.c.h.wire.ID.String()
+	return r.c.Handle.Wire.ID.String()
 }
 
 // Agent returns the agent that the reference belongs to.
-func (r *Ref[T]) Agent() *Agent { return r.c.a }
+func (r *Ref[T]) Agent() *Agent { return r.a }
 
 // Clone returns a second reference of this worker to the same object, to be closed by itself.
 func (r *Ref[T]) Clone() (*Ref[T], error) {
-	twin, err := r.c.dup()
+	twin, err := r.c.Dup()
 	if err != nil {
 		return nil, err
 	}
-	return wrapRef[T](twin), nil
+	return wrapRef[T](r.a, twin), nil
 }
 
 // Close ends the reference: when it was the last one the owner frees the object. It is idempotent and does not wait.
@@ -230,74 +209,6 @@ func (r *Ref[T]) Close() error {
 		return nil
 	}
 	r.cleanup.Stop()
-	r.c.close()
+	r.c.Close()
 	return nil
 }
-
-// failure is the error of a reference that cannot be used.
-func (c *refCore) failure(op string, code rrefcore.Code) error {
-	c.a.refs.mu.Lock()
-	defer c.a.refs.mu.Unlock()
-	return c.failureLocked(op, code)
-}
-
-func (c *refCore) failureLocked(op string, code rrefcore.Code) error {
-	if c.obj != nil {
-		return refFailure(op, c.obj.id, c.a.name, code, nil)
-	}
-	return refFailure(op, c.h.wire.ID, c.h.owner, code, c.h.cause)
-}
-
-// state returns why the reference cannot be used, or nil.
-func (c *refCore) state() error {
-	if c.obj != nil {
-		return nil
-	}
-	c.a.refs.mu.Lock()
-	defer c.a.refs.mu.Unlock()
-	return c.h.err
-}
-
-// dup returns a second hold.
-func (c *refCore) dup() (*refCore, error) {
-	if c.closed.Load() {
-		return nil, c.failure("share", rrefcore.Closed)
-	}
-	r := c.a.refs
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	twin := &refCore{a: c.a, obj: c.obj, h: c.h, typeName: c.typeName, script: c.script}
-	if c.obj != nil {
-		if !r.m.HoldLocal(c.obj.id) {
-			return nil, c.failureLocked("share", rrefcore.Gone)
-		}
-		return twin, nil
-	}
-	if c.h.holders == 0 {
-		return nil, c.failureLocked("share", rrefcore.Closed)
-	}
-	c.h.holders++
-	return twin, nil
-}
-
-// close ends the hold, once.
-func (c *refCore) close() {
-	if !c.closed.CompareAndSwap(false, true) {
-		return
-	}
-	r := c.a.refs
-	r.stepLazy(func(m *rrefcore.Machine) {
-		if c.obj != nil {
-			m.ReleaseLocal(c.obj.id)
-			return
-		}
-		c.h.holders--
-		if c.h.holders == 0 {
-			m.Drop(c.h.wire.Fork)
-			delete(r.handles, c.h.wire.Fork)
-		}
-	})
-}
-
-// leakCount counts references that were forgotten.
-type leakCount struct{ collected atomic.Int64 }

@@ -15,10 +15,10 @@ func (r *Ref[T]) String() string {
 	switch {
 	case r == nil || r.c == nil:
 		return "RRef()"
-	case r.c.obj != nil:
-		return fmt.Sprintf("OwnerRRef(%s)", globalText(r.c.obj.id))
+	case r.c.Object != nil:
+		return fmt.Sprintf("OwnerRRef(%s)", globalText(r.c.Object.ID))
 	default:
-		return fmt.Sprintf("UserRRef(RRefId = %s, ForkId = %s)", globalText(r.c.h.wire.ID), globalText(r.c.h.wire.Fork))
+		return fmt.Sprintf("UserRRef(RRefId = %s, ForkId = %s)", globalText(r.c.Handle.Wire.ID), globalText(r.c.Handle.Wire.Fork))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
@@ -32,27 +33,27 @@ func Remote[T any](ctx context.Context, a *Agent, to, fn string, args ...any) (*
 	if err != nil {
 		return nil, err
 	}
-	core.typeName = typeNameOf[T]()
-	return wrapRef[T](core), nil
+	core.TypeName = typeNameOf[T]()
+	return wrapRef[T](a, core), nil
 }
 
 // CallMethod calls a method of the object behind a reference, at its owner. A Python owner takes any method; a Go owner
 // those of a registered class ([Registry.Class]). It corresponds to rref.rpc_sync().method(...).
 func CallMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) (R, error) {
 	positional, kwargs := splitArgs(args)
-	return Call[R](ctx, ref.c.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
+	return Call[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
 }
 
 // AsyncMethod is [CallMethod] that returns at once. It corresponds to rref.rpc_async().method(...).
 func AsyncMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) *dist.Future[R] {
 	positional, kwargs := splitArgs(args)
-	return Async[R](ctx, ref.c.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
+	return Async[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
 }
 
 // RemoteMethod calls a method and leaves its result at the owner. It corresponds to rref.remote().method(...).
 func RemoteMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) (*Ref[R], error) {
 	positional, kwargs := splitArgs(args)
-	return Remote[R](ctx, ref.c.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
+	return Remote[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
 }
 
 func orEmpty(d *Dict) *Dict {
@@ -62,7 +63,7 @@ func orEmpty(d *Dict) *Dict {
 	return d
 }
 
-func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore, error) {
+func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*rpcref.Hold, error) {
 	if a.cfg.guest {
 		return nil, dist.New("rpc: remote", dist.NotSupported, "a guest holds no references")
 	}
@@ -74,33 +75,19 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		return nil, err
 	}
 	r := a.refs
-	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
-		return nil, rpclink.ErrClosed("remote")
+	h, company, err := r.Create(p, fn)
+	if err != nil {
+		return nil, err
 	}
-	r.known(p.ID)
-	w, code := r.m.Create(p.ID)
-	var h *handle
-	if code == rrefcore.OK {
-		h = r.enter(w, fn)
-	}
-	e := r.take(true) // the call itself registers the object; the announcement must only precede a delete or cancel
-	company := r.m.Unsent(p.ID) >= controlRide
-	r.mu.Unlock()
-	r.perform(e)
-	if code != rrefcore.OK {
-		return nil, refFailure("create", rrefcore.ID{On: a.id}, to, code, nil)
-	}
-	core := &refCore{a: a, h: h, script: parseTarget(fn).isScript()}
+	core := r.HoldHandle(h, parseTarget(fn).isScript())
 	if err = a.calls.enter(ctx); err != nil { // here and not with the session that it is sent on, as for an asynchronous call
-		r.createFailed(h, err)
+		r.CreateFailed(h, err)
 		return core, nil
 	}
 	o := a.creation(p, h, fn, args)
 	if c := p.Current(); c != nil {
 		if company && c.Link != nil {
-			r.flushOn(p, c)
+			r.FlushOn(p, c)
 		}
 		a.create(ctx, c, o, h)
 		return core, nil
@@ -114,35 +101,30 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*refCore
 		release()
 		if err != nil {
 			giveUp()
-			r.createFailed(h, err)
+			r.CreateFailed(h, err)
 			a.calls.leave()
 			return
 		}
 		a.create(ctx, c, o, h)
 	}) {
 		giveUp()
-		r.createFailed(h, rpclink.ErrClosed("remote"))
+		r.CreateFailed(h, rpclink.ErrClosed("remote"))
 		a.calls.leave()
 	}
 	return core, nil
 }
 
 // creation returns how a creating call is encoded.
-func (a *Agent) creation(p *rpclink.Peer, h *handle, fn string, args []any) *outgoing {
+func (a *Agent) creation(p *rpclink.Peer, h *rpcref.Handle, fn string, args []any) *outgoing {
 	r := a.refs
-	pair := rpcwire.RRefPair{RRef: global(h.wire.ID), Fork: global(h.wire.Fork)}
+	pair := rpcwire.RRefPair{RRef: rpcref.Global(h.Wire.ID), Fork: rpcref.Global(h.Wire.Fork)}
 	o := &outgoing{a: a, op: "remote", fn: fn, peer: p}
-	o.repeat = func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		confirmed, code := r.m.State(h.wire.Fork)
-		return !confirmed && code == rrefcore.OK
-	}
+	o.repeat = func() bool { return r.CreationPending(h) }
 	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
-		e, wires := r.encoder(p, toGo)
+		e, wires := r.Encoder(p, toGo)
 		m, err := encodeRemote(e, fn, args, pair)
 		if err != nil {
-			r.undecoded(p, *wires)
+			r.Undecoded(p, *wires)
 			return nil, nil, 0, err
 		}
 		return m, *wires, 0, nil
@@ -151,7 +133,7 @@ func (a *Agent) creation(p *rpclink.Peer, h *handle, fn string, args []any) *out
 }
 
 // create sends the creating call.
-func (a *Agent) create(ctx context.Context, c *rpclink.Conn, o *outgoing, h *handle) {
+func (a *Agent) create(ctx context.Context, c *rpclink.Conn, o *outgoing, h *rpcref.Handle) {
 	r, p, fn := a.refs, o.peer, o.fn
 	ctx, release := creationContext(ctx)
 	a.asyncLasting(ctx, c, o, func(x rpclink.Reply, err error) {
@@ -161,16 +143,13 @@ func (a *Agent) create(ctx context.Context, c *rpclink.Conn, o *outgoing, h *han
 		}
 		switch {
 		case err == nil:
-			r.stepLazy(func(m *rrefcore.Machine) { m.CreateReplied(h.wire.Fork, true) })
+			r.CreateConfirmed(h)
 		case errors.Is(err, tensorpipe.ErrUnsent): // the owner never hears of it
-			r.createFailed(h, err)
+			r.CreateFailed(h, err)
 		case dist.CodeOf(err) == dist.DeadlineExceeded, dist.CodeOf(err) == dist.Canceled:
-			r.mu.Lock()
-			h.cause = err
-			r.mu.Unlock()
-			r.step(func(m *rrefcore.Machine) { m.CreateTimedOut(h.wire.Fork) })
+			r.CreateTimedOut(h, err)
 		default:
-			r.createFailed(h, err)
+			r.CreateFailed(h, err)
 		}
 	})
 }
@@ -194,16 +173,6 @@ func creationContext(ctx context.Context) (creation context.Context, release fun
 	return detached, func() { stop(); cancel(nil) }
 }
 
-func (r *refs) createFailed(h *handle, err error) {
-	r.step(func(m *rrefcore.Machine) {
-		if confirmed, _ := m.State(h.wire.Fork); confirmed {
-			return // only its answer was lost: the owner has said so on the control stream
-		}
-		h.cause = err
-		m.CreateReplied(h.wire.Fork, false)
-	})
-}
-
 func encodeRemote(e *rpcwire.Encoder, fn string, args []any, pair rpcwire.RRefPair) (*rpcwire.Message, error) {
 	t := parseTarget(fn)
 	positional, kwargs := splitArgs(args)
@@ -221,50 +190,44 @@ func encodeRemote(e *rpcwire.Encoder, fn string, args []any, pair rpcwire.RRefPa
 }
 
 // remoteSelf makes an object of this worker by one of its own functions.
-func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*refCore, error) {
+func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*rpcref.Hold, error) {
 	r := a.refs
-	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
+	obj := r.OwnPending(fn)
+	if obj == nil {
 		return nil, rpclink.ErrClosed("remote")
 	}
-	id := r.m.OwnPending()
-	obj := r.object(id)
-	obj.where = fn
-	r.m.HoldLocal(id) // the running function needs it too
-	r.mu.Unlock()
-	core := &refCore{a: a, obj: obj}
+	core := r.HoldOwn(obj, "")
 	o := &outgoing{a: a, op: "remote", fn: fn, peer: a.self}
 	o.build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
-		e, wires := r.encoder(a.self, true)
-		m, err := encodeRemote(e, fn, args, rpcwire.RRefPair{RRef: global(id)})
+		e, wires := r.Encoder(a.self, true)
+		m, err := encodeRemote(e, fn, args, rpcwire.RRefPair{RRef: rpcref.Global(obj.ID)})
 		return m, *wires, 0, err
 	}
 	started := a.begin(o)
 	err := a.deliverCreation(ctx, o, obj)
 	a.end(o, started, err)
 	if err != nil {
-		r.step(func(m *rrefcore.Machine) { m.ReleaseLocal(id) })
-		core.close()
+		r.Release(obj)
+		core.Close()
 		return nil, err
 	}
 	return core, nil
 }
 
 // deliverCreation hands a creating call of this worker to itself.
-func (a *Agent) deliverCreation(ctx context.Context, o *outgoing, obj *object) error {
+func (a *Agent) deliverCreation(ctx context.Context, o *outgoing, obj *rpcref.Object) error {
 	m, wires, _, err := o.make(ctx, true)
 	if err == nil {
 		m.Tensors, err = cloneTensors(m.Tensors)
 	}
 	if err != nil {
 		o.lost()
-		a.refs.undelivered(a.self, wires)
+		a.refs.Undelivered(a.self, wires)
 		return err
 	}
 	if err = a.calls.enter(ctx); err != nil {
 		o.lost()
-		a.refs.undelivered(a.self, wires)
+		a.refs.Undelivered(a.self, wires)
 		return err
 	}
 	r := &request{Incoming: rpclink.Incoming{Peer: a.self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors}, a: a, own: obj, uncount: sync.OnceFunc(a.calls.leave)}
@@ -274,59 +237,27 @@ func (a *Agent) deliverCreation(ctx context.Context, o *outgoing, obj *object) e
 			return
 		}
 		o.lost() // it was refused
-		a.refs.created(obj, nil, exceptionError("rpc: remote", o.fn, a.name, m.Payload), true)
+		a.refs.Created(obj, nil, exceptionError("rpc: remote", o.fn, a.name, m.Payload), true)
 		r.uncount()
 	}
 	a.dispatch(r)
 	return nil
 }
 
-// errCalled is the answer to a creating call that has come before, on a link that was cut.
-var errCalled = errors.New("the creating call has arrived already")
-
-// callArrived asks the machine whether a creating call may run, and returns the place of its object.
-func (r *refs) callArrived(req *request, pair rpcwire.RRefPair, fn string, cancel context.CancelCauseFunc) (*object, error) {
-	if req.own != nil {
-		req.own.begin(cancel)
-		return req.own, nil
+// creationArrived returns the place of the object that a creating call makes, if it may run.
+func (a *Agent) creationArrived(r *request, j *job, cancel context.CancelCauseFunc) (*rpcref.Object, error) {
+	if r.own != nil {
+		r.own.Begin(cancel)
+		return r.own, nil
 	}
-	if req.Peer.ID < 0 {
+	if r.Peer.ID < 0 {
 		return nil, dist.New("rpc: remote", dist.NotSupported, "a guest holds no references")
 	}
-	id, root := r.id(pair.RRef), r.id(pair.Fork)
-	if req.Frame != nil { // the creator is the sender
-		id.Epoch, root.Epoch = rrefcore.Epoch(req.Frame.Incarnation), rrefcore.Epoch(req.Frame.Incarnation)
+	var life rrefcore.Epoch
+	if r.Frame != nil {
+		life = rrefcore.Epoch(r.Frame.Incarnation)
 	}
-	r.mu.Lock()
-	r.known(req.Peer.ID)
-	if o := r.objects[id]; o != nil && o.called && req.cohort() {
-		r.mu.Unlock()
-		return nil, errCalled
-	}
-	code := r.m.CallArrived(req.Peer.ID, id, root)
-	var o *object
-	if code == rrefcore.OK {
-		o = r.object(id)
-		o.called = true
-		o.where = fn + " for " + req.Peer.Name
-	}
-	e := r.take(true) // the answer confirms it as well
-	r.mu.Unlock()
-	r.perform(e)
-	if o == nil {
-		return nil, refFailure("create", id, r.a.name, code, nil)
-	}
-	o.begin(cancel)
-	return o, nil
-}
-
-// begin makes the function that makes the value cancellable.
-func (o *object) begin(cancel context.CancelCauseFunc) {
-	o.mu.Lock()
-	if !o.done {
-		o.cancel = cancel
-	}
-	o.mu.Unlock()
+	return a.refs.CallArrived(r.Peer, life, *j.remote, j.req.Func, cancel)
 }
 
 // answerCreated tells a creator that its object is here.
@@ -343,18 +274,6 @@ func (a *Agent) answerCreated(req *request, j *job) {
 	req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
 }
 
-// created gives an object the result of its creating call. own says that the call was one of this worker to itself, which
-// has held the object meanwhile.
-func (r *refs) created(o *object, v any, err error, own bool) {
-	o.set(v, err)
-	r.step(func(m *rrefcore.Machine) {
-		m.Valued(o.id)
-		if own {
-			m.ReleaseLocal(o.id)
-		}
-	})
-}
-
 // countCreation counts the function of a creating call as active from before its answer. The creator counts the call itself
 // until then, and a PyTorch creator gets the answer when the function has ended. So there is no moment at which the
 // workers of a static world could leave while it runs.
@@ -366,7 +285,7 @@ func (a *Agent) countCreation(ctx context.Context, answeredEarly bool) (uncount 
 }
 
 // runRemote runs the function of a creating call and stores its result.
-func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, cancel context.CancelCauseFunc, started time.Time, end func()) {
+func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *rpcref.Object, cancel context.CancelCauseFunc, started time.Time, end func()) {
 	answer := func() { a.answerCreated(req, j) }
 	toGo := req.cohort()
 	uncount := req.uncount
@@ -387,7 +306,7 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, 
 			said.Worker = a.name
 			err = &said
 		}
-		a.refs.created(o, v, err, req.own != nil)
+		a.refs.Created(o, v, err, req.own != nil)
 		if !toGo {
 			answer()
 		}
@@ -397,18 +316,18 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *object, 
 	}
 	err := j.err
 	if err == nil {
-		if err = req.decoder.confirmed(ctx); err == nil {
+		if err = req.decoder.Confirmed(ctx); err == nil {
 			err = a.find(j)
 		}
 	}
 	if err != nil {
-		req.decoder.release()
+		req.decoder.Release()
 		a.drop(req)
 		done(nil, err)
 		return
 	}
 	if !a.invoke(ctx, j, done) {
-		req.decoder.release()
+		req.decoder.Release()
 	}
 	if !once.Load() {
 		rpcplace.Of(ctx).Pause()

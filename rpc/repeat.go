@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -103,7 +104,7 @@ func (l *lasting) end(outcome func() (rpclink.Reply, error)) bool {
 
 // send sends the request on a session.
 func (l *lasting) send(c *rpclink.Conn) error {
-	l.a.refs.flushNow(l.o.peer, l.wires)
+	l.a.refs.FlushNow(l.o.peer, l.wires)
 	p := &rpclink.Pending{Late: true, Fn: func(x rpclink.Reply) {
 		if x.Err != nil {
 			l.failed(c, x.Err)
@@ -115,7 +116,7 @@ func (l *lasting) send(c *rpclink.Conn) error {
 			}
 		}
 	}}
-	id, err := c.Begin(l.ctx, l.m, p, headerForks(l.wires), l.flags, l.deadline)
+	id, err := c.Begin(l.ctx, l.m, p, rpcref.HeaderForks(l.wires), l.flags, l.deadline)
 	if err != nil {
 		return err
 	}
@@ -151,7 +152,7 @@ func (l *lasting) abandon(c *rpclink.Conn, id uint64) {
 // failed ends the request, or has it sent again if only its link is to blame. It may run in a reading goroutine.
 func (l *lasting) failed(c *rpclink.Conn, err error) {
 	lost := func() (rpclink.Reply, error) { //nolint:unparam // the form of an outcome
-		l.a.refs.undelivered(l.o.peer, l.wires)
+		l.a.refs.Undelivered(l.o.peer, l.wires)
 		return rpclink.Reply{}, l.a.failed(l.o, err)
 	}
 	l.mu.Lock()
@@ -200,7 +201,7 @@ func (l *lasting) giveUp(err error) {
 		if c != nil {
 			l.abandon(c, id)
 		}
-		l.a.refs.undelivered(l.o.peer, l.wires)
+		l.a.refs.Undelivered(l.o.peer, l.wires)
 		return rpclink.Reply{}, l.a.failed(l.o, err)
 	})
 }

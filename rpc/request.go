@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -28,13 +29,13 @@ type request struct {
 	wraps    []wrapper                             // profilers and an extension around the call, outermost first
 	values   func(context.Context) context.Context // of an extension, for the handler
 	answered atomic.Bool
-	decoder  *decoding
+	decoder  *rpcref.Decoding
 	place    rpcplace.Place
 	ctx      rpcplace.Context
 	job      job
-	borrowed bool    // its tensors are not needed once the answer has been written
-	own      *object // of a remote call of this worker to itself: where the result goes
-	uncount  func()  // of such a call: it is active no longer
+	borrowed bool           // its tensors are not needed once the answer has been written
+	own      *rpcref.Object // of a remote call of this worker to itself: where the result goes
+	uncount  func()         // of such a call: it is active no longer
 }
 
 // Caller is who shares places: a worker, or all guests together.
@@ -88,10 +89,10 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
 	if ctx.Err() != nil { // Close ends everything at once: no answer is better than half of one
 		return
 	}
-	_, err := c.Write(ctx, m, headerForks(wires), 0, time.Time{})
+	_, err := c.Write(ctx, m, rpcref.HeaderForks(wires), 0, time.Time{})
 	if err != nil && c.Alive() && ctx.Err() == nil && !errors.Is(err, dist.PeerLost) {
 		// It could not be encoded or is too large: the caller must still hear something.
-		r.a.refs.undelivered(c.Peer(), wires)
+		r.a.refs.Undelivered(c.Peer(), wires)
 		r.a.cfg.logger.Warn("answer could not be sent", slog.String("peer", c.Peer().Name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
 		fail := r.failure(err)
 		fail.ID = m.ID

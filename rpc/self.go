@@ -42,7 +42,7 @@ func (a *Agent) exchangeSelf(ctx context.Context, o *outgoing) (rpclink.Reply, e
 	r, err := a.deliver(m, deadline, ch)
 	if err != nil {
 		o.lost()
-		a.refs.undelivered(a.self, wires)
+		a.refs.Undelivered(a.self, wires)
 		return rpclink.Reply{}, err
 	}
 	pl := rpcplace.Of(ctx)
@@ -89,15 +89,14 @@ func (a *Agent) discardOwn(x rpclink.Reply) {
 	if x.Err != nil || x.Msg.Type == rpcwire.Exception {
 		return
 	}
-	d := a.refs.decodingReply(a.self, x)
-	dec := &rpcwire.Decoder{Tensors: x.Msg.Tensors, Arrive: d.arrive}
+	d := a.refs.Decoding(a.self, x.Frame, x.Msg.Tensors)
 	switch x.Msg.Type { //nolint:exhaustive // the answers to calls
 	case rpcwire.PythonRet:
-		_, _ = dec.PythonRet(x.Msg.Payload)
+		_, _ = d.PythonRet(x.Msg.Payload)
 	case rpcwire.ScriptRet:
-		_, _ = dec.ScriptRet(x.Msg.Payload)
+		_, _ = d.ScriptRet(x.Msg.Payload)
 	}
-	d.release()
+	d.Release()
 }
 
 // deliver hands a message of this worker to itself.

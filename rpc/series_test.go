@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 )
 
 // TestAfterASeriesOfReferences does all kinds of things right after references that were made, fetched and closed one after
@@ -191,11 +192,9 @@ func TestDeletesRideAlong(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = ref.Close()
-		b.refs.mu.Lock()
-		most = max(most, len(b.refs.objects))
-		b.refs.mu.Unlock()
+		most = max(most, len(b.refs.State().Values))
 	}
-	if most > controlRide {
+	if most > rpcref.ControlRide {
 		t.Errorf("the owner had %d objects, of which the user held one", most)
 	}
 	empty(t, b)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/observe"
 )
@@ -33,9 +34,9 @@ func (a *Agent) dispatch(r *request) {
 	}
 	switch r.Kind {
 	case rpcwire.RRefUserDelete, rpcwire.RRefForkRequest, rpcwire.RRefChildAccept:
-		a.refs.control(r)
+		a.serveControl(r)
 	case rpcwire.PythonRRefFetchCall, rpcwire.ScriptRRefFetchCall:
-		a.refs.fetchArrived(r)
+		a.serveFetch(r)
 	case rpcwire.ForwardAutogradReq:
 		x, inner, err := rpcwire.UnwrapAutograd(r.Payload)
 		if err != nil {
@@ -172,7 +173,7 @@ func (a *Agent) serveFrom(r *request) {
 // drop releases the references of a request that is not decoded, or not to its end.
 func (a *Agent) drop(r *request) {
 	if r.Frame != nil {
-		a.refs.discard(r.Conn, r.Frame)
+		a.refs.Discard(r.Conn, r.Frame)
 	}
 }
 
@@ -205,19 +206,19 @@ func (a *Agent) runCall(r *request) {
 		a.serveKind(ctx, r)
 		return
 	}
-	d := a.refs.decoding(r)
+	d := a.refs.Decoding(r.Peer, r.Frame, r.Tensors)
 	r.decoder = d
 	apart := creates && r.Frame != nil && len(r.Frame.Forks) > 0
 	if apart { // a copy on another link claims the same references
-		of(r.Peer).creating.Lock()
+		a.refs.Creating(r.Peer).Lock()
 	}
 	j, err := a.decodeCall(r, d)
-	var obj *object
+	var obj *rpcref.Object
 	if err == nil && j.remote != nil {
-		obj, err = a.refs.callArrived(r, *j.remote, j.req.Func, cancel)
+		obj, err = a.creationArrived(r, j, cancel)
 	}
 	if apart {
-		of(r.Peer).creating.Unlock()
+		a.refs.Creating(r.Peer).Unlock()
 	}
 	if a.cfg.hook != nil {
 		a.cfg.hook.Emit(observe.Event{
@@ -235,10 +236,10 @@ func (a *Agent) runCall(r *request) {
 	}
 	if err != nil {
 		failure := err
-		if errors.Is(err, errCalled) {
+		if errors.Is(err, rpcref.ErrCalled) {
 			err = nil
 		}
-		d.release()
+		d.Release()
 		a.drop(r)
 		end()
 		cancel(rpcplace.ErrDone)
@@ -257,12 +258,12 @@ func (a *Agent) runCall(r *request) {
 		err = ctx.Waited()
 	}
 	if err == nil {
-		if err = d.confirmed(ctx); err == nil {
+		if err = d.Confirmed(ctx); err == nil {
 			err = a.find(j)
 		}
 	}
 	if err != nil {
-		d.release()
+		d.Release()
 		end()
 		a.answerValue(r, j.form(), nil, err)
 		cancel(rpcplace.ErrDone)
@@ -281,7 +282,7 @@ func (a *Agent) runCall(r *request) {
 		cancel(rpcplace.ErrDone)
 	}
 	if !a.invoke(ctx, j, done) {
-		d.release()
+		d.Release()
 	}
 	if !once.Load() { // an async handler gives its place to others
 		pl.Pause()
@@ -344,7 +345,7 @@ func (a *Agent) unknownFunction(name string) error {
 }
 
 // decodeCall reads the call inside a request. The references it brings are noted in d.
-func (a *Agent) decodeCall(r *request, d *decoding) (*job, error) {
+func (a *Agent) decodeCall(r *request, d *rpcref.Decoding) (*job, error) {
 	dec := &d.Decoder
 	j := &r.job
 	j.req.From = infoOf(r.Peer)

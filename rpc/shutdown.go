@@ -126,7 +126,7 @@ func (a *Agent) drainRefs(ctx context.Context) error {
 	if err := a.dropHeld(ctx); err != nil {
 		return err
 	}
-	return a.refs.await(ctx, func(c rrefcore.Counts) bool {
+	return a.refs.Await(ctx, func(c rrefcore.Counts) bool {
 		return c.PendingUsers+c.ConfirmedUsers+c.PendingChildren+c.Forks+c.Offers+c.PendingFutures == 0
 	})
 }
@@ -138,44 +138,11 @@ func (a *Agent) dropHeld(ctx context.Context) error {
 		ctx, cancel = context.WithTimeout(ctx, shutdownRefs)
 		defer cancel()
 	}
-	if err := a.refs.await(ctx, func(c rrefcore.Counts) bool { return c.PendingUsers+c.PendingChildren == 0 }); err != nil {
+	if err := a.refs.Await(ctx, func(c rrefcore.Counts) bool { return c.PendingUsers+c.PendingChildren == 0 }); err != nil {
 		a.cfg.logger.Warn("references are still pending", slog.String("worker", a.name), slog.String("err", err.Error()))
 	}
-	a.refs.dropAll()
-	return a.refs.await(ctx, func(c rrefcore.Counts) bool {
+	a.refs.DropAll()
+	return a.refs.Await(ctx, func(c rrefcore.Counts) bool {
 		return c.PendingUsers+c.ConfirmedUsers+c.PendingChildren+c.PendingFutures == 0
 	})
-}
-
-// dropAll closes every reference; their later use fails with a clear error.
-func (r *refs) dropAll() {
-	r.mu.Lock()
-	for fork, h := range r.handles {
-		h.settle(h.failure(rrefcore.Closed))
-		delete(r.handles, fork)
-	}
-	r.m.DropAll()
-	e := r.take(false)
-	r.mu.Unlock()
-	r.perform(e)
-}
-
-// await polls the machine until it has come to rest.
-func (r *refs) await(ctx context.Context, done func(rrefcore.Counts) bool) error {
-	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		r.mu.Lock()
-		c := r.m.Counts()
-		r.mu.Unlock()
-		if done(c) {
-			return nil
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			e := dist.Ended("rpc: shutdown", ctx)
-			e.Detail = fmt.Sprintf("%d pending users, %d confirmed users, %d pending children, %d forks of own objects and %d control messages are left",
-				c.PendingUsers, c.ConfirmedUsers, c.PendingChildren, c.Forks, c.PendingFutures)
-			return e
-		}
-	}
 }

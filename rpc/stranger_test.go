@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/tensor"
@@ -145,7 +146,7 @@ func TestStrangerOnAPipe(t *testing.T) {
 		if len(opts) == 0 {
 			claims = append(claims, "w0") // speaks another transport, on which it can prove who it is
 		}
-		pair := rpcwire.RRefPair{RRef: global(ref.c.h.wire.ID), Fork: global(ref.c.h.wire.Fork)}
+		pair := rpcwire.RRefPair{RRef: rpcref.Global(ref.c.Handle.Wire.ID), Fork: rpcref.Global(ref.c.Handle.Wire.Fork)}
 		for _, name := range claims {
 			send := pipeAs(t, name, agents[1].Addr())
 			payload, err := rpcwire.Fetch{RRef: pair.RRef, From: 1}.Encode()

@@ -37,15 +37,15 @@ func TestReferenceTwiceInOneMessage(t *testing.T) {
 		return r
 	}
 	own := fresh()
-	if got := invoke("echo", own); got != any(own) || own.c.closed.Load() {
-		t.Errorf("echo: %v, closed %v", got, own.c.closed.Load())
+	if got := invoke("echo", own); got != any(own) || own.c.Closed.Load() {
+		t.Errorf("echo: %v, closed %v", got, own.c.Closed.Load())
 	}
 	_ = own.Close()
 	own = fresh()
 	inside := &Dict{Pairs: []Pair{{Key: "k", Value: []any{Tuple{own}}}}}
 	args := []any{own, "echo", Tuple{inside}, &Dict{}}
-	if _, err := a.serveMethod(ctx, &Request{Func: localInvoke, Args: args}); err != nil || own.c.closed.Load() {
-		t.Errorf("deep inside: %v, closed %v", err, own.c.closed.Load())
+	if _, err := a.serveMethod(ctx, &Request{Func: localInvoke, Args: args}); err != nil || own.c.Closed.Load() {
+		t.Errorf("deep inside: %v, closed %v", err, own.c.Closed.Load())
 	}
 	_ = own.Close()
 	own = fresh()

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpcref
 
 import (
 	"encoding/binary"
@@ -46,13 +46,14 @@ func encodeControl(f rrefcore.Frame) []byte {
 		b = le.AppendUint16(b, uint16(m.Owner)) //nolint:gosec // two's complement
 		b = le.AppendUint64(b, uint64(m.OwnerEpoch))
 		for _, id := range [...]rrefcore.ID{m.ID, m.Fork, m.Root} {
-			b = appendID(b, id, f.Epoch, f.ToEpoch)
+			b = AppendID(b, id, f.Epoch, f.ToEpoch)
 		}
 	}
 	return b
 }
 
-func appendID(b []byte, id rrefcore.ID, sender, receiver rrefcore.Epoch) []byte {
+// AppendID appends an id as control frames have it.
+func AppendID(b []byte, id rrefcore.ID, sender, receiver rrefcore.Epoch) []byte {
 	if id == (rrefcore.ID{}) {
 		return append(b, idNone)
 	}

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpcref
 
 import (
 	"context"
@@ -15,10 +15,10 @@ import (
 )
 
 // enqueue sends a control message to a PyTorch peer, one after the other per peer.
-func (r *refs) enqueue(to rrefcore.Worker, msg rrefcore.Message) {
-	p := r.a.net.PeerByID(to)
+func (r *Refs) enqueue(to rrefcore.Worker, msg rrefcore.Message) {
+	p := r.cfg.Net.PeerByID(to)
 	if p == nil {
-		r.a.net.Background(func() { r.requestDone(to, msg, false) })
+		r.cfg.Net.Background(func() { r.requestDone(to, msg, false) })
 		return
 	}
 	q := of(p)
@@ -27,23 +27,23 @@ func (r *refs) enqueue(to rrefcore.Worker, msg rrefcore.Message) {
 	start := !q.control.running
 	q.control.running = true
 	q.control.Unlock()
-	if start && !r.a.net.Own(func() { r.sendControl(p) }) {
+	if start && !r.cfg.Net.Own(func() { r.sendControl(p) }) {
 		q.control.Lock()
 		q.control.running = false
 		q.control.Unlock()
 	}
 }
 
-func (r *refs) requestDone(to rrefcore.Worker, msg rrefcore.Message, ok bool) {
+func (r *Refs) requestDone(to rrefcore.Worker, msg rrefcore.Message, ok bool) {
 	r.step(func(m *rrefcore.Machine) { m.RequestDone(to, msg, ok) })
 }
 
 // sendControl empties the queue of control messages to a PyTorch peer.
-func (r *refs) sendControl(p *rpclink.Peer) {
+func (r *Refs) sendControl(p *rpclink.Peer) {
 	q := of(p)
 	for {
 		q.control.Lock()
-		if len(q.control.queue) == 0 || r.a.net.Context.Err() != nil {
+		if len(q.control.queue) == 0 || r.cfg.Net.Context.Err() != nil {
 			q.control.running = false
 			q.control.Unlock()
 			return
@@ -57,19 +57,22 @@ func (r *refs) sendControl(p *rpclink.Peer) {
 	}
 }
 
+// controlLimit bounds a control message where calls have no limit. It is PyTorch's.
+const controlLimit = 60 * time.Second
+
 // sendOne sends a control message in the agent's own time and reports its fate later.
 //
 //nolint:contextcheck,nolintlint // not in that of whoever closes a reference
-func (r *refs) sendOne(p *rpclink.Peer, msg rrefcore.Message) error {
+func (r *Refs) sendOne(p *rpclink.Peer, msg rrefcore.Message) error {
 	m, err := controlMessage(msg)
 	if err != nil {
 		return err
 	}
-	limit := r.a.Timeout()
+	limit := r.cfg.Limit()
 	if limit <= 0 {
-		limit = DefaultTimeout
+		limit = controlLimit
 	}
-	ctx, cancel := context.WithTimeout(r.a.net.Context, limit)
+	ctx, cancel := context.WithTimeout(r.cfg.Net.Context, limit)
 	defer cancel()
 	c, err := p.Connect(ctx)
 	if err != nil {
@@ -107,7 +110,7 @@ func (r *refs) sendOne(p *rpclink.Peer, msg rrefcore.Message) error {
 
 // controlMessage is a control message in PyTorch's form.
 func controlMessage(msg rrefcore.Message) (*rpcwire.Message, error) {
-	pair := rpcwire.RRefPair{RRef: global(msg.ID), Fork: global(msg.Fork)}
+	pair := rpcwire.RRefPair{RRef: Global(msg.ID), Fork: Global(msg.Fork)}
 	switch msg.Kind {
 	case rrefcore.ForkRequest:
 		payload, err := pair.Encode()
@@ -132,35 +135,29 @@ func allowed(m *rrefcore.Machine, from rrefcore.Worker, msg rrefcore.Message) bo
 	return !known || holder == from
 }
 
-// control handles a control message of a PyTorch peer. It is acknowledged whatever it did: they are repeated until they
-// are.
-func (r *refs) control(req *request) {
-	msg := rrefcore.Message{}
-	var err error
-	if req.Kind == rpcwire.RRefChildAccept {
+// TorchControl reads a control message in PyTorch's form.
+func (r *Refs) TorchControl(kind rpcwire.Type, payload []byte) (msg rrefcore.Message, err error) {
+	if kind == rpcwire.RRefChildAccept {
 		var fork rpcwire.GlobalID
-		fork, err = rpcwire.DecodeForkID(req.Payload)
+		fork, err = rpcwire.DecodeForkID(payload)
 		msg.Kind, msg.Fork = rrefcore.ChildAccept, r.id(fork)
-	} else {
-		var pair rpcwire.RRefPair
-		pair, err = rpcwire.DecodeRRefPair(req.Payload)
-		msg.Kind, msg.ID, msg.Fork = rrefcore.Delete, r.id(pair.RRef), r.id(pair.Fork)
-		if req.Kind == rpcwire.RRefForkRequest {
-			msg.Kind = rrefcore.ForkRequest
-		}
+		return msg, err
 	}
-	if err == nil && req.Peer.ID < 0 {
-		err = dist.Newf("rpc: control message", dist.Protocol, "%q is not a worker of this world", req.Peer.Name)
+	var pair rpcwire.RRefPair
+	pair, err = rpcwire.DecodeRRefPair(payload)
+	msg.Kind, msg.ID, msg.Fork = rrefcore.Delete, r.id(pair.RRef), r.id(pair.Fork)
+	if kind == rpcwire.RRefForkRequest {
+		msg.Kind = rrefcore.ForkRequest
 	}
-	if err != nil {
-		req.refuse(err)
-		return
-	}
+	return msg, err
+}
+
+// Controlled performs a control message of a PyTorch worker, if the worker may say what it says.
+func (r *Refs) Controlled(p *rpclink.Peer, msg rrefcore.Message) {
 	r.step(func(m *rrefcore.Machine) {
-		r.known(req.Peer.ID)
-		if allowed(m, req.Peer.ID, msg) {
-			m.Control(req.Peer.ID, msg)
+		r.known(p.ID)
+		if allowed(m, p.ID, msg) {
+			m.Control(p.ID, msg)
 		}
 	})
-	r.a.net.Background(func() { req.answer(&rpcwire.Message{Type: rpcwire.RRefAck}, nil) })
 }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpcref
 
 import (
 	"context"
@@ -18,39 +18,61 @@ import (
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
-// refs drives the reference machine: it owns it under one mutex, performs its effects outside of it, and keeps the values
-// and the handles that belong to its ids.
-type refs struct {
-	a     *Agent
-	begun time.Time
-
-	mu      sync.Mutex
-	m       *rrefcore.Machine
-	objects map[rrefcore.ID]*object
-	handles map[rrefcore.ID]*handle
-	dirty   map[rrefcore.Worker]bool     // Go peers with something to be sent, and whether somebody may wait for what it brings
-	lazy    map[rrefcore.Worker]struct{} // Go peers with something that can wait for company
-	taken   []rrefcore.Effect            // room for what a step asks for
-	closed  bool
-	lent    map[uint64]*refCore // on their way from this worker to itself
-	token   uint64
-
-	kick   chan struct{} // wakes run
-	later  *time.Timer   // wakes run a little later
-	soon   atomic.Bool   // later is set
-	leaked leakCount
+// Config is what the driver of references needs to know of its worker.
+type Config struct {
+	Name   string
+	ID     rrefcore.Worker
+	Epoch  rrefcore.Epoch
+	Core   rrefcore.Options
+	Logger *slog.Logger
+	Net    *rpclink.Links
+	Self   *rpclink.Peer        // this worker as a destination
+	Limit  func() time.Duration // of a control message to a PyTorch worker
+	// Wrap makes what the program gets for a reference, Unwrap is its inverse: nil for anything else.
+	Wrap   func(*Hold) any
+	Unwrap func(any) *Hold
+	// Opaque reports whether a value is not to be looked into for references.
+	Opaque func(any) bool
+	// Failure makes the error of a reference that cannot be used.
+	Failure func(op string, id rrefcore.ID, owner string, code rrefcore.Code, cause error) error
 }
 
-func newRefs(a *Agent) *refs {
-	return &refs{
-		a: a, begun: time.Now(), m: rrefcore.New(a.id, rrefcore.Epoch(a.epoch), a.cfg.core),
-		objects: map[rrefcore.ID]*object{}, handles: map[rrefcore.ID]*handle{}, dirty: map[rrefcore.Worker]bool{}, lazy: map[rrefcore.Worker]struct{}{},
-		kick: make(chan struct{}, 1), later: stoppedTimer(), lent: map[uint64]*refCore{},
+// Refs drives the reference machine: it owns it under one mutex, performs its effects outside of it, and keeps the values
+// and the handles that belong to its ids.
+type Refs struct {
+	cfg   Config
+	begun time.Time
+
+	kick      chan struct{} // wakes run
+	later     *time.Timer   // wakes run a little later
+	soon      atomic.Bool   // later is set
+	Collected atomic.Int64  // references that were forgotten
+
+	mu struct {
+		sync.Mutex
+		m       *rrefcore.Machine
+		objects map[rrefcore.ID]*Object
+		handles map[rrefcore.ID]*Handle
+		dirty   map[rrefcore.Worker]bool     // Go peers with something to be sent, and whether somebody may wait for what it brings
+		lazy    map[rrefcore.Worker]struct{} // Go peers with something that can wait for company
+		taken   []rrefcore.Effect            // room for what a step asks for
+		closed  bool
+		lent    map[uint64]*Hold // on their way from this worker to itself
+		token   uint64
 	}
 }
 
+// New returns the references of a worker that has none yet.
+func New(cfg Config) *Refs {
+	r := &Refs{cfg: cfg, begun: time.Now(), kick: make(chan struct{}, 1), later: stoppedTimer()}
+	r.mu.m = rrefcore.New(cfg.ID, cfg.Epoch, cfg.Core)
+	r.mu.objects, r.mu.handles, r.mu.lent = map[rrefcore.ID]*Object{}, map[rrefcore.ID]*Handle{}, map[uint64]*Hold{}
+	r.mu.dirty, r.mu.lazy = map[rrefcore.Worker]bool{}, map[rrefcore.Worker]struct{}{}
+	return r
+}
+
 // refPeer is what is kept with a peer.
-type refPeer struct {
+type peerState struct {
 	flush    sync.Mutex // keeps control frames in order
 	flushes  struct{ wanted, running atomic.Bool }
 	stream   *rpclink.Conn // where they go; guarded by flush
@@ -63,7 +85,13 @@ type refPeer struct {
 	}
 }
 
-func of(p *rpclink.Peer) *refPeer { return p.State.(*refPeer) } //nolint:errcheck,forcetypeassert // made by above.NewPeer
+// NewPeer returns what is kept with a new peer.
+func NewPeer() any { return &peerState{} }
+
+// Creating keeps two copies of a creating call of a peer apart while they are decoded.
+func (r *Refs) Creating(p *rpclink.Peer) *sync.Mutex { return &of(p).creating }
+
+func of(p *rpclink.Peer) *peerState { return p.State.(*peerState) } //nolint:errcheck,forcetypeassert // made by above.NewPeer
 
 // effects are what a step asks for, to be performed without the lock.
 type effects struct {
@@ -74,53 +102,53 @@ type effects struct {
 }
 
 // step runs fn on the machine and performs what it asks for. Flushes are left to run, unless the caller does them.
-func (r *refs) step(fn func(m *rrefcore.Machine)) {
+func (r *Refs) step(fn func(m *rrefcore.Machine)) {
 	r.mu.Lock()
-	fn(r.m)
+	fn(r.mu.m)
 	e := r.take(false)
 	r.mu.Unlock()
 	r.perform(e)
 }
 
 // take sorts the machine's effects. late says that what is to be sent can wait a little. Called with the lock.
-func (r *refs) take(late bool) (e effects) {
-	r.taken = r.m.Take(r.taken[:0])
-	for i := range r.taken {
-		x := &r.taken[i] // what is kept of it must be copied
+func (r *Refs) take(late bool) (e effects) {
+	r.mu.taken = r.mu.m.Take(r.mu.taken[:0])
+	for i := range r.mu.taken {
+		x := &r.mu.taken[i] // what is kept of it must be copied
 		switch x.Kind {
 		case rrefcore.Send:
 			e.sends = append(e.sends, *x)
 		case rrefcore.Flush:
 			if late || x.Late {
-				if _, known := r.dirty[x.To]; !known {
-					r.dirty[x.To] = false
+				if _, known := r.mu.dirty[x.To]; !known {
+					r.mu.dirty[x.To] = false
 				}
 				e.later = true
 				continue
 			}
-			r.dirty[x.To] = true
+			r.mu.dirty[x.To] = true
 			e.wake = true
 		case rrefcore.Confirmed:
-			if h := r.handles[x.Fork]; h != nil {
+			if h := r.mu.handles[x.Fork]; h != nil {
 				h.settle(nil)
 			}
 		case rrefcore.Failed:
-			if h := r.handles[x.Fork]; h != nil {
-				h.settle(h.failure(x.Code))
+			if h := r.mu.handles[x.Fork]; h != nil {
+				h.settle(r.unusable(h, x.Code))
 			}
 		case rrefcore.Free:
-			if o := r.objects[x.ID]; o != nil {
-				delete(r.objects, x.ID)
+			if o := r.mu.objects[x.ID]; o != nil {
+				delete(r.mu.objects, x.ID)
 				e.calls = append(e.calls, o.freed)
 			}
 		case rrefcore.CancelRun:
-			if o := r.objects[x.ID]; o != nil {
+			if o := r.mu.objects[x.ID]; o != nil {
 				e.calls = append(e.calls, func() { o.stop(dist.New("rpc: remote", dist.Canceled, "the creation was cancelled by its creator")) })
 			}
 		case rrefcore.Orphaned:
-			if o := r.objects[x.ID]; o != nil {
+			if o := r.mu.objects[x.ID]; o != nil {
 				id, code := x.ID, x.Code
-				e.calls = append(e.calls, func() { o.set(nil, refFailure("fetch", id, r.a.name, code, nil)) })
+				e.calls = append(e.calls, func() { o.Set(nil, r.cfg.Failure("fetch", id, r.cfg.Name, code, nil)) })
 			}
 		}
 	}
@@ -129,15 +157,15 @@ func (r *refs) take(late bool) (e effects) {
 
 // stepLazy is step for what need not go out at once: deletes, confirmations that an answer brings as well. It goes with
 // the next frame, or a little later.
-func (r *refs) stepLazy(fn func(m *rrefcore.Machine)) {
+func (r *Refs) stepLazy(fn func(m *rrefcore.Machine)) {
 	r.mu.Lock()
-	fn(r.m)
+	fn(r.mu.m)
 	e := r.take(true)
 	r.mu.Unlock()
 	r.perform(e)
 }
 
-func (r *refs) perform(e effects) {
+func (r *Refs) perform(e effects) {
 	for _, fn := range e.calls {
 		fn()
 	}
@@ -160,9 +188,9 @@ func stoppedTimer() *time.Timer {
 	return t
 }
 
-// run sends what is waiting and tells the machine the time.
-func (r *refs) run() {
-	every := r.a.cfg.core.Heartbeat / 4
+// Run sends what is waiting and tells the machine the time.
+func (r *Refs) Run() {
+	every := r.cfg.Core.Heartbeat / 4
 	if every <= 0 {
 		every = 250 * time.Millisecond
 	}
@@ -179,7 +207,7 @@ func (r *refs) run() {
 		case <-acks.C:
 		case <-tick.C:
 			r.step(func(m *rrefcore.Machine) { m.Tick(time.Since(r.begun)) })
-		case <-r.a.net.Context.Done():
+		case <-r.cfg.Net.Context.Done():
 			return
 		}
 		if r.flushDirty() {
@@ -193,27 +221,27 @@ func (r *refs) run() {
 const (
 	controlDelay = 5 * time.Millisecond
 	ackDelay     = 10 * time.Millisecond
-	controlRide  = 64
+	ControlRide  = 64
 )
 
 // flushDirty sends what is waiting. A mere acknowledgement is left for the next time, which it reports.
-func (r *refs) flushDirty() (left bool) {
+func (r *Refs) flushDirty() (left bool) {
 	r.mu.Lock()
 	var to []rrefcore.Worker
-	for w := range r.dirty {
-		_, waited := r.lazy[w]
-		if r.m.Unsent(w) == 0 && !waited && !r.a.net.Leaving.Load() {
-			r.lazy[w] = struct{}{}
+	for w := range r.mu.dirty {
+		_, waited := r.mu.lazy[w]
+		if r.mu.m.Unsent(w) == 0 && !waited && !r.cfg.Net.Leaving.Load() {
+			r.mu.lazy[w] = struct{}{}
 			left = true
 			continue
 		}
-		delete(r.dirty, w)
-		delete(r.lazy, w)
+		delete(r.mu.dirty, w)
+		delete(r.mu.lazy, w)
 		to = append(to, w)
 	}
 	r.mu.Unlock()
 	for _, w := range to {
-		p := r.a.net.PeerByID(w)
+		p := r.cfg.Net.PeerByID(w)
 		if p == nil {
 			continue
 		}
@@ -222,10 +250,10 @@ func (r *refs) flushDirty() (left bool) {
 			continue
 		}
 		r.mu.Lock()
-		waiting := r.m.Waiting(w)
+		waiting := r.mu.m.Waiting(w)
 		r.mu.Unlock()
 		if waiting > 0 { // the connection brings it along
-			r.a.net.Heal(p)
+			r.cfg.Net.Heal(p)
 		}
 	}
 	return left
@@ -233,13 +261,13 @@ func (r *refs) flushDirty() (left bool) {
 
 // flushSoon sends the control stream's news to a peer in a goroutine of that peer: one that takes no data holds up nobody
 // else's signs of life.
-func (r *refs) flushSoon(p *rpclink.Peer) {
+func (r *Refs) flushSoon(p *rpclink.Peer) {
 	q := of(p)
 	q.flushes.wanted.Store(true)
 	if !q.flushes.running.CompareAndSwap(false, true) {
 		return
 	}
-	if !r.a.net.Own(func() {
+	if !r.cfg.Net.Own(func() {
 		for {
 			for q.flushes.wanted.Swap(false) {
 				moment.At("rpc.refs.flush")
@@ -256,20 +284,20 @@ func (r *refs) flushSoon(p *rpclink.Peer) {
 }
 
 // flushStream sends the news on the link where the stream goes.
-func (r *refs) flushStream(p *rpclink.Peer) {
+func (r *Refs) flushStream(p *rpclink.Peer) {
 	q := of(p)
 	q.flush.Lock()
 	c := q.stream
 	q.flush.Unlock()
 	if c != nil {
-		r.flushOn(p, c)
+		r.FlushOn(p, c)
 	}
 }
 
-// flushOn sends the control stream's news on a link, in order.
+// FlushOn sends the control stream's news on a link, in order.
 //
 //nolint:contextcheck,nolintlint // the stream outlives whoever caused its messages
-func (r *refs) flushOn(p *rpclink.Peer, c *rpclink.Conn) {
+func (r *Refs) FlushOn(p *rpclink.Peer, c *rpclink.Conn) {
 	q := of(p)
 	q.flush.Lock()
 	defer q.flush.Unlock()
@@ -278,35 +306,43 @@ func (r *refs) flushOn(p *rpclink.Peer, c *rpclink.Conn) {
 	}
 	for {
 		r.mu.Lock()
-		f, ok := r.m.Frame(p.ID)
+		f, ok := r.mu.m.Frame(p.ID)
 		r.mu.Unlock()
 		if !ok {
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.a.net.Context, 10*time.Second)
+		ctx, cancel := context.WithTimeout(r.cfg.Net.Context, 10*time.Second)
 		err := c.Link.Send(ctx, &cohortwire.Frame{Type: rpclink.FrameControl, Payload: encodeControl(f)})
 		cancel()
 		if err != nil { // the next frame brings it again, on this link or on the next
 			r.mu.Lock()
-			r.m.Resend(p.ID)
+			r.mu.m.Resend(p.ID)
 			r.mu.Unlock()
 			return
 		}
 	}
 }
 
-// flushNow sends hand-offs before the message that carries the references.
-func (r *refs) flushNow(p *rpclink.Peer, wires []rrefcore.Wire) {
+// Stall makes what is sent to a peer go nowhere until release is called, for tests. flushing reports whether something is
+// being sent.
+func (r *Refs) Stall(p *rpclink.Peer) (flushing func() bool, release func()) {
+	q := of(p)
+	q.flush.Lock()
+	return q.flushes.running.Load, q.flush.Unlock
+}
+
+// FlushNow sends hand-offs before the message that carries the references.
+func (r *Refs) FlushNow(p *rpclink.Peer, wires []rrefcore.Wire) {
 	if len(wires) == 0 || p == nil {
 		return
 	}
 	if c := p.Current(); c != nil && c.Link != nil {
-		r.flushOn(p, c)
+		r.FlushOn(p, c)
 	}
 }
 
-// connected tells the machine about a peer's new session, before anything else goes over it.
-func (r *refs) connected(c *rpclink.Conn) {
+// Connected tells the machine about a peer's new session, before anything else goes over it.
+func (r *Refs) Connected(c *rpclink.Conn) {
 	p := c.Peer()
 	if p.ID < 0 {
 		return
@@ -336,27 +372,27 @@ func (r *refs) connected(c *rpclink.Conn) {
 }
 
 // known makes sure that the machine knows what kind of worker id is. Called with the lock.
-func (r *refs) known(id rrefcore.Worker) {
-	if id == r.a.id {
+func (r *Refs) known(id rrefcore.Worker) {
+	if id == r.cfg.ID {
 		return
 	}
-	p := r.a.net.PeerByID(id)
+	p := r.cfg.Net.PeerByID(id)
 	if p == nil {
 		return
 	}
 	if cohort, epoch := p.Life(); cohort {
-		r.m.AddPeer(id, rrefcore.Cohort, rrefcore.Epoch(epoch))
+		r.mu.m.AddPeer(id, rrefcore.Cohort, rrefcore.Epoch(epoch))
 	} else {
-		r.m.AddPeer(id, rrefcore.PyTorch, 0)
+		r.mu.m.AddPeer(id, rrefcore.PyTorch, 0)
 	}
 }
 
 // epochOf returns the life that an id without epoch belongs to: PyTorch's messages carry none.
-func (r *refs) epochOf(id rrefcore.Worker) rrefcore.Epoch {
-	if id == r.a.id {
-		return rrefcore.Epoch(r.a.epoch)
+func (r *Refs) epochOf(id rrefcore.Worker) rrefcore.Epoch {
+	if id == r.cfg.ID {
+		return r.cfg.Epoch
 	}
-	if p := r.a.net.PeerByID(id); p != nil {
+	if p := r.cfg.Net.PeerByID(id); p != nil {
 		if cohort, epoch := p.Life(); cohort {
 			return rrefcore.Epoch(epoch)
 		}
@@ -365,55 +401,58 @@ func (r *refs) epochOf(id rrefcore.Worker) rrefcore.Epoch {
 }
 
 // id completes an id of PyTorch's wire.
-func (r *refs) id(g rpcwire.GlobalID) rrefcore.ID {
+func (r *Refs) id(g rpcwire.GlobalID) rrefcore.ID {
 	on := rrefcore.Worker(g.On)
 	return rrefcore.ID{On: on, N: uint64(g.Local), Epoch: r.epochOf(on)} //nolint:gosec // two's complement
 }
 
-func global(id rrefcore.ID) rpcwire.GlobalID {
+// Global is an id as PyTorch's wire has it, without the epoch.
+func Global(id rrefcore.ID) rpcwire.GlobalID {
 	return rpcwire.GlobalID{On: rpcwire.WorkerID(id.On), Local: int64(id.N)} //nolint:gosec // a counter
 }
 
-func (r *refs) died(p *rpclink.Peer) {
+// Died is told that a worker's process has ended.
+func (r *Refs) Died(p *rpclink.Peer) {
 	r.step(func(m *rrefcore.Machine) {
 		r.known(p.ID)
 		m.PeerDied(p.ID)
 	})
 }
 
-func (r *refs) tied(p *rpclink.Peer) bool {
+// Tied reports whether references tie us to a worker.
+func (r *Refs) Tied(p *rpclink.Peer) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.m.Tied(p.ID)
+	return r.mu.m.Tied(p.ID)
 }
 
-// frame handles a frame of a Go peer's control stream, in the link's reading goroutine.
-func (r *refs) frame(c *rpclink.Conn, payload []byte) {
+// Frame handles a frame of a Go peer's control stream, in the link's reading goroutine.
+func (r *Refs) Frame(c *rpclink.Conn, payload []byte) {
 	f, err := parseControl(payload)
-	if err == nil && (f.From != c.Peer().ID || f.To != r.a.id || uint64(f.Epoch) != c.Link.Peer().Incarnation) {
+	if err == nil && (f.From != c.Peer().ID || f.To != r.cfg.ID || uint64(f.Epoch) != c.Link.Peer().Incarnation) {
 		err = dist.Newf("rpc: control stream", dist.Protocol, "a frame of worker %d for worker %d on the link with worker %d", f.From, f.To, c.Peer().ID)
 	}
 	if err != nil {
-		r.a.cfg.logger.Warn("control frame dropped", slog.String("peer", c.Peer().Name), slog.String("err", err.Error()))
+		r.cfg.Logger.Warn("control frame dropped", slog.String("peer", c.Peer().Name), slog.String("err", err.Error()))
 		return
 	}
 	r.step(func(m *rrefcore.Machine) { m.ReceiveFrame(f) })
 }
 
-// close ends everything that waits for a value.
-func (r *refs) close() {
+// Close ends everything that waits for a value.
+func (r *Refs) Close() {
 	r.mu.Lock()
-	r.closed = true
-	objects := make([]*object, 0, len(r.objects))
-	for _, o := range r.objects {
+	r.mu.closed = true
+	objects := make([]*Object, 0, len(r.mu.objects))
+	for _, o := range r.mu.objects {
 		objects = append(objects, o)
 	}
-	for _, h := range r.handles {
+	for _, h := range r.mu.handles {
 		h.settle(rpclink.ErrClosed("reference"))
 	}
 	r.mu.Unlock()
 	for _, o := range objects {
 		o.stop(rpclink.ErrClosed("remote"))
-		o.set(nil, rpclink.ErrClosed("fetch"))
+		o.Set(nil, rpclink.ErrClosed("fetch"))
 	}
 }
