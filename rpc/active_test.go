@@ -8,12 +8,6 @@ import (
 	"testing"
 )
 
-func (c *activeCalls) count() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.n
-}
-
 // A call that nobody waits for counts from the moment it was started, also while its session is still being opened. So a
 // shutdown that begins then does not end before it has run.
 func TestCallCountsBeforeItsSession(t *testing.T) {
@@ -39,7 +33,7 @@ func TestCallCountsBeforeItsSession(t *testing.T) {
 			}
 			release := p.Hold() // no session comes about meanwhile
 			err = start(agents[1])
-			n := agents[1].calls.count()
+			n := agents[1].caller.Active.Count()
 			release()
 			if err != nil || n == 0 {
 				t.Fatalf("started with error %v, and %d calls are active", err, n)
@@ -58,7 +52,7 @@ func TestCallToSelfCountsAtOnce(t *testing.T) {
 		release := make(chan struct{})
 		agents := world(t, 1, true, func(int) *Registry { return NewRegistry().MustHandle("t.hold", func() { <-release }) })
 		Async[any](testContext(t), agents[0], "w0", "t.hold")
-		n := agents[0].calls.count()
+		n := agents[0].caller.Active.Count()
 		close(release)
 		if n == 0 {
 			t.Fatal("it is not active")
@@ -87,8 +81,8 @@ func TestCallThatFailsEndsItsCount(t *testing.T) {
 			t.Error("what was made by one that is gone has a value")
 		}
 	}
-	if err := a.calls.idle(ctx); err != nil {
-		t.Errorf("%d calls are active: %v", a.calls.count(), err)
+	if err := a.caller.Active.Idle(ctx); err != nil {
+		t.Errorf("%d calls are active: %v", a.caller.Active.Count(), err)
 	}
 	_ = a.Close()
 	for _, to := range []string{"w0", "w1", "w2"} {
@@ -96,7 +90,7 @@ func TestCallThatFailsEndsItsCount(t *testing.T) {
 			t.Errorf("a closed agent calls %s", to)
 		}
 	}
-	if err := a.calls.idle(ctx); err != nil {
-		t.Errorf("%d calls of a closed agent are active: %v", a.calls.count(), err)
+	if err := a.caller.Active.Idle(ctx); err != nil {
+		t.Errorf("%d calls of a closed agent are active: %v", a.caller.Active.Count(), err)
 	}
 }

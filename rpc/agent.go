@@ -16,6 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/recycle"
+	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcref"
@@ -48,7 +49,7 @@ type Agent struct {
 	gathers *rpcworld.Gathers
 
 	extension *extension
-	calls     activeCalls
+	caller    *rpccall.Caller
 	joined    atomic.Bool // Join has returned
 	ending    ending
 	counts    counters
@@ -58,7 +59,7 @@ type Agent struct {
 
 // counters are the agent's own metrics.
 type counters struct {
-	clientCalls, serverCalls, serverAsync atomic.Int64
+	serverCalls, serverAsync atomic.Int64
 }
 
 // Join makes this process a worker of the RPC world that meets in st, under a unique name of letters, digits, "_", ":"
@@ -149,6 +150,10 @@ func (a *Agent) listen(id int) error {
 	if err := a.attach(); err != nil {
 		return err
 	}
+	a.caller = rpccall.New(rpccall.Config{
+		Rank: dist.Rank(a.id), Net: a.net, Refs: a.refs, Self: a.self, Hook: a.cfg.hook, Timeout: a.Timeout,
+		Outgoing: a.outgoing(), Exception: exceptionError, Remote: saysAll,
+	})
 	if a.cfg.advertise != "" {
 		var err error
 		if a.cfg.advertise, err = rpclink.Numeric(a.net.Context, a.cfg.advertise); err != nil {

@@ -6,17 +6,14 @@ package rpc
 import (
 	"context"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
-	"github.com/cohort-dist/cohort/internal/rpcref"
-	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
-	"github.com/cohort-dist/cohort/observe"
 )
 
 // Call runs a function at another worker, or at this one, and returns its result. It corresponds to
@@ -68,151 +65,6 @@ func Await[T any](ctx context.Context, f *dist.Future[T]) (T, error) {
 	return f.Await(ctx)
 }
 
-// outgoing is a request that is about to be sent. build makes it, for a Go worker or a PyTorch one.
-type outgoing struct {
-	a      *Agent
-	op, fn string
-	mode   string // of a call
-	peer   *rpclink.Peer
-	build  func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error)
-	repeat func() bool // of a request that may arrive twice: whether its answer is still wanted when its link was lost
-
-	plain    bool              // not for the extension
-	ready    *built            // built early
-	exchange *rpcseam.Exchange // how the extension takes part
-}
-
-// built is a request that was built before there was a session to send it on.
-type built struct {
-	m     *rpcwire.Message
-	wires []rrefcore.Wire
-	flags uint8
-	toGo  bool
-	err   error
-}
-
-// early builds a request before there is a session to send it on: the caller may close or change its arguments as soon
-// as the call has returned. giveUp is for a request that is not sent at all.
-func (o *outgoing) early(ctx context.Context) (giveUp func()) {
-	refs := o.a.refs
-	b := &built{toGo: o.peer.SpeaksCohort() || o.peer == o.a.self}
-	b.m, b.wires, b.flags, b.err = o.make(ctx, b.toGo)
-	o.ready = b
-	return func() {
-		o.lost()
-		refs.Undecoded(o.peer, b.wires)
-	}
-}
-
-// deadline returns when a call ends: with its ctx, or after the agent's timeout.
-func (a *Agent) deadline(ctx context.Context) time.Time {
-	if d, ok := ctx.Deadline(); ok {
-		return d
-	}
-	if a.Timeout() > 0 {
-		return time.Now().Add(a.Timeout())
-	}
-	return time.Time{}
-}
-
-var answerChannels = sync.Pool{New: func() any { return make(chan rpclink.Reply, 1) }} // empty channels: no shared state
-
-// callTimers are stopped timers; since Go 1.23 a stopped timer's channel is empty.
-var callTimers = sync.Pool{New: func() any {
-	t := time.NewTimer(time.Hour)
-	t.Stop()
-	return t
-}}
-
-// exchange sends a request and waits for its answer.
-func (a *Agent) exchange(ctx context.Context, o *outgoing) (rpclink.Reply, error) {
-	if err := ctx.Err(); err != nil {
-		return rpclink.Reply{}, callError("rpc: "+o.op, o.fn, o.peer.Name, dist.FromContext("rpc: "+o.op, ctx))
-	}
-	if err := a.calls.enter(ctx); err != nil {
-		return rpclink.Reply{}, err
-	}
-	defer a.calls.leave()
-	deadline := a.deadline(ctx)
-	for tries := 0; ; tries++ {
-		c := o.peer.Current()
-		if c == nil {
-			var err error
-			bounded, cancel := contextUntil(ctx, deadline)
-			c, err = o.peer.Connect(bounded)
-			cancel()
-			if err != nil {
-				return rpclink.Reply{}, a.failed(o, err)
-			}
-		}
-		x, again, err := a.exchangeOn(ctx, c, o, deadline)
-		if err == nil || !again || tries >= maxRepeats || !a.restBefore(ctx, tries) {
-			return x, err
-		}
-	}
-}
-
-// exchangeOn is exchange on one session. again says that the session had ended, and the request may be sent on another.
-func (a *Agent) exchangeOn(ctx context.Context, c *rpclink.Conn, o *outgoing, deadline time.Time) (x rpclink.Reply, again bool, err error) {
-	m, wires, flags, err := o.make(ctx, c.Cohort())
-	if err != nil {
-		return rpclink.Reply{}, false, err
-	}
-	a.refs.FlushNow(o.peer, wires)
-	ch := answerChannels.Get().(chan rpclink.Reply) //nolint:errcheck,forcetypeassert // only channels are put there
-	id, err := c.Begin(ctx, m, &rpclink.Pending{Ch: ch}, rpcref.HeaderForks(wires), flags, deadline)
-	if err != nil {
-		a.refs.Undecoded(o.peer, wires)
-		return rpclink.Reply{}, id == rpclink.Unsent || o.again(c, err), a.failed(o, err)
-	}
-	pl := rpcplace.Of(ctx)
-	pl.Pause()
-	defer pl.Resume()
-	var own bool
-	if x, own = c.Await(id); own {
-		answerChannels.Put(ch)
-		x.Due = deadline
-		return a.receivedOn(c, o, x, wires)
-	}
-	var timeout <-chan time.Time
-	if _, has := ctx.Deadline(); !has && !deadline.IsZero() {
-		timer := callTimers.Get().(*time.Timer) //nolint:errcheck,forcetypeassert // only timers are put there
-		timer.Reset(time.Until(deadline))
-		defer func() { timer.Stop(); callTimers.Put(timer) }()
-		timeout = timer.C
-	}
-	select {
-	case x = <-ch:
-		answerChannels.Put(ch)
-		x.Due = deadline
-		return a.receivedOn(c, o, x, wires)
-	case <-ctx.Done():
-		err = dist.FromContext("rpc: "+o.op, ctx)
-	case <-timeout:
-		err = timedOut(o.op, a.Timeout())
-	}
-	if !c.Forget(id) { // the answer came at this moment
-		x = <-ch
-		answerChannels.Put(ch)
-		x.Due = deadline
-		return a.receivedOn(c, o, x, wires)
-	}
-	answerChannels.Put(ch)
-	c.Cancel(id)
-	a.refs.Undelivered(o.peer, wires)
-	return rpclink.Reply{}, false, a.failed(o, err)
-}
-
-func (a *Agent) receivedOn(c *rpclink.Conn, o *outgoing, x rpclink.Reply, wires []rrefcore.Wire) (rpclink.Reply, bool, error) {
-	lost := x.Err
-	x, err := a.received(o, x, wires)
-	return x, lost != nil && o.again(c, lost), err
-}
-
-func timedOut(op string, limit time.Duration) error {
-	return dist.Newf("rpc: "+op, dist.DeadlineExceeded, "RPC ran for more than set timeout (%d ms)", limit.Milliseconds())
-}
-
 // late is the error of a call whose deadline has passed.
 func late(fn string, p *rpclink.Peer) error {
 	e := dist.New("rpc: call", dist.DeadlineExceeded, "the deadline has passed")
@@ -220,65 +72,10 @@ func late(fn string, p *rpclink.Peer) error {
 	return e
 }
 
-func contextUntil(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
-	if deadline.IsZero() {
-		return ctx, func() {}
-	}
-	return context.WithDeadline(ctx, deadline)
-}
-
-// received looks at what came back.
-func (a *Agent) received(o *outgoing, x rpclink.Reply, wires []rrefcore.Wire) (rpclink.Reply, error) {
-	if x.Err != nil {
-		a.refs.Undelivered(o.peer, wires)
-		return x, a.failed(o, x.Err)
-	}
-	if x.Msg.Type == rpcwire.Exception {
-		err := exceptionError("rpc: "+o.op, o.fn, o.peer.Name, x.Msg.Payload)
-		a.refs.Undelivered(o.peer, wires)
-		return x, a.failed(o, err)
-	}
-	x.Wires = wires
-	if err := o.answered(x.Msg); err != nil {
-		return x, a.failed(o, err)
-	}
-	return x, nil
-}
-
-func (a *Agent) failed(o *outgoing, err error) error {
-	o.lost()
-	o.peer.Stats.Errors.Add(1)
-	switch err.(type) { //nolint:errorlint // made here
-	case *RemoteError, *RefError:
-		return err
-	}
-	if a.net.Context.Err() != nil && dist.CodeOf(err) != dist.DeadlineExceeded {
-		return rpclink.ErrClosed(o.op)
-	}
-	e := dist.Wrap("rpc: "+o.op, dist.Unavailable, err)
-	e.Key, e.Peer = o.fn, o.peer.Name
-	if inner, ok := err.(*dist.Error); ok { //nolint:errorlint // only the outermost
-		e.Detail = inner.Detail
-		if e.Detail == "" && inner.Err != nil {
-			e.Detail = inner.Err.Error()
-		}
-	}
-	if o.peer.ID >= 0 {
-		e.Rank = dist.Rank(o.peer.ID)
-	}
-	return e
-}
-
-func unexpectedAnswer(fn string, p *rpclink.Peer, m *rpcwire.Message) error {
-	e := dist.Newf("rpc: call", dist.Protocol, "answered by %v", m.Type)
-	e.Key, e.Peer = fn, p.Name
-	return e
-}
-
 // prepare returns how a call is encoded.
-func (a *Agent) prepare(p *rpclink.Peer, fn string, args []any) *outgoing {
-	o := &outgoing{a: a, op: "call", mode: "sync", fn: fn, peer: p}
-	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+func (a *Agent) prepare(p *rpclink.Peer, fn string, args []any) *rpccall.Outgoing {
+	o := &rpccall.Outgoing{By: a.caller, Op: "call", Mode: "sync", Func: fn, Peer: p}
+	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := a.refs.Encoder(p, toGo)
 		m, err := encodeCall(e, fn, args)
 		if err != nil {
@@ -317,7 +114,7 @@ func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error)
 	case rpcwire.ScriptRet:
 		v, err = dec.ScriptRet(x.Msg.Payload)
 	default:
-		err = unexpectedAnswer(fn, p, x.Msg)
+		err = rpccall.UnexpectedAnswer(fn, p, x.Msg)
 	}
 	if err != nil {
 		d.Abandon()
@@ -355,34 +152,34 @@ func (a *Agent) callAgain(ctx context.Context, to, fn string, args []any) error 
 		return err
 	}
 	o := a.prepare(p, fn, args)
-	o.repeat = func() bool { return true }
+	o.Repeat = func() bool { return true }
 	_, err = a.callPeer(ctx, o)
 	return err
 }
 
-func (a *Agent) callPeer(ctx context.Context, o *outgoing) (any, error) {
-	started := a.begin(o)
-	x, err := a.exchange(ctx, o)
+func (a *Agent) callPeer(ctx context.Context, o *rpccall.Outgoing) (any, error) {
+	started := a.caller.Begin(o)
+	x, err := a.caller.Exchange(ctx, o)
 	var v any
 	if err == nil {
-		v, err = a.result(o.fn, o.peer, x)
+		v, err = a.result(o.Func, o.Peer, x)
 	}
-	a.end(o, started, err)
+	a.caller.End(o, started, err)
 	return v, err
 }
 
 // transact sends a request to any worker and returns the answer as it came.
-func (a *Agent) transact(ctx context.Context, o *outgoing) (rpclink.Reply, error) {
-	started := a.begin(o)
+func (a *Agent) transact(ctx context.Context, o *rpccall.Outgoing) (rpclink.Reply, error) {
+	started := a.caller.Begin(o)
 	var x rpclink.Reply
 	var err error
-	if o.peer != a.self {
-		x, err = a.exchange(ctx, o)
-	} else if err = a.calls.enter(ctx); err == nil {
+	if o.Peer != a.self {
+		x, err = a.caller.Exchange(ctx, o)
+	} else if err = a.caller.Active.Enter(ctx); err == nil {
 		x, err = a.exchangeSelf(ctx, o)
-		a.calls.leave()
+		a.caller.Active.Leave()
 	}
-	a.end(o, started, err)
+	a.caller.End(o, started, err)
 	return x, err
 }
 
@@ -395,38 +192,14 @@ func (a *Agent) isGo(name string) bool {
 	return p.SpeaksCohort()
 }
 
-// begin tells that a request of this worker starts. The event's kind is rpc.call, rpc.remote or rpc.fetch; of a call the
-// detail is its mode, "sync" or "async".
-func (a *Agent) begin(o *outgoing) time.Time {
-	a.counts.clientCalls.Add(1)
-	if a.cfg.hook == nil {
-		return time.Time{}
-	}
-	started := time.Now()
-	a.cfg.hook.Emit(observe.Event{
-		Time: started, Kind: observe.Kind("rpc." + o.op), Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: o.peer.Name, Key: o.fn, Detail: o.mode,
-	})
-	return started
-}
-
-func (a *Agent) end(o *outgoing, started time.Time, err error) {
-	a.counts.clientCalls.Add(-1)
-	if a.cfg.hook != nil {
-		a.cfg.hook.Emit(observe.Event{
-			Kind: observe.Kind("rpc." + o.op), Phase: observe.End, Rank: dist.Rank(a.id), Peer: o.peer.Name, Key: o.fn, Detail: o.mode,
-			Dur: time.Since(started), Err: err,
-		})
-	}
-}
-
 func (a *Agent) callOwn(ctx context.Context, fn string, args []any) (any, error) {
 	if a.self == nil {
 		return nil, rpclink.ErrClosed("call")
 	}
-	if err := a.calls.enter(ctx); err != nil {
+	if err := a.caller.Active.Enter(ctx); err != nil {
 		return nil, err
 	}
-	defer a.calls.leave()
+	defer a.caller.Active.Leave()
 	return a.callSelf(ctx, a.prepare(a.self, fn, args))
 }
 

@@ -35,7 +35,7 @@ func (a *Agent) DebugInfo() map[string]int {
 	running, waiting := a.limiter.Counts()
 	info["agent.thread_pool_size"] = a.cfg.concurrency
 	info["agent.num_idle_threads"] = max(0, a.cfg.concurrency-running)
-	info["agent.client_active_calls"] = int(a.counts.clientCalls.Load())
+	info["agent.client_active_calls"] = int(a.caller.UnderWay.Load())
 	info["agent.server_active_calls"] = int(a.counts.serverCalls.Load())
 	info["agent.server_active_async_calls"] = int(a.counts.serverAsync.Load())
 	info["agent.server_waiting_calls"] = waiting

@@ -49,15 +49,15 @@ func (a *Agent) joinCalls(ctx context.Context) (last int, err error) {
 		return 0, err
 	}
 	for {
-		if err := a.calls.idle(ctx); err != nil {
+		if err := a.caller.Active.Idle(ctx); err != nil {
 			return 0, err
 		}
 		if _, err := a.world.Barrier(ctx, n, 0); err != nil {
 			return 0, err
 		}
-		own := a.calls.freeze()
+		own := a.caller.Active.Freeze()
 		sum, err := a.world.Barrier(ctx, n+1, own)
-		a.calls.thaw()
+		a.caller.Active.Thaw()
 		if err != nil {
 			return 0, err
 		}

@@ -389,10 +389,3 @@ func sortedNames[V any](m map[string]V) []string {
 }
 
 func isNotFound(err error) bool { return errors.Is(err, dist.NotFound) }
-
-// callError names function and worker in an error of the transport.
-func callError(op, fn, worker string, err error) error {
-	e := dist.Wrap(op, dist.Unavailable, err)
-	e.Key, e.Peer = fn, worker
-	return e
-}

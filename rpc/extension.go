@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
@@ -58,48 +59,14 @@ func seamWorker(p *rpclink.Peer) rpcseam.Worker {
 	return rpcseam.Worker{Name: p.Name, ID: int(p.ID), Go: p.SpeaksCohort()}
 }
 
-// make builds the message of a request and lets the extension take part. The message must be sent, or lost be called.
-func (o *outgoing) make(ctx context.Context, toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
-	if b := o.ready; b != nil {
-		o.ready = nil
-		if b.err != nil || b.toGo == toGo {
-			return b.m, b.wires, b.flags, b.err
-		}
-		o.lost() // it turned out to be another kind of worker
-		o.a.refs.Undecoded(o.peer, b.wires)
-	}
-	m, wires, flags, err := o.build(toGo)
-	x := o.a.extension
-	if err != nil || x == nil || o.plain {
-		return m, wires, flags, err
-	}
-	o.exchange, err = x.Outgoing(ctx, seamWorker(o.peer), o.fn, m)
-	if err != nil {
-		o.a.refs.Undecoded(o.peer, wires)
-		return nil, nil, 0, err
-	}
-	if o.exchange != nil {
-		m = o.exchange.Message
-	}
-	return m, wires, flags, nil
-}
-
-// lost tells the extension that there is no answer.
-func (o *outgoing) lost() {
-	if x := o.exchange; x != nil {
-		o.exchange = nil
-		x.Lost()
-	}
-}
-
-// answered tells the extension that the answer has come.
-func (o *outgoing) answered(m *rpcwire.Message) error {
-	x := o.exchange
-	if x == nil {
+// outgoing returns how the extension is asked about requests that leave, or nil.
+func (a *Agent) outgoing() func(context.Context, *rpclink.Peer, string, *rpcwire.Message) (*rpcseam.Exchange, error) {
+	if a.extension == nil {
 		return nil
 	}
-	o.exchange = nil
-	return x.Answered(m)
+	return func(ctx context.Context, to *rpclink.Peer, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
+		return a.extension.Outgoing(ctx, seamWorker(to), fn, m)
+	}
 }
 
 // unwrapped takes a wrapped request apart and dispatches what is inside.
@@ -167,8 +134,8 @@ func (s seam) Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Me
 	if err != nil {
 		return nil, err
 	}
-	o := &outgoing{a: s.a, op: "call", mode: "sync", fn: m.Type.String(), peer: p, plain: true}
-	o.build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+	o := &rpccall.Outgoing{By: s.a.caller, Op: "call", Mode: "sync", Func: m.Type.String(), Peer: p, Plain: true}
+	o.Build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		sent := *m
 		return &sent, nil, 0, nil
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -87,9 +88,9 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	if p == nil {
 		return nil, core.Failure("fetch", rrefcore.OwnerLost)
 	}
-	o := &outgoing{a: a, op: "fetch", fn: "fetch " + wire.ID.String(), peer: p}
-	o.repeat = func() bool { return core.Usable("fetch") == nil }
-	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+	o := &rpccall.Outgoing{By: a.caller, Op: "fetch", Func: "fetch " + wire.ID.String(), Peer: p}
+	o.Repeat = func() bool { return core.Usable("fetch") == nil }
+	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		kind := rpcwire.PythonRRefFetchCall
 		if core.Script {
 			kind = rpcwire.ScriptRRefFetchCall
@@ -100,15 +101,15 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		payload, err := rpcwire.Fetch{RRef: rpcref.Global(wire.ID), From: rpcwire.WorkerID(wire.Owner)}.Encode()
 		return &rpcwire.Message{Type: kind, Payload: payload}, nil, 0, err
 	}
-	bounded, cancel := contextUntil(ctx, a.deadline(ctx))
+	bounded, cancel := rpccall.Until(ctx, a.caller.Deadline(ctx))
 	err := a.refs.Settled(bounded, p, core)
 	cancel()
 	if err != nil {
 		return nil, err
 	}
-	started := a.begin(o)
-	x, err := a.exchange(ctx, o)
-	a.end(o, started, err)
+	started := a.caller.Begin(o)
+	x, err := a.caller.Exchange(ctx, o)
+	a.caller.End(o, started, err)
 	if err != nil {
 		if failed := core.State(); failed != nil {
 			return nil, failed
@@ -123,7 +124,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	case rpcwire.ScriptRRefFetchRet:
 		v, err = d.ScriptFetchRet(x.Msg.Payload)
 	default:
-		err = unexpectedAnswer(o.fn, p, x.Msg)
+		err = rpccall.UnexpectedAnswer(o.Func, p, x.Msg)
 	}
 	if err != nil {
 		d.Abandon()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
@@ -79,7 +80,7 @@ func (a *Agent) gatherAmong(ctx context.Context, object any, names []string, tog
 	told.Wait()
 	for i, name := range others {
 		if errs[i] != nil {
-			return s.Objects, callError("rpc: all_gather", "broadcast", name, errs[i])
+			return s.Objects, rpccall.CallError("rpc: all_gather", "broadcast", name, errs[i])
 		}
 	}
 	return s.Objects, nil

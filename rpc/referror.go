@@ -94,6 +94,15 @@ func refFailure(op string, id rrefcore.ID, owner string, code rrefcore.Code, cau
 	return &RefError{Op: op, Ref: id.String(), Owner: owner, Reason: Reason(code), Err: cause}
 }
 
+// saysAll reports whether an error tells by itself what failed where.
+func saysAll(err error) bool {
+	switch err.(type) { //nolint:errorlint // only the outermost
+	case *RemoteError, *RefError:
+		return true
+	}
+	return false
+}
+
 // reasonKind is the exception class under which a RefError travels between Go workers.
 const reasonKind = "RRefError"
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcref"
@@ -80,7 +81,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*rpcref.
 		return nil, err
 	}
 	core := r.HoldHandle(h, parseTarget(fn).isScript())
-	if err = a.calls.enter(ctx); err != nil { // here and not with the session that it is sent on, as for an asynchronous call
+	if err = a.caller.Active.Enter(ctx); err != nil { // here and not with the session that it is sent on, as for an asynchronous call
 		r.CreateFailed(h, err)
 		return core, nil
 	}
@@ -92,35 +93,35 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*rpcref.
 		a.create(ctx, c, o, h)
 		return core, nil
 	}
-	giveUp := o.early(ctx)
+	giveUp := o.Early(ctx)
 	if !a.net.Own(func() {
 		creation, release := creationContext(ctx)
-		bounded, cancel := contextUntil(creation, a.deadline(ctx))
+		bounded, cancel := rpccall.Until(creation, a.caller.Deadline(ctx))
 		c, err := p.Connect(bounded)
 		cancel()
 		release()
 		if err != nil {
 			giveUp()
 			r.CreateFailed(h, err)
-			a.calls.leave()
+			a.caller.Active.Leave()
 			return
 		}
 		a.create(ctx, c, o, h)
 	}) {
 		giveUp()
 		r.CreateFailed(h, rpclink.ErrClosed("remote"))
-		a.calls.leave()
+		a.caller.Active.Leave()
 	}
 	return core, nil
 }
 
 // creation returns how a creating call is encoded.
-func (a *Agent) creation(p *rpclink.Peer, h *rpcref.Handle, fn string, args []any) *outgoing {
+func (a *Agent) creation(p *rpclink.Peer, h *rpcref.Handle, fn string, args []any) *rpccall.Outgoing {
 	r := a.refs
 	pair := rpcwire.RRefPair{RRef: rpcref.Global(h.Wire.ID), Fork: rpcref.Global(h.Wire.Fork)}
-	o := &outgoing{a: a, op: "remote", fn: fn, peer: p}
-	o.repeat = func() bool { return r.CreationPending(h) }
-	o.build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+	o := &rpccall.Outgoing{By: a.caller, Op: "remote", Func: fn, Peer: p}
+	o.Repeat = func() bool { return r.CreationPending(h) }
+	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := r.Encoder(p, toGo)
 		m, err := encodeRemote(e, fn, args, pair)
 		if err != nil {
@@ -133,13 +134,13 @@ func (a *Agent) creation(p *rpclink.Peer, h *rpcref.Handle, fn string, args []an
 }
 
 // create sends the creating call.
-func (a *Agent) create(ctx context.Context, c *rpclink.Conn, o *outgoing, h *rpcref.Handle) {
-	r, p, fn := a.refs, o.peer, o.fn
+func (a *Agent) create(ctx context.Context, c *rpclink.Conn, o *rpccall.Outgoing, h *rpcref.Handle) {
+	r, p, fn := a.refs, o.Peer, o.Func
 	ctx, release := creationContext(ctx)
-	a.asyncLasting(ctx, c, o, func(x rpclink.Reply, err error) {
+	a.caller.AsyncLasting(ctx, c, o, func(x rpclink.Reply, err error) {
 		release()
 		if err == nil && x.Msg.Type != rpcwire.RemoteRet {
-			err = unexpectedAnswer(fn, p, x.Msg)
+			err = rpccall.UnexpectedAnswer(fn, p, x.Msg)
 		}
 		switch {
 		case err == nil:
@@ -197,15 +198,15 @@ func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*rpcref.
 		return nil, rpclink.ErrClosed("remote")
 	}
 	core := r.HoldOwn(obj, "")
-	o := &outgoing{a: a, op: "remote", fn: fn, peer: a.self}
-	o.build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+	o := &rpccall.Outgoing{By: a.caller, Op: "remote", Func: fn, Peer: a.self}
+	o.Build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := r.Encoder(a.self, true)
 		m, err := encodeRemote(e, fn, args, rpcwire.RRefPair{RRef: rpcref.Global(obj.ID)})
 		return m, *wires, 0, err
 	}
-	started := a.begin(o)
+	started := a.caller.Begin(o)
 	err := a.deliverCreation(ctx, o, obj)
-	a.end(o, started, err)
+	a.caller.End(o, started, err)
 	if err != nil {
 		r.Release(obj)
 		core.Close()
@@ -215,29 +216,29 @@ func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*rpcref.
 }
 
 // deliverCreation hands a creating call of this worker to itself.
-func (a *Agent) deliverCreation(ctx context.Context, o *outgoing, obj *rpcref.Object) error {
-	m, wires, _, err := o.make(ctx, true)
+func (a *Agent) deliverCreation(ctx context.Context, o *rpccall.Outgoing, obj *rpcref.Object) error {
+	m, wires, _, err := o.Make(ctx, true)
 	if err == nil {
 		m.Tensors, err = cloneTensors(m.Tensors)
 	}
 	if err != nil {
-		o.lost()
+		o.Lost()
 		a.refs.Undelivered(a.self, wires)
 		return err
 	}
-	if err = a.calls.enter(ctx); err != nil {
-		o.lost()
+	if err = a.caller.Active.Enter(ctx); err != nil {
+		o.Lost()
 		a.refs.Undelivered(a.self, wires)
 		return err
 	}
-	r := &request{Incoming: rpclink.Incoming{Peer: a.self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors}, a: a, own: obj, uncount: sync.OnceFunc(a.calls.leave)}
+	r := &request{Incoming: rpclink.Incoming{Peer: a.self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors}, a: a, own: obj, uncount: sync.OnceFunc(a.caller.Active.Leave)}
 	r.local = func(m *rpcwire.Message, _ error) {
 		if m.Type != rpcwire.Exception {
-			_ = o.answered(m)
+			_ = o.Answered(m)
 			return
 		}
-		o.lost() // it was refused
-		a.refs.Created(obj, nil, exceptionError("rpc: remote", o.fn, a.name, m.Payload), true)
+		o.Lost() // it was refused
+		a.refs.Created(obj, nil, exceptionError("rpc: remote", o.Func, a.name, m.Payload), true)
 		r.uncount()
 	}
 	a.dispatch(r)
@@ -278,10 +279,10 @@ func (a *Agent) answerCreated(req *request, j *job) {
 // until then, and a PyTorch creator gets the answer when the function has ended. So there is no moment at which the
 // workers of a static world could leave while it runs.
 func (a *Agent) countCreation(ctx context.Context, answeredEarly bool) (uncount func()) {
-	if !answeredEarly || a.cfg.worldSize == 0 || a.calls.enter(ctx) != nil {
+	if !answeredEarly || a.cfg.worldSize == 0 || a.caller.Active.Enter(ctx) != nil {
 		return func() {}
 	}
-	return a.calls.leave
+	return a.caller.Active.Leave
 }
 
 // runRemote runs the function of a creating call and stores its result.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -17,38 +18,38 @@ import (
 
 // callSelf runs a function of this worker as if it had come over a wire: values are copied. The caller has counted the call
 // as active.
-func (a *Agent) callSelf(ctx context.Context, o *outgoing) (any, error) {
-	started := a.begin(o)
+func (a *Agent) callSelf(ctx context.Context, o *rpccall.Outgoing) (any, error) {
+	started := a.caller.Begin(o)
 	x, err := a.exchangeSelf(ctx, o)
 	var v any
 	if err == nil {
-		v, err = a.result(o.fn, a.self, x)
+		v, err = a.result(o.Func, a.self, x)
 	}
 	if err != nil && a.net.Context.Err() != nil {
-		err = rpclink.ErrClosed(o.op) // the end of the agent has ended the handler, whatever that made of it
+		err = rpclink.ErrClosed(o.Op) // the end of the agent has ended the handler, whatever that made of it
 	}
-	a.end(o, started, err)
+	a.caller.End(o, started, err)
 	return v, err
 }
 
 // exchangeSelf is exchange with this worker itself, but for the count of active calls, which is the caller's affair.
-func (a *Agent) exchangeSelf(ctx context.Context, o *outgoing) (rpclink.Reply, error) {
-	deadline := a.deadline(ctx)
-	m, wires, _, err := o.make(ctx, true)
+func (a *Agent) exchangeSelf(ctx context.Context, o *rpccall.Outgoing) (rpclink.Reply, error) {
+	deadline := a.caller.Deadline(ctx)
+	m, wires, _, err := o.Make(ctx, true)
 	if err != nil {
 		return rpclink.Reply{}, err
 	}
 	ch := make(chan rpclink.Reply, 1)
 	r, err := a.deliver(m, deadline, ch)
 	if err != nil {
-		o.lost()
+		o.Lost()
 		a.refs.Undelivered(a.self, wires)
 		return rpclink.Reply{}, err
 	}
 	pl := rpcplace.Of(ctx)
 	pl.Pause()
 	defer pl.Resume()
-	bounded, cancel := contextUntil(ctx, deadline)
+	bounded, cancel := rpccall.Until(ctx, deadline)
 	defer cancel()
 	moment.At("rpc.self.wait")
 	select {
@@ -56,7 +57,7 @@ func (a *Agent) exchangeSelf(ctx context.Context, o *outgoing) (rpclink.Reply, e
 		return a.ownAnswer(o, x)
 	case <-bounded.Done():
 		r.ctx.Cancel(rpclink.ErrGivenUp)
-		o.lost()
+		o.Lost()
 		a.net.Background(func() { // what its answer brings is not wanted
 			select {
 			case x := <-ch:
@@ -64,24 +65,24 @@ func (a *Agent) exchangeSelf(ctx context.Context, o *outgoing) (rpclink.Reply, e
 			case <-a.net.Context.Done():
 			}
 		})
-		return rpclink.Reply{}, callError("rpc: "+o.op, o.fn, a.name, dist.FromContext("rpc: "+o.op, bounded))
+		return rpclink.Reply{}, rpccall.CallError("rpc: "+o.Op, o.Func, a.name, dist.FromContext("rpc: "+o.Op, bounded))
 	case <-a.net.Context.Done():
-		o.lost()
-		return rpclink.Reply{}, rpclink.ErrClosed(o.op)
+		o.Lost()
+		return rpclink.Reply{}, rpclink.ErrClosed(o.Op)
 	}
 }
 
 // ownAnswer looks at what this worker has answered itself.
-func (a *Agent) ownAnswer(o *outgoing, x rpclink.Reply) (rpclink.Reply, error) {
+func (a *Agent) ownAnswer(o *rpccall.Outgoing, x rpclink.Reply) (rpclink.Reply, error) {
 	err := x.Err
 	if err == nil && x.Msg.Type == rpcwire.Exception {
-		err = exceptionError("rpc: "+o.op, o.fn, a.name, x.Msg.Payload)
+		err = exceptionError("rpc: "+o.Op, o.Func, a.name, x.Msg.Payload)
 	}
 	if err != nil {
-		o.lost()
+		o.Lost()
 		return x, err
 	}
-	return x, o.answered(x.Msg)
+	return x, o.Answered(x.Msg)
 }
 
 // discardOwn closes the references in an answer of this worker to itself that nobody waits for.

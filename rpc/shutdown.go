@@ -110,7 +110,7 @@ func (a *Agent) shutdownDynamic(ctx context.Context) error {
 	if refs != nil {
 		a.cfg.logger.Warn("references were not released in time", slog.String("worker", a.name), slog.String("err", refs.Error()))
 	}
-	if err := a.phase(ctx, "wait for calls under way", a.calls.idle); err != nil {
+	if err := a.phase(ctx, "wait for calls under way", a.caller.Active.Idle); err != nil {
 		return err
 	}
 	return a.phase(ctx, "tell the others", func(ctx context.Context) error { return a.world.Leave(ctx, members{a}, a.others) })

@@ -49,7 +49,7 @@ pure: internal/rrefcore internal/backcore internal/gloo/wire internal/gloo/match
       group
       autograd/ddp
       internal/aten internal/rpcseam internal/rpcworld internal/rpcplace
-      internal/rpclink internal/rpcref
+      internal/rpclink internal/rpcref internal/rpccall
       rpc rpc/operators
       autograd/dist
       .

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpccall
 
 import (
 	"context"
@@ -24,34 +24,34 @@ import (
 const maxRepeats = 8
 
 // again reports whether a request whose session failed with err may be sent on another one.
-func (o *outgoing) again(c *rpclink.Conn, err error) bool {
-	if o.repeat == nil || !c.Severed() {
+func (o *Outgoing) again(c *rpclink.Conn, err error) bool {
+	if o.Repeat == nil || !c.Severed() {
 		return false
 	}
 	switch dist.CodeOf(err) { //nolint:exhaustive // all others are about the request itself
 	case dist.PeerLost, dist.Closed, dist.Unavailable:
-		return o.repeat()
+		return o.Repeat()
 	}
 	return false
 }
 
 // restBefore pauses before a request is repeated, from the second time on. It reports false when there is no more time.
-func (a *Agent) restBefore(ctx context.Context, tries int) bool {
+func (k *Caller) restBefore(ctx context.Context, tries int) bool {
 	if tries > 0 {
 		select {
 		case <-time.After(min(20*time.Millisecond<<tries, time.Second)):
 		case <-ctx.Done():
-		case <-a.net.Context.Done():
+		case <-k.cfg.Net.Context.Done():
 		}
 	}
-	return ctx.Err() == nil && a.net.Context.Err() == nil
+	return ctx.Err() == nil && k.cfg.Net.Context.Err() == nil
 }
 
 // lasting is a request that outlives its link.
 type lasting struct {
-	a        *Agent
+	k        *Caller
 	ctx      context.Context //nolint:containedctx // of the request
-	o        *outgoing
+	o        *Outgoing
 	m        *rpcwire.Message
 	wires    []rrefcore.Wire
 	flags    uint8
@@ -60,40 +60,42 @@ type lasting struct {
 	finish   func(rpclink.Reply, error)
 	late     func(rpclink.Reply, error) // what a PyTorch worker answers to a request that was given up
 
-	mu    sync.Mutex
-	over  bool
-	conn  *rpclink.Conn // where it waits for its answer, under id
-	id    uint64
-	tries int
+	mu struct {
+		sync.Mutex
+		over  bool
+		conn  *rpclink.Conn // where it waits for its answer, under id
+		id    uint64
+		tries int
+	}
 }
 
-// asyncLasting is asyncOn for a request that may be repeated, and ends the count of it as active. Tensors among the arguments must stay as they are until it
+// AsyncLasting is asyncOn for a request that may be repeated, and ends the count of it as active. Tensors among the arguments must stay as they are until it
 // is answered. Where a PyTorch worker answers a request that was given up, done is called a second time: such a worker
 // cannot be told, so that only its answer says that it has done what was asked.
-func (a *Agent) asyncLasting(ctx context.Context, c *rpclink.Conn, o *outgoing, done func(rpclink.Reply, error)) {
-	started := a.begin(o)
-	l := &lasting{a: a, ctx: ctx, o: o, deadline: a.deadline(ctx), late: done}
+func (k *Caller) AsyncLasting(ctx context.Context, c *rpclink.Conn, o *Outgoing, done func(rpclink.Reply, error)) {
+	started := k.Begin(o)
+	l := &lasting{k: k, ctx: ctx, o: o, deadline: k.Deadline(ctx), late: done}
 	l.finish = func(x rpclink.Reply, err error) {
-		a.end(o, started, err)
+		k.End(o, started, err)
 		done(x, err)
-		a.calls.leave()
+		k.Active.Leave()
 	}
 	var err error
-	if l.m, l.wires, l.flags, err = o.make(ctx, c.Cohort()); err != nil {
+	if l.m, l.wires, l.flags, err = o.Make(ctx, c.Cohort()); err != nil {
 		l.finish(rpclink.Reply{}, err)
 		return
 	}
 	if err = l.send(c); err != nil {
 		l.failed(c, err)
 	}
-	l.watch.start(ctx, l.deadline, l.giveUp, o.op, a.Timeout())
+	l.watch.start(ctx, l.deadline, l.giveUp, o.Op, k.cfg.Timeout())
 }
 
 // end reports the outcome, once. It returns false when it was reported before.
 func (l *lasting) end(outcome func() (rpclink.Reply, error)) bool {
 	l.mu.Lock()
-	first := !l.over
-	l.over = true
+	first := !l.mu.over
+	l.mu.over = true
 	l.mu.Unlock()
 	if first {
 		l.watch.stop()
@@ -104,13 +106,13 @@ func (l *lasting) end(outcome func() (rpclink.Reply, error)) bool {
 
 // send sends the request on a session.
 func (l *lasting) send(c *rpclink.Conn) error {
-	l.a.refs.FlushNow(l.o.peer, l.wires)
+	l.k.cfg.Refs.FlushNow(l.o.Peer, l.wires)
 	p := &rpclink.Pending{Late: true, Fn: func(x rpclink.Reply) {
 		if x.Err != nil {
 			l.failed(c, x.Err)
 			return
 		}
-		if !l.end(func() (rpclink.Reply, error) { return l.a.received(l.o, x, l.wires) }) && !c.Cohort() {
+		if !l.end(func() (rpclink.Reply, error) { return l.k.received(l.o, x, l.wires) }) && !c.Cohort() {
 			if late, err := unwrapLate(x); err == nil {
 				l.late(late, nil)
 			}
@@ -121,8 +123,8 @@ func (l *lasting) send(c *rpclink.Conn) error {
 		return err
 	}
 	l.mu.Lock()
-	l.conn, l.id = c, id
-	over := l.over
+	l.mu.conn, l.mu.id = c, id
+	over := l.mu.over
 	l.mu.Unlock()
 	if over {
 		l.abandon(c, id)
@@ -152,27 +154,27 @@ func (l *lasting) abandon(c *rpclink.Conn, id uint64) {
 // failed ends the request, or has it sent again if only its link is to blame. It may run in a reading goroutine.
 func (l *lasting) failed(c *rpclink.Conn, err error) {
 	lost := func() (rpclink.Reply, error) { //nolint:unparam // the form of an outcome
-		l.a.refs.Undelivered(l.o.peer, l.wires)
-		return rpclink.Reply{}, l.a.failed(l.o, err)
+		l.k.cfg.Refs.Undelivered(l.o.Peer, l.wires)
+		return rpclink.Reply{}, l.k.Failed(l.o, err)
 	}
 	l.mu.Lock()
-	tries, over := l.tries, l.over
-	l.tries++
+	tries, over := l.mu.tries, l.mu.over
+	l.mu.tries++
 	l.mu.Unlock()
 	if over || tries >= maxRepeats || !l.o.again(c, err) {
 		l.end(lost)
 		return
 	}
-	if !l.a.net.Own(func() {
-		if !l.a.restBefore(l.ctx, tries) {
-			if over := dist.FromContext("rpc: "+l.o.op, l.ctx); over != nil {
+	if !l.k.cfg.Net.Own(func() {
+		if !l.k.restBefore(l.ctx, tries) {
+			if over := dist.FromContext("rpc: "+l.o.Op, l.ctx); over != nil {
 				l.giveUp(over)
 			}
 			l.end(lost)
 			return
 		}
-		bounded, cancel := contextUntil(l.ctx, l.deadline)
-		next, nextErr := l.o.peer.Connect(bounded)
+		bounded, cancel := Until(l.ctx, l.deadline)
+		next, nextErr := l.o.Peer.Connect(bounded)
 		cancel()
 		switch {
 		case nextErr == nil && !next.Cohort():
@@ -196,12 +198,12 @@ func (l *lasting) failed(c *rpclink.Conn, err error) {
 func (l *lasting) giveUp(err error) {
 	l.end(func() (rpclink.Reply, error) {
 		l.mu.Lock()
-		c, id := l.conn, l.id
+		c, id := l.mu.conn, l.mu.id
 		l.mu.Unlock()
 		if c != nil {
 			l.abandon(c, id)
 		}
-		l.a.refs.Undelivered(l.o.peer, l.wires)
-		return rpclink.Reply{}, l.a.failed(l.o, err)
+		l.k.cfg.Refs.Undelivered(l.o.Peer, l.wires)
+		return rpclink.Reply{}, l.k.Failed(l.o, err)
 	})
 }

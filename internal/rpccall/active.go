@@ -1,0 +1,99 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpccall
+
+import (
+	"context"
+	"sync"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// activeCalls counts the calls of this worker that wait for an answer. A shutdown closes the gate for a moment to take
+// the count.
+type activeCalls struct {
+	mu struct {
+		sync.Mutex
+		n    int
+		gate chan struct{} // not nil while closed
+		zero chan struct{} // closed when n falls to zero; made on demand
+	}
+}
+
+// Enter counts a call, when the gate is open.
+func (c *activeCalls) Enter(ctx context.Context) error {
+	c.mu.Lock()
+	for c.mu.gate != nil {
+		gate := c.mu.gate
+		c.mu.Unlock()
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return dist.FromContext("rpc: call", ctx)
+		}
+		c.mu.Lock()
+	}
+	c.mu.n++
+	c.mu.Unlock()
+	return nil
+}
+
+// Leave counts it off.
+func (c *activeCalls) Leave() {
+	c.mu.Lock()
+	c.mu.n--
+	if c.mu.n == 0 && c.mu.zero != nil {
+		close(c.mu.zero)
+		c.mu.zero = nil
+	}
+	c.mu.Unlock()
+}
+
+// Count returns how many there are.
+func (c *activeCalls) Count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.n
+}
+
+// Idle waits until no call is under way.
+func (c *activeCalls) Idle(ctx context.Context) error {
+	for {
+		c.mu.Lock()
+		if c.mu.n == 0 {
+			c.mu.Unlock()
+			return nil
+		}
+		if c.mu.zero == nil {
+			c.mu.zero = make(chan struct{})
+		}
+		zero := c.mu.zero
+		c.mu.Unlock()
+		select {
+		case <-zero:
+		case <-ctx.Done():
+			return dist.FromContext("rpc: shutdown", ctx)
+		}
+	}
+}
+
+// Freeze closes the gate and returns the count.
+func (c *activeCalls) Freeze() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.gate == nil {
+		c.mu.gate = make(chan struct{})
+	}
+	return c.mu.n
+}
+
+// Thaw opens the gate.
+func (c *activeCalls) Thaw() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.gate != nil {
+		close(c.mu.gate)
+		c.mu.gate = nil
+	}
+}

@@ -1,0 +1,243 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpccall
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
+	"github.com/cohort-dist/cohort/internal/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpcseam"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/observe"
+)
+
+// Config is what calls need to know of their worker.
+type Config struct {
+	Rank    dist.Rank
+	Net     *rpclink.Links
+	Refs    *rpcref.Refs
+	Self    *rpclink.Peer
+	Hook    observe.Hook // may be nil
+	Timeout func() time.Duration
+	// Outgoing asks an extension how it takes part in a request. Nil without one.
+	Outgoing func(ctx context.Context, to *rpclink.Peer, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error)
+	// Exception makes the error of an EXCEPTION, and Remote recognises the errors that say all by themselves.
+	Exception func(op, fn, worker string, payload []byte) error
+	Remote    func(err error) bool
+}
+
+// Caller sends the requests of a worker and waits for their answers.
+type Caller struct {
+	cfg      Config
+	Active   activeCalls
+	UnderWay atomic.Int64
+}
+
+// New returns who sends the requests of a worker.
+func New(cfg Config) *Caller { return &Caller{cfg: cfg} }
+
+// Deadline returns when a call ends: with its ctx, or after the agent's timeout.
+func (k *Caller) Deadline(ctx context.Context) time.Time {
+	if d, ok := ctx.Deadline(); ok {
+		return d
+	}
+	if k.cfg.Timeout() > 0 {
+		return time.Now().Add(k.cfg.Timeout())
+	}
+	return time.Time{}
+}
+
+var answerChannels = sync.Pool{New: func() any { return make(chan rpclink.Reply, 1) }} // empty channels: no shared state
+
+// callTimers are stopped timers; since Go 1.23 a stopped timer's channel is empty.
+var callTimers = sync.Pool{New: func() any {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
+}}
+
+// Exchange sends a request and waits for its answer.
+func (k *Caller) Exchange(ctx context.Context, o *Outgoing) (rpclink.Reply, error) {
+	if err := ctx.Err(); err != nil {
+		return rpclink.Reply{}, CallError("rpc: "+o.Op, o.Func, o.Peer.Name, dist.FromContext("rpc: "+o.Op, ctx))
+	}
+	if err := k.Active.Enter(ctx); err != nil {
+		return rpclink.Reply{}, err
+	}
+	defer k.Active.Leave()
+	deadline := k.Deadline(ctx)
+	for tries := 0; ; tries++ {
+		c := o.Peer.Current()
+		if c == nil {
+			var err error
+			bounded, cancel := Until(ctx, deadline)
+			c, err = o.Peer.Connect(bounded)
+			cancel()
+			if err != nil {
+				return rpclink.Reply{}, k.Failed(o, err)
+			}
+		}
+		x, again, err := k.exchangeOn(ctx, c, o, deadline)
+		if err == nil || !again || tries >= maxRepeats || !k.restBefore(ctx, tries) {
+			return x, err
+		}
+	}
+}
+
+// exchangeOn is exchange on one session. again says that the session had ended, and the request may be sent on another.
+func (k *Caller) exchangeOn(ctx context.Context, c *rpclink.Conn, o *Outgoing, deadline time.Time) (x rpclink.Reply, again bool, err error) {
+	m, wires, flags, err := o.Make(ctx, c.Cohort())
+	if err != nil {
+		return rpclink.Reply{}, false, err
+	}
+	k.cfg.Refs.FlushNow(o.Peer, wires)
+	ch := answerChannels.Get().(chan rpclink.Reply) //nolint:errcheck,forcetypeassert // only channels are put there
+	id, err := c.Begin(ctx, m, &rpclink.Pending{Ch: ch}, rpcref.HeaderForks(wires), flags, deadline)
+	if err != nil {
+		k.cfg.Refs.Undecoded(o.Peer, wires)
+		return rpclink.Reply{}, id == rpclink.Unsent || o.again(c, err), k.Failed(o, err)
+	}
+	pl := rpcplace.Of(ctx)
+	pl.Pause()
+	defer pl.Resume()
+	var own bool
+	if x, own = c.Await(id); own {
+		answerChannels.Put(ch)
+		x.Due = deadline
+		return k.receivedOn(c, o, x, wires)
+	}
+	var timeout <-chan time.Time
+	if _, has := ctx.Deadline(); !has && !deadline.IsZero() {
+		timer := callTimers.Get().(*time.Timer) //nolint:errcheck,forcetypeassert // only timers are put there
+		timer.Reset(time.Until(deadline))
+		defer func() { timer.Stop(); callTimers.Put(timer) }()
+		timeout = timer.C
+	}
+	select {
+	case x = <-ch:
+		answerChannels.Put(ch)
+		x.Due = deadline
+		return k.receivedOn(c, o, x, wires)
+	case <-ctx.Done():
+		err = dist.FromContext("rpc: "+o.Op, ctx)
+	case <-timeout:
+		err = timedOut(o.Op, k.cfg.Timeout())
+	}
+	if !c.Forget(id) { // the answer came at this moment
+		x = <-ch
+		answerChannels.Put(ch)
+		x.Due = deadline
+		return k.receivedOn(c, o, x, wires)
+	}
+	answerChannels.Put(ch)
+	c.Cancel(id)
+	k.cfg.Refs.Undelivered(o.Peer, wires)
+	return rpclink.Reply{}, false, k.Failed(o, err)
+}
+
+func (k *Caller) receivedOn(c *rpclink.Conn, o *Outgoing, x rpclink.Reply, wires []rrefcore.Wire) (rpclink.Reply, bool, error) {
+	lost := x.Err
+	x, err := k.received(o, x, wires)
+	return x, lost != nil && o.again(c, lost), err
+}
+
+func timedOut(op string, limit time.Duration) error {
+	return dist.Newf("rpc: "+op, dist.DeadlineExceeded, "RPC ran for more than set timeout (%d ms)", limit.Milliseconds())
+}
+
+// Until is [context.WithDeadline]; a zero deadline is none.
+func Until(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
+	if deadline.IsZero() {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(ctx, deadline)
+}
+
+// received looks at what came back.
+func (k *Caller) received(o *Outgoing, x rpclink.Reply, wires []rrefcore.Wire) (rpclink.Reply, error) {
+	if x.Err != nil {
+		k.cfg.Refs.Undelivered(o.Peer, wires)
+		return x, k.Failed(o, x.Err)
+	}
+	if x.Msg.Type == rpcwire.Exception {
+		err := k.cfg.Exception("rpc: "+o.Op, o.Func, o.Peer.Name, x.Msg.Payload)
+		k.cfg.Refs.Undelivered(o.Peer, wires)
+		return x, k.Failed(o, err)
+	}
+	x.Wires = wires
+	if err := o.Answered(x.Msg); err != nil {
+		return x, k.Failed(o, err)
+	}
+	return x, nil
+}
+
+// Failed is the error of a request that has failed, of which the extension is told.
+func (k *Caller) Failed(o *Outgoing, err error) error {
+	o.Lost()
+	o.Peer.Stats.Errors.Add(1)
+	if k.cfg.Remote(err) {
+		return err
+	}
+	if k.cfg.Net.Context.Err() != nil && dist.CodeOf(err) != dist.DeadlineExceeded {
+		return rpclink.ErrClosed(o.Op)
+	}
+	e := dist.Wrap("rpc: "+o.Op, dist.Unavailable, err)
+	e.Key, e.Peer = o.Func, o.Peer.Name
+	if inner, ok := err.(*dist.Error); ok { //nolint:errorlint // only the outermost
+		e.Detail = inner.Detail
+		if e.Detail == "" && inner.Err != nil {
+			e.Detail = inner.Err.Error()
+		}
+	}
+	if o.Peer.ID >= 0 {
+		e.Rank = dist.Rank(o.Peer.ID)
+	}
+	return e
+}
+
+// UnexpectedAnswer is the error of an answer of another kind than was asked for.
+func UnexpectedAnswer(fn string, p *rpclink.Peer, m *rpcwire.Message) error {
+	e := dist.Newf("rpc: call", dist.Protocol, "answered by %v", m.Type)
+	e.Key, e.Peer = fn, p.Name
+	return e
+}
+
+// Begin tells that a request of this worker starts. The event's kind is rpc.call, rpc.remote or rpc.fetch; of a call the
+// detail is its mode, "sync" or "async".
+func (k *Caller) Begin(o *Outgoing) time.Time {
+	k.UnderWay.Add(1)
+	if k.cfg.Hook == nil {
+		return time.Time{}
+	}
+	started := time.Now()
+	k.cfg.Hook.Emit(observe.Event{
+		Time: started, Kind: observe.Kind("rpc." + o.Op), Phase: observe.Begin, Rank: k.cfg.Rank, Peer: o.Peer.Name, Key: o.Func, Detail: o.Mode,
+	})
+	return started
+}
+
+// End tells that it has ended.
+func (k *Caller) End(o *Outgoing, started time.Time, err error) {
+	k.UnderWay.Add(-1)
+	if k.cfg.Hook != nil {
+		k.cfg.Hook.Emit(observe.Event{
+			Kind: observe.Kind("rpc." + o.Op), Phase: observe.End, Rank: k.cfg.Rank, Peer: o.Peer.Name, Key: o.Func, Detail: o.Mode,
+			Dur: time.Since(started), Err: err,
+		})
+	}
+}
+
+// CallError names function and worker in an error of the transport.
+func CallError(op, fn, worker string, err error) error {
+	e := dist.Wrap(op, dist.Unavailable, err)
+	e.Key, e.Peer = fn, worker
+	return e
+}

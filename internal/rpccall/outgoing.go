@@ -1,0 +1,92 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpccall
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpcseam"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// Outgoing is a request that is about to be sent. build makes it, for a Go worker or a PyTorch one.
+type Outgoing struct {
+	By       *Caller
+	Op, Func string
+	Mode     string // of a call
+	Peer     *rpclink.Peer
+	Build    func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error)
+	Repeat   func() bool // of a request that may arrive twice: whether its answer is still wanted when its link was lost
+
+	Plain    bool              // not for the extension
+	ready    *built            // built early
+	exchange *rpcseam.Exchange // how the extension takes part
+}
+
+// built is a request that was built before there was a session to send it on.
+type built struct {
+	m     *rpcwire.Message
+	wires []rrefcore.Wire
+	flags uint8
+	toGo  bool
+	err   error
+}
+
+// Early builds a request before there is a session to send it on: the caller may close or change its arguments as soon
+// as the call has returned. giveUp is for a request that is not sent at all.
+func (o *Outgoing) Early(ctx context.Context) (giveUp func()) {
+	refs := o.By.cfg.Refs
+	b := &built{toGo: o.Peer.SpeaksCohort() || o.Peer == o.By.cfg.Self}
+	b.m, b.wires, b.flags, b.err = o.Make(ctx, b.toGo)
+	o.ready = b
+	return func() {
+		o.Lost()
+		refs.Undecoded(o.Peer, b.wires)
+	}
+}
+
+// Make builds the message of a request and lets the extension take part. The message must be sent, or lost be called.
+func (o *Outgoing) Make(ctx context.Context, toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+	if b := o.ready; b != nil {
+		o.ready = nil
+		if b.err != nil || b.toGo == toGo {
+			return b.m, b.wires, b.flags, b.err
+		}
+		o.Lost() // it turned out to be another kind of worker
+		o.By.cfg.Refs.Undecoded(o.Peer, b.wires)
+	}
+	m, wires, flags, err := o.Build(toGo)
+	if err != nil || o.By.cfg.Outgoing == nil || o.Plain {
+		return m, wires, flags, err
+	}
+	o.exchange, err = o.By.cfg.Outgoing(ctx, o.Peer, o.Func, m)
+	if err != nil {
+		o.By.cfg.Refs.Undecoded(o.Peer, wires)
+		return nil, nil, 0, err
+	}
+	if o.exchange != nil {
+		m = o.exchange.Message
+	}
+	return m, wires, flags, nil
+}
+
+// Lost tells the extension that there is no answer.
+func (o *Outgoing) Lost() {
+	if x := o.exchange; x != nil {
+		o.exchange = nil
+		x.Lost()
+	}
+}
+
+// Answered tells the extension that the answer has come.
+func (o *Outgoing) Answered(m *rpcwire.Message) error {
+	x := o.exchange
+	if x == nil {
+		return nil
+	}
+	o.exchange = nil
+	return x.Answered(m)
+}
