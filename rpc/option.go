@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/quietlog"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
@@ -216,7 +217,7 @@ func newConfig(opts []Option) (*config, error) {
 	if c.registry == nil {
 		c.registry = NewRegistry()
 	}
-	c.logger = slog.New(newQuietHandler(c.logger.Handler()))
+	c.logger = slog.New(quietlog.New(c.logger.Handler()))
 	if c.worldSize > 0 && (c.rank < 0 || c.rank >= c.worldSize) {
 		return nil, dist.Newf("rpc: join", dist.InvalidArgument, "a static world of %d workers needs WithRank(0..%d)", c.worldSize, c.worldSize-1)
 	}

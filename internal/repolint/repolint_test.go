@@ -48,7 +48,7 @@ pure: internal/rrefcore internal/backcore internal/gloo/wire internal/gloo/match
       internal/portowner rendezvous
       group
       autograd/ddp
-      internal/aten internal/rpcseam internal/rpcworld internal/rpcplace
+      internal/aten internal/rpcseam internal/rpcworld internal/rpcplace internal/quietlog
       internal/rpclink internal/rpcref internal/rpccall
       rpc rpc/operators
       autograd/dist

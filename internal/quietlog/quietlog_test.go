@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package quietlog
 
 import (
 	"bytes"
@@ -16,14 +16,11 @@ import (
 func TestLogIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		c, err := newConfig([]Option{WithLogger(slog.New(slog.NewTextHandler(&out, nil)))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		logger := slog.New(New(slog.NewTextHandler(&out, nil)))
 		for range 12_000 {
-			c.logger.With(slog.String("peer", "w1")).Warn("control frame dropped")
+			logger.With(slog.String("peer", "w1")).Warn("control frame dropped")
 		}
-		c.logger.Warn("something else")
+		logger.Warn("something else")
 		if n := strings.Count(out.String(), "control frame dropped"); n != logLines {
 			t.Errorf("%d lines of the same text", n)
 		}
@@ -31,7 +28,7 @@ func TestLogIsBounded(t *testing.T) {
 			t.Error("another text was left out")
 		}
 		time.Sleep(logWindow)
-		c.logger.Warn("control frame dropped")
+		logger.Warn("control frame dropped")
 		if !strings.Contains(out.String(), "left_out=11900") {
 			t.Error("nobody is told how many lines are missing")
 		}

@@ -1,7 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+// Package quietlog keeps peers from filling a log: it writes only so many lines of the same text in a while.
+package quietlog
 
 import (
 	"context"
@@ -17,13 +18,13 @@ const (
 	logWindow = 10 * time.Second
 )
 
-// quietHandler writes no more than so many lines of the same text.
-type quietHandler struct {
+// Handler writes no more than so many lines of the same text.
+type Handler struct {
 	slog.Handler
 	lines *lineCounts
 }
 
-// lineCounts are the lines of each text. Texts are constants of this package, so they are few.
+// lineCounts are the lines of each text. Texts are constants of a program, so they are few.
 type lineCounts struct {
 	mu struct {
 		sync.Mutex
@@ -36,8 +37,9 @@ type lineCount struct {
 	n, left int
 }
 
-func newQuietHandler(h slog.Handler) *quietHandler {
-	q := &quietHandler{Handler: h, lines: &lineCounts{}}
+// New returns a handler that passes lines on to h.
+func New(h slog.Handler) *Handler {
+	q := &Handler{Handler: h, lines: &lineCounts{}}
 	q.lines.mu.of = map[string]*lineCount{}
 	return q
 }
@@ -63,7 +65,7 @@ func (l *lineCounts) allow(text string, now time.Time) (leftOut int, ok bool) {
 }
 
 // Handle writes a line, unless there were too many like it.
-func (q *quietHandler) Handle(ctx context.Context, r slog.Record) error {
+func (q *Handler) Handle(ctx context.Context, r slog.Record) error {
 	leftOut, ok := q.lines.allow(r.Message, r.Time)
 	if !ok {
 		return nil
@@ -76,11 +78,11 @@ func (q *quietHandler) Handle(ctx context.Context, r slog.Record) error {
 }
 
 // WithAttrs keeps the counts.
-func (q *quietHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &quietHandler{Handler: q.Handler.WithAttrs(attrs), lines: q.lines}
+func (q *Handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &Handler{Handler: q.Handler.WithAttrs(attrs), lines: q.lines}
 }
 
 // WithGroup keeps the counts.
-func (q *quietHandler) WithGroup(name string) slog.Handler {
-	return &quietHandler{Handler: q.Handler.WithGroup(name), lines: q.lines}
+func (q *Handler) WithGroup(name string) slog.Handler {
+	return &Handler{Handler: q.Handler.WithGroup(name), lines: q.lines}
 }
