@@ -46,7 +46,6 @@ type Agent struct {
 	idle    chan *request // taken by goroutines that have no request
 	idlers  atomic.Int64
 	refs    *rpcref.Refs
-	gathers *rpcworld.Gathers
 
 	extension *extension
 	caller    *rpccall.Caller
@@ -110,7 +109,6 @@ func newAgent(st store.Store, name string, cfg *config) *Agent {
 	}
 	a.limiter = rpcplace.New(cfg.concurrency, cfg.queue, func(t rpcplace.Task) { a.spawn(t.(*request)) }) //nolint:errcheck,forcetypeassert // only requests enter
 	a.timeout.Store(int64(cfg.timeout))
-	a.gathers = rpcworld.NewGathers()
 	a.world = rpcworld.New(st, rpcworld.Config{
 		Name: name, Rank: cfg.rank, Size: cfg.worldSize, Round: cfg.round, Logger: cfg.logger,
 		Entry: rpcworld.Entry{Epoch: a.epoch, Secret: a.secret}, Cohort: slices.Contains(cfg.transports, TransportCohort),

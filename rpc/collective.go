@@ -45,7 +45,7 @@ func AllGather[T any](ctx context.Context, a *Agent, value T, names ...string) (
 			defer cancel()
 		}
 	}
-	got, err := a.gatherAmong(ctx, value, names, false)
+	got, err := a.world.AllGather(ctx, members{a}, value, names, false)
 	if err != nil {
 		return nil, err
 	}

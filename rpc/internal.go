@@ -17,17 +17,14 @@ import (
 
 // The functions that PyTorch workers call at each other, by their Python names, and our own.
 const (
-	gatherToLeader       = "torch.distributed.rpc.api._gather_to_leader"
-	broadcastToFollowers = "torch.distributed.rpc.api._broadcast_to_followers"
-	deviceInfos          = "torch.distributed.rpc.backend_registry._get_device_infos"
-	updateMembership     = "torch.distributed.rpc._utils._update_group_membership"
-	typeOnOwner          = "torch.distributed.rpc.api._rref_typeof_on_owner"
-	localInvoke          = "torch.distributed.rpc.rref_proxy._local_invoke"
-	localInvokeAsync     = "torch.distributed.rpc.rref_proxy._local_invoke_async_execution"
-	gatherLost           = "cohort.rpc.gather_lost"
-	debugInfo            = "cohort.rpc.debug_info"
-	refsInfo             = "cohort.rpc.references"
-	handlerNames         = "cohort.rpc.handlers"
+	deviceInfos      = "torch.distributed.rpc.backend_registry._get_device_infos"
+	updateMembership = "torch.distributed.rpc._utils._update_group_membership"
+	typeOnOwner      = "torch.distributed.rpc.api._rref_typeof_on_owner"
+	localInvoke      = "torch.distributed.rpc.rref_proxy._local_invoke"
+	localInvokeAsync = "torch.distributed.rpc.rref_proxy._local_invoke_async_execution"
+	debugInfo        = "cohort.rpc.debug_info"
+	refsInfo         = "cohort.rpc.references"
+	handlerNames     = "cohort.rpc.handlers"
 )
 
 // internal returns the handler of one of PyTorch's own functions.
@@ -44,11 +41,11 @@ func (a *Agent) internal(name string) *handler {
 	}
 	var fn func(ctx context.Context, r *Request) (any, error)
 	switch name {
-	case gatherToLeader:
+	case rpcworld.FuncToLeader:
 		fn = a.serveGather
-	case broadcastToFollowers:
+	case rpcworld.FuncToFollowers:
 		fn = a.serveBroadcast
-	case gatherLost:
+	case rpcworld.FuncGatherLost:
 		fn = a.serveGatherLost
 	case deviceInfos:
 		fn = func(context.Context, *Request) (any, error) { return Tuple{0, &Dict{}, []any{}}, nil }
@@ -93,7 +90,7 @@ func (a *Agent) serveGather(_ context.Context, r *Request) (any, error) {
 	if !ok1 || !ok2 || err != nil {
 		return nil, wrongArguments(r)
 	}
-	return nil, gatherRefusal(a.gathers.ToLeader(id, from, r.Args[2], names, a.isGo(r.From.Name)))
+	return nil, gatherRefusal(a.world.Gathers.ToLeader(id, from, r.Args[2], names, a.isGo(r.From.Name)))
 }
 
 func (a *Agent) serveBroadcast(_ context.Context, r *Request) (any, error) {
@@ -105,7 +102,7 @@ func (a *Agent) serveBroadcast(_ context.Context, r *Request) (any, error) {
 	if !ok1 || !ok2 {
 		return nil, wrongArguments(r)
 	}
-	return nil, gatherRefusal(a.gathers.ToFollower(id, objects, a.isGo(r.From.Name)))
+	return nil, gatherRefusal(a.world.Gathers.ToFollower(id, objects, a.isGo(r.From.Name)))
 }
 
 // serveGatherLost is told by a Go leader that an all-gather cannot come to its end.
@@ -120,17 +117,7 @@ func (a *Agent) serveGatherLost(_ context.Context, r *Request) (any, error) {
 	if !ok1 || !ok2 || err != nil || len(names) == 0 || slices.Min(names) != r.From.Name {
 		return nil, wrongArguments(r)
 	}
-	return nil, a.gathers.Fail(id, names, a.deathOf(worker, "the leader "+r.From.Name+" has found that its process has ended"))
-}
-
-// deathOf is the error of whoever waited for a worker that died.
-func (a *Agent) deathOf(worker, how string) *dist.Error {
-	e := dist.New("rpc: worker", dist.PeerLost, how)
-	e.Peer = worker
-	if p, err := a.net.Peer(worker); err == nil && p.ID >= 0 {
-		e.Rank = dist.Rank(p.ID)
-	}
-	return e
+	return nil, a.world.Gathers.Fail(id, names, rpcworld.Death(members{a}, worker, "the leader "+r.From.Name+" has found that its process has ended"))
 }
 
 // serveMembership is told that a worker of a dynamic world joins or leaves.

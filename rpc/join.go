@@ -11,6 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/store"
 )
 
 // startStatic joins a world of a given size: PyTorch's exact order, since its workers wait for each step.
@@ -22,13 +23,13 @@ func (a *Agent) startStatic(ctx context.Context) error {
 	if err := a.world.ComeTogether(ctx); err != nil {
 		return err
 	}
-	var devices *deviceExchange
+	var devices *rpcworld.Devices
 	if a.world.Mixed() {
 		var err error
-		if devices, err = a.exchangeDevices(ctx); err != nil {
+		if devices, err = a.world.ExchangeDevices(ctx, a.cfg.hook, a.storeAddr()); err != nil {
 			return err
 		}
-		defer devices.close()
+		defer devices.Close()
 	}
 	names, err := a.world.Names(ctx, a.addr)
 	if err != nil {
@@ -44,24 +45,35 @@ func (a *Agent) startStatic(ctx context.Context) error {
 		}
 		a.net.AddPeer(name, rrefcore.Worker(id), addr, entry)
 	}
-	if err := a.gathers.First(names, func() (int, error) { return a.askForGathers(ctx, names, true) }); err != nil {
+	if err := a.world.Gathers.First(names, func() (int, error) { return a.world.AskForGathers(ctx, members{a}, names, true) }); err != nil {
 		return fmt.Errorf("ask how many all-gathers there were in earlier rounds: %w", err)
 	}
 	if _, err := a.allGather(ctx, nil); err != nil {
 		return err
 	}
 	if devices != nil {
-		return devices.barrier(ctx)
+		return devices.Barrier(ctx)
 	}
 	return nil
+}
+
+// allGather exchanges an object with all workers of a static world.
+func (a *Agent) allGather(ctx context.Context, object any) (*rpcwire.Dict, error) {
+	names := []string{a.name}
+	for _, w := range a.Workers() {
+		if w.Name != a.name {
+			names = append(names, w.Name)
+		}
+	}
+	return a.world.AllGather(ctx, members{a}, object, names, true)
 }
 
 // members is the agent as its membership calls and watches the other workers.
 type members struct{ a *Agent }
 
 var (
-	_ rpcworld.Caller  = members{}
-	_ rpcworld.Watched = members{}
+	_ rpcworld.Caller = members{}
+	_ rpcworld.Party  = members{}
 )
 
 func (m members) Listen(id int) (string, error) {
@@ -87,6 +99,20 @@ func (m members) Tell(ctx context.Context, name string, comes bool) error {
 	me := rpcwire.WorkerInfo{Name: m.a.name, ID: rpcwire.WorkerID(m.a.id)}
 	return m.a.callAgain(ctx, name, updateMembership, []any{me, []any{}, &Dict{}, comes})
 }
+
+func (m members) Call(ctx context.Context, name, fn string, args []any) error {
+	return m.a.callAgain(ctx, name, fn, args)
+}
+
+func (m members) Ask(ctx context.Context, into any, name, fn string, args ...any) error {
+	v, err := m.a.call(ctx, name, fn, args)
+	if err != nil {
+		return err
+	}
+	return rpcwire.Assign(into, v)
+}
+
+func (m members) Closed() <-chan struct{} { return m.a.net.Context.Done() }
 
 func (m members) Gone(err error) bool { return errors.Is(err, rpcworld.ErrRefused) }
 
@@ -132,4 +158,15 @@ func (a *Agent) left(name string, id rrefcore.Worker) {
 	a.net.PeerDied(p)
 	a.net.RemovePeer(name)
 	a.world.Forget(name)
+}
+
+// storeAddr returns where the store is, if it has an address.
+func (a *Agent) storeAddr() string {
+	if a.cfg.storeAddr != "" {
+		return a.cfg.storeAddr
+	}
+	if s, ok := store.UnderlyingNonPrefix(a.world.Store()).(interface{ Addr() string }); ok {
+		return s.Addr()
+	}
+	return ""
 }

@@ -93,7 +93,7 @@ func (a *Agent) shutdownStatic(ctx context.Context) error {
 	if a.cfg.worldSize > 1 {
 		if err := a.phase(ctx, "wait for all workers", func(ctx context.Context) error {
 			_, err := a.allGather(ctx, nil)
-			a.blame(ctx, err)
+			a.world.Blame(ctx, members{a}, err)
 			return err
 		}); err != nil {
 			return err
@@ -102,7 +102,9 @@ func (a *Agent) shutdownStatic(ctx context.Context) error {
 	if err := a.phase(ctx, "release references", a.drainRefs); err != nil {
 		a.cfg.logger.Warn("references were not released in time", slog.String("worker", a.name), slog.String("err", err.Error()))
 	}
-	return a.phase(ctx, "wait for calls under way", a.joinStatic)
+	return a.phase(ctx, "wait for calls under way", func(ctx context.Context) error {
+		return a.world.EndStatic(ctx, members{a}, &a.caller.Active)
+	})
 }
 
 func (a *Agent) shutdownDynamic(ctx context.Context) error {
@@ -113,7 +115,9 @@ func (a *Agent) shutdownDynamic(ctx context.Context) error {
 	if err := a.phase(ctx, "wait for calls under way", a.caller.Active.Idle); err != nil {
 		return err
 	}
-	return a.phase(ctx, "tell the others", func(ctx context.Context) error { return a.world.Leave(ctx, members{a}, a.others) })
+	return a.phase(ctx, "tell the others", func(ctx context.Context) error {
+		return a.world.Leave(ctx, members{a}, func() []string { return a.world.Others(members{a}) })
+	})
 }
 
 // drainRefs deletes the references held here and waits until the own objects are released too.

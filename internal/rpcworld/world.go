@@ -40,6 +40,9 @@ type World struct {
 	round int
 	mixed bool // a static world with PyTorch workers
 
+	// Gathers are the all-gathers of this worker.
+	Gathers *Gathers
+
 	mu struct {
 		sync.Mutex
 		isGo map[string]bool // as far as the store was asked
@@ -49,7 +52,7 @@ type World struct {
 
 // New returns the view of a worker that has not joined.
 func New(st store.Store, cfg Config) *World {
-	w := &World{cfg: cfg, base: st}
+	w := &World{cfg: cfg, base: st, Gathers: NewGathers()}
 	w.mu.isGo = map[string]bool{}
 	w.Enter(max(cfg.Round, 0))
 	return w

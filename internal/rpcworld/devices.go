@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpcworld
 
 import (
 	"context"
@@ -13,27 +13,29 @@ import (
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// deviceExchange is the gloo group by which PyTorch's workers tell each other their devices.
-type deviceExchange struct {
+// Devices is the gloo group by which PyTorch's workers tell each other their devices.
+type Devices struct {
 	mesh   *gloo.Mesh
 	engine *gloo.Engine
 }
 
-func (d *deviceExchange) close() { _ = d.mesh.Close() }
+// Close ends the group.
+func (d *Devices) Close() { _ = d.mesh.Close() }
 
-func (d *deviceExchange) barrier(ctx context.Context) error {
+// Barrier is the last step of a static world's start.
+func (d *Devices) Barrier(ctx context.Context) error {
 	return d.engine.Run(ctx, &coll.Request{Kind: coll.Barrier, Tag: 2})
 }
 
-// exchangeDevices builds the group and takes part in its two all-gathers: sizes, then pickles of name and devices. A Go
+// ExchangeDevices builds the group and takes part in its two all-gathers: sizes, then pickles of name and devices. A Go
 // worker has no devices but the CPU.
-func (a *Agent) exchangeDevices(ctx context.Context) (*deviceExchange, error) {
-	rank, size := a.cfg.rank, a.cfg.worldSize
-	cfg := gloo.Config{Rank: rank, Size: size, Store: a.world.Store(), Logger: a.cfg.logger, Hook: a.cfg.hook, Group: "rpc", StoreAddr: a.storeAddr()}
+func (w *World) ExchangeDevices(ctx context.Context, hook observe.Hook, storeAddr string) (*Devices, error) {
+	rank, size := w.cfg.Rank, w.cfg.Size
+	cfg := gloo.Config{Rank: rank, Size: size, Store: w.st, Logger: w.cfg.Logger, Hook: hook, Group: "rpc", StoreAddr: storeAddr}
 	if names := os.Getenv("GLOO_SOCKET_IFNAME"); names != "" {
 		cfg.Devices = strings.Split(names, ",")[:1]
 	}
@@ -41,12 +43,12 @@ func (a *Agent) exchangeDevices(ctx context.Context) (*deviceExchange, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &deviceExchange{mesh: mesh, engine: gloo.NewEngine(mesh)}
-	fail := func(err error) (*deviceExchange, error) {
-		d.close()
+	d := &Devices{mesh: mesh, engine: gloo.NewEngine(mesh)}
+	fail := func(err error) (*Devices, error) {
+		d.Close()
 		return nil, err
 	}
-	own, err := (&rpcwire.Encoder{}).Pickle(Tuple{a.name, 0, &Dict{}, []any{}})
+	own, err := (&rpcwire.Encoder{}).Pickle(rpcwire.Tuple{w.cfg.Name, 0, &rpcwire.Dict{}, []any{}})
 	if err != nil {
 		return fail(err)
 	}
@@ -70,15 +72,4 @@ func (a *Agent) exchangeDevices(ctx context.Context) (*deviceExchange, error) {
 		return fail(err)
 	}
 	return d, nil
-}
-
-// storeAddr returns where the store is, if it has an address.
-func (a *Agent) storeAddr() string {
-	if a.cfg.storeAddr != "" {
-		return a.cfg.storeAddr
-	}
-	if s, ok := store.UnderlyingNonPrefix(a.world.Store()).(interface{ Addr() string }); ok {
-		return s.Addr()
-	}
-	return ""
 }
