@@ -158,7 +158,7 @@ func TestDemoOnATerminal(t *testing.T) {
 		{"dumb", []string{"TERM=dumb"}, []string{"joined as rank 1 of 2"}, []string{"\x1b"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := onTerminal(t, c.env, "demo", "--workers", "2")
+			p := onTerminal(t, c.env, "demo", "--workers", "2", "--torch", "never")
 			if code := p.ends(); code != 0 {
 				t.Errorf("exit code %d\n%q", code, p.text())
 			}

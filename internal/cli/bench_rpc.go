@@ -5,6 +5,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
@@ -142,7 +144,16 @@ func (a *app) benchRPCWorker(ctx context.Context, addr, name string, rank, size 
 	return err
 }
 
+// benchRPC measures; when another process takes the port that was free a moment ago, with another one.
 func (a *app) benchRPC(ctx context.Context, load *benchLoad, transport string) error {
+	for try := 0; ; try++ {
+		if err := a.benchRPCOnce(ctx, load, transport); try == 3 || !errors.Is(err, dist.AlreadyExists) {
+			return err
+		}
+	}
+}
+
+func (a *app) benchRPCOnce(ctx context.Context, load *benchLoad, transport string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	opts, err := benchTransports(transport)

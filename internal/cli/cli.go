@@ -50,7 +50,8 @@ func System() IO { return IO{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Geten
 // app carries what all commands share.
 type app struct {
 	IO
-	json bool
+	json    bool
+	signals <-chan os.Signal // those of "cohort run", which takes them itself
 }
 
 // Main runs the command line args (without the program's name) and returns the exit code. SIGINT and SIGTERM end the
@@ -59,9 +60,15 @@ func Main(args []string, streams IO) int {
 	if len(args) == 1 && args[0] == keeperName {
 		return launch.KeeperMain()
 	}
-	ctx, stop := signalContext()
-	defer stop()
 	a := &app{IO: streams}
+	ctx := context.Background()
+	var stop func()
+	if i := slices.IndexFunc(args, func(s string) bool { return !strings.HasPrefix(s, "-") }); i >= 0 && args[i] == runName {
+		a.signals, stop = jobSignals() // from the start: one that came before would be lost
+	} else {
+		ctx, stop = signalContext()
+	}
+	defer stop()
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(streams.In)

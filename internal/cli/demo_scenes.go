@@ -195,15 +195,18 @@ What to try next:
 // sceneOutput shows what the workers of a scene print. hangs is closed once a rank hangs.
 type sceneOutput struct {
 	*scenes
-	mu     sync.Mutex
-	hangs  chan struct{}
-	silent bool
+	hangs chan struct{} // or nil
+
+	mu struct {
+		sync.Mutex
+		hung, silent bool
+	}
 }
 
 func (o *sceneOutput) silence() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.silent = true
+	o.mu.silent = true
 }
 
 // hangWords is what a rank says before it hangs.
@@ -212,15 +215,15 @@ const hangWords = "loads the next batch"
 func (o *sceneOutput) Write(text []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.silent {
+	if o.mu.silent {
 		return len(text), nil
 	}
 	for line := range strings.Lines(string(text)) {
 		o.tell("line", "  "+tui.Printable(strings.TrimRight(line, "\n")))
 	}
-	if o.hangs != nil && bytes.Contains(text, []byte(hangWords)) {
+	if o.hangs != nil && !o.mu.hung && bytes.Contains(text, []byte(hangWords)) {
+		o.mu.hung = true
 		close(o.hangs)
-		o.hangs = nil
 	}
 	return len(text), nil
 }

@@ -4,7 +4,6 @@
 package cli
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,9 +23,12 @@ import (
 // keeperName is the hidden command that a launcher starts itself with: see package keeper.
 const keeperName = "keeper"
 
+// runName is the command that takes signals in its own way.
+const runName = "run"
+
 func (a *app) runCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "run [OPTIONS] [--] PROGRAM [ARGUMENTS] | -f FILE",
+		Use:   runName + " [OPTIONS] [--] PROGRAM [ARGUMENTS] | -f FILE",
 		Short: "Start the workers of a job, watch them, restart them, explain failures",
 		Long: strings.TrimSpace(`
 Start a program several times, as torchrun does, with the environment that
@@ -83,10 +85,7 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 	for _, note := range o.Notes {
 		_, _ = fmt.Fprintln(a.Err, "cohort:", note)
 	}
-	signals, stop := jobSignals()
-	defer stop()
-	// The signals that end a command end the job in its own way.
-	report, err := launch.Run(context.WithoutCancel(cmd.Context()), o.Config, screen, signals)
+	report, err := launch.Run(cmd.Context(), o.Config, screen, a.signals)
 	if err != nil && report == nil {
 		return err
 	}
