@@ -30,9 +30,19 @@ type Rule interface {
 	// Rate is the learning rate to begin with.
 	Rate() float64
 	check() error
-	slots() int // tensors of state per parameter
+	slots() slots
+	// group is the rule as an entry of PyTorch's param_groups; withGroup is the rule with the numbers of one.
+	group(lr float64) any
+	withGroup(text []byte) (Rule, error)
 	step32(p *param, w, g []float32, lr float64)
 	step64(p *param, w, g []float64, lr float64)
+}
+
+// slots says what a rule remembers of each parameter: tensors of the parameter's type and shape.
+type slots struct {
+	names   [3]string // PyTorch's; "" where there is none
+	initial float64
+	counted bool // PyTorch remembers the number of steps too
 }
 
 // param is a parameter with what the rule remembers about it.
@@ -118,18 +128,28 @@ func (o *Optimizer) step(p *param, g *tensor.Tensor) error {
 	if err != nil {
 		return err
 	}
-	if p.steps == 0 {
-		for i := range o.rule.slots() {
-			if p.state[i], err = tensor.New(p.v.DType(), p.v.Shape()...); err != nil {
-				return err
-			}
-		}
+	if err := p.remember(o.rule.slots()); err != nil {
+		return err
 	}
 	p.steps++
 	if p.v.DType() == tensor.Float32 {
 		return run(o.rule.step32, p, g, o.lr)
 	}
 	return run(o.rule.step64, p, g, o.lr)
+}
+
+// remember makes the tensors of a rule that are not there yet.
+func (p *param) remember(s slots) error {
+	for i, name := range s.names {
+		if name == "" || p.state[i] != nil {
+			continue
+		}
+		var err error
+		if p.state[i], err = tensor.Full(p.v.DType(), s.initial, p.v.Shape()...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func run[T float32 | float64](step func(p *param, w, g []T, lr float64), p *param, g *tensor.Tensor, lr float64) error {
@@ -145,11 +165,14 @@ func run[T float32 | float64](step func(p *param, w, g []T, lr float64), p *para
 	return nil
 }
 
-// slot is the i-th state of a parameter; its type was chosen with the parameter's.
+// slot is the i-th state of a parameter, nil where its rule has none; its type was chosen with the parameter's.
 func slot[T float32 | float64](p *param, i int) []T {
+	if p.state[i] == nil {
+		return nil
+	}
 	data, err := tensor.Data[T](p.state[i])
 	if err != nil {
-		panic(err) // made by New: dense and of this type
+		panic(err) // made by remember: dense and of this type
 	}
 	return data
 }

@@ -12,8 +12,11 @@ import (
 
 // SGD is gradient descent, with momentum when that is not 0. It corresponds to torch.optim.SGD.
 type SGD struct {
-	LR, Momentum, Dampening, WeightDecay float64
-	Nesterov                             bool
+	LR          float64 `json:"lr"`
+	Momentum    float64 `json:"momentum"`
+	Dampening   float64 `json:"dampening"`
+	WeightDecay float64 `json:"weight_decay"`
+	Nesterov    bool    `json:"nesterov"`
 }
 
 // Rate returns LR.
@@ -26,11 +29,11 @@ func (r SGD) check() error {
 	return errors.Join(notNegative("learning rate", r.LR), notNegative("momentum value", r.Momentum), notNegative("weight_decay value", r.WeightDecay))
 }
 
-func (r SGD) slots() int {
+func (r SGD) slots() slots {
 	if r.Momentum != 0 {
-		return 1
+		return slots{names: [3]string{"momentum_buffer"}}
 	}
-	return 0
+	return slots{}
 }
 
 func (r SGD) step32(p *param, w, g []float32, lr float64) { sgd(r, p, w, g, lr) }
@@ -41,10 +44,7 @@ func sgd[T blas.Float](r SGD, p *param, w, g []T, lr float64) {
 		blas.AXPY(T(-lr), g, w)
 		return
 	}
-	var buf []T
-	if r.Momentum != 0 {
-		buf = slot[T](p, 0)
-	}
+	buf := slot[T](p, 0)
 	decay, momentum, rest, rate := T(r.WeightDecay), T(r.Momentum), T(1-r.Dampening), T(-lr)
 	for i, d := range g {
 		if decay != 0 {
@@ -80,7 +80,9 @@ func (r Adam) check() error {
 	return errors.Join(notNegative("learning rate", r.LR), notNegative("epsilon value", r.Eps), notNegative("weight_decay value", r.WeightDecay))
 }
 
-func (r Adam) slots() int { return 2 }
+func (r Adam) slots() slots {
+	return slots{names: [3]string{"exp_avg", "exp_avg_sq"}, counted: true}
+}
 
 func (r Adam) step32(p *param, w, g []float32, lr float64) { adam(r, false, p, w, g, lr) }
 func (r Adam) step64(p *param, w, g []float64, lr float64) { adam(r, false, p, w, g, lr) }
@@ -93,7 +95,7 @@ type AdamW struct{ LR, Beta1, Beta2, Eps, WeightDecay float64 }
 func (r AdamW) Rate() float64 { return r.LR }
 
 func (r AdamW) check() error { return Adam(r).check() }
-func (r AdamW) slots() int   { return 2 }
+func (r AdamW) slots() slots { return Adam(r).slots() }
 
 func (r AdamW) step32(p *param, w, g []float32, lr float64) { adam(Adam(r), true, p, w, g, lr) }
 func (r AdamW) step64(p *param, w, g []float64, lr float64) { adam(Adam(r), true, p, w, g, lr) }
@@ -122,7 +124,13 @@ func adam[T blas.Float](r Adam, apart bool, p *param, w, g []T, lr float64) {
 
 // Adagrad divides by the root of the sum of all squares. Eps of 0 means PyTorch's 1e-10. It corresponds to
 // torch.optim.Adagrad.
-type Adagrad struct{ LR, LRDecay, WeightDecay, InitialAccumulator, Eps float64 }
+type Adagrad struct {
+	LR                 float64 `json:"lr"`
+	LRDecay            float64 `json:"lr_decay"`
+	WeightDecay        float64 `json:"weight_decay"`
+	InitialAccumulator float64 `json:"initial_accumulator_value"`
+	Eps                float64 `json:"eps"`
+}
 
 // Rate returns LR.
 func (r Adagrad) Rate() float64 { return r.LR }
@@ -132,18 +140,15 @@ func (r Adagrad) check() error {
 		notNegative("initial_accumulator_value value", r.InitialAccumulator), notNegative("epsilon value", r.Eps))
 }
 
-func (r Adagrad) slots() int { return 1 }
+func (r Adagrad) slots() slots {
+	return slots{names: [3]string{"sum"}, counted: true, initial: r.InitialAccumulator}
+}
 
 func (r Adagrad) step32(p *param, w, g []float32, lr float64) { adagrad(r, p, w, g, lr) }
 func (r Adagrad) step64(p *param, w, g []float64, lr float64) { adagrad(r, p, w, g, lr) }
 
 func adagrad[T blas.Float](r Adagrad, p *param, w, g []T, lr float64) {
 	sum := slot[T](p, 0)
-	if p.steps == 1 {
-		for i := range sum {
-			sum[i] = T(r.InitialAccumulator)
-		}
-	}
 	rate, decay, eps := T(lr/(1+float64(p.steps-1)*r.LRDecay)), T(r.WeightDecay), T(or(r.Eps, 1e-10))
 	for i, d := range g {
 		if decay != 0 {
@@ -157,8 +162,12 @@ func adagrad[T blas.Float](r Adagrad, p *param, w, g []T, lr float64) {
 // RMSprop divides by a running root mean square. Alpha and Eps of 0 mean PyTorch's 0.99 and 1e-8. It corresponds to
 // torch.optim.RMSprop.
 type RMSprop struct {
-	LR, Alpha, Eps, WeightDecay, Momentum float64
-	Centered                              bool
+	LR          float64 `json:"lr"`
+	Alpha       float64 `json:"alpha"`
+	Eps         float64 `json:"eps"`
+	WeightDecay float64 `json:"weight_decay"`
+	Momentum    float64 `json:"momentum"`
+	Centered    bool    `json:"centered"`
 }
 
 // Rate returns LR.
@@ -169,7 +178,16 @@ func (r RMSprop) check() error {
 		notNegative("weight_decay value", r.WeightDecay), notNegative("alpha value", r.Alpha))
 }
 
-func (r RMSprop) slots() int { return 3 }
+func (r RMSprop) slots() slots {
+	s := slots{names: [3]string{"square_avg"}, counted: true}
+	if r.Momentum > 0 {
+		s.names[1] = "momentum_buffer"
+	}
+	if r.Centered {
+		s.names[2] = "grad_avg"
+	}
+	return s
+}
 
 func (r RMSprop) step32(p *param, w, g []float32, lr float64) { rmsprop(r, p, w, g, lr) }
 func (r RMSprop) step64(p *param, w, g []float64, lr float64) { rmsprop(r, p, w, g, lr) }

@@ -25,11 +25,17 @@ def load(path):
     return out
 
 
-def save(path, tensors):
-    header, blobs, at = {"__metadata__": {"format": "pt"}}, [], 0
+def metadata(path):
+    data = open(path, "rb").read()
+    (n,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8:8 + n])["__metadata__"]
+
+
+def save(path, tensors, **metadata):
+    header, blobs, at = {"__metadata__": {"format": "pt", **metadata}}, [], 0
     for name, t in tensors.items():
         raw = bytes(t.detach().contiguous().view(-1).numpy().tobytes())
-        header[name] = {"dtype": "F32", "shape": list(t.shape), "data_offsets": [at, at + len(raw)]}
+        header[name] = {"dtype": {torch.float32: "F32", torch.float64: "F64"}[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + len(raw)]}
         blobs.append(raw)
         at += len(raw)
     text = json.dumps(header).encode()
@@ -80,6 +86,27 @@ def optimizer(r):
             torch.nn.utils.clip_grad_norm_([p], r["clip"])
         opt.step()
         out.append(p.detach().double().tolist())
+    return out
+
+
+def resume(r):
+    """Go on with the optimizer's state of a file, and save it again."""
+    p = torch.tensor(r["start"], dtype=getattr(torch, r["dtype"]), requires_grad=True)
+    opt = getattr(torch.optim, r["name"])([p], lr=123)
+    state = {}
+    for key, t in load(r["file"]).items():
+        _, i, name = key.split(".")
+        state.setdefault(int(i), {})[name] = t
+    opt.load_state_dict({"state": state, "param_groups": json.loads(metadata(r["file"])["param_groups"])})
+    out = []
+    for g in r["grads"]:
+        p.grad = torch.tensor(g, dtype=p.dtype)
+        opt.step()
+        out.append(p.detach().double().tolist())
+    d = opt.state_dict()
+    tensors = {f"state.{i}.{name}": torch.as_tensor(t, dtype=None if isinstance(t, torch.Tensor) else torch.float32)
+               for i, s in d["state"].items() for name, t in s.items() if t is not None}
+    save(r["save"], tensors, param_groups=json.dumps(d["param_groups"]))
     return out
 
 

@@ -1,0 +1,193 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package optim_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/optim"
+	"github.com/cohort-dist/cohort/tensor"
+	"github.com/cohort-dist/cohort/tensor/safetensors"
+)
+
+// stepped makes an optimizer of two parameters and runs steps from..to with gradients that depend on the step only. The
+// second parameter has no gradient before step 3.
+func stepped(t *testing.T, opt *optim.Optimizer, params []*autograd.Variable, from, to int) {
+	t.Helper()
+	for i := from; i < to; i++ {
+		r := rand.New(rand.NewPCG(uint64(i), 1))
+		err := opt.StepWith(func(v *autograd.Variable) *tensor.Tensor {
+			g := []float64{r.NormFloat64(), r.NormFloat64()}
+			if v == params[1] && i < 3 {
+				return nil
+			}
+			return autograd.Constant(tensor.Must(tensor.From(g))).To(v.DType()).Data()
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func fresh() []*autograd.Variable {
+	return []*autograd.Variable{parameter(1, 2), autograd.Parameter(tensor.Must(tensor.From([]float32{3, 4})))}
+}
+
+func copyOf(t *testing.T, params []*autograd.Variable) []*autograd.Variable {
+	t.Helper()
+	var out []*autograd.Variable
+	for _, v := range params {
+		out = append(out, autograd.Parameter(tensor.Must(v.Data().Clone())))
+	}
+	return out
+}
+
+// TestResume: a run that is saved at any step and loaded into a new optimizer, made with other numbers, ends with the same
+// bits as one that is not interrupted.
+func TestResume(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ rule, other optim.Rule }{
+		{optim.SGD{LR: 0.1}, optim.SGD{LR: 1}},
+		{optim.SGD{LR: 0.1, Momentum: 0.9, Dampening: 0.2, WeightDecay: 0.1}, optim.SGD{LR: 1}},
+		{optim.SGD{LR: 0.1, Momentum: 0.9, Nesterov: true}, optim.SGD{LR: 1}},
+		{optim.Adam{LR: 0.1}, optim.Adam{LR: 1, Beta1: 0.5}},
+		{optim.AdamW{LR: 0.1, Beta1: 0.8, WeightDecay: 0.1}, optim.AdamW{LR: 1}},
+		{optim.Adagrad{LR: 0.1, InitialAccumulator: 0.5, LRDecay: 0.1}, optim.Adagrad{LR: 1}},
+		{optim.RMSprop{LR: 0.1}, optim.RMSprop{LR: 1, Centered: true}},
+		{optim.RMSprop{LR: 0.1, Momentum: 0.5, Centered: true}, optim.RMSprop{LR: 1}},
+	} {
+		for at := range 6 {
+			whole, first := fresh(), fresh()
+			opt, err := optim.New(c.rule, whole)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stepped(t, opt, whole, 0, 3)
+			opt.SetLR(0.05)
+			stepped(t, opt, whole, 3, 8)
+
+			if opt, err = optim.New(c.rule, first); err != nil {
+				t.Fatal(err)
+			}
+			stepped(t, opt, first, 0, min(at, 3))
+			if at >= 3 {
+				opt.SetLR(0.05)
+				stepped(t, opt, first, 3, at)
+			}
+			path := filepath.Join(t.TempDir(), "optimizer.safetensors")
+			if err = opt.Save(path); err != nil {
+				t.Fatal(err)
+			}
+			second := copyOf(t, first)
+			if opt, err = optim.New(c.other, second); err != nil {
+				t.Fatal(err)
+			}
+			if err = opt.Load(path); err != nil {
+				t.Fatalf("%T%+v at step %d: %v", c.rule, c.rule, at, err)
+			}
+			if at < 3 {
+				stepped(t, opt, second, at, 3)
+				opt.SetLR(0.05)
+			}
+			stepped(t, opt, second, max(at, 3), 8)
+			for i := range whole {
+				if !tensor.Equal(whole[i].Data(), second[i].Data()) {
+					t.Errorf("%T%+v saved at step %d: parameter %d is %v, without %v", c.rule, c.rule, at, i, second[i].Data(), whole[i].Data())
+				}
+			}
+			if opt.LR() != 0.05 {
+				t.Errorf("%T: learning rate %v", c.rule, opt.LR())
+			}
+		}
+	}
+}
+
+// TestStateLayout pins the names that PyTorch's users see.
+func TestStateLayout(t *testing.T) {
+	t.Parallel()
+	params := fresh()
+	opt, err := optim.New(optim.Adam{LR: 0.1}, params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stepped(t, opt, params, 0, 4)
+	f, err := opt.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for name := range f.Tensors {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	want := []string{"state.0.exp_avg", "state.0.exp_avg_sq", "state.0.step", "state.1.exp_avg", "state.1.exp_avg_sq", "state.1.step"}
+	if !slices.Equal(names, want) {
+		t.Errorf("%v, want %v", names, want)
+	}
+	if n, _ := f.Tensors["state.1.step"].Item(); n != float32(1) {
+		t.Errorf("the second parameter had %v steps, want 1", n)
+	}
+	if got, want := f.Metadata["param_groups"], `[{"betas":[0.9,0.999],"eps":1e-8,"lr":0.1,"params":[0,1],"weight_decay":0}]`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// TestBadState: what does not fit is refused, and the optimizer goes on as before.
+func TestBadState(t *testing.T) {
+	t.Parallel()
+	params := fresh()
+	opt, err := optim.New(optim.Adam{LR: 0.1}, params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stepped(t, opt, params, 0, 4)
+	for _, c := range []struct {
+		change func(f *safetensors.File)
+		want   string
+	}{
+		{func(f *safetensors.File) { delete(f.Metadata, "param_groups") }, "no param_groups"},
+		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0]},{"params":[1]}]` }, "2 groups"},
+		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0]}]` }, "1 parameters, the optimizer has 2"},
+		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"lr":"fast"}]` }, "param_groups"},
+		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"lr":-1}]` }, "invalid learning rate"},
+		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"amsgrad":true}]` }, "amsgrad"},
+		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"betas":[0,0.9]}]` }, "stands for the default"},
+		{func(f *safetensors.File) {
+			f.Metadata["param_groups"] = `[{"params":[0,1],"decoupled_weight_decay":true}]`
+		}, "another rule"},
+		{func(f *safetensors.File) { delete(f.Tensors, "state.0.exp_avg") }, "1 of the tensors"},
+		{func(f *safetensors.File) { f.Tensors["state.0.sum"] = params[0].Data() }, `unexpected tensor "state.0.sum"`},
+		{func(f *safetensors.File) { f.Tensors["state.7.exp_avg"] = params[0].Data() }, "from 0 to 1"},
+		{func(f *safetensors.File) { f.Tensors["exp_avg"] = params[0].Data() }, "want state.N.NAME"},
+		{func(f *safetensors.File) { f.Tensors["state.0.step"] = params[0].Data() }, "one whole number"},
+		{func(f *safetensors.File) {
+			f.Tensors["state.0.step"] = tensor.Must(tensor.Full(tensor.Float32, float32(1.5)))
+		}, "one whole number"},
+		{func(f *safetensors.File) { f.Tensors["state.0.exp_avg"] = tensor.Must(tensor.New(tensor.Float32, 3)) }, "the parameter float64[2]"},
+		{func(f *safetensors.File) { f.Tensors["state.0.exp_avg"] = tensor.Must(tensor.New(tensor.Int64, 2)) }, "the parameter float64[2]"},
+	} {
+		f, err := opt.State()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.change(f)
+		err = opt.LoadState(f)
+		if code := dist.CodeOf(err); code != dist.InvalidArgument && code != dist.NotSupported || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+	if f, err := opt.State(); err != nil || opt.LR() != 0.1 || len(f.Tensors) != 6 {
+		t.Errorf("afterwards: %v, learning rate %v", err, opt.LR())
+	}
+	if err := opt.Load(filepath.Join(t.TempDir(), "none")); !errors.Is(err, dist.NotFound) {
+		t.Errorf("a file that is not there: %v", err)
+	}
+}
