@@ -20,13 +20,13 @@ package ddp
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/invariants"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -40,9 +40,13 @@ type Model struct {
 	config  config
 	removes []func()
 
+	all     []*tensor.Tensor // parameters, frozen ones included
+	buffers []*tensor.Tensor // what the module keeps beside them
+
 	buckets  []*bucket
 	places   []place // by parameter
 	noSync   bool
+	sharing  bool // the buffers are taken from rank 0 before the next forward
 	armed    bool // a forward has been announced whose gradients are to be reduced
 	running  bool // a pass has begun to reduce
 	next     int  // the next bucket to be reduced: all ranks reduce in the same order
@@ -50,18 +54,27 @@ type Model struct {
 	order    []int // parameters in the order in which they became ready, in the first pass
 	rebuilt  bool
 	unused   []int // parameters that the announced forward did not use
+	never    []int // parameters that a static graph does not use
 	used     *tensor.Tensor
-	usedWork *group.Work
+	waitUsed wait
+	divide   int    // what gradients are divided by
+	joining  *join  // within Join
+	notices  []wait // what was said to ranks that have joined
+	began    time.Time
 	err      error
 }
+
+// wait ends when something that was begun has ended.
+type wait = func(context.Context) error
 
 // bucket is the gradients that are reduced together.
 type bucket struct {
 	params  []int
 	data    *tensor.Tensor
 	views   []*tensor.Tensor // by position in params
+	index   int
 	pending int
-	work    *group.Work
+	wait    wait
 }
 
 // place says where the gradient of a parameter lies.
@@ -70,6 +83,10 @@ type place struct{ bucket, position int }
 type config struct {
 	first, rest int
 	findUnused  bool
+	static      bool
+	keepBuffers bool
+	comm        CommHook
+	hook        observe.Hook
 }
 
 // Option changes how gradients are reduced.
@@ -90,18 +107,35 @@ func WithBuckets(first, rest int) Option {
 // find_unused_parameters=True.
 func WithFindUnused() Option { return optionFunc(func(c *config) { c.findUnused = true }) }
 
+// WithStaticGraph promises that every pass uses the same parameters, of which some may be unused. The first pass finds out
+// which and reduces at its end; the others need no walk through the graph. All ranks must use it. It corresponds to
+// static_graph=True.
+func WithStaticGraph() Option { return optionFunc(func(c *config) { c.static = true }) }
+
+// WithoutBuffers leaves every rank its own buffers (see [nn.Buffered]), which otherwise become rank 0's before each
+// forward. It corresponds to broadcast_buffers=False.
+func WithoutBuffers() Option { return optionFunc(func(c *config) { c.keepBuffers = true }) }
+
+// WithHook sends events "ddp.backward" to h: the beginning of the first gradient and the end of the last of each pass. With
+// the events of the group they show which reductions overlap with the pass.
+func WithHook(h observe.Hook) Option { return optionFunc(func(c *config) { c.hook = h }) }
+
 // New compares the parameters of all ranks, gives every rank those of rank 0, and prepares the reduction of their
 // gradients. It is collective. A parameter that is frozen later must be frozen before New, on all ranks.
 func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) (*Model, error) {
 	const op = "ddp: new"
-	m := &Model{module: module, g: g, config: config{first: DefaultFirstBucket, rest: DefaultBucket}}
+	m := &Model{module: module, g: g, config: config{first: DefaultFirstBucket, rest: DefaultBucket}, divide: g.Size(), sharing: true}
 	for _, o := range opts {
-		o.apply(&m.config)
+		if o != nil {
+			o.apply(&m.config)
+		}
 	}
-	if m.config.first < 1 || m.config.rest < 1 {
+	switch {
+	case m.config.first < 1 || m.config.rest < 1:
 		return nil, dist.Newf(op, dist.InvalidArgument, "buckets of %d and %d bytes", m.config.first, m.config.rest)
+	case m.config.static && m.config.findUnused:
+		return nil, dist.New(op, dist.InvalidArgument, "WithStaticGraph finds unused parameters by itself: leave out WithFindUnused")
 	}
-	var all []*tensor.Tensor
 	seen := map[*autograd.Variable]bool{}
 	for _, p := range module.Params() {
 		if err := p.Value.Err(); err != nil {
@@ -111,7 +145,7 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 			continue // shared between layers: PyTorch, too, counts it once
 		}
 		seen[p.Value] = true
-		all = append(all, p.Value.Data())
+		m.all = append(m.all, p.Value.Data())
 		if !p.Value.RequiresGrad() {
 			continue
 		}
@@ -127,7 +161,10 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 	if err := m.compare(ctx); err != nil {
 		return nil, err
 	}
-	if err := m.takeFromRankZero(ctx, all); err != nil {
+	for _, b := range nn.Buffers(module) {
+		m.buffers = append(m.buffers, b.Value)
+	}
+	if err := m.takeFrom(ctx, 0, slices.Concat(m.all, m.buffers)); err != nil {
 		return nil, err
 	}
 	limits := []int{unlimited}
@@ -169,6 +206,9 @@ func (m *Model) Close() {
 // Module returns the module that was given to New.
 func (m *Model) Module() nn.Module { return m.module }
 
+// Group returns the group that was given to New.
+func (m *Model) Group() *group.Group { return m.g }
+
 // Params returns the parameters of the module.
 func (m *Model) Params() []nn.Param { return m.module.Params() }
 
@@ -193,28 +233,63 @@ func (m *Model) Prepare(ctx context.Context) error {
 		return m.fail(dist.Newf("ddp: forward", dist.InvalidArgument,
 			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients came for %v; use WithFindUnused", m.missing()))
 	}
-	if m.noSync || m.config.findUnused || m.rebuilt || len(m.order) == 0 {
-		return nil
-	}
-	m.rebuilt = true
-	buckets := assign(m.pieces, []int{m.config.first, m.config.rest}, m.order)
-	buckets, err := m.agree(ctx, buckets)
-	if err == nil {
-		err = m.install(buckets)
-	}
-	if err != nil {
+	if err := m.prepare(ctx); err != nil {
 		return m.fail(err)
 	}
 	return nil
 }
 
+// prepare does what ranks do together before a forward, in PyTorch's order.
+func (m *Model) prepare(ctx context.Context) error {
+	if err := m.notify(ctx, true); err != nil {
+		return err
+	}
+	if err := m.rebuild(ctx); err != nil {
+		return err
+	}
+	if err := m.shareBuffers(ctx, true); err != nil {
+		return err
+	}
+	return m.notifySync(ctx)
+}
+
+// rebuild makes the buckets again, once, when it is known in which order gradients become ready.
+func (m *Model) rebuild(ctx context.Context) error {
+	if m.config.findUnused || m.rebuilt || len(m.order) == 0 {
+		return nil
+	}
+	m.rebuilt = true
+	buckets, err := m.agree(ctx, assign(m.pieces, []int{m.config.first, m.config.rest}, m.order))
+	if err != nil {
+		return err
+	}
+	return m.install(buckets)
+}
+
+// shareBuffers gives all ranks the same buffers before a forward whose predecessor was synchronised, as PyTorch does.
+// active is false on a rank that has joined.
+func (m *Model) shareBuffers(ctx context.Context, active bool) error {
+	if m.config.keepBuffers || len(m.buffers) == 0 || !m.sharing {
+		return nil
+	}
+	from := 0
+	if m.joining != nil { // rank 0's may be old
+		var err error
+		if from, err = m.commonRank(ctx, active); err != nil {
+			return err
+		}
+	}
+	return m.takeFrom(ctx, from, m.buffers)
+}
+
 // Announce says which outputs the next backward pass begins at.
 func (m *Model) Announce(outputs ...*autograd.Variable) {
-	if m.noSync || !slices.ContainsFunc(outputs, (*autograd.Variable).RequiresGrad) {
+	m.sharing = !m.noSync && slices.ContainsFunc(outputs, (*autograd.Variable).RequiresGrad)
+	if !m.sharing {
 		return
 	}
 	m.armed = true
-	m.unused = nil
+	m.unused = m.never
 	if !m.config.findUnused {
 		return
 	}
@@ -271,178 +346,4 @@ func (m *Model) missing() []string {
 		}
 	}
 	return names
-}
-
-// install makes the memory of buckets.
-func (m *Model) install(buckets [][]int) error {
-	places := make([]place, len(m.params))
-	made := make([]*bucket, len(buckets))
-	for i, params := range buckets {
-		b := &bucket{params: params}
-		n := 0
-		for _, k := range params {
-			n += m.params[k].Value.Data().Numel()
-		}
-		var err error
-		if b.data, err = m.g.NewTensor(m.pieces[params[0]].dtype, n); err != nil { // the shared segment may be full
-			if b.data, err = tensor.New(m.pieces[params[0]].dtype, n); err != nil {
-				return err
-			}
-		}
-		at := 0
-		for j, k := range params {
-			t := m.params[k].Value.Data()
-			view, err := b.data.Narrow(0, at, t.Numel())
-			if err != nil {
-				return err
-			}
-			if view, err = view.View(t.Shape()...); err != nil {
-				return err
-			}
-			b.views = append(b.views, view)
-			places[k] = place{i, j}
-			at += t.Numel()
-		}
-		made[i] = b
-	}
-	for _, b := range m.buckets {
-		b.data.Storage().Release()
-	}
-	m.buckets, m.places = made, places
-	m.reset()
-	return nil
-}
-
-// reset forgets the pass that ended.
-func (m *Model) reset() {
-	m.next, m.running, m.armed = 0, false, false
-	m.ready = make([]bool, len(m.params))
-	m.unused, m.usedWork = nil, nil
-	for _, b := range m.buckets {
-		b.pending, b.work = len(b.params), nil
-	}
-}
-
-// onReady is called when a pass has accumulated the gradient of a parameter.
-func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
-	moment.At("ddp.reducer.ready")
-	switch {
-	case m.noSync:
-		return nil
-	case m.err != nil:
-		return m.err
-	case !m.armed:
-		return dist.Newf("ddp: backward", dist.InvalidArgument, "a gradient of %s without a forward: call Forward before each backward pass", m.params[i].Name)
-	case m.ready[i]:
-		return m.fail(dist.Newf("ddp: backward", dist.InvalidArgument, "Expected to mark a variable ready only once: %s", m.params[i].Name))
-	}
-	if !m.running {
-		m.running = true
-		if err := m.begin(ctx, pass); err != nil {
-			return m.fail(err)
-		}
-	}
-	if !m.rebuilt {
-		m.order = append(m.order, i)
-	}
-	if err := m.mark(ctx, i, m.params[i].Value.Grad()); err != nil {
-		return m.fail(err)
-	}
-	return nil
-}
-
-func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
-	if !m.rebuilt {
-		m.order = nil
-	}
-	pass.AtEnd(m.finish)
-	if !m.config.findUnused {
-		return nil
-	}
-	used := make([]int32, len(m.params))
-	for i := range used {
-		used[i] = 1
-	}
-	for _, i := range m.unused {
-		used[i] = 0
-	}
-	var err error
-	if m.used, err = tensor.From(used); err != nil {
-		return err
-	}
-	for _, i := range m.unused {
-		if err := m.mark(ctx, i, nil); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// mark copies a gradient, divided by the number of ranks, into its bucket, and reduces all buckets whose turn it is.
-func (m *Model) mark(ctx context.Context, i int, grad *tensor.Tensor) error {
-	m.ready[i] = true
-	p := m.places[i]
-	b := m.buckets[p.bucket]
-	if err := scaleInto(b.views[p.position], grad, 1/float64(m.g.Size())); err != nil {
-		return err
-	}
-	b.pending--
-	invariants.Check(b.pending >= 0, "a bucket has no more gradients than parameters")
-	for m.next < len(m.buckets) && m.buckets[m.next].pending == 0 {
-		next := m.buckets[m.next]
-		moment.At("ddp.reducer.reduce")
-		next.work = m.g.AllReduce(ctx, next.data, group.Sum)
-		m.next++
-	}
-	if m.next == len(m.buckets) && m.config.findUnused {
-		m.usedWork = m.g.AllReduce(ctx, m.used, group.Sum)
-	}
-	return nil
-}
-
-// finish waits for the reductions at the end of a pass and puts the means in place.
-func (m *Model) finish(ctx context.Context) error {
-	if m.next < len(m.buckets) {
-		return m.fail(dist.Newf("ddp: backward", dist.InvalidArgument,
-			"the pass ended without gradients for %v: use WithFindUnused on all ranks when a forward does not use all parameters", m.missing()))
-	}
-	var used []int32
-	for _, b := range m.buckets {
-		moment.At("ddp.reducer.wait")
-		if err := b.work.Wait(ctx); err != nil {
-			return m.fail(err)
-		}
-	}
-	if m.usedWork != nil {
-		if err := m.usedWork.Wait(ctx); err != nil {
-			return m.fail(err)
-		}
-		var err error
-		if used, err = tensor.Data[int32](m.used); err != nil {
-			return m.fail(err)
-		}
-	}
-	for _, b := range m.buckets {
-		for j, k := range b.params {
-			if used != nil && used[k] == 0 {
-				continue // no rank used it: its gradient stays what it was
-			}
-			if err := putGrad(m.params[k].Value, b.views[j]); err != nil {
-				return m.fail(err)
-			}
-		}
-	}
-	m.reset()
-	return nil
-}
-
-func putGrad(v *autograd.Variable, mean *tensor.Tensor) error {
-	if g := v.Grad(); g != nil {
-		return g.CopyFrom(mean)
-	}
-	g, err := mean.Clone()
-	if err != nil {
-		return err
-	}
-	return v.SetGrad(g)
 }

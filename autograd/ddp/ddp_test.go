@@ -31,6 +31,11 @@ var errLeft = errors.New("left")
 // world runs f as the ranks of a group over TCP in one process.
 func world(t *testing.T, size int, f func(ctx context.Context, g *group.Group) error) {
 	t.Helper()
+	worldWith(t, size, nil, f)
+}
+
+func worldWith(t *testing.T, size int, opts []group.Option, f func(ctx context.Context, g *group.Group) error) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s := store.NewMemory()
@@ -38,7 +43,7 @@ func world(t *testing.T, size int, f func(ctx context.Context, g *group.Group) e
 	var ranks sync.WaitGroup
 	for rank := range size {
 		ranks.Go(func() {
-			g, err := group.New(ctx, s, rank, size, group.WithTransport(group.TCP))
+			g, err := group.New(ctx, s, rank, size, append([]group.Option{group.WithTransport(group.TCP)}, opts...)...)
 			if err != nil {
 				t.Error(err)
 				return
@@ -243,6 +248,11 @@ type branches struct {
 	goRight            bool
 }
 
+func newBranches(seed uint64) *branches {
+	r := rand.New(rand.NewPCG(seed, 1))
+	return &branches{left: nn.NewLinear(r, 4, 2), right: nn.NewLinear(r, 4, 2), never: nn.NewLinear(r, 4, 2)}
+}
+
 func (b *branches) Forward(x *autograd.Variable) *autograd.Variable {
 	if b.goRight {
 		return b.right.Forward(x)
@@ -259,8 +269,7 @@ func (b *branches) Params() []nn.Param {
 func TestUnused(t *testing.T) {
 	t.Parallel()
 	world(t, 2, func(ctx context.Context, g *group.Group) error {
-		r := rand.New(rand.NewPCG(1, 1))
-		m := &branches{left: nn.NewLinear(r, 4, 2), right: nn.NewLinear(r, 4, 2), never: nn.NewLinear(r, 4, 2)}
+		m := newBranches(1)
 		model, err := ddp.New(ctx, g, m, ddp.WithFindUnused())
 		if err != nil {
 			return err

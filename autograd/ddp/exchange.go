@@ -61,8 +61,8 @@ func (m *Model) compare(ctx context.Context) error {
 	return nil
 }
 
-// takeFromRankZero gives all ranks the parameters of rank 0, many in one message.
-func (m *Model) takeFromRankZero(ctx context.Context, all []*tensor.Tensor) error {
+// takeFrom gives all ranks the tensors of one, many in one message.
+func (m *Model) takeFrom(ctx context.Context, from int, all []*tensor.Tensor) error {
 	pieces := make([]piece, len(all))
 	for i, t := range all {
 		pieces[i] = piece{t.DType(), t.Size()}
@@ -80,10 +80,10 @@ func (m *Model) takeFromRankZero(ctx context.Context, all []*tensor.Tensor) erro
 		if err != nil {
 			return err
 		}
-		if err := m.g.Broadcast(ctx, flat, 0).Wait(ctx); err != nil {
+		if err := m.g.Broadcast(ctx, flat, from).Wait(ctx); err != nil {
 			return err
 		}
-		if m.g.Rank() == 0 {
+		if m.g.Rank() == from {
 			continue
 		}
 		at := 0

@@ -33,6 +33,27 @@ type Module interface {
 	Params() []Param
 }
 
+// Buffer is a tensor that belongs to a model's state but is not trained, with its name.
+type Buffer struct {
+	Name  string
+	Value *tensor.Tensor
+}
+
+// Buffered is a module with buffers, such as running statistics. It corresponds to Module.register_buffer.
+type Buffered interface {
+	Module
+	// Buffers lists the buffers in PyTorch's order with PyTorch's names. The tensors are always the same ones.
+	Buffers() []Buffer
+}
+
+// Buffers returns the buffers of a module; most have none. It corresponds to Module.named_buffers.
+func Buffers(m Module) []Buffer {
+	if b, ok := m.(Buffered); ok {
+		return b.Buffers()
+	}
+	return nil
+}
+
 // Variables returns the parameters of modules without their names, for an optimizer; one that several layers share
 // comes once. It corresponds to Module.parameters.
 func Variables(modules ...Module) []*autograd.Variable {
@@ -91,6 +112,17 @@ func (s Sequence) Params() []Param {
 	var out []Param
 	for i, m := range s {
 		out = append(out, Prefix(strconv.Itoa(i), m.Params())...)
+	}
+	return out
+}
+
+// Buffers returns the buffers of the modules, named by their positions.
+func (s Sequence) Buffers() []Buffer {
+	var out []Buffer
+	for i, m := range s {
+		for _, b := range Buffers(m) {
+			out = append(out, Buffer{strconv.Itoa(i) + "." + b.Name, b.Value})
+		}
 	}
 	return out
 }

@@ -179,3 +179,37 @@ func TestLearns(t *testing.T) {
 		t.Errorf("exclusive or was not learned: loss %v", last)
 	}
 }
+
+func TestBatchNorm(t *testing.T) {
+	t.Parallel()
+	m := nn.NewBatchNorm(2)
+	x := autograd.Parameter(tensor.Must(tensor.Of([][]float32{{1, 10}, {3, 30}})))
+	y := m.Forward(x)
+	if err := y.Sum().Backward(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []float64{y.Select(0, 0).Select(0, 0).Item() + 1, y.Select(0, 1).Select(0, 1).Item() - 1} {
+		if v > 1e-3 || v < -1e-3 {
+			t.Errorf("output %v", y)
+		}
+	}
+	state, err := nn.State(nn.Sequence{m})
+	if err != nil || len(state) != 5 {
+		t.Fatalf("%v, %v", state, err)
+	}
+	if v, err := state["0.running_mean"].At(1); err != nil || v != float32(2) { // a tenth of the way to 20
+		t.Errorf("running mean %v, %v", v, err)
+	}
+	for _, bad := range []*tensor.Tensor{tensor.Must(tensor.New(tensor.Float32, 1, 2)), tensor.Must(tensor.New(tensor.Float32, 3, 3)), tensor.Must(tensor.New(tensor.Float32, 2))} {
+		if err := m.Forward(autograd.Constant(bad)).Err(); !errors.Is(err, dist.InvalidArgument) {
+			t.Errorf("input of %v: %v", bad.Shape(), err)
+		}
+	}
+	m.Evaluation = true
+	if err := m.Forward(autograd.Constant(tensor.Must(tensor.New(tensor.Float32, 1, 2)))).Err(); err != nil {
+		t.Error(err)
+	}
+	if err := nn.NewBatchNorm(-1).Forward(x).Err(); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("a layer of -1 features: %v", err)
+	}
+}

@@ -12,7 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor/safetensors"
 )
 
-// State returns the parameters of a module by name. The tensors are the parameters themselves, not copies. It
+// State returns the parameters and buffers of a module by name. The tensors are those of the module, not copies. It
 // corresponds to Module.state_dict.
 func State(m Module) (map[string]*tensor.Tensor, error) {
 	out := map[string]*tensor.Tensor{}
@@ -24,6 +24,12 @@ func State(m Module) (map[string]*tensor.Tensor, error) {
 			return nil, dist.Newf("nn: state", dist.InvalidArgument, "two parameters are called %q", p.Name)
 		}
 		out[p.Name] = p.Value.Data()
+	}
+	for _, b := range Buffers(m) {
+		if out[b.Name] != nil {
+			return nil, dist.Newf("nn: state", dist.InvalidArgument, "a buffer and something else are called %q", b.Name)
+		}
+		out[b.Name] = b.Value
 	}
 	return out, nil
 }

@@ -75,6 +75,19 @@ def model(r):
     return {"out": out.reshape(-1).tolist(), "grads": {k: p.grad.reshape(-1).tolist() for k, p in m.named_parameters()}}
 
 
+def batchnorm(r):
+    m = torch.nn.BatchNorm1d(len(r["x"][0][0]))
+    out = []
+    for rows in r["x"]:
+        x = torch.tensor(rows, requires_grad=True)
+        y = m(x)
+        (y * torch.arange(float(y.numel())).reshape(y.shape)).sum().backward()
+        out.append({"y": y.reshape(-1).tolist(), "grad": x.grad.reshape(-1).tolist()})
+    m.eval()
+    out.append({"y": m(torch.tensor(r["x"][0])).reshape(-1).tolist(), "mean": m.running_mean.tolist(), "var": m.running_var.tolist(), "n": int(m.num_batches_tracked)})
+    return out
+
+
 def optimizer(r):
     dtype = getattr(torch, r["dtype"])
     p = torch.tensor(r["start"], dtype=dtype, requires_grad=True)

@@ -232,6 +232,58 @@ func TestModels(t *testing.T) {
 	})
 }
 
+// TestBatchNorm compares outputs, gradients and running statistics.
+func TestBatchNorm(t *testing.T) {
+	type result struct {
+		Y    []float64 `json:"y"`
+		Grad []float64 `json:"grad"`
+		Mean []float64 `json:"mean"`
+		Var  []float64 `json:"var"`
+		N    int64     `json:"n"`
+	}
+	r := rand.New(rand.NewPCG(3, 4))
+	batches := make([][][]float32, 3)
+	for i := range batches {
+		for range 5 + i {
+			batches[i] = append(batches[i], []float32{float32(r.NormFloat64()), 3 * float32(r.NormFloat64()), r.Float32()})
+		}
+	}
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		p := torch.Start(t, torchtest.Script{Source: partsScript})
+		want := ask[[]result](t, p, object{"kind": "batchnorm", "x": batches})
+		check := func(what string, got *tensor.Tensor, want []float64) {
+			t.Helper()
+			for i, v := range floats(t, got) {
+				if !close64(v, want[i], 1e-4) {
+					t.Errorf("%s: element %d is %v, PyTorch %v", what, i, v, want[i])
+				}
+			}
+		}
+		m := nn.NewBatchNorm(3)
+		for i, rows := range batches {
+			x := ag.Parameter(tensor.Must(tensor.Of(rows)))
+			y := m.Forward(x)
+			slope := make([]float32, 3*len(rows))
+			for j := range slope {
+				slope[j] = float32(j)
+			}
+			if err := y.Mul(ag.Constant(tensor.Must(tensor.From(slope, len(rows), 3)))).Sum().Backward(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			check("output", y.Data(), want[i].Y)
+			check("gradient", x.Grad(), want[i].Grad)
+		}
+		m.Evaluation = true
+		end := want[len(batches)]
+		check("evaluation", m.Forward(ag.Constant(tensor.Must(tensor.Of(batches[0])))).Data(), end.Y)
+		check("running mean", m.Buffers()[0].Value, end.Mean)
+		check("running variance", m.Buffers()[1].Value, end.Var)
+		if n, err := m.Buffers()[2].Value.Item(); err != nil || n != end.N {
+			t.Errorf("%v batches, PyTorch %d, %v", n, end.N, err)
+		}
+	})
+}
+
 // TestPromotion compares types and values of sums, differences, products and quotients over all pairs of types, with
 // dimensions, without, and as numbers.
 func TestPromotion(t *testing.T) {

@@ -31,7 +31,7 @@ func TestOptimizerState(t *testing.T) {
 		{"RMSprop", optim.RMSprop{LR: 0.1}, optim.RMSprop{LR: 1}},
 		{"RMSprop", optim.RMSprop{LR: 0.1, Momentum: 0.5, Centered: true}, optim.RMSprop{LR: 1}},
 	}
-	torchtest.EachAndNewest(t, func(t *testing.T, torch *torchtest.Torch) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := torch.Start(t, torchtest.Script{Source: partsScript})
 		host, inside := torch.TempDir(t)
 		r := rand.New(rand.NewPCG(5, 6))

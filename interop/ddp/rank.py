@@ -35,21 +35,35 @@ elif MODE == "tied":
     shared = torch.nn.Linear(64, 64)
     net = torch.nn.Sequential(shared, torch.nn.Tanh(), shared, torch.nn.Tanh(), torch.nn.Linear(64, 8))
     model = DistributedDataParallel(net)
+elif MODE == "buffers":
+    net = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Linear(16, 8))
+    model = DistributedDataParallel(net)
+elif MODE == "static":
+    net = Branches()
+    model = DistributedDataParallel(net, static_graph=True, bucket_cap_mb=0.001)
 else:
     net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 8))
     model = DistributedDataParallel(net, bucket_cap_mb=1)
+if MODE == "fp16":
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+    model.register_comm_hook(None, fp16_compress_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-for step in range(STEPS):
-    optimizer.zero_grad()
-    micro = 3 if MODE == "accumulate" else 1
-    for k in range(micro):
-        x = torch.randn(4, 64)
-        y = x[:, :8].sin()
-        if MODE == "unused":
-            net.go_right = (rank + step) % 3 == 0
-        with model.no_sync() if k < micro - 1 else contextlib.nullcontext():
-            torch.nn.functional.mse_loss(model(x), y).backward()
-    optimizer.step()
+uneven = contextlib.nullcontext()
+if MODE.startswith("join"):  # each rank has another number of steps
+    STEPS += rank
+    uneven = model.join(divide_by_initial_world_size=MODE == "join")
+with uneven:
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        micro = 3 if MODE in ("accumulate", "buffers") else 1
+        for k in range(micro):
+            x = torch.randn(4, 64)
+            y = x[:, :8].sin()
+            if MODE == "unused":
+                net.go_right = (rank + step) % 3 == 0
+            with model.no_sync() if k < micro - 1 else contextlib.nullcontext():
+                torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
 flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 print(hashlib.sha256(flat.numpy().tobytes()).hexdigest(), flush=True)
 dist.barrier()

@@ -68,9 +68,28 @@ func (k *rank) close() {
 	_ = k.g.Close()
 }
 
+// uneven runs as many passes as this rank has data for.
+func (k *rank) uneven(ctx context.Context, n int) error {
+	err := k.model.Join(ctx, func() error { return k.steps(ctx, n) })
+	if err != nil {
+		_ = k.g.Close()
+	}
+	return err
+}
+
 func TestTrain(t *testing.T) {
+	train(t, "ddp", func(ctx context.Context, k *rank) error { return k.steps(ctx, 3) })
+}
+
+// TestUneven: one rank has joined while the other still trains.
+func TestUneven(t *testing.T) {
+	train(t, "join", func(ctx context.Context, k *rank) error { return k.uneven(ctx, 1+2*k.g.Rank()) })
+}
+
+func train(t *testing.T, name string, run func(ctx context.Context, k *rank) error) {
+	t.Helper()
 	momenttest.Test(t, momenttest.Scenario{
-		Name:   "ddp",
+		Name:   name,
 		Points: []string{"autograd.", "ddp."},
 		Events: []momenttest.Event{momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline, {Name: "close"}},
 		Run: func(r *momenttest.Run) {
@@ -95,8 +114,8 @@ func TestTrain(t *testing.T) {
 			ctx := r.Context()
 			r.On("close", func() { _ = ranks[0].g.Close() })
 			r.Begin()
-			victim := r.Go("victim", 5*time.Second, func() error { return ranks[0].steps(ctx, 3) })
-			other := r.Go("other", 5*time.Second, func() error { return ranks[1].steps(context.Background(), 3) })
+			victim := r.Go("victim", 5*time.Second, func() error { return run(ctx, ranks[0]) })
+			other := r.Go("other", 5*time.Second, func() error { return run(context.Background(), ranks[1]) })
 			r.Wait()
 			r.End()
 			events := []string{momenttest.Cancel.Name, momenttest.CancelCause.Name, momenttest.Deadline.Name, "close"}
@@ -106,7 +125,11 @@ func TestTrain(t *testing.T) {
 				return
 			}
 			for i, v := range nn.Variables(ranks[0].net) {
-				if w := nn.Variables(ranks[1].net)[i]; !tensor.SameBits(v.Grad(), w.Grad()) {
+				w := nn.Variables(ranks[1].net)[i]
+				if !tensor.SameBits(v.Data(), w.Data()) {
+					r.Errorf("parameter %d: %v and %v", i, v.Data(), w.Data())
+				}
+				if name == "ddp" && !tensor.SameBits(v.Grad(), w.Grad()) {
 					r.Errorf("gradient %d: %v and %v", i, v.Grad(), w.Grad())
 				}
 			}

@@ -1,0 +1,69 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ddp
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Bucket is gradients that are reduced together. It corresponds to torch.distributed.GradBucket.
+type Bucket struct {
+	Index int            // in the order of reduction
+	Last  bool           // of this pass
+	Data  *tensor.Tensor // the gradients one behind the other, in one dimension
+	Grads []*tensor.Tensor
+}
+
+// CommHook begins the reduction of a bucket and returns at once with a function that waits for its end. When that has
+// returned nil, b.Data must hold the result on all ranks; the gradients are not divided before the hook gets them, so a
+// mean is the hook's to make. Hooks run in the order of the buckets, on all ranks alike. It corresponds to the hooks of
+// DistributedDataParallel.register_comm_hook.
+type CommHook func(ctx context.Context, g *group.Group, b Bucket) (wait func(context.Context) error)
+
+// WithCommHook has a hook reduce the gradients.
+func WithCommHook(h CommHook) Option { return optionFunc(func(c *config) { c.comm = h }) }
+
+// FP16 is a [CommHook] that sends gradients with half the bytes: rounded to float16, divided and summed. It corresponds to
+// fp16_compress_hook.
+func FP16(ctx context.Context, g *group.Group, b Bucket) func(context.Context) error {
+	return compressed(ctx, g, b, tensor.Float16)
+}
+
+// BF16 is [FP16] with bfloat16, whose range is that of float32. It corresponds to bf16_compress_hook.
+func BF16(ctx context.Context, g *group.Group, b Bucket) func(context.Context) error {
+	return compressed(ctx, g, b, tensor.BFloat16)
+}
+
+func compressed(ctx context.Context, g *group.Group, b Bucket, dt tensor.DType) func(context.Context) error {
+	small, err := tmath.Convert(b.Data, dt)
+	if err == nil {
+		small, err = tmath.Binary(tmath.Div, tmath.Of(small), tmath.Num(float64(g.Size())))
+	}
+	if err != nil {
+		return func(context.Context) error { return err }
+	}
+	work := g.AllReduce(ctx, small, group.Sum)
+	return func(ctx context.Context) error {
+		if err := work.Wait(ctx); err != nil {
+			return err
+		}
+		wide, err := tmath.Convert(small, b.Data.DType())
+		if err != nil {
+			return err
+		}
+		return b.Data.CopyFrom(wide)
+	}
+}
+
+// reduce begins the reduction of a bucket.
+func (m *Model) reduce(ctx context.Context, b *bucket) wait {
+	if m.config.comm == nil {
+		return m.g.AllReduce(ctx, b.data, group.Sum).Wait
+	}
+	return m.config.comm(ctx, m.g, Bucket{b.index, b.index == len(m.buckets)-1, b.data, b.views})
+}

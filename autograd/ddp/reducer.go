@@ -1,0 +1,244 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ddp
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/invariants"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// install makes the memory of buckets.
+func (m *Model) install(buckets [][]int) error {
+	places := make([]place, len(m.params))
+	made := make([]*bucket, len(buckets))
+	for i, params := range buckets {
+		b := &bucket{params: params, index: i}
+		n := 0
+		for _, k := range params {
+			n += m.params[k].Value.Data().Numel()
+		}
+		var err error
+		if b.data, err = m.g.NewTensor(m.pieces[params[0]].dtype, n); err != nil { // the shared segment may be full
+			if b.data, err = tensor.New(m.pieces[params[0]].dtype, n); err != nil {
+				return err
+			}
+		}
+		at := 0
+		for j, k := range params {
+			t := m.params[k].Value.Data()
+			view, err := b.data.Narrow(0, at, t.Numel())
+			if err != nil {
+				return err
+			}
+			if view, err = view.View(t.Shape()...); err != nil {
+				return err
+			}
+			b.views = append(b.views, view)
+			places[k] = place{i, j}
+			at += t.Numel()
+		}
+		made[i] = b
+	}
+	for _, b := range m.buckets {
+		b.data.Storage().Release()
+	}
+	m.buckets, m.places = made, places
+	m.reset()
+	return nil
+}
+
+// reset forgets the pass that ended.
+func (m *Model) reset() {
+	m.next, m.running, m.armed = 0, false, false
+	m.ready = make([]bool, len(m.params))
+	m.unused, m.waitUsed = nil, nil
+	for _, b := range m.buckets {
+		b.pending, b.wait = len(b.params), nil
+	}
+}
+
+// onReady is called when a pass has accumulated the gradient of a parameter.
+func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
+	moment.At("ddp.reducer.ready")
+	switch {
+	case m.noSync:
+		return nil
+	case m.err != nil:
+		return m.err
+	case !m.armed:
+		return dist.Newf("ddp: backward", dist.InvalidArgument, "a gradient of %s without a forward: call Forward before each backward pass", m.params[i].Name)
+	case m.ready[i]:
+		return m.fail(dist.Newf("ddp: backward", dist.InvalidArgument, "Expected to mark a variable ready only once: %s", m.params[i].Name))
+	}
+	if !m.running {
+		m.running = true
+		if err := m.begin(ctx, pass); err != nil {
+			return m.fail(err)
+		}
+	}
+	if m.config.static && m.used == nil {
+		m.ready[i] = true // reduced at the end of the pass, which finds out what it uses
+		return nil
+	}
+	if !m.rebuilt {
+		m.order = append(m.order, i)
+	}
+	if err := m.mark(ctx, i, m.params[i].Value.Grad()); err != nil {
+		return m.fail(err)
+	}
+	return nil
+}
+
+// begin is called with the first gradient of a pass.
+func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
+	m.began = time.Now()
+	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.Begin, Rank: dist.Rank(m.g.Rank()), Group: m.g.Name()})
+	if err := m.divisor(ctx); err != nil {
+		return err
+	}
+	if !m.rebuilt {
+		m.order = slices.Clone(m.never) // nothing to wait for, so they come first
+	}
+	if m.config.static && m.used == nil {
+		pass.AtEnd(m.finishFirst)
+		return nil
+	}
+	pass.AtEnd(m.finish)
+	if m.config.findUnused {
+		if err := m.setUsed(func(i int) bool { return !slices.Contains(m.unused, i) }); err != nil {
+			return err
+		}
+	}
+	for _, i := range m.unused {
+		if err := m.mark(ctx, i, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Model) setUsed(is func(i int) bool) error {
+	used := make([]int32, len(m.params))
+	for i := range used {
+		if is(i) {
+			used[i] = 1
+		}
+	}
+	var err error
+	m.used, err = tensor.From(used)
+	return err
+}
+
+// finishFirst ends the first pass over a static graph: what it did not use will not be used by any later one. As in
+// PyTorch, who used what is reduced first, then all buckets.
+func (m *Model) finishFirst(ctx context.Context) error {
+	got := m.ready
+	m.ready = make([]bool, len(m.params))
+	err := m.setUsed(func(i int) bool { return got[i] })
+	if err != nil {
+		return m.fail(err)
+	}
+	m.waitUsed = m.g.AllReduce(ctx, m.used, group.Sum).Wait
+	for i, p := range m.params {
+		var grad *tensor.Tensor
+		if got[i] {
+			grad = p.Value.Grad()
+		} else {
+			m.never = append(m.never, i)
+		}
+		if err := m.mark(ctx, i, grad); err != nil {
+			return m.fail(err)
+		}
+	}
+	return m.finish(ctx)
+}
+
+// mark copies a gradient into its bucket, divided by the number of ranks unless a hook reduces, and reduces all buckets
+// whose turn it is.
+func (m *Model) mark(ctx context.Context, i int, grad *tensor.Tensor) error {
+	m.ready[i] = true
+	p := m.places[i]
+	b := m.buckets[p.bucket]
+	factor := 1 / float64(m.divide)
+	if m.config.comm != nil {
+		factor = 1
+	}
+	if err := scaleInto(b.views[p.position], grad, factor); err != nil {
+		return err
+	}
+	b.pending--
+	invariants.Check(b.pending >= 0, "a bucket has no more gradients than parameters")
+	for m.next < len(m.buckets) && m.buckets[m.next].pending == 0 {
+		next := m.buckets[m.next]
+		moment.At("ddp.reducer.reduce")
+		next.wait = m.reduce(ctx, next)
+		m.next++
+	}
+	if m.next == len(m.buckets) && m.config.findUnused {
+		m.waitUsed = m.g.AllReduce(ctx, m.used, group.Sum).Wait
+	}
+	return nil
+}
+
+// finish waits for the reductions at the end of a pass and puts the means in place.
+func (m *Model) finish(ctx context.Context) error {
+	if m.next < len(m.buckets) {
+		return m.fail(dist.Newf("ddp: backward", dist.InvalidArgument,
+			"the pass ended without gradients for %v: use WithFindUnused on all ranks when a forward does not use all parameters", m.missing()))
+	}
+	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: dist.Rank(m.g.Rank()), Group: m.g.Name(), Dur: time.Since(m.began)})
+	waits := m.notices
+	m.notices = nil
+	for _, b := range m.buckets {
+		waits = append(waits, b.wait)
+	}
+	if m.waitUsed != nil {
+		waits = append(waits, m.waitUsed)
+	}
+	for _, wait := range waits {
+		moment.At("ddp.reducer.wait")
+		if err := wait(ctx); err != nil {
+			return m.fail(err)
+		}
+	}
+	var used []int32
+	if m.used != nil {
+		var err error
+		if used, err = tensor.Data[int32](m.used); err != nil {
+			return m.fail(err)
+		}
+	}
+	for _, b := range m.buckets {
+		for j, k := range b.params {
+			if used != nil && used[k] == 0 {
+				continue // no rank used it: its gradient stays what it was
+			}
+			if err := putGrad(m.params[k].Value, b.views[j]); err != nil {
+				return m.fail(err)
+			}
+		}
+	}
+	m.reset()
+	return nil
+}
+
+func putGrad(v *autograd.Variable, mean *tensor.Tensor) error {
+	if g := v.Grad(); g != nil {
+		return g.CopyFrom(mean)
+	}
+	g, err := mean.Clone()
+	if err != nil {
+		return err
+	}
+	return v.SetGrad(g)
+}

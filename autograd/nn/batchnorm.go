@@ -1,0 +1,101 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nn
+
+import (
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// BatchNorm normalises every feature of a batch of vectors by its mean and deviation in the batch, and keeps running ones
+// for evaluation. It corresponds to torch.nn.BatchNorm1d for inputs of two dimensions.
+type BatchNorm struct {
+	Weight, Bias *autograd.Variable
+	Eps          float64
+	Momentum     float64 // of the running statistics
+	// Evaluation has Forward use the running statistics and leave them alone. It corresponds to Module.eval.
+	Evaluation bool
+
+	mean, variance, batches *tensor.Tensor
+}
+
+// NewBatchNorm returns a float32 layer with weight 1, bias 0, and PyTorch's eps and momentum.
+func NewBatchNorm(features int) *BatchNorm {
+	l := &BatchNorm{Weight: parameter(features), Bias: parameter(features), Eps: 1e-5, Momentum: 0.1}
+	if l.Weight.Err() != nil {
+		return l
+	}
+	Fill(l.Weight, 1)
+	l.mean = tensor.Must(tensor.New(tensor.Float32, features)) // the parameters could be made, so these can
+	l.variance = tensor.Must(tensor.Full(tensor.Float32, 1, features))
+	l.batches = tensor.Must(tensor.New(tensor.Int64))
+	return l
+}
+
+// Forward normalises x, a batch of vectors.
+func (l *BatchNorm) Forward(x *autograd.Variable) *autograd.Variable {
+	const op = "nn: batch norm"
+	switch {
+	case l.Weight.Err() != nil:
+		return l.Weight
+	case x.Err() != nil:
+		return x
+	case x.Dims() != 2 || x.Shape()[1] != l.mean.Dim(0):
+		return autograd.Failed(dist.Newf(op, dist.InvalidArgument, "input of shape %v: want (N, %d)", x.Shape(), l.mean.Dim(0)))
+	case l.Evaluation:
+		return l.normal(x.Sub(autograd.Constant(l.mean)), autograd.Constant(l.variance))
+	case x.Shape()[0] < 2:
+		return autograd.Failed(dist.Newf(op, dist.InvalidArgument, "expected more than 1 value per channel when training, got input size %v", x.Shape()))
+	}
+	mean := x.Mean(0)
+	centred := x.Sub(mean)
+	variance := centred.Pow(2).Mean(0)
+	out := l.normal(centred, variance)
+	if out.Err() != nil {
+		return out
+	}
+	n := float64(x.Shape()[0])
+	if err := l.track(mean.Data(), variance.Data(), n/(n-1)); err != nil {
+		return autograd.Failed(err)
+	}
+	return out
+}
+
+func (l *BatchNorm) normal(centred, variance *autograd.Variable) *autograd.Variable {
+	return centred.Div(variance.Shift(l.Eps).Sqrt()).Mul(l.Weight).Add(l.Bias)
+}
+
+// track moves the running statistics towards those of a batch. The running variance is that of a sample.
+func (l *BatchNorm) track(mean, variance *tensor.Tensor, sample float64) error {
+	for _, s := range []struct {
+		running, batch *tensor.Tensor
+		factor         float64
+	}{{l.mean, mean, l.Momentum}, {l.variance, variance, l.Momentum * sample}} {
+		if err := tmath.Scale(s.running, 1-l.Momentum); err != nil {
+			return err
+		}
+		if err := tmath.AXPY(s.factor, s.batch, s.running); err != nil {
+			return err
+		}
+	}
+	count, err := tensor.Data[int64](l.batches)
+	if err != nil {
+		return err
+	}
+	count[0]++
+	return nil
+}
+
+// Params returns weight and bias.
+func (l *BatchNorm) Params() []Param { return []Param{{"weight", l.Weight}, {"bias", l.Bias}} }
+
+// Buffers returns the running statistics and the number of batches that they come from.
+func (l *BatchNorm) Buffers() []Buffer {
+	if l.mean == nil {
+		return nil
+	}
+	return []Buffer{{"running_mean", l.mean}, {"running_var", l.variance}, {"num_batches_tracked", l.batches}}
+}
