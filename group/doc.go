@@ -37,6 +37,7 @@
 //	torch.distributed                  group
 //	init_process_group                 New
 //	new_group, new_subgroups           Group.NewGroup, NewSubgroups
+//	device_mesh.init_device_mesh       Group.NewMesh
 //	all_reduce(t, op=SUM)              Group.AllReduce(ctx, t, Sum)
 //	broadcast, reduce                  Broadcast, Reduce
 //	all_gather, all_gather_into_tensor AllGather, AllGatherInto

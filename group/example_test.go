@@ -147,3 +147,24 @@ func ExampleGroup_SendObjects() {
 	})
 	// Output: [epoch 3 done] from rank 0
 }
+
+func ExampleGroup_NewMesh() {
+	world(func(ctx context.Context, g *group.Group) error {
+		mesh, err := g.NewMesh(ctx, []group.Axis{{Name: "dp", Size: 3}, {Name: "tp", Size: 1}})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = mesh.Close() }()
+		replicas, err := mesh.Group("dp")
+		if err != nil {
+			return err
+		}
+		gradients := []float32{float32(g.Rank())}
+		err = group.AllReduceSlice(ctx, replicas, gradients, group.Avg)
+		if g.Rank() == 2 {
+			fmt.Println(mesh, mesh.Coordinates(), gradients)
+		}
+		return err
+	})
+	// Output: mesh(dp=3, tp=1) [2 0] [1]
+}

@@ -83,6 +83,7 @@ type config struct {
 	barePrefix        bool
 	outer             string
 	localSync         bool
+	rankOrder         bool // of a sub-group: as given
 	detail            bool
 	profile           func(*Work)
 	connectTimeout    time.Duration
@@ -202,6 +203,10 @@ func WithDetail() Option { return option(func(c *config) { c.detail = true }) }
 // WithLocalSync makes a sub-group that only its members know of: the other ranks do not call NewGroup. It corresponds to
 // use_local_synchronization=True. Members must make overlapping groups in the same order.
 func WithLocalSync() Option { return option(func(c *config) { c.localSync = true }) }
+
+// WithRankOrder numbers the ranks of a sub-group in the order in which they are given, and not in increasing order. It
+// corresponds to sort_ranks=False, which PyTorch has from 2.14 on.
+func WithRankOrder() Option { return option(func(c *config) { c.rankOrder = true }) }
 
 // OpOption changes one operation.
 type OpOption interface{ applyOp(*opConfig) }

@@ -11,6 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -74,7 +75,7 @@ func (f *family) children(g *Group) []*Group {
 // NewGroup makes a group of some ranks. All ranks of the world must call it, in the same order, also those that are no
 // members: they get nil. With [WithLocalSync] only the members call. ranks are those of g; nil means all.
 //
-// The ranks of the new group are numbered in increasing order, whatever the order of ranks. A group can be made from one
+// The ranks of the new group are numbered in increasing order, whatever the order of ranks, unless [WithRankOrder] is given. A group can be made from one
 // that has failed, of those ranks that are left, with [WithLocalSync].
 //
 // It corresponds to torch.distributed.new_group.
@@ -91,19 +92,15 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		}
 	}
 	ranks = slices.Clone(ranks)
-	slices.Sort(ranks)
-	globals := make([]int, len(ranks))
-	for i, r := range ranks {
-		if r < 0 || r >= g.size {
-			return nil, dist.Newf(op, dist.InvalidArgument, "rank %d: the group has ranks 0 to %d", r, g.size-1)
-		}
-		if i > 0 && ranks[i-1] == r {
-			return nil, dist.Newf(op, dist.InvalidArgument, "rank %d is given twice", r)
-		}
-		globals[i] = g.globals[r]
+	if !c.rankOrder {
+		slices.Sort(ranks)
+	} else if !slices.IsSorted(ranks) && !g.peers.OrdersGroups() {
+		return nil, dist.Newf(op, dist.NotSupported, "%v, which other ranks use, sorts the ranks of a group or may do so; if it is 2.14 or newer, say so with %s or %s",
+			g.peers, torch.Option, torch.Variable)
 	}
-	if len(ranks) == 0 {
-		return nil, dist.New(op, dist.InvalidArgument, "no ranks")
+	globals, err := g.globalsOf(op, ranks)
+	if err != nil {
+		return nil, err
 	}
 	me := slices.Index(ranks, g.rank)
 	f := g.family
@@ -140,6 +137,24 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 	return nil, nil
 }
 
+// globalsOf returns the world ranks of some ranks of g.
+func (g *Group) globalsOf(op string, ranks []int) ([]int, error) {
+	if len(ranks) == 0 {
+		return nil, dist.New(op, dist.InvalidArgument, "no ranks")
+	}
+	globals := make([]int, len(ranks))
+	for i, r := range ranks {
+		if r < 0 || r >= g.size {
+			return nil, dist.Newf(op, dist.InvalidArgument, "rank %d: the group has ranks 0 to %d", r, g.size-1)
+		}
+		if slices.Contains(ranks[:i], r) {
+			return nil, dist.Newf(op, dist.InvalidArgument, "rank %d is given twice", r)
+		}
+		globals[i] = g.globals[r]
+	}
+	return globals, nil
+}
+
 // inherited are the options of g that its sub-groups take over.
 func (g *Group) inherited() []Option {
 	c := g.config
@@ -147,7 +162,7 @@ func (g *Group) inherited() []Option {
 	return []Option{option(func(n *config) {
 		name, description := n.name, n.description
 		*n = c
-		n.name, n.description, n.localSync = name, description, false
+		n.name, n.description, n.localSync, n.rankOrder = name, description, false, false
 		n.transport = Auto
 		if c.transport != SharedMemory {
 			n.transport = c.transport

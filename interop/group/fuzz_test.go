@@ -40,7 +40,7 @@ func overlap(ctx context.Context, world *group.Group, groups map[string]*group.G
 		}
 		parts[i].works, parts[i].digest = post(ctx, g, k*100+i, p)
 	}
-	for _, i := range s.Order {
+	for _, i := range s.Waits {
 		if err := group.WaitAll(ctx, parts[i].works...); err != nil {
 			return "", fmt.Errorf("part %d (%+v): %w", i, s.Parts[i], err)
 		}
@@ -211,7 +211,7 @@ func (f *fuzzer) step() step {
 		for range 2 + f.IntN(6) {
 			s.Parts = append(s.Parts, f.operation())
 		}
-		s.Order = f.Perm(len(s.Parts))
+		s.Waits = f.Perm(len(s.Parts))
 		return s
 	case 4:
 		if f.version != "1.13" {

@@ -32,9 +32,10 @@ type step struct {
 	Ranks     []int  `json:"ranks,omitempty"`
 	MayRefuse bool   `json:"may_refuse,omitempty"` // an error before anything is sent is a result
 	Local     bool   `json:"local,omitempty"`      // a new group that only its members know of
+	Order     bool   `json:"order,omitempty"`      // a new group with its ranks as they are given
 	Tag       int    `json:"tag,omitempty"`
 	Parts     []step `json:"parts,omitempty"` // of an overlap: posted one after the other
-	Order     []int  `json:"order,omitempty"` // in which they are waited for
+	Waits     []int  `json:"waits,omitempty"` // the order in which they are waited for
 }
 
 func dtypeOf(name string) tensor.DType {
@@ -281,9 +282,14 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 		if s.Local {
 			opts = append(opts, group.WithLocalSync())
 		}
+		if s.Order {
+			opts = append(opts, group.WithRankOrder())
+		}
 		sub, err := g.NewGroup(ctx, s.Ranks, opts...)
 		groups[s.Name] = sub
 		return "-", err
+	case "mesh":
+		return meshStep(ctx, g, groups, s)
 	case "objects":
 		return objects(ctx, g, k, s.Root)
 	}

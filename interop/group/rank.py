@@ -93,7 +93,7 @@ def post(k, s):
 def step(k, s):
     if s["op"] == "overlap":
         posted = [post(k * 100 + i, part) for i, part in enumerate(s["parts"])]
-        for i in s["order"]:
+        for i in s["waits"]:
             for w in posted[i][0]:
                 w.wait()
         return " ".join(finish() for _, finish in posted)
@@ -103,7 +103,7 @@ def step(k, s):
     if s.get("group") and g is None:
         return "-"
     me, members = (rank, size) if g is None else (dist.get_rank(g), dist.get_world_size(g))
-    groot = root if g is None else s["ranks"][root]
+    groot = root if g is None else dist.get_process_group_ranks(g)[root] if not s.get("ranks") else s["ranks"][root]
     x = data(k, me, n, dt, 0, s.get("reduce") in ("min", "max"))
     if kind == "all_reduce":
         dist.all_reduce(x, op, group=g)
@@ -225,6 +225,17 @@ def step(k, s):
         return "-"
     if kind == "new_group" and s.get("local"):
         groups[s["name"]] = dist.new_group(s["ranks"], use_local_synchronization=True) if rank in s["ranks"] else None
+        return "-"
+    if kind == "mesh":
+        from torch.distributed.device_mesh import init_device_mesh
+        names = "abcd"[:len(s["ranks"])]
+        mesh = init_device_mesh("cpu", tuple(s["ranks"]), mesh_dim_names=tuple(names))
+        for name in names:
+            groups[s["name"] + name] = mesh.get_group(name)
+        return str(list(mesh.get_coordinate()))
+    if kind == "new_group" and s.get("order"):
+        made = dist.new_group(s["ranks"], sort_ranks=False)
+        groups[s["name"]] = made if rank in s["ranks"] else None
         return "-"
     if kind == "new_group":
         made = dist.new_group(s["ranks"])

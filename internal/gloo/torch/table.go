@@ -287,3 +287,28 @@ func (p Peers) TorchHalves() bool { return p.Low >= V2_8 }
 // CountsHashedGroups reports whether a group made with local synchronization moves the counter behind the names of groups, and is
 // named by it.
 func (p Peers) CountsHashedGroups() bool { return p.Low >= V2_14 }
+
+// OrdersGroups reports whether the ranks of a group can be numbered in any order.
+func (p Peers) OrdersGroups() bool { return p.None() || p.Low >= V2_14 }
+
+// The orders in which versions of PyTorch make the groups of a device mesh: by the last dimension first, with that of the group
+// in its place, up to 2.8 at least; by the first dimension first in 2.14. What lies between is not known.
+const (
+	LastFirst MeshOrder = iota
+	FirstFirst
+	AnyMeshOrder
+)
+
+// MeshOrder is an order of the groups of a device mesh.
+type MeshOrder uint8
+
+// MeshOrder returns the order of these ranks.
+func (p Peers) MeshOrder() MeshOrder {
+	switch {
+	case p.None(), p.Low >= V2_14:
+		return FirstFirst
+	case p.High <= V2_8:
+		return LastFirst
+	}
+	return AnyMeshOrder
+}
