@@ -65,7 +65,7 @@ func (a *Agent) dispatch(r *request) {
 		a.net.Background(func() { r.answer(&rpcwire.Message{Type: rpcwire.CleanupAutogradResp}, nil) })
 	case rpcwire.BackwardAutogradReq, rpcwire.RRefBackwardReq:
 		r.refuse(dist.Newf("rpc: backward", dist.NotSupported,
-			"the Go worker %q takes no part in distributed autograd yet: detach what is sent to it or returned by it", a.name))
+			"the Go worker %q takes no part in distributed autograd: join it with the engine of package autograd/dist, or detach what is sent to it or returned by it", a.name))
 	case rpcwire.PythonCall, rpcwire.ScriptCall, rpcwire.PythonRemoteCall, rpcwire.ScriptRemoteCall:
 		a.serveCall(r)
 	default:
