@@ -113,7 +113,19 @@ func (r *Ref[T]) AssignReference(v any) error {
 
 // NewRef makes a reference to a value of this worker, to be given to others. The value itself is what their handlers
 // here see; a Fetch elsewhere copies it. It corresponds to torch.distributed.rpc.RRef(value).
-func NewRef[T any](a *Agent, value T) (*Ref[T], error) {
+func NewRef[T any](a *Agent, value T) (*Ref[T], error) { return newRef(a, value, typeNameOf[T]()) }
+
+// NewScriptRef is [NewRef] with the TorchScript type that the reference has for PyTorch workers, such as
+// "__torch__.module.Interface", where their TorchScript functions take it. It corresponds to
+// torch.distributed.rpc.RRef(value, type_hint).
+func NewScriptRef[T any](a *Agent, value T, scriptType string) (*Ref[T], error) {
+	if _, ok := cutScript(scriptType); !ok {
+		return nil, dist.Newf("rpc: reference", dist.InvalidArgument, "%q is no TorchScript type: want __torch__.module.Interface", scriptType)
+	}
+	return newRef(a, value, scriptType)
+}
+
+func newRef[T any](a *Agent, value T, typeName string) (*Ref[T], error) {
 	if a.refs == nil || a.cfg.guest {
 		return nil, dist.New("rpc: reference", dist.NotSupported, "a guest owns no objects")
 	}
@@ -122,7 +134,7 @@ func NewRef[T any](a *Agent, value T) (*Ref[T], error) {
 		return nil, rpclink.ErrClosed("reference")
 	}
 	obj.Set(value, nil)
-	return wrapRef[T](a, a.refs.HoldOwn(obj, typeNameOf[T]())), nil
+	return wrapRef[T](a, a.refs.HoldOwn(obj, typeName)), nil
 }
 
 // Fetch copies the value to here and returns it; at the owner it is the value itself. It waits until the object has been
