@@ -51,7 +51,7 @@ pure: internal/rrefcore internal/backcore internal/gloo/wire internal/gloo/match
       internal/aten internal/rpcseam internal/rpcworld internal/rpcplace internal/quietlog
       internal/rpclink internal/rpcref internal/rpccall
       rpc rpc/operators
-      autograd/dist
+      autograd/dist optim/remote
       .
 pure: internal/frdump internal/verdict
       internal/jobscan

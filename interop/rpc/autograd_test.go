@@ -71,6 +71,10 @@ def slow(path, x):
         return rpc.rpc_sync(path[0], slow, args=(path[1:], x))
     return Slow.apply(x)
 
+def fresh(name): return initial(name)
+
+def apply(w, x): return layer(x, w.local_value())
+
 def loss(x): return layer(x, weight()).sum()
 
 def gradient(context_id):

@@ -1,0 +1,129 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/optim"
+	"github.com/cohort-dist/cohort/optim/remote"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+const optimizers = `
+import layers
+import torch.optim as optim
+from torch.distributed.optim import DistributedOptimizer
+cases = [(optim.SGD, dict(lr=0.05)), (optim.SGD, dict(lr=0.05, momentum=0.9, nesterov=True)), (optim.Adam, dict(lr=0.01, betas=(0.8, 0.99))),
+    (optim.AdamW, dict(lr=0.01)), (optim.Adagrad, dict(lr=0.01)), (optim.RMSprop, dict(lr=0.01, momentum=0.5, centered=True))]
+for scripted in [True, False]:
+    if not scripted: torch.jit._state.disable()
+    for cls, kw in cases:
+        x = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+        far = rpc.remote("go1", layers.fresh, args=("go1",))
+        near = rpc.RRef(layers.fresh("py0"))
+        opt = DistributedOptimizer(cls, [far, near], **kw)
+        same = [layers.fresh("go1"), layers.fresh("py0")]
+        alone = cls(same, **kw)
+        for i in range(3):
+            with dist_autograd.context() as cid:
+                y = rpc.rpc_sync("go1", layers.apply, args=(far, x))
+                dist_autograd.backward(cid, [layers.layer(y, near.local_value()).sum()])
+                opt.step(cid)
+            alone.zero_grad()
+            layers.layer(layers.layer(x, same[0]), same[1]).sum().backward()
+            alone.step()
+        for got, want in zip([far.to_here(), near.local_value()], same):
+            assert torch.allclose(got, want, atol=1e-10), (cls, got, want)
+        del far, near, opt
+torch.jit._state.enable()
+try:
+    far = rpc.remote("go1", layers.fresh, args=("go1",))
+    DistributedOptimizer(optim.Adadelta, [far], lr=0.1)
+    raise SystemExit("no exception")
+except Exception as e:
+    assert "has no optimizer" in str(e), str(e)
+try:
+    DistributedOptimizer(optim.SGD, [far], lr=-1.0)
+    raise SystemExit("no exception")
+except Exception as e:
+    assert "learning rate" in str(e), str(e)
+del far
+`
+
+// TestDistributedOptimizer steps parameters of Go by PyTorch's DistributedOptimizer, and parameters of PyTorch by ours.
+func TestDistributedOptimizer(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		m1, l1 := goLayer("go1")
+		m1.reg.
+			MustHandle("layers.fresh", initialWeight).
+			MustHandle("layers.apply", func(ctx context.Context, w *rpc.Ref[*autograd.Variable], x *autograd.Variable) (*autograd.Variable, error) {
+				defer func() { _ = w.Close() }()
+				v, err := w.LocalValue(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return applyLayer(x, v), nil
+			})
+		if err := remote.Serve(m1.reg, l1.engine, nil); err != nil {
+			t.Fatal(err)
+		}
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, py("py0", optimizers), m1)
+		w.run()
+		ctx, a := testContext(t), w.agents["go1"]
+		for _, rule := range []optim.Rule{optim.SGD{LR: 0.05, Momentum: 0.9}, optim.Adam{LR: 0.01}, optim.AdamW{LR: 0.01, WeightDecay: 0.1}, optim.Adagrad{LR: 0.1}, optim.RMSprop{LR: 0.01}} {
+			far, err := rpc.Remote[*autograd.Variable](ctx, a, "py0", "layers.fresh", "py0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			opt, err := remote.New(ctx, a, rule, []*rpc.Ref[*autograd.Variable]{far})
+			if err != nil {
+				t.Fatal(err)
+			}
+			same := initialWeight("py0")
+			alone, err := optim.New(rule, []*autograd.Variable{same})
+			if err != nil {
+				t.Fatal(err)
+			}
+			x := autograd.Constant(tensor.Must(tensor.From([]float64{1, -2, 0.5}, 3)))
+			for range 3 {
+				gctx, c, failed := l1.engine.Open(ctx)
+				if failed != nil {
+					t.Fatal(failed)
+				}
+				y, failed := rpc.Call[*autograd.Variable](gctx, a, "py0", "layers.apply", far, x)
+				if failed != nil {
+					t.Fatal(failed)
+				}
+				if err = errors.Join(c.Backward(gctx, []*autograd.Variable{y.Sum()}), opt.Step(gctx, c), c.Close()); err != nil {
+					t.Fatalf("%T: %v", rule, err)
+				}
+				alone.ZeroGrad()
+				if err = errors.Join(applyLayer(x, same).Sum().Backward(ctx), alone.Step()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			v, err := far.Fetch(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, _ := tensor.Data[float64](v.Data())
+			want, _ := tensor.Data[float64](same.Data())
+			for i := range want {
+				if d := got[i] - want[i]; d > 1e-10 || d < -1e-10 {
+					t.Errorf("%T: the parameter is %v, want %v", rule, got, want)
+					break
+				}
+			}
+			_, _ = opt.Close(), far.Close()
+		}
+		w.freed(ctx, a)
+		w.stop()
+	})
+}

@@ -1,0 +1,208 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package remote has the optimizer of parameters that live at several workers: each is changed by the worker that owns it, with
+// the gradients that a distributed backward pass has left there. It corresponds to torch.distributed.optim.DistributedOptimizer,
+// and uses its wire: a Go worker can step parameters of PyTorch workers and the other way round.
+//
+//	remote.Serve(reg, engine, nil)                   // at every worker that owns parameters
+//
+//	opt, err := remote.New(ctx, agent, optim.SGD{LR: 0.1}, params)   // params are []*rpc.Ref[*autograd.Variable]
+//	defer opt.Close()
+//	err = c.Backward(gctx, []*autograd.Variable{loss})
+//	err = opt.Step(gctx, c)
+package remote
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/cohort-dist/cohort/autograd"
+	agdist "github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/optim"
+	"github.com/cohort-dist/cohort/rpc"
+)
+
+// The functions of PyTorch's distributed optimizer.
+const (
+	module      = "torch.distributed.optim.optimizer."
+	newScript   = module + "_new_script_local_optimizer"
+	newPlain    = module + "_new_local_optimizer"
+	stepScript  = "__torch__." + module + "_script_local_optimizer_step"
+	stepPlain   = module + "_local_optimizer_step"
+	scriptType  = "__torch__." + module + "_ScriptLocalOptimizerInterface"
+	stepHandler = module + "_script_local_optimizer_step"
+)
+
+// Local is the part of an [Optimizer] at a worker that owns parameters.
+type Local struct{ opt *optim.Optimizer }
+
+// Optimizer changes parameters at the workers that own them. Steps of several optimizers at one worker are done one after the
+// other.
+type Optimizer struct {
+	agent *rpc.Agent
+	parts []*rpc.Ref[*Local]
+}
+
+// New makes an optimizer of parameters that references refer to. Their owners have to serve it, see [Serve]; a PyTorch worker
+// does. The references stay the caller's to close.
+func New(ctx context.Context, a *rpc.Agent, rule optim.Rule, params []*rpc.Ref[*autograd.Variable]) (*Optimizer, error) {
+	if len(params) == 0 {
+		return nil, badOptimizer("optimizer got an empty parameter list")
+	}
+	name, kw, err := describe(rule)
+	if err != nil {
+		return nil, err
+	}
+	var owners []string
+	byOwner := map[string][]any{}
+	for _, p := range params {
+		owner := p.Owner().Name
+		if byOwner[owner] == nil {
+			owners = append(owners, owner)
+		}
+		byOwner[owner] = append(byOwner[owner], p)
+	}
+	o := &Optimizer{agent: a}
+	futures := make([]*dist.Future[*rpc.Ref[*Local]], len(owners))
+	for i, owner := range owners {
+		futures[i] = rpc.Async[*rpc.Ref[*Local]](ctx, a, owner, newScript, name, byOwner[owner], kw)
+	}
+	var errs []error
+	for _, f := range futures {
+		ref, err := rpc.Await(ctx, f)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		o.parts = append(o.parts, ref)
+	}
+	if err := errors.Join(errs...); err != nil {
+		_ = o.Close()
+		return nil, dist.Wrap("optim: remote", dist.Remote, err)
+	}
+	return o, nil
+}
+
+// Step changes every parameter that has a gradient in the context, at all owners. A step that fails somewhere is done elsewhere;
+// the error says where it failed. It corresponds to DistributedOptimizer.step.
+func (o *Optimizer) Step(ctx context.Context, c *agdist.Context) error {
+	select {
+	case <-c.Done():
+		return dist.Newf("optim: step", dist.Closed, "the autograd context %d is closed", c.ID())
+	default:
+	}
+	futures := make([]*dist.Future[any], len(o.parts))
+	for i, part := range o.parts {
+		futures[i] = rpc.Async[any](ctx, o.agent, part.Owner().Name, stepScript, part, int64(c.ID()))
+	}
+	var errs []error
+	for _, f := range futures {
+		if _, err := rpc.Await(ctx, f); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return dist.Wrap("optim: step", dist.Remote, err)
+	}
+	return nil
+}
+
+// Close gives the parts at the owners up.
+func (o *Optimizer) Close() error {
+	var errs []error
+	for _, p := range o.parts {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Serve lets the worker that reg and engine belong to own parameters of distributed optimizers, those of Go programs and of
+// PyTorch's DistributedOptimizer. A step changes the parameters in place, while it holds lock; handlers that compute with them
+// at the same time hold it too, or use a copy that was made with it. Without a lock, nil, the program sees to it that no step
+// runs while others compute.
+func Serve(reg *rpc.Registry, engine *agdist.Engine, lock sync.Locker) error {
+	if lock == nil {
+		lock = new(sync.Mutex) // optimizers may share parameters
+	}
+	s := &server{engine: engine, lock: lock}
+	var errs []error
+	for name, fn := range map[string]any{newScript: s.create(scriptType), newPlain: s.create(""), stepHandler: s.step, stepPlain: s.step} {
+		errs = append(errs, reg.Handle(name, fn))
+	}
+	return errors.Join(errs...)
+}
+
+type server struct {
+	engine *agdist.Engine
+	lock   sync.Locker
+}
+
+// create makes the local part. Its arguments are the class, the references to the parameters and the arguments of the class.
+func (s *server) create(script string) func(ctx context.Context, r *rpc.Request) (any, error) {
+	return func(ctx context.Context, r *rpc.Request) (any, error) {
+		if len(r.Args) < 2 {
+			return nil, badOptimizer("%d arguments: want a class and the parameters", len(r.Args))
+		}
+		name, ok := r.Args[0].(rpc.Global)
+		var refs []*rpc.Ref[*autograd.Variable]
+		if err := rpc.Assign(&refs, r.Args[1]); err != nil || !ok {
+			return nil, badOptimizer("want a class of torch.optim and references to parameters, not %T and %T", r.Args[0], r.Args[1])
+		}
+		defer func() {
+			for _, ref := range refs {
+				_ = ref.Close()
+			}
+		}()
+		rule, err := parse(name, r.Args[2:], r.Kwargs)
+		if err != nil {
+			return nil, err
+		}
+		var params []*autograd.Variable
+		for i, ref := range refs {
+			v, failed := ref.LocalValue(ctx)
+			if failed != nil {
+				return nil, dist.Wrap("optim: remote", dist.CodeOf(failed), failed)
+			}
+			if v == nil {
+				return nil, badOptimizer("parameter %d is nothing", i)
+			}
+			params = append(params, v)
+		}
+		opt, err := optim.New(rule, params)
+		if err != nil {
+			return nil, err
+		}
+		var ref *rpc.Ref[*Local]
+		if agent := rpc.AgentFrom(ctx); script != "" {
+			ref, err = rpc.NewScriptRef(agent, &Local{opt}, script)
+		} else {
+			ref, err = rpc.NewRef(agent, &Local{opt})
+		}
+		if err != nil {
+			return nil, err
+		}
+		context.AfterFunc(ctx, func() { _ = ref.Close() }) // when the caller has a reference of its own
+		return ref, nil
+	}
+}
+
+// step changes the parameters of a local part by the gradients of a context.
+func (s *server) step(ctx context.Context, ref *rpc.Ref[*Local], id int64) error {
+	defer func() { _ = ref.Close() }()
+	l, err := ref.LocalValue(ctx)
+	if err != nil {
+		return err
+	}
+	c := s.engine.Context(agdist.ID(id))
+	if c == nil {
+		return dist.Newf("optim: step", dist.NotFound, "could not find autograd context with id: %d", id)
+	}
+	moment.At("optim.remote.step")
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	return l.opt.StepWith(c.Gradient)
+}

@@ -1,0 +1,190 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package remote
+
+import (
+	"math"
+	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/optim"
+	"github.com/cohort-dist/cohort/rpc"
+)
+
+// class is an optimizer class of PyTorch and the rule that computes the same.
+type class struct {
+	functional string   // its class for distributed optimizers
+	params     []string // of the constructor behind the parameters, in order
+	make       func(v values) optim.Rule
+}
+
+// values are the arguments of a constructor by name, as numbers; betas are two. Those that were not given are NaN.
+type values map[string]float64
+
+// or returns a value, or the default of the class.
+func (v values) or(name string, otherwise float64) float64 {
+	if x, ok := v[name]; ok {
+		return x
+	}
+	return otherwise
+}
+
+var classes = map[string]class{
+	"SGD": {"functional_sgd._FunctionalSGD", []string{"lr", "momentum", "dampening", "weight_decay", "nesterov"}, func(v values) optim.Rule {
+		return optim.SGD{
+			LR: v.or("lr", 1e-2), Momentum: v.or("momentum", 0), Dampening: v.or("dampening", 0), WeightDecay: v.or("weight_decay", 0), Nesterov: v.or("nesterov", 0) != 0,
+		}
+	}},
+	"Adam": {"functional_adam._FunctionalAdam", []string{"lr", "betas", "eps", "weight_decay"}, func(v values) optim.Rule {
+		return optim.Adam{LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 0)}
+	}},
+	"AdamW": {"functional_adamw._FunctionalAdamW", []string{"lr", "betas", "eps", "weight_decay"}, func(v values) optim.Rule {
+		return optim.AdamW{LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 1e-2)}
+	}},
+	"Adagrad": {"functional_adagrad._FunctionalAdagrad", []string{"lr", "lr_decay", "weight_decay", "initial_accumulator_value"}, func(v values) optim.Rule {
+		return optim.Adagrad{
+			LR: v.or("lr", 1e-2), LRDecay: v.or("lr_decay", 0), WeightDecay: v.or("weight_decay", 0), InitialAccumulator: v.or("initial_accumulator_value", 0), Eps: v.or("eps", 1e-10),
+		}
+	}},
+	"RMSprop": {"functional_rmsprop._FunctionalRMSprop", []string{"lr", "alpha", "eps", "weight_decay", "momentum", "centered"}, func(v values) optim.Rule {
+		return optim.RMSprop{
+			LR: v.or("lr", 1e-2), Alpha: v.or("alpha", 0.99), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 0), Momentum: v.or("momentum", 0), Centered: v.or("centered", 0) != 0,
+		}
+	}},
+}
+
+// known are keywords of all constructors: numbers that the rules have, and switches that must be off.
+var known = map[string]bool{
+	"lr": true, "momentum": true, "dampening": true, "weight_decay": true, "nesterov": true, "betas": true, "eps": true, "lr_decay": true,
+	"initial_accumulator_value": true, "alpha": true, "centered": true,
+}
+
+// quick are switches that choose among implementations of the same computation.
+var quick = map[string]bool{"foreach": true, "fused": true, "capturable": true, "differentiable": true, "coalesce_grad": true, "_allow_empty_param_list": true}
+
+func badOptimizer(format string, args ...any) error {
+	return dist.Newf("optim: remote", dist.InvalidArgument, format, args...)
+}
+
+// parse makes the rule of a PyTorch class from the arguments of its constructor.
+func parse(name rpc.Global, args []any, kwargs *rpc.Dict) (optim.Rule, error) {
+	short := strings.TrimPrefix(name.Name, "_Functional")
+	c, ok := classes[short]
+	if !ok || !strings.HasPrefix(name.Module, "torch.") {
+		return nil, badOptimizer("a Go worker has no optimizer %s.%s: it has SGD, Adam, AdamW, Adagrad and RMSprop of torch.optim", name.Module, name.Name)
+	}
+	v := values{}
+	if len(args) > len(c.params) {
+		return nil, badOptimizer("%s got %d positional arguments: pass those behind %q by name", short, len(args), c.params[len(c.params)-1])
+	}
+	for i, x := range args {
+		if err := v.set(c.params[i], x); err != nil {
+			return nil, err
+		}
+	}
+	if kwargs != nil {
+		for _, p := range kwargs.Pairs {
+			key, _ := p.Key.(string)
+			if err := v.set(key, p.Value); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return c.make(v), nil
+}
+
+func (v values) set(name string, x any) error {
+	if name == "betas" {
+		var betas []float64
+		if err := rpc.Assign(&betas, x); err != nil || len(betas) != 2 {
+			return badOptimizer("betas are two numbers, not %v", x)
+		}
+		v["beta1"], v["beta2"] = betas[0], betas[1]
+		return nil
+	}
+	number := math.NaN()
+	switch x := x.(type) {
+	case float64:
+		number = x
+	case int64:
+		number = float64(x)
+	case bool:
+		number = 0
+		if x {
+			number = 1
+		}
+	case nil:
+		number = 0
+	}
+	switch {
+	case quick[name]:
+	case known[name] && !math.IsNaN(number):
+		v[name] = number
+	case known[name] || number != 0:
+		return badOptimizer("a Go worker cannot do %s=%v", name, x)
+	}
+	return nil
+}
+
+// describe names a rule as PyTorch does, with the arguments of the constructor.
+func describe(r optim.Rule) (rpc.Global, rpc.Kw, error) {
+	kw := rpc.Kw{"lr": r.Rate()}
+	set := func(name string, x float64) {
+		if x != 0 {
+			kw[name] = x
+		}
+	}
+	betas := func(b1, b2 float64) {
+		if b1 != 0 || b2 != 0 {
+			kw["betas"] = rpc.Tuple{or(b1, 0.9), or(b2, 0.999)}
+		}
+	}
+	var short string
+	switch r := r.(type) {
+	case optim.SGD:
+		short = "SGD"
+		set("momentum", r.Momentum)
+		set("dampening", r.Dampening)
+		set("weight_decay", r.WeightDecay)
+		if r.Nesterov {
+			kw["nesterov"] = true
+		}
+	case optim.Adam:
+		short = "Adam"
+		betas(r.Beta1, r.Beta2)
+		set("eps", r.Eps)
+		set("weight_decay", r.WeightDecay)
+	case optim.AdamW:
+		short = "AdamW"
+		betas(r.Beta1, r.Beta2)
+		set("eps", r.Eps)
+		kw["weight_decay"] = r.WeightDecay
+	case optim.Adagrad:
+		short = "Adagrad"
+		set("lr_decay", r.LRDecay)
+		set("weight_decay", r.WeightDecay)
+		set("initial_accumulator_value", r.InitialAccumulator)
+		set("eps", r.Eps)
+	case optim.RMSprop:
+		short = "RMSprop"
+		set("alpha", r.Alpha)
+		set("eps", r.Eps)
+		set("weight_decay", r.WeightDecay)
+		set("momentum", r.Momentum)
+		if r.Centered {
+			kw["centered"] = true
+		}
+	default:
+		return rpc.Global{}, nil, badOptimizer("a %T has no name that other workers know", r)
+	}
+	module, name, _ := strings.Cut(classes[short].functional, ".")
+	return rpc.Global{Module: "torch.distributed.optim." + module, Name: name}, kw, nil
+}
+
+func or(x, otherwise float64) float64 {
+	if x == 0 {
+		return otherwise
+	}
+	return x
+}
