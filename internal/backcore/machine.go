@@ -326,6 +326,14 @@ func (m *Machine[G]) clean(id Context, from Worker) {
 	}
 }
 
+// Known returns the workers that have seen a context, as far as this one knows.
+func (m *Machine[G]) Known(id Context) []Worker {
+	if c := m.contexts[id]; c != nil {
+		return slices.Sorted(maps.Keys(c.known))
+	}
+	return nil
+}
+
 // Contexts returns how many contexts and unanswered clean-ups there are.
 func (m *Machine[G]) Contexts() (contexts, unanswered int) { return len(m.contexts), len(m.cleaning) }
 
