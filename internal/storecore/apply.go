@@ -426,16 +426,3 @@ func (m *Machine) exists(key []byte) bool {
 	}
 	return len(m.queues) != 0 && m.queues[string(key)] != nil
 }
-
-func (m *Machine) listKeys(c *Conn, r *wire.Request) error {
-	size := 8 + 8*m.table.count + m.table.keyBytes
-	if err := m.mayReply(size); err != nil {
-		return err // without a look at the keys, however often it is asked
-	}
-	start := m.beginLarge(c, r.ID, size)
-	c.out = wire.AppendInt(c.out, int64(m.table.count))
-	m.work += uint64(len(m.table.slots) + len(m.table.old))
-	m.table.each(func(e *entry) { c.out = wire.AppendBytes(c.out, e.key()) })
-	m.end(c, start)
-	return nil
-}

@@ -62,6 +62,9 @@ func (m *Machine) room(n int) error {
 // settle brings the sums of all buffers up to date.
 func (m *Machine) settle(c *Conn) {
 	in, out := cap(c.in), cap(c.out)
+	if c.listing != nil {
+		out += cap(c.listing.out)
+	}
 	m.inBytes += int64(in - c.countedIn)
 	m.outBytes += int64(out - c.countedOut)
 	c.countedIn, c.countedOut = in, out

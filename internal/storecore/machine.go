@@ -52,6 +52,7 @@ type Machine struct {
 	work     uint64 // see turn.go
 	heavy    uint64 // work of large requests in this turn
 	table    *table
+	listings []*listing // see listing.go
 	queues   map[string]*queue
 	waiting  map[string]*keyWaits // by the key
 	barriers map[string]*barrier
@@ -134,6 +135,7 @@ type Conn struct {
 	countedOut int
 	granted    int // bytes that the unfinished request may take, see senders.go
 	wants      int // when starved: bytes that it needs
+	listing    *listing
 
 	inCrowd bool    // waits for room for a reply, see crowd.go
 	needs   int     // when crowded: bytes of the reply
@@ -179,6 +181,7 @@ func (m *Machine) Close(c *Conn) {
 	m.unwatch(c)
 	m.unclaim(c)
 	c.in, c.out, c.sent = nil, nil, 0
+	m.dropListing(c)
 	m.settle(c)
 	m.leaveCrowd(c)
 	m.leaveSenders(c)
@@ -214,7 +217,9 @@ func (c *Conn) Dialect() wire.Dialect { return c.dialect }
 
 // Paused reports that the client should not be read from: it has too much unread output, or has to wait for room or for
 // its turn. It is among the dirty ones when that has changed.
-func (c *Conn) Paused() bool { return c.paused || c.crowded || c.starved || c.yielded }
+func (c *Conn) Paused() bool {
+	return c.paused || c.crowded || c.starved || c.yielded || c.listing != nil
+}
 
 // Sent tells that n bytes of what is pending are gone. Once a paused client has read enough its requests go on.
 func (m *Machine) Sent(c *Conn, n int) {
@@ -294,7 +299,7 @@ func (m *Machine) Receive(c *Conn, data []byte) {
 func (m *Machine) consume(c *Conn, b []byte) int {
 	at := 0
 	end := m.work + sliceWork
-	for at < len(b) && !c.closed && !c.crowded && !c.yielded {
+	for at < len(b) && !c.closed && !c.crowded && !c.yielded && c.listing == nil {
 		if len(c.out)-c.sent > keepBuffer && len(c.out)-c.sent > m.high() {
 			c.paused = true
 			break

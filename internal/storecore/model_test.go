@@ -498,10 +498,11 @@ func TestTable(t *testing.T) {
 			}
 		}
 		got, size := map[string]string{}, int64(0)
-		table.each(func(e *entry) {
+		for n, _ := table.used.next(0); n != none; n, _ = table.used.next(n + 1) {
+			e := table.at(uint32(n))
 			got[string(e.key())] = string(e.value())
 			size += int64(cap(e.data)) + entryCost
-		})
+		}
 		if len(got) != len(want) || table.count != len(want) || table.bytes != size {
 			t.Fatalf("%d keys, counted %d, want %d; %d bytes, counted %d", len(got), table.count, len(want), size, table.bytes)
 		}

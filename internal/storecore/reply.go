@@ -38,6 +38,11 @@ func (m *Machine) end(c *Conn, start int) {
 		m.settle(c) // c may be one of many that are answered in this step: the next must see what this one took
 		m.enforce(0)
 	}
+	m.boundOutput(c)
+}
+
+// boundOutput cuts a client that is owed more than one may be.
+func (m *Machine) boundOutput(c *Conn) {
 	if len(c.out)-c.sent > m.limits.Output {
 		m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
 			"the client does not read: %d bytes wait to be sent to it, the limit is %d", len(c.out)-c.sent, m.limits.Output))

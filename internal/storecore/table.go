@@ -20,6 +20,9 @@ type table struct {
 	chunks [][]entry // all of chunkSize
 	fresh  int       // entries ever used; those above are new
 	free   uint32    // number plus one of the first recycled entry
+	used   marks     // the entries that are keys
+
+	listings []*listing // that must know which entries come and go
 
 	count    int   // keys
 	keyBytes int   // their length
@@ -112,6 +115,10 @@ func (t *table) insert(key, value []byte) {
 	t.keyBytes += len(key)
 	t.bytes += int64(cap(e.data)) + entryCost
 	t.slots.place(hash, n)
+	t.used.add(int(n))
+	for _, l := range t.listings {
+		l.came(n)
+	}
 }
 
 func (s index) place(hash, n uint32) {
@@ -203,6 +210,10 @@ func (t *table) remove(key []byte) bool {
 	if !ok {
 		n, _ = t.unlink(t.old, e)
 	}
+	for _, l := range t.listings {
+		l.went(n, e)
+	}
+	t.used.remove(int(n))
 	t.bytes -= int64(cap(e.data)) + entryCost
 	t.keyBytes -= int(e.keyLen)
 	*e = entry{keyLen: t.free}
@@ -216,7 +227,7 @@ func (t *table) remove(key []byte) bool {
 // that goes. A listing walks the index, so its size must be that of the keys.
 func (t *table) shrink() {
 	switch {
-	case t.count == 0 && t.fresh > chunkSize:
+	case t.count == 0 && t.fresh > chunkSize && len(t.listings) == 0:
 		*t = *newTable()
 	case t.old != nil:
 		t.move(4 * moveSlots) // the keys become fewer while it is moved: be faster than they go
@@ -240,15 +251,4 @@ func (t *table) unlink(slots index, e *entry) (n uint32, ok bool) {
 		}
 	}
 	return 0, false
-}
-
-// each calls fn for every key in no particular order.
-func (t *table) each(fn func(e *entry)) {
-	for _, slots := range []index{t.slots, t.old} {
-		for _, slot := range slots {
-			if slot != 0 {
-				fn(t.at(uint32(slot) - 1)) //nolint:gosec // the low half
-			}
-		}
-	}
 }
