@@ -138,7 +138,7 @@ func ExampleWorld_RPC() {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	url := "file://" + filepath.Join(dir, "job") + "?world_size=2"
-	handlers := rpc.NewRegistry().MustHandle("ps.scale", func(x, factor float64) float64 { return x * factor }, "x", "factor")
+	handlers := rpc.NewRegistry().MustHandle("ps.scale", func(x, factor float64) float64 { return x * factor }, rpc.Params("x", "factor"))
 
 	ctx := context.Background()
 	var workers sync.WaitGroup

@@ -20,12 +20,12 @@ func TestBorrowing(t *testing.T) {
 		t.Run(transport, func(t *testing.T) {
 			var mu sync.Mutex
 			var last *tensor.Tensor
-			reg := NewRegistry().MustHandle("borrow.echo", Borrowing(func(x *tensor.Tensor) *tensor.Tensor {
+			reg := NewRegistry().MustHandle("borrow.echo", func(x *tensor.Tensor) *tensor.Tensor {
 				mu.Lock()
 				last = x
 				mu.Unlock()
 				return x
-			}))
+			}, Borrowed())
 			agents := world(t, 2, true, func(int) *Registry { return reg }, WithTransports(transport))
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()

@@ -147,7 +147,7 @@ func TestErrors(t *testing.T) {
 			MustHandle("bad.missing", func() error { return dist.New("disk: open", dist.NotFound, "no file") }).
 			MustHandle("bad.panic", func() { panic("a bug") }).
 			MustHandle("bad.value", func() any { return make(chan int) }).
-			MustHandle("bad.args", func(a int, b string) string { return b }, "a", "b")
+			MustHandle("bad.args", func(a int, b string) string { return b }, Params("a", "b"))
 		agents := world(t, 2, true, func(int) *Registry { return reg }, opts...)
 		ctx := testContext(t)
 		for _, to := range []string{"w1", "w0"} {

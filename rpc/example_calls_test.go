@@ -62,7 +62,7 @@ func ExampleCall() {
 		Loss  float64
 	}
 	a, _, stop := pair(rpc.NewRegistry().
-		MustHandle("train.report", func(epoch int, scale float64) Report { return Report{epoch, 0.25 * scale} }, "epoch", "scale"))
+		MustHandle("train.report", func(epoch int, scale float64) Report { return Report{epoch, 0.25 * scale} }, rpc.Params("epoch", "scale")))
 	defer stop()
 
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -114,7 +114,7 @@ func ExampleRegistry_Handle() {
 		Factor float64 `rpc:"factor"`
 	}
 	reg := rpc.NewRegistry().
-		MustHandle("m.add", func(x, y int) int { return x + y }, "x", "y"). // the names are for keyword arguments
+		MustHandle("m.add", func(x, y int) int { return x + y }, rpc.Params("x", "y")). // the names are for keyword arguments
 		MustHandle("m.scale", func(_ context.Context, in scale) ([]float64, error) {
 			for i := range in.Xs {
 				in.Xs[i] *= in.Factor

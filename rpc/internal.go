@@ -25,6 +25,7 @@ const (
 	debugInfo        = "cohort.rpc.debug_info"
 	refsInfo         = "cohort.rpc.references"
 	handlerNames     = "cohort.rpc.handlers"
+	describeHandlers = "cohort.rpc.describe"
 )
 
 // internal returns the handler of one of PyTorch's own functions.
@@ -61,6 +62,8 @@ func (a *Agent) internal(name string) *handler {
 		fn = func(context.Context, *Request) (any, error) { return a.References(), nil }
 	case handlerNames:
 		fn = func(context.Context, *Request) (any, error) { return a.cfg.registry.Names(), nil }
+	case describeHandlers:
+		fn = func(context.Context, *Request) (any, error) { return a.cfg.registry.Describe(), nil }
 	default:
 		return nil
 	}

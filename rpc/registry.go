@@ -55,15 +55,8 @@ type handler struct {
 	err    int                                           // index of the error, -1 for none
 	async  bool
 	borrow bool // keeps nothing of its arguments
+	doc    string
 }
-
-// borrowing is a function of [Borrowing].
-type borrowing struct{ fn any }
-
-// Borrowing marks a function for [Registry.Handle] that keeps none of the tensors it is given, nor memory of one, longer
-// than until its result has been sent: they, or views of them, may be part of the result. Then their memory takes the
-// next tensors at once, without the garbage collector's help, which counts where large tensors come in fast.
-func Borrowing(fn any) any { return borrowing{fn} }
 
 var (
 	contextType = reflect.TypeFor[context.Context]()
@@ -78,25 +71,20 @@ var (
 //	func(ctx, Args) (Result, error)     Args is a struct: its fields are the positional arguments in order, and the keyword
 //	                                    arguments by tag or snake-case name; a field that was not given keeps its zero value.
 //	                                    One dict, or Go struct, whose names are all among the fields is the whole struct
-//	func(ctx, a A, b B, ...) (R, error) plain parameters; params gives their names for keyword arguments
+//	func(ctx, a A, b B, ...) (R, error) plain parameters; [Params] gives their names for keyword arguments
 //	func(ctx, *Request) (any, error)    the call as it arrived
 //
-// ctx and error may be left out, and so may the result. A function may keep what it is given, unless it is [Borrowing].
+// ctx and error may be left out, and so may the result. A function may keep what it is given, unless it has [Borrowed] it.
 // A handler that returns a *[dist.Future] is answered when the future completes, without holding a place
 // (rpc.functions.async_execution).
-func (r *Registry) Handle(name string, fn any, params ...string) error {
+func (r *Registry) Handle(name string, fn any, opts ...HandleOption) error {
 	if !strings.ContainsAny(name, ".:") {
 		return dist.Newf("rpc: handle", dist.InvalidArgument, "%q is not a qualified name: want module.function", name)
 	}
-	b, borrow := fn.(borrowing)
-	if borrow {
-		fn = b.fn
-	}
-	h, err := newHandler(name, reflect.ValueOf(fn), params)
+	h, err := newHandler(name, reflect.ValueOf(fn), opts)
 	if err != nil {
 		return err
 	}
-	h.borrow = borrow
 	name = rpcwire.Func(name).String()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -108,8 +96,8 @@ func (r *Registry) Handle(name string, fn any, params ...string) error {
 }
 
 // MustHandle is Handle for handlers that are constants of the program: it panics on an error. It returns r.
-func (r *Registry) MustHandle(name string, fn any, params ...string) *Registry {
-	if err := r.Handle(name, fn, params...); err != nil {
+func (r *Registry) MustHandle(name string, fn any, opts ...HandleOption) *Registry {
+	if err := r.Handle(name, fn, opts...); err != nil {
 		panic(err)
 	}
 	return r
@@ -134,15 +122,23 @@ func badHandler(name, format string, args ...any) error {
 	return e
 }
 
-func newHandler(name string, fn reflect.Value, params []string) (*handler, error) {
+func newHandler(name string, fn reflect.Value, opts []HandleOption) (*handler, error) {
 	if !fn.IsValid() || fn.Kind() != reflect.Func || fn.IsNil() {
 		return nil, badHandler(name, "not a function")
 	}
 	if raw, ok := reflect.TypeAssert[func(context.Context, *Request) (any, error)](fn); ok {
-		return &handler{name: name, raw: raw}, nil
+		h := &handler{name: name, raw: raw}
+		for _, o := range opts {
+			o.apply(h)
+		}
+		return h, nil
 	}
 	t := fn.Type()
-	h := &handler{name: name, fn: fn, result: -1, err: -1, params: params, plain: plainFunction(fn)}
+	h := &handler{name: name, fn: fn, result: -1, err: -1, plain: plainFunction(fn)}
+	for _, o := range opts {
+		o.apply(h)
+	}
+	params := h.params
 	for i := range t.NumIn() {
 		if i == 0 && t.In(0) == contextType {
 			h.ctx = true

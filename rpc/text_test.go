@@ -23,7 +23,7 @@ import (
 func TestErrorTexts(t *testing.T) {
 	type point struct{ X, Y int }
 	reg := NewRegistry().
-		MustHandle("m.sub", func(a, b int) int { return a - b }, "a", "b").
+		MustHandle("m.sub", func(a, b int) int { return a - b }, Params("a", "b")).
 		MustHandle("m.plain", func(n int) int { return n }).
 		MustHandle("m.points", func(_ []map[string]point, _ int) {}).
 		MustHandle("m.point", func(p point) int { return p.X }).

@@ -15,19 +15,20 @@ func (a *app) rpcCommand() *cobra.Command {
 		Short: "Look into an RPC world, and call its workers",
 		Long: strings.TrimSpace(`
 Commands for the workers of torch.distributed.rpc and of Go programs that met in a
-store. "ls" only reads the store and disturbs nobody. "call" and "refs" talk to the
-workers themselves.
+store. "ls" only reads the store and disturbs nobody. "call", "refs" and "stubs" talk
+to the workers themselves.
 
 Every init_rpc of a process has keys of its own in the store, rpc_prefix_0 for the
 first. The commands take the latest that is there; --round names another.`),
 		Example: strings.Trim(`
   cohort rpc ls --addr node0:29500
   cohort rpc call trainer1 stats.mean '[1, 2, 3]'
-  cohort rpc refs ps`, "\n"),
+  cohort rpc refs ps
+  cohort rpc stubs ps --out stubs`, "\n"),
 		Args: noSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.rpcListCommand(), a.rpcCallCommand(), a.rpcRefsCommand())
+	cmd.AddCommand(a.rpcListCommand(), a.rpcCallCommand(), a.rpcRefsCommand(), a.rpcStubsCommand())
 	return cmd
 }
 

@@ -112,3 +112,23 @@ func SnakeName(name string) string {
 	}
 	return b.String()
 }
+
+// Field is a field of a struct as Python callers know it.
+type Field struct {
+	Name     string
+	Type     reflect.Type
+	Required bool
+}
+
+// Fields returns the fields of a struct of arguments in order.
+func Fields(t reflect.Type) ([]Field, error) {
+	fields, err := structFields(t)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Field, len(fields))
+	for i, f := range fields {
+		all[i] = Field{f.name, t.FieldByIndex(f.index).Type, f.required}
+	}
+	return all, nil
+}

@@ -50,7 +50,7 @@ func handlers() *rpc.Registry {
 		}).
 		MustHandle("gostub.echo", func(x any) any { return x }).
 		MustHandle("gostub.fail", func(kind, text string) error { return rpc.Raise(kind, "%s", text) }).
-		MustHandle("gostub.strict", func(a, b int) int { return a - b }, "a", "b").
+		MustHandle("gostub.strict", func(a, b int) int { return a - b }, rpc.Params("a", "b")).
 		MustHandle("gostub.crash", func() { panic("a bug") })
 }
 

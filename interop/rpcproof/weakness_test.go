@@ -84,11 +84,11 @@ func startMixed(t *testing.T, tr *torchtest.Torch) *mixed {
 			case <-ctx.Done():
 				return 0, ctx.Err()
 			}
-		}, "seconds").
+		}, rpc.Params("seconds")).
 		MustHandle("gow.use", func(ctx context.Context, ref *rpc.Ref[any]) (any, error) {
 			defer func() { _ = ref.Close() }()
 			return ref.LocalValue(ctx)
-		}, "ref")
+		}, rpc.Params("ref"))
 	w.owner, err = rpc.Join(ctx, st, "go0", rpc.WithRank(0), rpc.WithWorldSize(3), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg),
 		rpc.WithLease(100*time.Millisecond, 500*time.Millisecond, 200*time.Millisecond))
 	if err != nil {

@@ -250,7 +250,7 @@ func TestClassConstructor(t *testing.T) {
 // A method of a value that travels with the call: the value is the first argument.
 func TestValueMethod(t *testing.T) {
 	w := start(t, 2)
-	w.nodes[1].reg.MustHandle("t:MyClass.my_instance_method", func(self counter, b int) int { return self.A + b }, "self", "b")
+	w.nodes[1].reg.MustHandle("t:MyClass.my_instance_method", func(self counter, b int) int { return self.A + b }, rpc.Params("self", "b"))
 	sum, err := rpc.Call[int](w.ctx, w.nodes[0].Agent, name(1), "t:MyClass.my_instance_method", counter{2}, rpc.Kw{"b": 5})
 	if err != nil || sum != 7 {
 		t.Errorf("got %v, %v", sum, err)
@@ -259,8 +259,8 @@ func TestValueMethod(t *testing.T) {
 
 func TestTypeMethod(t *testing.T) {
 	w := start(t, 2)
-	w.nodes[1].reg.MustHandle("t:MyClass.my_class_method", func(d, e int) int { return d + e }, "d", "e").
-		MustHandle("t:MyClass.my_static_method", func(f int) int { return f + 10 }, "f")
+	w.nodes[1].reg.MustHandle("t:MyClass.my_class_method", func(d, e int) int { return d + e }, rpc.Params("d", "e")).
+		MustHandle("t:MyClass.my_static_method", func(f int) int { return f + 10 }, rpc.Params("f"))
 	t.Run("class", func(t *testing.T) {
 		sum, err := rpc.Call[int](w.ctx, w.nodes[0].Agent, name(1), "t:MyClass.my_class_method", 3, rpc.Kw{"e": 4})
 		if err != nil || sum != 7 {

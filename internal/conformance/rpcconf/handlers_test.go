@@ -18,8 +18,8 @@ const addSchema = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1
 
 // serve registers what every worker of the tests serves: the functions at the top of PyTorch's rpc_test.py.
 func serve(n *node) {
-	n.reg.MustHandle("t.add", add, "a", "b").
-		MustHandle("t.echo", func(x any) any { return x }, "x").
+	n.reg.MustHandle("t.add", add, rpc.Params("a", "b")).
+		MustHandle("t.echo", func(x any) any { return x }, rpc.Params("x")).
 		MustHandle("t.nothing", func() {}).
 		MustHandle("t.kwargs", func(a struct{ A, B, C int }) int { return a.A + a.B + a.C }).
 		MustHandle("t.sum", func(list []int) (sum int) {

@@ -1,0 +1,153 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"cmp"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// FunctionInfo describes a function, or a method of a class, to callers in Python.
+type FunctionInfo struct {
+	// Name is "module.function", or "module.Class.method" of a Method.
+	Name   string      `json:"name"`
+	Method bool        `json:"method,omitempty"`
+	Doc    string      `json:"doc,omitempty"`
+	Params []ParamInfo `json:"params"`
+	// Result is the type of the result in Python's words, "None" without one.
+	Result string `json:"result"`
+}
+
+// ParamInfo describes one parameter.
+type ParamInfo struct {
+	Name string `json:"name"`
+	// Type is the type in Python's words: int, list[float], torch.Tensor, typing.Any.
+	Type string `json:"type"`
+	// Optional parameters may be left out.
+	Optional bool `json:"optional,omitempty"`
+	// Rest is "*" for all further positional arguments, "**" for all further ones by keyword.
+	Rest string `json:"rest,omitempty"`
+}
+
+// Describe returns what the registry serves, functions first, then the methods of its classes by their Python names. Workers
+// answer the function "cohort.rpc.describe" with it; `cohort rpc stubs` writes Python modules from it.
+func (r *Registry) Describe() []FunctionInfo {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	all := []FunctionInfo{}
+	for name, h := range r.funcs {
+		all = append(all, r.describe(name, h))
+	}
+	for _, c := range r.classes {
+		for name, h := range c.methods {
+			if name != rpcwire.SnakeName(name) {
+				continue // the Go name of a method that has a Python one too
+			}
+			info := r.describe(c.name.String()+"."+name, h)
+			info.Method = true
+			all = append(all, info)
+		}
+	}
+	slices.SortFunc(all, func(x, y FunctionInfo) int {
+		if x.Method != y.Method {
+			if x.Method {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Compare(x.Name, y.Name)
+	})
+	return all
+}
+
+func (r *Registry) describe(name string, h *handler) FunctionInfo {
+	info := FunctionInfo{Name: name, Doc: h.doc, Params: []ParamInfo{}, Result: "None"}
+	anything := []ParamInfo{{Name: "args", Type: "typing.Any", Rest: "*"}, {Name: "kwargs", Type: "typing.Any", Rest: "**"}}
+	switch {
+	case h.raw != nil || h.whole:
+		info.Params = anything
+	case h.args != nil:
+		fields, err := rpcwire.Fields(h.args)
+		if err != nil { // calls are refused with the reason
+			info.Params = anything
+		}
+		for _, f := range fields {
+			info.Params = append(info.Params, ParamInfo{Name: f.Name, Type: r.python(f.Type), Optional: !f.Required})
+		}
+	default:
+		for i, t := range h.in {
+			p := ParamInfo{Name: "arg" + strconv.Itoa(i), Type: r.python(t)}
+			if i < len(h.params) {
+				p.Name = h.params[i]
+			}
+			if h.fn.Type().IsVariadic() && i == len(h.in)-1 {
+				p.Rest, p.Type = "*", r.python(t.Elem())
+			}
+			info.Params = append(info.Params, p)
+		}
+	}
+	switch {
+	case h.raw != nil:
+		info.Result = "typing.Any"
+	case h.result >= 0:
+		t := h.fn.Type().Out(h.result)
+		if m, ok := futureResult(t); ok {
+			t = m.Type.In(1).In(0) // OnDone takes a function of the value
+		}
+		info.Result = r.python(t)
+	}
+	return info
+}
+
+// python names a type as Python knows its values. Structs are dicts, unless they are classes.
+func (r *Registry) python(t reflect.Type) string {
+	if c := r.classes[t]; c != nil {
+		return c.name.String()
+	}
+	switch t {
+	case reflect.TypeFor[*tensor.Tensor](), reflect.TypeFor[*Sparse]():
+		return "torch.Tensor"
+	case reflect.TypeFor[Tuple]():
+		return "tuple"
+	case reflect.TypeFor[Set]():
+		return "set"
+	case reflect.TypeFor[[]byte]():
+		return "bytes"
+	case reflect.TypeFor[*Dict]():
+		return "dict"
+	}
+	switch t.Kind() { //nolint:exhaustive // the rest may be anything
+	case reflect.Bool:
+		return "bool"
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
+		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return "int"
+	case reflect.Float32, reflect.Float64:
+		return "float"
+	case reflect.Complex64, reflect.Complex128:
+		return "complex"
+	case reflect.String:
+		return "str"
+	case reflect.Slice, reflect.Array:
+		return "list[" + r.python(t.Elem()) + "]"
+	case reflect.Map:
+		return "dict[" + r.python(t.Key()) + ", " + r.python(t.Elem()) + "]"
+	case reflect.Struct:
+		return "dict"
+	case reflect.Pointer:
+		if strings.HasPrefix(t.Elem().Name(), "Ref[") && t.Elem().PkgPath() == reflect.TypeFor[Registry]().PkgPath() {
+			return "torch.distributed.rpc.RRef"
+		}
+		if t.Elem().Kind() == reflect.Struct {
+			return "dict"
+		}
+	}
+	return "typing.Any"
+}
