@@ -36,7 +36,8 @@ type Client struct {
 	back    backend
 	timeout atomic.Int64
 	closed  atomic.Bool
-	ending  chan struct{} // closed when Close begins
+	life    context.Context //nolint:containedctx // ends when Close begins, and with it what has a connection of its own
+	end     context.CancelFunc
 	ended   chan struct{} // closed when Close is done
 }
 
@@ -65,7 +66,8 @@ var (
 //
 // A server that is not there yet is tried again until ctx ends, or, without a deadline in ctx, until the timeout of
 // [WithTimeout] has passed; the hook of [WithHook] gets an event of kind [EventRetry] for every attempt that failed. A
-// host name that does not exist fails at once, unless [WithNameRetry] says that it will come. Dial does not count the caller as a worker; [Client.JoinWorker] does.
+// host name that does not exist fails at once, unless [WithNameRetry] says that it will come. Dial does not count the caller
+// as a worker; [Client.JoinWorker] does.
 func Dial(ctx context.Context, addr string, opts ...ClientOption) (*Client, error) {
 	return dial(ctx, addr, newClientConfig(opts))
 }
@@ -82,7 +84,8 @@ func dial(ctx context.Context, addr string, config clientConfig) (*Client, error
 		config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Err: err})
 		return nil, err
 	}
-	c := &Client{addr: addr, config: config, ending: make(chan struct{}), ended: make(chan struct{})}
+	c := &Client{addr: addr, config: config, ended: make(chan struct{})}
+	c.life, c.end = context.WithCancel(context.Background())
 	c.timeout.Store(int64(config.timeout))
 	if first.dialect == wire.Native {
 		c.back = newNativeStore(d, first)
@@ -168,7 +171,7 @@ func (c *Client) Close() error {
 		<-c.ended
 		return nil
 	}
-	close(c.ending)
+	c.end()
 	c.back.close(dist.Closed)
 	close(c.ended)
 	return nil

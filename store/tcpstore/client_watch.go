@@ -47,15 +47,7 @@ func (c *Client) watchKey(ctx context.Context, q *request, ready func(), changed
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() { // Close ends it
-		select {
-		case <-c.ending:
-			cancel(dist.Closed)
-		case <-stop:
-		}
-	}()
+	defer context.AfterFunc(c.life, func() { cancel(dist.Closed) })() // Close ends it
 	err := c.watch(ctx, q, ready, changed)
 	if ended := dist.FromContext("tcpstore", ctx); ended != nil {
 		err = ended
