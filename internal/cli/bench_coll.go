@@ -42,6 +42,8 @@ type collOptions struct {
 	peer      string
 	scale     float64
 	only      string
+	cost      bool
+	busy      int
 }
 
 func (a *app) benchCollCommand() *cobra.Command {
@@ -51,17 +53,27 @@ func (a *app) benchCollCommand() *cobra.Command {
 		Short: "Measure collectives between processes of this machine",
 		Long: strings.TrimSpace(`
 Start --ranks processes that form a group, and measure barrier, all-reduce, broadcast,
-all-gather and, with two ranks, ping-pong, on ordinary Go slices. Each value is one line
-of JSON: group, case, peer, value and unit, with the names and the method of bench/peers,
-so that the rows of PyTorch and OpenMPI stand beside them. Process ids and the transport
-that the group chose go to standard error.
+all-gather, reduce-scatter, all-to-all and, with two ranks, ping-pong, on ordinary Go
+slices. Sizes are those of all-reduce's and broadcast's tensor, of what a rank gives to
+all-gather, gets from reduce-scatter and sends in an all-to-all. From four ranks on,
+"halves" is an all-reduce in two sub-groups at the same time, each of half of the ranks.
+
+Each value is one line of JSON: group, case, peer, value and unit, with the names and the
+method of bench/peers, so that the rows of PyTorch and OpenMPI stand beside them. Process
+ids and the transport that the group chose go to standard error.
 
 With shared memory the cases run a second time on tensors that live in the segment
-(Group.NewTensor); their names have "inseg".`),
+(Group.NewTensor); their names have "inseg".
+
+With --cost each case also tells what an operation costs the rank that it costs most:
+processor time over wall time of all threads (cores), processor time (cpu), context
+switches and allocations. A rank is a process, so a value above 1 means that more than
+one of its threads ran.`),
 		Example: strings.Trim(`
   cohort bench coll --ranks 2
   cohort bench coll --ranks 4 --transport tcp --peer cohort-tcp
-  cohort bench coll --ranks 2 --only allreduce --scale 0.5`, "\n"),
+  cohort bench coll --ranks 2 --only allreduce --scale 0.5
+  GOMAXPROCS=2 cohort bench coll --ranks 8 --transport shm --cost --busy 1`, "\n"),
 		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
@@ -80,6 +92,8 @@ func (o *collOptions) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.peer, "peer", "cohort", "the name in the column peer")
 	cmd.Flags().Float64Var(&o.scale, "scale", 1, "multiplies the number of iterations")
 	cmd.Flags().StringVar(&o.only, "only", "", "run only the cases whose name contains this")
+	cmd.Flags().BoolVar(&o.cost, "cost", false, "tell also what an operation costs a rank")
+	cmd.Flags().IntVar(&o.busy, "busy", 0, "goroutines in every rank that compute all the time")
 }
 
 func (o *collOptions) check() error {
@@ -90,6 +104,8 @@ func (o *collOptions) check() error {
 		return &usageError{fmt.Errorf("--transport %s: auto, tcp, shm or gloo", o.transport)}
 	case o.scale <= 0:
 		return &usageError{fmt.Errorf("--scale %g: it must be more than zero", o.scale)}
+	case o.busy < 0 || o.busy > 1024:
+		return &usageError{fmt.Errorf("--busy %d: 0 to 1024", o.busy)}
 	}
 	return nil
 }
@@ -116,8 +132,18 @@ func (a *app) benchCollRankCommand() *cobra.Command {
 	return cmd
 }
 
-// benchColl hosts the store and starts the ranks. When one fails the others are ended.
 func (a *app) benchColl(ctx context.Context, o collOptions) error {
+	return a.benchRanks(ctx, o.ranks, nil, func(rank int, store string) []string {
+		return []string{
+			"coll-rank", "--store", store, "--rank", strconv.Itoa(rank), "--ranks", strconv.Itoa(o.ranks), "--transport", o.transport, "--peer", o.peer,
+			"--scale", fmt.Sprint(o.scale), "--only", o.only, "--cost=" + strconv.FormatBool(o.cost), "--busy", strconv.Itoa(o.busy),
+		}
+	})
+}
+
+// benchRanks hosts a store and runs ranks of a benchmark, as processes of this program, with the arguments behind "bench".
+// When one fails the others are ended.
+func (a *app) benchRanks(ctx context.Context, n int, env []string, args func(rank int, store string) []string) error {
 	server, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
 		return err
@@ -130,9 +156,9 @@ func (a *app) benchColl(ctx context.Context, o collOptions) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var ranks sync.WaitGroup
-	for r := range o.ranks {
-		cmd := exec.CommandContext(ctx, program, "bench", "coll-rank", "--store", server.Addr().String(), "--rank", strconv.Itoa(r), //nolint:gosec // this program
-			"--ranks", strconv.Itoa(o.ranks), "--transport", o.transport, "--peer", o.peer, "--scale", fmt.Sprint(o.scale), "--only", o.only)
+	for r := range n {
+		cmd := exec.CommandContext(ctx, program, append([]string{"bench"}, args(r, server.Addr().String())...)...) //nolint:gosec // this program
+		cmd.Env = append(os.Environ(), env...)
 		cmd.Stdout, cmd.Stderr = a.Out, a.Err
 		release, err := startTied(cmd)
 		if err != nil {
@@ -158,6 +184,7 @@ type collBench struct {
 	work   *group.Work
 	make   func(n int) (*tensor.Tensor, error)
 	suffix string // of the case names
+	quiet  bool   // another rank prints
 }
 
 func (a *app) benchCollRank(ctx context.Context, o collOptions, addr string, rank int) error {
@@ -172,7 +199,8 @@ func (a *app) benchCollRank(ctx context.Context, o collOptions, addr string, ran
 	}
 	defer func() { _ = g.Close() }()
 	_, _ = fmt.Fprintf(a.Err, "cohort bench coll: rank %d of %d, process %d, transport %s\n", rank, o.ranks, os.Getpid(), g.Transport())
-	b := &collBench{app: a, opts: o, group: g, work: new(group.Work), make: sliceTensor}
+	b := &collBench{app: a, opts: o, group: g, work: new(group.Work), make: sliceTensor, quiet: rank != 0}
+	defer keepBusy(o.busy)()
 	ctx = context.WithoutCancel(ctx) // as a program waits that leaves the end to the group's timeout and the ranks' deaths
 	if err := b.all(ctx); err != nil {
 		return err
@@ -182,6 +210,9 @@ func (a *app) benchCollRank(ctx context.Context, o collOptions, addr string, ran
 		if err := b.all(ctx); err != nil {
 			return err
 		}
+	}
+	if err := b.halves(ctx); err != nil {
+		return err
 	}
 	return g.Barrier(ctx).Wait(ctx)
 }
@@ -200,7 +231,12 @@ func (b *collBench) all(ctx context.Context) error {
 		without string // the size that bench/peers leaves out
 		run     func(ctx context.Context, name string, s collSize) error
 	}{
-		{"allreduce", "", b.allReduce}, {"broadcast", "16MiB", b.broadcast}, {"allgather", "64MiB", b.allGather}, {"pingpong", "", b.pingPong},
+		{"allreduce", "", b.allReduce},
+		{"broadcast", "16MiB", b.broadcast},
+		{"allgather", "64MiB", b.allGather},
+		{"reducescatter", "64MiB", b.reduceScatter},
+		{"alltoall", "4B", b.allToAll},
+		{"pingpong", "", b.pingPong},
 	} {
 		if c.name == "pingpong" && b.group.Size() != 2 {
 			continue
@@ -257,6 +293,72 @@ func (b *collBench) allGather(ctx context.Context, name string, s collSize) erro
 	return b.measure(ctx, name, s, 1, func(ctx context.Context) *group.Work {
 		return b.group.AllGatherInto(ctx, out, x, group.Reuse(b.work))
 	})
+}
+
+func (b *collBench) reduceScatter(ctx context.Context, name string, s collSize) error {
+	in, err := b.filled(s.bytes * b.group.Size())
+	if err != nil {
+		return err
+	}
+	defer in.Storage().Release()
+	out, err := b.filled(s.bytes)
+	if err != nil {
+		return err
+	}
+	defer out.Storage().Release()
+	return b.measure(ctx, name, s, 1, func(ctx context.Context) *group.Work {
+		return b.group.ReduceScatterInto(ctx, out, in, group.Sum, group.Reuse(b.work))
+	})
+}
+
+// allToAll sends every rank the same part of a tensor, which is a little smaller where the ranks do not divide it.
+func (b *collBench) allToAll(ctx context.Context, name string, s collSize) error {
+	part := s.bytes / 4 / b.group.Size() * 4
+	in, err := b.filled(part * b.group.Size())
+	if err != nil {
+		return err
+	}
+	defer in.Storage().Release()
+	out, err := b.filled(part * b.group.Size())
+	if err != nil {
+		return err
+	}
+	defer out.Storage().Release()
+	return b.measure(ctx, name, s, 1, func(ctx context.Context) *group.Work {
+		return b.group.AllToAllInto(ctx, out, in, nil, nil, group.Reuse(b.work))
+	})
+}
+
+// halves has two sub-groups reduce at the same time; rank 0 prints.
+func (b *collBench) halves(ctx context.Context) error {
+	size := b.group.Size()
+	if size < 4 {
+		return nil
+	}
+	all := make([]int, size)
+	for i := range all {
+		all[i] = i
+	}
+	part := &collBench{app: b.app, opts: b.opts, work: new(group.Work), make: sliceTensor, quiet: b.quiet}
+	for _, half := range [][]int{all[:size/2], all[size/2:]} {
+		g, err := b.group.NewGroup(ctx, half) // all ranks call it for both
+		if err != nil {
+			return err
+		}
+		if g != nil {
+			part.group = g
+		}
+	}
+	defer func() { _ = part.group.Close() }()
+	for _, s := range collSizes {
+		if err := b.group.Barrier(ctx).Wait(ctx); err != nil {
+			return err
+		}
+		if err := part.allReduce(ctx, "halves", s); err != nil {
+			return fmt.Errorf("%s: %w", b.caseName("halves", s), err)
+		}
+	}
+	return nil
 }
 
 // pingPong is half a round trip.
@@ -324,6 +426,10 @@ func (b *collBench) measure(ctx context.Context, name string, s collSize, factor
 		return err
 	}
 	took := make([]time.Duration, n)
+	var before cost
+	if b.opts.cost {
+		before = costNow()
+	}
 	began := time.Now()
 	last := began
 	for i := range took {
@@ -333,12 +439,17 @@ func (b *collBench) measure(ctx context.Context, name string, s collSize, factor
 		now := time.Now()
 		took[i], last = now.Sub(last), now
 	}
-	mean := last.Sub(began).Seconds() / float64(n)
-	if b.group.Rank() != 0 {
+	load := &benchLoad{app: b.app, group: "coll", peer: b.opts.peer}
+	if b.opts.cost {
+		if err := b.emitCost(ctx, load, full, costNow().since(before), n, last.Sub(began)); err != nil {
+			return err
+		}
+	}
+	if b.quiet {
 		return nil
 	}
+	mean := last.Sub(began).Seconds() / float64(n)
 	slices.Sort(took)
-	load := &benchLoad{app: b.app, group: "coll", peer: b.opts.peer}
 	load.emit(full+".p50", micros(took[n/2])/factor, "us")
 	if n >= 200 {
 		load.emit(full+".p99", micros(took[n*99/100])/factor, "us")

@@ -7,14 +7,11 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/exec"
 	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -149,36 +146,9 @@ func trainStep(ctx context.Context, r *rand.Rand, net nn.Module, forward func(*a
 
 // benchDDP starts two ranks.
 func (a *app) benchDDP(ctx context.Context, peer string, dur time.Duration) error {
-	server, err := tcpstore.Listen("127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = server.Close() }()
-	program, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var ranks sync.WaitGroup
-	for r := range 2 {
-		cmd := exec.CommandContext(ctx, program, "bench", "train-rank", "--store", server.Addr().String(), "--rank", strconv.Itoa(r), "--peer", peer, "--dur", dur.String()) //nolint:gosec // this program
-		cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
-		cmd.Stdout, cmd.Stderr = a.Out, a.Err
-		release, err := startTied(cmd)
-		if err != nil {
-			cancel(fmt.Errorf("rank %d: %w", r, err))
-			break
-		}
-		ranks.Go(func() {
-			defer release()
-			if err := cmd.Wait(); err != nil {
-				cancel(fmt.Errorf("rank %d: %w", r, err))
-			}
-		})
-	}
-	ranks.Wait()
-	return context.Cause(ctx)
+	return a.benchRanks(ctx, 2, []string{"GOMAXPROCS=1"}, func(rank int, store string) []string {
+		return []string{"train-rank", "--store", store, "--rank", strconv.Itoa(rank), "--peer", peer, "--dur", dur.String()}
+	})
 }
 
 // benchTrainRankCommand is one rank of the data-parallel case.

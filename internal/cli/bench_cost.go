@@ -1,0 +1,69 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/group"
+)
+
+// cost is what a process has used so far, or used between two times.
+type cost struct {
+	cpu         time.Duration // of all threads
+	switches    int64         // of context, wanted or not
+	allocations uint64
+}
+
+// costNow reads the counters. Reading them stops the process for some microseconds, so it belongs outside of what is timed.
+func costNow() cost {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	c := processCost()
+	c.allocations = m.Mallocs
+	return c
+}
+
+func (c cost) since(before cost) cost {
+	return cost{c.cpu - before.cpu, c.switches - before.switches, c.allocations - before.allocations}
+}
+
+// emitCost prints the cost of one of n operations on the rank where it was highest, each value by itself. It is collective.
+func (b *collBench) emitCost(ctx context.Context, load *benchLoad, name string, c cost, n int, wall time.Duration) error {
+	each := float64(n)
+	values := []float64{c.cpu.Seconds() / wall.Seconds(), micros(c.cpu) / each, float64(c.switches) / each, float64(c.allocations) / each}
+	if err := group.AllReduceSlice(ctx, b.group, values, group.Max); err != nil {
+		return err
+	}
+	if b.quiet {
+		return nil
+	}
+	for i, row := range []struct{ name, unit string }{{"cores", "cores"}, {"cpu", "us"}, {"switches", "1/op"}, {"allocs", "1/op"}} {
+		load.emit(name+"."+row.name, values[i], row.unit)
+	}
+	return nil
+}
+
+// keepBusy has goroutines compute until the function that it returns is called.
+func keepBusy(n int) (stop func()) {
+	var ended atomic.Bool
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			for x := 1.0; !ended.Load(); {
+				for range 1000 {
+					x = x*1.0000001 + 1e-9
+				}
+			}
+		})
+	}
+	return func() {
+		ended.Store(true)
+		all.Wait()
+	}
+}

@@ -1,0 +1,9 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !unix
+
+package cli
+
+// processCost is unknown on this system.
+func processCost() cost { return cost{} }
