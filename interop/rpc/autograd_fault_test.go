@@ -20,7 +20,7 @@ import (
 
 // TestAutogradErrors: a function fails at a worker of each kind, begun by each kind.
 func TestAutogradErrors(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m1, l1 := goLayer("go1")
 		m2, _ := goLayer("go2")
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, py("py0", `
@@ -63,7 +63,7 @@ layers.until(lambda: layers.contexts() == 0, "contexts are left")
 // TestAutogradDeath kills a PyTorch worker in which a pass waits: the Go workers are free within a second, and so are their
 // contexts.
 func TestAutogradDeath(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m0, l0 := goLayer("go0")
 		m2, l2 := goLayer("go2")
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, m0, py("py1", "import layers"), m2)
@@ -101,7 +101,7 @@ func TestAutogradDeath(t *testing.T) {
 
 // TestAutogradOpenerDies kills a PyTorch worker that has opened a context: the Go workers free it.
 func TestAutogradOpenerDies(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m1, l1 := goLayer("go1")
 		m2, l2 := goLayer("go2")
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, m1, py("py0", `
@@ -123,7 +123,7 @@ dist_autograd.backward(cid, [y.sum()])
 // TestAutogradUnused: the value of a message does not enter the loss. Towards PyTorch that can only end by time, with the name of
 // the message.
 func TestAutogradUnused(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m1, l1 := goLayer("go1")
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, py("py0", "import layers"), m1)
 		ctx := testContext(t)
@@ -153,7 +153,7 @@ func TestAutogradUnused(t *testing.T) {
 
 // TestAutogradManyContexts opens and cleans up contexts, from both sides: neither grows.
 func TestAutogradManyContexts(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		const n = 1000
 		m1, l1 := goLayer("go1")
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}}, py("py0", fmt.Sprintf(`

@@ -273,7 +273,7 @@ func (w *running) freed(ctx context.Context, a *rpc.Agent) {
 
 // TestAutogradChains runs chains of three workers, Go and PyTorch in every place and beginning everywhere, and back.
 func TestAutogradChains(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for _, kinds := range []string{"pgp", "gpg", "ppg", "ggp"} {
 			t.Run(kinds, func(t *testing.T) {
 				names := make([]string, len(kinds))
@@ -327,7 +327,7 @@ func pyList(xs []string) string { return "['" + strings.Join(xs, "', '") + "']" 
 
 // TestAutogradRefs runs passes from references to objects of the other side, and from fetched values.
 func TestAutogradRefs(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m1, l1 := goLayer("go1")
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}}, py("py0", `
 import layers

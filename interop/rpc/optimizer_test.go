@@ -59,7 +59,7 @@ del far
 
 // TestDistributedOptimizer steps parameters of Go by PyTorch's DistributedOptimizer, and parameters of PyTorch by ours.
 func TestDistributedOptimizer(t *testing.T) {
-	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m1, l1 := goLayer("go1")
 		m1.reg.
 			MustHandle("layers.fresh", initialWeight).
