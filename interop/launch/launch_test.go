@@ -315,6 +315,29 @@ func TestCause(t *testing.T) {
 	})
 }
 
+// TestMixedJob: Go ranks and PyTorch ranks are two roles of one job and add up together.
+func TestMixedJob(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		dir := place(t, torch)
+		words, err := json.Marshal(append(torch.Command(), "-u", dir+"/mixed.py"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, "job.yaml")
+		text := fmt.Sprintf("roles:\n  - {name: go, workers: 2, program: [%s, demo-worker, --scene, train]}\n  - {name: trainer, workers: 1, program: %s}\n", program(t), words)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j := begin(t, dir, exec.Command(program(t), "run", "--report", filepath.Join(dir, "report.json"), "--evidence", "-", "--log-dir", dir, "-f", file))
+		code := j.end()
+		for _, want := range []string{"torch step 5: the sum is 6", "torch trainer 0 of 1 has seen all"} {
+			if code != 0 || !strings.Contains(j.out.String(), want) || strings.Count(j.out.String(), "step 5: the sum is 6") != 3 {
+				t.Fatalf("exit code %d, no %q in\n%s%s", code, want, j.out, j.err)
+			}
+		}
+	})
+}
+
 // TestFailures: the sentence of a report says what happened, not what followed from it.
 func TestFailures(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
