@@ -5,6 +5,7 @@ package launch
 
 import (
 	"fmt"
+	"net"
 	"strings"
 )
 
@@ -37,6 +38,11 @@ func DryRun(c Config) (*Plan, error) {
 	if !p.ours {
 		plan.Store = "in rank 0, on " + p.addr
 	}
+	if c.MaxNodes > 1 {
+		host, _, _ := net.SplitHostPort(c.Endpoint)
+		p = c.examplePlace(host)
+		plan.Store = fmt.Sprintf("in the launcher that hosts the rendezvous at %s, for node %d of %d if all have as many workers", c.Endpoint, p.node, p.nodes)
+	}
 	if p.port == 0 {
 		plan.Store += ", on a free port"
 	}
@@ -52,6 +58,15 @@ func DryRun(c Config) (*Plan, error) {
 		plan.Workers = append(plan.Workers, PlanWorker{Rank: p.rank(local), Command: c.command(local), Set: set})
 	}
 	return plan, nil
+}
+
+// examplePlace is where this node would stand among others with as many workers.
+func (c Config) examplePlace(host string) place {
+	node := max(0, c.NodeRank)
+	return place{
+		node: node, nodes: c.MaxNodes, base: node * c.Workers, world: c.MaxNodes * c.Workers, roleBase: node * c.Workers, roleWorld: c.MaxNodes * c.Workers,
+		addr: host, port: c.StorePort, ours: true,
+	}
 }
 
 // String returns the plan for people: the command of each rank, and the variables that all ranks share once.
