@@ -75,9 +75,9 @@ func TestClearedStoreIsAnother(t *testing.T) {
 	})
 }
 
-func dialTest(t *testing.T, s *Server) *Client {
+func dialTest(t *testing.T, s *Server, opts ...ClientOption) *Client {
 	t.Helper()
-	c, err := Dial(t.Context(), s.Addr().String())
+	c, err := Dial(t.Context(), s.Addr().String(), opts...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,8 +5,10 @@ package tcpstore
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -100,5 +102,35 @@ func TestServerWakesMany(t *testing.T) {
 				t.Fatalf("a wait was answered with %d", got[0])
 			}
 		}
+	})
+}
+
+// TestServerListsMany: more keys than are listed in one turn, to clients of both kinds at once.
+func TestServerListsMany(t *testing.T) {
+	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
+		noLeaks(t)
+		s := startServer(t, opts...)
+		want := make([]string, 20_000)
+		for i := range want {
+			want[i] = fmt.Sprint("key", i)
+		}
+		native, v := dialTest(t, s), dialTest(t, s, WithDialect(DialectV))
+		if err := native.MultiSet(t.Context(), want, make([][]byte, len(want))); err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(want)
+		var all sync.WaitGroup
+		for range 4 {
+			for _, c := range []*Client{native, v} {
+				all.Go(func() {
+					got, err := c.ListKeys(t.Context())
+					if slices.Sort(got); err != nil || !slices.Equal(got, want) {
+						t.Errorf("%v: %d keys, want %d: %v", c, len(got), len(want), err)
+					}
+				})
+			}
+		}
+		all.Wait()
 	})
 }
