@@ -24,6 +24,6 @@ the rows stand beside those of PyTorch, OpenMPI and others.`),
 		Args: noSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.benchCollCommand(), a.benchCollRankCommand(), a.benchRPCCommand(), a.benchRPCWorkerCommand(), a.benchTrainCommand(), a.benchTrainRankCommand())
+	cmd.AddCommand(a.benchCollCommand(), a.benchCollRankCommand(), a.benchRPCCommand(), a.benchRPCWorkerCommand(), a.benchTrainCommand(), a.benchTrainRankCommand(), a.benchAutogradRankCommand())
 	return cmd
 }

@@ -34,10 +34,12 @@ func (a *app) benchTrainCommand() *cobra.Command {
 		Short: "Measure matrix products and training steps",
 		Long: strings.TrimSpace(`
 Measure what training consists of, and print one JSON object per value, with the names
-of bench/peers/autograd/torch_train.py:
+of bench/peers/autograd/torch_train.py and torch_dist_autograd.py:
 
   matmul1024.tN    float32 product of two 1024x1024 matrices on N threads
   step784          a step of a 784-256-10 network with a batch of 64, on one thread
+  hop1, chain8     forward, backward and clean-up of a tiny graph over 1 and 8 nested calls between
+                   two processes, in FAST mode as PyTorch's, and under PEER-smart in SMART mode
   ddp100MB         a data-parallel step of two processes over TCP, one thread each, with
                    100 MB of gradients in buckets of 25 MB`),
 		Args: exactly(),
@@ -64,6 +66,11 @@ func (a *app) benchTrain(ctx context.Context, l *benchLoad) error {
 	}
 	if l.wanted("step784") {
 		if err := a.benchStep(ctx, l); err != nil {
+			return err
+		}
+	}
+	if l.wanted("hop1") || l.wanted("chain8") {
+		if err := a.benchHops(ctx, l); err != nil {
 			return err
 		}
 	}
