@@ -131,8 +131,11 @@ func (g *Group) ReduceScatterIntoCoalesced(ctx context.Context, outs, ins []*ten
 	room := make([]byte, len(blocks)/g.size)
 	w.finish = func() error { return unflatten(room, outs) }
 	g.tidyBooleans(w, ins[0].DType(), room)
+	w.req.In, w.req.Out = blocks, room
+	if err := premultiply(name, w, op, ins[0].DType(), opts); err != nil {
+		return fail(err)
+	}
 	if g.torch == torchNone {
-		w.req.In, w.req.Out = blocks, room
 		return g.post(ctx, w, 1)
 	}
 	w.parts = len(ins)

@@ -24,7 +24,11 @@ func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, op
 	w := g.newWork(OpAllReduce, opts)
 	w.req.Kind, w.req.Op = coll.AllReduce, toReduce(op)
 	w.about(t)
-	if err := g.inout(w, t); err != nil {
+	err := g.inout(w, t)
+	if err == nil {
+		err = premultiply(name, w, op, t.DType(), opts)
+	}
+	if err != nil {
 		return g.refuse(ctx, OpAllReduce, err)
 	}
 	g.tidyBooleans(w, t.DType(), w.req.Out)
@@ -56,6 +60,9 @@ func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op 
 	w.req.Kind, w.req.Op, w.req.DType, w.req.Out = coll.AllReduce, toReduce(op), g.torch.wireType(ts[0].DType()), flat
 	w.outputs = append(w.outputs[:0], ts...)
 	w.finish = func() error { return unflatten(flat, ts) }
+	if err := premultiply(name, w, op, ts[0].DType(), opts); err != nil {
+		return fail(err)
+	}
 	g.tidyBooleans(w, ts[0].DType(), flat)
 	return g.post(ctx, w, 1)
 }
@@ -92,7 +99,11 @@ func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root 
 	w := g.newWork(OpReduce, opts)
 	w.req.Kind, w.req.Op, w.req.Root = coll.Reduce, toReduce(op), root
 	w.about(t)
-	if err := g.inout(w, t); err != nil {
+	err := g.inout(w, t)
+	if err == nil {
+		err = premultiply(name, w, op, t.DType(), opts)
+	}
+	if err != nil {
 		return g.refuse(ctx, OpReduce, err)
 	}
 	if g.rank != root {
@@ -285,6 +296,9 @@ func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*te
 	if err := g.output(w, out, false); err != nil {
 		return fail(err)
 	}
+	if err := premultiply(name, w, op, out.DType(), opts); err != nil {
+		return fail(err)
+	}
 	if g.torch == torchNone {
 		return g.post(ctx, w, 1)
 	}
@@ -316,6 +330,9 @@ func (g *Group) ReduceScatterInto(ctx context.Context, out, in *tensor.Tensor, o
 		return fail(err)
 	}
 	if err := g.output(w, out, false); err != nil {
+		return fail(err)
+	}
+	if err := premultiply(name, w, op, out.DType(), opts); err != nil {
 		return fail(err)
 	}
 	g.tidyBooleans(w, out.DType(), w.req.Out)

@@ -14,7 +14,8 @@ import (
 type ReduceOp uint8
 
 // The operators. And, Or and Xor work on integers and booleans, the others on all element types that have the operation
-// (complex numbers have no minimum and no maximum). Avg is a sum that is divided by the number of ranks at the end.
+// (complex numbers have no minimum and no maximum). Avg is a sum that is divided by the number of ranks at the end. PremulSum is
+// a sum of tensors that are multiplied by a factor first: the one that [WithFactor] gives, which each rank chooses for itself.
 const (
 	Sum     = ReduceOp(reduce.Sum)
 	Product = ReduceOp(reduce.Product)
@@ -24,6 +25,8 @@ const (
 	Or      = ReduceOp(reduce.Or)  // PyTorch's BOR
 	Xor     = ReduceOp(reduce.Xor) // PyTorch's BXOR
 	Avg     = ReduceOp(reduce.Avg)
+	// PremulSum is PyTorch's PREMUL_SUM, for floating-point and complex numbers. gloo of PyTorch has it in no version.
+	PremulSum = ReduceOp(reduce.PremulSum)
 )
 
 // String returns PyTorch's name of the operator, in lower case.

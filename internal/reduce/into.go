@@ -10,8 +10,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// numOps is the number of operators, Avg included.
-const numOps = int(Avg) + 1
+// numOps is the number of operators.
+const numOps = int(PremulSum) + 1
 
 // kernel combines n elements: dst[i] = op(a[i], b[i]). dst may be a or b; any other overlap is the caller's mistake.
 type kernel func(dst, a, b unsafe.Pointer, n int)
@@ -30,9 +30,9 @@ func Carries(dt tensor.DType) bool {
 	return dt.Valid() && int(dt) < len(portable) && portable[dt][Sum] != nil
 }
 
-// kernelOf is the operator that runs between two ranks: an average is a sum until [Divide].
+// kernelOf is the operator that runs between two ranks: an average is a sum until [Divide], a premultiplied sum one after [Scale].
 func kernelOf(op Op) Op {
-	if op == Avg {
+	if op == Avg || op == PremulSum {
 		return Sum
 	}
 	return op

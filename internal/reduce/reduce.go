@@ -7,7 +7,8 @@ package reduce
 // Op is a reduction operator.
 type Op uint8
 
-// The operators. Avg is a sum that is divided by the number of ranks at the end.
+// The operators. Avg is a sum that is divided by the number of ranks at the end, PremulSum one of elements that were multiplied
+// by a factor before.
 const (
 	Sum Op = iota
 	Product
@@ -17,9 +18,10 @@ const (
 	Or
 	Xor
 	Avg
+	PremulSum
 )
 
 // String returns the operator's name as PyTorch spells it.
 func (o Op) String() string {
-	return [...]string{"sum", "product", "min", "max", "band", "bor", "bxor", "avg"}[o]
+	return [...]string{"sum", "product", "min", "max", "band", "bor", "bxor", "avg", "premul_sum"}[o]
 }

@@ -14,17 +14,15 @@ import (
 // Torch is [Into] with the float16 of torch (c10::Half), which gloo uses from PyTorch 2.8 on: as [Into], but a NaN keeps the sign
 // of the first operand that is one, and loses the rest.
 func Torch(dst, src []byte, dt tensor.DType, op Op) {
-	if dt != tensor.Float16 || op != Sum && op != Product && op != Avg {
+	kernel := kernelOf(op)
+	if dt != tensor.Float16 || kernel != Sum && kernel != Product {
 		Into(dst, src, dt, op)
 		return
 	}
 	check(dst, dst, src, dt, op)
-	if op == Avg {
-		op = Sum
-	}
 	for i := 0; i < len(dst); i += 2 { // byte by byte: buffers need not be aligned
 		x, y := binary.LittleEndian.Uint16(dst[i:]), binary.LittleEndian.Uint16(src[i:])
-		binary.LittleEndian.PutUint16(dst[i:], uint16(torchF16(tensor.F16(x), tensor.F16(y), op)))
+		binary.LittleEndian.PutUint16(dst[i:], uint16(torchF16(tensor.F16(x), tensor.F16(y), kernel)))
 	}
 }
 

@@ -49,7 +49,7 @@ func dtypeOf(name string) tensor.DType {
 
 var reduceOps = map[string]group.ReduceOp{
 	"": group.Sum, "sum": group.Sum, "product": group.Product, "min": group.Min, "max": group.Max, "band": group.And, "bor": group.Or,
-	"bxor": group.Xor, "avg": group.Avg,
+	"bxor": group.Xor, "avg": group.Avg, "premul_sum": group.PremulSum,
 }
 
 // data makes the same numbers as data in rank.py.

@@ -48,13 +48,17 @@ def digest(*ts):
     return h.hexdigest()[:16]
 
 
+def reduce_op(name):
+    return dist._make_nccl_premul_sum(2.0) if name == "premul_sum" else getattr(dist.ReduceOp, OPS[name])
+
+
 groups = {}
 
 
 def post(k, s):
     """Posts one operation and returns its works and what gives its digest once they are done."""
     kind, n, dt, root = s["op"], s.get("n", 0), s.get("dtype", "float32"), s.get("root", 0)
-    op = getattr(dist.ReduceOp, OPS[s.get("reduce", "sum")])
+    op = reduce_op(s.get("reduce", "sum"))
     g = groups.get(s.get("group", ""))
     if s.get("group") and g is None:
         return [], lambda: "-"
@@ -98,7 +102,7 @@ def step(k, s):
                 w.wait()
         return " ".join(finish() for _, finish in posted)
     kind, n, dt, root = s["op"], s.get("n", 0), s.get("dtype", "float32"), s.get("root", 0)
-    op = getattr(dist.ReduceOp, OPS[s.get("reduce", "sum")])
+    op = reduce_op(s.get("reduce", "sum"))
     g = groups.get(s.get("group", ""))
     if s.get("group") and g is None:
         return "-"

@@ -121,7 +121,7 @@ func (l Level) outcome(c *Call) outcome {
 	complexNumbers := c.DType.Complex()
 	switch c.Op {
 	case AllReduce, AllReduceCoalesce:
-		if complexNumbers && c.Reduce != reduce.Sum && c.Reduce != reduce.Avg {
+		if complexNumbers && c.Reduce != reduce.Sum && c.Reduce != reduce.Avg && c.Reduce != reduce.PremulSum {
 			return refuse(InPython, fmt.Sprintf("has no %v of complex numbers", c.Reduce))
 		}
 		return l.reduction(c, true)
@@ -186,6 +186,8 @@ func (l Level) reduction(c *Call, complexNumbers bool) outcome {
 		case !floating(c.DType):
 			return refuse(Nowhere, fmt.Sprintf("cannot store an average as %v, and says so after it has exchanged the sum; sum and divide", c.DType))
 		}
+	case reduce.PremulSum:
+		return refuse(AtTheWait, "has no premultiplied sum; multiply and sum")
 	case reduce.And, reduce.Or, reduce.Xor:
 		if floating(c.DType) {
 			return refuse(AtTheWait, fmt.Sprintf("has no %v of %v", c.Reduce, c.DType))
