@@ -31,7 +31,7 @@ type Run struct {
 	tb       testing.TB
 	scenario Scenario
 	plan     *plan
-	beside   sync.WaitGroup // events
+	beside   tally // events
 	calls    []*Call
 	cancel   context.CancelCauseFunc
 	deadline context.Context //nolint:containedctx // that of the victim, for Deadline
@@ -133,7 +133,7 @@ func (r *Run) Begin() { r.setOpen(true) }
 // have hit its point after Wait. A scenario that took itself apart under such an event would be two that close the same thing.
 func (r *Run) End() {
 	r.setOpen(false)
-	r.beside.Wait()
+	<-r.beside.none()
 }
 
 func (r *Run) setOpen(open bool) {
@@ -178,13 +178,8 @@ func (r *Run) Wait() {
 	for _, c := range r.calls {
 		r.await(c)
 	}
-	over := make(chan struct{})
-	go func() {
-		r.beside.Wait()
-		close(over)
-	}()
 	select {
-	case <-over:
+	case <-r.beside.none():
 	case <-time.After(r.realTime(30 * time.Second)):
 		r.hang("an event has not ended")
 	}
@@ -319,9 +314,9 @@ func (r *Run) hit(point string) {
 		r.mu.Unlock()
 		return
 	}
-	r.beside.Add(1) // under the lock, so that End waits for it
+	r.beside.begin() // under the lock, so that End waits for it
 	r.mu.Unlock()
-	defer r.beside.Done()
+	defer r.beside.end()
 	for _, in := range r.plan.injections {
 		if in.at == at {
 			r.inject(in)
@@ -358,7 +353,11 @@ func (r *Run) inject(in injection) {
 	if in.inside {
 		do()
 	} else {
-		r.beside.Go(do)
+		r.beside.begin()
+		go func() {
+			defer r.beside.end()
+			do()
+		}()
 	}
 	if in.pause > 0 {
 		time.Sleep(in.pause) //nolint:forbidigo // that is what a point is for

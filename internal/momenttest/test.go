@@ -115,7 +115,7 @@ func execute(t *testing.T, s Scenario, p *plan) (r *Run) {
 			r.cleanups = r.cleanups[:last]
 			f()
 		}
-		r.beside.Wait()
+		<-r.beside.none()
 		if s.Virtual {
 			synctest.Wait()
 			if left := inBubble(); left != "" {
