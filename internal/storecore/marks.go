@@ -3,7 +3,10 @@
 
 package storecore
 
-import "math/bits"
+import (
+	"math"
+	"math/bits"
+)
 
 // marks is a set of small numbers in which the next one is found quickly, also where there are few of once many: a bit for
 // each number, and a bit for each word of those that is not empty.
@@ -49,4 +52,4 @@ func (s *marks) next(n int) (found, looked int) {
 }
 
 // none is more than any number in a set.
-const none = 1 << 40
+const none = math.MaxInt
