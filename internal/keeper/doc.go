@@ -90,6 +90,6 @@ const maxFrame = 16 << 20
 const (
 	// gentleTime is what leftovers of a job that succeeded have between SIGTERM and SIGKILL.
 	gentleTime = 2 * time.Second
-	// sweepTime bounds the wait for leftovers to end after SIGKILL.
-	sweepTime = 3 * time.Second
+	// sweepTime bounds the wait for leftovers to end after SIGKILL: on a busy machine that takes seconds.
+	sweepTime = 10 * time.Second
 )
