@@ -85,7 +85,7 @@ func (p *pass) giveUp(code fault.Code) {
 		}
 		cause := backcore.Cause{Worker: e.self(), Code: int(code), Text: "the pass was cancelled"}
 		if code == fault.DeadlineExceeded {
-			cause.Text = p.missingLocked(m)
+			cause = p.lateLocked(m)
 		}
 		m.Failed(p.c.id, p.id, cause)
 	}))
@@ -107,6 +107,15 @@ type passOption func(*passOptions)
 
 func (o passOption) applyPass(p *passOptions) { o(p) }
 
+func optionsOf(opts []PassOption) (o passOptions) {
+	for _, opt := range opts {
+		if opt != nil {
+			opt.applyPass(&o)
+		}
+	}
+	return o
+}
+
 // RetainGraph keeps what functions saved, at all workers, so that another pass can run through the same graph. It corresponds to
 // retain_graph=True.
 func RetainGraph() PassOption { return passOption(func(p *passOptions) { p.retain = true }) }
@@ -122,12 +131,7 @@ func Fast() PassOption { return passOption(func(p *passOptions) { p.fast = true 
 // torch.distributed.autograd.backward.
 func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts ...PassOption) error {
 	const op = "autograd: backward"
-	var o passOptions
-	for _, opt := range opts {
-		if opt != nil {
-			opt.applyPass(&o)
-		}
-	}
+	o := optionsOf(opts)
 	nodes, grads, err := rootGradients(roots)
 	if err != nil {
 		return err
@@ -222,6 +226,11 @@ func (e *Engine) mode(o passOptions) backcore.Mode {
 		return backcore.Fast
 	}
 	return backcore.Smart
+}
+
+// lateLocked is the cause of a pass that has not ended in time: it says what it still waits for.
+func (p *pass) lateLocked(m *machine) backcore.Cause {
+	return backcore.Cause{Worker: p.c.e.self(), Code: int(fault.DeadlineExceeded), Text: p.missingLocked(m)}
 }
 
 // missingLocked says what a pass still waits for.

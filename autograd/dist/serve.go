@@ -5,6 +5,7 @@ package dist
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -114,6 +115,8 @@ func (e *Engine) send(ctx context.Context, s sending) work {
 				return // it is over
 			}
 			switch cause := e.lostCause(s, err); {
+			case cause != nil && errors.Is(s.p.ctx.Err(), context.DeadlineExceeded):
+				m.Failed(s.msg.Context, s.msg.Pass, s.p.lateLocked(m))
 			case cause != nil:
 				m.Failed(s.msg.Context, s.msg.Pass, *cause)
 			case err != nil: // the machine sends it again
@@ -416,8 +419,8 @@ func (c *Context) backwardOwn(ctx context.Context, holder int, id rpcwire.Global
 	return c.Backward(ctx, []*autograd.Variable{root}, opts...)
 }
 
-// BackwardRef runs a pass from the variable that a *rpc.Ref refers to, at its owner. The owner must have seen the context. It
-// corresponds to RRef.backward.
+// BackwardRef runs a pass from the variable that a *rpc.Ref refers to, at its owner, which must have seen the context and decides
+// about the mode: [Fast] has no effect. It corresponds to RRef.backward.
 func (c *Context) BackwardRef(ctx context.Context, ref any, opts ...PassOption) error {
 	id, owner, err := c.e.agent.Reference(ref)
 	if err != nil {
@@ -426,10 +429,7 @@ func (c *Context) BackwardRef(ctx context.Context, ref any, opts ...PassOption) 
 	if owner.ID == c.e.agent.Self().ID {
 		return c.backwardOwn(ctx, owner.ID, id, opts)
 	}
-	var o passOptions
-	for _, opt := range opts {
-		opt.applyPass(&o)
-	}
+	o := optionsOf(opts)
 	payload, err := rpcwire.RRefBackward{RRef: id, ContextID: int64(c.ID()), RetainGraph: o.retain}.Encode()
 	if err != nil {
 		return err

@@ -479,7 +479,7 @@ func (m *Machine[G]) Receive(msg Message[G]) {
 	case Mark, Grad:
 		if c == nil { // it is over, or never was
 			m.send(Message[G]{
-				Kind: Fail, To: msg.From, Context: msg.Context, Pass: msg.Pass,
+				Kind: Fail, To: msg.From, Context: msg.Context, Pass: msg.Pass, Mode: msg.Mode,
 				Cause: Cause{Worker: m.self, Text: "it does not know the context, or not any more"},
 			})
 			return
