@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/pyexc"
 	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
@@ -120,10 +121,10 @@ func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error)
 		d.Abandon()
 		return nil, err
 	}
-	if raised, ok := v.(*rpcwire.RemoteException); ok {
+	if said, ok := v.(*rpcwire.RemoteException); ok {
 		p.Stats.Errors.Add(1)
-		err := remoteError(p.Name, raised)
-		if x.Frame != nil || notDecoded(raised.Msg) { // a Go worker ignores it for what it has decoded
+		err := raised(p.Name, said)
+		if x.Frame != nil || pyexc.NotDecoded(said.Msg) { // a Go worker ignores it for what it has decoded
 			a.refs.Undecoded(p, x.Wires)
 		}
 		if err.Code == dist.DeadlineExceeded && !x.Due.IsZero() && !time.Now().Before(x.Due) {

@@ -130,8 +130,8 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		d.Abandon()
 		return nil, err
 	}
-	if raised, ok := v.(*rpcwire.RemoteException); ok {
-		return nil, restoreReason(remoteError(p.Name, raised))
+	if said, ok := v.(*rpcwire.RemoteException); ok {
+		return nil, restoreReason(raised(p.Name, said))
 	}
 	return v, nil
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/pyexc"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcref"
@@ -126,7 +127,7 @@ func (r *request) failure(err error) *rpcwire.Message {
 	}
 	text := fmt.Sprintf("Error on Node %d: %s", a.id, err.Error())
 	if r.cohort() && class == rpcwire.ErrorUnknown {
-		text = a.goException(err).encode()
+		text = pyexc.Line(a.exception(err, true))
 	}
 	return &rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(class, text)}
 }

@@ -169,7 +169,7 @@ func TestRaisedByCall(t *testing.T) {
 		{"AttributeError", "On WorkerInfo(id=0, name=py0):\nAttributeError(\"X Default RPC pickler does not serialize\")\n" +
 			"Traceback (most recent call last):\n  File \"x\", line 1, in y\nAttributeError: X Default RPC pickler does not serialize\n    function code.\n", dist.NotFound},
 	} {
-		e := remoteError("py0", &rpcwire.RemoteException{Msg: c.text, Class: rpcwire.Global{Module: "builtins", Name: c.class}})
+		e := raised("py0", &rpcwire.RemoteException{Msg: c.text, Class: rpcwire.Global{Module: "builtins", Name: c.class}})
 		if e.Code != c.code || e.Kind != c.class || strings.Contains(e.Message, "pickler") || strings.Contains(e.Message, "\n") {
 			t.Errorf("%s\nbecame %#v, want %v", c.text, e, c.code)
 		}
