@@ -60,6 +60,7 @@ func (r *Registry) MustClass(name string, sample any) *Registry {
 func (h *handler) bound(value reflect.Value, method string) *handler {
 	b := *h
 	b.fn = value.MethodByName(method)
+	b.plain = plainFunction(b.fn)
 	if raw, ok := reflect.TypeAssert[func(context.Context, *Request) (any, error)](b.fn); ok {
 		b.raw = raw
 	}
