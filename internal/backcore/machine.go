@@ -8,6 +8,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/tombs"
 )
 
 // Worker is the id of a worker.
@@ -134,7 +136,7 @@ type Machine[G any] struct {
 	now      Time
 	next     uint64
 	contexts map[Context]*context[G]
-	tombs    tombs
+	tombs    tombs.Set[Context] // contexts that were cleaned
 	dead     map[Worker]bool
 	cleaning map[cleaning]*repeated // Cleanup messages that are not answered
 	busy     map[Context]struct{}   // contexts in which something may have to be sent again
@@ -218,7 +220,7 @@ func (m *Machine[G]) context(id Context) *context[G] {
 	if c := m.contexts[id]; c != nil {
 		return c
 	}
-	if m.dead[id.Origin] || m.tombs.has(id) && !m.opt.NoTombs {
+	if m.dead[id.Origin] || m.tombs.Has(id) && !m.opt.NoTombs {
 		return nil
 	}
 	c := &context[G]{id: id, known: map[Worker]bool{}, nodes: make([]function, 1), sends: map[Call]Node{}, lost: map[Node]bool{}, passes: map[PassID]*pass[G]{}}
@@ -306,7 +308,7 @@ func (m *Machine[G]) Release(id Context) { m.clean(id, m.self) }
 
 // clean forgets a context and passes that on, except to whom it is known from.
 func (m *Machine[G]) clean(id Context, from Worker) {
-	m.tombs.add(id, m.opt.Tombs)
+	m.tombs.Add(id, m.opt.Tombs)
 	c := m.contexts[id]
 	if c == nil {
 		return
@@ -504,23 +506,4 @@ func (m *Machine[G]) Receive(msg Message[G]) {
 			delete(c.passes[msg.Pass].telling, msg.From)
 		}
 	}
-}
-
-// tombs remembers cleaned contexts: two tables take turns.
-type tombs struct{ young, old map[Context]struct{} }
-
-func (t *tombs) has(id Context) bool {
-	_, young := t.young[id]
-	_, old := t.old[id]
-	return young || old
-}
-
-func (t *tombs) add(id Context, most int) {
-	if t.has(id) {
-		return
-	}
-	if t.young == nil || len(t.young) >= max(most/2, 1) {
-		t.young, t.old = map[Context]struct{}{}, t.young
-	}
-	t.young[id] = struct{}{}
 }

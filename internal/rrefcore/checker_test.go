@@ -154,7 +154,7 @@ func (m *Machine) clone() *Machine {
 		c.peers[id] = &pc
 	}
 	c.ghosts = slices.Clone(m.ghosts)
-	c.tombs, c.offered = tombs{maps.Clone(m.tombs.young), maps.Clone(m.tombs.old)}, maps.Clone(m.offered)
+	c.tombs, c.offered = m.tombs.Clone(), maps.Clone(m.offered)
 	return &c
 }
 
@@ -242,9 +242,10 @@ func (m *Machine) encode() encoder {
 		b.num(209, uint64(g.life.worker), uint64(g.life.epoch))
 	}
 	b.num(205)
-	b.ids(sortedKeys(m.tombs.young)...)
+	young, old := m.tombs.Tables()
+	b.ids(sortedKeys(young)...)
 	b.num(206)
-	b.ids(sortedKeys(m.tombs.old)...)
+	b.ids(sortedKeys(old)...)
 	for _, fork := range sortedKeys(m.offered) {
 		b.ids(fork, m.offered[fork])
 	}

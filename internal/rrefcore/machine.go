@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/tombs"
 )
 
 // Options are the durations and the switches of a Machine. Each switch turns one part of the extended protocol off; the
@@ -82,8 +84,8 @@ type Machine struct {
 	pins    map[ID]*handle // children that have not accepted yet, with their parent
 	peers   map[Worker]*peer
 	ghosts  []ghost
-	tombs   tombs     // forks of PyTorch peers that were deleted
-	offered map[ID]ID // forks that were handed off to this worker as the owner, with their objects
+	tombs   tombs.Set[ID] // forks of PyTorch peers that were deleted
+	offered map[ID]ID     // forks that were handed off to this worker as the owner, with their objects
 	effects []Effect
 }
 

@@ -87,7 +87,7 @@ func (m *Machine) CallArrived(from Worker, id, root ID) Code {
 	}
 	o := m.objects[id]
 	if o == nil {
-		if deleted := m.tombs.has(root); deleted && !m.opt.NoTombs {
+		if deleted := m.tombs.Has(root); deleted && !m.opt.NoTombs {
 			return Cancelled // its delete came first: registering now would leak
 		}
 		if p.kind == Cohort && id.N < p.announced && !m.opt.NoRefusal {
@@ -97,7 +97,7 @@ func (m *Machine) CallArrived(from Worker, id, root ID) Code {
 	} else if _, rooted := o.forks[root]; p.kind == Cohort && id.N < p.announced && !rooted && !m.opt.NoRefusal {
 		return Cancelled // only local uses keep it: its creator has given it up
 	}
-	if deleted := m.tombs.has(root); p.kind == Cohort || !deleted || m.opt.NoTombs {
+	if deleted := m.tombs.Has(root); p.kind == Cohort || !deleted || m.opt.NoTombs {
 		m.register(o, root, p.life())
 	}
 	o.root, o.called = root, true
@@ -143,7 +143,7 @@ func (m *Machine) absent(id ID) Code {
 	case creator.kind == Cohort && id.N < creator.announced:
 		return Gone
 	case creator.kind == PyTorch:
-		if deleted := m.tombs.has(rootOf(id)); deleted && !m.opt.NoTombs {
+		if deleted := m.tombs.Has(rootOf(id)); deleted && !m.opt.NoTombs {
 			return Gone
 		}
 	}
@@ -183,7 +183,7 @@ func (m *Machine) addFork(p *peer, msg Message) Code {
 	if p.kind == Cohort && msg.OwnerEpoch != m.epoch {
 		return OwnerRestarted
 	}
-	if deleted := m.tombs.has(msg.Fork); deleted && !m.opt.NoTombs {
+	if deleted := m.tombs.Has(msg.Fork); deleted && !m.opt.NoTombs {
 		return OK // a late copy of a request that was served and whose fork has ended since
 	}
 	if m.objects[msg.ID] == nil {
@@ -199,7 +199,7 @@ func (m *Machine) addFork(p *peer, msg Message) Code {
 // deleteFork removes a fork; the last one takes the object with it.
 func (m *Machine) deleteFork(p *peer, id, fork ID) {
 	if p.kind == PyTorch && !m.opt.NoTombs {
-		m.tombs.add(fork, m.opt.Tombs)
+		m.tombs.Add(fork, m.opt.Tombs)
 	}
 	o := m.objects[id]
 	if o == nil {
