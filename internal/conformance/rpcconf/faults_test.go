@@ -80,13 +80,30 @@ func TestFaultyControlMessages(t *testing.T) {
 		}
 		if round == 0 {
 			f.cut()
-			time.Sleep(50 * time.Millisecond)
+			w.reconnect()
 		}
 	}
 	for _, n := range w.nodes {
 		eventually(t, "all objects go", func() bool { return info(n, "owner_rrefs") == 0 && info(n, "forks") == 0 })
 	}
 	w.shutdown()
+}
+
+// reconnect returns when every worker can call every other one, after connections were cut: a call on a link whose end has
+// not been noticed fails.
+func (w *world) reconnect() {
+	w.Helper()
+	for _, n := range w.nodes {
+		for _, to := range w.nodes {
+			if n == to {
+				continue
+			}
+			eventually(w.T, "a link is made again", func() bool {
+				_, err := rpc.Call[any](w.ctx, n.Agent, to.Name(), "t.nothing")
+				return err == nil
+			})
+		}
+	}
 }
 
 // creations are the ways to make an object elsewhere.
