@@ -46,6 +46,18 @@ func Find(port int) (owner Owner, ok bool) {
 	return owner, ok
 }
 
+// Listeners returns the identity of every socket of this machine that listens, by its address. Two sockets that had an address
+// one after the other have different identities.
+func Listeners() map[netip.AddrPort]string {
+	all := map[netip.AddrPort]string{}
+	eachSocket(func(state string, local netip.AddrPort, inode string) {
+		if state == stateListen {
+			all[local] = inode
+		}
+	})
+	return all
+}
+
 // Clients returns the processes on this machine whose ends of connections have the given addresses, as far as it can
 // tell.
 func Clients(addrs []netip.AddrPort) map[netip.AddrPort]Owner {

@@ -145,8 +145,12 @@ func (n *Links) prefer(c *Conn) {
 	// References first: what was not acknowledged on an older link goes out before anything new.
 	n.cfg.Above.Connected(c)
 	p.mu.Lock()
+	if p.mu.epoch != id.Incarnation {
+		p.mu.listener = ""
+	}
 	p.mu.conn, p.mu.cohort, p.mu.epoch = c, true, id.Incarnation
 	p.mu.Unlock()
+	n.Background(p.noteListener)
 }
 
 func (n *Links) onLinkClosed(l *cohortwire.Link, err error) {

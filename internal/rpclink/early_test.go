@@ -34,6 +34,11 @@ func (u *user) Died(*Peer)                         {}
 // worker starts the sessions of a worker, whose secret is its name.
 func worker(t *testing.T, u *user, name string, id int16) *Links {
 	t.Helper()
+	return workerAt(t, u, name, id, "127.0.0.1:0")
+}
+
+func workerAt(t *testing.T, u *user, name string, id int16, addr string) *Links {
+	t.Helper()
 	n := New(Config{
 		Name: name, Logger: slog.New(slog.DiscardHandler), Above: u,
 		Published: func(context.Context, string) (string, rpcworld.Entry, error) {
@@ -44,15 +49,18 @@ func worker(t *testing.T, u *user, name string, id int16) *Links {
 		Identity: cohortwire.Identity{Name: name, ID: id, Incarnation: 7}, Secret: []byte(name),
 		Published: func(id cohortwire.Identity) ([]byte, error) { return []byte(id.Name), nil },
 	}
-	if err := n.Listen("127.0.0.1:0", hello); err != nil {
+	if err := n.Listen(addr, hello); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		n.BeginClose()
-		n.EndSessions(func() {}, func() {})
-		<-n.Done
-	})
+	t.Cleanup(func() { end(n) })
 	return n
+}
+
+func end(n *Links) {
+	if n.BeginClose() {
+		n.EndSessions(func() {}, func() {})
+	}
+	<-n.Done
 }
 
 // A worker joins. Others know it already, and what they tell it makes it turn to us before we are told: what it says about

@@ -78,6 +78,8 @@ type Links struct {
 	Leaving atomic.Bool   // this worker is about to go
 	ep      *tensorpipe.Endpoint
 
+	listeners listeners
+
 	mu struct {
 		sync.Mutex
 		closed bool

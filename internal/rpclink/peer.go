@@ -41,6 +41,8 @@ type Peer struct {
 		cohort bool   // a Go worker that speaks the cohort transport
 		conn   *Conn  // for our requests
 		left   bool   // it told us that it leaves
+
+		listener string // the socket that it listens with, once known: see reused.go
 	}
 }
 
@@ -76,7 +78,7 @@ func (p *Peer) learn(addr string, e rpcworld.Entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if addr != "" {
-		p.mu.addr = addr
+		p.mu.addr, p.mu.listener = addr, "" // a new start of it may have the same address
 	}
 	if e.Epoch != 0 {
 		p.mu.epoch, p.mu.cohort = e.Epoch, true
@@ -126,6 +128,12 @@ func (p *Peer) open(ctx context.Context) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	if p.gone(addr) {
+		e := dist.New("rpc: connect", dist.PeerLost, "it does not listen at "+addr+" any more: its process has ended")
+		e.Peer, e.Err = p.Name, rpcworld.ErrRefused
+		n.PeerDied(p)
+		return nil, e
+	}
 	s, err := n.ep.Connect(ctx, p.Name, addr)
 	if err == nil && stale(s, p, addr) {
 		if !n.Own(func() { _ = s.Close() }) {
@@ -137,6 +145,7 @@ func (p *Peer) open(ctx context.Context) (*Conn, error) {
 	var c *Conn
 	if err == nil {
 		if c, err = n.adopt(p, s); err == nil {
+			n.Background(p.noteListener)
 			return c, nil
 		}
 		if s.Link != nil && n.Context.Err() == nil {

@@ -1,0 +1,98 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpclink
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/portowner"
+)
+
+// When the process of a worker has ended, another one may get its port. A PyTorch process listens on some twenty of them, and
+// a hello that arrives at the wrong one ends it. So the socket that a worker of this machine listens with is noted while
+// there is a session with it, and its address is not dialled when that socket is gone. Of other machines nobody can tell.
+
+// listeners are the sockets of this machine that listen, as they were read last: that takes time on a machine with many
+// connections, so those who ask at the same time share it.
+type listeners struct {
+	mu struct {
+		sync.Mutex
+		since time.Time // they were read after this
+		of    map[netip.AddrPort]string
+	}
+}
+
+// at returns the identity of the socket that listens at an address of this machine, or "" if none does. known is false when
+// it cannot tell. What is older than since is read again.
+func (l *listeners) at(addr string, since time.Time) (id string, known bool) {
+	ap, err := netip.ParseAddrPort(strings.TrimPrefix(addr, "uv://"))
+	if err != nil || !ownAddress(ap.Addr().Unmap()) {
+		return "", false
+	}
+	ap = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+	moment.At("rpc.link.listeners")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.since.Before(since) {
+		l.mu.since = time.Now()
+		l.mu.of = portowner.Listeners()
+	}
+	for _, ip := range [...]netip.Addr{ap.Addr(), netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		if id = l.mu.of[netip.AddrPortFrom(ip, ap.Port())]; id != "" {
+			return id, true
+		}
+	}
+	return "", len(l.mu.of) > 0
+}
+
+// ownAddress reports whether an address is one of this machine.
+func ownAddress(ip netip.Addr) bool {
+	if ip.IsLoopback() {
+		return true
+	}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.Equal(ip.AsSlice()) {
+			return true
+		}
+	}
+	return false
+}
+
+// noteListener remembers the socket that the worker listens with, while there is a session with it.
+func (p *Peer) noteListener() {
+	met := time.Now()
+	p.mu.Lock()
+	addr, known := p.mu.addr, p.mu.listener != ""
+	p.mu.Unlock()
+	if addr == "" || known {
+		return
+	}
+	id, _ := p.net.listeners.at(addr, met)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.addr == addr && p.mu.conn != nil && p.mu.conn.Alive() {
+		p.mu.listener = id
+	}
+}
+
+// gone reports whether the socket that the worker listens with is known to be closed. Another one may have its address.
+func (p *Peer) gone(addr string) bool {
+	p.mu.Lock()
+	was := p.mu.listener
+	p.mu.Unlock()
+	if was == "" {
+		return false
+	}
+	now, known := p.net.listeners.at(addr, time.Now())
+	return known && now != was
+}
