@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -81,18 +82,24 @@ func TestCancellationInTheQueue(t *testing.T) {
 		ctx := testContext(t)
 		hold := Async[any](ctx, agents[0], to, "t.hold")
 		<-begun
-		short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
-		if _, err := Call[any](short, agents[0], to, "t.late"); dist.CodeOf(err) != dist.DeadlineExceeded {
+		short, cancel := context.WithCancel(ctx)
+		late := Async[any](short, agents[0], to, "t.late")
+		callee := agents[to[1]-'0']
+		var waiting *request
+		ends(t, "the arrival of the request", func() {
+			for waiting == nil {
+				if all := callee.limiter.Queued(); len(all) > 0 {
+					waiting = all[0].(*request) //nolint:errcheck,forcetypeassert // only requests wait
+				}
+			}
+		})
+		cancel()
+		if _, err := late.Await(ctx); dist.CodeOf(err) != dist.Canceled {
 			t.Errorf("to %s: %v", to, err)
 		}
-		cancel()
-		callee := agents[to[1]-'0']
 		ends(t, "the news for the callee", func() {
-			for {
-				waiting := callee.limiter.Queued()[0].(*request) //nolint:errcheck,forcetypeassert // only requests wait
-				if waiting.ctx.Cancelled() {
-					return
-				}
+			for !waiting.ctx.Cancelled() {
+				runtime.Gosched()
 			}
 		})
 		close(release)
