@@ -96,9 +96,9 @@ func (g *Group) gatherFlat(name string, op OpType, ins []*tensor.Tensor, opts []
 	return w, room, nil
 }
 
-// checkedCoalesced refuses what PyTorch's check of operations does not know: 2.6 refuses it, 2.11 and 2.14 perform it.
+// checkedCoalesced refuses what PyTorch's check of operations does not know: 2.6 and 2.11 refuse it, 2.14 performs it.
 func (g *Group) checkedCoalesced(name string, op OpType) error {
-	if g.checks == nil || g.peers.Low >= torch.V2_9 || op == OpAllGatherCoalesce {
+	if g.checks == nil || g.peers.Low >= torch.V2_14 || op == OpAllGatherCoalesce {
 		return nil
 	}
 	return refusef(inPython, name, "PyTorch ranks of %v have no %v with %s=DETAIL", g.peers, op, debugEnv)

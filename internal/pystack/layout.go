@@ -23,12 +23,13 @@ type layout struct {
 	bytesLen, bytesData                uint64 // PyBytesObject
 	strState, strLen, strASCII, strUCS uint64 // PyASCIIObject; its size; the size of PyCompactUnicodeObject
 
-	// For the values of arguments, 3.13 and later; zero otherwise.
+	// For the values of arguments.
 	fLocals             uint64 // _PyInterpreterFrame
 	coArgs, coNames     uint64 // PyCodeObject
 	obType, tpName      uint64 // PyObject, PyTypeObject
 	tupleItems          uint64 // PyTupleObject
 	longTag, longDigits uint64 // PyLongObject
+	longSize            bool   // 3.11: longTag is where a signed number of digits is
 }
 
 // ownedByC is the first owner of frames that carry no Python code.
@@ -40,11 +41,13 @@ var fixed = map[uint32]layout{
 		interpHead: 40, threads: 16, tsNext: 8, tsNative: 160, tsFrame: 56, indirect: true, cframe: 8,
 		fPrev: 48, fCode: 32, fInstr: 56, fOwner: 69, coFile: 112, coName: 128, coTable: 136, coFirst: 72,
 		coCode: 184, bytesLen: 16, bytesData: 32, strState: 32, strLen: 16, strASCII: 48, strUCS: 72,
+		fLocals: 72, coArgs: 56, coNames: 96, obType: 8, tpName: 24, tupleItems: 24, longTag: 16, longDigits: 24, longSize: true,
 	},
 	0x030c: {
 		interpHead: 40, threads: 72, tsNext: 8, tsNative: 144, tsFrame: 56, indirect: true, cframe: 0,
 		fPrev: 8, fCode: 0, fInstr: 56, fOwner: 70, coFile: 112, coName: 128, coTable: 136, coFirst: 68,
 		coCode: 192, bytesLen: 16, bytesData: 32, strState: 32, strLen: 16, strASCII: 40, strUCS: 56,
+		fLocals: 72, coArgs: 52, coNames: 96, obType: 8, tpName: 24, tupleItems: 24, longTag: 16, longDigits: 24,
 	},
 }
 

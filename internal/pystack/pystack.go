@@ -50,8 +50,7 @@ type Frame struct {
 	Func string `json:"func"`
 	File string `json:"file"`
 	Line int    `json:"line"`
-	// Args are the plain arguments (int, bool, None, str) of a function of torch.distributed: "src=1 tag=0". They are
-	// known from Python 3.13 on.
+	// Args are the plain arguments (int, bool, None, str) of a function of torch.distributed: "src=1 tag=0".
 	Args string `json:"args,omitempty"`
 }
 

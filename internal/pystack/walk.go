@@ -235,9 +235,6 @@ func (w *walker) str(addr uint64) string {
 
 // args returns the positional arguments of a call whose values are plain, as name=value.
 func (w *walker) args(f call) []string {
-	if w.l.fLocals == 0 {
-		return nil
-	}
 	var out []string
 	names := w.word(f.code + w.l.coNames)
 	if names == 0 {
@@ -267,13 +264,18 @@ func (w *walker) value(obj uint64) string {
 		return strconv.FormatBool(uint32(w.word(obj+w.l.longDigits)) == 1) //nolint:gosec // a digit
 	case "int":
 		tag, n := w.word(obj+w.l.longTag), int64(0)
-		if tag>>3 > 2 {
+		digits, negative := tag>>3, tag&3 == 2
+		if w.l.longSize {
+			size := int64(tag) //nolint:gosec // negative for a negative number
+			digits, negative = uint64(max(size, -size)), size < 0
+		}
+		if digits > 2 {
 			return "" // over 60 bits: no rank and no tag
 		}
-		for i := range tag >> 3 { // digits of 30 bits
+		for i := range digits { // of 30 bits
 			n |= int64(uint32(w.word(obj+w.l.longDigits+4*i))) << (30 * i) //nolint:gosec // a digit
 		}
-		if tag&3 == 2 {
+		if negative {
 			n = -n
 		}
 		return strconv.FormatInt(n, 10)

@@ -429,8 +429,29 @@ func (c *court) busy() Verdict {
 		}
 		return Verdict{Sentence: text + "."}
 	}
-	n := c.ranks(func(r Rank, _ position) bool { return r.Main != nil })
-	return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank waits in torch.distributed: %s in %s%s.", lower(is(n)), c.at[n[0]].where(), since(c.rank(n[0]).Idle))}
+	return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank waits in torch.distributed: %s.", c.whereabouts())}
+}
+
+// whereabouts says where the ranks are whose stacks could be read, those of one place together.
+func (c *court) whereabouts() string {
+	var order, parts []string
+	by := map[string][]int{}
+	for _, n := range c.ranks(func(r Rank, _ position) bool { return r.Main != nil }) {
+		where := c.at[n].where()
+		if by[where] == nil {
+			order = append(order, where)
+		}
+		by[where] = append(by[where], n)
+	}
+	const most = 4
+	for _, where := range order[:min(len(order), most)] {
+		n := by[where]
+		parts = append(parts, fmt.Sprintf("%s in %s%s", lower(is(n)), where, since(c.rank(n[0]).Idle)))
+	}
+	if more := len(order) - most; more > 0 {
+		parts = append(parts, fmt.Sprintf("the others at %d more places", more))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // others says who waits besides.
