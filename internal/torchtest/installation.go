@@ -26,6 +26,7 @@ const (
 // About is what an installation says about itself.
 type About struct {
 	Version  string    `json:"version"`
+	Python   int       `json:"python"` // 12 for Python 3.12
 	Features []Feature `json:"features"`
 }
 
@@ -88,7 +89,7 @@ const Cannot = "this build cannot"
 
 // aboutSource asks. The types are tried on a group of one rank, which refuses those that gloo was built without.
 const aboutSource = `
-import json, tempfile, torch, torch.distributed as dist
+import json, sys, torch, torch.distributed as dist
 features = []
 try:
     from torch._C._distributed_rpc import TensorPipeAgent
@@ -106,7 +107,7 @@ try:
     features.append("half types")
 except RuntimeError:
     pass
-print(json.dumps({"version": torch.__version__, "features": features}))
+print(json.dumps({"version": torch.__version__, "features": features, "python": sys.version_info[1]}))
 `
 
 // About asks the installation what it is, once.
