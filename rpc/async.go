@@ -14,6 +14,15 @@ import (
 // be no session yet to send it on: a handler that has started it may return now, and then nothing else tells a shutdown
 // that there is something to wait for.
 func (a *Agent) async(ctx context.Context, to, fn string, args []any, report func(any, error)) {
+	if len(a.cfg.calling) > 0 {
+		next, end, err := intercept(ctx, a.cfg.calling, CallInfo{Peer: to, Func: fn})
+		if err != nil {
+			report(nil, err)
+			return
+		}
+		told := report
+		ctx, report = next, func(v any, err error) { end(err); told(v, err) }
+	}
 	if err := a.caller.Active.Enter(ctx); err != nil {
 		report(nil, err)
 		return

@@ -135,7 +135,14 @@ func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error)
 	return v, nil
 }
 
-func (a *Agent) call(ctx context.Context, to, fn string, args []any) (any, error) {
+func (a *Agent) call(ctx context.Context, to, fn string, args []any) (v any, err error) {
+	if len(a.cfg.calling) > 0 {
+		var end func(error)
+		if ctx, end, err = intercept(ctx, a.cfg.calling, CallInfo{Peer: to, Func: fn}); err != nil {
+			return nil, err
+		}
+		defer func() { end(err) }()
+	}
 	if to == a.name {
 		return a.callOwn(ctx, fn, args)
 	}

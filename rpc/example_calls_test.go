@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -186,4 +187,27 @@ func ExampleGuest() {
 	// Output:
 	// 1 trainer true <nil>
 	// 12 <nil> 1
+}
+
+// Interceptors see every call on both sides, and the trace context of a caller reaches the handler.
+func ExampleWithServeInterceptors() {
+	ctx := context.Background()
+	report := func(ctx context.Context, call rpc.CallInfo) (context.Context, func(error), error) {
+		fmt.Println(call.Peer, "calls", call.Func, "in trace", observe.Trace(ctx))
+		return ctx, func(err error) { fmt.Println("done:", err) }, nil
+	}
+	reg := rpc.NewRegistry().MustHandle("m.add", func(a, b int) int { return a + b })
+	st := store.NewMemory()
+	agent, err := rpc.Join(ctx, st, "w0", rpc.WithRank(0), rpc.WithWorldSize(1), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg), rpc.WithServeInterceptors(report))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = agent.Close() }()
+	sum, err := rpc.Call[int](observe.WithTrace(ctx, "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"), agent, "w0", "m.add", 3, 4)
+	fmt.Println(sum, err)
+	// Output:
+	// w0 calls m.add in trace 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
+	// done: <nil>
+	// 7 <nil>
 }

@@ -37,6 +37,8 @@ type config struct {
 	extension   rpcseam.Extension
 	logger      *slog.Logger
 	hook        observe.Hook
+	calling     []Interceptor
+	serving     []Interceptor
 	transports  []string
 	channels    []string
 	alloc       func(n int) (*tensor.Storage, error)

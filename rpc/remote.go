@@ -18,6 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort/observe"
 )
 
 // Remote runs a function at another worker, or at this one, and leaves the result there. It returns a reference to it at
@@ -64,9 +65,16 @@ func orEmpty(d *Dict) *Dict {
 	return d
 }
 
-func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (*rpcref.Hold, error) {
+func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (hold *rpcref.Hold, err error) {
 	if a.cfg.guest {
 		return nil, dist.New("rpc: remote", dist.NotSupported, "a guest holds no references")
+	}
+	if len(a.cfg.calling) > 0 {
+		var end func(error)
+		if ctx, end, err = intercept(ctx, a.cfg.calling, CallInfo{Peer: to, Func: fn, Remote: true}); err != nil {
+			return nil, err
+		}
+		defer func() { end(err) }()
 	}
 	if to == a.name {
 		return a.remoteSelf(ctx, fn, args)
@@ -231,7 +239,7 @@ func (a *Agent) deliverCreation(ctx context.Context, o *rpccall.Outgoing, obj *r
 		a.refs.Undelivered(a.self, wires)
 		return err
 	}
-	r := &request{Incoming: rpclink.Incoming{Peer: a.self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors}, a: a, own: obj, uncount: sync.OnceFunc(a.caller.Active.Leave)}
+	r := &request{Incoming: rpclink.Incoming{Peer: a.self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors, Trace: observe.Trace(ctx)}, a: a, own: obj, uncount: sync.OnceFunc(a.caller.Active.Leave)}
 	r.local = func(m *rpcwire.Message, _ error) {
 		if m.Type != rpcwire.Exception {
 			_ = o.Answered(m)

@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -40,7 +41,7 @@ func (a *Agent) exchangeSelf(ctx context.Context, o *rpccall.Outgoing) (rpclink.
 		return rpclink.Reply{}, err
 	}
 	ch := make(chan rpclink.Reply, 1)
-	r, err := a.deliver(m, deadline, ch)
+	r, err := a.deliver(m, deadline, observe.Trace(ctx), ch)
 	if err != nil {
 		o.Lost()
 		a.refs.Undelivered(a.self, wires)
@@ -101,12 +102,12 @@ func (a *Agent) discardOwn(x rpclink.Reply) {
 }
 
 // deliver hands a message of this worker to itself.
-func (a *Agent) deliver(m *rpcwire.Message, deadline time.Time, ch chan rpclink.Reply) (*request, error) {
+func (a *Agent) deliver(m *rpcwire.Message, deadline time.Time, trace string, ch chan rpclink.Reply) (*request, error) {
 	tensors, err := cloneTensors(m.Tensors)
 	if err != nil {
 		return nil, err
 	}
-	r := &request{Incoming: rpclink.Incoming{Peer: a.self, Kind: m.Type, Payload: m.Payload, Tensors: tensors, Deadline: deadline}, a: a}
+	r := &request{Incoming: rpclink.Incoming{Peer: a.self, Kind: m.Type, Payload: m.Payload, Tensors: tensors, Deadline: deadline, Trace: trace}, a: a}
 	r.local = func(m *rpcwire.Message, err error) {
 		if err == nil {
 			m.Tensors, err = cloneTensors(m.Tensors)

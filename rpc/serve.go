@@ -195,6 +195,9 @@ func (a *Agent) runCall(r *request) {
 	if r.values != nil {
 		base = r.values(a.net.Context)
 	}
+	if r.Trace != "" {
+		base = observe.WithTrace(base, r.Trace)
+	}
 	ctx.Begin(base, owner{a}, r.Deadline, pl)
 	cancel := ctx.Cancel
 	if a.extension != nil && a.extension.kinds[r.Kind] {
@@ -300,6 +303,16 @@ func (a *Agent) invoke(ctx context.Context, j *job, done func(any, error)) (ran 
 		ran = true
 		a.recovered(j.req.Func, recover(), done)
 	}()
+	if len(a.cfg.serving) > 0 {
+		next, end, err := intercept(ctx, a.cfg.serving, CallInfo{Peer: j.req.From.Name, Func: j.req.Func, Remote: j.remote != nil})
+		if err != nil {
+			done(nil, err)
+			returned = true
+			return false
+		}
+		told := done
+		ctx, done = next, func(v any, err error) { end(err); told(v, err) }
+	}
 	if j.script != nil && j.script.Schema != "" {
 		v, err := a.cfg.runKernel(j.script)
 		done(v, err)

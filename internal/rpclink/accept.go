@@ -198,6 +198,9 @@ func (n *Links) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 	if f.Deadline > 0 {
 		in.Deadline = time.Now().Add(f.Deadline)
 	}
+	if len(f.Trace) > 0 {
+		in.Trace = string(f.Trace)
+	}
 	m, err := rpcwire.DecodeFrame(f)
 	if err == nil && !m.Type.Known() {
 		err = dist.Newf("rpc: decode", dist.Protocol, "unknown message type %#x", f.Type)

@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort/observe"
 )
 
 // Frames of the agents on the cohort transport, beside PyTorch's message types.
@@ -194,6 +195,9 @@ func (c *Conn) Write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 		if f.Deadline = time.Until(deadline); f.Deadline <= 0 {
 			return 0, dist.New("rpc: send", dist.DeadlineExceeded, "the deadline has passed")
 		}
+	}
+	if t := observe.Trace(ctx); t != "" && m.Type.IsRequest() {
+		f.Trace = []byte(t)
 	}
 	size := frameSize(f)
 	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; whoever made it is not told when that is

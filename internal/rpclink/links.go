@@ -53,8 +53,9 @@ type Incoming struct {
 	Frame    *cohortwire.Frame // of a link
 	Flags    uint8
 	Deadline time.Time
-	Inline   bool  // it may run in the goroutine that reads
-	Err      error // why it cannot be understood; then the rest is not there
+	Trace    string // see observe.WithTrace
+	Inline   bool   // it may run in the goroutine that reads
+	Err      error  // why it cannot be understood; then the rest is not there
 }
 
 // Config is what sessions need to know of their worker.
