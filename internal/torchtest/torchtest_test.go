@@ -16,7 +16,7 @@ func TestScriptRuns(t *testing.T) {
 			Modules: map[string]string{"stub": "def f(): return 7"},
 			Args:    []string{"hello"},
 		})
-		if !strings.HasPrefix(out, torch.Name) || !strings.HasSuffix(out, " hello 7\n") {
+		if out != torch.About(t).Version+" hello 7\n" {
 			t.Fatalf("got %q", out)
 		}
 	})
