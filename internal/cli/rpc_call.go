@@ -9,13 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -161,27 +159,30 @@ func (f *rpcFlags) visit(ctx context.Context, s *tcpstore.Client, worker, listen
 	if err != nil {
 		return nil, err
 	}
-	at := slices.IndexFunc(world.Workers, func(m rpcMember) bool { return m.Name == worker })
-	if at < 0 {
-		e := dist.Newf("rpc: call", dist.NotFound, "no such worker; the store names %s", world.names())
-		e.Key = worker
-		return nil, e
+	m, err := world.worker("rpc: call", worker)
+	if err != nil {
+		return nil, err
 	}
-	opts := []rpc.Option{rpc.WithRound(world.Round), rpc.WithTimeout(f.timeout)}
-	// PyTorch splits a worker's entry at its first "-", so the name has none.
-	name := "cohort_cli_" + strconv.Itoa(os.Getpid())
-	if world.Workers[at].Go || world.Static { // a PyTorch worker answers whoever asks, too
-		return guest(ctx, s, name, opts)
+	if m.Go || world.Static { // a PyTorch worker answers whoever asks, too
+		return f.guest(ctx, s, world)
 	}
+	opts := f.options(world)
 	if listen != "" {
 		opts = append(opts, rpc.WithAddr(listen))
 	}
-	return rpc.Join(ctx, s, name, opts...)
+	return rpc.Join(ctx, s, visitorName(), opts...)
+}
+
+// visitorName is what this process is called. PyTorch splits a worker's entry at its first "-", so the name has none.
+func visitorName() string { return "cohort_cli_" + strconv.Itoa(os.Getpid()) }
+
+func (f *rpcFlags) options(world *rpcWorld) []rpc.Option {
+	return []rpc.Option{rpc.WithRound(world.Round), rpc.WithTimeout(f.timeout)}
 }
 
 // guest returns an agent that calls Go workers without being a member.
-func guest(ctx context.Context, s store.Store, name string, opts []rpc.Option) (*rpc.Agent, error) {
-	return rpc.Guest(ctx, s, name, append(opts, rpc.WithAddr("127.0.0.1:0"))...)
+func (f *rpcFlags) guest(ctx context.Context, s store.Store, world *rpcWorld) (*rpc.Agent, error) {
+	return rpc.Guest(ctx, s, visitorName(), append(f.options(world), rpc.WithAddr("127.0.0.1:0"))...)
 }
 
 func (w *rpcWorld) names() string {

@@ -35,6 +35,17 @@ type rpcMember struct {
 	Go   bool   `json:"go"`
 }
 
+// worker finds a worker by its name; op is what the error says that it was for.
+func (w *rpcWorld) worker(op, name string) (rpcMember, error) {
+	at := slices.IndexFunc(w.Workers, func(m rpcMember) bool { return m.Name == name })
+	if at < 0 {
+		e := dist.Newf(op, dist.NotFound, "no such worker; the store names %s", w.names())
+		e.Key = name
+		return rpcMember{}, e
+	}
+	return w.Workers[at], nil
+}
+
 func (a *app) rpcListCommand() *cobra.Command {
 	var flags rpcFlags
 	cmd := &cobra.Command{

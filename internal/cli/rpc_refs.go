@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -89,13 +88,11 @@ func (f *rpcFlags) readRefs(ctx context.Context, s *tcpstore.Client, names []str
 		}
 	}
 	for _, name := range names {
-		if !slices.Contains(asked, name) {
-			e := dist.Newf("rpc: refs", dist.NotFound, "no such worker; the store names %s", world.names())
-			e.Key = name
-			return nil, e
+		if _, err = world.worker("rpc: refs", name); err != nil {
+			return nil, err
 		}
 	}
-	agent, err := guest(ctx, s, "cohort_cli_"+strconv.Itoa(os.Getpid()), []rpc.Option{rpc.WithRound(world.Round), rpc.WithTimeout(f.timeout)})
+	agent, err := f.guest(ctx, s, world)
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -68,16 +67,14 @@ func (f *rpcFlags) describe(ctx context.Context, s *tcpstore.Client, worker stri
 	if err != nil {
 		return nil, err
 	}
-	at := slices.IndexFunc(world.Workers, func(m rpcMember) bool { return m.Name == worker })
-	if at < 0 {
-		e := dist.Newf("rpc: stubs", dist.NotFound, "no such worker; the store names %s", world.names())
-		e.Key = worker
-		return nil, e
+	m, err := world.worker("rpc: stubs", worker)
+	if err != nil {
+		return nil, err
 	}
-	if !world.Workers[at].Go {
+	if !m.Go {
 		return nil, dist.Newf("rpc: stubs", dist.NotSupported, "worker %q is PyTorch's: import the modules that it runs", worker)
 	}
-	agent, err := guest(ctx, s, "cohort_cli_"+strconv.Itoa(os.Getpid()), []rpc.Option{rpc.WithRound(world.Round), rpc.WithTimeout(f.timeout)})
+	agent, err := f.guest(ctx, s, world)
 	if err != nil {
 		return nil, err
 	}

@@ -196,14 +196,13 @@ func (c *Conn) Write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 			return 0, dist.New("rpc: send", dist.DeadlineExceeded, "the deadline has passed")
 		}
 	}
-	if t := observe.Trace(ctx); t != "" && m.Type.IsRequest() {
+	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; whoever made it is not told when that is
+		return frameSize(f), c.Link.Post(ctx, f)
+	}
+	if t := observe.Trace(ctx); t != "" {
 		f.Trace = []byte(t)
 	}
-	size := frameSize(f)
-	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; whoever made it is not told when that is
-		return size, c.Link.Post(ctx, f)
-	}
-	return size, c.Link.Request(ctx, f, true)
+	return frameSize(f), c.Link.Request(ctx, f, true)
 }
 
 // Forget gives a request up. It reports whether the request still waited: then it will not be completed.

@@ -412,48 +412,6 @@ func (c *court) same() (Verdict, bool) {
 		is(here), p.op, p.line, since(c.rank(here[0]).Idle))}, true
 }
 
-// busy: nobody waits for another rank.
-func (c *court) busy() Verdict {
-	moving := c.ranks(func(r Rank, _ position) bool { return r.Moved || r.State == "R" })
-	if len(moving) > 0 {
-		return Verdict{Sentence: fmt.Sprintf("Not hung: %s at work, in %s, and no rank waits in torch.distributed.", lower(is(moving)), c.at[moving[0]].where())}
-	}
-	if len(c.all()) == 0 {
-		return Verdict{Sentence: "Not hung: all ranks that were found have ended."}
-	}
-	unread := c.ranks(func(r Rank, _ position) bool { return r.Main == nil })
-	if len(unread) == len(c.all()) {
-		text := "No Python stack could be read"
-		if t := c.rank(unread[0]).Trouble; t != "" {
-			text += ": " + t
-		}
-		return Verdict{Sentence: text + "."}
-	}
-	return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank waits in torch.distributed: %s.", c.whereabouts())}
-}
-
-// whereabouts says where the ranks are whose stacks could be read, those of one place together.
-func (c *court) whereabouts() string {
-	var order, parts []string
-	by := map[string][]int{}
-	for _, n := range c.ranks(func(r Rank, _ position) bool { return r.Main != nil }) {
-		where := c.at[n].where()
-		if by[where] == nil {
-			order = append(order, where)
-		}
-		by[where] = append(by[where], n)
-	}
-	const most = 4
-	for _, where := range order[:min(len(order), most)] {
-		n := by[where]
-		parts = append(parts, fmt.Sprintf("%s in %s%s", lower(is(n)), where, since(c.rank(n[0]).Idle)))
-	}
-	if more := len(order) - most; more > 0 {
-		parts = append(parts, fmt.Sprintf("the others at %d more places", more))
-	}
-	return strings.Join(parts, "; ")
-}
-
 // others says who waits besides.
 func (c *court) others(but int) string {
 	rest := slices.DeleteFunc(c.waiting(), func(n int) bool { return n == but })

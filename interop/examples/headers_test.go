@@ -48,17 +48,27 @@ func TestHeaders(t *testing.T) {
 
 func runBlock(t *testing.T, name, block, python string) {
 	t.Helper()
-	program := build(t, name) + fewer[name]
-	script := strings.NewReplacer("29500", freePort(t), "go run ./examples/"+name, program, "python3 ", python+" ").Replace(block)
+	out := paste(t, filepath.Join("..", ".."), block, "go run ./examples/"+name, build(t, name)+fewer[name], "python3 ", python+" ")
+	if out == "" {
+		t.Error("it says nothing")
+	}
+}
+
+// paste runs commands as a reader who pastes them into a shell in a folder, with another port, and waits for all that they
+// started. replace has pairs of what is written and what is run for it.
+func paste(t *testing.T, folder, commands string, replace ...string) string {
+	t.Helper()
+	script := strings.NewReplacer(append(replace, "29500", freePort(t))...).Replace(commands)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-euc", script+"\nfor p in $(jobs -p); do wait $p; done")
-	cmd.Dir = filepath.Join("..", "..")
+	cmd.Dir, cmd.WaitDelay = folder, 5*time.Second
 	cmd.Env = append(os.Environ(), "GLOO_SOCKET_IFNAME=lo", "TP_SOCKET_IFNAME=lo")
-	cmd.WaitDelay = 5 * time.Second
-	if out, err := cmd.CombinedOutput(); err != nil || len(out) == 0 {
+	out, err := cmd.CombinedOutput()
+	if err != nil {
 		t.Fatalf("%v\n%s\n%s", err, script, out)
 	}
+	return string(out)
 }
 
 // commands returns the indented blocks of a program's first comment.

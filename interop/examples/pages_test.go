@@ -4,14 +4,12 @@
 package examples_test
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
@@ -40,23 +38,14 @@ func TestMixedGroupPage(t *testing.T) {
 		}
 	}
 	program := filepath.Join(dir, "average")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	build := exec.CommandContext(ctx, "go", "build", "-o", program, filepath.Join(dir, "main.go"))
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, filepath.Join(dir, "main.go"))
 	build.Dir = root
 	if out, failed := build.CombinedOutput(); failed != nil {
 		t.Fatalf("%v\n%s", failed, out)
 	}
-	script := strings.NewReplacer("29500", freePort(t), "go run main.go", program, "python3", strings.Join(torchtest.V113.Command(), " ")).Replace(pieces["sh"])
-	cmd := exec.CommandContext(ctx, "bash", "-euc", script+"\nfor p in $(jobs -p); do wait $p; done")
-	cmd.Dir, cmd.WaitDelay = dir, 5*time.Second
-	cmd.Env = append(os.Environ(), "GLOO_SOCKET_IFNAME=lo")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out := paste(t, dir, pieces["sh"], "go run main.go", program, "python3", strings.Join(torchtest.V113.Command(), " "))
 	for _, want := range []string{"PyTorch rank 0 has [1.0, 1.0, 1.0, 1.0]", "PyTorch rank 1 has [1.0, 1.0, 1.0, 1.0]", "Go rank 2 has [1 1 1 1]"} {
-		if !strings.Contains(string(out), want) {
+		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in\n%s", want, out)
 		}
 	}
