@@ -182,9 +182,10 @@ func (a *app) root() *cobra.Command {
 		Use:   "cohort",
 		Short: "torch.distributed without PyTorch: stores, rendezvous and more",
 		Long: strings.TrimSpace(`
-cohort speaks PyTorch's own wires. Its store serves PyTorch 1.13 and 2.x clients
-on one port, and its commands read and write the store of any PyTorch job, and list
-and call the workers of its RPC world.`),
+cohort starts jobs of PyTorch and Go processes as torchrun does (run), says why one stands
+still (why, ps), and serves a store that PyTorch 1.13 and 2.x clients share on one port
+(store serve). Its other commands read and write the store of any PyTorch job, and
+list and call the workers of its RPC world.`),
 		Example: strings.Trim(`
   cohort run --nproc-per-node 4 train.py      start a job: a PyTorch script or any program
   cohort why                                  say why a job on this host stands still
