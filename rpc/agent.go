@@ -150,7 +150,7 @@ func (a *Agent) listen(id int) error {
 	}
 	a.caller = rpccall.New(rpccall.Config{
 		Rank: dist.Rank(a.id), Net: a.net, Refs: a.refs, Self: a.self, Hook: a.cfg.hook, Timeout: a.Timeout,
-		Outgoing: a.outgoing(), Exception: exceptionError, Remote: saysAll,
+		Outgoing: a.outgoing(), Exception: exceptionError,
 	})
 	if a.cfg.advertise != "" {
 		var err error

@@ -130,7 +130,7 @@ func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error)
 		if err.Code == dist.DeadlineExceeded && !x.Due.IsZero() && !time.Now().Before(x.Due) {
 			return nil, late(fn, p) // the callee was only faster to notice the caller's deadline
 		}
-		return nil, restoreReason(err)
+		return nil, rpccall.Named("rpc: call", fn, p, restoreReason(err))
 	}
 	return v, nil
 }

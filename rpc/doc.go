@@ -34,8 +34,9 @@
 //
 // # Failure
 //
-// Errors are *[RemoteError] when the function failed, *[RefError] when a reference cannot be used, else *[dist.Error].
-// [errors.Is] asks all of them the same questions: [dist.DeadlineExceeded], [dist.Canceled], [dist.PeerLost], [dist.NotFound]
+// Errors are *[dist.Error]: the operation, the function or object, the worker, the code. Where the function failed its cause is
+// a *[RemoteError], with the class and the stack; where a reference cannot be used its cause is a [Reason].
+// [errors.Is] asks for the code: [dist.DeadlineExceeded], [dist.Canceled], [dist.PeerLost], [dist.NotFound]
 // (no such worker or function), [dist.InvalidArgument] (the arguments do not fit), [dist.Mismatch] (the result does not fit
 // the type that was asked for), [dist.Remote] (it happened at the other worker). Nothing waits for ever: without a deadline in its context a call has the agent's timeout, 60 seconds unless
 // set. Among Go workers the deadline travels: the callee's context ends with the caller's.

@@ -16,8 +16,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 )
 
-// RemoteError is the failure of a function at another worker: a Python exception or the error of a Go handler. A Go
-// handler that returns one, or what [Raise] makes, raises that exception in a Python caller.
+// RemoteError is what a function at another worker failed with: a Python exception or the error of a Go handler. It is the
+// cause of the *[dist.Error] that a call returns, which has the same code and names the call. A Go handler that returns one,
+// or what [Raise] makes, raises that exception in a Python caller.
 //
 // errors.Is holds for [dist.Remote] and for Code.
 type RemoteError struct {
@@ -34,6 +35,7 @@ type RemoteError struct {
 	Code dist.Code
 
 	hint string // what PyTorch adds for its callers
+	near bool   // Worker is the callee, which the error around this one names
 }
 
 // Raise returns the error of a handler that a Python caller sees as an exception of the given class, such as
@@ -42,11 +44,10 @@ func Raise(kind, format string, args ...any) *RemoteError {
 	return &RemoteError{Kind: kind, Message: fmt.Sprintf(format, args...), Code: dist.Remote}
 }
 
-// Error returns worker, kind and message.
+// Error returns kind and message, and the worker if it is another one than the callee.
 func (e *RemoteError) Error() string {
 	var b strings.Builder
-	b.WriteString("rpc: ")
-	if e.Worker != "" {
+	if e.Worker != "" && !e.near {
 		fmt.Fprintf(&b, "worker %q: ", e.Worker)
 	}
 	b.WriteString(e.Kind)
@@ -119,19 +120,19 @@ func (a *Agent) exception(err error, toGo bool) *rpcwire.RemoteException {
 	if !toGo {
 		return e.Torch(int(a.id), a.name)
 	}
-	if ref, ok := errors.AsType[*RefError](err); ok {
-		e.Kind = reasonKind + strconv.Itoa(int(ref.Reason))
+	if reason, ok := errors.AsType[Reason](err); ok {
+		e.Kind = reasonKind + strconv.Itoa(int(reason))
 	}
 	return e.Go(a.name)
 }
 
 // raised is the caller's side of exception.
 func raised(worker string, x *rpcwire.RemoteException) *RemoteError {
-	return remoteError(pyexc.Raised(worker, x))
+	return remoteError(worker, pyexc.Raised(worker, x))
 }
 
-func remoteError(e pyexc.Exception) *RemoteError {
-	return &RemoteError{Kind: e.Kind, Message: e.Message, Worker: e.Worker, Stack: e.Stack, Code: e.Code}
+func remoteError(worker string, e pyexc.Exception) *RemoteError {
+	return &RemoteError{Kind: e.Kind, Message: e.Message, Worker: e.Worker, Stack: e.Stack, Code: e.Code, near: e.Worker == worker}
 }
 
 // exceptionError turns an EXCEPTION message into an error.
@@ -142,7 +143,7 @@ func exceptionError(op, fn, worker string, payload []byte) error {
 		e.Peer, e.Key = worker, fn
 		return e
 	}
-	return restoreReason(remoteError(pyexc.FromLine(worker, text)))
+	return restoreReason(remoteError(worker, pyexc.FromLine(worker, text)))
 }
 
 func sortedNames[V any](m map[string]V) []string {

@@ -76,8 +76,8 @@ func ExampleCall() {
 	fmt.Println(errors.Is(err, dist.NotFound), err)
 	// Output:
 	// {3 0.5} <nil>
-	// true rpc: worker "b": TypeError: rpc: arguments "train.report": invalid argument: argument "epoch": a Python str does not fit a Go int
-	// true rpc: worker "b": AttributeError: the Go worker "b" has no handler "train.stop"
+	// true rpc: call "train.report": invalid argument: rank 1 (peer b): TypeError: rpc: arguments "train.report": invalid argument: argument "epoch": a Python str does not fit a Go int
+	// true rpc: call "train.stop": not found: rank 1 (peer b): AttributeError: the Go worker "b" has no handler "train.stop"
 }
 
 func ExampleAsync() {
@@ -94,7 +94,7 @@ func ExampleAsync() {
 	// Output: [0 1 4 9] <nil>
 }
 
-// The error of a handler: Python callers see the exception of that class, Go callers a RemoteError.
+// The error of a handler: Python callers see the exception of that class, Go callers a RemoteError as the cause.
 func ExampleRaise() {
 	a, _, stop := pair(rpc.NewRegistry().MustHandle("data.batch", func(i int) ([]float64, error) {
 		return nil, rpc.Raise("IndexError", "no batch %d", i)

@@ -78,7 +78,7 @@ func (r *request) await(o *rpcref.Object, answer func()) {
 // fetch copies the value of a reference's object to here.
 func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	if core.Object != nil && !core.Closed.Load() {
-		return core.Object.Get(ctx)
+		return a.ownValue(ctx, "fetch", core.Object)
 	}
 	if err := core.Usable("fetch"); err != nil {
 		return nil, err
@@ -131,7 +131,19 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		return nil, err
 	}
 	if said, ok := v.(*rpcwire.RemoteException); ok {
-		return nil, restoreReason(raised(p.Name, said))
+		return nil, rpccall.Named("rpc: fetch", o.Func, p, restoreReason(raised(p.Name, said)))
+	}
+	return v, nil
+}
+
+// ownValue is the value of an own object. Its error is what its function returned, as that of a call.
+func (a *Agent) ownValue(ctx context.Context, op string, o *rpcref.Object) (any, error) {
+	v, err := o.Get(ctx)
+	if err != nil {
+		if _, named := err.(*dist.Error); !named { //nolint:errorlint // only the outermost
+			err = rpccall.Named("rpc: "+op, op+" "+o.ID.String(), a.self, err)
+		}
+		return nil, err
 	}
 	return v, nil
 }

@@ -157,7 +157,7 @@ func (r *Ref[T]) LocalValue(ctx context.Context) (T, error) {
 	if c.Closed.Load() {
 		return zero, c.Failure("use", rrefcore.Closed)
 	}
-	v, err := c.Object.Get(ctx)
+	v, err := r.a.ownValue(ctx, "local value", c.Object)
 	runtime.KeepAlive(r)
 	return convert[T]("local value", v, err)
 }

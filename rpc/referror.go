@@ -42,75 +42,39 @@ var reasonCodes = map[Reason]dist.Code{
 	ErrRefClosed: dist.Closed, ErrPeerDead: dist.PeerLost, ErrWithdrawn: dist.Aborted, ErrCreatorLost: dist.PeerLost,
 }
 
-// RefError is the failure of a reference.
-type RefError struct {
-	// Op is what was attempted: "fetch", "share", "use".
-	Op string
-	// Ref is the id of the object.
-	Ref string
-	// Owner is the worker that has or had it.
-	Owner  string
-	Reason Reason
-	// Err is the cause, such as the failure of the creating call.
-	Err error
+// Is reports whether target is the [dist.Code] that belongs to the reason.
+func (r Reason) Is(target error) bool {
+	code, ok := target.(dist.Code)
+	return ok && code == reasonCodes[r]
 }
 
-// Error returns one line.
-func (e *RefError) Error() string {
-	text := fmt.Sprintf("rpc: %s reference %s: %s", e.Op, e.Ref, e.Reason)
-	if e.Owner != "" {
-		text += fmt.Sprintf(" (owner %s)", e.Owner)
-	}
-	if e.Err != nil {
-		text += ": " + e.Err.Error()
-	}
-	return text
-}
-
-// Unwrap returns the cause.
-func (e *RefError) Unwrap() error { return e.Err }
-
-// Is reports whether target is the reason, or the [dist.Code] that belongs to it.
-func (e *RefError) Is(target error) bool {
-	switch t := target.(type) {
-	case Reason:
-		return t == e.Reason
-	case dist.Code:
-		return t == reasonCodes[e.Reason]
-	}
-	return false
-}
-
-// As gives errors.As the code.
-func (e *RefError) As(target any) bool {
-	if p, ok := target.(*dist.Code); ok {
-		*p = reasonCodes[e.Reason]
-		return true
-	}
-	return false
-}
-
+// refFailure is the error of a reference that cannot be used: its key is the object's id, its peer the owner. The reason and
+// the cause are in its chain.
 func refFailure(op string, id rrefcore.ID, owner string, code rrefcore.Code, cause error) error {
-	return &RefError{Op: op, Ref: id.String(), Owner: owner, Reason: Reason(code), Err: cause}
+	return reasonError(op, id.String(), owner, Reason(code), cause)
 }
 
-// saysAll reports whether an error tells by itself what failed where.
-func saysAll(err error) bool {
-	switch err.(type) { //nolint:errorlint // only the outermost
-	case *RemoteError, *RefError:
-		return true
+func reasonError(op, ref, owner string, reason Reason, cause error) *dist.Error {
+	e := dist.New("rpc: "+op+" reference", reasonCodes[reason], reason.String())
+	e.Key, e.Peer, e.Err = ref, owner, reason
+	if cause != nil {
+		e.Detail += ": " + cause.Error()
+		e.Err = fmt.Errorf("%w: %w", reason, cause)
+		if code := dist.CodeOf(cause); reason == ErrCreateFailed && code != dist.Unknown {
+			e.Code = code // it says more than that something failed
+		}
 	}
-	return false
+	return e
 }
 
-// reasonKind is the exception class under which a RefError travels between Go workers.
+// reasonKind is the exception class under which a Reason travels between Go workers.
 const reasonKind = "RRefError"
 
-// restoreReason gives a RefError that came over the wire its reason back.
+// restoreReason gives an error that came over the wire its reason back.
 func restoreReason(e *RemoteError) error {
 	var reason Reason
 	if n, _ := fmt.Sscanf(e.Kind, reasonKind+"%d", &reason); n == 1 {
-		return &RefError{Op: "use", Ref: "at its owner", Owner: e.Worker, Reason: reason, Err: errors.New(e.Message)}
+		return reasonError("use", "", e.Worker, reason, errors.New(e.Message))
 	}
 	return e
 }

@@ -312,7 +312,7 @@ func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *rpcref.O
 		req.took(started)
 		if remote, ok := err.(*RemoteError); ok && remote.Worker == "" { //nolint:errorlint // only the handler's own
 			said := *remote
-			said.Worker = a.name
+			said.Worker, said.near = a.name, true
 			err = &said
 		}
 		a.refs.Created(o, v, err, req.own != nil)

@@ -66,7 +66,7 @@ func (a *Agent) exchangeSelf(ctx context.Context, o *rpccall.Outgoing) (rpclink.
 			case <-a.net.Context.Done():
 			}
 		})
-		return rpclink.Reply{}, rpccall.CallError("rpc: "+o.Op, o.Func, a.name, dist.FromContext("rpc: "+o.Op, bounded))
+		return rpclink.Reply{}, rpccall.Named("rpc: "+o.Op, o.Func, a.self, dist.FromContext("rpc: "+o.Op, bounded))
 	case <-a.net.Context.Done():
 		o.Lost()
 		return rpclink.Reply{}, rpclink.ErrClosed(o.Op)
@@ -77,7 +77,7 @@ func (a *Agent) exchangeSelf(ctx context.Context, o *rpccall.Outgoing) (rpclink.
 func (a *Agent) ownAnswer(o *rpccall.Outgoing, x rpclink.Reply) (rpclink.Reply, error) {
 	err := x.Err
 	if err == nil && x.Msg.Type == rpcwire.Exception {
-		err = exceptionError("rpc: "+o.Op, o.Func, a.name, x.Msg.Payload)
+		err = rpccall.Named("rpc: "+o.Op, o.Func, a.self, exceptionError("rpc: "+o.Op, o.Func, a.name, x.Msg.Payload))
 	}
 	if err != nil {
 		o.Lost()

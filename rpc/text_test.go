@@ -141,7 +141,7 @@ func TestNodeErrors(t *testing.T) {
 		{"not a class: x\n\nAt:\n y", RemoteError{Kind: "RuntimeError", Message: "not a class: x\n\nAt:\n y", Code: dist.Remote}},
 		{"", RemoteError{Kind: "RuntimeError", Code: dist.Remote}},
 	} {
-		c.want.Worker = "w"
+		c.want.Worker, c.want.near = "w", true
 		got := exceptionError("rpc: call", "f", "w", []byte(c.text))
 		if diff := cmp.Diff(&c.want, got, cmp.AllowUnexported(RemoteError{})); diff != "" {
 			t.Errorf("%q:\n%s", c.text, diff)

@@ -29,9 +29,8 @@ type Config struct {
 	Timeout func() time.Duration
 	// Outgoing asks an extension how it takes part in a request. Nil without one.
 	Outgoing func(ctx context.Context, to *rpclink.Peer, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error)
-	// Exception makes the error of an EXCEPTION, and Remote recognises the errors that say all by themselves.
+	// Exception makes the error of an EXCEPTION.
 	Exception func(op, fn, worker string, payload []byte) error
-	Remote    func(err error) bool
 }
 
 // Caller sends the requests of a worker and waits for their answers.
@@ -67,7 +66,7 @@ var callTimers = sync.Pool{New: func() any {
 // Exchange sends a request and waits for its answer.
 func (k *Caller) Exchange(ctx context.Context, o *Outgoing) (rpclink.Reply, error) {
 	if err := ctx.Err(); err != nil {
-		return rpclink.Reply{}, CallError("rpc: "+o.Op, o.Func, o.Peer.Name, dist.FromContext("rpc: "+o.Op, ctx))
+		return rpclink.Reply{}, Named("rpc: "+o.Op, o.Func, o.Peer, dist.FromContext("rpc: "+o.Op, ctx))
 	}
 	if err := k.Active.Enter(ctx); err != nil {
 		return rpclink.Reply{}, err
@@ -170,7 +169,7 @@ func (k *Caller) received(o *Outgoing, x rpclink.Reply, wires []rrefcore.Wire) (
 	if x.Msg.Type == rpcwire.Exception {
 		err := k.cfg.Exception("rpc: "+o.Op, o.Func, o.Peer.Name, x.Msg.Payload)
 		k.cfg.Refs.Undelivered(o.Peer, wires)
-		return x, k.Failed(o, err)
+		return x, k.told(o, err)
 	}
 	x.Wires = wires
 	if err := o.Answered(x.Msg); err != nil {
@@ -181,24 +180,31 @@ func (k *Caller) received(o *Outgoing, x rpclink.Reply, wires []rrefcore.Wire) (
 
 // Failed is the error of a request that has failed, of which the extension is told.
 func (k *Caller) Failed(o *Outgoing, err error) error {
+	if k.cfg.Net.Context.Err() != nil && dist.CodeOf(err) != dist.DeadlineExceeded {
+		err = rpclink.ErrClosed(o.Op)
+	}
+	return k.told(o, err)
+}
+
+// told is the error of a request that failed for a reason of its own, not with this worker's end.
+func (k *Caller) told(o *Outgoing, err error) *dist.Error {
 	o.Lost()
 	o.Peer.Stats.Errors.Add(1)
-	if k.cfg.Remote(err) {
-		return err
-	}
-	if k.cfg.Net.Context.Err() != nil && dist.CodeOf(err) != dist.DeadlineExceeded {
-		return rpclink.ErrClosed(o.Op)
-	}
-	e := dist.Wrap("rpc: "+o.Op, dist.Unavailable, err)
-	e.Key, e.Peer = o.Func, o.Peer.Name
+	return Named("rpc: "+o.Op, o.Func, o.Peer, err)
+}
+
+// Named is err as the failure of a request: it names the function and the worker, and has the code and the words of err.
+func Named(op, fn string, p *rpclink.Peer, err error) *dist.Error {
+	e := dist.Wrap(op, dist.Unavailable, err)
+	e.Key, e.Peer = fn, p.Name
 	if inner, ok := err.(*dist.Error); ok { //nolint:errorlint // only the outermost
 		e.Detail = inner.Detail
 		if e.Detail == "" && inner.Err != nil {
 			e.Detail = inner.Err.Error()
 		}
 	}
-	if o.Peer.ID >= 0 {
-		e.Rank = dist.Rank(o.Peer.ID)
+	if p.ID >= 0 {
+		e.Rank = dist.Rank(p.ID)
 	}
 	return e
 }
@@ -233,11 +239,4 @@ func (k *Caller) End(o *Outgoing, started time.Time, err error) {
 			Dur: time.Since(started), Err: err,
 		})
 	}
-}
-
-// CallError names function and worker in an error of the transport.
-func CallError(op, fn, worker string, err error) error {
-	e := dist.Wrap(op, dist.Unavailable, err)
-	e.Key, e.Peer = fn, worker
-	return e
 }
