@@ -55,6 +55,9 @@ func refFailure(op string, id rrefcore.ID, owner string, code rrefcore.Code, cau
 }
 
 func reasonError(op, ref, owner string, reason Reason, cause error) *dist.Error {
+	if reason == ErrCreateTimeout && dist.CodeOf(cause) == dist.Canceled {
+		reason = ErrCancelled // the creating call was given up before its time was over
+	}
 	e := dist.New("rpc: "+op+" reference", reasonCodes[reason], reason.String())
 	e.Key, e.Peer, e.Err = ref, owner, reason
 	if cause != nil {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -72,6 +73,8 @@ type game struct {
 	store  *store.Memory
 	agents map[string]*rpc.Agent
 	opts   []rpc.Option
+
+	newcomers atomic.Int32
 
 	mu       sync.Mutex
 	callback func()
@@ -193,7 +196,7 @@ func (g *game) arrange() {
 func (g *game) newcomer() {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	d, err := rpc.Join(ctx, g.store, "d", g.opts...)
+	d, err := rpc.Join(ctx, g.store, fmt.Sprint("d", g.newcomers.Add(1)), g.opts...) // two may come at once
 	if err != nil {
 		// A worker that died without leaving is in the table of the world until somebody takes it out.
 		if _, died := g.r.Happened(peerEvent); !died || !errors.Is(err, dist.PeerLost) {
