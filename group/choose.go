@@ -129,6 +129,8 @@ func (p *plan) keys() string {
 	switch {
 	case p.parent != nil && p.parent.place != nil:
 		return p.parent.place.Prefix() + "/sub/" + p.torchName + "/" + name + size
+	case p.origin == fromMerge:
+		return gloo.Join(p.config.outer, "cohort/merge"+size)
 	case p.parent == nil && p.config.name == gloo.GroupName(0):
 		return gloo.Join(p.config.outer, "cohort/group/0"+size)
 	default:
@@ -218,7 +220,10 @@ func (c *choice) await(ctx context.Context, p *plan, r int) (foreign bool, err e
 		if c.torch == torch113 && layout != gloo.Torch113 || c.torch == torch26 && layout != gloo.Torch26 {
 			continue
 		}
-		keys = append(keys, layout.FirstKey(layout.MeshPrefix(p.torchBase(), p.torchName), r))
+		if layout == gloo.Torch113 && p.origin != fromPython {
+			continue
+		}
+		keys = append(keys, layout.FirstKey(p.meshPrefix(layout), r))
 		layouts = append(layouts, layout)
 	}
 	found, err := c.place.Await(ctx, r, keys...)

@@ -18,7 +18,7 @@ func (c *choice) connectGloo(ctx context.Context, g *Group, p *plan) (link.Mesh,
 	// Among Go ranks nothing stands where PyTorch's ranks look, or a next group would take what is left there for theirs.
 	prefix := c.place.Prefix() + "/gloo"
 	if c.torch != torchNone {
-		prefix = c.layout.MeshPrefix(p.torchBase(), p.torchName)
+		prefix = p.meshPrefix(c.layout)
 	}
 	mesh, err := gloo.Connect(ctx, gloo.Config{
 		Rank: g.rank, Size: g.size, Store: p.store, Prefix: prefix, Generation: c.layout.GenerationOf(), Judge: g.verdict.judge, OnLost: g.peerLost,
@@ -32,10 +32,10 @@ func (c *choice) connectGloo(ctx context.Context, g *Group, p *plan) (link.Mesh,
 		return mesh, nil
 	}
 	err = c.lookAgain(ctx, p)
-	if err == nil && p.config.detail {
+	if err == nil && p.config.detail && p.origin == fromPython {
 		err = c.connectChecks(ctx, g, p)
 	}
-	if err == nil {
+	if err == nil && p.origin == fromPython {
 		err = settle(ctx, p, c.layout, g.rank, c.members)
 	}
 	if err != nil {

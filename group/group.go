@@ -41,6 +41,9 @@ type Group struct {
 	store             store.Store
 	family            *family // what the groups of one world share
 	index             int     // number of the group in its world
+	torchName         string  // PyTorch's name of it
+	base              string  // prefix of PyTorch's keys of it
+	origin            origin
 
 	mesh   link.Mesh
 	engine coll.Engine

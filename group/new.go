@@ -94,6 +94,7 @@ type plan struct {
 	parent    *Group
 	index     int    // number of the group in its world
 	torchName string // PyTorch's name of the group
+	origin    origin
 }
 
 // makeGroup connects the ranks of a group. When an attempt is given up by a rank, which may be another process by now, all
@@ -111,6 +112,9 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 		g, err := attempt(ctx, p)
 		if err == nil || !errors.Is(err, muster.ErrOver) {
 			return g, err
+		}
+		if p.origin.once() {
+			return nil, dist.Wrap("group: new", dist.Unavailable, errGaveUp)
 		}
 		c.logger.Info("a rank gave up this attempt to make the group; trying again", slog.String("group", c.name))
 		if ctx.Err() != nil {
@@ -134,7 +138,7 @@ func attempt(ctx context.Context, p *plan) (_ *Group, err error) {
 	}()
 	g := &Group{
 		name: c.name, description: c.description, rank: p.rank, size: len(p.globals), globals: slices.Clone(p.globals), config: *c,
-		transport: choice.transport, torch: choice.torch, peers: choice.peers, members: choice.members, store: p.store, family: p.family, index: p.index,
+		transport: choice.transport, torch: choice.torch, peers: choice.peers, members: choice.members, store: p.store, family: p.family, index: p.index, base: p.base(choice.layout), torchName: p.torchName, origin: p.origin,
 		pumpWake: make(chan struct{}, 1), over: make(chan struct{}), place: choice.place,
 		verdict: verdict{store: p.store, place: choice.place, rank: p.rank},
 	}
@@ -149,7 +153,7 @@ func attempt(ctx context.Context, p *plan) (_ *Group, err error) {
 	_, g.resumable = g.engine.(coll.Resumable)
 	g.tasks.Add(1)
 	go g.pump()
-	if g.torch == torch26 && !c.detail {
+	if g.torch == torch26 && !c.detail && p.origin == fromPython {
 		g.tasks.Add(1)
 		go g.watchHelper(p, choice.layout)
 	}
@@ -204,7 +208,7 @@ func (g *Group) connectAll(ctx context.Context, p *plan, choice *choice) error {
 			err = dist.Wrap("group: new", dist.Unavailable, err)
 		}
 	}
-	if err == nil && p.parent != nil && p.parent.torch != torchNone && g.torch == torchNone {
+	if err == nil && p.origin == fromPython && p.parent != nil && p.parent.torch != torchNone && g.torch == torchNone {
 		// PyTorch's ranks, though not members, wait in the store for everybody who makes this group.
 		err = settle(ctx, p, p.family.layout, -1, nil)
 	}

@@ -26,6 +26,7 @@ type family struct {
 	mu    sync.Mutex
 	count int               // groups made by all ranks, members or not
 	live  map[*Group]*Group // group to parent
+	names map[string]bool   // of splits, where PyTorch's ranks can use one only once
 }
 
 // add takes a new group in. One that was made from a group that had failed or lost a rank already, to go on without it, is
@@ -113,7 +114,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		}
 		p.torchName = gloo.LocalSyncName(globals, 0)
 		if g.torch != torchNone {
-			p.torchName = gloo.LocalSyncName(globals, len(f.live))
+			p.torchName = gloo.LocalSyncName(globals, f.listedLocked())
 		}
 		if g.peers.CountsHashedGroups() {
 			f.count++

@@ -8,10 +8,8 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"strconv"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/store"
@@ -138,7 +136,7 @@ func (c *choice) findPeers(ctx context.Context, p *plan) (torch.Peers, error) {
 		if m.Go {
 			continue
 		}
-		if raw, err := readIfThere(ctx, p.store, gloo.Join(c.layout.MeshPrefix(p.torchBase(), p.torchName), "0/"+strconv.Itoa(r))); err != nil {
+		if raw, err := readIfThere(ctx, p.store, c.layout.FirstKey(p.meshPrefix(c.layout), r)); err != nil {
 			return known, err
 		} else if record, err := wire.ParseRecord(raw, len(p.globals)); raw != nil && err == nil && record.IDs == nil {
 			return known.AtLeast(torch.V2_8), nil // it connects at the first use

@@ -50,9 +50,9 @@ func LocalSyncName(ranks []int, groups int) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// groupBase is the prefix that names a group. In Torch26 a sub-group starts from the default group's own prefix, and names
-// carry a slash of their own.
-func (l Layout) groupBase(base, name string) string {
+// GroupBase is the prefix that names a group: that of PyTorch's store of the group. In Torch26 a sub-group starts from the
+// default group's own prefix, and names carry a slash of their own.
+func (l Layout) GroupBase(base, name string) string {
 	if l == Torch113 {
 		return Join(base, name)
 	}
@@ -65,9 +65,9 @@ func (l Layout) groupBase(base, name string) string {
 // MeshPrefix is the Config.Prefix of a group, below base (normally DefaultPrefix).
 func (l Layout) MeshPrefix(base, name string) string {
 	if l == Torch113 {
-		return l.groupBase(base, name)
+		return l.GroupBase(base, name)
 	}
-	return Join(l.groupBase(base, name), "cpu/")
+	return Join(l.GroupBase(base, name), "cpu/")
 }
 
 // WrapperPrefix is the prefix of the helper group that TORCH_DISTRIBUTED_DEBUG=DETAIL puts beside a group.
@@ -77,6 +77,22 @@ func (l Layout) WrapperPrefix(base, name string) string {
 	}
 	return Join(l.MeshPrefix(base, name), "pg_wrapper:"+name)
 }
+
+// SplitBase is the prefix of a group that was split off the group with the given prefix. Unlike that of others it is also the
+// Config.Prefix.
+func SplitBase(parent, name string) string { return Join(parent, name+"/") }
+
+// SplitName is the name that PyTorch gives to a group that is split off without one.
+func SplitName(parent string, ranks []int) string {
+	parts := make([]string, len(ranks))
+	for i, r := range ranks {
+		parts[i] = strconv.Itoa(r)
+	}
+	return parent + ":split:[" + strings.Join(parts, ", ") + "]"
+}
+
+// MergeRankKey counts the ranks that have come to a merge: each takes the number that it finds.
+const MergeRankKey = "mergeGroupRank"
 
 // BarrierKey is the counter of the store barrier after the k-th group was made. Torch113 always passes it, on all ranks of
 // the world; Torch26 only when TORCH_DIST_INIT_BARRIER=1.
@@ -100,7 +116,7 @@ func (l Layout) SequenceKey(base, name string) string {
 	if l != Torch113 {
 		return ""
 	}
-	return Join(l.groupBase(base, name), "SEQ_NUM_STORE_KEY")
+	return Join(l.GroupBase(base, name), "SEQ_NUM_STORE_KEY")
 }
 
 // recordKey is where rank's address record of a device stands.

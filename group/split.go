@@ -1,0 +1,167 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"slices"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// Split makes several groups that have no rank in common and returns the one that this rank belongs to, nil where there is
+// none. The ranks are those of g, and a group numbers them in the order in which they are given. Only the members of a group
+// wait for each other: ranks in no list need not call.
+//
+// It corresponds to ProcessGroup.split_group, which gloo has from PyTorch 2.9 on and which is called with the list of the own
+// group: g.split_group([2, 0]) in Python is Split with [][]int{{2, 0}, ...} in Go. (The function
+// torch.distributed.split_group refuses groups without an accelerator, in every version.) [WithName] is group_name=. A PyTorch
+// rank does not notice that a name was used before and then reads the addresses of the group before: with PyTorch ranks every split
+// needs a name of its own, and one without a name is named by its ranks. PyTorch checks nothing beforehand in such a group, whatever
+// [WithDetail] says.
+func (g *Group) Split(ctx context.Context, lists [][]int, opts ...Option) (*Group, error) {
+	const op = "group: split"
+	ranks, err := g.ownList(op, lists)
+	if err != nil {
+		return nil, err
+	}
+	c := newConfig(append(g.inherited(), opts...))
+	if err = c.check(op); err != nil {
+		return nil, err
+	}
+	if !g.peers.SplitsGroups() {
+		return nil, dist.Newf(op, dist.NotSupported, "gloo of %v, which other ranks use, cannot split a group; use NewGroup, which is new_group there", g.peers)
+	}
+	if ranks == nil {
+		return nil, nil
+	}
+	globals, err := g.globalsOf(op, ranks)
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{
+		config: c, store: g.store, rank: slices.Index(ranks, g.rank), globals: globals, family: g.family, parent: g,
+		origin: fromSplit, torchName: c.name, index: g.index,
+	}
+	if p.torchName == "" {
+		p.torchName = gloo.SplitName(g.torchName, ranks)
+		p.config.name = p.torchName
+	}
+	mixed := slices.ContainsFunc(ranks, func(r int) bool { return !g.members[r].Go })
+	if mixed && !g.family.takeName(gloo.SplitBase(g.base, p.torchName)) {
+		return nil, dist.Newf(op, dist.InvalidArgument,
+			"a group named %q was split off before, and PyTorch ranks would read what is left of it: give every split a name of its own, with WithName here and group_name= there", p.torchName)
+	}
+	moment.At("group.split")
+	return makeGroup(ctx, p)
+}
+
+// ownList returns the list that has this rank, nil where none has, and checks all of them.
+func (g *Group) ownList(op string, lists [][]int) (own []int, err error) {
+	if len(lists) == 0 {
+		return nil, dist.New(op, dist.InvalidArgument, "no lists of ranks")
+	}
+	where := map[int]int{}
+	for i, ranks := range lists {
+		if _, err := g.globalsOf(op, ranks); err != nil {
+			return nil, err
+		}
+		for _, r := range ranks {
+			if before, twice := where[r]; twice {
+				return nil, dist.Newf(op, dist.InvalidArgument, "rank %d is in lists %d and %d", r, before, i)
+			}
+			where[r] = i
+		}
+		if slices.Contains(ranks, g.rank) {
+			own = ranks
+		}
+	}
+	return slices.Clone(own), nil
+}
+
+// takeName notes a name that PyTorch's ranks can use once, and reports whether it was free.
+func (f *family) takeName(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.names == nil {
+		f.names = map[string]bool{}
+	}
+	free := !f.names[name]
+	f.names[name] = true
+	return free
+}
+
+// listedLocked counts the groups that PyTorch's Python layer knows of.
+func (f *family) listedLocked() int {
+	n := 0
+	for g := range f.live {
+		if g.origin == fromPython {
+			n++
+		}
+	}
+	return n
+}
+
+// Merge joins ranks of groups that need not know of each other into one group of size ranks, which meet in a store that all of
+// them reach. All size ranks call it; they are numbered as they come. The options of g count where opts say nothing else. g
+// itself is left as it is, and the new group does not end with it.
+//
+// A merge uses its store up: give every merge one of its own, or a prefix of its own ([store.Prefix]). The store stays open until
+// the group is closed.
+//
+// It corresponds to ProcessGroup.merge_remote_group, which gloo has from PyTorch 2.9 on. What the PyTorch ranks of the other
+// groups are is found out from the store as in [New]; see [WithPeers].
+func (g *Group) Merge(ctx context.Context, s store.Store, size int, opts ...Option) (*Group, error) {
+	const op = "group: merge"
+	if s == nil {
+		return nil, dist.New(op, dist.InvalidArgument, "no store")
+	}
+	if size < 1 {
+		return nil, dist.Newf(op, dist.InvalidArgument, "size %d", size)
+	}
+	c := newConfig(append(g.inherited(), append([]Option{elsewhere}, opts...)...))
+	if err := c.check(op); err != nil {
+		return nil, err
+	}
+	if l, _, ok := levelOf(c.peers); ok && !torch.Exactly(l).SplitsGroups() {
+		return nil, dist.Newf(op, dist.NotSupported, "gloo of %v, which other ranks use, cannot merge groups", torch.Exactly(l))
+	}
+	if c.name == "" {
+		c.name = g.torchName + ":merge"
+	}
+	moment.At("group.merge.rank")
+	n, err := s.Add(ctx, gloo.Join(c.outer, gloo.MergeRankKey), 1)
+	if err != nil {
+		return nil, dist.Wrap(op, dist.Unavailable, err)
+	}
+	if n > int64(size) {
+		return nil, dist.Newf(op, dist.InvalidArgument, "%d ranks have come to a merge of %d: the store was used for a merge before (give every merge a prefix of its own), or sizes differ", n, size)
+	}
+	globals := make([]int, size)
+	for i := range globals {
+		globals[i] = i
+	}
+	f := &family{store: s, world: globals, clock: newClock()}
+	f.answer(c.logger)
+	merged, err := makeGroup(ctx, &plan{
+		config: c, store: s, rank: int(n) - 1, globals: globals, family: f, origin: fromMerge, torchName: c.name,
+	})
+	if err != nil {
+		f.close()
+		return nil, err
+	}
+	return merged, nil
+}
+
+// elsewhere takes back what the options of a group say about its own store and its own ranks.
+var elsewhere = option(func(c *config) {
+	c.storeAddr, c.outer, c.barePrefix = "", "", false
+	if c.peers == OnlyGo {
+		c.peers = AnyPeers
+	}
+})
