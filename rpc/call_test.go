@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -215,19 +216,19 @@ func TestValues(t *testing.T) {
 			[]byte{0, 255},
 			[]any{},
 			[]any{int64(1), "a", nil},
-			Tuple{int64(1), Tuple{}},
-			Set{int64(1)},
-			FrozenSet{"x"},
-			ByteArray{1},
-			&Dict{Pairs: []Pair{{Key: "a", Value: []any{1.5}}, {Key: int64(2), Value: nil}}},
-			Global{Module: "torch", Name: "float32"},
-			&Object{Class: Global{Module: "datetime", Name: "timedelta"}, Args: Tuple{int64(1), int64(2)}, States: []any{}, Items: []any{}},
+			py.Tuple{int64(1), py.Tuple{}},
+			py.Set{int64(1)},
+			py.FrozenSet{"x"},
+			py.ByteArray{1},
+			&py.Dict{Pairs: []py.Pair{{Key: "a", Value: []any{1.5}}, {Key: int64(2), Value: nil}}},
+			py.Global{Module: "torch", Name: "float32"},
+			&py.Object{Class: py.Global{Module: "datetime", Name: "timedelta"}, Args: py.Tuple{int64(1), int64(2)}, States: []any{}, Items: []any{}},
 		} {
 			got, callErr := Call[any](ctx, agents[0], "w1", "v.echo", v)
 			if callErr != nil {
 				t.Fatalf("%#v: %v", v, callErr)
 			}
-			if diff := cmp.Diff(v, got, cmp.Comparer(func(a, b Object) bool { return a.Class == b.Class && cmp.Equal(a.Args, b.Args) })); diff != "" {
+			if diff := cmp.Diff(v, got, cmp.Comparer(func(a, b py.Object) bool { return a.Class == b.Class && cmp.Equal(a.Args, b.Args) })); diff != "" {
 				t.Errorf("%#v: %s", v, diff)
 			}
 		}
@@ -238,8 +239,8 @@ func TestValues(t *testing.T) {
 		if !tensor.Equal(pair[0], x) || !tensor.Equal(pair[1], view) || pair[0].Storage() != pair[1].Storage() {
 			t.Error("a tensor and its view do not come back as such")
 		}
-		sparse := &Sparse{Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)), Values: tensor.Must(tensor.From([]float32{3, 4}, 2))}
-		back, err := Call[*Sparse](ctx, agents[0], "w1", "v.echo", sparse)
+		sparse := &tensor.Sparse{Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)), Values: tensor.Must(tensor.From([]float32{3, 4}, 2))}
+		back, err := Call[*tensor.Sparse](ctx, agents[0], "w1", "v.echo", sparse)
 		if err != nil || !tensor.Equal(back.Indices, sparse.Indices) {
 			t.Errorf("sparse: %v", err)
 		}

@@ -10,12 +10,13 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 // class is a Go type whose methods are served through references to its values.
 type class struct {
-	name    rpcwire.Global
+	name    py.Global
 	methods map[string]*handler
 }
 
@@ -28,7 +29,7 @@ func (r *Registry) Class(name string, sample any) error {
 	if t == nil || t.NumMethod() == 0 {
 		return badHandler(name, "%T has no exported methods", sample)
 	}
-	c := &class{name: rpcwire.Func(name), methods: map[string]*handler{}}
+	c := &class{name: py.Func(name), methods: map[string]*handler{}}
 	for i := range t.NumMethod() {
 		m := t.Method(i)
 		// On a zero receiver only the form counts; bound gives the real one.
@@ -84,7 +85,7 @@ func (r *Registry) method(value any, name string) (*handler, error) {
 }
 
 // classOf names the Python class of an object: the registered stub, or the builtin type of a plain value.
-func (r *Registry) classOf(value any) (rpcwire.Global, error) {
+func (r *Registry) classOf(value any) (py.Global, error) {
 	t := reflect.TypeOf(value)
 	r.mu.RLock()
 	c := r.classes[t]
@@ -92,22 +93,22 @@ func (r *Registry) classOf(value any) (rpcwire.Global, error) {
 	if c != nil {
 		return c.name, nil
 	}
-	builtin := func(name string) (rpcwire.Global, error) { return rpcwire.Global{Module: "builtins", Name: name}, nil }
+	builtin := func(name string) (py.Global, error) { return py.Global{Module: "builtins", Name: name}, nil }
 	switch v := value.(type) {
-	case *tensor.Tensor, *Sparse:
-		return rpcwire.Global{Module: "torch", Name: "Tensor"}, nil
-	case Tuple:
+	case *tensor.Tensor, *tensor.Sparse:
+		return py.Global{Module: "torch", Name: "Tensor"}, nil
+	case py.Tuple:
 		return builtin("tuple")
-	case Set:
+	case py.Set:
 		return builtin("set")
-	case FrozenSet:
+	case py.FrozenSet:
 		return builtin("frozenset")
 	case []byte:
 		return builtin("bytes")
-	case ByteArray:
+	case py.ByteArray:
 		return builtin("bytearray")
-	case *Object:
-		if g, ok := v.Class.(Global); ok {
+	case *py.Object:
+		if g, ok := v.Class.(py.Global); ok {
 			return g, nil
 		}
 	}
@@ -130,7 +131,7 @@ func (r *Registry) classOf(value any) (rpcwire.Global, error) {
 	case reflect.Map, reflect.Struct:
 		return builtin("dict")
 	}
-	return rpcwire.Global{}, &RemoteError{Kind: "TypeError", Code: dist.NotSupported, Message: "a " + typeText(t) + " has no Python class: register it with Registry.Class"}
+	return py.Global{}, &RemoteError{Kind: "TypeError", Code: dist.NotSupported, Message: "a " + typeText(t) + " has no Python class: register it with Registry.Class"}
 }
 
 func typeText(t reflect.Type) string {

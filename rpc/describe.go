@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -112,15 +113,15 @@ func (r *Registry) python(t reflect.Type) string {
 		return c.name.String()
 	}
 	switch t {
-	case reflect.TypeFor[*tensor.Tensor](), reflect.TypeFor[*Sparse]():
+	case reflect.TypeFor[*tensor.Tensor](), reflect.TypeFor[*tensor.Sparse]():
 		return "torch.Tensor"
-	case reflect.TypeFor[Tuple]():
+	case reflect.TypeFor[py.Tuple]():
 		return "tuple"
-	case reflect.TypeFor[Set]():
+	case reflect.TypeFor[py.Set]():
 		return "set"
 	case reflect.TypeFor[[]byte]():
 		return "bytes"
-	case reflect.TypeFor[*Dict]():
+	case reflect.TypeFor[*py.Dict]():
 		return "dict"
 	}
 	switch t.Kind() { //nolint:exhaustive // the rest may be anything

@@ -22,7 +22,7 @@
 // to, see [WithOperators]; "torch.mul" is the Python function of a PyTorch worker. Keyword arguments are a [Kw] at the end. Handlers are
 // functions in a [Registry].
 //
-// Python values become Go values and back; see [Value]. Go structs are dicts, by the tag `rpc:"name"` or the field's
+// Python values become Go values and back; see package rpc/py. Go structs are dicts, by the tag `rpc:"name"` or the field's
 // name in snake case.
 //
 // # References

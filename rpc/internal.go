@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // The functions that PyTorch workers call at each other, by their Python names, and our own.
@@ -49,7 +50,7 @@ func (a *Agent) internal(name string) *handler {
 	case rpcworld.FuncGatherLost:
 		fn = a.serveGatherLost
 	case deviceInfos:
-		fn = func(context.Context, *Request) (any, error) { return Tuple{0, &Dict{}, []any{}}, nil }
+		fn = func(context.Context, *Request) (any, error) { return py.Tuple{0, &py.Dict{}, []any{}}, nil }
 	case updateMembership:
 		fn = a.serveMembership
 	case typeOnOwner:
@@ -101,7 +102,7 @@ func (a *Agent) serveBroadcast(_ context.Context, r *Request) (any, error) {
 		return nil, wrongArguments(r)
 	}
 	id, ok1 := r.Args[0].(string)
-	objects, ok2 := r.Args[1].(*rpcwire.Dict)
+	objects, ok2 := r.Args[1].(*py.Dict)
 	if !ok1 || !ok2 {
 		return nil, wrongArguments(r)
 	}
@@ -185,7 +186,7 @@ func (a *Agent) serveMethod(ctx context.Context, r *Request) (any, error) {
 	name, ok1 := r.Args[1].(string)
 	var args []any
 	err := rpcwire.Assign(&args, r.Args[2])
-	kwargs, ok2 := r.Args[3].(*Dict)
+	kwargs, ok2 := r.Args[3].(*py.Dict)
 	if !ok1 || !ok2 || err != nil {
 		return nil, wrongArguments(r)
 	}
@@ -215,27 +216,27 @@ func hasRef(v, ref any, seen map[any]bool) bool {
 		seen[&items[0]] = true
 		return slices.ContainsFunc(items, func(x any) bool { return hasRef(x, ref, seen) })
 	}
-	pairs := func(ps []Pair) bool {
-		return slices.ContainsFunc(ps, func(p Pair) bool { return hasRef(p.Key, ref, seen) || hasRef(p.Value, ref, seen) })
+	pairs := func(ps []py.Pair) bool {
+		return slices.ContainsFunc(ps, func(p py.Pair) bool { return hasRef(p.Key, ref, seen) || hasRef(p.Value, ref, seen) })
 	}
 	switch v := v.(type) {
 	case *Ref[any]:
 		return any(v) == ref
 	case []any:
 		return list(v)
-	case Tuple:
+	case py.Tuple:
 		return list(v)
-	case Set:
+	case py.Set:
 		return list(v)
-	case FrozenSet:
+	case py.FrozenSet:
 		return list(v)
-	case *Dict:
+	case *py.Dict:
 		if v == nil || seen[v] {
 			return false
 		}
 		seen[v] = true
 		return pairs(v.Pairs)
-	case *Object:
+	case *py.Object:
 		if v == nil || seen[v] {
 			return false
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -58,7 +59,7 @@ func (a *Agent) startStatic(ctx context.Context) error {
 }
 
 // allGather exchanges an object with all workers of a static world.
-func (a *Agent) allGather(ctx context.Context, object any) (*rpcwire.Dict, error) {
+func (a *Agent) allGather(ctx context.Context, object any) (*py.Dict, error) {
 	names := []string{a.name}
 	for _, w := range a.Workers() {
 		if w.Name != a.name {
@@ -97,7 +98,7 @@ func (m members) AskDevices(ctx context.Context, name string) error {
 
 func (m members) Tell(ctx context.Context, name string, comes bool) error {
 	me := rpcwire.WorkerInfo{Name: m.a.name, ID: rpcwire.WorkerID(m.a.id)}
-	return m.a.callAgain(ctx, name, updateMembership, []any{me, []any{}, &Dict{}, comes})
+	return m.a.callAgain(ctx, name, updateMembership, []any{me, []any{}, &py.Dict{}, comes})
 }
 
 func (m members) Call(ctx context.Context, name, fn string, args []any) error {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // Registry holds the functions, operators and classes that a worker serves. It may be shared by agents and extended
@@ -37,7 +38,7 @@ type Request struct {
 	// Func is the name that was called.
 	Func   string
 	Args   []any
-	Kwargs *Dict
+	Kwargs *py.Dict
 }
 
 // handler runs a function with decoded arguments.
@@ -85,7 +86,7 @@ func (r *Registry) Handle(name string, fn any, opts ...HandleOption) error {
 	if err != nil {
 		return err
 	}
-	name = rpcwire.Func(name).String()
+	name = py.Func(name).String()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, taken := r.funcs[name]; taken {
@@ -193,7 +194,7 @@ func plainFunction(fn reflect.Value) func(context.Context, any) (any, error) {
 
 // isArgsStruct tells a struct of arguments from a single argument that is a struct by itself.
 func isArgsStruct(t reflect.Type) bool {
-	return t.Kind() == reflect.Struct && t != reflect.TypeFor[Dict]() && t != reflect.TypeFor[Global]() && t != reflect.TypeFor[WorkerInfo]()
+	return t.Kind() == reflect.Struct && t != reflect.TypeFor[py.Dict]() && t != reflect.TypeFor[py.Global]() && t != reflect.TypeFor[WorkerInfo]()
 }
 
 // futureResult returns the OnDone method of a *dist.Future.
@@ -283,7 +284,7 @@ func (h *handler) call(ctx context.Context, req *Request, done func(any, error))
 // assignStruct fills the single struct that a function takes: by fields, or from one dict that is the struct as a whole.
 func (h *handler) assignStruct(dst any, req *Request) error {
 	if len(req.Args) == 1 && req.Kwargs.Len() == 0 {
-		if d, ok := req.Args[0].(*Dict); ok && d.Describes(h.args) {
+		if d, ok := req.Args[0].(*py.Dict); ok && rpcwire.Describes(d, h.args) {
 			return rpcwire.Assign(dst, d)
 		}
 	}

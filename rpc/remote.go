@@ -19,6 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // Remote runs a function at another worker, or at this one, and leaves the result there. It returns a reference to it at
@@ -43,24 +44,24 @@ func Remote[T any](ctx context.Context, a *Agent, to, fn string, args ...any) (*
 // those of a registered class ([Registry.Class]). It corresponds to rref.rpc_sync().method(...).
 func CallMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) (R, error) {
 	positional, kwargs := splitArgs(args)
-	return Call[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
+	return Call[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, py.Tuple(positional), orEmpty(kwargs))
 }
 
 // AsyncMethod is [CallMethod] that returns at once. It corresponds to rref.rpc_async().method(...).
 func AsyncMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) *dist.Future[R] {
 	positional, kwargs := splitArgs(args)
-	return Async[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
+	return Async[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, py.Tuple(positional), orEmpty(kwargs))
 }
 
 // RemoteMethod calls a method and leaves its result at the owner. It corresponds to rref.remote().method(...).
 func RemoteMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) (*Ref[R], error) {
 	positional, kwargs := splitArgs(args)
-	return Remote[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, Tuple(positional), orEmpty(kwargs))
+	return Remote[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, py.Tuple(positional), orEmpty(kwargs))
 }
 
-func orEmpty(d *Dict) *Dict {
+func orEmpty(d *py.Dict) *py.Dict {
 	if d == nil {
-		return &Dict{}
+		return &py.Dict{}
 	}
 	return d
 }

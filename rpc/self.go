@@ -156,7 +156,7 @@ func cloneTensors(in []any) ([]any, error) {
 		switch t := t.(type) {
 		case *tensor.Tensor:
 			out[i], err = dense(t)
-		case *rpcwire.Sparse:
+		case *tensor.Sparse:
 			twin := *t
 			if twin.Indices, err = dense(t.Indices); err == nil {
 				twin.Values, err = dense(t.Values)

@@ -46,8 +46,8 @@ func TestCallToSelfCopiesLikeAWire(t *testing.T) {
 	}
 	check("remote", seen)
 	_ = ref.Close()
-	sparse := &Sparse{Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)), Values: tensor.Must(tensor.From([]float32{3, 4}, 2))}
-	back, err := Call[*Sparse](ctx, agents[0], "w0", "v.echo", sparse)
+	sparse := &tensor.Sparse{Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)), Values: tensor.Must(tensor.From([]float32{3, 4}, 2))}
+	back, err := Call[*tensor.Sparse](ctx, agents[0], "w0", "v.echo", sparse)
 	if err != nil || !tensor.Equal(back.Values, sparse.Values) || !tensor.Equal(back.Indices, sparse.Indices) {
 		t.Fatalf("sparse: %v, %v", back, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/aten"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -101,7 +102,7 @@ func TestHandlerForms(t *testing.T) {
 		"m.request": "w0 m.request [1 ('a',)] {'k': None}", "m.request_ctx": "w0 m.request_ctx [1 ('a',)] {'k': None}",
 		"m.request_err": int64(2), "m.request_any": "w0 m.request_any [1 ('a',)] {'k': None}",
 	} {
-		got, err := Call[any](ctx, agents[0], "w1", fn, 1, Tuple{"a"}, Kw{"k": nil})
+		got, err := Call[any](ctx, agents[0], "w1", fn, 1, py.Tuple{"a"}, Kw{"k": nil})
 		if err != nil || !cmp.Equal(got, want) {
 			t.Errorf("%s: %v, %v", fn, got, err)
 		}
@@ -169,7 +170,7 @@ func TestRaisedByCall(t *testing.T) {
 		{"AttributeError", "On WorkerInfo(id=0, name=py0):\nAttributeError(\"X Default RPC pickler does not serialize\")\n" +
 			"Traceback (most recent call last):\n  File \"x\", line 1, in y\nAttributeError: X Default RPC pickler does not serialize\n    function code.\n", dist.NotFound},
 	} {
-		e := raised("py0", &rpcwire.RemoteException{Msg: c.text, Class: rpcwire.Global{Module: "builtins", Name: c.class}})
+		e := raised("py0", &rpcwire.RemoteException{Msg: c.text, Class: py.Global{Module: "builtins", Name: c.class}})
 		if e.Code != c.code || e.Kind != c.class || strings.Contains(e.Message, "pickler") || strings.Contains(e.Message, "\n") {
 			t.Errorf("%s\nbecame %#v, want %v", c.text, e, c.code)
 		}

@@ -6,6 +6,8 @@ package rpc
 import (
 	"runtime"
 	"testing"
+
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 type selfKeeper struct{ kept *Ref[any] }
@@ -23,7 +25,7 @@ func TestReferenceTwiceInOneMessage(t *testing.T) {
 	keeper := &selfKeeper{}
 	invoke := func(method string, args ...any) any {
 		t.Helper()
-		got, err := a.serveMethod(ctx, &Request{Func: localInvoke, Args: []any{args[0], method, Tuple(args), &Dict{}}})
+		got, err := a.serveMethod(ctx, &Request{Func: localInvoke, Args: []any{args[0], method, py.Tuple(args), &py.Dict{}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,8 +44,8 @@ func TestReferenceTwiceInOneMessage(t *testing.T) {
 	}
 	_ = own.Close()
 	own = fresh()
-	inside := &Dict{Pairs: []Pair{{Key: "k", Value: []any{Tuple{own}}}}}
-	args := []any{own, "echo", Tuple{inside}, &Dict{}}
+	inside := &py.Dict{Pairs: []py.Pair{{Key: "k", Value: []any{py.Tuple{own}}}}}
+	args := []any{own, "echo", py.Tuple{inside}, &py.Dict{}}
 	if _, err := a.serveMethod(ctx, &Request{Func: localInvoke, Args: args}); err != nil || own.c.Closed.Load() {
 		t.Errorf("deep inside: %v, closed %v", err, own.c.Closed.Load())
 	}

@@ -38,7 +38,7 @@ func TestElementTypes(t *testing.T) {
 					t.Errorf("%v: %v, %v", dt, y, err)
 				}
 			}
-			for _, x := range []any{made, &Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 1}, 1, 2)), Values: made}} {
+			for _, x := range []any{made, &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 1}, 1, 2)), Values: made}} {
 				if _, err := Call[any](ctx, agents[0], "w1", "v.echo", x); (err == nil) != c.open || err != nil && !errors.Is(err, dist.NotSupported) {
 					t.Errorf("%T as an argument: %v", x, err)
 				}

@@ -8,57 +8,17 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
-)
-
-// Value stands for any value that can travel. In Go they are
-//
-//	None, bool, int, float, complex, str    nil, bool, int64 or *big.Int, float64, complex128, string
-//	bytes, bytearray                        []byte, ByteArray
-//	list, tuple, dict, set, frozenset       []any, Tuple, *Dict, Set, FrozenSet
-//	torch.Tensor, torch.sparse_coo          *tensor.Tensor, *Sparse
-//	RRef                                    *Ref[T]
-//	classes and functions                   Global
-//	any other Python object                 *Object, which can be kept and sent back
-//
-// Where Go code names a type (a result, a field, a parameter) values are converted: an int fits a float64, a tuple or
-// set a slice, a dict a map or struct, None a pointer, slice, map or struct{}. A number that does not fit is an error.
-// Printed, the types of this package look as they do in Python.
-type Value = any
-
-// The Python types that Go has no type for.
-type (
-	// Tuple is a Python tuple. A Go slice is a list.
-	Tuple = rpcwire.Tuple
-	// Set is a Python set.
-	Set = rpcwire.Set
-	// FrozenSet is a Python frozenset.
-	FrozenSet = rpcwire.FrozenSet
-	// Dict is a Python dict in insertion order. Go maps and structs are dicts too.
-	Dict = rpcwire.Dict
-	// Pair is one entry of a Dict.
-	Pair = rpcwire.Pair
-	// ByteArray is a Python bytearray. A Go []byte is bytes.
-	ByteArray = rpcwire.ByteArray
-	// Global is a Python class or function by its module and name.
-	Global = rpcwire.Global
-	// Object is a Python object that has no Go form.
-	Object = rpcwire.Object
-	// Sparse is a tensor in coordinate form (torch.sparse_coo).
-	Sparse = rpcwire.Sparse
-	// Typed is a TorchScript list or dict with its type, such as "Dict[str, int]".
-	Typed = rpcwire.Typed
-	// Device is a torch.device inside a TorchScript value.
-	Device = rpcwire.Device
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // Kw holds the keyword arguments of a call; it is the last argument.
 type Kw map[string]any
 
 // Assign stores a received value in the variable that dst points to, converting as results and arguments are.
-func Assign(dst any, v Value) error { return rpcwire.Assign(dst, v) }
+func Assign(dst, v any) error { return rpcwire.Assign(dst, v) }
 
 // splitArgs separates positional and keyword arguments.
-func splitArgs(args []any) ([]any, *rpcwire.Dict) {
+func splitArgs(args []any) ([]any, *py.Dict) {
 	if len(args) == 0 {
 		return nil, nil
 	}
@@ -66,9 +26,9 @@ func splitArgs(args []any) ([]any, *rpcwire.Dict) {
 	if !ok {
 		return args, nil
 	}
-	d := &rpcwire.Dict{}
+	d := &py.Dict{}
 	for _, name := range sortedNames(kw) {
-		d.Pairs = append(d.Pairs, rpcwire.Pair{Key: name, Value: kw[name]})
+		d.Pairs = append(d.Pairs, py.Pair{Key: name, Value: kw[name]})
 	}
 	return args[:len(args)-1], d
 }
@@ -80,7 +40,7 @@ const (
 
 // target says what a function name means on the wire.
 type target struct {
-	udf    rpcwire.Global
+	udf    py.Global
 	schema string // of a builtin operator
 	script string // of a TorchScript function or a builtin: the qualified name
 }
@@ -88,7 +48,7 @@ type target struct {
 func (t target) isScript() bool { return t.script != "" }
 
 // check refuses what no worker could be asked for.
-func (t target) check(op, fn string, kwargs *rpcwire.Dict) error {
+func (t target) check(op, fn string, kwargs *py.Dict) error {
 	var e *dist.Error
 	switch {
 	case t.isScript() && kwargs.Len() > 0:
@@ -116,5 +76,5 @@ func parseTarget(fn string) target {
 		name, _, _ = strings.Cut(name, ".")
 		return target{schema: fn, script: opsPrefix + strings.ReplaceAll(name, "::", ".")}
 	}
-	return target{udf: rpcwire.Func(fn)}
+	return target{udf: py.Func(fn)}
 }

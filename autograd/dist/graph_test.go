@@ -342,7 +342,7 @@ func TestRemoteEmbedding(t *testing.T) {
 
 func TestSparseRefused(t *testing.T) {
 	ws := newWorld(t, 2, basics().MustHandle("t.any", func(any) {}))
-	sparse := &rpc.Sparse{
+	sparse := &tensor.Sparse{
 		Shape: []int{3}, Indices: tensor.Must(tensor.From([]int64{1}, 1, 1)), Values: tensor.Must(tensor.From([]float64{2}, 1)), RequiresGrad: true,
 	}
 	ctx, _ := ws[0].open(t)

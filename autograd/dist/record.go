@@ -100,7 +100,7 @@ func differentiable(m *rpcwire.Message) (at []int, kinds []*tensor.Tensor, err e
 			if t.RequiresGrad() {
 				at, kinds = append(at, i), append(kinds, t)
 			}
-		case *rpcwire.Sparse:
+		case *tensor.Sparse:
 			if t.RequiresGrad {
 				return nil, nil, fault.New("autograd: message", fault.NotSupported, "gradients of sparse tensors are not supported: send a dense tensor, or detach it")
 			}

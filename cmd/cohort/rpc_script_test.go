@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -73,7 +74,7 @@ func scriptHandlers() *rpc.Registry {
 		}).
 		MustHandle("stats.zeros", func(n int) (*tensor.Tensor, error) { return tensor.Zeros(tensor.Float32, n) }).
 		MustHandle("stats.echo", func(_ context.Context, r *rpc.Request) (any, error) {
-			return rpc.Tuple{r.Args, r.Kwargs}, nil
+			return py.Tuple{r.Args, r.Kwargs}, nil
 		}).
 		MustHandle("stats.who", func(_ context.Context, r *rpc.Request) (any, error) { return r.From.Name, nil }).
 		MustHandle("stats.crash", func() { panic("a bug") }).

@@ -7,8 +7,8 @@ import (
 	"math"
 	"slices"
 
-	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -195,7 +195,7 @@ func filled(ones bool) operator {
 		if err != nil {
 			return nil, err
 		}
-		if len(stack) > 3 && stack[3] != nil && stack[3] != any(rpcwire.Device("cpu")) {
+		if len(stack) > 3 && stack[3] != nil && stack[3] != any(py.Device("cpu")) {
 			return nil, badOperand("device %v: a Go worker has only the CPU", stack[3])
 		}
 		if err := c.tensor(dt, shape); err != nil {

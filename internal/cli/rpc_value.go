@@ -10,6 +10,7 @@ import (
 	"math/big"
 
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -30,25 +31,25 @@ func showValue(v any) any {
 		return v
 	case []byte:
 		return map[string]any{"bytes": base64.StdEncoding.EncodeToString(v)}
-	case rpc.ByteArray:
+	case py.ByteArray:
 		return map[string]any{"bytearray": base64.StdEncoding.EncodeToString(v)}
 	case []any:
 		return showList(v)
-	case rpc.Tuple:
+	case py.Tuple:
 		return showList(v)
-	case rpc.Set:
+	case py.Set:
 		return map[string]any{"set": showList(v)}
-	case rpc.FrozenSet:
+	case py.FrozenSet:
 		return map[string]any{"frozenset": showList(v)}
-	case *rpc.Dict:
+	case *py.Dict:
 		return showDict(v)
-	case rpc.Global:
+	case py.Global:
 		return map[string]any{"global": v.String()}
-	case *rpc.Object:
+	case *py.Object:
 		return map[string]any{"object": fmt.Sprint(v.Class), "args": showList(v.Args)}
 	case *tensor.Tensor:
 		return showTensor(v)
-	case *rpc.Sparse:
+	case *tensor.Sparse:
 		return map[string]any{"sparse": map[string]any{"shape": v.Shape, "indices": showTensor(v.Indices), "values": showTensor(v.Values)}}
 	case rpc.AnyRef:
 		return map[string]any{"reference": v.ID(), "owner": v.Owner().Name}
@@ -68,7 +69,7 @@ func showList(list []any) []any {
 }
 
 // showDict makes an object of a dict whose keys are texts, else a list of pairs.
-func showDict(d *rpc.Dict) any {
+func showDict(d *py.Dict) any {
 	object := make(map[string]any, d.Len())
 	for _, p := range d.Pairs {
 		key, ok := p.Key.(string)

@@ -20,18 +20,18 @@ var (
 	knownGlobals = func() map[Global]any {
 		globals := map[Global]any{}
 		for _, g := range []Global{
-			{"torch.distributed.rpc.internal", "PythonUDF"},
-			{"torch.distributed.rpc.internal", "_InternalRPCPickler"},
-			{"torch.distributed.rpc.internal", "_InternalRPCPickler._tensor_receiver"},
-			{"torch.distributed.rpc.internal", "_InternalRPCPickler._py_rref_receiver"},
-			{"builtins", "getattr"},
-			{"collections", "OrderedDict"},
-			{"torch.jit._pickle", "build_tensorlist"},
-			{"torch.jit._pickle", "build_tensor_from_id"},
-			{"torch._utils", "_rebuild_tensor_v2"},
-			{"torch", "FloatStorage"},
-			{"torch", "DoubleStorage"},
-			{"torch", "LongStorage"},
+			{Module: "torch.distributed.rpc.internal", Name: "PythonUDF"},
+			{Module: "torch.distributed.rpc.internal", Name: "_InternalRPCPickler"},
+			{Module: "torch.distributed.rpc.internal", Name: "_InternalRPCPickler._tensor_receiver"},
+			{Module: "torch.distributed.rpc.internal", Name: "_InternalRPCPickler._py_rref_receiver"},
+			{Module: "builtins", Name: "getattr"},
+			{Module: "collections", Name: "OrderedDict"},
+			{Module: "torch.jit._pickle", Name: "build_tensorlist"},
+			{Module: "torch.jit._pickle", Name: "build_tensor_from_id"},
+			{Module: "torch._utils", Name: "_rebuild_tensor_v2"},
+			{Module: "torch", Name: "FloatStorage"},
+			{Module: "torch", Name: "DoubleStorage"},
+			{Module: "torch", Name: "LongStorage"},
 		} {
 			globals[g] = g
 		}

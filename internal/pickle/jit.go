@@ -127,7 +127,7 @@ func (j *JIT) Global(module, name string) {
 		j.fail("%q of module %q is not the name of a class or function", name, module)
 		return
 	}
-	g := Global{module, name}
+	g := Global{Module: module, Name: name}
 	for i := range j.globals {
 		if j.globals[i].key == g {
 			j.Get(j.globals[i].index)

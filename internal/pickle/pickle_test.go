@@ -35,9 +35,9 @@ func TestWhatCPythonWrites(t *testing.T) {
 		"protocol 0 list":     {"(lp0\nI1\naI01\naI00\naNaF2.5\naL12345678901234567890L\na.", NewList(int64(1), true, false, nil, 2.5, bigInt("12345678901234567890"))},
 		"protocol 0 text":     {"V\\u20ac\\\\n\xe9\np0\n.", "€\\\\né"},
 		"protocol 0 string":   {"S'a\\'\\x41\\n'\np0\n.", "a'A\n"},
-		"protocol 0 dict":     {"(dp0\nVk\np1\nI7\ns.", &Dict{Pairs: []Pair{{"k", int64(7)}}}},
-		"protocol 0 instance": {"(i__main__\nC\np0\n.", Call(Global{"__main__", "C"})},
-		"protocol 1 object":   {"(c__main__\nC\nK\x01o.", Call(Global{"__main__", "C"}, int64(1))},
+		"protocol 0 dict":     {"(dp0\nVk\np1\nI7\ns.", &Dict{Pairs: []Pair{{Key: "k", Value: int64(7)}}}},
+		"protocol 0 instance": {"(i__main__\nC\np0\n.", Call(Global{Module: "__main__", Name: "C"})},
+		"protocol 1 object":   {"(c__main__\nC\nK\x01o.", Call(Global{Module: "__main__", Name: "C"}, int64(1))},
 		"protocol 0 persid":   {"Pthing\n.", &PersID{ID: "thing"}},
 		"protocol 2 long":     {"\x80\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\x80.", bigInt("-9223372036854775808").Mul(bigInt("-9223372036854775808"), big.NewInt(256))},
 		"protocol 4 set":      {"\x80\x04\x8f\x94(K\x01K\x02\x90.", &Set{Items: []any{int64(1), int64(2)}}},
@@ -46,8 +46,8 @@ func TestWhatCPythonWrites(t *testing.T) {
 		"memo by position":    {"\x80\x04]\x94(h\x00]\x94h\x01e0N.", nil},
 		"lone surrogate":      {"\x80\x04\x8c\x03\xed\xa0\x80\x94.", "\xed\xa0\x80"},
 		"dup and pop":         {"\x80\x02K\x01K\x0220\x86.", NewTuple(int64(1), int64(2))},
-		"newobj_ex":           {"\x80\x04c__main__\nC\n)}\x92.", &Object{How: NewObjEx, Class: Global{"__main__", "C"}, Args: &Tuple{}, KwArgs: &Dict{}}},
-		"build":               {"\x80\x02c__main__\nC\n)\x81}b.", &Object{How: NewObj, Class: Global{"__main__", "C"}, Args: &Tuple{}, States: []any{&Dict{}}}},
+		"newobj_ex":           {"\x80\x04c__main__\nC\n)}\x92.", &Object{How: NewObjEx, Class: Global{Module: "__main__", Name: "C"}, Args: &Tuple{}, KwArgs: &Dict{}}},
+		"build":               {"\x80\x02c__main__\nC\n)\x81}b.", &Object{How: NewObj, Class: Global{Module: "__main__", Name: "C"}, Args: &Tuple{}, States: []any{&Dict{}}}},
 	} {
 		got, err := Decode([]byte(c.pickle), Limits{Cycles: true})
 		if err != nil {
@@ -143,7 +143,7 @@ func TestMemoBombStaysSmall(t *testing.T) {
 func TestCyclesAreKept(t *testing.T) {
 	l := NewList(int64(1))
 	l.Items = append(l.Items, l)
-	d := &Dict{Pairs: []Pair{{"me", nil}}}
+	d := &Dict{Pairs: []Pair{{Key: "me", Value: nil}}}
 	tuple := NewTuple(d, l)
 	d.Pairs[0].Value = tuple // a tuple that contains itself through a dict
 	for _, protocol := range []int{2, 4} {
@@ -163,7 +163,7 @@ func TestCyclesAreKept(t *testing.T) {
 			t.Errorf("protocol %d: the list is not itself", protocol)
 		}
 	}
-	o := Call(Global{"m", "C"})
+	o := Call(Global{Module: "m", Name: "C"})
 	o.Args.Items = []any{o.Args}
 	if _, err := Encode(o); err == nil {
 		t.Error("a tuple that contains itself directly was written")
@@ -172,8 +172,8 @@ func TestCyclesAreKept(t *testing.T) {
 
 func TestEncodeRefuses(t *testing.T) {
 	for name, v := range map[string]any{
-		"a Go struct": struct{}{}, "a Go slice": []int{1}, "not UTF-8": "\xff", "no module": Global{"", "x"},
-		"newline": Global{"m", "a\nb"}, "a map": map[string]int{},
+		"a Go struct": struct{}{}, "a Go slice": []int{1}, "not UTF-8": "\xff", "no module": Global{Module: "", Name: "x"},
+		"newline": Global{Module: "m", Name: "a\nb"}, "a map": map[string]int{},
 	} {
 		if _, err := Encode(v); !errors.Is(err, dist.InvalidArgument) {
 			t.Errorf("%s: %v", name, err)
@@ -182,7 +182,7 @@ func TestEncodeRefuses(t *testing.T) {
 	if _, err := Append(nil, nil, 3); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("protocol 3: %v", err)
 	}
-	if _, err := Append(nil, Global{"m", "A.b"}, 2); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := Append(nil, Global{Module: "m", Name: "A.b"}, 2); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("nested name in protocol 2: %v", err)
 	}
 	j := NewJIT(nil)
@@ -193,7 +193,7 @@ func TestEncodeRefuses(t *testing.T) {
 }
 
 func TestEncodeIsStable(t *testing.T) {
-	v := NewTuple(NewList(int64(1), "a", nil), &Dict{Pairs: []Pair{{"k", 2.5}}}, Bytes("b"), true)
+	v := NewTuple(NewList(int64(1), "a", nil), &Dict{Pairs: []Pair{{Key: "k", Value: 2.5}}}, Bytes("b"), true)
 	want := "\x80\x04\x95\x21\x00\x00\x00\x00\x00\x00\x00(]\x94(K\x01\x8c\x01aNe}\x94\x8c\x01kG@\x04\x00\x00\x00\x00\x00\x00sC\x01b\x88t\x94."
 	got, err := Encode(v)
 	if err != nil || string(got) != want {
@@ -220,7 +220,7 @@ func values(depth int) *rapid.Generator[any] {
 			}
 			return shrink(v)
 		}),
-		rapid.Just[any](Global{"collections", "OrderedDict"}),
+		rapid.Just[any](Global{Module: "collections", Name: "OrderedDict"}),
 	)
 	if depth == 0 {
 		return leaf
@@ -234,14 +234,16 @@ func values(depth int) *rapid.Generator[any] {
 		rapid.Custom(func(t *rapid.T) any {
 			d := &Dict{}
 			for _, k := range rapid.SliceOfNDistinct(hashable, 0, 5, func(k any) string { return k.(string) }).Draw(t, "keys") {
-				d.Pairs = append(d.Pairs, Pair{k, inner.Draw(t, "value")})
+				d.Pairs = append(d.Pairs, Pair{Key: k, Value: inner.Draw(t, "value")})
 			}
 			return d
 		}),
 		rapid.Custom(func(t *rapid.T) any {
 			return &Set{Items: rapid.SliceOfNDistinct(hashable, 0, 5, func(k any) string { return k.(string) }).Draw(t, "set")}
 		}),
-		rapid.Custom(func(t *rapid.T) any { return Call(Global{"m", "f"}, rapid.SliceOfN(inner, 0, 3).Draw(t, "args")...) }),
+		rapid.Custom(func(t *rapid.T) any {
+			return Call(Global{Module: "m", Name: "f"}, rapid.SliceOfN(inner, 0, 3).Draw(t, "args")...)
+		}),
 	)
 }
 

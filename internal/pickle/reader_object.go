@@ -144,18 +144,18 @@ var (
 		"exceptions": "builtins", "UserDict": "collections", "UserList": "collections", "UserString": "collections",
 	}
 	python2Names = map[Global]Global{
-		{"__builtin__", "xrange"}:       {"builtins", "range"},
-		{"__builtin__", "unicode"}:      {"builtins", "str"},
-		{"__builtin__", "long"}:         {"builtins", "int"},
-		{"__builtin__", "unichr"}:       {"builtins", "chr"},
-		{"__builtin__", "raw_input"}:    {"builtins", "input"},
-		{"__builtin__", "basestring"}:   {"builtins", "str"},
-		{"__builtin__", "intern"}:       {"sys", "intern"},
-		{"__builtin__", "reduce"}:       {"functools", "reduce"},
-		{"itertools", "izip"}:           {"builtins", "zip"},
-		{"itertools", "imap"}:           {"builtins", "map"},
-		{"itertools", "ifilter"}:        {"builtins", "filter"},
-		{"exceptions", "StandardError"}: {"builtins", "Exception"},
+		{Module: "__builtin__", Name: "xrange"}:       {Module: "builtins", Name: "range"},
+		{Module: "__builtin__", Name: "unicode"}:      {Module: "builtins", Name: "str"},
+		{Module: "__builtin__", Name: "long"}:         {Module: "builtins", Name: "int"},
+		{Module: "__builtin__", Name: "unichr"}:       {Module: "builtins", Name: "chr"},
+		{Module: "__builtin__", Name: "raw_input"}:    {Module: "builtins", Name: "input"},
+		{Module: "__builtin__", Name: "basestring"}:   {Module: "builtins", Name: "str"},
+		{Module: "__builtin__", Name: "intern"}:       {Module: "sys", Name: "intern"},
+		{Module: "__builtin__", Name: "reduce"}:       {Module: "functools", Name: "reduce"},
+		{Module: "itertools", Name: "izip"}:           {Module: "builtins", Name: "zip"},
+		{Module: "itertools", Name: "imap"}:           {Module: "builtins", Name: "map"},
+		{Module: "itertools", Name: "ifilter"}:        {Module: "builtins", Name: "filter"},
+		{Module: "exceptions", Name: "StandardError"}: {Module: "builtins", Name: "Exception"},
 	}
 )
 

@@ -6,6 +6,8 @@ package pickle
 import (
 	"math/big"
 	"slices"
+
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // Bytes is a Python bytes object.
@@ -55,10 +57,7 @@ type FrozenSet struct {
 }
 
 // Global is a class or function by reference: its module and its qualified name.
-type Global struct{ Module, Name string }
-
-// String returns "module.name".
-func (g Global) String() string { return g.Module + "." + g.Name }
+type Global = py.Global
 
 // How says what would have been done to make an Object.
 type How uint8

@@ -149,7 +149,7 @@ func (w *writer) value(v any, depth int) error {
 	case float64:
 		w.out = binary.BigEndian.AppendUint64(append(w.out, opBinFloat), math.Float64bits(v))
 	case complex128:
-		return w.object(Call(Global{w.builtins(), "complex"}, real(v), imag(v)), depth)
+		return w.object(Call(Global{Module: w.builtins(), Name: "complex"}, real(v), imag(v)), depth)
 	case string:
 		return w.str(v)
 	case Bytes:
@@ -252,7 +252,7 @@ func appendString(b []byte, s string, protocol int) []byte {
 
 func (w *writer) bytes(v []byte, depth int) error {
 	if w.protocol < 3 { // protocol 2 has no bytes: CPython encodes a Latin-1 string instead
-		return w.object(Call(Global{"_codecs", "encode"}, latin1(v), "latin1"), depth)
+		return w.object(Call(Global{Module: "_codecs", Name: "encode"}, latin1(v), "latin1"), depth)
 	}
 	key := textKey{"bytes", unsafe.SliceData(v), len(v)} //nolint:gosec // compared, never read
 	if again, err := w.again(key); again || err != nil {

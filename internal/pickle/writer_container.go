@@ -24,14 +24,14 @@ func (w *writer) container(v any, depth int) error {
 		return w.setItems(v.Pairs, depth)
 	case *Set:
 		if w.protocol < 4 {
-			return w.reduceOnce(v, Call(Global{"__builtin__", "set"}, NewList(v.Items...)), depth)
+			return w.reduceOnce(v, Call(Global{Module: "__builtin__", Name: "set"}, NewList(v.Items...)), depth)
 		}
 		w.out = append(w.out, opEmptySet)
 		w.remember(v)
 		return w.batches(v.Items, depth, opAddItems)
 	case *FrozenSet:
 		if w.protocol < 4 {
-			return w.reduceOnce(v, Call(Global{"__builtin__", "frozenset"}, NewList(v.Items...)), depth)
+			return w.reduceOnce(v, Call(Global{Module: "__builtin__", Name: "frozenset"}, NewList(v.Items...)), depth)
 		}
 		w.out = append(w.out, opMark)
 		for _, item := range v.Items {
@@ -44,7 +44,7 @@ func (w *writer) container(v any, depth int) error {
 		return nil
 	case *ByteArray:
 		// BYTEARRAY8 came with protocol 5
-		return w.reduceOnce(v, Call(Global{w.builtins(), "bytearray"}, Bytes(v.Data)), depth)
+		return w.reduceOnce(v, Call(Global{Module: w.builtins(), Name: "bytearray"}, Bytes(v.Data)), depth)
 	case *Object:
 		return w.object(v, depth)
 	case *PersID:

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // Exception is what is known of an exception.
@@ -31,25 +32,25 @@ type Exception struct {
 const goErrors = "cohort.error."
 
 // exceptionClass returns the class that a kind names.
-func exceptionClass(kind string) rpcwire.Global {
+func exceptionClass(kind string) py.Global {
 	if !strings.ContainsAny(kind, ".:") {
-		return rpcwire.Global{Module: "builtins", Name: kind}
+		return py.Global{Module: "builtins", Name: kind}
 	}
-	return rpcwire.Func(kind)
+	return py.Func(kind)
 }
 
 // Torch is what a callee answers to a PyTorch caller: PyTorch's own text, so that it sees what it is used to.
 func (e Exception) Torch(id int, worker string) *rpcwire.RemoteException {
 	e.Message += e.Hint
 	class := exceptionClass(e.Kind)
-	text := fmt.Sprintf("On WorkerInfo(id=%d, name=%s):\n%s(%s)\n%s\n", id, worker, class.Name, rpcwire.ReprString(e.Message), e.traceback(worker, class))
+	text := fmt.Sprintf("On WorkerInfo(id=%d, name=%s):\n%s(%s)\n%s\n", id, worker, class.Name, py.ReprString(e.Message), e.traceback(worker, class))
 	return &rpcwire.RemoteException{Msg: unicodeEscape(text), Class: class}
 }
 
 const tracebackHead = "Traceback (most recent call last):"
 
 // traceback is what Python would print below an exception.
-func (e Exception) traceback(teller string, class rpcwire.Global) string {
+func (e Exception) traceback(teller string, class py.Global) string {
 	stack := strings.TrimRight(e.Stack, "\n")
 	if strings.HasPrefix(stack, tracebackHead) { // of a Python function that the handler called
 		return stack
@@ -66,7 +67,7 @@ func (e Exception) traceback(teller string, class rpcwire.Global) string {
 		name = class.Name
 	}
 	if name == "KeyError" { // the one class whose text is the repr of its argument
-		said = rpcwire.ReprString(said)
+		said = py.ReprString(said)
 	}
 	if said != "" {
 		name += ": " + said
@@ -80,7 +81,7 @@ func (e Exception) Go(worker string) *rpcwire.RemoteException {
 		worker = e.Worker
 	}
 	return &rpcwire.RemoteException{
-		Class: rpcwire.Global{Module: goErrors + strconv.Itoa(int(e.Code)), Name: e.Kind},
+		Class: py.Global{Module: goErrors + strconv.Itoa(int(e.Code)), Name: e.Kind},
 		Msg:   worker + "\x00" + e.Message + "\x00" + e.Stack,
 	}
 }
@@ -170,7 +171,7 @@ func lastLine(stack, class string) (string, bool) {
 // FromLine reads the text of an EXCEPTION, of a Go worker or of PyTorch.
 func FromLine(worker, text string) Exception {
 	if parts := strings.SplitN(text, "\x00", 3); len(parts) == 3 {
-		if e, ok := restore(worker, &rpcwire.RemoteException{Class: rpcwire.Global{Module: parts[0], Name: parts[1]}, Msg: parts[2]}); ok {
+		if e, ok := restore(worker, &rpcwire.RemoteException{Class: py.Global{Module: parts[0], Name: parts[1]}, Msg: parts[2]}); ok {
 			return e
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // TestTextOfPythonException keeps what an exception said, as PyTorch's callee writes it: unescaped, and nothing at all for an
@@ -21,7 +22,7 @@ func TestTextOfPythonException(t *testing.T) {
 		}
 		text := "On WorkerInfo(id=0, name=py0):\nValueError('...')\nTraceback (most recent call last):\n" +
 			"  File \"a.py\", line 1, in f\n    raise ValueError(x)\n" + last + "\n"
-		e := Raised("py0", &rpcwire.RemoteException{Msg: text, Class: rpcwire.Global{Module: "builtins", Name: "ValueError"}})
+		e := Raised("py0", &rpcwire.RemoteException{Msg: text, Class: py.Global{Module: "builtins", Name: "ValueError"}})
 		if e.Kind != "ValueError" || e.Message != said {
 			t.Errorf("%q became %s, %q", said, e.Kind, e.Message)
 		}

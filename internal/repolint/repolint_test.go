@@ -30,7 +30,7 @@ const layers = `
 pure: internal/gostack
       dist
       observe
-pure: internal/linked internal/tombs internal/ranklist internal/storenum internal/wire/tcpstore internal/storecore internal/nop internal/pickle
+pure: rpc/py internal/linked internal/tombs internal/ranklist internal/storenum internal/wire/tcpstore internal/storecore internal/nop internal/pickle
       tensor
 pure: internal/reduce internal/coll internal/sched internal/launchcore internal/postmortem
       internal/joblog internal/keeper

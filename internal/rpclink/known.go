@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -26,7 +25,7 @@ func tensorTypes(v any) uint32 {
 	switch t := v.(type) {
 	case *tensor.Tensor:
 		return LaterType(t.DType())
-	case *rpcwire.Sparse:
+	case *tensor.Sparse:
 		return LaterType(t.Values.DType())
 	}
 	return 0
@@ -46,7 +45,7 @@ func (k *knownTypes) check(tensors []any, told uint32) error {
 	for _, t := range tensors {
 		if bit := tensorTypes(t); bit&^(told|k.bits.Load()) != 0 {
 			what := t
-			if s, ok := t.(*rpcwire.Sparse); ok {
+			if s, ok := t.(*tensor.Sparse); ok {
 				what = s.Values
 			}
 			return dist.Newf("rpc: send", dist.NotSupported,

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -16,7 +15,7 @@ import (
 func TestKnownTypes(t *testing.T) {
 	var k knownTypes
 	seen := tensor.Must(tensor.New(tensor.Float8E5M2, 2))
-	k.learn([]any{seen, &rpcwire.Sparse{Values: tensor.Must(tensor.New(tensor.Uint32, 1))}})
+	k.learn([]any{seen, &tensor.Sparse{Values: tensor.Must(tensor.New(tensor.Uint32, 1))}})
 	if err := k.check([]any{seen, tensor.Must(tensor.New(tensor.Uint32, 1)), tensor.Must(tensor.New(tensor.Float32, 1))}, 0); err != nil {
 		t.Error(err)
 	}

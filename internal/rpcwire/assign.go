@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -28,7 +29,7 @@ func Assign(dst, v any) error {
 // AssignArgs stores the arguments of a call in a struct: positional ones by the order of its fields, keyword ones by
 // name. An argument that the struct does not have, or that is given twice, is an error; a field without argument keeps
 // its value, which is the default, unless its tag ends in ",required".
-func AssignArgs(dst any, args []any, kwargs *Dict) error {
+func AssignArgs(dst any, args []any, kwargs *py.Dict) error {
 	p := reflect.ValueOf(dst)
 	if p.Kind() != reflect.Pointer || p.IsNil() || p.Elem().Kind() != reflect.Struct {
 		return dist.Newf("rpc: arguments", dist.InvalidArgument, "%T is not a pointer to a struct", dst)
@@ -73,7 +74,7 @@ func AssignArgs(dst any, args []any, kwargs *Dict) error {
 	return nil
 }
 
-func pairsOf(d *Dict) []Pair {
+func pairsOf(d *py.Dict) []py.Pair {
 	if d == nil {
 		return nil
 	}
@@ -151,17 +152,17 @@ func typeName(v any) string {
 		return "Python None"
 	case []any:
 		return "Python list"
-	case Tuple:
+	case py.Tuple:
 		return "Python tuple"
-	case *Dict:
+	case *py.Dict:
 		return "Python dict"
-	case Set:
+	case py.Set:
 		return "Python set"
-	case FrozenSet:
+	case py.FrozenSet:
 		return "Python frozenset"
 	case []byte:
 		return "Python bytes"
-	case ByteArray:
+	case py.ByteArray:
 		return "Python bytearray"
 	case bool:
 		return "Python bool"
@@ -175,12 +176,12 @@ func typeName(v any) string {
 		return "Python int"
 	case *tensor.Tensor:
 		return "tensor"
-	case *Sparse:
+	case *tensor.Sparse:
 		return "sparse tensor"
 	case Reference:
 		return "reference"
-	case *Object:
-		return "Python object of class " + Repr(v.Class)
+	case *py.Object:
+		return "Python object of class " + py.Repr(v.Class)
 	default: // of this process: the value of a reference at its owner
 		return fmt.Sprintf("Go %T", v)
 	}
@@ -376,11 +377,11 @@ func sequence(v any) ([]any, bool) {
 	switch v := v.(type) {
 	case []any:
 		return v, true
-	case Tuple:
+	case py.Tuple:
 		return v, true
-	case Set:
+	case py.Set:
 		return v, true
-	case FrozenSet:
+	case py.FrozenSet:
 		return v, true
 	}
 	return nil, false
@@ -393,7 +394,7 @@ func (a *assigner) slice(dst reflect.Value, v any, depth int) error {
 		switch data := v.(type) {
 		case []byte:
 			b = data
-		case ByteArray:
+		case py.ByteArray:
 			b = data
 		}
 		if b != nil {
@@ -424,12 +425,12 @@ func (a *assigner) slice(dst reflect.Value, v any, depth int) error {
 
 func (a *assigner) mapping(dst reflect.Value, v any, depth int) error {
 	t := dst.Type()
-	d, ok := v.(*Dict)
+	d, ok := v.(*py.Dict)
 	if !ok {
 		if items, isSet := sequence(v); isSet && t.Elem().Kind() == reflect.Struct && t.Elem().NumField() == 0 {
-			d, ok = &Dict{}, true // a set as map[T]struct{}
+			d, ok = &py.Dict{}, true // a set as map[T]struct{}
 			for _, item := range items {
-				d.Pairs = append(d.Pairs, Pair{Key: item, Value: &Dict{}})
+				d.Pairs = append(d.Pairs, py.Pair{Key: item, Value: &py.Dict{}})
 			}
 		}
 	}
@@ -440,13 +441,13 @@ func (a *assigner) mapping(dst reflect.Value, v any, depth int) error {
 	for _, p := range d.Pairs {
 		key, value := reflect.New(t.Key()).Elem(), reflect.New(t.Elem()).Elem()
 		if err := a.assign(key, p.Key, depth+1); err != nil {
-			return within(err, "[key %s]", Repr(p.Key))
+			return within(err, "[key %s]", py.Repr(p.Key))
 		}
 		if !key.Comparable() {
-			return within(mismatch(t.Key(), p.Key), "[key %s]", Repr(p.Key))
+			return within(mismatch(t.Key(), p.Key), "[key %s]", py.Repr(p.Key))
 		}
 		if err := a.assign(value, p.Value, depth+1); err != nil {
-			return within(err, "[%s]", Repr(p.Key))
+			return within(err, "[%s]", py.Repr(p.Key))
 		}
 		out.SetMapIndex(key, value)
 	}
@@ -455,7 +456,7 @@ func (a *assigner) mapping(dst reflect.Value, v any, depth int) error {
 }
 
 func (a *assigner) fields(dst reflect.Value, v any, depth int) error {
-	d, ok := v.(*Dict)
+	d, ok := v.(*py.Dict)
 	if !ok || d == nil {
 		return mismatch(dst.Type(), v)
 	}
@@ -466,7 +467,7 @@ func (a *assigner) fields(dst reflect.Value, v any, depth int) error {
 	for _, p := range d.Pairs {
 		name, ok := p.Key.(string)
 		if !ok {
-			return within(mismatch(reflect.TypeFor[string](), p.Key), "[key %s]", Repr(p.Key))
+			return within(mismatch(reflect.TypeFor[string](), p.Key), "[key %s]", py.Repr(p.Key))
 		}
 		i := fieldIndex(fields, name)
 		if i < 0 {

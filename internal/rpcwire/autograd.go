@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // Autograd is what a FORWARD_AUTOGRAD message adds to the message inside it.
@@ -108,7 +109,7 @@ func (p Profiling) WrapRequest(inner []byte) ([]byte, error) {
 	j := pickle.NewJIT(nil)
 	j.Int(int64(p.Inner))
 	var e Encoder
-	if err := e.jitTyped(j, Typed{"List[Any]", p.Config}, 0); err != nil {
+	if err := e.jitTyped(j, py.Typed{Type: "List[Any]", Value: p.Config}, 0); err != nil {
 		return nil, err
 	}
 	p.ID.push(j)
@@ -165,7 +166,7 @@ type Backward struct {
 // Backward returns the payload of a BACKWARD_AUTOGRAD_REQ. The gradients are in e.Tensors afterwards.
 func (e *Encoder) Backward(b Backward) ([]byte, error) {
 	j := pickle.NewJIT(make([]byte, 0, 128))
-	items := append(append(Tuple{}, b.Gradients...), b.ContextID, b.MessageID, b.RetainGraph)
+	items := append(append(py.Tuple{}, b.Gradients...), b.ContextID, b.MessageID, b.RetainGraph)
 	if err := e.jitTuple(j, items, 0); err != nil {
 		return nil, err
 	}

@@ -6,13 +6,14 @@ package rpcwire
 import (
 	"testing"
 
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 // BenchmarkCall is what a call of a function with a two-float tensor costs in codecs: caller and callee, one way.
 func BenchmarkCall(b *testing.B) {
 	x := tensor.Must(tensor.From([]float32{1, 2}, 2))
-	u := UDF{Func: Func("bench.echo"), Args: []any{x}}
+	u := UDF{Func: py.Func("bench.echo"), Args: []any{x}}
 	b.Run("cohort", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/internal/tensorpipe/capture"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -236,17 +237,17 @@ func text(v any) string {
 	case *tensor.Tensor:
 		b, err := v.Storage().Bytes()
 		return fmt.Sprintf("tensor %v %v %v %x %v", v.DType(), v.Shape(), v.Strides(), b, err)
-	case *Sparse:
+	case *tensor.Sparse:
 		return fmt.Sprintf("sparse %v %s %s", v.Shape, text(v.Indices), text(v.Values))
 	case []any:
 		return items("[", v)
-	case Tuple:
+	case py.Tuple:
 		return items("(", v)
-	case Set:
+	case py.Set:
 		return items("{", v)
-	case FrozenSet:
+	case py.FrozenSet:
 		return items("frozen{", v)
-	case *Dict:
+	case *py.Dict:
 		s := "dict{"
 		var sSb249 strings.Builder
 		for _, p := range pairsOf(v) {
@@ -260,7 +261,7 @@ func text(v any) string {
 		return fmt.Sprint(text(v.UDF), v.RRefPair, v.Async)
 	case *RemoteException:
 		return fmt.Sprintf("%+v", *v)
-	case *Object:
+	case *py.Object:
 		return fmt.Sprintf("object %v %v %s %s %s %s", text(v.Class), v.New, text(v.Args), text(v.KwArgs), text(v.States), text(v.Items))
 	default:
 		return fmt.Sprintf("%T(%#v)", v, v)

@@ -40,7 +40,7 @@ func (m *Message) Frame() (*cohortwire.Frame, error) {
 		switch t := t.(type) {
 		case *tensor.Tensor:
 			err = w.dense(t)
-		case *Sparse:
+		case *tensor.Sparse:
 			err = w.sparse(t)
 		default:
 			err = dist.Newf("rpc: encode tensors", dist.InvalidArgument, "entry %d is a %T", i, t)
@@ -122,8 +122,8 @@ func (w *compactWriter) dense(t *tensor.Tensor) error {
 	return nil
 }
 
-func (w *compactWriter) sparse(s *Sparse) error {
-	if err := s.check(); err != nil {
+func (w *compactWriter) sparse(s *tensor.Sparse) error {
+	if err := s.Check(); err != nil {
 		return err
 	}
 	var flags byte
@@ -165,7 +165,7 @@ func (r *compactReader) entry() (any, error) {
 	if head[3] > maxDims {
 		return nil, badTable("%d dimensions, the limit is %d", head[3], maxDims)
 	}
-	s := &Sparse{Shape: make([]int, head[3]), RequiresGrad: head[2]&flagGrad != 0}
+	s := &tensor.Sparse{Shape: make([]int, head[3]), RequiresGrad: head[2]&flagGrad != 0}
 	sizes, err := r.take(8 * len(s.Shape))
 	if err != nil {
 		return nil, err
@@ -179,7 +179,7 @@ func (r *compactReader) entry() (any, error) {
 	if s.Values, err = r.dense(); err != nil {
 		return nil, err
 	}
-	if err := s.check(); err != nil {
+	if err := s.Check(); err != nil {
 		return nil, dist.Wrap("rpc: tensor table", dist.Protocol, err)
 	}
 	return s, nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // Decoder turns Python pickles into Go values:
@@ -42,12 +43,12 @@ func (d *Decoder) Unpickle(data []byte) (any, error) {
 
 func (d *Decoder) value(v any) (any, error) {
 	switch v := v.(type) {
-	case nil, bool, int64, float64, string, *big.Int, Global:
+	case nil, bool, int64, float64, string, *big.Int, py.Global:
 		return v, nil
 	case pickle.Bytes:
 		return []byte(v), nil
 	case *pickle.ByteArray:
-		return ByteArray(v.Data), nil
+		return py.ByteArray(v.Data), nil
 	}
 	shared := pickle.Shared(v)
 	if shared {
@@ -74,16 +75,16 @@ func (d *Decoder) container(v any) (any, error) {
 		return d.items(v.Items)
 	case *pickle.Tuple:
 		items, err := d.items(v.Items)
-		return Tuple(items), err
+		return py.Tuple(items), err
 	case *pickle.Set:
 		items, err := d.items(v.Items)
-		return Set(items), err
+		return py.Set(items), err
 	case *pickle.FrozenSet:
 		items, err := d.items(v.Items)
-		return FrozenSet(items), err
+		return py.FrozenSet(items), err
 	case *pickle.Dict:
 		pairs, err := d.pairs(v.Pairs)
-		return &Dict{Pairs: pairs}, err
+		return &py.Dict{Pairs: pairs}, err
 	case *pickle.Object:
 		return d.object(v)
 	default:
@@ -103,11 +104,11 @@ func (d *Decoder) items(in []any) ([]any, error) {
 	return out, nil
 }
 
-func (d *Decoder) pairs(in []pickle.Pair) ([]Pair, error) {
+func (d *Decoder) pairs(in []pickle.Pair) ([]py.Pair, error) {
 	if len(in) == 0 {
 		return nil, nil
 	}
-	out := make([]Pair, len(in))
+	out := make([]py.Pair, len(in))
 	for i, p := range in {
 		k, err := d.value(p.Key)
 		if err != nil {
@@ -117,7 +118,7 @@ func (d *Decoder) pairs(in []pickle.Pair) ([]Pair, error) {
 		if err != nil {
 			return nil, err
 		}
-		out[i] = Pair{k, v}
+		out[i] = py.Pair{Key: k, Value: v}
 	}
 	return out, nil
 }
@@ -126,23 +127,23 @@ func (d *Decoder) pairs(in []pickle.Pair) ([]Pair, error) {
 const maxQualified = 1 << 10
 
 // callee returns what an object's class is when it can be named: a global, or an attribute of one.
-func callee(class any) (Global, bool) {
+func callee(class any) (py.Global, bool) {
 	switch c := class.(type) {
-	case Global:
+	case py.Global:
 		return c, true
 	case *pickle.Object:
 		if c.How != pickle.Reduce || len(c.Args.Items) != 2 ||
 			!pickle.IsGlobal(c.Class, "builtins", "getattr") && !pickle.IsGlobal(c.Class, "__builtin__", "getattr") {
-			return Global{}, false
+			return py.Global{}, false
 		}
 		base, ok1 := callee(c.Args.Items[0])
 		name, ok2 := c.Args.Items[1].(string)
 		if !ok1 || !ok2 || len(base.Name)+len(name) >= maxQualified {
-			return Global{}, false
+			return py.Global{}, false
 		}
-		return Global{Module: base.Module, Name: base.Name + "." + name}, true
+		return py.Global{Module: base.Module, Name: base.Name + "." + name}, true
 	}
-	return Global{}, false
+	return py.Global{}, false
 }
 
 func (d *Decoder) object(o *pickle.Object) (any, error) {
@@ -161,7 +162,7 @@ func (d *Decoder) object(o *pickle.Object) (any, error) {
 }
 
 // known handles the objects that have a Go form. It reports false for all others.
-func (d *Decoder) known(name Global, o *pickle.Object) (any, bool, error) {
+func (d *Decoder) known(name py.Global, o *pickle.Object) (any, bool, error) {
 	args := o.Args.Items
 	switch name {
 	case tensorReceiver:
@@ -199,33 +200,33 @@ func (d *Decoder) known(name Global, o *pickle.Object) (any, bool, error) {
 		re, ok1 := args[0].(float64)
 		im, ok2 := args[1].(float64)
 		return complex(re, im), ok1 && ok2, nil
-	case name == Global{Module: "collections", Name: "OrderedDict"} && len(args) == 0 && len(o.States) == 0:
+	case name == py.Global{Module: "collections", Name: "OrderedDict"} && len(args) == 0 && len(o.States) == 0:
 		pairs, err := d.pairs(o.Pairs)
-		return &Dict{Pairs: pairs}, true, err
-	case name == Global{Module: "torch", Name: "Size"} && len(args) == 1 && len(o.States) == 0:
+		return &py.Dict{Pairs: pairs}, true, err
+	case name == py.Global{Module: "torch", Name: "Size"} && len(args) == 1 && len(o.States) == 0:
 		if t, ok := args[0].(*pickle.Tuple); ok {
 			v, err := d.value(t)
 			return v, true, err
 		}
-	case name == Global{Module: "_codecs", Name: "encode"} && len(args) == 2: // bytes in protocol 2
+	case name == py.Global{Module: "_codecs", Name: "encode"} && len(args) == 2: // bytes in protocol 2
 		if s, ok := args[0].(string); ok && args[1] == any("latin1") {
 			b, ok := unlatin1(s)
 			return b, ok, nil
 		}
 	case name.Name == "bytearray" && isBuiltins(name.Module) && len(args) == 1:
 		if b, ok := args[0].(pickle.Bytes); ok {
-			return ByteArray(b), true, nil
+			return py.ByteArray(b), true, nil
 		}
 	case name.Name == "bytearray" && isBuiltins(name.Module) && len(args) == 0: // Python's form of an empty one
-		return ByteArray{}, true, nil
+		return py.ByteArray{}, true, nil
 	case (name.Name == "set" || name.Name == "frozenset") && isBuiltins(name.Module) && len(args) == 1:
 		if l, ok := args[0].(*pickle.List); ok {
 			v, err := d.value(l) // not its items: many sets may be made of one list
 			items, _ := v.([]any)
 			if name.Name == "set" {
-				return Set(items), true, err
+				return py.Set(items), true, err
 			}
-			return FrozenSet(items), true, err
+			return py.FrozenSet(items), true, err
 		}
 	}
 	return nil, false, nil
@@ -278,18 +279,18 @@ func (d *Decoder) opaque(o *pickle.Object) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Object{Class: class, New: o.How != pickle.Reduce}
+	out := &py.Object{Class: class, New: o.How != pickle.Reduce}
 	args, err := d.value(o.Args) // not its items: many objects may have one tuple of arguments
 	if err != nil {
 		return nil, err
 	}
-	out.Args, _ = args.(Tuple)
+	out.Args, _ = args.(py.Tuple)
 	if o.KwArgs != nil {
 		kwargs, kwErr := d.value(o.KwArgs)
 		if kwErr != nil {
 			return nil, kwErr
 		}
-		out.KwArgs, _ = kwargs.(*Dict)
+		out.KwArgs, _ = kwargs.(*py.Dict)
 	}
 	if out.States, err = d.items(o.States); err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -83,7 +84,7 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 		return nil, containsItself()
 	}
 	switch v := v.(type) {
-	case nil, bool, int64, float64, complex128, string, Global:
+	case nil, bool, int64, float64, complex128, string, py.Global:
 		return v, nil // the pickle shares long strings by itself
 	case int:
 		return int64(v), nil
@@ -96,7 +97,7 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 			return nil, nil //nolint:nilnil // None
 		}
 		return e.tensor(v), nil
-	case *Sparse:
+	case *tensor.Sparse:
 		if v == nil {
 			return nil, nil //nolint:nilnil // None
 		}
@@ -135,27 +136,27 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 // container encodes what consists of other values.
 func (e *Encoder) container(v any, depth int) (any, error) {
 	switch v := v.(type) {
-	case ByteArray:
+	case py.ByteArray:
 		return &pickle.ByteArray{Data: v}, nil
 	case []any:
 		items, err := e.items(v, depth)
 		return &pickle.List{Items: items}, err
-	case Tuple:
+	case py.Tuple:
 		items, err := e.items(v, depth)
 		return &pickle.Tuple{Items: items}, err
-	case Set:
+	case py.Set:
 		items, err := e.members(v, depth)
 		return &pickle.Set{Items: items}, err
-	case FrozenSet:
+	case py.FrozenSet:
 		items, err := e.members(v, depth)
 		return &pickle.FrozenSet{Items: items}, err
-	case *Dict:
+	case *py.Dict:
 		if v == nil {
 			return nil, nil //nolint:nilnil // None
 		}
 		pairs, err := e.pairs(v.Pairs, depth)
 		return &pickle.Dict{Pairs: pairs}, err
-	case *Object:
+	case *py.Object:
 		return e.object(v, depth)
 	}
 	return e.reflect(reflect.ValueOf(v), depth)
@@ -196,7 +197,7 @@ func hashable(v any, as string) error {
 	return nil
 }
 
-func (e *Encoder) pairs(in []Pair, depth int) ([]pickle.Pair, error) {
+func (e *Encoder) pairs(in []py.Pair, depth int) ([]pickle.Pair, error) {
 	out := make([]pickle.Pair, len(in))
 	for i, p := range in {
 		k, err := e.value(p.Key, depth+1)
@@ -215,7 +216,7 @@ func (e *Encoder) pairs(in []Pair, depth int) ([]pickle.Pair, error) {
 	return out, nil
 }
 
-func (e *Encoder) object(o *Object, depth int) (any, error) {
+func (e *Encoder) object(o *py.Object, depth int) (any, error) {
 	if o == nil {
 		return nil, nil //nolint:nilnil // None
 	}
@@ -313,12 +314,12 @@ func (e *Encoder) mapping(v reflect.Value, depth int) (any, error) {
 }
 
 // sortedPairs returns the entries of a Go map, which have no order: sorted keys make equal maps equal bytes.
-func sortedPairs(v reflect.Value) []Pair {
-	pairs := make([]Pair, 0, v.Len())
+func sortedPairs(v reflect.Value) []py.Pair {
+	pairs := make([]py.Pair, 0, v.Len())
 	for iter := v.MapRange(); iter.Next(); {
-		pairs = append(pairs, Pair{iter.Key().Interface(), iter.Value().Interface()})
+		pairs = append(pairs, py.Pair{Key: iter.Key().Interface(), Value: iter.Value().Interface()})
 	}
-	slices.SortFunc(pairs, func(a, b Pair) int { return compareKeys(reflect.ValueOf(a.Key), reflect.ValueOf(b.Key)) })
+	slices.SortFunc(pairs, func(a, b py.Pair) int { return compareKeys(reflect.ValueOf(a.Key), reflect.ValueOf(b.Key)) })
 	return pairs
 }
 

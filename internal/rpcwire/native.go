@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -136,19 +137,19 @@ func (e *Encoder) nativeItems(b []byte, items []any, depth int) ([]byte, error) 
 func (e *Encoder) nativeMembers(b []byte, items []any, depth int) ([]byte, error) {
 	for _, v := range items {
 		switch v.(type) {
-		case []any, *Dict, Set, ByteArray:
+		case []any, *py.Dict, py.Set, py.ByteArray:
 			return nil, badValue("a %s as the member of a set: Python cannot hash it", typeName(v))
 		}
 	}
 	return e.nativeItems(b, items, depth)
 }
 
-func (e *Encoder) nativePairs(b []byte, pairs []Pair, depth int) ([]byte, error) {
+func (e *Encoder) nativePairs(b []byte, pairs []py.Pair, depth int) ([]byte, error) {
 	b = binary.AppendUvarint(b, uint64(len(pairs)))
 	var err error
 	for _, p := range pairs {
 		switch p.Key.(type) {
-		case []any, *Dict, Set, ByteArray:
+		case []any, *py.Dict, py.Set, py.ByteArray:
 			return nil, badValue("a %s as the key of a dict: Python cannot hash it", typeName(p.Key))
 		}
 		if b, err = e.native(b, p.Key, depth+1); err != nil {
@@ -207,14 +208,14 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 		return binary.LittleEndian.AppendUint64(b, math.Float64bits(imag(v))), nil
 	case string:
 		return e.nativeText(b, v)
-	case Global:
+	case py.Global:
 		return appendText(appendText(append(b, tagGlobal), v.Module), v.Name), nil
 	case *tensor.Tensor:
 		if v == nil {
 			return append(b, tagNone), nil
 		}
 		return binary.AppendUvarint(append(b, tagTensor), uint64(e.tensorIndex(v))), nil //nolint:gosec // an index
-	case *Sparse:
+	case *tensor.Sparse:
 		if v == nil {
 			return append(b, tagNone), nil
 		}
@@ -223,9 +224,9 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 		return e.native(b, e.held(v), depth)
 	case Reference:
 		return e.nativeReference(b, v)
-	case Device:
+	case py.Device:
 		return appendText(append(b, tagDevice), string(v)), nil
-	case Typed: // the receiver of a TorchScript value does not see its type either
+	case py.Typed:
 		return e.native(b, v.Value, depth+1)
 	case WorkerInfo:
 		return binary.AppendVarint(appendText(append(b, tagWorker), v.Name), int64(v.ID)), nil
@@ -265,24 +266,24 @@ func (e *Encoder) nativeContainer(b []byte, v any, depth int) ([]byte, error) {
 			e.number++
 		}
 		return append(binary.AppendUvarint(append(b, tagBytes), uint64(len(v))), v...), nil
-	case ByteArray:
+	case py.ByteArray:
 		return e.numbered(append(binary.AppendUvarint(append(b, tagByteArray), uint64(len(v))), v...), nil)
 	case *big.Int:
 		return e.nativeBig(b, v), nil
 	case []any:
 		return e.numbered(e.nativeItems(append(b, tagList), v, depth))
-	case Tuple:
+	case py.Tuple:
 		return e.numbered(e.nativeItems(append(b, tagTuple), v, depth))
-	case Set:
+	case py.Set:
 		return e.numbered(e.nativeMembers(append(b, tagSet), v, depth))
-	case FrozenSet:
+	case py.FrozenSet:
 		return e.numbered(e.nativeMembers(append(b, tagFrozenSet), v, depth))
-	case *Dict:
+	case *py.Dict:
 		if v == nil {
 			return append(b, tagNone), nil
 		}
 		return e.numbered(e.nativePairs(append(b, tagDict), v.Pairs, depth))
-	case *Object:
+	case *py.Object:
 		data, err := e.Pickle(v)
 		if err != nil {
 			return nil, err

@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"math"
 	"math/big"
+
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // nativeReader reads values in the form of Go workers. Nothing about its input is trusted: every count is bounded by the
@@ -105,7 +107,7 @@ func (r *nativeReader) float() float64 {
 	return f
 }
 
-func (r *nativeReader) global() Global { return Global{Module: r.text(), Name: r.text()} }
+func (r *nativeReader) global() py.Global { return py.Global{Module: r.text(), Name: r.text()} }
 
 func (r *nativeReader) items(depth int) []any {
 	n := r.count()
@@ -123,14 +125,14 @@ func (r *nativeReader) items(depth int) []any {
 	return out
 }
 
-func (r *nativeReader) pairs(depth int) []Pair {
+func (r *nativeReader) pairs(depth int) []py.Pair {
 	n := r.count()
 	if n == 0 {
 		return nil
 	}
-	out := make([]Pair, 0, min(n, 1024))
+	out := make([]py.Pair, 0, min(n, 1024))
 	for range n {
-		p := Pair{r.value(depth + 1), r.value(depth + 1)}
+		p := py.Pair{Key: r.value(depth + 1), Value: r.value(depth + 1)}
 		if r.err != nil {
 			return nil
 		}
@@ -174,17 +176,17 @@ func (r *nativeReader) value(depth int) any {
 		b := append([]byte{}, r.bytes()...)
 		return r.textual(b, len(b))
 	case tagByteArray:
-		return r.known(append(ByteArray{}, r.bytes()...))
+		return r.known(append(py.ByteArray{}, r.bytes()...))
 	case tagList:
 		return r.known(r.items(depth))
 	case tagTuple:
-		return r.known(Tuple(r.items(depth)))
+		return r.known(py.Tuple(r.items(depth)))
 	case tagSet:
-		return r.known(Set(r.items(depth)))
+		return r.known(py.Set(r.items(depth)))
 	case tagFrozenSet:
-		return r.known(FrozenSet(r.items(depth)))
+		return r.known(py.FrozenSet(r.items(depth)))
 	case tagDict:
-		return r.known(&Dict{Pairs: r.pairs(depth)})
+		return r.known(&py.Dict{Pairs: r.pairs(depth)})
 	case tagAgain:
 		n := r.uvarint()
 		if n >= uint64(len(r.kept)) {
@@ -213,7 +215,7 @@ func (r *nativeReader) value(depth int) any {
 	case tagWorker:
 		return WorkerInfo{Name: r.text(), ID: r.worker()}
 	case tagDevice:
-		return Device(r.text())
+		return py.Device(r.text())
 	case tagException:
 		return &RemoteException{Msg: r.text(), Class: r.global()}
 	case tagPickle:
@@ -276,7 +278,7 @@ func (r *nativeReader) script() ScriptUDF {
 
 func (r *nativeReader) udf() UDF {
 	u := UDF{Func: r.global(), Args: r.items(0)}
-	u.Kwargs = &Dict{Pairs: r.pairs(0)}
+	u.Kwargs = &py.Dict{Pairs: r.pairs(0)}
 	for _, p := range u.Kwargs.Pairs {
 		if _, ok := p.Key.(string); !ok {
 			r.fail("a keyword argument that is not a string")

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -20,10 +21,10 @@ func anyValue(tensors []any) *rapid.Generator[any] {
 	leaf := rapid.OneOf(
 		rapid.Just[any](nil), rapid.Map(rapid.Bool(), func(v bool) any { return v }), rapid.Map(rapid.Int64(), func(v int64) any { return v }),
 		rapid.Map(rapid.Float64(), func(v float64) any { return v }), rapid.Map(rapid.String(), func(v string) any { return v }),
-		rapid.Map(rapid.SliceOf(rapid.Byte()), func(v []byte) any { return v }), rapid.Map(rapid.SliceOf(rapid.Byte()), func(v []byte) any { return ByteArray(v) }),
+		rapid.Map(rapid.SliceOf(rapid.Byte()), func(v []byte) any { return v }), rapid.Map(rapid.SliceOf(rapid.Byte()), func(v []byte) any { return py.ByteArray(v) }),
 		rapid.Map(rapid.Int64(), func(v int64) any { return new(big.Int).Lsh(big.NewInt(v|1), 70) }),
 		rapid.Map(rapid.Float64(), func(v float64) any { return complex(v, -v) }), rapid.SampledFrom(tensors),
-		rapid.Just[any](Global{Module: "torch", Name: "Tensor"}), rapid.Just[any](WorkerInfo{Name: "w", ID: 3}),
+		rapid.Just[any](py.Global{Module: "torch", Name: "Tensor"}), rapid.Just[any](WorkerInfo{Name: "w", ID: 3}),
 	)
 	var value *rapid.Generator[any]
 	value = rapid.Custom(func(t *rapid.T) any {
@@ -34,11 +35,11 @@ func anyValue(tensors []any) *rapid.Generator[any] {
 		case 0:
 			return append([]any{}, items()...)
 		case 1:
-			return append(Tuple{}, items()...)
+			return append(py.Tuple{}, items()...)
 		case 2:
-			return &Dict{Pairs: pairsOfValues(items())}
+			return &py.Dict{Pairs: pairsOfValues(items())}
 		case 3:
-			return Set{rapid.String().Draw(t, "member")}
+			return py.Set{rapid.String().Draw(t, "member")}
 		default:
 			return leaf.Draw(t, "leaf")
 		}
@@ -46,10 +47,10 @@ func anyValue(tensors []any) *rapid.Generator[any] {
 	return value
 }
 
-func pairsOfValues(values []any) []Pair {
-	var pairs []Pair
+func pairsOfValues(values []any) []py.Pair {
+	var pairs []py.Pair
 	for i, v := range values {
-		pairs = append(pairs, Pair{Key: int64(i), Value: v})
+		pairs = append(pairs, py.Pair{Key: int64(i), Value: v})
 	}
 	return pairs
 }
@@ -103,7 +104,7 @@ func TestNativeStructsAndCalls(t *testing.T) {
 	v := outer{Name: "n", List: []inner{{1}}, Map: map[string]uint8{"b": 2, "a": 1}, Ptr: &inner{2}}
 	for _, native := range []bool{false, true} {
 		e := &Encoder{Native: native}
-		u := UDF{Func: Func("m.f"), Args: []any{v, 1, float32(0.5)}, Kwargs: &Dict{Pairs: []Pair{{Key: "k", Value: "v"}}}}
+		u := UDF{Func: py.Func("m.f"), Args: []any{v, 1, float32(0.5)}, Kwargs: &py.Dict{Pairs: []py.Pair{{Key: "k", Value: "v"}}}}
 		payload, err := e.PythonRemoteCall(RemoteUDF{UDF: u, RRefPair: RRefPair{GlobalID{1, 2}, GlobalID{1, 3}}})
 		if err != nil {
 			t.Fatal(err)
@@ -127,7 +128,7 @@ func TestNativeScript(t *testing.T) {
 	x := tensor.Must(tensor.From([]float32{1}, 1))
 	s := ScriptUDF{
 		Schema: "aten::f(Tensor self) -> Tensor", Name: "torch.ops.aten.f",
-		Stack: []any{x, 1, 2.5, "text", nil, true, []int64{1, 2}, []float64{0.5}, Device("cpu"), Typed{"List[str]", []any{"a"}}},
+		Stack: []any{x, 1, 2.5, "text", nil, true, []int64{1, 2}, []float64{0.5}, py.Device("cpu"), py.Typed{Type: "List[str]", Value: []any{"a"}}},
 	}
 	var got [2]RemoteScriptUDF
 	for i, native := range []bool{false, true} {
@@ -146,7 +147,7 @@ func TestNativeScript(t *testing.T) {
 }
 
 func FuzzNative(f *testing.F) {
-	for _, v := range []any{nil, []any{int64(1), "a", 2.5}, &Dict{Pairs: []Pair{{Key: "k", Value: Tuple{true}}}}, &Object{Class: Global{Module: "m", Name: "C"}}} {
+	for _, v := range []any{nil, []any{int64(1), "a", 2.5}, &py.Dict{Pairs: []py.Pair{{Key: "k", Value: py.Tuple{true}}}}, &py.Object{Class: py.Global{Module: "m", Name: "C"}}} {
 		b, err := (&Encoder{Native: true}).PythonRet(v)
 		if err != nil {
 			f.Fatal(err)

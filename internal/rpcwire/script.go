@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // ScriptUDF is a SCRIPT_CALL: a builtin operator by its schema, or a TorchScript function by its qualified name.
@@ -42,7 +43,7 @@ func (e *Encoder) ScriptCall(s ScriptUDF) ([]byte, error) {
 	}
 	j := pickle.NewJIT(make([]byte, 0, 256))
 	items := e.scriptItems(s)
-	e.jitScan(Tuple(items), &met[bool]{}, 0)
+	e.jitScan(py.Tuple(items), &met[bool]{}, 0)
 	if err := e.jitTuple(j, items, 0); err != nil {
 		return nil, err
 	}
@@ -99,7 +100,7 @@ func (e *Encoder) ScriptRemoteCall(r RemoteScriptUDF) ([]byte, error) {
 	j := pickle.NewJIT(make([]byte, 0, 256))
 	j.Mark() // at least four items
 	items := e.scriptItems(r.ScriptUDF)
-	e.jitScan(Tuple(items), &met[bool]{}, 0)
+	e.jitScan(py.Tuple(items), &met[bool]{}, 0)
 	for _, item := range items {
 		if err := e.jitValue(j, item, 1); err != nil {
 			return nil, err
@@ -169,7 +170,7 @@ func (e *Encoder) ScriptFetchRet(v any) ([]byte, error) {
 	if e.Native {
 		return e.ScriptRet(v)
 	}
-	return e.ScriptRet(Tuple{v})
+	return e.ScriptRet(py.Tuple{v})
 }
 
 // ScriptFetchRet reads the payload of a SCRIPT_RREF_FETCH_RET.

@@ -11,21 +11,11 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 const jitPickle = "torch.jit._pickle"
-
-// Device is a torch.device inside a TorchScript value.
-type Device string
-
-// Typed is a TorchScript list or dict with its type, such as "Dict[str, int]". Go slices and maps have their type by
-// themselves ([]string is List[str], map[int][]float64 is Dict[int, List[float]]); it is for lists and dicts whose members
-// do not tell, such as an empty []any or one of tuples.
-type Typed struct {
-	Type  string
-	Value any
-}
 
 // jitValue pushes a Go value in TorchScript's dialect.
 func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
@@ -47,9 +37,9 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 		j.Complex(v)
 	case string:
 		j.String(v)
-	case Device:
+	case py.Device:
 		j.Device(string(v))
-	case *tensor.Tensor, *Sparse:
+	case *tensor.Tensor, *tensor.Sparse:
 		e.tensor(v)
 		j.TensorID(e.index(v))
 	case TensorHolder:
@@ -60,7 +50,7 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 			return err
 		}
 		f.push(j)
-	case Tuple:
+	case py.Tuple:
 		return e.jitOnce(j, v, func() error { return e.jitTuple(j, v, depth) })
 	case []int64:
 		j.OpenList("int")
@@ -87,14 +77,14 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 			j.TensorID(e.index(x))
 		}
 		j.CloseList()
-	case Typed:
+	case py.Typed:
 		return e.jitTyped(j, v, depth)
-	case []any, *Dict:
+	case []any, *py.Dict:
 		typed, ok := inferType(v)
 		if !ok {
 			return badValue("a list or dict of mixed or unknown types has no TorchScript type: use Typed")
 		}
-		return e.jitOnce(j, v, func() error { return e.jitTyped(j, Typed{typed, v}, depth) })
+		return e.jitOnce(j, v, func() error { return e.jitTyped(j, py.Typed{Type: typed, Value: v}, depth) })
 	default:
 		return e.jitReflect(j, v, depth)
 	}
@@ -137,11 +127,11 @@ func (e *Encoder) jitScan(v any, seen *met[bool], depth int) {
 	if depth > maxDepth {
 		return // refused later
 	}
-	if t, ok := v.(Typed); ok {
+	if t, ok := v.(py.Typed); ok {
 		v = t.Value
 	}
 	switch v.(type) {
-	case []any, Tuple, *Dict:
+	case []any, py.Tuple, *py.Dict:
 	default:
 		return // of other values nothing is shared
 	}
@@ -157,11 +147,11 @@ func (e *Encoder) jitScan(v any, seen *met[bool], depth int) {
 		for _, item := range v {
 			e.jitScan(item, seen, depth+1)
 		}
-	case Tuple:
+	case py.Tuple:
 		for _, item := range v {
 			e.jitScan(item, seen, depth+1)
 		}
-	case *Dict:
+	case *py.Dict:
 		for _, p := range pairsOf(v) {
 			e.jitScan(p.Key, seen, depth+1)
 			e.jitScan(p.Value, seen, depth+1)
@@ -213,7 +203,7 @@ func (e *Encoder) jitReflect(j *pickle.JIT, v any, depth int) error {
 		}
 		return e.jitContainer(j, r.Type(), items, depth)
 	case reflect.Map:
-		return e.jitContainer(j, r.Type(), &Dict{Pairs: sortedPairs(r)}, depth)
+		return e.jitContainer(j, r.Type(), &py.Dict{Pairs: sortedPairs(r)}, depth)
 	default:
 		return badValue("a Go %T has no TorchScript form", v)
 	}
@@ -224,17 +214,17 @@ func (e *Encoder) jitReflect(j *pickle.JIT, v any, depth int) error {
 // have in common.
 func (e *Encoder) jitContainer(j *pickle.JIT, t reflect.Type, members any, depth int) error {
 	if name, ok := scriptType(t); ok {
-		return e.jitTyped(j, Typed{name, members}, depth)
+		return e.jitTyped(j, py.Typed{Type: name, Value: members}, depth)
 	}
 	return e.jitValue(j, members, depth+1)
 }
 
 // scriptType names what a Go type is in TorchScript; it reports false for types whose values differ in that.
 func scriptType(t reflect.Type) (string, bool) {
-	if t == reflect.TypeFor[*tensor.Tensor]() || t == reflect.TypeFor[*Sparse]() {
+	if t == reflect.TypeFor[*tensor.Tensor]() || t == reflect.TypeFor[*tensor.Sparse]() {
 		return "Tensor", true
 	}
-	if t == reflect.TypeFor[Device]() {
+	if t == reflect.TypeFor[py.Device]() {
 		return "Device", true
 	}
 	switch t.Kind() {
@@ -278,7 +268,7 @@ func (e *Encoder) jitTuple(j *pickle.JIT, items []any, depth int) error {
 	return nil
 }
 
-func (e *Encoder) jitTyped(j *pickle.JIT, t Typed, depth int) error {
+func (e *Encoder) jitTyped(j *pickle.JIT, t py.Typed, depth int) error {
 	if strings.ContainsAny(t.Type, "\n\x00") || !strings.HasPrefix(t.Type, "List[") && !strings.HasPrefix(t.Type, "Dict[") {
 		return badValue("%q is not the type of a TorchScript list or dict", t.Type)
 	}
@@ -304,7 +294,7 @@ func (e *Encoder) jitTyped(j *pickle.JIT, t Typed, depth int) error {
 			}
 		}
 		j.Appends()
-	case *Dict:
+	case *py.Dict:
 		j.OpenTagged()
 		j.EmptyDict()
 		j.Mark()
@@ -351,7 +341,7 @@ func inferType(v any) (string, bool) {
 		t, ok := common(items)
 		return "List[" + t + "]", ok
 	}
-	d, ok := v.(*Dict)
+	d, ok := v.(*py.Dict)
 	if !ok || d == nil {
 		return "", false
 	}
@@ -397,7 +387,7 @@ func (d *Decoder) jitValue(v any) (any, error) {
 		switch v := v.(type) {
 		case *pickle.Tuple:
 			items, err := d.jitItems(v.Items)
-			return Tuple(items), err
+			return py.Tuple(items), err
 		case *pickle.List:
 			return d.jitItems(v.Items)
 		case *pickle.Dict:
@@ -418,20 +408,20 @@ func (d *Decoder) jitValue(v any) (any, error) {
 			return d.jitShared(o.Args.Items[0]) // not its items: many lists may be built of one
 		}
 	}
-	g, ok := o.Class.(Global)
+	g, ok := o.Class.(py.Global)
 	if !ok {
 		return nil, badPayload("a %s inside a TorchScript value", pickle.TypeName(o))
 	}
 	switch g {
-	case Global{Module: "builtins", Name: "complex"}:
+	case py.Global{Module: "builtins", Name: "complex"}:
 		return d.value(o)
-	case Global{Module: "torch", Name: "device"}:
+	case py.Global{Module: "torch", Name: "device"}:
 		if len(o.Args.Items) == 1 {
 			if name, isText := o.Args.Items[0].(string); isText {
-				return Device(name), nil
+				return py.Device(name), nil
 			}
 		}
-	case Global{Module: "torch.distributed.rpc", Name: "rref"}:
+	case py.Global{Module: "torch.distributed.rpc", Name: "rref"}:
 		return d.arrive(o.Args.Items)
 	}
 	return nil, dist.Newf("rpc: decode value", dist.NotSupported, "a TorchScript object of class %v: only plain values, lists, dicts, tensors and references are read", g)
@@ -468,7 +458,7 @@ func (d *Decoder) jitShared(v any) (any, error) {
 }
 
 func (d *Decoder) jitDict(v *pickle.Dict) (any, error) {
-	out := &Dict{}
+	out := &py.Dict{}
 	for _, p := range v.Pairs {
 		key, err := d.jitShared(p.Key)
 		if err != nil {
@@ -478,7 +468,7 @@ func (d *Decoder) jitDict(v *pickle.Dict) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		out.Pairs = append(out.Pairs, Pair{key, value})
+		out.Pairs = append(out.Pairs, py.Pair{Key: key, Value: value})
 	}
 	return out, nil
 }

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // A value that is mentioned twice is sent once. Decoding makes one Go value of what a message mentions many times over, so
@@ -30,13 +31,13 @@ type identity struct {
 
 var (
 	anyList   = reflect.TypeFor[[]any]()
-	anyTuple  = reflect.TypeFor[Tuple]()
-	anySet    = reflect.TypeFor[Set]()
-	anyFrozen = reflect.TypeFor[FrozenSet]()
-	anyArray  = reflect.TypeFor[ByteArray]()
+	anyTuple  = reflect.TypeFor[py.Tuple]()
+	anySet    = reflect.TypeFor[py.Set]()
+	anyFrozen = reflect.TypeFor[py.FrozenSet]()
+	anyArray  = reflect.TypeFor[py.ByteArray]()
 	anyBytes  = reflect.TypeFor[[]byte]()
-	anyDict   = reflect.TypeFor[*Dict]()
-	anyObject = reflect.TypeFor[*Object]()
+	anyDict   = reflect.TypeFor[*py.Dict]()
+	anyObject = reflect.TypeFor[*py.Object]()
 	anyText   = reflect.TypeFor[string]()
 	anyBig    = reflect.TypeFor[*big.Int]()
 )
@@ -49,21 +50,21 @@ func identify(v any) (id identity, ok bool) {
 	switch v := v.(type) {
 	case []any:
 		return identity{anyList, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
-	case Tuple:
+	case py.Tuple:
 		return identity{anyTuple, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
-	case Set:
+	case py.Set:
 		return identity{anySet, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
-	case FrozenSet:
+	case py.FrozenSet:
 		return identity{anyFrozen, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
-	case ByteArray:
+	case py.ByteArray:
 		return identity{anyArray, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
 	case []byte:
 		return identity{anyBytes, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > shortText
 	case string:
 		return identity{anyText, unsafe.Pointer(unsafe.StringData(v)), len(v)}, len(v) > shortText
-	case *Dict:
+	case *py.Dict:
 		return identity{anyDict, unsafe.Pointer(v), 0}, v != nil
-	case *Object:
+	case *py.Object:
 		return identity{anyObject, unsafe.Pointer(v), 0}, v != nil
 	case *big.Int:
 		return identity{anyBig, unsafe.Pointer(v), 0}, v != nil && v.BitLen() > 8*shortText

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // nested are values of which each level mentions the one below it twice: short on the wire, endless when written out.
@@ -29,11 +30,11 @@ func nested(levels int) map[string]any {
 		list = pickle.NewList(list, list)
 		tuple = pickle.NewTuple(tuple, tuple)
 		dict = &pickle.Dict{Pairs: []pickle.Pair{{Key: "a", Value: dict}, {Key: "b", Value: dict}}}
-		object = pickle.Call(Global{Module: "m", Name: "C"}, object, object)
+		object = pickle.Call(py.Global{Module: "m", Name: "C"}, object, object)
 		shared, _ := args.(*pickle.Tuple)
-		args = pickle.NewTuple(&pickle.Object{Class: Global{Module: "m", Name: "C"}, Args: shared}, &pickle.Object{Class: Global{Module: "m", Name: "D"}, Args: shared})
+		args = pickle.NewTuple(&pickle.Object{Class: py.Global{Module: "m", Name: "C"}, Args: shared}, &pickle.Object{Class: py.Global{Module: "m", Name: "D"}, Args: shared})
 		inner, _ := sets.(*pickle.List)
-		sets = pickle.NewList(pickle.Call(Global{Module: "builtins", Name: "frozenset"}, inner), pickle.Call(Global{Module: "builtins", Name: "frozenset"}, inner))
+		sets = pickle.NewList(pickle.Call(py.Global{Module: "builtins", Name: "frozenset"}, inner), pickle.Call(py.Global{Module: "builtins", Name: "frozenset"}, inner))
 	}
 	all["lists"], all["tuples"], all["dicts"], all["objects"], all["arguments"], all["sets"] = list, tuple, dict, object, args, sets
 	wide := pickle.NewList()
@@ -49,7 +50,7 @@ func nested(levels int) map[string]any {
 var forms = map[string]func(*Encoder, any) ([]byte, error){
 	"pickle": func(e *Encoder, v any) ([]byte, error) { return e.PythonRet(v) },
 	"native": func(e *Encoder, v any) ([]byte, error) { e.Native = true; return e.PythonRet(v) },
-	"script": func(e *Encoder, v any) ([]byte, error) { return e.ScriptRet(Tuple{v}) },
+	"script": func(e *Encoder, v any) ([]byte, error) { return e.ScriptRet(py.Tuple{v}) },
 }
 
 // TestWhatWasSharedIsShared: a worker that sends back what it was sent writes about as much as it read.
@@ -100,7 +101,7 @@ func TestWhatWasSharedIsShared(t *testing.T) {
 func TestScriptValuesAreReadOnce(t *testing.T) {
 	var v any = pickle.NewList(int64(1))
 	for range 60 {
-		build := func() any { return pickle.Call(Global{Module: jitPickle, Name: "build_intlist"}, v) }
+		build := func() any { return pickle.Call(py.Global{Module: jitPickle, Name: "build_intlist"}, v) }
 		v = pickle.NewList(build(), build())
 	}
 	data, err := pickle.Encode(v)
@@ -142,7 +143,7 @@ func TestGoValuesAreShared(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, _ := v.([]any)
-			dict := func(i int) *Dict { d, _ := got[i].(*Dict); return d }
+			dict := func(i int) *py.Dict { d, _ := got[i].(*py.Dict); return d }
 			row := func(i int) *any { l, _ := got[i].([]any); return &l[0] }
 			if dict(0) != dict(1) || dict(4) != dict(5) || row(2) != row(3) || row(2) != row(13) {
 				t.Error("what was one arrived as two")
@@ -153,7 +154,7 @@ func TestGoValuesAreShared(t *testing.T) {
 			if got[10] != any(int64(5)) || got[11] != any(int64(5)) {
 				t.Errorf("two pointers to a number: %v, %v", got[10], got[11])
 			}
-			if text := Repr(v); text != "[{'x': 1, 'y': 2}, {'x': 1, 'y': 2}, [1.0, 2.0], [1.0, 2.0], {'a': 1}, {'a': 1}, {'x': 1, 'y': 2}, {'x': 1, 'y': 2}, [], [], 5, 5, b'x', [1.0, 2.0]]" {
+			if text := py.Repr(v); text != "[{'x': 1, 'y': 2}, {'x': 1, 'y': 2}, [1.0, 2.0], [1.0, 2.0], {'a': 1}, {'a': 1}, {'x': 1, 'y': 2}, {'x': 1, 'y': 2}, [], [], 5, 5, b'x', [1.0, 2.0]]" {
 				t.Errorf("%s", text)
 			}
 		})
@@ -215,7 +216,7 @@ func TestAssignSharesToo(t *testing.T) {
 		t.Error("the rows differ")
 	}
 	var records []*struct{ Rows []map[string]int }
-	shared := &Dict{Pairs: []Pair{{"rows", []any{&Dict{Pairs: []Pair{{"a", int64(1)}}}}}}}
+	shared := &py.Dict{Pairs: []py.Pair{{Key: "rows", Value: []any{&py.Dict{Pairs: []py.Pair{{Key: "a", Value: int64(1)}}}}}}}
 	if err := Assign(&records, []any{shared, shared}); err != nil || records[0] != records[1] || records[0].Rows[0]["a"] != 1 {
 		t.Errorf("%+v, %v", records, err)
 	}
@@ -237,13 +238,13 @@ func TestHugeIntegers(t *testing.T) {
 			t.Errorf("%T took %v", dst, took)
 		}
 	}
-	if text := Repr([]any{huge}); len(text) > 100 {
+	if text := py.Repr([]any{huge}); len(text) > 100 {
 		t.Errorf("%d bytes of text", len(text))
 	}
 	if _, err := (&Encoder{}).ScriptRet(huge); !errors.Is(err, dist.InvalidArgument) || len(err.Error()) > 200 {
 		t.Errorf("%.200s", err)
 	}
-	if err := Assign(&n, &Dict{Pairs: []Pair{{huge, huge}}}); err == nil || len(err.Error()) > 200 {
+	if err := Assign(&n, &py.Dict{Pairs: []py.Pair{{Key: huge, Value: huge}}}); err == nil || len(err.Error()) > 200 {
 		t.Errorf("%.200s", err)
 	}
 }
@@ -272,7 +273,7 @@ func TestEmbeddedStructs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if text := Repr(v); text != "{'label': 'inner', 'depth': 3, 'kind': 'k', 'name': 'outer', 'id': 2}" {
+		if text := py.Repr(v); text != "{'label': 'inner', 'depth': 3, 'kind': 'k', 'name': 'outer', 'id': 2}" {
 			t.Errorf("native %v: %s", native, text)
 		}
 		var out Outer
@@ -287,8 +288,8 @@ func TestEmbeddedStructs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v, _ := (&Decoder{}).PythonRet(data); Repr(v) != "{'base': {'id': 1, 'label': 'x'}}" {
-		t.Errorf("%s", Repr(v))
+	if v, _ := (&Decoder{}).PythonRet(data); py.Repr(v) != "{'base': {'id': 1, 'label': 'x'}}" {
+		t.Errorf("%s", py.Repr(v))
 	}
 	type Pointed struct{ *Base }
 	type other struct{ ID int }
@@ -335,7 +336,7 @@ func FuzzEncode(f *testing.F) {
 			if err != nil {
 				t.Fatalf("%s: %v", form, err)
 			}
-			if a, b := Repr(v), Repr(again); a != b {
+			if a, b := py.Repr(v), py.Repr(again); a != b {
 				t.Fatalf("%s: %s became %s", form, a, b)
 			}
 		}

@@ -13,14 +13,6 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Sparse is a tensor in coordinate form (torch.sparse_coo): the values at the columns of indices.
-type Sparse struct {
-	Shape        []int
-	Indices      *tensor.Tensor // int64, one row per sparse dimension
-	Values       *tensor.Tensor
-	RequiresGrad bool
-}
-
 // layoutSparse is PyTorch's number of the coordinate layout.
 const layoutSparse = 1
 
@@ -90,7 +82,7 @@ func EncodeTensors(tensors []any) (table []byte, storages []*tensor.Storage, err
 		switch t := t.(type) {
 		case *tensor.Tensor:
 			err = w.dense(t)
-		case *Sparse:
+		case *tensor.Sparse:
 			err = w.sparse(t)
 		default:
 			err = dist.Newf("rpc: encode tensors", dist.InvalidArgument, "entry %d is a %T", i, t)
@@ -159,8 +151,8 @@ func (w *tableWriter) hooks() {
 	w.Reduce()
 }
 
-func (w *tableWriter) sparse(s *Sparse) error {
-	if err := s.check(); err != nil {
+func (w *tableWriter) sparse(s *tensor.Sparse) error {
+	if err := s.Check(); err != nil {
 		return err
 	}
 	w.Global("torch._utils", "_rebuild_sparse_tensor")
@@ -177,47 +169,6 @@ func (w *tableWriter) sparse(s *Sparse) error {
 	w.hooks()
 	w.Tuple()
 	w.Reduce()
-	return nil
-}
-
-// check refuses a sparse tensor that PyTorch's unchecked constructor would build into undefined behaviour.
-func (s *Sparse) check() error {
-	bad := func(format string, args ...any) error {
-		return dist.Newf("rpc: sparse tensor", dist.InvalidArgument, format, args...)
-	}
-	if s.Indices == nil || s.Values == nil {
-		return bad("indices or values are missing")
-	}
-	if s.Indices.DType() != tensor.Int64 || s.Indices.Dims() != 2 {
-		return bad("indices are %v with %d dimensions, want int64 with 2", s.Indices.DType(), s.Indices.Dims())
-	}
-	sparseDims, count := s.Indices.Dim(0), s.Indices.Dim(1)
-	if s.Values.Dims() == 0 || s.Values.Dim(0) != count || sparseDims+s.Values.Dims()-1 != len(s.Shape) {
-		return bad("%d indices of %d dimensions and values of shape %v do not make a tensor of shape %v", count, sparseDims, s.Values.Shape(), s.Shape)
-	}
-	for i := 1; i < s.Values.Dims(); i++ {
-		if s.Values.Dim(i) != s.Shape[sparseDims+i-1] {
-			return bad("values of shape %v do not fit shape %v", s.Values.Shape(), s.Shape)
-		}
-	}
-	index, err := s.Indices.Contiguous()
-	if err != nil {
-		return err
-	}
-	data, err := tensor.Data[int64](index)
-	if err != nil {
-		return err
-	}
-	for d := range sparseDims {
-		if s.Shape[d] < 0 {
-			return bad("negative size in shape %v", s.Shape)
-		}
-		for _, v := range data[d*count : (d+1)*count] {
-			if v < 0 || v >= int64(s.Shape[d]) {
-				return bad("index %d is outside dimension %d of shape %v", v, d, s.Shape)
-			}
-		}
-	}
 	return nil
 }
 
@@ -336,7 +287,7 @@ func (d *tableReader) storage(v any) (*tensor.Storage, tensor.DType, error) {
 	return s, dtype, nil
 }
 
-func (d *tableReader) sparse(args []any) (*Sparse, error) {
+func (d *tableReader) sparse(args []any) (*tensor.Sparse, error) {
 	if len(args) < 5 {
 		return nil, badTable("a sparse tensor of %d parts", len(args))
 	}
@@ -350,7 +301,7 @@ func (d *tableReader) sparse(args []any) (*Sparse, error) {
 	if !ok1 || !ok2 || !ok3 || !ok4 {
 		return nil, badTable("a sparse tensor whose parts have the wrong types")
 	}
-	s := &Sparse{Shape: shape, RequiresGrad: grad}
+	s := &tensor.Sparse{Shape: shape, RequiresGrad: grad}
 	for o, to := range map[*pickle.Object]**tensor.Tensor{indices: &s.Indices, values: &s.Values} {
 		if !pickle.IsGlobal(o.Class, "torch._utils", "_rebuild_tensor_v2") {
 			return nil, badTable("a sparse tensor made of %s", pickle.TypeName(o))
@@ -364,7 +315,7 @@ func (d *tableReader) sparse(args []any) (*Sparse, error) {
 	if s.Indices == nil || s.Values == nil {
 		return nil, badTable("a sparse tensor whose indices are its values")
 	}
-	if err := s.check(); err != nil {
+	if err := s.Check(); err != nil {
 		return nil, dist.Wrap("rpc: tensor table", dist.Protocol, err)
 	}
 	return s, nil

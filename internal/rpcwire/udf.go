@@ -5,13 +5,14 @@ package rpcwire
 
 import (
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // UDF is a call of a Python function, or of a Go handler under such a name.
 type UDF struct {
-	Func   Global
+	Func   py.Global
 	Args   []any
-	Kwargs *Dict
+	Kwargs *py.Dict
 }
 
 // pickle returns the pickle of the call.
@@ -62,7 +63,7 @@ func (d *Decoder) udf(data []byte) (UDF, error) {
 			return UDF{}, badPayload("a keyword argument that is not a string")
 		}
 	}
-	u.Kwargs = &Dict{Pairs: pairs}
+	u.Kwargs = &py.Dict{Pairs: pairs}
 	return u, nil
 }
 

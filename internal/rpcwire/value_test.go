@@ -15,28 +15,29 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 func TestValuesRoundTrip(t *testing.T) {
 	x := tensor.Must(tensor.From([]float32{1, 2, 3}, 3))
-	s := &Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)), Values: tensor.Must(tensor.From([]float64{1, 2}, 2))}
+	s := &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)), Values: tensor.Must(tensor.From([]float64{1, 2}, 2))}
 	ref := fork{Owner: 1, RRef: GlobalID{1, 2}, Fork: GlobalID{3, 4}, Parent: 3, TypeName: TypePyObject}
 	huge, _ := new(big.Int).SetString("123456789012345678901234567890", 10)
 	for _, v := range []any{
 		nil, true, int64(-7), huge, 2.5, 1 + 2i, "text",
 		[]byte{0, 255},
-		ByteArray("b"),
+		py.ByteArray("b"),
 		[]any{int64(1), "x"},
-		Tuple{},
-		Tuple{nil},
-		Set{"a"},
-		FrozenSet{int64(1)},
-		&Dict{Pairs: []Pair{{"k", []any{2.5}}, {int64(1), nil}}}, Func("m:A.b"), x, s, ref,
+		py.Tuple{},
+		py.Tuple{nil},
+		py.Set{"a"},
+		py.FrozenSet{int64(1)},
+		&py.Dict{Pairs: []py.Pair{{Key: "k", Value: []any{2.5}}, {Key: int64(1), Value: nil}}}, py.Func("m:A.b"), x, s, ref,
 		WorkerInfo{"w", 3},
-		&RemoteException{"bad", Func("builtins.ValueError")},
-		&Object{Class: Func("m.C"), New: true, Args: Tuple{x}, States: []any{&Dict{Pairs: []Pair{{"a", s}}}}},
-		[]any{Tuple{x, []any{x, ref}}},
+		&RemoteException{"bad", py.Func("builtins.ValueError")},
+		&py.Object{Class: py.Func("m.C"), New: true, Args: py.Tuple{x}, States: []any{&py.Dict{Pairs: []py.Pair{{Key: "a", Value: s}}}}},
+		[]any{py.Tuple{x, []any{x, ref}}},
 	} {
 		enc := &Encoder{Fork: forkOf}
 		b, err := enc.Pickle(v)
@@ -51,7 +52,7 @@ func TestValuesRoundTrip(t *testing.T) {
 		}
 	}
 	enc := &Encoder{}
-	if _, err := enc.Pickle(Tuple{x, []any{x}}); err != nil || len(enc.Tensors) != 1 {
+	if _, err := enc.Pickle(py.Tuple{x, []any{x}}); err != nil || len(enc.Tensors) != 1 {
 		t.Errorf("one tensor twice is %d entries, %v", len(enc.Tensors), err)
 	}
 }
@@ -60,7 +61,7 @@ func TestValuesRoundTrip(t *testing.T) {
 func TestEmptyByteArray(t *testing.T) {
 	dec := &Decoder{}
 	got, err := dec.Unpickle([]byte("\x80\x04\x95\x1d\x00\x00\x00\x00\x00\x00\x00\x8c\x08builtins\x94\x8c\tbytearray\x94\x93\x94)R\x94."))
-	if b, ok := got.(ByteArray); err != nil || !ok || len(b) != 0 {
+	if b, ok := got.(py.ByteArray); err != nil || !ok || len(b) != 0 {
 		t.Errorf("got %#v, %v", got, err)
 	}
 }
@@ -69,7 +70,7 @@ func TestEncodeRefusesWhatHasNoPythonForm(t *testing.T) {
 	loop := []any{nil}
 	loop[0] = loop
 	for name, v := range map[string]any{
-		"channel": make(chan int), "function": func() {}, "itself": loop, "reference": fork{}, "list as key": &Dict{Pairs: []Pair{{[]any{}, 1}}},
+		"channel": make(chan int), "function": func() {}, "itself": loop, "reference": fork{}, "list as key": &py.Dict{Pairs: []py.Pair{{Key: []any{}, Value: 1}}},
 		"not UTF-8": "\xff",
 	} {
 		if _, err := (&Encoder{}).Pickle(v); !errors.Is(err, dist.InvalidArgument) {
@@ -77,7 +78,7 @@ func TestEncodeRefusesWhatHasNoPythonForm(t *testing.T) {
 		}
 	}
 	for name, v := range map[string]any{
-		"mixed list": []any{1, "a"}, "big": new(big.Int).Lsh(big.NewInt(1), 80), "wrong type": Typed{"Foo", []any{}}, "struct": struct{ A int }{1},
+		"mixed list": []any{1, "a"}, "big": new(big.Int).Lsh(big.NewInt(1), 80), "wrong type": py.Typed{Type: "Foo", Value: []any{}}, "struct": struct{ A int }{1},
 	} {
 		if _, err := (&Encoder{}).ScriptRet(v); !errors.Is(err, dist.InvalidArgument) {
 			t.Errorf("TorchScript %s: %v", name, err)
@@ -95,26 +96,26 @@ func TestScriptValues(t *testing.T) {
 		{2.5, 2.5},
 		{1i, 1i},
 		{"s\xff", "s\xff"},
-		{Device("cpu"), Device("cpu")},
+		{py.Device("cpu"), py.Device("cpu")},
 		{[]int64{1, 2}, []any{int64(1), int64(2)}},
 		{[]float64{1}, []any{1.0}},
 		{[]bool{true}, []any{true}},
 		{[]string{"a"}, []any{"a"}},
-		{Tuple{x, 1}, Tuple{x, int64(1)}},
+		{py.Tuple{x, 1}, py.Tuple{x, int64(1)}},
 		{[]*tensor.Tensor{x}, []any{x}},
-		{map[string]string{"a": "b"}, &Dict{Pairs: []Pair{{"a", "b"}}}},
+		{map[string]string{"a": "b"}, &py.Dict{Pairs: []py.Pair{{Key: "a", Value: "b"}}}},
 		{[]any{1, 2}, []any{int64(1), int64(2)}},
-		{&Dict{Pairs: []Pair{{"a", 1}}}, &Dict{Pairs: []Pair{{"a", int64(1)}}}},
-		{Typed{"List[Tuple[int, str]]", []any{Tuple{1, "a"}}}, []any{Tuple{int64(1), "a"}}},
+		{&py.Dict{Pairs: []py.Pair{{Key: "a", Value: 1}}}, &py.Dict{Pairs: []py.Pair{{Key: "a", Value: int64(1)}}}},
+		{py.Typed{Type: "List[Tuple[int, str]]", Value: []any{py.Tuple{1, "a"}}}, []any{py.Tuple{int64(1), "a"}}},
 		{[]string{}, []any{}},
 		{[]int(nil), []any{}},
 		{[2]int32{1, 2}, []any{int64(1), int64(2)}},
 		{[][]float32{{1}, {}}, []any{[]any{1.0}, []any{}}},
 		{[]complex128{1i}, []any{1i}},
-		{map[string]float64{"b": 2, "a": 1}, &Dict{Pairs: []Pair{{"a", 1.0}, {"b", 2.0}}}},
-		{map[int][]string{3: {"x"}}, &Dict{Pairs: []Pair{{int64(3), []any{"x"}}}}},
-		{map[string]*tensor.Tensor{"t": x}, &Dict{Pairs: []Pair{{"t", x}}}},
-		{map[string]any{"a": 1, "b": 2}, &Dict{Pairs: []Pair{{"a", int64(1)}, {"b", int64(2)}}}},
+		{map[string]float64{"b": 2, "a": 1}, &py.Dict{Pairs: []py.Pair{{Key: "a", Value: 1.0}, {Key: "b", Value: 2.0}}}},
+		{map[int][]string{3: {"x"}}, &py.Dict{Pairs: []py.Pair{{Key: int64(3), Value: []any{"x"}}}}},
+		{map[string]*tensor.Tensor{"t": x}, &py.Dict{Pairs: []py.Pair{{Key: "t", Value: x}}}},
+		{map[string]any{"a": 1, "b": 2}, &py.Dict{Pairs: []py.Pair{{Key: "a", Value: int64(1)}, {Key: "b", Value: int64(2)}}}},
 		{uint8(3), int64(3)},
 		{float32(1), 1.0},
 		{fork{Owner: 1, TypeName: "Tensor"}, fork{Owner: 1, TypeName: "Tensor"}},
@@ -144,11 +145,11 @@ func TestAssign(t *testing.T) {
 		Any    any
 	}
 	var o outer
-	err := Assign(&o, &Dict{Pairs: []Pair{
-		{"config", &Dict{Pairs: []Pair{{"rate", int64(2)}, {"names", Tuple{"a", "b"}}}}},
-		{"ptr", int64(5)},
-		{"by_id", &Dict{Pairs: []Pair{{int64(1), "x"}}}},
-		{"any", 1.5},
+	err := Assign(&o, &py.Dict{Pairs: []py.Pair{
+		{Key: "config", Value: &py.Dict{Pairs: []py.Pair{{Key: "rate", Value: int64(2)}, {Key: "names", Value: py.Tuple{"a", "b"}}}}},
+		{Key: "ptr", Value: int64(5)},
+		{Key: "by_id", Value: &py.Dict{Pairs: []py.Pair{{Key: int64(1), Value: "x"}}}},
+		{Key: "any", Value: 1.5},
 	}})
 	five := 5
 	if diff := cmp.Diff(outer{inner{2, []string{"a", "b"}}, &five, map[int]string{1: "x"}, 1.5}, o); err != nil || diff != "" {
@@ -157,14 +158,14 @@ func TestAssign(t *testing.T) {
 	for name, c := range map[string]struct{ dst, v any }{
 		"overflow": {new(int8), int64(300)}, "negative": {new(uint), int64(-1)}, "float for int": {new(int), 1.0}, "None": {new(int), nil},
 		"text": {new(int), "1"}, "float overflow": {new(float32), 1e300}, "array": {new([2]int), []any{int64(1)}},
-		"unknown field": {new(inner), &Dict{Pairs: []Pair{{"ratte", 1.0}}}}, "no pointer": {5, int64(5)}, "bool for int": {new(int), true},
+		"unknown field": {new(inner), &py.Dict{Pairs: []py.Pair{{Key: "ratte", Value: 1.0}}}}, "no pointer": {5, int64(5)}, "bool for int": {new(int), true},
 	} {
 		if err := Assign(c.dst, c.v); !errors.Is(err, dist.InvalidArgument) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	var set map[string]struct{}
-	if err := Assign(&set, Set{"a", "b"}); err != nil || len(set) != 2 {
+	if err := Assign(&set, py.Set{"a", "b"}); err != nil || len(set) != 2 {
 		t.Errorf("set: %v, %v", set, err)
 	}
 	var raw [2]byte
@@ -181,16 +182,16 @@ func TestAssignArgs(t *testing.T) {
 		Skip  string `rpc:"-"`
 	}
 	got := args{Scale: 3}
-	if err := AssignArgs(&got, []any{int64(1)}, &Dict{Pairs: []Pair{{"why", "because"}}}); err != nil || got != (args{1, 3, "because", ""}) {
+	if err := AssignArgs(&got, []any{int64(1)}, &py.Dict{Pairs: []py.Pair{{Key: "why", Value: "because"}}}); err != nil || got != (args{1, 3, "because", ""}) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	for want, c := range map[string]struct {
 		args   []any
-		kwargs *Dict
+		kwargs *py.Dict
 	}{
 		`argument "x" is missing`:                    {nil, nil},
-		`unexpected keyword argument "y"`:            {[]any{int64(1)}, &Dict{Pairs: []Pair{{"y", nil}}}},
-		`argument "x" is given twice`:                {[]any{int64(1)}, &Dict{Pairs: []Pair{{"x", int64(1)}}}},
+		`unexpected keyword argument "y"`:            {[]any{int64(1)}, &py.Dict{Pairs: []py.Pair{{Key: "y", Value: nil}}}},
+		`argument "x" is given twice`:                {[]any{int64(1)}, &py.Dict{Pairs: []py.Pair{{Key: "x", Value: int64(1)}}}},
 		`4 positional arguments, the function takes`: {[]any{int64(1), 1.0, "", ""}, nil},
 	} {
 		if err := AssignArgs(&args{}, c.args, c.kwargs); err == nil || !strings.Contains(err.Error(), want) {
@@ -237,7 +238,7 @@ func TestBadTables(t *testing.T) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
-	bad := &Sparse{Shape: []int{2}, Indices: tensor.Must(tensor.From([]int64{5}, 1, 1)), Values: tensor.Must(tensor.From([]float32{1}, 1))}
+	bad := &tensor.Sparse{Shape: []int{2}, Indices: tensor.Must(tensor.From([]int64{5}, 1, 1)), Values: tensor.Must(tensor.From([]float32{1}, 1))}
 	if _, _, err := EncodeTensors([]any{bad}); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("an index outside: %v", err)
 	}
@@ -306,7 +307,7 @@ func FuzzCompactTable(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(frame.Payload, 16)
-	s := &Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)), Values: tensor.Must(tensor.From([]float64{1, 2}, 2))}
+	s := &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)), Values: tensor.Must(tensor.From([]float64{1, 2}, 2))}
 	if frame, err = (&Message{Type: PythonCall, Tensors: []any{s}}).Frame(); err != nil {
 		f.Fatal(err)
 	}

@@ -3,11 +3,15 @@
 
 package rpcwire
 
-import "reflect"
+import (
+	"reflect"
+
+	"github.com/cohort-dist/cohort/rpc/py"
+)
 
 // Describes reports whether a dict is a struct of type t as a whole: it has entries, and each is named like one of the
 // fields.
-func (d *Dict) Describes(t reflect.Type) bool {
+func Describes(d *py.Dict, t reflect.Type) bool {
 	if d.Len() == 0 || t.Kind() != reflect.Struct {
 		return false
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // Party is the other workers as whoever exchanges something with them sees them.
@@ -37,7 +37,7 @@ const (
 // torch.distributed.rpc.api._all_gather, but does not wait for a worker that has died: a Go leader looks after all others,
 // since none of them can have left, and tells them. They look after the leader. A PyTorch leader looks after nobody, so all
 // look after all, although others may be further than they are; together says that nobody can leave before this worker.
-func (w *World) AllGather(ctx context.Context, p Party, object any, names []string, together bool) (*rpcwire.Dict, error) {
+func (w *World) AllGather(ctx context.Context, p Party, object any, names []string, together bool) (*py.Dict, error) {
 	slices.Sort(names)
 	leader, others := names[0], names[1:]
 	if err := w.Gathers.First(names, func() (int, error) { return w.AskForGathers(ctx, p, names, false) }); err != nil {
@@ -48,7 +48,7 @@ func (w *World) AllGather(ctx context.Context, p Party, object any, names []stri
 		return nil, err
 	}
 	defer w.Gathers.Forget(id)
-	set := make(rpcwire.Set, len(names))
+	set := make(py.Set, len(names))
 	for i, name := range names {
 		set[i] = name
 	}
@@ -105,7 +105,7 @@ func (w *World) waitedFor(ctx context.Context, p Party, names []string, together
 }
 
 // report gives the own object to the leader and waits until all are there.
-func (w *World) report(ctx context.Context, p Party, id string, s *Gather, object any, names []string, set rpcwire.Set) error {
+func (w *World) report(ctx context.Context, p Party, id string, s *Gather, object any, names []string, set py.Set) error {
 	leader := names[0]
 	select {
 	case <-s.Done: // the leader has given up before we came
@@ -150,7 +150,7 @@ func gatherError(err error) error {
 
 // tellLost tells the Go workers of an all-gather why it fails. A PyTorch worker waits until its time is over, as for a leader
 // of its own kind.
-func (w *World) tellLost(ctx context.Context, p Party, id, worker string, others []string, set rpcwire.Set) {
+func (w *World) tellLost(ctx context.Context, p Party, id, worker string, others []string, set py.Set) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	var told sync.WaitGroup

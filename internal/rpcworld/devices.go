@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -48,7 +49,7 @@ func (w *World) ExchangeDevices(ctx context.Context, hook observe.Hook, storeAdd
 		d.Close()
 		return nil, err
 	}
-	own, err := (&rpcwire.Encoder{}).Pickle(rpcwire.Tuple{w.cfg.Name, 0, &rpcwire.Dict{}, []any{}})
+	own, err := (&rpcwire.Encoder{}).Pickle(py.Tuple{w.cfg.Name, 0, &py.Dict{}, []any{}})
 	if err != nil {
 		return fail(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // Gathers is the state of PyTorch's _all_gather: workers send an object to the leader, whose name sorts first, and the
@@ -26,7 +26,7 @@ type Gathers struct {
 
 // Gather is one all-gather. Messages may arrive before this worker has entered it.
 type Gather struct {
-	Objects *rpcwire.Dict
+	Objects *py.Dict
 	Done    chan struct{} // closed when all objects are here
 	closed  bool
 	Err     error // why it has failed; valid when Done is closed
@@ -69,7 +69,7 @@ func (g *Gathers) state(id string) (*Gather, error) {
 		if len(g.mu.states) >= maxGathers {
 			return nil, dist.Newf("rpc: all_gather", dist.Exhausted, "%d all-gathers wait for this worker", maxGathers)
 		}
-		s = &Gather{Objects: &rpcwire.Dict{}, Done: make(chan struct{})}
+		s = &Gather{Objects: &py.Dict{}, Done: make(chan struct{})}
 		g.mu.states[id] = s
 	}
 	return s, nil
@@ -134,7 +134,7 @@ func (g *Gathers) ToLeader(id, from string, object any, names []string, again bo
 }
 
 // ToFollower is _broadcast_to_followers at a follower.
-func (g *Gathers) ToFollower(id string, objects *rpcwire.Dict, again bool) error {
+func (g *Gathers) ToFollower(id string, objects *py.Dict, again bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var names []string

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -196,7 +196,7 @@ func TestGathers(t *testing.T) {
 	if err = g.ToLeader(id, "b", 2, names, true); err != nil { // of one that is over
 		t.Error(err)
 	}
-	if err = g.ToFollower("ab1", &rpcwire.Dict{Pairs: []rpcwire.Pair{{Key: "a", Value: 1}, {Key: "b", Value: 2}}}, false); err != nil { // before we have entered it
+	if err = g.ToFollower("ab1", &py.Dict{Pairs: []py.Pair{{Key: "a", Value: 1}, {Key: "b", Value: 2}}}, false); err != nil { // before we have entered it
 		t.Error(err)
 	}
 	if id, s, err = g.Begin(names); err != nil || id != "ab1" {

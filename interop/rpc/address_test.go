@@ -31,7 +31,7 @@ func TestAddresses(t *testing.T) {
 		}
 		for name, options := range addresses {
 			t.Run(name, func(t *testing.T) {
-				w := start(t, tr, stubSettings(settings{}), py("py0", `
+				w := start(t, tr, stubSettings(settings{}), torchWorker("py0", `
 import gostub
 for n in [1, 1000, 1 << 18]:
     x = torch.arange(n, dtype=torch.float32)

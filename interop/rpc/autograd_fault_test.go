@@ -23,7 +23,7 @@ func TestAutogradErrors(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m1, l1 := goLayer("go1")
 		m2, _ := goLayer("go2")
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, py("py0", `
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, torchWorker("py0", `
 import layers
 for path in [["go1"], ["go2", "go1"], ["go1", "py3"], ["py3", "go1"]]:
     for i in range(3):
@@ -36,7 +36,7 @@ for path in [["go1"], ["go2", "go1"], ["go1", "py3"], ["py3", "go1"]]:
             except RuntimeError as e:
                 assert "simulated error on backward" in str(e), str(e)
 layers.until(lambda: layers.contexts() == 0, "contexts are left")
-`), m1, m2, py("py3", "import layers"))
+`), m1, m2, torchWorker("py3", "import layers"))
 		w.run()
 		ctx := testContext(t)
 		a := w.agents["go1"]
@@ -66,7 +66,7 @@ func TestAutogradDeath(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m0, l0 := goLayer("go0")
 		m2, l2 := goLayer("go2")
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, m0, py("py1", "import layers"), m2)
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, m0, torchWorker("py1", "import layers"), m2)
 		ctx := testContext(t)
 		gctx, c, err := l0.engine.Open(ctx)
 		if err != nil {
@@ -104,7 +104,7 @@ func TestAutogradOpenerDies(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m1, l1 := goLayer("go1")
 		m2, l2 := goLayer("go2")
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, m1, py("py0", `
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, m1, torchWorker("py0", `
 import layers
 cid = dist_autograd._new_context()._context_id()
 y = rpc.rpc_sync("go1", layers.slow, args=(["go2"], torch.ones(3, requires_grad=True)))
@@ -125,7 +125,7 @@ dist_autograd.backward(cid, [y.sum()])
 func TestAutogradUnused(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m1, l1 := goLayer("go1")
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, py("py0", "import layers"), m1)
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, torchWorker("py0", "import layers"), m1)
 		ctx := testContext(t)
 		gctx, c, err := l1.engine.Open(ctx)
 		if err != nil {
@@ -156,7 +156,7 @@ func TestAutogradManyContexts(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		const n = 1000
 		m1, l1 := goLayer("go1")
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}}, py("py0", fmt.Sprintf(`
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}}, torchWorker("py0", fmt.Sprintf(`
 import layers, resource
 def memory():
     with open("/proc/self/statm") as f:

@@ -304,7 +304,7 @@ func TestAutogradChains(t *testing.T) {
 					for _, path := range paths[name] {
 						fmt.Fprintf(&script, "    layers.check(%q, %s)\n", name, pyList(path))
 					}
-					members = append(members, py(name, script.String()))
+					members = append(members, torchWorker(name, script.String()))
 				}
 				w := start(t, tr, settings{modules: map[string]string{"layers": layers}}, members...)
 				ctx := testContext(t)
@@ -329,7 +329,7 @@ func pyList(xs []string) string { return "['" + strings.Join(xs, "', '") + "']" 
 func TestAutogradRefs(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m1, l1 := goLayer("go1")
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}}, py("py0", `
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}}, torchWorker("py0", `
 import layers
 x = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64, requires_grad=True)
 layers.layer(x, layers.initial("go1")).sum().backward()

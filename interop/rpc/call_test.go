@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -57,7 +58,7 @@ func handlers() *rpc.Registry {
 func TestPyTorchCallsGo(t *testing.T) {
 	both(t, func(t *testing.T, tr *torchtest.Torch, set settings) {
 		set.modules = map[string]string{"gostub": gostub}
-		w := start(t, tr, set, py("py0", `
+		w := start(t, tr, set, torchWorker("py0", `
 import gostub
 teq(rpc.rpc_sync("go1", gostub.scale, args=(torch.arange(3, dtype=torch.float32), 2.0), kwargs={"shift": 1}), torch.tensor([1., 3., 5.]))
 big = torch.arange(1 << 20, dtype=torch.int64)
@@ -133,7 +134,7 @@ def buggy(x): return x + "a" if x is not None else x.nothing
 func TestGoCallsPyTorch(t *testing.T) {
 	both(t, func(t *testing.T, tr *torchtest.Torch, set settings) {
 		set.modules = map[string]string{"pymod": pymod}
-		w := start(t, tr, set, py("py0", "pass"), goWorker("go1", nil))
+		w := start(t, tr, set, torchWorker("py0", "pass"), goWorker("go1", nil))
 		a, ctx := w.agents["go1"], testContext(t)
 		x := tensor.Must(tensor.From([]float32{1, 2, 3}, 3))
 		if got, err := rpc.Call[float64](ctx, a, "py0", "pymod.total", x, rpc.Kw{"y": 4}); err != nil || got != 10 {
@@ -183,13 +184,13 @@ func TestGoCallsPyTorch(t *testing.T) {
 				t.Fatalf("async %d: %v, %v", i, got, failed)
 			}
 		}
-		got, err := rpc.Call[rpc.Tuple](ctx, a, "py0", "pymod.echo", nil, true, []any{1, "a"}, map[string]int{"k": 1}, rpc.Kw{"z": rpc.Set{int64(3)}})
+		got, err := rpc.Call[py.Tuple](ctx, a, "py0", "pymod.echo", nil, true, []any{1, "a"}, map[string]int{"k": 1}, rpc.Kw{"z": py.Set{int64(3)}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := rpc.Tuple{
-			rpc.Tuple{nil, true, []any{int64(1), "a"}, &rpc.Dict{Pairs: []rpc.Pair{{Key: "k", Value: int64(1)}}}},
-			&rpc.Dict{Pairs: []rpc.Pair{{Key: "z", Value: rpc.Set{int64(3)}}}},
+		want := py.Tuple{
+			py.Tuple{nil, true, []any{int64(1), "a"}, &py.Dict{Pairs: []py.Pair{{Key: "k", Value: int64(1)}}}},
+			&py.Dict{Pairs: []py.Pair{{Key: "z", Value: py.Set{int64(3)}}}},
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Fatal(diff)
@@ -203,7 +204,7 @@ func TestGoCallsPyTorch(t *testing.T) {
 // a stack, of which Go gets the class, the message and the stack apart.
 func TestErrorsOfTheFramework(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
-		w := start(t, tr, settings{static: true, tolerant: true, modules: map[string]string{"pymod": pymod}}, py("py0", "pass"), goWorker("go1", nil))
+		w := start(t, tr, settings{static: true, tolerant: true, modules: map[string]string{"pymod": pymod}}, torchWorker("py0", "pass"), goWorker("go1", nil))
 		a, ctx := w.agents["go1"], testContext(t)
 		for _, c := range []struct {
 			fn, kind, message string

@@ -29,7 +29,7 @@ func TestPyTorchWorkerDies(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		set := stubSettings(settings{tolerant: true})
 		set.modules["pyslow"] = "import time\ndef sleep(s):\n    time.sleep(s)\n    return s\n"
-		w := start(t, tr, set, py("py0", "pass"), goWorker("go1", handlers()), py("py2", "pass"))
+		w := start(t, tr, set, torchWorker("py0", "pass"), goWorker("go1", handlers()), torchWorker("py2", "pass"))
 		a, ctx := w.agents["go1"], testContext(t)
 		call := rpc.Async[float64](ctx, a, "py2", "pyslow.sleep", 50)
 		ref, err := rpc.Remote[float64](ctx, a, "py2", "pyslow.sleep", 50)
@@ -82,7 +82,7 @@ func TestGoWorkerDies(t *testing.T) {
 			return x
 		})
 		set := stubSettings(settings{tolerant: true})
-		w := start(t, tr, set, py("py0", `
+		w := start(t, tr, set, torchWorker("py0", `
 import gostub
 f = rpc.rpc_async("go1", gostub.echo, args=(1,))
 print("called", flush=True)
@@ -112,7 +112,7 @@ func TestTimeouts(t *testing.T) {
 		})
 		set := stubSettings(settings{tolerant: true})
 		set.modules["pyslow"] = "import time\ndef sleep(s):\n    time.sleep(s)\n    return s\n"
-		w := start(t, tr, set, py("py0", `
+		w := start(t, tr, set, torchWorker("py0", `
 import gostub
 try:
     rpc.rpc_sync("go1", gostub.echo, args=(1,), timeout=0.1)
@@ -147,7 +147,7 @@ eq(rpc.rpc_sync("go1", gostub.echo, args=(2,)), 2)
 func TestGarbage(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		set := stubSettings(settings{tolerant: true})
-		w := start(t, tr, set, py("py0", `
+		w := start(t, tr, set, torchWorker("py0", `
 import gostub
 for i in range(300):
     eq(rpc.rpc_sync("go1", gostub.echo, args=(i,)), i)

@@ -117,7 +117,7 @@ func refSettings(set settings) settings {
 
 func TestGoOwnsForPyTorch(t *testing.T) {
 	both(t, func(t *testing.T, tr *torchtest.Torch, set settings) {
-		w := start(t, tr, refSettings(set), py("py0", `
+		w := start(t, tr, refSettings(set), torchWorker("py0", `
 import refstub
 r = rpc.remote("go1", refstub.tensor, args=(4,))
 teq(r.to_here(), torch.ones(4))
@@ -184,7 +184,7 @@ func eventually(t *testing.T, a *rpc.Agent, key string, want int) {
 
 func TestPyTorchOwnsForGo(t *testing.T) {
 	both(t, func(t *testing.T, tr *torchtest.Torch, set settings) {
-		w := start(t, tr, refSettings(set), py("py0", `
+		w := start(t, tr, refSettings(set), torchWorker("py0", `
 assert refinfo()["num_owner_rrefs"] == "0" and refinfo()["num_forks"] == "0", refinfo()
 `), goWorker("go1", refHandlers()))
 		a, ctx := w.agents["go1"], testContext(t)
@@ -292,7 +292,7 @@ assert refinfo()["num_owner_rrefs"] == "0" and refinfo()["num_forks"] == "0", re
 // TestThirdParties passes references through three workers, with Go in every place.
 func TestThirdParties(t *testing.T) {
 	both(t, func(t *testing.T, tr *torchtest.Torch, set settings) {
-		w := start(t, tr, refSettings(set), py("py0", `
+		w := start(t, tr, refSettings(set), torchWorker("py0", `
 import refstub, pyrefs
 # owner go1, from us to py2
 r = rpc.remote("go1", refstub.tensor, args=(4,))
@@ -310,7 +310,7 @@ rpc.rpc_sync("go1", refstub.drop)
 rpc.rpc_sync("py2", pyrefs.drop)
 del r, k
 gc.collect()
-`), goWorker("go1", refHandlers()), py("py2", "pass"))
+`), goWorker("go1", refHandlers()), torchWorker("py2", "pass"))
 		a, ctx := w.agents["go1"], testContext(t)
 		w.run()
 		// Owner py0, from go1 to py2.

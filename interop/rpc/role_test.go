@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -54,12 +55,12 @@ func TestRoles(t *testing.T) {
 	}
 	both(t, func(t *testing.T, tr *torchtest.Torch, set settings) {
 		for name, members := range map[string][]member{
-			"leader":         {py("py0", hello("a1")), goWorker("a1", handlers())},
-			"follower":       {py("py0", hello("z1")), goWorker("z1", handlers())},
-			"rank0":          {goWorker("go0", handlers()), py("py1", hello("go0"))},
-			"rank0-follower": {goWorker("z0", handlers()), py("py1", hello("z0")), py("py2", hello("z0"))},
-			"two-go":         {py("py0", hello("a1", "z2")), goWorker("a1", handlers()), goWorker("z2", handlers())},
-			"go-around":      {goWorker("go0", handlers()), py("py1", hello("go0", "go2")), goWorker("go2", handlers())},
+			"leader":         {torchWorker("py0", hello("a1")), goWorker("a1", handlers())},
+			"follower":       {torchWorker("py0", hello("z1")), goWorker("z1", handlers())},
+			"rank0":          {goWorker("go0", handlers()), torchWorker("py1", hello("go0"))},
+			"rank0-follower": {goWorker("z0", handlers()), torchWorker("py1", hello("z0")), torchWorker("py2", hello("z0"))},
+			"two-go":         {torchWorker("py0", hello("a1", "z2")), goWorker("a1", handlers()), goWorker("z2", handlers())},
+			"go-around":      {goWorker("go0", handlers()), torchWorker("py1", hello("go0", "go2")), goWorker("go2", handlers())},
 		} {
 			t.Run(name, func(t *testing.T) {
 				w := start(t, tr, stubSettings(set), members...)
@@ -84,7 +85,7 @@ func TestChannels(t *testing.T) {
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				set := stubSettings(settings{options: c.options})
-				w := start(t, tr, set, py("py0", `
+				w := start(t, tr, set, torchWorker("py0", `
 import gostub
 for n in [0, 1, 1000, 1 << 20]:
     x = torch.arange(n, dtype=torch.float32)
@@ -105,7 +106,7 @@ for n in [0, 1, 1000, 1 << 20]:
 // TestAutogradContext serves calls inside a PyTorch autograd context and profiler, and refuses a backward pass.
 func TestAutogradContext(t *testing.T) {
 	both(t, func(t *testing.T, tr *torchtest.Torch, set settings) {
-		w := start(t, tr, stubSettings(set), py("py0", `
+		w := start(t, tr, stubSettings(set), torchWorker("py0", `
 import gostub, refstub
 x = torch.ones(3, requires_grad=True)
 with dist_autograd.context() as ctx:
@@ -165,7 +166,7 @@ func mergedHandlers() *rpc.Registry {
 func TestBackwardIsRefused(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		set := stubSettings(settings{tolerant: true})
-		w := start(t, tr, set, py("py0", `
+		w := start(t, tr, set, torchWorker("py0", `
 import refstub
 with dist_autograd.context() as ctx:
     r = rpc.remote("go1", refstub.tensor, args=(4,))
@@ -216,7 +217,7 @@ def table(n: int) -> Dict[str, List[float]]:
 			return tensor.From(xs, x.Shape()...)
 		})
 		load := fmt.Sprintf("sys.path.insert(0, %q)\nimport scripted\n", inside)
-		w := start(t, tr, settings{}, py("py0", load+`
+		w := start(t, tr, settings{}, torchWorker("py0", load+`
 print("loaded", flush=True)
 teq(rpc.rpc_sync("go1", scripted.double, args=(torch.ones(2), 3)), torch.full((2,), 3.))
 eq(rpc.rpc_sync("go1", scripted.table, args=(2,)), {"empty": [], "n": [0.0, 0.0]})
@@ -234,7 +235,7 @@ del r
 		if v, _ := y.At(1); v != any(float32(10)) {
 			t.Fatalf("double: %v", y)
 		}
-		ns, err := rpc.Call[[]string](ctx, a, "py0", "__torch__.scripted.names", rpc.Typed{Type: "Dict[str, int]", Value: &rpc.Dict{Pairs: []rpc.Pair{{Key: "a", Value: 1}}}})
+		ns, err := rpc.Call[[]string](ctx, a, "py0", "__torch__.scripted.names", py.Typed{Type: "Dict[str, int]", Value: &py.Dict{Pairs: []py.Pair{{Key: "a", Value: 1}}}})
 		if err != nil || len(ns) != 1 || ns[0] != "a" {
 			t.Fatalf("names: %v, %v", ns, err)
 		}

@@ -40,7 +40,7 @@ func endsWith(t *testing.T, w *running, dead string, kill func(), wait func(a *r
 func TestStrangerDies(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		members := func(script string) []member {
-			return []member{goWorker("z0", handlers()), py("a1", script), py("p2", script), goWorker("y3", handlers())}
+			return []member{goWorker("z0", handlers()), torchWorker("a1", script), torchWorker("p2", script), goWorker("y3", handlers())}
 		}
 		shutdown := func(a *rpc.Agent) error { return a.Shutdown(testContext(t)) }
 		barrier := func(a *rpc.Agent) error { return rpc.Barrier(testContext(t), a) }
@@ -79,7 +79,7 @@ time.sleep(60)
 // TestStrangerIsLate lets a PyTorch worker come late to the end of its world: it is called meanwhile, and nobody minds.
 func TestStrangerIsLate(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
-		w := start(t, tr, settings{static: true}, goWorker("z0", handlers()), py("a1", "pass"), py("p2", "time.sleep(3)"), goWorker("y3", handlers()))
+		w := start(t, tr, settings{static: true}, goWorker("z0", handlers()), torchWorker("a1", "pass"), torchWorker("p2", "time.sleep(3)"), goWorker("y3", handlers()))
 		w.procs["a1"].Send(t, "go")
 		w.procs["p2"].Send(t, "go")
 		w.procs["a1"].Expect(t, "finished")

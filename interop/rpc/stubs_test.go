@@ -68,7 +68,7 @@ func TestStubs(t *testing.T) {
 	}
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		set := settings{static: true, modules: map[string]string{"served": string(module)}}
-		w := start(t, tr, set, py("py0", `
+		w := start(t, tr, set, torchWorker("py0", `
 import served
 eq(rpc.rpc_sync("go1", served.first, args=(torch.tensor([2., 3.]),), kwargs={"factor": 4.0}), 8.0)
 eq(served.first.__doc__, "The first element, scaled.")

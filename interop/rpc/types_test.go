@@ -57,7 +57,7 @@ teq(rpc.rpc_sync("go1", gostub.echo, args=(x.imag,)), rpc.rpc_sync("py0", gostub
 		MustHandle("gostub.made", func() *tensor.Tensor { return tensor.Must(tensor.Of([]uint16{1, 65535})) })
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		set := settings{static: true, tolerant: true, modules: map[string]string{"gostub": stub}}
-		w := start(t, tr, set, py("py0", `
+		w := start(t, tr, set, torchWorker("py0", `
 import gostub
 try:
     rpc.rpc_sync("go1", gostub.made)
@@ -78,7 +78,7 @@ except RuntimeError as e:
 		if tr.Name == "1.13" {
 			return
 		}
-		w = start(t, tr, set, py("py0", "pass"), goWorker("go1", reg, rpc.WithElementTypes(tensor.Uint16)))
+		w = start(t, tr, set, torchWorker("py0", "pass"), goWorker("go1", reg, rpc.WithElementTypes(tensor.Uint16)))
 		y, err = rpc.Call[*tensor.Tensor](testContext(t), w.agents["go1"], "py0", "gostub.same", x)
 		if err != nil || !tensor.Equal(x, y) {
 			t.Errorf("with WithElementTypes: %v, %v", y, err)

@@ -45,7 +45,7 @@ type member struct {
 	opts   []rpc.Option
 }
 
-func py(name, script string) member { return member{name: name, script: script} }
+func torchWorker(name, script string) member { return member{name: name, script: script} }
 
 func goWorker(name string, reg *rpc.Registry, opts ...rpc.Option) member {
 	if reg == nil {

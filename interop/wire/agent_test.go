@@ -16,6 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -50,7 +51,7 @@ func newWorker(t *testing.T, name string, opts ...tensorpipe.Option) *worker {
 	}
 	w := &worker{t: t, name: name, ep: ep, handlers: map[string]handler{}, pipes: map[string]*client{}}
 	w.handlers["torch.distributed.rpc.backend_registry._get_device_infos"] = func(rpcwire.UDF) (any, error) {
-		return rpcwire.Tuple{0, &rpcwire.Dict{}, []any{}}, nil
+		return py.Tuple{0, &py.Dict{}, []any{}}, nil
 	}
 	w.handlers["torch.distributed.rpc._utils._update_group_membership"] = func(rpcwire.UDF) (any, error) { return nil, nil }
 	ctx, cancel := context.WithCancel(context.Background())
@@ -138,9 +139,9 @@ func (w *worker) dispatch(kind rpcwire.Type, m *rpcwire.Message) (*rpcwire.Messa
 		w.mu.Unlock()
 		var result any
 		if h == nil {
-			result = &rpcwire.RemoteException{Msg: "no such function: " + u.Func.String(), Class: rpcwire.Func("builtins.AttributeError")}
+			result = &rpcwire.RemoteException{Msg: "no such function: " + u.Func.String(), Class: py.Func("builtins.AttributeError")}
 		} else if result, err = h(u); err != nil {
-			result = &rpcwire.RemoteException{Msg: err.Error(), Class: rpcwire.Func("builtins.ValueError")}
+			result = &rpcwire.RemoteException{Msg: err.Error(), Class: py.Func("builtins.ValueError")}
 		}
 		payload, err := enc.PythonRet(result)
 		return &rpcwire.Message{Type: rpcwire.PythonRet, Payload: payload, Tensors: enc.Tensors}, err
@@ -210,7 +211,7 @@ func (w *worker) dial(ctx context.Context, name, addr string) *client {
 
 // call runs a Python function at the other side.
 func (c *client) call(ctx context.Context, function string, args ...any) (any, error) {
-	return c.callKw(ctx, rpcwire.UDF{Func: rpcwire.Func(function), Args: args})
+	return c.callKw(ctx, rpcwire.UDF{Func: py.Func(function), Args: args})
 }
 
 func (c *client) callKw(ctx context.Context, u rpcwire.UDF) (any, error) {
@@ -296,7 +297,7 @@ func (w *worker) join(ctx context.Context, st store.Store, rank int) {
 		_, err := c.call(ctx, "torch.distributed.rpc.backend_registry._get_device_infos")
 		must(err)
 		_, err = c.call(ctx, "torch.distributed.rpc._utils._update_group_membership",
-			rpcwire.WorkerInfo{Name: w.name, ID: rpcwire.WorkerID(rank)}, []any{}, &rpcwire.Dict{}, true)
+			rpcwire.WorkerInfo{Name: w.name, ID: rpcwire.WorkerID(rank)}, []any{}, &py.Dict{}, true)
 		must(err)
 	}
 	must(st.Set(ctx, "RpcGroupManagementToken", nil))

@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -145,8 +146,8 @@ def views():
 				ctx := testContext(t)
 				x := tensor.Must(tensor.From([]float32{1, 2, 3}, 3))
 				got, err := c.callKw(ctx, rpcwire.UDF{
-					Func: rpcwire.Func("pymod.total"), Args: []any{x},
-					Kwargs: &rpcwire.Dict{Pairs: []rpcwire.Pair{{Key: "y", Value: 4}}},
+					Func: py.Func("pymod.total"), Args: []any{x},
+					Kwargs: &py.Dict{Pairs: []py.Pair{{Key: "y", Value: 4}}},
 				})
 				if err != nil || got != any(10.0) {
 					t.Fatalf("total = %v, %v", got, err)
@@ -172,7 +173,7 @@ def views():
 					t.Fatalf("views: %v %v, %v %v", a.Shape(), a.Strides(), b.Shape(), b.Offset())
 				}
 				got, err = c.call(ctx, "pymod.fail", 5)
-				if e, ok := got.(*rpcwire.RemoteException); err != nil || !ok || e.Class != rpcwire.Func("builtins.KeyError") {
+				if e, ok := got.(*rpcwire.RemoteException); err != nil || !ok || e.Class != py.Func("builtins.KeyError") {
 					t.Fatalf("fail = %v, %v", got, err)
 				}
 				// The schema of a builtin as PyTorch prints it; a wrong one is an EXCEPTION, not the end of the pipe.

@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -67,7 +68,7 @@ class Opaque:
     pass
 print("values fine")
 `+leave, map[string]string{"gostub": stub})
-		w.handlers["gostub.echo"] = func(u rpcwire.UDF) (any, error) { return rpcwire.Tuple(u.Args), nil }
+		w.handlers["gostub.echo"] = func(u rpcwire.UDF) (any, error) { return py.Tuple(u.Args), nil }
 		p.Send(t, "go")
 		p.Expect(t, "refused True")
 		if line := p.Line(t); line != "conjugate True" && line != "conjugate sent" {
@@ -186,12 +187,12 @@ def show(x): return repr(x)
 		show([]float32{1, 2.5}, "[1.0, 2.5]")
 		show([]byte{0, 255}, `b'\x00\xff'`)
 		show(uint64(1<<63), "9223372036854775808")
-		show(rpcwire.Tuple{1, "x", nil, 2i}, "(1, 'x', None, 2j)")
-		show(rpcwire.Set{7}, "{7}")
-		show(rpcwire.ByteArray("ab"), "bytearray(b'ab')")
-		show(rpcwire.Func("torch.float32"), "torch.float32")
+		show(py.Tuple{1, "x", nil, 2i}, "(1, 'x', None, 2j)")
+		show(py.Set{7}, "{7}")
+		show(py.ByteArray("ab"), "bytearray(b'ab')")
+		show(py.Func("torch.float32"), "torch.float32")
 		show(rpcwire.WorkerInfo{Name: "w", ID: 3}, "WorkerInfo(id=3, name=w)")
-		s := &rpcwire.Sparse{
+		s := &tensor.Sparse{
 			Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)),
 			Values: tensor.Must(tensor.From([]float32{3, 4}, 2)),
 		}
@@ -204,12 +205,12 @@ def show(x): return repr(x)
 		if err != nil {
 			t.Fatal(err)
 		}
-		back := got.(rpcwire.Tuple)
+		back := got.(py.Tuple)
 		a, b := back[0].(*tensor.Tensor), back[1].(*tensor.Tensor)
 		if a.Storage() != b.Storage() || !cmp.Equal(b.Shape(), []int{3, 2}) || !cmp.Equal(b.Strides(), []int{1, 3}) {
 			t.Errorf("views: %v %v", b.Shape(), b.Strides())
 		}
-		if x := back[2].(*rpcwire.Sparse); !cmp.Equal(x.Shape, []int{2, 3}) || x.Values.Numel() != 2 {
+		if x := back[2].(*tensor.Sparse); !cmp.Equal(x.Shape, []int{2, 3}) || x.Values.Numel() != 2 {
 			t.Errorf("sparse: %v", x.Shape)
 		}
 		p.Send(t, "go")

@@ -24,6 +24,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // The functions of PyTorch's distributed optimizer.
@@ -147,7 +148,7 @@ func (s *server) create(script string) func(ctx context.Context, r *rpc.Request)
 		if len(r.Args) < 2 {
 			return nil, badOptimizer("%d arguments: want a class and the parameters", len(r.Args))
 		}
-		name, ok := r.Args[0].(rpc.Global)
+		name, ok := r.Args[0].(py.Global)
 		var refs []*rpc.Ref[*autograd.Variable]
 		if err := rpc.Assign(&refs, r.Args[1]); err != nil || !ok {
 			return nil, badOptimizer("want a class of torch.optim and references to parameters, not %T and %T", r.Args[0], r.Args[1])

@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/optim/remote"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -184,10 +185,10 @@ func TestRefused(t *testing.T) {
 		t.Errorf("a closed context: %v", err)
 	}
 	for what, args := range map[string][]any{
-		"no optimizer":         {rpc.Global{Module: "torch.optim.lbfgs", Name: "LBFGS"}, []any{p}},
-		"cannot do":            {rpc.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, rpc.Kw{"maximize": true}},
-		"positional arguments": {rpc.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, 1, 2, 3, 4, true, 6},
-		"betas":                {rpc.Global{Module: "torch.optim.adam", Name: "Adam"}, []any{p}, rpc.Kw{"betas": 3}},
+		"no optimizer":         {py.Global{Module: "torch.optim.lbfgs", Name: "LBFGS"}, []any{p}},
+		"cannot do":            {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, rpc.Kw{"maximize": true}},
+		"positional arguments": {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, 1, 2, 3, 4, true, 6},
+		"betas":                {py.Global{Module: "torch.optim.adam", Name: "Adam"}, []any{p}, rpc.Kw{"betas": 3}},
 		"want a class":         {1, 2},
 	} {
 		if _, err := rpc.Call[any](ctx, a, "w1", "torch.distributed.optim.optimizer._new_local_optimizer", args...); err == nil || !strings.Contains(err.Error(), what) {

@@ -10,6 +10,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/py"
 )
 
 // class is an optimizer class of PyTorch and the rule that computes the same.
@@ -68,7 +69,7 @@ func badOptimizer(format string, args ...any) error {
 }
 
 // parse makes the rule of a PyTorch class from the arguments of its constructor.
-func parse(name rpc.Global, args []any, kwargs *rpc.Dict) (optim.Rule, error) {
+func parse(name py.Global, args []any, kwargs *py.Dict) (optim.Rule, error) {
 	short := strings.TrimPrefix(name.Name, "_Functional")
 	c, ok := classes[short]
 	if !ok || !strings.HasPrefix(name.Module, "torch.") {
@@ -128,7 +129,7 @@ func (v values) set(name string, x any) error {
 }
 
 // describe names a rule as PyTorch does, with the arguments of the constructor.
-func describe(r optim.Rule) (rpc.Global, rpc.Kw, error) {
+func describe(r optim.Rule) (py.Global, rpc.Kw, error) {
 	kw := rpc.Kw{"lr": r.Rate()}
 	set := func(name string, x float64) {
 		if x != 0 {
@@ -137,7 +138,7 @@ func describe(r optim.Rule) (rpc.Global, rpc.Kw, error) {
 	}
 	betas := func(b1, b2 float64) {
 		if b1 != 0 || b2 != 0 {
-			kw["betas"] = rpc.Tuple{or(b1, 0.9), or(b2, 0.999)}
+			kw["betas"] = py.Tuple{or(b1, 0.9), or(b2, 0.999)}
 		}
 	}
 	var short string
@@ -176,10 +177,10 @@ func describe(r optim.Rule) (rpc.Global, rpc.Kw, error) {
 			kw["centered"] = true
 		}
 	default:
-		return rpc.Global{}, nil, badOptimizer("a %T has no name that other workers know", r)
+		return py.Global{}, nil, badOptimizer("a %T has no name that other workers know", r)
 	}
 	module, name, _ := strings.Cut(classes[short].functional, ".")
-	return rpc.Global{Module: "torch.distributed.optim." + module, Name: name}, kw, nil
+	return py.Global{Module: "torch.distributed.optim." + module, Name: name}, kw, nil
 }
 
 func or(x, otherwise float64) float64 {

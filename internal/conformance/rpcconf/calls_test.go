@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -484,13 +485,13 @@ func TestUnsendableValue(t *testing.T) {
 func TestValues(t *testing.T) {
 	w := start(t, 2)
 	for _, v := range []any{
-		nil, true, int64(-7), 1.5, complex(1, 2), "text ü", []byte("bytes"), rpc.ByteArray("array"),
+		nil, true, int64(-7), 1.5, complex(1, 2), "text ü", []byte("bytes"), py.ByteArray("array"),
 		[]any{int64(1), "a", nil},
-		rpc.Tuple{int64(1), rpc.Tuple{}},
-		rpc.Set{int64(3)},
-		rpc.FrozenSet{"f"},
-		&rpc.Dict{Pairs: []rpc.Pair{{Key: "k", Value: int64(1)}, {Key: int64(2), Value: "two"}}},
-		rpc.Global{Module: "builtins", Name: "len"},
+		py.Tuple{int64(1), py.Tuple{}},
+		py.Set{int64(3)},
+		py.FrozenSet{"f"},
+		&py.Dict{Pairs: []py.Pair{{Key: "k", Value: int64(1)}, {Key: int64(2), Value: "two"}}},
+		py.Global{Module: "builtins", Name: "len"},
 	} {
 		back, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.echo", v)
 		if err != nil || !reflect.DeepEqual(back, v) {

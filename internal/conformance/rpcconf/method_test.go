@@ -12,6 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -193,14 +194,14 @@ func TestRefType(t *testing.T) {
 	w := start(t, 2)
 	w.serveCells()
 	a := w.nodes[0].Agent
-	ask := func(t *testing.T, to, fn string, args ...any) (rpc.Global, error) {
+	ask := func(t *testing.T, to, fn string, args ...any) (py.Global, error) {
 		t.Helper()
 		ref, err := rpc.Remote[any](w.ctx, a, to, fn, args...)
 		must(t, err)
 		defer func() { _ = ref.Close() }()
-		return rpc.Call[rpc.Global](w.ctx, a, to, typeOf, ref)
+		return rpc.Call[py.Global](w.ctx, a, to, typeOf, ref)
 	}
-	want := rpc.Global{Module: "t", Name: "Cell"}
+	want := py.Global{Module: "t", Name: "Cell"}
 	t.Run("peer", func(t *testing.T) {
 		if got, err := ask(t, name(1), "t.cell", 1); err != nil || got != want {
 			t.Errorf("got %v, %v", got, err)
@@ -237,14 +238,14 @@ func TestTypeTimeout(t *testing.T) {
 	ctx, cancel := context.WithTimeout(w.ctx, 50*time.Millisecond)
 	defer cancel()
 	t.Run("blocking", func(t *testing.T) {
-		_, err = rpc.Call[rpc.Global](ctx, a, name(1), typeOf, ref)
+		_, err = rpc.Call[py.Global](ctx, a, name(1), typeOf, ref)
 		wantErr(t, err, dist.DeadlineExceeded)
 	})
 	t.Run("future", func(t *testing.T) {
-		_, err = rpc.Async[rpc.Global](ctx, a, name(1), typeOf, ref).Await(w.ctx) //nolint:contextcheck // the call ends, not the wait
+		_, err = rpc.Async[py.Global](ctx, a, name(1), typeOf, ref).Await(w.ctx) //nolint:contextcheck // the call ends, not the wait
 		wantErr(t, err, dist.DeadlineExceeded)
 	})
-	got, err := rpc.Call[rpc.Global](w.ctx, a, name(1), typeOf, ref)
+	got, err := rpc.Call[py.Global](w.ctx, a, name(1), typeOf, ref)
 	if err != nil || got.Name != "Cell" {
 		t.Errorf("with enough time: %v, %v", got, err)
 	}

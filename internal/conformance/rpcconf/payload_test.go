@@ -35,12 +35,12 @@ func filled(value float64, shape ...int) *tensor.Tensor {
 }
 
 // sparse is the value of PyTorch's tests: 3, 4 and 5 in a matrix of two by three; not coalesced, one place is named twice.
-func sparse(coalesced bool) *rpc.Sparse {
+func sparse(coalesced bool) *tensor.Sparse {
 	where, what := []int64{0, 1, 1, 2, 0, 2}, []float32{3, 4, 5}
 	if !coalesced {
 		where, what = []int64{0, 1, 1, 1, 2, 0, 2, 2}, []float32{3, 4, 3, 2}
 	}
-	return &rpc.Sparse{
+	return &tensor.Sparse{
 		Shape:   []int{2, 3},
 		Indices: tensor.Must(tensor.From(where, 2, len(what))),
 		Values:  tensor.Must(tensor.From(what)),
@@ -52,7 +52,7 @@ func plain(v any) ([]float32, error) {
 	switch v := v.(type) {
 	case *tensor.Tensor:
 		return tensor.Copy[float32](v)
-	case *rpc.Sparse:
+	case *tensor.Sparse:
 		where, err := tensor.Copy[int64](v.Indices)
 		if err != nil {
 			return nil, err
@@ -94,8 +94,8 @@ func add(a, b any) (any, error) {
 			p[i] += q[i]
 		}
 		return tensor.From(p, x.Shape()...)
-	case *rpc.Sparse:
-		y, ok := b.(*rpc.Sparse)
+	case *tensor.Sparse:
+		y, ok := b.(*tensor.Sparse)
 		if !ok {
 			return nil, rpc.Raise("TypeError", "cannot add %T and %T", a, b)
 		}
@@ -104,7 +104,7 @@ func add(a, b any) (any, error) {
 	return nil, rpc.Raise("TypeError", "cannot add %T and %T", a, b)
 }
 
-func addSparse(x, y *rpc.Sparse) (any, error) {
+func addSparse(x, y *tensor.Sparse) (any, error) {
 	n, m := x.Values.Numel(), y.Values.Numel()
 	p, err := tensor.Copy[int64](x.Indices)
 	if err != nil {
@@ -126,7 +126,7 @@ func addSparse(x, y *rpc.Sparse) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &rpc.Sparse{
+	return &tensor.Sparse{
 		Shape:   x.Shape,
 		Indices: tensor.Must(tensor.From(where, len(x.Shape), n+m)),
 		Values:  tensor.Must(tensor.From(append(v, u...))),

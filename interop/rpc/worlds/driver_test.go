@@ -22,6 +22,7 @@ import (
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -283,7 +284,7 @@ func (d *driver) operate(ctx context.Context, c command) (any, error) {
 	case "local":
 		return r.LocalValue(ctx)
 	case "about":
-		return rpc.Tuple{r.IsOwner(), r.Owner().Name, int64(r.Owner().ID)}, nil
+		return py.Tuple{r.IsOwner(), r.Owner().Name, int64(r.Owner().ID)}, nil
 	case "copy":
 		return r.Clone()
 	case "method":

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -66,9 +67,9 @@ func (d *driver) handlers() *rpc.Registry {
 		MustHandle("world.pack", func(_ context.Context, r *rpc.Request) (any, error) {
 			kwargs := r.Kwargs
 			if kwargs == nil {
-				kwargs = &rpc.Dict{}
+				kwargs = &py.Dict{}
 			}
-			return rpc.Tuple{rpc.Tuple(r.Args), kwargs}, nil
+			return py.Tuple{py.Tuple(r.Args), kwargs}, nil
 		}).
 		MustHandle("world.look", func(x any) (string, error) {
 			w := &writer{}

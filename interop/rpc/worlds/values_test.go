@@ -17,6 +17,7 @@ import (
 	"unsafe"
 
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -119,7 +120,7 @@ func (b *builder) build(v value) (any, error) {
 	case "bytes":
 		return unhex(v.S), nil
 	case "bytearray":
-		return rpc.ByteArray(unhex(v.S)), nil
+		return py.ByteArray(unhex(v.S)), nil
 	case "tensor":
 		return b.tensor(v)
 	case "sparse":
@@ -128,22 +129,22 @@ func (b *builder) build(v value) (any, error) {
 		if !ok1 || !ok2 {
 			return nil, errors.New("a sparse tensor is not made of tensors")
 		}
-		return &rpc.Sparse{Shape: v.Shape, Indices: indices, Values: values}, nil
+		return &tensor.Sparse{Shape: v.Shape, Indices: indices, Values: values}, nil
 	case "list":
 		if items == nil {
 			items = []any{}
 		}
 		return items, nil
 	case "tuple":
-		return rpc.Tuple(items), nil
+		return py.Tuple(items), nil
 	case "set":
-		return rpc.Set(items), nil
+		return py.Set(items), nil
 	case "frozenset":
-		return rpc.FrozenSet(items), nil
+		return py.FrozenSet(items), nil
 	case "dict":
-		d := &rpc.Dict{}
+		d := &py.Dict{}
 		for i := 0; i < len(items); i += 2 {
-			d.Pairs = append(d.Pairs, rpc.Pair{Key: items[i], Value: items[i+1]})
+			d.Pairs = append(d.Pairs, py.Pair{Key: items[i], Value: items[i+1]})
 		}
 		return d, nil
 	case "ref":
@@ -248,19 +249,19 @@ func (w *writer) text(x any) string {
 		return "s" + hex.EncodeToString([]byte(x))
 	case []byte:
 		return "b" + hex.EncodeToString(x)
-	case rpc.ByteArray:
+	case py.ByteArray:
 		return "B" + hex.EncodeToString(x)
 	case []any:
 		return "[" + joined(x, " ", w.text) + "]"
-	case rpc.Tuple:
+	case py.Tuple:
 		return "(" + joined(x, " ", w.text) + ")"
-	case *rpc.Dict:
-		return "{" + joined(x.Pairs, " ", func(p rpc.Pair) string { return w.text(p.Key) + "=" + w.text(p.Value) }) + "}"
-	case rpc.Set:
+	case *py.Dict:
+		return "{" + joined(x.Pairs, " ", func(p py.Pair) string { return w.text(p.Key) + "=" + w.text(p.Value) }) + "}"
+	case py.Set:
 		return "S{" + sorted(x) + "}"
-	case rpc.FrozenSet:
+	case py.FrozenSet:
 		return "Z{" + sorted(x) + "}"
-	case *rpc.Sparse:
+	case *tensor.Sparse:
 		return fmt.Sprintf("p%s[%s](%s %s[%s]%s)", x.Values.DType(), ints(x.Shape), digest(logical(x.Indices)),
 			x.Values.DType(), ints(x.Values.Shape()), digest(logical(x.Values)))
 	case *tensor.Tensor:

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpcwire
+package py
 
 import (
 	"fmt"
@@ -11,6 +11,9 @@ import (
 	"strings"
 	"unicode/utf8"
 )
+
+// maxDepth bounds how deep a value is looked into; it ends one that contains itself.
+const maxDepth = 200
 
 // maxRepr bounds the text of a value: one list inside another many times over is short on the wire and endless in print.
 const maxRepr = 64 << 10
@@ -75,8 +78,6 @@ func writeRepr(b *strings.Builder, v any, depth int) {
 		b.WriteString(v.String())
 	case *Object:
 		writeObject(b, v, depth)
-	case *Sparse:
-		fmt.Fprintf(b, "tensor(indices=%v, values=%v, size=%s, layout=torch.sparse_coo)", v.Indices, v.Values, reprShape(v.Shape))
 	default:
 		fmt.Fprint(b, v)
 	}
@@ -121,7 +122,10 @@ func writeItems(b *strings.Builder, begin string, items []any, end string, depth
 
 func writePairs(b *strings.Builder, d *Dict, depth int) {
 	b.WriteByte('{')
-	for i, p := range pairsOf(d) {
+	if d == nil {
+		d = &Dict{}
+	}
+	for i, p := range d.Pairs {
 		if i > 0 {
 			b.WriteString(", ")
 		}
@@ -129,11 +133,15 @@ func writePairs(b *strings.Builder, d *Dict, depth int) {
 			b.WriteString("...")
 			break
 		}
-		writeRepr(b, p.Key, depth+1)
-		b.WriteString(": ")
-		writeRepr(b, p.Value, depth+1)
+		writePair(b, p, depth+1)
 	}
 	b.WriteByte('}')
+}
+
+func writePair(b *strings.Builder, p Pair, depth int) {
+	writeRepr(b, p.Key, depth)
+	b.WriteString(": ")
+	writeRepr(b, p.Value, depth)
 }
 
 // writeObject names the class; the state, which only the class can read, is shown behind it when there is one.
@@ -240,14 +248,6 @@ func writeControl(b *strings.Builder, c rune) {
 	}
 }
 
-func reprShape(shape []int) string {
-	items := make(Tuple, len(shape))
-	for i, n := range shape {
-		items[i] = n
-	}
-	return Repr(items)
-}
-
 // String writes the tuple as Python does.
 func (t Tuple) String() string { return Repr(t) }
 
@@ -263,5 +263,27 @@ func (d *Dict) String() string { return Repr(d) }
 // String names the object's class and shows what it is made from.
 func (o *Object) String() string { return Repr(o) }
 
-// String writes the tensor as its indices, values and shape.
-func (s *Sparse) String() string { return Repr(s) }
+// String returns the class or function as "module.name".
+func (g Global) String() string { return g.Module + "." + g.Name }
+
+// String writes the bytes as Python does.
+func (b ByteArray) String() string { return Repr(b) }
+
+// String writes the entry as it stands in a dict.
+func (p Pair) String() string {
+	var b strings.Builder
+	writePair(&b, p, 0)
+	return b.String()
+}
+
+// String writes the value; its type is what a TorchScript function sees.
+func (t Typed) String() string { return Repr(t.Value) }
+
+// String writes the device as Python does.
+func (d Device) String() string {
+	kind, index, numbered := strings.Cut(string(d), ":")
+	if numbered {
+		return "device(type=" + ReprString(kind) + ", index=" + index + ")"
+	}
+	return "device(type=" + ReprString(kind) + ")"
+}

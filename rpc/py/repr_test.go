@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpcwire
+package py
 
 import (
 	"fmt"
@@ -52,13 +52,15 @@ func TestRepr(t *testing.T) {
 		{Global{Module: "m", Name: "C"}, "m.C"},
 		{&Object{Class: Global{Module: "m", Name: "C"}, States: []any{&Dict{Pairs: []Pair{{"n", int64(3)}}}}}, "<m.C object {'n': 3}>"},
 		{two, "tensor([1., 2.])"},
-		{&Sparse{Shape: []int{2, 2}, Indices: two, Values: two}, "tensor(indices=tensor([1., 2.]), values=tensor([1., 2.]), size=(2, 2), layout=torch.sparse_coo)"},
+		{&tensor.Sparse{Shape: []int{2, 2}, Indices: two, Values: two}, "tensor(indices=tensor([1., 2.]), values=tensor([1., 2.]), size=(2, 2), layout=torch.sparse_coo)"},
 	} {
 		if got := Repr(c.v); got != c.want {
 			t.Errorf("%#v: got %s, want %s", c.v, got, c.want)
 		}
 	}
-	if got := fmt.Sprint(Tuple{"a"}, &Dict{}, Set{int64(1)}, FrozenSet{}, &Object{Class: Global{Module: "m", Name: "C"}}); got != "('a',) {} {1} frozenset() <m.C object>" {
+	if got := fmt.Sprint(Tuple{"a"}, &Dict{}, Set{int64(1)}, FrozenSet{}, &Object{Class: Global{Module: "m", Name: "C"}},
+		ByteArray("b"), Pair{Key: "k", Value: 1.0}, Typed{Type: "List[int]", Value: []any{}}, Device("cpu"), Device("cuda:1")); got !=
+		"('a',) {} {1} frozenset() <m.C object> bytearray(b'b') 'k': 1.0 []device(type='cpu')device(type='cuda', index=1)" {
 		t.Errorf("printed %s", got)
 	}
 }
