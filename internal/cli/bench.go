@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cohort-dist/cohort/internal/cli/command"
 )
 
 func (a *app) benchCommand() *cobra.Command {
@@ -21,7 +23,7 @@ the rows stand beside those of PyTorch, OpenMPI and others.`),
   cohort bench coll --ranks 2
   cohort bench rpc
   cohort bench train`, "\n"),
-		Args: noSuchCommand,
+		Args: command.NoSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(a.benchCollCommand(), a.benchCollRankCommand(), a.benchRPCCommand(), a.benchRPCWorkerCommand(), a.benchTrainCommand(), a.benchTrainRankCommand(), a.benchAutogradRankCommand())

@@ -16,6 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/autograd"
 	agdist "github.com/cohort-dist/cohort/autograd/dist"
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -40,11 +41,11 @@ func (a *app) benchAutogradRankCommand() *cobra.Command {
 	var rank int
 	var dur time.Duration
 	cmd := &cobra.Command{
-		Use: "autograd-rank", Hidden: true, Args: exactly(),
+		Use: "autograd-rank", Hidden: true, Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cases, err := regexp.Compile(only)
 			if err != nil {
-				return &usageError{err}
+				return command.Usage(err)
 			}
 			return a.benchAutogradRank(cmd.Context(), &benchLoad{app: a, group: "autograd", peer: peer, dur: dur, only: cases}, addr, rank)
 		},

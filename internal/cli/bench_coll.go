@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -74,7 +75,7 @@ one of its threads ran.`),
   cohort bench coll --ranks 4 --transport tcp --peer cohort-tcp
   cohort bench coll --ranks 2 --only allreduce --scale 0.5
   GOMAXPROCS=2 cohort bench coll --ranks 8 --transport shm --cost --busy 1`, "\n"),
-		Args: exactly(),
+		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
 				return err
@@ -99,13 +100,13 @@ func (o *collOptions) flags(cmd *cobra.Command) {
 func (o *collOptions) check() error {
 	switch {
 	case o.ranks < 2 || o.ranks > 64:
-		return &usageError{fmt.Errorf("--ranks %d: 2 to 64", o.ranks)}
+		return command.Usage(fmt.Errorf("--ranks %d: 2 to 64", o.ranks))
 	case !slices.Contains([]string{"auto", "tcp", "shm", "gloo"}, o.transport):
-		return &usageError{fmt.Errorf("--transport %s: auto, tcp, shm or gloo", o.transport)}
+		return command.Usage(fmt.Errorf("--transport %s: auto, tcp, shm or gloo", o.transport))
 	case o.scale <= 0:
-		return &usageError{fmt.Errorf("--scale %g: it must be more than zero", o.scale)}
+		return command.Usage(fmt.Errorf("--scale %g: it must be more than zero", o.scale))
 	case o.busy < 0 || o.busy > 1024:
-		return &usageError{fmt.Errorf("--busy %d: 0 to 1024", o.busy)}
+		return command.Usage(fmt.Errorf("--busy %d: 0 to 1024", o.busy))
 	}
 	return nil
 }
@@ -118,7 +119,7 @@ func (a *app) benchCollRankCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    "coll-rank",
 		Hidden: true,
-		Args:   exactly(),
+		Args:   command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
 				return err

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
@@ -50,20 +51,20 @@ which they use with PyTorch workers.`),
   cohort bench rpc
   cohort bench rpc --transport uv --peer cohort-uv --dur 3s
   cohort bench rpc --only '^sync_udf'`, "\n"),
-		Args: exactly(),
+		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, err := benchTransports(transport); err != nil {
 				return err
 			}
 			if dur <= 0 {
-				return &usageError{fmt.Errorf("--dur %s: it must be more than zero", dur)}
+				return command.Usage(fmt.Errorf("--dur %s: it must be more than zero", dur))
 			}
 			cases, err := regexp.Compile(only)
 			if err != nil {
-				return &usageError{fmt.Errorf("--only: %w", err)}
+				return command.Usage(fmt.Errorf("--only: %w", err))
 			}
 			load := &benchLoad{app: a, group: "rpc", peer: peer, dur: dur, only: cases}
-			return explain(cmd.Context(), a.benchRPC(cmd.Context(), load, transport))
+			return command.Explain(cmd.Context(), a.benchRPC(cmd.Context(), load, transport))
 		},
 	}
 	cmd.Flags().StringVar(&transport, "transport", "auto", "auto, cohort or uv")
@@ -80,7 +81,7 @@ func (a *app) benchRPCWorkerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    "rpc-worker",
 		Hidden: true,
-		Args:   exactly(),
+		Args:   command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts, err := benchTransports(transport)
 			if err != nil {
@@ -107,7 +108,7 @@ func benchTransports(name string) ([]rpc.Option, error) {
 	case rpc.TransportCohort, rpc.TransportUV:
 		return []rpc.Option{rpc.WithTransports(name)}, nil
 	}
-	return nil, &usageError{fmt.Errorf("--transport %s: auto, cohort or uv", name)}
+	return nil, command.Usage(fmt.Errorf("--transport %s: auto, cohort or uv", name))
 }
 
 // benchWorker joins a static world over a store at addr, which rank 0 hosts.

@@ -21,6 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/blas"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -42,14 +43,14 @@ of bench/peers/autograd/torch_train.py and torch_dist_autograd.py:
                    two processes, in FAST mode as PyTorch's, and under PEER-smart in SMART mode
   ddp100MB         a data-parallel step of two processes over TCP, one thread each, with
                    100 MB of gradients in buckets of 25 MB`),
-		Args: exactly(),
+		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cases, err := regexp.Compile(only)
 			if err != nil || dur <= 0 {
-				return &usageError{fmt.Errorf("--only %s, --dur %s: want a regular expression and some time", only, dur)}
+				return command.Usage(fmt.Errorf("--only %s, --dur %s: want a regular expression and some time", only, dur))
 			}
 			load := &benchLoad{app: a, group: "autograd", peer: peer, dur: dur, only: cases}
-			return explain(cmd.Context(), a.benchTrain(cmd.Context(), load))
+			return command.Explain(cmd.Context(), a.benchTrain(cmd.Context(), load))
 		},
 	}
 	cmd.Flags().StringVar(&peer, "peer", "cohort", "the name in the column peer")
@@ -164,7 +165,7 @@ func (a *app) benchTrainRankCommand() *cobra.Command {
 	var rank int
 	var dur time.Duration
 	cmd := &cobra.Command{
-		Use: "train-rank", Hidden: true, Args: exactly(),
+		Use: "train-rank", Hidden: true, Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.benchTrainRank(cmd.Context(), &benchLoad{app: a, group: "autograd", peer: peer, dur: dur}, addr, rank)
 		},

@@ -9,12 +9,14 @@ import (
 	"regexp"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/cli/command"
 )
 
 // TestBenchTrain: the cases without other processes print their rows.
 func TestBenchTrain(t *testing.T) {
 	var out bytes.Buffer
-	a := &app{IO: IO{Out: &out}}
+	a := &app{App: &command.App{IO: IO{Out: &out}}}
 	l := &benchLoad{app: a, group: "autograd", peer: "test", dur: time.Millisecond, only: regexp.MustCompile("t1|step")}
 	if err := a.benchTrain(t.Context(), l); err != nil {
 		t.Fatal(err)

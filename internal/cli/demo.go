@@ -22,6 +22,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cli/command"
+	"github.com/cohort-dist/cohort/internal/cli/storecmd"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -46,13 +48,13 @@ PyTorch. Nothing is left behind, however the demonstration ends.`),
 		Example: strings.Trim(`
   cohort demo
   cohort demo --workers 8 --json`, "\n"),
-		Args: exactly(),
+		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if workers < 1 || workers > 64 {
-				return &usageError{fmt.Errorf("--workers %d: from 1 to 64", workers)}
+				return command.Usage(fmt.Errorf("--workers %d: from 1 to 64", workers))
 			}
 			if torch != "auto" && torch != "never" {
-				return &usageError{fmt.Errorf("--torch %s: it must be auto or never", torch)}
+				return command.Usage(fmt.Errorf("--torch %s: it must be auto or never", torch))
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 			defer cancel()
@@ -66,7 +68,7 @@ PyTorch. Nothing is left behind, however the demonstration ends.`),
 			if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return dist.Newf("demo", dist.DeadlineExceeded, "not finished within %s; --timeout gives it more", limit)
 			}
-			return explain(ctx, err)
+			return command.Explain(ctx, err)
 		},
 	}
 	cmd.Flags().IntVar(&workers, "workers", 4, "number of worker processes")
@@ -201,7 +203,7 @@ type demoView struct {
 func newDemoView(a *app, server *tcpstore.Server, workers int) *demoView {
 	v := &demoView{
 		app: a, server: server, style: tui.StyleFor(a.Out, a.Getenv), start: time.Now(),
-		live:  !a.json && tui.IsTerminal(a.Out) && a.Getenv("TERM") != "dumb",
+		live:  !a.JSON && tui.IsTerminal(a.Out) && a.Getenv("TERM") != "dumb",
 		board: tui.Demo{Addr: server.Addr().String(), Acts: actNames(), Workers: make([]tui.DemoWorker, workers)},
 	}
 	for rank := range v.board.Workers {
@@ -222,7 +224,7 @@ func (v *demoView) say(event string, rank int, text string) {
 		who = "rank " + strconv.Itoa(rank)
 		object["rank"] = rank
 	}
-	_ = v.app.print(object, fmt.Sprintf("%6.2fs  %-7s  %s", elapsed.Seconds(), who, tui.Printable(text)))
+	_ = v.app.Print(object, fmt.Sprintf("%6.2fs  %-7s  %s", elapsed.Seconds(), who, tui.Printable(text)))
 }
 
 func (v *demoView) opening() {
@@ -265,7 +267,7 @@ func (v *demoView) report(r demoReport) {
 // draw replaces the board on the terminal; elsewhere it tells when others wait than before.
 func (v *demoView) draw() {
 	if !v.live {
-		if words := tui.WaitWords(waitsOf(v.server.Stats(), false)); words != v.waits {
+		if words := tui.WaitWords(storecmd.WaitsOf(v.server.Stats(), false)); words != v.waits {
 			v.waits = words
 			if words != "" {
 				v.say("wait", -1, words)
@@ -275,8 +277,8 @@ func (v *demoView) draw() {
 	}
 	v.mu.Lock()
 	v.board.Elapsed = time.Since(v.start)
-	v.board.Waits = waitsOf(v.server.Stats(), false)
-	frame := v.board.Frame(terminalWidth(v.app.Out), v.style)
+	v.board.Waits = storecmd.WaitsOf(v.server.Stats(), false)
+	frame := v.board.Frame(tui.Width(v.app.Out), v.style)
 	v.mu.Unlock()
 	var b strings.Builder
 	if v.drawn > 0 {
@@ -301,9 +303,9 @@ func (v *demoView) closing() error {
 	stats := v.server.Stats()
 	elapsed := time.Since(v.start)
 	text := fmt.Sprintf("%s met, exchanged keys, counted to %d, passed a barrier, added up a vector and passed a reference around in %.1f s; the store did %s operations on %d keys",
-		processes(len(v.board.Workers)), 250*len(v.board.Workers), elapsed.Seconds(), tui.Count(opsOf(stats)), stats.Keys)
-	if v.app.json {
-		return v.app.print(map[string]any{"event": "end", "ms": elapsed.Milliseconds(), "text": text, "workers": len(v.board.Workers)}, "")
+		processes(len(v.board.Workers)), 250*len(v.board.Workers), elapsed.Seconds(), tui.Count(storecmd.OpsOf(stats)), stats.Keys)
+	if v.app.JSON {
+		return v.app.Print(map[string]any{"event": "end", "ms": elapsed.Milliseconds(), "text": text, "workers": len(v.board.Workers)}, "")
 	}
 	_, err := fmt.Fprintln(v.app.Out, v.style.Green("done:")+" "+text)
 	return err

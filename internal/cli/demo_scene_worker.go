@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/rendezvous"
 )
 
@@ -24,7 +25,7 @@ func (a *app) playScene(ctx context.Context, scene, python, script string) error
 	rank, size := a.Getenv(rendezvous.EnvRank), a.Getenv(rendezvous.EnvWorldSize)
 	last, err := strconv.Atoi(size)
 	if err != nil {
-		return &usageError{fmt.Errorf("demo-worker: %s is %q: only \"cohort demo\" starts this", rendezvous.EnvWorldSize, size)}
+		return command.Usage(fmt.Errorf("demo-worker: %s is %q: only \"cohort demo\" starts this", rendezvous.EnvWorldSize, size))
 	}
 	last--
 	if python != "" && rank == strconv.Itoa(last) {

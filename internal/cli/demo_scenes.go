@@ -43,15 +43,15 @@ type scenes struct {
 
 // tell prints a line of the story, or an event.
 func (s *scenes) tell(event, text string) {
-	if s.json {
-		_ = s.print(map[string]any{"event": event, "ms": time.Since(s.start).Milliseconds(), "text": text}, "")
+	if s.JSON {
+		_ = s.Print(map[string]any{"event": event, "ms": time.Since(s.start).Milliseconds(), "text": text}, "")
 		return
 	}
 	_, _ = fmt.Fprintln(s.Out, text)
 }
 
 func (s *scenes) title(text string) {
-	if !s.json {
+	if !s.JSON {
 		_, _ = fmt.Fprintln(s.Out, "\n"+s.style.Bold(text))
 	}
 }
@@ -180,7 +180,7 @@ func (s *scenes) why(ctx context.Context, job string) error {
 
 // next says what a user can do now.
 func (s *scenes) next() {
-	if s.json {
+	if s.JSON {
 		return
 	}
 	_, _ = fmt.Fprint(s.Out, `

@@ -9,6 +9,8 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cohort-dist/cohort/internal/cli/command"
 )
 
 // demoReport is one line from a worker to the demonstration.
@@ -27,7 +29,7 @@ func (a *app) demoWorkerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    "demo-worker",
 		Hidden: true,
-		Args:   exactly(),
+		Args:   command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if scene != "" {
 				return a.playScene(cmd.Context(), scene, python, script)
@@ -69,7 +71,7 @@ func playAll(ctx context.Context, rank int, out *json.Encoder) error {
 			return told
 		}
 		if err != nil {
-			return &exitError{ExitFailure}
+			return command.Exit(command.ExitFailure)
 		}
 	}
 	return s.world.Shutdown(ctx)

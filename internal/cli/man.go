@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/runflags"
 )
 
@@ -23,7 +24,7 @@ func (a *app) manCommand() *cobra.Command {
 		Long: strings.TrimSpace(`
 Write the manual pages cohort.1, cohort-run.1 and so on into a folder.`),
 		Example: "  cohort man ~/.local/share/man/man1 && man cohort-run",
-		Args:    exactly("DIR"),
+		Args:    command.Exactly("DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := os.MkdirAll(args[0], 0o755); err != nil { //nolint:gosec // for everybody to read
 				return err
@@ -36,7 +37,7 @@ Write the manual pages cohort.1, cohort-run.1 and so on into a folder.`),
 				}
 				n++
 			}
-			return a.print(map[string]any{"pages": n, "folder": args[0]}, fmt.Sprintf("%d pages in %s", n, args[0]))
+			return a.Print(map[string]any{"pages": n, "folder": args[0]}, fmt.Sprintf("%d pages in %s", n, args[0]))
 		},
 	}
 }

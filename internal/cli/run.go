@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/runflags"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/launch"
@@ -70,13 +71,13 @@ func completeRun(_ *cobra.Command, before []string, word string) ([]string, cobr
 func (a *app) run(cmd *cobra.Command, args []string) error {
 	o, err := runflags.Parse(args, runflags.System{Lookup: os.LookupEnv, GPUs: countGPUs, ReadFile: os.ReadFile})
 	if err != nil {
-		return &usageError{fmt.Errorf("%w; \"cohort run --help\" explains the options", err)}
+		return command.Usage(fmt.Errorf("%w; \"cohort run --help\" explains the options", err))
 	}
 	if o.Help {
 		_, err = fmt.Fprintf(a.Out, "%s\n\nUsage:\n  cohort run [OPTIONS] [--] PROGRAM [ARGUMENTS]\n  cohort run [OPTIONS] -f FILE\n\nExamples:\n%s\n\n%s", cmd.Long, cmd.Example, runflags.Usage())
 		return err
 	}
-	a.json = a.json || o.JSON
+	a.JSON = a.JSON || o.JSON
 	o.Keeper = []string{filepath.Base(os.Args[0]), keeperName}
 	if o.DryRun {
 		return a.dryRun(o.Config)
@@ -95,7 +96,7 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if a.json {
+	if a.JSON {
 		_ = json.NewEncoder(a.Err).Encode(report)
 	} else {
 		_, _ = fmt.Fprint(a.Err, report.Text(tui.StyleFor(a.Err, a.Getenv).Red))
@@ -104,17 +105,17 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 	case report.Succeeded:
 		return nil
 	case o.FirstCode:
-		return &exitError{report.ExitCode()}
+		return command.Exit(report.ExitCode())
 	}
-	return &exitError{ExitFailure}
+	return command.Exit(command.ExitFailure)
 }
 
 func (a *app) dryRun(c launch.Config) error {
 	plan, err := launch.DryRun(c)
 	if err != nil {
-		return &usageError{err}
+		return command.Usage(err)
 	}
-	return a.print(plan, plan.String())
+	return a.Print(plan, plan.String())
 }
 
 // screen says how the job shows itself: with ranks and colours for people on a terminal, as it comes for programs.

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/cli/command"
 )
 
 // signalling sends SIGTERM to this process with the first thing that is written.
@@ -43,7 +45,7 @@ func TestSignalBeforeTheJob(t *testing.T) {
 		runName, "--nproc-per-node", "auto", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1",
 		"--rdzv-conf", "is_host=0,join_timeout=30", "--evidence", "-", "true",
 	}, IO{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: complaints, Getenv: func(string) string { return "" }})
-	if took := time.Since(from); code != ExitFailure || took > 25*time.Second || !strings.Contains(complaints.String(), "the job was ended by SIGTERM") {
+	if took := time.Since(from); code != command.ExitFailure || took > 25*time.Second || !strings.Contains(complaints.String(), "the job was ended by SIGTERM") {
 		t.Errorf("exit code %d after %v\n%s", code, took, complaints.String())
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/jobscan"
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/tui"
@@ -49,7 +50,7 @@ a rank is a process there and a group a thread.`),
   cohort trace --perfetto job.trace.json dumps/`, "\n"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (addr == "") == (len(args) == 0) {
-				return &usageError{errors.New("give either FILES or --addr")}
+				return command.Usage(errors.New("give either FILES or --addr"))
 			}
 			dumps, err := a.readDumps(args)
 			if addr != "" {
@@ -178,8 +179,8 @@ func writePerfetto(name string, dumps []recorder.Dump) error {
 }
 
 func (a *app) printVerdict(v recorder.Verdict, verbose bool) error {
-	if a.json {
-		return a.print(v, "")
+	if a.JSON {
+		return a.Print(v, "")
 	}
 	style := tui.StyleFor(a.Out, a.Getenv)
 	var b strings.Builder

@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cohort-dist/cohort/internal/cli/command"
 )
 
 // version and commit are set by the linker (see the Makefile); without them the build's own records are asked.
@@ -61,10 +63,10 @@ func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  exactly(),
+		Args:  command.Exactly(),
 		RunE: func(*cobra.Command, []string) error {
 			v := thisVersion()
-			return a.print(v, v.String())
+			return a.Print(v, v.String())
 		},
 	}
 }

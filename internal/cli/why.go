@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/frdump"
 	"github.com/cohort-dist/cohort/internal/jobscan"
 	"github.com/cohort-dist/cohort/internal/recorder"
@@ -57,7 +58,7 @@ which key, and ranks that run PyTorch's debug server are asked for their recorde
 				return a.whyFiles(args)
 			}
 			if len(args) > 1 {
-				return &usageError{fmt.Errorf("%q is neither a file nor the only argument", args[0])}
+				return command.Usage(fmt.Errorf("%q is neither a file nor the only argument", args[0]))
 			}
 			if addr != "" {
 				return a.whyStore(cmd.Context(), addr, apart)
@@ -120,7 +121,7 @@ func (a *app) whyStore(ctx context.Context, addr string, apart time.Duration) er
 	}
 	seen, err := jobscan.AskStore(ctx, addr)
 	if err != nil {
-		return &unreachableError{fmt.Errorf("no job on this host has the store %s, and it cannot be asked: %w", addr, err)}
+		return command.Unreachable(fmt.Errorf("no job on this host has the store %s, and it cannot be asked: %w", addr, err))
 	}
 	return a.printWhy("store "+addr, verdict.Judge(seen))
 }
@@ -137,7 +138,7 @@ func (a *app) printWhy(job string, v verdict.Verdict) error {
 	for _, line := range v.Proof {
 		lines = append(lines, "  "+tui.Printable(line))
 	}
-	return a.print(whyAnswer{job, v}, strings.Join(lines, "\n"))
+	return a.Print(whyAnswer{job, v}, strings.Join(lines, "\n"))
 }
 
 // whyFiles explains a bundle or dumps.
@@ -151,7 +152,7 @@ func (a *app) whyFiles(args []string) error {
 		if err := json.Unmarshal(b, &r); err != nil {
 			return fmt.Errorf("%s: %w", report, err)
 		}
-		return a.print(&r, strings.TrimSuffix(r.Text(nil), "\n"))
+		return a.Print(&r, strings.TrimSuffix(r.Text(nil), "\n"))
 	}
 	seen, err := readTorchDumps(args)
 	if err == nil {
@@ -234,11 +235,11 @@ func (a *app) psCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "ps [JOB]",
 		Short: "List the jobs on this host, their ranks and what each is doing",
-		Args:  between(0, 1, "JOB"),
+		Args:  command.Between(0, 1, "JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			found, err := jobs(args)
 			if errors.Is(err, dist.NotFound) && len(args) == 0 {
-				return a.print([]psRow{}, "no jobs")
+				return a.Print([]psRow{}, "no jobs")
 			}
 			if err != nil {
 				return err
@@ -267,8 +268,8 @@ func (a *app) ps(ctx context.Context, found []jobscan.Job) error {
 			rows = append(rows, psRow{j.ID, j.Store, j.World, r.Rank, r.PID, r.Restart, doing[i], r.Command})
 		}
 	}
-	if a.json {
-		return a.print(rows, "")
+	if a.JSON {
+		return a.Print(rows, "")
 	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -277,5 +278,5 @@ func (a *app) ps(ctx context.Context, found []jobscan.Job) error {
 		_, _ = fmt.Fprintf(w, "%s\t%s\t%d/%d\t%d\t%d\t%s\n", tui.Printable(r.Job), tui.Printable(r.Store), r.Rank, r.World, r.PID, r.Restart, tui.Printable(r.Doing))
 	}
 	_ = w.Flush()
-	return a.print(nil, strings.TrimSuffix(b.String(), "\n"))
+	return a.Print(nil, strings.TrimSuffix(b.String(), "\n"))
 }

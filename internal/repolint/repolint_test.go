@@ -57,7 +57,7 @@ pure: internal/frdump internal/verdict
       internal/jobscan
       launch
 pure: internal/jobfile
-      internal/runflags internal/tui internal/cli cmd/*
+      internal/runflags internal/tui internal/cli/command internal/cli/storecmd internal/cli/rpccmd internal/cli cmd/*
 `
 
 // pureForbids lists what a pure package may not import: it decides, others act.

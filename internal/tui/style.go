@@ -60,3 +60,13 @@ func (s Style) Green(text string) string { return s.paint(green, text) }
 
 // Yellow is for what lasts too long.
 func (s Style) Yellow(text string) string { return s.paint(yellow, text) }
+
+// Width returns the columns of a terminal, and enough for a line elsewhere.
+func Width(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+			return width
+		}
+	}
+	return 120
+}

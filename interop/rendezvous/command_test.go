@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/internal/cli"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
@@ -32,7 +33,7 @@ sys.stdin.readline()
 			line, out, err string
 			code           int
 		}
-		keys := step{line: "keys", err: "this server cannot list its keys", code: cli.ExitFailure}
+		keys := step{line: "keys", err: "this server cannot list its keys", code: command.ExitFailure}
 		if torch.About(t).Since(2, 10) {
 			keys = step{line: "keys", out: "from-python\nleader\nsteps\n"}
 		}
@@ -43,18 +44,18 @@ sys.stdin.readline()
 			{line: "add --raw init/ 0", out: "1\n"},
 			{line: "add steps 5", out: "5\n"},
 			{line: "cas leader  a", out: "a\n"},
-			{line: "cas leader b c", out: "a\n", code: cli.ExitUnchanged},
+			{line: "cas leader b c", out: "a\n", code: command.ExitUnchanged},
 			{line: "append log one"},
 			{line: "append log two"},
 			{line: "get log", out: "onetwo\n"},
 			{line: "wait log steps"},
-			{line: "wait --timeout 300ms never", err: "timeout", code: cli.ExitTimeout},
-			{line: "get --now never", err: "not found", code: cli.ExitNotFound},
+			{line: "wait --timeout 300ms never", err: "timeout", code: command.ExitTimeout},
+			{line: "get --now never", err: "not found", code: command.ExitNotFound},
 			{line: "delete log", out: ""},
-			{line: "delete log", err: "not found", code: cli.ExitNotFound},
+			{line: "delete log", err: "not found", code: command.ExitNotFound},
 			keys,
-			{line: "top --once", err: "is PyTorch's own and does not tell who waits", code: cli.ExitFailure},
-			{line: "clear --yes", err: "is PyTorch's own, which cannot be cleared", code: cli.ExitFailure},
+			{line: "top --once", err: "is PyTorch's own and does not tell who waits", code: command.ExitFailure},
+			{line: "clear --yes", err: "is PyTorch's own, which cannot be cleared", code: command.ExitFailure},
 			{line: "set from-go bonjour"},
 		} {
 			args := append([]string{"store"}, strings.Split(step.line, " ")...)

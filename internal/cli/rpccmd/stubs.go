@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package rpccmd
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -41,9 +42,9 @@ rpc.Params. rpc.Doc makes a docstring.`),
 		Example: strings.Trim(`
   cohort rpc stubs ps --addr node0:29500 --out stubs
   PYTHONPATH=stubs python3 trainer.py`, "\n"),
-		Args: exactly("WORKER"),
+		Args: command.Exactly("WORKER"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return flags.withStore(cmd.Context(), a, func(ctx context.Context, s *tcpstore.Client) error {
+			return flags.WithStore(cmd.Context(), a.App, func(ctx context.Context, s *tcpstore.Client) error {
 				functions, err := flags.describe(ctx, s, args[0])
 				if err != nil {
 					return err
@@ -56,7 +57,7 @@ rpc.Params. rpc.Doc makes a docstring.`),
 			})
 		},
 	}
-	flags.bind(a, cmd)
+	flags.Bind(a.App, cmd)
 	cmd.Flags().StringVar(&out, "out", ".", "the folder to write to")
 	cmd.Flags().BoolVar(&force, "force", false, "write over files that are there")
 	return cmd
@@ -106,7 +107,7 @@ func (a *app) writeStubs(folder string, files map[string]string, force bool) err
 		}
 		names = append(names, file)
 	}
-	return a.print(map[string]any{"files": names}, strings.Join(names, "\n"))
+	return a.Print(map[string]any{"files": names}, strings.Join(names, "\n"))
 }
 
 // identifier is what Python allows as a name, but for its keywords.

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package rpccmd
 
 import (
 	"cmp"
@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -47,14 +48,14 @@ asked, such circles are shown too.`),
 		Example: strings.Trim(`
   cohort rpc refs
   cohort rpc refs ps --json`, "\n"),
-		Args: between(0, -1),
+		Args: command.Between(0, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return flags.withStore(cmd.Context(), a, func(ctx context.Context, s *tcpstore.Client) error {
+			return flags.WithStore(cmd.Context(), a.App, func(ctx context.Context, s *tcpstore.Client) error {
 				report, err := flags.readRefs(ctx, s, args)
 				if err != nil {
 					return err
 				}
-				if err := a.print(report, report.text()); err != nil {
+				if err := a.Print(report, report.text()); err != nil {
 					return err
 				}
 				for _, name := range report.failedNames() {
@@ -64,7 +65,7 @@ asked, such circles are shown too.`),
 			})
 		},
 	}
-	flags.bind(a, cmd)
+	flags.Bind(a.App, cmd)
 	return cmd
 }
 

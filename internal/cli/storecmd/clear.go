@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package storecmd
 
 import (
 	"bufio"
@@ -16,12 +16,13 @@ import (
 	"golang.org/x/term"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
 func (a *app) clearCommand() *cobra.Command {
 	var yes bool
-	var flags storeFlags
+	var flags command.StoreFlags
 	cmd := &cobra.Command{
 		Use:   "clear",
 		Short: "Remove everything from a store, so that the next run finds it empty",
@@ -37,19 +38,19 @@ PyTorch's own stores cannot be cleared: restart the process that has it.`),
 		Example: strings.Trim(`
   cohort store clear --addr node0:29500
   cohort store clear --addr node0:29500 --yes`, "\n"),
-		Args: exactly(),
+		Args: command.Exactly(),
 	}
-	flags.bind(a, cmd)
+	flags.Bind(a.App, cmd)
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.clear(cmd.Context(), &flags, yes) }
 	return cmd
 }
 
 // clear looks first, asks, and then clears exactly what it has looked at.
-func (a *app) clear(ctx context.Context, flags *storeFlags, yes bool) error {
+func (a *app) clear(ctx context.Context, flags *command.StoreFlags, yes bool) error {
 	var id tcpstore.Identity
 	var stats tcpstore.Stats
-	err := flags.withStore(ctx, a, func(ctx context.Context, s *tcpstore.Client) (err error) {
+	err := flags.WithStore(ctx, a.App, func(ctx context.Context, s *tcpstore.Client) (err error) {
 		if id, _, err = s.Hello(ctx); err != nil {
 			return clearError(s.Addr(), err)
 		}
@@ -65,11 +66,11 @@ func (a *app) clear(ctx context.Context, flags *storeFlags, yes bool) error {
 	clients := stats.Clients() - 1 // without this one
 	if !yes {
 		if err := a.confirm(fmt.Sprintf("Remove %d keys and %d queues from the store at %s, which has %d other connections?",
-			stats.Keys, stats.Queues, flags.addr, clients)); err != nil {
+			stats.Keys, stats.Queues, flags.Addr, clients)); err != nil {
 			return err
 		}
 	}
-	return flags.withStore(ctx, a, func(ctx context.Context, s *tcpstore.Client) error {
+	return flags.WithStore(ctx, a.App, func(ctx context.Context, s *tcpstore.Client) error {
 		n, err := s.Clear(ctx, id)
 		if errors.Is(err, dist.InvalidArgument) {
 			return fmt.Errorf("the store at %s was cleared or started anew by somebody else meanwhile; nothing was done", s.Addr())
@@ -77,7 +78,7 @@ func (a *app) clear(ctx context.Context, flags *storeFlags, yes bool) error {
 		if err != nil {
 			return clearError(s.Addr(), err)
 		}
-		return a.print(map[string]any{"cleared": n, "connections": clients},
+		return a.Print(map[string]any{"cleared": n, "connections": clients},
 			fmt.Sprintf("cleared: %d keys and queues are gone", n))
 	})
 }
@@ -93,8 +94,8 @@ func clearError(addr string, err error) error {
 // confirm asks a person; where there is none, a flag has to say it.
 func (a *app) confirm(question string) error {
 	in, is := a.In.(*os.File)
-	if !is || !term.IsTerminal(int(in.Fd())) || a.json {
-		return &usageError{fmt.Errorf("%s Give --yes to do it", question)}
+	if !is || !term.IsTerminal(int(in.Fd())) || a.JSON {
+		return command.Usage(fmt.Errorf("%s Give --yes to do it", question))
 	}
 	_, _ = fmt.Fprintf(a.Err, "%s Type yes to do it: ", question)
 	answer, _ := bufio.NewReader(a.In).ReadString('\n')

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package storecmd
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/portowner"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -59,7 +60,7 @@ give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
   cohort store serve
   cohort store serve --addr 0.0.0.0:29500 --http 127.0.0.1:9090
   cohort store serve --addr 127.0.0.1:0 --json      take a free port and say which`, "\n"),
-		Args: exactly(),
+		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := flags.check(); err != nil {
 				return err
@@ -68,7 +69,7 @@ give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&flags.addr, "addr", "127.0.0.1:"+defaultPort, "address to serve on, HOST:PORT; port 0 takes a free one")
+	f.StringVar(&flags.addr, "addr", "127.0.0.1:"+command.DefaultPort, "address to serve on, HOST:PORT; port 0 takes a free one")
 	f.StringVar(&flags.http, "http", "", "serve /metrics (Prometheus), /healthz and /stats (JSON) on this address")
 	f.BoolVar(&flags.withStdin, "exit-with-stdin", false, "end also when standard input closes")
 	f.DurationVar(&flags.drain, "drain", 0, "when told to end, wait up to this time for clients to leave")
@@ -98,11 +99,11 @@ func (f *serveFlags) check() error {
 	}
 	for _, limit := range limits {
 		if limit.value < 1 {
-			return &usageError{fmt.Errorf("--%s %d: it must be more than zero", limit.name, limit.value)}
+			return command.Usage(fmt.Errorf("--%s %d: it must be more than zero", limit.name, limit.value))
 		}
 	}
 	if f.drain < 0 {
-		return &usageError{fmt.Errorf("--drain %s: it cannot be negative", f.drain)}
+		return command.Usage(fmt.Errorf("--drain %s: it cannot be negative", f.drain))
 	}
 	return nil
 }
@@ -118,7 +119,7 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 		level = slog.LevelDebug
 	}
 	var handler slog.Handler = slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: level})
-	if a.json {
+	if a.JSON {
 		handler = slog.NewJSONHandler(a.Err, &slog.HandlerOptions{Level: level})
 	}
 	opts := []tcpstore.ServerOption{tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler))}
@@ -163,7 +164,7 @@ var errStdinClosed = errors.New("the end of standard input")
 // listenAddr completes the address of --addr.
 func listenAddr(addr string) (string, error) {
 	if _, _, err := net.SplitHostPort(addr); err != nil {
-		return "", &usageError{fmt.Errorf("--addr %s: %w; write HOST:PORT, an IPv6 host in brackets", addr, err)}
+		return "", command.Usage(fmt.Errorf("--addr %s: %w; write HOST:PORT, an IPv6 host in brackets", addr, err))
 	}
 	return addr, nil
 }
@@ -192,7 +193,7 @@ func (a *app) ready(server *tcpstore.Server, httpAddr string) error {
 		object["http"] = httpAddr
 		text += ", metrics on http://" + httpAddr + "/metrics"
 	}
-	return a.print(object, text)
+	return a.Print(object, text)
 }
 
 // endServe ends the server and prints the summary.
@@ -218,5 +219,5 @@ func (a *app) endServe(server *tcpstore.Server, cause error, drain time.Duration
 	if final.Cut > 0 {
 		text += fmt.Sprintf("; %d clients were cut", final.Cut)
 	}
-	return a.print(object, text)
+	return a.Print(object, text)
 }

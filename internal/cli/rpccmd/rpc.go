@@ -1,15 +1,23 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+// Package rpccmd is "cohort rpc": look into an RPC world, and call its workers.
+package rpccmd
 
 import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cohort-dist/cohort/internal/cli/command"
 )
 
-func (a *app) rpcCommand() *cobra.Command {
+// app carries what the commands share.
+type app struct{ *command.App }
+
+// New returns the command.
+func New(shared *command.App) *cobra.Command {
+	a := &app{shared}
 	cmd := &cobra.Command{
 		Use:   "rpc",
 		Short: "Look into an RPC world, and call its workers",
@@ -25,7 +33,7 @@ first. The commands take the latest that is there; --round names another.`),
   cohort rpc call trainer1 stats.mean '[1, 2, 3]'
   cohort rpc refs ps
   cohort rpc stubs ps --out stubs`, "\n"),
-		Args: noSuchCommand,
+		Args: command.NoSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(a.rpcListCommand(), a.rpcCallCommand(), a.rpcRefsCommand(), a.rpcStubsCommand())
@@ -34,12 +42,13 @@ first. The commands take the latest that is there; --round names another.`),
 
 // rpcFlags are the flags of every command that looks into an RPC world.
 type rpcFlags struct {
-	storeFlags
+	command.StoreFlags
 	round int
 }
 
-func (f *rpcFlags) bind(a *app, cmd *cobra.Command) {
-	f.storeFlags.bind(a, cmd)
+// Bind adds the flags to cmd.
+func (f *rpcFlags) Bind(a *command.App, cmd *cobra.Command) {
+	f.StoreFlags.Bind(a, cmd)
 	_ = cmd.Flags().MarkHidden("raw")
 	cmd.Flags().IntVar(&f.round, "round", -1, "the number of the init_rpc, from 0; -1 is the latest")
 }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package rpccmd
 
 import (
 	"cmp"
@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -59,9 +60,9 @@ start.`),
 		Example: strings.Trim(`
   cohort rpc ls
   cohort rpc ls --addr node0:29500 --round 0 --json`, "\n"),
-		Args: exactly(),
+		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return flags.withStore(cmd.Context(), a, func(ctx context.Context, s *tcpstore.Client) error {
+			return flags.WithStore(cmd.Context(), a.App, func(ctx context.Context, s *tcpstore.Client) error {
 				world, err := readRPCWorld(ctx, s, flags.round)
 				if err != nil {
 					return err
@@ -70,13 +71,13 @@ start.`),
 			})
 		},
 	}
-	flags.bind(a, cmd)
+	flags.Bind(a.App, cmd)
 	return cmd
 }
 
 func (a *app) printRPCWorld(w *rpcWorld) error {
-	if a.json {
-		return a.print(w, "")
+	if a.JSON {
+		return a.Print(w, "")
 	}
 	kind := "dynamic"
 	if w.Static {
@@ -96,7 +97,7 @@ func (a *app) printRPCWorld(w *rpcWorld) error {
 		}
 		fmt.Fprintf(&b, "\n%5d  %-*s  %-7s  %s", m.ID, width, tui.Printable(m.Name), kind, cmp.Or(tui.Printable(m.Addr), "-"))
 	}
-	return a.print(w, b.String())
+	return a.Print(w, b.String())
 }
 
 // The keys of PyTorch's RPC start, below roundPrefix.

@@ -1,14 +1,13 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package storecmd
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -20,13 +19,14 @@ import (
 	"golang.org/x/term"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/portowner"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
 func (a *app) topCommand() *cobra.Command {
-	var flags storeFlags
+	var flags command.StoreFlags
 	var once bool
 	var every time.Duration
 	cmd := &cobra.Command{
@@ -44,15 +44,15 @@ runs on this machine, by its process id, command and the RANK it was started wit
   cohort store top --addr node0:29500
   cohort store top --once
   cohort store top --json --every 10s >> store.log`, "\n"),
-		Args: exactly(),
+		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 100*time.Millisecond {
-				return &usageError{fmt.Errorf("--every %s: at least 100ms", every)}
+				return command.Usage(fmt.Errorf("--every %s: at least 100ms", every))
 			}
 			return a.top(cmd.Context(), flags, once, every)
 		},
 	}
-	flags.bind(a, cmd)
+	flags.Bind(a.App, cmd)
 	cmd.Flags().BoolVar(&once, "once", false, "print one frame and end")
 	cmd.Flags().DurationVar(&every, "every", time.Second, "time between frames")
 	return cmd
@@ -122,8 +122,8 @@ func topOf(before, now tcpstore.Stats, raw bool) tui.Top {
 	}
 	top := tui.Top{
 		Addr: now.Addr, Uptime: now.Time.Sub(now.Started), Conns: now.Connections, Keys: int64(now.Keys),
-		Queues: int64(now.Queues), Bytes: now.Bytes, Ops: opsOf(now), Rate: rate(before.Requests(), now.Requests()),
-		ByOp: map[string]int64{}, ByOpRate: map[string]float64{}, Waiting: now.Waiting, Waits: waitsOf(now, raw),
+		Queues: int64(now.Queues), Bytes: now.Bytes, Ops: OpsOf(now), Rate: rate(before.Requests(), now.Requests()),
+		ByOp: map[string]int64{}, ByOpRate: map[string]float64{}, Waiting: now.Waiting, Waits: WaitsOf(now, raw),
 		Workers: now.Workers, Left: int64(now.LeftBehind),
 	}
 	if now.LeftBehind > 0 {
@@ -174,10 +174,11 @@ func ranksOf(claims map[string]tcpstore.Claim) (here, gone []int) {
 	return here, gone
 }
 
-func opsOf(s tcpstore.Stats) int64 { return int64(s.Requests()) } //nolint:gosec // counters stay far below 2^63
+// OpsOf counts the requests that a store has served.
+func OpsOf(s tcpstore.Stats) int64 { return int64(s.Requests()) } //nolint:gosec // counters stay far below 2^63
 
-// waitsOf gathers the rows of one client's wait, one for each key, into one.
-func waitsOf(s tcpstore.Stats, raw bool) []tui.Wait {
+// WaitsOf gathers the rows of one client's wait, one for each key, into one.
+func WaitsOf(s tcpstore.Stats, raw bool) []tui.Wait {
 	type id struct {
 		waiter string
 		since  int64
@@ -218,21 +219,21 @@ func clientName(claim string) string {
 	return name + ", " + who
 }
 
-func (a *app) top(ctx context.Context, flags storeFlags, once bool, every time.Duration) error {
-	dialing, cancel := context.WithTimeout(ctx, flags.timeout)
-	client, err := a.dialStore(dialing, flags.addr, tcpstore.WithTimeout(flags.timeout))
+func (a *app) top(ctx context.Context, flags command.StoreFlags, once bool, every time.Duration) error {
+	dialing, cancel := context.WithTimeout(ctx, flags.Timeout)
+	client, err := a.DialStore(dialing, flags.Addr, tcpstore.WithTimeout(flags.Timeout))
 	cancel()
 	if err != nil {
-		return explain(ctx, err)
+		return command.Explain(ctx, err)
 	}
 	defer func() { _ = client.Close() }()
-	s := &sampler{client: client, timeout: flags.timeout, raw: flags.raw, names: namer{find: portowner.Clients}}
+	s := &sampler{client: client, timeout: flags.Timeout, raw: flags.Raw, names: namer{find: portowner.Clients}}
 	style := tui.StyleFor(a.Out, a.Getenv)
-	if !once && !a.json && tui.IsTerminal(a.Out) && a.Getenv("TERM") != "dumb" {
-		return explain(ctx, a.liveTop(ctx, s, every, style))
+	if !once && !a.JSON && tui.IsTerminal(a.Out) && a.Getenv("TERM") != "dumb" {
+		return command.Explain(ctx, a.liveTop(ctx, s, every, style))
 	}
 	err = a.plainTop(ctx, s, every, once, style)
-	if by := (signalError{}); errors.As(context.Cause(ctx), &by) {
+	if by := (command.SignalError{}); errors.As(context.Cause(ctx), &by) {
 		return nil // the usual way to end it
 	}
 	return err
@@ -247,10 +248,10 @@ func (a *app) plainTop(ctx context.Context, s *sampler, every time.Duration, onc
 		if err != nil {
 			return err
 		}
-		if a.json {
+		if a.JSON {
 			err = json.NewEncoder(a.Out).Encode(top)
 		} else {
-			_, err = fmt.Fprint(a.Out, top.Frame(terminalWidth(a.Out), 0, style))
+			_, err = fmt.Fprint(a.Out, top.Frame(tui.Width(a.Out), 0, style))
 		}
 		if err != nil || once {
 			return err
@@ -260,7 +261,7 @@ func (a *app) plainTop(ctx context.Context, s *sampler, every time.Duration, onc
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if !a.json {
+		if !a.JSON {
 			if _, err := fmt.Fprintln(a.Out); err != nil {
 				return err
 			}
@@ -268,19 +269,9 @@ func (a *app) plainTop(ctx context.Context, s *sampler, every time.Duration, onc
 	}
 }
 
-// terminalWidth returns the columns of a terminal, and enough for a line elsewhere.
-func terminalWidth(w io.Writer) int {
-	if f, ok := w.(*os.File); ok {
-		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
-			return width
-		}
-	}
-	return 120
-}
-
 // liveTop redraws one screen until a key or a signal ends it.
 func (a *app) liveTop(ctx context.Context, s *sampler, every time.Duration, style tui.Style) error {
-	model := &topModel{ctx: ctx, sampler: s, every: every, style: style, width: terminalWidth(a.Out), height: 24, top: tui.Top{Addr: s.client.Addr()}}
+	model := &topModel{ctx: ctx, sampler: s, every: every, style: style, width: tui.Width(a.Out), height: 24, top: tui.Top{Addr: s.client.Addr()}}
 	opts := []tea.ProgramOption{tea.WithOutput(a.Out), tea.WithoutSignalHandler()}
 	if in, ok := a.In.(*os.File); ok && term.IsTerminal(int(in.Fd())) {
 		opts = append(opts, tea.WithInput(in))
@@ -291,7 +282,7 @@ func (a *app) liveTop(ctx context.Context, s *sampler, every time.Duration, styl
 	// A program that is given ctx is killed by its end and closes the terminal while it is being read; Quit waits for that.
 	defer context.AfterFunc(ctx, program.Quit)()
 	_, err := program.Run()
-	if by := (signalError{}); errors.As(context.Cause(ctx), &by) {
+	if by := (command.SignalError{}); errors.As(context.Cause(ctx), &by) {
 		return nil // the usual way to end it
 	}
 	return err

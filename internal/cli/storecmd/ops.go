@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package storecmd
 
 import (
 	"bytes"
@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -61,7 +62,7 @@ func (a *app) value(ctx context.Context, arg string) ([]byte, error) {
 	select {
 	case <-read:
 	case <-ctx.Done():
-		return nil, explain(ctx, ctx.Err())
+		return nil, command.Explain(ctx, ctx.Err())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("standard input: %w", err)
@@ -81,7 +82,7 @@ func (a *app) getCommand() *cobra.Command {
   cohort store get epoch
   cohort store get --now epoch || echo "not there yet"
   cohort store get --no-newline blob > blob.bin`, "\n"),
-		Args: exactly("KEY"),
+		Args: command.Exactly("KEY"),
 	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
 		if now {
 			if there, err := s.Check(ctx, args[0]); err != nil {
@@ -94,8 +95,8 @@ func (a *app) getCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if a.json {
-			return a.print(newKeyValue(args[0], value), "")
+		if a.JSON {
+			return a.Print(newKeyValue(args[0], value), "")
 		}
 		if !bare {
 			value = append(value, '\n')
@@ -138,7 +139,7 @@ func (a *app) writeCommand(
 	cmd *cobra.Command, write func(s *tcpstore.Client, ctx context.Context, key string, value []byte) error,
 ) *cobra.Command {
 	var value []byte
-	cmd.Args = exactly("KEY", "VALUE")
+	cmd.Args = command.Exactly("KEY", "VALUE")
 	a.storeOp(cmd, func(ctx context.Context, s *tcpstore.Client, args []string) error {
 		if err := write(s, ctx, args[0], value); err != nil {
 			return err
@@ -157,8 +158,8 @@ func (a *app) writeCommand(
 
 // done tells of a success that only JSON has words for.
 func (a *app) done(result map[string]any) error {
-	if a.json {
-		return a.print(result, "")
+	if a.JSON {
+		return a.Print(result, "")
 	}
 	return nil
 }
@@ -178,11 +179,11 @@ func (a *app) addCommand() *cobra.Command {
   cohort store add -- steps -1              a negative number needs the two dashes
   cohort store add --raw init/ 0            how many workers joined`, "\n"),
 		Args: func(cmd *cobra.Command, args []string) (err error) {
-			if err = between(1, 2, "KEY")(cmd, args); err != nil || len(args) < 2 {
+			if err = command.Between(1, 2, "KEY")(cmd, args); err != nil || len(args) < 2 {
 				return err
 			}
 			if delta, err = strconv.ParseInt(args[1], 10, 64); err != nil {
-				return &usageError{fmt.Errorf("DELTA %q is not a whole number", args[1])}
+				return command.Usage(fmt.Errorf("DELTA %q is not a whole number", args[1]))
 			}
 			return nil
 		},
@@ -191,11 +192,11 @@ func (a *app) addCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.print(map[string]any{"key": args[0], "sum": sum}, strconv.FormatInt(sum, 10))
+		return a.Print(map[string]any{"key": args[0], "sum": sum}, strconv.FormatInt(sum, 10))
 	})
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if negative.MatchString(err.Error()) {
-			return &usageError{errors.New(`a negative DELTA needs two dashes before KEY, so that it is not taken for a flag: cohort store add -- KEY -1`)}
+			return command.Usage(errors.New(`a negative DELTA needs two dashes before KEY, so that it is not taken for a flag: cohort store add -- KEY -1`))
 		}
 		return cmd.Root().FlagErrorFunc()(cmd, err)
 	})
@@ -214,7 +215,7 @@ as replaced, because PyTorch's protocol does not tell the two apart.`),
 		Example: strings.Trim(`
   cohort store cas leader "" node3          become the leader if there is none
   cohort store cas leader node3 node4`, "\n"),
-		Args: exactly("KEY", "EXPECTED", "DESIRED"),
+		Args: command.Exactly("KEY", "EXPECTED", "DESIRED"),
 	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
 		value, err := s.CompareAndSet(ctx, args[0], []byte(args[1]), []byte(args[2]))
 		if err != nil {
@@ -232,10 +233,10 @@ as replaced, because PyTorch's protocol does not tell the two apart.`),
 
 			Swapped bool `json:"swapped"`
 		}{newKeyValue(args[0], value), swapped}
-		if err := a.print(result, string(value)); err != nil || swapped {
+		if err := a.Print(result, string(value)); err != nil || swapped {
 			return err
 		}
-		return &exitError{ExitUnchanged}
+		return command.Exit(command.ExitUnchanged)
 	})
 }
 
@@ -245,7 +246,7 @@ func (a *app) waitCommand() *cobra.Command {
 		Short: "Wait until all keys exist",
 		Example: strings.Trim(`
   cohort store wait ready/0 ready/1 --timeout 5m && echo "both are ready"`, "\n"),
-		Args: between(1, -1, "KEY"),
+		Args: command.Between(1, -1, "KEY"),
 	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
 		if err := s.Wait(ctx, args...); err != nil {
 			return nameMissing(ctx, s, args, err)
@@ -280,7 +281,7 @@ func (a *app) deleteCommand() *cobra.Command {
 		Short:   "Delete keys",
 		Long:    "Delete keys. The exit code is 4 if one of them did not exist; the others are deleted nevertheless.",
 		Example: "  cohort store delete epoch steps",
-		Args:    between(1, -1, "KEY"),
+		Args:    command.Between(1, -1, "KEY"),
 	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
 		var missing []string
 		for _, key := range args {
@@ -291,8 +292,8 @@ func (a *app) deleteCommand() *cobra.Command {
 			if !had {
 				missing = append(missing, key)
 			}
-			if a.json {
-				if err := a.print(map[string]any{"key": key, "deleted": had}, ""); err != nil {
+			if a.JSON {
+				if err := a.Print(map[string]any{"key": key, "deleted": had}, ""); err != nil {
 					return err
 				}
 			}
@@ -319,9 +320,9 @@ includes the store's own keys, as PyTorch's num_keys does.`),
   cohort store keys --count`, "\n"),
 		Args: func(cmd *cobra.Command, args []string) error {
 			if count && len(args) > 0 {
-				return &usageError{errors.New("--count counts the whole store and takes no PREFIX")}
+				return command.Usage(errors.New("--count counts the whole store and takes no PREFIX"))
 			}
-			return between(0, 1)(cmd, args)
+			return command.Between(0, 1)(cmd, args)
 		},
 	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
 		if count {
@@ -329,7 +330,7 @@ includes the store's own keys, as PyTorch's num_keys does.`),
 			if err != nil {
 				return err
 			}
-			return a.print(map[string]any{"count": n}, strconv.Itoa(n))
+			return a.Print(map[string]any{"count": n}, strconv.Itoa(n))
 		}
 		keys, err := s.ListKeys(ctx)
 		if err != nil {
@@ -367,7 +368,7 @@ func (a *app) printKeys(ctx context.Context, s *tcpstore.Client, keys []string, 
 			result = newKeyValue(key, value)
 			text += "\t" + tui.Cut(tui.Printable(string(value)), 200)
 		}
-		if err := a.print(result, text); err != nil {
+		if err := a.Print(result, text); err != nil {
 			return err
 		}
 	}

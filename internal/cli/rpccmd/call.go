@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package rpccmd
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -41,13 +42,13 @@ a dynamic world the command joins, calls and leaves.`),
   cohort rpc call ps stats.mean '[1, 2, 3]'
   cohort rpc call trainer1 train.checkpoint '"/data/ckpt"' --kw epoch=7 --timeout 5m
   cohort rpc call ps cohort.rpc.handlers           the functions of a Go worker`, "\n"),
-		Args: between(2, -1, "WORKER", "FUNCTION"),
+		Args: command.Between(2, -1, "WORKER", "FUNCTION"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			values, err := parseArguments(args[2:], keywords)
 			if err != nil {
 				return err
 			}
-			return flags.withStore(cmd.Context(), a, func(ctx context.Context, s *tcpstore.Client) error {
+			return flags.WithStore(cmd.Context(), a.App, func(ctx context.Context, s *tcpstore.Client) error {
 				agent, err := flags.visit(ctx, s, args[0], listen)
 				if err != nil {
 					return err
@@ -60,18 +61,18 @@ a dynamic world the command joins, calls and leaves.`),
 					return err
 				}
 				shown := showValue(result)
-				if a.json {
-					return a.print(map[string]any{"worker": args[0], "function": args[1], "result": shown}, "")
+				if a.JSON {
+					return a.Print(map[string]any{"worker": args[0], "function": args[1], "result": shown}, "")
 				}
 				text, err := json.Marshal(shown)
 				if err != nil {
 					return err
 				}
-				return a.print(nil, string(text))
+				return a.Print(nil, string(text))
 			})
 		},
 	}
-	flags.bind(a, cmd)
+	flags.Bind(a.App, cmd)
 	cmd.Flags().StringArrayVar(&keywords, "kw", nil, "a keyword argument, NAME=JSON; may be repeated")
 	cmd.Flags().StringVar(&listen, "listen", "", "address to listen on, HOST:PORT, when it joins a dynamic world (default: as PyTorch chooses)")
 	return cmd
@@ -91,7 +92,7 @@ func parseArguments(args, keywords []string) ([]any, error) {
 	for _, pair := range keywords {
 		name, text, ok := strings.Cut(pair, "=")
 		if !ok || name == "" {
-			return nil, &usageError{fmt.Errorf("--kw %s: write NAME=JSON", pair)}
+			return nil, command.Usage(fmt.Errorf("--kw %s: write NAME=JSON", pair))
 		}
 		v, err := parseValue("--kw "+name, text)
 		if err != nil {
@@ -119,7 +120,7 @@ func parseValue(what, text string) (any, error) {
 		if !strings.ContainsAny(text, `"[]{}`) {
 			hint = fmt.Sprintf(`; a text needs quotes: '"%s"'`, text)
 		}
-		return nil, &usageError{fmt.Errorf("%s %q is not JSON: %w%s", what, text, err, hint)}
+		return nil, command.Usage(fmt.Errorf("%s %q is not JSON: %w%s", what, text, err, hint))
 	}
 	return numbers(v)
 }
@@ -132,7 +133,7 @@ func numbers(v any) (any, error) {
 		}
 		f, err := v.Float64()
 		if err != nil {
-			return nil, &usageError{fmt.Errorf("the number %s is too large", v)}
+			return nil, command.Usage(fmt.Errorf("the number %s is too large", v))
 		}
 		return f, nil
 	case []any:
@@ -177,7 +178,7 @@ func (f *rpcFlags) visit(ctx context.Context, s *tcpstore.Client, worker, listen
 func visitorName() string { return "cohort_cli_" + strconv.Itoa(os.Getpid()) }
 
 func (f *rpcFlags) options(world *rpcWorld) []rpc.Option {
-	return []rpc.Option{rpc.WithRound(world.Round), rpc.WithTimeout(f.timeout)}
+	return []rpc.Option{rpc.WithRound(world.Round), rpc.WithTimeout(f.Timeout)}
 }
 
 // guest returns an agent that calls Go workers without being a member.
