@@ -3,7 +3,7 @@
 
 // Package cohort is torch.distributed in Go, on PyTorch's own wires.
 //
-// [Join] is the front door: it meets the other processes of a job, Go or PyTorch, by an init URL as PyTorch knows it,
+// [Join] is the entry point. It joins the other processes of a job, Go or PyTorch, through one of PyTorch's init URLs,
 // and returns a [World] with the store that all of them share, this process's rank and the number of ranks:
 //
 //	w, err := cohort.Join(ctx, "env://")
@@ -13,7 +13,7 @@
 //	defer w.Close()
 //	err = w.Store().Set(ctx, fmt.Sprintf("ready/%d", w.Rank()), []byte("yes"))
 //
-// [World.Group] makes the process group of all ranks, for collectives and messages:
+// [World.Group] forms the process group of all ranks, for collectives and messages:
 //
 //	g, err := w.Group(ctx)
 //	if err != nil {
@@ -21,7 +21,7 @@
 //	}
 //	err = group.AllReduceSlice(ctx, g, gradients, group.Sum)
 //
-// [World.RPC] makes the process a worker that calls functions of others by name and serves its own:
+// [World.RPC] makes the process a worker that calls functions of other workers by name and serves its own:
 //
 //	agent, err := w.RPC(ctx, "loader0", rpc.WithHandlers(reg))
 //	if err != nil {
@@ -29,5 +29,5 @@
 //	}
 //	mean, err := rpc.Call[float64](ctx, agent, "trainer1", "stats.mean", xs)
 //
-// The packages below it can be used alone: store and its implementations, rendezvous, tensor, group and rpc.
+// The packages below it can be used on their own: store and its implementations, rendezvous, tensor, group and rpc.
 package cohort

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package group is the process group: collectives, messages between ranks, sub-groups.
+// Package group provides process groups: collectives, messages between ranks, and sub-groups.
 //
 //	g, err := group.New(ctx, store, rank, size)
 //	defer g.Close()
@@ -9,28 +9,28 @@
 //	work := g.AllReduce(ctx, t, group.Sum)                        // does not wait
 //	err = work.Wait(ctx)
 //
-// The ranks are Go processes, PyTorch processes (torch.distributed with the gloo backend) or both. A Go rank says what it
-// can do in the store before anything else, so the ranks know each other: where all are Go processes of one host they
-// share memory, where all are Go they use a native TCP wire, and where a PyTorch rank takes part everybody speaks gloo.
+// The ranks are Go processes, PyTorch processes (torch.distributed with the gloo backend) or both. Before anything else,
+// a Go rank publishes in the store what it can do, so the ranks know each other. If all are Go processes on one host,
+// they share memory; if all are Go, they use a native TCP protocol; if any is a PyTorch rank, all speak gloo.
 //
 // # Operations
 //
-// Every operation returns a [Work] at once. The ctx of the call covers its submission: at the bound of posted operations it
-// waits for a place. A mistake in the arguments comes back as a Work that has failed already and takes no sequence number,
-// so ranks stay in step. Collectives must be posted in the same order on all ranks. Tensors belong to the operation until
-// it is complete; they may have any strides.
+// Every operation returns a [Work] at once. The ctx of the call covers its submission, which waits if too many operations
+// are already posted. For an invalid argument the returned Work has already failed, and no sequence number is used, so
+// ranks stay in step. Collectives must be posted in the same order on all ranks. Tensors belong to the operation until it
+// is complete; they may have any strides.
 //
-// Ranks are ranks of the group; [Group.GlobalRank] and [Group.GroupRank] translate. PyTorch's Python API takes global ranks
-// there.
+// All ranks in arguments and results are ranks within the group, where PyTorch's Python API takes global ranks;
+// [Group.GlobalRank] and [Group.GroupRank] translate.
 //
 // # Failure
 //
-// The death of a rank ends every operation that needs it, at once, with [dist.PeerLost] and its rank. Among Go ranks a
-// process that is stopped or cut off is found by heartbeats ([WithHeartbeat]), and ranks that call different operations,
-// operators, types, sizes or roots all get [dist.Mismatch] with both sides in its text. A collective that has failed leaves
-// the ranks out of step, so the group fails with it and says so at every later call; close it and make a new one, which
-// needs no new process. With PyTorch ranks, what their version cannot do is refused with [dist.NotSupported] before
-// anything is sent.
+// When a rank dies, every operation that needs it fails at once with [dist.PeerLost] and its rank. Among Go ranks,
+// heartbeats ([WithHeartbeat]) find a process that is stopped or cut off, and ranks that call different operations,
+// operators, types, sizes or roots all get [dist.Mismatch] with both sides in its text. A failed collective leaves the
+// ranks out of step, so the group fails too, and every later call returns the reason. Close the group and form a new one;
+// the same processes can do that. With PyTorch ranks, an operation that their version cannot do is refused with
+// [dist.NotSupported] before anything is sent.
 //
 // # Correspondence
 //

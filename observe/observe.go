@@ -1,10 +1,10 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package observe is how cohort tells what it does: one [Event] type and one [Hook].
+// Package observe is how cohort reports what it does: one [Event] type and one [Hook] type.
 //
-// Stores, groups and agents take a Hook as an option and call it for everything worth knowing. Logs, metrics, the
-// flight recorder, progress views and traces are readers of that one stream. Without a hook the cost is one branch.
+// Stores, groups and agents take a Hook as an option and call it for every notable event. Logs, metrics, the flight
+// recorder, progress views and traces all read that one stream. Without a hook the cost is one branch.
 package observe
 
 import (

@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package optim changes parameters by their gradients. It corresponds to torch.optim; the rules compute what PyTorch's
-// compute, in the same order.
+// Package optim updates parameters with their gradients. It corresponds to torch.optim; the rules compute the same as
+// PyTorch's, in the same order.
 //
 //	opt, err := optim.New(optim.Adam{LR: 1e-3}, nn.Variables(model))
 //	for step := range steps {

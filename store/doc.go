@@ -22,26 +22,26 @@
 //
 // # Core and optional operations
 //
-// [Store] is the core that every store has; a store of your own needs no more. What some stores can do beyond it are
-// small interfaces ([Appender], [MultiGetter], [MultiSetter], [Queuer], [Lister]), used through functions of this
-// package, which fall back on the core where a store lacks them:
+// [Store] is the core that every store has; your own store needs no more. Operations that only some stores have are small
+// interfaces ([Appender], [MultiGetter], [MultiSetter], [Queuer], [Lister]). Use them through the functions of this
+// package, which fall back on the core if a store lacks them:
 //
 //	function               fallback on a store that lacks it
 //	Append                 compare-and-set loop
-//	MultiGet, MultiSet     one key after the other
+//	MultiGet, MultiSet     one key after another
 //	QueuePush, -Pop, -Len  the queue in one value, by compare-and-set
 //	ListKeys               none: ErrNotSupported
 //	Barrier                always built on the core
 //
-// [Supports] says whether a store does something by itself, through any number of prefixes. The suite in package
-// storetest checks a store of your own.
+// [Supports] reports whether a store implements an operation itself, through any number of prefixes. The suite in package
+// storetest checks your own store.
 //
 // # Waiting
 //
-// Whatever can wait takes a context. Its deadline wins; without one the store's timeout ends the wait ([Store.Timeout],
-// 300 s unless changed, zero or less for none). Both give an error that matches [ErrTimeout] and
-// context.DeadlineExceeded; a cancelled context gives one that matches context.Canceled; Close gives [ErrClosed] to all
-// that wait on that handle. After any of these a store remains usable.
+// Every call that can wait takes a context. If the context has no deadline, the store's timeout applies ([Store.Timeout],
+// 300 s by default, zero or less for none). Either gives an error that matches [ErrTimeout] and context.DeadlineExceeded.
+// A cancelled context gives an error that matches context.Canceled. Close ends all waits on its handle with [ErrClosed].
+// After a timeout or a cancellation the store remains usable.
 //
 // # Errors
 //
@@ -49,11 +49,11 @@
 //
 // # Numbers
 //
-// Add reads a value as C's stoll does, as PyTorch: white space before and anything behind the number are ignored
-// ("  12abc" plus 1 is 13), sums wrap around at 64 bits, a value without a number is [ErrNotANumber] and stays as it
-// was. An empty value counts as 0 in Memory and filestore and is no number in tcpstore, again as in PyTorch.
+// Like PyTorch, Add reads a value as C's stoll does: white space before the number and anything after it are ignored ("
+// 12abc" plus 1 is 13). Sums wrap around at 64 bits. A value without a number gives [ErrNotANumber] and stays unchanged.
+// As in PyTorch, an empty value counts as 0 in Memory and filestore, and is not a number in tcpstore.
 //
 // # Concurrency
 //
-// All stores are safe for concurrent use, and a call that waits does not hold up others.
+// All stores are safe for concurrent use, and a call that waits does not block others.
 package store

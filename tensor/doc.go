@@ -8,9 +8,9 @@
 //	t, err := tensor.From(weights, 2, 3)      // weights is a []float32; both see the same memory
 //	data, err := tensor.Data[float32](t)      // the same memory again
 //
-// Storage lives on the heap, in a [Pool], or in memory that several processes share; the latter two are given back with
-// Release. Views (Narrow, Select, Transpose, View, ...) share the storage and check their bounds; geometry that came from a
-// peer goes through [FromStorage], which trusts nothing.
+// Storage lives on the heap, in a [Pool], or in memory that several processes share; the latter two are returned with
+// Release. Views (Narrow, Select, Transpose, View, ...) share the storage and check their bounds. [FromStorage] validates
+// all of its arguments, so it can be given a shape and strides that came from a peer.
 //
 //	PyTorch                     here
 //	torch.zeros, torch.full     New, Full
@@ -22,7 +22,7 @@
 //	torch.equal, torch.allclose Equal, AllClose
 //	repr(t)                     String, the same text
 //
-// Halves have Go types of their own, [F16] and [BF16], with conversions that round to nearest even.
+// The half-precision types have their own Go types, [F16] and [BF16], with conversions that round to nearest even.
 //
-// Reading a tensor is safe for concurrent use; writing is the caller's to order. Errors are *dist.Error.
+// Reading a tensor is safe for concurrent use; writes must be synchronised by the caller. Errors are *dist.Error.
 package tensor

@@ -1,10 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ddp trains one model on several ranks: each computes gradients of its own data, and every rank gets their
-// mean. Gradients are reduced in buckets while the backward pass still runs. It corresponds to
-// torch.nn.parallel.DistributedDataParallel, and a rank of this package can take part in a job whose other ranks are
-// PyTorch's.
+// Package ddp trains one model on several ranks: each rank computes gradients from its own data, and every rank gets
+// their mean. Gradients are reduced in buckets while the backward pass runs. It corresponds to
+// torch.nn.parallel.DistributedDataParallel, and its ranks can take part in a PyTorch job.
 //
 //	model, err := ddp.New(ctx, g, net)            // all ranks have rank 0's parameters now
 //	for batch := range batches {
@@ -13,8 +12,8 @@
 //		err = opt.Step()
 //	}
 //
-// As in PyTorch, the first pass reduces in a guessed order; before the second one, the buckets are made again in the
-// order in which gradients became ready on rank 0.
+// As in PyTorch, the first pass guesses the order of the buckets. Before the second pass they are rebuilt in the order in
+// which gradients became ready on rank 0.
 package ddp
 
 import (

@@ -1,9 +1,10 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dist carries gradients across workers: a loss is computed by calls to other workers, and one pass back finds the
-// gradients of all parameters, each at the worker that has it. It corresponds to torch.distributed.autograd, and works together
-// with it: chains of calls may run through Go and PyTorch workers in any order.
+// Package dist computes gradients across workers: a loss is computed by calls to other workers, and one backward pass
+// computes the gradients of all parameters, each on the worker that has the parameter. It corresponds to
+// torch.distributed.autograd and interoperates with it: chains of calls may run through Go and PyTorch workers in any
+// order.
 //
 //	engine := dist.New()
 //	agent, err := rpc.Join(ctx, st, "trainer", engine.Join())
@@ -15,24 +16,26 @@
 //	err = c.Backward(gctx, []*autograd.Variable{loss})
 //	grads, err := c.Gradients()                      // of this worker's leaves
 //
-// Handlers take and return *[autograd.Variable]. One that is called in a context finds it with [From]; calls that it makes with
-// its ctx belong to the context, too. Values that are sent outside of a context arrive as leaves.
+// Handlers take and return *[autograd.Variable]. A handler that is called within a context gets it with [From]; calls
+// that it makes with its ctx belong to the context too. Values that are sent outside of a context arrive as leaves.
 //
 // # Passes
 //
-// Among Go workers a pass first finds out which of the recorded messages it needs (PyTorch has planned that as SMART mode), then
-// gradients flow. So a value that was sent but does not enter the loss does no harm. [Fast] leaves the first part out. With a
-// PyTorch worker in the world every pass is FAST, as PyTorch's own, and there is one at a time in a context.
+// Among Go workers a pass first finds out which of the recorded messages it needs (what PyTorch plans as SMART mode), and
+// then sends gradients. So a value that was sent but does not contribute to the loss does no harm. [Fast] skips the first
+// part. With a PyTorch worker in the world every pass is FAST, as in PyTorch, and a context can have only one pass at a
+// time.
 //
-// A function that fails, or a worker that dies, ends the pass at all Go workers; the error is a *dist.Error that names the worker
-// (Peer) and the function (Key). PyTorch's wire has no message for that: its workers learn it with the answer that they wait
-// for, or by their timeout.
+// If a function fails or a worker dies, the pass ends on all Go workers, with a *dist.Error that names the worker (Peer)
+// and the function (Key). PyTorch's wire has no message for that: its workers learn of it from the answer they wait for,
+// or by their timeout.
 //
 // # Contexts
 //
-// Each worker that a message of a context has reached holds its part of the graph and the gradients of its leaves. [Context.Close]
-// frees all of them, also those reached only through others. A worker that the clean-up has not reached asks whoever opened the
-// context, after a lease; the contexts of a dead worker are freed. A message that comes after the clean-up is refused.
+// Each worker that a message of a context has reached holds its part of the graph and the gradients of its leaves.
+// [Context.Close] frees them on all workers, including those reached only through others. After a lease, a worker that
+// the clean-up has not reached asks the worker that opened the context; the contexts of a dead worker are freed. A
+// message that arrives after the clean-up is refused.
 //
 //	PyTorch                                   here
 //	dist_autograd.context()                   Engine.Open, Context.Close

@@ -1,9 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nn has small parts that models are made of: linear layers, embeddings, normalisation, attention and sequences
-// of them, with their initialisers, and saves and loads their parameters. It corresponds to torch.nn; parameters have
-// PyTorch's names, shapes and layouts, so that a file of one is a file of the other.
+// Package nn has the building blocks of models: linear layers, embeddings, normalisation, attention and sequences of
+// them, with their initialisers. It also saves and loads parameters. It corresponds to torch.nn; parameters have
+// PyTorch's names, shapes and layouts, so either can read the other's files.
 //
 //	r := rand.New(rand.NewPCG(1, 2))
 //	model := nn.Sequence{nn.NewLinear(r, 784, 256), nn.ReLU, nn.NewLinear(r, 256, 10)}

@@ -1,9 +1,10 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package remote has the optimizer of parameters that live at several workers: each is changed by the worker that owns it, with
-// the gradients that a distributed backward pass has left there. It corresponds to torch.distributed.optim.DistributedOptimizer,
-// and uses its wire: a Go worker can step parameters of PyTorch workers and the other way round.
+// Package remote has an optimizer for parameters on several workers: the worker that owns a parameter updates it, with
+// the gradients that a distributed backward pass has left there. It corresponds to
+// torch.distributed.optim.DistributedOptimizer and uses its wire: a Go worker can step parameters of PyTorch workers and
+// vice versa.
 //
 //	remote.Serve(reg, engine, nil)                   // at every worker that owns parameters
 //

@@ -1,16 +1,16 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package operators serves a few of torch's builtin operators at a Go worker, such as
+// Package operators serves a few of torch's builtin operators on a Go worker, such as
 //
 //	rpc.rpc_sync("go0", torch.add, args=(x, y))
 //
-// in a Python program. A worker serves them only if it was told so:
+// in a Python program. A worker serves them only with this option:
 //
 //	agent, err := rpc.Join(ctx, st, "go0", operators.Serve())
 //
-// In a context of distributed autograd their gradients are known. The kernels are small and plain. What they allocate is bounded, see [WithBudget]: whoever can reach the worker can call
-// them.
+// Within a distributed autograd context they have gradients. The kernels are small and simple. Since anyone who can reach
+// the worker can call them, the memory that they allocate is bounded, see [WithBudget].
 package operators
 
 import (

@@ -4,9 +4,9 @@
 // Package safetensors reads and writes tensors in the safetensors format, which PyTorch users open with
 // safetensors.torch.load_file and write with save_file.
 //
-// A file is eight bytes with the length of a header, the header as JSON, and the elements of all tensors one behind the
-// other, little-endian and row-major. Nothing in a file is trusted: lengths are checked against the size of the file
-// before memory is taken, tensors must cover the data exactly, and nothing in a file can be executed.
+// A file consists of eight bytes with the length of a header, the header as JSON, and the elements of all tensors one
+// after another, little-endian and row-major. Files are not trusted: lengths are checked against the size of the file
+// before memory is allocated, tensors must cover the data exactly, and nothing in a file can be executed.
 package safetensors
 
 import (
