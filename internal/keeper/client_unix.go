@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -31,11 +32,36 @@ type Keeper struct {
 	err    error
 
 	mu sync.Mutex // one request after the other; held for the write of a frame
+
+	// Of what the keeper has started, for the case that it is killed; read's until done is closed.
+	workers map[int]bool // processes that lead sessions
+	marks   marks
+}
+
+// marks are variables of workers by which their descendants are known.
+type marks struct {
+	mu struct {
+		sync.Mutex
+		all []string
+	}
+}
+
+func (m *marks) add(variable string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if variable != "" && !slices.Contains(m.mu.all, variable) {
+		m.mu.all = append(m.mu.all, variable)
+	}
+}
+
+func (m *marks) list() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.all
 }
 
 // Start starts a keeper. argv is a command line that leads to [Main].
 func Start(argv []string) (*Keeper, error) {
-	adopt()
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err != nil {
 		return nil, fmt.Errorf("keeper: socket pair: %w", err)
@@ -67,7 +93,7 @@ func Start(argv []string) (*Keeper, error) {
 		_ = conn.Close()
 		return nil, fmt.Errorf("keeper: start %s: %w", self, err)
 	}
-	k := &Keeper{cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{})}
+	k := &Keeper{cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{}), workers: map[int]bool{}}
 	go k.read()
 	return k, nil
 }
@@ -88,6 +114,12 @@ func (k *Keeper) read() {
 		if replies.Decode(&e) != nil {
 			return
 		}
+		switch {
+		case e.Started != nil:
+			k.workers[e.Started.PID] = true
+		case e.Exited != nil:
+			delete(k.workers, e.Exited.PID)
+		}
 		select {
 		case k.events <- e:
 		case <-k.quit:
@@ -99,6 +131,7 @@ func (k *Keeper) read() {
 // Spawn asks for a worker with these descriptors as its standard input, output and error output. The answer is a
 // [Started] or a [Refused] with this ID.
 func (k *Keeper) Spawn(id int, c Command, files [3]*os.File) error {
+	k.marks.add(c.Mark)
 	return k.request(request{Start: &startRequest{ID: id, Command: c}}, files[:]...)
 }
 
@@ -151,16 +184,20 @@ func (k *Keeper) Close() error {
 		_ = k.conn.Close()
 		<-k.done
 		if err != nil {
-			// The keeper was killed: what it had below it is ours now.
-			k.err = errors.Join(fmt.Errorf("keeper: %w", err), sweepOrphans())
+			// The keeper was killed: nobody else knows what it had below it.
+			k.err = errors.Join(fmt.Errorf("keeper: %w", err), k.sweepOrphans())
 		}
 	})
 	return k.err
 }
 
-// sweepOrphans kills what a keeper that was killed has left to this process.
-func sweepOrphans() error {
-	if killed, left := sweep(os.Getpid(), nil, false, reapOrphans); left > 0 {
+// sweepOrphans kills what a keeper that was killed has left behind, and nothing else that this process may have started.
+func (k *Keeper) sweepOrphans() error {
+	for pid := range k.workers {
+		_ = syscall.Kill(-pid, syscall.SIGKILL)
+	}
+	killed, left := sweep(func() []int { return started(k.workers, k.marks.list()) }, false, func() bool { return true })
+	if left > 0 {
 		return fmt.Errorf("%d of %d processes that it left do not end", left, killed)
 	}
 	return nil

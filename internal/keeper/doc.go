@@ -5,8 +5,10 @@
 //
 // The keeper is a child of the launcher and the parent of all workers. On Linux it is also the subreaper of whatever the
 // workers start: a process whose parent dies becomes a child of the keeper, never of init. When the launcher dies,
-// even by SIGKILL, the keeper finds its end of a socket closed, kills everything below it and ends. When the keeper dies,
-// the kernel kills the workers, and what they had started becomes a child of the launcher, which kills it.
+// even by SIGKILL, the keeper finds its end of a socket closed, kills everything below it and ends. When the keeper is
+// killed, the kernel kills the workers, and the launcher kills what they had started: processes of their sessions and
+// those that have inherited the mark of their environment. The launcher may be part of a program with other children,
+// which are left alone.
 //
 // The parent-death signal alone would not do: it is tied to the thread that forks, and grandchildren do not have it.
 //
@@ -22,6 +24,8 @@ type Command struct {
 	// Set has variables ("NAME=value") that are added to the launcher's own environment.
 	Set []string `json:"set,omitempty"`
 	Dir string   `json:"dir,omitempty"`
+	// Mark is one of Set that no process has which the keeper has not started.
+	Mark string `json:"-"`
 }
 
 // Event is what the keeper reports. Exactly one of its fields is set.

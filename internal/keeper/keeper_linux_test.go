@@ -313,15 +313,38 @@ func TestKilledLauncher(t *testing.T) {
 	waitGone(t, append(below, keeper)...)
 }
 
-// TestKilledKeeper: kill -9 of the keeper leaves its descendants to the launcher, whose Close removes them.
-func TestKilledKeeper(t *testing.T) { //nolint:paralleltest // Close reaps children of this process
+// TestKilledKeeper: after kill -9 of the keeper, Close removes what was below it, and leaves alone what the program of the
+// launcher has started itself: a child, one in a session of its own, and one whose parent has ended.
+func TestKilledKeeper(t *testing.T) {
+	t.Parallel()
 	k, err := Start(argv)
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := k.spawn(t, 0, Command{Args: []string{"sh", "-c", family}})
+	out := k.spawn(t, 0, Command{Args: []string{"sh", "-c", family}, Set: []string{"COHORT_TEST_MARK=1"}, Mark: "COHORT_TEST_MARK=1"})
 	k.next(t)
 	all := pids(t, out, 4)
+	waitOwnSession(t, all[1])
+	waitOwnSession(t, all[2])
+	own := exec.CommandContext(t.Context(), "sh", "-c", strings.Replace(family, "trap '' TERM INT", "", 1))
+	own.Env = append(os.Environ(), "COHORT_TEST_MARK=12")
+	ownOut, err := own.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := own.Start(); err != nil {
+		t.Fatal(err)
+	}
+	others := pids(t, bufio.NewReader(ownOut), 4)
+	defer func() {
+		for _, pid := range others {
+			if !lives(pid) {
+				t.Errorf("process %d, which the keeper has not started, was killed", pid)
+			}
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		_ = own.Wait()
+	}()
 	if err := syscall.Kill(k.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func Main() int {
 			for pid := range k.ids {
 				_ = syscall.Kill(-pid, syscall.SIGKILL)
 			}
-			_, left := sweep(os.Getpid(), nil, false, k.reap)
+			_, left := sweep(k.below(nil), false, k.more)
 			if left > 0 {
 				return 1
 			}
@@ -178,7 +178,7 @@ func (k *server) serve(d delivery) {
 			}
 		}
 	case d.Sweep != nil:
-		killed, left := sweep(os.Getpid(), k.ids, d.Sweep.Gentle, k.reap)
+		killed, left := sweep(k.below(k.ids), d.Sweep.Gentle, k.more)
 		k.reply(Event{Swept: &Swept{Killed: killed, Left: left}})
 	}
 }
@@ -290,8 +290,19 @@ func (k *server) reap() {
 	}
 }
 
-// sweep kills the descendants of root, except those in spare. reap takes in those of our children that have ended.
-func sweep(root int, spare map[int]int, gentle bool, reap func()) (killed, left int) {
+// below lists the descendants of the keeper, except those in spare.
+func (k *server) below(spare map[int]int) func() []int {
+	return func() []int { return descendants(os.Getpid(), spare) }
+}
+
+// more takes in the children that have ended and reports whether there are others.
+func (k *server) more() bool {
+	k.reap()
+	return anyChild()
+}
+
+// sweep kills the processes that list returns until there are none. more is asked first, and may know that.
+func sweep(list func() []int, gentle bool, more func() bool) (killed, left int) {
 	seen := map[int]bool{}
 	deadline := time.Now().Add(sweepTime)
 	sig := syscall.SIGKILL
@@ -301,11 +312,10 @@ func sweep(root int, spare map[int]int, gentle bool, reap func()) (killed, left 
 	patience := time.Now().Add(gentleTime)
 	pause := time.Millisecond
 	for {
-		reap()
-		if !anyChild() {
+		if !more() {
 			return len(seen), 0
 		}
-		all := descendants(root, spare)
+		all := list()
 		if len(all) == 0 {
 			return len(seen), 0
 		}
@@ -331,14 +341,4 @@ func sweep(root int, spare map[int]int, gentle bool, reap func()) (killed, left 
 func anyChild() bool {
 	_, err := waitPeek()
 	return !errors.Is(err, syscall.ECHILD)
-}
-
-// reapOrphans takes in the children that have ended. It must not be used where something else waits for a child.
-func reapOrphans() {
-	for {
-		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
-		if err != nil && !errors.Is(err, syscall.EINTR) || err == nil && pid <= 0 {
-			return
-		}
-	}
 }

@@ -5,7 +5,9 @@ package keeper
 
 import (
 	"bytes"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -58,6 +60,47 @@ func descendants(root int, spare map[int]int) []int {
 		}
 	}
 	return all
+}
+
+// started lists the processes that belong to sessions of workers or have one of the marks in their environment, and
+// what is below those.
+func started(workers map[int]bool, marks []string) []int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	found := map[int]bool{}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if _, zombie, ok := parentOf(pid); !ok || zombie {
+			continue
+		}
+		session, err := unix.Getsid(pid)
+		if err == nil && workers[session] || marked(pid, marks) {
+			found[pid] = true
+			for _, below := range descendants(pid, nil) {
+				found[below] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+// marked reports whether a process was started with one of the variables.
+func marked(pid int, marks []string) bool {
+	environ, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	if err != nil {
+		return false
+	}
+	for _, m := range marks {
+		if bytes.HasPrefix(environ, []byte(m+"\x00")) || bytes.Contains(environ, []byte("\x00"+m+"\x00")) {
+			return true
+		}
+	}
+	return false
 }
 
 // parentOf reads the parent from /proc/PID/stat: "pid (name) state parent ...", where the name may hold anything.
