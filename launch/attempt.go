@@ -201,7 +201,7 @@ func (a *attempt) spawn(w *worker) error {
 		w.out = nil
 		return err
 	}
-	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), keeper.Command{Args: c.command(w.local), Set: set, Dir: role.Dir}, [3]*os.File{in, w.out.theirs, w.err.theirs})
+	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), keeper.Command{Args: c.command(w.local), Set: set, Dir: role.Dir, Mark: "COHORT_RUN=" + a.job.run.path}, [3]*os.File{in, w.out.theirs, w.err.theirs})
 	if err != nil {
 		w.out.abandon()
 		w.err.abandon()
@@ -224,11 +224,13 @@ func (a *attempt) told(e keeper.Event) {
 		if w := a.workerOf(e.Started.ID); w != nil {
 			w.pid, w.started = e.Started.PID, e.Started.At
 			a.pids[w.local].Store(int64(w.pid))
+			a.job.board.rank(w.local, func(r *WorkerStatus) { r.Phase, r.Since = WorkerRuns, w.started })
 		}
 	case e.Refused != nil:
 		if w := a.workerOf(e.Refused.ID); w != nil {
 			w.refused, w.ended = e.Refused.Error, time.Now()
 			w.cause = postmortem.Explain(postmortem.Death{Refused: w.refused})
+			a.over(w)
 			a.step(launchcore.Refused{Worker: launchcore.Worker(w.local)})
 		}
 	case e.Exited != nil:
@@ -236,6 +238,7 @@ func (a *attempt) told(e keeper.Event) {
 			w.exit, w.ended = e.Exited, e.Exited.At
 			a.pids[w.local].Store(0)
 			w.cause = a.explain(w)
+			a.over(w)
 			words := w.cause.Words
 			if w.exit.Code == 0 {
 				words = "has ended with exit code 0"
@@ -259,7 +262,7 @@ func (a *attempt) explain(w *worker) postmortem.Cause {
 		case <-w.err.done:
 		case <-time.After(wordsTime):
 		}
-		d.Stderr = string(w.err.last(filepath.Join(a.job.run.worker(a.place.attempt, w.local), "stderr.log")))
+		d.Stderr = w.err.last(filepath.Join(a.job.run.worker(a.place.attempt, w.local), "stderr.log"))
 	}
 	if file := a.job.run.errorFile(a.place.attempt, w.local); file != "" {
 		d.ErrorFile = readBounded(file, 1<<20)
@@ -306,6 +309,9 @@ func (a *attempt) send(workers []launchcore.Worker, s launchcore.Signal) {
 	for i, w := range workers {
 		ids[i] = a.id(w)
 		a.workers[w].stopped = a.workers[w].stopped || ending
+		if ending {
+			a.job.board.rank(int(w), func(r *WorkerStatus) { r.Phase, r.Since = WorkerStopping, time.Now() })
+		}
 	}
 	_ = a.job.keeper.Send(ids, int(s)) // a keeper that is gone is noticed by its events
 }
@@ -322,6 +328,7 @@ func (a *attempt) answered(answer any) {
 		if r, refused := answer.(launchcore.Refused); refused {
 			w := a.workers[r.Worker]
 			w.cause, w.ended = postmortem.Explain(postmortem.Death{Refused: w.refused}), time.Now()
+			a.over(w)
 		}
 		a.step(answer)
 	}

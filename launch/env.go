@@ -20,7 +20,8 @@ type place struct {
 	roleBase, roleWorld int
 	addr                string // of the store
 	port                int
-	ours                bool // the store is a launcher's, not rank 0's
+	ours                bool         // the store is a launcher's, not rank 0's
+	roster              []NodeStatus // the first of the nodes
 }
 
 // address is that of the store.

@@ -33,6 +33,7 @@ type host struct {
 	store   *tcpstore.Server
 	timer   *time.Timer
 	timerID int
+	waiting int // what the nodes were told, -1: the job does not wait
 }
 
 // hostConn is the host's end of a node's connection.
@@ -64,7 +65,7 @@ func newHost(cfg Config) (*host, error) {
 	}
 	h := &host{
 		cfg: cfg, listener: l, events: make(chan hostEvent), quit: make(chan struct{}), done: make(chan struct{}),
-		nodes: map[launchcore.Node]*hostConn{}, attempt: -1, timer: time.NewTimer(time.Hour),
+		nodes: map[launchcore.Node]*hostConn{}, attempt: -1, waiting: -1, timer: time.NewTimer(time.Hour),
 		job: launchcore.NewJob(launchcore.JobLimits{
 			Min: cfg.MinNodes, Max: cfg.MaxNodes, MaxRestarts: cfg.MaxRestarts, LastCall: cfg.LastCall, Join: cfg.JoinTimeout, Strikes: 3,
 		}),
@@ -238,9 +239,24 @@ func (h *host) joined(c *hostConn, m *joinMessage) {
 	c.join, c.name = m, m.Host+" (process "+strconv.Itoa(m.PID)+")"
 	h.nodes[c.id] = c
 	h.perform(h.job.Step(launchcore.Joined{Node: c.id, Workers: m.Workers, Role: m.Role, Wish: m.Wish}))
-	if n := h.job.Waiting(); n >= 0 {
+}
+
+// tellWaiting tells the nodes how many are there when the job waits for more.
+func (h *host) tellWaiting() {
+	n := h.job.Waiting()
+	if n == h.waiting {
+		return
+	}
+	h.waiting = n
+	if n >= 0 {
+		waiting := waitingMessage{Here: n, Min: h.cfg.MinNodes, Max: h.cfg.MaxNodes}
 		for _, c := range h.nodes {
-			c.say(message{Waiting: &waitingMessage{Here: n, Min: h.cfg.MinNodes, Max: h.cfg.MaxNodes}})
+			if c.join.Wish >= 0 && len(waiting.Numbers) < maxRoster {
+				waiting.Numbers = append(waiting.Numbers, c.join.Wish)
+			}
+		}
+		for _, c := range h.nodes {
+			c.say(message{Waiting: &waiting})
 		}
 	}
 }
@@ -252,14 +268,30 @@ func (h *host) left(c *hostConn, reason string) {
 	}
 }
 
+// maxRoster bounds the nodes that others are told of, for people.
+const maxRoster = 64
+
+// roster lists the nodes that begin, in order.
+func (h *host) roster(effects []launchcore.JobEffect) []NodeStatus {
+	var all []NodeStatus
+	for _, e := range effects {
+		b, begins := e.(launchcore.BeginNode)
+		if c := h.nodes[b.Node]; begins && c != nil && len(all) < maxRoster {
+			all = append(all, NodeStatus{Host: c.join.Host, Base: b.Base, Workers: c.join.Workers})
+		}
+	}
+	return all
+}
+
 func (h *host) perform(effects []launchcore.JobEffect) {
+	roster := h.roster(effects)
 	for _, e := range effects {
 		switch e := e.(type) {
 		case launchcore.OpenStore:
 			h.openStore(e.Attempt)
 		case launchcore.BeginNode:
 			if c := h.nodes[e.Node]; c != nil && h.store != nil {
-				c.say(message{Begin: &beginMessage{Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port()}})
+				c.say(message{Begin: &beginMessage{Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster}})
 			}
 		case launchcore.StopNode:
 			if c := h.nodes[e.Node]; c != nil {
@@ -275,6 +307,7 @@ func (h *host) perform(effects []launchcore.JobEffect) {
 		case launchcore.Finished:
 		}
 	}
+	h.tellWaiting()
 }
 
 // storeHost is the address of the store as all nodes know it: that of the endpoint.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -160,6 +161,7 @@ func (m *member) run() error {
 			case msg.Dismiss != nil:
 				m.dismissed = msg.Dismiss
 			case msg.Waiting != nil && msg.Waiting.Here < msg.Waiting.Max:
+				m.waits(*msg.Waiting)
 				j.screen.say("%d of %s nodes are there", msg.Waiting.Here, nodeRange(msg.Waiting.Min, msg.Waiting.Max))
 			case msg.Begin != nil:
 				if ended, err := m.attempt(*msg.Begin); err != nil || ended {
@@ -181,6 +183,24 @@ func (m *member) run() error {
 	return nil
 }
 
+// waits tells the board that the job waits for nodes.
+func (m *member) waits(w waitingMessage) {
+	g := &Gathering{Here: w.Here, Min: w.Min, Max: w.Max, Since: time.Now()}
+	if len(w.Numbers) == w.Here {
+		for n := range min(w.Max, maxRoster) {
+			if !slices.Contains(w.Numbers, n) {
+				g.Missing = append(g.Missing, n)
+			}
+		}
+	}
+	m.job.board.change(func(s *Status) {
+		if s.Gathering != nil {
+			g.Since = s.Gathering.Since
+		}
+		s.Gathering, s.World, s.Ranks, s.Waits = g, 0, nil, nil
+	})
+}
+
 func nodeRange(low, high int) string {
 	if low == high {
 		return strconv.Itoa(low)
@@ -200,7 +220,7 @@ func (m *member) attempt(b beginMessage) (ended bool, err error) {
 	a, err := j.newAttempt(b.Attempt, func(p *place) {
 		*p = place{
 			attempt: b.Attempt, node: b.Node, nodes: b.Nodes, base: b.Base, world: b.World, roleBase: b.RoleBase, roleWorld: b.RoleWorld,
-			addr: b.Addr, port: b.Port, ours: true,
+			addr: b.Addr, port: b.Port, ours: true, roster: b.Roster,
 		}
 	})
 	if err != nil {

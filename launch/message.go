@@ -59,6 +59,8 @@ type (
 		launchcore.Assignment
 		Addr string `json:"addr"`
 		Port int    `json:"port"`
+		// Roster has the first of the nodes.
+		Roster []NodeStatus `json:"roster,omitempty"`
 	}
 	stopMessage struct {
 		Reason string `json:"reason"`
@@ -72,6 +74,8 @@ type (
 		Here int `json:"here"`
 		Min  int `json:"min"`
 		Max  int `json:"max"`
+		// Numbers are those that the nodes which are here wish to have, if all of them wish for one.
+		Numbers []int `json:"numbers,omitempty"`
 	}
 	examineMessage struct {
 		ID    int             `json:"id"`

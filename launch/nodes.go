@@ -24,8 +24,11 @@ func (c Config) checkNodes() error {
 	if c.Endpoint == "" {
 		return errors.New("launch: a job on several nodes needs an endpoint where they meet: --rdzv-endpoint HOST:PORT")
 	}
-	if _, _, err := net.SplitHostPort(c.Endpoint); err != nil {
+	switch _, port, err := net.SplitHostPort(c.Endpoint); {
+	case err != nil:
 		return fmt.Errorf("launch: the endpoint %q is not HOST:PORT", c.Endpoint)
+	case port == "0":
+		return fmt.Errorf("launch: the endpoint %s has no port: the nodes of a job need one that all of them know", c.Endpoint)
 	}
 	if c.NoShim {
 		return errors.New("launch: without the shim rank 0 would have to host the store, which works on one node only")

@@ -102,10 +102,10 @@ func (a *attempt) result(o launchcore.Outcome) Attempt {
 		if w.exit != nil && w.exit.Code != 0 || o.Hung {
 			dir := a.job.run.worker(a.place.attempt, w.local)
 			if w.err != nil {
-				end.LastErr = string(w.err.last(dir + "/stderr.log"))
+				end.LastErr = w.err.last(dir + "/stderr.log")
 			}
 			if w.out != nil {
-				end.LastOut = string(w.out.last(dir + "/stdout.log"))
+				end.LastOut = w.out.last(dir + "/stdout.log")
 			}
 		}
 		r.Workers = append(r.Workers, end)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -36,6 +37,7 @@ type job struct {
 	report  *Report
 	asked   context.Context //nolint:containedctx // the caller's wish to end, which attempts watch
 	current atomic.Pointer[attempt]
+	board   board
 }
 
 // Run runs a job until it has ended and reports how. The error is nil whenever the workers were started, also when they
@@ -69,6 +71,16 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 	j.report.LogDir = j.run.path
 	if j.run.temporary != "" {
 		j.report.LogDir = ""
+	}
+	j.board.change(func(s *Status) {
+		s.Program, s.Started, s.MaxRestarts = cfg.Program[0], j.report.Started, cfg.MaxRestarts
+	})
+	if screen.Show != nil {
+		showing, stop := context.WithCancel(ctx)
+		var shown sync.WaitGroup
+		shown.Go(func() { j.show(showing) })
+		defer shown.Wait()
+		defer stop()
 	}
 	server, err := j.answer()
 	if err != nil {
@@ -133,6 +145,7 @@ func (j *job) newAttempt(number int, given func(*place)) (*attempt, error) {
 	for local := range j.cfg.Workers {
 		a.workers = append(a.workers, &worker{local: local, rank: a.place.rank(local)})
 	}
+	a.begins()
 	a.pids, a.ends = make([]atomic.Int64, len(a.workers)), make([]atomic.Pointer[string], len(a.workers))
 	a.group = launchcore.NewGroup(j.cfg.Workers, launchcore.Limits{
 		Evidence: evidenceTime, Linger: max(0, j.cfg.Linger), Grace: j.cfg.Grace, Interrupt: j.cfg.Interrupt, Kill: 5 * time.Second,

@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,6 +29,9 @@ type Screen struct {
 	Ranks bool
 	// Paint colours a rank's prefix, if set.
 	Paint func(rank int, text string) string
+	// Show, if set, is given the status of the job again and again, by one goroutine, until Run returns. Out and Err then
+	// get whole lines only, and lines that are not finished are part of the status.
+	Show func(Status)
 }
 
 // tailSize is what is kept of the end of each stream.
@@ -137,7 +142,11 @@ func (f *folding) print(lines []joblog.Folded) {
 		if f.paint != nil {
 			prefix = f.paint(l.Ranks[0], prefix)
 		}
-		b.WriteString(prefix + " " + l.Text + "\n")
+		b.WriteString(prefix + " " + l.Text)
+		if f.paint != nil && strings.Contains(l.Text, "\x1b") {
+			b.WriteString("\x1b[0m") // a colour ends with its line
+		}
+		b.WriteByte('\n')
 	}
 	if b.Len() > 0 {
 		_, _ = f.out.Write(b.Bytes())
@@ -235,10 +244,15 @@ func (a *attempt) sink(w *worker, which Std, s *stream) *joblog.Stream {
 		sink.Prefix = []byte(a.prefix(w))
 		sink.Filtered, sink.Keep = a.filters.outs[index], a.filters.keep[index]
 	}
+	if sc.Show != nil {
+		sink.Live = func(line []byte) { a.job.board.printed(w.local, index, line) }
+	}
 	switch {
 	case !c.shown(w.local):
 	case sc.Ranks && !tee:
 		sink.Lines = func(line []byte) { sc.folds[index].add(w.rank, line) }
+	case sc.Show != nil:
+		sink.Lines = func(line []byte) { _, _ = sc.output(which).Write(slices.Concat(sink.Prefix, line, []byte{'\n'})) }
 	default:
 		sink.Screen = sc.output(which)
 	}
@@ -278,11 +292,16 @@ func (s *stream) abandon() {
 	}
 }
 
-// last returns the end of what the worker printed.
-func (s *stream) last(path string) []byte {
+// last returns the end of what the worker printed, as a terminal would show it.
+func (s *stream) last(path string) string {
 	if s.ours != nil {
-		return s.tail.Bytes()
+		return joblog.Plain(s.tail.Bytes())
 	}
+	return joblog.Plain(endOf(path))
+}
+
+// endOf reads the end of a file, nil if it cannot.
+func endOf(path string) []byte {
 	f, err := os.Open(path) //nolint:gosec // our own log file
 	if err != nil {
 		return nil

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cohort-dist/cohort/internal/termtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -25,6 +26,8 @@ type terminal struct {
 	cmd    *exec.Cmd
 	master *os.File
 	done   chan struct{}
+	screen *termtest.Screen
+	modes  *unix.Termios // at the start
 
 	mu  sync.Mutex
 	out bytes.Buffer
@@ -55,7 +58,10 @@ func onTerminal(t *testing.T, env []string, args ...string) *terminal {
 	if err != nil {
 		t.Fatal(err)
 	}
-	term := &terminal{t: t, cmd: exec.Command(path, args...), master: master, done: make(chan struct{})}
+	term := &terminal{t: t, cmd: exec.Command(path, args...), master: master, done: make(chan struct{}), screen: termtest.New(100, 30)}
+	if term.modes, err = unix.IoctlGetTermios(fd, unix.TCGETS); err != nil {
+		t.Fatal(err)
+	}
 	term.cmd.Stdin, term.cmd.Stdout, term.cmd.Stderr = slave, slave, slave
 	term.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	for _, v := range os.Environ() {
@@ -75,6 +81,7 @@ func onTerminal(t *testing.T, env []string, args ...string) *terminal {
 			n, err := master.Read(buf)
 			term.mu.Lock()
 			term.out.Write(buf[:n])
+			_, _ = term.screen.Write(buf[:n])
 			term.mu.Unlock()
 			if err != nil {
 				return
@@ -105,7 +112,8 @@ func (p *terminal) expect(words string) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	p.t.Fatalf("the terminal never showed %q:\n%q", words, p.text())
+	text := p.text()
+	p.t.Fatalf("the terminal never showed %q:\n%q", words, text[max(0, len(text)-4000):])
 }
 
 // ends waits for the command and returns its exit code.
@@ -212,7 +220,8 @@ func TestDemoLeavesNothingBehind(t *testing.T) {
 // TestRunOnATerminal: on a terminal lines have the rank before them, in colour, identical ones are joined, and Ctrl-C ends
 // the job.
 func TestRunOnATerminal(t *testing.T) {
-	p := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir()}, "run", "--nproc-per-node", "3", "sh", "-c", "echo same; echo mine $RANK; exec sleep 1000")
+	p := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir()}, "run", "--nproc-per-node", "3", "sh", "-c",
+		"echo mine $RANK; while :; do echo same; sleep 0.2; done") // again and again: on a busy machine a rank may be late
 	p.expect("[ranks 0-2]\x1b[0m same")
 	p.expect("[rank 1]\x1b[0m mine 1")
 	if _, err := p.master.WriteString("\x03"); err != nil {

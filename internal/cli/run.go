@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -83,10 +82,13 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 		return a.dryRun(o.Config)
 	}
 	screen := a.screen(o)
+	endLive := a.live(o, &screen)
+	defer endLive() // also when something panics
 	for _, note := range o.Notes {
 		_, _ = fmt.Fprintln(a.Err, "cohort:", note)
 	}
 	report, err := launch.Run(cmd.Context(), o.Config, screen, a.signals)
+	endLive()
 	if err != nil && report == nil {
 		return err
 	}
@@ -129,9 +131,7 @@ func (a *app) screen(o runflags.Options) launch.Screen {
 		s.Ranks = o.Workers > 1 && tui.IsTerminal(a.Out)
 	}
 	if style := tui.StyleFor(a.Out, a.Getenv); style.Colour {
-		s.Paint = func(rank int, text string) string {
-			return "\x1b[" + strconv.Itoa(31+(rank+3)%6) + "m" + text + "\x1b[0m"
-		}
+		s.Paint = style.RankColour
 	}
 	return s
 }

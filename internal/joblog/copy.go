@@ -27,8 +27,11 @@ type Stream struct {
 	// Screen is where its lines go, with Prefix before each; nil: nowhere.
 	Screen *Output
 	Prefix []byte
-	// Lines, if set, takes whole lines in place of Screen.
+	// Lines, if set, takes whole lines in place of Screen, as a terminal would show them: of what a carriage return has
+	// drawn over, such as a progress bar, the last state. Live, if set, is told the line that is not finished whenever it
+	// changes. Neither may keep the bytes.
 	Lines func(line []byte)
+	Live  func(line []byte)
 	// File gets a copy of every byte, or nil. When it cannot be written, Trouble is called once and the rest goes on.
 	File    io.Writer
 	Trouble func(error)
@@ -42,6 +45,9 @@ type Stream struct {
 // Copy moves what r yields until its end. When the screen is gone (a closed pipe) it returns the error at once, so that
 // the worker finds its output closed, as it would without a launcher.
 func Copy(r *os.File, s *Stream) error {
+	if s.Lines != nil {
+		return s.copyLines(r)
+	}
 	buf := make([]byte, pieceSize)
 	var rest []byte // of a line
 	for {
@@ -60,9 +66,7 @@ func Copy(r *os.File, s *Stream) error {
 		case gone != nil:
 			return gone
 		case errors.Is(err, os.ErrDeadlineExceeded) && n == 0:
-			if s.Lines == nil { // whoever folds lines has no use for pieces
-				rest, gone = nil, s.put(rest)
-			}
+			rest, gone = nil, s.put(rest)
 		case errors.Is(err, os.ErrDeadlineExceeded):
 		case err != nil:
 			gone = s.finish(rest)
@@ -73,6 +77,42 @@ func Copy(r *os.File, s *Stream) error {
 		}
 		if gone != nil {
 			return gone
+		}
+	}
+}
+
+// copyLines is Copy for those who take whole lines. They are never gone.
+func (s *Stream) copyLines(r *os.File) error {
+	buf := make([]byte, pieceSize)
+	var open rows
+	var rest []byte // of a line for the filter, which sees lines as they are
+	for {
+		if open.waiting() {
+			_ = r.SetReadDeadline(time.Now().Add(stillTime))
+		}
+		moment.At("joblog.copy.read")
+		n, err := r.Read(buf)
+		s.keep(buf[:n])
+		late := errors.Is(err, os.ErrDeadlineExceeded)
+		if open.waiting() || late {
+			_ = r.SetReadDeadline(time.Time{})
+		}
+		open.feed(buf[:n], time.Now(), s.Lines)
+		rest, _ = s.show(rest, buf[:n])
+		if err != nil && !late {
+			open.finish(s.Lines)
+			_ = s.finish(rest)
+		}
+		if open.changed && s.Live != nil {
+			open.changed = false
+			s.Live(open.live())
+		}
+		switch {
+		case err == nil || late:
+		case errors.Is(err, io.EOF), errors.Is(err, os.ErrClosed):
+			return nil
+		default:
+			return err
 		}
 	}
 }
@@ -97,7 +137,7 @@ func (s *Stream) keep(piece []byte) {
 
 // show writes the whole lines of rest and piece and returns what is left of the last one.
 func (s *Stream) show(rest, piece []byte) ([]byte, error) {
-	if len(piece) == 0 || s.Screen == nil && s.Lines == nil && s.Filtered == nil {
+	if len(piece) == 0 || s.Screen == nil && s.Filtered == nil {
 		return rest, nil
 	}
 	last := bytes.LastIndexByte(piece, '\n')
@@ -123,7 +163,7 @@ func (s *Stream) show(rest, piece []byte) ([]byte, error) {
 
 // finish writes what is left at the end.
 func (s *Stream) finish(rest []byte) error {
-	if len(rest) == 0 || s.Screen == nil && s.Lines == nil && s.Filtered == nil {
+	if len(rest) == 0 || s.Screen == nil && s.Filtered == nil {
 		return nil
 	}
 	return s.put(rest)
@@ -142,14 +182,6 @@ func (s *Stream) put(text []byte) error {
 			}
 			rest = rest[end:]
 		}
-	}
-	if s.Lines != nil {
-		for rest := text; len(rest) > 0; {
-			end := lineEnd(rest)
-			s.Lines(bytes.TrimSuffix(rest[:end], []byte{'\n'}))
-			rest = rest[end:]
-		}
-		return nil
 	}
 	if s.Screen == nil {
 		return nil

@@ -149,9 +149,19 @@ func lastRun(name string) float64 {
 
 // storeWaits asks the job's store, if it is one of cohort's, who waits for which key.
 func storeWaits(ctx context.Context, j Job) []verdict.Wait {
+	ranks := map[int]int{}
+	for _, r := range j.Ranks {
+		ranks[r.PID] = r.Rank
+	}
+	return StoreWaits(ctx, j.Store, ranks)
+}
+
+// StoreWaits asks a store of cohort who waits for which key; none for another store. ranks are the processes that are
+// known.
+func StoreWaits(ctx context.Context, addr string, ranks map[int]int) []verdict.Wait {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	client, err := tcpstore.Dial(ctx, j.Store)
+	client, err := tcpstore.Dial(ctx, addr)
 	if err != nil {
 		return nil // PyTorch's own, or gone
 	}
@@ -160,10 +170,6 @@ func storeWaits(ctx context.Context, j Job) []verdict.Wait {
 	var stats tcpstore.Stats
 	if err != nil || json.Unmarshal(b, &stats) != nil {
 		return nil
-	}
-	ranks := map[int]int{}
-	for _, r := range j.Ranks {
-		ranks[r.PID] = r.Rank
 	}
 	return Waiters(stats, ranks)
 }

@@ -43,6 +43,7 @@ func TestExplain(t *testing.T) {
 		"exit code":     {Death{Code: 7}, ExitCode, "exited with code 7", ""},
 		"last words":    {Death{Code: 7, Stderr: "starting\nno config\n"}, ExitCode, "exited with code 7: no config", ""},
 		"only warnings": {Death{Code: 7, Stderr: "[W1115 16:32:45.655957504 ProcessGroupGloo.cpp:727] Warning: Unable to resolve hostname\n"}, ExitCode, "exited with code 7", ""},
+		"a bar":         {Death{Code: 7, Stderr: "bad sample\nepoch 3:  45%|####   | 45/100 [00:04<00:05]\n"}, ExitCode, "exited with code 7: bad sample", ""},
 		"exception":     {Death{Code: 1, Stderr: "noise\nTraceback (most recent call last):\n  File \"/srv/train.py\", line 17, in step\n    raise ValueError(x)\nValueError: bad batch 17\n"}, Exception, "raised ValueError: bad batch 17", "step (/srv/train.py:17)"},
 		"consequence":   {Death{Code: 1, Stderr: victimTrace}, LostPeer, "lost its connection to another rank: RuntimeError: [../third_party", "main (/srv/victim.py:27)"},
 		"chain":         {Death{Code: 1, Stderr: chainTrace}, Exception, "raised ValueError: the real cause", "main (/srv/victim.py:21)"},

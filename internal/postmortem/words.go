@@ -114,7 +114,7 @@ func spoken(stderr string) (Kind, string) {
 		}
 	}
 	for _, text := range slices.Backward(lines) {
-		if line := strings.TrimSpace(text); line != "" && !logLine.MatchString(line) {
+		if line := strings.TrimSpace(text); line != "" && !logLine.MatchString(line) && !barLine.MatchString(line) {
 			return ExitCode, line
 		}
 	}
@@ -123,6 +123,9 @@ func spoken(stderr string) (Kind, string) {
 
 // logLine is a message of PyTorch's own log that is no error: "[W1115 16:32:45.655 ProcessGroupGloo.cpp:727] Warning: ...".
 var logLine = regexp.MustCompile(`^\[?[IW]\d{4} [0-9:.]+ `)
+
+// barLine is a progress bar, with or without a title: "epoch 3:  45%|####   | 45/100 [00:04<00:05]".
+var barLine = regexp.MustCompile(`^([^|]*: +)?\d{1,3}%\|`)
 
 var advices = []struct{ text, advice string }{
 	{"CUDA out of memory", "use a smaller batch, or look for another process on the GPU (nvidia-smi)"},

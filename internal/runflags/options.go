@@ -21,6 +21,8 @@ import (
 type Options struct {
 	launch.Config
 	Help, DryRun, JSON bool
+	// NoLive turns the live view off.
+	NoLive bool
 	// FirstCode says that the exit code is that of the first failure.
 	FirstCode bool
 	// Report is the file for the report, or "".
@@ -355,6 +357,7 @@ func commaList(text string) []string {
 
 func (o *Options) rest(v values) error {
 	o.DryRun, o.JSON, o.NoShim, o.VirtualLocalRank = v["dry-run"] != "", v["json"] != "", v["no-shim"] != "", v["virtual-local-rank"] != ""
+	o.NoLive = v["no-live"] != ""
 	o.Evidence, o.Report = v["evidence"], v["report"]
 	switch v["exit-code"] {
 	case "", "1":

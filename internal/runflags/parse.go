@@ -70,6 +70,7 @@ var options = []option{
 	{name: "on-hang", own: true, arg: "report|kill", usage: "what to do then; kill counts as a failure"},
 	{name: "report", own: true, arg: "FILE", usage: "write the report as JSON, also of a success"},
 	{name: "prefix", own: true, arg: "auto|always|never", usage: "put the rank before every line; auto: on a terminal"},
+	{name: "no-live", flag: true, own: true, usage: "print output alone on a terminal, without the state of the job below it"},
 	{name: "json", flag: true, own: true, usage: "print the report as JSON"},
 	{name: "help", short: 'h', flag: true, own: true, usage: "print this"},
 }

@@ -1,0 +1,242 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/freeport"
+)
+
+// shows waits until the screen has a line that matches each of the patterns, and returns its lines.
+func (p *terminal) shows(patterns ...string) []string {
+	p.t.Helper()
+	var missing string
+	for limit := time.Now().Add(60 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
+		text := strings.Join(p.screen.Lines(true), "\n")
+		missing = ""
+		for _, pattern := range patterns {
+			if !regexp.MustCompile("(?m)" + pattern).MatchString(text) {
+				missing = pattern
+			}
+		}
+		if missing == "" {
+			return p.screen.Lines(true)
+		}
+	}
+	p.t.Fatalf("the screen never showed %q:\n%s", missing, strings.Join(p.screen.Lines(true), "\n"))
+	return nil
+}
+
+// leftAsItWas checks what the command leaves behind: the modes of the terminal, and the cursor on a free line.
+func (p *terminal) leftAsItWas() {
+	p.t.Helper()
+	now, err := unix.IoctlGetTermios(int(p.master.Fd()), unix.TCGETS)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if *now != *p.modes {
+		p.t.Errorf("the modes of the terminal have changed: %+v, %+v", *p.modes, *now)
+	}
+	if column, free := p.screen.Cursor(); column != 0 || !free {
+		p.t.Errorf("the cursor is in column %d, free %v:\n%s", column, free, strings.Join(p.screen.Lines(false), "\n"))
+	}
+	if unknown := p.screen.Unknown(); len(unknown) > 0 {
+		p.t.Errorf("sequences of another kind: %q", unknown)
+	}
+}
+
+// resize changes the size of the terminal.
+func (p *terminal) resize(width, height int) {
+	p.t.Helper()
+	p.screen.Resize(width, height)
+	if err := unix.IoctlSetWinsize(int(p.master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(height), Col: uint16(width)}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// bars is a worker that draws a progress bar as tqdm does, with lines in between, until the file go appears. All ranks
+// print one line again and again: on a busy machine one may be too late for it to be folded.
+const bars = `echo line of $RANK
+i=0; while [ ! -e $GO ]; do i=$((i+1)); printf '\r%3d%%|## | %d/100' $i $i >&2; [ $((i%8)) != 1 ] || echo hello from all; [ $i != 99 ] || i=0; sleep 0.05; done
+echo >&2; echo rank $RANK is done; [ -z "$FAIL" ] || [ $RANK != 1 ] || exit 3`
+
+// liveRun starts a job of three workers with progress bars. goes lets them end.
+func liveRun(t *testing.T, env []string, options ...string) (p *terminal, goes func()) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "go")
+	env = append(env, "XDG_STATE_HOME="+t.TempDir(), "GO="+file)
+	args := append(append([]string{"run", "--nproc-per-node", "3"}, options...), "sh", "-c", strings.ReplaceAll(bars, "$", "$$"))
+	return onTerminal(t, env, args...), func() {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestLiveView: below the output of the workers, which is folded, stand the state of the job and one line for the
+// progress bar of each rank, at every size of the terminal. At the end only output and report are left.
+func TestLiveView(t *testing.T) {
+	t.Parallel()
+	p, goes := liveRun(t, []string{"FAIL=1"}, "--max-restarts", "1")
+	lines := p.shows(`^\[ranks 0-2\] hello from all$`, `^\[rank 1\] line of 1$`, `^cohort run sh, 3 ranks, attempt 1, 1 restart allowed, `,
+		`^ranks 0-2 run, `, `^rank 0 +\d+%\|## \| \d+/100$`, `^rank 1 +\d+%`, `^rank 2 +\d+%`)
+	if n := strings.Count(strings.Join(lines, "\n"), "%|##"); n != 3 {
+		t.Errorf("%d bars for three ranks:\n%s", n, strings.Join(lines, "\n"))
+	}
+	if !strings.Contains(p.text(), "\x1b[35mrank 1 \x1b[0m") {
+		t.Errorf("the bars have no colour:\n%q", p.text())
+	}
+	p.resize(24, 12) // narrower, so that the terminal breaks the lines that stand there
+	p.shows(`^cohort run sh, 3 ran\.\.\.$`, `^rank 0 +\d+%`, `^rank 2 +\d+%`)
+	p.resize(90, 6) // low: the first lines only
+	p.shows(`^cohort run sh, 3 ranks, attempt 1`, `^and \d more$`)
+	p.resize(100, 30)
+	p.shows(`^rank 2 +\d+%`)
+	goes()
+	p.shows(`rank 1 exited with code 3; restart 1 of 1$`, `^cohort: the job failed: rank 1 exited with code 3`)
+	if code := p.ends(); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	p.leftAsItWas()
+	all := strings.Join(p.screen.Lines(true), "\n")
+	if strings.Contains(all, "cohort run sh") || strings.Contains(all, "ranks 0-2 run") {
+		t.Errorf("the view is left behind:\n%s", all)
+	}
+	if !regexp.MustCompile(`(?m)^\[ranks? [^\]]*\] +\d+%\|## \| \d+/100$`).MatchString(all) {
+		t.Errorf("the last state of the bars is not printed:\n%s", all)
+	}
+}
+
+// TestLiveViewEnds: however the job ends, the terminal is as it was before.
+func TestLiveViewEnds(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		end  func(p *terminal)
+		last string
+	}{
+		"Ctrl-C":             {func(p *terminal) { _, _ = p.master.WriteString("\x03") }, `the job was ended by SIGINT`},
+		"SIGTERM":            {func(p *terminal) { _ = p.cmd.Process.Signal(syscall.SIGTERM) }, `the job was ended by SIGTERM`},
+		"a worker is killed": {func(p *terminal) { killWorker(p, 1) }, `rank 1 was killed`},
+		"a panic":            {func(p *terminal) { _ = p.cmd.Process.Signal(syscall.SIGABRT) }, `^SIGABRT: abort$`},
+		"kill -9":            {func(p *terminal) { _ = p.cmd.Process.Kill() }, ``},
+		"the keeper's death": {killKeeper, `the keeper of the workers was killed`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, _ := liveRun(t, nil)
+			p.shows(`^rank 0 +\d+%`, `^rank 2 +\d+%`)
+			c.end(p)
+			p.ends()
+			if text := strings.Join(p.screen.Lines(true), "\n"); !regexp.MustCompile("(?m)" + c.last).MatchString(text) {
+				t.Errorf("no %q in:\n%s", c.last, text)
+			}
+			p.leftAsItWas()
+		})
+	}
+}
+
+// children returns the processes whose parent is pid.
+func children(t *testing.T, pid int) []int {
+	t.Helper()
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + strconv.Itoa(pid) + "/children")
+	if err != nil {
+		t.Skipf("no list of children: %v", err)
+	}
+	var all []int
+	for field := range strings.FieldsSeq(string(text)) {
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, n)
+	}
+	return all
+}
+
+// keeperOf finds the keeper of a launcher: its threads start it.
+func keeperOf(p *terminal) int {
+	p.t.Helper()
+	tasks, err := filepath.Glob("/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/task/*/children")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, name := range tasks {
+		if text, err := os.ReadFile(name); err == nil && strings.TrimSpace(string(text)) != "" {
+			pid, err := strconv.Atoi(strings.Fields(string(text))[0])
+			if err != nil {
+				p.t.Fatal(err)
+			}
+			return pid
+		}
+	}
+	p.t.Fatal("no keeper")
+	return 0
+}
+
+func killKeeper(p *terminal) { _ = syscall.Kill(keeperOf(p), syscall.SIGKILL) }
+
+func killWorker(p *terminal, n int) {
+	workers := children(p.t, keeperOf(p))
+	if len(workers) != 3 {
+		p.t.Fatalf("workers %v", workers)
+	}
+	_ = syscall.Kill(workers[n], syscall.SIGKILL)
+}
+
+// TestNoLiveView: a dumb terminal and --no-live get lines alone.
+func TestNoLiveView(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ env, options []string }{
+		"dumb":      {[]string{"TERM=dumb"}, nil},
+		"--no-live": {nil, []string{"--no-live"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, goes := liveRun(t, c.env, c.options...)
+			p.shows(`\] hello from all$`)
+			goes()
+			p.shows(`\] rank 2 is done$`)
+			if code := p.ends(); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+			if strings.Contains(p.text(), "cohort run sh") || regexp.MustCompile(`\x1b\[\d*[AJK]`).MatchString(p.text()) {
+				t.Errorf("the view is shown:\n%q", p.text())
+			}
+			p.leftAsItWas()
+		})
+	}
+}
+
+// TestLiveViewWaits: who is missing, and since when: a node that has not come, a rank that has not come to the store.
+func TestLiveViewWaits(t *testing.T) {
+	t.Parallel()
+	port, release, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	p := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir()}, "run", "--nnodes", "2", "--node-rank", "0", "--rdzv-backend", "c10d",
+		"--rdzv-endpoint", "127.0.0.1:"+strconv.Itoa(port), "true")
+	p.shows(`^cohort run true, `, `^1 of 2 nodes are there for \d.*; node 1 is missing$`)
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	p.ends()
+	p.leftAsItWas()
+
+	q := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir()}, "run", "--nproc-per-node", "3", "sh", "-c",
+		"[ $RANK = 1 ] && exec sleep 1000; exec cohort store wait --addr $MASTER_ADDR:$MASTER_PORT --timeout 1000s config")
+	q.shows(`^ranks 0, 2 wait in the store for \d.*s; rank 1 has not come \(key .*config\)$`)
+	_ = q.cmd.Process.Signal(syscall.SIGTERM)
+	q.ends()
+	q.leftAsItWas()
+}

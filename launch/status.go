@@ -1,0 +1,208 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/jobscan"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/verdict"
+)
+
+// Status is a job at a moment, as one of its launchers sees it.
+type Status struct {
+	Program string
+	Started time.Time
+	// Attempt counts from 0. MaxRestarts bounds those after a failure.
+	Attempt, MaxRestarts int
+	// World is the number of ranks on all nodes; 0 while nodes gather.
+	World int
+	// Node is this node's number among Nodes.
+	Node  int
+	Nodes []NodeStatus
+	// Gathering says that the job waits for nodes; nil: it does not.
+	Gathering *Gathering
+	// Ranks are the workers of this node.
+	Ranks []WorkerStatus
+	// Waits are ranks that have waited in the job's store for a while.
+	Waits []StoreWait
+}
+
+type (
+	// NodeStatus is a node that takes part.
+	NodeStatus struct {
+		Host          string `json:"host"`
+		Base, Workers int    // its first rank, and how many it has
+	}
+	// Gathering is the wait for nodes.
+	Gathering struct {
+		Here, Min, Max int
+		// Missing are the numbers of those that have not come, if the others were given numbers.
+		Missing []int
+		Since   time.Time
+	}
+	// WorkerStatus is a worker.
+	WorkerStatus struct {
+		Rank  int
+		Phase WorkerPhase
+		Since time.Time
+		// Words say how it ended.
+		Words string
+		// Line is what it has printed of a line that is not finished: a progress bar, or a prompt.
+		Line string
+		// Printed is when it last printed something; zero: never.
+		Printed time.Time
+		lines   [2]string // of its stdout and stderr
+	}
+)
+
+// WorkerPhase is what a worker does.
+type WorkerPhase int
+
+// The states of a worker.
+const (
+	WorkerStarting WorkerPhase = iota
+	WorkerRuns
+	WorkerStopping
+	WorkerDone
+	WorkerFailed
+)
+
+const (
+	// showFirst is how long a job runs before it shows its status: one that ends at once has none.
+	showFirst = 200 * time.Millisecond
+	// showEvery is the time between two looks.
+	showEvery = 100 * time.Millisecond
+	// waitsEvery is how often the store is asked who waits, and waitsFrom the age of a wait that is told.
+	waitsEvery = 2 * time.Second
+	waitsFrom  = 2 * time.Second
+	// maxLive bounds what is kept of a line that is not finished.
+	maxLive = 1024
+)
+
+// board holds the status of a job for those who look at it.
+type board struct {
+	mu struct {
+		sync.Mutex
+		status Status
+	}
+}
+
+// change lets f change the status.
+func (b *board) change(f func(s *Status)) {
+	moment.At("launch.board.lock")
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f(&b.mu.status)
+}
+
+// rank lets f change the status of a worker of this node.
+func (b *board) rank(local int, f func(r *WorkerStatus)) {
+	b.change(func(s *Status) {
+		if local < len(s.Ranks) {
+			f(&s.Ranks[local])
+		}
+	})
+}
+
+// snapshot returns a copy.
+func (b *board) snapshot() Status {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.mu.status
+	s.Ranks = slices.Clone(s.Ranks)
+	return s // the rest is replaced, never changed
+}
+
+// show shows the status again and again until ctx ends.
+func (j *job) show(ctx context.Context) {
+	next := time.NewTimer(showFirst)
+	defer next.Stop()
+	asked := time.Now()
+	for {
+		select {
+		case <-next.C:
+		case <-ctx.Done():
+			return
+		}
+		if time.Since(asked) > waitsEvery {
+			j.lookForWaits(ctx)
+			asked = time.Now()
+		}
+		j.screen.Show(j.board.snapshot())
+		next.Reset(showEvery)
+	}
+}
+
+// lookForWaits asks the store which ranks wait.
+func (j *job) lookForWaits(ctx context.Context) {
+	a := j.current.Load()
+	if a == nil {
+		return
+	}
+	ranks := map[int]int{}
+	for i, w := range a.workers {
+		if pid := int(a.pids[i].Load()); pid != 0 {
+			ranks[pid] = w.rank
+		}
+	}
+	waits := oldestWaits(jobscan.StoreWaits(ctx, a.place.address(), ranks), time.Now())
+	j.board.change(func(s *Status) {
+		if s.Attempt == a.place.attempt {
+			s.Waits = waits
+		}
+	})
+}
+
+// oldestWaits returns, for each rank that waits for longer than waitsFrom, the wait that is the oldest.
+func oldestWaits(all []verdict.Wait, now time.Time) []StoreWait {
+	byRank := map[int]verdict.Wait{}
+	for _, w := range all {
+		if old, found := byRank[w.Rank]; w.Rank >= 0 && w.Age >= waitsFrom && (!found || w.Age > old.Age) {
+			byRank[w.Rank] = w
+		}
+	}
+	var waits []StoreWait
+	for _, w := range byRank {
+		waits = append(waits, StoreWait{Rank: w.Rank, Key: w.Key, Since: now.Add(-w.Age)})
+	}
+	slices.SortFunc(waits, func(a, b StoreWait) int { return a.Rank - b.Rank })
+	return waits
+}
+
+// begins tells the board of an attempt.
+func (a *attempt) begins() {
+	ranks := make([]WorkerStatus, len(a.workers))
+	for i, w := range a.workers {
+		ranks[i] = WorkerStatus{Rank: w.rank, Since: a.started}
+	}
+	a.job.board.change(func(s *Status) {
+		s.Attempt, s.World, s.Gathering, s.Waits, s.Ranks = a.place.attempt, a.place.world, nil, nil, ranks
+		s.Node, s.Nodes = a.place.node, a.place.roster
+	})
+}
+
+// over tells the board how a worker has ended.
+func (a *attempt) over(w *worker) {
+	a.job.board.rank(w.local, func(r *WorkerStatus) {
+		r.Phase, r.Since, r.Words, r.Line = WorkerDone, w.ended, w.cause.Words, ""
+		if w.exit == nil || w.exit.Code != 0 {
+			r.Phase = WorkerFailed
+		}
+	})
+}
+
+// printed tells the board the unfinished line of a worker.
+func (b *board) printed(local, stream int, line []byte) {
+	text := string(line[:min(len(line), maxLive)])
+	b.rank(local, func(r *WorkerStatus) {
+		r.lines[stream], r.Printed = text, time.Now()
+		r.Line = strings.TrimSpace(r.lines[0] + " " + r.lines[1])
+	})
+}
