@@ -22,7 +22,7 @@ import (
 // once and in order, the lines at the bottom below it, and the cursor below those.
 func TestLive(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(200) {
+	for seed := range uint64(60) {
 		rnd := rand.New(rand.NewPCG(seed, 9))
 		screen := termtest.New(20+rnd.IntN(80), 40+rnd.IntN(30)) // lines that are broken at the top of a low one are out of reach
 		live := NewLive(screen, screen.Size)
