@@ -51,7 +51,7 @@ type choice struct {
 	id        [16]byte
 	members   []member
 	addresses []string
-	local     int // ranks on this host
+	shared    bool // another rank is a goroutine of this process
 	listener  net.Listener
 }
 
@@ -320,9 +320,9 @@ func (c *choice) decide(p *plan, caps []*capability) error {
 		c.members[r] = member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr}
 		if rank.Host == "" || rank.Host != caps[p.rank].Host {
 			sameHost = false
-		} else {
-			c.local++
 		}
+		own := caps[p.rank]
+		c.shared = c.shared || r != p.rank && rank.PID == own.PID && rank.Hostname == own.Hostname && rank.Host == own.Host
 		if rank.Transport != want {
 			return dist.Newf(op, dist.Mismatch, "rank %d wants transport %q, rank %d %q; give the same on all ranks", r, rank.Transport, p.rank, want)
 		}

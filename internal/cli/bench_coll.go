@@ -68,8 +68,10 @@ With shared memory the cases run a second time on tensors that live in the segme
 
 With --cost each case also tells what an operation costs the rank that it costs most:
 processor time over wall time of all threads (cores), processor time (cpu), context
-switches and allocations. A rank is a process, so a value above 1 means that more than
-one of its threads ran.`),
+switches of all threads, allocations, and the calls with which the group itself waits and
+wakes others: futex (shared memory), epoll (sockets) and yields of the core. What the Go
+runtime calls for itself shows in the context switches only. A rank is a process, so more
+than 1 core means that more than one of its threads ran.`),
 		Example: strings.Trim(`
   cohort bench coll --ranks 2
   cohort bench coll --ranks 4 --transport tcp --peer cohort-tcp

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/corewait"
 )
 
 // cost is what a process has used so far, or used between two times.
@@ -18,6 +19,9 @@ type cost struct {
 	cpu         time.Duration // of all threads
 	switches    int64         // of context, wanted or not
 	allocations uint64
+	futex       int64 // calls of the group's own code, see corewait.Calls
+	epoll       int64
+	yields      int64
 }
 
 // costNow reads the counters. Reading them stops the process for some microseconds, so it belongs outside of what is timed.
@@ -26,24 +30,28 @@ func costNow() cost {
 	runtime.ReadMemStats(&m)
 	c := processCost()
 	c.allocations = m.Mallocs
+	c.futex, c.epoll, c.yields = corewait.Calls.Futex.Load(), corewait.Calls.Epoll.Load(), corewait.Calls.Yields.Load()
 	return c
 }
 
 func (c cost) since(before cost) cost {
-	return cost{c.cpu - before.cpu, c.switches - before.switches, c.allocations - before.allocations}
+	return cost{
+		c.cpu - before.cpu, c.switches - before.switches, c.allocations - before.allocations,
+		c.futex - before.futex, c.epoll - before.epoll, c.yields - before.yields,
+	}
 }
 
 // emitCost prints the cost of one of n operations on the rank where it was highest, each value by itself. It is collective.
 func (b *collBench) emitCost(ctx context.Context, load *benchLoad, name string, c cost, n int, wall time.Duration) error {
 	each := float64(n)
-	values := []float64{c.cpu.Seconds() / wall.Seconds(), micros(c.cpu) / each, float64(c.switches) / each, float64(c.allocations) / each}
+	values := []float64{c.cpu.Seconds() / wall.Seconds(), micros(c.cpu) / each, float64(c.switches) / each, float64(c.allocations) / each, float64(c.futex) / each, float64(c.epoll) / each, float64(c.yields) / each}
 	if err := group.AllReduceSlice(ctx, b.group, values, group.Max); err != nil {
 		return err
 	}
 	if b.quiet {
 		return nil
 	}
-	for i, row := range []struct{ name, unit string }{{"cores", "cores"}, {"cpu", "us"}, {"switches", "1/op"}, {"allocs", "1/op"}} {
+	for i, row := range []struct{ name, unit string }{{"cores", "cores"}, {"cpu", "us"}, {"switches", "1/op"}, {"allocs", "1/op"}, {"futex", "1/op"}, {"epoll", "1/op"}, {"yields", "1/op"}} {
 		load.emit(name+"."+row.name, values[i], row.unit)
 	}
 	return nil

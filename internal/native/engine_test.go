@@ -47,7 +47,7 @@ func tcpWorld(tb testing.TB, size int, change func(*tcp.Config)) []link.Mesh {
 	var wg sync.WaitGroup
 	for r := range size {
 		wg.Go(func() {
-			cfg := tcp.Config{Rank: r, Size: size, Group: [16]byte{7}, Listener: listeners[r], Peers: peers}
+			cfg := tcp.Config{Rank: r, Size: size, Group: [16]byte{7}, Listener: listeners[r], Peers: peers, Shared: true}
 			if change != nil {
 				change(&cfg)
 			}

@@ -144,7 +144,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		case ctx.Err() != nil: // looked at in every turn: other messages may keep the bell ringing
 			return dist.FromContext("shm: wait", ctx)
 		}
-		if spinUntil(&bell.rings, heard+1, w.turns) || w.linger(&bell.rings, heard+1) {
+		if w.soon(&bell.rings, heard+1) || w.linger(&bell.rings, heard+1) {
 			continue
 		}
 		if m.over() {

@@ -30,6 +30,8 @@ type Engine struct {
 	step     uint32
 	seq      uint64
 	wait     waiter
+	cores    []int    // where the ranks run
+	allowed  []int    // where this one may run
 	sources  [][]byte // operands of the reduction, in rank order
 	direct   [][]byte // the ranks' buffers in the segment
 	inputs   [][]byte // of the piece that is reduced, by rank
@@ -55,9 +57,10 @@ type Engine struct {
 func newEngine(c Config, seg *segment) *Engine {
 	e := &Engine{
 		rank: c.Rank, size: c.Size, config: c, seg: seg, lines: make([]*syncLine, c.Size), turn: make(chan struct{}, 1),
-		wait: newWaiter(c.Size), sources: make([][]byte, c.Size), direct: make([][]byte, c.Size), inputs: make([][]byte, c.Size), stop: make(chan struct{}), gone: make([]atomic.Uint32, c.Size),
-		conns: make([]*net.UnixConn, c.Size), opName: "shm: join",
+		sources: make([][]byte, c.Size), direct: make([][]byte, c.Size), inputs: make([][]byte, c.Size), stop: make(chan struct{}), gone: make([]atomic.Uint32, c.Size),
+		conns: make([]*net.UnixConn, c.Size), opName: "shm: join", cores: make([]int, c.Size),
 	}
+	e.wait.engine = e
 	for r := range e.lines {
 		e.lines[r] = seg.sync(r)
 	}

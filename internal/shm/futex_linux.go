@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/corewait"
 )
 
 // The words are shared between processes, so the futex operations are not the private ones.
@@ -19,14 +21,13 @@ const (
 
 // futexWait sleeps while *word is value, at most for the given time. It may return early for no reason.
 func futexWait(word *uint32, value uint32, limit time.Duration) {
+	corewait.Calls.Futex.Add(1)
 	ts := unix.NsecToTimespec(int64(max(limit, time.Microsecond)))
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // the system call takes addresses
 }
 
 // futexWake wakes everyone who sleeps on word.
 func futexWake(word *uint32) {
+	corewait.Calls.Futex.Add(1)
 	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWakeOp, math.MaxInt32, 0, 0, 0) //nolint:gosec // the system call takes addresses
 }
-
-// yieldCore lets another process run on this core.
-func yieldCore() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

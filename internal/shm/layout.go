@@ -4,6 +4,7 @@
 package shm
 
 import (
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -70,8 +71,12 @@ type shapeLine struct{ shape [2]coll.Shape }
 type lifeLine struct {
 	beats uint64
 	pid   uint32
-	_     uint32
+	core  uint32 // where it ran lately, plus one; 0 is not known
 }
+
+func (l *lifeLine) setCore(core int) { atomic.StoreUint32(&l.core, uint32(core+1)) } //nolint:gosec // the number of a core, or -1
+
+func (l *lifeLine) atCore() int { return int(atomic.LoadUint32(&l.core)) - 1 }
 
 // layout knows where everything is.
 type layout struct {

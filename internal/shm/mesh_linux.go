@@ -68,7 +68,7 @@ type meshPeer struct {
 func newMesh(e *Engine) *Mesh {
 	m := &Mesh{
 		engine: e, eager: min(e.seg.ring/4, 8<<10), role: make(chan struct{}, 1), wanted: make(chan struct{}, 1),
-		peers: make([]*meshPeer, e.size), wait: newWaiter(e.size),
+		peers: make([]*meshPeer, e.size), wait: waiter{engine: e},
 	}
 	m.role <- struct{}{}
 	for _, p := range e.peers {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/corewait"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/reduce"
 )
@@ -217,11 +218,11 @@ func (e *Engine) fence() error {
 	if atomic.LoadUint32(&a.state) == 0 {
 		return nil
 	}
-	for range maxYields { // the reason is being written
+	for range 256 { // the reason is being written
 		if err := e.aborted(); err != nil {
 			return err
 		}
-		yieldCore()
+		corewait.YieldCore()
 	}
 	e.failure = dist.New(e.opName, dist.Aborted, "another rank has given the group up")
 	return e.failure

@@ -9,45 +9,80 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/corewait"
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 const (
 	// spinTurns are the turns of the spin loop, a pause instruction of 10 to 60 ns each, between looks at the clock.
 	spinTurns = 64
-	// spinLimit is how long a rank spins when every rank can have a core. It is longer than it takes to wake a sleeper:
-	// otherwise a rank that had to be woken once is late for the next step too, and the others sleep again, for ever.
-	spinLimit = 25 * time.Microsecond
-	// yields that a rank tries before it sleeps when there are more ranks than cores: few when sleeping turned out to be
-	// right, many when not.
-	minYields, maxYields = 4, 256
-	// goschedEvery is how many yields pass until the other goroutines of this process get their turn too.
-	goschedEvery = 16
-	// maxMisses bounds how seldom a rank tries to spin: once in 1<<maxMisses waits.
-	maxMisses = 4
 	// sleepSlice is how often a sleeper looks for what no futex reports: a dead rank, the end of a context.
 	sleepSlice = 40 * time.Millisecond
+	// placeEvery is how often a rank says on which core it runs, and looks where the others are.
+	placeEvery = 200 * time.Microsecond
 )
 
 func reached(step, target uint32) bool { return int32(step-target) >= 0 } //nolint:gosec // wrap-around order is the point
 
 // waiter is the state of waiting; only the goroutine that runs the operation uses it.
 type waiter struct {
-	turns  int  // of the first look: some when every rank can have a core, else none
-	misses int  // spins in a row that were in vain
-	skip   int  // waits to go without spinning
-	yields int  // yields before sleeping, adapted; only with more ranks than cores
-	shared bool // another rank is a goroutine of this process
+	corewait.Waiter
+	engine *Engine
+	shared bool          // another rank is a goroutine of this process
+	placed time.Duration // when it said last where it runs
 }
 
-func newWaiter(ranks int) waiter {
-	w := waiter{}
-	if ranks <= runtime.NumCPU() {
-		w.turns = spinTurns
-	} else {
-		w.yields = maxYields
+// soon looks at word for a moment, unless others need this core.
+func (w *waiter) soon(word *uint32, target uint32) bool {
+	return !w.Wanted() && spinUntil(word, target, spinTurns)
+}
+
+// linger waits without sleeping, as long as that is right, and reports whether word reached target.
+func (w *waiter) linger(word *uint32, target uint32) bool {
+	now := corewait.Now()
+	for w.Begin(now); ; now = corewait.Now() {
+		switch w.Next(now) {
+		case corewait.Spin:
+			if spinUntil(word, target, spinTurns) {
+				return true
+			}
+		case corewait.Yield:
+			if w.shared { // only the Go scheduler can let it run
+				runtime.Gosched()
+			} else {
+				corewait.YieldCore()
+			}
+			now = corewait.Now()
+			w.Yielded(now)
+			w.place(now)
+			if reached(atomic.LoadUint32(word), target) {
+				return true
+			}
+		case corewait.Sleep:
+			return false
+		}
 	}
-	return w
+}
+
+// place says now and then on which core this rank runs, and goes to another one where ranks of the group crowd this one.
+func (w *waiter) place(now time.Duration) {
+	if w.shared || w.placed != 0 && now-w.placed < placeEvery {
+		return
+	}
+	w.placed = now
+	e := w.engine
+	e.seg.life(e.rank).setCore(corewait.Core())
+	if !w.Wanted() {
+		return
+	}
+	for rank := range e.cores {
+		e.cores[rank] = e.seg.life(rank).atCore()
+	}
+	e.allowed = corewait.Allowed(e.allowed[:0])
+	if to, ok := corewait.Spread(e.rank, e.cores, e.allowed); ok {
+		corewait.MoveTo(to)
+		e.seg.life(e.rank).setCore(to)
+	}
 }
 
 // advance publishes everything written so far as this rank's next step and returns when all ranks have taken it. When it
@@ -63,7 +98,7 @@ func (e *Engine) advance(ctx context.Context) error {
 		}
 	}
 	for _, p := range e.peers {
-		if word := &e.lines[p].step; !reached(atomic.LoadUint32(word), e.step) && !spinUntil(word, e.step, e.wait.turns) {
+		if word := &e.lines[p].step; !reached(atomic.LoadUint32(word), e.step) && !e.wait.soon(word, e.step) {
 			if err := e.waitLong(ctx, word); err != nil {
 				return err
 			}
@@ -71,44 +106,6 @@ func (e *Engine) advance(ctx context.Context) error {
 	}
 	e.op.waiting = false
 	return nil
-}
-
-// linger spins or yields for a while and reports whether word reached target.
-func (w *waiter) linger(word *uint32, target uint32) bool {
-	if w.turns > 0 {
-		return w.spin(word, target)
-	}
-	for i := range w.yields {
-		yieldCore()
-		// The runtime wakes a thread whenever a goroutine steps back, which costs far more than a yield.
-		if w.shared || i%goschedEvery == goschedEvery-1 {
-			runtime.Gosched()
-		}
-		if reached(atomic.LoadUint32(word), target) {
-			w.yields = min(w.yields*2, maxYields)
-			return true
-		}
-	}
-	w.yields = max(w.yields/2, minYields)
-	return false
-}
-
-// spin spins for a while, and now and then only when that was in vain lately: the machine may be busy with others, or the
-// ranks with long computations.
-func (w *waiter) spin(word *uint32, target uint32) bool {
-	if w.skip > 0 {
-		w.skip--
-		return false
-	}
-	for start := time.Now(); time.Since(start) < spinLimit; {
-		if spinUntil(word, target, spinTurns) {
-			w.misses = 0
-			return true
-		}
-	}
-	w.misses = min(w.misses+1, maxMisses)
-	w.skip = 1<<w.misses - 1
-	return false
 }
 
 // waitLong lingers, then sleeps, until word reaches the current step.

@@ -22,8 +22,8 @@ type Config struct {
 	Listener net.Listener
 	// Peers are the addresses of the ranks' listeners.
 	Peers []string
-	// LocalRanks is the number of ranks on this host, for the decision how long to spin. 0 means all.
-	LocalRanks int
+	// Shared tells that another rank is a goroutine of this process: who waits lets it run.
+	Shared bool
 	// Heartbeat is how long a rank may be silent before it counts as lost. 0 means DefaultHeartbeat, less than 0 never.
 	Heartbeat time.Duration
 	// Window is how many bytes of unexpected messages are held per peer. 0 means DefaultWindow.
@@ -59,9 +59,6 @@ func (c *Config) check() error {
 		c.Window = DefaultWindow
 	}
 	c.Window = max(c.Window, 4*EagerMax)
-	if c.LocalRanks == 0 {
-		c.LocalRanks = c.Size
-	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

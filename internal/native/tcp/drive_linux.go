@@ -11,7 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/corewait"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // Wait returns when op is complete. The caller drives the mesh meanwhile, or sleeps while another goroutine does.
@@ -84,10 +86,11 @@ const slice = 20 // ms
 
 // drive reads sockets until op is complete or ctx ends.
 func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
-	if m.spin.on() && m.spinFor(op) {
-		return nil
-	}
 	for {
+		if m.linger(op) {
+			return nil
+		}
+		moment.At("tcp.wait.sleep")
 		n, errno := epollWait(m.ep, m.events[:], slice)
 		m.mu.Lock()
 		if errno == 0 {
@@ -126,63 +129,41 @@ func (m *Mesh) handle(n int) {
 	}
 }
 
-// spinFor polls the sockets for a short time, because a sleep in the kernel costs more than many quick answers take.
-func (m *Mesh) spinFor(op *link.Op) bool {
-	began := time.Now()
-	budget := m.spin.budget
+// linger looks at the sockets without sleeping, as long as that is right, and reports whether op is complete or the mesh closed.
+func (m *Mesh) linger(op *link.Op) bool {
+	now := corewait.Now()
+	m.wait.Begin(now)
 	for i := 0; ; i++ {
-		m.mu.Lock()
-		if op.Peer >= 0 && op.Peer < m.size && m.conns[op.Peer] != nil && i%8 != 7 {
-			c := m.conns[op.Peer]
-			if c.gone == nil && c.read() {
-				c.flush()
-			}
-		} else if n, errno := epollWait(m.ep, m.events[:], 0); errno == 0 {
-			m.handle(n)
-		}
-		done := op.Completed() || m.closed
-		m.mu.Unlock()
-		if done {
-			m.spin.hit()
+		if m.receive(op, i%8 == 7) {
 			return true
 		}
-		if time.Since(began) > budget {
-			m.spin.miss()
+		switch m.wait.Next(now) {
+		case corewait.Spin:
+			now = corewait.Now()
+		case corewait.Yield:
+			if m.cfg.Shared { // only the Go scheduler can let another rank of this process run
+				runtime.Gosched()
+			} else {
+				corewait.YieldCore()
+			}
+			now = corewait.Now()
+			m.wait.Yielded(now)
+		case corewait.Sleep:
 			return false
 		}
-		if m.spin.crowded {
-			yield()
+	}
+}
+
+// receive reads what has come: from the rank that op waits for, or from all.
+func (m *Mesh) receive(op *link.Op, all bool) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if op.Peer >= 0 && op.Peer < m.size && m.conns[op.Peer] != nil && !all {
+		if c := m.conns[op.Peer]; c.gone == nil && c.read() {
+			c.flush()
 		}
+	} else if n, errno := epollWait(m.ep, m.events[:], 0); errno == 0 {
+		m.handle(n)
 	}
-}
-
-// spinner decides how long it is worth to spin: as long as it helps, and seldom where it does not.
-type spinner struct {
-	crowded bool // more ranks than cores: give the core away between two looks
-	limit   time.Duration
-	budget  time.Duration
-	skip    int // waits to go without spinning
-	misses  int
-}
-
-func newSpinner(localRanks int) spinner {
-	s := spinner{crowded: localRanks > runtime.NumCPU(), limit: 40 * time.Microsecond}
-	s.budget = s.limit
-	return s
-}
-
-func (s *spinner) on() bool {
-	if s.skip > 0 {
-		s.skip--
-		return false
-	}
-	return true
-}
-
-func (s *spinner) hit() { s.misses, s.budget = 0, min(s.budget*2, s.limit) }
-
-func (s *spinner) miss() {
-	s.misses = min(s.misses+1, 6)
-	s.budget = max(s.budget/2, 5*time.Microsecond)
-	s.skip = 1<<s.misses - 1
+	return op.Completed() || m.closed
 }

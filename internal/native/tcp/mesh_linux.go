@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/corewait"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/native/wire"
@@ -27,8 +28,8 @@ type Mesh struct {
 	stop       chan struct{}
 	keeper     sync.WaitGroup
 	closeOnce  sync.Once
-	released   chan struct{} // closed when Close is done
-	spin       spinner
+	released   chan struct{}   // closed when Close is done
+	wait       corewait.Waiter // the driver's
 
 	mu        sync.Mutex
 	conns     []*conn // by rank; nil for the own one

@@ -46,7 +46,7 @@ func connectWith(t *testing.T, size int, disturb func(addrs []string), change fu
 	var wg sync.WaitGroup
 	for r := range size {
 		wg.Go(func() {
-			cfg := Config{Rank: r, Size: size, Group: [16]byte{9}, Listener: listeners[r], Peers: peers}
+			cfg := Config{Rank: r, Size: size, Group: [16]byte{9}, Listener: listeners[r], Peers: peers, Shared: true}
 			change(&cfg)
 			m, err := Connect(ctx, cfg)
 			if err != nil {
@@ -241,7 +241,7 @@ func BenchmarkPingPong(b *testing.B) {
 	var wg sync.WaitGroup
 	for r := range 2 {
 		wg.Go(func() {
-			meshes[r], _ = Connect(b.Context(), Config{Rank: r, Size: 2, Listener: listeners[r], Peers: peers})
+			meshes[r], _ = Connect(b.Context(), Config{Rank: r, Size: 2, Listener: listeners[r], Peers: peers, Shared: true})
 		})
 	}
 	wg.Wait()

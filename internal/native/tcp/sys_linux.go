@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/corewait"
 )
 
 // The system calls of the hot path go past the scheduler (RawSyscall): they never block, and leaving and entering the
@@ -58,6 +60,7 @@ func recvv(fd int, v *iovecs) (int, syscall.Errno) {
 
 // epollWait waits for at most ms milliseconds.
 func epollWait(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
+	corewait.Calls.Epoll.Add(1)
 	if ms == 0 {
 		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0) //nolint:gosec // the kernel wants addresses
 		return int(n), errno
@@ -65,6 +68,3 @@ func epollWait(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
 	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0) //nolint:gosec // the kernel wants addresses
 	return int(n), errno
 }
-
-// yield lets another process of this core run.
-func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

@@ -1,0 +1,61 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package corewait
+
+import (
+	"runtime"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// epoch is when the clock of the waiters began.
+var epoch = time.Now()
+
+// Now is the clock of the waiters.
+func Now() time.Duration { return time.Since(epoch) }
+
+// YieldCore lets another thread run on this core. The Go scheduler does not hear of it.
+func YieldCore() {
+	Calls.Yields.Add(1)
+	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+}
+
+// Core is the core on which the caller runs.
+func Core() int {
+	var cpu uint32
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 { //nolint:gosec // the system call takes addresses
+		return Nowhere
+	}
+	return int(cpu)
+}
+
+// Allowed appends the cores that the calling thread may use.
+func Allowed(list []int) []int {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(0, &set) != nil {
+		return list
+	}
+	for cpu := range len(set) * int(unsafe.Sizeof(set[0])) * 8 {
+		if set.IsSet(cpu) {
+			list = append(list, cpu)
+		}
+	}
+	return list
+}
+
+// MoveTo moves the calling thread to another core. It may leave it again: the cores it may use are those of before.
+func MoveTo(core int) {
+	runtime.LockOSThread() // both calls must be about the same thread
+	defer runtime.UnlockOSThread()
+	var before, only unix.CPUSet
+	if unix.SchedGetaffinity(0, &before) != nil || !before.IsSet(core) {
+		return
+	}
+	only.Set(core)
+	if unix.SchedSetaffinity(0, &only) == nil {
+		_ = unix.SchedSetaffinity(0, &before)
+	}
+}

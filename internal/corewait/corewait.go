@@ -1,0 +1,119 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package corewait decides how a rank waits for another one: it spins, yields its core, or sleeps. It is the same for
+// shared memory and TCP.
+//
+// # The rule
+//
+// Who else needs this core? Counting ranks and cores does not tell: two ranks may share a core while another one is idle, and
+// the other processes of the machine, the limits of a container and the collector are in no count. The kernel knows, and a
+// yield asks it. A waiter therefore yields now and then, and goes by how long that took:
+//
+//	the yield              who needs the core           what the waiter does
+//	took less than Alone   nobody                       spins, and asks again every AskEvery
+//	took up to Slice       others who wait, as it does  yields and does not spin: the one it waits for may be among them
+//	took longer            somebody who computes        spins for a Glance, then sleeps: waking up takes the core from who
+//	                                                    computes, a yield waits until it has had its time slice. It does not
+//	                                                    yield again for a while, which is longer each time
+//
+// A single yield that took long among many that took a moment changes nothing: the one who computes has had its turn, and
+// the others come next. Whoever has used its core for Patience without success sleeps in any case.
+//
+// So a wait costs at most Patience of one core. Neither a spin nor a yield passes through the scheduler of the Go runtime,
+// which would wake other threads; goroutines of the same process get their turn by its preemption.
+//
+// [Waiter] is the machine: it has no clock and makes no system call.
+package corewait
+
+import "time"
+
+// Act is what a waiter does next, before it looks again.
+type Act uint8
+
+// The acts.
+const (
+	Spin  Act = iota // look again, for a microsecond or so
+	Yield            // give the core away once
+	Sleep            // until somebody wakes it
+)
+
+// The times of the rule.
+const (
+	// Alone is the longest that a yield takes which nobody makes use of: a system call.
+	Alone = time.Microsecond
+	// Slice is longer than others take who do their part of an operation and wait again, and shorter than the time slice of one
+	// who computes: the kernels in use give 3 ms and more.
+	Slice = time.Millisecond
+	// AskEvery is how long a waiter spins before it yields once, to ask whether that is still right.
+	AskEvery = 5 * time.Microsecond
+	// Glance is how long a waiter spins where it will not yield.
+	Glance = AskEvery
+	// Patience is how much of its core a waiter uses before it sleeps; a yield counts as Alone. It is several times what waking
+	// a sleeper takes: otherwise a rank that was delayed once is awaited by sleepers, is delayed by having to wake them, and so on.
+	Patience = 200 * time.Microsecond
+	// Sure is how many yields in a row must come back at once before nobody needs the core: the kernel does not always switch
+	// when it could.
+	Sure = 4
+	// Dear is what a yield may cost on average, among others who wait, before sleeping is cheaper.
+	Dear = 100 * time.Microsecond
+	// Payback is how many times longer than a yield that took long a waiter does not yield again; each further one that takes
+	// long doubles that, up to MaxPause. With many ranks there is always one that asks, and all wait for it.
+	Payback  = 8
+	MaxPause = 320 * time.Millisecond
+)
+
+// Waiter is one who waits again and again. All times are readings of one clock that never goes back. The zero value is ready.
+type Waiter struct {
+	spent  time.Duration // of this core in this wait
+	last   time.Duration // when that was counted
+	asked  time.Duration // when it yielded last
+	until  time.Duration // no yield before
+	pause  time.Duration // the last time without yields
+	cost   time.Duration // of a yield, on average
+	wanted int           // above 0 others who wait need this core; each yield that came back at once takes one
+}
+
+// Wanted reports whether others who wait need this core. Then the first thing to do in a wait is Next, else a short spin is
+// worth a try.
+func (w *Waiter) Wanted() bool { return w.wanted > 0 }
+
+// Begin starts a wait.
+func (w *Waiter) Begin(now time.Duration) { w.spent, w.last = 0, now }
+
+// Next tells what to do. After Yield the caller calls Yielded.
+func (w *Waiter) Next(now time.Duration) Act {
+	w.spent += now - w.last
+	w.last = now
+	if now < w.until {
+		if w.spent >= Glance {
+			return Sleep
+		}
+		return Spin
+	}
+	if w.spent >= Patience {
+		return Sleep
+	}
+	if w.wanted > 0 || now-w.asked >= AskEvery {
+		w.asked = now
+		return Yield
+	}
+	return Spin
+}
+
+// Yielded tells that the yield has come back.
+func (w *Waiter) Yielded(now time.Duration) {
+	took := now - w.asked
+	w.asked, w.last = now, now
+	w.spent += min(took, Alone)
+	w.cost += (took - w.cost) / 64
+	switch {
+	case took < Alone:
+		w.wanted, w.pause = max(w.wanted-1, 0), 0
+	case took < Slice:
+		w.wanted = Sure
+	case w.wanted == 0 || w.cost > Dear:
+		w.pause = min(max(2*w.pause, Payback*took), MaxPause)
+		w.until, w.wanted, w.cost = now+w.pause, 0, 0
+	}
+}
