@@ -10,20 +10,23 @@ import (
 
 // busy: nobody waits for another rank.
 func (c *court) busy() Verdict {
-	moving := c.ranks(func(r Rank, _ position) bool { return r.Moved || r.State == "R" })
-	if len(moving) > 0 {
-		return Verdict{Sentence: fmt.Sprintf("Not hung: %s at work, in %s, and no rank waits in torch.distributed.", lower(is(moving)), c.at[moving[0]].where())}
-	}
 	if len(c.all()) == 0 {
 		return Verdict{Sentence: "Not hung: all ranks that were found have ended."}
 	}
+	moving := c.ranks(func(r Rank, _ position) bool { return r.Moved || r.State == "R" })
 	unread := c.ranks(func(r Rank, _ position) bool { return r.Main == nil })
 	if len(unread) == len(c.all()) {
 		text := "No Python stack could be read"
+		if len(moving) > 0 {
+			text = is(moving) + " at work, but no Python stack could be read"
+		}
 		if t := c.rank(unread[0]).Trouble; t != "" {
 			text += ": " + t
 		}
 		return Verdict{Sentence: text + "."}
+	}
+	if len(moving) > 0 {
+		return Verdict{Sentence: fmt.Sprintf("Not hung: %s at work, in %s, and no rank waits in torch.distributed.", lower(is(moving)), c.at[moving[0]].where())}
 	}
 	return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank waits in torch.distributed: %s.", c.whereabouts())}
 }
