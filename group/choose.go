@@ -195,7 +195,11 @@ func (c *choice) exchange(ctx context.Context, p *plan) ([]*capability, error) {
 	for r := range all {
 		all[r] = r
 	}
-	return c.read(ctx, p, all)
+	caps, err := c.read(ctx, p, all)
+	if err != nil && (ctx.Err() != nil || errors.Is(err, muster.ErrOver)) {
+		return nil, c.notCome(ctx, p, -1, err)
+	}
+	return caps, err
 }
 
 // await waits until a rank has come, and reports whether it is a PyTorch rank.

@@ -5,11 +5,14 @@ package group
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -60,20 +63,38 @@ func haveNotCome(ranks []int) string {
 	return "which have not come"
 }
 
-// notCome is the error of a wait for rank r that ended. It says who else is missing, as far as the store tells in time.
-func (c *choice) notCome(ctx context.Context, p *plan, r int, err error) error {
+// notCome is the error of a wait for other ranks that ended, one of them or, with -1, all. It says who is missing, as far as
+// the store tells in time.
+func (c *choice) notCome(ctx context.Context, p *plan, waitedFor int, err error) error {
 	const op = "group: rendezvous"
-	if ctx.Err() == nil {
+	if ctx.Err() == nil && !errors.Is(err, muster.ErrOver) {
 		return dist.Wrap(op, dist.Unavailable, err)
 	}
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 	defer cancel()
 	missing, _ := c.place.Missing(look)
-	if len(missing) == 0 {
-		missing = []int{r}
+	if len(missing) == 0 && waitedFor >= 0 {
+		missing = []int{waitedFor}
 	}
-	e := dist.Ended(op, ctx)
-	e.Rank = dist.Rank(missing[0])
-	e.Detail = rankList(missing) + " of group " + p.config.name + " did not appear"
+	// Who has come to an attempt before is not missing because it is not in this one yet.
+	still := slices.DeleteFunc(slices.Clone(missing), func(r int) bool { return !slices.Contains(p.missing, r) })
+	if len(still) == 0 {
+		still = missing
+	}
+	p.missing = still
+	if ctx.Err() == nil {
+		return err // the next attempt may have them
+	}
+	return p.tooLate(ctx)
+}
+
+// tooLate is the error of a rank whose time to make the group is over. All ranks have the same time as a rule, so the ranks
+// that were missing may be known from an attempt that another rank gave up a moment before.
+func (p *plan) tooLate(ctx context.Context) error {
+	e := dist.Ended("group: rendezvous", ctx)
+	if len(p.missing) > 0 {
+		e.Rank = dist.Rank(p.missing[0])
+		e.Detail = rankList(p.missing) + " of group " + p.config.name + " did not appear"
+	}
 	return e
 }

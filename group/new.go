@@ -80,7 +80,14 @@ func (c *config) check(op string) error {
 	if c.dumpDir == "" {
 		c.dumpDir = os.Getenv(control.EnvDump)
 	}
-	c.detail = c.detail || strings.EqualFold(os.Getenv(debugEnv), "DETAIL")
+	switch level := os.Getenv(debugEnv); strings.ToUpper(level) {
+	case "", "OFF", "INFO":
+	case "DETAIL":
+		c.detail = true
+	default:
+		// PyTorch refuses it too. A typing mistake would leave this rank out of the checks that the others wait for.
+		return dist.Newf(op, dist.InvalidArgument, "%s=%q: want OFF, INFO or DETAIL", debugEnv, level)
+	}
 	return nil
 }
 
@@ -95,6 +102,7 @@ type plan struct {
 	index     int    // number of the group in its world
 	torchName string // PyTorch's name of the group
 	origin    origin
+	missing   []int // ranks that had not come when an attempt ended
 }
 
 // makeGroup connects the ranks of a group. When an attempt is given up by a rank, which may be another process by now, all
@@ -110,8 +118,13 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 	}
 	for {
 		g, err := attempt(ctx, p)
-		if err == nil || !errors.Is(err, muster.ErrOver) {
-			return g, err
+		switch {
+		case err == nil:
+			return g, nil
+		case ctx.Err() != nil && len(p.missing) > 0 && (errors.Is(err, muster.ErrOver) || errors.Is(err, ctx.Err())):
+			return nil, p.tooLate(ctx)
+		case !errors.Is(err, muster.ErrOver):
+			return nil, err
 		}
 		if p.origin.once() {
 			return nil, dist.Wrap("group: new", dist.Unavailable, errGaveUp)

@@ -131,13 +131,20 @@ func (p *Place) Await(ctx context.Context, rank int, others ...string) (int, err
 	return first.at, first.err
 }
 
-// Missing returns the ranks that have not taken their places.
+// Missing returns the ranks that have not taken their places, or had not when the generation was given up.
 func (p *Place) Missing(ctx context.Context) ([]int, error) {
 	var missing []int
 	for r := range p.size {
 		has, err := p.store.Check(ctx, p.Key(r))
 		if err != nil {
 			return missing, err
+		}
+		if has {
+			value, err := p.store.Get(ctx, p.Key(r))
+			if err != nil {
+				return missing, err
+			}
+			has = !bytes.Equal(value, over)
 		}
 		if !has {
 			missing = append(missing, r)

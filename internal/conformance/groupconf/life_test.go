@@ -1,0 +1,407 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package groupconf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/store/filestore"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// TestRanks: every rank has a number of its own, in every group, and groups tell which ranks they have.
+func TestRanks(t *testing.T) {
+	var seen [worldSize]atomic.Int32
+	run(t, func(ctx context.Context, world *group.Group) error {
+		seen[world.Rank()].Add(1)
+		all, err := world.NewGroup(ctx, nil)
+		if err != nil {
+			return err
+		}
+		some, err := world.NewGroup(ctx, []int{1, 2})
+		if err != nil {
+			return err
+		}
+		if all.Size() != worldSize || all.Rank() != world.Rank() || all.Transport() != world.Transport() {
+			return fmt.Errorf("%v beside %v", all, world)
+		}
+		isMember := world.Rank() == 1 || world.Rank() == 2
+		if (some != nil) != isMember {
+			return fmt.Errorf("a group of ranks 1 and 2 on rank %d: %v", world.Rank(), some)
+		}
+		if isMember && (some.Size() != 2 || some.Rank() != world.Rank()-1 || some.Transport() != world.Transport()) {
+			return fmt.Errorf("a group of ranks 1 and 2 on rank %d: %v", world.Rank(), some)
+		}
+		if isMember && (some.GroupRank(2) != 1 || some.GroupRank(0) != group.NoSource || some.GlobalRank(0) != 1 ||
+			some.GlobalRank(2) != group.NoSource || !slices.Equal(some.GlobalRanks(), []int{1, 2})) {
+			return fmt.Errorf("ranks of %v", some)
+		}
+		if err := world.Barrier(ctx).Wait(ctx); err != nil { // nobody closes before all have looked
+			return err
+		}
+		if isMember {
+			if err := errors.Join(some.Close(), closed(ctx, some)); err != nil {
+				return err
+			}
+		}
+		if err := errors.Join(all.Close(), closed(ctx, all)); err != nil {
+			return err
+		}
+		return world.Barrier(ctx).Wait(ctx) // the world goes on
+	})
+	for r := range seen {
+		if seen[r].Load() != 3 { // once per transport
+			t.Errorf("rank %d was there %d times", r, seen[r].Load())
+		}
+	}
+}
+
+func closed(ctx context.Context, g *group.Group) error {
+	if err := g.Barrier(ctx).Wait(ctx); !errors.Is(err, dist.Closed) {
+		return fmt.Errorf("a barrier in a group that was closed: %w", err)
+	}
+	return nil
+}
+
+// TestMembersOnly: members do collectives; a rank that is no member has no group to call.
+func TestMembersOnly(t *testing.T) {
+	run(t, func(ctx context.Context, world *group.Group) error {
+		g, err := world.NewGroup(ctx, []int{0, 2})
+		if err != nil || (g != nil) != (world.Rank()%2 == 0) {
+			return fmt.Errorf("%v, %w", g, err)
+		}
+		if g == nil {
+			return nil
+		}
+		x := full(float32(1), 2, 2)
+		return group.WaitAll(ctx, g.AllGather(ctx, repeat(full(float32(0), 2, 2), 1+1), x), g.AllReduce(ctx, x, group.Sum), g.Barrier(ctx), g.Broadcast(ctx, x, 0))
+	})
+}
+
+// TestBarrier: nobody passes before the last has come, whoever that is.
+func TestBarrier(t *testing.T) {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+		for last := range g.Size() {
+			if g.Rank() == last {
+				// All others are at the barrier: each has posted it and says so.
+				for r := range g.Size() {
+					if r == last {
+						continue
+					}
+					passed := full(int8(0), 1)
+					if err := g.Recv(ctx, passed, r, last).Wait(ctx); err != nil {
+						return err
+					}
+					if err := wantAll(fmt.Sprint("rank ", r, " passed"), passed, int8(0)); err != nil {
+						return err
+					}
+				}
+				if err := g.Barrier(ctx).Wait(ctx); err != nil {
+					return err
+				}
+				continue
+			}
+			w := g.Barrier(ctx)
+			passed := full(int8(0), 1)
+			if w.Completed() {
+				passed = full(int8(1), 1)
+			}
+			if err := group.WaitAll(ctx, g.Send(ctx, passed, last, last), w); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// TestBarrierTimeout: a rank that waits alone at a barrier gives up in time, and not before.
+func TestBarrierTimeout(t *testing.T) {
+	const limit = 200 * time.Millisecond
+	for _, kind := range kinds {
+		for _, transport := range []group.Transport{group.TCP, group.SharedMemory, group.Gloo} {
+			t.Run(kind+"/"+string(transport), func(t *testing.T) {
+				over := make(chan struct{})
+				runOver(t, transport, worldSize, func(ctx context.Context, world *group.Group) error {
+					g, err := member(ctx, world, kind)
+					if g == nil || err != nil {
+						return err
+					}
+					if g != world {
+						defer func() { _ = g.Close() }()
+					}
+					if g.Rank() != 0 {
+						<-over
+						return nil
+					}
+					defer close(over)
+					g.SetTimeout(limit)
+					begin := time.Now()
+					err = g.Barrier(ctx).Wait(ctx)
+					if took := time.Since(begin); !errors.Is(err, dist.DeadlineExceeded) || ctx.Err() != nil || took < limit {
+						return fmt.Errorf("after %v: %w", took, err)
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+// TestSetTimeout: the timeout of a group can be changed and is that of later operations.
+func TestSetTimeout(t *testing.T) {
+	run(t, func(ctx context.Context, g *group.Group) error {
+		if g.Timeout() != 50*time.Second {
+			return fmt.Errorf("timeout %v", g.Timeout())
+		}
+		if err := g.AllReduce(ctx, full(float32(1), 10), group.Sum).Wait(ctx); err != nil {
+			return err
+		}
+		g.SetTimeout(23 * time.Second)
+		if g.Timeout() != 23*time.Second {
+			return fmt.Errorf("timeout %v", g.Timeout())
+		}
+		return g.Barrier(ctx).Wait(ctx)
+	}, group.WithTimeout(50*time.Second))
+}
+
+// TestSequenceNumbers: ranks count collectives alike, in the world and in sub-groups, and one that has left some out lags.
+func TestSequenceNumbers(t *testing.T) {
+	run(t, func(ctx context.Context, world *group.Group) error {
+		for _, ranks := range [][]int{{0, 1, 2, 3}, {0, 1, 2}} {
+			g, err := world.NewGroup(ctx, ranks)
+			if err != nil {
+				return err
+			}
+			other, err := world.NewGroup(ctx, ranks) // numbers are compared in another group, which has its own
+			if err != nil {
+				return err
+			}
+			if g == nil {
+				continue
+			}
+			initial := g.Sequence()
+			for i := range uint64(10) {
+				if err := g.AllReduce(ctx, full(float32(1), 1), group.Sum).Wait(ctx); err != nil {
+					return err
+				}
+				all, err := group.AllGatherSlice(ctx, other, []int64{int64(g.Sequence())}) //nolint:gosec // small
+				if err != nil {
+					return err
+				}
+				if want := int64(initial + i + 1); slices.Min(all) != want || slices.Max(all) != want { //nolint:gosec // small
+					return fmt.Errorf("numbers %v, want %d", all, want)
+				}
+			}
+			lags := g.Rank() == 0 || g.Rank() == 2
+			var w *group.Work
+			if !lags {
+				w = g.AllReduce(ctx, full(float32(1), 1), group.Sum)
+			}
+			all, err := group.AllGatherSlice(ctx, other, []int64{int64(g.Sequence())}) //nolint:gosec // small
+			if err != nil {
+				return err
+			}
+			for r, n := range all {
+				want := int64(initial) + 10 //nolint:gosec // small
+				if r != 0 && r != 2 {
+					want++
+				}
+				if n != want {
+					return fmt.Errorf("numbers %v: rank %d should be at %d", all, r, want)
+				}
+			}
+			if lags {
+				w = g.AllReduce(ctx, full(float32(1), 1), group.Sum)
+			}
+			if err := w.Wait(ctx); err != nil {
+				return err
+			}
+			if err := errors.Join(other.Barrier(ctx).Wait(ctx), g.Close(), other.Close()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// TestLocalSync: groups that only their members call for; twice with the same ranks; not for a rank that is no member.
+func TestLocalSync(t *testing.T) {
+	run(t, func(ctx context.Context, world *group.Group) error {
+		me := world.Rank()
+		apart := []int{me, (me + 2) % worldSize}
+		if _, err := world.NewGroup(ctx, []int{(me + 1) % worldSize, (me + 3) % worldSize}, group.WithLocalSync()); !errors.Is(err, dist.InvalidArgument) {
+			return fmt.Errorf("a group without this rank: %w", err)
+		}
+		g, err := world.NewGroup(ctx, apart, group.WithLocalSync())
+		if err != nil {
+			return err
+		}
+		defer func() { _ = g.Close() }()
+		slices.Sort(apart) // a group's ranks are in increasing order
+		if g.GroupRank(me) != slices.Index(apart, me) || g.Rank() != slices.Index(apart, me) || !slices.Equal(g.GlobalRanks(), apart) {
+			return fmt.Errorf("ranks %v as %v", apart, g.GlobalRanks())
+		}
+		pair := me / 2
+		var pairs []*group.Group
+		for range 2 {
+			p, err := world.NewGroup(ctx, []int{2 * pair, 2*pair + 1}, group.WithLocalSync())
+			if err != nil {
+				return err
+			}
+			defer func() { _ = p.Close() }()
+			pairs = append(pairs, p)
+		}
+		for _, p := range pairs {
+			got, err := group.AllGatherSlice(ctx, p, []int64{int64(pair), int64(me)})
+			if err != nil {
+				return err
+			}
+			if want := []int64{int64(pair), int64(2 * pair), int64(pair), int64(2*pair + 1)}; !slices.Equal(got, want) {
+				return fmt.Errorf("%v, want %v", got, want)
+			}
+		}
+		return world.Barrier(ctx).Wait(ctx)
+	})
+}
+
+// TestSubgroups: the world cut into groups, by their size and by lists.
+func TestSubgroups(t *testing.T) {
+	run(t, func(ctx context.Context, world *group.Group) error {
+		me := world.Rank()
+		g, err := world.NewSubgroups(ctx, 2)
+		if err != nil {
+			return err
+		}
+		if got, failure := group.AllGatherSlice(ctx, g, []int64{int64(me)}); failure != nil || !slices.Equal(got, []int64{int64(me / 2 * 2), int64(me/2*2 + 1)}) {
+			return fmt.Errorf("%v, %w", got, failure)
+		}
+		listed, err := world.NewSubgroupsByEnumeration(ctx, [][]int{{0, 2}, {1, 3}})
+		if err != nil {
+			return err
+		}
+		if got, failure := group.AllGatherSlice(ctx, listed, []int64{int64(me)}); failure != nil || !slices.Equal(got, []int64{int64(me % 2), int64(me%2 + 2)}) {
+			return fmt.Errorf("%v, %w", got, failure)
+		}
+		for name, make := range map[string]func() (*group.Group, error){
+			"larger than the world": func() (*group.Group, error) { return world.NewSubgroups(ctx, 100) },
+			"does not divide":       func() (*group.Group, error) { return world.NewSubgroups(ctx, 3) },
+			"no such rank":          func() (*group.Group, error) { return world.NewSubgroupsByEnumeration(ctx, [][]int{{0, 1}, {2, 99}}) },
+			"negative rank":         func() (*group.Group, error) { return world.NewSubgroupsByEnumeration(ctx, [][]int{{-1, -2}}) },
+			"overlap":               func() (*group.Group, error) { return world.NewSubgroupsByEnumeration(ctx, [][]int{{0}, {1, 2}, {1, 3}}) },
+		} {
+			if _, err := make(); !errors.Is(err, dist.InvalidArgument) {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+		return errors.Join(world.Barrier(ctx).Wait(ctx), g.Close(), listed.Close())
+	})
+}
+
+// TestEveryTransport: a world forms without being told how, and with every way it can be told.
+func TestEveryTransport(t *testing.T) {
+	for _, transport := range []group.Transport{group.Auto, group.TCP, group.SharedMemory, group.Gloo} {
+		for _, size := range []int{1, 2} {
+			if transport == group.Gloo && size == 1 {
+				continue
+			}
+			runOver(t, transport, size, func(ctx context.Context, g *group.Group) error { return g.Barrier(ctx).Wait(ctx) })
+		}
+	}
+}
+
+// TestMissingRank: a world of four in which one does not come: the others give up in time and name it, whatever store they use.
+func TestMissingRank(t *testing.T) {
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	path := filepath.Join(t.TempDir(), "store")
+	memory := store.NewMemory()
+	defer func() { _ = memory.Close() }()
+	for name, open := range map[string]func() (store.Store, error){
+		"file": func() (store.Store, error) { return filestore.Open(t.Context(), path) },
+		"tcp":  func() (store.Store, error) { return tcpstore.Dial(t.Context(), server.Addr().String()) },
+		"memory": func() (store.Store, error) { return memory, nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := each(worldSize-1, func(r int) error {
+				s, err := open()
+				if err != nil {
+					return err
+				}
+				if s != memory { // which the ranks share
+					defer func() { _ = s.Close() }()
+				}
+				g, err := group.New(t.Context(), s, r, worldSize, group.WithInitBarrier(), group.WithConnectTimeout(time.Second))
+				if g != nil {
+					_ = g.Close()
+				}
+				if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "rank 3") {
+					return fmt.Errorf("without rank 3: %w", err)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestStoreTimeout: the timeout of a world is that of its store, which stands at the end of a get that nobody answers.
+func TestStoreTimeout(t *testing.T) {
+	for _, url := range []string{
+		"file://" + filepath.Join(t.TempDir(), "store"),
+		fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t)),
+	} {
+		w, err := cohort.Join(t.Context(), url, cohort.WithRank(0), cohort.WithWorldSize(1), cohort.WithTimeout(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		_, err = w.Store().Get(t.Context(), "nonexistent key")
+		if took := time.Since(begin); !errors.Is(err, store.ErrTimeout) || took < time.Second/2 || took > 5*time.Second {
+			t.Errorf("%s: after %v: %v", url, took, err)
+		}
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestLoggingInit: joining leaves the program's log alone.
+func TestLoggingInit(t *testing.T) {
+	logger, writer, flags := slog.Default(), log.Writer(), log.Flags()
+	w, err := cohort.Join(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t)), cohort.WithRank(0), cohort.WithWorldSize(1),
+		cohort.WithLogger(slog.New(slog.NewTextHandler(io.Discard, nil))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Group(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	if slog.Default() != logger || log.Writer() != writer || log.Flags() != flags {
+		t.Error("the program's log was changed")
+	}
+}
