@@ -25,8 +25,13 @@ type Bucket struct {
 // DistributedDataParallel.register_comm_hook.
 type CommHook func(ctx context.Context, g *group.Group, b Bucket) (wait func(context.Context) error)
 
-// WithCommHook has a hook reduce the gradients.
-func WithCommHook(h CommHook) Option { return optionFunc(func(c *config) { c.comm = h }) }
+// WithCommHook has a hook reduce the gradients. It can be given once.
+func WithCommHook(h CommHook) Option {
+	return optionFunc(func(c *config) {
+		c.badComm = c.badComm || h == nil || c.comm != nil
+		c.comm = h
+	})
+}
 
 // FP16 is a [CommHook] that sends gradients with half the bytes: rounded to float16, divided and summed. It corresponds to
 // fp16_compress_hook.

@@ -42,25 +42,27 @@ type Model struct {
 	all     []*tensor.Tensor // parameters, frozen ones included
 	buffers []*tensor.Tensor // what the module keeps beside them
 
-	buckets  []*bucket
-	places   []place // by parameter
-	noSync   bool
-	sharing  bool // the buffers are taken from rank 0 before the next forward
-	armed    bool // a forward has been announced whose gradients are to be reduced
-	running  bool // a pass has begun to reduce
-	next     int  // the next bucket to be reduced: all ranks reduce in the same order
-	ready    []bool
-	order    []int // parameters in the order in which they became ready, in the first pass
-	rebuilt  bool
-	unused   []int // parameters that the announced forward did not use
-	never    []int // parameters that a static graph does not use
-	used     *tensor.Tensor
-	waitUsed wait
-	divide   int    // what gradients are divided by
-	joining  *join  // within Join
-	notices  []wait // what was said to ranks that have joined
-	began    time.Time
-	err      error
+	buckets []*bucket
+	places  []place // by parameter
+	noSync  bool
+	sharing bool // the buffers are taken from rank 0 before the next forward
+	armed   bool // a forward has been announced whose gradients are to be reduced
+	running bool // a pass has begun to reduce
+	next    int  // the next bucket to be reduced: all ranks reduce in the same order
+	ready   []bool
+	order   []int // parameters in the order in which they became ready, in the first pass
+	rebuilt bool
+	unused  []int // parameters that the announced forward did not use
+	never   []int // parameters that a static graph does not use
+	used    *tensor.Tensor
+	// accumulated are the parameters that got gradients in passes without reduction since the last one with it.
+	accumulated []bool
+	waitUsed    wait
+	divide      int    // what gradients are divided by
+	joining     *join  // within Join
+	notices     []wait // what was said to ranks that have joined
+	began       time.Time
+	err         error
 }
 
 // wait ends when something that was begun has ended.
@@ -85,6 +87,7 @@ type config struct {
 	static      bool
 	keepBuffers bool
 	comm        CommHook
+	badComm     bool // no hook was given, or two
 	hook        observe.Hook
 }
 
@@ -132,6 +135,8 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 	switch {
 	case m.config.first < 1 || m.config.rest < 1:
 		return nil, dist.Newf(op, dist.InvalidArgument, "buckets of %d and %d bytes", m.config.first, m.config.rest)
+	case m.config.badComm:
+		return nil, dist.New(op, dist.InvalidArgument, "WithCommHook can be given once, with a hook")
 	case m.config.static && m.config.findUnused:
 		return nil, dist.New(op, dist.InvalidArgument, "WithStaticGraph finds unused parameters by itself: leave out WithFindUnused")
 	}
@@ -154,6 +159,7 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 		m.params = append(m.params, p)
 		m.pieces = append(m.pieces, piece{p.Value.DType(), p.Value.Data().Size()})
 	}
+	m.accumulated = make([]bool, len(m.params))
 	if len(m.params) == 0 {
 		return nil, dist.New(op, dist.InvalidArgument, "DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient.")
 	}

@@ -72,6 +72,7 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	moment.At("ddp.reducer.ready")
 	switch {
 	case m.noSync:
+		m.accumulated[i] = true
 		return nil
 	case m.err != nil:
 		return m.err
@@ -115,12 +116,14 @@ func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 	}
 	pass.AtEnd(m.finish)
 	if m.config.findUnused {
-		if err := m.setUsed(func(i int) bool { return !slices.Contains(m.unused, i) }); err != nil {
+		if err := m.setUsed(func(i int) bool { return m.accumulated[i] || !slices.Contains(m.unused, i) }); err != nil {
 			return err
 		}
+		clear(m.accumulated)
 	}
 	for _, i := range m.unused {
-		if err := m.mark(ctx, i, nil); err != nil {
+		// A gradient that it has from passes without reduction counts, as in PyTorch.
+		if err := m.mark(ctx, i, m.params[i].Value.Grad()); err != nil {
 			return err
 		}
 	}
