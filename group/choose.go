@@ -182,9 +182,9 @@ func (c *choice) exchange(ctx context.Context, p *plan) ([]*capability, error) {
 	stop := c.sayWhoIsMissing(ctx, p)
 	defer stop()
 	for r := range p.globals {
-		foreign, err := c.await(ctx, p, r)
-		if err != nil {
-			return nil, c.notCome(ctx, p, r, err)
+		foreign, failure := c.await(ctx, p, r)
+		if failure != nil {
+			return nil, c.notCome(ctx, p, r, failure)
 		}
 		if foreign {
 			// Capabilities that are there by now still count; a rank without one is treated as PyTorch.

@@ -121,7 +121,7 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 		switch {
 		case err == nil:
 			return g, nil
-		case ctx.Err() != nil && len(p.missing) > 0 && (errors.Is(err, muster.ErrOver) || errors.Is(err, ctx.Err())):
+		case ctx.Err() != nil && len(p.missing) > 0: // wherever in the last attempt it ended
 			return nil, p.tooLate(ctx)
 		case !errors.Is(err, muster.ErrOver):
 			return nil, err

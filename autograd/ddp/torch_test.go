@@ -232,7 +232,7 @@ func TestUnusedWithoutSync(t *testing.T) {
 		for pass := range 2 {
 			model.SetSync(pass == 1)
 			m.use = 2*g.Rank() + pass
-			if err := step(ctx, model, uint64(g.Rank())); err != nil {
+			if err = step(ctx, model, uint64(g.Rank())); err != nil {
 				return err
 			}
 		}

@@ -424,3 +424,56 @@ func TestBoolTensors(t *testing.T) {
 		return nil
 	})
 }
+
+// TestBroadcastCoalesced: tensors of several types in buckets of 256 bytes, from every root.
+func TestBroadcastCoalesced(t *testing.T) {
+	run(t, func(ctx context.Context, g *group.Group) error {
+		list := func(root bool) (list []*tensor.Tensor) {
+			for _, dt := range []tensor.DType{tensor.Float32, tensor.Float32, tensor.Float32, tensor.Float64, tensor.Float16, tensor.Float32} {
+				for chunk := range 5 {
+					x := tensor.Must(tensor.Zeros(dt, 12))
+					for i := 0; root && i < 12; i++ {
+						if err := x.Set(float64(12*chunk+i), i); err != nil {
+							panic(err)
+						}
+					}
+					list = append(list, x)
+				}
+			}
+			return list
+		}
+		for root := range g.Size() {
+			got, want := list(root == g.Rank()), list(true)
+			if err := g.BroadcastCoalesced(ctx, got, 256, root); err != nil {
+				return err
+			}
+			for i := range want {
+				if !tensor.Equal(got[i], want[i]) {
+					return fmt.Errorf("tensor %d from root %d: %v", i, root, got[i])
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// TestSeveralDevices: operations over two devices in turn, twice around.
+func TestSeveralDevices(t *testing.T) {
+	runOver(t, group.Gloo, worldSize, func(ctx context.Context, g *group.Group) error {
+		var works []*group.Work
+		var tensors []*tensor.Tensor
+		for i := range 4 {
+			tensors = append(tensors, full(float32(1), i+1))
+			works = append(works, g.AllReduce(ctx, tensors[i], group.Sum))
+		}
+		if err := group.WaitAll(ctx, works...); err != nil {
+			return err
+		}
+		for _, x := range tensors {
+			if err := wantAll("all_reduce", x, float32(g.Size())); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, group.WithDevices("127.0.0.1", "127.0.0.1"))
+}

@@ -185,4 +185,3 @@ func TestComplexOperators(t *testing.T) {
 		return wantAll("the tensor", x, complex64(1))
 	})
 }
-

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log"
 	"log/slog"
 	"path/filepath"
@@ -198,14 +197,14 @@ func TestSequenceNumbers(t *testing.T) {
 			}
 			initial := g.Sequence()
 			for i := range uint64(10) {
-				if err := g.AllReduce(ctx, full(float32(1), 1), group.Sum).Wait(ctx); err != nil {
+				if err = g.AllReduce(ctx, full(float32(1), 1), group.Sum).Wait(ctx); err != nil {
 					return err
 				}
-				all, err := group.AllGatherSlice(ctx, other, []int64{int64(g.Sequence())}) //nolint:gosec // small
-				if err != nil {
-					return err
+				all, failure := group.AllGatherSlice(ctx, other, []int64{int64(g.Sequence())})
+				if failure != nil {
+					return failure
 				}
-				if want := int64(initial + i + 1); slices.Min(all) != want || slices.Max(all) != want { //nolint:gosec // small
+				if want := int64(initial + i + 1); slices.Min(all) != want || slices.Max(all) != want {
 					return fmt.Errorf("numbers %v, want %d", all, want)
 				}
 			}
@@ -214,12 +213,12 @@ func TestSequenceNumbers(t *testing.T) {
 			if !lags {
 				w = g.AllReduce(ctx, full(float32(1), 1), group.Sum)
 			}
-			all, err := group.AllGatherSlice(ctx, other, []int64{int64(g.Sequence())}) //nolint:gosec // small
+			all, err := group.AllGatherSlice(ctx, other, []int64{int64(g.Sequence())})
 			if err != nil {
 				return err
 			}
 			for r, n := range all {
-				want := int64(initial) + 10 //nolint:gosec // small
+				want := int64(initial) + 10
 				if r != 0 && r != 2 {
 					want++
 				}
@@ -304,7 +303,9 @@ func TestSubgroups(t *testing.T) {
 			"does not divide":       func() (*group.Group, error) { return world.NewSubgroups(ctx, 3) },
 			"no such rank":          func() (*group.Group, error) { return world.NewSubgroupsByEnumeration(ctx, [][]int{{0, 1}, {2, 99}}) },
 			"negative rank":         func() (*group.Group, error) { return world.NewSubgroupsByEnumeration(ctx, [][]int{{-1, -2}}) },
-			"overlap":               func() (*group.Group, error) { return world.NewSubgroupsByEnumeration(ctx, [][]int{{0}, {1, 2}, {1, 3}}) },
+			"overlap": func() (*group.Group, error) {
+				return world.NewSubgroupsByEnumeration(ctx, [][]int{{0}, {1, 2}, {1, 3}})
+			},
 		} {
 			if _, err := make(); !errors.Is(err, dist.InvalidArgument) {
 				return fmt.Errorf("%s: %w", name, err)
@@ -337,8 +338,8 @@ func TestMissingRank(t *testing.T) {
 	memory := store.NewMemory()
 	defer func() { _ = memory.Close() }()
 	for name, open := range map[string]func() (store.Store, error){
-		"file": func() (store.Store, error) { return filestore.Open(t.Context(), path) },
-		"tcp":  func() (store.Store, error) { return tcpstore.Dial(t.Context(), server.Addr().String()) },
+		"file":   func() (store.Store, error) { return filestore.Open(t.Context(), path) },
+		"tcp":    func() (store.Store, error) { return tcpstore.Dial(t.Context(), server.Addr().String()) },
 		"memory": func() (store.Store, error) { return memory, nil },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -391,7 +392,7 @@ func TestStoreTimeout(t *testing.T) {
 func TestLoggingInit(t *testing.T) {
 	logger, writer, flags := slog.Default(), log.Writer(), log.Flags()
 	w, err := cohort.Join(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t)), cohort.WithRank(0), cohort.WithWorldSize(1),
-		cohort.WithLogger(slog.New(slog.NewTextHandler(io.Discard, nil))))
+		cohort.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -70,6 +70,7 @@ func TestSendRecv(t *testing.T) {
 	eachTransport(t, func(ctx context.Context, g *group.Group) error {
 		return sendRecv(ctx, g, func(int) int { return 0 })
 	}, func(t *testing.T, e *events) {
+		t.Helper()
 		e.want(t, "group.send", messages, cubes)
 		e.want(t, "group.recv", messages, cubes)
 	})
@@ -79,6 +80,7 @@ func TestSendRecvWithTag(t *testing.T) {
 	eachTransport(t, func(ctx context.Context, g *group.Group) error {
 		return sendRecv(ctx, g, func(sender int) int { return sender })
 	}, func(t *testing.T, e *events) {
+		t.Helper()
 		e.want(t, "group.send", messages, cubes)
 		e.want(t, "group.recv", messages, cubes)
 	})
@@ -147,6 +149,7 @@ func TestSendRecvAnySource(t *testing.T) {
 		}
 		return nil
 	}, func(t *testing.T, e *events) {
+		t.Helper()
 		e.want(t, "group.send", 2*messages, 2*messages*4*size)
 		e.want(t, "group.recv_any", 2*messages, 2*messages*4*size)
 		for r := range worldSize { // as much arrived from each as each has sent
@@ -180,6 +183,7 @@ func TestIsend(t *testing.T) {
 		}
 		return nil
 	}, func(t *testing.T, e *events) {
+		t.Helper()
 		e.want(t, "group.send", worldSize-1, bytes)
 		e.want(t, "group.recv", worldSize-1, bytes)
 	})

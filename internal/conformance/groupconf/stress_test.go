@@ -12,9 +12,6 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// rounds is how many operations PyTorch's stress tests post before they wait for the first.
-const rounds = 1000
-
 // stress posts post(i) for every round and root at once, and then checks each in order.
 func stress(t *testing.T, roots bool, post func(ctx context.Context, g *group.Group, i, root int) (*group.Work, func() error)) {
 	t.Helper()
