@@ -6,6 +6,7 @@ package cohortwire
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/invariants"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -60,10 +61,46 @@ func (l *Link) Handover(turn uint64) {
 		return
 	}
 	l.uncork()
-	go func() {
-		defer l.work.Done()
-		l.read(turn + 1)
-	}()
+	select {
+	case l.spare <- turn + 1: // one that waits is counted
+		l.work.Done()
+	default:
+		go l.reading(turn + 1)
+	}
+}
+
+// spareReaders is how many goroutines that have read wait for their next turn, and spareTime how long: one that has run
+// handlers has the stack for it.
+const (
+	spareReaders = 16
+	spareTime    = 5 * time.Second
+)
+
+// reading is a goroutine that reads when it is its turn.
+func (l *Link) reading(turn uint64) {
+	defer l.work.Done()
+	if !l.read(turn) {
+		return
+	}
+	if l.spares.Add(1) > spareReaders {
+		l.spares.Add(-1)
+		return
+	}
+	defer l.spares.Add(-1)
+	timer := time.NewTimer(spareTime)
+	defer timer.Stop()
+	for {
+		select {
+		case turn := <-l.spare:
+			if !l.read(turn) {
+				return
+			}
+		case <-l.closed:
+			return
+		case <-timer.C:
+			return
+		}
+	}
 }
 
 // While further frames wait in the buffer the link is corked: answers are collected, and leave in one write when all that

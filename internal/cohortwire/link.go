@@ -85,7 +85,9 @@ type Link struct {
 	kick   chan struct{} // wakes the flusher
 	reader *frameReader  // used by the goroutine whose turn it is
 	turns  turns
-	corked atomic.Bool // answers are collected
+	spare  chan uint64  // wakes a goroutine that waits for its next turn
+	spares atomic.Int64 // how many wait
+	corked atomic.Bool  // answers are collected
 	lend   lending
 
 	out struct { // what waits to be written
@@ -107,7 +109,7 @@ type Link struct {
 // Start exchanges hellos and proofs over a connection whose handshake is done and starts the link. buffered are bytes that
 // were read from conn already. It takes over conn, also when it fails. A deadline on conn bounds the exchange; it is cleared.
 func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
-	l := &Link{cfg: cfg.withDefaults(), conn: conn, closed: make(chan struct{}), kick: make(chan struct{}, 1)}
+	l := &Link{cfg: cfg.withDefaults(), conn: conn, closed: make(chan struct{}), kick: make(chan struct{}, 1), spare: make(chan uint64)}
 	l.out.room = make(chan struct{})
 	l.lend.back = make(chan struct{}, 1)
 	l.lend.guard = time.AfterFunc(time.Hour, l.look)
@@ -129,7 +131,8 @@ func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
 	}
 	keepInCache(conn)
 	l.reader = r
-	l.work.Go(func() { l.read(0) })
+	l.work.Add(1)
+	go l.reading(0)
 	l.work.Go(l.flush)
 	l.work.Go(l.watch)
 	return l, nil
@@ -239,9 +242,9 @@ func (l *Link) lost(err error) error {
 	return e
 }
 
-// read is the reading goroutine. turn is even while it reads and one more during OnFrame; it ends when it has handed over to
-// the next one.
-func (l *Link) read(turn uint64) {
+// read is the reading goroutine. turn is even while it reads and one more during OnFrame. It reports true when it has handed over
+// to the next one, and false when the link has ended.
+func (l *Link) read(turn uint64) (handed bool) {
 	var cause error
 	for {
 		l.mine()
@@ -285,7 +288,7 @@ func (l *Link) read(turn uint64) {
 			l.turns.begin(turn + 1)
 			l.cfg.OnFrame(l, f)
 			if turn += 2; !l.turns.end(turn) {
-				return // another goroutine reads on
+				return true // another goroutine reads on
 			}
 			continue
 		}
@@ -295,6 +298,7 @@ func (l *Link) read(turn uint64) {
 	if l.cfg.OnClose != nil {
 		l.cfg.OnClose(l, l.Err())
 	}
+	return false
 }
 
 // watch gives signs of life, asks for them, and gives a silent peer up in the end. Only bytes that came from the peer count:

@@ -31,8 +31,14 @@ const (
 const postedBytes = 64 << 20
 
 // directLoad is the number of calls under way up to which a caller writes its own frame. Above it a write of many
-// frames is worth the hand-off.
-const directLoad = 2
+// frames is worth the hand-off, unless the flusher finds one frame aloneTimes in a row: calls that wait for each other are
+// under way together and still write one after the other. Then the next directFrames are written by their callers, as long as
+// these do not meet.
+const (
+	directLoad   = 2
+	aloneTimes   = 4
+	directFrames = 64
+)
 
 // part is a piece of the queue: bytes of small, or memory that belongs to a caller.
 type part struct {
@@ -45,6 +51,9 @@ type queue struct {
 	small   []byte
 	parts   []part // empty while everything is in small
 	posted  []posting
+	frames  int
+	alone   int   // how often in a row the flusher has found one frame
+	direct  int   // frames that their callers write, whatever is under way
 	large   int64 // bytes of the large frames that are not written yet, those that wait for room included
 	writing bool  // somebody writes: the caller of a small frame, or the flusher
 	waiting int   // callers that wait for room
@@ -61,6 +70,7 @@ type batch struct {
 	small  []byte
 	parts  []part
 	posted []posting
+	frames int
 }
 
 // posting is a large frame on its way. done is nil when nobody waits for it.
@@ -83,8 +93,8 @@ func (q *queue) take() batch {
 	if len(q.parts) > 0 {
 		q.seal()
 	}
-	b := batch{q.small, q.parts, q.posted}
-	q.small, q.parts, q.posted, q.spare = q.spare[:0], nil, nil, nil
+	b := batch{q.small, q.parts, q.posted, q.frames}
+	q.small, q.parts, q.posted, q.spare, q.frames = q.spare[:0], nil, nil, nil, 0
 	q.ping, q.pong = false, false
 	if q.waiting > 0 { // whoever takes the queue makes room, be it the flusher or a caller
 		q.waiting = 0
@@ -136,6 +146,7 @@ func (q *queue) add(f *Frame) (large bool, err error) {
 		}
 	}
 	q.small = f.AppendHead(q.small)
+	q.frames++
 	put := func(b []byte) {
 		if len(b) <= inline {
 			q.small = append(q.small, b...)
@@ -154,6 +165,29 @@ func (q *queue) add(f *Frame) (large bool, err error) {
 		put(b)
 	}
 	return large, nil
+}
+
+// here reports whether whoever has added a frame writes it.
+func (q *queue) here(load int64) bool {
+	if load <= directLoad {
+		return true
+	}
+	if q.direct > 0 {
+		q.direct--
+		return true
+	}
+	return false
+}
+
+// found notes how many frames the flusher has found at once.
+func (q *queue) found(frames int) {
+	if frames > 1 {
+		q.alone = 0
+		return
+	}
+	if q.alone++; q.alone >= aloneTimes {
+		q.alone, q.direct = 0, directFrames
+	}
 }
 
 // Send writes a frame. A small one is copied, so it may be reused at once; one with a payload or storage over 16 KiB
@@ -242,11 +276,15 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 		}
 		l.out.posted = append(l.out.posted, posting{done, f.Written, size})
 	}
-	if l.out.writing || !large && ahead >= 0 && l.corked.Load() {
+	switch {
+	case l.out.writing:
+		l.out.direct = 0
 		l.out.Unlock()
-	} else {
+	case !large && ahead >= 0 && l.corked.Load():
+		l.out.Unlock()
+	default:
 		l.out.writing = true
-		l.drive(!large && l.load.Load() <= directLoad)
+		l.drive(!large && l.out.here(l.load.Load()))
 	}
 	if !large && f.Written != nil { // it was copied
 		f.Written()
@@ -412,6 +450,7 @@ func (l *Link) flush() {
 				break
 			}
 			b := l.out.take()
+			l.out.found(b.frames)
 			l.out.Unlock()
 			moment.At("cohortwire.link.write")
 			err := l.write(b.buffers())
