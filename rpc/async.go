@@ -59,23 +59,28 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 	}
 	o := a.prepare(p, fn, args)
 	o.Mode = "async"
-	if c := p.Current(); c != nil {
-		a.caller.Async(ctx, c, o, read)
+	a.post(ctx, o, read)
+}
+
+// post sends a request that is counted as active, and calls done exactly once. The message is made before it returns.
+func (a *Agent) post(ctx context.Context, o *rpccall.Outgoing, done func(rpclink.Reply, error)) {
+	if c := o.Peer.Current(); c != nil {
+		a.caller.Async(ctx, c, o, done)
 		return
 	}
 	giveUp := o.Early(ctx)
 	if !a.net.Own(func() {
 		bounded, cancel := rpccall.Until(ctx, a.caller.Deadline(ctx))
-		c, err := p.Connect(bounded)
+		c, err := o.Peer.Connect(bounded)
 		cancel()
 		if err != nil {
 			giveUp()
-			done(nil, a.caller.Failed(o, err))
+			done(rpclink.Reply{}, a.caller.Failed(o, err))
 			return
 		}
-		a.caller.Async(ctx, c, o, read)
+		a.caller.Async(ctx, c, o, done)
 	}) {
 		giveUp()
-		done(nil, rpclink.ErrClosed("call"))
+		done(rpclink.Reply{}, rpclink.ErrClosed("call"))
 	}
 }

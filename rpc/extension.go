@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // WithExtension lets another package of this module take part in calls and serve further types of messages. Distributed
@@ -130,20 +131,85 @@ func (a *Agent) memberByID(id int) (*rpclink.Peer, error) {
 }
 
 func (s seam) Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Message, error) {
-	p, err := s.a.memberByID(to)
+	o, err := s.plain(to, "sync", m)
 	if err != nil {
 		return nil, err
-	}
-	o := &rpccall.Outgoing{By: s.a.caller, Op: "call", Mode: "sync", Func: m.Type.String(), Peer: p, Plain: true}
-	o.Build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
-		sent := *m
-		return &sent, nil, 0, nil
 	}
 	x, err := s.a.transact(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	return x.Msg, nil
+}
+
+// plain is a message of the extension itself.
+func (s seam) plain(to int, mode string, m *rpcwire.Message) (*rpccall.Outgoing, error) {
+	p, err := s.a.memberByID(to)
+	if err != nil {
+		return nil, err
+	}
+	o := &rpccall.Outgoing{By: s.a.caller, Op: "call", Mode: mode, Func: m.Type.String(), Peer: p, Plain: true, Runs: true}
+	o.Build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+		sent := *m
+		return &sent, nil, 0, nil
+	}
+	return o, nil
+}
+
+// largePost is the size from which on a message is sent by a goroutine of its own: its write is waited for, and a goroutine that
+// reads must not wait.
+const largePost = 16 << 10
+
+// large reports whether the write of a message may be waited for.
+func large(m *rpcwire.Message) bool {
+	size := len(m.Payload)
+	for _, t := range m.Tensors {
+		if t, ok := t.(*tensor.Tensor); ok {
+			size += t.Size()
+		} else {
+			return true
+		}
+	}
+	return size >= largePost
+}
+
+func (s seam) Post(ctx context.Context, to int, m *rpcwire.Message, done func(*rpcwire.Message, error)) {
+	a := s.a
+	o, err := s.plain(to, "async", m)
+	if err != nil {
+		done(nil, err)
+		return
+	}
+	report := func(x rpclink.Reply, err error) {
+		if err != nil {
+			x.Msg = nil
+		}
+		done(x.Msg, err) // which may send another one
+		a.caller.Active.Leave()
+	}
+	entered := a.caller.Active.TryEnter()
+	if entered && o.Peer != a.self && o.Peer.SpeaksCohort() && !large(m) {
+		a.post(ctx, o, report)
+		return
+	}
+	if !a.net.Own(func() {
+		if !entered {
+			if err := a.caller.Active.Enter(ctx); err != nil {
+				done(nil, err)
+				return
+			}
+		}
+		if o.Peer == a.self {
+			report(a.exchangeSelf(ctx, o))
+			return
+		}
+		a.post(ctx, o, report)
+	}) {
+		if entered {
+			a.caller.Active.Leave()
+		}
+		done(nil, rpclink.ErrClosed("call"))
+	}
 }
 
 func (s seam) Call(ctx context.Context, to int, fn string, args ...any) (any, error) {
@@ -183,20 +249,27 @@ func (s seam) Reference(ref any) (rpcwire.GlobalID, rpcseam.Worker, error) {
 func (s seam) Go(fn func(context.Context)) bool { return s.a.net.Own(func() { fn(s.a.net.Context) }) }
 
 // serveKind runs a request that the extension answers, in the place of a handler.
-func (a *Agent) serveKind(ctx context.Context, r *request) {
-	answered := false
+func (a *Agent) serveKind(ctx context.Context, r *request, end func()) {
+	answer := func(m *rpcwire.Message, err error) {
+		if err == nil && m == nil {
+			err = dist.New("rpc: request", dist.Internal, "the extension has no answer")
+		}
+		if err != nil {
+			m = r.failure(err)
+		}
+		if r.answer(m, nil) {
+			end()
+		}
+	}
+	returned := false
 	defer func() {
-		if !answered {
-			a.recovered(r.Kind.String(), recover(), func(_ any, err error) { r.answer(r.failure(err), nil) })
+		if !returned {
+			a.recovered(r.Kind.String(), recover(), func(_ any, err error) { answer(nil, err) })
 		}
 	}()
-	m, err := a.extension.Serve(ctx, seamWorker(r.Peer), r.message())
-	answered = true
-	if err == nil && m == nil {
-		err = dist.New("rpc: request", dist.Internal, "the extension has no answer")
+	a.extension.Serve(ctx, seamWorker(r.Peer), r.message(), answer)
+	returned = true
+	if !r.answered.Load() {
+		r.place.Return()
 	}
-	if err != nil {
-		m = r.failure(err)
-	}
-	r.answer(m, nil)
 }

@@ -107,7 +107,11 @@ func (x *tracer) Unwrap(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wrapp
 	}, nil
 }
 
-func (x *tracer) Serve(ctx context.Context, from rpcseam.Worker, m *rpcwire.Message) (*rpcwire.Message, error) {
+func (x *tracer) Serve(ctx context.Context, from rpcseam.Worker, m *rpcwire.Message, answer func(*rpcwire.Message, error)) {
+	answer(x.serve(ctx, from, m))
+}
+
+func (x *tracer) serve(ctx context.Context, from rpcseam.Worker, m *rpcwire.Message) (*rpcwire.Message, error) {
 	if m.Type == rpcwire.BackwardAutogradReq {
 		b, err := (&rpcwire.Decoder{Tensors: m.Tensors}).Backward(m.Payload)
 		switch {

@@ -60,11 +60,17 @@ func creates(t rpcwire.Type) bool {
 	return t == rpcwire.PythonRemoteCall || t == rpcwire.ScriptRemoteCall
 }
 
-// answer sends the one answer.
-func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) {
+// answer sends the one answer. It reports false when there has been one.
+func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) bool {
 	if !r.answered.CompareAndSwap(false, true) {
-		return
+		return false
 	}
+	r.send(m, wires)
+	return true
+}
+
+// send sends the answer.
+func (r *request) send(m *rpcwire.Message, wires []rrefcore.Wire) {
 	for _, wrap := range slices.Backward(r.wraps) {
 		if m.Type == rpcwire.Exception {
 			break

@@ -201,12 +201,11 @@ func (a *Agent) runCall(r *request) {
 	ctx.Begin(base, owner{a}, r.Deadline, pl)
 	cancel := ctx.Cancel
 	if a.extension != nil && a.extension.kinds[r.Kind] {
-		defer func() {
+		a.serveKind(ctx, r, func() {
 			a.counts.serverCalls.Add(-1)
 			pl.End()
 			cancel(rpcplace.ErrDone)
-		}()
-		a.serveKind(ctx, r)
+		})
 		return
 	}
 	d := a.refs.Decoding(r.Peer, r.Frame, r.Tensors)

@@ -87,7 +87,7 @@ func (e *Engine) Open(ctx context.Context) (context.Context, *Context, error) {
 	}
 	var c *Context
 	w := e.step(func(m *machine) { c = e.contextLocked(m.Open()) })
-	e.spawn(w)
+	e.after(w)
 	if c == nil {
 		return nil, nil, fault.New(op, fault.Closed, "the engine has no agent, or its agent is closed: pass Engine.Join to rpc.Join")
 	}
@@ -132,7 +132,7 @@ func (c *Context) Close() error {
 	if c.id.Origin != c.e.self() {
 		return fault.Newf("autograd: close context", fault.InvalidArgument, "worker %d has opened it: only it can close it", c.id.Origin)
 	}
-	c.e.spawn(c.e.step(func(m *machine) { m.Release(c.id) }))
+	c.e.after(c.e.step(func(m *machine) { m.Release(c.id) }))
 	return nil
 }
 

@@ -28,9 +28,11 @@ type Engine struct {
 		sync.Mutex
 		machine  *machine // nil before the first use: only then is the id of this worker known
 		contexts map[backcore.Context]*Context
-		waiters  map[exchange][]*waiter
-		flying   map[exchange]bool // messages that are being sent
-		awake    bool              // the keeper looks again soon
+		waiters  map[exchange]answer // requests of others that are answered later
+		flying   map[exchange]bool   // messages that are being sent
+		cleanups map[backcore.Worker][]backcore.Context
+		due      *time.Timer // when cleanups are sent; nil while there are none
+		awake    bool        // the keeper looks again soon
 		closed   bool
 	}
 }
@@ -71,7 +73,8 @@ func WithTimeout(d time.Duration) Option { return option(func(e *Engine) { e.tim
 // New returns the engine of a worker that is about to join a world.
 func New(opts ...Option) *Engine {
 	e := &Engine{retry: 200 * time.Millisecond, lease: 30 * time.Second, timeout: time.Minute, wake: make(chan struct{}, 1)}
-	e.mu.contexts, e.mu.waiters, e.mu.flying = map[backcore.Context]*Context{}, map[exchange][]*waiter{}, map[exchange]bool{}
+	e.mu.contexts, e.mu.waiters, e.mu.flying = map[backcore.Context]*Context{}, map[exchange]answer{}, map[exchange]bool{}
+	e.mu.cleanups = map[backcore.Worker][]backcore.Context{}
 	for _, o := range opts {
 		if o != nil {
 			o.apply(e)
@@ -120,13 +123,13 @@ func (e *Engine) Stats() Stats {
 
 // work is what has to be done outside of the lock.
 type work struct {
-	sends []sending
-	runs  []*pass
+	runs    []*pass
+	sends   []sending
+	answers []func()
 }
 
-func (w *work) empty() bool { return len(w.sends) == 0 && len(w.runs) == 0 }
-
-// step lets the machine handle something and notes the effects. What is left has to be done by [Engine.do].
+// step lets the machine handle something and notes the effects. What is left has to be done by one of [Engine.drive],
+// [Engine.serve] and [Engine.after].
 func (e *Engine) step(f func(m *machine)) work {
 	moment.At("autograd.dist.step")
 	var w work
@@ -210,12 +213,7 @@ func (e *Engine) noteLocked(m *machine, x *backcore.Effect[*gradient], w *work) 
 			delete(c.passes, id)
 			p.end(e.failure(cause))
 		}
-		for key, waiting := range e.mu.waiters {
-			if key.context == x.Context {
-				delete(e.mu.waiters, key)
-				completeAll(waiting, &cause)
-			}
-		}
+		e.failLocked(w, cause, func(key exchange) bool { return key.context == x.Context })
 		c.free()
 	}
 }
@@ -250,7 +248,7 @@ func (e *Engine) keep(ctx context.Context) {
 			busy = m.Busy()
 			e.mu.awake = busy
 		})
-		e.spawn(w)
+		e.after(w)
 		if busy {
 			timer.Reset(e.retry)
 		} else {
@@ -261,10 +259,19 @@ func (e *Engine) keep(ctx context.Context) {
 
 // close ends everything with the agent.
 func (e *Engine) close() {
-	err := fault.New("autograd: backward", fault.Closed, "the agent is closed")
+	var w work
 	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.closeLocked(&w)
+	e.mu.Unlock()
+	e.after(w)
+}
+
+func (e *Engine) closeLocked(w *work) {
+	err := fault.New("autograd: backward", fault.Closed, "the agent is closed")
 	e.mu.closed = true
+	if e.mu.due != nil {
+		e.mu.due.Stop()
+	}
 	for id, c := range e.mu.contexts {
 		delete(e.mu.contexts, id)
 		for _, p := range c.passes {
@@ -277,10 +284,7 @@ func (e *Engine) close() {
 		cause.Worker = e.self()
 		e.mu.machine = nil
 	}
-	for key, waiting := range e.mu.waiters {
-		delete(e.mu.waiters, key)
-		completeAll(waiting, &cause)
-	}
+	e.failLocked(w, cause, func(exchange) bool { return true })
 }
 
 // Died is called by the agent when a worker has died.
@@ -289,7 +293,7 @@ func (e *Engine) Died(w rpcseam.Worker) {
 	used := e.mu.machine != nil
 	e.mu.Unlock()
 	if used && w.ID >= 0 {
-		e.spawn(e.step(func(m *machine) { m.PeerDied(backcore.Worker(w.ID)) })) //nolint:gosec // 16 bits
+		e.after(e.step(func(m *machine) { m.PeerDied(backcore.Worker(w.ID)) })) //nolint:gosec // 16 bits
 	}
 }
 

@@ -21,8 +21,12 @@ import (
 //
 //	worker(2) code(1) died(1) function text
 //
-// with strings as length(4) and bytes. The answer has no payload, or the cause of a failure; that to a Seen is one byte, whether
-// the context is still there.
+// with strings as length(4) and bytes. The answer to a Mark or Grad has no payload when all went well and it carries nothing, else
+//
+//	0 cause
+//	1 messages(4), per message call-from(2) call(8) retain gradients(4), per gradient 1 or 0
+//
+// That to a Seen is one byte, whether the context is still there.
 const goForm = 'C'
 
 // maxText bounds the strings of a cause.
@@ -46,16 +50,8 @@ func encodeMessage(m message) *rpcwire.Message {
 	b = binary.BigEndian.AppendUint64(b, m.Pass.N)
 	b = binary.BigEndian.AppendUint16(b, uint16(m.Call.From)) //nolint:gosec // two's complement
 	b = binary.BigEndian.AppendUint64(b, m.Call.N)
-	b = binary.BigEndian.AppendUint32(b, uint32(len(grads))) //nolint:gosec // as many as a message has tensors
 	out := &rpcwire.Message{Type: rpcwire.BackwardAutogradReq}
-	for _, g := range grads {
-		if g == nil {
-			b = append(b, 0)
-			continue
-		}
-		b = append(b, 1)
-		out.Tensors = append(out.Tensors, g)
-	}
+	b = appendGradients(b, grads, out)
 	if m.Kind == backcore.Fail {
 		b = appendCause(b, m.Cause)
 	}
@@ -82,29 +78,16 @@ func decodeMessage(in *rpcwire.Message) (m message, err error) {
 	if m.Mode > backcore.Foreign || (m.Mode == backcore.Foreign) != (m.Pass == backcore.NoID) && m.Kind != backcore.Seen {
 		return m, badMessage("mode %d with pass %v", m.Mode, m.Pass)
 	}
-	if uint64(n) > uint64(len(b)) {
-		return m, badMessage("%d gradients in %d bytes", n, len(b))
-	}
 	tensors := in.Tensors
-	if m.Kind == backcore.Grad {
-		m.Gradient = &gradient{ts: make([]*tensor.Tensor, n), retain: retain}
-	} else if n > 0 {
+	switch {
+	case m.Kind == backcore.Grad:
+		if m.Gradient, b, tensors, err = cutGradients(n, b, tensors); err != nil {
+			return m, err
+		}
+		m.Gradient.retain = retain
+	case n > 0:
 		return m, badMessage("a message of kind %d with gradients", m.Kind)
 	}
-	for i := range int(n) {
-		if b[i] == 0 {
-			continue
-		}
-		if len(tensors) == 0 {
-			return m, badMessage("%d gradients, and %d tensors", n, len(in.Tensors))
-		}
-		t, ok := tensors[0].(*tensor.Tensor)
-		if !ok {
-			return m, badMessage("gradient %d is a %T: gradients are dense tensors", i, tensors[0])
-		}
-		m.Gradient.ts[i], tensors = t, tensors[1:]
-	}
-	b = b[n:]
 	if m.Kind == backcore.Fail {
 		if m.Cause, b, err = cutCause(b); err != nil {
 			return m, err
@@ -114,6 +97,107 @@ func decodeMessage(in *rpcwire.Message) (m message, err error) {
 		return m, badMessage("%d bytes and %d tensors too many", len(b), len(tensors))
 	}
 	return m, nil
+}
+
+// appendGradients appends the number of gradients, and which of them are there. Those are tensors of the message.
+func appendGradients(b []byte, grads []*tensor.Tensor, out *rpcwire.Message) []byte {
+	b = binary.BigEndian.AppendUint32(b, uint32(len(grads))) //nolint:gosec // as many as a message has tensors
+	for _, g := range grads {
+		if g == nil {
+			b = append(b, 0)
+			continue
+		}
+		b = append(b, 1)
+		out.Tensors = append(out.Tensors, g)
+	}
+	return b
+}
+
+// cutGradients reads n gradients behind their number.
+func cutGradients(n uint32, b []byte, tensors []any) (g *gradient, rest []byte, others []any, err error) {
+	if uint64(n) > uint64(len(b)) {
+		return nil, nil, nil, badMessage("%d gradients in %d bytes", n, len(b))
+	}
+	g = &gradient{ts: make([]*tensor.Tensor, n)}
+	for i := range g.ts {
+		if b[i] == 0 {
+			continue
+		}
+		if len(tensors) == 0 {
+			return nil, nil, nil, badMessage("%d gradients, and no tensor for number %d", n, i)
+		}
+		t, ok := tensors[0].(*tensor.Tensor)
+		if !ok {
+			return nil, nil, nil, badMessage("gradient %d is a %T: gradients are dense tensors", i, tensors[0])
+		}
+		g.ts[i], tensors = t, tensors[1:]
+	}
+	return g, b[n:], tensors, nil
+}
+
+// encodeAnswer is the answer to a Mark or Grad.
+func encodeAnswer(failed *backcore.Cause, all []carried) *rpcwire.Message {
+	out := &rpcwire.Message{Type: rpcwire.BackwardAutogradResp}
+	switch {
+	case failed != nil:
+		out.Payload = appendCause([]byte{0}, *failed)
+	case len(all) > 0:
+		b := binary.BigEndian.AppendUint32([]byte{1}, uint32(len(all))) //nolint:gosec // at most one per message of the forward pass
+		for _, x := range all {
+			b = binary.BigEndian.AppendUint16(b, uint16(x.Call.From)) //nolint:gosec // two's complement
+			b = binary.BigEndian.AppendUint64(b, x.Call.N)
+			g := x.Gradient
+			if g == nil {
+				g = &gradient{}
+			}
+			retain := byte(0)
+			if g.retain {
+				retain = 1
+			}
+			b = appendGradients(append(b, retain), g.ts, out)
+		}
+		out.Payload = b
+	}
+	return out
+}
+
+// decodeAnswer reads the answer to a Mark or Grad.
+func decodeAnswer(kind backcore.Kind, in *rpcwire.Message) (failed *backcore.Cause, all []carried, err error) {
+	if in == nil || len(in.Payload) == 0 {
+		return nil, nil, nil
+	}
+	b, tensors := in.Payload[1:], in.Tensors
+	switch {
+	case in.Payload[0] == 0:
+		failed = new(backcore.Cause)
+		*failed, _, err = cutCause(b)
+		return failed, nil, err
+	case in.Payload[0] != 1 || len(b) < 4:
+		return nil, nil, badMessage("%d bytes are no answer", len(in.Payload))
+	}
+	const fixed = 2 + 8 + 1 + 4
+	n := binary.BigEndian.Uint32(b)
+	if b = b[4:]; uint64(n)*fixed > uint64(len(b)) {
+		return nil, nil, badMessage("an answer with %d messages in %d bytes", n, len(b))
+	}
+	for range n {
+		if len(b) < fixed {
+			return nil, nil, badMessage("an answer that ends in a message")
+		}
+		x := carried{Call: backcore.Call{From: backcore.Worker(binary.BigEndian.Uint16(b)), N: binary.BigEndian.Uint64(b[2:])}} //nolint:gosec // two's complement
+		retain, count := b[10] != 0, binary.BigEndian.Uint32(b[11:])
+		if x.Gradient, b, tensors, err = cutGradients(count, b[fixed:], tensors); err != nil {
+			return nil, nil, err
+		}
+		if x.Gradient.retain = retain; kind != backcore.Grad {
+			x.Gradient = nil
+		}
+		all = append(all, x)
+	}
+	if len(b) > 0 || len(tensors) > 0 {
+		return nil, nil, badMessage("%d bytes and %d tensors too many", len(b), len(tensors))
+	}
+	return nil, all, nil
 }
 
 func appendCause(b []byte, c backcore.Cause) []byte {

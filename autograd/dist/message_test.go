@@ -46,6 +46,52 @@ func TestMessagesAsSent(t *testing.T) {
 	}
 }
 
+func sampleAnswers() [][]carried {
+	one := tensor.Must(tensor.From([]float32{1, 2}, 2))
+	return [][]carried{
+		nil,
+		{{Call: backcore.Call{From: 2, N: 7}, Gradient: &gradient{ts: []*tensor.Tensor{one}, retain: true}}},
+		{
+			{Call: backcore.Call{From: 2, N: 7}, Gradient: &gradient{ts: []*tensor.Tensor{nil, one}}},
+			{Call: backcore.Call{From: 3, N: 1<<48 - 1}, Gradient: &gradient{ts: []*tensor.Tensor{}}},
+		},
+	}
+}
+
+func TestAnswersAsSent(t *testing.T) {
+	for _, all := range sampleAnswers() {
+		sent := encodeAnswer(nil, all)
+		failed, got, err := decodeAnswer(backcore.Grad, sent)
+		if err != nil || failed != nil || !reflect.DeepEqual(got, all) {
+			t.Errorf("%+v is read as %+v, %v, %v", all, got, failed, err)
+		}
+		for n := range sent.Payload {
+			short := *sent
+			short.Payload = sent.Payload[:n]
+			if _, _, err := decodeAnswer(backcore.Grad, &short); err == nil && n > 0 {
+				t.Errorf("%d of %d bytes are read as an answer", n, len(sent.Payload))
+			}
+		}
+	}
+	cause := backcore.Cause{Worker: 4, Code: 9, Died: true, Function: "MulBackward", Text: "it died"}
+	if failed, _, err := decodeAnswer(backcore.Mark, encodeAnswer(&cause, nil)); err != nil || failed == nil || *failed != cause {
+		t.Errorf("%+v is read as %+v, %v", cause, failed, err)
+	}
+}
+
+func TestCleanupsAsSent(t *testing.T) {
+	all := []backcore.Context{{Origin: 0, N: 1}, {Origin: 3, N: 1<<48 - 1}}
+	sent := encodeCleanups(all)
+	if got, err := decodeCleanups(sent); err != nil || !isCleanups(sent) || !reflect.DeepEqual(got, all) {
+		t.Errorf("%v are read as %v, %v", all, got, err)
+	}
+	for n := 2; n < len(sent.Payload); n++ {
+		if _, err := decodeCleanups(&rpcwire.Message{Payload: sent.Payload[:n]}); err == nil {
+			t.Errorf("%d of %d bytes are read as clean-ups", n, len(sent.Payload))
+		}
+	}
+}
+
 func TestContextIDs(t *testing.T) {
 	for _, c := range []backcore.Context{{Origin: 0, N: 1}, {Origin: 1, N: 1<<48 - 1}, {Origin: 32767, N: 42}} {
 		if got := idOf(c).context(); got != c {
@@ -75,6 +121,45 @@ func FuzzMessage(f *testing.F) {
 		again, err := decodeMessage(out)
 		if err != nil || !reflect.DeepEqual(again, m) {
 			t.Errorf("%x is read as %+v, and again as %+v, %v", payload, m, again, err)
+		}
+	})
+}
+
+// The same of answers.
+func FuzzAnswer(f *testing.F) {
+	for _, all := range sampleAnswers() {
+		f.Add(encodeAnswer(nil, all).Payload, 1)
+	}
+	f.Fuzz(func(t *testing.T, payload []byte, tensors int) {
+		in := &rpcwire.Message{Payload: payload}
+		for range tensors & 3 {
+			in.Tensors = append(in.Tensors, tensor.Must(tensor.From([]float32{1}, 1)))
+		}
+		failed, all, err := decodeAnswer(backcore.Grad, in)
+		if err != nil {
+			return
+		}
+		failedAgain, again, err := decodeAnswer(backcore.Grad, encodeAnswer(failed, all))
+		if err != nil || !reflect.DeepEqual(again, all) || !reflect.DeepEqual(failedAgain, failed) {
+			t.Errorf("%x is read as %+v, %+v, and again as %+v, %+v, %v", payload, failed, all, failedAgain, again, err)
+		}
+	})
+}
+
+// The same of clean-ups.
+func FuzzCleanups(f *testing.F) {
+	f.Add(encodeCleanups([]backcore.Context{{Origin: 1, N: 2}}).Payload)
+	f.Fuzz(func(t *testing.T, payload []byte) {
+		in := &rpcwire.Message{Payload: payload}
+		if !isCleanups(in) {
+			return
+		}
+		all, err := decodeCleanups(in)
+		if err != nil {
+			return
+		}
+		if out := encodeCleanups(all); !reflect.DeepEqual(out.Payload, payload) {
+			t.Errorf("%x is written as %x", payload, out.Payload)
 		}
 	})
 }

@@ -79,7 +79,7 @@ func (c *Context) enterLocked(ctx context.Context, id backcore.PassID, retain bo
 func (p *pass) giveUp(code fault.Code) {
 	e := p.c.e
 	moment.At("autograd.dist.give_up")
-	e.spawn(e.step(func(m *machine) {
+	e.after(e.step(func(m *machine) {
 		if p.c.passes[p.id] != p {
 			return
 		}
@@ -176,7 +176,7 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 	}
 	defer context.AfterFunc(ctx, func() { p.giveUp(fault.CodeOf(fault.FromContext(op, ctx))) })()
 	waits := context.WithoutCancel(ctx) // its end is the end of the pass, everywhere
-	e.do(waits, w)
+	e.drive(waits, w)
 	moment.At("autograd.dist.await")
 	_, err = rpc.Await(waits, p.ended.Future())
 	return err
@@ -251,54 +251,31 @@ func (p *pass) missingLocked(m *machine) string {
 	return "no gradient came in time for what was sent in " + strings.Join(names, ", ") + ": the loss may not depend on it"
 }
 
-// do does what is left to do after a step. The calling goroutine runs functions, and waits for the last answer itself.
-func (e *Engine) do(ctx context.Context, w work) {
-	for !w.empty() {
-		var rest work
-		for _, p := range w.runs {
-			e.run(p, &w.sends)
-		}
-		for i, s := range w.sends {
-			if i < len(w.sends)-1 {
-				e.spawn(work{sends: []sending{s}})
-				continue
-			}
-			rest = e.send(ctx, s)
-		}
-		w = rest
-	}
-}
-
-// spawn does it in a goroutine of its own.
-func (e *Engine) spawn(w work) {
-	if !w.empty() {
-		e.agent.Go(func(ctx context.Context) { e.do(ctx, w) })
-	}
-}
-
-// run runs the functions of a pass that can run. What has to be sent then is added to sends, or sent when there is more to run.
-func (e *Engine) run(p *pass, sends *[]sending) {
-	for {
+// run runs the functions of w.runs that can run. What is to be done then is added to w; it is done at once where there is more to
+// run.
+func (e *Engine) run(w *work) {
+	for len(w.runs) > 0 {
 		moment.At("autograd.dist.run")
+		p := w.runs[0]
 		e.mu.Lock()
 		if len(p.queue) == 0 {
 			p.active = false
 			e.mu.Unlock()
-			return
+			w.runs = w.runs[1:]
+			continue
 		}
 		j := p.queue[0]
 		p.queue = p.queue[1:]
-		pt, starts := p.c.points[j.node], p.starts
-		more := *sends
-		*sends = nil
+		pt := p.c.points[j.node]
 		var roots []*autograd.Node
 		if p.local == nil {
-			for _, n := range starts {
+			for _, n := range p.starts {
 				roots = append(roots, p.c.points[n].node)
 			}
 		}
 		e.mu.Unlock()
-		e.spawn(work{sends: more})
+		e.after(work{sends: w.sends, answers: w.answers})
+		w.sends, w.answers = nil, nil
 		if p.local == nil {
 			opts := []autograd.Option{autograd.AccumulateInto(p.c.accumulate)}
 			if p.retain {
@@ -306,35 +283,43 @@ func (e *Engine) run(p *pass, sends *[]sending) {
 			}
 			p.local = autograd.NewPass(roots, opts...)
 		}
-		err := p.deliver(pt.node, j.grad)
-		w := e.step(func(m *machine) {
-			switch {
-			case p.c.passes[p.id] != p: // it is over
-			case err != nil:
-				m.Failed(p.c.id, p.id, e.cause(err))
-			default:
-				out := make([]*gradient, len(pt.next))
-				for i, n := range pt.next {
-					out[i] = p.out[n]
-					delete(p.out, n)
-				}
-				m.Ran(p.c.id, p.id, j.node, out)
-			}
-		})
-		*sends = append(*sends, w.sends...)
-		for _, other := range w.runs { // of another pass, through a message to this worker itself
-			e.spawn(work{runs: []*pass{other}})
-		}
+		ran := func(err error) work { return e.ran(p, j.node, pt, err) }
+		next := ran(p.deliver(pt.node, j.grad, func(err error) { e.after(ran(err)) }))
+		w.sends, w.answers, w.runs = next.sends, next.answers, append(w.runs, next.runs...)
 	}
 }
 
-// deliver gives a function its gradients and runs what can run then. Code of the program may panic.
-func (p *pass) deliver(n *autograd.Node, g *gradient) (err error) {
+// ran tells the machine that a function has run, or has failed.
+func (e *Engine) ran(p *pass, node backcore.Node, pt *point, err error) work {
+	return e.step(func(m *machine) {
+		switch {
+		case p.c.passes[p.id] != p: // it is over
+		case err != nil:
+			m.Failed(p.c.id, p.id, e.cause(err))
+		default:
+			out := make([]*gradient, len(pt.next))
+			for i, n := range pt.next {
+				out[i] = p.out[n]
+				delete(p.out, n)
+			}
+			m.Ran(p.c.id, p.id, node, out)
+		}
+	})
+}
+
+// deliver gives a function its gradients and runs what can run then. Code of the program may panic, which is an error, or end its
+// goroutine: then exited is called instead of a return.
+func (p *pass) deliver(n *autograd.Node, g *gradient, exited func(error)) (err error) {
 	returned := false
 	defer func() {
-		if !returned {
-			err = fault.Newf("autograd: backward", fault.Internal, "a function panicked, or has ended its goroutine: %v", recover())
+		if returned {
+			return
 		}
+		if v := recover(); v != nil {
+			err = fault.Newf("autograd: backward", fault.Internal, "a function panicked: %v", v)
+			return
+		}
+		exited(fault.New("autograd: backward", fault.Internal, "a function has ended its goroutine (runtime.Goexit) instead of returning"))
 	}()
 	var ts []*tensor.Tensor
 	if g != nil {

@@ -145,7 +145,7 @@ func (c *Context) recordSend(to rpcseam.Worker, what string, m *rpcwire.Message)
 			c.nodes[p.node], c.points[at], c.calls[call] = at, p, p
 		}
 	})
-	c.e.spawn(w)
+	c.e.after(w)
 	if over {
 		return call, false, c.over("autograd: " + what)
 	}
@@ -198,7 +198,7 @@ func (e *Engine) unwrap(from rpcseam.Worker, what string, m *rpcwire.Message) (*
 		p := &point{node: node, what: what, to: from.Name, kind: kinds}
 		c.points[n], c.calls[call] = p, p
 	})
-	e.spawn(w)
+	e.after(w)
 	if c == nil {
 		return nil, fault.Newf(op, fault.Closed, "the autograd context %d is closed: the message %s came late", x.ContextID, what)
 	}
@@ -263,7 +263,7 @@ func (e *Engine) Outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *
 	}
 	lost := func() {
 		if recorded {
-			e.spawn(e.step(func(m *machine) { m.Lost(c.id, call) }))
+			e.after(e.step(func(m *machine) { m.Lost(c.id, call) }))
 		}
 	}
 	return &rpcseam.Exchange{

@@ -40,13 +40,19 @@ func testContext(t *testing.T) context.Context {
 // newWorld starts n workers, over TCP. When the test ends nothing of its contexts may be left anywhere.
 func newWorld(t *testing.T, n int, reg *rpc.Registry, opts ...dist.Option) []*worker {
 	t.Helper()
+	return newWorldWith(t, n, []rpc.Option{rpc.WithHandlers(reg)}, opts...)
+}
+
+// newWorldWith is newWorld with other options of the agents.
+func newWorldWith(t *testing.T, n int, agents []rpc.Option, opts ...dist.Option) []*worker {
+	t.Helper()
 	ctx := testContext(t)
 	st := store.NewMemory()
 	t.Cleanup(func() { _ = st.Close() })
 	workers := make([]*worker, n)
 	for i := range workers {
 		e := dist.New(opts...)
-		a, err := rpc.Join(ctx, st, fmt.Sprintf("w%d", i), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg), operators.Serve(), e.Join())
+		a, err := rpc.Join(ctx, st, fmt.Sprintf("w%d", i), append([]rpc.Option{rpc.WithAddr("127.0.0.1:0"), operators.Serve(), e.Join()}, agents...)...)
 		if err != nil {
 			t.Fatal(err)
 		}

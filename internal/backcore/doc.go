@@ -28,6 +28,10 @@
 // has all answers. A message is repeated until it is answered, and a repetition is answered again or ignored: neither loss
 // nor repetition nor order matters.
 //
+// A message to the worker that waits for an answer goes with that answer: that worker is engaged until then and would answer it at
+// once, and a lost answer comes again with all that it carried. So a pass that goes back and forth between two workers takes one
+// message per step.
+//
 // A failure of a function, or the death of a worker, is told by [Fail] to every worker of the context, by each of them again,
 // so that it reaches all; the first one that a worker hears of is what its pass ended with.
 //

@@ -12,108 +12,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/tombs"
 )
 
-// Worker is the id of a worker.
-type Worker int16
-
-// Context is the id of a context. The worker that opened it is part of it, as in PyTorch's ids.
-type Context struct {
-	Origin Worker
-	N      uint64
-}
-
-// PassID is the id of a pass: the worker that began it and its counter.
-type PassID struct {
-	Origin Worker
-	N      uint64
-}
-
-// Call is the number of a message with values, which its send and its receive function share.
-type Call struct {
-	From Worker
-	N    uint64
-}
-
-// Node is a function of a context at one worker.
-type Node int
-
-// Mode is how a pass finds out what it has to wait for.
-type Mode uint8
-
-// The modes.
-const (
-	Fast    Mode = iota // every recorded send gets a gradient
-	Smart               // a first wave finds those that do
-	Foreign             // Fast, with PyTorch workers: one pass at a time in a context, which has no id
-)
-
-// NoID is the id of every pass in [Foreign] mode.
-var NoID = PassID{Origin: -1}
-
-// Kind is the kind of a message.
-type Kind uint8
-
-// The messages.
-const (
-	Mark    Kind = 1 + iota // the gradient of Call will come
-	Grad                    // the gradient of Call
-	Done                    // the Mark (of the first wave) or Grad of Call is done, with all that it has brought about
-	Fail                    // the pass has failed
-	Told                    // Fail has arrived
-	Cleanup                 // the context is over
-	Cleaned                 // Cleanup has arrived
-	Seen                    // to who opened the context: this worker has seen it, and whoever it has it from is dead
-	Noted                   // Seen has arrived
-)
-
-// Cause says why a pass failed.
-type Cause struct {
-	Worker   Worker // where it failed, or who died
-	Node     Node   // the function that failed; zero when a worker died or a message came for nothing that is known
-	Function string // its name, for the driver
-	Code     int    // of the driver's errors; zero for causes of the machine, except that Died says more
-	Died     bool
-	Text     string
-}
-
-// Message goes from one worker to another. Unused fields are zero.
-type Message[G any] struct {
-	Kind     Kind
-	From, To Worker
-	Context  Context
-	Pass     PassID
-	Mode     Mode
-	Wave     Kind // of a Done: Mark or Grad
-	Call     Call
-	Gradient G
-	Cause    Cause
-}
-
-// EffectKind is what the driver has to do.
-type EffectKind uint8
-
-// The effects.
-const (
-	Send  EffectKind = 1 + iota // send Msg; it may be lost, late or repeated
-	Enter                       // Nodes of Context will be run in Pass, each once
-	Run                         // run Node of Context in Pass with Gradient, then call Ran
-	Ended                       // the pass that this worker began has ended; Failed and Cause say how
-	Left                        // this worker has nothing more to do in a pass that another one began, or it has failed
-	Freed                       // the context is gone: drop its functions and gradients
-)
-
-// Effect is one thing that the driver has to do.
-type Effect[G any] struct {
-	Kind     EffectKind
-	Msg      Message[G]
-	Context  Context
-	Pass     PassID
-	Node     Node
-	Nodes    []Node
-	Gradient G
-	Failed   bool
-	Cause    Cause
-}
-
 // Options are the durations and the switches of a Machine. Each switch turns one part off; the tests use them to show that
 // it is needed.
 type Options struct {
@@ -122,7 +20,8 @@ type Options struct {
 	Tries int           // how often a clean-up is sent to a worker that does not answer (default 50)
 	First uint64        // what the numbers of contexts, messages and passes begin after, so that a former worker of this id had others
 
-	NoRetry, NoOnce, NoTombs, NoForward, NoTree, NoFlood, NoDeath, NoSeen bool
+	NoRetry, NoOnce, NoTombs, NoForward, NoTree, NoFlood, NoDeath, NoSeen, NoCarryAgain bool
+	NoCarry                                                                             bool // no answer carries messages: slower, not wrong
 }
 
 // Time is what the driver's monotonic clock says. Only differences matter.
@@ -152,26 +51,6 @@ type repeated struct {
 type cleaning struct {
 	context Context
 	to      Worker
-}
-
-// context is what a worker knows of one context.
-type context[G any] struct {
-	id     Context
-	known  map[Worker]bool // who has seen it, as far as this worker knows
-	nodes  []function
-	sends  map[Call]Node
-	lost   map[Node]bool // send functions whose message failed: nobody may have got it
-	passes map[PassID]*pass[G]
-	asked  Time // when Seen was sent
-	tries  int  // how often
-	asks   bool // Seen is not answered
-}
-
-// function is a recorded function. next are the functions that its gradient goes on to.
-type function struct {
-	next []Node
-	recv *Call // of a receive function: whose send function gets the gradient
-	to   Worker
 }
 
 // New returns the machine of one worker. add adds two gradients.
@@ -205,102 +84,6 @@ func (m *Machine[G]) send(msg Message[G]) {
 	if !m.dead[msg.To] {
 		m.emit(Effect[G]{Kind: Send, Msg: msg})
 	}
-}
-
-// Open opens a context.
-func (m *Machine[G]) Open() Context {
-	m.next++
-	id := Context{m.self, m.next}
-	m.context(id)
-	return id
-}
-
-// context returns a context, made on demand. It is nil for one that was cleaned, or whose origin is dead.
-func (m *Machine[G]) context(id Context) *context[G] {
-	if c := m.contexts[id]; c != nil {
-		return c
-	}
-	if m.dead[id.Origin] || m.tombs.Has(id) && !m.opt.NoTombs {
-		return nil
-	}
-	c := &context[G]{id: id, known: map[Worker]bool{}, nodes: make([]function, 1), sends: map[Call]Node{}, lost: map[Node]bool{}, passes: map[PassID]*pass[G]{}}
-	if id.Origin != m.self {
-		c.known[id.Origin] = true
-	}
-	m.contexts[id] = c
-	return c
-}
-
-// Record records a local function whose gradient goes on to next. It reports false when the context is over.
-func (m *Machine[G]) Record(id Context, next ...Node) (Node, bool) {
-	c := m.context(id)
-	if c == nil {
-		return 0, false
-	}
-	c.nodes = append(c.nodes, function{next: slices.Clone(next)})
-	return Node(len(c.nodes) - 1), true
-}
-
-// RecordSend records that a message carries values to another worker; the gradient comes back to next. The message has to
-// carry the context and the call.
-func (m *Machine[G]) RecordSend(id Context, to Worker, next ...Node) (Call, bool) {
-	node, ok := m.Record(id, next...)
-	if !ok {
-		return Call{}, false
-	}
-	call := m.Number()
-	c := m.contexts[id]
-	c.sends[call] = node
-	c.known[to] = true
-	return call, true
-}
-
-// Number returns a number for a message without values that have gradients.
-func (m *Machine[G]) Number() Call {
-	m.next++
-	return Call{m.self, m.next}
-}
-
-// Sent returns the send function of a call.
-func (m *Machine[G]) Sent(id Context, call Call) (Node, bool) {
-	if c := m.contexts[id]; c != nil {
-		n, ok := c.sends[call]
-		return n, ok
-	}
-	return 0, false
-}
-
-// Meet notes that a message of a context goes to or came from a worker, without values that have gradients. It reports false
-// when the context is over.
-func (m *Machine[G]) Meet(id Context, w Worker) bool {
-	c := m.context(id)
-	if c != nil && w != m.self {
-		c.known[w] = true
-	}
-	return c != nil
-}
-
-// Lost reports that the message of a call failed, or that its answer is not waited for any more. A [Fast] pass does not wait for
-// its gradient.
-func (m *Machine[G]) Lost(id Context, call Call) {
-	if c := m.contexts[id]; c != nil {
-		if n, ok := c.sends[call]; ok {
-			c.lost[n] = true
-		}
-	}
-}
-
-// RecordRecv records that a message brought values of a context. It reports false when the context is over: the message came
-// late, and must be refused.
-func (m *Machine[G]) RecordRecv(id Context, call Call) (Node, bool) {
-	node, ok := m.Record(id)
-	if !ok {
-		return 0, false
-	}
-	c := m.contexts[id]
-	c.nodes[node].recv, c.nodes[node].to = &call, call.From
-	c.known[call.From] = true
-	return node, true
 }
 
 // Release ends a context everywhere.
@@ -486,9 +269,15 @@ func (m *Machine[G]) Receive(msg Message[G]) {
 			})
 			return
 		}
-		if p := m.pass(c, msg.Pass, msg.Mode); p != nil {
-			p.arrived(m, c, msg)
+		p := m.pass(c, msg.Pass, msg.Mode)
+		if p == nil {
+			m.send(Message[G]{
+				Kind: Fail, To: msg.From, Context: msg.Context, Pass: msg.Pass, Mode: msg.Mode,
+				Cause: Cause{Worker: m.self, Text: "too many passes are under way in the context"},
+			})
+			return
 		}
+		p.arrived(m, c, msg)
 	case Done:
 		if c != nil && c.passes[msg.Pass] != nil {
 			c.passes[msg.Pass].done(m, c, msg)

@@ -4,7 +4,6 @@
 package backcore
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 )
@@ -23,31 +22,11 @@ type pass[G any] struct {
 	missing map[Node]Call // send functions whose gradient has not come
 	left    int           // functions that have not run
 	running map[Node]bool
-	over    bool // this worker has nothing more to do in it
+	owed    map[Node]Call // messages that are answered when the function has run
+	over    bool          // this worker has nothing more to do in it
 	failed  bool
 	cause   Cause
 	telling map[Worker]Time // who has not answered Fail
-}
-
-// wave is the messages of one kind in a pass, as Dijkstra and Scholten have it.
-type wave[G any] struct {
-	kind    Kind
-	root    bool // this worker began the wave
-	engaged bool
-	parent  Call          // the message that engaged it
-	in      map[Call]bool // messages that came; true once they are answered
-	from    map[Call]Worker
-	out     map[Call]*unanswered[G]
-}
-
-type unanswered[G any] struct {
-	to       Worker
-	gradient G
-	at       Time
-}
-
-func newWave[G any](kind Kind) wave[G] {
-	return wave[G]{kind: kind, in: map[Call]bool{}, from: map[Call]Worker{}, out: map[Call]*unanswered[G]{}}
 }
 
 // maxPasses bounds the passes of a context that a worker remembers. The oldest ones that are over go first.
@@ -69,7 +48,7 @@ func (m *Machine[G]) pass(c *context[G], id PassID, mode Mode) *pass[G] {
 		}
 		p = &pass[G]{
 			id: id, mode: mode, marked: map[Node]bool{}, marks: newWave[G](Mark), grads: newWave[G](Grad),
-			waits: map[Node]int{}, sums: map[Node]G{}, missing: map[Node]Call{}, running: map[Node]bool{}, telling: map[Worker]Time{},
+			waits: map[Node]int{}, sums: map[Node]G{}, missing: map[Node]Call{}, running: map[Node]bool{}, owed: map[Node]Call{}, telling: map[Worker]Time{},
 		}
 		c.passes[id] = p
 	}
@@ -116,6 +95,10 @@ func (m *Machine[G]) Ran(id Context, pid PassID, node Node, out []G) {
 	p.left--
 	for i, next := range c.nodes[node].next {
 		p.flow(m, c, next, out[i])
+	}
+	if call, owed := p.owed[node]; owed && !p.failed {
+		delete(p.owed, node)
+		p.reply(m, c, &p.grads, call)
 	}
 	p.settle(m, c)
 }
@@ -164,16 +147,6 @@ func (p *pass[G]) mark(m *Machine[G], c *context[G], from Node) {
 			p.marks.send(m, c, p, *call, c.nodes[n].to, none)
 		}
 	}
-}
-
-func (w *wave[G]) send(m *Machine[G], c *context[G], p *pass[G], call Call, to Worker, g G) {
-	if m.dead[to] {
-		p.fail(m, c, Cause{Worker: to, Died: true, Text: "the worker is dead"})
-		return
-	}
-	w.out[call] = &unanswered[G]{to, g, m.now}
-	m.busy[c.id] = struct{}{}
-	m.send(Message[G]{Kind: w.kind, To: to, Context: c.id, Pass: p.id, Mode: p.mode, Call: call, Gradient: g})
 }
 
 // enter computes what every function of this worker has to wait for.
@@ -245,6 +218,14 @@ func (p *pass[G]) ready(m *Machine[G], c *context[G], n Node) {
 	m.emit(Effect[G]{Kind: Run, Context: c.id, Pass: p.id, Node: n, Gradient: g})
 }
 
+const notSent = "a gradient came for a message that it has not sent"
+
+// sendFunction returns the send function of a call, if gradients for it are expected.
+func (p *pass[G]) sendFunction(c *context[G], call Call) (Node, bool) {
+	node, known := c.sends[call]
+	return node, known && (p.mode == Smart || !c.lost[node])
+}
+
 // arrived handles a Mark or Grad.
 func (p *pass[G]) arrived(m *Machine[G], c *context[G], msg Message[G]) {
 	w := &p.marks
@@ -255,85 +236,102 @@ func (p *pass[G]) arrived(m *Machine[G], c *context[G], msg Message[G]) {
 		m.send(Message[G]{Kind: Fail, To: msg.From, Context: c.id, Pass: p.id, Mode: p.mode, Cause: p.cause})
 		return
 	}
-	node, known := c.sends[msg.Call]
-	if !known || p.mode != Smart && c.lost[node] {
-		p.fail(m, c, Cause{Worker: m.self, Text: "a gradient came for a message that it has not sent"})
+	node, known := p.sendFunction(c, msg.Call)
+	if !known {
+		p.fail(m, c, Cause{Worker: m.self, Text: notSent})
 		return
 	}
 	if answered, again := w.in[msg.Call]; again && !m.opt.NoOnce {
 		if answered {
-			p.answer(m, c, w, msg.Call)
+			p.reply(m, c, w, msg.Call)
 		}
 		return
 	}
 	w.in[msg.Call], w.from[msg.Call] = false, msg.From
-	switch engages := !w.engaged && !m.opt.NoTree; {
-	case engages:
-		w.engaged, w.parent = true, msg.Call
-	default:
-		p.answer(m, c, w, msg.Call)
+	if p.over { // there is nothing that it could bring about
+		p.reply(m, c, w, msg.Call)
+		return
 	}
-	if msg.Kind == Mark {
-		p.mark(m, c, node)
-	} else {
-		if !p.entered {
-			p.enter(m, c)
-		}
-		if _, waits := p.missing[node]; waits || m.opt.NoOnce {
-			delete(p.missing, node)
-			p.flow(m, c, node, msg.Gradient)
-		}
+	engages := !w.engaged && !m.opt.NoTree
+	if engages {
+		w.engaged, w.parent = true, msg.Call
+	}
+	p.take(m, c, w, node, msg.Gradient)
+	switch {
+	case engages || p.failed:
+	case p.running[node] && msg.Kind == Grad:
+		p.owed[node] = msg.Call // what it sends to that worker goes with the answer
+	default:
+		p.reply(m, c, w, msg.Call)
 	}
 	p.settle(m, c)
 }
 
-func (p *pass[G]) answer(m *Machine[G], c *context[G], w *wave[G], call Call) {
-	w.in[call] = true
-	m.send(Message[G]{Kind: Done, To: w.from[call], Context: c.id, Pass: p.id, Mode: p.mode, Wave: w.kind, Call: call})
+// take handles what a message, or an answer, has brought for a send function.
+func (p *pass[G]) take(m *Machine[G], c *context[G], w *wave[G], node Node, g G) {
+	if w.kind == Mark {
+		p.mark(m, c, node)
+		return
+	}
+	if !p.entered {
+		p.enter(m, c)
+	}
+	if _, waits := p.missing[node]; waits || m.opt.NoOnce {
+		delete(p.missing, node)
+		p.flow(m, c, node, g)
+	}
 }
 
-// done handles the answer to a Mark or Grad.
+// done handles the answer to a Mark or Grad, and what it carries.
 func (p *pass[G]) done(m *Machine[G], c *context[G], msg Message[G]) {
 	w := &p.marks
 	if msg.Wave == Grad {
 		w = &p.grads
 	}
+	if w.out[msg.Call] == nil || p.failed {
+		return // it came before
+	}
 	delete(w.out, msg.Call)
+	for _, x := range msg.Carried {
+		node, known := p.sendFunction(c, x.Call)
+		if !known {
+			p.fail(m, c, Cause{Worker: m.self, Text: notSent})
+			return
+		}
+		p.take(m, c, w, node, x.Gradient)
+	}
 	p.settle(m, c)
 }
 
-// settle ends what is done: it answers the parent of a wave, and where the pass began it goes on to the next wave.
+// settle ends what is done: it answers the parent of a wave, and where the pass began it goes on to the next wave. What is left is
+// sent.
 func (p *pass[G]) settle(m *Machine[G], c *context[G]) {
 	if p.failed || p.over && p.grads.root {
 		return
 	}
-	if len(p.marks.out) == 0 && p.marks.engaged {
+	if p.marks.engaged && p.marks.ends(m, p) {
 		switch {
 		case !p.marks.root:
 			p.marks.engaged = false
-			p.answer(m, c, &p.marks, p.marks.parent)
+			p.reply(m, c, &p.marks, p.marks.parent)
 		case !p.entered:
 			p.enter(m, c)
 		}
 	}
-	if p.failed || !p.entered || len(p.grads.out) > 0 || len(p.running) > 0 || p.left > 0 {
-		if !m.opt.NoTree || len(p.grads.out) > 0 || len(p.running) > 0 || !p.entered || p.failed {
-			return
+	p.marks.release(m, c, p)
+	if !p.failed && p.entered && len(p.running) == 0 && (p.left == 0 || m.opt.NoTree) && p.grads.engaged && p.grads.ends(m, p) {
+		p.over = true
+		kind := Ended
+		if !p.grads.root {
+			kind = Left
+			p.grads.engaged = false
+			p.reply(m, c, &p.grads, p.grads.parent)
 		}
-	}
-	if p.grads.root {
-		p.over = true
-		m.emit(Effect[G]{Kind: Ended, Context: c.id, Pass: p.id})
-		p.forget(c)
-		return
-	}
-	if p.grads.engaged {
-		p.over = true
-		p.grads.engaged = false
-		p.answer(m, c, &p.grads, p.grads.parent)
-		m.emit(Effect[G]{Kind: Left, Context: c.id, Pass: p.id})
+		m.emit(Effect[G]{Kind: kind, Context: c.id, Pass: p.id})
+		clear(p.sums)
 		p.forget(c)
 	}
+	p.grads.release(m, c, p)
 }
 
 // forget drops a pass without an id: the next one will look the same.
@@ -351,8 +349,9 @@ func (p *pass[G]) fail(m *Machine[G], c *context[G], cause Cause) {
 	p.failed, p.over, p.cause = true, true, cause
 	clear(p.running)
 	clear(p.sums)
-	clear(p.marks.out)
-	clear(p.grads.out)
+	clear(p.owed)
+	p.marks.stop()
+	p.grads.stop()
 	kind := Left
 	if p.grads.root {
 		kind = Ended
@@ -396,10 +395,4 @@ func (p *pass[G]) retry(m *Machine[G], c *context[G]) {
 			m.send(Message[G]{Kind: Fail, To: to, Context: c.id, Pass: p.id, Mode: p.mode, Cause: p.cause})
 		}
 	}
-}
-
-func sortedCalls[V any](all map[Call]V) []Call {
-	return slices.SortedFunc(maps.Keys(all), func(a, b Call) int {
-		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.N, b.N))
-	})
 }

@@ -46,6 +46,7 @@ type world struct {
 	died    map[Worker]bool
 	failing map[at]bool
 	strays  []stray
+	sent    map[Kind]int
 }
 
 type at struct {
@@ -75,7 +76,7 @@ type worker struct {
 
 func newWorld(seed uint64, opt Options, mode Mode, log func(string, ...any)) *world {
 	w := &world{
-		rng: rand.New(rand.NewPCG(seed, 77)), log: log, opt: opt, mode: mode, died: map[Worker]bool{}, failing: map[at]bool{},
+		rng: rand.New(rand.NewPCG(seed, 77)), log: log, opt: opt, mode: mode, died: map[Worker]bool{}, failing: map[at]bool{}, sent: map[Kind]int{},
 	}
 	for id := range 2 + w.rng.IntN(4) {
 		w.workers = append(w.workers, &worker{id: Worker(id), m: New(Worker(id), sum, opt), weights: map[Node][]int64{}, leaves: map[Node]int64{}})
@@ -215,6 +216,7 @@ func (w *world) settle(k *worker) {
 	for _, e := range k.m.Take() {
 		switch e.Kind {
 		case Send:
+			w.sent[e.Msg.Kind]++
 			copies := 1
 			if w.lossy {
 				copies = []int{0, 1, 1, 1, 1, 2}[w.rng.IntN(6)]
@@ -410,7 +412,7 @@ func TestSimulation(t *testing.T) {
 	t.Parallel()
 	if *oneSeed != 0 {
 		for _, mode := range []Mode{Fast, Smart} {
-			t.Logf("mode %d: %v", mode, simulate(*oneSeed, Options{}, mode, t.Logf))
+			t.Logf("mode %d: %v", mode, simulate(*oneSeed, Options{NoCarry: (*oneSeed-1)%16 < 2}, mode, t.Logf))
 		}
 		return
 	}
@@ -419,7 +421,7 @@ func TestSimulation(t *testing.T) {
 	}
 	for seed := range uint64(*seeds) {
 		mode := Mode(seed % 2)
-		if err := simulate(seed+1, Options{}, mode, func(string, ...any) {}); err != nil {
+		if err := simulate(seed+1, Options{NoCarry: seed%16 < 2}, mode, func(string, ...any) {}); err != nil {
 			t.Fatalf("seed %d, mode %d: %v", seed+1, mode, err)
 		}
 	}
@@ -435,6 +437,7 @@ func TestEveryPartIsNeeded(t *testing.T) {
 	for name, opt := range map[string]Options{
 		"repetition": {NoRetry: true}, "each message once": {NoOnce: true}, "remembering cleaned contexts": {NoTombs: true}, "passing the clean-up on": {NoForward: true},
 		"waiting for what a message brings about": {NoTree: true}, "telling everybody of a failure": {NoFlood: true}, "noticing deaths": {NoDeath: true}, "asking about a context when a neighbour died": {NoSeen: true},
+		"carrying again what an answer has carried": {NoCarryAgain: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -39,6 +39,17 @@ func (c *activeCalls) Enter(ctx context.Context) error {
 	return nil
 }
 
+// TryEnter is Enter that does not wait: it reports false when the gate is closed.
+func (c *activeCalls) TryEnter() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.gate != nil {
+		return false
+	}
+	c.mu.n++
+	return true
+}
+
 // Leave counts it off.
 func (c *activeCalls) Leave() {
 	c.mu.Lock()

@@ -29,7 +29,7 @@ func (k *Caller) Async(ctx context.Context, c *rpclink.Conn, o *Outgoing, done f
 	}
 	k.cfg.Refs.FlushNow(o.Peer, wires)
 	w := &watch{}
-	p := &rpclink.Pending{Fn: func(x rpclink.Reply) {
+	p := &rpclink.Pending{Runs: o.Runs, Fn: func(x rpclink.Reply) {
 		w.stop()
 		x.Due = deadline
 		finish(k.received(o, x, wires))

@@ -22,6 +22,7 @@ type Outgoing struct {
 	Repeat   func() bool // of a request that may arrive twice: whether its answer is still wanted when its link was lost
 
 	Plain    bool              // not for the extension
+	Runs     bool              // what its answer brings about may run code of the program
 	ready    *built            // built early
 	exchange *rpcseam.Exchange // how the extension takes part
 }

@@ -64,6 +64,8 @@ type Reply struct {
 type Pending struct {
 	Ch chan Reply // has room for one
 	Fn func(Reply)
+	// Runs says that fn may run code of the program, so that it is looked after as a handler is.
+	Runs bool
 	// Late says that an answer is wanted also when the sender gave up while the request was being written: a worker of
 	// PyTorch's protocol cannot be told.
 	Late bool
@@ -284,6 +286,10 @@ func (c *Conn) answered(id uint64, r Reply) bool {
 	}
 	if c.Link != nil && p.Ch != nil && r.Frame != nil {
 		c.Link.Answered(r.Frame)
+	}
+	if p.Runs && c.Inline != nil {
+		c.Inline.Do(func() { p.complete(r) })
+		return true
 	}
 	p.complete(r)
 	return true

@@ -224,13 +224,18 @@ func (p *Place) Pause() {
 	if p == nil {
 		return
 	}
+	if p.reader != nil {
+		p.reader.Handover(p.turn)
+	}
+	p.Return()
+}
+
+// Return is called when the handler is about to return without an answer, which comes later: others have the place meanwhile.
+func (p *Place) Return() {
 	p.mu.Lock()
 	p.mu.waiting++
 	first := p.mu.waiting == 1 && !p.mu.gone
 	p.mu.Unlock()
-	if p.reader != nil {
-		p.reader.Handover(p.turn)
-	}
 	if first {
 		p.l.Leave(p.who)
 	}

@@ -38,10 +38,11 @@ type Extension interface {
 	Unwrap(from Worker, m *rpcwire.Message) (*Wrapped, error)
 	// Kinds are the types of requests that Serve answers.
 	Kinds() []rpcwire.Type
-	// Serve answers a request of one of its kinds. It runs like a handler: in a place of its own, which is free for others
-	// while it waits in a method of [Agent] with its ctx. ctx ends when a Go caller gives up and when the session ends. An
-	// error goes back as PyTorch's EXCEPTION.
-	Serve(ctx context.Context, from Worker, m *rpcwire.Message) (*rpcwire.Message, error)
+	// Serve handles a request of one of its kinds. It runs like a handler, perhaps in the goroutine that reads: in a place of
+	// its own, which is free for others while it waits in a method of [Agent] with its ctx, and when it has returned without
+	// an answer. answer must be called once, by Serve or later; further calls do nothing. An error goes back as PyTorch's
+	// EXCEPTION. ctx ends when a Go caller gives up, when the session ends, and with the answer.
+	Serve(ctx context.Context, from Worker, m *rpcwire.Message, answer func(*rpcwire.Message, error))
 	// Functions are served by name, like handlers of the program. Their names begin with "cohort.".
 	Functions() map[string]Function
 	// Outgoing is asked about every request that leaves with the ctx of a call: calls, creations, fetches, also those of the
@@ -85,6 +86,9 @@ type Agent interface {
 	// Send sends a request to a worker, perhaps this one, and waits for the answer. An EXCEPTION is an error. It is not
 	// offered to the extension.
 	Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Message, error)
+	// Post is Send that does not wait. done is called once, normally in the goroutine that reads the answer: when it takes
+	// long, another one reads on.
+	Post(ctx context.Context, to int, m *rpcwire.Message, done func(*rpcwire.Message, error))
 	// Call calls a function by name.
 	Call(ctx context.Context, to int, fn string, args ...any) (any, error)
 	// Object returns the value of an own object that a worker holds a reference to, when it has been made.
