@@ -129,6 +129,8 @@ func (p *plan) keys() string {
 	switch {
 	case p.parent != nil && p.parent.place != nil:
 		return p.parent.place.Prefix() + "/sub/" + p.torchName + "/" + name + size
+	case p.origin == fromReconfigure:
+		return gloo.ReconfigurePrefix(gloo.Join(p.config.outer, "cohort/group/"+p.torchName+"/"+name), p.membership.uuid) + size
 	case p.origin == fromMerge:
 		return gloo.Join(p.config.outer, "cohort/merge"+size)
 	case p.parent == nil && p.config.name == gloo.GroupName(0):
@@ -178,6 +180,9 @@ func (c *choice) exchange(ctx context.Context, p *plan) ([]*capability, error) {
 	}
 	if c.place, err = muster.Take(ctx, p.store, p.keys(), p.rank, len(p.globals), data, more...); err != nil {
 		return nil, dist.Wrap(op, dist.Unavailable, err)
+	}
+	if p.origin.once() && c.place.Generation() > 0 {
+		return nil, muster.ErrOver // this rank has been here before, or another one gave up
 	}
 	stop := c.sayWhoIsMissing(ctx, p)
 	defer stop()

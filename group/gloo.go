@@ -32,6 +32,9 @@ func (c *choice) connectGloo(ctx context.Context, g *Group, p *plan) (link.Mesh,
 		return mesh, nil
 	}
 	err = c.lookAgain(ctx, p)
+	if err == nil && p.origin == fromReconfigure {
+		err = c.refuseLazy(ctx, p)
+	}
 	if err == nil && p.config.detail && p.origin == fromPython {
 		err = c.connectChecks(ctx, g, p)
 	}

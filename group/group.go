@@ -6,6 +6,7 @@ package group
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -44,6 +45,7 @@ type Group struct {
 	torchName         string  // PyTorch's name of it
 	base              string  // prefix of PyTorch's keys of it
 	origin            origin
+	membership        *membership // nil unless the group can be reconfigured
 
 	mesh   link.Mesh
 	engine coll.Engine
@@ -67,6 +69,7 @@ type Group struct {
 		sched    sched.Machine[Work]
 		failure  error
 		dumped   bool
+		changing bool          // Reconfigure runs
 		torchSeq uint64        // PyTorch's count of operations
 		timeout  time.Duration // of operations that have none of their own
 		room     chan struct{} // closed when the queue has room again; nil when nobody waits for it
@@ -312,7 +315,15 @@ func (g *Group) failedLocked(op OpType) error {
 	if g.mu.sched.State() == sched.Closed && dist.CodeOf(g.mu.failure) == dist.Closed {
 		return dist.New("group: "+op.String(), dist.Closed, "group "+g.name+" was closed")
 	}
-	e := &dist.Error{Op: "group: " + op.String(), Code: dist.CodeOf(g.mu.failure), Rank: dist.NoRank, Err: g.mu.failure, Detail: "group " + g.name + " has failed before: " + g.mu.failure.Error() + "; close it and make a new one"}
+	e := &dist.Error{Op: "group: " + op.String(), Code: dist.CodeOf(g.mu.failure), Rank: dist.NoRank, Err: g.mu.failure}
+	switch {
+	case g.membership != nil && g.membership.uuid < 0 && errors.Is(g.mu.failure, errUnconnected):
+		e.Err, e.Detail = nil, errUnconnected.Detail
+	case g.membership != nil:
+		e.Detail = "group " + g.name + " has failed before: " + g.mu.failure.Error() + "; reconfigure it"
+	default:
+		e.Detail = "group " + g.name + " has failed before: " + g.mu.failure.Error() + "; close it and make a new one"
+	}
 	if cause := asError(g.mu.failure); cause != nil {
 		e.Rank, e.Peer = cause.Rank, cause.Peer
 	}

@@ -57,7 +57,11 @@ func New(ctx context.Context, s store.Store, rank, size int, opts ...Option) (*G
 	}
 	family := &family{store: s, world: globals, clock: newClock()}
 	family.answer(c.logger)
-	g, err := makeGroup(ctx, &plan{config: c, store: s, rank: rank, globals: globals, family: family, torchName: gloo.GroupName(0)})
+	p := &plan{config: c, store: s, rank: rank, globals: globals, family: family, torchName: gloo.GroupName(0)}
+	if c.reconfigure {
+		return unconnected(p)
+	}
+	g, err := makeGroup(ctx, p)
 	if err != nil {
 		family.close()
 		return nil, err
@@ -88,6 +92,9 @@ func (c *config) check(op string) error {
 		// PyTorch refuses it too. A typing mistake would leave this rank out of the checks that the others wait for.
 		return dist.Newf(op, dist.InvalidArgument, "%s=%q: want OFF, INFO or DETAIL", debugEnv, level)
 	}
+	if c.reconfigure {
+		return c.checkReconfigure(op)
+	}
 	return nil
 }
 
@@ -103,6 +110,8 @@ type plan struct {
 	torchName string // PyTorch's name of the group
 	origin    origin
 	missing   []int // ranks that had not come when an attempt ended
+	// membership is where the group stands in a series of reconfigurations; nil without them.
+	membership *membership
 }
 
 // makeGroup connects the ranks of a group. When an attempt is given up by a rank, which may be another process by now, all
@@ -112,9 +121,7 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 	defer cancel()
 	c := &p.config
 	if c.storeAddr == "" {
-		if a, ok := store.UnderlyingNonPrefix(p.store).(interface{ Addr() string }); ok {
-			c.storeAddr = a.Addr()
-		}
+		c.storeAddr = addrOf(p.store)
 	}
 	for {
 		g, err := attempt(ctx, p)
@@ -136,6 +143,14 @@ func makeGroup(ctx context.Context, p *plan) (*Group, error) {
 	}
 }
 
+// addrOf returns the address of a store's server, "" where it has none.
+func addrOf(s store.Store) string {
+	if a, ok := store.UnderlyingNonPrefix(s).(interface{ Addr() string }); ok {
+		return a.Addr()
+	}
+	return ""
+}
+
 // attempt makes a group in the generation that is open.
 func attempt(ctx context.Context, p *plan) (_ *Group, err error) {
 	c := &p.config
@@ -149,9 +164,28 @@ func attempt(ctx context.Context, p *plan) (_ *Group, err error) {
 		}
 		choice.closeListener()
 	}()
+	g := p.newGroup(choice)
+	if err := g.connectAll(ctx, p, choice); err != nil {
+		g.end(err)
+		return nil, err
+	}
+	g.start(p)
+	if g.torch == torch26 && !c.detail && p.origin == fromPython {
+		g.tasks.Add(1)
+		go g.watchHelper(p, choice.layout)
+	}
+	c.logger.Info("group made", slog.String("group", g.name), slog.Int("rank", g.rank), slog.Int("world", g.size),
+		slog.String("transport", string(g.transport)), slog.String("reason", choice.reason))
+	return g, nil
+}
+
+// newGroup returns a group that is not connected yet.
+func (p *plan) newGroup(choice *choice) *Group {
+	c := &p.config
 	g := &Group{
 		name: c.name, description: c.description, rank: p.rank, size: len(p.globals), globals: slices.Clone(p.globals), config: *c,
-		transport: choice.transport, torch: choice.torch, peers: choice.peers, members: choice.members, store: p.store, family: p.family, index: p.index, base: p.base(choice.layout), torchName: p.torchName, origin: p.origin,
+		transport: choice.transport, torch: choice.torch, peers: choice.peers, members: choice.members, store: p.store, family: p.family,
+		index: p.index, base: p.base(choice.layout), torchName: p.torchName, origin: p.origin, membership: p.membership,
 		pumpWake: make(chan struct{}, 1), over: make(chan struct{}), place: choice.place,
 		verdict: verdict{store: p.store, place: choice.place, rank: p.rank},
 	}
@@ -159,22 +193,16 @@ func attempt(ctx context.Context, p *plan) (_ *Group, err error) {
 	g.records = g.newRecorder()
 	g.life, g.end = context.WithCancelCause(context.Background())
 	g.working, g.halt = context.WithCancelCause(g.life)
-	if err := g.connectAll(ctx, p, choice); err != nil {
-		g.end(err)
-		return nil, err
-	}
+	return g
+}
+
+// start takes a group into use that has its mesh and engine.
+func (g *Group) start(p *plan) {
 	_, g.resumable = g.engine.(coll.Resumable)
 	g.tasks.Add(1)
 	go g.pump()
-	if g.torch == torch26 && !c.detail && p.origin == fromPython {
-		g.tasks.Add(1)
-		go g.watchHelper(p, choice.layout)
-	}
 	g.watchSignals()
 	p.family.add(p.parent, g)
-	c.logger.Info("group made", slog.String("group", g.name), slog.Int("rank", g.rank), slog.Int("world", g.size),
-		slog.String("transport", string(g.transport)), slog.String("reason", choice.reason))
-	return g, nil
 }
 
 // overAfter is how long the ranks may take to connect before they look whether the attempt was given up: normally it takes

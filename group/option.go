@@ -84,6 +84,7 @@ type config struct {
 	outer             string
 	localSync         bool
 	rankOrder         bool // of a sub-group: as given
+	reconfigure       bool
 	detail            bool
 	profile           func(*Work)
 	connectTimeout    time.Duration
@@ -207,6 +208,10 @@ func WithLocalSync() Option { return option(func(c *config) { c.localSync = true
 // WithRankOrder numbers the ranks of a sub-group in the order in which they are given, and not in increasing order. It
 // corresponds to sort_ranks=False, which PyTorch has from 2.14 on.
 func WithRankOrder() Option { return option(func(c *config) { c.rankOrder = true }) }
+
+// WithReconfigure makes a group whose members change: [New] then connects nothing and returns at once, and the group that can
+// be used is what [Group.Reconfigure] returns. It corresponds to enable_reconfigure=True, which PyTorch has from 2.14 on.
+func WithReconfigure() Option { return option(func(c *config) { c.reconfigure = true }) }
 
 // OpOption changes one operation.
 type OpOption interface{ applyOp(*opConfig) }

@@ -163,7 +163,7 @@ func (g *Group) inherited() []Option {
 	return []Option{option(func(n *config) {
 		name, description := n.name, n.description
 		*n = c
-		n.name, n.description, n.localSync, n.rankOrder = name, description, false, false
+		n.name, n.description, n.localSync, n.rankOrder, n.reconfigure = name, description, false, false, false
 		n.transport = Auto
 		if c.transport != SharedMemory {
 			n.transport = c.transport

@@ -132,6 +132,13 @@ func (c *choice) findPeers(ctx context.Context, p *plan) (torch.Peers, error) {
 		return torch.Exactly(torch.V1_13), nil
 	}
 	known := torch.Peers{Low: torch.V2_6, High: torch.Newest}
+	switch p.origin {
+	case fromReconfigure:
+		return torch.Exactly(torch.Newest), nil
+	case fromSplit, fromMerge:
+		known = known.AtLeast(torch.V2_9)
+	case fromPython:
+	}
 	for r, m := range c.members {
 		if m.Go {
 			continue

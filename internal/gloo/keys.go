@@ -94,6 +94,14 @@ func SplitName(parent string, ranks []int) string {
 // MergeRankKey counts the ranks that have come to a merge: each takes the number that it finds.
 const MergeRankKey = "mergeGroupRank"
 
+// ReconfigurePrefix is the Config.Prefix of a group that was made by reconfiguring the one with the given Config.Prefix.
+func ReconfigurePrefix(prefix string, uuid int64) string {
+	return Join(prefix, "reconfigure/"+strconv.FormatInt(uuid, 10))
+}
+
+// ClaimKey is set by the new rank 0 of a reconfiguration before its record: a prefix is used once.
+func ClaimKey(prefix string) string { return Join(prefix, "claimed") }
+
 // BarrierKey is the counter of the store barrier after the k-th group was made. Torch113 always passes it, on all ranks of
 // the world; Torch26 only when TORCH_DIST_INIT_BARRIER=1.
 func (l Layout) BarrierKey(base string, k int) string {

@@ -70,6 +70,9 @@ func Take(ctx context.Context, s store.Store, prefix string, rank, size int, wor
 	}
 }
 
+// Generation is the number of the attempt, from 0.
+func (p *Place) Generation() int64 { return p.generation }
+
 // Prefix is the prefix of the keys of this generation.
 func (p *Place) Prefix() string { return p.root + "/" + strconv.FormatInt(p.generation, 10) }
 

@@ -1,0 +1,260 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"crypto/rand"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/native"
+	"github.com/cohort-dist/cohort/internal/sched"
+)
+
+// membership is where a group stands in the series of groups that reconfigurations make.
+type membership struct {
+	stable int   // the rank that was given to New
+	uuid   int64 // of the reconfiguration that made the group, -1 before the first
+	addr   string
+}
+
+// handlePrefix is the first field of a handle: the name of the backend.
+const handlePrefix = "gloo"
+
+// Handle returns what stands for this rank in the list that [Group.Reconfigure] takes, "" for a group that was not made with
+// [WithReconfigure]. It is another one after every reconfiguration. The format is PyTorch's, so handles of Go and PyTorch ranks can
+// stand in one list.
+//
+// It corresponds to torch.distributed._get_reconfigure_handle.
+func (g *Group) Handle() string {
+	m := g.membership
+	if m == nil {
+		return ""
+	}
+	return strings.Join([]string{handlePrefix, strconv.Itoa(g.rank), strconv.FormatInt(m.uuid, 10), strconv.Itoa(m.stable), m.addr}, ":")
+}
+
+// parseHandle checks a handle as PyTorch does: only the first four fields count.
+func parseHandle(handle string) error {
+	fields := strings.SplitN(handle, ":", 5)
+	ok := len(fields) == 5 && fields[0] == handlePrefix
+	for i := 1; ok && i < 4; i++ {
+		_, err := strconv.ParseInt(fields[i], 10, 64)
+		ok = err == nil
+	}
+	if !ok {
+		return dist.Newf("group: reconfigure", dist.InvalidArgument, "%q is no handle of a gloo group: want what Handle or _get_reconfigure_handle() returned", handle)
+	}
+	return nil
+}
+
+// checkReconfigure refuses what does not go together with changing members, as PyTorch does.
+func (c *config) checkReconfigure(op string) error {
+	switch l, _, ok := levelOf(c.peers); {
+	case ok && l < torch.V2_14:
+		return dist.Newf(op, dist.NotSupported, "a group with %v ranks cannot be reconfigured: it needs PyTorch 2.14", torch.Exactly(l))
+	case c.detail:
+		return dist.New(op, dist.NotSupported, "a group whose operations are checked beforehand ("+debugEnv+"=DETAIL or WithDetail) cannot be reconfigured, in PyTorch either")
+	}
+	return nil
+}
+
+// unconnected returns a group that waits for its first reconfiguration.
+func unconnected(p *plan) (*Group, error) {
+	p.membership = &membership{stable: p.rank, uuid: -1, addr: addrOf(p.store)}
+	p.family.layout = gloo.Torch26
+	size := len(p.globals)
+	g := p.newGroup(&choice{layout: gloo.Torch26, transport: p.config.transport, members: make([]member, size)})
+	g.install(lonely{}, native.NewEngine(lonely{}, native.Tuning{}))
+	g.mu.failure = errUnconnected
+	_, _ = g.mu.sched.Fail()
+	g.start(p)
+	return g, nil
+}
+
+// errUnconnected is the failure of a group that was never connected.
+var errUnconnected = dist.New("group", dist.Aborted, "the group has no members yet: it was made with WithReconfigure, so call Reconfigure first")
+
+// Reconfigure makes the group that follows g, with other members: g's place in handles is the rank in it. All members call it with
+// the same list and a uuid that was never used with this store. It returns when all of them are connected; then g is closed, and so are
+// the sub-groups that were made from it. g may have failed before, by the death of a rank, say: that rank is left out of the list.
+//
+// When it fails, g does not work any more, but can be reconfigured again, with a new uuid: some of the ranks may have gone
+// further than others. (With an invalid list nothing has happened, and g goes on.)
+//
+// Members may be Go and PyTorch processes, and the transport is chosen anew each time, as in [New]. It corresponds to
+// torch.distributed._reconfigure of PyTorch 2.14, which changes the group in place.
+func (g *Group) Reconfigure(ctx context.Context, uuid int64, handles []string) (*Group, error) {
+	const op = "group: reconfigure"
+	rank, err := g.placeIn(op, uuid, handles)
+	if err != nil {
+		return nil, err
+	}
+	if err = g.beginChange(op); err != nil {
+		return nil, err
+	}
+	next, err := g.successor(ctx, uuid, rank, handles)
+	moment.At("group.reconfigure.made")
+	g.mu.Lock()
+	g.mu.changing = false
+	closed := g.closedLocked()
+	g.mu.Unlock()
+	if err == nil && closed {
+		_ = next.Close()
+		err = dist.New(op, dist.Closed, "the group was closed while it was reconfigured")
+	}
+	if err != nil {
+		if !closed {
+			e := dist.Wrap(op, dist.Unavailable, err)
+			e.Detail = "reconfiguration " + strconv.FormatInt(uuid, 10) + " failed (" + err.Error() + "); reconfigure again, with another uuid"
+			g.fail(e)
+		}
+		return nil, err
+	}
+	_ = g.Close()
+	return next, nil
+}
+
+// placeIn checks the arguments of Reconfigure and returns the new rank.
+func (g *Group) placeIn(op string, uuid int64, handles []string) (int, error) {
+	if g.membership == nil {
+		return 0, dist.New(op, dist.NotSupported, "the group was not made with WithReconfigure")
+	}
+	if len(handles) == 0 {
+		return 0, dist.New(op, dist.InvalidArgument, "no handles")
+	}
+	if uuid < 0 {
+		return 0, dist.Newf(op, dist.InvalidArgument, "uuid %d: want one from 0 on", uuid)
+	}
+	seen := map[string]bool{}
+	for _, h := range handles {
+		if err := parseHandle(h); err != nil {
+			return 0, err
+		}
+		if seen[h] {
+			return 0, dist.Newf(op, dist.InvalidArgument, "handle %q is given twice: every rank needs another one, so give New different ranks", h)
+		}
+		seen[h] = true
+	}
+	rank := slices.Index(handles, g.Handle())
+	if rank < 0 {
+		return 0, dist.Newf(op, dist.InvalidArgument, "this rank's handle %q is not in the list %q", g.Handle(), handles)
+	}
+	return rank, nil
+}
+
+// closedLocked reports whether Close was called.
+func (g *Group) closedLocked() bool { return g.mu.sched.State() == sched.Closed }
+
+// beginChange keeps others from reconfiguring the group at the same time.
+func (g *Group) beginChange(op string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.closedLocked():
+		return dist.New(op, dist.Closed, "the group was closed: reconfigure the one that its last Reconfigure returned")
+	case g.mu.changing:
+		return dist.New(op, dist.InvalidArgument, "the group is being reconfigured already")
+	}
+	g.mu.changing = true
+	return nil
+}
+
+// successor makes the next group.
+func (g *Group) successor(ctx context.Context, uuid int64, rank int, handles []string) (*Group, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(g.life, func() { cancel(context.Cause(g.life)) })
+	defer stop()
+	limited, end := context.WithTimeout(ctx, g.config.connectTimeout)
+	defer end()
+	g.family.mu.Lock()
+	f := &family{store: g.store, world: make([]int, len(handles)), layout: gloo.Torch26, clock: newClock(), count: g.family.count}
+	g.family.mu.Unlock()
+	for i := range f.world {
+		f.world[i] = i
+	}
+	m := *g.membership
+	m.uuid = uuid
+	p := &plan{
+		config: g.config, store: g.store, rank: rank, globals: f.world, family: f, torchName: g.torchName, origin: fromReconfigure, membership: &m,
+	}
+	p.config.timeout = g.Timeout()
+	f.answer(p.config.logger)
+	err := p.claim(limited, handles)
+	var next *Group
+	if err == nil {
+		next, err = makeGroup(limited, p)
+	}
+	if err != nil {
+		f.close()
+		return nil, err
+	}
+	return next, nil
+}
+
+// claim takes the uuid, as rank 0, and makes sure on the other ranks that it was not used before.
+func (p *plan) claim(ctx context.Context, handles []string) error {
+	const op = "group: reconfigure"
+	key := gloo.ClaimKey(p.meshPrefix(gloo.Torch26))
+	used := func(by string) error {
+		e := dist.Newf(op, dist.AlreadyExists, "uuid %d was used before, by %q: every reconfiguration needs another one", p.membership.uuid, by)
+		e.Key = key
+		return e
+	}
+	moment.At("group.reconfigure.claim")
+	if p.rank == 0 {
+		// PyTorch's ranks do not read it. What is random tells two claims of one rank apart.
+		own := handles[0] + " " + rand.Text()
+		got, err := p.store.CompareAndSet(ctx, key, nil, []byte(own))
+		if err != nil {
+			return dist.Wrap(op, dist.Unavailable, err)
+		}
+		if string(got) != own {
+			return used(string(got))
+		}
+		return nil
+	}
+	got, err := p.store.Get(ctx, key)
+	if err != nil && ctx.Err() != nil {
+		e := dist.Ended(op, ctx)
+		e.Rank, e.Key, e.Detail = 0, key, "the new rank 0, "+handles[0]+", did not appear"
+		return e
+	}
+	if err != nil {
+		return dist.Wrap(op, dist.Unavailable, err)
+	}
+	if by, _, _ := strings.Cut(string(got), " "); by != handles[0] {
+		return used(by)
+	}
+	return nil
+}
+
+// refuseLazy ends the making of a group with PyTorch ranks that connect at first use: their second reconfiguration would
+// never connect.
+func (c *choice) refuseLazy(ctx context.Context, p *plan) error {
+	for r, m := range c.members {
+		if m.Go {
+			continue
+		}
+		raw, err := readIfThere(ctx, p.store, c.layout.FirstKey(p.meshPrefix(c.layout), r))
+		if err != nil {
+			return err
+		}
+		if record, err := wire.ParseRecord(raw, len(p.globals)); err == nil && record.IDs == nil {
+			e := dist.Newf("group: reconfigure", dist.NotSupported,
+				"PyTorch rank %d publishes no identifiers (TORCH_GLOO_LAZY_INIT or GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER is set): a second reconfiguration of such a rank never connects; unset it", r)
+			e.Rank = dist.Rank(r)
+			return e
+		}
+	}
+	return nil
+}

@@ -1,0 +1,298 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// crew is a set of processes that may be members of reconfigured groups, by the rank that they were made with.
+type crew struct {
+	tb     testing.TB
+	store  store.Store
+	groups []*Group
+}
+
+func newCrew(tb testing.TB, size int, opts ...Option) *crew {
+	tb.Helper()
+	s := store.NewMemory()
+	c := &crew{tb: tb, store: s, groups: make([]*Group, size)}
+	for r := range c.groups {
+		c.groups[r] = c.spare(r, size, opts...)
+	}
+	tb.Cleanup(func() {
+		closeAll(c.groups)
+		_ = s.Close()
+	})
+	return c
+}
+
+func (c *crew) spare(r, size int, opts ...Option) *Group {
+	c.tb.Helper()
+	g, err := New(context.Background(), c.store, r, size, append(opts, WithReconfigure())...)
+	must(c.tb, err)
+	return g
+}
+
+func (c *crew) handles(members ...int) []string {
+	list := make([]string, len(members))
+	for i, m := range members {
+		list[i] = c.groups[m].Handle()
+	}
+	return list
+}
+
+// reconfigure makes a group of some members and shows that it works.
+func (c *crew) reconfigure(uuid int64, members ...int) {
+	c.tb.Helper()
+	ctx := ctxOf(c.tb)
+	handles := c.handles(members...)
+	must(c.tb, each(len(members), func(i int) error {
+		m := members[i]
+		next, err := c.groups[m].Reconfigure(ctx, uuid, handles)
+		if err != nil {
+			return err
+		}
+		c.groups[m] = next
+		if next.Rank() != i || next.Size() != len(members) || next.Sequence() != 0 {
+			return fmt.Errorf("rank %d of %d, %d operations", next.Rank(), next.Size(), next.Sequence())
+		}
+		got, err := AllGatherSlice(ctx, next, []int{m})
+		if err == nil && !slices.Equal(got, members) {
+			err = fmt.Errorf("members %v, want %v", got, members)
+		}
+		return err
+	}))
+}
+
+func eachTransport(t *testing.T, f func(t *testing.T, transport Transport)) {
+	t.Helper()
+	for _, transport := range append([]Transport{Auto}, transports...) {
+		t.Run(string(transport), func(t *testing.T) { f(t, transport) })
+	}
+}
+
+func TestReconfigure(t *testing.T) {
+	eachTransport(t, func(t *testing.T, transport Transport) {
+		t.Helper()
+		c := newCrew(t, 4, WithTransport(transport))
+		if got := c.groups[2].Handle(); got != "gloo:2:-1:2:" {
+			t.Errorf("first handle %q", got)
+		}
+		c.reconfigure(7, 2, 0, 1)
+		if got := c.groups[0].Handle(); got != "gloo:1:7:0:" {
+			t.Errorf("handle %q", got)
+		}
+		c.reconfigure(8, 0, 2)       // one leaves
+		c.reconfigure(9, 3, 2, 0, 1) // one comes back, with its last handle, and one comes first
+		c.reconfigure(11, 1)
+		c.reconfigure(10, 1, 0)
+	})
+}
+
+func TestReconfigureBeforeTheFirst(t *testing.T) {
+	c := newCrew(t, 2)
+	ctx := ctxOf(t)
+	for _, w := range []*Work{c.groups[0].AllReduce(ctx, from(1.0), Sum), c.groups[0].Send(ctx, from(1.0), 1, 0)} {
+		if err := w.Wait(ctx); !errors.Is(err, dist.Aborted) || !strings.Contains(err.Error(), "call Reconfigure first") {
+			t.Errorf("%v", err)
+		}
+	}
+	plain := newWorld(t, 1)
+	if plain[0].Handle() != "" {
+		t.Error("a group that cannot be reconfigured has a handle")
+	}
+	if _, err := plain[0].Reconfigure(ctx, 1, []string{"gloo:0:-1:0:"}); !errors.Is(err, dist.NotSupported) {
+		t.Errorf("%v", err)
+	}
+	for _, o := range []Option{WithDetail(), WithPeers(Torch26)} {
+		if _, err := New(ctx, c.store, 0, 1, WithReconfigure(), o); !errors.Is(err, dist.NotSupported) {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+// TestReconfigureAfterDeath: the survivors go on without the dead rank, and with another process in its place.
+func TestReconfigureAfterDeath(t *testing.T) {
+	eachTransport(t, func(t *testing.T, transport Transport) {
+		t.Helper()
+		c := newCrew(t, 4, WithTransport(transport))
+		c.reconfigure(1, 0, 1, 2)
+		ctx := ctxOf(t)
+		dead := c.groups[1]
+		must(t, each(3, func(r int) error {
+			if r == 1 {
+				return dead.Close()
+			}
+			if err := c.groups[r].AllReduce(ctx, from(1.0), Sum).Wait(ctx); err == nil {
+				return errors.New("the collective succeeded without a rank")
+			}
+			return nil
+		}))
+		c.reconfigure(2, 0, 3, 2)
+		if _, err := dead.Reconfigure(ctx, 3, []string{dead.Handle()}); !errors.Is(err, dist.Closed) {
+			t.Errorf("a group that was closed: %v", err)
+		}
+	})
+}
+
+// TestReconfigureFails: with a member missing all others fail, their group does not work any more, and the next one does.
+func TestReconfigureFails(t *testing.T) {
+	eachTransport(t, func(t *testing.T, transport Transport) {
+		t.Helper()
+		for missing := range 3 {
+			c := newCrew(t, 3, WithTransport(transport))
+			c.reconfigure(1, 0, 1, 2)
+			handles := c.handles(0, 1, 2)
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			_ = each(3, func(r int) error {
+				if r == missing {
+					return nil
+				}
+				_, err := c.groups[r].Reconfigure(ctx, 2, handles)
+				if err == nil {
+					t.Errorf("rank %d: reconfigured without rank %d", r, missing)
+				}
+				if err := c.groups[r].Barrier(ctxOf(t)).Wait(ctxOf(t)); err == nil || !strings.Contains(err.Error(), "reconfigure") {
+					t.Errorf("rank %d: its group goes on: %v", r, err)
+				}
+				return nil
+			})
+			cancel()
+			c.reconfigure(3, 2, 1, 0)
+			closeAll(c.groups)
+		}
+	})
+}
+
+// TestReconfigureTogether: when one rank gives up, the others do not wait for their own timeouts.
+func TestReconfigureTogether(t *testing.T) {
+	c := newCrew(t, 3)
+	handles := c.handles(0, 1, 2)
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_ = each(2, func(r int) error {
+		ctx := short
+		if r == 1 {
+			ctx = ctxOf(t)
+		}
+		if _, err := c.groups[r].Reconfigure(ctx, 1, handles); err == nil {
+			t.Errorf("rank %d: reconfigured", r)
+		}
+		return nil
+	})
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("took %v", took)
+	}
+}
+
+func TestReconfigureUUIDOnce(t *testing.T) {
+	eachTransport(t, func(t *testing.T, transport Transport) {
+		t.Helper()
+		c := newCrew(t, 2, WithTransport(transport))
+		c.reconfigure(1, 0, 1)
+		for _, order := range [][]int{{0, 1}, {1, 0}} {
+			handles := c.handles(order...)
+			began := time.Now()
+			_ = each(2, func(r int) error {
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				if _, err := c.groups[r].Reconfigure(ctx, 1, handles); !errors.Is(err, dist.AlreadyExists) && !errors.Is(err, errGaveUp) {
+					t.Errorf("rank %d: %v", r, err)
+				}
+				return nil
+			})
+			if time.Since(began) > 15*time.Second {
+				t.Error("a uuid that was used is found out by waiting")
+			}
+		}
+		c.reconfigure(2, 0, 1)
+	})
+}
+
+func TestReconfigureRefusesLists(t *testing.T) {
+	c := newCrew(t, 2)
+	c.reconfigure(1, 0, 1)
+	own, other := c.groups[0].Handle(), c.groups[1].Handle()
+	for want, handles := range map[string][]string{
+		"no handles": nil, "is no handle": {own, "nonsense"}, "given twice": {own, own}, "not in the list": {other},
+		`"nccl2:1:-1:1:x" is no handle`: {own, "nccl2:1:-1:1:x"}, `"gloo:0:-1" is no handle`: {own, "gloo:0:-1"},
+	} {
+		if _, err := c.groups[0].Reconfigure(ctxOf(t), 5, handles); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", handles, err)
+		}
+	}
+	if _, err := c.groups[0].Reconfigure(ctxOf(t), -1, []string{own}); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("uuid -1: %v", err)
+	}
+	must(t, each(2, func(r int) error { return c.groups[r].Barrier(ctxOf(t)).Wait(ctxOf(t)) })) // nothing has happened
+}
+
+// TestReconfigureAndClose: Close at any moment ends a reconfiguration or comes after it, and nothing is left over (goleak).
+func TestReconfigureAndClose(t *testing.T) {
+	eachTransport(t, func(t *testing.T, transport Transport) {
+		t.Helper()
+		for i := range 20 {
+			c := newCrew(t, 2, WithTransport(transport))
+			handles := c.handles(0, 1)
+			var wg sync.WaitGroup
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			results := make([]error, 3)
+			made := make([]*Group, 2)
+			for r := range 2 {
+				wg.Go(func() { made[r], results[r] = c.groups[r].Reconfigure(ctx, 1, handles) })
+			}
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * 200 * time.Microsecond)
+				_ = c.groups[0].Close()
+				cancel() // or the other rank would wait for one that is gone
+			})
+			wg.Go(func() {
+				_, results[2] = c.groups[0].Reconfigure(ctx, 2, handles) // at the same time
+			})
+			wg.Wait()
+			cancel()
+			if results[0] == nil && results[2] == nil {
+				t.Fatal("reconfigured twice")
+			}
+			closeAll(made)
+			closeAll(c.groups)
+		}
+	})
+}
+
+// TestReconfigureSubgroups: sub-groups of the old group end with it, and the new one has its own.
+func TestReconfigureSubgroups(t *testing.T) {
+	c := newCrew(t, 3)
+	c.reconfigure(1, 0, 1, 2)
+	ctx := ctxOf(t)
+	subs := make([]*Group, 3)
+	make2 := func(r int) (err error) {
+		if subs[r], err = c.groups[r].NewGroup(ctx, []int{0, 1}); err != nil || subs[r] == nil {
+			return err
+		}
+		return subs[r].Barrier(ctx).Wait(ctx)
+	}
+	must(t, each(3, make2))
+	old := slices.Clone(subs)
+	c.reconfigure(2, 2, 1, 0)
+	if err := old[0].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.Closed) {
+		t.Errorf("sub-group of the group before: %v", err)
+	}
+	must(t, each(3, make2))
+	if subs[0] != nil || subs[2].Rank() != 0 {
+		t.Error("the sub-group has the old ranks")
+	}
+}
