@@ -179,6 +179,16 @@ func TestBadCallbacks(t *testing.T) {
 	}
 }
 
+func TestFuturesPrint(t *testing.T) {
+	t.Parallel()
+	done, failed, open := NewPromise[int](), NewPromise[int](), NewPromise[int]()
+	done.Complete(7, nil)
+	failed.Complete(0, PeerLost)
+	if got := fmt.Sprint(done.Future(), "; ", failed.Future(), "; ", open); got != "future of int: 7; future, failed: peer lost; promise of a future of int, not complete" {
+		t.Errorf("printed %s", got)
+	}
+}
+
 func ExampleCode() {
 	err := error(&Error{Op: "group: barrier", Code: PeerLost, Rank: 1, Peer: "10.0.0.7"})
 	if errors.Is(err, PeerLost) {

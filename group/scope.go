@@ -5,6 +5,7 @@ package group
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
@@ -71,4 +72,9 @@ func (c *Coalescer) add(kind OpType, op ReduceOp, root int, out, in *tensor.Tens
 		c.err = dist.Newf(name, dist.InvalidArgument, "operation %d has the root %d, the first has %d: a scope takes one", len(c.outs), root, c.root)
 	}
 	c.outs, c.ins = append(c.outs, out), append(c.ins, in)
+}
+
+// String says what is coalesced.
+func (c *Coalescer) String() string {
+	return fmt.Sprintf("coalescer of %d %v operations", len(c.outs), c.kind)
 }

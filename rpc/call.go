@@ -23,8 +23,8 @@ import (
 // ctx bounds the call; without a deadline the agent's timeout does. A Go callee gets the deadline, and its context ends
 // when the caller's does; a PyTorch callee goes on and its late answer is dropped. With the context that a handler was
 // given, its place is free for others while the call waits.
-func Call[T any](ctx context.Context, a *Agent, to, fn string, args ...any) (T, error) {
-	v, err := a.call(ctx, to, fn, args)
+func Call[T any](ctx context.Context, c Caller, to, fn string, args ...any) (T, error) {
+	v, err := c.callsBy().call(ctx, to, fn, args)
 	return convert[T](fn, v, err)
 }
 
@@ -47,9 +47,9 @@ func convert[T any](fn string, v any, err error) (T, error) {
 }
 
 // Async is [Call] that returns at once. It corresponds to torch.distributed.rpc.rpc_async.
-func Async[T any](ctx context.Context, a *Agent, to, fn string, args ...any) *dist.Future[T] {
+func Async[T any](ctx context.Context, c Caller, to, fn string, args ...any) *dist.Future[T] {
 	p := dist.NewPromise[T]()
-	a.async(ctx, to, fn, args, func(v any, err error) {
+	c.callsBy().async(ctx, to, fn, args, func(v any, err error) {
 		p.Complete(convert[T](fn, v, err))
 	})
 	return p.Future()

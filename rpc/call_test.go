@@ -426,7 +426,7 @@ func testGuest(t *testing.T, opts ...Option) {
 		t.Fatal(err)
 	}
 	defer func() { _ = a.Close() }()
-	g, err := Guest(ctx, st, "visitor", WithAddr("127.0.0.1:0"))
+	g, err := NewGuest(ctx, st, "visitor", WithAddr("127.0.0.1:0"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -438,8 +438,14 @@ func testGuest(t *testing.T, opts ...Option) {
 	if err != nil || info["agent.thread_pool_size"] != DefaultConcurrency {
 		t.Fatalf("debug info: %v, %v", info, err)
 	}
-	if _, failed := Remote[int](ctx, g, "a", "v.echo", 1); !errors.Is(failed, dist.NotSupported) {
-		t.Errorf("remote by a guest: %v", failed)
+	if n, failed := Async[int](ctx, g, "a", "v.echo", 5).Await(ctx); failed != nil || n != 5 {
+		t.Fatalf("%v, %v", n, failed)
+	}
+	if met, failed := g.Workers(ctx); failed != nil || len(met) != 1 || met[0].Name != "a" {
+		t.Errorf("the guest sees %v, %v", met, failed)
+	}
+	if _, failed := Remote[int](ctx, g.a, "a", "v.echo", 1); failed != nil { // what a guest cannot do the other side refuses
+		t.Error(failed)
 	}
 	workers, err := ListWorkers(ctx, st, 0)
 	if err != nil || len(workers) != 1 || workers[0].Name != "a" || !workers[0].Go {

@@ -177,7 +177,7 @@ func ExampleGuest() {
 
 	workers, err := rpc.ListWorkers(ctx, st, 0)
 	fmt.Println(len(workers), workers[0].Name, workers[0].Go, err)
-	guest, err := rpc.Guest(ctx, st, "tool", rpc.WithAddr("127.0.0.1:0"))
+	guest, err := rpc.NewGuest(ctx, st, "tool", rpc.WithAddr("127.0.0.1:0"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"slices"
+	"strconv"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpclink"
@@ -14,12 +15,54 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// Guest returns an agent that is no worker of the world: it can call workers, which need not know it, but holds no
-// references and serves nothing. Tools use it to look into a running world.
-func Guest(ctx context.Context, st store.Store, name string, opts ...Option) (*Agent, error) {
-	opts = append(slices.Clone(opts), option(func(c *config) error { c.guest, c.rank, c.worldSize = true, -1, 0; return nil }))
-	return Join(ctx, st, name, opts...)
+// Caller is who can call workers: an *[Agent] or a *[Guest].
+type Caller interface {
+	// Name returns the name under which it calls.
+	Name() string
+	String() string
+	// Shutdown ends it in order: a worker leaves the world, a guest waits for its calls.
+	Shutdown(ctx context.Context) error
+	// Close ends it at once; calls under way fail.
+	Close() error
+
+	callsBy() *Agent
 }
+
+func (a *Agent) callsBy() *Agent { return a }
+
+// Guest calls the workers of a world without being one of them. They need not know it; it serves nothing and holds no
+// references. Tools use it to look into a running world.
+type Guest struct{ a *Agent }
+
+// NewGuest returns a guest of the RPC world that meets in st. The name must not be that of a worker. Of the options those about
+// addresses, transports, timeouts, logs and calls have a meaning for it, and [WithRound].
+func NewGuest(ctx context.Context, st store.Store, name string, opts ...Option) (*Guest, error) {
+	opts = append(slices.Clone(opts), option(func(c *config) error { c.guest, c.rank, c.worldSize = true, -1, 0; return nil }))
+	a, err := Join(ctx, st, name, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return &Guest{a}, nil
+}
+
+func (g *Guest) callsBy() *Agent { return g.a }
+
+// Name returns the guest's name.
+func (g *Guest) Name() string { return g.a.name }
+
+// String names the guest.
+func (g *Guest) String() string { return "rpc guest " + strconv.Quote(g.a.name) }
+
+// Workers reads the workers of the world from its store.
+func (g *Guest) Workers(ctx context.Context) ([]WorkerEntry, error) {
+	return listWorkers(ctx, g.a.world.Store())
+}
+
+// Shutdown waits until no call of the guest is under way, or ctx ends, and closes it.
+func (g *Guest) Shutdown(ctx context.Context) error { return g.a.Shutdown(ctx) }
+
+// Close ends the guest. It is idempotent and returns when its goroutines have ended.
+func (g *Guest) Close() error { return g.a.Close() }
 
 func (a *Agent) startGuest(ctx context.Context) error {
 	if a.cfg.round < 0 {
@@ -59,7 +102,11 @@ type WorkerEntry struct {
 // ListWorkers reads the workers of a world from its store, without joining it. round is 0 for the first world on the
 // store; see [WithRound].
 func ListWorkers(ctx context.Context, st store.Store, round int) ([]WorkerEntry, error) {
-	all, err := rpcworld.List(ctx, store.Prefix(rpcworld.RoundPrefix(round), st))
+	return listWorkers(ctx, store.Prefix(rpcworld.RoundPrefix(round), st))
+}
+
+func listWorkers(ctx context.Context, st store.Store) ([]WorkerEntry, error) {
+	all, err := rpcworld.List(ctx, st)
 	if err != nil {
 		return nil, err
 	}

@@ -126,9 +126,6 @@ func NewScriptRef[T any](a *Agent, value T, scriptType string) (*Ref[T], error) 
 }
 
 func newRef[T any](a *Agent, value T, typeName string) (*Ref[T], error) {
-	if a.refs == nil || a.cfg.guest {
-		return nil, dist.New("rpc: reference", dist.NotSupported, "a guest owns no objects")
-	}
 	obj := a.refs.Own("NewRef")
 	if obj == nil {
 		return nil, rpclink.ErrClosed("reference")

@@ -67,9 +67,6 @@ func orEmpty(d *py.Dict) *py.Dict {
 }
 
 func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (hold *rpcref.Hold, err error) {
-	if a.cfg.guest {
-		return nil, dist.New("rpc: remote", dist.NotSupported, "a guest holds no references")
-	}
 	if len(a.cfg.calling) > 0 {
 		var end func(error)
 		if ctx, end, err = intercept(ctx, a.cfg.calling, CallInfo{Peer: to, Func: fn, Remote: true}); err != nil {

@@ -85,13 +85,13 @@ func TestRounds(t *testing.T) {
 			}
 		}
 	}
-	guest, err := Guest(testContext(t), st, "guest", WithAddr("127.0.0.1:0"))
+	guest, err := NewGuest(testContext(t), st, "guest", WithAddr("127.0.0.1:0"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = guest.Close() }()
-	if guest.world.Round() != 4 {
-		t.Errorf("a guest looks at round %d", guest.world.Round())
+	if guest.a.world.Round() != 4 {
+		t.Errorf("a guest looks at round %d", guest.a.world.Round())
 	}
 }
 

@@ -61,6 +61,7 @@ func (a *Agent) leave(ctx context.Context) error {
 	var err error
 	switch {
 	case a.cfg.guest:
+		err = a.caller.Active.Idle(ctx)
 	case a.cfg.worldSize > 0:
 		err = a.shutdownStatic(ctx)
 	default:

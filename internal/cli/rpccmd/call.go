@@ -154,8 +154,8 @@ func numbers(v any) (any, error) {
 	return v, nil
 }
 
-// visit returns an agent that can call a worker: a guest, or a passing member of a dynamic world for a PyTorch worker there.
-func (f *rpcFlags) visit(ctx context.Context, s *tcpstore.Client, worker, listen string) (*rpc.Agent, error) {
+// visit returns who can call a worker: a guest, or a passing member of a dynamic world for a PyTorch worker there.
+func (f *rpcFlags) visit(ctx context.Context, s *tcpstore.Client, worker, listen string) (rpc.Caller, error) {
 	world, err := readRPCWorld(ctx, s, f.round)
 	if err != nil {
 		return nil, err
@@ -181,9 +181,9 @@ func (f *rpcFlags) options(world *rpcWorld) []rpc.Option {
 	return []rpc.Option{rpc.WithRound(world.Round), rpc.WithTimeout(f.Timeout)}
 }
 
-// guest returns an agent that calls Go workers without being a member.
-func (f *rpcFlags) guest(ctx context.Context, s store.Store, world *rpcWorld) (*rpc.Agent, error) {
-	return rpc.Guest(ctx, s, visitorName(), append(f.options(world), rpc.WithAddr("127.0.0.1:0"))...)
+// guest returns who calls workers without being a member.
+func (f *rpcFlags) guest(ctx context.Context, s store.Store, world *rpcWorld) (*rpc.Guest, error) {
+	return rpc.NewGuest(ctx, s, visitorName(), append(f.options(world), rpc.WithAddr("127.0.0.1:0"))...)
 }
 
 func (w *rpcWorld) names() string {

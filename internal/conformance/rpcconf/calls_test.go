@@ -81,7 +81,9 @@ var modes = []struct {
 	name string
 	call func(ctx context.Context, a *rpc.Agent, to, fn string, args ...any) (any, error)
 }{
-	{"sync", rpc.Call[any]},
+	{"sync", func(ctx context.Context, a *rpc.Agent, to, fn string, args ...any) (any, error) {
+		return rpc.Call[any](ctx, a, to, fn, args...)
+	}},
 	{"async", func(ctx context.Context, a *rpc.Agent, to, fn string, args ...any) (any, error) {
 		return rpc.Async[any](ctx, a, to, fn, args...).Await(ctx)
 	}},
