@@ -1,0 +1,53 @@
+# One PyTorch rank of a job that trains with FSDP2: two layers, each sharded by itself. It prints one JSON line: for each step
+# digests of what the layers gathered and of this rank's parts after it.
+import datetime, hashlib, json, sys, warnings
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+warnings.filterwarnings("ignore")
+rank, size, port, steps = (int(a) for a in sys.argv[1:5])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
+                        timeout=datetime.timedelta(seconds=60))
+log = []
+
+
+def digest(*tensors):
+    h = hashlib.sha256()
+    for t in tensors:
+        h.update(t.detach().clone().numpy().tobytes())  # numpy pins the storage, which FSDP frees
+    return h.hexdigest()[:16]
+
+
+class Layer(torch.nn.Linear):
+    def forward(self, x):
+        log.append(digest(self.weight, self.bias))  # whole here: gathered from all ranks
+        return super().forward(x)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Layer(4, 5), Layer(4, 2)
+
+    def forward(self, x):
+        return self.a(x).sum() + self.b(x).sum()
+
+
+net = Net()
+with torch.no_grad():
+    for k, p in enumerate(net.parameters()):
+        p.copy_(((torch.arange(p.numel()) * 7 + 3 * k) % 11 - 5).reshape(p.shape) / 8)
+fully_shard(net.a)
+fully_shard(net.b)
+fully_shard(net)
+opt = torch.optim.SGD(net.parameters(), lr=0.125)
+for step in range(steps):
+    x = ((torch.arange(12) * 5 + 3 * rank + step) % 9 - 4).reshape(3, 4) / 4
+    opt.zero_grad()
+    net(x).backward()
+    opt.step()
+    log.append(digest(*(p.to_local() for p in net.parameters())))
+dist.all_reduce(torch.zeros(1))  # nobody leaves before all are done
+print(json.dumps(log), flush=True)
+dist.destroy_process_group()

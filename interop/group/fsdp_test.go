@@ -1,0 +1,179 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group_test
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"math"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+//go:embed fsdp.py
+var fsdpSource string
+
+// sharded is a linear layer of which each rank has some rows, as FSDP2 cuts it: as many as the first rank's on every rank,
+// the last ones filled up with zeros.
+type sharded struct {
+	ins, outs, rows int
+	shard           []float32 // of the weight, then of the bias
+}
+
+const fsdpBatch, fsdpIns = 3, 4
+
+// newSharded cuts the k-th and the (k+1)-th parameter of fsdp.py.
+func newSharded(k, outs, rank, size int) *sharded {
+	l := &sharded{ins: fsdpIns, outs: outs, rows: (outs + size - 1) / size}
+	l.shard = make([]float32, l.rows*(l.ins+1))
+	value := func(i, k int) float32 { return float32((i*7+3*k)%11-5) / 8 }
+	for i := range l.own(rank) {
+		row := rank*l.rows + i
+		for j := range l.ins {
+			l.shard[i*l.ins+j] = value(row*l.ins+j, k)
+		}
+		l.shard[l.rows*l.ins+i] = value(row, k+1)
+	}
+	return l
+}
+
+// own is the number of rows that a rank really has.
+func (l *sharded) own(rank int) int { return min(max(l.outs-rank*l.rows, 0), l.rows) }
+
+// parts returns the rows of a rank without the zeros: weight and bias.
+func (l *sharded) parts(all []float32, rank int) (weight, bias []float32) {
+	return all[:l.own(rank)*l.ins], all[l.rows*l.ins:][:l.own(rank)]
+}
+
+// gather returns the whole layer.
+func (l *sharded) gather(ctx context.Context, g *group.Group) (weight, bias []float32, err error) {
+	all, err := group.AllGatherSlice(ctx, g, l.shard)
+	if err != nil {
+		return nil, nil, err
+	}
+	for r := range g.Size() {
+		w, b := l.parts(all[r*len(l.shard):][:len(l.shard)], r)
+		weight, bias = append(weight, w...), append(bias, b...)
+	}
+	return weight, bias, nil
+}
+
+// step reduces the gradient of a sum of outputs over the rows of x and takes it off this rank's part.
+func (l *sharded) step(ctx context.Context, g *group.Group, x []float32) error {
+	grad := make([]float32, 0, len(l.shard)*g.Size())
+	for r := range g.Size() {
+		part := make([]float32, len(l.shard))
+		weight, bias := l.parts(part, r)
+		for i := range x {
+			for row := range l.own(r) {
+				weight[row*l.ins+i%l.ins] += x[i]
+			}
+		}
+		for row := range bias {
+			bias[row] = float32(len(x) / l.ins)
+		}
+		grad = append(grad, part...)
+	}
+	mean, err := group.ReduceScatterSlice(ctx, g, grad, group.Avg)
+	if err != nil {
+		return err
+	}
+	for i := range l.shard {
+		l.shard[i] -= 0.125 * mean[i]
+	}
+	return nil
+}
+
+func digest32(lists ...[]float32) string {
+	h := sha256.New()
+	for _, v := range slices.Concat(lists...) {
+		_ = binary.Write(h, binary.LittleEndian, math.Float32bits(v))
+	}
+	return hex.EncodeToString(h.Sum(nil))[:16]
+}
+
+// fsdpRank is what fsdp.py does, with the collectives in FSDP2's order.
+func fsdpRank(ctx context.Context, g *group.Group, steps int) (log []string, err error) {
+	a, b := newSharded(0, 5, g.Rank(), g.Size()), newSharded(2, 2, g.Rank(), g.Size())
+	for step := range steps {
+		x := make([]float32, fsdpBatch*fsdpIns)
+		for i := range x {
+			x[i] = float32((i*5+3*g.Rank()+step)%9-4) / 4
+		}
+		for _, l := range []*sharded{a, b, b, a} { // forward, then backward, which gathers again what the forward pass gave back
+			weight, bias, err := l.gather(ctx, g)
+			if err != nil {
+				return log, err
+			}
+			log = append(log, digest32(weight, bias))
+		}
+		log = log[:len(log)-2]               // the script sees the forward pass only
+		for _, l := range []*sharded{a, b} { // as the backward pass ends them: both see the input
+			if err := l.step(ctx, g, x); err != nil {
+				return log, err
+			}
+		}
+		aw, ab := a.parts(a.shard, g.Rank())
+		bw, bb := b.parts(b.shard, g.Rank())
+		log = append(log, digest32(aw, ab, bw, bb))
+	}
+	return log, g.AllReduce(ctx, tensor.Must(tensor.From([]float32{0}, 1)), group.Sum).Wait(ctx)
+}
+
+// TestFSDP2: a Go rank gathers and reduces as a rank of a fully sharded model, and every rank has the bits that it has in a
+// world of PyTorch ranks. gloo has the mean that FSDP2 asks for since 2.8, with the operator honoured since 2.9.
+func TestFSDP2(t *testing.T) {
+	const size, steps = 3, 3
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		if !tr.About(t).Since(2, 9) {
+			t.Skipf("%s: gloo has no mean in reduce_scatter before PyTorch 2.9", torchtest.Cannot)
+		}
+		run := func(t *testing.T, w world) [][]string {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+			defer cancel()
+			port := freePort(t)
+			procs := w.startTorch(t, tr, port, fsdpSource, strconv.Itoa(steps))
+			logs := make([][]string, size)
+			groups := w.joinGo(ctx, t, port)
+			if err := w.eachGo(func(r int) (err error) {
+				logs[r], err = fsdpRank(ctx, groups[r], steps)
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			for r, p := range procs {
+				if line := p.Line(t); json.Unmarshal([]byte(line), &logs[r]) != nil {
+					t.Fatalf("rank %d printed %q", r, line)
+				}
+				p.MustExit(t, time.Minute)
+			}
+			return logs
+		}
+		want := run(t, world{size: size})
+		for _, r := range []int{0, 2} {
+			w := world{size: size, goRanks: []int{r}}
+			t.Run(w.String(), func(t *testing.T) {
+				for rank, log := range run(t, w) {
+					if len(log) != 3*steps || !slices.Equal(log, want[rank]) {
+						t.Errorf("rank %d: %v, an all-PyTorch world gives %v", rank, log, want[rank])
+					}
+				}
+			})
+		}
+		if slices.Equal(want[0], want[1]) {
+			t.Errorf("ranks have the same parts: %v", want[0])
+		}
+	})
+}
