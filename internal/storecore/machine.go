@@ -30,9 +30,15 @@ type Config struct {
 	Identity func() Identity
 	// Forget empties the store whenever its last user leaves.
 	Forget bool
+	// Homes is into how many parts the driver has divided the connections, each with a list of its own of those that are
+	// dirty. 0 is 1, MaxHomes is the most.
+	Homes int
 	// Observe, when set, is called after every request that was applied.
 	Observe func(c *Conn, r *wire.Request, err error)
 }
+
+// MaxHomes is the largest number of homes.
+const MaxHomes = 64
 
 const (
 	// highWater is the output at which a client's further requests wait until it has read some of it, as long as there
@@ -63,13 +69,13 @@ type Machine struct {
 	allWaits linked.List[wait]
 	request  wire.Request // reused, so that parsing allocates nothing
 
-	all       []*Conn // open connections
-	dirty     []*Conn
-	lastDirty []*Conn // the other of two buffers: one is walked while the next is filled
-	later     []*Conn // those whose turn was over before their requests were, see turn.go
-	crowd     line    // those that wait for room for a reply, see crowd.go
-	senders   senders // those that have or wait for room for a request, see senders.go
-	reliefAt  int64   // when to look for slow clients next
+	all      []*Conn // open connections
+	homes    []home
+	mail     uint64  // a bit for each home that has dirty connections
+	later    []*Conn // those whose turn was over before their requests were, see turn.go
+	crowd    line    // those that wait for room for a reply, see crowd.go
+	senders  senders // those that have or wait for room for a request, see senders.go
+	reliefAt int64   // when to look for slow clients next
 
 	identity Identity
 	users    int   // connections that have used the store
@@ -95,8 +101,15 @@ func New(config Config) *Machine {
 	return &Machine{
 		config: config, limits: config.Limits, shares: divide(config.Limits.Memory), table: newTable(), queues: map[string]*queue{},
 		waiting: map[string]*keyWaits{}, barriers: map[string]*barrier{}, watchers: map[string]map[*Conn]struct{}{},
-		identity: config.Identity(),
+		identity: config.Identity(), homes: make([]home, max(config.Homes, 1)),
 	}
+}
+
+// home is a part of the driver with connections of its own: one of several event loops.
+type home struct {
+	dirty     []*Conn
+	lastDirty []*Conn // the other of two buffers: one is walked while the next is filled
+	conns     int
 }
 
 // Conn is one client's connection.
@@ -118,6 +131,7 @@ type Conn struct {
 	stale   bool // the store it knows is gone
 	cut     error
 	pos     int // its place in the list of all connections
+	home    int
 
 	out        []byte
 	sent       int // bytes of out that are gone
@@ -155,19 +169,41 @@ const attention = int64(100 * time.Millisecond)
 // Tick begins a turn and tells the machine the time, in nanoseconds of the driver's choice.
 //
 // A turn counts for at most as long as a driver sleeps while somebody waits. If more time has passed, the process that serves
-// got none of it, and what clients sent and read meanwhile is not known yet: it is not held against them.
+// got none of it, and what clients sent and read meanwhile is not known yet: it is not held against them. A driver that looks
+// at its clock before it is its turn may be a little behind another part of it; then no time has passed.
 func (m *Machine) Tick(now int64) {
-	m.patience += min(now-m.now, attention)
-	m.now, m.heavy = now, 0
+	if passed := now - m.now; passed > 0 {
+		m.patience += min(passed, attention)
+		m.now = now
+	}
+	m.heavy = 0
 }
 
-// Open adds a connection.
-func (m *Machine) Open(peer string, owner any) *Conn {
+// Open adds a connection that is at home in the first part of the driver.
+func (m *Machine) Open(peer string, owner any) *Conn { return m.OpenAt(0, peer, owner) }
+
+// OpenAt adds a connection that is at home in a part of the driver.
+func (m *Machine) OpenAt(home int, peer string, owner any) *Conn {
 	m.opened++
 	m.conns[wire.Undetected]++
-	c := &Conn{Peer: peer, Owner: owner, pos: len(m.all)}
+	c := &Conn{Peer: peer, Owner: owner, pos: len(m.all), home: home}
 	m.all = append(m.all, c)
+	m.homes[home].conns++
 	return c
+}
+
+// Conns returns the number of open connections.
+func (m *Machine) Conns() int { return len(m.all) }
+
+// Quietest returns the home with the fewest connections.
+func (m *Machine) Quietest() int {
+	least := 0
+	for i := range m.homes {
+		if m.homes[i].conns < m.homes[least].conns {
+			least = i
+		}
+	}
+	return least
 }
 
 // Close removes a connection that is gone, with its waits and watches. It is idempotent.
@@ -177,6 +213,7 @@ func (m *Machine) Close(c *Conn) {
 	}
 	c.closed = true
 	m.conns[c.dialect]--
+	m.homes[c.home].conns--
 	m.dropWaits(c)
 	m.unwatch(c)
 	m.unclaim(c)
@@ -195,18 +232,27 @@ func (m *Machine) Close(c *Conn) {
 	}
 }
 
-// Dirty returns the connections that have something to send or are to be closed, and forgets them. The slice is valid
-// until the call after the next one.
-func (m *Machine) Dirty() []*Conn {
-	d := m.dirty
-	m.dirty, m.lastDirty = m.lastDirty[:0], d
+// Dirty returns the connections of the first home that have something to send or are to be closed, and forgets them. The
+// slice is valid until the call after the next one.
+func (m *Machine) Dirty() []*Conn { return m.DirtyAt(0) }
+
+// DirtyAt is Dirty for a home. No connection is in the list twice, so that is bounded by their number.
+func (m *Machine) DirtyAt(home int) []*Conn {
+	h := &m.homes[home]
+	d := h.dirty
+	h.dirty, h.lastDirty = h.lastDirty[:0], d
+	m.mail &^= 1 << home
 	for _, c := range d {
 		c.dirty = false
 	}
 	return d
 }
 
-// Pending returns what waits to be sent to c.
+// Mail returns a bit for each home that has dirty connections.
+func (m *Machine) Mail() uint64 { return m.mail }
+
+// Pending returns what waits to be sent to c. Its bytes stay as they are until Sent is called for c, whatever else is done
+// with the machine.
 func (c *Conn) Pending() []byte { return c.out[c.sent:] }
 
 // Cut returns why the connection is to be closed, or nil.
@@ -247,6 +293,7 @@ func (m *Machine) Sent(c *Conn, n int) {
 	}
 	if c.paused && len(c.out)-c.sent <= m.high()/2 {
 		c.paused = false
+		m.touch(c) // it may be read from again
 		m.Receive(c, nil)
 		return
 	}
@@ -402,11 +449,16 @@ func (m *Machine) Refuse(c *Conn, reason error) {
 	m.touch(c)
 }
 
+// Touch puts c among the dirty ones, for a driver that has something to do with it.
+func (m *Machine) Touch(c *Conn) { m.touch(c) }
+
 // touch puts c on the list of connections that the driver must look at.
 func (m *Machine) touch(c *Conn) {
 	if !c.dirty {
 		c.dirty = true
-		m.dirty = append(m.dirty, c)
+		h := &m.homes[c.home]
+		h.dirty = append(h.dirty, c)
+		m.mail |= 1 << c.home
 	}
 }
 

@@ -26,13 +26,22 @@ type senders struct {
 	active  int   // how many have room and are read from
 }
 
-// ReadSize is how many bytes should be read from c at a time, or 0 when it does not matter: as long as there is no room
-// for the beginnings of large requests, they are looked at in small pieces.
+// BeginningSize is how many bytes should be read at a time from a client that has no room granted, while there is no room for
+// the beginnings of large requests: they are looked at in small pieces.
+const BeginningSize = keepBuffer
+
+// Scarce reports whether there is no room for the beginnings of large requests.
+func (m *Machine) Scarce() bool { return m.inBytes > m.shares.in/4 }
+
+// Granted reports whether c has room for the request that it has begun.
+func (c *Conn) Granted() bool { return c.granted > 0 }
+
+// ReadSize is how many bytes should be read from c at a time, or 0 when it does not matter.
 func (m *Machine) ReadSize(c *Conn) int {
-	if m.inBytes <= m.shares.in/4 || c.granted > 0 {
+	if !m.Scarce() || c.Granted() {
 		return 0
 	}
-	return keepBuffer
+	return BeginningSize
 }
 
 // keep puts data behind what c has sent before. It returns false when c was cut.

@@ -4,9 +4,14 @@
 package tcpstore
 
 import (
+	"flag"
 	"testing"
 
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain takes one flag: go test ./store/tcpstore -loops 3 runs all tests with servers of three loops.
+func TestMain(m *testing.M) {
+	flag.IntVar(&loopsUnlessTold, "loops", loopsUnlessTold, "event loops of a server that is told nothing")
+	goleak.VerifyTestMain(m)
+}

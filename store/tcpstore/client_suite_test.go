@@ -13,9 +13,9 @@ import (
 )
 
 // serve starts a server on loopback.
-func serve(tb testing.TB) *tcpstore.Server {
+func serve(tb testing.TB, opts ...tcpstore.ServerOption) *tcpstore.Server {
 	tb.Helper()
-	s, err := tcpstore.Listen("127.0.0.1:0")
+	s, err := tcpstore.Listen("127.0.0.1:0", opts...)
 	if err != nil {
 		tb.Fatal(err)
 	}

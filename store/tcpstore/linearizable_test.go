@@ -151,14 +151,14 @@ func TestLinearizable(t *testing.T) {
 	for round := range 4 {
 		t.Run(strconv.Itoa(round), func(t *testing.T) {
 			t.Parallel()
-			linearizableRound(t, rand.New(rand.NewPCG(uint64(round), 7)))
+			linearizableRound(t, rand.New(rand.NewPCG(uint64(round), 7)), tcpstore.WithLoops(1+2*(round%2)))
 		})
 	}
 }
 
-func linearizableRound(t *testing.T, random *rand.Rand) {
+func linearizableRound(t *testing.T, random *rand.Rand, opts ...tcpstore.ServerOption) {
 	t.Helper()
-	s := serve(t)
+	s := serve(t, opts...)
 	p, err := faultnet.ListenTCP(s.Addr().String())
 	if err != nil {
 		t.Fatal(err)

@@ -14,10 +14,11 @@ import (
 	"github.com/cohort-dist/cohort/internal/wire/tcpstore/capture"
 )
 
-// eachDriver runs a test on both ways to serve: event loop and goroutines.
+// eachDriver runs a test on all ways to serve: one event loop, several, and goroutines.
 func eachDriver(t *testing.T, test func(t *testing.T, opts ...ServerOption)) {
 	t.Helper()
 	t.Run("default", func(t *testing.T) { test(t) })
+	t.Run("loops", func(t *testing.T) { test(t, WithLoops(3)) })
 	t.Run("portable", func(t *testing.T) { test(t, withPortable()) })
 }
 

@@ -41,9 +41,13 @@ type core struct {
 // tick begins a turn.
 func (c *core) tick() (now int64) {
 	now = c.clock.now()
+	c.tickAt(now)
+	return now
+}
+
+func (c *core) tickAt(now int64) {
 	c.turn++
 	c.machine.Tick(now)
-	return now
 }
 
 // clock is the time that the machine is told: monotonic, so that a wall clock that is set neither cuts clients nor keeps
@@ -61,7 +65,7 @@ func (c clock) wall() func(moment int64) time.Time {
 
 func newCore(config serverConfig, s *Server) *core {
 	c := &core{server: s, limits: config.limits, hook: config.hook, clock: clock{time.Now()}}
-	mc := storecore.Config{Limits: config.limits.core(), Stats: c.statsJSON, Identity: newIdentity, Forget: config.forget}
+	mc := storecore.Config{Limits: config.limits.core(), Stats: c.statsJSON, Identity: newIdentity, Forget: config.forget, Homes: config.loops}
 	if c.hook != nil {
 		mc.Observe = c.observe
 	}

@@ -5,10 +5,10 @@ package tcpstore
 
 import "net"
 
-// newDriver chooses the event loop for TCP and goroutines for everything else.
+// newDriver chooses event loops for TCP and goroutines for everything else.
 func newDriver(l net.Listener, c *core, config serverConfig) (driver, error) {
 	if tcp, ok := l.(*net.TCPListener); ok && !config.portable {
-		return newLoop(tcp, c)
+		return newLoops(tcp, c, config)
 	}
 	return newGoDriver(l, c), nil
 }

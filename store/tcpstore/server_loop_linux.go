@@ -5,8 +5,6 @@ package tcpstore
 
 import (
 	"net"
-	"net/netip"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,50 +13,69 @@ import (
 	"github.com/cohort-dist/cohort/internal/storecore"
 )
 
-// loop serves TCP connections from one goroutine: it waits for whatever socket is ready, reads what is there, lets the
-// machine apply all whole requests, and writes the replies. A request then costs one read and one write; with a
-// goroutine for each connection it would also cost two hand-offs between threads.
+// loop serves connections from one goroutine: it waits for whatever socket is ready, reads what is there, lets the machine
+// apply all whole requests, and writes the replies. A request then costs one read and one write; with a goroutine for each
+// connection it would also cost two hand-offs between threads.
 //
 // Each connection gets at most one buffer of work per turn, so that none can keep the others waiting.
+//
+// The machine is used in steps, between enter and leave. What a loop knows of a connection outside of them is its own and
+// cannot be outdated in the wrong direction: only a step of its own loop makes a connection wait that did not.
 type loop struct {
-	core   *core
-	poll   int // epoll descriptor
-	accept int // listener, -1 once closed
-	waker  int // eventfd
+	*loops
+
+	number int
+	bit    uint64 // 1 << number
+	poll   int    // epoll descriptor
+	accept int    // listener, -1 once closed
+	waker  int    // eventfd
 
 	conns    []*loopConn // by descriptor
-	open     int
 	serial   int32
 	buf      []byte
 	events   []unix.EpollEvent
 	stuck    map[*loopConn]struct{} // those whose output does not fit into their socket
 	now      int64
 	checkAt  int64 // when to look at stuck connections next
-	expireAt int64 // when to look for requests that were left unfinished next
 	acceptAt int64 // when to accept again after the process ran out of descriptors; 0: accepting
 	starved  bool  // the last attempt to accept failed
-	draining bool
-	gone     chan struct{}
-	done     chan struct{}
-
-	mu struct {
-		sync.Mutex
-
-		calls []func()
-		stop  bool // end was called
-		ended bool // no call is taken any more
-	}
+	served   int   // sockets that were ready last
+	ticked   bool  // the machine knows that this turn has begun
+	owes     int   // turns until all sockets were looked at for those who arrive; 0: nobody does
+	todo     []errand
+	sent     []sent      // what went out since the last step
+	dropped  []*loopConn // who was closed since the last step
+	accepted []*loopConn
+	meter    *meter
 }
 
 // loopConn is a connection. An event names its serial as well as its descriptor, so that one that was closed and whose
-// descriptor is used again is not taken for the new one.
+// descriptor is used again is not taken for the new one. All of it but state belongs to its loop.
 type loopConn struct {
 	state   *storecore.Conn
+	peer    string
 	fd      int32
-	serial  int32
+	serial  int32  // 0: it is not served yet
 	wants   uint32 // the events that epoll is asked for
+	paused  bool   // it is not read from
+	granted bool   // it has room for its request
+	blocked bool   // its output does not fit into the socket
 	closed  bool
+	failed  error // why it cannot be served
 	movedAt int64 // when output last went out
+}
+
+// errand is what a step found to be done for a connection.
+type errand struct {
+	conn    *loopConn
+	pending []byte
+	cut     bool
+}
+
+// sent is what went out.
+type sent struct {
+	conn  *loopConn
+	bytes int
 }
 
 const (
@@ -69,57 +86,20 @@ const (
 	nodelayKeepIdle = 60 // seconds of silence before a client's host is asked whether it is still there
 )
 
-func newLoop(l *net.TCPListener, c *core) (*loop, error) {
-	d := &loop{
-		core: c, poll: -1, accept: -1, waker: -1, buf: make([]byte, loopReadSize), events: make([]unix.EpollEvent, loopEvents),
-		stuck: map[*loopConn]struct{}{}, gone: make(chan struct{}), done: make(chan struct{}),
+func newLoop(d *loops, number int, listener *net.TCPListener) (*loop, error) {
+	l := &loop{
+		loops: d, number: number, bit: 1 << number, poll: -1, accept: -1, waker: -1,
+		buf: make([]byte, loopReadSize), events: make([]unix.EpollEvent, loopEvents), stuck: map[*loopConn]struct{}{},
 	}
-	if err := d.setUp(l); err != nil {
-		d.closeFDs()
+	if err := l.setUp(listener); err != nil {
+		l.closeFDs()
 		return nil, err
 	}
-	_ = l.Close() // the loop has its own copy of the descriptor
-	go d.run()
-	return d, nil
+	return l, nil
 }
 
-func (d *loop) setUp(l *net.TCPListener) error {
-	raw, err := l.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var dup error
-	if err = raw.Control(func(fd uintptr) {
-		d.accept, dup = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
-	}); err != nil {
-		return err
-	}
-	if dup != nil {
-		return dup
-	}
-	if err = unix.SetNonblock(d.accept, true); err != nil {
-		return err
-	}
-	// Accepted sockets inherit these from the listener.
-	_ = unix.SetsockoptInt(d.accept, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	_ = unix.SetsockoptInt(d.accept, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
-	_ = unix.SetsockoptInt(d.accept, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, nodelayKeepIdle)
-	if d.poll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		return err
-	}
-	if d.waker, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return err
-	}
-	for _, fd := range []int{d.accept, d.waker} {
-		if err := unix.EpollCtl(d.poll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}); err != nil { //nolint:gosec // descriptors are small
-			return err
-		}
-	}
-	return nil
-}
-
-func (d *loop) closeFDs() {
-	for _, fd := range []*int{&d.accept, &d.poll, &d.waker} {
+func (l *loop) closeFDs() {
+	for _, fd := range []*int{&l.accept, &l.poll, &l.waker} {
 		if *fd >= 0 {
 			_ = unix.Close(*fd)
 			*fd = -1
@@ -128,169 +108,280 @@ func (d *loop) closeFDs() {
 }
 
 // run is the loop's goroutine.
-func (d *loop) run() {
-	defer close(d.done)
+func (l *loop) run() {
+	defer l.joined.Done()
 	for {
-		n := d.wait()
-		d.now = d.core.tick()
+		// Under load something is always ready; then the kernel is asked without telling the scheduler, which costs as much as
+		// the call itself.
+		n := pollNow(l.poll, l.events)
+		if n == 0 && l.patient() {
+			yieldNow()
+			n = pollNow(l.poll, l.events)
+		}
+		l.served = n
+		timeout, goOn := l.begin(n)
+		if !goOn {
+			l.finish()
+			return
+		}
+		if timeout != awake {
+			n = l.sleep(timeout)
+			l.served = n
+		}
 		for i := range n {
-			if ev := &d.events[i]; !d.dispatch(ev) {
-				d.finish()
-				return
-			}
+			l.dispatch(&l.events[i])
 		}
-		if d.core.machine.Busy() {
-			d.core.machine.Resume()
-			d.flush()
-		}
-		if d.core.machine.Crowded() {
-			d.core.machine.Admit()
-			d.flush()
-		}
-		if d.now >= d.checkAt {
-			d.checkStuck()
-		}
-		if d.now >= d.expireAt {
-			d.expireAt = d.now + int64(halfCheck)
-			d.core.machine.Expire(halfLooks)
-			d.flush()
-		}
-		if d.acceptAt != 0 && d.now >= d.acceptAt {
-			d.acceptAgain()
-		}
-		if d.core.hook != nil {
-			d.core.emit(d.core.takeEvents())
+		if l.acceptAt != 0 && l.now >= l.acceptAt {
+			l.acceptAgain()
 		}
 	}
 }
 
-// wait returns the number of events. Under load something is always ready; then the kernel is asked without telling the
-// scheduler, which costs as much as the call itself.
-func (d *loop) wait() int {
-	if n := pollNow(d.poll, d.events); n > 0 || d.core.machine.Busy() {
-		return n
+// patient reports whether a loop that finds nothing ready lets others have its core before it looks again and sleeps. Clients
+// that were just served want to run and will send more. One loop rarely runs dry under load; several do all the time, since
+// each has fewer clients, and to fall asleep and be woken costs more than a request.
+func (l *loop) patient() bool { return l.served > 1 && len(l.all) > 1 }
+
+// awake says that a loop has something to do.
+const awake = time.Duration(-2)
+
+// begin begins a turn in which n sockets are ready. It does what is owed to whomever. If there is nothing to do it returns for
+// how long the loop may sleep, negative for ever, and else awake; false when the loop is to end.
+func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
+	l.now, l.ticked = l.core.clock.now(), false
+	l.enter()
+	m := l.core.machine
+	if m.Busy() {
+		m.Resume()
 	}
-	moment.At("tcpstore.server.wait")
+	if m.Crowded() {
+		m.Admit()
+	}
+	l.expireLocked(l.now)
+	l.checkStuckLocked()
+	l.payLocked(n)
+	stop := l.mu.stop
+	deaf := l.mu.draining && l.accept >= 0
+	timeout = awake
+	if n == 0 && !stop && !deaf && !m.Busy() && l.owes == 0 && (m.Mail()|l.mu.arrivals.owed)&l.bit == 0 {
+		timeout = l.timeoutLocked()
+		l.mu.asleep |= l.bit
+	}
+	l.leave()
+	if deaf && !stop {
+		l.stopAccepting()
+	}
+	return timeout, !stop
+}
+
+// payLocked counts the turns until all sockets were looked at for those who arrive: one after it is known that it is owed, and
+// more where more sockets are ready than a turn looks at.
+func (l *loop) payLocked(n int) {
+	switch {
+	case l.mu.arrivals.owed&l.bit == 0:
+		return
+	case l.owes == 0:
+		l.owes = 2 + len(l.conns)/loopEvents
+		return
+	case n < loopEvents:
+		l.owes = min(l.owes, 2)
+	}
+	// What this turn has found ready is looked at before the next one begins.
+	if l.owes--; l.owes == 0 {
+		l.lookedLocked(l.bit)
+	}
+}
+
+// timeoutLocked is for how long a loop may sleep that nobody wakes; negative is for ever.
+func (l *loop) timeoutLocked() time.Duration {
 	timeout := time.Duration(-1)
 	for _, until := range []struct {
 		when bool
 		then time.Duration
 	}{
-		{d.core.machine.Halves(), halfCheck},
-		{len(d.stuck) > 0, time.Duration(d.stallCheck())},
-		{d.core.machine.Crowded() || d.acceptAt != 0, retryPause},
+		{l.core.machine.Halves(), halfCheck},
+		{len(l.stuck) > 0, time.Duration(l.stallCheck())},
+		{l.core.machine.Crowded() || l.acceptAt != 0, retryPause},
 	} {
 		if until.when && (timeout < 0 || until.then < timeout) {
 			timeout = until.then
 		}
 	}
+	return timeout
+}
+
+// sleep waits for events and returns their number.
+func (l *loop) sleep(timeout time.Duration) int {
+	moment.At("tcpstore.server.wait")
 	milliseconds := -1
 	if timeout >= 0 {
 		milliseconds = int(timeout/time.Millisecond) + 1
 	}
-	n, err := unix.EpollWait(d.poll, d.events, milliseconds)
+	l.meter.sleep()
+	n, err := unix.EpollWait(l.poll, l.events, milliseconds)
+	l.meter.rise()
+	l.now, l.ticked = l.core.clock.now(), false
 	if err != nil {
 		return 0 // EINTR
 	}
 	return n
 }
 
-// dispatch handles one event. It returns false when the loop is to end.
-func (d *loop) dispatch(ev *unix.EpollEvent) bool {
+// enter begins a step: it takes the lock, and tells the machine what this loop has done since its last one.
+func (l *loop) enter() {
+	moment.At("tcpstore.server.lock")
+	l.mu.Lock()
+	l.meter.lock()
+	l.mu.asleep &^= l.bit
+	if !l.ticked {
+		l.ticked = true
+		l.core.tickAt(l.now)
+	}
+	for _, s := range l.sent {
+		l.core.machine.Sent(s.conn.state, s.bytes)
+	}
+	l.sent = l.sent[:0]
+	for i, c := range l.dropped {
+		l.droppedLocked(c)
+		l.dropped[i] = nil
+	}
+	l.dropped = l.dropped[:0]
+}
+
+// leave ends a step: it takes along what is to be done for connections of this loop, releases the lock, wakes other loops that
+// have something to do for theirs, and does it.
+func (l *loop) leave() {
+	m := l.core.machine
+	for _, state := range m.DirtyAt(l.number) {
+		c := state.Owner.(*loopConn) //nolint:errcheck // all of them are
+		if c.closed {
+			continue
+		}
+		c.paused, c.granted = state.Paused(), state.Granted()
+		l.todo = append(l.todo, errand{c, state.Pending(), state.Cut() != nil})
+		if state.Cut() != nil {
+			l.core.cut(state)
+		}
+	}
+	if scarce := m.Scarce(); scarce != l.scarce.Load() {
+		l.scarce.Store(scarce)
+	}
+	who := l.toWakeLocked() &^ l.bit
+	events, ticket := l.takeEventsLocked()
+	l.meter.unlock()
+	l.mu.Unlock()
+	if who != 0 {
+		l.wake(who)
+	}
+	l.emit(events, ticket)
+	for i := range l.todo {
+		l.perform(&l.todo[i])
+		l.todo[i] = errand{}
+	}
+	l.todo = l.todo[:0]
+}
+
+// perform does an errand.
+func (l *loop) perform(e *errand) {
+	c := e.conn
+	switch {
+	case c.closed:
+	case e.cut:
+		l.drop(c)
+	case c.serial == 0 && !l.join(c):
+	case !c.blocked: // else it is not ready: epoll will tell
+		l.send(c, e.pending)
+	}
+}
+
+// dispatch handles one event.
+func (l *loop) dispatch(ev *unix.EpollEvent) {
 	switch int(ev.Fd) {
-	case d.waker:
-		return d.runCalls()
-	case d.accept:
-		d.acceptSome(acceptsPerTurn)
-		return true
+	case l.waker:
+		var count [8]byte
+		_, _ = unix.Read(l.waker, count[:])
+		l.enter()
+		l.leave()
+		return
+	case l.accept:
+		l.acceptSome(acceptsPerTurn)
+		return
 	}
-	if int(ev.Fd) >= len(d.conns) {
-		return true
+	if int(ev.Fd) >= len(l.conns) {
+		return
 	}
-	c := d.conns[ev.Fd]
+	c := l.conns[ev.Fd]
 	if c == nil || c.serial != ev.Pad {
-		return true // closed earlier in this turn
+		return // closed earlier in this turn
 	}
-	if ev.Events&unix.EPOLLOUT != 0 {
-		d.send(c)
-		d.flush()
+	if ev.Events&unix.EPOLLOUT != 0 && c.blocked {
+		c.blocked = false
+		l.enter()
+		l.core.machine.Touch(c.state)
+		l.leave()
 	}
 	if ev.Events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 && !c.closed {
-		d.read(c)
-		d.flush()
+		l.read(c, ev.Events)
 	}
-	return true
 }
 
 // read takes one buffer from a client.
-func (d *loop) read(c *loopConn) {
-	if c.state.Paused() {
-		// It may not send more until it reads; asked for nothing, epoll still tells of its end.
-		if c.wants&unix.EPOLLIN == 0 {
-			d.drop(c)
-		} else {
-			d.arm(c)
+func (l *loop) read(c *loopConn, events uint32) {
+	if c.paused {
+		// It may not send more until it reads; asked for nothing, epoll still tells of its end. An event that only says that
+		// there is something to read is older than that.
+		switch {
+		case c.wants&unix.EPOLLIN != 0:
+			l.arm(c)
+		case events&(unix.EPOLLHUP|unix.EPOLLERR) != 0:
+			l.drop(c)
 		}
 		return
 	}
 	moment.At("tcpstore.server.read")
-	buf := d.buf
-	if n := d.core.machine.ReadSize(c.state); n > 0 {
-		buf = buf[:n]
+	buf := l.buf
+	if !c.granted && l.scarce.Load() {
+		buf = buf[:storecore.BeginningSize]
 	}
 	n, errno := readNow(int(c.fd), buf)
 	switch {
 	case errno == unix.EAGAIN || errno == unix.EINTR:
 	case errno != 0 || n == 0:
-		d.drop(c)
+		l.drop(c)
 	default:
-		d.core.machine.Receive(c.state, d.buf[:n])
+		l.enter()
+		l.core.machine.Receive(c.state, buf[:n])
+		c.paused, c.granted = c.state.Paused(), c.state.Granted()
+		l.leave()
 	}
 }
 
-// flush sends what the last step produced, to whomever.
-func (d *loop) flush() {
-	for dirty := d.core.machine.Dirty(); len(dirty) > 0; dirty = d.core.machine.Dirty() {
-		for _, state := range dirty {
-			c, ok := state.Owner.(*loopConn)
-			switch {
-			case !ok || c.closed:
-			case state.Cut() != nil:
-				d.core.cut(state)
-				d.drop(c)
-			case c.wants&unix.EPOLLOUT == 0: // else it is not ready: epoll will tell
-				d.send(c)
-			}
-		}
-	}
-}
-
-// send writes a client's output, one piece a turn, and arranges for the rest. What it makes room for is applied at once
-// and sent in the next turn: a client that reads fast does not keep others waiting.
-func (d *loop) send(c *loopConn) {
-	pending := c.state.Pending()
+// send writes a client's output, one piece a turn, and arranges for the rest. What it makes room for is applied with the next
+// step: a client that reads fast does not keep others waiting.
+func (l *loop) send(c *loopConn, pending []byte) {
 	if len(pending) > 0 {
 		moment.At("tcpstore.server.write")
 		n, errno := writeNow(int(c.fd), pending[:min(len(pending), loopWriteSize)])
 		if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
-			d.drop(c)
+			l.drop(c)
 			return
 		}
 		if n > 0 {
-			c.movedAt = d.now
-			d.core.machine.Sent(c.state, n)
+			c.movedAt = l.now
+			l.sent = append(l.sent, sent{c, n})
 		}
+		c.blocked = n < len(pending)
 	}
-	d.arm(c)
+	l.arm(c)
 }
 
 // arm asks epoll for what the connection needs next.
-func (d *loop) arm(c *loopConn) {
+func (l *loop) arm(c *loopConn) {
 	wants := uint32(unix.EPOLLIN)
-	if c.state.Paused() {
+	if c.paused {
 		wants = 0
 	}
-	if len(c.state.Pending()) > 0 {
+	if c.blocked {
 		wants |= unix.EPOLLOUT
 	}
 	if wants == c.wants {
@@ -298,131 +389,65 @@ func (d *loop) arm(c *loopConn) {
 	}
 	if had, has := c.wants&unix.EPOLLOUT, wants&unix.EPOLLOUT; has != had {
 		if has != 0 {
-			c.movedAt = d.now
-			if len(d.stuck) == 0 {
-				d.checkAt = d.now + d.stallCheck()
+			c.movedAt = l.now
+			if len(l.stuck) == 0 {
+				l.checkAt = l.now + l.stallCheck()
 			}
-			d.stuck[c] = struct{}{}
+			l.stuck[c] = struct{}{}
 		} else {
-			delete(d.stuck, c)
+			delete(l.stuck, c)
 		}
 	}
 	c.wants = wants
 	ev := unix.EpollEvent{Events: wants, Fd: c.fd, Pad: c.serial}
-	if err := unix.EpollCtl(d.poll, unix.EPOLL_CTL_MOD, int(c.fd), &ev); err != nil {
-		d.drop(c)
+	if err := unix.EpollCtl(l.poll, unix.EPOLL_CTL_MOD, int(c.fd), &ev); err != nil {
+		l.drop(c)
 	}
 }
 
 // stallCheck is how often to look at clients that do not read, in nanoseconds.
-func (d *loop) stallCheck() int64 { return int64(min(time.Second, d.core.limits.Stall/4)) }
+func (l *loop) stallCheck() int64 { return int64(min(time.Second, l.core.limits.Stall/4)) }
 
-// checkStuck cuts clients that have not read anything for too long.
-func (d *loop) checkStuck() {
-	d.checkAt = d.now + d.stallCheck()
-	for c := range d.stuck {
-		if d.now-c.movedAt > int64(d.core.limits.Stall) {
-			d.core.machine.Refuse(c.state, stalled(d.core.limits.Stall, len(c.state.Pending())))
+// checkStuckLocked cuts clients that have not read anything for too long.
+func (l *loop) checkStuckLocked() {
+	if len(l.stuck) == 0 || l.now < l.checkAt {
+		return
+	}
+	l.checkAt = l.now + l.stallCheck()
+	for c := range l.stuck {
+		if l.now-c.movedAt > int64(l.core.limits.Stall) {
+			l.core.machine.Refuse(c.state, stalled(l.core.limits.Stall, len(c.state.Pending())))
 		}
 	}
-	d.flush()
 }
 
-// drop closes a connection and forgets it.
-func (d *loop) drop(c *loopConn) {
+// drop closes a connection. The machine forgets it with the next step.
+func (l *loop) drop(c *loopConn) {
 	if c.closed {
 		return
 	}
 	c.closed = true
 	moment.At("tcpstore.server.drop")
-	if c.state.Cut() == nil {
-		d.core.gone(c.state)
+	delete(l.stuck, c)
+	if c.serial != 0 {
+		l.conns[c.fd] = nil
 	}
-	d.core.machine.Close(c.state)
-	delete(d.stuck, c)
-	d.conns[c.fd] = nil
-	d.open--
 	_ = unix.Close(int(c.fd)) // takes it out of epoll, too
-	d.checkGone()
+	l.dropped = append(l.dropped, c)
 }
 
-func (d *loop) checkGone() {
-	if !d.draining || d.open > 0 {
-		return
-	}
-	select {
-	case <-d.gone:
-	default:
-		close(d.gone)
-	}
-}
-
-// acceptSome takes up to limit new connections.
-func (d *loop) acceptSome(limit int) {
-	for range limit {
-		moment.At("tcpstore.server.accept")
-		fd, from, err := unix.Accept4(d.accept, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-		switch err {
-		case nil:
-			d.starved = false
-			d.add(fd, peerName(from))
-		case unix.ECONNABORTED, unix.EINTR, unix.EPROTO:
-		case unix.EAGAIN:
-			return
-		default:
-			d.pauseAccepting(err)
-			return
+// finish is the loop's last act.
+func (l *loop) finish() {
+	l.enter()
+	l.leave() // joins those that were given to it meanwhile
+	for _, c := range l.conns {
+		if c != nil {
+			l.drop(c)
 		}
 	}
-}
-
-func (d *loop) add(fd int, peer string) {
-	if d.open >= d.core.limits.Conns {
-		d.core.refused(peer, tooManyConns(d.core.limits.Conns))
-		_ = unix.Close(fd)
-		return
-	}
-	d.serial++
-	c := &loopConn{fd: int32(fd), serial: d.serial, wants: unix.EPOLLIN} //nolint:gosec // descriptors are small
-	if err := unix.EpollCtl(d.poll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: c.wants, Fd: c.fd, Pad: c.serial}); err != nil {
-		d.core.refused(peer, err.Error())
-		_ = unix.Close(fd)
-		return
-	}
-	c.state = d.core.machine.Open(peer, c)
-	for fd >= len(d.conns) {
-		d.conns = append(d.conns, make([]*loopConn, max(64, len(d.conns)))...)
-	}
-	d.conns[fd] = c
-	d.open++
-	d.core.opened(peer)
-}
-
-// pauseAccepting waits for descriptors to become free instead of asking for one again and again.
-func (d *loop) pauseAccepting(err error) {
-	_ = unix.EpollCtl(d.poll, unix.EPOLL_CTL_DEL, d.accept, nil)
-	d.acceptAt = d.now + int64(retryPause)
-	if d.starved {
-		return // it was told already
-	}
-	d.starved = true
-	d.core.refused("", "cannot accept: "+err.Error()+"; raise the limit of open files")
-}
-
-func (d *loop) acceptAgain() {
-	d.acceptAt = 0
-	if d.accept >= 0 {
-		_ = unix.EpollCtl(d.poll, unix.EPOLL_CTL_ADD, d.accept, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(d.accept)}) //nolint:gosec // descriptors are small
-	}
-}
-
-func peerName(from unix.Sockaddr) string {
-	switch a := from.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)).String() //nolint:gosec // a port
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port)).String() //nolint:gosec // a port
-	default:
-		return "unknown"
+	l.enter()
+	l.leave()
+	if l.accept >= 0 {
+		l.closeListener()
 	}
 }

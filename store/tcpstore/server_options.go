@@ -74,9 +74,15 @@ func (o Option) applyServer(c *serverConfig) { o.apply(&c.commonConfig) }
 type serverConfig struct {
 	commonConfig
 	limits   Limits
+	loops    int
 	portable bool
 	forget   bool
+	meter    func() *meter // for each loop
 }
+
+// loopsUnlessTold is how many loops a server has that is told nothing. Tests change it, so that all of them can be run with
+// several.
+var loopsUnlessTold = 1
 
 func newServerConfig(opts []ServerOption) serverConfig {
 	c := serverConfig{commonConfig: defaultCommon()}
@@ -86,6 +92,7 @@ func newServerConfig(opts []ServerOption) serverConfig {
 		}
 	}
 	c.limits = c.limits.withDefaults()
+	c.loops = min(max(cmp.Or(c.loops, loopsUnlessTold), 1), storecore.MaxHomes)
 	return c
 }
 
@@ -101,6 +108,22 @@ func WithLimits(l Limits) ServerOption {
 // connected for as long as they run.
 func WithForget() ServerOption {
 	return serverOption(func(c *serverConfig) { c.forget = true })
+}
+
+// WithLoops has n event loops serve the connections, at most 64, each with a share of them. Default 1, which is right for a
+// process that has other things to do than to serve a store. More than there are processors are of no use. They share
+// one key space and one set of limits, and what is promised with one loop is promised with several. Only TCP on Linux is
+// served by loops.
+//
+// A client of PyTorch gets no reply to a set. With several loops, and as over a network, another client may overtake such a
+// set that is still under way; it never overtakes what was replied to, nor what was sent before it connected.
+func WithLoops(n int) ServerOption {
+	return serverOption(func(c *serverConfig) { c.loops = n })
+}
+
+// withMeter has loops measure their time.
+func withMeter(each func() *meter) ServerOption {
+	return serverOption(func(c *serverConfig) { c.meter = each })
 }
 
 // withPortable makes a server use goroutines and net.Conn where it would use epoll, so that tests cover both.

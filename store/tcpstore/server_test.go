@@ -110,7 +110,7 @@ func TestServerClose(t *testing.T) {
 			write(t, c, wire.AppendKeys(nil, wire.V, wire.Wait, "never"))
 			_ = dialRaw(t, s) // silent
 		}
-		eventually(t, "ten waits", func() bool { return s.Stats().Waiting == 10 })
+		eventually(t, "ten waits of twenty clients", func() bool { st := s.Stats(); return st.Waiting == 10 && st.Clients() == 20 })
 		c := dialV(t, s)
 		var all sync.WaitGroup
 		for range 3 {

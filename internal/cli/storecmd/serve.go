@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -31,6 +32,7 @@ type serveFlags struct {
 	drain     time.Duration
 	verbose   bool
 	forget    bool
+	loops     int
 	limits    tcpstore.Limits
 }
 
@@ -74,6 +76,7 @@ give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 	f.BoolVar(&flags.withStdin, "exit-with-stdin", false, "end also when standard input closes")
 	f.DurationVar(&flags.drain, "drain", 0, "when told to end, wait up to this time for clients to leave")
 	f.BoolVar(&flags.forget, "forget", false, "forget all keys whenever the last client leaves")
+	f.IntVar(&flags.loops, "loops", min(runtime.GOMAXPROCS(0), 4), "event loops that share the connections; 1 to 64")
 	f.BoolVarP(&flags.verbose, "verbose", "v", false, "log more than warnings, on standard error")
 	defaults := tcpstore.DefaultLimits()
 	f.IntVar(&flags.limits.Conns, "max-connections", defaults.Conns, "number of connections (a PyTorch 1.13 client has two)")
@@ -82,6 +85,9 @@ give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 	f.Int64Var(&flags.limits.Memory, "max-memory", defaults.Memory, "bytes that clients can make the server hold; half of it is for keys and values")
 	return cmd
 }
+
+// storeLoopsMost is the largest number of loops that tcpstore.WithLoops takes.
+const storeLoopsMost = 64
 
 // serveOwnMemory is what the process has beside what clients make it hold.
 const serveOwnMemory = 256 << 20
@@ -101,6 +107,9 @@ func (f *serveFlags) check() error {
 		if limit.value < 1 {
 			return command.Usage(fmt.Errorf("--%s %d: it must be more than zero", limit.name, limit.value))
 		}
+	}
+	if f.loops < 1 || f.loops > storeLoopsMost {
+		return command.Usage(fmt.Errorf("--loops %d: it must be from 1 to %d", f.loops, storeLoopsMost))
 	}
 	if f.drain < 0 {
 		return command.Usage(fmt.Errorf("--drain %s: it cannot be negative", f.drain))
@@ -122,7 +131,7 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	if a.JSON {
 		handler = slog.NewJSONHandler(a.Err, &slog.HandlerOptions{Level: level})
 	}
-	opts := []tcpstore.ServerOption{tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler))}
+	opts := []tcpstore.ServerOption{tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler)), tcpstore.WithLoops(flags.loops)}
 	if flags.forget {
 		opts = append(opts, tcpstore.WithForget())
 	}

@@ -213,7 +213,7 @@ const serverEnv = "COHORT_MOMENT_SERVER"
 // TestMain serves a store in the process that processWorld starts.
 func TestMain(m *testing.M) {
 	if addr := os.Getenv(serverEnv); addr != "" {
-		s, err := tcpstore.Listen(addr)
+		s, err := tcpstore.Listen(addr, tcpstore.WithLoops(1+os.Getpid()%3))
 		if err != nil {
 			fmt.Println(err)
 			os.Exit(1)
