@@ -1,12 +1,11 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package aten runs a few of torch's builtin operators on stacks of arguments as they come over the wire, so that tools and
-// tests which call torch operators at any worker work. The arithmetic is that of package tmath; heavy work belongs to
-// handlers.
+// Package aten runs a few of torch's builtin operators on stacks of arguments as they arrive on the wire, for tools and
+// tests that call torch operators on any worker. The arithmetic is that of package tmath; heavy work belongs in handlers.
 //
-// Whoever sends a few bytes can ask for any amount of memory: the sizes of zeros, the broadcast of two vectors, a tensor
-// that was expanded. So every allocation is reserved from a budget before it is made, and the steps of a product are
+// A request of a few bytes can ask for any amount of memory: the sizes of zeros, the broadcast of two vectors, an
+// expanded tensor. So every allocation is reserved from a budget before it is made, and the steps of a matrix product are
 // counted.
 package aten
 

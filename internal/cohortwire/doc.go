@@ -6,33 +6,33 @@
 // incarnation, forks, trace), a payload and the storages of tensors.
 //
 // [Frame] and [Header] are the codec, without I/O. [Link] is the driver: a caller writes its own small frames, frames of
-// several callers leave in one write, storages are written from and read into their own memory, and a peer that gives
-// no sign of life for the limit is cut.
+// several callers are combined into one write, storages are written from and read into their own memory, and a peer that
+// is silent for the limit is disconnected.
 //
-// # What is done for speed
+// # Optimisations
 //
-// A user of a link meets it in five methods. [Link.Request], [Link.Answered] and [Link.Await]: where calls come one after
-// the other, a caller reads its own answer. [Link.Turn] and [Link.Handover]: OnFrame may run a short handler in the
+// Five methods of a link exist for speed. With [Link.Request], [Link.Answered] and [Link.Await] a caller reads its own
+// answer when calls come one after another. With [Link.Turn] and [Link.Handover] OnFrame may run a short handler in the
 // goroutine that reads. They are safe because of these rules, which builds with the tag invariants check:
 //
-//   - one goroutine reads at a time: the one whose turn it is, or a caller that the reading was lent to
+//   - one goroutine reads at a time: the one whose turn it is, or the caller that was lent the reading
 //
 //   - the reading is lent only inside the OnFrame of an answer, and that turn is never handed over
 //
-//   - a caller reads only its own answer, whole and small, and what Config.Aside names
+//   - a caller reads only its own answer, if it is complete and small, and the frames that Config.Aside names
 //
-//   - nobody reads for at most two milliseconds: the guard gives the reading back
+//   - there is no reader for at most two milliseconds: then the guard gives the reading back
 //
-//   - one of those who write has the right to write, and leaves nothing in the queue without giving that right away
+//   - one writer at a time has the right to write, and does not leave anything in the queue without passing that right on
 //
 //     offset size  field
 //     0      4     length of what follows the header up to the storages: extension and payload
 //     4      2     type: PyTorch's message numbers below 0x1000, our own from there
 //     6      1     flags, for the agents
-//     7      1     0xc7, so that a stream out of step is noticed
+//     7      1     0xc7, to detect a stream that is out of step
 //     8      8     id: the request's number, which its answer repeats
 //     16     8     incarnation of the sender: which start of this worker it is
-//     24     8     deadline: nanoseconds left when the frame was written; 0 means none
+//     24     8     deadline: nanoseconds left when the frame was written; 0 for none
 //     32     4     length of the extension
 //     36     4     number of storages
 //     40     8     length of all storages

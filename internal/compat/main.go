@@ -1,9 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command compat writes the table of docs/compatibility.md from the results of the interop tests: `go test -json` of them goes
-// in, and for every area and every installation of PyTorch the numbers of tests that passed, failed or need what the build
-// lacks come out.
+// Command compat writes the table of docs/compatibility.md from the `go test -json` output of the interop tests: for
+// every area and every installation of PyTorch, how many tests passed, failed, or need something that the build lacks.
 //
 //	make interop compat
 package main

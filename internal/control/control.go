@@ -1,10 +1,10 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control lets the owner of a Go process ask it from outside what it is doing: over a socket in a folder that
-// nobody else can enter. "cohort run" makes such a folder for its workers; elsewhere COHORT_DUMP_DIR names one.
+// Package control lets the user who owns a Go process ask it what it is doing, over a socket in a folder that nobody else
+// can access. "cohort run" makes such a folder for its workers; without it, COHORT_DUMP_DIR names one.
 //
-// A question is a line, the answer is everything up to the end of the connection.
+// A question is one line; the answer is everything up to the end of the connection.
 package control
 
 import (

@@ -3,7 +3,7 @@
 
 // Package faultnet gives tests networks that fail on command.
 //
-// [Network] is a network in memory: connections have buffers and deadlines like TCP, block only on channels, and so work
-// inside testing/synctest bubbles. [Proxy] stands between a client and a server, over TCP or over a Network, and cuts,
-// delays, throttles, swallows or garbles what passes.
+// [Network] is a network in memory: connections have buffers and deadlines like TCP, but block only on channels, so they
+// work inside testing/synctest bubbles. [Proxy] sits between a client and a server, over TCP or over a Network, and can
+// cut connections and delay, throttle, drop or corrupt data.
 package faultnet

@@ -1,7 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package frdump reads the flight recorder dumps of PyTorch: pickles, as data only, and JSON; of gloo and of NCCL.
+// Package frdump reads PyTorch's flight recorder dumps, of gloo and of NCCL: JSON, and pickles, which it reads as data
+// only.
 package frdump
 
 import (

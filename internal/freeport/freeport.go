@@ -1,11 +1,11 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package freeport finds ports for tests that have to know a port before somebody listens on it.
+// Package freeport finds ports for tests that have to know a port before anything listens on it.
 //
-// Listening on port 0 and closing gives a port that the kernel hands to the next connection of any process, and with
-// thousands of connections in other tests it sometimes does. The ports here lie outside the range from which the kernel
-// chooses, and no two tests, of any process, have the same one at a time.
+// If a test listens on port 0 and closes the listener, the kernel may give that port to the next connection of any
+// process, and with thousands of connections in other tests it sometimes does. The ports here are outside the range from
+// which the kernel chooses, and no two tests of any process have the same one at the same time.
 package freeport
 
 import (

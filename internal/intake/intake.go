@@ -1,10 +1,10 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package intake takes memory for what a peer has announced as it arrives. A claim costs its sender a few bytes, so it is
-// not believed: beyond a first piece a storage grows with the bytes that have come, and what is allocated ahead of them, by
-// all connections together, comes out of a [Budget]. A connection that finds the budget empty does not wait; it grows in
-// smaller steps, which costs it copies.
+// Package intake allocates memory for announced data as the data arrives. Announcing a size costs a peer only a few
+// bytes, so it is not believed: beyond a first piece a storage grows with the bytes that have arrived, and memory
+// allocated ahead of them, by all connections together, comes out of a [Budget]. A connection that finds the budget empty
+// does not wait; it grows in smaller steps, which cost it copies.
 package intake
 
 import (

@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package invariants checks, in builds with the tag invariants, what must be true at a point of the code. The race run
-// of the tests uses the tag. Without it a check costs nothing:
+// Package invariants checks invariants in builds with the tag invariants, which "make race" uses. Without the tag a check
+// costs nothing:
 //
 //	if invariants.Enabled {
 //		invariants.Check(q.bytes >= 0, "queued bytes are never negative")

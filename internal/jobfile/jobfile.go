@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package jobfile reads the description of a job of several roles: the file of "cohort run -f".
+// Package jobfile reads the description of a job with several roles, the file given to "cohort run -f".
 package jobfile
 
 import (

@@ -1,16 +1,16 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package keeper starts the workers of a launcher in a process of its own, so that none of them outlives the launcher.
+// Package keeper starts the workers of a launcher from a separate process, so that none of them outlives the launcher.
 //
-// The keeper is a child of the launcher and the parent of all workers. On Linux it is also the subreaper of whatever the
-// workers start: a process whose parent dies becomes a child of the keeper, never of init. When the launcher dies,
-// even by SIGKILL, the keeper finds its end of a socket closed, kills everything below it and ends. When the keeper is
-// killed, the kernel kills the workers, and the launcher kills what they had started: processes of their sessions and
-// those that have inherited the mark of their environment. The launcher may be part of a program with other children,
-// which are left alone.
+// The keeper is a child of the launcher and the parent of all workers. On Linux it is also the subreaper of the workers'
+// descendants: a process whose parent dies becomes a child of the keeper, not of init. When the launcher dies, even by
+// SIGKILL, the keeper sees its socket close, kills all its descendants and exits. When the keeper is killed, the kernel
+// kills the workers, and the launcher kills the processes that they had started: those of their sessions and those that
+// have inherited the mark in their environment. The launcher may be part of a program with other children, which are left
+// alone.
 //
-// The parent-death signal alone would not do: it is tied to the thread that forks, and grandchildren do not have it.
+// The parent-death signal alone is not enough: it is tied to the thread that forks, and grandchildren do not inherit it.
 //
 // [Main] is the keeper's side, [Keeper] the launcher's. They talk over a socket pair: requests in frames that carry
 // descriptors, replies as JSON.

@@ -1,8 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package launchcore holds the decisions of the launcher, without process, clock or socket.
+// Package launchcore makes the decisions of the launcher, without processes, clocks or sockets.
 //
-// [Group] is the machine of the workers on one node during one attempt: when evidence is taken, who is signalled and
-// when, when patience ends. A driver tells it what happened (Step) and performs the effects that it returns.
+// [Group] is the state machine of the workers on one node during one attempt: when evidence is collected, who is
+// signalled and when, and when waiting ends. A driver tells it what happened (Step) and carries out the effects that it
+// returns.
 package launchcore

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package link is the seam between algorithms and wires: a mesh of ranks that exchange messages.
+// Package link is the interface between algorithms and wires: a mesh of ranks that exchange messages.
 //
 // An algorithm posts sends and receives and waits for them; a mesh (gloo's wire, the native TCP wire, an in-memory
 // network) moves the bytes. Messages match first-in first-out per (sender, receiver, slot); slots are independent.

@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package linked is a doubly linked list whose places are part of what is listed, so that listing allocates nothing and
-// whatever is listed can be taken off at once, from any number of lists that it is on.
+// Package linked is an intrusive doubly linked list: an element contains its own links, so that adding it allocates
+// nothing, and it can be removed in constant time from any number of lists that it is on.
 package linked
 
 // Place is where a T stands in a list. It must not be copied while it is in one.

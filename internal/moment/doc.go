@@ -4,8 +4,9 @@
 // Package moment marks the points of execution at which a test may make something happen: a cancellation, a close, the
 // death of a peer. Code calls At before every lock, wait, read, write and hand-over that another goroutine, process or
 // caller can interleave with, and after every registration of something that may run at once, such as a
-// context.AfterFunc. It never calls At while it holds a mutex: a test may let the goroutine wait there, and in a bubble of
-// testing/synctest whoever waits for the mutex would keep time from advancing. Package momenttest has the tests.
+// context.AfterFunc. It never calls At while it holds a mutex: a test may make the goroutine wait there, and in a
+// testing/synctest bubble a goroutine that waits for the mutex would keep time from advancing. Package momenttest has the
+// tests.
 //
 // Without the build tag moments a point is an empty function that the compiler removes.
 package moment

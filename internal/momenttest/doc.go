@@ -1,19 +1,19 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package momenttest makes things happen at chosen moments: a context ends, an object is closed, a callback calls back,
-// panics or ends its goroutine, a peer dies, stops or is late, at a point of execution that nobody would have thought of.
+// Package momenttest injects events at chosen points of execution: a context ends, an object is closed, a callback calls
+// back, panics or ends its goroutine, a peer dies, stops or is late. It covers points that nobody would think of.
 //
 // The points are the calls of [moment.At], compiled in by the build tag moments. A [Scenario] is a small world: it sets
-// peers up, runs a random operation among them, and says by [Run.On] how each of its events is made to happen. For each
-// seed [Test] runs it twice. The first run counts the points that are hit, the second injects one or two events at one
-// or two of them, from the goroutine that hits the point or from another while that one waits there. The seed decides
-// about all of it. The scenario checks what its calls returned; [Test] checks that everything ends in time and that
-// goroutines, descriptors and shared segments return to what they were.
+// up peers, runs a random operation among them, and says with [Run.On] how each of its events is triggered. For each seed
+// [Test] runs it twice. The first run counts the points that are hit. The second injects one or two events at one or two
+// of them, either from the goroutine that hits the point or from another while that one waits there. The seed determines
+// all of this. The scenario checks what its calls returned; [Test] checks that everything ends in time and that no
+// goroutines, descriptors or shared segments are left behind.
 //
-// A virtual scenario runs in a bubble of testing/synctest on one processor: its time is exact and a seed is replayed
-// step by step. It may use connections in memory only (package faultnet). A scenario on real sockets or processes has
-// real time: the seed fixes operation, point and event, and the kernel the rest.
+// A virtual scenario runs in a testing/synctest bubble on one processor: time is exact, and a seed replays step by step.
+// It may use only connections in memory (package faultnet). A scenario with real sockets or processes runs in real time:
+// the seed determines operation, point and event, the kernel the rest.
 //
 // # Running
 //
@@ -21,7 +21,7 @@
 //	go test -tags moments ./internal/momenttest/... -moments.seeds 10000
 //	go test -tags moments ./internal/momenttest/storemoment -run /native -moments.seed 17 -moments.trace
 //
-// A failure prints its seed, the point and the event, and the command that runs it again.
+// A failure prints its seed, the point, the event, and the command that reruns it.
 //
 // # Writing a scenario
 //
@@ -45,7 +45,7 @@
 //		})
 //	}
 //
-// Two rules for points. In a virtual scenario a goroutine sleeps at a point, so a point must not be hit under a mutex: a
-// goroutine that waits for a mutex keeps the bubble's clock from advancing, and the run is reported as stuck. And a
-// point's name must not depend on anything but the place.
+// There are two rules for points. In a virtual scenario a goroutine sleeps at a point, so a point must not be hit under a
+// mutex: a goroutine that waits for a mutex keeps the bubble's clock from advancing, and the run is reported as stuck.
+// And the name of a point must depend only on its place in the code.
 package momenttest

@@ -4,9 +4,9 @@
 // Package native holds the collective algorithms that a group uses when all its ranks are Go: latency-bound exchanges for
 // small buffers, segmented pipelines for large ones.
 //
-// The algorithms speak [link.Mesh] only, so the same code runs over TCP (package tcp beside this one), over an in-memory
-// network in virtual time, and under a random tuning in the metamorphic tests. Every reduction has one order of operands
-// that depends on nothing but ranks and sizes, so that all ranks hold the same bits afterwards.
+// The algorithms use only [link.Mesh], so the same code runs over TCP (package native/tcp), over an in-memory network in
+// virtual time, and with random tuning in the metamorphic tests. The order of operands in a reduction depends only on
+// ranks and sizes, so that all ranks get the same bits.
 package native
 
 import (

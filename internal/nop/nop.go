@@ -4,9 +4,9 @@
 // Package nop reads and writes the part of the libnop encoding that TensorPipe's handshake and descriptors use:
 // integers, strings, arrays, maps, structures, variants, binary vectors and optionals.
 //
-// Decoding is as strict as libnop's own: an integer may not be wider than the type it is read into, a structure has the
-// exact number of fields, nothing may follow the value. Every length is checked against the bytes that are there before
-// memory is taken. It does no I/O.
+// Decoding is as strict as libnop's own: an integer may not be wider than the type it is read into, a structure must have
+// exactly its number of fields, and nothing may follow the value. Every length is checked against the available bytes
+// before memory is allocated. It does no I/O.
 package nop
 
 import (

@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package portowner finds out which process of this machine has a TCP socket: who listens on a port, for the error of a
-// failed bind, and who the clients of a store are, for those who look for the one that hangs.
+// Package portowner finds out which process on this machine owns a TCP socket: who listens on a port, for the error of a
+// failed bind, and who the clients of a store are, to find one that hangs.
 package portowner
 
 import "fmt"

@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package postmortem says why a worker ended, from its exit status, its last words and what the kernel counted, and
-// which of several workers that failed is the cause. It is pure: evidence in, words out.
+// Package postmortem says why a worker ended, from its exit status, its last output and the kernel's counters, and which
+// of several failed workers is the cause. It is pure: it takes evidence and returns sentences.
 package postmortem
 
 import (

@@ -1,9 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pyexc is how errors travel between RPC workers: as exceptions whose text Python's callers are used to, and, among Go
-// workers, as exceptions that carry a code. It writes and reads these texts; what an error is to a Go program is for
-// package rpc to say.
+// Package pyexc is how errors travel between RPC workers: as exceptions with the text that Python callers are used to
+// and, among Go workers, as exceptions that carry a code. It writes and reads these texts; package rpc turns them into Go
+// errors.
 package pyexc
 
 import (

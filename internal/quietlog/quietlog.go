@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package quietlog keeps peers from filling a log: it writes only so many lines of the same text in a while.
+// Package quietlog keeps peers from filling a log: it limits how many lines of the same text are written in a period.
 package quietlog
 
 import (

@@ -4,7 +4,8 @@
 // Package recorder is the flight recorder of groups: it keeps the last operations of each group in fixed memory, dumps them
 // as JSON, and explains from the dumps of all ranks who is late, missing or out of step.
 //
-// [Ring] records, [Dump] is its picture, [Analyze] and [Perfetto] read dumps of many ranks; the readers do no I/O.
+// [Ring] records, [Dump] is a snapshot of it, and [Analyze] and [Perfetto] read dumps of many ranks; the readers do no
+// I/O.
 package recorder
 
 import (

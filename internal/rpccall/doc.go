@@ -1,10 +1,10 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rpccall sends the requests of an RPC worker and waits for their answers. An [Outgoing] says to whom a request goes
-// and how it is built, for a Go worker or a PyTorch one. [Caller.Exchange] sends it and waits, [Caller.Async] calls back,
-// [Caller.AsyncLasting] sends it again when its link is lost. All end when their context does, or the worker's timeout is
-// over, and give back the references that did not arrive.
+// Package rpccall sends the requests of an RPC worker and waits for their answers. An [Outgoing] says to whom a request
+// goes and how it is built, for a Go worker or a PyTorch one. [Caller.Exchange] sends it and waits, [Caller.Async] calls
+// back, [Caller.AsyncLasting] sends it again when its link is lost. All end when their context does or the worker's
+// timeout expires, and release the references that did not arrive.
 //
-// What a request asks for and what its answer means is for the caller to know.
+// It does not interpret requests or answers.
 package rpccall

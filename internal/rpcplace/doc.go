@@ -1,8 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rpcplace is where the handlers of an RPC worker run: who gets one of the places that a [Limiter] has, how long a
-// handler may stay in the goroutine that has read its request ([Inline]), and when its context ends ([Context]).
+// Package rpcplace decides where the handlers of an RPC worker run: which of them get one of the places (slots) of a
+// [Limiter], how long a handler may stay in the goroutine that read its request ([Inline]), and when its context ends
+// ([Context]).
 //
-// It knows nothing of requests but who sends them, and nothing of connections but how another goroutine reads on.
+// Of requests it knows only who sent them, and of connections only how to let another goroutine continue reading.
 package rpcplace

@@ -1,10 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rpcseam is where another package takes part in the calls of an RPC agent: it may put a wrapper around requests that
-// leave and answers that go back, unwrap what arrives, serve requests of further types, and serve functions by name.
-// Distributed autograd is built on it: PyTorch wraps the messages of a forward pass, and has types of its own for the
-// backward one.
+// Package rpcseam lets another package take part in the calls of an RPC agent: it may wrap outgoing requests and answers,
+// unwrap incoming ones, serve additional message types, and serve functions by name. Distributed autograd is built on it:
+// PyTorch wraps the messages of a forward pass, and has its own message types for the backward pass.
 //
 // A call passes an [Extension] four times:
 //

@@ -1,14 +1,14 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rpcwire is the form of RPC messages: what each type of torch.distributed.rpc's messages carries, how tensors
-// are tabled, and how Go values become Python's and back. It does no I/O and keeps no state.
+// Package rpcwire is the format of RPC messages: what each message type of torch.distributed.rpc carries, how the tensor
+// table is written, and how Go values are converted to Python's and back. It does no I/O and keeps no state.
 //
 // # For the author of an agent
 //
-// A [Message] is type, id, payload and tensors. [Message.Encode] and [Decode] are its form on a TensorPipe pipe,
-// [Message.Frame] and [DecodeFrame] on the cohort transport. The payload is made and read by an [Encoder] and a
-// [Decoder], one of each per message:
+// A [Message] has type, id, payload and tensors. [Message.Encode] and [Decode] are its form on a TensorPipe pipe,
+// [Message.Frame] and [DecodeFrame] on the cohort transport. An [Encoder] writes the payload and a [Decoder] reads it,
+// one of each per message:
 //
 //	enc := &rpcwire.Encoder{Fork: agent.forkFor(peer)}
 //	payload, err := enc.PythonCall(rpcwire.UDF{Func: rpcwire.Func("stats.mean"), Args: []any{xs}}, false)

@@ -1,12 +1,12 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rpcworld is the membership of an RPC world, which lives in a store: who is in it, in which of the store's
-// worlds, who may join or leave at this moment, when everybody has come to the same point, and who has died.
+// Package rpcworld is the membership of an RPC world, which lives in a store: who is in it, which of the store's worlds
+// it is, who may join or leave at this moment, when all workers have reached the same point, and who has died.
 //
-// The keys and the order of the steps are PyTorch's, because its workers wait for each of them. What Go workers need beside
-// that is below "cohort/". A [World] talks to the store only; other workers are called through a [Caller], and looked after
-// through [Watched], so that all of it runs without a network in tests.
+// The keys and the order of the steps are PyTorch's, because its workers wait for each of them. Additional keys of Go
+// workers are under "cohort/". A [World] talks only to the store; it calls other workers through a [Caller] and watches
+// them through [Watched], so that tests can run it without a network.
 package rpcworld
 
 import (

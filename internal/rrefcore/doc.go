@@ -10,12 +10,12 @@
 //
 // # Two wires, one machine
 //
-// Towards a PyTorch peer ([PyTorch]) the machine speaks PyTorch's protocol: fork request, child accept and user delete
-// are single requests that are acknowledged and retried. Towards a Go peer ([Cohort]) control messages travel on an
-// ordered, deduplicated stream, and the protocol is extended so that nothing leaks, splits or dangles:
+// With a PyTorch peer ([PyTorch]) the machine speaks PyTorch's protocol: fork request, child accept and user delete are
+// single requests that are acknowledged and retried. With a Go peer ([Cohort]) control messages travel on an ordered,
+// deduplicated stream, and the protocol is extended so that no object leaks, splits or is freed too early:
 //
-//	incarnation   ids and frames carry the epoch of their process; messages of another life are refused
-//	root          the first word about an unknown object registers its creator's fork as well
+//	incarnation   ids and frames carry the epoch of their process; messages of an earlier start are refused
+//	root          the first message about an unknown object also registers its creator's fork
 //	announce      a creation is announced on the stream before the call, confirmed when the call has arrived
 //	handoff       a reference put in a message is handed off on the stream; a message that never arrives is withdrawn
 //	cancel        a creation that times out is cancelled, after its own children are safe
@@ -24,7 +24,7 @@
 //
 // # Rules that make it sound
 //
-// G1: every reference that ends produces a delete for its fork. G2: a reference is not deleted while one of its
-// children is unknown to the owner: it is pinned until the child accepted. The owner frees an object when no fork, no
-// local use and no unclaimed hand-off is left.
+// G1: every reference that ends produces a delete for its fork. G2: a reference is not deleted while one of its children
+// is unknown to the owner; it is pinned until the child is accepted. The owner frees an object when no fork, no local use
+// and no unclaimed hand-off is left.
 package rrefcore

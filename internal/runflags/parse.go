@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package runflags reads the command line of "cohort run": torchrun's options with dashes or underscores, any unique
-// prefix of them, their PET_ variables, and our own. It is pure: arguments and a look at the environment in, options out.
+// prefix of them, their PET_ variables, and our own. It is pure: it takes arguments and a function that looks up the
+// environment, and returns options.
 package runflags
 
 import (

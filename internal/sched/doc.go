@@ -4,12 +4,12 @@
 // Package sched decides which goroutine of a process group does what: the scheduler of a group as a machine without lock,
 // goroutine or clock. Its driver, package group, calls it with the group's mutex held and performs the effects it returns.
 //
-// # What it is about
+// # The runner
 //
-// Collectives run one after the other, in the order in which they were submitted. Whoever runs them holds a role, the
-// runner. A goroutine that waits for an operation takes the role if it is free and runs operations, its own or those before
-// it, until its own is over: no other goroutine has to be woken. A pump, one goroutine per group, runs what nobody waits
-// for. Messages need no runner: the mesh has them from the submission on.
+// Collectives run one after another, in the order of submission. The goroutine that runs them holds a role, the runner. A
+// goroutine that waits for an operation takes the role if it is free and runs operations, its own and those before it,
+// until its own has ended, so no other goroutine has to be woken. The pump, one goroutine per group, runs operations that
+// nobody waits for. Messages need no runner: they are given to the mesh when they are submitted.
 //
 // # States
 //
@@ -48,8 +48,8 @@
 //	Tick                   the clock                           WakePump for what nobody picked up
 //	Fail, Close            a failure, the user                 the queued operations, which their owner completes; Room
 //
-// Eager: a program that waits for each operation right after it was submitted needs no pump, and waking one costs more than
-// a small operation takes. So submissions wake the pump only while the machine is eager. It becomes eager when a second
-// operation is submitted behind another, or when the clock finds one that nobody picked up, and stops being so after
+// A program that waits for each operation right after submitting it needs no pump, and waking the pump costs more than a
+// small operation takes. So submissions wake the pump only while the machine is eager. It becomes eager when an operation
+// is submitted behind another, or when the clock finds one that nobody has picked up, and stops being eager after
 // [PromptWaits] operations in a row that were waited for at once.
 package sched

@@ -3,17 +3,17 @@
 
 // Package shm runs collectives of Go ranks that share a host through one shared memory segment.
 //
-// Rank 0 makes the segment (a memfd, or an unlinked file where there is none) and hands its descriptor to the others
-// over unix sockets, whose names travel through an [Exchange]. The sockets stay open: their end is how a rank learns that
-// another one died. A counter per rank, its step, says how far that rank is; every operation is a few steps that all
+// Rank 0 makes the segment (a memfd, or an unlinked file where there is none) and hands its descriptor to the others over
+// unix sockets, whose names travel through an [Exchange]. The sockets stay open: when one closes, a rank knows that
+// another has died. Each rank has a counter, its step, that says how far it is; every operation is a few steps that all
 // ranks take together:
 //
 //	step 1    each rank publishes what it was asked to do, with its data when that is small; all compare
 //	step 2..  larger data passes through the ranks' areas in pieces, two buffers deep
 //
-// Step 1 makes a mismatch of operation, type, size, operator, root or order an error on every rank, naming both sides,
-// before any data is combined. And since no rank enters operation s+1 before all have finished reading operation s-1,
-// two sets of buffers are enough and no operation needs a barrier at its end.
+// Because of step 1, a mismatch of operation, type, size, operator, root or order is an error on every rank, naming both
+// sides, before any data is combined. And since no rank enters operation s+1 before all have finished reading operation
+// s-1, two sets of buffers are enough, and no operation needs a barrier at its end.
 //
 // Reductions combine in rank order whatever the size, so the result is the same on every rank and for every algorithm.
 //

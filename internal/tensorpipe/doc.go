@@ -22,12 +22,12 @@
 //     answer, Link.Send only sends. Messages are made by rpcwire.Message.Frame and read by rpcwire.DecodeFrame. An
 //     arriving link is returned by Accept once, for the record; it serves from the moment it exists.
 //
-// Every request that Recv returned must be answered exactly once, with an EXCEPTION if nothing better: PyTorch waits for
-// it, and aborts on a second answer (which Send refuses). Ids of requests are the agent's: a counter per pipe or agent,
-// never reused while open.
+// Every request that Recv returned must be answered exactly once, with an EXCEPTION if nothing else: PyTorch waits for
+// the answer, and aborts on a second one (which Send refuses). The agent chooses the ids of requests: a counter per pipe
+// or agent, never reused while open.
 //
-// A pipe to PyTorch is precious: PyTorch never reopens the pipe it has for a worker id. So nothing that a single call
-// does (its context, its size) breaks a pipe, except a peer that takes no data for the stall limit.
+// PyTorch never reopens the pipe it has for a worker id. So nothing that a single call does (its context, its size)
+// breaks a pipe; only a peer that accepts no data for the stall limit does.
 //
 // # The parts
 //

@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command testcount reads the output of `go test -json`, prints what a person wants to see of it (packages, failures,
-// counts) and ends with one line of totals. With -noskip a skipped test counts as a failure: where interop is required,
-// nothing may be left out silently.
+// counts) and ends with one line of totals. With -noskip a skipped test counts as a failure, so that nothing is silently
+// left out where interop is required.
 //
-// With a command after the flags (testcount -as race -- go test -race) up to three tests that failed are run again with it,
-// each several times alone: see again.go.
+// With a command after the flags (testcount -as race -- go test -race), if at most three tests fail, that command reruns
+// each of them alone several times: see again.go.
 package main
 
 import (

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testlog keeps what a test's workers log, so that the test can look at it while they go on.
+// Package testlog keeps what a test's workers log, so that the test can inspect it while they run.
 package testlog
 
 import (

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tombs remembers the last of many things that are over, so that a late or repeated message cannot bring them back.
+// Package tombs remembers the most recent of many finished things, so that a late or repeated message cannot revive them.
 package tombs
 
 import "maps"

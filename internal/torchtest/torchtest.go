@@ -3,20 +3,20 @@
 
 // Package torchtest runs scripts on real PyTorch for interop tests.
 //
-// One Python per PyTorch version imports torch once and forks a child for every script, so a test costs milliseconds
-// instead of seconds. Tests call [Each]; the environment decides what happens where no PyTorch is installed:
+// One Python process per PyTorch version imports torch once and forks a child for every script, so a test costs
+// milliseconds instead of seconds. Tests call [Each]; the environment decides what happens if no PyTorch is installed:
 //
 //	COHORT_INTEROP unset     interop tests are skipped
 //	COHORT_INTEROP=auto      they run on the versions that are installed
 //	COHORT_INTEROP=required  a version that is missing fails the test
 //
-// COHORT_PYTHON is the interpreter that has PyTorch 1.13 (default /usr/bin/python3); COHORT_TORCH26 the folder that
-// holds a system with PyTorch 2.6 (default /var/lib/torch-2.6, entered by chroot, which needs root), COHORT_TORCH_NEWEST one
-// with the newest that there is (default /var/lib/torch-newest). COHORT_TORCH_MORE names others: name=folder, separated by
-// commas; an empty folder stands for an interpreter of that name on this system.
+// COHORT_PYTHON is the interpreter that has PyTorch 1.13 (default /usr/bin/python3). COHORT_TORCH26 is the folder of a
+// system with PyTorch 2.6 (default /var/lib/torch-2.6, entered by chroot, which needs root), and COHORT_TORCH_NEWEST that
+// of one with the newest PyTorch (default /var/lib/torch-newest). COHORT_TORCH_MORE names others as name=folder,
+// separated by commas; an empty folder stands for an interpreter of that name on this system.
 //
-// [Each] runs a test on 1.13 and 2.6, [All] on all of them. What an installation cannot do is found out by asking it
-// (see installation.go), and told apart from a failure.
+// [Each] runs a test on every installation, [EachWith] on those that have a feature. Features are detected by asking the
+// installation (see installation.go); a missing one is not reported as a failure.
 package torchtest
 
 import (

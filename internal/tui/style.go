@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tui draws what the commands show: frames are pure functions of a snapshot, a size and a style, so that tests
-// compare them with golden files. Terminals, keys and signals belong to the commands.
+// Package tui draws what the commands show. Frames are pure functions of a snapshot, a size and a style, so that tests
+// can compare them with golden files. The commands handle terminals, keys and signals.
 package tui
 
 import (

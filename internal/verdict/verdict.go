@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package verdict says in one sentence why a job stands still, and what proves it. It is pure: what was seen of the ranks
-// goes in, words come out.
+// Package verdict says in one sentence why a job hangs, with the evidence. It is pure: it takes what was observed of the
+// ranks and returns sentences.
 package verdict
 
 import (

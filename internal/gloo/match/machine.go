@@ -8,8 +8,8 @@
 // frame, this op is complete). A message travels in three steps: the sender announces it (SendReady), the receiver
 // offers room (RecvReady), and only then the data is sent, so nothing is ever buffered for a receive that does not exist.
 //
-// What gloo leaves to luck is checked here. The room that a peer offers bounds what is sent to it, because a PyTorch
-// process that gets more aborts. Data that is longer than the room, or that nobody asked for, is a protocol error.
+// This machine checks what gloo does not. The room that a peer offers bounds what is sent to it, because a PyTorch
+// process that gets more aborts. Data that is longer than the room, or that was not requested, is a protocol error.
 package match
 
 import (

@@ -3,15 +3,15 @@
 
 // Package presence decides what the end of a connection means on gloo's wire, without I/O, goroutines or a clock.
 //
-// Between PyTorch ranks there is no goodbye: a process that has finished its program and one that was killed look the same.
-// A collective often does not talk to the rank that is gone, so that a death would go unnoticed for as long as another
-// rank is late. But most collectives end on no rank before all ranks have entered them. If such a collective runs here and
-// a rank is gone, then either that rank died before the end, and the collective never ends; or it saw the end, so all
-// others are in it, and it ends here as fast as messages travel. So the rank is given a moment, and counts as dead when no
-// byte has moved in that time.
+// PyTorch ranks do not say goodbye: a process that finished its program and one that was killed look the same. A
+// collective often does not communicate with the rank that is gone, so a death would go unnoticed for as long as another
+// rank is late. But most collectives finish on no rank before all ranks have entered them. If such a collective runs here
+// and a rank is gone, there are two cases. Either that rank died before the end, and the collective never finishes; or it
+// saw the end, so all others are in it, and it finishes here as fast as messages travel. So after a short time in which
+// no byte has moved, the rank counts as dead.
 //
-// Go ranks say goodbye on this wire, with the number of collectives they took part in, and say why they gave up. There the
-// answer is exact and immediate.
+// Go ranks say goodbye on this wire, with the number of collectives they took part in, and say why they gave up. For them
+// the answer is exact and immediate.
 package presence
 
 import (

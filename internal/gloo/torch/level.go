@@ -3,9 +3,10 @@
 
 // Package torch knows what the gloo backend of each version of PyTorch can do. It does no I/O.
 //
-// The wire is the same from 2023 on, and no version is on it; what differs is what PyTorch allows. A [Level] is a range of
-// versions that allow the same. Often only a range of levels is known about the peers: then an operation is run if all levels
-// of the range run it alike, and refused otherwise, because one of them would compute something else or wait for ever.
+// The wire has not changed since 2023 and does not carry a version; what differs is what PyTorch allows. A [Level] is a
+// range of versions that allow the same operations. Often the peers' level is known only as a range. An operation then
+// runs if all levels of the range run it the same way, and is refused otherwise, because some level would compute
+// something else or wait for ever.
 package torch
 
 import (

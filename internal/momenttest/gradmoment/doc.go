@@ -1,5 +1,5 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gradmoment makes things happen at the moments of a distributed backward pass and of the clean-up of its context.
+// Package gradmoment holds the moment tests of distributed backward passes and of the clean-up of their contexts.
 package gradmoment

@@ -1,5 +1,6 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trainmoment makes contexts end and groups close at every moment of a data-parallel backward pass.
+// Package trainmoment holds the moment tests of data-parallel backward passes: contexts end and groups close at every
+// point.
 package trainmoment

@@ -5,17 +5,17 @@
 //
 // # Matching
 //
-// Small messages travel eagerly. A receiver holds those that nobody has asked for yet, up to a window per peer; the sender
-// counts credit, and asks first (Request, Ready, Data) when its credit or the message does not allow more. In collectives
-// whose sizes all ranks agree on, a receiver says Ready as soon as it posts its room, so that large messages need no
-// question. Every message of a collective carries the call, and a rank that called something else fails the group.
+// Small messages are sent eagerly. A receiver holds those without a matching receive, up to a window per peer. The sender
+// counts its credit, and asks first (Request, Ready, Data) if the message is large or the credit is used up. In
+// collectives whose sizes all ranks know, a receiver sends Ready when it posts its buffer, so that large messages need no
+// request. Every message of a collective carries the call, and a rank that called something else fails the group.
 //
 // # Progress
 //
-// There is no goroutine per connection. Whoever waits for an operation drives the mesh: it reads all sockets, completes
-// operations of others on the way, and passes the role on when its own operation is complete. While nobody waits, one
-// goroutine per mesh (the keeper) parks in the runtime's poller; it also sends the heartbeats. Sockets never block:
-// posting writes directly what the kernel takes, the driver writes the rest.
+// There is no goroutine per connection. A goroutine that waits for an operation drives the mesh: it reads all sockets,
+// completes operations of others on the way, and passes the role on when its own operation is complete. While nobody
+// waits, one goroutine per mesh (the keeper) parks in the runtime's poller; it also sends the heartbeats. Sockets never
+// block: posting an operation writes as much as the kernel accepts, and the driver writes the rest.
 //
 // The mutex of the mesh guards everything; only non-blocking system calls are made under it.
 package tcp
