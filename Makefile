@@ -47,8 +47,9 @@ compat: ## write the table of docs/compatibility.md from the results of make int
 	@$(GO) run ./internal/compat .tmp/interop.json docs/compatibility.md
 
 .PHONY: memory
-memory: ## make a million calls and references: at most 10 MB of resident memory more than after ten thousand
+memory: ## a million calls and references, ten thousand autograd contexts with PyTorch: memory must not grow
 	@CGO_ENABLED=0 $(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds 1000000 | $(COUNT) -as memory
+	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 15m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts 10000 | $(COUNT) -as "memory with PyTorch"
 
 .PHONY: moments
 moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)

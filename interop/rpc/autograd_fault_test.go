@@ -6,7 +6,9 @@ package rpc_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -151,10 +153,21 @@ func TestAutogradUnused(t *testing.T) {
 	})
 }
 
-// TestAutogradManyContexts opens and cleans up contexts, from both sides: neither grows.
+var contexts = flag.Int("rpc.contexts", 1000, "how many contexts TestAutogradManyContexts opens")
+
+// heap is how much memory is in use in this process.
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc) //nolint:gosec // of a test
+}
+
+// TestAutogradManyContexts opens and cleans up contexts, half of them from each side: neither grows. "make memory" runs it with
+// ten thousand.
 func TestAutogradManyContexts(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
-		const n = 1000
+		n := max(*contexts/2, 400)
 		m1, l1 := goLayer("go1")
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}}, torchWorker("py0", fmt.Sprintf(`
 import layers, resource
@@ -170,8 +183,13 @@ layers.until(lambda: layers.contexts() == 0, "contexts are left")
 assert memory() - before < 64 << 20, "memory grows: %%d" %% (memory() - before)
 `, n)), m1)
 		w.run()
-		ctx := testContext(t)
-		for range n {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		var before int64
+		for i := range n {
+			if i == 200 {
+				before = heap()
+			}
 			gctx, c, err := l1.engine.Open(ctx)
 			if err != nil {
 				t.Fatal(err)
@@ -187,6 +205,10 @@ assert memory() - before < 64 << 20, "memory grows: %%d" %% (memory() - before)
 			_ = c.Close()
 		}
 		w.freed(ctx, w.agents["go1"])
+		if grown := heap() - before; grown > 8<<20 {
+			t.Errorf("the Go worker has %d bytes more than after 200 contexts", grown)
+		}
 		w.stop()
+		t.Logf("count: contexts of mixed worlds: %d", 2*n)
 	})
 }
