@@ -160,7 +160,7 @@ func heap() int64 {
 	var m runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc) //nolint:gosec // of a test
+	return int64(m.HeapAlloc)
 }
 
 // TestAutogradManyContexts opens and cleans up contexts, half of them from each side: neither grows. "make memory" runs it with
