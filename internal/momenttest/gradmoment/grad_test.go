@@ -129,7 +129,7 @@ func play(r *momenttest.Run, fast bool) {
 	call := r.Go("a pass", timeout+5*time.Second, func() error { return g.pass(own, c, carry, fast) })
 	r.Wait()
 	r.End()
-	happened := false
+	happened := own.Err() != nil // on a slow machine the deadline comes by itself
 	for _, event := range []string{momenttest.Cancel.Name, momenttest.CancelCause.Name, momenttest.Deadline.Name, releaseEvent, middleEvent, lastEvent, openerEvent} {
 		_, did := r.Happened(event)
 		happened = happened || did
