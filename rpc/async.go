@@ -15,7 +15,7 @@ import (
 // that there is something to wait for.
 func (a *Agent) async(ctx context.Context, to, fn string, args []any, report func(any, error)) {
 	if len(a.cfg.calling) > 0 {
-		next, end, err := intercept(ctx, a.cfg.calling, CallInfo{Peer: to, Func: fn})
+		next, end, err := intercept(ctx, a.cfg.calling, callInfo(to, fn, args, false))
 		if err != nil {
 			report(nil, err)
 			return
@@ -50,15 +50,15 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 		done(nil, err)
 		return
 	}
+	o := a.prepare(p, fn, args)
+	o.Mode = "async"
 	read := func(x rpclink.Reply, err error) {
 		var v any
 		if err == nil {
-			v, err = a.result(fn, p, x)
+			v, err = a.result(o.Func, p, x)
 		}
 		done(v, err)
 	}
-	o := a.prepare(p, fn, args)
-	o.Mode = "async"
 	a.post(ctx, o, read)
 }
 

@@ -75,7 +75,7 @@ func late(fn string, p *rpclink.Peer) error {
 
 // prepare returns how a call is encoded.
 func (a *Agent) prepare(p *rpclink.Peer, fn string, args []any) *rpccall.Outgoing {
-	o := &rpccall.Outgoing{By: a.caller, Op: "call", Mode: "sync", Func: fn, Peer: p}
+	o := &rpccall.Outgoing{By: a.caller, Op: "call", Mode: "sync", Func: shown(fn, args), Peer: p}
 	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := a.refs.Encoder(p, toGo)
 		m, err := encodeCall(e, fn, args)
@@ -138,7 +138,7 @@ func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error)
 func (a *Agent) call(ctx context.Context, to, fn string, args []any) (v any, err error) {
 	if len(a.cfg.calling) > 0 {
 		var end func(error)
-		if ctx, end, err = intercept(ctx, a.cfg.calling, CallInfo{Peer: to, Func: fn}); err != nil {
+		if ctx, end, err = intercept(ctx, a.cfg.calling, callInfo(to, fn, args, false)); err != nil {
 			return nil, err
 		}
 		defer func() { end(err) }()

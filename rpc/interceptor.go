@@ -12,8 +12,10 @@ import (
 type CallInfo struct {
 	// Peer is the worker at the other side: the one that is called, or the one that calls.
 	Peer string
-	// Func is the function, as the caller names it.
+	// Func is the function, as the caller names it; of a method of a reference the method's own name.
 	Func string
+	// Object is the id of the object that a method is called of, "" for a function.
+	Object string
 	// Remote says that the result stays at the callee: see [Remote].
 	Remote bool
 }
@@ -33,6 +35,36 @@ func WithCallInterceptors(list ...Interceptor) Option {
 // handler's. An outcome is what the handler returned, of a future what it completed with.
 func WithServeInterceptors(list ...Interceptor) Option {
 	return option(func(c *config) error { c.serving = append(c.serving, list...); return nil })
+}
+
+// calledMethod returns the method that a call of PyTorch's proxy function is for, and the id of the object.
+func calledMethod(fn string, args []any) (method, object string, ok bool) {
+	if fn != localInvoke && fn != localInvokeAsync || len(args) < 2 {
+		return "", "", false
+	}
+	core := coreOf(args[0])
+	method, ok = args[1].(string)
+	if core == nil || !ok {
+		return "", "", false
+	}
+	return method, core.Text(), true
+}
+
+// shown is what a call is called in errors, events and interceptors.
+func shown(fn string, args []any) string {
+	if method, _, ok := calledMethod(fn, args); ok {
+		return method
+	}
+	return fn
+}
+
+// callInfo describes a call to interceptors.
+func callInfo(peer, fn string, args []any, remote bool) CallInfo {
+	c := CallInfo{Peer: peer, Func: fn, Remote: remote}
+	if method, object, ok := calledMethod(fn, args); ok {
+		c.Func, c.Object = method, object
+	}
+	return c
 }
 
 // intercept runs the interceptors and returns the context of the call and how to tell its end.

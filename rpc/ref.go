@@ -194,10 +194,7 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 
 // ID returns the object's id as PyTorch prints it.
 func (r *Ref[T]) ID() string {
-	if r.c.Object != nil {
-		return r.c.Object.ID.String()
-	}
-	return r.c.Handle.Wire.ID.String()
+	return r.c.Text()
 }
 
 // Agent returns the agent that the reference belongs to.

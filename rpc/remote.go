@@ -41,19 +41,20 @@ func Remote[T any](ctx context.Context, a *Agent, to, fn string, args ...any) (*
 }
 
 // CallMethod calls a method of the object behind a reference, at its owner. A Python owner takes any method; a Go owner
-// those of a registered class ([Registry.Class]). It corresponds to rref.rpc_sync().method(...).
+// those of a registered class ([Registry.Class]). ctx is the timeout of this one call. It corresponds to
+// rref.rpc_sync(timeout).method(...).
 func CallMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) (R, error) {
 	positional, kwargs := splitArgs(args)
 	return Call[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, py.Tuple(positional), orEmpty(kwargs))
 }
 
-// AsyncMethod is [CallMethod] that returns at once. It corresponds to rref.rpc_async().method(...).
+// AsyncMethod is [CallMethod] that returns at once. It corresponds to rref.rpc_async(timeout).method(...).
 func AsyncMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) *dist.Future[R] {
 	positional, kwargs := splitArgs(args)
 	return Async[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, py.Tuple(positional), orEmpty(kwargs))
 }
 
-// RemoteMethod calls a method and leaves its result at the owner. It corresponds to rref.remote().method(...).
+// RemoteMethod calls a method and leaves its result at the owner. It corresponds to rref.remote(timeout).method(...).
 func RemoteMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) (*Ref[R], error) {
 	positional, kwargs := splitArgs(args)
 	return Remote[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, py.Tuple(positional), orEmpty(kwargs))
@@ -69,7 +70,7 @@ func orEmpty(d *py.Dict) *py.Dict {
 func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (hold *rpcref.Hold, err error) {
 	if len(a.cfg.calling) > 0 {
 		var end func(error)
-		if ctx, end, err = intercept(ctx, a.cfg.calling, CallInfo{Peer: to, Func: fn, Remote: true}); err != nil {
+		if ctx, end, err = intercept(ctx, a.cfg.calling, callInfo(to, fn, args, true)); err != nil {
 			return nil, err
 		}
 		defer func() { end(err) }()
@@ -82,7 +83,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (hold *rp
 		return nil, err
 	}
 	r := a.refs
-	h, company, err := r.Create(p, fn)
+	h, company, err := r.Create(p, shown(fn, args))
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +126,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (hold *rp
 func (a *Agent) creation(p *rpclink.Peer, h *rpcref.Handle, fn string, args []any) *rpccall.Outgoing {
 	r := a.refs
 	pair := rpcwire.RRefPair{RRef: rpcref.Global(h.Wire.ID), Fork: rpcref.Global(h.Wire.Fork)}
-	o := &rpccall.Outgoing{By: a.caller, Op: "remote", Func: fn, Peer: p}
+	o := &rpccall.Outgoing{By: a.caller, Op: "remote", Func: shown(fn, args), Peer: p}
 	o.Repeat = func() bool { return r.CreationPending(h) }
 	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := r.Encoder(p, toGo)
@@ -199,12 +200,12 @@ func encodeRemote(e *rpcwire.Encoder, fn string, args []any, pair rpcwire.RRefPa
 // remoteSelf makes an object of this worker by one of its own functions.
 func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*rpcref.Hold, error) {
 	r := a.refs
-	obj := r.OwnPending(fn)
+	obj := r.OwnPending(shown(fn, args))
 	if obj == nil {
 		return nil, rpclink.ErrClosed("remote")
 	}
 	core := r.HoldOwn(obj, "")
-	o := &rpccall.Outgoing{By: a.caller, Op: "remote", Func: fn, Peer: a.self}
+	o := &rpccall.Outgoing{By: a.caller, Op: "remote", Func: shown(fn, args), Peer: a.self}
 	o.Build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := r.Encoder(a.self, true)
 		m, err := encodeRemote(e, fn, args, rpcwire.RRefPair{RRef: rpcref.Global(obj.ID)})
@@ -264,7 +265,7 @@ func (a *Agent) creationArrived(r *request, j *job, cancel context.CancelCauseFu
 	if r.Frame != nil {
 		life = rrefcore.Epoch(r.Frame.Incarnation)
 	}
-	return a.refs.CallArrived(r.Peer, life, *j.remote, j.req.Func, cancel)
+	return a.refs.CallArrived(r.Peer, life, *j.remote, shown(j.req.Func, j.req.Args), cancel)
 }
 
 // answerCreated tells a creator that its object is here.

@@ -224,7 +224,7 @@ func (a *Agent) runCall(r *request) {
 	}
 	if a.cfg.hook != nil {
 		a.cfg.hook.Emit(observe.Event{
-			Time: started, Kind: "rpc.serve", Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: r.Peer.Name, Key: j.req.Func,
+			Time: started, Kind: "rpc.serve", Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: r.Peer.Name, Key: shown(j.req.Func, j.req.Args),
 		})
 	}
 	end := func() {
@@ -232,7 +232,7 @@ func (a *Agent) runCall(r *request) {
 		pl.End()
 		if a.cfg.hook != nil {
 			a.cfg.hook.Emit(observe.Event{
-				Kind: "rpc.serve", Phase: observe.End, Rank: dist.Rank(a.id), Peer: r.Peer.Name, Key: j.req.Func, Dur: time.Since(started), Err: err,
+				Kind: "rpc.serve", Phase: observe.End, Rank: dist.Rank(a.id), Peer: r.Peer.Name, Key: shown(j.req.Func, j.req.Args), Dur: time.Since(started), Err: err,
 			})
 		}
 	}
@@ -303,7 +303,7 @@ func (a *Agent) invoke(ctx context.Context, j *job, done func(any, error)) (ran 
 		a.recovered(j.req.Func, recover(), done)
 	}()
 	if len(a.cfg.serving) > 0 {
-		next, end, err := intercept(ctx, a.cfg.serving, CallInfo{Peer: j.req.From.Name, Func: j.req.Func, Remote: j.remote != nil})
+		next, end, err := intercept(ctx, a.cfg.serving, callInfo(j.req.From.Name, j.req.Func, j.req.Args, j.remote != nil))
 		if err != nil {
 			done(nil, err)
 			returned = true

@@ -40,6 +40,14 @@ func (c *Hold) Names() (id, fork string, open bool) {
 	}
 }
 
+// Text is the id of the object as PyTorch prints it.
+func (c *Hold) Text() string {
+	if c.Object != nil {
+		return c.Object.ID.String()
+	}
+	return c.Handle.Wire.ID.String()
+}
+
 // Collect closes a hold that the program has forgotten.
 func (c *Hold) Collect() {
 	if !c.Closed.Load() {
