@@ -65,7 +65,7 @@ func (a *attempt) asJob() jobscan.Job {
 
 // stands takes what the watch found.
 func (a *attempt) stands(h hung) {
-	a.job.screen.say("the job stands still for %s: %s", h.since.Round(time.Second), h.verdict.Sentence)
+	a.job.screen.say("the job has been hanging for %s: %s", h.since.Round(time.Second), h.verdict.Sentence)
 	for _, line := range h.verdict.Proof {
 		a.job.screen.say("  %s", line)
 	}

@@ -119,7 +119,7 @@ type owner struct{ a *Agent }
 var _ rpcplace.Owner = owner{}
 
 func (o owner) Overdue() {
-	o.a.cfg.logger.Warn("a handler does not return although its caller has gone: its place is given to others", slog.String("worker", o.a.name))
+	o.a.cfg.logger.Warn("a handler does not return although its caller is gone: its slot is given to others", slog.String("worker", o.a.name))
 }
 
 // AgentFrom returns the agent that runs the handler whose context ctx is or comes from, or nil. It corresponds to the

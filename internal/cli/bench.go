@@ -18,7 +18,7 @@ func (a *app) benchCommand() *cobra.Command {
 		Long: strings.TrimSpace(`
 Each command starts processes on this machine, measures, and prints one JSON object per
 value: group, case, peer, value and unit. Names and method are those of bench/peers, so
-the rows stand beside those of PyTorch, OpenMPI and others.`),
+the rows can be compared with those of PyTorch, OpenMPI and others.`),
 		Example: strings.Trim(`
   cohort bench coll --ranks 2
   cohort bench rpc

@@ -55,23 +55,24 @@ func (a *app) benchCollCommand() *cobra.Command {
 		Long: strings.TrimSpace(`
 Start --ranks processes that form a group, and measure barrier, all-reduce, broadcast,
 all-gather, reduce-scatter, all-to-all and, with two ranks, ping-pong, on ordinary Go
-slices. Sizes are those of all-reduce's and broadcast's tensor, of what a rank gives to
-all-gather, gets from reduce-scatter and sends in an all-to-all. From four ranks on,
-"halves" is an all-reduce in two sub-groups at the same time, each of half of the ranks.
+slices. The size is that of the tensor of all-reduce and broadcast, of a rank's input to
+all-gather, of its output from reduce-scatter, and of what it sends in an all-to-all. With
+four or more ranks, "halves" is an all-reduce in two sub-groups at the same time, each
+with half of the ranks.
 
 Each value is one line of JSON: group, case, peer, value and unit, with the names and the
-method of bench/peers, so that the rows of PyTorch and OpenMPI stand beside them. Process
-ids and the transport that the group chose go to standard error.
+method of bench/peers, so that they can be compared with PyTorch and OpenMPI. Process ids
+and the transport that the group chose go to standard error.
 
-With shared memory the cases run a second time on tensors that live in the segment
-(Group.NewTensor); their names have "inseg".
+With shared memory the cases run a second time on tensors in the shared segment
+(Group.NewTensor); their names contain "inseg".
 
-With --cost each case also tells what an operation costs the rank that it costs most:
+With --cost each case also prints what an operation costs the most expensive rank:
 processor time over wall time of all threads (cores), processor time (cpu), context
-switches of all threads, allocations, and the calls with which the group itself waits and
-wakes others: futex (shared memory), epoll (sockets) and yields of the core. What the Go
-runtime calls for itself shows in the context switches only. A rank is a process, so more
-than 1 core means that more than one of its threads ran.`),
+switches of all threads, allocations, and the system calls with which the group waits and
+wakes others: futex (shared memory), epoll (sockets) and yields of the core. The Go
+runtime's own calls show only in the context switches. A rank is a process, so more than
+1 core means that more than one of its threads ran.`),
 		Example: strings.Trim(`
   cohort bench coll --ranks 2
   cohort bench coll --ranks 4 --transport tcp --peer cohort-tcp
@@ -95,8 +96,8 @@ func (o *collOptions) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.peer, "peer", "cohort", "the name in the column peer")
 	cmd.Flags().Float64Var(&o.scale, "scale", 1, "multiplies the number of iterations")
 	cmd.Flags().StringVar(&o.only, "only", "", "run only the cases whose name contains this")
-	cmd.Flags().BoolVar(&o.cost, "cost", false, "tell also what an operation costs a rank")
-	cmd.Flags().IntVar(&o.busy, "busy", 0, "goroutines in every rank that compute all the time")
+	cmd.Flags().BoolVar(&o.cost, "cost", false, "also print what an operation costs a rank")
+	cmd.Flags().IntVar(&o.busy, "busy", 0, "goroutines in every rank that compute continuously")
 }
 
 func (o *collOptions) check() error {

@@ -42,8 +42,8 @@ func (a *app) benchRPCCommand() *cobra.Command {
 		Long: strings.TrimSpace(`
 Start a second process, make both workers of an RPC world on this machine's loopback
 interface, and measure. Each value is one line of JSON: group, case, peer, value and
-unit, with the names that bench/peers uses, so that the rows of PyTorch, net/rpc and
-grpc-go stand beside them. Process ids and the transport go to standard error.
+unit, with the names that bench/peers uses, so that they can be compared with PyTorch,
+net/rpc and grpc-go. Process ids and the transport go to standard error.
 
 --transport auto is what Go workers choose among themselves; uv is TensorPipe's wire,
 which they use with PyTorch workers.`),

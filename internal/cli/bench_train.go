@@ -34,7 +34,7 @@ func (a *app) benchTrainCommand() *cobra.Command {
 		Use:   "train",
 		Short: "Measure matrix products and training steps",
 		Long: strings.TrimSpace(`
-Measure what training consists of, and print one JSON object per value, with the names
+Measure the parts of training, and print one JSON object per value, with the names
 of bench/peers/autograd/torch_train.py and torch_dist_autograd.py:
 
   matmul1024.tN    float32 product of two 1024x1024 matrices on N threads

@@ -69,19 +69,19 @@ func (a *app) root() *cobra.Command {
 		Use:   "cohort",
 		Short: "torch.distributed without PyTorch: stores, rendezvous and more",
 		Long: strings.TrimSpace(`
-cohort starts jobs of PyTorch and Go processes as torchrun does (run), says why one stands
-still (why, ps), and serves a store that PyTorch 1.13 and 2.x clients share on one port
+cohort starts jobs of PyTorch and Go processes as torchrun does (run), says why a job
+hangs (why, ps), and serves a store that PyTorch 1.13 and 2.x clients share on one port
 (store serve). Its other commands read and write the store of any PyTorch job, and
 list and call the workers of its RPC world.`),
 		Example: strings.Trim(`
   cohort run --nproc-per-node 4 train.py      start a job: a PyTorch script or any program
-  cohort why                                  say why a job on this host stands still
+  cohort why                                  say why a job on this host hangs
   cohort store serve --addr 0.0.0.0:29500     serve a store for a job
   cohort store top --addr node0:29500         see who waits for which key since when
   cohort store get --addr node0:29500 epoch   read a key
-  cohort trace dumps/                         say which rank a job that hangs waits for
+  cohort trace dumps/                         say which rank a hanging job waits for
   cohort rpc ls --addr node0:29500            list the workers of an RPC world
-  cohort demo                                 see four processes meet`, "\n"),
+  cohort demo                                 see four processes work together`, "\n"),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Version:       thisVersion().String(),
@@ -107,9 +107,9 @@ The exit codes of all commands:
   0  done
   1  failed: the error says why; also when a signal ended the command early
   2  the command line is wrong
-  3  the time was over (--timeout)
+  3  timed out (--timeout)
   4  the key, worker or function does not exist
-  5  compare-and-set: the value was another one and stays as it was
+  5  compare-and-set: the value was not the expected one and was not changed
   6  the store cannot be reached`),
 	}
 }

@@ -35,16 +35,16 @@ func (a *app) demoCommand() *cobra.Command {
 	var torch string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "See four processes meet, one be killed and one hang, and what is said about it",
+		Short: "Run four processes together, kill one, hang one, and show what cohort says about it",
 		Long: strings.TrimSpace(`
 Start a store and worker processes on this machine. The workers find each other
-over the store, exchange keys, count together and pass a barrier, as the ranks of a
-PyTorch job do. Then they add up a vector with an all-reduce, and pass a remote
-reference around.
+through the store, exchange keys, count together and pass a barrier, as the ranks of a
+PyTorch job do. Then they sum a vector with an all-reduce, and pass a remote reference
+around.
 
-In a second job one rank is killed: the report, and the restart. In a third one rank
-hangs, and "cohort why" says which and where; if python3 has torch, that rank is one of
-PyTorch. Nothing is left behind, however the demonstration ends.`),
+In a second job one rank is killed, and you see the report and the restart. In a third
+job one rank hangs, and "cohort why" says which and where; if python3 has torch, that
+is a PyTorch rank. Nothing is left behind, however the demonstration ends.`),
 		Example: strings.Trim(`
   cohort demo
   cohort demo --workers 8 --json`, "\n"),

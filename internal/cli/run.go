@@ -33,10 +33,10 @@ func (a *app) runCommand() *cobra.Command {
 		Long: strings.TrimSpace(`
 Start a program several times, as torchrun does, with the environment that
 torch.distributed's env:// and cohort.Join read. A .py file runs with Python, -m runs a
-module, anything else is executed. The job's store lives in this process.
+module, anything else is executed. The job's store runs in this process.
 
-Options may be written with dashes or underscores, and shortened while they are unique;
-torchrun's PET_ variables give defaults. When a worker fails, the others are looked at
+Options may be written with dashes or underscores, or as any unambiguous prefix;
+torchrun's PET_ variables give defaults. When a worker fails, the others are inspected
 and stopped, the job is restarted up to --max-restarts times, and a report says which
 rank failed first and why.`),
 		Example: strings.Trim(`

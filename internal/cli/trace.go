@@ -31,17 +31,17 @@ func (a *app) traceCommand() *cobra.Command {
 		Short: "Say from flight recorder dumps why a job hangs",
 		Long: strings.TrimSpace(`
 Read the flight recorder dumps of the ranks of a job and say in one sentence who is
-late, missing or out of step. Below it stands, for each group, what each rank does.
+late, missing or out of step. A table then shows, for each group, what each rank does.
 
-A dump is what Group.Trace returns, what WithDump is given when a group fails, and
-what a process writes on a signal. Give one file for each rank, all taken at about the
-same time; a folder means all .json files in it, "-" the standard input.
+A dump is what Group.Trace returns, what WithDump passes on when a group fails, and
+what a process writes on a signal. Give one file per rank, all taken at about the same
+time; a folder means all .json files in it, "-" means standard input.
 
---addr asks the Go ranks on this host that use this store, without a file: those that
-"cohort run" has started, and others that have COHORT_DUMP_DIR in their environment.
+--addr asks the Go ranks on this host that use this store, so no files are needed. It
+reaches ranks that "cohort run" started, and others with COHORT_DUMP_DIR set.
 
 --perfetto writes all operations of all ranks as a trace for https://ui.perfetto.dev:
-a rank is a process there and a group a thread.`),
+each rank is shown as a process and each group as a thread.`),
 		Example: strings.Trim(`
   cohort trace dumps/
   cohort trace rank0.json rank1.json rank2.json

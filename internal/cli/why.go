@@ -33,20 +33,20 @@ func (a *app) whyCommand() *cobra.Command {
 	var apart time.Duration
 	cmd := &cobra.Command{
 		Use:   "why [JOB | BUNDLE | DUMPS...]",
-		Short: "Say in one sentence why a job stands still",
+		Short: "Say in one sentence why a job hangs",
 		Long: strings.TrimSpace(`
-Look at the ranks of a job and say which one the others wait for, what it does instead,
-and since when; below that the proof. Nothing in the job has to be prepared: the Python
-stacks of its processes are read from outside, without stopping them.
+Inspect the ranks of a job and say which one the others wait for, what it is doing
+instead, and since when, followed by the evidence. The job needs no preparation: the
+Python stacks of its processes are read from outside, without stopping them.
 
-Without an argument all jobs on this host are looked at, whoever started them: cohort,
-torchrun, or a script that sets RANK and MASTER_ADDR. JOB is the id or the store's
+Without an argument all jobs on this host are inspected, whoever started them: cohort,
+torchrun, or a script that sets RANK and MASTER_ADDR. JOB is the id or the store
 address that "cohort ps" shows, or the process id of a rank. BUNDLE is a folder of
-evidence that "cohort run" left. DUMPS are flight recorder dumps, of PyTorch (pickle or
-JSON; gloo or NCCL) or of cohort, one file for each rank, or a folder of them.
+evidence from "cohort run". DUMPS are flight recorder dumps, of PyTorch (pickle or
+JSON; gloo or NCCL) or of cohort, one file per rank, or a folder of them.
 
---addr is for a job none of whose ranks is on this host: its store tells who waits for
-which key, and ranks that run PyTorch's debug server are asked for their recorders.`),
+--addr is for a job without ranks on this host: its store knows who waits for which
+key, and ranks that run PyTorch's debug server are asked for their flight recorders.`),
 		Example: strings.Trim(`
   cohort why
   cohort why 127.0.0.1:29500
@@ -67,7 +67,7 @@ which key, and ranks that run PyTorch's debug server are asked for their recorde
 		},
 	}
 	cmd.Flags().StringVar(&addr, "addr", "", "the address of the job's store, HOST:PORT")
-	cmd.Flags().DurationVar(&apart, "apart", 500*time.Millisecond, "time between the two looks that tell what moves")
+	cmd.Flags().DurationVar(&apart, "apart", 500*time.Millisecond, "time between the two inspections that show which ranks make progress")
 	return cmd
 }
 

@@ -206,7 +206,7 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 	case len(sizes) > 1 && !uneven[example.Op] && len(backends) == 1: // others write sizes in their own way
 		return c.differ(sizes, func(n int) string { return opens[n].entry.Op + " with " + opens[n].entry.Sizes }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
 	}
-	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none goes on: the network between them stands still, or one of them died after it had entered.", is(here), numbered)}, len(here) > 1
+	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none makes progress: the network between them is stuck, or one of them died after it had entered.", is(here), numbered)}, len(here) > 1
 }
 
 // uneven are the collectives in which ranks may pass different sizes.

@@ -408,7 +408,7 @@ func (c *court) same() (Verdict, bool) {
 		return Verdict{Sentence: fmt.Sprintf("Rank %d is in %s (%s) and is the only rank that was found.", here[0], p.op, p.line)}, true
 	}
 	return Verdict{Sentence: fmt.Sprintf(
-		"%s in %s (%s)%s and none goes on: the network between them stands still, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+		"%s in %s (%s)%s and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
 		is(here), p.op, p.line, since(c.rank(here[0]).Idle))}, true
 }
 

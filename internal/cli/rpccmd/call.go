@@ -36,8 +36,8 @@ Arguments are JSON: 3, 1.5, "text", [1, 2], {"a": 1}, true, null. --kw NAME=JSON
 keyword argument. The result is printed as JSON too; tensors as their type, shape and
 elements.
 
-Workers are called as a guest, which nobody has to know. To call a PyTorch worker of
-a dynamic world the command joins, calls and leaves.`),
+The command calls workers as a guest, that is, without joining the world. To call a
+PyTorch worker of a dynamic world it joins, calls and leaves.`),
 		Example: strings.Trim(`
   cohort rpc call ps stats.mean '[1, 2, 3]'
   cohort rpc call trainer1 train.checkpoint '"/data/ckpt"' --kw epoch=7 --timeout 5m

@@ -53,10 +53,9 @@ func (a *app) rpcListCommand() *cobra.Command {
 		Use:   "ls",
 		Short: "List the workers of an RPC world",
 		Long: strings.TrimSpace(`
-List the workers that the store names: their ids, names, kinds and addresses. Nothing is
-sent to them. In a static world these are all workers that ever started; a dynamic
-world removes a worker that leaves in order. A worker without address is about to
-start.`),
+List the workers in the store: their ids, names, kinds and addresses. Nothing is sent
+to them. In a static world these are all workers that ever started; a dynamic world
+removes a worker that leaves in order. A worker without an address is still starting.`),
 		Example: strings.Trim(`
   cohort rpc ls
   cohort rpc ls --addr node0:29500 --round 0 --json`, "\n"),

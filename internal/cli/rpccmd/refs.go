@@ -41,10 +41,10 @@ func (a *app) rpcRefsCommand() *cobra.Command {
 Show the objects that Go workers own on behalf of others, and who holds references to
 them: the owner, the object with its type, size and age, what created it, and for each
 holder how long it has held it. Without WORKER all Go workers are asked; PyTorch
-workers do not tell.
+workers cannot be asked.
 
-Objects that refer to each other in a circle are never freed. When all workers are
-asked, such circles are shown too.`),
+Objects that refer to each other in a cycle are never freed. If all workers are asked,
+such cycles are shown too.`),
 		Example: strings.Trim(`
   cohort rpc refs
   cohort rpc refs ps --json`, "\n"),

@@ -20,14 +20,14 @@ func New(shared *command.App) *cobra.Command {
 	a := &app{shared}
 	cmd := &cobra.Command{
 		Use:   "rpc",
-		Short: "Look into an RPC world, and call its workers",
+		Short: "Inspect an RPC world and call its workers",
 		Long: strings.TrimSpace(`
-Commands for the workers of torch.distributed.rpc and of Go programs that met in a
-store. "ls" only reads the store and disturbs nobody. "call", "refs" and "stubs" talk
-to the workers themselves.
+Commands for the RPC workers, of torch.distributed.rpc and of Go programs, that use a
+store. "ls" only reads the store and contacts no worker. "call", "refs" and "stubs"
+talk to the workers themselves.
 
-Every init_rpc of a process has keys of its own in the store, rpc_prefix_0 for the
-first. The commands take the latest that is there; --round names another.`),
+Every init_rpc of a process has its own keys in the store: rpc_prefix_0 for the first.
+The commands use the latest; --round selects another.`),
 		Example: strings.Trim(`
   cohort rpc ls --addr node0:29500
   cohort rpc call trainer1 stats.mean '[1, 2, 3]'

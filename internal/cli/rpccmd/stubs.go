@@ -31,14 +31,14 @@ func (a *app) rpcStubsCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "stubs WORKER",
-		Short: "Write Python modules for what a Go worker serves",
+		Short: "Write Python stub modules for the handlers of a Go worker",
 		Long: strings.TrimSpace(`
 Write the Python modules that callers of a Go worker import: one file for each module,
 with the names, parameters, type hints and docstrings of its functions and classes. The
 bodies are never run; PyTorch sends the name, and the Go worker runs its handler.
 
-Parameters are called arg0, arg1 and so on unless the handler was registered with
-rpc.Params. rpc.Doc makes a docstring.`),
+Parameters are named arg0, arg1 and so on unless the handler was registered with
+rpc.Params. rpc.Doc adds a docstring.`),
 		Example: strings.Trim(`
   cohort rpc stubs ps --addr node0:29500 --out stubs
   PYTHONPATH=stubs python3 trainer.py`, "\n"),
@@ -59,7 +59,7 @@ rpc.Params. rpc.Doc makes a docstring.`),
 	}
 	flags.Bind(a.App, cmd)
 	cmd.Flags().StringVar(&out, "out", ".", "the folder to write to")
-	cmd.Flags().BoolVar(&force, "force", false, "write over files that are there")
+	cmd.Flags().BoolVar(&force, "force", false, "overwrite existing files")
 	return cmd
 }
 

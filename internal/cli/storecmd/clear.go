@@ -25,16 +25,16 @@ func (a *app) clearCommand() *cobra.Command {
 	var flags command.StoreFlags
 	cmd := &cobra.Command{
 		Use:   "clear",
-		Short: "Remove everything from a store, so that the next run finds it empty",
+		Short: "Remove everything from a store, so that the next run starts with an empty one",
 		Long: strings.TrimSpace(`
-Remove all keys, queues and claims from a store of cohort, as if it had been started
-anew. What is there is told first, and nothing happens without --yes or, on a
-terminal, a "yes" as the answer.
+Remove all keys, queues and claims from a cohort store, as if it had been restarted.
+The command first shows what the store holds, and does nothing without --yes or, on a
+terminal, the answer "yes".
 
-Processes that still use the store lose it: those of PyTorch are disconnected, those
-of Go are told that this is another store. Nobody but they notices.
+Processes that still use the store lose it: PyTorch processes are disconnected, and Go
+processes get an error that says that the store was replaced.
 
-PyTorch's own stores cannot be cleared: restart the process that has it.`),
+PyTorch's own stores cannot be cleared: restart the process that hosts the store.`),
 		Example: strings.Trim(`
   cohort store clear --addr node0:29500
   cohort store clear --addr node0:29500 --yes`, "\n"),
@@ -73,7 +73,7 @@ func (a *app) clear(ctx context.Context, flags *command.StoreFlags, yes bool) er
 	return flags.WithStore(ctx, a.App, func(ctx context.Context, s *tcpstore.Client) error {
 		n, err := s.Clear(ctx, id)
 		if errors.Is(err, dist.InvalidArgument) {
-			return fmt.Errorf("the store at %s was cleared or started anew by somebody else meanwhile; nothing was done", s.Addr())
+			return fmt.Errorf("the store at %s was cleared or restarted by another process in the meantime; nothing was done", s.Addr())
 		}
 		if err != nil {
 			return clearError(s.Addr(), err)

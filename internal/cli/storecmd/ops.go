@@ -105,7 +105,7 @@ func (a *app) getCommand() *cobra.Command {
 		return err
 	})
 	cmd.Flags().BoolVar(&now, "now", false, "do not wait: exit with 4 if the key does not exist")
-	cmd.Flags().BoolVarP(&bare, "no-newline", "n", false, "print the value alone, without a line end")
+	cmd.Flags().BoolVarP(&bare, "no-newline", "n", false, "print only the value, without a line end")
 	return cmd
 }
 
@@ -116,7 +116,7 @@ func notFound(op, key string) error {
 func (a *app) setCommand() *cobra.Command {
 	return a.writeCommand(&cobra.Command{
 		Use:   "set KEY VALUE",
-		Short: "Set a key and wake whoever waits for it",
+		Short: "Set a key and wake all that wait for it",
 		Example: strings.Trim(`
   cohort store set epoch 3
   cohort store set model - < model.bin      the value comes from standard input`, "\n"),
@@ -172,12 +172,12 @@ func (a *app) addCommand() *cobra.Command {
 	cmd := a.storeOp(&cobra.Command{
 		Use:   "add KEY [DELTA]",
 		Short: "Add to a counter and print the sum",
-		Long:  "Add DELTA (1 if left out) to the number under KEY and print the sum. A key that does not exist counts as 0.",
+		Long:  "Add DELTA (default 1) to the number under KEY and print the sum. A key that does not exist counts as 0.",
 		Example: strings.Trim(`
   cohort store add steps
   cohort store add steps 100
   cohort store add -- steps -1              a negative number needs the two dashes
-  cohort store add --raw init/ 0            how many workers joined`, "\n"),
+  cohort store add --raw init/ 0            how many workers have joined`, "\n"),
 		Args: func(cmd *cobra.Command, args []string) (err error) {
 			if err = command.Between(1, 2, "KEY")(cmd, args); err != nil || len(args) < 2 {
 				return err
@@ -206,12 +206,12 @@ func (a *app) addCommand() *cobra.Command {
 func (a *app) casCommand() *cobra.Command {
 	return a.storeOp(&cobra.Command{
 		Use:   "cas KEY EXPECTED DESIRED",
-		Short: "Replace a value if it is the expected one",
+		Short: "Replace a value if it equals the expected one",
 		Long: strings.TrimSpace(`
-Replace the value of KEY by DESIRED if it equals EXPECTED, and print the value that
-the store answers with. An empty EXPECTED ("") creates a key that does not exist.
-The exit code is 5 if the value was another one; one that was DESIRED already counts
-as replaced, because PyTorch's protocol does not tell the two apart.`),
+Replace the value of KEY with DESIRED if it equals EXPECTED, and print the value that
+the store replies with. An empty EXPECTED ("") creates a key that does not exist.
+The exit code is 5 if the value was not EXPECTED. A value that was already DESIRED
+counts as replaced, because PyTorch's protocol does not tell the two apart.`),
 		Example: strings.Trim(`
   cohort store cas leader "" node3          become the leader if there is none
   cohort store cas leader node3 node4`, "\n"),
@@ -279,7 +279,7 @@ func (a *app) deleteCommand() *cobra.Command {
 	return a.storeOp(&cobra.Command{
 		Use:     "delete KEY...",
 		Short:   "Delete keys",
-		Long:    "Delete keys. The exit code is 4 if one of them did not exist; the others are deleted nevertheless.",
+		Long:    "Delete keys. The exit code is 4 if one of them did not exist; the others are still deleted.",
 		Example: "  cohort store delete epoch steps",
 		Args:    command.Between(1, -1, "KEY"),
 	}, func(ctx context.Context, s *tcpstore.Client, args []string) error {
@@ -311,8 +311,8 @@ func (a *app) keysCommand() *cobra.Command {
 		Use:   "keys [PREFIX]",
 		Short: "List the keys of a store",
 		Long: strings.TrimSpace(`
-List the keys, sorted, one a line; with PREFIX only those that start with it. The
-servers of PyTorch up to 2.8 cannot list keys; --count works on all of them and
+List the keys, sorted, one per line; with PREFIX, only those that start with it.
+PyTorch's servers up to 2.8 cannot list keys. --count works with all of them and
 includes the store's own keys, as PyTorch's num_keys does.`),
 		Example: strings.Trim(`
   cohort store keys
@@ -342,7 +342,7 @@ includes the store's own keys, as PyTorch's num_keys does.`),
 		slices.Sort(keys)
 		return a.printKeys(ctx, s, keys, values)
 	})
-	cmd.Flags().BoolVar(&count, "count", false, "print the number of keys only")
+	cmd.Flags().BoolVar(&count, "count", false, "print only the number of keys")
 	cmd.Flags().BoolVar(&values, "values", false, "print the start of each value too")
 	return cmd
 }

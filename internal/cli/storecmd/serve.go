@@ -43,25 +43,25 @@ func (a *app) serveCommand() *cobra.Command {
 		Short: "Serve a store that PyTorch cannot tell from its own",
 		Long: strings.TrimSpace(`
 Serve a store for PyTorch 1.13 and 2.x clients and Go processes, all on one port.
-One line says when it is ready. It ends on SIGTERM or SIGINT and says what it did.
+It prints a line when it is ready. It stops on SIGTERM or SIGINT and prints a summary.
 
-PyTorch ranks use it as their store, without a change in their code, when these are
-set for each of them beside RANK and WORLD_SIZE:
+PyTorch ranks use it as their store, without a change to their code, if these
+variables are set for each of them in addition to RANK and WORLD_SIZE:
   MASTER_ADDR, MASTER_PORT             the address of this store
-  TORCHELASTIC_USE_AGENT_STORE=True    no rank starts a store of its own
-  TORCHELASTIC_RESTART_COUNT=0         PyTorch 1.13 wants it
+  TORCHELASTIC_USE_AGENT_STORE=True    no rank starts its own store
+  TORCHELASTIC_RESTART_COUNT=0         PyTorch 1.13 requires it
 Or give the store to init_process_group: dist.TCPStore(host, port, world_size,
-is_master=False), with use_libuv=False where PyTorch 2 was built without libuv.
-Start a store for each run of a job: the keys of one run would mislead the next. Or
-clear it in between ("cohort store clear"), or give --forget.
+is_master=False), with use_libuv=False if PyTorch 2 was built without libuv.
+Start a new store for each run of a job, because the keys of one run would mislead the
+next. Or clear it in between ("cohort store clear"), or use --forget.
 
-There is no password in PyTorch's protocol: whoever reaches the port can read and
-write. So the default address is reachable from this machine only; to serve others
-give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
+PyTorch's protocol has no password: anyone who can reach the port can read and write.
+So the default address can be reached only from this machine. To serve other machines,
+use --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 		Example: strings.Trim(`
   cohort store serve
   cohort store serve --addr 0.0.0.0:29500 --http 127.0.0.1:9090
-  cohort store serve --addr 127.0.0.1:0 --json      take a free port and say which`, "\n"),
+  cohort store serve --addr 127.0.0.1:0 --json      take a free port and print it`, "\n"),
 		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := flags.check(); err != nil {
@@ -73,16 +73,16 @@ give --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 	f := cmd.Flags()
 	f.StringVar(&flags.addr, "addr", "127.0.0.1:"+command.DefaultPort, "address to serve on, HOST:PORT; port 0 takes a free one")
 	f.StringVar(&flags.http, "http", "", "serve /metrics (Prometheus), /healthz and /stats (JSON) on this address")
-	f.BoolVar(&flags.withStdin, "exit-with-stdin", false, "end also when standard input closes")
-	f.DurationVar(&flags.drain, "drain", 0, "when told to end, wait up to this time for clients to leave")
-	f.BoolVar(&flags.forget, "forget", false, "forget all keys whenever the last client leaves")
+	f.BoolVar(&flags.withStdin, "exit-with-stdin", false, "also stop when standard input closes")
+	f.DurationVar(&flags.drain, "drain", 0, "when told to stop, wait up to this time for clients to disconnect")
+	f.BoolVar(&flags.forget, "forget", false, "remove all keys whenever the last client disconnects")
 	f.IntVar(&flags.loops, "loops", min(runtime.GOMAXPROCS(0), 4), "event loops that share the connections; 1 to 64")
 	f.BoolVarP(&flags.verbose, "verbose", "v", false, "log more than warnings, on standard error")
 	defaults := tcpstore.DefaultLimits()
-	f.IntVar(&flags.limits.Conns, "max-connections", defaults.Conns, "number of connections (a PyTorch 1.13 client has two)")
+	f.IntVar(&flags.limits.Conns, "max-connections", defaults.Conns, "most connections at a time (a PyTorch 1.13 client has two)")
 	f.IntVar(&flags.limits.Key, "max-key", defaults.Key, "longest key in bytes")
 	f.IntVar(&flags.limits.Value, "max-value", defaults.Value, "longest value in bytes")
-	f.Int64Var(&flags.limits.Memory, "max-memory", defaults.Memory, "bytes that clients can make the server hold; half of it is for keys and values")
+	f.Int64Var(&flags.limits.Memory, "max-memory", defaults.Memory, "most bytes that the server holds for clients; half of it is for keys and values")
 	return cmd
 }
 

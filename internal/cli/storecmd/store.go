@@ -22,16 +22,16 @@ func New(shared *command.App) *cobra.Command {
 	a := &app{shared}
 	cmd := &cobra.Command{
 		Use:   "store",
-		Short: "Serve a store, or look into one and change it",
+		Short: "Serve a store, or read and change one",
 		Long: strings.TrimSpace(`
 Commands for the store through which the processes of a job find each other. They
-work on cohort's store and on the TCPStore of PyTorch 1.13 and 2.x, whose version
-is found out.
+work with cohort's store and with the TCPStore of PyTorch 1.13 and 2.x, and detect
+which it is.
 
 Keys are written as in Python: store.set("epoch", "3") is the key epoch. On the
-wire PyTorch puts "/" in front of it; --raw takes and shows keys as they are there,
-which also reaches "init/", the counter of the workers that joined. Process groups
-prefix their keys: "cohort store keys" shows them.`),
+wire PyTorch puts "/" in front of it. --raw takes and shows keys as they are on the
+wire, and so also reaches "init/", the number of workers that have joined. Process
+groups prefix their keys: "cohort store keys" shows them.`),
 		Example: strings.Trim(`
   cohort store serve --addr 0.0.0.0:29500 --http 127.0.0.1:9090
   cohort store set --addr node0:29500 epoch 3

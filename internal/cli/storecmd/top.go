@@ -31,15 +31,15 @@ func (a *app) topCommand() *cobra.Command {
 	var every time.Duration
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show live who waits for which key since when",
+		Short: "Show, live, who waits for which key and since when",
 		Long: strings.TrimSpace(`
-Show connections, keys, operations a second, and who waits for which key since when:
-the first thing to know when a job hangs at its start. On a terminal the view is live
-("q" ends it); elsewhere one frame is printed after the other. Only cohort's own store
-keeps these numbers; PyTorch's does not.
+Show connections, keys, operations per second, and who waits for which key and since
+when: the first thing to look at when a job hangs at its start. On a terminal the view
+is live ("q" quits); otherwise one frame is printed after another. Only cohort's own
+store provides this information; PyTorch's does not.
 
-Go processes tell their rank. A PyTorch process is shown by its address and, where it
-runs on this machine, by its process id, command and the RANK it was started with.`),
+Go processes are shown with their rank. A PyTorch process is shown by its address and,
+if it runs on this machine, by its process id, command and the RANK it was started with.`),
 		Example: strings.Trim(`
   cohort store top --addr node0:29500
   cohort store top --once
@@ -53,7 +53,7 @@ runs on this machine, by its process id, command and the RANK it was started wit
 		},
 	}
 	flags.Bind(a.App, cmd)
-	cmd.Flags().BoolVar(&once, "once", false, "print one frame and end")
+	cmd.Flags().BoolVar(&once, "once", false, "print one frame and exit")
 	cmd.Flags().DurationVar(&every, "every", time.Second, "time between frames")
 	return cmd
 }
