@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -109,9 +110,9 @@ func differences(c call) map[string]call {
 // TestEveryMismatchOnEveryRank lets one rank call something else than the others, in every way that all ranks must agree in,
 // and looks at the error of each rank: it names both sides, and it is the error of that very call.
 //
-// On TCP there is one exception. The leaf of a small broadcast or of a scatter is done when it has its data. That another leaf differs
-// it could only know from a message that the root sends after it has heard of all the others, that is, a round trip more in
-// every broadcast. Such a leaf has correct data and gets the error in its next call.
+// On TCP there is one exception: operations with a root. Their data flows one way, and a rank is done when it has sent or
+// received its part. That another rank differs it could only know from a message that flows back, twice the steps of every such
+// operation. A rank whose part was right gets the error in its next call.
 func TestEveryMismatchOnEveryRank(t *testing.T) {
 	t.Parallel()
 	kinds := []OpType{
@@ -149,8 +150,7 @@ func mismatch(t *testing.T, transport Transport, ranks int, base, odd call) {
 			c = odd
 		}
 		errs[r] = c.on(ctx, groups[r]).Wait(ctx)
-		leaf := transport == TCP && (base.kind == OpBroadcast && base.shape[0] < 100 || base.kind == OpScatter) && r != base.root
-		if errs[r] == nil && leaf {
+		if rooted := slices.Contains([]OpType{OpBroadcast, OpReduce, OpGather, OpScatter}, base.kind); errs[r] == nil && rooted && transport == TCP {
 			errs[r] = groups[r].Barrier(ctx).Wait(ctx)
 		}
 		return nil

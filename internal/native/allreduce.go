@@ -9,7 +9,6 @@ import "math/bits"
 const (
 	phaseData   = 0 // contributions, and data that goes its whole way in one phase
 	phaseResult = 1 // finished pieces on their way back
-	phaseAck    = 2 // empty messages: I have it, and we called the same
 )
 
 func (r *run) allReduce() error {

@@ -25,8 +25,12 @@ import (
 // Tuning holds the sizes at which the algorithms change. All ranks of a group must use the same. The zero value of a
 // field means its default.
 type Tuning struct {
-	// Small is the largest all-reduce, reduce or broadcast, in bytes, that takes the path with the fewest steps.
+	// Small is the largest all-reduce or reduce, in bytes, that takes the path with the fewest steps.
 	Small int
+	// Tree is the largest broadcast, in bytes, that goes down a tree, whole, instead of along a chain in segments.
+	Tree int
+	// Doubling is the largest result of an all-gather, in bytes, that is collected in as few steps as possible.
+	Doubling int
 	// Segment is the piece of a large buffer that is in flight at a time.
 	Segment int
 	// Depth is the number of segments in flight per peer.
@@ -38,7 +42,13 @@ type Tuning struct {
 // withDefaults fills the zero fields.
 func (t Tuning) withDefaults() Tuning {
 	if t.Small == 0 {
-		t.Small = 16 << 10
+		t.Small = 64 << 10
+	}
+	if t.Tree == 0 {
+		t.Tree = 256 << 10
+	}
+	if t.Doubling == 0 {
+		t.Doubling = 64 << 20
 	}
 	if t.Segment == 0 {
 		t.Segment = 512 << 10

@@ -51,26 +51,26 @@ func (r *run) sentAll(handles []handle) error {
 	return nil
 }
 
-// allGather sends the own block to everybody, all at once; with many ranks and large blocks it goes around a ring.
+// allGather collects blocks of one size in as few steps as possible while the result is small. Larger ones, and blocks of
+// different sizes, go to everybody at once, or around a ring where there are many ranks.
 func (r *run) allGather() error {
 	q := r.req
-	at, offset := 0, 0
-	for peer := range r.size {
-		if peer == r.rank {
-			offset = at
-		}
-		at += coll.BlockSize(len(q.Out), q.OutCounts, r.size, peer)
-	}
-	own := q.Out[offset : offset+len(q.In)]
-	if len(q.In) > 0 && &own[0] != &q.In[0] {
-		r.copy(own, q.In)
-	}
-	if q.OutCounts == nil && r.size >= r.tuning.RingFrom && len(q.In) > r.tuning.Small {
+	own := coll.Block(q.Out, q.OutCounts, r.size, r.rank)
+	even := q.OutCounts == nil
+	switch {
+	case even && r.size&(r.size-1) == 0 && len(q.Out) <= r.tuning.Doubling:
+		r.place(own)
+		return r.gatherDoubling()
+	case even && len(q.Out) <= min(r.tuning.Doubling, maxRotated):
+		return r.gatherRotated()
+	case even && r.size >= r.tuning.RingFrom && len(q.In) > r.tuning.Small:
+		r.place(own)
 		// Blocks of one size are the even parts of the output.
-		return r.around(coll.Parts{Total: len(q.Out), Elem: q.DType.Size(), Ranks: r.size}, phaseData, r.rank, nil)
+		return r.pass(coll.Parts{Total: len(q.Out), Elem: q.DType.Size(), Ranks: r.size}, phaseData, r.rank)
 	}
+	r.place(own)
 	recvs, sends := r.handles(), r.others()
-	at = 0
+	at := 0
 	for peer := range r.size {
 		length := coll.BlockSize(len(q.Out), q.OutCounts, r.size, peer)
 		if peer != r.rank {
@@ -85,6 +85,62 @@ func (r *run) allGather() error {
 	if err := r.receivedAll(recvs); err != nil {
 		return err
 	}
+	return r.sentAll(sends)
+}
+
+// place puts the own block where it belongs in the result.
+func (r *run) place(own []byte) {
+	if in := r.req.In; len(in) > 0 && &own[0] != &in[0] {
+		r.copy(own, in)
+	}
+}
+
+// gatherDoubling is the all-gather of a power of two of ranks: all that two halves have is exchanged, at distance 1, 2, 4...
+func (r *run) gatherDoubling() error {
+	out := r.req.Out
+	block := len(out) / r.size
+	// The blocks from rank&^(distance-1) on, as many as the distance, are where they belong.
+	have := func(rank, distance int) []byte {
+		from := rank &^ (distance - 1)
+		return out[from*block : (from+distance)*block]
+	}
+	recvs, sends := r.handles(), r.others()
+	for distance := 1; distance < r.size; distance *= 2 { // room is announced before it is needed
+		partner := r.rank ^ distance
+		recvs[partner] = r.recv(phaseData, partner, have(partner, distance))
+	}
+	for distance := 1; distance < r.size; distance *= 2 {
+		partner := r.rank ^ distance
+		sends[partner] = r.send(phaseData, partner, have(r.rank, distance))
+		if err := r.received(recvs[partner]); err != nil {
+			return err
+		}
+	}
+	return r.sentAll(sends)
+}
+
+// maxRotated is the largest result that is worth a copy more to save messages.
+const maxRotated = 64 << 10
+
+// gatherRotated is the same for any number of ranks (Bruck's algorithm): each rank collects the blocks from its own on, and puts
+// them in their places at the end.
+func (r *run) gatherRotated() error {
+	q, n := r.req, r.size
+	block := len(q.Out) / n
+	all := r.buffer(n * block)
+	r.copy(all, q.In)
+	sends := r.others()
+	for distance := 1; distance < n; distance *= 2 {
+		count := min(distance, n-distance)
+		left, right := (r.rank-distance+n)%n, (r.rank+distance)%n
+		in := r.recv(phaseData, right, all[distance*block:(distance+count)*block])
+		sends[left] = r.send(phaseData, left, all[:count*block])
+		if err := r.received(in); err != nil {
+			return err
+		}
+	}
+	r.copy(q.Out[r.rank*block:], all)
+	r.copy(q.Out, all[(n-r.rank)*block:])
 	return r.sentAll(sends)
 }
 

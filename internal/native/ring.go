@@ -11,28 +11,51 @@ import "github.com/cohort-dist/cohort/internal/coll"
 func (r *run) ring() error {
 	out := r.req.Out
 	blocks := coll.Parts{Total: len(out), Elem: r.req.DType.Size(), Ranks: r.size}
-	if err := r.around(blocks, phaseData, r.rank, func(dst, arrived []byte) { r.combine(dst, arrived, dst) }); err != nil {
+	if err := r.around(blocks); err != nil {
 		return err
 	}
 	from, to := blocks.Of((r.rank + 1) % r.size)
 	r.finishAverage(out[from:to])
-	return r.around(blocks, phaseResult, (r.rank+1)%r.size, nil)
+	return r.pass(blocks, phaseResult, (r.rank+1)%r.size)
 }
 
-// around passes size-1 blocks to the right neighbour, starting with block first, each rank passing on what it got from
-// the left. With combine the arriving block is merged into the own one, else it replaces it.
-func (r *run) around(blocks coll.Parts, phase uint8, first int, combine func(dst, arrived []byte)) error {
+// pass hands size-1 finished blocks to the right neighbour, starting with block first, each rank passing on what it got from
+// the left. Room for all of them is announced before it is needed.
+func (r *run) pass(blocks coll.Parts, phase uint8, first int) error {
+	n := r.size
+	left, right := (r.rank+n-1)%n, (r.rank+1)%n
+	block := func(step int) []byte {
+		from, to := blocks.Of((first - step + n) % n)
+		return r.req.Out[from:to]
+	}
+	recvs, sends := r.handles(), r.others()
+	for step := range n - 1 {
+		if room := block(step + 1); len(room) > 0 {
+			recvs[step] = r.recv(phase, left, room)
+		}
+	}
+	for step := range n - 1 {
+		if data := block(step); len(data) > 0 {
+			sends[step] = r.send(phase, right, data)
+		}
+		if err := r.received(recvs[step]); err != nil {
+			return err
+		}
+	}
+	return r.sentAll(sends)
+}
+
+// around passes size-1 blocks to the right neighbour, starting with the own one. Each rank merges what it got from the left
+// into its part of that block and passes it on.
+func (r *run) around(blocks coll.Parts) error {
 	out, n := r.req.Out, r.size
 	left, right := (r.rank+n-1)%n, (r.rank+1)%n
 	size := min(r.segmentSize(blocks.Elem, blocks.Longest()), max(blocks.Longest(), blocks.Elem))
 	segments := max(ceilDiv(blocks.Longest(), size), 1)
 	depth := min(r.tuning.Depth, segments) // a segment that is passed on was merged already: see items below
-	var scratch []byte
-	if combine != nil {
-		scratch = r.buffer(depth * size)
-	}
+	scratch := r.buffer(depth * size)
 	span := func(step, s int) (int, int) {
-		from, to := blocks.Of(((first-step)%n + n) % n)
+		from, to := blocks.Of((r.rank - step + n) % n)
 		return coll.Segment(from, to, size, s)
 	}
 	sends, recvs := make([]handle, depth), make([]handle, depth)
@@ -49,14 +72,10 @@ func (r *run) around(blocks coll.Parts, phase uint8, first int, combine func(dst
 			}
 			sends[i%depth] = none
 			if from, to := span(i/segments+1, i%segments); from < to {
-				room := out[from:to]
-				if combine != nil {
-					room = scratch[i%depth*size:][:to-from]
-				}
-				recvs[i%depth] = r.recv(phase, left, room)
+				recvs[i%depth] = r.recv(phaseData, left, scratch[i%depth*size:][:to-from])
 			}
 			if from, to := span(i/segments, i%segments); from < to {
-				sends[i%depth] = r.send(phase, right, out[from:to])
+				sends[i%depth] = r.send(phaseData, right, out[from:to])
 			}
 		}
 		if j := i - depth + 1; j >= 0 && j < items {
@@ -64,8 +83,8 @@ func (r *run) around(blocks coll.Parts, phase uint8, first int, combine func(dst
 				return err
 			}
 			recvs[j%depth] = none
-			if from, to := span(j/segments+1, j%segments); from < to && combine != nil {
-				combine(out[from:to], scratch[j%depth*size:][:to-from])
+			if from, to := span(j/segments+1, j%segments); from < to {
+				r.combine(out[from:to], scratch[j%depth*size:][:to-from], out[from:to])
 			}
 		}
 	}

@@ -5,8 +5,8 @@ package native
 
 import "github.com/cohort-dist/cohort/internal/coll"
 
-// Operations with a root. Empty acknowledgements flow against the data, so that a rank which only sends learns that the
-// others called the same before it says that it succeeded.
+// Operations with a root. Data flows one way and nothing flows back: a rank whose part is done does not wait for the others.
+// If one of them called something else, it fails the mesh, and this rank learns of it in its next call at the latest.
 
 // fromRoot numbers ranks from the root on.
 func (r *run) fromRoot() int { return (r.rank - r.req.Root + r.size) % r.size }
@@ -14,7 +14,7 @@ func (r *run) fromRoot() int { return (r.rank - r.req.Root + r.size) % r.size }
 func (r *run) atPlace(place int) int { return (place + r.req.Root) % r.size }
 
 func (r *run) broadcast() error {
-	if len(r.req.Out) > r.tuning.Small && r.size > 2 {
+	if len(r.req.Out) > r.tuning.Tree && r.size > 2 {
 		return r.chain()
 	}
 	place := r.fromRoot()
@@ -28,24 +28,13 @@ func (r *run) broadcast() error {
 		for lowest = 1; lowest < r.size; lowest *= 2 {
 		}
 	}
+	children := r.handles()[:0]
 	for bit := lowest / 2; bit > 0; bit /= 2 {
 		if place+bit < r.size {
-			if err := r.sent(r.send(phaseData, r.atPlace(place+bit), r.req.Out)); err != nil {
-				return err
-			}
+			children = append(children, r.send(phaseData, r.atPlace(place+bit), r.req.Out))
 		}
 	}
-	for bit := lowest / 2; bit > 0; bit /= 2 {
-		if place+bit < r.size {
-			if err := r.received(r.recv(phaseAck, r.atPlace(place+bit), nil)); err != nil {
-				return err
-			}
-		}
-	}
-	if place != 0 {
-		return r.sent(r.send(phaseAck, r.atPlace(place-lowest), nil))
-	}
-	return nil
+	return r.sentAll(children)
 }
 
 // chain is the broadcast of a large buffer: it runs through all ranks in segments, each rank passes on what it got.
@@ -88,14 +77,6 @@ func (r *run) chain() error {
 			return err
 		}
 	}
-	if !last {
-		if err := r.received(r.recv(phaseAck, after, nil)); err != nil {
-			return err
-		}
-	}
-	if place != 0 {
-		return r.sent(r.send(phaseAck, before, nil))
-	}
 	return nil
 }
 
@@ -106,51 +87,30 @@ func (r *run) reduce() error {
 	return r.reduceBlocks()
 }
 
-// reduceTree sends small buffers up a binomial tree over the real ranks (so that operands stay in the order of ranks) to
-// rank 0, which hands the result to the root; the acknowledgement runs down again.
+// reduceTree sends small buffers up a binomial tree to the root. The operands are in the order of ranks, from the root on.
 func (r *run) reduceTree() error {
 	size := len(r.req.Out)
 	scratch := r.buffer(2 * size)
 	sum, other := scratch[:size], scratch[size:]
-	r.copy(sum, r.req.Out)
+	if r.rank == r.req.Root {
+		sum = r.req.Out
+	} else {
+		r.copy(sum, r.req.Out) // only the root's buffer changes
+	}
+	place := r.fromRoot()
 	bit := 1
-	for ; bit < r.size && r.rank&bit == 0; bit *= 2 {
-		if r.rank+bit < r.size {
-			if err := r.received(r.recv(phaseData, r.rank+bit, other)); err != nil {
+	for ; bit < r.size && place&bit == 0; bit *= 2 {
+		if place+bit < r.size {
+			if err := r.received(r.recv(phaseData, r.atPlace(place+bit), other)); err != nil {
 				return err
 			}
 			r.combine(sum, sum, other)
 		}
 	}
-	root := r.req.Root
-	if r.rank != 0 {
-		parent := r.rank - bit
-		if err := r.sent(r.send(phaseData, parent, sum)); err != nil {
-			return err
-		}
-		if r.rank == root {
-			if err := r.received(r.recv(phaseResult, 0, r.req.Out)); err != nil {
-				return err
-			}
-		}
-		if err := r.received(r.recv(phaseAck, parent, nil)); err != nil {
-			return err
-		}
-	} else {
-		r.finishAverage(sum)
-		if root == 0 {
-			r.copy(r.req.Out, sum)
-		} else if err := r.sent(r.send(phaseResult, root, sum)); err != nil {
-			return err
-		}
+	if place != 0 {
+		return r.sent(r.send(phaseData, r.atPlace(place-bit), sum))
 	}
-	for bit /= 2; bit > 0; bit /= 2 {
-		if r.rank+bit < r.size {
-			if err := r.sent(r.send(phaseAck, r.rank+bit, nil)); err != nil {
-				return err
-			}
-		}
-	}
+	r.finishAverage(sum)
 	return nil
 }
 
@@ -174,10 +134,7 @@ func (r *run) reduceBlocks() error {
 		return err
 	}
 	if r.rank != q.Root {
-		if err := r.sent(r.send(phaseResult, q.Root, own)); err != nil {
-			return err
-		}
-		return r.received(r.recv(phaseAck, q.Root, nil))
+		return r.sent(r.send(phaseResult, q.Root, own))
 	}
 	handles := r.handles()
 	for peer := range r.size {
@@ -185,19 +142,13 @@ func (r *run) reduceBlocks() error {
 			handles[peer] = r.recv(phaseResult, peer, q.Out[a:b])
 		}
 	}
-	if err := r.receivedAll(handles); err != nil {
-		return err
-	}
-	return r.ackAll()
+	return r.receivedAll(handles)
 }
 
 func (r *run) gather() error {
 	q := r.req
 	if r.rank != q.Root {
-		if err := r.sent(r.send(phaseData, q.Root, q.In)); err != nil {
-			return err
-		}
-		return r.received(r.recv(phaseAck, q.Root, nil))
+		return r.sent(r.send(phaseData, q.Root, q.In))
 	}
 	handles := r.handles()
 	at := 0
@@ -210,19 +161,13 @@ func (r *run) gather() error {
 		}
 		at += length
 	}
-	if err := r.receivedAll(handles); err != nil {
-		return err
-	}
-	return r.ackAll()
+	return r.receivedAll(handles)
 }
 
 func (r *run) scatter() error {
 	q := r.req
 	if r.rank != q.Root {
-		if err := r.received(r.recv(phaseData, q.Root, q.Out)); err != nil {
-			return err
-		}
-		return r.sent(r.send(phaseAck, q.Root, nil))
+		return r.received(r.recv(phaseData, q.Root, q.Out))
 	}
 	handles := r.handles()
 	at := 0
@@ -235,23 +180,5 @@ func (r *run) scatter() error {
 		}
 		at += length
 	}
-	if err := r.sentAll(handles); err != nil {
-		return err
-	}
-	for peer := range r.size {
-		if peer != r.rank {
-			handles[peer] = r.recv(phaseAck, peer, nil)
-		}
-	}
-	return r.receivedAll(handles)
-}
-
-// ackAll tells every rank that the root has everything.
-func (r *run) ackAll() error {
-	for i := 1; i < r.size; i++ {
-		if err := r.sent(r.send(phaseAck, (r.rank+i)%r.size, nil)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return r.sentAll(handles)
 }

@@ -1,0 +1,108 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package shm
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// stepsOf runs a collective and returns its steps, which are the same on every rank. bytes is the tensor of a broadcast, reduce or
+// all-reduce, else a rank's block.
+func stepsOf(t *testing.T, engines []*Engine, kind coll.Kind, bytes int, tag uint32) uint32 {
+	t.Helper()
+	n := len(engines)
+	steps := make([]uint32, n)
+	errs := each(engines, func(e *Engine) error {
+		q := &coll.Request{Kind: kind, Tag: tag, DType: tensor.Float32, Op: reduce.Sum, Timeout: 20 * time.Second}
+		switch kind {
+		case coll.Broadcast, coll.Reduce, coll.AllReduce:
+			q.Out = make([]byte, bytes)
+		case coll.AllGather:
+			q.In, q.Out = make([]byte, bytes), make([]byte, bytes*n)
+		case coll.Gather:
+			q.In = make([]byte, bytes)
+			if e.rank == 0 {
+				q.Out = make([]byte, bytes*n)
+			}
+		case coll.Scatter:
+			q.Out = make([]byte, bytes)
+			if e.rank == 0 {
+				q.In = make([]byte, bytes*n)
+			}
+		default:
+		}
+		before := e.step
+		err := e.Run(t.Context(), q)
+		steps[e.rank] = e.step - before
+		return err
+	})
+	for rank, err := range errs {
+		if err != nil || steps[rank] != steps[0] {
+			t.Fatalf("%v of %d bytes, rank %d: %d steps, rank 0 %d: %v", kind, bytes, rank, steps[rank], steps[0], err)
+		}
+	}
+	return steps[0]
+}
+
+// The table in docs/groups.md is what the code does, and what is small takes one step with any number of ranks.
+func TestStepsTable(t *testing.T) {
+	kinds := []struct {
+		name string
+		kind coll.Kind
+	}{
+		{"barrier", coll.Barrier},
+		{"broadcast", coll.Broadcast},
+		{"reduce", coll.Reduce},
+		{"gather", coll.Gather},
+		{"scatter", coll.Scatter},
+		{"all-gather", coll.AllGather},
+		{"all-reduce", coll.AllReduce},
+	}
+	counts := []int{2, 4, 8}
+	rows := make([]strings.Builder, len(kinds))
+	for i := range kinds {
+		fmt.Fprintf(&rows[i], "| %s |", kinds[i].name)
+	}
+	for _, n := range append(counts, 32) {
+		engines := world(t, n, nil)
+		tag := uint32(0)
+		for i, k := range kinds {
+			sizes := []int{4, 64 << 10, 1 << 20}
+			if n > 8 {
+				sizes = sizes[:1]
+			}
+			for _, bytes := range sizes {
+				steps := stepsOf(t, engines, k.kind, bytes, tag)
+				tag++
+				if bytes == 4 && steps != 1 {
+					t.Errorf("%s of 4 B with %d ranks takes %d steps", k.name, n, steps)
+				}
+				if n <= 8 {
+					fmt.Fprintf(&rows[i], " %d |", steps)
+				}
+			}
+		}
+	}
+	var b strings.Builder
+	for i := range rows {
+		b.WriteString(rows[i].String() + "\n")
+	}
+	page, err := os.ReadFile("../../docs/groups.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(page), b.String()) {
+		t.Errorf("docs/groups.md does not have the table of steps in shared memory (2, 4 and 8 ranks; 4 B, 64 KiB and 1 MiB each):\n%s", b.String())
+	}
+}
