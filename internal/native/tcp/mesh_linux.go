@@ -47,6 +47,7 @@ type Mesh struct {
 	sleepers  []*link.Op // ops whose waiters sleep until the role is free
 	lastDrive time.Time
 	posts     uint64              // sends and receives posted
+	copied    uint64              // bytes of messages that did not come straight from the kernel to where they belong
 	seen      uint64              // posts when the keeper looked last
 	still     int                 // looks in a row in which nothing was posted
 	events    [64]unix.EpollEvent // the driver's

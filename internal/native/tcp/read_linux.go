@@ -31,7 +31,7 @@ func (c *conn) read() bool {
 		v.addUpTo(c.sink)
 		direct := v.bytes
 		if direct == 0 || direct == c.rest {
-			v.add(c.in[c.to:])
+			v.add(c.buffer())
 		}
 		n, errno := recvv(c.fd, v)
 		switch {
@@ -59,6 +59,19 @@ func (c *conn) read() bool {
 	return came
 }
 
+// headRoom is the part of the buffer that is used while large messages are on their way: a few headers. What else it took would
+// have to be copied once more.
+const headRoom = 4 * wire.HeaderSize
+
+// buffer is the part of the read buffer that the next read may fill.
+func (c *conn) buffer() []byte {
+	room := c.in[c.to:]
+	if c.granted.Head != nil {
+		room = room[:min(len(room), headRoom)]
+	}
+	return room
+}
+
 // parse handles the frames in the buffer. It returns false when the connection cannot go on.
 func (c *conn) parse() bool {
 	for {
@@ -68,6 +81,7 @@ func (c *conn) parse() bool {
 			c.sink = c.sink[k:]
 			c.from += avail
 			c.rest -= avail
+			c.m.copied += uint64(k)
 			if c.rest > 0 {
 				return true
 			}
