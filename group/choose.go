@@ -51,7 +51,8 @@ type choice struct {
 	id        [16]byte
 	members   []member
 	addresses []string
-	shared    bool // another rank is a goroutine of this process
+	local     []bool // by rank: it runs on this host
+	shared    bool   // another rank is a goroutine of this process
 	listener  net.Listener
 }
 
@@ -331,6 +332,7 @@ func (c *choice) decide(p *plan, caps []*capability) error {
 			sameHost = false
 		}
 		own := caps[p.rank]
+		c.local = append(c.local, rank.Host != "" && rank.Host == own.Host)
 		c.shared = c.shared || r != p.rank && rank.PID == own.PID && rank.Hostname == own.Hostname && rank.Host == own.Host
 		if rank.Transport != want {
 			return dist.Newf(op, dist.Mismatch, "rank %d wants transport %q, rank %d %q; give the same on all ranks", r, rank.Transport, p.rank, want)

@@ -309,7 +309,7 @@ func (g *Group) connect(ctx context.Context, p *plan, choice *choice) error {
 
 func (g *Group) connectTCP(ctx context.Context, choice *choice) error {
 	mesh, err := tcp.Connect(ctx, tcp.Config{
-		Rank: g.rank, Size: g.size, Group: choice.id, Listener: choice.takeListener(), Peers: choice.addresses, Shared: choice.shared,
+		Rank: g.rank, Size: g.size, Group: choice.id, Listener: choice.takeListener(), Peers: choice.addresses, Shared: choice.shared, Local: choice.local,
 		Heartbeat: g.config.heartbeat, Logger: g.config.logger, OnFail: g.meshFailed, OnLost: g.peerLost,
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ package corewait
 
 import (
 	"runtime"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -58,4 +59,42 @@ func MoveTo(core int) {
 	if unix.SchedSetaffinity(0, &only) == nil {
 		_ = unix.SchedSetaffinity(0, &before)
 	}
+}
+
+// placeEvery is how often a rank looks on which core it runs, and where the others are.
+const placeEvery = 200 * time.Microsecond
+
+// Placer is one rank's part in spreading the ranks of a group over the cores. The zero value is ready.
+type Placer struct {
+	looked         time.Duration
+	cores, allowed []int
+}
+
+// Due reports whether it is time to call Place.
+func (p *Placer) Due(now time.Duration) bool {
+	if p.looked != 0 && now-p.looked < placeEvery {
+		return false
+	}
+	p.looked = now
+	return true
+}
+
+// Place returns the core of the caller, which is rank me of so many. If by what is known of the other ranks too many of them
+// are there, it goes to another one first.
+func (p *Placer) Place(me, ranks int, coreOf func(rank int) int) int {
+	here := Core()
+	p.cores = p.cores[:0]
+	for rank := range ranks {
+		p.cores = append(p.cores, coreOf(rank))
+	}
+	p.cores[me] = here
+	if slices.Index(p.cores, here) == me && !slices.Contains(p.cores[me+1:], here) {
+		return here
+	}
+	p.allowed = Allowed(p.allowed[:0])
+	if to, ok := Spread(me, p.cores, p.allowed); ok {
+		MoveTo(to)
+		return to
+	}
+	return here
 }

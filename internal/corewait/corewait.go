@@ -49,6 +49,8 @@ const (
 	AskEvery = 5 * time.Microsecond
 	// Glance is how long a waiter spins where it will not yield.
 	Glance = AskEvery
+	// Blind is how many waits after a glance in vain do without one.
+	Blind = 15
 	// Patience is how much of its core a waiter uses before it sleeps; a yield counts as Alone. It is several times what waking
 	// a sleeper takes: otherwise a rank that was delayed once is awaited by sleepers, is delayed by having to wake them, and so on.
 	Patience = 200 * time.Microsecond
@@ -71,6 +73,7 @@ type Waiter struct {
 	until  time.Duration // no yield before
 	pause  time.Duration // the last time without yields
 	cost   time.Duration // of a yield, on average
+	blind  int           // waits to come without a glance
 	wanted int           // above 0 others who wait need this core; each yield that came back at once takes one
 }
 
@@ -86,7 +89,12 @@ func (w *Waiter) Next(now time.Duration) Act {
 	w.spent += now - w.last
 	w.last = now
 	if now < w.until {
-		if w.spent >= Glance {
+		switch {
+		case w.blind > 0:
+			w.blind--
+			return Sleep
+		case w.spent >= Glance:
+			w.blind = Blind
 			return Sleep
 		}
 		return Spin
@@ -114,6 +122,6 @@ func (w *Waiter) Yielded(now time.Duration) {
 		w.wanted = Sure
 	case w.wanted == 0 || w.cost > Dear:
 		w.pause = min(max(2*w.pause, Payback*took), MaxPause)
-		w.until, w.wanted, w.cost = now+w.pause, 0, 0
+		w.until, w.wanted, w.cost, w.blind = now+w.pause, 0, 0, 0
 	}
 }

@@ -30,8 +30,6 @@ type Engine struct {
 	step     uint32
 	seq      uint64
 	wait     waiter
-	cores    []int    // where the ranks run
-	allowed  []int    // where this one may run
 	sources  [][]byte // operands of the reduction, in rank order
 	direct   [][]byte // the ranks' buffers in the segment
 	inputs   [][]byte // of the piece that is reduced, by rank
@@ -58,7 +56,7 @@ func newEngine(c Config, seg *segment) *Engine {
 	e := &Engine{
 		rank: c.Rank, size: c.Size, config: c, seg: seg, lines: make([]*syncLine, c.Size), turn: make(chan struct{}, 1),
 		sources: make([][]byte, c.Size), direct: make([][]byte, c.Size), inputs: make([][]byte, c.Size), stop: make(chan struct{}), gone: make([]atomic.Uint32, c.Size),
-		conns: make([]*net.UnixConn, c.Size), opName: "shm: join", cores: make([]int, c.Size),
+		conns: make([]*net.UnixConn, c.Size), opName: "shm: join",
 	}
 	e.wait.engine = e
 	for r := range e.lines {

@@ -18,8 +18,6 @@ const (
 	spinTurns = 64
 	// sleepSlice is how often a sleeper looks for what no futex reports: a dead rank, the end of a context.
 	sleepSlice = 40 * time.Millisecond
-	// placeEvery is how often a rank says on which core it runs, and looks where the others are.
-	placeEvery = 200 * time.Microsecond
 )
 
 func reached(step, target uint32) bool { return int32(step-target) >= 0 } //nolint:gosec // wrap-around order is the point
@@ -28,8 +26,8 @@ func reached(step, target uint32) bool { return int32(step-target) >= 0 } //noli
 type waiter struct {
 	corewait.Waiter
 	engine *Engine
-	shared bool          // another rank is a goroutine of this process
-	placed time.Duration // when it said last where it runs
+	shared bool // another rank is a goroutine of this process
+	placer corewait.Placer
 }
 
 // soon looks at word for a moment, unless others need this core.
@@ -59,6 +57,7 @@ func (w *waiter) linger(word *uint32, target uint32) bool {
 				return true
 			}
 		case corewait.Sleep:
+			w.place(now)
 			return false
 		}
 	}
@@ -66,22 +65,8 @@ func (w *waiter) linger(word *uint32, target uint32) bool {
 
 // place says now and then on which core this rank runs, and goes to another one where ranks of the group crowd this one.
 func (w *waiter) place(now time.Duration) {
-	if w.shared || w.placed != 0 && now-w.placed < placeEvery {
-		return
-	}
-	w.placed = now
-	e := w.engine
-	e.seg.life(e.rank).setCore(corewait.Core())
-	if !w.Wanted() {
-		return
-	}
-	for rank := range e.cores {
-		e.cores[rank] = e.seg.life(rank).atCore()
-	}
-	e.allowed = corewait.Allowed(e.allowed[:0])
-	if to, ok := corewait.Spread(e.rank, e.cores, e.allowed); ok {
-		corewait.MoveTo(to)
-		e.seg.life(e.rank).setCore(to)
+	if e := w.engine; !w.shared && w.placer.Due(now) {
+		e.seg.life(e.rank).setCore(w.placer.Place(e.rank, e.size, func(rank int) int { return e.seg.life(rank).atCore() }))
 	}
 }
 

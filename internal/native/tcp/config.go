@@ -24,6 +24,8 @@ type Config struct {
 	Peers []string
 	// Shared tells that another rank is a goroutine of this process: who waits lets it run.
 	Shared bool
+	// Local tells which ranks run on this host, and so on cores that this rank may share. Nil means that none is known to.
+	Local []bool
 	// Heartbeat is how long a rank may be silent before it counts as lost. 0 means DefaultHeartbeat, less than 0 never.
 	Heartbeat time.Duration
 	// Window is how many bytes of unexpected messages are held per peer. 0 means DefaultWindow.
@@ -51,6 +53,8 @@ func (c *Config) check() error {
 		return dist.Newf("native: connect", dist.InvalidArgument, "rank %d of %d", c.Rank, c.Size)
 	case len(c.Peers) != c.Size:
 		return dist.Newf("native: connect", dist.InvalidArgument, "%d addresses for %d ranks", len(c.Peers), c.Size)
+	case c.Local != nil && len(c.Local) != c.Size:
+		return dist.Newf("native: connect", dist.InvalidArgument, "it is known of %d ranks where they run, of %d", len(c.Local), c.Size)
 	}
 	if c.Heartbeat == 0 {
 		c.Heartbeat = DefaultHeartbeat

@@ -225,7 +225,7 @@ func readHello(c net.Conn) (wire.Hello, error) {
 
 // newMesh takes the sockets over.
 func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
-	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), released: make(chan struct{}), conns: make([]*conn, cfg.Size)}
+	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), released: make(chan struct{}), conns: make([]*conn, cfg.Size), cores: make([]uint16, cfg.Size)}
 	fail := func(err error) (*Mesh, error) {
 		closeAll(conns)
 		for _, c := range m.conns {

@@ -148,7 +148,9 @@ func (m *Mesh) linger(op *link.Op) bool {
 			}
 			now = corewait.Now()
 			m.wait.Yielded(now)
+			m.place(now)
 		case corewait.Sleep:
+			m.place(now)
 			return false
 		}
 	}
@@ -166,4 +168,16 @@ func (m *Mesh) receive(op *link.Op, all bool) bool {
 		m.handle(n)
 	}
 	return op.Completed() || m.closed
+}
+
+// place takes note now and then on which core this rank runs, for its next messages, and goes to another one where ranks of the
+// group crowd this one.
+func (m *Mesh) place(now time.Duration) {
+	if m.cfg.Local == nil || m.cfg.Shared || !m.placer.Due(now) {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	core := m.placer.Place(m.rank, m.size, func(rank int) int { return int(m.cores[rank]) - 1 })
+	m.cores[m.rank] = uint16(core + 1) //nolint:gosec // a core's number; one that does not fit only crowds another
 }

@@ -75,7 +75,7 @@ func (c *conn) take(a *arrival, op *link.Op) {
 		op.Complete(c.overflow(op, uint64(len(a.data))))
 	} else {
 		op.N = copy(op.Buf, a.data)
-		c.m.copied += uint64(op.N)
+		c.m.copied += op.N
 		op.Complete(nil)
 	}
 	c.m.recycle(a)

@@ -30,6 +30,7 @@ type Mesh struct {
 	closeOnce  sync.Once
 	released   chan struct{}   // closed when Close is done
 	wait       corewait.Waiter // the driver's
+	placer     corewait.Placer // the driver's
 
 	mu        sync.Mutex
 	conns     []*conn // by rank; nil for the own one
@@ -46,8 +47,9 @@ type Mesh struct {
 	driving   bool       // somebody drives
 	sleepers  []*link.Op // ops whose waiters sleep until the role is free
 	lastDrive time.Time
+	cores     []uint16            // where the ranks of this host ran lately, plus one
 	posts     uint64              // sends and receives posted
-	copied    uint64              // bytes of messages that did not come straight from the kernel to where they belong
+	copied    int                 // bytes of messages that did not come straight from the kernel to where they belong
 	seen      uint64              // posts when the keeper looked last
 	still     int                 // looks in a row in which nothing was posted
 	events    [64]unix.EpollEvent // the driver's

@@ -81,7 +81,7 @@ func (c *conn) parse() bool {
 			c.sink = c.sink[k:]
 			c.from += avail
 			c.rest -= avail
-			c.m.copied += uint64(k)
+			c.m.copied += k
 			if c.rest > 0 {
 				return true
 			}
@@ -130,6 +130,9 @@ func (c *conn) begin(h wire.Header) bool {
 	}
 	if h.Flags&wire.Called != 0 && !c.m.compare(c.peer, &h) {
 		return false
+	}
+	if c.m.cfg.Local != nil && c.m.cfg.Local[c.peer] {
+		c.m.cores[c.peer] = h.Core
 	}
 	c.header, c.rest = h, int(h.Length)
 	c.sink, c.filling, c.held, c.tooLong = nil, nil, nil, false

@@ -54,6 +54,7 @@ const (
 type Header struct {
 	Type   Type
 	Flags  uint8
+	Core   uint16 // where the sender ran lately, plus one; 0 is not known
 	Length uint32 // payload bytes that follow
 	Credit uint32 // eager bytes of the other side that were taken since the last frame
 	Slot   uint64
@@ -70,7 +71,8 @@ const MaxPiece = 1 << 20
 // Put encodes h into b, which has HeaderSize bytes.
 func (h *Header) Put(b []byte) {
 	_ = b[HeaderSize-1]
-	b[0], b[1], b[2], b[3] = byte(h.Type), h.Flags, 0, 0
+	b[0], b[1] = byte(h.Type), h.Flags
+	binary.LittleEndian.PutUint16(b[2:], h.Core)
 	binary.LittleEndian.PutUint32(b[4:], h.Length)
 	binary.LittleEndian.PutUint32(b[8:], h.Credit)
 	b[12], b[13], b[14], b[15] = 0, 0, 0, 0
@@ -92,7 +94,7 @@ func (h *Header) Put(b []byte) {
 func Parse(b []byte) (Header, error) {
 	_ = b[HeaderSize-1]
 	h := Header{
-		Type: Type(b[0]), Flags: b[1], Length: binary.LittleEndian.Uint32(b[4:]), Credit: binary.LittleEndian.Uint32(b[8:]),
+		Type: Type(b[0]), Flags: b[1], Core: binary.LittleEndian.Uint16(b[2:]), Length: binary.LittleEndian.Uint32(b[4:]), Credit: binary.LittleEndian.Uint32(b[8:]),
 		Slot: binary.LittleEndian.Uint64(b[16:]),
 	}
 	if h.Flags&Called != 0 {
@@ -115,8 +117,8 @@ func Parse(b []byte) (Header, error) {
 	if h.Length > limit {
 		return h, dist.Newf("native: frame", dist.Protocol, "frame of type %d with %d payload bytes, at most %d are allowed", h.Type, h.Length, limit)
 	}
-	if h.Flags&^(More|Called) != 0 || b[2] != 0 || b[3] != 0 {
-		return h, dist.Newf("native: frame", dist.Protocol, "frame of type %d with unknown flags %#x %#x %#x", h.Type, b[1], b[2], b[3])
+	if h.Flags&^(More|Called) != 0 {
+		return h, dist.Newf("native: frame", dist.Protocol, "frame of type %d with unknown flags %#x", h.Type, b[1])
 	}
 	return h, nil
 }

@@ -9,8 +9,9 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 )
 
-// Version is the version of the wire. A connection is refused when the versions differ.
-const Version = 2
+// Version is the version of the wire and of the algorithms over it: which messages a collective consists of. A connection is
+// refused when the versions differ.
+const Version = 3
 
 // HelloSize is the length of a hello, and of its answer.
 const HelloSize = 48
