@@ -95,7 +95,7 @@ func (m *Mesh) plan(op string) ([][][]int, error) {
 	}
 	if !slices.EqualFunc(first, last, func(a, b [][]int) bool { return slices.EqualFunc(a, b, slices.Equal) }) {
 		return nil, dist.Newf(op, dist.NotSupported,
-			"versions of PyTorch make the groups of this mesh in different orders, and all that is known is that other ranks use %v: say which with %s or the variable %s, where it is 2.14 or at most 2.8",
+			"versions of PyTorch make the groups of this mesh in different orders, and all that is known is that other ranks use %v: say which with %s or the variable %s",
 			m.world.peers, torch.Option, torch.Variable)
 	}
 	return first, nil

@@ -48,8 +48,10 @@ const (
 	Torch26 Peers = "torch-2.6"
 	// Torch28 is PyTorch 2.8.
 	Torch28 Peers = "torch-2.8"
-	// Torch29 is PyTorch 2.9 to 2.11.
+	// Torch29 is PyTorch 2.9.
 	Torch29 Peers = "torch-2.9"
+	// Torch210 is PyTorch 2.10 and 2.11.
+	Torch210 Peers = "torch-2.10"
 	// Torch212 is PyTorch 2.12 and 2.13.
 	Torch212 Peers = "torch-2.12"
 	// Torch214 is PyTorch 2.14, and what is newer.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
@@ -121,7 +122,7 @@ func (c *choice) findPeers(ctx context.Context, p *plan) (torch.Peers, error) {
 			return torch.Peers{}, dist.Newf("group: rendezvous", dist.InvalidArgument, "%s=%q is no version of PyTorch", torch.Variable, said)
 		}
 		if newer {
-			p.config.logger.Warn("this PyTorch is newer than any that is known: it is treated as the newest that is", slog.String("said", string(said)), slog.String("as", torch.Newest.String()))
+			sayNewer(p.config.logger, said)
 		}
 		if (l == torch.V1_13) != (c.torch == torch113) {
 			return torch.Peers{}, dist.Newf("group: rendezvous", dist.Mismatch, "the other ranks are said to be %s, but they meet as %v does", said, c.torch)
@@ -152,6 +153,16 @@ func (c *choice) findPeers(ctx context.Context, p *plan) (torch.Peers, error) {
 	return askStore(ctx, p.store, known)
 }
 
+// saidNewer are the versions of which this process has said that they are newer than any that is known.
+var saidNewer sync.Map
+
+// sayNewer says it once in a process, however many groups are made.
+func sayNewer(logger *slog.Logger, said Peers) {
+	if _, before := saidNewer.LoadOrStore(said, true); !before {
+		logger.Warn("this PyTorch is newer than any that is known: it is treated as the newest that is", slog.String("said", string(said)), slog.String("as", torch.Newest.String()))
+	}
+}
+
 // readIfThere returns the value of a key, or nil if there is none.
 func readIfThere(ctx context.Context, s store.Store, key string) ([]byte, error) {
 	if has, err := s.Check(ctx, key); err != nil || !has {
@@ -171,7 +182,15 @@ func askStore(ctx context.Context, s store.Store, known torch.Peers) (torch.Peer
 		return known, err
 	}
 	if lists {
-		return known.AtLeast(torch.V2_9), nil // 2.10
+		known = known.AtLeast(torch.V2_10)
+		barrier, failure := client.HasBarrier(ctx)
+		if failure != nil {
+			return known, failure
+		}
+		if barrier {
+			return known.AtLeast(torch.V2_12), nil
+		}
+		return known.AtMost(torch.V2_10), nil
 	}
 	queues, err := client.AskSupport(ctx, store.FeatureQueue)
 	if err != nil {

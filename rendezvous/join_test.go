@@ -99,6 +99,14 @@ func TestRendezvousEnvPortZero(t *testing.T) {
 	checkGet(t, m.Store(), "key0", "value0")
 }
 
+// TestRendezvousTCPPortZero: a world of one may leave the port to the system, here and in PyTorch 2.14.
+func TestRendezvousTCPPortZero(t *testing.T) {
+	m := join(t, "tcp://127.0.0.1:0?rank=0&world_size=1")
+	checkMember(t, m, 0, 1)
+	set(t, m.Store(), "key0", "value0")
+	checkGet(t, m.Store(), "key0", "value0")
+}
+
 // RendezvousFileTest.test_nominal.
 func TestRendezvousFileNominal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store")

@@ -219,12 +219,16 @@ func planFile(u URL, _ Request) (Plan, *problem) {
 func planTCP(u URL, r Request) (Plan, *problem) {
 	const example = "tcp://10.0.0.1:29500?rank=0&world_size=4"
 	p := Plan{URL: u, Host: u.Host, Port: u.Port}
-	if u.Port == 0 {
-		return p, initFailure("tcp", "port number missing",
-			"every rank must know the port before it starts, so it cannot be 0; write "+example)
+	noPort := initFailure("tcp", "port number missing",
+		"every rank must know the port before it starts, so it can be 0 in a world of one only; write "+example)
+	if u.Port == 0 && !u.zeroPort {
+		return p, noPort
 	}
 	if bad := node(u, &p, missingItem("tcp", example)); bad != nil {
 		return p, bad
+	}
+	if u.Port == 0 && (p.WorldSize != 1 || r.getenv(EnvUseAgentStore) == "True") {
+		return p, noPort
 	}
 	if u.Host == "" {
 		return p, initFailure("tcp", "host name missing", "write the address of rank 0, such as "+example)

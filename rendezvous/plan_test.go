@@ -99,7 +99,8 @@ func TestRendezvousTCPCommonErrors(t *testing.T) {
 	const start = "Error initializing torch.distributed using tcp:// rendezvous: "
 	for _, c := range []struct{ url, words string }{
 		{"tcp://127.0.0.1?rank=0&world_size=1", start + "port number missing"},
-		{"tcp://127.0.0.1:0?rank=0&world_size=1", start + "port number missing"},
+		{"tcp://127.0.0.1:0?rank=0&world_size=2", start + "port number missing"},
+		{"tcp://127.0.0.1:0?rank=1&world_size=2", start + "port number missing"},
 		{"tcp://127.0.0.1:?rank=0&world_size=1", start + "port number missing"},
 		{"tcp://127.0.0.1:23456?world_size=1", start + "rank parameter missing"},
 		{"tcp://127.0.0.1:23456", start + "rank parameter missing"},

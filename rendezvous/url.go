@@ -25,7 +25,8 @@ type URL struct {
 	// Query holds the items as written: no percent decoding, the last of a repeated key wins, "a=b=c" means b.
 	Query map[string]string
 
-	text string
+	text     string
+	zeroPort bool // port 0 was written, not left out
 }
 
 // String returns the URL as the user wrote it.
@@ -116,6 +117,6 @@ func parseAuthority(u *URL, netloc string) *problem {
 	if err != nil || n > 65535 {
 		return invalid("Port out of range 0-65535", "the url has port "+port)
 	}
-	u.Port = n
+	u.Port, u.zeroPort = n, n == 0
 	return nil
 }

@@ -92,3 +92,22 @@ func TestNamesAfterHashedGroups(t *testing.T) {
 		compare(t, plan, want, world{size: 2, goRanks: []int{1}}.run(t, tr, plan))
 	})
 }
+
+// TestStoreTellsTheVersion: the store of a PyTorch rank tells a Go rank that nobody has told anything enough for a mesh of three
+// dimensions, whose groups versions make in different orders, and for lists in all_to_all, which 2.12 brought.
+func TestStoreTellsTheVersion(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		if tr == torchtest.V113 {
+			return // it has no meshes
+		}
+		plan := []step{{Op: "mesh", Name: "m", Ranks: []int{2, 1, 2}}}
+		for i := range 3 {
+			plan = append(plan, step{Op: "all_reduce", N: 3, DType: "float32", Group: "m" + string(rune('a'+i))})
+		}
+		if tr.About(t).Since(2, 12) {
+			plan = append(plan, step{Op: "all_to_all", N: 3, DType: "float32"})
+		}
+		want := world{size: 4}.run(t, tr, plan)
+		compare(t, plan, want, world{size: 4, goRanks: []int{1, 2}, untold: true}.run(t, tr, plan))
+	})
+}

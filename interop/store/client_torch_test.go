@@ -395,6 +395,9 @@ func TestClientSupportsOnPyTorch(t *testing.T) {
 		if got, err := c.QueuePop(t.Context(), "q", false); string(got) != "item" || err != nil {
 			t.Fatalf("pop: %q, %v", got, err)
 		}
+		if has, err := c.HasBarrier(t.Context()); has != torch.About(t).Since(2, 12) || err != nil {
+			t.Fatalf("a barrier: %v, %v", has, err)
+		}
 		if got := m.ask(t, `eval s.num_keys()`); got != "1" {
 			t.Fatalf("the server has %s keys", got)
 		}

@@ -85,6 +85,9 @@ func TestClientFindsTheDialect(t *testing.T) {
 				t.Errorf("%v: supports %v: %v", want, f, got)
 			}
 		}
+		if has, err := c.HasBarrier(t.Context()); has != (want != tcpstore.DialectLegacy) || err != nil {
+			t.Errorf("%v: has a barrier: %v, %v", want, has, err)
+		}
 		if n, err := c.NumKeys(t.Context()); n != 0 || err != nil {
 			t.Errorf("%v: %d keys, %v: the greeting left something behind", want, n, err)
 		}

@@ -114,6 +114,26 @@ func ownEvent(e wire.WatchEvent) wire.WatchEvent {
 	return e
 }
 
+// barrierProbe is a key that a server of PyTorch counts the question for its barrier under.
+const barrierProbe = "cohort/probe/barrier"
+
+// HasBarrier reports whether the server has the barrier operation: cohort's have it, PyTorch's since 2.12.
+func (c *Client) HasBarrier(ctx context.Context) (bool, error) {
+	torch, ok := c.back.(*torchStore)
+	if !ok {
+		return true, nil
+	}
+	probe := &request{op: wire.Barrier, key: barrierProbe} // of no ranks: it opens at once
+	has, err := torch.has(ctx, probe)
+	if err == nil && has {
+		_, err = c.Delete(ctx, barrierProbe)
+	}
+	if err != nil {
+		return false, dist.Wrap("tcpstore: barrier", dist.PeerLost, err)
+	}
+	return has, nil
+}
+
 // Barrier returns when it has been called size times for key, by whichever clients. The server counts, in one round trip,
 // and never counts back: a key serves for one barrier, and a call that ends early stays counted. Only cohort's server has
 // it for this client, on PyTorch's the error is [dist.NotSupported]; [store.Barrier] works on every store and can be

@@ -298,7 +298,7 @@ func (p Peers) SplitsGroups() bool { return p.None() || p.High >= V2_9 }
 func (p Peers) OrdersGroups() bool { return p.None() || p.Low >= V2_14 }
 
 // The orders in which versions of PyTorch make the groups of a device mesh: by the last dimension first, with that of the group
-// in its place, up to 2.8 at least; by the first dimension first in 2.14. What lies between is not known.
+// in its place, up to 2.9; by the first dimension first from 2.10 on.
 const (
 	LastFirst MeshOrder = iota
 	FirstFirst
@@ -311,9 +311,9 @@ type MeshOrder uint8
 // MeshOrder returns the order of these ranks.
 func (p Peers) MeshOrder() MeshOrder {
 	switch {
-	case p.None(), p.Low >= V2_14:
+	case p.None(), p.Low >= V2_10:
 		return FirstFirst
-	case p.High <= V2_8:
+	case p.High <= V2_9:
 		return LastFirst
 	}
 	return AnyMeshOrder
