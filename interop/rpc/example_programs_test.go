@@ -5,6 +5,7 @@ package rpc_test
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,7 +50,7 @@ func source(t *testing.T, parts ...string) string {
 	return string(text)
 }
 
-// TestExamples runs a Go parameter server under Python trainers, and Python actors under a Go driver.
+// TestExamples runs a Go parameter server under Python trainers, Python actors under a Go driver, and a network of two halves.
 func TestExamples(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		t.Run("paramserver", func(t *testing.T) {
@@ -90,6 +91,28 @@ func TestExamples(t *testing.T) {
 			}
 			if got, want := driver.stdout.String(), "2 environments, total reward 35.0\n"; got != want {
 				t.Errorf("the driver says %q, want %q", got, want)
+			}
+		})
+		t.Run("mixed", func(t *testing.T) {
+			url := "tcp://127.0.0.1:" + strconv.Itoa(freePort(t))
+			worker := tr.Start(t, torchtest.Script{
+				Source: source(t, "mixed", "worker.py"), Args: []string{url, "0", "2"},
+				Modules: map[string]string{"features": source(t, "mixed", "features.py")},
+			})
+			driver := startExample(t, "mixed", url+"?rank=1&world_size=2")
+			if err := driver.cmd.Wait(); err != nil {
+				t.Fatalf("%v\n%s", err, &driver.stderr)
+			}
+			worker.MustExit(t, time.Minute)
+			report := driver.stdout.String()
+			var first, last float64
+			if at := strings.Index(report, "loss from "); at < 0 || !strings.Contains(report, "▁") {
+				t.Fatalf("the report has no curve or no losses:\n%s", report)
+			} else if _, err := fmt.Sscanf(report[at:], "loss from %f to %f", &first, &last); err != nil {
+				t.Fatal(err)
+			}
+			if last > first/4 { // neither half could do that alone: the head is linear, and the features are not the curve
+				t.Errorf("the loss falls from %v to %v only", first, last)
 			}
 		})
 	})
