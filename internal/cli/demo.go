@@ -39,8 +39,8 @@ func (a *app) demoCommand() *cobra.Command {
 		Long: strings.TrimSpace(`
 Start a store and worker processes on this machine. The workers find each other
 through the store, exchange keys, count together and pass a barrier, as the ranks of a
-PyTorch job do. Then they sum a vector with an all-reduce, and pass a remote reference
-around.
+PyTorch job do. Then they sum a vector with an all-reduce, train a small network
+together, and pass a remote reference around.
 
 In a second job one rank is killed, and you see the report and the restart. In a third
 job one rank hangs, and "cohort why" says which and where; if python3 has torch, that
@@ -302,7 +302,7 @@ func processes(n int) string {
 func (v *demoView) closing() error {
 	stats := v.server.Stats()
 	elapsed := time.Since(v.start)
-	text := fmt.Sprintf("%s met, exchanged keys, counted to %d, passed a barrier, added up a vector and passed a reference around in %.1f s; the store did %s operations on %d keys",
+	text := fmt.Sprintf("%s met, exchanged keys, counted to %d, passed a barrier, added up a vector, trained a network and passed a reference around in %.1f s; the store did %s operations on %d keys",
 		processes(len(v.board.Workers)), 250*len(v.board.Workers), elapsed.Seconds(), tui.Count(storecmd.OpsOf(stats)), stats.Keys)
 	if v.app.JSON {
 		return v.app.Print(map[string]any{"event": "end", "ms": elapsed.Milliseconds(), "text": text, "workers": len(v.board.Workers)}, "")

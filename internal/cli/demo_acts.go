@@ -34,6 +34,7 @@ func demoActs() []act {
 		{"count", count},
 		{"barrier", barrier},
 		{"sum", sum},
+		{"train", train},
 		{"pass", pass},
 	}
 }
