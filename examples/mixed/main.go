@@ -99,9 +99,9 @@ func train(ctx context.Context, m *model, own int, random *rand.Rand, out io.Wri
 		if i >= far {
 			owner, fn, number = m.agent.Name(), "head.parameter", i-far
 		}
-		p, err := rpc.Remote[*autograd.Variable](ctx, m.agent, owner, fn, number)
-		if err != nil {
-			return nil, err
+		p, failed := rpc.Remote[*autograd.Variable](ctx, m.agent, owner, fn, number)
+		if failed != nil {
+			return nil, failed
 		}
 		params = append(params, p)
 	}
