@@ -64,6 +64,8 @@ type Machine struct {
 	barriers map[string]*barrier
 	watchers map[string]map[*Conn]struct{}
 	claims   claims
+	news     []news  // what waits are to be told of their keys, see tally.go
+	oldNews  bool    // some are left of earlier steps
 	ready    []*wait // found to lack nothing, to be answered by wake
 	woken    int     // how many of them are done with
 	allWaits linked.List[wait]

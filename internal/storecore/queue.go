@@ -53,10 +53,10 @@ func (m *Machine) push(c *Conn, r *wire.Request) error {
 func (m *Machine) handOver(key, item []byte) bool {
 	for len(m.waiting) != 0 {
 		k := m.waiting[string(key)]
-		if k == nil || k.chains[waitPop].First() == nil {
+		if k == nil || k.pops.First() == nil {
 			return false
 		}
-		w := k.chains[waitPop].First().Of().wait
+		w := k.pops.First().Of().wait
 		c := w.conn
 		if owed := len(c.out) - c.sent; owed > highWater && owed+len(item) > m.limits.Output {
 			m.Refuse(c, m.replyTooLarge(owed+len(item))) // the item would be lost with it
@@ -88,11 +88,11 @@ func (m *Machine) enqueue(key, item []byte) {
 		return
 	}
 	if k := m.waiting[string(key)]; k != nil {
-		if first && m.table.find(key) == nil {
-			m.count(&k.chains[waitKeys], -1)
+		if first {
+			m.isThere(k)
 		}
-		if oldest := k.chains[waitOnce].First(); oldest != nil {
-			m.came(oldest.Of())
+		if k.once != nil && k.once.First() != nil {
+			m.came(k.once.First().Of())
 		}
 	}
 }
@@ -105,7 +105,8 @@ func (m *Machine) emptied(key []byte) {
 		return
 	}
 	if k := m.waiting[string(key)]; k != nil && m.table.find(key) == nil {
-		m.count(&k.chains[waitKeys], 1)
+		m.is(&k.tallies[byKey], false)
+		m.spreadOwn()
 	}
 }
 

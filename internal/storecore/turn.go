@@ -52,10 +52,15 @@ func (m *Machine) yield(c *Conn) {
 }
 
 // Busy reports whether connections wait for their next turn: the driver must not sleep but call Resume.
-func (m *Machine) Busy() bool { return len(m.later) > 0 || len(m.ready) > 0 || len(m.listings) > 0 }
+func (m *Machine) Busy() bool {
+	return len(m.later) > 0 || len(m.ready) > 0 || len(m.listings) > 0 || len(m.news) > 0
+}
 
 // Resume lets connections go on whose last turn ended too early for them, in their order, as far as this turn allows.
 func (m *Machine) Resume() {
+	if len(m.news) > 0 {
+		m.spread(m.work + heavyWork)
+	}
 	m.wakeUntil(m.work + heavyWork)
 	if len(m.listings) > 0 {
 		m.resumeListings()

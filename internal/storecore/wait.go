@@ -22,13 +22,13 @@ type wait struct {
 	due     bool // will be answered by wake, whatever becomes of its keys; not for those that return values
 	held    bool // lacks nothing but room for its reply, see crowd.go
 	needs   int  // when held: bytes of the reply
-	missing int
+	missing int  // keys, as far as it has been told, see tally.go
 	since   int64
 	size    int64     // barrier: how many must come
 	barrier *barrier  // where it stands, and at which place of it
 	place   int       //
 	keys    wire.List // native: in the order of the request, for the reply
-	nodes   []node    // one for each key, see below
+	nodes   []node    // one for each key
 	cost    int64     // bytes that it was counted with
 	first   [1]node   // backs nodes in the usual case of one key
 
@@ -48,51 +48,9 @@ const (
 	waitKinds
 )
 
-// node stands for one wait in the list of one key. A native wait stands in the lists of all its keys until it is answered,
-// and missing is counted up and down as they come and go: what comes never makes anybody look at all keys again. The wait
-// of a PyTorch client leaves the list of a key that has come.
-type node struct {
-	wait *wait
-	key  *keyWaits
-	at   linked.Place[node]
-}
-
-// keyWaits holds who waits for a key, by what they wait for, the oldest first.
-type keyWaits struct {
-	key    string
-	chains [waitBarrier]linked.List[node]
-}
-
-// enlist puts w into the list of a key.
-func (m *Machine) enlist(w *wait, n *node, key []byte) {
-	k := m.waiting[string(key)]
-	if k == nil {
-		k = &keyWaits{key: string(key)}
-		m.waiting[k.key] = k
-	}
-	n.wait, n.key = w, k
-	k.chains[w.kind].Add(&n.at, n)
-}
-
-// delist takes n off its list, if it is on one.
-func (m *Machine) delist(n *node) {
-	k := n.key
-	if k == nil {
-		return
-	}
-	n.key = nil
-	k.chains[n.wait.kind].Remove(&n.at)
-	for i := range k.chains {
-		if k.chains[i].First() != nil {
-			return
-		}
-	}
-	delete(m.waiting, k.key)
-}
-
 const (
 	waitCost = int64(unsafe.Sizeof(wait{}))
-	nodeCost = int64(unsafe.Sizeof(node{})) + 128 // and its share of a list
+	nodeCost = int64(unsafe.Sizeof(node{})) + int64(unsafe.Sizeof(keyWaits{})) + 64 // and its share of a map
 )
 
 // open registers a wait for a request. It finds out itself which keys are missing.
@@ -217,73 +175,23 @@ func (m *Machine) wait(c *Conn, r *wire.Request) error {
 	return nil
 }
 
-// count adds to the number of missing keys of all waits in a list, and notes who lacks nothing any more.
-func (m *Machine) count(l *linked.List[node], by int) {
-	for p := l.First(); p != nil; p = p.Next() {
-		m.work++
-		w := p.Of().wait
-		if w.missing += by; w.missing == 0 {
-			m.makeReady(w)
-		}
-	}
-}
-
-// came takes a wait of a PyTorch client off the list of a key that has come.
-func (m *Machine) came(n *node) {
-	w := n.wait
-	m.work++
-	m.delist(n)
-	if w.missing--; w.missing == 0 {
-		m.makeReady(w)
-	}
-}
-
 // makeReady notes that a wait lacks nothing any more. It is answered by wake, perhaps in a later turn. What it waited for has
 // been there, so a WAIT is answered even if that is gone by then; whoever wants values goes on waiting for them.
 func (m *Machine) makeReady(w *wait) {
 	if w.due {
 		return
 	}
+	if w.kind == waitKeys && m.lacks(w) {
+		return // it had not been told yet that another one is gone
+	}
 	w.due = w.kind != waitGet && w.kind != waitMultiGet
 	m.ready = append(m.ready, w)
-}
-
-// created tells who waits for a key that it has a value now. They are answered by wake.
-func (m *Machine) created(key []byte) {
-	if len(m.waiting) == 0 {
-		return
-	}
-	k := m.waiting[string(key)]
-	if k == nil {
-		return
-	}
-	if m.queues[k.key] == nil {
-		m.count(&k.chains[waitKeys], -1)
-	}
-	m.count(&k.chains[waitGet], -1)
-	m.count(&k.chains[waitMultiGet], -1)
-	for p := k.chains[waitOnce].First(); p != nil; p = k.chains[waitOnce].First() {
-		m.came(p.Of())
-	}
-}
-
-// deleted tells who waits for a key that it has no value any more.
-func (m *Machine) deleted(key []byte) {
-	if len(m.waiting) == 0 {
-		return
-	}
-	if k := m.waiting[string(key)]; k != nil {
-		m.count(&k.chains[waitGet], 1)
-		m.count(&k.chains[waitMultiGet], 1)
-		if m.queues[k.key] == nil {
-			m.count(&k.chains[waitKeys], 1)
-		}
-	}
 }
 
 // wake answers those that were found to lack nothing, in their order: as many as one client's turn allows, the others with
 // the next turns. It comes last in a step, when all keys of a request are stored.
 func (m *Machine) wake() {
+	m.spreadOwn()
 	if m.woken == 0 { // else there are others before them
 		m.wakeUntil(m.work + sliceWork)
 	}
@@ -320,7 +228,11 @@ func (m *Machine) finish(w *wait) {
 		m.replyByte(c, id, wire.StopWaiting)
 		return
 	}
-	size, _ := m.valueSize(w.keys)
+	size, missing := m.valueSize(w.keys)
+	if missing {
+		m.lacks(w) // it is gone again: it goes on waiting
+		return
+	}
 	switch err := m.replyFits(size); err.(type) { //nolint:errorlint // never wrapped
 	case nil:
 		list := w.keys
