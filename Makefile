@@ -32,6 +32,7 @@ demo: build ## run the demonstration: a store and four processes on this machine
 .PHONY: test
 test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 	@export COHORT_INTEROP= CGO_ENABLED=0; $(GO) test -json -timeout 10m ./... | $(COUNT) -as test -- $(GO) test
+	@CGO_ENABLED=0 $(GO) test -C observe/otel ./...
 	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch)"
 
 .PHONY: race
@@ -62,6 +63,7 @@ fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
 .PHONY: lint
 lint: $(TOOLS)/golangci-lint ## check format and style
 	@$(TOOLS)/golangci-lint run ./...
+	@cd observe/otel && ../../$(TOOLS)/golangci-lint run ./...
 
 $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once)"
@@ -70,6 +72,7 @@ $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
 .PHONY: tidy
 tidy: ## check that go.mod and go.sum are what `go mod tidy` would write
 	@GOFLAGS=-buildvcs=false $(GO) mod tidy -diff
+	@GOFLAGS=-buildvcs=false $(GO) mod tidy -C observe/otel -diff
 
 # What README says this builds for. Tests are compiled too, except on Windows, where many need what it does not have.
 .PHONY: cross

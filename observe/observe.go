@@ -31,6 +31,9 @@ type Event struct {
 	Dur    time.Duration `json:"dur_ns,omitempty"` // how long it took, on PhaseEnd
 	Detail string        `json:"detail,omitempty"` // plain words
 	Err    error         `json:"-"`                // why it failed
+	Trace  string        `json:"trace,omitempty"`  // id of the trace that the operation belongs to; see [WithTrace]
+	Span   string        `json:"span,omitempty"`   // id of the span that travels with a call
+	Parent string        `json:"parent,omitempty"` // of a call that is served: id of the caller's span
 }
 
 // Phase places an Event in the life of an operation.
@@ -94,7 +97,7 @@ func Log(logger *slog.Logger) Hook {
 			attrs = append(attrs, slog.Int("rank", int(e.Rank)))
 		}
 		for _, a := range []struct{ key, value string }{
-			{"group", e.Group}, {"peer", e.Peer}, {"key", e.Key}, {"detail", e.Detail},
+			{"group", e.Group}, {"peer", e.Peer}, {"key", e.Key}, {"detail", e.Detail}, {"trace", e.Trace}, {"span", e.Span}, {"parent", e.Parent},
 		} {
 			if a.value != "" {
 				attrs = append(attrs, slog.String(a.key, a.value))

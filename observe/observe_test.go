@@ -42,6 +42,25 @@ func TestLogLevels(t *testing.T) {
 	}
 }
 
+func TestSplitTrace(t *testing.T) {
+	t.Parallel()
+	const trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+	for _, good := range []string{"00-" + trace + "-" + span + "-01", "00-" + trace + "-" + span + "-00", "cc-" + trace + "-" + span + "-01-later"} {
+		if a, b := SplitTrace(good); a != trace || b != span {
+			t.Errorf("%s is read as %q, %q", good, a, b)
+		}
+	}
+	for _, bad := range []string{
+		"", "00", "-", "00-" + trace + "-" + span, "ff-" + trace + "-" + span + "-01", "00-" + trace + "-" + span + "-01-more",
+		"00-" + strings.ToUpper(trace) + "-" + span + "-01", "00-" + strings.Repeat("0", 32) + "-" + span + "-01",
+		"00-" + trace + "-" + strings.Repeat("0", 16) + "-01", "00-" + trace[1:] + "-" + span + "-01", "00-" + trace + "-" + span + "-1",
+	} {
+		if a, b := SplitTrace(bad); a != "" || b != "" {
+			t.Errorf("%q is read as %q, %q", bad, a, b)
+		}
+	}
+}
+
 func ExampleHook() {
 	hook := Hook(func(e Event) { fmt.Println(e.Kind, e.Phase, e.Key) })
 	hook.Emit(Event{Kind: "store.wait", Phase: Begin, Key: "init/rank3"})

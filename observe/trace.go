@@ -3,7 +3,10 @@
 
 package observe
 
-import "context"
+import (
+	"context"
+	"strings"
+)
 
 // traceKey is the key of a trace context.
 type traceKey struct{}
@@ -19,4 +22,19 @@ func WithTrace(ctx context.Context, traceparent string) context.Context {
 func Trace(ctx context.Context) string {
 	t, _ := ctx.Value(traceKey{}).(string)
 	return t
+}
+
+// SplitTrace returns the ids of the trace and of the span in a traceparent, as [Event] has them; both are "" if it is none.
+func SplitTrace(traceparent string) (trace, span string) {
+	parts := strings.Split(traceparent, "-")
+	if len(parts) < 4 || !isID(parts[0], 2) || parts[0] == "ff" || !isID(parts[1], 32) || !isID(parts[2], 16) || !isID(parts[3], 2) ||
+		strings.Trim(parts[1], "0") == "" || strings.Trim(parts[2], "0") == "" || parts[0] == "00" && len(parts) > 4 {
+		return "", ""
+	}
+	return parts[1], parts[2]
+}
+
+// isID reports whether s is n hexadecimal digits as W3C wants them, in lower case.
+func isID(s string, n int) bool {
+	return len(s) == n && strings.Trim(s, "0123456789abcdef") == ""
 }

@@ -166,7 +166,7 @@ func (a *Agent) callAgain(ctx context.Context, to, fn string, args []any) error 
 }
 
 func (a *Agent) callPeer(ctx context.Context, o *rpccall.Outgoing) (any, error) {
-	started := a.caller.Begin(o)
+	started := a.caller.Begin(ctx, o)
 	x, err := a.caller.Exchange(ctx, o)
 	var v any
 	if err == nil {
@@ -178,7 +178,7 @@ func (a *Agent) callPeer(ctx context.Context, o *rpccall.Outgoing) (any, error) 
 
 // transact sends a request to any worker and returns the answer as it came.
 func (a *Agent) transact(ctx context.Context, o *rpccall.Outgoing) (rpclink.Reply, error) {
-	started := a.caller.Begin(o)
+	started := a.caller.Begin(ctx, o)
 	var x rpclink.Reply
 	var err error
 	if o.Peer != a.self {

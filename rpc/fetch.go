@@ -107,7 +107,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	started := a.caller.Begin(o)
+	started := a.caller.Begin(ctx, o)
 	x, err := a.caller.Exchange(ctx, o)
 	a.caller.End(o, started, err)
 	if err != nil {

@@ -211,7 +211,7 @@ func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*rpcref.
 		m, err := encodeRemote(e, fn, args, rpcwire.RRefPair{RRef: rpcref.Global(obj.ID)})
 		return m, *wires, 0, err
 	}
-	started := a.caller.Begin(o)
+	started := a.caller.Begin(ctx, o)
 	err := a.deliverCreation(ctx, o, obj)
 	a.caller.End(o, started, err)
 	if err != nil {

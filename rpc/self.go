@@ -20,7 +20,7 @@ import (
 // callSelf runs a function of this worker as if it had come over a wire: values are copied. The caller has counted the call
 // as active.
 func (a *Agent) callSelf(ctx context.Context, o *rpccall.Outgoing) (any, error) {
-	started := a.caller.Begin(o)
+	started := a.caller.Begin(ctx, o)
 	x, err := a.exchangeSelf(ctx, o)
 	var v any
 	if err == nil {

@@ -222,9 +222,11 @@ func (a *Agent) runCall(r *request) {
 	if apart {
 		a.refs.Creating(r.Peer).Unlock()
 	}
+	trace, parent := "", ""
 	if a.cfg.hook != nil {
+		trace, parent = observe.SplitTrace(r.Trace)
 		a.cfg.hook.Emit(observe.Event{
-			Time: started, Kind: "rpc.serve", Phase: observe.Begin, Rank: dist.Rank(a.id), Peer: r.Peer.Name, Key: shown(j.req.Func, j.req.Args),
+			Time: started, Kind: "rpc.serve", Phase: observe.Begin, Trace: trace, Parent: parent, Rank: dist.Rank(a.id), Peer: r.Peer.Name, Key: shown(j.req.Func, j.req.Args),
 		})
 	}
 	end := func() {
@@ -233,6 +235,7 @@ func (a *Agent) runCall(r *request) {
 		if a.cfg.hook != nil {
 			a.cfg.hook.Emit(observe.Event{
 				Kind: "rpc.serve", Phase: observe.End, Rank: dist.Rank(a.id), Peer: r.Peer.Name, Key: shown(j.req.Func, j.req.Args), Dur: time.Since(started), Err: err,
+				Trace: trace, Parent: parent,
 			})
 		}
 	}

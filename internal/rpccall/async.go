@@ -16,7 +16,7 @@ import (
 // Async sends a request on a session and calls done exactly once, normally in the goroutine that reads the answer. The
 // caller has counted it as active.
 func (k *Caller) Async(ctx context.Context, c *rpclink.Conn, o *Outgoing, done func(rpclink.Reply, error)) {
-	started := k.Begin(o)
+	started := k.Begin(ctx, o)
 	finish := func(x rpclink.Reply, err error) {
 		k.End(o, started, err)
 		done(x, err)

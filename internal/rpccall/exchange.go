@@ -218,14 +218,16 @@ func UnexpectedAnswer(fn string, p *rpclink.Peer, m *rpcwire.Message) error {
 
 // Begin tells that a request of this worker starts. The event's kind is rpc.call, rpc.remote or rpc.fetch; of a call the
 // detail is its mode, "sync" or "async".
-func (k *Caller) Begin(o *Outgoing) time.Time {
+func (k *Caller) Begin(ctx context.Context, o *Outgoing) time.Time {
 	k.UnderWay.Add(1)
 	if k.cfg.Hook == nil {
 		return time.Time{}
 	}
 	started := time.Now()
+	o.trace, o.span = observe.SplitTrace(observe.Trace(ctx))
 	k.cfg.Hook.Emit(observe.Event{
 		Time: started, Kind: observe.Kind("rpc." + o.Op), Phase: observe.Begin, Rank: k.cfg.Rank, Peer: o.Peer.Name, Key: o.Func, Detail: o.Mode,
+		Trace: o.trace, Span: o.span,
 	})
 	return started
 }
@@ -236,7 +238,7 @@ func (k *Caller) End(o *Outgoing, started time.Time, err error) {
 	if k.cfg.Hook != nil {
 		k.cfg.Hook.Emit(observe.Event{
 			Kind: observe.Kind("rpc." + o.Op), Phase: observe.End, Rank: k.cfg.Rank, Peer: o.Peer.Name, Key: o.Func, Detail: o.Mode,
-			Dur: time.Since(started), Err: err,
+			Dur: time.Since(started), Err: err, Trace: o.trace, Span: o.span,
 		})
 	}
 }

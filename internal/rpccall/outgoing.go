@@ -25,6 +25,8 @@ type Outgoing struct {
 	Runs     bool              // what its answer brings about may run code of the program
 	ready    *built            // built early
 	exchange *rpcseam.Exchange // how the extension takes part
+
+	trace, span string // what its events carry
 }
 
 // built is a request that was built before there was a session to send it on.

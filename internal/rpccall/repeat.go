@@ -73,7 +73,7 @@ type lasting struct {
 // is answered. Where a PyTorch worker answers a request that was given up, done is called a second time: such a worker
 // cannot be told, so that only its answer says that it has done what was asked.
 func (k *Caller) AsyncLasting(ctx context.Context, c *rpclink.Conn, o *Outgoing, done func(rpclink.Reply, error)) {
-	started := k.Begin(o)
+	started := k.Begin(ctx, o)
 	l := &lasting{k: k, ctx: ctx, o: o, deadline: k.Deadline(ctx), late: done}
 	l.finish = func(x rpclink.Reply, err error) {
 		k.End(o, started, err)
