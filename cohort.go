@@ -29,15 +29,15 @@ type worldOption func(*worldConfig)
 
 func (o worldOption) applyWorld(c *worldConfig) { o(c) }
 
-// WithRank gives the rank of this process beside the URL.
+// WithRank sets the rank of this process, in addition to the URL.
 func WithRank(rank dist.Rank) Option { return WithRendezvous(rendezvous.WithRank(rank)) }
 
-// WithWorldSize gives the number of ranks beside the URL.
+// WithWorldSize sets the number of ranks, in addition to the URL.
 func WithWorldSize(size int) Option { return WithRendezvous(rendezvous.WithWorldSize(size)) }
 
-// WithStore joins over a store that the processes reach by other means: one of the user's, or one in memory for ranks that
-// are goroutines of one process. The URL of [Join] is empty then, and [WithRank] and [WithWorldSize] say who this is.
-// Leaving the world leaves the store open: whoever made it closes it.
+// WithStore joins over a store that the processes reach by other means: one of the user's, or one in memory for ranks
+// that are goroutines of one process. The URL of [Join] must then be empty, and [WithRank] and [WithWorldSize] are
+// needed. Leaving the world does not close the store.
 func WithStore(s store.Store) Option { return worldOption(func(c *worldConfig) { c.store = s }) }
 
 // WithTimeout bounds the join, later every wait on the store whose context has no deadline, and every operation of the
@@ -46,18 +46,18 @@ func WithTimeout(d time.Duration) Option {
 	return both(rendezvous.WithTimeout(d), group.WithTimeout(d))
 }
 
-// WithHook sends events to hook: among them, while rank 0 waits for the others, who is missing, and every operation of the
-// group.
+// WithHook sends events to hook, among them every operation of the group and, while rank 0 waits for the others, who is
+// missing.
 func WithHook(hook observe.Hook) Option { return both(rendezvous.WithHook(hook), group.WithHook(hook)) }
 
-// WithLogger writes what is worth knowing to logger: among it which transport the group chose, and why. The default is
-// silence.
+// WithLogger sets the logger. Among other things it gets which transport the group chose, and why. By default nothing is
+// logged.
 func WithLogger(logger *slog.Logger) Option {
 	return both(rendezvous.WithLogger(logger), group.WithLogger(logger))
 }
 
-// WithGroup passes options on to the group that [World.Group] makes: transport, devices, heartbeat, flight recorder. They
-// count more than the options of this package.
+// WithGroup passes options to the group that [World.Group] makes: transport, devices, heartbeat, flight recorder. They
+// override the options of this package.
 func WithGroup(opts ...group.Option) Option {
 	return worldOption(func(c *worldConfig) { c.group = append(c.group, opts...) })
 }
@@ -69,19 +69,19 @@ func both(r rendezvous.Option, g group.Option) Option {
 	})
 }
 
-// WithRendezvous passes options of the rendezvous package on: registered schemes, shared servers, bind address.
+// WithRendezvous passes options to the rendezvous package: registered schemes, shared servers, bind address.
 func WithRendezvous(opts ...rendezvous.Option) Option {
 	return worldOption(func(c *worldConfig) { c.rendezvous = append(c.rendezvous, opts...) })
 }
 
-// Join meets the other processes of a job and returns this process's view of it. The URL is one that PyTorch takes:
+// Join joins the other processes of a job and returns this process's view of it. The URL is one that PyTorch accepts:
 //
 //	env://                                            RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT tell
 //	tcp://10.0.0.1:29500?rank=0&world_size=4          rank 0 hosts the store at this address
 //	file:///shared/job.store?rank=0&world_size=4      all ranks share a file
 //
-// or one of a scheme that the user registered, or "" with [WithStore]. Rank 0 of env:// and tcp:// hosts the store and returns when all ranks
-// have come; the others return as soon as they reached it. ctx bounds the joining only.
+// or one with a registered scheme, or "" with [WithStore]. With env:// and tcp:// rank 0 hosts the store and returns when
+// all ranks have joined; the others return when they have reached the store. ctx bounds only the joining.
 //
 // It corresponds to the rendezvous of torch.distributed.init_process_group.
 func Join(ctx context.Context, url string, opts ...Option) (*World, error) {

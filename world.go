@@ -17,8 +17,8 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// World is a job as one of its processes sees it. Its methods are safe for concurrent use; two worlds can live in one
-// process.
+// World is a job as seen by one of its processes. Its methods are safe for concurrent use, and a process can have several
+// worlds.
 type World struct {
 	member       *rendezvous.Member
 	groupOptions []group.Option
@@ -51,12 +51,12 @@ func (w *World) Rank() dist.Rank { return w.member.Rank() }
 // Size returns the number of ranks, or -1 in an open world. It corresponds to torch.distributed.get_world_size.
 func (w *World) Size() int { return w.member.Size() }
 
-// Group returns the process group of all ranks, with which they do collectives and exchange messages. The first call makes
-// it, together with the first call of every other rank or with PyTorch's init_process_group(backend="gloo"), and ctx bounds
-// that; later calls return the same group at once. Options for it go to [Join], see [WithGroup]. It ends with the World.
+// Group returns the process group of all ranks, for collectives and messages. The first call forms it, together with the
+// first call of every other rank or with PyTorch's init_process_group(backend="gloo"), and ctx bounds that; later calls
+// return the same group at once. Pass options for it to [Join] with [WithGroup]. It ends with the World.
 //
-// After the group has failed or was closed, the next call makes a new one, together with the other ranks: those that are
-// left, and a process that replaces the dead one and has joined with its rank. The one that failed is closed.
+// After the group has failed or was closed, the next call forms a new one, together with the other ranks: those that are
+// left, and a process that replaces the dead one and has joined with its rank. The failed group is closed.
 //
 // It corresponds to torch.distributed.group.WORLD.
 func (w *World) Group(ctx context.Context) (*group.Group, error) {
@@ -168,12 +168,11 @@ func (w *World) String() string {
 }
 
 // Shutdown leaves the world in order: first the agents of [World.RPC] shut down, then the group and its sub-groups are
-// closed, then the store. A rank that hosts the store stays until all its clients are gone or ctx ends, and in either
-// case everything is closed when Shutdown returns. A group or an agent that is being made meanwhile ends with
-// [dist.Closed].
-// Its error says if clients were cut off. Operations that are not complete end with [dist.Closed], and ranks that still
-// need this one get [dist.PeerLost]: wait for what was posted first, and where ranks end at different times end with a
-// barrier.
+// closed, then the store. A rank that hosts the store stays until all its clients have disconnected or ctx ends; in
+// either case everything is closed when Shutdown returns, and the error says whether clients were cut off. A group or an
+// agent that is being made at the same time ends with [dist.Closed]. Operations that are not complete end with
+// [dist.Closed], and ranks that still need this one get [dist.PeerLost]. So first wait for what was posted and, if ranks
+// finish at different times, end with a barrier.
 //
 // It corresponds to torch.distributed.destroy_process_group, which however ends the store while others may use it.
 func (w *World) Shutdown(ctx context.Context) error {
@@ -182,7 +181,7 @@ func (w *World) Shutdown(ctx context.Context) error {
 	return errors.Join(agents, w.leave(), w.member.Shutdown(ctx))
 }
 
-// Close ends the world at once, also while a Shutdown waits. It is idempotent and returns when all goroutines of the
+// Close ends the world at once, even while a Shutdown waits. It is idempotent and returns when all goroutines of the
 // world have ended.
 func (w *World) Close() error {
 	w.begin()

@@ -32,17 +32,17 @@ const (
 	NotSupported                 // the peer or the backend cannot do this
 	NotANumber                   // a counter key that holds something else
 	TooLarge                     // a key, value or frame over its limit
-	PeerLost                     // a process that this operation needs is gone
+	PeerLost                     // a process that this operation needs has died or cannot be reached
 	Aborted                      // ended by Abort, by a failed group or by a shutdown
 	Mismatch                     // ranks called different operations, shapes, types or roots
 	Protocol                     // a peer sent something that the protocol forbids
 	Unavailable                  // a server that cannot be reached
-	Closed                       // the object was closed by its user
+	Closed                       // the object was closed by the program itself
 	Exhausted                    // a bound on queues, connections or memory was reached
-	Remote                       // a handler at the other side failed
+	Remote                       // a handler on another worker failed
 	Internal                     // a bug in cohort
 	Empty                        // a queue without items
-	Replaced                     // another one stands in its place: a store that was restarted or cleared
+	Replaced                     // a store that was restarted, cleared or replaced
 	codeCount
 )
 
@@ -173,9 +173,9 @@ func CodeOf(err error) Code {
 	return Unknown
 }
 
-// FromContext returns the error of an operation whose context has ended, and nil while ctx is alive. Its code is that of
-// ctx.Err(), whatever the cause is, so that errors.Is(err, ctx.Err()) always holds; the cause is in the chain, and the rank
-// and the address that it names are taken over.
+// FromContext returns the error of an operation whose context has ended, or nil if ctx has not ended. Its code is that of
+// ctx.Err(), whatever the cause is, so that errors.Is(err, ctx.Err()) always holds. The cause is in the chain, and its
+// rank and address are copied.
 func FromContext(op string, ctx context.Context) error { //nolint:revive // the operation reads first, as in New
 	if ctx.Err() == nil {
 		return nil

@@ -26,9 +26,10 @@ type Future[T any] struct {
 	}
 }
 
-// Promise is the right to complete a [Future]. Whoever makes the value keeps it, and hands out the future.
+// Promise is the right to complete a [Future]. The code that produces the value keeps the promise and hands out the
+// future.
 //
-// It corresponds to set_result and set_exception of torch.futures.Future, which there anybody may call.
+// It corresponds to set_result and set_exception of torch.futures.Future, which in PyTorch anyone may call.
 type Promise[T any] struct{ future Future[T] }
 
 // NewPromise returns a promise whose future is not complete yet.
@@ -89,15 +90,15 @@ func guarded[T any](call func(T, error), value T, err error) {
 // Done is closed when the future is complete.
 func (f *Future[T]) Done() <-chan struct{} { return f.done }
 
-// Completed reports whether the result is there, without waiting.
+// Completed reports, without waiting, whether the future is complete.
 func (f *Future[T]) Completed() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.mu.completed
 }
 
-// Await returns the result when it is there. When ctx ends first, it returns the context's error; the operation itself
-// goes on and may be awaited again.
+// Await waits for the result and returns it. If ctx ends first, it returns the context's error; the operation itself
+// continues and may be awaited again.
 func (f *Future[T]) Await(ctx context.Context) (T, error) {
 	select {
 	case <-f.done:
@@ -116,9 +117,9 @@ func (f *Future[T]) Await(ctx context.Context) (T, error) {
 // result is what a complete future holds. Completion is the last change of it.
 func (f *Future[T]) result() (T, error) { return f.mu.value, f.mu.err }
 
-// OnDone calls fn once with the result, when the future is complete or at once if it is, in a goroutine of its own: fn may
-// block and may wait for other calls. Callbacks that were added before the completion run one after the other, in order.
-// A panic in fn is written to [slog.Default] and ends fn only.
+// OnDone calls fn once with the result when the future is complete, or at once if it already is. fn runs in its own
+// goroutine, so it may block and wait for other calls. Callbacks that were added before the completion run one after
+// another, in order. A panic in fn is logged to [slog.Default] and ends only fn.
 func (f *Future[T]) OnDone(fn func(T, error)) {
 	f.mu.Lock()
 	if !f.mu.completed {

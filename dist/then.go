@@ -9,9 +9,9 @@ import (
 	"sync"
 )
 
-// Then returns a future with what fn makes of the result of f. fn runs once, in a goroutine of its own as with
-// [Future.OnDone], so it may block. It also sees a failure and may replace it. A panic in fn is the failure of the new
-// future, with the code [Internal] and the stack in its text.
+// Then returns a future with the result of fn, which is called with the result of f. fn runs once, in its own goroutine
+// as with [Future.OnDone], so it may block. It also gets a failure and may replace it. If fn panics, the new future fails
+// with the code [Internal] and the stack in its text.
 //
 // It corresponds to torch.futures.Future.then.
 func Then[T, U any](f *Future[T], fn func(T, error) (U, error)) *Future[U] {
@@ -36,8 +36,8 @@ func Then[T, U any](f *Future[T], fn func(T, error) (U, error)) *Future[U] {
 	return next.Future()
 }
 
-// All returns a future with the results of all futures in their order. It fails as soon as one of them does, with that
-// error, and does not wait for the others then.
+// All returns a future with the results of all futures, in order. If one of them fails, it fails at once with that error,
+// without waiting for the others.
 //
 // It corresponds to torch.futures.collect_all; awaiting it to torch.futures.wait_all.
 func All[T any](futures ...*Future[T]) *Future[[]T] {

@@ -84,7 +84,7 @@ func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root int, opts 
 	return g.post(ctx, w, 1)
 }
 
-// Reduce combines t over all ranks; rank root gets the result in t. The t of other ranks is left as it was among Go ranks;
+// Reduce combines t over all ranks; rank root gets the result in t. On other ranks t is unchanged if all ranks are Go;
 // with PyTorch ranks it holds partial results afterwards, as in PyTorch.
 //
 // It corresponds to torch.distributed.reduce.

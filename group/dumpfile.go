@@ -13,9 +13,9 @@ import (
 )
 
 // WithDumpFiles writes the flight recorder's dump into dir when the group fails, and whenever one of the signals arrives:
-// syscall.SIGUSR1, for instance. A group that hangs can so be asked from outside, on all ranks, and "cohort trace dir" says
-// who is late. The file is named after the group, the global rank and the process, and is replaced by a later dump; dir is
-// made when it does not exist. Without signals only a failure is dumped.
+// syscall.SIGUSR1, for instance. So a hanging group can be examined on all ranks from outside, and "cohort trace dir"
+// says who is late. The file is named after the group, the global rank and the process, and is replaced by a later dump;
+// dir is made when it does not exist. Without signals only a failure is dumped.
 //
 // It corresponds to TORCH_NCCL_DUMP_ON_TIMEOUT and TORCH_NCCL_DEBUG_INFO_TEMP_FILE.
 func WithDumpFiles(dir string, signals ...os.Signal) Option {

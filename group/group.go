@@ -90,10 +90,10 @@ type member struct {
 // Name returns the group's name. It corresponds to ProcessGroup.group_name.
 func (g *Group) Name() string { return g.name }
 
-// Description returns the words given with [WithDescription].
+// Description returns the text given with [WithDescription].
 func (g *Group) Description() string { return g.description }
 
-// Rank returns the own rank in the group.
+// Rank returns this process's rank in the group.
 func (g *Group) Rank() int { return g.rank }
 
 // Size returns the number of ranks in the group.
@@ -102,7 +102,7 @@ func (g *Group) Size() int { return g.size }
 // Transport returns how the group exchanges data.
 func (g *Group) Transport() Transport { return g.transport }
 
-// GlobalRank translates a group rank into the rank of the world, NoSource where there is none. Ranks in this package are
+// GlobalRank translates a group rank into the rank of the world, NoSource if there is none. Ranks in this package are
 // group ranks; PyTorch's Python API takes global ranks. It corresponds to torch.distributed.get_global_rank.
 func (g *Group) GlobalRank(groupRank int) int {
 	if groupRank < 0 || groupRank >= g.size {
@@ -111,21 +111,21 @@ func (g *Group) GlobalRank(groupRank int) int {
 	return g.globals[groupRank]
 }
 
-// GroupRank translates a rank of the world into the group's rank, NoSource for a rank that is no member. It corresponds to
-// torch.distributed.get_group_rank.
+// GroupRank translates a rank of the world into the group's rank, NoSource for a rank that is not a member. It
+// corresponds to torch.distributed.get_group_rank.
 func (g *Group) GroupRank(globalRank int) int { return slices.Index(g.globals, globalRank) }
 
 // GlobalRanks returns the world ranks of the members. It corresponds to torch.distributed.get_process_group_ranks.
 func (g *Group) GlobalRanks() []int { return slices.Clone(g.globals) }
 
-// Timeout returns the bound of operations that have none of their own.
+// Timeout returns the timeout of operations without their own.
 func (g *Group) Timeout() time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.mu.timeout
 }
 
-// SetTimeout changes the bound for operations that are posted later. It corresponds to
+// SetTimeout changes the timeout of operations that are posted later. It corresponds to
 // torch.distributed.distributed_c10d._set_pg_timeout.
 func (g *Group) SetTimeout(d time.Duration) {
 	g.mu.Lock()
@@ -135,7 +135,7 @@ func (g *Group) SetTimeout(d time.Duration) {
 	}
 }
 
-// Err returns why the group has failed, nil while it works.
+// Err returns why the group has failed, or nil if it has not.
 func (g *Group) Err() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -165,10 +165,10 @@ func (g *Group) snapshot() recorder.Group {
 	return s
 }
 
-// Close leaves the group: operations that are not complete end with [dist.Closed], connections are closed and goroutines
-// joined. Other ranks that still need this one get [dist.PeerLost], so a program ends with Barrier and then Close. Close
-// also closes the sub-groups that were made from the group while it was whole; those that were made after it had failed or
-// lost a rank go on without it. It is idempotent.
+// Close leaves the group: incomplete operations end with [dist.Closed], connections are closed and goroutines joined.
+// Other ranks that still need this one get [dist.PeerLost], so a program should call Barrier before Close. Close also
+// closes the sub-groups that were made from the group while it was intact; those that were made after it had failed or
+// lost a rank stay open. It is idempotent.
 //
 // It corresponds to torch.distributed.destroy_process_group.
 func (g *Group) Close() error {

@@ -19,9 +19,9 @@ type Axis struct {
 	Size int
 }
 
-// Mesh arranges the ranks of a world in a grid with named dimensions, such as data parallelism and tensor parallelism, and has
-// a group for every row: the ranks that differ in one coordinate only. The last dimension runs fastest: in a mesh of
-// {"dp", 2} and {"tp", 3}, ranks 0, 1 and 2 are a row of "tp", and ranks 0 and 3 one of "dp".
+// Mesh arranges the ranks of a world in a grid with named dimensions, such as data parallelism and tensor parallelism,
+// and has a group for every row: the ranks that differ in only one coordinate. The last dimension runs fastest: in a mesh
+// of {"dp", 2} and {"tp", 3}, ranks 0, 1 and 2 are a row of "tp", and ranks 0 and 3 one of "dp".
 //
 // It corresponds to torch.distributed.device_mesh.DeviceMesh.
 type Mesh struct {
@@ -212,7 +212,7 @@ func (m *Mesh) Slice(names ...string) (*Mesh, error) {
 	return s, nil
 }
 
-// Close closes the groups that were made for the mesh.
+// Close closes the groups made for the mesh.
 func (m *Mesh) Close() error {
 	var first error
 	for _, g := range m.owned {

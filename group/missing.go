@@ -16,8 +16,8 @@ import (
 	"github.com/cohort-dist/cohort/observe"
 )
 
-// EventWait is emitted while a rank waits for others that have not come to make a group: after a few seconds, then seldom.
-// Its Detail says who is missing.
+// EventWait is emitted while a rank waits for others to form a group: first after a few seconds, then rarely. Its Detail
+// says who is missing.
 const EventWait observe.Kind = "group.wait"
 
 // The pace at which a waiting rank says who is missing.

@@ -14,9 +14,9 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// MonitoredBarrier is a barrier whose error names the ranks that did not come. Rank 0 hears from every other rank and then
-// releases all of them: all pass or none does. Only rank 0 enforces the timeout ([WithTimeout], else the group's), so that
-// it can name the culprit; the others report that rank 0 had an error.
+// MonitoredBarrier is a barrier whose error names the ranks that did not arrive. Rank 0 hears from every other rank and
+// then releases all of them: all pass or none does. Only rank 0 enforces the timeout ([WithTimeout], else the group's),
+// so that it can name the culprit; the others report that rank 0 had an error.
 //
 // With [WaitAllRanks] rank 0 waits for every rank and names all that are late; otherwise the time is shared and the first
 // late rank ends the barrier. A barrier that fails fails the group.

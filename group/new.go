@@ -30,7 +30,7 @@ import (
 )
 
 // New joins the world's group as one of size ranks, which find each other through s. All ranks must call it; it returns
-// when all are connected. The store stays open until the group is closed, and is not closed by it.
+// when all are connected. Keep the store open until the group is closed; the group does not close it.
 //
 // It corresponds to torch.distributed.init_process_group(backend="gloo"). The other ranks may be Go processes, PyTorch
 // processes or both; see [WithTransport] and [WithPeers].
@@ -333,8 +333,8 @@ func (g *Group) install(mesh link.Mesh, engine coll.Engine) {
 // meshFailed is called by a mesh that has failed. Operations that do not go through it must end too.
 func (g *Group) meshFailed(err error) { g.fail(err) }
 
-// NewTensor returns a zeroed tensor that collectives of the group are quickest with: in the shared segment where the group
-// has one, else on the heap. Its storage's Release gives the memory back.
+// NewTensor returns a zeroed tensor with which collectives of the group are fastest: in the shared segment if the group
+// has one, else on the heap. Release of its storage returns the memory.
 func (g *Group) NewTensor(dt tensor.DType, shape ...int) (*tensor.Tensor, error) {
 	arena, ok := g.engine.(interface {
 		Alloc(n int) (*tensor.Storage, error)

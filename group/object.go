@@ -164,8 +164,8 @@ func (g *Group) GatherObject(ctx context.Context, object []byte, root int, opts 
 	return cut(all, largest, sizes), nil
 }
 
-// ScatterObjects sends objects[i] of rank root to rank i and returns the own one; other ranks pass nil. It corresponds to
-// torch.distributed.scatter_object_list.
+// ScatterObjects sends objects[i] of rank root to rank i and returns this rank's object; other ranks pass nil. It
+// corresponds to torch.distributed.scatter_object_list.
 func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root int, opts ...OpOption) ([]byte, error) {
 	const name = "group: scatter_object_list"
 	if err := g.checkRoot(name, root); err != nil {

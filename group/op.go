@@ -14,8 +14,8 @@ import (
 type ReduceOp uint8
 
 // The operators. And, Or and Xor work on integers and booleans, the others on all element types that have the operation
-// (complex numbers have no minimum and no maximum). Avg is a sum that is divided by the number of ranks at the end. PremulSum is
-// a sum of tensors that are multiplied by a factor first: the one that [WithFactor] gives, which each rank chooses for itself.
+// (complex numbers have no minimum and no maximum). Avg is a sum divided by the number of ranks at the end. PremulSum
+// first multiplies each rank's tensor by the factor of [WithFactor], which each rank chooses for itself, and then sums.
 const (
 	Sum     = ReduceOp(reduce.Sum)
 	Product = ReduceOp(reduce.Product)

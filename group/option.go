@@ -11,10 +11,10 @@ import (
 	"github.com/cohort-dist/cohort/observe"
 )
 
-// DefaultTimeout bounds an operation that has no timeout of its own. It is PyTorch's default for gloo.
+// DefaultTimeout bounds an operation without its own timeout. It is PyTorch's default for gloo.
 const DefaultTimeout = 30 * time.Minute
 
-// DefaultQueue is how many operations may be posted and not complete.
+// DefaultQueue is how many posted operations may be incomplete at a time.
 const DefaultQueue = 1024
 
 // Transport is how the ranks of a group exchange data.
@@ -118,7 +118,7 @@ func newConfig(opts []Option) config {
 // groups can be made over one store; groups with PyTorch ranks have the names that PyTorch gives them.
 func WithName(name string) Option { return option(func(c *config) { c.name = name }) }
 
-// WithDescription adds words for people. It corresponds to group_desc.
+// WithDescription sets a description for people to read. It corresponds to group_desc.
 func WithDescription(text string) Option { return option(func(c *config) { c.description = text }) }
 
 // WithTransport forces a transport. All ranks must agree.
@@ -143,7 +143,8 @@ type timeoutOption time.Duration
 func (o timeoutOption) apply(c *config)     { c.timeout = time.Duration(o) }
 func (o timeoutOption) applyOp(c *opConfig) { c.timeout = time.Duration(o) }
 
-// WithConnectTimeout bounds the making of the group, where ctx has no earlier deadline. The default is the group's timeout.
+// WithConnectTimeout bounds the forming of the group, unless ctx has an earlier deadline. The default is the group's
+// timeout.
 func WithConnectTimeout(d time.Duration) Option {
 	return option(func(c *config) { c.connectTimeout = d })
 }
@@ -171,7 +172,7 @@ func WithDump(f func(reason string, json []byte)) Option {
 // WithLogger sets where the group says which transport and address it chose, and why.
 func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.logger = l }) }
 
-// WithHook sets who hears of every operation.
+// WithHook sets the hook that receives an event for every operation.
 func WithHook(h observe.Hook) Option { return option(func(c *config) { c.hook = h }) }
 
 // WithProfiler calls f at the end of every operation, once. f must not block.
@@ -231,8 +232,8 @@ func (o opOption) applyOp(c *opConfig) { o(c) }
 // wait_all_ranks=True.
 func WaitAllRanks() OpOption { return opOption(func(c *opConfig) { c.waitAll = true }) }
 
-// Reuse takes the Work of an earlier operation instead of a new one, so that an inner loop allocates nothing. The Work must
-// be complete and nobody else may look at it any more.
+// Reuse uses the Work of an earlier operation instead of a new one, so that an inner loop allocates nothing. The Work
+// must be complete, and nothing else may use it any more.
 func Reuse(w *Work) OpOption { return reuseOption{w} }
 
 type reuseOption struct{ work *Work }

@@ -37,15 +37,15 @@ func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to, tag int, opts ..
 	return g.postMessage(ctx, w)
 }
 
-// Recv posts t as room for a message from a rank of the group. A message that is shorter leaves the rest of t as it was, a
-// longer one is an error.
+// Recv posts t as room for a message from a rank of the group. A shorter message leaves the rest of t unchanged; a longer
+// one is an error.
 //
 // It corresponds to torch.distributed.irecv.
 func (g *Group) Recv(ctx context.Context, t *tensor.Tensor, from, tag int, opts ...OpOption) *Work {
 	return g.receive(ctx, OpRecv, t, from, tag, opts)
 }
 
-// RecvAny posts t as room for a message from whichever rank sends one first; [Work.SourceRank] tells which.
+// RecvAny posts t as room for a message from the rank that sends one first; [Work.SourceRank] returns which.
 //
 // It corresponds to torch.distributed.irecv with src=None.
 func (g *Group) RecvAny(ctx context.Context, t *tensor.Tensor, tag int, opts ...OpOption) *Work {
@@ -271,7 +271,7 @@ func (g *Group) Batch(ctx context.Context, ops []P2P, opts ...OpOption) []*Work 
 	return works
 }
 
-// WaitAll waits for several operations and returns the first error, after all have ended or ctx has.
+// WaitAll waits until all operations or ctx have ended, and returns the first error.
 func WaitAll(ctx context.Context, works ...*Work) error {
 	var first error
 	for _, w := range works {

@@ -29,9 +29,9 @@ type membership struct {
 // handlePrefix is the first field of a handle: the name of the backend.
 const handlePrefix = "gloo"
 
-// Handle returns what stands for this rank in the list that [Group.Reconfigure] takes, "" for a group that was not made with
-// [WithReconfigure]. It is another one after every reconfiguration. The format is PyTorch's, so handles of Go and PyTorch ranks can
-// stand in one list.
+// Handle returns the string that identifies this rank in the list for [Group.Reconfigure], or "" for a group that was not
+// made with [WithReconfigure]. It changes with every reconfiguration. The format is PyTorch's, so a list can hold handles
+// of Go and PyTorch ranks.
 //
 // It corresponds to torch.distributed._get_reconfigure_handle.
 func (g *Group) Handle() string {

@@ -11,8 +11,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Coalesce runs the collectives that fill asks for as one operation. They are all of one kind, with one operator or root, and
-// their tensors have one element type.
+// Coalesce runs the collectives that fill adds as one operation. They must be of one kind, with one operator or root, and
+// their tensors must have one element type.
 //
 // It corresponds to torch.distributed's _coalescing_manager(async_ops=True), which takes the first operator for all of them.
 func (g *Group) Coalesce(ctx context.Context, fill func(c *Coalescer), opts ...OpOption) *Work {

@@ -39,8 +39,8 @@ func BroadcastSlice[T tensor.Element](ctx context.Context, g *Group, data []T, r
 	return g.Broadcast(ctx, t, root, opts...).Wait(ctx)
 }
 
-// AllGatherSlice returns the data of all ranks, one behind the other; see [Group.AllGather]. All ranks give the same
-// number of elements. PyTorch's ranks call torch.distributed.all_gather.
+// AllGatherSlice returns the data of all ranks, one after another; see [Group.AllGather]. All ranks give the same number
+// of elements. PyTorch's ranks call torch.distributed.all_gather.
 func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, opts ...OpOption) ([]T, error) {
 	all := make([]T, len(data)*g.Size())
 	out, err := tensor.From(all, len(all))
@@ -54,7 +54,7 @@ func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, o
 	return all, g.allGatherInto(ctx, OpAllGather, out, in, opts).Wait(ctx)
 }
 
-// GatherSlice returns the data of all ranks, one behind the other, at rank root, and nil elsewhere; see [Group.Gather]. All
+// GatherSlice returns the data of all ranks, one after another, on rank root, and nil elsewhere; see [Group.Gather]. All
 // ranks give the same number of elements.
 func GatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root int, opts ...OpOption) ([]T, error) {
 	in, err := tensor.From(data, len(data))

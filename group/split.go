@@ -107,12 +107,12 @@ func (f *family) listedLocked() int {
 	return n
 }
 
-// Merge joins ranks of groups that need not know of each other into one group of size ranks, which meet in a store that all of
-// them reach. All size ranks call it; they are numbered as they come. The options of g count where opts say nothing else. g
-// itself is left as it is, and the new group does not end with it.
+// Merge forms one group of size ranks from the ranks of groups that need not know of each other, through a store that all
+// of them can reach. All size ranks call it; they are numbered in the order of arrival. The options of g apply unless
+// opts override them. g itself does not change, and the new group does not end with it.
 //
-// A merge uses its store up: give every merge one of its own, or a prefix of its own ([store.Prefix]). The store stays open until
-// the group is closed.
+// A store can be used for one merge only: give every merge its own store or its own prefix ([store.Prefix]). Keep the
+// store open until the group is closed.
 //
 // It corresponds to ProcessGroup.merge_remote_group, which gloo has from PyTorch 2.9 on. What the PyTorch ranks of the other
 // groups are is found out from the store as in [New]; see [WithPeers].

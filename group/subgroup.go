@@ -73,11 +73,11 @@ func (f *family) children(g *Group) []*Group {
 	return all
 }
 
-// NewGroup makes a group of some ranks. All ranks of the world must call it, in the same order, also those that are no
-// members: they get nil. With [WithLocalSync] only the members call. ranks are those of g; nil means all.
+// NewGroup forms a group of some ranks. All ranks of the world must call it, in the same order, including those that are
+// not members, which get nil. With [WithLocalSync] only the members call it. ranks are ranks of g; nil means all.
 //
-// The ranks of the new group are numbered in increasing order, whatever the order of ranks, unless [WithRankOrder] is given. A group can be made from one
-// that has failed, of those ranks that are left, with [WithLocalSync].
+// The ranks of the new group are numbered in increasing order, whatever the order of ranks, unless [WithRankOrder] is
+// given. With [WithLocalSync], the remaining ranks of a failed group can form a new one.
 //
 // It corresponds to torch.distributed.new_group.
 func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Group, error) {
@@ -171,7 +171,7 @@ func (g *Group) inherited() []Option {
 	})}
 }
 
-// NewSubgroups cuts the group into consecutive groups of size ranks and returns the one that this rank belongs to.
+// NewSubgroups splits the group into consecutive groups of size ranks and returns the one that this rank belongs to.
 //
 // It corresponds to torch.distributed.new_subgroups.
 func (g *Group) NewSubgroups(ctx context.Context, size int, opts ...Option) (*Group, error) {

@@ -18,7 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// NoSource is what [Work.SourceRank] returns where there is no sender.
+// NoSource is what [Work.SourceRank] returns if there is no sender.
 const NoSource = -1
 
 // Work is an operation that was posted: it completes exactly once. The tensors of the operation belong to it until then.

@@ -16,8 +16,8 @@ import (
 
 const opJoin = "rendezvous: join"
 
-// Join meets the other processes by an init URL and returns this process's place among them. ctx bounds the joining,
-// and without a deadline in ctx the timeout of [WithTimeout] does.
+// Join finds the other processes through an init URL and returns this process's place among them. ctx bounds the joining;
+// if it has no deadline, the timeout of [WithTimeout] does.
 //
 // With tcp:// and env:// rank 0 hosts the store and returns when world_size clients have joined it, itself included; the
 // others return as soon as they have reached the store. A store that a launcher hosts (TORCHELASTIC_USE_AGENT_STORE)

@@ -52,9 +52,9 @@ func (m *Member) Rank() dist.Rank { return m.rank }
 // Size returns the number of ranks, or NoWorldSize in an open world.
 func (m *Member) Size() int { return m.size }
 
-// Shutdown leaves the world in order. The process that hosts the store stays until every other client is gone or ctx
-// ends; then everything is closed in any case. The error says whether clients were cut off. Shutdown after Close, or
-// a second time, waits for the first call, for as long as its own ctx allows, and returns that one's result.
+// Shutdown leaves the world in order. The process that hosts the store stays until every other client has disconnected or
+// ctx ends; then everything is closed in any case. The error says whether clients were cut off. Shutdown after Close, or
+// a second Shutdown, waits for the first call, as long as its own ctx allows, and returns its result.
 func (m *Member) Shutdown(ctx context.Context) error {
 	ended, first := m.begin()
 	if !first {
@@ -73,7 +73,7 @@ func (m *Member) Shutdown(ctx context.Context) error {
 	return m.result()
 }
 
-// Close ends the membership at once: the store, and for the process that hosts it the server too. It is idempotent,
+// Close ends the membership at once: it closes the store and, in the process that hosts it, the server. It is idempotent,
 // ends a Shutdown that still waits, and returns when all goroutines have ended.
 func (m *Member) Close() error {
 	ended, first := m.begin()

@@ -56,10 +56,10 @@ type optionFunc func(*settings)
 
 func (f optionFunc) apply(s *settings) { f(s) }
 
-// WithRank gives the rank beside the URL, which then must not carry rank or world_size itself.
+// WithRank sets the rank; the URL must then not contain rank or world_size.
 func WithRank(rank dist.Rank) Option { return optionFunc(func(s *settings) { s.request.Rank = rank }) }
 
-// WithWorldSize gives the number of ranks beside the URL, which then must not carry rank or world_size itself.
+// WithWorldSize sets the number of ranks; the URL must then not contain rank or world_size.
 func WithWorldSize(size int) Option {
 	return optionFunc(func(s *settings) { s.request.WorldSize = size })
 }
@@ -72,7 +72,7 @@ func WithTimeout(d time.Duration) Option {
 	return optionFunc(func(s *settings) { s.timeout, s.timeSet = d, true })
 }
 
-// WithRegistry uses the schemes of r instead of the built-in ones alone.
+// WithRegistry uses the schemes of r instead of only the built-in ones.
 func WithRegistry(r *Registry) Option { return optionFunc(func(s *settings) { s.registry = r }) }
 
 // WithEnv reads environment variables through lookup instead of os.LookupEnv.
@@ -85,8 +85,8 @@ func WithHook(hook observe.Hook) Option {
 	return optionFunc(func(s *settings) { s.hook = observe.Tee(s.hook, hook) })
 }
 
-// WithLogger writes to logger what a hosted server and the client have to say and, while rank 0 waits, who is missing.
-// The default is silence, but for warnings about what is most likely a mistake, which go to slog's default logger.
+// WithLogger sets the logger of a hosted server and of the client; while rank 0 waits, it also gets who is missing. By
+// default nothing is logged except warnings about probable mistakes, which go to slog's default logger.
 func WithLogger(logger *slog.Logger) Option {
 	return optionFunc(func(s *settings) {
 		if logger != nil {
@@ -95,7 +95,7 @@ func WithLogger(logger *slog.Logger) Option {
 	})
 }
 
-// WithBindHost makes the rank that hosts the store listen on this address only. By default it listens on all addresses,
+// WithBindHost makes the rank that hosts the store listen only on this address. By default it listens on all addresses,
 // as PyTorch does.
 func WithBindHost(host string) Option { return optionFunc(func(s *settings) { s.bind = host }) }
 

@@ -37,8 +37,8 @@ type Call struct {
 	Logger *slog.Logger
 }
 
-// Registry maps URL schemes to handlers. It is a value that the user holds and passes on by [WithRegistry]; programs
-// that need only the built-in schemes never see one.
+// Registry maps URL schemes to handlers. Pass it to Join with [WithRegistry]; programs that need only the built-in
+// schemes do not need one.
 type Registry struct {
 	mu       sync.RWMutex
 	handlers map[string]Handler // nil for a built-in scheme
@@ -49,7 +49,7 @@ func NewRegistry() *Registry {
 	return &Registry{handlers: map[string]Handler{"env": nil, "tcp": nil, "file": nil}}
 }
 
-// Register adds a scheme. Like PyTorch it refuses a scheme that is known already, the built-in ones included.
+// Register adds a scheme. Like PyTorch it refuses a scheme that already exists, including the built-in ones.
 //
 // It corresponds to torch.distributed.register_rendezvous_handler.
 func (r *Registry) Register(scheme string, h Handler) error {
@@ -82,7 +82,7 @@ func (r *Registry) Schemes() []string {
 	return slices.Sorted(maps.Keys(r.handlers))
 }
 
-// Plan says what a join by this request would do, without doing any of it.
+// Plan returns what a join with this request would do, without doing any of it.
 func (r *Registry) Plan(request Request) (Plan, error) {
 	plan, bad := resolve(request, r.known)
 	if bad != nil {

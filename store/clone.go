@@ -10,12 +10,12 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 )
 
-// Cloner is a store that can give a further handle on the same keys.
+// Cloner is a store that can return another handle on the same keys.
 type Cloner interface {
 	Clone(ctx context.Context) (Store, error)
 }
 
-// Clone returns a further handle on the same keys, with a connection and a timeout of its own, to be closed by itself. It
+// Clone returns another handle on the same keys, with its own connection and timeout, which must be closed separately. It
 // corresponds to Store.clone. It is [ErrNotSupported] on a store without it.
 func Clone(ctx context.Context, s Store) (Store, error) {
 	switch c := s.(type) {

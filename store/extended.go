@@ -15,8 +15,8 @@ import (
 // Append appends value to what key holds, creating it. It corresponds to Store.append.
 //
 // On a store without [FeatureAppend] it is a loop of compare-and-set, as in PyTorch. That loop cannot tell its own
-// success from that of somebody who appended the very same bytes at the same moment, so then one of the two may be
-// lost; appenders whose values differ (that carry their rank, say) are never lost.
+// success from that of another process that appends the same bytes at the same moment, so one of the two may then be
+// lost. Values that differ (for example, because they contain a rank) are never lost.
 func Append(ctx context.Context, s Store, key string, value []byte) error {
 	if own, has, err := native[Appender](ctx, s, FeatureAppend); err != nil {
 		return err
@@ -125,12 +125,12 @@ func ListKeys(ctx context.Context, s Store) ([]string, error) {
 	return nil, dist.New("store: list keys", dist.NotSupported, "this store cannot list its keys")
 }
 
-// Barrier returns when it has been called worldSize times for key, by whichever handles. The key may be used again, for
-// the next worldSize calls. A call that times out stays counted: it cannot be taken back without a race.
+// Barrier returns when it has been called worldSize times for key, through any handles. The key may be used again, for
+// the next worldSize calls. A call that times out stays counted, since it cannot be undone without a race.
 //
-// It is built on the core operations, on keys that begin with key, and works on every store; it does not meet
-// PyTorch's Store.barrier, which uses other keys and cannot be repeated. The last to leave a round removes its keys, so
-// that only one counter stays, and two keys of each round in which somebody gave up.
+// It uses only core operations, on keys that begin with key, so it works on every store. It does not work together with
+// PyTorch's Store.barrier, which uses other keys and cannot be repeated. The last call that returns in a round removes
+// the round's keys, so that only one counter stays, plus two keys for each round that a caller gave up.
 func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	const op = "store: barrier"
 	if worldSize < 1 {

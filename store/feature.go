@@ -47,20 +47,20 @@ func (f Feature) String() string {
 	return "feature " + strconv.Itoa(int(f))
 }
 
-// FeatureReporter is a store that knows better than its method set what it can do: a view of another store, or a client
-// whose server decides. A store without it has the features whose interfaces it implements.
+// FeatureReporter is a store whose features do not follow from its methods: a view of another store, or a client whose
+// server decides. A store without it has the features whose interfaces it implements.
 type FeatureReporter interface {
 	Supports(f Feature) bool
 }
 
-// FeatureAsker is a FeatureReporter that may have to ask a server, which can fail. A failed question is an error and not
-// a no: to go on with a fallback would put a queue's items where nobody looks for them.
+// FeatureAsker is a FeatureReporter that may have to ask a server, which can fail. A failed question is an error, not a
+// no: using a fallback then would put a queue's items where nobody looks for them.
 type FeatureAsker interface {
 	AskSupport(ctx context.Context, f Feature) (bool, error)
 }
 
-// AskSupport is [Supports] with the error of a question that could not be asked. The package functions use it to choose
-// between the store's own operation and a fallback.
+// AskSupport is [Supports] with an error for the case that the server could not be asked. The package functions use it to
+// choose between the store's own operation and a fallback.
 func AskSupport(ctx context.Context, s Store, f Feature) (bool, error) {
 	if !implements(s, f) {
 		return false, nil
@@ -80,9 +80,10 @@ func native[T any](ctx context.Context, s Store, f Feature) (own T, has bool, er
 	return own, has, err
 }
 
-// Supports reports whether s does f by itself. A store that cannot tell at the moment answers no, see [AskSupport]. The package functions work without that too, where a fallback exists
-// ([Append], [MultiGet], [MultiSet], [QueuePush] and its siblings), but not in one atomic step; [ListKeys] has no
-// fallback. A [Prefix] answers for the store below it. It corresponds to Store.has_extended_api.
+// Supports reports whether s implements f itself. If the store cannot tell at the moment, the answer is no; see
+// [AskSupport]. Without the feature, the package functions use a fallback if there is one ([Append], [MultiGet],
+// [MultiSet], [QueuePush] and its siblings), but not in one atomic step; [ListKeys] has no fallback. A [Prefix] answers
+// for the store below it. It corresponds to Store.has_extended_api.
 func Supports(s Store, f Feature) bool {
 	if !implements(s, f) {
 		return false

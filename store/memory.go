@@ -16,8 +16,8 @@ import (
 )
 
 // Memory is a store inside one process, for ranks that are goroutines and for tests. It corresponds to
-// torch.distributed.HashStore, and unlike that it wakes waiters on add, append and multi-set too. It has every optional
-// operation, each atomic.
+// torch.distributed.HashStore; unlike HashStore, it also wakes waiters on add, append and multi-set. It has every
+// optional operation, each atomic.
 type Memory struct {
 	data    *memoryData
 	timeout atomic.Int64

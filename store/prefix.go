@@ -29,9 +29,9 @@ var (
 // Prefix returns a view of s in which every key k is the key prefix + "/" + k of s. Views nest. It corresponds to
 // torch.distributed.PrefixStore.
 //
-// Everything is forwarded: the timeout is that of s, NumKeys counts all of s as PyTorch does, and Close closes s; a user
-// of a view of somebody else's store does not call it. Optional operations, and what [Supports] says, are those of s.
-// If s is nil every operation fails.
+// Everything is forwarded: the timeout is that of s, NumKeys counts all of s as PyTorch does, and Close closes s, so do
+// not call Close on a view of a store that you do not own. Optional operations, and the answers of [Supports], are those
+// of s. If s is nil every operation fails.
 func Prefix(prefix string, s Store) *PrefixStore {
 	if s == nil {
 		s = noStore{}

@@ -32,8 +32,8 @@ const (
 
 // QueuePush appends value to the queue named key. It corresponds to Store.queue_push.
 //
-// On a store without [FeatureQueue] the queue lives in one value, under key + "/.queue", which every push and pop
-// rewrites by compare-and-set: right for queues of some kilobytes, and met only by users of this package.
+// On a store without [FeatureQueue] the queue is one value, under key + "/.queue", which every push and pop rewrites by
+// compare-and-set. That is good enough for queues of some kilobytes, and is visible only to users of this package.
 func QueuePush(ctx context.Context, s Store, key string, value []byte) error {
 	if own, has, err := native[Queuer](ctx, s, FeatureQueue); err != nil {
 		return err
@@ -87,7 +87,7 @@ func QueuePop(ctx context.Context, s Store, key string, wait bool) ([]byte, erro
 	}
 }
 
-// QueueLen returns the number of items in the queue named key; 0 for a queue that never was. It corresponds to
+// QueueLen returns the number of items in the queue named key; 0 for a queue that does not exist. It corresponds to
 // Store.queue_len; see [QueuePush] for stores without queues.
 func QueueLen(ctx context.Context, s Store, key string) (int, error) {
 	if own, has, err := native[Queuer](ctx, s, FeatureQueue); err != nil {

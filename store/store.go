@@ -37,7 +37,7 @@ const (
 // A ctx deadline wins over the store's timeout; without one a waiting operation ends after Timeout. Either way the
 // error matches [ErrTimeout] and context.DeadlineExceeded.
 type Store interface {
-	// Set stores value under key and wakes whoever waits for it.
+	// Set stores value under key and wakes all that wait for it.
 	Set(ctx context.Context, key string, value []byte) error
 	// Get waits until key exists and returns its value.
 	Get(ctx context.Context, key string) ([]byte, error)

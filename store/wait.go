@@ -12,8 +12,8 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 )
 
-// WaitContext returns the context that bounds a waiting operation of a store whose timeout is given: a deadline of ctx
-// wins; without one the wait ends after timeout, and zero or less means no bound. Stores use it with [WaitError].
+// WaitContext returns the context for a waiting operation of a store with the given timeout. If ctx has a deadline, that
+// one applies; otherwise the wait ends after timeout, and zero or less means no bound. Stores use it with [WaitError].
 func WaitContext(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout <= 0 {
 		return ctx, func() {}

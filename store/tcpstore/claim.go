@@ -19,9 +19,9 @@ import (
 //   - expecting the text of a holder whose connection has ended takes the name over;
 //   - expecting one's own text changes it.
 //
-// Claims are no keys: they are not counted or listed. [Server.Claims] returns them, and [Stats] names a waiting client by
-// its claim. A client that lost its connection and connected again has lost its claims. Only cohort's server has claims;
-// on PyTorch's the error is [dist.NotSupported].
+// Claims are not keys: they are neither counted nor listed. [Server.Claims] returns them, and [Stats] names a waiting
+// client by its claim. A client that lost its connection and connected again has lost its claims. Only cohort's server
+// has claims; on PyTorch's the error is [dist.NotSupported].
 func (c *Client) Claim(ctx context.Context, name, expected, text string) (string, error) {
 	q := &request{op: wire.CompareSet, key: wire.ClaimPrefix + name, raw: true, expected: []byte(expected), value: []byte(text)}
 	if err := c.nativeOnly("claim", "claims"); err != nil {

@@ -16,20 +16,20 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// Client is a store that lives in a server: cohort's, or that of any PyTorch since 1.13. It corresponds to
-// torch.distributed.TCPStore with is_master=False.
+// Client is a store on a server: cohort's, or that of PyTorch 1.13 or later. It corresponds to torch.distributed.TCPStore
+// with is_master=False.
 //
-// All methods are safe for concurrent use, and an operation that waits never holds up others. On cohort's own server
-// every operation is one round trip on one connection; on PyTorch's servers, whose protocol has no request ids, Get is
-// two round trips and each wait has a connection of its own ([WithWaitConns]).
+// All methods are safe for concurrent use, and an operation that waits never blocks others. On cohort's own server every
+// operation is one round trip on one connection. PyTorch's protocol has no request ids, so on its servers Get is two
+// round trips and each wait has its own connection ([WithWaitConns]).
 //
-// An operation that has returned without error has happened: writes that PyTorch's protocol does not answer are sent
-// together with a question that it does answer, in one round trip. When the connection is lost every operation in
-// flight fails at once with [dist.PeerLost], which for a write means that it may or may not have happened; nothing is
-// repeated silently but the reading part of Get. Later operations connect again, in one attempt: they fail at once with
-// [dist.Unavailable] while the server is gone, and go on when the same store is back. A server of cohort's that was
-// started anew or cleared is another store: every operation says so with [dist.Replaced], until [Client.Hello] accepts
-// it. PyTorch's servers have no identity, there the client goes on with what it finds.
+// An operation that returns without error has taken effect: a write that PyTorch's protocol does not answer is sent
+// together with a request that it does answer, in one round trip. When the connection is lost, every operation in flight
+// fails at once with [dist.PeerLost]; a write may or may not have taken effect. Only the reading part of Get is repeated
+// silently. Later operations reconnect, in one attempt: they fail at once with [dist.Unavailable] while the server is
+// unreachable, and work again when the same store is back. A cohort server that was restarted or cleared is a different
+// store: every operation fails with [dist.Replaced] until [Client.Hello] accepts it. PyTorch's servers have no identity;
+// there the client uses whatever store it finds.
 type Client struct {
 	addr    string
 	config  clientConfig
@@ -64,10 +64,10 @@ var (
 // Dial connects to the store at addr ("host:port") and finds out which dialect it speaks. It corresponds to
 // torch.distributed.TCPStore(host, port, is_master=False).
 //
-// A server that is not there yet is tried again until ctx ends, or, without a deadline in ctx, until the timeout of
-// [WithTimeout] has passed; the hook of [WithHook] gets an event of kind [EventRetry] for every attempt that failed. A
-// host name that does not exist fails at once, unless [WithNameRetry] says that it will come. Dial does not count the caller
-// as a worker; [Client.JoinWorker] does.
+// If the server does not answer, Dial retries until ctx ends or, if ctx has no deadline, until the timeout of
+// [WithTimeout] has passed; the hook of [WithHook] gets an event of kind [EventRetry] for every failed attempt. A host
+// name that does not exist fails at once, unless [WithNameRetry] is given. Dial does not count the caller as a worker;
+// [Client.JoinWorker] does.
 func Dial(ctx context.Context, addr string, opts ...ClientOption) (*Client, error) {
 	return dial(ctx, addr, newClientConfig(opts))
 }
@@ -129,8 +129,8 @@ func (c *Client) Dialect() Dialect {
 	}
 }
 
-// Supports implements [store.FeatureReporter]: what the server can do by itself. The answer may need a question to the
-// server, which is asked once; where it cannot be asked the answer is no. [Client.AskSupport] tells the two apart.
+// Supports implements [store.FeatureReporter]: what the server itself can do. The client may have to ask the server,
+// once; if that fails, the answer is no. [Client.AskSupport] tells the two cases apart.
 func (c *Client) Supports(f store.Feature) bool {
 	has, err := c.AskSupport(context.Background(), f)
 	return has && err == nil

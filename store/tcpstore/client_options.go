@@ -92,14 +92,14 @@ func newClientConfig(opts []ClientOption) clientConfig {
 
 // WithTimeout sets the client's timeout: it bounds the connecting when the context of [Dial] has no deadline, and later
 // every operation whose context has none ([Client.SetTimeout] changes that). Zero or less means no bound for operations
-// that wait. Those that wait for nothing have two seconds at least, so that a short timeout serves to look whether a key
-// comes. The default is [store.DefaultTimeout]. It corresponds to TCPStore's timeout argument.
+// that wait. Operations that wait for nothing always have at least two seconds, so that a short timeout can be used to
+// see whether a key appears. The default is [store.DefaultTimeout]. It corresponds to TCPStore's timeout argument.
 func WithTimeout(d time.Duration) ClientOption {
 	return clientOption(func(c *clientConfig) { c.timeout = d })
 }
 
-// WithDialect fixes the dialect instead of finding it, for tests and for servers that must not be probed. With
-// [DialectNative] any other server than cohort's is refused.
+// WithDialect sets the dialect instead of detecting it, for tests and for servers that must not be probed. With
+// [DialectNative] any server but cohort's is refused.
 func WithDialect(d Dialect) ClientOption {
 	return clientOption(func(c *clientConfig) { c.dialect = d })
 }
@@ -111,12 +111,12 @@ func WithWaitConns(n int) ClientOption {
 	return clientOption(func(c *clientConfig) { c.waitConns = max(n, 1) })
 }
 
-// WithRawKeys makes the client use keys as they are on the wire, where PyTorch puts "/" in front of a user's key: it is
-// for tools that look at everything, the store's own keys such as "init/" included.
+// WithRawKeys makes the client use keys as they are on the wire, where PyTorch puts "/" in front of a user's key. It is
+// for tools that need to see everything, including the store's own keys such as "init/".
 func WithRawKeys() ClientOption { return clientOption(func(c *clientConfig) { c.raw = true }) }
 
-// WithNameRetry has [Dial] try again when the host's name does not exist, for clusters in which names appear together with
-// the processes behind them. Without it that is an error at once, since most often the name is wrong.
+// WithNameRetry makes [Dial] retry if the host name does not exist, for clusters in which names appear together with
+// their processes. Without it that is an error at once, since most often the name is wrong.
 func WithNameRetry() ClientOption { return clientOption(func(c *clientConfig) { c.patient = true }) }
 
 // DialFunc opens a connection, as [net.Dialer.DialContext] does.
@@ -132,8 +132,8 @@ func WithDialer(dial DialFunc) ClientOption {
 }
 
 // WithMaxSizes changes the largest key, value and number of keys that the client sends; a call with more fails with
-// [store.ErrTooLarge] before anything is sent. Zero leaves a limit as it is: 8 KiB, 8 MiB and 131072, which every
-// PyTorch server accepts. Larger ones get the connection cut by PyTorch's default server.
+// [store.ErrTooLarge] before anything is sent. Zero keeps the default: 8 KiB, 8 MiB and 131072, which every PyTorch
+// server accepts. PyTorch's default server closes the connection if they are exceeded.
 func WithMaxSizes(key, value, keys int) ClientOption {
 	return clientOption(func(c *clientConfig) {
 		for _, l := range []struct {

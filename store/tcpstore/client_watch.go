@@ -17,9 +17,9 @@ type Change struct {
 	Old, New []byte
 }
 
-// Watch calls changed for every change of key, one after the other and in order, until ctx ends or the connection is lost,
-// and returns why. ready, if not nil, is called once the server has begun to tell: a change that comes after that is not
-// missed. It has a connection of its own, and no bound but ctx.
+// Watch calls changed for every change of key, one after another and in order, until ctx ends or the connection is lost,
+// and returns why. ready, if not nil, is called when the watch has begun: no change after that is missed. Watch uses its
+// own connection, and only ctx bounds it.
 //
 // It corresponds to TCPStore's watchKey of PyTorch 1.13, and works on cohort's server and on that one. Later PyTorch
 // servers cannot watch; there the error is [dist.NotSupported].
@@ -27,8 +27,8 @@ func (c *Client) Watch(ctx context.Context, key string, ready func(), changed fu
 	return c.watchKey(ctx, &request{op: wire.WatchKey, key: key, raw: c.config.raw}, ready, changed)
 }
 
-// WatchWorkers is [Client.Watch] for the number of workers that have joined, see [Client.JoinWorker]: it calls changed once
-// the server has begun to tell, and whenever one has come.
+// WatchWorkers is [Client.Watch] for the number of workers that have joined, see [Client.JoinWorker]: it calls changed
+// once when the watch has begun, and then whenever a worker joins.
 func (c *Client) WatchWorkers(ctx context.Context, changed func()) error {
 	return c.watchKey(ctx, &request{op: wire.WatchKey, key: wire.WorkerCountKey, raw: true}, changed, func(Change) { changed() })
 }
@@ -134,10 +134,10 @@ func (c *Client) HasBarrier(ctx context.Context) (bool, error) {
 	return has, nil
 }
 
-// Barrier returns when it has been called size times for key, by whichever clients. The server counts, in one round trip,
-// and never counts back: a key serves for one barrier, and a call that ends early stays counted. Only cohort's server has
-// it for this client, on PyTorch's the error is [dist.NotSupported]; [store.Barrier] works on every store and can be
-// repeated, and does not meet this one.
+// Barrier returns when it has been called size times for key, by any clients. The server counts, in one round trip, and
+// never counts down: a key can be used for one barrier, and a call that ends early stays counted. This client supports it
+// only on cohort's server; on PyTorch's the error is [dist.NotSupported]. [store.Barrier] works on every store and can be
+// repeated; the two do not work together.
 //
 // It corresponds to the barrier operation of PyTorch's newest TCPStore.
 func (c *Client) Barrier(ctx context.Context, key string, size int) error {

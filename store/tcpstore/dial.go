@@ -48,7 +48,7 @@ type dialer struct {
 	patient bool
 }
 
-// EventRetry is the kind of the event of an attempt to connect that failed and is followed by another.
+// EventRetry is the kind of event for a failed connection attempt that is followed by another.
 const EventRetry observe.Kind = "store.dial.retry"
 
 // found is a connection whose dialect is known, ready for its first request.

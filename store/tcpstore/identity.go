@@ -51,10 +51,10 @@ func (s *Server) Clear() int {
 	return n
 }
 
-// Hello asks which store this is, and how many keys clients of an earlier run left in it: 0 in a new or cleared store.
-// PyTorch's servers have no identity; there the error is [dist.NotSupported].
+// Hello returns the identity of the store and how many keys clients of an earlier run left in it: 0 in a new or cleared
+// store. PyTorch's servers have no identity; there the error is [dist.NotSupported].
 //
-// A client whose store was replaced accepts the new one by this call; only afterwards do other operations reach it.
+// A client whose store was replaced accepts the new one with this call; only then do other operations reach it.
 func (c *Client) Hello(ctx context.Context) (id Identity, leftBehind int, err error) {
 	if err = c.nativeOnly("hello", "identity"); err != nil {
 		return id, 0, err
@@ -67,9 +67,9 @@ func (c *Client) Hello(ctx context.Context) (id Identity, leftBehind int, err er
 	return id, int(r.Num), nil
 }
 
-// Clear has the server forget all keys, queues and claims: see [Server.Clear]. The identity, as told by [Client.Hello],
-// must be that of the store's present contents, so that two who clear at the same time do not clear each other's new keys.
-// It returns the number of keys and queues that there were. PyTorch's servers cannot be cleared; there the error is
+// Clear removes all keys, queues and claims from the server: see [Server.Clear]. The identity, from [Client.Hello], must
+// be that of the store's current contents, so that two clients that clear at the same time do not remove each other's new
+// keys. It returns the number of keys and queues removed. PyTorch's servers cannot be cleared; there the error is
 // [dist.NotSupported].
 func (c *Client) Clear(ctx context.Context, id Identity) (int, error) {
 	if err := c.nativeOnly("clear", "operation that clears it"); err != nil {
