@@ -41,7 +41,7 @@ pure: internal/reduce internal/coll internal/sched internal/launchcore internal/
 pure: internal/gloo/torch
       internal/recycle
       store store/filestore store/tcpstore
-      internal/muster
+      internal/muster elastic
       internal/intake internal/cohortwire internal/tensorpipe internal/rpcwire internal/pyexc
 pure: internal/rrefcore internal/backcore internal/gloo/wire internal/gloo/match internal/native/wire
       internal/gloo internal/shm internal/native/* internal/native internal/recorder

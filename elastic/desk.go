@@ -1,0 +1,262 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/launchcore"
+)
+
+// The desk is the pure part of the coordinator: questions and silences in, answers out. Who takes part is decided by
+// launchcore's machine; the desk knows handles and uuids.
+
+// question is what a member asks.
+type question struct {
+	Member int64  `json:"member"`
+	Handle string `json:"handle,omitempty"`
+	Done   bool   `json:"done,omitempty"` // the member has finished and leaves
+}
+
+// answer is what it is told. Exactly one field is set.
+type answer struct {
+	*Round
+	Done  bool   `json:"done,omitempty"`
+	Error string `json:"error,omitempty"`
+}
+
+// Round is the members of a group: give it to Reconfigure.
+type Round struct {
+	UUID    int64    `json:"uuid"`
+	Handles []string `json:"handles"`
+}
+
+// effects are what the driver has to do, in this order.
+type effects struct {
+	over    []int64 // rounds that have ended
+	answers map[int64]answer
+	timers  []launchcore.SetTimer
+	ended   bool
+	why     string // "" when all members finished
+}
+
+// seat is what the desk knows about a member.
+type seat struct {
+	member  int64
+	node    launchcore.Node
+	handle  string
+	latest  int64 // its last question
+	pending int64 // the same if it is not answered, 0 if it is
+	running bool  // in the round
+	done    bool
+}
+
+// switches turn parts of the desk off, so that tests see that each is needed.
+type switches struct {
+	sameUUID   bool // a failed round is repeated under its uuid
+	keepSilent bool // members that are not heard of stay
+	noOver     bool // the others are not told that a round is over
+	noPatience bool // members that do not come back are waited for
+	shuffle    bool // newcomers come first
+	askOnce    bool // members do not repeat questions that are not answered
+}
+
+type desk struct {
+	job      *launchcore.Job
+	epoch    int64
+	patience time.Duration
+	seats    []*seat // by arrival
+	nodes    launchcore.Node
+	round    *Round
+	over     bool // the round has ended, and members are on their way back
+	waits    int  // the timer of patience, 0 for none
+	off      switches
+	now      effects
+}
+
+// patienceTimer keeps the desk's own timer apart from those of the machine.
+const patienceTimer = math.MaxInt32
+
+func newDesk(epoch int64, c config) *desk {
+	return &desk{epoch: epoch, patience: c.patience, job: launchcore.NewJob(launchcore.JobLimits{
+		Min: c.low, Max: c.high, MaxRestarts: c.failures, LastCall: c.lastCall, Join: c.join,
+	})}
+}
+
+func (d *desk) start() effects { return d.step(func() { d.perform(d.job.Start()) }) }
+
+// asked takes a question.
+func (d *desk) asked(number int64, q question) effects {
+	return d.step(func() {
+		s := d.find(q.Member)
+		if s == nil && q.Done {
+			d.now.answers[number] = answer{Done: true}
+			return
+		}
+		if s == nil {
+			d.nodes++
+			s = &seat{member: q.Member, node: d.nodes}
+			d.seats = append(d.seats, s)
+			s.handle, s.pending, s.latest = q.Handle, number, number
+			d.perform(d.job.Step(launchcore.Joined{Node: s.node, Workers: 1, Wish: -1}))
+			return
+		}
+		if number < s.latest {
+			return // it was on its way for long, and the member has asked again
+		}
+		s.handle, s.pending, s.latest = q.Handle, number, number
+		if !s.running {
+			return // it asks again: the last question counts
+		}
+		s.running = false
+		if q.Done {
+			s.done = true
+			d.perform(d.job.Step(launchcore.NodeEnded{Node: s.node, OK: true}))
+			return
+		}
+		d.releaseDone()
+		d.end()
+		d.perform(d.job.Step(launchcore.NodeEnded{Node: s.node, Sentence: "a member's group has failed"}))
+	})
+}
+
+// silent takes a member out that has not been heard of.
+func (d *desk) silent(member int64) effects {
+	return d.step(func() {
+		if s := d.find(member); s != nil && !d.off.keepSilent {
+			d.remove(s, "a member has not been heard of")
+		}
+	})
+}
+
+// fired is told that a timer is over.
+func (d *desk) fired(id int) effects {
+	return d.step(func() {
+		if id < patienceTimer {
+			d.perform(d.job.Step(launchcore.TimerFired{ID: id}))
+			return
+		}
+		if id != patienceTimer+d.waits || !d.over {
+			return
+		}
+		var late []*seat // the last that is taken out may begin the next round, with others
+		for _, s := range d.seats {
+			if s.running {
+				late = append(late, s)
+			}
+		}
+		for _, s := range late {
+			d.remove(s, "a member did not come back")
+		}
+	})
+}
+
+func (d *desk) step(f func()) effects {
+	d.now = effects{answers: map[int64]answer{}}
+	f()
+	return d.now
+}
+
+// releaseDone lets members go that have finished, before a round ends in which others have not: they do not come back.
+func (d *desk) releaseDone() {
+	for _, s := range slices.Clone(d.seats) {
+		if s.done {
+			d.seats = slices.DeleteFunc(d.seats, func(o *seat) bool { return o == s })
+			d.now.answers[s.pending] = answer{Done: true}
+			d.perform(d.job.Step(launchcore.Left{Node: s.node}))
+		}
+	}
+}
+
+func (d *desk) find(member int64) *seat {
+	for _, s := range d.seats {
+		if s.member == member {
+			return s
+		}
+	}
+	return nil
+}
+
+func (d *desk) remove(s *seat, why string) {
+	if s.running {
+		d.releaseDone()
+		d.end() // it may be alive, and look
+	}
+	d.seats = slices.DeleteFunc(d.seats, func(o *seat) bool { return o == s })
+	d.perform(d.job.Step(launchcore.Left{Node: s.node, Reason: why}))
+}
+
+func (d *desk) byNode(n launchcore.Node) *seat {
+	for _, s := range d.seats {
+		if s.node == n {
+			return s
+		}
+	}
+	return nil
+}
+
+func (d *desk) perform(list []launchcore.JobEffect) {
+	var members []*seat
+	for _, e := range list {
+		switch e := e.(type) {
+		case launchcore.OpenStore:
+			uuid := d.epoch<<32 | int64(e.Attempt)
+			if d.off.sameUUID {
+				uuid = d.epoch << 32
+			}
+			d.round, d.over = &Round{UUID: uuid}, false
+		case launchcore.BeginNode:
+			members = append(members, d.byNode(e.Node))
+		case launchcore.StopNode:
+			d.end()
+		case launchcore.Dismiss:
+			if s := d.byNode(e.Node); s != nil && s.pending > 0 {
+				d.now.answers[s.pending] = answer{Done: e.OK, Error: e.Sentence}
+				s.pending = 0
+			}
+		case launchcore.Finished:
+			d.now.ended = true
+			if !e.OK {
+				d.now.why = e.Sentence
+			}
+		case launchcore.SetTimer:
+			d.now.timers = append(d.now.timers, e)
+		}
+	}
+	if len(members) > 0 {
+		d.begin(members)
+	}
+}
+
+// begin answers the members of a round.
+func (d *desk) begin(members []*seat) {
+	if d.off.shuffle {
+		slices.Reverse(members)
+	}
+	for _, s := range members {
+		d.round.Handles = append(d.round.Handles, s.handle)
+	}
+	for _, s := range members {
+		s.running = true
+		d.now.answers[s.pending] = answer{Round: d.round}
+		s.pending = 0
+	}
+}
+
+// end says that the round is over, for those of its members that have not noticed.
+func (d *desk) end() {
+	if d.over {
+		return
+	}
+	d.over = true
+	if !d.off.noOver {
+		d.now.over = append(d.now.over, d.round.UUID)
+	}
+	if !d.off.noPatience {
+		d.waits++
+		d.now.timers = append(d.now.timers, launchcore.SetTimer{ID: patienceTimer + d.waits, After: d.patience})
+	}
+}

@@ -1,0 +1,33 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package elastic decides who is a member of a group whose members change, while the processes go on running: dead ranks out,
+// spares in, the others keep their order. PyTorch 2.14 can reconfigure a group (torch.distributed._reconfigure) and so can Go
+// ([github.com/cohort-dist/cohort/group.Group.Reconfigure]); what PyTorch does not have is somebody who says with which list.
+//
+// A [Coordinator] runs in one process, over any store that the members reach, best in the process that hosts the store. A [Member] asks it
+// for rounds. A round is a uuid and a list of handles:
+//
+//  1. A member asks with its handle and waits.
+//  2. When enough members have asked, the coordinator answers all of them with the same round, and they reconfigure.
+//  3. A member whose group or reconfiguration fails asks again. That ends the round for all: the coordinator says so in the store, and
+//     the others ask again too, because their own operations fail or because they look ([Member.Over]).
+//  4. Members that are not heard of are left out, and the next round begins, with a new uuid.
+//
+// Ranks that ask beyond the largest size are spares. One that comes when there is room ends the round, so that it is taken in.
+//
+// # Keys
+//
+// Python takes part with a few lines (examples/reconfigure has them). Under the prefix, "cohort/elastic" unless told otherwise:
+//
+//	members        ADD 1 gives a member its number, plus one
+//	alive/NUMBER   ADD 1 at least once a second
+//	asks           ADD 1 gives the number N of a question
+//	ask/N          {"member": NUMBER, "handle": "gloo:0:-1:0:host:port", "done": false}
+//	answer/N       {"uuid": 4294967296, "handles": [...]}, {"done": true} or {"error": "..."}; the member deletes it
+//	over/UUID      exists when the round is over
+//	end            the answer to everybody when the job has ended; a member that is not answered looks, and asks again
+//	epochs         counts coordinators: their uuids do not meet
+//
+// The launcher's rendezvous and this package use the same membership machine, internal/launchcore.Job.
+package elastic

@@ -1,0 +1,293 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/elastic"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var options = []elastic.Option{elastic.WithSilence(2 * time.Second), elastic.WithLastCall(100 * time.Millisecond)}
+
+// worker is a process that trains, as far as this package is concerned: it counts steps that all members have taken together.
+type worker struct {
+	step   int
+	sizes  []int // of the groups that it was in
+	dieAt  int   // the step in which it dies, 0 for never
+	steps  int   // when it is done
+	number int
+}
+
+var errDies = errors.New("dies")
+
+func (w *worker) run(ctx context.Context, s store.Store) error {
+	m, err := elastic.Join(ctx, s, options...)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = m.Close() }()
+	w.number = m.Number()
+	g, err := group.New(ctx, s, m.Number(), m.Number()+1, group.WithReconfigure(), group.WithTimeout(20*time.Second))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = g.Close() }()
+	for {
+		round, err := m.Next(ctx, g.Handle())
+		if err != nil {
+			return err
+		}
+		next, err := g.Reconfigure(ctx, round.UUID, round.Handles)
+		if err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			continue // somebody did not come: the coordinator finds out who
+		}
+		g = next
+		w.sizes = append(w.sizes, g.Size())
+		switch err := w.train(ctx, m, g); {
+		case err == nil:
+			return m.Done(ctx)
+		case errors.Is(err, errDies), ctx.Err() != nil:
+			return err
+		}
+	}
+}
+
+// train takes steps until it is done or the group is.
+func (w *worker) train(ctx context.Context, m *elastic.Member, g *group.Group) error {
+	// Who comes takes over the state of who is furthest.
+	steps, err := group.AllGatherSlice(ctx, g, []int{w.step})
+	if err != nil {
+		return err
+	}
+	w.step = slices.Max(steps)
+	for w.step < w.steps {
+		over, err := m.Over(ctx)
+		if err != nil {
+			return err
+		}
+		if w.dieAt > 0 && w.step >= w.dieAt {
+			return errDies
+		}
+		x := []int{1, 0}
+		if over {
+			x[1] = 1
+		}
+		if err := group.AllReduceSlice(ctx, g, x, group.Sum); err != nil {
+			return err
+		}
+		if x[0] != g.Size() {
+			return fmt.Errorf("%d of %d took a step", x[0], g.Size())
+		}
+		w.step++
+		if x[1] > 0 {
+			return errors.New("the round is over") // all members leave after the same step
+		}
+	}
+	return nil
+}
+
+// TestTraining: a member dies, the spare takes its place, nobody else starts again.
+func TestTraining(t *testing.T) {
+	for _, high := range []int{1, 3, 4} {
+		t.Run(strconv.Itoa(high), func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			s := store.NewMemory()
+			defer func() { _ = s.Close() }()
+			c, err := elastic.New(s, 1, high, options...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			wg.Go(func() { err = c.Run(ctx) })
+			workers := make([]worker, high+2)
+			ends := make([]error, len(workers))
+			for i := range workers {
+				workers[i] = worker{steps: 400}
+				if i == 0 {
+					workers[i].dieAt = 50
+				}
+				wg.Go(func() { ends[i] = workers[i].run(ctx, s) })
+			}
+			wg.Wait()
+			if err != nil {
+				t.Fatal(err)
+			}
+			finished := 0
+			for i, w := range workers {
+				switch {
+				case ends[i] == nil && w.step == w.steps:
+					finished++
+				case errors.Is(ends[i], errDies) && i == 0, errors.Is(ends[i], dist.Closed):
+				default:
+					t.Errorf("worker %d at step %d: %v", i, w.step, ends[i])
+				}
+			}
+			if finished < high { // more when one was done before another failed
+				t.Errorf("%d workers finished, want %d", finished, high)
+			}
+		})
+	}
+}
+
+// TestGrowth: a member that comes later is taken in while the others train.
+func TestGrowth(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s := store.NewMemory()
+	defer func() { _ = s.Close() }()
+	c, err := elastic.New(s, 1, 2, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	var runErr error
+	wg.Go(func() { runErr = c.Run(ctx) })
+	first, second := worker{steps: 1 << 30}, worker{steps: 1 << 30, dieAt: 1}
+	both, stop := context.WithCancel(ctx)
+	wg.Go(func() { _ = first.run(both, s) })
+	if err := s.Wait(ctx, "default_pg/0//cpu//reconfigure/4294967296/claimed"); err != nil { // the first round has begun
+		t.Fatal(err)
+	}
+	if err := second.run(both, s); !errors.Is(err, errDies) || !slices.Equal(second.sizes, []int{2}) {
+		t.Errorf("the second one was in groups of %v and ended with %v", second.sizes, err)
+	}
+	stop()
+	cancel()
+	wg.Wait()
+	if !errors.Is(runErr, context.Canceled) {
+		t.Errorf("the coordinator ended with %v", runErr)
+	}
+}
+
+func TestRefuses(t *testing.T) {
+	s := store.NewMemory()
+	defer func() { _ = s.Close() }()
+	for _, size := range [][2]int{{0, 1}, {2, 1}, {1, 1 << 20}} {
+		if _, err := elastic.New(s, size[0], size[1]); !errors.Is(err, dist.InvalidArgument) {
+			t.Errorf("%v: %v", size, err)
+		}
+	}
+	if _, err := elastic.New(nil, 1, 1); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("%v", err)
+	}
+	if _, err := elastic.Join(t.Context(), nil); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestUnreadableQuestion: whoever asks nonsense is told, and harms nobody else.
+func TestUnreadableQuestion(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s := store.NewMemory()
+	defer func() { _ = s.Close() }()
+	c, err := elastic.New(s, 1, 1, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { err = c.Run(ctx) })
+	p := store.Prefix(elastic.DefaultPrefix, s)
+	for _, words := range []string{"", "null", `{"member": -1, "handle": "x"}`, `{"member": 0}`, strings.Repeat("x", 10000)} {
+		n, err := p.Add(ctx, "asks", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err = p.Set(ctx, fmt.Sprint("ask/", n), []byte(words)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := p.Get(ctx, fmt.Sprint("answer/", n))
+		if err != nil || !strings.Contains(string(got), "cannot be read") {
+			t.Errorf("%q: %q, %v", words, got, err)
+		}
+	}
+	w := worker{steps: 3}
+	if err := w.run(ctx, s); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTooManyFailures: the coordinator ends the job and says so to everybody.
+func TestTooManyFailures(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s := store.NewMemory()
+	defer func() { _ = s.Close() }()
+	c, err := elastic.New(s, 2, 2, append(options, elastic.WithMaxFailures(0))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { err = c.Run(ctx) })
+	ends := make([]error, 3)
+	for i := range ends {
+		wg.Go(func() {
+			w := worker{steps: 1 << 30}
+			if i == 0 {
+				w.dieAt = 5
+			}
+			ends[i] = w.run(ctx, s)
+		})
+	}
+	wg.Wait()
+	if !errors.Is(err, dist.Aborted) {
+		t.Errorf("the coordinator ended with %v", err)
+	}
+	told := 0
+	for _, e := range ends {
+		if errors.Is(e, dist.Aborted) {
+			told++
+		}
+	}
+	if told < 1 {
+		t.Errorf("%v", ends)
+	}
+}
+
+// TestQuestionCrossesTheEnd: a question that nobody answers, because the job has just ended, does not wait for ever.
+func TestQuestionCrossesTheEnd(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s := store.NewMemory()
+	defer func() { _ = s.Close() }()
+	c, err := elastic.New(s, 1, 1, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { err = c.Run(ctx) })
+	w := worker{steps: 1}
+	if ended := w.run(ctx, s); ended != nil {
+		t.Fatal(ended)
+	}
+	wg.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := worker{steps: 1}
+	if err := late.run(ctx, s); !errors.Is(err, dist.Closed) {
+		t.Errorf("%v", err)
+	}
+}

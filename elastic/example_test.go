@@ -1,0 +1,59 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/cohort-dist/cohort/elastic"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// Three processes, here goroutines, form a group of two; the third is a spare and takes over when one leaves.
+func Example() {
+	ctx := context.Background()
+	s := store.NewMemory() // in a real job a TCP store
+	defer func() { _ = s.Close() }()
+
+	var all sync.WaitGroup
+	coordinator, _ := elastic.New(s, 2, 2)
+	all.Go(func() { fmt.Println("coordinator:", coordinator.Run(ctx)) })
+
+	process := func() error {
+		m, err := elastic.Join(ctx, s)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = m.Close() }()
+		g, err := group.New(ctx, s, m.Number(), m.Number()+1, group.WithReconfigure())
+		if err != nil {
+			return err
+		}
+		defer func() { _ = g.Close() }()
+		for {
+			round, err := m.Next(ctx, g.Handle()) // a spare waits here
+			if err != nil {
+				return err // the job has ended
+			}
+			next, err := g.Reconfigure(ctx, round.UUID, round.Handles)
+			if err != nil {
+				continue // a member did not come: ask again
+			}
+			g = next
+			// Take over the state of the member that is furthest, then train. When an operation fails, or m.Over says so, ask again.
+			if err = g.Barrier(ctx).Wait(ctx); err != nil {
+				continue
+			}
+			return m.Done(ctx)
+		}
+	}
+	for range 3 {
+		all.Go(func() { _ = process() })
+	}
+	all.Wait()
+	// Output: coordinator: <nil>
+}

@@ -1,0 +1,196 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// Member is a process that takes part, or waits for its turn as a spare. Its methods are for one goroutine.
+type Member struct {
+	store  store.Store
+	number int64
+	repeat time.Duration // of questions that are not answered
+	round  atomic.Int64  // the last one, -1 before the first
+	end    context.CancelFunc
+	beats  sync.WaitGroup
+}
+
+// Join says that this process is there. It gives signs of life to the [Coordinator] until [Member.Close] or until the store does not
+// answer any more; ctx is only for the call itself.
+func Join(ctx context.Context, s store.Store, opts ...Option) (*Member, error) {
+	const op = "elastic: join"
+	if s == nil {
+		return nil, dist.New(op, dist.InvalidArgument, "no store")
+	}
+	c := newConfig(opts)
+	m := &Member{store: store.Prefix(c.prefix, s), repeat: c.silence}
+	n, err := m.store.Add(ctx, "members", 1)
+	if err != nil {
+		return nil, dist.Wrap(op, dist.Unavailable, err)
+	}
+	m.number = n - 1
+	m.round.Store(-1)
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	m.end = end
+	m.beats.Go(func() { m.beat(life, min(time.Second, c.silence/4)) })
+	return m, nil
+}
+
+// beat gives signs of life.
+func (m *Member) beat(ctx context.Context, every time.Duration) {
+	tick := time.NewTicker(max(every, time.Millisecond))
+	defer tick.Stop()
+	for {
+		moment.At("elastic.member.beat")
+		_, _ = m.store.Add(ctx, "alive/"+strconv.FormatInt(m.number, 10), 1) // a store that is back hears the next one
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Number is different for every process that joins: use it as the rank of group.New, so that handles differ.
+func (m *Member) Number() int { return int(m.number) }
+
+// String names the member.
+func (m *Member) String() string { return "elastic.Member(" + strconv.FormatInt(m.number, 10) + ")" }
+
+// Next asks for the round that this process takes part in, and waits for it: as a spare until it is needed. handle is the group's present
+// one. Call it at the start, when an operation or a reconfiguration has failed, and when [Member.Over] says so.
+//
+// It returns [dist.Aborted] when the coordinator ends the job, and [dist.Closed] when all members have finished.
+func (m *Member) Next(ctx context.Context, handle string) (Round, error) {
+	a, err := m.ask(ctx, question{Member: m.number, Handle: handle})
+	switch {
+	case err != nil:
+		return Round{}, err
+	case a.Error != "":
+		return Round{}, dist.New("elastic: next", dist.Aborted, a.Error)
+	case a.Round == nil:
+		return Round{}, dist.New("elastic: next", dist.Closed, "all members have finished")
+	}
+	m.round.Store(a.UUID)
+	return *a.Round, nil
+}
+
+// Done says that this process has finished its work, and waits until all members of the round have, or go on without it.
+func (m *Member) Done(ctx context.Context) error {
+	a, err := m.ask(ctx, question{Member: m.number, Done: true})
+	if err == nil && a.Error != "" {
+		err = dist.New("elastic: done", dist.Aborted, a.Error)
+	}
+	return err
+}
+
+// errAgain says that a question was not answered in time.
+var errAgain = errors.New("no answer yet")
+
+// ask repeats a question until it is answered: a coordinator that has not heard of this process for a while, or that was started again,
+// has forgotten the question. The last one counts.
+func (m *Member) ask(ctx context.Context, q question) (a answer, err error) {
+	for {
+		if a, err = m.askOnce(ctx, q); !errors.Is(err, errAgain) {
+			return a, err
+		}
+		// Nobody answers a question that crossed the end of the job.
+		ended, err := m.store.Check(ctx, endKey)
+		if err != nil {
+			return a, m.failed(ctx, "elastic: ask", err)
+		}
+		if ended {
+			return m.read(ctx, endKey)
+		}
+	}
+}
+
+func (m *Member) read(ctx context.Context, key string) (a answer, err error) {
+	raw, err := m.store.Get(ctx, key)
+	if err != nil {
+		return a, m.failed(ctx, "elastic: ask", err)
+	}
+	if err = json.Unmarshal(raw, &a); err != nil {
+		return a, dist.Wrap("elastic: ask", dist.Protocol, err)
+	}
+	return a, nil
+}
+
+func (m *Member) askOnce(ctx context.Context, q question) (a answer, err error) {
+	const op = "elastic: ask"
+	data, err := json.Marshal(q)
+	if err != nil {
+		return a, dist.Wrap(op, dist.Internal, err)
+	}
+	moment.At("elastic.member.ask")
+	n, err := m.store.Add(ctx, "asks", 1)
+	if err != nil {
+		return a, m.failed(ctx, op, err)
+	}
+	number := strconv.FormatInt(n, 10)
+	moment.At("elastic.member.set")
+	if err = m.store.Set(ctx, "ask/"+number, data); err != nil {
+		return a, m.failed(ctx, op, err)
+	}
+	limited, cancel := context.WithTimeout(ctx, m.repeat)
+	defer cancel()
+	err = m.store.Wait(limited, "answer/"+number)
+	if err != nil && ctx.Err() == nil && (limited.Err() != nil || errors.Is(err, store.ErrTimeout)) {
+		return a, errAgain
+	}
+	if err != nil {
+		return a, m.failed(ctx, op, err)
+	}
+	if a, err = m.read(ctx, "answer/"+number); err != nil {
+		return a, err
+	}
+	_, err = m.store.Delete(ctx, "answer/"+number)
+	if err != nil {
+		return a, m.failed(ctx, op, err)
+	}
+	return a, nil
+}
+
+func (m *Member) failed(ctx context.Context, op string, err error) error {
+	if ctx.Err() != nil {
+		e := dist.Ended(op, ctx)
+		e.Detail = "the coordinator has not answered"
+		return e
+	}
+	return dist.Wrap(op, dist.Unavailable, err)
+}
+
+// Over reports whether the round has ended: another member has failed, or one has come that is to be taken in. Members look at
+// different moments, and one that leaves alone is waited for in the others' next operation until that times out. So let all
+// leave after the same step: put the answer into something that they reduce anyway, as examples/reconfigure does. A member that
+// does not look notices when its operations fail.
+func (m *Member) Over(ctx context.Context) (bool, error) {
+	round := m.round.Load()
+	if round < 0 {
+		return false, nil
+	}
+	over, err := m.store.Check(ctx, overKey(round))
+	if err != nil {
+		return false, m.failed(ctx, "elastic: over", err)
+	}
+	return over, nil
+}
+
+// Close ends the signs of life. A member that has not called [Member.Done] then counts as dead.
+func (m *Member) Close() error {
+	m.end()
+	m.beats.Wait()
+	return nil
+}

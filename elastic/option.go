@@ -1,0 +1,68 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"log/slog"
+	"math"
+	"time"
+)
+
+// DefaultPrefix is the prefix of the keys in the store.
+const DefaultPrefix = "cohort/elastic"
+
+// Option changes a [Coordinator] or a [Member].
+type Option func(*config)
+
+type config struct {
+	prefix    string
+	low, high int
+	join      time.Duration
+	lastCall  time.Duration
+	silence   time.Duration
+	patience  time.Duration
+	poll      time.Duration
+	failures  int
+	logger    *slog.Logger
+}
+
+func newConfig(opts []Option) config {
+	c := config{
+		prefix: DefaultPrefix, join: 10 * time.Minute, lastCall: 5 * time.Second, silence: 10 * time.Second, patience: 5 * time.Minute,
+		poll: 50 * time.Millisecond, failures: math.MaxInt,
+	}
+	for _, o := range opts {
+		if o != nil {
+			o(&c)
+		}
+	}
+	if c.logger == nil {
+		c.logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// WithPrefix sets the prefix of all keys, the same for the coordinator and its members. The default is [DefaultPrefix].
+func WithPrefix(prefix string) Option { return func(c *config) { c.prefix = prefix } }
+
+// WithJoinTimeout bounds how long the coordinator waits for the smallest number of members. The default is ten minutes.
+func WithJoinTimeout(d time.Duration) Option { return func(c *config) { c.join = d } }
+
+// WithLastCall sets how long a coordinator that has enough members, but not the largest number, waits for more before a round
+// begins: for a process that takes the place of a dead one, say. The default is five seconds.
+func WithLastCall(d time.Duration) Option { return func(c *config) { c.lastCall = d } }
+
+// WithSilence sets after how long without a sign of life a member counts as dead. The default is ten seconds; members
+// give a sign every second, or four times in this time if that is shorter.
+func WithSilence(d time.Duration) Option { return func(c *config) { c.silence = d } }
+
+// WithPatience sets how long members that are alive may take to come back after the end of a round before they are left out.
+// The default is five minutes.
+func WithPatience(d time.Duration) Option { return func(c *config) { c.patience = d } }
+
+// WithMaxFailures bounds how many rounds may end by a failure. The default is no bound.
+func WithMaxFailures(n int) Option { return func(c *config) { c.failures = n } }
+
+// WithLogger sets where the coordinator says what it decides.
+func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }

@@ -1,0 +1,416 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The simulation runs the desk with members that crash, hang, come late and are cut off, over a store that is slow. Time is virtual and everything
+// comes from the seed: a seed that fails fails again.
+
+type event struct {
+	at    time.Duration
+	order int
+	do    func()
+}
+
+// agenda is a heap.
+type agenda struct{ list []event }
+
+func (a *agenda) Len() int { return len(a.list) }
+func (a *agenda) Less(i, j int) bool {
+	x, y := a.list[i], a.list[j]
+	return x.at < y.at || x.at == y.at && x.order < y.order
+}
+func (a *agenda) Swap(i, j int) { a.list[i], a.list[j] = a.list[j], a.list[i] }
+func (a *agenda) Push(x any)    { a.list = append(a.list, x.(event)) } //nolint:errcheck,forcetypeassert // only events are in it
+func (a *agenda) Pop() any {
+	last := a.list[len(a.list)-1]
+	a.list = a.list[:len(a.list)-1]
+	return last
+}
+
+type simMember struct {
+	number   int64
+	handle   string
+	dead     bool
+	diedAt   time.Duration
+	hung     bool // alive, but does not come back from its group
+	cutUntil time.Duration
+	question int64  // that it waits for an answer to
+	round    *Round // that it reconfigures for or trains in
+	training bool
+	heard    time.Duration // the last sign of life that the coordinator has seen
+	known    bool          // to the coordinator
+}
+
+type sim struct {
+	rng      *rand.Rand
+	now      time.Duration
+	agenda   agenda
+	order    int
+	desk     *desk
+	low      int
+	high     int
+	members  []*simMember
+	asks     int64
+	over     map[int64]bool
+	rounds   map[int64]*Round
+	arrived  map[int64]map[int64]bool // members that have come to reconfigure, by round
+	last     []int64                  // members of the last round
+	ended    bool
+	problems []string
+	trace    []string
+}
+
+func (s *sim) note(format string, args ...any) {
+	s.trace = append(s.trace, fmt.Sprintf("%12v ", s.now)+fmt.Sprintf(format, args...))
+}
+
+// The times of the simulation.
+const (
+	simSilence  = 3 * time.Second
+	simPatience = 6 * time.Second
+	simConnect  = 2 * time.Second
+	simFaults   = 25 * time.Second // no fault begins later
+	simEnd      = 90 * time.Second
+)
+
+func (s *sim) problem(format string, args ...any) {
+	s.problems = append(s.problems, fmt.Sprintf("%v: ", s.now)+fmt.Sprintf(format, args...))
+}
+
+func (s *sim) after(d time.Duration, do func()) {
+	s.order++
+	heap.Push(&s.agenda, event{s.now + d, s.order, do})
+}
+
+func (s *sim) random(limit time.Duration) time.Duration {
+	return time.Duration(s.rng.Int64N(int64(limit)))
+}
+
+// reach is how long a request of a member takes to the store: as long as it is cut off, at least.
+func (s *sim) reach(m *simMember) time.Duration {
+	return max(0, m.cutUntil-s.now) + s.random(80*time.Millisecond)
+}
+
+func (s *sim) ask(m *simMember) {
+	if m.dead || m.hung || s.ended {
+		return
+	}
+	s.leave(m)
+	s.asks++
+	n := s.asks
+	m.question = n
+	s.after(s.reach(m), func() {
+		if m.dead || s.ended {
+			return
+		}
+		m.known, m.heard = true, s.now
+		s.note("question %d of member %d, %s", n, m.number, m.handle)
+		s.perform(s.desk.asked(n, question{Member: m.number, Handle: m.handle}))
+	})
+	s.after(3*time.Second+s.random(5*time.Second), func() { // the coordinator may have forgotten it
+		if m.question == n && !s.desk.off.askOnce {
+			s.ask(m)
+		}
+	})
+}
+
+// leave ends a member's part in its round; the others in it notice.
+func (s *sim) leave(m *simMember) {
+	round := m.round
+	m.round, m.training = nil, false
+	if round != nil {
+		s.notice(round, 300*time.Millisecond)
+	}
+}
+
+// notice has the members of a round notice within some time that it does not work any more.
+func (s *sim) notice(round *Round, limit time.Duration) {
+	for _, other := range s.members {
+		if other.round == round && other.training {
+			s.after(s.random(limit), func() {
+				if other.round == round {
+					s.ask(other)
+				}
+			})
+		}
+	}
+}
+
+func (s *sim) perform(e effects) {
+	s.note("  over %v, %d answers, timers %v, ended %v %s", e.over, len(e.answers), e.timers, e.ended, e.why)
+	for _, uuid := range e.over {
+		s.over[uuid] = true
+	}
+	for _, t := range e.timers {
+		s.after(t.After, func() {
+			if !s.ended {
+				s.note("timer %d", t.ID)
+				s.perform(s.desk.fired(t.ID))
+			}
+		})
+	}
+	s.ended = s.ended || e.ended
+	for n, a := range e.answers {
+		if a.Round == nil {
+			continue
+		}
+		s.check(a.Round)
+		for _, m := range s.members {
+			if m.question == n {
+				s.after(s.reach(m), func() { s.begin(m, n, a.Round) })
+			}
+		}
+	}
+}
+
+// check holds a round against what must be true of every round.
+func (s *sim) check(r *Round) {
+	if before, again := s.rounds[r.UUID]; again {
+		if !slices.Equal(before.Handles, r.Handles) {
+			s.problem("uuid %d has the lists %v and %v", r.UUID, before.Handles, r.Handles)
+		}
+		return
+	}
+	s.rounds[r.UUID] = &Round{UUID: r.UUID, Handles: slices.Clone(r.Handles)}
+	if len(r.Handles) < s.low || len(r.Handles) > s.high {
+		s.problem("a round of %d members, want %d to %d", len(r.Handles), s.low, s.high)
+	}
+	var names []int64
+	for _, h := range r.Handles {
+		var owner *simMember
+		for _, m := range s.members {
+			if m.handle == h {
+				owner = m
+			}
+		}
+		switch {
+		case owner == nil:
+			s.problem("%q is nobody's present handle", h)
+			continue
+		case owner.dead && s.now-owner.diedAt > simSilence+time.Second:
+			s.problem("member %d, dead since %v, is in a round", owner.number, owner.diedAt)
+		}
+		names = append(names, owner.number)
+	}
+	if len(slices.Compact(slices.Sorted(slices.Values(names)))) != len(names) {
+		s.problem("a member is twice in %v", names)
+	}
+	// Who stays keeps its place before others that stay, and before those that come.
+	var stay []int64
+	for _, n := range s.last {
+		if slices.Contains(names, n) {
+			stay = append(stay, n)
+		}
+	}
+	if !s.forgotten(stay) && !slices.Equal(names[:len(stay)], stay) {
+		s.problem("the order was %v and is %v", s.last, names)
+	}
+	s.last = names
+}
+
+// forgotten reports whether one of these may have been left out in between and have come as a newcomer.
+func (s *sim) forgotten(members []int64) bool {
+	return slices.ContainsFunc(members, func(n int64) bool { return s.members[n].cutUntil > 0 || s.members[n].hung })
+}
+
+// begin is a member that reads its answer: it reconfigures.
+func (s *sim) begin(m *simMember, n int64, r *Round) {
+	if m.dead || m.question != n {
+		return
+	}
+	m.question, m.round = 0, r
+	if s.arrived[r.UUID] == nil {
+		s.arrived[r.UUID] = map[int64]bool{}
+	}
+	s.arrived[r.UUID][m.number] = true
+	if len(s.arrived[r.UUID]) == len(r.Handles) {
+		whole := 0
+		for _, o := range s.members {
+			if o.round == r && !o.dead {
+				whole++
+			}
+		}
+		if whole == len(r.Handles) {
+			for _, o := range s.members {
+				if o.round == r {
+					o.training, o.handle = true, fmt.Sprintf("h%d.%d", o.number, r.UUID)
+					s.watch(o, r)
+				}
+			}
+			return
+		}
+	}
+	s.after(simConnect, func() {
+		if m.round == r && !m.training {
+			s.ask(m)
+		}
+	})
+}
+
+// watch has a member look now and then whether its round is over.
+func (s *sim) watch(m *simMember, r *Round) {
+	s.after(50*time.Millisecond+s.random(400*time.Millisecond), func() {
+		switch {
+		case m.round != r || m.dead:
+		case s.over[r.UUID]:
+			s.ask(m)
+		default:
+			s.watch(m, r)
+		}
+	})
+}
+
+// look is the coordinator's regular look at the signs of life, as slow as the store is.
+func (s *sim) look() {
+	if s.ended {
+		return
+	}
+	for _, m := range s.members {
+		if !m.known {
+			continue
+		}
+		if !m.dead && m.cutUntil <= s.now {
+			m.heard = s.now
+		}
+		if s.now-m.heard > simSilence {
+			m.known = false
+			s.note("member %d is silent", m.number)
+			s.perform(s.desk.silent(m.number))
+		}
+	}
+	pause := 100 * time.Millisecond
+	if s.rng.IntN(20) == 0 {
+		pause = s.random(time.Second)
+	}
+	s.after(pause, s.look)
+}
+
+func (s *sim) join(at time.Duration) {
+	m := &simMember{number: int64(len(s.members))}
+	m.handle = fmt.Sprintf("h%d.-1", m.number)
+	s.members = append(s.members, m)
+	s.after(at, func() { s.ask(m) })
+}
+
+func (s *sim) fault(m *simMember) {
+	switch s.rng.IntN(4) {
+	case 0, 1:
+		s.after(s.random(simFaults), func() {
+			m.dead, m.diedAt = true, s.now
+			s.note("member %d dies", m.number)
+			s.leave(m)
+		})
+	case 2:
+		s.after(s.random(simFaults), func() {
+			m.cutUntil = s.now + s.random(8*time.Second)
+			s.note("member %d is cut off until %v", m.number, m.cutUntil)
+		})
+	default:
+		s.after(s.random(simFaults), func() {
+			// Somebody must be left who notices, by the timeout of an operation.
+			others := 0
+			for _, o := range s.members {
+				if o != m && o.training && !o.hung && !o.dead && o.round == m.round {
+					others++
+				}
+			}
+			if m.training && others > 0 {
+				m.hung = true
+				s.note("member %d hangs", m.number)
+				s.notice(m.round, 2*time.Second)
+			}
+		})
+	}
+}
+
+// simulate runs one seed and returns what went wrong.
+func simulate(seed uint64, off switches) (problems, trace []string) {
+	s := &sim{
+		rng: rand.New(rand.NewPCG(seed, 1)), over: map[int64]bool{}, rounds: map[int64]*Round{}, arrived: map[int64]map[int64]bool{},
+	}
+	s.low = 1 + s.rng.IntN(3)
+	s.high = s.low + s.rng.IntN(3)
+	c := newConfig([]Option{WithLastCall(time.Second), WithJoinTimeout(time.Hour), WithPatience(simPatience)})
+	c.low, c.high = s.low, s.high
+	s.desk = newDesk(1, c)
+	s.desk.off = off
+	s.perform(s.desk.start())
+	for range s.high + s.rng.IntN(3) {
+		s.join(s.random(3 * time.Second))
+	}
+	for range s.rng.IntN(3) {
+		s.join(s.random(simFaults))
+	}
+	for range s.rng.IntN(4) {
+		s.fault(s.members[s.rng.IntN(len(s.members))])
+	}
+	s.look()
+	for s.agenda.Len() > 0 && s.now < simEnd && len(s.problems) == 0 {
+		e := heap.Pop(&s.agenda).(event) //nolint:errcheck,forcetypeassert // only events are in it
+		s.now = e.at
+		e.do()
+	}
+	if len(s.problems) > 0 {
+		return s.problems, s.trace
+	}
+	// In the end everybody who can is in one group.
+	able, in := 0, map[int64]int{}
+	for _, m := range s.members {
+		if m.dead || m.hung {
+			continue
+		}
+		able++
+		if m.training {
+			in[m.round.UUID]++
+		}
+	}
+	if want := min(able, s.high); want >= s.low {
+		if len(in) != 1 {
+			s.problem("%d members can train; groups by round: %v", able, in)
+		}
+		for uuid, n := range in {
+			if n != want || len(s.rounds[uuid].Handles) != want {
+				s.problem("%d of %d members train in round %d, which has %d", n, want, uuid, len(s.rounds[uuid].Handles))
+			}
+		}
+	}
+	return s.problems, s.trace
+}
+
+func TestSimulation(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(3000) {
+		if problems, trace := simulate(seed, switches{}); len(problems) > 0 {
+			t.Fatalf("seed %d: %v\n%s", seed, problems, strings.Join(trace, "\n"))
+		}
+	}
+}
+
+// TestEveryPartIsNeeded: with a part turned off the simulation finds something.
+func TestEveryPartIsNeeded(t *testing.T) {
+	t.Parallel()
+	for name, off := range map[string]switches{
+		"fresh uuids": {sameUUID: true}, "leaving out the silent": {keepSilent: true}, "saying that a round is over": {noOver: true},
+		"patience": {noPatience: true}, "stable order": {shuffle: true}, "asking again": {askOnce: true},
+	} {
+		found := false
+		for seed := uint64(0); seed < 1000 && !found; seed++ {
+			problems, _ := simulate(seed, off)
+			found = len(problems) > 0
+		}
+		if !found {
+			t.Errorf("nothing depends on %s", name)
+		}
+	}
+}

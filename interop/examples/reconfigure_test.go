@@ -1,0 +1,165 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package examples_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/torchtest"
+)
+
+// trainee is a process of examples/reconfigure that trains: in Go, or in Python.
+type trainee struct {
+	name string
+	said func() string
+	kill func()
+	wait func() error
+}
+
+// output collects what a process prints.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+func startGo(t *testing.T, program string, args ...string) trainee {
+	t.Helper()
+	out := new(output)
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Stdout, cmd.Stderr, cmd.Env = out, out, append(os.Environ(), "GLOO_SOCKET_IFNAME=lo")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	wait := sync.OnceValue(func() error {
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(90 * time.Second):
+			return fmt.Errorf("%v is still running", args)
+		}
+	})
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = wait()
+	})
+	return trainee{name: "go", said: out.String, kill: func() { _ = cmd.Process.Kill() }, wait: wait}
+}
+
+var (
+	memberAt = regexp.MustCompile(`rank (\d) of 4 at step (\d+)`)
+	lossAt   = regexp.MustCompile(`step (\d+) loss ([\d.e-]+)`)
+)
+
+// until waits for something that is looked at again and again.
+func until(t *testing.T, what string, all []trainee, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(90 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			var said strings.Builder
+			for i, w := range all {
+				fmt.Fprintf(&said, "--- %d (%s)\n%s", i, w.name, w.said())
+			}
+			t.Fatalf("waited for %s\n%s", what, said.String())
+		}
+	}
+}
+
+// TestReconfigure trains with four members and a spare and kills a member in the middle, as kill -9 does. The spare takes its
+// place with the model of the others, whose processes go on, and the loss goes on falling: PyTorch members, Go members, and both in one group.
+func TestReconfigure(t *testing.T) {
+	if os.Getenv("COHORT_INTEROP") == "" {
+		t.Skip("COHORT_INTEROP is not set")
+	}
+	for _, kinds := range []string{"ttttt", "ggggg", "tgtgt"} {
+		t.Run(kinds, func(t *testing.T) {
+			if strings.Contains(kinds, "t") {
+				torchtest.Newest.Need(t)
+			}
+			source, err := os.ReadFile(filepath.Join("..", "..", "examples", "reconfigure", "train.py"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			program, addr := build(t, "reconfigure"), "127.0.0.1:"+freePort(t)
+			coordinator := startGo(t, program, "-listen", addr, "-members", "4", "-silence", "3s")
+			until(t, "the store", []trainee{coordinator}, func() bool { return strings.Contains(coordinator.said(), "coordinator at") })
+			var all []trainee
+			for i, kind := range kinds {
+				if kind == 'g' {
+					all = append(all, startGo(t, program, "-join", addr, "-steps", "150"))
+					continue
+				}
+				p := torchtest.Newest.Start(t, torchtest.Script{Name: fmt.Sprintf("train%d.py", i), Source: string(source), Args: []string{addr, "--steps", "150"}})
+				all = append(all, trainee{name: "PyTorch", said: p.Stdout, kill: p.Kill, wait: func() error {
+					p.MustExit(t, 90*time.Second)
+					return nil
+				}})
+			}
+			victim, spare := -1, -1
+			until(t, "step 20", all, func() bool {
+				victim, spare = -1, -1
+				for i, w := range all {
+					m := memberAt.FindStringSubmatch(w.said())
+					switch {
+					case m == nil:
+						spare = i
+					case m[1] == "1" && strings.Contains(w.said(), "step 20 "):
+						victim = i
+					}
+				}
+				return victim >= 0 && spare >= 0
+			})
+			all[victim].kill()
+			for i, w := range all {
+				if i == victim {
+					continue
+				}
+				if err := w.wait(); err != nil || !strings.Contains(w.said(), "done at step 150") {
+					t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.said())
+					continue
+				}
+				losses := lossAt.FindAllStringSubmatch(w.said(), -1)
+				last, _ := strconv.ParseFloat(losses[len(losses)-1][2], 64)
+				if last > 0.05 {
+					t.Errorf("%d (%s): the loss ends with %v\n%s", i, w.name, last, w.said())
+				}
+				places := memberAt.FindAllStringSubmatch(w.said(), -1)
+				final := places[len(places)-1]
+				at, _ := strconv.Atoi(final[2])
+				if at < 20 {
+					t.Errorf("%d (%s) went on at step %d, and not where the others were\n%s", i, w.name, at, w.said())
+				}
+				if i == spare && final[1] != "3" {
+					t.Errorf("the spare is rank %s: those who stay keep their order", final[1])
+				}
+			}
+			if err := coordinator.wait(); err != nil {
+				t.Errorf("coordinator: %v\n%s", err, coordinator.said())
+			}
+		})
+	}
+}
