@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -199,7 +200,11 @@ func (g *game) newcomer() {
 	d, err := rpc.Join(ctx, g.store, fmt.Sprint("d", g.newcomers.Add(1)), g.opts...) // two may come at once
 	if err != nil {
 		// A worker that died without leaving is in the table of the world until somebody takes it out.
-		if _, died := g.r.Happened(peerEvent); !died || !errors.Is(err, dist.PeerLost) {
+		died := slices.ContainsFunc([]string{peerEvent, closeEvent, callbackClose}, func(event string) bool {
+			_, happened := g.r.Happened(event)
+			return happened
+		})
+		if !died || !errors.Is(err, dist.PeerLost) {
 			g.r.Errorf("a newcomer cannot join: %v", err)
 		}
 		return
