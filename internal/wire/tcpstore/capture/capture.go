@@ -32,7 +32,7 @@ type Block struct {
 }
 
 // Versions are the PyTorch versions that were recorded.
-var Versions = []string{"1.13", "2.6"}
+var Versions = []string{"1.13", "2.6", "2.14"}
 
 // Load returns the session of a PyTorch version.
 func Load(version string) ([]Block, error) {
