@@ -135,7 +135,7 @@ func TestFramesAreThoseOfPyTorch(t *testing.T) {
 func runAll(e *Engine, first uint32, reqs ...coll.Request) error {
 	for i := range reqs {
 		q := &reqs[i]
-		q.Tag, q.DType, q.Timeout = first+uint32(i), tensor.Float32, 10*time.Second //nolint:gosec // a few
+		q.Tag, q.DType, q.Timeout = first+uint32(i), tensor.Float32, 10*time.Second
 		if q.Op == 0 {
 			q.Op = reduce.Sum
 		}

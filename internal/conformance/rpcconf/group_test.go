@@ -5,16 +5,20 @@ package rpcconf
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
-	"github.com/cohort-dist/cohort/store/filestore"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -78,36 +82,70 @@ func TestRPCThenGroup(t *testing.T) {
 	must(t, parallel(worldSize, func(i int) error { return both(ctx, st, i, worldSize, false) }))
 }
 
-// Counterpart of PyTorch's test that starts both on one file; there with one rank, here also with two.
+// apart starts RPC and a group in turn, each with a rendezvous of its own at the same place, and uses both. The group leaves
+// first, and RPC goes on; between looks at the place then.
+func apart(ctx context.Context, forRPC, forGroup string, rank, size int, between func() error, opts ...rendezvous.Option) error {
+	meet := func(url string) (*rendezvous.Member, error) {
+		return rendezvous.Join(ctx, url, append(opts, rendezvous.WithRank(dist.Rank(rank)), rendezvous.WithWorldSize(size))...)
+	}
+	m, err := meet(forRPC)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = m.Close() }()
+	n := newNode(rank)
+	if err = n.join(ctx, m.Store(), rpc.WithRank(rank), rpc.WithWorldSize(size)); err != nil {
+		return err
+	}
+	defer func() { _ = n.Close() }()
+	other, err := meet(forGroup)
+	if err != nil {
+		return err
+	}
+	g, err := group.New(ctx, other.Store(), rank, size)
+	if err != nil {
+		return errors.Join(err, other.Close())
+	}
+	failure := reduce(ctx, g)
+	if failure == nil {
+		failure = g.Barrier(ctx).Wait(ctx)
+	}
+	if err = errors.Join(failure, g.Close(), other.Close(), between()); err != nil {
+		return err
+	}
+	to := name((rank + 1) % size)
+	if here, err := rpc.Call[string](ctx, n.Agent, to, "t.here"); err != nil || here != to {
+		return fmt.Errorf("%q was reached: %w", here, err)
+	}
+	return n.Shutdown(ctx)
+}
+
+// Counterpart of PyTorch's test that starts both on one file; there with one rank, here also with two. The file stays as long
+// as one of them uses it.
 func TestGroupAndRPCSameFile(t *testing.T) {
 	for _, size := range []int{1, 2} {
 		ctx, path := bounded(t), filepath.Join(t.TempDir(), "store")
 		must(t, parallel(size, func(i int) error {
-			st, err := filestore.Open(ctx, path, filestore.WithWorldSize(size))
-			if err != nil {
+			return apart(ctx, "file://"+path, "file://"+path, i, size, func() error {
+				_, err := os.Stat(path)
 				return err
-			}
-			defer func() { _ = st.Close() }() //nolint:contextcheck // Close takes none
-			return both(ctx, st, i, size, true)
+			})
 		}))
 	}
 }
 
-// The same over one socket.
+// The same over one socket: two rendezvous, env:// and tcp://, share a server.
 func TestGroupAndRPCSameSocket(t *testing.T) {
 	for _, size := range []int{1, 2} {
-		ctx := bounded(t)
-		server, err := tcpstore.Listen("127.0.0.1:0")
-		must(t, err)
+		ctx, port := bounded(t), strconv.Itoa(freeport.Get(t))
+		var shared tcpstore.Shared // of each process; here all ranks are one
+		env := rendezvous.WithEnv(func(name string) (string, bool) {
+			value, ok := map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}[name]
+			return value, ok
+		})
 		must(t, parallel(size, func(i int) error {
-			st, err := tcpstore.Dial(ctx, server.Addr().String())
-			if err != nil {
-				return err
-			}
-			defer func() { _ = st.Close() }()
-			return both(ctx, st, i, size, true)
+			return apart(ctx, "tcp://127.0.0.1:"+port, "env://", i, size, func() error { return nil }, env, rendezvous.WithSharedServers(&shared))
 		}))
-		must(t, server.Close())
 	}
 }
 

@@ -235,11 +235,15 @@ func TestCreated(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := ref.Confirmed(w.ctx); err != nil {
+			if err = ref.Confirmed(w.ctx); err != nil {
 				return err
 			}
 			if !ref.ConfirmedByOwner() {
 				return errors.New("confirmed, but not by the owner")
+			}
+			sum, err := ref.Fetch(w.ctx)
+			if x, ok := sum.(*tensor.Tensor); err != nil || !ok || !tensor.Equal(x, filled(2, 2)) {
+				return fmt.Errorf("%s: %v, %w", fn, sum, err)
 			}
 			_ = ref.Close()
 		}
