@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/frdump"
 	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/pystack"
 	"github.com/cohort-dist/cohort/internal/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -58,7 +59,7 @@ func TestExamineAllNodes(t *testing.T) {
 		words := "exited with code 3"
 		a.ends[1].Store(&words)
 		j.current.Store(a)
-		m.say(message{Join: &joinMessage{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(), Workers: 2, Role: "default", Wish: node}})
+		m.say(message{Join: &joinMessage{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 2}}, Wish: node}})
 		members = append(members, m)
 	}
 	for _, m := range members { // both have joined once the host begins

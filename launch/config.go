@@ -72,7 +72,7 @@ type Config struct {
 	// Python is the interpreter; default: PYTHON_EXEC, or python3 of the PATH.
 	Python string
 
-	// Roles are several programs with their workers, in place of Program, How, Python, Workers and Role; on one node.
+	// Roles are several programs with their workers, in place of Program, How, Python, Workers and Role.
 	Roles []Role
 
 	// Workers is the number of workers on this node.

@@ -32,7 +32,7 @@ func DryRun(c Config) (*Plan, error) {
 	if _, err := parseSignals(c.SignalNames); err != nil {
 		return nil, err
 	}
-	p := place{nodes: 1, world: c.Workers, roleWorld: c.Workers, addr: c.MasterAddr, port: c.MasterPort, ours: !c.NoShim}
+	p := place{nodes: 1, world: c.Workers, roles: c.rolesAmong(0, 1), addr: c.MasterAddr, port: c.MasterPort, ours: !c.NoShim}
 	setDefault(&p.addr, "127.0.0.1")
 	plan := &Plan{RunID: c.RunID, Store: "in the launcher, on " + p.addr}
 	if !p.ours {
@@ -64,7 +64,7 @@ func DryRun(c Config) (*Plan, error) {
 func (c Config) examplePlace(host string) place {
 	node := max(0, c.NodeRank)
 	return place{
-		node: node, nodes: c.MaxNodes, base: node * c.Workers, world: c.MaxNodes * c.Workers, roleBase: node * c.Workers, roleWorld: c.MaxNodes * c.Workers,
+		node: node, nodes: c.MaxNodes, base: node * c.Workers, world: c.MaxNodes * c.Workers, roles: c.rolesAmong(node, c.MaxNodes),
 		addr: host, port: c.StorePort, ours: true,
 	}
 }

@@ -10,22 +10,43 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/cohort-dist/cohort/internal/launchcore"
 )
 
 // place is where the workers of this node stand in an attempt of the job.
 type place struct {
-	attempt             int
-	node, nodes         int // GROUP_RANK, GROUP_WORLD_SIZE
-	base, world         int // the first rank of this node, WORLD_SIZE
-	roleBase, roleWorld int
-	addr                string // of the store
-	port                int
-	ours                bool         // the store is a launcher's, not rank 0's
-	roster              []NodeStatus // the first of the nodes
+	attempt     int
+	node, nodes int                    // GROUP_RANK, GROUP_WORLD_SIZE
+	base, world int                    // the first rank of this node, WORLD_SIZE
+	roles       []launchcore.RolePlace // in the order of the configuration's
+	addr        string                 // of the store
+	port        int
+	ours        bool         // the store is a launcher's, not rank 0's
+	roster      []NodeStatus // the first of the nodes
 }
 
 // address is that of the store.
 func (p place) address() string { return net.JoinHostPort(p.addr, strconv.Itoa(p.port)) }
+
+// role returns where the workers of this node stand in a role.
+func (p place) role(name string) launchcore.RolePlace {
+	for _, r := range p.roles {
+		if r.Name == name {
+			return r
+		}
+	}
+	return launchcore.RolePlace{}
+}
+
+// rolesAmong are the places in all roles of a node among others like it.
+func (c Config) rolesAmong(node, nodes int) []launchcore.RolePlace {
+	var all []launchcore.RolePlace
+	for _, r := range c.Roles {
+		all = append(all, launchcore.RolePlace{Name: r.Name, Base: node * r.Workers, World: nodes * r.Workers})
+	}
+	return all
+}
 
 // rank returns the global rank of a worker.
 func (p place) rank(local int) int { return p.base + local }
@@ -67,13 +88,10 @@ func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
 	add("LOCAL_WORLD_SIZE", strconv.Itoa(c.Workers))
 	add("GROUP_RANK", strconv.Itoa(p.node))
 	add("GROUP_WORLD_SIZE", strconv.Itoa(p.nodes))
-	roleWorld := p.roleWorld
-	if len(c.Roles) > 1 {
-		roleWorld = role.Workers
-	}
+	in := p.role(role.Name)
 	add("ROLE_NAME", role.Name)
-	add("ROLE_RANK", strconv.Itoa(p.roleBase+number))
-	add("ROLE_WORLD_SIZE", strconv.Itoa(roleWorld))
+	add("ROLE_RANK", strconv.Itoa(in.Base+number))
+	add("ROLE_WORLD_SIZE", strconv.Itoa(in.World))
 	add("MASTER_ADDR", p.addr)
 	add("MASTER_PORT", strconv.Itoa(p.port))
 	add("TORCHELASTIC_RESTART_COUNT", strconv.Itoa(p.attempt))

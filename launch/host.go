@@ -227,8 +227,8 @@ func (h *host) joined(c *hostConn, m *joinMessage) {
 	switch {
 	case m.RunID != h.cfg.RunID:
 		refuse = fmt.Sprintf("another job, %q, meets at this endpoint; this one is %q", h.cfg.RunID, m.RunID)
-	case m.Workers < 1 || m.Workers > 1<<16:
-		refuse = fmt.Sprintf("%d workers on a node", m.Workers)
+	case m.workers() < 1 || m.workers() > 1<<16:
+		refuse = fmt.Sprintf("%d workers on a node", m.workers())
 	case len(h.nodes) >= maxNodes:
 		refuse = "there are too many nodes"
 	}
@@ -238,7 +238,7 @@ func (h *host) joined(c *hostConn, m *joinMessage) {
 	}
 	c.join, c.name = m, m.Host+" (process "+strconv.Itoa(m.PID)+")"
 	h.nodes[c.id] = c
-	h.perform(h.job.Step(launchcore.Joined{Node: c.id, Workers: m.Workers, Role: m.Role, Wish: m.Wish}))
+	h.perform(h.job.Step(launchcore.Joined{Node: c.id, Roles: m.Roles, Wish: m.Wish}))
 }
 
 // tellWaiting tells the nodes how many are there when the job waits for more.
@@ -277,7 +277,7 @@ func (h *host) roster(effects []launchcore.JobEffect) []NodeStatus {
 	for _, e := range effects {
 		b, begins := e.(launchcore.BeginNode)
 		if c := h.nodes[b.Node]; begins && c != nil && len(all) < maxRoster {
-			all = append(all, NodeStatus{Host: c.join.Host, Base: b.Base, Workers: c.join.Workers})
+			all = append(all, NodeStatus{Host: c.join.Host, Base: b.Base, Workers: c.join.workers()})
 		}
 	}
 	return all

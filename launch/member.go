@@ -151,7 +151,7 @@ func (m *member) close() {
 // run takes part in attempts until the host dismisses this node.
 func (m *member) run() error {
 	j := m.job
-	m.say(message{Join: &joinMessage{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Workers: j.cfg.Workers, Role: j.cfg.Role, Wish: j.cfg.NodeRank}})
+	m.say(message{Join: &joinMessage{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.NodeRank}})
 	for m.dismissed == nil {
 		select {
 		case msg, open := <-m.incoming:
@@ -219,7 +219,7 @@ func (m *member) attempt(b beginMessage) (ended bool, err error) {
 	j := m.job
 	a, err := j.newAttempt(b.Attempt, func(p *place) {
 		*p = place{
-			attempt: b.Attempt, node: b.Node, nodes: b.Nodes, base: b.Base, world: b.World, roleBase: b.RoleBase, roleWorld: b.RoleWorld,
+			attempt: b.Attempt, node: b.Node, nodes: b.Nodes, base: b.Base, world: b.World, roles: b.Roles,
 			addr: b.Addr, port: b.Port, ours: true, roster: b.Roster,
 		}
 	})

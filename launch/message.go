@@ -36,12 +36,11 @@ type message struct {
 
 type (
 	joinMessage struct {
-		RunID   string `json:"run_id"`
-		Host    string `json:"host"`
-		PID     int    `json:"pid"`
-		Workers int    `json:"workers"`
-		Role    string `json:"role"`
-		Wish    int    `json:"wish"`
+		RunID string            `json:"run_id"`
+		Host  string            `json:"host"`
+		PID   int               `json:"pid"`
+		Roles []launchcore.Role `json:"roles"`
+		Wish  int               `json:"wish"`
 	}
 	failedMessage struct {
 		Attempt  int    `json:"attempt"`
@@ -86,6 +85,18 @@ type (
 		Job json.RawMessage `json:"job"`
 	}
 )
+
+// workers counts the workers of a node; negative for one that makes no sense.
+func (m *joinMessage) workers() int {
+	n := 0
+	for _, r := range m.Roles {
+		if r.Workers < 1 || n+r.Workers > 1<<16 {
+			return -1
+		}
+		n += r.Workers
+	}
+	return n
+}
 
 const (
 	// maxMessage bounds a line.

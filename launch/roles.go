@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/cohort-dist/cohort/internal/launchcore"
 )
 
 // Role is a part of the workers of a job, with a program of its own.
@@ -50,9 +52,6 @@ func takeRoles(c *Config) error {
 	} else {
 		c.Roles = slices.Clone(c.Roles)
 		c.Workers = 0
-		if c.MaxNodes > 1 && len(c.Roles) > 1 {
-			return errors.New("launch: several roles work on one node only: start a job of one role on each node")
-		}
 	}
 	for i, r := range c.Roles {
 		var err error
@@ -70,6 +69,15 @@ func takeRoles(c *Config) error {
 	}
 	c.Program, c.Role = c.Roles[0].Program, c.Roles[0].Name
 	return nil
+}
+
+// sizes tells other nodes how many workers of each role are here.
+func (c Config) sizes() []launchcore.Role {
+	var all []launchcore.Role
+	for _, r := range c.Roles {
+		all = append(all, launchcore.Role{Name: r.Name, Workers: r.Workers})
+	}
+	return all
 }
 
 // roleOf returns the role of a worker and its number in the role on this node. Roles have consecutive ranks.

@@ -34,9 +34,8 @@ type JobEvent interface{ jobEvent() }
 type (
 	// Joined is a node that asks to take part.
 	Joined struct {
-		Node    Node
-		Workers int
-		Role    string
+		Node  Node
+		Roles []Role
 		// Wish is the number that the node would like to have, -1 for none.
 		Wish int
 	}
@@ -61,6 +60,19 @@ type (
 	}
 )
 
+// Role is a part of a node's workers; those of one role have consecutive ranks.
+type Role struct {
+	Name    string
+	Workers int
+}
+
+// RolePlace is where the workers of a node stand in a role: the number of its first one, and how many there are on all
+// nodes.
+type RolePlace struct {
+	Name        string
+	Base, World int
+}
+
 func (Joined) jobEvent()     {}
 func (Left) jobEvent()       {}
 func (Failed) jobEvent()     {}
@@ -69,10 +81,10 @@ func (TimerFired) jobEvent() {}
 
 // Assignment is a node's place in an attempt.
 type Assignment struct {
-	Attempt             int
-	Node, Nodes         int
-	Base, World         int
-	RoleBase, RoleWorld int
+	Attempt     int
+	Node, Nodes int
+	Base, World int
+	Roles       []RolePlace
 }
 
 // JobEffect is something that the driver of a job has to do.
@@ -125,7 +137,7 @@ const (
 type member struct {
 	id      Node
 	workers int
-	role    string
+	roles   []Role
 	wish    int
 	place   int // of the last attempt, -1 for none
 	state   nodeState
@@ -244,7 +256,11 @@ func (j *Job) joined(ev Joined) {
 	if j.find(ev.Node) != nil {
 		return
 	}
-	j.members = append(j.members, &member{id: ev.Node, workers: ev.Workers, role: ev.Role, wish: ev.Wish, place: -1})
+	m := &member{id: ev.Node, roles: ev.Roles, wish: ev.Wish, place: -1}
+	for _, r := range ev.Roles {
+		m.workers += r.Workers
+	}
+	j.members = append(j.members, m)
 	switch j.phase {
 	case gathering:
 		j.tryBegin()
@@ -427,17 +443,21 @@ func (j *Job) begin() {
 	world, roles := 0, map[string]int{}
 	for _, m := range order {
 		world += m.workers
-		roles[m.role] += m.workers
+		for _, r := range m.roles {
+			roles[r.Name] += r.Workers
+		}
 	}
 	j.do(OpenStore{j.attempt})
 	base, roleBase := 0, map[string]int{}
 	for i, m := range order {
 		m.state, m.ok, m.place = runningNode, false, i
-		j.do(BeginNode{m.id, Assignment{
-			Attempt: j.attempt, Node: i, Nodes: len(order), Base: base, World: world, RoleBase: roleBase[m.role], RoleWorld: roles[m.role],
-		}})
+		a := Assignment{Attempt: j.attempt, Node: i, Nodes: len(order), Base: base, World: world}
+		for _, r := range m.roles {
+			a.Roles = append(a.Roles, RolePlace{r.Name, roleBase[r.Name], roles[r.Name]})
+			roleBase[r.Name] += r.Workers
+		}
+		j.do(BeginNode{m.id, a})
 		base += m.workers
-		roleBase[m.role] += m.workers
 	}
 	j.attempt++
 }

@@ -35,7 +35,7 @@ func say(effects []JobEffect) string {
 	return strings.Join(out, " ")
 }
 
-func join(n Node) Joined { return Joined{Node: n, Workers: 2, Role: "default", Wish: -1} }
+func join(n Node) Joined { return Joined{Node: n, Roles: []Role{{"default", 2}}, Wish: -1} }
 
 // TestJob follows stories: each event with what it must lead to.
 func TestJob(t *testing.T) {
@@ -114,15 +114,15 @@ func TestWishesAndRoles(t *testing.T) {
 	t.Parallel()
 	j := NewJob(JobLimits{Min: 3, Max: 3, Join: time.Minute})
 	j.Start()
-	j.Step(Joined{Node: 1, Workers: 1, Role: "b", Wish: 2})
-	j.Step(Joined{Node: 2, Workers: 4, Role: "a", Wish: 0})
+	j.Step(Joined{Node: 1, Roles: []Role{{"b", 1}}, Wish: 2})
+	j.Step(Joined{Node: 2, Roles: []Role{{"a", 4}}, Wish: 0})
 	var places []string
-	for _, e := range j.Step(Joined{Node: 3, Workers: 2, Role: "a", Wish: 1}) {
+	for _, e := range j.Step(Joined{Node: 3, Roles: []Role{{"a", 2}, {"b", 3}}, Wish: 1}) {
 		if b, begins := e.(BeginNode); begins {
-			places = append(places, fmt.Sprintf("%d: %d+%d of %d, role %d of %d", b.Node, b.Assignment.Node, b.Base, b.World, b.RoleBase, b.RoleWorld))
+			places = append(places, fmt.Sprintf("%d: %d+%d of %d, %v", b.Node, b.Assignment.Node, b.Base, b.World, b.Roles))
 		}
 	}
-	want := "2: 0+0 of 7, role 0 of 6; 3: 1+4 of 7, role 4 of 6; 1: 2+6 of 7, role 0 of 1"
+	want := "2: 0+0 of 10, [{a 0 6}]; 3: 1+4 of 10, [{a 4 6} {b 0 4}]; 1: 2+9 of 10, [{b 3 4}]"
 	if got := strings.Join(places, "; "); got != want {
 		t.Errorf("places are %s, want %s", got, want)
 	}
