@@ -34,7 +34,7 @@ func TestExamineAllNodes(t *testing.T) {
 	cfg := Config{
 		RunID: "nodes", Endpoint: "127.0.0.1:" + strconv.Itoa(port), MinNodes: 2, MaxNodes: 2, Silence: time.Minute, JoinTimeout: time.Minute, LastCall: time.Minute,
 	}
-	h, err := newHost(cfg)
+	h, err := newHost(cfg, cfg.Endpoint)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,10 +47,11 @@ func TestExamineAllNodes(t *testing.T) {
 	var members []*member
 	for node := range 2 {
 		j := &job{cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), host: "node" + strconv.Itoa(node), asked: t.Context()}
-		m, refused := j.dialHost()
+		conn, refused := j.connect(cfg.Endpoint, time.Minute)
 		if refused != nil {
 			t.Fatal(refused)
 		}
+		m := newMember(j, conn, cfg.Endpoint)
 		defer m.close()
 		a := &attempt{job: j, member: m, place: place{nodes: 2, base: 2 * node, world: 4, addr: "127.0.0.1", port: server.Port()}}
 		a.workers = []*worker{{local: 0, rank: 2 * node}, {local: 1, rank: 2*node + 1}}

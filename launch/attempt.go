@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -26,6 +28,8 @@ const (
 	evidenceTime = 100 * time.Millisecond
 	// wordsTime bounds the wait for the last words of a worker that has ended: a child of it may keep its output open.
 	wordsTime = 50 * time.Millisecond
+	// lookupTime bounds the look for a name that a worker could not reach.
+	lookupTime = 300 * time.Millisecond
 	// drainTime bounds the wait for the output of workers after everything below the keeper is gone.
 	drainTime = 2 * time.Second
 )
@@ -270,7 +274,27 @@ func (a *attempt) explain(w *worker) postmortem.Cause {
 	if d.Code == -9 && a.job.memory.rose() {
 		d.OutOfMemory, d.Limit = true, a.job.memory.limit()
 	}
-	return postmortem.Explain(d)
+	cause := postmortem.Explain(d)
+	cause.Words += unresolved(cause.Words)
+	return cause
+}
+
+// unreachable is how PyTorch says that it could not connect to a store.
+var unreachable = regexp.MustCompile(`trying to connect to \(([^ ,()]+), \d+\)`)
+
+// unresolved adds what PyTorch leaves out: that it could not connect because the name of the host does not exist.
+func unresolved(words string) string {
+	m := unreachable.FindStringSubmatch(words)
+	if m == nil {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lookupTime)
+	defer cancel()
+	_, err := net.DefaultResolver.LookupHost(ctx, m[1])
+	if unknown, ok := errors.AsType[*net.DNSError](err); ok && unknown.IsNotFound {
+		return "; the name " + m[1] + " does not resolve on this host"
+	}
+	return ""
 }
 
 // readBounded reads at most n bytes of a file, nil if it cannot.

@@ -9,16 +9,19 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/postmortem"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
 // host is the rendezvous of a job on several nodes. It runs in one of the launchers.
 type host struct {
 	cfg      Config
+	name     string // this node as the others know it
 	listener net.Listener
 	events   chan hostEvent
 	quit     chan struct{}
@@ -33,7 +36,8 @@ type host struct {
 	store   *tcpstore.Server
 	timer   *time.Timer
 	timerID int
-	waiting int // what the nodes were told, -1: the job does not wait
+	holds   atomic.Pointer[func() error] // tells whether this is still the host; nil: nobody else can be
+	waiting int                          // what the nodes were told, -1: the job does not wait
 }
 
 // hostConn is the host's end of a node's connection.
@@ -58,13 +62,14 @@ type hostEvent struct {
 const maxNodes = 16384
 
 // newHost listens on the endpoint.
-func newHost(cfg Config) (*host, error) {
-	l, err := net.Listen("tcp", cfg.Endpoint) //nolint:noctx // it lives as long as the host
+func newHost(cfg Config, addr string) (*host, error) {
+	l, err := net.Listen("tcp", addr) //nolint:noctx // it lives as long as the host
 	if err != nil {
 		return nil, err
 	}
+	name, _, _ := net.SplitHostPort(addr)
 	h := &host{
-		cfg: cfg, listener: l, events: make(chan hostEvent), quit: make(chan struct{}), done: make(chan struct{}),
+		cfg: cfg, name: name, listener: l, events: make(chan hostEvent), quit: make(chan struct{}), done: make(chan struct{}),
 		nodes: map[launchcore.Node]*hostConn{}, attempt: -1, waiting: -1, timer: time.NewTimer(time.Hour),
 		job: launchcore.NewJob(launchcore.JobLimits{
 			Min: cfg.MinNodes, Max: cfg.MaxNodes, MaxRestarts: cfg.MaxRestarts, LastCall: cfg.LastCall, Join: cfg.JoinTimeout, Strikes: 3,
@@ -122,6 +127,7 @@ func (h *host) read(c *hostConn) {
 func (h *host) write(c *hostConn) {
 	tick := time.NewTicker(c.wire.aliveEvery())
 	defer tick.Stop()
+	_ = c.wire.send(message{Alive: true}) // at once: whoever has connected knows that this is a launcher
 	for {
 		var m message
 		var open bool
@@ -238,7 +244,7 @@ func (h *host) joined(c *hostConn, m *joinMessage) {
 	}
 	c.join, c.name = m, m.Host+" (process "+strconv.Itoa(m.PID)+")"
 	h.nodes[c.id] = c
-	h.perform(h.job.Step(launchcore.Joined{Node: c.id, Roles: m.Roles, Wish: m.Wish}))
+	h.perform(h.job.Step(launchcore.Joined{Node: c.id, Roles: m.Roles, Wish: m.Wish, Attempt: m.Attempt, Restarts: m.Restarts}))
 }
 
 // tellWaiting tells the nodes how many are there when the job waits for more.
@@ -312,8 +318,7 @@ func (h *host) perform(effects []launchcore.JobEffect) {
 
 // storeHost is the address of the store as all nodes know it: that of the endpoint.
 func (h *host) storeHost() string {
-	name, _, _ := net.SplitHostPort(h.cfg.Endpoint)
-	return name
+	return h.name
 }
 
 // openStore starts a fresh store. Its port is free or that of the configuration, and connections to the one before are
@@ -324,12 +329,28 @@ func (h *host) openStore(attempt int) {
 		_ = h.store.Close()
 		h.store = nil
 	}
+	if holds := h.holds.Load(); holds != nil {
+		if err := (*holds)(); err != nil {
+			h.perform(h.job.End(err.Error()))
+			return
+		}
+	}
 	server, err := tcpstore.Listen(net.JoinHostPort(h.storeHost(), strconv.Itoa(h.cfg.StorePort)))
 	if err != nil {
 		h.perform(h.job.End(fmt.Sprintf("no store for the job: %v", err)))
 		return
 	}
 	h.store = server
+}
+
+// confirm has the host ask before each attempt whether another launcher has taken its place.
+func (h *host) confirm(holds func() error) { h.holds.Store(&holds) }
+
+// signalled ends the job on all nodes if this launcher was ended by a signal.
+func (h *host) signalled(j *job) {
+	if h != nil && j.report.Signal != 0 {
+		h.end("the launcher that hosts the rendezvous was ended by " + postmortem.Code(-j.report.Signal))
+	}
 }
 
 // end ends the job on all nodes, for a reason of the host's own, if it has not ended.

@@ -23,6 +23,7 @@ import (
 // member is this node's part of a job on several nodes.
 type member struct {
 	job      *job
+	host     string // its address
 	wire     *wire
 	incoming chan message // closed when the connection has ended
 	lost     error        // why; valid after that
@@ -31,6 +32,8 @@ type member struct {
 	sending  sync.Mutex
 	// questions are those of "cohort why" on any node.
 	questions *questions
+	// replaceable says that another launcher takes the place of a host that is gone.
+	replaceable bool
 	// dismissed is the last word of the host, or nil.
 	dismissed *dismissMessage
 }
@@ -43,57 +46,48 @@ func (j *job) nodes() error {
 	var h *host
 	if j.cfg.hosts() {
 		var err error
-		if h, err = newHost(j.cfg); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+		if h, err = newHost(j.cfg, j.cfg.Endpoint); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 			return fmt.Errorf("launch: the rendezvous at %s: %w", j.cfg.Endpoint, err)
 		}
 	}
 	if h != nil {
 		defer h.close()
 	}
-	m, err := j.dialHost()
+	conn, err := j.connect(j.cfg.Endpoint, j.cfg.JoinTimeout)
 	if err != nil {
 		return err
 	}
+	if h == nil && !greets(conn) {
+		e, failed := j.findStore(conn)
+		if failed != nil || e != nil {
+			_ = conn.Close()
+		}
+		if failed != nil {
+			return failed
+		}
+		if e != nil {
+			return e.run()
+		}
+	}
+	m := newMember(j, conn, j.cfg.Endpoint)
 	defer m.close()
 	err = m.run()
-	if h != nil && j.report.Signal != 0 {
-		h.end("the launcher that hosts the rendezvous was ended by " + postmortem.Code(-j.report.Signal))
-	}
+	h.signalled(j)
 	return err
 }
 
-// dialHost connects to the rendezvous. It tries until the host is up.
-func (j *job) dialHost() (*member, error) {
-	limit := time.NewTimer(j.cfg.JoinTimeout)
-	defer limit.Stop()
-	said := false
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		ctx, cancel := context.WithTimeout(j.asked, 5*time.Second)
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", j.cfg.Endpoint)
-		cancel()
-		if err == nil {
-			m := &member{job: j, wire: newWire(c, j.cfg.Silence), incoming: make(chan message, 16), quit: make(chan struct{}), questions: newQuestions()}
-			m.stopped.Go(m.read)
-			m.stopped.Go(m.live)
-			return m, nil
-		}
-		if !said && pause > 500*time.Millisecond {
-			said = true
-			j.screen.say("waiting for the rendezvous at %s: %v", j.cfg.Endpoint, err)
-		}
-		select {
-		case <-time.After(pause):
-		case s := <-j.signals:
-			if n, ok := s.(syscall.Signal); ok && j.cfg.ending[int(n)] {
-				j.report.Signal = int(n)
-				return nil, errEnded
-			}
-		case <-j.asked.Done():
-			return nil, context.Cause(j.asked)
-		case <-limit.C:
-			return nil, fmt.Errorf("launch: no rendezvous at %s within %v: %w", j.cfg.Endpoint, j.cfg.JoinTimeout, err)
-		}
-	}
+// greets reports whether a launcher is at the other end: it says at once that it is there, and a store says nothing.
+func greets(c net.Conn) bool {
+	first, ok := c.(*greeting)
+	return ok && first.wait(greetTime)
+}
+
+// newMember makes this node a member of the job whose host is at the other end.
+func newMember(j *job, c net.Conn, addr string) *member {
+	m := &member{job: j, host: addr, wire: newWire(c, j.cfg.Silence), incoming: make(chan message, 16), quit: make(chan struct{}), questions: newQuestions()}
+	m.stopped.Go(m.read)
+	m.stopped.Go(m.live)
+	return m
 }
 
 func (m *member) read() {
@@ -151,7 +145,7 @@ func (m *member) close() {
 // run takes part in attempts until the host dismisses this node.
 func (m *member) run() error {
 	j := m.job
-	m.say(message{Join: &joinMessage{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.NodeRank}})
+	m.say(message{Join: &joinMessage{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts}})
 	for m.dismissed == nil {
 		select {
 		case msg, open := <-m.incoming:
@@ -209,8 +203,12 @@ func nodeRange(low, high int) string {
 }
 
 func (m *member) hostGone() error {
+	if m.replaceable {
+		m.job.seen.restarts++ // the loss of a node counts
+		return errHostLost
+	}
 	m.job.report.told, m.job.report.Succeeded = true, false
-	m.job.report.Sentence = fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.job.cfg.Endpoint, goneWords(m.lost, m.job.cfg.Silence))
+	m.job.report.Sentence = fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, goneWords(m.lost, m.job.cfg.Silence))
 	return nil
 }
 
@@ -227,6 +225,7 @@ func (m *member) attempt(b beginMessage) (ended bool, err error) {
 		return false, err
 	}
 	a.member = m
+	j.seen.attempt, j.seen.restarts = b.Attempt+1, b.Restarts
 	outcome, err := a.run()
 	r := a.result(outcome)
 	j.report.Attempts = append(j.report.Attempts, r)

@@ -41,6 +41,9 @@ type (
 		PID   int               `json:"pid"`
 		Roles []launchcore.Role `json:"roles"`
 		Wish  int               `json:"wish"`
+		// Attempt and Restarts say how far the job had got with a host that is gone.
+		Attempt  int `json:"attempt,omitempty"`
+		Restarts int `json:"restarts,omitempty"`
 	}
 	failedMessage struct {
 		Attempt  int    `json:"attempt"`

@@ -38,6 +38,8 @@ type job struct {
 	asked   context.Context //nolint:containedctx // the caller's wish to end, which attempts watch
 	current atomic.Pointer[attempt]
 	board   board
+	// seen is how far the job had got when this node last took part: a new host goes on from there.
+	seen struct{ attempt, restarts int }
 }
 
 // Run runs a job until it has ended and reports how. The error is nil whenever the workers were started, also when they

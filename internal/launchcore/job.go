@@ -38,6 +38,9 @@ type (
 		Roles []Role
 		// Wish is the number that the node would like to have, -1 for none.
 		Wish int
+		// Attempt and Restarts are the number of the next attempt, and of the restarts so far, of a job whose host was
+		// lost: this one takes its place. 0 for a node that is new.
+		Attempt, Restarts int
 	}
 	// Left is a node that is gone: its connection has ended or it has not been heard of for too long.
 	Left struct {
@@ -85,6 +88,8 @@ type Assignment struct {
 	Node, Nodes int
 	Base, World int
 	Roles       []RolePlace
+	// Restarts counts those after a failure or the loss of a node.
+	Restarts int
 }
 
 // JobEffect is something that the driver of a job has to do.
@@ -261,6 +266,14 @@ func (j *Job) joined(ev Joined) {
 		m.workers += r.Workers
 	}
 	j.members = append(j.members, m)
+	if ev.Attempt > j.attempt || ev.Attempt == j.attempt && ev.Restarts > j.restarts {
+		// The first attempt of this host is not the job's. Others that took part are still to come, or are gone.
+		j.attempt, j.restarts, j.lost = ev.Attempt, max(j.restarts, ev.Restarts), true
+		if j.restarts > j.limits.MaxRestarts {
+			j.finish(false, "the launcher that hosted the rendezvous is gone, and no restart is left")
+			return
+		}
+	}
 	switch j.phase {
 	case gathering:
 		j.tryBegin()
@@ -451,7 +464,7 @@ func (j *Job) begin() {
 	base, roleBase := 0, map[string]int{}
 	for i, m := range order {
 		m.state, m.ok, m.place = runningNode, false, i
-		a := Assignment{Attempt: j.attempt, Node: i, Nodes: len(order), Base: base, World: world}
+		a := Assignment{Attempt: j.attempt, Node: i, Nodes: len(order), Base: base, World: world, Restarts: j.restarts}
 		for _, r := range m.roles {
 			a.Roles = append(a.Roles, RolePlace{r.Name, roleBase[r.Name], roles[r.Name]})
 			roleBase[r.Name] += r.Workers

@@ -110,6 +110,50 @@ func TestBlame(t *testing.T) {
 	}
 }
 
+// TestTakeover: a host that takes the place of one that is gone goes on with its count of attempts and restarts, and waits
+// for the nodes that took part.
+func TestTakeover(t *testing.T) {
+	t.Parallel()
+	j := NewJob(JobLimits{Min: 2, Max: 3, MaxRestarts: 2, Join: time.Minute, LastCall: time.Second})
+	j.Start()
+	first, second := join(1), join(2)
+	first.Attempt, first.Restarts, second.Attempt, second.Restarts = 4, 2, 4, 1
+	j.Step(first)
+	var call SetTimer
+	for _, e := range j.Step(second) {
+		switch e := e.(type) {
+		case SetTimer:
+			call = e
+		case BeginNode:
+			t.Error("it begins before the last call is over")
+		}
+	}
+	began := 0
+	for _, e := range j.Step(TimerFired{ID: call.ID}) {
+		if b, begins := e.(BeginNode); begins {
+			began++
+			if b.Attempt != 4 || b.Restarts != 2 || b.World != 4 {
+				t.Errorf("assignment %+v", b.Assignment)
+			}
+		}
+	}
+	if began != 2 {
+		t.Errorf("%d nodes begin", began)
+	}
+	j.Step(Failed{Node: 1, Sentence: "x"})
+	j.Step(NodeEnded{Node: 1})
+	if got := say(j.Step(NodeEnded{Node: 2})); !strings.Contains(got, "finished(false x)") {
+		t.Errorf("the third restart is allowed: %s", got)
+	}
+
+	j = NewJob(JobLimits{Min: 2, Max: 2, MaxRestarts: 1, Join: time.Minute})
+	j.Start()
+	first.Restarts = 2
+	if got := say(j.Step(first)); !strings.Contains(got, "no restart is left") {
+		t.Error(got)
+	}
+}
+
 func TestWishesAndRoles(t *testing.T) {
 	t.Parallel()
 	j := NewJob(JobLimits{Min: 3, Max: 3, Join: time.Minute})

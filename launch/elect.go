@@ -1,0 +1,229 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// Where the endpoint is a store of cohort ("cohort store serve") and no launcher, the launchers choose through it one of
+// themselves to host the rendezvous: a key holds its address. When it is gone, another takes the key over, and the nodes
+// that are left begin a new attempt with it.
+
+const (
+	// greetTime is how long a launcher that hosts a rendezvous has to say something before it is taken for a store.
+	greetTime = 300 * time.Millisecond
+	// storeTime bounds each question to the store.
+	storeTime = 5 * time.Second
+)
+
+// election is a launcher's part in the choice.
+type election struct {
+	job   *job
+	store *tcpstore.Client
+	key   string
+	own   string // the address of this node, as the store sees it
+}
+
+// errHostLost says that the launcher that hosts the rendezvous is gone and another one may take its place.
+var errHostLost = errors.New("launch: the launcher that hosts the rendezvous is gone")
+
+// findStore returns the election through the store at the endpoint, nil if something else listens there. c is a
+// connection to it, which says how this node is seen.
+func (j *job) findStore(c net.Conn) (*election, error) {
+	host, _, err := net.SplitHostPort(c.LocalAddr().String())
+	if err != nil {
+		return nil, fmt.Errorf("launch: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(j.asked, storeTime)
+	defer cancel()
+	client, err := tcpstore.Dial(ctx, j.cfg.Endpoint)
+	if err != nil {
+		return nil, nil //nolint:nilnil // no store, or none that can be talked to: the dialogue of launchers will tell
+	}
+	if _, err := client.Stats(ctx); err != nil {
+		_ = client.Close()
+		return nil, fmt.Errorf("launch: the store at %s is not one of \"cohort store serve\", and no launcher either: %w", j.cfg.Endpoint, err)
+	}
+	return &election{job: j, store: client, key: "cohort/run/" + j.cfg.RunID + "/host", own: host}, nil
+}
+
+// run takes part in the job, as its host or not, until it has ended.
+func (e *election) run() error {
+	defer func() { _ = e.store.Close() }()
+	lost := ""
+	for {
+		h, addr, err := e.choose(lost)
+		if err != nil {
+			return err
+		}
+		err = e.attend(h, addr)
+		if h != nil {
+			h.close()
+		}
+		if !errors.Is(err, errHostLost) {
+			if h != nil {
+				e.forget(addr)
+			}
+			return err
+		}
+		lost = addr
+		e.job.screen.say("the launcher that hosts the rendezvous at %s is gone; another one takes its place", addr)
+	}
+}
+
+// attend takes part with the host at addr until it is gone or the job has ended.
+func (e *election) attend(h *host, addr string) error {
+	j := e.job
+	conn, err := j.connect(addr, 2*j.cfg.Silence)
+	if err != nil {
+		if errors.Is(err, errNobody) {
+			return errHostLost
+		}
+		return err
+	}
+	m := newMember(j, conn, addr)
+	m.replaceable = true
+	defer m.close()
+	err = m.run()
+	h.signalled(j)
+	return err
+}
+
+// choose returns the address of the host, and the host itself if it is this launcher.
+func (e *election) choose(lost string) (*host, string, error) {
+	for {
+		current, err := e.current()
+		if err != nil {
+			return nil, "", err
+		}
+		if current != "" && current != lost {
+			return nil, current, nil
+		}
+		h, err := newHost(e.job.cfg, net.JoinHostPort(e.own, "0"))
+		if err != nil {
+			return nil, "", fmt.Errorf("launch: a rendezvous on %s: %w", e.own, err)
+		}
+		mine := h.listener.Addr().String()
+		moment.At("launch.elect.set")
+		won, err := e.ask(func(ctx context.Context) ([]byte, error) {
+			return e.store.CompareAndSet(ctx, e.key, []byte(current), []byte(mine))
+		})
+		if err == nil && string(won) == mine {
+			h.confirm(e.holds(mine))
+			return h, mine, nil
+		}
+		h.close()
+		if err != nil {
+			return nil, "", err
+		}
+	}
+}
+
+// forget removes the key of a host that has done its work, so that a later job of this name begins anew.
+func (e *election) forget(mine string) {
+	_, _ = e.ask(func(ctx context.Context) ([]byte, error) {
+		return e.store.CompareAndSet(ctx, e.key, []byte(mine), nil)
+	})
+}
+
+// holds returns a check that this launcher is still the one that was chosen: one that was cut off may have been replaced.
+func (e *election) holds(mine string) func() error {
+	return func() error {
+		now, err := e.current()
+		if err == nil && now != mine {
+			err = fmt.Errorf("launch: the launcher at %s hosts the rendezvous now", now)
+		}
+		return err
+	}
+}
+
+// current returns the address of the host, "" if none was chosen.
+func (e *election) current() (string, error) {
+	v, err := e.ask(func(ctx context.Context) ([]byte, error) {
+		there, err := e.store.Check(ctx, e.key)
+		if err != nil || !there {
+			return nil, err
+		}
+		return e.store.Get(ctx, e.key)
+	})
+	return string(v), err
+}
+
+func (e *election) ask(f func(context.Context) ([]byte, error)) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(e.job.asked, storeTime)
+	defer cancel()
+	v, err := f(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("launch: the store at %s, through which the launchers meet: %w", e.job.cfg.Endpoint, err)
+	}
+	return v, nil
+}
+
+// greeting is a connection of which the first byte may be waited for before it is read.
+type greeting struct {
+	net.Conn
+	first []byte
+}
+
+// wait reports whether something arrives in time.
+func (g *greeting) wait(limit time.Duration) bool {
+	var b [1]byte
+	_ = g.SetReadDeadline(time.Now().Add(limit))
+	n, _ := g.Conn.Read(b[:])
+	_ = g.SetReadDeadline(time.Time{})
+	g.first = append(g.first, b[:n]...)
+	return n > 0
+}
+
+// Read implements [net.Conn].
+func (g *greeting) Read(b []byte) (int, error) {
+	if n := copy(b, g.first); n > 0 {
+		g.first = g.first[n:]
+		return n, nil
+	}
+	return g.Conn.Read(b)
+}
+
+// errNobody says that nobody was reached in time.
+var errNobody = errors.New("launch: nobody answers")
+
+// connect connects to a rendezvous. It tries until somebody is there, a signal comes, or limit is over.
+func (j *job) connect(addr string, limit time.Duration) (net.Conn, error) {
+	over := time.NewTimer(limit)
+	defer over.Stop()
+	said := false
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		ctx, cancel := context.WithTimeout(j.asked, 5*time.Second)
+		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		cancel()
+		if err == nil {
+			return &greeting{Conn: c}, nil
+		}
+		if !said && pause > 500*time.Millisecond {
+			said = true
+			j.screen.say("waiting for the rendezvous at %s: %v", addr, err)
+		}
+		select {
+		case <-time.After(pause):
+		case s := <-j.signals:
+			if n, ok := s.(syscall.Signal); ok && j.cfg.ending[int(n)] {
+				j.report.Signal = int(n)
+				return nil, errEnded
+			}
+		case <-j.asked.Done():
+			return nil, context.Cause(j.asked)
+		case <-over.C:
+			return nil, fmt.Errorf("launch: no rendezvous at %s within %v: %w", addr, limit, errors.Join(errNobody, err))
+		}
+	}
+}
