@@ -46,6 +46,7 @@ func TestReport(t *testing.T) {
 		{"skip allowed", passing + skipping, "skipped 1: no PyTorch", false, true},
 		{"skip forbidden", passing + skipping, "required was skipped", true, false},
 		{"build cannot", passing + strings.Replace(skipping, "no PyTorch", "this build cannot: PyTorch 3 has no libuv", 1), "skipped 1: this build cannot", true, true},
+		{"machine cannot", passing + strings.Replace(skipping, "no PyTorch", "this machine cannot mount a file system", 1), "skipped 1: this machine cannot", true, true},
 		{"nothing ran", "", "no test was run", false, false},
 		{"not JSON", "go: no such module\n" + passing, "go: no such module\n", false, true},
 		{"fail", passing + `{"Action":"fail","Package":"p","Test":"TestC"}`, "1 passed, 1 failed, 0 skipped\nFAILED p TestC\n", false, false},

@@ -1,0 +1,213 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// lan is a network of machines that are namespaces of this one. Machine 0 is the switch with the address 10.77.0.100,
+// the others are 10.77.0.N.
+type lan struct {
+	t    *testing.T
+	name string
+}
+
+// newLAN makes machines 1 to n, or skips where that is not allowed.
+func newLAN(t *testing.T, n int) *lan {
+	t.Helper()
+	l := &lan{t: t, name: fmt.Sprintf("cohort%d-%d", os.Getpid(), time.Now().UnixNano()%100000)}
+	if out, err := exec.Command("ip", "netns", "add", l.machine(0)).CombinedOutput(); err != nil {
+		t.Skipf("this machine cannot make network namespaces: %v %s", err, out)
+	}
+	t.Cleanup(func() {
+		for i := range n + 1 {
+			_ = exec.Command("ip", "netns", "del", l.machine(i)).Run()
+		}
+	})
+	if out, err := exec.Command("ip", "-n", l.machine(0), "link", "add", "br0", "type", "bridge").CombinedOutput(); err != nil {
+		t.Skipf("this machine cannot make a bridge: %v %s", err, out)
+	}
+	l.ip("-n", l.machine(0), "addr", "add", "10.77.0.100/24", "dev", "br0")
+	l.ip("-n", l.machine(0), "link", "set", "br0", "up")
+	l.ip("-n", l.machine(0), "link", "set", "lo", "up")
+	for i := 1; i <= n; i++ {
+		l.ip("netns", "add", l.machine(i))
+		l.ip("-n", l.machine(0), "link", "add", fmt.Sprint("v", i), "type", "veth", "peer", "name", "eth0", "netns", l.machine(i))
+		l.ip("-n", l.machine(0), "link", "set", fmt.Sprint("v", i), "master", "br0", "up")
+		l.ip("-n", l.machine(i), "addr", "add", fmt.Sprintf("10.77.0.%d/24", i), "dev", "eth0")
+		l.ip("-n", l.machine(i), "link", "set", "eth0", "up")
+		l.ip("-n", l.machine(i), "link", "set", "lo", "up")
+	}
+	return l
+}
+
+func (l *lan) machine(i int) string { return fmt.Sprintf("%s-%d", l.name, i) }
+
+func (l *lan) ip(args ...string) {
+	l.t.Helper()
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		l.t.Fatalf("ip %s: %v %s", strings.Join(args, " "), err, out)
+	}
+}
+
+// cut takes a machine off the network.
+func (l *lan) cut(i int) {
+	l.t.Helper()
+	l.ip("-n", l.machine(0), "link", "set", fmt.Sprint("v", i), "down")
+}
+
+// command is one that runs on a machine.
+type command struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	done chan struct{}
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (c *command) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.text.Write(b)
+}
+
+func (c *command) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.text.String()
+}
+
+// start runs cohort on a machine.
+func (l *lan) start(i int, args ...string) *command {
+	l.t.Helper()
+	path, err := exec.LookPath("cohort")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	c := &command{t: l.t, done: make(chan struct{})}
+	c.cmd = exec.Command("nsenter", append([]string{"--net=/run/netns/" + l.machine(i), path}, args...)...)
+	c.cmd.Stdout, c.cmd.Stderr = c, c
+	if err := c.cmd.Start(); err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() {
+		_ = c.cmd.Process.Kill()
+		<-c.done
+	})
+	go func() {
+		defer close(c.done)
+		_ = c.cmd.Wait()
+	}()
+	return c
+}
+
+// ends waits for the end and returns the exit code.
+func (c *command) ends() int {
+	c.t.Helper()
+	select {
+	case <-c.done:
+	case <-time.After(90 * time.Second):
+		c.t.Fatalf("it does not end:\n%s", c)
+	}
+	return c.cmd.ProcessState.ExitCode()
+}
+
+// until waits until the file has a text that matches.
+func (l *lan) until(file, pattern string) {
+	l.t.Helper()
+	for limit := time.Now().Add(90 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
+		if b, err := os.ReadFile(file); err == nil && regexp.MustCompile(pattern).Match(b) {
+			return
+		}
+	}
+	b, _ := os.ReadFile(file)
+	l.t.Fatalf("no %q in:\n%s", pattern, b)
+}
+
+// node starts a launcher whose worker notes the size of the world, and waits for ever in one of three nodes.
+func (l *lan) node(i int, endpoint, file string) *command {
+	script := fmt.Sprintf(`echo machine=%d world=$$WORLD_SIZE rank=$$RANK >> %s; if [ $$WORLD_SIZE = 3 ]; then exec sleep 1000; fi`, i, file)
+	return l.start(i, "run", "--nnodes", "1:3", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--evidence", "-",
+		"--rdzv-conf", "last_call_timeout=2,heartbeat_timeout=2", "sh", "-c", script)
+}
+
+// TestCutNode: a node whose network is gone is given up by the others, which go on; it ends its workers and says why.
+func TestCutNode(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t, 3)
+	file := filepath.Join(t.TempDir(), "worlds")
+	nodes := []*command{nil}
+	for i := 1; i <= 3; i++ {
+		nodes = append(nodes, l.node(i, "10.77.0.1:29400", file))
+	}
+	l.until(file, `(?s)(world=3.*){3}`)
+	l.cut(3)
+	for _, i := range []int{1, 2} {
+		if code := nodes[i].ends(); code != 0 {
+			t.Errorf("machine %d: exit code %d\n%s", i, code, nodes[i])
+		}
+	}
+	l.until(file, `machine=1 world=2`)
+	if code := nodes[3].ends(); code != 1 || !strings.Contains(nodes[3].String(), "the launcher that hosts the rendezvous at 10.77.0.1:29400 is gone: it has not been heard of for 2s") {
+		t.Errorf("machine 3: exit code %d\n%s", code, nodes[3])
+	}
+}
+
+// TestCutHost: with a store as the endpoint, a host of the rendezvous that is cut off or killed is replaced. One that is cut
+// off begins no attempt of its own, though one node would be enough for it.
+func TestCutHost(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"cut", "kill"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t, 3)
+			file := filepath.Join(t.TempDir(), "worlds")
+			const endpoint = "10.77.0.100:29400"
+			l.start(0, "store", "serve", "--addr", endpoint)
+			first := l.node(1, endpoint, file)
+			for end := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+				if l.start(0, "store", "get", "--addr", endpoint, "--timeout", "5s", "cohort/run/none/host").ends() == 0 {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("no host is chosen:\n%s", first)
+				}
+			}
+			second, third := l.node(2, endpoint, file), l.node(3, endpoint, file)
+			l.until(file, `(?s)(world=3.*){3}`)
+			if how == "cut" {
+				l.cut(1)
+			} else {
+				_ = first.cmd.Process.Signal(syscall.SIGKILL)
+			}
+			for _, c := range []*command{second, third} {
+				if code := c.ends(); code != 0 || !strings.Contains(c.String(), "is gone; another one takes its place") {
+					t.Errorf("exit code %d\n%s", code, c)
+				}
+			}
+			if code := first.ends(); code == 0 {
+				t.Errorf("the host that was lost succeeds:\n%s", first)
+			}
+			worlds, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Before the others came, it may have begun alone.
+			if _, after, _ := strings.Cut(string(worlds), "world=3"); strings.Contains(after, "machine=1 world=1") || !strings.Contains(after, "machine=2 world=2") {
+				t.Errorf("the attempts were\n%s", worlds)
+			}
+		})
+	}
+}
