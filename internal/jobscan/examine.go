@@ -6,6 +6,7 @@ package jobscan
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -29,12 +30,13 @@ const askTime = 2 * time.Second
 
 // Examine looks at a job twice, apart from each other, and returns what was seen.
 func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
-	seen := verdict.Job{World: j.World, Local: j.Local, Taken: time.Now()}
+	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Taken: time.Now()}
 	var reader pystack.Reader
 	host, _ := os.Hostname()
 	first := readAll(ctx, &reader, j.Ranks)
 	var wg sync.WaitGroup
 	wg.Go(func() { seen.Waits = storeWaits(ctx, j) })
+	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, j.Store) })
 	dumps, goroutines := make([]*frdump.Dump, len(j.Ranks)), make([][]pystack.Thread, len(j.Ranks))
 	for i, r := range j.Ranks {
 		wg.Go(func() {
@@ -50,6 +52,9 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 	second := readAll(ctx, &reader, j.Ranks)
 	wg.Wait()
 	for i, r := range j.Ranks {
+		if second[i].process != nil {
+			r.PID = second[i].process.PID
+		}
 		v := verdict.Rank{Rank: r.Rank, Host: host, PID: r.PID, Dump: dumps[i]}
 		_, v.State = stat("/proc", r.PID)
 		v.LostChildren = deadChild(r.PID)
@@ -87,7 +92,7 @@ func readAll(ctx context.Context, reader *pystack.Reader, ranks []Rank) []readin
 	var wg sync.WaitGroup
 	for i, r := range ranks {
 		wg.Go(func() {
-			p, err := reader.Read(ctx, r.PID)
+			p, err := readBelow(ctx, reader, r.PID)
 			all[i].process = p
 			if err != nil {
 				all[i].trouble = strings.TrimPrefix(err.Error(), "pystack: ")
@@ -98,28 +103,54 @@ func readAll(ctx context.Context, reader *pystack.Reader, ranks []Rank) []readin
 	return all
 }
 
-// deadChild reports whether a child of the process has ended and was not waited for.
-func deadChild(pid int) bool {
+// maxWrappers bounds the programs between a rank's first process and its Python.
+const maxWrappers = 4
+
+// readBelow reads a process, or the only child of one that is no Python: a shell, or a program such as timeout, that has
+// started it.
+func readBelow(ctx context.Context, reader *pystack.Reader, pid int) (*pystack.Process, error) {
+	p, err := reader.Read(ctx, pid)
+	for below, n := pid, 0; errors.Is(err, pystack.ErrNotPython) && n < maxWrappers; n++ {
+		children := childrenOf(below)
+		if len(children) != 1 {
+			return nil, err
+		}
+		below = children[0]
+		q, failed := reader.Read(ctx, below)
+		if failed == nil || !errors.Is(failed, pystack.ErrNotPython) {
+			return q, failed
+		}
+	}
+	return p, err
+}
+
+// childrenOf lists the children of a process.
+func childrenOf(pid int) []int {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil {
-		return false
+		return nil
 	}
+	var all []int
 	for _, name := range tasks {
 		b, err := os.ReadFile(name) //nolint:gosec // a file of the kernel
 		if err != nil {
 			continue
 		}
 		for child := range strings.FieldsSeq(string(b)) {
-			n, err := strconv.Atoi(child)
-			if err != nil {
-				continue
-			}
-			if _, state := stat("/proc", n); state == "Z" {
-				return true
+			if n, err := strconv.Atoi(child); err == nil {
+				all = append(all, n)
 			}
 		}
 	}
-	return false
+	return all
+}
+
+// deadChild reports whether a child of the process has ended and was not waited for.
+func deadChild(pid int) bool {
+	return slices.ContainsFunc(childrenOf(pid), func(child int) bool {
+		_, state := stat("/proc", child)
+		return state == "Z"
+	})
 }
 
 // idle returns how long a thread has not run, from the scheduler's clock, which starts at another moment than the

@@ -5,11 +5,14 @@ package jobscan
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/verdict"
@@ -50,6 +53,28 @@ func AskStore(ctx context.Context, addr string) (verdict.Job, error) {
 	}
 	wg.Wait()
 	return seen, nil
+}
+
+// storeTrouble says why nobody can reach a store, "" if somebody can or it is not known.
+func storeTrouble(ctx context.Context, addr string) string {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil || host == "" || port == "" {
+		return ""
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	if err == nil {
+		_ = conn.Close()
+		return ""
+	}
+	if unknown, ok := errors.AsType[*net.DNSError](err); ok && unknown.IsNotFound {
+		return "the name " + host + " does not resolve"
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return "nothing listens there"
+	}
+	return ""
 }
 
 // askDebugServer asks the debug server of a rank for its flight recorder.

@@ -9,8 +9,10 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Kind is a class of causes. The order is that of blame: of several failures the one with the smallest kind explains the
@@ -218,8 +220,38 @@ func pickTraceback(d Death) traceback {
 			return traceback{exception: text}
 		}
 	}
-	return lastTraceback(d.Stderr)
+	t := lastTraceback(d.Stderr)
+	if m := loaderKilled.FindString(d.Stderr); m != "" && strings.Contains(t.exception, "exited unexpectedly") {
+		t.exception = "RuntimeError: " + m // the exception before the last says more
+	}
+	if caught := loaderCaught.FindStringSubmatch(t.exception); caught != nil {
+		if original := originalException(d.Stderr); original != "" {
+			t.exception = original + " (in a data loader worker, process " + caught[1] + ")"
+		}
+	}
+	return t
 }
+
+// originalException finds the exception that PyTorch has carried over from another process.
+func originalException(stderr string) string {
+	_, rest, found := strings.Cut(stderr, "Original Traceback (most recent call last):")
+	if !found {
+		return ""
+	}
+	for line := range strings.Lines(rest) {
+		line = rankPrefix.ReplaceAllString(strings.TrimRight(line, "\r\n"), "")
+		if line != "" && !strings.HasPrefix(line, " ") {
+			return line
+		}
+	}
+	return ""
+}
+
+// loaderCaught is an exception that was raised in a data loader worker and again in the rank.
+var loaderCaught = regexp.MustCompile(`Caught \S+ in DataLoader worker process (\d+)`)
+
+// loaderKilled is how PyTorch says why a data loader worker has died.
+var loaderKilled = regexp.MustCompile(`DataLoader worker \(pid \d+\) is killed by signal: [^\n]*`)
 
 // Failure is a worker that failed, for [First].
 type Failure struct {

@@ -61,6 +61,21 @@ func (c *court) keys(waiting []int) (Verdict, bool) {
 	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s %s; %s%s.", name(ranks), has, what, waits(waiting), since(oldest))}, true
 }
 
+// unreachable: ranks set up a group and cannot reach the store.
+func (c *court) unreachable() (Verdict, bool) {
+	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
+	if c.job.StoreTrouble == "" || len(here) == 0 {
+		return Verdict{}, false
+	}
+	v := Verdict{Sentence: fmt.Sprintf("%s cannot reach the store at %s: %s%s", name(here), c.job.Store, c.job.StoreTrouble, since(c.rank(here[0]).Idle))}
+	if c.rank(0) == nil {
+		v.Culprits = []int{0}
+		v.Sentence += "; rank 0, which hosts it unless a launcher does, does not run on this host"
+	}
+	v.Sentence += "."
+	return v, true
+}
+
 // store: ranks wait for a key of the store outside of what torch.distributed does by itself.
 func (c *court) store() (Verdict, bool) {
 	for _, w := range c.job.Waits {

@@ -55,6 +55,8 @@ type Job struct {
 	Local bool
 	Ranks []Rank
 	Waits []Wait
+	// Store is the store's address, and StoreTrouble why it cannot be reached; "" if it can.
+	Store, StoreTrouble string
 	// Taken is when it was seen; zero: not known.
 	Taken time.Time
 }
@@ -114,7 +116,7 @@ func (c *court) judge() Verdict {
 		return c.fromStore()
 	}
 	for _, rule := range []func() (Verdict, bool){
-		c.gone, c.twice, c.stopped, c.kernel, c.lock, c.recorders, c.messages, c.starting, c.rpc, c.missing, c.mismatch, c.same, c.store,
+		c.gone, c.twice, c.stopped, c.kernel, c.lock, c.recorders, c.messages, c.unreachable, c.starting, c.rpc, c.missing, c.mismatch, c.same, c.store,
 	} {
 		if v, found := rule(); found {
 			v.Hung = true
@@ -407,9 +409,13 @@ func (c *court) same() (Verdict, bool) {
 	if len(here) == 1 && c.job.World <= 1 {
 		return Verdict{Sentence: fmt.Sprintf("Rank %d is in %s (%s) and is the only rank that was found.", here[0], p.op, p.line)}, true
 	}
+	lines := map[string]bool{}
+	for _, n := range here {
+		lines[c.at[n].line] = true
+	}
 	return Verdict{Sentence: fmt.Sprintf(
 		"%s in %s (%s)%s and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
-		is(here), p.op, p.line, since(c.rank(here[0]).Idle))}, true
+		is(here), p.op, strings.Join(sorted(lines), " and "), since(c.rank(here[0]).Idle))}, true
 }
 
 // others says who waits besides.

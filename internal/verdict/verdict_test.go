@@ -147,6 +147,10 @@ func TestSentences(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "all_reduce", "", 27)}},
 			"Ranks 0 and 1 are in all_reduce (train.py:27) and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
 		},
+		"the same call at different lines": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "all_reduce", "", 29)}},
+			"Ranks 0 and 1 are in all_reduce (train.py:27 and train.py:29) and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+		},
 		"no hang": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "forward", 30), func(r *Rank) { r.Moved = true }), edit(at(1, "forward", 31), func(r *Rank) { r.Moved = true })}},
 			"Not hung: ranks 0 and 1 are at work, in forward (train.py:30), and no rank waits in torch.distributed.",
@@ -178,6 +182,14 @@ func TestSentences(t *testing.T) {
 		"the end of RPC": {
 			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 33}), at(1, "load_batch", 12)}},
 			"Rank 1 has not called rpc.shutdown (train.py:33); it is in load_batch (train.py:12); rank 0 waits.",
+		},
+		"a store that is gone": {
+			Job{World: 2, Store: "10.0.0.1:29500", StoreTrouble: "nothing listens there", Ranks: []Rank{in(0, "init_process_group", "", 4), in(1, "init_process_group", "", 4)}},
+			"Ranks 0 and 1 cannot reach the store at 10.0.0.1:29500: nothing listens there.",
+		},
+		"a store that was not started": {
+			Job{World: 2, Store: "a:29500", StoreTrouble: "the name a does not resolve", Ranks: []Rank{in(1, "init_process_group", "", 4)}},
+			"Rank 1 cannot reach the store at a:29500: the name a does not resolve; rank 0, which hosts it unless a launcher does, does not run on this host.",
 		},
 		"only the store": {
 			Job{Waits: []Wait{{Key: "/default_pg/0//cpu//0/3", Rank: 0, Age: 9 * time.Second}}},

@@ -346,8 +346,16 @@ func TestFailures(t *testing.T) {
 			"segfault":  `^rank 1 crashed: segmentation fault \(SIGSEGV\)$`,
 			"disk":      `^rank 1 raised (RuntimeError|OSError): .*(inline_container\.cc|No space left on device)`,
 			"disk-text": `^rank 1 raised OSError: \[Errno 28\] No space left on device$`,
+			"killed":    `^rank 1 was killed by SIGKILL`,
+			"shape":     `^rank 0 crashed: aborted \(SIGABRT\)(; a peer sent \d+ bytes where it expected \d+)?$`,
+			"loader":    `^rank 1 raised RuntimeError: DataLoader worker \(pid`,
+			"port":      `^rank 1 raised .*(EADDRINUSE|[Aa]ddress already in use)`,
+			"resolve":   `^rank 1 raised .*trying to connect to \(no-such-host\.invalid, 29500\).*; the name no-such-host\.invalid does not resolve on this host$`,
 		} {
 			t.Run(kind, func(t *testing.T) {
+				if kind == "resolve" {
+					needNames(t)
+				}
 				dir := place(t, torch)
 				j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/fail.py", kind)
 				j.end()

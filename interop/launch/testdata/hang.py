@@ -33,6 +33,25 @@ def step():
         if RANK == 0:
             dist.recv(x, 1)
         load_batch()
+    elif KIND == "subgroup":
+        half = dist.new_group([0, 1])
+        if RANK == 0:
+            dist.all_reduce(x, group=half)
+        dist.all_reduce(x)
+        dist.all_reduce(x, group=half)
+    elif KIND == "swallowed":
+        try:
+            if RANK == 1:
+                raise ValueError("the batch is broken")
+            dist.all_reduce(x)
+        except ValueError:
+            pass  # and on with the next step
+        dist.barrier()
+    elif KIND == "slow":
+        while True:
+            for _ in range(20000000):
+                pass
+            dist.all_reduce(x)
     elif KIND == "gil":
         if RANK == 1:
             ctypes.PyDLL(None).sleep(600)

@@ -1,0 +1,164 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+)
+
+// byHand starts ranks without a launcher, as people do in several windows, and waits until they have come to the meeting.
+func byHand(t *testing.T, torch *torchtest.Torch, addr string, port, world int, ranks ...int) {
+	t.Helper()
+	dir := place(t, torch)
+	for _, rank := range ranks {
+		command := torch.Command()
+		j := begin(t, dir, exec.Command(command[0], append(command[1:], "-u", dir+"/meet.py")...),
+			"RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(world), "MASTER_ADDR="+addr, "MASTER_PORT="+strconv.Itoa(port), "USE_LIBUV=0")
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("rank %d: %s%s", rank, j.out, j.err)
+			}
+			_ = j.Process.Kill()
+			<-j.done
+		})
+		j.wait(j.out, "at the hang", 1)
+	}
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	port, release, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(release)
+	return port
+}
+
+// TestWhyByHand: what goes wrong at the start of a job without a launcher.
+func TestWhyByHand(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Run("a duplicate rank", func(t *testing.T) {
+			if torch.Name == "1.13" {
+				return // there one of the two may die of the other's address, and nothing is left to see
+			}
+			port := freePort(t)
+			byHand(t, torch, "127.0.0.1", port, 3, 0, 1, 1)
+			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 was started twice, as the processes \d+ and \d+: give each process a RANK of its own, from 0 to 2\.$`)
+		})
+		t.Run("a dead store", func(t *testing.T) {
+			port := freePort(t)
+			byHand(t, torch, "127.0.0.1", port, 2, 1)
+			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 cannot reach the store at 127\.0\.0\.1:\d+: nothing listens there.*; rank 0, which hosts it unless a launcher does, does not run on this host\.$`)
+		})
+		t.Run("a host that does not resolve", func(t *testing.T) {
+			needNames(t)
+			byHand(t, torch, noHost, 29500, 2, 1)
+			why(t, noHost+":29500", `^Rank 1 cannot reach the store at no-such-host\.invalid:29500: the name no-such-host\.invalid does not resolve`)
+		})
+	})
+}
+
+const noHost = "no-such-host.invalid"
+
+// needNames skips where the network does not say that a name does not exist.
+func needNames(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err := net.DefaultResolver.LookupHost(ctx, noHost)
+	if unknown, ok := errors.AsType[*net.DNSError](err); !ok || !unknown.IsNotFound {
+		t.Skipf("this machine cannot tell that %s does not exist: %v", noHost, err)
+	}
+}
+
+// TestFullSharedMemory: data loaders pass batches through /dev/shm, which is small in containers.
+func TestFullSharedMemory(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		shm := filepath.Join(torch.Root, "/dev/shm")
+		if out, err := exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", shm).CombinedOutput(); err != nil {
+			t.Skipf("this machine cannot mount over %s: %v %s", shm, err, out)
+		}
+		dir := place(t, torch)
+		args := append([]string{
+			"-m", "sh", "-c", `mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"`, shm, program(t), "run", "--report", filepath.Join(dir, "report.json"),
+			"--evidence", "-", "--nproc-per-node", "2",
+		}, torch.Command()...)
+		j := begin(t, dir, exec.Command("unshare", append(args, "-u", dir+"/fail.py", "shm")...))
+		j.end()
+		want := `^rank 1 raised RuntimeError: (DataLoader worker \(pid \d+\) is killed by signal: Bus error.*out of shared memory|unable to (write to file|allocate shared memory|mmap|resize|open shared).*)`
+		if s := j.report().Sentence; !regexp.MustCompile(want).MatchString(s) {
+			t.Errorf("%s\nwant %s\n%s", s, want, j.err)
+		}
+		if !strings.Contains(j.err.String(), "/dev/shm") {
+			t.Errorf("no word of /dev/shm in\n%s", j.err)
+		}
+	})
+}
+
+// TestKilledForMemory: a worker that the kernel kills for lack of memory in its cgroup, of either version.
+func TestKilledForMemory(t *testing.T) {
+	torchtest.V26.Need(t) // with the other tests that run for real; the worker is no Python
+	group, limit := memoryGroup(t)
+	if err := os.WriteFile(filepath.Join(group, limit), []byte("67108864"), 0o600); err != nil {
+		t.Skipf("this machine cannot limit the memory of a cgroup: %v", err)
+	}
+	_ = os.WriteFile(filepath.Join(group, "memory.memsw.limit_in_bytes"), []byte("67108864"), 0o600) // where there is swap
+	_ = os.WriteFile(filepath.Join(group, "memory.swap.max"), []byte("0"), 0o600)
+	dir := t.TempDir()
+	j := begin(t, dir, exec.Command("sh", "-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, group, program(t), "run", "--nproc-per-node", "2",
+		"--report", filepath.Join(dir, "report.json"), "--evidence", "-", "sh", "-c", "[ $RANK = 0 ] && exec sleep 1000; exec tail /dev/zero"))
+	j.end()
+	want := `^rank 1 was killed by the kernel: out of memory \(\d+ MiB resident, limit 64 MiB\)$`
+	if s := j.report().Sentence; !regexp.MustCompile(want).MatchString(s) {
+		t.Errorf("%s\nwant %s\n%s", s, want, j.err)
+	}
+}
+
+// memoryGroup makes a cgroup below that of this process and returns it with the name of its limit.
+func memoryGroup(t *testing.T) (folder, limit string) {
+	t.Helper()
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Skipf("this machine cannot tell its cgroups: %v", err)
+	}
+	for line := range strings.Lines(string(own)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		switch {
+		case parts[1] == "memory":
+			folder, limit = filepath.Join("/sys/fs/cgroup/memory", parts[2]), "memory.limit_in_bytes"
+		case parts[1] == "" && folder == "":
+			folder, limit = filepath.Join("/sys/fs/cgroup", parts[2]), "memory.max"
+		}
+	}
+	if folder, err = os.MkdirTemp(folder, "cohort-test-"); err != nil { //nolint:usetesting // a cgroup
+		t.Skipf("this machine cannot make a cgroup: %v", err)
+	}
+	t.Cleanup(func() {
+		for range 100 { // until its last process is gone
+			if err := syscall.Rmdir(folder); err == nil || errors.Is(err, os.ErrNotExist) {
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+	return folder, limit
+}
