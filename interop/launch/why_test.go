@@ -72,6 +72,18 @@ func TestStoppedRank(t *testing.T) {
 	j.end()
 }
 
+// TestWhyBelowAShell: a rank that a shell has started is found below it.
+func TestWhyBelowAShell(t *testing.T) {
+	torchtest.V26.Need(t)
+	dir := place(t, torchtest.V26)
+	args := append([]string{"run", "--nproc-per-node", "2", "--rdzv-id", "why-shell", "--evidence", "-", "sh", "-c", `timeout 600 "$@"; true`, "sh"}, torchtest.V26.Command()...)
+	j := begin(t, dir, exec.Command(program(t), append(args, "-u", dir+"/hang.py", "missing")...))
+	j.wait(j.out, "at the hang", 2)
+	why(t, "why-shell", `^Rank 1 has not reached all_reduce \(hang\.py:26\); it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`)
+	_ = j.Process.Signal(syscall.SIGTERM)
+	j.end()
+}
+
 func program(t *testing.T) string {
 	t.Helper()
 	name, err := binary()

@@ -33,6 +33,10 @@ def step():
         if RANK == 0:
             dist.recv(x, 1)
         load_batch()
+    elif KIND == "gil":
+        if RANK == 1:
+            ctypes.PyDLL(None).sleep(600)
+        dist.all_reduce(x)
     elif KIND == "subgroup":
         half = dist.new_group([0, 1])
         if RANK == 0:
@@ -52,10 +56,6 @@ def step():
             for _ in range(20000000):
                 pass
             dist.all_reduce(x)
-    elif KIND == "gil":
-        if RANK == 1:
-            ctypes.PyDLL(None).sleep(600)
-        dist.all_reduce(x)
 
 
 if KIND == "world":
