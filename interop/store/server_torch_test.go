@@ -23,7 +23,7 @@ var worldScript string
 
 func serve(t *testing.T) *tcpstore.Server {
 	t.Helper()
-	s, err := tcpstore.Listen(":0")
+	s, err := tcpstore.Listen(":0", tcpstore.WithLoops(3)) // other tests have stores of one loop
 	if err != nil {
 		t.Fatal(err)
 	}
