@@ -124,9 +124,10 @@ func WithDescription(text string) Option { return option(func(c *config) { c.des
 // WithTransport forces a transport. All ranks must agree.
 func WithTransport(t Transport) Option { return option(func(c *config) { c.transport = t }) }
 
-// WithPeers says what the other ranks are. No version of PyTorch is on the wire, and what can be found out leaves some open: above
-// all where a Go process hosts the store. What these do differently is refused until somebody says which it is, with this
-// option or the variable COHORT_TORCH (2.14.1, say). Any version may be given, such as "torch-2.11".
+// WithPeers says what the other ranks are. PyTorch's version is not on the wire, and detection may leave several versions
+// possible, above all if a Go process hosts the store. Operations that these versions run differently are refused unless
+// the version is given with this option or the variable COHORT_TORCH (such as 2.14.1). Any version may be given, such as
+// "torch-2.11".
 func WithPeers(p Peers) Option { return option(func(c *config) { c.peers = p }) }
 
 // WithTimeout bounds each operation of a group (an option of [New]) or one operation. It corresponds to timeout= of
@@ -155,7 +156,8 @@ func WithHeartbeat(limit time.Duration) Option {
 	return option(func(c *config) { c.heartbeat = limit })
 }
 
-// WithQueue bounds the operations that are posted and not complete. At the bound, posting waits for its ctx.
+// WithQueue bounds the number of posted operations that are not complete. At the limit, posting waits until there is room
+// or its ctx ends.
 func WithQueue(n int) Option { return option(func(c *config) { c.queue = n }) }
 
 // WithFlightRecorder sets how many operations the flight recorder remembers. It is always on.
@@ -169,7 +171,7 @@ func WithDump(f func(reason string, json []byte)) Option {
 	return option(func(c *config) { c.dump = f })
 }
 
-// WithLogger sets where the group says which transport and address it chose, and why.
+// WithLogger sets the logger that gets which transport and address the group chose, and why.
 func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.logger = l }) }
 
 // WithHook sets the hook that receives an event for every operation.
@@ -178,7 +180,7 @@ func WithHook(h observe.Hook) Option { return option(func(c *config) { c.hook = 
 // WithProfiler calls f at the end of every operation, once. f must not block.
 func WithProfiler(f func(*Work)) Option { return option(func(c *config) { c.profile = f }) }
 
-// WithStoreAddr tells the store's "host:port", so that the address of this rank is chosen by the route towards it.
+// WithStoreAddr sets the store's "host:port"; this rank then publishes its address on the route to the store.
 func WithStoreAddr(addr string) Option { return option(func(c *config) { c.storeAddr = addr }) }
 
 // WithDevices sets the interfaces or IP addresses of this rank. With PyTorch ranks, all ranks need the same number. It

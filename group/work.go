@@ -79,8 +79,8 @@ func (w *Work) Done() <-chan struct{} {
 	return w.mu.done
 }
 
-// Completed reports whether the operation has ended, well or not, without waiting.
-// It corresponds to Work.is_completed.
+// Completed reports, without waiting, whether the operation has ended, successfully or not. It corresponds to
+// Work.is_completed.
 func (w *Work) Completed() bool {
 	if w.completed.Load() {
 		return true
@@ -91,8 +91,8 @@ func (w *Work) Completed() bool {
 	return w.completed.Load()
 }
 
-// Success reports whether the operation has ended well. It is false while it runs.
-// It corresponds to Work.is_success, which says true while the operation runs.
+// Success reports whether the operation has succeeded. It is false while it runs. It corresponds to Work.is_success,
+// which says true while the operation runs.
 func (w *Work) Success() bool { return w.Completed() && w.err == nil }
 
 // Err returns why the operation failed: nil while it runs and after success. It corresponds to Work.exception.
@@ -112,9 +112,9 @@ func (w *Work) Result() ([]*tensor.Tensor, error) {
 	return w.outputs, w.err
 }
 
-// Wait returns when the operation is complete, with its error. When ctx ends first it returns the context's error; the
-// operation goes on and may be waited for again. Waiting helps: the calling goroutine does the operation's work when
-// nobody else does. It corresponds to Work.wait.
+// Wait returns when the operation is complete, with its error. If ctx ends first, it returns the context's error; the
+// operation continues and may be waited for again. The waiting goroutine does the operation's work if no other goroutine
+// does. It corresponds to Work.wait.
 func (w *Work) Wait(ctx context.Context) error {
 	if w.completed.Load() {
 		return w.err
@@ -134,8 +134,8 @@ func (w *Work) Wait(ctx context.Context) error {
 }
 
 // Abort ends the operation. A point-to-point operation that no peer has matched ends alone, with [dist.Aborted]. A
-// collective, and a message that is half way, take the whole group with them, on all ranks that can be told: the ranks
-// would be out of step. A new group can be made afterwards. Abort of a complete operation does nothing.
+// collective, or a message that is partly sent, ends the whole group, on all ranks that can be reached, because the ranks
+// would be out of step. A new group can be formed afterwards. Abort of a complete operation does nothing.
 func (w *Work) Abort() {
 	if w.completed.Load() || w.group == nil {
 		return

@@ -40,7 +40,7 @@ const (
 	Both   Std = 3
 )
 
-// StdMap chooses streams for each local rank: All for those that Ranks does not name.
+// StdMap chooses streams for each local rank: All applies to those that are not in Ranks.
 type StdMap struct {
 	All   Std
 	Ranks map[int]Std

@@ -20,7 +20,7 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// Evidence is what was seen when a job failed or hung, before anybody was signalled.
+// Evidence is what was observed when a job failed or hung, before any worker was signalled.
 type Evidence struct {
 	Taken time.Time     `json:"taken"`
 	Took  time.Duration `json:"took"`
@@ -29,7 +29,7 @@ type Evidence struct {
 	Waits []StoreWait `json:"waits,omitempty"`
 }
 
-// RankState is what a worker that lived was doing.
+// RankState is what a live worker was doing.
 type RankState struct {
 	Rank int `json:"rank"`
 	PID  int `json:"pid"`

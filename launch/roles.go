@@ -11,7 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/launchcore"
 )
 
-// Role is a part of the workers of a job, with a program of its own.
+// Role is a group of workers of a job that run the same program.
 type Role struct {
 	Name    string
 	Workers int

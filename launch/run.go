@@ -21,7 +21,8 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// KeeperMain is what a program does when it was started with [Config].Keeper. It returns the exit code.
+// KeeperMain runs the keeper. A program that was started with the arguments of [Config].Keeper must call it and exit with
+// the code that it returns.
 func KeeperMain() int { return keeper.Main() }
 
 // job is a run of a Config.
@@ -42,8 +43,8 @@ type job struct {
 	seen struct{ attempt, restarts int }
 }
 
-// Run runs a job until it has ended and reports how. The error is nil whenever the workers were started, also when they
-// failed: the report says so. The end of ctx ends the job as SIGTERM does.
+// Run runs a job until it has ended and reports how. The error is nil if the workers were started, even if they failed;
+// the report says so. The end of ctx stops the job as SIGTERM does.
 //
 // signals are those that the caller has received: the ones of Config.SignalNames end the job, others are passed on to the
 // workers. It may be nil.

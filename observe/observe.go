@@ -22,13 +22,13 @@ type Event struct {
 	Time   time.Time     `json:"time"`
 	Kind   Kind          `json:"kind"`             // such as "store.wait", "group.allreduce", "rpc.call"
 	Phase  Phase         `json:"phase"`            // begin, end or a single point
-	Rank   dist.Rank     `json:"rank"`             // the rank that tells this
+	Rank   dist.Rank     `json:"rank"`             // the rank that reports this
 	Group  string        `json:"group,omitempty"`  // group or world name
 	Seq    uint64        `json:"seq,omitempty"`    // sequence number in its group
 	Peer   string        `json:"peer,omitempty"`   // address or name of the other side
 	Key    string        `json:"key,omitempty"`    // store key, function or object
 	Bytes  int64         `json:"bytes,omitempty"`  // payload size
-	Dur    time.Duration `json:"dur_ns,omitempty"` // how long it took, on PhaseEnd
+	Dur    time.Duration `json:"dur_ns,omitempty"` // how long it took, on [End]
 	Detail string        `json:"detail,omitempty"` // plain words
 	Err    error         `json:"-"`                // why it failed
 	Trace  string        `json:"trace,omitempty"`  // id of the trace that the operation belongs to; see [WithTrace]

@@ -96,17 +96,17 @@ func (o *Optimizer) LR() float64 { return o.lr }
 // SetLR changes the learning rate from the next step on.
 func (o *Optimizer) SetLR(lr float64) { o.lr = lr }
 
-// ZeroGrad forgets the gradients of all parameters. It corresponds to Optimizer.zero_grad.
+// ZeroGrad clears the gradients of all parameters. It corresponds to Optimizer.zero_grad.
 func (o *Optimizer) ZeroGrad() {
 	for _, p := range o.params {
 		p.v.ZeroGrad()
 	}
 }
 
-// Step changes every parameter that has a gradient. It corresponds to Optimizer.step.
+// Step updates every parameter that has a gradient. It corresponds to Optimizer.step.
 func (o *Optimizer) Step() error { return o.StepWith((*autograd.Variable).Grad) }
 
-// StepWith is Step with gradients from elsewhere: nil leaves a parameter alone.
+// StepWith is Step with gradients from a function; for nil the parameter is not changed.
 func (o *Optimizer) StepWith(grad func(*autograd.Variable) *tensor.Tensor) error {
 	for i, p := range o.params {
 		g := grad(p.v)

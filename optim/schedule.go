@@ -46,8 +46,8 @@ func LinearLR(base, start, end float64, steps int) Schedule {
 	}
 }
 
-// SequentialLR follows one schedule up to a milestone and then the next, which counts from its milestone on. There is a
-// milestone less than schedules.
+// SequentialLR follows one schedule up to a milestone and then the next, which counts from its milestone on. There is one
+// milestone fewer than schedules.
 func SequentialLR(schedules []Schedule, milestones []int) Schedule {
 	return func(step int) float64 {
 		i, from := 0, 0

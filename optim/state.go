@@ -64,8 +64,8 @@ func (o *Optimizer) State() (*safetensors.File, error) {
 
 func key(i int, name string) string { return fmt.Sprintf("state.%d.%s", i, name) }
 
-// LoadState takes over what an optimizer of the same rule and parameters remembered, and its numbers, the learning rate
-// included. When something does not fit, it changes nothing. It corresponds to Optimizer.load_state_dict.
+// LoadState loads the state of an optimizer with the same rule and parameters, and its hyperparameters, including the
+// learning rate. If something does not fit, it changes nothing. It corresponds to Optimizer.load_state_dict.
 func (o *Optimizer) LoadState(f *safetensors.File) error {
 	rule, err := o.loadGroup(f.Metadata[paramGroups])
 	if err != nil {

@@ -20,12 +20,12 @@ type Bucket struct {
 }
 
 // CommHook begins the reduction of a bucket and returns at once with a function that waits for its end. When that has
-// returned nil, b.Data must hold the result on all ranks; the gradients are not divided before the hook gets them, so a
-// mean is the hook's to make. Hooks run in the order of the buckets, on all ranks alike. It corresponds to the hooks of
-// DistributedDataParallel.register_comm_hook.
+// returned nil, b.Data must hold the result on all ranks; the gradients are not divided before the hook gets them, so the
+// hook must compute the mean. Hooks run in the order of the buckets, the same on all ranks. It corresponds to the hooks
+// of DistributedDataParallel.register_comm_hook.
 type CommHook func(ctx context.Context, g *group.Group, b Bucket) (wait func(context.Context) error)
 
-// WithCommHook has a hook reduce the gradients. It can be given once.
+// WithCommHook lets a hook reduce the gradients. It can be given once.
 func WithCommHook(h CommHook) Option {
 	return optionFunc(func(c *config) {
 		c.badComm = c.badComm || h == nil || c.comm != nil

@@ -123,7 +123,7 @@ func WithoutBuffers() Option { return optionFunc(func(c *config) { c.keepBuffers
 func WithHook(h observe.Hook) Option { return optionFunc(func(c *config) { c.hook = h }) }
 
 // New compares the parameters of all ranks, gives every rank those of rank 0, and prepares the reduction of their
-// gradients. It is collective. A parameter that is frozen later must be frozen before New, on all ranks.
+// gradients. It is a collective operation. Freeze parameters before New, on all ranks, not after it.
 func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) (*Model, error) {
 	const op = "ddp: new"
 	m := &Model{module: module, g: g, config: config{first: DefaultFirstBucket, rest: DefaultBucket}, divide: g.Size(), sharing: true}
@@ -194,7 +194,7 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 	return m, nil
 }
 
-// Close takes the model's hooks off the parameters: gradients are not reduced any more. The group stays open.
+// Close removes the model's hooks from the parameters: gradients are no longer reduced. The group stays open.
 func (m *Model) Close() {
 	for _, remove := range m.removes {
 		remove()
@@ -228,8 +228,8 @@ func (m *Model) Forward(ctx context.Context, x *autograd.Variable) *autograd.Var
 	return out
 }
 
-// Prepare begins a pass, for a module whose forward is called in another way than by [Model.Forward]. Call
-// [Model.Announce] with the outputs behind it.
+// Prepare begins a pass, for a module whose forward is not called through [Model.Forward]. Then call [Model.Announce]
+// with the outputs.
 func (m *Model) Prepare(ctx context.Context) error {
 	if err := m.err; err != nil {
 		return err
@@ -287,7 +287,7 @@ func (m *Model) shareBuffers(ctx context.Context, active bool) error {
 	return m.takeFrom(ctx, from, m.buffers)
 }
 
-// Announce says which outputs the next backward pass begins at.
+// Announce says at which outputs the next backward pass starts.
 func (m *Model) Announce(outputs ...*autograd.Variable) {
 	m.sharing = !m.noSync && slices.ContainsFunc(outputs, (*autograd.Variable).RequiresGrad)
 	if !m.sharing {

@@ -30,10 +30,10 @@ func (f joinOption) applyJoin(j *join) { f(j) }
 // corresponds to divide_by_initial_world_size=False.
 func DivideByActive() JoinOption { return joinOption(func(j *join) { j.effective = true }) }
 
-// Join runs train, a loop that may take more steps on some ranks than on others. A rank whose loop has ended takes part in
-// the reductions of the others, with gradients of zero, until all have ended; then everybody gets the parameters of the
-// rank that ended last. All ranks must call it. When train returns an error, Join returns it at once: the ranks are out
-// of step then. It corresponds to DistributedDataParallel.join.
+// Join runs train, a loop that may take more steps on some ranks than on others. A rank whose loop has ended takes part
+// in the reductions of the others, with zero gradients, until all have ended; then all ranks get the parameters of the
+// rank that ended last. All ranks must call it. If train returns an error, Join returns it at once; the ranks are then
+// out of step. It corresponds to DistributedDataParallel.join.
 func (m *Model) Join(ctx context.Context, train func() error, opts ...JoinOption) error {
 	const op = "ddp: join"
 	switch {

@@ -42,8 +42,8 @@ func number(c backcore.Call) int64 {
 	return int64(uint64(uint16(c.From))<<idBits | c.N&idMask) //nolint:gosec // two's complement
 }
 
-// Context is a distributed autograd context: it ties the calls of one forward pass together, over all workers that they reach,
-// and holds the gradients that passes back have computed at this worker. It corresponds to
+// Context is a distributed autograd context: it connects the calls of one forward pass on all workers that they reach,
+// and holds the gradients that backward passes have computed on this worker. It corresponds to
 // torch.distributed.autograd.context.
 //
 // The worker that opened it closes it. Other workers have it from the first message that belongs to it; their handlers find it

@@ -63,7 +63,8 @@ type option func(*Engine)
 
 func (o option) apply(e *Engine) { o(e) }
 
-// WithLease sets after how long a worker asks whoever opened a context whether it is still there. The default is 30 seconds.
+// WithLease sets after how long a worker asks the worker that opened a context whether it still exists. The default is 30
+// seconds.
 func WithLease(d time.Duration) Option { return option(func(e *Engine) { e.lease = d }) }
 
 // WithTimeout bounds a pass that was begun with a ctx without deadline, or by a PyTorch worker. The default is a minute, as
@@ -83,8 +84,8 @@ func New(opts ...Option) *Engine {
 	return e
 }
 
-// Join is the option of [rpc.Join] that has an agent take part in distributed autograd with this engine. An engine belongs to
-// one agent.
+// Join is the option of [rpc.Join] that lets an agent take part in distributed autograd with this engine. An engine
+// belongs to one agent.
 func (e *Engine) Join() rpc.Option { return rpc.WithExtension(e) }
 
 // Attach is called by the agent.

@@ -120,9 +120,9 @@ func optionsOf(opts []PassOption) (o passOptions) {
 // retain_graph=True.
 func RetainGraph() PassOption { return passOption(func(p *passOptions) { p.retain = true }) }
 
-// Fast runs the pass in PyTorch's FAST mode: it takes one wave of messages instead of two, but waits for a gradient for every
-// value that was sent in the context. When the loss does not depend on one of them, the pass fails at its deadline. With PyTorch
-// workers in the world every pass is a FAST one.
+// Fast runs the pass in PyTorch's FAST mode: it takes one wave of messages instead of two, but waits for a gradient for
+// every value that was sent in the context. If the loss does not depend on one of them, the pass fails at its deadline.
+// With PyTorch workers in the world every pass is FAST.
 func Fast() PassOption { return passOption(func(p *passOptions) { p.fast = true }) }
 
 // Backward computes the gradients of the sum of some roots by all leaves that they depend on, at all workers. Roots have one

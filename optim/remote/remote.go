@@ -42,8 +42,8 @@ const (
 // Local is the part of an [Optimizer] at a worker that owns parameters.
 type Local struct{ opt *optim.Optimizer }
 
-// Optimizer changes parameters at the workers that own them. Steps of several optimizers at one worker are done one after the
-// other.
+// Optimizer updates parameters on the workers that own them. Steps of several optimizers on one worker run one after
+// another.
 type Optimizer struct {
 	agent *rpc.Agent
 	parts []*rpc.Ref[*Local]
@@ -89,8 +89,8 @@ func New(ctx context.Context, a *rpc.Agent, rule optim.Rule, params []*rpc.Ref[*
 	return o, nil
 }
 
-// Step changes every parameter that has a gradient in the context, at all owners. A step that fails somewhere is done elsewhere;
-// the error says where it failed. It corresponds to DistributedOptimizer.step.
+// Step updates every parameter that has a gradient in the context, on all owners. If it fails on one owner, the others
+// are still updated; the error says where it failed. It corresponds to DistributedOptimizer.step.
 func (o *Optimizer) Step(ctx context.Context, c *agdist.Context) error {
 	select {
 	case <-c.Done():
@@ -113,7 +113,7 @@ func (o *Optimizer) Step(ctx context.Context, c *agdist.Context) error {
 	return nil
 }
 
-// Close gives the parts at the owners up.
+// Close releases the optimizer's parts on the owners.
 func (o *Optimizer) Close() error {
 	var errs []error
 	for _, p := range o.parts {
