@@ -101,7 +101,7 @@ func (d *desk) asked(number int64, q question) effects {
 			s = &seat{member: q.Member, node: d.nodes}
 			d.seats = append(d.seats, s)
 			s.handle, s.pending, s.latest = q.Handle, number, number
-			d.perform(d.job.Step(launchcore.Joined{Node: s.node, Workers: 1, Wish: -1}))
+			d.perform(d.job.Step(launchcore.Joined{Node: s.node, Roles: []launchcore.Role{{Workers: 1}}, Wish: -1}))
 			return
 		}
 		if number < s.latest {
