@@ -18,7 +18,7 @@ import (
 // none. The ranks are those of g, and a group numbers them in the order in which they are given. Only the members of a group
 // wait for each other: ranks in no list need not call.
 //
-// It corresponds to ProcessGroup.split_group, which gloo has from PyTorch 2.9 on and which is called with the list of the own
+// It corresponds to ProcessGroup.split_group, which gloo has in PyTorch 2.11 and newer and which is called with the list of the own
 // group: g.split_group([2, 0]) in Python is Split with [][]int{{2, 0}, ...} in Go. (The function
 // torch.distributed.split_group refuses groups without an accelerator, in every version.) [WithName] is group_name=. A PyTorch
 // rank does not notice that a name was used before and then reads the addresses of the group before: with PyTorch ranks every split
@@ -114,7 +114,7 @@ func (f *family) listedLocked() int {
 // A store can be used for one merge only: give every merge its own store or its own prefix ([store.Prefix]). Keep the
 // store open until the group is closed.
 //
-// It corresponds to ProcessGroup.merge_remote_group, which gloo has from PyTorch 2.9 on. What the PyTorch ranks of the other
+// It corresponds to ProcessGroup.merge_remote_group, which gloo has in PyTorch 2.11 and newer. What the PyTorch ranks of the other
 // groups are is found out from the store as in [New]; see [WithPeers].
 func (g *Group) Merge(ctx context.Context, s store.Store, size int, opts ...Option) (*Group, error) {
 	const op = "group: merge"

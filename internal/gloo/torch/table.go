@@ -290,8 +290,8 @@ func (p Peers) TorchHalves() bool { return p.Low >= V2_8 }
 // named by it.
 func (p Peers) CountsHashedGroups() bool { return p.Low >= V2_14 }
 
-// SplitsGroups reports whether some of the versions that the peers may be can split and merge groups. A rank of another one cannot
-// have asked for it.
+// SplitsGroups reports whether some of the versions that the peers may be can split and merge groups: 2.11 can, and is not told
+// apart from 2.9. A rank that cannot will not have asked for it.
 func (p Peers) SplitsGroups() bool { return p.None() || p.High >= V2_9 }
 
 // OrdersGroups reports whether the ranks of a group can be numbered in any order.
