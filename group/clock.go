@@ -17,8 +17,10 @@ type clock struct {
 	done sync.WaitGroup
 	fast atomic.Bool // it will tick soon
 
-	mu     sync.Mutex
-	groups map[*Group]*watched
+	mu struct {
+		sync.Mutex
+		groups map[*Group]*watched
+	}
 }
 
 type watched struct{ tag, messages uint64 }
@@ -30,7 +32,8 @@ const (
 )
 
 func newClock() *clock {
-	c := &clock{wake: make(chan struct{}, 1), stop: make(chan struct{}), groups: map[*Group]*watched{}}
+	c := &clock{wake: make(chan struct{}, 1), stop: make(chan struct{})}
+	c.mu.groups = map[*Group]*watched{}
 	c.done.Add(1)
 	go c.run()
 	return c
@@ -42,8 +45,8 @@ func (c *clock) watch(g *Group) {
 		return
 	}
 	c.mu.Lock()
-	if _, ok := c.groups[g]; !ok {
-		c.groups[g] = &watched{}
+	if _, ok := c.mu.groups[g]; !ok {
+		c.mu.groups[g] = &watched{}
 	}
 	g.watched.Store(true)
 	c.mu.Unlock()
@@ -65,7 +68,7 @@ func (c *clock) run() {
 	interval := fastTick
 	for {
 		c.mu.Lock()
-		idle := len(c.groups) == 0
+		idle := len(c.mu.groups) == 0
 		c.mu.Unlock()
 		if idle {
 			c.fast.Store(false)
@@ -98,8 +101,8 @@ func (c *clock) run() {
 func (c *clock) tick() bool {
 	now := time.Now()
 	c.mu.Lock()
-	groups := make([]*Group, 0, len(c.groups))
-	for g := range c.groups {
+	groups := make([]*Group, 0, len(c.mu.groups))
+	for g := range c.mu.groups {
 		groups = append(groups, g)
 	}
 	c.mu.Unlock()
@@ -108,7 +111,7 @@ func (c *clock) tick() bool {
 		g.watched.Store(false) // a post from here on enters the group again
 		more, tag, messages := g.tick(now)
 		c.mu.Lock()
-		w := c.groups[g]
+		w := c.mu.groups[g]
 		if w.tag != tag || w.messages != messages {
 			w.tag, w.messages = tag, messages
 			news = true
@@ -117,7 +120,7 @@ func (c *clock) tick() bool {
 		case more || g.watched.Load():
 			g.watched.Store(true)
 		case !news:
-			delete(c.groups, g)
+			delete(c.mu.groups, g)
 		default:
 			g.watched.Store(true) // it was busy just now: stay for a tick more
 		}

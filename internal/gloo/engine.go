@@ -27,8 +27,10 @@ type Engine struct {
 	bcube bool
 	into  func(dst, src []byte, dt tensor.DType, op reduce.Op)
 
-	mu   sync.Mutex
-	free []*run
+	mu struct {
+		sync.Mutex
+		free []*run
+	}
 }
 
 var _ coll.Engine = (*Engine)(nil)
@@ -98,20 +100,20 @@ const maxFree = 16
 func (e *Engine) take() *run {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	n := len(e.free)
+	n := len(e.mu.free)
 	if n == 0 {
 		return &run{}
 	}
-	x := e.free[n-1]
-	e.free = e.free[:n-1]
+	x := e.mu.free[n-1]
+	e.mu.free = e.mu.free[:n-1]
 	return x
 }
 
 func (e *Engine) put(x *run) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.free) < maxFree {
-		e.free = append(e.free, x)
+	if len(e.mu.free) < maxFree {
+		e.mu.free = append(e.mu.free, x)
 	}
 }
 

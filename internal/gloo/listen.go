@@ -42,9 +42,11 @@ type listener struct {
 	d  *device
 	ln net.Listener
 
-	mu        sync.Mutex
-	strangers []net.Conn // oldest first
-	stopped   bool
+	mu struct {
+		sync.Mutex
+		strangers []net.Conn // oldest first
+		stopped   bool
+	}
 }
 
 func (d *device) startListener(ln net.Listener) {
@@ -59,7 +61,7 @@ func (l *listener) run() {
 		conn, err := l.ln.Accept()
 		if err != nil {
 			l.mu.Lock()
-			stopped := l.stopped
+			stopped := l.mu.stopped
 			l.mu.Unlock()
 			if stopped {
 				return
@@ -83,15 +85,15 @@ func (l *listener) run() {
 func (l *listener) admit(conn net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.stopped {
+	if l.mu.stopped {
 		_ = conn.Close()
 		return false
 	}
-	if len(l.strangers) >= maxStrangers {
-		_ = l.strangers[0].Close()
-		l.strangers = append(l.strangers[:0], l.strangers[1:]...)
+	if len(l.mu.strangers) >= maxStrangers {
+		_ = l.mu.strangers[0].Close()
+		l.mu.strangers = append(l.mu.strangers[:0], l.mu.strangers[1:]...)
 	}
-	l.strangers = append(l.strangers, conn)
+	l.mu.strangers = append(l.mu.strangers, conn)
 	return true
 }
 
@@ -101,13 +103,13 @@ func (l *listener) identify(conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Now().Add(helloLimit))
 	_, err := io.ReadFull(conn, hello[:])
 	l.mu.Lock()
-	for i, c := range l.strangers {
+	for i, c := range l.mu.strangers {
 		if c == conn {
-			l.strangers = append(l.strangers[:i], l.strangers[i+1:]...)
+			l.mu.strangers = append(l.mu.strangers[:i], l.mu.strangers[i+1:]...)
 			break
 		}
 	}
-	stopped := l.stopped
+	stopped := l.mu.stopped
 	l.mu.Unlock()
 	p, guessed := l.d.whose(wire.ParsePreamble(hello))
 	if err != nil || stopped || p == nil {
@@ -155,12 +157,12 @@ func (d *device) writesRank(peer wire.Record) bool {
 func (l *listener) stop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.stopped {
+	if l.mu.stopped {
 		return
 	}
-	l.stopped = true
+	l.mu.stopped = true
 	_ = l.ln.Close()
-	for _, c := range l.strangers {
+	for _, c := range l.mu.strangers {
 		_ = c.Close()
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/native/wire"
 	"github.com/cohort-dist/cohort/internal/reduce"
 )
@@ -76,9 +77,11 @@ type Engine struct {
 	rank, size int
 	tuning     Tuning
 
-	mu        sync.Mutex
-	free      []*run // as many as ever ran at the same time
-	suspended map[*coll.Request]*run
+	mu struct {
+		sync.Mutex
+		free      []*run // as many as ever ran at the same time
+		suspended map[*coll.Request]*run
+	}
 }
 
 // NewEngine returns an engine over mesh.
@@ -115,6 +118,7 @@ func (e *Engine) Run(ctx context.Context, q *coll.Request) error {
 		return &coll.Interrupted{Cause: err}
 	}
 	if err != nil {
+		moment.At("native.fail")
 		// Buffers belong to the mesh until their ops are complete, so nothing may be pending when the caller gets them back.
 		e.mesh.Fail(err)
 		r.drain()
@@ -132,10 +136,11 @@ func (e *Engine) Resumable() {}
 
 // resumed returns the run of a request that was interrupted.
 func (e *Engine) resumed(q *coll.Request) *run {
+	moment.At("native.resume")
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.suspended[q]
-	delete(e.suspended, q)
+	r := e.mu.suspended[q]
+	delete(e.mu.suspended, q)
 	return r
 }
 
@@ -210,13 +215,14 @@ func (r *run) first() bool {
 func (r *run) ok() { r.done = r.step }
 
 func (r *run) suspend() {
+	moment.At("native.suspend")
 	r.step, r.interrupted, r.ctx = 0, false, nil
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.suspended == nil {
-		r.suspended = map[*coll.Request]*run{}
+	if r.mu.suspended == nil {
+		r.mu.suspended = map[*coll.Request]*run{}
 	}
-	r.suspended[r.req] = r
+	r.mu.suspended[r.req] = r
 }
 
 func (r *run) reset() {
@@ -227,9 +233,9 @@ func (r *run) reset() {
 func (e *Engine) take() *run {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if n := len(e.free); n > 0 {
-		r := e.free[n-1]
-		e.free = e.free[:n-1]
+	if n := len(e.mu.free); n > 0 {
+		r := e.mu.free[n-1]
+		e.mu.free = e.mu.free[:n-1]
 		return r
 	}
 	return &run{Engine: e}
@@ -247,7 +253,7 @@ func (e *Engine) give(r *run) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.free = append(e.free, r)
+	e.mu.free = append(e.mu.free, r)
 }
 
 // buffer returns n bytes of scratch memory. There is one scratch memory per run: a second call takes back the first.

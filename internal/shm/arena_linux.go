@@ -14,23 +14,26 @@ import (
 
 // arena lends memory of this rank's part of the segment. It keeps the mapping alive while any of it is lent.
 type arena struct {
-	mu     sync.Mutex
-	seg    *segment
 	memory []byte
-	base   int    // offset of memory in the segment
-	free   []span // by offset, no two adjacent
-	lent   int
-	closed bool
+	base   int                        // offset of memory in the segment
 	fd     func(from, size int) error // reserves file space before first use
-	high   int                        // bytes already reserved
+
+	mu struct {
+		sync.Mutex
+		seg    *segment
+		free   []span // by offset, no two adjacent
+		lent   int
+		closed bool
+		high   int // bytes already reserved
+	}
 }
 
 type span struct{ from, to int }
 
 func (a *arena) init(seg *segment, rank int) {
-	a.seg, a.memory, a.base = seg, seg.arenaOf(rank), seg.arenasAt+rank*seg.arena
+	a.mu.seg, a.memory, a.base = seg, seg.arenaOf(rank), seg.arenasAt+rank*seg.arena
 	if seg.arena > 0 {
-		a.free = []span{{0, seg.arena}}
+		a.mu.free = []span{{0, seg.arena}}
 	}
 }
 
@@ -43,7 +46,7 @@ func (a *arena) alloc(n int) (*tensor.Storage, error) {
 	const op = "shm: alloc"
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.closed {
+	if a.mu.closed {
 		return nil, dist.New(op, dist.Closed, "the engine is closed")
 	}
 	if n < 0 {
@@ -53,7 +56,7 @@ func (a *arena) alloc(n int) (*tensor.Storage, error) {
 		return nil, dist.Newf(op, dist.Exhausted, "%d bytes from an arena of %d: raise Config.Arena on rank 0", n, len(a.memory))
 	}
 	size := max(roundUp(n, 2*lineSize), 2*lineSize)
-	for i, s := range a.free {
+	for i, s := range a.mu.free {
 		if s.to-s.from < size {
 			continue
 		}
@@ -61,10 +64,10 @@ func (a *arena) alloc(n int) (*tensor.Storage, error) {
 		if err := a.reserveTo(got.to); err != nil {
 			return nil, dist.Newf(op, dist.Exhausted, "%d bytes: %w", n, err)
 		}
-		if a.free[i].from = got.to; got.to == s.to {
-			a.free = slices.Delete(a.free, i, i+1)
+		if a.mu.free[i].from = got.to; got.to == s.to {
+			a.mu.free = slices.Delete(a.mu.free, i, i+1)
 		}
-		a.lent++
+		a.mu.lent++
 		return tensor.WrapStorage(a.memory[got.from:got.from+n], "shared segment", func() { a.giveBack(got) }), nil
 	}
 	return nil, dist.Newf(op, dist.Exhausted, "%d bytes: the arena of %d is used up or fragmented", n, len(a.memory))
@@ -72,31 +75,31 @@ func (a *arena) alloc(n int) (*tensor.Storage, error) {
 
 // reserveTo makes sure that the file has memory behind the arena up to an offset.
 func (a *arena) reserveTo(to int) error {
-	if to <= a.high || a.fd == nil {
+	if to <= a.mu.high || a.fd == nil {
 		return nil
 	}
 	to = min(roundUp(to, 1<<20), len(a.memory))
-	if err := a.fd(a.base+a.high, to-a.high); err != nil {
+	if err := a.fd(a.base+a.mu.high, to-a.mu.high); err != nil {
 		return err
 	}
-	a.high = to
+	a.mu.high = to
 	return nil
 }
 
 func (a *arena) giveBack(s span) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(a.free, s.from, func(f span, from int) int { return f.from - from })
-	a.free = slices.Insert(a.free, i, s)
-	if i+1 < len(a.free) && a.free[i].to == a.free[i+1].from {
-		a.free[i].to = a.free[i+1].to
-		a.free = slices.Delete(a.free, i+1, i+2)
+	i, _ := slices.BinarySearchFunc(a.mu.free, s.from, func(f span, from int) int { return f.from - from })
+	a.mu.free = slices.Insert(a.mu.free, i, s)
+	if i+1 < len(a.mu.free) && a.mu.free[i].to == a.mu.free[i+1].from {
+		a.mu.free[i].to = a.mu.free[i+1].to
+		a.mu.free = slices.Delete(a.mu.free, i+1, i+2)
 	}
-	if i > 0 && a.free[i-1].to == a.free[i].from {
-		a.free[i-1].to = a.free[i].to
-		a.free = slices.Delete(a.free, i, i+1)
+	if i > 0 && a.mu.free[i-1].to == a.mu.free[i].from {
+		a.mu.free[i-1].to = a.mu.free[i].to
+		a.mu.free = slices.Delete(a.mu.free, i, i+1)
 	}
-	a.lent--
+	a.mu.lent--
 	a.unmapIfIdle()
 }
 
@@ -104,14 +107,14 @@ func (a *arena) giveBack(s span) {
 func (a *arena) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.closed = true
+	a.mu.closed = true
 	a.unmapIfIdle()
 }
 
 func (a *arena) unmapIfIdle() {
-	if a.closed && a.lent == 0 && a.seg != nil {
-		a.seg.unmap()
-		a.seg = nil
+	if a.mu.closed && a.mu.lent == 0 && a.mu.seg != nil {
+		a.mu.seg.unmap()
+		a.mu.seg = nil
 	}
 }
 
@@ -131,7 +134,7 @@ func (a *arena) offset(b []byte) (int, bool) {
 func (a *arena) whileMapped(f func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.seg != nil {
+	if a.mu.seg != nil {
 		f()
 	}
 }

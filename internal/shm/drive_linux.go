@@ -18,16 +18,16 @@ const keepPeriod = 2 * time.Millisecond
 
 // progress reads and writes all rings as far as it goes. It runs under the lock.
 func (m *Mesh) progress() {
-	if m.closed || m.err != nil {
+	if m.mu.closed || m.mu.err != nil {
 		return
 	}
-	for _, p := range m.peers {
+	for _, p := range m.mu.peers {
 		if p == nil || p.gone != nil {
 			continue
 		}
 		p.ended = m.engine.gone[p.rank].Load() != 0
 		m.drain(p)
-		if m.err != nil {
+		if m.mu.err != nil {
 			return
 		}
 		m.flush(p)
@@ -43,8 +43,8 @@ func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
 	op := p.recvs.OnSlot(f.slot)
 	if op != nil {
 		p.recvs.Remove(op)
-	} else if op = m.any.First(func(op *link.Op) bool { return op.Slot == f.slot && op.Accepts(p.rank) }); op != nil {
-		m.any.Remove(op)
+	} else if op = m.mu.any.First(func(op *link.Op) bool { return op.Slot == f.slot && op.Accepts(p.rank) }); op != nil {
+		m.mu.any.Remove(op)
 	}
 	if op != nil {
 		if f.kind == frameOffer {
@@ -58,8 +58,8 @@ func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
 	if !p.ended && (p.held+m.roomOf(payload) > maxUnexpected || len(p.arrivals) >= maxArrivals) {
 		return false
 	}
-	m.order++
-	a := arrival{slot: f.slot, id: f.id, total: f.total, offer: f.kind == frameOffer, order: m.order}
+	m.mu.order++
+	a := arrival{slot: f.slot, id: f.id, total: f.total, offer: f.kind == frameOffer, order: m.mu.order}
 	if len(payload) > 0 {
 		a.data = append(m.spareRoom(m.roomOf(payload)), payload...)
 	}
@@ -76,18 +76,18 @@ func (m *Mesh) endPeer(p *meshPeer, err error) {
 		}
 	}
 	for {
-		op := m.any.First(func(op *link.Op) bool { return !m.anyAlive(op) })
+		op := m.mu.any.First(func(op *link.Op) bool { return !m.anyAlive(op) })
 		if op == nil {
 			return
 		}
-		m.any.Remove(op)
+		m.mu.any.Remove(op)
 		m.complete(op, err)
 	}
 }
 
 // anyAlive reports whether a receive from any rank can still get a message.
 func (m *Mesh) anyAlive(op *link.Op) bool {
-	for _, p := range m.peers {
+	for _, p := range m.mu.peers {
 		if p != nil && p.gone == nil && op.Accepts(p.rank) {
 			return true
 		}
@@ -161,13 +161,14 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 
 // over reports whether the mesh has ended, also because another rank has given the group up.
 func (m *Mesh) over() bool {
+	moment.At("shm.message.over")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.engine.told("shm: message"); err != nil {
 		m.fail(err)
 		return true
 	}
-	return m.closed || m.err != nil
+	return m.mu.closed || m.mu.err != nil
 }
 
 // keep looks after pending operations while nobody waits for one.
@@ -191,7 +192,7 @@ func (m *Mesh) keep() {
 			case <-m.role:
 				m.mu.Lock()
 				m.progress()
-				busy = m.pending > 0
+				busy = m.mu.pending > 0
 				m.mu.Unlock()
 				m.role <- struct{}{}
 			default: // somebody drives
@@ -202,14 +203,15 @@ func (m *Mesh) keep() {
 
 // Cancel withdraws an op that no peer has matched yet.
 func (m *Mesh) Cancel(op *link.Op) bool {
+	moment.At("shm.message.cancel")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if op.Completed() {
 		return false
 	}
-	removed := m.any.Remove(op)
+	removed := m.mu.any.Remove(op)
 	if !removed && op.Peer >= 0 && op.Peer < m.Size() && op.Peer != m.Rank() {
-		p := m.peers[op.Peer]
+		p := m.mu.peers[op.Peer]
 		removed = p.recvs.Remove(op) || p.sends.Remove(op)
 	}
 	if removed {
@@ -223,21 +225,21 @@ func (m *Mesh) Fail(err error) { m.engine.Fail(err) }
 
 // fail ends the operations of the mesh. It runs under the lock.
 func (m *Mesh) fail(err error) {
-	if m.err != nil || m.closed {
+	if m.mu.err != nil || m.mu.closed {
 		return
 	}
-	m.err = err
+	m.mu.err = err
 	m.endAll(err)
 	m.ring(m.Rank()) // a driver that sleeps
 }
 
 func (m *Mesh) endAll(err error) {
-	for _, p := range m.peers {
+	for _, p := range m.mu.peers {
 		if p != nil {
 			m.endPeer(p, err)
 		}
 	}
-	for op := m.any.Pop(); op != nil; op = m.any.Pop() {
+	for op := m.mu.any.Pop(); op != nil; op = m.mu.any.Pop() {
 		m.complete(op, err)
 	}
 }
@@ -246,8 +248,8 @@ func (m *Mesh) endAll(err error) {
 func (m *Mesh) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.closed {
-		m.closed = true
+	if !m.mu.closed {
+		m.mu.closed = true
 		m.endAll(dist.New("shm: message", dist.Closed, "the group was closed"))
 		m.engine.arena.whileMapped(func() { m.ring(m.Rank()) })
 	}

@@ -417,8 +417,8 @@ func TestAlloc(t *testing.T) {
 		t.Errorf("after Close: %v %v", v, err)
 	}
 	a.Release()
-	if len(e.arena.free) != 1 || e.arena.free[0] != (span{0, 64 << 10}) || e.arena.seg != nil {
-		t.Errorf("free list %v, mapped %v", e.arena.free, e.arena.seg != nil)
+	if len(e.arena.mu.free) != 1 || e.arena.mu.free[0] != (span{0, 64 << 10}) || e.arena.mu.seg != nil {
+		t.Errorf("free list %v, mapped %v", e.arena.mu.free, e.arena.mu.seg != nil)
 	}
 }
 

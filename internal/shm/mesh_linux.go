@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 const (
@@ -36,15 +37,17 @@ type Mesh struct {
 	wait   waiter        // the driver's
 	wanted chan struct{} // tells the keeper that operations are pending
 
-	mu      sync.Mutex
-	peers   []*meshPeer // by rank; nil for the own one
-	any     link.List   // receives from any rank
-	order   uint64
-	pending int
-	err     error
-	closed  bool
-	small   [][]byte // room for early messages, ready for reuse
-	large   [][]byte
+	mu struct {
+		sync.Mutex
+		peers   []*meshPeer // by rank; nil for the own one
+		any     link.List   // receives from any rank
+		order   uint64
+		pending int
+		err     error
+		closed  bool
+		small   [][]byte // room for early messages, ready for reuse
+		large   [][]byte
+	}
 }
 
 // meshPeer is the state of the messages from and to one rank.
@@ -68,11 +71,12 @@ type meshPeer struct {
 func newMesh(e *Engine) *Mesh {
 	m := &Mesh{
 		engine: e, eager: min(e.seg.ring/4, 8<<10), role: make(chan struct{}, 1), wanted: make(chan struct{}, 1),
-		peers: make([]*meshPeer, e.size), wait: waiter{engine: e},
+		wait: waiter{engine: e},
 	}
+	m.mu.peers = make([]*meshPeer, e.size)
 	m.role <- struct{}{}
 	for _, p := range e.peers {
-		m.peers[p] = &meshPeer{rank: p, out: e.seg.ringOf(e.rank, p), in: e.seg.ringOf(p, e.rank)}
+		m.mu.peers[p] = &meshPeer{rank: p, out: e.seg.ringOf(e.rank, p), in: e.seg.ringOf(p, e.rank)}
 	}
 	return m
 }
@@ -88,29 +92,30 @@ func (m *Mesh) Size() int { return m.engine.size }
 
 func (m *Mesh) start(op *link.Op) {
 	op.Begin()
-	m.pending++
+	m.mu.pending++
 }
 
 func (m *Mesh) complete(op *link.Op, err error) {
-	m.pending--
+	m.mu.pending--
 	op.Complete(err)
 }
 
 // usable returns the state of a peer, or why there is none.
 func (m *Mesh) usable(rank int) (*meshPeer, error) {
 	switch {
-	case m.err != nil:
-		return nil, m.err
-	case m.closed:
+	case m.mu.err != nil:
+		return nil, m.mu.err
+	case m.mu.closed:
 		return nil, dist.New("shm: message", dist.Closed, "the group was closed")
 	case rank < 0 || rank >= m.Size() || rank == m.Rank():
 		return nil, dist.Newf("shm: message", dist.InvalidArgument, "rank %d of %d has no way to rank %d", m.Rank(), m.Size(), rank)
 	}
-	return m.peers[rank], m.peers[rank].gone
+	return m.mu.peers[rank], m.mu.peers[rank].gone
 }
 
 // Send posts a message. What fits the ring is copied there at once.
 func (m *Mesh) Send(op *link.Op) {
+	moment.At("shm.message.send")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.start(op)
@@ -126,6 +131,7 @@ func (m *Mesh) Send(op *link.Op) {
 
 // Recv posts room for a message.
 func (m *Mesh) Recv(op *link.Op) {
+	moment.At("shm.message.recv")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.start(op)
@@ -183,7 +189,7 @@ func (m *Mesh) recvAny(op *link.Op) {
 		m.takeArrival(best, at, op)
 		m.flush(best)
 	case alive:
-		m.any.Push(op)
+		m.mu.any.Push(op)
 		m.tellKeeper()
 	case gone != nil:
 		m.complete(op, gone)
@@ -193,7 +199,7 @@ func (m *Mesh) recvAny(op *link.Op) {
 }
 
 func (m *Mesh) tellKeeper() {
-	if m.pending > 0 {
+	if m.mu.pending > 0 {
 		select {
 		case m.wanted <- struct{}{}:
 		default:
@@ -243,9 +249,9 @@ func (m *Mesh) roomOf(payload []byte) int {
 
 func (m *Mesh) spares(room int) *[][]byte {
 	if room == smallRoom {
-		return &m.small
+		return &m.mu.small
 	}
-	return &m.large
+	return &m.mu.large
 }
 
 // spareRoom is empty room for such a message.

@@ -340,7 +340,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	_ = b.Wait(short, probe)
-	if held := heldBy(b.peers[0], b); held > maxUnexpected || held == 0 {
+	if held := heldBy(b.mu.peers[0], b); held > maxUnexpected || held == 0 {
 		t.Errorf("%d bytes are held", held)
 	}
 	for i := range ops {
@@ -384,7 +384,7 @@ func TestSmallUnexpectedMessagesTakeLittle(t *testing.T) {
 	if err := b.Wait(ctx, recv); err != nil {
 		t.Fatal(err)
 	}
-	if held := heldBy(b.peers[0], b); held > count*smallRoom {
+	if held := heldBy(b.mu.peers[0], b); held > count*smallRoom {
 		t.Errorf("%d messages of one byte take %d bytes", count, held)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/native/wire"
 )
 
@@ -25,18 +26,19 @@ type liveCall struct {
 	noticed bool
 }
 
-func (m *Mesh) entry(slot uint64) *callEntry { return &m.calls[wire.TagOf(slot)%callHistory] }
+func (m *Mesh) entry(slot uint64) *callEntry { return &m.mu.calls[wire.TagOf(slot)%callHistory] }
 
 // Begin takes note of what this rank calls under a slot, and compares what others have said about it already.
 func (m *Mesh) Begin(slot uint64, call wire.Call) {
+	moment.At("tcp.begin")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	*m.entry(slot) = callEntry{slot, call}
-	m.live = append(m.live, liveCall{slot: slot})
-	if m.err != nil {
+	m.mu.live = append(m.mu.live, liveCall{slot: slot})
+	if m.mu.err != nil {
 		return
 	}
-	for _, c := range m.conns {
+	for _, c := range m.mu.conns {
 		if c == nil {
 			continue
 		}
@@ -67,11 +69,12 @@ func (m *Mesh) Begin(slot uint64, call wire.Call) {
 
 // End takes note that the collective is over on this rank. What it called stays known for latecomers.
 func (m *Mesh) End(slot uint64) {
+	moment.At("tcp.end")
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i := range m.live {
-		if m.live[i].slot == slot {
-			m.live = append(m.live[:i], m.live[i+1:]...)
+	for i := range m.mu.live {
+		if m.mu.live[i].slot == slot {
+			m.mu.live = append(m.mu.live[:i], m.mu.live[i+1:]...)
 			return
 		}
 	}
@@ -79,19 +82,19 @@ func (m *Mesh) End(slot uint64) {
 
 // notice tells all peers about collectives that take long, once: they may wait for this rank in another operation.
 func (m *Mesh) notice() {
-	if m.err != nil {
+	if m.mu.err != nil {
 		return
 	}
 	now := time.Now()
-	for i := range m.live {
-		l := &m.live[i]
+	for i := range m.mu.live {
+		l := &m.mu.live[i]
 		switch {
 		case l.noticed:
 		case l.began.IsZero():
 			l.began = now
 		case now.Sub(l.began) > slice*time.Millisecond/2:
 			l.noticed = true
-			for _, c := range m.conns {
+			for _, c := range m.mu.conns {
 				if c != nil && c.gone == nil {
 					h := wire.Header{Type: wire.Notice, Slot: l.slot}
 					c.describe(&h)
@@ -116,7 +119,7 @@ func (m *Mesh) compare(peer int, h *wire.Header) bool {
 
 func (m *Mesh) mismatch(peer int, slot uint64, theirs, ours wire.Call) error {
 	return &dist.Error{
-		Op: "group: " + ours.Kind.String(), Code: dist.Mismatch, Rank: dist.Rank(peer), Peer: m.conns[peer].addr,
+		Op: "group: " + ours.Kind.String(), Code: dist.Mismatch, Rank: dist.Rank(peer), Peer: m.mu.conns[peer].addr,
 		Detail: "operation " + itoa(int(wire.TagOf(slot))) + ": rank " + itoa(peer) + " called " + theirs.String() + ", rank " +
 			itoa(m.rank) + " called " + ours.String() + "; all ranks must call the same operations in the same order",
 	}

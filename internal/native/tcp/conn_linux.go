@@ -107,7 +107,7 @@ func (c *conn) leftError() error {
 // A rank that closes the group because of a death may be heard before the death itself, which is the one to name. So the
 // other connections are looked at first.
 func (c *conn) leave() {
-	for _, other := range c.m.conns {
+	for _, other := range c.m.mu.conns {
 		if other != nil && other != c && other.gone == nil && !other.left {
 			other.read()
 		}
@@ -130,14 +130,14 @@ func (c *conn) close(err error) {
 	_ = unix.Close(c.fd)
 	c.endAll(err)
 	m := c.m
-	for op := m.anyRecvs.Head; op != nil; {
+	for op := m.mu.anyRecvs.Head; op != nil; {
 		next := op.State.Next
 		alive := false
-		for rank, other := range m.conns {
+		for rank, other := range m.mu.conns {
 			alive = alive || other != nil && other.gone == nil && op.Accepts(rank)
 		}
 		if !alive {
-			m.anyRecvs.Remove(op)
+			m.mu.anyRecvs.Remove(op)
 			op.Complete(err)
 		}
 		op = next

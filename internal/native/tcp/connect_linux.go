@@ -225,10 +225,11 @@ func readHello(c net.Conn) (wire.Hello, error) {
 
 // newMesh takes the sockets over.
 func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
-	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), released: make(chan struct{}), conns: make([]*conn, cfg.Size), cores: make([]uint16, cfg.Size)}
+	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), released: make(chan struct{})}
+	m.mu.conns, m.mu.cores = make([]*conn, cfg.Size), make([]uint16, cfg.Size)
 	fail := func(err error) (*Mesh, error) {
 		closeAll(conns)
-		for _, c := range m.conns {
+		for _, c := range m.mu.conns {
 			if c != nil {
 				_ = unix.Close(c.fd)
 			}
@@ -255,7 +256,7 @@ func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 			return fail(err)
 		}
 		conns[rank] = nil
-		m.conns[rank] = &conn{
+		m.mu.conns[rank] = &conn{
 			m: m, peer: rank, fd: fd, addr: nc.RemoteAddr().String(), in: make([]byte, bufferSize), credit: windows[rank], heard: true,
 		}
 		if err = unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil {
@@ -318,8 +319,8 @@ func (m *Mesh) Close() error {
 func (m *Mesh) leaveAll() {
 	moment.At("tcp.close")
 	m.mu.Lock()
-	m.leaving = true
-	for _, c := range m.conns {
+	m.mu.leaving = true
+	for _, c := range m.mu.conns {
 		if c == nil {
 			continue
 		}
@@ -330,22 +331,22 @@ func (m *Mesh) leaveAll() {
 		c.tell(wire.Header{Type: wire.Bye})
 		c.flush()
 	}
-	for op := m.anyRecvs.Pop(); op != nil; op = m.anyRecvs.Pop() {
+	for op := m.mu.anyRecvs.Pop(); op != nil; op = m.mu.anyRecvs.Pop() {
 		op.Complete(errClosed())
 	}
-	m.err = errClosed()
+	m.mu.err = errClosed()
 	m.wake()
 	m.mu.Unlock()
 	m.lingerOut()
 	m.mu.Lock()
-	m.closed = true
+	m.mu.closed = true
 	m.wake()
-	for _, c := range m.conns {
+	for _, c := range m.mu.conns {
 		if c != nil {
 			c.close(errClosed())
 		}
 	}
-	for _, op := range m.sleepers {
+	for _, op := range m.mu.sleepers {
 		op.Nudge()
 	}
 	m.mu.Unlock()
@@ -355,7 +356,7 @@ func (m *Mesh) leaveAll() {
 	// A driver may still be in the kernel with the epoll instance.
 	for {
 		m.mu.Lock()
-		busy := m.driving
+		busy := m.mu.driving
 		m.mu.Unlock()
 		if !busy {
 			break
@@ -373,7 +374,7 @@ func (m *Mesh) lingerOut() {
 	for time.Now().Before(limit) {
 		open := false
 		m.mu.Lock()
-		for rank, c := range m.conns {
+		for rank, c := range m.mu.conns {
 			if c == nil || c.gone != nil {
 				continue
 			}

@@ -42,7 +42,7 @@ func TestLargeMessagesAreNotCopiedAgain(t *testing.T) {
 		wg.Wait()
 		for r, m := range meshes {
 			m.mu.Lock()
-			copied := m.copied
+			copied := m.mu.copied
 			m.mu.Unlock()
 			if share := float64(copied) / float64(count*size); share > 0.01 {
 				t.Errorf("rank %d: %.3f copies per byte of %d, besides the kernel's two", r, share, size)

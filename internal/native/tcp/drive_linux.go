@@ -27,12 +27,12 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 			m.mu.Unlock()
 			return op.State.Err
 		}
-		if !m.driving && !m.closed {
+		if !m.mu.driving && !m.mu.closed {
 			if ctx.Err() != nil {
 				m.mu.Unlock()
 				return dist.FromContext("group: wait", ctx)
 			}
-			m.driving = true
+			m.mu.driving = true
 			m.watch.relieve(m.ep)
 			m.mu.Unlock()
 			err := m.drive(ctx, op)
@@ -42,16 +42,17 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 			}
 			continue
 		}
-		m.sleepers = append(m.sleepers, op)
+		m.mu.sleepers = append(m.mu.sleepers, op)
 		m.mu.Unlock()
+		moment.At("tcp.wait.parked")
 		select {
 		case <-op.State.Done:
 		case <-ctx.Done():
 		}
 		m.mu.Lock()
-		for i, s := range m.sleepers {
+		for i, s := range m.mu.sleepers {
 			if s == op {
-				m.sleepers = append(m.sleepers[:i], m.sleepers[i+1:]...)
+				m.mu.sleepers = append(m.mu.sleepers[:i], m.mu.sleepers[i+1:]...)
 				break
 			}
 		}
@@ -67,17 +68,18 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 
 // release ends the role of the driver.
 func (m *Mesh) release() {
+	moment.At("tcp.release")
 	m.mu.Lock()
-	m.driving = false
-	m.lastDrive = time.Now()
+	m.mu.driving = false
+	m.mu.lastDrive = time.Now()
 	m.passOn()
 	m.mu.Unlock()
 }
 
 // passOn wakes a sleeper to drive when nobody does.
 func (m *Mesh) passOn() {
-	if !m.driving && len(m.sleepers) > 0 {
-		m.sleepers[0].Nudge()
+	if !m.mu.driving && len(m.mu.sleepers) > 0 {
+		m.mu.sleepers[0].Nudge()
 	}
 }
 
@@ -99,7 +101,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		if n == 0 {
 			m.notice()
 		}
-		done, closed := op.Completed(), m.closed
+		done, closed := op.Completed(), m.mu.closed
 		m.mu.Unlock()
 		switch {
 		case done || closed:
@@ -118,7 +120,7 @@ func (m *Mesh) handle(n int) {
 			_, _ = unix.Read(m.event, buf[:])
 			continue
 		}
-		c := m.conns[e.Fd]
+		c := m.mu.conns[e.Fd]
 		if c.gone != nil {
 			continue
 		}
@@ -160,14 +162,14 @@ func (m *Mesh) linger(op *link.Op) bool {
 func (m *Mesh) receive(op *link.Op, all bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if op.Peer >= 0 && op.Peer < m.size && m.conns[op.Peer] != nil && !all {
-		if c := m.conns[op.Peer]; c.gone == nil && c.read() {
+	if op.Peer >= 0 && op.Peer < m.size && m.mu.conns[op.Peer] != nil && !all {
+		if c := m.mu.conns[op.Peer]; c.gone == nil && c.read() {
 			c.flush()
 		}
 	} else if n, errno := epollWait(m.ep, m.events[:], 0); errno == 0 {
 		m.handle(n)
 	}
-	return op.Completed() || m.closed
+	return op.Completed() || m.mu.closed
 }
 
 // place takes note now and then on which core this rank runs, for its next messages, and goes to another one where ranks of the
@@ -178,6 +180,6 @@ func (m *Mesh) place(now time.Duration) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	core := m.placer.Place(m.rank, m.size, func(rank int) int { return int(m.cores[rank]) - 1 })
-	m.cores[m.rank] = uint16(core + 1) //nolint:gosec // a core's number; one that does not fit only crowds another
+	core := m.placer.Place(m.rank, m.size, func(rank int) int { return int(m.mu.cores[rank]) - 1 })
+	m.mu.cores[m.rank] = uint16(core + 1) //nolint:gosec // a core's number; one that does not fit only crowds another
 }

@@ -9,7 +9,7 @@ import "golang.org/x/sys/unix"
 func (m *Mesh) Sever() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, c := range m.conns {
+	for _, c := range m.mu.conns {
 		if c != nil && c.gone == nil {
 			_ = unix.Shutdown(c.fd, unix.SHUT_RDWR)
 		}
@@ -21,11 +21,11 @@ func (m *Mesh) Sever() {
 func (m *Mesh) Freeze() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, c := range m.conns {
+	for _, c := range m.mu.conns {
 		if c != nil && c.gone == nil {
 			c.broken = true
 			_ = unix.EpollCtl(m.ep, unix.EPOLL_CTL_DEL, c.fd, nil)
 		}
 	}
-	m.frozen = true
+	m.mu.frozen = true
 }

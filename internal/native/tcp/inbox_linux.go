@@ -64,15 +64,15 @@ func (l *arrivals) remove(a *arrival) {
 
 // newArrival returns an arrival with room for n bytes.
 func (m *Mesh) newArrival(n int) *arrival {
-	a := m.spare
+	a := m.mu.spare
 	if a != nil {
-		m.spare = a.next
+		m.mu.spare = a.next
 	} else {
 		a = new(arrival)
 	}
 	data := a.data
-	*a = arrival{order: m.order}
-	m.order++
+	*a = arrival{order: m.mu.order}
+	m.mu.order++
 	if cap(data) < n {
 		data = make([]byte, n)
 	}
@@ -84,6 +84,6 @@ func (m *Mesh) recycle(a *arrival) {
 	if cap(a.data) > EagerMax {
 		a.data = nil
 	}
-	a.next = m.spare
-	m.spare = a
+	a.next = m.mu.spare
+	m.mu.spare = a
 }

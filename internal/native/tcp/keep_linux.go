@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // watch is what the keeper waits on: an epoll instance around the mesh's own one, known to the runtime's poller.
@@ -77,7 +79,7 @@ const (
 // attended reports whether somebody else looks after the sockets, or did so just now. The goroutine that runs a collective
 // computes between two waits and comes back: it counts as long as it goes on posting.
 func (m *Mesh) attended() bool {
-	return m.driving || len(m.live) > 0 && (m.posts != m.seen || m.still < patience) || time.Since(m.lastDrive) < quiet
+	return m.mu.driving || len(m.mu.live) > 0 && (m.mu.posts != m.mu.seen || m.mu.still < patience) || time.Since(m.mu.lastDrive) < quiet
 }
 
 // look is attended for the keeper, who remembers what it saw.
@@ -85,10 +87,10 @@ func (m *Mesh) look() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	busy := m.attended()
-	if m.posts != m.seen {
-		m.seen, m.still = m.posts, 0
+	if m.mu.posts != m.mu.seen {
+		m.mu.seen, m.mu.still = m.mu.posts, 0
 	} else {
-		m.still++
+		m.mu.still++
 	}
 	return busy
 }
@@ -140,9 +142,10 @@ func (m *Mesh) keep() {
 
 // serve handles what is there if nobody else does. It returns false when there was nothing, and the poller will tell.
 func (m *Mesh) serve() bool {
+	moment.At("tcp.keep.serve")
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed || m.attended() {
+	if m.mu.closed || m.attended() {
 		m.watch.listen(m.ep, false)
 		return true
 	}
@@ -160,10 +163,11 @@ func (m *Mesh) serve() bool {
 
 // beat tells silent peers that this rank lives, and gives up those that say nothing.
 func (m *Mesh) beat() {
+	moment.At("tcp.keep.beat")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	for _, c := range m.conns {
+	for _, c := range m.mu.conns {
 		if c == nil || c.gone != nil {
 			continue
 		}
@@ -178,7 +182,7 @@ func (m *Mesh) beat() {
 		if c.heard || c.lastIn.IsZero() {
 			c.lastIn, c.heard = now, false
 		}
-		if m.cfg.Heartbeat > 0 && !m.frozen && now.Sub(c.lastIn) > m.cfg.Heartbeat && !c.read() && c.gone == nil {
+		if m.cfg.Heartbeat > 0 && !m.mu.frozen && now.Sub(c.lastIn) > m.cfg.Heartbeat && !c.read() && c.gone == nil {
 			c.lose("rank " + itoa(c.peer) + " has said nothing for " + now.Sub(c.lastIn).Round(time.Millisecond).String() +
 				": its process is stopped or the network to it is cut")
 		}

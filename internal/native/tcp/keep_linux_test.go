@@ -85,7 +85,7 @@ func TestPollerListensOnlyWhileNobodyDrives(t *testing.T) {
 	eventually(t, "nobody drives", func() bool {
 		meshes[1].mu.Lock()
 		defer meshes[1].mu.Unlock()
-		return meshes[1].driving
+		return meshes[1].mu.driving
 	})
 	if listening() {
 		t.Error("the poller listens while somebody drives")

@@ -75,7 +75,7 @@ func (c *conn) take(a *arrival, op *link.Op) {
 		op.Complete(c.overflow(op, uint64(len(a.data))))
 	} else {
 		op.N = copy(op.Buf, a.data)
-		c.m.copied += op.N
+		c.m.mu.copied += op.N
 		op.Complete(nil)
 	}
 	c.m.recycle(a)
@@ -179,7 +179,7 @@ func (c *conn) match(slot uint64) *link.Op {
 	if op != nil {
 		c.recvs.Remove(op)
 	} else if op = c.m.anyFor(slot, c.peer); op != nil {
-		c.m.anyRecvs.Remove(op)
+		c.m.mu.anyRecvs.Remove(op)
 	}
 	if op != nil {
 		op.Source = c.peer
@@ -189,7 +189,7 @@ func (c *conn) match(slot uint64) *link.Op {
 
 // anyFor returns the first receive from any rank that accepts a message of peer on slot.
 func (m *Mesh) anyFor(slot uint64, peer int) *link.Op {
-	for op := m.anyRecvs.Head; op != nil; op = op.State.Next {
+	for op := m.mu.anyRecvs.Head; op != nil; op = op.State.Next {
 		if op.Slot == slot && op.Accepts(peer) {
 			return op
 		}

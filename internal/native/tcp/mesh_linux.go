@@ -32,27 +32,31 @@ type Mesh struct {
 	wait       corewait.Waiter // the driver's
 	placer     corewait.Placer // the driver's
 
-	mu        sync.Mutex
-	conns     []*conn // by rank; nil for the own one
-	anyRecvs  link.List
-	calls     [callHistory]callEntry
-	live      []liveCall
-	order     uint64     // arrivals counted
-	spare     *arrival   // free arrivals, with room for an eager message
-	err       error      // why the mesh failed
-	lost      error      // why collectives have ended: a rank is gone
-	leaving   bool       // Close was called
-	closed    bool       // Close has ended the connections
-	frozen    bool       // Freeze was called
-	driving   bool       // somebody drives
-	sleepers  []*link.Op // ops whose waiters sleep until the role is free
-	lastDrive time.Time
-	cores     []uint16            // where the ranks of this host ran lately, plus one
-	posts     uint64              // sends and receives posted
-	copied    int                 // bytes of messages that did not come straight from the kernel to where they belong
-	seen      uint64              // posts when the keeper looked last
-	still     int                 // looks in a row in which nothing was posted
-	events    [64]unix.EpollEvent // the driver's
+	events [64]unix.EpollEvent // the driver's
+
+	// mu guards the connections too.
+	mu struct {
+		sync.Mutex
+		conns     []*conn // by rank; nil for the own one
+		anyRecvs  link.List
+		calls     [callHistory]callEntry
+		live      []liveCall
+		order     uint64     // arrivals counted
+		spare     *arrival   // free arrivals, with room for an eager message
+		err       error      // why the mesh failed
+		lost      error      // why collectives have ended: a rank is gone
+		leaving   bool       // Close was called
+		closed    bool       // Close has ended the connections
+		frozen    bool       // Freeze was called
+		driving   bool       // somebody drives
+		sleepers  []*link.Op // ops whose waiters sleep until the role is free
+		lastDrive time.Time
+		cores     []uint16 // where the ranks of this host ran lately, plus one
+		posts     uint64   // sends and receives posted
+		copied    int      // bytes of messages that did not come straight from the kernel to where they belong
+		seen      uint64   // posts when the keeper looked last
+		still     int      // looks in a row in which nothing was posted
+	}
 }
 
 // Rank is the own rank.
@@ -63,10 +67,11 @@ func (m *Mesh) Size() int { return m.size }
 
 // Send posts a message. It is written at once as far as the kernel takes it.
 func (m *Mesh) Send(op *link.Op) {
+	moment.At("tcp.send")
 	op.Begin()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.posts++
+	m.mu.posts++
 	c, err := m.peer(op)
 	if err != nil {
 		op.Complete(err)
@@ -78,10 +83,11 @@ func (m *Mesh) Send(op *link.Op) {
 
 // Recv posts room for a message.
 func (m *Mesh) Recv(op *link.Op) {
+	moment.At("tcp.recv")
 	op.Begin()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.posts++
+	m.mu.posts++
 	if op.Peer == link.AnyPeer {
 		m.recvAny(op)
 		return
@@ -103,16 +109,16 @@ func (m *Mesh) Recv(op *link.Op) {
 func (m *Mesh) peer(op *link.Op) (*conn, error) {
 	rank := op.Peer
 	switch {
-	case m.err != nil:
-		return nil, m.err
-	case m.lost != nil && wire.IsCollective(op.Slot):
-		return nil, m.lost
-	case m.closed:
+	case m.mu.err != nil:
+		return nil, m.mu.err
+	case m.mu.lost != nil && wire.IsCollective(op.Slot):
+		return nil, m.mu.lost
+	case m.mu.closed:
 		return nil, errClosed()
 	case rank < 0 || rank >= m.size || rank == m.rank:
 		return nil, dist.Newf("group: send", dist.InvalidArgument, "rank %d of %d has no connection to rank %d", m.rank, m.size, rank)
 	}
-	c := m.conns[rank]
+	c := m.mu.conns[rank]
 	if c.gone != nil {
 		return c, c.gone
 	}
@@ -125,8 +131,8 @@ func errClosed() error {
 
 // recvAny takes the oldest message on the slot from a rank that it accepts, or waits for one.
 func (m *Mesh) recvAny(op *link.Op) {
-	if m.err != nil || m.closed {
-		err := m.err
+	if m.mu.err != nil || m.mu.closed {
+		err := m.mu.err
 		if err == nil {
 			err = errClosed()
 		}
@@ -136,7 +142,7 @@ func (m *Mesh) recvAny(op *link.Op) {
 	var best *arrival
 	var from *conn
 	alive := false
-	for rank, c := range m.conns {
+	for rank, c := range m.mu.conns {
 		if c == nil || !op.Accepts(rank) {
 			continue
 		}
@@ -153,13 +159,13 @@ func (m *Mesh) recvAny(op *link.Op) {
 	case !alive:
 		op.Complete(m.noneLeft(op))
 	default:
-		m.anyRecvs.Push(op)
+		m.mu.anyRecvs.Push(op)
 	}
 }
 
 // noneLeft is the error of a receive from ranks that have all gone.
 func (m *Mesh) noneLeft(op *link.Op) error {
-	for rank, c := range m.conns {
+	for rank, c := range m.mu.conns {
 		if c != nil && c.gone != nil && op.Accepts(rank) {
 			return c.gone
 		}
@@ -172,7 +178,7 @@ func (m *Mesh) Awaited() []int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var ranks []int
-	for rank, c := range m.conns {
+	for rank, c := range m.mu.conns {
 		if c != nil && (c.recvs.Head != nil || c.granted.Head != nil || c.waiting.Head != nil) {
 			ranks = append(ranks, rank)
 		}
@@ -182,14 +188,15 @@ func (m *Mesh) Awaited() []int {
 
 // Cancel withdraws an op that no peer has matched.
 func (m *Mesh) Cancel(op *link.Op) bool {
+	moment.At("tcp.cancel")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if op.Completed() {
 		return false
 	}
-	removed := m.anyRecvs.Remove(op)
+	removed := m.mu.anyRecvs.Remove(op)
 	if !removed && op.Peer >= 0 && op.Peer < m.size && op.Peer != m.rank {
-		c := m.conns[op.Peer]
+		c := m.mu.conns[op.Peer]
 		removed = c.recvs.Remove(op)
 		if !removed && c.out.Remove(op) { // not written yet; a send that was announced must happen
 			c.credit += cost(op)
@@ -205,9 +212,10 @@ func (m *Mesh) Cancel(op *link.Op) bool {
 
 // Fail ends every op with err and tells all peers.
 func (m *Mesh) Fail(err error) {
+	moment.At("tcp.fail")
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed {
+	if m.mu.closed {
 		return
 	}
 	m.fail(err, true)
@@ -215,14 +223,14 @@ func (m *Mesh) Fail(err error) {
 
 // fail is Fail under the lock. It tells the peers unless they know already.
 func (m *Mesh) fail(err error, tell bool) {
-	if m.err != nil {
+	if m.mu.err != nil {
 		return
 	}
-	m.err = err
+	m.mu.err = err
 	if m.cfg.OnFail != nil {
 		m.keeper.Go(func() { m.cfg.OnFail(err) })
 	}
-	for _, c := range m.conns {
+	for _, c := range m.mu.conns {
 		if c == nil {
 			continue
 		}
@@ -231,7 +239,7 @@ func (m *Mesh) fail(err error, tell bool) {
 			c.abort(err)
 		}
 	}
-	for op := m.anyRecvs.Pop(); op != nil; op = m.anyRecvs.Pop() {
+	for op := m.mu.anyRecvs.Pop(); op != nil; op = m.mu.anyRecvs.Pop() {
 		op.Complete(err)
 	}
 	m.wake()
@@ -239,11 +247,11 @@ func (m *Mesh) fail(err error, tell bool) {
 
 // lose ends all collectives: each needs every rank, and one is gone. Messages between the other ranks go on.
 func (m *Mesh) lose(err error) {
-	if m.err != nil || m.lost != nil {
+	if m.mu.err != nil || m.mu.lost != nil {
 		return
 	}
-	m.lost = err
-	for _, c := range m.conns {
+	m.mu.lost = err
+	for _, c := range m.mu.conns {
 		if c != nil && c.gone == nil {
 			c.endSome(err, wire.IsCollective)
 		}
@@ -253,7 +261,7 @@ func (m *Mesh) lose(err error) {
 
 // report tells the group of a rank that is gone.
 func (m *Mesh) report(loss link.Loss) {
-	if m.cfg.OnLost != nil && !m.leaving && m.err == nil {
+	if m.cfg.OnLost != nil && !m.mu.leaving && m.mu.err == nil {
 		m.keeper.Go(func() {
 			moment.At("tcp.lost.report")
 			m.cfg.OnLost(loss)
@@ -263,7 +271,7 @@ func (m *Mesh) report(loss link.Loss) {
 
 // wake makes a driver that waits in the kernel look again.
 func (m *Mesh) wake() {
-	if !m.driving {
+	if !m.mu.driving {
 		return
 	}
 	one := [8]byte{1}

@@ -110,7 +110,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 	held := func() (bytes int) {
 		meshes[1].mu.Lock()
 		defer meshes[1].mu.Unlock()
-		for a := meshes[1].conns[0].inbox.head; a != nil; a = a.next {
+		for a := meshes[1].mu.conns[0].inbox.head; a != nil; a = a.next {
 			bytes += len(a.data)
 		}
 		return bytes

@@ -55,7 +55,7 @@ func TestGoodbyeDoesNotHideADeath(t *testing.T) {
 	m.mu.Lock() // it sees nothing until both have gone
 	meshes[2].Sever()
 	_ = meshes[1].Close()
-	m.conns[1].read()
+	m.mu.conns[1].read()
 	m.mu.Unlock()
 	err := wait(t, m, recv)
 	if e := new(dist.Error); !errors.As(err, &e) || e.Rank != 2 {
@@ -105,7 +105,7 @@ func TestWindowIsEnforced(t *testing.T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	held := 0
-	for a := m.conns[1].inbox.head; a != nil; a = a.next {
+	for a := m.mu.conns[1].inbox.head; a != nil; a = a.next {
 		held += len(a.data)
 	}
 	if held > m.cfg.Window {
@@ -124,7 +124,7 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 					_ = m.Close()
 					m.mu.Lock()
 					defer m.mu.Unlock()
-					if !m.closed {
+					if !m.mu.closed {
 						t.Error("Close returned before the mesh was closed")
 					}
 				})

@@ -81,7 +81,7 @@ func (c *conn) parse() bool {
 			c.sink = c.sink[k:]
 			c.from += avail
 			c.rest -= avail
-			c.m.copied += k
+			c.m.mu.copied += k
 			if c.rest > 0 {
 				return true
 			}
@@ -132,14 +132,14 @@ func (c *conn) begin(h wire.Header) bool {
 		return false
 	}
 	if c.m.cfg.Local != nil && c.m.cfg.Local[c.peer] {
-		c.m.cores[c.peer] = h.Core
+		c.m.mu.cores[c.peer] = h.Core
 	}
 	c.header, c.rest = h, int(h.Length)
 	c.sink, c.filling, c.held, c.tooLong = nil, nil, nil, false
-	if c.m.err != nil && (h.Type == wire.Eager || h.Type == wire.Data) {
+	if c.m.mu.err != nil && (h.Type == wire.Eager || h.Type == wire.Data) {
 		return true // dropped: nobody waits any more
 	}
-	if c.m.lost != nil && wire.IsCollective(h.Slot) {
+	if c.m.mu.lost != nil && wire.IsCollective(h.Slot) {
 		if h.Type != wire.Eager && h.Type != wire.Data {
 			c.header.Type = wire.Beat // of no more interest
 		}

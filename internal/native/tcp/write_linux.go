@@ -42,7 +42,7 @@ func (c *conn) tell(h wire.Header) {
 	if c.gone != nil || c.broken {
 		return
 	}
-	h.Credit, h.Core = c.payBack(), c.m.cores[c.m.rank]
+	h.Credit, h.Core = c.payBack(), c.m.mu.cores[c.m.rank]
 	n := len(c.control)
 	c.control = append(c.control, make([]byte, wire.HeaderSize)...)
 	h.Put(c.control[n:])
@@ -144,7 +144,7 @@ const (
 // open makes the next frame of a message.
 func (c *conn) open(op *link.Op) {
 	c.current, c.headAt = op, 0
-	h := wire.Header{Slot: op.Slot, Credit: c.payBack(), Core: c.m.cores[c.m.rank]}
+	h := wire.Header{Slot: op.Slot, Credit: c.payBack(), Core: c.m.mu.cores[c.m.rank]}
 	if op.State.Aux&large == 0 {
 		h.Type = wire.Eager
 		c.piece, c.more = op.Buf, false
