@@ -50,4 +50,8 @@
 // when everything is done, the others at once, which gives the same tree. CLEANUP_AUTOGRAD_CONTEXT is a [Cleanup] with
 // its response. PyTorch's wire has no pass id, no [Mark] and no [Fail]. So with a PyTorch worker in a context, the driver
 // runs one [Fast] pass at a time, under one id, and ends a pass that waits for [Machine.Missing] at its timeout.
+//
+// A PyTorch worker is not told of a failure, and may send a gradient of the failed pass later. Each gradient that was missing is
+// therefore refused once: otherwise it would begin a pass that nobody ends. The price is that after a failure the next pass of
+// another worker in the same context may be refused once.
 package backcore

@@ -269,6 +269,9 @@ func (m *Machine[G]) Receive(msg Message[G]) {
 			})
 			return
 		}
+		if msg.Mode == Foreign && c.passes[msg.Pass] == nil && c.late(m, msg) {
+			return
+		}
 		p := m.pass(c, msg.Pass, msg.Mode)
 		if p == nil {
 			m.send(Message[G]{
@@ -284,8 +287,12 @@ func (m *Machine[G]) Receive(msg Message[G]) {
 		}
 	case Fail:
 		m.send(Message[G]{Kind: Told, To: msg.From, Context: msg.Context, Pass: msg.Pass})
-		if c == nil || msg.Mode == Foreign && c.passes[msg.Pass] == nil {
-			return // without an id it cannot be remembered as failed
+		if c == nil {
+			return
+		}
+		if msg.Mode == Foreign && c.passes[msg.Pass] == nil { // without an id it cannot be remembered as failed
+			c.expectLate(msg.Cause, func(Call) bool { return true })
+			return
 		}
 		if p := m.pass(c, msg.Pass, msg.Mode); p != nil {
 			p.fail(m, c, msg.Cause)

@@ -69,6 +69,7 @@ func (m *Machine[G]) Backward(id Context, roots map[Node]G, mode Mode) (PassID, 
 	} else if c.passes[NoID] != nil {
 		return PassID{}, false
 	}
+	clear(c.stale)
 	p := m.pass(c, pid, mode)
 	if p == nil {
 		return PassID{}, false
@@ -336,9 +337,39 @@ func (p *pass[G]) settle(m *Machine[G], c *context[G]) {
 
 // forget drops a pass without an id: the next one will look the same.
 func (p *pass[G]) forget(c *context[G]) {
-	if p.mode == Foreign {
-		delete(c.passes, p.id)
+	if p.mode != Foreign {
+		return
 	}
+	delete(c.passes, p.id)
+	if p.failed {
+		c.expectLate(p.cause, func(call Call) bool {
+			_, came := p.grads.in[call]
+			return !came
+		})
+	}
+}
+
+// expectLate notes which gradients may still come of a pass without an id that has failed: those that have not. A PyTorch worker does
+// not hear of the failure, and goes on.
+func (c *context[G]) expectLate(cause Cause, missing func(Call) bool) {
+	for call, n := range c.sends {
+		if !c.lost[n] && missing(call) {
+			c.stale[call] = cause
+		}
+	}
+}
+
+// late refuses a gradient of a pass that has failed: it would begin one that nobody ends. A gradient which cannot be one, because
+// it came before the failure or was refused, begins the next pass.
+func (c *context[G]) late(m *Machine[G], msg Message[G]) bool {
+	cause, stale := c.stale[msg.Call]
+	if !stale {
+		clear(c.stale)
+		return false
+	}
+	delete(c.stale, msg.Call)
+	m.send(Message[G]{Kind: Fail, To: msg.From, Context: c.id, Pass: msg.Pass, Mode: msg.Mode, Cause: cause})
+	return true
 }
 
 // fail ends the pass at this worker and tells everybody who has seen the context.

@@ -11,7 +11,8 @@ type context[G any] struct {
 	known  map[Worker]bool // who has seen it, as far as this worker knows
 	nodes  []function
 	sends  map[Call]Node
-	lost   map[Node]bool // send functions whose message failed: nobody may have got it
+	lost   map[Node]bool  // send functions whose message failed: nobody may have got it
+	stale  map[Call]Cause // gradients that may still come of a pass without an id that has failed
 	passes map[PassID]*pass[G]
 	asked  Time // when Seen was sent
 	tries  int  // how often
@@ -41,7 +42,7 @@ func (m *Machine[G]) context(id Context) *context[G] {
 	if m.dead[id.Origin] || m.tombs.Has(id) && !m.opt.NoTombs {
 		return nil
 	}
-	c := &context[G]{id: id, known: map[Worker]bool{}, nodes: make([]function, 1), sends: map[Call]Node{}, lost: map[Node]bool{}, passes: map[PassID]*pass[G]{}}
+	c := &context[G]{id: id, known: map[Worker]bool{}, nodes: make([]function, 1), sends: map[Call]Node{}, lost: map[Node]bool{}, stale: map[Call]Cause{}, passes: map[PassID]*pass[G]{}}
 	if id.Origin != m.self {
 		c.known[id.Origin] = true
 	}
