@@ -126,15 +126,6 @@ func controlMessage(msg rrefcore.Message) (*rpcwire.Message, error) {
 	}
 }
 
-// allowed reports whether a worker may say what it says: a fork is deleted by its holder.
-func allowed(m *rrefcore.Machine, from rrefcore.Worker, msg rrefcore.Message) bool {
-	if msg.Kind != rrefcore.Delete {
-		return true
-	}
-	holder, known := m.Holder(msg.ID, msg.Fork)
-	return !known || holder == from
-}
-
 // TorchControl reads a control message in PyTorch's form.
 func (r *Refs) TorchControl(kind rpcwire.Type, payload []byte) (msg rrefcore.Message, err error) {
 	if kind == rpcwire.RRefChildAccept {
@@ -152,12 +143,10 @@ func (r *Refs) TorchControl(kind rpcwire.Type, payload []byte) (msg rrefcore.Mes
 	return msg, err
 }
 
-// Controlled performs a control message of a PyTorch worker, if the worker may say what it says.
+// Controlled performs a control message of a PyTorch worker.
 func (r *Refs) Controlled(p *rpclink.Peer, msg rrefcore.Message) {
 	r.step(func(m *rrefcore.Machine) {
 		r.known(p.ID)
-		if allowed(m, p.ID, msg) {
-			m.Control(p.ID, msg)
-		}
+		m.Control(p.ID, msg)
 	})
 }

@@ -18,12 +18,22 @@ func (m *Machine) MayUse(w Worker, id ID) bool {
 	return false
 }
 
-// Holder returns the worker that holds a fork of an own object.
-func (m *Machine) Holder(id, fork ID) (w Worker, known bool) {
-	if o := m.objects[id]; o != nil {
-		if holder, there := o.forks[fork]; there {
-			return holder.worker, true
+// maySay reports whether a message is its sender's to send: a fork is deleted by its holder, a creation announced and cancelled by
+// its creator. Others are ignored, so that no member of a world can end what another one holds.
+func (m *Machine) maySay(w Worker, msg Message) bool {
+	switch msg.Kind {
+	case Delete, Cancel:
+		if msg.Kind == Cancel && msg.ID.On != w {
+			return false
 		}
+		if o := m.objects[msg.ID]; o != nil {
+			if holder, there := o.forks[msg.Fork]; there {
+				return holder.worker == w
+			}
+		}
+	case Announce:
+		return msg.ID.On == w && msg.Fork.On == w
+	default: // a worker speaks of itself, or to whom it gave something
 	}
-	return 0, false
+	return true
 }

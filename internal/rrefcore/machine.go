@@ -224,6 +224,9 @@ func (m *Machine) peer(id Worker) *peer {
 
 // handle is the protocol: what each message does to this worker.
 func (m *Machine) handle(p *peer, msg Message) {
+	if !m.maySay(p.id, msg) {
+		return
+	}
 	switch msg.Kind {
 	case ForkRequest:
 		code := m.addFork(p, msg)
