@@ -1,6 +1,8 @@
 # One PyTorch rank of a job that trains with FSDP2: two layers, each sharded by itself. It prints one JSON line: for each step
 # digests of what the layers gathered and of this rank's parts after it.
-import datetime, hashlib, json, sys, warnings
+import datetime, hashlib, json, os, sys, warnings
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # FSDP2 would put everything on a GPU if there is one
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
