@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,9 +30,10 @@ var options = []elastic.Option{elastic.WithSilence(2 * time.Second), elastic.Wit
 // worker is a process that trains, as far as this package is concerned: it counts steps that all members have taken together.
 type worker struct {
 	step   int
-	sizes  []int // of the groups that it was in
-	dieAt  int   // the step in which it dies, 0 for never
-	steps  int   // when it is done
+	sizes  []int        // of the groups that it was in
+	dieAt  int          // the step in which one member dies, 0 for never
+	died   *atomic.Bool // one has: any of them may be a spare, so whoever comes to that step first does it
+	steps  int          // when it is done
 	number int
 }
 
@@ -85,7 +87,7 @@ func (w *worker) train(ctx context.Context, m *elastic.Member, g *group.Group) e
 		if err != nil {
 			return err
 		}
-		if w.dieAt > 0 && w.step >= w.dieAt {
+		if w.dieAt > 0 && w.step >= w.dieAt && w.died.CompareAndSwap(false, true) {
 			return errDies
 		}
 		x := []int{1, 0}
@@ -120,31 +122,31 @@ func TestTraining(t *testing.T) {
 			}
 			var wg sync.WaitGroup
 			wg.Go(func() { err = c.Run(ctx) })
+			var died atomic.Bool
 			workers := make([]worker, high+2)
 			ends := make([]error, len(workers))
 			for i := range workers {
-				workers[i] = worker{steps: 400}
-				if i == 0 {
-					workers[i].dieAt = 50
-				}
+				workers[i] = worker{steps: 400, dieAt: 50, died: &died}
 				wg.Go(func() { ends[i] = workers[i].run(ctx, s) })
 			}
 			wg.Wait()
 			if err != nil {
 				t.Fatal(err)
 			}
-			finished := 0
+			finished, dead := 0, 0
 			for i, w := range workers {
 				switch {
 				case ends[i] == nil && w.step == w.steps:
 					finished++
-				case errors.Is(ends[i], errDies) && i == 0, errors.Is(ends[i], dist.Closed):
+				case errors.Is(ends[i], errDies):
+					dead++
+				case errors.Is(ends[i], dist.Closed):
 				default:
 					t.Errorf("worker %d at step %d: %v", i, w.step, ends[i])
 				}
 			}
-			if finished < high { // more when one was done before another failed
-				t.Errorf("%d workers finished, want %d", finished, high)
+			if finished < high || dead != 1 { // more when one was done before another failed
+				t.Errorf("%d workers finished and %d died, want %d and one", finished, dead, high)
 			}
 		})
 	}
@@ -163,7 +165,7 @@ func TestGrowth(t *testing.T) {
 	var wg sync.WaitGroup
 	var runErr error
 	wg.Go(func() { runErr = c.Run(ctx) })
-	first, second := worker{steps: 1 << 30}, worker{steps: 1 << 30, dieAt: 1}
+	first, second := worker{steps: 1 << 30}, worker{steps: 1 << 30, dieAt: 1, died: new(atomic.Bool)}
 	both, stop := context.WithCancel(ctx)
 	wg.Go(func() { _ = first.run(both, s) })
 	if err := s.Wait(ctx, "default_pg/0//cpu//reconfigure/4294967296/claimed"); err != nil { // the first round has begun
@@ -242,12 +244,10 @@ func TestTooManyFailures(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { err = c.Run(ctx) })
 	ends := make([]error, 3)
+	var died atomic.Bool
 	for i := range ends {
 		wg.Go(func() {
-			w := worker{steps: 1 << 30}
-			if i == 0 {
-				w.dieAt = 5
-			}
+			w := worker{steps: 1 << 30, dieAt: 5, died: &died}
 			ends[i] = w.run(ctx, s)
 		})
 	}
