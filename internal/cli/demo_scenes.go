@@ -186,7 +186,7 @@ func (s *scenes) next() {
 	_, _ = fmt.Fprint(s.Out, `
 What to try next:
   cohort run --nproc-per-node 4 train.py    start a PyTorch script, or any program, in place of torchrun
-  cohort ps; cohort why                     see any job on this host; say why it stands still
+  cohort ps; cohort why                     see any job on this host; say why it hangs
   cohort store top --addr HOST:PORT         watch the store of a job
   go get github.com/cohort-dist/cohort      be a rank of a PyTorch job in Go
 `)
