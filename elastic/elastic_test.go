@@ -108,6 +108,20 @@ func (w *worker) train(ctx context.Context, m *elastic.Member, g *group.Group) e
 	return nil
 }
 
+// coordinate runs a coordinator until ctx ends or the job does; ended waits for that and returns its error.
+func coordinate(ctx context.Context, t *testing.T, low, high int, more ...elastic.Option) (s *store.Memory, ended func() error) {
+	t.Helper()
+	s = store.NewMemory()
+	t.Cleanup(func() { _ = s.Close() })
+	c, err := elastic.New(s, low, high, slices.Concat(options, more)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	return s, sync.OnceValue(func() error { return <-done })
+}
+
 // TestTraining: a member dies, the spare takes its place, nobody else starts again.
 func TestTraining(t *testing.T) {
 	for _, high := range []int{1, 3, 4} {
@@ -202,15 +216,7 @@ func TestRefuses(t *testing.T) {
 func TestUnreadableQuestion(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	s := store.NewMemory()
-	defer func() { _ = s.Close() }()
-	c, err := elastic.New(s, 1, 1, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { err = c.Run(ctx) })
+	s, ended := coordinate(ctx, t, 1, 1)
 	p := store.Prefix(elastic.DefaultPrefix, s)
 	for _, words := range []string{"", "null", `{"member": -1, "handle": "x"}`, `{"member": 0}`, strings.Repeat("x", 10000)} {
 		n, err := p.Add(ctx, "asks", 1)
@@ -229,20 +235,17 @@ func TestUnreadableQuestion(t *testing.T) {
 	if err := w.run(ctx, s); err != nil {
 		t.Error(err)
 	}
+	if err := ended(); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestTooManyFailures: the coordinator ends the job and says so to everybody.
 func TestTooManyFailures(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	s := store.NewMemory()
-	defer func() { _ = s.Close() }()
-	c, err := elastic.New(s, 2, 2, append(options, elastic.WithMaxFailures(0))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, ended := coordinate(ctx, t, 2, 2, elastic.WithMaxFailures(0))
 	var wg sync.WaitGroup
-	wg.Go(func() { err = c.Run(ctx) })
 	ends := make([]error, 3)
 	var died atomic.Bool
 	for i := range ends {
@@ -252,7 +255,7 @@ func TestTooManyFailures(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if !errors.Is(err, dist.Aborted) {
+	if err := ended(); !errors.Is(err, dist.Aborted) {
 		t.Errorf("the coordinator ended with %v", err)
 	}
 	told := 0
@@ -270,20 +273,12 @@ func TestTooManyFailures(t *testing.T) {
 func TestQuestionCrossesTheEnd(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	s := store.NewMemory()
-	defer func() { _ = s.Close() }()
-	c, err := elastic.New(s, 1, 1, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() { err = c.Run(ctx) })
+	s, ended := coordinate(ctx, t, 1, 1)
 	w := worker{steps: 1}
 	if ended := w.run(ctx, s); ended != nil {
 		t.Fatal(ended)
 	}
-	wg.Wait()
-	if err != nil {
+	if err := ended(); err != nil {
 		t.Fatal(err)
 	}
 	late := worker{steps: 1}

@@ -154,7 +154,7 @@ func children(t *testing.T, pid int) []int {
 	t.Helper()
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + strconv.Itoa(pid) + "/children")
 	if err != nil {
-		t.Skipf("no list of children: %v", err)
+		t.Skipf("this machine cannot list the children of a process: %v", err)
 	}
 	var all []int
 	for field := range strings.FieldsSeq(string(text)) {
