@@ -174,17 +174,21 @@ func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
 	return timeout, !stop
 }
 
-// payLocked counts the turns until all sockets were looked at for those who arrive: one after it is known that it is owed, and
-// more where more sockets are ready than a turn looks at.
+// owedTurns is how many turns a loop owes to those who arrive: one that finds what was sent before, one that finds the end of
+// the connection behind it, and one that tells the machine.
+const owedTurns = 3
+
+// payLocked counts the turns until all sockets were looked at for those who arrive, from the one in which it is known that
+// this is owed; more where more sockets are ready than a turn looks at.
 func (l *loop) payLocked(n int) {
 	switch {
 	case l.mu.arrivals.owed&l.bit == 0:
 		return
 	case l.owes == 0:
-		l.owes = 2 + len(l.conns)/loopEvents
+		l.owes = owedTurns + len(l.conns)/loopEvents
 		return
 	case n < loopEvents:
-		l.owes = min(l.owes, 2)
+		l.owes = min(l.owes, owedTurns)
 	}
 	// What this turn has found ready is looked at before the next one begins.
 	if l.owes--; l.owes == 0 {
