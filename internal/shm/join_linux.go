@@ -56,12 +56,14 @@ func Join(ctx context.Context, c Config) (*Engine, error) {
 	defer stop()
 	e, err := j.run(joining)
 	if err != nil {
+		err = j.failed(ctx, joining, err)
 		j.cleanUp()
-		return nil, j.failed(ctx, joining, err)
+		return nil, err
 	}
 	if err := e.start(joining, j); err != nil {
+		err = j.failed(ctx, joining, err)
 		_ = e.Close()
-		return nil, j.failed(ctx, joining, err)
+		return nil, err
 	}
 	return e, nil
 }
@@ -70,16 +72,47 @@ func Join(ctx context.Context, c Config) (*Engine, error) {
 // of that rank, give up at once.
 func (j *joining) failedKey() string { return j.config.Name + "/shm/failed" }
 
-// failed tells the other ranks that this one cannot join, unless they know or the caller has given up, and returns why.
+// failed tells the other ranks that this one cannot join, unless they know or the caller has given up, and returns why. It is
+// called before this rank closes its connections: whoever sees one end finds the reason, and not a death.
 func (j *joining) failed(ctx, joining context.Context, err error) error {
 	if cause := context.Cause(joining); ctx.Err() == nil && joining.Err() != nil && cause != nil {
 		return cause
 	}
-	if ctx.Err() == nil && j.config.Exchange != nil {
-		moment.At("shm.join.failed")
-		_ = j.config.Exchange.Set(ctx, j.failedKey(), fmt.Appendf(nil, "%d %v", j.config.Rank, err))
+	if ctx.Err() != nil || j.config.Exchange == nil {
+		return err
 	}
+	moment.At("shm.join.failed")
+	if other := j.otherFailed(ctx); other != nil {
+		return other
+	}
+	_ = j.config.Exchange.Set(ctx, j.failedKey(), fmt.Appendf(nil, "%d %v", j.config.Rank, err))
 	return err
+}
+
+// checker is an exchange that can look for a key without waiting for it.
+type checker interface {
+	Check(ctx context.Context, keys ...string) (bool, error)
+}
+
+// otherFailed returns what another rank has said that cannot join, or nil.
+func (j *joining) otherFailed(ctx context.Context) error {
+	look, ok := j.config.Exchange.(checker)
+	if !ok {
+		return nil
+	}
+	if has, err := look.Check(ctx, j.failedKey()); err != nil || !has {
+		return nil
+	}
+	text, err := j.config.Exchange.Get(ctx, j.failedKey())
+	if err != nil {
+		return nil
+	}
+	rank, reason, _ := strings.Cut(string(text), " ")
+	e := dist.New("shm: join", dist.Unavailable, "the rank cannot join: "+reason)
+	if r, err := strconv.Atoi(rank); err == nil {
+		e.Rank = dist.Rank(r)
+	}
+	return e
 }
 
 // failedPause is how often a rank that joins looks whether another one failed.
@@ -87,11 +120,8 @@ const failedPause = 20 * time.Millisecond
 
 // untilFailed returns a context that ends when another rank has said that it cannot join, and a function that ends the watch.
 func (j *joining) untilFailed(ctx context.Context) (context.Context, func()) {
-	look, ok := j.config.Exchange.(interface {
-		Check(ctx context.Context, keys ...string) (bool, error)
-	})
 	ctx, cancel := context.WithCancelCause(ctx)
-	if !ok {
+	if _, ok := j.config.Exchange.(checker); !ok {
 		return ctx, func() { cancel(nil) }
 	}
 	var tasks sync.WaitGroup
@@ -104,19 +134,9 @@ func (j *joining) untilFailed(ctx context.Context) (context.Context, func()) {
 			case <-ctx.Done():
 				return
 			}
-			if has, err := look.Check(ctx, j.failedKey()); err != nil || !has {
-				continue
+			if err := j.otherFailed(ctx); err != nil {
+				cancel(err)
 			}
-			text, err := j.config.Exchange.Get(ctx, j.failedKey())
-			if err != nil {
-				continue
-			}
-			rank, reason, _ := strings.Cut(string(text), " ")
-			e := dist.New("shm: join", dist.Unavailable, "the rank cannot join: "+reason)
-			if r, err := strconv.Atoi(rank); err == nil {
-				e.Rank = dist.Rank(r)
-			}
-			cancel(e)
 		}
 	})
 	return ctx, func() {
