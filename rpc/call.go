@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pyexc"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
@@ -37,7 +38,7 @@ func convert[T any](fn string, v any, err error) (T, error) {
 	if t, ok := v.(T); ok {
 		return t, nil
 	}
-	if err := rpcwire.Assign(&out, v); err != nil {
+	if err := pygo.Assign(&out, v); err != nil {
 		e := dist.New("rpc: result", dist.Mismatch, detailOf(err))
 		e.Key = fn
 		var zero T

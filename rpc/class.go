@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -38,7 +38,7 @@ func (r *Registry) Class(name string, sample any) error {
 			continue
 		}
 		c.methods[m.Name] = h
-		c.methods[rpcwire.SnakeName(m.Name)] = h
+		c.methods[pygo.SnakeName(m.Name)] = h
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -48,7 +48,7 @@ func (r *Registry) Describe() []FunctionInfo {
 	}
 	for _, c := range r.classes {
 		for name, h := range c.methods {
-			if name != rpcwire.SnakeName(name) {
+			if name != pygo.SnakeName(name) {
 				continue // the Go name of a method that has a Python one too
 			}
 			info := r.describe(c.name.String()+"."+name, h)
@@ -75,7 +75,7 @@ func (r *Registry) describe(name string, h *handler) FunctionInfo {
 	case h.raw != nil || h.whole:
 		info.Params = anything
 	case h.args != nil:
-		fields, err := rpcwire.Fields(h.args)
+		fields, err := pygo.Fields(h.args)
 		if err != nil { // calls are refused with the reason
 			info.Params = anything
 		}

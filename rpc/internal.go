@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
@@ -90,7 +91,7 @@ func (a *Agent) serveGather(_ context.Context, r *Request) (any, error) {
 	id, ok1 := r.Args[0].(string)
 	from, ok2 := r.Args[1].(string)
 	var names []string
-	err := rpcwire.Assign(&names, r.Args[3])
+	err := pygo.Assign(&names, r.Args[3])
 	if !ok1 || !ok2 || err != nil {
 		return nil, wrongArguments(r)
 	}
@@ -117,7 +118,7 @@ func (a *Agent) serveGatherLost(_ context.Context, r *Request) (any, error) {
 	id, ok1 := r.Args[0].(string)
 	worker, ok2 := r.Args[1].(string)
 	var names []string
-	err := rpcwire.Assign(&names, r.Args[2])
+	err := pygo.Assign(&names, r.Args[2])
 	if !ok1 || !ok2 || err != nil || len(names) == 0 || slices.Min(names) != r.From.Name {
 		return nil, wrongArguments(r)
 	}
@@ -185,7 +186,7 @@ func (a *Agent) serveMethod(ctx context.Context, r *Request) (any, error) {
 	}
 	name, ok1 := r.Args[1].(string)
 	var args []any
-	err := rpcwire.Assign(&args, r.Args[2])
+	err := pygo.Assign(&args, r.Args[2])
 	kwargs, ok2 := r.Args[3].(*py.Dict)
 	if !ok1 || !ok2 || err != nil {
 		return nil, wrongArguments(r)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -110,7 +111,7 @@ func (m members) Ask(ctx context.Context, into any, name, fn string, args ...any
 	if err != nil {
 		return err
 	}
-	return rpcwire.Assign(into, v)
+	return pygo.Assign(into, v)
 }
 
 func (m members) Closed() <-chan struct{} { return m.a.net.Context.Done() }

@@ -10,10 +10,10 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcref"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
@@ -35,7 +35,7 @@ type Ref[T any] struct {
 // refHolder is what encoders find references by.
 type refHolder interface{ core() *rpcref.Hold }
 
-var _ rpcwire.Reference = (*Ref[any])(nil)
+var _ pygo.Reference = (*Ref[any])(nil)
 
 // IsReference marks a Ref for the encoder of values.
 func (r *Ref[T]) IsReference() {}

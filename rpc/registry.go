@@ -13,7 +13,7 @@ import (
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -284,11 +284,11 @@ func (h *handler) call(ctx context.Context, req *Request, done func(any, error))
 // assignStruct fills the single struct that a function takes: by fields, or from one dict that is the struct as a whole.
 func (h *handler) assignStruct(dst any, req *Request) error {
 	if len(req.Args) == 1 && req.Kwargs.Len() == 0 {
-		if d, ok := req.Args[0].(*py.Dict); ok && rpcwire.Describes(d, h.args) {
-			return rpcwire.Assign(dst, d)
+		if d, ok := req.Args[0].(*py.Dict); ok && pygo.Describes(d, h.args) {
+			return pygo.Assign(dst, d)
 		}
 	}
-	return rpcwire.AssignArgs(dst, req.Args, req.Kwargs)
+	return pygo.AssignArgs(dst, req.Args, req.Kwargs)
 }
 
 // finish completes a call, when a future completes if that is the result.
@@ -332,7 +332,7 @@ func (h *handler) bind(in []reflect.Value, req *Request) ([]reflect.Value, error
 		values[i] = reflect.New(h.in[i]).Elem()
 	}
 	for i, arg := range req.Args[:min(fixed, len(req.Args))] {
-		if err := rpcwire.Assign(values[i].Addr().Interface(), arg); err != nil {
+		if err := pygo.Assign(values[i].Addr().Interface(), arg); err != nil {
 			return nil, argumentError(err, "argument %s", h.paramName(i))
 		}
 		given[i] = true
@@ -342,7 +342,7 @@ func (h *handler) bind(in []reflect.Value, req *Request) ([]reflect.Value, error
 		if len(req.Args) > fixed {
 			rest = req.Args[fixed:]
 		}
-		if err := rpcwire.Assign(values[fixed].Addr().Interface(), rest); err != nil {
+		if err := pygo.Assign(values[fixed].Addr().Interface(), rest); err != nil {
 			return nil, argumentError(err, "arguments from %d on", fixed+1)
 		}
 		given[fixed] = true
@@ -357,7 +357,7 @@ func (h *handler) bind(in []reflect.Value, req *Request) ([]reflect.Value, error
 			case given[i]:
 				return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q is given twice", name)
 			}
-			if err := rpcwire.Assign(values[i].Addr().Interface(), p.Value); err != nil {
+			if err := pygo.Assign(values[i].Addr().Interface(), p.Value); err != nil {
 				return nil, argumentError(err, "argument %q", name)
 			}
 			given[i] = true

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -15,7 +15,7 @@ import (
 type Kw map[string]any
 
 // Assign stores a received value in the variable that dst points to, converting as results and arguments are.
-func Assign(dst, v any) error { return rpcwire.Assign(dst, v) }
+func Assign(dst, v any) error { return pygo.Assign(dst, v) }
 
 // splitArgs separates positional and keyword arguments.
 func splitArgs(args []any) ([]any, *py.Dict) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -32,7 +33,7 @@ type sharing struct {
 }
 
 // fork makes the fork of a reference in the message.
-func (s *sharing) fork(ref rpcwire.Reference) (rpcwire.RRefFork, error) {
+func (s *sharing) fork(ref pygo.Reference) (rpcwire.RRefFork, error) {
 	r := s.r
 	core := r.cfg.Unwrap(ref)
 	if core == nil {

@@ -33,7 +33,7 @@ type Extension interface {
 	// Wrappers are the types of requests around other requests, which Unwrap takes apart.
 	Wrappers() []rpcwire.Type
 	// Unwrap returns what is inside a wrapped request. It is called in the goroutine that reads and must not block. It may
-	// replace tensors of the inner message by values of its own; see [rpcwire.TensorHolder].
+	// replace tensors of the inner message by values of its own; see [pygo.TensorHolder].
 	Unwrap(from Worker, m *rpcwire.Message) (*Wrapped, error)
 	// Kinds are the types of requests that Serve answers.
 	Kinds() []rpcwire.Type

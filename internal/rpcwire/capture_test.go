@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/internal/tensorpipe/capture"
 	"github.com/cohort-dist/cohort/rpc/py"
@@ -25,7 +26,7 @@ func (fork) IsReference() {}
 
 func arrive(f RRefFork) (any, error) { return fork(f), nil }
 
-func forkOf(r Reference) (RRefFork, error) { return RRefFork(r.(fork)), nil }
+func forkOf(r pygo.Reference) (RRefFork, error) { return RRefFork(r.(fork)), nil }
 
 func captured(tb testing.TB) []*capture.Message {
 	tb.Helper()
@@ -250,7 +251,7 @@ func text(v any) string {
 	case *py.Dict:
 		s := "dict{"
 		var sSb249 strings.Builder
-		for _, p := range pairsOf(v) {
+		for _, p := range pygo.Pairs(v) {
 			sSb249.WriteString(text(p.Key) + ": " + text(p.Value) + ", ")
 		}
 		s += sSb249.String()

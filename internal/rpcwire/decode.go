@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -34,7 +35,7 @@ type Decoder struct {
 
 // Unpickle reads a Python pickle.
 func (d *Decoder) Unpickle(data []byte) (any, error) {
-	v, err := pickle.Decode(data, pickle.Limits{Depth: maxDepth})
+	v, err := pickle.Decode(data, pickle.Limits{Depth: pygo.MaxDepth})
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,7 @@
 // A Decoder yields nil, bool, int64, *big.Int, float64, complex128, string, []byte, []any, [Tuple], [*Dict], [Set],
 // [FrozenSet], [ByteArray], *tensor.Tensor, [*Sparse], [Global], [WorkerInfo], [*RemoteException], [*Object], and
 // whatever Arrive returns for a reference. An Encoder takes all of these and any Go number, string, slice, array, map,
-// struct (a dict by field names) or pointer. [Assign] and [AssignArgs] turn decoded values into typed Go variables.
+// struct (a dict by field names) or pointer. Package pygo turns decoded values into typed Go variables.
 //
 // A failed Python call is a PYTHON_RET whose value is a [*RemoteException]; an EXCEPTION is for errors of the framework.
 package rpcwire

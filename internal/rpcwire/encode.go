@@ -12,12 +12,10 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
-
-// maxDepth bounds the nesting of values in both directions, and ends a Go value that contains itself.
-const maxDepth = 200
 
 // Encoder turns Go values into Python pickles. Tensors are collected in Tensors and referred to by number. An Encoder
 // is for one message; the zero value is ready when no references are sent.
@@ -25,19 +23,19 @@ type Encoder struct {
 	// Tensors are the tensors met so far, for Message.Tensors.
 	Tensors []any
 	// Holders are the values met so far that stand for one of the tensors, for Message.Holders.
-	Holders []TensorHolder
+	Holders []pygo.TensorHolder
 	// Fork makes the fork of a reference that is sent. Nil refuses references.
-	Fork func(Reference) (RRefFork, error)
+	Fork func(pygo.Reference) (RRefFork, error)
 	// Native writes calls and results in the short form that only Go workers read.
 	Native bool
 	// Most is the longest payload in bytes; zero means 1 GiB, the limit of the wires.
 	Most int
 
-	pickled met[any] // containers, as pickle values; open{} while one is being encoded
-	written met[int] // the same for the short form, as numbers
-	number  int      // of the next container in the short form
-	jitted  met[int] // containers of a TorchScript value that occur more than once, as numbers of its pickle
-	again   bool     // the short form refers to a number
+	pickled pygo.Met[any] // containers, as pickle values; open{} while one is being encoded
+	written pygo.Met[int] // the same for the short form, as numbers
+	number  int           // of the next container in the short form
+	jitted  pygo.Met[int] // containers of a TorchScript value that occur more than once, as numbers of its pickle
+	again   bool          // the short form refers to a number
 }
 
 // Pickle returns the Python pickle of a Go value.
@@ -62,7 +60,7 @@ func (e *Encoder) tensor(t any) any {
 	return pickle.Call(tensorReceiver, int64(i))
 }
 
-func (e *Encoder) reference(r Reference) (RRefFork, error) {
+func (e *Encoder) reference(r pygo.Reference) (RRefFork, error) {
 	if e.Fork == nil {
 		return RRefFork{}, badValue("a remote reference (%T) cannot be sent here", r)
 	}
@@ -70,7 +68,7 @@ func (e *Encoder) reference(r Reference) (RRefFork, error) {
 }
 
 // held notes a value that stands for a tensor, and returns the tensor.
-func (e *Encoder) held(h TensorHolder) *tensor.Tensor {
+func (e *Encoder) held(h pygo.TensorHolder) *tensor.Tensor {
 	t := h.HeldTensor()
 	if t != nil && !slices.Contains(e.Holders, h) {
 		e.Holders = append(e.Holders, h)
@@ -80,7 +78,7 @@ func (e *Encoder) held(h TensorHolder) *tensor.Tensor {
 
 // value handles the types of the value model; other Go types go through reflection.
 func (e *Encoder) value(v any, depth int) (any, error) {
-	if depth > maxDepth {
+	if depth > pygo.MaxDepth {
 		return nil, containsItself()
 	}
 	switch v := v.(type) {
@@ -102,9 +100,9 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 			return nil, nil //nolint:nilnil // None
 		}
 		return e.tensor(v), nil
-	case TensorHolder:
+	case pygo.TensorHolder:
 		return e.value(e.held(v), depth)
-	case Reference:
+	case pygo.Reference:
 		f, err := e.reference(v)
 		if err != nil {
 			return nil, err
@@ -117,19 +115,19 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 		o.How = pickle.NewObj
 		return o, nil
 	}
-	id, shareable := identify(v)
+	id, shareable := pygo.Identify(v)
 	if !shareable {
 		return e.container(v, depth)
 	}
-	if done, ok := e.pickled.get(id); ok {
+	if done, ok := e.pickled.Get(id); ok {
 		if done == any(open{}) {
 			return nil, containsItself()
 		}
 		return done, nil
 	}
-	e.pickled.set(id, open{})
+	e.pickled.Set(id, open{})
 	out, err := e.container(v, depth)
-	e.pickled.set(id, out)
+	e.pickled.Set(id, out)
 	return out, err
 }
 
@@ -285,17 +283,17 @@ func (e *Encoder) reflect(v reflect.Value, depth int) (any, error) {
 	case reflect.Map:
 		return e.mapping(v, depth)
 	case reflect.Struct:
-		fields, err := structFields(v.Type())
+		fields, err := pygo.Fields(v.Type())
 		if err != nil {
 			return nil, err
 		}
 		d := &pickle.Dict{}
 		for _, f := range fields {
-			item, err := e.value(v.FieldByIndex(f.index).Interface(), depth+1)
+			item, err := e.value(v.FieldByIndex(f.Index).Interface(), depth+1)
 			if err != nil {
 				return nil, err
 			}
-			d.Pairs = append(d.Pairs, pickle.Pair{Key: f.name, Value: item})
+			d.Pairs = append(d.Pairs, pickle.Pair{Key: f.Name, Value: item})
 		}
 		return d, nil
 	case reflect.Pointer, reflect.Interface:

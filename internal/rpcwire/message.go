@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 )
 
@@ -19,7 +20,7 @@ type Message struct {
 	// Tensors are *tensor.Tensor and *Sparse values.
 	Tensors []any
 	// Holders are values of the program that stand for some of the tensors.
-	Holders []TensorHolder
+	Holders []pygo.TensorHolder
 	// Written, when not nil, is called once the message has been written and the tensors' memory is not needed any more.
 	Written func()
 }

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -19,7 +20,7 @@ import (
 // tag and its content; counts and lengths are varints, integers zigzag varints.
 //
 // A value that occurs again is written as tagAgain and its number: containers, pickles, long integers, and strings and bytes
-// of more than shortText bytes are numbered in the order in which they end. A payload with such references begins with
+// of more than pygo.ShortText bytes are numbered in the order in which they end. A payload with such references begins with
 // nativeAgain, so that the reader of any other need not count.
 const (
 	nativeMark  = 0xc7
@@ -85,16 +86,16 @@ func (e *Encoder) numbered(b []byte, err error) ([]byte, error) {
 
 // nativeText appends a string.
 func (e *Encoder) nativeText(b []byte, s string) ([]byte, error) {
-	id, long := identify(s)
+	id, long := pygo.Identify(s)
 	if long {
-		if n, again := e.written.get(id); again {
+		if n, again := e.written.Get(id); again {
 			e.again = true
 			return binary.AppendUvarint(append(b, tagAgain), uint64(n)), nil //nolint:gosec // not negative
 		}
 		if len(b)+len(s) > e.most() {
 			return nil, tooLong(e.most())
 		}
-		e.written.set(id, e.number)
+		e.written.Set(id, e.number)
 		e.number++
 	}
 	return appendText(append(b, tagString), s), nil
@@ -110,7 +111,7 @@ func (e *Encoder) nativeUDF(b []byte, u UDF) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return e.nativePairs(b, pairsOf(u.Kwargs), 0)
+	return e.nativePairs(b, pygo.Pairs(u.Kwargs), 0)
 }
 
 // nativeScript appends a TorchScript call.
@@ -138,7 +139,7 @@ func (e *Encoder) nativeMembers(b []byte, items []any, depth int) ([]byte, error
 	for _, v := range items {
 		switch v.(type) {
 		case []any, *py.Dict, py.Set, py.ByteArray:
-			return nil, badValue("a %s as the member of a set: Python cannot hash it", typeName(v))
+			return nil, badValue("a %s as the member of a set: Python cannot hash it", pygo.TypeName(v))
 		}
 	}
 	return e.nativeItems(b, items, depth)
@@ -150,7 +151,7 @@ func (e *Encoder) nativePairs(b []byte, pairs []py.Pair, depth int) ([]byte, err
 	for _, p := range pairs {
 		switch p.Key.(type) {
 		case []any, *py.Dict, py.Set, py.ByteArray:
-			return nil, badValue("a %s as the key of a dict: Python cannot hash it", typeName(p.Key))
+			return nil, badValue("a %s as the key of a dict: Python cannot hash it", pygo.TypeName(p.Key))
 		}
 		if b, err = e.native(b, p.Key, depth+1); err != nil {
 			return nil, err
@@ -186,7 +187,7 @@ func (e *Encoder) tensorIndex(t any) int {
 
 // native appends a value. It takes what value takes, and makes of it what the receiver of a pickle would see.
 func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
-	if depth > maxDepth {
+	if depth > pygo.MaxDepth {
 		return nil, containsItself()
 	}
 	switch v := v.(type) {
@@ -220,9 +221,9 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 			return append(b, tagNone), nil
 		}
 		return binary.AppendUvarint(append(b, tagTensor), uint64(e.tensorIndex(v))), nil //nolint:gosec // an index
-	case TensorHolder:
+	case pygo.TensorHolder:
 		return e.native(b, e.held(v), depth)
-	case Reference:
+	case pygo.Reference:
 		return e.nativeReference(b, v)
 	case py.Device:
 		return appendText(append(b, tagDevice), string(v)), nil
@@ -236,24 +237,24 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 	if len(b) > e.most() {
 		return nil, tooLong(e.most())
 	}
-	id, shareable := identify(v)
+	id, shareable := pygo.Identify(v)
 	if !shareable {
 		return e.nativeContainer(b, v, depth)
 	}
-	switch n, again := e.written.get(id); {
+	switch n, again := e.written.Get(id); {
 	case again && n == isOpen:
 		return nil, containsItself()
 	case again && n >= 0:
 		e.again = true
 		return binary.AppendUvarint(append(b, tagAgain), uint64(n)), nil
 	}
-	e.written.set(id, isOpen)
+	e.written.Set(id, isOpen)
 	before := e.number
 	b, err := e.nativeContainer(b, v, depth)
 	if e.number > before {
-		e.written.set(id, e.number-1) // it was the last one to end
+		e.written.Set(id, e.number-1) // it was the last one to end
 	} else {
-		e.written.set(id, unnumbered) // a pointer to a number, for example
+		e.written.Set(id, unnumbered) // a pointer to a number, for example
 	}
 	return b, err
 }
@@ -262,7 +263,7 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 func (e *Encoder) nativeContainer(b []byte, v any, depth int) ([]byte, error) {
 	switch v := v.(type) {
 	case []byte:
-		if len(v) > shortText {
+		if len(v) > pygo.ShortText {
 			e.number++
 		}
 		return append(binary.AppendUvarint(append(b, tagBytes), uint64(len(v))), v...), nil
@@ -309,7 +310,7 @@ func (e *Encoder) nativeBig(b []byte, v *big.Int) []byte {
 	return append(binary.AppendUvarint(append(b, tagBig, sign), uint64(len(data))), data...)
 }
 
-func (e *Encoder) nativeReference(b []byte, r Reference) ([]byte, error) {
+func (e *Encoder) nativeReference(b []byte, r pygo.Reference) ([]byte, error) {
 	f, err := e.reference(r)
 	if err != nil {
 		return nil, err
@@ -354,16 +355,16 @@ func (e *Encoder) nativeReflect(b []byte, v reflect.Value, depth int) ([]byte, e
 	case reflect.Map:
 		return e.numbered(e.nativePairs(append(b, tagDict), sortedPairs(v), depth))
 	case reflect.Struct:
-		fields, err := structFields(v.Type())
+		fields, err := pygo.Fields(v.Type())
 		if err != nil {
 			return nil, err
 		}
 		b = binary.AppendUvarint(append(b, tagDict), uint64(len(fields)))
 		for _, f := range fields {
-			if b, err = e.nativeText(b, f.name); err != nil {
+			if b, err = e.nativeText(b, f.Name); err != nil {
 				return nil, err
 			}
-			if b, err = e.native(b, v.FieldByIndex(f.index).Interface(), depth+1); err != nil {
+			if b, err = e.native(b, v.FieldByIndex(f.Index).Interface(), depth+1); err != nil {
 				return nil, err
 			}
 		}

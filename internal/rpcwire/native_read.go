@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/big"
 
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -35,7 +36,7 @@ func (r *nativeReader) known(v any) any {
 
 // textual is known for a string or for bytes, which are numbered when they are long.
 func (r *nativeReader) textual(v any, n int) any {
-	if n > shortText {
+	if n > pygo.ShortText {
 		return r.known(v)
 	}
 	return v
@@ -151,8 +152,8 @@ func (r *nativeReader) worker() WorkerID {
 }
 
 func (r *nativeReader) value(depth int) any {
-	if depth > maxDepth {
-		r.fail("values nested deeper than %d", maxDepth)
+	if depth > pygo.MaxDepth {
+		r.fail("values nested deeper than %d", pygo.MaxDepth)
 		return nil
 	}
 	switch tag := r.byte(); tag {

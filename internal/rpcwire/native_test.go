@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -117,7 +118,7 @@ func TestNativeStructsAndCalls(t *testing.T) {
 			t.Errorf("native=%v: %+v", native, got)
 		}
 		var back outer
-		if err := Assign(&back, got.Args[0]); err != nil || !cmp.Equal(back, v) {
+		if err := pygo.Assign(&back, got.Args[0]); err != nil || !cmp.Equal(back, v) {
 			t.Errorf("native=%v: %+v, %v", native, back, err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -43,7 +44,7 @@ func (e *Encoder) ScriptCall(s ScriptUDF) ([]byte, error) {
 	}
 	j := pickle.NewJIT(make([]byte, 0, 256))
 	items := e.scriptItems(s)
-	e.jitScan(py.Tuple(items), &met[bool]{}, 0)
+	e.jitScan(py.Tuple(items), &pygo.Met[bool]{}, 0)
 	if err := e.jitTuple(j, items, 0); err != nil {
 		return nil, err
 	}
@@ -100,7 +101,7 @@ func (e *Encoder) ScriptRemoteCall(r RemoteScriptUDF) ([]byte, error) {
 	j := pickle.NewJIT(make([]byte, 0, 256))
 	j.Mark() // at least four items
 	items := e.scriptItems(r.ScriptUDF)
-	e.jitScan(py.Tuple(items), &met[bool]{}, 0)
+	e.jitScan(py.Tuple(items), &pygo.Met[bool]{}, 0)
 	for _, item := range items {
 		if err := e.jitValue(j, item, 1); err != nil {
 			return nil, err
@@ -146,7 +147,7 @@ func (e *Encoder) ScriptRet(v any) ([]byte, error) {
 		return e.sealed(e.native(append(make([]byte, 0, 64), nativeMark), v, 0))
 	}
 	j := pickle.NewJIT(make([]byte, 0, 128))
-	e.jitScan(v, &met[bool]{}, 0)
+	e.jitScan(v, &pygo.Met[bool]{}, 0)
 	if err := e.jitValue(j, v, 0); err != nil {
 		return nil, err
 	}

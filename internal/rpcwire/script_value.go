@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -19,8 +20,8 @@ const jitPickle = "torch.jit._pickle"
 
 // jitValue pushes a Go value in TorchScript's dialect.
 func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
-	if depth > maxDepth {
-		return badValue("values nested deeper than %d, or one that contains itself", maxDepth)
+	if depth > pygo.MaxDepth {
+		return badValue("values nested deeper than %d, or one that contains itself", pygo.MaxDepth)
 	}
 	switch v := v.(type) {
 	case nil:
@@ -42,9 +43,9 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 	case *tensor.Tensor, *tensor.Sparse:
 		e.tensor(v)
 		j.TensorID(e.index(v))
-	case TensorHolder:
+	case pygo.TensorHolder:
 		return e.jitValue(j, e.held(v), depth)
-	case Reference:
+	case pygo.Reference:
 		f, err := e.reference(v)
 		if err != nil {
 			return err
@@ -97,11 +98,11 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 // jitOnce pushes a container, or refers to it if it was pushed before. Only what occurs more than once is remembered, as
 // TorchScript's own pickler does: see jitScan.
 func (e *Encoder) jitOnce(j *pickle.JIT, v any, push func() error) error {
-	id, ok := identify(v)
+	id, ok := pygo.Identify(v)
 	if !ok {
 		return push()
 	}
-	at, again := e.jitted.get(id)
+	at, again := e.jitted.Get(id)
 	switch {
 	case !again:
 		return push()
@@ -111,9 +112,9 @@ func (e *Encoder) jitOnce(j *pickle.JIT, v any, push func() error) error {
 		j.Get(at)
 		return nil
 	}
-	e.jitted.set(id, jitOpen)
+	e.jitted.Set(id, jitOpen)
 	err := push()
-	e.jitted.set(id, j.Put())
+	e.jitted.Set(id, j.Put())
 	return err
 }
 
@@ -123,8 +124,8 @@ const (
 )
 
 // jitScan finds the containers that occur more than once.
-func (e *Encoder) jitScan(v any, seen *met[bool], depth int) {
-	if depth > maxDepth {
+func (e *Encoder) jitScan(v any, seen *pygo.Met[bool], depth int) {
+	if depth > pygo.MaxDepth {
 		return // refused later
 	}
 	if t, ok := v.(py.Typed); ok {
@@ -135,12 +136,12 @@ func (e *Encoder) jitScan(v any, seen *met[bool], depth int) {
 	default:
 		return // of other values nothing is shared
 	}
-	if id, ok := identify(v); ok {
-		if _, again := seen.get(id); again {
-			e.jitted.set(id, jitTwice)
+	if id, ok := pygo.Identify(v); ok {
+		if _, again := seen.Get(id); again {
+			e.jitted.Set(id, jitTwice)
 			return
 		}
-		seen.set(id, true)
+		seen.Set(id, true)
 	}
 	switch v := v.(type) {
 	case []any:
@@ -152,7 +153,7 @@ func (e *Encoder) jitScan(v any, seen *met[bool], depth int) {
 			e.jitScan(item, seen, depth+1)
 		}
 	case *py.Dict:
-		for _, p := range pairsOf(v) {
+		for _, p := range pygo.Pairs(v) {
 			e.jitScan(p.Key, seen, depth+1)
 			e.jitScan(p.Value, seen, depth+1)
 		}

@@ -4,12 +4,8 @@
 package rpcwire
 
 import (
-	"math/big"
-	"reflect"
-	"unsafe"
-
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/rpc/py"
+	"github.com/cohort-dist/cohort/internal/pygo"
 )
 
 // A value that is mentioned twice is sent once. Decoding makes one Go value of what a message mentions many times over, so
@@ -19,118 +15,11 @@ import (
 // maxOutput bounds what an Encoder writes if nothing else is said: the wires take no longer payload.
 const maxOutput = 1 << 30
 
-// shortText is the length up to which a string is written again: a reference to it would not be much shorter.
-const shortText = 32
-
-// identity tells whether two Go values are the same memory. It keeps that memory alive, so that no other value can have it.
-type identity struct {
-	kind reflect.Type
-	at   unsafe.Pointer
-	n    int
-}
-
-var (
-	anyList   = reflect.TypeFor[[]any]()
-	anyTuple  = reflect.TypeFor[py.Tuple]()
-	anySet    = reflect.TypeFor[py.Set]()
-	anyFrozen = reflect.TypeFor[py.FrozenSet]()
-	anyArray  = reflect.TypeFor[py.ByteArray]()
-	anyBytes  = reflect.TypeFor[[]byte]()
-	anyDict   = reflect.TypeFor[*py.Dict]()
-	anyObject = reflect.TypeFor[*py.Object]()
-	anyText   = reflect.TypeFor[string]()
-	anyBig    = reflect.TypeFor[*big.Int]()
-)
-
-// identify returns the identity of a container or a long string. A value without one, such as an empty slice or a struct,
-// reports false.
-//
-//nolint:gosec // addresses are compared, never followed
-func identify(v any) (id identity, ok bool) {
-	switch v := v.(type) {
-	case []any:
-		return identity{anyList, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
-	case py.Tuple:
-		return identity{anyTuple, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
-	case py.Set:
-		return identity{anySet, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
-	case py.FrozenSet:
-		return identity{anyFrozen, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
-	case py.ByteArray:
-		return identity{anyArray, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
-	case []byte:
-		return identity{anyBytes, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > shortText
-	case string:
-		return identity{anyText, unsafe.Pointer(unsafe.StringData(v)), len(v)}, len(v) > shortText
-	case *py.Dict:
-		return identity{anyDict, unsafe.Pointer(v), 0}, v != nil
-	case *py.Object:
-		return identity{anyObject, unsafe.Pointer(v), 0}, v != nil
-	case *big.Int:
-		return identity{anyBig, unsafe.Pointer(v), 0}, v != nil && v.BitLen() > 8*shortText
-	}
-	r := reflect.ValueOf(v)
-	switch r.Kind() {
-	case reflect.Slice:
-		return identity{r.Type(), r.UnsafePointer(), r.Len()}, r.Len() > 0 && r.Type().Elem().Size() > 0
-	case reflect.Map:
-		return identity{r.Type(), r.UnsafePointer(), 0}, r.Len() > 0
-	case reflect.Pointer:
-		return identity{r.Type(), r.UnsafePointer(), 0}, !r.IsNil() && r.Type().Elem().Size() > 0
-	default:
-		return identity{}, false
-	}
-}
-
-// met is what became of the values that were met so far. A table is only made when there are many.
-type met[V any] struct {
-	few  []metEntry[V]
-	many map[identity]V
-}
-
-type metEntry[V any] struct {
-	id identity
-	v  V
-}
-
-func (m *met[V]) get(id identity) (v V, ok bool) {
-	if m.many != nil {
-		v, ok = m.many[id]
-		return v, ok
-	}
-	for i := range m.few {
-		if m.few[i].id == id {
-			return m.few[i].v, true
-		}
-	}
-	return v, false
-}
-
-func (m *met[V]) set(id identity, v V) {
-	if m.many != nil {
-		m.many[id] = v
-		return
-	}
-	for i := range m.few {
-		if m.few[i].id == id {
-			m.few[i].v = v
-			return
-		}
-	}
-	if m.few = append(m.few, metEntry[V]{id, v}); len(m.few) > 16 {
-		m.many = make(map[identity]V, 4*len(m.few))
-		for _, e := range m.few {
-			m.many[e.id] = e.v
-		}
-		m.few = nil
-	}
-}
-
 // open stands for a value that is being encoded: whoever meets it again is inside it.
 type open struct{}
 
 func containsItself() error {
-	return badValue("values nested deeper than %d, or one that contains itself", maxDepth)
+	return badValue("values nested deeper than %d, or one that contains itself", pygo.MaxDepth)
 }
 
 func tooLong(most int) error {

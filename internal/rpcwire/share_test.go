@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -193,35 +194,6 @@ func TestSelfContained(t *testing.T) {
 	}
 }
 
-// TestAssignSharesToo: a typed variable is filled once for each source.
-func TestAssignSharesToo(t *testing.T) {
-	row := []any{int64(1), int64(2)}
-	var v any = row
-	for range 4 {
-		level := make([]any, 1000)
-		for i := range level {
-			level[i] = v
-		}
-		v = level
-	}
-	var dst [][][][][]int
-	begun := time.Now()
-	if err := Assign(&dst, v); err != nil {
-		t.Fatal(err)
-	}
-	if took := time.Since(begun); took > 5*time.Second {
-		t.Errorf("it took %v", took)
-	}
-	if dst[999][999][999][999][1] != 2 || &dst[0][0][0][0][0] != &dst[1][2][3][4][0] {
-		t.Error("the rows differ")
-	}
-	var records []*struct{ Rows []map[string]int }
-	shared := &py.Dict{Pairs: []py.Pair{{Key: "rows", Value: []any{&py.Dict{Pairs: []py.Pair{{Key: "a", Value: int64(1)}}}}}}}
-	if err := Assign(&records, []any{shared, shared}); err != nil || records[0] != records[1] || records[0].Rows[0]["a"] != 1 {
-		t.Errorf("%+v, %v", records, err)
-	}
-}
-
 // TestHugeIntegers: an integer of four megabytes is refused in a line.
 func TestHugeIntegers(t *testing.T) {
 	huge := new(big.Int).Lsh(big.NewInt(1), 32<<20)
@@ -230,7 +202,7 @@ func TestHugeIntegers(t *testing.T) {
 	var f float64
 	for _, dst := range []any{&n, &u, &f} {
 		begun := time.Now()
-		err := Assign(dst, huge)
+		err := pygo.Assign(dst, huge)
 		if !errors.Is(err, dist.InvalidArgument) || len(err.Error()) > 200 {
 			t.Errorf("%T: %.200s", dst, err)
 		}
@@ -244,7 +216,7 @@ func TestHugeIntegers(t *testing.T) {
 	if _, err := (&Encoder{}).ScriptRet(huge); !errors.Is(err, dist.InvalidArgument) || len(err.Error()) > 200 {
 		t.Errorf("%.200s", err)
 	}
-	if err := Assign(&n, &py.Dict{Pairs: []py.Pair{{Key: huge, Value: huge}}}); err == nil || len(err.Error()) > 200 {
+	if err := pygo.Assign(&n, &py.Dict{Pairs: []py.Pair{{Key: huge, Value: huge}}}); err == nil || len(err.Error()) > 200 {
 		t.Errorf("%.200s", err)
 	}
 }
@@ -277,7 +249,7 @@ func TestEmbeddedStructs(t *testing.T) {
 			t.Errorf("native %v: %s", native, text)
 		}
 		var out Outer
-		if err := Assign(&out, v); err != nil || out.Base.Name != "inner" || out.Depth != 3 || out.Kind != "k" || out.ID != 2 {
+		if err := pygo.Assign(&out, v); err != nil || out.Base.Name != "inner" || out.Depth != 3 || out.Kind != "k" || out.ID != 2 {
 			t.Errorf("%+v, %v", out, err)
 		}
 	}

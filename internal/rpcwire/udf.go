@@ -5,6 +5,7 @@ package rpcwire
 
 import (
 	"github.com/cohort-dist/cohort/internal/pickle"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -33,7 +34,7 @@ func (e *Encoder) udf(u UDF) ([]byte, error) {
 }
 
 func (d *Decoder) udf(data []byte) (UDF, error) {
-	v, err := pickle.Decode(data, pickle.Limits{Depth: maxDepth})
+	v, err := pickle.Decode(data, pickle.Limits{Depth: pygo.MaxDepth})
 	if err != nil {
 		return UDF{}, err
 	}

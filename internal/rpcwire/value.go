@@ -3,10 +3,7 @@
 
 package rpcwire
 
-import (
-	"github.com/cohort-dist/cohort/rpc/py"
-	"github.com/cohort-dist/cohort/tensor"
-)
+import "github.com/cohort-dist/cohort/rpc/py"
 
 // WorkerInfo is a worker as PyTorch passes it around.
 type WorkerInfo struct {
@@ -19,18 +16,6 @@ type RemoteException struct {
 	Msg   string
 	Class py.Global
 }
-
-// Reference is a remote reference inside a value. The agent's reference types implement it; the codec asks the agent
-// for the fork to send, and for the reference that an arriving fork becomes.
-type Reference interface{ IsReference() }
-
-// TensorHolder is a value of the program that stands for a tensor, such as one that gradients are recorded for. It is sent as
-// its tensor, and whoever sends the message finds it in Encoder.Holders. Where one arrives, it is because an extension of the
-// agent has put it into the tensors of the message; it fits where a tensor does.
-type TensorHolder interface{ HeldTensor() *tensor.Tensor }
-
-// TensorTarget is a type of the program that a received tensor can be made into.
-type TensorTarget interface{ AssignTensor(*tensor.Tensor) error }
 
 const rpcInternal = "torch.distributed.rpc.internal"
 

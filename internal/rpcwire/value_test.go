@@ -7,10 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"math/big"
-	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
@@ -129,73 +126,6 @@ func TestScriptValues(t *testing.T) {
 		got, err := (&Decoder{Tensors: enc.Tensors, Arrive: arrive}).ScriptRet(b)
 		if err != nil || text(got) != text(c.want) {
 			t.Errorf("%s became %s, %v", text(c.in), text(got), err)
-		}
-	}
-}
-
-func TestAssign(t *testing.T) {
-	type inner struct {
-		Rate  float64
-		Names []string
-	}
-	type outer struct {
-		Config inner
-		Ptr    *int
-		ByID   map[int]string
-		Any    any
-	}
-	var o outer
-	err := Assign(&o, &py.Dict{Pairs: []py.Pair{
-		{Key: "config", Value: &py.Dict{Pairs: []py.Pair{{Key: "rate", Value: int64(2)}, {Key: "names", Value: py.Tuple{"a", "b"}}}}},
-		{Key: "ptr", Value: int64(5)},
-		{Key: "by_id", Value: &py.Dict{Pairs: []py.Pair{{Key: int64(1), Value: "x"}}}},
-		{Key: "any", Value: 1.5},
-	}})
-	five := 5
-	if diff := cmp.Diff(outer{inner{2, []string{"a", "b"}}, &five, map[int]string{1: "x"}, 1.5}, o); err != nil || diff != "" {
-		t.Fatal(err, diff)
-	}
-	for name, c := range map[string]struct{ dst, v any }{
-		"overflow": {new(int8), int64(300)}, "negative": {new(uint), int64(-1)}, "float for int": {new(int), 1.0}, "None": {new(int), nil},
-		"text": {new(int), "1"}, "float overflow": {new(float32), 1e300}, "array": {new([2]int), []any{int64(1)}},
-		"unknown field": {new(inner), &py.Dict{Pairs: []py.Pair{{Key: "ratte", Value: 1.0}}}}, "no pointer": {5, int64(5)}, "bool for int": {new(int), true},
-	} {
-		if err := Assign(c.dst, c.v); !errors.Is(err, dist.InvalidArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	var set map[string]struct{}
-	if err := Assign(&set, py.Set{"a", "b"}); err != nil || len(set) != 2 {
-		t.Errorf("set: %v, %v", set, err)
-	}
-	var raw [2]byte
-	if err := Assign(&raw, []byte{1, 2}); err != nil || raw != [2]byte{1, 2} {
-		t.Errorf("bytes: %v, %v", raw, err)
-	}
-}
-
-func TestAssignArgs(t *testing.T) {
-	type args struct {
-		X     int `rpc:"x,required"`
-		Scale float64
-		Note  string `rpc:"why"`
-		Skip  string `rpc:"-"`
-	}
-	got := args{Scale: 3}
-	if err := AssignArgs(&got, []any{int64(1)}, &py.Dict{Pairs: []py.Pair{{Key: "why", Value: "because"}}}); err != nil || got != (args{1, 3, "because", ""}) {
-		t.Fatalf("%+v, %v", got, err)
-	}
-	for want, c := range map[string]struct {
-		args   []any
-		kwargs *py.Dict
-	}{
-		`argument "x" is missing`:                    {nil, nil},
-		`unexpected keyword argument "y"`:            {[]any{int64(1)}, &py.Dict{Pairs: []py.Pair{{Key: "y", Value: nil}}}},
-		`argument "x" is given twice`:                {[]any{int64(1)}, &py.Dict{Pairs: []py.Pair{{Key: "x", Value: int64(1)}}}},
-		`4 positional arguments, the function takes`: {[]any{int64(1), 1.0, "", ""}, nil},
-	} {
-		if err := AssignArgs(&args{}, c.args, c.kwargs); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
 		}
 	}
 }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpcwire
+package pygo
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ import (
 )
 
 // Assign stores a decoded value in the Go variable that dst points to, converting as Python programmers expect: an int
-// fits a float, a tuple or set fits a slice, a dict fits a map or a struct (by the names of its fields, see [Encoder]),
+// fits a float, a tuple or set fits a slice, a dict fits a map or a struct (by the names of its fields, see [Fields]),
 // None fits pointers, slices, maps, interfaces and struct{}. A number that does not fit is an error, never a wrong number.
 func Assign(dst, v any) error {
 	p := reflect.ValueOf(dst)
@@ -34,7 +34,7 @@ func AssignArgs(dst any, args []any, kwargs *py.Dict) error {
 	if p.Kind() != reflect.Pointer || p.IsNil() || p.Elem().Kind() != reflect.Struct {
 		return dist.Newf("rpc: arguments", dist.InvalidArgument, "%T is not a pointer to a struct", dst)
 	}
-	fields, err := structFields(p.Elem().Type())
+	fields, err := Fields(p.Elem().Type())
 	if err != nil {
 		return err
 	}
@@ -44,12 +44,12 @@ func AssignArgs(dst any, args []any, kwargs *py.Dict) error {
 	given := make([]bool, len(fields))
 	a := &assigner{}
 	for i, arg := range args {
-		if err := a.assign(p.Elem().FieldByIndex(fields[i].index), arg, 0); err != nil {
-			return publicError(err, fmt.Sprintf("argument %q: ", fields[i].name))
+		if err := a.assign(p.Elem().FieldByIndex(fields[i].Index), arg, 0); err != nil {
+			return publicError(err, fmt.Sprintf("argument %q: ", fields[i].Name))
 		}
 		given[i] = true
 	}
-	for _, pair := range pairsOf(kwargs) {
+	for _, pair := range Pairs(kwargs) {
 		name, ok := pair.Key.(string)
 		if !ok {
 			return dist.New("rpc: arguments", dist.InvalidArgument, "a keyword argument that is not a string")
@@ -62,45 +62,25 @@ func AssignArgs(dst any, args []any, kwargs *py.Dict) error {
 			return dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q is given twice", name)
 		}
 		given[i] = true
-		if err := a.assign(p.Elem().FieldByIndex(fields[i].index), pair.Value, 0); err != nil {
+		if err := a.assign(p.Elem().FieldByIndex(fields[i].Index), pair.Value, 0); err != nil {
 			return publicError(err, fmt.Sprintf("argument %q: ", name))
 		}
 	}
 	for i, f := range fields {
-		if f.required && !given[i] {
-			return dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q is missing", f.name)
+		if f.Required && !given[i] {
+			return dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q is missing", f.Name)
 		}
 	}
 	return nil
 }
 
-func pairsOf(d *py.Dict) []py.Pair {
+// Pairs returns the entries of a dict, none of a nil one.
+func Pairs(d *py.Dict) []py.Pair {
 	if d == nil {
 		return nil
 	}
 	return d.Pairs
 }
-
-func fieldIndex(fields []field, name string) int {
-	for i, f := range fields {
-		if f.name == name {
-			return i
-		}
-	}
-	return -1
-}
-
-func fieldNames(fields []field) string {
-	names := make([]string, len(fields))
-	for i, f := range fields {
-		names[i] = f.name
-	}
-	return strings.Join(names, ", ")
-}
-
-// ReferenceTarget is a reference type of the agent that takes over a received reference of another Go type, or says why
-// it cannot.
-type ReferenceTarget interface{ AssignReference(v any) error }
 
 // misfit says where inside a value something does not fit, and what.
 type misfit struct{ path, text string }
@@ -143,10 +123,10 @@ func bigText(n *big.Int) string {
 	return n.String()
 }
 
-func mismatch(want reflect.Type, v any) error { return doesNotFit("a "+typeName(v), want) }
+func mismatch(want reflect.Type, v any) error { return doesNotFit("a "+TypeName(v), want) }
 
-// typeName names the type of a decoded value as its sender knows it.
-func typeName(v any) string {
+// TypeName names the type of a decoded value as its sender knows it.
+func TypeName(v any) string {
 	switch v := v.(type) {
 	case nil:
 		return "Python None"
@@ -189,7 +169,7 @@ func typeName(v any) string {
 
 // assigner fills one variable. A slice, map or pointer that is made of a value which occurs again is made once, as it is in
 // Python: a short message could otherwise fill the memory.
-type assigner struct{ made met[[]made] }
+type assigner struct{ made Met[[]made] }
 
 // made is a Go value of one type that a source was turned into.
 type made struct {
@@ -198,11 +178,11 @@ type made struct {
 }
 
 // again sets dst to what the same source was turned into before, if it was.
-func (a *assigner) again(dst reflect.Value, v any) (id identity, shareable, done bool) {
-	if id, shareable = identify(v); !shareable {
+func (a *assigner) again(dst reflect.Value, v any) (id Identity, shareable, done bool) {
+	if id, shareable = Identify(v); !shareable {
 		return id, false, false
 	}
-	before, _ := a.made.get(id)
+	before, _ := a.made.Get(id)
 	for _, m := range before {
 		if m.kind == dst.Type() {
 			dst.Set(m.value)
@@ -230,15 +210,15 @@ func (a *assigner) assign(dst reflect.Value, v any, depth int) error {
 	}
 	err := a.convert(dst, v, depth)
 	if err == nil && shareable {
-		before, _ := a.made.get(id)
-		a.made.set(id, append(before, made{dst.Type(), dst}))
+		before, _ := a.made.Get(id)
+		a.made.Set(id, append(before, made{dst.Type(), dst}))
 	}
 	return err
 }
 
 func (a *assigner) convert(dst reflect.Value, v any, depth int) error {
-	if depth > maxDepth {
-		return misfitf("nested deeper than %d", maxDepth)
+	if depth > MaxDepth {
+		return misfitf("nested deeper than %d", MaxDepth)
 	}
 	t := dst.Type()
 	if v == nil {
@@ -460,7 +440,7 @@ func (a *assigner) fields(dst reflect.Value, v any, depth int) error {
 	if !ok || d == nil {
 		return mismatch(dst.Type(), v)
 	}
-	fields, err := structFields(dst.Type())
+	fields, err := Fields(dst.Type())
 	if err != nil {
 		return err
 	}
@@ -473,13 +453,13 @@ func (a *assigner) fields(dst reflect.Value, v any, depth int) error {
 		if i < 0 {
 			return misfitf("a Go %v has no field for %q; it has %s", dst.Type(), name, fieldNames(fields))
 		}
-		if err := a.assign(dst.FieldByIndex(fields[i].index), p.Value, depth+1); err != nil {
+		if err := a.assign(dst.FieldByIndex(fields[i].Index), p.Value, depth+1); err != nil {
 			return within(err, ".%s", name)
 		}
 	}
 	for _, f := range fields {
-		if _, there := d.Get(f.name); f.required && !there {
-			return misfitf("%q is missing", f.name)
+		if _, there := d.Get(f.Name); f.Required && !there {
+			return misfitf("%q is missing", f.Name)
 		}
 	}
 	return nil

@@ -1,0 +1,28 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pygo says how Go's values correspond to Python's: the names of a struct's fields ([Fields]), how a decoded value is
+// stored in a typed Go variable ([Assign], [AssignArgs]), which values are one and the same ([Identify]), and what a type of
+// the program may implement to be sent or filled in its own way. How values are written is the affair of package rpcwire.
+package pygo
+
+import "github.com/cohort-dist/cohort/tensor"
+
+// MaxDepth bounds the nesting of values in both directions, and ends a Go value that contains itself.
+const MaxDepth = 200
+
+// Reference is a remote reference inside a value. The agent's reference types implement it; the codec asks the agent
+// for the fork to send, and for the reference that an arriving fork becomes.
+type Reference interface{ IsReference() }
+
+// TensorHolder is a value of the program that stands for a tensor, such as one that gradients are recorded for. It is sent as
+// its tensor, and whoever sends the message finds it in the Holders of its encoder. Where one arrives, it is because an extension of the
+// agent has put it into the tensors of the message; it fits where a tensor does.
+type TensorHolder interface{ HeldTensor() *tensor.Tensor }
+
+// TensorTarget is a type of the program that a received tensor can be made into.
+type TensorTarget interface{ AssignTensor(*tensor.Tensor) error }
+
+// ReferenceTarget is a reference type of the agent that takes over a received reference of another Go type, or says why
+// it cannot.
+type ReferenceTarget interface{ AssignReference(v any) error }
