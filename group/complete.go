@@ -61,6 +61,6 @@ func (g *Group) emit(w *Work) {
 func (g *Group) event(w *Work, phase observe.Phase, err error) observe.Event {
 	return observe.Event{
 		Kind: observe.Kind("group." + opName(w.op)), Phase: phase, Rank: dist.Rank(g.rank), Group: g.name, Seq: w.seq,
-		Bytes: int64(max(len(w.req.In), len(w.req.Out), len(w.message.Buf))), Err: err,
+		Bytes: int64(max(len(w.call.Request.In), len(w.call.Request.Out), len(w.message.Buf))), Err: err,
 	}
 }

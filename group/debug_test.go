@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -19,17 +20,17 @@ func TestDebugLevel(t *testing.T) {
 		"": false, "OFF": false, "off": false, "oFf": false, "INFO": false, "info": false, "INfO": false,
 		"DETAIL": true, "detail": true, "DeTaIl": true,
 	} {
-		t.Setenv(debugEnv, value)
+		t.Setenv(collargs.DebugVariable, value)
 		c := newConfig(nil)
 		if err := c.check("test"); err != nil || c.detail != detail {
 			t.Errorf("%q: detail %v, %v", value, c.detail, err)
 		}
 	}
 	for _, value := range []string{"foo", "0", "1", "-1", "DETIAL"} {
-		t.Setenv(debugEnv, value)
+		t.Setenv(collargs.DebugVariable, value)
 		s := store.NewMemory()
 		g, err := New(context.Background(), s, 0, 1)
-		if g != nil || !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), debugEnv) || !strings.Contains(err.Error(), "OFF, INFO or DETAIL") {
+		if g != nil || !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), collargs.DebugVariable) || !strings.Contains(err.Error(), "OFF, INFO or DETAIL") {
 			t.Errorf("%q: %v", value, err)
 		}
 		_ = s.Close()

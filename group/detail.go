@@ -10,12 +10,10 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/tensor"
 )
-
-// debugEnv is PyTorch's variable; see [WithDetail].
-const debugEnv = "TORCH_DISTRIBUTED_DEBUG"
 
 // helperLimit is how long the other ranks may take to show up in the helper group once all are connected in the group
 // itself: PyTorch makes the one right after the other.
@@ -40,13 +38,14 @@ func (c *choice) connectChecks(ctx context.Context, g *Group, p *plan) error {
 		if ctx.Err() == nil && limited.Err() != nil {
 			e := dist.Wrap("group: checks", dist.Mismatch, err)
 			e.Code = dist.Mismatch
-			e.Detail = "this rank was told to check operations (" + debugEnv + "=DETAIL or WithDetail), but a PyTorch rank does not: give it to all ranks or to none"
+			e.Detail = "this rank was told to check operations (" + collargs.DebugVariable + "=DETAIL or WithDetail), but a PyTorch rank does not: give it to all ranks or to none"
 			return e
 		}
 		return err
 	}
+	g.args.Checked = true
 	g.checks = &checks{wrapper: gloo.NewWrapper(c.layout, mesh), turn: make(chan struct{}, 1)}
-	p.config.logger.Info("operations are checked before they run", slog.String("group", g.name), slog.String("reason", debugEnv+"=DETAIL"))
+	p.config.logger.Info("operations are checked before they run", slog.String("group", g.name), slog.String("reason", collargs.DebugVariable+"=DETAIL"))
 	return nil
 }
 
@@ -76,7 +75,7 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 		w.complete(err)
 		return w
 	}
-	for _, t := range w.subject {
+	for _, t := range w.call.Subject {
 		if t != nil {
 			fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, t))
 		}
@@ -93,7 +92,7 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	}
 	if w.refused != nil {
 		g.skip(tags)
-		w.complete(w.refused.reason)
+		w.complete(w.refused.Reason)
 		return w
 	}
 	w = g.enqueue(ctx, w, tags)
@@ -125,7 +124,7 @@ func printOf(op OpType, t *tensor.Tensor) gloo.TensorPrint {
 
 // errDetail is the error of a rank that was not told what the PyTorch ranks were.
 func errDetail(rank int) error {
-	e := dist.Newf("group: checks", dist.Mismatch, "rank %d runs with %s=DETAIL, which checks every collective beforehand: set it for this process too, or use WithDetail", rank, debugEnv)
+	e := dist.Newf("group: checks", dist.Mismatch, "rank %d runs with %s=DETAIL, which checks every collective beforehand: set it for this process too, or use WithDetail", rank, collargs.DebugVariable)
 	e.Rank = dist.Rank(rank)
 	return e
 }

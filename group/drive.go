@@ -97,8 +97,8 @@ func (g *Group) runNext(ctx context.Context) (*report, error) {
 		}
 		err = g.execute(context.WithoutCancel(ctx), w) // the engine is failing: that ends the operation
 	}
-	if err == nil && w.finish != nil {
-		err = w.finish()
+	if err == nil && w.call.Finish != nil {
+		err = w.call.Finish()
 	}
 	if err != nil {
 		err = g.explain(w, err)
@@ -127,7 +127,7 @@ func (g *Group) execute(ctx context.Context, w *Work) error {
 		if !g.resumable {
 			ctx = g.working
 		}
-		return g.engine.Run(ctx, &w.req)
+		return g.engine.Run(ctx, &w.call.Request)
 	}
 	for len(w.steps) > 0 { // a step that was interrupted runs again
 		if err := w.steps[0](g.working); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -34,8 +35,9 @@ type Group struct {
 	globals           []int // world ranks of the members, by group rank
 	config            config
 	transport         Transport
-	torch             torchVersion // how the PyTorch members meet; torchNone without them
-	peers             torch.Peers  // what they can do
+	torch             torchVersion   // how the PyTorch members meet; torchNone without them
+	peers             torch.Peers    // what they can do
+	args              collargs.Group // what the requests of collectives depend on
 	members           []member
 	place             *muster.Place // among the Go ranks in the store; nil in a group of one
 	verdict           verdict       // why the group ended, as all ranks report it

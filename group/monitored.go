@@ -6,6 +6,7 @@ package group
 import (
 	"context"
 	"encoding/binary"
+	"strconv"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -30,7 +31,7 @@ func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 		}
 	}
 	w := &Work{op: OpBarrier, source: NoSource}
-	w.req.Kind, w.req.DType = coll.Barrier, tensor.Uint8
+	w.call.Request.Kind, w.call.Request.DType = coll.Barrier, tensor.Uint8
 	limit := c.timeout
 	if limit <= 0 {
 		limit = g.Timeout()
@@ -57,7 +58,7 @@ type monitored struct {
 // slots are those of the report and of the release. On gloo's wire they are the bare sequence numbers, as PyTorch has it;
 // on the native wire they are out of the way of user tags.
 func (m *monitored) slots() (report, release uint64) {
-	t := uint64(m.w.req.Tag)
+	t := uint64(m.w.call.Request.Tag)
 	if m.g.transport == Gloo {
 		return t, t + 1
 	}
@@ -105,9 +106,9 @@ func (m *monitored) follow(ctx context.Context) error {
 		e := dist.Wrap("group: monitored_barrier", dist.PeerLost, err)
 		if e.Code == dist.PeerLost {
 			e.Rank = 0
-			e.Detail = "rank " + itoa(m.g.rank) + " reached the barrier, but rank 0 had an error: " + err.Error() + "; its log has the reason"
+			e.Detail = "rank " + strconv.Itoa(m.g.rank) + " reached the barrier, but rank 0 had an error: " + err.Error() + "; its log has the reason"
 		} else if cause := asError(err); cause != nil {
-			e.Rank, e.Detail = cause.Rank, "rank "+itoa(m.g.rank)+" reached the barrier: "+cause.Error()
+			e.Rank, e.Detail = cause.Rank, "rank "+strconv.Itoa(m.g.rank)+" reached the barrier: "+cause.Error()
 		}
 		return e
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/internal/coll"
-	"github.com/cohort-dist/cohort/internal/reduce"
 )
 
 // opName is OpType.String without the map, for the hot path.
@@ -30,9 +29,9 @@ func opName(o OpType) string {
 }
 
 func reduceName(w *Work) string {
-	switch w.req.Kind {
+	switch w.call.Request.Kind {
 	case coll.AllReduce, coll.Reduce, coll.ReduceScatter:
-		return w.req.Op.String()
+		return w.call.Request.Op.String()
 	default:
 		return ""
 	}
@@ -42,14 +41,14 @@ func dtypeName(w *Work) string {
 	if w.op == OpBarrier {
 		return ""
 	}
-	return w.req.DType.String()
+	return w.call.Request.DType.String()
 }
 
 // rootOf is the root of an operation that has one.
 func rootOf(w *Work) int {
-	switch w.req.Kind {
+	switch w.call.Request.Kind {
 	case coll.Broadcast, coll.Reduce, coll.Gather, coll.Scatter:
-		return w.req.Root
+		return w.call.Request.Root
 	default:
 		return -1
 	}
@@ -73,5 +72,3 @@ func rankList(ranks []int) string {
 	}
 	return b.String()
 }
-
-func toReduce(o ReduceOp) reduce.Op { return reduce.Op(o) }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/link"
@@ -84,13 +85,13 @@ func (c *config) check(op string) error {
 	if c.dumpDir == "" {
 		c.dumpDir = os.Getenv(control.EnvDump)
 	}
-	switch level := os.Getenv(debugEnv); strings.ToUpper(level) {
+	switch level := os.Getenv(collargs.DebugVariable); strings.ToUpper(level) {
 	case "", "OFF", "INFO":
 	case "DETAIL":
 		c.detail = true
 	default:
 		// PyTorch refuses it too. A typing mistake would leave this rank out of the checks that the others wait for.
-		return dist.Newf(op, dist.InvalidArgument, "%s=%q: want OFF, INFO or DETAIL", debugEnv, level)
+		return dist.Newf(op, dist.InvalidArgument, "%s=%q: want OFF, INFO or DETAIL", collargs.DebugVariable, level)
 	}
 	if c.reconfigure {
 		return c.checkReconfigure(op)
@@ -186,6 +187,7 @@ func (p *plan) newGroup(choice *choice) *Group {
 		name: c.name, description: c.description, rank: p.rank, size: len(p.globals), globals: slices.Clone(p.globals), config: *c,
 		transport: choice.transport, torch: choice.torch, peers: choice.peers, members: choice.members, store: p.store, family: p.family,
 		index: p.index, base: p.base(choice.layout), torchName: p.torchName, origin: p.origin, membership: p.membership,
+		args:     collargs.Group{Rank: p.rank, Size: len(p.globals), Peers: choice.peers, Detail: c.detail},
 		pumpWake: make(chan struct{}, 1), over: make(chan struct{}), place: choice.place,
 		verdict: verdict{store: p.store, place: choice.place, rank: p.rank},
 	}

@@ -21,7 +21,7 @@ const MaxObject = 1 << 31
 // replaced on the other ranks. It corresponds to torch.distributed.broadcast_object_list.
 func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root int, opts ...OpOption) error {
 	const name = "group: broadcast_object_list"
-	if err := g.checkRoot(name, root); err != nil {
+	if err := g.args.CheckRoot(name, root); err != nil {
 		return err
 	}
 	if len(objects) == 0 {
@@ -137,7 +137,7 @@ func cut(all []byte, stride int, sizes []int64) [][]byte {
 // torch.distributed.gather_object.
 func (g *Group) GatherObject(ctx context.Context, object []byte, root int, opts ...OpOption) ([][]byte, error) {
 	const name = "group: gather_object"
-	if err := g.checkRoot(name, root); err != nil {
+	if err := g.args.CheckRoot(name, root); err != nil {
 		return nil, err
 	}
 	sizes, largest, err := g.exchangeSizes(ctx, name, len(object), opts)
@@ -168,7 +168,7 @@ func (g *Group) GatherObject(ctx context.Context, object []byte, root int, opts 
 // corresponds to torch.distributed.scatter_object_list.
 func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root int, opts ...OpOption) ([]byte, error) {
 	const name = "group: scatter_object_list"
-	if err := g.checkRoot(name, root); err != nil {
+	if err := g.args.CheckRoot(name, root); err != nil {
 		return nil, err
 	}
 	if g.rank == root && len(objects) != g.size {

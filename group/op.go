@@ -4,8 +4,6 @@
 package group
 
 import (
-	"strconv"
-
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/reduce"
 )
@@ -30,12 +28,7 @@ const (
 )
 
 // String returns PyTorch's name of the operator, in lower case.
-func (o ReduceOp) String() string {
-	if op := reduce.Op(o); op.Valid() {
-		return op.String()
-	}
-	return "reduce_op(" + strconv.Itoa(int(o)) + ")"
-}
+func (o ReduceOp) String() string { return reduce.Op(o).String() }
 
 // OpType is the kind of an operation. The numbers are those of PyTorch's c10d::OpType.
 type OpType uint8

@@ -241,3 +241,11 @@ func Reuse(w *Work) OpOption { return reuseOption{w} }
 type reuseOption struct{ work *Work }
 
 func (reuseOption) applyOp(*opConfig) {}
+
+// WithFactor is what [PremulSum] multiplies this rank's tensors by. Ranks may give different factors, as weights. It
+// corresponds to the factor of torch.distributed's PREMUL_SUM.
+func WithFactor(f float64) OpOption { return factorOption(f) }
+
+type factorOption float64
+
+func (factorOption) applyOp(*opConfig) {}

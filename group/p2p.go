@@ -5,6 +5,7 @@ package group
 
 import (
 	"context"
+	"strconv"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
@@ -65,9 +66,9 @@ func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from, 
 		if buf, err = flat.Bytes(); err != nil {
 			return failed(op, err)
 		}
-		w.finish = func() error { return t.CopyFrom(flat) }
+		w.call.Finish = func() error { return t.CopyFrom(flat) }
 	}
-	w.outputs = append(w.outputs[:0], t)
+	w.call.Outputs = append(w.call.Outputs[:0], t)
 	w.message.Peer, w.message.Slot, w.message.Buf = from, uint64(tag), buf //nolint:gosec // checked
 	if from == link.AnyPeer {
 		for r := range g.size {
@@ -82,7 +83,7 @@ func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from, 
 // messageWork checks the arguments of a point-to-point operation. The buffer is nil when t is not contiguous.
 func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer, tag int, opts []OpOption) (*Work, []byte, error) {
 	name := "group: " + op.String()
-	if err := g.checkTensor(name, t); err != nil {
+	if err := g.args.CheckTensor(name, t); err != nil {
 		return nil, nil, err
 	}
 	switch {
@@ -96,7 +97,7 @@ func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer, tag int, opts []O
 		return nil, nil, dist.New(name, dist.InvalidArgument, "the group has no other rank")
 	}
 	w := g.newWork(op, opts)
-	w.p2p, w.req.DType = true, t.DType()
+	w.p2p, w.call.Request.DType = true, t.DType()
 	if !t.IsContiguous() {
 		return w, nil, nil
 	}
@@ -183,8 +184,8 @@ func (g *Group) settle(w *Work, closing bool) {
 	if w.op != OpSend {
 		w.source = w.message.Source
 	}
-	if err == nil && w.finish != nil {
-		err = w.finish()
+	if err == nil && w.call.Finish != nil {
+		err = w.call.Finish()
 	}
 	if cause := w.cause(); cause != nil && err != nil {
 		err = cause
@@ -201,7 +202,7 @@ func (w *Work) cause() error {
 
 // abort is Work.Abort.
 func (g *Group) abort(w *Work) {
-	reason := dist.New("group: "+w.op.String(), dist.Aborted, "the operation was aborted on rank "+itoa(g.rank))
+	reason := dist.New("group: "+w.op.String(), dist.Aborted, "the operation was aborted on rank "+strconv.Itoa(g.rank))
 	if w.p2p {
 		g.withdraw(w, reason)
 		return

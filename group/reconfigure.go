@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
@@ -62,7 +63,7 @@ func (c *config) checkReconfigure(op string) error {
 	case ok && l < torch.V2_14:
 		return dist.Newf(op, dist.NotSupported, "a group with %v ranks cannot be reconfigured: it needs PyTorch 2.14", torch.Exactly(l))
 	case c.detail:
-		return dist.New(op, dist.NotSupported, "a group whose operations are checked beforehand ("+debugEnv+"=DETAIL or WithDetail) cannot be reconfigured, in PyTorch either")
+		return dist.New(op, dist.NotSupported, "a group whose operations are checked beforehand ("+collargs.DebugVariable+"=DETAIL or WithDetail) cannot be reconfigured, in PyTorch either")
 	}
 	return nil
 }

@@ -74,7 +74,7 @@ func (g *Group) refusedLocked(ctx context.Context, op OpType, no sched.Refusal) 
 
 // post submits a collective, after a check where the PyTorch ranks make one. It takes so many sequence numbers.
 func (g *Group) post(ctx context.Context, w *Work, numbers uint32) *Work {
-	if g.checks != nil && (w.steps == nil || w.parts > 0) {
+	if g.checks != nil && (w.steps == nil || w.call.Parts > 0) {
 		return g.checked(ctx, w, numbers)
 	}
 	return g.enqueue(ctx, w, numbers)
@@ -97,12 +97,12 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 		}
 		number, e, no = g.mu.sched.Submit(&w.item, numbers)
 	}
-	w.group, w.seq, w.req.Tag = g, uint64(number), number
+	w.group, w.seq, w.call.Request.Tag = g, uint64(number), number
 	g.mu.torchSeq += g.torchSteps(w)
 	g.limitLocked(w)
-	w.req.Timeout = w.timeout
+	w.call.Request.Timeout = w.timeout
 	w.record = g.records.Post(recorder.Entry{
-		Seq: w.seq, Op: opName(w.op), Reduce: reduceName(w), DType: dtypeName(w), In: int64(len(w.req.In)), Out: int64(len(w.req.Out)),
+		Seq: w.seq, Op: opName(w.op), Reduce: reduceName(w), DType: dtypeName(w), In: int64(len(w.call.Request.In)), Out: int64(len(w.call.Request.Out)),
 		Peer: rootOf(w), Posted: w.posted, Timeout: w.timeout,
 	})
 	g.mu.Unlock()
@@ -152,7 +152,7 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	g.mu.torchSeq++
 	g.limitLocked(w)
 	entry := recorder.Entry{
-		Seq: w.seq, P2P: true, Op: opName(w.op), DType: w.req.DType.String(), Peer: w.message.Peer, Tag: uint32(w.message.Slot), //nolint:gosec // at most MaxTag
+		Seq: w.seq, P2P: true, Op: opName(w.op), DType: w.call.Request.DType.String(), Peer: w.message.Peer, Tag: uint32(w.message.Slot), //nolint:gosec // at most MaxTag
 		Posted: now, Started: now, Timeout: w.timeout,
 	}
 	if size := int64(len(w.message.Buf)); w.op == OpSend {

@@ -5,7 +5,6 @@ package group
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"os"
 	"sync"
@@ -15,7 +14,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
-	"github.com/cohort-dist/cohort/tensor"
 )
 
 // torchVersion is how the PyTorch ranks of a group meet. What they can do is in package torch.
@@ -38,55 +36,13 @@ func (v torchVersion) String() string {
 	return "Go"
 }
 
-// checkTorch refuses what the PyTorch ranks of the group cannot do, would get wrong, or may do one way or another; see refusal.
-func (g *Group) checkTorch(name string, op OpType, dt tensor.DType, r ReduceOp, numel, parts int) error {
-	err := g.peers.Check(name, torch.Call{Op: torch.Op(op), DType: dt, Reduce: toReduce(r), Numel: numel, Parts: parts})
-	why, ok := errors.AsType[*torch.Refusal](err)
-	if !ok {
-		return err
-	}
-	e := asError(err)
-	e.Err = nil
-	return &refusal{reason: e, where: whereRefused(why.Where), tags: uint32(why.Tags)} //nolint:gosec // a number of ranks at most
-}
-
-// wireType is the element type that the PyTorch ranks see: booleans are bytes to gloo, complex numbers pairs.
-func (v torchVersion) wireType(dt tensor.DType) tensor.DType {
-	if v == torchNone {
-		return dt
-	}
-	switch dt {
-	case tensor.Bool:
-		return tensor.Uint8
-	case tensor.Complex64:
-		return tensor.Float32
-	case tensor.Complex128:
-		return tensor.Float64
-	default:
-		return dt
-	}
-}
-
-// uneven refuses blocks of different sizes. PyTorch's ranks refuse them too, each that sees them: in a gather and a scatter
-// that is the root alone, and the others are on their way.
-func (v torchVersion) uneven(name string, op OpType) error {
-	if v == torchNone {
-		return nil
-	}
-	where := atTheCall
-	if op != OpAllGather {
-		where = performed
-	}
-	return refusef(where, name, "gloo of %v, which other ranks use, needs tensors of one size", v)
-}
-
 // torchSteps is how far an operation moves the count that PyTorch 2.x puts into fingerprints. A monitored barrier counts the
 // messages it consists of.
 func (g *Group) torchSteps(w *Work) uint64 {
 	switch {
-	case w.parts > 1:
-		return uint64(w.parts)
-	case w.steps == nil, w.parts == 1:
+	case w.call.Parts > 1:
+		return uint64(w.call.Parts)
+	case w.steps == nil, w.call.Parts == 1:
 		return 1
 	case g.rank == 0:
 		return 2 * uint64(g.size-1) //nolint:gosec // at least one rank

@@ -6,6 +6,7 @@ package group
 import (
 	"context"
 	"encoding/json"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,7 +70,7 @@ func (v *verdict) judge(err error) error {
 	}
 	e := &dist.Error{Op: own.Op, Code: code, Rank: dist.Rank(first.Rank), Peer: first.Peer, Detail: first.Detail}
 	if code != dist.PeerLost && first.By != v.rank {
-		e.Detail = "rank " + itoa(first.By) + " gave the group up: " + first.Detail
+		e.Detail = "rank " + strconv.Itoa(first.By) + " gave the group up: " + first.Detail
 	}
 	return e
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/sched"
@@ -32,15 +32,11 @@ type Work struct {
 	source int // sender of a receive
 
 	// Set before the operation is queued.
-	req     coll.Request // of a collective
-	message link.Op      // of a point-to-point operation
+	call    collargs.Call // of a collective; of a message only the element type, the outputs and what to do with them
+	message link.Op       // of a point-to-point operation
 	p2p     bool
-	steps   []step       // what to run instead of one request
-	parts   int          // collectives that PyTorch ranks count for it; 0 for the usual one
-	finish  func() error // after success: move results to where the user wants them
-	outputs []*tensor.Tensor
-	subject [2]*tensor.Tensor // what a check before the operation compares; see detail.go
-	refused *refusal          // it is checked and not run; see refuse.go
+	steps   []step            // what to run instead of one request
+	refused *collargs.Refusal // it is checked and not run; see refuse.go
 	timeout time.Duration
 	record  uint64 // in the flight recorder
 	posted  time.Time
@@ -109,7 +105,7 @@ func (w *Work) Result() ([]*tensor.Tensor, error) {
 	if !w.Completed() {
 		return nil, dist.New("group: result", dist.InvalidArgument, w.op.String()+" is still running: wait for it first")
 	}
-	return w.outputs, w.err
+	return w.call.Outputs, w.err
 }
 
 // Wait returns when the operation is complete, with its error. If ctx ends first, it returns the context's error; the
@@ -206,7 +202,7 @@ func callBack(seen *Work, callbacks ...func(*Work)) {
 func (w *Work) copyLocked(at time.Time, err error) *Work {
 	c := &Work{op: w.op, seq: w.seq, source: w.source, p2p: w.p2p, timeout: w.timeout, posted: w.posted, begun: w.begun, err: err}
 	if err == nil {
-		c.outputs = slices.Clone(w.outputs)
+		c.call.Outputs = slices.Clone(w.call.Outputs)
 	}
 	c.mu.finished, c.mu.ended = true, at
 	c.completed.Store(true)
@@ -221,7 +217,7 @@ func (w *Work) Future() *dist.Future[[]*tensor.Tensor] {
 		p := dist.NewPromise[[]*tensor.Tensor]()
 		w.mu.future = p.Future()
 		if w.mu.finished {
-			p.Complete(slices.Clone(w.outputs), w.err)
+			p.Complete(slices.Clone(w.call.Outputs), w.err)
 		} else {
 			w.mu.promise = p
 		}
@@ -235,7 +231,7 @@ func FromFuture(future *dist.Future[[]*tensor.Tensor]) *Work {
 	w := &Work{op: OpUnknown, source: NoSource, begun: time.Now()}
 	w.mu.future = future
 	future.OnDone(func(outputs []*tensor.Tensor, err error) {
-		w.outputs = outputs
+		w.call.Outputs = outputs
 		w.complete(err)
 	})
 	return w
@@ -261,7 +257,7 @@ func (w *Work) completeAt(at time.Time, err error) {
 	}
 	w.mu.finished, w.err, w.mu.ended = true, err, at
 	if err != nil {
-		w.outputs = nil
+		w.call.Outputs = nil
 	}
 	callbacks, done, promise := w.mu.callbacks, w.mu.done, w.mu.promise
 	w.mu.callbacks, w.mu.promise = nil, nil
@@ -276,9 +272,23 @@ func (w *Work) completeAt(at time.Time, err error) {
 		close(done)
 	}
 	if promise != nil {
-		promise.Complete(seen.outputs, err)
+		promise.Complete(seen.call.Outputs, err)
 	}
 	if len(callbacks) > 0 {
 		callBack(seen, callbacks...)
 	}
+}
+
+// recycle makes a complete Work new again.
+func (w *Work) recycle() {
+	w.call.Reset()
+	w.message = link.Op{State: link.OpState{Done: w.message.State.Done}}
+	w.group, w.p2p, w.steps, w.refused = nil, false, nil, nil
+	w.record, w.posted, w.begun, w.err = 0, time.Time{}, time.Time{}, nil
+	w.item.Reset()
+	w.mu.Lock()
+	w.mu.finished, w.mu.withdrawn, w.mu.ended = false, nil, time.Time{}
+	w.mu.done, w.mu.future, w.mu.promise, w.mu.callbacks = nil, nil, nil, nil
+	w.mu.Unlock()
+	w.completed.Store(false)
 }

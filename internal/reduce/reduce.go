@@ -4,6 +4,8 @@
 // Package reduce combines buffers element by element, with gloo's semantics.
 package reduce
 
+import "strconv"
+
 // Op is a reduction operator.
 type Op uint8
 
@@ -23,5 +25,8 @@ const (
 
 // String returns the operator's name as PyTorch spells it.
 func (o Op) String() string {
+	if !o.Valid() {
+		return "reduce_op(" + strconv.Itoa(int(o)) + ")"
+	}
 	return [...]string{"sum", "product", "min", "max", "band", "bor", "bxor", "avg", "premul_sum"}[o]
 }

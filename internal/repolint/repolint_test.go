@@ -38,7 +38,7 @@ pure: internal/reduce internal/coll internal/sched internal/launchcore internal/
       autograd tensor/safetensors autograd/nn optim
       internal/link internal/link/*
       internal/gloo/presence
-pure: internal/gloo/torch
+pure: internal/gloo/torch internal/collargs
       internal/recycle
       store store/filestore store/tcpstore
       internal/muster elastic

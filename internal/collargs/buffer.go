@@ -1,35 +1,26 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package group
+package collargs
 
 import (
-	"strconv"
-	"time"
-
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coll"
-	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-func itoa(i int) string { return strconv.Itoa(i) }
-
-var zeroTime time.Time
-
 // Engines work on contiguous bytes. This file takes tensors apart and puts them together again.
 
 // inout makes t the buffer that an operation works on in place. A tensor that is not contiguous is copied there and back.
-func (g *Group) inout(w *Work, t *tensor.Tensor) error { return g.output(w, t, true) }
+func (g *Group) inout(c *Call, t *tensor.Tensor) error { return g.output(c, t, true) }
 
 // output makes t the buffer that results go to. With keep its content goes in first.
-func (g *Group) output(w *Work, t *tensor.Tensor, keep bool) error {
-	w.req.DType, w.req.Complex = g.torch.wireType(t.DType()), t.DType().Complex()
-	w.outputs = append(w.outputs[:0], t)
+func (g *Group) output(c *Call, t *tensor.Tensor, keep bool) error {
+	c.Request.DType, c.Request.Complex = g.wireType(t.DType()), t.DType().Complex()
+	c.Outputs = append(c.Outputs[:0], t)
 	if t.IsContiguous() {
 		buf, err := t.Bytes()
-		w.req.Out = buf
+		c.Request.Out = buf
 		return err
 	}
 	var flat *tensor.Tensor
@@ -42,33 +33,33 @@ func (g *Group) output(w *Work, t *tensor.Tensor, keep bool) error {
 	if err != nil {
 		return err
 	}
-	if w.req.Out, err = flat.Bytes(); err != nil {
+	if c.Request.Out, err = flat.Bytes(); err != nil {
 		return err
 	}
-	w.finish = func() error { return t.CopyFrom(flat) }
+	c.Finish = func() error { return t.CopyFrom(flat) }
 	return nil
 }
 
 // input makes t the buffer that an operation reads.
-func (g *Group) input(w *Work, t *tensor.Tensor) error {
-	w.req.DType, w.req.Complex = g.torch.wireType(t.DType()), t.DType().Complex()
+func (g *Group) input(c *Call, t *tensor.Tensor) error {
+	c.Request.DType, c.Request.Complex = g.wireType(t.DType()), t.DType().Complex()
 	flat, err := t.Contiguous()
 	if err != nil {
 		return err
 	}
-	w.req.In, err = flat.Bytes()
+	c.Request.In, err = flat.Bytes()
 	return err
 }
 
 // gatherInto makes one buffer of all outputs. Where they are parts of one tensor, one behind the other in memory, they are
 // used in place; else the blocks are copied to them in the end.
-func (g *Group) gatherInto(w *Work, outs []*tensor.Tensor, in *tensor.Tensor) error {
-	if err := g.input(w, in); err != nil {
+func (g *Group) gatherInto(c *Call, outs []*tensor.Tensor, in *tensor.Tensor) error {
+	if err := g.input(c, in); err != nil {
 		return err
 	}
-	w.outputs = append(w.outputs[:0], outs...)
-	if room := span(outs); room != nil && (in.Storage() != outs[0].Storage() || in.IsContiguous() && in.Offset() == outs[g.rank].Offset()) {
-		w.req.Out = room
+	c.Outputs = append(c.Outputs[:0], outs...)
+	if room := span(outs); room != nil && (in.Storage() != outs[0].Storage() || in.IsContiguous() && in.Offset() == outs[g.Rank].Offset()) {
+		c.Request.Out = room
 		return nil
 	}
 	total := 0
@@ -76,8 +67,8 @@ func (g *Group) gatherInto(w *Work, outs []*tensor.Tensor, in *tensor.Tensor) er
 		total += t.Size()
 	}
 	room := make([]byte, total)
-	w.req.Out = room
-	w.finish = func() error { return unflatten(room, outs) }
+	c.Request.Out = room
+	c.Finish = func() error { return unflatten(room, outs) }
 	return nil
 }
 
@@ -99,12 +90,12 @@ func span(ts []*tensor.Tensor) []byte {
 }
 
 // tidyBooleans makes true one again after gloo has added booleans as bytes.
-func (g *Group) tidyBooleans(w *Work, dt tensor.DType, buf []byte) {
-	if g.torch == torchNone || dt != tensor.Bool {
+func (g *Group) tidyBooleans(c *Call, dt tensor.DType, buf []byte) {
+	if g.Peers.None() || dt != tensor.Bool {
 		return
 	}
-	finish := w.finish
-	w.finish = func() error {
+	finish := c.Finish
+	c.Finish = func() error {
 		for i, b := range buf {
 			if b > 1 {
 				buf[i] = 1
@@ -209,20 +200,20 @@ func (g *Group) splitBytes(name, which string, t *tensor.Tensor, splits []int) (
 		first = t.Dim(0)
 	}
 	if len(splits) == 0 {
-		if first%g.size != 0 {
-			return nil, dist.Newf(name, dist.InvalidArgument, "the %s's first dimension, %d, cannot be cut into %d equal parts", which, first, g.size)
+		if first%g.Size != 0 {
+			return nil, dist.Newf(name, dist.InvalidArgument, "the %s's first dimension, %d, cannot be cut into %d equal parts", which, first, g.Size)
 		}
 		return nil, nil
 	}
-	if len(splits) != g.size {
-		return nil, dist.Newf(name, dist.InvalidArgument, "%d %s splits for %d ranks", len(splits), which, g.size)
+	if len(splits) != g.Size {
+		return nil, dist.Newf(name, dist.InvalidArgument, "%d %s splits for %d ranks", len(splits), which, g.Size)
 	}
 	row := 0
 	if first > 0 {
 		row = t.Size() / first
 	}
 	total := 0
-	counts := make([]int, g.size)
+	counts := make([]int, g.Size)
 	for i, s := range splits {
 		if s < 0 || s > first {
 			return nil, dist.Newf(name, dist.InvalidArgument, "%s split %d for rank %d of a first dimension of %d", which, s, i, first)
@@ -236,32 +227,34 @@ func (g *Group) splitBytes(name, which string, t *tensor.Tensor, splits []int) (
 	return counts, nil
 }
 
-func (g *Group) checkTensor(name string, t *tensor.Tensor) error {
+// CheckTensor checks that a tensor can be used in the group.
+func (g *Group) CheckTensor(name string, t *tensor.Tensor) error {
 	if t == nil {
 		return dist.New(name, dist.InvalidArgument, "no tensor")
 	}
 	if t.Storage().Released() {
 		return dist.New(name, dist.InvalidArgument, "the tensor's storage was released")
 	}
-	if dt := t.DType(); g.torch == torchNone && !reduce.Carries(dt) {
+	if dt := t.DType(); g.Peers.None() && !reduce.Carries(dt) {
 		return dist.Newf(name, dist.NotSupported, "groups do not carry %v; convert the tensor", dt)
 	}
 	return nil
 }
 
-func (g *Group) checkRoot(name string, root int) error {
-	if root < 0 || root >= g.size {
-		return dist.Newf(name, dist.InvalidArgument, "root %d: the group has ranks 0 to %d", root, g.size-1)
+// CheckRoot checks a rank that is the root of an operation.
+func (g *Group) CheckRoot(name string, root int) error {
+	if root < 0 || root >= g.Size {
+		return dist.Newf(name, dist.InvalidArgument, "root %d: the group has ranks 0 to %d", root, g.Size-1)
 	}
 	return nil
 }
 
 // checkPair checks an output and an input of one type.
 func (g *Group) checkPair(name string, out, in *tensor.Tensor) error {
-	if err := g.checkTensor(name, in); err != nil {
+	if err := g.CheckTensor(name, in); err != nil {
 		return err
 	}
-	if err := g.checkTensor(name, out); err != nil {
+	if err := g.CheckTensor(name, out); err != nil {
 		return err
 	}
 	if out.DType() != in.DType() {
@@ -272,14 +265,14 @@ func (g *Group) checkPair(name string, out, in *tensor.Tensor) error {
 
 // checkList checks one tensor per rank, all of the type of like.
 func (g *Group) checkList(name, which string, ts []*tensor.Tensor, like *tensor.Tensor) error {
-	if err := g.checkTensor(name, like); err != nil {
+	if err := g.CheckTensor(name, like); err != nil {
 		return err
 	}
-	if len(ts) != g.size {
-		return dist.Newf(name, dist.InvalidArgument, "%d %s for %d ranks", len(ts), which, g.size)
+	if len(ts) != g.Size {
+		return dist.Newf(name, dist.InvalidArgument, "%d %s for %d ranks", len(ts), which, g.Size)
 	}
 	for _, t := range ts {
-		if err := g.checkTensor(name, t); err != nil {
+		if err := g.CheckTensor(name, t); err != nil {
 			return err
 		}
 	}
@@ -296,19 +289,4 @@ func sameType(name string, ts []*tensor.Tensor) error {
 		}
 	}
 	return nil
-}
-
-// recycle makes a complete Work new again.
-func (w *Work) recycle() {
-	w.req = coll.Request{}
-	w.message = link.Op{State: link.OpState{Done: w.message.State.Done}}
-	w.group, w.p2p, w.steps, w.parts, w.finish, w.refused = nil, false, nil, 0, nil, nil
-	w.outputs, w.subject = w.outputs[:0], [2]*tensor.Tensor{}
-	w.record, w.posted, w.begun, w.err = 0, zeroTime, zeroTime, nil
-	w.item.Reset()
-	w.mu.Lock()
-	w.mu.finished, w.mu.withdrawn, w.mu.ended = false, nil, zeroTime
-	w.mu.done, w.mu.future, w.mu.promise, w.mu.callbacks = nil, nil, nil, nil
-	w.mu.Unlock()
-	w.completed.Store(false)
 }

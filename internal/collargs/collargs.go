@@ -1,0 +1,58 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package collargs turns the arguments of a collective, tensors and options, into the request that an engine runs, and says what
+// to do with its result. It refuses what does not fit, what no rank can do, and what the PyTorch ranks of the group cannot do or
+// may do otherwise; a refusal of the last kind says how this rank stays in step with them. Nothing here waits or sends.
+package collargs
+
+import (
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// Group is what a request depends on beside its arguments.
+type Group struct {
+	Rank, Size int
+	Peers      torch.Peers // what the PyTorch ranks can do
+	Detail     bool        // shapes of flat buffers are compared too
+	Checked    bool        // PyTorch ranks compare operations before they run
+}
+
+// Call is a collective that is ready to run. A zero Call, or one that was [Call.Reset], can be filled.
+type Call struct {
+	Factor  Factor // of a premultiplied sum; set before the Call is filled
+	Request coll.Request
+	Outputs []*tensor.Tensor
+	Finish  func() error      // after success: moves results to where the user wants them; or nil
+	Subject [2]*tensor.Tensor // what a check before the operation compares
+	Parts   int               // collectives that PyTorch ranks count for it; 0 for the usual one
+	Pieces  []Piece           // what to run one after the other instead of the request as a whole
+}
+
+// Piece is one of several collectives that an operation consists of for PyTorch ranks. Each has a tag of its own.
+type Piece struct{ In, Out []byte }
+
+// Reset empties the Call, and keeps its memory.
+func (c *Call) Reset() { *c = Call{Outputs: c.Outputs[:0]} }
+
+// Numbers is how many sequence numbers the operation takes.
+func (c *Call) Numbers() uint32 { return uint32(max(c.Parts, 1)) } //nolint:gosec // a number of ranks or tensors
+
+// wireType is the element type that the PyTorch ranks see: booleans are bytes to gloo, complex numbers pairs.
+func (g *Group) wireType(dt tensor.DType) tensor.DType {
+	if g.Peers.None() {
+		return dt
+	}
+	switch dt {
+	case tensor.Bool:
+		return tensor.Uint8
+	case tensor.Complex64:
+		return tensor.Float32
+	case tensor.Complex128:
+		return tensor.Float64
+	default:
+		return dt
+	}
+}

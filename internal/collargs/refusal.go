@@ -1,0 +1,75 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package collargs
+
+import (
+	"errors"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// DebugVariable is PyTorch's variable that makes ranks compare operations before they run them.
+const DebugVariable = "TORCH_DISTRIBUTED_DEBUG"
+
+// Refusal is the error of an operation that this rank does not run because of the PyTorch ranks of its group.
+type Refusal struct { //nolint:errname // it reads as what happened
+	Reason  *dist.Error
+	Where   torch.Where       // they refuse it
+	Tags    uint32            // that it takes at the wait
+	Subject [2]*tensor.Tensor // what a check beforehand compares
+}
+
+func (r *Refusal) Error() string { return r.Reason.Error() }
+
+// Unwrap makes the refusal what it says.
+func (r *Refusal) Unwrap() error { return r.Reason }
+
+// Numbers is how many sequence numbers the PyTorch ranks take for what they refuse.
+func (r *Refusal) Numbers() uint32 {
+	if r.Where == torch.AtTheWait {
+		return max(r.Tags, 1)
+	}
+	return 0
+}
+
+func refusef(where torch.Where, name, format string, args ...any) error {
+	return &Refusal{Reason: dist.Newf(name, dist.NotSupported, format, args...), Where: where}
+}
+
+// about says which tensors a check of a refused operation compares.
+func about(err error, ts ...*tensor.Tensor) error {
+	if r, ok := errors.AsType[*Refusal](err); ok {
+		r.Subject = [2]*tensor.Tensor{}
+		copy(r.Subject[:], ts)
+	}
+	return err
+}
+
+// checkTorch refuses what the PyTorch ranks of the group cannot do, would get wrong, or may do one way or another.
+func (g *Group) checkTorch(name string, op torch.Op, dt tensor.DType, r reduce.Op, numel, parts int) error {
+	err := g.Peers.Check(name, torch.Call{Op: op, DType: dt, Reduce: r, Numel: numel, Parts: parts})
+	why, ok := errors.AsType[*torch.Refusal](err)
+	if !ok {
+		return err
+	}
+	e, _ := errors.AsType[*dist.Error](err)
+	e.Err = nil
+	return &Refusal{Reason: e, Where: why.Where, Tags: uint32(why.Tags)} //nolint:gosec // a number of ranks at most
+}
+
+// uneven refuses blocks of different sizes. PyTorch's ranks refuse them too, each that sees them: in a gather and a scatter
+// that is the root alone, and the others are on their way.
+func (g *Group) uneven(name string, op torch.Op) error {
+	if g.Peers.None() {
+		return nil
+	}
+	where := torch.AtTheCall
+	if op != torch.AllGather {
+		where = torch.Nowhere
+	}
+	return refusef(where, name, "gloo of %v, which other ranks use, needs tensors of one size", g.Peers)
+}
