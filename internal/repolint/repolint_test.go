@@ -40,7 +40,7 @@ pure: internal/reduce internal/coll internal/sched internal/launchcore internal/
       internal/gloo/presence
 pure: internal/gloo/torch internal/collargs
       internal/recycle
-      store store/filestore store/tcpstore
+      internal/storeserve store store/filestore store/tcpstore
       internal/muster elastic
       internal/intake internal/cohortwire internal/tensorpipe internal/pygo internal/rpcwire internal/pyexc
 pure: internal/rrefcore internal/backcore internal/gloo/wire internal/gloo/match internal/native/wire

@@ -8,6 +8,7 @@ import (
 	"math"
 
 	"github.com/cohort-dist/cohort/internal/storecore"
+	"github.com/cohort-dist/cohort/internal/storeserve"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -45,7 +46,7 @@ type Claim struct {
 // Claims returns all claims by name. After Close there are none.
 func (s *Server) Claims() map[string]Claim {
 	var all map[string]storecore.Claim
-	s.driver.do(func(c *core) { all = c.machine.Claims(math.MaxInt) })
+	s.serving.Do(func(c *storeserve.Core) { all = c.Machine.Claims(math.MaxInt) })
 	claims := make(map[string]Claim, len(all))
 	for name, c := range all {
 		claims[name] = Claim(c)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/storecore"
+	"github.com/cohort-dist/cohort/internal/storeserve"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -30,7 +31,7 @@ func newIdentity() (id storecore.Identity) {
 // Identity returns the identity of the server's present contents, the last one after Close.
 func (s *Server) Identity() Identity {
 	var id Identity
-	if !s.driver.do(func(c *core) { id = Identity(c.machine.Identity()) }) {
+	if !s.serving.Do(func(c *storeserve.Core) { id = Identity(c.Machine.Identity()) }) {
 		<-s.closed
 		return s.final.identity
 	}
@@ -44,10 +45,7 @@ func (s *Server) Identity() Identity {
 // for everything they ask from then on, those of PyTorch are cut. After Close it does nothing.
 func (s *Server) Clear() int {
 	n := 0
-	s.driver.do(func(c *core) {
-		n = c.machine.Clear()
-		c.cleared("", n)
-	})
+	s.serving.Do(func(c *storeserve.Core) { n = c.Clear() })
 	return n
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storeserve"
 )
 
 // Server is a store that PyTorch processes of every version and Go processes use at the same time: the server half of
@@ -21,8 +22,7 @@ import (
 // One slow, silent or hostile client delays nobody else.
 type Server struct {
 	addr    net.Addr
-	driver  driver
-	report  *reporter
+	serving *storeserve.Server
 	started time.Time
 
 	close  sync.Once
@@ -34,16 +34,6 @@ type Server struct {
 type finalState struct {
 	stats    Stats
 	identity Identity
-}
-
-// driver moves bytes between sockets and a machine.
-type driver interface {
-	// do runs fn while the machine stands still. It returns false when the driver has ended.
-	do(fn func(*core)) bool
-	// drain stops accepting; the returned channel is closed when the last client is gone.
-	drain() <-chan struct{}
-	// end closes everything and joins all goroutines.
-	end()
 }
 
 // Listen starts a server on addr, "host:port". Port 0 takes a free port, see [Server.Port]; an empty host means all
@@ -83,15 +73,12 @@ func Serve(l net.Listener, opts ...ServerOption) (*Server, error) {
 		return nil, dist.New("tcpstore: serve", dist.InvalidArgument, "the listener is nil")
 	}
 	config := newServerConfig(opts)
-	s := &Server{addr: l.Addr(), report: newReporter(config.logger), started: time.Now(), closed: make(chan struct{})}
-	core := newCore(config, s)
-	d, err := newDriver(l, core, config)
+	s := &Server{addr: l.Addr(), started: time.Now(), closed: make(chan struct{})}
+	serving, err := storeserve.Start(l, config.serving(s))
 	if err != nil {
-		_ = l.Close()
-		s.report.end()
 		return nil, dist.Wrap("tcpstore: serve", dist.Unavailable, err)
 	}
-	s.driver = d
+	s.serving = serving
 	return s, nil
 }
 
@@ -111,9 +98,8 @@ func (s *Server) Port() int {
 // all has ended.
 func (s *Server) Close() error {
 	s.close.Do(func() {
-		s.driver.do(func(c *core) { s.final = finalState{c.stats(), Identity(c.machine.Identity())} })
-		s.driver.end()
-		s.report.end()
+		s.serving.Do(func(c *storeserve.Core) { s.final = finalState{s.stats(c), Identity(c.Machine.Identity())} })
+		s.serving.End()
 		close(s.closed)
 	})
 	<-s.closed
@@ -123,7 +109,7 @@ func (s *Server) Close() error {
 // Shutdown stops accepting, waits until all clients have closed their connections, and then ends the server. When ctx
 // ends first the remaining connections are closed, as by Close, and the error says how many there were.
 func (s *Server) Shutdown(ctx context.Context) error {
-	gone := s.driver.drain()
+	gone := s.serving.Drain()
 	select {
 	case <-gone:
 		return s.Close()

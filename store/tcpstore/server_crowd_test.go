@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/storeserve"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -37,7 +38,7 @@ func TestServerCrowd(t *testing.T) {
 			write(t, crowd[i], get)
 		}
 		eventually(t, "the buffers are full", func() (full bool) {
-			s.driver.do(func(c *core) { full = c.machine.Crowded() })
+			s.serving.Do(func(c *storeserve.Core) { full = c.Machine.Crowded() })
 			return full
 		})
 		ping() // others are served all the while

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/storecore"
+	"github.com/cohort-dist/cohort/internal/storeserve"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -77,7 +78,6 @@ type serverConfig struct {
 	loops    int
 	portable bool
 	forget   bool
-	meter    func() *meter // for each loop
 }
 
 // loopsUnlessTold is how many loops a server has that is told nothing. Tests change it, so that all of them can be run with
@@ -94,6 +94,17 @@ func newServerConfig(opts []ServerOption) serverConfig {
 	c.limits = c.limits.withDefaults()
 	c.loops = min(max(cmp.Or(c.loops, loopsUnlessTold), 1), storecore.MaxHomes)
 	return c
+}
+
+// serving is the configuration of what serves s.
+func (c serverConfig) serving(s *Server) storeserve.Config {
+	return storeserve.Config{
+		Machine: storecore.Config{Limits: c.limits.core(), Identity: newIdentity, Forget: c.forget},
+		Stats:   s.statsJSON,
+		Conns:   c.limits.Conns, Stall: c.limits.Stall,
+		Loops: c.loops, Portable: c.portable,
+		Logger: c.logger, Hook: c.hook,
+	}
 }
 
 // WithLimits replaces the default limits.
@@ -119,11 +130,6 @@ func WithForget() ServerOption {
 // set that is still under way; it never overtakes what was replied to, nor what was sent before it connected.
 func WithLoops(n int) ServerOption {
 	return serverOption(func(c *serverConfig) { c.loops = n })
-}
-
-// withMeter has loops measure their time.
-func withMeter(each func() *meter) ServerOption {
-	return serverOption(func(c *serverConfig) { c.meter = each })
 }
 
 // withPortable makes a server use goroutines and net.Conn where it would use epoll, so that tests cover both.

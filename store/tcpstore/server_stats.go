@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/storeserve"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -82,7 +83,7 @@ func (s Stats) Requests() uint64 {
 // Stats returns the current numbers, or the last ones after Close.
 func (s *Server) Stats() Stats {
 	var stats Stats
-	if !s.driver.do(func(c *core) { stats = c.stats() }) {
+	if !s.serving.Do(func(c *storeserve.Core) { stats = s.stats(c) }) {
 		<-s.closed
 		return s.final.stats
 	}
@@ -95,35 +96,35 @@ const maxWaitRows = 1000
 // maxClaimRows bounds the claims in Stats; Server.Claims returns all of them.
 const maxClaimRows = 1000
 
-func (c *core) stats() Stats {
-	snap, wall := c.machine.Snapshot(maxWaitRows), c.clock.wall()
-	s := Stats{
-		Addr: c.server.addr.String(), Started: c.server.started, Time: time.Now(),
+func (s *Server) stats(c *storeserve.Core) Stats {
+	snap, wall := c.Machine.Snapshot(maxWaitRows), c.Wall()
+	st := Stats{
+		Addr: s.addr.String(), Started: s.started, Time: time.Now(),
 		Connections: map[string]int{}, Accepted: snap.Opened, Cut: snap.Cuts, Ops: map[string]uint64{},
 		Keys: snap.Keys, Queues: snap.Queues, Bytes: snap.Data, Memory: snap.Memory, Waiting: snap.NWaits, Workers: snap.Workers,
-		Waits: make([]Wait, 0, len(snap.Waiters)), Identity: Identity(c.machine.Identity()).String(), LeftBehind: snap.Left,
+		Waits: make([]Wait, 0, len(snap.Waiters)), Identity: Identity(c.Machine.Identity()).String(), LeftBehind: snap.Left,
 	}
 	if snap.Left > 0 {
-		s.LeftAt = wall(snap.LeftAt)
+		st.LeftAt = wall(snap.LeftAt)
 	}
 	for d, n := range snap.Conns {
-		s.Connections[wire.Dialect(d).String()] = n
+		st.Connections[wire.Dialect(d).String()] = n
 	}
 	for op, n := range snap.Ops {
 		if n > 0 {
-			s.Ops[wire.Op(op).String()] = n
+			st.Ops[wire.Op(op).String()] = n
 		}
 	}
-	for name, claim := range c.machine.Claims(maxClaimRows) {
-		if s.Claims == nil {
-			s.Claims = map[string]Claim{}
+	for name, claim := range c.Machine.Claims(maxClaimRows) {
+		if st.Claims == nil {
+			st.Claims = map[string]Claim{}
 		}
-		s.Claims[name] = Claim(claim)
+		st.Claims[name] = Claim(claim)
 	}
 	for _, w := range snap.Waiters {
-		s.Waits = append(s.Waits, Wait{Key: short(w.Key), Waiter: w.Peer, Name: w.Name, Since: wall(w.Since), Barrier: w.Barrier})
+		st.Waits = append(st.Waits, Wait{Key: short(w.Key), Waiter: w.Peer, Name: w.Name, Since: wall(w.Since), Barrier: w.Barrier})
 	}
-	return s
+	return st
 }
 
 // shownKey is how much of a key the statistics show.
@@ -136,15 +137,11 @@ func short(key string) string {
 	return key
 }
 
-// statsJSON is the answer to STATS. Within one turn it is made once, however many ask for it.
-func (c *core) statsJSON() []byte {
-	if c.statsTurn == c.turn && c.statsText != nil {
-		return c.statsText
-	}
-	b, err := json.Marshal(c.stats())
+// statsJSON is the answer to STATS.
+func (s *Server) statsJSON(c *storeserve.Core) []byte {
+	b, err := json.Marshal(s.stats(c))
 	if err != nil {
 		return []byte("{}") // not reached: everything in Stats can be marshalled
 	}
-	c.statsText, c.statsTurn = b, c.turn
 	return b
 }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package tcpstore
+package storeserve
 
 import (
 	"net"
@@ -150,7 +150,7 @@ const awake = time.Duration(-2)
 func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
 	l.now, l.ticked = l.core.clock.now(), false
 	l.enter()
-	m := l.core.machine
+	m := l.core.Machine
 	if m.Busy() {
 		m.Resume()
 	}
@@ -203,9 +203,9 @@ func (l *loop) timeoutLocked() time.Duration {
 		when bool
 		then time.Duration
 	}{
-		{l.core.machine.Halves(), halfCheck},
+		{l.core.Machine.Halves(), halfCheck},
 		{len(l.stuck) > 0, time.Duration(l.stallCheck())},
-		{l.core.machine.Crowded() || l.acceptAt != 0, retryPause},
+		{l.core.Machine.Crowded() || l.acceptAt != 0, retryPause},
 	} {
 		if until.when && (timeout < 0 || until.then < timeout) {
 			timeout = until.then
@@ -216,7 +216,7 @@ func (l *loop) timeoutLocked() time.Duration {
 
 // sleep waits for events and returns their number.
 func (l *loop) sleep(timeout time.Duration) int {
-	moment.At("tcpstore.server.wait")
+	moment.At("storeserve.wait")
 	milliseconds := -1
 	if timeout >= 0 {
 		milliseconds = int(timeout/time.Millisecond) + 1
@@ -233,7 +233,7 @@ func (l *loop) sleep(timeout time.Duration) int {
 
 // enter begins a step: it takes the lock, and tells the machine what this loop has done since its last one.
 func (l *loop) enter() {
-	moment.At("tcpstore.server.lock")
+	moment.At("storeserve.lock")
 	l.mu.Lock()
 	l.meter.lock()
 	l.mu.asleep &^= l.bit
@@ -242,7 +242,7 @@ func (l *loop) enter() {
 		l.core.tickAt(l.now)
 	}
 	for _, s := range l.sent {
-		l.core.machine.Sent(s.conn.state, s.bytes)
+		l.core.Machine.Sent(s.conn.state, s.bytes)
 	}
 	l.sent = l.sent[:0]
 	for i, c := range l.dropped {
@@ -255,7 +255,7 @@ func (l *loop) enter() {
 // leave ends a step: it takes along what is to be done for connections of this loop, releases the lock, wakes other loops that
 // have something to do for theirs, and does it.
 func (l *loop) leave() {
-	m := l.core.machine
+	m := l.core.Machine
 	for _, state := range m.DirtyAt(l.number) {
 		c := state.Owner.(*loopConn) //nolint:errcheck // all of them are
 		if c.closed {
@@ -321,7 +321,7 @@ func (l *loop) dispatch(ev *unix.EpollEvent) {
 	if ev.Events&unix.EPOLLOUT != 0 && c.blocked {
 		c.blocked = false
 		l.enter()
-		l.core.machine.Touch(c.state)
+		l.core.Machine.Touch(c.state)
 		l.leave()
 	}
 	if ev.Events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 && !c.closed {
@@ -342,7 +342,7 @@ func (l *loop) read(c *loopConn, events uint32) {
 		}
 		return
 	}
-	moment.At("tcpstore.server.read")
+	moment.At("storeserve.read")
 	buf := l.buf
 	if !c.granted && l.scarce.Load() {
 		buf = buf[:storecore.BeginningSize]
@@ -354,7 +354,7 @@ func (l *loop) read(c *loopConn, events uint32) {
 		l.drop(c)
 	default:
 		l.enter()
-		l.core.machine.Receive(c.state, buf[:n])
+		l.core.Machine.Receive(c.state, buf[:n])
 		c.paused, c.granted = c.state.Paused(), c.state.Granted()
 		l.leave()
 	}
@@ -364,7 +364,7 @@ func (l *loop) read(c *loopConn, events uint32) {
 // step: a client that reads fast does not keep others waiting.
 func (l *loop) send(c *loopConn, pending []byte) {
 	if len(pending) > 0 {
-		moment.At("tcpstore.server.write")
+		moment.At("storeserve.write")
 		n, errno := writeNow(int(c.fd), pending[:min(len(pending), loopWriteSize)])
 		if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
 			l.drop(c)
@@ -410,7 +410,7 @@ func (l *loop) arm(c *loopConn) {
 }
 
 // stallCheck is how often to look at clients that do not read, in nanoseconds.
-func (l *loop) stallCheck() int64 { return int64(min(time.Second, l.core.limits.Stall/4)) }
+func (l *loop) stallCheck() int64 { return int64(min(time.Second, l.core.config.Stall/4)) }
 
 // checkStuckLocked cuts clients that have not read anything for too long.
 func (l *loop) checkStuckLocked() {
@@ -419,8 +419,8 @@ func (l *loop) checkStuckLocked() {
 	}
 	l.checkAt = l.now + l.stallCheck()
 	for c := range l.stuck {
-		if l.now-c.movedAt > int64(l.core.limits.Stall) {
-			l.core.machine.Refuse(c.state, stalled(l.core.limits.Stall, len(c.state.Pending())))
+		if l.now-c.movedAt > int64(l.core.config.Stall) {
+			l.core.Machine.Refuse(c.state, stalled(l.core.config.Stall, len(c.state.Pending())))
 		}
 	}
 }
@@ -431,7 +431,7 @@ func (l *loop) drop(c *loopConn) {
 		return
 	}
 	c.closed = true
-	moment.At("tcpstore.server.drop")
+	moment.At("storeserve.drop")
 	delete(l.stuck, c)
 	if c.serial != 0 {
 		l.conns[c.fd] = nil

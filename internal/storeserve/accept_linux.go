@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package tcpstore
+package storeserve
 
 import (
 	"net"
@@ -72,7 +72,7 @@ func (l *loop) acceptSome(limit int) int {
 
 func (l *loop) acceptFrom(limit int) int {
 	for took := range limit {
-		moment.At("tcpstore.server.accept")
+		moment.At("storeserve.accept")
 		fd, from, err := unix.Accept4(l.accept, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch err {
 		case nil:

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package tcpstore
+package storeserve
 
 import (
 	"log/slog"
@@ -23,15 +23,17 @@ const (
 	retryPause = 100 * time.Millisecond
 )
 
-// core is what every driver has: the machine, and the events that it owes to the hook. A driver calls it from one
-// goroutine at a time.
-type core struct {
-	machine *storecore.Machine
-	server  *Server
-	limits  Limits
-	hook    observe.Hook
-	events  []observe.Event
-	clock   clock
+// Core is what every driver has: the machine, and the events that it owes to the hook. A driver calls it from one goroutine at
+// a time; outside of this package it is used inside [Server.Do] only.
+type Core struct {
+	// Machine is the store.
+	Machine *storecore.Machine
+
+	config Config
+	report *reporter
+	hook   observe.Hook
+	events []observe.Event
+	clock  clock
 
 	turn      uint64 // number of the present one
 	statsText []byte // what was answered to STATS in statsTurn
@@ -39,15 +41,15 @@ type core struct {
 }
 
 // tick begins a turn.
-func (c *core) tick() (now int64) {
+func (c *Core) tick() (now int64) {
 	now = c.clock.now()
 	c.tickAt(now)
 	return now
 }
 
-func (c *core) tickAt(now int64) {
+func (c *Core) tickAt(now int64) {
 	c.turn++
-	c.machine.Tick(now)
+	c.Machine.Tick(now)
 }
 
 // clock is the time that the machine is told: monotonic, so that a wall clock that is set neither cuts clients nor keeps
@@ -57,25 +59,37 @@ type clock struct{ start time.Time }
 // now returns the nanoseconds since the server's start, never zero.
 func (c clock) now() int64 { return int64(time.Since(c.start)) + 1 }
 
-// wall returns the wall time of moments, the same for equal ones.
-func (c clock) wall() func(moment int64) time.Time {
-	wall, now := time.Now(), c.now()
+// Wall returns the wall time of moments that the machine tells, the same for equal ones.
+func (c *Core) Wall() func(moment int64) time.Time {
+	wall, now := time.Now(), c.clock.now()
 	return func(moment int64) time.Time { return wall.Add(time.Duration(moment - now)) }
 }
 
-func newCore(config serverConfig, s *Server) *core {
-	c := &core{server: s, limits: config.limits, hook: config.hook, clock: clock{time.Now()}}
-	mc := storecore.Config{Limits: config.limits.core(), Stats: c.statsJSON, Identity: newIdentity, Forget: config.forget, Homes: config.loops}
+func newCore(config Config, report *reporter) *Core {
+	c := &Core{config: config, report: report, hook: config.Hook, clock: clock{time.Now()}}
+	mc := config.Machine
+	mc.Homes = config.Loops
+	if config.Stats != nil {
+		mc.Stats = c.statsAnswer
+	}
 	if c.hook != nil {
 		mc.Observe = c.observe
 	}
-	c.machine = storecore.New(mc)
+	c.Machine = storecore.New(mc)
 	c.tick()
 	return c
 }
 
+// statsAnswer is the answer to STATS. Within one turn it is made once, however many ask for it.
+func (c *Core) statsAnswer() []byte {
+	if c.statsTurn != c.turn || c.statsText == nil {
+		c.statsText, c.statsTurn = c.config.Stats(c), c.turn
+	}
+	return c.statsText
+}
+
 // observe notes one request for the hook, which is called later: never inside the machine or under a lock.
-func (c *core) observe(conn *storecore.Conn, r *wire.Request, err error) {
+func (c *Core) observe(conn *storecore.Conn, r *wire.Request, err error) {
 	key := string(r.Key)
 	if r.List.Count > 0 {
 		list := r.List
@@ -87,7 +101,7 @@ func (c *core) observe(conn *storecore.Conn, r *wire.Request, err error) {
 	})
 }
 
-func (c *core) point(kind, peer, detail string, err error) {
+func (c *Core) point(kind, peer, detail string, err error) {
 	if c.hook != nil {
 		c.events = append(c.events, observe.Event{
 			Time: time.Now(), Kind: observe.Kind(kind), Rank: dist.NoRank, Peer: peer, Detail: detail, Err: err,
@@ -96,37 +110,39 @@ func (c *core) point(kind, peer, detail string, err error) {
 }
 
 // takeEvents returns what is owed to the hook.
-func (c *core) takeEvents() []observe.Event {
+func (c *Core) takeEvents() []observe.Event {
 	e := c.events
 	c.events = nil
 	return e
 }
 
-func (c *core) emit(events []observe.Event) {
+func (c *Core) emit(events []observe.Event) {
 	for _, e := range events {
 		c.hook.Emit(e)
 	}
 }
 
 // opened, gone and cut note what happened to a connection.
-func (c *core) opened(peer string) { c.point("store.connect", peer, "", nil) }
+func (c *Core) opened(peer string) { c.point("store.connect", peer, "", nil) }
 
-func (c *core) gone(conn *storecore.Conn) {
+func (c *Core) gone(conn *storecore.Conn) {
 	c.point("store.disconnect", conn.Peer, conn.Dialect().String(), nil)
 }
 
-func (c *core) cut(conn *storecore.Conn) {
+func (c *Core) cut(conn *storecore.Conn) {
 	c.point("store.cut", conn.Peer, conn.Dialect().String(), conn.Cut())
-	c.server.report.warn("client cut", dist.CodeOf(conn.Cut()).String(), slog.String("peer", conn.Peer), slog.String("dialect", conn.Dialect().String()),
+	c.report.warn("client cut", dist.CodeOf(conn.Cut()).String(), slog.String("peer", conn.Peer), slog.String("dialect", conn.Dialect().String()),
 		slog.String("reason", conn.Cut().Error()))
 }
 
-// cleared notes that the store was emptied, at the wish of peer or of this process.
-func (c *core) cleared(peer string, keys int) {
-	c.point("store.clear", peer, strconv.Itoa(keys)+" keys", nil)
+// Clear empties the store at the wish of this process and returns how many keys and queues there were.
+func (c *Core) Clear() int {
+	n := c.Machine.Clear()
+	c.point("store.clear", "", strconv.Itoa(n)+" keys", nil)
+	return n
 }
 
-func (c *core) refused(peer, reason string) {
+func (c *Core) refused(peer, reason string) {
 	c.point("store.refuse", peer, reason, nil)
-	c.server.report.warn("connection refused", "", slog.String("peer", peer), slog.String("reason", reason))
+	c.report.warn("connection refused", "", slog.String("peer", peer), slog.String("reason", reason))
 }

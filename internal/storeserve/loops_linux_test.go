@@ -1,11 +1,10 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package tcpstore
+package storeserve
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -23,7 +22,7 @@ import (
 )
 
 // asked are the events that the kernel is asked for about each connection, by loop.
-func asked(t *testing.T, s *Server) (events [][]uint32) {
+func asked(t *testing.T, s *testServer) (events [][]uint32) {
 	t.Helper()
 	d, ok := s.driver.(*loops)
 	if !ok {
@@ -50,7 +49,7 @@ func asked(t *testing.T, s *Server) (events [][]uint32) {
 
 // TestLoopsShareConnections: however they come, all loops have as many.
 func TestLoopsShareConnections(t *testing.T) {
-	s := startServer(t, WithLoops(3))
+	s := startServer(t, func(c *Config) { c.Loops = 3 })
 	const each = 20
 	for range each {
 		_ = dialV(t, s)
@@ -70,7 +69,7 @@ func TestLoopsShareConnections(t *testing.T) {
 // TestLoopsKnowWhatWasBefore: a client that has sent a set, which has no reply, and ended its connection, finds both done over
 // its next connection, whichever loops have the two.
 func TestLoopsKnowWhatWasBefore(t *testing.T) {
-	s := startServer(t, WithLoops(4), WithForget())
+	s := startServer(t, func(c *Config) { c.Loops, c.Machine.Forget = 4, true })
 	for _, stay := range []bool{true, false} { // somebody uses the store all the time, or nobody
 		var busy sync.WaitGroup
 		stop := make(chan struct{})
@@ -105,14 +104,14 @@ func TestLoopsKnowWhatWasBefore(t *testing.T) {
 			if got := read(t, after, 1)[0]; got != there {
 				t.Fatalf("others: %v, connection %d: the check of a key that was set before says %d, want %d", stay, i, got, there)
 			}
-			if stay && s.Stats().Clients() != 5 {
-				t.Fatalf("connection %d: there are %d clients, want 5", i, s.Stats().Clients())
+			if stay && s.clients() != 5 {
+				t.Fatalf("connection %d: there are %d clients, want 5", i, s.clients())
 			}
 			_ = after.Close()
 		}
 		close(stop)
 		busy.Wait()
-		eventually(t, "all are gone", func() bool { return s.Stats().Clients() == 0 })
+		eventually(t, "all are gone", func() bool { return s.clients() == 0 })
 	}
 }
 
@@ -122,16 +121,13 @@ func TestLoopsEndInAStorm(t *testing.T) {
 		t.Run(strconv.Itoa(loops), func(t *testing.T) {
 			noLeaks(t)
 			for round := range 20 {
-				s, err := Listen("127.0.0.1:0", WithLoops(loops))
-				if err != nil {
-					t.Fatal(err)
-				}
+				s := startServer(t, func(c *Config) { c.Loops = loops })
 				var all sync.WaitGroup
 				var served atomic.Int64
 				for range 16 {
 					all.Go(func() {
 						for {
-							c, err := net.Dial("tcp", s.Addr().String())
+							c, err := net.Dial("tcp", s.addr)
 							if err != nil {
 								return // it has ended
 							}
@@ -147,11 +143,10 @@ func TestLoopsEndInAStorm(t *testing.T) {
 					})
 				}
 				eventually(t, "some were served", func() bool { return served.Load() > int64(round) })
-				if round%2 == 0 {
-					_ = s.Close()
-				} else if err := s.Shutdown(context.Background()); err != nil {
-					t.Error(err)
+				if round%2 == 1 {
+					<-s.Drain()
 				}
+				s.close()
 				all.Wait()
 			}
 		})

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package tcpstore
+package storeserve
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 // BenchmarkSerialised measures which share of the loops' time is spent with the lock: what cannot be done by several of them at
 // the same time. Sixteen clients call in closed loops; locked-% is of the time in which loops do not sleep.
 //
-//	go test ./store/tcpstore -run '^$' -bench Serialised
+//	go test ./internal/storeserve -run '^$' -bench Serialised
 func BenchmarkSerialised(b *testing.B) {
 	requests := []struct {
 		name    string
@@ -39,10 +39,13 @@ func BenchmarkSerialised(b *testing.B) {
 func serialised(b *testing.B, loops int, request []byte, reply int) {
 	b.Helper()
 	var meters []*meter
-	s := startServer(b, WithLoops(loops), withMeter(func() *meter {
-		meters = append(meters, &meter{wokeAt: time.Now()})
-		return meters[len(meters)-1]
-	}))
+	s := startServer(b, func(c *Config) {
+		c.Loops = loops
+		c.meter = func() *meter {
+			meters = append(meters, &meter{wokeAt: time.Now()})
+			return meters[len(meters)-1]
+		}
+	})
 	c := dialV(b, s)
 	write(b, c, wire.AppendSet(nil, wire.V, "/k", make([]byte, 100)))
 	write(b, c, wire.AppendSet(nil, wire.V, "/large", make([]byte, 16<<10)))
@@ -58,7 +61,7 @@ func serialised(b *testing.B, loops int, request []byte, reply int) {
 		})
 	}
 	all.Wait()
-	_ = s.Close()
+	s.close()
 	var awake, locked time.Duration
 	steps := 0
 	for _, m := range meters {

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package tcpstore
+package storeserve
 
 import (
 	"math/bits"
@@ -23,7 +23,7 @@ import (
 // of that one's dirty connections, which is bounded by their number, and the other one is woken if it sleeps.
 type loops struct {
 	all    []*loop
-	core   *core          // its machine and its events are guarded by mu
+	core   *Core          // its machine and its events are guarded by mu
 	joined sync.WaitGroup // the loops' goroutines
 	deaf   chan struct{}  // closed when no loop accepts any more
 	gone   chan struct{}  // closed when draining and no client is left
@@ -62,10 +62,10 @@ type arrivals struct {
 	owed uint64      // a bit for each loop that has not looked yet
 }
 
-func newLoops(l *net.TCPListener, c *core, config serverConfig) (*loops, error) {
+func newLoops(l *net.TCPListener, c *Core, config Config) (*loops, error) {
 	d := &loops{core: c, deaf: make(chan struct{}), gone: make(chan struct{})}
 	d.hooks.L = &d.hooks
-	for i := range config.loops {
+	for i := range config.Loops {
 		own, err := newLoop(d, i, l)
 		if err != nil {
 			d.closeFDs()
@@ -90,7 +90,7 @@ func (d *loops) everyone() uint64 { return 1<<len(d.all) - 1 }
 
 // toWakeLocked returns which loops, of those that sleep, have something to do, as bits, and counts them as awake.
 func (d *loops) toWakeLocked() uint64 {
-	who := (d.core.machine.Mail() | d.mu.arrivals.owed) & d.mu.asleep
+	who := (d.core.Machine.Mail() | d.mu.arrivals.owed) & d.mu.asleep
 	d.mu.asleep &^= who
 	return who
 }
@@ -99,15 +99,15 @@ func (d *loops) toWakeLocked() uint64 {
 // closed after all loops have ended.
 func (d *loops) wake(who uint64) {
 	for ; who != 0; who &= who - 1 {
-		moment.At("tcpstore.server.wake")
+		moment.At("storeserve.wake")
 		one := [8]byte{1}
 		_, _ = unix.Write(d.all[bits.TrailingZeros64(who)].waker, one[:])
 	}
 }
 
 // do runs fn under the lock.
-func (d *loops) do(fn func(*core)) bool {
-	moment.At("tcpstore.server.call")
+func (d *loops) do(fn func(*Core)) bool {
+	moment.At("storeserve.call")
 	d.mu.Lock()
 	if d.mu.stop {
 		d.mu.Unlock()
@@ -116,7 +116,7 @@ func (d *loops) do(fn func(*core)) bool {
 	d.core.tick()
 	fn(d.core)
 	who := d.toWakeLocked()
-	if d.core.machine.Busy() || d.core.machine.Crowded() || len(d.core.events) > 0 {
+	if d.core.Machine.Busy() || d.core.Machine.Crowded() || len(d.core.events) > 0 {
 		who |= 1 // somebody has to go on with it
 	}
 	d.wake(who)
@@ -139,7 +139,7 @@ func (d *loops) emit(events []observe.Event, ticket uint64) {
 	if len(events) == 0 {
 		return
 	}
-	moment.At("tcpstore.server.hook")
+	moment.At("storeserve.hook")
 	d.hooks.Lock()
 	for d.hooks.passed != ticket {
 		d.hooks.Wait()
@@ -153,7 +153,7 @@ func (d *loops) emit(events []observe.Event, ticket uint64) {
 }
 
 func (d *loops) drain() <-chan struct{} {
-	moment.At("tcpstore.server.drain")
+	moment.At("storeserve.drain")
 	d.mu.Lock()
 	if !d.mu.draining && !d.mu.stop {
 		d.mu.draining = true
@@ -165,7 +165,7 @@ func (d *loops) drain() <-chan struct{} {
 }
 
 func (d *loops) end() {
-	moment.At("tcpstore.server.end")
+	moment.At("storeserve.end")
 	d.mu.Lock()
 	if !d.mu.stop {
 		d.mu.stop, d.mu.draining = true, true
@@ -207,8 +207,8 @@ func (d *loops) checkGoneLocked() {
 // arriveLocked takes connections that were accepted, and returns those that are one too many.
 func (d *loops) arriveLocked(accepted []*loopConn) (refused []*loopConn) {
 	for _, c := range accepted {
-		if d.mu.open >= d.core.limits.Conns {
-			d.core.refused(c.peer, tooManyConns(d.core.limits.Conns))
+		if d.mu.open >= d.core.config.Conns {
+			d.core.refused(c.peer, tooManyConns(d.core.config.Conns))
 			refused = append(refused, c)
 			continue
 		}
@@ -246,7 +246,7 @@ func (d *loops) lookedLocked(bit uint64) {
 
 // admitLocked gives connections to the loops that have the fewest.
 func (d *loops) admitLocked(arrived []*loopConn) {
-	m := d.core.machine
+	m := d.core.Machine
 	for _, c := range arrived {
 		c.state = m.OpenAt(m.Quietest(), c.peer, c)
 		d.core.opened(c.peer)
@@ -262,7 +262,7 @@ func (d *loops) droppedLocked(c *loopConn) {
 	case c.state.Cut() == nil:
 		d.core.gone(c.state)
 	}
-	d.core.machine.Close(c.state)
+	d.core.Machine.Close(c.state)
 	d.mu.open--
 	d.checkGoneLocked()
 }
@@ -271,6 +271,6 @@ func (d *loops) droppedLocked(c *loopConn) {
 func (d *loops) expireLocked(now int64) {
 	if now >= d.mu.expireAt {
 		d.mu.expireAt = now + int64(halfCheck)
-		d.core.machine.Expire(halfLooks)
+		d.core.Machine.Expire(halfLooks)
 	}
 }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package tcpstore
+package storeserve
 
 import (
 	"slices"
@@ -33,7 +33,7 @@ func TestLoopDoesNotAskForWhatItWillNotRead(t *testing.T) {
 }
 
 // askedFor is what the kernel is asked for about the only connection.
-func askedFor(t *testing.T, s *Server) (events uint32) {
+func askedFor(t *testing.T, s *testServer) (events uint32) {
 	t.Helper()
 	all := slices.Concat(asked(t, s)...)
 	if len(all) != 1 {

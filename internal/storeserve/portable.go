@@ -1,12 +1,13 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package tcpstore
+package storeserve
 
 import (
 	"cmp"
 	"errors"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 type goDriver struct {
 	listener net.Listener
 	joined   sync.WaitGroup
-	core     *core         // its machine is guarded by mu
+	core     *Core         // its machine is guarded by mu
 	gone     chan struct{} // closed when draining and no client is left
 
 	mu struct {
@@ -49,7 +50,7 @@ const (
 	goWriteSize = 64 << 10
 )
 
-func newGoDriver(l net.Listener, c *core) *goDriver {
+func newGoDriver(l net.Listener, c *Core) *goDriver {
 	d := &goDriver{listener: l, core: c, gone: make(chan struct{})}
 	d.mu.conns = map[*goConn]struct{}{}
 	d.joined.Add(1)
@@ -90,11 +91,11 @@ func (d *goDriver) add(conn net.Conn) {
 		if d.mu.ended || d.mu.draining {
 			return false
 		}
-		if len(d.mu.conns) >= d.core.limits.Conns {
-			d.core.refused(peer, tooManyConns(d.core.limits.Conns))
+		if len(d.mu.conns) >= d.core.config.Conns {
+			d.core.refused(peer, tooManyConns(d.core.config.Conns))
 			return false
 		}
-		c.state = d.core.machine.Open(peer, c)
+		c.state = d.core.Machine.Open(peer, c)
 		d.mu.conns[c] = struct{}{}
 		d.core.opened(peer)
 		d.joined.Add(2)
@@ -111,22 +112,22 @@ func (d *goDriver) add(conn net.Conn) {
 
 // step runs fn and whatever follows from it under the lock, and returns the events for the hook.
 func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
-	moment.At("tcpstore.server.lock")
+	moment.At("storeserve.lock")
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := d.core.tick()
 	ok := fn()
-	if d.core.machine.Busy() {
-		d.core.machine.Resume()
+	if d.core.Machine.Busy() {
+		d.core.Machine.Resume()
 	}
-	if d.core.machine.Crowded() {
-		d.core.machine.Admit()
+	if d.core.Machine.Crowded() {
+		d.core.Machine.Admit()
 	}
 	if now >= d.mu.expireAt {
 		d.mu.expireAt = now + int64(halfCheck)
-		d.core.machine.Expire(halfLooks)
+		d.core.Machine.Expire(halfLooks)
 	}
-	for _, state := range d.core.machine.Dirty() {
+	for _, state := range d.core.Machine.Dirty() {
 		c, is := state.Owner.(*goConn)
 		if !is {
 			continue
@@ -141,7 +142,7 @@ func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
 		default:
 		}
 	}
-	if d.core.machine.Busy() && !d.mu.turning && !d.mu.ended {
+	if d.core.Machine.Busy() && !d.mu.turning && !d.mu.ended {
 		d.mu.turning = true
 		d.joined.Add(1)
 		go d.turns()
@@ -154,7 +155,7 @@ func (d *goDriver) turns() {
 	defer d.joined.Done()
 	for {
 		events, busy := d.step(func() bool {
-			d.mu.turning = d.core.machine.Busy() && !d.mu.ended
+			d.mu.turning = d.core.Machine.Busy() && !d.mu.ended
 			return d.mu.turning
 		})
 		d.core.emit(events)
@@ -178,12 +179,12 @@ func (d *goDriver) read(c *goConn) {
 	buf := make([]byte, goReadSize)
 	size := goReadSize
 	for {
-		moment.At("tcpstore.server.read")
+		moment.At("storeserve.read")
 		n, err := c.Read(buf[:size])
 		if n > 0 {
 			events, paused := d.step(func() bool {
-				d.core.machine.Receive(c.state, buf[:n])
-				size = cmp.Or(d.core.machine.ReadSize(c.state), goReadSize)
+				d.core.Machine.Receive(c.state, buf[:n])
+				size = cmp.Or(d.core.Machine.ReadSize(c.state), goReadSize)
 				return c.state.Paused()
 			})
 			d.core.emit(events)
@@ -202,10 +203,10 @@ func (d *goDriver) awaitTurn(c *goConn) bool {
 	look := time.NewTicker(retryPause) // nobody else may be there to give it its turn
 	defer look.Stop()
 	for {
-		moment.At("tcpstore.server.turn")
+		moment.At("storeserve.turn")
 		busy := false
 		events, paused := d.step(func() bool {
-			busy = d.core.machine.Busy()
+			busy = d.core.Machine.Busy()
 			return c.state.Paused()
 		})
 		d.core.emit(events)
@@ -235,7 +236,7 @@ func (d *goDriver) remove(c *goConn) {
 		if c.state.Cut() == nil {
 			d.core.gone(c.state)
 		}
-		d.core.machine.Close(c.state)
+		d.core.Machine.Close(c.state)
 		delete(d.mu.conns, c)
 		d.checkGone()
 		return true
@@ -261,13 +262,13 @@ func (d *goDriver) send(c *goConn) {
 			if len(buf) == 0 {
 				break
 			}
-			_ = c.SetWriteDeadline(time.Now().Add(d.core.limits.Stall))
-			moment.At("tcpstore.server.write")
+			_ = c.SetWriteDeadline(time.Now().Add(d.core.config.Stall))
+			moment.At("storeserve.write")
 			n, err := c.Write(buf)
 			events, _ := d.step(func() bool {
-				d.core.machine.Sent(c.state, n)
-				if err != nil && isTimeout(err) {
-					d.core.machine.Refuse(c.state, stalled(d.core.limits.Stall, len(c.state.Pending())))
+				d.core.Machine.Sent(c.state, n)
+				if err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+					d.core.Machine.Refuse(c.state, stalled(d.core.config.Stall, len(c.state.Pending())))
 				}
 				return true
 			})
@@ -284,7 +285,7 @@ func (d *goDriver) send(c *goConn) {
 	}
 }
 
-func (d *goDriver) do(fn func(*core)) bool {
+func (d *goDriver) do(fn func(*Core)) bool {
 	events, ran := d.step(func() bool {
 		if !d.mu.ended {
 			fn(d.core)

@@ -3,10 +3,10 @@
 
 //go:build !linux
 
-package tcpstore
+package storeserve
 
 import "net"
 
-func newDriver(l net.Listener, c *core, _ serverConfig) (driver, error) {
+func newDriver(l net.Listener, c *Core, _ Config) (driver, error) {
 	return newGoDriver(l, c), nil
 }
