@@ -6,11 +6,13 @@ package elastic
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -32,13 +34,23 @@ type Coordinator struct {
 	config config
 	desk   *desk
 
-	seen   int64               // questions that were looked at
+	epoch  int64
+	kept   []byte              // the record as it is in the store
+	seen   int64               // questions that were numbered
+	looked int64               // questions up to this one were answered, as it is in the store
+	open   map[int64]int64     // the question of a member that is not answered
 	holes  map[int64]time.Time // questions that were numbered and are not there yet
 	signs  map[int64]sign      // by member
 	timers map[int]time.Time
 	over   []int64 // rounds whose end is still noted in the store
 	ended  bool
 	why    string // the job ended, "" if all members finished
+
+	wake chan struct{} // something was put into mu
+	mu   struct {
+		sync.Mutex
+		lost []int64 // members whose process has died
+	}
 }
 
 // sign is the last sign of life of a member.
@@ -62,8 +74,33 @@ func New(s store.Store, low, high int, opts ...Option) (*Coordinator, error) {
 	c.low, c.high = low, high
 	c.poll = min(c.poll, c.silence/10)
 	return &Coordinator{
-		store: store.Prefix(c.prefix, s), config: c, holes: map[int64]time.Time{}, signs: map[int64]sign{}, timers: map[int]time.Time{},
+		store: store.Prefix(c.prefix, s), config: c, holes: map[int64]time.Time{}, open: map[int64]int64{}, signs: map[int64]sign{}, timers: map[int]time.Time{}, wake: make(chan struct{}, 1),
 	}, nil
+}
+
+// Reserve returns the first of n numbers for members that the caller starts: they join with [WithNumber]. Their end can be told
+// with [Coordinator.Lost].
+func (c *Coordinator) Reserve(ctx context.Context, n int) (int, error) {
+	if n < 1 || n > maxMembers {
+		return 0, dist.Newf("elastic: reserve", dist.InvalidArgument, "%d numbers: want 1 to %d", n, maxMembers)
+	}
+	last, err := c.store.Add(ctx, membersKey, int64(n))
+	if err != nil {
+		return 0, dist.Wrap("elastic: reserve", dist.Unavailable, err)
+	}
+	return int(last) - n, nil
+}
+
+// Lost says that the process of a member has ended. It is left out at once, not after a time of silence. Any goroutine may call it.
+func (c *Coordinator) Lost(member int) {
+	c.mu.Lock()
+	c.mu.lost = append(c.mu.lost, int64(member))
+	c.mu.Unlock()
+	moment.At("elastic.coordinator.lost")
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
 }
 
 // String says what the coordinator is for.
@@ -73,18 +110,12 @@ func (c *Coordinator) String() string {
 
 // Run answers members until all of them have finished, which is nil, until too many rounds have failed or too few members are left, or
 // until ctx ends. Members that still wait are told.
+//
+// A coordinator that has died can be started again over the same store, by another process too: a group that trains goes on, and
+// its members keep their order. The earlier one, if it is alive after all, ends with [dist.Aborted].
 func (c *Coordinator) Run(ctx context.Context) error {
 	const op = "elastic: coordinator"
-	epoch, err := c.store.Add(ctx, "epochs", 1)
-	if err != nil {
-		return dist.Wrap(op, dist.Unavailable, err)
-	}
-	if _, err = c.store.Delete(ctx, endKey); err != nil { // of an earlier job
-		return dist.Wrap(op, dist.Unavailable, err)
-	}
-	// What an earlier coordinator has not answered is this one's.
-	c.desk = newDesk(epoch, c.config)
-	err = c.perform(ctx, c.desk.start())
+	err := c.takeOver(ctx)
 	tick := time.NewTicker(c.config.poll)
 	defer tick.Stop()
 	for err == nil && !c.ended {
@@ -94,6 +125,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		}
 		select {
 		case <-tick.C:
+		case <-c.wake:
 		case <-ctx.Done():
 			return dist.Ended(op, ctx)
 		}
@@ -101,6 +133,8 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return dist.Ended(op, ctx)
+	case errors.Is(err, errReplaced):
+		return err
 	case err != nil:
 		return dist.Wrap(op, dist.Unavailable, err)
 	case c.why != "":
@@ -111,8 +145,20 @@ func (c *Coordinator) Run(ctx context.Context) error {
 
 // look finds out what has happened.
 func (c *Coordinator) look(ctx context.Context) error {
+	if err := c.stillMine(ctx); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	lost := c.mu.lost
+	c.mu.lost = nil
+	c.mu.Unlock()
 	if err := c.lookForQuestions(ctx); err != nil || c.ended {
 		return err
+	}
+	for _, member := range lost { // after the last questions that they asked
+		if err := c.leaveOut(ctx, member); err != nil || c.ended {
+			return err
+		}
 	}
 	if err := c.lookForSigns(ctx); err != nil || c.ended {
 		return err
@@ -140,6 +186,8 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 		c.seen++
 		c.holes[c.seen] = now
 	}
+	asked := map[int64]question{}
+	latest := map[int64]int64{} // question by member: who asks again has given up the one before
 	for _, n := range slices.Sorted(maps.Keys(c.holes)) {
 		q, there, err := c.read(ctx, n)
 		if err != nil {
@@ -151,14 +199,41 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 		if q == nil {
 			continue
 		}
+		if err := c.forget(ctx, q.Member); err != nil {
+			return err
+		}
+		asked[n], latest[q.Member], c.open[q.Member] = *q, n, n
+	}
+	for _, n := range slices.Sorted(maps.Values(latest)) {
+		q := asked[n]
 		if _, known := c.signs[q.Member]; !known {
 			c.signs[q.Member] = sign{at: now}
 		}
-		if err := c.perform(ctx, c.desk.asked(n, *q)); err != nil || c.ended {
+		if err := c.perform(ctx, c.desk.asked(n, q)); err != nil || c.ended {
 			return err
 		}
 	}
-	return nil
+	return c.noteLooked(ctx)
+}
+
+// forget removes the question of a member that has asked again, or is gone.
+func (c *Coordinator) forget(ctx context.Context, member int64) error {
+	n, asked := c.open[member]
+	if !asked {
+		return nil
+	}
+	delete(c.open, member)
+	_, err := c.store.Delete(ctx, askKey(n))
+	return err
+}
+
+// leaveOut takes out a member that is gone.
+func (c *Coordinator) leaveOut(ctx context.Context, member int64) error {
+	delete(c.signs, member)
+	if err := c.forget(ctx, member); err != nil {
+		return err
+	}
+	return c.perform(ctx, c.desk.silent(member))
 }
 
 func (c *Coordinator) lookForSigns(ctx context.Context) error {
@@ -175,9 +250,8 @@ func (c *Coordinator) lookForSigns(ctx context.Context) error {
 		if time.Since(last.at) <= c.config.silence {
 			continue
 		}
-		delete(c.signs, member)
 		c.config.logger.Warn("a member has not been heard of", slog.Int64("member", member), slog.Duration("silence", time.Since(last.at)))
-		if err := c.perform(ctx, c.desk.silent(member)); err != nil || c.ended {
+		if err := c.leaveOut(ctx, member); err != nil || c.ended {
 			return err
 		}
 	}
@@ -186,7 +260,7 @@ func (c *Coordinator) lookForSigns(ctx context.Context) error {
 
 // read returns a question. nil means that there is one that nobody can read.
 func (c *Coordinator) read(ctx context.Context, n int64) (q *question, there bool, err error) {
-	key := "ask/" + strconv.FormatInt(n, 10)
+	key := askKey(n)
 	if there, err = c.store.Check(ctx, key); err != nil || !there {
 		return nil, false, err
 	}
@@ -194,19 +268,24 @@ func (c *Coordinator) read(ctx context.Context, n int64) (q *question, there boo
 	if err != nil {
 		return nil, false, err
 	}
-	if _, err = c.store.Delete(ctx, key); err != nil {
-		return nil, false, err
-	}
 	q = new(question)
 	if len(raw) > maxQuestion || json.Unmarshal(raw, q) != nil || q.Member < 0 || q.Handle == "" && !q.Done {
 		c.config.logger.Warn("a question cannot be read", slog.Int64("number", n))
-		return nil, true, c.write(ctx, n, answer{Error: "the question cannot be read: want {\"member\": 0, \"handle\": \"gloo:...\"}"})
+		return nil, true, c.answer(ctx, n, answer{Error: "the question cannot be read: want {\"member\": 0, \"handle\": \"gloo:...\"}"})
 	}
 	return q, true, nil
 }
 
-func (c *Coordinator) write(ctx context.Context, n int64, a answer) error {
-	return c.set(ctx, "answer/"+strconv.FormatInt(n, 10), a)
+// answer writes an answer, and removes the question after that: whoever takes over answers those that are there.
+func (c *Coordinator) answer(ctx context.Context, n int64, a answer) error {
+	moment.At("elastic.coordinator.answer")
+	if err := c.set(ctx, "answer/"+strconv.FormatInt(n, 10), a); err != nil {
+		return err
+	}
+	moment.At("elastic.coordinator.answered")
+	maps.DeleteFunc(c.open, func(_, open int64) bool { return open == n })
+	_, err := c.store.Delete(ctx, askKey(n))
+	return err
 }
 
 func (c *Coordinator) set(ctx context.Context, key string, a answer) error {
@@ -235,10 +314,22 @@ func (c *Coordinator) perform(ctx context.Context, e effects) error {
 		}
 		c.config.logger.Info("round over", slog.Int64("uuid", uuid))
 	}
+	switch { // before anybody is told
+	case e.ended:
+		if err := c.keep(ctx, record{Ended: true, Why: e.why}); err != nil {
+			return err
+		}
+		if err := c.set(ctx, endKey, answer{Done: e.why == "", Error: e.why}); err != nil {
+			return err
+		}
+	case e.record != nil:
+		if err := c.keep(ctx, *e.record); err != nil {
+			return err
+		}
+	}
 	for _, n := range slices.Sorted(maps.Keys(e.answers)) {
-		moment.At("elastic.coordinator.answer")
 		a := e.answers[n]
-		if err := c.write(ctx, n, a); err != nil {
+		if err := c.answer(ctx, n, a); err != nil {
 			return err
 		}
 		if a.Round != nil {
@@ -252,10 +343,16 @@ func (c *Coordinator) perform(ctx context.Context, e effects) error {
 	if !e.ended {
 		return nil
 	}
-	return c.set(ctx, endKey, answer{Done: e.why == "", Error: e.why})
+	return c.keep(ctx, record{})
 }
 
-// endKey holds the answer to questions that come after the end.
-const endKey = "end"
+const (
+	// endKey holds the answer to questions that come after the end.
+	endKey = "end"
+	// membersKey counts the numbers that were given out.
+	membersKey = "members"
+)
+
+func askKey(n int64) string { return "ask/" + strconv.FormatInt(n, 10) }
 
 func overKey(uuid int64) string { return "over/" + strconv.FormatInt(uuid, 10) }

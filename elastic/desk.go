@@ -37,6 +37,7 @@ type Round struct {
 // effects are what the driver has to do, in this order.
 type effects struct {
 	over    []int64 // rounds that have ended
+	record  *record // of a round that begins, or nil
 	answers map[int64]answer
 	timers  []launchcore.SetTimer
 	ended   bool
@@ -62,6 +63,7 @@ type switches struct {
 	noPatience bool // members that do not come back are waited for
 	shuffle    bool // newcomers come first
 	askOnce    bool // members do not repeat questions that are not answered
+	forget     bool // a coordinator that is started again knows nothing of the round
 }
 
 type desk struct {
@@ -86,6 +88,22 @@ func newDesk(epoch int64, c config) *desk {
 	})}
 }
 
+// resume takes up the round of an earlier desk.
+func (d *desk) resume(r record) {
+	if d.off.forget {
+		d.start()
+		return
+	}
+	d.round = &Round{UUID: r.UUID, Handles: r.Handles}
+	var nodes []launchcore.Node
+	for i, m := range r.Members {
+		d.nodes++
+		d.seats = append(d.seats, &seat{member: m, node: d.nodes, running: true, handle: r.Handles[i], latest: r.Questions[i]})
+		nodes = append(nodes, d.nodes)
+	}
+	d.job.Resume(nodes, r.Failures)
+}
+
 func (d *desk) start() effects { return d.step(func() { d.perform(d.job.Start()) }) }
 
 // asked takes a question.
@@ -104,8 +122,8 @@ func (d *desk) asked(number int64, q question) effects {
 			d.perform(d.job.Step(launchcore.Joined{Node: s.node, Roles: []launchcore.Role{{Workers: 1}}, Wish: -1}))
 			return
 		}
-		if number < s.latest {
-			return // it was on its way for long, and the member has asked again
+		if number <= s.latest {
+			return // it was on its way for long, and the member has asked again; or an earlier coordinator has answered it
 		}
 		s.handle, s.pending, s.latest = q.Handle, number, number
 		if !s.running {
@@ -200,6 +218,7 @@ func (d *desk) byNode(n launchcore.Node) *seat {
 
 func (d *desk) perform(list []launchcore.JobEffect) {
 	var members []*seat
+	failures := 0
 	for _, e := range list {
 		switch e := e.(type) {
 		case launchcore.OpenStore:
@@ -209,7 +228,7 @@ func (d *desk) perform(list []launchcore.JobEffect) {
 			}
 			d.round, d.over = &Round{UUID: uuid}, false
 		case launchcore.BeginNode:
-			members = append(members, d.byNode(e.Node))
+			members, failures = append(members, d.byNode(e.Node)), e.Restarts
 		case launchcore.StopNode:
 			d.end()
 		case launchcore.Dismiss:
@@ -227,18 +246,22 @@ func (d *desk) perform(list []launchcore.JobEffect) {
 		}
 	}
 	if len(members) > 0 {
-		d.begin(members)
+		d.begin(members, failures)
 	}
 }
 
 // begin answers the members of a round.
-func (d *desk) begin(members []*seat) {
+func (d *desk) begin(members []*seat, failures int) {
 	if d.off.shuffle {
 		slices.Reverse(members)
 	}
+	d.now.record = &record{UUID: d.round.UUID, Failures: failures}
 	for _, s := range members {
 		d.round.Handles = append(d.round.Handles, s.handle)
+		d.now.record.Members = append(d.now.record.Members, s.member)
+		d.now.record.Questions = append(d.now.record.Questions, s.pending)
 	}
+	d.now.record.Handles = d.round.Handles
 	for _, s := range members {
 		s.running = true
 		d.now.answers[s.pending] = answer{Round: d.round}

@@ -14,6 +14,9 @@
 //     the others ask again too, because their own operations fail or because they look ([Member.Over]).
 //  4. Members that are not heard of are left out, and the next round begins, with a new uuid.
 //
+// A coordinator that dies can be started again, over the same store: see [Coordinator.Run]. Until then a group that trains goes on,
+// and members that ask wait.
+//
 // Ranks that ask beyond the largest size are spares. One that comes when there is room ends the round, so that it is taken in.
 //
 // # Keys
@@ -28,6 +31,8 @@
 //	over/UUID      exists when the round is over
 //	end            the answer to everybody when the job has ended; a member that is not answered looks, and asks again
 //	epochs         counts coordinators: their uuids do not meet
+//	record         the coordinator's last decision, for the one that is started when it dies
+//	looked         the number up to which questions were looked at
 //
 // The launcher's rendezvous and this package use the same membership machine, internal/launchcore.Job.
 package elastic

@@ -36,11 +36,13 @@ func Join(ctx context.Context, s store.Store, opts ...Option) (*Member, error) {
 	}
 	c := newConfig(opts)
 	m := &Member{store: store.Prefix(c.prefix, s), repeat: c.silence}
-	n, err := m.store.Add(ctx, "members", 1)
-	if err != nil {
-		return nil, dist.Wrap(op, dist.Unavailable, err)
+	if m.number = c.number; c.number < 0 {
+		n, err := m.store.Add(ctx, membersKey, 1)
+		if err != nil {
+			return nil, dist.Wrap(op, dist.Unavailable, err)
+		}
+		m.number = n - 1
 	}
-	m.number = n - 1
 	m.round.Store(-1)
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	m.end = end
@@ -141,7 +143,7 @@ func (m *Member) askOnce(ctx context.Context, q question) (a answer, err error) 
 	}
 	number := strconv.FormatInt(n, 10)
 	moment.At("elastic.member.set")
-	if err = m.store.Set(ctx, "ask/"+number, data); err != nil {
+	if err = m.store.Set(ctx, askKey(n), data); err != nil {
 		return a, m.failed(ctx, op, err)
 	}
 	limited, cancel := context.WithTimeout(ctx, m.repeat)

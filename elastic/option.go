@@ -6,6 +6,8 @@ package elastic
 import (
 	"log/slog"
 	"math"
+	"os"
+	"strconv"
 	"time"
 )
 
@@ -24,13 +26,14 @@ type config struct {
 	patience  time.Duration
 	poll      time.Duration
 	failures  int
+	number    int64 // -1: the store gives one
 	logger    *slog.Logger
 }
 
 func newConfig(opts []Option) config {
 	c := config{
 		prefix: DefaultPrefix, join: 10 * time.Minute, lastCall: 5 * time.Second, silence: 10 * time.Second, patience: 5 * time.Minute,
-		poll: 50 * time.Millisecond, failures: math.MaxInt,
+		poll: 50 * time.Millisecond, failures: math.MaxInt, number: -1,
 	}
 	for _, o := range opts {
 		if o != nil {
@@ -63,6 +66,23 @@ func WithPatience(d time.Duration) Option { return func(c *config) { c.patience 
 
 // WithMaxFailures bounds how many rounds may end by a failure. The default is no bound.
 func WithMaxFailures(n int) Option { return func(c *config) { c.failures = n } }
+
+// WithNumber sets the number of a member that was started by somebody who has reserved it ([Coordinator.Reserve]); a negative one is ignored.
+// "cohort run --members" does, and sets the variable COHORT_MEMBER: see [WithLaunchedNumber].
+func WithNumber(n int) Option { return func(c *config) { c.number = int64(max(n, -1)) } }
+
+// WithLaunchedNumber uses the number that "cohort run --members" has reserved for this process, so that the launcher can say at once
+// when it dies. Without the launcher it changes nothing. A process that is several members uses it for one.
+func WithLaunchedNumber() Option {
+	n, err := strconv.Atoi(os.Getenv(NumberVariable))
+	if err != nil {
+		n = -1
+	}
+	return WithNumber(n)
+}
+
+// NumberVariable is the variable in which the launcher tells a process its number.
+const NumberVariable = "COHORT_MEMBER"
 
 // WithLogger sets where the coordinator says what it decides.
 func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }

@@ -6,6 +6,7 @@ package elastic
 import (
 	"container/heap"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -13,7 +14,8 @@ import (
 	"time"
 )
 
-// The simulation runs the desk with members that crash, hang, come late and are cut off, over a store that is slow. Time is virtual and everything
+// The simulation runs the desk with members that crash, hang, come late and are cut off, over a store that is slow, and with a
+// coordinator that dies between any two of its writes and is started again. Time is virtual and everything
 // comes from the seed: a seed that fails fails again.
 
 type event struct {
@@ -57,7 +59,16 @@ type sim struct {
 	now      time.Duration
 	agenda   agenda
 	order    int
+	config   config
+	off      switches
 	desk     *desk
+	epoch    int64
+	began    time.Duration      // when this coordinator was started: it knows nothing of signs of life before
+	down     bool               // the coordinator is dead
+	writes   int                // until it dies, 0 for never
+	record   record             // in the store
+	asked    map[int64]question // in the store, until they are answered
+	unread   []int64
 	low      int
 	high     int
 	members  []*simMember
@@ -114,15 +125,104 @@ func (s *sim) ask(m *simMember) {
 		if m.dead || s.ended {
 			return
 		}
-		m.known, m.heard = true, s.now
-		s.note("question %d of member %d, %s", n, m.number, m.handle)
-		s.perform(s.desk.asked(n, question{Member: m.number, Handle: m.handle}))
+		s.asked[n] = question{Member: m.number, Handle: m.handle}
+		s.unread = append(s.unread, n)
+		s.readQuestions()
 	})
 	s.after(3*time.Second+s.random(5*time.Second), func() { // the coordinator may have forgotten it
-		if m.question == n && !s.desk.off.askOnce {
+		if m.question == n && !s.off.askOnce {
 			s.ask(m)
 		}
 	})
+}
+
+// readQuestions is the coordinator's look at the questions: of a member that has asked again only the last counts.
+func (s *sim) readQuestions() {
+	for len(s.unread) > 0 && !s.down && !s.ended {
+		n := s.unread[0]
+		s.unread = s.unread[1:]
+		q, there := s.asked[n]
+		if !there || slices.ContainsFunc(s.unread, func(later int64) bool { return s.asked[later].Member == q.Member }) {
+			continue
+		}
+		for old, o := range s.asked {
+			if o.Member == q.Member && old < n {
+				delete(s.asked, old)
+			}
+		}
+		m := s.members[q.Member]
+		m.known, m.heard = true, s.now
+		s.note("question %d of member %d, %s", n, q.Member, q.Handle)
+		s.perform(s.desk.asked(n, q))
+	}
+}
+
+// answer is what a coordinator writes, and a member reads.
+func (s *sim) answer(n int64, r *Round) bool {
+	if !s.write() {
+		return false
+	}
+	s.check(r)
+	for _, m := range s.members {
+		if m.question == n {
+			s.after(s.reach(m), func() { s.begin(m, n, r) })
+		}
+	}
+	if !s.write() {
+		return false
+	}
+	delete(s.asked, n)
+	return true
+}
+
+// write counts a write of the coordinator to the store. false means that it is dead.
+func (s *sim) write() bool {
+	if s.down {
+		return false
+	}
+	if s.writes > 0 {
+		if s.writes--; s.writes == 0 {
+			s.crash()
+			return false
+		}
+	}
+	return true
+}
+
+// crash ends the coordinator; another one is started later.
+func (s *sim) crash() {
+	if s.down || s.ended {
+		return
+	}
+	s.down = true
+	s.note("the coordinator dies")
+	s.after(s.random(8*time.Second), s.start)
+}
+
+// start is a coordinator that takes up what is in the store.
+func (s *sim) start() {
+	s.down = false
+	s.epoch++
+	s.began = s.now
+	s.desk = newDesk(s.epoch, s.config)
+	s.desk.off = s.off
+	for _, m := range s.members {
+		m.known = slices.Contains(s.record.Members, m.number)
+		m.heard = s.now
+	}
+	s.note("coordinator %d begins with %+v", s.epoch, s.record)
+	if s.record.UUID == 0 {
+		s.perform(s.desk.start())
+	} else {
+		s.desk.resume(s.record)
+		for _, n := range s.record.Questions {
+			if _, there := s.asked[n]; there && !s.off.forget && !s.answer(n, &Round{UUID: s.record.UUID, Handles: s.record.Handles}) {
+				return
+			}
+		}
+	}
+	s.unread = slices.Sorted(maps.Keys(s.asked))
+	s.readQuestions()
 }
 
 // leave ends a member's part in its round; the others in it notice.
@@ -150,26 +250,35 @@ func (s *sim) notice(round *Round, limit time.Duration) {
 func (s *sim) perform(e effects) {
 	s.note("  over %v, %d answers, timers %v, ended %v %s", e.over, len(e.answers), e.timers, e.ended, e.why)
 	for _, uuid := range e.over {
+		if !s.write() {
+			return
+		}
 		s.over[uuid] = true
 	}
+	if e.record != nil {
+		if !s.write() {
+			return
+		}
+		s.record = *e.record
+		s.check(&Round{UUID: s.record.UUID, Handles: s.record.Handles}) // it is decided, whoever answers
+	}
+	epoch := s.epoch
 	for _, t := range e.timers {
 		s.after(t.After, func() {
-			if !s.ended {
+			if !s.ended && !s.down && s.epoch == epoch {
 				s.note("timer %d", t.ID)
 				s.perform(s.desk.fired(t.ID))
 			}
 		})
 	}
 	s.ended = s.ended || e.ended
-	for n, a := range e.answers {
+	for _, n := range slices.Sorted(maps.Keys(e.answers)) {
+		a := e.answers[n]
 		if a.Round == nil {
 			continue
 		}
-		s.check(a.Round)
-		for _, m := range s.members {
-			if m.question == n {
-				s.after(s.reach(m), func() { s.begin(m, n, a.Round) })
-			}
+		if !s.answer(n, a.Round) {
+			return
 		}
 	}
 }
@@ -182,6 +291,7 @@ func (s *sim) check(r *Round) {
 		}
 		return
 	}
+	s.checkAlone(r)
 	s.rounds[r.UUID] = &Round{UUID: r.UUID, Handles: slices.Clone(r.Handles)}
 	if len(r.Handles) < s.low || len(r.Handles) > s.high {
 		s.problem("a round of %d members, want %d to %d", len(r.Handles), s.low, s.high)
@@ -198,7 +308,7 @@ func (s *sim) check(r *Round) {
 		case owner == nil:
 			s.problem("%q is nobody's present handle", h)
 			continue
-		case owner.dead && s.now-owner.diedAt > simSilence+time.Second:
+		case owner.dead && s.now-max(owner.diedAt, s.began) > simSilence+time.Second:
 			s.problem("member %d, dead since %v, is in a round", owner.number, owner.diedAt)
 		}
 		names = append(names, owner.number)
@@ -217,6 +327,21 @@ func (s *sim) check(r *Round) {
 		s.problem("the order was %v and is %v", s.last, names)
 	}
 	s.last = names
+}
+
+// checkAlone holds that no other group trains when a round begins, of which all members are well.
+func (s *sim) checkAlone(r *Round) {
+	for uuid, other := range s.rounds {
+		well := 0
+		for _, m := range s.members {
+			if m.training && m.round.UUID == uuid && m.cutUntil == 0 && !m.hung && !m.dead {
+				well++
+			}
+		}
+		if uuid != r.UUID && well == len(other.Handles) {
+			s.problem("round %d begins while all members of round %d train", r.UUID, uuid)
+		}
+	}
 }
 
 // forgotten reports whether one of these may have been left out in between and have come as a newcomer.
@@ -277,7 +402,7 @@ func (s *sim) look() {
 		return
 	}
 	for _, m := range s.members {
-		if !m.known {
+		if !m.known || s.down {
 			continue
 		}
 		if !m.dead && m.cutUntil <= s.now {
@@ -337,15 +462,13 @@ func (s *sim) fault(m *simMember) {
 // simulate runs one seed and returns what went wrong.
 func simulate(seed uint64, off switches) (problems, trace []string) {
 	s := &sim{
-		rng: rand.New(rand.NewPCG(seed, 1)), over: map[int64]bool{}, rounds: map[int64]*Round{}, arrived: map[int64]map[int64]bool{},
+		rng: rand.New(rand.NewPCG(seed, 1)), off: off, over: map[int64]bool{}, asked: map[int64]question{}, rounds: map[int64]*Round{}, arrived: map[int64]map[int64]bool{},
 	}
 	s.low = 1 + s.rng.IntN(3)
 	s.high = s.low + s.rng.IntN(3)
-	c := newConfig([]Option{WithLastCall(time.Second), WithJoinTimeout(time.Hour), WithPatience(simPatience)})
-	c.low, c.high = s.low, s.high
-	s.desk = newDesk(1, c)
-	s.desk.off = off
-	s.perform(s.desk.start())
+	s.config = newConfig([]Option{WithLastCall(time.Second), WithJoinTimeout(time.Hour), WithPatience(simPatience)})
+	s.config.low, s.config.high = s.low, s.high
+	s.start()
 	for range s.high + s.rng.IntN(3) {
 		s.join(s.random(3 * time.Second))
 	}
@@ -354,6 +477,13 @@ func simulate(seed uint64, off switches) (problems, trace []string) {
 	}
 	for range s.rng.IntN(4) {
 		s.fault(s.members[s.rng.IntN(len(s.members))])
+	}
+	for range s.rng.IntN(3) { // the coordinator dies too, at any of its writes or in between
+		s.after(s.random(simFaults), func() {
+			if s.writes = s.rng.IntN(6); s.writes == 0 {
+				s.crash()
+			}
+		})
 	}
 	s.look()
 	for s.agenda.Len() > 0 && s.now < simEnd && len(s.problems) == 0 {
@@ -403,6 +533,7 @@ func TestEveryPartIsNeeded(t *testing.T) {
 	for name, off := range map[string]switches{
 		"fresh uuids": {sameUUID: true}, "leaving out the silent": {keepSilent: true}, "saying that a round is over": {noOver: true},
 		"patience": {noPatience: true}, "stable order": {shuffle: true}, "asking again": {askOnce: true},
+		"the record of the round": {forget: true},
 	} {
 		found := false
 		for seed := uint64(0); seed < 1000 && !found; seed++ {
