@@ -1,16 +1,20 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command chars trains a small transformer to continue a text, character by character, and lets it write:
+// Command chars trains a small transformer to continue a text, character by character, and lets it write. The transformer is cut
+// into three stages, each at a worker of its own:
 //
 //	go run ./examples/chars
 //
-// The text is the Apache License. The model has two blocks of causal self-attention; everything is in model.go.
+// The text is the Apache License. Each stage has a block of causal self-attention; the model is in model.go. A batch goes through
+// the stages in four parts, so that all stages work at once; one backward pass over all workers finds the gradients, and every
+// worker changes its own parameters. The three workers are in this process, over TCP; examples/internal/stages starts them.
 package main
 
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -23,7 +27,9 @@ import (
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/examples/internal/curve"
+	"github.com/cohort-dist/cohort/examples/internal/stages"
 	"github.com/cohort-dist/cohort/optim"
+	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -32,10 +38,11 @@ var text string
 
 func main() {
 	steps := flag.Int("steps", 600, "training steps")
+	chars := flag.Int("write", 200, "characters that it writes at the end")
 	save := flag.String("save", "", "write the parameters to this safetensors file, which PyTorch users can open")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	_, err := run(ctx, *steps, *save, os.Stdout)
+	_, err := run(ctx, *steps, *chars, *save, os.Stdout)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -46,51 +53,27 @@ func main() {
 const (
 	batchSize = 8
 	length    = 48 // characters that the model sees
+	parts     = 4
 )
 
 // run trains, reports and returns the losses of all steps.
-func run(ctx context.Context, steps int, save string, out io.Writer) ([]float64, error) {
+func run(ctx context.Context, steps, chars int, save string, out io.Writer) ([]float64, error) {
+	st := store.NewMemory()
+	defer func() { _ = st.Close() }()
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // initial weights and samples
 	letters := newAlphabet(text)
-	net := newModel(random, letters.size(), length)
-	params := nn.Variables(net)
-	opt, err := optim.New(optim.AdamW{LR: 3e-3, WeightDecay: 0.01}, params)
+	model := newModel(random, letters.size(), length)
+	net, err := stages.Start(ctx, st, optim.AdamW{LR: 4e-3, WeightDecay: 0.01}, model...)
 	if err != nil {
 		return nil, err
 	}
-	rate := optim.SequentialLR([]optim.Schedule{optim.LinearLR(3e-3, 0.1, 1, 20), optim.CosineAnnealingLR(3e-3, max(steps-20, 1), 3e-4)}, []int{20})
+	defer net.Close()
 	ids := letters.encode(text)
-	var losses []float64
-	for step := range steps {
-		x, y, failure := sample(random, ids)
-		if failure != nil {
-			return nil, failure
-		}
-		opt.ZeroGrad()
-		opt.SetLR(rate(step))
-		loss := autograd.CrossEntropy(net.Forward(x).Reshape(-1, letters.size()), y, autograd.ReduceMean)
-		if err = loss.Backward(ctx); err != nil {
-			return nil, err
-		}
-		if _, err = optim.ClipGradNorm(params, 1, 2); err != nil {
-			return nil, err
-		}
-		if err = opt.Step(); err != nil {
-			return nil, err
-		}
-		losses = append(losses, loss.Item())
-		if (step+1)%50 == 0 {
-			recent := losses[len(losses)-50:]
-			mean := 0.0
-			for _, l := range recent {
-				mean += l / float64(len(recent))
-			}
-			if _, err = fmt.Fprintf(out, "step %4d/%d  loss %.3f\n", step+1, steps, mean); err != nil {
-				return nil, err
-			}
-		}
+	losses, err := net.Train(ctx, steps, parts, out, func() (*tensor.Tensor, *tensor.Tensor, error) { return sample(random, ids) })
+	if err != nil {
+		return nil, err
 	}
-	written, err := write(random, net, letters, "You may ", 200)
+	written, err := write(ctx, random, net, letters, "You may ", chars)
 	if err != nil {
 		return nil, err
 	}
@@ -98,28 +81,25 @@ func run(ctx context.Context, steps int, save string, out io.Writer) ([]float64,
 		return nil, err
 	}
 	if save != "" {
-		return losses, nn.Save(save, net)
+		return losses, nn.Save(save, model) // all three stages are in this process
 	}
 	return losses, nil
 }
 
 // sample takes random pieces of the text, and the characters that follow each of theirs.
-func sample(random *rand.Rand, ids []int64) (*autograd.Variable, *tensor.Tensor, error) {
+func sample(random *rand.Rand, ids []int64) (inputs, classes *tensor.Tensor, err error) {
 	x, y := make([]int64, 0, batchSize*length), make([]int64, 0, batchSize*length)
 	for range batchSize {
 		at := random.IntN(len(ids) - length - 1)
 		x, y = append(x, ids[at:at+length]...), append(y, ids[at+1:at+length+1]...)
 	}
-	in, err := tensor.From(x, batchSize, length)
-	if err != nil {
-		return nil, nil, err
-	}
-	want, err := tensor.From(y)
-	return autograd.Constant(in), want, err
+	inputs, err1 := tensor.From(x, batchSize, length)
+	classes, err2 := tensor.From(y)
+	return inputs, classes, errors.Join(err1, err2)
 }
 
 // write lets the model continue a text.
-func write(random *rand.Rand, net nn.Module, letters *alphabet, start string, n int) (string, error) {
+func write(ctx context.Context, random *rand.Rand, net *stages.Pipeline, letters *alphabet, start string, n int) (string, error) {
 	ids := letters.encode(start)
 	begin := time.Now()
 	for range n {
@@ -128,7 +108,11 @@ func write(random *rand.Rand, net nn.Module, letters *alphabet, start string, n 
 		if err != nil {
 			return "", err
 		}
-		p := net.Forward(autograd.NoGrad(in)).Select(1, -1).Reshape(-1).Scale(1 / 0.6).Softmax(0)
+		y, err := net.Forward(ctx, autograd.Constant(in))
+		if err != nil {
+			return "", err
+		}
+		p := y.Select(0, -1).Scale(1 / 0.6).Softmax(0)
 		if p.Err() != nil {
 			return "", p.Err()
 		}

@@ -11,15 +11,16 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/autograd/nn"
+	"github.com/cohort-dist/cohort/tensor"
 	"github.com/cohort-dist/cohort/tensor/safetensors"
 )
 
-// TestLearns: the loss falls well below that of guessing by how frequent characters are.
+// TestLearns: the loss falls well below that of guessing by how frequent characters are, and the parameters of all stages change.
 func TestLearns(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	file := filepath.Join(t.TempDir(), "chars.safetensors")
-	losses, err := run(t.Context(), 40, file, &out)
+	losses, err := run(t.Context(), 25, 10, file, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +30,7 @@ func TestLearns(t *testing.T) {
 		}
 		return m
 	}
-	if first, last := mean(losses[:5]), mean(losses[len(losses)-5:]); last > 3.2 || last > first-1 {
+	if first, last := mean(losses[:5]), mean(losses[len(losses)-5:]); last > 3.3 || last > first-0.8 {
 		t.Errorf("loss %v -> %v", first, last)
 	}
 	if !strings.Contains(out.String(), "You may ") || !strings.Contains(out.String(), "▁") {
@@ -39,7 +40,12 @@ func TestLearns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	net := newModel(rand.New(rand.NewPCG(9, 9)), newAlphabet(text).size(), length)
+	net := newModel(rand.New(rand.NewPCG(1, 2)), newAlphabet(text).size(), length)
+	for _, p := range net.Params() {
+		if tensor.Equal(p.Value.Data(), saved.Tensors[p.Name]) {
+			t.Errorf("the training left %s as it was", p.Name)
+		}
+	}
 	if err := nn.LoadState(net, saved.Tensors); err != nil {
 		t.Error(err)
 	}

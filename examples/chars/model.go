@@ -13,34 +13,42 @@ import (
 )
 
 const (
-	width  = 48
-	heads  = 4
-	blocks = 2
+	width = 48
+	heads = 4
 )
 
-// model is a transformer that predicts the next character. Its parts can be cut apart between blocks.
-type model struct {
-	letters, positions *nn.Embedding
-	blocks             nn.Sequence
-	norm               *nn.LayerNorm
-	out                *nn.Linear
-}
-
-func newModel(r *rand.Rand, letters, length int) *model {
-	m := &model{letters: nn.NewEmbedding(r, letters, width), positions: nn.NewEmbedding(r, length, width), norm: nn.NewLayerNorm(width), out: nn.NewLinear(r, width, letters)}
-	nn.Normal(r, m.positions.Weight, 0, 0.1)
-	for range blocks {
-		m.blocks = append(m.blocks, newBlock(r))
+// newModel returns a transformer that predicts the next character, in three stages with one block each. What comes out has a
+// row for every character that went in.
+func newModel(r *rand.Rand, letters, length int) nn.Sequence {
+	return nn.Sequence{
+		nn.Sequence{newInput(r, letters, length), newBlock(r)},
+		newBlock(r),
+		nn.Sequence{newBlock(r), nn.NewLayerNorm(width), nn.NewLinear(r, width, letters), nn.Func(rows)},
 	}
-	return m
 }
 
-func (m *model) Forward(ids *autograd.Variable) *autograd.Variable {
+// rows makes one row of each character of all pieces of text.
+func rows(x *autograd.Variable) *autograd.Variable {
+	if x.Err() != nil {
+		return x
+	}
+	return x.Reshape(-1, x.Shape()[2])
+}
+
+// input is what the network knows of a character: which one it is, and where.
+type input struct{ letters, positions *nn.Embedding }
+
+func newInput(r *rand.Rand, letters, length int) *input {
+	in := &input{letters: nn.NewEmbedding(r, letters, width), positions: nn.NewEmbedding(r, length, width)}
+	nn.Normal(r, in.positions.Weight, 0, 0.1)
+	return in
+}
+
+func (in *input) Forward(ids *autograd.Variable) *autograd.Variable {
 	if ids.Err() != nil {
 		return ids
 	}
-	shape := ids.Shape()
-	count := make([]int64, shape[1])
+	count := make([]int64, ids.Shape()[1])
 	for i := range count {
 		count[i] = int64(i)
 	}
@@ -48,19 +56,11 @@ func (m *model) Forward(ids *autograd.Variable) *autograd.Variable {
 	if err != nil {
 		return autograd.Failed(err)
 	}
-	x := m.letters.Forward(ids).Add(m.positions.Forward(autograd.Constant(positions)))
-	return m.out.Forward(m.norm.Forward(m.blocks.Forward(x)))
+	return in.letters.Forward(ids).Add(in.positions.Forward(autograd.Constant(positions)))
 }
 
-func (m *model) Params() []nn.Param {
-	var out []nn.Param
-	for _, part := range []struct {
-		name string
-		m    nn.Module
-	}{{"letters", m.letters}, {"positions", m.positions}, {"blocks", m.blocks}, {"norm", m.norm}, {"out", m.out}} {
-		out = append(out, nn.Prefix(part.name, part.m.Params())...)
-	}
-	return out
+func (in *input) Params() []nn.Param {
+	return append(nn.Prefix("letters", in.letters.Params()), nn.Prefix("positions", in.positions.Params())...)
 }
 
 // block is attention and a small network, each added to what comes in.

@@ -8,7 +8,8 @@
 //	go run ./examples/pipeline
 //
 // The network learns which of two spirals a point lies on. It prints the loss, a curve, and how many points it gets right. The
-// three workers are in this process, over TCP; nothing in the code would differ if they were on three machines.
+// three workers are in this process, over TCP; nothing in the code would differ if they were on three machines. That code, the
+// workers and a step of the training, is in examples/internal/stages.
 package main
 
 import (
@@ -22,13 +23,10 @@ import (
 	"os/signal"
 
 	"github.com/cohort-dist/cohort/autograd"
-	agdist "github.com/cohort-dist/cohort/autograd/dist"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/examples/internal/curve"
+	"github.com/cohort-dist/cohort/examples/internal/stages"
 	"github.com/cohort-dist/cohort/optim"
-	"github.com/cohort-dist/cohort/optim/remote"
-	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -49,36 +47,6 @@ func main() {
 	}
 }
 
-// stage is a worker with its part of the network.
-type stage struct {
-	engine *agdist.Engine
-	agent  *rpc.Agent
-	net    nn.Sequence
-}
-
-// join starts the worker of a stage.
-func join(ctx context.Context, st store.Store, name string, net nn.Sequence) (*stage, error) {
-	s := &stage{engine: agdist.New(), net: net}
-	reg := rpc.NewRegistry()
-	err := errors.Join(
-		// The stage's own part, and then those of the workers behind it.
-		reg.Handle("stage.forward", func(ctx context.Context, behind []string, x *autograd.Variable) (*autograd.Variable, error) {
-			y := s.net.Forward(x)
-			if len(behind) == 0 || y.Err() != nil {
-				return y, y.Err()
-			}
-			return rpc.Call[*autograd.Variable](ctx, rpc.AgentFrom(ctx), behind[0], "stage.forward", behind[1:], y)
-		}),
-		reg.Handle("stage.parameter", func(i int) *autograd.Variable { return nn.Variables(s.net)[i] }),
-		reg.Handle("stage.parameters", func() int { return len(nn.Variables(s.net)) }),
-		remote.Serve(reg, s.engine, nil),
-	)
-	if err == nil {
-		s.agent, err = rpc.Join(ctx, st, name, rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg), s.engine.Join())
-	}
-	return s, err
-}
-
 // result is what a run achieved.
 type result struct {
 	losses   []float64
@@ -89,113 +57,33 @@ func train(ctx context.Context, steps int, out io.Writer) (*result, error) {
 	st := store.NewMemory()
 	defer func() { _ = st.Close() }()
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // initial weights
-	nets := []nn.Sequence{
-		{nn.NewLinear(random, 2, 32), nn.Tanh},
-		{nn.NewLinear(random, 32, 32), nn.Tanh},
-		{nn.NewLinear(random, 32, 2)},
-	}
-	var stages []*stage
-	var names []string
-	for i, net := range nets {
-		name := fmt.Sprintf("stage%d", i)
-		s, err := join(ctx, st, name, net)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = s.agent.Close() }()
-		stages, names = append(stages, s), append(names, name)
-	}
-	first := stages[0]
-	params, err := parameters(ctx, first.agent, names)
+	net, err := stages.Start(ctx, st, optim.Adam{LR: 0.03},
+		nn.Sequence{nn.NewLinear(random, 2, 32), nn.Tanh},
+		nn.Sequence{nn.NewLinear(random, 32, 32), nn.Tanh},
+		nn.Sequence{nn.NewLinear(random, 32, 2)},
+	)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		for _, p := range params {
-			_ = p.Close()
-		}
-	}()
-	opt, err := remote.New(ctx, first.agent, optim.Adam{LR: 0.03}, params)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = opt.Close() }()
+	defer net.Close()
 	inputs, classes, err := spirals()
 	if err != nil {
 		return nil, err
 	}
 	r := &result{}
-	for step := range steps {
-		loss, failed := first.step(ctx, names, inputs, classes, opt)
-		if failed != nil {
-			return nil, failed
-		}
-		r.losses = append(r.losses, loss)
-		if (step+1)%50 == 0 {
-			fmt.Fprintf(out, "step %3d/%d  loss %.4f\n", step+1, steps, loss)
-		}
-	}
-	if r.accuracy, err = first.accuracy(ctx, names, inputs, classes); err != nil {
+	if r.losses, err = net.Train(ctx, steps, parts, out, func() (*tensor.Tensor, *tensor.Tensor, error) { return inputs, classes, nil }); err != nil {
 		return nil, err
 	}
-	_, err = fmt.Fprintf(out, "\n%s\n%d stages, %.1f%% of %d points on the right spiral\n", curve.Draw(r.losses), len(stages), 100*r.accuracy, points)
+	if r.accuracy, err = accuracy(ctx, net, inputs, classes); err != nil {
+		return nil, err
+	}
+	_, err = fmt.Fprintf(out, "\n%s\n3 stages, %.1f%% of %d points on the right spiral\n", curve.Draw(r.losses), 100*r.accuracy, points)
 	return r, err
 }
 
-// parameters returns references to all parameters of all stages.
-func parameters(ctx context.Context, a *rpc.Agent, names []string) (all []*rpc.Ref[*autograd.Variable], err error) {
-	for _, name := range names {
-		n, err := rpc.Call[int](ctx, a, name, "stage.parameters")
-		if err != nil {
-			return all, err
-		}
-		for i := range n {
-			ref, err := rpc.Remote[*autograd.Variable](ctx, a, name, "stage.parameter", i)
-			if err != nil {
-				return all, err
-			}
-			all = append(all, ref)
-		}
-	}
-	return all, nil
-}
-
-// step sends a batch through the pipeline in parts, and changes all parameters by the gradient of the loss.
-func (s *stage) step(ctx context.Context, names []string, inputs, classes *tensor.Tensor, opt *remote.Optimizer) (float64, error) {
-	gctx, c, err := s.engine.Open(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = c.Close() }()
-	futures := make([]*dist.Future[*autograd.Variable], parts)
-	for i := range futures {
-		part, err := inputs.Narrow(0, i*points/parts, points/parts)
-		if err != nil {
-			return 0, err
-		}
-		futures[i] = rpc.Async[*autograd.Variable](gctx, s.agent, names[0], "stage.forward", names[1:], autograd.Constant(part))
-	}
-	var losses []*autograd.Variable
-	total := 0.0
-	for i, f := range futures {
-		y, err := f.Await(gctx)
-		if err != nil {
-			return 0, err
-		}
-		want, err := classes.Narrow(0, i*points/parts, points/parts)
-		if err != nil {
-			return 0, err
-		}
-		loss := autograd.CrossEntropy(y, want, autograd.ReduceMean).Scale(1.0 / parts)
-		losses = append(losses, loss)
-		total += loss.Item()
-	}
-	return total, errors.Join(c.Backward(gctx, losses), opt.Step(gctx, c))
-}
-
 // accuracy is how many of all points are on the spiral that the network says.
-func (s *stage) accuracy(ctx context.Context, names []string, inputs, classes *tensor.Tensor) (float64, error) {
-	y, err := rpc.Call[*autograd.Variable](ctx, s.agent, names[0], "stage.forward", names[1:], autograd.Constant(inputs))
+func accuracy(ctx context.Context, net *stages.Pipeline, inputs, classes *tensor.Tensor) (float64, error) {
+	y, err := net.Forward(ctx, autograd.Constant(inputs))
 	if err != nil {
 		return 0, err
 	}
