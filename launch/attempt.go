@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/joblog"
 	"github.com/cohort-dist/cohort/internal/keeper"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -59,6 +60,7 @@ type attempt struct {
 
 	// Of a job on several nodes.
 	member   *member
+	watched  bool // somebody looks at the job on some node
 	remotes  <-chan message
 	hostLost bool
 }
@@ -94,6 +96,9 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 	defer stop()
 	if a.job.cfg.HangTimeout > 0 {
 		a.looking.Go(func() { a.watch(watching) })
+	}
+	if a.watched {
+		a.looking.Go(func() { a.showOthers(watching) })
 	}
 	a.job.current.Store(a)
 	defer a.job.current.Store(nil)
@@ -212,6 +217,8 @@ func (a *attempt) spawn(w *worker) error {
 		w.out, w.err = nil, nil
 		return err
 	}
+	tails := [2]*joblog.Tail{w.out.tail, w.err.tail}
+	a.job.board.rank(w.local, func(r *WorkerStatus) { r.tails = tails })
 	for which, s := range map[Std]*stream{Stdout: w.out, Stderr: w.err} {
 		s.started()
 		if s.ours != nil {

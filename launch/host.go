@@ -38,15 +38,19 @@ type host struct {
 	timerID int
 	holds   atomic.Pointer[func() error] // tells whether this is still the host; nil: nobody else can be
 	waiting int                          // what the nodes were told, -1: the job does not wait
+	// shownNew says that nodes have told something that those who look have not been told.
+	shownNew bool
 }
 
 // hostConn is the host's end of a node's connection.
 type hostConn struct {
 	id   launchcore.Node
 	wire *wire
-	out  chan message
+	out  *outbox
 	name string
 	join *joinMessage
+	// shown is the state of the node's ranks, nil if it has not told.
+	shown *shownMessage
 }
 
 // hostEvent is something that happened to the host. Exactly one of its fields beside conn is set.
@@ -94,7 +98,7 @@ func (h *host) accept() {
 				return
 			}
 		}
-		hc := &hostConn{id: n, wire: newWire(c, h.cfg.Silence), out: make(chan message, 64)}
+		hc := &hostConn{id: n, wire: newWire(c, h.cfg.Silence), out: newOutbox()}
 		select {
 		case h.events <- hostEvent{conn: hc, fresh: true}:
 			h.conns.Go(func() { h.read(hc) })
@@ -123,28 +127,30 @@ func (h *host) read(c *hostConn) {
 	}
 }
 
-// write sends what the host has to say, and a sign of life when that is nothing, until out is closed.
+// write sends what the host has to say, and a sign of life when that is nothing, until out is closed. What cannot be sent
+// is dropped: read notices.
 func (h *host) write(c *hostConn) {
+	defer func() { _ = c.wire.Close() }()
 	tick := time.NewTicker(c.wire.aliveEvery())
 	defer tick.Stop()
-	_ = c.wire.send(message{Alive: true}) // at once: whoever has connected knows that this is a launcher
+	broken := c.wire.send(message{Alive: true}) // at once: whoever has connected knows that this is a launcher
 	for {
-		var m message
-		var open bool
-		select {
-		case m, open = <-c.out:
-			if !open {
-				_ = c.wire.Close()
-				return
-			}
-		case <-tick.C:
-			m.Alive = true
-		}
-		if c.wire.send(m) != nil {
-			_ = c.wire.Close() // read notices
-			for range c.out {  // until run has closed it
-			}
+		m, ok, closed := c.out.next()
+		if closed {
 			return
+		}
+		if !ok {
+			select {
+			case <-c.out.ready:
+				continue
+			case <-tick.C:
+				m.Alive = true
+			}
+		}
+		if broken == nil {
+			if broken = c.wire.send(m); broken != nil {
+				_ = c.wire.Close()
+			}
 		}
 	}
 }
@@ -153,6 +159,8 @@ func (h *host) write(c *hostConn) {
 func (h *host) run() {
 	defer close(h.done)
 	defer h.timer.Stop()
+	view := time.NewTicker(viewEvery)
+	defer view.Stop()
 	all := map[*hostConn]bool{} // connections whose end has not been seen
 	h.perform(h.job.Start())
 	for !h.job.Done() {
@@ -167,18 +175,20 @@ func (h *host) run() {
 				h.take(e)
 			}
 			if e.gone != nil {
-				close(e.conn.out)
+				e.conn.out.close()
 				delete(all, e.conn)
 			}
 		case <-h.timer.C:
 			h.perform(h.job.Step(launchcore.TimerFired{ID: h.timerID}))
+		case <-view.C:
+			h.tellView()
 		}
 	}
 	if h.store != nil {
 		_ = h.store.Close()
 	}
 	for c := range all {
-		close(c.out)
+		c.out.close()
 	}
 	_ = h.listener.Close()
 	close(h.quit)
@@ -186,9 +196,7 @@ func (h *host) run() {
 
 // say queues a message. A node that does not read is not waited for: its silence ends it.
 func (c *hostConn) say(m message) {
-	select {
-	case c.out <- m:
-	default:
+	if !c.out.put(m) {
 		_ = c.wire.Close()
 	}
 }
@@ -209,8 +217,10 @@ func (h *host) take(e hostEvent) {
 		}
 	case m.Seen != nil:
 		if to := h.nodes[m.Seen.Asker]; to != nil {
-			to.say(m)
+			to.out.answer(m)
 		}
+	case m.Shown != nil:
+		h.keepShown(c, m.Shown)
 	case m.Leave != nil:
 		h.left(c, fmt.Sprintf("node %s %s", c.name, m.Leave.Reason))
 	case m.Failed != nil && m.Failed.Attempt == h.attempt:
@@ -290,14 +300,14 @@ func (h *host) roster(effects []launchcore.JobEffect) []NodeStatus {
 }
 
 func (h *host) perform(effects []launchcore.JobEffect) {
-	roster := h.roster(effects)
+	roster, watched := h.roster(effects), h.watched()
 	for _, e := range effects {
 		switch e := e.(type) {
 		case launchcore.OpenStore:
 			h.openStore(e.Attempt)
 		case launchcore.BeginNode:
 			if c := h.nodes[e.Node]; c != nil && h.store != nil {
-				c.say(message{Begin: &beginMessage{Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster}})
+				c.say(message{Begin: &beginMessage{Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster, Watched: watched && e.Assignment.Node < maxRoster}})
 			}
 		case launchcore.StopNode:
 			if c := h.nodes[e.Node]; c != nil {

@@ -105,6 +105,9 @@ func (m *member) read() {
 		case msg.Seen != nil:
 			m.questions.answered(msg.Seen)
 			continue
+		case msg.View != nil:
+			m.job.board.others(msg.View, time.Now())
+			continue
 		}
 		moment.At("launch.member.incoming")
 		select {
@@ -145,7 +148,7 @@ func (m *member) close() {
 // run takes part in attempts until the host dismisses this node.
 func (m *member) run() error {
 	j := m.job
-	m.say(message{Join: &joinMessage{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts}})
+	m.say(message{Join: &joinMessage{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil}})
 	for m.dismissed == nil {
 		select {
 		case msg, open := <-m.incoming:
@@ -191,7 +194,7 @@ func (m *member) waits(w waitingMessage) {
 		if s.Gathering != nil {
 			g.Since = s.Gathering.Since
 		}
-		s.Gathering, s.World, s.Ranks, s.Waits = g, 0, nil, nil
+		s.Gathering, s.World, s.Ranks, s.Waits, s.Others, s.OtherWaits = g, 0, nil, nil, nil, nil
 	})
 }
 
@@ -224,7 +227,7 @@ func (m *member) attempt(b beginMessage) (ended bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	a.member = m
+	a.member, a.watched = m, b.Watched
 	j.seen.attempt, j.seen.restarts = b.Attempt+1, b.Restarts
 	outcome, err := a.run()
 	r := a.result(outcome)

@@ -30,6 +30,9 @@ type message struct {
 	// Of a node, passed on by the host: a question to all nodes, and an answer to the one that asked.
 	Examine *examineMessage `json:"examine,omitempty"`
 	Seen    *seenMessage    `json:"seen,omitempty"`
+	// Of a node whose job is watched: the state of its ranks. Of the host, to those who watch: that of all nodes.
+	Shown *shownMessage `json:"shown,omitempty"`
+	View  *viewMessage  `json:"view,omitempty"`
 	// Of both, again and again.
 	Alive bool `json:"alive,omitempty"`
 }
@@ -44,6 +47,8 @@ type (
 		// Attempt and Restarts say how far the job had got with a host that is gone.
 		Attempt  int `json:"attempt,omitempty"`
 		Restarts int `json:"restarts,omitempty"`
+		// Watches says that somebody looks at the job on this node.
+		Watches bool `json:"watches,omitempty"`
 	}
 	failedMessage struct {
 		Attempt  int    `json:"attempt"`
@@ -63,6 +68,8 @@ type (
 		Port int    `json:"port"`
 		// Roster has the first of the nodes.
 		Roster []NodeStatus `json:"roster,omitempty"`
+		// Watched asks this node to tell the state of its ranks again and again.
+		Watched bool `json:"watched,omitempty"`
 	}
 	stopMessage struct {
 		Reason string `json:"reason"`

@@ -6,10 +6,10 @@ package launch
 import (
 	"context"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/joblog"
 	"github.com/cohort-dist/cohort/internal/jobscan"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/verdict"
@@ -32,6 +32,9 @@ type Status struct {
 	Ranks []WorkerStatus
 	// Waits are ranks that have waited in the job's store for a while.
 	Waits []StoreWait
+	// Others and OtherWaits are the same of other nodes, as far as those have told: at most the first 64, each second.
+	Others     []WorkerStatus
+	OtherWaits []StoreWait
 }
 
 type (
@@ -59,6 +62,7 @@ type (
 		// Printed is when it last printed something; zero: never.
 		Printed time.Time
 		lines   [2]string // of its stdout and stderr
+		tails   [2]*joblog.Tail
 	}
 )
 
@@ -184,6 +188,7 @@ func (a *attempt) begins() {
 	}
 	a.job.board.change(func(s *Status) {
 		s.Attempt, s.World, s.Gathering, s.Waits, s.Ranks = a.place.attempt, a.place.world, nil, nil, ranks
+		s.Others, s.OtherWaits = nil, nil
 		s.Node, s.Nodes = a.place.node, a.place.roster
 	})
 }
@@ -203,6 +208,6 @@ func (b *board) printed(local, stream int, line []byte) {
 	text := string(line[:min(len(line), maxLive)])
 	b.rank(local, func(r *WorkerStatus) {
 		r.lines[stream], r.Printed = text, time.Now()
-		r.Line = strings.TrimSpace(r.lines[0] + " " + r.lines[1])
+		r.Line = r.line()
 	})
 }

@@ -4,7 +4,9 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -242,4 +244,41 @@ func TestLiveViewWaits(t *testing.T) {
 	_ = q.cmd.Process.Signal(syscall.SIGTERM)
 	q.ends()
 	q.leftAsItWas()
+}
+
+// TestLiveViewOfOtherNodes: the view of one node shows the ranks of all, their progress bars included, and who has not come
+// to the store, though the other node has no terminal.
+func TestLiveViewOfOtherNodes(t *testing.T) {
+	t.Parallel()
+	port, release, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	node := func(rank int) []string {
+		return []string{
+			"run", "--nnodes", "2", "--node-rank", strconv.Itoa(rank), "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--evidence", "-",
+			"--rdzv-endpoint", "127.0.0.1:" + strconv.Itoa(port), "--rdzv-conf", fmt.Sprint("is_host=", 1-rank),
+		}
+	}
+	const script = `case $$RANK in
+0) exec cohort store wait --addr $$MASTER_ADDR:$$MASTER_PORT --timeout 1000s config;;
+1) printf '\r 7%%|## | 7/100'; exec sleep 1000;;
+2) exec cohort store wait --addr $$MASTER_ADDR:$$MASTER_PORT --timeout 1000s config;;
+3) printf '\r 45%%|#### | 45/100'; exec sleep 1000;;
+esac`
+	other := exec.Command("cohort", append(node(1), "sh", "-c", script)...)
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- other.Wait() }()
+	t.Cleanup(func() { _ = other.Process.Kill() })
+	p := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir()}, append(node(0), "sh", "-c", script)...)
+	p.shows(`^cohort run sh, 4 ranks, `, `^nodes: 0 .* \(here\) ranks 0-1; 1 .* ranks 2-3$`, `^ranks 0-3 run, `, `^rank 1 +7%\|## \| 7/100$`, `^rank 3 +45%\|#### \| 45/100$`,
+		`^ranks 0, 2 wait in the store for \d.*s; ranks 1, 3 have not come \(key .*config\)$`)
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	p.ends()
+	p.leftAsItWas()
+	<-ended
 }

@@ -6,6 +6,7 @@ package cli
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -50,7 +51,10 @@ func jobView(s launch.Status, now time.Time) tui.Job {
 	for _, n := range s.Nodes {
 		j.Nodes = append(j.Nodes, tui.JobNode{Host: n.Host, Base: n.Base, Workers: n.Workers})
 	}
-	for _, r := range s.Ranks {
+	j.Unknown = max(0, s.World-len(s.Ranks)-len(s.Others))
+	everywhere := slices.Concat(s.Ranks, s.Others)
+	slices.SortFunc(everywhere, func(a, b launch.WorkerStatus) int { return a.Rank - b.Rank })
+	for _, r := range everywhere {
 		rank := tui.JobRank{Rank: r.Rank, Since: now.Sub(r.Since), Line: r.Line}
 		if !r.Printed.IsZero() {
 			rank.Quiet = now.Sub(r.Printed)
@@ -69,12 +73,15 @@ func jobView(s launch.Status, now time.Time) tui.Job {
 		}
 		j.Ranks = append(j.Ranks, rank)
 	}
-	for _, w := range s.Waits {
-		j.Waiting = append(j.Waiting, w.Rank)
+	for _, w := range slices.Concat(s.Waits, s.OtherWaits) {
+		if !slices.Contains(j.Waiting, w.Rank) { // launchers on one machine see the same
+			j.Waiting = append(j.Waiting, w.Rank)
+		}
 		if age := now.Sub(w.Since); age > j.WaitingFor {
 			j.WaitingFor, j.WaitingKey = age, w.Key
 		}
 	}
+	slices.Sort(j.Waiting)
 	return j
 }
 

@@ -302,3 +302,18 @@ func TestFoldKeepsOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestTailLive: the line that is not finished, as a terminal would show it.
+func TestTailLive(t *testing.T) {
+	t.Parallel()
+	tail := NewTail(20000)
+	if line, at := tail.Live(); line != "" || !at.IsZero() {
+		t.Errorf("%q at %v", line, at)
+	}
+	for _, c := range [][2]string{{"one\n", ""}, {"two", "two"}, {"\r 45%|##", " 45%|##"}, {"\r100%\n", ""}, {strings.Repeat("x", 9000) + "\rnow", "now"}} {
+		tail.add([]byte(c[0]))
+		if line, at := tail.Live(); line != c[1] || at.IsZero() {
+			t.Errorf("after %.20q: %.30q (%d bytes) at %v", c[0], line, len(line), at)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Tail keeps the last bytes of a stream.
@@ -15,6 +16,7 @@ type Tail struct {
 		sync.Mutex
 		buf []byte // at most twice size
 		cut bool
+		at  time.Time // of the last piece
 	}
 	size int
 }
@@ -25,6 +27,7 @@ func NewTail(size int) *Tail { return &Tail{size: size} }
 func (t *Tail) add(piece []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.mu.at = time.Now()
 	if len(piece) > t.size {
 		piece = piece[len(piece)-t.size:]
 		t.mu.cut = true
@@ -50,4 +53,21 @@ func (t *Tail) Bytes() []byte {
 		}
 	}
 	return bytes.Clone(b)
+}
+
+// liveEnd is how much of the end is looked at for a line that is not finished.
+const liveEnd = 4096
+
+// Live returns the line that is not finished, as a terminal would show it, and when something last came; zero: never.
+func (t *Tail) Live() (line string, at time.Time) {
+	t.mu.Lock()
+	end := bytes.Clone(t.mu.buf[max(0, len(t.mu.buf)-liveEnd):])
+	at = t.mu.at
+	t.mu.Unlock()
+	if bytes.HasSuffix(end, []byte{'\n'}) {
+		return "", at
+	}
+	var r rows
+	r.feed(end, time.Time{}, func([]byte) {})
+	return string(r.live()), at
 }

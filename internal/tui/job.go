@@ -24,7 +24,9 @@ type Job struct {
 	// Gathering is the wait for nodes in words, or "".
 	Gathering string
 	Ranks     []JobRank
-	// Waiting are ranks of this node that wait in the store.
+	// Unknown is the number of ranks, of other nodes, whose state is not known.
+	Unknown int
+	// Waiting are ranks that wait in the store.
 	Waiting    []int
 	WaitingFor time.Duration
 	WaitingKey string
@@ -36,7 +38,7 @@ type (
 		Host          string
 		Base, Workers int
 	}
-	// JobRank is a rank of this node.
+	// JobRank is a rank.
 	JobRank struct {
 		Rank  int
 		Words string // what it does: "runs", "exited with code 3"
@@ -70,6 +72,9 @@ func (j Job) Lines(width, height int, style Style) []string {
 	}
 	for _, g := range j.groups() {
 		add(map[State]func(string) string{Ahead: style.Dim, Playing: plain, Done: style.Green, Failed: style.Red}[g.kind], g.text)
+	}
+	if j.Unknown > 0 {
+		add(style.Dim, plural(j.Unknown, "rank")+" on other nodes: not known")
 	}
 	if len(j.Waiting) > 0 {
 		add(style.Yellow, j.waits())

@@ -125,7 +125,7 @@ func someJob() Job {
 			{Rank: 4, Words: "raised ValueError: \x1b[2Jbad", Kind: Failed, Since: 100 * time.Millisecond},
 			{Rank: 5, Words: "start", Kind: Ahead, Since: 20 * time.Millisecond},
 		},
-		Waiting: []int{0, 2}, WaitingFor: 12 * time.Second, WaitingKey: "default_pg/0//cpu//0/1",
+		Unknown: 2, Waiting: []int{0, 2}, WaitingFor: 12 * time.Second, WaitingKey: "default_pg/0//cpu//0/1",
 	}
 }
 
