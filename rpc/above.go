@@ -7,6 +7,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpcserve"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
@@ -17,14 +18,7 @@ var _ rpclink.Above = above{}
 
 func (u above) NewPeer() any { return rpcref.NewPeer() }
 
-func (u above) Request(in rpclink.Incoming) {
-	r := &request{Incoming: in, a: u.a}
-	if in.Err != nil {
-		r.refuse(in.Err)
-		return
-	}
-	u.a.dispatch(r)
-}
+func (u above) Request(in rpclink.Incoming) { u.a.server.Arrived(in) }
 
 func (u above) Connected(c *rpclink.Conn) { u.a.refs.Connected(c) }
 
@@ -42,6 +36,6 @@ func (u above) Died(p *rpclink.Peer) {
 	}
 	u.a.refs.Died(p)
 	if u.a.extension != nil {
-		u.a.extension.Died(seamWorker(p))
+		u.a.extension.Died(rpcserve.SeamWorker(p))
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/recycle"
 	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpclink"
-	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpcserve"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/store"
@@ -42,23 +42,14 @@ type Agent struct {
 	net    *rpclink.Links // to the other workers
 	self   *rpclink.Peer  // this worker as a destination
 
-	limiter *rpcplace.Limiter
-	idle    chan *request // taken by goroutines that have no request
-	idlers  atomic.Int64
-	refs    *rpcref.Refs
-
-	extension *extension
+	refs      *rpcref.Refs
+	server    *rpcserve.Server
+	extension *rpcserve.Extension
 	caller    *rpccall.Caller
 	joined    atomic.Bool // Join has returned
 	ending    ending
-	counts    counters
 	timeout   atomic.Int64  // of calls without a deadline, in nanoseconds
 	memory    *recycle.Pool // of received tensors, unless the user said otherwise
-}
-
-// counters are the agent's own metrics.
-type counters struct {
-	serverCalls, serverAsync atomic.Int64
 }
 
 // Join makes this process a worker of the RPC world that meets in st, under a unique name of letters, digits, "_", ":"
@@ -105,9 +96,8 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 func newAgent(st store.Store, name string, cfg *config) *Agent {
 	a := &Agent{
 		name: name, id: -1, epoch: newEpoch(), secret: newSecret(), cfg: cfg,
-		idle: make(chan *request), ending: ending{done: make(chan struct{})},
+		ending: ending{done: make(chan struct{})},
 	}
-	a.limiter = rpcplace.New(cfg.concurrency, cfg.queue, func(t rpcplace.Task) { a.spawn(t.(*request)) }) //nolint:errcheck,forcetypeassert // only requests enter
 	a.timeout.Store(int64(cfg.timeout))
 	a.world = rpcworld.New(st, rpcworld.Config{
 		Name: name, Rank: cfg.rank, Size: cfg.worldSize, Round: cfg.round, Logger: cfg.logger,
@@ -151,6 +141,10 @@ func (a *Agent) listen(id int) error {
 	a.caller = rpccall.New(rpccall.Config{
 		Rank: dist.Rank(a.id), Net: a.net, Refs: a.refs, Self: a.self, Hook: a.cfg.hook, Timeout: a.Timeout,
 		Outgoing: a.outgoing(), Exception: exceptionError,
+	})
+	a.server = rpcserve.New(rpcserve.Config{
+		Name: a.name, ID: id, Program: program{a}, Owner: owner{a}, Net: a.net, Self: a.self, Refs: a.refs, Caller: a.caller, Extension: a.extension,
+		Static: a.cfg.worldSize > 0, Concurrency: a.cfg.concurrency, Queue: a.cfg.queue, Logger: a.cfg.logger, Hook: a.cfg.hook,
 	})
 	if a.cfg.advertise != "" {
 		var err error

@@ -5,7 +5,6 @@ package rpc
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -185,7 +184,7 @@ func (a *Agent) transact(ctx context.Context, o *rpccall.Outgoing) (rpclink.Repl
 	if o.Peer != a.self {
 		x, err = a.caller.Exchange(ctx, o)
 	} else if err = a.caller.Active.Enter(ctx); err == nil {
-		x, err = a.exchangeSelf(ctx, o)
+		x, err = a.server.ExchangeOwn(ctx, o)
 		a.caller.Active.Leave()
 	}
 	a.caller.End(o, started, err)
@@ -220,5 +219,3 @@ func (a *Agent) destination(ctx context.Context, to string) (*rpclink.Peer, erro
 	}
 	return p, err
 }
-
-func cutScript(name string) (string, bool) { return strings.CutPrefix(name, scriptPrefix) }

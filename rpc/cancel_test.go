@@ -85,12 +85,9 @@ func TestCancellationInTheQueue(t *testing.T) {
 		short, cancel := context.WithCancel(ctx)
 		late := Async[any](short, agents[0], to, "t.late")
 		callee := agents[to[1]-'0']
-		var waiting *request
 		ends(t, "the arrival of the request", func() {
-			for waiting == nil {
-				if all := callee.limiter.Queued(); len(all) > 0 {
-					waiting = all[0].(*request) //nolint:errcheck,forcetypeassert // only requests wait
-				}
+			for waiting := 0; waiting == 0; {
+				_, _, waiting = callee.server.Counts()
 			}
 		})
 		cancel()
@@ -98,7 +95,7 @@ func TestCancellationInTheQueue(t *testing.T) {
 			t.Errorf("to %s: %v", to, err)
 		}
 		ends(t, "the news for the callee", func() {
-			for !waiting.ctx.Cancelled() {
+			for callee.server.Abandoned() == 0 {
 				runtime.Gosched()
 			}
 		})

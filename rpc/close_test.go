@@ -132,7 +132,7 @@ func TestLateAnswerToSelf(t *testing.T) {
 		t.Error("a call that was given up is answered")
 	}
 	close(release)
-	for a.counts.serverCalls.Load() > 0 { // until it has answered
+	for a.DebugInfo()["agent.server_active_calls"] > 0 { // until it has answered
 		time.Sleep(time.Millisecond)
 	}
 	_ = ref.Close() // the handler's own

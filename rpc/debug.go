@@ -32,12 +32,12 @@ func (a *Agent) DebugInfo() map[string]int {
 		info["num_offers"] = c.Offers
 		info["num_collected_rrefs"] = int(a.refs.Collected.Load())
 	}
-	running, waiting := a.limiter.Counts()
+	serving, running, waiting := a.server.Counts()
 	info["agent.thread_pool_size"] = a.cfg.concurrency
 	info["agent.num_idle_threads"] = max(0, a.cfg.concurrency-running)
 	info["agent.client_active_calls"] = int(a.caller.UnderWay.Load())
-	info["agent.server_active_calls"] = int(a.counts.serverCalls.Load())
-	info["agent.server_active_async_calls"] = int(a.counts.serverAsync.Load())
+	info["agent.server_active_calls"] = serving
+	info["agent.server_active_async_calls"] = 0 // they are counted with the others
 	info["agent.server_waiting_calls"] = waiting
 	info["num_current_backward_passes"] = 0
 	info["num_autograd_contexts"] = 0

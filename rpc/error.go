@@ -109,11 +109,6 @@ func describe(err error) pyexc.Exception {
 	return out
 }
 
-// panicError is a panic of a handler.
-type panicError struct{ value any }
-
-func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
-
 // exception is what a callee answers.
 func (a *Agent) exception(err error, toGo bool) *rpcwire.RemoteException {
 	e := describe(err)

@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
+	"github.com/cohort-dist/cohort/internal/rpcserve"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -29,35 +30,12 @@ func WithExtension(x rpcseam.Extension) Option {
 	})
 }
 
-// extension is an agent's extension with what it has said about itself.
-type extension struct {
-	rpcseam.Extension
-	wrappers, kinds map[rpcwire.Type]bool
-	functions       map[string]rpcseam.Function
-}
-
 // attach introduces the extension to the agent.
-func (a *Agent) attach() error {
-	x := a.cfg.extension
-	if x == nil {
-		return nil
+func (a *Agent) attach() (err error) {
+	if a.cfg.extension != nil {
+		a.extension, err = rpcserve.Attach(a.cfg.extension, seam{a})
 	}
-	if err := x.Attach(seam{a}); err != nil {
-		return err
-	}
-	set := func(types []rpcwire.Type) map[rpcwire.Type]bool {
-		m := map[rpcwire.Type]bool{}
-		for _, t := range types {
-			m[t] = true
-		}
-		return m
-	}
-	a.extension = &extension{Extension: x, wrappers: set(x.Wrappers()), kinds: set(x.Kinds()), functions: x.Functions()}
-	return nil
-}
-
-func seamWorker(p *rpclink.Peer) rpcseam.Worker {
-	return rpcseam.Worker{Name: p.Name, ID: int(p.ID), Go: p.SpeaksCohort()}
+	return err
 }
 
 // outgoing returns how the extension is asked about requests that leave, or nil.
@@ -66,31 +44,8 @@ func (a *Agent) outgoing() func(context.Context, *rpclink.Peer, string, *rpcwire
 		return nil
 	}
 	return func(ctx context.Context, to *rpclink.Peer, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
-		return a.extension.Outgoing(ctx, seamWorker(to), fn, m)
+		return a.extension.Outgoing(ctx, rpcserve.SeamWorker(to), fn, m)
 	}
-}
-
-// unwrapped takes a wrapped request apart and dispatches what is inside.
-func (a *Agent) unwrapped(r *request) {
-	w, err := a.extension.Unwrap(seamWorker(r.Peer), r.message())
-	if err != nil {
-		a.drop(r)
-		r.refuse(err)
-		return
-	}
-	if w.Answer != nil {
-		r.wraps = append(r.wraps, w.Answer)
-	}
-	if w.Context != nil {
-		r.values = w.Context
-	}
-	r.Tensors = w.Message.Tensors
-	a.unwrap(r, w.Message.Type, w.Message.Payload)
-}
-
-// message is the request as a message.
-func (r *request) message() *rpcwire.Message {
-	return &rpcwire.Message{Type: r.Kind, ID: int64(r.ID), Payload: r.Payload, Tensors: r.Tensors} //nolint:gosec // echoed as it came
 }
 
 // seam is the agent as its extension sees it.
@@ -103,7 +58,7 @@ func (s seam) Self() rpcseam.Worker { return rpcseam.Worker{Name: s.a.name, ID: 
 func (s seam) Workers() []rpcseam.Worker {
 	all := []rpcseam.Worker{s.Self()}
 	for _, p := range s.a.net.Members() {
-		all = append(all, seamWorker(p))
+		all = append(all, rpcserve.SeamWorker(p))
 	}
 	slices.SortFunc(all, func(x, y rpcseam.Worker) int { return x.ID - y.ID })
 	return all
@@ -114,7 +69,7 @@ func (s seam) Worker(id int) (rpcseam.Worker, error) {
 	if err != nil {
 		return rpcseam.Worker{}, err
 	}
-	return seamWorker(p), nil
+	return rpcserve.SeamWorker(p), nil
 }
 
 // memberByID returns a worker of the world, perhaps this one.
@@ -200,7 +155,7 @@ func (s seam) Post(ctx context.Context, to int, m *rpcwire.Message, done func(*r
 			}
 		}
 		if o.Peer == a.self {
-			report(a.exchangeSelf(ctx, o))
+			report(a.server.ExchangeOwn(ctx, o))
 			return
 		}
 		a.post(ctx, o, report)
@@ -247,29 +202,3 @@ func (s seam) Reference(ref any) (rpcwire.GlobalID, rpcseam.Worker, error) {
 }
 
 func (s seam) Go(fn func(context.Context)) bool { return s.a.net.Own(func() { fn(s.a.net.Context) }) }
-
-// serveKind runs a request that the extension answers, in the place of a handler.
-func (a *Agent) serveKind(ctx context.Context, r *request, end func()) {
-	answer := func(m *rpcwire.Message, err error) {
-		if err == nil && m == nil {
-			err = dist.New("rpc: request", dist.Internal, "the extension has no answer")
-		}
-		if err != nil {
-			m = r.failure(err)
-		}
-		if r.answer(m, nil) {
-			end()
-		}
-	}
-	returned := false
-	defer func() {
-		if !returned {
-			a.recovered(r.Kind.String(), recover(), func(_ any, err error) { answer(nil, err) })
-		}
-	}()
-	a.extension.Serve(ctx, seamWorker(r.Peer), r.message(), answer)
-	returned = true
-	if !r.answered.Load() {
-		r.place.Return()
-	}
-}

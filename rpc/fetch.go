@@ -7,73 +7,11 @@ import (
 	"context"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
-
-// flagExact marks a fetch among Go workers: its payload is the object's id with the epoch, which PyTorch's form lacks.
-const flagExact = 1
-
-// serveFetch answers a fetch when the object has its value.
-func (a *Agent) serveFetch(req *request) {
-	form := fetchForm
-	if req.Kind == rpcwire.ScriptRRefFetchCall {
-		form = scriptFetchForm
-	}
-	id, err := a.refs.Fetched(req.Payload, req.Flags&flagExact != 0 && req.cohort())
-	if err == nil && req.Peer.ID < 0 {
-		err = dist.New("rpc: fetch", dist.NotSupported, "a guest holds no references")
-	}
-	if err != nil {
-		req.refuse(err)
-		return
-	}
-	o, err := a.refs.FetchArrived(req.Peer.ID, id)
-	if err != nil {
-		a.net.Background(func() { a.answerValue(req, form, nil, err) })
-		return
-	}
-	answer := func() {
-		v, err := o.Peek()
-		a.answerValue(req, form, v, err)
-	}
-	if req.Inline && o.IsDone() {
-		req.Conn.Inline.Do(answer)
-		return
-	}
-	req.await(o, answer)
-}
-
-// maxFetches bounds the fetches on one connection that wait for their objects.
-const maxFetches = 16 << 10
-
-// await answers a fetch when its object has its value, unless the fetcher gives up before, or its connection ends.
-func (r *request) await(o *rpcref.Object, answer func()) {
-	c, a := r.Conn, r.a
-	if c == nil {
-		o.Then(func() { a.net.Background(answer) })
-		return
-	}
-	if c.Fetches.Add(1) > maxFetches {
-		c.Fetches.Add(-1)
-		r.refuse(dist.Newf("rpc: fetch", dist.Exhausted, "more than %d fetches wait for their objects", maxFetches))
-		return
-	}
-	moment.At("rpc.fetch.wait")
-	remove := o.Then(func() {
-		c.Fetches.Add(-1)
-		a.net.Background(answer)
-	})
-	r.track(func(error) {
-		if remove() {
-			c.Fetches.Add(-1)
-			c.Untrack(r.ID)
-		}
-	})
-}
 
 // fetch copies the value of a reference's object to here.
 func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
@@ -96,7 +34,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 			kind = rpcwire.ScriptRRefFetchCall
 		}
 		if toGo {
-			return &rpcwire.Message{Type: kind, Payload: rpcref.AppendID(nil, wire.ID, 0, 0)}, nil, flagExact, nil
+			return &rpcwire.Message{Type: kind, Payload: rpcref.AppendID(nil, wire.ID, 0, 0)}, nil, rpcref.FlagExact, nil
 		}
 		payload, err := rpcwire.Fetch{RRef: rpcref.Global(wire.ID), From: rpcwire.WorkerID(wire.Owner)}.Encode()
 		return &rpcwire.Message{Type: kind, Payload: payload}, nil, 0, err
@@ -146,19 +84,4 @@ func (a *Agent) ownValue(ctx context.Context, op string, o *rpcref.Object) (any,
 		return nil, err
 	}
 	return v, nil
-}
-
-// serveControl performs a control message of a PyTorch peer. It is acknowledged whatever it did: they are repeated until they
-// are.
-func (a *Agent) serveControl(req *request) {
-	msg, err := a.refs.TorchControl(req.Kind, req.Payload)
-	if err == nil && req.Peer.ID < 0 {
-		err = dist.Newf("rpc: control message", dist.Protocol, "%q is not a worker of this world", req.Peer.Name)
-	}
-	if err != nil {
-		req.refuse(err)
-		return
-	}
-	a.refs.Controlled(req.Peer, msg)
-	a.net.Background(func() { req.answer(&rpcwire.Message{Type: rpcwire.RRefAck}, nil) })
 }

@@ -14,7 +14,7 @@ func free(t *testing.T, a *Agent) {
 	t.Helper()
 	ends(t, "the last handler", func() {
 		for running := 1; running > 0; {
-			running, _ = a.limiter.Counts()
+			_, running, _ = a.server.Counts()
 		}
 	})
 }

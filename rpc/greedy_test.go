@@ -21,7 +21,7 @@ func TestGreedyCaller(t *testing.T) {
 		Async[any](ctx, agents[0], "w1", "t.hold")
 	}
 	for running := 0; running < 6; {
-		running, _ = agents[1].limiter.Counts()
+		_, running, _ = agents[1].server.Counts()
 	}
 	short, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

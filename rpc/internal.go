@@ -36,7 +36,7 @@ func (a *Agent) internal(name string) *handler {
 		return nil
 	}
 	if a.extension != nil {
-		if f := a.extension.functions[name]; f != nil {
+		if f := a.extension.Functions[name]; f != nil {
 			return &handler{name: name, raw: func(ctx context.Context, r *Request) (any, error) {
 				return f(ctx, rpcseam.Worker{Name: r.From.Name, ID: r.From.ID, Go: a.isGo(r.From.Name)}, r.Args)
 			}}

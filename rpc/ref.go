@@ -119,7 +119,7 @@ func NewRef[T any](a *Agent, value T) (*Ref[T], error) { return newRef(a, value,
 // "__torch__.module.Interface", where their TorchScript functions take it. It corresponds to
 // torch.distributed.rpc.RRef(value, type_hint).
 func NewScriptRef[T any](a *Agent, value T, scriptType string) (*Ref[T], error) {
-	if _, ok := cutScript(scriptType); !ok {
+	if !strings.HasPrefix(scriptType, scriptPrefix) {
 		return nil, dist.Newf("rpc: reference", dist.InvalidArgument, "%q is no TorchScript type: want __torch__.module.Interface", scriptType)
 	}
 	return newRef(a, value, scriptType)

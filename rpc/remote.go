@@ -6,9 +6,6 @@ package rpc
 import (
 	"context"
 	"errors"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpccall"
@@ -18,7 +15,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
-	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -212,7 +208,7 @@ func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*rpcref.
 		return m, *wires, 0, err
 	}
 	started := a.caller.Begin(ctx, o)
-	err := a.deliverCreation(ctx, o, obj)
+	err := a.server.CreateOwn(ctx, o, obj)
 	a.caller.End(o, started, err)
 	if err != nil {
 		r.Release(obj)
@@ -220,124 +216,4 @@ func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*rpcref.
 		return nil, err
 	}
 	return core, nil
-}
-
-// deliverCreation hands a creating call of this worker to itself.
-func (a *Agent) deliverCreation(ctx context.Context, o *rpccall.Outgoing, obj *rpcref.Object) error {
-	m, wires, _, err := o.Make(ctx, true)
-	if err == nil {
-		m.Tensors, err = cloneTensors(m.Tensors)
-	}
-	if err != nil {
-		o.Lost()
-		a.refs.Undelivered(a.self, wires)
-		return err
-	}
-	if err = a.caller.Active.Enter(ctx); err != nil {
-		o.Lost()
-		a.refs.Undelivered(a.self, wires)
-		return err
-	}
-	r := &request{Incoming: rpclink.Incoming{Peer: a.self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors, Trace: observe.Trace(ctx)}, a: a, own: obj, uncount: sync.OnceFunc(a.caller.Active.Leave)}
-	r.local = func(m *rpcwire.Message, _ error) {
-		if m.Type != rpcwire.Exception {
-			_ = o.Answered(m)
-			return
-		}
-		o.Lost() // it was refused
-		a.refs.Created(obj, nil, exceptionError("rpc: remote", o.Func, a.name, m.Payload), true)
-		r.uncount()
-	}
-	a.dispatch(r)
-	return nil
-}
-
-// creationArrived returns the place of the object that a creating call makes, if it may run.
-func (a *Agent) creationArrived(r *request, j *job, cancel context.CancelCauseFunc) (*rpcref.Object, error) {
-	if r.own != nil {
-		r.own.Begin(cancel)
-		return r.own, nil
-	}
-	if r.Peer.ID < 0 {
-		return nil, dist.New("rpc: remote", dist.NotSupported, "a guest holds no references")
-	}
-	var life rrefcore.Epoch
-	if r.Frame != nil {
-		life = rrefcore.Epoch(r.Frame.Incarnation)
-	}
-	return a.refs.CallArrived(r.Peer, life, *j.remote, shown(j.req.Func, j.req.Args), cancel)
-}
-
-// answerCreated tells a creator that its object is here.
-func (a *Agent) answerCreated(req *request, j *job) {
-	if req.cohort() { // its type says it all
-		req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet}, nil)
-		return
-	}
-	payload, err := j.remote.Encode()
-	if err != nil {
-		req.answer(req.failure(err), nil)
-		return
-	}
-	req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
-}
-
-// countCreation counts the function of a creating call as active from before its answer. The creator counts the call itself
-// until then, and a PyTorch creator gets the answer when the function has ended. So there is no moment at which the
-// workers of a static world could leave while it runs.
-func (a *Agent) countCreation(ctx context.Context, answeredEarly bool) (uncount func()) {
-	if !answeredEarly || a.cfg.worldSize == 0 || a.caller.Active.Enter(ctx) != nil {
-		return func() {}
-	}
-	return a.caller.Active.Leave
-}
-
-// runRemote runs the function of a creating call and stores its result.
-func (a *Agent) runRemote(ctx context.Context, req *request, j *job, o *rpcref.Object, cancel context.CancelCauseFunc, started time.Time, end func()) {
-	answer := func() { a.answerCreated(req, j) }
-	toGo := req.cohort()
-	uncount := req.uncount
-	if uncount == nil {
-		uncount = a.countCreation(ctx, toGo)
-	}
-	if toGo {
-		answer() // the object exists; its value's fate is another matter
-	}
-	var once atomic.Bool
-	done := func(v any, err error) {
-		if !once.CompareAndSwap(false, true) {
-			return
-		}
-		req.took(started)
-		if remote, ok := err.(*RemoteError); ok && remote.Worker == "" { //nolint:errorlint // only the handler's own
-			said := *remote
-			said.Worker, said.near = a.name, true
-			err = &said
-		}
-		a.refs.Created(o, v, err, req.own != nil)
-		if !toGo {
-			answer()
-		}
-		end()
-		cancel(rpcplace.ErrDone)
-		uncount()
-	}
-	err := j.err
-	if err == nil {
-		if err = req.decoder.Confirmed(ctx); err == nil {
-			err = a.find(j)
-		}
-	}
-	if err != nil {
-		req.decoder.Release()
-		a.drop(req)
-		done(nil, err)
-		return
-	}
-	if !a.invoke(ctx, j, done) {
-		req.decoder.Release()
-	}
-	if !once.Load() {
-		rpcplace.Of(ctx).Pause()
-	}
 }

@@ -49,7 +49,7 @@ pure: internal/rrefcore internal/backcore internal/gloo/wire internal/gloo/match
       group
       autograd/ddp
       internal/aten internal/rpcseam internal/rpcworld internal/rpcplace internal/quietlog
-      internal/rpclink internal/rpcref internal/rpccall
+      internal/rpclink internal/rpcref internal/rpccall internal/rpcserve
       rpc rpc/operators
       autograd/dist optim/remote
       .

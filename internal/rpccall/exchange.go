@@ -43,6 +43,11 @@ type Caller struct {
 // New returns who sends the requests of a worker.
 func New(cfg Config) *Caller { return &Caller{cfg: cfg} }
 
+// Exception is the error of an EXCEPTION that a worker has answered.
+func (k *Caller) Exception(op, fn, worker string, payload []byte) error {
+	return k.cfg.Exception(op, fn, worker, payload)
+}
+
 // Deadline returns when a call ends: with its ctx, or after the agent's timeout.
 func (k *Caller) Deadline(ctx context.Context) time.Time {
 	if d, ok := ctx.Deadline(); ok {

@@ -14,6 +14,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
+// FlagExact marks a fetch among Go workers: its payload is the object's id with the epoch, which PyTorch's form lacks.
+const FlagExact = 1
+
 // Fetched reads the id of a fetch: exact is the form among Go workers, an id with the epoch, which PyTorch's form lacks.
 func (r *Refs) Fetched(payload []byte, exact bool) (id rrefcore.ID, err error) {
 	if !exact {

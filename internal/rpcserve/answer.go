@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpcserve
 
 import "github.com/cohort-dist/cohort/internal/rpcwire"
 
@@ -21,30 +21,39 @@ var (
 
 // form is how the result of a call is answered.
 func (j *job) form() *answerForm {
-	if j.script != nil {
+	if j.script {
 		return scriptCallForm
 	}
 	return callForm
 }
 
 // answerValue answers a request with a value, or with the error that stands for it, which a Python caller raises.
-func (a *Agent) answerValue(req *request, form *answerForm, v any, err error) {
+func (s *Server) answerValue(req *request, form *answerForm, v any, err error) {
 	toGo := req.cohort()
 	if err != nil && !form.script {
-		v, err = a.exception(err, toGo), nil
+		v, err = s.cfg.Program.Exception(err, toGo), nil
 	}
 	for first := true; err == nil; first = false {
-		e, wires := a.refs.Encoder(req.Peer, toGo)
+		e, wires := s.cfg.Refs.Encoder(req.Peer, toGo)
 		var payload []byte
 		if payload, err = form.encode(e, v); err == nil {
-			a.refs.FlushNow(req.Peer, *wires)
+			s.cfg.Refs.FlushNow(req.Peer, *wires)
 			req.answer(&rpcwire.Message{Type: form.kind, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, *wires)
 			return
 		}
-		a.refs.Undecoded(req.Peer, *wires) // nothing of it was sent
-		if first && !form.script {         // the value has no Python form
-			v, err = a.exception(err, toGo), nil
+		s.cfg.Refs.Undecoded(req.Peer, *wires) // nothing of it was sent
+		if first && !form.script {             // the value has no Python form
+			v, err = s.cfg.Program.Exception(err, toGo), nil
 		}
 	}
 	req.answer(req.failure(err), nil)
+}
+
+// answerError answers a request that could not be understood.
+func (s *Server) answerError(r *request, err error) {
+	if r.Kind == rpcwire.PythonCall {
+		s.answerValue(r, callForm, nil, err)
+		return
+	}
+	r.answer(r.failure(err), nil)
 }

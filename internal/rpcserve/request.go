@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpc
+package rpcserve
 
 import (
 	"context"
@@ -25,7 +25,7 @@ import (
 // request is one request of a peer on its way to its one answer.
 type request struct {
 	rpclink.Incoming
-	a        *Agent
+	s        *Server
 	local    func(*rpcwire.Message, error)
 	wraps    []wrapper                             // profilers and an extension around the call, outermost first
 	values   func(context.Context) context.Context // of an extension, for the handler
@@ -92,15 +92,15 @@ func (r *request) send(m *rpcwire.Message, wires []rrefcore.Wire) {
 	if len(wires) > 0 && c.Cohort() {
 		c.Carry(wires)
 	}
-	ctx := r.a.net.Context
+	ctx := r.s.cfg.Net.Context
 	if ctx.Err() != nil { // Close ends everything at once: no answer is better than half of one
 		return
 	}
 	_, err := c.Write(ctx, m, rpcref.HeaderForks(wires), 0, time.Time{})
 	if err != nil && c.Alive() && ctx.Err() == nil && !errors.Is(err, dist.PeerLost) {
 		// It could not be encoded or is too large: the caller must still hear something.
-		r.a.refs.Undelivered(c.Peer(), wires)
-		r.a.cfg.logger.Warn("answer could not be sent", slog.String("peer", c.Peer().Name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
+		r.s.cfg.Refs.Undelivered(c.Peer(), wires)
+		r.s.cfg.Logger.Warn("answer could not be sent", slog.String("peer", c.Peer().Name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
 		fail := r.failure(err)
 		fail.ID = m.ID
 		_, _ = c.Write(ctx, fail, nil, 0, time.Time{})
@@ -126,14 +126,14 @@ func (r *request) giveBack() {
 // failure is the answer for an error outside the user's function, and for every error of a TorchScript call: an
 // EXCEPTION with PyTorch's text, or with all that a Go caller wants to know.
 func (r *request) failure(err error) *rpcwire.Message {
-	a := r.a
+	s := r.s
 	class := rpcwire.ErrorUnknown
 	if dist.CodeOf(err) == dist.DeadlineExceeded {
 		class = rpcwire.ErrorTimeout
 	}
-	text := fmt.Sprintf("Error on Node %d: %s", a.id, err.Error())
+	text := fmt.Sprintf("Error on Node %d: %s", s.cfg.ID, err.Error())
 	if r.cohort() && class == rpcwire.ErrorUnknown {
-		text = pyexc.Line(a.exception(err, true))
+		text = pyexc.Line(s.cfg.Program.Exception(err, true))
 	}
 	return &rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(class, text)}
 }
@@ -142,7 +142,7 @@ func (r *request) failure(err error) *rpcwire.Message {
 func (r *request) refuse(err error) {
 	m := r.failure(err)
 	if r.Conn == nil {
-		r.a.net.Background(func() { r.answer(m, nil) })
+		r.s.cfg.Net.Background(func() { r.answer(m, nil) })
 		return
 	}
 	r.Conn.Refusals.Add(r.Conn, func() { r.answer(m, nil) })

@@ -1,0 +1,101 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcserve
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
+	"github.com/cohort-dist/cohort/internal/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// creationArrived returns the place of the object that a creating call makes, if it may run.
+func (s *Server) creationArrived(r *request, j *job, cancel context.CancelCauseFunc) (*rpcref.Object, error) {
+	if r.own != nil {
+		r.own.Begin(cancel)
+		return r.own, nil
+	}
+	if r.Peer.ID < 0 {
+		return nil, dist.New("rpc: remote", dist.NotSupported, "a guest holds no references")
+	}
+	var life rrefcore.Epoch
+	if r.Frame != nil {
+		life = rrefcore.Epoch(r.Frame.Incarnation)
+	}
+	return s.cfg.Refs.CallArrived(r.Peer, life, *j.pair, s.cfg.Program.Shown(j.Func, j.Args), cancel)
+}
+
+// answerCreated tells a creator that its object is here.
+func (s *Server) answerCreated(req *request, j *job) {
+	if req.cohort() { // its type says it all
+		req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet}, nil)
+		return
+	}
+	payload, err := j.pair.Encode()
+	if err != nil {
+		req.answer(req.failure(err), nil)
+		return
+	}
+	req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
+}
+
+// countCreation counts the function of a creating call as active from before its answer. The creator counts the call itself
+// until then, and a PyTorch creator gets the answer when the function has ended. So there is no moment at which the
+// workers of a static world could leave while it runs.
+func (s *Server) countCreation(ctx context.Context, answeredEarly bool) (uncount func()) {
+	if !answeredEarly || !s.cfg.Static || s.cfg.Caller.Active.Enter(ctx) != nil {
+		return func() {}
+	}
+	return s.cfg.Caller.Active.Leave
+}
+
+// runRemote runs the function of a creating call and stores its result.
+func (s *Server) runRemote(ctx context.Context, req *request, j *job, o *rpcref.Object, cancel context.CancelCauseFunc, started time.Time, end func()) {
+	answer := func() { s.answerCreated(req, j) }
+	toGo := req.cohort()
+	uncount := req.uncount
+	if uncount == nil {
+		uncount = s.countCreation(ctx, toGo)
+	}
+	if toGo {
+		answer() // the object exists; its value's fate is another matter
+	}
+	var once atomic.Bool
+	done := func(v any, err error) {
+		if !once.CompareAndSwap(false, true) {
+			return
+		}
+		req.took(started)
+		s.cfg.Refs.Created(o, v, s.cfg.Program.Raised(err), req.own != nil)
+		if !toGo {
+			answer()
+		}
+		end()
+		cancel(rpcplace.ErrDone)
+		uncount()
+	}
+	err := j.err
+	if err == nil {
+		if err = req.decoder.Confirmed(ctx); err == nil {
+			err = s.cfg.Program.Find(&j.Call)
+		}
+	}
+	if err != nil {
+		req.decoder.Release()
+		s.drop(req)
+		done(nil, err)
+		return
+	}
+	if !s.invoke(ctx, j, done) {
+		req.decoder.Release()
+	}
+	if !once.Load() {
+		rpcplace.Of(ctx).Pause()
+	}
+}

@@ -1,0 +1,134 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcserve
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpccall"
+	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
+	"github.com/cohort-dist/cohort/internal/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/observe"
+)
+
+// ExchangeOwn sends a request of this worker to itself and waits for the answer. The caller has counted it as active.
+func (s *Server) ExchangeOwn(ctx context.Context, o *rpccall.Outgoing) (rpclink.Reply, error) {
+	deadline := s.cfg.Caller.Deadline(ctx)
+	m, wires, _, err := o.Make(ctx, true)
+	if err != nil {
+		return rpclink.Reply{}, err
+	}
+	ch := make(chan rpclink.Reply, 1)
+	r, err := s.deliver(m, deadline, observe.Trace(ctx), ch)
+	if err != nil {
+		o.Lost()
+		s.cfg.Refs.Undelivered(s.cfg.Self, wires)
+		return rpclink.Reply{}, err
+	}
+	pl := rpcplace.Of(ctx)
+	pl.Pause()
+	defer pl.Resume()
+	bounded, cancel := rpccall.Until(ctx, deadline)
+	defer cancel()
+	moment.At("rpc.self.wait")
+	select {
+	case x := <-ch:
+		return s.ownAnswer(o, x)
+	case <-bounded.Done():
+		r.ctx.Cancel(rpclink.ErrGivenUp)
+		o.Lost()
+		s.cfg.Net.Background(func() { // what its answer brings is not wanted
+			select {
+			case x := <-ch:
+				s.discardOwn(x)
+			case <-s.cfg.Net.Context.Done():
+			}
+		})
+		return rpclink.Reply{}, rpccall.Named("rpc: "+o.Op, o.Func, s.cfg.Self, dist.FromContext("rpc: "+o.Op, bounded))
+	case <-s.cfg.Net.Context.Done():
+		o.Lost()
+		return rpclink.Reply{}, rpclink.ErrClosed(o.Op)
+	}
+}
+
+// ownAnswer looks at what this worker has answered itself.
+func (s *Server) ownAnswer(o *rpccall.Outgoing, x rpclink.Reply) (rpclink.Reply, error) {
+	err := x.Err
+	if err == nil && x.Msg.Type == rpcwire.Exception {
+		err = rpccall.Named("rpc: "+o.Op, o.Func, s.cfg.Self, s.cfg.Caller.Exception("rpc: "+o.Op, o.Func, s.cfg.Name, x.Msg.Payload))
+	}
+	if err != nil {
+		o.Lost()
+		return x, err
+	}
+	return x, o.Answered(x.Msg)
+}
+
+// discardOwn closes the references in an answer of this worker to itself that nobody waits for.
+func (s *Server) discardOwn(x rpclink.Reply) {
+	if x.Err != nil || x.Msg.Type == rpcwire.Exception {
+		return
+	}
+	d := s.cfg.Refs.Decoding(s.cfg.Self, x.Frame, x.Msg.Tensors)
+	switch x.Msg.Type { //nolint:exhaustive // the answers to calls
+	case rpcwire.PythonRet:
+		_, _ = d.PythonRet(x.Msg.Payload)
+	case rpcwire.ScriptRet:
+		_, _ = d.ScriptRet(x.Msg.Payload)
+	}
+	d.Release()
+}
+
+// deliver hands a message of this worker to itself.
+func (s *Server) deliver(m *rpcwire.Message, deadline time.Time, trace string, ch chan rpclink.Reply) (*request, error) {
+	tensors, err := cloneTensors(m.Tensors)
+	if err != nil {
+		return nil, err
+	}
+	r := &request{Incoming: rpclink.Incoming{Peer: s.cfg.Self, Kind: m.Type, Payload: m.Payload, Tensors: tensors, Deadline: deadline, Trace: trace}, s: s}
+	r.local = func(m *rpcwire.Message, err error) {
+		if err == nil {
+			m.Tensors, err = cloneTensors(m.Tensors)
+		}
+		ch <- rpclink.Reply{Msg: m, Err: err}
+	}
+	s.dispatch(r)
+	return r, nil
+}
+
+// CreateOwn hands a creating call of this worker to itself.
+func (s *Server) CreateOwn(ctx context.Context, o *rpccall.Outgoing, obj *rpcref.Object) error {
+	m, wires, _, err := o.Make(ctx, true)
+	if err == nil {
+		m.Tensors, err = cloneTensors(m.Tensors)
+	}
+	if err != nil {
+		o.Lost()
+		s.cfg.Refs.Undelivered(s.cfg.Self, wires)
+		return err
+	}
+	if err = s.cfg.Caller.Active.Enter(ctx); err != nil {
+		o.Lost()
+		s.cfg.Refs.Undelivered(s.cfg.Self, wires)
+		return err
+	}
+	r := &request{Incoming: rpclink.Incoming{Peer: s.cfg.Self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors, Trace: observe.Trace(ctx)}, s: s, own: obj, uncount: sync.OnceFunc(s.cfg.Caller.Active.Leave)}
+	r.local = func(m *rpcwire.Message, _ error) {
+		if m.Type != rpcwire.Exception {
+			_ = o.Answered(m)
+			return
+		}
+		o.Lost() // it was refused
+		s.cfg.Refs.Created(obj, nil, s.cfg.Caller.Exception("rpc: remote", o.Func, s.cfg.Name, m.Payload), true)
+		r.uncount()
+	}
+	s.dispatch(r)
+	return nil
+}
