@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gofunc"
 	"github.com/cohort-dist/cohort/internal/pyexc"
 	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpccall"
@@ -38,7 +39,7 @@ func convert[T any](fn string, v any, err error) (T, error) {
 		return t, nil
 	}
 	if err := pygo.Assign(&out, v); err != nil {
-		e := dist.New("rpc: result", dist.Mismatch, detailOf(err))
+		e := dist.New("rpc: result", dist.Mismatch, gofunc.Detail(err))
 		e.Key = fn
 		var zero T
 		return zero, e

@@ -60,9 +60,9 @@ func (r *Registry) MustClass(name string, sample any) *Registry {
 // bound returns the handler of a method of value.
 func (h *handler) bound(value reflect.Value, method string) *handler {
 	b := *h
-	b.fn = value.MethodByName(method)
-	b.plain = plainFunction(b.fn)
-	if raw, ok := reflect.TypeAssert[func(context.Context, *Request) (any, error)](b.fn); ok {
+	if h.fn != nil {
+		b.fn = h.fn.Bound(value, method)
+	} else if raw, ok := reflect.TypeAssert[func(context.Context, *Request) (any, error)](value.MethodByName(method)); ok {
 		b.raw = raw
 	}
 	return &b

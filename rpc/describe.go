@@ -7,9 +7,9 @@ import (
 	"cmp"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
+	"github.com/cohort-dist/cohort/internal/gofunc"
 	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
@@ -70,38 +70,23 @@ func (r *Registry) Describe() []FunctionInfo {
 
 func (r *Registry) describe(name string, h *handler) FunctionInfo {
 	info := FunctionInfo{Name: name, Doc: h.doc, Params: []ParamInfo{}, Result: "None"}
-	anything := []ParamInfo{{Name: "args", Type: "typing.Any", Rest: "*"}, {Name: "kwargs", Type: "typing.Any", Rest: "**"}}
-	switch {
-	case h.raw != nil || h.whole:
-		info.Params = anything
-	case h.args != nil:
-		fields, err := pygo.Fields(h.args)
-		if err != nil { // calls are refused with the reason
-			info.Params = anything
-		}
-		for _, f := range fields {
-			info.Params = append(info.Params, ParamInfo{Name: f.Name, Type: r.python(f.Type), Optional: !f.Required})
-		}
-	default:
-		for i, t := range h.in {
-			p := ParamInfo{Name: "arg" + strconv.Itoa(i), Type: r.python(t)}
-			if i < len(h.params) {
-				p.Name = h.params[i]
-			}
-			if h.fn.Type().IsVariadic() && i == len(h.in)-1 {
-				p.Rest, p.Type = "*", r.python(t.Elem())
-			}
-			info.Params = append(info.Params, p)
-		}
+	params, known := []gofunc.Param(nil), false
+	if h.raw == nil {
+		params, known = h.fn.Parameters()
 	}
-	switch {
-	case h.raw != nil:
-		info.Result = "typing.Any"
-	case h.result >= 0:
-		t := h.fn.Type().Out(h.result)
-		if m, ok := futureResult(t); ok {
-			t = m.Type.In(1).In(0) // OnDone takes a function of the value
+	for _, p := range params {
+		x := ParamInfo{Name: p.Name, Type: r.python(p.Type), Optional: p.Optional}
+		if p.Rest {
+			x.Rest = "*"
 		}
+		info.Params = append(info.Params, x)
+	}
+	if !known {
+		info.Params = []ParamInfo{{Name: "args", Type: "typing.Any", Rest: "*"}, {Name: "kwargs", Type: "typing.Any", Rest: "**"}}
+	}
+	if h.raw != nil {
+		info.Result = "typing.Any"
+	} else if t := h.fn.Result(); t != nil {
 		info.Result = r.python(t)
 	}
 	return info
