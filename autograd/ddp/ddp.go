@@ -238,10 +238,7 @@ func (m *Model) Prepare(ctx context.Context) error {
 		return m.fail(dist.Newf("ddp: forward", dist.InvalidArgument,
 			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients came for %v; use WithFindUnused", m.missing()))
 	}
-	if err := m.prepare(ctx); err != nil {
-		return m.fail(err)
-	}
-	return nil
+	return m.failJoin(m.prepare(ctx))
 }
 
 // prepare does what ranks do together before a forward, in PyTorch's order.

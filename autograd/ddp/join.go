@@ -5,6 +5,7 @@ package ddp
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -17,7 +18,12 @@ import (
 type join struct {
 	effective bool           // divide by the ranks that still train
 	active    *tensor.Tensor // how many do, when the notice of this forward has arrived
+	together  bool           // all ranks fail when one has run out of data
+	uneven    error          // one has
 }
+
+// ErrUneven is what a [Model.Join] with [FailUneven] ends with on all ranks when one of them has run out of data.
+var ErrUneven = errors.New("the ranks do not have the same number of steps")
 
 // JoinOption changes [Model.Join].
 type JoinOption interface{ applyJoin(*join) }
@@ -29,6 +35,11 @@ func (f joinOption) applyJoin(j *join) { f(j) }
 // DivideByActive divides gradients by the number of ranks that still have data instead of by the size of the group. It
 // corresponds to divide_by_initial_world_size=False.
 func DivideByActive() JoinOption { return joinOption(func(j *join) { j.effective = true }) }
+
+// FailUneven ends [Model.Join] on all ranks when one of them has run out of data while others have not: its Join, and the next
+// [Model.Forward] of the others, fail with [ErrUneven]. The ranks stay in step, so the model can be used afterwards. All
+// ranks must use it. It costs one more reduction per step, and corresponds to throw_on_early_termination=True.
+func FailUneven() JoinOption { return joinOption(func(j *join) { j.together = true }) }
 
 // Join runs train, a loop that may take more steps on some ranks than on others. A rank whose loop has ended takes part
 // in the reductions of the others, with zero gradients, until all have ended; then all ranks get the parameters of the
@@ -54,13 +65,21 @@ func (m *Model) Join(ctx context.Context, train func() error, opts ...JoinOption
 	if err := train(); err != nil {
 		return err
 	}
+	if m.joining.uneven != nil { // train has kept it to itself
+		return m.joining.uneven
+	}
 	if m.running {
 		return m.Prepare(ctx) // which says what is missing
 	}
-	if err := m.shadow(ctx); err != nil {
-		return m.fail(err)
+	return m.failJoin(m.shadow(ctx))
+}
+
+// failJoin makes the model fail for good unless all ranks stopped together.
+func (m *Model) failJoin(err error) error {
+	if err == nil || m.joining != nil && m.joining.uneven != nil {
+		return err
 	}
-	return nil
+	return m.fail(err)
 }
 
 // shadow takes part in the passes of ranks that still train.
@@ -85,6 +104,9 @@ func (m *Model) shadow(ctx context.Context) error {
 				return m.takeFrom(ctx, from, m.all)
 			}
 			return m.takeFrom(ctx, from, slices.Concat(m.all, m.buffers))
+		}
+		if err := m.endTogether(ctx, true); err != nil {
+			return err
 		}
 		if err := m.shadowPass(ctx); err != nil {
 			return err
@@ -149,12 +171,40 @@ func (m *Model) notify(ctx context.Context, active bool) error {
 	if m.joining == nil {
 		return nil
 	}
+	if m.joining.uneven != nil {
+		return m.joining.uneven // the others have stopped, too
+	}
 	if err := m.settle(ctx); err != nil {
 		return err
 	}
 	var err error
-	m.joining.active, err = m.count(ctx, active)
-	return err
+	if m.joining.active, err = m.count(ctx, active); err != nil || !active {
+		return err
+	}
+	return m.endTogether(ctx, false)
+}
+
+// endTogether fails on all ranks if one of them has run out of data, and none may run out before the others.
+func (m *Model) endTogether(ctx context.Context, ranOut bool) error {
+	const op = "ddp: join"
+	if !m.joining.together {
+		return nil
+	}
+	moment.At("ddp.join.together")
+	ended, err := m.count(ctx, ranOut)
+	if err != nil {
+		return err
+	}
+	n, err := m.counted(ctx, ended)
+	switch {
+	case err != nil:
+		return err
+	case ranOut:
+		m.joining.uneven = dist.Newf(op, dist.Mismatch, "%w: rank %d exhausted all inputs before the others", ErrUneven, m.g.Rank())
+	case n > 0:
+		m.joining.uneven = dist.Newf(op, dist.Mismatch, "%w: %d of %d ranks exhausted their inputs, and this one has more", ErrUneven, n, m.g.Size())
+	}
+	return m.joining.uneven
 }
 
 // notifySync says whether this rank's next pass reduces.
@@ -193,10 +243,15 @@ func (m *Model) settle(ctx context.Context) error {
 }
 
 func (m *Model) activeRanks(ctx context.Context) (int, error) {
+	return m.counted(ctx, m.joining.active)
+}
+
+// counted waits for a count that was begun.
+func (m *Model) counted(ctx context.Context, count *tensor.Tensor) (int, error) {
 	if err := m.settle(ctx); err != nil {
 		return 0, err
 	}
-	n, err := tensor.Data[float32](m.joining.active)
+	n, err := tensor.Data[float32](count)
 	if err != nil {
 		return 0, err
 	}

@@ -11,6 +11,7 @@ import (
 	_ "embed"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -96,10 +97,19 @@ func train(ctx context.Context, url, mode string, steps int) (digest string, buc
 		err = loop(ctx, model, opt, forked, r, mode, steps)
 	} else { // each rank has another number of steps
 		var opts []ddp.JoinOption
-		if mode == "join-active" {
+		switch mode {
+		case "join-active":
 			opts = append(opts, ddp.DivideByActive())
+		case "join-throw":
+			opts = append(opts, ddp.FailUneven())
 		}
 		err = model.Join(ctx, func() error { return loop(ctx, model, opt, forked, r, mode, steps+g.Rank()) }, opts...)
+		if mode == "join-throw" { // rank 0 has the fewest, and all stop where it does
+			if !errors.Is(err, ddp.ErrUneven) || strings.Contains(err.Error(), "rank 0 exhausted") != (g.Rank() == 0) {
+				return "", nil, fmt.Errorf("rank %d: Join ended with %w", g.Rank(), err)
+			}
+			err = nil
+		}
 	}
 	if err != nil {
 		return "", nil, err
@@ -153,9 +163,9 @@ func loop(ctx context.Context, model *ddp.Model, opt *optim.Optimizer, forked *b
 func TestTogether(t *testing.T) {
 	const size, steps = 3, 5
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		for i, mode := range []string{"plain", "unused", "accumulate", "tied", "buffers", "fp16", "static", "join", "join-active"} {
+		for i, mode := range []string{"plain", "unused", "accumulate", "tied", "buffers", "fp16", "static", "join", "join-active", "join-throw"} {
 			positions := []int{0, 2}
-			if torch != torchtest.V113 { // whose processes start in a tenth of the time
+			if torch != torchtest.V113 && mode != "join-throw" { // whose processes start in a tenth of the time
 				positions = positions[i%2:][:1]
 				if mode == "fp16" {
 					continue // whether gloo sums halves depends on how PyTorch was built

@@ -48,11 +48,25 @@ if MODE == "fp16":
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
     model.register_comm_hook(None, fp16_compress_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-uneven = contextlib.nullcontext()
+uneven = expected = contextlib.nullcontext()
 if MODE.startswith("join"):  # each rank has another number of steps
     STEPS += rank
-    uneven = model.join(divide_by_initial_world_size=MODE == "join")
-with uneven:
+    uneven = model.join(divide_by_initial_world_size=MODE != "join-active", throw_on_early_termination=MODE == "join-throw")
+
+
+@contextlib.contextmanager
+def raises(words):
+    try:
+        yield
+    except RuntimeError as e:
+        assert words in str(e), e
+    else:
+        assert False, "nothing was raised: " + words
+
+
+if MODE == "join-throw":  # rank 0 has the fewest, and all stop where it does
+    expected = raises("Rank 0 exhausted all inputs" if rank == 0 else "Detected at least one rank that exhausted inputs")
+with expected, uneven:
     for step in range(STEPS):
         optimizer.zero_grad()
         micro = 3 if MODE in ("accumulate", "buffers") else 1
