@@ -38,7 +38,7 @@ func (f *family) answer(logger *slog.Logger) {
 func (f *family) trace(context.Context) ([]byte, error) {
 	f.mu.Lock()
 	var all []*Group
-	for g := range f.live {
+	for g := range f.mu.live {
 		all = append(all, g)
 	}
 	f.mu.Unlock()

@@ -22,10 +22,10 @@ type report struct {
 func (g *Group) ended(w *Work, err error) *report {
 	now := time.Now()
 	g.records.End(w.record, now, w.source, err) // a collective has no source
-	if err == nil && !w.p2p && g.torch != torchNone {
+	if err == nil && !w.p2p && !g.peers.None() {
 		g.proven.Store(true)
 	}
-	if g.config.hook == nil && g.config.profile == nil {
+	if g.config.Hook == nil && g.config.profile == nil {
 		w.completeAt(now, err)
 		return nil
 	}
@@ -45,7 +45,7 @@ func (g *Group) tell(about *report) {
 	if about == nil {
 		return
 	}
-	g.config.hook.Emit(about.event)
+	g.config.Hook.Emit(about.event)
 	if g.config.profile != nil {
 		g.config.profile(about.seen)
 	}
@@ -53,8 +53,8 @@ func (g *Group) tell(about *report) {
 
 // emit tells the hook that an operation was posted.
 func (g *Group) emit(w *Work) {
-	if g.config.hook != nil {
-		g.config.hook.Emit(g.event(w, observe.Begin, nil))
+	if g.config.Hook != nil {
+		g.config.Hook.Emit(g.event(w, observe.Begin, nil))
 	}
 }
 

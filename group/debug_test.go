@@ -22,8 +22,8 @@ func TestDebugLevel(t *testing.T) {
 	} {
 		t.Setenv(collargs.DebugVariable, value)
 		c := newConfig(nil)
-		if err := c.check("test"); err != nil || c.detail != detail {
-			t.Errorf("%q: detail %v, %v", value, c.detail, err)
+		if err := c.check("test"); err != nil || c.Detail != detail {
+			t.Errorf("%q: detail %v, %v", value, c.Detail, err)
 		}
 	}
 	for _, value := range []string{"foo", "0", "1", "-1", "DETIAL"} {

@@ -149,7 +149,7 @@ func (g *Group) explain(w *Work, err error) error {
 	if asError(err) == nil {
 		err = dist.Wrap("group: "+w.op.String(), dist.Internal, err)
 	}
-	return g.verdict.judge(err)
+	return g.formed.Verdict.Judge(err)
 }
 
 // release gives the role of the runner back.

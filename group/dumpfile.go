@@ -29,7 +29,7 @@ func (c *config) dumps() bool { return c.dump != nil || c.dumpDir != "" }
 func (g *Group) deliver(reason string) {
 	data, err := g.trace(reason)
 	if err != nil {
-		g.config.logger.Warn("the flight recorder's dump failed", slog.String("group", g.name), slog.Any("error", err))
+		g.config.Logger.Warn("the flight recorder's dump failed", slog.String("group", g.name), slog.Any("error", err))
 		return
 	}
 	if g.config.dump != nil {
@@ -40,10 +40,10 @@ func (g *Group) deliver(reason string) {
 	}
 	name, err := g.writeDump(data)
 	if err != nil {
-		g.config.logger.Warn("the flight recorder's dump could not be written", slog.String("group", g.name), slog.Any("error", err))
+		g.config.Logger.Warn("the flight recorder's dump could not be written", slog.String("group", g.name), slog.Any("error", err))
 		return
 	}
-	g.config.logger.Info("flight recorder dumped", slog.String("group", g.name), slog.String("reason", reason), slog.String("file", name))
+	g.config.Logger.Info("flight recorder dumped", slog.String("group", g.name), slog.String("reason", reason), slog.String("file", name))
 }
 
 // writeDump replaces the group's file as a whole, so that a reader never sees half of it.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/ranklist"
 	"github.com/cohort-dist/cohort/internal/sched"
 )
 
@@ -59,7 +60,7 @@ func (g *Group) expire() {
 		if m, ok := g.mesh.(interface{ Awaited() []int }); ok {
 			if ranks := m.Awaited(); len(ranks) > 0 {
 				e.Rank = dist.Rank(ranks[0])
-				e.Detail += "; it waits for " + rankList(ranks)
+				e.Detail += "; it waits for " + ranklist.Words(ranks)
 			}
 		}
 		g.fail(e)

@@ -25,7 +25,7 @@ func vanish(t *testing.T, g *Group) {
 	if !ok {
 		t.Fatalf("mesh %T cannot be severed", g.mesh)
 	}
-	g.verdict.once.Do(func() {}) // the dead write nothing into the store
+	g.formed.Verdict.Mute() // the dead write nothing into the store
 	m.Sever()
 }
 

@@ -15,10 +15,10 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/collargs"
+	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/sched"
 	"github.com/cohort-dist/cohort/observe"
@@ -35,22 +35,18 @@ type Group struct {
 	globals           []int // world ranks of the members, by group rank
 	config            config
 	transport         Transport
-	torch             torchVersion   // how the PyTorch members meet; torchNone without them
-	peers             torch.Peers    // what they can do
+	peers             torch.Peers    // what the PyTorch members can do; none without them
 	args              collargs.Group // what the requests of collectives depend on
-	members           []member
-	place             *muster.Place // among the Go ranks in the store; nil in a group of one
-	verdict           verdict       // why the group ended, as all ranks report it
+	formed            *form.Formed   // its connections, and what the ranks found out about each other
 	store             store.Store
 	family            *family // what the groups of one world share
 	index             int     // number of the group in its world
 	torchName         string  // PyTorch's name of it
-	base              string  // prefix of PyTorch's keys of it
-	origin            origin
+	origin            form.Origin
 	membership        *membership // nil unless the group can be reconfigured
 
-	mesh   link.Mesh
-	engine coll.Engine
+	mesh   link.Mesh   // of formed
+	engine coll.Engine // of formed
 	checks *checks     // of operations before they run; nil unless PyTorch ranks make them
 	proven atomic.Bool // a collective with PyTorch ranks has succeeded
 	// resumable tells that a waiter may run an operation in its own goroutine whatever its context is.
@@ -79,14 +75,6 @@ type Group struct {
 		timer    *time.Timer
 		timerAt  time.Time
 	}
-}
-
-// member is what is known about a rank.
-type member struct {
-	Go   bool
-	Host string
-	PID  int
-	Addr string
 }
 
 // Name returns the group's name. It corresponds to ProcessGroup.group_name.
@@ -198,18 +186,7 @@ func (g *Group) Close() error {
 		_ = sub.Close()
 	}
 	g.endAll(queued, closing)
-	var err error
-	if g.mesh != nil {
-		err = g.mesh.Close() // ends what runs
-	}
-	if c, ok := g.engine.(interface{ Close() error }); ok {
-		if e := c.Close(); err == nil {
-			err = e
-		}
-	}
-	if g.checks != nil {
-		_ = g.checks.wrapper.Close()
-	}
+	err := g.formed.Close() // ends what runs
 	g.end(closing)
 	moment.At("group.close.runner")
 	switch {
@@ -258,23 +235,17 @@ const leaveLimit = 500 * time.Millisecond
 
 // leaveStore tidies up what the group has left in the store.
 func (g *Group) leaveStore() {
-	if g.place == nil {
+	if g.formed.Place == nil {
 		return
-	}
-	ranks := 0
-	for _, m := range g.members {
-		if m.Go {
-			ranks++
-		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
 	defer cancel()
-	g.place.Leave(ctx, ranks)
+	g.formed.Place.Leave(ctx, g.formed.GoRanks())
 }
 
 // fail makes the group unusable: everything that is posted ends with err, and so does everything that is posted later.
 func (g *Group) fail(err error) {
-	err = g.verdict.judge(err)
+	err = g.formed.Verdict.Judge(err)
 	moment.At("group.fail")
 	g.mu.Lock()
 	if g.mu.failure != nil {
@@ -289,18 +260,12 @@ func (g *Group) fail(err error) {
 	if dump {
 		g.tasks.Add(1)
 	}
-	mesh := g.mesh
 	g.mu.Unlock()
 	g.perform(e)
-	if mesh != nil {
-		mesh.Fail(err)
-	}
-	if g.checks != nil {
-		g.checks.wrapper.Fail(err)
-	}
+	g.formed.Fail(err)
 	g.halt(err)
 	g.endAll(queued, err)
-	g.config.hook.Emit(observe.Event{Kind: "group.failed", Rank: dist.Rank(g.rank), Group: g.name, Err: err})
+	g.config.Hook.Emit(observe.Event{Kind: "group.failed", Rank: dist.Rank(g.rank), Group: g.name, Err: err})
 	if dump {
 		go func() {
 			defer g.tasks.Done()

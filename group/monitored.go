@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/ranklist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -153,13 +154,13 @@ func (m *monitored) lead(ctx context.Context) error {
 	}
 	if len(late) > 0 {
 		e := &dist.Error{Op: "group: monitored_barrier", Code: dist.DeadlineExceeded, Rank: dist.Rank(late[0]), Err: lost}
-		e.Detail = rankList(late) + " did not reach the barrier within " + m.limit.String()
+		e.Detail = ranklist.Words(late) + " did not reach the barrier within " + m.limit.String()
 		if lost != nil {
 			e.Code = dist.PeerLost
-			e.Detail = rankList(late) + " did not reach the barrier: " + lost.Error()
+			e.Detail = ranklist.Words(late) + " did not reach the barrier: " + lost.Error()
 		}
 		if len(came) > 0 {
-			e.Detail += "; " + rankList(came) + " did"
+			e.Detail += "; " + ranklist.Words(came) + " did"
 		}
 		m.giveUp(ctx, ops, e)
 		return e

@@ -3,12 +3,7 @@
 
 package group
 
-import (
-	"strconv"
-	"strings"
-
-	"github.com/cohort-dist/cohort/internal/coll"
-)
+import "github.com/cohort-dist/cohort/internal/coll"
 
 // opName is OpType.String without the map, for the hot path.
 func opName(o OpType) string {
@@ -54,21 +49,17 @@ func rootOf(w *Work) int {
 	}
 }
 
-// rankList writes "rank 1" or "ranks 1, 2 and 5".
-func rankList(ranks []int) string {
-	if len(ranks) == 1 {
-		return "rank " + strconv.Itoa(ranks[0])
+// torchSteps is how far an operation moves the count that PyTorch 2.x puts into fingerprints. A monitored barrier counts the
+// messages it consists of.
+func (g *Group) torchSteps(w *Work) uint64 {
+	switch {
+	case w.call.Parts > 1:
+		return uint64(w.call.Parts)
+	case w.steps == nil, w.call.Parts == 1:
+		return 1
+	case g.rank == 0:
+		return 2 * uint64(g.size-1) //nolint:gosec // at least one rank
+	default:
+		return 2
 	}
-	var b strings.Builder
-	b.WriteString("ranks ")
-	for i, r := range ranks {
-		switch {
-		case i > 0 && i == len(ranks)-1:
-			b.WriteString(" and ")
-		case i > 0:
-			b.WriteString(", ")
-		}
-		b.WriteString(strconv.Itoa(r))
-	}
-	return b.String()
 }

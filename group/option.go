@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -58,6 +59,10 @@ const (
 	Torch214 Peers = "torch-2.14"
 )
 
+// EventWait is emitted while a rank waits for others to form a group: first after a few seconds, then rarely. Its Detail
+// says who is missing.
+const EventWait observe.Kind = "group.wait"
+
 // Option changes how a group is made. The same options go to [New] and [Group.NewGroup] (an option that does not concern
 // the latter is ignored there).
 type Option interface{ apply(*config) }
@@ -67,33 +72,22 @@ type option func(*config)
 func (o option) apply(c *config) { o(c) }
 
 type config struct {
-	name, description string
-	transport         Transport
-	peers             Peers
-	timeout           time.Duration
-	heartbeat         time.Duration
-	queue             int
-	records           int
-	logger            *slog.Logger
-	hook              observe.Hook
-	dump              func(reason string, json []byte)
-	dumpDir           string
-	dumpSignals       []os.Signal
-	storeAddr         string
-	devices           []string
-	initBarrier       bool
-	barePrefix        bool
-	outer             string
-	localSync         bool
-	rankOrder         bool // of a sub-group: as given
-	reconfigure       bool
-	detail            bool
-	profile           func(*Work)
-	connectTimeout    time.Duration
+	form.Options
+	description string
+	timeout     time.Duration
+	queue       int
+	records     int
+	dump        func(reason string, json []byte)
+	dumpDir     string
+	dumpSignals []os.Signal
+	localSync   bool
+	rankOrder   bool // of a sub-group: as given
+	reconfigure bool
+	profile     func(*Work)
 }
 
 func newConfig(opts []Option) config {
-	c := config{transport: Auto, timeout: DefaultTimeout, queue: DefaultQueue}
+	c := config{Options: form.Options{Transport: form.Auto}, timeout: DefaultTimeout, queue: DefaultQueue}
 	for _, o := range opts {
 		if o != nil {
 			o.apply(&c)
@@ -105,30 +99,32 @@ func newConfig(opts []Option) config {
 	if c.timeout <= 0 {
 		c.timeout = DefaultTimeout
 	}
-	if c.connectTimeout <= 0 {
-		c.connectTimeout = c.timeout
+	if c.ConnectTimeout <= 0 {
+		c.ConnectTimeout = c.timeout
 	}
-	if c.logger == nil {
-		c.logger = slog.New(slog.DiscardHandler)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c
 }
 
 // WithName names the group in errors, events and dumps. Among Go ranks it is also part of the store's keys, so that several
 // groups can be made over one store; groups with PyTorch ranks have the names that PyTorch gives them.
-func WithName(name string) Option { return option(func(c *config) { c.name = name }) }
+func WithName(name string) Option { return option(func(c *config) { c.Name = name }) }
 
 // WithDescription sets a description for people to read. It corresponds to group_desc.
 func WithDescription(text string) Option { return option(func(c *config) { c.description = text }) }
 
 // WithTransport forces a transport. All ranks must agree.
-func WithTransport(t Transport) Option { return option(func(c *config) { c.transport = t }) }
+func WithTransport(t Transport) Option {
+	return option(func(c *config) { c.Transport = form.Transport(t) })
+}
 
 // WithPeers says what the other ranks are. PyTorch's version is not on the wire, and detection may leave several versions
 // possible, above all if a Go process hosts the store. Operations that these versions run differently are refused unless
 // the version is given with this option or the variable COHORT_TORCH (such as 2.14.1). Any version may be given, such as
 // "torch-2.11".
-func WithPeers(p Peers) Option { return option(func(c *config) { c.peers = p }) }
+func WithPeers(p Peers) Option { return option(func(c *config) { c.Peers = string(p) }) }
 
 // WithTimeout bounds each operation of a group (an option of [New]) or one operation. It corresponds to timeout= of
 // init_process_group. The default is [DefaultTimeout].
@@ -147,13 +143,13 @@ func (o timeoutOption) applyOp(c *opConfig) { c.timeout = time.Duration(o) }
 // WithConnectTimeout bounds the forming of the group, unless ctx has an earlier deadline. The default is the group's
 // timeout.
 func WithConnectTimeout(d time.Duration) Option {
-	return option(func(c *config) { c.connectTimeout = d })
+	return option(func(c *config) { c.ConnectTimeout = d })
 }
 
 // WithHeartbeat sets how long a Go rank may be silent before it counts as lost: a stopped process, a cut network. Less than
 // zero switches it off. All ranks should use the same. gloo's wire has no heartbeat.
 func WithHeartbeat(limit time.Duration) Option {
-	return option(func(c *config) { c.heartbeat = limit })
+	return option(func(c *config) { c.Heartbeat = limit })
 }
 
 // WithQueue bounds the number of posted operations that are not complete. At the limit, posting waits until there is room
@@ -172,31 +168,31 @@ func WithDump(f func(reason string, json []byte)) Option {
 }
 
 // WithLogger sets the logger that gets which transport and address the group chose, and why.
-func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.logger = l }) }
+func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.Logger = l }) }
 
 // WithHook sets the hook that receives an event for every operation.
-func WithHook(h observe.Hook) Option { return option(func(c *config) { c.hook = h }) }
+func WithHook(h observe.Hook) Option { return option(func(c *config) { c.Hook = h }) }
 
 // WithProfiler calls f at the end of every operation, once. f must not block.
 func WithProfiler(f func(*Work)) Option { return option(func(c *config) { c.profile = f }) }
 
 // WithStoreAddr sets the store's "host:port"; this rank then publishes its address on the route to the store.
-func WithStoreAddr(addr string) Option { return option(func(c *config) { c.storeAddr = addr }) }
+func WithStoreAddr(addr string) Option { return option(func(c *config) { c.StoreAddr = addr }) }
 
 // WithDevices sets the interfaces or IP addresses of this rank. With PyTorch ranks, all ranks need the same number. It
 // corresponds to GLOO_SOCKET_IFNAME, which is used when this option is not given.
-func WithDevices(names ...string) Option { return option(func(c *config) { c.devices = names }) }
+func WithDevices(names ...string) Option { return option(func(c *config) { c.Devices = names }) }
 
 // WithInitBarrier adds PyTorch's store barrier after the making of a group: needed when the PyTorch 2.x ranks run with
 // TORCH_DIST_INIT_BARRIER=1.
-func WithInitBarrier() Option { return option(func(c *config) { c.initBarrier = true }) }
+func WithInitBarrier() Option { return option(func(c *config) { c.InitBarrier = true }) }
 
 // WithBareStore is for a store that PyTorch's ranks gave to init_process_group(store=...) themselves: then their keys have
 // no "default_pg" prefix.
-func WithBareStore() Option { return option(func(c *config) { c.barePrefix = true }) }
+func WithBareStore() Option { return option(func(c *config) { c.BareStore = true }) }
 
 // WithStorePrefix puts a prefix in front of all keys, such as "worker/attempt_0" where PyTorch 1.13 runs under torchrun.
-func WithStorePrefix(prefix string) Option { return option(func(c *config) { c.outer = prefix }) }
+func WithStorePrefix(prefix string) Option { return option(func(c *config) { c.Prefix = prefix }) }
 
 // WithDetail checks every collective before it runs, as PyTorch does with TORCH_DISTRIBUTED_DEBUG=DETAIL: the ranks meet and
 // compare operation, element types and shapes, and a difference is an error on all of them. A rank in a world of PyTorch
@@ -204,7 +200,7 @@ func WithStorePrefix(prefix string) Option { return option(func(c *config) { c.o
 //
 // With PyTorch ranks, posting a collective then waits for all ranks, as in PyTorch; a difference leaves the group as it was. Among
 // Go ranks operations are always compared; here shapes of flat buffers are too.
-func WithDetail() Option { return option(func(c *config) { c.detail = true }) }
+func WithDetail() Option { return option(func(c *config) { c.Detail = true }) }
 
 // WithLocalSync makes a sub-group that only its members know of: the other ranks do not call NewGroup. It corresponds to
 // use_local_synchronization=True. Members must make overlapping groups in the same order.

@@ -179,7 +179,7 @@ func (g *Group) settle(w *Work, closing bool) {
 	}
 	err := w.message.State.Err
 	if err != nil {
-		err = g.verdict.judge(err)
+		err = g.formed.Verdict.Judge(err)
 	}
 	if w.op != OpSend {
 		w.source = w.message.Source

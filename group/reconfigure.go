@@ -5,18 +5,15 @@ package group
 
 import (
 	"context"
-	"crypto/rand"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/native"
 	"github.com/cohort-dist/cohort/internal/sched"
 )
 
@@ -59,26 +56,24 @@ func parseHandle(handle string) error {
 
 // checkReconfigure refuses what does not go together with changing members, as PyTorch does.
 func (c *config) checkReconfigure(op string) error {
-	switch l, _, ok := levelOf(c.peers); {
+	switch l, _, ok := c.Level(); {
 	case ok && l < torch.V2_14:
 		return dist.Newf(op, dist.NotSupported, "a group with %v ranks cannot be reconfigured: it needs PyTorch 2.14", torch.Exactly(l))
-	case c.detail:
+	case c.Detail:
 		return dist.New(op, dist.NotSupported, "a group whose operations are checked beforehand ("+collargs.DebugVariable+"=DETAIL or WithDetail) cannot be reconfigured, in PyTorch either")
 	}
 	return nil
 }
 
 // unconnected returns a group that waits for its first reconfiguration.
-func unconnected(p *plan) (*Group, error) {
-	p.membership = &membership{stable: p.rank, uuid: -1, addr: addrOf(p.store)}
-	p.family.layout = gloo.Torch26
-	size := len(p.globals)
-	g := p.newGroup(&choice{layout: gloo.Torch26, transport: p.config.transport, members: make([]member, size)})
-	g.install(lonely{}, native.NewEngine(lonely{}, native.Tuning{}))
+func unconnected(p *plan) *Group {
+	p.membership = &membership{stable: p.form.Rank, uuid: -1, addr: form.AddrOf(p.form.Store)}
+	p.complete()
+	g := p.newGroup(form.Unconnected(&p.form))
 	g.mu.failure = errUnconnected
 	_, _ = g.mu.sched.Fail()
 	g.start(p)
-	return g, nil
+	return g
 }
 
 // errUnconnected is the failure of a group that was never connected.
@@ -175,87 +170,24 @@ func (g *Group) successor(ctx context.Context, uuid int64, rank int, handles []s
 	defer cancel(nil)
 	stop := context.AfterFunc(g.life, func() { cancel(context.Cause(g.life)) })
 	defer stop()
-	limited, end := context.WithTimeout(ctx, g.config.connectTimeout)
+	limited, end := context.WithTimeout(ctx, g.config.ConnectTimeout)
 	defer end()
+	f := newFamily(g.store, len(handles))
 	g.family.mu.Lock()
-	f := &family{store: g.store, world: make([]int, len(handles)), layout: gloo.Torch26, clock: newClock(), count: g.family.count}
+	f.mu.count = g.family.mu.count
 	g.family.mu.Unlock()
-	for i := range f.world {
-		f.world[i] = i
-	}
 	m := *g.membership
 	m.uuid = uuid
 	p := &plan{
-		config: g.config, store: g.store, rank: rank, globals: f.world, family: f, torchName: g.torchName, origin: fromReconfigure, membership: &m,
+		config: g.config, family: f, membership: &m,
+		form: form.Plan{Store: g.store, Rank: rank, Globals: f.world, TorchName: g.torchName, Origin: form.FromReconfigure, UUID: uuid},
 	}
 	p.config.timeout = g.Timeout()
-	f.answer(p.config.logger)
-	err := p.claim(limited, handles)
-	var next *Group
-	if err == nil {
-		next, err = makeGroup(limited, p)
-	}
-	if err != nil {
+	f.answer(p.config.Logger)
+	p.complete()
+	if err := p.form.Claim(limited, handles); err != nil {
 		f.close()
 		return nil, err
 	}
-	return next, nil
-}
-
-// claim takes the uuid, as rank 0, and makes sure on the other ranks that it was not used before.
-func (p *plan) claim(ctx context.Context, handles []string) error {
-	const op = "group: reconfigure"
-	key := gloo.ClaimKey(p.meshPrefix(gloo.Torch26))
-	used := func(by string) error {
-		e := dist.Newf(op, dist.AlreadyExists, "uuid %d was used before, by %q: every reconfiguration needs another one", p.membership.uuid, by)
-		e.Key = key
-		return e
-	}
-	moment.At("group.reconfigure.claim")
-	if p.rank == 0 {
-		// PyTorch's ranks do not read it. What is random tells two claims of one rank apart.
-		own := handles[0] + " " + rand.Text()
-		got, err := p.store.CompareAndSet(ctx, key, nil, []byte(own))
-		if err != nil {
-			return dist.Wrap(op, dist.Unavailable, err)
-		}
-		if string(got) != own {
-			return used(string(got))
-		}
-		return nil
-	}
-	got, err := p.store.Get(ctx, key)
-	if err != nil && ctx.Err() != nil {
-		e := dist.Ended(op, ctx)
-		e.Rank, e.Key, e.Detail = 0, key, "the new rank 0, "+handles[0]+", did not appear"
-		return e
-	}
-	if err != nil {
-		return dist.Wrap(op, dist.Unavailable, err)
-	}
-	if by, _, _ := strings.Cut(string(got), " "); by != handles[0] {
-		return used(by)
-	}
-	return nil
-}
-
-// refuseLazy ends the making of a group with PyTorch ranks that connect at first use: their second reconfiguration would
-// never connect.
-func (c *choice) refuseLazy(ctx context.Context, p *plan) error {
-	for r, m := range c.members {
-		if m.Go {
-			continue
-		}
-		raw, err := readIfThere(ctx, p.store, c.layout.FirstKey(p.meshPrefix(c.layout), r))
-		if err != nil {
-			return err
-		}
-		if record, err := wire.ParseRecord(raw, len(p.globals)); err == nil && record.IDs == nil {
-			e := dist.Newf("group: reconfigure", dist.NotSupported,
-				"PyTorch rank %d publishes no identifiers (TORCH_GLOO_LAZY_INIT or GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER is set): a second reconfiguration of such a rank never connects; unset it", r)
-			e.Rank = dist.Rank(r)
-			return e
-		}
-	}
-	return nil
+	return p.makeFirst(limited)
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -209,7 +210,7 @@ func TestReconfigureUUIDOnce(t *testing.T) {
 			_ = each(2, func(r int) error {
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 				defer cancel()
-				if _, err := c.groups[r].Reconfigure(ctx, 1, handles); !errors.Is(err, dist.AlreadyExists) && !errors.Is(err, errGaveUp) {
+				if _, err := c.groups[r].Reconfigure(ctx, 1, handles); !errors.Is(err, dist.AlreadyExists) && !errors.Is(err, form.ErrGaveUp) {
 					t.Errorf("rank %d: %v", r, err)
 				}
 				return nil

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -45,20 +46,20 @@ func (g *Group) Split(ctx context.Context, lists [][]int, opts ...Option) (*Grou
 		return nil, err
 	}
 	p := &plan{
-		config: c, store: g.store, rank: slices.Index(ranks, g.rank), globals: globals, family: g.family, parent: g,
-		origin: fromSplit, torchName: c.name, index: g.index,
+		config: c, family: g.family, parent: g,
+		form: form.Plan{Store: g.store, Rank: slices.Index(ranks, g.rank), Globals: globals, Origin: form.FromSplit, TorchName: c.Name, Index: g.index},
 	}
-	if p.torchName == "" {
-		p.torchName = gloo.SplitName(g.torchName, ranks)
-		p.config.name = p.torchName
+	if c.Name == "" {
+		p.form.TorchName = gloo.SplitName(g.torchName, ranks)
+		p.config.Name = p.form.TorchName
 	}
-	mixed := slices.ContainsFunc(ranks, func(r int) bool { return !g.members[r].Go })
-	if mixed && !g.family.takeName(gloo.SplitBase(g.base, p.torchName)) {
+	mixed := slices.ContainsFunc(ranks, func(r int) bool { return !g.formed.Members[r].Go })
+	if mixed && !g.family.takeName(gloo.SplitBase(g.formed.Base, p.form.TorchName)) {
 		return nil, dist.Newf(op, dist.InvalidArgument,
-			"a group named %q was split off before, and PyTorch ranks would read what is left of it: give every split a name of its own, with WithName here and group_name= there", p.torchName)
+			"a group named %q was split off before, and PyTorch ranks would read what is left of it: give every split a name of its own, with WithName here and group_name= there", p.form.TorchName)
 	}
 	moment.At("group.split")
-	return makeGroup(ctx, p)
+	return p.make(ctx)
 }
 
 // ownList returns the list that has this rank, nil where none has, and checks all of them.
@@ -88,19 +89,16 @@ func (g *Group) ownList(op string, lists [][]int) (own []int, err error) {
 func (f *family) takeName(name string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.names == nil {
-		f.names = map[string]bool{}
-	}
-	free := !f.names[name]
-	f.names[name] = true
+	free := !f.mu.names[name]
+	f.mu.names[name] = true
 	return free
 }
 
 // listedLocked counts the groups that PyTorch's Python layer knows of.
 func (f *family) listedLocked() int {
 	n := 0
-	for g := range f.live {
-		if g.origin == fromPython {
+	for g := range f.mu.live {
+		if g.origin == form.FromPython {
 			n++
 		}
 	}
@@ -128,40 +126,30 @@ func (g *Group) Merge(ctx context.Context, s store.Store, size int, opts ...Opti
 	if err := c.check(op); err != nil {
 		return nil, err
 	}
-	if l, _, ok := levelOf(c.peers); ok && !torch.Exactly(l).SplitsGroups() {
+	if l, _, ok := c.Level(); ok && !torch.Exactly(l).SplitsGroups() {
 		return nil, dist.Newf(op, dist.NotSupported, "gloo of %v, which other ranks use, cannot merge groups", torch.Exactly(l))
 	}
-	if c.name == "" {
-		c.name = g.torchName + ":merge"
+	if c.Name == "" {
+		c.Name = g.torchName + ":merge"
 	}
 	moment.At("group.merge.rank")
-	n, err := s.Add(ctx, gloo.Join(c.outer, gloo.MergeRankKey), 1)
+	n, err := s.Add(ctx, gloo.Join(c.Prefix, gloo.MergeRankKey), 1)
 	if err != nil {
 		return nil, dist.Wrap(op, dist.Unavailable, err)
 	}
 	if n > int64(size) {
 		return nil, dist.Newf(op, dist.InvalidArgument, "%d ranks have come to a merge of %d: the store was used for a merge before (give every merge a prefix of its own), or sizes differ", n, size)
 	}
-	globals := make([]int, size)
-	for i := range globals {
-		globals[i] = i
-	}
-	f := &family{store: s, world: globals, clock: newClock()}
-	f.answer(c.logger)
-	merged, err := makeGroup(ctx, &plan{
-		config: c, store: s, rank: int(n) - 1, globals: globals, family: f, origin: fromMerge, torchName: c.name,
-	})
-	if err != nil {
-		f.close()
-		return nil, err
-	}
-	return merged, nil
+	f := newFamily(s, size)
+	f.answer(c.Logger)
+	p := &plan{config: c, family: f, form: form.Plan{Store: s, Rank: int(n) - 1, Globals: f.world, Origin: form.FromMerge, TorchName: c.Name}}
+	return p.makeFirst(ctx)
 }
 
 // elsewhere takes back what the options of a group say about its own store and its own ranks.
 var elsewhere = option(func(c *config) {
-	c.storeAddr, c.outer, c.barePrefix = "", "", false
-	if c.peers == OnlyGo {
-		c.peers = AnyPeers
+	c.StoreAddr, c.Prefix, c.BareStore = "", "", false
+	if c.Peers == form.OnlyGo {
+		c.Peers = form.AnyPeers
 	}
 })

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -163,7 +164,7 @@ func TestMergeIsGivenUp(t *testing.T) {
 			ctx = short
 		}
 		_, err := world[r].Merge(ctx, meet, 3)
-		if err == nil || r == 1 && !errors.Is(err, errGaveUp) {
+		if err == nil || r == 1 && !errors.Is(err, form.ErrGaveUp) {
 			t.Errorf("rank %d: %v", r, err)
 		}
 		return nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/control"
+	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/store"
@@ -17,38 +18,45 @@ import (
 
 // family is what the groups of one world share.
 type family struct {
-	store  store.Store
-	world  []int
-	layout gloo.Layout
-	clock  *clock
-	asked  *control.Server // or nil
+	store store.Store
+	world []int // its ranks
+	clock *clock
+	asked *control.Server // or nil
 
-	mu    sync.Mutex
-	count int               // groups made by all ranks, members or not
-	live  map[*Group]*Group // group to parent
-	names map[string]bool   // of splits, where PyTorch's ranks can use one only once
+	mu struct {
+		sync.Mutex
+		count int               // groups made by all ranks, members or not
+		live  map[*Group]*Group // group to parent
+		names map[string]bool   // of splits, where PyTorch's ranks can use one only once
+	}
+}
+
+func newFamily(s store.Store, size int) *family {
+	f := &family{store: s, world: make([]int, size), clock: newClock()}
+	for i := range f.world {
+		f.world[i] = i
+	}
+	f.mu.live, f.mu.names = map[*Group]*Group{}, map[string]bool{}
+	return f
 }
 
 // add takes a new group in. One that was made from a group that had failed or lost a rank already, to go on without it, is
 // nobody's child.
 func (f *family) add(parent, g *Group) {
-	if parent != nil && (parent.Err() != nil || parent.verdict.lossy.Load()) {
+	if parent != nil && (parent.Err() != nil || parent.formed.Verdict.Lossy()) {
 		parent = nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.live == nil {
-		f.live = map[*Group]*Group{}
-	}
-	f.live[g] = parent
+	f.mu.live[g] = parent
 }
 
 // left forgets a group that was closed. The clock ends with the last one.
 func (f *family) left(g *Group) {
 	f.mu.Lock()
-	_, was := f.live[g]
-	delete(f.live, g)
-	last := was && len(f.live) == 0
+	_, was := f.mu.live[g]
+	delete(f.mu.live, g)
+	last := was && len(f.mu.live) == 0
 	f.mu.Unlock()
 	if last {
 		f.close()
@@ -65,7 +73,7 @@ func (f *family) children(g *Group) []*Group {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []*Group
-	for sub, parent := range f.live {
+	for sub, parent := range f.mu.live {
 		if parent == g {
 			all = append(all, sub)
 		}
@@ -106,36 +114,34 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 	me := slices.Index(ranks, g.rank)
 	f := g.family
 	f.mu.Lock()
-	p := &plan{config: c, store: g.store, rank: me, globals: globals, family: f, parent: g}
+	p := &plan{config: c, family: f, parent: g, form: form.Plan{Store: g.store, Rank: me, Globals: globals}}
 	if c.localSync {
 		if me < 0 {
 			f.mu.Unlock()
 			return nil, dist.New(op, dist.InvalidArgument, "this rank is no member: with WithLocalSync only members call")
 		}
-		p.torchName = gloo.LocalSyncName(globals, 0)
-		if g.torch != torchNone {
-			p.torchName = gloo.LocalSyncName(globals, f.listedLocked())
+		p.form.TorchName = gloo.LocalSyncName(globals, 0)
+		if !g.peers.None() {
+			p.form.TorchName = gloo.LocalSyncName(globals, f.listedLocked())
 		}
 		if g.peers.CountsHashedGroups() {
-			f.count++
-			p.torchName = gloo.LocalSyncName(globals, f.count)
+			f.mu.count++
+			p.form.TorchName = gloo.LocalSyncName(globals, f.mu.count)
 		}
-		p.index = f.count
+		p.form.Index = f.mu.count
 	} else {
-		f.count++
-		p.torchName, p.index = gloo.GroupName(f.count), f.count
+		f.mu.count++
+		p.form.TorchName, p.form.Index = gloo.GroupName(f.mu.count), f.mu.count
 	}
 	f.mu.Unlock()
-	if p.config.name == "" {
-		p.config.name = p.torchName
+	if p.config.Name == "" {
+		p.config.Name = p.form.TorchName
 	}
 	if me >= 0 {
-		return makeGroup(ctx, p)
+		return p.make(ctx)
 	}
-	if g.torch == torch113 || g.torch != torchNone && c.initBarrier {
-		return nil, settle(ctx, p, f.layout, -1, nil)
-	}
-	return nil, nil
+	p.complete()
+	return nil, form.SettleOutside(ctx, &p.form)
 }
 
 // globalsOf returns the world ranks of some ranks of g.
@@ -161,12 +167,12 @@ func (g *Group) inherited() []Option {
 	c := g.config
 	c.timeout = g.Timeout()
 	return []Option{option(func(n *config) {
-		name, description := n.name, n.description
+		name, description := n.Name, n.description
 		*n = c
-		n.name, n.description, n.localSync, n.rankOrder, n.reconfigure = name, description, false, false, false
-		n.transport = Auto
-		if c.transport != SharedMemory {
-			n.transport = c.transport
+		n.Name, n.description, n.localSync, n.rankOrder, n.reconfigure = name, description, false, false, false
+		n.Transport = form.Auto
+		if c.Transport != form.SharedMemory {
+			n.Transport = c.Transport
 		}
 	})}
 }

@@ -85,24 +85,6 @@ func TestWaitingShowsInTheStore(t *testing.T) {
 	}
 }
 
-// TestBareStoreWithPrefix: PyTorch joins a prefix and its own keys with one slash.
-func TestBareStoreWithPrefix(t *testing.T) {
-	for _, c := range []struct {
-		opts []Option
-		want string
-	}{
-		{nil, "default_pg"},
-		{[]Option{WithStorePrefix("x")}, "x/default_pg"},
-		{[]Option{WithBareStore()}, ""},
-		{[]Option{WithBareStore(), WithStorePrefix("x")}, "x"},
-	} {
-		p := &plan{config: newConfig(c.opts)}
-		if got := p.torchBase(); got != c.want {
-			t.Errorf("base %q, want %q", got, c.want)
-		}
-	}
-}
-
 func TestPrinting(t *testing.T) {
 	groups := newWorld(t, 2, WithTransport(TCP), WithName("mine"))
 	ctx := ctxOf(t)

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ranklist writes lists of ranks as people do: "0-5,7".
+// Package ranklist writes lists of ranks as people do: "0-5,7", "ranks 1, 2 and 5".
 package ranklist
 
 import (
@@ -29,4 +29,23 @@ func Parts(ranks []int, between string) []string {
 		i++
 	}
 	return parts
+}
+
+// Words writes "rank 1" or "ranks 1, 2 and 5".
+func Words(ranks []int) string {
+	if len(ranks) == 1 {
+		return "rank " + strconv.Itoa(ranks[0])
+	}
+	var b strings.Builder
+	b.WriteString("ranks ")
+	for i, r := range ranks {
+		switch {
+		case i > 0 && i == len(ranks)-1:
+			b.WriteString(" and ")
+		case i > 0:
+			b.WriteString(", ")
+		}
+		b.WriteString(strconv.Itoa(r))
+	}
+	return b.String()
 }

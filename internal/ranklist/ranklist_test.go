@@ -15,3 +15,12 @@ func TestShort(t *testing.T) {
 		}
 	}
 }
+
+func TestWords(t *testing.T) {
+	t.Parallel()
+	for want, ranks := range map[string][]int{"rank 3": {3}, "ranks 0 and 1": {0, 1}, "ranks 1, 2 and 5": {1, 2, 5}} {
+		if got := Words(ranks); got != want {
+			t.Errorf("Words(%v) is %q, want %q", ranks, got, want)
+		}
+	}
+}

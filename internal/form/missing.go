@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package group
+package form
 
 import (
 	"context"
@@ -13,12 +13,8 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/muster"
-	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/internal/ranklist"
 )
-
-// EventWait is emitted while a rank waits for others to form a group: first after a few seconds, then rarely. Its Detail
-// says who is missing.
-const EventWait observe.Kind = "group.wait"
 
 // The pace at which a waiting rank says who is missing.
 const (
@@ -26,8 +22,9 @@ const (
 	missingLater = 30 * time.Second
 )
 
-// sayWhoIsMissing tells logger and hook who is missing until stop is called.
-func (c *choice) sayWhoIsMissing(ctx context.Context, p *plan) (stop func()) {
+// sayWhoIsMissing tells the logger and OnWait who is missing until stop is called.
+func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
+	p := a.p
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
@@ -41,11 +38,13 @@ func (c *choice) sayWhoIsMissing(ctx context.Context, p *plan) (stop func()) {
 			case <-ctx.Done():
 				return
 			}
-			if missing, err := c.place.Missing(ctx); err == nil && len(missing) > 0 {
-				text := "rank " + strconv.Itoa(p.rank) + " of group " + p.config.name + " waits for " + rankList(missing) + ", " + haveNotCome(missing) + " (" +
-					strconv.Itoa(len(p.globals)-len(missing)) + " of " + strconv.Itoa(len(p.globals)) + " are here)"
-				p.config.logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.config.name), slog.Any("missing", missing), slog.Duration("dur", time.Since(began)))
-				p.config.hook.Emit(observe.Event{Kind: EventWait, Rank: dist.Rank(p.rank), Group: p.config.name, Dur: time.Since(began), Detail: text})
+			if missing, err := a.Place.Missing(ctx); err == nil && len(missing) > 0 {
+				text := "rank " + strconv.Itoa(p.Rank) + " of group " + p.Name + " waits for " + ranklist.Words(missing) + ", " + haveNotCome(missing) + " (" +
+					strconv.Itoa(p.size()-len(missing)) + " of " + strconv.Itoa(p.size()) + " are here)"
+				p.Logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.Name), slog.Any("missing", missing), slog.Duration("dur", time.Since(began)))
+				if p.OnWait != nil {
+					p.OnWait(text, time.Since(began))
+				}
 			}
 			t.Reset(missingLater)
 		}
@@ -65,14 +64,15 @@ func haveNotCome(ranks []int) string {
 
 // notCome is the error of a wait for other ranks that ended, one of them or, with -1, all. It says who is missing, as far as
 // the store tells in time.
-func (c *choice) notCome(ctx context.Context, p *plan, waitedFor int, err error) error {
+func (a *attempt) notCome(ctx context.Context, waitedFor int, err error) error {
+	p := a.p
 	const op = "group: rendezvous"
 	if ctx.Err() == nil && !errors.Is(err, muster.ErrOver) {
 		return dist.Wrap(op, dist.Unavailable, err)
 	}
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 	defer cancel()
-	missing, _ := c.place.Missing(look)
+	missing, _ := a.Place.Missing(look)
 	if len(missing) == 0 && waitedFor >= 0 {
 		missing = []int{waitedFor}
 	}
@@ -90,11 +90,11 @@ func (c *choice) notCome(ctx context.Context, p *plan, waitedFor int, err error)
 
 // tooLate is the error of a rank whose time to make the group is over. All ranks have the same time as a rule, so the ranks
 // that were missing may be known from an attempt that another rank gave up a moment before.
-func (p *plan) tooLate(ctx context.Context) error {
+func (p *Plan) tooLate(ctx context.Context) error {
 	e := dist.Ended("group: rendezvous", ctx)
 	if len(p.missing) > 0 {
 		e.Rank = dist.Rank(p.missing[0])
-		e.Detail = rankList(p.missing) + " of group " + p.config.name + " did not appear"
+		e.Detail = ranklist.Words(p.missing) + " of group " + p.Name + " did not appear"
 	}
 	return e
 }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package group
+package form
 
 import (
 	"context"
@@ -13,75 +13,83 @@ import (
 )
 
 // connectGloo joins gloo's mesh the way PyTorch's ranks expect it, store barrier and sequence number included.
-func (c *choice) connectGloo(ctx context.Context, g *Group, p *plan) (link.Mesh, error) {
-	p.family.layout = c.layout
+func (a *attempt) connectGloo(ctx context.Context) (link.Mesh, error) {
+	p := a.p
 	// Among Go ranks nothing stands where PyTorch's ranks look, or a next group would take what is left there for theirs.
-	prefix := c.place.Prefix() + "/gloo"
-	if c.torch != torchNone {
-		prefix = p.meshPrefix(c.layout)
+	prefix := a.Place.Prefix() + "/gloo"
+	if a.torch != torchNone {
+		prefix = p.meshPrefix(a.Layout)
 	}
 	mesh, err := gloo.Connect(ctx, gloo.Config{
-		Rank: g.rank, Size: g.size, Store: p.store, Prefix: prefix, Generation: c.layout.GenerationOf(), Judge: g.verdict.judge, OnLost: g.peerLost,
-		Devices: p.config.devices, StoreAddr: p.config.storeAddr, Timeout: p.config.connectTimeout, Logger: p.config.logger,
-		Hook: p.config.hook, Group: g.name,
+		Rank: p.Rank, Size: p.size(), Store: p.Store, Prefix: prefix, Generation: a.Layout.GenerationOf(), Judge: a.Verdict.Judge, OnLost: a.Verdict.Lost,
+		Devices: p.Devices, StoreAddr: p.StoreAddr, Timeout: p.ConnectTimeout, Logger: p.Logger,
+		Hook: p.Hook, Group: p.Name,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if c.torch == torchNone {
+	if a.torch == torchNone {
 		return mesh, nil
 	}
-	err = c.lookAgain(ctx, p)
-	if err == nil && p.origin == fromReconfigure {
-		err = c.refuseLazy(ctx, p)
+	err = a.lookAgain(ctx)
+	if err == nil && p.Origin == FromReconfigure {
+		err = a.refuseLazy(ctx)
 	}
-	if err == nil && p.config.detail && p.origin == fromPython {
-		err = c.connectChecks(ctx, g, p)
+	if err == nil && p.Detail && p.Origin == FromPython {
+		err = a.connectChecks(ctx)
 	}
-	if err == nil && p.origin == fromPython {
-		err = settle(ctx, p, c.layout, g.rank, c.members)
+	if err == nil && p.Origin == FromPython {
+		err = settle(ctx, p, a.Layout, p.Rank, a.Members)
 	}
 	if err != nil {
 		mesh.Fail(err)
 		_ = mesh.Close()
-		if g.checks != nil {
-			_ = g.checks.wrapper.Close()
+		if a.Wrapper != nil {
+			_ = a.Wrapper.Close()
 		}
 		return nil, err
 	}
 	return mesh, nil
 }
 
+// SettleOutside does what PyTorch's ranks wait for from a rank that is no member of a group that they make.
+func SettleOutside(ctx context.Context, p *Plan) error {
+	if p.Parent.torch == torch113 || p.Parent.torch != torchNone && p.InitBarrier {
+		return settle(ctx, p, p.Parent.Layout, -1, nil)
+	}
+	return nil
+}
+
 // settle does what PyTorch does in the store after a group was made: a barrier of the whole world, and in 1.13 the sequence
 // number. rank is the own rank in the group, less than 0 for a rank that is no member; members are only given to a member.
-func settle(ctx context.Context, p *plan, layout gloo.Layout, rank int, members []member) error {
+func settle(ctx context.Context, p *Plan, layout gloo.Layout, rank int, members []Member) error {
 	const op = "group: store barrier"
 	base := p.torchBase()
-	sequence := layout.SequenceKey(base, p.torchName)
+	sequence := layout.SequenceKey(base, p.TorchName)
 	if rank == 0 && sequence != "" {
 		// The other ranks wait for it after the barrier, or, where operations are checked, before.
-		if err := p.store.Set(ctx, sequence, []byte{1, 0, 0, 0, 0, 0, 0, 0}); err != nil {
+		if err := p.Store.Set(ctx, sequence, []byte{1, 0, 0, 0, 0, 0, 0, 0}); err != nil {
 			return dist.Wrap(op, dist.Unavailable, err)
 		}
 	}
-	if layout == gloo.Torch113 || p.config.initBarrier {
-		key := layout.BarrierKey(base, p.index)
-		n, err := p.store.Add(ctx, key, 1)
+	if layout == gloo.Torch113 || p.InitBarrier {
+		key := layout.BarrierKey(base, p.Index)
+		n, err := p.Store.Add(ctx, key, 1)
 		if err != nil {
 			return dist.Wrap(op, dist.Unavailable, err)
 		}
-		world := int64(len(p.family.world))
+		world := int64(p.World)
 		if layout == gloo.Torch26 {
 			if n == world {
-				if err := p.store.Set(ctx, layout.LastWorkerKey(base, p.index), []byte("1")); err != nil {
+				if err := p.Store.Set(ctx, layout.LastWorkerKey(base, p.Index), []byte("1")); err != nil {
 					return dist.Wrap(op, dist.Unavailable, err)
 				}
 			}
-			if err := p.store.Wait(ctx, layout.LastWorkerKey(base, p.index)); err != nil {
+			if err := p.Store.Wait(ctx, layout.LastWorkerKey(base, p.Index)); err != nil {
 				return dist.Wrap(op, dist.Unavailable, err)
 			}
 		} else if err := pollCounter(ctx, p, key, n, world, func() error {
-			if p.config.detail {
+			if p.Detail {
 				return nil
 			}
 			return helperSeen(ctx, p, layout, members)
@@ -90,7 +98,7 @@ func settle(ctx context.Context, p *plan, layout gloo.Layout, rank int, members 
 		}
 	}
 	if sequence != "" && rank > 0 {
-		if _, err := p.store.Get(ctx, sequence); err != nil {
+		if _, err := p.Store.Get(ctx, sequence); err != nil {
 			return dist.Wrap(op, dist.Unavailable, err)
 		}
 	}
@@ -98,7 +106,7 @@ func settle(ctx context.Context, p *plan, layout gloo.Layout, rank int, members 
 }
 
 // pollCounter waits until a counter has reached want, as PyTorch 1.13 does, or look finds a reason why it never will.
-func pollCounter(ctx context.Context, p *plan, key string, have, want int64, look func() error) error {
+func pollCounter(ctx context.Context, p *Plan, key string, have, want int64, look func() error) error {
 	for have < want {
 		if err := look(); err != nil {
 			return err
@@ -111,7 +119,7 @@ func pollCounter(ctx context.Context, p *plan, key string, have, want int64, loo
 			return e
 		}
 		var err error
-		if have, err = p.store.Add(ctx, key, 0); err != nil {
+		if have, err = p.Store.Add(ctx, key, 0); err != nil {
 			return dist.Wrap("group: store barrier", dist.Unavailable, err)
 		}
 	}

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package group
+package form
 
 import (
 	"context"
@@ -36,41 +36,19 @@ func (v torchVersion) String() string {
 	return "Go"
 }
 
-// torchSteps is how far an operation moves the count that PyTorch 2.x puts into fingerprints. A monitored barrier counts the
-// messages it consists of.
-func (g *Group) torchSteps(w *Work) uint64 {
-	switch {
-	case w.call.Parts > 1:
-		return uint64(w.call.Parts)
-	case w.steps == nil, w.call.Parts == 1:
-		return 1
-	case g.rank == 0:
-		return 2 * uint64(g.size-1) //nolint:gosec // at least one rank
-	default:
-		return 2
-	}
-}
-
-// levelOf reads what an option or the environment says about the peers.
-func levelOf(p Peers) (l torch.Level, newer, ok bool) {
-	if p == AnyPeers || p == OnlyGo {
-		return torch.None, false, false
-	}
-	return torch.Parse(string(p))
-}
-
 // findPeers finds out which versions the PyTorch ranks may be: from what the user says, else from what they publish, else from
 // what their store can do.
-func (c *choice) findPeers(ctx context.Context, p *plan) (torch.Peers, error) {
+func (a *attempt) findPeers(ctx context.Context) (torch.Peers, error) {
+	p := a.p
 	switch {
-	case c.torch == torchNone:
+	case a.torch == torchNone:
 		return torch.Peers{}, nil
-	case p.parent != nil && !p.parent.peers.None():
-		return p.parent.peers, nil
+	case p.Parent != nil && !p.Parent.Peers.None():
+		return p.Parent.Peers, nil
 	}
-	said := p.config.peers
+	said := p.Peers
 	if said == AnyPeers {
-		said = Peers(os.Getenv(torch.Variable))
+		said = os.Getenv(torch.Variable)
 	}
 	if said != AnyPeers && said != OnlyGo {
 		l, newer, ok := levelOf(said)
@@ -78,44 +56,44 @@ func (c *choice) findPeers(ctx context.Context, p *plan) (torch.Peers, error) {
 			return torch.Peers{}, dist.Newf("group: rendezvous", dist.InvalidArgument, "%s=%q is no version of PyTorch", torch.Variable, said)
 		}
 		if newer {
-			sayNewer(p.config.logger, said)
+			sayNewer(p.Logger, said)
 		}
-		if (l == torch.V1_13) != (c.torch == torch113) {
-			return torch.Peers{}, dist.Newf("group: rendezvous", dist.Mismatch, "the other ranks are said to be %s, but they meet as %v does", said, c.torch)
+		if (l == torch.V1_13) != (a.torch == torch113) {
+			return torch.Peers{}, dist.Newf("group: rendezvous", dist.Mismatch, "the other ranks are said to be %s, but they meet as %v does", said, a.torch)
 		}
 		return torch.Exactly(l), nil
 	}
-	if c.torch == torch113 {
+	if a.torch == torch113 {
 		return torch.Exactly(torch.V1_13), nil
 	}
 	known := torch.Peers{Low: torch.V2_6, High: torch.Newest}
-	switch p.origin {
-	case fromReconfigure:
+	switch p.Origin {
+	case FromReconfigure:
 		return torch.Exactly(torch.Newest), nil
-	case fromSplit, fromMerge:
+	case FromSplit, FromMerge:
 		known = known.AtLeast(torch.V2_9)
-	case fromPython:
+	case FromPython:
 	}
-	for r, m := range c.members {
+	for r, m := range a.Members {
 		if m.Go {
 			continue
 		}
-		if raw, err := readIfThere(ctx, p.store, c.layout.FirstKey(p.meshPrefix(c.layout), r)); err != nil {
+		if raw, err := readIfThere(ctx, p.Store, a.Layout.FirstKey(p.meshPrefix(a.Layout), r)); err != nil {
 			return known, err
-		} else if record, err := wire.ParseRecord(raw, len(p.globals)); raw != nil && err == nil && record.IDs == nil {
+		} else if record, err := wire.ParseRecord(raw, p.size()); raw != nil && err == nil && record.IDs == nil {
 			return known.AtLeast(torch.V2_8), nil // it connects at the first use
 		}
 	}
-	return askStore(ctx, p.store, known)
+	return askStore(ctx, p.Store, known)
 }
 
 // saidNewer are the versions of which this process has said that they are newer than any that is known.
 var saidNewer sync.Map
 
 // sayNewer says it once in a process, however many groups are made.
-func sayNewer(logger *slog.Logger, said Peers) {
+func sayNewer(logger *slog.Logger, said string) {
 	if _, before := saidNewer.LoadOrStore(said, true); !before {
-		logger.Warn("this PyTorch is newer than any that is known: it is treated as the newest that is", slog.String("said", string(said)), slog.String("as", torch.Newest.String()))
+		logger.Warn("this PyTorch is newer than any that is known: it is treated as the newest that is", slog.String("said", said), slog.String("as", torch.Newest.String()))
 	}
 }
 

@@ -1,11 +1,12 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package group
+package form
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -38,8 +39,8 @@ type ending struct {
 // maxEndingText bounds the words in the store.
 const maxEndingText = 1 << 10
 
-// verdict is the reason that was recorded first by any rank of the group.
-type verdict struct {
+// Verdict is the reason that was recorded first by any rank of the group.
+type Verdict struct {
 	store store.Store
 	place *muster.Place
 	rank  int
@@ -49,10 +50,10 @@ type verdict struct {
 	first *ending // nil if the store did not tell in time
 }
 
-// judge records why this rank's group fails, if nobody has recorded a reason before, and returns what to report: the first
+// Judge records why this rank's group fails, if nobody has recorded a reason before, and returns what to report: the first
 // reason if err only says that a rank is gone, else err itself. It implements [link.Judge].
-func (v *verdict) judge(err error) error {
-	own := asError(err)
+func (v *Verdict) Judge(err error) error {
+	own, _ := errors.AsType[*dist.Error](err)
 	if own != nil && own.Code == dist.PeerLost {
 		v.lossy.Store(true)
 	}
@@ -76,7 +77,7 @@ func (v *verdict) judge(err error) error {
 }
 
 // record writes a reason unless there is one, and returns the one that counts.
-func (v *verdict) record(own *dist.Error) *ending {
+func (v *Verdict) record(own *dist.Error) *ending {
 	moment.At("group.verdict.record")
 	reason := ending{Code: uint8(own.Code), Rank: int(own.Rank), By: v.rank, Peer: own.Peer, Detail: own.Detail}
 	if reason.Detail == "" && own.Err != nil {
@@ -97,12 +98,18 @@ func (v *verdict) record(own *dist.Error) *ending {
 	return first
 }
 
-// peerLost is told by the engine of every rank that is gone. A death is recorded at once, whether or not an operation runs;
+// Lost is told by the engine of every rank that is gone. A death is recorded at once, whether or not an operation runs;
 // a rank that left or whose connection ended is of interest only to operations that need it.
-func (g *Group) peerLost(loss link.Loss) {
+func (v *Verdict) Lost(loss link.Loss) {
 	moment.At("group.lost")
-	g.verdict.lossy.Store(true)
+	v.lossy.Store(true)
 	if loss.How == link.Died {
-		_ = g.verdict.judge(loss.Err)
+		_ = v.Judge(loss.Err)
 	}
 }
+
+// Lossy reports whether a rank of the group is gone.
+func (v *Verdict) Lossy() bool { return v.lossy.Load() }
+
+// Mute keeps this rank from recording a reason, as if its process had died. Tests use it.
+func (v *Verdict) Mute() { v.once.Do(func() {}) }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package group
+package form
 
 import (
 	"bytes"
@@ -15,12 +15,12 @@ import (
 // TestNewerIsSaidOnce: a version that is newer than any that is known is worth one line in the log of a process, not one per
 // group.
 func TestNewerIsSaidOnce(t *testing.T) {
-	version := Peers("torch-3." + strconv.Itoa(rand.IntN(1_000_000_000)))
+	version := "torch-3." + strconv.Itoa(rand.IntN(1_000_000_000))
 	var log bytes.Buffer
 	for range 3 { // three groups
 		sayNewer(slog.New(slog.NewTextHandler(&log, nil)), version)
 	}
-	if n := strings.Count(log.String(), string(version)); n != 1 {
+	if n := strings.Count(log.String(), version); n != 1 {
 		t.Errorf("it was said %d times:\n%s", n, log.String())
 	}
 }

@@ -1,0 +1,174 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package form
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/muster"
+	"github.com/cohort-dist/cohort/internal/native"
+	"github.com/cohort-dist/cohort/internal/native/tcp"
+	"github.com/cohort-dist/cohort/internal/shm"
+)
+
+// attempt is one attempt to form a group: what is known so far, and what is needed to connect.
+type attempt struct {
+	p *Plan
+	*Formed
+
+	id        [16]byte
+	addresses []string
+	local     []bool // by rank: it runs on this host
+	shared    bool   // another rank is a goroutine of this process
+	listener  net.Listener
+}
+
+// try makes a group in the generation that is open. A rank that fails here has told the others not to wait for it.
+func try(ctx context.Context, p *Plan) (*Formed, error) {
+	a := &attempt{p: p, Formed: &Formed{globals: p.Globals, Members: make([]Member, p.size())}}
+	defer a.closeListener()
+	err := a.choose(ctx)
+	if err == nil {
+		a.Base = p.base(a.Layout)
+		a.Verdict = &Verdict{store: p.Store, place: a.Place, rank: p.Rank}
+		err = a.connectAll(ctx)
+	}
+	if err != nil {
+		a.abandon(ctx)
+		return nil, err
+	}
+	return a.Formed, nil
+}
+
+// abandon ends an attempt that failed.
+func (a *attempt) abandon(ctx context.Context) {
+	a.closeListener()
+	if a.Place != nil {
+		a.Place.GiveUp(ctx, giveUpLimit)
+	}
+}
+
+func (a *attempt) closeListener() {
+	if a.listener != nil {
+		_ = a.listener.Close()
+	}
+}
+
+// takeListener hands the listener over.
+func (a *attempt) takeListener() net.Listener {
+	l := a.listener
+	a.listener = nil
+	return l
+}
+
+// overAfter is how long the ranks may take to connect before they look whether the attempt was given up: normally it takes
+// milliseconds, and a rank that died in between is found at once by most others.
+const overAfter = time.Second
+
+// untilOver returns a context that also ends when the attempt is given up; stop ends it and reports whether it was.
+func untilOver(ctx context.Context, place *muster.Place) (limited context.Context, stop func() (over bool)) {
+	limited, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		wait := time.NewTimer(overAfter)
+		defer wait.Stop()
+		select {
+		case <-wait.C:
+			if place.UntilOver(limited) == nil {
+				cancel(muster.ErrOver)
+			}
+		case <-limited.Done():
+		}
+	}()
+	return limited, func() bool {
+		cancel(nil)
+		<-ended
+		return errors.Is(context.Cause(limited), muster.ErrOver)
+	}
+}
+
+// connectAll connects the ranks and returns when all Go ranks have, or none does.
+func (a *attempt) connectAll(ctx context.Context) error {
+	p := a.p
+	alone := a.Place == nil || a.torch != torchNone // PyTorch's ranks know nothing of attempts
+	connecting, stop := ctx, func() bool { return false }
+	if !alone {
+		connecting, stop = untilOver(ctx, a.Place)
+	}
+	err := a.connect(connecting)
+	if stop() {
+		err = errors.Join(muster.ErrOver, err)
+	}
+	if err == nil && !alone {
+		moment.At("group.connected")
+		if err = a.Place.Connected(ctx); err != nil && !errors.Is(err, muster.ErrOver) {
+			err = dist.Wrap("group: new", dist.Unavailable, err)
+		}
+	}
+	if err == nil && p.Origin == FromPython && p.Parent != nil && p.Parent.torch != torchNone && a.torch == torchNone {
+		// PyTorch's ranks, though not members, wait in the store for everybody who makes this group.
+		err = settle(ctx, p, p.Parent.Layout, -1, nil)
+	}
+	if err != nil && a.Mesh != nil {
+		_ = a.Close()
+	}
+	return err
+}
+
+// connect makes the mesh and the engine of the chosen transport.
+func (a *attempt) connect(ctx context.Context) error {
+	p := a.p
+	if p.size() == 1 && a.torch == torchNone {
+		a.alone()
+		return nil
+	}
+	switch a.Transport {
+	case Gloo:
+		mesh, err := a.connectGloo(ctx)
+		if err != nil {
+			return err
+		}
+		a.Mesh, a.Engine = mesh, gloo.NewEngine(mesh, gloo.WithTorchHalves(a.Peers.TorchHalves()))
+	case TCP:
+		return a.connectTCP(ctx)
+	case SharedMemory:
+		engine, err := shm.Join(ctx, shm.Config{
+			Rank: p.Rank, Size: p.size(), Name: a.Place.Prefix(), Exchange: p.Store, HeartbeatLimit: p.Heartbeat, OnLost: a.Verdict.Lost,
+		})
+		if err != nil && p.Transport == Auto && ctx.Err() == nil {
+			// All ranks join or none does, so all of them come here.
+			p.Logger.Warn("shared memory does not work here, so the ranks use tcp", slog.String("group", p.Name), slog.String("err", err.Error()))
+			a.Transport = TCP
+			return a.connectTCP(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		a.Mesh, a.Engine = engine.Mesh(), engine
+	case Auto:
+		return dist.New("group: new", dist.Internal, "no transport was chosen")
+	}
+	return nil
+}
+
+func (a *attempt) connectTCP(ctx context.Context) error {
+	p := a.p
+	mesh, err := tcp.Connect(ctx, tcp.Config{
+		Rank: p.Rank, Size: p.size(), Group: a.id, Listener: a.takeListener(), Peers: a.addresses, Shared: a.shared, Local: a.local,
+		Heartbeat: p.Heartbeat, Logger: p.Logger, OnFail: a.failure.report, OnLost: a.Verdict.Lost,
+	})
+	if err != nil {
+		return err
+	}
+	a.Mesh, a.Engine = mesh, native.NewEngine(mesh, native.Tuning{})
+	return nil
+}

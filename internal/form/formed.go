@@ -1,0 +1,124 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package form
+
+import (
+	"sync"
+
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/muster"
+	"github.com/cohort-dist/cohort/internal/native"
+)
+
+// Formed is a group whose ranks are connected.
+type Formed struct {
+	Transport Transport
+	Reason    string        // why this transport
+	Layout    gloo.Layout   // how its PyTorch ranks name their keys
+	Peers     torch.Peers   // what they can do; none without them
+	Members   []Member      // by rank
+	Place     *muster.Place // among the Go ranks in the store; nil in a group of one
+	Base      string        // prefix of PyTorch's keys of it
+	Verdict   *Verdict      // why the group ended, as all ranks report it
+	Mesh      link.Mesh
+	Engine    coll.Engine
+	Wrapper   *gloo.Wrapper // compares operations before they run; nil unless PyTorch ranks do
+
+	globals []int
+	torch   torchVersion // how the PyTorch members meet; torchNone without them
+	failure failure
+}
+
+// Member is what is known about a rank.
+type Member struct {
+	Go   bool
+	Host string
+	PID  int
+	Addr string
+}
+
+// failure passes the failure of a mesh on to the group, which is made later.
+type failure struct {
+	mu struct {
+		sync.Mutex
+		err  error
+		tell func(error)
+	}
+}
+
+// report is called by the mesh.
+func (f *failure) report(err error) {
+	f.mu.Lock()
+	tell := f.mu.tell
+	if f.mu.err == nil {
+		f.mu.err = err
+	}
+	f.mu.Unlock()
+	if tell != nil {
+		tell(err)
+	}
+}
+
+// OnFail has tell called when the mesh fails, at once if it has.
+func (f *Formed) OnFail(tell func(error)) {
+	f.failure.mu.Lock()
+	f.failure.mu.tell = tell
+	err := f.failure.mu.err
+	f.failure.mu.Unlock()
+	if err != nil {
+		tell(err)
+	}
+}
+
+// Fail ends everything that runs on the group's connections.
+func (f *Formed) Fail(err error) {
+	f.Mesh.Fail(err)
+	if f.Wrapper != nil {
+		f.Wrapper.Fail(err)
+	}
+}
+
+// Close closes the connections, and so ends what runs on them.
+func (f *Formed) Close() error {
+	err := f.Mesh.Close()
+	if c, ok := f.Engine.(interface{ Close() error }); ok {
+		if e := c.Close(); err == nil {
+			err = e
+		}
+	}
+	if f.Wrapper != nil {
+		_ = f.Wrapper.Close()
+	}
+	return err
+}
+
+// GoRanks is how many members are Go processes.
+func (f *Formed) GoRanks() int {
+	n := 0
+	for _, m := range f.Members {
+		if m.Go {
+			n++
+		}
+	}
+	return n
+}
+
+// Unconnected returns a group that waits for its first reconfiguration.
+func Unconnected(p *Plan) *Formed {
+	f := &Formed{
+		Transport: p.Transport, Layout: gloo.Torch26, Members: make([]Member, p.size()), globals: p.Globals, Base: p.base(gloo.Torch26),
+		Verdict: &Verdict{store: p.Store, rank: p.Rank},
+	}
+	f.alone()
+	return f
+}
+
+// alone makes it a group that has nobody to talk to.
+func (f *Formed) alone() {
+	f.Mesh = lonely{}
+	f.Engine = native.NewEngine(f.Mesh, native.Tuning{})
+}

@@ -1,0 +1,53 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package form
+
+import (
+	"errors"
+
+	"github.com/cohort-dist/cohort/internal/gloo"
+)
+
+// Origin is how a group came about. It decides under which keys PyTorch's ranks look for each other, and what they do in
+// the store around it.
+type Origin uint8
+
+// The origins.
+const (
+	FromPython      Origin = iota // init_process_group or new_group
+	FromSplit                     // ProcessGroup.split_group
+	FromMerge                     // ProcessGroup.merge_remote_group
+	FromReconfigure               // reconfigure
+)
+
+// ErrGaveUp ends an attempt that cannot be repeated.
+var ErrGaveUp = errors.New("a rank gave up the making of this group")
+
+// once reports whether there is only one attempt to make the group: a rank that gave up cannot come again under the same
+// number.
+func (o Origin) once() bool { return o == FromMerge || o == FromReconfigure }
+
+// base is the prefix of the store that PyTorch's ranks have for the group.
+func (p *Plan) base(layout gloo.Layout) string {
+	switch p.Origin {
+	case FromSplit:
+		return gloo.SplitBase(p.Parent.Base, p.TorchName)
+	case FromMerge:
+		return p.Prefix
+	case FromPython, FromReconfigure:
+	}
+	return layout.GroupBase(p.torchBase(), p.TorchName)
+}
+
+// meshPrefix is where PyTorch's ranks publish their addresses.
+func (p *Plan) meshPrefix(layout gloo.Layout) string {
+	switch p.Origin {
+	case FromPython:
+		return layout.MeshPrefix(p.torchBase(), p.TorchName)
+	case FromReconfigure:
+		return gloo.ReconfigurePrefix(layout.MeshPrefix(p.torchBase(), p.TorchName), p.UUID)
+	case FromSplit, FromMerge:
+	}
+	return p.base(layout)
+}

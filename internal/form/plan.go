@@ -1,0 +1,148 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package form forms a group: its ranks find each other through a store, agree on a transport and connect, all of them or none,
+// attempt after attempt. With PyTorch ranks it does what they do, and finds out what they can do. What a group does afterwards
+// is not its business, apart from the reason for its end, which the ranks agree on through the same store.
+package form
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/collargs"
+	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/muster"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// Transport is how the ranks of a group exchange data.
+type Transport string
+
+// The transports.
+const (
+	Auto         Transport = "auto"
+	TCP          Transport = "tcp"
+	SharedMemory Transport = "shm"
+	Gloo         Transport = "gloo"
+)
+
+// What may be said about the peers beside a version of PyTorch.
+const (
+	AnyPeers = ""
+	OnlyGo   = "go"
+)
+
+// Options are what a user says about the forming of a group.
+type Options struct {
+	Name           string
+	Transport      Transport
+	Peers          string // [AnyPeers], [OnlyGo] or a version of PyTorch
+	ConnectTimeout time.Duration
+	Heartbeat      time.Duration
+	Logger         *slog.Logger
+	Hook           observe.Hook
+	StoreAddr      string // of the store's server, "" where it is not known
+	Devices        []string
+	InitBarrier    bool
+	BareStore      bool   // PyTorch's keys have no prefix of their own
+	Prefix         string // of all keys
+	Detail         bool   // PyTorch ranks compare operations before they run
+}
+
+// Check checks the options, and adds what the environment says.
+func (o *Options) Check(op string) error {
+	switch o.Transport {
+	case Auto, TCP, SharedMemory, Gloo:
+	default:
+		return dist.Newf(op, dist.InvalidArgument, "transport %q: want auto, tcp, shm or gloo", o.Transport)
+	}
+	if _, _, ok := o.Level(); !ok && o.Peers != AnyPeers && o.Peers != OnlyGo {
+		return dist.Newf(op, dist.InvalidArgument, "peers %q: want go or a version of PyTorch from torch-1.13 on", o.Peers)
+	}
+	if len(o.Devices) == 0 {
+		o.Devices = gloo.DevicesFromEnv(os.Getenv)
+	}
+	switch level := os.Getenv(collargs.DebugVariable); strings.ToUpper(level) {
+	case "", "OFF", "INFO":
+	case "DETAIL":
+		o.Detail = true
+	default:
+		// PyTorch refuses it too. A typing mistake would leave this rank out of the checks that the others wait for.
+		return dist.Newf(op, dist.InvalidArgument, "%s=%q: want OFF, INFO or DETAIL", collargs.DebugVariable, level)
+	}
+	return nil
+}
+
+// Level is the version of PyTorch that the options name, if they do.
+func (o *Options) Level() (l torch.Level, newer, ok bool) { return levelOf(o.Peers) }
+
+func levelOf(peers string) (l torch.Level, newer, ok bool) {
+	if peers == AnyPeers || peers == OnlyGo {
+		return torch.None, false, false
+	}
+	return torch.Parse(peers)
+}
+
+// Plan is a group that is to be formed.
+type Plan struct {
+	Options
+	Store     store.Store
+	Rank      int     // in the group, less than 0 for a rank that is no member
+	Globals   []int   // world ranks of the members
+	World     int     // number of ranks in the world
+	Parent    *Formed // the group that it is made from, or nil
+	Index     int     // number of the group in its world
+	TorchName string  // PyTorch's name of the group
+	Origin    Origin
+	UUID      int64 // of a reconfiguration
+	// OnWait is told now and then for whom the rank waits.
+	OnWait func(detail string, since time.Duration)
+
+	missing []int // ranks that had not come when an attempt ended
+}
+
+func (p *Plan) size() int { return len(p.Globals) }
+
+// Make connects the ranks of a group. When an attempt is given up by a rank, which may be another process by now, all
+// others try again with it.
+func Make(ctx context.Context, p *Plan) (*Formed, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.ConnectTimeout)
+	defer cancel()
+	if p.StoreAddr == "" {
+		p.StoreAddr = AddrOf(p.Store)
+	}
+	for {
+		f, err := try(ctx, p)
+		switch {
+		case err == nil:
+			return f, nil
+		case ctx.Err() != nil && len(p.missing) > 0: // wherever in the last attempt it ended
+			return nil, p.tooLate(ctx)
+		case !errors.Is(err, muster.ErrOver):
+			return nil, err
+		}
+		if p.Origin.once() {
+			return nil, dist.Wrap("group: new", dist.Unavailable, ErrGaveUp)
+		}
+		p.Logger.Info("a rank gave up this attempt to make the group; trying again", slog.String("group", p.Name))
+		if ctx.Err() != nil {
+			return nil, dist.FromContext("group: new", ctx)
+		}
+	}
+}
+
+// AddrOf returns the address of a store's server, "" where it has none.
+func AddrOf(s store.Store) string {
+	if a, ok := store.UnderlyingNonPrefix(s).(interface{ Addr() string }); ok {
+		return a.Addr()
+	}
+	return ""
+}
