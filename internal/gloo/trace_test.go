@@ -24,6 +24,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/link/monitored"
 	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -198,7 +199,7 @@ func session214(r int, m *Mesh) error {
 	if err != nil {
 		return err
 	}
-	if _, err = MonitoredBarrier(context.Background(), m, 17, 18, true); err != nil {
+	if err = (&monitored.Barrier{Mesh: m, Report: 17, Release: 18, Limit: time.Minute, All: true}).Run(context.Background()); err != nil {
 		return err
 	}
 	if err = message(r, m, 7, x(5)); err != nil {
@@ -283,6 +284,5 @@ func session(r int, m *Mesh) error {
 	if err := message(r, m, 5, five()); err != nil {
 		return err
 	}
-	_, err := MonitoredBarrier(context.Background(), m, 9, 10, true)
-	return err
+	return (&monitored.Barrier{Mesh: m, Report: 9, Release: 10, Limit: time.Minute, All: true}).Run(context.Background())
 }

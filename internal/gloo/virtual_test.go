@@ -88,32 +88,3 @@ func TestDeathInTheMiddle(t *testing.T) {
 		}
 	}
 }
-
-func TestMonitoredBarrierNamesTheLate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const size = 5
-		w := memlink.New(size)
-		var wg sync.WaitGroup
-		var late []int
-		var err error
-		for r := range size {
-			if r == 2 || r == 4 {
-				continue
-			}
-			wg.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+r)*time.Minute)
-				defer cancel()
-				l, e := MonitoredBarrier(ctx, w.Mesh(r), 7, 8, true)
-				if r == 0 {
-					late, err = l, e
-				} else if e == nil {
-					t.Errorf("rank %d passed", r)
-				}
-			})
-		}
-		wg.Wait()
-		if len(late) != 2 || late[0] != 2 || late[1] != 4 || !errors.Is(err, dist.DeadlineExceeded) {
-			t.Fatalf("late %v, %v", late, err)
-		}
-	})
-}

@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/link/monitored"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -72,13 +73,8 @@ func (w *Wrapper) Check(ctx context.Context, own *Fingerprint, limit time.Durati
 func (w *Wrapper) meet(ctx context.Context, own *Fingerprint, limit time.Duration) error {
 	tag := w.tag
 	w.tag += 2
-	if w.mesh.Rank() == 0 { // only rank 0 watches the clock, so that it can name the late ranks
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, limit)
-		defer cancel()
-	}
-	_, err := MonitoredBarrier(ctx, w.mesh, tag, tag+1, true)
-	if err != nil {
+	barrier := monitored.Barrier{Mesh: w.mesh, Report: uint64(tag), Release: uint64(tag + 1), Limit: limit, All: true}
+	if err := barrier.Run(ctx); err != nil {
 		e := dist.Wrap("gloo: check before "+own.String(), dist.PeerLost, err)
 		w.mesh.Fail(e)
 		return e

@@ -27,6 +27,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/link/monitored"
 	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -302,14 +303,8 @@ func (m *member) run(ctx context.Context, i int, s step) (string, error) {
 		q.Kind = coll.Barrier
 		return "-", do()
 	case "monitored_barrier":
-		limited, cancel := context.WithTimeout(ctx, m.timeout)
-		defer cancel()
 		t1, t2 := m.nextTag(), m.nextTag()
-		late, err := gloo.MonitoredBarrier(limited, m.mesh, t1, t2, true)
-		if err == nil && len(late) > 0 {
-			err = fmt.Errorf("late ranks %v", late)
-		}
-		return "-", err
+		return "-", (&monitored.Barrier{Mesh: m.mesh, Report: uint64(t1), Release: uint64(t2), Limit: m.timeout, All: true}).Run(ctx)
 	case "ring":
 		out := make([]byte, len(mine))
 		send := &link.Op{Peer: (m.rank + 1) % m.size, Slot: uint64(s.Tag), Buf: mine}
