@@ -4,6 +4,7 @@
 package launch
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -152,5 +153,18 @@ func TestReportText(t *testing.T) {
 	}
 	if r.ExitCode() != 1 {
 		t.Errorf("exit code %d", r.ExitCode())
+	}
+}
+
+// TestLossOfHostCounts: the loss of the launcher that hosts the rendezvous costs a restart if an attempt was lost with it,
+// and nothing while nodes gather for the first.
+func TestLossOfHostCounts(t *testing.T) {
+	t.Parallel()
+	for attempts, want := range []int{0, 1} {
+		m := &member{job: &job{}, replaceable: true}
+		m.job.seen.attempt = attempts
+		if err := m.hostGone(); !errors.Is(err, errHostLost) || m.job.seen.restarts != want {
+			t.Errorf("after %d attempts: %v, %d restarts, want %d", attempts, err, m.job.seen.restarts, want)
+		}
 	}
 }

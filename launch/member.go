@@ -207,7 +207,9 @@ func nodeRange(low, high int) string {
 
 func (m *member) hostGone() error {
 	if m.replaceable {
-		m.job.seen.restarts++ // the loss of a node counts
+		if m.job.seen.attempt > 0 {
+			m.job.seen.restarts++ // the loss of a node of an attempt counts
+		}
 		return errHostLost
 	}
 	m.job.report.told, m.job.report.Succeeded = true, false

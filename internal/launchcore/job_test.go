@@ -174,13 +174,14 @@ func TestWishesAndRoles(t *testing.T) {
 
 // simNode is a node in the simulation.
 type simNode struct {
-	running bool
-	attempt int
-	told    bool // dismissed
+	running        bool
+	told           bool // dismissed
+	next, restarts int  // how far the job had got when it last took part, as it tells a new host
 }
 
-// TestJobSimulation: nodes come late, die, fail, are slow to stop, in every order. The job ends; ranks of an attempt are
-// dense and the same for all; no node is told to begin while it runs; at most Max take part; restarts are bounded.
+// TestJobSimulation: nodes come late, die, fail, are slow to stop, and the host dies so that another node takes its place, in
+// every order. The job ends; ranks of an attempt are dense and the same for all; no node is told to begin while it runs, nor an
+// attempt that is not newer than its last; at most Max take part; restarts are bounded over all hosts.
 func TestJobSimulation(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(10000) {
@@ -193,8 +194,9 @@ func TestJobSimulation(t *testing.T) {
 		nodes := map[Node]*simNode{}
 		var queue []JobEvent
 		timer := 0
-		ended := false
-		counted := 0
+		ended, sentence := false, ""
+		takeovers := 0
+		var rejoining []*simNode // nodes that are on their way to the new host
 		perform := func(effects []JobEffect) {
 			world, total, begun, count := -1, 0, 0, 0
 			for _, e := range effects {
@@ -213,9 +215,13 @@ func TestJobSimulation(t *testing.T) {
 					if e.Base != total || world >= 0 && world != e.World || e.Assignment.Node != begun {
 						t.Fatalf("seed %d: ranks are not dense: %+v", seed, e)
 					}
+					// Where others went on without it, their count is the job's.
+					if e.Attempt < n.next || e.Attempt == n.next && e.Restarts < n.restarts {
+						t.Fatalf("seed %d: attempt %d, restarts %d for a node that has seen %d, %d", seed, e.Attempt, e.Restarts, n.next, n.restarts)
+					}
 					world, begun, count = e.World, begun+1, e.Nodes
 					total += 2
-					n.running, n.attempt = true, e.Attempt
+					n.running, n.next, n.restarts = true, e.Attempt+1, e.Restarts
 				case StopNode:
 					if n := nodes[e.Node]; n != nil {
 						queue = append(queue, NodeEnded{Node: e.Node, OK: false})
@@ -225,7 +231,7 @@ func TestJobSimulation(t *testing.T) {
 						n.told = true
 					}
 				case Finished:
-					ended = true
+					ended, sentence = true, e.Sentence
 				case SetTimer:
 					timer = e.ID
 				case OpenStore:
@@ -246,7 +252,6 @@ func TestJobSimulation(t *testing.T) {
 				if n := nodes[ev.Node]; n == nil || !n.running {
 					return
 				}
-				counted++
 				queue = append(queue, NodeEnded{Node: ev.Node, OK: false})
 			case Left:
 				delete(nodes, ev.Node)
@@ -255,6 +260,22 @@ func TestJobSimulation(t *testing.T) {
 		}
 		perform(j.Start())
 		next := Node(0)
+		// takeover: the host dies with its node. The others end their workers and come to a new host, which knows nothing.
+		takeover := func(host Node) {
+			takeovers++
+			delete(nodes, host)
+			for id, n := range nodes {
+				if delete(nodes, id); !n.told {
+					n.running = false
+					if n.next > 0 {
+						n.restarts++
+					}
+					rejoining = append(rejoining, n)
+				}
+			}
+			j, queue = NewJob(limits), nil
+			perform(j.Start())
+		}
 		for turn := 0; !ended; turn++ {
 			if turn > 5000 {
 				t.Fatalf("seed %d: no end", seed)
@@ -266,7 +287,21 @@ func TestJobSimulation(t *testing.T) {
 					break
 				}
 			}
-			switch r.IntN(12) {
+			switch r.IntN(14) {
+			case 12:
+				if len(nodes) > 0 && takeovers < 3 && turn < 200 && r.IntN(10) == 0 {
+					takeover(some)
+				}
+			case 13:
+				if n := len(rejoining); n > 0 {
+					back := rejoining[n-1]
+					rejoining = rejoining[:n-1]
+					next++
+					nodes[next] = back
+					ev := join(next)
+					ev.Attempt, ev.Restarts = back.next, back.restarts
+					step(ev)
+				}
 			case 0, 1:
 				if next < 12 && turn < 200 {
 					next++
@@ -299,7 +334,9 @@ func TestJobSimulation(t *testing.T) {
 			}
 		}
 		if j.restarts > limits.MaxRestarts {
-			t.Fatalf("seed %d: %d restarts of %d", seed, j.restarts, limits.MaxRestarts)
+			if sentence != "the launcher that hosted the rendezvous is gone, and no restart is left" {
+				t.Fatalf("seed %d: %d restarts of %d", seed, j.restarts, limits.MaxRestarts)
+			}
 		}
 		for n, s := range nodes {
 			if !s.told {
