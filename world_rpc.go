@@ -34,7 +34,7 @@ func (w *World) RPC(ctx context.Context, name string, opts ...rpc.Option) (*rpc.
 	defer release()
 	var own []rpc.Option
 	if w.Rank() != dist.NoRank {
-		own = append(own, rpc.WithRank(int(w.Rank())))
+		own = append(own, rpc.WithRank(w.Rank()))
 	}
 	if w.Size() > 0 {
 		own = append(own, rpc.WithWorldSize(w.Size()))

@@ -176,9 +176,6 @@ func WithHook(h observe.Hook) Option { return option(func(c *config) { c.Hook = 
 // WithProfiler calls f at the end of every operation, once. f must not block.
 func WithProfiler(f func(*Work)) Option { return option(func(c *config) { c.profile = f }) }
 
-// WithStoreAddr sets the store's "host:port"; this rank then publishes its address on the route to the store.
-func WithStoreAddr(addr string) Option { return option(func(c *config) { c.StoreAddr = addr }) }
-
 // WithDevices sets the interfaces or IP addresses of this rank. With PyTorch ranks, all ranks need the same number. It
 // corresponds to GLOO_SOCKET_IFNAME, which is used when this option is not given.
 func WithDevices(names ...string) Option { return option(func(c *config) { c.Devices = names }) }

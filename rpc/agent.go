@@ -4,6 +4,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -100,7 +101,7 @@ func newAgent(st store.Store, name string, cfg *config) *Agent {
 	}
 	a.timeout.Store(int64(cfg.timeout))
 	a.world = rpcworld.New(st, rpcworld.Config{
-		Name: name, Rank: cfg.rank, Size: cfg.worldSize, Round: cfg.round, Logger: cfg.logger,
+		Name: name, Rank: int(cfg.rank), Size: cfg.worldSize, Round: cfg.round, Logger: cfg.logger,
 		Entry: rpcworld.Entry{Epoch: a.epoch, Secret: a.secret}, Cohort: slices.Contains(cfg.transports, TransportCohort),
 	})
 	a.net = rpclink.New(rpclink.Config{Name: name, Logger: cfg.logger, Types: cfg.types, Above: above{a}, Published: a.world.Published})
@@ -191,22 +192,23 @@ func (a *Agent) publishedSecret(id cohortwire.Identity) ([]byte, error) {
 // which leases are renewed; with the same limit live workers could lose references to a link that swallows everything.
 func linkLimit(lease time.Duration) time.Duration { return lease * 3 / 4 }
 
-// WorkerInfo names a worker. It corresponds to torch.distributed.rpc.WorkerInfo.
+// WorkerInfo names a worker. Its id is its rank, as in PyTorch; a guest's is [dist.NoRank]. It corresponds to
+// torch.distributed.rpc.WorkerInfo.
 type WorkerInfo struct {
 	Name string
-	ID   int
+	ID   dist.Rank
 }
 
-func infoOf(p *rpclink.Peer) WorkerInfo { return WorkerInfo{Name: p.Name, ID: int(p.ID)} }
+func infoOf(p *rpclink.Peer) WorkerInfo { return WorkerInfo{Name: p.Name, ID: dist.Rank(p.ID)} }
 
 // Name returns the worker's name.
 func (a *Agent) Name() string { return a.name }
 
 // ID returns the worker's id, its rank.
-func (a *Agent) ID() int { return int(a.id) }
+func (a *Agent) ID() dist.Rank { return dist.Rank(a.id) }
 
 // Self returns name and id. It corresponds to torch.distributed.rpc.get_worker_info().
-func (a *Agent) Self() WorkerInfo { return WorkerInfo{Name: a.name, ID: int(a.id)} }
+func (a *Agent) Self() WorkerInfo { return WorkerInfo{Name: a.name, ID: a.ID()} }
 
 // Addr returns the host:port that others dial.
 func (a *Agent) Addr() string { return a.addr }
@@ -220,7 +222,7 @@ func (a *Agent) Workers() []WorkerInfo {
 	for _, p := range a.net.Members() {
 		all = append(all, infoOf(p))
 	}
-	slices.SortFunc(all, func(x, y WorkerInfo) int { return x.ID - y.ID })
+	slices.SortFunc(all, func(x, y WorkerInfo) int { return cmp.Compare(x.ID, y.ID) })
 	return all
 }
 
@@ -237,8 +239,8 @@ func (a *Agent) Worker(name string) (WorkerInfo, error) {
 }
 
 // WorkerByID returns the worker with an id.
-func (a *Agent) WorkerByID(id int) (WorkerInfo, error) {
-	if id == int(a.id) {
+func (a *Agent) WorkerByID(id dist.Rank) (WorkerInfo, error) {
+	if id == a.ID() {
 		return a.Self(), nil
 	}
 	if id >= 0 && id <= maxWorkerID {

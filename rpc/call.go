@@ -10,7 +10,6 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gofunc"
 	"github.com/cohort-dist/cohort/internal/pyexc"
-	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
@@ -38,7 +37,7 @@ func convert[T any](fn string, v any, err error) (T, error) {
 	if t, ok := v.(T); ok {
 		return t, nil
 	}
-	if err := pygo.Assign(&out, v); err != nil {
+	if err := Assign(&out, v); err != nil {
 		e := dist.New("rpc: result", dist.Mismatch, gofunc.Detail(err))
 		e.Key = fn
 		var zero T

@@ -387,7 +387,7 @@ func TestComeAndGo(t *testing.T) {
 		a := join("a")
 		for i := range 3 {
 			b := join("b")
-			if len(a.Workers()) != 2 || b.ID() != i+1 {
+			if len(a.Workers()) != 2 || int(b.ID()) != i+1 {
 				t.Fatalf("round %d: %v, id %d", i, a.Workers(), b.ID())
 			}
 			if n, err := Call[int](ctx, a, "b", "v.echo", i); err != nil || n != i {

@@ -38,7 +38,7 @@ func ExampleJoin() {
 	st := store.NewMemory() // in a job: the store that the rendezvous gave
 	defer func() { _ = st.Close() }()
 	worker := func(rank int) error {
-		agent, err := rpc.Join(ctx, st, fmt.Sprintf("worker%d", rank), rpc.WithRank(rank), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0"))
+		agent, err := rpc.Join(ctx, st, fmt.Sprintf("worker%d", rank), rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0"))
 		if err != nil {
 			return err
 		}

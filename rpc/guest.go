@@ -112,7 +112,7 @@ func listWorkers(ctx context.Context, st store.Store) ([]WorkerEntry, error) {
 	}
 	out := make([]WorkerEntry, len(all))
 	for i, w := range all {
-		out[i] = WorkerEntry{WorkerInfo: WorkerInfo(w.Worker), Addr: w.Addr, Go: w.Go}
+		out[i] = WorkerEntry{WorkerInfo: WorkerInfo{Name: w.Name, ID: dist.Rank(w.ID)}, Addr: w.Addr, Go: w.Go}
 	}
 	return out, nil
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
@@ -38,7 +37,7 @@ func (a *Agent) internal(name string) *handler {
 	if a.extension != nil {
 		if f := a.extension.Functions[name]; f != nil {
 			return &handler{name: name, raw: func(ctx context.Context, r *Request) (any, error) {
-				return f(ctx, rpcseam.Worker{Name: r.From.Name, ID: r.From.ID, Go: a.isGo(r.From.Name)}, r.Args)
+				return f(ctx, rpcseam.Worker{Name: r.From.Name, ID: int(r.From.ID), Go: a.isGo(r.From.Name)}, r.Args)
 			}}
 		}
 	}
@@ -91,7 +90,7 @@ func (a *Agent) serveGather(_ context.Context, r *Request) (any, error) {
 	id, ok1 := r.Args[0].(string)
 	from, ok2 := r.Args[1].(string)
 	var names []string
-	err := pygo.Assign(&names, r.Args[3])
+	err := Assign(&names, r.Args[3])
 	if !ok1 || !ok2 || err != nil {
 		return nil, wrongArguments(r)
 	}
@@ -118,7 +117,7 @@ func (a *Agent) serveGatherLost(_ context.Context, r *Request) (any, error) {
 	id, ok1 := r.Args[0].(string)
 	worker, ok2 := r.Args[1].(string)
 	var names []string
-	err := pygo.Assign(&names, r.Args[2])
+	err := Assign(&names, r.Args[2])
 	if !ok1 || !ok2 || err != nil || len(names) == 0 || slices.Min(names) != r.From.Name {
 		return nil, wrongArguments(r)
 	}
@@ -186,7 +185,7 @@ func (a *Agent) serveMethod(ctx context.Context, r *Request) (any, error) {
 	}
 	name, ok1 := r.Args[1].(string)
 	var args []any
-	err := pygo.Assign(&args, r.Args[2])
+	err := Assign(&args, r.Args[2])
 	kwargs, ok2 := r.Args[3].(*py.Dict)
 	if !ok1 || !ok2 || err != nil {
 		return nil, wrongArguments(r)

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -18,7 +17,7 @@ import (
 
 // startStatic joins a world of a given size: PyTorch's exact order, since its workers wait for each step.
 func (a *Agent) startStatic(ctx context.Context) error {
-	rank := a.cfg.rank
+	rank := int(a.cfg.rank)
 	if err := a.listen(rank); err != nil {
 		return err
 	}
@@ -111,7 +110,7 @@ func (m members) Ask(ctx context.Context, into any, name, fn string, args ...any
 	if err != nil {
 		return err
 	}
-	return pygo.Assign(into, v)
+	return Assign(into, v)
 }
 
 func (m members) Closed() <-chan struct{} { return m.a.net.Context.Done() }
@@ -145,7 +144,7 @@ func (m members) Workers() []rpcworld.Worker {
 	all := m.a.Workers()
 	out := make([]rpcworld.Worker, len(all))
 	for i, w := range all {
-		out[i] = rpcworld.Worker(w)
+		out[i] = rpcworld.Worker{Name: w.Name, ID: int(w.ID)}
 	}
 	return out
 }
@@ -164,9 +163,6 @@ func (a *Agent) left(name string, id rrefcore.Worker) {
 
 // storeAddr returns where the store is, if it has an address.
 func (a *Agent) storeAddr() string {
-	if a.cfg.storeAddr != "" {
-		return a.cfg.storeAddr
-	}
 	if s, ok := store.UnderlyingNonPrefix(a.world.Store()).(interface{ Addr() string }); ok {
 		return s.Addr()
 	}

@@ -24,7 +24,7 @@ const DefaultTimeout = 60 * time.Second
 const DefaultConcurrency = 256
 
 type config struct {
-	rank        int
+	rank        dist.Rank
 	worldSize   int
 	round       int
 	listen      string
@@ -43,7 +43,6 @@ type config struct {
 	channels    []string
 	alloc       func(n int) (*tensor.Storage, error)
 	core        rrefcore.Options
-	storeAddr   string
 	guest       bool
 	strict      bool
 	types       uint32 // later element types that every PyTorch worker knows
@@ -58,7 +57,7 @@ func (o option) apply(c *config) error { return o(c) }
 
 // WithRank sets the worker's id, which must be unique. In a static world it is required. In a dynamic world the default
 // is the lowest number that no worker has had: PyTorch workers never reconnect to an id that was used before.
-func WithRank(rank int) Option {
+func WithRank(rank dist.Rank) Option {
 	return option(func(c *config) error {
 		if rank < 0 || rank > maxWorkerID {
 			return dist.Newf("rpc: join", dist.InvalidArgument, "rank %d: a worker's id is 0 to %d", rank, maxWorkerID)
@@ -197,14 +196,9 @@ func WithLeakCheck() Option {
 	return option(func(c *config) error { c.strict = true; return nil })
 }
 
-// WithStoreAddr tells the store's host:port, so that the address of a static world's start is chosen by the route to it.
-func WithStoreAddr(addr string) Option {
-	return option(func(c *config) error { c.storeAddr = addr; return nil })
-}
-
 func newConfig(opts []Option) (*config, error) {
 	c := &config{
-		rank: -1, round: -1, timeout: DefaultTimeout, concurrency: DefaultConcurrency, queue: 1 << 16, logger: slog.New(slog.DiscardHandler),
+		rank: dist.NoRank, round: -1, timeout: DefaultTimeout, concurrency: DefaultConcurrency, queue: 1 << 16, logger: slog.New(slog.DiscardHandler),
 		transports: []string{TransportCohort, TransportUV}, registry: NewRegistry(),
 		channels: nil,
 	}
@@ -220,7 +214,7 @@ func newConfig(opts []Option) (*config, error) {
 		c.registry = NewRegistry()
 	}
 	c.logger = slog.New(quietlog.New(c.logger.Handler()))
-	if c.worldSize > 0 && (c.rank < 0 || c.rank >= c.worldSize) {
+	if c.worldSize > 0 && (c.rank < 0 || int(c.rank) >= c.worldSize) {
 		return nil, dist.Newf("rpc: join", dist.InvalidArgument, "a static world of %d workers needs WithRank(0..%d)", c.worldSize, c.worldSize-1)
 	}
 	return c, nil

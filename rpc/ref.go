@@ -27,18 +27,22 @@ import (
 // A handler owns the references among its arguments. One in its result must be open when the handler returns; to close it
 // when the caller has its own, use context.AfterFunc: the handler's context ends after the result was sent.
 type Ref[T any] struct {
+	refMark //nolint:unused // encoders find references by it
 	a       *Agent
 	c       *rpcref.Hold
 	cleanup runtime.Cleanup
 }
 
-// refHolder is what encoders find references by.
-type refHolder interface{ core() *rpcref.Hold }
+type refMark = pygo.ReferenceMark //nolint:unused // embedded by Ref
 
 var _ pygo.Reference = (*Ref[any])(nil)
 
-// IsReference marks a Ref for the encoder of values.
-func (r *Ref[T]) IsReference() {}
+// refHolder is any *Ref[T].
+type refHolder interface {
+	core() *rpcref.Hold
+	Agent() *Agent
+	assign(from refHolder) error
+}
 
 func (r *Ref[T]) core() *rpcref.Hold {
 	if r == nil {
@@ -82,16 +86,21 @@ func typeNameOf[T any]() string {
 	return rpcref.GoTypePrefix + t.String()
 }
 
-// AssignReference makes r the reference that was received. It is how arguments and results of type *Ref[T] are filled;
-// programs do not call it.
-func (r *Ref[T]) AssignReference(v any) error {
-	from, ok := v.(interface {
-		refHolder
-		Agent() *Agent
-	})
-	if !ok || from.core() == nil {
-		return dist.Newf("rpc: assign", dist.Mismatch, "a %T is not a reference", v)
+// assignReference fills arguments and results of type *Ref[T] with the references that were received.
+func assignReference(dst any, v pygo.Reference) (bool, error) {
+	to, ok := dst.(refHolder)
+	if !ok {
+		return false, nil
 	}
+	from, ok := v.(refHolder)
+	if !ok || from.core() == nil {
+		return false, dist.Newf("rpc: assign", dist.Mismatch, "a %T is not a reference", v)
+	}
+	return true, to.assign(from)
+}
+
+// assign makes r the reference that was received.
+func (r *Ref[T]) assign(from refHolder) error {
 	core := from.core()
 	if want := typeNameOf[T](); want != "" && rpcref.IsGoType(core.TypeName) && core.TypeName != want {
 		return dist.Newf("rpc: assign", dist.Mismatch, "a reference to %s where one to %s is expected",
@@ -103,7 +112,7 @@ func (r *Ref[T]) AssignReference(v any) error {
 			return err
 		}
 		core = twin
-	} else if untyped, ok := v.(*Ref[any]); ok {
+	} else if untyped, ok := from.(*Ref[any]); ok {
 		untyped.cleanup.Stop()
 	}
 	r.a, r.c = from.Agent(), core
@@ -164,7 +173,7 @@ func (r *Ref[T]) Owner() WorkerInfo {
 	if r.c.Object != nil {
 		return r.a.Self()
 	}
-	return WorkerInfo{Name: r.c.Handle.Owner, ID: int(r.c.Handle.Wire.Owner)}
+	return WorkerInfo{Name: r.c.Handle.Owner, ID: dist.Rank(r.c.Handle.Wire.Owner)}
 }
 
 // IsOwner reports whether the object lives here. It corresponds to RRef.is_owner.

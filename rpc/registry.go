@@ -132,6 +132,7 @@ func newHandler(name string, fn reflect.Value, opts []HandleOption) (*handler, e
 	var err error
 	h.fn, err = gofunc.New(fn, gofunc.Shape{
 		Params: h.params, Whole: reflect.TypeFor[*Request](), Single: []reflect.Type{reflect.TypeFor[WorkerInfo]()},
+		References: assignReference,
 	})
 	if err != nil {
 		return nil, badHandler(name, "%s", gofunc.Detail(err))

@@ -15,7 +15,7 @@ import (
 type Kw map[string]any
 
 // Assign stores a received value in the variable that dst points to, converting as results and arguments are.
-func Assign(dst, v any) error { return pygo.Assign(dst, v) }
+func Assign(dst, v any) error { return pygo.Assign(dst, v, assignReference) }
 
 // splitArgs separates positional and keyword arguments.
 func splitArgs(args []any) ([]any, *py.Dict) {

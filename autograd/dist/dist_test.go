@@ -215,7 +215,7 @@ func TestContextTravels(t *testing.T) {
 	ws := newWorld(t, 2, basics())
 	base := testContext(t)
 	ctx, c := ws[0].open(t)
-	if id := c.ID(); int(id>>48) != ws[0].agent.ID() {
+	if id := c.ID(); int(id>>48) != int(ws[0].agent.ID()) {
 		t.Errorf("the context of worker %d is %d", ws[0].agent.ID(), id)
 	}
 	for _, to := range []string{"w0", "w1"} {

@@ -216,7 +216,7 @@ func TestContextsOfOneWorker(t *testing.T) {
 			t.Fatal(err)
 		}
 		id := c.ID()
-		if int(id>>48) != ws[1].agent.ID() || seen[id] || id <= last || ws[1].engine.Context(id) != c {
+		if int(id>>48) != int(ws[1].agent.ID()) || seen[id] || id <= last || ws[1].engine.Context(id) != c {
 			t.Errorf("context %x after %x", int64(id), int64(last))
 		}
 		seen[id], last = true, id

@@ -28,7 +28,7 @@ func rpcWorld(ts *testscript.TestScript, _ bool, args []string) {
 	agents := make([]*rpc.Agent, 2)
 	errs := make(chan error, 2)
 	for i, name := range []string{"ps", "trainer"} {
-		opts := []rpc.Option{rpc.WithRank(i), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(scriptHandlers())}
+		opts := []rpc.Option{rpc.WithRank(dist.Rank(i)), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(scriptHandlers())}
 		if args[1] == "static" {
 			opts = append(opts, rpc.WithWorldSize(2))
 		}

@@ -57,7 +57,7 @@ func pass(ctx context.Context, diary *rpc.Ref[*Diary], size int) error {
 	if _, err := rpc.CallMethod[int](ctx, diary, "write", me.Name()+" was here"); err != nil {
 		return err
 	}
-	next := (me.ID() + 1) % size
+	next := (int(me.ID()) + 1) % size
 	if name(next) == diary.Owner().Name {
 		return nil
 	}

@@ -73,7 +73,7 @@ func (a *app) benchAutogradRank(ctx context.Context, l *benchLoad, addr string, 
 		}
 		return u, u.Err()
 	})
-	agent, err := rpc.Join(ctx, client, fmt.Sprintf("w%d", rank), rpc.WithRank(rank), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg), engine.Join())
+	agent, err := rpc.Join(ctx, client, fmt.Sprintf("w%d", rank), rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg), engine.Join())
 	if err != nil {
 		return err
 	}

@@ -118,7 +118,7 @@ func benchWorker(ctx context.Context, addr, name string, rank, size int, opts []
 		return nil, nil, err
 	}
 	echo := func(x any) any { return x }
-	opts = append(opts, rpc.WithRank(rank), rpc.WithWorldSize(size), operators.Serve(), rpc.WithHandlers(
+	opts = append(opts, rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(size), operators.Serve(), rpc.WithHandlers(
 		rpc.NewRegistry().MustHandle(benchPythonUDF, echo).MustHandle(benchUDF, echo).MustHandle(benchBorrow, echo, rpc.Borrowed())))
 	if _, set := os.LookupEnv("TP_SOCKET_IFNAME"); !set {
 		opts = append(opts, rpc.WithAddr("127.0.0.1:0"))

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/rpc"
 )
@@ -87,7 +88,7 @@ func pass(ctx context.Context, s *stage) (string, error) {
 			_, err := rpc.Call[any](ctx, agent, next, "demo.pass", ref, left-1)
 			return err
 		})
-	agent, err := rpc.Join(ctx, s.world.Store(), demoWorkerName(rank), rpc.WithRank(rank), rpc.WithWorldSize(size),
+	agent, err := rpc.Join(ctx, s.world.Store(), demoWorkerName(rank), rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(size),
 		rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg))
 	if err != nil {
 		return "", err

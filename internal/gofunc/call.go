@@ -70,10 +70,10 @@ func (f *Func) Run(in []reflect.Value, done func(any, error)) {
 func (f *Func) assignStruct(dst any, args []any, kwargs *py.Dict) error {
 	if len(args) == 1 && kwargs.Len() == 0 {
 		if d, ok := args[0].(*py.Dict); ok && pygo.Describes(d, f.args) {
-			return pygo.Assign(dst, d)
+			return pygo.Assign(dst, d, f.References)
 		}
 	}
-	return pygo.AssignArgs(dst, args, kwargs)
+	return pygo.AssignArgs(dst, args, kwargs, f.References)
 }
 
 // Finish completes a call, when a future completes if that is the result.
@@ -117,7 +117,7 @@ func (f *Func) bind(in []reflect.Value, args []any, kwargs *py.Dict) ([]reflect.
 		values[i] = reflect.New(f.in[i]).Elem()
 	}
 	for i, arg := range args[:min(fixed, len(args))] {
-		if err := pygo.Assign(values[i].Addr().Interface(), arg); err != nil {
+		if err := pygo.Assign(values[i].Addr().Interface(), arg, f.References); err != nil {
 			return nil, argumentError(err, "argument %s", f.paramName(i))
 		}
 		given[i] = true
@@ -127,7 +127,7 @@ func (f *Func) bind(in []reflect.Value, args []any, kwargs *py.Dict) ([]reflect.
 		if len(args) > fixed {
 			rest = args[fixed:]
 		}
-		if err := pygo.Assign(values[fixed].Addr().Interface(), rest); err != nil {
+		if err := pygo.Assign(values[fixed].Addr().Interface(), rest, f.References); err != nil {
 			return nil, argumentError(err, "arguments from %d on", fixed+1)
 		}
 		given[fixed] = true
@@ -142,7 +142,7 @@ func (f *Func) bind(in []reflect.Value, args []any, kwargs *py.Dict) ([]reflect.
 			case given[i]:
 				return nil, dist.Newf("rpc: arguments", dist.InvalidArgument, "argument %q is given twice", name)
 			}
-			if err := pygo.Assign(values[i].Addr().Interface(), p.Value); err != nil {
+			if err := pygo.Assign(values[i].Addr().Interface(), p.Value, f.References); err != nil {
 				return nil, argumentError(err, "argument %q", name)
 			}
 			given[i] = true

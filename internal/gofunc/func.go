@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -21,6 +22,8 @@ type Shape struct {
 	Whole reflect.Type
 	// Single are struct types that are one argument each, not a struct of arguments.
 	Single []reflect.Type
+	// References fills parameters that are references; nil where there are none.
+	References pygo.AssignReference
 }
 
 // Func is a function that can be called with Python's arguments.

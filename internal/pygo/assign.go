@@ -18,18 +18,19 @@ import (
 // Assign stores a decoded value in the Go variable that dst points to, converting as Python programmers expect: an int
 // fits a float, a tuple or set fits a slice, a dict fits a map or a struct (by the names of its fields, see [Fields]),
 // None fits pointers, slices, maps, interfaces and struct{}. A number that does not fit is an error, never a wrong number.
-func Assign(dst, v any) error {
+// references may be nil when there are none.
+func Assign(dst, v any, references AssignReference) error {
 	p := reflect.ValueOf(dst)
 	if p.Kind() != reflect.Pointer || p.IsNil() {
 		return dist.Newf("rpc: assign", dist.InvalidArgument, "%T is not a pointer to a variable", dst)
 	}
-	return publicError((&assigner{}).assign(p.Elem(), v, 0), "")
+	return publicError((&assigner{references: references}).assign(p.Elem(), v, 0), "")
 }
 
 // AssignArgs stores the arguments of a call in a struct: positional ones by the order of its fields, keyword ones by
 // name. An argument that the struct does not have, or that is given twice, is an error; a field without argument keeps
 // its value, which is the default, unless its tag ends in ",required".
-func AssignArgs(dst any, args []any, kwargs *py.Dict) error {
+func AssignArgs(dst any, args []any, kwargs *py.Dict, references AssignReference) error {
 	p := reflect.ValueOf(dst)
 	if p.Kind() != reflect.Pointer || p.IsNil() || p.Elem().Kind() != reflect.Struct {
 		return dist.Newf("rpc: arguments", dist.InvalidArgument, "%T is not a pointer to a struct", dst)
@@ -42,7 +43,7 @@ func AssignArgs(dst any, args []any, kwargs *py.Dict) error {
 		return dist.Newf("rpc: arguments", dist.InvalidArgument, "%d positional arguments, the function takes %d", len(args), len(fields))
 	}
 	given := make([]bool, len(fields))
-	a := &assigner{}
+	a := &assigner{references: references}
 	for i, arg := range args {
 		if err := a.assign(p.Elem().FieldByIndex(fields[i].Index), arg, 0); err != nil {
 			return publicError(err, fmt.Sprintf("argument %q: ", fields[i].Name))
@@ -169,7 +170,10 @@ func TypeName(v any) string {
 
 // assigner fills one variable. A slice, map or pointer that is made of a value which occurs again is made once, as it is in
 // Python: a short message could otherwise fill the memory.
-type assigner struct{ made Met[[]made] }
+type assigner struct {
+	references AssignReference
+	made       Met[[]made]
+}
 
 // made is a Go value of one type that a source was turned into.
 type made struct {
@@ -247,9 +251,9 @@ func (a *assigner) convert(dst reflect.Value, v any, depth int) error {
 			return target.AssignTensor(x)
 		}
 	}
-	if _, isRef := v.(Reference); isRef && dst.CanAddr() {
-		if target, ok := reflect.TypeAssert[ReferenceTarget](dst.Addr()); ok {
-			return target.AssignReference(v)
+	if ref, ok := v.(Reference); ok && a.references != nil && dst.CanAddr() {
+		if done, err := a.references(dst.Addr().Interface(), ref); done || err != nil {
+			return err
 		}
 	}
 	switch t.Kind() {

@@ -32,7 +32,7 @@ func TestAssign(t *testing.T) {
 		{Key: "ptr", Value: int64(5)},
 		{Key: "by_id", Value: &py.Dict{Pairs: []py.Pair{{Key: int64(1), Value: "x"}}}},
 		{Key: "any", Value: 1.5},
-	}})
+	}}, nil)
 	five := 5
 	if diff := cmp.Diff(outer{inner{2, []string{"a", "b"}}, &five, map[int]string{1: "x"}, 1.5}, o); err != nil || diff != "" {
 		t.Fatal(err, diff)
@@ -42,16 +42,16 @@ func TestAssign(t *testing.T) {
 		"text": {new(int), "1"}, "float overflow": {new(float32), 1e300}, "array": {new([2]int), []any{int64(1)}},
 		"unknown field": {new(inner), &py.Dict{Pairs: []py.Pair{{Key: "ratte", Value: 1.0}}}}, "no pointer": {5, int64(5)}, "bool for int": {new(int), true},
 	} {
-		if err := Assign(c.dst, c.v); !errors.Is(err, dist.InvalidArgument) {
+		if err := Assign(c.dst, c.v, nil); !errors.Is(err, dist.InvalidArgument) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	var set map[string]struct{}
-	if err := Assign(&set, py.Set{"a", "b"}); err != nil || len(set) != 2 {
+	if err := Assign(&set, py.Set{"a", "b"}, nil); err != nil || len(set) != 2 {
 		t.Errorf("set: %v, %v", set, err)
 	}
 	var raw [2]byte
-	if err := Assign(&raw, []byte{1, 2}); err != nil || raw != [2]byte{1, 2} {
+	if err := Assign(&raw, []byte{1, 2}, nil); err != nil || raw != [2]byte{1, 2} {
 		t.Errorf("bytes: %v, %v", raw, err)
 	}
 }
@@ -64,7 +64,7 @@ func TestAssignArgs(t *testing.T) {
 		Skip  string `rpc:"-"`
 	}
 	got := args{Scale: 3}
-	if err := AssignArgs(&got, []any{int64(1)}, &py.Dict{Pairs: []py.Pair{{Key: "why", Value: "because"}}}); err != nil || got != (args{1, 3, "because", ""}) {
+	if err := AssignArgs(&got, []any{int64(1)}, &py.Dict{Pairs: []py.Pair{{Key: "why", Value: "because"}}}, nil); err != nil || got != (args{1, 3, "because", ""}) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	for want, c := range map[string]struct {
@@ -76,7 +76,7 @@ func TestAssignArgs(t *testing.T) {
 		`argument "x" is given twice`:                {[]any{int64(1)}, &py.Dict{Pairs: []py.Pair{{Key: "x", Value: int64(1)}}}},
 		`4 positional arguments, the function takes`: {[]any{int64(1), 1.0, "", ""}, nil},
 	} {
-		if err := AssignArgs(&args{}, c.args, c.kwargs); err == nil || !strings.Contains(err.Error(), want) {
+		if err := AssignArgs(&args{}, c.args, c.kwargs, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -95,7 +95,7 @@ func TestAssignSharesToo(t *testing.T) {
 	}
 	var dst [][][][][]int
 	begun := time.Now()
-	if err := Assign(&dst, v); err != nil {
+	if err := Assign(&dst, v, nil); err != nil {
 		t.Fatal(err)
 	}
 	if took := time.Since(begun); took > 5*time.Second {
@@ -106,7 +106,7 @@ func TestAssignSharesToo(t *testing.T) {
 	}
 	var records []*struct{ Rows []map[string]int }
 	shared := &py.Dict{Pairs: []py.Pair{{Key: "rows", Value: []any{&py.Dict{Pairs: []py.Pair{{Key: "a", Value: int64(1)}}}}}}}
-	if err := Assign(&records, []any{shared, shared}); err != nil || records[0] != records[1] || records[0].Rows[0]["a"] != 1 {
+	if err := Assign(&records, []any{shared, shared}, nil); err != nil || records[0] != records[1] || records[0].Rows[0]["a"] != 1 {
 		t.Errorf("%+v, %v", records, err)
 	}
 }

@@ -11,9 +11,14 @@ import "github.com/cohort-dist/cohort/tensor"
 // MaxDepth bounds the nesting of values in both directions, and ends a Go value that contains itself.
 const MaxDepth = 200
 
-// Reference is a remote reference inside a value. The agent's reference types implement it; the codec asks the agent
-// for the fork to send, and for the reference that an arriving fork becomes.
-type Reference interface{ IsReference() }
+// Reference is a remote reference inside a value: a type that embeds [ReferenceMark]. The codec asks the agent for the fork to
+// send, and for the reference that an arriving fork becomes.
+type Reference interface{ isReference() }
+
+// ReferenceMark marks the type that embeds it as a [Reference], without a method that programs see.
+type ReferenceMark struct{}
+
+func (ReferenceMark) isReference() {}
 
 // TensorHolder is a value of the program that stands for a tensor, such as one that gradients are recorded for. It is sent as
 // its tensor, and whoever sends the message finds it in the Holders of its encoder. Where one arrives, it is because an extension of the
@@ -23,6 +28,6 @@ type TensorHolder interface{ HeldTensor() *tensor.Tensor }
 // TensorTarget is a type of the program that a received tensor can be made into.
 type TensorTarget interface{ AssignTensor(*tensor.Tensor) error }
 
-// ReferenceTarget is a reference type of the agent that takes over a received reference of another Go type, or says why
-// it cannot.
-type ReferenceTarget interface{ AssignReference(v any) error }
+// AssignReference makes the reference that dst points to the received reference v, which has another Go type, or says why it
+// cannot. It reports false when dst does not point to a reference. Only the agent knows the types of its references.
+type AssignReference func(dst any, v Reference) (bool, error)

@@ -20,13 +20,14 @@ import (
 )
 
 // fork is a reference that the tests receive and send again.
-type fork RRefFork
+type fork struct {
+	pygo.ReferenceMark
+	RRefFork
+}
 
-func (fork) IsReference() {}
+func arrive(f RRefFork) (any, error) { return fork{RRefFork: f}, nil }
 
-func arrive(f RRefFork) (any, error) { return fork(f), nil }
-
-func forkOf(r pygo.Reference) (RRefFork, error) { return RRefFork(r.(fork)), nil }
+func forkOf(r pygo.Reference) (RRefFork, error) { return r.(fork).RRefFork, nil }
 
 func captured(tb testing.TB) []*capture.Message {
 	tb.Helper()

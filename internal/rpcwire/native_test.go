@@ -118,7 +118,7 @@ func TestNativeStructsAndCalls(t *testing.T) {
 			t.Errorf("native=%v: %+v", native, got)
 		}
 		var back outer
-		if err := pygo.Assign(&back, got.Args[0]); err != nil || !cmp.Equal(back, v) {
+		if err := pygo.Assign(&back, got.Args[0], nil); err != nil || !cmp.Equal(back, v) {
 			t.Errorf("native=%v: %+v, %v", native, back, err)
 		}
 	}

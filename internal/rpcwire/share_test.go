@@ -202,7 +202,7 @@ func TestHugeIntegers(t *testing.T) {
 	var f float64
 	for _, dst := range []any{&n, &u, &f} {
 		begun := time.Now()
-		err := pygo.Assign(dst, huge)
+		err := pygo.Assign(dst, huge, nil)
 		if !errors.Is(err, dist.InvalidArgument) || len(err.Error()) > 200 {
 			t.Errorf("%T: %.200s", dst, err)
 		}
@@ -216,7 +216,7 @@ func TestHugeIntegers(t *testing.T) {
 	if _, err := (&Encoder{}).ScriptRet(huge); !errors.Is(err, dist.InvalidArgument) || len(err.Error()) > 200 {
 		t.Errorf("%.200s", err)
 	}
-	if err := pygo.Assign(&n, &py.Dict{Pairs: []py.Pair{{Key: huge, Value: huge}}}); err == nil || len(err.Error()) > 200 {
+	if err := pygo.Assign(&n, &py.Dict{Pairs: []py.Pair{{Key: huge, Value: huge}}}, nil); err == nil || len(err.Error()) > 200 {
 		t.Errorf("%.200s", err)
 	}
 }
@@ -249,7 +249,7 @@ func TestEmbeddedStructs(t *testing.T) {
 			t.Errorf("native %v: %s", native, text)
 		}
 		var out Outer
-		if err := pygo.Assign(&out, v); err != nil || out.Base.Name != "inner" || out.Depth != 3 || out.Kind != "k" || out.ID != 2 {
+		if err := pygo.Assign(&out, v, nil); err != nil || out.Base.Name != "inner" || out.Depth != 3 || out.Kind != "k" || out.ID != 2 {
 			t.Errorf("%+v, %v", out, err)
 		}
 	}

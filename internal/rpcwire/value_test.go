@@ -19,7 +19,7 @@ import (
 func TestValuesRoundTrip(t *testing.T) {
 	x := tensor.Must(tensor.From([]float32{1, 2, 3}, 3))
 	s := &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)), Values: tensor.Must(tensor.From([]float64{1, 2}, 2))}
-	ref := fork{Owner: 1, RRef: GlobalID{1, 2}, Fork: GlobalID{3, 4}, Parent: 3, TypeName: TypePyObject}
+	ref := fork{RRefFork: RRefFork{Owner: 1, RRef: GlobalID{1, 2}, Fork: GlobalID{3, 4}, Parent: 3, TypeName: TypePyObject}}
 	huge, _ := new(big.Int).SetString("123456789012345678901234567890", 10)
 	for _, v := range []any{
 		nil, true, int64(-7), huge, 2.5, 1 + 2i, "text",
@@ -115,7 +115,7 @@ func TestScriptValues(t *testing.T) {
 		{map[string]any{"a": 1, "b": 2}, &py.Dict{Pairs: []py.Pair{{Key: "a", Value: int64(1)}, {Key: "b", Value: int64(2)}}}},
 		{uint8(3), int64(3)},
 		{float32(1), 1.0},
-		{fork{Owner: 1, TypeName: "Tensor"}, fork{Owner: 1, TypeName: "Tensor"}},
+		{fork{RRefFork: RRefFork{Owner: 1, TypeName: "Tensor"}}, fork{RRefFork: RRefFork{Owner: 1, TypeName: "Tensor"}}},
 	} {
 		enc := &Encoder{Fork: forkOf}
 		b, err := enc.ScriptRet(c.in)

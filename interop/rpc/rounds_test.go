@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
@@ -97,7 +98,7 @@ func (h *history) live(port int, g generation, goFirst bool) {
 				return
 			}
 			t.Cleanup(func() { _ = st.Close() })
-			opts := []rpc.Option{rpc.WithRank(rank), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(30 * time.Second)}
+			opts := []rpc.Option{rpc.WithRank(dist.Rank(rank)), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(30 * time.Second)}
 			if size > 0 {
 				opts = append(opts, rpc.WithWorldSize(size))
 				_, err = st.JoinWorker(ctx)

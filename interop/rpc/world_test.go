@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/testlog"
 	"github.com/cohort-dist/cohort/internal/torchtest"
@@ -139,7 +140,7 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 				return err
 			}
 		}
-		opts := []rpc.Option{rpc.WithRank(rank), rpc.WithHandlers(m.reg), rpc.WithAddr("127.0.0.1:0"), rpc.WithLogger(logger), rpc.WithTimeout(30 * time.Second)}
+		opts := []rpc.Option{rpc.WithRank(dist.Rank(rank)), rpc.WithHandlers(m.reg), rpc.WithAddr("127.0.0.1:0"), rpc.WithLogger(logger), rpc.WithTimeout(30 * time.Second)}
 		if set.static {
 			opts = append(opts, rpc.WithWorldSize(len(members)))
 		}

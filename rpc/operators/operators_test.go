@@ -41,7 +41,7 @@ func pair(t *testing.T, opts ...rpc.Option) (context.Context, *rpc.Agent) {
 	var work sync.WaitGroup
 	for i := range agents {
 		work.Go(func() {
-			all := append([]rpc.Option{rpc.WithRank(i), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0")}, opts...)
+			all := append([]rpc.Option{rpc.WithRank(dist.Rank(i)), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0")}, opts...)
 			agents[i], errs[i] = rpc.Join(ctx, st, fmt.Sprintf("w%d", i), all...)
 		})
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -22,7 +23,7 @@ func TestReadRPCWorldKinds(t *testing.T) {
 	st := store.NewMemory()
 	defer func() { _ = st.Close() }()
 	for i, transports := range [][]string{{rpc.TransportCohort, rpc.TransportUV}, {rpc.TransportUV}} {
-		a, err := rpc.Join(ctx, st, []string{"both", "uv"}[i], rpc.WithRank(i), rpc.WithAddr("127.0.0.1:0"), rpc.WithTransports(transports...))
+		a, err := rpc.Join(ctx, st, []string{"both", "uv"}[i], rpc.WithRank(dist.Rank(i)), rpc.WithAddr("127.0.0.1:0"), rpc.WithTransports(transports...))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -56,7 +56,7 @@ func startHooked(t *testing.T, rank int, opts ...rpc.Option) (*world, *hooked) {
 		if i == rank {
 			st = h
 		}
-		return w.nodes[i].join(w.ctx, st, append([]rpc.Option{rpc.WithRank(i), rpc.WithWorldSize(3)}, opts...)...)
+		return w.nodes[i].join(w.ctx, st, append([]rpc.Option{rpc.WithRank(dist.Rank(i)), rpc.WithWorldSize(3)}, opts...)...)
 	}))
 	return w, h
 }

@@ -53,7 +53,7 @@ func TestSendToRank(t *testing.T) {
 		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
-			to, err := n.WorkerByID((n.rank + 1) % worldSize)
+			to, err := n.WorkerByID(dist.Rank((n.rank + 1) % worldSize))
 			if err != nil {
 				return err
 			}
@@ -67,7 +67,7 @@ func TestSendToRank(t *testing.T) {
 				}
 			}
 			for _, none := range []int{worldSize, -1, 1 << 20} {
-				if info, err := n.WorkerByID(none); checkErr(err, dist.NotFound) != nil {
+				if info, err := n.WorkerByID(dist.Rank(none)); checkErr(err, dist.NotFound) != nil {
 					return fmt.Errorf("worker %d: %v, %w", none, info, err)
 				}
 			}
@@ -105,7 +105,7 @@ func TestDestinations(t *testing.T) {
 	}{
 		{"name", func(n *node) (string, error) { return w.next(n), nil }},
 		{"id", func(n *node) (string, error) {
-			info, err := n.WorkerByID((n.rank + 1) % worldSize)
+			info, err := n.WorkerByID(dist.Rank((n.rank + 1) % worldSize))
 			return info.Name, err
 		}},
 		{"info", func(n *node) (string, error) {
@@ -190,7 +190,7 @@ func TestExpectedSource(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			callers[n.Name()] = append(callers[n.Name()], r.From.Name)
-			if info := r.From; info.Name != name(info.ID) {
+			if info := r.From; info.Name != name(int(info.ID)) {
 				return nil, fmt.Errorf("the caller %v is unknown", info)
 			}
 			return nil, nil

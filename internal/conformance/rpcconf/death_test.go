@@ -67,7 +67,7 @@ func TestShutdownAfterKill(t *testing.T) {
 			return failed
 		}
 		t.Cleanup(func() { _ = st.Close() })
-		return nodes[i].join(ctx, st, rpc.WithRank(2*i), rpc.WithWorldSize(3))
+		return nodes[i].join(ctx, st, rpc.WithRank(dist.Rank(2*i)), rpc.WithWorldSize(3))
 	}))
 	_, err = rpc.Call[any](ctx, nodes[0].Agent, name(1), "t.nothing")
 	must(t, err)

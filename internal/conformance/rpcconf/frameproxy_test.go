@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/rpc"
@@ -312,7 +313,7 @@ func startFaulty(t *testing.T, size int, opts ...rpc.Option) (*world, *faults) {
 	t.Cleanup(w.close)
 	must(t, parallel(size, func(i int) error {
 		return w.nodes[i].join(w.ctx, w.st, append([]rpc.Option{
-			rpc.WithRank(i), rpc.WithWorldSize(size), rpc.WithTransports(rpc.TransportCohort),
+			rpc.WithRank(dist.Rank(i)), rpc.WithWorldSize(size), rpc.WithTransports(rpc.TransportCohort),
 			rpc.WithAddr(listen[i]), rpc.WithAdvertise(f.proxies[i].ln.Addr().String()),
 		}, opts...)...)
 	}))

@@ -44,7 +44,7 @@ func both(ctx context.Context, st store.Store, rank, size int, groupFirst bool) 
 		g, err = group.New(ctx, st, rank, size)
 		return err
 	}
-	startRPC := func() error { return n.join(ctx, st, rpc.WithRank(rank), rpc.WithWorldSize(size)) }
+	startRPC := func() error { return n.join(ctx, st, rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(size)) }
 	steps := []func() error{startGroup, startRPC}
 	if !groupFirst {
 		steps = []func() error{startRPC, startGroup}
@@ -94,7 +94,7 @@ func apart(ctx context.Context, forRPC, forGroup string, rank, size int, between
 	}
 	defer func() { _ = m.Close() }()
 	n := newNode(rank)
-	if err = n.join(ctx, m.Store(), rpc.WithRank(rank), rpc.WithWorldSize(size)); err != nil {
+	if err = n.join(ctx, m.Store(), rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(size)); err != nil {
 		return err
 	}
 	defer func() { _ = n.Close() }()

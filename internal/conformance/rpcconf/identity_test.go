@@ -19,11 +19,11 @@ import (
 func TestWorkerInfo(t *testing.T) {
 	w := start(t, worldSize)
 	w.every(func(n *node) error {
-		if self := n.Self(); self.Name != name(n.rank) || self.ID != n.rank {
+		if self := n.Self(); self.Name != name(n.rank) || int(self.ID) != n.rank {
 			return fmt.Errorf("self is %v", self)
 		}
 		peer, err := n.Worker(w.next(n))
-		if err != nil || peer.Name != w.next(n) || peer.ID != (n.rank+1)%worldSize {
+		if err != nil || peer.Name != w.next(n) || int(peer.ID) != (n.rank+1)%worldSize {
 			return fmt.Errorf("peer is %v, %w", peer, err)
 		}
 		_, err = n.Worker("WorkerUnknown")
@@ -36,7 +36,7 @@ func TestWorkers(t *testing.T) {
 	w.every(func(n *node) error {
 		var want []rpc.WorkerInfo
 		for rank := range worldSize {
-			want = append(want, rpc.WorkerInfo{Name: name(rank), ID: rank})
+			want = append(want, rpc.WorkerInfo{Name: name(rank), ID: dist.Rank(rank)})
 		}
 		if got := n.Workers(); !slices.Equal(got, want) {
 			return fmt.Errorf("got %v, want %v", got, want)
@@ -76,7 +76,7 @@ func TestDuplicateName(t *testing.T) {
 			defer cancel()
 			agents := make([]*rpc.Agent, len(c.names))
 			err := parallel(len(c.names), func(i int) (err error) {
-				agents[i], err = rpc.Join(ctx, st, c.names[i], rpc.WithRank(i), rpc.WithWorldSize(len(c.names)), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(soon))
+				agents[i], err = rpc.Join(ctx, st, c.names[i], rpc.WithRank(dist.Rank(i)), rpc.WithWorldSize(len(c.names)), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(soon))
 				return err
 			})
 			for _, a := range agents {
@@ -111,7 +111,7 @@ func TestJoinTwice(t *testing.T) {
 			w.nodes = append(w.nodes, newNode(rank))
 		}
 		must(t, parallel(3, func(i int) error {
-			return w.nodes[i].join(ctx, st, rpc.WithRank(i), rpc.WithWorldSize(3), rpc.WithRound(round))
+			return w.nodes[i].join(ctx, st, rpc.WithRank(dist.Rank(i)), rpc.WithWorldSize(3), rpc.WithRound(round))
 		}))
 		w.serveRefs()
 		w.every(func(n *node) error {
@@ -266,7 +266,7 @@ func TestMissingRank(t *testing.T) {
 		a, err := rpc.Join(bounded(t), st, name(want), rpc.WithAddr("127.0.0.1:0"))
 		must(t, err)
 		t.Cleanup(func() { _ = a.Close() })
-		if a.ID() != want {
+		if int(a.ID()) != want {
 			t.Errorf("worker %d has id %d", want, a.ID())
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -115,7 +116,7 @@ func memoryWorker(t *testing.T, st store.Store, rank int) (*rpc.Agent, error) {
 		MustHandle("m.echo", func(x any) any { return x }).
 		MustHandle("m.left", func(ctx context.Context) int { return len(rpc.AgentFrom(ctx).References().Objects) }).
 		MustHandle("m.resident", resident)
-	return rpc.Join(t.Context(), st, fmt.Sprintf("m%d", rank), rpc.WithRank(rank), rpc.WithWorldSize(2),
+	return rpc.Join(t.Context(), st, fmt.Sprintf("m%d", rank), rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(2),
 		rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg))
 }
 

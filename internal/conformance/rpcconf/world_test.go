@@ -126,7 +126,7 @@ func start(t *testing.T, size int, opts ...rpc.Option) *world {
 	}
 	t.Cleanup(w.close)
 	must(t, parallel(size, func(i int) error {
-		return w.nodes[i].join(w.ctx, w.st, append([]rpc.Option{rpc.WithRank(i), rpc.WithWorldSize(size)}, opts...)...)
+		return w.nodes[i].join(w.ctx, w.st, append([]rpc.Option{rpc.WithRank(dist.Rank(i)), rpc.WithWorldSize(size)}, opts...)...)
 	}))
 	return w
 }
@@ -147,7 +147,7 @@ func dynamic(t *testing.T, size int, opts ...rpc.Option) *world {
 func (w *world) add(opts ...rpc.Option) *node {
 	w.Helper()
 	n := newNode(len(w.nodes))
-	must(w.T, n.join(w.ctx, w.st, append([]rpc.Option{rpc.WithRank(n.rank)}, opts...)...))
+	must(w.T, n.join(w.ctx, w.st, append([]rpc.Option{rpc.WithRank(dist.Rank(n.rank))}, opts...)...))
 	w.nodes = append(w.nodes, n)
 	return n
 }
