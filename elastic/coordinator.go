@@ -49,7 +49,8 @@ type Coordinator struct {
 	wake chan struct{} // something was put into mu
 	mu   struct {
 		sync.Mutex
-		lost []int64 // members whose process has died
+		lost   []int64 // members whose process has died
+		silent []int64 // members that have not been heard of since
 	}
 }
 
@@ -108,6 +109,28 @@ func (c *Coordinator) String() string {
 	return fmt.Sprintf("elastic.Coordinator(%d to %d members)", c.config.low, c.config.high)
 }
 
+// Silent returns the members that were left out because they gave no sign of life, and that have not asked since. Their
+// processes may have died or hang. Any goroutine may call it.
+func (c *Coordinator) Silent() []int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []int
+	for _, m := range c.mu.silent {
+		all = append(all, int(m))
+	}
+	return all
+}
+
+// setSilent notes that a member is not heard of, or is heard of again.
+func (c *Coordinator) setSilent(member int64, silent bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.silent = slices.DeleteFunc(c.mu.silent, func(m int64) bool { return m == member })
+	if silent {
+		c.mu.silent = append(c.mu.silent, member)
+	}
+}
+
 // Run answers members until all of them have finished, which is nil, until too many rounds have failed or too few members are left, or
 // until ctx ends. Members that still wait are told.
 //
@@ -156,6 +179,7 @@ func (c *Coordinator) look(ctx context.Context) error {
 		return err
 	}
 	for _, member := range lost { // after the last questions that they asked
+		c.setSilent(member, false)
 		if err := c.leaveOut(ctx, member); err != nil || c.ended {
 			return err
 		}
@@ -208,6 +232,7 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 		q := asked[n]
 		if _, known := c.signs[q.Member]; !known {
 			c.signs[q.Member] = sign{at: now}
+			c.setSilent(q.Member, false)
 		}
 		if err := c.perform(ctx, c.desk.asked(n, q)); err != nil || c.ended {
 			return err
@@ -250,6 +275,7 @@ func (c *Coordinator) lookForSigns(ctx context.Context) error {
 		if time.Since(last.at) <= c.config.silence {
 			continue
 		}
+		c.setSilent(member, true)
 		c.config.logger.Warn("a member has not been heard of", slog.Int64("member", member), slog.Duration("silence", time.Since(last.at)))
 		if err := c.leaveOut(ctx, member); err != nil || c.ended {
 			return err

@@ -58,6 +58,8 @@ type attempt struct {
 	ends    []atomic.Pointer[string]
 	verdict string // why the job hung
 
+	coordination *coordination // of a job whose members change, or nil
+
 	// Of a job on several nodes.
 	member   *member
 	watched  bool // somebody looks at the job on some node
@@ -160,6 +162,8 @@ func (a *attempt) perform(e launchcore.Effect) {
 	case launchcore.SetTimer:
 		a.timerID = e.ID
 		a.timer.Reset(e.After)
+	case launchcore.GoOn:
+		a.goOn(a.workers[e.Worker], e.Spares)
 	case launchcore.Failing:
 		a.failing()
 	case launchcore.Ended:
@@ -255,6 +259,7 @@ func (a *attempt) told(e keeper.Event) {
 				words = "has ended with exit code 0"
 			}
 			a.ends[w.local].Store(&words)
+			a.coordination.lost(w.local)
 			a.step(launchcore.Exited{Worker: launchcore.Worker(w.local), Code: w.exit.Code, Consequence: w.cause.Kind.Consequence()})
 		}
 	case e.Swept != nil:
@@ -352,6 +357,8 @@ func (a *attempt) answered(answer any) {
 	switch answer := answer.(type) {
 	case hung:
 		a.stands(answer)
+	case leftBehind:
+		a.end(answer)
 	case *Evidence:
 		a.found = answer
 		a.step(launchcore.EvidenceTaken{})

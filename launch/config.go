@@ -84,6 +84,11 @@ type Config struct {
 	// RunID names the job; default: random.
 	RunID string
 
+	// MinMembers and MaxMembers are the size of a group whose members change while their processes go on; 0: there is none. A
+	// coordinator (package elastic) runs in the launcher, over the job's store. The other workers are spares, and the job fails
+	// when fewer than MinMembers workers are left. MinMembers is MaxMembers by default.
+	MinMembers, MaxMembers int
+
 	// MasterAddr and MasterPort are where the workers find the store; default: the loopback address and a free port.
 	MasterAddr string
 	MasterPort int
@@ -161,6 +166,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	setDefault(&c.MinNodes, 1)
 	setDefault(&c.MaxNodes, c.MinNodes)
+	setDefault(&c.MinMembers, c.MaxMembers)
 	if err := takeRoles(&c); err != nil {
 		return c, err
 	}
@@ -170,6 +176,9 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 	if err := c.checkNodes(); err != nil {
+		return c, err
+	}
+	if err := c.checkMembers(); err != nil {
 		return c, err
 	}
 	if c.MaxNodes > 1 {

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cohort-dist/cohort/elastic"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 )
 
@@ -111,6 +112,9 @@ func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
 
 	// What torchrun does not set.
 	add("COHORT_RUN", run.path)
+	if c.MaxMembers > 0 {
+		add(elastic.NumberVariable, strconv.Itoa(local))
+	}
 	unlessSet("PYTHONFAULTHANDLER", "1")
 	unlessSet("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", filepath.Join(run.path, "nccl_pipe_rank_"))
 	unlessSet("TORCH_FR_DUMP_TEMP_FILE", filepath.Join(run.path, "flight_recorder_rank_"))

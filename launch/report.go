@@ -113,7 +113,7 @@ func (a *attempt) result(o launchcore.Outcome) Attempt {
 	var failures []postmortem.Failure
 	for _, e := range o.Exits { // in the order in which they were seen
 		w := a.workers[e.Worker]
-		if e.Failed() {
+		if e.Failed() && !e.Spared {
 			failures = append(failures, postmortem.Failure{Rank: w.rank, Cause: w.cause})
 		}
 	}

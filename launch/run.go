@@ -136,6 +136,10 @@ func (j *job) newAttempt(number int, given func(*place)) (*attempt, error) {
 	} else if err := a.openStore(); err != nil {
 		return nil, err
 	}
+	if err := a.coordinate(); err != nil {
+		a.closeStore()
+		return nil, err
+	}
 	if err := j.run.prepare(number, j.cfg.Workers); err != nil {
 		a.closeStore()
 		return nil, err
@@ -152,6 +156,7 @@ func (j *job) newAttempt(number int, given func(*place)) (*attempt, error) {
 	a.pids, a.ends = make([]atomic.Int64, len(a.workers)), make([]atomic.Pointer[string], len(a.workers))
 	a.group = launchcore.NewGroup(j.cfg.Workers, launchcore.Limits{
 		Evidence: evidenceTime, Linger: max(0, j.cfg.Linger), Grace: j.cfg.Grace, Interrupt: j.cfg.Interrupt, Kill: 5 * time.Second,
+		Spares: j.cfg.spares(),
 	})
 	return a, nil
 }
@@ -189,6 +194,7 @@ func storeError(address string, err error) error {
 }
 
 func (a *attempt) closeStore() {
+	a.coordination.close()
 	if a.store != nil {
 		_ = a.store.Close()
 	}

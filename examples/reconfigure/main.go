@@ -13,12 +13,17 @@
 //
 // Three of the four train, the fourth is a spare. One of them kills itself (as kill -9 does) after 30 steps, if it is a member by
 // then: the others keep their processes and their model, the spare gets it from one of them, and the loss goes on falling.
+//
+// The launcher has a coordinator too, and starts and watches the members. Five processes, four members; kill -9 one of them:
+//
+//	cohort run --nproc-per-node 5 --members 4 examples/reconfigure/train.py
 package main
 
 import (
 	"context"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"time"
@@ -31,7 +36,7 @@ func main() {
 	listen := flag.String("listen", "127.0.0.1:29500", "where the store is, for the coordinator")
 	members := flag.Int("members", 3, "members of the group")
 	silence := flag.Duration("silence", 3*time.Second, "after how long without a sign of life a member counts as dead")
-	join := flag.String("join", "", "be a member, and find the coordinator through the store at this address")
+	join := flag.String("join", launched(), "be a member, and find the coordinator through the store at this address; cohort run sets it")
 	steps := flag.Int("steps", 100, "steps to train, for a member")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -46,6 +51,14 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// launched returns the store of "cohort run --members", if that has started this process.
+func launched() string {
+	if os.Getenv(elastic.NumberVariable) == "" {
+		return ""
+	}
+	return net.JoinHostPort(os.Getenv("MASTER_ADDR"), os.Getenv("MASTER_PORT"))
 }
 
 // coordinate hosts the store, outside of all members, and decides who they are.

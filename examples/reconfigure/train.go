@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"time"
 
@@ -43,7 +44,7 @@ func train(ctx context.Context, addr string, steps int) error {
 		return err
 	}
 	defer func() { _ = s.Close() }()
-	m, err := elastic.Join(ctx, s)
+	m, err := elastic.Join(ctx, s, elastic.WithLaunchedNumber())
 	if err != nil {
 		return err
 	}
@@ -83,7 +84,7 @@ func (now *state) run(ctx context.Context, m *elastic.Member, g *group.Group, st
 	if err := now.share(ctx, g); err != nil {
 		return err
 	}
-	fmt.Printf("go member %d: rank %d of %d at step %d\n", m.Number(), g.Rank(), g.Size(), now.step)
+	fmt.Printf("go member %d (process %d): rank %d of %d at step %d\n", m.Number(), os.Getpid(), g.Rank(), g.Size(), now.step)
 	for now.step < steps {
 		over, err := m.Over(ctx)
 		if err != nil {

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member of a group whose members change, in PyTorch 2.14. The store and the coordinator are Go's (main.go).
 
-usage: python3 train.py HOST:PORT [--steps N] [--die-at STEP]
+usage: python3 train.py [HOST:PORT] [--steps N] [--die-at STEP]
+
+cohort run --members sets what it needs, so that HOST:PORT can be left out.
 """
 import argparse
 import datetime
@@ -21,7 +23,8 @@ class Member:
 
     def __init__(self, store, beat=1.0):
         self.store, self.uuid = dist.PrefixStore("cohort/elastic", store), -1
-        self.number = self.store.add("members", 1) - 1
+        number = os.environ.get("COHORT_MEMBER")  # from the launcher, which notices when this process dies
+        self.number = int(number) if number else self.store.add("members", 1) - 1
         own = dist.PrefixStore("cohort/elastic", store.clone())  # a wait holds a connection
         threading.Thread(target=self._beat, args=(own, beat), daemon=True).start()
 
@@ -32,9 +35,9 @@ class Member:
 
     def _ask(self, **question):
         while True:
-            n = self.store.add("asks", 1)
-            self.store.set(f"ask/{n}", json.dumps({"member": self.number, **question}))
             try:
+                n = self.store.add("asks", 1)
+                self.store.set(f"ask/{n}", json.dumps({"member": self.number, **question}))
                 self.store.wait([f"answer/{n}"], datetime.timedelta(seconds=10))
                 answer = json.loads(self.store.get(f"answer/{n}"))
                 self.store.delete_key(f"answer/{n}")
@@ -42,6 +45,8 @@ class Member:
                 if not self.store.check(["end"]):
                     continue  # the coordinator may have forgotten us: ask again
                 answer = json.loads(self.store.get("end"))
+            except dist.DistNetworkError as e:
+                raise SystemExit(f"the store is gone, and with it the coordinator: {str(e).splitlines()[0]}")
             if answer.get("error"):
                 raise SystemExit(answer["error"])
             return answer
@@ -64,7 +69,7 @@ class Over(Exception):
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("address")
+parser.add_argument("address", nargs="?", default=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--die-at", type=int, default=0)
 args = parser.parse_args()

@@ -93,7 +93,7 @@ list and call the workers of its RPC world.`),
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return command.Usage(fmt.Errorf("%w; %q explains the flags", err, cmd.CommandPath()+" --help"))
 	})
-	root.AddCommand(a.runCommand(), a.whyCommand(), a.psCommand(), storecmd.New(a.App), rpccmd.New(a.App), a.traceCommand(), a.benchCommand(), a.demoCommand(), a.demoWorkerCommand(), a.manCommand(), a.versionCommand(), exitCodesTopic())
+	root.AddCommand(a.runCommand(), a.coordinateCommand(), a.whyCommand(), a.psCommand(), storecmd.New(a.App), rpccmd.New(a.App), a.traceCommand(), a.benchCommand(), a.demoCommand(), a.demoWorkerCommand(), a.manCommand(), a.versionCommand(), exitCodesTopic())
 	return root
 }
 

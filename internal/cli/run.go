@@ -38,12 +38,17 @@ module, anything else is executed. The job's store runs in this process.
 Options may be written with dashes or underscores, or as any unambiguous prefix;
 torchrun's PET_ variables give defaults. When a worker fails, the others are inspected
 and stopped, the job is restarted up to --max-restarts times, and a report says which
-rank failed first and why.`),
+rank failed first and why.
+
+With --members nobody is restarted: programs that form a group through the launcher's
+coordinator (package elastic, or the Python lines in examples/reconfigure) go on when one
+of them dies, and a spare takes its place.`),
 		Example: strings.Trim(`
   cohort run --nproc-per-node 4 train.py --epochs 3
   cohort run --nproc-per-node auto -m package.train
   cohort run --nproc-per-node 2 --max-restarts 3 --tee 3 --log-dir logs train.py
   cohort run --nproc-per-node 2 ./worker
+  cohort run --nproc-per-node 5 --members 4 train.py      the fifth replaces one that dies
   cohort run -f job.yaml                      several programs, each a role of one job`, "\n"),
 		DisableFlagParsing: true,
 		ValidArgsFunction:  completeRun,

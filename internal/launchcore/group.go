@@ -32,6 +32,8 @@ type Limits struct {
 	Interrupt time.Duration
 	// Kill bounds the wait after SIGKILL: a process in the kernel's hands may not end.
 	Kill time.Duration
+	// Spares is how many workers may fail while the others go on.
+	Spares int
 }
 
 // Exit says how a worker ended.
@@ -43,6 +45,8 @@ type Exit struct {
 	Consequence bool
 	// AfterSignal says that the group was being stopped when the worker ended.
 	AfterSignal bool
+	// Spared says that the worker failed and the others went on without it.
+	Spared bool
 }
 
 // Failed reports whether the worker did not succeed.
@@ -116,6 +120,11 @@ type (
 		ID    int
 		After time.Duration
 	}
+	// GoOn says that a worker has failed and the others go on; so many more may fail.
+	GoOn struct {
+		Worker Worker
+		Spares int
+	}
 	// Failing tells the rest of the job that this group has failed and is about to be stopped.
 	Failing struct{}
 	// Ended is the last effect.
@@ -128,6 +137,7 @@ func (Send) effect()         {}
 func (FindStuck) effect()    {}
 func (Sweep) effect()        {}
 func (SetTimer) effect()     {}
+func (GoOn) effect()         {}
 func (Failing) effect()      {}
 func (Ended) effect()        {}
 
@@ -145,13 +155,13 @@ type Outcome struct {
 	Immortal []Worker
 }
 
-// Succeeded reports whether every worker ended with 0 and nobody stopped them.
+// Succeeded reports whether every worker that was not spared ended with 0 and nobody stopped them.
 func (o Outcome) Succeeded() bool {
 	if o.Signal != 0 || o.Stopped || o.Hung || len(o.Immortal) > 0 {
 		return false
 	}
 	for _, e := range o.Exits {
-		if e.Failed() {
+		if e.Failed() && !e.Spared {
 			return false
 		}
 	}
@@ -201,6 +211,7 @@ func (g *Group) Step(ev Event) []Effect {
 	case Exited:
 		g.exited(Exit{Worker: ev.Worker, Code: ev.Code, Consequence: ev.Consequence})
 	case Refused:
+		g.limits.Spares = 0 // nobody is started after that
 		g.exited(Exit{Worker: ev.Worker, Code: 127})
 	case EvidenceTaken:
 		if g.phase == collecting {
@@ -288,9 +299,13 @@ func (g *Group) exited(e Exit) {
 	g.alive[e.Worker] = false
 	g.living--
 	e.AfterSignal = g.phase >= stopping
+	if e.Spared = g.phase == running && e.Failed() && g.limits.Spares > 0; e.Spared {
+		g.limits.Spares--
+		g.do(GoOn{e.Worker, g.limits.Spares})
+	}
 	g.outcome.Exits = append(g.outcome.Exits, e)
 	switch {
-	case g.phase == running && e.Failed():
+	case g.phase == running && e.Failed() && !e.Spared:
 		g.collect()
 	case g.phase == collecting:
 		// The evidence is still being taken, also when nobody is left: it holds the last lines and the store's view.
@@ -324,7 +339,7 @@ func (g *Group) judge() {
 // consequencesOnly reports whether no failure explains itself.
 func (g *Group) consequencesOnly() bool {
 	for _, e := range g.outcome.Exits {
-		if e.Failed() && !e.Consequence {
+		if e.Failed() && !e.Consequence && !e.Spared {
 			return false
 		}
 	}

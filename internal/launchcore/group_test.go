@@ -74,6 +74,43 @@ func TestGroup(t *testing.T) {
 	}
 }
 
+// TestSpares: so many workers may fail while the others go on.
+func TestSpares(t *testing.T) {
+	t.Parallel()
+	limits := testLimits
+	limits.Spares = 1
+	spared := []Event{Begin{}, Exited{Worker: 1, Code: -9}}
+	exits := []Exit{{Worker: 1, Code: -9, Spared: true}, {Worker: 0}, {Worker: 2}}
+	for name, c := range map[string]struct {
+		before []Event
+		event  Event
+		want   []Effect
+	}{
+		"the others go on":               {spared[:1], spared[1], []Effect{GoOn{Worker: 1}}},
+		"one too many":                   {spared, Exited{Worker: 0, Code: 1}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
+		"a consequence of one too many":  {append(slices.Clone(spared), Exited{Worker: 0, Code: 1, Consequence: true}), EvidenceTaken{}, []Effect{Failing{}, SetTimer{2, 5 * time.Second}}},
+		"the others succeed":             {append(slices.Clone(spared), Exited{Worker: 0}), Exited{Worker: 2}, []Effect{Sweep{}, SetTimer{1, 5 * time.Second}}},
+		"which is a success":             {append(slices.Clone(spared), Exited{Worker: 0}, Exited{Worker: 2}), Swept{}, []Effect{Ended{Outcome{Exits: exits}}}},
+		"the last one is spared too":     {[]Event{Begin{}, Exited{Worker: 0}, Exited{Worker: 2}}, Exited{Worker: 1, Code: 1}, []Effect{GoOn{Worker: 1}, Sweep{}, SetTimer{1, 5 * time.Second}}},
+		"a program that cannot start":    {spared[:1], Refused{Worker: 0}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
+		"those that are stopped are not": {[]Event{Begin{}, UserSignal{SIGTERM}}, Exited{Worker: 1, Code: -15}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := NewGroup(3, limits)
+			for _, ev := range c.before {
+				g.Step(ev)
+			}
+			if diff := cmp.Diff(c.want, g.Step(c.event)); diff != "" {
+				t.Errorf("effects (-want +got):\n%s", diff)
+			}
+		})
+	}
+	if o := (Outcome{Exits: exits}); !o.Succeeded() {
+		t.Errorf("%+v is a failure", o)
+	}
+}
+
 // simulated is a group among workers that end, ignore signals or cannot be killed, with events in any order.
 type simulated struct {
 	t         *testing.T

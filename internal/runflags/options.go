@@ -103,23 +103,36 @@ func (o *Options) how(v values) error {
 	return nil
 }
 
+// Range reads the value of an option that is N or MIN:MAX.
+func Range(name, text string) (least, most int, err error) {
+	low, high, ranged := strings.Cut(text, ":")
+	least, err1 := strconv.Atoi(low)
+	most, err2 := least, error(nil)
+	if ranged {
+		most, err2 = strconv.Atoi(high)
+	}
+	if err1 != nil || err2 != nil {
+		return 0, 0, fmt.Errorf("--%s %s: it must be N or MIN:MAX", name, text)
+	}
+	if least < 1 || most < least {
+		return 0, 0, fmt.Errorf("--%s %s: MIN must be at least 1 and at most MAX", name, text)
+	}
+	return least, most, nil
+}
+
 func (o *Options) size(v values, sys System) error {
 	if text := v["nnodes"]; text != "" {
-		low, high, ranged := strings.Cut(text, ":")
-		least, err1 := strconv.Atoi(low)
-		most, err2 := least, error(nil)
-		if ranged {
-			most, err2 = strconv.Atoi(high)
+		var err error
+		if o.MinNodes, o.MaxNodes, err = Range("nnodes", text); err != nil {
+			return err
 		}
-		if err1 != nil || err2 != nil {
-			return fmt.Errorf("--nnodes %s: it must be N or MIN:MAX", text)
-		}
-		if least < 1 || most < least {
-			return fmt.Errorf("--nnodes %s: MIN must be at least 1 and at most MAX", text)
-		}
-		o.MinNodes, o.MaxNodes = least, most
 	}
 	var err error
+	if text := v["members"]; text != "" {
+		if o.MinMembers, o.MaxMembers, err = Range("members", text); err != nil {
+			return err
+		}
+	}
 	if o.MaxRestarts, err = v.count("max-restarts", 0); err != nil {
 		return err
 	}

@@ -61,6 +61,7 @@ var options = []option{
 	{name: "print-completion", arg: "SHELL", usage: "refused: \"cohort completion\" does that"},
 
 	{name: "file", short: 'f', own: true, arg: "FILE", usage: "a job with several roles, described in YAML, instead of PROGRAM"},
+	{name: "members", own: true, arg: "[MIN:]MAX", usage: "size of a group that is reconfigured when a worker dies; the other workers are spares, and nobody is restarted"},
 	{name: "dry-run", flag: true, own: true, usage: "print what would be done"},
 	{name: "exit-code", own: true, arg: "1|first", usage: "exit code of a failed job: 1, or that of the first failure (128+N for signal N)"},
 	{name: "python", own: true, arg: "PROGRAM", usage: "the interpreter (default: PYTHON_EXEC, or python3)"},

@@ -35,7 +35,7 @@ func TestHeaders(t *testing.T) {
 		}
 		for _, block := range blocks {
 			t.Run(name, func(t *testing.T) {
-				if !strings.Contains(block, "python3 ") {
+				if !strings.Contains(block, "python3 ") && !strings.Contains(block, ".py") {
 					runBlock(t, name, block)
 					return
 				}
@@ -45,15 +45,12 @@ func TestHeaders(t *testing.T) {
 					return
 				}
 				torchtest.Newest.Need(t) // older ones cannot
-				host, inside := torchtest.Newest.TempDir(t)
-				source, err := os.ReadFile(filepath.Join("..", "..", "examples", name, "train.py"))
-				if err != nil {
-					t.Fatal(err)
+				command := strings.Join(torchtest.Newest.Command(), " ") + " " + trainScript(t, torchtest.Newest)
+				if strings.Contains(block, "cohort run") {
+					runBlock(t, name, block, "cohort run", buildCohort(t)+" run", "examples/"+name+"/train.py", command)
+					return
 				}
-				if err := os.WriteFile(filepath.Join(host, "train.py"), source, 0o600); err != nil {
-					t.Fatal(err)
-				}
-				runBlock(t, name, block, "python3 examples/"+name, strings.Join(torchtest.Newest.Command(), " ")+" "+inside)
+				runBlock(t, name, block, "python3 examples/"+name+"/train.py", command)
 			})
 		}
 	}

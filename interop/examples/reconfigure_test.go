@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -89,6 +88,43 @@ func until(t *testing.T, what string, all []trainee, ok func() bool) {
 	}
 }
 
+// startTrainees starts a member for every letter: g is one in Go, t in PyTorch.
+func startTrainees(t *testing.T, program, addr, kinds string, steps int) []trainee {
+	t.Helper()
+	var all []trainee
+	script := ""
+	if strings.Contains(kinds, "t") {
+		torchtest.Newest.Need(t)
+		script = trainScript(t, torchtest.Newest)
+	}
+	for _, kind := range kinds {
+		if kind == 'g' {
+			all = append(all, startGo(t, program, "-join", addr, "-steps", strconv.Itoa(steps)))
+			continue
+		}
+		command := append(torchtest.Newest.Command(), "-u", script, addr, "--steps", strconv.Itoa(steps))
+		p := startGo(t, command[0], command[1:]...)
+		p.name = "PyTorch"
+		all = append(all, p)
+	}
+	return all
+}
+
+// places returns who is rank 1 and has printed something, and who is in no group; -1 for nobody.
+func places(all []trainee, printed string) (victim, spare int) {
+	victim, spare = -1, -1
+	for i, w := range all {
+		m := memberAt.FindStringSubmatch(w.said())
+		switch {
+		case m == nil:
+			spare = i
+		case m[1] == "1" && strings.Contains(w.said(), printed):
+			victim = i
+		}
+	}
+	return victim, spare
+}
+
 // TestReconfigure trains with four members and a spare and kills a member in the middle, as kill -9 does. The spare takes its
 // place with the model of the others, whose processes go on, and the loss goes on falling: PyTorch members, Go members, and both in one group.
 func TestReconfigure(t *testing.T) {
@@ -97,40 +133,13 @@ func TestReconfigure(t *testing.T) {
 	}
 	for _, kinds := range []string{"ttttt", "ggggg", "tgtgt"} {
 		t.Run(kinds, func(t *testing.T) {
-			if strings.Contains(kinds, "t") {
-				torchtest.Newest.Need(t)
-			}
-			source, err := os.ReadFile(filepath.Join("..", "..", "examples", "reconfigure", "train.py"))
-			if err != nil {
-				t.Fatal(err)
-			}
 			program, addr := build(t, "reconfigure"), "127.0.0.1:"+freePort(t)
 			coordinator := startGo(t, program, "-listen", addr, "-members", "4", "-silence", "3s")
 			until(t, "the store", []trainee{coordinator}, func() bool { return strings.Contains(coordinator.said(), "coordinator at") })
-			var all []trainee
-			for i, kind := range kinds {
-				if kind == 'g' {
-					all = append(all, startGo(t, program, "-join", addr, "-steps", "150"))
-					continue
-				}
-				p := torchtest.Newest.Start(t, torchtest.Script{Name: fmt.Sprintf("train%d.py", i), Source: string(source), Args: []string{addr, "--steps", "150"}})
-				all = append(all, trainee{name: "PyTorch", said: p.Stdout, kill: p.Kill, wait: func() error {
-					p.MustExit(t, 90*time.Second)
-					return nil
-				}})
-			}
+			all := startTrainees(t, program, addr, kinds, 150)
 			victim, spare := -1, -1
 			until(t, "step 20", all, func() bool {
-				victim, spare = -1, -1
-				for i, w := range all {
-					m := memberAt.FindStringSubmatch(w.said())
-					switch {
-					case m == nil:
-						spare = i
-					case m[1] == "1" && strings.Contains(w.said(), "step 20 "):
-						victim = i
-					}
-				}
+				victim, spare = places(all, "step 20 ")
 				return victim >= 0 && spare >= 0
 			})
 			all[victim].kill()

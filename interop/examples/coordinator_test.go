@@ -1,0 +1,210 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package examples_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/torchtest"
+)
+
+func buildCohort(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "cohort")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/cohort")
+	cmd.Dir = filepath.Join("..", "..")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return program
+}
+
+// trainScript puts train.py where an installation finds it.
+func trainScript(t *testing.T, torch *torchtest.Torch) string {
+	t.Helper()
+	source, err := os.ReadFile(filepath.Join("..", "..", "examples", "reconfigure", "train.py"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, inside := torch.TempDir(t)
+	if err := os.WriteFile(filepath.Join(host, "train.py"), source, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(inside, "train.py")
+}
+
+var memberProcess = regexp.MustCompile(`member (\d+) \(process (\d+)\): rank (\d) of 4 at step (\d+)`)
+
+// TestLaunchedReconfigure has the launcher start four members and a spare, in PyTorch, and kills a member in the middle of training as
+// kill -9 does: the spare takes its place, the loss goes on falling, and no process is started again.
+func TestLaunchedReconfigure(t *testing.T) {
+	torchtest.Newest.Need(t)
+	args := append([]string{"run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
+	job := startGo(t, buildCohort(t), append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")...)
+	all := []trainee{job}
+	until(t, "step 20", all, func() bool { return strings.Count(job.said(), "step 20 loss") == 4 })
+	victim := ""
+	for _, m := range memberProcess.FindAllStringSubmatch(job.said(), -1) {
+		if m[3] == "1" {
+			victim = m[1]
+			pid, _ := strconv.Atoi(m[2])
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := job.wait(); err != nil {
+		t.Fatalf("%v\n%s", err, job.said())
+	}
+	said := job.said()
+	if !strings.Contains(said, "was killed by SIGKILL") || !strings.Contains(said, "the job goes on with 4 workers, and the next failure ends the job") {
+		t.Errorf("the launcher does not say that it goes on:\n%s", said)
+	}
+	processes, last := map[string][]string{}, map[string][]string{}
+	for _, m := range memberProcess.FindAllStringSubmatch(said, -1) {
+		if !slices.Contains(processes[m[1]], m[2]) {
+			processes[m[1]] = append(processes[m[1]], m[2])
+		}
+		last[m[1]] = m
+	}
+	if len(processes) != 5 {
+		t.Errorf("the members were %v\n%s", processes, said)
+	}
+	for member, pids := range processes {
+		if len(pids) != 1 {
+			t.Errorf("member %s had the processes %v", member, pids)
+		}
+		if member == victim {
+			continue
+		}
+		at, _ := strconv.Atoi(last[member][4])
+		if at < 20 || !strings.Contains(said, fmt.Sprintf("member %s done at step 200", member)) {
+			t.Errorf("member %s went on at step %d, and did not end:\n%s", member, at, said)
+		}
+	}
+	losses := lossAt.FindAllStringSubmatch(said, -1)
+	if loss, _ := strconv.ParseFloat(losses[len(losses)-1][2], 64); loss > 0.05 {
+		t.Errorf("the loss ends with %v\n%s", loss, said)
+	}
+}
+
+// TestLaunchedHang stops a member (SIGSTOP): it is left out and replaced, and killed when the others have finished.
+func TestLaunchedHang(t *testing.T) {
+	if os.Getenv("COHORT_INTEROP") == "" {
+		t.Skip("COHORT_INTEROP is not set")
+	}
+	job := startGo(t, buildCohort(t), "run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", build(t, "reconfigure"), "-steps", "100")
+	until(t, "step 20", []trainee{job}, func() bool { return strings.Count(job.said(), "step 20 loss") == 4 })
+	m := regexp.MustCompile(`go member \d+ \(process (\d+)\): rank 1 of 4`).FindStringSubmatch(job.said())
+	if m == nil {
+		t.Fatalf("nobody is rank 1\n%s", job.said())
+	}
+	pid, _ := strconv.Atoi(m[1])
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := job.wait(); err != nil || strings.Count(job.said(), "done at step 100") != 4 || !strings.Contains(job.said(), "no sign of life, and the group is done") {
+		t.Errorf("%v\n%s", err, job.said())
+	}
+}
+
+// TestCoordinatorRestarts kills the coordinator while four members train, and starts it again: the group goes on, and a member that
+// dies, before or after that, is replaced. No round is formed but the first and the one after the death.
+func TestCoordinatorRestarts(t *testing.T) {
+	if os.Getenv("COHORT_INTEROP") == "" {
+		t.Skip("COHORT_INTEROP is not set")
+	}
+	cohort, program := buildCohort(t), build(t, "reconfigure")
+	for _, c := range []struct {
+		kinds  string
+		before bool // a member dies while there is no coordinator
+	}{{"tgtgt", false}, {"ggggg", true}} {
+		t.Run(fmt.Sprint(c.kinds, c.before), func(t *testing.T) {
+			addr := "127.0.0.1:" + freePort(t)
+			store := startGo(t, cohort, "store", "serve", "--addr", addr)
+			begin := func() trainee {
+				return startGo(t, cohort, "coordinate", "--addr", addr, "--members", "4", "--silence", "3s")
+			}
+			first := begin()
+			all := startTrainees(t, program, addr, c.kinds, 400)
+			victim, spare := -1, -1
+			until(t, "step 20", append(all, store, first), func() bool {
+				victim, spare = places(all, "step 20 ")
+				return victim >= 0 && spare >= 0
+			})
+			first.kill()
+			_ = first.wait()
+			if c.before {
+				all[victim].kill()
+			} else {
+				// The group goes on without a coordinator.
+				until(t, "step 60", all, func() bool { return strings.Contains(all[victim].said(), "step 60 ") })
+			}
+			second := begin()
+			until(t, "the second coordinator", append(all, second), func() bool { return strings.Contains(second.said(), "earlier coordinator") })
+			if !c.before {
+				all[victim].kill()
+			}
+			for i, w := range all {
+				if i == victim {
+					continue
+				}
+				if err := w.wait(); err != nil || !strings.Contains(w.said(), "done at step 400") {
+					t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.said())
+				}
+				want := 2
+				if i == spare {
+					want = 1
+				}
+				if places := memberAt.FindAllString(w.said(), -1); len(places) != want {
+					t.Errorf("%d (%s) was in %d groups, want %d\n%s", i, w.name, len(places), want, w.said())
+				}
+			}
+			if err := second.wait(); err != nil || strings.Count(second.said(), "round begins") != 4 {
+				t.Errorf("the second coordinator: %v\n%s", err, second.said())
+			}
+		})
+	}
+}
+
+// TestStoreDies kills the store while members train and one waits: all of them end with an error that says so, within a bound.
+func TestStoreDies(t *testing.T) {
+	if os.Getenv("COHORT_INTEROP") == "" {
+		t.Skip("COHORT_INTEROP is not set")
+	}
+	cohort, program := buildCohort(t), build(t, "reconfigure")
+	addr := "127.0.0.1:" + freePort(t)
+	store := startGo(t, cohort, "store", "serve", "--addr", addr)
+	coordinator := startGo(t, cohort, "coordinate", "--addr", addr, "--members", "4")
+	all := startTrainees(t, program, addr, "tgtgt", 1<<20)
+	until(t, "step 20", append(all, store, coordinator), func() bool {
+		victim, spare := places(all, "step 20 ")
+		return victim >= 0 && spare >= 0
+	})
+	store.kill()
+	killed := time.Now()
+	for i, w := range all {
+		if w.wait() == nil {
+			t.Errorf("%d (%s) ended with success\n%s", i, w.name, w.said())
+		}
+		want := map[string]string{"go": "unavailable", "PyTorch": "the store is gone"}[w.name]
+		if !strings.Contains(w.said(), want) {
+			t.Errorf("%d (%s) does not say %q\n%s", i, w.name, want, w.said())
+		}
+	}
+	t.Logf("all members had ended %v after the store", time.Since(killed))
+	if coordinator.wait() == nil {
+		t.Errorf("the coordinator ended with success\n%s", coordinator.said())
+	}
+}
