@@ -42,9 +42,10 @@ through the store, exchange keys, count together and pass a barrier, as the rank
 PyTorch job do. Then they sum a vector with an all-reduce, train a small network
 together, and pass a remote reference around.
 
-In a second job one rank is killed, and you see the report and the restart. In a third
-job one rank hangs, and "cohort why" says which and where; if python3 has torch, that
-is a PyTorch rank. Nothing is left behind, however the demonstration ends.`),
+In a second job one rank is killed, and you see the report and the restart. The ranks of
+a third job train a network; then one hangs, and "cohort why" says which and where. If
+python3 has torch, that is a PyTorch rank. Nothing is left behind, however the
+demonstration ends.`),
 		Example: strings.Trim(`
   cohort demo
   cohort demo --workers 8 --json`, "\n"),

@@ -7,10 +7,11 @@ package cli
 
 import (
 	"os"
+	"strconv"
 	"syscall"
 )
 
 // becomePython replaces this process by a script.
 func becomePython(python, script string) error {
-	return syscall.Exec(python, []string{python, "-u", script}, os.Environ()) //nolint:gosec // the user's own Python
+	return syscall.Exec(python, []string{python, "-u", script, strconv.Itoa(fitSteps)}, os.Environ()) //nolint:gosec // the user's own Python
 }

@@ -41,21 +41,38 @@ func (a *app) playScene(ctx context.Context, scene, python, script string) error
 		return err
 	}
 	defer func() { _ = g.Close() }()
+	if scene == sceneHang {
+		return a.trainAndHang(ctx, g)
+	}
 	for step := 1; step <= sceneSteps; step++ {
 		if err := a.trainStep(ctx, g, step); err != nil {
 			return err
 		}
-		if step != sceneTrouble {
-			continue
-		}
-		switch {
-		case scene == sceneKill && int(w.Rank()) == last && a.Getenv(rendezvous.EnvRestartCount) == "0":
+		if scene == sceneKill && step == sceneTrouble && int(w.Rank()) == last && a.Getenv(rendezvous.EnvRestartCount) == "0" {
 			return killMyself()
-		case scene == sceneHang && int(w.Rank()) == last:
-			a.loadBatch(ctx)
 		}
 	}
 	return g.Barrier(ctx).Wait(ctx)
+}
+
+// trainAndHang trains a network with all ranks and adds up their losses. Then the last rank does not come to the next sum.
+func (a *app) trainAndHang(ctx context.Context, g *group.Group) error {
+	first, last, err := fit(ctx, g)
+	if err != nil {
+		return err
+	}
+	losses := []float32{float32(first), float32(last)}
+	if err = group.AllReduceSlice(ctx, g, losses, group.Sum); err != nil {
+		return err
+	}
+	n := float32(g.Size())
+	if _, err = fmt.Fprintf(a.Out, "trained a network together, %d steps: the mean loss fell from %.3f to %.3f\n", fitSteps, losses[0]/n, losses[1]/n); err != nil {
+		return err
+	}
+	if g.Rank() == g.Size()-1 {
+		a.loadBatch(ctx)
+	}
+	return group.AllReduceSlice(ctx, g, losses, group.Sum)
 }
 
 // trainStep adds up a vector over all ranks.

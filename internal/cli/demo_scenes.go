@@ -112,15 +112,15 @@ func (s *scenes) kill(ctx context.Context) error {
 	return nil
 }
 
-// hang runs a job in which a rank does not come to an all-reduce, and asks why it stands still.
+// hang runs a job that trains a network, and in which a rank does not come to an all-reduce, and asks why it stands still.
 func (s *scenes) hang(ctx context.Context, python string) error {
 	cfg, err := s.job(sceneHang)
 	if err != nil {
 		return err
 	}
-	who := "One rank hangs: cohort why"
+	who := "All ranks train a network, then one hangs: cohort why"
 	if python != "" {
-		who = "One rank, of PyTorch this time, hangs: cohort why"
+		who = "All ranks train a network, one of them with PyTorch, which then hangs: cohort why"
 		var dir string
 		if dir, err = os.MkdirTemp("", "cohort-demo-"); err != nil {
 			return err
