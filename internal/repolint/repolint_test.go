@@ -35,6 +35,7 @@ pure: rpc/py internal/linked internal/tombs internal/ranklist internal/storenum 
 pure: internal/reduce internal/coll internal/sched internal/launchcore internal/postmortem
       internal/joblog internal/keeper
       internal/blas internal/tmath
+pure: internal/coo
       autograd tensor/safetensors autograd/nn optim
       internal/link internal/link/*
       internal/gloo/presence

@@ -1,0 +1,158 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package coo_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coo"
+	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+func sparse(shape []int, dims int, indices []int64, values []float64) *tensor.Sparse {
+	n := len(indices) / dims
+	return &tensor.Sparse{
+		Shape: shape, Indices: tensor.Must(tensor.From(indices, dims, n)),
+		Values: tensor.Must(tensor.From(values, append([]int{n}, shape[dims:]...)...)),
+	}
+}
+
+// random has duplicates, no order, and whole numbers as values, whose sums are exact.
+func random(r *rand.Rand, shape []int, dims int) *tensor.Sparse {
+	n := r.IntN(8)
+	var indices []int64
+	for _, size := range shape[:dims] {
+		for range n {
+			indices = append(indices, r.Int64N(int64(size)))
+		}
+	}
+	width := n
+	for _, size := range shape[dims:] {
+		width *= size
+	}
+	values := make([]float64, width)
+	for i := range values {
+		values[i] = float64(r.IntN(19) - 9)
+	}
+	return sparse(shape, dims, indices, values)
+}
+
+func must[T any](t *testing.T) func(v T, err error) T {
+	t.Helper()
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// isCoalesced says whether every index occurs once, in order.
+func isCoalesced(t *testing.T, s *tensor.Sparse) bool {
+	t.Helper()
+	if err := s.Check(); err != nil {
+		t.Fatal(err)
+	}
+	index := must[[]int64](t)(tensor.Copy[int64](s.Indices))
+	n := s.Indices.Dim(1)
+	for i := 1; i < n; i++ {
+		var before, here []int64
+		for d := range s.Indices.Dim(0) {
+			before, here = append(before, index[d*n+i-1]), append(here, index[d*n+i])
+		}
+		if slices.Compare(before, here) >= 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// TestAgainstDense: every operation computes what it does on the same tensors in dense form.
+func TestAgainstDense(t *testing.T) {
+	t.Parallel()
+	sp, de := must[*tensor.Sparse](t), must[*tensor.Tensor](t)
+	r := rand.New(rand.NewPCG(7, 7))
+	for range 500 {
+		shape := []int{1 + r.IntN(3), 1 + r.IntN(4), 1 + r.IntN(3)}
+		dims := 1 + r.IntN(3)
+		a, b := random(r, shape, dims), random(r, shape, dims)
+		x, y := de(coo.Dense(a)), de(coo.Dense(b))
+		same := func(name string, got *tensor.Sparse, want *tensor.Tensor) {
+			t.Helper()
+			if !tensor.Equal(de(coo.Dense(got)), want) {
+				t.Fatalf("%s of %v and %v is %v, want %v", name, a, b, got, want)
+			}
+			if !isCoalesced(t, got) {
+				t.Fatalf("%s is not coalesced: %v", name, got)
+			}
+		}
+		same("coalesce", sp(coo.Coalesce(a)), x)
+		same("add", sp(coo.Add(a, b)), de(tmath.Binary(tmath.Add, tmath.Of(x), tmath.Of(y))))
+		same("mul", sp(coo.Mul(a, b)), de(tmath.Binary(tmath.Mul, tmath.Of(x), tmath.Of(y))))
+		whole := sp(coo.Coalesce(a))
+		same("mul dense", sp(coo.MulDense(whole, y)), de(tmath.Binary(tmath.Mul, tmath.Of(x), tmath.Of(y))))
+		if got, want := de(coo.Sum(a)), de(tmath.Sum(x, nil, false)); !tensor.Equal(got, want) {
+			t.Fatalf("the sum of %v is %v, want %v", a, got, want)
+		}
+		at := r.IntN(dims + 1)
+		stacked := sp(coo.Stack(at, a, b))
+		expand := slices.Insert(slices.Clone(shape), at, 1)
+		same("stack", stacked, de(tmath.Cat([]*tensor.Tensor{de(x.Reshape(expand...)), de(y.Reshape(expand...))}, at)))
+		same("select", sp(coo.Select(stacked, at, 1)), y)
+		sum := de(y.Clone())
+		if err := coo.AddInto(sum, a); err != nil || !tensor.Equal(sum, de(tmath.Binary(tmath.Add, tmath.Of(x), tmath.Of(y)))) {
+			t.Fatalf("%v added to %v in place is %v, %v", a, y, sum, err)
+		}
+	}
+}
+
+// TestTypes: values of every type that can be added are, rounded after every step as PyTorch does.
+func TestTypes(t *testing.T) {
+	t.Parallel()
+	s := sparse([]int{4}, 1, []int64{3, 1, 3, 1, 1}, []float64{1, 2, 4, 8, 16})
+	for _, dt := range []tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64, tensor.Int8, tensor.Int64, tensor.Uint8, tensor.Complex64} {
+		c := must[*tensor.Sparse](t)(coo.Convert(s, dt))
+		got := must[*tensor.Tensor](t)(coo.Dense(must[*tensor.Sparse](t)(coo.Coalesce(c))))
+		want := must[*tensor.Tensor](t)(tmath.Convert(tensor.Must(tensor.From([]float64{0, 26, 0, 5})), dt))
+		if !tensor.Equal(got, want) {
+			t.Errorf("%v: %v, want %v", dt, got, want)
+		}
+	}
+	a := must[*tensor.Sparse](t)(coo.Convert(s, tensor.Float32))
+	if sum := must[*tensor.Sparse](t)(coo.Add(a, s)); sum.Values.DType() != tensor.Float64 {
+		t.Errorf("float32 and float64 make %v", sum.Values.DType())
+	}
+}
+
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	a := sparse([]int{3}, 1, []int64{1}, []float64{2})
+	other := sparse([]int{4}, 1, []int64{1}, []float64{2})
+	hybrid := sparse([]int{3, 1}, 1, []int64{1}, []float64{2})
+	matrix := sparse([]int{3, 1}, 2, []int64{1, 0}, []float64{2})
+	outside := sparse([]int{3}, 1, []int64{3}, []float64{2})
+	huge := sparse([]int{1 << 40, 1 << 40}, 2, []int64{1, 1}, []float64{2})
+	for name, try := range map[string]func() error{
+		"shapes":      func() error { _, err := coo.Add(a, other); return err },
+		"dimensions":  func() error { _, err := coo.Mul(hybrid, matrix); return err },
+		"an index":    func() error { _, err := coo.Coalesce(outside); return err },
+		"size":        func() error { _, err := coo.Coalesce(huge); return err },
+		"no tensor":   func() error { _, err := coo.Add(a, nil); return err },
+		"no list":     func() error { _, err := coo.Stack(0); return err },
+		"a dense dim": func() error { _, err := coo.Stack(2, hybrid, hybrid); return err },
+		"selection":   func() error { _, err := coo.Select(matrix, 0, 3); return err },
+		"broadcast":   func() error { _, err := coo.MulDense(a, tensor.Must(tensor.New(tensor.Float64, 2, 3))); return err },
+		"in place":    func() error { return coo.AddInto(tensor.Must(tensor.New(tensor.Float32, 3)), a) },
+	} {
+		if err := try(); !errors.Is(err, dist.InvalidArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
