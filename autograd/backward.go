@@ -30,7 +30,7 @@ func start(ctx context.Context, roots []*Variable, grads []*tensor.Tensor, prepa
 		return dist.Newf(op, dist.InvalidArgument, "%d roots with %d gradients", len(roots), len(grads))
 	}
 	var nodes []*Node
-	byNode := map[*Node][]*tensor.Tensor{}
+	byNode := map[*Node][]Value{}
 	for i, v := range roots {
 		if err := v.Err(); err != nil {
 			return err
@@ -48,15 +48,15 @@ func start(ctx context.Context, roots []*Variable, grads []*tensor.Tensor, prepa
 			return err
 		}
 		if byNode[e.Node] == nil {
-			byNode[e.Node] = make([]*tensor.Tensor, len(e.Node.outputs))
+			byNode[e.Node] = make([]Value, len(e.Node.outputs))
 			nodes = append(nodes, e.Node)
 		}
-		if old := byNode[e.Node][e.Output]; old != nil {
-			if g, err = tmath.Binary(tmath.Add, tmath.Of(old), tmath.Of(g)); err != nil {
+		if old := byNode[e.Node][e.Output].Dense; old != nil {
+			if g, err = binary(tmath.Add, old, g); err != nil {
 				return err
 			}
 		}
-		byNode[e.Node][e.Output] = g
+		byNode[e.Node][e.Output].Dense = g
 	}
 	p := NewPass(nodes, opts...)
 	if prepare != nil {
@@ -72,18 +72,18 @@ func start(ctx context.Context, roots []*Variable, grads []*tensor.Tensor, prepa
 
 func rootGrad(v *Variable, g *tensor.Tensor) (*tensor.Tensor, error) {
 	switch {
-	case g == nil && v.data.Numel() != 1:
+	case g == nil && product(v.Shape()) != 1:
 		return nil, dist.Newf("autograd: backward", dist.InvalidArgument, "grad can be implicitly created only for scalar outputs, not for shape %v", v.Shape())
 	case g == nil:
 		return tensor.Full(v.DType(), 1.0, v.Shape()...)
-	case g.DType() != v.DType() || !g.SameShape(v.data):
+	case !metaOf(v.Value()).fits(Value{Dense: g}):
 		return nil, dist.Newf("autograd: backward", dist.InvalidArgument, "mismatch: the gradient is %v%v, its root %v%v", g.DType(), g.Shape(), v.DType(), v.Shape())
 	}
 	return g, nil
 }
 
 // Grad returns the gradients of outputs by inputs, which may be leaves or not, and leaves [Variable.Grad] alone. An input
-// that the outputs do not depend on gets nil. It corresponds to torch.autograd.grad with allow_unused=True.
+// that the outputs do not depend on gets nil, and a sparse gradient is returned in dense form. It corresponds to torch.autograd.grad with allow_unused=True.
 func Grad(ctx context.Context, outputs []*Variable, grads []*tensor.Tensor, inputs []*Variable, opts ...Option) ([]*tensor.Tensor, error) {
 	captures := map[Edge]*slot{}
 	edges := make([]Edge, len(inputs))
@@ -104,8 +104,12 @@ func Grad(ctx context.Context, outputs []*Variable, grads []*tensor.Tensor, inpu
 	}
 	out := make([]*tensor.Tensor, len(inputs))
 	for i, e := range edges {
-		if s := captures[e]; s.grad != nil {
-			if out[i], err = s.grad.Clone(); err != nil {
+		if s := captures[e]; !s.grad.IsNone() {
+			g, err := s.grad.clone()
+			if err != nil {
+				return nil, err
+			}
+			if out[i], err = g.ToDense(); err != nil {
 				return nil, err
 			}
 		}

@@ -39,6 +39,9 @@ func (f *elementwise) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor
 
 // Neg returns -v. It corresponds to torch.neg.
 func (v *Variable) Neg() *Variable {
+	if v.err == nil && v.sparse != nil {
+		return v.Scale(-1)
+	}
 	return apply(&elementwise{tmath.Neg, false, func(g, _ float64) float64 { return -g }}, v)
 }
 

@@ -314,18 +314,18 @@ func TestPieces(t *testing.T) {
 	// "Worker 1": y = x*x, sent away; and a second value that is sent too and whose gradient comes later.
 	x := leaf(3, 4)
 	y, side := x.Mul(x), x.Scale(10)
-	send := autograd.NewNode(arrival{}, []*tensor.Tensor{y.Data()}, []autograd.Edge{y.Edge()})
-	late := autograd.NewNode(arrival{}, []*tensor.Tensor{side.Data()}, []autograd.Edge{side.Edge()})
+	send := autograd.NewNode(arrival{}, []autograd.Value{y.Value()}, []autograd.Edge{y.Edge()})
+	late := autograd.NewNode(arrival{}, []autograd.Value{side.Value()}, []autograd.Edge{side.Edge()})
 	// "Worker 2": receives y and computes the loss.
 	box := &mailbox{}
-	recv := autograd.NewNode(box, []*tensor.Tensor{y.Data()}, nil)
-	got, err := recv.Variables([]*tensor.Tensor{y.Data()})
+	recv := autograd.NewNode(box, []autograd.Value{y.Value()}, nil)
+	got, err := recv.Variables([]autograd.Value{y.Value()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := leaf(2, 5)
 	grads := map[*autograd.Variable]*tensor.Tensor{}
-	into := autograd.AccumulateInto(func(v *autograd.Variable, g *tensor.Tensor) error { grads[v] = g; return nil })
+	into := autograd.AccumulateInto(func(v *autograd.Variable, g autograd.Value) error { grads[v] = g.Dense; return nil })
 	if err := got[0].Mul(w).Sum().Backward(t.Context(), into); err != nil {
 		t.Fatal(err)
 	}
@@ -334,9 +334,10 @@ func TestPieces(t *testing.T) {
 	}
 	// Worker 1 runs what it can when the gradient arrives, and the rest when the other one does.
 	ended := false
+	arrived := []autograd.Value{{Dense: box.sent[0][0]}}
 	p := autograd.NewPass([]*autograd.Node{send, late}, into)
 	p.AtEnd(func(context.Context) error { ended = true; return nil })
-	if err := p.Deliver(send, box.sent[0]); err != nil {
+	if err := p.Deliver(send, arrived); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Run(t.Context()); err != nil {
@@ -345,10 +346,10 @@ func TestPieces(t *testing.T) {
 	if p.Undelivered() != 1 || grads[x] != nil || ended {
 		t.Fatalf("the pass did not wait: %d undelivered, %v", p.Undelivered(), grads[x])
 	}
-	if err := p.Deliver(send, box.sent[0]); !errors.Is(err, dist.InvalidArgument) {
+	if err := p.Deliver(send, arrived); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("a second delivery: %v", err)
 	}
-	if err := p.Deliver(late, []*tensor.Tensor{tensor.Must(tensor.From([]float32{1, 1}))}); err != nil {
+	if err := p.Deliver(late, []autograd.Value{{Dense: tensor.Must(tensor.From([]float32{1, 1}))}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Run(t.Context()); err != nil {

@@ -5,6 +5,7 @@ package autograd
 
 import (
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coo"
 	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -98,17 +99,48 @@ func Embedding(weight, ids *Variable, padding int) *Variable {
 	return apply(&embedding{padding: padding}, weight, ids)
 }
 
-type embedding struct{ padding int }
+// SparseEmbedding is [Embedding] with a sparse gradient, which has one row per id instead of all rows of weight. It corresponds to
+// torch.nn.functional.embedding with sparse=True.
+func SparseEmbedding(weight, ids *Variable, padding int) *Variable {
+	return apply(&embedding{padding: padding, sparse: true}, weight, ids)
+}
 
-func (f *embedding) fresh() {}
+type embedding struct {
+	padding int
+	sparse  bool
+}
+
+func (f *embedding) Name() string { return "embedding" }
+func (f *embedding) fresh()       {}
 
 func (f *embedding) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	c.Save(in...)
+	if f.sparse {
+		c.SparseGrads()
+	}
 	return one(tmath.Embedding(in[0], in[1]))
 }
 
 func (f *embedding) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	return one(tmath.EmbeddingGrad(g[0], c.Saved()[0], c.Saved()[1], f.padding))
+}
+
+// ForwardValues refuses sparse tensors: the table and the ids are dense.
+func (f *embedding) ForwardValues(*Context, []Value) ([]Value, error) {
+	return nil, dist.New("sparse", dist.NotSupported, "the table and the ids of an embedding are dense tensors")
+}
+
+func (f *embedding) BackwardValues(c *Context, g []Value) ([]Value, error) {
+	grad, err := g[0].ToDense()
+	if err != nil {
+		return nil, err
+	}
+	if !f.sparse {
+		out, err := f.Backward(c, []*tensor.Tensor{grad})
+		return values(out), err
+	}
+	weight, ids := c.Saved()[0], c.Saved()[1]
+	return oneSparse(coo.Rows(grad, ids, weight.Dim(0), f.padding))
 }
 
 // LayerNorm normalises over the last dimensions, as many as weight has, and scales and shifts by weight and bias, which

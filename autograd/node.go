@@ -40,9 +40,11 @@ type fresh interface{ fresh() }
 type Context struct {
 	needs     []bool
 	saved     []*tensor.Tensor
+	values    []Value
 	hasSaved  bool
 	released  bool
 	undefined bool // gradients may be nil
+	byValue   bool // BackwardValues is called in any case
 	nonDiff   []int
 	running   running
 }
@@ -55,12 +57,24 @@ func (c *Context) Save(ts ...*tensor.Tensor) {
 // Saved returns what Save kept.
 func (c *Context) Saved() []*tensor.Tensor { return c.saved }
 
+// SaveValues keeps tensors that may be sparse, as [Context.Save] does.
+func (c *Context) SaveValues(vs ...Value) {
+	c.values, c.hasSaved = append(c.values, vs...), true
+}
+
+// SavedValues returns what SaveValues kept.
+func (c *Context) SavedValues() []Value { return c.values }
+
 // NeedsGrad reports whether the gradient of an input will be used. It corresponds to ctx.needs_input_grad.
 func (c *Context) NeedsGrad(input int) bool { return input < len(c.needs) && c.needs[input] }
 
 // KeepUndefined has Backward see nil for an output that got no gradient instead of zeros. It corresponds to
 // ctx.set_materialize_grads(False).
 func (c *Context) KeepUndefined() { c.undefined = true }
+
+// SparseGrads has BackwardValues of a [ValueFunction] called in any case: for a function of dense tensors whose gradients are
+// sparse.
+func (c *Context) SparseGrads() { c.byValue = true }
 
 // MarkNonDifferentiable says that outputs have no gradient: indices, for instance. It corresponds to
 // ctx.mark_non_differentiable.
@@ -97,6 +111,7 @@ type Node struct {
 	context *Context
 	edges   []Edge // by input
 	outputs []meta
+	sparse  bool // an input or output is
 	leaf    *Variable
 
 	mu struct {
@@ -109,7 +124,7 @@ type Node struct {
 type hook struct {
 	id          int
 	output      int
-	grad        func(*tensor.Tensor) (*tensor.Tensor, error)
+	grad        func(Value) (Value, error)
 	retain      *Variable
 	accumulated func(context.Context, *Pass, *Variable) error
 }
@@ -125,31 +140,32 @@ func newNode(name string, fn Function, c *Context, edges []Edge) *Node {
 // (only types and shapes of the tensors are looked at), and the gradients that it returns go along edges. It is for graphs
 // that span processes: a node without outputs' variables is a place where gradients arrive from elsewhere
 // ([Pass.Deliver]), and one without edges a place from which they are sent away.
-func NewNode(fn Function, outputs []*tensor.Tensor, edges []Edge) *Node {
+func NewNode(fn Function, outputs []Value, edges []Edge) *Node {
 	c := &Context{needs: make([]bool, len(edges))}
 	for i, e := range edges {
 		c.needs[i] = e.Node != nil
 	}
 	n := newNode("", fn, c, slices.Clone(edges))
-	for _, t := range outputs {
-		n.outputs = append(n.outputs, meta{t.Shape(), t.DType()})
+	n.sparse = anySparse(outputs)
+	for _, v := range outputs {
+		n.outputs = append(n.outputs, metaOf(v))
 	}
 	return n
 }
 
-// Variables returns variables over ts that were computed by n: output i is ts[i]. Types and shapes are those that n was
+// Variables returns variables over vs that were computed by n: output i is vs[i]. Types and shapes are those that n was
 // made with. It is for graphs that span processes.
-func (n *Node) Variables(ts []*tensor.Tensor) ([]*Variable, error) {
-	if len(ts) != len(n.outputs) {
-		return nil, dist.Newf("autograd: variables", dist.InvalidArgument, "%d tensors for %d outputs of %s", len(ts), len(n.outputs), n.Name())
+func (n *Node) Variables(vs []Value) ([]*Variable, error) {
+	if len(vs) != len(n.outputs) {
+		return nil, dist.Newf("autograd: variables", dist.InvalidArgument, "%d tensors for %d outputs of %s", len(vs), len(n.outputs), n.Name())
 	}
-	out := make([]*Variable, len(ts))
-	for i, t := range ts {
-		if !n.outputs[i].fits(t) {
+	out := make([]*Variable, len(vs))
+	for i, v := range vs {
+		if !n.outputs[i].fits(v) || n.outputs[i].sparse != (v.Sparse != nil) {
 			return nil, dist.Newf("autograd: variables", dist.InvalidArgument, "output %d of %s is %v%v, the tensor %v%v",
-				i, n.Name(), n.outputs[i].dtype, n.outputs[i].shape, t.DType(), t.Shape())
+				i, n.Name(), n.outputs[i].dtype, n.outputs[i].shape, v.DType(), v.Shape())
 		}
-		out[i] = &Variable{data: t, requires: true, node: n, output: i}
+		out[i] = &Variable{data: v.Dense, sparse: v.Sparse, requires: true, node: n, output: i}
 	}
 	return out, nil
 }
@@ -212,7 +228,7 @@ func (n *Node) release() {
 	moment.At("autograd.node.release")
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.context.saved, n.context.released = nil, true
+	n.context.saved, n.context.values, n.context.released = nil, nil, true
 }
 
 func (n *Node) hooks() []hook {
@@ -233,7 +249,7 @@ func nameOf(fn Function) string {
 // Apply computes a function and records it when one of its inputs requires gradients. It corresponds to
 // torch.autograd.Function.apply.
 func Apply(fn Function, inputs ...*Variable) ([]*Variable, error) {
-	ts := make([]*tensor.Tensor, len(inputs))
+	vs := make([]Value, len(inputs))
 	c := &Context{needs: make([]bool, len(inputs))}
 	edges := make([]Edge, len(inputs))
 	record, off := false, false
@@ -241,7 +257,7 @@ func Apply(fn Function, inputs ...*Variable) ([]*Variable, error) {
 		if err := v.Err(); err != nil {
 			return nil, err
 		}
-		ts[i] = v.data
+		vs[i] = v.Value()
 		edges[i] = v.edge()
 		c.needs[i] = edges[i].Node != nil
 		record = record || c.needs[i]
@@ -251,29 +267,50 @@ func Apply(fn Function, inputs ...*Variable) ([]*Variable, error) {
 		record = false
 		clear(c.needs)
 	}
-	outs, err := fn.Forward(c, ts)
+	results, err := forward(fn, c, vs)
 	if err != nil {
 		return nil, withOp("autograd: "+nameOf(fn), err)
 	}
 	var n *Node
 	if record {
 		n = newNode("", fn, c, edges)
+		n.sparse = anySparse(vs) || anySparse(results)
 	}
-	vs := make([]*Variable, len(outs))
-	for i, t := range outs {
-		if t == nil {
+	out := make([]*Variable, len(results))
+	for i, v := range results {
+		if v.IsNone() {
 			return nil, dist.Newf("autograd: "+nameOf(fn), dist.InvalidArgument, "output %d is nil", i)
 		}
-		vs[i] = &Variable{data: t, noGrad: off}
+		out[i] = &Variable{data: v.Dense, sparse: v.Sparse, noGrad: off}
 		if n == nil {
 			continue
 		}
-		n.outputs = append(n.outputs, meta{t.Shape(), t.DType()})
-		if t.DType().Floating() && !slices.Contains(c.nonDiff, i) {
-			vs[i].requires, vs[i].node, vs[i].output = true, n, i
+		n.outputs = append(n.outputs, metaOf(v))
+		if v.DType().Floating() && !slices.Contains(c.nonDiff, i) {
+			out[i].requires, out[i].node, out[i].output = true, n, i
 		}
 	}
-	return vs, nil
+	return out, nil
+}
+
+// forward computes the outputs of a function.
+func forward(fn Function, c *Context, inputs []Value) ([]Value, error) {
+	if anySparse(inputs) {
+		f, ok := fn.(ValueFunction)
+		if !ok {
+			return nil, dist.New("sparse", dist.NotSupported, "the function takes dense tensors only: use ToDense")
+		}
+		return f.ForwardValues(c, inputs)
+	}
+	ts := make([]*tensor.Tensor, len(inputs))
+	for i, v := range inputs {
+		ts[i] = v.Dense
+	}
+	out, err := fn.Forward(c, ts)
+	if err != nil {
+		return nil, err
+	}
+	return values(out), nil
 }
 
 // apply is Apply for a function of one output, with the error in the result.

@@ -10,8 +10,6 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/tmath"
-	"github.com/cohort-dist/cohort/tensor"
 )
 
 // Pass is one run through a graph from its roots to its leaves. [Variable.Backward] and [Backward] make one and run it at
@@ -22,7 +20,7 @@ import (
 // for one goroutine at a time.
 type Pass struct {
 	retain     bool
-	accumulate func(leaf *Variable, grad *tensor.Tensor) error
+	accumulate func(leaf *Variable, grad Value) error
 	captures   map[Edge]*slot
 	needed     map[*Node]bool // nil: all
 
@@ -36,7 +34,7 @@ type Pass struct {
 
 // slot is the gradient of one output while it is being summed.
 type slot struct {
-	grad  *tensor.Tensor
+	grad  Value
 	owned bool // the tensor was made here or handed over, and may be changed
 }
 
@@ -53,7 +51,7 @@ func RetainGraph() Option { return optionFunc(func(p *Pass) { p.retain = true })
 
 // AccumulateInto has f take the gradients of leaves, once per leaf, instead of adding them to [Variable.Grad]. Hooks of
 // the leaf run as usual. f may keep the tensor but not change it.
-func AccumulateInto(f func(leaf *Variable, grad *tensor.Tensor) error) Option {
+func AccumulateInto(f func(leaf *Variable, grad Value) error) Option {
 	return optionFunc(func(p *Pass) { p.accumulate = f })
 }
 
@@ -96,8 +94,8 @@ func NewPass(roots []*Node, opts ...Option) *Pass {
 // Undelivered returns how many roots have not got their gradients.
 func (p *Pass) Undelivered() int { return len(p.roots) }
 
-// Deliver hands a root the gradients of its outputs, one per output; nil means none. Each root gets them once.
-func (p *Pass) Deliver(root *Node, grads []*tensor.Tensor) error {
+// Deliver hands a root the gradients of its outputs, one per output, some of which may be none. Each root gets them once.
+func (p *Pass) Deliver(root *Node, grads []Value) error {
 	const op = "autograd: deliver"
 	if p.err != nil {
 		return p.err
@@ -109,7 +107,7 @@ func (p *Pass) Deliver(root *Node, grads []*tensor.Tensor) error {
 		return dist.Newf(op, dist.InvalidArgument, "%d gradients for %d outputs of %s", len(grads), len(root.outputs), root.Name())
 	}
 	for i, g := range grads {
-		if g == nil {
+		if g.IsNone() {
 			continue
 		}
 		if err := p.add(Edge{root, i}, g, false); err != nil {
@@ -172,11 +170,11 @@ func (p *Pass) fail(n *Node, err error) error {
 }
 
 // add adds a gradient to what an output has got.
-func (p *Pass) add(to Edge, grad *tensor.Tensor, owned bool) error {
+func (p *Pass) add(to Edge, grad Value, owned bool) error {
 	if to.Output >= len(to.Node.outputs) {
 		return dist.Newf("autograd: backward", dist.Internal, "%s has no output %d", to.Node.Name(), to.Output)
 	}
-	grad, fitted, err := fit(grad, to.Node.outputs[to.Output])
+	grad, fitted, err := to.Node.outputs[to.Output].fit(grad)
 	if err != nil {
 		return err
 	}
@@ -187,38 +185,16 @@ func (p *Pass) add(to Edge, grad *tensor.Tensor, owned bool) error {
 		p.slots[to.Node] = slots
 	}
 	s := &slots[to.Output]
-	switch {
-	case s.grad == nil:
+	if s.grad.IsNone() {
 		s.grad, s.owned = grad, owned
-	case s.owned && s.grad.IsContiguous():
-		return tmath.AddInto(s.grad, grad)
-	default:
-		sum, err := tmath.Binary(tmath.Add, tmath.Of(s.grad), tmath.Of(grad))
-		if err != nil {
-			return err
-		}
-		s.grad, s.owned = sum, true
+		return nil
 	}
+	sum, err := s.grad.plus(grad, s.owned)
+	if err != nil {
+		return err
+	}
+	s.grad, s.owned = sum, true
 	return nil
-}
-
-// fit makes a gradient match what it belongs to, as PyTorch's engine does: it is summed over dimensions that were
-// broadcast, and converted.
-func fit(grad *tensor.Tensor, m meta) (*tensor.Tensor, bool, error) {
-	if m.fits(grad) {
-		return grad, false, nil
-	}
-	if !slices.Equal(grad.Shape(), m.shape) {
-		common, err := tmath.BroadcastShape("backward", m.shape, grad.Shape())
-		if err != nil || !slices.Equal(common, grad.Shape()) {
-			return nil, false, dist.Newf("autograd: backward", dist.InvalidArgument, "a gradient has shape %v, but its variable %v", grad.Shape(), m.shape)
-		}
-		if grad, err = tmath.SumTo(grad, m.shape); err != nil {
-			return nil, false, err
-		}
-	}
-	grad, err := tmath.Convert(grad, m.dtype)
-	return grad, true, err
 }
 
 // step runs one function.
@@ -235,7 +211,7 @@ func (p *Pass) step(ctx context.Context, n *Node) error {
 		}
 	}
 	for i := range slots {
-		if c := p.captures[Edge{n, i}]; c != nil && slots[i].grad != nil {
+		if c := p.captures[Edge{n, i}]; c != nil && !slots[i].grad.IsNone() {
 			*c = slots[i]
 			slots[i].owned = false
 		}
@@ -251,7 +227,7 @@ func (p *Pass) step(ctx context.Context, n *Node) error {
 
 // before runs the part of a hook that comes before the function.
 func (h hook) before(slots []slot) error {
-	if h.accumulated != nil || h.output >= len(slots) || slots[h.output].grad == nil {
+	if h.accumulated != nil || h.output >= len(slots) || slots[h.output].grad.IsNone() {
 		return nil
 	}
 	s := &slots[h.output]
@@ -264,8 +240,8 @@ func (h hook) before(slots []slot) error {
 		return err
 	}
 	s.owned = false // the hook may have kept it
-	if g != nil {
-		if g.DType() != s.grad.DType() || !g.SameShape(s.grad) {
+	if !g.IsNone() {
+		if !metaOf(s.grad).fits(g) {
 			return dist.Newf("autograd: hook", dist.InvalidArgument, "a hook returned %v%v for a gradient of %v%v", g.DType(), g.Shape(), s.grad.DType(), s.grad.Shape())
 		}
 		s.grad = g
@@ -273,8 +249,8 @@ func (h hook) before(slots []slot) error {
 	return nil
 }
 
-func (v *Variable) setRetained(g *tensor.Tensor) error {
-	c, err := g.Clone()
+func (v *Variable) setRetained(g Value) error {
+	c, err := g.clone()
 	if err != nil {
 		return err
 	}
@@ -285,7 +261,7 @@ func (v *Variable) setRetained(g *tensor.Tensor) error {
 }
 
 func (p *Pass) reachLeaf(ctx context.Context, n *Node, s slot, hooks []hook) error {
-	if s.grad == nil || p.captures != nil {
+	if s.grad.IsNone() || p.captures != nil {
 		return nil
 	}
 	if p.accumulate != nil {
@@ -313,29 +289,17 @@ func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 		return dist.New("autograd: backward", dist.InvalidArgument,
 			"trying to backward through the graph a second time: what the function saved has been freed; pass RetainGraph to the first pass")
 	}
-	grads := make([]*tensor.Tensor, len(slots))
+	grads := make([]Value, len(slots))
 	some := false
 	for i, s := range slots {
 		grads[i] = s.grad
-		some = some || s.grad != nil
+		some = some || !s.grad.IsNone()
 	}
-	var results []*tensor.Tensor
+	var results []Value
 	if some || c.undefined {
-		if !c.undefined {
-			for i, g := range grads {
-				if g != nil {
-					continue
-				}
-				var err error
-				if grads[i], err = tensor.New(n.outputs[i].dtype, n.outputs[i].shape...); err != nil {
-					return err
-				}
-			}
-		}
 		c.running = running{ctx, p}
 		var err error
-		results, err = n.fn.Backward(c, grads)
-		if err != nil {
+		if results, err = n.backward(c, grads); err != nil {
 			return err
 		}
 		if len(results) > len(n.edges) || len(results) < len(n.edges) && slices.ContainsFunc(n.edges[len(results):], func(e Edge) bool { return e.Node != nil }) {
@@ -350,7 +314,7 @@ func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 		if e.Node == nil {
 			continue
 		}
-		if i < len(results) && results[i] != nil {
+		if i < len(results) && !results[i].IsNone() {
 			if err := p.add(e, results[i], owned); err != nil {
 				return err
 			}
@@ -358,6 +322,33 @@ func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 		p.arrived(e.Node)
 	}
 	return nil
+}
+
+// backward computes the gradients of the inputs of a function.
+func (n *Node) backward(c *Context, grads []Value) ([]Value, error) {
+	if !c.undefined {
+		for i, g := range grads {
+			if !g.IsNone() {
+				continue
+			}
+			var err error
+			if grads[i], err = n.outputs[i].zeros(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if fn, ok := n.fn.(ValueFunction); ok && (n.sparse || c.byValue || anySparse(grads)) {
+		return fn.BackwardValues(c, grads)
+	}
+	ts, err := denses(grads)
+	if err != nil {
+		return nil, err
+	}
+	out, err := n.fn.Backward(c, ts)
+	if err != nil {
+		return nil, err
+	}
+	return values(out), nil
 }
 
 // readyNodes is a heap of nodes, the one recorded last on top. Accumulators come first of all, as in PyTorch: their

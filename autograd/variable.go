@@ -5,7 +5,6 @@ package autograd
 
 import (
 	"context"
-	"slices"
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -24,7 +23,8 @@ import (
 //
 // Computing with variables is safe from several goroutines as long as nobody changes the memory of their tensors.
 type Variable struct {
-	data     *tensor.Tensor
+	data     *tensor.Tensor // nil when it is sparse
+	sparse   *tensor.Sparse
 	err      error
 	requires bool
 	noGrad   bool
@@ -33,10 +33,10 @@ type Variable struct {
 
 	mu struct {
 		sync.Mutex
-		grad  *tensor.Tensor
-		owned bool           // nobody else holds grad: it may be added to in place
-		sink  *Node          // of a leaf: where its gradients go
-		sent  *tensor.Tensor // what stands for the variable in messages
+		grad  Value
+		owned bool  // nobody else holds grad: it may be added to in place
+		sink  *Node // of a leaf: where its gradients go
+		sent  Value // what stands for the variable in messages
 	}
 }
 
@@ -79,29 +79,26 @@ func (v *Variable) Err() error {
 	return v.err
 }
 
-// Data returns the tensor, or nil when the variable carries an error. It corresponds to Tensor.data.
+// Data returns the tensor, or nil when the variable carries an error or is sparse. It corresponds to Tensor.data.
 func (v *Variable) Data() *tensor.Tensor { return v.data }
+
+// Value returns the tensor, dense or sparse, or none when the variable carries an error.
+func (v *Variable) Value() Value { return Value{v.data, v.sparse} }
 
 // Shape returns the size of every dimension; the caller may keep it.
 func (v *Variable) Shape() []int {
-	if v.data == nil {
-		return nil
-	}
-	return v.data.Shape()
+	return v.Value().Shape()
 }
 
 // DType returns the element type.
 func (v *Variable) DType() tensor.DType {
-	if v.data == nil {
-		return tensor.Float32
-	}
-	return v.data.DType()
+	return v.Value().DType()
 }
 
 // Dims returns the number of dimensions.
 func (v *Variable) Dims() int {
 	if v.data == nil {
-		return 0
+		return len(v.Shape())
 	}
 	return v.data.Dims()
 }
@@ -118,8 +115,8 @@ func (v *Variable) SetRequiresGrad(on bool) error {
 		return v.err
 	case v.node != nil:
 		return dist.New(op, dist.InvalidArgument, "you can only change requires_grad flags of leaf variables: use Detach")
-	case on && !v.data.DType().Floating():
-		return dist.Newf(op, dist.InvalidArgument, "only floating point tensors can require gradients, not %v", v.data.DType())
+	case on && !v.DType().Floating():
+		return dist.Newf(op, dist.InvalidArgument, "only floating point tensors can require gradients, not %v", v.DType())
 	}
 	v.requires = on
 	return nil
@@ -134,12 +131,12 @@ func (v *Variable) Detach() *Variable {
 	if v.err != nil {
 		return v
 	}
-	return &Variable{data: v.data, noGrad: v.noGrad}
+	return &Variable{data: v.data, sparse: v.sparse, noGrad: v.noGrad}
 }
 
-// Item returns the only element as a number, or NaN when there is an error: check [Variable.Err].
+// Item returns the only element as a number, or NaN when there is an error: check [Variable.Err]. The variable must be dense.
 func (v *Variable) Item() float64 {
-	if v.err != nil {
+	if v.err != nil || v.data == nil {
 		return nan
 	}
 	t, err := tmath.Convert(v.data, tensor.Float64)
@@ -154,8 +151,11 @@ func (v *Variable) Item() float64 {
 }
 
 // Grad returns the gradient that was accumulated, or nil. It corresponds to Tensor.grad. Of a variable that is not a leaf
-// it is only there after [Variable.RetainGrad].
-func (v *Variable) Grad() *tensor.Tensor {
+// it is only there after [Variable.RetainGrad]. A sparse gradient is not returned: see [Variable.GradValue].
+func (v *Variable) Grad() *tensor.Tensor { return v.GradValue().Dense }
+
+// GradValue returns the gradient that was accumulated, dense or sparse, or none.
+func (v *Variable) GradValue() Value {
 	moment.At("autograd.variable.grad")
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -168,14 +168,14 @@ func (v *Variable) SetGrad(t *tensor.Tensor) error {
 	if v.err != nil {
 		return v.err
 	}
-	if t != nil && (t.DType() != v.data.DType() || !t.SameShape(v.data) || !t.IsContiguous()) {
+	if t != nil && (!metaOf(v.Value()).fits(Value{Dense: t}) || !t.IsContiguous()) {
 		return dist.Newf("autograd: set grad", dist.InvalidArgument,
-			"assigned grad has %v%v, the variable %v%v: want a dense tensor of the same type and shape", t.DType(), t.Shape(), v.data.DType(), v.data.Shape())
+			"assigned grad has %v%v, the variable %v%v: want a dense tensor of the same type and shape", t.DType(), t.Shape(), v.DType(), v.Shape())
 	}
 	moment.At("autograd.variable.set_grad")
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.mu.grad, v.mu.owned = t, true
+	v.mu.grad, v.mu.owned = Value{Dense: t}, true
 	return nil
 }
 
@@ -183,33 +183,29 @@ func (v *Variable) SetGrad(t *tensor.Tensor) error {
 func (v *Variable) ZeroGrad() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.mu.grad, v.mu.owned = nil, false
+	v.mu.grad, v.mu.owned = Value{}, false
 }
 
 // accumulate adds a gradient to the slot of a leaf. owned says that nobody else holds it.
-func (v *Variable) accumulate(grad *tensor.Tensor, owned bool) error {
+func (v *Variable) accumulate(grad Value, owned bool) error {
 	moment.At("autograd.variable.accumulate")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch {
-	case v.mu.grad == nil && owned && grad.IsContiguous():
-		v.mu.grad, v.mu.owned = grad, true
-		return nil
-	case v.mu.grad == nil:
-		c, err := grad.Clone()
+	case !v.mu.grad.IsNone():
+		sum, err := v.mu.grad.plus(grad, v.mu.owned)
 		if err != nil {
 			return err
 		}
-		v.mu.grad, v.mu.owned = c, true
-		return nil
-	case v.mu.owned:
-		return tmath.AddInto(v.mu.grad, grad)
+		grad = sum
+	case !owned || grad.Dense != nil && !grad.Dense.IsContiguous():
+		c, err := grad.clone()
+		if err != nil {
+			return err
+		}
+		grad = c
 	}
-	sum, err := tmath.Binary(tmath.Add, tmath.Of(v.mu.grad), tmath.Of(grad))
-	if err != nil {
-		return err
-	}
-	v.mu.grad, v.mu.owned = sum, true
+	v.mu.grad, v.mu.owned = grad, true
 	return nil
 }
 
@@ -226,7 +222,7 @@ func (v *Variable) edge() Edge {
 	defer v.mu.Unlock()
 	if v.mu.sink == nil {
 		v.mu.sink = newNode("AccumulateGrad", nil, nil, nil)
-		v.mu.sink.outputs = []meta{{v.data.Shape(), v.data.DType()}}
+		v.mu.sink.outputs = []meta{metaOf(v.Value())}
 		v.mu.sink.leaf = v
 	}
 	return Edge{v.mu.sink, 0}
@@ -237,35 +233,63 @@ func (v *Variable) edge() Edge {
 // torch::autograd::impl::gradient_edge, and is for code that builds graphs of its own, such as one that spans processes.
 func (v *Variable) Edge() Edge { return v.edge() }
 
-// HeldTensor returns the tensor that stands for the variable in a message to another worker. Its requires-grad bit is that of
-// the variable. The same variable always has the same tensor, and no other variable has it.
-func (v *Variable) HeldTensor() *tensor.Tensor {
-	if v == nil || v.data == nil {
+// HeldTensor returns the tensor that stands for the variable in a message to another worker: a *tensor.Tensor or *tensor.Sparse,
+// or nil. Its requires-grad bit is that of the variable. The same variable always has the same tensor, and no other variable has
+// it.
+func (v *Variable) HeldTensor() any {
+	if v == nil || v.Value().IsNone() {
 		return nil
 	}
 	moment.At("autograd.variable.held")
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.mu.sent == nil || v.mu.sent.RequiresGrad() != v.requires {
+	if v.sparse != nil {
+		if v.mu.sent.Sparse == nil || v.mu.sent.Sparse.RequiresGrad != v.requires {
+			twin := *v.sparse
+			twin.RequiresGrad = v.requires
+			v.mu.sent.Sparse = &twin
+		}
+		return v.mu.sent.Sparse
+	}
+	if v.mu.sent.Dense == nil || v.mu.sent.Dense.RequiresGrad() != v.requires {
 		twin, err := tensor.FromStorage(v.data.Storage(), v.data.DType(), v.data.Shape(), v.data.Strides(), v.data.Offset())
 		if err != nil {
 			return nil // released
 		}
-		v.mu.sent = twin.SetRequiresGrad(v.requires)
+		v.mu.sent.Dense = twin.SetRequiresGrad(v.requires)
 	}
-	return v.mu.sent
+	return v.mu.sent.Dense
 }
 
 // AssignTensor makes a variable that has just been allocated a leaf over a received tensor, which requires gradients if the
 // tensor did where it came from. It is for handlers of package rpc that have *Variable parameters.
-func (v *Variable) AssignTensor(t *tensor.Tensor) error {
-	v.data, v.requires = t, t.RequiresGrad() && tmath.Computes(t.DType())
+func (v *Variable) AssignTensor(t any) error {
+	switch t := t.(type) {
+	case *tensor.Tensor:
+		v.data, v.requires = t, t.RequiresGrad() && tmath.Computes(t.DType())
+	case *tensor.Sparse:
+		v.sparse, v.requires = t, t.RequiresGrad && tmath.Computes(t.Values.DType())
+	default:
+		return dist.Newf("autograd: assign", dist.InvalidArgument, "a variable is made of a tensor, not of a %T", t)
+	}
 	return nil
 }
 
 // OnGrad has f called with every gradient that arrives at this variable; when it returns a tensor, that takes the place
-// of the gradient. It corresponds to Tensor.register_hook. The returned function removes it.
+// of the gradient. It corresponds to Tensor.register_hook. The returned function removes it. A sparse gradient fails the pass: see
+// [Variable.OnGradValue].
 func (v *Variable) OnGrad(f func(grad *tensor.Tensor) (*tensor.Tensor, error)) (remove func(), err error) {
+	return v.OnGradValue(func(grad Value) (Value, error) {
+		if grad.Dense == nil {
+			return Value{}, dist.New("autograd: hook", dist.NotSupported, "the gradient is sparse, and a hook of OnGrad takes dense ones: use OnGradValue")
+		}
+		t, err := f(grad.Dense)
+		return Value{Dense: t}, err
+	})
+}
+
+// OnGradValue is [Variable.OnGrad] for gradients that may be sparse.
+func (v *Variable) OnGradValue(f func(grad Value) (Value, error)) (remove func(), err error) {
 	e := v.edge()
 	if e.Node == nil {
 		return nil, hookError(v)
@@ -308,17 +332,7 @@ func (v *Variable) String() string {
 	if v.err != nil {
 		return "autograd: " + v.err.Error()
 	}
-	return v.data.String()
-}
-
-// meta is what the engine checks gradients against.
-type meta struct {
-	shape []int
-	dtype tensor.DType
-}
-
-func (m meta) fits(t *tensor.Tensor) bool {
-	return t.DType() == m.dtype && slices.Equal(t.Shape(), m.shape)
+	return v.Value().String()
 }
 
 // Failed returns a variable that carries an error, for code outside this package that computes as its operations do.

@@ -18,9 +18,11 @@ package optim
 
 import (
 	"math"
+	"slices"
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coo"
 	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -30,6 +32,7 @@ type Rule interface {
 	// Rate is the learning rate to begin with.
 	Rate() float64
 	check() error
+	sparse() string // why it takes no sparse gradients, in PyTorch's words, or ""
 	slots() slots
 	// group is the rule as an entry of PyTorch's param_groups; withGroup is the rule with the numbers of one.
 	group(lr float64) any
@@ -77,6 +80,8 @@ func New(rule Rule, params []*autograd.Variable) (*Optimizer, error) {
 		}
 		dt := v.DType()
 		switch {
+		case v.Data() == nil:
+			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %d is sparse: parameters are dense, only their gradients may be sparse", i)
 		case !v.IsLeaf():
 			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %d: can't optimize a non-leaf variable", i)
 		case seen[v]:
@@ -104,16 +109,17 @@ func (o *Optimizer) ZeroGrad() {
 }
 
 // Step updates every parameter that has a gradient. It corresponds to Optimizer.step.
-func (o *Optimizer) Step() error { return o.StepWith((*autograd.Variable).Grad) }
+func (o *Optimizer) Step() error { return o.StepWith((*autograd.Variable).GradValue) }
 
-// StepWith is Step with gradients from a function; for nil the parameter is not changed.
-func (o *Optimizer) StepWith(grad func(*autograd.Variable) *tensor.Tensor) error {
+// StepWith is Step with gradients from a function; where it returns none the parameter is not changed. SGD without weight decay
+// and Adagrad take sparse gradients too.
+func (o *Optimizer) StepWith(grad func(*autograd.Variable) autograd.Value) error {
 	for i, p := range o.params {
 		g := grad(p.v)
-		if g == nil {
+		if g.IsNone() {
 			continue
 		}
-		if g.DType() != p.v.DType() || !g.SameShape(p.v.Data()) {
+		if g.DType() != p.v.DType() || !slices.Equal(g.Shape(), p.v.Shape()) {
 			return dist.Newf("optim: step", dist.InvalidArgument, "parameter %d is %v%v, its gradient %v%v", i, p.v.DType(), p.v.Shape(), g.DType(), g.Shape())
 		}
 		if err := o.step(p, g); err != nil {
@@ -123,9 +129,21 @@ func (o *Optimizer) StepWith(grad func(*autograd.Variable) *tensor.Tensor) error
 	return nil
 }
 
-func (o *Optimizer) step(p *param, g *tensor.Tensor) error {
-	g, err := g.Contiguous()
+func (o *Optimizer) step(p *param, grad autograd.Value) error {
+	if grad.Sparse != nil {
+		if reason := o.rule.sparse(); reason != "" {
+			return dist.New("optim: step", dist.NotSupported, reason)
+		}
+		if s, ok := o.rule.(SGD); ok && s.Momentum == 0 {
+			return p.add(grad.Sparse, -o.lr)
+		}
+	}
+	// The other rules that take sparse gradients compute with zeros what PyTorch computes without them.
+	g, err := grad.ToDense()
 	if err != nil {
+		return err
+	}
+	if g, err = g.Contiguous(); err != nil {
 		return err
 	}
 	if err := p.remember(o.rule.slots()); err != nil {
@@ -136,6 +154,19 @@ func (o *Optimizer) step(p *param, g *tensor.Tensor) error {
 		return run(o.rule.step32, p, g, o.lr)
 	}
 	return run(o.rule.step64, p, g, o.lr)
+}
+
+// add adds a sparse tensor times a number to the parameter in place: all there is to do where a gradient of a few rows meets a
+// table of many.
+func (p *param) add(s *tensor.Sparse, by float64) error {
+	change, err := coo.Map(s, func(v *tensor.Tensor) (*tensor.Tensor, error) {
+		return tmath.Binary(tmath.Mul, tmath.Of(v), tmath.Num(by))
+	})
+	if err != nil {
+		return err
+	}
+	p.steps++
+	return coo.AddInto(p.v.Data(), change)
 }
 
 // remember makes the tensors of a rule that are not there yet.
@@ -181,6 +212,9 @@ func slot[T float32 | float64](p *param, i int) []T {
 // the usual one, or infinite. It corresponds to torch.nn.utils.clip_grad_norm_.
 func ClipGradNorm(params []*autograd.Variable, limit, norm float64) (float64, error) {
 	var norms []float64
+	if err := denseGrads("optim: clip grad norm", params); err != nil {
+		return 0, err
+	}
 	for _, v := range params {
 		if g := v.Grad(); g != nil {
 			n, err := tmath.Norm(g, norm)
@@ -214,6 +248,9 @@ func ClipGradNorm(params []*autograd.Variable, limit, norm float64) (float64, er
 // ClipGradValue limits every element of all gradients to [-limit, limit]. It corresponds to
 // torch.nn.utils.clip_grad_value_.
 func ClipGradValue(params []*autograd.Variable, limit float64) error {
+	if err := denseGrads("optim: clip grad value", params); err != nil {
+		return err
+	}
 	for _, v := range params {
 		g := v.Grad()
 		if g == nil {
@@ -227,6 +264,16 @@ func ClipGradValue(params []*autograd.Variable, limit float64) error {
 		}
 		if err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// denseGrads refuses sparse gradients, which PyTorch cannot clip either.
+func denseGrads(op string, params []*autograd.Variable) error {
+	for i, v := range params {
+		if v.GradValue().Sparse != nil {
+			return dist.Newf(op, dist.NotSupported, "the gradient of parameter %d is sparse: only dense ones are clipped, as in PyTorch", i)
 		}
 	}
 	return nil

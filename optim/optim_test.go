@@ -84,7 +84,7 @@ func TestWhatIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	wrong := tensor.Must(tensor.From([]float64{1, 2}))
-	if err := opt.StepWith(func(*autograd.Variable) *tensor.Tensor { return wrong }); !errors.Is(err, dist.InvalidArgument) {
+	if err := opt.StepWith(func(*autograd.Variable) autograd.Value { return autograd.Value{Dense: wrong} }); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("a gradient of another shape: %v", err)
 	}
 	if err := opt.Step(); err != nil || x.Item() != 1 {

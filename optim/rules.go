@@ -29,6 +29,8 @@ func (r SGD) check() error {
 	return errors.Join(notNegative("learning rate", r.LR), notNegative("momentum value", r.Momentum), notNegative("weight_decay value", r.WeightDecay))
 }
 
+func (r SGD) sparse() string { return noDecay(r.WeightDecay) }
+
 func (r SGD) slots() slots {
 	if r.Momentum != 0 {
 		return slots{names: [3]string{"momentum_buffer"}}
@@ -80,6 +82,8 @@ func (r Adam) check() error {
 	return errors.Join(notNegative("learning rate", r.LR), notNegative("epsilon value", r.Eps), notNegative("weight_decay value", r.WeightDecay))
 }
 
+func (r Adam) sparse() string { return "Adam does not support sparse gradients" }
+
 func (r Adam) slots() slots {
 	return slots{names: [3]string{"exp_avg", "exp_avg_sq"}, counted: true}
 }
@@ -94,8 +98,9 @@ type AdamW struct{ LR, Beta1, Beta2, Eps, WeightDecay float64 }
 // Rate returns LR.
 func (r AdamW) Rate() float64 { return r.LR }
 
-func (r AdamW) check() error { return Adam(r).check() }
-func (r AdamW) slots() slots { return Adam(r).slots() }
+func (r AdamW) check() error   { return Adam(r).check() }
+func (r AdamW) sparse() string { return "AdamW does not support sparse gradients" }
+func (r AdamW) slots() slots   { return Adam(r).slots() }
 
 func (r AdamW) step32(p *param, w, g []float32, lr float64) { adam(Adam(r), true, p, w, g, lr) }
 func (r AdamW) step64(p *param, w, g []float64, lr float64) { adam(Adam(r), true, p, w, g, lr) }
@@ -140,6 +145,8 @@ func (r Adagrad) check() error {
 		notNegative("initial_accumulator_value value", r.InitialAccumulator), notNegative("epsilon value", r.Eps))
 }
 
+func (r Adagrad) sparse() string { return noDecay(r.WeightDecay) }
+
 func (r Adagrad) slots() slots {
 	return slots{names: [3]string{"sum"}, counted: true, initial: r.InitialAccumulator}
 }
@@ -177,6 +184,8 @@ func (r RMSprop) check() error {
 	return errors.Join(notNegative("learning rate", r.LR), notNegative("epsilon value", r.Eps), notNegative("momentum value", r.Momentum),
 		notNegative("weight_decay value", r.WeightDecay), notNegative("alpha value", r.Alpha))
 }
+
+func (r RMSprop) sparse() string { return "RMSprop does not support sparse gradients" }
 
 func (r RMSprop) slots() slots {
 	s := slots{names: [3]string{"square_avg"}, counted: true}
@@ -223,3 +232,11 @@ func or(v, instead float64) float64 {
 }
 
 func sqrt[T blas.Float](x T) T { return T(math.Sqrt(float64(x))) }
+
+// noDecay is why a rule that pulls all of a parameter towards zero takes no sparse gradients.
+func noDecay(decay float64) string {
+	if decay != 0 {
+		return "weight_decay option is not compatible with sparse gradients"
+	}
+	return ""
+}

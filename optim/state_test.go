@@ -24,12 +24,12 @@ func stepped(t *testing.T, opt *optim.Optimizer, params []*autograd.Variable, fr
 	t.Helper()
 	for i := from; i < to; i++ {
 		r := rand.New(rand.NewPCG(uint64(i), 1))
-		err := opt.StepWith(func(v *autograd.Variable) *tensor.Tensor {
+		err := opt.StepWith(func(v *autograd.Variable) autograd.Value {
 			g := []float64{r.NormFloat64(), r.NormFloat64()}
 			if v == params[1] && i < 3 {
-				return nil
+				return autograd.Value{}
 			}
-			return autograd.Constant(tensor.Must(tensor.From(g))).To(v.DType()).Data()
+			return autograd.Constant(tensor.Must(tensor.From(g))).To(v.DType()).Value()
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -26,9 +26,13 @@ type tracked struct {
 	how string
 }
 
-func (x *tracked) HeldTensor() *tensor.Tensor { return x.t }
+func (x *tracked) HeldTensor() any { return x.t }
 
-func (x *tracked) AssignTensor(t *tensor.Tensor) error {
+func (x *tracked) AssignTensor(v any) error {
+	t, ok := v.(*tensor.Tensor)
+	if !ok {
+		return fmt.Errorf("a %T", v)
+	}
 	x.t, x.how = t, "plain"
 	return nil
 }

@@ -149,6 +149,9 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 			continue // shared between layers: PyTorch, too, counts it once
 		}
 		seen[p.Value] = true
+		if p.Value.Data() == nil {
+			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %s is sparse: want a dense one", p.Name)
+		}
 		m.all = append(m.all, p.Value.Data())
 		if !p.Value.RequiresGrad() {
 			continue

@@ -71,6 +71,8 @@ func (m *Model) reset() {
 func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	moment.At("ddp.reducer.ready")
 	switch {
+	case m.params[i].Value.GradValue().Sparse != nil:
+		return m.fail(dist.Newf("ddp: backward", dist.NotSupported, "the gradient of %s is sparse: data parallelism reduces dense gradients", m.params[i].Name))
 	case m.noSync:
 		m.accumulated[i] = true
 		return nil

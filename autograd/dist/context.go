@@ -13,7 +13,6 @@ import (
 	fault "github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -62,7 +61,7 @@ type Context struct {
 
 	mu struct {
 		sync.Mutex
-		grads map[*autograd.Variable]*tensor.Tensor
+		grads map[*autograd.Variable]autograd.Value
 	}
 }
 
@@ -103,7 +102,7 @@ func (e *Engine) contextLocked(id backcore.Context) *Context {
 			nodes: map[*autograd.Node]backcore.Node{}, points: map[backcore.Node]*point{}, calls: map[backcore.Call]*point{},
 			passes: map[backcore.PassID]*pass{},
 		}
-		c.mu.grads = map[*autograd.Variable]*tensor.Tensor{}
+		c.mu.grads = map[*autograd.Variable]autograd.Value{}
 		e.mu.contexts[id] = c
 	}
 	return c
@@ -143,7 +142,7 @@ func (c *Context) over(op string) error {
 
 // Gradients returns the gradients that passes in this context have computed for variables of this worker. [autograd.Variable.Grad]
 // is left alone by them. Tensors are shared: do not change them. It corresponds to torch.distributed.autograd.get_gradients.
-func (c *Context) Gradients() (map[*autograd.Variable]*tensor.Tensor, error) {
+func (c *Context) Gradients() (map[*autograd.Variable]autograd.Value, error) {
 	moment.At("autograd.dist.gradients")
 	select {
 	case <-c.done:
@@ -155,20 +154,24 @@ func (c *Context) Gradients() (map[*autograd.Variable]*tensor.Tensor, error) {
 	return maps.Clone(c.mu.grads), nil
 }
 
-// Gradient returns the gradient of one variable of this worker, or nil.
-func (c *Context) Gradient(v *autograd.Variable) *tensor.Tensor {
+// Gradient returns the gradient of one variable of this worker, or nil when it has none, or a sparse one: see
+// [Context.GradientValue].
+func (c *Context) Gradient(v *autograd.Variable) *tensor.Tensor { return c.GradientValue(v).Dense }
+
+// GradientValue returns the gradient of one variable of this worker, dense or sparse, or none.
+func (c *Context) GradientValue(v *autograd.Variable) autograd.Value {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.grads[v]
 }
 
 // accumulate adds a gradient of a leaf. What is there may be somebody else's too, so a sum is a new tensor.
-func (c *Context) accumulate(leaf *autograd.Variable, grad *tensor.Tensor) error {
+func (c *Context) accumulate(leaf *autograd.Variable, grad autograd.Value) error {
 	moment.At("autograd.dist.accumulate")
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if old := c.mu.grads[leaf]; old != nil {
-		sum, err := tmath.Binary(tmath.Add, tmath.Of(old), tmath.Of(grad))
+	if old := c.mu.grads[leaf]; !old.IsNone() {
+		sum, err := autograd.AddValues(old, grad)
 		if err != nil {
 			return err
 		}

@@ -8,12 +8,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort/autograd"
 	fault "github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/rpc"
-	"github.com/cohort-dist/cohort/tensor"
 )
 
 // Engine is one worker's part in distributed autograd: the contexts that it has seen, and the passes under way in them. It
@@ -41,9 +41,9 @@ type machine = backcore.Machine[*gradient]
 
 type message = backcore.Message[*gradient]
 
-// gradient is the gradients of one message, or of the outputs of one root. Nil, for one or for all, means none.
+// gradient is the gradients of one message, or of the outputs of one root, some of which may be none; so does nil for all.
 type gradient struct {
-	ts     []*tensor.Tensor
+	ts     []autograd.Value
 	retain bool
 }
 

@@ -11,7 +11,6 @@ import (
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/dist"
-	fault "github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -337,19 +336,5 @@ func TestRemoteEmbedding(t *testing.T) {
 	want := tensor.Must(tensor.From([]float64{1, 1, 0, 0, 2, 2}, 3, 2))
 	if got := gradientAt(ws[1], c.ID(), table); !closeTo(got, want) {
 		t.Errorf("the gradient of the table is %v, want %v", got, want)
-	}
-}
-
-func TestSparseRefused(t *testing.T) {
-	ws := newWorld(t, 2, basics().MustHandle("t.any", func(any) {}))
-	sparse := &tensor.Sparse{
-		Shape: []int{3}, Indices: tensor.Must(tensor.From([]int64{1}, 1, 1)), Values: tensor.Must(tensor.From([]float64{2}, 1)), RequiresGrad: true,
-	}
-	ctx, _ := ws[0].open(t)
-	if _, err := rpc.Call[any](ctx, ws[0].agent, "w1", "t.any", sparse); !errors.Is(err, fault.NotSupported) {
-		t.Errorf("a sparse tensor that requires gradients: %v", err)
-	}
-	if _, err := rpc.Call[any](testContext(t), ws[0].agent, "w1", "t.any", sparse); err != nil {
-		t.Errorf("outside of a context: %v", err)
 	}
 }

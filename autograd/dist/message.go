@@ -6,6 +6,7 @@ package dist
 import (
 	"encoding/binary"
 
+	"github.com/cohort-dist/cohort/autograd"
 	fault "github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -37,7 +38,7 @@ const headSize = 4 + 8 + 2 + 8 + 2 + 8 + 4
 func encodeMessage(m message) *rpcwire.Message {
 	b := make([]byte, 0, headSize+16)
 	retain := byte(0)
-	var grads []*tensor.Tensor
+	var grads []autograd.Value
 	if m.Gradient != nil {
 		grads = m.Gradient.ts
 		if m.Gradient.retain {
@@ -100,17 +101,39 @@ func decodeMessage(in *rpcwire.Message) (m message, err error) {
 }
 
 // appendGradients appends the number of gradients, and which of them are there. Those are tensors of the message.
-func appendGradients(b []byte, grads []*tensor.Tensor, out *rpcwire.Message) []byte {
+func appendGradients(b []byte, grads []autograd.Value, out *rpcwire.Message) []byte {
 	b = binary.BigEndian.AppendUint32(b, uint32(len(grads))) //nolint:gosec // as many as a message has tensors
 	for _, g := range grads {
-		if g == nil {
+		t := tensorOf(g)
+		if t == nil {
 			b = append(b, 0)
 			continue
 		}
 		b = append(b, 1)
-		out.Tensors = append(out.Tensors, g)
+		out.Tensors = append(out.Tensors, t)
 	}
 	return b
+}
+
+// tensorOf and valueOf translate between gradients and the tensors of messages, where nil means none.
+func tensorOf(v autograd.Value) any {
+	switch {
+	case v.Dense != nil:
+		return v.Dense
+	case v.Sparse != nil:
+		return v.Sparse
+	}
+	return nil
+}
+
+func valueOf(t any) (v autograd.Value, ok bool) {
+	switch t := t.(type) {
+	case *tensor.Tensor:
+		return autograd.Value{Dense: t}, true
+	case *tensor.Sparse:
+		return autograd.Value{Sparse: t}, true
+	}
+	return v, false
 }
 
 // cutGradients reads n gradients behind their number.
@@ -118,7 +141,7 @@ func cutGradients(n uint32, b []byte, tensors []any) (g *gradient, rest []byte, 
 	if uint64(n) > uint64(len(b)) {
 		return nil, nil, nil, badMessage("%d gradients in %d bytes", n, len(b))
 	}
-	g = &gradient{ts: make([]*tensor.Tensor, n)}
+	g = &gradient{ts: make([]autograd.Value, n)}
 	for i := range g.ts {
 		if b[i] == 0 {
 			continue
@@ -126,11 +149,11 @@ func cutGradients(n uint32, b []byte, tensors []any) (g *gradient, rest []byte, 
 		if len(tensors) == 0 {
 			return nil, nil, nil, badMessage("%d gradients, and no tensor for number %d", n, i)
 		}
-		t, ok := tensors[0].(*tensor.Tensor)
-		if !ok {
-			return nil, nil, nil, badMessage("gradient %d is a %T: gradients are dense tensors", i, tensors[0])
+		var ok bool
+		if g.ts[i], ok = valueOf(tensors[0]); !ok {
+			return nil, nil, nil, badMessage("gradient %d is a %T, no tensor", i, tensors[0])
 		}
-		g.ts[i], tensors = t, tensors[1:]
+		tensors = tensors[1:]
 	}
 	return g, b[n:], tensors, nil
 }

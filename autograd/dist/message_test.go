@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
@@ -14,13 +15,14 @@ import (
 
 func sampleMessages() []message {
 	one := tensor.Must(tensor.From([]float32{1, 2}, 2))
+	two := &tensor.Sparse{Shape: []int{3}, Indices: tensor.Must(tensor.From([]int64{2, 0}, 1, 2)), Values: one}
 	return []message{
 		{Kind: backcore.Mark, Mode: backcore.Smart, Context: backcore.Context{Origin: 3, N: 77}, Pass: backcore.PassID{Origin: 2, N: 9}, Call: backcore.Call{From: 1, N: 5}},
 		{
 			Kind: backcore.Grad, Mode: backcore.Fast, Context: backcore.Context{Origin: 3, N: 77}, Pass: backcore.PassID{Origin: 2, N: 9}, Call: backcore.Call{From: 1, N: 5},
-			Gradient: &gradient{ts: []*tensor.Tensor{nil, one, nil}, retain: true},
+			Gradient: &gradient{ts: []autograd.Value{{}, {Dense: one}, {Sparse: two}, {}}, retain: true},
 		},
-		{Kind: backcore.Grad, Mode: backcore.Foreign, Context: backcore.Context{Origin: 0, N: 1}, Pass: backcore.NoID, Gradient: &gradient{ts: []*tensor.Tensor{}}},
+		{Kind: backcore.Grad, Mode: backcore.Foreign, Context: backcore.Context{Origin: 0, N: 1}, Pass: backcore.NoID, Gradient: &gradient{ts: []autograd.Value{}}},
 		{
 			Kind: backcore.Fail, Mode: backcore.Fast, Context: backcore.Context{Origin: 3, N: 77}, Pass: backcore.PassID{Origin: 2, N: 9},
 			Cause: backcore.Cause{Worker: 4, Code: 9, Died: true, Function: "MulBackward", Text: "it died"},
@@ -50,10 +52,10 @@ func sampleAnswers() [][]carried {
 	one := tensor.Must(tensor.From([]float32{1, 2}, 2))
 	return [][]carried{
 		nil,
-		{{Call: backcore.Call{From: 2, N: 7}, Gradient: &gradient{ts: []*tensor.Tensor{one}, retain: true}}},
+		{{Call: backcore.Call{From: 2, N: 7}, Gradient: &gradient{ts: []autograd.Value{{Dense: one}}, retain: true}}},
 		{
-			{Call: backcore.Call{From: 2, N: 7}, Gradient: &gradient{ts: []*tensor.Tensor{nil, one}}},
-			{Call: backcore.Call{From: 3, N: 1<<48 - 1}, Gradient: &gradient{ts: []*tensor.Tensor{}}},
+			{Call: backcore.Call{From: 2, N: 7}, Gradient: &gradient{ts: []autograd.Value{{}, {Dense: one}}}},
+			{Call: backcore.Call{From: 3, N: 1<<48 - 1}, Gradient: &gradient{ts: []autograd.Value{}}},
 		},
 	}
 }

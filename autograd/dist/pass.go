@@ -183,12 +183,12 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 }
 
 // rootGradients returns the functions of roots, and the gradients of their outputs.
-func rootGradients(roots []*autograd.Variable) (nodes []*autograd.Node, grads map[*autograd.Node][]*tensor.Tensor, err error) {
+func rootGradients(roots []*autograd.Variable) (nodes []*autograd.Node, grads map[*autograd.Node][]autograd.Value, err error) {
 	const op = "autograd: backward"
 	if len(roots) == 0 {
 		return nil, nil, fault.New(op, fault.InvalidArgument, "no tensors provided for gradient computation")
 	}
-	grads = map[*autograd.Node][]*tensor.Tensor{}
+	grads = map[*autograd.Node][]autograd.Value{}
 	counts := map[autograd.Edge]float64{}
 	for i, v := range roots {
 		if err = v.Err(); err != nil {
@@ -198,17 +198,17 @@ func rootGradients(roots []*autograd.Variable) (nodes []*autograd.Node, grads ma
 		switch {
 		case edge.Node == nil:
 			return nil, nil, fault.Newf(op, fault.InvalidArgument, "root %d of %d: requires_grad not set on it", i, len(roots))
-		case v.Data().Numel() != 1:
-			return nil, nil, fault.Newf(op, fault.InvalidArgument, "root %d of %d is not a scalar: all roots need to be, this one is %v", i, len(roots), v.Shape())
+		case v.Data() == nil || v.Data().Numel() != 1:
+			return nil, nil, fault.Newf(op, fault.InvalidArgument, "root %d of %d is not a scalar: all roots need to be, and dense; this one is %v", i, len(roots), v.Shape())
 		case edge.Node.Leaf() != nil:
 			return nil, nil, fault.Newf(op, fault.InvalidArgument, "root %d of %d is a leaf: it does not have a valid gradient function", i, len(roots))
 		}
 		if grads[edge.Node] == nil {
 			nodes = append(nodes, edge.Node)
-			grads[edge.Node] = make([]*tensor.Tensor, edge.Node.Outputs())
+			grads[edge.Node] = make([]autograd.Value, edge.Node.Outputs())
 		}
 		counts[edge]++
-		if grads[edge.Node][edge.Output], err = tensor.Full(v.DType(), counts[edge], v.Shape()...); err != nil {
+		if grads[edge.Node][edge.Output].Dense, err = tensor.Full(v.DType(), counts[edge], v.Shape()...); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -321,11 +321,11 @@ func (p *pass) deliver(n *autograd.Node, g *gradient, exited func(error)) (err e
 		}
 		exited(fault.New("autograd: backward", fault.Internal, "a function has ended its goroutine (runtime.Goexit) instead of returning"))
 	}()
-	var ts []*tensor.Tensor
+	var ts []autograd.Value
 	if g != nil {
 		ts = g.ts
 	} else {
-		ts = make([]*tensor.Tensor, n.Outputs())
+		ts = make([]autograd.Value, n.Outputs())
 	}
 	if err = p.local.Deliver(n, ts); err == nil {
 		err = p.local.Run(p.ctx)

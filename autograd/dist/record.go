@@ -21,7 +21,7 @@ type point struct {
 	next []backcore.Node // receive functions that its gradients can reach
 	what string          // the message
 	to   string          // the other worker
-	kind []*tensor.Tensor
+	kind []autograd.Value
 }
 
 // sent is the send function of a message: gradients of what it carried arrive here and go on as they are.
@@ -34,6 +34,14 @@ func (s *sent) Forward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor, e
 }
 
 func (s *sent) Backward(_ *autograd.Context, grads []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	return grads, nil
+}
+
+func (s *sent) ForwardValues(*autograd.Context, []autograd.Value) ([]autograd.Value, error) {
+	return nil, notForward()
+}
+
+func (s *sent) BackwardValues(_ *autograd.Context, grads []autograd.Value) ([]autograd.Value, error) {
 	return grads, nil
 }
 
@@ -50,7 +58,20 @@ func (r *received) Forward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tenso
 	return nil, notForward()
 }
 
+func (r *received) ForwardValues(*autograd.Context, []autograd.Value) ([]autograd.Value, error) {
+	return nil, notForward()
+}
+
 func (r *received) Backward(c *autograd.Context, grads []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	values := make([]autograd.Value, len(grads))
+	for i, t := range grads {
+		values[i].Dense = t
+	}
+	_, err := r.BackwardValues(c, values)
+	return nil, err
+}
+
+func (r *received) BackwardValues(c *autograd.Context, grads []autograd.Value) ([]autograd.Value, error) {
 	p, _ := c.Ctx().Value(passKey{}).(*pass)
 	switch {
 	case p == nil:
@@ -93,38 +114,35 @@ func (c *Context) reachable(from ...*autograd.Node) (found []backcore.Node) {
 }
 
 // differentiable returns the places in a message of the tensors that gradients are wanted for.
-func differentiable(m *rpcwire.Message) (at []int, kinds []*tensor.Tensor, err error) {
+func differentiable(m *rpcwire.Message) (at []int, kinds []autograd.Value) {
 	for i, v := range m.Tensors {
 		switch t := v.(type) {
 		case *tensor.Tensor:
 			if t.RequiresGrad() {
-				at, kinds = append(at, i), append(kinds, t)
+				at, kinds = append(at, i), append(kinds, autograd.Value{Dense: t})
 			}
 		case *tensor.Sparse:
 			if t.RequiresGrad {
-				return nil, nil, fault.New("autograd: message", fault.NotSupported, "gradients of sparse tensors are not supported: send a dense tensor, or detach it")
+				at, kinds = append(at, i), append(kinds, autograd.Value{Sparse: t})
 			}
 		}
 	}
-	return at, kinds, nil
+	return at, kinds
 }
 
 // recordSend records that a message leaves in the context. It returns its number.
 func (c *Context) recordSend(to rpcseam.Worker, what string, m *rpcwire.Message) (call backcore.Call, recorded bool, err error) {
-	_, kinds, err := differentiable(m)
-	if err != nil {
-		return call, false, err
-	}
+	_, kinds := differentiable(m)
 	var edges []autograd.Edge
 	if len(kinds) > 0 {
-		of := make(map[*tensor.Tensor]autograd.Edge, len(m.Holders))
+		of := make(map[any]autograd.Edge, len(m.Holders))
 		for _, h := range m.Holders {
 			if v, ok := h.(*autograd.Variable); ok {
 				of[v.HeldTensor()] = v.Edge()
 			}
 		}
 		for _, t := range kinds {
-			edges = append(edges, of[t]) // none for a tensor that only claims to require gradients
+			edges = append(edges, of[tensorOf(t)]) // none for a tensor that only claims to require gradients
 		}
 	}
 	p := &point{what: what, to: to.Name, kind: kinds}
@@ -170,10 +188,7 @@ func (e *Engine) unwrap(from rpcseam.Worker, what string, m *rpcwire.Message) (*
 	if from.ID < 0 || int(x.From) != from.ID {
 		return nil, fault.Newf(op, fault.Protocol, "%q, worker %d, sends a message of worker %d: only workers take part in autograd contexts", from.Name, from.ID, x.From)
 	}
-	at, kinds, err := differentiable(m)
-	if err != nil {
-		return nil, err
-	}
+	at, kinds := differentiable(m)
 	if what == "" {
 		what = x.Inner.String()
 	}
@@ -203,8 +218,12 @@ func (e *Engine) unwrap(from rpcseam.Worker, what string, m *rpcwire.Message) (*
 		return nil, fault.Newf(op, fault.Closed, "the autograd context %d is closed: the message %s came late", x.ContextID, what)
 	}
 	if node != nil {
-		for _, t := range kinds {
-			t.SetRequiresGrad(false) // the variable says so from now on
+		for _, v := range kinds { // the variable says so from now on
+			if v.Sparse != nil {
+				v.Sparse.RequiresGrad = false
+			} else {
+				v.Dense.SetRequiresGrad(false)
+			}
 		}
 		vs, err := node.Variables(kinds)
 		if err != nil {
@@ -248,8 +267,8 @@ func (e *Engine) Outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *
 	}
 	switch m.Type { //nolint:exhaustive // a builtin operator has no result with gradients unless an argument has
 	case rpcwire.ScriptCall, rpcwire.ScriptRemoteCall:
-		if at, _, err := differentiable(m); err != nil || len(at) == 0 {
-			return nil, err
+		if at, _ := differentiable(m); len(at) == 0 {
+			return nil, nil //nolint:nilnil // it is of no context
 		}
 	}
 	what := fmt.Sprintf("%q to %s", fn, to.Name)

@@ -9,11 +9,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cohort-dist/cohort/autograd"
 	fault "github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/tensor"
 )
 
 // exchange names a message and its answer.
@@ -299,7 +299,7 @@ func (e *Engine) encode(s sending) (*rpcwire.Message, error) {
 	enc := &rpcwire.Encoder{}
 	b := rpcwire.Backward{ContextID: int64(idOf(s.msg.Context)), MessageID: number(s.msg.Call), RetainGraph: s.msg.Gradient.retain}
 	for _, t := range s.msg.Gradient.ts {
-		b.Gradients = append(b.Gradients, t)
+		b.Gradients = append(b.Gradients, tensorOf(t))
 	}
 	payload, err := enc.Backward(b)
 	return &rpcwire.Message{Type: rpcwire.BackwardAutogradReq, Payload: payload, Tensors: enc.Tensors}, err
@@ -332,14 +332,14 @@ func (c *Context) filled(call backcore.Call, some *gradient, retain bool) (*grad
 	if pt == nil {
 		return nil, fault.New("autograd: backward", fault.Internal, "the message is not known")
 	}
-	g := gradient{ts: make([]*tensor.Tensor, len(pt.kind)), retain: retain}
+	g := gradient{ts: make([]autograd.Value, len(pt.kind)), retain: retain}
 	if some != nil {
 		copy(g.ts, some.ts)
 	}
-	for i, t := range g.ts {
-		if t == nil {
+	for i, v := range g.ts {
+		if v.IsNone() {
 			var err error
-			if g.ts[i], err = tensor.New(pt.kind[i].DType(), pt.kind[i].Shape()...); err != nil {
+			if g.ts[i], err = pt.kind[i].ZerosLike(); err != nil {
 				return nil, err
 			}
 		}

@@ -12,7 +12,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/tensor"
 )
 
 // Kinds is called by the agent.
@@ -157,13 +156,12 @@ func torchGradient(self int, in *rpcwire.Message) (m message, err error) {
 	if err != nil {
 		return m, err
 	}
-	g := &gradient{ts: make([]*tensor.Tensor, len(b.Gradients)), retain: b.RetainGraph}
+	g := &gradient{ts: make([]autograd.Value, len(b.Gradients)), retain: b.RetainGraph}
 	for i, v := range b.Gradients {
-		t, ok := v.(*tensor.Tensor)
-		if !ok {
-			return m, badMessage("gradient %d is a %T: gradients are dense tensors", i, v)
+		var ok bool
+		if g.ts[i], ok = valueOf(v); !ok {
+			return m, badMessage("gradient %d is a %T, no tensor", i, v)
 		}
-		g.ts[i] = t
 	}
 	return message{
 		Kind: backcore.Grad, Mode: backcore.Foreign, Pass: backcore.NoID, Context: ID(b.ContextID).context(),

@@ -158,6 +158,7 @@ func (l *Linear) Params() []Param {
 // Embedding is a table of rows. It corresponds to torch.nn.Embedding.
 type Embedding struct {
 	Weight *autograd.Variable // rows x width
+	Sparse bool               // the gradient of the table is sparse: PyTorch's sparse=True
 }
 
 // NewEmbedding returns a float32 table with PyTorch's initial distribution, the standard normal one.
@@ -169,6 +170,9 @@ func NewEmbedding(r *rand.Rand, rows, width int) *Embedding {
 
 // Forward returns the rows that ids (int64 or int32) name.
 func (e *Embedding) Forward(ids *autograd.Variable) *autograd.Variable {
+	if e.Sparse {
+		return autograd.SparseEmbedding(e.Weight, ids, -1)
+	}
 	return autograd.Embedding(e.Weight, ids, -1)
 }
 

@@ -23,7 +23,9 @@ func State(m Module) (map[string]*tensor.Tensor, error) {
 		if out[p.Name] != nil {
 			return nil, dist.Newf("nn: state", dist.InvalidArgument, "two parameters are called %q", p.Name)
 		}
-		out[p.Name] = p.Value.Data()
+		if out[p.Name] = p.Value.Data(); out[p.Name] == nil {
+			return nil, dist.Newf("nn: state", dist.NotSupported, "parameter %q is sparse: only dense ones have a state", p.Name)
+		}
 	}
 	for _, b := range Buffers(m) {
 		if out[b.Name] != nil {

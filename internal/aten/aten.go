@@ -54,6 +54,12 @@ func (b *Budget) Run(name string, stack []any) (result any, known bool, err erro
 	return result, true, err
 }
 
+// Reserve takes memory for a computation outside of this package. It is given back with release.
+func (b *Budget) Reserve(bytes int64) (release func(), err error) {
+	c := &call{budget: b}
+	return c.end, c.take(bytes)
+}
+
 // call is one run of an operator and what it has reserved.
 type call struct {
 	budget   *Budget

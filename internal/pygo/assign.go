@@ -246,9 +246,13 @@ func (a *assigner) convert(dst reflect.Value, v any, depth int) error {
 	if h, ok := v.(TensorHolder); ok {
 		return a.convert(dst, h.HeldTensor(), depth+1)
 	}
-	if x, ok := v.(*tensor.Tensor); ok && dst.CanAddr() {
+	switch v.(type) {
+	case *tensor.Tensor, *tensor.Sparse:
+		if !dst.CanAddr() {
+			break
+		}
 		if target, ok := reflect.TypeAssert[TensorTarget](dst.Addr()); ok {
-			return target.AssignTensor(x)
+			return target.AssignTensor(v)
 		}
 	}
 	if ref, ok := v.(Reference); ok && a.references != nil && dst.CanAddr() {

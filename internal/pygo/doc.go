@@ -6,8 +6,6 @@
 // the program may implement to be sent or filled in its own way. How values are written is the affair of package rpcwire.
 package pygo
 
-import "github.com/cohort-dist/cohort/tensor"
-
 // MaxDepth bounds the nesting of values in both directions, and ends a Go value that contains itself.
 const MaxDepth = 200
 
@@ -22,11 +20,12 @@ func (ReferenceMark) isReference() {}
 
 // TensorHolder is a value of the program that stands for a tensor, such as one that gradients are recorded for. It is sent as
 // its tensor, and whoever sends the message finds it in the Holders of its encoder. Where one arrives, it is because an extension of the
-// agent has put it into the tensors of the message; it fits where a tensor does.
-type TensorHolder interface{ HeldTensor() *tensor.Tensor }
+// agent has put it into the tensors of the message; it fits where a tensor does. The tensor is a *tensor.Tensor or *tensor.Sparse,
+// or nil.
+type TensorHolder interface{ HeldTensor() any }
 
-// TensorTarget is a type of the program that a received tensor can be made into.
-type TensorTarget interface{ AssignTensor(*tensor.Tensor) error }
+// TensorTarget is a type of the program that a received tensor, a *tensor.Tensor or *tensor.Sparse, can be made into.
+type TensorTarget interface{ AssignTensor(t any) error }
 
 // AssignReference makes the reference that dst points to the received reference v, which has another Go type, or says why it
 // cannot. It reports false when dst does not point to a reference. Only the agent knows the types of its references.

@@ -68,7 +68,7 @@ func (e *Encoder) reference(r pygo.Reference) (RRefFork, error) {
 }
 
 // held notes a value that stands for a tensor, and returns the tensor.
-func (e *Encoder) held(h pygo.TensorHolder) *tensor.Tensor {
+func (e *Encoder) held(h pygo.TensorHolder) any {
 	t := h.HeldTensor()
 	if t != nil && !slices.Contains(e.Holders, h) {
 		e.Holders = append(e.Holders, h)

@@ -206,5 +206,5 @@ func (s *server) step(ctx context.Context, ref *rpc.Ref[*Local], id int64) error
 	moment.At("optim.remote.step")
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	return l.opt.StepWith(c.Gradient)
+	return l.opt.StepWith(c.GradientValue)
 }

@@ -118,12 +118,9 @@ func (r *recorded) Backward(c *autograd.Context, grads []*tensor.Tensor) ([]*ten
 		if i >= len(r.stack) || args[i] != nil {
 			continue
 		}
-		switch x := r.stack[i].(type) {
-		case *tensor.Tensor:
-			args[i] = autograd.Constant(x)
-		case int64:
-			args[i] = number(float64(x), args[0])
-		case float64:
+		if t, ok := r.stack[i].(*tensor.Tensor); ok {
+			args[i] = autograd.Constant(t)
+		} else if x, ok := toFloat(r.stack[i]); ok {
 			args[i] = number(x, args[0])
 		}
 	}
@@ -144,14 +141,22 @@ func (r *recorded) Backward(c *autograd.Context, grads []*tensor.Tensor) ([]*ten
 // alpha is the factor of the second argument of a sum or difference.
 func (r *recorded) alpha() float64 {
 	if len(r.stack) == 3 && (strings.HasPrefix(r.name, "aten::add") || strings.HasPrefix(r.name, "aten::sub")) {
-		switch x := r.stack[2].(type) {
-		case int64:
-			return float64(x)
-		case float64:
+		if x, ok := toFloat(r.stack[2]); ok {
 			return x
 		}
 	}
 	return 1
+}
+
+// toFloat is a Python number.
+func toFloat(v any) (float64, bool) {
+	switch x := v.(type) {
+	case int64:
+		return float64(x), true
+	case float64:
+		return x, true
+	}
+	return 0, false
 }
 
 // number is a Python number as a constant of the type of the other argument.

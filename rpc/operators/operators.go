@@ -48,6 +48,9 @@ func Serve(opts ...Option) rpc.Option {
 	kernels := map[string]rpc.Kernel{}
 	for _, name := range aten.Names() {
 		kernels[name] = func(stack []any) (any, error) {
+			if v, has, err := sparse(budget, name, stack); has {
+				return v, err
+			}
 			if v, has, err := differentiate(budget, name, stack); has {
 				return v, err
 			}

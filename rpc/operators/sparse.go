@@ -1,0 +1,90 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package operators
+
+import (
+	"strings"
+
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/aten"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// onSparse are the operators that take sparse tensors. Their results and gradients are not larger than their arguments together.
+var onSparse = map[string]func(x, y *autograd.Variable) *autograd.Variable{
+	"aten::add":   (*autograd.Variable).Add,
+	"aten::sub":   (*autograd.Variable).Sub,
+	"aten::mul":   (*autograd.Variable).Mul,
+	"aten::neg":   unary((*autograd.Variable).Neg),
+	"aten::clone": func(x, _ *autograd.Variable) *autograd.Variable { return x.Scale(1) },
+}
+
+// sparse runs an operator with sparse tensors among its arguments. It reports false when there are none.
+func sparse(budget *aten.Budget, name string, stack []any) (any, bool, error) {
+	args := make([]*autograd.Variable, len(stack))
+	has, size := false, 0
+	for i, arg := range stack {
+		v, ok := arg.(*autograd.Variable)
+		switch x := arg.(type) {
+		case *tensor.Tensor:
+			v, ok = autograd.Constant(x), true
+		case *tensor.Sparse:
+			v, ok = autograd.SparseConstant(x), true
+		}
+		if !ok {
+			continue
+		}
+		args[i] = v
+		if s := v.Value().Sparse; s != nil {
+			has = true
+			size += s.Indices.Size() + s.Values.Size()
+		} else if t := v.Data(); t != nil {
+			size += t.Size()
+		}
+	}
+	if !has {
+		return nil, false, nil
+	}
+	base, _, _ := strings.Cut(name, ".")
+	formula := onSparse[base]
+	if formula == nil {
+		return nil, true, dist.New("rpc: operator", dist.NotSupported, "this Go worker has no such operator of sparse tensors: send the work to a PyTorch worker")
+	}
+	// The parts of a result are joined before they are added up.
+	release, err := budget.Reserve(4 * int64(size))
+	if err != nil {
+		return nil, true, err
+	}
+	defer release()
+	out := compute(name, formula, args, stack)
+	if err := out.Err(); err != nil || out.RequiresGrad() {
+		return out, true, err
+	}
+	if s := out.Value().Sparse; s != nil {
+		return s, true, nil
+	}
+	return out.Data(), true, nil
+}
+
+// compute applies a formula to tensors and numbers.
+func compute(name string, formula func(x, y *autograd.Variable) *autograd.Variable, args []*autograd.Variable, stack []any) *autograd.Variable {
+	for i := range args[:min(2, len(args))] {
+		if args[i] != nil {
+			continue
+		}
+		if n, ok := toFloat(stack[i]); ok && i == 1 && strings.HasPrefix(name, "aten::mul") {
+			return args[0].Scale(n)
+		}
+		return autograd.Failed(dist.Newf("rpc: operator", dist.NotSupported, "argument %d is a %T: want a tensor", i+1, stack[i]))
+	}
+	if len(args) == 1 {
+		return formula(args[0], nil)
+	}
+	y := args[1]
+	if alpha := (&recorded{name: name, stack: stack}).alpha(); alpha != 1 {
+		y = y.Scale(alpha)
+	}
+	return formula(args[0], y)
+}
