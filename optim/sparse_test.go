@@ -51,7 +51,7 @@ func TestSparseSteps(t *testing.T) {
 		for range 3 {
 			opt.ZeroGrad()
 			lookUp(t, w)
-			if err := opt.Step(); err != nil {
+			if err = opt.Step(); err != nil {
 				t.Fatal(err)
 			}
 		}

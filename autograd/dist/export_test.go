@@ -6,15 +6,18 @@ package dist
 import (
 	"slices"
 
+	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/internal/backcore"
 )
 
 // Graph is what a worker has recorded in a context, for tests.
 type Graph struct {
-	Sends, Recvs []int64  // by the ids of their messages
-	Reach        [][]int  // per send, the places in Recvs that its gradients reach
-	Edges        []int    // per send, how many values it carried
-	Known        []string // workers that messages went to or came from
+	Sends, Recvs []int64                // by the ids of their messages
+	Reach        [][]int                // per send, the places in Recvs that its gradients reach
+	Edges        []int                  // per send, how many values it carried
+	Known        []string               // workers that messages went to or came from
+	Leaves       [][]*autograd.Variable // per send, where its gradients go; nil for what is no leaf
+	RecvNodes    []*autograd.Node       // as Recvs
 }
 
 // Graph returns what is recorded.
@@ -39,6 +42,13 @@ func (c *Context) Graph() (g Graph) {
 	}
 	slices.Sort(g.Sends)
 	slices.Sort(g.Recvs)
+	for _, id := range g.Recvs {
+		for call, p := range c.calls {
+			if _, ok := p.node.Function().(*received); ok && number(call) == id {
+				g.RecvNodes = append(g.RecvNodes, p.node)
+			}
+		}
+	}
 	for _, id := range g.Sends {
 		p := c.calls[callOf(int(e.self()), id)]
 		var places []int
@@ -47,6 +57,9 @@ func (c *Context) Graph() (g Graph) {
 		}
 		g.Reach = append(g.Reach, places)
 		g.Edges = append(g.Edges, len(p.kind))
+		var leaves []*autograd.Variable
+		p.node.Inputs(func(n *autograd.Node) { leaves = append(leaves, n.Leaf()) })
+		g.Leaves = append(g.Leaves, leaves)
 	}
 	for _, w := range e.mu.machine.Known(c.id) {
 		if info, err := e.agent.Worker(int(w)); err == nil {
