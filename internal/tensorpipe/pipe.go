@@ -157,6 +157,10 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 		p.answers.Add(-size)
 		return fmt.Errorf("%w: %w", ErrUnsent, dist.FromContext("tensorpipe: send", ctx))
 	}
+	if ctx.Err() != nil { // the choice above is free when it was over before
+		written()
+		return fmt.Errorf("%w: %w", ErrUnsent, dist.FromContext("tensorpipe: send", ctx))
+	}
 	if err := p.books.sending(m); err != nil {
 		written()
 		return err

@@ -1,0 +1,205 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpccall
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpcseam"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpcworld"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// node is a worker with nothing above its calls: serve gets the requests of others.
+type node struct {
+	net   *rpclink.Links
+	refs  *rpcref.Refs
+	k     *Caller
+	serve atomic.Pointer[func(in rpclink.Incoming)]
+
+	offered, answered, lost atomic.Int64 // what its extension was asked and told
+}
+
+var _ rpclink.Above = (*node)(nil)
+
+func (n *node) NewPeer() any                                       { return rpcref.NewPeer() }
+func (n *node) Request(in rpclink.Incoming)                        { (*n.serve.Load())(in) }
+func (n *node) Connected(c *rpclink.Conn)                          { n.refs.Connected(c) }
+func (n *node) Control(c *rpclink.Conn, payload []byte)            { n.refs.Frame(c, payload) }
+func (n *node) Discard(c *rpclink.Conn, f *cohortwire.Frame)       { n.refs.Discard(c, f) }
+func (n *node) Undelivered(p *rpclink.Peer, wires []rrefcore.Wire) { n.refs.Undelivered(p, wires) }
+func (n *node) Tied(p *rpclink.Peer) bool                          { return n.refs.Tied(p) }
+func (n *node) Died(p *rpclink.Peer)                               { n.refs.Died(p) }
+
+// answerWith says what is done with requests from now on.
+func (n *node) answerWith(serve func(in rpclink.Incoming)) { n.serve.Store(&serve) }
+
+const testEpoch = 7
+
+// start makes a worker. A timeout of zero is none.
+func start(tb testing.TB, name string, id int16, cohort bool, timeout time.Duration) *node {
+	tb.Helper()
+	n := &node{}
+	n.answerWith(func(rpclink.Incoming) {})
+	quiet := slog.New(slog.DiscardHandler)
+	n.net = rpclink.New(rpclink.Config{
+		Name: name, Logger: quiet, Above: n,
+		Published: func(context.Context, string) (string, rpcworld.Entry, error) {
+			return "", rpcworld.Entry{}, dist.New("test", dist.NotFound, "there is no store")
+		},
+	})
+	self := n.net.NewPeer(name, rrefcore.Worker(id))
+	n.refs = rpcref.New(rpcref.Config{
+		Name: name, ID: rrefcore.Worker(id), Epoch: testEpoch, Logger: quiet, Net: n.net, Self: self, Limit: func() time.Duration { return timeout },
+		Wrap: func(h *rpcref.Hold) any { return h }, Unwrap: func(any) *rpcref.Hold { return nil }, Opaque: func(any) bool { return true },
+		Failure: func(op string, _ rrefcore.ID, owner string, code rrefcore.Code, cause error) error {
+			return dist.Newf(op, dist.Unavailable, "%v at %s: %v", code, owner, cause)
+		},
+	})
+	n.k = New(Config{
+		Rank: dist.Rank(id), Net: n.net, Refs: n.refs, Self: self, Timeout: func() time.Duration { return timeout },
+		Exception: func(op, fn, worker string, payload []byte) error {
+			_, text := rpcwire.DecodeException(payload)
+			e := dist.New(op, dist.Remote, text)
+			e.Key, e.Peer = fn, worker
+			return e
+		},
+		Outgoing: func(_ context.Context, _ *rpclink.Peer, _ string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
+			n.offered.Add(1)
+			return &rpcseam.Exchange{
+				Message: m, Answered: func(*rpcwire.Message) error { n.answered.Add(1); return nil }, Lost: func() { n.lost.Add(1) },
+			}, nil
+		},
+	})
+	var hello *cohortwire.Config
+	if cohort {
+		hello = &cohortwire.Config{
+			Identity: cohortwire.Identity{Name: name, ID: id, Incarnation: testEpoch}, Secret: []byte(name),
+			Published: func(id cohortwire.Identity) ([]byte, error) { return []byte(id.Name), nil },
+		}
+	}
+	if err := n.net.Listen("127.0.0.1:0", hello); err != nil {
+		tb.Fatal(err)
+	}
+	n.net.Own(n.refs.Run)
+	tb.Cleanup(n.close)
+	return n
+}
+
+// begin ends the worker, and does not wait until it has ended.
+func (n *node) begin() {
+	if n.net.BeginClose() {
+		n.net.EndSessions(n.refs.Close, func() {})
+	}
+}
+
+func (n *node) close() {
+	n.begin()
+	<-n.net.Done
+}
+
+// pair is a caller and a callee that know each other.
+type pair struct {
+	caller, callee *node
+	peer           *rpclink.Peer // the callee, as the caller knows it
+}
+
+func newPair(tb testing.TB, cohort bool, timeout time.Duration) *pair {
+	tb.Helper()
+	p := &pair{caller: start(tb, "caller", 0, cohort, timeout), callee: start(tb, "callee", 1, cohort, timeout)}
+	entry := rpcworld.Entry{}
+	if cohort {
+		entry.Epoch = testEpoch
+	}
+	p.peer = p.caller.net.AddPeer("callee", 1, p.callee.net.Addr(), entry)
+	p.callee.net.AddPeer("caller", 0, p.caller.net.Addr(), entry)
+	return p
+}
+
+// request is a call whose payload says which one it is.
+func (p *pair) request(op, text string) *Outgoing {
+	o := &Outgoing{By: p.caller.k, Op: op, Func: text, Peer: p.peer}
+	o.Build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
+		return &rpcwire.Message{Type: rpcwire.PythonCall, Payload: []byte(text)}, nil, 0, nil
+	}
+	return o
+}
+
+// answer sends an answer as a worker does.
+func answer(in rpclink.Incoming, m *rpcwire.Message) {
+	in.Conn.Untrack(in.ID)
+	m.ID = int64(in.ID)
+	_, _ = in.Conn.Write(context.Background(), m, nil, 0, time.Time{})
+}
+
+func echo(in rpclink.Incoming) {
+	answer(in, &rpcwire.Message{Type: rpcwire.PythonRet, Payload: in.Payload})
+}
+
+// way is one of the ways to send a request and to learn its outcome.
+type way struct {
+	name string
+	send func(p *pair, ctx context.Context, o *Outgoing, done func(rpclink.Reply, error))
+}
+
+var ways = []way{
+	{"exchange", func(p *pair, ctx context.Context, o *Outgoing, done func(rpclink.Reply, error)) {
+		go func() { done(p.caller.k.exchangeCounted(ctx, o)) }()
+	}},
+	{"async", func(p *pair, ctx context.Context, o *Outgoing, done func(rpclink.Reply, error)) {
+		p.onSession(ctx, o, done, func(c *rpclink.Conn) {
+			p.caller.k.Async(ctx, c, o, func(x rpclink.Reply, err error) { done(x, err); p.caller.k.Active.Leave() })
+		})
+	}},
+	{"lasting", func(p *pair, ctx context.Context, o *Outgoing, done func(rpclink.Reply, error)) {
+		p.onSession(ctx, o, done, func(c *rpclink.Conn) { p.caller.k.AsyncLasting(ctx, c, o, done) })
+	}},
+}
+
+// exchangeCounted is Exchange with its events, as callers use it.
+func (k *Caller) exchangeCounted(ctx context.Context, o *Outgoing) (rpclink.Reply, error) {
+	started := k.Begin(ctx, o)
+	x, err := k.Exchange(ctx, o)
+	k.End(o, started, err)
+	return x, err
+}
+
+// onSession counts a request as active and gives it a session, as the callers of Async do.
+func (p *pair) onSession(ctx context.Context, o *Outgoing, done func(rpclink.Reply, error), use func(*rpclink.Conn)) {
+	k := p.caller.k
+	if err := k.Active.Enter(ctx); err != nil {
+		done(rpclink.Reply{}, err)
+		return
+	}
+	giveUp := o.Early(ctx)
+	if !p.caller.net.Own(func() {
+		bounded, cancel := Until(ctx, k.Deadline(ctx))
+		c, err := o.Peer.Connect(bounded)
+		cancel()
+		if err != nil {
+			giveUp()
+			done(rpclink.Reply{}, k.Failed(o, err))
+			k.Active.Leave()
+			return
+		}
+		use(c)
+	}) {
+		giveUp()
+		done(rpclink.Reply{}, rpclink.ErrClosed(o.Op))
+		k.Active.Leave()
+	}
+}
