@@ -26,6 +26,7 @@ type family struct {
 	mu struct {
 		sync.Mutex
 		count int               // groups made by all ranks, members or not
+		maybe int               // groups that count too if the PyTorch ranks are 2.14; see nameLocked
 		live  map[*Group]*Group // group to parent
 		names map[string]bool   // of splits, where PyTorch's ranks can use one only once
 	}
@@ -112,28 +113,18 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		return nil, err
 	}
 	me := slices.Index(ranks, g.rank)
-	f := g.family
-	f.mu.Lock()
-	p := &plan{config: c, family: f, parent: g, form: form.Plan{Store: g.store, Rank: me, Globals: globals}}
-	if c.localSync {
-		if me < 0 {
-			f.mu.Unlock()
-			return nil, dist.New(op, dist.InvalidArgument, "this rank is no member: with WithLocalSync only members call")
-		}
-		p.form.TorchName = gloo.LocalSyncName(globals, 0)
-		if !g.peers.None() {
-			p.form.TorchName = gloo.LocalSyncName(globals, f.listedLocked())
-		}
-		if g.peers.CountsHashedGroups() {
-			f.mu.count++
-			p.form.TorchName = gloo.LocalSyncName(globals, f.mu.count)
-		}
-		p.form.Index = f.mu.count
-	} else {
-		f.mu.count++
-		p.form.TorchName, p.form.Index = gloo.GroupName(f.mu.count), f.mu.count
+	if c.localSync && me < 0 {
+		return nil, dist.New(op, dist.InvalidArgument, "this rank is no member: with WithLocalSync only members call")
 	}
+	f := g.family
+	p := &plan{config: c, family: f, parent: g, form: form.Plan{Store: g.store, Rank: me, Globals: globals}}
+	f.mu.Lock()
+	p.form.TorchName, err = f.nameLocked(op, g.peers, globals, c.localSync)
+	p.form.Index = f.mu.count
 	f.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
 	if p.config.Name == "" {
 		p.config.Name = p.form.TorchName
 	}
@@ -142,6 +133,35 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 	}
 	p.complete()
 	return nil, form.SettleOutside(ctx, &p.form)
+}
+
+// nameLocked counts a new group and returns PyTorch's name of it. Up to 2.13 a group that only its members make is named by the number
+// of groups that this process has; from 2.14 on by the counter of all groups, which it moves. As long as it is not known which
+// of them the PyTorch ranks are, both are followed, and a group is refused if they would give it different names.
+func (f *family) nameLocked(op string, peers torch.Peers, globals []int, localSync bool) (string, error) {
+	if localSync && peers.None() {
+		return gloo.LocalSyncName(globals, 0), nil
+	}
+	older, newer := gloo.GroupName(f.mu.count+1), gloo.GroupName(f.mu.count+f.mu.maybe+1)
+	if localSync {
+		older, newer = gloo.LocalSyncName(globals, f.listedLocked()), gloo.LocalSyncName(globals, f.mu.count+f.mu.maybe+1)
+	}
+	name := older
+	switch {
+	case peers.CountsHashedGroups():
+		name = newer
+		f.mu.count++
+	case !localSync:
+		f.mu.count++
+	case !peers.KnowsHashedGroups():
+		f.mu.maybe++
+	}
+	if !peers.KnowsHashedGroups() && older != newer {
+		return "", dist.Newf(op, dist.NotSupported,
+			"after a group made with WithLocalSync the names of groups depend on the version of PyTorch, and all that is known is that other ranks use %v: say which with %s (%q) or the variable %s (2.14)",
+			peers, torch.Option, peers.High.String(), torch.Variable)
+	}
+	return name, nil
 }
 
 // globalsOf returns the world ranks of some ranks of g.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -190,5 +191,24 @@ func TestBuckets(t *testing.T) {
 	}
 	if want := "[[0 2] [1 4] [3]]"; fmt.Sprint(got) != want {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestCheckedCoalesced: what only 2.14 performs under DETAIL is refused as PyTorch refuses it, or asked about, for every pair of versions.
+func TestCheckedCoalesced(t *testing.T) {
+	t.Parallel()
+	for low := torch.V1_13; low <= torch.Newest; low++ {
+		for high := low; high <= torch.Newest; high++ {
+			g := &Group{Checked: true, Peers: torch.Peers{Low: low, High: high}}
+			err := g.checkedCoalesced("x", torch.ReduceScatterIntoCoalesce)
+			var r *Refusal
+			switch asked := err != nil && strings.Contains(err.Error(), torch.Option); {
+			case low >= torch.V2_14 && err != nil,
+				low < torch.V2_14 && !errors.As(err, &r),
+				high < torch.V2_14 && (asked || r.Where != torch.InPython),
+				low < torch.V2_14 && high >= torch.V2_14 && (!asked || r.Where != torch.Nowhere):
+				t.Errorf("%v: %v", g.Peers, err)
+			}
+		}
 	}
 }

@@ -93,6 +93,60 @@ func TestNamesAfterHashedGroups(t *testing.T) {
 	})
 }
 
+// hashedSource is a PyTorch rank that makes a group by local synchronization and then a plain one.
+const hashedSource = `
+import datetime, sys
+import torch, torch.distributed as dist
+rank, size, port = map(int, sys.argv[1:4])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+a = dist.new_group([0, 1], use_local_synchronization=True)
+dist.all_reduce(torch.zeros(5), group=a)
+b = dist.new_group([0, 1])
+dist.all_reduce(torch.zeros(5), group=b)
+print("two groups", flush=True)
+sys.stdin.readline()
+`
+
+// TestUnknownNamesAreAskedFor: a Go rank that cannot know how the PyTorch ranks name a group says so at once, instead of waiting under
+// another name. The store of a PyTorch rank up to 2.11 tells enough, that of a newer one does not.
+func TestUnknownNamesAreAskedFor(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		if tr == torchtest.V113 {
+			return // it has no such groups
+		}
+		w := world{size: 2, goRanks: []int{1}, untold: true}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		port := freePort(t)
+		procs := w.startTorch(t, tr, port, hashedSource)
+		g := w.joinGo(ctx, t, port)[1]
+		a, err := g.NewGroup(ctx, []int{0, 1}, group.WithLocalSync())
+		if err != nil {
+			t.Fatal(err) // all versions name the first one alike
+		}
+		if err = group.AllReduceSlice(ctx, a, make([]float32, 5), group.Sum); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		b, err := g.NewGroup(ctx, []int{0, 1})
+		if tr.About(t).Since(2, 12) {
+			if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) || time.Since(began) > 10*time.Second {
+				t.Errorf("%v after %v", err, time.Since(began))
+			}
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err = group.AllReduceSlice(ctx, b, make([]float32, 5), group.Sum); err != nil {
+			t.Error(err)
+		}
+		if line := procs[0].Line(t); line != "two groups" {
+			t.Error(line)
+		}
+	})
+}
+
 // TestStoreTellsTheVersion: the store of a PyTorch rank tells a Go rank that nobody has told anything enough for a mesh of three
 // dimensions, whose groups versions make in different orders, and for lists in all_to_all, which 2.12 brought.
 func TestStoreTellsTheVersion(t *testing.T) {

@@ -290,6 +290,9 @@ func (p Peers) TorchHalves() bool { return p.Low >= V2_8 }
 // named by it.
 func (p Peers) CountsHashedGroups() bool { return p.Low >= V2_14 }
 
+// KnowsHashedGroups reports whether CountsHashedGroups is the same for all that the peers may be.
+func (p Peers) KnowsHashedGroups() bool { return p.None() || p.Low >= V2_14 || p.High < V2_14 }
+
 // SplitsGroups reports whether some of the versions that the peers may be can split and merge groups: 2.11 can, and is not told
 // apart from 2.9. A rank that cannot will not have asked for it.
 func (p Peers) SplitsGroups() bool { return p.None() || p.High >= V2_9 }

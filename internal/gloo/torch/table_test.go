@@ -139,3 +139,75 @@ func TestUnknownVersionIsAskedFor(t *testing.T) {
 		t.Errorf("PyTorch 2.14 takes a tag per rank: %v", err)
 	}
 }
+
+// arithmetic names how a level computes what it runs: the same name means the same bits. The facts know of one change, that of
+// float16 in 2.8.
+func arithmetic(l Level, c *Call) string {
+	if c.DType == tensor.Float16 && c.reduces() && l < V2_8 {
+		return "gloo's float16"
+	}
+	return "torch"
+}
+
+// TestEveryPairOfVersions holds every operation, type and operator against every pair of versions between which the peers may be: what
+// any two of them run differently, or to different bits, is refused with an error that names the option, and nothing else is.
+func TestEveryPairOfVersions(t *testing.T) {
+	var types []tensor.DType
+	for dt := range tensor.DType(64) {
+		if dt.Valid() {
+			types = append(types, dt)
+		}
+	}
+	operators := []reduce.Op{reduce.Sum, reduce.Product, reduce.Min, reduce.Max, reduce.And, reduce.Or, reduce.Xor, reduce.Avg, reduce.PremulSum}
+	asked, ran := 0, 0
+	for low := V1_13; low <= Newest; low++ {
+		for high := low; high <= Newest; high++ {
+			peers := Peers{low, high}
+			for op := range names {
+				for _, dt := range types {
+					for _, r := range operators {
+						for _, numel := range []int{0, 4} {
+							c := Call{Op: op, DType: dt, Reduce: r, Numel: numel, Parts: 3}
+							first, differs := low.outcome(&c), false
+							for l := low; l <= high; l++ {
+								o := l.outcome(&c)
+								differs = differs || o.refused != first.refused || o.where != first.where || o.tags != first.tags || arithmetic(l, &c) != arithmetic(low, &c)
+							}
+							err := peers.Check("x", c)
+							var refusal *Refusal
+							named := err != nil && strings.Contains(err.Error(), Option) && strings.Contains(err.Error(), Variable)
+							switch {
+							case differs && (!named || !errors.As(err, &refusal) || refusal.Where != Nowhere):
+								t.Errorf("%v: %v (%v) of %v, %d elements, differs: %v", peers, op, r, dt, numel, err)
+							case differs:
+								asked++
+							case first.refused && (err == nil || named || !errors.As(err, &refusal) || refusal.Tags != first.tags || refusal.Where != first.where):
+								t.Errorf("%v: %v (%v) of %v, %d elements, is refused by all: %v", peers, op, r, dt, numel, err)
+							case !first.refused && err != nil:
+								t.Errorf("%v: %v (%v) of %v, %d elements, runs: %v", peers, op, r, dt, numel, err)
+							case !first.refused:
+								ran++
+							}
+						}
+					}
+				}
+			}
+			// Names and numbers of groups: what is not the same for all of them is not said to be.
+			for l := low; l <= high; l++ {
+				one := Exactly(l)
+				if order := peers.MeshOrder(); order != AnyMeshOrder && order != one.MeshOrder() {
+					t.Errorf("%v: the order of a mesh's groups is %v, that of %v is %v", peers, order, one, one.MeshOrder())
+				}
+				if peers.OrdersGroups() && !one.OrdersGroups() || peers.CountsHashedGroups() && !one.CountsHashedGroups() || peers.TorchHalves() && !one.TorchHalves() {
+					t.Errorf("%v: more than %v can", peers, one)
+				}
+				if peers.KnowsHashedGroups() && peers.CountsHashedGroups() != one.CountsHashedGroups() {
+					t.Errorf("%v: the names of groups are said to be known, and those of %v are others", peers, one)
+				}
+			}
+		}
+	}
+	if asked < 1000 || ran < 10000 {
+		t.Errorf("%d calls were asked about and %d ran: that is too few to mean something", asked, ran)
+	}
+}

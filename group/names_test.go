@@ -1,0 +1,71 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/form"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+)
+
+// bare returns a family without a clock.
+func bare() *family {
+	f := new(family)
+	f.mu.live = map[*Group]*Group{}
+	return f
+}
+
+// TestNamesOfGroups: a name is that of every version that the PyTorch ranks may be, or there is none and the error names the option.
+func TestNamesOfGroups(t *testing.T) {
+	levels := []torch.Level{torch.V2_6, torch.V2_12, torch.V2_14}
+	refused, named := 0, 0
+	for seed := range uint64(500) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		low, high := r.IntN(len(levels)), r.IntN(len(levels))
+		if low > high {
+			low, high = high, low
+		}
+		unsure := bare()
+		exact := make([]*family, len(levels))
+		for i := range exact {
+			exact[i] = bare()
+		}
+		for range 1 + r.IntN(6) {
+			localSync, member := r.IntN(2) == 0, r.IntN(4) > 0
+			member = member || localSync
+			globals := []int{0, 1, 2}[:1+r.IntN(3)]
+			name, err := unsure.nameLocked("op", torch.Peers{Low: levels[low], High: levels[high]}, globals, localSync)
+			for i := low; i <= high; i++ {
+				want, failure := exact[i].nameLocked("op", torch.Exactly(levels[i]), globals, localSync)
+				if failure != nil {
+					t.Fatal(failure)
+				}
+				if err == nil && name != want {
+					t.Fatalf("seed %d: %v to %v: %q, and %v says %q", seed, levels[low], levels[high], name, levels[i], want)
+				}
+			}
+			if err != nil {
+				if low == high || !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) || !strings.Contains(err.Error(), torch.Variable) {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+				refused++
+				break // the program knows now
+			}
+			named++
+			if member {
+				for _, f := range append(exact, unsure) {
+					f.mu.live[&Group{origin: form.FromPython}] = nil
+				}
+			}
+		}
+	}
+	if refused < 50 || named < 500 {
+		t.Errorf("%d were refused and %d named", refused, named)
+	}
+}
