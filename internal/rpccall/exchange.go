@@ -38,6 +38,7 @@ type Caller struct {
 	cfg      Config
 	Active   activeCalls
 	UnderWay atomic.Int64
+	profiles atomic.Int64 // how many requests were profiled: each has its number
 }
 
 // New returns who sends the requests of a worker.

@@ -7,6 +7,7 @@ import (
 	"context"
 
 	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpcprof"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -25,6 +26,7 @@ type Outgoing struct {
 	Runs     bool              // what its answer brings about may run code of the program
 	ready    *built            // built early
 	exchange *rpcseam.Exchange // how the extension takes part
+	profiled *profiled         // by the profile in the ctx of the call
 
 	trace, span string // what its events carry
 }
@@ -62,30 +64,45 @@ func (o *Outgoing) Make(ctx context.Context, toGo bool) (*rpcwire.Message, []rre
 		o.By.cfg.Refs.Undecoded(o.Peer, b.wires)
 	}
 	m, wires, flags, err := o.Build(toGo)
-	if err != nil || o.By.cfg.Outgoing == nil || o.Plain {
+	if err != nil || o.Plain {
 		return m, wires, flags, err
 	}
-	o.exchange, err = o.By.cfg.Outgoing(ctx, o.Peer, o.Func, m)
-	if err != nil {
-		o.By.cfg.Refs.Undecoded(o.Peer, wires)
-		return nil, nil, 0, err
+	if o.By.cfg.Outgoing != nil {
+		if o.exchange, err = o.By.cfg.Outgoing(ctx, o.Peer, o.Func, m); err != nil {
+			o.By.cfg.Refs.Undecoded(o.Peer, wires)
+			return nil, nil, 0, err
+		}
+		if o.exchange != nil {
+			m = o.exchange.Message
+		}
 	}
-	if o.exchange != nil {
-		m = o.exchange.Message
+	if rec := rpcprof.From(ctx); rec != nil { // outside of what the extension wraps, as in PyTorch
+		if m, err = o.profile(rec, m); err != nil {
+			o.Lost()
+			o.By.cfg.Refs.Undecoded(o.Peer, wires)
+			return nil, nil, 0, err
+		}
 	}
 	return m, wires, flags, nil
 }
 
-// Lost tells the extension that there is no answer.
+// Lost tells the extension and the profile that there is no answer.
 func (o *Outgoing) Lost() {
+	if p := o.profiled; p != nil {
+		o.profiled = nil
+		p.end(o.By, nil)
+	}
 	if x := o.exchange; x != nil {
 		o.exchange = nil
 		x.Lost()
 	}
 }
 
-// Answered tells the extension that the answer has come.
+// Answered tells the profile and the extension that the answer has come, and makes it the answer to what was asked.
 func (o *Outgoing) Answered(m *rpcwire.Message) error {
+	if err := o.unprofile(m); err != nil {
+		return err
+	}
 	x := o.exchange
 	if x == nil {
 		return nil

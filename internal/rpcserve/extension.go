@@ -51,7 +51,7 @@ func (s *Server) unwrapped(r *request) {
 		r.wraps = append(r.wraps, w.Answer)
 	}
 	if w.Context != nil {
-		r.values = w.Context
+		r.derive(w.Context)
 	}
 	r.Tensors = w.Message.Tensors
 	s.unwrap(r, w.Message.Type, w.Message.Payload)

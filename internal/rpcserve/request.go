@@ -28,7 +28,8 @@ type request struct {
 	s        *Server
 	local    func(*rpcwire.Message, error)
 	wraps    []wrapper                             // profilers and an extension around the call, outermost first
-	values   func(context.Context) context.Context // of an extension, for the handler
+	values   func(context.Context) context.Context // of an extension and a profiler, for the handler
+	began    time.Time                             // when it was run
 	answered atomic.Bool
 	decoder  *rpcref.Decoding
 	place    rpcplace.Place

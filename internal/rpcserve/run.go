@@ -92,6 +92,7 @@ func (s *Server) drop(r *request) {
 //nolint:contextcheck,nolintlint // a handler has a context of its own
 func (s *Server) runCall(r *request) {
 	started := time.Now()
+	r.began = started
 	pl := &r.place
 	pl.Take(s.limiter, r.Caller())
 	creates := r.creates()

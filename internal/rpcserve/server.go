@@ -138,18 +138,7 @@ func (s *Server) dispatch(r *request) {
 		}
 		s.unwrap(r, x.Inner, inner)
 	case rpcwire.RunWithProfilingReq:
-		x, inner, err := rpcwire.UnwrapProfiling(r.Payload)
-		if err != nil {
-			r.refuse(err)
-			return
-		}
-		r.wraps = append(r.wraps, func(m *rpcwire.Message) error {
-			x.Inner = m.Type
-			payload, err := x.WrapResponse(m.Payload)
-			m.Type, m.Payload = rpcwire.RunWithProfilingResp, payload
-			return err
-		})
-		s.unwrap(r, x.Inner, inner)
+		s.serveProfiled(r)
 	case rpcwire.CleanupAutogradReq:
 		if _, err := rpcwire.DecodeCleanup(r.Payload); err != nil {
 			r.refuse(err)

@@ -96,65 +96,6 @@ func UnwrapAutograd(payload []byte) (a Autograd, inner []byte, err error) {
 	return a, inner, nil
 }
 
-// Profiling is what a RUN_WITH_PROFILING message adds to the message inside it.
-type Profiling struct {
-	Inner Type
-	// Config is the profiler's configuration of a request; it is kept as it came.
-	Config []any
-	ID     GlobalID
-}
-
-// WrapRequest returns the payload of a RUN_WITH_PROFILING_REQ.
-func (p Profiling) WrapRequest(inner []byte) ([]byte, error) {
-	j := pickle.NewJIT(nil)
-	j.Int(int64(p.Inner))
-	var e Encoder
-	if err := e.jitTyped(j, py.Typed{Type: "List[Any]", Value: p.Config}, 0); err != nil {
-		return nil, err
-	}
-	p.ID.push(j)
-	j.TupleOf(3)
-	return wrap(inner, j)
-}
-
-// WrapResponse returns the payload of a RUN_WITH_PROFILING_RESP without events.
-func (p Profiling) WrapResponse(inner []byte) ([]byte, error) {
-	j := pickle.NewJIT(nil)
-	j.Int(int64(p.Inner))
-	p.ID.push(j)
-	j.Int(0)
-	j.TupleOf(3)
-	return wrap(inner, j)
-}
-
-// UnwrapProfiling splits the payload of a RUN_WITH_PROFILING message of either direction. Events of a response are
-// dropped.
-func UnwrapProfiling(payload []byte) (p Profiling, inner []byte, err error) {
-	inner, items, err := unwrap(payload)
-	if err != nil {
-		return p, nil, err
-	}
-	if len(items) < 3 {
-		return p, nil, badPayload("a profiling wrapper of %d parts", len(items))
-	}
-	var ok1, ok2 bool
-	p.Inner, ok1 = innerType(items[0])
-	if p.Inner.IsResponse() {
-		p.ID, ok2 = parseGlobalID(items[1])
-	} else {
-		raw, _ := untag(items[1])
-		var list *pickle.List
-		if list, ok2 = raw.(*pickle.List); ok2 {
-			p.Config = list.Items
-			p.ID, ok2 = parseGlobalID(items[2])
-		}
-	}
-	if !ok1 || !ok2 {
-		return p, nil, badPayload("a profiling wrapper whose parts have the wrong types")
-	}
-	return p, inner, nil
-}
-
 // Backward is the payload of a BACKWARD_AUTOGRAD_REQ: one gradient per tensor of a message.
 type Backward struct {
 	Gradients   []any // tensors
