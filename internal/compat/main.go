@@ -22,25 +22,35 @@ import (
 	"strings"
 )
 
-// areas names what the packages below interop test, in the order of the table.
-var areas = []struct{ pkg, name string }{
-	{"store", "`TCPStore`: server, client, command line"},
-	{"filestore", "`FileStore`"},
-	{"rendezvous", "rendezvous"},
-	{"gloo", "`gloo` wire, all collectives"},
-	{"group", "process groups"},
-	{"reduce", "reductions, bit by bit"},
-	{"wire", "pickles and messages of RPC"},
-	{"rpc", "RPC, references"},
-	{"rpcproof", "RPC: who may call whom"},
-	{"worlds", "RPC: random worlds"},
-	{"autograddist", "distributed autograd"},
-	{"tensor", "tensors, printed and saved"},
-	{"autograd", "gradients, optimizers"},
-	{"ddp", "data parallelism"},
-	{"examples", "examples and pages"},
-	{"launch", "`cohort run`, `cohort why`"},
-	{"pystack", "Python stacks from outside"},
+// areas names what the packages below interop test, in the order of the table. The tests of an area are those of its package, or
+// those of it whose names begin with one of the prefixes.
+var areas = []struct {
+	pkg, name string
+	tests     []string
+}{
+	{"store", "`TCPStore`: server, client, command line", nil},
+	{"store", "sharded jobs: distributed checkpoints, DTensor", []string{"TestServerSharded"}},
+	{"filestore", "`FileStore`", nil},
+	{"rendezvous", "rendezvous", nil},
+	{"gloo", "`gloo` wire, all collectives", nil},
+	{"group", "process groups", nil},
+	{"group", "split, merged and unsorted groups", []string{"TestSplit", "TestMesh"}},
+	{"group", "lazy connections", []string{"TestLazy"}},
+	{"group", "a step of FSDP2", []string{"TestFSDP"}},
+	{"group", "members change without restarts (`reconfigure`)", []string{"TestReconfigure"}},
+	{"reduce", "reductions, bit by bit", nil},
+	{"wire", "pickles and messages of RPC", nil},
+	{"rpc", "RPC, references", nil},
+	{"rpcproof", "RPC: who may call whom", nil},
+	{"worlds", "RPC: random worlds", nil},
+	{"autograddist", "distributed autograd", nil},
+	{"tensor", "tensors, printed and saved", nil},
+	{"autograd", "gradients, optimizers", nil},
+	{"ddp", "data parallelism", nil},
+	{"examples", "examples and pages", nil},
+	{"examples", "the coordinator, `cohort run --members`, `cohort coordinate`", []string{"TestReconfigure", "TestLaunched", "TestCoordinator", "TestStoreDies"}},
+	{"launch", "`cohort run`, `cohort why`", nil},
+	{"pystack", "Python stacks from outside", nil},
 }
 
 const begin, end = "<!-- begin of what make compat writes -->\n", "<!-- end of what make compat writes -->\n"
@@ -101,15 +111,17 @@ func (c cell) String() string {
 
 type table struct {
 	about map[string]string          // by installation
-	cells map[string]map[string]cell // by package and installation
+	cells map[string]map[string]cell // by the name of the area and installation
 }
 
 type event struct{ Action, Package, Test, Output string }
 
-// read counts the tests without subtests of their own, each for the installation that its name has ("TestX/torch-2.6/y").
+// read counts the tests without subtests of their own, each for the installation that its name has ("TestX/torch-2.6/y"), or else for
+// those that it says it uses.
 func read(r io.Reader) (*table, error) {
 	t := &table{map[string]string{}, map[string]map[string]cell{}}
 	parents, cannot, ended := map[string]bool{}, map[string]bool{}, map[string]event{}
+	uses := map[string][]string{}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
@@ -128,6 +140,11 @@ func read(r io.Reader) (*table, error) {
 				name, text, _ := strings.Cut(strings.TrimSpace(about), ": ")
 				t.about[name] = text
 			}
+			if _, name, found := strings.Cut(e.Output, "interop: uses torch-"); found {
+				if name = strings.TrimSpace(name); !slices.Contains(uses[id], name) {
+					uses[id] = append(uses[id], name)
+				}
+			}
 			cannot[id] = cannot[id] || strings.Contains(e.Output, "this build cannot")
 		case "pass", "fail", "skip":
 			ended[id] = e
@@ -137,13 +154,35 @@ func read(r io.Reader) (*table, error) {
 		if parents[id] {
 			continue
 		}
+		var names []string
 		for part := range strings.SplitSeq(e.Test, "/") {
 			if name, found := strings.CutPrefix(part, "torch-"); found {
-				t.count(path.Base(e.Package), name, e.Action, cannot[id])
+				names = append(names, name)
 			}
+		}
+		for test := e.Test; len(names) == 0 && test != "."; test = path.Dir(test) { // it, or the test that it is part of
+			names = uses[e.Package+" "+test]
+		}
+		for _, name := range names {
+			t.count(area(path.Base(e.Package), e.Test), name, e.Action, cannot[id])
 		}
 	}
 	return t, lines.Err()
+}
+
+// area returns the name of a test's area: one that has its name, else that of its package.
+func area(pkg, test string) string {
+	name := pkg
+	for _, a := range areas {
+		switch {
+		case a.pkg != pkg:
+		case a.tests == nil:
+			name = a.name
+		case slices.ContainsFunc(a.tests, func(prefix string) bool { return strings.HasPrefix(test, prefix) }):
+			return a.name
+		}
+	}
+	return name
 }
 
 func (t *table) count(pkg, installation, action string, cannot bool) {
@@ -174,12 +213,12 @@ func (t *table) String() string {
 	}
 	b.WriteString("\n|---|" + strings.Repeat("---|", len(names)) + "\n")
 	for _, a := range areas {
-		if t.cells[a.pkg] == nil {
+		if t.cells[a.name] == nil {
 			continue
 		}
 		b.WriteString("| " + a.name + " |")
 		for _, name := range names {
-			b.WriteString(" " + t.cells[a.pkg][name].String() + " |")
+			b.WriteString(" " + t.cells[a.name][name].String() + " |")
 		}
 		b.WriteString("\n")
 	}

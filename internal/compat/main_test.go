@@ -27,6 +27,15 @@ const results = `go: downloading
 {"Action":"output","Package":"x/rpc","Test":"TestB/torch-newest","Output":"    b_test.go:4: this build cannot: no TensorPipe\n"}
 {"Action":"skip","Package":"x/rpc","Test":"TestB/torch-newest"}
 {"Action":"pass","Package":"x/rpc","Test":"TestC"}
+{"Action":"output","Package":"x/group","Test":"TestReconfigure","Output":"    r_test.go:4: interop: uses torch-newest\n"}
+{"Action":"run","Package":"x/group","Test":"TestReconfigure"}
+{"Action":"run","Package":"x/group","Test":"TestReconfigure/one"}
+{"Action":"pass","Package":"x/group","Test":"TestReconfigure/one"}
+{"Action":"pass","Package":"x/group","Test":"TestReconfigure"}
+{"Action":"output","Package":"x/group","Test":"TestMixed","Output":"    r_test.go:4: interop: uses torch-newest\n"}
+{"Action":"output","Package":"x/group","Test":"TestMixed","Output":"    r_test.go:4: interop: uses torch-2.6\n"}
+{"Action":"output","Package":"x/group","Test":"TestMixed","Output":"    r_test.go:4: interop: uses torch-2.6\n"}
+{"Action":"pass","Package":"x/group","Test":"TestMixed"}
 `
 
 func TestTable(t *testing.T) {
@@ -48,6 +57,8 @@ func TestTable(t *testing.T) {
 	want := "before\n" + begin + `| tests that passed | PyTorch 2.6.0 | PyTorch 2.14.1, no TensorPipe |
 |---|---|---|
 | ` + "`TCPStore`: server, client, command line" + ` | 2 | **1 failed**, 0 passed |
+| process groups | 1 | 1 |
+| members change without restarts (` + "`reconfigure`" + `) | - | 1 |
 | RPC, references | 1 | the build cannot |
 ` + end + "after\n"
 	if string(got) != want {

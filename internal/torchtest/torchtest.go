@@ -98,6 +98,7 @@ func (tr *Torch) Need(t testing.TB) {
 		}
 		t.Skipf("interop: PyTorch %s: %v", tr.Name, tr.err)
 	}
+	t.Logf("interop: uses torch-%s", tr.Name) // for tests that do not have it in their names: internal/compat counts them
 }
 
 // boot starts the Python that forks the children.
