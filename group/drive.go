@@ -11,6 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/ticker"
 )
 
 // promptly is how soon after its submission an operation is waited for by a program that waits for each.
@@ -187,14 +188,14 @@ func (g *Group) pump() {
 }
 
 // tick is called by the clock while operations are not over: it picks up what nobody waits for.
-func (g *Group) tick(now time.Time) (more bool, collectives, messages uint64) {
+func (g *Group) tick(now time.Time) (pending bool, posted uint64) {
 	g.reapAll()
 	g.mu.Lock()
 	next := g.mu.sched.Current()
-	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.posted) > fastTick/2)
-	more = g.mu.sched.Busy()
-	collectives, messages = uint64(g.mu.sched.Sequence()), g.mu.sched.MessageSequence()
+	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.posted) > ticker.Fast/2)
+	pending = g.mu.sched.Busy()
+	posted = uint64(g.mu.sched.Sequence()) + g.mu.sched.MessageSequence()
 	g.mu.Unlock()
 	g.perform(e)
-	return more, collectives, messages
+	return pending, posted
 }

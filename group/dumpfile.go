@@ -4,12 +4,11 @@
 package group
 
 import (
-	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"strings"
+
+	"github.com/cohort-dist/cohort/internal/recorder"
 )
 
 // WithDumpFiles writes the flight recorder's dump into dir when the group fails, and whenever one of the signals arrives:
@@ -38,46 +37,12 @@ func (g *Group) deliver(reason string) {
 	if g.config.dumpDir == "" {
 		return
 	}
-	name, err := g.writeDump(data)
+	name, err := recorder.WriteFile(g.config.dumpDir, g.name, g.globals[g.rank], data)
 	if err != nil {
 		g.config.Logger.Warn("the flight recorder's dump could not be written", slog.String("group", g.name), slog.Any("error", err))
 		return
 	}
 	g.config.Logger.Info("flight recorder dumped", slog.String("group", g.name), slog.String("reason", reason), slog.String("file", name))
-}
-
-// writeDump replaces the group's file as a whole, so that a reader never sees half of it.
-func (g *Group) writeDump(data []byte) (string, error) {
-	dir := g.config.dumpDir
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // for everybody who looks for the reason
-		return "", err
-	}
-	name := filepath.Join(dir, fmt.Sprintf("group-%s.rank%d.%d.json", fileName(g.name), g.globals[g.rank], os.Getpid()))
-	partial, err := os.CreateTemp(dir, ".dump*")
-	if err != nil {
-		return "", err
-	}
-	_, err = partial.Write(data)
-	if e := partial.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(partial.Name(), name)
-	}
-	if err != nil {
-		_ = os.Remove(partial.Name())
-	}
-	return name, err
-}
-
-// fileName keeps what is harmless in the name of a file.
-func fileName(name string) string {
-	return strings.Map(func(r rune) rune {
-		if r == '-' || r == '_' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
-			return r
-		}
-		return '_'
-	}, name)
 }
 
 // watchSignals dumps on signals until the group is closed.

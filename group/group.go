@@ -21,6 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/sched"
+	"github.com/cohort-dist/cohort/internal/ticker"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -52,7 +53,7 @@ type Group struct {
 	// resumable tells that a waiter may run an operation in its own goroutine whatever its context is.
 	resumable bool
 	records   *recorder.Ring
-	watched   atomic.Bool     // the clock ticks for the group
+	watched   ticker.Task     // what the clock does for the group
 	life      context.Context //nolint:containedctx // ends with Close
 	end       context.CancelCauseFunc
 	working   context.Context //nolint:containedctx // ends with a failure too

@@ -142,6 +142,7 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 		Group: g.name, Description: g.description, Rank: g.rank, Size: g.size, GlobalRanks: g.globals, Transport: string(g.transport),
 		Host: host, PID: os.Getpid(),
 	}, c.records)
+	g.watched.Tick = g.tick
 	g.life, g.end = context.WithCancelCause(context.Background())
 	g.working, g.halt = context.WithCancelCause(g.life)
 	return g

@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/ticker"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -20,7 +21,7 @@ import (
 type family struct {
 	store store.Store
 	world []int // its ranks
-	clock *clock
+	clock *ticker.Clock
 	asked *control.Server // or nil
 
 	mu struct {
@@ -33,7 +34,7 @@ type family struct {
 }
 
 func newFamily(s store.Store, size int) *family {
-	f := &family{store: s, world: make([]int, size), clock: newClock()}
+	f := &family{store: s, world: make([]int, size), clock: ticker.New()}
 	for i := range f.world {
 		f.world[i] = i
 	}
@@ -65,7 +66,7 @@ func (f *family) left(g *Group) {
 }
 
 func (f *family) close() {
-	f.clock.close()
+	f.clock.Close()
 	f.asked.Close()
 }
 

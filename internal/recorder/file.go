@@ -1,0 +1,45 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// WriteFile puts the dump of a group's rank of this process into a folder, and returns the name of the file. It replaces the file as a
+// whole, so that a reader never sees half of it.
+func WriteFile(dir, group string, globalRank int, data []byte) (string, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // for everybody who looks for the reason
+		return "", err
+	}
+	name := filepath.Join(dir, fmt.Sprintf("group-%s.rank%d.%d.json", fileName(group), globalRank, os.Getpid()))
+	partial, err := os.CreateTemp(dir, ".dump*")
+	if err != nil {
+		return "", err
+	}
+	_, err = partial.Write(data)
+	if e := partial.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(partial.Name(), name)
+	}
+	if err != nil {
+		_ = os.Remove(partial.Name())
+	}
+	return name, err
+}
+
+// fileName keeps what is harmless in the name of a file.
+func fileName(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '-' || r == '_' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
+			return r
+		}
+		return '_'
+	}, name)
+}

@@ -1,0 +1,75 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ticker
+
+import (
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestPace: a clock ticks fast while things are posted, seldom while they only last, and not at all when nothing is pending.
+func TestPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New()
+		defer c.Close()
+		var posted, ticks atomic.Uint64
+		var pending atomic.Bool
+		task := &Task{Tick: func(time.Time) (bool, uint64) { ticks.Add(1); return pending.Load(), posted.Load() }}
+		in := func(d time.Duration) uint64 {
+			before := ticks.Load()
+			time.Sleep(d)
+			synctest.Wait()
+			return ticks.Load() - before
+		}
+		if n := in(time.Second); n != 0 {
+			t.Errorf("%d ticks without a task", n)
+		}
+		pending.Store(true)
+		posted.Add(1)
+		c.Watch(task)
+		if n := in(20 * time.Millisecond); n < 4 || n > 6 { // after 1, 2, 4, 8 and 16 ms, give or take the first
+			t.Errorf("%d ticks in 20 ms after a post", n)
+		}
+		if n := in(10 * time.Second); n < 60 || n > 100 {
+			t.Errorf("%d ticks in 10 s of a task that only lasts", n)
+		}
+		posted.Add(1)
+		c.Watch(task)
+		if n := in(20 * time.Millisecond); n < 4 {
+			t.Errorf("%d ticks in 20 ms after another post", n)
+		}
+		pending.Store(false)
+		time.Sleep(time.Second)
+		if n := in(10 * time.Second); n != 0 {
+			t.Errorf("%d ticks when nothing is pending", n)
+		}
+	})
+}
+
+// TestPostDuringATick: what is posted while the clock looks, after the task has said that it is idle, is not forgotten.
+func TestPostDuringATick(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New()
+		defer c.Close()
+		var late atomic.Bool
+		seen := make(chan struct{})
+		var task *Task
+		task = &Task{Tick: func(time.Time) (bool, uint64) {
+			if late.CompareAndSwap(false, true) {
+				c.Watch(task) // as if another goroutine posted something at this moment
+				return false, 0
+			}
+			select {
+			case <-seen:
+			default:
+				close(seen)
+			}
+			return false, 0
+		}}
+		c.Watch(task)
+		<-seen // the test hangs, and fails, if the post is forgotten
+	})
+}
