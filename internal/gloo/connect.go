@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -90,6 +91,7 @@ func (d *device) join(ctx context.Context, ip netip.Addr) error {
 			return err
 		}
 	}
+	moment.At("gloo.publish")
 	if err := d.cfg.Store.Set(ctx, recordKey(d.cfg.Prefix, d.index, d.cfg.Rank), own.record.Append(nil)); err != nil {
 		return dist.Wrap("gloo: publish address", dist.Unavailable, err)
 	}
@@ -194,6 +196,7 @@ func (d *device) announceHost(ctx context.Context) error {
 // fetch reads and checks the record of a peer.
 func (d *device) fetch(ctx context.Context, p *pair) (wire.Record, error) {
 	key := recordKey(d.cfg.Prefix, d.index, p.peer)
+	moment.At("gloo.fetch")
 	raw, err := d.cfg.Store.Get(ctx, key)
 	if err != nil {
 		e := dist.Wrap("gloo: wait for address", dist.Unavailable, err)
@@ -232,7 +235,7 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 	fail := func(p *pair, err error) {
 		e := dist.Wrap("gloo: connect", dist.PeerLost, err)
 		e.Rank, e.Peer = dist.Rank(p.peer), p.where()
-		cancel(e)
+		cancel(pairError{e})
 	}
 	var awaited []*pair
 	for _, p := range d.pairs {
@@ -287,6 +290,7 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 		}
 	}
 	for i, p := range awaited {
+		moment.At("gloo.connect.wait")
 		select {
 		case <-p.ready:
 		case <-ctx.Done():
@@ -308,10 +312,14 @@ func (p *pair) dialAndAttach(ctx context.Context, from netip.Addr, to netip.Addr
 	return nil
 }
 
+// pairError is why a pair could not be connected. It ends the connecting of the others; a cause that the caller's context ended with
+// is something else.
+type pairError struct{ error }
+
 // connectError returns the first failure of a pair instead of what followed from it.
 func (d *device) connectError(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
-		return cause
+	if first, ok := errors.AsType[pairError](context.Cause(ctx)); ok {
+		return first.error
 	}
 	return err
 }

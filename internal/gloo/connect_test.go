@@ -363,6 +363,20 @@ func TestConnectErrors(t *testing.T) {
 	}
 }
 
+// TestConnectEndsAsItsContext: the cause of the caller's context, which may be any error of another operation, is no reason of ours.
+func TestConnectEndsAsItsContext(t *testing.T) {
+	t.Parallel()
+	kv := store.NewMemory()
+	defer func() { _ = kv.Close() }()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := &dist.Error{Op: "errgroup", Code: dist.PeerLost, Rank: 7}
+	time.AfterFunc(10*time.Millisecond, func() { cancel(cause) })
+	_, err := Connect(ctx, Config{Rank: 0, Size: 2, Store: kv, Prefix: "g", Generation: C, Timeout: time.Minute, Devices: []string{"127.0.0.1"}})
+	if !errors.Is(err, context.Canceled) || dist.CodeOf(err) != dist.Canceled {
+		t.Errorf("%v (code %v)", err, dist.CodeOf(err))
+	}
+}
+
 func TestChooseAddress(t *testing.T) {
 	ctx := within(t, soon)
 	for _, c := range []struct{ device, store, ip, reason string }{
