@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // Timing of generation Auto.
@@ -84,6 +85,7 @@ func (d *device) poll(ctx context.Context, look func(rank int) (found, value boo
 				return value, err
 			}
 		}
+		moment.At("gloo.detect")
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

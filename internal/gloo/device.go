@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/gloo/match"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 func itoa(i int) string { return strconv.Itoa(i) }
@@ -59,6 +60,7 @@ func newDevice(cfg *Config, index int, host string) *device {
 func (d *device) send(op *link.Op) {
 	op.Begin()
 	d.use(op)
+	moment.At("gloo.send")
 	d.mu.Lock()
 	d.machine.Send(op)
 	d.finish()
@@ -67,6 +69,7 @@ func (d *device) send(op *link.Op) {
 func (d *device) recv(op *link.Op) {
 	op.Begin()
 	d.use(op)
+	moment.At("gloo.recv")
 	d.mu.Lock()
 	d.machine.Recv(op)
 	d.finish()
@@ -91,9 +94,13 @@ func (d *device) use(op *link.Op) {
 }
 
 // wait returns when op is complete.
-func (d *device) wait(ctx context.Context, op *link.Op) error { return op.Await(ctx) }
+func (d *device) wait(ctx context.Context, op *link.Op) error {
+	moment.At("gloo.wait")
+	return op.Await(ctx)
+}
 
 func (d *device) cancel(op *link.Op) bool {
+	moment.At("gloo.cancel")
 	d.mu.Lock()
 	ok := d.machine.Cancel(op)
 	d.finish()
@@ -123,12 +130,14 @@ func (d *device) finish() {
 		return
 	}
 	d.mu.Unlock()
+	moment.At("gloo.push")
 	dirty.push()
 }
 
 // fail ends all ops and connections. Another call waits for the first: nothing ends a connection before its last word.
 func (d *device) fail(err error) {
 	d.failing.Do(func() {
+		moment.At("gloo.fail")
 		d.mu.Lock()
 		d.machine.Fail(err)
 		d.finish()
@@ -153,10 +162,12 @@ func (d *device) err() error {
 }
 
 func (d *device) close() {
+	moment.At("gloo.close")
 	d.mu.Lock()
 	d.closing = true
 	d.machine.Fail(errClosed())
 	d.finish()
+	moment.At("gloo.close.end")
 	d.end()
 	if d.listener != nil {
 		d.listener.stop()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // dialGrace is how long a dial may go on after its context ended. A connection that a PyTorch listener accepted must get
@@ -51,6 +52,7 @@ func dial(ctx context.Context, from netip.Addr, addr netip.AddrPort, id int64, h
 			}
 			wait *= 2
 		}
+		moment.At("gloo.dial")
 		var conn net.Conn
 		if conn, err = dialer.DialContext(patient, "tcp", addr.String()); err != nil {
 			if errors.Is(err, syscall.EADDRNOTAVAIL) && dialer.LocalAddr != nil {
@@ -63,6 +65,7 @@ func dial(ctx context.Context, from netip.Addr, addr netip.AddrPort, id int64, h
 			break
 		}
 		if hello {
+			moment.At("gloo.dial.hello")
 			var buf [wire.PreambleSize]byte
 			if _, err = conn.Write(wire.AppendPreamble(buf[:0], id)); err != nil {
 				_ = conn.Close()

@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/gloo/presence"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -214,7 +215,9 @@ func (x *run) abandon(err error) error {
 	if x.used == 0 {
 		return err // nothing was posted: the caller's mistake
 	}
+	moment.At("gloo.abandon")
 	x.mesh.Fail(err)
+	moment.At("gloo.abandon.wait")
 	for _, op := range x.ops[:x.used] {
 		for op.Posted() && !op.Completed() {
 			<-op.State.Done // the mesh has failed: it ends every op

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // setLazy notes what this rank published, for the time when the pair is used first.
@@ -22,6 +23,7 @@ func (p *pair) setLazy(own wire.Record) {
 func (p *pair) connectLazily() {
 	p.lazyOnce.Do(func() {
 		if p.d.wanted != nil {
+			moment.At("gloo.lazy.want")
 			p.d.wanted <- p // has room for every pair once
 		}
 	})
@@ -52,6 +54,7 @@ func (d *device) connectWanted(life context.Context) {
 func (p *pair) notConnected(err error) {
 	e := dist.Wrap("gloo: connect", dist.Unavailable, err)
 	e.Rank, e.Peer = dist.Rank(p.peer), p.where()
+	moment.At("gloo.lazy.failed")
 	p.d.mu.Lock()
 	p.d.machine.Lost(p.peer, e)
 	p.d.finish()
@@ -82,6 +85,7 @@ func (p *pair) connectNow(ctx context.Context) error {
 		return p.dialAndAttach(ctx, ours.Addr.Addr(), theirs.Addr, id, hello)
 	}
 	p.setRole(roleListen, d.writesRank(peer))
+	moment.At("gloo.lazy.wait")
 	select {
 	case <-p.ready:
 		return nil

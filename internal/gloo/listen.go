@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // Bounds on strangers at our port.
@@ -74,6 +75,7 @@ func (l *listener) run() {
 			}
 			continue
 		}
+		moment.At("gloo.accept")
 		if l.admit(conn) {
 			l.d.wg.Add(1)
 			go l.identify(conn)
@@ -101,7 +103,9 @@ func (l *listener) identify(conn net.Conn) {
 	defer l.d.wg.Done()
 	var hello [wire.PreambleSize]byte
 	_ = conn.SetReadDeadline(time.Now().Add(helloLimit))
+	moment.At("gloo.hello.read")
 	_, err := io.ReadFull(conn, hello[:])
+	moment.At("gloo.hello")
 	l.mu.Lock()
 	for i, c := range l.mu.strangers {
 		if c == conn {
@@ -155,6 +159,7 @@ func (d *device) writesRank(peer wire.Record) bool {
 
 // stop closes the port and all strangers. It is idempotent.
 func (l *listener) stop() {
+	moment.At("gloo.listener.stop")
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.mu.stopped {
@@ -179,6 +184,7 @@ const (
 // offer takes a connection whose dialler said it is this pair's peer. Before the peer's record was read nobody knows who
 // must dial, so it is parked; one that knows our identifier takes the place of one that may have guessed.
 func (p *pair) offer(conn net.Conn, guessed bool) {
+	moment.At("gloo.offer")
 	p.d.mu.Lock()
 	r := p.role
 	if r == roleUnknown && !p.dead && !p.d.closing && (p.parked == nil || p.guessed && !guessed) {
@@ -204,6 +210,7 @@ func (p *pair) offer(conn net.Conn, guessed bool) {
 
 // setRole fixes who dials, and whether the peer may say who it is by its rank. A parked connection is taken or refused.
 func (p *pair) setRole(r role, plain bool) {
+	moment.At("gloo.role")
 	p.d.mu.Lock()
 	p.role, p.plain = r, plain
 	conn, refused := p.parked, r != roleListen || p.guessed && !plain
@@ -225,6 +232,7 @@ func (p *pair) acceptFrom(ctx context.Context, ln net.Listener, ip netip.Addr) e
 	defer stop()
 	defer func() { _ = ln.Close() }()
 	for {
+		moment.At("gloo.accept.from")
 		conn, err := ln.Accept()
 		if err != nil {
 			if ctx.Err() != nil {

@@ -79,6 +79,7 @@ func (p *pair) attach(conn net.Conn) {
 	if c, ok := conn.(syscall.Conn); ok {
 		raw, _ = c.SyscallConn()
 	}
+	moment.At("gloo.pair.attach")
 	p.d.mu.Lock()
 	if p.conn != nil || p.dead || p.d.closing || p.d.machine.Err() != nil {
 		p.d.mu.Unlock()
@@ -90,6 +91,7 @@ func (p *pair) attach(conn net.Conn) {
 	p.d.wg.Add(2)
 	claimed := p.claim()
 	p.d.mu.Unlock()
+	moment.At("gloo.pair.attached")
 	go p.readLoop()
 	go p.writeLoop()
 	if claimed {
@@ -173,6 +175,7 @@ func (p *pair) readFrame() error {
 		return err
 	}
 	d := p.d
+	moment.At("gloo.pair.read")
 	d.mu.Lock()
 	if d.closing {
 		d.mu.Unlock()
@@ -195,6 +198,7 @@ func (p *pair) readFrame() error {
 		d.cfg.Logger.Debug("message dropped: its receive was withdrawn")
 		return p.in.discard(f.Length)
 	}
+	moment.At("gloo.pair.payload")
 	if err := p.in.payload(op.Buf[:op.N]); err != nil {
 		op.N = 0
 		op.Complete(p.lose(err))
@@ -256,6 +260,7 @@ func (p *pair) lose(cause error) error {
 
 // kill closes the connection and ends what is queued.
 func (p *pair) kill(err error) {
+	moment.At("gloo.pair.kill")
 	p.d.mu.Lock()
 	if p.dead {
 		p.d.mu.Unlock()
@@ -295,6 +300,7 @@ func (p *pair) dropQueue(err error) {
 // the end of the connection, at the latest after the deadline set here.
 func (p *pair) silence(cause error) {
 	err := p.d.lostError(p, dist.PeerLost, cause, "writing failed: "+cause.Error())
+	moment.At("gloo.pair.silence")
 	p.d.mu.Lock()
 	if p.mute == nil {
 		p.mute = err
@@ -335,6 +341,7 @@ func (p *pair) close() {
 	}
 	if flushed != nil {
 		_ = conn.SetWriteDeadline(time.Now().Add(flushLimit))
+		moment.At("gloo.pair.flush")
 		select {
 		case <-flushed:
 		case <-p.stop:
@@ -347,6 +354,7 @@ func (p *pair) close() {
 	// The reader ends by the peer's FIN or by the deadline, and kills the pair.
 	limit := time.NewTimer(p.d.cfg.Linger + time.Second)
 	defer limit.Stop()
+	moment.At("gloo.pair.linger")
 	select {
 	case <-p.stop:
 	case <-limit.C:

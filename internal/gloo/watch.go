@@ -65,6 +65,7 @@ func (m *Mesh) Watch(c *presence.Collective) {
 // Unwatch ends it.
 func (m *Mesh) Unwatch(c *presence.Collective, ok bool) {
 	w := m.watch
+	moment.At("gloo.watch.end")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.mu.machine.End(c, ok)
@@ -106,6 +107,7 @@ func (w *watch) doubt() {
 		case <-w.stop:
 			return
 		}
+		moment.At("gloo.watch.doubt")
 		w.mu.Lock()
 		if moved := w.moved.Load(); moved != w.mu.seen {
 			w.mu.seen = moved
@@ -139,6 +141,7 @@ func (w *watch) look(conn net.Conn) (now, age time.Duration) {
 
 // ended is told of a connection that ended without a goodbye, age before now.
 func (w *watch) ended(p *pair, now, age time.Duration, certain bool, err error) {
+	moment.At("gloo.watch.ended")
 	w.mu.Lock()
 	w.mu.machine.Ended(now, age, p.peer, certain, err)
 	w.settle()
@@ -148,6 +151,7 @@ func (w *watch) ended(p *pair, now, age time.Duration, certain bool, err error) 
 func (w *watch) heard(p *pair, n *wire.Notice) {
 	if n.Goodbye {
 		err := p.d.lostError(p, dist.PeerLost, nil, goodbyeDetail)
+		moment.At("gloo.watch.left")
 		w.mu.Lock()
 		w.mu.machine.Left(w.now(), p.peer, n.Tags, err)
 		w.settle()
@@ -170,6 +174,7 @@ func (w *watch) heard(p *pair, n *wire.Notice) {
 	if about := p.d.pairs[e.Rank]; about != nil {
 		e.Peer = about.where()
 	}
+	moment.At("gloo.watch.told")
 	w.mu.Lock()
 	w.mu.machine.Told(w.now(), dead, e)
 	w.settle()
@@ -208,6 +213,7 @@ func (m *Mesh) Blame(err error) error {
 	limit := time.NewTimer(sweepLimit)
 	defer limit.Stop()
 	for m.unread() {
+		moment.At("gloo.watch.blame")
 		select {
 		case <-time.After(time.Millisecond):
 			continue

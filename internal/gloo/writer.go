@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // maxBatch bounds the frames of one writev.
@@ -76,6 +77,7 @@ func (p *pair) push() {
 		return
 	}
 	for {
+		moment.At("gloo.pair.write")
 		done, err := p.tryWrite()
 		if err == nil && !done {
 			p.handOver()
@@ -89,6 +91,7 @@ func (p *pair) push() {
 
 // handOver gives the batch to the writer goroutine, or ends it if that one is gone.
 func (p *pair) handOver() {
+	moment.At("gloo.pair.handover")
 	p.wake <- struct{}{} // has room: only the owner of the batch sends
 	select {
 	case <-p.stop:
@@ -107,6 +110,7 @@ func (p *pair) next(err error) bool {
 		p.silence(err)
 	}
 	b := &p.batch
+	moment.At("gloo.pair.next")
 	p.d.mu.Lock()
 	if err != nil {
 		err = p.cause()
@@ -146,6 +150,7 @@ func (p *pair) writeLoop() {
 			return
 		}
 		for more := true; more; {
+			moment.At("gloo.pair.writer")
 			more = p.next(p.write())
 		}
 	}
