@@ -115,7 +115,10 @@ func (p *plan) make(ctx context.Context) (*Group, error) {
 			g.fail(err)
 		}
 	})
-	g.start(p)
+	if !g.start(p) {
+		_ = g.Close()
+		return nil, dist.New("group: new group", dist.Closed, "the group was closed while another was made from it")
+	}
 	p.config.Logger.Info("group made", slog.String("group", g.name), slog.Int("rank", g.rank), slog.Int("world", g.size),
 		slog.String("transport", string(g.transport)), slog.String("reason", formed.Reason))
 	return g, nil
@@ -148,12 +151,12 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 	return g
 }
 
-// start takes a group into use.
-func (g *Group) start(p *plan) {
+// start takes a group into use. It reports false when the groups that it belongs to are closed.
+func (g *Group) start(p *plan) bool {
 	g.tasks.Add(1)
 	go g.pump()
 	g.watchSignals()
-	p.family.add(p.parent, g)
+	return p.family.add(p.parent, g)
 }
 
 // NewTensor returns a zeroed tensor with which collectives of the group are fastest: in the shared segment if the group

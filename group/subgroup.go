@@ -26,6 +26,7 @@ type family struct {
 
 	mu struct {
 		sync.Mutex
+		over  bool              // the last group was closed, and the clock with it
 		count int               // groups made by all ranks, members or not
 		maybe int               // groups that count too if the PyTorch ranks are 2.14; see nameLocked
 		live  map[*Group]*Group // group to parent
@@ -43,14 +44,17 @@ func newFamily(s store.Store, size int) *family {
 }
 
 // add takes a new group in. One that was made from a group that had failed or lost a rank already, to go on without it, is
-// nobody's child.
-func (f *family) add(parent, g *Group) {
+// nobody's child. It reports false when all groups were closed meanwhile.
+func (f *family) add(parent, g *Group) bool {
 	if parent != nil && (parent.Err() != nil || parent.formed.Verdict.Lossy()) {
 		parent = nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.mu.live[g] = parent
+	if !f.mu.over {
+		f.mu.live[g] = parent
+	}
+	return !f.mu.over
 }
 
 // left forgets a group that was closed. The clock ends with the last one.
@@ -59,6 +63,7 @@ func (f *family) left(g *Group) {
 	_, was := f.mu.live[g]
 	delete(f.mu.live, g)
 	last := was && len(f.mu.live) == 0
+	f.mu.over = f.mu.over || last
 	f.mu.Unlock()
 	if last {
 		f.close()

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -48,12 +49,16 @@ func try(ctx context.Context, p *Plan) (*Formed, error) {
 	return a.Formed, nil
 }
 
-// abandon ends an attempt that failed.
+// abandon ends an attempt that failed. The others hear of it before they can see it.
 func (a *attempt) abandon(ctx context.Context) {
-	a.closeListener()
-	if a.Place != nil {
+	switch {
+	case a.Place == nil:
+	case ctx.Err() != nil:
+		a.Place.Quit(ctx, giveUpLimit)
+	default:
 		a.Place.GiveUp(ctx, giveUpLimit)
 	}
+	a.closeListener()
 }
 
 func (a *attempt) closeListener() {
@@ -73,25 +78,52 @@ func (a *attempt) takeListener() net.Listener {
 // milliseconds, and a rank that died in between is found at once by most others.
 const overAfter = time.Second
 
-// untilOver returns a context that also ends when the attempt is given up; stop ends it and reports whether it was.
-func untilOver(ctx context.Context, place *muster.Place) (limited context.Context, stop func() (over bool)) {
-	limited, cancel := context.WithCancelCause(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
+// lagging is a context that ends after another, and as that one.
+type lagging struct {
+	context.Context //nolint:containedctx // it is one
+	done            chan struct{}
+}
+
+func (c *lagging) Done() <-chan struct{} { return c.done }
+
+func (c *lagging) Err() error {
+	select {
+	case <-c.done:
+		return c.Context.Err()
+	default:
+		return nil
+	}
+}
+
+// connecting returns the context of the connecting, which also ends when the attempt is given up by another rank. It ends with ctx only
+// when the others know that: else they would take connections that end for a failure. stop ends it and reports whether the attempt was
+// given up.
+func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop func() (over bool)) {
+	lag := &lagging{ctx, make(chan struct{})}
+	limited, cancel := context.WithCancelCause(lag)
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		select {
+		case <-ctx.Done():
+			a.Place.Quit(ctx, giveUpLimit)
+			close(lag.done)
+		case <-limited.Done():
+		}
+	})
+	tasks.Go(func() {
 		wait := time.NewTimer(overAfter)
 		defer wait.Stop()
 		select {
 		case <-wait.C:
-			if place.UntilOver(limited) == nil {
+			if a.Place.UntilOver(limited) == nil {
 				cancel(muster.ErrOver)
 			}
 		case <-limited.Done():
 		}
-	}()
+	})
 	return limited, func() bool {
 		cancel(nil)
-		<-ended
+		tasks.Wait()
 		return errors.Is(context.Cause(limited), muster.ErrOver)
 	}
 }
@@ -102,11 +134,16 @@ func (a *attempt) connectAll(ctx context.Context) error {
 	alone := a.Place == nil || a.torch != torchNone // PyTorch's ranks know nothing of attempts
 	connecting, stop := ctx, func() bool { return false }
 	if !alone {
-		connecting, stop = untilOver(ctx, a.Place)
+		connecting, stop = a.connecting(ctx)
 	}
 	err := a.connect(connecting)
-	if stop() {
+	if stop() || err != nil && !alone && ctx.Err() == nil && a.Place.Quitted(ctx) {
 		err = errors.Join(muster.ErrOver, err)
+	}
+	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) { // what a connection says that was cut off
+		e := dist.Ended("group: new", ctx)
+		e.Detail = err.Error()
+		err = e
 	}
 	if err == nil && !alone {
 		moment.At("group.connected")

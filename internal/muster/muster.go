@@ -202,6 +202,26 @@ func (p *Place) GiveUp(ctx context.Context, limit time.Duration) {
 	_ = p.close(ctx)
 }
 
+// Quit is GiveUp of a rank that may come again, because its own context ended: what the other ranks see of it afterwards is no reason
+// for them to fail. See [Place.Quitted].
+func (p *Place) Quit(ctx context.Context, limit time.Duration) {
+	moment.At("muster.quit")
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	defer cancel()
+	if p.store.Set(limited, p.quitKey(), []byte(strconv.Itoa(p.rank))) == nil {
+		_ = p.close(limited)
+	}
+}
+
+// Quitted reports whether a rank has quit.
+func (p *Place) Quitted(ctx context.Context) bool {
+	moment.At("muster.quitted")
+	has, err := p.store.Check(ctx, p.quitKey())
+	return err == nil && has
+}
+
+func (p *Place) quitKey() string { return p.Prefix() + "/quit" }
+
 // Leave says that this rank has closed the group. The last of those that took part, which may be fewer than the places,
 // deletes the keys, unless a next generation was opened: then
 // they are deleted there.
@@ -254,7 +274,7 @@ func (p *Place) forget(ctx context.Context) {
 	before := *p
 	before.generation--
 	keys := []string{before.madeKey()}
-	for _, name := range []string{"came", "left", "end"} {
+	for _, name := range []string{"came", "left", "end", "quit"} {
 		keys = append(keys, p.Prefix()+"/"+name)
 	}
 	for r := range p.size {

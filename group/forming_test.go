@@ -1,0 +1,73 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// endingStore ends a context when this rank reads, for the first time, what the ranks publish to connect to each other.
+type endingStore struct {
+	store.Store
+	once *sync.Once
+	end  func()
+}
+
+func (s endingStore) Get(ctx context.Context, key string) ([]byte, error) {
+	if strings.Contains(key, "/shm/") || strings.Contains(key, "/gloo/") {
+		s.once.Do(s.end)
+	}
+	return s.Store.Get(ctx, key)
+}
+
+// TestGivenUpWhileConnecting: a rank whose context ends while the ranks connect to each other takes nobody with it: the others try
+// again, with the next call of that rank.
+func TestGivenUpWhileConnecting(t *testing.T) {
+	for _, transport := range []Transport{SharedMemory, Gloo} { // which connect through the store
+		t.Run(string(transport), func(t *testing.T) {
+			s := store.NewMemory()
+			defer func() { _ = s.Close() }()
+			const size = 3
+			ctx := ctxOf(t)
+			short, end := context.WithCancel(ctx)
+			groups := make([]*Group, size)
+			t.Cleanup(func() { closeAll(groups) })
+			must(t, each(size, func(r int) (err error) {
+				if r == 1 {
+					_, err = New(short, endingStore{s, new(sync.Once), end}, r, size, WithTransport(transport))
+					if !errors.Is(err, context.Canceled) {
+						t.Errorf("the rank that gave up: %v", err)
+					}
+				}
+				groups[r], err = New(ctx, s, r, size, WithTransport(transport))
+				return err
+			}))
+			must(t, each(size, func(r int) error { return sumOf(ctx, groups[r]) }))
+		})
+	}
+}
+
+// TestNoGroupFromAClosedOne: the groups of a world end with the last of them, and no other can be made from it.
+func TestNoGroupFromAClosedOne(t *testing.T) {
+	ctx := ctxOf(t)
+	groups := newWorld(t, 2)
+	closeAll(groups)
+	_ = each(2, func(r int) error {
+		g, err := groups[r].NewGroup(ctx, nil, WithLocalSync())
+		if g != nil || !errors.Is(err, dist.Closed) {
+			t.Errorf("rank %d: %v", r, err)
+		}
+		if g != nil {
+			_ = g.Close()
+		}
+		return nil
+	})
+}
