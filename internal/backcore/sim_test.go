@@ -47,6 +47,9 @@ type world struct {
 	failing map[at]bool
 	strays  []stray
 	sent    map[Kind]int
+	slowest Time    // that a message takes
+	noticed [2]Time // after which a death is, at least and at most
+	trouble Time    // when a function failed or a worker of the context died
 }
 
 type at struct {
@@ -77,6 +80,7 @@ type worker struct {
 func newWorld(seed uint64, opt Options, mode Mode, log func(string, ...any)) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 77)), log: log, opt: opt, mode: mode, died: map[Worker]bool{}, failing: map[at]bool{}, sent: map[Kind]int{},
+		slowest: 300 * time.Millisecond, noticed: [2]Time{100 * time.Millisecond, 900 * time.Millisecond},
 	}
 	for id := range 2 + w.rng.IntN(4) {
 		w.workers = append(w.workers, &worker{id: Worker(id), m: New(Worker(id), sum, opt), weights: map[Node][]int64{}, leaves: map[Node]int64{}})
@@ -222,7 +226,7 @@ func (w *world) settle(k *worker) {
 				copies = []int{0, 1, 1, 1, 1, 2}[w.rng.IntN(6)]
 			}
 			for range copies {
-				w.later(time.Duration(1+w.rng.Int64N(300))*time.Millisecond, func() {
+				w.later(time.Duration(1+w.rng.Int64N(w.slowest.Milliseconds()))*time.Millisecond, func() {
 					if to := w.workers[e.Msg.To]; !w.died[to.id] {
 						w.log("%v: %d to %d: kind %d %v", w.now, e.Msg.From, e.Msg.To, e.Msg.Kind, e.Msg.Call)
 						to.m.Receive(e.Msg)
@@ -246,6 +250,7 @@ func (w *world) run(k *worker, e Effect[int64]) {
 		return
 	}
 	if w.failing[at{k.id, e.Node}] {
+		w.troubled()
 		k.m.Failed(e.Context, e.Pass, Cause{Worker: k.id, Node: e.Node, Text: "it fails"})
 		w.settle(k)
 		return
@@ -289,12 +294,22 @@ func (w *world) until(limit Time, holds func() bool) bool {
 	return holds()
 }
 
+// troubled notes when the first failure happened.
+func (w *world) troubled() {
+	if w.trouble == 0 {
+		w.trouble = w.now
+	}
+}
+
 func (w *world) crash(k *worker) {
 	w.log("%v: %d dies", w.now, k.id)
 	w.died[k.id] = true
+	if k.m.contexts[w.ctx] != nil {
+		w.troubled()
+	}
 	for _, o := range w.workers {
 		if o != k && !w.died[o.id] {
-			w.later(time.Duration(100+w.rng.Int64N(800))*time.Millisecond, func() {
+			w.later(w.noticed[0]+time.Duration(w.rng.Int64N((w.noticed[1]-w.noticed[0]).Milliseconds()))*time.Millisecond, func() {
 				o.m.PeerDied(k.id)
 				w.settle(o)
 			})
@@ -346,18 +361,7 @@ func (w *world) check(want map[at]int64, passes int) error {
 		return fmt.Errorf("%d passes failed", failed)
 	}
 	if failed > 0 { // it has to end everywhere
-		if !w.until(5*time.Second, func() bool {
-			for _, k := range w.workers {
-				if c := k.m.contexts[w.ctx]; c != nil && !w.died[k.id] {
-					for _, p := range c.passes {
-						if p.entered && !p.over {
-							return false
-						}
-					}
-				}
-			}
-			return true
-		}) {
+		if !w.until(5*time.Second, func() bool { return !w.running() }) {
 			return errors.New("a failed pass goes on somewhere")
 		}
 	}
@@ -370,6 +374,20 @@ func (w *world) check(want map[at]int64, passes int) error {
 		}
 	}
 	return nil
+}
+
+// running reports whether a live worker is in a pass.
+func (w *world) running() bool {
+	for _, k := range w.workers {
+		if c := k.m.contexts[w.ctx]; c != nil && !w.died[k.id] {
+			for _, p := range c.passes {
+				if p.entered && !p.over {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 // cleanUp releases the context: nothing may be left of it, and nothing may bring it back.
