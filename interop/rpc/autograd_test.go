@@ -273,26 +273,37 @@ func (w *running) freed(ctx context.Context, a *rpc.Agent) {
 
 // TestAutogradChains runs chains of three workers, Go and PyTorch in every place and beginning everywhere, and back.
 func TestAutogradChains(t *testing.T) {
+	mixedChains(t, []string{"pgp", "gpg", "ppg", "ggp"}, func(name string, others []string) [][]string {
+		swapped := []string{others[1], others[0]}
+		// There and on, and back to where it began, and twice through everybody.
+		return [][]string{others, swapped, {others[0], name, others[1]}, append(slices.Clone(others), append([]string{name}, swapped...)...)}
+	})
+}
+
+// TestAutogradRing runs rings of three workers, Go and PyTorch, that end where they begin: once around and three times. The
+// calls are nested, so the result comes back through everybody, and the pass goes the same way.
+func TestAutogradRing(t *testing.T) {
+	mixedChains(t, []string{"gpg", "pgp"}, func(name string, others []string) [][]string {
+		lap := append(slices.Clone(others), name)
+		return [][]string{lap, slices.Repeat(lap, 3)}
+	})
+}
+
+// mixedChains runs chains of layers in worlds of three workers, each a p for PyTorch or a g for Go. paths returns the ways that a
+// worker's value takes; others are the workers that follow it around the world.
+func mixedChains(t *testing.T, worlds []string, paths func(name string, others []string) [][]string) {
+	t.Helper()
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
-		for _, kinds := range []string{"pgp", "gpg", "ppg", "ggp"} {
+		for _, kinds := range worlds {
 			t.Run(kinds, func(t *testing.T) {
 				names := make([]string, len(kinds))
 				for i, k := range kinds {
 					names[i] = map[rune]string{'p': "py", 'g': "go"}[k] + strconv.Itoa(i)
 				}
+				others := func(i int) []string { return []string{names[(i+1)%3], names[(i+2)%3]} }
 				var members []member
 				engines := map[string]*layerOf{}
-				paths := map[string][][]string{}
-				for _, name := range names {
-					var others []string
-					for _, o := range names {
-						if o != name {
-							others = append(others, o)
-						}
-					}
-					swapped := []string{others[1], others[0]}
-					// There and on, and back to where it began, and twice through everybody.
-					paths[name] = [][]string{others, swapped, {others[0], name, others[1]}, append(slices.Clone(others), append([]string{name}, swapped...)...)}
+				for i, name := range names {
 					if strings.HasPrefix(name, "go") {
 						m, l := goLayer(name)
 						engines[name] = l
@@ -301,7 +312,7 @@ func TestAutogradChains(t *testing.T) {
 					}
 					var script strings.Builder
 					script.WriteString("import layers\nfor i in range(3):\n")
-					for _, path := range paths[name] {
+					for _, path := range paths(name, others(i)) {
 						fmt.Fprintf(&script, "    layers.check(%q, %s)\n", name, pyList(path))
 					}
 					members = append(members, torchWorker(name, script.String()))
@@ -310,10 +321,14 @@ func TestAutogradChains(t *testing.T) {
 				ctx := testContext(t)
 				w.run()
 				var last *rpc.Agent
-				for name, l := range engines {
+				for i, name := range names {
+					l := engines[name]
+					if l == nil {
+						continue
+					}
 					last = w.agents[name]
-					for _, path := range paths[name] {
-						l.chain(ctx, t, w.agents[name], path)
+					for _, path := range paths(name, others(i)) {
+						l.chain(ctx, t, last, path)
 					}
 				}
 				w.freed(ctx, last)
