@@ -116,11 +116,11 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 			return dist.New("tcpstore: serve", dist.NotSupported, "this server keeps no statistics")
 		}
 		text := m.config.Stats()
-		if err := m.mayReply(len(text)); err != nil {
+		if err := m.mayReply(len(text), 0); err != nil {
 			return err
 		}
-		start := m.beginLarge(c, r.ID, len(text))
-		c.out = append(c.out, text...)
+		start := m.begin(c, r.ID)
+		c.refer(text, text)
 		m.end(c, start)
 	default:
 		return dist.Newf("tcpstore: serve", dist.Protocol, "%s is not served", r.Op)
@@ -192,10 +192,10 @@ func (m *Machine) get(c *Conn, r *wire.Request) error {
 		m.replyBytes(c, r.ID, nil) // as the libuv server: the other one would cut the client
 		return nil
 	}
-	if err := m.mayReply(len(e.value())); err != nil {
+	if err := m.mayReply(len(e.value()), copiedSize(e.value())); err != nil {
 		return err
 	}
-	m.replyBytes(c, r.ID, e.value())
+	m.replyValue(c, r.ID, e)
 	return nil
 }
 
@@ -261,13 +261,14 @@ func notANumber(key, value []byte) error {
 func (m *Machine) compareSet(c *Conn, r *wire.Request) error {
 	e := m.table.find(r.Key)
 	answer := len(r.Value)
+	copied := answer
 	switch {
 	case e == nil && len(r.Expected) > 0:
-		answer = len(r.Expected)
+		answer, copied = len(r.Expected), len(r.Expected)
 	case e != nil && !bytes.Equal(e.value(), r.Expected):
-		answer = len(e.value())
+		answer, copied = len(e.value()), copiedSize(e.value())
 	}
-	if err := m.mayReply(answer); err != nil {
+	if err := m.mayReply(answer, copied); err != nil {
 		return err // before anything is changed
 	}
 	switch {
@@ -284,7 +285,7 @@ func (m *Machine) compareSet(c *Conn, r *wire.Request) error {
 		}
 		m.replyBytes(c, r.ID, r.Value)
 	default:
-		m.replyBytes(c, r.ID, e.value())
+		m.replyValue(c, r.ID, e)
 	}
 	return nil
 }
@@ -359,41 +360,49 @@ func (m *Machine) multiSet(c *Conn, r *wire.Request) error {
 }
 
 func (m *Machine) multiGet(c *Conn, r *wire.Request) error {
-	size, missing := m.valueSize(r.List)
-	if missing && c.dialect == wire.Native {
+	values := m.measure(r.List)
+	if values.missing && c.dialect == wire.Native {
 		return m.open(c, r, waitMultiGet)
 	}
-	if err := m.mayReply(size); err != nil {
+	if err := m.mayReply(values.size, values.copied); err != nil {
 		return err
 	}
-	m.sendValues(c, r.ID, r.List, size)
+	m.sendValues(c, r.ID, r.List, values.copied)
 	return nil
 }
 
-// valueSize is what the values of keys take in a reply, and whether one of them is missing.
-func (m *Machine) valueSize(list wire.List) (size int, missing bool) {
-	for !list.Empty() {
-		m.work++
-		size += 8
-		if e := m.table.find(list.Next()); e != nil {
-			size += len(e.value())
-		} else {
-			missing = true
-		}
-	}
-	return size, missing
+// extent is what the values of keys take in a reply.
+type extent struct {
+	size    int  // bytes
+	copied  int  // of these, those that are copied into it
+	missing bool // one of the keys is not there
 }
 
-// sendValues replies with the values of keys, which take size bytes.
-func (m *Machine) sendValues(c *Conn, id uint32, list wire.List, size int) {
-	empty := list.Empty()
-	start := m.beginLarge(c, id, size)
+func (m *Machine) measure(list wire.List) (x extent) {
 	for !list.Empty() {
-		var value []byte
+		m.work++
+		x.size += 8
+		x.copied += 8
 		if e := m.table.find(list.Next()); e != nil {
-			value = e.value()
+			x.size += len(e.value())
+			x.copied += copiedSize(e.value())
+		} else {
+			x.missing = true
 		}
-		c.out = wire.AppendBytes(c.out, value)
+	}
+	return x
+}
+
+// sendValues replies with the values of keys, of which copied bytes are copied.
+func (m *Machine) sendValues(c *Conn, id uint32, list wire.List, copied int) {
+	empty := list.Empty()
+	start := m.beginLarge(c, id, copied)
+	for !list.Empty() {
+		if e := m.table.find(list.Next()); e != nil {
+			c.appendValue(e.value(), e.data)
+		} else {
+			c.appendValue(nil, nil)
+		}
 	}
 	if !empty || c.dialect == wire.Native {
 		m.end(c, start)

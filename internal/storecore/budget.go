@@ -61,7 +61,7 @@ func (m *Machine) room(n int) error {
 
 // settle brings the sums of all buffers up to date.
 func (m *Machine) settle(c *Conn) {
-	in, out := cap(c.in), cap(c.out)
+	in, out := cap(c.in), c.outMemory()
 	if c.listing != nil {
 		out += cap(c.listing.out)
 	}
@@ -72,7 +72,7 @@ func (m *Machine) settle(c *Conn) {
 
 // slowReader reports whether c leaves its replies unread.
 func (m *Machine) slowReader(c *Conn) bool {
-	owed := int64(len(c.out) - c.sent)
+	owed := int64(c.Owed())
 	pause := readerPause
 	if !m.crowd.empty() { // the longer others wait, the less
 		pause = max(pause-(m.patience-m.crowd.since), leastPause)
@@ -92,7 +92,7 @@ func (m *Machine) relieve() bool {
 		switch c := m.all[i]; {
 		case m.slowReader(c):
 			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
-				"the client reads too slowly: %d bytes wait for it, and others need the memory", len(c.out)-c.sent))
+				"the client reads too slowly: %d bytes wait for it, and others need the memory", c.Owed()))
 		case m.slowSender(c):
 			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
 				"the client is too slow with its request: %d bytes of it are here, and others need the memory", len(c.in)))
@@ -119,8 +119,8 @@ func (m *Machine) enforce(n int) {
 		if len(c.in) > 0 {
 			blame += m.blame(cap(c.in), c.inSince, c.inMoved)
 		}
-		if len(c.out) > 0 {
-			blame += m.blame(cap(c.out), c.outSince, c.outMoved)
+		if c.Owed() > 0 {
+			blame += m.blame(c.outMemory(), c.outSince, c.outMoved)
 		}
 		if blame > 0 {
 			holders = append(holders, holder{c, blame})
@@ -136,7 +136,7 @@ func (m *Machine) enforce(n int) {
 		}
 		m.Refuse(h.conn, dist.Newf("tcpstore: serve", dist.Exhausted,
 			"the memory limit of %d bytes is reached, and this client's unread replies and unfinished requests take %d",
-			m.limits.Memory, cap(h.conn.in)+cap(h.conn.out)))
+			m.limits.Memory, cap(h.conn.in)+h.conn.outMemory()))
 	}
 }
 

@@ -4,7 +4,9 @@
 package storecore_test
 
 import (
+	"bytes"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -35,7 +37,7 @@ func (c *claimer) ask(request []byte) (status byte, body []byte) {
 	c.t.Helper()
 	c.id++
 	c.m.Receive(c.conn, wire.EndFrame(append(wire.BeginFrame(nil, c.id), request...), 0))
-	out := append([]byte(nil), c.conn.Pending()...)
+	out := bytes.Join(c.conn.Pending(nil, math.MaxInt), nil)
 	c.m.Sent(c.conn, len(out))
 	id, size, err := wire.ParseFrame(out)
 	if err != nil || id != c.id || size != len(out) {

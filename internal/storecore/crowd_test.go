@@ -49,7 +49,7 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 	for i, c := range crowd {
 		b.turn()
 		for _, want := range []int{size + 8, 4} { // the value, then the answer to the ping
-			if p := len(c.Pending()); p != want {
+			if p := c.Owed(); p != want {
 				t.Fatalf("client %d has %d bytes, want %d", i, p, want)
 			}
 			b.m.Sent(c, want)
@@ -71,7 +71,7 @@ func TestCrowdOutlivesSilentReaders(t *testing.T) {
 	b, get, size := crowdBench(t)
 	silent, waiting := []*Conn(nil), []*Conn(nil)
 	for _, c := range b.ask(8, get) {
-		if len(c.Pending()) > 0 {
+		if c.Owed() > 0 {
 			silent = append(silent, c)
 		} else {
 			waiting = append(waiting, c)
@@ -99,10 +99,10 @@ func TestCrowdOutlivesSilentReaders(t *testing.T) {
 	}
 	for i, c := range waiting {
 		b.turn()
-		if p := c.Pending(); len(p) != size+8 {
+		if p := pending(c); len(p) != size+8 {
 			t.Errorf("client %d that waited has %d bytes: %v", i, len(p), c.Cut())
 		}
-		b.m.Sent(c, len(c.Pending()))
+		b.m.Sent(c, c.Owed())
 	}
 }
 
@@ -120,11 +120,11 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 	last := b.ask(2, get)
 	b.m.Close(last[0])
 	for _, c := range first {
-		b.m.Sent(c, len(c.Pending()))
+		b.m.Sent(c, c.Owed())
 	}
 	b.turn()
-	if len(last[1].Pending()) == 0 || b.m.Crowded() {
-		t.Errorf("%d bytes for the last, crowd %d", len(last[1].Pending()), b.m.crowd.len())
+	if last[1].Owed() == 0 || b.m.Crowded() {
+		t.Errorf("%d bytes for the last, crowd %d", last[1].Owed(), b.m.crowd.len())
 	}
 }
 

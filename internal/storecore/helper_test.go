@@ -4,6 +4,8 @@
 package storecore
 
 import (
+	"bytes"
+	"math"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -70,12 +72,15 @@ func (b *bench) deliver() {
 				b.cuts[c] = c.Cut()
 				continue
 			}
-			p := c.Pending()
+			p := pending(c)
 			b.got[c] = append(b.got[c], p...)
 			b.m.Sent(c, len(p))
 		}
 	}
 }
+
+// pending is all that c is owed.
+func pending(c *Conn) []byte { return bytes.Join(c.Pending(nil, math.MaxInt), nil) }
 
 // take returns what c was sent since the last call.
 func (b *bench) take(c *Conn) string {

@@ -6,6 +6,7 @@ package storecore
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
@@ -52,7 +53,11 @@ func TestHomesHaveTheirOwnDirtyOnes(t *testing.T) {
 func TestPendingStays(t *testing.T) {
 	limits := testLimits
 	limits.Memory = 1 << 20
-	for _, d := range []wire.Dialect{wire.V, wire.Native} {
+	for i, d := range []wire.Dialect{wire.V, wire.Native, wire.V, wire.Native} {
+		size := 3000 // which is copied into the reply
+		if i >= 2 {
+			size = 30_000 // which it refers to
+		}
 		b := newBench(limits)
 		c, other := b.dial(d), b.dial(wire.V)
 		ask := func(id uint32, write func(b []byte) []byte) {
@@ -62,21 +67,27 @@ func TestPendingStays(t *testing.T) {
 				b.m.Receive(c, write(nil))
 			}
 		}
-		b.m.Receive(other, wire.AppendSet(nil, wire.V, "/k", bytes.Repeat([]byte("v"), 3000)))
+		b.m.Receive(other, wire.AppendSet(nil, wire.V, "/k", bytes.Repeat([]byte("v"), size)))
 		ask(1, func(b []byte) []byte { return wire.AppendKey(b, d, wire.Get, "/k") })
 		ask(2, func(b []byte) []byte { return wire.AppendKeys(b, d, wire.Wait, "/later", "/never") })
-		pending := c.Pending()
-		want := bytes.Clone(pending)
+		pieces := c.Pending(nil, math.MaxInt)
+		want := bytes.Join(pieces, nil)
 		check := func(what string) {
-			if !bytes.Equal(pending, want) {
+			if !bytes.Equal(bytes.Join(pieces, nil), want) {
 				t.Errorf("%v: %s changes what is being written", d, what)
 			}
 		}
-		if len(want) < 3000 {
+		if len(want) < size {
 			t.Fatalf("%v: %d bytes are pending", d, len(want))
 		}
-		b.m.Receive(other, wire.AppendSet(nil, wire.V, "/k", bytes.Repeat([]byte("w"), 3000)))
+		b.m.Receive(other, wire.AppendSet(nil, wire.V, "/k", bytes.Repeat([]byte("w"), size)))
 		check("a set of the value")
+		b.m.Receive(other, wire.AppendKeyValue(nil, wire.V, wire.Append, "/k", bytes.Repeat([]byte("x"), 100)))
+		check("an append to the value")
+		b.m.Receive(other, wire.AppendSet(nil, wire.V, "/k", []byte("short")))
+		check("a set of a short value")
+		b.m.Receive(other, wire.AppendKey(nil, wire.V, wire.DeleteKey, "/k"))
+		check("the end of the key")
 		b.m.Receive(other, wire.AppendSet(wire.AppendSet(nil, wire.V, "/later", nil), wire.V, "/never", nil))
 		check("the answer to a wait")
 		for i := range 200 {

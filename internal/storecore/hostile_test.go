@@ -45,7 +45,7 @@ func (h *honest) step() {
 	h.m.Resume()
 	h.m.Admit()
 	h.m.Dirty()
-	if p := h.conn.Pending(); len(p) > 0 {
+	if p := pending(h.conn); len(p) > 0 {
 		h.got[h.conn] = append(h.got[h.conn], p...)
 		h.m.Sent(h.conn, len(p))
 	}
@@ -345,8 +345,8 @@ func TestSlowClientsAreServedWhileThereIsRoom(t *testing.T) {
 	b.m.Receive(reader, wire.AppendKey(nil, wire.V, wire.Get, "/slow"))
 	b.m.Tick(b.m.now + int64(time.Hour))
 	b.turn()
-	if len(reader.Pending()) != 1008 || slow.Cut() != nil || reader.Cut() != nil {
-		t.Errorf("%d bytes, cut %v and %v", len(reader.Pending()), slow.Cut(), reader.Cut())
+	if reader.Owed() != 1008 || slow.Cut() != nil || reader.Cut() != nil {
+		t.Errorf("%d bytes, cut %v and %v", reader.Owed(), slow.Cut(), reader.Cut())
 	}
 	// But a request that nobody goes on with is dropped in the end.
 	b.m.Receive(slow, set[:500])

@@ -112,13 +112,10 @@ func (m *Machine) finishListing(l *listing) {
 	if c.dialect == wire.Native {
 		l.out = wire.EndFrame(l.out, 0)
 	}
-	if len(c.out) == c.sent {
+	if c.Owed() == 0 {
 		c.owed, c.outSince, c.outMoved = 0, m.patience, m.patience
-		c.out, c.sent = l.out, 0
-	} else {
-		m.copied(len(l.out))
-		c.out = append(grow(c.out, len(l.out)), l.out...)
 	}
+	c.refer(l.out, l.out)
 	m.touch(c)
 	m.settle(c)
 	m.boundOutput(c)

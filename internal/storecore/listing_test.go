@@ -38,7 +38,7 @@ func (l *lister) set(key string) {
 func (l *lister) remove(key string) {
 	l.m.Receive(l.conn, wire.AppendKey(nil, wire.V, wire.DeleteKey, key))
 	delete(l.keys, key)
-	l.m.Sent(l.conn, len(l.conn.Pending()))
+	l.m.Sent(l.conn, l.conn.Owed())
 }
 
 // change lets keys come and go.
@@ -81,7 +81,7 @@ func TestListingInParts(t *testing.T) {
 		l.change(100)
 		wantNative := slices.Sorted(maps.Keys(l.keys))
 		l.m.Receive(n, frame(9, func(f []byte) []byte { return wire.AppendPlain(f, wire.Native, wire.ListKeys) }))
-		if !v.Paused() || !n.Paused() || len(v.Pending())+len(n.Pending()) != 0 {
+		if !v.Paused() || !n.Paused() || v.Owed()+n.Owed() != 0 {
 			t.Fatal("they were listed at once")
 		}
 		turns := 0
@@ -105,16 +105,16 @@ func TestListingInParts(t *testing.T) {
 			}
 			l.change(200)
 		}
-		if !slices.Equal(listed(t, v.Pending()), want) {
+		if !slices.Equal(listed(t, pending(v)), want) {
 			t.Errorf("seed %d: the keys of PyTorch's client are not those of the moment when it asked", seed)
 		}
-		if !slices.Equal(listed(t, n.Pending()[wire.FrameHeader+1:]), wantNative) {
+		if !slices.Equal(listed(t, pending(n)[wire.FrameHeader+1:]), wantNative) {
 			t.Errorf("seed %d: the keys of the native client are not those of the moment when it asked", seed)
 		}
-		l.m.Sent(n, len(n.Pending()))
-		l.m.Sent(v, len(v.Pending())) // there was more than it may leave unread, so the ping had to wait
-		if len(v.Pending()) != 4 {
-			t.Errorf("seed %d: the request behind the listing has %d bytes as its answer", seed, len(v.Pending()))
+		l.m.Sent(n, n.Owed())
+		l.m.Sent(v, v.Owed()) // there was more than it may leave unread, so the ping had to wait
+		if v.Owed() != 4 {
+			t.Errorf("seed %d: the request behind the listing has %d bytes as its answer", seed, v.Owed())
 		}
 		l.m.Sent(v, 4)
 		if turns < 3 || len(l.m.table.listings)+len(l.m.listings) != 0 || l.m.outBytes > before+keepBuffer || v.Paused() || n.Paused() {

@@ -136,8 +136,13 @@ type Conn struct {
 	home    int
 
 	out        []byte
-	sent       int // bytes of out that are gone
-	owed       int // of those that were there at outSince, how many are not gone yet
+	sent       int   // bytes of out that are gone
+	outBase    int   // bytes that were before out and are gone
+	refs       []ref // the large values of the output, see output.go
+	firstRef   int   // those before are sent
+	refOwed    int   // bytes of refs that are not sent
+	refHeld    int   // their memory
+	owed       int   // of those that were there at outSince, how many are not gone yet
 	outSince   int64
 	outMoved   int64 // when some were sent last
 	in         []byte
@@ -219,7 +224,8 @@ func (m *Machine) Close(c *Conn) {
 	m.dropWaits(c)
 	m.unwatch(c)
 	m.unclaim(c)
-	c.in, c.out, c.sent = nil, nil, 0
+	c.in = nil
+	c.clearOutput()
 	m.dropListing(c)
 	m.settle(c)
 	m.leaveCrowd(c)
@@ -253,10 +259,6 @@ func (m *Machine) DirtyAt(home int) []*Conn {
 // Mail returns a bit for each home that has dirty connections.
 func (m *Machine) Mail() uint64 { return m.mail }
 
-// Pending returns what waits to be sent to c. Its bytes stay as they are until Sent is called for c, whatever else is done
-// with the machine.
-func (c *Conn) Pending() []byte { return c.out[c.sent:] }
-
 // Cut returns why the connection is to be closed, or nil.
 func (c *Conn) Cut() error { return c.cut }
 
@@ -267,41 +269,6 @@ func (c *Conn) Dialect() wire.Dialect { return c.dialect }
 // its turn. It is among the dirty ones when that has changed.
 func (c *Conn) Paused() bool {
 	return c.paused || c.crowded || c.starved || c.yielded || c.listing != nil
-}
-
-// Sent tells that n bytes of what is pending are gone. Once a paused client has read enough its requests go on.
-func (m *Machine) Sent(c *Conn, n int) {
-	if c.closed {
-		return
-	}
-	c.sent += n
-	c.outMoved = m.patience
-	if c.sent == len(c.out) {
-		c.sent, c.owed = 0, 0
-		if cap(c.out) > keepBuffer || m.outBytes > m.shares.out/4 {
-			c.out = nil
-		} else {
-			c.out = c.out[:0]
-		}
-	} else {
-		if c.sent > len(c.out)/2 {
-			m.copied(len(c.out) - c.sent)
-			c.out = c.out[:copy(c.out, c.out[c.sent:])]
-			c.sent = 0
-		}
-		if c.owed -= n; c.owed <= 0 {
-			c.owed, c.outSince = len(c.out)-c.sent, m.patience
-		}
-	}
-	if c.paused && len(c.out)-c.sent <= m.high()/2 {
-		c.paused = false
-		m.touch(c) // it may be read from again
-		m.Receive(c, nil)
-		return
-	}
-	if c.countedOut != 0 || len(c.out) != 0 {
-		m.settle(c)
-	}
 }
 
 // high is the output at which a client's requests wait: all clients together may not take more than half of the share.
@@ -338,7 +305,7 @@ func (m *Machine) Receive(c *Conn, data []byte) {
 			}
 		}
 	}
-	if !c.closed && (c.countedIn != 0 || len(c.in) != 0 || len(c.out) != 0) {
+	if !c.closed && (c.countedIn != 0 || len(c.in) != 0 || len(c.out) != 0 || c.refHeld != 0) {
 		m.settle(c)
 		m.seekRoom(c)
 	}
@@ -349,7 +316,7 @@ func (m *Machine) consume(c *Conn, b []byte) int {
 	at := 0
 	end := m.work + sliceWork
 	for at < len(b) && !c.closed && !c.crowded && !c.yielded && c.listing == nil {
-		if len(c.out)-c.sent > keepBuffer && len(c.out)-c.sent > m.high() {
+		if owed := c.Owed(); owed > keepBuffer && owed > m.high() {
 			c.paused = true
 			break
 		}

@@ -421,7 +421,7 @@ func TestManyWaitersOfALargeValueAreBounded(t *testing.T) {
 		}
 		held := int64(0)
 		for _, c := range waiters {
-			held += int64(cap(c.out))
+			held += int64(c.outMemory())
 		}
 		if held > limits.Memory {
 			t.Errorf("%d waiters of %d bytes: buffers of %d bytes, the limit is %d", len(waiters), size, held, limits.Memory)
@@ -476,12 +476,12 @@ func TestSlowReader(t *testing.T) {
 	for range 100 {
 		b.m.Receive(c, get)
 	}
-	if !c.Paused() || len(c.Pending()) > 2*highWater || c.Cut() != nil {
-		t.Fatalf("paused %v, %d bytes, %v", c.Paused(), len(c.Pending()), c.Cut())
+	if !c.Paused() || c.Owed() > 2*highWater || c.Cut() != nil {
+		t.Fatalf("paused %v, %d bytes, %v", c.Paused(), c.Owed(), c.Cut())
 	}
 	total := 0
-	for len(c.Pending()) > 0 {
-		n := min(10<<10, len(c.Pending()))
+	for c.Owed() > 0 {
+		n := min(10<<10, c.Owed())
 		total += n
 		b.m.Sent(c, n)
 	}

@@ -58,7 +58,7 @@ func (m *Machine) handOver(key, item []byte) bool {
 		}
 		w := k.pops.First().Of().wait
 		c := w.conn
-		if owed := len(c.out) - c.sent; owed > highWater && owed+len(item) > m.limits.Output {
+		if owed := c.Owed(); owed > highWater && owed+len(item) > m.limits.Output {
 			m.Refuse(c, m.replyTooLarge(owed+len(item))) // the item would be lost with it
 			continue
 		}
@@ -120,7 +120,7 @@ func (m *Machine) pop(c *Conn, r *wire.Request) error {
 		return nil
 	}
 	n := q.len()
-	if err := m.mayReply(len(q.items[q.first])); err != nil {
+	if err := m.mayReply(len(q.items[q.first]), copiedSize(q.items[q.first])); err != nil {
 		return err
 	}
 	item := q.take()
@@ -128,8 +128,9 @@ func (m *Machine) pop(c *Conn, r *wire.Request) error {
 	if n == 1 {
 		m.emptied(r.Key)
 	}
-	start := m.beginLarge(c, r.ID, len(item)+16)
-	c.out = wire.AppendBytes(wire.AppendInt(c.out, int64(n)), item)
+	start := m.beginLarge(c, r.ID, copiedSize(item)+16)
+	c.out = wire.AppendInt(c.out, int64(n))
+	c.appendValue(item, item)
 	m.end(c, start)
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 
 // begin starts a reply and end completes it: a frame in the native dialect, nothing in the others.
 func (m *Machine) begin(c *Conn, id uint32) int {
-	if len(c.out) == c.sent {
+	if c.Owed() == 0 {
 		c.owed, c.outSince, c.outMoved = 0, m.patience, m.patience
 	}
 	start := len(c.out)
@@ -30,11 +30,11 @@ func (m *Machine) beginLarge(c *Conn, id uint32, n int) int {
 
 func (m *Machine) end(c *Conn, start int) {
 	if c.dialect == wire.Native {
-		c.out = wire.EndFrame(c.out, start)
+		c.out = wire.EndFrameBefore(c.out, start, c.referredSince(start))
 	}
 	m.touch(c)
 	m.copied(len(c.out) - start)
-	if cap(c.out) > keepBuffer {
+	if c.outMemory() > keepBuffer {
 		m.settle(c) // c may be one of many that are answered in this step: the next must see what this one took
 		m.enforce(0)
 	}
@@ -43,9 +43,9 @@ func (m *Machine) end(c *Conn, start int) {
 
 // boundOutput cuts a client that is owed more than one may be.
 func (m *Machine) boundOutput(c *Conn) {
-	if len(c.out)-c.sent > m.limits.Output {
+	if owed := c.Owed(); owed > m.limits.Output {
 		m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
-			"the client does not read: %d bytes wait to be sent to it, the limit is %d", len(c.out)-c.sent, m.limits.Output))
+			"the client does not read: %d bytes wait to be sent to it, the limit is %d", owed, m.limits.Output))
 	}
 }
 
@@ -74,6 +74,13 @@ func (m *Machine) replyBytes(c *Conn, id uint32, value []byte) {
 	m.end(c, start)
 }
 
+// replyValue is replyBytes with the value of an entry.
+func (m *Machine) replyValue(c *Conn, id uint32, e *entry) {
+	start := m.beginLarge(c, id, copiedSize(e.value())+8)
+	c.appendValue(e.value(), e.data)
+	m.end(c, start)
+}
+
 // replyFits reports an error when a reply of n bytes is more than a client may be owed, when it has to wait for room or for
 // the next turn, or when there will never be room for it. Large replies wait first, so that small ones are served as long as
 // possible.
@@ -96,15 +103,15 @@ func (m *Machine) replyFits(n int) error {
 	return crowdedError(n)
 }
 
-// mayReply is replyFits for a request: a large one may also have to wait for the next turn.
-func (m *Machine) mayReply(n int) error {
+// mayReply is replyFits for a request: one whose reply has many bytes that are copied may also have to wait for the next turn.
+func (m *Machine) mayReply(n, copied int) error {
 	if n <= keepBuffer {
 		return nil
 	}
 	if err := m.replyFits(n); err != nil {
 		return err
 	}
-	return m.mayCopy(n)
+	return m.mayCopy(copied)
 }
 
 func (m *Machine) replyTooLarge(n int) error {

@@ -115,7 +115,7 @@ func TestCrowdOfSendersIsServedInTurn(t *testing.T) {
 				left = 0
 				for i, s := range crowd {
 					s.push(b)
-					if n := len(s.conn.Pending()); n > 0 {
+					if n := s.conn.Owed(); n > 0 {
 						b.m.Sent(s.conn, n)
 					}
 					if err := s.conn.Cut(); err != nil {
@@ -169,7 +169,7 @@ func TestHalvesThatComeAgain(t *testing.T) {
 				honest := b.sender(append(bytes.Clone(half), wire.AppendPing(nil, wire.V, 7)...))
 				honest.conn.Peer = host
 				start := b.m.now
-				for len(honest.conn.Pending()) == 0 {
+				for honest.conn.Owed() == 0 {
 					b.pass(20 * time.Millisecond)
 					attack()
 					honest.push(b)

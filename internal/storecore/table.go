@@ -168,10 +168,11 @@ func (s index) remove(i uint32) {
 	s[i] = 0
 }
 
-// set replaces the value of an entry. Memory is used again where it fits and not much of it would be wasted.
+// set replaces the value of an entry. Memory is used again where it fits and not much of it would be wasted; never that of a
+// large value, which replies may refer to.
 func (t *table) set(e *entry, value []byte) {
 	need := int(e.keyLen) + len(value)
-	if have := cap(e.data); need <= have && have <= 2*need+256 {
+	if have := cap(e.data); len(e.value()) <= sharedSize && need <= have && have <= 2*need+256 {
 		e.data = append(e.data[:e.keyLen], value...)
 		return
 	}
@@ -190,7 +191,7 @@ func (t *table) extension(e *entry, n int) int {
 	return max(need, cap(e.data)+cap(e.data)/4) - cap(e.data)
 }
 
-// extend puts more behind the value of an entry.
+// extend puts more behind the value of an entry. What replies refer to stays as it is.
 func (t *table) extend(e *entry, more []byte) {
 	t.bytes -= int64(cap(e.data))
 	if n := t.extension(e, len(more)); n > 0 {

@@ -228,18 +228,18 @@ func (m *Machine) finish(w *wait) {
 		m.replyByte(c, id, wire.StopWaiting)
 		return
 	}
-	size, missing := m.valueSize(w.keys)
-	if missing {
+	values := m.measure(w.keys)
+	if values.missing {
 		m.lacks(w) // it is gone again: it goes on waiting
 		return
 	}
-	switch err := m.replyFits(size); err.(type) { //nolint:errorlint // never wrapped
+	switch err := m.replyFits(values.size); err.(type) { //nolint:errorlint // never wrapped
 	case nil:
 		list := w.keys
 		m.forget(w)
-		m.sendValues(c, id, list, size)
+		m.sendValues(c, id, list, values.copied)
 	case crowdedError:
-		m.holdWait(w, size)
+		m.holdWait(w, values.size)
 	default:
 		m.forget(w)
 		m.refuseRequest(c, id, err)

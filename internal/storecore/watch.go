@@ -62,7 +62,7 @@ func (m *Machine) notify(kind byte, key, old, value []byte) {
 			continue // it was cut for another's callback
 		}
 		size := 25 + len(key) + len(old) + len(value)
-		if owed := len(c.out) - c.sent; owed > 0 && m.replyFits(owed+size) != nil {
+		if owed := c.Owed(); owed > 0 && m.replyFits(owed+size) != nil {
 			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
 				"the client does not read its callbacks: %d bytes wait for it, and %d more have no room", owed, size))
 			continue

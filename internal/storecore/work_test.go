@@ -264,7 +264,7 @@ func TestTurnsAreShort(t *testing.T) {
 				b.m.Tick(b.m.now)
 				b.m.Resume()
 				for _, c := range greedy { // they read all they get, in pieces
-					if n := len(c.Pending()); n > 0 {
+					if n := c.Owed(); n > 0 {
 						b.m.Sent(c, min(n, highWater))
 					}
 				}
@@ -273,7 +273,7 @@ func TestTurnsAreShort(t *testing.T) {
 				t.Fatalf("%s: a turn took %d units of work, want at most %d", name, work, most)
 			}
 			b.m.Receive(honest, wire.AppendPing(nil, wire.V, 7))
-			if p := honest.Pending(); len(p) != 4 {
+			if p := pending(honest); len(p) != 4 {
 				t.Fatalf("%s: the ping of another client is not answered", name)
 			}
 			b.m.Sent(honest, 4)
@@ -329,14 +329,14 @@ func TestManyAreWokenInTurns(t *testing.T) {
 					t.Fatalf("a turn took %d units of work", work)
 				}
 				b.m.Receive(other, wire.AppendPing(nil, wire.V, 1))
-				if len(other.Pending()) != 4 {
+				if other.Owed() != 4 {
 					t.Fatal("another client waits")
 				}
 				b.m.Sent(other, 4)
 			}
 			for i, c := range crowd {
-				if len(c.Pending()) != 1 && len(c.Pending()) != 10 {
-					t.Fatalf("client %d was sent %d bytes", i, len(c.Pending()))
+				if c.Owed() != 1 && c.Owed() != 10 {
+					t.Fatalf("client %d was sent %d bytes", i, c.Owed())
 				}
 			}
 			if turns < 5 || b.m.waits != 0 || cap(b.m.ready) > sliceWork {

@@ -43,6 +43,8 @@ type loop struct {
 	ticked   bool  // the machine knows that this turn has begun
 	owes     int   // turns until all sockets were looked at for those who arrive; 0: nobody does
 	todo     []errand
+	pieces   [][]byte // what is to be written for errands
+	vector   []unix.Iovec
 	sent     []sent      // what went out since the last step
 	dropped  []*loopConn // who was closed since the last step
 	accepted []*loopConn
@@ -67,9 +69,10 @@ type loopConn struct {
 
 // errand is what a step found to be done for a connection.
 type errand struct {
-	conn    *loopConn
-	pending []byte
-	cut     bool
+	conn     *loopConn
+	from, to int // its part of the loop's pieces
+	owed     int // bytes, also those that are not among the pieces
+	cut      bool
 }
 
 // sent is what went out.
@@ -262,7 +265,9 @@ func (l *loop) leave() {
 			continue
 		}
 		c.paused, c.granted = state.Paused(), state.Granted()
-		l.todo = append(l.todo, errand{c, state.Pending(), state.Cut() != nil})
+		from := len(l.pieces)
+		l.pieces = state.Pending(l.pieces, loopWriteSize)
+		l.todo = append(l.todo, errand{c, from, len(l.pieces), state.Owed(), state.Cut() != nil})
 		if state.Cut() != nil {
 			l.core.cut(state)
 		}
@@ -283,6 +288,8 @@ func (l *loop) leave() {
 		l.todo[i] = errand{}
 	}
 	l.todo = l.todo[:0]
+	clear(l.pieces)
+	l.pieces = l.pieces[:0]
 }
 
 // perform does an errand.
@@ -294,7 +301,7 @@ func (l *loop) perform(e *errand) {
 		l.drop(c)
 	case c.serial == 0 && !l.join(c):
 	case !c.blocked: // else it is not ready: epoll will tell
-		l.send(c, e.pending)
+		l.send(c, l.pieces[e.from:e.to], e.owed)
 	}
 }
 
@@ -362,10 +369,10 @@ func (l *loop) read(c *loopConn, events uint32) {
 
 // send writes a client's output, one piece a turn, and arranges for the rest. What it makes room for is applied with the next
 // step: a client that reads fast does not keep others waiting.
-func (l *loop) send(c *loopConn, pending []byte) {
-	if len(pending) > 0 {
+func (l *loop) send(c *loopConn, pieces [][]byte, owed int) {
+	if len(pieces) > 0 {
 		moment.At("storeserve.write")
-		n, errno := writeNow(int(c.fd), pending[:min(len(pending), loopWriteSize)])
+		n, errno := l.write(c, pieces)
 		if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
 			l.drop(c)
 			return
@@ -374,9 +381,24 @@ func (l *loop) send(c *loopConn, pending []byte) {
 			c.movedAt = l.now
 			l.sent = append(l.sent, sent{c, n})
 		}
-		c.blocked = n < len(pending)
+		c.blocked = n < owed
 	}
 	l.arm(c)
+}
+
+// write writes once.
+func (l *loop) write(c *loopConn, pieces [][]byte) (int, unix.Errno) {
+	if len(pieces) == 1 {
+		return writeNow(int(c.fd), pieces[0])
+	}
+	for _, p := range pieces {
+		l.vector = append(l.vector, unix.Iovec{Base: &p[0]})
+		l.vector[len(l.vector)-1].SetLen(len(p))
+	}
+	n, errno := writevNow(int(c.fd), l.vector)
+	clear(l.vector)
+	l.vector = l.vector[:0]
+	return n, errno
 }
 
 // arm asks epoll for what the connection needs next.
@@ -420,7 +442,7 @@ func (l *loop) checkStuckLocked() {
 	l.checkAt = l.now + l.stallCheck()
 	for c := range l.stuck {
 		if l.now-c.movedAt > int64(l.core.config.Stall) {
-			l.core.Machine.Refuse(c.state, stalled(l.core.config.Stall, len(c.state.Pending())))
+			l.core.Machine.Refuse(c.state, stalled(l.core.config.Stall, c.state.Owed()))
 		}
 	}
 }

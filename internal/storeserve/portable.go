@@ -247,7 +247,7 @@ func (d *goDriver) remove(c *goConn) {
 // send writes what the machine has for the client.
 func (d *goDriver) send(c *goConn) {
 	defer d.joined.Done()
-	var buf []byte
+	var pieces [][]byte
 	for {
 		select {
 		case <-c.write:
@@ -256,19 +256,19 @@ func (d *goDriver) send(c *goConn) {
 		}
 		for {
 			d.mu.Lock()
-			pending := c.state.Pending()
-			buf = append(buf[:0], pending[:min(len(pending), goWriteSize)]...)
+			pieces = c.state.Pending(pieces[:0], goWriteSize)
 			d.mu.Unlock()
-			if len(buf) == 0 {
+			if len(pieces) == 0 {
 				break
 			}
 			_ = c.SetWriteDeadline(time.Now().Add(d.core.config.Stall))
 			moment.At("storeserve.write")
-			n, err := c.Write(buf)
+			rest := net.Buffers(pieces) // which WriteTo empties
+			n, err := rest.WriteTo(c.Conn)
 			events, _ := d.step(func() bool {
-				d.core.Machine.Sent(c.state, n)
+				d.core.Machine.Sent(c.state, int(n))
 				if err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
-					d.core.Machine.Refuse(c.state, stalled(d.core.config.Stall, len(c.state.Pending())))
+					d.core.Machine.Refuse(c.state, stalled(d.core.config.Stall, c.state.Owed()))
 				}
 				return true
 			})

@@ -27,8 +27,11 @@ func BeginFrame(b []byte, id uint32) []byte {
 }
 
 // EndFrame fills in the length of the frame that was begun when b was start bytes long.
-func EndFrame(b []byte, start int) []byte {
-	n := len(b) - start - 4
+func EndFrame(b []byte, start int) []byte { return EndFrameBefore(b, start, 0) }
+
+// EndFrameBefore is EndFrame for a frame that has n bytes more, which are not in b.
+func EndFrameBefore(b []byte, start, n int) []byte {
+	n += len(b) - start - 4
 	if uint64(n) > math.MaxUint32 { //nolint:gosec // not negative
 		panic("tcpstore: a frame over 4 GiB")
 	}
