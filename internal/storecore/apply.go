@@ -164,7 +164,11 @@ func (m *Machine) store(key, value []byte) error {
 		return err
 	}
 	m.notify(wire.KeyUpdated, key, e.value(), value)
-	m.table.set(e, value)
+	if data := m.take(); data != nil {
+		m.table.replace(e, data)
+	} else {
+		m.table.set(e, value)
+	}
 	return nil
 }
 
@@ -176,7 +180,11 @@ func (m *Machine) create(key, value []byte) error {
 	if err := m.room(len(key) + len(value) + entryCost); err != nil {
 		return err
 	}
-	m.table.insert(key, value)
+	data := m.take()
+	if data == nil {
+		data = pair(key, value)
+	}
+	m.table.insert(data, len(key))
 	m.created(key)
 	m.wake()
 	m.notify(wire.KeyCreated, key, nil, value)
@@ -218,7 +226,7 @@ func (m *Machine) add(key []byte, delta int64) (sum, error) {
 		if err := m.room(len(key) + len(digits) + entryCost); err != nil {
 			return sum{}, err
 		}
-		m.table.insert(key, digits)
+		m.table.insert(pair(key, digits), len(key))
 		return sum{sum: delta, created: true}, nil
 	}
 	n, ok := parseNumber(e.value())
@@ -346,7 +354,7 @@ func (m *Machine) multiSet(c *Conn, r *wire.Request) error {
 		m.work++
 		e := m.table.find(key)
 		if e == nil {
-			m.table.insert(key, value)
+			m.table.insert(pair(key, value), len(key))
 			m.created(key)
 			m.notify(wire.KeyCreated, key, nil, value)
 			continue

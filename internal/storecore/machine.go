@@ -70,6 +70,7 @@ type Machine struct {
 	woken    int     // how many of them are done with
 	allWaits linked.List[wait]
 	request  wire.Request // reused, so that parsing allocates nothing
+	given    given        // see input.go
 
 	all      []*Conn // open connections
 	homes    []home
@@ -277,40 +278,6 @@ func (m *Machine) high() int {
 	return int(min(max(fair, keepBuffer), highWater))
 }
 
-// Receive takes what a client sent. data is not kept.
-func (m *Machine) Receive(c *Conn, data []byte) {
-	if c.closed {
-		return
-	}
-	if len(c.in) == 0 {
-		if used := m.consume(c, data); used < len(data) && !c.closed {
-			c.inSince, c.inMoved, c.looks = m.patience, m.patience, 0
-			if !m.keep(c, data[used:]) {
-				return
-			}
-		}
-	} else {
-		if len(data) > 0 {
-			c.inMoved, c.looks = m.patience, 0
-			if !m.keep(c, data) {
-				return
-			}
-		}
-		if used := m.consume(c, c.in); used > 0 && !c.closed {
-			c.inSince = m.patience
-			m.copied(len(c.in) - used)
-			c.in = c.in[:copy(c.in, c.in[used:])]
-			if len(c.in) == 0 && cap(c.in) > keepBuffer {
-				c.in = nil
-			}
-		}
-	}
-	if !c.closed && (c.countedIn != 0 || len(c.in) != 0 || len(c.out) != 0 || c.refHeld != 0) {
-		m.settle(c)
-		m.seekRoom(c)
-	}
-}
-
 // consume applies the whole requests at the start of b, as many as c's turn allows, and returns how many bytes they took.
 func (m *Machine) consume(c *Conn, b []byte) int {
 	at := 0
@@ -326,6 +293,7 @@ func (m *Machine) consume(c *Conn, b []byte) int {
 		}
 		m.work++
 		var n int
+		r := &m.request
 		switch c.dialect {
 		case wire.Undetected:
 			if !m.detect(c, b[at:]) {
@@ -336,21 +304,25 @@ func (m *Machine) consume(c *Conn, b []byte) int {
 			n = m.frame(c, b[at:])
 		default:
 			var err error
-			r := &m.request
 			n, err = wire.ParseRequest(c.dialect, b[at:], &m.limits.Limits, &c.parsed, r)
 			if err != nil {
 				m.Refuse(c, err)
 				return at
 			}
 			if n > 0 {
+				m.offer(r, b[at:at+n], len(b)-at-n)
 				m.apply(c, r)
 			}
 		}
 		if n == 0 || c.crowded || c.yielded {
 			break // the request is not all there, or stays where it is
 		}
-		m.copied(n)
 		at += n
+		if m.given.taken {
+			m.copied(n - len(r.Value))
+			return at
+		}
+		m.copied(n)
 	}
 	return at
 }
@@ -403,6 +375,7 @@ func (m *Machine) frame(c *Conn, b []byte) int {
 		m.refuseRequest(c, id, err)
 		return size
 	}
+	m.offer(r, b[:size], len(b)-size)
 	m.apply(c, r)
 	return size
 }

@@ -490,7 +490,7 @@ func TestTable(t *testing.T) {
 				}
 			default:
 				if e == nil {
-					table.insert([]byte(key), []byte(value))
+					table.insert(pair([]byte(key), []byte(value)), len(key))
 				} else {
 					table.set(e, []byte(value))
 				}

@@ -85,8 +85,15 @@ func (t *table) findIn(slots index, key []byte, hash uint32) *entry {
 	}
 }
 
-// insert adds a key that is not there.
-func (t *table) insert(key, value []byte) {
+// pair returns key and value in memory of their own.
+func pair(key, value []byte) []byte {
+	data := slices.Grow([]byte(nil), len(key)+len(value))
+	return append(append(data, key...), value...)
+}
+
+// insert adds a key that is not there. The table keeps data, the key, of keyLen bytes, and its value.
+func (t *table) insert(data []byte, keyLen int) {
+	key := data[:keyLen]
 	if (t.count+1)*8 > len(t.slots)*7 {
 		t.move(2 * len(t.old)) // all that is left, which is little or nothing: it is moved faster than keys can come
 		t.old, t.moved = t.slots, 0
@@ -108,8 +115,7 @@ func (t *table) insert(key, value []byte) {
 		t.fresh++
 	}
 	e := t.at(n)
-	data := slices.Grow([]byte(nil), len(key)+len(value))
-	e.data = append(append(data, key...), value...)
+	e.data = data
 	e.keyLen, e.hash = uint32(len(key)), hash //nolint:gosec // a key is far below 4 GiB
 	t.count++
 	t.keyBytes += len(key)
@@ -176,10 +182,13 @@ func (t *table) set(e *entry, value []byte) {
 		e.data = append(e.data[:e.keyLen], value...)
 		return
 	}
-	t.bytes -= int64(cap(e.data))
-	data := slices.Grow([]byte(nil), need)
-	e.data = append(append(data, e.key()...), value...)
-	t.bytes += int64(cap(e.data))
+	t.replace(e, pair(e.key(), value))
+}
+
+// replace gives an entry other memory with the same key. The table keeps data.
+func (t *table) replace(e *entry, data []byte) {
+	t.bytes += int64(cap(data) - cap(e.data))
+	e.data = data
 }
 
 // extension is how much more memory an entry takes when n bytes are put behind its value.

@@ -209,7 +209,8 @@ func TestIndexGrowsAFewSlotsAtATime(t *testing.T) {
 	table := newTable()
 	for i := range 100_000 {
 		moved, old := table.moved, len(table.old)
-		table.insert(fmt.Append(nil, "key", i), nil)
+		key := fmt.Append(nil, "key", i)
+		table.insert(key, len(key))
 		if old == len(table.old) && table.moved-moved > moveSlots {
 			t.Fatalf("key %d moved %d slots", i, table.moved-moved)
 		}

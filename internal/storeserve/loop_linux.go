@@ -360,8 +360,16 @@ func (l *loop) read(c *loopConn, events uint32) {
 	case errno != 0 || n == 0:
 		l.drop(c)
 	default:
+		data, take := buf[:n], !c.granted && c.state.Begins(buf[:n])
+		if take { // it is copied here, where no other loop waits for that
+			data = append(make([]byte, 0, n), data...)
+		}
 		l.enter()
-		l.core.Machine.Receive(c.state, buf[:n])
+		if take {
+			l.core.Machine.Take(c.state, data)
+		} else {
+			l.core.Machine.Receive(c.state, data)
+		}
 		c.paused, c.granted = c.state.Paused(), c.state.Granted()
 		l.leave()
 	}

@@ -26,6 +26,8 @@ func BenchmarkSerialised(b *testing.B) {
 		{"check", wire.AppendKeys(nil, wire.V, wire.Check, "/k"), 1},
 		{"get/100B", wire.AppendKey(nil, wire.V, wire.Get, "/k"), 8 + 100},
 		{"get/16KiB", wire.AppendKey(nil, wire.V, wire.Get, "/large"), 8 + 16<<10},
+		{"set/16KiB", wire.AppendPing(wire.AppendSet(nil, wire.V, "/s", make([]byte, 16<<10)), wire.V, 1), 4},
+		{"set/1MiB", wire.AppendPing(wire.AppendSet(nil, wire.V, "/s", make([]byte, 1<<20)), wire.V, 1), 4},
 	}
 	for _, loops := range []int{1, 2, 4} {
 		for _, r := range requests {

@@ -388,3 +388,45 @@ func FuzzReply(f *testing.F) {
 		_, _, _ = wire.ParseFrame(b)
 	})
 }
+
+// TestSetSize: what is said of the beginning of a request is true, wherever it ends.
+func TestSetSize(t *testing.T) {
+	value := make([]byte, 5000)
+	for _, d := range []wire.Dialect{wire.Legacy, wire.V, wire.Native} {
+		head := 0
+		whole := func(fill func(b []byte) []byte) []byte {
+			if d == wire.Native {
+				head = wire.FrameHeader
+				return wire.EndFrame(fill(wire.BeginFrame(nil, 1)), 0)
+			}
+			return fill(nil)
+		}
+		set := whole(func(b []byte) []byte { return wire.AppendSet(b, d, "key", value) })
+		for n := range set {
+			want := 0
+			if n >= head+1+8+3+8 { // the value's length is there
+				want = min(len(value), n-head)
+			}
+			if got := wire.SetSize(d, set[:n]); got != want {
+				t.Fatalf("%v, %d bytes: %d, want %d", d, n, got, want)
+			}
+		}
+		for _, b := range [][]byte{
+			whole(func(b []byte) []byte { return wire.AppendKey(b, d, wire.Get, string(value)) }),
+			whole(func(b []byte) []byte { return wire.AppendCompareSet(b, d, "key", nil, value) }),
+			bytes.Repeat([]byte{255}, 100),
+		} {
+			if got := wire.SetSize(d, b); got != 0 {
+				t.Errorf("%v: %d for another request", d, got)
+			}
+		}
+		huge := bytes.Repeat([]byte{255}, 100)
+		copy(huge[head:], set[head:head+1]) // a key of 2^64-1 bytes
+		if got := wire.SetSize(d, huge); got != 0 {
+			t.Errorf("%v: %d for a key that cannot be", d, got)
+		}
+	}
+	if got := wire.SetSize(wire.Undetected, make([]byte, 100)); got != 0 {
+		t.Errorf("%d before anything is known", got)
+	}
+}

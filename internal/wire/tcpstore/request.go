@@ -195,6 +195,22 @@ func parseWhole(d Dialect, b []byte, limits *Limits, r *Request) int {
 	return at
 }
 
+// SetSize returns the length of the value of the SET that b begins with, as far as it has arrived; 0 if b begins with
+// something else or the length is not there yet. It looks at no limit.
+func SetSize(d Dialect, b []byte) int {
+	if d == Native {
+		b = b[min(FrameHeader, len(b)):]
+	}
+	if d == Undetected || len(b) < 9 || opOf[d][b[0]] != Set {
+		return 0
+	}
+	n := u64(b[1:])
+	if n > uint64(len(b)) || len(b)-9-int(n) < 8 { //nolint:gosec // at most the length of b
+		return 0
+	}
+	return int(min(u64(b[9+n:]), uint64(len(b)))) //nolint:gosec // as above
+}
+
 // stringAt returns the string at offset at of b and the offset behind it.
 func stringAt(b []byte, at, limit int) ([]byte, int, bool) {
 	if len(b)-at < 8 {

@@ -1,0 +1,120 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+
+// given is a buffer of requests that belongs to the machine. A large value that makes up most of it is not copied into the
+// table: the buffer becomes the entry's memory.
+type given struct {
+	size  int    // of the buffer; 0: it is not the machine's
+	data  []byte // key and value of the present request, if the table may have the buffer
+	taken bool   // it has it
+}
+
+// Begins reports whether data, the next bytes that c has sent, begins with a large value to be stored: a driver should pass
+// it to Take. It may be called without the driver's lock by the part of the driver that is c's home, as long as c is not
+// paused, and changes nothing.
+func (c *Conn) Begins(data []byte) bool {
+	return len(data) > sharedSize && wire.SetSize(c.dialect, data) > sharedSize
+}
+
+// Receive takes what a client sent. data is not kept.
+func (m *Machine) Receive(c *Conn, data []byte) { m.receive(c, data, 0) }
+
+// Take is Receive of data that the machine may keep and change. So a driver can copy what it has read before it holds a lock.
+func (m *Machine) Take(c *Conn, data []byte) { m.receive(c, data, cap(data)) }
+
+// receive is Receive of data in a buffer of which size bytes are the machine's.
+func (m *Machine) receive(c *Conn, data []byte, size int) {
+	if c.closed {
+		return
+	}
+	if len(c.in) == 0 {
+		used := m.consumeGiven(c, data, size)
+		if m.given.taken {
+			m.goOn(c, data[used:])
+			return
+		}
+		if used < len(data) && !c.closed {
+			c.inSince, c.inMoved, c.looks = m.patience, m.patience, 0
+			if used == 0 && size > keepBuffer {
+				if m.enforce(size); c.closed {
+					return
+				}
+				c.in = data
+			} else if !m.keep(c, data[used:]) {
+				return
+			}
+		}
+	} else {
+		if len(data) > 0 {
+			c.inMoved, c.looks = m.patience, 0
+			if !m.keep(c, data) {
+				return
+			}
+		}
+		in := c.in
+		used := m.consumeGiven(c, in, cap(in))
+		if m.given.taken {
+			c.in = nil
+			m.settle(c)
+			m.goOn(c, in[used:])
+			return
+		}
+		if used > 0 && !c.closed {
+			c.inSince = m.patience
+			m.copied(len(c.in) - used)
+			c.in = c.in[:copy(c.in, c.in[used:])]
+			if len(c.in) == 0 && cap(c.in) > keepBuffer {
+				c.in = nil
+			}
+		}
+	}
+	if !c.closed && (c.countedIn != 0 || len(c.in) != 0 || len(c.out) != 0 || c.refHeld != 0 || c.granted != 0) {
+		m.settle(c)
+		m.seekRoom(c)
+	}
+}
+
+// consumeGiven is consume of a buffer of which size bytes are the machine's.
+func (m *Machine) consumeGiven(c *Conn, data []byte, size int) int {
+	m.given = given{size: size}
+	used := m.consume(c, data)
+	m.given.size, m.given.data = 0, nil
+	return used
+}
+
+// goOn goes on with the rest of a buffer that the table has taken, which is little: the bytes are copied, since the entry's
+// value may grow over them.
+func (m *Machine) goOn(c *Conn, rest []byte) {
+	m.given = given{}
+	rest = append([]byte(nil), rest...)
+	m.copied(len(rest))
+	m.Receive(c, rest)
+}
+
+// offer says that the table may have the buffer of a request, which has left more bytes behind it.
+func (m *Machine) offer(r *wire.Request, raw []byte, left int) {
+	m.given.data = nil // that of a request that was refused
+	if m.given.size == 0 || r.Op != wire.Set || len(r.Value) <= sharedSize {
+		return
+	}
+	n := len(r.Key) + len(r.Value)
+	if left > n/8 || m.given.size-left > n+n/8 {
+		return
+	}
+	// The table has key and value in one piece. Here the value's length is between them: the key moves over it.
+	data := raw[len(raw)-n:]
+	copy(data, r.Key)
+	r.Key, r.Value = data[:len(r.Key):len(r.Key)], data[len(r.Key):len(data):len(data)]
+	m.given.data = data
+}
+
+// take returns the memory of key and value of the present request if the table may have it, and nil otherwise.
+func (m *Machine) take() []byte {
+	data := m.given.data
+	m.given.data, m.given.taken = nil, data != nil
+	return data
+}

@@ -1,0 +1,135 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+// TestTakeIsReceive: a machine that is given buffers, in which requests begin and end anywhere, does what one does that gets
+// each request by itself, and counts the memory that it has.
+func TestTakeIsReceive(t *testing.T) {
+	sizes := []int{0, 10, 1000, sharedSize, sharedSize + 1, 2 * sharedSize, 5 * sharedSize, 70_000}
+	for seed := range uint64(60) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		d := []wire.Dialect{wire.Legacy, wire.V, wire.Native}[seed%3]
+		limits := testLimits
+		limits.Output = 1 << 30
+		one, other := newBench(limits), newBench(limits)
+		a, b := one.dial(d), other.dial(d)
+		id := uint32(0)
+		request := func() []byte {
+			key := fmt.Sprint("/", random.IntN(3))
+			value := bytes.Repeat([]byte{byte(random.IntN(256))}, sizes[random.IntN(len(sizes))])
+			write := func(b []byte) []byte {
+				switch random.IntN(5) {
+				case 0:
+					return wire.AppendKey(b, d, wire.Get, key)
+				case 1:
+					return wire.AppendAdd(b, d, "/n", 1)
+				case 2:
+					if d != wire.Legacy {
+						return wire.AppendKeyValue(b, d, wire.Append, key, value[:min(len(value), 500)])
+					}
+				case 3:
+					return wire.AppendCompareSet(b, d, key, nil, value)
+				}
+				return wire.AppendSet(b, d, key, value)
+			}
+			if d != wire.Native {
+				return write(nil)
+			}
+			id++
+			return frame(id, write)
+		}
+		for range 20 {
+			var stream []byte
+			for range random.IntN(6) + 1 {
+				r := request()
+				one.send(a, bytes.Clone(r))
+				stream = append(stream, r...)
+			}
+			for len(stream) > 0 {
+				n := min(len(stream), random.IntN(90_000)+1)
+				part := append(make([]byte, 0, n), stream[:n]...)
+				if random.IntN(4) > 0 {
+					other.m.Take(b, part)
+				} else {
+					other.m.Receive(b, part)
+					clear(part) // it is not kept
+				}
+				other.flush()
+				stream = stream[n:]
+			}
+			if want, got := one.take(a), other.take(b); want != got {
+				t.Fatalf("seed %d: %d bytes of answers, want %d", seed, len(got), len(want))
+			}
+			held := int64(0)
+			for i := range other.m.table.fresh {
+				if e := other.m.table.at(uint32(i)); e.data != nil {
+					held += int64(cap(e.data)) + entryCost
+				}
+			}
+			if held != other.m.table.bytes || other.m.inBytes != int64(cap(b.in)) {
+				t.Fatalf("seed %d: %d bytes of keys and values are counted, %d held; %d of requests, %d held",
+					seed, other.m.table.bytes, held, other.m.inBytes, cap(b.in))
+			}
+		}
+		for key := range 3 {
+			name := []byte(fmt.Sprint("/", key))
+			e, f := one.m.table.find(name), other.m.table.find(name)
+			if (e == nil) != (f == nil) || e != nil && !bytes.Equal(e.data, f.data) {
+				t.Fatalf("seed %d: the values of %s differ", seed, name)
+			}
+		}
+	}
+}
+
+// TestLargeSetIsNotCopied: a value that fills a buffer is stored with it, and the requests behind it are served, also one that
+// makes the value longer.
+func TestLargeSetIsNotCopied(t *testing.T) {
+	for _, d := range []wire.Dialect{wire.V, wire.Native} {
+		value, more := bytes.Repeat([]byte("v"), 1<<20), bytes.Repeat([]byte("+"), 20)
+		var stream []byte
+		put := func(id uint32, write func([]byte) []byte) int {
+			if d == wire.Native {
+				stream = append(stream, frame(id, write)...)
+			} else {
+				stream = write(stream)
+			}
+			return len(stream)
+		}
+		end := put(1, func(b []byte) []byte { return wire.AppendSet(b, d, "/key", value) })
+		put(2, func(b []byte) []byte { return wire.AppendPing(b, d, 7) })
+		put(3, func(b []byte) []byte { return wire.AppendKeyValue(b, d, wire.Append, "/key", more) })
+		put(4, func(b []byte) []byte { return wire.AppendPing(b, d, 8) })
+		for _, first := range []int{len(stream), end, 50_000} { // at once, and in two pieces
+			b := newBench(testLimits)
+			c := b.dial(d)
+			part := append(make([]byte, 0, first), stream[:first]...)
+			before := b.m.Work()
+			b.m.Take(c, part)
+			if work := b.m.Work() - before; work > 16 {
+				t.Errorf("%v: %d units of work", d, work)
+			}
+			if e := b.m.table.find([]byte("/key")); first == end && &e.value()[0] != &part[end-len(value)] {
+				t.Errorf("%v: the value was copied", d)
+			}
+			b.m.Receive(c, stream[first:])
+			if e := b.m.table.find([]byte("/key")); !bytes.Equal(e.value(), append(bytes.Clone(value), more...)) {
+				t.Errorf("%v: another value", d)
+			}
+			b.flush()
+			if got := b.take(c); !strings.Contains(got, "\x07\x00\x00\x00") || !strings.HasSuffix(got, "\x08\x00\x00\x00") {
+				t.Errorf("%v: the pings were answered with %q", d, got)
+			}
+		}
+	}
+}
