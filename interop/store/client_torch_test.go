@@ -404,6 +404,41 @@ func TestClientSupportsOnPyTorch(t *testing.T) {
 	})
 }
 
+// TestClientBarrierOnPyTorch: Go and PyTorch clients meet at a barrier of PyTorch's server. One that has none is recognised.
+func TestClientBarrierOnPyTorch(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		t.Helper()
+		m := startMasters(t, torch)
+		c := dial(t, m.fresh(t))
+		if !torch.About(t).Since(2, 12) {
+			if err := c.Barrier(t.Context(), "b", 1); !errors.Is(err, dist.NotSupported) {
+				t.Fatalf("on a server without barriers: %v", err)
+			}
+			return
+		}
+		early, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if err := c.Barrier(early, "b", 4); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("alone: %v", err)
+		}
+		all := make(chan error, 2)
+		for range cap(all) {
+			go func() { all <- c.Barrier(t.Context(), "b", 4) }() // the one that gave up stays counted
+		}
+		if got := m.ask(t, `eval s.barrier("b", 4)`); got != "None" {
+			t.Fatalf("PyTorch's client: %s", got)
+		}
+		for range cap(all) {
+			if err := <-all; err != nil {
+				t.Error(err)
+			}
+		}
+		if v, err := c.Get(t.Context(), "b"); string(v) != "4" || err != nil {
+			t.Errorf("the server has counted %q, %v", v, err)
+		}
+	})
+}
+
 // TestClientDialFailures: nobody there, and forced dialects that the server does not speak.
 func TestClientDialFailures(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {

@@ -131,28 +131,3 @@ func TestWatch(t *testing.T) {
 		t.Errorf("on a server that cannot: %v", err)
 	}
 }
-
-// TestBarrier: the last of its members lets all go on, whoever has given up meanwhile.
-func TestBarrier(t *testing.T) {
-	s := startServer(t)
-	c := dialTest(t, s)
-	early, cancel := context.WithCancel(t.Context())
-	all := make(chan error, 3)
-	go func() { all <- c.Barrier(early, "b", 3) }()
-	eventually(t, "one waits", func() bool { return s.Stats().Waiting == 1 })
-	cancel()
-	if err := <-all; !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
-	for range 2 {
-		go func() { all <- c.Barrier(t.Context(), "b", 3) }()
-	}
-	for range 2 {
-		if err := <-all; err != nil {
-			t.Error(err)
-		}
-	}
-	if err := c.Barrier(t.Context(), "b", 0); !errors.Is(err, dist.InvalidArgument) {
-		t.Errorf("of nobody: %v", err)
-	}
-}

@@ -70,6 +70,8 @@ func (s *torchStore) run(ctx context.Context, q *request) (wire.Reply, error) {
 	switch q.op {
 	case wire.Set, wire.Append, wire.MultiSet, wire.QueuePush:
 		return s.confirmed(ctx, q)
+	case wire.Barrier:
+		return wire.Reply{}, s.barrier(ctx, q)
 	case wire.Wait:
 		return wire.Reply{}, s.await(ctx, q.wireKeys(), nil)
 	case wire.Get:

@@ -88,6 +88,13 @@ func timeoutDetail(q *request, timeout time.Duration, silent bool) string {
 	if !q.wait {
 		return fmt.Sprintf("the server has not answered within %v: it hangs, or the network is cut", boundOf(timeout, false))
 	}
+	if q.op == wire.Barrier {
+		why := fmt.Sprintf("fewer than %d have come", q.num)
+		if silent {
+			why = "the server has not answered: it hangs, or the network is cut"
+		}
+		return fmt.Sprintf("barrier timeout after %dms, key: %s; %s within the store's timeout of %v", timeout.Milliseconds(), q.key, why, timeout)
+	}
 	keys := wire.KeyPrefix + q.key
 	if q.keys != nil {
 		keys = wire.KeyPrefix + strings.Join(q.keys[:min(len(q.keys), shownKeys)], ", "+wire.KeyPrefix)
