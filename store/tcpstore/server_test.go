@@ -83,7 +83,7 @@ func expectClosed(tb testing.TB, c net.Conn) {
 // eventually waits until ok.
 func eventually(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			tb.Fatalf("never happened: %s", what)
 		}
