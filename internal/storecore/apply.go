@@ -112,16 +112,7 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 	case wire.Clear:
 		return m.clear(c, r)
 	case wire.Stats:
-		if m.config.Stats == nil {
-			return dist.New("tcpstore: serve", dist.NotSupported, "this server keeps no statistics")
-		}
-		text := m.config.Stats()
-		if err := m.mayReply(len(text), 0); err != nil {
-			return err
-		}
-		start := m.begin(c, r.ID)
-		c.refer(text, text)
-		m.end(c, start)
+		return m.stats(c, r)
 	default:
 		return dist.Newf("tcpstore: serve", dist.Protocol, "%s is not served", r.Op)
 	}

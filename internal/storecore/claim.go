@@ -5,6 +5,7 @@ package storecore
 
 import (
 	"bytes"
+	"math"
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -191,11 +192,17 @@ type Claim struct {
 	Held bool
 }
 
-// Claims returns claims by name, at most as many as asked for.
-func (m *Machine) Claims(most int) map[string]Claim {
+// Claims returns all claims by name.
+func (m *Machine) Claims() map[string]Claim { return m.someClaims(math.MaxInt, math.MaxInt) }
+
+// ShownClaims returns claims for people to look at, at most as many as asked for and as have room in a Snapshot.
+func (m *Machine) ShownClaims(most int) map[string]Claim { return m.someClaims(most, shownText) }
+
+func (m *Machine) someClaims(most, text int) map[string]Claim {
 	all := make(map[string]Claim, min(len(m.claims.byName), most))
 	for name, c := range m.claims.byName {
-		if len(all) >= most {
+		m.work++
+		if text -= len(name) + len(c.text); text < 0 || len(all) >= most {
 			break
 		}
 		all[name] = Claim{Text: string(c.text), Held: c.holder != nil}

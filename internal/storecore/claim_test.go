@@ -85,7 +85,7 @@ func TestClaims(t *testing.T) {
 		}
 	}
 	want := map[string]storecore.Claim{"rank/0": {Text: "A2", Held: true}, "rank/1": {Text: "B", Held: true}}
-	if diff := cmp.Diff(want, m.Claims(10)); diff != "" {
+	if diff := cmp.Diff(want, m.Claims()); diff != "" {
 		t.Error(diff)
 	}
 
@@ -104,7 +104,7 @@ func TestClaims(t *testing.T) {
 	}
 	m.Close(b.conn)
 	want = map[string]storecore.Claim{"rank/0": {Text: "B"}, "rank/1": {Text: "B"}}
-	if diff := cmp.Diff(want, m.Claims(10)); diff != "" {
+	if diff := cmp.Diff(want, m.Claims()); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -166,7 +166,7 @@ func TestClaimsOfOneDoNotKeepOthersOut(t *testing.T) {
 		m.Close(greedy.conn)
 		m.Close(honest.conn)
 	}
-	all := m.Claims(1 << 30)
+	all := m.Claims()
 	if len(all) > 1<<13 {
 		t.Errorf("%d names are remembered", len(all))
 	}
@@ -196,7 +196,7 @@ func TestClaimsAreBounded(t *testing.T) {
 		}
 		m.Close(c.conn)
 	}
-	if n := len(m.Claims(1 << 30)); n > 1<<16 {
+	if n := len(m.Claims()); n > 1<<16 {
 		t.Errorf("%d names are remembered", n)
 	}
 }

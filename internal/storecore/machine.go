@@ -50,27 +50,28 @@ const (
 
 // Machine is the server's state. See the package comment for how it is driven.
 type Machine struct {
-	config   Config
-	limits   Limits
-	shares   shares
-	now      int64
-	patience int64  // time as far as it counts for clients that are slow, see Tick
-	work     uint64 // see turn.go
-	heavy    uint64 // work of large requests in this turn
-	table    *table
-	listings []*listing // see listing.go
-	queues   map[string]*queue
-	waiting  map[string]*keyWaits // by the key
-	barriers map[string]*barrier
-	watchers map[string]map[*Conn]struct{}
-	claims   claims
-	news     []news  // what waits are to be told of their keys, see tally.go
-	oldNews  bool    // some are left of earlier steps
-	ready    []*wait // found to lack nothing, to be answered by wake
-	woken    int     // how many of them are done with
-	allWaits linked.List[wait]
-	request  wire.Request // reused, so that parsing allocates nothing
-	given    given        // see input.go
+	config    Config
+	limits    Limits
+	shares    shares
+	now       int64
+	patience  int64  // time as far as it counts for clients that are slow, see Tick
+	work      uint64 // see turn.go
+	heavy     uint64 // work of large requests in this turn
+	statsText []byte // what was answered to STATS in this turn
+	table     *table
+	listings  []*listing // see listing.go
+	queues    map[string]*queue
+	waiting   map[string]*keyWaits // by the key
+	barriers  map[string]*barrier
+	watchers  map[string]map[*Conn]struct{}
+	claims    claims
+	news      []news  // what waits are to be told of their keys, see tally.go
+	oldNews   bool    // some are left of earlier steps
+	ready     []*wait // found to lack nothing, to be answered by wake
+	woken     int     // how many of them are done with
+	allWaits  linked.List[wait]
+	request   wire.Request // reused, so that parsing allocates nothing
+	given     given        // see input.go
 
 	all      []*Conn // open connections
 	homes    []home
@@ -184,7 +185,7 @@ func (m *Machine) Tick(now int64) {
 		m.patience += min(passed, attention)
 		m.now = now
 	}
-	m.heavy = 0
+	m.heavy, m.statsText = 0, nil
 }
 
 // Open adds a connection that is at home in the first part of the driver.

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/cohort-dist/cohort/dist"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -30,16 +31,49 @@ type Snapshot struct {
 
 // Waiter is a client that waits for a key.
 type Waiter struct {
-	Key, Peer string
-	Name      string // who the peer says it is, see claim
-	Barrier   bool
-	Since     int64 // as told by Tick
+	Key     string // of a very long one the beginning
+	Peer    string
+	Name    string // who the peer says it is, see claim
+	Barrier bool
+	Since   int64 // as told by Tick
 }
 
-// lookedAt bounds the keys that a Snapshot looks at, for each waiter that it may return.
-const lookedAt = 16
+const (
+	// lookedAt bounds the keys that a Snapshot looks at, for each waiter that it may return.
+	lookedAt = 16
+	// shownKey is how much of a key is shown, and shownText how many bytes all waiters of a Snapshot have together, and all
+	// claims: enough for a thousand of the usual kind.
+	shownKey  = 512
+	shownText = 128 << 10
+	// statsWork is counted for an answer to STATS before it is made. It is more than a Snapshot of a thousand waiters and the
+	// text that is made of it take, and less than a turn may.
+	statsWork = heavyWork / 2
+)
 
-// Snapshot returns the state in numbers, with at most maxWaiters waiters. What it costs does not depend on how many wait.
+// stats answers STATS. Within one turn the answer is made once, however many ask for it.
+func (m *Machine) stats(c *Conn, r *wire.Request) error {
+	if m.config.Stats == nil {
+		return dist.New("tcpstore: serve", dist.NotSupported, "this server keeps no statistics")
+	}
+	if m.statsText == nil {
+		if err := m.mayCopy(statsWork * unitBytes); err != nil {
+			return err
+		}
+		m.statsText = m.config.Stats()
+		m.copied(len(m.statsText))
+	}
+	text := m.statsText
+	if err := m.mayReply(len(text), 0); err != nil {
+		return err
+	}
+	start := m.begin(c, r.ID)
+	c.refer(text, text)
+	m.end(c, start)
+	return nil
+}
+
+// Snapshot returns the state in numbers, with at most maxWaiters waiters. What it costs does not depend on how many wait, nor on
+// how long their keys are.
 func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 	s := Snapshot{
 		Conns: m.conns, Opened: m.opened, Cuts: m.cuts, Ops: m.ops, Keys: m.table.count, Queues: len(m.queues),
@@ -48,14 +82,25 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 	if e := m.table.find([]byte(wire.WorkerCountKey)); e != nil {
 		s.Workers, _ = parseNumber(e.value())
 	}
-	looks := lookedAt * maxWaiters
+	looks, text := lookedAt*maxWaiters, shownText
+	add := func(w Waiter, c *Conn, key string) {
+		w.Peer, w.Name = c.Peer, m.name(c)
+		if w.Key = key; len(key) > shownKey {
+			w.Key = key[:shownKey] + "..."
+		}
+		if text -= len(w.Key) + len(w.Peer) + len(w.Name); text < 0 {
+			looks = 0
+			return
+		}
+		s.Waiters = append(s.Waiters, w)
+	}
 	for p := m.allWaits.First(); p != nil && len(s.Waiters) < maxWaiters && looks > 0; p = p.Next() {
 		w := p.Of()
-		waiter := Waiter{Peer: w.conn.Peer, Name: m.name(w.conn), Since: w.since}
+		waiter := Waiter{Since: w.since}
 		looks--
 		if w.barrier != nil {
-			waiter.Key, waiter.Barrier = w.barrier.key, true
-			s.Waiters = append(s.Waiters, waiter)
+			waiter.Barrier = true
+			add(waiter, w.conn, w.barrier.key)
 			continue
 		}
 		for i := range w.nodes {
@@ -64,12 +109,11 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 				break
 			}
 			if n.key != nil && (w.kind == waitPop || !m.satisfies(w.kind, []byte(n.key.key))) {
-				waiter.Key = n.key.key
-				s.Waiters = append(s.Waiters, waiter)
+				add(waiter, w.conn, n.key.key)
 			}
 		}
 	}
-	m.work += uint64(lookedAt*maxWaiters - looks) //nolint:gosec // not negative
+	m.work += uint64(lookedAt*maxWaiters - max(looks, 0)) //nolint:gosec // not negative
 	slices.SortFunc(s.Waiters, func(a, b Waiter) int {
 		return cmp.Or(cmp.Compare(a.Since, b.Since), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Peer, b.Peer))
 	})

@@ -6,6 +6,7 @@ package storecore
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
@@ -344,5 +345,70 @@ func TestManyAreWokenInTurns(t *testing.T) {
 				t.Errorf("%d turns, %d waits are left, room for %d is kept", turns, b.m.waits, cap(b.m.ready))
 			}
 		})
+	}
+}
+
+// TestStatsAreBelowATurn: an answer to STATS costs less than half a turn, however many clients wait, how long their keys and
+// names are, and how often it is asked for.
+func TestStatsAreBelowATurn(t *testing.T) {
+	b := newBench(workLimits)
+	made := 0
+	b.m.config.Stats = func() []byte {
+		made++
+		var text []byte
+		for _, w := range b.m.Snapshot(1000).Waiters {
+			text = fmt.Appendf(text, "%q", w.Key+w.Peer+w.Name) // four bytes for one that is not printed
+		}
+		for name, c := range b.m.ShownClaims(1000) {
+			text = fmt.Appendf(text, "%q", name+c.Text)
+		}
+		return text
+	}
+	unprinted := func(n int) string { return strings.Repeat("\x01", n) }
+	for i := range 100 {
+		c := b.dial(wire.Native)
+		for j := range 20 {
+			b.send(c, frame(uint32(j), func(f []byte) []byte {
+				return wire.AppendCompareSet(f, wire.Native, fmt.Sprint(wire.ClaimPrefix, i, "/", j, unprinted(200)), nil, []byte(unprinted(maxClaimText)))
+			}))
+		}
+		for j := range 30 {
+			b.send(c, frame(uint32(100+j), func(f []byte) []byte {
+				return wire.AppendKeys(f, wire.Native, wire.Wait, fmt.Sprint("/", i, j, unprinted(1000)), "/other", fmt.Sprint("/", j))
+			}))
+		}
+	}
+	asker := b.dial(wire.Native)
+	ask := func(id uint32) []byte {
+		return frame(id, func(f []byte) []byte { return wire.AppendPlain(f, wire.Native, wire.Stats) })
+	}
+	b.m.Tick(b.m.now + 1)
+	if work := b.cost(func() { b.m.Receive(asker, ask(1)) }); work > statsWork || made != 1 || asker.Owed() == 0 {
+		t.Errorf("%d units of work, the bound is %d; it was made %d times, %d bytes", work, statsWork, made, asker.Owed())
+	}
+	t.Logf("an answer has %d bytes", asker.Owed())
+	b.flush()
+	var many []byte
+	for i := range 1000 {
+		many = append(many, ask(uint32(10+i))...)
+	}
+	b.m.Tick(b.m.now + 1)
+	made = 0
+	if work := b.cost(func() { b.m.Receive(asker, many) }); work > statsWork+sliceWork || made != 1 {
+		t.Errorf("a thousand in one turn: %d units of work, made %d times", work, made)
+	}
+	b.m.Close(asker)
+	// A turn that has done much already leaves it to the next one.
+	other := b.dial(wire.Native)
+	b.m.Tick(b.m.now + 1)
+	b.m.heavy, made = heavyWork-statsWork+1, 0
+	b.m.Receive(other, ask(1))
+	if made != 0 || other.Owed() != 0 || !b.m.Busy() {
+		t.Errorf("in a turn that is full: made %d times, %d bytes", made, other.Owed())
+	}
+	b.m.Tick(b.m.now + 1)
+	b.m.Resume()
+	if made != 1 || other.Owed() == 0 {
+		t.Errorf("in the next turn: made %d times, %d bytes", made, other.Owed())
 	}
 }

@@ -34,10 +34,6 @@ type Core struct {
 	hook   observe.Hook
 	events []observe.Event
 	clock  clock
-
-	turn      uint64 // number of the present one
-	statsText []byte // what was answered to STATS in statsTurn
-	statsTurn uint64
 }
 
 // tick begins a turn.
@@ -48,7 +44,6 @@ func (c *Core) tick() (now int64) {
 }
 
 func (c *Core) tickAt(now int64) {
-	c.turn++
 	c.Machine.Tick(now)
 }
 
@@ -70,7 +65,7 @@ func newCore(config Config, report *reporter) *Core {
 	mc := config.Machine
 	mc.Homes = config.Loops
 	if config.Stats != nil {
-		mc.Stats = c.statsAnswer
+		mc.Stats = func() []byte { return config.Stats(c) }
 	}
 	if c.hook != nil {
 		mc.Observe = c.observe
@@ -78,14 +73,6 @@ func newCore(config Config, report *reporter) *Core {
 	c.Machine = storecore.New(mc)
 	c.tick()
 	return c
-}
-
-// statsAnswer is the answer to STATS. Within one turn it is made once, however many ask for it.
-func (c *Core) statsAnswer() []byte {
-	if c.statsTurn != c.turn || c.statsText == nil {
-		c.statsText, c.statsTurn = c.config.Stats(c), c.turn
-	}
-	return c.statsText
 }
 
 // observe notes one request for the hook, which is called later: never inside the machine or under a lock.

@@ -5,7 +5,6 @@ package tcpstore
 
 import (
 	"context"
-	"math"
 
 	"github.com/cohort-dist/cohort/internal/storecore"
 	"github.com/cohort-dist/cohort/internal/storeserve"
@@ -46,7 +45,7 @@ type Claim struct {
 // Claims returns all claims by name. After Close there are none.
 func (s *Server) Claims() map[string]Claim {
 	var all map[string]storecore.Claim
-	s.serving.Do(func(c *storeserve.Core) { all = c.Machine.Claims(math.MaxInt) })
+	s.serving.Do(func(c *storeserve.Core) { all = c.Machine.Claims() })
 	claims := make(map[string]Claim, len(all))
 	for name, c := range all {
 		claims[name] = Claim(c)

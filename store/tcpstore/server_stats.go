@@ -35,7 +35,7 @@ type Stats struct {
 	// Workers is the number of processes that joined, as PyTorch counts them.
 	Workers int64 `json:"workers"`
 	// Waiting is the number of requests that wait. Waits tells who waits for which key, the longest first: a row for
-	// each key that is missing, a thousand rows at most.
+	// each key that is missing, a thousand rows at most, and fewer when their texts are long.
 	Waiting int    `json:"waiting"`
 	Waits   []Wait `json:"waits"`
 	// Identity is that of the present contents, see [Identity]. LeftBehind is the number of keys and queues that were there
@@ -115,26 +115,16 @@ func (s *Server) stats(c *storeserve.Core) Stats {
 			st.Ops[wire.Op(op).String()] = n
 		}
 	}
-	for name, claim := range c.Machine.Claims(maxClaimRows) {
+	for name, claim := range c.Machine.ShownClaims(maxClaimRows) {
 		if st.Claims == nil {
 			st.Claims = map[string]Claim{}
 		}
 		st.Claims[name] = Claim(claim)
 	}
 	for _, w := range snap.Waiters {
-		st.Waits = append(st.Waits, Wait{Key: short(w.Key), Waiter: w.Peer, Name: w.Name, Since: wall(w.Since), Barrier: w.Barrier})
+		st.Waits = append(st.Waits, Wait{Key: w.Key, Waiter: w.Peer, Name: w.Name, Since: wall(w.Since), Barrier: w.Barrier})
 	}
 	return st
-}
-
-// shownKey is how much of a key the statistics show.
-const shownKey = 512
-
-func short(key string) string {
-	if len(key) > shownKey {
-		return key[:shownKey] + "..."
-	}
-	return key
 }
 
 // statsJSON is the answer to STATS.
