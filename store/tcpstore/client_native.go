@@ -60,9 +60,9 @@ type nativeConn struct {
 	}
 	helpers *sync.WaitGroup // the store's; nothing is added once mu.err is set
 
-	in         inbox     // owned by whoever leads
-	readArmed  time.Time // the connection's read deadline; owned by whoever leads
-	writeArmed time.Time // the connection's write deadline; owned by whoever writes
+	in         wire.Inbox // owned by whoever leads
+	readArmed  time.Time  // the connection's read deadline; owned by whoever leads
+	writeArmed time.Time  // the connection's write deadline; owned by whoever writes
 	setRead    func(time.Time) error
 	setWrite   func(time.Time) error
 	callers    sync.Pool

@@ -80,7 +80,7 @@ func (m *nativeConn) drain() {
 		m.mu.Unlock()
 		moment.At("tcpstore.native.drain")
 		arm(&m.readArmed, time.Time{}, m.setRead)
-		err := m.in.fill(m.conn)
+		err := m.fill()
 		if err == nil {
 			_, err = m.deliver(nil)
 		}
@@ -110,7 +110,7 @@ func (m *nativeConn) lead(ctx context.Context, limit time.Time, c *nativeCall) (
 			return ended
 		}
 		moment.At("tcpstore.native.read")
-		err := m.in.fill(m.conn)
+		err := m.fill()
 		if err == nil {
 			var mine bool
 			if mine, err = m.deliver(c); err == nil && mine {
@@ -135,7 +135,7 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for {
-		frame, err := m.in.next()
+		frame, err := m.in.Next(maxReply)
 		if err != nil || frame == nil {
 			return mine || (c != nil && c.done), err
 		}
@@ -152,7 +152,7 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 			m.mu.abandoned--
 			continue
 		}
-		call.reply, call.err = decodeReply(call.op, call.keys, frame[wire.FrameHeader:], m.in.whole)
+		call.reply, call.err = decodeReply(call.op, call.keys, frame[wire.FrameHeader:], m.in.Whole())
 		if (call.op == wire.Hello || call.op == wire.Clear) && call.err == nil {
 			m.known.set(call.reply.Value)
 		}
@@ -185,4 +185,11 @@ func decodeReply(op wire.Op, keys int, b []byte, whole bool) (wire.Reply, error)
 		err = dist.Newf("tcpstore: decode", dist.Protocol, "an answer to %s with a body of %d bytes that does not fit it", op, len(body))
 	}
 	return r, err
+}
+
+// fill reads once.
+func (m *nativeConn) fill() error {
+	n, err := m.conn.Read(m.in.Space())
+	m.in.Filled(n)
+	return readResult(n, err)
 }

@@ -144,6 +144,17 @@ func (t *torchConn) fill() error {
 	return readResult(n, err)
 }
 
+// readResult keeps an error for the next read when this one brought bytes.
+func readResult(n int, err error) error {
+	switch {
+	case n > 0:
+		return nil
+	case err == nil:
+		return io.ErrNoProgress
+	}
+	return err
+}
+
 // release gives a large buffer back after its reply was used; see own.
 func (t *torchConn) release() {
 	if t.r == t.w && len(t.buf) > keptBuffer {

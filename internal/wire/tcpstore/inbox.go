@@ -3,12 +3,7 @@
 
 package tcpstore
 
-import (
-	"io"
-
-	"github.com/cohort-dist/cohort/dist"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
-)
+import "github.com/cohort-dist/cohort/dist"
 
 const (
 	inboxSize = 16 << 10
@@ -16,27 +11,25 @@ const (
 	firstPiece = 1 << 20
 )
 
-// inbox collects frames from a connection. A frame that does not fit into its buffer gets memory of its own, which grows
-// as the bytes arrive, so that an announced length alone takes none.
-type inbox struct {
+// Inbox collects the frames that a client reads. A frame that does not fit into its buffer gets memory of its own, which grows
+// as the bytes arrive, so that an announced length alone takes none. Its zero value is ready to use.
+type Inbox struct {
 	buf   []byte
 	r, w  int    // the unread part of buf
 	large []byte // a large frame, as far as it has arrived
 	want  int    // the length of the large frame; 0: there is none
-	whole bool   // the frame that next returned is a large one, whose memory is not used again
+	whole bool
 }
 
-// fill reads once.
-func (b *inbox) fill(conn io.Reader) error {
+// Space returns where to read to, and Filled takes what was read: the first n bytes of it.
+func (b *Inbox) Space() []byte {
 	if b.want > 0 {
 		if len(b.large) == cap(b.large) {
 			grown := make([]byte, len(b.large), min(b.want, 2*cap(b.large)))
 			copy(grown, b.large)
 			b.large = grown
 		}
-		n, err := conn.Read(b.large[len(b.large):cap(b.large)])
-		b.large = b.large[:len(b.large)+n]
-		return readResult(n, err)
+		return b.large[len(b.large):cap(b.large)]
 	}
 	if b.buf == nil {
 		b.buf = make([]byte, inboxSize)
@@ -47,24 +40,24 @@ func (b *inbox) fill(conn io.Reader) error {
 		b.w = copy(b.buf, b.buf[b.r:b.w])
 		b.r = 0
 	}
-	n, err := conn.Read(b.buf[b.w:])
-	b.w += n
-	return readResult(n, err)
+	return b.buf[b.w:]
 }
 
-// readResult keeps an error for the next read when this one brought bytes.
-func readResult(n int, err error) error {
-	switch {
-	case n > 0:
-		return nil
-	case err == nil:
-		return io.ErrNoProgress
+// Filled is called after a read into what Space returned.
+func (b *Inbox) Filled(n int) {
+	if b.want > 0 {
+		b.large = b.large[:len(b.large)+n]
+		return
 	}
-	return err
+	b.w += n
 }
 
-// next returns the next whole frame, or nil when more has to be read. The frame is valid until the next fill.
-func (b *inbox) next() ([]byte, error) {
+// Whole reports whether the frame that Next returned last has memory of its own, which is not used again.
+func (b *Inbox) Whole() bool { return b.whole }
+
+// Next returns the next whole frame, or nil when more has to be read. The frame is valid until the next call of Space. One of
+// more than limit bytes is an error.
+func (b *Inbox) Next(limit int) ([]byte, error) {
 	b.whole = false
 	if b.want > 0 {
 		if len(b.large) < b.want {
@@ -74,12 +67,12 @@ func (b *inbox) next() ([]byte, error) {
 		b.large, b.want, b.whole = nil, 0, true
 		return frame, nil
 	}
-	_, size, err := wire.ParseFrame(b.buf[b.r:b.w])
+	_, size, err := ParseFrame(b.buf[b.r:b.w])
 	switch {
 	case err != nil || size == 0:
 		return nil, err
-	case size > maxReply:
-		return nil, dist.Newf("tcpstore: decode", dist.TooLarge, "an answer of %d bytes, over the limit of %d", size, maxReply)
+	case size > limit:
+		return nil, dist.Newf("tcpstore: decode", dist.TooLarge, "an answer of %d bytes, over the limit of %d", size, limit)
 	case size <= b.w-b.r:
 		frame := b.buf[b.r : b.r+size]
 		b.r += size
