@@ -146,7 +146,9 @@ func (c *Client) supports(ctx context.Context, op string, f store.Feature) (bool
 	var has bool
 	var err error = dist.Closed
 	if !c.closed.Load() {
-		has, err = c.back.supports(ctx, f)
+		bounded, cancel := c.withinTimeout(ctx)
+		has, err = c.back.supports(bounded, f)
+		cancel()
 	}
 	if err != nil {
 		code := codeOr(err, dist.PeerLost)

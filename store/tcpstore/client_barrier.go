@@ -52,6 +52,8 @@ func (c *Client) hasBarrier(ctx context.Context) (bool, error) {
 	if c.closed.Load() {
 		return false, dist.Closed
 	}
+	ctx, cancel := c.withinTimeout(ctx)
+	defer cancel()
 	return torch.hasBarrier(ctx)
 }
 
@@ -70,8 +72,6 @@ func (s *torchStore) hasBarrier(ctx context.Context) (bool, error) {
 	if err != nil || !has {
 		return false, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, redialTime)
-	defer cancel()
 	if _, err = s.short(ctx, &request{op: wire.DeleteKey, key: barrierProbe}); err != nil {
 		s.mu.Lock()
 		delete(s.knows, wire.Barrier) // so that it is removed another time

@@ -394,8 +394,6 @@ func (s *torchStore) has(ctx context.Context, probe *request) (bool, error) {
 	if ok {
 		return known, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, redialTime)
-	defer cancel()
 	// A server that does not know an operation closes the connection. So may a network; two times in a row, after an
 	// answer to another question on the same connection, it was the server.
 	for range 2 {

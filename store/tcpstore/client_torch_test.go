@@ -433,3 +433,32 @@ func TestHungServerEndsCallsByTheirContext(t *testing.T) {
 		})
 	}
 }
+
+// TestSlowListing: a server that takes long for a listing has the store's timeout for it, also when it is first asked whether
+// it can list at all. One that never answers has no more than that.
+func TestSlowListing(t *testing.T) {
+	for _, takes := range []time.Duration{10 * time.Second, time.Hour} {
+		on := func(_ int, conn net.Conn, r *wire.Request) bool {
+			switch r.Op {
+			case wire.NumKeys:
+				_, _ = conn.Write(intReply(1))
+			case wire.ListKeys:
+				time.Sleep(takes)
+				_, _ = conn.Write(append(intReply(1), bytesReply("/k")...))
+			default:
+			}
+			return true
+		}
+		onFake(t, fakeV1, on, func(t *testing.T, c *Client, _ *fakeStore) {
+			t.Helper()
+			start := time.Now()
+			keys, err := c.ListKeys(t.Context())
+			switch took := time.Since(start); {
+			case takes < store.DefaultTimeout && (err != nil || len(keys) != 1):
+				t.Errorf("%q, %v", keys, err)
+			case takes > store.DefaultTimeout && (!errors.Is(err, store.ErrTimeout) || took != store.DefaultTimeout):
+				t.Errorf("after %v: %v", took, err)
+			}
+		})
+	}
+}

@@ -36,6 +36,14 @@ func limitOf(ctx context.Context, timeout time.Duration, waits bool) time.Time {
 	return time.Now().Add(timeout)
 }
 
+// withinTimeout bounds a question by the store's timeout, as limitOf does for an operation that waits for nothing.
+func (c *Client) withinTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	if limit := limitOf(ctx, c.Timeout(), false); !limit.IsZero() {
+		return context.WithDeadlineCause(ctx, limit, errLimit)
+	}
+	return context.WithCancel(ctx)
+}
+
 // boundOf is how long an operation without a deadline of its own may take; zero or less: for ever. Only a wait may take
 // for ever: what the server answers at once has the default timeout then.
 func boundOf(timeout time.Duration, waits bool) time.Duration {
