@@ -54,19 +54,19 @@ func (c *tap) CloseWrite() error {
 // depends on timing; the order within each does not.
 type traffic map[string][]string
 
-// release is the slot of a monitored barrier's answer.
-func (tr traffic) add(src, dst string, f wire.Frame, payload []byte, release uint64) {
+// release tells the slots of answers of monitored barriers.
+func (tr traffic) add(src, dst string, f wire.Frame, payload []byte, release func(slot uint64) bool) {
 	key := fmt.Sprintf("%s>%s slot %#x %s", src, dst, f.Slot, f.Opcode)
 	line := strconv.FormatUint(f.Length, 10)
 	// PyTorch's rank 0 answers a monitored barrier with whatever it received last.
-	if f.Opcode == wire.Data && f.Slot != release {
+	if f.Opcode == wire.Data && !release(f.Slot) {
 		line += " " + hex.EncodeToString(payload[:min(32, len(payload))])
 	}
 	tr[key] = append(tr[key], line)
 }
 
-// recordedTraffic reads the frames of one PyTorch version.
-func recordedTraffic(t *testing.T, file, version string, release uint64) traffic {
+// recordedTraffic reads the frames of one PyTorch version, or those alone of connections whose comment ends with the word group.
+func recordedTraffic(t *testing.T, file, version, group string, release func(uint64) bool) traffic {
 	t.Helper()
 	f, err := os.Open("wire/testdata/" + file)
 	if err != nil {
@@ -74,15 +74,18 @@ func recordedTraffic(t *testing.T, file, version string, release uint64) traffic
 	}
 	defer func() { _ = f.Close() }()
 	tr := traffic{}
-	on := false
+	on, within := false, group == ""
 	for sc := bufio.NewScanner(f); sc.Scan(); {
 		line := sc.Text()
 		if strings.HasPrefix(line, "[") {
-			on = strings.HasPrefix(line, "["+version+" ") && !strings.Contains(line, "sparse") // groups carry dense tensors
+			on = strings.HasPrefix(line, "["+version+" ") && (group != "" || !strings.Contains(line, "sparse")) // groups carry dense tensors
+		}
+		if group != "" && strings.HasPrefix(line, "# connection") {
+			within = strings.HasSuffix(line, group)
 		}
 		line, _, _ = strings.Cut(line, "  #")
 		fields := strings.Fields(line)
-		if !on || len(fields) != 4 || !strings.Contains(fields[0], ">") {
+		if !on || !within || len(fields) != 4 || !strings.Contains(fields[0], ">") {
 			continue
 		}
 		src, dst, _ := strings.Cut(fields[0], ">")
@@ -121,11 +124,12 @@ func TestFramesAreThoseOfPyTorch(t *testing.T) {
 		{"gloo-frames-2.14.txt", "2.14.1", D, 18, session214},
 	} {
 		t.Run(c.version, func(t *testing.T) {
-			want := recordedTraffic(t, c.file, c.version, c.release)
+			release := func(slot uint64) bool { return slot == c.release }
+			want := recordedTraffic(t, c.file, c.version, "", release)
 			if len(want) < 50 {
 				t.Fatalf("only %d kinds of frames in the capture", len(want))
 			}
-			if diff := cmp.Diff(want, sessionTraffic(t, c.generation, c.release, c.session)); diff != "" {
+			if diff := cmp.Diff(want, sessionTraffic(t, 3, c.generation, release, c.session)); diff != "" {
 				t.Fatalf("frames (-recorded +ours):\n%s", diff)
 			}
 		})
@@ -211,11 +215,11 @@ func session214(r int, m *Mesh) error {
 }
 
 // sessionTraffic runs a session and returns what was written.
-func sessionTraffic(t *testing.T, generation Generation, release uint64, session func(r int, m *Mesh) error) traffic {
+func sessionTraffic(t *testing.T, size int, generation Generation, release func(uint64) bool, session func(r int, m *Mesh) error) traffic {
 	t.Helper()
 	var mu sync.Mutex
 	taps := map[[2]int]*tap{}
-	meshes := connectWorld(t, 3, func(rank int, c *Config) {
+	meshes := connectWorld(t, size, func(rank int, c *Config) {
 		c.Generation = generation
 		c.Wrap = func(peer int, conn net.Conn) net.Conn {
 			mu.Lock()
@@ -224,7 +228,7 @@ func sessionTraffic(t *testing.T, generation Generation, release uint64, session
 			return taps[[2]int{rank, peer}]
 		}
 	})
-	each(t, 3, func(r int) error { return session(r, meshes[r]) })
+	each(t, size, func(r int) error { return session(r, meshes[r]) })
 	got := traffic{}
 	for pair, c := range taps {
 		c.mu.Lock()
