@@ -40,6 +40,7 @@ test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
 	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -race -tags invariants -json -timeout 15m $$($(GO) list ./... | grep -v /interop/) || $(COUNTED); } | $(COUNT) -as race -- $(GO) test -race -tags invariants
+	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 $(GO) test -C observe/otel -race -tags invariants ./...
 
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
@@ -79,8 +80,8 @@ tidy: ## check that go.mod and go.sum are what `go mod tidy` would write
 # What README says this builds for. Tests are compiled too, except on Windows, where many need what it does not have.
 .PHONY: cross
 cross: ## compile every package for the other platforms
-	@for p in linux/arm64 linux/386 darwin/arm64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./...; done
-	@for p in windows/amd64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build ./...; done
+	@for p in linux/arm64 linux/386 darwin/arm64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./... && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet -C observe/otel ./... || exit 1; done
+	@for p in windows/amd64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build ./... && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build -C observe/otel ./... || exit 1; done
 
 .PHONY: cover
 cover: ## print how much of the code the tests reach

@@ -4,6 +4,7 @@
 package group
 
 import (
+	"context"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -30,6 +31,7 @@ func (g *Group) ended(w *Work, err error) *report {
 		return nil
 	}
 	about := &report{event: g.event(w, observe.End, err)}
+	about.event.Time = now
 	w.mu.Lock()
 	if !w.begun.IsZero() {
 		about.event.Dur = now.Sub(w.begun)
@@ -51,6 +53,13 @@ func (g *Group) tell(about *report) {
 	}
 }
 
+// inTrace notes which trace an operation is part of, before it is posted: it may be over when its first event is made.
+func (g *Group) inTrace(ctx context.Context, w *Work) {
+	if g.config.Hook != nil {
+		w.trace = observe.Trace(ctx)
+	}
+}
+
 // emit tells the hook that an operation was posted.
 func (g *Group) emit(w *Work) {
 	if g.config.Hook != nil {
@@ -59,8 +68,10 @@ func (g *Group) emit(w *Work) {
 }
 
 func (g *Group) event(w *Work, phase observe.Phase, err error) observe.Event {
-	return observe.Event{
+	e := observe.Event{
 		Kind: observe.Kind("group." + opName(w.op)), Phase: phase, Rank: dist.Rank(g.rank), Group: g.name, Seq: w.seq,
 		Bytes: int64(max(len(w.call.Request.In), len(w.call.Request.Out), len(w.message.Buf))), Err: err,
 	}
+	e.SetTrace(w.trace)
+	return e
 }

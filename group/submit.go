@@ -86,6 +86,7 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 		return w
 	}
 	moment.At("group.submit")
+	g.inTrace(ctx, w)
 	w.item.Owner, w.posted = w, time.Now()
 	g.mu.Lock()
 	number, e, no := g.mu.sched.Submit(&w.item, numbers)
@@ -136,6 +137,7 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 		return w
 	}
 	moment.At("group.post")
+	g.inTrace(ctx, w)
 	now := time.Now()
 	w.item.Owner, w.posted, w.begun = w, now, now
 	g.mu.Lock()

@@ -39,6 +39,7 @@ type Work struct {
 	refused *collargs.Refusal // it is checked and not run; see refuse.go
 	timeout time.Duration
 	record  uint64 // in the flight recorder
+	trace   string // that it is part of, where somebody listens
 	posted  time.Time
 	begun   time.Time
 	item    sched.Item[Work] // the scheduler's part; guarded by the group's mutex
@@ -284,7 +285,7 @@ func (w *Work) recycle() {
 	w.call.Reset()
 	w.message = link.Op{State: link.OpState{Done: w.message.State.Done}}
 	w.group, w.p2p, w.steps, w.refused = nil, false, nil, nil
-	w.record, w.posted, w.begun, w.err = 0, time.Time{}, time.Time{}, nil
+	w.record, w.trace, w.posted, w.begun, w.err = 0, "", time.Time{}, time.Time{}, nil
 	w.item.Reset()
 	w.mu.Lock()
 	w.mu.finished, w.mu.withdrawn, w.mu.ended = false, nil, time.Time{}

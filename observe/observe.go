@@ -33,7 +33,9 @@ type Event struct {
 	Err    error         `json:"-"`                // why it failed
 	Trace  string        `json:"trace,omitempty"`  // id of the trace that the operation belongs to; see [WithTrace]
 	Span   string        `json:"span,omitempty"`   // id of the span that travels with a call
-	Parent string        `json:"parent,omitempty"` // of a call that is served: id of the caller's span
+	Parent string        `json:"parent,omitempty"` // id of the span that the operation is part of; of a call that is served, the caller's
+	// Sampled says that the trace is recorded, by the flag of its traceparent. Only operations of groups and stores tell.
+	Sampled bool `json:"sampled,omitempty"`
 }
 
 // Phase places an Event in the life of an operation.

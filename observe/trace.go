@@ -38,3 +38,13 @@ func SplitTrace(traceparent string) (trace, span string) {
 func isID(s string, n int) bool {
 	return len(s) == n && strings.Trim(s, "0123456789abcdef") == ""
 }
+
+// SetTrace makes e an event of the span in a traceparent: it sets Trace, Parent and Sampled. It does nothing if it is none.
+func (e *Event) SetTrace(traceparent string) {
+	trace, span := SplitTrace(traceparent)
+	if trace == "" {
+		return
+	}
+	flags := strings.Split(traceparent, "-")[3]
+	e.Trace, e.Parent, e.Sampled = trace, span, strings.IndexByte("0123456789abcdef", flags[1])%2 == 1
+}

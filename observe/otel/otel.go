@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package otel shows the calls of an RPC worker in OpenTelemetry: a span for every call that it makes and for every handler that
-// it runs, in one trace across workers.
+// it runs, in one trace across workers. [Hook] adds the operations of groups and stores.
 //
 //	agent, err := w.RPC(ctx, "loader0", append(otel.Tracing(provider), rpc.WithHandlers(reg))...)
 //

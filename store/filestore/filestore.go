@@ -197,13 +197,14 @@ func Repair(ctx context.Context, path string) (int64, error) {
 }
 
 // observe tells the hook that an operation begins and returns what tells it that it ends.
-func (s *Store) observe(op string, keys []string) func(err *error) {
+func (s *Store) observe(ctx context.Context, op string, keys []string) func(err *error) {
 	if s.hook == nil {
 		return func(*error) {}
 	}
 	e := observe.Event{
 		Time: time.Now(), Kind: observe.Kind("store." + op), Phase: observe.Begin, Rank: dist.NoRank, Key: strings.Join(keys, ", "),
 	}
+	e.SetTrace(observe.Trace(ctx))
 	s.hook.Emit(e)
 	return func(err *error) {
 		e.Dur, e.Phase, e.Err = time.Since(e.Time), observe.End, *err

@@ -166,7 +166,7 @@ func (s *Store) tooLarge(op, key, what string, n, limit int64) error {
 
 // read runs look on the current state.
 func (s *Store) read(ctx context.Context, op string, keys []string, look func()) (err error) {
-	defer s.observe(op, keys)(&err)
+	defer s.observe(ctx, op, keys)(&err)
 	w := s.waiting(ctx)
 	defer w.end()
 	if err = s.takeTurn(w); err != nil {
@@ -182,7 +182,7 @@ func (s *Store) read(ctx context.Context, op string, keys []string, look func())
 
 // await runs look as soon as all keys exist. A file that was removed has no keys until somebody writes it anew.
 func (s *Store) await(ctx context.Context, op string, keys []string, look func()) (err error) {
-	defer s.observe(op, keys)(&err)
+	defer s.observe(ctx, op, keys)(&err)
 	w := s.waiting(ctx)
 	defer w.end()
 	for pause := time.Millisecond; ; pause = min(2*pause, pollPause) {

@@ -61,7 +61,7 @@ func (c *change) add(key string, delta int64) (int64, error) {
 
 // update runs decide on the current state under the exclusive lock and writes what it puts, all or nothing.
 func (s *Store) update(ctx context.Context, op string, keys []string, decide func(*change) error) (err error) {
-	defer s.observe(op, keys)(&err)
+	defer s.observe(ctx, op, keys)(&err)
 	w := s.waiting(ctx)
 	defer w.end()
 	if err = s.takeTurn(w); err != nil {

@@ -399,6 +399,7 @@ func (c *Client) observed(ctx context.Context, q *request) (wire.Reply, error) {
 		Time: time.Now(), Kind: observe.Kind("store." + q.op.String()), Phase: observe.Begin, Rank: dist.NoRank,
 		Peer: c.addr, Key: q.subject(), Bytes: int64(len(q.value)),
 	}
+	event.SetTrace(observe.Trace(ctx))
 	c.config.hook.Emit(event)
 	r, err := c.run(ctx, q)
 	start := event.Time
