@@ -69,6 +69,7 @@ func sparseExpressions() []expression {
 		{"sparse times dense", []autograd.Value{a, c}, func(v vars) *autograd.Variable { return v[0].Mul(v[1]).SparseSum() }},
 		{"dense times sparse", []autograd.Value{c, b}, func(v vars) *autograd.Variable { return v[0].Mul(v[1]).SparseSum() }},
 		{"times a row", []autograd.Value{a, {Dense: tensor.Must(tensor.From([]float64{2, 3, 5}, 1, 3))}}, func(v vars) *autograd.Variable { return v[0].Mul(v[1]).SparseSum() }},
+		{"times a number", []autograd.Value{a, {Dense: tensor.Must(tensor.Full(tensor.Float64, 3.0))}}, func(v vars) *autograd.Variable { return v[0].Mul(v[1]).SparseSum() }},
 		{"dense plus sparse", []autograd.Value{c, b}, func(v vars) *autograd.Variable { return v[0].Add(v[1]).Mul(v[0]).Sum() }},
 		{"dense minus sparse", []autograd.Value{c, a}, func(v vars) *autograd.Variable { return v[0].Sub(v[1]).Exp().Sum() }},
 		{"to dense", []autograd.Value{b, c}, func(v vars) *autograd.Variable { return v[0].ToDense().MatMul(v[1]).Tanh().Sum() }},
@@ -196,7 +197,7 @@ func TestSparseLayouts(t *testing.T) {
 			switch e.name {
 			case "dense plus sparse", "dense minus sparse", "stack of dense ones", "embedding of a function of dense tensors":
 				want = false // that of a sparse summand is dense in PyTorch 2, too
-			case "times a row", "to dense":
+			case "times a number", "to dense":
 				want = i == 0
 			case "round trips":
 				want = i != 1
@@ -324,6 +325,27 @@ func TestSparseTypes(t *testing.T) {
 	}
 	if got := values64(t, y.GradValue().Sparse.Values); !slices.Equal(got, []float64{2, 2, 2}) {
 		t.Errorf("gradient %v", got)
+	}
+}
+
+// TestSparseSize: a tensor of a few values may have any shape, as a message can. What is computed with it is never of that size.
+func TestSparseSize(t *testing.T) {
+	t.Parallel()
+	const huge = 1 << 20 // eight terabytes of elements
+	x := autograd.SparseParameter(&tensor.Sparse{
+		Shape: []int{huge, huge}, Indices: tensor.Must(tensor.From([]int64{huge - 1, 5, 7, huge - 1}, 2, 2)), Values: tensor.Must(tensor.From([]float64{2, 3})),
+	})
+	w := autograd.Parameter(tensor.Must(tensor.From([]float64{5}, 1)))
+	y := x.Mul(w).Add(x).Sub(x.Scale(0.5))
+	if err := autograd.Stack(0, y, y.Mul(y)).SparseSum().Backward(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// y = x (w + 1/2): the sum is s1 (w + 1/2) + s2 (w + 1/2)^2.
+	if got := dense(t, w.GradValue()); !slices.Equal(values64(t, got), []float64{5 + 2*13*5.5}) {
+		t.Errorf("the gradient of the factor is %v", got)
+	}
+	if got := values64(t, x.GradValue().Sparse.Values); !slices.Equal(got, []float64{5.5 + 2*3*5.5*5.5, 5.5 + 2*2*5.5*5.5}) {
+		t.Errorf("the gradient is %v", got)
 	}
 }
 

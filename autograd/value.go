@@ -163,15 +163,17 @@ func (m meta) fit(grad Value) (fitted Value, changed bool, err error) {
 	if m.fits(grad) {
 		return grad, false, nil
 	}
-	if !slices.Equal(grad.Shape(), m.shape) {
+	switch {
+	case slices.Equal(grad.Shape(), m.shape):
+	case grad.Sparse != nil: // of any size, so it is not made dense
+		if grad.Sparse, grad.Dense, err = coo.SumTo(grad.Sparse, m.shape); err != nil {
+			return Value{}, false, err
+		}
+	default:
 		common, failed := tmath.BroadcastShape("backward", m.shape, grad.Shape())
 		if failed != nil || !slices.Equal(common, grad.Shape()) {
 			return Value{}, false, dist.Newf("autograd: backward", dist.InvalidArgument, "a gradient has shape %v, but its variable %v", grad.Shape(), m.shape)
 		}
-		if grad.Dense, err = grad.ToDense(); err != nil {
-			return Value{}, false, err
-		}
-		grad.Sparse = nil
 		if grad.Dense, err = tmath.SumTo(grad.Dense, m.shape); err != nil {
 			return Value{}, false, err
 		}

@@ -123,11 +123,7 @@ func Mul(a, b *tensor.Sparse) (*tensor.Sparse, error) {
 
 // MulDense returns s * t for a dense tensor of the same shape, or one that can be expanded to it. It has the indices of s.
 func MulDense(s *tensor.Sparse, t *tensor.Tensor) (*tensor.Sparse, error) {
-	whole, err := t.Expand(s.Shape...)
-	if err != nil {
-		return nil, bad("mul", "a dense tensor of shape %v with a sparse one of shape %v", t.Shape(), s.Shape)
-	}
-	at, err := Take(whole, s)
+	at, err := Take(t, s)
 	if err != nil {
 		return nil, err
 	}
@@ -273,4 +269,45 @@ func Rows(grad, ids *tensor.Tensor, n, skip int) (*tensor.Sparse, error) {
 		return nil, err
 	}
 	return &tensor.Sparse{Shape: []int{n, width}, Indices: index, Values: values}, nil
+}
+
+// SumTo adds up what was broadcast from a shape: dimensions in front of it, and those where it has size 1. The result is dense
+// when no sparse dimension is left. Nothing of the size of s is made, which may be any.
+func SumTo(s *tensor.Sparse, shape []int) (*tensor.Sparse, *tensor.Tensor, error) {
+	const op = "sum"
+	if err := s.Check(); err != nil {
+		return nil, nil, err
+	}
+	if !broadcasts(shape, s.Shape) {
+		return nil, nil, bad(op, "shape %v to %v", s.Shape, shape)
+	}
+	dims, n := SparseDims(s), s.Values.Dim(0)
+	extra := len(s.Shape) - len(shape)
+	if extra >= dims {
+		sum, err := tmath.Sum(s.Values, []int{0}, false)
+		if err != nil {
+			return nil, nil, err
+		}
+		sum, err = tmath.SumTo(sum, shape)
+		return nil, sum, err
+	}
+	index, err := tensor.Copy[int64](s.Indices)
+	if err != nil {
+		return nil, nil, err
+	}
+	index = index[extra*n:]
+	for d := range dims - extra {
+		if shape[d] == 1 {
+			clear(index[d*n : (d+1)*n])
+		}
+	}
+	out := &tensor.Sparse{Shape: slices.Clone(shape)}
+	if out.Indices, err = tensor.From(index, dims-extra, n); err != nil {
+		return nil, nil, err
+	}
+	if out.Values, err = tmath.SumTo(s.Values, append([]int{n}, shape[dims-extra:]...)); err != nil {
+		return nil, nil, err
+	}
+	out, err = Coalesce(out)
+	return out, nil, err
 }

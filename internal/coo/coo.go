@@ -236,39 +236,69 @@ func AddInto(dst *tensor.Tensor, s *tensor.Sparse) error {
 	return nil
 }
 
-// Take returns what a dense tensor has at the indices of s. It corresponds to Tensor.sparse_mask, and is coalesced if s is.
+// Take returns what a dense tensor has at the indices of s; its shape is that of s, or one that is broadcast to it. It corresponds to
+// Tensor.sparse_mask, and is coalesced if s is. Nothing of the size of s is made, which may be any.
 func Take(t *tensor.Tensor, s *tensor.Sparse) (*tensor.Sparse, error) {
-	const op = "take"
-	at, err := read(op, s)
+	if err := s.Check(); err != nil {
+		return nil, err
+	}
+	strides, err := strideOver(t, s.Shape)
 	if err != nil {
 		return nil, err
 	}
-	if !slices.Equal(t.Shape(), s.Shape) {
-		return nil, bad(op, "a tensor of shape %v at indices of shape %v", t.Shape(), s.Shape)
+	values, err := tensor.New(t.DType(), s.Values.Shape()...)
+	if err != nil {
+		return nil, err
 	}
-	dims := SparseDims(s)
-	rows, width := 1, 1
-	for i, n := range s.Shape {
-		if i < dims {
-			rows *= n
-		} else {
-			width *= n
+	index, err := tensor.Copy[int64](s.Indices)
+	if err != nil {
+		return nil, err
+	}
+	dims, n := SparseDims(s), s.Values.Dim(0)
+	for i := range n {
+		offset := t.Offset()
+		for d := range dims {
+			offset += int(index[d*n+i]) * strides[d]
+		}
+		from, err := tensor.FromStorage(t.Storage(), t.DType(), s.Shape[dims:], strides[dims:], offset)
+		if err != nil {
+			return nil, err
+		}
+		to, err := values.Select(0, i)
+		if err != nil {
+			return nil, err
+		}
+		if err := to.CopyFrom(from); err != nil {
+			return nil, err
 		}
 	}
-	matrix, err := t.Reshape(rows, width)
-	if err != nil {
-		return nil, err
-	}
-	ids, err := tensor.From(at.keys, len(at.keys))
-	if err != nil {
-		return nil, err
-	}
-	values, err := tmath.Embedding(matrix, ids)
-	if err != nil {
-		return nil, err
-	}
-	if values, err = values.Reshape(s.Values.Shape()...); err != nil {
-		return nil, err
-	}
 	return &tensor.Sparse{Shape: slices.Clone(s.Shape), Indices: s.Indices, Values: values}, nil
+}
+
+// strideOver returns the strides that a tensor has when it is broadcast to a shape.
+func strideOver(t *tensor.Tensor, shape []int) ([]int, error) {
+	if !broadcasts(t.Shape(), shape) {
+		return nil, bad("take", "a dense tensor of shape %v with a sparse one of shape %v", t.Shape(), shape)
+	}
+	extra := len(shape) - t.Dims()
+	strides := append(make([]int, extra), t.Strides()...)
+	for d, n := range t.Shape() {
+		if n == 1 {
+			strides[extra+d] = 0
+		}
+	}
+	return strides, nil
+}
+
+// broadcasts reports whether a tensor of one shape can be repeated to another, which may be larger than any dense tensor.
+func broadcasts(from, to []int) bool {
+	if len(from) > len(to) {
+		return false
+	}
+	for i, n := range from {
+		if n != 1 && n != to[len(to)-len(from)+i] {
+			return false
+		}
+	}
+	return true
 }

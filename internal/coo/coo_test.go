@@ -101,6 +101,19 @@ func TestAgainstDense(t *testing.T) {
 		if got, want := de(coo.Sum(a)), de(tmath.Sum(x, nil, false)); !tensor.Equal(got, want) {
 			t.Fatalf("the sum of %v is %v, want %v", a, got, want)
 		}
+		for _, to := range [][]int{{1, shape[1], shape[2]}, {shape[0], 1, 1}, {shape[1], shape[2]}, {1, shape[2]}, {shape[2]}, {}} {
+			got, whole, err := coo.SumTo(a, to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if whole == nil {
+				same("sum to", got, de(tmath.SumTo(x, to)))
+			} else if !tensor.Equal(whole, de(tmath.SumTo(x, to))) {
+				t.Fatalf("the sum of %v to %v is %v", a, to, whole)
+			}
+		}
+		row := de(tensor.From([]float64{2, -3, 5, 7}[:shape[2]], 1, shape[2]))
+		same("mul with a row", sp(coo.MulDense(whole, row)), de(tmath.Binary(tmath.Mul, tmath.Of(x), tmath.Of(row))))
 		at := r.IntN(dims + 1)
 		stacked := sp(coo.Stack(at, a, b))
 		expand := slices.Insert(slices.Clone(shape), at, 1)
