@@ -40,13 +40,7 @@ func (m *Mesh) progress() {
 
 // arrive gives a new message to its receive or keeps it. It returns false when there is no room to keep it.
 func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
-	op := p.recvs.OnSlot(f.slot)
-	if op != nil {
-		p.recvs.Remove(op)
-	} else if op = m.mu.any.First(func(op *link.Op) bool { return op.Slot == f.slot && op.Accepts(p.rank) }); op != nil {
-		m.mu.any.Remove(op)
-	}
-	if op != nil {
+	if op := link.TakeFor(&p.recvs, &m.mu.any, f.slot, p.rank); op != nil {
 		if f.kind == frameOffer {
 			m.answer(p, op, f.id, f.total)
 		} else {
@@ -75,24 +69,8 @@ func (m *Mesh) endPeer(p *meshPeer, err error) {
 			m.complete(op, err)
 		}
 	}
-	for {
-		op := m.mu.any.First(func(op *link.Op) bool { return !m.anyAlive(op) })
-		if op == nil {
-			return
-		}
-		m.mu.any.Remove(op)
-		m.complete(op, err)
-	}
-}
-
-// anyAlive reports whether a receive from any rank can still get a message.
-func (m *Mesh) anyAlive(op *link.Op) bool {
-	for _, p := range m.mu.peers {
-		if p != nil && p.gone == nil && op.Accepts(p.rank) {
-			return true
-		}
-	}
-	return false
+	alive := func(rank int) bool { return m.mu.peers[rank] != nil && m.mu.peers[rank].gone == nil }
+	link.EndOrphans(&m.mu.any, alive, m.Size(), func(op *link.Op) { m.complete(op, err) })
 }
 
 // Wait returns when op is complete, or when another op of its set has failed. The caller does the mesh's work meanwhile,

@@ -268,18 +268,11 @@ func (m *Mesh) spareRoom(room int) []byte {
 // deliver ends a receive with a whole message.
 func (m *Mesh) deliver(p *meshPeer, op *link.Op, data []byte) {
 	if len(data) > len(op.Buf) {
-		m.complete(op, tooLong(p.rank, uint64(len(data)), len(op.Buf)))
+		m.complete(op, link.TooLong(p.rank, "", uint64(len(data)), len(op.Buf)))
 		return
 	}
 	op.N, op.Source = copy(op.Buf, data), p.rank
 	m.complete(op, nil)
-}
-
-func tooLong(rank int, size uint64, room int) error {
-	return &dist.Error{
-		Op: "shm: receive", Code: dist.Mismatch, Rank: dist.Rank(rank),
-		Detail: fmt.Sprintf("it sent %d bytes, the receive has room for %d", size, room),
-	}
 }
 
 // answer grants or refuses an offered message.
@@ -287,7 +280,7 @@ func (m *Mesh) answer(p *meshPeer, op *link.Op, id, total uint64) {
 	op.State.Aux, op.Source = id, p.rank
 	if total > uint64(len(op.Buf)) {
 		p.refusals = append(p.refusals, frame{kind: frameRefuse, id: id, total: uint64(len(op.Buf))})
-		m.complete(op, tooLong(p.rank, total, len(op.Buf)))
+		m.complete(op, link.TooLong(p.rank, "", total, len(op.Buf)))
 		return
 	}
 	op.N = 0
@@ -414,10 +407,7 @@ func (m *Mesh) handle(p *meshPeer, f frame, payload []byte) bool {
 	case frameRefuse:
 		if op := byID(&p.offered, f.id); op != nil {
 			p.offered.Remove(op)
-			m.complete(op, &dist.Error{
-				Op: "shm: send", Code: dist.Mismatch, Rank: dist.Rank(p.rank),
-				Detail: fmt.Sprintf("%d bytes were sent, it has room for %d", len(op.Buf), f.total),
-			})
+			m.complete(op, link.NoRoom(p.rank, "", len(op.Buf), f.total))
 		}
 	case frameData:
 		op := byID(&p.incoming, f.id)

@@ -130,18 +130,8 @@ func (c *conn) close(err error) {
 	_ = unix.Close(c.fd)
 	c.endAll(err)
 	m := c.m
-	for op := m.mu.anyRecvs.Head; op != nil; {
-		next := op.State.Next
-		alive := false
-		for rank, other := range m.mu.conns {
-			alive = alive || other != nil && other.gone == nil && op.Accepts(rank)
-		}
-		if !alive {
-			m.mu.anyRecvs.Remove(op)
-			op.Complete(err)
-		}
-		op = next
-	}
+	alive := func(rank int) bool { return m.mu.conns[rank] != nil && m.mu.conns[rank].gone == nil }
+	link.EndOrphans(&m.mu.anyRecvs, alive, len(m.mu.conns), func(op *link.Op) { op.Complete(err) })
 }
 
 // endAll completes every op of the connection with err.

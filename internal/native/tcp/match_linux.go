@@ -4,9 +4,6 @@
 package tcp
 
 import (
-	"strconv"
-
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/native/wire"
 )
@@ -90,10 +87,7 @@ func (c *conn) grant(op *link.Op) {
 }
 
 func (c *conn) overflow(op *link.Op, length uint64) error {
-	return &dist.Error{
-		Op: "group: receive", Code: dist.Mismatch, Rank: dist.Rank(c.peer), Peer: c.addr,
-		Detail: "rank " + itoa(c.peer) + " sent " + strconv.FormatUint(length, 10) + " bytes, this receive has room for " + itoa(len(op.Buf)),
-	}
+	return link.TooLong(c.peer, c.addr, length, len(op.Buf))
 }
 
 // giveBack returns credit to the peer: with the next frame, or at once when half of the window is used up.
@@ -163,36 +157,13 @@ func (c *conn) room(h wire.Header) {
 // admit queues a message that has room at the peer.
 func (c *conn) admit(op *link.Op, room uint64) {
 	if room < uint64(len(op.Buf)) && room < 1<<32-1 {
-		op.Complete(&dist.Error{
-			Op: "group: send", Code: dist.Mismatch, Rank: dist.Rank(c.peer), Peer: c.addr,
-			Detail: "rank " + itoa(c.peer) + " has room for " + strconv.FormatUint(room, 10) + " bytes, the message has " + itoa(len(op.Buf)),
-		})
+		op.Complete(link.NoRoom(c.peer, c.addr, len(op.Buf), room))
 		return
 	}
 	c.out.Push(op)
 }
 
-// match takes out the receive that a message of the peer on slot belongs to: the oldest from this peer, else the oldest from
-// any rank that accepts it.
+// match takes out the receive that a message of the peer on slot belongs to.
 func (c *conn) match(slot uint64) *link.Op {
-	op := c.recvs.OnSlot(slot)
-	if op != nil {
-		c.recvs.Remove(op)
-	} else if op = c.m.anyFor(slot, c.peer); op != nil {
-		c.m.mu.anyRecvs.Remove(op)
-	}
-	if op != nil {
-		op.Source = c.peer
-	}
-	return op
-}
-
-// anyFor returns the first receive from any rank that accepts a message of peer on slot.
-func (m *Mesh) anyFor(slot uint64, peer int) *link.Op {
-	for op := m.mu.anyRecvs.Head; op != nil; op = op.State.Next {
-		if op.Slot == slot && op.Accepts(peer) {
-			return op
-		}
-	}
-	return nil
+	return link.TakeFor(&c.recvs, &c.m.mu.anyRecvs, slot, c.peer)
 }
