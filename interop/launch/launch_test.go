@@ -155,15 +155,19 @@ func begin(t *testing.T, dir string, cmd *exec.Cmd, env ...string) *job {
 	j := &job{Cmd: cmd, t: t, dir: dir, done: make(chan error, 1)}
 	j.out, j.err = &lines{changed: make(chan struct{})}, &lines{changed: make(chan struct{})}
 	j.Stdout, j.Stderr = j.out, j.err
-	j.Env = append(os.Environ(), "TMPDIR="+dir, "GLOO_SOCKET_IFNAME=lo", "PYTHONDONTWRITEBYTECODE=1", "TORCH_CPP_LOG_LEVEL=ERROR",
-		"PET_LOCAL_ADDR=127.0.0.1") // this host's name need not resolve
-	j.Env = append(j.Env, env...)
+	j.Env = append(environment(dir), env...)
 	if err := j.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = j.Process.Kill() })
 	go func() { j.done <- j.Wait() }()
 	return j
+}
+
+// environment is that of a launcher.
+func environment(dir string) []string {
+	return append(os.Environ(), "TMPDIR="+dir, "GLOO_SOCKET_IFNAME=lo", "PYTHONDONTWRITEBYTECODE=1", "TORCH_CPP_LOG_LEVEL=ERROR",
+		"PET_LOCAL_ADDR=127.0.0.1") // this host's name need not resolve
 }
 
 // end waits for the end and returns the exit code.
@@ -234,27 +238,17 @@ func TestSameAsTorchrun(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		ours, theirs := filepath.Join(dir, "ours"), filepath.Join(dir, "theirs")
-		shim := filepath.Join(dir, "shim")
-		for _, d := range []string{ours, theirs, shim} {
+		for _, d := range []string{ours, theirs} {
 			if err := os.Mkdir(d, 0o755); err != nil {
 				t.Fatal(err)
 			}
-		}
-		source, err := os.ReadFile("../../launch/shim/sitecustomize.py")
-		if err == nil {
-			err = os.WriteFile(filepath.Join(shim, "sitecustomize.py"), source, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
 		}
 		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "job"}, "-u", dir+"/reduce.py", ours)
 		if code := j.end(); code != 0 {
 			t.Fatalf("cohort run: exit code %d\n%s%s", code, j.out, j.err)
 		}
-		command := torch.Command()
-		cmd := exec.Command(command[0], append(command[1:], "-c", torchrun, "--nproc_per_node", "2", "--rdzv_id", "job", "--rdzv_backend", "c10d",
-			"--rdzv_endpoint", "127.0.0.1:0", "--monitor_interval", "0.1", dir+"/reduce.py", theirs)...)
-		k := begin(t, dir, cmd, "PYTHONPATH="+shim)
+		cmd, path := withTorchrun(t, torch, dir, dir+"/reduce.py", theirs)
+		k := begin(t, dir, cmd, path)
 		if code := k.end(); code != 0 {
 			t.Fatalf("torchrun: exit code %d\n%s%s", code, k.out, k.err)
 		}
