@@ -36,36 +36,37 @@ func newLAN(t *testing.T, n int) *lan {
 			_ = exec.Command("ip", "netns", "del", l.machine(i)).Run()
 		}
 	})
-	if out, err := exec.Command("ip", "-n", l.machine(0), "link", "add", "br0", "type", "bridge").CombinedOutput(); err != nil {
-		t.Skipf("this machine cannot make a bridge: %v %s", err, out)
+	set := func(args ...string) {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Skipf("this machine cannot make a network: ip %s: %v %s", strings.Join(args, " "), err, out)
+		}
 	}
-	l.ip("-n", l.machine(0), "addr", "add", "10.77.0.100/24", "dev", "br0")
-	l.ip("-n", l.machine(0), "link", "set", "br0", "up")
-	l.ip("-n", l.machine(0), "link", "set", "lo", "up")
+	set("-n", l.machine(0), "link", "add", "br0", "type", "bridge")
+	set("-n", l.machine(0), "addr", "add", "10.77.0.100/24", "dev", "br0")
+	set("-n", l.machine(0), "link", "set", "br0", "up")
+	set("-n", l.machine(0), "link", "set", "lo", "up")
 	for i := 1; i <= n; i++ {
-		l.ip("netns", "add", l.machine(i))
-		l.ip("-n", l.machine(0), "link", "add", fmt.Sprint("v", i), "type", "veth", "peer", "name", "eth0", "netns", l.machine(i))
-		l.ip("-n", l.machine(0), "link", "set", fmt.Sprint("v", i), "master", "br0", "up")
-		l.ip("-n", l.machine(i), "addr", "add", fmt.Sprintf("10.77.0.%d/24", i), "dev", "eth0")
-		l.ip("-n", l.machine(i), "link", "set", "eth0", "up")
-		l.ip("-n", l.machine(i), "link", "set", "lo", "up")
+		set("netns", "add", l.machine(i))
+		set("-n", l.machine(0), "link", "add", fmt.Sprint("v", i), "type", "veth", "peer", "name", "eth0", "netns", l.machine(i))
+		set("-n", l.machine(0), "link", "set", fmt.Sprint("v", i), "master", "br0", "up")
+		set("-n", l.machine(i), "addr", "add", fmt.Sprintf("10.77.0.%d/24", i), "dev", "eth0")
+		set("-n", l.machine(i), "link", "set", "eth0", "up")
+		set("-n", l.machine(i), "link", "set", "lo", "up")
+	}
+	if out, err := exec.Command("nsenter", "--net=/run/netns/"+l.machine(1), "true").CombinedOutput(); err != nil {
+		t.Skipf("this machine cannot enter a network namespace: %v %s", err, out)
 	}
 	return l
 }
 
 func (l *lan) machine(i int) string { return fmt.Sprintf("%s-%d", l.name, i) }
 
-func (l *lan) ip(args ...string) {
-	l.t.Helper()
-	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
-		l.t.Fatalf("ip %s: %v %s", strings.Join(args, " "), err, out)
-	}
-}
-
 // cut takes a machine off the network.
 func (l *lan) cut(i int) {
 	l.t.Helper()
-	l.ip("-n", l.machine(0), "link", "set", fmt.Sprint("v", i), "down")
+	if out, err := exec.Command("ip", "-n", l.machine(0), "link", "set", fmt.Sprint("v", i), "down").CombinedOutput(); err != nil {
+		l.t.Fatalf("machine %d cannot be cut off: %v %s", i, err, out)
+	}
 }
 
 // command is one that runs on a machine.

@@ -39,6 +39,9 @@ func TestUnderOpenMPI(t *testing.T) {
 	if err != nil {
 		t.Skipf("this machine cannot run mpirun: %v", err)
 	}
+	if text, failed := runs(t, mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "2", "true"); failed != 0 {
+		t.Skipf("this machine cannot run mpirun: exit code %d\n%s", failed, text)
+	}
 	out, code := runs(t, mpirun, "--allow-run-as-root", "-n", "1", "--map-by", "ppr:1:node", "cohort", "run", "--nproc-per-node", "2", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
 	if code != 0 || !strings.Contains(out, "rank 0 of 2") || !strings.Contains(out, "rank 1 of 2") {
 		t.Errorf("exit code %d:\n%s", code, out)
@@ -134,6 +137,9 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
 	out := ""
 	for limit := time.Now().Add(60 * time.Second); time.Now().Before(limit); time.Sleep(200 * time.Millisecond) {
 		if out, _ = runs(t, "sinfo", "-h", "-o", "%D %t"); strings.TrimSpace(out) == "2 idle" {
+			if text, failed := runs(t, "srun", "-N2", "--ntasks-per-node=1", "true"); failed != 0 {
+				t.Skipf("this machine cannot run srun: exit code %d\n%s", failed, text)
+			}
 			return
 		}
 	}
@@ -151,7 +157,7 @@ func TestUnderSlurm(t *testing.T) { //nolint:paralleltest // it sets a variable
 	out, code := runs(t, "srun", "-N2", "--ntasks-per-node=1", "cohort", "run", "--nproc-per-node", "2", "--rdzv-endpoint", fmt.Sprint("127.0.0.1:", port), "--rdzv-backend", "c10d",
 		"sh", "-c", "echo rank $RANK of $WORLD_SIZE, node $GROUP_RANK of $GROUP_WORLD_SIZE, node $SLURM_NODEID, $TORCHELASTIC_RUN_ID")
 	for _, want := range []string{
-		"rank 0 of 4, node 0 of 2, node 0, 1.0\n", "rank 1 of 4, node 0 of 2, node 0", "rank 2 of 4, node 1 of 2, node 1", "rank 3 of 4, node 1 of 2, node 1",
+		"rank 0 of 4, node 0 of 2, node 0, 2.0\n", "rank 1 of 4, node 0 of 2, node 0", "rank 2 of 4, node 1 of 2, node 1", "rank 3 of 4, node 1 of 2, node 1",
 		"cohort: Slurm: 2 nodes, this is number 1; they meet at 127.0.0.1:",
 	} {
 		if code != 0 || !strings.Contains(out, want) {
