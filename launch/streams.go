@@ -234,7 +234,7 @@ func (a *attempt) openStream(w *worker, which Std) (*stream, error) {
 func (a *attempt) sink(w *worker, which Std, s *stream) *joblog.Stream {
 	c, sc := a.job.cfg, a.job.screen
 	index := int(which) - 1
-	sink := &joblog.Stream{Tail: s.tail}
+	sink := &joblog.Stream{Tail: s.tail, Shared: len(a.workers) > 1}
 	if s.file != nil {
 		sink.File = s.file
 		sink.Trouble = func(err error) { sc.say("the log of rank %d cannot be written: %v; the job goes on", w.rank, err) }

@@ -20,6 +20,9 @@ const (
 	maxLine = 64 << 10
 	// stillTime is how long a piece of a line waits for the rest: a prompt has none.
 	stillTime = 100 * time.Millisecond
+	// sharedTime is the same where other workers print to the same screen: a worker that the machine keeps waiting in the
+	// middle of a line must not find lines of others in it.
+	sharedTime = 5 * time.Second
 )
 
 // Stream says where the output of one stream of a worker goes.
@@ -27,6 +30,8 @@ type Stream struct {
 	// Screen is where its lines go, with Prefix before each; nil: nowhere.
 	Screen *Output
 	Prefix []byte
+	// Shared says that other workers print to the screen too.
+	Shared bool
 	// Lines, if set, takes whole lines in place of Screen, as a terminal would show them: of what a carriage return has
 	// drawn over, such as a progress bar, the last state. Live, if set, is told the line that is not finished whenever it
 	// changes. Neither may keep the bytes.
@@ -52,7 +57,7 @@ func Copy(r *os.File, s *Stream) error {
 	var rest []byte // of a line
 	for {
 		if len(rest) > 0 {
-			_ = r.SetReadDeadline(time.Now().Add(stillTime))
+			_ = r.SetReadDeadline(time.Now().Add(s.patience(rest)))
 		}
 		moment.At("joblog.copy.read")
 		n, err := r.Read(buf)
@@ -79,6 +84,15 @@ func Copy(r *os.File, s *Stream) error {
 			return gone
 		}
 	}
+}
+
+// patience is how long a piece of a line waits for the rest. One that a carriage return draws over is a progress bar, which
+// may have no end for hours.
+func (s *Stream) patience(piece []byte) time.Duration {
+	if s.Shared && bytes.IndexByte(piece, '\r') < 0 {
+		return sharedTime
+	}
+	return stillTime
 }
 
 // copyLines is Copy for those who take whole lines. They are never gone.

@@ -317,3 +317,56 @@ func TestTailLive(t *testing.T) {
 		}
 	}
 }
+
+// TestStalledLine: a worker that is kept waiting in the middle of a line, longer than a prompt waits, does not find lines of
+// others in it. One that has the screen to itself, or draws a progress bar, is shown at once.
+func TestStalledLine(t *testing.T) {
+	t.Parallel()
+	for piece, c := range map[string]struct {
+		shared bool
+		want   string
+	}{
+		"half of": {true, "a line"}, // of the other worker, which comes first
+		"name? ":  {false, "name? "},
+		"\r 45%":  {true, "\r 45%"},
+	} {
+		screen := make(chan string, 100)
+		out := NewOutput(writerFunc(func(b []byte) (int, error) { screen <- string(b); return len(b), nil }))
+		var pipes [2]*os.File
+		var copies sync.WaitGroup
+		for i := range pipes {
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			pipes[i] = w
+			copies.Go(func() {
+				_ = Copy(r, &Stream{Screen: out, Shared: c.shared})
+				_ = r.Close()
+			})
+		}
+		_, _ = pipes[0].WriteString(piece)
+		if c.want == "a line" {
+			for from := time.Now(); time.Since(from) < 4*stillTime; { // what the others print comes while it waits
+				_, _ = pipes[1].WriteString("a line\n")
+				if got := <-screen; got != "a line\n" {
+					t.Fatalf("%q is printed before the line has ended", got)
+				}
+			}
+		} else if got := <-screen; got != c.want {
+			t.Errorf("%q is shown as %q", piece, got)
+		}
+		_, _ = pipes[0].WriteString(" it\n")
+		var rest strings.Builder
+		for !strings.HasSuffix(rest.String(), " it\n") {
+			rest.WriteString(<-screen)
+		}
+		if c.want == "a line" && rest.String() != "half of it\n" {
+			t.Errorf("the line is %q", rest.String())
+		}
+		for _, w := range pipes {
+			_ = w.Close()
+		}
+		copies.Wait()
+	}
+}
