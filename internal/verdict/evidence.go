@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/frdump"
@@ -193,7 +194,7 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 		}
 	}
 	late, differs := []int{}, map[string][]int{}
-	sizes, backends := map[string][]int{}, map[string]bool{}
+	sizes, types, backends := map[string][]int{}, map[string][]int{}, map[string]bool{}
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" || members != nil && !slices.Contains(members, r.Rank) {
 			continue
@@ -210,6 +211,7 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 			backends[o.entry.Backend] = true
 			differs[o.entry.Op] = append(differs[o.entry.Op], r.Rank)
 			sizes[o.entry.Op+o.entry.Sizes] = append(sizes[o.entry.Op+o.entry.Sizes], r.Rank)
+			types[o.entry.Types] = append(types[o.entry.Types], r.Rank)
 		}
 	}
 	numbered := fmt.Sprintf("%s number %d of %s", example.Op, first, title(example))
@@ -220,6 +222,8 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 		return c.differ(differs, func(n int) string { return opens[n].entry.Op + " (" + c.lineOf(n, opens[n].entry) + ")" }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
 	case len(sizes) > 1 && !uneven[example.Op] && len(backends) == 1: // others write sizes in their own way
 		return c.differ(sizes, func(n int) string { return opens[n].entry.Op + " with " + opens[n].entry.Sizes }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
+	case len(types) > 1 && !uneven[example.Op] && len(backends) == 1:
+		return c.differ(types, func(n int) string { return opens[n].entry.Op + " of type " + strings.Trim(opens[n].entry.Types, `[]"`) }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
 	}
 	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none makes progress: the network between them is stuck, or one of them died after it had entered.", is(here), numbered)}, len(here) > 1
 }

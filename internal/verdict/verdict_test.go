@@ -58,6 +58,21 @@ func dumps(t *testing.T, kind string, ranks ...Rank) []Rank {
 	return ranks
 }
 
+// typed returns ranks that are in the same collective with elements of these types.
+func typed(t *testing.T, types ...string) []Rank {
+	t.Helper()
+	var all []Rank
+	for rank, name := range types {
+		d, err := frdump.Parse([]byte(`{"version":"2.10","pg_config":{"0":{"name":"0","desc":"default_pg","ranks":"[0, 1, 2]"}},"entries":[{"record_id":3,"pg_id":0,
+			"process_group":["0","default_pg"],"collective_seq_id":4,"profiling_name":"nccl:all_reduce","input_sizes":[[8]],"input_dtypes":["` + name + `"],"state":"scheduled"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, Rank{Rank: rank, Dump: d})
+	}
+	return all
+}
+
 func TestSentences(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -83,6 +98,10 @@ func TestSentences(t *testing.T) {
 		"different collectives, with recorders": {
 			Job{World: 2, Ranks: dumps(t, "mismatch", in(0, "all_reduce", "", 27), in(1, "broadcast", "src=0", 55))},
 			"Rank 1 calls broadcast (train.py:55) where rank 0 calls all_reduce (train.py:27) as number 4 of default_pg.",
+		},
+		"different types": {
+			Job{World: 3, Ranks: typed(t, "Float", "Half", "Float")},
+			"Rank 1 calls all_reduce of type Half where ranks 0 and 2 call all_reduce of type Float as number 4 of default_pg.",
 		},
 		"crossed groups": {
 			Job{World: 2, Ranks: dumps(t, "subgroup", in(0, "all_reduce", "", 71), in(1, "all_reduce", "", 71))},
