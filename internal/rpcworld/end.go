@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/worldcore"
 )
 
 // Calls counts the calls of this worker that are under way.
@@ -25,18 +26,110 @@ type Calls interface {
 // do before it.
 const lastGrace = 2 * time.Second
 
-// EndStatic repeats a barrier in the store until no worker has a call under way. Nobody can have left before the last one.
+// EndStatic leaves a static world in order: when no worker has a call under way. Package worldcore decides.
 func (w *World) EndStatic(ctx context.Context, p Party, calls Calls) error {
-	v := w.Watch(ctx, p, w.Others(p), ClosedWait)
-	last, err := w.joinCalls(v.Context(), calls)
-	if dead := v.End(); err != nil {
-		if dead != nil {
-			return dead
-		}
-		return err
+	d := &departure{w: w, p: p, calls: calls}
+	defer func() { _ = d.unwatch() }()
+	step := d.core.Step(worldcore.Event{Kind: worldcore.Begin})
+	for step.Action != worldcore.End {
+		step = d.core.Step(d.do(ctx, step))
 	}
-	w.Over(ctx) // for worlds that come later, if the store outlives this one
-	return w.lastBarrier(ctx, p, last)
+	switch step.Outcome {
+	case worldcore.InOrder:
+		return nil
+	case worldcore.Death:
+		return d.dead
+	default:
+		return d.err
+	}
+}
+
+// departure carries out what the end of a world asks for.
+type departure struct {
+	w     *World
+	p     Party
+	calls Calls
+	core  worldcore.Ending
+	watch *Watcher    // until the last barrier
+	dead  *dist.Error // the worker that was lost
+	err   error       // why the last action failed, if it was no death
+}
+
+// unwatch ends the watch over the others and says who has died in it.
+func (d *departure) unwatch() *dist.Error {
+	v := d.watch
+	if v == nil {
+		return nil
+	}
+	d.watch = nil
+	return v.End()
+}
+
+// do performs one action.
+func (d *departure) do(ctx context.Context, step worldcore.Step) worldcore.Event {
+	w := d.w
+	switch step.Action { //nolint:exhaustive // the others are about the way to the last barrier
+	case worldcore.Arrive:
+		_ = d.unwatch()
+		w.Over(ctx) // for worlds that come later, if the store outlives this one
+		all, err := w.Arrive(ctx, step.N, 0)
+		return d.result(worldcore.Event{Kind: worldcore.Arrived, All: all}, nil, err)
+	case worldcore.WaitLast:
+		d.watch = w.Watch(ctx, d.p, w.Others(d.p), LastWait)
+		err := w.Ready(d.watch.Context(), step.N)
+		return d.result(worldcore.Event{Kind: worldcore.Passed}, d.unwatch(), err)
+	case worldcore.Look:
+		return worldcore.Event{Kind: worldcore.Looked, Open: w.Unfinished(ctx, step.N, lastGrace)}
+	case worldcore.Name:
+		d.dead = w.firstDeath(ctx, d.p, d.dead)
+		return worldcore.Event{Kind: worldcore.Named, Worker: d.dead.Peer}
+	}
+	if d.watch == nil {
+		d.watch = w.Watch(ctx, d.p, w.Others(d.p), ClosedWait)
+	}
+	ev, err := d.approach(d.watch.Context(), step)
+	var dead *dist.Error
+	if err != nil {
+		dead = d.unwatch()
+	}
+	return d.result(ev, dead, err)
+}
+
+// approach performs an action on the way to the last barrier, which nobody leaves before this worker.
+func (d *departure) approach(ctx context.Context, step worldcore.Step) (worldcore.Event, error) {
+	switch step.Action {
+	case worldcore.FindBarrier:
+		n, err := d.w.FirstBarrier(ctx)
+		return worldcore.Event{Kind: worldcore.Found, N: n}, err
+	case worldcore.WaitIdle:
+		return worldcore.Event{Kind: worldcore.Idle}, d.calls.Idle(ctx)
+	case worldcore.Meet:
+		_, err := d.w.Barrier(ctx, step.N, 0)
+		return worldcore.Event{Kind: worldcore.Passed}, err
+	default: // worldcore.Count
+		own := d.calls.Freeze()
+		defer d.calls.Thaw()
+		sum, err := d.w.Barrier(ctx, step.N, own)
+		return worldcore.Event{Kind: worldcore.Passed, Sum: sum}, err
+	}
+}
+
+// result is the event of an action, or of its failure.
+func (d *departure) result(ev worldcore.Event, dead *dist.Error, err error) worldcore.Event {
+	if err == nil {
+		return ev
+	}
+	ev = worldcore.Event{Kind: worldcore.Failed}
+	if dead != nil {
+		d.dead, ev.Worker = dead, dead.Peer
+		return ev
+	}
+	d.err = err
+	switch dist.CodeOf(err) { //nolint:exhaustive // the others are no loss
+	case dist.PeerLost, dist.Unavailable, dist.Closed: // of the store
+		ev.StoreLost = true
+	}
+	return ev
 }
 
 // Others are the names of all workers but this one, in order.
@@ -49,52 +142,6 @@ func (w *World) Others(p Watched) []string {
 	}
 	slices.Sort(names)
 	return names
-}
-
-// joinCalls waits until no worker has a call under way, and returns the number of the barrier that is left.
-func (w *World) joinCalls(ctx context.Context, calls Calls) (last int, err error) {
-	n, err := w.FirstBarrier(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for {
-		if err := calls.Idle(ctx); err != nil {
-			return 0, err
-		}
-		if _, err := w.Barrier(ctx, n, 0); err != nil {
-			return 0, err
-		}
-		own := calls.Freeze()
-		sum, err := w.Barrier(ctx, n+1, own)
-		calls.Thaw()
-		if err != nil {
-			return 0, err
-		}
-		if sum == 0 {
-			return n + 2, nil
-		}
-		n += 2
-	}
-}
-
-// lastBarrier is the one after which everybody leaves. So a worker that is gone may have seen its end, and whoever hosts the
-// store too: only if the barrier does not end although its workers do, one of them has died in it.
-func (w *World) lastBarrier(ctx context.Context, p Party, n int) error {
-	if all, err := w.Arrive(ctx, n, 0); err != nil || all {
-		return err
-	}
-	v := w.Watch(ctx, p, w.Others(p), LastWait)
-	err := w.Ready(v.Context(), n)
-	dead := v.End()
-	switch code := dist.CodeOf(err); {
-	case err == nil, dead != nil && !w.Unfinished(ctx, n, lastGrace):
-		return nil
-	case dead != nil:
-		return w.firstDeath(ctx, p, dead)
-	case code == dist.PeerLost, code == dist.Unavailable, code == dist.Closed: // of the store
-		return nil
-	}
-	return err
 }
 
 // firstDeath tells the other workers of a static world of a death, unless they know of an earlier one: then that is the
