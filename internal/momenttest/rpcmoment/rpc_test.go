@@ -26,6 +26,9 @@ import (
 
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // the panics of callbacks are meant
+	if spec := os.Getenv(workerEnv); spec != "" {
+		os.Exit(workerMain(spec))
+	}
 	os.Exit(m.Run())
 }
 
@@ -39,6 +42,7 @@ const (
 const (
 	closeEvent     = "close"    // the victim's agent
 	peerEvent      = "peer"     // the agent that it calls
+	shutdownEvent  = "shutdown" // the victim leaves in order; in a static world all do
 	newcomerEvent  = "newcomer" // another worker joins, calls and leaves
 	callbackClose  = "callback-close"
 	callbackCall   = "callback-call"
@@ -52,8 +56,13 @@ func TestRPC(t *testing.T) {
 			name := wire + "-dynamic"
 			events := []momenttest.Event{
 				momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline,
-				{Name: closeEvent, Where: momenttest.Beside}, {Name: peerEvent, Where: momenttest.Beside},
-				{Name: callbackClose}, {Name: callbackCall}, {Name: callbackPanic}, {Name: callbackGoexit},
+				{Name: closeEvent, Where: momenttest.Beside},
+				{Name: peerEvent, Where: momenttest.Beside},
+				{Name: shutdownEvent, Where: momenttest.Beside},
+				{Name: callbackClose},
+				{Name: callbackCall},
+				{Name: callbackPanic},
+				{Name: callbackGoexit},
 			}
 			if static {
 				name = wire + "-static"
@@ -71,6 +80,7 @@ func TestRPC(t *testing.T) {
 // game is a world of three workers: "a" is the victim, "b" the one it calls most, "c" looks on.
 type game struct {
 	r      *momenttest.Run
+	static bool
 	store  *store.Memory
 	agents map[string]*rpc.Agent
 	opts   []rpc.Option
@@ -100,7 +110,7 @@ func handlers() *rpc.Registry {
 }
 
 func play(r *momenttest.Run, wire string, static bool) {
-	g := &game{r: r, store: store.NewMemory(), agents: map[string]*rpc.Agent{}}
+	g := &game{r: r, static: static, store: store.NewMemory(), agents: map[string]*rpc.Agent{}}
 	r.Cleanup(func() { _ = g.store.Close() })
 	g.opts = []rpc.Option{rpc.WithHandlers(handlers()), rpc.WithTimeout(timeout), rpc.WithConcurrency(3)}
 	if wire != "cohort" {
@@ -143,7 +153,7 @@ func (g *game) join(static bool) bool {
 		joins.Go(func() {
 			opts := g.opts
 			if static {
-				opts = append([]rpc.Option{rpc.WithRank(rank), rpc.WithWorldSize(len(names))}, opts...)
+				opts = append([]rpc.Option{rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(len(names))}, opts...)
 			}
 			a, err := rpc.Join(ctx, g.store, name, opts...)
 			mu.Lock()
@@ -175,6 +185,7 @@ func (g *game) arrange() {
 	a := g.agents["a"]
 	g.r.On(closeEvent, func() { _ = a.Close() })
 	g.r.On(peerEvent, func() { _ = g.agents["b"].Close() })
+	g.r.On(shutdownEvent, g.shutdown)
 	g.r.On(newcomerEvent, g.newcomer)
 	set := func(f func()) func() {
 		return func() {
@@ -191,6 +202,30 @@ func (g *game) arrange() {
 	}))
 	g.r.On(callbackPanic, set(momenttest.Panic))
 	g.r.On(callbackGoexit, set(runtime.Goexit))
+}
+
+// shutdown lets the victim leave in order; a static world ends as a whole. It waits for what is under way, so it succeeds
+// unless somebody goes in disorder.
+func (g *game) shutdown() {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	var leaving sync.WaitGroup
+	for _, name := range names {
+		if name != "a" && !g.static {
+			continue
+		}
+		leaving.Go(func() {
+			if err := g.agents[name].Shutdown(ctx); err != nil && !g.disorder() {
+				g.r.Errorf("%s cannot leave in order: %v", name, err)
+			}
+		})
+	}
+	leaving.Wait()
+}
+
+// disorder reports whether a worker is planned to go without a word.
+func (g *game) disorder() bool {
+	return slices.ContainsFunc([]string{peerEvent, closeEvent, callbackClose}, g.r.Planned)
 }
 
 // newcomer is a worker that joins, calls the one that looks on, and leaves.
@@ -287,8 +322,11 @@ var operations = []operation{
 func (g *game) judge(c *momenttest.Call, op operation) {
 	r := g.r
 	allowed := []momenttest.Allowance{
-		r.Allow(dist.Closed, closeEvent, callbackClose, peerEvent), r.Allow(dist.PeerLost, peerEvent),
+		r.Allow(dist.Closed, closeEvent, callbackClose, peerEvent, shutdownEvent), r.Allow(dist.PeerLost, peerEvent),
 		r.Allow(dist.Unavailable, peerEvent), r.Allow(dist.Aborted, peerEvent), r.Allow(dist.NotFound, peerEvent),
+	}
+	if g.static { // the others leave too
+		allowed = append(allowed, r.Allow(dist.PeerLost, shutdownEvent), r.Allow(dist.Unavailable, shutdownEvent), r.Allow(dist.NotFound, shutdownEvent))
 	}
 	if op.remote {
 		allowed = append(allowed, r.Allow(dist.Remote), r.Allow(dist.Internal))
@@ -312,6 +350,12 @@ func (g *game) goOn() {
 	for event, name := range map[string]string{closeEvent: "a", callbackClose: "a", peerEvent: "b"} {
 		if _, happened := g.r.Happened(event); happened {
 			gone[name] = true
+		}
+	}
+	if _, happened := g.r.Happened(shutdownEvent); happened {
+		gone["a"] = true
+		if g.static {
+			return
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)

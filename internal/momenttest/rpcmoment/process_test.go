@@ -1,0 +1,311 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build moments
+
+package rpcmoment
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/momenttest"
+	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+const (
+	workerEnv = "COHORT_MOMENT_WORKER"
+	killEvent = "kill"
+	victim    = "b"
+	rounds    = 6 // of calls, so that there is something to interrupt
+	// lostSoon is how soon a call to a dead worker ends. The promise is a second; the machine may be busy.
+	lostSoon = 5 * time.Second
+	// leftSoon is how soon the others have left after a death: references of the dead are kept for a while.
+	leftSoon = 15 * time.Second
+	// momentLine is what the victim says when its moment has come.
+	momentLine = "now"
+)
+
+// orders are what the victim's process is told: where it kills itself. Without a point it counts.
+type orders struct {
+	Addr  string
+	Wire  string
+	Point string
+	N     int
+}
+
+func (o orders) options(rank int) []rpc.Option {
+	opts := []rpc.Option{rpc.WithHandlers(keepers()), rpc.WithTimeout(timeout), rpc.WithLease(500*time.Millisecond, 20*time.Second, 500*time.Millisecond)}
+	if o.Wire != "cohort" {
+		opts = append(opts, rpc.WithTransports(o.Wire))
+	}
+	return append(opts, rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(len(names)))
+}
+
+// keepers are the handlers of every worker, with one that keeps a reference until the next one comes.
+func keepers() *rpc.Registry {
+	var mu sync.Mutex
+	var kept *rpc.Ref[int]
+	return handlers().MustHandle("test.keep", func(ref *rpc.Ref[int]) {
+		mu.Lock()
+		defer mu.Unlock()
+		if kept != nil {
+			_ = kept.Close()
+		}
+		kept = ref
+	})
+}
+
+// workerMain is the victim in a process of its own.
+func workerMain(spec string) int {
+	var o orders
+	if err := json.Unmarshal([]byte(spec), &o); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 3*timeout)
+	defer cancel()
+	st, err := tcpstore.Dial(ctx, o.Addr)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	defer func() { _ = st.Close() }()
+	a, err := rpc.Join(ctx, st, victim, o.options(slices.Index(names, victim))...)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	var mu sync.Mutex
+	hits := map[string]int{}
+	stop := moment.SetHook(func(point string) {
+		mu.Lock()
+		hits[point]++
+		here := point == o.Point && hits[point] == o.N
+		mu.Unlock()
+		if here {
+			fmt.Println(momentLine)
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+	})
+	failed := work(ctx, a, "a", "c")
+	failed = errors.Join(failed, a.Shutdown(ctx))
+	mu.Lock()
+	stop()
+	out, _ := json.Marshal(hits)
+	mu.Unlock()
+	if failed != nil {
+		fmt.Fprintln(os.Stderr, failed)
+		return 1
+	}
+	fmt.Println(string(out))
+	return 0
+}
+
+// work is what every worker does with others: calls, references there, and references of its own that they keep.
+func work(ctx context.Context, a *rpc.Agent, others ...string) error {
+	for i := range rounds {
+		for _, to := range others {
+			if err := once(ctx, a, to, i); err != nil {
+				return fmt.Errorf("%s with %s: %w", a.Name(), to, err)
+			}
+		}
+	}
+	return nil
+}
+
+func once(ctx context.Context, a *rpc.Agent, to string, i int) error {
+	got, err := rpc.Call[int](ctx, a, to, "test.double", i)
+	if err != nil || got != 2*i {
+		return answered(got, err)
+	}
+	ref, err := rpc.Remote[int](ctx, a, to, "test.double", i)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ref.Close() }()
+	if got, err = ref.Fetch(ctx); err != nil || got != 2*i {
+		return answered(got, err)
+	}
+	own, err := rpc.NewRef(a, i)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = own.Close() }()
+	_, err = rpc.Call[any](ctx, a, to, "test.keep", own)
+	return err
+}
+
+// answered is the error of a call that was not answered as it should be.
+func answered(got int, err error) error {
+	if err == nil {
+		err = fmt.Errorf("the answer is %d", got)
+	}
+	return err
+}
+
+// TestProcesses kills a worker's process at a point, by its own hand: in its calls, in those of others, and while it leaves.
+// The others' calls to it end in time, those among themselves go on, and they leave, in order or naming it.
+func TestProcesses(t *testing.T) {
+	for _, wire := range []string{"cohort", "uv"} {
+		momenttest.TestProcesses(t, momenttest.ProcessScenario{
+			Name: wire, Share: 25, Events: []string{killEvent}, Points: []string{"rpc.", "rpcworld.", "cohortwire.", "tensorpipe."},
+			Run: func(p *momenttest.ProcessRun) map[string]int { return runProcesses(p, orders{Wire: wire}) },
+		})
+	}
+}
+
+// child is the victim's process.
+type child struct {
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when all it said was read
+	hits  map[string]int
+	event time.Time // when it said that its moment had come
+}
+
+func startChild(o orders) (*child, error) {
+	spec, _ := json.Marshal(o)
+	c := &child{cmd: exec.Command(os.Args[0]), ended: make(chan struct{})}
+	c.cmd.Env = append(os.Environ(), workerEnv+"="+string(spec))
+	stdout, err := c.cmd.StdoutPipe()
+	if err == nil {
+		err = c.cmd.Start()
+	}
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		defer close(c.ended)
+		lines := bufio.NewScanner(stdout)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			if lines.Text() == momentLine {
+				c.event = time.Now()
+				continue
+			}
+			_ = json.Unmarshal(lines.Bytes(), &c.hits)
+		}
+	}()
+	return c, nil
+}
+
+// outcome is how something that a survivor did has ended.
+type outcome struct {
+	what  string
+	err   error
+	ended time.Time
+	bound time.Duration
+}
+
+func runProcesses(p *momenttest.ProcessRun, o orders) map[string]int {
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	if err != nil {
+		p.Errorf("%v", err)
+		return nil
+	}
+	defer func() { _ = server.Close() }()
+	o.Addr, o.Point, o.N = server.Addr().String(), p.Point, p.N
+	c, err := startChild(o)
+	if err != nil {
+		p.Errorf("%v", err)
+		return nil
+	}
+	var mu sync.Mutex
+	var all []outcome
+	report := func(what string, bound time.Duration, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, outcome{what, err, time.Now(), bound})
+	}
+	var survivors, working sync.WaitGroup
+	working.Add(len(names) - 1)
+	for rank, name := range names {
+		if name != victim {
+			survivors.Go(func() { survive(p, o, name, rank, &working, report) })
+		}
+	}
+	survivors.Wait()
+	select {
+	case <-c.ended:
+	case <-time.After(leftSoon):
+		p.Errorf("the victim has not ended")
+	}
+	_ = c.cmd.Process.Kill()
+	<-c.ended
+	_ = c.cmd.Wait()
+	happened := !c.event.IsZero()
+	if happened {
+		p.Happened()
+	}
+	for _, x := range all {
+		judgeOutcome(p, x, happened, c.event)
+	}
+	if p.Event == "" && c.hits == nil {
+		p.Errorf("the victim, to which nothing happened, has failed")
+	}
+	return c.hits
+}
+
+// survive is another worker: it works with the victim and with the other one, and leaves in order.
+func survive(p *momenttest.ProcessRun, o orders, name string, rank int, working *sync.WaitGroup, report func(string, time.Duration, error)) {
+	through := sync.OnceFunc(working.Done)
+	defer through()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*timeout)
+	defer cancel()
+	st, err := tcpstore.Dial(ctx, o.Addr)
+	if err != nil {
+		p.Errorf("%s: %v", name, err)
+		return
+	}
+	defer func() { _ = st.Close() }()
+	a, err := rpc.Join(ctx, st, name, o.options(rank)...)
+	if err != nil {
+		p.Errorf("%s cannot join: %v", name, err)
+		return
+	}
+	defer func() { _ = a.Close() }()
+	other := "a"
+	if name == "a" {
+		other = "c"
+	}
+	report(name+"'s work with the victim", lostSoon, work(ctx, a, victim))
+	if err := work(ctx, a, other); err != nil {
+		p.Errorf("among survivors: %v", err)
+	}
+	through()
+	working.Wait() // who finds the victim dead on its way out does not wait for anybody
+	report(name+"'s way out", leftSoon, a.Shutdown(ctx))
+}
+
+// judgeOutcome is the oracle.
+func judgeOutcome(p *momenttest.ProcessRun, x outcome, happened bool, event time.Time) {
+	if x.err == nil {
+		return
+	}
+	if !happened {
+		p.Errorf("nobody died, but %s: %v", x.what, x.err)
+		return
+	}
+	if code := dist.CodeOf(x.err); !slices.Contains([]dist.Code{dist.PeerLost, dist.Unavailable, dist.Closed, dist.Aborted, dist.NotFound}, code) {
+		p.Errorf("%s: %v (code %v)", x.what, x.err, code)
+	}
+	if e, ok := errors.AsType[*dist.Error](x.err); ok && e.Code == dist.PeerLost && e.Peer != "" && e.Peer != victim {
+		p.Errorf("%s names %s: %v", x.what, e.Peer, x.err)
+	}
+	if took := x.ended.Sub(event); took > x.bound {
+		p.Errorf("%s ended %v after the death: %v", x.what, took, x.err)
+	}
+}
