@@ -225,7 +225,7 @@ func (g *game) shutdown() {
 
 // disorder reports whether a worker is planned to go without a word.
 func (g *game) disorder() bool {
-	return slices.ContainsFunc([]string{peerEvent, closeEvent, callbackClose}, g.r.Planned)
+	return slices.ContainsFunc([]string{peerEvent, closeEvent, callbackClose, newcomerEvent}, g.r.Planned) // a newcomer closes its agent
 }
 
 // newcomer is a worker that joins, calls the one that looks on, and leaves.
