@@ -328,6 +328,9 @@ func (g *game) judge(c *momenttest.Call, op operation) {
 	if g.static { // the others leave too
 		allowed = append(allowed, r.Allow(dist.PeerLost, shutdownEvent), r.Allow(dist.Unavailable, shutdownEvent), r.Allow(dist.NotFound, shutdownEvent))
 	}
+	if op.name == "reference" { // whoever leaves in order gives its references back first
+		allowed = append(allowed, r.Allow(dist.NotFound, shutdownEvent), r.Allow(dist.Remote, shutdownEvent))
+	}
 	if op.remote {
 		allowed = append(allowed, r.Allow(dist.Remote), r.Allow(dist.Internal))
 	}
