@@ -236,7 +236,7 @@ func indent(text, by string) string {
 
 // findTorch returns a Python that has torch, or "".
 func findTorch(ctx context.Context) string {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // it takes a tenth of a second, but not on a busy machine
 	defer cancel()
 	for _, name := range []string{os.Getenv("PYTHON_EXEC"), "python3"} {
 		path, err := exec.LookPath(name)

@@ -23,7 +23,7 @@ func TestDemo(t *testing.T) {
 		if err := os.WriteFile(python, []byte(text), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command(program(t), "demo", "--workers", "3")
+		cmd := exec.Command(program(t), "demo", "--workers", "3", "--timeout", "3m")
 		cmd.Env = append(os.Environ(), "PYTHON_EXEC="+python, "TMPDIR="+dir)
 		out, err := cmd.CombinedOutput()
 		for _, want := range []string{
