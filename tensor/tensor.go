@@ -54,9 +54,6 @@ func New(dt DType, shape ...int) (*Tensor, error) {
 	return contiguous(s, dt, slices.Clone(shape)), nil
 }
 
-// Zeros is [New] under PyTorch's name.
-func Zeros(dt DType, shape ...int) (*Tensor, error) { return New(dt, shape...) }
-
 // Full returns a tensor whose elements are all value, converted as [Tensor.Set] does it. It corresponds to torch.full.
 func Full(dt DType, value any, shape ...int) (*Tensor, error) {
 	t, err := New(dt, shape...)

@@ -72,7 +72,7 @@ func scriptHandlers() *rpc.Registry {
 			}
 			return sum / float64(len(xs)), nil
 		}).
-		MustHandle("stats.zeros", func(n int) (*tensor.Tensor, error) { return tensor.Zeros(tensor.Float32, n) }).
+		MustHandle("stats.zeros", func(n int) (*tensor.Tensor, error) { return tensor.New(tensor.Float32, n) }).
 		MustHandle("stats.echo", func(_ context.Context, r *rpc.Request) (any, error) {
 			return py.Tuple{r.Args, r.Kwargs}, nil
 		}).

@@ -431,7 +431,7 @@ func TestBroadcastCoalesced(t *testing.T) {
 		list := func(root bool) (list []*tensor.Tensor) {
 			for _, dt := range []tensor.DType{tensor.Float32, tensor.Float32, tensor.Float32, tensor.Float64, tensor.Float16, tensor.Float32} {
 				for chunk := range 5 {
-					x := tensor.Must(tensor.Zeros(dt, 12))
+					x := tensor.Must(tensor.New(dt, 12))
 					for i := 0; root && i < 12; i++ {
 						if err := x.Set(float64(12*chunk+i), i); err != nil {
 							panic(err)

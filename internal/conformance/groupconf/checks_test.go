@@ -145,7 +145,7 @@ func TestReduceChecks(t *testing.T) {
 func TestTypesMustMatch(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		n, me := g.Size(), g.Rank()
-		x, h := full(float32(7), 2, 2), tensor.Must(tensor.Zeros(tensor.Float16, 2, 2))
+		x, h := full(float32(7), 2, 2), tensor.Must(tensor.New(tensor.Float16, 2, 2))
 		list := repeat(full(float32(0), 2, 2), n)
 		mixed := append([]*tensor.Tensor{}, list...)
 		mixed[1] = h

@@ -275,7 +275,7 @@ func (w *world) serveAsync() {
 					if err != nil {
 						return nil, err
 					}
-					total := any(tensor.Must(tensor.Zeros(tensor.Float32, 2, 2)))
+					total := any(tensor.Must(tensor.New(tensor.Float32, 2, 2)))
 					for _, sum := range sums {
 						if total, err = add(total, sum); err != nil {
 							return nil, err
