@@ -57,9 +57,9 @@ func TestOperationsInHandler(t *testing.T) {
 	groups := make(chan *group.Group, 2)
 	for rank := range 2 {
 		go func() {
-			g, err := group.New(ctx, meeting, rank, 2, group.WithHook(hook))
-			if err != nil {
-				t.Error(err)
+			g, failed := group.New(ctx, meeting, rank, 2, group.WithHook(hook))
+			if failed != nil {
+				t.Error(failed)
 			}
 			groups <- g
 		}()
@@ -72,15 +72,15 @@ func TestOperationsInHandler(t *testing.T) {
 
 	late := errors.New("late")
 	reg := rpc.NewRegistry().MustHandle("t.work", func(ctx context.Context) error {
-		if err := group.AllReduceSlice(ctx, mine, []float32{1}, group.Sum); err != nil {
-			return err
+		if failed := group.AllReduceSlice(ctx, mine, []float32{1}, group.Sum); failed != nil {
+			return failed
 		}
-		if err := file.Set(ctx, "a", nil); err != nil {
-			return err
+		if failed := file.Set(ctx, "a", nil); failed != nil {
+			return failed
 		}
 		short, cancel := context.WithTimeoutCause(ctx, time.Millisecond, late)
 		defer cancel()
-		if err := client.Wait(short, "never"); !errors.Is(err, dist.DeadlineExceeded) {
+		if failed := client.Wait(short, "never"); !errors.Is(failed, dist.DeadlineExceeded) {
 			return errors.New("the wait does not end with its context")
 		}
 		return nil
