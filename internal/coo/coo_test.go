@@ -5,6 +5,7 @@ package coo_test
 
 import (
 	"errors"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -151,7 +152,7 @@ func TestRefused(t *testing.T) {
 	hybrid := sparse([]int{3, 1}, 1, []int64{1}, []float64{2})
 	matrix := sparse([]int{3, 1}, 2, []int64{1, 0}, []float64{2})
 	outside := sparse([]int{3}, 1, []int64{3}, []float64{2})
-	huge := sparse([]int{1 << 40, 1 << 40}, 2, []int64{1, 1}, []float64{2})
+	huge := sparse([]int{math.MaxInt, math.MaxInt, math.MaxInt}, 3, []int64{1, 1, 1}, []float64{2})
 	for name, try := range map[string]func() error{
 		"shapes":      func() error { _, err := coo.Add(a, other); return err },
 		"dimensions":  func() error { _, err := coo.Mul(hybrid, matrix); return err },
