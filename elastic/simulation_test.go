@@ -4,6 +4,7 @@
 package elastic
 
 import (
+	"cmp"
 	"container/heap"
 	"fmt"
 	"maps"
@@ -113,7 +114,10 @@ func (s *sim) reach(m *simMember) time.Duration {
 	return max(0, m.cutUntil-s.now) + s.random(80*time.Millisecond)
 }
 
-func (s *sim) ask(m *simMember) {
+func (s *sim) ask(m *simMember) { s.askFor(m, 0) }
+
+// askFor asks, for the first time or instead of the question first.
+func (s *sim) askFor(m *simMember, first int64) {
 	if m.dead || m.hung || s.ended {
 		return
 	}
@@ -125,13 +129,13 @@ func (s *sim) ask(m *simMember) {
 		if m.dead || s.ended {
 			return
 		}
-		s.asked[n] = question{Member: m.number, Handle: m.handle}
+		s.asked[n] = question{Member: m.number, Handle: m.handle, First: first}
 		s.unread = append(s.unread, n)
 		s.readQuestions()
 	})
 	s.after(3*time.Second+s.random(5*time.Second), func() { // the coordinator may have forgotten it
 		if m.question == n && !s.off.askOnce {
-			s.ask(m)
+			s.askFor(m, cmp.Or(first, n))
 		}
 	})
 }
