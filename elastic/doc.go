@@ -27,6 +27,7 @@
 //	alive/NUMBER   ADD 1 at least once a second
 //	asks           ADD 1 gives the number N of a question
 //	ask/N          {"member": NUMBER, "handle": "gloo:0:-1:0:host:port", "done": false}
+//	               with "first": M if it repeats question M, which was not answered in time: without it the round ends
 //	answer/N       {"uuid": 4294967296, "handles": [...]}, {"done": true} or {"error": "..."}; the member deletes it
 //	over/UUID      exists when the round is over
 //	end            the answer to everybody when the job has ended; a member that is not answered looks, and asks again
