@@ -29,11 +29,11 @@ const (
 // into; ok is false when it cannot tell.
 func Find(port int) (owner Owner, ok bool) {
 	inodes := map[string]bool{}
-	eachSocket(func(state string, local netip.AddrPort, inode string) {
-		if state == stateListen && int(local.Port()) == port {
+	for addr, inode := range Listeners() {
+		if int(addr.Port()) == port {
 			inodes[inode] = true
 		}
-	})
+	}
 	if len(inodes) == 0 {
 		return owner, false
 	}
@@ -49,6 +49,15 @@ func Find(port int) (owner Owner, ok bool) {
 // Listeners returns the identity of every socket of this machine that listens, by its address. Two sockets that had an address
 // one after the other have different identities.
 func Listeners() map[netip.AddrPort]string {
+	all := map[netip.AddrPort]string{}
+	if err := askListeners(func(local netip.AddrPort, inode string) { all[local] = inode }); err == nil {
+		return all
+	}
+	return readListeners()
+}
+
+// readListeners is Listeners for kernels and containers without the netlink protocol that answers it at once.
+func readListeners() map[netip.AddrPort]string {
 	all := map[netip.AddrPort]string{}
 	eachSocket(func(state string, local netip.AddrPort, inode string) {
 		if state == stateListen {

@@ -120,3 +120,44 @@ func TestDialsWhenTold(t *testing.T) {
 	}
 	_, _ = conn.Read(make([]byte, 1))
 }
+
+// TestListenersFromBothSources: the kernel says the same over netlink and in /proc.
+func TestListenersFromBothSources(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0", "0.0.0.0:0"} {
+		listener, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Logf("no such address here: %v", err)
+			continue
+		}
+		defer func() { _ = listener.Close() }()
+		tcp, ok := listener.Addr().(*net.TCPAddr)
+		if !ok {
+			t.Fatalf("%v is no TCP address", listener.Addr())
+		}
+		addr := unmapped(tcp.AddrPort())
+		asked := map[netip.AddrPort]string{}
+		if err := askListeners(func(local netip.AddrPort, inode string) { asked[local] = inode }); err != nil {
+			t.Skipf("no netlink here: %v", err)
+		}
+		read := readListeners()
+		if asked[addr] == "" || asked[addr] != read[addr] || Listeners()[addr] != read[addr] {
+			t.Errorf("%s: netlink says %q, /proc says %q", addr, asked[addr], read[addr])
+		}
+	}
+}
+
+// BenchmarkListeners compares them.
+func BenchmarkListeners(b *testing.B) {
+	b.Run("netlink", func(b *testing.B) {
+		for b.Loop() {
+			if err := askListeners(func(netip.AddrPort, string) {}); err != nil {
+				b.Skip(err)
+			}
+		}
+	})
+	b.Run("proc", func(b *testing.B) {
+		for b.Loop() {
+			readListeners()
+		}
+	})
+}
