@@ -10,6 +10,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/native"
 )
@@ -52,6 +53,7 @@ type failure struct {
 
 // report is called by the mesh.
 func (f *failure) report(err error) {
+	moment.At("form.failure.report")
 	f.mu.Lock()
 	tell := f.mu.tell
 	if f.mu.err == nil {
@@ -65,6 +67,7 @@ func (f *failure) report(err error) {
 
 // OnFail has tell called when the mesh fails, at once if it has.
 func (f *Formed) OnFail(tell func(error)) {
+	moment.At("form.failure.tell")
 	f.failure.mu.Lock()
 	f.failure.mu.tell = tell
 	err := f.failure.mu.err

@@ -138,6 +138,7 @@ func (p *Place) Await(ctx context.Context, rank int, others ...string) (int, err
 func (p *Place) Missing(ctx context.Context) ([]int, error) {
 	var missing []int
 	for r := range p.size {
+		moment.At("muster.missing")
 		has, err := p.store.Check(ctx, p.Key(r))
 		if err != nil {
 			return missing, err
@@ -164,6 +165,7 @@ func (p *Place) Connected(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	moment.At("muster.came")
 	var verdict []byte
 	if n >= int64(p.size) {
 		if verdict, err = p.store.CompareAndSet(ctx, p.madeKey(), nil, made); err != nil {
@@ -186,6 +188,7 @@ func (p *Place) Connected(ctx context.Context) error {
 // UntilOver waits until the generation is given up, and returns nil then. It returns an error when ctx ends before, and when
 // the generation was made.
 func (p *Place) UntilOver(ctx context.Context) error {
+	moment.At("muster.until_over")
 	verdict, err := p.store.Get(ctx, p.madeKey())
 	if err == nil && !bytes.Equal(verdict, over) {
 		return dist.New("muster: watch", dist.Closed, "the generation was made")

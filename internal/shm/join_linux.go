@@ -134,6 +134,7 @@ func (j *joining) untilFailed(ctx context.Context) (context.Context, func()) {
 			case <-ctx.Done():
 				return
 			}
+			moment.At("shm.join.look")
 			if err := j.otherFailed(ctx); err != nil {
 				cancel(err)
 			}
@@ -235,6 +236,7 @@ func (j *joining) listen(ctx context.Context) (*net.UnixListener, error) {
 			return nil, dist.Wrap(op, dist.Unavailable, err)
 		}
 	}
+	moment.At("shm.join.publish")
 	value := addressField + hex.EncodeToString(j.token[:]) + " " + address
 	if err := j.config.Exchange.Set(ctx, j.key(j.config.Rank), []byte(value)); err != nil {
 		_ = l.Close()
@@ -251,6 +253,7 @@ func (j *joining) dial(ctx context.Context, rank int) error {
 		e.Rank = dist.Rank(rank)
 		return e
 	}
+	moment.At("shm.join.fetch")
 	value, err := j.config.Exchange.Get(ctx, j.key(rank))
 	if err != nil {
 		return fail(dist.Unavailable, err)
@@ -264,6 +267,7 @@ func (j *joining) dial(ctx context.Context, rank int) error {
 	if !ok || !ok2 || err != nil || len(token) != tokenSize {
 		return fail(dist.Protocol, fmt.Errorf("key %q does not hold an address", j.key(rank)))
 	}
+	moment.At("shm.join.dial")
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", address)
 	if err != nil {
@@ -276,9 +280,11 @@ func (j *joining) dial(ctx context.Context, rank int) error {
 	hello := binary.LittleEndian.AppendUint64(nil, segmentMagic)
 	hello = binary.LittleEndian.AppendUint32(hello, uint32(j.config.Rank)) //nolint:gosec // below MaxRanks
 	hello = append(hello, token...)
+	moment.At("shm.join.hello")
 	if _, err = u.Write(hello); err != nil {
 		return fail(dist.Unavailable, err)
 	}
+	moment.At("shm.join.welcome")
 	file, err := receiveWelcome(u)
 	if err != nil {
 		return fail(dist.Unavailable, err)
@@ -349,6 +355,7 @@ func (j *joining) accept(ctx context.Context, l *net.UnixListener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	for missing := j.config.Size - 1 - j.config.Rank; missing > 0; {
+		moment.At("shm.join.accept")
 		u, err := l.AcceptUnix()
 		if ctx.Err() != nil {
 			if err == nil {
@@ -392,6 +399,7 @@ func (j *joining) greet(ctx context.Context, u *net.UnixConn) (rank int, err err
 	if uid, err := peerUID(u); err == nil && uid != os.Geteuid() && uid != 0 {
 		return 0, fmt.Errorf("user %d", uid)
 	}
+	moment.At("shm.join.greet")
 	var hello [helloSize]byte
 	if _, err := io.ReadFull(u, hello[:]); err != nil {
 		return 0, err
@@ -407,6 +415,7 @@ func (j *joining) greet(ctx context.Context, u *net.UnixConn) (rank int, err err
 	if j.config.Rank == 0 {
 		rights = unix.UnixRights(int(j.file.Fd()))
 	}
+	moment.At("shm.join.answer")
 	if _, _, err := u.WriteMsgUnix([]byte{welcome}, rights, nil); err != nil {
 		return 0, err
 	}

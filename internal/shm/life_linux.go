@@ -28,6 +28,7 @@ func (e *Engine) start(ctx context.Context, j *joining) error {
 	}
 	e.tasks.Go(e.beat)
 	e.tasks.Go(e.mesh.keep)
+	moment.At("shm.join.start")
 	err := e.advance(ctx)
 	if interrupted, ok := errors.AsType[*coll.Interrupted](err); ok {
 		return e.giveUpJoining(interrupted.Cause)

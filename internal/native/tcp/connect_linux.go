@@ -41,6 +41,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	windows := make([]int, cfg.Size)
 	var mu sync.Mutex
 	put := func(rank int, c net.Conn, window uint32) bool {
+		moment.At("tcp.connect.put")
 		mu.Lock()
 		defer mu.Unlock()
 		if conns[rank] != nil {
@@ -64,6 +65,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 		})
 	}
 	stop := context.AfterFunc(ctx, func() { _ = cfg.Listener.Close() })
+	moment.At("tcp.connect.wait")
 	select {
 	case <-accepted:
 	case <-ctx.Done():
@@ -92,6 +94,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 		}
 		return nil, err
 	}
+	moment.At("tcp.connect.made")
 	return newMesh(cfg, conns, windows)
 }
 
@@ -110,6 +113,7 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 		e.Rank, e.Peer = dist.Rank(rank), cfg.Peers[rank]
 		return e
 	}
+	moment.At("tcp.connect.dial")
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "tcp", cfg.Peers[rank])
 	if err != nil {
@@ -120,6 +124,7 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 	h := wire.Hello{Version: wire.Version, Group: cfg.Group, From: uint32(cfg.Rank), To: uint32(rank), Size: uint32(cfg.Size), Window: uint32(cfg.Window)} //nolint:gosec // checked
 	var buf [wire.HelloSize]byte
 	h.Put(buf[:])
+	moment.At("tcp.connect.hello")
 	if _, err = c.Write(buf[:]); err != nil {
 		_ = c.Close()
 		return fail(err)
@@ -162,6 +167,7 @@ func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint
 	})
 	limit := make(chan struct{}, 256) // hellos at the same time
 	for {
+		moment.At("tcp.connect.accept")
 		c, err := cfg.Listener.Accept()
 		if err != nil {
 			return
@@ -204,6 +210,7 @@ func greet(cfg *Config, c net.Conn, put func(int, net.Conn, uint32) bool) bool {
 	answer := wire.Hello{Version: wire.Version, Group: cfg.Group, From: h.To, To: h.From, Size: h.Size, Window: uint32(cfg.Window)} //nolint:gosec // checked
 	var buf [wire.HelloSize]byte
 	answer.Put(buf[:])
+	moment.At("tcp.connect.answer")
 	_ = c.SetWriteDeadline(time.Now().Add(helloLimit))
 	if _, err := c.Write(buf[:]); err != nil {
 		return refuse(err.Error())
@@ -215,6 +222,7 @@ func greet(cfg *Config, c net.Conn, put func(int, net.Conn, uint32) bool) bool {
 }
 
 func readHello(c net.Conn) (wire.Hello, error) {
+	moment.At("tcp.connect.read")
 	_ = c.SetReadDeadline(time.Now().Add(helloLimit))
 	var buf [wire.HelloSize]byte
 	if _, err := io.ReadFull(c, buf[:]); err != nil {
