@@ -61,7 +61,7 @@ func (m *Machine) room(n int) error {
 
 // settle brings the sums of all buffers up to date.
 func (m *Machine) settle(c *Conn) {
-	in, out := cap(c.in), c.outMemory()
+	in, out := cap(c.in)+c.lent, c.outMemory()
 	if c.listing != nil {
 		out += cap(c.listing.out)
 	}

@@ -49,33 +49,73 @@ func (m *Machine) receive(c *Conn, data []byte, size int) {
 			}
 		}
 	} else {
-		if len(data) > 0 {
-			c.inMoved, c.looks = m.patience, 0
-			if !m.keep(c, data) {
-				return
-			}
-		}
-		in := c.in
-		used := m.consumeGiven(c, in, cap(in))
-		if m.given.taken {
-			c.in = nil
-			m.settle(c)
-			m.goOn(c, in[used:])
+		if len(data) > 0 && !m.keep(c, data) {
 			return
 		}
-		if used > 0 && !c.closed {
-			c.inSince = m.patience
-			m.copied(len(c.in) - used)
-			c.in = c.in[:copy(c.in, c.in[used:])]
-			if len(c.in) == 0 && cap(c.in) > keepBuffer {
-				c.in = nil
-			}
+		m.goOnKept(c, len(data) > 0)
+		return
+	}
+	m.seek(c)
+}
+
+// goOnKept goes on with what c has sent before, to which something was added or not.
+func (m *Machine) goOnKept(c *Conn, more bool) {
+	if more {
+		c.inMoved, c.looks = m.patience, 0
+	}
+	in := c.in
+	used := m.consumeGiven(c, in, cap(in))
+	if m.given.taken {
+		c.in = nil
+		m.settle(c)
+		m.goOn(c, in[used:])
+		return
+	}
+	if used > 0 && !c.closed {
+		c.inSince = m.patience
+		m.copied(len(c.in) - used)
+		c.in = c.in[:copy(c.in, c.in[used:])]
+		if len(c.in) == 0 && cap(c.in) > keepBuffer {
+			c.in = nil
 		}
 	}
+	m.seek(c)
+}
+
+// seek counts what c holds after a step and looks for room for what it has begun.
+func (m *Machine) seek(c *Conn) {
 	if !c.closed && (c.countedIn != 0 || len(c.in) != 0 || len(c.out) != 0 || c.refHeld != 0 || c.granted != 0) {
 		m.settle(c)
 		m.seekRoom(c)
 	}
+}
+
+// Rest tells how a driver should read the rest of a request that c has room for: have is the part that is here, and the whole
+// goes into a buffer of size bytes, that of have or a larger one to which the driver has copied it. So neither the reading nor
+// the copying needs the driver's lock. The buffer grows with what arrives; size is 0 when the driver should read as usual. It is
+// asked in the step in which c was read from, and the answer holds until c is read from again.
+func (m *Machine) Rest(c *Conn) (have []byte, size int) {
+	if c.closed || c.Paused() || c.granted <= len(c.in) {
+		return nil, 0
+	}
+	if c.lent == 0 && len(c.in) == cap(c.in) {
+		larger := min(2*cap(c.in), c.granted)
+		if m.enforce(larger); c.closed { // both are there for a moment
+			return nil, 0
+		}
+		c.lent = larger - cap(c.in)
+		m.settle(c)
+	}
+	return c.in, min(cap(c.in)+c.lent, c.granted)
+}
+
+// Extend goes on with a request as Rest has told: buf is what it returned, with more behind it.
+func (m *Machine) Extend(c *Conn, buf []byte) {
+	if c.closed {
+		return
+	}
+	c.in, c.lent = buf, 0
+	m.goOnKept(c, true)
 }
 
 // consumeGiven is consume of a buffer of which size bytes are the machine's.

@@ -148,6 +148,7 @@ type Conn struct {
 	outSince   int64
 	outMoved   int64 // when some were sent last
 	in         []byte
+	lent       int   // bytes of the larger buffer that the driver continues in, see Rest
 	inSince    int64 // when the unfinished request began
 	inMoved    int64 // when more of it came last
 	looks      int   // how often Expire has found it where it was
@@ -226,7 +227,7 @@ func (m *Machine) Close(c *Conn) {
 	m.dropWaits(c)
 	m.unwatch(c)
 	m.unclaim(c)
-	c.in = nil
+	c.in, c.lent = nil, 0
 	c.clearOutput()
 	m.dropListing(c)
 	m.settle(c)

@@ -61,6 +61,8 @@ type loopConn struct {
 	wants   uint32 // the events that epoll is asked for
 	paused  bool   // it is not read from
 	granted bool   // it has room for its request
+	have    []byte // the part of a large request that is here
+	size    int    // of the buffer in which that goes on; 0: it is read as usual
 	blocked bool   // its output does not fit into the socket
 	closed  bool
 	failed  error // why it cannot be served
@@ -83,6 +85,7 @@ type sent struct {
 
 const (
 	loopReadSize    = 64 << 10
+	loopReadMost    = 256 << 10 // at most so much of a large request per turn
 	loopWriteSize   = 256 << 10 // at most so much of one reply per turn
 	loopEvents      = 256
 	acceptsPerTurn  = 128
@@ -333,45 +336,6 @@ func (l *loop) dispatch(ev *unix.EpollEvent) {
 	}
 	if ev.Events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 && !c.closed {
 		l.read(c, ev.Events)
-	}
-}
-
-// read takes one buffer from a client.
-func (l *loop) read(c *loopConn, events uint32) {
-	if c.paused {
-		// It may not send more until it reads; asked for nothing, epoll still tells of its end. An event that only says that
-		// there is something to read is older than that.
-		switch {
-		case c.wants&unix.EPOLLIN != 0:
-			l.arm(c)
-		case events&(unix.EPOLLHUP|unix.EPOLLERR) != 0:
-			l.drop(c)
-		}
-		return
-	}
-	moment.At("storeserve.read")
-	buf := l.buf
-	if !c.granted && l.scarce.Load() {
-		buf = buf[:storecore.BeginningSize]
-	}
-	n, errno := readNow(int(c.fd), buf)
-	switch {
-	case errno == unix.EAGAIN || errno == unix.EINTR:
-	case errno != 0 || n == 0:
-		l.drop(c)
-	default:
-		data, take := buf[:n], !c.granted && c.state.Begins(buf[:n])
-		if take { // it is copied here, where no other loop waits for that
-			data = append(make([]byte, 0, n), data...)
-		}
-		l.enter()
-		if take {
-			l.core.Machine.Take(c.state, data)
-		} else {
-			l.core.Machine.Receive(c.state, data)
-		}
-		c.paused, c.granted = c.state.Paused(), c.state.Granted()
-		l.leave()
 	}
 }
 
