@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/jobscan"
+	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
@@ -93,7 +94,7 @@ func merge(all []verdict.Job) verdict.Job {
 }
 
 // maxSeen bounds what a node tells of its workers, so that it fits into a message.
-const maxSeen = maxMessage - 4096
+const maxSeen = nodehost.MaxMessage - 4096
 
 // trimmed returns what was seen as JSON, with less detail where that is too long.
 func trimmed(seen verdict.Job) json.RawMessage {
@@ -153,7 +154,7 @@ func (q *questions) ask(nodes int) (id int, answers <-chan verdict.Job, forget f
 }
 
 // answered takes an answer of a node.
-func (q *questions) answered(m *seenMessage) {
+func (q *questions) answered(m *nodehost.Answer) {
 	var seen verdict.Job
 	if json.Unmarshal(m.Job, &seen) != nil {
 		return
@@ -174,7 +175,7 @@ func (m *member) examineAll(ctx context.Context, nodes int) []verdict.Job {
 	defer cancel()
 	id, answers, forget := m.questions.ask(nodes)
 	defer forget()
-	m.say(message{Examine: &examineMessage{ID: id}})
+	m.say(nodehost.Message{Examine: &nodehost.Question{ID: id}})
 	var all []verdict.Job
 	for len(all) < nodes {
 		select {
@@ -188,7 +189,7 @@ func (m *member) examineAll(ctx context.Context, nodes int) []verdict.Job {
 }
 
 // tell answers the question of a node.
-func (m *member) tell(q examineMessage) {
+func (m *member) tell(q nodehost.Question) {
 	select {
 	case m.questions.looking <- struct{}{}:
 	default:
@@ -203,7 +204,7 @@ func (m *member) tell(q examineMessage) {
 		ctx, cancel := context.WithTimeout(context.Background(), nodesTime)
 		defer cancel()
 		if seen := trimmed(a.examine(ctx, lookApart)); seen != nil {
-			m.say(message{Seen: &seenMessage{examineMessage: q, Job: seen}})
+			m.say(nodehost.Message{Seen: &nodehost.Answer{Question: q, Job: seen}})
 		}
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/frdump"
 	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/internal/pystack"
 	"github.com/cohort-dist/cohort/internal/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -34,11 +35,11 @@ func TestExamineAllNodes(t *testing.T) {
 	cfg := Config{
 		RunID: "nodes", Endpoint: "127.0.0.1:" + strconv.Itoa(port), MinNodes: 2, MaxNodes: 2, Silence: time.Minute, JoinTimeout: time.Minute, LastCall: time.Minute,
 	}
-	h, err := newHost(cfg, cfg.Endpoint)
+	h, err := nodehost.Listen(cfg.forHost(), cfg.Endpoint)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.close()
+	defer h.Close()
 	server, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +61,7 @@ func TestExamineAllNodes(t *testing.T) {
 		words := "exited with code 3"
 		a.ends[1].Store(&words)
 		j.current.Store(a)
-		m.say(message{Join: &joinMessage{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 2}}, Wish: node}})
+		m.say(nodehost.Message{Join: &nodehost.Join{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 2}}, Wish: node}})
 		members = append(members, m)
 	}
 	for _, m := range members { // both have joined once the host begins

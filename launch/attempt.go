@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"regexp"
 	"sync"
 	"sync/atomic"
@@ -20,6 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/keeper"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/internal/postmortem"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -63,7 +63,7 @@ type attempt struct {
 	// Of a job on several nodes.
 	member   *member
 	watched  bool // somebody looks at the job on some node
-	remotes  <-chan message
+	remotes  <-chan nodehost.Message
 	hostLost bool
 }
 
@@ -74,7 +74,7 @@ type worker struct {
 	started, ended time.Time
 	exit           *keeper.Exited
 	refused        string
-	out, err       *stream
+	out, err       *joblog.Pipe
 	cause          postmortem.Cause
 	stopped        bool // it was signalled by the launcher before it ended
 }
@@ -210,25 +210,21 @@ func (a *attempt) spawn(w *worker) error {
 		return err
 	}
 	if w.err, err = a.openStream(w, Stderr); err != nil {
-		w.out.abandon()
+		w.out.Abandon()
 		w.out = nil
 		return err
 	}
-	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), keeper.Command{Args: c.command(w.local), Set: set, Dir: role.Dir, Mark: "COHORT_RUN=" + a.job.run.path}, [3]*os.File{in, w.out.theirs, w.err.theirs})
+	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), keeper.Command{Args: c.command(w.local), Set: set, Dir: role.Dir, Mark: "COHORT_RUN=" + a.job.run.path}, [3]*os.File{in, w.out.Worker(), w.err.Worker()})
 	if err != nil {
-		w.out.abandon()
-		w.err.abandon()
+		w.out.Abandon()
+		w.err.Abandon()
 		w.out, w.err = nil, nil
 		return err
 	}
-	tails := [2]*joblog.Tail{w.out.tail, w.err.tail}
+	tails := [2]*joblog.Tail{w.out.Tail(), w.err.Tail()}
 	a.job.board.rank(w.local, func(r *WorkerStatus) { r.tails = tails })
-	for which, s := range map[Std]*stream{Stdout: w.out, Stderr: w.err} {
-		s.started()
-		if s.ours != nil {
-			go s.copy(a.sink(w, which, s)) // joined by drain, through s.done
-		}
-	}
+	w.out.Start(a.sink(w, Stdout)) // ends in drain
+	w.err.Start(a.sink(w, Stderr))
 	return nil
 }
 
@@ -275,10 +271,10 @@ func (a *attempt) explain(w *worker) postmortem.Cause {
 	}
 	if w.err != nil {
 		select {
-		case <-w.err.done:
+		case <-w.err.Done():
 		case <-time.After(wordsTime):
 		}
-		d.Stderr = w.err.last(filepath.Join(a.job.run.worker(a.place.attempt, w.local), "stderr.log"))
+		d.Stderr = w.err.Last()
 	}
 	if file := a.job.run.errorFile(a.place.attempt, w.local); file != "" {
 		d.ErrorFile = readBounded(file, 1<<20)
@@ -390,15 +386,15 @@ func (a *attempt) keeperGone() {
 func (a *attempt) drain() {
 	late := time.After(drainTime)
 	for _, w := range a.workers {
-		for _, s := range []*stream{w.out, w.err} {
+		for _, s := range []*joblog.Pipe{w.out, w.err} {
 			if s == nil {
 				continue
 			}
 			select {
-			case <-s.done:
+			case <-s.Done():
 			case <-late:
-				_ = s.ours.Close() // a process outside of our reach has it open
-				<-s.done
+				s.Break() // a process outside of our reach has it open
+				<-s.Done()
 			}
 		}
 	}

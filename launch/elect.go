@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -68,7 +69,7 @@ func (e *election) run() error {
 		}
 		err = e.attend(h, addr)
 		if h != nil {
-			h.close()
+			h.Close()
 		}
 		if !errors.Is(err, errHostLost) {
 			if h != nil {
@@ -82,7 +83,7 @@ func (e *election) run() error {
 }
 
 // attend takes part with the host at addr until it is gone or the job has ended.
-func (e *election) attend(h *host, addr string) error {
+func (e *election) attend(h *nodehost.Host, addr string) error {
 	j := e.job
 	conn, err := j.connect(addr, 2*j.cfg.Silence)
 	if err != nil {
@@ -95,12 +96,12 @@ func (e *election) attend(h *host, addr string) error {
 	m.replaceable = true
 	defer m.close()
 	err = m.run()
-	h.signalled(j)
+	j.tellSignal(h)
 	return err
 }
 
 // choose returns the address of the host, and the host itself if it is this launcher.
-func (e *election) choose(lost string) (*host, string, error) {
+func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 	for {
 		current, err := e.current()
 		if err != nil {
@@ -109,20 +110,20 @@ func (e *election) choose(lost string) (*host, string, error) {
 		if current != "" && current != lost {
 			return nil, current, nil
 		}
-		h, err := newHost(e.job.cfg, net.JoinHostPort(e.own, "0"))
+		h, err := nodehost.Listen(e.job.cfg.forHost(), net.JoinHostPort(e.own, "0"))
 		if err != nil {
 			return nil, "", fmt.Errorf("launch: a rendezvous on %s: %w", e.own, err)
 		}
-		mine := h.listener.Addr().String()
+		mine := h.Addr()
 		moment.At("launch.elect.set")
 		won, err := e.ask(func(ctx context.Context) ([]byte, error) {
 			return e.store.CompareAndSet(ctx, e.key, []byte(current), []byte(mine))
 		})
 		if err == nil && string(won) == mine {
-			h.confirm(e.holds(mine))
+			h.Confirm(e.holds(mine))
 			return h, mine, nil
 		}
-		h.close()
+		h.Close()
 		if err != nil {
 			return nil, "", err
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/internal/postmortem"
 )
 
@@ -24,9 +25,9 @@ import (
 type member struct {
 	job      *job
 	host     string // its address
-	wire     *wire
-	incoming chan message // closed when the connection has ended
-	lost     error        // why; valid after that
+	wire     *nodehost.Wire
+	incoming chan nodehost.Message // closed when the connection has ended
+	lost     error                 // why; valid after that
 	stopped  sync.WaitGroup
 	quit     chan struct{}
 	sending  sync.Mutex
@@ -35,7 +36,7 @@ type member struct {
 	// replaceable says that another launcher takes the place of a host that is gone.
 	replaceable bool
 	// dismissed is the last word of the host, or nil.
-	dismissed *dismissMessage
+	dismissed *nodehost.Dismiss
 }
 
 // errEnded says that a signal ended the wait for other nodes.
@@ -43,15 +44,15 @@ var errEnded = errors.New("launch: ended by a signal while waiting for other nod
 
 // nodes runs a job on several nodes.
 func (j *job) nodes() error {
-	var h *host
+	var h *nodehost.Host
 	if j.cfg.hosts() {
 		var err error
-		if h, err = newHost(j.cfg, j.cfg.Endpoint); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+		if h, err = nodehost.Listen(j.cfg.forHost(), j.cfg.Endpoint); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 			return fmt.Errorf("launch: the rendezvous at %s: %w", j.cfg.Endpoint, err)
 		}
 	}
 	if h != nil {
-		defer h.close()
+		defer h.Close()
 	}
 	conn, err := j.connect(j.cfg.Endpoint, j.cfg.JoinTimeout)
 	if err != nil {
@@ -72,7 +73,7 @@ func (j *job) nodes() error {
 	m := newMember(j, conn, j.cfg.Endpoint)
 	defer m.close()
 	err = m.run()
-	h.signalled(j)
+	j.tellSignal(h)
 	return err
 }
 
@@ -84,7 +85,7 @@ func greets(c net.Conn) bool {
 
 // newMember makes this node a member of the job whose host is at the other end.
 func newMember(j *job, c net.Conn, addr string) *member {
-	m := &member{job: j, host: addr, wire: newWire(c, j.cfg.Silence), incoming: make(chan message, 16), quit: make(chan struct{}), questions: newQuestions()}
+	m := &member{job: j, host: addr, wire: nodehost.NewWire(c, j.cfg.Silence), incoming: make(chan nodehost.Message, 16), quit: make(chan struct{}), questions: newQuestions()}
 	m.stopped.Go(m.read)
 	m.stopped.Go(m.live)
 	return m
@@ -93,7 +94,7 @@ func newMember(j *job, c net.Conn, addr string) *member {
 func (m *member) read() {
 	defer close(m.incoming)
 	for {
-		msg, err := m.wire.receive()
+		msg, err := m.wire.Receive()
 		if err != nil {
 			m.lost = err
 			return
@@ -120,12 +121,12 @@ func (m *member) read() {
 
 // live tells the host again and again that this node is there.
 func (m *member) live() {
-	tick := time.NewTicker(m.wire.aliveEvery())
+	tick := time.NewTicker(m.wire.AliveEvery())
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			m.say(message{Alive: true})
+			m.say(nodehost.Message{Alive: true})
 		case <-m.quit:
 			return
 		}
@@ -133,10 +134,10 @@ func (m *member) live() {
 }
 
 // say tells the host. A host that is gone is noticed by read.
-func (m *member) say(msg message) {
+func (m *member) say(msg nodehost.Message) {
 	m.sending.Lock()
 	defer m.sending.Unlock()
-	_ = m.wire.send(msg)
+	_ = m.wire.Send(msg)
 }
 
 func (m *member) close() {
@@ -148,7 +149,7 @@ func (m *member) close() {
 // run takes part in attempts until the host dismisses this node.
 func (m *member) run() error {
 	j := m.job
-	m.say(message{Join: &joinMessage{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil}})
+	m.say(nodehost.Message{Join: &nodehost.Join{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil}})
 	for m.dismissed == nil {
 		select {
 		case msg, open := <-m.incoming:
@@ -168,7 +169,7 @@ func (m *member) run() error {
 		case s := <-j.signals:
 			if n, ok := s.(syscall.Signal); ok && j.cfg.ending[int(n)] {
 				j.report.Signal = int(n)
-				m.say(message{Leave: &leaveMessage{Reason: "was ended by " + postmortem.Code(-int(n))}})
+				m.say(nodehost.Message{Leave: &nodehost.Leave{Reason: "was ended by " + postmortem.Code(-int(n))}})
 				return nil
 			}
 		case <-j.asked.Done():
@@ -181,10 +182,10 @@ func (m *member) run() error {
 }
 
 // waits tells the board that the job waits for nodes.
-func (m *member) waits(w waitingMessage) {
+func (m *member) waits(w nodehost.Waiting) {
 	g := &Gathering{Here: w.Here, Min: w.Min, Max: w.Max, Since: time.Now()}
 	if len(w.Numbers) == w.Here {
-		for n := range min(w.Max, maxRoster) {
+		for n := range min(w.Max, nodehost.MaxRoster) {
 			if !slices.Contains(w.Numbers, n) {
 				g.Missing = append(g.Missing, n)
 			}
@@ -213,17 +214,17 @@ func (m *member) hostGone() error {
 		return errHostLost
 	}
 	m.job.report.told, m.job.report.Succeeded = true, false
-	m.job.report.Sentence = fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, goneWords(m.lost, m.job.cfg.Silence))
+	m.job.report.Sentence = fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, nodehost.GoneWords(m.lost, m.job.cfg.Silence))
 	return nil
 }
 
 // attempt runs the workers of this node. ended says that this node leaves the job.
-func (m *member) attempt(b beginMessage) (ended bool, err error) {
+func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
 	j := m.job
 	a, err := j.newAttempt(b.Attempt, func(p *place) {
 		*p = place{
 			attempt: b.Attempt, node: b.Node, nodes: b.Nodes, base: b.Base, world: b.World, roles: b.Roles,
-			addr: b.Addr, port: b.Port, ours: true, roster: b.Roster,
+			addr: b.Addr, port: b.Port, ours: true, roster: statuses(b.Roster),
 		}
 	})
 	if err != nil {
@@ -238,19 +239,19 @@ func (m *member) attempt(b beginMessage) (ended bool, err error) {
 		return false, err
 	}
 	if outcome.Signal != 0 {
-		m.say(message{Leave: &leaveMessage{Reason: "was ended by " + postmortem.Code(-int(outcome.Signal))}})
+		m.say(nodehost.Message{Leave: &nodehost.Leave{Reason: "was ended by " + postmortem.Code(-int(outcome.Signal))}})
 		return true, nil
 	}
 	if a.hostLost && m.dismissed == nil {
 		return true, m.hostGone()
 	}
 	sentence, blame := a.blame(outcome)
-	m.say(message{Ended: &endedMessage{failedMessage{b.Attempt, sentence, blame}, outcome.Succeeded()}})
+	m.say(nodehost.Message{Ended: &nodehost.Ended{Failed: nodehost.Failed{Attempt: b.Attempt, Sentence: sentence, Blame: blame}, OK: outcome.Succeeded()}})
 	return false, nil
 }
 
 // remote takes a message of the host during an attempt.
-func (a *attempt) remote(msg message, open bool) {
+func (a *attempt) remote(msg nodehost.Message, open bool) {
 	switch {
 	case !open:
 		a.hostLost, a.remotes = true, nil
@@ -275,7 +276,7 @@ func (a *attempt) failing() {
 		}
 	}
 	sentence, blame := a.blame(exits)
-	a.member.say(message{Failed: &failedMessage{a.place.attempt, sentence, blame}})
+	a.member.say(nodehost.Message{Failed: &nodehost.Failed{Attempt: a.place.attempt, Sentence: sentence, Blame: blame}})
 }
 
 // blame returns the sentence of the failure on this node that explains the others best, and how well it does: 0 for a

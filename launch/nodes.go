@@ -11,11 +11,14 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/nodehost"
+	"github.com/cohort-dist/cohort/internal/postmortem"
 )
 
 // checkNodes checks what concerns several nodes.
 func (c Config) checkNodes() error {
-	if c.MinNodes < 1 || c.MaxNodes < c.MinNodes || c.MaxNodes > maxNodes {
+	if c.MinNodes < 1 || c.MaxNodes < c.MinNodes || c.MaxNodes > nodehost.MaxNodes {
 		return fmt.Errorf("launch: %d to %d nodes: the first must be at least 1 and at most the second", c.MinNodes, c.MaxNodes)
 	}
 	if c.MaxNodes == 1 {
@@ -34,6 +37,30 @@ func (c Config) checkNodes() error {
 		return errors.New("launch: without the shim rank 0 would have to host the store, which works on one node only")
 	}
 	return nil
+}
+
+// forHost is what the host of the rendezvous needs to know.
+func (c Config) forHost() nodehost.Config {
+	return nodehost.Config{
+		RunID: c.RunID, MinNodes: c.MinNodes, MaxNodes: c.MaxNodes, MaxRestarts: c.MaxRestarts, StorePort: c.StorePort,
+		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence,
+	}
+}
+
+// tellSignal ends the job on all nodes if this launcher hosts it and was ended by a signal.
+func (j *job) tellSignal(h *nodehost.Host) {
+	if h != nil && j.report.Signal != 0 {
+		h.End("the launcher that hosts the rendezvous was ended by " + postmortem.Code(-j.report.Signal))
+	}
+}
+
+// statuses are the nodes of a roster.
+func statuses(roster []nodehost.Node) []NodeStatus {
+	all := make([]NodeStatus, len(roster))
+	for i, n := range roster {
+		all[i] = NodeStatus(n)
+	}
+	return all
 }
 
 // hosts reports whether this launcher should host the rendezvous: the endpoint is an address of this machine.

@@ -100,12 +100,11 @@ func (a *attempt) result(o launchcore.Outcome) Attempt {
 			end.Kind, end.Words, end.Code = postmortem.Stopped.String(), "did not end after SIGKILL: the kernel holds it", -9
 		}
 		if w.exit != nil && w.exit.Code != 0 || o.Hung {
-			dir := a.job.run.worker(a.place.attempt, w.local)
 			if w.err != nil {
-				end.LastErr = w.err.last(dir + "/stderr.log")
+				end.LastErr = w.err.Last()
 			}
 			if w.out != nil {
-				end.LastOut = w.out.last(dir + "/stdout.log")
+				end.LastOut = w.out.Last()
 			}
 		}
 		r.Workers = append(r.Workers, end)

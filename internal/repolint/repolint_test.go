@@ -41,7 +41,7 @@ pure: internal/coo
       internal/gloo/presence
 pure: internal/gloo/torch internal/collargs
       internal/recycle
-      internal/storeserve store store/filestore store/tcpstore
+      internal/storeserve store store/filestore store/tcpstore internal/nodehost
       internal/muster elastic
       internal/intake internal/cohortwire internal/tensorpipe internal/pygo internal/gofunc internal/rpcprof internal/rpcwire internal/pyexc
 pure: internal/rrefcore internal/worldcore internal/backcore internal/gloo/wire internal/gloo/match internal/native/wire

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package launch
+package nodehost
 
 import (
 	"sync"
@@ -22,9 +22,9 @@ type outbox struct {
 	ready chan struct{} // has room for one: something was put, or the box was closed
 	mu    struct {
 		sync.Mutex
-		words, answers []message
+		words, answers []Message
 		bytes          int // of the answers
-		view           *viewMessage
+		view           *View
 		closed         bool
 	}
 }
@@ -39,8 +39,8 @@ func (o *outbox) wake() {
 }
 
 // put queues a message of the host's own. It reports false if too many wait.
-func (o *outbox) put(m message) bool {
-	moment.At("launch.outbox.lock")
+func (o *outbox) put(m Message) bool {
+	moment.At("nodehost.outbox.lock")
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.mu.words) >= maxWords {
@@ -52,8 +52,8 @@ func (o *outbox) put(m message) bool {
 }
 
 // answer queues another node's answer, or drops it if too much waits: whoever asked does not wait for ever.
-func (o *outbox) answer(m message) {
-	moment.At("launch.outbox.lock")
+func (o *outbox) answer(m Message) {
+	moment.At("nodehost.outbox.lock")
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.mu.bytes += len(m.Seen.Job); o.mu.bytes > maxAnswers {
@@ -65,8 +65,8 @@ func (o *outbox) answer(m message) {
 }
 
 // show replaces the view.
-func (o *outbox) show(v *viewMessage) {
-	moment.At("launch.outbox.lock")
+func (o *outbox) show(v *View) {
+	moment.At("nodehost.outbox.lock")
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.mu.view = v
@@ -82,8 +82,8 @@ func (o *outbox) close() {
 }
 
 // next takes the next message. ok is false if there is none, closed then says whether there will be one.
-func (o *outbox) next() (m message, ok, closed bool) {
-	moment.At("launch.outbox.lock")
+func (o *outbox) next() (m Message, ok, closed bool) {
+	moment.At("nodehost.outbox.lock")
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package launch
+package nodehost
 
 import (
 	"errors"
@@ -14,16 +14,23 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/postmortem"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// host is the rendezvous of a job on several nodes. It runs in one of the launchers.
-type host struct {
+// Config is what a host needs to know of the job. The fields are those of launch.Config.
+type Config struct {
+	RunID                           string
+	MinNodes, MaxNodes, MaxRestarts int
+	StorePort                       int
+	JoinTimeout, LastCall, Silence  time.Duration
+}
+
+// Host is the rendezvous of a job on several nodes. It runs in one of the launchers.
+type Host struct {
 	cfg      Config
 	name     string // this node as the others know it
 	listener net.Listener
-	events   chan hostEvent
+	events   chan event
 	quit     chan struct{}
 	done     chan struct{}
 	conns    sync.WaitGroup
@@ -31,7 +38,7 @@ type host struct {
 
 	// Owned by the goroutine of run.
 	job     *launchcore.Job
-	nodes   map[launchcore.Node]*hostConn
+	nodes   map[launchcore.Node]*conn
 	attempt int
 	store   *tcpstore.Server
 	timer   *time.Timer
@@ -42,39 +49,39 @@ type host struct {
 	shownNew bool
 }
 
-// hostConn is the host's end of a node's connection.
-type hostConn struct {
+// conn is the host's end of a node's connection.
+type conn struct {
 	id   launchcore.Node
-	wire *wire
+	wire *Wire
 	out  *outbox
 	name string
-	join *joinMessage
+	join *Join
 	// shown is the state of the node's ranks, nil if it has not told.
-	shown *shownMessage
+	shown *Shown
 }
 
-// hostEvent is something that happened to the host. Exactly one of its fields beside conn is set.
-type hostEvent struct {
-	conn    *hostConn
+// event is something that happened to the host. Exactly one of its fields beside conn is set.
+type event struct {
+	conn    *conn
 	fresh   bool // the connection is new
-	message message
+	message Message
 	gone    error  // the connection has ended
 	end     string // the host itself is ended, and why
 }
 
-// maxNodes bounds the connections of a host.
-const maxNodes = 16384
+// MaxNodes bounds the connections of a host.
+const MaxNodes = 16384
 
-// newHost listens on the endpoint.
-func newHost(cfg Config, addr string) (*host, error) {
+// Listen starts a host on an address.
+func Listen(cfg Config, addr string) (*Host, error) {
 	l, err := net.Listen("tcp", addr) //nolint:noctx // it lives as long as the host
 	if err != nil {
 		return nil, err
 	}
 	name, _, _ := net.SplitHostPort(addr)
-	h := &host{
-		cfg: cfg, name: name, listener: l, events: make(chan hostEvent), quit: make(chan struct{}), done: make(chan struct{}),
-		nodes: map[launchcore.Node]*hostConn{}, attempt: -1, waiting: -1, timer: time.NewTimer(time.Hour),
+	h := &Host{
+		cfg: cfg, name: name, listener: l, events: make(chan event), quit: make(chan struct{}), done: make(chan struct{}),
+		nodes: map[launchcore.Node]*conn{}, attempt: -1, waiting: -1, timer: time.NewTimer(time.Hour),
 		job: launchcore.NewJob(launchcore.JobLimits{
 			Min: cfg.MinNodes, Max: cfg.MaxNodes, MaxRestarts: cfg.MaxRestarts, LastCall: cfg.LastCall, Join: cfg.JoinTimeout, Strikes: 3,
 		}),
@@ -84,7 +91,10 @@ func newHost(cfg Config, addr string) (*host, error) {
 	return h, nil
 }
 
-func (h *host) accept() {
+// Addr is where the host listens.
+func (h *Host) Addr() string { return h.listener.Addr().String() }
+
+func (h *Host) accept() {
 	for n := launchcore.Node(0); ; n++ {
 		c, err := h.listener.Accept()
 		if err != nil {
@@ -98,9 +108,9 @@ func (h *host) accept() {
 				return
 			}
 		}
-		hc := &hostConn{id: n, wire: newWire(c, h.cfg.Silence), out: newOutbox()}
+		hc := &conn{id: n, wire: NewWire(c, h.cfg.Silence), out: newOutbox()}
 		select {
-		case h.events <- hostEvent{conn: hc, fresh: true}:
+		case h.events <- event{conn: hc, fresh: true}:
 			h.conns.Go(func() { h.read(hc) })
 			h.conns.Go(func() { h.write(hc) })
 		case <-h.quit:
@@ -112,12 +122,12 @@ func (h *host) accept() {
 
 // read passes on what a node says until its connection ends. The connection is write's to close, which may have
 // something left to say.
-func (h *host) read(c *hostConn) {
+func (h *Host) read(c *conn) {
 	for {
-		m, err := c.wire.receive()
-		moment.At("launch.host.event")
+		m, err := c.wire.Receive()
+		moment.At("nodehost.host.event")
 		select {
-		case h.events <- hostEvent{conn: c, message: m, gone: err}:
+		case h.events <- event{conn: c, message: m, gone: err}:
 		case <-h.quit:
 			return
 		}
@@ -129,11 +139,11 @@ func (h *host) read(c *hostConn) {
 
 // write sends what the host has to say, and a sign of life when that is nothing, until out is closed. What cannot be sent
 // is dropped: read notices.
-func (h *host) write(c *hostConn) {
+func (h *Host) write(c *conn) {
 	defer func() { _ = c.wire.Close() }()
-	tick := time.NewTicker(c.wire.aliveEvery())
+	tick := time.NewTicker(c.wire.AliveEvery())
 	defer tick.Stop()
-	broken := c.wire.send(message{Alive: true}) // at once: whoever has connected knows that this is a launcher
+	broken := c.wire.Send(Message{Alive: true}) // at once: whoever has connected knows that this is a launcher
 	for {
 		m, ok, closed := c.out.next()
 		if closed {
@@ -148,7 +158,7 @@ func (h *host) write(c *hostConn) {
 			}
 		}
 		if broken == nil {
-			if broken = c.wire.send(m); broken != nil {
+			if broken = c.wire.Send(m); broken != nil {
 				_ = c.wire.Close()
 			}
 		}
@@ -156,12 +166,12 @@ func (h *host) write(c *hostConn) {
 }
 
 // run owns the machine.
-func (h *host) run() {
+func (h *Host) run() {
 	defer close(h.done)
 	defer h.timer.Stop()
-	view := time.NewTicker(viewEvery)
+	view := time.NewTicker(ViewEvery)
 	defer view.Stop()
-	all := map[*hostConn]bool{} // connections whose end has not been seen
+	all := map[*conn]bool{} // connections whose end has not been seen
 	h.perform(h.job.Start())
 	for !h.job.Done() {
 		select {
@@ -195,25 +205,25 @@ func (h *host) run() {
 }
 
 // say queues a message. A node that does not read is not waited for: its silence ends it.
-func (c *hostConn) say(m message) {
+func (c *conn) say(m Message) {
 	if !c.out.put(m) {
 		_ = c.wire.Close()
 	}
 }
 
-func (h *host) take(e hostEvent) {
+func (h *Host) take(e event) {
 	c := e.conn
 	switch m := e.message; {
 	case e.gone != nil:
 		if c.join != nil {
-			h.left(c, fmt.Sprintf("node %s is gone: %s", c.name, goneWords(e.gone, h.cfg.Silence)))
+			h.left(c, fmt.Sprintf("node %s is gone: %s", c.name, GoneWords(e.gone, h.cfg.Silence)))
 		}
 	case c.join == nil && m.Join != nil:
 		h.joined(c, m.Join)
 	case c.join == nil:
 	case m.Examine != nil:
 		for _, to := range h.nodes {
-			to.say(message{Examine: &examineMessage{ID: m.Examine.ID, Asker: c.id}})
+			to.say(Message{Examine: &Question{ID: m.Examine.ID, Asker: c.id}})
 		}
 	case m.Seen != nil:
 		if to := h.nodes[m.Seen.Asker]; to != nil {
@@ -230,7 +240,8 @@ func (h *host) take(e hostEvent) {
 	}
 }
 
-func goneWords(err error, silence time.Duration) string {
+// GoneWords says how a connection ended.
+func GoneWords(err error, silence time.Duration) string {
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
 		return "it has not been heard of for " + silence.String()
@@ -238,18 +249,18 @@ func goneWords(err error, silence time.Duration) string {
 	return "its connection has ended"
 }
 
-func (h *host) joined(c *hostConn, m *joinMessage) {
+func (h *Host) joined(c *conn, m *Join) {
 	refuse := ""
 	switch {
 	case m.RunID != h.cfg.RunID:
 		refuse = fmt.Sprintf("another job, %q, meets at this endpoint; this one is %q", h.cfg.RunID, m.RunID)
 	case m.workers() < 1 || m.workers() > 1<<16:
 		refuse = fmt.Sprintf("%d workers on a node", m.workers())
-	case len(h.nodes) >= maxNodes:
+	case len(h.nodes) >= MaxNodes:
 		refuse = "there are too many nodes"
 	}
 	if refuse != "" {
-		c.say(message{Dismiss: &dismissMessage{Sentence: refuse}})
+		c.say(Message{Dismiss: &Dismiss{Sentence: refuse}})
 		return
 	}
 	c.join, c.name = m, m.Host+" (process "+strconv.Itoa(m.PID)+")"
@@ -258,48 +269,48 @@ func (h *host) joined(c *hostConn, m *joinMessage) {
 }
 
 // tellWaiting tells the nodes how many are there when the job waits for more.
-func (h *host) tellWaiting() {
+func (h *Host) tellWaiting() {
 	n := h.job.Waiting()
 	if n == h.waiting {
 		return
 	}
 	h.waiting = n
 	if n >= 0 {
-		waiting := waitingMessage{Here: n, Min: h.cfg.MinNodes, Max: h.cfg.MaxNodes}
+		waiting := Waiting{Here: n, Min: h.cfg.MinNodes, Max: h.cfg.MaxNodes}
 		for _, c := range h.nodes {
-			if c.join.Wish >= 0 && len(waiting.Numbers) < maxRoster {
+			if c.join.Wish >= 0 && len(waiting.Numbers) < MaxRoster {
 				waiting.Numbers = append(waiting.Numbers, c.join.Wish)
 			}
 		}
 		for _, c := range h.nodes {
-			c.say(message{Waiting: &waiting})
+			c.say(Message{Waiting: &waiting})
 		}
 	}
 }
 
-func (h *host) left(c *hostConn, reason string) {
+func (h *Host) left(c *conn, reason string) {
 	if _, known := h.nodes[c.id]; known {
 		delete(h.nodes, c.id)
 		h.perform(h.job.Step(launchcore.Left{Node: c.id, Reason: reason}))
 	}
 }
 
-// maxRoster bounds the nodes that others are told of, for people.
-const maxRoster = 64
+// MaxRoster bounds the nodes that others are told of, for people.
+const MaxRoster = 64
 
 // roster lists the nodes that begin, in order.
-func (h *host) roster(effects []launchcore.JobEffect) []NodeStatus {
-	var all []NodeStatus
+func (h *Host) roster(effects []launchcore.JobEffect) []Node {
+	var all []Node
 	for _, e := range effects {
 		b, begins := e.(launchcore.BeginNode)
-		if c := h.nodes[b.Node]; begins && c != nil && len(all) < maxRoster {
-			all = append(all, NodeStatus{Host: c.join.Host, Base: b.Base, Workers: c.join.workers()})
+		if c := h.nodes[b.Node]; begins && c != nil && len(all) < MaxRoster {
+			all = append(all, Node{Host: c.join.Host, Base: b.Base, Workers: c.join.workers()})
 		}
 	}
 	return all
 }
 
-func (h *host) perform(effects []launchcore.JobEffect) {
+func (h *Host) perform(effects []launchcore.JobEffect) {
 	roster, watched := h.roster(effects), h.watched()
 	for _, e := range effects {
 		switch e := e.(type) {
@@ -307,15 +318,15 @@ func (h *host) perform(effects []launchcore.JobEffect) {
 			h.openStore(e.Attempt)
 		case launchcore.BeginNode:
 			if c := h.nodes[e.Node]; c != nil && h.store != nil {
-				c.say(message{Begin: &beginMessage{Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster, Watched: watched && e.Assignment.Node < maxRoster}})
+				c.say(Message{Begin: &Begin{Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster, Watched: watched && e.Assignment.Node < MaxRoster}})
 			}
 		case launchcore.StopNode:
 			if c := h.nodes[e.Node]; c != nil {
-				c.say(message{Stop: &stopMessage{Reason: e.Reason, Linger: e.Linger}})
+				c.say(Message{Stop: &Stop{Reason: e.Reason, Linger: e.Linger}})
 			}
 		case launchcore.Dismiss:
 			if c := h.nodes[e.Node]; c != nil {
-				c.say(message{Dismiss: &dismissMessage{OK: e.OK, Sentence: e.Sentence}})
+				c.say(Message{Dismiss: &Dismiss{OK: e.OK, Sentence: e.Sentence}})
 			}
 		case launchcore.SetTimer:
 			h.timerID = e.ID
@@ -327,13 +338,13 @@ func (h *host) perform(effects []launchcore.JobEffect) {
 }
 
 // storeHost is the address of the store as all nodes know it: that of the endpoint.
-func (h *host) storeHost() string {
+func (h *Host) storeHost() string {
 	return h.name
 }
 
 // openStore starts a fresh store. Its port is free or that of the configuration, and connections to the one before are
 // cut, so that nothing of an earlier attempt reaches this one.
-func (h *host) openStore(attempt int) {
+func (h *Host) openStore(attempt int) {
 	h.attempt = attempt
 	if h.store != nil {
 		_ = h.store.Close()
@@ -353,28 +364,21 @@ func (h *host) openStore(attempt int) {
 	h.store = server
 }
 
-// confirm has the host ask before each attempt whether another launcher has taken its place.
-func (h *host) confirm(holds func() error) { h.holds.Store(&holds) }
+// Confirm has the host ask before each attempt whether another launcher has taken its place.
+func (h *Host) Confirm(holds func() error) { h.holds.Store(&holds) }
 
-// signalled ends the job on all nodes if this launcher was ended by a signal.
-func (h *host) signalled(j *job) {
-	if h != nil && j.report.Signal != 0 {
-		h.end("the launcher that hosts the rendezvous was ended by " + postmortem.Code(-j.report.Signal))
-	}
-}
-
-// end ends the job on all nodes, for a reason of the host's own, if it has not ended.
-func (h *host) end(reason string) {
+// End ends the job on all nodes, for a reason of the host's own, if it has not ended.
+func (h *Host) End(reason string) {
 	select {
-	case h.events <- hostEvent{end: reason}:
+	case h.events <- event{end: reason}:
 	case <-h.done:
 	}
 }
 
-// close ends the rendezvous and waits until the nodes have been told.
-func (h *host) close() {
+// Close ends the rendezvous and waits until the nodes have been told.
+func (h *Host) Close() {
 	h.once.Do(func() {
-		h.end("the launcher that hosts the rendezvous has ended")
+		h.End("the launcher that hosts the rendezvous has ended")
 		<-h.done
 		h.conns.Wait()
 	})

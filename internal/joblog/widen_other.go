@@ -3,7 +3,7 @@
 
 //go:build !linux
 
-package launch
+package joblog
 
 import "os"
 

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package launch
+package nodehost
 
 import (
 	"bufio"
@@ -15,30 +15,31 @@ import (
 
 // Launchers of a job talk in lines of JSON over one connection for each node.
 
-// message is a line. Exactly one of its fields is set.
-type message struct {
+// Message is a line. Exactly one of its fields is set.
+type Message struct {
 	// Of a node.
-	Join   *joinMessage   `json:"join,omitempty"`
-	Failed *failedMessage `json:"failed,omitempty"`
-	Ended  *endedMessage  `json:"ended,omitempty"`
-	Leave  *leaveMessage  `json:"leave,omitempty"`
+	Join   *Join   `json:"join,omitempty"`
+	Failed *Failed `json:"failed,omitempty"`
+	Ended  *Ended  `json:"ended,omitempty"`
+	Leave  *Leave  `json:"leave,omitempty"`
 	// Of the host.
-	Begin   *beginMessage   `json:"begin,omitempty"`
-	Stop    *stopMessage    `json:"stop,omitempty"`
-	Dismiss *dismissMessage `json:"dismiss,omitempty"`
-	Waiting *waitingMessage `json:"waiting,omitempty"`
+	Begin   *Begin   `json:"begin,omitempty"`
+	Stop    *Stop    `json:"stop,omitempty"`
+	Dismiss *Dismiss `json:"dismiss,omitempty"`
+	Waiting *Waiting `json:"waiting,omitempty"`
 	// Of a node, passed on by the host: a question to all nodes, and an answer to the one that asked.
-	Examine *examineMessage `json:"examine,omitempty"`
-	Seen    *seenMessage    `json:"seen,omitempty"`
+	Examine *Question `json:"examine,omitempty"`
+	Seen    *Answer   `json:"seen,omitempty"`
 	// Of a node whose job is watched: the state of its ranks. Of the host, to those who watch: that of all nodes.
-	Shown *shownMessage `json:"shown,omitempty"`
-	View  *viewMessage  `json:"view,omitempty"`
+	Shown *Shown `json:"shown,omitempty"`
+	View  *View  `json:"view,omitempty"`
 	// Of both, again and again.
 	Alive bool `json:"alive,omitempty"`
 }
 
 type (
-	joinMessage struct {
+	// Join is how a node begins: who it is, and which workers it has.
+	Join struct {
 		RunID string            `json:"run_id"`
 		Host  string            `json:"host"`
 		PID   int               `json:"pid"`
@@ -50,54 +51,68 @@ type (
 		// Watches says that somebody looks at the job on this node.
 		Watches bool `json:"watches,omitempty"`
 	}
-	failedMessage struct {
+	// Failed says that a worker of the node has failed.
+	Failed struct {
 		Attempt  int    `json:"attempt"`
 		Sentence string `json:"sentence"`
 		Blame    int    `json:"blame"`
 	}
-	endedMessage struct {
-		failedMessage
+	// Ended says that all workers of the node have ended.
+	Ended struct {
+		Failed
 		OK bool `json:"ok"`
 	}
-	leaveMessage struct {
+	// Leave says that the node leaves the job.
+	Leave struct {
 		Reason string `json:"reason"`
 	}
-	beginMessage struct {
+	// Begin starts the workers of the node.
+	Begin struct {
 		launchcore.Assignment
 		Addr string `json:"addr"`
 		Port int    `json:"port"`
 		// Roster has the first of the nodes.
-		Roster []NodeStatus `json:"roster,omitempty"`
+		Roster []Node `json:"roster,omitempty"`
 		// Watched asks this node to tell the state of its ranks again and again.
 		Watched bool `json:"watched,omitempty"`
 	}
-	stopMessage struct {
+	// Node is a node that takes part, its first rank and how many it has.
+	Node struct {
+		Host          string `json:"host"`
+		Base, Workers int
+	}
+	// Stop stops the workers of the node.
+	Stop struct {
 		Reason string `json:"reason"`
 		Linger bool   `json:"linger,omitempty"`
 	}
-	dismissMessage struct {
+	// Dismiss says how the job has ended, to a node that has no part in it any more.
+	Dismiss struct {
 		OK       bool   `json:"ok"`
 		Sentence string `json:"sentence"`
 	}
-	waitingMessage struct {
+	// Waiting says how many nodes are there while the job waits for more.
+	Waiting struct {
 		Here int `json:"here"`
 		Min  int `json:"min"`
 		Max  int `json:"max"`
 		// Numbers are those that the nodes which are here wish to have, if all of them wish for one.
 		Numbers []int `json:"numbers,omitempty"`
 	}
-	examineMessage struct {
+	// Question asks all nodes what their workers are doing.
+	Question struct {
 		ID    int             `json:"id"`
 		Asker launchcore.Node `json:"asker"` // filled in by the host
 	}
-	seenMessage struct {
-		examineMessage
+	// Answer is what the workers of one node are doing: a verdict.Job.
+	Answer struct {
+		Question
 		Job json.RawMessage `json:"job"`
 	}
 )
 
 // workers counts the workers of a node; negative for one that makes no sense.
-func (m *joinMessage) workers() int {
+func (m *Join) workers() int {
 	n := 0
 	for _, r := range m.Roles {
 		if r.Workers < 1 || n+r.Workers > 1<<16 {
@@ -109,34 +124,35 @@ func (m *joinMessage) workers() int {
 }
 
 const (
-	// maxMessage bounds a line.
-	maxMessage = 1 << 20
+	// MaxMessage bounds a line.
+	MaxMessage = 1 << 20
 	// sayTime bounds a write.
 	sayTime = 5 * time.Second
 )
 
-// wire is a connection between launchers.
-type wire struct {
+// Wire is a connection between launchers.
+type Wire struct {
 	net.Conn
 	lines   *bufio.Scanner
 	silence time.Duration // after which the other side is given up
 }
 
-// aliveEvery is how often each side says that it is there: several times within the silence that is allowed.
-func (w *wire) aliveEvery() time.Duration {
+// AliveEvery is how often each side says that it is there: several times within the silence that is allowed.
+func (w *Wire) AliveEvery() time.Duration {
 	return max(time.Millisecond, min(time.Second, w.silence/4))
 }
 
-func newWire(c net.Conn, silence time.Duration) *wire {
-	w := &wire{Conn: c, lines: bufio.NewScanner(c), silence: silence}
-	w.lines.Buffer(make([]byte, 0, 4096), maxMessage)
+// NewWire talks over a connection. silence is after which time without a message the other side is given up.
+func NewWire(c net.Conn, silence time.Duration) *Wire {
+	w := &Wire{Conn: c, lines: bufio.NewScanner(c), silence: silence}
+	w.lines.Buffer(make([]byte, 0, 4096), MaxMessage)
 	return w
 }
 
-// receive returns the next message that is more than a sign of life.
-func (w *wire) receive() (message, error) {
+// Receive returns the next message that is more than a sign of life.
+func (w *Wire) Receive() (Message, error) {
 	for {
-		var m message
+		var m Message
 		_ = w.SetReadDeadline(time.Now().Add(w.silence))
 		if !w.lines.Scan() {
 			if err := w.lines.Err(); err != nil {
@@ -145,7 +161,7 @@ func (w *wire) receive() (message, error) {
 			return m, net.ErrClosed
 		}
 		if err := json.Unmarshal(w.lines.Bytes(), &m); err != nil {
-			return m, fmt.Errorf("launch: a message that makes no sense: %w", err)
+			return m, fmt.Errorf("nodehost: a message that makes no sense: %w", err)
 		}
 		if !m.Alive {
 			return m, nil
@@ -153,7 +169,8 @@ func (w *wire) receive() (message, error) {
 	}
 }
 
-func (w *wire) send(m message) error {
+// Send sends a message.
+func (w *Wire) Send(m Message) error {
 	b, err := json.Marshal(m)
 	if err != nil {
 		return err
