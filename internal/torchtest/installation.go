@@ -77,15 +77,22 @@ func EachWith(t *testing.T, f Feature, test func(t *testing.T, torch *Torch)) {
 	t.Helper()
 	Each(t, func(t *testing.T, torch *Torch) {
 		t.Helper()
-		if about := torch.About(t); !about.Has(f) {
-			t.Skipf("%s: PyTorch %s has no %s", Cannot, about.Version, f)
+		if !torch.About(t).Has(f) {
+			torch.NotApplicable(t, "has no "+string(f))
 		}
 		test(t, torch)
 	})
 }
 
-// Cannot starts the reason of a test that was skipped because of what a build of PyTorch lacks.
-const Cannot = "this build cannot"
+// cannot starts the reason of a test that does not apply to an installation. internal/compat and internal/testcount know it.
+const cannot = "this build cannot"
+
+// NotApplicable ends a test that has nothing to test with this PyTorch: why goes on after its version, as in "has no meshes". The test
+// does not count as passed, nor as left out.
+func (tr *Torch) NotApplicable(t testing.TB, why string) {
+	t.Helper()
+	t.Skipf("%s: PyTorch %s %s", cannot, tr.About(t).Version, why)
+}
 
 // aboutSource asks. The types are tried on a group of one rank, which refuses those that gloo was built without.
 const aboutSource = `

@@ -18,7 +18,7 @@ import (
 func TestBesideTorchfrtrace(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		if !torch.About(t).Since(2, 14) {
-			return // torchfrtrace is no part of it
+			torch.NotApplicable(t, "has no torchfrtrace")
 		}
 		dir := place(t, torch)
 		command := torch.Command()

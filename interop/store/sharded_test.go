@@ -21,7 +21,7 @@ var shardedScript string
 func TestServerShardedJob(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		if !torch.About(t).Since(2, 5) {
-			t.Skipf("%s: DTensor is public since PyTorch 2.5", torchtest.Cannot)
+			torch.NotApplicable(t, "has no public DTensor")
 		}
 		s := serve(t)
 		_, folder := torch.TempDir(t)

@@ -1,0 +1,77 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package repolint
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestNotApplicable: a test with PyTorch that begins with a return under a condition would count as passed without having tested anything.
+// torchtest.Torch.NotApplicable counts it as what it is.
+func TestNotApplicable(t *testing.T) {
+	t.Parallel()
+	seen := 0
+	for _, s := range sources(t) {
+		if !s.test || !strings.HasPrefix(s.file, "interop/") {
+			continue
+		}
+		files := token.NewFileSet()
+		f, err := parser.ParseFile(files, filepath.Join("..", "..", s.file), nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			var typ *ast.FuncType
+			var body *ast.BlockStmt
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				typ, body = n.Type, n.Body
+			case *ast.FuncLit:
+				typ, body = n.Type, n.Body
+			}
+			if body == nil || !isTest(typ) {
+				return true
+			}
+			seen++
+			if returnsAtOnce(body) {
+				t.Errorf("%s: a test that ends here would count as passed: use torchtest.Torch.NotApplicable", files.Position(body.List[0].Pos()))
+			}
+			return true
+		})
+	}
+	if seen < 100 {
+		t.Errorf("only %d tests were found", seen)
+	}
+}
+
+// isTest reports whether a function takes a *testing.T and returns nothing.
+func isTest(f *ast.FuncType) bool {
+	if f.Results != nil || len(f.Params.List) == 0 {
+		return false
+	}
+	p, ok := f.Params.List[0].Type.(*ast.StarExpr)
+	if !ok {
+		return false
+	}
+	s, ok := p.X.(*ast.SelectorExpr)
+	return ok && s.Sel.Name == "T"
+}
+
+// returnsAtOnce reports whether a function begins with "if ... { return }".
+func returnsAtOnce(body *ast.BlockStmt) bool {
+	if len(body.List) == 0 {
+		return false
+	}
+	first, ok := body.List[0].(*ast.IfStmt)
+	if !ok || len(first.Body.List) != 1 {
+		return false
+	}
+	_, ok = first.Body.List[0].(*ast.ReturnStmt)
+	return ok
+}
