@@ -213,9 +213,9 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 	asked := map[int64]question{}
 	latest := map[int64]int64{} // question by member: who asks again has given up the one before
 	for _, n := range slices.Sorted(maps.Keys(c.holes)) {
-		q, there, err := c.read(ctx, n)
-		if err != nil {
-			return err
+		q, there, failed := c.read(ctx, n)
+		if failed != nil {
+			return failed
 		}
 		if there || now.Sub(c.holes[n]) > holeLimit {
 			delete(c.holes, n)
@@ -223,7 +223,7 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 		if q == nil {
 			continue
 		}
-		if err := c.forget(ctx, q.Member); err != nil {
+		if err = c.forget(ctx, q.Member); err != nil {
 			return err
 		}
 		asked[n], latest[q.Member], c.open[q.Member] = *q, n, n
@@ -234,7 +234,17 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 			c.signs[q.Member] = sign{at: now}
 			c.setSilent(q.Member, false)
 		}
-		if err := c.perform(ctx, c.desk.asked(n, q)); err != nil || c.ended {
+		last := answerKey(c.desk.latest(q.Member))
+		if q.untaken, err = c.store.Check(ctx, last); err != nil {
+			return err
+		}
+		if err = c.perform(ctx, c.desk.asked(n, q)); err != nil || c.ended {
+			return err
+		}
+		if !q.untaken {
+			continue
+		}
+		if _, err = c.store.Delete(ctx, last); err != nil { // nobody looks for it any more
 			return err
 		}
 	}
@@ -305,7 +315,7 @@ func (c *Coordinator) read(ctx context.Context, n int64) (q *question, there boo
 // answer writes an answer, and removes the question after that: whoever takes over answers those that are there.
 func (c *Coordinator) answer(ctx context.Context, n int64, a answer) error {
 	moment.At("elastic.coordinator.answer")
-	if err := c.set(ctx, "answer/"+strconv.FormatInt(n, 10), a); err != nil {
+	if err := c.set(ctx, answerKey(n), a); err != nil {
 		return err
 	}
 	moment.At("elastic.coordinator.answered")
@@ -380,5 +390,7 @@ const (
 )
 
 func askKey(n int64) string { return "ask/" + strconv.FormatInt(n, 10) }
+
+func answerKey(n int64) string { return "answer/" + strconv.FormatInt(n, 10) }
 
 func overKey(uuid int64) string { return "over/" + strconv.FormatInt(uuid, 10) }

@@ -19,8 +19,9 @@ type question struct {
 	Member int64  `json:"member"`
 	Handle string `json:"handle,omitempty"`
 	Done   bool   `json:"done,omitempty"` // the member has finished and leaves
-	// First is the number of the question that this one repeats, because no answer came in time. 0 if it repeats none.
-	First int64 `json:"first,omitempty"`
+	// untaken says that the answer to the member's last question is still in the store: members delete what they have read, so this
+	// question repeats that one, because no answer came in time.
+	untaken bool
 }
 
 // answer is what it is told. Exactly one field is set.
@@ -54,6 +55,7 @@ type seat struct {
 	latest  int64 // its last question
 	pending int64 // the same if it is not answered, 0 if it is
 	running bool  // in the round
+	again   bool  // it was told of the round a second time
 	done    bool
 }
 
@@ -127,9 +129,10 @@ func (d *desk) asked(number int64, q question) effects {
 		if number <= s.latest {
 			return // it was on its way for long, and the member has asked again; or an earlier coordinator has answered it
 		}
-		if s.running && !d.over && q.First > 0 && q.First <= s.latest {
-			// It crossed the answer, which the member does not look for any more. Nothing has failed.
-			s.latest = number
+		if s.running && !d.over && q.untaken && q.Handle == s.handle && !s.again {
+			// It crossed the answer, which the member does not look for any more. Nothing has failed. Only once: a member that
+			// does not delete answers would be told of a round that has failed for ever.
+			s.latest, s.again = number, true
 			d.now.answers[number] = answer{Round: d.round}
 			return
 		}
@@ -195,6 +198,14 @@ func (d *desk) releaseDone() {
 			d.perform(d.job.Step(launchcore.Left{Node: s.node}))
 		}
 	}
+}
+
+// latest is the number of a member's last question, 0 if it has asked none.
+func (d *desk) latest(member int64) int64 {
+	if s := d.find(member); s != nil {
+		return s.latest
+	}
+	return 0
 }
 
 func (d *desk) find(member int64) *seat {
@@ -271,7 +282,7 @@ func (d *desk) begin(members []*seat, failures int) {
 	}
 	d.now.record.Handles = d.round.Handles
 	for _, s := range members {
-		s.running = true
+		s.running, s.again = true, false
 		d.now.answers[s.pending] = answer{Round: d.round}
 		s.pending = 0
 	}

@@ -27,8 +27,9 @@
 //	alive/NUMBER   ADD 1 at least once a second
 //	asks           ADD 1 gives the number N of a question
 //	ask/N          {"member": NUMBER, "handle": "gloo:0:-1:0:host:port", "done": false}
-//	               with "first": M if it repeats question M, which was not answered in time: without it the round ends
-//	answer/N       {"uuid": 4294967296, "handles": [...]}, {"done": true} or {"error": "..."}; the member deletes it
+//	answer/N       {"uuid": 4294967296, "handles": [...]}, {"done": true} or {"error": "..."}; the member deletes it when it has
+//	               read it. While it is there, another question of the member repeats question N, which was not answered in
+//	               time; once it is gone, another question says that the round has failed
 //	over/UUID      exists when the round is over
 //	end            the answer to everybody when the job has ended; a member that is not answered looks, and asks again
 //	epochs         counts coordinators: their uuids do not meet

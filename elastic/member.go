@@ -4,7 +4,6 @@
 package elastic
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -106,11 +105,9 @@ var errAgain = errors.New("no answer yet")
 // has forgotten the question. The last one counts.
 func (m *Member) ask(ctx context.Context, q question) (a answer, err error) {
 	for {
-		var n int64
-		if n, a, err = m.askOnce(ctx, q); !errors.Is(err, errAgain) {
+		if a, err = m.askOnce(ctx, q); !errors.Is(err, errAgain) {
 			return a, err
 		}
-		q.First = cmp.Or(q.First, n)
 		// Nobody answers a question that crossed the end of the job.
 		ended, err := m.store.Check(ctx, endKey)
 		if err != nil {
@@ -133,39 +130,39 @@ func (m *Member) read(ctx context.Context, key string) (a answer, err error) {
 	return a, nil
 }
 
-// askOnce asks under a number of its own, which it returns.
-func (m *Member) askOnce(ctx context.Context, q question) (n int64, a answer, err error) {
+// askOnce asks under a number of its own. An answer that it has read it deletes, so that the coordinator knows which question is a repetition.
+func (m *Member) askOnce(ctx context.Context, q question) (a answer, err error) {
 	const op = "elastic: ask"
 	data, err := json.Marshal(q)
 	if err != nil {
-		return 0, a, dist.Wrap(op, dist.Internal, err)
+		return a, dist.Wrap(op, dist.Internal, err)
 	}
 	moment.At("elastic.member.ask")
-	if n, err = m.store.Add(ctx, "asks", 1); err != nil {
-		return 0, a, m.failed(ctx, op, err)
+	n, err := m.store.Add(ctx, "asks", 1)
+	if err != nil {
+		return a, m.failed(ctx, op, err)
 	}
-	number := strconv.FormatInt(n, 10)
 	moment.At("elastic.member.set")
 	if err = m.store.Set(ctx, askKey(n), data); err != nil {
-		return n, a, m.failed(ctx, op, err)
+		return a, m.failed(ctx, op, err)
 	}
 	limited, cancel := context.WithTimeout(ctx, m.repeat)
 	defer cancel()
-	err = m.store.Wait(limited, "answer/"+number)
+	err = m.store.Wait(limited, answerKey(n))
 	if err != nil && ctx.Err() == nil && (limited.Err() != nil || errors.Is(err, store.ErrTimeout)) {
-		return n, a, errAgain
+		return a, errAgain
 	}
 	if err != nil {
-		return n, a, m.failed(ctx, op, err)
+		return a, m.failed(ctx, op, err)
 	}
-	if a, err = m.read(ctx, "answer/"+number); err != nil {
-		return n, a, err
+	if a, err = m.read(ctx, answerKey(n)); err != nil {
+		return a, err
 	}
-	_, err = m.store.Delete(ctx, "answer/"+number)
+	_, err = m.store.Delete(ctx, answerKey(n))
 	if err != nil {
-		return n, a, m.failed(ctx, op, err)
+		return a, m.failed(ctx, op, err)
 	}
-	return n, a, nil
+	return a, nil
 }
 
 func (m *Member) failed(ctx context.Context, op string, err error) error {

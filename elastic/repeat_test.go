@@ -4,12 +4,20 @@
 package elastic
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
 	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cohort-dist/cohort/store"
 )
 
-// TestRepeatedQuestion: a question that is repeated while its answer is on the way is answered with the same round. One that the
-// coordinator sees for the first time says that the round has failed, even if it is a repetition of one that was never seen.
+// TestRepeatedQuestion: a question that is repeated while its answer is on the way is answered with the same round, once. One of a member
+// that has read its answer says that the round has failed.
 func TestRepeatedQuestion(t *testing.T) {
 	t.Parallel()
 	form := func() (*desk, int64) {
@@ -24,23 +32,104 @@ func TestRepeatedQuestion(t *testing.T) {
 		}
 		return d, e.answers[1].UUID
 	}
-
 	d, uuid := form()
-	for number := int64(3); number < 6; number++ { // any number of times
-		e := d.asked(number, question{Member: 0, Handle: "a", First: 1})
+	for number, q := range map[int64]question{3: {Member: 0, Handle: "a", untaken: true}, 4: {Member: 1, Handle: "b", untaken: true}} {
+		if d.latest(q.Member) != q.Member+1 {
+			t.Errorf("member %d has asked %d last", q.Member, d.latest(q.Member))
+		}
+		e := d.asked(number, q)
 		if a := e.answers[number]; a.Round == nil || a.UUID != uuid || !slices.Equal(a.Handles, []string{"a", "b"}) || len(e.over) > 0 {
-			t.Fatalf("question %d, which repeats 1: %+v", number, e)
+			t.Fatalf("question %d, a repetition: %+v", number, e)
 		}
 	}
 	if e := d.asked(6, question{Member: 0, Handle: "a"}); !slices.Equal(e.over, []int64{uuid}) {
 		t.Errorf("a question of a member whose group has failed: %+v", e)
 	}
-	if e := d.asked(7, question{Member: 1, Handle: "b", First: 2}); len(e.answers) != 2 || e.answers[7].Round == nil || e.answers[7].UUID == uuid {
+	e := d.asked(7, question{Member: 1, Handle: "b", untaken: true})
+	if len(e.answers) != 2 || e.answers[7].Round == nil || e.answers[7].UUID == uuid {
 		t.Errorf("a repetition after the round: %+v", e)
 	}
-
-	d, uuid = form()
-	if e := d.asked(9, question{Member: 1, Handle: "b", First: 8}); !slices.Equal(e.over, []int64{uuid}) {
-		t.Errorf("the repetition of a question that was never seen: %+v", e)
+	uuid = e.answers[7].UUID
+	if e := d.asked(8, question{Member: 1, Handle: "b", untaken: true}); e.answers[8].Round == nil || e.answers[8].UUID != uuid {
+		t.Errorf("a repetition in the next round: %+v", e)
 	}
+
+	for what, q := range map[string]question{
+		"a member that was reconfigured and does not delete answers": {Member: 1, Handle: "b2", untaken: true},
+		"a member that has finished and does not delete answers":     {Member: 1, Done: true, untaken: true},
+		"a member that has read its answer":                          {Member: 1, Handle: "b"},
+	} {
+		d, uuid = form()
+		if e := d.asked(9, q); slices.Contains(e.over, uuid) == q.Done || e.answers[9].Round != nil {
+			t.Errorf("%s: %+v", what, e)
+		}
+	}
+	d, uuid = form()
+	d.asked(9, question{Member: 1, Handle: "b", untaken: true})
+	if e := d.asked(10, question{Member: 1, Handle: "b", untaken: true}); !slices.Equal(e.over, []int64{uuid}) {
+		t.Errorf("a member that never deletes answers, and cannot reconfigure: %+v", e)
+	}
+}
+
+// TestRepeatedQuestionInTheStore: a member that gives up waiting, asks again, and says nothing of it, is told of the round that had begun,
+// and leaves no answers behind. Python's members before did so, and ended the round.
+func TestRepeatedQuestionInTheStore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		s := store.NewMemory()
+		defer func() { _ = s.Close() }()
+		c, err := New(s, 2, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = c.Run(ctx) })
+		keys := store.Prefix(DefaultPrefix, s)
+		ask := func(member int) int64 {
+			n, err := keys.Add(ctx, "asks", 1)
+			if err == nil {
+				err = keys.Set(ctx, askKey(n), fmt.Appendf(nil, `{"member": %d, "handle": "gloo:%d"}`, member, member))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		take := func(n int64) (a answer) {
+			raw, err := keys.Get(ctx, answerKey(n))
+			if err == nil {
+				err = json.Unmarshal(raw, &a)
+			}
+			if err != nil || a.Round == nil {
+				t.Fatalf("answer %d: %s, %v", n, raw, err)
+			}
+			if _, err = keys.Delete(ctx, answerKey(n)); err != nil {
+				t.Fatal(err)
+			}
+			return a
+		}
+		left, right := ask(0), ask(1)
+		uuid := take(right).UUID
+		time.Sleep(time.Second) // the answer is there, and its member has stopped looking for it
+		if a := take(ask(0)); a.UUID != uuid {
+			t.Errorf("the repeated question began round %d after %d", a.UUID, uuid)
+		}
+		time.Sleep(time.Second)
+		for _, key := range []string{overKey(uuid), answerKey(left)} {
+			if there, err := keys.Check(ctx, key); there || err != nil {
+				t.Errorf("%s is there: %v, %v", key, there, err)
+			}
+		}
+		failed := ask(0)
+		if a := take(ask(1)); a.UUID == uuid || take(failed).UUID != a.UUID {
+			t.Errorf("the next round is %d after %d", a.UUID, uuid)
+		}
+		if over, err := keys.Check(ctx, overKey(uuid)); !over || err != nil {
+			t.Errorf("the failed round is not over: %v", err)
+		}
+		cancel()
+		wg.Wait()
+	})
 }

@@ -135,6 +135,9 @@ func (p *troupe) play(ctx context.Context, s store.Store) (trained bool, err err
 		if err != nil {
 			return false, err
 		}
+		if whole { // as a group's
+			handle = fmt.Sprint(m, " of ", r.UUID)
+		}
 		over := !whole
 		for tick := 0; tick < 30 && !over; tick++ {
 			time.Sleep(100 * time.Millisecond)

@@ -4,7 +4,6 @@
 package elastic
 
 import (
-	"cmp"
 	"container/heap"
 	"fmt"
 	"maps"
@@ -69,6 +68,7 @@ type sim struct {
 	writes   int                // until it dies, 0 for never
 	record   record             // in the store
 	asked    map[int64]question // in the store, until they are answered
+	untaken  map[int64]bool     // answers in the store
 	unread   []int64
 	low      int
 	high     int
@@ -114,10 +114,7 @@ func (s *sim) reach(m *simMember) time.Duration {
 	return max(0, m.cutUntil-s.now) + s.random(80*time.Millisecond)
 }
 
-func (s *sim) ask(m *simMember) { s.askFor(m, 0) }
-
-// askFor asks, for the first time or instead of the question first.
-func (s *sim) askFor(m *simMember, first int64) {
+func (s *sim) ask(m *simMember) {
 	if m.dead || m.hung || s.ended {
 		return
 	}
@@ -129,13 +126,13 @@ func (s *sim) askFor(m *simMember, first int64) {
 		if m.dead || s.ended {
 			return
 		}
-		s.asked[n] = question{Member: m.number, Handle: m.handle, First: first}
+		s.asked[n] = question{Member: m.number, Handle: m.handle}
 		s.unread = append(s.unread, n)
 		s.readQuestions()
 	})
 	s.after(3*time.Second+s.random(5*time.Second), func() { // the coordinator may have forgotten it
 		if m.question == n && !s.off.askOnce {
-			s.askFor(m, cmp.Or(first, n))
+			s.ask(m)
 		}
 	})
 }
@@ -156,7 +153,8 @@ func (s *sim) readQuestions() {
 		}
 		m := s.members[q.Member]
 		m.known, m.heard = true, s.now
-		s.note("question %d of member %d, %s", n, q.Member, q.Handle)
+		q.untaken = s.untaken[s.desk.latest(q.Member)]
+		s.note("question %d of member %d, %s, the answer before it untaken: %v", n, q.Member, q.Handle, q.untaken)
 		s.perform(s.desk.asked(n, q))
 	}
 }
@@ -167,6 +165,7 @@ func (s *sim) answer(n int64, r *Round) bool {
 		return false
 	}
 	s.check(r)
+	s.untaken[n] = true
 	for _, m := range s.members {
 		if m.question == n {
 			s.after(s.reach(m), func() { s.begin(m, n, r) })
@@ -358,6 +357,7 @@ func (s *sim) begin(m *simMember, n int64, r *Round) {
 	if m.dead || m.question != n {
 		return
 	}
+	delete(s.untaken, n)
 	m.question, m.round = 0, r
 	if s.arrived[r.UUID] == nil {
 		s.arrived[r.UUID] = map[int64]bool{}
@@ -466,7 +466,7 @@ func (s *sim) fault(m *simMember) {
 // simulate runs one seed and returns what went wrong.
 func simulate(seed uint64, off switches) (problems, trace []string) {
 	s := &sim{
-		rng: rand.New(rand.NewPCG(seed, 1)), off: off, over: map[int64]bool{}, asked: map[int64]question{}, rounds: map[int64]*Round{}, arrived: map[int64]map[int64]bool{},
+		rng: rand.New(rand.NewPCG(seed, 1)), off: off, over: map[int64]bool{}, asked: map[int64]question{}, untaken: map[int64]bool{}, rounds: map[int64]*Round{}, arrived: map[int64]map[int64]bool{},
 	}
 	s.low = 1 + s.rng.IntN(3)
 	s.high = s.low + s.rng.IntN(3)

@@ -43,7 +43,6 @@ class Member:
                 self.store.delete_key(f"answer/{n}")
             except dist.DistStoreError:
                 if not self.store.check(["end"]):
-                    question.setdefault("first", n)
                     continue  # the coordinator may have forgotten us: ask again
                 answer = json.loads(self.store.get("end"))
             except dist.DistNetworkError as e:
