@@ -94,9 +94,7 @@ func (m *Mesh) plan(op string) ([][][]int, error) {
 	case torch.AnyMeshOrder:
 	}
 	if !slices.EqualFunc(first, last, func(a, b [][]int) bool { return slices.EqualFunc(a, b, slices.Equal) }) {
-		return nil, dist.Newf(op, dist.NotSupported,
-			"versions of PyTorch make the groups of this mesh in different orders, and all that is known is that other ranks use %v: say which with %s or the variable %s",
-			m.world.peers, torch.Option, torch.Variable)
+		return nil, dist.Newf(op, dist.NotSupported, "versions of PyTorch make the groups of this mesh in different orders, %s", m.world.peers.Unsure())
 	}
 	return first, nil
 }

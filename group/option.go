@@ -124,6 +124,9 @@ func WithTransport(t Transport) Option {
 // possible, above all if a Go process hosts the store. Operations that these versions run differently are refused unless
 // the version is given with this option or the variable COHORT_TORCH (such as 2.14.1). Any version may be given, such as
 // "torch-2.11".
+//
+// A group may have PyTorch ranks of several versions from 2.3 on. Name all of them then ("torch-2.6,torch-2.14"), above all if PyTorch hosts
+// the store: its version is taken for that of all ranks otherwise. What they do not run alike is refused.
 func WithPeers(p Peers) Option { return option(func(c *config) { c.Peers = string(p) }) }
 
 // WithTimeout bounds each operation of a group (an option of [New]) or one operation. It corresponds to timeout= of

@@ -56,9 +56,9 @@ func parseHandle(handle string) error {
 
 // checkReconfigure refuses what does not go together with changing members, as PyTorch does.
 func (c *config) checkReconfigure(op string) error {
-	switch l, _, ok := c.Level(); {
-	case ok && l < torch.V2_14:
-		return dist.Newf(op, dist.NotSupported, "a group with %v ranks cannot be reconfigured: it needs PyTorch 2.14", torch.Exactly(l))
+	switch said := c.Said(); {
+	case !said.None() && said.Low < torch.V2_14:
+		return dist.Newf(op, dist.NotSupported, "a group with %v ranks cannot be reconfigured: it needs PyTorch 2.14", said)
 	case c.Detail:
 		return dist.New(op, dist.NotSupported, "a group whose operations are checked beforehand ("+collargs.DebugVariable+"=DETAIL or WithDetail) cannot be reconfigured, in PyTorch either")
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -126,8 +125,8 @@ func (g *Group) Merge(ctx context.Context, s store.Store, size int, opts ...Opti
 	if err := c.check(op); err != nil {
 		return nil, err
 	}
-	if l, _, ok := c.Level(); ok && !torch.Exactly(l).SplitsGroups() {
-		return nil, dist.Newf(op, dist.NotSupported, "gloo of %v, which other ranks use, cannot merge groups", torch.Exactly(l))
+	if said := c.Said(); !said.SplitsGroups() {
+		return nil, dist.Newf(op, dist.NotSupported, "gloo of %v, which other ranks use, cannot merge groups", said)
 	}
 	if c.Name == "" {
 		c.Name = g.torchName + ":merge"

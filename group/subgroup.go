@@ -164,8 +164,7 @@ func (f *family) nameLocked(op string, peers torch.Peers, globals []int, localSy
 	}
 	if !peers.KnowsHashedGroups() && older != newer {
 		return "", dist.Newf(op, dist.NotSupported,
-			"after a group made with WithLocalSync the names of groups depend on the version of PyTorch, and all that is known is that other ranks use %v: say which with %s (%q) or the variable %s (2.14)",
-			peers, torch.Option, peers.High.String(), torch.Variable)
+			"after a group made with WithLocalSync the names of groups depend on the version of PyTorch, %s", peers.Unsure())
 	}
 	return name, nil
 }

@@ -97,8 +97,7 @@ func (g *Group) checkedCoalesced(name string, op torch.Op) error {
 		return nil
 	}
 	if g.Peers.High >= torch.V2_14 {
-		return refusef(torch.Nowhere, name, "%v with %s=DETAIL depends on the version of PyTorch, and all that is known is that other ranks use %v: say which with %s (%q) or the variable %s (2.14)",
-			op, DebugVariable, g.Peers, torch.Option, g.Peers.High.String(), torch.Variable)
+		return refusef(torch.Nowhere, name, "%v with %s=DETAIL depends on the version of PyTorch, %s", op, DebugVariable, g.Peers.Unsure())
 	}
 	return refusef(torch.InPython, name, "PyTorch ranks of %v have no %v with %s=DETAIL", g.Peers, op, DebugVariable)
 }

@@ -47,7 +47,7 @@ const giveUpLimit = time.Second
 func (a *attempt) choose(ctx context.Context) error {
 	p := a.p
 	a.known()
-	if _, _, torch := p.Level(); p.size() == 1 && !torch && p.Transport != Gloo {
+	if p.size() == 1 && p.Said().None() && p.Transport != Gloo {
 		a.Transport, a.Reason = TCP, "a single rank needs none"
 		a.Members[0].Go = true
 		return nil
@@ -103,9 +103,9 @@ func (p *Plan) keys() string {
 func (a *attempt) known() {
 	p := a.p
 	a.Layout = gloo.Torch26
-	switch l, _, ok := p.Level(); {
-	case !ok:
-	case l == torch.V1_13:
+	switch said := p.Said(); {
+	case said.None():
+	case said.Low == torch.V1_13:
 		a.torch, a.Layout = torch113, gloo.Torch113
 	default:
 		a.torch = torch26

@@ -51,17 +51,17 @@ func (a *attempt) findPeers(ctx context.Context) (torch.Peers, error) {
 		said = os.Getenv(torch.Variable)
 	}
 	if said != AnyPeers && said != OnlyGo {
-		l, newer, ok := levelOf(said)
-		if !ok {
-			return torch.Peers{}, dist.Newf("group: rendezvous", dist.InvalidArgument, "%s=%q is no version of PyTorch", torch.Variable, said)
+		peers, newer, err := parsePeers(said)
+		if err != nil {
+			return torch.Peers{}, dist.Newf("group: rendezvous", dist.InvalidArgument, "%s=%q: %v", torch.Variable, said, err)
 		}
 		if newer {
 			sayNewer(p.Logger, said)
 		}
-		if (l == torch.V1_13) != (a.torch == torch113) {
+		if (peers.Low == torch.V1_13) != (a.torch == torch113) {
 			return torch.Peers{}, dist.Newf("group: rendezvous", dist.Mismatch, "the other ranks are said to be %s, but they meet as %v does", said, a.torch)
 		}
-		return torch.Exactly(l), nil
+		return peers, nil
 	}
 	if a.torch == torch113 {
 		return torch.Exactly(torch.V1_13), nil

@@ -64,8 +64,10 @@ func (o *Options) Check(op string) error {
 	default:
 		return dist.Newf(op, dist.InvalidArgument, "transport %q: want auto, tcp, shm or gloo", o.Transport)
 	}
-	if _, _, ok := o.Level(); !ok && o.Peers != AnyPeers && o.Peers != OnlyGo {
-		return dist.Newf(op, dist.InvalidArgument, "peers %q: want go or a version of PyTorch from torch-1.13 on", o.Peers)
+	if o.Peers != AnyPeers && o.Peers != OnlyGo {
+		if _, _, err := parsePeers(o.Peers); err != nil {
+			return dist.Newf(op, dist.InvalidArgument, "peers %q: %v", o.Peers, err)
+		}
 	}
 	if len(o.Devices) == 0 {
 		o.Devices = gloo.DevicesFromEnv(os.Getenv)
@@ -81,14 +83,25 @@ func (o *Options) Check(op string) error {
 	return nil
 }
 
-// Level is the version of PyTorch that the options name, if they do.
-func (o *Options) Level() (l torch.Level, newer, ok bool) { return levelOf(o.Peers) }
-
-func levelOf(peers string) (l torch.Level, newer, ok bool) {
-	if peers == AnyPeers || peers == OnlyGo {
-		return torch.None, false, false
+// Said is what the options say about the PyTorch ranks. It is none if they say nothing, or that there are none.
+func (o *Options) Said() torch.Peers {
+	if o.Peers == AnyPeers || o.Peers == OnlyGo {
+		return torch.Peers{}
 	}
-	return torch.Parse(peers)
+	p, _, _ := parsePeers(o.Peers)
+	return p
+}
+
+// parsePeers reads one version of PyTorch or several.
+func parsePeers(said string) (p torch.Peers, newer bool, err error) {
+	p, newer, ok := torch.ParsePeers(said)
+	switch {
+	case !ok:
+		return torch.Peers{}, false, errors.New("want go, or a version of PyTorch from torch-1.13 on, or several as in torch-2.6,torch-2.14")
+	case p.Several && p.Low == torch.V1_13:
+		return torch.Peers{}, false, errors.New("PyTorch up to 2.2 cannot be in one group with a newer one")
+	}
+	return p, newer, nil
 }
 
 // Plan is a group that is to be formed.

@@ -5,9 +5,12 @@ package form
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
 )
 
 // TestBareStoreWithPrefix: PyTorch joins a prefix and its own keys with one slash.
@@ -53,5 +56,23 @@ func TestUnconnected(t *testing.T) {
 	f.Fail(errors.New("ended"))
 	if err := f.Close(); err != nil || f.GoRanks() != 0 {
 		t.Error(err, f.GoRanks())
+	}
+}
+
+// TestSaidPeers: what is said about the PyTorch ranks is checked before anything else.
+func TestSaidPeers(t *testing.T) {
+	t.Parallel()
+	for said, want := range map[string]torch.Peers{
+		"": {}, "go": {}, "torch-2.11": torch.Exactly(torch.V2_10), "torch-2.6,torch-2.14": {Low: torch.V2_6, High: torch.V2_14, Several: true},
+	} {
+		o := &Options{Transport: Auto, Peers: said}
+		if err := o.Check("x"); err != nil || o.Said() != want {
+			t.Errorf("%q: %v, %v", said, o.Said(), err)
+		}
+	}
+	for said, want := range map[string]string{"torch-x": "torch-2.6,torch-2.14", "torch-2.6,go": "want go, or", "torch-1.13,torch-2.6": "cannot be in one group"} {
+		if err := (&Options{Transport: Auto, Peers: said}).Check("x"); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", said, err)
+		}
 	}
 }

@@ -10,6 +10,7 @@
 package torch
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 )
@@ -67,19 +68,39 @@ func Parse(version string) (l Level, newer, ok bool) {
 
 // Peers is what is known about the PyTorch ranks of a group: that their level is one from Low to High. The zero value means that
 // there are none.
-type Peers struct{ Low, High Level }
+type Peers struct {
+	Low, High Level
+	Several   bool // there are ranks of both, and this is all that there is to know
+}
 
 // Exactly is a known level.
-func Exactly(l Level) Peers { return Peers{l, l} }
+func Exactly(l Level) Peers { return Peers{Low: l, High: l} }
+
+// ParsePeers returns what a version says, or the versions of ranks that are in one group, separated by commas: "torch-2.6,torch-2.14". newer
+// tells that one is newer than any that is known.
+func ParsePeers(versions string) (p Peers, newer, ok bool) {
+	for version := range strings.SplitSeq(versions, ",") {
+		l, isNewer, ok := Parse(version)
+		switch {
+		case !ok:
+			return Peers{}, false, false
+		case p.None():
+			p = Exactly(l)
+		}
+		p.Low, p.High, newer = min(p.Low, l), max(p.High, l), newer || isNewer
+	}
+	p.Several = p.Low != p.High
+	return p, newer, true
+}
 
 // None reports whether all ranks are Go.
 func (p Peers) None() bool { return p.High == None }
 
 // AtLeast narrows what is known by a lower bound.
-func (p Peers) AtLeast(l Level) Peers { return Peers{max(p.Low, min(l, p.High)), p.High} }
+func (p Peers) AtLeast(l Level) Peers { return Peers{Low: max(p.Low, min(l, p.High)), High: p.High} }
 
 // AtMost narrows what is known by an upper bound.
-func (p Peers) AtMost(l Level) Peers { return Peers{p.Low, min(p.High, max(l, p.Low))} }
+func (p Peers) AtMost(l Level) Peers { return Peers{Low: p.Low, High: min(p.High, max(l, p.Low))} }
 
 // String names the versions in words.
 func (p Peers) String() string {
@@ -99,8 +120,18 @@ func (p Peers) String() string {
 		return "Go"
 	case p.Low == p.High:
 		return "PyTorch " + name(p.Low, false)
+	case p.Several:
+		return "PyTorch " + name(p.Low, false) + " and " + name(p.High, false)
 	case p.High == Newest:
 		return "PyTorch " + name(p.Low, false) + " or newer"
 	}
 	return "PyTorch " + name(p.Low, false) + " to " + name(p.High, true)
+}
+
+// Unsure says why something that depends on the version is refused, and what can be done.
+func (p Peers) Unsure() string {
+	if p.Several {
+		return fmt.Sprintf("and the other ranks use %v, which do not agree", p)
+	}
+	return fmt.Sprintf("and all that is known is that other ranks use %v: say which with %s (%q) or the variable %s (2.14)", p, Option, p.High.String(), Variable)
 }

@@ -266,9 +266,7 @@ func (p Peers) Check(name string, c Call) error {
 	if c.reduces() {
 		what = c.Op.String() + " (" + c.Reduce.String() + ") of " + c.DType.String()
 	}
-	e := dist.Newf(name, dist.NotSupported,
-		"%s depends on the version of PyTorch, and all that is known is that other ranks use %v: say which with %s (%q) or the variable %s (2.14)",
-		what, p, Option, p.High.String(), Variable)
+	e := dist.Newf(name, dist.NotSupported, "%s depends on the version of PyTorch, %s", what, p.Unsure())
 	e.Err = &Refusal{Where: Nowhere}
 	return e
 }
@@ -295,7 +293,9 @@ func (p Peers) KnowsHashedGroups() bool { return p.None() || p.Low >= V2_14 || p
 
 // SplitsGroups reports whether some of the versions that the peers may be can split and merge groups: 2.11 can, and is not told
 // apart from 2.9. A rank that cannot will not have asked for it.
-func (p Peers) SplitsGroups() bool { return p.None() || p.High >= V2_9 }
+func (p Peers) SplitsGroups() bool {
+	return p.None() || p.High >= V2_9 && (p.Low >= V2_9 || !p.Several)
+}
 
 // OrdersGroups reports whether the ranks of a group can be numbered in any order.
 func (p Peers) OrdersGroups() bool { return p.None() || p.Low >= V2_14 }
