@@ -5,6 +5,7 @@ package group_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -14,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -113,7 +116,8 @@ func post(ctx context.Context, g *group.Group, k int, s step) (works []*group.Wo
 type fuzzer struct {
 	*rand.Rand
 	version string
-	halves  bool // the build has them
+	peers   torch.Peers // what the PyTorch ranks are
+	halves  bool        // all builds have them
 	detail  bool
 	size    int
 	groups  []step // new_group steps so far
@@ -179,10 +183,40 @@ func (f *fuzzer) operation() step {
 	case "ring":
 		s.Tag = f.IntN(5)
 	}
-	if s.Op == "ring" && s.Group != "" && len(s.Ranks) == 1 {
+	if s.Op == "ring" && (s.Group != "" && len(s.Ranks) == 1 || f.size == 1) {
 		s.Op = "barrier"
 	}
 	return s
+}
+
+// refusable are operations of which PyTorch refuses some types and operators, with their numbers.
+var refusable = map[string]torch.Op{
+	"all_reduce": torch.AllReduce, "all_reduce_coalesced": torch.AllReduceCoalesce, "reduce": torch.Reduce, "broadcast": torch.Broadcast,
+	"all_gather": torch.AllGather, "gather": torch.Gather, "scatter": torch.Scatter, "all_to_all_single": torch.AllToAllInto,
+	"reduce_scatter_tensor": torch.ReduceScatterInto, "reduce_scatter": torch.ReduceScatter, "all_to_all": torch.AllToAll,
+}
+
+// refusal is an operation that all ranks refuse alike, if it finds one.
+func (f *fuzzer) refusal() (step, bool) {
+	for range 50 {
+		s := f.somewhere(step{Op: pick(f, slices.Sorted(maps.Keys(refusable))...), N: 4, DType: pick(f, allDTypes...), Reduce: "sum", MayRefuse: true})
+		if f.IntN(2) == 0 {
+			s.Reduce = pick(f, allReduces...)
+		}
+		if !f.halves && (s.DType == "float16" || s.DType == "bfloat16") {
+			continue // it cannot be told from outside that the build refuses them
+		}
+		members := f.size
+		if s.Group != "" {
+			members = len(s.Ranks)
+		}
+		var r *torch.Refusal
+		err := f.peers.Check("x", torch.Call{Op: refusable[s.Op], DType: dtypeOf(s.DType), Reduce: reduce.Op(reduceOps[s.Reduce]), Numel: s.N, Parts: members})
+		if errors.As(err, &r) && r.Where != torch.Nowhere {
+			return s, true
+		}
+	}
+	return step{}, false
 }
 
 // newGroup makes a group, sometimes one that only its members know of. PyTorch names those by the number of groups that a
@@ -221,6 +255,11 @@ func (f *fuzzer) step() step {
 	case 5:
 		return f.somewhere(step{Op: "all_to_all_uneven", N: f.length() / 4, DType: f.dtype()})
 	case 6:
+		if f.IntN(3) == 0 {
+			if s, ok := f.refusal(); ok {
+				return s
+			}
+		}
 		if f.detail && f.size > 2 { // PyTorch 2.x counts the messages: see detailPlan
 			return step{Op: "objects", Root: f.IntN(f.size)}
 		}
@@ -236,8 +275,9 @@ func (f *fuzzer) step() step {
 }
 
 // randomWorld returns the world and the plan of a seed.
-func randomWorld(seed uint64, version string, halves bool) (world, []step) {
-	f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 7)), version: version, halves: halves}
+func randomWorld(seed uint64, version string, about torchtest.About) (world, []step) {
+	f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 7)), version: version, halves: about.Has(torchtest.Halves)}
+	f.peers, _, _ = torch.ParsePeers(about.Version)
 	f.size = 2 + f.IntN(5)
 	f.joined = make([]int, f.size)
 	w := world{size: f.size}
@@ -252,11 +292,36 @@ func randomWorld(seed uint64, version string, halves bool) (world, []step) {
 		w.env["GLOO_SOCKET_IFNAME"] = "lo,lo"
 		w.options = append(w.options, group.WithDevices("lo", "lo"))
 	}
-	var plan []step
+	return w, f.plan()
+}
+
+func (f *fuzzer) plan() (plan []step) {
 	for range 12 + f.IntN(20) {
-		plan = append(plan, f.step())
+		plan = f.add(plan, f.step())
 	}
-	return w, append(plan, step{Op: "barrier"})
+	return append(plan, step{Op: "barrier"})
+}
+
+// flat is a short plan without groups of its own.
+func (f *fuzzer) flat() (plan []step) {
+	for range 2 + f.IntN(6) {
+		s := f.operation()
+		if f.IntN(4) == 0 {
+			if r, ok := f.refusal(); ok {
+				s = r
+			}
+		}
+		plan = f.add(plan, s)
+	}
+	return plan
+}
+
+func (f *fuzzer) add(plan []step, s step) []step {
+	plan = append(plan, s)
+	if s.MayRefuse { // PyTorch's next barrier could still find the operation that was refused, and its error
+		plan = append(plan, step{Op: "all_reduce", N: 100, DType: "float32", Group: s.Group, Ranks: s.Ranks})
+	}
+	return plan
 }
 
 // TestRandomWorlds runs random plans in random worlds, and compares each with a world of PyTorch ranks only. More of them:
@@ -266,7 +331,7 @@ func TestRandomWorlds(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		for i := range *fuzzSeeds {
 			seed := *fuzzFirst + uint64(i)
-			w, plan := randomWorld(seed, tr.Name, tr.About(t).Has(torchtest.Halves))
+			w, plan := randomWorld(seed, tr.Name, tr.About(t))
 			t.Run(fmt.Sprintf("seed=%d,%v", seed, w), func(t *testing.T) {
 				want := world{size: w.size, env: w.env}.run(t, tr, plan)
 				compare(t, plan, want, w.run(t, tr, plan))

@@ -56,7 +56,7 @@ func compare(t *testing.T, plan []step, want, got [][]string) {
 				break
 			}
 			if want[r][k] != got[r][k] {
-				t.Errorf("rank %d, step %d, %+v: %s, an all-PyTorch world gives %s", r, k, s, got[r][k], want[r][k])
+				t.Errorf("rank %d, step %d, %+v: %s, want %s", r, k, s, got[r][k], want[r][k])
 			}
 		}
 	}

@@ -1,4 +1,5 @@
-# One PyTorch rank of an interop world: runs a plan and prints one JSON line with a digest per step.
+# One PyTorch rank of an interop world: runs a plan and prints one JSON line with a digest per step. With "reconfigure" for a plan
+# it is a member of groups that change, and does what the lines on its standard input say: see serve.
 import datetime, hashlib, json, os, sys, warnings
 import torch
 import torch.distributed as dist
@@ -7,8 +8,12 @@ warnings.filterwarnings("ignore")
 rank, size, port = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 plan = json.loads(sys.argv[4])
 dist.set_debug_level_from_env()  # torch may have been imported before the variable was set
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
-                        timeout=datetime.timedelta(seconds=30))
+timeout = datetime.timedelta(seconds=30)
+if plan == "reconfigure":
+    store = dist.TCPStore("127.0.0.1", port, None, False, timeout=datetime.timedelta(seconds=60), use_libuv=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size, timeout=timeout, enable_reconfigure=True)
+else:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=timeout)
 OPS = {"sum": "SUM", "product": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR", "avg": "AVG"}
 
 
@@ -259,16 +264,42 @@ def step(k, s):
     raise ValueError(kind)
 
 
-results = []
-for k, s in enumerate(plan):
-    try:
-        results.append(step(k, s))
-    except (RuntimeError, ValueError, NotImplementedError, TypeError) as e:
-        broken = not s.get("may_refuse") or any(w in str(e).lower() for w in ("timed out", "timeout", "closed", "reset"))
-        results.append("error: " + str(e)[:300] if broken else "refused")
-        if broken:
-            break
-print(json.dumps(results), flush=True)
+def run(plan):
+    results = []
+    for k, s in enumerate(plan):
+        try:
+            results.append(step(k, s))
+        except (RuntimeError, ValueError, NotImplementedError, TypeError) as e:
+            broken = not s.get("may_refuse") or any(w in str(e).lower() for w in ("timed out", "timeout", "closed", "reset"))
+            results.append("error: " + str(e)[:300] if broken else "refused")
+            if broken:
+                break
+    return results
+
+
+def serve():
+    """Answers lines: ["reconfigure", uuid, handles, seconds], ["plan", [steps]], ["end"]."""
+    global rank, size
+    print(json.dumps(dist._get_reconfigure_handle()), flush=True)
+    for line in sys.stdin:
+        what, *args = json.loads(line)
+        if what == "plan":
+            out = run(args[0])
+        elif what == "reconfigure":
+            try:
+                dist._reconfigure(args[0], args[1], timeout=datetime.timedelta(seconds=args[2])).wait()
+                rank, size, out = dist.get_rank(), dist.get_world_size(), dist._get_reconfigure_handle()
+            except Exception as e:
+                out = f"{type(e).__name__}: {str(e).splitlines()[0]}"
+        else:
+            return
+        print(json.dumps(out), flush=True)
+
+
+if plan == "reconfigure":
+    serve()
+    os._exit(0)
+print(json.dumps(run(plan)), flush=True)
 # All ranks end together. Not by a barrier: PyTorch's waits for earlier operations too, and raises the error of one that was
 # refused if a thread still holds it.
 try:

@@ -5,15 +5,18 @@
 package group_test
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -51,26 +54,36 @@ type world struct {
 	goRanks []int
 	env     map[string]string
 	options []group.Option
-	untold  bool // the Go ranks find out themselves what the PyTorch ranks are
+	untold  bool                     // the Go ranks find out themselves what the PyTorch ranks are
+	torches map[int]*torchtest.Torch // of PyTorch ranks that are of another version than the others
 }
 
-func (w world) String() string { return fmt.Sprintf("ranks=%d,go=%v", w.size, w.goRanks) }
+func (w world) String() string {
+	text := fmt.Appendf(nil, "ranks=%d,go=%v", w.size, w.goRanks)
+	for _, r := range slices.Sorted(maps.Keys(w.torches)) {
+		text = fmt.Appendf(text, ",%d=%s", r, w.torches[r].Name)
+	}
+	return string(text)
+}
 
 func (w world) isGo(r int) bool { return slices.Contains(w.goRanks, r) }
 
 // startTorch starts the PyTorch ranks of a world with a script that takes rank, size, port and the given arguments.
 func (w world) startTorch(t testing.TB, tr *torchtest.Torch, port int, source string, args ...string) map[int]*torchtest.Proc {
 	t.Helper()
-	versions.Store(port, tr.About(t).Version)
 	procs := map[int]*torchtest.Proc{}
+	var all []string
 	for r := range w.size {
 		if !w.isGo(r) {
-			procs[r] = tr.Start(t, torchtest.Script{
+			its := cmp.Or(w.torches[r], tr)
+			all = append(all, "torch-"+its.About(t).Version)
+			procs[r] = its.Start(t, torchtest.Script{
 				Name: fmt.Sprintf("rank%d.py", r), Source: source, Env: w.env,
 				Args: append([]string{strconv.Itoa(r), strconv.Itoa(w.size), strconv.Itoa(port)}, args...),
 			})
 		}
 	}
+	versions.Store(port, strings.Join(all, ","))
 	return procs
 }
 
@@ -116,7 +129,7 @@ func (w world) tryJoin(ctx context.Context, t testing.TB, port, r int) (*group.G
 	}
 	options := w.options
 	if v, ok := versions.Load(port); ok && !w.untold {
-		options = append([]group.Option{group.WithPeers(group.Peers(fmt.Sprint("torch-", v)))}, options...)
+		options = append([]group.Option{group.WithPeers(group.Peers(fmt.Sprint(v)))}, options...)
 	}
 	g, err := group.New(ctx, client, r, w.size, options...)
 	if err != nil {

@@ -1,0 +1,104 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+)
+
+// mixedWorld returns a world with PyTorch ranks of two versions and the plan of a seed. Some have no Go rank: what PyTorch's
+// ranks do with each other is what Go has to fit into.
+func mixedWorld(t *testing.T, seed uint64) (world, []step) {
+	t.Helper()
+	old, recent := torchtest.V26.About(t), torchtest.Newest.About(t)
+	f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 11)), version: "several", halves: old.Has(torchtest.Halves) && recent.Has(torchtest.Halves)}
+	f.peers, _, _ = torch.ParsePeers(old.Version + "," + recent.Version)
+	f.size = 2 + f.IntN(4)
+	f.joined = make([]int, f.size)
+	w := world{size: f.size, env: map[string]string{}, torches: map[int]*torchtest.Torch{}, untold: f.IntN(3) == 0}
+	ranks := f.Perm(f.size)
+	w.torches[ranks[0]], w.torches[ranks[1]] = torchtest.V26, torchtest.Newest
+	for _, r := range ranks[2:] {
+		switch f.IntN(4) {
+		case 0:
+			w.torches[r] = torchtest.V26
+		case 1:
+			w.torches[r] = torchtest.Newest
+		default:
+			w.goRanks = append(w.goRanks, r)
+		}
+	}
+	slices.Sort(w.goRanks)
+	if f.detail = f.IntN(5) == 0; f.detail {
+		maps.Copy(w.env, detailEnv)
+		w.options = append(w.options, group.WithDetail())
+	}
+	if f.IntN(4) == 0 {
+		w.env["GLOO_SOCKET_IFNAME"] = "lo,lo"
+		w.options = append(w.options, group.WithDevices("lo", "lo"))
+	}
+	return w, f.plan()
+}
+
+// oracle returns what every rank must have after each step: that of a world of Go ranks, which know nothing of PyTorch and take part in
+// everything but what is to be refused.
+func oracle(t *testing.T, size int, plan []step) [][]string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	w := world{size: size, options: []group.Option{group.WithTransport(group.Gloo), group.WithPeers(group.OnlyGo)}}
+	for r := range size {
+		w.goRanks = append(w.goRanks, r)
+	}
+	all := slices.Clone(plan)
+	for k, s := range all {
+		if s.MayRefuse {
+			all[k] = step{Op: "barrier", Group: s.Group, Ranks: s.Ranks}
+		}
+	}
+	groups := w.joinGo(ctx, t, freePort(t))
+	want := make([][]string, size)
+	err := w.eachGo(func(r int) (err error) {
+		want[r], err = runPlan(ctx, groups[r], all)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := range want {
+		for k, s := range plan {
+			if s.MayRefuse && (s.Group == "" || slices.Contains(s.Ranks, r)) {
+				want[r][k] = "refused"
+			}
+		}
+		_ = groups[r].Close()
+	}
+	return want
+}
+
+// TestMixedWorlds runs random plans in worlds whose PyTorch ranks are of two versions, and holds every rank's results against a world
+// of Go ranks. More of them:
+//
+//	COHORT_INTEROP=auto go test ./interop/group -run MixedWorlds -worlds 100 -world 1000
+func TestMixedWorlds(t *testing.T) {
+	torchtest.V26.Need(t)
+	torchtest.Newest.Need(t)
+	for i := range *fuzzSeeds {
+		seed := *fuzzFirst + uint64(i)
+		w, plan := mixedWorld(t, seed)
+		t.Run(fmt.Sprintf("seed=%d,%v,untold=%v", seed, w, w.untold), func(t *testing.T) {
+			compare(t, plan, oracle(t, w.size, plan), w.run(t, torchtest.Newest, plan))
+		})
+	}
+}
