@@ -67,7 +67,7 @@ func (g *Group) allGatherInto(ctx context.Context, op OpType, out, in *tensor.Te
 	return g.run(ctx, w, g.args.AllGatherInto(&w.call, torch.Op(op), out, in))
 }
 
-// Gather collects in of every rank into outs at rank root; other ranks pass nil. Among Go ranks sizes may differ.
+// Gather collects in of every rank into outs at rank root; other ranks pass nil. Tensors of different sizes need [Uneven].
 //
 // It corresponds to torch.distributed.gather.
 func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Tensor, root int, opts ...OpOption) *Work {
@@ -75,8 +75,8 @@ func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Te
 	return g.run(ctx, w, g.args.Gather(&w.call, outs, in, root))
 }
 
-// Scatter sends one tensor of ins at rank root to each rank, into out; other ranks pass nil as ins. Among Go ranks sizes may
-// differ.
+// Scatter sends one tensor of ins at rank root to each rank, into out; other ranks pass nil as ins. Tensors of different sizes
+// need [Uneven].
 //
 // It corresponds to torch.distributed.scatter.
 func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.Tensor, root int, opts ...OpOption) *Work {
@@ -149,6 +149,7 @@ func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 	var w *Work
 	var timeout time.Duration
 	var factor collargs.Factor
+	uneven := false
 	for _, o := range opts {
 		switch o := o.(type) { // without a call through the interface, which would put the configuration on the heap
 		case reuseOption:
@@ -157,6 +158,8 @@ func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 			timeout = time.Duration(o)
 		case factorOption:
 			factor = collargs.Factor{Value: float64(o), Given: true}
+		case unevenOption:
+			uneven = true
 		}
 	}
 	if w == nil || !w.completed.Load() {
@@ -164,6 +167,6 @@ func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 	} else {
 		w.recycle()
 	}
-	w.op, w.source, w.timeout, w.call.Factor = op, NoSource, timeout, factor
+	w.op, w.source, w.timeout, w.call.Factor, w.call.Request.Uneven = op, NoSource, timeout, factor, uneven
 	return w
 }

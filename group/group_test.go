@@ -4,12 +4,15 @@
 package group
 
 import (
+	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -204,6 +207,21 @@ func TestUnevenOperations(t *testing.T) {
 				return nil
 			}))
 		})
+	}
+}
+
+// TestUnevenMustBeSaid: the root of a gather or scatter has tensors of different sizes only with the option.
+func TestUnevenMustBeSaid(t *testing.T) {
+	groups := newWorld(t, 2, WithTransport(TCP))
+	ctx := ctxOf(t)
+	var list []*tensor.Tensor
+	for i := range 2 {
+		list = append(list, tensor.Must(tensor.New(tensor.Float32, i+1)))
+	}
+	for _, w := range []*Work{groups[0].Gather(ctx, list, list[0], 0), groups[0].Scatter(ctx, list[0], list, 0)} {
+		if err := w.Wait(ctx); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "Uneven") {
+			t.Error(err)
+		}
 	}
 }
 

@@ -17,11 +17,12 @@ import (
 
 // call is one collective as a rank calls it.
 type call struct {
-	kind  OpType
-	shape []int
-	dtype tensor.DType
-	op    ReduceOp
-	root  int
+	kind   OpType
+	shape  []int
+	dtype  tensor.DType
+	op     ReduceOp
+	root   int
+	uneven bool
 }
 
 func (c call) on(ctx context.Context, g *Group) *Work {
@@ -40,6 +41,10 @@ func (c call) on(ctx context.Context, g *Group) *Work {
 		return list()
 	}
 	all := tensor.Must(tensor.New(c.dtype, append([]int{g.Size()}, c.shape...)...))
+	var opts []OpOption
+	if c.uneven {
+		opts = append(opts, Uneven())
+	}
 	switch c.kind {
 	case OpAllReduce:
 		return g.AllReduce(ctx, one(), c.op)
@@ -52,9 +57,9 @@ func (c call) on(ctx context.Context, g *Group) *Work {
 	case OpAllGatherInto:
 		return g.AllGatherInto(ctx, all, one())
 	case OpGather:
-		return g.Gather(ctx, atRoot(), one(), c.root)
+		return g.Gather(ctx, atRoot(), one(), c.root, opts...)
 	case OpScatter:
-		return g.Scatter(ctx, one(), atRoot(), c.root)
+		return g.Scatter(ctx, one(), atRoot(), c.root, opts...)
 	case OpReduceScatter:
 		return g.ReduceScatter(ctx, one(), list(), c.op)
 	case OpReduceScatterInto:
@@ -97,6 +102,12 @@ func differences(c call) map[string]call {
 		other = c
 		other.root = 0
 		odd["root"] = other
+	}
+	switch c.kind {
+	case OpGather, OpScatter:
+		other = c
+		other.uneven = true
+		odd["uneven"] = other
 	}
 	switch c.kind {
 	case OpAllReduce, OpBroadcast, OpReduce, OpAllGather, OpGather, OpScatter, OpReduceScatter:
@@ -204,10 +215,10 @@ func TestShapesAreFreeWhereTheyMeanNothing(t *testing.T) {
 				if r == 2 {
 					blocks = outs
 				}
-				if err := g.Gather(ctx, blocks, of(r+1, 2), 2).Wait(ctx); err != nil {
+				if err := g.Gather(ctx, blocks, of(r+1, 2), 2, Uneven()).Wait(ctx); err != nil {
 					return fmt.Errorf("gather: %w", err)
 				}
-				if err := g.Scatter(ctx, of(r+1, 2), blocks, 2).Wait(ctx); err != nil {
+				if err := g.Scatter(ctx, of(r+1, 2), blocks, 2, Uneven()).Wait(ctx); err != nil {
 					return fmt.Errorf("scatter: %w", err)
 				}
 				// Messages have no shape.

@@ -245,3 +245,12 @@ func WithFactor(f float64) OpOption { return factorOption(f) }
 type factorOption float64
 
 func (factorOption) applyOp(*opConfig) {}
+
+// Uneven allows the tensors of a Gather or Scatter to differ in size or shape from rank to rank. All ranks must give it: only the
+// root knows the sizes, and without it other ranks pass on the blocks of others. PyTorch has no counterpart; its gather and
+// scatter need tensors of one size, and so does a group with PyTorch ranks.
+func Uneven() OpOption { return unevenOption{} }
+
+type unevenOption struct{}
+
+func (unevenOption) applyOp(*opConfig) {}

@@ -116,11 +116,13 @@ func TestCheckFindsEveryWrongLength(t *testing.T) {
 		case AllGatherV:
 			r.In, r.Out, r.OutCounts, lengths = make([]byte, counts[rank]), make([]byte, total), counts, 2
 		case Gather:
+			r.Uneven = true
 			r.In = make([]byte, counts[rank])
 			if root {
 				r.Out, r.OutCounts, lengths = make([]byte, total), counts, 2
 			}
 		case Scatter:
+			r.Uneven = true
 			r.Out = make([]byte, counts[rank])
 			if root {
 				r.In, r.InCounts, lengths = make([]byte, total), counts, 2
@@ -148,6 +150,11 @@ func TestCheckFindsEveryWrongLength(t *testing.T) {
 			q = r
 			q.Out = append(bytes.Clone(r.Out), 0)
 			refused("a longer output", q)
+		}
+		if r.Uneven && root && !Even(counts) {
+			q := r
+			q.Uneven = false
+			refused("uneven blocks that it does not mention", q)
 		}
 		q := r
 		q.Root = n

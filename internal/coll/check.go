@@ -19,6 +19,8 @@ func (r *Request) Check(where string, rank, size int) error {
 		return dist.Newf(where+r.Kind.String(), dist.InvalidArgument, "root %d of %d ranks", r.Root, size)
 	case r.InCounts != nil && len(r.InCounts) != size, r.OutCounts != nil && len(r.OutCounts) != size:
 		return dist.Newf(where+r.Kind.String(), dist.InvalidArgument, "%d and %d counts for %d ranks", len(r.InCounts), len(r.OutCounts), size)
+	case (r.Kind == Gather || r.Kind == Scatter) && !r.Uneven && (!Even(r.InCounts) || !Even(r.OutCounts)):
+		bad = "has uneven blocks without saying so"
 	case r.reduces() && !reduce.Supported(r.DType, r.Op):
 		return dist.Newf(where+r.Kind.String(), dist.NotSupported, "%v of %v is not defined", r.Op, r.DType)
 	case r.reduces() && !r.wholeElements():

@@ -47,6 +47,7 @@ type Request struct {
 	In, Out   []byte
 	InCounts  []int // bytes per rank
 	OutCounts []int // bytes per rank
+	Uneven    bool  // the blocks of a gather or scatter may differ in size; all ranks say so, but only the root knows the sizes
 	PerBlock  bool  // gloo's reduce-scatter of lists: an all-reduce for each block, with tags from Tag on
 	Shape     Shape // what all ranks must agree on beside the bytes; see [Shape]
 	Timeout   time.Duration

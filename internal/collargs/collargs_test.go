@@ -101,6 +101,7 @@ func TestRequestsFit(t *testing.T) {
 						}
 						for name, fill := range calls(g, tensor.Float32, make1, uneven) {
 							c.Reset()
+							c.Request.Uneven = uneven
 							if err := fill(&c); err != nil {
 								t.Errorf("%s, rank %d of %d, %v: %v", name, rank, size, peers, err)
 								continue

@@ -145,7 +145,7 @@ func (g *Group) AllGatherInto(c *Call, op torch.Op, out, in *tensor.Tensor) erro
 	return g.output(c, out, false)
 }
 
-// Gather collects in of every rank into outs at rank root; other ranks pass nil. Among Go ranks sizes may differ.
+// Gather collects in of every rank into outs at rank root; other ranks pass nil.
 func (g *Group) Gather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor, root int) error {
 	const name = "group: gather"
 	if err := g.checkMove(name, torch.Gather, in, root); err != nil {
@@ -167,7 +167,7 @@ func (g *Group) Gather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor, root i
 	}
 	if counts, even := byteCounts(outs); !even {
 		c.Request.OutCounts = counts
-		if err := g.uneven(name, torch.Gather); err != nil {
+		if err := c.uneven(g, name, torch.Gather, counts); err != nil {
 			return err
 		}
 	}
@@ -175,8 +175,7 @@ func (g *Group) Gather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor, root i
 	return g.gatherInto(c, outs, in)
 }
 
-// Scatter sends one tensor of ins at rank root to each rank, into out; other ranks pass nil as ins. Among Go ranks sizes may
-// differ.
+// Scatter sends one tensor of ins at rank root to each rank, into out; other ranks pass nil as ins.
 func (g *Group) Scatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor, root int) error {
 	const name = "group: scatter"
 	if err := g.checkMove(name, torch.Scatter, out, root); err != nil {
@@ -196,7 +195,7 @@ func (g *Group) Scatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor, root 
 		}
 		if counts, even := byteCounts(ins); !even {
 			c.Request.InCounts = counts
-			if err := g.uneven(name, torch.Scatter); err != nil {
+			if err := c.uneven(g, name, torch.Scatter, counts); err != nil {
 				return err
 			}
 		}

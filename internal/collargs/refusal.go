@@ -73,3 +73,12 @@ func (g *Group) uneven(name string, op torch.Op) error {
 	}
 	return refusef(where, name, "gloo of %v, which other ranks use, needs tensors of one size", g.Peers)
 }
+
+// uneven refuses blocks of different sizes in a gather or scatter that was not said to have them: the other ranks, which do not
+// know the sizes, go by that.
+func (c *Call) uneven(g *Group, name string, op torch.Op, counts []int) error {
+	if err := g.uneven(name, op); err != nil || c.Request.Uneven {
+		return err
+	}
+	return dist.Newf(name, dist.InvalidArgument, "the tensors of the ranks differ in size (%d bytes): give the option Uneven on all ranks", counts)
+}

@@ -157,7 +157,7 @@ func plan(rng *rand.Rand, size int, tag uint32, large bool) call {
 			}
 			if n%2 == 1 {
 				counts = uneven
-				q.OutCounts = counts
+				q.OutCounts, q.Uneven = counts, true
 			}
 			q.In = block(r, 0, counts[r]/8)
 			if r == q.Root {

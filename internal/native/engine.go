@@ -30,6 +30,8 @@ type Tuning struct {
 	Small int
 	// Tree is the largest broadcast, in bytes, that goes down a tree, whole, instead of along a chain in segments.
 	Tree int
+	// Relay is the largest result of a gather, or input of a scatter, in bytes, that travels along a tree.
+	Relay int
 	// Doubling is the largest result of an all-gather, in bytes, that is collected in as few steps as possible.
 	Doubling int
 	// Segment is the piece of a large buffer that is in flight at a time.
@@ -47,6 +49,9 @@ func (t Tuning) withDefaults() Tuning {
 	}
 	if t.Tree == 0 {
 		t.Tree = 256 << 10
+	}
+	if t.Relay == 0 {
+		t.Relay = 64 << 10
 	}
 	if t.Doubling == 0 {
 		t.Doubling = 64 << 20

@@ -175,6 +175,7 @@ func makePlan(rng *rand.Rand, n int, tag uint32) plan {
 				}
 				return counts[r] / dt.Size()
 			}
+			q.Uneven = !even
 			q.In = block(dt, size(me), func(i int) int { return val(me, i) })
 			if me == root {
 				want = join(n, func(r int) []byte { return block(dt, size(r), func(i int) int { return val(r, i) }) })
@@ -190,6 +191,7 @@ func makePlan(rng *rand.Rand, n int, tag uint32) plan {
 				}
 				return counts[r] / dt.Size()
 			}
+			q.Uneven = !even
 			if me == root {
 				q.In = join(n, func(r int) []byte { return block(dt, size(r), func(i int) int { return val(r, i) }) })
 				if !even {
@@ -289,10 +291,10 @@ func interrupting(e *native.Engine, q *coll.Request, seed uint64) error {
 // tunings make every algorithm run at every size.
 var tunings = []native.Tuning{
 	{},
-	{Small: 1, Tree: 1, Doubling: 1, Segment: 64, Depth: 1},
+	{Small: 1, Tree: 1, Relay: 1, Doubling: 1, Segment: 64, Depth: 1},
 	{Small: 1, Tree: 1, Segment: 1000, Depth: 4},
 	{Small: 1, Doubling: 1, Segment: 512, Depth: 3, RingFrom: 2},
-	{Small: 1 << 20, Doubling: 1 << 24},
+	{Small: 1 << 20, Relay: 1 << 24, Doubling: 1 << 24},
 }
 
 func TestCollectivesInMemory(t *testing.T) {

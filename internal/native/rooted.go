@@ -13,24 +13,30 @@ func (r *run) fromRoot() int { return (r.rank - r.req.Root + r.size) % r.size }
 
 func (r *run) atPlace(place int) int { return (place + r.req.Root) % r.size }
 
+// subtree returns the shape of the binomial tree at a place. The parent's place is the own one without its lowest set bit, which
+// is span; children are at the distances 1, 2, 4... below span. count is the number of places from this one down.
+func (r *run) subtree(place int) (count, span int) {
+	if span = place & -place; place == 0 {
+		for span = 1; span < r.size; span *= 2 {
+		}
+	}
+	return min(span, r.size-place), span
+}
+
 func (r *run) broadcast() error {
 	if len(r.req.Out) > r.tuning.Tree && r.size > 2 {
 		return r.chain()
 	}
 	place := r.fromRoot()
-	// The parent's place is the own one without its lowest set bit; children differ in a lower bit.
-	lowest := place & -place
+	count, span := r.subtree(place)
 	if place != 0 {
-		if err := r.received(r.recv(phaseData, r.atPlace(place-lowest), r.req.Out)); err != nil {
+		if err := r.received(r.recv(phaseData, r.atPlace(place-span), r.req.Out)); err != nil {
 			return err
-		}
-	} else {
-		for lowest = 1; lowest < r.size; lowest *= 2 {
 		}
 	}
 	children := r.handles()[:0]
-	for bit := lowest / 2; bit > 0; bit /= 2 {
-		if place+bit < r.size {
+	for bit := span / 2; bit > 0; bit /= 2 {
+		if bit < count {
 			children = append(children, r.send(phaseData, r.atPlace(place+bit), r.req.Out))
 		}
 	}
@@ -145,8 +151,17 @@ func (r *run) reduceBlocks() error {
 	return r.receivedAll(handles)
 }
 
+// relays reports whether the blocks of a gather or scatter travel along a tree. Only the root knows the sizes of uneven blocks,
+// so no other rank could pass them on. With two or three ranks the root has as many steps either way.
+func (r *run) relays(block int) bool {
+	return !r.req.Uneven && r.size > 3 && block*r.size <= r.tuning.Relay
+}
+
 func (r *run) gather() error {
 	q := r.req
+	if r.relays(len(q.In)) {
+		return r.gatherTree(len(q.In))
+	}
 	if r.rank != q.Root {
 		return r.sent(r.send(phaseData, q.Root, q.In))
 	}
@@ -166,6 +181,9 @@ func (r *run) gather() error {
 
 func (r *run) scatter() error {
 	q := r.req
+	if r.relays(len(q.Out)) {
+		return r.scatterTree(len(q.Out))
+	}
 	if r.rank != q.Root {
 		return r.received(r.recv(phaseData, q.Root, q.Out))
 	}
@@ -179,6 +197,70 @@ func (r *run) scatter() error {
 			handles[peer] = r.send(phaseData, peer, block)
 		}
 		at += length
+	}
+	return r.sentAll(handles)
+}
+
+// gatherTree sends small blocks up a binomial tree: each rank passes on what it got from its children with its own block in front.
+func (r *run) gatherTree(block int) error {
+	q := r.req
+	place := r.fromRoot()
+	count, span := r.subtree(place)
+	all := q.In
+	switch {
+	case place == 0 && r.rank == 0:
+		all = q.Out // places are ranks
+	case count > 1:
+		all = r.buffer(count * block)
+	}
+	if count > 1 {
+		r.copy(all, q.In)
+	}
+	handles := r.handles()[:0]
+	for bit := 1; bit < count; bit *= 2 {
+		handles = append(handles, r.recv(phaseData, r.atPlace(place+bit), all[bit*block:min(2*bit, count)*block]))
+	}
+	if err := r.receivedAll(handles); err != nil {
+		return err
+	}
+	if place != 0 {
+		return r.sent(r.send(phaseData, r.atPlace(place-span), all[:count*block]))
+	}
+	if r.rank != 0 {
+		r.copy(q.Out[r.rank*block:], all)
+		r.copy(q.Out, all[(r.size-r.rank)*block:])
+	}
+	return nil
+}
+
+// scatterTree is the way back: each rank gets the blocks of its part of the tree.
+func (r *run) scatterTree(block int) error {
+	q := r.req
+	place := r.fromRoot()
+	count, span := r.subtree(place)
+	all := q.Out
+	switch {
+	case place == 0 && r.rank == 0:
+		all = q.In
+	case count > 1:
+		all = r.buffer(count * block)
+	}
+	if place != 0 {
+		if err := r.received(r.recv(phaseData, r.atPlace(place-span), all)); err != nil {
+			return err
+		}
+	} else if r.rank != 0 {
+		r.copy(all, q.In[r.rank*block:])
+		r.copy(all[(r.size-r.rank)*block:], q.In)
+	}
+	handles := r.handles()[:0]
+	for bit := span / 2; bit > 0; bit /= 2 {
+		if bit < count {
+			handles = append(handles, r.send(phaseData, r.atPlace(place+bit), all[bit*block:min(2*bit, count)*block]))
+		}
+	}
+	if count > 1 {
+		r.copy(q.Out, all)
 	}
 	return r.sentAll(handles)
 }

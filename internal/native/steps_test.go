@@ -22,71 +22,132 @@ import (
 
 var update = flag.Bool("update", false, "write the table of steps in docs/groups.md anew")
 
-// counter counts messages, and the steps that must happen one after the other: a message is a step behind the last one that
-// its sender had waited for when it sent.
-type counter struct {
-	mu struct {
-		sync.Mutex
-		messages int
-		steps    int
-		now      []int // by rank: steps behind what it has waited for
-		sent     map[way][]int
-		posted   map[way]int
-		awaited  map[*link.Op]place
-	}
+// The model in which steps are counted: in one step a rank sends at most one message and receives at most one, of up to
+// stepBytes; a longer message takes several steps. What a rank computes takes no time.
+const stepBytes = 64 << 10
+
+// event is what a rank does: it posts a send, or waits for a message that it has sent or that it receives.
+type event struct {
+	kind  eventKind
+	way   way
+	index int // of the message among those of its way
+	bytes int
 }
+
+type eventKind uint8
+
+const (
+	posts eventKind = iota
+	awaitsSent
+	awaitsReceived
+)
 
 type way struct {
 	from, to int
 	slot     uint64
 }
 
-type place struct {
+type message struct {
 	way   way
 	index int
 }
 
-func newCounter(ranks int) *counter {
-	c := &counter{}
-	c.mu.now, c.mu.sent, c.mu.posted, c.mu.awaited = make([]int, ranks), map[way][]int{}, map[way]int{}, map[*link.Op]place{}
-	return c
-}
-
-// countingMesh tells a counter what goes over a mesh.
-type countingMesh struct {
+// recordingMesh writes down what a rank does. What it does depends on nothing but the request.
+type recordingMesh struct {
 	link.Mesh
-	c *counter
+	events *[]event
+	counts map[way]int // messages posted, of each way
+	ops    map[*link.Op]event
 }
 
-func (m countingMesh) Send(op *link.Op) {
-	m.c.mu.Lock()
+func record(m link.Mesh, events *[]event) recordingMesh {
+	return recordingMesh{m, events, map[way]int{}, map[*link.Op]event{}}
+}
+
+func (m recordingMesh) Send(op *link.Op) {
 	w := way{m.Rank(), op.Peer, op.Slot}
-	step := m.c.mu.now[m.Rank()] + 1
-	m.c.mu.sent[w] = append(m.c.mu.sent[w], step)
-	m.c.mu.messages++
-	m.c.mu.steps = max(m.c.mu.steps, step)
-	m.c.mu.Unlock()
+	*m.events = append(*m.events, event{posts, w, m.counts[w], len(op.Buf)})
+	m.ops[op] = event{kind: awaitsSent, way: w, index: m.counts[w]}
+	m.counts[w]++
 	m.Mesh.Send(op)
 }
 
-func (m countingMesh) Recv(op *link.Op) {
-	m.c.mu.Lock()
+func (m recordingMesh) Recv(op *link.Op) {
 	w := way{op.Peer, m.Rank(), op.Slot}
-	m.c.mu.awaited[op] = place{w, m.c.mu.posted[w]}
-	m.c.mu.posted[w]++
-	m.c.mu.Unlock()
+	m.ops[op] = event{kind: awaitsReceived, way: w, index: m.counts[w]}
+	m.counts[w]++
 	m.Mesh.Recv(op)
 }
 
-func (m countingMesh) Wait(ctx context.Context, op *link.Op) error {
-	err := m.Mesh.Wait(ctx, op)
-	m.c.mu.Lock()
-	defer m.c.mu.Unlock()
-	if p, ok := m.c.mu.awaited[op]; ok && err == nil {
-		delete(m.c.mu.awaited, op)
-		m.c.mu.now[m.Rank()] = max(m.c.mu.now[m.Rank()], m.c.mu.sent[p.way][p.index])
+func (m recordingMesh) Wait(ctx context.Context, op *link.Op) error {
+	*m.events = append(*m.events, m.ops[op])
+	return m.Mesh.Wait(ctx, op)
+}
+
+// replay takes the ranks through what they did, step by step, and counts steps and messages.
+func replay(t *testing.T, ranks [][]event) effort {
+	t.Helper()
+	type transfer struct {
+		event
+		left int // steps
 	}
-	return err
+	var e effort
+	queues := make([][]*transfer, len(ranks)) // by sender, in order
+	arrived := map[message]bool{}
+	for {
+		for r := range ranks {
+			for len(ranks[r]) > 0 {
+				next := ranks[r][0]
+				if next.kind == posts {
+					queues[r] = append(queues[r], &transfer{next, units(next.bytes)})
+					e.messages++
+				} else if !arrived[message{next.way, next.index}] {
+					break
+				}
+				ranks[r] = ranks[r][1:]
+			}
+		}
+		// Each sender goes on with what it has begun, or begins the first message whose receiver is free.
+		busy := make([]bool, len(ranks))
+		var moving []*transfer
+		begun := func(q []*transfer) bool { return len(q) > 0 && q[0].left < units(q[0].bytes) }
+		for _, q := range queues {
+			if begun(q) {
+				busy[q[0].way.to] = true
+				moving = append(moving, q[0])
+			}
+		}
+		for r, q := range queues {
+			if begun(q) {
+				continue
+			}
+			for i, m := range q {
+				if !busy[m.way.to] {
+					busy[m.way.to] = true
+					moving = append(moving, m)
+					copy(queues[r][1:i+1], q[:i])
+					queues[r][0] = m
+					break
+				}
+			}
+		}
+		if len(moving) == 0 {
+			break
+		}
+		e.steps++
+		for _, m := range moving {
+			if m.left--; m.left == 0 {
+				arrived[message{m.way, m.index}] = true
+				queues[m.way.from] = queues[m.way.from][1:]
+			}
+		}
+	}
+	for r := range ranks {
+		if len(ranks[r]) > 0 {
+			t.Fatalf("rank %d waits for ever: %+v", r, ranks[r][0])
+		}
+	}
+	return e
 }
 
 // effort is what a collective takes.
@@ -95,7 +156,7 @@ type effort struct{ steps, messages int }
 // measure runs a collective in a world in memory. bytes is the tensor of a broadcast, reduce or all-reduce, else a rank's block.
 func measure(t *testing.T, kind coll.Kind, ranks, bytes int) effort {
 	t.Helper()
-	c := newCounter(ranks)
+	events := make([][]event, ranks)
 	var all sync.WaitGroup
 	errs := make([]error, ranks)
 	for r, m := range memWorld(ranks) {
@@ -120,7 +181,7 @@ func measure(t *testing.T, kind coll.Kind, ranks, bytes int) effort {
 				q.In, q.Out = make([]byte, bytes*ranks), make([]byte, bytes)
 			default:
 			}
-			errs[r] = native.NewEngine(countingMesh{m, c}, native.Tuning{}).Run(t.Context(), q)
+			errs[r] = native.NewEngine(record(m, &events[r]), native.Tuning{}).Run(t.Context(), q)
 		})
 	}
 	all.Wait()
@@ -129,38 +190,52 @@ func measure(t *testing.T, kind coll.Kind, ranks, bytes int) effort {
 			t.Fatalf("%v of %d bytes, rank %d of %d: %v", kind, bytes, r, ranks, err)
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return effort{c.mu.steps, c.mu.messages}
+	return replay(t, events)
 }
 
-// OpenMPI's algorithms (coll/tuned), by their steps and messages.
+// OpenMPI's algorithms, by their steps and messages: what coll/tuned of 4.1 chooses (coll_tuned_decision_fixed.c), of its
+// algorithms the better one where it has several for nearby sizes.
 
 func log2up(n int) int { return bits.Len(uint(n - 1)) }
 
-func binomial(n int) effort      { return effort{log2up(n), n - 1} }
-func linear(n int) effort        { return effort{1, n - 1} }
-func pipeline(n int) effort      { return effort{n - 1, 4 * (n - 1)} } // of four segments
-func dissemination(n int) effort { return effort{log2up(n), n * log2up(n)} }
-func ring(n int) effort          { return effort{n - 1, n * (n - 1)} }
-func ringBothWays(n int) effort  { return effort{2 * (n - 1), 2 * n * (n - 1)} }
+// units is how many steps a message takes.
+func units(bytes int) int { return max(1, (bytes+stepBytes-1)/stepBytes) }
 
-func ringInSegments(n int) effort { // of a quarter of 1 MiB
-	e := ringBothWays(n)
-	return effort{e.steps, e.messages * max((4+n-1)/n, 1)}
+func binomial(n, bytes int) effort  { return effort{log2up(n) * units(bytes), n - 1} }
+func dissemination(n, _ int) effort { return effort{log2up(n), n * log2up(n)} }
+func linear(n, bytes int) effort    { return effort{(n - 1) * units(bytes), n - 1} }
+func ring(n, bytes int) effort      { return effort{(n - 1) * units(bytes), n * (n - 1)} }
+func pipeline(n, bytes int) effort { // of four segments
+	return effort{(n - 1 + 3) * units(bytes/4), 4 * (n - 1)}
 }
 
-func recursiveDoubling(n int) effort {
+// binomialBlocks is a gather or scatter along a binomial tree: messages are twice as long at every level.
+func binomialBlocks(n, bytes int) effort {
+	e := effort{0, n - 1}
+	for have := 1; have < n; have *= 2 {
+		e.steps += units(min(have, n-have) * bytes)
+	}
+	return e
+}
+
+func ringInSegments(n, bytes int) effort { // of a quarter of 1 MiB
+	segments := max((4+n-1)/n, 1)
+	return effort{2 * (n - 1) * segments * units((bytes+n*segments-1)/(n*segments)), 2 * n * (n - 1) * segments}
+}
+
+func recursiveDoubling(n, bytes int) effort {
 	power := 1 << (bits.Len(uint(n)) - 1)
-	e := effort{log2up(power), power * log2up(power)}
+	e := effort{log2up(power) * units(bytes), power * log2up(power)}
 	if rest := n - power; rest > 0 { // the others join before and hear the result afterwards
-		e.steps, e.messages = e.steps+2, e.messages+2*rest
+		e.steps, e.messages = e.steps+2*units(bytes), e.messages+2*rest
 	}
 	return e
 }
 
 // gathering is the all-gather of a small result: recursive doubling for a power of two of ranks, else Bruck's algorithm.
-func gathering(n int) effort { return effort{log2up(n), n * log2up(n)} }
+func gathering(n, bytes int) effort {
+	return effort{binomialBlocks(n, bytes).steps, n * log2up(n)}
+}
 
 type collectiveRow struct {
 	name  string
@@ -168,7 +243,7 @@ type collectiveRow struct {
 	bytes int
 	size  string
 	peer  string
-	most  func(n int) effort
+	most  func(n, bytes int) effort
 }
 
 var collectiveRows = []collectiveRow{
@@ -178,9 +253,9 @@ var collectiveRows = []collectiveRow{
 	{"broadcast", coll.Broadcast, 1 << 20, "1 MiB", "pipeline", pipeline},
 	{"reduce", coll.Reduce, 4, "4 B", "binomial tree", binomial},
 	{"reduce", coll.Reduce, 64 << 10, "64 KiB", "binomial tree", binomial},
-	{"gather", coll.Gather, 4, "4 B", "linear", linear},
-	{"gather", coll.Gather, 64 << 10, "64 KiB", "linear", linear},
-	{"scatter", coll.Scatter, 4, "4 B", "linear", linear},
+	{"gather", coll.Gather, 4, "4 B", "binomial tree", binomialBlocks},
+	{"gather", coll.Gather, 64 << 10, "64 KiB", "linear, or from 8 ranks on a binomial tree", binomialBlocks},
+	{"scatter", coll.Scatter, 4, "4 B", "binomial tree", binomialBlocks},
 	{"scatter", coll.Scatter, 64 << 10, "64 KiB", "linear", linear},
 	{"all-gather", coll.AllGather, 4, "4 B", "recursive doubling or Bruck", gathering},
 	{"all-gather", coll.AllGather, 64 << 10, "64 KiB", "ring", ring},
@@ -197,7 +272,7 @@ func TestStepsAndMessages(t *testing.T) {
 			if row.bytes > 64<<10 && n > 16 {
 				continue // memory
 			}
-			got, most := measure(t, row.kind, n, row.bytes), row.most(n)
+			got, most := measure(t, row.kind, n, row.bytes), row.most(n, row.bytes)
 			if got.steps > most.steps || got.messages > most.messages {
 				t.Errorf("%s of %s with %d ranks: %d steps and %d messages; OpenMPI's %s takes %d and %d",
 					row.name, row.size, n, got.steps, got.messages, row.peer, most.steps, most.messages)

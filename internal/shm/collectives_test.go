@@ -120,7 +120,7 @@ func randomPlan(r *rand.Rand, n, limit int, tag uint32) plan {
 			q.Out = make([]byte, len(join(column(0)...)))
 			p.want[i] = join(column(0)...)
 		case coll.Gather:
-			q.In = blocks[i][root]
+			q.In, q.Uneven = blocks[i][root], uneven
 			if i == root {
 				p.want[i] = join(column(root)...)
 				q.Out = make([]byte, len(p.want[i]))
@@ -130,7 +130,7 @@ func randomPlan(r *rand.Rand, n, limit int, tag uint32) plan {
 			}
 		case coll.Scatter:
 			p.want[i] = blocks[root][i]
-			q.Out = make([]byte, len(p.want[i]))
+			q.Out, q.Uneven = make([]byte, len(p.want[i])), uneven
 			if i == root {
 				q.In = join(blocks[root]...)
 				if uneven {

@@ -22,6 +22,7 @@ const (
 	flagInline = 1 << 24 // the data is in the slot
 	flagDirect = 1 << 25 // the buffer lies in the segment, at the offset in the first word of the send table
 	flagCounts = 1 << 26 // the rank gave counts
+	flagUneven = 1 << 27 // the blocks of a gather or scatter may differ in size
 
 	maskKind  = 0xff
 	maskOp    = 0xff << 8
@@ -46,8 +47,8 @@ var rules = [...]rule{
 	coll.Reduce:        {head: maskOp | maskDType, size: true, root: true, shape: true},
 	coll.AllGather:     {head: maskDType, size: true, shape: true},
 	coll.AllGatherV:    {head: maskDType},
-	coll.Gather:        {head: maskDType, root: true},
-	coll.Scatter:       {head: maskDType, root: true},
+	coll.Gather:        {head: maskDType | flagUneven, root: true},
+	coll.Scatter:       {head: maskDType | flagUneven, root: true},
 	coll.ReduceScatter: {head: maskOp | maskDType, size: true, shape: true},
 	coll.AllToAll:      {head: maskDType},
 	coll.Barrier:       {},
@@ -56,6 +57,9 @@ var rules = [...]rule{
 func describe(r *coll.Request, size int, flags uint64) descriptor {
 	d := descriptor{size: uint64(size)} //nolint:gosec // a length
 	d.head = uint64(r.Kind) | uint64(r.Op)<<8 | uint64(r.DType)<<16 | flags | uint64(r.Tag)<<32
+	if r.Uneven {
+		d.head |= flagUneven
+	}
 	d.extra = uint64(r.Root) & maskRoot //nolint:gosec // in range: validated
 	hash := uint64(0)
 	switch r.Kind {
@@ -135,6 +139,9 @@ func (d *descriptor) words(shape coll.Shape) string {
 		} else {
 			s += fmt.Sprintf("%d bytes, ", d.size)
 		}
+	}
+	if d.head&flagUneven != 0 {
+		s += "uneven, "
 	}
 	if r.root {
 		s += fmt.Sprintf("root %d, ", d.extra&maskRoot)

@@ -29,8 +29,8 @@ type Call struct {
 
 // Agrees reports whether rank, which called c, and peer, which called o, may run the operation together.
 //
-// Beside their bytes, shapes are compared where both have one. In gather and scatter only with the root: it knows the
-// blocks of all ranks, which may differ from each other.
+// Beside their bytes, shapes are compared where both have one; with uneven blocks only with the root, which knows the blocks of
+// all ranks.
 func (c *Call) Agrees(o *Call, rank, peer int) bool {
 	if c.pack() != o.pack() || c.Bytes != o.Bytes {
 		return false
@@ -38,12 +38,7 @@ func (c *Call) Agrees(o *Call, rank, peer int) bool {
 	if c.Shape == o.Shape || !c.Shape.Known() || !o.Shape.Known() {
 		return true
 	}
-	switch c.Kind {
-	case coll.Gather, coll.Scatter:
-		return rank != int(c.Root) && peer != int(c.Root)
-	default:
-		return false
-	}
+	return c.Bytes == unevenBlocks && rank != int(c.Root) && peer != int(c.Root)
 }
 
 // hasOp, hasRoot and hasSize tell which parts of a request all ranks must agree on.
@@ -55,7 +50,10 @@ func hasRoot(k coll.Kind) bool {
 	return k == coll.Broadcast || k == coll.Reduce || k == coll.Gather || k == coll.Scatter
 }
 
-// CallOf describes a request. Sizes that may differ from rank to rank (gather, scatter, all-to-all) are left out: there
+// unevenBlocks stands for the size of blocks of which only the root of a gather or scatter knows the sizes.
+const unevenBlocks = 1 << 63
+
+// CallOf describes a request. Sizes that may differ from rank to rank (uneven gather and scatter, all-to-all) are left out: there
 // each message's length is checked against its room.
 func CallOf(q *coll.Request) Call {
 	c := Call{Kind: q.Kind, DType: q.DType, Shape: q.Shape}
@@ -77,7 +75,16 @@ func CallOf(q *coll.Request) Call {
 		if q.InCounts != nil {
 			c.Bytes = hashCounts(q.InCounts)
 		}
-	case coll.Gather, coll.Scatter, coll.AllToAll, coll.Barrier:
+	case coll.Gather, coll.Scatter:
+		switch {
+		case q.Uneven:
+			c.Bytes = unevenBlocks
+		case q.Kind == coll.Gather:
+			c.Bytes = uint64(len(q.In))
+		default:
+			c.Bytes = uint64(len(q.Out))
+		}
+	case coll.AllToAll, coll.Barrier:
 	}
 	return c
 }
@@ -108,9 +115,13 @@ func (c *Call) String() string {
 	if c.Kind != coll.Barrier {
 		list = append(list, c.DType.String())
 	}
+	if c.Bytes == unevenBlocks {
+		list = append(list, "uneven")
+	}
 	switch {
 	case c.Shape.Known():
 		list = append(list, "shape "+c.Shape.String())
+	case c.Bytes == unevenBlocks:
 	case c.Bytes>>63 != 0:
 		list = append(list, fmt.Sprintf("uneven blocks #%04x", c.Bytes&0xffff))
 	case c.Bytes != 0 || c.Kind == coll.AllReduce || c.Kind == coll.Broadcast:

@@ -74,7 +74,9 @@ func TestCallsAsText(t *testing.T) {
 		"broadcast(int64, 2 elements, root 3)":              {Kind: coll.Broadcast, DType: tensor.Int64, Out: make([]byte, 16), Root: 3},
 		"all_reduce(sum, float32, shape [2, 3])":            {Kind: coll.AllReduce, DType: tensor.Float32, Out: make([]byte, 24), Shape: shape(2, 3)},
 		"barrier()":                                         {Kind: coll.Barrier},
-		"gather(uint8, root 1)":                             {Kind: coll.Gather, DType: tensor.Uint8, Root: 1},
+		"gather(uint8, 3 elements, root 1)":                 {Kind: coll.Gather, DType: tensor.Uint8, Root: 1, In: make([]byte, 3)},
+		"scatter(uint8, uneven, shape [3], root 1)":         {Kind: coll.Scatter, DType: tensor.Uint8, Root: 1, Out: make([]byte, 3), Uneven: true, Shape: shape(3)},
+		"gather(uint8, uneven, root 1)":                     {Kind: coll.Gather, DType: tensor.Uint8, Root: 1, In: make([]byte, 3), Uneven: true},
 		"reduce_scatter(max, float64, uneven blocks #" + "": {Kind: coll.ReduceScatter, Op: reduce.Max, DType: tensor.Float64, InCounts: []int{8, 16}},
 	} {
 		c := CallOf(&q)
@@ -93,6 +95,10 @@ func TestCallsAgree(t *testing.T) {
 		c := CallOf(&coll.Request{Kind: k, DType: tensor.Float32, Root: root, Out: make([]byte, 24), In: make([]byte, 24), Shape: s})
 		return &c
 	}
+	uneven := func(k coll.Kind, root int, s coll.Shape) *Call {
+		c := CallOf(&coll.Request{Kind: k, DType: tensor.Float32, Root: root, Uneven: true, Shape: s})
+		return &c
+	}
 	none := coll.Shape{}
 	for name, c := range map[string]struct {
 		a, b *Call
@@ -104,7 +110,10 @@ func TestCallsAgree(t *testing.T) {
 		"no opinion":             {call(coll.AllReduce, 0, shape(2, 3)), call(coll.AllReduce, 0, none), true},
 		"another operation":      {call(coll.AllReduce, 0, none), call(coll.Reduce, 0, none), false},
 		"gather, to the root":    {call(coll.Gather, 0, shape(2, 3)), call(coll.Gather, 0, shape(3, 2)), false},
-		"gather, among leaves":   {call(coll.Gather, 2, shape(2)), call(coll.Gather, 2, shape(3)), true},
+		"gather, among leaves":   {call(coll.Gather, 2, shape(2)), call(coll.Gather, 2, shape(3)), false},
+		"uneven, to the root":    {uneven(coll.Gather, 0, shape(2, 3)), uneven(coll.Gather, 0, shape(3, 2)), false},
+		"uneven, among leaves":   {uneven(coll.Gather, 2, shape(2)), uneven(coll.Gather, 2, shape(3)), true},
+		"one of two uneven":      {uneven(coll.Gather, 2, shape(2)), call(coll.Gather, 2, shape(2)), false},
 		"scatter, from the root": {call(coll.Scatter, 1, shape(2)), call(coll.Scatter, 1, shape(2, 1)), false},
 		"broadcast, leaves":      {call(coll.Broadcast, 2, shape(2)), call(coll.Broadcast, 2, shape(2, 1)), false},
 	} {
