@@ -8,8 +8,8 @@
 // another has died. Each rank has a counter, its step, that says how far it is; every operation is a few steps that all
 // ranks take together:
 //
-//	step 1    each rank publishes what it was asked to do, with its data when that is small; all compare
-//	step 2..  larger data passes through the ranks' areas in pieces, two buffers deep
+//	step 1    each rank publishes what it was asked to do, with its data or the first piece of it; all compare
+//	step 2..  the rest passes through the ranks' areas in pieces, two buffers deep
 //
 // Because of step 1, a mismatch of operation, type, size, operator, root or order is an error on every rank, naming both
 // sides, before any data is combined. And since no rank enters operation s+1 before all have finished reading operation

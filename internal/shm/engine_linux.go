@@ -201,6 +201,15 @@ func reasonOf(err error) *dist.Error {
 // parity is which of the two slots, descriptors and tables the next operation uses.
 func (e *Engine) parity() int { return int(e.seq+1) & 1 } //nolint:gosec // one bit
 
+// Two areas take turns, step by step: what a rank shows with a step is read by the others before they take the next one, and its
+// place is free for the one after that. This holds across operations, because all ranks take the same steps.
+
+// nextArea is the area of what is shown with the next step.
+func (e *Engine) nextArea() int { return int(e.step+1) & 1 }
+
+// lastArea is the area of what was shown with the last step.
+func (e *Engine) lastArea() int { return int(e.step) & 1 }
+
 // begin is step 1: it publishes the request, waits for the others' and compares. The caller has filled the slot and the
 // table before, if the operation is fresh.
 func (e *Engine) begin(ctx context.Context, r *coll.Request, size int, flags uint64) error {

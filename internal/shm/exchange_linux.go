@@ -17,6 +17,7 @@ import (
 // (scatters, all-to-all); those share the area in equal parts.
 func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
 	data := e.outgoing(r)
+	room := e.partRoom(r.Kind)
 	flags := uint64(0)
 	if len(data) <= e.seg.slot {
 		flags |= flagInline
@@ -24,6 +25,8 @@ func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
 	if e.fresh() {
 		if flags&flagInline != 0 {
 			copy(e.seg.slotOf(e.rank, e.parity()), data)
+		} else {
+			e.put(r, flags, 0, room)
 		}
 		flags |= e.fillTables(r, e.parity())
 	}
@@ -31,7 +34,6 @@ func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
 		return err
 	}
 	parity := e.op.parity
-	room := e.partRoom(r.Kind)
 	if !e.op.moved {
 		if err := e.compareCounts(r, parity); err != nil {
 			return err
@@ -40,7 +42,7 @@ func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
 		if err := e.take(r, parity, inlinePiece, room); err != nil {
 			return err
 		}
-		e.op.moved = true
+		e.op.moved, e.op.turn = true, 1 // piece 0 came with step 1
 	}
 	pieces := e.pieces(r, parity, room)
 	for ; e.op.turn <= pieces; e.op.turn++ {
@@ -49,10 +51,8 @@ func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
 			if k < pieces {
 				e.put(r, flags, k, room)
 			}
-			if k > 0 {
-				if err := e.take(r, parity, k-1, room); err != nil {
-					return err
-				}
+			if err := e.take(r, parity, k-1, room); err != nil {
+				return err
 			}
 		}
 		if k < pieces {
@@ -224,13 +224,13 @@ func (e *Engine) pieces(r *coll.Request, parity, room int) int {
 	return int((largest + uint64(room) - 1) / uint64(room)) //nolint:gosec // a length
 }
 
-// put shows piece k of this rank's blocks, unless they went inline.
+// put shows piece k of this rank's blocks with the next step, unless they went inline.
 func (e *Engine) put(r *coll.Request, flags uint64, k, room int) {
 	data := e.outgoing(r)
 	if flags&flagInline != 0 || data == nil {
 		return
 	}
-	area := e.seg.input(e.rank, k&1)
+	area := e.seg.input(e.rank, e.nextArea())
 	if !split(r.Kind) {
 		piece := pieceOf(data, k, room)
 		copy(area, piece)
@@ -287,7 +287,8 @@ func (e *Engine) takeFrom(r *coll.Request, p int, to []byte, parity, k, room int
 	return nil
 }
 
-// offered is piece k of the n bytes that rank p has for this rank, or nil when they do not come in this piece.
+// offered is piece k of the n bytes that rank p has for this rank, which came with the last step, or nil when they do not come in
+// this piece.
 func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, error) {
 	inline := e.lines[p].desc[parity].head&flagInline != 0
 	if inline != (k == inlinePiece) {
@@ -300,7 +301,7 @@ func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, er
 		if split(r.Kind) {
 			at = e.rank * room
 		}
-		return e.seg.input(p, k&1)[at : at+size], nil
+		return e.seg.input(p, e.lastArea())[at : at+size], nil
 	}
 	at := uint64(0)
 	switch r.Kind {

@@ -5,6 +5,7 @@ package shm
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -21,21 +22,29 @@ func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
 		return e.reduceOnce(ctx, r)
 	}
 	flags := uint64(0)
-	if offset, ok := e.arena.offset(r.Out); ok && e.fresh() {
-		send, _ := e.seg.table(e.rank, e.parity())
-		send[0] = uint64(offset) //nolint:gosec // not negative
-		flags = flagDirect
+	if e.fresh() {
+		if offset, ok := e.arena.offset(r.Out); ok {
+			send, _ := e.seg.table(e.rank, e.parity())
+			send[0] = uint64(offset) //nolint:gosec // not negative
+			flags = flagDirect
+		} else {
+			e.copyIn(r.Out[:min(n, e.pieceSize())])
+		}
 	}
 	if err := e.begin(ctx, r, n, flags); err != nil {
 		return err
 	}
-	if !e.allDirect(e.op.parity, n) {
-		return e.reducePieces(ctx, r, false)
+	direct := e.allDirect(e.op.parity, n)
+	if direct && r.Kind == coll.AllReduce {
+		return e.reduceDirect(ctx, r)
 	}
-	if r.Kind == coll.Reduce {
-		return e.reducePieces(ctx, r, true)
+	if !e.op.moved {
+		e.op.moved = true
+		if direct || !e.anyDirect(e.op.parity) {
+			e.op.turn = 1 // all ranks can read piece 0 of each other since step 1
+		}
 	}
-	return e.reduceDirect(ctx, r)
+	return e.reducePieces(ctx, r, direct)
 }
 
 // reduceOnce is for small buffers: everyone publishes all it has, and everyone combines all, in rank order.
@@ -74,7 +83,7 @@ func share(piece, ranks, i int) (from, to int) {
 // step at the end of the turn serves all three. With direct, e.direct has the buffers of all ranks, and nothing is copied in.
 func (e *Engine) reducePieces(ctx context.Context, r *coll.Request, direct bool) error {
 	n := len(r.Out)
-	size := e.seg.area / (lineSize * e.size) * (lineSize * e.size)
+	size := e.pieceSize()
 	pieces := (n + size - 1) / size
 	wanted := r.Kind == coll.AllReduce || r.Root == e.rank
 	piece := func(k int) []byte { return r.Out[k*size : min((k+1)*size, n)] }
@@ -82,20 +91,20 @@ func (e *Engine) reducePieces(ctx context.Context, r *coll.Request, direct bool)
 		k := e.op.turn
 		if !e.op.waiting {
 			if k < pieces && !direct {
-				e.copyIn(piece(k), k&1)
+				e.copyIn(piece(k))
 			}
 			if k >= 1 && k <= pieces {
 				for i := range e.inputs {
 					if direct {
 						e.inputs[i] = e.direct[i][(k-1)*size:]
 					} else {
-						e.inputs[i] = e.seg.input(i, (k-1)&1)
+						e.inputs[i] = e.seg.input(i, e.lastArea())
 					}
 				}
-				e.reduceShare(piece(k-1), (k-1)&1, r, wanted)
+				e.reduceShare(piece(k-1), r, wanted)
 			}
 			if k >= 2 && wanted {
-				e.copyOut(piece(k-2), k&1)
+				e.copyOut(piece(k - 2))
 			}
 		}
 		if k <= pieces {
@@ -110,9 +119,12 @@ func (e *Engine) reducePieces(ctx context.Context, r *coll.Request, direct bool)
 	return nil
 }
 
-// copyIn shows the others their shares of a piece.
-func (e *Engine) copyIn(data []byte, parity int) {
-	room := e.seg.input(e.rank, parity)
+// pieceSize is how much of a buffer is reduced at a time.
+func (e *Engine) pieceSize() int { return e.seg.area / (lineSize * e.size) * (lineSize * e.size) }
+
+// copyIn shows the others their shares of a piece with the next step.
+func (e *Engine) copyIn(data []byte) {
+	room := e.seg.input(e.rank, e.nextArea())
 	for _, p := range e.peers {
 		from, to := share(len(data), e.size, p)
 		copy(room[from:to], data[from:to])
@@ -124,9 +136,9 @@ const reduceBlock = 8 << 10
 
 // reduceShare reduces this rank's share of a piece, which e.inputs holds of each rank, into its result area, and into its own
 // buffer when that is wanted.
-func (e *Engine) reduceShare(data []byte, parity int, r *coll.Request, wanted bool) {
+func (e *Engine) reduceShare(data []byte, r *coll.Request, wanted bool) {
 	from, to := share(len(data), e.size, e.rank)
-	room := e.seg.result(e.rank, parity)
+	room := e.seg.result(e.rank, e.nextArea())
 	for ; from < to; from += reduceBlock {
 		end := min(from+reduceBlock, to)
 		for i := range e.sources {
@@ -144,11 +156,16 @@ func (e *Engine) reduceShare(data []byte, parity int, r *coll.Request, wanted bo
 }
 
 // copyOut takes the others' shares of a piece.
-func (e *Engine) copyOut(data []byte, parity int) {
+func (e *Engine) copyOut(data []byte) {
 	for _, p := range e.peers {
 		from, to := share(len(data), e.size, p)
-		copy(data[from:to], e.seg.result(p, parity)[from:to])
+		copy(data[from:to], e.seg.result(p, e.lastArea())[from:to])
 	}
+}
+
+// anyDirect reports whether a rank's buffer lies in the segment, so that the rank has copied nothing in.
+func (e *Engine) anyDirect(parity int) bool {
+	return slices.ContainsFunc(e.lines, func(l *syncLine) bool { return l.desc[parity].head&flagDirect != 0 })
 }
 
 // allDirect reports whether every rank's buffer lies in the segment, where all can reach it, and fills e.direct.
