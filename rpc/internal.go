@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
@@ -71,6 +72,9 @@ func (a *Agent) internal(name string) *handler {
 	return &handler{name: name, raw: fn}
 }
 
+// tellLostTime bounds how long a worker is told that an all-gather cannot come to its end.
+const tellLostTime = time.Second
+
 func wrongArguments(r *Request) error {
 	return &RemoteError{Kind: "TypeError", Message: r.Func + ": wrong arguments", Code: dist.InvalidArgument}
 }
@@ -94,7 +98,17 @@ func (a *Agent) serveGather(_ context.Context, r *Request) (any, error) {
 	if !ok1 || !ok2 || err != nil {
 		return nil, wrongArguments(r)
 	}
-	return nil, gatherRefusal(a.world.Gathers.ToLeader(id, from, r.Args[2], names, a.isGo(r.From.Name)))
+	err = a.world.Gathers.ToLeader(id, from, r.Args[2], names, a.isGo(r.From.Name))
+	if dead := a.world.Gathers.Lost(id, names); dead != "" { // it has come too late to be told with the others
+		a.net.Background(func() {
+			ctx, cancel := context.WithTimeout(a.net.Context, tellLostTime)
+			defer cancel()
+			if a.world.IsGo(ctx, r.From.Name) { // a PyTorch worker does not know this function
+				_ = a.callAgain(ctx, r.From.Name, rpcworld.FuncGatherLost, []any{id, dead, r.Args[3]})
+			}
+		})
+	}
+	return nil, gatherRefusal(err)
 }
 
 func (a *Agent) serveBroadcast(_ context.Context, r *Request) (any, error) {

@@ -46,7 +46,7 @@ func (a *Agent) startStatic(ctx context.Context) error {
 		}
 		a.net.AddPeer(name, rrefcore.Worker(id), addr, entry)
 	}
-	if err := a.world.Gathers.First(names, func() (int, error) { return a.world.AskForGathers(ctx, members{a}, names, true) }); err != nil {
+	if err := a.world.CountGathers(ctx, members{a}, names, true); err != nil {
 		return fmt.Errorf("ask how many all-gathers there were in earlier rounds: %w", err)
 	}
 	if _, err := a.allGather(ctx, nil); err != nil {

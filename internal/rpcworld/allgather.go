@@ -5,13 +5,10 @@ package rpcworld
 
 import (
 	"context"
-	"slices"
-	"strconv"
-	"strings"
-	"sync"
-	"time"
+	"errors"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/worldcore"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -33,181 +30,135 @@ const (
 	FuncGatherLost  = "cohort.rpc.gather_lost"
 )
 
-// AllGather exchanges an object with the named workers, of which this one is one. It corresponds to
-// torch.distributed.rpc.api._all_gather, but does not wait for a worker that has died: a Go leader looks after all others,
-// since none of them can have left, and tells them. They look after the leader. A PyTorch leader looks after nobody, so all
-// look after all, although others may be further than they are; together says that nobody can leave before this worker.
-func (w *World) AllGather(ctx context.Context, p Party, object any, names []string, together bool) (*py.Dict, error) {
-	slices.Sort(names)
-	leader, others := names[0], names[1:]
-	if err := w.Gathers.First(names, func() (int, error) { return w.AskForGathers(ctx, p, names, false) }); err != nil {
-		return nil, err
-	}
-	id, s, err := w.Gathers.Begin(names)
-	if err != nil {
-		return nil, err
-	}
-	defer w.Gathers.Forget(id)
-	set := make(py.Set, len(names))
-	for i, name := range names {
-		set[i] = name
-	}
-	how := ClosedWait
-	if leader != w.cfg.Name && !together {
-		how = OpenWait
-	}
-	v := w.Watch(ctx, p, w.waitedFor(ctx, p, names, together), how)
-	err = w.report(v.Context(), p, id, s, object, names, set)
-	dead := v.End()
-	select {
-	case <-s.Done: // whatever happened meanwhile
-		err = s.Err
-	default:
-		if dead != nil {
-			err = dead
-		}
-	}
-	if err != nil {
-		if leader == w.cfg.Name && dead != nil {
-			w.tellLost(ctx, p, id, dead.Peer, others, set)
-		}
-		return nil, gatherError(err)
-	}
-	if leader != w.cfg.Name {
-		return s.Objects, nil
-	}
-	errs := make([]error, len(others))
-	var told sync.WaitGroup
-	for i, name := range others {
-		told.Go(func() { errs[i] = p.Call(ctx, name, FuncToFollowers, []any{id, s.Objects}) })
-	}
-	told.Wait()
-	for i, name := range others {
-		if errs[i] != nil {
-			e := dist.Wrap("rpc: all_gather", dist.Unavailable, errs[i])
-			e.Key, e.Peer = "broadcast", name
-			return s.Objects, e
-		}
-	}
-	return s.Objects, nil
-}
-
-// waitedFor are the workers to look after in an all-gather.
-func (w *World) waitedFor(ctx context.Context, p Party, names []string, together bool) []string {
-	leader := names[0]
-	all := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == w.cfg.Name })
-	if leader == w.cfg.Name || !w.IsGo(ctx, leader) {
-		return all
-	}
-	return slices.DeleteFunc(all, func(name string) bool {
-		return name != leader && (!together || !p.State(name).Met)
-	})
-}
-
-// report gives the own object to the leader and waits until all are there.
-func (w *World) report(ctx context.Context, p Party, id string, s *Gather, object any, names []string, set py.Set) error {
-	leader := names[0]
-	select {
-	case <-s.Done: // the leader has given up before we came
-		return nil
-	default:
-	}
-	var err error
-	if leader == w.cfg.Name {
-		err = w.Gathers.ToLeader(id, w.cfg.Name, object, names, false)
-	} else {
-		err = p.Call(ctx, leader, FuncToLeader, []any{id, w.cfg.Name, object, set})
-	}
-	if err != nil {
-		return err
-	}
-	select {
-	case <-s.Done:
-		return nil
-	case <-ctx.Done():
-		e := dist.Ended("rpc: all_gather", ctx)
-		if leader == w.cfg.Name {
-			e.Detail = "workers that did not report: " + strings.Join(w.Gathers.Missing(id, names), ", ")
-		} else {
-			e.Detail = "no answer of the leader " + leader
-		}
-		return e
-	case <-p.Closed():
-		return dist.New("rpc: all_gather", dist.Closed, "the agent is closed")
-	}
-}
-
-// gatherError says of a worker's death what was waited for.
-func gatherError(err error) error {
-	dead, ok := err.(*dist.Error) //nolint:errorlint // only what a watcher or a leader says
-	if !ok || dead.Op != "rpc: worker" {
-		return err
-	}
-	e := dist.Wrap("rpc: all_gather", dist.PeerLost, err)
-	e.Peer, e.Rank, e.Detail = dead.Peer, dead.Rank, dead.Detail
-	return e
-}
-
-// tellLost tells the Go workers of an all-gather why it fails. A PyTorch worker waits until its time is over, as for a leader
-// of its own kind.
-func (w *World) tellLost(ctx context.Context, p Party, id, worker string, others []string, set py.Set) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	var told sync.WaitGroup
-	for _, name := range others {
-		if name == worker || !p.State(name).Connected {
-			continue
-		}
-		told.Go(func() {
-			if w.IsGo(ctx, name) { // a PyTorch worker does not know this function
-				_ = p.Call(ctx, name, FuncGatherLost, []any{id, worker, set})
-			}
-		})
-	}
-	told.Wait()
-}
-
 // Where PyTorch counts its all-gathers.
 const (
 	gatherCounts = "torch.distributed.rpc.api:_all_gather_sequence_id.get"
 	gatherStates = "torch.distributed.rpc.api:_all_gather_sequence_id_to_states.__contains__"
 )
 
-// AskForGathers asks a PyTorch worker which all-gather of these names is next. entered says that the worker is about to enter
-// it, if it has not, and waits for us there. Otherwise it may enter it at any time.
-func (w *World) AskForGathers(ctx context.Context, p Party, names []string, entered bool) (int, error) {
-	who := ""
-	for _, name := range names {
-		if name != w.cfg.Name && !w.IsGo(ctx, name) && (who == "" || name < who) {
-			who = name
+// AllGather exchanges an object with the named workers, of which this one is one. It corresponds to
+// torch.distributed.rpc.api._all_gather, but does not wait for a worker that has died; see [worldcore.Gather]. together says
+// that nobody can leave before this worker.
+func (w *World) AllGather(ctx context.Context, p Party, object any, names []string, together bool) (*py.Dict, error) {
+	m := worldcore.NewGather(w.self(), w.round, names, together, worldcore.GatherOptions{})
+	x := w.gathering(p, names)
+	x.object = object
+	w.drive(ctx, m, x.do)
+	return x.objects, m.Err()
+}
+
+// CountGathers finds out which all-gather of these names is next. entered says that the others are about to enter it, if they
+// have not, and wait for us there. Otherwise they may enter it at any time.
+func (w *World) CountGathers(ctx context.Context, p Party, names []string, entered bool) error {
+	m := worldcore.NewCounting(w.self(), w.round, names, entered, worldcore.GatherOptions{})
+	w.drive(ctx, m, w.gathering(p, names).do)
+	return m.Err()
+}
+
+// gathering is an all-gather of this worker that is under way.
+type gathering struct {
+	w       *World
+	p       Party
+	set     py.Set // the names
+	object  any
+	objects *py.Dict
+	watch   chan *Watcher
+}
+
+func (w *World) gathering(p Party, names []string) *gathering {
+	x := &gathering{w: w, p: p, set: make(py.Set, len(names)), watch: make(chan *Watcher, 1)}
+	for i, name := range names {
+		x.set[i] = name
+	}
+	return x
+}
+
+// do does what the machine of an all-gather asks for.
+func (x *gathering) do(ctx context.Context, op worldcore.Op) (ev worldcore.Event) {
+	g := x.w.Gathers
+	switch op.Kind {
+	case worldcore.OpGatherCount, worldcore.OpGatherFirst, worldcore.OpGatherSeen, worldcore.OpGiveUp:
+		return g.about(op)
+	case worldcore.OpGatherEnter:
+		ev.Text, ev.Err = g.enter(op.Names)
+	case worldcore.OpGatherLeave:
+		x.objects = g.leave(op.Text)
+	case worldcore.OpReport:
+		ev.Err = x.report(ctx, op)
+	case worldcore.OpAwait:
+		return g.await(ctx, op, x.p.Closed())
+	case worldcore.OpShare:
+		g.mu.Lock()
+		all := g.objects(op.Text)
+		g.mu.Unlock()
+		ev.Err = x.p.Call(ctx, op.Worker, FuncToFollowers, []any{op.Text, all})
+	case worldcore.OpTellLost:
+		ev.Err = x.p.Call(ctx, op.Worker, FuncGatherLost, []any{op.Text, op.Names[0], x.set})
+	case worldcore.OpAskCount:
+		ev.Err = x.p.Ask(ctx, &ev.N, op.Worker, gatherCounts, op.Text, 0)
+	case worldcore.OpAskInside:
+		ev.Err = x.p.Ask(ctx, &ev.OK, op.Worker, gatherStates, op.Text)
+	case worldcore.OpWatch:
+		v := x.w.Watch(ctx, x.p, op.Names, op.Among, op.How)
+		x.watch <- v
+		<-v.Context().Done()
+	case worldcore.OpUnwatch:
+		if dead := (<-x.watch).End(); dead != nil {
+			ev.Err = dead
+		}
+	default:
+		return x.w.lookAt(ctx, x.p, op)
+	}
+	ev.Gone = errors.Is(ev.Err, ErrRefused)
+	return ev
+}
+
+// report gives the own object to the leader.
+func (x *gathering) report(ctx context.Context, op worldcore.Op) error {
+	me := x.w.cfg.Name
+	if op.Worker != me {
+		return x.p.Call(ctx, op.Worker, FuncToLeader, []any{op.Text, me, x.object, x.set})
+	}
+	names := make([]string, len(x.set))
+	for i, name := range x.set {
+		names[i] = name.(string) //nolint:errcheck,forcetypeassert // only names are in it
+	}
+	return x.w.Gathers.ToLeader(op.Text, me, x.object, names, false)
+}
+
+// about answers a question about the all-gathers, or notes the number of the next one.
+func (g *Gathers) about(op worldcore.Op) (ev worldcore.Event) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch op.Kind {
+	case worldcore.OpGatherCount:
+		ev.OK = g.mu.core.Known(op.Names)
+	case worldcore.OpGatherFirst:
+		g.mu.core.First(op.Names, op.N)
+	case worldcore.OpGiveUp:
+		g.mu.core.GiveUp(op.Text, op.Names, op.Worker)
+	default: // worldcore.OpGatherSeen
+		if s := g.mu.core.Of(op.Text); s != nil && s.Done {
+			ev.OK, ev.Err = true, s.Err
 		}
 	}
-	if w.Round() == 0 || who == "" { // Go workers begin with 0, and so do the first worlds of PyTorch's processes
-		return 0, nil
+	return ev
+}
+
+// await waits until an all-gather that was entered is complete.
+func (g *Gathers) await(ctx context.Context, op worldcore.Op, closed <-chan struct{}) (ev worldcore.Event) {
+	g.mu.Lock()
+	done := g.mu.done[op.Text]
+	g.mu.Unlock()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		ev.Err = dist.Ended("rpc: all_gather", ctx)
+		g.mu.Lock()
+		ev.Names = g.mu.core.Missing(op.Text, op.Names)
+		g.mu.Unlock()
+	case <-closed:
+		ev.Err = dist.New("rpc: all_gather", dist.Closed, "the agent is closed")
 	}
-	all := strings.Join(slices.Sorted(slices.Values(names)), "")
-	for last := -1; ; {
-		var count int
-		err := p.Ask(ctx, &count, who, gatherCounts, all, 0)
-		inside := false
-		if err == nil && count > 0 {
-			err = p.Ask(ctx, &inside, who, gatherStates, all+strconv.Itoa(count-1))
-		}
-		if err != nil {
-			return 0, err
-		}
-		next := count
-		if inside {
-			next = count - 1
-		}
-		if next == last && (inside || !entered) { // twice, since a worker that enters it counts a moment before
-			return next, nil
-		}
-		last = next
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return 0, dist.FromContext("rpc: all_gather", ctx)
-		}
-	}
+	return ev
 }

@@ -89,7 +89,7 @@ func (j *joining) run(ctx context.Context) error {
 	}
 	moment.At("rpcworld.dynamic.listed")
 	j.listed = true // perhaps, if it fails
-	if err = w.st.Set(ctx, keyInfos, formatInfos(append(slices.Clone(all), Worker{w.cfg.Name, id}))); err != nil {
+	if err = w.st.Set(ctx, keyInfos, formatInfos(append(slices.Clone(all), Worker{Name: w.cfg.Name, ID: id}))); err != nil {
 		return err
 	}
 	for _, m := range all {

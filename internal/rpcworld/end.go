@@ -30,7 +30,7 @@ const lastGrace = 2 * time.Second
 func (w *World) EndStatic(ctx context.Context, p Party, calls Calls) error {
 	d := &departure{w: w, p: p, calls: calls}
 	defer func() { _ = d.unwatch() }()
-	step := d.core.Step(worldcore.Event{Kind: worldcore.Begin})
+	step := d.core.Step(worldcore.EndEvent{Kind: worldcore.Begin})
 	for step.Action != worldcore.End {
 		step = d.core.Step(d.do(ctx, step))
 	}
@@ -66,26 +66,28 @@ func (d *departure) unwatch() *dist.Error {
 }
 
 // do performs one action.
-func (d *departure) do(ctx context.Context, step worldcore.Step) worldcore.Event {
+func (d *departure) do(ctx context.Context, step worldcore.Step) worldcore.EndEvent {
 	w := d.w
 	switch step.Action { //nolint:exhaustive // the others are about the way to the last barrier
 	case worldcore.Arrive:
 		_ = d.unwatch()
 		w.Over(ctx) // for worlds that come later, if the store outlives this one
 		all, err := w.Arrive(ctx, step.N, 0)
-		return d.result(worldcore.Event{Kind: worldcore.Arrived, All: all}, nil, err)
+		return d.result(worldcore.EndEvent{Kind: worldcore.Arrived, All: all}, nil, err)
 	case worldcore.WaitLast:
-		d.watch = w.Watch(ctx, d.p, w.Others(d.p), LastWait)
+		others := w.Others(d.p)
+		d.watch = w.Watch(ctx, d.p, others, others, LastWait)
 		err := w.Ready(d.watch.Context(), step.N)
-		return d.result(worldcore.Event{Kind: worldcore.Passed}, d.unwatch(), err)
+		return d.result(worldcore.EndEvent{Kind: worldcore.Passed}, d.unwatch(), err)
 	case worldcore.Look:
-		return worldcore.Event{Kind: worldcore.Looked, Open: w.Unfinished(ctx, step.N, lastGrace)}
+		return worldcore.EndEvent{Kind: worldcore.Looked, Open: w.Unfinished(ctx, step.N, lastGrace)}
 	case worldcore.Name:
 		d.dead = w.firstDeath(ctx, d.p, d.dead)
-		return worldcore.Event{Kind: worldcore.Named, Worker: d.dead.Peer}
+		return worldcore.EndEvent{Kind: worldcore.Named, Worker: d.dead.Peer}
 	}
 	if d.watch == nil {
-		d.watch = w.Watch(ctx, d.p, w.Others(d.p), ClosedWait)
+		others := w.Others(d.p)
+		d.watch = w.Watch(ctx, d.p, others, others, ClosedWait)
 	}
 	ev, err := d.approach(d.watch.Context(), step)
 	var dead *dist.Error
@@ -96,30 +98,30 @@ func (d *departure) do(ctx context.Context, step worldcore.Step) worldcore.Event
 }
 
 // approach performs an action on the way to the last barrier, which nobody leaves before this worker.
-func (d *departure) approach(ctx context.Context, step worldcore.Step) (worldcore.Event, error) {
+func (d *departure) approach(ctx context.Context, step worldcore.Step) (worldcore.EndEvent, error) {
 	switch step.Action {
 	case worldcore.FindBarrier:
 		n, err := d.w.FirstBarrier(ctx)
-		return worldcore.Event{Kind: worldcore.Found, N: n}, err
+		return worldcore.EndEvent{Kind: worldcore.Found, N: n}, err
 	case worldcore.WaitIdle:
-		return worldcore.Event{Kind: worldcore.Idle}, d.calls.Idle(ctx)
+		return worldcore.EndEvent{Kind: worldcore.Idle}, d.calls.Idle(ctx)
 	case worldcore.Meet:
 		_, err := d.w.Barrier(ctx, step.N, 0)
-		return worldcore.Event{Kind: worldcore.Passed}, err
+		return worldcore.EndEvent{Kind: worldcore.Passed}, err
 	default: // worldcore.Count
 		own := d.calls.Freeze()
 		defer d.calls.Thaw()
 		sum, err := d.w.Barrier(ctx, step.N, own)
-		return worldcore.Event{Kind: worldcore.Passed, Sum: sum}, err
+		return worldcore.EndEvent{Kind: worldcore.Passed, Sum: sum}, err
 	}
 }
 
 // result is the event of an action, or of its failure.
-func (d *departure) result(ev worldcore.Event, dead *dist.Error, err error) worldcore.Event {
+func (d *departure) result(ev worldcore.EndEvent, dead *dist.Error, err error) worldcore.EndEvent {
 	if err == nil {
 		return ev
 	}
-	ev = worldcore.Event{Kind: worldcore.Failed}
+	ev = worldcore.EndEvent{Kind: worldcore.Failed}
 	if dead != nil {
 		d.dead, ev.Worker = dead, dead.Peer
 		return ev

@@ -5,33 +5,30 @@ package rpcworld
 
 import (
 	"encoding/hex"
-	"fmt"
-	"math"
 	"strconv"
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/worldcore"
 )
 
 // MaxWorkerID is the largest id that PyTorch's messages can name.
-const MaxWorkerID = math.MaxInt16
+const MaxWorkerID = worldcore.MaxWorkerID
 
-// The keys of a world in its store, below the prefix of the round. Those that begin with "cohort" are ours, the others
-// PyTorch's.
+// The keys of the machines of package worldcore, where they are explained.
 const (
-	keyStatic  = "rpcIsStaticGroup"
+	keyStatic  = worldcore.KeyStatic
+	keyNames   = worldcore.KeyNames
+	keyInfos   = worldcore.KeyInfos
+	keyAddrs   = worldcore.KeyAddrs
+	keyCohort  = worldcore.KeyCohort
+	keyGo      = worldcore.KeyGo
+	keyOver    = worldcore.KeyOver
+	keyLost    = worldcore.KeyLost
 	keyToken   = "RpcGroupManagementToken"
-	keyNames   = "names/"
-	keyInfos   = "names/_ALL_WORKER_INFOS"
-	keyAddrs   = "addrs/"
-	keyCohort  = "cohort/"      // + name: the entry of a Go worker on the cohort transport, set before its address
-	keyGo      = "cohort/go/"   // + name: a Go worker, whatever it speaks; set before its address
 	keyGoRanks = "cohort/rank/" // + rank: a Go worker of a static world, set first of all
-	keyCame    = "cohort/came"  // how many Go ranks have come to a static world
 	keyMixed   = "cohort/mixed" // a round in which a PyTorch rank has begun to start, once a Go rank has seen it
 	keySize    = "cohort/size"  // of a static world with Go workers
-	keyOver    = "cohort/over"  // a static world is about to end in order
-	keyLost    = "cohort/lost"  // a worker of a static world that has died, once somebody who waited has found out
 	keyBeat    = "cohort/beat/" // + token: grows while the Go worker that holds the token lives
 	keyRounds  = "cohort/rounds"
 )
@@ -40,10 +37,7 @@ const (
 func RoundPrefix(k int) string { return "rpc_prefix_" + strconv.Itoa(k) }
 
 // Worker is a worker by name and id.
-type Worker struct {
-	Name string
-	ID   int
-}
+type Worker = worldcore.Worker
 
 // Entry is what a Go worker on the cohort transport publishes under its name: which start of it this is, and the secret by
 // which it proves that it is the one that wrote the entry.
@@ -66,30 +60,4 @@ func parseEntry(name string, raw []byte) (Entry, error) {
 	return Entry{Epoch: n, Secret: s}, nil
 }
 
-// parseInfos reads PyTorch's list of the members of a dynamic world.
-func parseInfos(raw string) ([]Worker, error) {
-	var members []Worker
-	for entry := range strings.SplitSeq(raw, ",") {
-		if entry == "" {
-			continue
-		}
-		at := strings.LastIndexByte(entry, '-')
-		id, err := -1, error(nil)
-		if at >= 0 {
-			id, err = strconv.Atoi(entry[at+1:])
-		}
-		if err != nil || id < 0 || id > MaxWorkerID {
-			return nil, dist.Newf("rpc: join", dist.Protocol, "the list of workers has an entry %q", entry)
-		}
-		members = append(members, Worker{Name: entry[:at], ID: id})
-	}
-	return members, nil
-}
-
-func formatInfos(members []Worker) []byte {
-	var b strings.Builder
-	for _, m := range members {
-		fmt.Fprintf(&b, "%s-%d,", m.Name, m.ID)
-	}
-	return []byte(b.String())
-}
+func formatInfos(members []Worker) []byte { return []byte(worldcore.FormatInfos(members)) }

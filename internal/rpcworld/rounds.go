@@ -6,8 +6,6 @@ package rpcworld
 import (
 	"context"
 	"strconv"
-
-	"github.com/cohort-dist/cohort/store"
 )
 
 // PyTorch counts in three places, per process and for ever: the worlds it has been in (the round: part of every key), the
@@ -22,8 +20,6 @@ const (
 	// barriersAhead is how many barriers of a shutdown are looked for beyond those that the round explains.
 	barriersAhead = 64
 )
-
-func (w *World) roundStore(k int) store.Store { return store.Prefix(RoundPrefix(k), w.base) }
 
 // noteRound lets those who come later look for the latest round where it is. It is a hint: it may be missing or too low.
 func (w *World) noteRound(ctx context.Context) error {

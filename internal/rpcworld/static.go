@@ -245,18 +245,6 @@ func (w *World) lookAround(ctx context.Context, value string) error {
 	}
 }
 
-// pause waits. It reports false when ctx ends first.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // Names publishes the own name and address, and waits for the names of all ranks.
 func (w *World) Names(ctx context.Context, addr string) ([]string, error) {
 	if err := w.chooseMode(ctx, "true"); err != nil {

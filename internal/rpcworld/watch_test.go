@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -28,7 +27,7 @@ type scene struct {
 func newScene(names ...string) *scene {
 	s := &scene{states: map[string]State{}, reach: map[string]error{}, asked: map[string]int{}}
 	for i, name := range names {
-		s.all = append(s.all, Worker{name, i})
+		s.all = append(s.all, Worker{Name: name, ID: i})
 		s.states[name] = State{Known: true, ID: i, Met: true, Connected: true}
 	}
 	return s
@@ -66,7 +65,7 @@ func watch(t *testing.T, w *World, s *scene, how Wait, names ...string) (*dist.E
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	begun := time.Now()
-	v := w.Watch(ctx, s, names, how)
+	v := w.Watch(ctx, s, names, names, how)
 	<-v.Context().Done()
 	return v.End(), time.Since(begun)
 }
@@ -82,12 +81,12 @@ func TestWatcher(t *testing.T) {
 	}{
 		"all is well":                    {func(*scene) {}, ClosedWait, "", 0, 0},
 		"a process has ended":            {func(s *scene) { s.change("b", lost, ErrRefused) }, ClosedWait, "b", 0, time.Second},
-		"one that may have left":         {func(s *scene) { s.change("b", lost, ErrRefused) }, OpenWait, "b", graceOfDeath, 2 * time.Second},
+		"one that may have left":         {func(s *scene) { s.change("b", lost, ErrRefused) }, OpenWait, "b", time.Second, 2 * time.Second},
 		"a connection was cut":           {func(s *scene) { s.change("b", lost, nil) }, ClosedWait, "", 0, 0},
-		"a machine is silent":            {func(s *scene) { s.change("b", func(x *State) { x.Silence = silentFor }, nil) }, ClosedWait, "b", 0, time.Second},
-		"a machine cannot be reached":    {func(s *scene) { s.change("b", lost, ErrSilent) }, ClosedWait, "b", silentFor / 2, silentFor},
+		"a machine is silent":            {func(s *scene) { s.change("b", func(x *State) { x.Silence = 20 * time.Second }, nil) }, ClosedWait, "b", 0, time.Second},
+		"a machine cannot be reached":    {func(s *scene) { s.change("b", lost, ErrSilent) }, ClosedWait, "b", 10 * time.Second, 20 * time.Second},
 		"a member has left":              {func(s *scene) { s.change("b", func(x *State) { *x = State{} }, nil) }, ClosedWait, "b", 0, time.Second},
-		"somebody that was never called": {func(s *scene) { s.change("b", func(x *State) { x.Met, x.Connected = false, false }, ErrRefused) }, ClosedWait, "b", unconnectedAfter, 2 * time.Second},
+		"somebody that was never called": {func(s *scene) { s.change("b", func(x *State) { x.Met, x.Connected = false, false }, ErrRefused) }, ClosedWait, "b", 500 * time.Millisecond, 2 * time.Second},
 		"somebody nobody waits for":      {func(s *scene) { s.change("c", lost, ErrRefused) }, ClosedWait, "", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -160,56 +159,4 @@ func TestWatcherWithoutStore(t *testing.T) {
 			t.Errorf("got %v after %v", e, after)
 		}
 	})
-}
-
-// An all-gather in all orders of its messages, with copies of them.
-func TestGathers(t *testing.T) {
-	names := []string{"a", "b"}
-	g := NewGathers()
-	id, s, err := g.Begin(names)
-	if err != nil || id != "ab0" {
-		t.Fatal(id, err)
-	}
-	if err = g.ToLeader(id, "b", 2, names, true); err != nil {
-		t.Error(err)
-	}
-	if got := g.Missing(id, names); len(got) != 1 || got[0] != "a" {
-		t.Errorf("missing are %v", got)
-	}
-	if err = g.ToLeader(id, "b", 2, names, true); err != nil {
-		t.Errorf("a copy from a Go worker: %v", err)
-	}
-	if err = g.ToLeader(id, "b", 2, names, false); err == nil {
-		t.Error("a PyTorch worker has reported twice")
-	}
-	if err = g.ToLeader(id, "x", 2, names, true); err == nil {
-		t.Error("a worker that takes no part has reported")
-	}
-	if err = g.ToLeader(id, "a", 1, names, false); err != nil {
-		t.Error(err)
-	}
-	<-s.Done
-	if v, _ := s.Objects.Get("b"); v != 2 || s.Err != nil {
-		t.Errorf("got %v, %v", v, s.Err)
-	}
-	g.Forget(id)
-	if err = g.ToLeader(id, "b", 2, names, true); err != nil { // of one that is over
-		t.Error(err)
-	}
-	if err = g.ToFollower("ab1", &py.Dict{Pairs: []py.Pair{{Key: "a", Value: 1}, {Key: "b", Value: 2}}}, false); err != nil { // before we have entered it
-		t.Error(err)
-	}
-	if id, s, err = g.Begin(names); err != nil || id != "ab1" {
-		t.Fatal(id, err)
-	}
-	<-s.Done
-	g.Forget(id)
-	for i := range maxGathers {
-		if err = g.ToLeader(fmt.Sprintf("ab%d", i+2), "b", 0, names, false); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err = g.ToLeader("ab99999", "b", 0, names, false); dist.CodeOf(err) != dist.Exhausted {
-		t.Errorf("more all-gathers than there may be: %v", err)
-	}
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/worldcore"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -56,6 +57,15 @@ func New(st store.Store, cfg Config) *World {
 	w.mu.isGo = map[string]bool{}
 	w.Enter(max(cfg.Round, 0))
 	return w
+}
+
+// self is what the machines know about this worker.
+func (w *World) self() worldcore.Self {
+	me := worldcore.Self{Name: w.cfg.Name, Rank: w.cfg.Rank, Size: w.cfg.Size, Round: w.cfg.Round, Epoch: w.cfg.Entry.Epoch}
+	if w.cfg.Cohort {
+		me.Entry = string(w.cfg.Entry.text())
+	}
+	return me
 }
 
 // Enter makes k the round of this worker.
@@ -171,7 +181,7 @@ func members(ctx context.Context, st store.Store) ([]Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parseInfos(raw)
+	return worldcore.ParseInfos(raw)
 }
 
 // without returns the workers that are not named.
@@ -192,18 +202,6 @@ func (w *World) FirstDeath(ctx context.Context, name string) string {
 		return name
 	}
 	return string(first)
-}
-
-// KnownDeath returns the worker of a static world that others have found dead, or "".
-func (w *World) KnownDeath(ctx context.Context) string {
-	if !w.Static() {
-		return ""
-	}
-	name, err := lookUp(ctx, w.st, keyLost)
-	if err != nil {
-		return ""
-	}
-	return name
 }
 
 // Listed is a worker as the store knows it.

@@ -1,9 +1,13 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package worldcore has the decisions of an RPC worker about its world as pure machines: events in, actions out, no clock,
+// Package worldcore has the decisions of an RPC worker about its world as pure machines: events in, operations out, no clock,
 // store or goroutine. Package rpcworld drives them.
 //
-// [Ending] is the orderly end of a static world. It is PyTorch's: barriers in the store, each with a counter of who has come
-// and a sum of the calls under way.
+// [Gather] is one all-gather among workers, [Gathers] what a worker knows of all of them. [Watch] looks after the workers that
+// somebody waits for. [Ending] is the orderly end of a static world. All of it is PyTorch's, on PyTorch's keys and messages, so
+// that its workers take part; what Go workers add are keys under "cohort/" that tell each other who lives.
+//
+// Each machine but Ending says what it wants as operations ([Op]) and takes the answers ([Event]) in any order. Its options
+// turn single rules off, so that the simulations can show that each rule is needed.
 package worldcore

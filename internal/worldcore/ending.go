@@ -3,15 +3,15 @@
 
 package worldcore
 
-// Options turn parts of the protocol off. The simulation uses them to show that each part is needed; production leaves them
+// EndOptions turn parts of the protocol off. The simulation uses them to show that each part is needed; production leaves them
 // alone.
-type Options struct {
+type EndOptions struct {
 	NoMeeting bool // calls are counted without everybody having been idle before
 	NoFreeze  bool // calls may begin while they are counted
 	NoLook    bool // whoever is gone in the last wait is taken for dead
 }
 
-// Action is what the driver has to do next. It reports the result as an [Event].
+// Action is what the driver has to do next. It reports the result as an [EndEvent].
 type Action uint8
 
 // The actions, with the events that answer them. Each may be answered by [Failed] instead.
@@ -27,24 +27,24 @@ const (
 	End                           // leave; Outcome says how it ended
 )
 
-// EventKind is the kind of an [Event].
-type EventKind uint8
+// EndEventKind is the kind of an [EndEvent].
+type EndEventKind uint8
 
 // The events.
 const (
-	Begin   EventKind = 1 + iota // the worker wants to leave
-	Found                        // N is the first barrier
-	Idle                         // no call of this worker is under way
-	Passed                       // all have entered the barrier; Sum is what they have added
-	Arrived                      // this worker has entered the last barrier; All says that it was the last one
-	Looked                       // Open says that the barrier did not end, although the store was there to tell
-	Named                        // Worker is the first one that died
-	Failed                       // the action failed: Worker is gone, or the store is lost, or something else
+	Begin   EndEventKind = 1 + iota // the worker wants to leave
+	Found                           // N is the first barrier
+	Idle                            // no call of this worker is under way
+	Passed                          // all have entered the barrier; Sum is what they have added
+	Arrived                         // this worker has entered the last barrier; All says that it was the last one
+	Looked                          // Open says that the barrier did not end, although the store was there to tell
+	Named                           // Worker is the first one that died
+	Failed                          // the action failed: Worker is gone, or the store is lost, or something else
 )
 
-// Event is what has happened.
-type Event struct {
-	Kind      EventKind
+// EndEvent is what has happened.
+type EndEvent struct {
+	Kind      EndEventKind
 	N         int
 	Sum       int64
 	All, Open bool
@@ -76,14 +76,14 @@ type Step struct {
 // none, there will be none: only calls bring about calls. Otherwise they do it again. In the last barrier they only wait for
 // each other's way out.
 type Ending struct {
-	Options
+	EndOptions
 	at     Action
 	n      int
 	worker string // who was found gone in the last wait
 }
 
 // Step takes an event and returns what to do next.
-func (e *Ending) Step(ev Event) Step {
+func (e *Ending) Step(ev EndEvent) Step {
 	if ev.Kind == Failed {
 		return e.failed(ev)
 	}
@@ -128,7 +128,7 @@ func (e *Ending) Step(ev Event) Step {
 }
 
 // failed decides what the failure of an action means.
-func (e *Ending) failed(ev Event) Step {
+func (e *Ending) failed(ev EndEvent) Step {
 	switch {
 	case e.at != WaitLast && ev.Worker != "":
 		return e.end(Death, ev.Worker)

@@ -4,332 +4,379 @@
 package worldcore
 
 import (
+	"cmp"
 	"errors"
-	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
-var seeds = flag.Int("seeds", 400, "how many worlds to simulate")
-
-// sim is a static world that comes to its end: workers that call each other until they have had enough, with handlers that
-// call on, a store whose operations take any time, deaths at any moment. One thing happens at a time, chosen by the seed.
+// sim is a simulated world: a store, processes and time. One thing happens at a time. The seed decides how long everything
+// takes, and so in which order it happens.
 type sim struct {
 	rng     *rand.Rand
-	workers []*worker
-	calls   []*call
-	active  map[int]int64 // the barriers' sums
-	count   map[int]int   // who has come
-	ready   map[int]bool
-	first   string  // the first death that somebody has found
-	budget  int     // how many more calls will be made
-	slow    float64 // how often handlers have to wait for everything else, for now
-	died    map[string]bool
+	now     time.Duration
+	queue   []happening // in order
+	seq     int
+	store   map[string]string
+	waits   []*waiter
+	procs   map[string]*proc
+	names   []string
+	links   map[[2]string]*contact
+	latest  time.Duration // how long an answer may take at most
+	stalled time.Duration // until when the store does nothing
 	log     []string
+	wrong   error // what went wrong while it ran
 }
 
-// worker is a machine with what it is doing. todo are the store operations of its action, one after the other.
-type worker struct {
-	name    string
-	m       Ending
-	step    Step
-	todo    []func() bool // each reports false as long as it has to wait
-	dead    bool
-	over    bool // it has left
-	begun   bool // it wants to leave
-	frozen  bool
-	outcome Step
+// proc is a process with a worker.
+type proc struct {
+	name string
+	py   bool // a PyTorch worker
+	dead bool
+	died time.Duration
+	left bool // and the others know it
 }
 
-// call is under way until its handler returns. A handler may call on, and need not wait for that.
-type call struct {
-	from, to *worker
-	nested   int // how many calls its handler will still begin
+// contact is how one worker stands with another.
+type contact struct{ met, connected bool }
+
+type waiter struct {
+	keys []string
+	then func()
 }
 
-func newSim(seed uint64, opt Options) *sim {
-	s := &sim{rng: rand.New(rand.NewPCG(seed, 1)), active: map[int]int64{}, count: map[int]int{}, ready: map[int]bool{}, died: map[string]bool{}}
-	for i := range 2 + s.rng.IntN(4) {
-		s.workers = append(s.workers, &worker{name: fmt.Sprintf("w%d", i), m: Ending{Options: opt}})
-	}
-	s.budget = 5 + s.rng.IntN(30)
+type happening struct {
+	at  time.Duration
+	seq int
+	do  func()
+}
+
+// add puts a happening in its place.
+func (s *sim) add(x happening) {
+	at, _ := slices.BinarySearchFunc(s.queue, x, func(a, b happening) int {
+		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.seq, b.seq))
+	})
+	s.queue = slices.Insert(s.queue, at, x)
+}
+
+func newSim(seed uint64) *sim {
+	s := &sim{rng: rand.New(rand.NewPCG(seed, 7)), store: map[string]string{}, procs: map[string]*proc{}, links: map[[2]string]*contact{}}
+	s.latest = []time.Duration{2 * time.Millisecond, 50 * time.Millisecond, 400 * time.Millisecond}[s.rng.IntN(3)]
 	return s
 }
 
-func (s *sim) note(format string, args ...any) { s.log = append(s.log, fmt.Sprintf(format, args...)) }
+func (s *sim) process(name string, py bool) *proc {
+	p := &proc{name: name, py: py}
+	s.procs[name] = p
+	s.names = append(s.names, name)
+	return p
+}
 
-func (s *sim) under(w *worker) int {
-	n := 0
-	for _, c := range s.calls {
-		if c.from == w {
-			n++
+func (s *sim) note(format string, args ...any) {
+	s.log = append(s.log, fmt.Sprintf("%9.3f ", s.now.Seconds())+fmt.Sprintf(format, args...))
+}
+
+func (s *sim) story() string { return strings.Join(s.log[max(0, len(s.log)-120):], "\n") }
+
+// fault notes what went wrong first.
+func (s *sim) fault(format string, args ...any) {
+	if s.wrong == nil {
+		s.wrong = fmt.Errorf(format, args...)
+		s.note("WRONG: %v", s.wrong)
+	}
+}
+
+// after has something happen later.
+func (s *sim) after(d time.Duration, do func()) {
+	s.seq++
+	s.add(happening{s.now + d, s.seq, do})
+}
+
+// within is a random time below d.
+func (s *sim) within(d time.Duration) time.Duration { return time.Duration(s.rng.Int64N(int64(d) + 1)) }
+
+// while is how long an answer takes: mostly little.
+func (s *sim) while() time.Duration {
+	if s.rng.IntN(4) > 0 {
+		return s.within(s.latest / 20)
+	}
+	return s.within(s.latest)
+}
+
+// run lets everything happen until nothing does any more, or the time is over.
+func (s *sim) run(until time.Duration) {
+	for s.wrong == nil && len(s.queue) > 0 && s.queue[0].at <= until {
+		x := s.queue[0]
+		s.queue = s.queue[1:]
+		s.now = x.at
+		x.do()
+	}
+	s.now = max(s.now, until)
+}
+
+// kill ends a process. Its connections end a little later.
+func (s *sim) kill(p *proc) {
+	if p.dead {
+		return
+	}
+	s.note("%s dies", p.name)
+	p.dead, p.died = true, s.now
+	for _, name := range s.names {
+		s.after(s.within(20*time.Millisecond), func() { s.contact(name, p.name).connected = false })
+	}
+}
+
+// cut ends a connection between processes that live.
+func (s *sim) cut(a, b string) {
+	s.note("%s and %s lose their connection", a, b)
+	s.contact(a, b).connected, s.contact(b, a).connected = false, false
+}
+
+func (s *sim) contact(from, to string) *contact {
+	c := s.links[[2]string{from, to}]
+	if c == nil {
+		c = &contact{}
+		s.links[[2]string{from, to}] = c
+	}
+	return c
+}
+
+var (
+	errRefused   = errors.New("nobody listens there")
+	errDeadline  = errors.New("the time is over")
+	errCancelled = errors.New("cancelled")
+)
+
+// call calls a worker: handle runs there, perhaps twice if twice is set, and its answer comes back.
+func (s *sim) call(from, to *proc, twice bool, handle func() error, answer func(Event)) {
+	s.after(s.while(), func() {
+		if from.dead {
+			return
 		}
-	}
-	return n
-}
-
-// begin makes a call, if it may begin now.
-func (s *sim) begin(from *worker) bool {
-	if from.frozen || from.dead || from.over || s.budget == 0 {
-		return false
-	}
-	to := s.workers[s.rng.IntN(len(s.workers))]
-	if to.dead {
-		return false
-	}
-	s.budget--
-	s.calls = append(s.calls, &call{from: from, to: to, nested: s.rng.IntN(4)})
-	s.note("%s calls %s", from.name, to.name)
-	return true
-}
-
-// handle lets a handler go on: it calls on, or returns. It reports false when it cannot now.
-func (s *sim) handle(i int) bool {
-	c := s.calls[i]
-	if c.nested > 0 && s.budget > 0 && !c.to.dead {
-		if c.to.frozen {
-			return false
+		if to.dead {
+			answer(Event{Err: errRefused, Gone: true})
+			return
 		}
-		c.nested--
-		s.begin(c.to)
-		return true
-	}
-	s.calls = append(s.calls[:i:i], s.calls[i+1:]...)
-	s.note("%s is answered by %s", c.from.name, c.to.name)
-	return true
-}
-
-// take gives a worker's machine an event and begins its next action.
-func (s *sim) take(w *worker, ev Event) {
-	w.step = w.m.Step(ev)
-	w.todo = nil
-	n := w.step.N
-	s.note("%s: %+v -> %+v", w.name, ev, w.step)
-	enter := func(add func() int64) []func() bool {
-		return []func() bool{
-			func() bool { s.active[n] += add(); return true },
-			func() bool {
-				if s.count[n]++; s.count[n] == len(s.workers) {
-					s.ready[n] = true
+		for _, pair := range [][2]string{{from.name, to.name}, {to.name, from.name}} {
+			c := s.contact(pair[0], pair[1])
+			c.met, c.connected = true, true
+		}
+		if twice && s.rng.IntN(4) == 0 { // the answer is lost with the connection, and the call made again
+			s.after(s.within(2*s.latest), func() {
+				if !to.dead {
+					_ = handle()
 				}
-				return true
-			},
+			})
 		}
-	}
-	passed := func() bool {
-		if s.ready[n] {
-			w.frozen = false
-			s.take(w, Event{Kind: Passed, Sum: s.active[n]})
+		err := handle()
+		s.after(s.while(), func() {
+			if to.dead && s.rng.IntN(2) == 0 {
+				answer(Event{Err: errRefused, Gone: true})
+				return
+			}
+			answer(Event{Err: err})
+		})
+	})
+}
+
+// put changes a key, and wakes those who wait for it.
+func (s *sim) put(key, value string) {
+	s.store[key] = value
+	for _, w := range slices.Clone(s.waits) {
+		if s.there(w.keys) {
+			s.waits = slices.DeleteFunc(s.waits, func(x *waiter) bool { return x == w })
+			w.then()
 		}
-		return s.ready[n]
-	}
-	none := func() int64 { return 0 }
-	switch w.step.Action {
-	case FindBarrier:
-		w.todo = []func() bool{func() bool { s.take(w, Event{Kind: Found, N: 1}); return true }}
-	case WaitIdle:
-		w.todo = []func() bool{func() bool {
-			idle := s.under(w) == 0
-			if idle {
-				s.take(w, Event{Kind: Idle})
-			}
-			return idle
-		}}
-	case Meet:
-		w.todo = append(enter(none), passed)
-	case Count:
-		own := int64(s.under(w))
-		w.frozen = !w.m.NoFreeze
-		w.todo = append(enter(func() int64 { return own }), passed)
-	case Arrive:
-		w.todo = append(enter(none), func() bool { s.take(w, Event{Kind: Arrived, All: s.ready[n]}); return true })
-	case WaitLast:
-		w.todo = []func() bool{passed}
-	case Look: // the store tells the truth, after a while in which those who live come to the barrier
-		w.todo = []func() bool{func() bool {
-			for _, x := range s.workers {
-				if !x.dead && !x.over && x.step.Action != WaitLast && x.step.Action != Look && x.step.Action != Name && !s.ready[n] {
-					return false
-				}
-			}
-			s.take(w, Event{Kind: Looked, Open: !s.ready[n]})
-			return true
-		}}
-	case Name:
-		w.todo = []func() bool{func() bool {
-			if s.first == "" {
-				s.first = w.step.Worker
-			}
-			s.take(w, Event{Kind: Named, Worker: s.first})
-			return true
-		}}
-	case End:
-		w.over, w.outcome, w.frozen = true, w.step, false
 	}
 }
 
-// loses tells a worker that waits for others about one that is gone. A worker that has left looks like a dead one.
-func (s *sim) loses(w, gone *worker) bool {
-	if w.dead || w.over || w == gone || !gone.dead && !gone.over {
-		return false
+func (s *sim) there(keys []string) bool {
+	return !slices.ContainsFunc(keys, func(k string) bool { _, there := s.store[k]; return !there })
+}
+
+// at is the key of a round as the store knows it.
+func at(round int, key string) string {
+	if round == NoRound {
+		return key
 	}
-	switch w.step.Action {
-	case WaitIdle, Meet, Count: // nobody leaves here before this worker
-		if s.first == "" {
-			s.first = gone.name
+	return fmt.Sprintf("%d/%s", round, key)
+}
+
+// ask does an operation of the store. The question takes its time, and so does the answer.
+func (s *sim) ask(op Op, answer func(Event)) {
+	key := at(op.Round, op.Key)
+	keys := make([]string, len(op.Keys))
+	for i, k := range op.Keys {
+		keys[i] = at(op.Round, k)
+	}
+	back := func(ev Event) { s.after(s.while(), func() { answer(ev) }) }
+	var arrive func()
+	arrive = func() {
+		if s.stalled > s.now {
+			s.after(s.stalled-s.now+s.within(time.Millisecond), arrive)
+			return
 		}
-		w.frozen = false
-		s.take(w, Event{Kind: Failed, Worker: s.first})
-		return true
-	case WaitLast:
-		s.take(w, Event{Kind: Failed, Worker: gone.name})
-		return true
+		switch op.Kind {
+		case OpCheck:
+			back(Event{OK: s.there(keys)})
+		case OpRead:
+			back(Event{Text: s.store[key]})
+		case OpGet:
+			keys = []string{key}
+			fallthrough
+		case OpWait:
+			then := func() { back(Event{Text: s.store[key]}) }
+			if s.there(keys) {
+				then()
+				return
+			}
+			s.waits = append(s.waits, &waiter{keys, then})
+		case OpSet:
+			s.put(key, op.Text)
+			back(Event{})
+		case OpSwap:
+			if s.store[key] == op.Old {
+				s.put(key, op.Text)
+			}
+			back(Event{Text: s.store[key]})
+		default:
+			panic(op.Kind)
+		}
+	}
+	s.after(s.while(), arrive)
+}
+
+// task is a machine that is driven in a process.
+type task struct {
+	s        *sim
+	p        *proc
+	what     string
+	m        interface{ Step(Event) []Op }
+	do       func(op Op, answer func(Event))
+	then     func() // when it has ended, unless the process has died
+	begun    time.Duration
+	deadline time.Duration // of the caller; zero for none
+	under    map[int]func(Event)
+	ended    bool
+}
+
+// start drives a machine.
+func (s *sim) start(t *task) *task {
+	t.s, t.begun, t.under = s, s.now, map[int]func(Event){}
+	if t.deadline > 0 {
+		s.after(max(t.deadline-s.now, 0), t.expire)
+	}
+	t.step(Event{})
+	return t
+}
+
+// stop ends a machine from outside.
+func (t *task) stop() { t.ended = true }
+
+// expire fails what is under way for the caller, whose time is over.
+func (t *task) expire() {
+	if t.ended {
+		return
+	}
+	for _, id := range slices.Sorted(maps.Keys(t.under)) {
+		t.under[id](Event{Err: errDeadline, N: -1})
+	}
+}
+
+func (t *task) step(ev Event) {
+	if t.ended || t.p.dead {
+		return
+	}
+	ev.Now = t.s.now - t.begun
+	for _, op := range t.m.Step(ev) {
+		if t.ended || t.p.dead {
+			return
+		}
+		switch op.Kind {
+		case OpEnd:
+			t.ended = true
+			t.s.note("%s: %s has ended", t.p.name, t.what)
+			if t.then != nil {
+				t.then()
+			}
+			return
+		case OpCancel:
+			if answer := t.under[op.N]; answer != nil {
+				answer(Event{Err: errCancelled})
+			}
+		default:
+			t.perform(op)
+		}
+	}
+}
+
+// perform begins an operation. Its answer is taken later, one at a time.
+func (t *task) perform(op Op) {
+	answered := false
+	answer := func(ev Event) {
+		if answered || ev.N == -1 && op.Tidy {
+			return
+		}
+		answered = true
+		delete(t.under, op.ID)
+		ev.ID = op.ID
+		if op.Kind != OpPause && op.Kind != OpStates && op.Kind != OpRead && op.Kind != OpAskCount && op.Kind != OpAskInside {
+			t.s.note("%s: %s: %s -> %q %v %v", t.p.name, t.what, show(op), ev.Text, ev.OK, ev.Err)
+		}
+		t.s.after(0, func() { t.step(ev) })
+	}
+	if t.deadline > 0 && t.s.now >= t.deadline && !op.Tidy && !op.Kind.Instant() && op.Kind != OpUnwatch {
+		answer(Event{Err: errDeadline})
+		return
+	}
+	t.under[op.ID] = answer
+	if op.For > 0 && op.Kind != OpPause {
+		t.s.after(op.For, func() { answer(Event{Err: errDeadline}) })
+	}
+	switch op.Kind {
+	case OpPause:
+		t.s.after(op.For, func() { answer(Event{}) })
+	case OpCheck, OpRead, OpGet, OpSet, OpSwap, OpWait:
+		t.s.ask(op, answer)
+	case OpStates:
+		ev := Event{States: make([]State, len(op.Names))}
+		for i, name := range op.Names {
+			c := t.s.contact(t.p.name, name)
+			ev.States[i] = State{Known: !t.s.procs[name].left, ID: slices.Index(t.s.names, name), Met: c.met, Connected: c.connected}
+		}
+		answer(ev)
+	case OpWorkers:
+		ev := Event{}
+		for i, name := range t.s.names {
+			ev.Workers = append(ev.Workers, Worker{name, i})
+		}
+		answer(ev)
+	case OpIsGo:
+		t.s.after(t.s.while(), func() { answer(Event{OK: !t.s.procs[op.Worker].py}) })
+	case OpReach:
+		t.s.call(t.p, t.s.procs[op.Worker], false, func() error { return nil }, answer)
 	default:
-		return false
+		t.do(op, answer)
 	}
 }
 
-// step lets one thing happen. It reports false when nothing can.
-func (s *sim) happen(deaths bool) bool {
-	var can []func() bool
-	for _, w := range s.workers {
-		if w.dead || w.over {
-			continue
-		}
-		if !w.begun {
-			can = append(can, func() bool { return s.begin(w) }, func() bool { w.begun = true; s.take(w, Event{Kind: Begin}); return true })
-		}
-		if len(w.todo) > 0 {
-			can = append(can, func() bool {
-				at := w.step
-				next := w.todo[0]
-				if !next() {
-					return false
-				}
-				if w.step == at && len(w.todo) > 0 { // the action goes on
-					w.todo = w.todo[1:]
-				}
-				return true
-			})
-		}
-		for _, gone := range s.workers {
-			can = append(can, func() bool { return s.loses(w, gone) })
-		}
-		if deaths {
-			can = append(can, func() bool {
-				if s.rng.IntN(60) > 0 {
-					return false
-				}
-				s.note("%s dies", w.name)
-				w.dead, s.died[w.name] = true, true
-				s.calls = slices.DeleteFunc(s.calls, func(c *call) bool { return c.from == w || c.to == w }) // they fail
-				return true
-			})
-		}
-	}
-	var handlers []func() bool
-	for i := range s.calls {
-		handlers = append(handlers, func() bool { return i < len(s.calls) && s.handle(i) })
-	}
-	if s.rng.IntN(8) == 0 {
-		s.slow = []float64{0, 0.5, 1}[s.rng.IntN(3)]
-	}
-	slow := s.rng.Float64() < s.slow
-	return slow && (s.any(can) || s.any(handlers)) || !slow && s.any(append(can, handlers...))
+func show(op Op) string {
+	return fmt.Sprintf("%d %s%v %s", op.Kind, op.Key, op.Keys, strings.Join(append([]string{op.Old, op.Text, op.Worker}, op.Names...), " "))
 }
 
-// any lets one of some things happen, if one can.
-func (s *sim) any(can []func() bool) bool {
-	for _, i := range s.rng.Perm(len(can)) {
-		if can[i]() {
-			return true
+// finds runs a simulation with a rule turned off, until a seed shows that the rule is needed.
+func finds(t *testing.T, rule string, run func(seed uint64) error) {
+	t.Helper()
+	for seed := range uint64(5000) {
+		if err := run(seed); err != nil {
+			t.Logf("%s: seed %d: %v", rule, seed, err)
+			return
 		}
 	}
-	return false
-}
-
-// check is the oracle after every step: nobody has left in order while a call is under way, unless somebody died.
-func (s *sim) check() error {
-	if len(s.died) > 0 {
-		return nil
-	}
-	for _, w := range s.workers {
-		if w.over && w.outcome.Outcome == InOrder && len(s.calls) > 0 {
-			return fmt.Errorf("%s has left while %s calls %s", w.name, s.calls[0].from.name, s.calls[0].to.name)
-		}
-	}
-	return nil
-}
-
-// run simulates a world to its end.
-func (s *sim) run(deaths bool) error {
-	for n := 0; s.happen(deaths); n++ {
-		if err := s.check(); err != nil {
-			return err
-		}
-		if n > 100_000 {
-			return errors.New("it does not come to an end")
-		}
-	}
-	for _, w := range s.workers {
-		switch o := w.outcome; {
-		case w.dead:
-		case !w.over:
-			return fmt.Errorf("%s waits for ever: %+v", w.name, w.step)
-		case o.Outcome == Death && !s.died[o.Worker]:
-			return fmt.Errorf("%s takes %s for dead", w.name, o.Worker)
-		case o.Outcome == Death && o.Worker != s.first:
-			return fmt.Errorf("%s names %s, the others %s", w.name, o.Worker, s.first)
-		case o.Outcome == Failure:
-			return fmt.Errorf("%s has failed", w.name)
-		case len(s.died) == 0 && o.Outcome != InOrder:
-			return fmt.Errorf("nobody died, and %s left with %+v", w.name, o)
-		}
-	}
-	return nil
-}
-
-func (s *sim) story() string {
-	return strings.Join(s.log[max(0, len(s.log)-60):], "\n")
-}
-
-func TestEndingSimulation(t *testing.T) {
-	t.Parallel()
-	ended := map[Outcome]int{}
-	for seed := range uint64(*seeds) {
-		for _, deaths := range []bool{false, true} {
-			s := newSim(seed, Options{})
-			if err := s.run(deaths); err != nil {
-				t.Fatalf("seed %d, deaths %v: %v\n%s", seed, deaths, err, s.story())
-			}
-			for _, w := range s.workers {
-				ended[w.outcome.Outcome]++
-			}
-		}
-	}
-	if ended[InOrder] == 0 || ended[Death] == 0 {
-		t.Errorf("the simulation does not reach everything: %v", ended)
-	}
-}
-
-// TestEveryPartIsNeeded: without any part of the protocol some world ends wrongly.
-func TestEveryPartIsNeeded(t *testing.T) {
-	t.Parallel()
-	for name, opt := range map[string]Options{"no meeting": {NoMeeting: true}, "no freeze": {NoFreeze: true}, "no look": {NoLook: true}} {
-		found := false
-		for seed := uint64(0); seed < 20_000 && !found; seed++ {
-			for _, deaths := range []bool{false, true} {
-				if err := newSim(seed, opt).run(deaths); err != nil && !found {
-					found = true
-					t.Logf("%s: seed %d: %v", name, seed, err)
-				}
-			}
-		}
-		if !found {
-			t.Errorf("%s: nothing goes wrong", name)
-		}
-	}
+	t.Errorf("%s: nothing goes wrong", rule)
 }

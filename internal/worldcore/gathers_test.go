@@ -1,0 +1,87 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package worldcore
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// An all-gather in all orders of its messages, with copies of them.
+func TestGathers(t *testing.T) {
+	t.Parallel()
+	names := []string{"a", "b"}
+	g := NewGathers(GatherOptions{})
+	id, s, err := g.Enter(names)
+	if err != nil || id != "ab0" {
+		t.Fatal(id, err)
+	}
+	if _, err = g.ToLeader(id, "b", 2, names, true); err != nil {
+		t.Error(err)
+	}
+	if got := g.Missing(id, names); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("missing are %v", got)
+	}
+	if _, err = g.ToLeader(id, "b", 2, names, true); err != nil {
+		t.Errorf("a copy from a Go worker: %v", err)
+	}
+	if _, err = g.ToLeader(id, "b", 2, names, false); err == nil {
+		t.Error("a PyTorch worker has reported twice")
+	}
+	if _, err = g.ToLeader(id, "x", 2, names, true); err == nil {
+		t.Error("a worker that takes no part has reported")
+	}
+	if done, failed := g.ToLeader(id, "a", 1, names, false); failed != nil || !done || !s.Done {
+		t.Errorf("all have reported: %v, %v", done, failed)
+	}
+	if s.Err != nil || !slices.Equal(s.Items, []Item{{"b", 2}, {"a", 1}}) {
+		t.Errorf("got %v, %v", s.Items, s.Err)
+	}
+	g.Leave(id)
+	if done, failed := g.ToLeader(id, "b", 2, names, true); failed != nil || done || g.Of(id) != nil {
+		t.Errorf("a copy for one that is over: %v, %v", done, failed)
+	}
+	if _, err = g.ToFollower("ab1", []Item{{"a", 1}, {"b", 2}}, false); err != nil { // before we have entered it
+		t.Error(err)
+	}
+	if id, s, err = g.Enter(names); err != nil || id != "ab1" || !s.Done {
+		t.Fatal(id, s, err)
+	}
+	if _, err = g.ToFollower(id, []Item{{"a", 1}, {"b", 2}}, false); err == nil {
+		t.Error("a PyTorch leader has sent everything twice")
+	}
+	g.Leave(id)
+	for i := range maxGathers {
+		if _, err = g.ToLeader(fmt.Sprintf("ab%d", i+2), "b", 0, names, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err = g.ToLeader("ab99999", "b", 0, names, false); dist.CodeOf(err) != dist.Exhausted {
+		t.Errorf("more all-gathers than there may be: %v", err)
+	}
+}
+
+// A leader that has given up knows why, for those who come later. It does not remember everything.
+func TestGatherThatWasGivenUp(t *testing.T) {
+	t.Parallel()
+	names := []string{"a", "b", "c"}
+	g := NewGathers(GatherOptions{})
+	for range maxLost + 1 {
+		id, _, err := g.Enter(names)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.GiveUp(id, names, "c")
+		g.Leave(id)
+	}
+	if dead := g.Lost("abc1", names); dead != "c" {
+		t.Errorf("got %q", dead)
+	}
+	if dead := g.Lost("abc0", names); dead != "" || len(g.lost["abc"]) != maxLost {
+		t.Errorf("got %q, %d are remembered", dead, len(g.lost["abc"]))
+	}
+}
