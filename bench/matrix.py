@@ -10,8 +10,10 @@ folder in. Every value is the median of the repetitions, which go through the wh
 operation (a limit delays few operations, but those for long) and its median; processor time over wall time of the most expensive
 rank; processor time, context switches, futex calls, epoll calls and yields of an operation on that rank. Marked are rows
   core    that use more than 1.05 cores for each goroutine that computes or runs the operation,
-  cliff   that take more than three times as long as the best row with the same transport, size and ratio of threads to cores."""
-import argparse, atexit, json, os, statistics, subprocess, sys
+  cliff   that take more than three times as long, for each step of the algorithm, as the best row with the same transport, size and
+          ratio of ranks to cores. Rows with computing goroutines are compared with each other, and those of them with
+          GOMAXPROCS=1 separately: there the Go scheduler lets goroutines take turns of 10 ms."""
+import argparse, atexit, json, math, os, statistics, subprocess, sys
 
 args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 args.add_argument("--reps", type=int, default=3)
@@ -65,7 +67,8 @@ def rows():
 def measure(row, prefix, busy):
     transport, size, place, ranks, procs = row
     name = f"allreduce.r{ranks}.{size}"
-    command = [*prefix, cohort, "bench", "coll", "--ranks", str(ranks), "--transport", transport, "--only", name, "--cost", "--busy", str(busy), "--scale", str(args.scale)]
+    scale = args.scale * (10 if place == "limit" else 1)  # several periods of the limit, of 100 ms each
+    command = [*prefix, cohort, "bench", "coll", "--ranks", str(ranks), "--transport", transport, "--only", name, "--cost", "--busy", str(busy), "--scale", str(scale)]
     done = subprocess.run(command, env={**os.environ, "GOMAXPROCS": str(procs)}, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}: {done.stderr}")
@@ -85,14 +88,20 @@ medians = {key: [statistics.median(v) for v in zip(*runs)] for key, runs in take
 
 
 def alike(key):
-    """The threads that want a core, for each core; rows of one place with many threads more than cores are comparable."""
+    """What rows that are compared with each other have in common."""
     (transport, size, place, ranks, procs), available, busy = key
-    return transport, size, place == "busy", procs == 1 and busy, ranks / available
+    return transport, size, busy, procs == 1 and busy, ranks / available
+
+
+def step(key, values):
+    """The time of a step; docs/groups.md says how many there are."""
+    (transport, size, place, ranks, procs), available, busy = key
+    return values[0] / (math.log2(ranks) if transport == "tcp" else 1)
 
 
 best = {}
 for key, values in medians.items():
-    best[alike(key)] = min(best.get(alike(key), values[0]), values[0])
+    best[alike(key)] = min(best.get(alike(key), math.inf), step(key, values))
 
 print("| transport | size | place | ranks | GOMAXPROCS | mean us | p50 us | cores | cpu us | switches | futex | epoll | yields | |")
 print("|" + "---|" * 14)
@@ -101,6 +110,6 @@ for key, values in medians.items():
     marks = []
     if values[2] > 1.05 * min(1 + busy, procs):
         marks.append("core")
-    if values[0] > 3 * best[alike(key)]:
-        marks.append(f"cliff {values[0] / best[alike(key)]:.1f}")
+    if step(key, values) > 3 * best[alike(key)]:
+        marks.append(f"cliff {step(key, values) / best[alike(key)]:.1f}")
     print(f"| {transport} | {size} | {place} | {ranks} | {procs} | " + " | ".join(f"{v:.3g}" for v in values) + f" | {', '.join(marks)} |")

@@ -18,7 +18,7 @@
 //	                                                    yield again for a while, which is longer each time
 //
 // A single yield that took long among many that took a moment changes nothing: the one who computes has had its turn, and
-// the others come next. Whoever has used its core for Patience without success sleeps in any case.
+// the others come next, or a limit on the processor time stopped all of them. Whoever has used its core for Patience without success sleeps in any case.
 //
 // So a wait costs at most Patience of one core. Neither a spin nor a yield passes through the scheduler of the Go runtime,
 // which would wake other threads; goroutines of the same process get their turn by its preemption.
@@ -45,6 +45,9 @@ const (
 	// Slice is longer than others take who do their part of an operation and wait again, and shorter than the time slice of one
 	// who computes: the kernels in use give 3 ms and more.
 	Slice = time.Millisecond
+	// Longest is what counts of a yield. One that took longer came back late because a limit on the container's processor time was
+	// used up, or because the whole machine stood still, and that would have happened to a waiter that did not yield too.
+	Longest = 4 * time.Millisecond
 	// AskEvery is how long a waiter spins before it yields once, to ask whether that is still right.
 	AskEvery = 5 * time.Microsecond
 	// Glance is how long a waiter spins where it will not yield.
@@ -111,7 +114,7 @@ func (w *Waiter) Next(now time.Duration) Act {
 
 // Yielded tells that the yield has come back.
 func (w *Waiter) Yielded(now time.Duration) {
-	took := now - w.asked
+	took := min(now-w.asked, Longest)
 	w.asked, w.last = now, now
 	w.spent += min(took, Alone)
 	w.cost += (took - w.cost) / 64

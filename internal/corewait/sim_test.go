@@ -23,6 +23,7 @@ const (
 	simWake   = 1500 * time.Nanosecond
 	simRouse  = 5 * time.Microsecond // until a sleeper runs
 	simSlice  = 3 * time.Millisecond
+	simPeriod = 100 * time.Millisecond
 )
 
 type simThread struct {
@@ -51,6 +52,10 @@ type sim struct {
 	cores []*simCore
 	ranks []*simThread
 	noise func() time.Duration // what a step takes longer than usual
+
+	limit time.Duration // of all cores together in each simPeriod, as a container has it; 0 is none
+	used  time.Duration // of it
+	ends  time.Duration // the period
 }
 
 func newSim(ranks, cores int, place func(rank int) int) *sim {
@@ -106,12 +111,30 @@ func (s *sim) run(tb testing.TB, operations int) {
 		if t != c.runs {
 			c.runs, c.since = t, c.now
 		}
+		before := c.now
 		s.turn(c, t)
+		s.charge(c.now - before)
 		if c.now-c.since > simSlice && slices.Contains(c.queue, t) && c.others(t) {
 			c.rotate(t)
 		}
 		if !slices.ContainsFunc(s.ranks, func(t *simThread) bool { return len(t.took) < operations }) {
 			return
+		}
+	}
+}
+
+// charge counts time against the limit; once it is used up, nobody runs until the period is over.
+func (s *sim) charge(d time.Duration) {
+	if s.limit == 0 {
+		return
+	}
+	first := slices.MinFunc(s.cores, func(a, b *simCore) int { return cmp.Compare(a.now, b.now) }).now
+	for ; s.ends <= first; s.ends += simPeriod {
+		s.used = 0
+	}
+	if s.used += d; s.used >= s.limit {
+		for _, c := range s.cores {
+			c.now = max(c.now, s.ends)
 		}
 	}
 }
@@ -260,6 +283,25 @@ func TestNoCliff(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A limit on the processor time of a container stops all ranks now and then, for long. They do not take that for somebody who
+// computes.
+func TestLimit(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ ranks, cores int }{{4, 2}, {8, 2}, {8, 4}} {
+		t.Run(fmt.Sprintf("%d ranks on %d cores", c.ranks, c.cores), func(t *testing.T) {
+			t.Parallel()
+			s := newSim(c.ranks, c.cores, func(r int) int { return r % c.cores })
+			s.limit = simPeriod // one core
+			s.run(t, 240_000/c.ranks)
+			_, mean := s.median()
+			// On one core they would take turns.
+			if turns := time.Duration(c.ranks) * (simWork + simCall + 2*simSwitch); mean > turns {
+				t.Errorf("an operation takes %v on average; %v on one core without a limit", mean, turns)
+			}
+		})
 	}
 }
 
