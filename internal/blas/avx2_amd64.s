@@ -22,21 +22,36 @@
 
 // One row of the tile: a broadcast element of a times two registers of b.
 #define AVX2_ROW(broadcast, fma, at, lo, hi) \
-	broadcast (at)(SI), Y14; \
+	broadcast at, Y14; \
 	fma Y12, Y14, lo; \
 	fma Y13, Y14, hi
 
-#define AVX2_STEP(size, broadcast, fma) \
+// One step along packed panels of a: the rows lie side by side.
+#define AVX2_PACKED(size, broadcast, fma) \
 	VMOVUPS (DX), Y12; \
 	VMOVUPS 32(DX), Y13; \
-	AVX2_ROW(broadcast, fma, 0*size, Y0, Y1); \
-	AVX2_ROW(broadcast, fma, 1*size, Y2, Y3); \
-	AVX2_ROW(broadcast, fma, 2*size, Y4, Y5); \
-	AVX2_ROW(broadcast, fma, 3*size, Y6, Y7); \
-	AVX2_ROW(broadcast, fma, 4*size, Y8, Y9); \
-	AVX2_ROW(broadcast, fma, 5*size, Y10, Y11); \
-	ADDQ $64, DX; \
-	ADDQ $(6*size), SI
+	AVX2_ROW(broadcast, fma, (0*size)(SI), Y0, Y1); \
+	AVX2_ROW(broadcast, fma, (1*size)(SI), Y2, Y3); \
+	AVX2_ROW(broadcast, fma, (2*size)(SI), Y4, Y5); \
+	AVX2_ROW(broadcast, fma, (3*size)(SI), Y6, Y7); \
+	AVX2_ROW(broadcast, fma, (4*size)(SI), Y8, Y9); \
+	AVX2_ROW(broadcast, fma, (5*size)(SI), Y10, Y11); \
+	ADDQ R12, DX; \
+	ADDQ R11, SI
+
+// The same for rows that are R9 apart. R10 is three times that; the rows from the fifth on are at R13.
+#define AVX2_IN_PLACE(broadcast, fma) \
+	VMOVUPS (DX), Y12; \
+	VMOVUPS 32(DX), Y13; \
+	AVX2_ROW(broadcast, fma, (SI), Y0, Y1); \
+	AVX2_ROW(broadcast, fma, (SI)(R9*1), Y2, Y3); \
+	AVX2_ROW(broadcast, fma, (SI)(R9*2), Y4, Y5); \
+	AVX2_ROW(broadcast, fma, (SI)(R10*1), Y6, Y7); \
+	AVX2_ROW(broadcast, fma, (R13), Y8, Y9); \
+	AVX2_ROW(broadcast, fma, (R13)(R9*1), Y10, Y11); \
+	ADDQ R12, DX; \
+	ADDQ R11, SI; \
+	ADDQ R11, R13
 
 #define AVX2_SET_ROW(lo, hi) \
 	VMOVUPS lo, (DI); \
@@ -64,24 +79,37 @@
 	AVX2_ADD_ROW(plus, Y8, Y9); \
 	AVX2_ADD_ROW(plus, Y10, Y11)
 
-// func avx2F32(k int, a, b, c unsafe.Pointer, ldc int, add bool)
-TEXT ·avx2F32(SB), NOSPLIT, $0-41
+// func avx2F32(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool)
+TEXT ·avx2F32(SB), NOSPLIT, $0-65
 	MOVQ k+0(FP), CX
 	MOVQ a+8(FP), SI
 	MOVQ b+16(FP), DX
 	MOVQ c+24(FP), DI
-	MOVQ ldc+32(FP), R8
+	MOVQ rowA+32(FP), R9
+	MOVQ stepA+40(FP), R11
+	MOVQ stepB+48(FP), R12
+	MOVQ rowC+56(FP), R8
+	LEAQ (R9)(R9*2), R10
+	LEAQ (SI)(R9*4), R13
 	AVX2_CLEAR
 	TESTQ CX, CX
 	JZ store
+	CMPQ R9, $4
+	JEQ packed
 
-loop:
-	AVX2_STEP(4, VBROADCASTSS, VFMADD231PS)
+place:
+	AVX2_IN_PLACE(VBROADCASTSS, VFMADD231PS)
 	DECQ CX
-	JNZ loop
+	JNZ place
+	JMP store
+
+packed:
+	AVX2_PACKED(4, VBROADCASTSS, VFMADD231PS)
+	DECQ CX
+	JNZ packed
 
 store:
-	MOVBLZX add+40(FP), AX
+	MOVBLZX add+64(FP), AX
 	TESTL AX, AX
 	JZ set
 	AVX2_ADD(VADDPS)
@@ -93,24 +121,37 @@ set:
 	VZEROUPPER
 	RET
 
-// func avx2F64(k int, a, b, c unsafe.Pointer, ldc int, add bool)
-TEXT ·avx2F64(SB), NOSPLIT, $0-41
+// func avx2F64(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool)
+TEXT ·avx2F64(SB), NOSPLIT, $0-65
 	MOVQ k+0(FP), CX
 	MOVQ a+8(FP), SI
 	MOVQ b+16(FP), DX
 	MOVQ c+24(FP), DI
-	MOVQ ldc+32(FP), R8
+	MOVQ rowA+32(FP), R9
+	MOVQ stepA+40(FP), R11
+	MOVQ stepB+48(FP), R12
+	MOVQ rowC+56(FP), R8
+	LEAQ (R9)(R9*2), R10
+	LEAQ (SI)(R9*4), R13
 	AVX2_CLEAR
 	TESTQ CX, CX
 	JZ store
+	CMPQ R9, $8
+	JEQ packed
 
-loop:
-	AVX2_STEP(8, VBROADCASTSD, VFMADD231PD)
+place:
+	AVX2_IN_PLACE(VBROADCASTSD, VFMADD231PD)
 	DECQ CX
-	JNZ loop
+	JNZ place
+	JMP store
+
+packed:
+	AVX2_PACKED(8, VBROADCASTSD, VFMADD231PD)
+	DECQ CX
+	JNZ packed
 
 store:
-	MOVBLZX add+40(FP), AX
+	MOVBLZX add+64(FP), AX
 	TESTL AX, AX
 	JZ set
 	AVX2_ADD(VADDPD)

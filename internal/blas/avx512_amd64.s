@@ -26,23 +26,40 @@
 
 // One row of the tile: a broadcast element of a times two registers of b.
 #define AVX512_ROW(broadcast, fma, at, lo, hi) \
-	broadcast (at)(SI), Z18; \
+	broadcast at, Z18; \
 	fma Z16, Z18, lo; \
 	fma Z17, Z18, hi
 
-#define AVX512_STEP(size, broadcast, fma) \
+// One step along packed panels of a: the rows lie side by side.
+#define AVX512_PACKED(size, broadcast, fma) \
 	VMOVUPS (DX), Z16; \
 	VMOVUPS 64(DX), Z17; \
-	AVX512_ROW(broadcast, fma, 0*size, Z0, Z1); \
-	AVX512_ROW(broadcast, fma, 1*size, Z2, Z3); \
-	AVX512_ROW(broadcast, fma, 2*size, Z4, Z5); \
-	AVX512_ROW(broadcast, fma, 3*size, Z6, Z7); \
-	AVX512_ROW(broadcast, fma, 4*size, Z8, Z9); \
-	AVX512_ROW(broadcast, fma, 5*size, Z10, Z11); \
-	AVX512_ROW(broadcast, fma, 6*size, Z12, Z13); \
-	AVX512_ROW(broadcast, fma, 7*size, Z14, Z15); \
-	ADDQ $128, DX; \
-	ADDQ $(8*size), SI
+	AVX512_ROW(broadcast, fma, (0*size)(SI), Z0, Z1); \
+	AVX512_ROW(broadcast, fma, (1*size)(SI), Z2, Z3); \
+	AVX512_ROW(broadcast, fma, (2*size)(SI), Z4, Z5); \
+	AVX512_ROW(broadcast, fma, (3*size)(SI), Z6, Z7); \
+	AVX512_ROW(broadcast, fma, (4*size)(SI), Z8, Z9); \
+	AVX512_ROW(broadcast, fma, (5*size)(SI), Z10, Z11); \
+	AVX512_ROW(broadcast, fma, (6*size)(SI), Z12, Z13); \
+	AVX512_ROW(broadcast, fma, (7*size)(SI), Z14, Z15); \
+	ADDQ R12, DX; \
+	ADDQ R11, SI
+
+// The same for rows that are R9 apart. R10 is three times that; the rows from the fifth on are at R13.
+#define AVX512_IN_PLACE(broadcast, fma) \
+	VMOVUPS (DX), Z16; \
+	VMOVUPS 64(DX), Z17; \
+	AVX512_ROW(broadcast, fma, (SI), Z0, Z1); \
+	AVX512_ROW(broadcast, fma, (SI)(R9*1), Z2, Z3); \
+	AVX512_ROW(broadcast, fma, (SI)(R9*2), Z4, Z5); \
+	AVX512_ROW(broadcast, fma, (SI)(R10*1), Z6, Z7); \
+	AVX512_ROW(broadcast, fma, (R13), Z8, Z9); \
+	AVX512_ROW(broadcast, fma, (R13)(R9*1), Z10, Z11); \
+	AVX512_ROW(broadcast, fma, (R13)(R9*2), Z12, Z13); \
+	AVX512_ROW(broadcast, fma, (R13)(R10*1), Z14, Z15); \
+	ADDQ R12, DX; \
+	ADDQ R11, SI; \
+	ADDQ R11, R13
 
 #define AVX512_SET_ROW(lo, hi) \
 	VMOVUPS lo, (DI); \
@@ -74,24 +91,37 @@
 	AVX512_ADD_ROW(plus, Z12, Z13); \
 	AVX512_ADD_ROW(plus, Z14, Z15)
 
-// func avx512F32(k int, a, b, c unsafe.Pointer, ldc int, add bool)
-TEXT ·avx512F32(SB), NOSPLIT, $0-41
+// func avx512F32(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool)
+TEXT ·avx512F32(SB), NOSPLIT, $0-65
 	MOVQ k+0(FP), CX
 	MOVQ a+8(FP), SI
 	MOVQ b+16(FP), DX
 	MOVQ c+24(FP), DI
-	MOVQ ldc+32(FP), R8
+	MOVQ rowA+32(FP), R9
+	MOVQ stepA+40(FP), R11
+	MOVQ stepB+48(FP), R12
+	MOVQ rowC+56(FP), R8
+	LEAQ (R9)(R9*2), R10
+	LEAQ (SI)(R9*4), R13
 	AVX512_CLEAR
 	TESTQ CX, CX
 	JZ store
+	CMPQ R9, $4
+	JEQ packed
 
-loop:
-	AVX512_STEP(4, VBROADCASTSS, VFMADD231PS)
+place:
+	AVX512_IN_PLACE(VBROADCASTSS, VFMADD231PS)
 	DECQ CX
-	JNZ loop
+	JNZ place
+	JMP store
+
+packed:
+	AVX512_PACKED(4, VBROADCASTSS, VFMADD231PS)
+	DECQ CX
+	JNZ packed
 
 store:
-	MOVBLZX add+40(FP), AX
+	MOVBLZX add+64(FP), AX
 	TESTL AX, AX
 	JZ set
 	AVX512_ADD(VADDPS)
@@ -103,24 +133,37 @@ set:
 	VZEROUPPER
 	RET
 
-// func avx512F64(k int, a, b, c unsafe.Pointer, ldc int, add bool)
-TEXT ·avx512F64(SB), NOSPLIT, $0-41
+// func avx512F64(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool)
+TEXT ·avx512F64(SB), NOSPLIT, $0-65
 	MOVQ k+0(FP), CX
 	MOVQ a+8(FP), SI
 	MOVQ b+16(FP), DX
 	MOVQ c+24(FP), DI
-	MOVQ ldc+32(FP), R8
+	MOVQ rowA+32(FP), R9
+	MOVQ stepA+40(FP), R11
+	MOVQ stepB+48(FP), R12
+	MOVQ rowC+56(FP), R8
+	LEAQ (R9)(R9*2), R10
+	LEAQ (SI)(R9*4), R13
 	AVX512_CLEAR
 	TESTQ CX, CX
 	JZ store
+	CMPQ R9, $8
+	JEQ packed
 
-loop:
-	AVX512_STEP(8, VBROADCASTSD, VFMADD231PD)
+place:
+	AVX512_IN_PLACE(VBROADCASTSD, VFMADD231PD)
 	DECQ CX
-	JNZ loop
+	JNZ place
+	JMP store
+
+packed:
+	AVX512_PACKED(8, VBROADCASTSD, VFMADD231PD)
+	DECQ CX
+	JNZ packed
 
 store:
-	MOVBLZX add+40(FP), AX
+	MOVBLZX add+64(FP), AX
 	TESTL AX, AX
 	JZ set
 	AVX512_ADD(VADDPD)

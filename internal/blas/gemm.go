@@ -39,12 +39,13 @@ func (m Matrix[T]) check() {
 	}
 }
 
-// kernel multiplies a panel of mr rows by a panel of nr columns, both k long, into a row-major tile of c whose rows lie
-// ldc elements apart. It adds to what is there, or overwrites it.
+// kernel multiplies a panel of mr rows by a panel of nr columns, both k long, into a row-major tile of c. It adds to what is
+// there, or overwrites it. Rows of a and c lie rowA and rowC elements apart, the nr elements of a row of b side by side; stepA and
+// stepB lead along the panels.
 type kernel[T Float] struct {
 	name   string
 	mr, nr int
-	run    func(k int, a, b, c unsafe.Pointer, ldc int, add bool)
+	run    func(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool)
 }
 
 // The blocks of the three loops. A panel of b of blockK rows stays in the first-level cache while a block of a of blockM
@@ -139,19 +140,17 @@ func (m Matrix[T]) part(i, j, rows, cols int) Matrix[T] {
 	return m
 }
 
-// workspace is the memory of one worker for packed panels and for tiles at the border.
-type workspace[T Float] struct{ a, b, tile []T }
+// workspace is the memory of one worker for panels, for tiles at the border and for a transposed result.
+type workspace[T Float] struct {
+	a, b          panels[T]
+	tile, flipped []T
+}
 
-func (w *workspace[T]) grow(a, b, tile int) {
-	if len(w.a) < a {
-		w.a = make([]T, a)
+func grow[T any](s *[]T, n int) []T {
+	if len(*s) < n {
+		*s = make([]T, n)
 	}
-	if len(w.b) < b {
-		w.b = make([]T, b)
-	}
-	if len(w.tile) < tile {
-		w.tile = make([]T, tile)
-	}
+	return (*s)[:n]
 }
 
 var (
@@ -168,41 +167,78 @@ func workspaces[T Float]() *sync.Pool {
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
 
+// fewPanels is the number of panels of a up to which a panel of b has too few uses to be worth packing.
+const fewPanels = 4
+
+// rowsInPlace is how many rows of b are read side by side where it is not packed: few enough that the processor sees that each is
+// read from its beginning to its end, and that the rows do not drive each other out of the first-level cache.
+const rowsInPlace = 12
+
 // stripe computes one area on the calling goroutine.
 func stripe[T Float](kern kernel[T], c, a, b Matrix[T], add bool) {
 	pool := workspaces[T]()
 	w := pool.Get().(*workspace[T]) //nolint:errcheck // the pool holds nothing else
 	defer pool.Put(w)
-	k0 := min(blockK, a.Cols)
-	w.grow(roundUp(min(blockM, c.Rows), kern.mr)*k0, roundUp(min(blockN, c.Cols), kern.nr)*k0, kern.mr*kern.nr)
-	for j := 0; j < c.Cols; j += blockN {
-		n := min(blockN, c.Cols-j)
-		for p := 0; p < a.Cols; p += blockK {
-			k := min(blockK, a.Cols-p)
-			// The panels of b are columns: pack its transpose as rows.
-			pack(w.b, b.part(p, j, k, n).T(), kern.nr)
-			for i := 0; i < c.Rows; i += blockM {
-				m := min(blockM, c.Rows-i)
-				pack(w.a, a.part(i, p, m, k), kern.mr)
-				block(kern, w, c.part(i, j, m, n), k, add || p > 0)
+	if c.Rows > kern.nr || b.RowStride != 1 || b.ColStride == 1 || c.Cols <= kern.nr {
+		w.multiply(kern, c, a, b, add)
+		return
+	}
+	// A few rows times a transposed matrix, as in a layer with a small batch. The other way round the matrix can be read where it
+	// lies, row by row.
+	t := Dense(grow(&w.flipped, c.Cols*c.Rows), c.Cols, c.Rows)
+	w.multiply(kern, t, b.T(), a.T(), false)
+	for i := range c.Rows {
+		row := c.Data[i*c.RowStride:][:c.Cols]
+		for j := range row {
+			if v := t.Data[j*c.Rows+i]; add {
+				row[j] += v
+			} else {
+				row[j] = v
 			}
 		}
 	}
 }
 
-// block multiplies packed panels into an area of c.
-func block[T Float](kern kernel[T], w *workspace[T], c Matrix[T], k int, add bool) {
+func (w *workspace[T]) multiply(kern kernel[T], c, a, b Matrix[T], add bool) {
+	placeA := a.ColStride == 1 && c.Cols <= kern.nr
+	placeB := b.ColStride == 1 && c.Rows <= fewPanels*kern.mr
+	deep := blockK
+	if placeB {
+		deep = rowsInPlace
+	}
+	k0 := min(deep, a.Cols)
+	grow(&w.a.packed, roundUp(min(blockM, c.Rows), kern.mr)*k0)
+	grow(&w.b.packed, roundUp(min(blockN, c.Cols), kern.nr)*k0)
+	grow(&w.tile, kern.mr*kern.nr)
+	for j := 0; j < c.Cols; j += blockN {
+		n := min(blockN, c.Cols-j)
+		for p := 0; p < a.Cols; p += deep {
+			k := min(deep, a.Cols-p)
+			w.b.take(b.part(p, j, k, n).T(), kern.nr, placeB) // its panels are columns
+			for i := 0; i < c.Rows; i += blockM {
+				m := min(blockM, c.Rows-i)
+				w.a.take(a.part(i, p, m, k), kern.mr, placeA)
+				w.block(kern, c.part(i, j, m, n), k, add || p > 0)
+			}
+		}
+	}
+	w.a.forget()
+	w.b.forget()
+}
+
+// block multiplies panels into an area of c.
+func (w *workspace[T]) block(kern kernel[T], c Matrix[T], k int, add bool) {
 	for j := 0; j < c.Cols; j += kern.nr {
 		n := min(kern.nr, c.Cols-j)
-		b := unsafe.Pointer(&w.b[j*k]) //nolint:gosec // lengths were checked
+		b, _, stepB := w.b.at(j)
 		for i := 0; i < c.Rows; i += kern.mr {
 			m := min(kern.mr, c.Rows-i)
-			a := unsafe.Pointer(&w.a[i*k]) //nolint:gosec // lengths were checked
+			a, rowA, stepA := w.a.at(i)
 			if m == kern.mr && n == kern.nr {
-				kern.run(k, a, b, unsafe.Pointer(&c.Data[i*c.RowStride+j]), c.RowStride, add) //nolint:gosec // lengths were checked
+				kern.run(k, a, b, unsafe.Pointer(&c.Data[i*c.RowStride+j]), rowA, stepA, stepB, c.RowStride, add) //nolint:gosec // lengths were checked
 				continue
 			}
-			kern.run(k, a, b, unsafe.Pointer(&w.tile[0]), kern.nr, false) //nolint:gosec // lengths were checked
+			kern.run(k, a, b, unsafe.Pointer(&w.tile[0]), rowA, stepA, stepB, kern.nr, false) //nolint:gosec // lengths were checked
 			for r := range m {
 				dst, src := c.Data[(i+r)*c.RowStride+j:][:n], w.tile[r*kern.nr:][:n]
 				if !add {

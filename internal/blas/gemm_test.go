@@ -194,3 +194,24 @@ func BenchmarkMul1024(b *testing.B) {
 		b.ReportMetric(2*n*n*n*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOPS")
 	})
 }
+
+// BenchmarkFewRows is a layer with a small batch: forward, and the gradients of its input and of its weights.
+func BenchmarkFewRows(b *testing.B) {
+	const batch, n = 16, 2048
+	x, w, y := make([]float32, batch*n), make([]float32, n*n), make([]float32, batch*n)
+	for i := range w {
+		w[i] = float32(i % 7)
+	}
+	in, weights, out := Dense(x, batch, n), Dense(w, n, n), Dense(y, batch, n)
+	for name, run := range map[string]func(){
+		"forward": func() { Mul(out, in, weights.T(), false) },
+		"input":   func() { Mul(out, in, weights, false) },
+		"weights": func() { Mul(weights, out.T(), in, false) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				run()
+			}
+		})
+	}
+}

@@ -17,16 +17,16 @@ var (
 // The strides of the assembly are in bytes.
 
 //go:noescape
-func avx512F32(k int, a, b, c unsafe.Pointer, ldc int, add bool)
+func avx512F32(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool)
 
 //go:noescape
-func avx512F64(k int, a, b, c unsafe.Pointer, ldc int, add bool)
+func avx512F64(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool)
 
 //go:noescape
-func avx2F32(k int, a, b, c unsafe.Pointer, ldc int, add bool)
+func avx2F32(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool)
 
 //go:noescape
-func avx2F64(k int, a, b, c unsafe.Pointer, ldc int, add bool)
+func avx2F64(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool)
 
 // y += alpha*x over blocks of 8 elements.
 //
@@ -41,10 +41,18 @@ func mulF32(dst, a, b unsafe.Pointer, blocks int)
 
 // The kernels are variables so that choosing one costs nothing per product.
 var (
-	wide32 = kernel[float32]{"avx512", 8, 32, func(k int, a, b, c unsafe.Pointer, ldc int, add bool) { avx512F32(k, a, b, c, 4*ldc, add) }}
-	wide64 = kernel[float64]{"avx512", 8, 16, func(k int, a, b, c unsafe.Pointer, ldc int, add bool) { avx512F64(k, a, b, c, 8*ldc, add) }}
-	fast32 = kernel[float32]{"avx2", 6, 16, func(k int, a, b, c unsafe.Pointer, ldc int, add bool) { avx2F32(k, a, b, c, 4*ldc, add) }}
-	fast64 = kernel[float64]{"avx2", 6, 8, func(k int, a, b, c unsafe.Pointer, ldc int, add bool) { avx2F64(k, a, b, c, 8*ldc, add) }}
+	wide32 = kernel[float32]{"avx512", 8, 32, func(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool) {
+		avx512F32(k, a, b, c, 4*rowA, 4*stepA, 4*stepB, 4*rowC, add)
+	}}
+	wide64 = kernel[float64]{"avx512", 8, 16, func(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool) {
+		avx512F64(k, a, b, c, 8*rowA, 8*stepA, 8*stepB, 8*rowC, add)
+	}}
+	fast32 = kernel[float32]{"avx2", 6, 16, func(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool) {
+		avx2F32(k, a, b, c, 4*rowA, 4*stepA, 4*stepB, 4*rowC, add)
+	}}
+	fast64 = kernel[float64]{"avx2", 6, 8, func(k int, a, b, c unsafe.Pointer, rowA, stepA, stepB, rowC int, add bool) {
+		avx2F64(k, a, b, c, 8*rowA, 8*stepA, 8*stepB, 8*rowC, add)
+	}}
 )
 
 func best[T Float]() kernel[T] {

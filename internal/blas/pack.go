@@ -3,6 +3,38 @@
 
 package blas
 
+import "unsafe"
+
+// panels is one factor of a block of the product, in panels of so many rows: packed, or where it lies in memory.
+type panels[T Float] struct {
+	packed []T
+	matrix Matrix[T]
+	width  int
+	place  int // rows whose panels are read where they lie
+}
+
+// take makes panels of width rows of m. Those that stay in place are whole ones; a kernel would read beyond the last one.
+func (s *panels[T]) take(m Matrix[T], width int, inPlace bool) {
+	s.matrix, s.width, s.place = m, width, 0
+	if inPlace {
+		s.place = m.Rows / width * width
+	}
+	if s.place < m.Rows {
+		pack(s.packed[s.place*m.Cols:], m.part(s.place, 0, m.Rows-s.place, m.Cols), width)
+	}
+}
+
+// at returns the panel of row i, how far its rows are apart, and the step along it.
+func (s *panels[T]) at(i int) (panel unsafe.Pointer, row, step int) {
+	if i < s.place {
+		return unsafe.Pointer(&s.matrix.Data[i*s.matrix.RowStride]), s.matrix.RowStride, s.matrix.ColStride //nolint:gosec // checked
+	}
+	return unsafe.Pointer(&s.packed[i*s.matrix.Cols]), 1, s.width //nolint:gosec // packed
+}
+
+// forget lets go of the matrix; the memory for packing stays.
+func (s *panels[T]) forget() { s.matrix = Matrix[T]{} }
+
 // pack copies m into panels of width rows: element (i, p) of a panel goes to p*width+i. Rows that are missing in the
 // last panel are zero.
 func pack[T Float](dst []T, m Matrix[T], width int) {
