@@ -10,6 +10,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -19,8 +20,9 @@ import (
 // wait for each other: ranks in no list need not call.
 //
 // It corresponds to ProcessGroup.split_group, which gloo has in PyTorch 2.11 and newer and which is called with the list of the own
-// group: g.split_group([2, 0]) in Python is Split with [][]int{{2, 0}, ...} in Go. (The function
-// torch.distributed.split_group refuses groups without an accelerator, in every version.) [WithName] is group_name=. A PyTorch
+// group: g.split_group([2, 0]) in Python is Split with [][]int{{2, 0}, ...} in Go. Before 2.14 PyTorch sorts the list, and one that is not in
+// order is refused here. (The function torch.distributed.split_group refuses groups without an accelerator, in every version.) [WithName]
+// is group_name=. A PyTorch
 // rank does not notice that a name was used before and then reads the addresses of the group before: with PyTorch ranks every split
 // needs a name of its own, and one without a name is named by its ranks. PyTorch checks nothing beforehand in such a group, whatever
 // [WithDetail] says.
@@ -39,6 +41,10 @@ func (g *Group) Split(ctx context.Context, lists [][]int, opts ...Option) (*Grou
 	}
 	if ranks == nil {
 		return nil, nil
+	}
+	if !slices.IsSorted(ranks) && !g.peers.OrdersGroups() {
+		return nil, dist.Newf(op, dist.NotSupported, "PyTorch before 2.14 sorts the ranks of a split, and other ranks use %v: give them in order, or say that it is 2.14 with %s or %s",
+			g.peers, torch.Option, torch.Variable)
 	}
 	globals, err := g.globalsOf(op, ranks)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/form"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -72,6 +73,17 @@ func TestSplitRefuses(t *testing.T) {
 		_, err := world[0].Split(ctxOf(t), lists)
 		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", lists, err, want)
+		}
+	}
+}
+
+// TestSplitOrder: PyTorch sorts the ranks of a split before 2.14, so that a list in another order would give ranks other numbers there.
+func TestSplitOrder(t *testing.T) {
+	for _, known := range []torch.Peers{torch.Exactly(torch.V2_12), {Low: torch.V2_12, High: torch.V2_14}, {Low: torch.V2_9, High: torch.V2_14, Several: true}} {
+		g := newWorld(t, 2)[0]
+		g.peers = known
+		if _, err := g.Split(ctxOf(t), [][]int{{1, 0}}); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "give them in order") {
+			t.Errorf("%v: %v", known, err)
 		}
 	}
 }

@@ -91,12 +91,13 @@ func (g *Group) gatherFlat(name string, c *Call, op torch.Op, ins []*tensor.Tens
 	return room, nil
 }
 
-// checkedCoalesced refuses what PyTorch's check of operations does not know: 2.6 and 2.11 refuse it, 2.14 performs it.
+// checkedCoalesced refuses what PyTorch's check of operations does not know: versions up to 2.11 refuse it, 2.14 performs it. In between it
+// came in pieces: 2.12 and 2.13 perform an all-gather without the check, or with it.
 func (g *Group) checkedCoalesced(name string, op torch.Op) error {
 	if !g.Checked || g.Peers.Low >= torch.V2_14 || op == torch.AllGatherCoalesce {
 		return nil
 	}
-	if g.Peers.High >= torch.V2_14 {
+	if g.Peers.High >= torch.V2_12 {
 		return refusef(torch.Nowhere, name, "%v with %s=DETAIL depends on the version of PyTorch, %s", op, DebugVariable, g.Peers.Unsure())
 	}
 	return refusef(torch.InPython, name, "PyTorch ranks of %v have no %v with %s=DETAIL", g.Peers, op, DebugVariable)
