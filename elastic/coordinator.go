@@ -82,10 +82,14 @@ func New(s store.Store, low, high int, opts ...Option) (*Coordinator, error) {
 // Reserve returns the first of n numbers for members that the caller starts: they join with [WithNumber]. Their end can be told
 // with [Coordinator.Lost].
 func (c *Coordinator) Reserve(ctx context.Context, n int) (int, error) {
+	return reserve(ctx, c.store, n)
+}
+
+func reserve(ctx context.Context, s store.Store, n int) (int, error) {
 	if n < 1 || n > maxMembers {
 		return 0, dist.Newf("elastic: reserve", dist.InvalidArgument, "%d numbers: want 1 to %d", n, maxMembers)
 	}
-	last, err := c.store.Add(ctx, membersKey, int64(n))
+	last, err := s.Add(ctx, membersKey, int64(n))
 	if err != nil {
 		return 0, dist.Wrap("elastic: reserve", dist.Unavailable, err)
 	}
@@ -179,8 +183,7 @@ func (c *Coordinator) look(ctx context.Context) error {
 		return err
 	}
 	for _, member := range lost { // after the last questions that they asked
-		c.setSilent(member, false)
-		if err := c.leaveOut(ctx, member); err != nil || c.ended {
+		if err := c.lose(ctx, member); err != nil || c.ended {
 			return err
 		}
 	}
@@ -230,6 +233,12 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 	}
 	for _, n := range slices.Sorted(maps.Values(latest)) {
 		q := asked[n]
+		if q.Lost {
+			if err = c.lose(ctx, q.Member); err != nil || c.ended {
+				return err
+			}
+			continue
+		}
 		if _, known := c.signs[q.Member]; !known {
 			c.signs[q.Member] = sign{at: now}
 			c.setSilent(q.Member, false)
@@ -260,6 +269,12 @@ func (c *Coordinator) forget(ctx context.Context, member int64) error {
 	delete(c.open, member)
 	_, err := c.store.Delete(ctx, askKey(n))
 	return err
+}
+
+// lose takes out a member whose process has ended.
+func (c *Coordinator) lose(ctx context.Context, member int64) error {
+	c.setSilent(member, false)
+	return c.leaveOut(ctx, member)
 }
 
 // leaveOut takes out a member that is gone.
@@ -305,7 +320,7 @@ func (c *Coordinator) read(ctx context.Context, n int64) (q *question, there boo
 		return nil, false, err
 	}
 	q = new(question)
-	if len(raw) > maxQuestion || json.Unmarshal(raw, q) != nil || q.Member < 0 || q.Handle == "" && !q.Done {
+	if len(raw) > maxQuestion || json.Unmarshal(raw, q) != nil || q.Member < 0 || q.Handle == "" && !q.Done && !q.Lost {
 		c.config.logger.Warn("a question cannot be read", slog.Int64("number", n))
 		return nil, true, c.answer(ctx, n, answer{Error: "the question cannot be read: want {\"member\": 0, \"handle\": \"gloo:...\"}"})
 	}
@@ -355,7 +370,7 @@ func (c *Coordinator) perform(ctx context.Context, e effects) error {
 		if err := c.keep(ctx, record{Ended: true, Why: e.why}); err != nil {
 			return err
 		}
-		if err := c.set(ctx, endKey, answer{Done: e.why == "", Error: e.why}); err != nil {
+		if err := c.set(ctx, endKey, answer{Done: e.why == "", Error: e.why, Silent: c.Silent()}); err != nil {
 			return err
 		}
 	case e.record != nil:

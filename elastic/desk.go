@@ -19,16 +19,19 @@ type question struct {
 	Member int64  `json:"member"`
 	Handle string `json:"handle,omitempty"`
 	Done   bool   `json:"done,omitempty"` // the member has finished and leaves
+	Lost   bool   `json:"lost,omitempty"` // the member's process has ended, says somebody else
 	// untaken says that the answer to the member's last question is still in the store: members delete what they have read, so this
 	// question repeats that one, because no answer came in time.
 	untaken bool
 }
 
-// answer is what it is told. Exactly one field is set.
+// answer is what it is told. Exactly one of the first three fields is set.
 type answer struct {
 	*Round
 	Done  bool   `json:"done,omitempty"`
 	Error string `json:"error,omitempty"`
+	// Silent are the members that had not been heard of at the end of the job, for whoever has started them.
+	Silent []int `json:"silent,omitempty"`
 }
 
 // Round is the members of a group: give it to Reconfigure.

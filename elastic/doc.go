@@ -27,6 +27,7 @@
 //	alive/NUMBER   ADD 1 at least once a second
 //	asks           ADD 1 gives the number N of a question
 //	ask/N          {"member": NUMBER, "handle": "gloo:0:-1:0:host:port", "done": false}
+//	               {"member": NUMBER, "lost": true} of whoever has started the member and sees that its process has ended
 //	answer/N       {"uuid": 4294967296, "handles": [...]}, {"done": true} or {"error": "..."}; the member deletes it when it has
 //	               read it. While it is there, another question of the member repeats question N, which was not answered in
 //	               time; once it is gone, another question says that the round has failed

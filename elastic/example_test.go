@@ -57,3 +57,20 @@ func Example() {
 	all.Wait()
 	// Output: coordinator: <nil>
 }
+
+// A launcher on another node reserves numbers for the members that it starts, and says when one of them has died.
+func ExampleStarter() {
+	ctx := context.Background()
+	s := store.NewMemory() // in a real job a TCP store, that of the coordinator
+	defer func() { _ = s.Close() }()
+
+	starter, _ := elastic.NewStarter(s)
+	first, _ := starter.Reserve(ctx, 2)
+	for i := range 2 {
+		fmt.Printf("COHORT_MEMBER=%d\n", first+i) // they join with WithLaunchedNumber
+	}
+	_ = starter.Lost(ctx, first+1)
+	// Output:
+	// COHORT_MEMBER=0
+	// COHORT_MEMBER=1
+}

@@ -86,7 +86,9 @@ type Config struct {
 
 	// MinMembers and MaxMembers are the size of a group whose members change while their processes go on; 0: there is none. A
 	// coordinator (package elastic) runs in the launcher, over the job's store. The other workers are spares, and the job fails
-	// when fewer than MinMembers workers are left. MinMembers is MaxMembers by default.
+	// when fewer than MinMembers workers are left. MinMembers is MaxMembers by default. With MaxNodes above one the members are on
+	// several nodes, and store and coordinator are at the Endpoint: in the launcher whose address that is, or wherever a store
+	// already serves there.
 	MinMembers, MaxMembers int
 
 	// MasterAddr and MasterPort are where the workers find the store; default: the loopback address and a free port.

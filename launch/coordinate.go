@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
+	"syscall"
+	"time"
 
 	"github.com/cohort-dist/cohort/elastic"
 	"github.com/cohort-dist/cohort/internal/launchcore"
@@ -25,10 +28,10 @@ func (c Config) checkMembers() error {
 		return nil
 	case c.MinMembers < 1 || c.MaxMembers < c.MinMembers:
 		return fmt.Errorf("launch: %d to %d members: the first must be at least 1 and at most the second", c.MinMembers, c.MaxMembers)
-	case c.MaxMembers > c.Workers:
+	case c.spread() && c.MaxRestarts > 0:
+		return errors.New("launch: --members on several nodes and --max-restarts exclude each other: a node whose workers have ended can be started again by hand, as spares")
+	case !c.spread() && c.MaxMembers > c.Workers:
 		return fmt.Errorf("launch: %d members, but %d workers: those beyond the members are spares (--nproc-per-node %d for one spare)", c.MaxMembers, c.Workers, c.MaxMembers+1)
-	case c.MaxNodes > 1:
-		return errors.New("launch: --members is for a job on one node; on several, run \"cohort store serve\" and \"cohort coordinate\", and start the members yourself")
 	case c.NoShim:
 		return errors.New("launch: --members needs a store that survives every worker, and with --no-shim rank 0 hosts it")
 	case c.HangTimeout > 0:
@@ -37,34 +40,45 @@ func (c Config) checkMembers() error {
 	return nil
 }
 
-// spares is how many workers may fail.
+// spread reports whether the members are on several nodes. Their launchers do not need each other then: they share a store and a
+// coordinator, at the endpoint, and nobody waits for nodes, only for members.
+func (c Config) spread() bool { return c.MaxMembers > 0 && c.MaxNodes > 1 }
+
+// spares is how many workers of this node may fail.
 func (c Config) spares() int {
-	if c.MaxMembers == 0 {
+	switch {
+	case c.MaxMembers == 0:
 		return 0
+	case c.spread():
+		return c.Workers - 1 // whether the members of all nodes are enough is for the coordinator to say
 	}
 	return c.Workers - c.MinMembers
 }
 
-// coordination is a coordinator that runs. A nil one does nothing.
+// coordination is what a launcher has to do with a coordinator: it runs one, or starts members for one elsewhere. A nil one does nothing.
 type coordination struct {
-	coordinator *elastic.Coordinator
+	coordinator *elastic.Coordinator // nil if it runs elsewhere
+	starter     *elastic.Starter
 	client      *tcpstore.Client
-	first       int // the member that is local rank 0
+	first       int  // the member that is local rank 0
+	shared      bool // other launchers have members too
 	stop        context.CancelFunc
-	ended       chan struct{}
+	ended       chan struct{} // closed when the job has, or this launcher has closed it
+	telling     sync.WaitGroup
+	ctx         context.Context //nolint:containedctx // of what is told in the background
 }
 
 // leftBehind are workers that have not been heard of at the end of the job.
 type leftBehind []launchcore.Worker
 
-// coordinate starts the coordinator if the job has one.
+// coordinate starts the coordinator if the job has one, or finds the one that it has.
 func (a *attempt) coordinate() (err error) {
 	c := a.job.cfg
 	if c.MaxMembers == 0 {
 		return nil
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(a.job.asked))
-	k := &coordination{stop: stop, ended: make(chan struct{})}
+	k := &coordination{stop: stop, ended: make(chan struct{}), ctx: ctx}
 	defer func() {
 		if err != nil {
 			stop()
@@ -73,24 +87,33 @@ func (a *attempt) coordinate() (err error) {
 			}
 		}
 	}()
-	if k.client, err = tcpstore.Dial(ctx, a.place.address()); err != nil {
+	finding, found := context.WithTimeout(a.job.asked, time.Minute) // somebody listens there
+	defer found()
+	if k.client, err = tcpstore.Dial(finding, a.place.address()); err != nil {
 		return err
 	}
-	warnings := slog.New(slog.NewTextHandler(a.job.screen.err, &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: withoutTime}))
-	if k.coordinator, err = elastic.New(k.client, c.MinMembers, c.MaxMembers, elastic.WithLogger(warnings)); err != nil {
+	if k.starter, err = elastic.NewStarter(k.client); err != nil {
 		return err
 	}
-	if k.first, err = k.coordinator.Reserve(ctx, c.Workers); err != nil {
+	if a.store != nil {
+		warnings := slog.New(slog.NewTextHandler(a.job.screen.err, &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: withoutTime}))
+		if k.coordinator, err = elastic.New(k.client, c.MinMembers, c.MaxMembers, elastic.WithLogger(warnings)); err != nil {
+			return err
+		}
+	}
+	if k.first, err = k.starter.Reserve(finding, c.Workers); err != nil {
 		return err
 	}
-	a.coordination = k
+	if k.shared = c.spread(); k.shared {
+		if _, err = k.client.Add(finding, launchersKey, 1); err != nil {
+			return err
+		}
+	}
+	a.coordination, a.place.firstMember = k, k.first
 	go func() { // joined by close
 		defer close(k.ended)
-		if err := k.coordinator.Run(ctx); err != nil && ctx.Err() == nil {
-			a.job.screen.say("%v", err)
-		}
 		var silent leftBehind
-		for _, member := range k.coordinator.Silent() {
+		for _, member := range k.wait(a.job.screen.say) {
 			silent = append(silent, launchcore.Worker(member-k.first))
 		}
 		if len(silent) == 0 {
@@ -104,6 +127,19 @@ func (a *attempt) coordinate() (err error) {
 	return nil
 }
 
+// wait runs the coordinator, or waits for the end of the job that another one coordinates. It returns the members that had not been
+// heard of.
+func (k *coordination) wait(say func(format string, args ...any)) []int {
+	if k.coordinator == nil {
+		silent, _ := k.starter.Ended(k.ctx) // without the store the workers fail by themselves
+		return silent
+	}
+	if err := k.coordinator.Run(k.ctx); err != nil && k.ctx.Err() == nil {
+		say("%v", err)
+	}
+	return k.coordinator.Silent()
+}
+
 func withoutTime(_ []string, attr slog.Attr) slog.Attr {
 	if attr.Key == slog.TimeKey {
 		return slog.Attr{}
@@ -113,19 +149,66 @@ func withoutTime(_ []string, attr slog.Attr) slog.Attr {
 
 // lost tells the coordinator that a worker has ended.
 func (k *coordination) lost(local int) {
-	if k != nil {
+	switch {
+	case k == nil:
+	case k.coordinator != nil:
 		k.coordinator.Lost(k.first + local)
+	default:
+		k.telling.Go(func() { _ = k.starter.Lost(k.ctx, k.first+local) }) // else it is left out for its silence
 	}
 }
 
-// close ends the coordinator.
-func (k *coordination) close() {
+// launchersKey counts the launchers of a job whose members change, those that are there.
+const launchersKey = "cohort/launch/launchers"
+
+// leaveTime is how long a launcher that hosts the store waits for the others when the job has ended: their workers read there how it did.
+const leaveTime = 10 * time.Second
+
+// close ends the coordinator. One that other nodes need ends when the job does.
+func (k *coordination) close(j *job) {
 	if k == nil {
 		return
+	}
+	k.telling.Wait()
+	if k.shared {
+		left, cancel := context.WithTimeout(k.ctx, leaveTime)
+		others, err := k.client.Add(left, launchersKey, -1)
+		cancel()
+		if err == nil && others > 0 && k.coordinator != nil && j.report.Signal == 0 {
+			k.linger(j)
+		}
 	}
 	k.stop()
 	<-k.ended
 	_ = k.client.Close()
+}
+
+// linger keeps store and coordinator for the other nodes.
+func (k *coordination) linger(j *job) {
+	j.screen.say("the workers of this node have ended; the others need its store and its coordinator")
+	var end <-chan time.Time
+	look := time.NewTicker(100 * time.Millisecond)
+	defer look.Stop()
+	ended := k.ended
+	for {
+		select {
+		case <-ended:
+			end, ended = time.After(leaveTime), nil
+		case <-end:
+			return
+		case <-look.C:
+			if others, err := k.client.Add(k.ctx, launchersKey, 0); err != nil || others <= 0 {
+				return
+			}
+		case s := <-j.signals:
+			if n, ok := s.(syscall.Signal); ok && j.cfg.ending[int(n)] {
+				j.report.Signal = int(n)
+				return
+			}
+		case <-j.asked.Done():
+			return
+		}
+	}
 }
 
 // goOn says that the job goes on without a worker.

@@ -89,7 +89,7 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 	if err != nil {
 		j.screen.say("\"cohort why\" will not be able to ask this launcher: %v", err)
 	}
-	if cfg.MaxNodes > 1 {
+	if cfg.MaxNodes > 1 && !cfg.spread() {
 		err = j.nodes()
 	} else {
 		err = j.attempts()
@@ -165,6 +165,9 @@ func (j *job) newAttempt(number int, given func(*place)) (*attempt, error) {
 // on one node. Without it rank 0 hosts the store on a port that was free a moment ago.
 func (a *attempt) openStore() error {
 	c := a.job.cfg
+	if c.spread() {
+		return a.shareStore()
+	}
 	a.place.addr = c.MasterAddr
 	setDefault(&a.place.addr, "127.0.0.1")
 	address := net.JoinHostPort(a.place.addr, strconv.Itoa(c.MasterPort))
@@ -186,6 +189,35 @@ func (a *attempt) openStore() error {
 	return nil
 }
 
+// shareStore is the store of a job whose members are on several nodes: it is at the endpoint, on this node or another.
+func (a *attempt) shareStore() error {
+	c := a.job.cfg
+	host, text, err := net.SplitHostPort(c.Endpoint)
+	if err != nil {
+		return err
+	}
+	port, err := net.LookupPort("tcp", text) //nolint:noctx // a number, or a name of this machine
+	if err != nil {
+		return fmt.Errorf("launch: the endpoint %s: %w", c.Endpoint, err)
+	}
+	a.place.addr, a.place.port, a.place.ours = host, port, true
+	if c.hosts() {
+		server, taken := tcpstore.Listen(c.Endpoint)
+		switch {
+		case taken == nil:
+			a.store = server
+			return nil
+		case !errors.Is(taken, syscall.EADDRINUSE): // another launcher hosts it, or "cohort store serve"
+			return storeError(c.Endpoint, taken)
+		}
+	}
+	conn, err := a.job.connect(c.Endpoint, c.JoinTimeout)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
 func storeError(address string, err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("launch: the port of %s is taken: leave --master-port out and a free one is chosen: %w", address, err)
@@ -194,7 +226,7 @@ func storeError(address string, err error) error {
 }
 
 func (a *attempt) closeStore() {
-	a.coordination.close()
+	a.coordination.close(a.job)
 	if a.store != nil {
 		_ = a.store.Close()
 	}

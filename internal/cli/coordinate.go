@@ -40,7 +40,8 @@ It ends when all members have finished. If it dies, start it again with the same
 arguments: the group goes on meanwhile, and the new coordinator takes over. Of two at a
 time the later one decides, and the earlier one ends.
 
-"cohort run --members" has a coordinator of its own and does not need this command.`),
+"cohort run --members" has a coordinator of its own and does not need this command,
+unless its store at --rdzv-endpoint is one that already serves.`),
 		Example: strings.Trim(`
   cohort store serve --addr 0.0.0.0:29500
   cohort coordinate --addr node0:29500 --members 4        four members, all others are spares

@@ -49,6 +49,8 @@ of them dies, and a spare takes its place.`),
   cohort run --nproc-per-node 2 --max-restarts 3 --tee 3 --log-dir logs train.py
   cohort run --nproc-per-node 2 ./worker
   cohort run --nproc-per-node 5 --members 4 train.py      the fifth replaces one that dies
+  cohort run --nnodes 3 --rdzv-endpoint node0:29500 --nproc-per-node 2 --members 4 train.py
+                                                          the same over several nodes
   cohort run -f job.yaml                      several programs, each a role of one job`, "\n"),
 		DisableFlagParsing: true,
 		ValidArgsFunction:  completeRun,

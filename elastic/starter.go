@@ -1,0 +1,70 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// Starter starts members of a group whose [Coordinator] is in another process: a launcher on another node, say. It reserves
+// numbers for them and tells the coordinator which of them have ended.
+type Starter struct{ store store.Store }
+
+// NewStarter returns a starter of members that find their coordinator through s. Of the options, [WithPrefix] matters.
+func NewStarter(s store.Store, opts ...Option) (*Starter, error) {
+	if s == nil {
+		return nil, dist.New("elastic: starter", dist.InvalidArgument, "no store")
+	}
+	return &Starter{store.Prefix(newConfig(opts).prefix, s)}, nil
+}
+
+// String says what it is.
+func (s *Starter) String() string { return "elastic.Starter" }
+
+// Reserve returns the first of n numbers for members that the caller starts: they join with [WithNumber].
+func (s *Starter) Reserve(ctx context.Context, n int) (int, error) { return reserve(ctx, s.store, n) }
+
+// Lost says that the process of a member has ended. It is left out at once, not after a time of silence.
+func (s *Starter) Lost(ctx context.Context, member int) error {
+	const op = "elastic: lost"
+	data, err := json.Marshal(question{Member: int64(member), Lost: true})
+	if err != nil {
+		return dist.Wrap(op, dist.Internal, err)
+	}
+	n, err := s.store.Add(ctx, "asks", 1)
+	if err == nil {
+		err = s.store.Set(ctx, askKey(n), data)
+	}
+	if err != nil {
+		return dist.Wrap(op, dist.Unavailable, err)
+	}
+	return nil
+}
+
+// Ended waits until the job has ended, and returns the members that had not been heard of: their processes may hang.
+func (s *Starter) Ended(ctx context.Context) (silent []int, err error) {
+	const op = "elastic: ended"
+	for {
+		if err = s.store.Wait(ctx, endKey); err == nil {
+			break
+		}
+		if ctx.Err() != nil || !errors.Is(err, store.ErrTimeout) {
+			return nil, dist.Wrap(op, dist.Unavailable, err)
+		}
+	}
+	raw, err := s.store.Get(ctx, endKey)
+	if err != nil {
+		return nil, dist.Wrap(op, dist.Unavailable, err)
+	}
+	var a answer
+	if err = json.Unmarshal(raw, &a); err != nil {
+		return nil, dist.Wrap(op, dist.Protocol, err)
+	}
+	return a.Silent, nil
+}
