@@ -13,7 +13,9 @@ import (
 type layout struct {
 	interpHead                         uint64 // _PyRuntimeState
 	interpNext, threads                uint64 // PyInterpreterState
-	gilLocked, gilHolder               uint64 // PyInterpreterState, optional
+	gil                                uint64 // the interpreter lock: where it is, as gilIn says
+	gilIn                              gilIn
+	gilLocked, gilHolder               uint64 // _gil_runtime_state
 	tsNext, tsNative, tsFrame          uint64 // PyThreadState
 	indirect                           bool   // 3.11, 3.12: tsFrame points to a _PyCFrame
 	cframe                             uint64 // where that has the frame
@@ -32,19 +34,28 @@ type layout struct {
 	longSize            bool   // 3.11: longTag is where a signed number of digits is
 }
 
+// gilIn says where an interpreter's lock is: it moved from version to version.
+type gilIn int
+
+const (
+	gilInRuntime gilIn = iota // 3.11: one for all interpreters
+	gilBehind                 // 3.12: the interpreter points to it
+	gilInInterp               // 3.13 and later
+)
+
 // ownedByC is the first owner of frames that carry no Python code.
 const ownedByC = 3
 
 // fixed has the versions before _Py_DebugOffsets, from their headers (LP64). They are stable within a minor version.
 var fixed = map[uint32]layout{
 	0x030b: {
-		interpHead: 40, threads: 16, tsNext: 8, tsNative: 160, tsFrame: 56, indirect: true, cframe: 8,
+		interpHead: 40, gil: 360, gilIn: gilInRuntime, gilLocked: 16, gilHolder: 8, threads: 16, tsNext: 8, tsNative: 160, tsFrame: 56, indirect: true, cframe: 8,
 		fPrev: 48, fCode: 32, fInstr: 56, fOwner: 69, coFile: 112, coName: 128, coTable: 136, coFirst: 72,
 		coCode: 184, bytesLen: 16, bytesData: 32, strState: 32, strLen: 16, strASCII: 48, strUCS: 72,
 		fLocals: 72, coArgs: 56, coNames: 96, obType: 8, tpName: 24, tupleItems: 24, longTag: 16, longDigits: 24, longSize: true,
 	},
 	0x030c: {
-		interpHead: 40, threads: 72, tsNext: 8, tsNative: 144, tsFrame: 56, indirect: true, cframe: 0,
+		interpHead: 40, gil: 384, gilIn: gilBehind, gilLocked: 16, gilHolder: 8, threads: 72, tsNext: 8, tsNative: 144, tsFrame: 56, indirect: true, cframe: 0,
 		fPrev: 8, fCode: 0, fInstr: 56, fOwner: 70, coFile: 112, coName: 128, coTable: 136, coFirst: 68,
 		coCode: 192, bytesLen: 16, bytesData: 32, strState: 32, strLen: 16, strASCII: 40, strUCS: 56,
 		fLocals: 72, coArgs: 52, coNames: 96, obType: 8, tpName: 24, tupleItems: 24, longTag: 16, longDigits: 24,
@@ -119,7 +130,7 @@ func layoutOf(table []byte) (layout, uint32, error) {
 	return layout{
 		interpHead: v["runtime.interpreters_head"],
 		interpNext: v["interp.next"], threads: v["interp.threads_head"],
-		gilLocked: v["interp.gil_locked"], gilHolder: v["interp.gil_holder"],
+		gilIn: gilInInterp, gilLocked: v["interp.gil_locked"], gilHolder: v["interp.gil_holder"], // from the interpreter on
 		tsNext: v["thread.next"], tsNative: v["thread.native_thread_id"], tsFrame: v["thread.current_frame"],
 		fPrev: v["frame.previous"], fCode: v["frame.executable"], fInstr: v["frame.instr_ptr"], fOwner: v["frame.owner"],
 		coFile: v["code.filename"], coName: v["code.qualname"], coTable: v["code.linetable"],

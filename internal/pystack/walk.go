@@ -87,10 +87,7 @@ func (w *walker) threads(ctx context.Context) ([]Thread, error) {
 		return nil, fmt.Errorf("%w: no interpreter: it starts or ends", ErrCorrupt)
 	}
 	for i := 0; interp != 0 && i < maxInterpreters; i++ {
-		var holder uint64
-		if w.l.gilLocked != 0 && uint32(w.word(interp+w.l.gilLocked)) == 1 { //nolint:gosec // a C int
-			holder = w.word(interp + w.l.gilHolder)
-		}
+		holder := w.gilHolder(interp)
 		for ts := w.word(interp + w.l.threads); ts != 0 && len(all) < maxThreads; ts = w.word(ts + w.l.tsNext) {
 			if err := ctx.Err(); err != nil {
 				return all, fmt.Errorf("pystack: %w", context.Cause(ctx))
@@ -104,6 +101,22 @@ func (w *walker) threads(ctx context.Context) ([]Thread, error) {
 		interp = w.word(interp + w.l.interpNext)
 	}
 	return all, nil
+}
+
+// gilHolder returns the thread that holds the lock of an interpreter, 0 if none does.
+func (w *walker) gilHolder(interp uint64) uint64 {
+	gil := interp
+	switch w.l.gilIn {
+	case gilInRuntime:
+		gil = w.runtime + w.l.gil
+	case gilBehind:
+		gil = w.word(interp + w.l.gil)
+	case gilInInterp:
+	}
+	if uint32(w.word(gil+w.l.gilLocked)) != 1 { //nolint:gosec // a C int
+		return 0
+	}
+	return w.word(gil + w.l.gilHolder)
 }
 
 // settled reads the calls of a thread until two readings agree.

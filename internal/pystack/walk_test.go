@@ -108,6 +108,17 @@ func TestWalk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if threads[0].HoldsGIL {
+		t.Error("the thread holds a lock that nobody holds")
+	}
+	p.word(testRuntime+360+8, testThread)
+	if threads, err = p.read(); err != nil || threads[0].HoldsGIL {
+		t.Errorf("%v: the last holder of a lock is not one that holds it", err)
+	}
+	p.word(testRuntime+360+16, 1)
+	if threads, err = p.read(); err != nil || !threads[0].HoldsGIL {
+		t.Errorf("%v: the thread does not hold the lock", err)
+	}
 	want := []Frame{{Func: "load", File: "/srv/data.py", Line: 4}, {Func: "main", File: "/srv/train.py", Line: 10}}
 	if len(threads) != 1 || threads[0].ID != 77 || threads[0].Moving || threads[0].Truncated || !slices.Equal(threads[0].Frames, want) {
 		t.Errorf("threads are %+v, want one with %+v", threads, want)
