@@ -62,36 +62,56 @@ func (e *Evidence) Of(rank int) *RankState {
 
 // look takes evidence in the background and puts it into the inbox.
 func (a *attempt) look(bool) {
-	living := slices.DeleteFunc(slices.Clone(a.workers), func(w *worker) bool { return w.exit != nil || w.pid == 0 })
+	c := collection{time: evidenceTime, running: &a.looking, read: func(ctx context.Context, rank, pid int) RankState { return readRank(ctx, &a.job.reader, rank, pid) }}
 	pids := make(map[int]int, len(a.workers)) // rank of each process
-	for _, w := range living {
-		pids[w.pid] = w.rank
+	for _, w := range a.workers {
+		if w.exit == nil && w.pid != 0 {
+			c.ranks = append(c.ranks, RankState{Rank: w.rank, PID: w.pid, Error: "it was not read in time"})
+			pids[w.pid] = w.rank
+		}
 	}
-	server := a.store
-	a.looking.Go(func() {
-		from := time.Now()
-		ctx, cancel := context.WithTimeout(context.Background(), evidenceTime)
-		defer cancel()
-		e := &Evidence{Taken: from, Ranks: make([]RankState, len(living))}
-		var wg sync.WaitGroup
-		for i, w := range living {
-			rank, pid := w.rank, w.pid
-			wg.Go(func() { e.Ranks[i] = readRank(ctx, &a.job.reader, rank, pid) })
-		}
-		waits := make(chan []StoreWait, 1)
-		if server != nil {
-			a.looking.Go(func() { waits <- storeWaits(server, pids) })
-		} else {
-			waits <- nil
-		}
-		wg.Wait()
+	if server := a.store; server != nil {
+		c.waits = func() []StoreWait { return storeWaits(server, pids) }
+	}
+	a.looking.Go(func() { a.inbox <- c.take() })
+}
+
+// collection takes evidence within a time. What comes later is left out: the workers must not wait for it.
+type collection struct {
+	time    time.Duration
+	ranks   []RankState // to be read; each says that it was not
+	read    func(ctx context.Context, rank, pid int) RankState
+	waits   func() []StoreWait // nil: there is no store
+	running *sync.WaitGroup    // of those who still look when the time is over
+}
+
+func (c collection) take() *Evidence {
+	e := &Evidence{Taken: time.Now(), Ranks: c.ranks}
+	ctx, cancel := context.WithTimeout(context.Background(), c.time)
+	defer cancel()
+	type reading struct {
+		index int
+		state RankState
+	}
+	readings, waits := make(chan reading, len(c.ranks)), make(chan []StoreWait, 1)
+	for i, r := range c.ranks {
+		c.running.Go(func() { readings <- reading{i, c.read(ctx, r.Rank, r.PID)} })
+	}
+	left := len(c.ranks)
+	if c.waits != nil {
+		left++
+		c.running.Go(func() { waits <- c.waits() })
+	}
+	for ; left > 0 && ctx.Err() == nil; left-- {
 		select {
+		case r := <-readings:
+			e.Ranks[r.index] = r.state
 		case e.Waits = <-waits:
-		case <-ctx.Done(): // a machine with very many processes: whose connection is whose takes too long to find out
+		case <-ctx.Done():
 		}
-		e.Took = time.Since(from)
-		a.inbox <- e
-	})
+	}
+	e.Took = time.Since(e.Taken)
+	return e
 }
 
 // storeWaits returns who waits for which key of the store.
