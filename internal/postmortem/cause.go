@@ -129,6 +129,12 @@ func Explain(d Death) Cause {
 	case d.Code < 0 && crashes[sig] != "":
 		cause.Kind, cause.Words = Crash, "crashed: "+crashes[sig]+" ("+signalName(sig)+")"
 		cause.Advice = crashAdvice(sig, d.Stderr)
+		if at := crashStack(d.Stderr); at.text != "" && trace.exception == "" {
+			cause.Where, cause.Traceback = at.where, at.text
+			if at.where != "" {
+				cause.Words += " in " + at.where
+			}
+		}
 		if size := sizeMismatch(d.Stderr); size != "" {
 			cause.Words += "; " + size
 			cause.Advice = "the ranks called a collective with different sizes: compare the tensors that they pass"
@@ -152,6 +158,8 @@ func Explain(d Death) Cause {
 			cause.Kind, cause.Exception = kind, line
 			cause.Words += ": " + firstLine(line)
 			cause.Advice = adviceFor(line)
+		} else {
+			cause.Advice = "it printed no error: look for a call of exit with this code, in the program or in a library"
 		}
 	}
 	return cause

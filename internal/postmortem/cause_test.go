@@ -41,6 +41,8 @@ func TestExplain(t *testing.T) {
 	}{
 		"success":       {Death{}, Success, "succeeded", ""},
 		"exit code":     {Death{Code: 7}, ExitCode, "exited with code 7", ""},
+		"gloo's log":    {Death{Code: 3, Stderr: "[./gloo/transport/tcp/context.cc:243] INFO Rank 1 is connected to 2. Expected number of connected peers is: 2\n"}, ExitCode, "exited with code 3", ""},
+		"a crash in C":  {Death{Code: -11, Stderr: "Fatal Python error: Segmentation fault\n\nThread 0x00007f01 [loader] (most recent call first):\n  File \"/srv/io.py\", line 3 in read\n\nCurrent thread 0x00007f02 [python3] (most recent call first):\n  File \"/usr/lib/python3.14/ctypes/__init__.py\", line 575 in string_at\n  File \"/srv/t.py\", line 17 in step\n  File \"/srv/t.py\", line 20 in <module>\n\nCurrent thread's C stack trace (most recent call first):\n  Binary file \"/usr/bin/python3\" [0x73d9a7]\n"}, Crash, "crashed: segmentation fault (SIGSEGV) in step (/srv/t.py:17)", "step (/srv/t.py:17)"},
 		"last words":    {Death{Code: 7, Stderr: "starting\nno config\n"}, ExitCode, "exited with code 7: no config", ""},
 		"full /dev/shm": {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\n    x\nRuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.\n\nThe above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n  File \"t.py\", line 2, in g\n    y\nRuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"}, Exception, "raised RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.", "g (t.py:2)"},
 		"a data loader": {Death{Code: 1, Stderr: "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"t.py\", line 2, in g\n[rank1]:     y\n[rank1]: ValueError: Caught ValueError in DataLoader worker process 3.\n[rank1]: Original Traceback (most recent call last):\n[rank1]:   File \"t.py\", line 9, in load\n[rank1]:     z\n[rank1]: ValueError: bad sample\n"}, Exception, "raised ValueError: bad sample (in a data loader worker, process 3)", "g (t.py:2)"},
@@ -70,6 +72,9 @@ func TestExplain(t *testing.T) {
 		"a Go rank":     {Death{Code: 1, Stderr: "2026/11/15 group: all-reduce: rank 2 on nodeb: peer lost: connection reset\n"}, LostPeer, "exited with code 1: 2026/11/15 group", ""},
 	} {
 		got := Explain(c.death)
+		if strings.Contains(got.Words, "INFO") {
+			t.Errorf("%s: a message of a log: %s", name, got.Words)
+		}
 		if got.Kind != c.kind || !strings.HasPrefix(got.Words, c.words) || c.where != "" && got.Where != c.where {
 			t.Errorf("%s: %v %q at %q, want %v %q at %q", name, got.Kind, got.Words, got.Where, c.kind, c.words, c.where)
 		}

@@ -60,6 +60,47 @@ func lastTraceback(text string) traceback {
 	}
 }
 
+// Raised returns the exception with which text ends, and where it was raised: "RuntimeError: no data (work (train.py:3))". It
+// is empty if there is none, or if something else was printed after it.
+func Raised(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	blocks := parseBlocks(lines)
+	if len(blocks) == 0 || blocks[len(blocks)-1].to < len(lines) {
+		return ""
+	}
+	last := blocks[len(blocks)-1]
+	if last.where == "" {
+		return firstLine(last.exception)
+	}
+	return firstLine(last.exception) + " (" + last.where + ")"
+}
+
+// crashed begins the Python stack that faulthandler prints of the thread that crashed; the C stack of Python 3.14 has another
+// heading.
+var crashed = regexp.MustCompile(`^Current thread 0x\S+ .*\(most recent call first\):$`)
+
+var crashLine = regexp.MustCompile(`^  File "(.*)", line (\d+) in (.*)$`)
+
+// crashStack finds the Python stack of a crash. Unlike a traceback it has the innermost call first.
+func crashStack(stderr string) traceback {
+	var t traceback
+	lines := strings.Split(stderr, "\n")
+	for i, line := range lines {
+		if !crashed.MatchString(line) {
+			continue
+		}
+		end := i + 1
+		for ; end < len(lines) && strings.HasPrefix(lines[end], "  "); end++ {
+			if m := crashLine.FindStringSubmatch(lines[end]); m != nil && t.where == "" && !pystack.Library(m[1]) {
+				t.where = m[3] + " (" + m[1] + ":" + m[2] + ")"
+			}
+		}
+		t.text = strings.Join(lines[i:end], "\n")
+		return t
+	}
+	return t
+}
+
 // block is one "Traceback ..." with its exception.
 type block struct {
 	from, to         int

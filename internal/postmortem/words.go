@@ -121,8 +121,9 @@ func spoken(stderr string) (Kind, string) {
 	return ExitCode, ""
 }
 
-// logLine is a message of PyTorch's own log that is no error: "[W1115 16:32:45.655 ProcessGroupGloo.cpp:727] Warning: ...".
-var logLine = regexp.MustCompile(`^\[?[IW]\d{4} [0-9:.]+ `)
+// logLine is a message of PyTorch's own log, or of gloo's, that is no error:
+// "[W1115 16:32:45.655 ProcessGroupGloo.cpp:727] Warning: ...", "[./gloo/transport/tcp/context.cc:243] INFO Rank 1 is ...".
+var logLine = regexp.MustCompile(`^\[?[IW]\d{4} [0-9:.]+ |^\[\S+\.cc:\d+\] (INFO|WARNING) `)
 
 // barLine is a progress bar, with or without a title: "epoch 3:  45%|####   | 45/100 [00:04<00:05]".
 var barLine = regexp.MustCompile(`^([^|]*: +)?\d{1,3}%\|`)
@@ -130,6 +131,9 @@ var barLine = regexp.MustCompile(`^([^|]*: +)?\d{1,3}%\|`)
 var advices = []struct{ text, advice string }{
 	{"CUDA out of memory", "use a smaller batch, or look for another process on the GPU (nvidia-smi)"},
 	{"Address already in use", "another process has the port: leave --master-port out and a free one is taken"},
+	{"can't allocate memory", "the process may not have more memory: look at ulimit -v and at the limit of the container, or use smaller batches"},
+	{"MemoryError", "the process may not have more memory: look at ulimit -v and at the limit of the container, or use smaller batches"},
+	{"Too many open files", "the limit for open files is reached: raise it (ulimit -n), or use fewer data loader workers"},
 	{"ModuleNotFoundError", "the module is not installed for the Python that runs the workers; --python chooses another one"},
 	{"No module named", "the module is not installed for the Python that runs the workers; --python chooses another one"},
 	{"can't open file", "check the path of the script"},
