@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/control"
+	"github.com/cohort-dist/cohort/internal/joblog"
 	"github.com/cohort-dist/cohort/internal/jobscan"
 	"github.com/cohort-dist/cohort/internal/nodehost"
+	"github.com/cohort-dist/cohort/internal/postmortem"
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
@@ -64,6 +66,14 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 // examine looks at the workers of this node.
 func (a *attempt) examine(ctx context.Context, apart time.Duration) verdict.Job {
 	seen := jobscan.Examine(ctx, a.asJob(), apart)
+	printed := a.job.board.snapshot().Ranks
+	for i := range seen.Ranks {
+		for _, r := range printed {
+			if tail := r.tails[1]; r.Rank == seen.Ranks[i].Rank && tail != nil {
+				seen.Ranks[i].Raised = postmortem.Raised(joblog.Plain(tail.Bytes()))
+			}
+		}
+	}
 	for _, w := range a.workers {
 		if words := a.ends[w.local].Load(); words != nil {
 			seen.Ranks = append(seen.Ranks, verdict.Rank{Rank: w.rank, Host: a.job.host, Gone: *words})

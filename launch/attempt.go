@@ -21,6 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/internal/postmortem"
+	"github.com/cohort-dist/cohort/internal/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -252,7 +253,7 @@ func (a *attempt) told(e keeper.Event) {
 			a.over(w)
 			words := w.cause.Words
 			if w.exit.Code == 0 {
-				words = "has ended with exit code 0"
+				words = verdict.Succeeded
 			}
 			a.ends[w.local].Store(&words)
 			a.coordination.lost(w.local)

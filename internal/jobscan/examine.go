@@ -66,6 +66,10 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 			if v.Main != nil {
 				v.Idle = idle(r.PID, v.Main.ID)
 				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
+				v.Line = sourceLine(r.PID, v.Main)
+				if !v.Moved && waitsBelow(v.Main) {
+					v.Children = below(ctx, &reader, r.PID)
+				}
 			}
 		} else if len(goroutines[i]) > 0 {
 			v.Threads = goroutines[i]
@@ -94,7 +98,10 @@ func readAll(ctx context.Context, reader *pystack.Reader, ranks []Rank) []readin
 		wg.Go(func() {
 			p, err := readBelow(ctx, reader, r.PID)
 			all[i].process = p
-			if err != nil {
+			switch {
+			case errors.Is(err, pystack.ErrForbidden):
+				all[i].trouble = forbidden("/proc", r.PID, os.Geteuid())
+			case err != nil:
 				all[i].trouble = strings.TrimPrefix(err.Error(), "pystack: ")
 			}
 		})

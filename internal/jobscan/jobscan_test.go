@@ -69,3 +69,30 @@ func TestIdle(t *testing.T) {
 		t.Errorf("a process that does not exist is idle for %v", d)
 	}
 }
+
+// TestForbidden: each reason why a process may not be read has its words.
+func TestForbidden(t *testing.T) {
+	t.Parallel()
+	for scope, want := range map[string]string{
+		"0": "the kernel does not let this user read process 7: it has other privileges, or a container forbids it (--cap-add SYS_PTRACE); try: sudo cohort why 7",
+		"1": "this host lets only ancestors of a process read it (kernel.yama.ptrace_scope is 1), and process 7 was not started by a launcher of cohort that could be asked; try: sudo cohort why 7",
+		"2": "this host lets only root read processes (kernel.yama.ptrace_scope is 2); try: sudo cohort why 7",
+		"3": "this host lets nobody read processes until it is started again (kernel.yama.ptrace_scope is 3); try: kill -ABRT 7, which ends the rank and has Python print its stack",
+	} {
+		proc := t.TempDir()
+		for name, text := range map[string]string{"sys/kernel/yama/ptrace_scope": scope + "\n", "7/status": "Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\n"} {
+			if err := os.MkdirAll(filepath.Dir(filepath.Join(proc, name)), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(proc, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := forbidden(proc, 7, 1000); got != want {
+			t.Errorf("scope %s: %s", scope, got)
+		}
+		if got, want := forbidden(proc, 7, 1001), "process 7 belongs to user 1000 and this is user 1001; try: sudo cohort why 7"; got != want {
+			t.Errorf("another user: %s", got)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -45,10 +46,30 @@ func AskLauncher(ctx context.Context, j Job) (seen verdict.Job, ok bool) {
 	return verdict.Job{}, false
 }
 
-// Look returns what the ranks of a job are doing: what its launcher says, or what can be seen from here.
+// Look returns what the ranks of a job are doing: what its launcher says, and what can be seen from here. A launcher reaches
+// other nodes and may read its workers where others may not; root may read them where the launcher may not.
 func Look(ctx context.Context, j Job, apart time.Duration) verdict.Job {
-	if seen, ok := AskLauncher(ctx, j); ok {
-		return seen
+	seen, ok := AskLauncher(ctx, j)
+	if !ok {
+		return Examine(ctx, j, apart)
 	}
-	return Examine(ctx, j, apart)
+	j.Ranks = slices.DeleteFunc(slices.Clone(j.Ranks), func(r Rank) bool {
+		return !slices.ContainsFunc(seen.Ranks, func(s verdict.Rank) bool { return s.PID == r.PID && s.Main == nil && s.Trouble != "" })
+	})
+	if len(j.Ranks) > 0 {
+		seen.Ranks = better(seen.Ranks, Examine(ctx, j, apart).Ranks)
+	}
+	return seen
+}
+
+// better replaces ranks that were not read by those of a second look that were.
+func better(ranks, again []verdict.Rank) []verdict.Rank {
+	for i, r := range ranks {
+		for _, a := range again {
+			if a.PID == r.PID && r.Main == nil && a.Main != nil {
+				ranks[i] = a
+			}
+		}
+	}
+	return ranks
 }

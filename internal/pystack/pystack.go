@@ -14,6 +14,8 @@ var (
 	ErrNotPython = errors.New("pystack: not a CPython process")
 	// ErrUnsupported is the error for a Python whose memory layout is not known.
 	ErrUnsupported = errors.New("pystack: this Python cannot be read")
+	// ErrForbidden is the error for a process that this one may not read.
+	ErrForbidden = errors.New("pystack: the process may not be read")
 	// ErrCorrupt is the error for a process whose memory makes no sense.
 	ErrCorrupt = errors.New("pystack: the memory of the process makes no sense")
 )
@@ -34,7 +36,7 @@ type Thread struct {
 	Name   string `json:"name,omitempty"`
 	State  string `json:"state,omitempty"`
 	Kernel string `json:"kernel,omitempty"`
-	// HoldsGIL is known from Python 3.13 on.
+	// HoldsGIL says that the thread holds its interpreter's lock.
 	HoldsGIL bool `json:"holds_gil,omitempty"`
 	// Moving says that the stack changed during every reading, so that Frames may be a mixture of several moments.
 	Moving bool `json:"moving,omitempty"`

@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -53,7 +54,10 @@ func (r *Reader) Read(ctx context.Context, pid int) (*Process, error) {
 	}
 	moment.At("pystack.reader.open")
 	mem, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
-	if err != nil {
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return nil, fmt.Errorf("%w: %w", ErrForbidden, err)
+	case err != nil:
 		return nil, fmt.Errorf("pystack: %w", err)
 	}
 	defer func() { _ = mem.Close() }()

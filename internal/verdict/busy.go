@@ -28,6 +28,11 @@ func (c *court) busy() Verdict {
 	if len(moving) > 0 {
 		return Verdict{Sentence: fmt.Sprintf("Not hung: %s at work, in %s, and no rank waits in torch.distributed.", lower(is(moving)), c.at[moving[0]].where())}
 	}
+	for _, r := range c.job.Ranks {
+		if r.Gone != "" && r.Gone != Succeeded {
+			return Verdict{Culprits: []int{r.Rank}, Hung: true, Sentence: fmt.Sprintf("Rank %d %s; of the others no rank waits in torch.distributed: %s.", r.Rank, r.Gone, c.whereabouts())}
+		}
+	}
 	return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank waits in torch.distributed: %s.", c.whereabouts())}
 }
 
@@ -36,7 +41,7 @@ func (c *court) whereabouts() string {
 	var order, parts []string
 	by := map[string][]int{}
 	for _, n := range c.ranks(func(r Rank, _ position) bool { return r.Main != nil }) {
-		where := c.at[n].where()
+		where := c.at[n].doing()
 		if by[where] == nil {
 			order = append(order, where)
 		}

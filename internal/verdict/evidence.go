@@ -47,10 +47,6 @@ func (c *court) keys(waiting []int) (Verdict, bool) {
 	if group != "" {
 		what = "not called new_group number " + group
 	}
-	has := "has"
-	if len(ranks) > 1 {
-		has = "have"
-	}
 	if world := c.job.World; world > 0 && ranks[0] >= world {
 		return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("The program wants more ranks than there are: WORLD_SIZE is %d, but %s for rank %d, which does not exist; compare world_size in the program with the number of workers.",
 			world, waits(waiting), ranks[0])}, true
@@ -59,7 +55,7 @@ func (c *court) keys(waiting []int) (Verdict, bool) {
 	for _, w := range c.job.Waits {
 		oldest = max(oldest, w.Age)
 	}
-	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s %s; %s%s.", name(ranks), has, what, waits(waiting), since(oldest))}, true
+	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s %s; %s%s.", name(ranks), has(ranks), what, waits(waiting), since(oldest))}, true
 }
 
 // unreachable: ranks set up a group and cannot reach the store.

@@ -5,6 +5,7 @@ package verdict
 
 import (
 	"path"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -21,6 +22,7 @@ const (
 	inNewGroup
 	inMessage
 	inCollective
+	inWork // it waits for an operation that was started earlier: Work.wait, or backward of a module that sums gradients over ranks
 	inRPC
 )
 
@@ -31,8 +33,10 @@ type position struct {
 	peer  int    // of a message, -1: not known
 	line  string // the line of the program that called it: "train.py:53"
 	own   string // the innermost function of the program: "load_batch"
+	how   string // what it does there: "in Queue.get", "waiting for a file lock"
 	saves bool   // inside torch.save
 	loads bool   // inside a data loader
+	lock  bool   // in a lock, or something else that wakes threads, without a function of Python in between
 }
 
 func (p position) waits() bool { return p.class >= inInit }
@@ -45,8 +49,16 @@ func (p position) where() string {
 	case p.own != "":
 		return p.own + " (" + p.line + ")"
 	default:
-		return "an unknown place"
+		return "no Python code"
 	}
+}
+
+// doing returns where, and what it does there where that is known.
+func (p position) doing() string {
+	if p.how == "" {
+		return p.where()
+	}
+	return p.where() + ", " + p.how
 }
 
 // place returns "train.py:66".
@@ -64,7 +76,90 @@ func locate(r Rank) position {
 	if goFrames(r.Main.Frames) {
 		return locateGo(r)
 	}
-	return locateFrames(r.Main.Frames)
+	p := locateFrames(r.Main.Frames)
+	if p.class == inProgram {
+		p.how, p.lock = manner(r.Main)
+		if r.Moved {
+			p.how = ""
+		}
+		if at := ending(r); at != "" {
+			p.how = at
+		}
+		switch {
+		case r.Moved:
+		case p.lock && workWait.MatchString(r.Line):
+			p.class = inWork
+		case inBackward(r.Main):
+			p.class, p.op, p.how = inWork, "backward", ""
+		}
+	}
+	return p
+}
+
+// workWait is a line of a program that waits for an operation of torch.distributed that it has started: PyTorch's Work has no
+// function of Python that a stack could show.
+var workWait = regexp.MustCompile(`\.wait\(`)
+
+// inBackward reports whether a thread waits in a backward pass. What it waits for is in C++.
+func inBackward(t *pystack.Thread) bool {
+	for _, f := range t.Frames {
+		if !pystack.Library(f.File) || t.State == "R" {
+			return false
+		}
+		if strings.HasSuffix(f.File, "/torch/autograd/__init__.py") && f.Func == "backward" {
+			return true
+		}
+	}
+	return false
+}
+
+// kernelWaits say what a thread waits for that sleeps in these functions of the kernel. A name may be followed by what the
+// compiler has made of it.
+var kernelWaits = []struct{ function, words string }{
+	{"locks_lock_inode_wait", "waiting for a file lock"},
+	{"flock_lock_inode_wait", "waiting for a file lock"},
+	{"posix_lock_inode_wait", "waiting for a file lock"},
+	{"do_wait", "waiting for a child process"},
+	{"hrtimer_nanosleep", "sleeping"},
+	{"do_nanosleep", "sleeping"},
+	{"pipe_read", "reading from a pipe"},
+	{"anon_pipe_read", "reading from a pipe"},
+	{"pipe_write", "writing to a pipe that nobody reads"},
+	{"anon_pipe_write", "writing to a pipe that nobody reads"},
+	{"unix_stream_read_generic", "reading from a socket"},
+	{"wait_woken", "reading from a socket or a terminal"},
+	{"tcp_recvmsg", "reading from a socket"},
+	{"inet_wait_for_connect", "connecting to another host"},
+	{"inet_stream_connect", "connecting to another host"},
+	{"n_tty_read", "reading from the terminal"},
+}
+
+// manner says what a thread does in the line of the program that it has come to. lock says that it is in a lock, or waits for
+// another thread in some other way, by a call of C that the line itself makes.
+func manner(t *pystack.Thread) (how string, lock bool) {
+	if t.State == "R" {
+		return "computing", false
+	}
+	for _, w := range kernelWaits {
+		if t.Kernel == w.function || strings.HasPrefix(t.Kernel, w.function+".") {
+			how = w.words
+		}
+	}
+	var called *pystack.Frame // by the line
+	for i := range t.Frames {
+		if !pystack.Library(t.Frames[i].File) {
+			break
+		}
+		called = &t.Frames[i]
+	}
+	if called != nil && !strings.HasPrefix(called.File, "<") {
+		in := "in " + called.Func + " of " + path.Base(called.File)
+		if how != "" {
+			in += ", " + how
+		}
+		return in, false
+	}
+	return how, strings.HasPrefix(t.Kernel, "futex_") || t.Kernel == ""
 }
 
 // locateFrames finds the program's own innermost line and the call of torch.distributed that it made.
@@ -146,7 +241,10 @@ func peerOf(f *pystack.Frame) int {
 	return -1
 }
 
-// Where returns in a few words where a stack is: "all_reduce (train.py:53)".
+// Where returns in a few words where a stack is: "all_reduce (train.py:53)". It is empty for a process that starts or ends.
 func Where(frames []pystack.Frame) string {
+	if len(frames) == 0 {
+		return ""
+	}
 	return locate(Rank{Main: &pystack.Thread{Frames: frames}}).where()
 }

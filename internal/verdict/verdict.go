@@ -17,6 +17,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/pystack"
 )
 
+// Succeeded is what Gone says of a rank that has ended well.
+const Succeeded = "has ended with exit code 0"
+
 // Rank is what was seen of a rank.
 type Rank struct {
 	Rank int
@@ -35,10 +38,27 @@ type Rank struct {
 	Idle time.Duration
 	// Dump is its flight recorder, or nil.
 	Dump *frdump.Dump
+	// Line is the text of the line of the program that the main thread has come to, "" if it is not known.
+	Line string
+	// Raised is the exception that it has printed last, "" if it has printed something else since, or none.
+	Raised string
+	// Children are processes below it that run code of the program or other programs: data loader workers, for instance.
+	Children []Child
 	// LostChildren says that a child of it has ended and was not waited for.
 	LostChildren bool
 	// Trouble says why something could not be read.
 	Trouble string
+}
+
+// Child is a process below a rank.
+type Child struct {
+	PID int
+	// Command is the name of its program.
+	Command string
+	// Frames are the calls of its main thread, as far as they are its own: a child that was forked has those of its parent, too.
+	Frames []pystack.Frame
+	// Kernel is the function of the kernel that it sleeps in.
+	Kernel string
 }
 
 // Wait is a client of the job's store that waits for a key.
@@ -164,7 +184,15 @@ func (c *court) rank(n int) *Rank {
 	return nil
 }
 
-func (c *court) waiting() []int { return c.ranks(func(_ Rank, p position) bool { return p.waits() }) }
+// waiting returns the ranks that stand still in a call that waits for others.
+func (c *court) waiting() []int {
+	return c.ranks(func(r Rank, p position) bool { return p.waits() && (!r.Moved || p.class <= inNewGroup) })
+}
+
+// still returns the ranks that stand still in a class of calls.
+func (c *court) still(in ...class) []int {
+	return c.ranks(func(r Rank, p position) bool { return slices.Contains(in, p.class) && !r.Moved })
+}
 
 // gone: a rank has ended while others wait.
 func (c *court) gone() (Verdict, bool) {
@@ -272,9 +300,13 @@ func (c *court) lock() (Verdict, bool) {
 				continue
 			}
 			p := locateFrames(t.Frames)
+			who := fmt.Sprintf("Rank %d", r.Rank)
+			if r.Main != nil && t.ID != r.Main.ID {
+				who += "'s thread " + strconv.Itoa(t.ID)
+			}
 			return Verdict{
 				Culprits: []int{r.Rank},
-				Sentence: fmt.Sprintf("Rank %d holds the interpreter lock in a call of C at %s; nothing else in it can run%s.", r.Rank, p.place(), c.others(r.Rank)),
+				Sentence: fmt.Sprintf("%s holds the interpreter lock in a call of C at %s; nothing else in it can run%s.", who, p.place(), c.others(r.Rank)),
 			}, true
 		}
 	}
@@ -285,7 +317,7 @@ func (c *court) lock() (Verdict, bool) {
 func (c *court) messages() (Verdict, bool) {
 	for _, r := range c.job.Ranks {
 		p := c.at[r.Rank]
-		if r.Gone != "" || p.class != inMessage || p.peer < 0 || p.peer == r.Rank {
+		if r.Gone != "" || r.Moved || p.class != inMessage || p.peer < 0 || p.peer == r.Rank {
 			continue
 		}
 		peer, q := c.rank(p.peer), c.at[p.peer]
@@ -304,19 +336,54 @@ func (c *court) messages() (Verdict, bool) {
 			}, true
 		case q.class == inMessage && q.peer == r.Rank:
 			continue // the message is on its way
+		case len(c.ring(r.Rank)) > 2:
+			ring := c.ring(r.Rank)
+			return Verdict{
+				Culprits: ring,
+				Sentence: fmt.Sprintf("%s wait for each other in a ring: each is in %s (%s) with the next; let one of them do the opposite first, or use batch_isend_irecv.", name(ring), p.op, p.line),
+			}, true
+		case p.op == "send" && q.class == inMessage && q.op == "recv" && q.peer >= 0 && !peer.Moved:
+			continue // it waits for another one: that says more
 		}
-		return Verdict{
+		v := Verdict{
 			Culprits: []int{p.peer},
-			Sentence: fmt.Sprintf("Rank %d %s rank %d (%s), which is in %s %s.", r.Rank, verb, p.peer, p.line, q.where(), lacks),
-		}, true
+			Sentence: fmt.Sprintf("Rank %d %s rank %d (%s), which is in %s %s", r.Rank, verb, p.peer, p.line, q.where(), lacks),
+		}
+		if senders := c.ranks(func(_ Rank, s position) bool { return s.op == "send" && s.peer == r.Rank }); p.op == "recv" && len(senders) > 0 {
+			v.Culprits = []int{r.Rank}
+			v.Sentence += fmt.Sprintf("; %s a message for it (%s): is src right?", lower(name(senders))+" "+has(senders), c.at[senders[0]].line)
+			return v, true
+		}
+		v.Sentence += "."
+		return v, true
 	}
 	return Verdict{}, false
+}
+
+// ring returns the ranks that stand in the same kind of message call, each with the next and the last with the first; nil
+// if there is no such ring from a rank on.
+func (c *court) ring(from int) []int {
+	var all []int
+	for n := from; ; n = c.at[n].peer {
+		r, p := c.rank(n), c.at[n]
+		if r == nil || r.Gone != "" || r.Moved || p.class != inMessage || p.op != c.at[from].op {
+			return nil
+		}
+		if slices.Contains(all, n) {
+			if n != from {
+				return nil
+			}
+			slices.Sort(all)
+			return all
+		}
+		all = append(all, n)
+	}
 }
 
 // starting: some ranks set up a group that others have not come to.
 func (c *court) starting() (Verdict, bool) {
 	for _, step := range []class{inInit, inNewGroup} {
-		here := c.ranks(func(_ Rank, p position) bool { return p.class == step })
+		here := c.ranks(func(_ Rank, p position) bool { return p.class == step }) // it asks the store again and again, and so moves
 		if len(here) == 0 {
 			continue
 		}
@@ -327,6 +394,13 @@ func (c *court) starting() (Verdict, bool) {
 		}
 		if v, found := c.keys(here); found {
 			return v, true
+		}
+		if past := c.still(inMessage, inCollective); step == inNewGroup && len(past) > 0 {
+			return Verdict{Culprits: past, Sentence: fmt.Sprintf("%s %s in %s where %s %s %s (%s): every rank must call new_group, also one that is not to be in the group.",
+				name(past), map[bool]string{true: "is", false: "are"}[len(past) == 1], c.at[past[0]].where(), lower(name(here)), verb(here, "call"), call, c.at[here[0]].line)}, true
+		}
+		if len(here) == 1 {
+			return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and waits for others%s.", is(here), call, c.at[here[0]].line, since(c.rank(here[0]).Idle))}, true
 		}
 		return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s.", is(here), call, c.at[here[0]].line, since(c.rank(here[0]).Idle))}, true
 	}
@@ -341,36 +415,41 @@ func (c *court) late(late []int, what string, waiting []int) Verdict {
 	}
 	text := "; they are in " + strings.Join(sorted(places), ", ")
 	if len(late) == 1 || len(places) == 1 {
-		text = "; " + pronoun(late) + " in " + c.at[late[0]].where() + since(c.rank(late[0]).Idle)
-	}
-	if r := c.rank(late[0]); c.at[late[0]].loads && r.LostChildren {
-		text += ", for a data loader worker that has died"
+		text = "; " + pronoun(late) + " in " + c.at[late[0]].doing() + since(c.rank(late[0]).Idle) + c.because(late[0])
 	}
 	if c.at[late[0]].op == "" && c.at[late[0]].own == "" {
 		text = ""
 	}
-	has := "has"
-	if len(late) > 1 {
-		has = "have"
-	}
-	return Verdict{Culprits: late, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(late), has, what, text, waits(waiting), since(c.waited(waiting)))}
+	return Verdict{Culprits: late, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(late), has(late), what, text, waits(waiting), since(c.waited(waiting)))}
 }
 
 // missing: some ranks are in a collective and others are not.
 func (c *court) missing() (Verdict, bool) {
-	here := c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })
-	late := c.ranks(func(r Rank, p position) bool { return p.class != inCollective && (r.Main != nil || p.class != unknown) })
-	if len(here) == 0 || len(late) == 0 {
-		return Verdict{}, false
+	here := c.still(inCollective)
+	late := c.ranks(func(r Rank, p position) bool {
+		return p.class != inCollective && p.class != inWork && (r.Main != nil || p.class != unknown)
+	})
+	if len(here) > 0 && len(late) > 0 {
+		return c.late(late, "not reached "+c.at[here[0]].op+" ("+c.at[here[0]].line+")", here), true
 	}
-	v := c.late(late, "not reached "+c.at[here[0]].op+" ("+c.at[here[0]].line+")", here)
-	return v, true
+	work := c.still(inWork)
+	switch {
+	case len(work) == 0:
+		return Verdict{}, false
+	case len(late) == 0 && len(here) > 0: // what they wait for is probably theirs
+		return c.late(work, "not reached "+c.at[here[0]].where(), here), true
+	case len(late) == 0:
+		return Verdict{}, false
+	case c.at[work[0]].op != "":
+		return c.late(late, "not reached "+c.at[work[0]].where(), work), true
+	}
+	return c.late(late, "not started the operation that is waited for in "+c.at[work[0]].where(), work), true
 }
 
 // mismatch: the ranks are in different collectives.
 func (c *court) mismatch() (Verdict, bool) {
 	ops := map[string][]int{}
-	for _, n := range c.ranks(func(_ Rank, p position) bool { return p.class == inCollective }) {
+	for _, n := range c.still(inCollective) {
 		ops[c.at[n].op] = append(ops[c.at[n].op], n)
 	}
 	if len(ops) < 2 {
@@ -401,11 +480,14 @@ func (c *court) differ(kinds map[string][]int, say func(int) string, suffix stri
 
 // same: all ranks are in the same collective.
 func (c *court) same() (Verdict, bool) {
-	here := c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })
-	if len(here) == 0 {
+	here := c.still(inCollective, inWork)
+	if len(here) == 0 || len(here) < len(c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })) {
 		return Verdict{}, false
 	}
 	p := c.at[here[0]]
+	if p.op == "" {
+		p.op = p.own
+	}
 	if len(here) == 1 && c.job.World <= 1 {
 		return Verdict{Sentence: fmt.Sprintf("Rank %d is in %s (%s) and is the only rank that was found.", here[0], p.op, p.line)}, true
 	}
@@ -447,6 +529,8 @@ func (c *court) places() []string {
 			}
 			if r.Moved {
 				text += ", moving"
+			} else if r.Line != "" && c.at[r.Rank].class != unknown {
+				text += ": " + r.Line
 			}
 		}
 		lines[text] = append(lines[text], r.Rank)

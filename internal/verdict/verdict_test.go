@@ -123,6 +123,84 @@ func TestSentences(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "<module>", 66), func(r *Rank) { r.Threads[0].HoldsGIL, r.Main.HoldsGIL = true, true })}},
 			"Rank 1 holds the interpreter lock in a call of C at train.py:66; nothing else in it can run; rank 0 waits.",
 		},
+		"a thread with the interpreter lock": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "join", 66), func(r *Rank) {
+				r.Threads = append(r.Threads, pystack.Thread{ID: 777, State: "S", HoldsGIL: true, Frames: []pystack.Frame{{Func: "write", File: script, Line: 70}}})
+			})}},
+			"Rank 1's thread 777 holds the interpreter lock in a call of C at train.py:70; nothing else in it can run; rank 0 waits.",
+		},
+		"a queue": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), with(1, pystack.Frame{Func: "Condition.wait", File: "/usr/lib/python3.13/threading.py"}, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py"}, pystack.Frame{Func: "load", File: script, Line: 30})}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), in Queue.get of queue.py; rank 0 waits.",
+		},
+		"a file lock": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load", 30), func(r *Rank) { r.Main.Kernel, r.Idle = "locks_lock_inode_wait", 40*time.Second })}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), waiting for a file lock for 40 s; rank 0 waits.",
+		},
+		"two locks": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load", 30), func(r *Rank) {
+				r.Threads = append(r.Threads, pystack.Thread{ID: 777, State: "S", Kernel: "futex_do_wait", Frames: []pystack.Frame{{Func: "write", File: script, Line: 70}}})
+			})}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), and its thread 777 in write (train.py:70): perhaps each holds a lock that the other waits for; rank 0 waits.",
+		},
+		"a thread that has raised": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load", 30), func(r *Rank) { r.Raised = "RuntimeError: no data (work (train.py:9))" })}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30); the last that it printed is RuntimeError: no data (work (train.py:9)); rank 0 waits.",
+		},
+		"a data loader worker that hangs": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "_MultiProcessingDataLoaderIter.__next__", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, pystack.Frame{Func: "train", File: script, Line: 40}), func(r *Rank) {
+				r.Children = []Child{{PID: 900, Command: "helper"}, {PID: 901, Frames: []pystack.Frame{{Func: "Data.__getitem__", File: script, Line: 8}}, Kernel: "hrtimer_nanosleep"}}
+			})}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in train (train.py:40), in _MultiProcessingDataLoaderIter.__next__ of dataloader.py, for its process 901, which is in Data.__getitem__ (train.py:8), sleeping; rank 0 waits.",
+		},
+		"another program": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "run", File: "/usr/lib/python3.13/subprocess.py"}, pystack.Frame{Func: "unpack", File: script, Line: 40}), func(r *Rank) {
+				r.Main.Kernel, r.Children = "do_wait", []Child{{PID: 900, Command: "tar"}}
+			})}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in unpack (train.py:40), in run of subprocess.py, waiting for a child process, for its process 900 (tar); rank 0 waits.",
+		},
+		"a key that a late rank waits for": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), at(1, "load", 30)}, Waits: []Wait{{Key: "/config", Rank: 1, Age: 9 * time.Second}}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), for the key /config of the store, which nobody has set; rank 0 waits.",
+		},
+		"asynchronous work": {
+			Job{World: 3, Ranks: []Rank{edit(at(0, "step", 30), func(r *Rank) { r.Line = "handle.wait()" }), at(1, "load", 12), edit(at(2, "step", 30), func(r *Rank) { r.Line = "handle.wait()" })}},
+			"Rank 1 has not started the operation that is waited for in step (train.py:30); it is in load (train.py:12); ranks 0 and 2 wait.",
+		},
+		"a backward pass": {
+			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, pystack.Frame{Func: "Tensor.backward", File: "/usr/lib/python3/dist-packages/torch/_tensor.py"}, pystack.Frame{Func: "step", File: script, Line: 30}), at(1, "load", 12)}},
+			"Rank 1 has not reached backward (train.py:30); it is in load (train.py:12); rank 0 waits.",
+		},
+		"a backward pass beside a collective": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), with(1, pystack.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, pystack.Frame{Func: "step", File: script, Line: 30})}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in backward (train.py:30); rank 0 waits.",
+		},
+		"a collective that moves": {
+			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Moved = true }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Moved = true })}},
+			"Not hung: ranks 0 and 1 are at work, in all_reduce (train.py:27), and no rank waits in torch.distributed.",
+		},
+		"a message from another rank": {
+			Job{World: 3, Ranks: []Rank{in(0, "send", "dst=1", 10), in(1, "recv", "src=2", 12), in(2, "barrier", "", 14)}},
+			"Rank 1 waits for a message of rank 2 (train.py:12), which is in barrier (train.py:14) and sends none; rank 0 has a message for it (train.py:10): is src right?",
+		},
+		"a ring of messages": {
+			Job{World: 3, Ranks: []Rank{in(0, "send", "dst=1", 10), in(1, "send", "dst=2", 10), in(2, "send", "dst=0", 10)}},
+			"Ranks 0-2 wait for each other in a ring: each is in send (train.py:10) with the next; let one of them do the opposite first, or use batch_isend_irecv.",
+		},
+		"new_group, left out": {
+			Job{World: 3, Ranks: []Rank{in(0, "new_group", "", 10), edit(in(1, "new_group", "", 10), func(r *Rank) { r.Moved = true }), in(2, "barrier", "", 12)}},
+			"Rank 2 is in barrier (train.py:12) where ranks 0 and 1 call new_group (train.py:10): every rank must call new_group, also one that is not to be in the group.",
+		},
+		"a thread that does not end": {
+			Job{World: 1, Ranks: []Rank{edit(with(0, pystack.Frame{Func: "_shutdown", File: "/usr/lib/python3.14/threading.py", Line: 1583}), func(r *Rank) {
+				r.Threads = append(r.Threads, pystack.Thread{ID: 777, Frames: []pystack.Frame{{Func: "metrics", File: script, Line: 70}}})
+			})}},
+			"No rank waits in torch.distributed: rank 0 is in _shutdown (threading.py:1583), waiting at its end for its thread 777, which is in metrics (train.py:70) and no daemon.",
+		},
+		"others have failed": {
+			Job{World: 2, Ranks: []Rank{{Rank: 0, Gone: "lost its connection to another rank"}, at(1, "save", 12)}},
+			"Rank 0 lost its connection to another rank; of the others no rank waits in torch.distributed: rank 1 is in save (train.py:12).",
+		},
 		"before init": {
 			Job{World: 2, Ranks: []Rank{
 				with(0, pystack.Frame{Func: "_create_c10d_store", File: "/usr/lib/python3/dist-packages/torch/distributed/rendezvous.py", Line: 215}, pystack.Frame{Func: "init_process_group", File: c10d, Line: 2546}, pystack.Frame{Func: "<module>", File: script, Line: 5}),
@@ -160,7 +238,7 @@ func TestSentences(t *testing.T) {
 		},
 		"a dead data loader": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/multiprocessing/queues.py"}, pystack.Frame{Func: "_MultiProcessingDataLoaderIter._try_get_data", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, pystack.Frame{Func: "train", File: script, Line: 40}), func(r *Rank) { r.LostChildren = true })}},
-			"Rank 1 has not reached all_reduce (train.py:27); it is in train (train.py:40), for a data loader worker that has died; rank 0 waits.",
+			"Rank 1 has not reached all_reduce (train.py:27); it is in train (train.py:40), in _MultiProcessingDataLoaderIter._try_get_data of dataloader.py, for a data loader worker that has died; rank 0 waits.",
 		},
 		"the network": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "all_reduce", "", 27)}},

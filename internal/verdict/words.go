@@ -35,6 +35,13 @@ func is(ranks []int) string {
 	return name(ranks) + " are"
 }
 
+func has(ranks []int) string {
+	if len(ranks) == 1 {
+		return "has"
+	}
+	return "have"
+}
+
 func pronoun(ranks []int) string {
 	if len(ranks) == 1 {
 		return "it is"

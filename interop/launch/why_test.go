@@ -18,22 +18,19 @@ import (
 // TestWhy: a job that stands still is explained in one sentence, from outside.
 func TestWhy(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		for kind, c := range map[string]struct{ want, old string }{
-			"missing":   {`^Rank 1 has not reached all_reduce \(hang\.py:26\); it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`, ""},
-			"mismatch":  {`^Rank 1 calls broadcast \(hang\.py:29\) where rank 0 calls all_reduce|^Rank 1 waits for a message of rank 0|^Rank 1 has not reached all_reduce`, ""},
-			"p2p":       {`^Rank 0 waits for a message of rank 1 \(hang\.py:34\), which is in load_batch \(hang\.py:15\) and sends none\.$`, ""},
-			"gil":       {`^Rank 1 holds the interpreter lock in a call of C at hang\.py:38; nothing else in it can run; rank 0 waits\.$`, `^Rank 1 has not reached all_reduce \(hang\.py:39\); it is in step \(hang\.py:38\)`},
-			"subgroup":  {`^Ranks 0 and 1 (entered the groups .* in opposite order|are in all_reduce \(hang\.py:\d+ and hang\.py:\d+\).* and none makes progress: .*different groups)`, ""},
-			"swallowed": {`^Rank 1 calls barrier \(hang\.py:\d+\) where rank 0 calls all_reduce \(hang\.py:\d+\)`, ""},
-			"slow":      {`^Not hung: `, ""},
-			"init":      {`^Rank 1 has not called init_process_group; it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`, ""},
-			"newgroup":  {`^Rank 1 has not called new_group; it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`, ""},
-			"world":     {`^The program wants more ranks than there are: WORLD_SIZE is 2, but ranks 0 and 1 wait for rank 2, which does not exist`, ""},
-			"rpc":       {`^Rank 1 has not called rpc\.shutdown \(hang\.py:\d+\); it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`, ""},
+		for kind, want := range map[string]string{
+			"missing":   `^Rank 1 has not reached all_reduce \(hang\.py:26\); it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`,
+			"mismatch":  `^Rank 1 calls broadcast \(hang\.py:29\) where rank 0 calls all_reduce|^Rank 1 waits for a message of rank 0|^Rank 1 has not reached all_reduce`,
+			"p2p":       `^Rank 0 waits for a message of rank 1 \(hang\.py:34\), which is in load_batch \(hang\.py:15\) and sends none\.$`,
+			"gil":       `^Rank 1 holds the interpreter lock in a call of C at hang\.py:38; nothing else in it can run; rank 0 waits\.$`,
+			"subgroup":  `^Ranks 0 and 1 (entered the groups .* in opposite order|are in all_reduce \(hang\.py:\d+ and hang\.py:\d+\).* and none makes progress: .*different groups)`,
+			"swallowed": `^Rank 1 calls barrier \(hang\.py:\d+\) where rank 0 calls all_reduce \(hang\.py:\d+\)`,
+			"slow":      `^Not hung: `,
+			"init":      `^Rank 1 has not called init_process_group; it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`,
+			"newgroup":  `^Rank 1 has not called new_group; it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`,
+			"world":     `^The program wants more ranks than there are: WORLD_SIZE is 2, but ranks 0 and 1 wait for rank 2, which does not exist`,
+			"rpc":       `^Rank 1 has not called rpc\.shutdown \(hang\.py:\d+\); it is in load_batch \(hang\.py:15\).*; rank 0 waits\.$`,
 		} {
-			if c.old != "" && torch.About(t).Python < 13 {
-				c.want = c.old // older ones do not tell who holds the lock
-			}
 			t.Run(kind, func(t *testing.T) {
 				if kind == "rpc" && !torch.About(t).Has(torchtest.TensorPipe) {
 					torch.NotApplicable(t, "has no TensorPipe")
@@ -41,7 +38,7 @@ func TestWhy(t *testing.T) {
 				dir := place(t, torch)
 				j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "why-" + kind}, "-u", dir+"/hang.py", kind)
 				j.wait(j.out, "at the hang", 2)
-				why(t, "why-"+kind, c.want)
+				why(t, "why-"+kind, want)
 				_ = j.Process.Signal(syscall.SIGTERM)
 				j.end()
 			})

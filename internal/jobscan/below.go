@@ -1,0 +1,133 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort/internal/verdict"
+)
+
+const (
+	// maxChildren bounds the processes below a rank that are looked at, and maxBelow how far below.
+	maxChildren, maxBelow = 32, 3
+	// maxSource bounds what is read of a source file, and maxLine the line that is told.
+	maxSource, maxLine = 4 << 20, 120
+)
+
+// sourceLine returns the line of the program that a thread has come to, "" if it cannot be read.
+func sourceLine(pid int, t *pystack.Thread) string {
+	for _, f := range t.Frames {
+		if pystack.Library(f.File) || f.Line <= 0 {
+			continue
+		}
+		dir := "root"
+		if !filepath.IsAbs(f.File) {
+			dir = "cwd"
+		}
+		own := filepath.Join("/proc", strconv.Itoa(pid), dir, f.File)
+		return lineOf(own, f.Line)
+	}
+	return ""
+}
+
+func lineOf(name string, number int) string {
+	info, err := os.Stat(name)
+	if err != nil || !info.Mode().IsRegular() {
+		return ""
+	}
+	f, err := os.Open(name) //nolint:gosec // a file that the process runs
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = f.Close() }()
+	sc := bufio.NewScanner(io.LimitReader(f, maxSource))
+	for n := 1; sc.Scan(); n++ {
+		if n == number {
+			text := strings.TrimSpace(sc.Text())
+			if len(text) > maxLine {
+				text = strings.ToValidUTF8(text[:maxLine], "") + "..."
+			}
+			return text
+		}
+	}
+	return ""
+}
+
+// waitsBelow reports whether a thread waits for a process below its own: it is in a library that starts some.
+func waitsBelow(t *pystack.Thread) bool {
+	for _, f := range t.Frames {
+		if !pystack.Library(f.File) {
+			break
+		}
+		if strings.Contains(f.File, "/multiprocessing/") || strings.Contains(f.File, "/concurrent/futures/") ||
+			strings.Contains(f.File, "/torch/utils/data/") || strings.HasSuffix(f.File, "/subprocess.py") {
+			return true
+		}
+	}
+	return t.Kernel == "do_wait"
+}
+
+// below looks at the processes below a rank: those that run code of the program, and other programs.
+func below(ctx context.Context, reader *pystack.Reader, pid int) []verdict.Child {
+	var all []verdict.Child
+	level := []int{pid}
+	for depth := 0; depth < maxBelow && len(level) > 0; depth++ {
+		var next []int
+		for _, parent := range level {
+			next = append(next, childrenOf(parent)...)
+		}
+		for _, child := range next {
+			if len(all) >= maxChildren || ctx.Err() != nil {
+				return all
+			}
+			if c, ok := childOf(ctx, reader, child); ok {
+				all = append(all, c)
+			}
+		}
+		level = next
+	}
+	return all
+}
+
+func childOf(ctx context.Context, reader *pystack.Reader, pid int) (verdict.Child, bool) {
+	if _, state := stat("/proc", pid); state == "" || state == "Z" {
+		return verdict.Child{}, false
+	}
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	comm, _ := os.ReadFile(filepath.Join(dir, "comm")) //nolint:gosec // a file of the kernel
+	c := verdict.Child{PID: pid, Command: strings.TrimSpace(string(comm))}
+	p, err := reader.Read(ctx, pid)
+	if err != nil {
+		return c, c.Command != ""
+	}
+	main := p.Main()
+	if main == nil {
+		return c, false
+	}
+	c.Frames, c.Kernel = ownFrames(main.Frames), main.Kernel
+	for _, f := range c.Frames {
+		if !pystack.Library(f.File) {
+			return c, true
+		}
+	}
+	return c, false // a worker that waits for work, or a helper of multiprocessing
+}
+
+// ownFrames cuts off the calls that a forked process has of its parent.
+func ownFrames(frames []pystack.Frame) []pystack.Frame {
+	for i, f := range frames {
+		if strings.HasSuffix(f.File, "/multiprocessing/process.py") && strings.HasSuffix(f.Func, "_bootstrap") {
+			return frames[:i]
+		}
+	}
+	return frames
+}

@@ -1,0 +1,80 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/pystack"
+)
+
+// because says what keeps a late rank where it is, as far as that is known: a clause that follows where it is.
+func (c *court) because(rank int) string {
+	r, p := c.rank(rank), c.at[rank]
+	text := ""
+	switch {
+	case p.loads && r.LostChildren:
+		text = ", for a data loader worker that has died"
+	case len(r.Children) > 0:
+		text = childWords(r.Children)
+	}
+	if i := slices.IndexFunc(c.job.Waits, func(w Wait) bool { return w.Rank == rank && w.Age >= time.Second }); i >= 0 {
+		text += ", for the key " + c.job.Waits[i].Key + " of the store, which nobody has set"
+	}
+	if other := otherLock(r); p.lock && other != nil {
+		text += fmt.Sprintf(", and its thread %d in %s: perhaps each holds a lock that the other waits for", other.ID, locateFrames(other.Frames).where())
+	}
+	if r.Raised != "" {
+		text += "; the last that it printed is " + r.Raised
+	}
+	return text
+}
+
+// childWords names the child that a rank waits for: one that runs code of the program, else one of another program.
+func childWords(children []Child) string {
+	for _, ch := range children {
+		if p := locateFrames(ch.Frames); len(ch.Frames) > 0 && p.own != "" {
+			how, _ := manner(&pystack.Thread{Frames: ch.Frames, Kernel: ch.Kernel})
+			if how != "" {
+				how = ", " + how
+			}
+			return fmt.Sprintf(", for its process %d, which is in %s%s", ch.PID, p.where(), how)
+		}
+	}
+	for _, ch := range children {
+		if len(ch.Frames) == 0 {
+			return fmt.Sprintf(", for its process %d (%s)", ch.PID, ch.Command)
+		}
+	}
+	return ""
+}
+
+// ending says for which thread a program waits at its end, "" if it does not.
+func ending(r Rank) string {
+	frames := r.Main.Frames
+	if len(frames) == 0 || frames[len(frames)-1].Func != "_shutdown" || !strings.HasSuffix(frames[len(frames)-1].File, "/threading.py") {
+		return ""
+	}
+	for _, t := range r.Threads {
+		if p := locateFrames(t.Frames); t.ID != r.Main.ID && p.own != "" {
+			return fmt.Sprintf("waiting at its end for its thread %d, which is in %s and no daemon", t.ID, p.where())
+		}
+	}
+	return ""
+}
+
+// otherLock finds a second thread of a rank that waits for a lock in the program's own code.
+func otherLock(r *Rank) *pystack.Thread {
+	for i := range r.Threads {
+		t := &r.Threads[i]
+		if r.Main == nil || t.ID == r.Main.ID || t.Moving || len(t.Frames) == 0 || pystack.Library(t.Frames[0].File) || !strings.HasPrefix(t.Kernel, "futex_") {
+			continue
+		}
+		return t
+	}
+	return nil
+}
