@@ -17,6 +17,5 @@
 //
 // Reductions combine in rank order whatever the size, so the result is the same on every rank and for every algorithm.
 //
-// A rank that waits spins for a few microseconds, then yields its core, then sleeps on a futex in the segment. With more
-// ranks than cores it does not spin at all.
+// A rank that waits spins or yields its core as package corewait says, then sleeps on a futex in the segment.
 package shm
