@@ -68,7 +68,7 @@ func TestHalfAnAttempt(t *testing.T) {
 			s := store.NewMemory()
 			defer func() { _ = s.Close() }()
 			ctx := ctxOf(t)
-			short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+			short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 			defer cancel()
 			_, err := New(short, s, 0, 3, WithTransport(transport))
 			if e := asError(err); e == nil || e.Code != dist.DeadlineExceeded || e.Rank != 1 || !strings.Contains(err.Error(), "ranks 1 and 2") {
@@ -85,7 +85,7 @@ func TestHalfAnAttempt(t *testing.T) {
 				patient <- err
 			}()
 			for range 2 {
-				short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+				short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 				if _, err := New(short, s, 0, 3, WithTransport(transport)); !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("without rank 2: %v", err)
 				}

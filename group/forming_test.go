@@ -6,9 +6,11 @@ package group
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/store"
@@ -70,4 +72,52 @@ func TestNoGroupFromAClosedOne(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// standingStore keeps this rank from saying that it has connected, and all later, as a process that is stopped there.
+type standingStore struct{ store.Store }
+
+func (s standingStore) Set(ctx context.Context, key string, value []byte) error {
+	if strings.Contains(key, "/waits/") {
+		<-ctx.Done()
+	}
+	return s.Store.Set(ctx, key, value)
+}
+
+func (s standingStore) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	if strings.HasSuffix(key, "/came") {
+		<-ctx.Done()
+	}
+	return s.Store.Add(ctx, key, delta)
+}
+
+// TestStoppedWhileConnecting: a rank that stands still when it has connected is named by all others when their time is over,
+// whichever of them gives up first.
+func TestStoppedWhileConnecting(t *testing.T) {
+	t.Parallel()
+	for stopped := range 3 {
+		for _, transport := range []Transport{SharedMemory, TCP, Gloo} {
+			t.Run(fmt.Sprintf("rank %d, %s", stopped, transport), func(t *testing.T) {
+				t.Parallel()
+				s := store.NewMemory()
+				defer func() { _ = s.Close() }()
+				ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+				defer cancel()
+				own, end := context.WithCancel(ctx)
+				defer end()
+				var rest sync.WaitGroup
+				rest.Go(func() { _, _ = New(own, standingStore{s}, stopped, 3, WithTransport(transport)) })
+				_ = each(2, func(i int) error {
+					r := (stopped + 1 + i) % 3
+					_, err := New(ctx, s, r, 3, WithTransport(transport), WithConnectTimeout(3*time.Second+time.Duration(i)*100*time.Millisecond))
+					if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.DeadlineExceeded || e.Rank != dist.Rank(stopped) {
+						t.Errorf("rank %d: %v", r, err)
+					}
+					return nil
+				})
+				end()
+				rest.Wait()
+			})
+		}
+	}
 }

@@ -39,23 +39,20 @@ func try(ctx context.Context, p *Plan) (*Formed, error) {
 	err := a.choose(ctx)
 	if err == nil {
 		a.Base = p.base(a.Layout)
-		a.Verdict = &Verdict{store: p.Store, place: a.Place, rank: p.Rank}
+		a.Verdict = newVerdict(p, a.Place, !a.alone())
 		err = a.connectAll(ctx)
 	}
 	if err != nil {
 		a.abandon(ctx)
 		return nil, err
 	}
+	a.Verdict.forming.Store(false)
 	return a.Formed, nil
 }
 
-// abandon ends an attempt that failed. The others hear of it before they can see it.
+// abandon ends an attempt that failed, so that nobody waits for this rank in it.
 func (a *attempt) abandon(ctx context.Context) {
-	switch {
-	case a.Place == nil:
-	case ctx.Err() != nil:
-		a.Place.Quit(ctx, giveUpLimit)
-	default:
+	if a.Place != nil {
 		a.Place.GiveUp(ctx, giveUpLimit)
 	}
 	a.closeListener()
@@ -74,8 +71,8 @@ func (a *attempt) takeListener() net.Listener {
 	return l
 }
 
-// overAfter is how long the ranks may take to connect before they look whether the attempt was given up: normally it takes
-// milliseconds, and a rank that died in between is found at once by most others.
+// overAfter is how long the ranks may take to connect before they look whether the attempt was given up, and say that they wait:
+// normally it takes milliseconds, and a rank that died in between is found at once by most others.
 const overAfter = time.Second
 
 // lagging is a context that ends after another, and as that one.
@@ -105,7 +102,7 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 	tasks.Go(func() {
 		select {
 		case <-ctx.Done():
-			a.Place.Quit(ctx, giveUpLimit)
+			a.Place.GiveUp(ctx, giveUpLimit)
 			close(lag.done)
 		case <-limited.Done():
 		}
@@ -115,6 +112,7 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 		defer wait.Stop()
 		select {
 		case <-wait.C:
+			_ = a.Place.Waits(limited)
 			if a.Place.UntilOver(limited) == nil {
 				cancel(muster.ErrOver)
 			}
@@ -128,28 +126,30 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 	}
 }
 
+// alone reports whether this rank does not form the group in attempts with others: PyTorch's ranks know nothing of them.
+func (a *attempt) alone() bool { return a.Place == nil || a.torch != torchNone }
+
 // connectAll connects the ranks and returns when all Go ranks have, or none does.
 func (a *attempt) connectAll(ctx context.Context) error {
 	p := a.p
-	alone := a.Place == nil || a.torch != torchNone // PyTorch's ranks know nothing of attempts
+	alone := a.alone()
 	connecting, stop := ctx, func() bool { return false }
 	if !alone {
 		connecting, stop = a.connecting(ctx)
 	}
 	err := a.connect(connecting)
-	if stop() || err != nil && !alone && ctx.Err() == nil && a.Place.Quitted(ctx) {
-		err = errors.Join(muster.ErrOver, err)
-	}
+	over := stop()
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) { // what a connection says that was cut off
 		e := dist.Ended("group: new", ctx)
-		e.Detail = err.Error()
+		e.Rank, e.Detail = rankOf(err), err.Error()
 		err = e
 	}
 	if err == nil && !alone {
 		moment.At("group.connected")
-		if err = a.Place.Connected(ctx); err != nil && !errors.Is(err, muster.ErrOver) {
-			err = dist.Wrap("group: new", dist.Unavailable, err)
-		}
+		err = a.agree(ctx)
+	}
+	if err != nil && !alone {
+		err = a.explain(ctx, err, over)
 	}
 	if err == nil && p.Origin == FromPython && p.Parent != nil && p.Parent.torch != torchNone && a.torch == torchNone {
 		// PyTorch's ranks, though not members, wait in the store for everybody who makes this group.
@@ -165,7 +165,7 @@ func (a *attempt) connectAll(ctx context.Context) error {
 func (a *attempt) connect(ctx context.Context) error {
 	p := a.p
 	if p.size() == 1 && a.torch == torchNone {
-		a.alone()
+		a.single()
 		return nil
 	}
 	switch a.Transport {
@@ -178,9 +178,14 @@ func (a *attempt) connect(ctx context.Context) error {
 	case TCP:
 		return a.connectTCP(ctx)
 	case SharedMemory:
-		engine, err := shm.Join(ctx, shm.Config{
-			Rank: p.Rank, Size: p.size(), Name: a.Place.Prefix(), Exchange: p.Store, HeartbeatLimit: p.Heartbeat, OnLost: a.Verdict.Lost,
-		})
+		cfg := shm.Config{
+			Rank: p.Rank, Size: p.size(), Name: a.Place.Prefix(), Exchange: p.Store, HeartbeatLimit: p.Heartbeat, OnLost: a.Verdict.Lost, OnGiveUp: a.Verdict.giveUp,
+		}
+		var held heldLosses
+		if p.Transport == Auto { // a rank that cannot share memory is no reason for the group to end
+			held.to, cfg.OnLost, cfg.OnGiveUp = a.Verdict.Lost, held.lost, nil
+		}
+		engine, err := shm.Join(ctx, cfg)
 		if err != nil && p.Transport == Auto && ctx.Err() == nil {
 			// All ranks join or none does, so all of them come here.
 			p.Logger.Warn("shared memory does not work here, so the ranks use tcp", slog.String("group", p.Name), slog.String("err", err.Error()))
@@ -190,6 +195,7 @@ func (a *attempt) connect(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		held.release()
 		a.Mesh, a.Engine = engine.Mesh(), engine
 	case Auto:
 		return dist.New("group: new", dist.Internal, "no transport was chosen")
@@ -201,7 +207,7 @@ func (a *attempt) connectTCP(ctx context.Context) error {
 	p := a.p
 	mesh, err := tcp.Connect(ctx, tcp.Config{
 		Rank: p.Rank, Size: p.size(), Group: a.id, Listener: a.takeListener(), Peers: a.addresses, Shared: a.shared, Local: a.local,
-		Heartbeat: p.Heartbeat, Logger: p.Logger, OnFail: a.failure.report, OnLost: a.Verdict.Lost,
+		Heartbeat: p.Heartbeat, Logger: p.Logger, OnFail: a.failure.report, OnLost: a.Verdict.Lost, OnGiveUp: a.Verdict.giveUp,
 	})
 	if err != nil {
 		return err

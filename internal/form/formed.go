@@ -116,12 +116,12 @@ func Unconnected(p *Plan) *Formed {
 		Transport: p.Transport, Layout: gloo.Torch26, Members: make([]Member, p.size()), globals: p.Globals, Base: p.base(gloo.Torch26),
 		Verdict: &Verdict{store: p.Store, rank: p.Rank},
 	}
-	f.alone()
+	f.single()
 	return f
 }
 
-// alone makes it a group that has nobody to talk to.
-func (f *Formed) alone() {
+// single makes it a group that has nobody to talk to.
+func (f *Formed) single() {
 	f.Mesh = lonely{}
 	f.Engine = native.NewEngine(f.Mesh, native.Tuning{})
 }

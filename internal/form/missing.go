@@ -76,16 +76,24 @@ func (a *attempt) notCome(ctx context.Context, waitedFor int, err error) error {
 	if len(missing) == 0 && waitedFor >= 0 {
 		missing = []int{waitedFor}
 	}
-	// Who has come to an attempt before is not missing because it is not in this one yet.
-	still := slices.DeleteFunc(slices.Clone(missing), func(r int) bool { return !slices.Contains(p.missing, r) })
-	if len(still) == 0 {
-		still = missing
-	}
-	p.missing = still
+	p.narrow("appear", missing...)
 	if ctx.Err() == nil {
 		return err // the next attempt may have them
 	}
 	return p.tooLate(ctx)
+}
+
+// narrow keeps which ranks did not do what this one waits for. Who was there in an attempt before is not missing because it is not in
+// this one yet.
+func (p *Plan) narrow(what string, missing ...int) {
+	still := slices.DeleteFunc(slices.Clone(missing), func(r int) bool { return !slices.Contains(p.missing, r) })
+	switch {
+	case len(missing) == 0:
+	case len(still) > 0:
+		p.missing = still
+	default:
+		p.missing, p.awaited = missing, what
+	}
 }
 
 // tooLate is the error of a rank whose time to make the group is over. All ranks have the same time as a rule, so the ranks
@@ -94,7 +102,7 @@ func (p *Plan) tooLate(ctx context.Context) error {
 	e := dist.Ended("group: rendezvous", ctx)
 	if len(p.missing) > 0 {
 		e.Rank = dist.Rank(p.missing[0])
-		e.Detail = ranklist.Words(p.missing) + " of group " + p.Name + " did not appear"
+		e.Detail = ranklist.Words(p.missing) + " of group " + p.Name + " did not " + p.awaited
 	}
 	return e
 }

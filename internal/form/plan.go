@@ -119,7 +119,8 @@ type Plan struct {
 	// OnWait is told now and then for whom the rank waits.
 	OnWait func(detail string, since time.Duration)
 
-	missing []int // ranks that had not come when an attempt ended
+	missing []int  // ranks that had not come or connected when an attempt ended
+	awaited string // what they had not done
 }
 
 func (p *Plan) size() int { return len(p.Globals) }
@@ -137,6 +138,8 @@ func Make(ctx context.Context, p *Plan) (*Formed, error) {
 		switch {
 		case err == nil:
 			return f, nil
+		case !errors.Is(err, muster.ErrOver) && absent(dist.CodeOf(err)) && rankOf(err) != dist.NoRank:
+			return nil, err
 		case ctx.Err() != nil && len(p.missing) > 0: // wherever in the last attempt it ended
 			return nil, p.tooLate(ctx)
 		case !errors.Is(err, muster.ErrOver):

@@ -45,9 +45,17 @@ type Verdict struct {
 	place *muster.Place
 	rank  int
 
-	lossy atomic.Bool // a rank of the group is gone
-	once  sync.Once
-	first *ending // nil if the store did not tell in time
+	forming atomic.Bool // the ranks have not all connected yet
+	died    chan error  // what is to be reported of the first rank that died, for who waits while the group forms
+	lossy   atomic.Bool // a rank of the group is gone
+	once    sync.Once
+	first   *ending // nil if the store did not tell in time
+}
+
+func newVerdict(p *Plan, place *muster.Place, forming bool) *Verdict {
+	v := &Verdict{store: p.Store, place: place, rank: p.Rank, died: make(chan error, 1)}
+	v.forming.Store(forming)
+	return v
 }
 
 // Judge records why this rank's group fails, if nobody has recorded a reason before, and returns what to report: the first
@@ -90,6 +98,9 @@ func (v *Verdict) record(own *dist.Error) *ending {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), judgeLimit)
 	defer cancel()
+	if v.forming.Load() && (!absent(own.Code) || own.Rank == dist.NoRank || v.place.Closed(ctx)) {
+		return nil // the attempt ends for another reason, which is this rank's own or no reason at all: the ranks try again
+	}
 	got, err := v.store.CompareAndSet(ctx, v.place.EndKey(), nil, words)
 	first := new(ending)
 	if err != nil || json.Unmarshal(got, first) != nil {
@@ -104,8 +115,28 @@ func (v *Verdict) Lost(loss link.Loss) {
 	moment.At("group.lost")
 	v.lossy.Store(true)
 	if loss.How == link.Died {
-		_ = v.Judge(loss.Err)
+		err := v.Judge(loss.Err)
+		select {
+		case v.died <- err:
+		default:
+		}
 	}
+}
+
+// giveUp is told why this rank cannot connect.
+func (v *Verdict) giveUp(err error) { _ = v.Judge(err) }
+
+// absent reports whether a code says that a rank is not there.
+func absent(code dist.Code) bool { return code == dist.PeerLost || code == dist.Unavailable }
+
+// reason returns the reason that was recorded for the end of an attempt, or nil.
+func (v *Verdict) reason(ctx context.Context) error {
+	words, err := readIfThere(ctx, v.store, v.place.EndKey())
+	first := new(ending)
+	if err != nil || words == nil || json.Unmarshal(words, first) != nil || !absent(dist.Code(first.Code)) {
+		return nil //nolint:nilerr // a store that does not answer knows no reason
+	}
+	return &dist.Error{Op: "group: new", Code: dist.Code(first.Code), Rank: dist.Rank(first.Rank), Peer: first.Peer, Detail: first.Detail}
 }
 
 // Lossy reports whether a rank of the group is gone.

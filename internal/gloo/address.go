@@ -59,6 +59,9 @@ func ChooseAddress(ctx context.Context, device, storeAddr string) (Address, erro
 			return Address{local.AddrPort().Addr().Unmap(), "source address of the route towards the store at " + storeAddr}, nil
 		}
 	}
+	if ctx.Err() != nil {
+		return Address{}, dist.Ended("gloo: choose address", ctx)
+	}
 	return Address{}, dist.Newf("gloo: choose address", dist.Unavailable,
 		"no route towards the store at %s: set the bind address or %s", storeAddr, IfnameEnv)
 }

@@ -391,6 +391,11 @@ func TestChooseAddress(t *testing.T) {
 			t.Errorf("device %q, store %q: %+v, %v", c.device, c.store, got, err)
 		}
 	}
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := ChooseAddress(ended, "", "127.0.0.1:29500"); dist.CodeOf(err) != dist.Canceled {
+		t.Errorf("after the end of the context: %v", err)
+	}
 	if got := DevicesFromEnv(func(string) string { return "lo, eth0,,lo" }); !slices.Equal(got, []string{"lo", "eth0", "lo"}) {
 		t.Errorf("devices %v", got)
 	}

@@ -7,13 +7,16 @@ package momenttest
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // ProcessScenario is a world of processes of which one does something to itself at a point: it kills or stops itself. The
-// process sets a hook of its own ([moment.SetHook]), counts the points that it hits and tells them at its end.
+// process counts the points that it hits with [OwnMoment] and tells them at its end.
 type ProcessScenario struct {
 	Name   string
 	Share  int // as in Scenario
@@ -46,6 +49,37 @@ func (p *ProcessRun) Errorf(format string, args ...any) {
 
 // Happened says that the point was reached.
 func (p *ProcessRun) Happened() { p.happened = true }
+
+// What happens to a process by its own hand.
+const (
+	KillEvent = "kill"
+	StopEvent = "stop"
+)
+
+// MomentLine is what a process says on its standard output when its moment has come.
+const MomentLine = "now"
+
+// OwnMoment counts the points that this process hits, and makes the event happen to it at the n-th hit of point. stop ends that and
+// returns the counts.
+func OwnMoment(event, point string, n int) (stop func() map[string]int) {
+	var mu sync.Mutex
+	hits := map[string]int{}
+	restore := moment.SetHook(func(hit string) {
+		mu.Lock()
+		defer mu.Unlock() // meanwhile the process gets no further than to its next point, or to stop
+		if hits[hit]++; hit != point || hits[hit] != n {
+			return
+		}
+		fmt.Println(MomentLine)
+		signalSelf(event == StopEvent)
+	})
+	return func() map[string]int {
+		restore()
+		mu.Lock()
+		defer mu.Unlock()
+		return maps.Clone(hits)
+	}
+}
 
 // TestProcesses runs a ProcessScenario with many seeds.
 func TestProcesses(t *testing.T, s ProcessScenario) {

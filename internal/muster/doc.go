@@ -11,8 +11,9 @@
 //	G/rank/R         what rank R says about itself in generation G: its place
 //	G/came           how many ranks have connected
 //	G/made           "yes" when all have, "over" when generation G was given up
+//	G/waits/R        rank R is there and waits, written only when that takes long
 //	G/left           how many ranks have closed the group
-//	G/end            why the group ended first (written by the group)
+//	G/end            why the attempt failed or the group ended, the first reason (written by the group)
 //
 // # Rules
 //

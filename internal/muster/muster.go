@@ -205,25 +205,40 @@ func (p *Place) GiveUp(ctx context.Context, limit time.Duration) {
 	_ = p.close(ctx)
 }
 
-// Quit is GiveUp of a rank that may come again, because its own context ended: what the other ranks see of it afterwards is no reason
-// for them to fail. See [Place.Quitted].
-func (p *Place) Quit(ctx context.Context, limit time.Duration) {
-	moment.At("muster.quit")
-	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	defer cancel()
-	if p.store.Set(limited, p.quitKey(), []byte(strconv.Itoa(p.rank))) == nil {
-		_ = p.close(limited)
+// Closed reports whether the generation is not open any more: a rank gave it up, or another process took its place. What the ranks
+// see of each other then is no reason to fail. It is false when the store does not tell.
+func (p *Place) Closed(ctx context.Context) bool {
+	moment.At("muster.closed")
+	open, err := p.store.Add(ctx, p.root+"/gen", 0)
+	return err == nil && open != p.generation
+}
+
+// Waits says that this rank is alive and waits for others to connect, or to say that they have.
+func (p *Place) Waits(ctx context.Context) error {
+	moment.At("muster.waits")
+	return p.store.Set(ctx, p.waitsKey(p.rank), made)
+}
+
+// Silent returns the other ranks that have not said that they wait: one of them is what those wait for.
+func (p *Place) Silent(ctx context.Context) ([]int, error) {
+	var silent []int
+	for r := range p.size {
+		if r == p.rank {
+			continue
+		}
+		moment.At("muster.silent")
+		waits, err := p.store.Check(ctx, p.waitsKey(r))
+		if err != nil {
+			return nil, err
+		}
+		if !waits {
+			silent = append(silent, r)
+		}
 	}
+	return silent, nil
 }
 
-// Quitted reports whether a rank has quit.
-func (p *Place) Quitted(ctx context.Context) bool {
-	moment.At("muster.quitted")
-	has, err := p.store.Check(ctx, p.quitKey())
-	return err == nil && has
-}
-
-func (p *Place) quitKey() string { return p.Prefix() + "/quit" }
+func (p *Place) waitsKey(rank int) string { return p.Prefix() + "/waits/" + strconv.Itoa(rank) }
 
 // Leave says that this rank has closed the group. The last of those that took part, which may be fewer than the places,
 // deletes the keys, unless a next generation was opened: then
@@ -277,11 +292,11 @@ func (p *Place) forget(ctx context.Context) {
 	before := *p
 	before.generation--
 	keys := []string{before.madeKey()}
-	for _, name := range []string{"came", "left", "end", "quit"} {
+	for _, name := range []string{"came", "left", "end"} {
 		keys = append(keys, p.Prefix()+"/"+name)
 	}
 	for r := range p.size {
-		keys = append(keys, p.Key(r))
+		keys = append(keys, p.Key(r), p.waitsKey(r))
 		for _, name := range p.more {
 			keys = append(keys, p.Prefix()+"/"+name+"/"+strconv.Itoa(r))
 		}

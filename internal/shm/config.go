@@ -40,6 +40,8 @@ type Config struct {
 	HeartbeatLimit time.Duration
 	// OnLost, if set, is told of every rank that is gone, whether or not an operation runs; see [link.Loss].
 	OnLost func(link.Loss)
+	// OnGiveUp, if set, is told why this rank cannot join, before others can see that it does not.
+	OnGiveUp func(error)
 	// MappedFile makes rank 0 use an unlinked file in Dir even where memfd works. Dir "" means /dev/shm, else the
 	// folder for temporary files.
 	MappedFile bool

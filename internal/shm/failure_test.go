@@ -20,6 +20,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -269,6 +270,36 @@ func TestJoinFails(t *testing.T) {
 	_ = b.Set(ctx, "/shm/0", []byte("garbage"))
 	if _, err := Join(context.Background(), Config{Size: 2, Rank: 1, Exchange: b}); !errors.Is(err, dist.Protocol) {
 		t.Errorf("garbage: %v", err)
+	}
+}
+
+// TestWhoCannotJoinIsBlamed: when a rank cannot join because it does not reach another, all ranks blame that one.
+func TestWhoCannotJoinIsBlamed(t *testing.T) {
+	t.Parallel()
+	s := store.NewMemory()
+	defer func() { _ = s.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := s.Set(ctx, "/shm/1", []byte("unix 00112233445566778899aabbccddeeff @cohort-shm-of-a-dead-process")); err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan error, 1)
+	var others sync.WaitGroup
+	others.Go(func() {
+		_, err := Join(ctx, Config{Size: 3, Rank: 2, Exchange: s, OnGiveUp: func(err error) { told <- err }})
+		if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.Unavailable || e.Rank != 1 {
+			t.Errorf("who does not reach it: %v", err)
+		}
+	})
+	_, err := Join(ctx, Config{Size: 3, Rank: 0, Exchange: s})
+	if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.Unavailable || e.Rank != 1 {
+		t.Errorf("who waits for it: %v", err)
+	}
+	others.Wait()
+	select {
+	case <-told:
+	default:
+		t.Error("the rank was not told why it gave up")
 	}
 }
 

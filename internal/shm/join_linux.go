@@ -60,6 +60,7 @@ func Join(ctx context.Context, c Config) (*Engine, error) {
 		j.cleanUp()
 		return nil, err
 	}
+	j.closeListener()
 	if err := e.start(joining, j); err != nil {
 		err = j.failed(ctx, joining, err)
 		_ = e.Close()
@@ -85,7 +86,14 @@ func (j *joining) failed(ctx, joining context.Context, err error) error {
 	if other := j.otherFailed(ctx); other != nil {
 		return other
 	}
-	_ = j.config.Exchange.Set(ctx, j.failedKey(), fmt.Appendf(nil, "%d %v", j.config.Rank, err))
+	if j.config.OnGiveUp != nil {
+		j.config.OnGiveUp(err)
+	}
+	blamed := j.config.Rank
+	if e, ok := errors.AsType[*dist.Error](err); ok && e.Rank != dist.NoRank {
+		blamed = int(e.Rank) // this rank cannot join because of that one
+	}
+	_ = j.config.Exchange.Set(ctx, j.failedKey(), fmt.Appendf(nil, "%d %v", blamed, err))
 	return err
 }
 
@@ -108,7 +116,7 @@ func (j *joining) otherFailed(ctx context.Context) error {
 		return nil //nolint:nilerr // likewise
 	}
 	rank, reason, _ := strings.Cut(string(text), " ")
-	e := dist.New("shm: join", dist.Unavailable, "the rank cannot join: "+reason)
+	e := dist.New("shm: join", dist.Unavailable, "not all ranks can join: "+reason)
 	if r, err := strconv.Atoi(rank); err == nil {
 		e.Rank = dist.Rank(r)
 	}
@@ -148,12 +156,13 @@ func (j *joining) untilFailed(ctx context.Context) (context.Context, func()) {
 
 // joining is a rank on its way in.
 type joining struct {
-	config Config
-	token  [tokenSize]byte
-	conns  []*net.UnixConn
-	file   *os.File
-	seg    *segment
-	folder string
+	config   Config
+	token    [tokenSize]byte
+	listener *net.UnixListener // nil at the last rank
+	folder   string            // of the listener's socket, if it has a name
+	conns    []*net.UnixConn
+	file     *os.File
+	seg      *segment
 }
 
 func (j *joining) cleanUp() {
@@ -168,11 +177,13 @@ func (j *joining) cleanUp() {
 	if j.seg != nil {
 		j.seg.unmap()
 	}
-	j.removeFolder()
+	j.closeListener()
 }
 
-// removeFolder removes the folder of a socket that has a name.
-func (j *joining) removeFolder() {
+func (j *joining) closeListener() {
+	if j.listener != nil {
+		_ = j.listener.Close()
+	}
 	if j.folder != "" {
 		_ = os.RemoveAll(j.folder)
 	}
@@ -191,25 +202,20 @@ func (j *joining) run(ctx context.Context) (*Engine, error) {
 			return nil, err
 		}
 	}
-	var listener *net.UnixListener
 	if c.Rank < c.Size-1 {
 		var err error
-		if listener, err = j.listen(ctx); err != nil {
+		if j.listener, err = j.listen(ctx); err != nil {
 			_ = c.Exchange.Set(ctx, j.key(c.Rank), []byte(errorPrefix+err.Error()))
 			return nil, err
 		}
-		defer func() {
-			_ = listener.Close()
-			j.removeFolder()
-		}()
 	}
 	for rank := range c.Rank {
 		if err := j.dial(ctx, rank); err != nil {
 			return nil, err
 		}
 	}
-	if listener != nil {
-		if err := j.accept(ctx, listener); err != nil {
+	if j.listener != nil {
+		if err := j.accept(ctx, j.listener); err != nil {
 			return nil, err
 		}
 	}
@@ -386,7 +392,7 @@ func (j *joining) missing(ctx context.Context, op string) error {
 	}
 	e := dist.Ended(op, ctx)
 	if len(ranks) > 0 {
-		e.Detail = fmt.Sprintf("ranks %v did not connect", ranks)
+		e.Rank, e.Detail = dist.Rank(ranks[0]), fmt.Sprintf("ranks %v did not connect", ranks)
 	}
 	return e
 }

@@ -14,14 +14,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/momenttest"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -29,8 +26,6 @@ import (
 
 const (
 	rankEnv   = "COHORT_MOMENT_RANK"
-	killEvent = "kill"
-	stopEvent = "stop"
 	heartbeat = 2 * time.Second
 	// lostSoon is how soon survivors know of a death. The promise is a second; the machine may be busy.
 	lostSoon = 5 * time.Second
@@ -39,6 +34,7 @@ const (
 // orders are what a rank's process is told.
 type orders struct {
 	Rank      int
+	Victim    int
 	Addr      string
 	Transport group.Transport
 	Seed      uint64
@@ -48,10 +44,14 @@ type orders struct {
 	Event string
 	// Regroup tells the survivors to form another group afterwards.
 	Regroup bool
+	// Forming tells that the moment is one of the forming of the group, see forming_process_test.go.
+	Forming  bool
+	After    aftermath
+	Replaces bool // it takes the place of the victim
 }
 
-// momentLine is what the victim says when its moment has come.
-const momentLine = "now"
+// failedLine is what a process says when its first group has ended.
+const failedLine = "ended"
 
 // result is what a rank's process says about itself.
 type result struct {
@@ -59,7 +59,6 @@ type result struct {
 	Err   string // of the program
 	Code  uint8
 	Rank  dist.Rank
-	Began time.Time
 	Ended time.Time
 	Again string // the error of the group that the survivors form
 }
@@ -71,7 +70,6 @@ func rankMain(spec string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
-	res := result{Hits: map[string]int{}, Rank: dist.NoRank}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*timeout)
 	defer cancel()
 	s, err := tcpstore.Dial(ctx, o.Addr)
@@ -80,52 +78,51 @@ func rankMain(spec string) int {
 		return 2
 	}
 	defer func() { _ = s.Close() }()
-	g, err := group.New(ctx, store.Prefix("first", s), o.Rank, size, group.WithTransport(o.Transport), group.WithTimeout(timeout), group.WithHeartbeat(heartbeat))
-	if err != nil {
+	res := result{Rank: dist.NoRank}
+	if o.Forming {
+		formingRank(ctx, s, o, &res)
+	} else if err := workingRank(ctx, s, o, &res); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
-	}
-	var mu sync.Mutex
-	stop := moment.SetHook(func(point string) {
-		mu.Lock()
-		res.Hits[point]++
-		here := point == o.Point && res.Hits[point] == o.N
-		mu.Unlock()
-		if !here {
-			return
-		}
-		signal := syscall.SIGKILL
-		if o.Event == stopEvent {
-			signal = syscall.SIGSTOP
-		}
-		fmt.Println(momentLine)
-		_ = syscall.Kill(os.Getpid(), signal)
-	})
-	res.Began = time.Now()
-	err = runProgram(ctx, g, o.Seed)
-	res.Ended = time.Now()
-	mu.Lock()
-	stop()
-	mu.Unlock()
-	if err != nil {
-		res.Err, res.Code = err.Error(), uint8(dist.CodeOf(err))
-		if e, ok := errors.AsType[*dist.Error](err); ok {
-			res.Rank = e.Rank
-		}
-	}
-	_ = g.Close()
-	if o.Regroup && o.Rank != victim { // the survivors go on without the victim
-		rank := o.Rank
-		if rank > victim {
-			rank--
-		}
-		if again := regroup(ctx, s, rank, o.Transport); again != nil {
-			res.Again = again.Error()
-		}
 	}
 	out, _ := json.Marshal(&res)
 	fmt.Println(string(out))
 	return 0
+}
+
+// workingRank runs a program in a group that is made before anything happens. It returns an error if the group cannot be made.
+func workingRank(ctx context.Context, s store.Store, o orders, res *result) error {
+	g, err := group.New(ctx, store.Prefix("first", s), o.Rank, size, group.WithTransport(o.Transport), group.WithTimeout(timeout), group.WithHeartbeat(heartbeat))
+	if err != nil {
+		return err
+	}
+	stop := momenttest.OwnMoment(o.Event, o.Point, o.N)
+	err = runProgram(ctx, g, o.Seed)
+	res.end(err)
+	res.Hits = stop()
+	_ = g.Close()
+	if o.Regroup && o.Rank != o.Victim { // the survivors go on without the victim
+		rank := o.Rank
+		if rank > o.Victim {
+			rank--
+		}
+		if again := regroup(ctx, store.Prefix("second", s), rank, size-1, o.Transport); again != nil {
+			res.Again = again.Error()
+		}
+	}
+	return nil
+}
+
+// end notes how the program of a rank has ended.
+func (res *result) end(err error) {
+	res.Ended = time.Now()
+	if err == nil {
+		return
+	}
+	res.Err, res.Code = err.Error(), uint8(dist.CodeOf(err))
+	if e, ok := errors.AsType[*dist.Error](err); ok {
+		res.Rank = e.Rank
+	}
 }
 
 // runProgram runs the steps of a seed, three times over, so that there is something to interrupt.
@@ -141,8 +138,9 @@ func runProgram(ctx context.Context, g *group.Group, seed uint64) error {
 	return run(ctx, g, operations[0], 10) // nobody leaves before all are done
 }
 
-func regroup(ctx context.Context, s store.Store, rank int, transport group.Transport) error {
-	g, err := group.New(ctx, store.Prefix("second", s), rank, size-1, group.WithTransport(transport), group.WithTimeout(timeout))
+// regroup forms a group and uses it.
+func regroup(ctx context.Context, s store.Store, rank, size int, transport group.Transport) error {
+	g, err := group.New(ctx, s, rank, size, group.WithTransport(transport), group.WithTimeout(timeout))
 	if err != nil {
 		return err
 	}
@@ -155,11 +153,11 @@ func regroup(ctx context.Context, s store.Store, rank int, transport group.Trans
 func TestProcesses(t *testing.T) {
 	for _, transport := range transports {
 		momenttest.TestProcesses(t, momenttest.ProcessScenario{
-			Name: string(transport), Share: 20, Events: []string{killEvent, stopEvent},
+			Name: string(transport), Share: 20, Events: []string{momenttest.KillEvent, momenttest.StopEvent},
 			Points: []string{"group.", "shm.", "tcp.", "gloo.", "native."},
 			Run: func(p *momenttest.ProcessRun) map[string]int {
-				if p.Event == stopEvent && transport == group.Gloo {
-					p.Event = killEvent // gloo's wire has no heartbeat
+				if p.Event == momenttest.StopEvent && transport == group.Gloo {
+					p.Event = momenttest.KillEvent // gloo's wire has no heartbeat
 				}
 				return runProcesses(p, transport)
 			},
@@ -172,12 +170,14 @@ type process struct {
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed when all it said was read
 	result *result       // valid then; nil: it said nothing
-	event  time.Time     // when it said that its moment had come
+	event  time.Time     // when it said that its moment had come; valid then
+	moment chan struct{} // closed when it has
+	failed chan struct{} // closed when it said that its first group has ended
 }
 
 func start(p *momenttest.ProcessRun, o orders) *process {
 	spec, _ := json.Marshal(o)
-	child := &process{cmd: exec.Command(os.Args[0]), ended: make(chan struct{})} //nolint:gosec // this program
+	child := &process{cmd: exec.Command(os.Args[0]), ended: make(chan struct{}), moment: make(chan struct{}), failed: make(chan struct{})} //nolint:gosec // this program
 	child.cmd.Env = append(os.Environ(), rankEnv+"="+string(spec))
 	child.cmd.Stderr = os.Stderr
 	stdout, err := child.cmd.StdoutPipe()
@@ -194,8 +194,13 @@ func start(p *momenttest.ProcessRun, o orders) *process {
 		lines := bufio.NewScanner(stdout)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
-			if lines.Text() == momentLine {
+			switch lines.Text() {
+			case momenttest.MomentLine:
 				child.event = time.Now()
+				close(child.moment)
+				continue
+			case failedLine:
+				close(child.failed)
 				continue
 			}
 			child.result = &result{}
@@ -228,7 +233,7 @@ func runProcesses(p *momenttest.ProcessRun, transport group.Transport) map[strin
 	defer func() { _ = server.Close() }()
 	ranks := make([]*process, size)
 	for rank := range size {
-		o := orders{Rank: rank, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Regroup: p.Event != ""}
+		o := orders{Rank: rank, Victim: victim, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Regroup: p.Event != ""}
 		if rank == victim {
 			o.Point, o.N, o.Event = p.Point, p.N, p.Event
 		}
@@ -262,7 +267,7 @@ func runProcesses(p *momenttest.ProcessRun, transport group.Transport) map[strin
 // judge is the oracle.
 func judge(p *momenttest.ProcessRun, ranks []*process) {
 	bound := lostSoon
-	if p.Event == stopEvent {
+	if p.Event == momenttest.StopEvent {
 		bound += heartbeat
 	}
 	for rank, c := range ranks {

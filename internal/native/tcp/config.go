@@ -35,6 +35,8 @@ type Config struct {
 	OnFail func(error)
 	// OnLost, if set, is told of every rank that is gone, whether or not an operation runs; see [link.Loss].
 	OnLost func(link.Loss)
+	// OnGiveUp, if set, is told why this rank cannot connect, before others can see that it does not.
+	OnGiveUp func(error)
 	// Logger receives refused connections and losses. Nil means none.
 	Logger *slog.Logger
 }

@@ -37,6 +37,12 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	caller := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	giveUp := func(err error) { // before the listener and the connections end, which others can see
+		if ctx.Err() == nil && cfg.OnGiveUp != nil {
+			cfg.OnGiveUp(err)
+		}
+		cancel(err)
+	}
 	conns := make([]net.Conn, cfg.Size)
 	windows := make([]int, cfg.Size)
 	var mu sync.Mutex
@@ -60,7 +66,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	for rank := range cfg.Rank {
 		tasks.Go(func() {
 			if err := dialLower(ctx, &cfg, rank, put); err != nil {
-				cancel(err)
+				giveUp(err)
 			}
 		})
 	}
@@ -81,7 +87,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 		}
 	}
 	if missing != dist.NoRank || ctx.Err() != nil {
-		closeAll(conns)
+		defer closeAll(conns)
 		err := dist.New("native: connect", dist.Unavailable, "the listener ended")
 		switch why, ok := errors.AsType[*dist.Error](context.Cause(ctx)); {
 		case caller.Err() != nil:
@@ -92,6 +98,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 		if err.Rank == dist.NoRank {
 			err.Rank = missing
 		}
+		giveUp(err)
 		return nil, err
 	}
 	moment.At("tcp.connect.made")
@@ -132,7 +139,7 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 	answer, err := readHello(c)
 	switch {
 	case err != nil && errors.Is(err, io.EOF):
-		err = dist.New("native: hello", dist.Protocol, "the rank closed the connection: the address is stale or belongs to another group")
+		err = dist.New("native: hello", dist.Unavailable, "the rank closed the connection: it has ended or given up, or the address is stale or belongs to another group")
 	case err == nil && (answer.Group != cfg.Group || answer.From != uint32(rank) || answer.Size != uint32(cfg.Size)): //nolint:gosec // checked
 		err = dist.New("native: hello", dist.Protocol, "another group answers at this address: its store keys are stale")
 	}

@@ -1,0 +1,120 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package form
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/muster"
+)
+
+// agree returns when all ranks have connected. The connections of this rank are made by then, and tell of a rank that dies
+// meanwhile: nobody else would.
+func (a *attempt) agree(ctx context.Context) error {
+	waiting, end := context.WithCancelCause(ctx)
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		long := time.NewTimer(overAfter)
+		defer long.Stop()
+		for {
+			select {
+			case <-long.C:
+				_ = a.Place.Waits(waiting)
+			case err := <-a.Verdict.died:
+				end(err)
+			case <-waiting.Done():
+				return
+			}
+		}
+	})
+	err := a.Place.Connected(waiting)
+	if err != nil && ctx.Err() == nil && waiting.Err() != nil {
+		err = context.Cause(waiting)
+	}
+	end(nil)
+	tasks.Wait()
+	if err == nil || errors.Is(err, muster.ErrOver) || rankOf(err) != dist.NoRank {
+		return err
+	}
+	return dist.Wrap("group: new", dist.Unavailable, err)
+}
+
+// explain returns why an attempt failed, whatever this rank saw of it. A reason that a rank has recorded is the same for all. Without
+// one, an attempt that was given up is tried again, and over tells that this rank knows that it was.
+func (a *attempt) explain(ctx context.Context, err error, over bool) error {
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), judgeLimit)
+	defer cancel()
+	if ctx.Err() == nil {
+		if reason := a.Verdict.reason(look); reason != nil {
+			return reason
+		}
+		over = over || errors.Is(err, muster.ErrOver) || a.Place.Closed(look)
+	}
+	if over || ctx.Err() != nil {
+		a.remember(look, err)
+	}
+	if over {
+		return errors.Join(muster.ErrOver, err)
+	}
+	return err
+}
+
+// remember keeps for whom this rank waited when an attempt ended.
+func (a *attempt) remember(ctx context.Context, err error) {
+	if r := rankOf(err); r != dist.NoRank {
+		a.p.narrow("connect", int(r))
+	} else if silent, err := a.Place.Silent(ctx); err == nil {
+		a.p.narrow("connect", silent...)
+	}
+}
+
+// rankOf returns the rank that an error names.
+func rankOf(err error) dist.Rank {
+	if e, ok := errors.AsType[*dist.Error](err); ok {
+		return e.Rank
+	}
+	return dist.NoRank
+}
+
+// heldLosses keeps losses back until it is known that they matter.
+type heldLosses struct {
+	to func(link.Loss)
+
+	mu struct {
+		sync.Mutex
+		held     []link.Loss
+		released bool
+	}
+}
+
+func (h *heldLosses) lost(loss link.Loss) {
+	moment.At("form.losses.hold")
+	h.mu.Lock()
+	released := h.mu.released
+	if !released {
+		h.mu.held = append(h.mu.held, loss)
+	}
+	h.mu.Unlock()
+	if released {
+		h.to(loss)
+	}
+}
+
+// release passes them on, and all that come later.
+func (h *heldLosses) release() {
+	moment.At("form.losses.release")
+	h.mu.Lock()
+	held := h.mu.held
+	h.mu.held, h.mu.released = nil, true
+	h.mu.Unlock()
+	for _, loss := range held {
+		h.to(loss)
+	}
+}

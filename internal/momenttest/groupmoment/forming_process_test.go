@@ -1,0 +1,248 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build moments
+
+package groupmoment
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/momenttest"
+	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// formLimit bounds the forming of a group in which a rank dies or stops. Whoever waits for a rank of which no connection tells the end
+// waits that long.
+const formLimit = 6 * time.Second
+
+// opLimit bounds the operation in a group that was made in spite of all. Over gloo's wire, which has no heartbeat, a rank that is
+// stopped is found by that only, and not named.
+const opLimit = 6 * time.Second
+
+// aftermath is how the survivors go on after the forming of a group has failed.
+type aftermath uint8
+
+const (
+	without aftermath = iota // they form a smaller group
+	later                    // another process takes the victim's place when all of them have failed
+	atOnce                   // another process takes it at once: they may not have noticed anything
+	aftermaths
+)
+
+func (a aftermath) String() string {
+	return [...]string{"without a replacement", "with a replacement later", "with a replacement at once"}[a]
+}
+
+// TestFormingProcesses kills or stops a rank's process at a point of group.New, by its own hand. The survivors must name it, in time, and
+// can form another group over the same store, with another process in its place or without one. A process that was stopped comes
+// back when they have, and must end too.
+func TestFormingProcesses(t *testing.T) {
+	for _, transport := range transports {
+		momenttest.TestProcesses(t, momenttest.ProcessScenario{
+			Name: string(transport), Share: 20, Events: []string{momenttest.KillEvent, momenttest.StopEvent}, Points: append([]string{"tcpstore."}, formPoints...),
+			Run: func(p *momenttest.ProcessRun) map[string]int { return runForming(p, transport) },
+		})
+	}
+}
+
+// begin returns when all ranks are there: the start of a process takes long on a busy machine.
+func begin(ctx context.Context, s store.Store) error {
+	n, err := s.Add(ctx, "test/ready", 1)
+	if err == nil && n == size {
+		err = s.Set(ctx, "test/begin", nil)
+	}
+	if err != nil {
+		return err
+	}
+	return s.Wait(ctx, "test/begin")
+}
+
+// formingRank is a rank whose group forms while the victim's moment comes.
+func formingRank(ctx context.Context, s store.Store, o orders, res *result) {
+	if !o.Replaces {
+		if err := begin(ctx, s); err != nil {
+			res.end(err)
+			return
+		}
+	}
+	stop := func() map[string]int { return nil }
+	if o.Rank == o.Victim && !o.Replaces {
+		stop = momenttest.OwnMoment(o.Event, o.Point, o.N)
+	}
+	join := func(opts ...group.Option) error {
+		opts = append([]group.Option{group.WithConnectTimeout(timeout)}, opts...)
+		g, err := group.New(ctx, s, o.Rank, size, append(opts, group.WithTransport(o.Transport), group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))...)
+		if h := stop(); res.Hits == nil {
+			res.Hits = h
+		}
+		stop = func() map[string]int { return nil }
+		if err != nil {
+			return err
+		}
+		defer func() { _ = g.Close() }()
+		return run(ctx, g, operations[0], 10)
+	}
+	if o.After == atOnce {
+		var err error
+		for range formingTries {
+			if err = join(); err == nil {
+				res.Again = ""
+				return
+			}
+			res.end(err) // the last one must name the victim too
+			res.Again += err.Error() + "; "
+		}
+		return
+	}
+	if !o.Replaces {
+		res.end(join(group.WithConnectTimeout(formLimit)))
+		fmt.Println(failedLine)
+		if !o.Regroup || o.Rank == o.Victim {
+			return
+		}
+	}
+	rank, n := o.Rank, size
+	if o.After == without {
+		if n--; rank > o.Victim {
+			rank--
+		}
+	}
+	if err := regroup(ctx, s, rank, n, o.Transport); err != nil {
+		res.Again = err.Error()
+	}
+}
+
+// runForming is one run: a world forms, and something happens to one of its ranks.
+func runForming(p *momenttest.ProcessRun, transport group.Transport) map[string]int {
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	if err != nil {
+		p.Errorf("%v", err)
+		return nil
+	}
+	defer func() { _ = server.Close() }()
+	o := orders{
+		Victim: int(p.Seed % size), Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Forming: true,
+		Regroup: p.Event != "", After: aftermath(p.Seed / size % uint64(aftermaths)),
+	}
+	if p.Event == "" {
+		o.After = without
+	}
+	ranks := make([]*process, size)
+	for rank := range size {
+		o := o
+		if o.Rank = rank; rank == o.Victim {
+			o.Point, o.N, o.Event = p.Point, p.N, p.Event
+		}
+		ranks[rank] = start(p, o)
+	}
+	victim := ranks[o.Victim]
+	survivors := slices.Delete(slices.Clone(ranks), o.Victim, o.Victim+1)
+	if p.Event == "" {
+		for rank, c := range ranks {
+			if c.wait(p, rank); c.result == nil || c.result.Err != "" {
+				p.Errorf("rank %d, to which nothing happened: %+v", rank, c.result)
+			}
+		}
+		if victim.result == nil {
+			return nil
+		}
+		return victim.result.Hits
+	}
+	select {
+	case <-victim.moment:
+	case <-victim.ended: // the point was not reached
+		for rank, c := range ranks {
+			_ = c.cmd.Process.Kill()
+			c.wait(p, rank)
+		}
+		return nil
+	}
+	p.Happened()
+	var replacement *process
+	if o.After != without {
+		if o.After == later {
+			for _, c := range survivors {
+				select {
+				case <-c.failed:
+				case <-c.ended:
+				}
+			}
+		}
+		o.Rank, o.Replaces = o.Victim, true
+		replacement = start(p, o)
+		replacement.wait(p, o.Victim)
+	}
+	for rank, c := range ranks {
+		if rank != o.Victim {
+			c.wait(p, rank)
+		}
+	}
+	wake(p, victim, o)
+	for rank, c := range ranks {
+		if rank != o.Victim {
+			judgeForming(p, o, fmt.Sprintf("rank %d, %v", rank, o.After), c, victim.event)
+		}
+	}
+	if r := replacement; r != nil && (r.result == nil || r.result.Again != "") {
+		p.Errorf("the replacement of rank %d, %v: %+v", o.Victim, o.After, r.result)
+	}
+	return nil
+}
+
+// wake lets a process that was stopped go on. The world that it belongs to is gone, and it must find out.
+func wake(p *momenttest.ProcessRun, victim *process, o orders) {
+	if p.Event == momenttest.StopEvent {
+		_ = victim.cmd.Process.Signal(syscall.SIGCONT)
+	} else {
+		_ = victim.cmd.Process.Kill()
+	}
+	victim.wait(p, o.Victim)
+	if p.Event != momenttest.StopEvent {
+		return
+	}
+	if victim.result == nil {
+		p.Errorf("rank %d came back and said nothing", o.Victim)
+	} // It may even have what it needs of the others for its operation.
+}
+
+// judgeForming is the oracle of a survivor.
+func judgeForming(p *momenttest.ProcessRun, o orders, who string, c *process, event time.Time) {
+	res := c.result
+	if res == nil {
+		p.Errorf("%s has said nothing", who)
+		return
+	}
+	if res.Again != "" {
+		p.Errorf("%s could not form another group: %s", who, res.Again)
+	}
+	if res.Err == "" {
+		if o.After != atOnce {
+			p.Errorf("%s has noticed nothing", who)
+		}
+		return
+	}
+	// Whoever is dead while a group forms is unavailable, or missing when the time is over; in a group it is lost.
+	code := dist.Code(res.Code)
+	if p.Event == momenttest.StopEvent && o.Transport == group.Gloo && code == dist.DeadlineExceeded && res.Rank == dist.NoRank {
+		return
+	}
+	if !slices.Contains([]dist.Code{dist.PeerLost, dist.Unavailable, dist.DeadlineExceeded}, code) || res.Rank != dist.Rank(o.Victim) {
+		p.Errorf("%s: %s (code %v, rank %d)", who, res.Err, code, res.Rank)
+	}
+	bound := formLimit + lostSoon
+	if p.Event == momenttest.StopEvent {
+		bound += heartbeat
+	}
+	if took := res.Ended.Sub(event); o.After != atOnce && took > bound {
+		p.Errorf("%s noticed after %v", who, took)
+	}
+}
