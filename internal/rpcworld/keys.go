@@ -25,11 +25,9 @@ const (
 	keyGo      = worldcore.KeyGo
 	keyOver    = worldcore.KeyOver
 	keyLost    = worldcore.KeyLost
-	keyToken   = "RpcGroupManagementToken"
 	keyGoRanks = "cohort/rank/" // + rank: a Go worker of a static world, set first of all
 	keyMixed   = "cohort/mixed" // a round in which a PyTorch rank has begun to start, once a Go rank has seen it
 	keySize    = "cohort/size"  // of a static world with Go workers
-	keyBeat    = "cohort/beat/" // + token: grows while the Go worker that holds the token lives
 	keyRounds  = "cohort/rounds"
 )
 
@@ -59,5 +57,3 @@ func parseEntry(name string, raw []byte) (Entry, error) {
 	}
 	return Entry{Epoch: n, Secret: s}, nil
 }
-
-func formatInfos(members []Worker) []byte { return []byte(worldcore.FormatInfos(members)) }

@@ -6,6 +6,8 @@ package rpcworld
 import (
 	"context"
 	"strconv"
+
+	"github.com/cohort-dist/cohort/internal/worldcore"
 )
 
 // PyTorch counts in three places, per process and for ever: the worlds it has been in (the round: part of every key), the
@@ -35,53 +37,9 @@ func (w *World) noteRound(ctx context.Context) error {
 
 // LatestRound is the last round with a world, or 0.
 func (w *World) LatestRound(ctx context.Context) (int, error) {
-	latest, _, err := w.latest(ctx)
-	return latest, err
-}
-
-// latest is LatestRound, and whether there is a world.
-func (w *World) latest(ctx context.Context) (k int, there bool, err error) {
-	text, err := lookUp(ctx, w.base, keyRounds)
-	if err != nil {
-		return 0, false, err
-	}
-	hint, bad := strconv.Atoi(text)
-	if bad != nil || hint < 0 {
-		hint = 0
-	}
-	latest, found := hint, false
-	for k := hint; k <= latest+fewRounds; k++ {
-		there, err := w.roundStore(k).Check(ctx, keyStatic)
-		if err != nil {
-			return 0, false, err
-		}
-		if there {
-			latest, found = k, true
-		}
-	}
-	return latest, found, nil
-}
-
-// dynamicRound is the last round with a dynamic world that has workers. Without one it is that of the latest world, or the
-// next if that was a static one and is known to be over.
-func (w *World) dynamicRound(ctx context.Context) (int, error) {
-	latest, err := w.LatestRound(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for k := latest; k >= 0; k-- {
-		all, err := members(ctx, w.roundStore(k))
-		if err != nil {
-			return 0, err
-		}
-		if len(all) > 0 {
-			return k, nil
-		}
-	}
-	if over, err := w.roundStore(latest).Check(ctx, keyOver); err != nil || !over {
-		return latest, err
-	}
-	return latest + 1, nil
+	m := worldcore.NewLatest()
+	w.drive(ctx, m, nil)
+	return m.Round(), m.Err()
 }
 
 // unusedRound is the first round that is not over.

@@ -12,7 +12,6 @@ package rpcworld
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -182,11 +181,6 @@ func members(ctx context.Context, st store.Store) ([]Worker, error) {
 		return nil, err
 	}
 	return worldcore.ParseInfos(raw)
-}
-
-// without returns the workers that are not named.
-func without(all []Worker, names ...string) []Worker {
-	return slices.DeleteFunc(slices.Clone(all), func(m Worker) bool { return slices.Contains(names, m.Name) })
 }
 
 // FirstDeath records a death in a static world, unless the workers know of an earlier one: then that is the cause, and it

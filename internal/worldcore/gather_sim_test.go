@@ -430,10 +430,9 @@ func TestGatherSimulation(t *testing.T) {
 	ends := map[string]int{}
 	for seed := range uint64(*seeds) {
 		for _, deaths := range []bool{false, true} {
-			w := newGatherSim(seed, deaths, GatherOptions{}, WatchOptions{})
-			if err := w.simulate(); err != nil {
-				t.Fatalf("seed %d, deaths %v: %v\n%s", seed, deaths, err, w.story())
-			}
+			w := holds(t, fmt.Sprintf("seed %d, deaths %v", seed, deaths), func() *gatherSim {
+				return newGatherSim(seed, deaths, GatherOptions{}, WatchOptions{})
+			})
 			for _, g := range w.workers {
 				for _, x := range g.tries {
 					switch e, _ := errors.AsType[*dist.Error](x.err); {

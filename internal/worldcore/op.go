@@ -32,6 +32,16 @@ const (
 	OpIsGo    // OK: Worker is a Go worker
 	OpReach   // connect to Worker; Gone: its process has ended; Silent: its machine does not answer
 
+	// The members of a dynamic world.
+	OpEnter      // Round is the round of this worker
+	OpListen     // Text: the address of this worker, whose id is N
+	OpKnow       // Worker, whose id is N, has the address Text and the entry Key
+	OpDrop       // forget Worker
+	OpOthers     // Names: the workers that are known
+	OpAskDevices // ask Worker for its devices; Gone: its process has ended
+	OpTellComing // tell Worker that this worker comes; Gone: its process has ended
+	OpTellGoing  // tell Worker that this worker goes; Gone: its process has ended
+
 	// The all-gathers of this worker: see Gathers.
 	OpGatherCount // OK: it is known which all-gather of Names is next
 	OpGatherFirst // all-gather N of Names is the next one, unless it is known by now
@@ -182,6 +192,26 @@ func (c *course) cancel(id int) {
 	}
 }
 
+func (c *course) pause(d time.Duration, then func()) {
+	c.must(Op{Kind: OpPause, For: d}, func(Event) { then() })
+}
+
+func (c *course) check(then func(bool), keys ...string) {
+	c.must(Op{Kind: OpCheck, Round: c.round, Keys: keys}, func(ev Event) { then(ev.OK) })
+}
+
+func (c *course) read(round int, key string, then func(string)) {
+	c.must(Op{Kind: OpRead, Round: round, Key: key}, func(ev Event) { then(ev.Text) })
+}
+
+func (c *course) set(key, value string, then func()) {
+	c.must(Op{Kind: OpSet, Round: c.round, Key: key, Text: value}, func(Event) { then() })
+}
+
+func (c *course) swap(key, old, value string, then func(string)) {
+	c.must(Op{Kind: OpSwap, Round: c.round, Key: key, Old: old, Text: value}, func(ev Event) { then(ev.Text) })
+}
+
 // inOrder visits the elements of a list one after the other.
 func inOrder[T any](list []T, visit func(x T, next func()), then func()) {
 	if len(list) == 0 {
@@ -201,7 +231,7 @@ func deathOf(worker string, id int, how string, cause error) *dist.Error {
 // Instant reports whether an operation is answered at once: the driver need not do anything else meanwhile.
 func (k OpKind) Instant() bool {
 	switch k {
-	case OpStates, OpWorkers, OpGatherCount, OpGatherFirst, OpGatherEnter, OpGatherSeen, OpGatherLeave, OpGiveUp:
+	case OpStates, OpWorkers, OpEnter, OpKnow, OpDrop, OpOthers, OpGatherCount, OpGatherFirst, OpGatherEnter, OpGatherSeen, OpGatherLeave, OpGiveUp:
 		return true
 	default:
 		return false

@@ -29,6 +29,7 @@ type sim struct {
 	links   map[[2]string]*contact
 	latest  time.Duration // how long an answer may take at most
 	stalled time.Duration // until when the store does nothing
+	logging bool
 	log     []string
 	wrong   error // what went wrong while it ran
 }
@@ -39,7 +40,8 @@ type proc struct {
 	py   bool // a PyTorch worker
 	dead bool
 	died time.Duration
-	left bool // and the others know it
+	left bool          // and the others know it
+	asks time.Duration // when its last question arrives at the store
 }
 
 // contact is how one worker stands with another.
@@ -78,6 +80,9 @@ func (s *sim) process(name string, py bool) *proc {
 }
 
 func (s *sim) note(format string, args ...any) {
+	if !s.logging {
+		return
+	}
 	s.log = append(s.log, fmt.Sprintf("%9.3f ", s.now.Seconds())+fmt.Sprintf(format, args...))
 }
 
@@ -207,8 +212,9 @@ func at(round int, key string) string {
 	return fmt.Sprintf("%d/%s", round, key)
 }
 
-// ask does an operation of the store. The question takes its time, and so does the answer.
-func (s *sim) ask(op Op, answer func(Event)) {
+// ask does an operation of the store for a process. The question takes its time, and so does the answer. Questions of one
+// process arrive in the order in which they were asked, as on one connection.
+func (s *sim) ask(p *proc, op Op, answer func(Event)) {
 	key := at(op.Round, op.Key)
 	keys := make([]string, len(op.Keys))
 	for i, k := range op.Keys {
@@ -218,7 +224,7 @@ func (s *sim) ask(op Op, answer func(Event)) {
 	var arrive func()
 	arrive = func() {
 		if s.stalled > s.now {
-			s.after(s.stalled-s.now+s.within(time.Millisecond), arrive)
+			s.after(s.stalled-s.now, arrive)
 			return
 		}
 		switch op.Kind {
@@ -248,7 +254,8 @@ func (s *sim) ask(op Op, answer func(Event)) {
 			panic(op.Kind)
 		}
 	}
-	s.after(s.while(), arrive)
+	p.asks = max(p.asks, s.now+s.while())
+	s.after(p.asks-s.now, arrive)
 }
 
 // task is a machine that is driven in a process.
@@ -325,7 +332,7 @@ func (t *task) perform(op Op) {
 		answered = true
 		delete(t.under, op.ID)
 		ev.ID = op.ID
-		if op.Kind != OpPause && op.Kind != OpStates && op.Kind != OpRead && op.Kind != OpAskCount && op.Kind != OpAskInside {
+		if t.s.logging && op.Kind != OpPause && op.Kind != OpStates && op.Kind != OpRead && op.Kind != OpAskCount && op.Kind != OpAskInside {
 			t.s.note("%s: %s: %s -> %q %v %v", t.p.name, t.what, show(op), ev.Text, ev.OK, ev.Err)
 		}
 		t.s.after(0, func() { t.step(ev) })
@@ -342,7 +349,7 @@ func (t *task) perform(op Op) {
 	case OpPause:
 		t.s.after(op.For, func() { answer(Event{}) })
 	case OpCheck, OpRead, OpGet, OpSet, OpSwap, OpWait:
-		t.s.ask(op, answer)
+		t.s.ask(t.p, op, answer)
 	case OpStates:
 		ev := Event{States: make([]State, len(op.Names))}
 		for i, name := range op.Names {
@@ -367,6 +374,29 @@ func (t *task) perform(op Op) {
 
 func show(op Op) string {
 	return fmt.Sprintf("%d %s%v %s", op.Kind, op.Key, op.Keys, strings.Join(append([]string{op.Old, op.Text, op.Worker}, op.Names...), " "))
+}
+
+// world is something that is simulated.
+type world interface {
+	simulate() error
+	story() string
+	tell()
+}
+
+// tell lets a simulation note what happens.
+func (s *sim) tell() { s.logging = true }
+
+// holds simulates a world, and simulates it again to tell what happened if something went wrong.
+func holds[W world](t *testing.T, what string, begin func() W) W {
+	t.Helper()
+	w := begin()
+	if err := w.simulate(); err != nil {
+		again := begin()
+		again.tell()
+		_ = again.simulate()
+		t.Fatalf("%s: %v\n%s", what, err, again.story())
+	}
+	return w
 }
 
 // finds runs a simulation with a rule turned off, until a seed shows that the rule is needed.

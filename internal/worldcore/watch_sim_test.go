@@ -116,10 +116,7 @@ func TestWatchSimulation(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(*seeds) {
 		for _, deaths := range []bool{false, true} {
-			w := newWatchSim(seed, deaths, WatchOptions{})
-			if err := w.simulate(); err != nil {
-				t.Fatalf("seed %d, deaths %v: %v\n%s", seed, deaths, err, w.story())
-			}
+			holds(t, fmt.Sprintf("seed %d, deaths %v", seed, deaths), func() *watchSim { return newWatchSim(seed, deaths, WatchOptions{}) })
 		}
 	}
 }

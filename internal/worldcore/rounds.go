@@ -1,0 +1,146 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package worldcore
+
+import (
+	"slices"
+	"strconv"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// PyTorch counts in three places, per process and for ever: the worlds it has been in (the round: part of every key), the
+// all-gathers of each set of names, and the barriers of all shutdowns. A world whose start or end failed, a dynamic world
+// and a shutdown that had to wait for calls count differently, so no number can be had from another. A Go worker counts
+// nothing: it looks at what is in the store, and asks.
+
+// fewRounds is how many rounds without a world are looked at before it is taken that there are no more.
+const fewRounds = 16
+
+// latestRound finds the last round with a world, or 0.
+func (c *course) latestRound(then func(k int)) {
+	c.read(NoRound, keyRounds, func(text string) {
+		hint, err := strconv.Atoi(text)
+		if err != nil || hint < 0 {
+			hint = 0
+		}
+		c.nextRound(hint, hint, then)
+	})
+}
+
+// nextRound is the state in which the latest world up to round k is known.
+func (c *course) nextRound(k, latest int, then func(k int)) {
+	if k > latest+fewRounds {
+		then(latest)
+		return
+	}
+	c.must(Op{Kind: OpCheck, Round: k, Keys: []string{KeyStatic}}, func(ev Event) {
+		if ev.OK {
+			latest = k
+		}
+		c.nextRound(k+1, latest, then)
+	})
+}
+
+// dynamicRound finds the last round with a dynamic world that has workers. Without one it is that of the latest world, or the
+// next if that was a static one and is known to be over.
+func (c *course) dynamicRound(then func(k int)) {
+	c.latestRound(func(latest int) {
+		down := make([]int, 0, latest+1)
+		for k := latest; k >= 0; k-- {
+			down = append(down, k)
+		}
+		inOrder(down, func(k int, next func()) {
+			c.members(k, func(all []Worker) {
+				if len(all) > 0 {
+					then(k)
+					return
+				}
+				next()
+			})
+		}, func() {
+			c.must(Op{Kind: OpCheck, Round: latest, Keys: []string{KeyOver}}, func(ev Event) {
+				if ev.OK {
+					latest++
+				}
+				then(latest)
+			})
+		})
+	})
+}
+
+// noteRound lets those who come later look for the latest round where it is. It is a hint: it may be missing or too low.
+func (c *course) noteRound(then func()) {
+	c.read(NoRound, keyRounds, func(text string) {
+		if last, err := strconv.Atoi(text); err == nil && last >= c.round {
+			then()
+			return
+		}
+		c.must(Op{Kind: OpSet, Round: NoRound, Key: keyRounds, Text: strconv.Itoa(c.round)}, func(Event) { then() })
+	})
+}
+
+// members reads the members of a dynamic world.
+func (c *course) members(round int, then func([]Worker)) {
+	c.read(round, KeyInfos, func(raw string) {
+		all, err := ParseInfos(raw)
+		if err != nil {
+			c.failed(err)
+			return
+		}
+		then(all)
+	})
+}
+
+// chooseMode agrees with the other workers on static ("true") or dynamic ("false").
+func (c *course) chooseMode(mode string, then func()) {
+	c.swap(KeyStatic, "", mode, func(got string) {
+		if got != mode {
+			c.failed(dist.Newf("rpc: join", dist.Mismatch,
+				"this world was started by workers with%s a world size: all must give one or none (RPC group mixes static and dynamic members)",
+				map[string]string{"true": "", "false": "out"}[got]))
+			return
+		}
+		then()
+	})
+}
+
+// announce publishes this worker's address. The entry comes first: an address without one is that of a worker which speaks
+// PyTorch's transport only.
+func (c *course) announce(me Self, addr string, then func()) {
+	address := func() { c.set(KeyAddrs+me.Name, "uv://"+addr, then) }
+	c.set(KeyGo+me.Name, "", func() {
+		if me.Entry == "" {
+			address()
+			return
+		}
+		c.set(KeyCohort+me.Name, me.Entry, address)
+	})
+}
+
+// without returns the workers that are not named.
+func without(all []Worker, names ...string) []Worker {
+	return slices.DeleteFunc(slices.Clone(all), func(m Worker) bool { return slices.Contains(names, m.Name) })
+}
+
+// Latest finds the last round of a store that has a world.
+type Latest struct {
+	course
+	found int
+}
+
+// NewLatest returns the machine.
+func NewLatest() *Latest {
+	l := &Latest{}
+	l.begin(func() {
+		l.latestRound(func(k int) {
+			l.found = k
+			l.end(nil)
+		})
+	})
+	return l
+}
+
+// Round is what it has found.
+func (l *Latest) Round() int { return l.found }
