@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -19,6 +20,32 @@ import (
 func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	w := g.newWork(OpAllReduce, opts)
 	return g.run(ctx, w, g.args.AllReduce(&w.call, t, reduce.Op(op)))
+}
+
+// AllReduceSparse adds up s over all ranks; every rank gets the same sum in s, coalesced: new indices and values, each index once and
+// in order. The ranks may have different indices, and different numbers of them. [Sum] is the only operator, and s has at most four
+// dimensions with indices and four without, as in PyTorch. If shapes or types differ, the operation fails on all ranks and the
+// group goes on. The [Work.Result] is the indices and the values.
+//
+// It corresponds to torch.distributed.all_reduce of a torch.sparse_coo tensor.
+func (g *Group) AllReduceSparse(ctx context.Context, s *tensor.Sparse, op ReduceOp, opts ...OpOption) *Work {
+	w := g.newWork(OpAllReduce, opts)
+	sum, err := g.args.AllReduceSparse(&w.call, s, reduce.Op(op))
+	if err != nil {
+		return g.refuse(ctx, w, err)
+	}
+	for stage := range collargs.SparseStages {
+		w.steps = append(w.steps, func(ctx context.Context) error {
+			moment.At("group.sparse")
+			r, err := sum.Request(stage)
+			if err != nil {
+				return err
+			}
+			return g.engine.Run(ctx, r)
+		})
+	}
+	w.call.Finish = sum.Finish
+	return g.post(ctx, w, w.call.Numbers())
 }
 
 // AllReduceCoalesced is [Group.AllReduce] of several tensors of one element type in one operation.

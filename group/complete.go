@@ -69,7 +69,7 @@ func (g *Group) emit(w *Work) {
 
 func (g *Group) event(w *Work, phase observe.Phase, err error) observe.Event {
 	e := observe.Event{
-		Kind: observe.Kind("group." + opName(w.op)), Phase: phase, Rank: dist.Rank(g.rank), Group: g.name, Seq: w.seq,
+		Kind: observe.Kind("group." + opName(w)), Phase: phase, Rank: dist.Rank(g.rank), Group: g.name, Seq: w.seq,
 		Bytes: int64(max(len(w.call.Request.In), len(w.call.Request.Out), len(w.message.Buf))), Err: err,
 	}
 	e.SetTrace(w.trace)

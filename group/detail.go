@@ -46,8 +46,11 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	}
 	for _, t := range w.call.Subject {
 		if t != nil {
-			fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, t))
+			fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, t.DType(), t.Shape()))
 		}
+	}
+	if s := w.call.Sparse; s != nil {
+		fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, s.Values.DType(), s.Shape))
 	}
 	if err := g.checks.wrapper.Check(ctx, &fingerprint, limit); err != nil {
 		if !errors.Is(err, dist.Mismatch) {
@@ -73,15 +76,15 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 
 // printOf describes a tensor as PyTorch's Python layer hands it on: complex numbers as pairs of real ones, except to
 // operations that refuse them.
-func printOf(op OpType, t *tensor.Tensor) gloo.TensorPrint {
-	p := gloo.TensorPrint{DType: uint8(t.DType())}
-	for i := range t.Dims() {
-		p.Shape = append(p.Shape, int64(t.Dim(i)))
+func printOf(op OpType, dt tensor.DType, shape []int) gloo.TensorPrint {
+	p := gloo.TensorPrint{DType: uint8(dt)}
+	for _, n := range shape {
+		p.Shape = append(p.Shape, int64(n))
 	}
 	if op == OpReduce || op == OpBroadcast || op == OpGather {
 		return p
 	}
-	switch t.DType() {
+	switch dt {
 	case tensor.Complex64:
 		p.DType, p.Shape = uint8(tensor.Float32), append(p.Shape, 2)
 	case tensor.Complex128:

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/ticker"
 )
@@ -102,14 +103,24 @@ func (g *Group) runNext(ctx context.Context) (*report, error) {
 		err = w.call.Finish()
 	}
 	if err != nil {
-		err = g.explain(w, err)
-		g.fail(err)
+		err = g.failed(w, err)
 	}
 	moment.At("group.finish")
 	g.mu.Lock()
 	g.performLocked(g.mu.sched.Finish())
 	g.mu.Unlock()
 	return g.ended(w, err), nil
+}
+
+// failed ends the group after an operation that has failed, unless all ranks have found the same reason against it: they are in
+// step then.
+func (g *Group) failed(w *Work, err error) error {
+	if r, ok := errors.AsType[*collargs.Refusal](err); ok {
+		return r.Reason
+	}
+	err = g.explain(w, err)
+	g.fail(err)
+	return err
 }
 
 // leftEarly reports whether err only says that the context ended before the operation did. Such an operation goes on later;
@@ -130,11 +141,11 @@ func (g *Group) execute(ctx context.Context, w *Work) error {
 		}
 		return g.engine.Run(ctx, &w.call.Request)
 	}
-	for len(w.steps) > 0 { // a step that was interrupted runs again
-		if err := w.steps[0](g.working); err != nil {
+	for w.stepped < len(w.steps) { // a step that was interrupted runs again
+		if err := w.steps[w.stepped](g.working); err != nil {
 			return err
 		}
-		w.steps = w.steps[1:]
+		w.stepped++
 	}
 	return nil
 }

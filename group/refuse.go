@@ -22,7 +22,7 @@ func (g *Group) refuse(ctx context.Context, w *Work, err error) *Work {
 		w.complete(err)
 		return w
 	}
-	w.refused, w.call.Subject = r, r.Subject
+	w.refused, w.call.Subject, w.call.Sparse = r, r.Subject, r.Sparse
 	switch r.Where {
 	case torch.Nowhere:
 		end := *r.Reason
@@ -30,7 +30,7 @@ func (g *Group) refuse(ctx context.Context, w *Work, err error) *Work {
 		end.Detail = "rank " + strconv.Itoa(g.rank) + " cannot take part in what the PyTorch ranks perform, so the group ends: " + end.Detail
 		g.fail(&end)
 		w.complete(&end)
-	case torch.AtTheWait, torch.AtTheCall:
+	case torch.AtTheWait, torch.AtTheCall, torch.BeforeValues, torch.BeforeSum:
 		if g.checks != nil {
 			return g.checked(ctx, w, r.Numbers())
 		}

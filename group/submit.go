@@ -103,7 +103,7 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 	g.limitLocked(w)
 	w.call.Request.Timeout = w.timeout
 	w.record = g.records.Post(recorder.Entry{
-		Seq: w.seq, Op: opName(w.op), Reduce: reduceName(w), DType: dtypeName(w), In: int64(len(w.call.Request.In)), Out: int64(len(w.call.Request.Out)),
+		Seq: w.seq, Op: opName(w), Reduce: reduceName(w), DType: dtypeName(w), In: int64(len(w.call.Request.In)), Out: int64(len(w.call.Request.Out)),
 		Peer: rootOf(w), Posted: w.posted, Timeout: w.timeout,
 	})
 	g.mu.Unlock()
@@ -154,7 +154,7 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	g.mu.torchSeq++
 	g.limitLocked(w)
 	entry := recorder.Entry{
-		Seq: w.seq, P2P: true, Op: opName(w.op), DType: w.call.Request.DType.String(), Peer: w.message.Peer, Tag: uint32(w.message.Slot), //nolint:gosec // at most MaxTag
+		Seq: w.seq, P2P: true, Op: opName(w), DType: w.call.Request.DType.String(), Peer: w.message.Peer, Tag: uint32(w.message.Slot), //nolint:gosec // at most MaxTag
 		Posted: now, Started: now, Timeout: w.timeout,
 	}
 	if size := int64(len(w.message.Buf)); w.op == OpSend {

@@ -36,6 +36,7 @@ type Work struct {
 	message link.Op       // of a point-to-point operation
 	p2p     bool
 	steps   []step            // what to run instead of one request
+	stepped int               // steps that have been run; the runner's
 	refused *collargs.Refusal // it is checked and not run; see refuse.go
 	timeout time.Duration
 	record  uint64 // in the flight recorder
@@ -284,7 +285,7 @@ func (w *Work) completeAt(at time.Time, err error) {
 func (w *Work) recycle() {
 	w.call.Reset()
 	w.message = link.Op{State: link.OpState{Done: w.message.State.Done}}
-	w.group, w.p2p, w.steps, w.refused = nil, false, nil, nil
+	w.group, w.p2p, w.steps, w.stepped, w.refused = nil, false, nil, 0, nil
 	w.record, w.trace, w.posted, w.begun, w.err = 0, "", time.Time{}, time.Time{}, nil
 	w.item.Reset()
 	w.mu.Lock()

@@ -50,6 +50,7 @@ type Request struct {
 	Uneven    bool  // the blocks of a gather or scatter may differ in size; all ranks say so, but only the root knows the sizes
 	PerBlock  bool  // gloo's reduce-scatter of lists: an all-reduce for each block, with tags from Tag on
 	Shape     Shape // what all ranks must agree on beside the bytes; see [Shape]
+	More      bool  // another request with the same tag follows, which belongs to the same operation
 	Timeout   time.Duration
 }
 

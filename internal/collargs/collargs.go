@@ -28,6 +28,7 @@ type Call struct {
 	Finish  func() error      // after success: moves results to where the user wants them; or nil
 	Subject [2]*tensor.Tensor // what a check before the operation compares
 	Parts   int               // collectives that PyTorch ranks count for it; 0 for the usual one
+	Sparse  *tensor.Sparse    // the subject of a [SparseSum], instead
 	Pieces  []Piece           // what to run one after the other instead of the request as a whole
 }
 

@@ -15,12 +15,14 @@ import (
 // DebugVariable is PyTorch's variable that makes ranks compare operations before they run them.
 const DebugVariable = "TORCH_DISTRIBUTED_DEBUG"
 
-// Refusal is the error of an operation that this rank does not run because of the PyTorch ranks of its group.
+// Refusal is the error of an operation that this rank does not run, or not to its end, because of the other ranks of its group. Where
+// they refuse it too, all are in step afterwards.
 type Refusal struct { //nolint:errname // it reads as what happened
 	Reason  *dist.Error
 	Where   torch.Where       // they refuse it
 	Tags    uint32            // that it takes at the wait
 	Subject [2]*tensor.Tensor // what a check beforehand compares
+	Sparse  *tensor.Sparse    // or this
 }
 
 func (r *Refusal) Error() string { return r.Reason.Error() }
@@ -30,7 +32,7 @@ func (r *Refusal) Unwrap() error { return r.Reason }
 
 // Numbers is how many sequence numbers the PyTorch ranks take for what they refuse.
 func (r *Refusal) Numbers() uint32 {
-	if r.Where == torch.AtTheWait {
+	if r.Where == torch.AtTheWait || r.Where == torch.BeforeValues || r.Where == torch.BeforeSum {
 		return max(r.Tags, 1)
 	}
 	return 0
@@ -51,7 +53,11 @@ func about(err error, ts ...*tensor.Tensor) error {
 
 // checkTorch refuses what the PyTorch ranks of the group cannot do, would get wrong, or may do one way or another.
 func (g *Group) checkTorch(name string, op torch.Op, dt tensor.DType, r reduce.Op, numel, parts int) error {
-	err := g.Peers.Check(name, torch.Call{Op: op, DType: dt, Reduce: r, Numel: numel, Parts: parts})
+	return refusal(g.Peers.Check(name, torch.Call{Op: op, DType: dt, Reduce: r, Numel: numel, Parts: parts}))
+}
+
+// refusal is what the table says as a [Refusal].
+func refusal(err error) error {
 	why, ok := errors.AsType[*torch.Refusal](err)
 	if !ok {
 		return err

@@ -4,8 +4,10 @@
 package coo
 
 import (
+	"cmp"
 	"slices"
 
+	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -61,17 +63,91 @@ func same(op string, a, b *tensor.Sparse) (x, y *tensor.Sparse, err error) {
 	return x, y, err
 }
 
-// Add returns a + b.
+// Add returns a + b. It is coalesced if both are; otherwise an index may occur as often as in both together. Values are added in
+// the order in which PyTorch adds them, from zero on: a negative zero comes out positive, except next to a tensor without indices.
+// It corresponds to torch.add.
 func Add(a, b *tensor.Sparse) (*tensor.Sparse, error) {
-	a, b, err := same("add", a, b)
+	const op = "add"
+	a, b, err := same(op, a, b)
+	switch {
+	case err != nil:
+		return nil, err
+	case b.Values.Dim(0) == 0:
+		return a, nil
+	case a.Values.Dim(0) == 0:
+		return b, nil
+	}
+	x, err := read(op, a)
 	if err != nil {
 		return nil, err
 	}
-	all, err := Join(a, b)
+	y, err := read(op, b)
 	if err != nil {
 		return nil, err
 	}
-	return Coalesce(all)
+	if !reduce.Carries(x.dt) {
+		return nil, cannotAdd(op, x.dt)
+	}
+	var keys []int64
+	rows := make([]byte, 0, len(x.values)+len(y.values))
+	zero := make([]byte, x.width)
+	for i, j := 0, 0; i < len(x.keys) || j < len(y.keys); {
+		rows = append(rows, zero...)
+		row := rows[len(rows)-x.width:]
+		var order int
+		switch {
+		case i == len(x.keys):
+			order = 1
+		case j == len(y.keys):
+			order = -1
+		default:
+			order = cmp.Compare(x.keys[i], y.keys[j])
+		}
+		if order <= 0 {
+			reduce.Into(row, x.row(i), x.dt, reduce.Sum)
+			keys = append(keys, x.keys[i])
+			i++
+		}
+		if order >= 0 {
+			reduce.Into(row, y.row(j), x.dt, reduce.Sum)
+			if order > 0 {
+				keys = append(keys, y.keys[j])
+			}
+			j++
+		}
+	}
+	return build(keys, rows, x.dt, a.Shape, SparseDims(a))
+}
+
+// Total returns the sum of coalesced tensors of one type, added one after the other as [Add] does, but at once.
+func Total(ss ...*tensor.Sparse) (*tensor.Sparse, error) {
+	var some []*tensor.Sparse
+	for _, s := range ss {
+		if s.Values.Dim(0) > 0 {
+			some = append(some, s)
+		}
+	}
+	if len(some) < 2 {
+		return append(some, ss[0])[0], nil
+	}
+	all, err := Join(some...)
+	if err != nil {
+		return nil, err
+	}
+	t, err := read("add", all)
+	if err != nil {
+		return nil, err
+	}
+	sum, err := t.merge(all)
+	if err != nil || !t.dt.Floating() && !t.dt.Complex() {
+		return sum, err
+	}
+	rows, err := sum.Values.Bytes()
+	if err != nil {
+		return nil, err
+	}
+	reduce.Into(rows, make([]byte, len(rows)), t.dt, reduce.Sum) // no negative zeros
+	return sum, nil
 }
 
 // Mul returns a * b, whose indices are those that both have. It corresponds to torch.mul.

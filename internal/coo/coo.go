@@ -22,6 +22,10 @@ func bad(op, format string, args ...any) error {
 	return dist.Newf("sparse: "+op, dist.InvalidArgument, format, args...)
 }
 
+func cannotAdd(op string, dt tensor.DType) error {
+	return dist.Newf("sparse: "+op, dist.NotSupported, "values of %v cannot be added", dt)
+}
+
 // SparseDims returns the number of dimensions that have indices; the others belong to the values.
 func SparseDims(s *tensor.Sparse) int { return s.Indices.Dim(0) }
 
@@ -138,7 +142,7 @@ func Coalesce(s *tensor.Sparse) (*tensor.Sparse, error) {
 // merge adds up the values of equal indices, in the order in which they came.
 func (t *table) merge(s *tensor.Sparse) (*tensor.Sparse, error) {
 	if !reduce.Carries(t.dt) {
-		return nil, dist.Newf("sparse: coalesce", dist.NotSupported, "values of %v cannot be added", t.dt)
+		return nil, cannotAdd("coalesce", t.dt)
 	}
 	var keys []int64
 	var out []byte
@@ -224,7 +228,7 @@ func AddInto(dst *tensor.Tensor, s *tensor.Sparse) error {
 		return bad(op, "%v%v to %v%v in place", t.dt, s.Shape, dst.DType(), dst.Shape())
 	}
 	if !reduce.Carries(t.dt) {
-		return dist.Newf("sparse: add", dist.NotSupported, "values of %v cannot be added", t.dt)
+		return cannotAdd(op, t.dt)
 	}
 	to, err := dst.Bytes()
 	if err != nil {

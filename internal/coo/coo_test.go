@@ -95,7 +95,12 @@ func TestAgainstDense(t *testing.T) {
 			}
 		}
 		same("coalesce", sp(coo.Coalesce(a)), x)
-		same("add", sp(coo.Add(a, b)), de(tmath.Binary(tmath.Add, tmath.Of(x), tmath.Of(y))))
+		sum := de(tmath.Binary(tmath.Add, tmath.Of(x), tmath.Of(y)))
+		if got := sp(coo.Add(a, b)); !tensor.Equal(de(coo.Dense(got)), sum) {
+			t.Fatalf("%v plus %v is %v, want %v", a, b, got, sum)
+		}
+		same("add coalesced", sp(coo.Add(sp(coo.Coalesce(a)), sp(coo.Coalesce(b)))), sum)
+		same("total", sp(coo.Total(sp(coo.Coalesce(a)), sp(coo.Coalesce(b)))), sum)
 		same("mul", sp(coo.Mul(a, b)), de(tmath.Binary(tmath.Mul, tmath.Of(x), tmath.Of(y))))
 		whole := sp(coo.Coalesce(a))
 		same("mul dense", sp(coo.MulDense(whole, y)), de(tmath.Binary(tmath.Mul, tmath.Of(x), tmath.Of(y))))
@@ -120,10 +125,47 @@ func TestAgainstDense(t *testing.T) {
 		expand := slices.Insert(slices.Clone(shape), at, 1)
 		same("stack", stacked, de(tmath.Cat([]*tensor.Tensor{de(x.Reshape(expand...)), de(y.Reshape(expand...))}, at)))
 		same("select", sp(coo.Select(stacked, at, 1)), y)
-		sum := de(y.Clone())
-		if err := coo.AddInto(sum, a); err != nil || !tensor.Equal(sum, de(tmath.Binary(tmath.Add, tmath.Of(x), tmath.Of(y)))) {
-			t.Fatalf("%v added to %v in place is %v, %v", a, y, sum, err)
+		into := de(y.Clone())
+		if err := coo.AddInto(into, a); err != nil || !tensor.Equal(into, sum) {
+			t.Fatalf("%v added to %v in place is %v, %v", a, y, into, err)
 		}
+	}
+}
+
+// TestOrderOfSums: values are added in PyTorch's order, which the last bits and the signs of zeros show. The expected bits are
+// those of PyTorch 2.6.
+func TestOrderOfSums(t *testing.T) {
+	t.Parallel()
+	sp := must[*tensor.Sparse](t)
+	bits := func(s *tensor.Sparse) (out []uint64) {
+		for _, v := range must[[]float64](t)(tensor.Copy[float64](s.Values)) {
+			out = append(out, math.Float64bits(v))
+		}
+		return out
+	}
+	minus := math.Copysign(0, -1)
+	negative := math.Float64bits(minus)
+	one := func(index []int64, values ...float64) *tensor.Sparse { return sparse([]int{4}, 1, index, values) }
+	twice, once := one([]int64{1, 1}, 1e16, 1), one([]int64{1}, -1e16)
+	if got := bits(sp(coo.Coalesce(sp(coo.Add(twice, once))))); got[0] != math.Float64bits(1) { // the first entries meet first
+		t.Errorf("the sum is %x", got)
+	}
+	none := one(nil)
+	for name, zero := range map[string]*tensor.Sparse{"add": sp(coo.Add(one([]int64{1}, minus), once)), "total": sp(coo.Total(one([]int64{1}, minus), one([]int64{2}, 3)))} {
+		if got := bits(zero); got[0] == negative {
+			t.Errorf("%s: a negative zero has stayed", name)
+		}
+	}
+	for name, zero := range map[string]*tensor.Sparse{
+		"coalesce": sp(coo.Coalesce(one([]int64{1, 1}, minus, minus))), "add": sp(coo.Add(one([]int64{1}, minus), none)),
+		"total": sp(coo.Total(none, one([]int64{1}, minus), none)),
+	} {
+		if got := bits(zero); len(got) != 1 || got[0] != negative {
+			t.Errorf("%s: %x, want a negative zero", name, got)
+		}
+	}
+	if got := sp(coo.Total(none, none)); got.Values.Dim(0) != 0 {
+		t.Errorf("nothing and nothing is %v", got)
 	}
 }
 

@@ -174,7 +174,7 @@ func (a *attempt) connect(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		a.Mesh, a.Engine = mesh, gloo.NewEngine(mesh, gloo.WithTorchHalves(a.Peers.TorchHalves()))
+		a.Mesh, a.Engine = mesh, gloo.NewEngine(mesh, gloo.WithTorchHalves(a.Peers.TorchHalves()), gloo.WithEmptyGathers(a.Peers.EmptyGathers()))
 	case TCP:
 		return a.connectTCP(ctx)
 	case SharedMemory:

@@ -96,7 +96,7 @@ func (x *run) allGather() error {
 func (x *run) allGatherV() error {
 	r := x.req
 	copy(coll.Block(r.Out, r.OutCounts, x.size, x.rank), r.In)
-	if x.size == 1 || len(r.Out) == 0 {
+	if x.size == 1 || len(r.Out) == 0 && !x.engine.empties {
 		return nil
 	}
 	slot, from, to := x.slot(wire.AllGather), x.mod(x.rank-1), x.mod(x.rank+1)

@@ -18,15 +18,17 @@ import (
 )
 
 // Engine runs collectives over a mesh as gloo does: the same messages in the same order, so that PyTorch ranks can take
-// part. It is safe for concurrent use; every request needs a tag of its own.
+// part. It is safe for concurrent use; requests that run at once need tags of their own. Requests that follow each other may share
+// one, as in a sparse all-reduce: messages match in the order in which they are sent.
 //
 // A collective that fails in the middle leaves its ranks out of step, so the engine then fails the mesh with the same
 // error, as gloo does after a timeout.
 type Engine struct {
-	mesh  link.Mesh
-	watch Watcher // nil where the mesh does not watch
-	bcube bool
-	into  func(dst, src []byte, dt tensor.DType, op reduce.Op)
+	mesh    link.Mesh
+	watch   Watcher // nil where the mesh does not watch
+	bcube   bool
+	empties bool
+	into    func(dst, src []byte, dt tensor.DType, op reduce.Op)
 
 	mu struct {
 		sync.Mutex
@@ -50,6 +52,10 @@ func WithTorchHalves(on bool) EngineOption {
 		}
 	}
 }
+
+// WithEmptyGathers exchanges empty messages where all ranks have nothing to gather, as gloo did before 2023. All ranks must do the
+// same.
+func WithEmptyGathers(on bool) EngineOption { return func(e *Engine) { e.empties = on } }
 
 // NewEngine returns an engine over mesh.
 func NewEngine(mesh link.Mesh, opts ...EngineOption) *Engine {
@@ -78,7 +84,7 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 	}
 	err := x.dispatch()
 	if e.watch != nil && x.size > 1 {
-		e.watch.Unwatch(&x.watched, err == nil)
+		e.watch.Unwatch(&x.watched, err == nil && !r.More)
 		if err != nil {
 			err = e.watch.Blame(err)
 		}

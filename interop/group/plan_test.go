@@ -36,6 +36,9 @@ type step struct {
 	Tag       int    `json:"tag,omitempty"`
 	Parts     []step `json:"parts,omitempty"` // of an overlap: posted one after the other
 	Waits     []int  `json:"waits,omitempty"` // the order in which they are waited for
+	Shape     []int  `json:"shape,omitempty"` // of a sparse tensor
+	Dims      int    `json:"dims,omitempty"`  // of it that have indices
+	Holes     bool   `json:"holes,omitempty"` // some ranks have no entries
 }
 
 func dtypeOf(name string) tensor.DType {
@@ -111,6 +114,36 @@ func special(k, r, n int, dt tensor.DType, salt int, on bool) *tensor.Tensor {
 	return t
 }
 
+// sparseData makes the same tensor as sparse in rank.py.
+func sparseData(k, r int, s step) *tensor.Sparse {
+	n := s.N
+	if s.Holes && (r+k)%3 == 0 || s.Tag == 1 && r != 0 {
+		n = 0
+	}
+	rows, width := 1, 1
+	for i, d := range s.Shape {
+		if i < s.Dims {
+			rows *= d
+		} else {
+			width *= d
+		}
+	}
+	index := make([]int64, s.Dims*n)
+	for i := range n {
+		place := (i*7919 + r*31 + k) % max(rows, 1)
+		for d := s.Dims - 1; d >= 0; d-- {
+			index[d*n+i] = int64(place % max(s.Shape[d], 1))
+			place /= max(s.Shape[d], 1)
+		}
+	}
+	dt := dtypeOf(s.DType)
+	values := special(k, r, n*width, dt, 0, strings.HasPrefix(s.DType, "float"))
+	return &tensor.Sparse{
+		Shape: s.Shape, Indices: tensor.Must(tensor.From(index, s.Dims, n)),
+		Values: tensor.Must(values.Reshape(append([]int{n}, s.Shape[s.Dims:]...)...)),
+	}
+}
+
 func raw(t *tensor.Tensor) []byte {
 	b, err := t.Bytes()
 	if err != nil {
@@ -169,6 +202,10 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 		return all
 	}
 	switch s.Op {
+	case "sparse":
+		t := sparseData(k, me, s)
+		err := g.AllReduceSparse(ctx, t, op).Wait(ctx)
+		return digestAfter(err, t.Indices, t.Values)
 	case "all_reduce":
 		return wait(g.AllReduce(ctx, x, op), x)
 	case "all_reduce_coalesced":

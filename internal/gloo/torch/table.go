@@ -61,7 +61,8 @@ type Call struct {
 	DType  tensor.DType
 	Reduce reduce.Op
 	Numel  int
-	Parts  int // that take a tag each: the ranks, in a reduce_scatter of lists, or the tensors, in a coalesced one
+	Parts  int     // that take a tag each: the ranks, in a reduce_scatter of lists, or the tensors, in a coalesced one
+	Sparse *Sparse // of an all_reduce of a sparse tensor
 }
 
 // Where is where PyTorch refuses a call.
@@ -75,6 +76,10 @@ const (
 	AtTheCall
 	// AtTheWait is in the worker thread. The tags are taken.
 	AtTheWait
+	// BeforeValues is in the worker thread that has exchanged the sizes and the indices of sparse tensors.
+	BeforeValues
+	// BeforeSum is there, too, when the values have been exchanged.
+	BeforeSum
 	// Nowhere: PyTorch runs it, as something else than it was asked for, or fails after the exchange, or may run it.
 	Nowhere
 )
@@ -89,7 +94,7 @@ type outcome struct {
 
 func refuse(where Where, why string) outcome {
 	o := outcome{refused: true, where: where, why: why}
-	if where == AtTheWait {
+	if where == AtTheWait || where == BeforeValues || where == BeforeSum {
 		o.tags = 1
 	}
 	return o
@@ -119,9 +124,12 @@ func noType(c *Call) outcome {
 // outcome is the table. It was read off real processes; the tests with PyTorch hold every cell against them.
 func (l Level) outcome(c *Call) outcome {
 	complexNumbers := c.DType.Complex()
+	if c.Sparse != nil {
+		return l.sparseSum(c)
+	}
 	switch c.Op {
 	case AllReduce, AllReduceCoalesce:
-		if complexNumbers && c.Reduce != reduce.Sum && c.Reduce != reduce.Avg && c.Reduce != reduce.PremulSum {
+		if complexNumbers && !addsComplex(c.Reduce) {
 			return refuse(InPython, fmt.Sprintf("has no %v of complex numbers", c.Reduce))
 		}
 		return l.reduction(c, true)
@@ -162,6 +170,11 @@ func (l Level) outcome(c *Call) outcome {
 		return noType(c)
 	}
 	return outcome{}
+}
+
+// addsComplex reports whether Python lets complex numbers pass to an all-reduce with this operator.
+func addsComplex(op reduce.Op) bool {
+	return op == reduce.Sum || op == reduce.Avg || op == reduce.PremulSum
 }
 
 // reduction is what all reductions have in common. complexNumbers tells whether the operation takes them.
@@ -253,7 +266,7 @@ func (p Peers) Check(name string, c Call) error {
 		o := l.outcome(&c)
 		same = same && o.refused == first.refused && o.where == first.where && o.tags == first.tags
 	}
-	halves := c.DType == tensor.Float16 && c.reduces() && p.Low < V2_8 && p.High >= V2_8
+	halves := c.DType == tensor.Float16 && c.reduces() && c.Sparse == nil && p.Low < V2_8 && p.High >= V2_8
 	switch {
 	case same && !first.refused && !halves:
 		return nil

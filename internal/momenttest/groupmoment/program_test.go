@@ -55,6 +55,10 @@ var operations = []operation{
 		t := filled(n, mine(g))
 		return []*group.Work{g.AllReduce(ctx, t, group.Sum)}, all("all-reduce", t, sum(g))
 	}},
+	{"sparse", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
+		s := &tensor.Sparse{Shape: []int{2, n}, Indices: tensor.Must(tensor.From([]int64{1}, 1, 1)), Values: tensor.Must(filled(n, mine(g)).Reshape(1, n))}
+		return []*group.Work{g.AllReduceSparse(ctx, s, group.Sum)}, func() error { return all("sparse", s.Values, sum(g))() }
+	}},
 	{"broadcast", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
 		t := filled(n, mine(g))
 		return []*group.Work{g.Broadcast(ctx, t, 1)}, all("broadcast", t, 2)
