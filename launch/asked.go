@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/jobscan"
 	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/internal/postmortem"
+	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
@@ -39,6 +41,13 @@ func (j *job) answer() (*control.Server, error) {
 			}
 			return json.Marshal(seen)
 		},
+		jobscan.Recordings: func(ctx context.Context) ([]byte, error) {
+			dumps, err := j.recordings(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return json.Marshal(dumps)
+		},
 		"stacks": control.Stacks,
 	})
 }
@@ -54,13 +63,42 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 		seen.Local = true
 		return &seen, nil
 	}
-	all := a.member.examineAll(ctx, a.place.nodes)
+	all := askAll[verdict.Job](ctx, a.member, a.place.nodes, "")
 	if len(all) == 0 {
 		return nil, errors.New("launch: no node has answered")
 	}
 	seen := merge(all)
 	seen.Local = len(all) == a.place.nodes // nobody is missing: a rank that was not seen does not run
 	return &seen, nil
+}
+
+// recordings returns the flight recorder dumps of the Go workers of all nodes.
+func (j *job) recordings(ctx context.Context) ([]recorder.Dump, error) {
+	a := j.current.Load()
+	if a == nil {
+		return nil, errors.New("launch: no attempt runs")
+	}
+	if a.member == nil || a.place.nodes == 1 {
+		return jobscan.LocalTraces(ctx, a.asJob()), nil
+	}
+	return slices.Concat(askAll[[]recorder.Dump](ctx, a.member, a.place.nodes, jobscan.Recordings)...), nil
+}
+
+// shortened returns dumps as JSON, with the last operations alone where that is too long for a message.
+func shortened(dumps []recorder.Dump) json.RawMessage {
+	for _, most := range []int{math.MaxInt, 256, 32, 4, 1} {
+		for _, d := range dumps {
+			for i, g := range d.Groups {
+				cut := max(0, len(g.Entries)-most)
+				d.Groups[i].Entries = g.Entries[cut:]
+				d.Groups[i].Lost += uint64(cut)
+			}
+		}
+		if b, err := json.Marshal(dumps); err == nil && len(b) <= maxSeen {
+			return b
+		}
+	}
+	return nil
 }
 
 // examine looks at the workers of this node.
@@ -137,24 +175,24 @@ type questions struct {
 	mu struct {
 		sync.Mutex
 		next    int
-		waiting map[int]chan verdict.Job
+		waiting map[int]chan json.RawMessage
 	}
 	looking chan struct{}
 }
 
 func newQuestions() *questions {
 	q := &questions{looking: make(chan struct{}, maxLooking)}
-	q.mu.waiting = map[int]chan verdict.Job{}
+	q.mu.waiting = map[int]chan json.RawMessage{}
 	return q
 }
 
 // ask makes a question and returns where its answers arrive.
-func (q *questions) ask(nodes int) (id int, answers <-chan verdict.Job, forget func()) {
+func (q *questions) ask(nodes int) (id int, answers <-chan json.RawMessage, forget func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.mu.next++
 	id = q.mu.next
-	ch := make(chan verdict.Job, nodes)
+	ch := make(chan json.RawMessage, nodes)
 	q.mu.waiting[id] = ch
 	return id, ch, func() {
 		q.mu.Lock()
@@ -165,32 +203,31 @@ func (q *questions) ask(nodes int) (id int, answers <-chan verdict.Job, forget f
 
 // answered takes an answer of a node.
 func (q *questions) answered(m *nodehost.Answer) {
-	var seen verdict.Job
-	if json.Unmarshal(m.Job, &seen) != nil {
-		return
-	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if ch := q.mu.waiting[m.ID]; ch != nil {
 		select {
-		case ch <- seen:
+		case ch <- m.Job:
 		default: // a node that answers twice
 		}
 	}
 }
 
-// examineAll asks all nodes, this one included, through the host.
-func (m *member) examineAll(ctx context.Context, nodes int) []verdict.Job {
+// askAll asks all nodes, this one included, through the host. Answers that make no sense count, but are left out.
+func askAll[T any](ctx context.Context, m *member, nodes int, what string) []T {
 	ctx, cancel := context.WithTimeout(ctx, nodesTime)
 	defer cancel()
 	id, answers, forget := m.questions.ask(nodes)
 	defer forget()
-	m.say(nodehost.Message{Examine: &nodehost.Question{ID: id}})
-	var all []verdict.Job
-	for len(all) < nodes {
+	m.say(nodehost.Message{Examine: &nodehost.Question{ID: id, What: what}})
+	var all []T
+	for range nodes {
 		select {
-		case seen := <-answers:
-			all = append(all, seen)
+		case answer := <-answers:
+			var one T
+			if json.Unmarshal(answer, &one) == nil {
+				all = append(all, one)
+			}
 		case <-ctx.Done():
 			return all
 		}
@@ -213,8 +250,15 @@ func (m *member) tell(q nodehost.Question) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), nodesTime)
 		defer cancel()
-		if seen := trimmed(a.examine(ctx, lookApart)); seen != nil {
-			m.say(nodehost.Message{Seen: &nodehost.Answer{Question: q, Job: seen}})
+		var answer json.RawMessage
+		switch q.What {
+		case "":
+			answer = trimmed(a.examine(ctx, lookApart))
+		case jobscan.Recordings:
+			answer = shortened(jobscan.LocalTraces(ctx, a.asJob()))
+		}
+		if answer != nil {
+			m.say(nodehost.Message{Seen: &nodehost.Answer{Question: q, Job: answer}})
 		}
 	})
 }

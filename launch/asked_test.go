@@ -19,6 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -93,6 +94,23 @@ func TestExamineAllNodes(t *testing.T) {
 	seen, err := members[0].job.examine(ctx)
 	if err != nil || len(seen.Ranks) != 2 || seen.Local {
 		t.Errorf("without the other node: %v, %+v", err, seen)
+	}
+}
+
+// TestShortened: dumps fit into a message, and say what they have lost.
+func TestShortened(t *testing.T) {
+	t.Parallel()
+	var dumps []recorder.Dump
+	for range 8 {
+		dumps = append(dumps, recorder.Dump{Groups: []recorder.Group{{Entries: make([]recorder.Entry, 2000)}}})
+	}
+	b := shortened(dumps)
+	var got []recorder.Dump
+	if err := json.Unmarshal(b, &got); err != nil || len(b) > maxSeen || len(got) != 8 {
+		t.Fatalf("%v: %d bytes, %d dumps", err, len(b), len(got))
+	}
+	if g := got[7].Groups[0]; len(g.Entries) == 0 || g.Lost+uint64(len(g.Entries)) != 2000 {
+		t.Errorf("%d operations and %d lost", len(g.Entries), g.Lost)
 	}
 }
 

@@ -97,8 +97,14 @@ func (l *lan) start(i int, args ...string) *command {
 	if err != nil {
 		l.t.Fatal(err)
 	}
+	return l.enter(i, append([]string{path}, args...)...)
+}
+
+// enter runs a command on a machine.
+func (l *lan) enter(i int, args ...string) *command {
+	l.t.Helper()
 	c := &command{t: l.t, done: make(chan struct{})}
-	c.cmd = exec.Command("nsenter", append([]string{"--net=/run/netns/" + l.machine(i), path}, args...)...)
+	c.cmd = exec.Command("nsenter", append([]string{"--net=/run/netns/" + l.machine(i)}, args...)...)
 	c.cmd.Stdout, c.cmd.Stderr = c, c
 	if err := c.cmd.Start(); err != nil {
 		l.t.Fatal(err)

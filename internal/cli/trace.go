@@ -37,8 +37,9 @@ A dump is what Group.Trace returns, what WithDump passes on when a group fails, 
 what a process writes on a signal. Give one file per rank, all taken at about the same
 time; a folder means all .json files in it, "-" means standard input.
 
---addr asks the Go ranks on this host that use this store, so no files are needed. It
-reaches ranks that "cohort run" started, and others with COHORT_DUMP_DIR set.
+--addr asks the Go ranks that use this store, so no files are needed. It reaches the
+ranks that "cohort run" started, on all nodes if one of them runs on this host, and
+others on this host with COHORT_DUMP_DIR set.
 
 --perfetto writes all operations of all ranks as a trace for https://ui.perfetto.dev:
 each rank is shown as a process and each group as a thread.`),
@@ -67,13 +68,13 @@ each rank is shown as a process and each group as a thread.`),
 			return a.printVerdict(recorder.Analyze(dumps), verbose)
 		},
 	}
-	cmd.Flags().StringVar(&addr, "addr", "", "the address of the job's store, HOST:PORT: ask its ranks on this host")
+	cmd.Flags().StringVar(&addr, "addr", "", "the address of the job's store, HOST:PORT: ask its ranks")
 	cmd.Flags().StringVar(&perfetto, "perfetto", "", "write a trace for Perfetto to this file")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "list all pending operations of each rank, not only the oldest")
 	return cmd
 }
 
-// askDumps asks the Go ranks of a job on this host for their dumps.
+// askDumps asks the Go ranks of a job that has ranks on this host for their dumps.
 func askDumps(ctx context.Context, addr string) ([]recorder.Dump, error) {
 	found, err := jobs([]string{addr})
 	if err != nil {
@@ -81,9 +82,7 @@ func askDumps(ctx context.Context, addr string) ([]recorder.Dump, error) {
 	}
 	var dumps []recorder.Dump
 	for _, j := range found {
-		for _, r := range j.Ranks {
-			dumps = append(dumps, jobscan.Traces(ctx, r)...)
-		}
+		dumps = append(dumps, jobscan.Recorded(ctx, j)...)
 	}
 	if len(dumps) == 0 {
 		return nil, dist.Newf("trace", dist.NotFound, "no rank of the job at %s has answered: Go ranks do when \"cohort run\" has started them or COHORT_DUMP_DIR is set; \"cohort why\" reads ranks of PyTorch", addr)

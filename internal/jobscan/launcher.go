@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/control"
+	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
@@ -20,6 +21,9 @@ const (
 	LauncherSocket = "launcher"
 	// Examination is the question to which a launcher answers with a [verdict.Job].
 	Examination = "examine"
+	// Recordings is the question to which a launcher answers with the flight recorder dumps of its Go ranks: a list of
+	// [recorder.Dump].
+	Recordings = "recordings"
 	// launcherTime bounds the wait for a launcher, which may ask those of other nodes.
 	launcherTime = 8 * time.Second
 )
@@ -27,6 +31,33 @@ const (
 // AskLauncher asks the launcher of a job, if it is one of cohort's, what its ranks on all nodes are doing. ok is false
 // where there is none or it does not answer.
 func AskLauncher(ctx context.Context, j Job) (seen verdict.Job, ok bool) {
+	ok = askLauncher(ctx, j, Examination, func(answer []byte) bool {
+		return json.Unmarshal(answer, &seen) == nil && len(seen.Ranks) > 0
+	})
+	return seen, ok
+}
+
+// Recorded returns the flight recorder dumps of the Go ranks of a job: those of all nodes if its launcher is one of cohort's,
+// else those of this host.
+func Recorded(ctx context.Context, j Job) []recorder.Dump {
+	var dumps []recorder.Dump
+	if askLauncher(ctx, j, Recordings, func(answer []byte) bool { return json.Unmarshal(answer, &dumps) == nil && len(dumps) > 0 }) {
+		return dumps
+	}
+	return LocalTraces(ctx, j)
+}
+
+// LocalTraces returns the flight recorder dumps of the Go ranks of a job that run on this host.
+func LocalTraces(ctx context.Context, j Job) []recorder.Dump {
+	var dumps []recorder.Dump
+	for _, r := range j.Ranks {
+		dumps = append(dumps, Traces(ctx, r)...)
+	}
+	return dumps
+}
+
+// askLauncher asks the launcher of a job until use takes an answer, and reports whether it has.
+func askLauncher(ctx context.Context, j Job, question string, use func([]byte) bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, launcherTime)
 	defer cancel()
 	for _, r := range j.Ranks {
@@ -35,15 +66,13 @@ func AskLauncher(ctx context.Context, j Job) (seen verdict.Job, ok bool) {
 		}
 		dir := control.Folder(func(name string) string { return r.env[name] })
 		for _, path := range []string{dir, filepath.Join("/proc", strconv.Itoa(r.PID), "root", dir)} {
-			for _, answer := range control.Ask(ctx, path, LauncherSocket, Examination) {
-				if json.Unmarshal(answer, &seen) == nil && len(seen.Ranks) > 0 {
-					return seen, true
-				}
+			if slices.ContainsFunc(control.Ask(ctx, path, LauncherSocket, question), use) {
+				return true
 			}
 		}
 		break // its other ranks have the same launcher
 	}
-	return verdict.Job{}, false
+	return false
 }
 
 // Look returns what the ranks of a job are doing: what its launcher says, and what can be seen from here. A launcher reaches

@@ -223,7 +223,7 @@ func (h *Host) take(e event) {
 	case c.join == nil:
 	case m.Examine != nil:
 		for _, to := range h.nodes {
-			to.say(Message{Examine: &Question{ID: m.Examine.ID, Asker: c.id}})
+			to.say(Message{Examine: &Question{ID: m.Examine.ID, What: m.Examine.What, Asker: c.id}})
 		}
 	case m.Seen != nil:
 		if to := h.nodes[m.Seen.Asker]; to != nil {

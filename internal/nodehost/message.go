@@ -99,12 +99,13 @@ type (
 		// Numbers are those that the nodes which are here wish to have, if all of them wish for one.
 		Numbers []int `json:"numbers,omitempty"`
 	}
-	// Question asks all nodes what their workers are doing.
+	// Question asks all nodes about their workers: what they are doing, or, with What, something else.
 	Question struct {
 		ID    int             `json:"id"`
+		What  string          `json:"what,omitempty"`
 		Asker launchcore.Node `json:"asker"` // filled in by the host
 	}
-	// Answer is what the workers of one node are doing: a verdict.Job.
+	// Answer is what one node says: a verdict.Job of what its workers are doing, or what else was asked for.
 	Answer struct {
 		Question
 		Job json.RawMessage `json:"job"`
