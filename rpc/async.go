@@ -59,7 +59,11 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 		}
 		done(v, err)
 	}
-	a.post(ctx, o, read)
+	a.post(ctx, o, func(x rpclink.Reply, err error) {
+		if err != nil || !a.refs.Early(x.Frame) || !a.net.Own(func() { a.awaitEarly(ctx, x); read(x, nil) }) {
+			read(x, err)
+		}
+	})
 }
 
 // post sends a request that is counted as active, and calls done exactly once. The message is made before it returns.

@@ -153,6 +153,15 @@ func (a *Agent) call(ctx context.Context, to, fn string, args []any) (v any, err
 	return a.callPeer(ctx, a.prepare(p, fn, args))
 }
 
+// awaitEarly waits, within the time of its call, until the references in an answer can be claimed.
+func (a *Agent) awaitEarly(ctx context.Context, x rpclink.Reply) {
+	if a.refs.Early(x.Frame) {
+		ctx, cancel := rpccall.Until(ctx, x.Due)
+		defer cancel()
+		a.refs.AwaitEarly(ctx, x.Frame)
+	}
+}
+
 // callAgain is call for functions of the agents themselves, which may arrive twice at a Go worker.
 func (a *Agent) callAgain(ctx context.Context, to, fn string, args []any) error {
 	p, err := a.net.Peer(to)
@@ -170,6 +179,7 @@ func (a *Agent) callPeer(ctx context.Context, o *rpccall.Outgoing) (any, error) 
 	x, err := a.caller.Exchange(ctx, o)
 	var v any
 	if err == nil {
+		a.awaitEarly(ctx, x)
 		v, err = a.result(o.Func, o.Peer, x)
 	}
 	a.caller.End(o, started, err)

@@ -40,7 +40,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		return &rpcwire.Message{Type: kind, Payload: payload}, nil, 0, err
 	}
 	bounded, cancel := rpccall.Until(ctx, a.caller.Deadline(ctx))
-	err := a.refs.Settled(bounded, p, core)
+	err := a.refs.Settled(bounded, core)
 	cancel()
 	if err != nil {
 		return nil, err
@@ -54,6 +54,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		}
 		return nil, err
 	}
+	a.awaitEarly(ctx, x)
 	d := a.refs.Decoding(p, x.Frame, x.Msg.Tensors)
 	var v any
 	switch x.Msg.Type {

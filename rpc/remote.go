@@ -121,7 +121,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (hold *rp
 // creation returns how a creating call is encoded.
 func (a *Agent) creation(p *rpclink.Peer, h *rpcref.Handle, fn string, args []any) *rpccall.Outgoing {
 	r := a.refs
-	pair := rpcwire.RRefPair{RRef: rpcref.Global(h.Wire.ID), Fork: rpcref.Global(h.Wire.Fork)}
+	pair := rpcwire.RRefPair{RRef: rpcref.Global(h.Wire.ID), Fork: rpcref.Global(h.Wire.Fork), Key: h.Wire.Key}
 	o := &rpccall.Outgoing{By: a.caller, Op: "remote", Func: shown(fn, args), Peer: p}
 	o.Repeat = func() bool { return r.CreationPending(h) }
 	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {

@@ -15,13 +15,15 @@ import (
 //
 //	2 from, 2 to, 8 epoch of from, 8 epoch of to, 4 session, 8 floor, 8 first, 8 ack, 8 stamp, 8 echo, 4 number of messages
 //
-// and per message: 1 kind, 1 code, 2 owner, 8 owner's epoch, then the ids of object, fork and root. An id is 1 byte that
+// and per message: 1 kind, with keyBit if a key is there, 1 code, 2 owner, 8 owner's epoch, then the ids of object, fork and
+// root, and the key (16). An id is 1 byte that
 // says what its epoch is (0 none, 1 the sender's, 2 the receiver's, 3 written out) or that there is no id (4), 2 worker,
 // 8 counter, and the epoch if it is written out. Integers are little-endian.
 const (
 	controlHead = 68
 	messageHead = 12
 	maxMessages = 1 << 16
+	keyBit      = 0x80
 
 	epochNone, epochSender, epochReceiver, epochGiven, idNone = 0, 1, 2, 3, 4
 )
@@ -29,7 +31,7 @@ const (
 // encodeControl encodes a frame of the control stream.
 func encodeControl(f rrefcore.Frame) []byte {
 	le := binary.LittleEndian
-	b := make([]byte, 0, controlHead+len(f.Msgs)*(messageHead+33))
+	b := make([]byte, 0, controlHead+len(f.Msgs)*(messageHead+33+len(rrefcore.Key{})))
 	b = le.AppendUint16(b, uint16(f.From)) //nolint:gosec // two's complement
 	b = le.AppendUint16(b, uint16(f.To))   //nolint:gosec // two's complement
 	b = le.AppendUint64(b, uint64(f.Epoch))
@@ -42,11 +44,18 @@ func encodeControl(f rrefcore.Frame) []byte {
 	b = le.AppendUint64(b, uint64(f.Echo))      //nolint:gosec // two's complement
 	b = le.AppendUint32(b, uint32(len(f.Msgs))) //nolint:gosec // bounded by the machine
 	for _, m := range f.Msgs {
-		b = append(b, byte(m.Kind), byte(m.Code))
+		kind := byte(m.Kind)
+		if m.Key != (rrefcore.Key{}) {
+			kind |= keyBit
+		}
+		b = append(b, kind, byte(m.Code))
 		b = le.AppendUint16(b, uint16(m.Owner)) //nolint:gosec // two's complement
 		b = le.AppendUint64(b, uint64(m.OwnerEpoch))
 		for _, id := range [...]rrefcore.ID{m.ID, m.Fork, m.Root} {
 			b = AppendID(b, id, f.Epoch, f.ToEpoch)
+		}
+		if kind&keyBit != 0 {
+			b = append(b, m.Key[:]...)
 		}
 	}
 	return b
@@ -104,7 +113,8 @@ func parseControl(b []byte) (rrefcore.Frame, error) {
 			return f, badControl("message %d ends early", i)
 		}
 		m := &f.Msgs[i]
-		m.Kind, m.Code = rrefcore.Kind(b[0]), rrefcore.Code(b[1])
+		keyed := b[0]&keyBit != 0
+		m.Kind, m.Code = rrefcore.Kind(b[0]&^keyBit), rrefcore.Code(b[1])
 		m.Owner, m.OwnerEpoch = rrefcore.Worker(le.Uint16(b[2:])), rrefcore.Epoch(le.Uint64(b[4:])) //nolint:gosec // two's complement
 		b = b[messageHead:]
 		for _, id := range [...]*rrefcore.ID{&m.ID, &m.Fork, &m.Root} {
@@ -112,6 +122,12 @@ func parseControl(b []byte) (rrefcore.Frame, error) {
 			if b, err = parseID(b, id, f.Epoch, f.ToEpoch); err != nil {
 				return f, err
 			}
+		}
+		if keyed {
+			if len(b) < len(m.Key) {
+				return f, badControl("the key of message %d ends early", i)
+			}
+			b = b[copy(m.Key[:], b):]
 		}
 		if m.Kind < rrefcore.ForkRequest || m.Kind > rrefcore.Withdraw {
 			return f, badControl("message %d is of an unknown kind %d", i, m.Kind)

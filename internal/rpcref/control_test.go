@@ -39,6 +39,7 @@ func TestControlFrame(t *testing.T) {
 				Kind: rrefcore.Kind(rapid.IntRange(int(rrefcore.ForkRequest), int(rrefcore.Withdraw)).Draw(t, "kind")), Code: rrefcore.Code(rapid.Byte().Draw(t, "code")),
 				ID: ids.Draw(t, "id"), Fork: ids.Draw(t, "fork"), Root: ids.Draw(t, "root"),
 				Owner: rrefcore.Worker(rapid.Int16().Draw(t, "owner")), OwnerEpoch: rrefcore.Epoch(rapid.Uint64().Draw(t, "owner epoch")),
+				Key: rapid.SampledFrom([]rrefcore.Key{{}, {1}, {15: 2}}).Draw(t, "key"),
 			})
 		}
 		b := encodeControl(f)
@@ -58,7 +59,7 @@ func TestControlFrame(t *testing.T) {
 }
 
 func FuzzControlFrame(f *testing.F) {
-	f.Add(encodeControl(rrefcore.Frame{From: 1, To: 2, Epoch: 3, Msgs: []rrefcore.Message{{Kind: rrefcore.Delete, ID: rrefcore.ID{On: 1, N: 2, Epoch: 3}}}}))
+	f.Add(encodeControl(rrefcore.Frame{From: 1, To: 2, Epoch: 3, Msgs: []rrefcore.Message{{Kind: rrefcore.Delete, ID: rrefcore.ID{On: 1, N: 2, Epoch: 3}}, {Kind: rrefcore.Handoff, Key: rrefcore.Key{7}}}}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		frame, err := parseControl(data)
 		if err != nil {

@@ -125,7 +125,7 @@ func (r *Refs) CallArrived(p *rpclink.Peer, life rrefcore.Epoch, pair rpcwire.RR
 		r.mu.Unlock()
 		return nil, ErrCalled
 	}
-	code := r.mu.m.CallArrived(p.ID, id, root)
+	code := r.mu.m.CallArrived(p.ID, id, root, pair.Key)
 	var o *Object
 	if code == rrefcore.OK {
 		o = r.object(id)

@@ -52,8 +52,8 @@ func (r *Refs) FetchArrived(by rrefcore.Worker, id rrefcore.ID) (*Object, error)
 }
 
 // Settled makes sure that the owner knows of a received reference before it is asked for the value: it answers only those
-// who hold one. On a link it is enough that the news goes first.
-func (r *Refs) Settled(ctx context.Context, p *rpclink.Peer, core *Hold) error {
+// who hold one.
+func (r *Refs) Settled(ctx context.Context, core *Hold) error {
 	h := core.Handle
 	select {
 	case <-h.Ready:
@@ -61,10 +61,6 @@ func (r *Refs) Settled(ctx context.Context, p *rpclink.Peer, core *Hold) error {
 	default:
 	}
 	if h.Wire.ID.On == r.cfg.ID { // made here: the owner knows its creator
-		return nil
-	}
-	if c := p.Current(); c != nil && c.Link != nil {
-		r.FlushOn(p, c)
 		return nil
 	}
 	pl := rpcplace.Of(ctx)

@@ -58,6 +58,7 @@ type Refs struct {
 		taken   []rrefcore.Effect            // room for what a step asks for
 		closed  bool
 		lent    map[uint64]*Hold // on their way from this worker to itself
+		settled chan struct{}    // closed when a reference that was handed to this worker, its owner, is decided about; made on demand
 		token   uint64
 	}
 }
@@ -149,6 +150,11 @@ func (r *Refs) take(late bool) (e effects) {
 			if o := r.mu.objects[x.ID]; o != nil {
 				id, code := x.ID, x.Code
 				e.calls = append(e.calls, func() { o.Set(nil, r.cfg.Failure("fetch", id, r.cfg.Name, code, nil)) })
+			}
+		case rrefcore.Settled:
+			if r.mu.settled != nil {
+				close(r.mu.settled)
+				r.mu.settled = nil
 			}
 		}
 	}
@@ -329,6 +335,11 @@ func (r *Refs) Stall(p *rpclink.Peer) (flushing func() bool, release func()) {
 	q := of(p)
 	q.flush.Lock()
 	return q.flushes.running.Load, q.flush.Unlock
+}
+
+// Forge sends a control message that this worker has no right to send, for tests.
+func (r *Refs) Forge(to rrefcore.Worker, msg rrefcore.Message) {
+	r.step(func(m *rrefcore.Machine) { m.Forge(to, msg) })
 }
 
 // FlushNow sends hand-offs before the message that carries the references.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
@@ -81,7 +82,8 @@ func (r *Refs) share(core *Hold, p *rpclink.Peer) (rrefcore.Wire, string, error)
 		w, code = r.mu.m.Share(core.Handle.Wire.Fork, p.ID)
 	}
 	e := r.take(false)
-	e.wake = false // the caller flushes before it sends
+	// The caller flushes to p before it sends. The owner should hear of a new object before the receiver asks it for a fork.
+	e.wake = w.Owner != p.ID && r.mu.m.Unsent(w.Owner) > 0
 	r.mu.Unlock()
 	r.perform(e)
 	if code != rrefcore.OK {
@@ -176,9 +178,63 @@ func (r *Refs) Discard(c *rpclink.Conn, f *cohortwire.Frame) {
 	}
 	r.step(func(m *rrefcore.Machine) {
 		for _, k := range f.Forks {
-			m.Discard(rrefcore.ID{On: rrefcore.Worker(k.ForkOn), N: uint64(k.Fork), Epoch: rrefcore.Epoch(f.Incarnation)}) //nolint:gosec // counters
+			m.Discard(c.Peer().ID, rrefcore.ID{On: rrefcore.Worker(k.ForkOn), N: uint64(k.Fork), Epoch: rrefcore.Epoch(f.Incarnation)}) //nolint:gosec // counters
 		}
 	})
+}
+
+// unsettled returns what is closed when more is known about the references of a frame, or nil when they can be claimed. Called
+// with the lock.
+func (r *Refs) unsettled(f *cohortwire.Frame) <-chan struct{} {
+	for _, k := range f.Forks {
+		if !r.mu.m.Unsettled(rrefcore.ID{On: rrefcore.Worker(k.ForkOn), N: uint64(k.Fork), Epoch: rrefcore.Epoch(f.Incarnation)}) { //nolint:gosec // counters
+			continue
+		}
+		if r.mu.settled == nil {
+			r.mu.settled = make(chan struct{})
+		}
+		return r.mu.settled
+	}
+	return nil
+}
+
+// Early reports whether a frame brings a reference to an own object of which it is not known yet whether its sender holds it.
+func (r *Refs) Early(f *cohortwire.Frame) bool {
+	if f == nil || len(f.Forks) == 0 {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.unsettled(f) != nil
+}
+
+// AwaitEarly waits until the references that a frame brings can be claimed, or surely cannot. When ctx ends before, they are
+// refused as they are decoded.
+func (r *Refs) AwaitEarly(ctx context.Context, f *cohortwire.Frame) {
+	if f == nil || len(f.Forks) == 0 {
+		return
+	}
+	for {
+		r.mu.Lock()
+		settled := r.unsettled(f)
+		r.mu.Unlock()
+		if settled == nil {
+			return
+		}
+		pl := rpcplace.Of(ctx)
+		pl.Pause()
+		moment.At("rpc.refs.early")
+		select {
+		case <-settled:
+			pl.Resume()
+		case <-ctx.Done():
+			pl.Resume()
+			return
+		case <-r.cfg.Net.Context.Done():
+			pl.Resume()
+			return
+		}
+	}
 }
 
 // Decoding reads one message and collects the references that it brings.

@@ -119,6 +119,7 @@ func (s *Server) runCall(r *request) {
 		})
 		return
 	}
+	s.cfg.Refs.AwaitEarly(ctx, r.Frame)
 	d := s.cfg.Refs.Decoding(r.Peer, r.Frame, r.Tensors)
 	r.decoder = d
 	apart := creates && r.Frame != nil && len(r.Frame.Forks) > 0

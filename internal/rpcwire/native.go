@@ -167,7 +167,7 @@ func (p RRefPair) native(b []byte) []byte {
 	for _, id := range [...]GlobalID{p.RRef, p.Fork} {
 		b = binary.AppendVarint(binary.AppendVarint(b, int64(id.On)), id.Local)
 	}
-	return b
+	return append(b, p.Key[:]...)
 }
 
 func appendInt(b []byte, n int64) []byte { return binary.AppendVarint(append(b, tagInt), n) }

@@ -267,7 +267,11 @@ func (d *Decoder) nativeValue(payload []byte) (any, error) {
 }
 
 func (r *nativeReader) pair() RRefPair {
-	return RRefPair{GlobalID{r.worker(), r.varint()}, GlobalID{r.worker(), r.varint()}}
+	p := RRefPair{RRef: GlobalID{r.worker(), r.varint()}, Fork: GlobalID{r.worker(), r.varint()}}
+	for i := range p.Key {
+		p.Key[i] = r.byte()
+	}
+	return p
 }
 
 func (r *nativeReader) script() ScriptUDF {

@@ -106,13 +106,16 @@ func TestNativeStructsAndCalls(t *testing.T) {
 	for _, native := range []bool{false, true} {
 		e := &Encoder{Native: native}
 		u := UDF{Func: py.Func("m.f"), Args: []any{v, 1, float32(0.5)}, Kwargs: &py.Dict{Pairs: []py.Pair{{Key: "k", Value: "v"}}}}
-		payload, err := e.PythonRemoteCall(RemoteUDF{UDF: u, RRefPair: RRefPair{GlobalID{1, 2}, GlobalID{1, 3}}})
+		payload, err := e.PythonRemoteCall(RemoteUDF{UDF: u, RRefPair: RRefPair{GlobalID{1, 2}, GlobalID{1, 3}, [16]byte{4, 15: 5}}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		got, err := (&Decoder{}).PythonRemoteCall(payload)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if want := ([16]byte{4, 15: 5}); native && got.Key != want || !native && got.Key != ([16]byte{}) {
+			t.Errorf("native=%v: key %x", native, got.Key)
 		}
 		if got.Func != u.Func || got.RRef != (GlobalID{1, 2}) || got.Fork != (GlobalID{1, 3}) || got.Kwargs.Len() != 1 {
 			t.Errorf("native=%v: %+v", native, got)
@@ -134,7 +137,7 @@ func TestNativeScript(t *testing.T) {
 	var got [2]RemoteScriptUDF
 	for i, native := range []bool{false, true} {
 		e := &Encoder{Native: native}
-		payload, err := e.ScriptRemoteCall(RemoteScriptUDF{ScriptUDF: s, RRefPair: RRefPair{GlobalID{1, 2}, GlobalID{1, 3}}})
+		payload, err := e.ScriptRemoteCall(RemoteScriptUDF{ScriptUDF: s, RRefPair: RRefPair{GlobalID{1, 2}, GlobalID{1, 3}, [16]byte{4, 15: 5}}})
 		if err != nil || IsNative(payload) != native {
 			t.Fatalf("native=%v: %v", native, err)
 		}
@@ -142,6 +145,10 @@ func TestNativeScript(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if got[1].Key != ([16]byte{4, 15: 5}) {
+		t.Errorf("key %x", got[1].Key)
+	}
+	got[0].Key = got[1].Key // on PyTorch's wire there is none
 	if diff := cmp.Diff(got[0], got[1], cmp.Comparer(func(a, b *tensor.Tensor) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}

@@ -97,8 +97,12 @@ func parseRRefFork(items []any) (RRefFork, bool) {
 	return f, true
 }
 
-// RRefPair is the payload of REMOTE_RET, RREF_USER_DELETE and RREF_FORK_REQUEST: a reference and one of its forks.
-type RRefPair struct{ RRef, Fork GlobalID }
+// RRefPair is the payload of REMOTE_RET, RREF_USER_DELETE and RREF_FORK_REQUEST: a reference and one of its forks. Key is in
+// the creating calls of Go workers to each other: it proves later that a worker was given the reference.
+type RRefPair struct {
+	RRef, Fork GlobalID
+	Key        [16]byte
+}
 
 // Encode returns the payload.
 func (p RRefPair) Encode() ([]byte, error) {
@@ -122,7 +126,7 @@ func DecodeRRefPair(payload []byte) (RRefPair, error) {
 	if !ok1 || !ok2 {
 		return RRefPair{}, badPayload("ids of a reference and a fork are expected")
 	}
-	return RRefPair{rref, fork}, nil
+	return RRefPair{RRef: rref, Fork: fork}, nil
 }
 
 // EncodeForkID returns the payload of RREF_CHILD_ACCEPT.

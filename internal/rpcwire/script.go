@@ -136,7 +136,7 @@ func (d *Decoder) ScriptRemoteCall(payload []byte) (RemoteScriptUDF, error) {
 	if !ok1 || !ok2 {
 		return RemoteScriptUDF{}, badPayload("a remote call without ids")
 	}
-	r := RemoteScriptUDF{RRefPair: RRefPair{rref, fork}}
+	r := RemoteScriptUDF{RRefPair: RRefPair{RRef: rref, Fork: fork}}
 	r.ScriptUDF, err = d.script(items[:len(items)-2])
 	return r, err
 }

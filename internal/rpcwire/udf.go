@@ -204,7 +204,7 @@ func (d *Decoder) PythonRemoteCall(payload []byte) (RemoteUDF, error) {
 	if !ok1 || !ok2 || !ok3 || !ok4 {
 		return RemoteUDF{}, badPayload("a remote call whose parts have the wrong types")
 	}
-	r := RemoteUDF{RRefPair: RRefPair{rref, fork}, Async: async}
+	r := RemoteUDF{RRefPair: RRefPair{RRef: rref, Fork: fork}, Async: async}
 	tensors, err := d.fromTable(items[:len(items)-4])
 	if err != nil {
 		return r, err

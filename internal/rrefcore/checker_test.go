@@ -39,6 +39,7 @@ type config struct {
 	crash                      []Worker
 	detect                     bool   // Go workers notice a death
 	shares                     string // of "C" (A to C), "D" (C to D), "P" (A to the owner)
+	forge                      int    // how many messages D makes up, about a reference that nobody gave it
 }
 
 // isTorch reports whether a worker is a PyTorch worker.
@@ -89,6 +90,7 @@ type state struct {
 	timeout int
 	lose    int
 	refuse  int
+	forge   int
 	crashes int
 	crashed map[Worker]bool
 	known   map[[2]Worker]bool // observer, dead worker
@@ -129,7 +131,7 @@ func (m *Machine) clone() *Machine {
 	c.objects = make(map[ID]*object, len(m.objects))
 	for id, o := range m.objects {
 		oc := *o
-		oc.forks, oc.offers, oc.forkedAt = maps.Clone(o.forks), maps.Clone(o.offers), maps.Clone(o.forkedAt)
+		oc.forks, oc.offers, oc.forkedAt, oc.open = maps.Clone(o.forks), maps.Clone(o.offers), maps.Clone(o.forkedAt), maps.Clone(o.open)
 		c.objects[id] = &oc
 	}
 	c.handles, c.pins = make(map[ID]*handle, len(m.handles)), map[ID]*handle{}
@@ -154,7 +156,11 @@ func (m *Machine) clone() *Machine {
 		c.peers[id] = &pc
 	}
 	c.ghosts = slices.Clone(m.ghosts)
-	c.tombs, c.offered = m.tombs.Clone(), maps.Clone(m.offered)
+	c.tombs, c.offered, c.early = m.tombs.Clone(), maps.Clone(m.offered), make(map[ID][]earlyMessage, len(m.early))
+	c.unsettled = maps.Clone(m.unsettled)
+	for id, waiting := range m.early {
+		c.early[id] = slices.Clone(waiting)
+	}
 	return &c
 }
 
@@ -181,6 +187,7 @@ func (s *state) key() [2]uint64 {
 		e.messages(p.frame.Msgs...)
 		e.ids(p.wire.ID, p.wire.Fork, p.wire.Root)
 		e.num(uint64(p.wire.Owner), uint64(p.wire.OwnerEpoch), uint64(p.wire.Parent))
+		e = append(e, p.wire.Key[:]...)
 		packets[i] = string(e)
 	}
 	sort.Strings(packets)
@@ -191,7 +198,7 @@ func (s *state) key() [2]uint64 {
 	shared := []byte(s.shared)
 	slices.Sort(shared)
 	b = append(b, shared...)
-	b.num(uint64(s.local), uint64(s.dup), uint64(s.timeout), uint64(s.lose), uint64(s.refuse), uint64(s.crashes))
+	b.num(uint64(s.local), uint64(s.dup), uint64(s.timeout), uint64(s.lose), uint64(s.refuse), uint64(s.forge), uint64(s.crashes))
 	b.flags(s.freed, s.split, s.valued)
 	for w := wO; w <= wD; w++ {
 		b.flags(s.crashed[w], s.known[[2]Worker{wO, w}], s.known[[2]Worker{wA, w}], s.known[[2]Worker{wC, w}], s.known[[2]Worker{wD, w}])
@@ -208,6 +215,10 @@ func (m *Machine) encode() encoder {
 		o := m.objects[id]
 		b.num(201)
 		b.ids(id, o.root)
+		b = append(append(b, o.creatorKey[:]...), o.ownKey[:]...)
+		for w := wO; w <= wD; w++ {
+			b.flags(o.open[w])
+		}
 		b.flags(o.valued, o.called, o.cancelled)
 		b.num(uint64(o.local))
 		b.lives(o.forks)
@@ -217,6 +228,7 @@ func (m *Machine) encode() encoder {
 		h := m.handles[id]
 		b.num(203)
 		b.ids(id, h.id, h.root)
+		b = append(b, h.key[:]...)
 		b.num(uint64(h.owner), uint64(h.ownerEpoch), uint64(h.parent.worker), uint64(h.parent.epoch), uint64(h.state), uint64(h.code))
 		b.flags(h.creator, h.held, h.offered, h.accepting, h.deletable, h.unanswered)
 		b.lives(h.children)
@@ -226,7 +238,7 @@ func (m *Machine) encode() encoder {
 		if p == nil {
 			continue
 		}
-		b.num(204, uint64(p.kind), uint64(p.epoch), p.announced, uint64(p.session), p.floor, uint64(p.lease.state))
+		b.num(204, uint64(p.kind), uint64(p.epoch), p.announced, uint64(p.session), p.floor, uint64(p.lease.state), uint64(p.early))
 		b.flags(p.lease.certain, p.lease.expiredTo, p.stream.owesAck)
 		for _, epoch := range slices.Sorted(maps.Keys(p.buried)) {
 			b.num(207, uint64(epoch))
@@ -243,11 +255,19 @@ func (m *Machine) encode() encoder {
 	}
 	b.num(205)
 	young, old := m.tombs.Tables()
-	b.ids(sortedKeys(young)...)
+	b.tombs(young)
 	b.num(206)
-	b.ids(sortedKeys(old)...)
+	b.tombs(old)
 	for _, fork := range sortedKeys(m.offered) {
 		b.ids(fork, m.offered[fork])
+	}
+	for _, id := range sortedKeys(m.early) {
+		b.num(211)
+		b.ids(id)
+		for _, e := range m.early[id] {
+			b.num(uint64(e.from.worker), uint64(e.from.epoch))
+			b.messages(e.msg)
+		}
 	}
 	return b
 }
@@ -268,6 +288,18 @@ func (e *encoder) ids(ids ...ID) {
 	}
 }
 
+func (e *encoder) tombs(table map[tomb]struct{}) {
+	by := map[ID][]uint64{}
+	for t := range table {
+		by[t.fork] = append(by[t.fork], uint64(t.by))
+	}
+	for _, fork := range sortedKeys(by) {
+		slices.Sort(by[fork])
+		e.ids(fork)
+		e.num(by[fork]...)
+	}
+}
+
 func (e *encoder) lives(table map[ID]life) {
 	e.num(202)
 	for _, id := range sortedKeys(table) {
@@ -280,6 +312,7 @@ func (e *encoder) messages(all ...Message) {
 	for _, m := range all {
 		e.num(210, uint64(m.Kind), uint64(m.Code), uint64(m.Owner), uint64(m.OwnerEpoch))
 		e.ids(m.ID, m.Fork, m.Root)
+		*e = append(*e, m.Key[:]...)
 	}
 }
 
@@ -296,7 +329,7 @@ func (e *encoder) flags(flags ...bool) {
 // start returns the first state: A has called remote().
 func (c config) start() *state {
 	s := &state{
-		forks: map[string]ID{}, dup: c.dup, timeout: c.timeout, lose: c.lose, refuse: c.refuse,
+		forks: map[string]ID{}, dup: c.dup, timeout: c.timeout, lose: c.lose, refuse: c.refuse, forge: c.forge,
 		crashed: map[Worker]bool{}, known: map[[2]Worker]bool{},
 	}
 	if len(c.crash) > 0 {
@@ -307,7 +340,9 @@ func (c config) start() *state {
 		if !c.isTorch(w) {
 			epoch = Epoch(100 + w)
 		}
-		s.m[w], s.own[w] = &cell{Machine: New(w, epoch, c.options(w))}, true
+		opt := c.options(w)
+		opt.NewKey = knownKey
+		s.m[w], s.own[w] = &cell{Machine: New(w, epoch, opt)}, true
 	}
 	for w, m := range s.m {
 		for v, other := range s.m {
@@ -344,7 +379,7 @@ func (s *state) drain(w Worker) {
 				s.split = true
 			}
 			s.freed = s.freed || s.valued || !m.opt.NoRoot
-		case Confirmed, Failed, CancelRun, Orphaned:
+		case Confirmed, Failed, CancelRun, Orphaned, Settled:
 		}
 	}
 }
@@ -356,6 +391,11 @@ type step struct {
 }
 
 func (s *state) without(i int) { s.net = slices.Delete(slices.Clone(s.net), i, i+1) }
+
+// knownKey makes keys that are the same in every run, and that only who was given them puts into a message.
+func knownKey(by Worker, id ID) Key {
+	return Key{1, byte(by), byte(id.On), byte(id.N)}
+}
 
 // held tells whether the application of a worker has the reference of a role.
 func (s *state) held(role string) *handle {
@@ -416,7 +456,7 @@ func (c config) steps(s *state) []step {
 		if p.what == "frame" && s.behind(i) {
 			continue
 		}
-		if p.what == "carry" && c.wire(p.from, p.to) == Cohort && s.handoffOnItsWay(p) {
+		if p.what == "carry" && c.wire(p.from, p.to) == Cohort && (s.handoffOnItsWay(p) || s.unsettled(p)) {
 			continue
 		}
 		if s.crashed[p.to] {
@@ -446,16 +486,24 @@ func (c config) steps(s *state) []step {
 		}
 	}
 	for i, p := range s.net {
-		if s.refuse > 0 && p.what == "carry" && !s.crashed[p.to] && (c.wire(p.from, p.to) != Cohort || !s.handoffOnItsWay(p)) {
+		if s.refuse > 0 && p.what == "carry" && !s.crashed[p.to] && (c.wire(p.from, p.to) != Cohort || !s.handoffOnItsWay(p) && !s.unsettled(p)) {
 			add(func(s *state) {
 				s.refuse--
 				s.without(i)
 				if c.wire(p.from, p.to) == Cohort { // the header of the frame names the fork
-					s.mut(p.to).Discard(p.wire.Fork)
+					s.mut(p.to).Discard(p.from, p.wire.Fork)
 					s.drain(p.to)
 				}
 				c.undelivered(s, p)
 			}, "refuse carry undecoded")
+		}
+	}
+	if s.forge > 0 {
+		for _, f := range c.forgeries(s) {
+			add(func(s *state) {
+				s.forge--
+				f.send(s)
+			}, "forge %v to %d: %+v", f.msg.Kind, f.to, f.msg)
 		}
 	}
 	if s.timeout > 0 && !s.crashed[wA] {
@@ -484,7 +532,7 @@ func (c config) steps(s *state) []step {
 			if !s.crashed[w] {
 				continue
 			}
-			if !c.opt.NoGrace && s.handoffsUnderWay(w) {
+			if !c.opt.NoGrace && (s.handoffsUnderWay(w) || s.proofUnderWay(w)) {
 				continue
 			}
 			for o := wO; o <= wD; o++ {
@@ -518,6 +566,12 @@ func (s *state) handoffOnItsWay(carry packet) bool {
 	})
 }
 
+// unsettled reports whether the owner has not decided yet if a carried reference can be claimed: it does not decode the message
+// before.
+func (s *state) unsettled(carry packet) bool {
+	return s.m[carry.to] != nil && s.m[carry.to].Unsettled(carry.wire.Fork)
+}
+
 // handoffsUnderWay reports whether something that a dead worker handed out has not reached the owner yet: what the grace
 // period is for.
 func (s *state) handoffsUnderWay(w Worker) bool {
@@ -535,6 +589,20 @@ func (s *state) handoffsUnderWay(w Worker) bool {
 		return p.what == "frame" && slices.ContainsFunc(p.frame.Msgs, func(m Message) bool {
 			return (m.Kind == Handoff && p.from == w) || (m.Kind == ForkRequest && child(m.Fork))
 		})
+	})
+}
+
+// proofUnderWay reports whether the owner waits for something that a dead worker has sent: what the grace period is for, too.
+func (s *state) proofUnderWay(w Worker) bool {
+	if s.m[wO] == nil || len(s.m[wO].early) == 0 {
+		return false
+	}
+	tells := func(m Message) bool { return m.Kind == Announce || m.Kind == ForkRequest }
+	return slices.ContainsFunc(s.net, func(p packet) bool {
+		if p.from != w || p.to != wO {
+			return false
+		}
+		return p.what == "call" || p.what == "request" && tells(p.msg) || p.what == "frame" && slices.ContainsFunc(p.frame.Msgs, tells)
 	})
 }
 
@@ -561,7 +629,7 @@ func (c config) deliver(s *state, p packet) {
 	m := s.mut(p.to)
 	switch p.what {
 	case "call":
-		if m.CallArrived(p.from, p.wire.ID, p.wire.Fork) == OK {
+		if m.CallArrived(p.from, p.wire.ID, p.wire.Fork, p.wire.Key) == OK {
 			m.Valued(p.wire.ID)
 			s.valued, s.freed = true, false
 		}
@@ -613,6 +681,9 @@ func (s *state) violations() []string {
 			}
 		}
 	}
+	if s.stolen() {
+		bad = append(bad, "THEFT")
+	}
 	if s.split {
 		bad = append(bad, "SPLIT")
 	}
@@ -623,7 +694,7 @@ func (s *state) violations() []string {
 func (s *state) leaks() string {
 	var left []string
 	for w := wO; w <= wD; w++ {
-		if m := s.m[w]; m != nil && (len(m.objects) > 0 || len(m.handles) > 0 || len(m.pins) > 0) {
+		if m := s.m[w]; m != nil && (len(m.objects) > 0 || len(m.handles) > 0 || len(m.pins) > 0 || len(m.early) > 0) {
 			left = append(left, fmt.Sprintf("worker %d: %+v", w, m.Counts()))
 		}
 	}

@@ -29,7 +29,6 @@ func (m *Machine) Claim(from Worker, fork ID, mine bool) (w Wire, code Code) {
 		}
 		w = Wire{ID: o.id, Fork: fork, Root: o.root, Owner: m.self, OwnerEpoch: m.epoch, Parent: from}
 		_, code = m.Receive(from, w)
-		delete(m.offered, fork)
 		return w, code
 	}
 	h := m.handles[fork]
@@ -42,15 +41,16 @@ func (m *Machine) Claim(from Worker, fork ID, mine bool) (w Wire, code Code) {
 }
 
 // Discard gives back a reference that was handed off in a message which is not decoded. It does nothing for one that was
-// claimed.
-func (m *Machine) Discard(fork ID) {
-	if o := m.offerOf(fork); o != nil {
+// claimed, and for one that another worker has handed off.
+func (m *Machine) Discard(from Worker, fork ID) {
+	m.giveUp(from, fork)
+	if o := m.offerOf(fork); o != nil && o.offers[fork].worker == from {
 		delete(o.offers, fork)
 		delete(m.offered, fork)
 		m.freeIfUnused(o)
 		return
 	}
-	if h := m.handles[fork]; h != nil && h.offered {
+	if h := m.handles[fork]; h != nil && h.offered && h.parent.worker == from {
 		h.offered = false
 		m.Drop(fork)
 	}
@@ -117,3 +117,6 @@ func (m *Machine) PeerDead(id Worker) bool {
 	p := m.peers[id]
 	return p != nil && p.lease.state == dead
 }
+
+// Forge sends a control message that this machine has no reason to send, for tests of what its peers refuse.
+func (m *Machine) Forge(to Worker, msg Message) { m.send(to, msg) }

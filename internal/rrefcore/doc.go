@@ -18,6 +18,7 @@
 //	root          the first message about an unknown object also registers its creator's fork
 //	announce      a creation is announced on the stream before the call, confirmed when the call has arrived
 //	handoff       a reference put in a message is handed off on the stream; a message that never arrives is withdrawn
+//	key           a request for a fork proves that its sender was given the reference
 //	cancel        a creation that times out is cancelled, after its own children are safe
 //	lease         one lease per pair of workers, renewed by heartbeats; a dead user's forks go after lease and grace
 //	refusal       a request about an object that is gone gets a typed answer

@@ -18,11 +18,12 @@ func (m *Machine) MayUse(w Worker, id ID) bool {
 	return false
 }
 
-// maySay reports whether a message is its sender's to send: a fork is deleted by its holder, a creation announced and cancelled by
-// its creator. Others are ignored, so that no member of a world can end what another one holds.
+// maySay reports whether a message is its sender's to send. Others are ignored, so that no member of a world can end, confirm
+// or use what another one holds. A [ForkRequest] and a [Handoff] are not
+// decided here: see key.go.
 func (m *Machine) maySay(w Worker, msg Message) bool {
 	switch msg.Kind {
-	case Delete, Cancel:
+	case Delete, Cancel: // of its own fork; a creation is cancelled by its creator
 		if msg.Kind == Cancel && msg.ID.On != w {
 			return false
 		}
@@ -31,9 +32,20 @@ func (m *Machine) maySay(w Worker, msg Message) bool {
 				return holder.worker == w
 			}
 		}
-	case Announce:
+	case Announce: // of its own creation
 		return msg.ID.On == w && msg.Fork.On == w
-	default: // a worker speaks of itself, or to whom it gave something
+	case ForkReply, Created: // by the owner
+		h := m.handles[msg.Fork]
+		return h != nil && h.owner == w
+	case ChildAccept: // by whom the child was given to
+		h := m.pins[msg.Fork]
+		return h != nil && h.children[msg.Fork].worker == w
+	case Withdraw: // by whom it was handed off
+		if o := m.objects[msg.ID]; o != nil && msg.Owner == m.self {
+			by, offered := o.offers[msg.Fork]
+			return !offered || by.worker == w
+		}
+	default: // ForkRequest, Handoff
 	}
 	return true
 }

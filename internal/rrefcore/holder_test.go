@@ -13,7 +13,7 @@ func TestOnlyHoldersEndThings(t *testing.T) {
 		m.AddPeer(1, kind, 8)
 		m.AddPeer(2, kind, 9)
 		id, root := ID{On: 1, N: 5, Epoch: 8}, ID{On: 1, N: 6, Epoch: 8}
-		if code := m.CallArrived(1, id, root); code != OK {
+		if code := m.CallArrived(1, id, root, Key{}); code != OK {
 			t.Fatalf("the creating call: %v", code)
 		}
 		m.Take(nil)
@@ -39,6 +39,17 @@ func TestOnlyHoldersEndThings(t *testing.T) {
 		if m.objects[other] != nil {
 			t.Errorf("peer kind %v: a worker announced the creation of another", kind)
 		}
+		if code := m.CallArrived(2, id, root, Key{}); code == OK || !stands() {
+			t.Errorf("peer kind %v: a worker created an object under the ids of another: %v", kind, code)
+		}
+		child := ID{On: 1, N: 7, Epoch: 8} // the creator gives it to a third worker, whose fork is deleted by the second before it is there
+		m.AddPeer(3, PyTorch, 0)
+		m.Control(2, Message{Kind: Delete, ID: id, Fork: child})
+		m.Control(3, Message{Kind: ForkRequest, ID: id, Fork: child, Root: root})
+		if holder := m.objects[id].forks[child]; holder.worker != 3 {
+			t.Errorf("peer kind %v: a fork that another worker deleted in advance is not registered: %+v", kind, m.objects[id])
+		}
+		m.Control(3, Message{Kind: Delete, ID: id, Fork: child})
 		m.Control(1, Message{Kind: Delete, ID: id, Fork: root})
 		if m.objects[id] != nil {
 			t.Errorf("peer kind %v: the holder could not delete its fork", kind)

@@ -74,6 +74,7 @@ func (m *Machine) expire(p *peer) {
 	}
 	m.startSession(p, session)
 	p.lease.state = dead
+	m.revisitOf(p.id)
 }
 
 // startSession forgets all that two workers had to do with each other.
@@ -90,6 +91,7 @@ func (m *Machine) startSession(p *peer, session uint32) {
 
 // forget drops the forks of a dead worker, its unclaimed hand-offs and the pins of children that it held.
 func (m *Machine) forget(gone life) {
+	m.forgetEarly(gone)
 	m.dropForksOf(gone, CreatorLost)
 	for _, fork := range sortedKeys(m.handles) {
 		h := m.handles[fork]

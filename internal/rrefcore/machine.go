@@ -27,6 +27,10 @@ type Options struct {
 	NoEarly                                                                                    bool // a creation is confirmed when its function has ended
 	// NoPins drops G2 itself: the sanity check of the checker.
 	NoPins bool
+	// NoKeys serves requests of Go workers for forks without proof.
+	NoKeys bool
+	// NewKey makes the key of an object that by hands out first. By default it is random.
+	NewKey func(by Worker, id ID) Key
 }
 
 func (o *Options) setDefaults() {
@@ -44,6 +48,9 @@ func (o *Options) setDefaults() {
 	if o.Tombs == 0 {
 		o.Tombs = 1 << 16
 	}
+	if o.NewKey == nil {
+		o.NewKey = randomKeys()
+	}
 }
 
 // EffectKind is what the driver has to do.
@@ -58,6 +65,7 @@ const (
 	Free                            // nobody refers to the object ID any more: drop its value
 	CancelRun                       // the creation of ID was cancelled: cancel its running function
 	Orphaned                        // the object ID will never get a value: Code says why
+	Settled                         // it is decided whether Fork can be claimed
 )
 
 // Effect is one thing that the driver has to do. See the kinds for the fields that are set.
@@ -84,9 +92,12 @@ type Machine struct {
 	pins    map[ID]*handle // children that have not accepted yet, with their parent
 	peers   map[Worker]*peer
 	ghosts  []ghost
-	tombs   tombs.Set[ID] // forks of PyTorch peers that were deleted
-	offered map[ID]ID     // forks that were handed off to this worker as the owner, with their objects
-	effects []Effect
+	tombs   tombs.Set[tomb]       // forks of PyTorch peers that were deleted
+	offered map[ID]ID             // forks that were handed off to this worker as the owner, with their objects
+	early   map[ID][]earlyMessage // messages about an object that wait for what proves them
+	// unsettled are the forks of the hand-offs in early, with their objects.
+	unsettled map[ID]ID
+	effects   []Effect
 }
 
 // peer is everything the machine knows of one other worker.
@@ -103,6 +114,7 @@ type peer struct {
 	floor     uint64         // see Frame.Floor
 	buried    map[Epoch]bool // former lives
 	requests  []*request     // to a PyTorch peer, not acknowledged yet
+	early     int            // how many of its messages wait in Machine.early
 }
 
 func (p *peer) life() life { return life{p.id, p.epoch} }
@@ -122,7 +134,7 @@ func New(self Worker, epoch Epoch, opt Options) *Machine {
 	}
 	return &Machine{
 		self: self, epoch: epoch, opt: opt,
-		objects: map[ID]*object{}, handles: map[ID]*handle{}, pins: map[ID]*handle{}, peers: map[Worker]*peer{}, offered: map[ID]ID{},
+		objects: map[ID]*object{}, handles: map[ID]*handle{}, pins: map[ID]*handle{}, peers: map[Worker]*peer{}, offered: map[ID]ID{}, early: map[ID][]earlyMessage{}, unsettled: map[ID]ID{},
 	}
 }
 
@@ -155,7 +167,9 @@ func (m *Machine) AddPeer(id Worker, kind PeerKind, epoch Epoch) {
 	}
 	if p.epoch != 0 && epoch != 0 && p.epoch != epoch {
 		m.bury(p)
+		m.forgetEarly(p.life())
 		*p = peer{id: id, kind: kind, epoch: epoch, lease: newLease(m.now), buried: p.buried}
+		m.revisitOf(id)
 	} else if p.epoch == 0 {
 		p.epoch = epoch
 	}
@@ -229,8 +243,8 @@ func (m *Machine) handle(p *peer, msg Message) {
 	}
 	switch msg.Kind {
 	case ForkRequest:
-		code := m.addFork(p, msg)
-		m.send(p.id, Message{Kind: ForkReply, ID: msg.ID, Fork: msg.Fork, Code: code})
+		m.claimed(p, msg)
+		m.revisit(msg.ID) // others may have got the reference from this peer
 	case ForkReply:
 		m.forkReplied(msg.Fork, msg.Code)
 	case ChildAccept:

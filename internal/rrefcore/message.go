@@ -79,6 +79,8 @@ type Message struct {
 	// OwnerEpoch is the life of the owner that has the object: its successor knows nothing of it.
 	OwnerEpoch Epoch
 	Code       Code
+	// Key is set by an Announce, passed on by a Handoff and shown by a ForkRequest.
+	Key Key
 }
 
 // Frame is what goes to a Cohort peer in one piece: an acknowledgement and the messages First, First+1, ... of the

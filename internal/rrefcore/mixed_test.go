@@ -111,15 +111,15 @@ func TestKeyKnowsAllFields(t *testing.T) {
 		v    any
 		want string
 	}{
-		{Machine{}, "self epoch opt now next objects handles pins peers ghosts tombs offered effects"},
-		{object{}, "id root forks offers local valued called cancelled since forkedAt"},
-		{handle{}, "id fork root owner ownerEpoch parent state code creator held offered accepting deletable unanswered children since"},
-		{peer{}, "id kind epoch stream lease announced session floor buried requests"},
+		{Machine{}, "self epoch opt now next objects handles pins peers ghosts tombs offered early unsettled effects"},
+		{object{}, "id root creatorKey ownKey open forks offers local valued called cancelled since forkedAt"},
+		{handle{}, "id fork root key owner ownerEpoch parent state code creator held offered accepting deletable unanswered children since"},
+		{peer{}, "id kind epoch stream lease announced session floor buried requests early"},
 		{stream{}, "queue base sent sentAt expect owesAck stamp"},
 		{lease{}, "state heardAt renewedAt spokeAt departedAt certain expiredTo"},
 		{request{}, "msg tries at"},
-		{Message{}, "Kind ID Fork Root Owner OwnerEpoch Code"},
-		{Wire{}, "ID Fork Root Owner OwnerEpoch Parent"},
+		{Message{}, "Kind ID Fork Root Owner OwnerEpoch Code Key"},
+		{Wire{}, "ID Fork Root Owner OwnerEpoch Parent Key"},
 		{Frame{}, "From To Epoch ToEpoch Session Floor First Ack Stamp Echo Msgs"},
 	} {
 		var names []string

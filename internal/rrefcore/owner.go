@@ -10,16 +10,20 @@ import (
 
 // object is an entry of the owner: a value, or a placeholder for one that is still to come.
 type object struct {
-	id        ID
-	root      ID          // the creator's fork; zero for an object that was made here
-	forks     map[ID]life // who holds which fork
-	offers    map[ID]life // handed off to this worker by whom, not claimed by a decoded message yet
-	local     int         // uses by code of this worker
-	valued    bool        // the value or its error is there
-	called    bool        // the creating call has arrived
-	cancelled bool
-	since     Time
-	forkedAt  map[ID]Time
+	id   ID
+	root ID // the creator's fork; zero for an object that was made here
+	// creatorKey and ownKey both prove that a worker was given a reference. The first is zero until the creator, a Go
+	// worker, has announced the object; the second until this worker hands a reference out.
+	creatorKey, ownKey Key
+	open               map[Worker]bool // Go workers that were registered without a key
+	forks              map[ID]life     // who holds which fork
+	offers             map[ID]life     // handed off to this worker by whom, not claimed by a decoded message yet
+	local              int             // uses by code of this worker
+	valued             bool            // the value or its error is there
+	called             bool            // the creating call has arrived
+	cancelled          bool
+	since              Time
+	forkedAt           map[ID]Time
 }
 
 func (m *Machine) newObject(id, root ID) *object {
@@ -79,15 +83,18 @@ func (m *Machine) ReleaseLocal(id ID) {
 }
 
 // CallArrived asks whether the call that creates id may run, and registers its object. A call that was cancelled, or
-// whose creator is fenced, is refused.
-func (m *Machine) CallArrived(from Worker, id, root ID) Code {
+// whose creator is fenced, is refused. key is that of a Go creator.
+func (m *Machine) CallArrived(from Worker, id, root ID, key Key) Code {
+	if id.On != from || root.On != from {
+		return Gone // a worker creates under its own ids
+	}
 	p := m.peer(from)
 	if p.lease.state == dead {
 		return LeaseExpired
 	}
 	o := m.objects[id]
 	if o == nil {
-		if deleted := m.tombs.Has(root); deleted && !m.opt.NoTombs {
+		if deleted := m.tombs.Has(tomb{root, from}); deleted && !m.opt.NoTombs {
 			return Cancelled // its delete came first: registering now would leak
 		}
 		if p.kind == Cohort && id.N < p.announced && !m.opt.NoRefusal {
@@ -97,10 +104,11 @@ func (m *Machine) CallArrived(from Worker, id, root ID) Code {
 	} else if _, rooted := o.forks[root]; p.kind == Cohort && id.N < p.announced && !rooted && !m.opt.NoRefusal {
 		return Cancelled // only local uses keep it: its creator has given it up
 	}
-	if deleted := m.tombs.Has(root); p.kind == Cohort || !deleted || m.opt.NoTombs {
+	if deleted := m.tombs.Has(tomb{root, from}); p.kind == Cohort || !deleted || m.opt.NoTombs {
 		m.register(o, root, p.life())
 	}
 	o.root, o.called = root, true
+	m.keyed(o, key)
 	if !m.opt.NoEarly {
 		m.send(from, Message{Kind: Created, ID: id, Fork: root})
 	}
@@ -143,7 +151,7 @@ func (m *Machine) absent(id ID) Code {
 	case creator.kind == Cohort && id.N < creator.announced:
 		return Gone
 	case creator.kind == PyTorch:
-		if deleted := m.tombs.Has(rootOf(id)); deleted && !m.opt.NoTombs {
+		if deleted := m.tombs.Has(tomb{rootOf(id), id.On}); deleted && !m.opt.NoTombs {
 			return Gone
 		}
 	}
@@ -173,33 +181,57 @@ func (m *Machine) announced(p *peer, msg Message) {
 		o = m.newObject(msg.ID, msg.Fork)
 	}
 	m.register(o, msg.Fork, p.life())
+	m.keyed(o, msg.Key)
 }
 
-// addFork registers a child's fork and returns the answer to its request.
-func (m *Machine) addFork(p *peer, msg Message) Code {
+// tomb is a fork that its holder, a PyTorch worker, has deleted.
+type tomb struct {
+	fork ID
+	by   Worker
+}
+
+// addFork registers a child's fork and returns the answer to its request. early says that it has to wait.
+func (m *Machine) addFork(p *peer, msg Message) (code Code, early bool) {
 	if p.lease.state == dead {
-		return LeaseExpired
+		return LeaseExpired, false
 	}
 	if p.kind == Cohort && msg.OwnerEpoch != m.epoch {
-		return OwnerRestarted
+		return OwnerRestarted, false
 	}
-	if deleted := m.tombs.Has(msg.Fork); deleted && !m.opt.NoTombs {
-		return OK // a late copy of a request that was served and whose fork has ended since
+	if deleted := m.tombs.Has(tomb{msg.Fork, p.id}); deleted && !m.opt.NoTombs {
+		return OK, false // a late copy of a request that was served and whose fork has ended since
 	}
 	if m.objects[msg.ID] == nil {
 		if code := m.absent(msg.ID); code != OK {
-			return code
+			return code, false
 		}
+	}
+	switch m.mayFork(p, msg) {
+	case unproved:
+		return Gone, false // for whoever was not given it
+	case notYet:
+		return OK, true
+	case proved:
 	}
 	o := m.contact(msg.ID, msg.Root)
 	m.register(o, msg.Fork, p.life())
-	return OK
+	if p.kind == Cohort && msg.Key == (Key{}) {
+		if o.open == nil {
+			o.open = map[Worker]bool{}
+		}
+		o.open[p.id] = true
+	}
+	return OK, false
 }
 
 // deleteFork removes a fork; the last one takes the object with it.
 func (m *Machine) deleteFork(p *peer, id, fork ID) {
 	if p.kind == PyTorch && !m.opt.NoTombs {
-		m.tombs.Add(fork, m.opt.Tombs)
+		m.tombs.Add(tomb{fork, p.id}, m.opt.Tombs)
+	}
+	if m.early[id] != nil { // a request that was given up before it was answered
+		m.dropEarly(id, func(e earlyMessage) bool { return e.msg.Fork == fork && e.from == p.life() })
+		m.revisit(id)
 	}
 	o := m.objects[id]
 	if o == nil {
@@ -236,6 +268,7 @@ func (m *Machine) freeIfUnused(o *object) {
 	}
 	delete(m.objects, o.id)
 	m.emit(Effect{Kind: Free, ID: o.id})
+	m.revisit(o.id)
 }
 
 // dropForksOf removes everything that a dead worker held or offered.

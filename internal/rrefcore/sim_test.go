@@ -160,7 +160,7 @@ func (s *simulation) settle(w *simWorker) {
 			}
 		case Send:
 			s.fail("KIND", "a PyTorch request among Go workers: %v", e.Msg)
-		case Confirmed, CancelRun, Orphaned:
+		case Confirmed, CancelRun, Orphaned, Settled:
 		}
 	}
 }
@@ -269,7 +269,7 @@ func (s *simulation) create(w, owner *simWorker) {
 		if o.epoch != ownerLife {
 			return
 		}
-		if o.m.CallArrived(w.id, wire.ID, wire.Fork) == OK {
+		if o.m.CallArrived(w.id, wire.ID, wire.Fork, wire.Key) == OK {
 			s.logf("%d runs the call that creates %v", o.id, wire.ID)
 			o.tags[wire.ID] = tag
 			arrived = true
@@ -299,13 +299,22 @@ func (s *simulation) create(w, owner *simWorker) {
 func (s *simulation) carry(w, to *simWorker, wire Wire, ref simRef) {
 	s.logf("%d hands %v of %v to %d", w.id, wire.Fork, wire.ID, to.id)
 	life, toLife := w.epoch, to.epoch
-	s.transmit(w.id, to.id, false, func(r *simWorker) {
-		if r.epoch != toLife {
+	var arrive func(r *simWorker)
+	arrive = func(r *simWorker) {
+		if r.m == nil || r.epoch != toLife {
 			return // the connection to the old process is gone
+		}
+		if r.m.Unsettled(wire.Fork) { // the owner does not decode the message yet
+			s.later(10*time.Millisecond, func() {
+				if arrive(r); r.m != nil {
+					s.settle(r)
+				}
+			})
+			return
 		}
 		if s.rng.IntN(12) == 0 { // a frame that cannot be decoded: its header still names the fork
 			s.logf("%d discards %v", r.id, wire.Fork)
-			r.m.Discard(wire.Fork)
+			r.m.Discard(w.id, wire.Fork)
 			return
 		}
 		owned := wire.Owner == r.id
@@ -318,7 +327,8 @@ func (s *simulation) carry(w, to *simWorker, wire Wire, ref simRef) {
 		default:
 			r.refs[wire.Fork] = ref
 		}
-	})
+	}
+	s.transmit(w.id, to.id, false, arrive)
 	s.later(time.Duration(200+s.rng.Int64N(1500))*time.Millisecond, func() {
 		if w.m != nil && w.epoch == life && to.epoch == toLife {
 			w.m.Undelivered(to.id, wire)
@@ -446,7 +456,7 @@ func (s *simulation) run() (kind, text string) {
 			continue
 		}
 		c := w.m.Counts()
-		if len(w.m.objects)+len(w.m.handles)+len(w.m.pins) > 0 || c.PendingFutures > 0 {
+		if len(w.m.objects)+len(w.m.handles)+len(w.m.pins)+len(w.m.early) > 0 || c.PendingFutures > 0 {
 			s.fail("LEAK", "worker %d is left with %+v %+v %+v", w.id, c, w.m.Objects(), w.m.Handles())
 		}
 	}

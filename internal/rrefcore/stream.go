@@ -78,6 +78,8 @@ func (m *Machine) ReceiveFrame(f Frame) {
 		return
 	case f.Session > p.session:
 		m.startSession(p, f.Session)
+		p.announced = max(p.announced, f.Floor)
+		m.revisitOf(p.id)
 	case p.lease.state == dead:
 		p.lease = newLease(m.now) // it knows that everything was forgotten: a fresh start
 	}

@@ -15,6 +15,7 @@ const (
 // handle is a reference that this worker holds to an object of another one.
 type handle struct {
 	id, fork, root ID
+	key            Key // zero for an object of a PyTorch worker, and for a reference that a PyTorch worker has passed on
 	owner          Worker
 	ownerEpoch     Epoch
 	parent         life // who handed it over; the worker itself for a creator
@@ -36,6 +37,7 @@ type Wire struct {
 	Owner          Worker
 	OwnerEpoch     Epoch
 	Parent         Worker
+	Key            Key // of a creation, for its call
 }
 
 // Create begins a remote creation on another worker and returns the ids that its call must carry. The call is sent
@@ -47,12 +49,16 @@ func (m *Machine) Create(owner Worker) (Wire, Code) {
 	}
 	id := m.newID()
 	fork := m.newID()
+	var key Key
+	if p.kind == Cohort {
+		key = m.opt.NewKey(m.self, id)
+	}
 	m.handles[fork] = &handle{
-		id: id, fork: fork, root: fork, owner: owner, ownerEpoch: p.epoch, parent: life{m.self, m.epoch}, creator: true, held: true, unanswered: p.kind == PyTorch,
+		id: id, fork: fork, root: fork, key: key, owner: owner, ownerEpoch: p.epoch, parent: life{m.self, m.epoch}, creator: true, held: true, unanswered: p.kind == PyTorch,
 		children: map[ID]life{}, since: m.now,
 	}
-	m.send(owner, Message{Kind: Announce, ID: id, Fork: fork, Root: fork})
-	return Wire{ID: id, Fork: fork, Root: fork, Owner: owner, OwnerEpoch: p.epoch, Parent: m.self}, OK
+	m.send(owner, Message{Kind: Announce, ID: id, Fork: fork, Root: fork, Key: key})
+	return Wire{ID: id, Fork: fork, Root: fork, Owner: owner, OwnerEpoch: p.epoch, Parent: m.self, Key: key}, OK
 }
 
 // CreateReplied reports the answer to the creating call: it has run, or it failed and there is no object.
@@ -112,7 +118,7 @@ func (m *Machine) Share(fork ID, to Worker) (Wire, Code) {
 		h.children[child] = p.life()
 		m.pins[child] = h
 	}
-	m.send(to, Message{Kind: Handoff, ID: h.id, Fork: child, Root: h.root, Owner: h.owner, OwnerEpoch: h.ownerEpoch})
+	m.send(to, Message{Kind: Handoff, ID: h.id, Fork: child, Root: h.root, Owner: h.owner, OwnerEpoch: h.ownerEpoch, Key: h.key})
 	return Wire{ID: h.id, Fork: child, Root: h.root, Owner: h.owner, OwnerEpoch: h.ownerEpoch, Parent: m.self}, OK
 }
 
@@ -128,7 +134,11 @@ func (m *Machine) ShareOwned(id ID, to Worker) (Wire, Code) {
 	}
 	child := m.newID()
 	m.register(o, child, p.life())
-	m.send(to, Message{Kind: Handoff, ID: id, Fork: child, Root: o.root, Owner: m.self, OwnerEpoch: m.epoch})
+	var key Key
+	if p.kind == Cohort {
+		key = m.handOut(o)
+	}
+	m.send(to, Message{Kind: Handoff, ID: id, Fork: child, Root: o.root, Owner: m.self, OwnerEpoch: m.epoch, Key: key})
 	return Wire{ID: id, Fork: child, Root: o.root, Owner: m.self, OwnerEpoch: m.epoch, Parent: m.self}, OK
 }
 
@@ -144,29 +154,35 @@ func (m *Machine) Undelivered(to Worker, w Wire) {
 // handedOff notes a reference that a message is bringing.
 func (m *Machine) handedOff(p *peer, msg Message) {
 	if msg.Owner == m.self {
-		// A user gives back what is ours. Hold it before the parent may let go.
-		code := OK
-		if m.objects[msg.ID] == nil {
-			code = m.absent(msg.ID)
-		}
-		if code == OK && msg.OwnerEpoch == m.epoch {
-			o := m.contact(msg.ID, msg.Root)
-			o.offers[msg.Fork] = p.life()
-			m.offered[msg.Fork] = o.id
-		}
-		m.send(p.id, Message{Kind: ChildAccept, Fork: msg.Fork})
+		m.claimed(p, msg)
 		return
 	}
 	if m.handles[msg.Fork] != nil {
 		return
 	}
-	m.enter(p, Wire{ID: msg.ID, Fork: msg.Fork, Root: msg.Root, Owner: msg.Owner, OwnerEpoch: msg.OwnerEpoch, Parent: p.id}, true)
+	m.enter(p, Wire{ID: msg.ID, Fork: msg.Fork, Root: msg.Root, Owner: msg.Owner, OwnerEpoch: msg.OwnerEpoch, Parent: p.id}, msg.Key, true)
+}
+
+// returned takes a reference that a user gives back to this worker, the owner, before the parent may let go. It reports false
+// when it cannot be decided yet.
+func (m *Machine) returned(p *peer, msg Message) bool {
+	v := m.mayReturn(p, msg.ID)
+	if v == notYet {
+		return false
+	}
+	if v == proved && msg.OwnerEpoch == m.epoch && (m.objects[msg.ID] != nil || m.absent(msg.ID) == OK) {
+		o := m.contact(msg.ID, msg.Root)
+		o.offers[msg.Fork] = p.life()
+		m.offered[msg.Fork] = o.id
+	}
+	m.send(p.id, Message{Kind: ChildAccept, Fork: msg.Fork})
+	return true
 }
 
 // enter makes the handle of a reference that came from parent.
-func (m *Machine) enter(parent *peer, w Wire, offered bool) {
+func (m *Machine) enter(parent *peer, w Wire, key Key, offered bool) {
 	h := &handle{
-		id: w.ID, fork: w.Fork, root: w.Root, owner: w.Owner, ownerEpoch: w.OwnerEpoch, parent: parent.life(), held: true, offered: offered, children: map[ID]life{}, since: m.now,
+		id: w.ID, fork: w.Fork, root: w.Root, key: key, owner: w.Owner, ownerEpoch: w.OwnerEpoch, parent: parent.life(), held: true, offered: offered, children: map[ID]life{}, since: m.now,
 	}
 	m.handles[w.Fork] = h
 	h.accepting = parent.id != w.Owner
@@ -182,7 +198,7 @@ func (m *Machine) enter(parent *peer, w Wire, offered bool) {
 		m.fail(h, OwnerLost)
 		h.deletable = false
 	default:
-		m.send(w.Owner, Message{Kind: ForkRequest, ID: w.ID, Fork: w.Fork, Root: w.Root, OwnerEpoch: w.OwnerEpoch})
+		m.send(w.Owner, Message{Kind: ForkRequest, ID: w.ID, Fork: w.Fork, Root: w.Root, OwnerEpoch: w.OwnerEpoch, Key: key})
 	}
 }
 
@@ -196,7 +212,7 @@ func (m *Machine) Receive(from Worker, w Wire) (owned bool, code Code) {
 			if o == nil {
 				return true, Gone
 			}
-			if _, offered := o.offers[w.Fork]; !offered {
+			if by, offered := o.offers[w.Fork]; !offered || by.worker != from {
 				return true, Withdrawn
 			}
 			delete(o.offers, w.Fork)
@@ -217,7 +233,7 @@ func (m *Machine) Receive(from Worker, w Wire) (owned bool, code Code) {
 	}
 	if p.kind == Cohort {
 		h := m.handles[w.Fork]
-		if h == nil || !h.offered {
+		if h == nil || !h.offered || h.parent.worker != from {
 			return false, Withdrawn
 		}
 		h.offered = false
@@ -235,13 +251,14 @@ func (m *Machine) Receive(from Worker, w Wire) (owned bool, code Code) {
 	if w.Root == (ID{}) {
 		w.Root = rootOf(w.ID)
 	}
-	m.enter(p, w, false)
+	m.enter(p, w, Key{}, false)
 	return false, OK
 }
 
 // withdrawn drops a hand-off whose message will not come, unless it came.
 func (m *Machine) withdrawn(p *peer, msg Message) {
 	if msg.Owner == m.self {
+		m.giveUp(p.id, msg.Fork)
 		if o := m.objects[msg.ID]; o != nil {
 			if _, offered := o.offers[msg.Fork]; offered {
 				delete(o.offers, msg.Fork)

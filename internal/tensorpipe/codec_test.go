@@ -6,6 +6,7 @@ package tensorpipe
 import (
 	"bytes"
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -140,6 +141,13 @@ func TestHandshakeRefuses(t *testing.T) {
 	} {
 		if _, _, err := (Choice{Channels: []string{ChannelBasic, ChannelMPT}, Register: register}).Choose(br.Append(nil)); !errors.Is(err, dist.Mismatch) {
 			t.Errorf("%s: %v, want a mismatch", name, err)
+		}
+	}
+	for _, domain := range []string{"cohort:2:7", "cohort:4:7", "cohort:3:", "else"} {
+		older := Brochure{Transports: append(uv, Named{"cohort", domain}), Channels: basic}
+		_, _, err := (Choice{Channels: []string{ChannelBasic}, Cohort: true, Register: register}).Choose(older.Append(nil))
+		if !errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), strconv.Quote(domain)) {
+			t.Errorf("a Go worker with the domain %q: %v, want a mismatch that says so", domain, err)
 		}
 	}
 	good := Answer{

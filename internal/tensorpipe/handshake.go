@@ -16,8 +16,8 @@ const (
 	transportUV     = "uv"
 	domainUV        = "uv:*"
 	transportCohort = "cohort"
-	domainCohort    = "cohort:2"
-	addressDefer    = "defer" // the address of a cohort answer that says: use the connection that exists or comes
+	domainCohort    = "cohort:3" // with the version: 3 has keys in the control stream and in creating calls
+	addressDefer    = "defer"    // the address of a cohort answer that says: use the connection that exists or comes
 
 	// ChannelBasic sends storages on one connection; ChannelMPT on 16.
 	ChannelBasic = "basic"
@@ -63,7 +63,7 @@ type CohortOffer struct {
 	Insist bool
 }
 
-// The domain of the cohort transport in a brochure is "cohort:2:", the incarnation in hexadecimal, and ":insist" if so.
+// The domain of the cohort transport in a brochure is "cohort:3:", the incarnation in hexadecimal, and ":insist" if so.
 const insistSuffix = ":insist"
 
 func (o CohortOffer) domain() string {
@@ -180,6 +180,10 @@ func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
 			a.Address = addressDefer
 		}
 		return a.Append(nil), p, nil
+	}
+	if i := slices.IndexFunc(br.Transports, func(t Named) bool { return t.Name == transportCohort }); i >= 0 && c.Cohort {
+		return nil, Plan{}, dist.Newf("tensorpipe: handshake", dist.Mismatch,
+			"the peer is a Go worker of another version: its cohort transport is %q, ours is %q: build all workers from one version", br.Transports[i].Domain, domainCohort)
 	}
 	if !offers(transportUV, domainUV) {
 		return nil, Plan{}, dist.New("tensorpipe: handshake", dist.Mismatch,

@@ -1,0 +1,122 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rrefcore
+
+import (
+	crand "crypto/rand"
+	"crypto/subtle"
+	"math/rand/v2"
+)
+
+// Among Go workers a request for a fork proves with a key that its sender was given the reference. The creator of an object
+// makes a key and tells it to the owner in its announcement and in the creating call; the owner makes one of its own when it
+// hands a reference out. The key goes along with every hand-off between Go workers.
+//
+// PyTorch's wire has no room for a key. Whoever got a reference from a PyTorch worker asks without one. The owner allows that
+// if the PyTorch worker, which made the fork, holds a reference itself; and then also to those that the asker passes it on to.
+//
+// What proves a request may arrive after it. Then the request waits: see early.go.
+
+// Key proves that whoever has it was given a reference to an object. The zero Key proves nothing.
+type Key [16]byte
+
+// opens compares two keys in a time that does not depend on them.
+func (k Key) opens(other Key) bool {
+	return subtle.ConstantTimeCompare(k[:], other[:]) == 1 && k != (Key{})
+}
+
+// randomKeys returns the source of keys that nobody can guess. One machine uses it, so it need not be safe for concurrent use.
+func randomKeys() func(Worker, ID) Key {
+	var seed [32]byte
+	_, _ = crand.Read(seed[:]) // never fails
+	source := rand.NewChaCha8(seed)
+	return func(Worker, ID) (k Key) {
+		_, _ = source.Read(k[:]) // never fails
+		return k
+	}
+}
+
+// handOut returns the key that the owner gives away with a reference to an own object.
+func (m *Machine) handOut(o *object) Key {
+	if o.ownKey == (Key{}) {
+		o.ownKey = m.opt.NewKey(m.self, o.id)
+	}
+	return o.ownKey
+}
+
+// keyed notes what the creator of an object says of its key, and looks again at what has waited for it. The first word
+// counts.
+func (m *Machine) keyed(o *object, key Key) {
+	if o.creatorKey == (Key{}) {
+		o.creatorKey = key
+	}
+	m.revisit(o.id)
+}
+
+// verdict is what an owner makes of a claim to a reference.
+type verdict uint8
+
+const (
+	unproved verdict = iota
+	proved
+	notYet // what would prove it may still be on its way
+)
+
+// mayFork decides whether a peer was given the fork that it asks for.
+func (m *Machine) mayFork(p *peer, msg Message) verdict {
+	if p.kind != Cohort || m.opt.NoKeys {
+		return proved
+	}
+	o := m.objects[msg.ID]
+	if msg.Key == (Key{}) {
+		return m.mayForkOpenly(p, msg)
+	}
+	switch {
+	case o != nil && (o.creatorKey.opens(msg.Key) || o.ownKey.opens(msg.Key)):
+		return proved
+	case (o == nil || o.creatorKey == (Key{})) && m.mayAnnounce(msg.ID):
+		return notYet
+	}
+	return unproved
+}
+
+// mayForkOpenly is mayFork for a request without a key: the fork was made by a PyTorch worker, or by one that has been
+// allowed to ask without a key itself.
+func (m *Machine) mayForkOpenly(p *peer, msg Message) verdict {
+	minter := m.peers[msg.Fork.On]
+	switch {
+	case msg.Fork.On == p.id, msg.Fork.On == m.self: // nobody hands a reference to itself, and the owner registers what it hands out
+		return unproved
+	case minter != nil && minter.lease.state == dead:
+		return unproved
+	case minter == nil || !m.MayUse(minter.id, msg.ID):
+		return notYet // its own registration may come
+	case minter.kind == PyTorch:
+		return proved
+	}
+	if o := m.objects[msg.ID]; o != nil && o.open[minter.id] {
+		return proved
+	}
+	return unproved
+}
+
+// mayAnnounce reports whether the creator of an object may still tell its key.
+func (m *Machine) mayAnnounce(id ID) bool {
+	creator := m.peers[id.On]
+	if id.On == m.self || creator == nil {
+		return id.On != m.self && id.Epoch != 0
+	}
+	return creator.kind == Cohort && creator.lease.state != dead
+}
+
+// mayReturn decides whether a peer holds the reference to an own object that it hands over.
+func (m *Machine) mayReturn(p *peer, id ID) verdict {
+	switch {
+	case m.opt.NoKeys, m.MayUse(p.id, id):
+		return proved
+	case m.asks(p.life(), id):
+		return notYet
+	}
+	return unproved
+}
