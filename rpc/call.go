@@ -156,9 +156,9 @@ func (a *Agent) call(ctx context.Context, to, fn string, args []any) (v any, err
 // awaitEarly waits, within the time of its call, until the references in an answer can be claimed.
 func (a *Agent) awaitEarly(ctx context.Context, x rpclink.Reply) {
 	if a.refs.Early(x.Frame) {
-		ctx, cancel := rpccall.Until(ctx, x.Due)
+		bounded, cancel := rpccall.Until(ctx, x.Due)
 		defer cancel()
-		a.refs.AwaitEarly(ctx, x.Frame)
+		a.refs.AwaitEarly(bounded, x.Frame)
 	}
 }
 

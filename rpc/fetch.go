@@ -18,6 +18,10 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	if core.Object != nil && !core.Closed.Load() {
 		return a.ownValue(ctx, "fetch", core.Object)
 	}
+	if err := a.caller.Active.Enter(ctx); err != nil { // from here on a shutdown waits with the release of the reference
+		return nil, err
+	}
+	defer a.caller.Active.Leave()
 	if err := core.Usable("fetch"); err != nil {
 		return nil, err
 	}
@@ -46,7 +50,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		return nil, err
 	}
 	started := a.caller.Begin(ctx, o)
-	x, err := a.caller.Exchange(ctx, o)
+	x, err := a.caller.ExchangeActive(ctx, o)
 	a.caller.End(o, started, err)
 	if err != nil {
 		if failed := core.State(); failed != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/observe"
 )
@@ -21,9 +22,10 @@ import (
 const shutdownRefs = 100 * time.Second
 
 // Shutdown leaves the world in order and then closes the agent. In a static world it waits for all workers to come to
-// the same point, deletes the references that this worker holds, waits until its own objects are released, and stops
-// when no worker has a call under way, or runs a function for [Remote]. In a dynamic world it tells the others and leaves. When another worker of a static
-// world has died it does not wait for it: the error is then dist.PeerLost, and names the worker.
+// the same point. It lets the calls and fetches of this worker end, and those of other Go workers that it serves, and only then
+// deletes the references that this worker holds. A static world waits until the own objects are released too, and ends when no
+// worker has a call under way, or runs a function for [Remote]. In a dynamic world Shutdown tells the others and leaves. When
+// another worker of a static world has died it does not wait for it: the error is then dist.PeerLost, and names the worker.
 //
 // ctx bounds all of it. The agent is closed in any case when Shutdown returns; the error says which phase was not
 // completed, and who was missing. A second Shutdown waits for the first one and returns its error, or that of its own ctx
@@ -100,8 +102,8 @@ func (a *Agent) shutdownStatic(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := a.phase(ctx, "release references", a.drainRefs); err != nil {
-		a.cfg.logger.Warn("references were not released in time", slog.String("worker", a.name), slog.String("err", err.Error()))
+	if err := a.release(ctx, a.drainRefs); err != nil {
+		return err
 	}
 	return a.phase(ctx, "wait for calls under way", func(ctx context.Context) error {
 		return a.world.EndStatic(ctx, members{a}, &a.caller.Active)
@@ -109,16 +111,50 @@ func (a *Agent) shutdownStatic(ctx context.Context) error {
 }
 
 func (a *Agent) shutdownDynamic(ctx context.Context) error {
-	refs := a.phase(ctx, "release references", func(ctx context.Context) error { return a.dropHeld(ctx) })
-	if refs != nil {
-		a.cfg.logger.Warn("references were not released in time", slog.String("worker", a.name), slog.String("err", refs.Error()))
+	if err := a.release(ctx, a.dropHeld); err != nil {
+		return err
 	}
-	if err := a.phase(ctx, "wait for calls under way", a.caller.Active.Idle); err != nil {
+	if err := a.phase(ctx, "wait for calls under way", a.caller.Active.Idle); err != nil { // begun meanwhile
 		return err
 	}
 	return a.phase(ctx, "tell the others", func(ctx context.Context) error {
 		return a.world.Leave(ctx, members{a}, func() []string { return a.world.Others(members{a}) })
 	})
+}
+
+// release gives the references back when nothing that is under way can need them. When the time is over before, they are given
+// back all the same.
+func (a *Agent) release(ctx context.Context, drop func(context.Context) error) error {
+	calls := a.phase(ctx, "let calls end", a.callsEnd)
+	if err := a.phase(ctx, "release references", drop); err != nil {
+		a.cfg.logger.Warn("references were not released in time", slog.String("worker", a.name), slog.String("err", err.Error()))
+	}
+	return calls
+}
+
+// callsEnd waits until no call of this worker is under way, and none that another Go worker waits for. A handler that shuts its
+// own worker down does not wait for itself.
+func (a *Agent) callsEnd(ctx context.Context) error {
+	served := func() int { return a.server.Awaited() }
+	if rpcplace.Of(ctx) != nil {
+		served = func() int { return 0 }
+	}
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		moment.At("rpc.agent.calls")
+		if err := a.caller.Active.Idle(ctx); err != nil {
+			return err
+		}
+		if served() == 0 && a.caller.Active.Count() == 0 {
+			return nil
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			e := dist.Ended("rpc: shutdown", ctx)
+			e.Detail = fmt.Sprintf("%d calls of other workers are served", served())
+			return e
+		}
+	}
 }
 
 // drainRefs deletes the references held here and waits until the own objects are released too.

@@ -74,3 +74,105 @@ func TestCloseDuringShutdown(t *testing.T) {
 		})
 	}
 }
+
+// A shutdown lets what is under way end before it gives references back: fetches of values that are still being made, calls with
+// references, and handlers that use the references of the worker which shuts down.
+func TestShutdownLetsCallsEnd(t *testing.T) {
+	for _, static := range []bool{true, false} {
+		for _, wait := range []time.Duration{0, time.Millisecond, 20 * time.Millisecond} {
+			begun, release := make(chan struct{}, 8), make(chan struct{})
+			hold := func() { begun <- struct{}{}; <-release }
+			var kept *Ref[string] // a reference of w1
+			reg := NewRegistry().
+				MustHandle("t.make", func() string { hold(); return "made" }).
+				MustHandle("t.fetch", func(ctx context.Context, r *Ref[string]) (string, error) { hold(); return r.Fetch(ctx) }).
+				MustHandle("t.kept", func(ctx context.Context) (string, error) { hold(); return kept.Fetch(ctx) }).
+				MustHandle("t.quick", func() string { return "quick" })
+			agents := world(t, 3, static, func(int) *Registry { return reg })
+			ctx := testContext(t)
+			var err error
+			if kept, err = Remote[string](ctx, agents[1], "w2", "t.quick"); err != nil {
+				t.Fatal(err)
+			}
+			if err = kept.Confirmed(ctx); err != nil {
+				t.Fatal(err)
+			}
+			made, err := Remote[string](ctx, agents[0], "w1", "t.make")
+			if err != nil {
+				t.Fatal(err)
+			}
+			quick, err := Remote[string](ctx, agents[0], "w1", "t.quick")
+			if err != nil {
+				t.Fatal(err)
+			}
+			type outcome struct {
+				what, want string
+				value      string
+				err        error
+			}
+			all := make(chan outcome, 8)
+			do := func(what, want string, fn func() (string, error)) {
+				go func() {
+					v, err := fn()
+					all <- outcome{what, want, v, err}
+				}()
+			}
+			do("a fetch of what is being made", "made", func() (string, error) { return made.Fetch(ctx) })
+			do("a call with a reference", "quick", func() (string, error) { return Call[string](ctx, agents[0], "w2", "t.fetch", quick) })
+			do("a handler that uses a reference of its worker", "quick", func() (string, error) { return Call[string](ctx, agents[0], "w1", "t.kept") })
+			for range 3 {
+				<-begun
+			}
+			down := make(chan error, len(agents))
+			for _, a := range agents {
+				go func() { down <- a.Shutdown(ctx) }()
+			}
+			time.Sleep(wait)
+			if len(down) > 0 {
+				t.Errorf("static=%v: a shutdown ended before the calls under way: %v", static, <-down)
+			}
+			close(release)
+			for range 3 {
+				if o := <-all; o.err != nil || o.value != o.want {
+					t.Errorf("static=%v after %v: %s: %q, %v", static, wait, o.what, o.value, o.err)
+				}
+			}
+			for range agents {
+				if err := <-down; err != nil {
+					t.Errorf("static=%v after %v: %v", static, wait, err)
+				}
+			}
+		}
+	}
+}
+
+// A handler that does not return keeps a shutdown no longer than its ctx allows; when its caller has given up, not at all. A
+// handler can shut down its own worker.
+func TestShutdownWaitsForNobody(t *testing.T) {
+	for _, static := range []bool{true, false} {
+		begun, release := make(chan struct{}, 1), make(chan struct{})
+		t.Cleanup(func() { close(release) })
+		reg := NewRegistry().
+			MustHandle("t.stuck", func() { begun <- struct{}{}; <-release }).
+			MustHandle("t.stop", func(ctx context.Context) error { return AgentFrom(ctx).callsEnd(ctx) })
+		agents := world(t, 2, static, func(int) *Registry { return reg })
+		giveUp, cancel := context.WithCancel(testContext(t))
+		call := Async[any](giveUp, agents[0], "w1", "t.stuck")
+		<-begun
+		if _, err := Call[any](testContext(t), agents[0], "w1", "t.stop"); err != nil {
+			t.Errorf("static=%v: a handler that ends its own worker: %v", static, err)
+		}
+		short, end := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		ends(t, "callsEnd", func() {
+			if err := agents[1].callsEnd(short); !errors.Is(err, dist.DeadlineExceeded) {
+				t.Errorf("static=%v: with a caller that waits: %v", static, err)
+			}
+		})
+		end()
+		cancel()
+		if _, err := call.Await(testContext(t)); !errors.Is(err, dist.Canceled) {
+			t.Errorf("static=%v: the call: %v", static, err)
+		}
+		shutdown(t, agents)
+	}
+}

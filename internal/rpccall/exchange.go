@@ -71,13 +71,18 @@ var callTimers = sync.Pool{New: func() any {
 
 // Exchange sends a request and waits for its answer.
 func (k *Caller) Exchange(ctx context.Context, o *Outgoing) (rpclink.Reply, error) {
-	if err := ctx.Err(); err != nil {
-		return rpclink.Reply{}, Named("rpc: "+o.Op, o.Func, o.Peer, dist.FromContext("rpc: "+o.Op, ctx))
-	}
 	if err := k.Active.Enter(ctx); err != nil {
 		return rpclink.Reply{}, err
 	}
 	defer k.Active.Leave()
+	return k.ExchangeActive(ctx, o)
+}
+
+// ExchangeActive is Exchange for a request that the caller has counted as active.
+func (k *Caller) ExchangeActive(ctx context.Context, o *Outgoing) (rpclink.Reply, error) {
+	if err := ctx.Err(); err != nil {
+		return rpclink.Reply{}, Named("rpc: "+o.Op, o.Func, o.Peer, dist.FromContext("rpc: "+o.Op, ctx))
+	}
 	deadline := k.Deadline(ctx)
 	for tries := 0; ; tries++ {
 		c := o.Peer.Current()

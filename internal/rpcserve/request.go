@@ -31,6 +31,7 @@ type request struct {
 	values   func(context.Context) context.Context // of an extension and a profiler, for the handler
 	began    time.Time                             // when it was run
 	answered atomic.Bool
+	awaited  atomic.Bool // counted in Server.awaited
 	decoder  *rpcref.Decoding
 	place    rpcplace.Place
 	ctx      rpcplace.Context
@@ -67,7 +68,21 @@ func (r *request) answer(m *rpcwire.Message, wires []rrefcore.Wire) bool {
 		return false
 	}
 	r.send(m, wires)
+	r.unawaited()
 	return true
+}
+
+// unawaited notes that no caller waits for an answer any more: it has it, or has given up.
+func (r *request) unawaited() {
+	if r.awaited.CompareAndSwap(true, false) {
+		r.s.awaited.Add(-1)
+	}
+}
+
+// givenUp ends the handler's context: its caller has given up, or the connection has ended.
+func (r *request) givenUp(cause error) {
+	r.unawaited()
+	r.ctx.Cancel(cause)
 }
 
 // send sends the answer.

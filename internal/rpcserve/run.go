@@ -22,7 +22,11 @@ import (
 func (s *Server) serveCall(r *request) {
 	s.calls.Add(1)
 	if !r.creates() || !r.cohort() { // an object outlives the link that its creating call came on
-		r.track(r.ctx.Cancel) // here, since the caller's cancellation may be the next frame
+		if r.Conn != nil && r.cohort() {
+			r.awaited.Store(true)
+			s.awaited.Add(1)
+		}
+		r.track(r.givenUp) // here, since the caller's cancellation may be the next frame
 	}
 	now, ok := s.limiter.Enter(r)
 	switch {

@@ -76,6 +76,7 @@ type Server struct {
 	idle    chan *request // taken by goroutines that have no request
 	idlers  atomic.Int64
 	calls   atomic.Int64
+	awaited atomic.Int64 // calls of other Go workers that wait for an answer
 }
 
 // New returns who answers the requests of a worker.
@@ -101,6 +102,10 @@ func (s *Server) Abandoned() int {
 	}
 	return n
 }
+
+// Awaited returns how many calls of other Go workers wait for an answer of this worker. A caller that has given up is not
+// counted, however long its handler goes on. PyTorch callers are not counted at all: their wire does not say when they give up.
+func (s *Server) Awaited() int { return int(s.awaited.Load()) }
 
 // Arrived takes a request of a peer. It is called by the goroutine that reads and does not block.
 func (s *Server) Arrived(in rpclink.Incoming) {
