@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -46,11 +47,11 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	}
 	for _, t := range w.call.Subject {
 		if t != nil {
-			fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, t.DType(), t.Shape()))
+			fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, g.peers, t.DType(), t.Shape()))
 		}
 	}
 	if s := w.call.Sparse; s != nil {
-		fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, s.Values.DType(), s.Shape))
+		fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, g.peers, s.Values.DType(), s.Shape))
 	}
 	if err := g.checks.wrapper.Check(ctx, &fingerprint, limit); err != nil {
 		if !errors.Is(err, dist.Mismatch) {
@@ -75,14 +76,20 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 }
 
 // printOf describes a tensor as PyTorch's Python layer hands it on: complex numbers as pairs of real ones, except to
-// operations that refuse them.
-func printOf(op OpType, dt tensor.DType, shape []int) gloo.TensorPrint {
+// operations that refuse them, or take them as they are.
+func printOf(op OpType, peers torch.Peers, dt tensor.DType, shape []int) gloo.TensorPrint {
 	p := gloo.TensorPrint{DType: uint8(dt)}
 	for _, n := range shape {
 		p.Shape = append(p.Shape, int64(n))
 	}
-	if op == OpReduce || op == OpBroadcast || op == OpGather {
+	switch op {
+	case OpReduce, OpGather, OpReduceScatter, OpReduceScatterInto:
 		return p
+	case OpBroadcast:
+		if peers.Low < torch.V2_9 {
+			return p
+		}
+	default:
 	}
 	switch dt {
 	case tensor.Complex64:

@@ -261,3 +261,26 @@ func countOnGo(ctx context.Context, t *testing.T, g *group.Group) []string {
 	must(g.MonitoredBarrier(ctx))
 	return append(got, reduce())
 }
+
+// TestDetailComplex: PyTorch's check sees complex numbers as pairs of real ones in some operations and as they are in others, whether
+// they are performed or refused.
+func TestDetailComplex(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		if tr == torchtest.V113 {
+			tr.NotApplicable(t, "checks no more than the order of operations")
+		}
+		ops := []string{"broadcast", "reduce", "reduce_scatter_tensor", "gather", "scatter", "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all_single"}
+		if tr.About(t).Since(2, 12) {
+			ops = append(ops, "reduce_scatter", "all_to_all")
+		}
+		var plan []step
+		for _, op := range ops {
+			plan = append(plan, step{Op: op, N: 4, DType: "complex64", MayRefuse: true})
+		}
+		plan = append(plan, step{Op: "all_reduce", N: 3, DType: "float32"})
+		w := world{size: 2, env: detailEnv, options: []group.Option{group.WithDetail()}}
+		want := w.run(t, tr, plan)
+		w.goRanks = []int{1}
+		compare(t, plan, want, w.run(t, tr, plan))
+	})
+}

@@ -120,6 +120,7 @@ type fuzzer struct {
 	halves  bool        // all builds have them
 	detail  bool
 	size    int
+	goRanks []int
 	groups  []step // new_group steps so far
 	joined  []int  // groups that each rank is a member of
 }
@@ -209,6 +210,9 @@ func (f *fuzzer) refusal() (step, bool) {
 		members := f.size
 		if s.Group != "" {
 			members = len(s.Ranks)
+			if !slices.ContainsFunc(s.Ranks, func(r int) bool { return !slices.Contains(f.goRanks, r) }) {
+				continue // a group of Go ranks does everything
+			}
 		}
 		var r *torch.Refusal
 		err := f.peers.Check("x", torch.Call{Op: refusable[s.Op], DType: dtypeOf(s.DType), Reduce: reduce.Op(reduceOps[s.Reduce]), Numel: s.N, Parts: members})
@@ -283,6 +287,7 @@ func randomWorld(seed uint64, version string, about torchtest.About) (world, []s
 	w := world{size: f.size}
 	w.goRanks = f.Perm(f.size)[:min(1+f.IntN(3), f.size-1)]
 	slices.Sort(w.goRanks)
+	f.goRanks = w.goRanks
 	w.env = map[string]string{}
 	if f.detail = f.IntN(4) == 0; f.detail {
 		w.env = maps.Clone(detailEnv)

@@ -40,6 +40,7 @@ func mixedWorld(t *testing.T, seed uint64) (world, []step) {
 		}
 	}
 	slices.Sort(w.goRanks)
+	f.goRanks = w.goRanks
 	if f.detail = f.IntN(5) == 0; f.detail {
 		maps.Copy(w.env, detailEnv)
 		w.options = append(w.options, group.WithDetail())
