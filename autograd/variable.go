@@ -179,6 +179,28 @@ func (v *Variable) SetGrad(t *tensor.Tensor) error {
 	return nil
 }
 
+// SetGradValue is [Variable.SetGrad] with a gradient that may be sparse. The caller no longer changes it.
+func (v *Variable) SetGradValue(g Value) error {
+	if g.Sparse == nil {
+		return v.SetGrad(g.Dense)
+	}
+	if v.err != nil {
+		return v.err
+	}
+	const op = "autograd: set grad"
+	if err := g.Sparse.Check(); err != nil {
+		return dist.Wrap(op, dist.InvalidArgument, err)
+	}
+	if !metaOf(v.Value()).fits(g) {
+		return dist.Newf(op, dist.InvalidArgument, "assigned grad has %v%v, the variable %v%v", g.DType(), g.Shape(), v.DType(), v.Shape())
+	}
+	moment.At("autograd.variable.set_grad")
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.mu.grad, v.mu.owned = g, true
+	return nil
+}
+
 // ZeroGrad forgets the gradient. It corresponds to Optimizer.zero_grad(set_to_none=True).
 func (v *Variable) ZeroGrad() {
 	v.mu.Lock()

@@ -17,14 +17,15 @@ const (
 	unlimited          = int(^uint(0) >> 1)
 )
 
-// piece is what the assignment looks at: the type and the bytes of a parameter.
+// piece is what the assignment looks at: the type and the bytes of a parameter, and whether its gradients are sparse.
 type piece struct {
-	dtype tensor.DType
-	bytes int
+	dtype  tensor.DType
+	bytes  int
+	sparse bool
 }
 
 // assign puts parameters into buckets of one element type each. A bucket is closed when it has reached its limit; the
-// k-th bucket of a type has the k-th limit, the rest the last. order says in which order parameters come; nil is their
+// k-th bucket of a type has the k-th limit, the rest the last. A sparse gradient has a bucket of its own. order says in which order parameters come; nil is their
 // own, and then the buckets are sorted by their first parameter. It is torch.distributed._compute_bucket_assignment_by_size.
 func assign(pieces []piece, limits, order []int) [][]int {
 	type open struct {
@@ -43,6 +44,10 @@ func assign(pieces []piece, limits, order []int) [][]int {
 		}
 	}
 	for _, i := range order {
+		if pieces[i].sparse {
+			out = append(out, []int{i})
+			continue
+		}
 		at := slices.IndexFunc(opens, func(o *open) bool { return o.dtype == pieces[i].dtype })
 		if at < 0 {
 			at = len(opens)

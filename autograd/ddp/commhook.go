@@ -6,6 +6,7 @@ package ddp
 import (
 	"context"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/tensor"
@@ -15,12 +16,14 @@ import (
 type Bucket struct {
 	Index int            // in the order of reduction
 	Last  bool           // of this pass
-	Data  *tensor.Tensor // the gradients one behind the other, in one dimension
+	Data  *tensor.Tensor // the gradients one behind the other, in one dimension; nil for a sparse one
 	Grads []*tensor.Tensor
+	// Sparse is a sparse gradient, which has a bucket of its own; else nil. A hook puts the result into its fields.
+	Sparse *tensor.Sparse
 }
 
 // CommHook begins the reduction of a bucket and returns at once with a function that waits for its end. When that has
-// returned nil, b.Data must hold the result on all ranks; the gradients are not divided before the hook gets them, so the
+// returned nil, b.Data or b.Sparse must hold the result on all ranks; the gradients are not divided before the hook gets them, so the
 // hook must compute the mean. Hooks run in the order of the buckets, the same on all ranks. It corresponds to the hooks
 // of DistributedDataParallel.register_comm_hook.
 type CommHook func(ctx context.Context, g *group.Group, b Bucket) (wait func(context.Context) error)
@@ -45,6 +48,11 @@ func BF16(ctx context.Context, g *group.Group, b Bucket) func(context.Context) e
 }
 
 func compressed(ctx context.Context, g *group.Group, b Bucket, dt tensor.DType) func(context.Context) error {
+	if b.Sparse != nil {
+		return func(context.Context) error {
+			return dist.Newf("ddp: hook", dist.NotSupported, "sparse gradients are not sent as %v: gloo cannot add them", dt)
+		}
+	}
 	small, err := tmath.Convert(b.Data, dt)
 	if err == nil {
 		small, err = tmath.Binary(tmath.Div, tmath.Of(small), tmath.Num(float64(g.Size())))
@@ -67,8 +75,11 @@ func compressed(ctx context.Context, g *group.Group, b Bucket, dt tensor.DType) 
 
 // reduce begins the reduction of a bucket.
 func (m *Model) reduce(ctx context.Context, b *bucket) wait {
-	if m.config.comm == nil {
-		return m.g.AllReduce(ctx, b.data, group.Sum).Wait
+	switch {
+	case m.config.comm != nil:
+		return m.config.comm(ctx, m.g, Bucket{b.index, b.index == len(m.buckets)-1, b.data, b.views, b.sparse})
+	case b.sparse != nil:
+		return m.g.AllReduceSparse(ctx, b.sparse, group.Sum).Wait
 	}
-	return m.config.comm(ctx, m.g, Bucket{b.index, b.index == len(m.buckets)-1, b.data, b.views})
+	return m.g.AllReduce(ctx, b.data, group.Sum).Wait
 }

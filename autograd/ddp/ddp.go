@@ -68,10 +68,11 @@ type Model struct {
 // wait ends when something that was begun has ended.
 type wait = func(context.Context) error
 
-// bucket is the gradients that are reduced together.
+// bucket is the gradients that are reduced together, or one sparse gradient.
 type bucket struct {
 	params  []int
-	data    *tensor.Tensor
+	data    *tensor.Tensor   // nil for a sparse gradient
+	sparse  *tensor.Sparse   // of this pass
 	views   []*tensor.Tensor // by position in params
 	index   int
 	pending int
@@ -160,7 +161,7 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %s has strides %v: want a dense one", p.Name, p.Value.Data().Strides())
 		}
 		m.params = append(m.params, p)
-		m.pieces = append(m.pieces, piece{p.Value.DType(), p.Value.Data().Size()})
+		m.pieces = append(m.pieces, piece{p.Value.DType(), p.Value.Data().Size(), p.Sparse})
 	}
 	m.accumulated = make([]bool, len(m.params))
 	if len(m.params) == 0 {
@@ -204,9 +205,7 @@ func (m *Model) Close() {
 	}
 	m.removes = nil
 	if m.err == nil && !m.running { // else a reduction may still be writing
-		for _, b := range m.buckets {
-			b.data.Storage().Release()
-		}
+		m.releaseBuckets()
 	}
 	m.buckets = nil
 }

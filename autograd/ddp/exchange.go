@@ -65,7 +65,7 @@ func (m *Model) compare(ctx context.Context) error {
 func (m *Model) takeFrom(ctx context.Context, from int, all []*tensor.Tensor) error {
 	pieces := make([]piece, len(all))
 	for i, t := range all {
-		pieces[i] = piece{t.DType(), t.Size()}
+		pieces[i] = piece{dtype: t.DType(), bytes: t.Size()}
 	}
 	for _, indices := range assign(pieces, []int{broadcastBucket}, nil) {
 		var parts []*tensor.Tensor
@@ -132,7 +132,7 @@ func (m *Model) agree(ctx context.Context, buckets [][]int) ([][]int, error) {
 	return m.cut(order[:len(m.params)], sizes)
 }
 
-// cut checks what rank 0 sent: every parameter once, one element type per bucket.
+// cut checks what rank 0 sent: every parameter once, one element type per bucket, sparse gradients alone.
 func (m *Model) cut(order, sizes []int32) ([][]int, error) {
 	bad := func() error {
 		return dist.Newf("ddp: forward", dist.Protocol, "rank 0 sent buckets of sizes %v with order %v", sizes, order)
@@ -145,7 +145,7 @@ func (m *Model) cut(order, sizes []int32) ([][]int, error) {
 		}
 		var b []int
 		for _, i := range order[:size] {
-			if i < 0 || int(i) >= len(seen) || seen[i] || len(b) > 0 && m.pieces[i].dtype != m.pieces[b[0]].dtype {
+			if i < 0 || int(i) >= len(seen) || seen[i] || len(b) > 0 && m.pieces[i].dtype != m.pieces[b[0]].dtype || size > 1 && m.pieces[i].sparse {
 				return nil, bad()
 			}
 			seen[i] = true

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -337,24 +336,6 @@ func joinRun(t *testing.T, active, unused bool, short int) {
 		}
 		if v, err := m.Params()[0].Value.Data().At(0, 0); err != nil || v != float32(42) {
 			return fmt.Errorf("the model is not that of the last rank: %v, %w", v, err)
-		}
-		return nil
-	})
-}
-
-// TestSparseGradientsAreRefused: an embedding with sparse gradients ends the pass with the reason.
-func TestSparseGradientsAreRefused(t *testing.T) {
-	t.Parallel()
-	world(t, 2, func(ctx context.Context, g *group.Group) error {
-		table := nn.NewEmbedding(rand.New(rand.NewPCG(1, 1)), 4, 2)
-		table.Sparse = true
-		m, err := ddp.New(ctx, g, table)
-		if err != nil {
-			return err
-		}
-		y := m.Forward(ctx, autograd.Constant(tensor.Must(tensor.From([]int64{1, 2}))))
-		if err := y.Sum().Backward(ctx); !errors.Is(err, dist.NotSupported) {
-			t.Errorf("a sparse gradient: %v", err)
 		}
 		return nil
 	})

@@ -140,7 +140,7 @@ func (m *Model) shadowPass(ctx context.Context) error {
 	}
 	var waits []wait
 	for _, b := range m.buckets {
-		if err = b.data.Fill(0); err != nil {
+		if err = m.clear(b); err != nil {
 			return err
 		}
 		waits = append(waits, m.reduce(ctx, b))

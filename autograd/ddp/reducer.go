@@ -11,8 +11,10 @@ import (
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/coo"
 	"github.com/cohort-dist/cohort/internal/invariants"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -23,6 +25,11 @@ func (m *Model) install(buckets [][]int) error {
 	made := make([]*bucket, len(buckets))
 	for i, params := range buckets {
 		b := &bucket{params: params, index: i}
+		made[i] = b
+		if k := params[0]; m.pieces[k].sparse {
+			places[k] = place{i, 0}
+			continue
+		}
 		n := 0
 		for _, k := range params {
 			n += m.params[k].Value.Data().Numel()
@@ -47,14 +54,20 @@ func (m *Model) install(buckets [][]int) error {
 			places[k] = place{i, j}
 			at += t.Numel()
 		}
-		made[i] = b
 	}
-	for _, b := range m.buckets {
-		b.data.Storage().Release()
-	}
+	m.releaseBuckets()
 	m.buckets, m.places = made, places
 	m.reset()
 	return nil
+}
+
+// releaseBuckets gives back the memory of the buckets.
+func (m *Model) releaseBuckets() {
+	for _, b := range m.buckets {
+		if b.data != nil {
+			b.data.Storage().Release()
+		}
+	}
 }
 
 // reset forgets the pass that ended.
@@ -63,7 +76,7 @@ func (m *Model) reset() {
 	m.ready = make([]bool, len(m.params))
 	m.unused, m.waitUsed = nil, nil
 	for _, b := range m.buckets {
-		b.pending, b.wait = len(b.params), nil
+		b.pending, b.wait, b.sparse = len(b.params), nil, nil
 	}
 }
 
@@ -71,8 +84,6 @@ func (m *Model) reset() {
 func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	moment.At("ddp.reducer.ready")
 	switch {
-	case m.params[i].Value.GradValue().Sparse != nil:
-		return m.fail(dist.Newf("ddp: backward", dist.NotSupported, "the gradient of %s is sparse: data parallelism reduces dense gradients", m.params[i].Name))
 	case m.noSync:
 		m.accumulated[i] = true
 		return nil
@@ -96,7 +107,7 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	if !m.rebuilt {
 		m.order = append(m.order, i)
 	}
-	if err := m.mark(ctx, i, m.params[i].Value.Grad()); err != nil {
+	if err := m.mark(ctx, i, m.params[i].Value.GradValue()); err != nil {
 		return m.fail(err)
 	}
 	return nil
@@ -125,7 +136,7 @@ func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 	}
 	for _, i := range m.unused {
 		// A gradient that it has from passes without reduction counts, as in PyTorch.
-		if err := m.mark(ctx, i, m.params[i].Value.Grad()); err != nil {
+		if err := m.mark(ctx, i, m.params[i].Value.GradValue()); err != nil {
 			return err
 		}
 	}
@@ -155,9 +166,9 @@ func (m *Model) finishFirst(ctx context.Context) error {
 	}
 	m.waitUsed = m.g.AllReduce(ctx, m.used, group.Sum).Wait
 	for i, p := range m.params {
-		var grad *tensor.Tensor
+		var grad autograd.Value
 		if got[i] {
-			grad = p.Value.Grad()
+			grad = p.Value.GradValue()
 		} else {
 			m.never = append(m.never, i)
 		}
@@ -168,17 +179,13 @@ func (m *Model) finishFirst(ctx context.Context) error {
 	return m.finish(ctx)
 }
 
-// mark copies a gradient into its bucket, divided by the number of ranks unless a hook reduces, and reduces all buckets
-// whose turn it is.
-func (m *Model) mark(ctx context.Context, i int, grad *tensor.Tensor) error {
+// mark puts a gradient into its bucket, divided by the number of ranks unless a hook reduces, and reduces all buckets whose
+// turn it is.
+func (m *Model) mark(ctx context.Context, i int, grad autograd.Value) error {
 	m.ready[i] = true
 	p := m.places[i]
 	b := m.buckets[p.bucket]
-	factor := 1 / float64(m.divide)
-	if m.config.comm != nil {
-		factor = 1
-	}
-	if err := scaleInto(b.views[p.position], grad, factor); err != nil {
+	if err := m.fill(b, p.position, grad); err != nil {
 		return err
 	}
 	b.pending--
@@ -193,6 +200,47 @@ func (m *Model) mark(ctx context.Context, i int, grad *tensor.Tensor) error {
 		m.waitUsed = m.g.AllReduce(ctx, m.used, group.Sum).Wait
 	}
 	return nil
+}
+
+// fill puts a gradient into its bucket. PyTorch multiplies dense gradients by a fraction and divides sparse ones, and so must
+// everybody.
+func (m *Model) fill(b *bucket, position int, grad autograd.Value) error {
+	const op = "ddp: backward"
+	name := m.params[b.params[position]].Name
+	if b.data != nil {
+		if grad.Sparse != nil {
+			return dist.Newf(op, dist.NotSupported, "the gradient of %s is sparse, and the module does not say so: set nn.Param.Sparse", name)
+		}
+		factor := 1 / float64(m.divide)
+		if m.config.comm != nil {
+			factor = 1
+		}
+		return scaleInto(b.views[position], grad.Dense, factor)
+	}
+	switch {
+	case grad.IsNone():
+		return dist.Newf(op, dist.InvalidArgument, "Expected sparse gradient to be defined: the pass did not use %s", name)
+	case grad.Sparse == nil:
+		return dist.Newf(op, dist.InvalidArgument, "Expected variable to have sparse gradient: that of %s is dense", name)
+	}
+	var err error
+	b.sparse, err = coo.Map(grad.Sparse, func(v *tensor.Tensor) (*tensor.Tensor, error) {
+		if m.config.comm != nil {
+			return v.Clone() // a hook may change it
+		}
+		return tmath.Binary(tmath.Div, tmath.Of(v), tmath.Num(float64(m.divide)))
+	})
+	return err
+}
+
+// clear makes a bucket that of a rank that has nothing to add.
+func (m *Model) clear(b *bucket) (err error) {
+	if b.data != nil {
+		return b.data.Fill(0)
+	}
+	v := m.params[b.params[0]].Value
+	b.sparse, err = coo.Empty(v.DType(), v.Shape(), 1) // as that of a table
+	return err
 }
 
 // finish waits for the reductions at the end of a pass and puts the means in place.
@@ -228,7 +276,7 @@ func (m *Model) finish(ctx context.Context) error {
 			if used != nil && used[k] == 0 {
 				continue // no rank used it: its gradient stays what it was
 			}
-			if err := putGrad(m.params[k].Value, b.views[j]); err != nil {
+			if err := b.putGrad(m.params[k].Value, j); err != nil {
 				return m.fail(err)
 			}
 		}
@@ -237,7 +285,12 @@ func (m *Model) finish(ctx context.Context) error {
 	return nil
 }
 
-func putGrad(v *autograd.Variable, mean *tensor.Tensor) error {
+// putGrad makes a mean the gradient of its parameter.
+func (b *bucket) putGrad(v *autograd.Variable, position int) error {
+	if b.sparse != nil {
+		return v.SetGradValue(autograd.Value{Sparse: b.sparse})
+	}
+	mean := b.views[position]
 	if g := v.Grad(); g != nil {
 		return g.CopyFrom(mean)
 	}

@@ -71,5 +71,5 @@ func future(length int) *tensor.Tensor {
 
 // Params returns the parameters with PyTorch's names.
 func (a *Attention) Params() []Param {
-	return append([]Param{{"in_proj_weight", a.InWeight}, {"in_proj_bias", a.InBias}}, Prefix("out_proj", a.Out.Params())...)
+	return append([]Param{{Name: "in_proj_weight", Value: a.InWeight}, {Name: "in_proj_bias", Value: a.InBias}}, Prefix("out_proj", a.Out.Params())...)
 }

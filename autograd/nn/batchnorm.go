@@ -90,7 +90,9 @@ func (l *BatchNorm) track(mean, variance *tensor.Tensor, sample float64) error {
 }
 
 // Params returns weight and bias.
-func (l *BatchNorm) Params() []Param { return []Param{{"weight", l.Weight}, {"bias", l.Bias}} }
+func (l *BatchNorm) Params() []Param {
+	return []Param{{Name: "weight", Value: l.Weight}, {Name: "bias", Value: l.Bias}}
+}
 
 // Buffers returns the running statistics and the number of batches that they come from.
 func (l *BatchNorm) Buffers() []Buffer {

@@ -21,8 +21,9 @@ import (
 
 // Param is a parameter with its name in a model.
 type Param struct {
-	Name  string
-	Value *autograd.Variable
+	Name   string
+	Value  *autograd.Variable
+	Sparse bool // its gradients are sparse: that of an [Embedding] with Sparse set
 }
 
 // Module is a part of a model. It corresponds to torch.nn.Module.
@@ -74,7 +75,8 @@ func Variables(modules ...Module) []*autograd.Variable {
 func Prefix(name string, params []Param) []Param {
 	out := make([]Param, len(params))
 	for i, p := range params {
-		out[i] = Param{name + "." + p.Name, p.Value}
+		out[i] = p
+		out[i].Name = name + "." + p.Name
 	}
 	return out
 }
@@ -150,9 +152,9 @@ func (l *Linear) Forward(x *autograd.Variable) *autograd.Variable {
 // Params returns weight and bias.
 func (l *Linear) Params() []Param {
 	if l.Bias == nil {
-		return []Param{{"weight", l.Weight}}
+		return []Param{{Name: "weight", Value: l.Weight}}
 	}
-	return []Param{{"weight", l.Weight}, {"bias", l.Bias}}
+	return []Param{{Name: "weight", Value: l.Weight}, {Name: "bias", Value: l.Bias}}
 }
 
 // Embedding is a table of rows. It corresponds to torch.nn.Embedding.
@@ -177,7 +179,9 @@ func (e *Embedding) Forward(ids *autograd.Variable) *autograd.Variable {
 }
 
 // Params returns the table.
-func (e *Embedding) Params() []Param { return []Param{{"weight", e.Weight}} }
+func (e *Embedding) Params() []Param {
+	return []Param{{Name: "weight", Value: e.Weight, Sparse: e.Sparse}}
+}
 
 // LayerNorm normalises the last dimensions. It corresponds to torch.nn.LayerNorm.
 type LayerNorm struct {
@@ -198,7 +202,9 @@ func (l *LayerNorm) Forward(x *autograd.Variable) *autograd.Variable {
 }
 
 // Params returns weight and bias.
-func (l *LayerNorm) Params() []Param { return []Param{{"weight", l.Weight}, {"bias", l.Bias}} }
+func (l *LayerNorm) Params() []Param {
+	return []Param{{Name: "weight", Value: l.Weight}, {Name: "bias", Value: l.Bias}}
+}
 
 // parameter makes a float32 parameter of zeros; shapes that cannot be made give a parameter that carries the error.
 func parameter(shape ...int) *autograd.Variable {

@@ -52,6 +52,44 @@ func (b *branches) Params() []nn.Param {
 	return append(out, nn.Prefix("never", b.never.Params())...)
 }
 
+// lookup is the model Lookup in rank.py.
+type lookup struct {
+	first, last *nn.Linear
+	table       *nn.Embedding
+}
+
+func newLookup(r *rand.Rand) *lookup {
+	l := &lookup{nn.NewLinear(r, 64, 8), nn.NewLinear(r, 8, 8), nn.NewEmbedding(r, 50, 8)}
+	l.table.Sparse = true
+	return l
+}
+
+func (l *lookup) Forward(x *autograd.Variable) *autograd.Variable {
+	data, err := tensor.Copy[float32](x.Data())
+	if err != nil {
+		return autograd.Failed(err)
+	}
+	rows := x.Data().Dim(0)
+	all, two := make([]int64, 0, 6*rows), make([]int64, 0, 2*rows)
+	for i := range rows {
+		for j := range 6 {
+			id := int64(float32(math.Abs(float64(data[64*i+j])))*17) % 50
+			if all = append(all, id); j < 2 {
+				two = append(two, id)
+			}
+		}
+	}
+	look := func(ids []int64) *autograd.Variable {
+		return l.table.Forward(autograd.Constant(tensor.Must(tensor.From(ids, rows, len(ids)/rows)))).Sum(1)
+	}
+	return l.last.Forward(l.first.Forward(x).Add(look(all)).Add(look(two)).Tanh())
+}
+
+func (l *lookup) Params() []nn.Param {
+	out := append(nn.Prefix("first", l.first.Params()), nn.Prefix("table", l.table.Params())...)
+	return append(out, nn.Prefix("last", l.last.Params())...)
+}
+
 // train is a Go rank; it does what rank.py does.
 func train(ctx context.Context, url, mode string, steps int) (digest string, buckets [][]string, err error) {
 	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))
@@ -75,6 +113,8 @@ func train(ctx context.Context, url, mode string, steps int) (digest string, buc
 		net = nn.Sequence{shared, nn.Tanh, shared, nn.Tanh, nn.NewLinear(r, 64, 8)}
 	case "buffers":
 		net = nn.Sequence{nn.NewLinear(r, 64, 16), nn.NewBatchNorm(16), nn.Tanh, nn.NewLinear(r, 16, 8)}
+	case "sparse", "accumulate-sparse":
+		net, opts = newLookup(r), []ddp.Option{ddp.WithBuckets(ddp.DefaultFirstBucket, 1000)}
 	case "static":
 		net, opts = forked, []ddp.Option{ddp.WithStaticGraph(), ddp.WithBuckets(ddp.DefaultFirstBucket, 1000)}
 	default:
@@ -134,7 +174,7 @@ func loop(ctx context.Context, model *ddp.Model, opt *optim.Optimizer, forked *b
 	for step := range steps {
 		opt.ZeroGrad()
 		micro := 1
-		if mode == "accumulate" || mode == "buffers" {
+		if mode == "accumulate" || mode == "buffers" || mode == "accumulate-sparse" {
 			micro = 3
 		}
 		for k := range micro {
@@ -163,7 +203,7 @@ func loop(ctx context.Context, model *ddp.Model, opt *optim.Optimizer, forked *b
 func TestTogether(t *testing.T) {
 	const size, steps = 3, 5
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		for i, mode := range []string{"plain", "unused", "accumulate", "tied", "buffers", "fp16", "static", "join", "join-active", "join-throw"} {
+		for i, mode := range []string{"plain", "unused", "accumulate", "tied", "buffers", "fp16", "static", "sparse", "accumulate-sparse", "join", "join-active", "join-throw"} {
 			positions := []int{0, 2}
 			if torch != torchtest.V113 && mode != "join-throw" { // whose processes start in a tenth of the time
 				positions = positions[i%2:][:1]

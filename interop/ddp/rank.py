@@ -24,6 +24,18 @@ class Branches(torch.nn.Module):
         return self.right(x) if self.go_right else self.left(x)
 
 
+class Lookup(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(64, 8)
+        self.table = torch.nn.Embedding(50, 8, sparse=True)
+        self.last = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        ids = (x[:, :6].abs() * 17).long() % 50
+        return self.last(torch.tanh(self.first(x) + self.table(ids).sum(1) + self.table(ids[:, :2]).sum(1)))
+
+
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -38,6 +50,9 @@ elif MODE == "tied":
 elif MODE == "buffers":
     net = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Linear(16, 8))
     model = DistributedDataParallel(net)
+elif MODE.endswith("sparse"):
+    net = Lookup()
+    model = DistributedDataParallel(net, bucket_cap_mb=0.001)
 elif MODE == "static":
     net = Branches()
     model = DistributedDataParallel(net, static_graph=True, bucket_cap_mb=0.001)
@@ -69,7 +84,7 @@ if MODE == "join-throw":  # rank 0 has the fewest, and all stop where it does
 with expected, uneven:
     for step in range(STEPS):
         optimizer.zero_grad()
-        micro = 3 if MODE in ("accumulate", "buffers") else 1
+        micro = 3 if MODE in ("accumulate", "buffers", "accumulate-sparse") else 1
         for k in range(micro):
             x = torch.randn(4, 64)
             y = x[:, :8].sin()
