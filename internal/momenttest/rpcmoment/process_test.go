@@ -15,12 +15,10 @@ import (
 	"os/exec"
 	"slices"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/momenttest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -28,35 +26,39 @@ import (
 
 const (
 	workerEnv = "COHORT_MOMENT_WORKER"
-	killEvent = "kill"
 	victim    = "b"
 	rounds    = 6 // of calls, so that there is something to interrupt
 	// lostSoon is how soon a call to a dead worker ends. The promise is a second; the machine may be busy.
 	lostSoon = 5 * time.Second
 	// leftSoon is how soon the others have left after a death: references of the dead are kept for a while.
 	leftSoon = 15 * time.Second
-	// momentLine is what the victim says when its moment has come.
-	momentLine = "now"
 )
 
-// orders are what the victim's process is told: where it kills itself. Without a point it counts.
+// orders are what the victim's process is told: where it does to itself what Event says. Without a point it counts.
 type orders struct {
-	Addr  string
-	Wire  string
-	Point string
-	N     int
+	Addr    string
+	Wire    string
+	Dynamic bool // its world has workers that come and go, and its moment may be one of joining
+	Event   string
+	Point   string
+	N       int
 }
 
+// options are those of the worker with a rank; in a dynamic world it has none.
 func (o orders) options(rank int) []rpc.Option {
-	opts := []rpc.Option{rpc.WithHandlers(keepers()), rpc.WithTimeout(timeout), rpc.WithLease(500*time.Millisecond, 20*time.Second, 500*time.Millisecond)}
+	opts := []rpc.Option{rpc.WithHandlers(keepers(!o.Dynamic)), rpc.WithTimeout(timeout), rpc.WithLease(500*time.Millisecond, 20*time.Second, 500*time.Millisecond)}
 	if o.Wire != "cohort" {
 		opts = append(opts, rpc.WithTransports(o.Wire))
+	}
+	if o.Dynamic {
+		return opts
 	}
 	return append(opts, rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(len(names)))
 }
 
-// keepers are the handlers of every worker, with one that keeps a reference until the next one comes.
-func keepers() *rpc.Registry {
+// keepers are the handlers of every worker, with one that keeps a reference, where it is told to until the next one comes: a worker of a
+// dynamic world does not leave while others keep what it has.
+func keepers(hold bool) *rpc.Registry {
 	var mu sync.Mutex
 	var kept *rpc.Ref[int]
 	return handlers().MustHandle("test.keep", func(ref *rpc.Ref[int]) {
@@ -65,7 +67,10 @@ func keepers() *rpc.Registry {
 		if kept != nil {
 			_ = kept.Close()
 		}
-		kept = ref
+		if kept = ref; !hold {
+			_ = kept.Close()
+			kept = nil
+		}
 	})
 }
 
@@ -84,29 +89,21 @@ func workerMain(spec string) int {
 		return 2
 	}
 	defer func() { _ = st.Close() }()
+	var stop func() map[string]int
+	if o.Dynamic {
+		stop = momenttest.OwnMoment(o.Event, o.Point, o.N)
+	}
 	a, err := rpc.Join(ctx, st, victim, o.options(slices.Index(names, victim))...)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
-	var mu sync.Mutex
-	hits := map[string]int{}
-	stop := moment.SetHook(func(point string) {
-		mu.Lock()
-		hits[point]++
-		here := point == o.Point && hits[point] == o.N
-		mu.Unlock()
-		if here {
-			fmt.Println(momentLine)
-			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		}
-	})
+	if !o.Dynamic {
+		stop = momenttest.OwnMoment(o.Event, o.Point, o.N)
+	}
 	failed := work(ctx, a, "a", "c")
 	failed = errors.Join(failed, a.Shutdown(ctx))
-	mu.Lock()
-	stop()
-	out, _ := json.Marshal(hits)
-	mu.Unlock()
+	out, _ := json.Marshal(stop())
 	if failed != nil {
 		fmt.Fprintln(os.Stderr, failed)
 		return 1
@@ -162,7 +159,7 @@ func answered(got int, err error) error {
 func TestProcesses(t *testing.T) {
 	for _, wire := range []string{"cohort", "uv"} {
 		momenttest.TestProcesses(t, momenttest.ProcessScenario{
-			Name: wire, Share: 25, Events: []string{killEvent}, Points: []string{"rpc.", "rpcworld.", "cohortwire.", "tensorpipe."},
+			Name: wire, Share: 25, Events: []string{momenttest.KillEvent}, Points: []string{"rpc.", "rpcworld.", "cohortwire.", "tensorpipe."},
 			Run: func(p *momenttest.ProcessRun) map[string]int { return runProcesses(p, orders{Wire: wire}) },
 		})
 	}
@@ -170,16 +167,18 @@ func TestProcesses(t *testing.T) {
 
 // child is the victim's process.
 type child struct {
-	cmd   *exec.Cmd
-	ended chan struct{} // closed when all it said was read
-	hits  map[string]int
-	event time.Time // when it said that its moment had come
+	cmd    *exec.Cmd
+	ended  chan struct{} // closed when all it said was read
+	hits   map[string]int
+	event  time.Time     // when it said that its moment had come
+	moment chan struct{} // closed when it has
 }
 
 func startChild(o orders) (*child, error) {
 	spec, _ := json.Marshal(o)
-	c := &child{cmd: exec.Command(os.Args[0]), ended: make(chan struct{})}
+	c := &child{cmd: exec.Command(os.Args[0]), ended: make(chan struct{}), moment: make(chan struct{})} //nolint:gosec // this program
 	c.cmd.Env = append(os.Environ(), workerEnv+"="+string(spec))
+	c.cmd.Stderr = os.Stderr
 	stdout, err := c.cmd.StdoutPipe()
 	if err == nil {
 		err = c.cmd.Start()
@@ -192,8 +191,9 @@ func startChild(o orders) (*child, error) {
 		lines := bufio.NewScanner(stdout)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
-			if lines.Text() == momentLine {
+			if lines.Text() == momenttest.MomentLine {
 				c.event = time.Now()
+				close(c.moment)
 				continue
 			}
 			_ = json.Unmarshal(lines.Bytes(), &c.hits)
