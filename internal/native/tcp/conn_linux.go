@@ -37,8 +37,8 @@ type conn struct {
 	held     *arrival    // or the arrival
 	tooLong  bool        // the payload does not fit the receive
 	iov      iovecs
-	lastIn   time.Time
-	heard    bool // something arrived since the keeper looked
+	silent   time.Duration // for how long the peer has said nothing, as far as this rank was awake to see
+	heard    bool          // something arrived since the keeper looked
 
 	// Receives.
 	recvs    link.List // posted, unmatched

@@ -166,7 +166,10 @@ func (m *Mesh) beat() {
 	moment.At("tcp.keep.beat")
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	// If this process stood still too, the time that it slept proves nothing about the others: no beat counts more than two.
 	now := time.Now()
+	passed := min(now.Sub(m.mu.lastBeat), m.cfg.Heartbeat/2)
+	m.mu.lastBeat = now
 	for _, c := range m.mu.conns {
 		if c == nil || c.gone != nil {
 			continue
@@ -179,11 +182,11 @@ func (m *Mesh) beat() {
 			}
 		}
 		c.spoke = false
-		if c.heard || c.lastIn.IsZero() {
-			c.lastIn, c.heard = now, false
+		if c.silent += passed; c.heard {
+			c.silent, c.heard = 0, false
 		}
-		if m.cfg.Heartbeat > 0 && !m.mu.frozen && now.Sub(c.lastIn) > m.cfg.Heartbeat && !c.read() && c.gone == nil {
-			c.lose("rank " + itoa(c.peer) + " has said nothing for " + now.Sub(c.lastIn).Round(time.Millisecond).String() +
+		if m.cfg.Heartbeat > 0 && !m.mu.frozen && c.silent > m.cfg.Heartbeat && !c.read() && c.gone == nil {
+			c.lose("rank " + itoa(c.peer) + " has said nothing for " + c.silent.Round(time.Millisecond).String() +
 				": its process is stopped or the network to it is cut")
 		}
 	}

@@ -110,3 +110,28 @@ func TestAnyPeerWithoutAListTakesAll(t *testing.T) {
 		}
 	}
 }
+
+// The time that a process slept, with all others perhaps, does not count as a peer's silence; what it was awake to see does.
+func TestOwnSleepIsNoSilence(t *testing.T) {
+	m := connectWith(t, 2, nil, func(c *Config) { c.Heartbeat = time.Hour })[0]
+	passes := func(d time.Duration) (lost bool) {
+		m.mu.Lock()
+		m.mu.lastBeat = time.Now().Add(-d)
+		m.mu.Unlock()
+		m.beat()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.mu.conns[1].gone != nil
+	}
+	passes(time.Minute) // what was said while the ranks connected
+	if passes(24 * time.Hour) {
+		t.Error("after a day of sleep the peer counts as lost")
+	}
+	lost := false
+	for range 3 {
+		lost = passes(25 * time.Minute)
+	}
+	if !lost {
+		t.Error("a peer that says nothing for more than an hour is not lost")
+	}
+}

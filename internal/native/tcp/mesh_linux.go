@@ -41,13 +41,14 @@ type Mesh struct {
 		anyRecvs  link.List
 		calls     [callHistory]callEntry
 		live      []liveCall
-		order     uint64     // arrivals counted
-		spare     *arrival   // free arrivals, with room for an eager message
-		err       error      // why the mesh failed
-		lost      error      // why collectives have ended: a rank is gone
-		leaving   bool       // Close was called
-		closed    bool       // Close has ended the connections
-		frozen    bool       // Freeze was called
+		order     uint64   // arrivals counted
+		spare     *arrival // free arrivals, with room for an eager message
+		err       error    // why the mesh failed
+		lost      error    // why collectives have ended: a rank is gone
+		leaving   bool     // Close was called
+		closed    bool     // Close has ended the connections
+		frozen    bool     // Freeze was called
+		lastBeat  time.Time
 		driving   bool       // somebody drives
 		sleepers  []*link.Op // ops whose waiters sleep until the role is free
 		lastDrive time.Time
