@@ -113,7 +113,7 @@ func (w *World) makeGroup(ctx context.Context, old *group.Group) (*group.Group, 
 	if w.Size() < 1 {
 		err = dist.New(op, dist.InvalidArgument, "the world is open: a group needs a world size")
 	} else {
-		g, err = group.New(ctx, w.Store(), int(w.Rank()), w.Size(), w.groupOptions...)
+		g, err = group.New(ctx, w.Store(), w.Rank(), w.Size(), w.groupOptions...)
 	}
 	moment.At("world.group.made")
 	w.mu.Lock()

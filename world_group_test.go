@@ -71,7 +71,7 @@ func TestWorldGroup(t *testing.T) {
 				return errors.New("two groups")
 			}
 		}
-		if g.Rank() != int(w.Rank()) || g.Size() != size || g.Transport() != group.TCP || g.Timeout() != 30*time.Second {
+		if g.Rank() != w.Rank() || g.Size() != size || g.Transport() != group.TCP || g.Timeout() != 30*time.Second {
 			return fmt.Errorf("rank %d of %d over %s, timeout %v", g.Rank(), g.Size(), g.Transport(), g.Timeout())
 		}
 		for range 50 {

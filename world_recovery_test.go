@@ -49,7 +49,7 @@ func recoveringRank(mode string) int {
 		fmt.Println("made", g.Transport())
 		for i := 0; err == nil; i++ {
 			if i%2 == 1 { // messages around the ring
-				next, before := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()
+				next, before := (g.Rank()+1)%dist.Rank(g.Size()), (g.Rank()+dist.Rank(g.Size())-1)%dist.Rank(g.Size())
 				in, out := tensor.Must(tensor.From([]int64{0}, 1)), tensor.Must(tensor.From([]int64{1}, 1))
 				err = group.WaitAll(ctx, g.Send(ctx, out, next, 0), g.Recv(ctx, in, before, 0))
 				continue
@@ -65,12 +65,12 @@ func recoveringRank(mode string) int {
 			fmt.Println("failed", err)
 			return 1
 		}
-		fmt.Println("lost", g.GlobalRank(int(e.Rank)))
+		fmt.Println("lost", g.GlobalRank(e.Rank))
 		if shrink {
 			// The ranks that are left go on without it. The order: first the new group, then the old one ends.
-			var left []int
-			for r := range g.Size() {
-				if r != int(e.Rank) {
+			var left []dist.Rank
+			for r := range dist.Rank(g.Size()) {
+				if r != e.Rank {
 					left = append(left, r)
 				}
 			}

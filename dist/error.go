@@ -14,6 +14,9 @@ import (
 // Rank is the number of a process in a world or group, from 0 to the world size minus one.
 type Rank int
 
+// String returns the number.
+func (r Rank) String() string { return strconv.Itoa(int(r)) }
+
 // NoRank marks an error, event or option that concerns no particular rank.
 const NoRank Rank = -1
 

@@ -46,7 +46,7 @@ func (w *worker) run(ctx context.Context, s store.Store) error {
 	}
 	defer func() { _ = m.Close() }()
 	w.number = m.Number()
-	g, err := group.New(ctx, s, m.Number(), m.Number()+1, group.WithReconfigure(), group.WithTimeout(20*time.Second))
+	g, err := group.New(ctx, s, dist.Rank(m.Number()), m.Number()+1, group.WithReconfigure(), group.WithTimeout(20*time.Second))
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/elastic"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/store"
@@ -29,7 +30,7 @@ func Example() {
 			return err
 		}
 		defer func() { _ = m.Close() }()
-		g, err := group.New(ctx, s, m.Number(), m.Number()+1, group.WithReconfigure())
+		g, err := group.New(ctx, s, dist.Rank(m.Number()), m.Number()+1, group.WithReconfigure())
 		if err != nil {
 			return err
 		}

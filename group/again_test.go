@@ -92,7 +92,7 @@ func TestHalfAnAttempt(t *testing.T) {
 				cancel()
 			}
 			must(t, each(2, func(i int) error {
-				g, err := New(ctx, s, 2*i, 3, WithTransport(transport))
+				g, err := New(ctx, s, dist.Rank(2*i), 3, WithTransport(transport))
 				if err != nil {
 					return err
 				}
@@ -125,7 +125,7 @@ func TestRecoveryGroup(t *testing.T) {
 					if r == 2 {
 						return nil
 					}
-					if rest[r], err = groups[r].NewGroup(ctx, []int{0, 1, 3}, WithLocalSync()); err != nil {
+					if rest[r], err = groups[r].NewGroup(ctx, []dist.Rank{0, 1, 3}, WithLocalSync()); err != nil {
 						return err
 					}
 					made := rest[r]

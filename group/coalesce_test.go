@@ -147,7 +147,7 @@ func TestObjectsBetweenTwoRanks(t *testing.T) {
 				if r != 0 {
 					return g.SendObjects(ctx, [][]byte{[]byte("from"), nil, {byte('0' + r)}}, 0)
 				}
-				for _, from := range []int{2, NoSource} {
+				for _, from := range []dist.Rank{2, dist.NoRank} {
 					list := make([][]byte, 3)
 					source, err := g.RecvObjects(ctx, list, from)
 					if err != nil {
@@ -168,7 +168,7 @@ func TestObjectsBetweenTwoRanks(t *testing.T) {
 	}
 }
 
-func recvError(_ int, err error) error { return err }
+func recvError(_ dist.Rank, err error) error { return err }
 
 // TestObjectsThatAreTooLarge: no memory is taken for what a rank announces and cannot have.
 func TestObjectsThatAreTooLarge(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -59,7 +60,7 @@ func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op 
 // Broadcast sends t of rank root to all ranks.
 //
 // It corresponds to torch.distributed.broadcast.
-func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root int, opts ...OpOption) *Work {
+func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root dist.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpBroadcast, opts)
 	return g.run(ctx, w, g.args.Broadcast(&w.call, t, root))
 }
@@ -68,7 +69,7 @@ func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root int, opts 
 // with PyTorch ranks it holds partial results afterwards, as in PyTorch.
 //
 // It corresponds to torch.distributed.reduce.
-func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root int, opts ...OpOption) *Work {
+func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root dist.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpReduce, opts)
 	return g.run(ctx, w, g.args.Reduce(&w.call, t, reduce.Op(op), root))
 }
@@ -97,7 +98,7 @@ func (g *Group) allGatherInto(ctx context.Context, op OpType, out, in *tensor.Te
 // Gather collects in of every rank into outs at rank root; other ranks pass nil. Tensors of different sizes need [Uneven].
 //
 // It corresponds to torch.distributed.gather.
-func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Tensor, root int, opts ...OpOption) *Work {
+func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Tensor, root dist.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpGather, opts)
 	return g.run(ctx, w, g.args.Gather(&w.call, outs, in, root))
 }
@@ -106,7 +107,7 @@ func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Te
 // need [Uneven].
 //
 // It corresponds to torch.distributed.scatter.
-func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.Tensor, root int, opts ...OpOption) *Work {
+func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.Tensor, root dist.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpScatter, opts)
 	return g.run(ctx, w, g.args.Scatter(&w.call, out, ins, root))
 }
@@ -171,7 +172,7 @@ func (g *Group) run(ctx context.Context, w *Work, err error) *Work {
 // newWork returns a Work for a new operation, with the options applied.
 func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 	if len(opts) == 0 {
-		return &Work{op: op, source: NoSource}
+		return &Work{op: op, source: dist.NoRank}
 	}
 	var w *Work
 	var timeout time.Duration
@@ -194,6 +195,6 @@ func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 	} else {
 		w.recycle()
 	}
-	w.op, w.source, w.timeout, w.call.Factor, w.call.Request.Uneven = op, NoSource, timeout, factor, uneven
+	w.op, w.source, w.timeout, w.call.Factor, w.call.Request.Uneven = op, dist.NoRank, timeout, factor, uneven
 	return w
 }

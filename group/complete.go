@@ -7,7 +7,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -22,7 +21,7 @@ type report struct {
 // so that a loop that posts and waits never finds it taken.
 func (g *Group) ended(w *Work, err error) *report {
 	now := time.Now()
-	g.records.End(w.record, now, w.source, err) // a collective has no source
+	g.records.End(w.record, now, int(w.source), err) // a collective has no source
 	if err == nil && !w.p2p && !g.peers.None() {
 		g.proven.Store(true)
 	}
@@ -69,7 +68,7 @@ func (g *Group) emit(w *Work) {
 
 func (g *Group) event(w *Work, phase observe.Phase, err error) observe.Event {
 	e := observe.Event{
-		Kind: observe.Kind("group." + opName(w)), Phase: phase, Rank: dist.Rank(g.rank), Group: g.name, Seq: w.seq,
+		Kind: observe.Kind("group." + opName(w)), Phase: phase, Rank: g.rank, Group: g.name, Seq: w.seq,
 		Bytes: int64(max(len(w.call.Request.In), len(w.call.Request.Out), len(w.message.Buf))), Err: err,
 	}
 	e.SetTrace(w.trace)

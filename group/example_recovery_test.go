@@ -20,7 +20,7 @@ func ExampleNew_again() {
 	ctx := context.Background()
 	shared := store.NewMemory() // a tcpstore.Client in a real job
 	var ranks sync.WaitGroup
-	for rank := range 2 {
+	for rank := range dist.Rank(2) {
 		ranks.Go(func() {
 			for attempt := 1; ; attempt++ {
 				g, err := group.New(ctx, shared, rank, 2)
@@ -32,7 +32,7 @@ func ExampleNew_again() {
 					_ = g.Close() // dies
 					continue
 				}
-				sum := []int{rank + 1}
+				sum := []int64{int64(rank) + 1}
 				err = group.AllReduceSlice(ctx, g, sum, group.Sum)
 				if e, ok := errors.AsType[*dist.Error](err); ok && e.Code == dist.PeerLost {
 					fmt.Printf("rank %d lost rank %d\n", rank, e.Rank)

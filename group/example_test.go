@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
@@ -19,7 +20,7 @@ func world(f func(ctx context.Context, g *group.Group) error) {
 	s := store.NewMemory()
 	defer func() { _ = s.Close() }()
 	var ranks sync.WaitGroup
-	for rank := range 3 {
+	for rank := range dist.Rank(3) {
 		ranks.Go(func() {
 			g, err := group.New(ctx, s, rank, 3)
 			if err != nil {
@@ -76,8 +77,8 @@ func ExampleAllReduceSlice() {
 
 func ExampleGroup_NewGroup() {
 	world(func(ctx context.Context, g *group.Group) error {
-		sub, err := g.NewGroup(ctx, []int{0, 2}) // all ranks call it
-		if err != nil || sub == nil {            // nil: not a member
+		sub, err := g.NewGroup(ctx, []dist.Rank{0, 2}) // all ranks call it
+		if err != nil || sub == nil {                  // nil: not a member
 			return err
 		}
 		defer func() { _ = sub.Close() }()

@@ -85,7 +85,7 @@ func TestMismatchOfRoots(t *testing.T) {
 		groups := newWorld(t, 2, WithTransport(TCP))
 		ctx := ctxOf(t)
 		err := each(2, func(r int) error {
-			return groups[r].Broadcast(ctx, tensor.Must(tensor.New(tensor.Float32, n)), 1-r).Wait(ctx)
+			return groups[r].Broadcast(ctx, tensor.Must(tensor.New(tensor.Float32, n)), dist.Rank(1-r)).Wait(ctx)
 		})
 		if !errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), "root 0") || !strings.Contains(err.Error(), "root 1") {
 			t.Errorf("%d elements: %v", n, err)
@@ -105,7 +105,7 @@ func TestDeathEndsOperations(t *testing.T) {
 			if !errors.As(err, &e) || e.Code != dist.PeerLost || e.Rank != 2 {
 				t.Errorf("rank %d: %v", r, err)
 			}
-			err = groups[r].Recv(ctx, from(float32(1)), 1-r, 0).Wait(ctx)
+			err = groups[r].Recv(ctx, from(float32(1)), dist.Rank(1-r), 0).Wait(ctx)
 			if !errors.Is(err, dist.PeerLost) {
 				t.Errorf("rank %d, later: %v", r, err)
 			}
@@ -138,8 +138,8 @@ func messagesGoOn(t *testing.T, transport Transport, end func(*testing.T, *Group
 	ctx := ctxOf(t)
 	swap := func(r, n, tag int) error {
 		got := make([]byte, n)
-		send := groups[r].Send(ctx, from(bytes.Repeat([]byte{byte(r + 1)}, n)...), 1-r, tag)
-		if err := groups[r].Recv(ctx, from(got...), 1-r, tag).Wait(ctx); err != nil {
+		send := groups[r].Send(ctx, from(bytes.Repeat([]byte{byte(r + 1)}, n)...), dist.Rank(1-r), tag)
+		if err := groups[r].Recv(ctx, from(got...), dist.Rank(1-r), tag).Wait(ctx); err != nil {
 			return err
 		}
 		if n > 0 && (got[0] != byte(2-r) || got[n-1] != byte(2-r)) {
@@ -259,7 +259,7 @@ func TestNewGroupAfterFailure(t *testing.T) {
 			if r == 1 {
 				return nil
 			}
-			sub, err := groups[r].NewGroup(ctx, []int{0, 2}, WithLocalSync())
+			sub, err := groups[r].NewGroup(ctx, []dist.Rank{0, 2}, WithLocalSync())
 			if err != nil {
 				return err
 			}

@@ -32,7 +32,8 @@ import (
 // It corresponds to torch.distributed.ProcessGroup with the gloo backend.
 type Group struct {
 	name, description string
-	rank, size        int
+	rank              dist.Rank
+	size              int
 	globals           []int // world ranks of the members, by group rank
 	config            config
 	transport         Transport
@@ -85,7 +86,7 @@ func (g *Group) Name() string { return g.name }
 func (g *Group) Description() string { return g.description }
 
 // Rank returns this process's rank in the group.
-func (g *Group) Rank() int { return g.rank }
+func (g *Group) Rank() dist.Rank { return g.rank }
 
 // Size returns the number of ranks in the group.
 func (g *Group) Size() int { return g.size }
@@ -93,21 +94,31 @@ func (g *Group) Size() int { return g.size }
 // Transport returns how the group exchanges data.
 func (g *Group) Transport() Transport { return g.transport }
 
-// GlobalRank translates a group rank into the rank of the world, NoSource if there is none. Ranks in this package are
+// GlobalRank translates a group rank into the rank of the world, [dist.NoRank] if there is none. Ranks in this package are
 // group ranks; PyTorch's Python API takes global ranks. It corresponds to torch.distributed.get_global_rank.
-func (g *Group) GlobalRank(groupRank int) int {
-	if groupRank < 0 || groupRank >= g.size {
-		return NoSource
+func (g *Group) GlobalRank(groupRank dist.Rank) dist.Rank {
+	if groupRank < 0 || int(groupRank) >= g.size {
+		return dist.NoRank
 	}
-	return g.globals[groupRank]
+	return dist.Rank(g.globals[groupRank])
 }
 
-// GroupRank translates a rank of the world into the group's rank, NoSource for a rank that is not a member. It
+// GroupRank translates a rank of the world into the group's rank, [dist.NoRank] for a rank that is not a member. It
 // corresponds to torch.distributed.get_group_rank.
-func (g *Group) GroupRank(globalRank int) int { return slices.Index(g.globals, globalRank) }
+func (g *Group) GroupRank(globalRank dist.Rank) dist.Rank {
+	return dist.Rank(slices.Index(g.globals, int(globalRank)))
+}
 
 // GlobalRanks returns the world ranks of the members. It corresponds to torch.distributed.get_process_group_ranks.
-func (g *Group) GlobalRanks() []int { return slices.Clone(g.globals) }
+func (g *Group) GlobalRanks() []dist.Rank { return ranksOf(g.globals) }
+
+func ranksOf(numbers []int) []dist.Rank {
+	ranks := make([]dist.Rank, len(numbers))
+	for i, n := range numbers {
+		ranks[i] = dist.Rank(n)
+	}
+	return ranks
+}
 
 // Timeout returns the timeout of operations without their own.
 func (g *Group) Timeout() time.Duration {
@@ -266,7 +277,7 @@ func (g *Group) fail(err error) {
 	g.formed.Fail(err)
 	g.halt(err)
 	g.endAll(queued, err)
-	g.config.Hook.Emit(observe.Event{Kind: "group.failed", Rank: dist.Rank(g.rank), Group: g.name, Err: err})
+	g.config.Hook.Emit(observe.Event{Kind: "group.failed", Rank: g.rank, Group: g.name, Err: err})
 	if dump {
 		go func() {
 			defer g.tasks.Done()

@@ -57,13 +57,13 @@ func TestEveryOperation(t *testing.T) {
 					want("coalesced", append(values[int64](t, a), values[int64](t, b)...), []int64{int64(n - 1), int64(2 * (n - 1)), int64(3 * (n - 1))})
 
 					x = from(int64(r))
-					if err := g.Broadcast(ctx, x, n-1).Wait(ctx); err != nil {
+					if err := g.Broadcast(ctx, x, dist.Rank(n-1)).Wait(ctx); err != nil {
 						return err
 					}
 					want("broadcast", values[int64](t, x), []int64{int64(n - 1)})
 
 					x = from(int64(r + 1))
-					if err := g.Reduce(ctx, x, Sum, n-1).Wait(ctx); err != nil {
+					if err := g.Reduce(ctx, x, Sum, dist.Rank(n-1)).Wait(ctx); err != nil {
 						return err
 					}
 					if r == n-1 {
@@ -111,7 +111,7 @@ func TestEveryOperation(t *testing.T) {
 						}
 					}
 					x = from(int64(0))
-					if err := g.Scatter(ctx, x, list, n-1).Wait(ctx); err != nil {
+					if err := g.Scatter(ctx, x, list, dist.Rank(n-1)).Wait(ctx); err != nil {
 						return err
 					}
 					want("scatter", values[int64](t, x), []int64{int64(7 * r)})

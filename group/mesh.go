@@ -27,10 +27,10 @@ type Axis struct {
 type Mesh struct {
 	world  *Group
 	axes   []Axis
-	groups []*Group // of this rank's rows, by dimension
-	at     []int    // this rank's coordinates
-	grid   []int    // world ranks, the last dimension fastest
-	owned  []*Group // made for this mesh
+	groups []*Group    // of this rank's rows, by dimension
+	at     []int       // this rank's coordinates
+	grid   []dist.Rank // world ranks, the last dimension fastest
+	owned  []*Group    // made for this mesh
 }
 
 // NewMesh makes a mesh of all ranks of the world. All of them call it, with the same axes. The options are those of the groups.
@@ -54,11 +54,11 @@ func (g *Group) NewMesh(ctx context.Context, axes []Axis, opts ...Option) (*Mesh
 	if len(axes) == 0 || total != g.size {
 		return nil, dist.Newf(op, dist.InvalidArgument, "a mesh of %d ranks for a world of %d", total, g.size)
 	}
-	m := &Mesh{world: g, axes: slices.Clone(axes), grid: make([]int, total), at: make([]int, len(axes))}
+	m := &Mesh{world: g, axes: slices.Clone(axes), grid: make([]dist.Rank, total), at: make([]int, len(axes))}
 	for i := range m.grid {
-		m.grid[i] = i
+		m.grid[i] = dist.Rank(i)
 	}
-	for d, rest := len(axes)-1, g.rank; d >= 0; d-- {
+	for d, rest := len(axes)-1, int(g.rank); d >= 0; d-- {
 		m.at[d], rest = rest%axes[d].Size, rest/axes[d].Size
 	}
 	plan, err := m.plan(op)
@@ -84,7 +84,7 @@ func (g *Group) NewMesh(ctx context.Context, axes []Axis, opts ...Option) (*Mesh
 
 // plan lists the groups to make, for each dimension in the order in which all ranks make them; nil where the world's own group
 // serves.
-func (m *Mesh) plan(op string) ([][][]int, error) {
+func (m *Mesh) plan(op string) ([][][]dist.Rank, error) {
 	first, last := m.rows(torch.FirstFirst), m.rows(torch.LastFirst)
 	switch m.world.peers.MeshOrder() {
 	case torch.FirstFirst:
@@ -93,15 +93,15 @@ func (m *Mesh) plan(op string) ([][][]int, error) {
 		return last, nil
 	case torch.AnyMeshOrder:
 	}
-	if !slices.EqualFunc(first, last, func(a, b [][]int) bool { return slices.EqualFunc(a, b, slices.Equal) }) {
+	if !slices.EqualFunc(first, last, func(a, b [][]dist.Rank) bool { return slices.EqualFunc(a, b, slices.Equal) }) {
 		return nil, dist.Newf(op, dist.NotSupported, "versions of PyTorch make the groups of this mesh in different orders, %s", m.world.peers.Unsure())
 	}
 	return first, nil
 }
 
 // rows are the groups of each dimension.
-func (m *Mesh) rows(order torch.MeshOrder) [][][]int {
-	all := make([][][]int, len(m.axes))
+func (m *Mesh) rows(order torch.MeshOrder) [][][]dist.Rank {
+	all := make([][][]dist.Rank, len(m.axes))
 	for d, axis := range m.axes {
 		// PyTorch takes the default group for a mesh of one dimension, and in 2.14 for any dimension that all ranks are in.
 		if axis.Size == m.world.size && (order == torch.FirstFirst || len(m.axes) == 1) {
@@ -131,9 +131,9 @@ func (m *Mesh) rows(order torch.MeshOrder) [][][]int {
 				start += i % n * strides[k]
 				i /= n
 			}
-			row := make([]int, axis.Size)
+			row := make([]dist.Rank, axis.Size)
 			for j := range row {
-				row[j] = start + j*own
+				row[j] = dist.Rank(start + j*own)
 			}
 			all[d] = append(all[d], row)
 		}
@@ -168,7 +168,7 @@ func (m *Mesh) Axes() []Axis { return slices.Clone(m.axes) }
 func (m *Mesh) Coordinates() []int { return slices.Clone(m.at) }
 
 // Ranks returns the world ranks of the mesh, the last dimension fastest. It corresponds to DeviceMesh.mesh.
-func (m *Mesh) Ranks() []int { return slices.Clone(m.grid) }
+func (m *Mesh) Ranks() []dist.Rank { return slices.Clone(m.grid) }
 
 // Slice returns the part of the mesh that this rank sees along some of the dimensions, in the order of the mesh: the ranks that
 // have its other coordinates. The groups are those of m; closing it does nothing.

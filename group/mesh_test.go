@@ -63,7 +63,7 @@ func TestMesh(t *testing.T) {
 					if bad := errors.Join(row.AllReduce(ctx, x, Sum).Wait(ctx), same(name, x, want)); bad != nil {
 						return bad
 					}
-					if row.Rank() != at[i] || row.Description() != "mesh_"+name {
+					if row.Rank() != dist.Rank(at[i]) || row.Description() != "mesh_"+name {
 						return fmt.Errorf("rank %d of %q at %v", row.Rank(), row.Description(), at)
 					}
 				}
@@ -71,8 +71,8 @@ func TestMesh(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				base := r / 2 % 2 * 2
-				if want := []int{base, base + 1, base + 4, base + 5}; !slices.Equal(s.Ranks(), want) || !slices.Equal(s.Coordinates(), []int{at[0], at[2]}) || len(s.Axes()) != 2 {
+				base := dist.Rank(r / 2 % 2 * 2)
+				if want := []dist.Rank{base, base + 1, base + 4, base + 5}; !slices.Equal(s.Ranks(), want) || !slices.Equal(s.Coordinates(), []int{at[0], at[2]}) || len(s.Axes()) != 2 {
 					return fmt.Errorf("slice %v at %v of %v, want %v", s, s.Coordinates(), s.Ranks(), want)
 				}
 				a, _ := m.Group("tp")
@@ -151,29 +151,29 @@ func TestRankOrder(t *testing.T) {
 				if local {
 					opts = append(opts, WithLocalSync())
 				}
-				sub, err := groups[r].NewGroup(ctx, []int{2, 0, 1}, opts...)
+				sub, err := groups[r].NewGroup(ctx, []dist.Rank{2, 0, 1}, opts...)
 				if err != nil {
 					return err
 				}
-				if want := []int{2, 0, 1}; !slices.Equal(sub.GlobalRanks(), want) || sub.GlobalRank(sub.Rank()) != r || sub.GroupRank(2) != 0 {
+				if want := []dist.Rank{2, 0, 1}; !slices.Equal(sub.GlobalRanks(), want) || sub.GlobalRank(sub.Rank()) != dist.Rank(r) || sub.GroupRank(2) != 0 {
 					return fmt.Errorf("rank %d of %v", sub.Rank(), sub.GlobalRanks())
 				}
 				x := from(int64(r))
 				if err = errors.Join(sub.Broadcast(ctx, x, 0).Wait(ctx), same[int64]("root", x, 2)); err != nil {
 					return err
 				}
-				again, err := sub.NewGroup(ctx, []int{1, 0}, WithRankOrder()) // of its ranks: 0 and 2 of the world
+				again, err := sub.NewGroup(ctx, []dist.Rank{1, 0}, WithRankOrder()) // of its ranks: 0 and 2 of the world
 				if err != nil || again == nil {
 					if r == 1 && err == nil {
 						continue
 					}
 					return fmt.Errorf("a group of the group: %w", err)
 				}
-				if want := []int{0, 2}; !slices.Equal(again.GlobalRanks(), want) {
+				if want := []dist.Rank{0, 2}; !slices.Equal(again.GlobalRanks(), want) {
 					return fmt.Errorf("%v, want %v", again.GlobalRanks(), want)
 				}
 			}
-			if _, err := groups[r].NewGroup(ctx, []int{1, 0, 1}, WithRankOrder()); !errors.Is(err, dist.InvalidArgument) {
+			if _, err := groups[r].NewGroup(ctx, []dist.Rank{1, 0, 1}, WithRankOrder()); !errors.Is(err, dist.InvalidArgument) {
 				return fmt.Errorf("a rank twice: %w", err)
 			}
 			return nil

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -74,7 +75,7 @@ func vector(float bool, n int, at func(i int) int) *tensor.Tensor {
 
 // begin posts an action and returns its works and a check of the result.
 func (a action) begin(ctx context.Context, g *Group, k int) ([]*Work, func() error) {
-	me, n := g.Rank(), g.Size()
+	me, n := int(g.Rank()), g.Size()
 	expect := func(got *tensor.Tensor, length int, at func(i int) int) func() error {
 		return func() error {
 			if want := vector(a.float, length, at); !tensor.SameBits(got, want) {
@@ -90,9 +91,9 @@ func (a action) begin(ctx context.Context, g *Group, k int) ([]*Work, func() err
 	case 0:
 		return []*Work{g.AllReduce(ctx, own, a.op)}, expect(own, a.n, reduced)
 	case 1:
-		return []*Work{g.Broadcast(ctx, own, a.root)}, expect(own, a.n, func(i int) int { return value(k, a.root, i) })
+		return []*Work{g.Broadcast(ctx, own, dist.Rank(a.root))}, expect(own, a.n, func(i int) int { return value(k, a.root, i) })
 	case 2:
-		w := g.Reduce(ctx, own, a.op, a.root)
+		w := g.Reduce(ctx, own, a.op, dist.Rank(a.root))
 		if me != a.root {
 			return []*Work{w}, nothing
 		}
@@ -114,7 +115,7 @@ func (a action) begin(ctx context.Context, g *Group, k int) ([]*Work, func() err
 		}
 		out := vector(a.float, a.n, func(int) int { return -1 })
 		left := (me - 1 + n) % n
-		return g.Batch(ctx, []P2P{{OpSend, own, (me + 1) % n, k}, {OpRecv, out, left, k}}), expect(out, a.n, func(i int) int { return value(k, left, i) })
+		return g.Batch(ctx, []P2P{{OpSend, own, dist.Rank((me + 1) % n), k}, {OpRecv, out, dist.Rank(left), k}}), expect(out, a.n, func(i int) int { return value(k, left, i) })
 	case 7:
 		var ins []*tensor.Tensor
 		if me == a.root {
@@ -123,7 +124,7 @@ func (a action) begin(ctx context.Context, g *Group, k int) ([]*Work, func() err
 			}
 		}
 		out := vector(a.float, a.n, func(int) int { return -1 })
-		return []*Work{g.Scatter(ctx, out, ins, a.root)}, expect(out, a.n, func(i int) int { return value(k, me, i) })
+		return []*Work{g.Scatter(ctx, out, ins, dist.Rank(a.root))}, expect(out, a.n, func(i int) int { return value(k, me, i) })
 	default:
 		return []*Work{g.Barrier(ctx)}, nothing
 	}
@@ -154,7 +155,7 @@ func runActions(ctx context.Context, world *Group, subs [][]int, actions []actio
 	rng := rand.New(rand.NewPCG(seed, uint64(world.Rank())))
 	var made []*Group
 	for _, ranks := range subs {
-		g, err := world.NewGroup(ctx, ranks)
+		g, err := world.NewGroup(ctx, ranksOf(ranks))
 		if err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ type call struct {
 	shape  []int
 	dtype  tensor.DType
 	op     ReduceOp
-	root   int
+	root   dist.Rank
 	uneven bool
 }
 
@@ -222,8 +222,8 @@ func TestShapesAreFreeWhereTheyMeanNothing(t *testing.T) {
 					return fmt.Errorf("scatter: %w", err)
 				}
 				// Messages have no shape.
-				w := g.Send(ctx, in, (r+1)%3, 0)
-				if err := g.Recv(ctx, of(6), (r+2)%3, 0).Wait(ctx); err != nil {
+				w := g.Send(ctx, in, dist.Rank((r+1)%3), 0)
+				if err := g.Recv(ctx, of(6), dist.Rank((r+2)%3), 0).Wait(ctx); err != nil {
 					return err
 				}
 				return w.Wait(ctx)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link/monitored"
 )
 
@@ -25,7 +26,7 @@ func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 			o.applyOp(&c)
 		}
 	}
-	w := &Work{op: OpBarrier, source: NoSource}
+	w := &Work{op: OpBarrier, source: dist.NoRank}
 	g.args.Barrier(&w.call)
 	limit := c.timeout
 	if limit <= 0 {

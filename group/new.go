@@ -29,14 +29,14 @@ import (
 //
 // It corresponds to torch.distributed.init_process_group(backend="gloo"). The other ranks may be Go processes, PyTorch
 // processes or both; see [WithTransport] and [WithPeers].
-func New(ctx context.Context, s store.Store, rank, size int, opts ...Option) (*Group, error) {
+func New(ctx context.Context, s store.Store, rank dist.Rank, size int, opts ...Option) (*Group, error) {
 	const op = "group: new"
 	switch {
 	case s == nil:
 		return nil, dist.New(op, dist.InvalidArgument, "no store")
 	case size < 1:
 		return nil, dist.Newf(op, dist.InvalidArgument, "world size %d", size)
-	case rank < 0 || rank >= size:
+	case rank < 0 || int(rank) >= size:
 		return nil, dist.Newf(op, dist.InvalidArgument, "rank %d of %d", rank, size)
 	}
 	c := newConfig(opts)
@@ -49,7 +49,7 @@ func New(ctx context.Context, s store.Store, rank, size int, opts ...Option) (*G
 	f := newFamily(s, size)
 	f.answer(c.Logger)
 	p := &plan{
-		config: c, family: f, form: form.Plan{Store: s, Rank: rank, Globals: f.world, TorchName: gloo.GroupName(0)},
+		config: c, family: f, form: form.Plan{Store: s, Rank: int(rank), Globals: f.world, TorchName: gloo.GroupName(0)},
 	}
 	if c.reconfigure {
 		return unconnected(p), nil
@@ -119,7 +119,7 @@ func (p *plan) make(ctx context.Context) (*Group, error) {
 		_ = g.Close()
 		return nil, dist.New("group: new group", dist.Closed, "the group was closed while another was made from it")
 	}
-	p.config.Logger.Info("group made", slog.String("group", g.name), slog.Int("rank", g.rank), slog.Int("world", g.size),
+	p.config.Logger.Info("group made", slog.String("group", g.name), slog.Int("rank", int(g.rank)), slog.Int("world", g.size),
 		slog.String("transport", string(g.transport)), slog.String("reason", formed.Reason))
 	return g, nil
 }
@@ -127,7 +127,7 @@ func (p *plan) make(ctx context.Context) (*Group, error) {
 // newGroup returns a group that is not in use yet.
 func (p *plan) newGroup(formed *form.Formed) *Group {
 	c := &p.config
-	rank, size := p.form.Rank, len(p.form.Globals)
+	rank, size := dist.Rank(p.form.Rank), len(p.form.Globals)
 	g := &Group{
 		name: c.Name, description: c.description, rank: rank, size: size, globals: slices.Clone(p.form.Globals), config: *c,
 		transport: Transport(formed.Transport), peers: formed.Peers, formed: formed, mesh: formed.Mesh, engine: formed.Engine,
@@ -142,7 +142,7 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 	g.mu.sched, g.mu.timeout = sched.New[Work](c.queue), c.timeout
 	host, _ := os.Hostname()
 	g.records = recorder.New(recorder.About{
-		Group: g.name, Description: g.description, Rank: g.rank, Size: g.size, GlobalRanks: g.globals, Transport: string(g.transport),
+		Group: g.name, Description: g.description, Rank: int(g.rank), Size: g.size, GlobalRanks: g.globals, Transport: string(g.transport),
 		Host: host, PID: os.Getpid(),
 	}, c.records)
 	g.watched.Tick = g.tick

@@ -19,7 +19,7 @@ const MaxObject = 1 << 31
 
 // BroadcastObjects sends the objects of rank root to all ranks. objects has the same length everywhere; the content is
 // replaced on the other ranks. It corresponds to torch.distributed.broadcast_object_list.
-func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root int, opts ...OpOption) error {
+func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root dist.Rank, opts ...OpOption) error {
 	const name = "group: broadcast_object_list"
 	if err := g.args.CheckRoot(name, root); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root int
 
 // totalSize checks announced sizes before memory is taken for them. Wrong ones fail the group: the next operation cannot
 // fit what the other ranks do.
-func (g *Group) totalSize(name string, from int, sizes []int64) (int, error) {
+func (g *Group) totalSize(name string, from dist.Rank, sizes []int64) (int, error) {
 	total, err := announced(name, from, sizes)
 	if err != nil {
 		g.fail(err)
@@ -64,12 +64,12 @@ func (g *Group) totalSize(name string, from int, sizes []int64) (int, error) {
 }
 
 // announced adds up the sizes of the objects of a rank, and refuses what is more than any memory should be taken for.
-func announced(name string, from int, sizes []int64) (int, error) {
+func announced(name string, from dist.Rank, sizes []int64) (int, error) {
 	total := int64(0)
 	for _, n := range sizes {
 		if n < 0 || n > MaxObject || total+n > MaxObject {
 			err := dist.Newf(name, dist.TooLarge, "rank %d announces an object of %d bytes, at most %d are taken", from, n, int64(MaxObject))
-			err.Rank = dist.Rank(from)
+			err.Rank = from
 			return 0, err
 		}
 		total += n
@@ -93,7 +93,7 @@ func (g *Group) exchangeSizes(ctx context.Context, name string, own int, opts []
 	}
 	largest := 0
 	for r, n := range sizes {
-		if _, err := g.totalSize(name, r, []int64{n}); err != nil {
+		if _, err := g.totalSize(name, dist.Rank(r), []int64{n}); err != nil {
 			return nil, 0, err
 		}
 		largest = max(largest, int(n))
@@ -135,7 +135,7 @@ func cut(all []byte, stride int, sizes []int64) [][]byte {
 
 // GatherObject collects the objects of all ranks at rank root; other ranks get nil. It corresponds to
 // torch.distributed.gather_object.
-func (g *Group) GatherObject(ctx context.Context, object []byte, root int, opts ...OpOption) ([][]byte, error) {
+func (g *Group) GatherObject(ctx context.Context, object []byte, root dist.Rank, opts ...OpOption) ([][]byte, error) {
 	const name = "group: gather_object"
 	if err := g.args.CheckRoot(name, root); err != nil {
 		return nil, err
@@ -166,7 +166,7 @@ func (g *Group) GatherObject(ctx context.Context, object []byte, root int, opts 
 
 // ScatterObjects sends objects[i] of rank root to rank i and returns this rank's object; other ranks pass nil. It
 // corresponds to torch.distributed.scatter_object_list.
-func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root int, opts ...OpOption) ([]byte, error) {
+func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root dist.Rank, opts ...OpOption) ([]byte, error) {
 	const name = "group: scatter_object_list"
 	if err := g.args.CheckRoot(name, root); err != nil {
 		return nil, err
@@ -215,7 +215,7 @@ func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root int, 
 // SendObjects sends objects to a rank, which must take as many with [Group.RecvObjects]. It returns when they may be changed.
 //
 // It corresponds to torch.distributed.send_object_list.
-func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to int, opts ...OpOption) error {
+func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to dist.Rank, opts ...OpOption) error {
 	const name = "group: send_object_list"
 	if len(objects) == 0 {
 		return dist.New(name, dist.InvalidArgument, "no objects")
@@ -236,36 +236,36 @@ func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to int, opts 
 	return g.Send(ctx, tensor.Must(tensor.From(data, total)), to, 0, opts...).Wait(ctx)
 }
 
-// RecvObjects fills objects with those that a rank sends with [Group.SendObjects], or any rank if from is [NoSource], and
+// RecvObjects fills objects with those that a rank sends with [Group.SendObjects], or any rank if from is [dist.NoRank], and
 // returns who it was.
 //
 // It corresponds to torch.distributed.recv_object_list.
-func (g *Group) RecvObjects(ctx context.Context, objects [][]byte, from int, opts ...OpOption) (int, error) {
+func (g *Group) RecvObjects(ctx context.Context, objects [][]byte, from dist.Rank, opts ...OpOption) (dist.Rank, error) {
 	const name = "group: recv_object_list"
 	if len(objects) == 0 {
-		return NoSource, dist.New(name, dist.InvalidArgument, "no objects")
+		return dist.NoRank, dist.New(name, dist.InvalidArgument, "no objects")
 	}
 	sizes := make([]int64, len(objects))
 	room := tensor.Must(tensor.From(sizes, len(sizes)))
-	if from == NoSource {
+	if from == dist.NoRank {
 		w := g.RecvAny(ctx, room, 0, opts...)
 		err := w.Wait(ctx)
 		if err == nil {
 			from, err = w.SourceRank()
 		}
 		if err != nil {
-			return NoSource, err
+			return dist.NoRank, err
 		}
 	} else if err := g.Recv(ctx, room, from, 0, opts...).Wait(ctx); err != nil {
-		return NoSource, err
+		return dist.NoRank, err
 	}
 	total, err := announced(name, from, sizes)
 	if err != nil {
-		return NoSource, err
+		return dist.NoRank, err
 	}
 	data := make([]byte, total)
 	if err := g.Recv(ctx, tensor.Must(tensor.From(data, len(data))), from, 0, opts...).Wait(ctx); err != nil {
-		return NoSource, err
+		return dist.NoRank, err
 	}
 	share(objects, data, sizes)
 	return from, nil

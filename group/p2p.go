@@ -5,7 +5,6 @@ package group
 
 import (
 	"context"
-	"strconv"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
@@ -20,7 +19,7 @@ const MaxTag = 1<<31 - 1
 // when t may be changed, which may be before the other side has received it.
 //
 // It corresponds to torch.distributed.isend.
-func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to, tag int, opts ...OpOption) *Work {
+func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to dist.Rank, tag int, opts ...OpOption) *Work {
 	w, buf, err := g.messageWork(OpSend, t, to, tag, opts)
 	if err != nil {
 		return failed(OpSend, err)
@@ -34,7 +33,7 @@ func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to, tag int, opts ..
 			return failed(OpSend, err)
 		}
 	}
-	w.message.Peer, w.message.Slot, w.message.Buf = to, uint64(tag), buf //nolint:gosec // checked
+	w.message.Peer, w.message.Slot, w.message.Buf = int(to), uint64(tag), buf //nolint:gosec // checked
 	return g.postMessage(ctx, w)
 }
 
@@ -42,7 +41,7 @@ func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to, tag int, opts ..
 // one is an error.
 //
 // It corresponds to torch.distributed.irecv.
-func (g *Group) Recv(ctx context.Context, t *tensor.Tensor, from, tag int, opts ...OpOption) *Work {
+func (g *Group) Recv(ctx context.Context, t *tensor.Tensor, from dist.Rank, tag int, opts ...OpOption) *Work {
 	return g.receive(ctx, OpRecv, t, from, tag, opts)
 }
 
@@ -53,7 +52,7 @@ func (g *Group) RecvAny(ctx context.Context, t *tensor.Tensor, tag int, opts ...
 	return g.receive(ctx, OpRecvAny, t, link.AnyPeer, tag, opts)
 }
 
-func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from, tag int, opts []OpOption) *Work {
+func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from dist.Rank, tag int, opts []OpOption) *Work {
 	w, buf, err := g.messageWork(op, t, from, tag, opts)
 	if err != nil {
 		return failed(op, err)
@@ -69,10 +68,10 @@ func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from, 
 		w.call.Finish = func() error { return t.CopyFrom(flat) }
 	}
 	w.call.Outputs = append(w.call.Outputs[:0], t)
-	w.message.Peer, w.message.Slot, w.message.Buf = from, uint64(tag), buf //nolint:gosec // checked
+	w.message.Peer, w.message.Slot, w.message.Buf = int(from), uint64(tag), buf //nolint:gosec // checked
 	if from == link.AnyPeer {
 		for r := range g.size {
-			if r != g.rank {
+			if r != int(g.rank) {
 				w.message.From = append(w.message.From, r)
 			}
 		}
@@ -81,13 +80,13 @@ func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from, 
 }
 
 // messageWork checks the arguments of a point-to-point operation. The buffer is nil when t is not contiguous.
-func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer, tag int, opts []OpOption) (*Work, []byte, error) {
+func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer dist.Rank, tag int, opts []OpOption) (*Work, []byte, error) {
 	name := "group: " + op.String()
 	if err := g.args.CheckTensor(name, t); err != nil {
 		return nil, nil, err
 	}
 	switch {
-	case peer != link.AnyPeer && (peer < 0 || peer >= g.size):
+	case peer != link.AnyPeer && (peer < 0 || int(peer) >= g.size):
 		return nil, nil, dist.Newf(name, dist.InvalidArgument, "rank %d: the group has ranks 0 to %d", peer, g.size-1)
 	case peer == g.rank:
 		return nil, nil, dist.Newf(name, dist.InvalidArgument, "rank %d is this rank itself", peer)
@@ -182,7 +181,7 @@ func (g *Group) settle(w *Work, closing bool) {
 		err = g.formed.Verdict.Judge(err)
 	}
 	if w.op != OpSend {
-		w.source = w.message.Source
+		w.source = dist.Rank(w.message.Source)
 	}
 	if err == nil && w.call.Finish != nil {
 		err = w.call.Finish()
@@ -202,12 +201,12 @@ func (w *Work) cause() error {
 
 // abort is Work.Abort.
 func (g *Group) abort(w *Work) {
-	reason := dist.New("group: "+w.op.String(), dist.Aborted, "the operation was aborted on rank "+strconv.Itoa(g.rank))
+	reason := dist.New("group: "+w.op.String(), dist.Aborted, "the operation was aborted on rank "+g.rank.String())
 	if w.p2p {
 		g.withdraw(w, reason)
 		return
 	}
-	reason.Rank = dist.Rank(g.rank)
+	reason.Rank = g.rank
 	g.fail(reason)
 }
 
@@ -241,7 +240,7 @@ type P2P struct {
 	// Op is OpSend or OpRecv.
 	Op     OpType
 	Tensor *tensor.Tensor
-	Peer   int
+	Peer   dist.Rank
 	Tag    int
 }
 

@@ -37,7 +37,7 @@ func (g *Group) Handle() string {
 	if m == nil {
 		return ""
 	}
-	return strings.Join([]string{handlePrefix, strconv.Itoa(g.rank), strconv.FormatInt(m.uuid, 10), strconv.Itoa(m.stable), m.addr}, ":")
+	return strings.Join([]string{handlePrefix, g.rank.String(), strconv.FormatInt(m.uuid, 10), strconv.Itoa(m.stable), m.addr}, ":")
 }
 
 // parseHandle checks a handle as PyTorch does: only the first four fields count.

@@ -41,7 +41,7 @@ func newCrew(tb testing.TB, size int, opts ...Option) *crew {
 
 func (c *crew) spare(r, size int, opts ...Option) *Group {
 	c.tb.Helper()
-	g, err := New(context.Background(), c.store, r, size, append(opts, WithReconfigure())...)
+	g, err := New(context.Background(), c.store, dist.Rank(r), size, append(opts, WithReconfigure())...)
 	must(c.tb, err)
 	return g
 }
@@ -66,7 +66,7 @@ func (c *crew) reconfigure(uuid int64, members ...int) {
 			return err
 		}
 		c.groups[m] = next
-		if next.Rank() != i || next.Size() != len(members) || next.Sequence() != 0 {
+		if next.Rank() != dist.Rank(i) || next.Size() != len(members) || next.Sequence() != 0 {
 			return fmt.Errorf("rank %d of %d, %d operations", next.Rank(), next.Size(), next.Sequence())
 		}
 		got, err := AllGatherSlice(ctx, next, []int{m})
@@ -281,7 +281,7 @@ func TestReconfigureSubgroups(t *testing.T) {
 	ctx := ctxOf(t)
 	subs := make([]*Group, 3)
 	make2 := func(r int) (err error) {
-		if subs[r], err = c.groups[r].NewGroup(ctx, []int{0, 1}); err != nil || subs[r] == nil {
+		if subs[r], err = c.groups[r].NewGroup(ctx, []dist.Rank{0, 1}); err != nil || subs[r] == nil {
 			return err
 		}
 		return subs[r].Barrier(ctx).Wait(ctx)

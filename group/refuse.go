@@ -6,9 +6,7 @@ package group
 import (
 	"context"
 	"errors"
-	"strconv"
 
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 )
@@ -26,8 +24,8 @@ func (g *Group) refuse(ctx context.Context, w *Work, err error) *Work {
 	switch r.Where {
 	case torch.Nowhere:
 		end := *r.Reason
-		end.Rank = dist.Rank(g.rank)
-		end.Detail = "rank " + strconv.Itoa(g.rank) + " cannot take part in what the PyTorch ranks perform, so the group ends: " + end.Detail
+		end.Rank = g.rank
+		end.Detail = "rank " + g.rank.String() + " cannot take part in what the PyTorch ranks perform, so the group ends: " + end.Detail
 		g.fail(&end)
 		w.complete(&end)
 	case torch.AtTheWait, torch.AtTheCall, torch.BeforeValues, torch.BeforeSum:

@@ -39,7 +39,7 @@ func (g *Group) Coalesce(ctx context.Context, fill func(c *Coalescer), opts ...O
 type Coalescer struct {
 	kind      OpType
 	op        ReduceOp
-	root      int
+	root      dist.Rank
 	outs, ins []*tensor.Tensor
 	err       error
 }
@@ -56,9 +56,11 @@ func (c *Coalescer) ReduceScatterInto(out, in *tensor.Tensor, op ReduceOp) {
 }
 
 // Broadcast adds a broadcast. PyTorch's scope has none; its ranks take part with _broadcast_coalesced of one bucket.
-func (c *Coalescer) Broadcast(t *tensor.Tensor, root int) { c.add(OpBroadcast, Sum, root, t, nil) }
+func (c *Coalescer) Broadcast(t *tensor.Tensor, root dist.Rank) {
+	c.add(OpBroadcast, Sum, root, t, nil)
+}
 
-func (c *Coalescer) add(kind OpType, op ReduceOp, root int, out, in *tensor.Tensor) {
+func (c *Coalescer) add(kind OpType, op ReduceOp, root dist.Rank, out, in *tensor.Tensor) {
 	const name = "group: coalesce"
 	switch {
 	case c.err != nil:

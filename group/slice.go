@@ -22,7 +22,7 @@ func AllReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, o
 }
 
 // ReduceSlice combines data over all ranks into root's data; see [Group.Reduce].
-func ReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, root int, opts ...OpOption) error {
+func ReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, root dist.Rank, opts ...OpOption) error {
 	t, err := tensor.From(data, len(data))
 	if err != nil {
 		return err
@@ -31,7 +31,7 @@ func ReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op R
 }
 
 // BroadcastSlice sends root's data to all ranks; see [Group.Broadcast].
-func BroadcastSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root int, opts ...OpOption) error {
+func BroadcastSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root dist.Rank, opts ...OpOption) error {
 	t, err := tensor.From(data, len(data))
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, o
 
 // GatherSlice returns the data of all ranks, one after another, on rank root, and nil elsewhere; see [Group.Gather]. All
 // ranks give the same number of elements.
-func GatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root int, opts ...OpOption) ([]T, error) {
+func GatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root dist.Rank, opts ...OpOption) ([]T, error) {
 	in, err := tensor.From(data, len(data))
 	if err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func GatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root
 
 // ScatterSlice sends the i-th of equal parts of rank root's all to rank i, into part; see [Group.Scatter]. The other ranks give
 // nil as all.
-func ScatterSlice[T tensor.Element](ctx context.Context, g *Group, part, all []T, root int, opts ...OpOption) error {
+func ScatterSlice[T tensor.Element](ctx context.Context, g *Group, part, all []T, root dist.Rank, opts ...OpOption) error {
 	out, err := tensor.From(part, len(part))
 	if err != nil {
 		return err
@@ -136,7 +136,7 @@ func AllToAllSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op
 }
 
 // SendSlice sends data to a rank; see [Group.Send].
-func SendSlice[T tensor.Element](ctx context.Context, g *Group, data []T, to, tag int, opts ...OpOption) error {
+func SendSlice[T tensor.Element](ctx context.Context, g *Group, data []T, to dist.Rank, tag int, opts ...OpOption) error {
 	t, err := tensor.From(data, len(data))
 	if err != nil {
 		return err
@@ -145,7 +145,7 @@ func SendSlice[T tensor.Element](ctx context.Context, g *Group, data []T, to, ta
 }
 
 // RecvSlice receives into data from a rank; see [Group.Recv].
-func RecvSlice[T tensor.Element](ctx context.Context, g *Group, data []T, from, tag int, opts ...OpOption) error {
+func RecvSlice[T tensor.Element](ctx context.Context, g *Group, data []T, from dist.Rank, tag int, opts ...OpOption) error {
 	t, err := tensor.From(data, len(data))
 	if err != nil {
 		return err

@@ -20,13 +20,13 @@ import (
 // wait for each other: ranks in no list need not call.
 //
 // It corresponds to ProcessGroup.split_group, which gloo has in PyTorch 2.11 and newer and which is called with the list of the own
-// group: g.split_group([2, 0]) in Python is Split with [][]int{{2, 0}, ...} in Go. Before 2.14 PyTorch sorts the list, and one that is not in
+// group: g.split_group([2, 0]) in Python is Split with [][]dist.Rank{{2, 0}, ...} in Go. Before 2.14 PyTorch sorts the list, and one that is not in
 // order is refused here. (The function torch.distributed.split_group refuses groups without an accelerator, in every version.) [WithName]
 // is group_name=. A PyTorch
 // rank does not notice that a name was used before and then reads the addresses of the group before: with PyTorch ranks every split
 // needs a name of its own, and one without a name is named by its ranks. PyTorch checks nothing beforehand in such a group, whatever
 // [WithDetail] says.
-func (g *Group) Split(ctx context.Context, lists [][]int, opts ...Option) (*Group, error) {
+func (g *Group) Split(ctx context.Context, lists [][]dist.Rank, opts ...Option) (*Group, error) {
 	const op = "group: split"
 	ranks, err := g.ownList(op, lists)
 	if err != nil {
@@ -58,7 +58,7 @@ func (g *Group) Split(ctx context.Context, lists [][]int, opts ...Option) (*Grou
 		p.form.TorchName = gloo.SplitName(g.torchName, ranks)
 		p.config.Name = p.form.TorchName
 	}
-	mixed := slices.ContainsFunc(ranks, func(r int) bool { return !g.formed.Members[r].Go })
+	mixed := slices.ContainsFunc(ranks, func(r dist.Rank) bool { return !g.formed.Members[r].Go })
 	if mixed && !g.family.takeName(gloo.SplitBase(g.formed.Base, p.form.TorchName)) {
 		return nil, dist.Newf(op, dist.InvalidArgument,
 			"a group named %q was split off before, and PyTorch ranks would read what is left of it: give every split a name of its own, with WithName here and group_name= there", p.form.TorchName)
@@ -68,11 +68,11 @@ func (g *Group) Split(ctx context.Context, lists [][]int, opts ...Option) (*Grou
 }
 
 // ownList returns the list that has this rank, nil where none has, and checks all of them.
-func (g *Group) ownList(op string, lists [][]int) (own []int, err error) {
+func (g *Group) ownList(op string, lists [][]dist.Rank) (own []dist.Rank, err error) {
 	if len(lists) == 0 {
 		return nil, dist.New(op, dist.InvalidArgument, "no lists of ranks")
 	}
-	where := map[int]int{}
+	where := map[dist.Rank]int{}
 	for i, ranks := range lists {
 		if _, err := g.globalsOf(op, ranks); err != nil {
 			return nil, err

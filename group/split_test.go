@@ -32,15 +32,15 @@ func TestSplit(t *testing.T) {
 			world := newWorld(t, 4, WithTransport(transport))
 			for range 3 { // a name may be used again among Go ranks
 				must(t, each(4, func(r int) error {
-					half, err := world[r].Split(ctx, [][]int{{2, 0}, {3, 1}})
+					half, err := world[r].Split(ctx, [][]dist.Rank{{2, 0}, {3, 1}})
 					if err != nil {
 						return err
 					}
 					want := [][]int32{{2, 0}, {3, 1}}[r%2]
-					if got := membersOf(ctx, t, half, int32(r)); !slices.Equal(got, want) || half.GlobalRanks()[0] != int(want[0]) {
+					if got := membersOf(ctx, t, half, int32(r)); !slices.Equal(got, want) || half.GlobalRanks()[0] != dist.Rank(want[0]) {
 						return errors.New("wrong members")
 					}
-					inner, err := half.Split(ctx, [][]int{{1, 0}})
+					inner, err := half.Split(ctx, [][]dist.Rank{{1, 0}})
 					if err != nil {
 						return err
 					}
@@ -51,7 +51,7 @@ func TestSplit(t *testing.T) {
 				}))
 			}
 			must(t, each(4, func(r int) error {
-				part, err := world[r].Split(ctx, [][]int{{1, 2}}, WithName("part"))
+				part, err := world[r].Split(ctx, [][]dist.Rank{{1, 2}}, WithName("part"))
 				if err == nil && (part != nil) != (r == 1 || r == 2) {
 					err = errors.New("who is a member?")
 				}
@@ -63,7 +63,7 @@ func TestSplit(t *testing.T) {
 
 func TestSplitRefuses(t *testing.T) {
 	world := newWorld(t, 3)
-	for want, lists := range map[string][][]int{
+	for want, lists := range map[string][][]dist.Rank{
 		"no lists":                   {},
 		"no ranks":                   {{0, 1}, {}},
 		"rank 3: the group":          {{0, 3}},
@@ -82,7 +82,7 @@ func TestSplitOrder(t *testing.T) {
 	for _, known := range []torch.Peers{torch.Exactly(torch.V2_12), {Low: torch.V2_12, High: torch.V2_14}, {Low: torch.V2_9, High: torch.V2_14, Several: true}} {
 		g := newWorld(t, 2)[0]
 		g.peers = known
-		if _, err := g.Split(ctxOf(t), [][]int{{1, 0}}); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "give them in order") {
+		if _, err := g.Split(ctxOf(t), [][]dist.Rank{{1, 0}}); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "give them in order") {
 			t.Errorf("%v: %v", known, err)
 		}
 	}
@@ -95,12 +95,12 @@ func TestSplitEndsWithItsContext(t *testing.T) {
 			world := newWorld(t, 3, WithTransport(transport))
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			defer cancel()
-			_, err := world[0].Split(ctx, [][]int{{0, 2}})
+			_, err := world[0].Split(ctx, [][]dist.Rank{{0, 2}})
 			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "rank 1 of group") {
 				t.Fatalf("%v", err)
 			}
 			must(t, each(3, func(r int) error {
-				sub, err := world[r].Split(ctxOf(t), [][]int{{0, 2}})
+				sub, err := world[r].Split(ctxOf(t), [][]dist.Rank{{0, 2}})
 				if sub != nil {
 					membersOf(ctxOf(t), t, sub, int32(r))
 				}

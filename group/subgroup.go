@@ -95,16 +95,16 @@ func (f *family) children(g *Group) []*Group {
 // given. With [WithLocalSync], the remaining ranks of a failed group can form a new one.
 //
 // It corresponds to torch.distributed.new_group.
-func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Group, error) {
+func (g *Group) NewGroup(ctx context.Context, ranks []dist.Rank, opts ...Option) (*Group, error) {
 	const op = "group: new group"
 	c := newConfig(append(g.inherited(), opts...))
 	if err := c.check(op); err != nil {
 		return nil, err
 	}
 	if ranks == nil {
-		ranks = make([]int, g.size)
+		ranks = make([]dist.Rank, g.size)
 		for i := range ranks {
-			ranks[i] = i
+			ranks[i] = dist.Rank(i)
 		}
 	}
 	ranks = slices.Clone(ranks)
@@ -170,13 +170,13 @@ func (f *family) nameLocked(op string, peers torch.Peers, globals []int, localSy
 }
 
 // globalsOf returns the world ranks of some ranks of g.
-func (g *Group) globalsOf(op string, ranks []int) ([]int, error) {
+func (g *Group) globalsOf(op string, ranks []dist.Rank) ([]int, error) {
 	if len(ranks) == 0 {
 		return nil, dist.New(op, dist.InvalidArgument, "no ranks")
 	}
 	globals := make([]int, len(ranks))
 	for i, r := range ranks {
-		if r < 0 || r >= g.size {
+		if r < 0 || int(r) >= g.size {
 			return nil, dist.Newf(op, dist.InvalidArgument, "rank %d: the group has ranks 0 to %d", r, g.size-1)
 		}
 		if slices.Contains(ranks[:i], r) {
@@ -209,11 +209,11 @@ func (g *Group) NewSubgroups(ctx context.Context, size int, opts ...Option) (*Gr
 	if size < 1 || g.size%size != 0 {
 		return nil, dist.Newf("group: new subgroups", dist.InvalidArgument, "%d ranks cannot be cut into groups of %d", g.size, size)
 	}
-	var all [][]int
+	var all [][]dist.Rank
 	for from := 0; from < g.size; from += size {
-		ranks := make([]int, size)
+		ranks := make([]dist.Rank, size)
 		for i := range ranks {
-			ranks[i] = from + i
+			ranks[i] = dist.Rank(from + i)
 		}
 		all = append(all, ranks)
 	}
@@ -224,8 +224,8 @@ func (g *Group) NewSubgroups(ctx context.Context, size int, opts ...Option) (*Gr
 // nil where there is none.
 //
 // It corresponds to torch.distributed.new_subgroups_by_enumeration.
-func (g *Group) NewSubgroupsByEnumeration(ctx context.Context, lists [][]int, opts ...Option) (*Group, error) {
-	seen := map[int]bool{}
+func (g *Group) NewSubgroupsByEnumeration(ctx context.Context, lists [][]dist.Rank, opts ...Option) (*Group, error) {
+	seen := map[dist.Rank]bool{}
 	for _, ranks := range lists {
 		for _, r := range ranks {
 			if seen[r] {

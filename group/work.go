@@ -18,9 +18,6 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// NoSource is what [Work.SourceRank] returns if there is no sender.
-const NoSource = -1
-
 // Work is an operation that was posted: it completes exactly once. The tensors of the operation belong to it until then.
 //
 // It corresponds to torch.distributed.Work. Differences: Success is defined only after completion (PyTorch's is_success
@@ -29,7 +26,7 @@ type Work struct {
 	op     OpType
 	seq    uint64
 	group  *Group
-	source int // sender of a receive
+	source dist.Rank // sender of a receive
 
 	// Set before the operation is queued.
 	call    collargs.Call // of a collective; of a message only the element type, the outputs and what to do with them
@@ -143,14 +140,14 @@ func (w *Work) Abort() {
 
 // SourceRank returns the group rank that sent what a receive got. It is an error before completion and for operations
 // other than receives.
-func (w *Work) SourceRank() (int, error) {
+func (w *Work) SourceRank() (dist.Rank, error) {
 	switch {
 	case w.op != OpRecv && w.op != OpRecvAny:
-		return NoSource, dist.New("group: source rank", dist.InvalidArgument, w.op.String()+" has no source rank: only receives have one")
+		return dist.NoRank, dist.New("group: source rank", dist.InvalidArgument, w.op.String()+" has no source rank: only receives have one")
 	case !w.Completed():
-		return NoSource, dist.New("group: source rank", dist.InvalidArgument, "the receive is not complete")
+		return dist.NoRank, dist.New("group: source rank", dist.InvalidArgument, "the receive is not complete")
 	case w.err != nil:
-		return NoSource, w.err
+		return dist.NoRank, w.err
 	}
 	return w.source, nil
 }
@@ -230,7 +227,7 @@ func (w *Work) Future() *dist.Future[[]*tensor.Tensor] {
 // FromFuture returns a Work that completes with future. It corresponds to Work::create_from_future. Its Wait takes any
 // context; Abort does nothing, since the future belongs to its maker.
 func FromFuture(future *dist.Future[[]*tensor.Tensor]) *Work {
-	w := &Work{op: OpUnknown, source: NoSource, begun: time.Now()}
+	w := &Work{op: OpUnknown, source: dist.NoRank, begun: time.Now()}
 	w.mu.future = future
 	future.OnDone(func(outputs []*tensor.Tensor, err error) {
 		w.call.Outputs = outputs
@@ -241,7 +238,7 @@ func FromFuture(future *dist.Future[[]*tensor.Tensor]) *Work {
 
 // failed returns a Work that has ended with err without taking part in anything.
 func failed(op OpType, err error) *Work {
-	w := &Work{op: op, source: NoSource}
+	w := &Work{op: op, source: dist.NoRank}
 	w.complete(err)
 	return w
 }

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -36,7 +37,7 @@ func newWorldOver(tb testing.TB, s store.Store, size int, opts ...Option) []*Gro
 	defer cancel()
 	groups := make([]*Group, size)
 	must(tb, each(size, func(r int) (err error) {
-		groups[r], err = New(ctx, s, r, size, opts...)
+		groups[r], err = New(ctx, s, dist.Rank(r), size, opts...)
 		return err
 	}))
 	tb.Cleanup(func() { closeAll(groups) })

@@ -6,6 +6,7 @@ package tensor
 import (
 	"encoding/binary"
 	"math"
+	"reflect"
 
 	"github.com/cohort-dist/cohort/dist"
 )
@@ -212,6 +213,9 @@ func asInt(v any) (int64, bool) {
 		return int64(x), true
 	case uint64:
 		return int64(x), x <= math.MaxInt64 //nolint:gosec // reported
+	}
+	if n := reflect.ValueOf(v); n.CanInt() { // a named type, such as a rank
+		return n.Int(), true
 	}
 	return 0, false
 }

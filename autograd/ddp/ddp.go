@@ -276,7 +276,7 @@ func (m *Model) shareBuffers(ctx context.Context, active bool) error {
 	if m.config.keepBuffers || len(m.buffers) == 0 || !m.sharing {
 		return nil
 	}
-	from := 0
+	from := dist.Rank(0)
 	if m.joining != nil { // rank 0's may be old
 		var err error
 		if from, err = m.commonRank(ctx, active); err != nil {

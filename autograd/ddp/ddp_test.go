@@ -43,7 +43,7 @@ func worldWith(t *testing.T, size int, opts []group.Option, f func(ctx context.C
 	var ranks sync.WaitGroup
 	for rank := range size {
 		ranks.Go(func() {
-			g, err := group.New(ctx, s, rank, size, append([]group.Option{group.WithTransport(group.TCP)}, opts...)...)
+			g, err := group.New(ctx, s, dist.Rank(rank), size, append([]group.Option{group.WithTransport(group.TCP)}, opts...)...)
 			if err != nil {
 				t.Error(err)
 				return
@@ -361,7 +361,7 @@ func TestOtherModels(t *testing.T) {
 		if _, err := ddp.New(ctx, g, m); !errors.Is(err, dist.Mismatch) {
 			return fmt.Errorf("another number of parameters: %w", err)
 		}
-		_, err := ddp.New(ctx, g, nn.NewLinear(r, 2+g.Rank(), 2))
+		_, err := ddp.New(ctx, g, nn.NewLinear(r, int(2+g.Rank()), 2))
 		if g.Rank() == 1 && !errors.Is(err, dist.Mismatch) {
 			return fmt.Errorf("other shapes: %w", err)
 		}

@@ -62,7 +62,7 @@ func (m *Model) compare(ctx context.Context) error {
 }
 
 // takeFrom gives all ranks the tensors of one, many in one message.
-func (m *Model) takeFrom(ctx context.Context, from int, all []*tensor.Tensor) error {
+func (m *Model) takeFrom(ctx context.Context, from dist.Rank, all []*tensor.Tensor) error {
 	pieces := make([]piece, len(all))
 	for i, t := range all {
 		pieces[i] = piece{dtype: t.DType(), bytes: t.Size()}

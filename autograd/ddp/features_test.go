@@ -300,7 +300,7 @@ func joinRun(t *testing.T, active, unused bool, short int) {
 		err = model.Join(ctx, func() error {
 			for i := range steps {
 				zero(m)
-				if failure := step(ctx, model, uint64(10*i+g.Rank())); failure != nil {
+				if failure := step(ctx, model, uint64(dist.Rank(10*i)+g.Rank())); failure != nil {
 					return failure
 				}
 				var seeds []uint64

@@ -272,7 +272,7 @@ func (m *Model) divisor(ctx context.Context) error {
 }
 
 // commonRank agrees on one of the ranks that offer themselves: the highest.
-func (m *Model) commonRank(ctx context.Context, offer bool) (int, error) {
+func (m *Model) commonRank(ctx context.Context, offer bool) (dist.Rank, error) {
 	own := int64(-1)
 	if offer {
 		own = int64(m.g.Rank())
@@ -284,5 +284,5 @@ func (m *Model) commonRank(ctx context.Context, offer bool) (int, error) {
 	if highest[0] < 0 || highest[0] >= int64(m.g.Size()) {
 		return 0, dist.Newf("ddp: join", dist.Protocol, "no rank to take the model from: %d", highest[0])
 	}
-	return int(highest[0]), nil
+	return dist.Rank(highest[0]), nil
 }

@@ -116,7 +116,7 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 // begin is called with the first gradient of a pass.
 func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 	m.began = time.Now()
-	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.Begin, Rank: dist.Rank(m.g.Rank()), Group: m.g.Name()})
+	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.Begin, Rank: m.g.Rank(), Group: m.g.Name()})
 	if err := m.divisor(ctx); err != nil {
 		return err
 	}
@@ -249,7 +249,7 @@ func (m *Model) finish(ctx context.Context) error {
 		return m.fail(dist.Newf("ddp: backward", dist.InvalidArgument,
 			"the pass ended without gradients for %v: use WithFindUnused on all ranks when a forward does not use all parameters", m.missing()))
 	}
-	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: dist.Rank(m.g.Rank()), Group: m.g.Name(), Dur: time.Since(m.began)})
+	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: m.g.Rank(), Group: m.g.Name(), Dur: time.Since(m.began)})
 	waits := m.notices
 	m.notices = nil
 	for _, b := range m.buckets {

@@ -231,7 +231,7 @@ func TestUnusedWithoutSync(t *testing.T) {
 		defer model.Close()
 		for pass := range 2 {
 			model.SetSync(pass == 1)
-			m.use = 2*g.Rank() + pass
+			m.use = int(2*g.Rank() + dist.Rank(pass))
 			if err = step(ctx, model, uint64(g.Rank())); err != nil {
 				return err
 			}

@@ -41,7 +41,7 @@ func unevenRun(t *testing.T, unused bool, steps []int) {
 		taken := 0
 		one := func() error {
 			zero(m)
-			if failure := step(ctx, model, uint64(10*taken+g.Rank())); failure != nil {
+			if failure := step(ctx, model, uint64(dist.Rank(10*taken)+g.Rank())); failure != nil {
 				return failure
 			}
 			want, failure := single(ctx, reference, []uint64{uint64(10 * taken), uint64(10*taken + 1), uint64(10*taken + 2)})

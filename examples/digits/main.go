@@ -146,7 +146,7 @@ func pass(ctx context.Context, g *group.Group, model *ddp.Model, opt *optim.Opti
 	order := rand.New(rand.NewPCG(7, uint64(epoch))).Perm(len(all)) //nolint:gosec // shuffling
 	var losses []float64
 	for len(order) >= batchSize*g.Size() {
-		own := order[batchSize*g.Rank():][:batchSize]
+		own := order[batchSize*int(g.Rank()):][:batchSize]
 		order = order[batchSize*g.Size():]
 		x, y, err := batch(all, own)
 		if err != nil {

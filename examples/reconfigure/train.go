@@ -49,7 +49,7 @@ func train(ctx context.Context, addr string, steps int) error {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	g, err := group.New(ctx, s, m.Number(), m.Number()+1, group.WithReconfigure(), group.WithTimeout(10*time.Second), group.WithPeers(group.Torch214))
+	g, err := group.New(ctx, s, dist.Rank(m.Number()), m.Number()+1, group.WithReconfigure(), group.WithTimeout(10*time.Second), group.WithPeers(group.Torch214))
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (now *state) share(ctx context.Context, g *group.Group) error {
 	}
 	furthest := slices.Index(all, slices.Max(all))
 	flat := slices.Concat(now.parameters[:], now.velocity[:])
-	if err := group.BroadcastSlice(ctx, g, flat, furthest); err != nil {
+	if err := group.BroadcastSlice(ctx, g, flat, dist.Rank(furthest)); err != nil {
 		return err
 	}
 	now.step = int(all[furthest])

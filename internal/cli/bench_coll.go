@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -197,7 +198,7 @@ func (a *app) benchCollRank(ctx context.Context, o collOptions, addr string, ran
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	g, err := group.New(ctx, client, rank, o.ranks, group.WithTransport(group.Transport(o.transport)), group.WithPeers(group.OnlyGo))
+	g, err := group.New(ctx, client, dist.Rank(rank), o.ranks, group.WithTransport(group.Transport(o.transport)), group.WithPeers(group.OnlyGo))
 	if err != nil {
 		return err
 	}
@@ -275,10 +276,10 @@ func (b *collBench) broadcast(ctx context.Context, name string, s collSize) erro
 		return err
 	}
 	defer x.Storage().Release()
-	next := 0
+	next, size := dist.Rank(0), dist.Rank(b.group.Size())
 	return b.measure(ctx, name, s, 1, func(ctx context.Context) *group.Work {
 		root := next
-		next = (next + 1) % b.group.Size()
+		next = (next + 1) % size
 		return b.group.Broadcast(ctx, x, root, group.Reuse(b.work))
 	})
 }
@@ -339,12 +340,12 @@ func (b *collBench) halves(ctx context.Context) error {
 	if size < 4 {
 		return nil
 	}
-	all := make([]int, size)
+	all := make([]dist.Rank, size)
 	for i := range all {
-		all[i] = i
+		all[i] = dist.Rank(i)
 	}
 	part := &collBench{app: b.app, opts: b.opts, work: new(group.Work), make: sliceTensor, quiet: b.quiet}
-	for _, half := range [][]int{all[:size/2], all[size/2:]} {
+	for _, half := range [][]dist.Rank{all[:size/2], all[size/2:]} {
 		g, err := b.group.NewGroup(ctx, half) // all ranks call it for both
 		if err != nil {
 			return err

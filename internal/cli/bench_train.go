@@ -19,6 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/blas"
 	"github.com/cohort-dist/cohort/internal/cli/command"
@@ -183,7 +184,7 @@ func (a *app) benchTrainRank(ctx context.Context, l *benchLoad, addr string, ran
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	g, err := group.New(ctx, client, rank, 2, group.WithTransport(group.TCP), group.WithPeers(group.OnlyGo))
+	g, err := group.New(ctx, client, dist.Rank(rank), 2, group.WithTransport(group.TCP), group.WithPeers(group.OnlyGo))
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ import (
 func sum(ctx context.Context, s *stage) (string, error) {
 	const length = 1 << 18
 	rank, size := int(s.world.Rank()), s.world.Size()
-	g, err := group.New(ctx, s.world.Store(), rank, size)
+	g, err := group.New(ctx, s.world.Store(), s.world.Rank(), size)
 	if err != nil {
 		return "", err
 	}

@@ -36,7 +36,7 @@ func (a *app) playScene(ctx context.Context, scene, python, script string) error
 		return err
 	}
 	defer func() { _ = w.Close() }()
-	g, err := group.New(ctx, w.Store(), int(w.Rank()), w.Size())
+	g, err := group.New(ctx, w.Store(), w.Rank(), w.Size())
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (a *app) trainAndHang(ctx context.Context, g *group.Group) error {
 	if _, err = fmt.Fprintf(a.Out, "trained a network together, %d steps: the mean loss fell from %.3f to %.3f\n", fitSteps, losses[0]/n, losses[1]/n); err != nil {
 		return err
 	}
-	if g.Rank() == g.Size()-1 {
+	if int(g.Rank()) == g.Size()-1 {
 		a.loadBatch(ctx)
 	}
 	return group.AllReduceSlice(ctx, g, losses, group.Sum)

@@ -20,7 +20,7 @@ import (
 
 // train lets the ranks fit a network to a curve.
 func train(ctx context.Context, s *stage) (string, error) {
-	g, err := group.New(ctx, s.world.Store(), int(s.world.Rank()), s.world.Size(), group.WithName("train"))
+	g, err := group.New(ctx, s.world.Store(), s.world.Rank(), s.world.Size(), group.WithName("train"))
 	if err != nil {
 		return "", err
 	}

@@ -242,8 +242,8 @@ func (g *Group) CheckTensor(name string, t *tensor.Tensor) error {
 }
 
 // CheckRoot checks a rank that is the root of an operation.
-func (g *Group) CheckRoot(name string, root int) error {
-	if root < 0 || root >= g.Size {
+func (g *Group) CheckRoot(name string, root dist.Rank) error {
+	if root < 0 || int(root) >= g.Size {
 		return dist.Newf(name, dist.InvalidArgument, "root %d: the group has ranks 0 to %d", root, g.Size-1)
 	}
 	return nil

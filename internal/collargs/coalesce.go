@@ -182,7 +182,7 @@ func (g *Group) checkPairs(name string, large, small []*tensor.Tensor, factor in
 }
 
 // BroadcastCoalesced broadcasts several tensors of one type, one behind the other.
-func (g *Group) BroadcastCoalesced(c *Call, ts []*tensor.Tensor, root int) error {
+func (g *Group) BroadcastCoalesced(c *Call, ts []*tensor.Tensor, root dist.Rank) error {
 	const name = "group: broadcast_coalesced"
 	if len(ts) == 0 {
 		return dist.New(name, dist.InvalidArgument, "no tensors")
@@ -207,7 +207,7 @@ func (g *Group) BroadcastCoalesced(c *Call, ts []*tensor.Tensor, root int) error
 	if err := g.checkMove(name, torch.Broadcast, flat, root); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Root = coll.Broadcast, root
+	c.Request.Kind, c.Request.Root = coll.Broadcast, int(root)
 	c.about(flat)
 	if err := g.inout(c, flat); err != nil {
 		return err

@@ -7,6 +7,7 @@
 package collargs
 
 import (
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/tensor"
@@ -14,10 +15,11 @@ import (
 
 // Group is what a request depends on beside its arguments.
 type Group struct {
-	Rank, Size int
-	Peers      torch.Peers // what the PyTorch ranks can do
-	Detail     bool        // shapes of flat buffers are compared too
-	Checked    bool        // PyTorch ranks compare operations before they run
+	Rank    dist.Rank
+	Size    int
+	Peers   torch.Peers // what the PyTorch ranks can do
+	Detail  bool        // shapes of flat buffers are compared too
+	Checked bool        // PyTorch ranks compare operations before they run
 }
 
 // Call is a collective that is ready to run. A zero Call, or one that was [Call.Reset], can be filled.

@@ -42,7 +42,7 @@ func calls(g *Group, dt tensor.DType, make1 func(tensor.DType, int) *tensor.Tens
 	const n = 3
 	part := n
 	if uneven {
-		part = n + g.Rank
+		part = n + int(g.Rank)
 	}
 	atRoot := func(ts []*tensor.Tensor) []*tensor.Tensor {
 		if g.Rank == 0 {
@@ -94,7 +94,7 @@ func TestRequestsFit(t *testing.T) {
 			for _, peers := range []torch.Peers{{}, torch.Exactly(torch.V2_14)} {
 				for _, uneven := range []bool{false, peers.None()} {
 					for _, strided := range []bool{false, true} {
-						g := &Group{Rank: rank, Size: size, Peers: peers}
+						g := &Group{Rank: dist.Rank(rank), Size: size, Peers: peers}
 						make1 := func(dt tensor.DType, n int) *tensor.Tensor { return zeros(dt, n) }
 						if strided {
 							make1 = column

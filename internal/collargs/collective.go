@@ -59,19 +59,19 @@ func (g *Group) AllReduceCoalesced(c *Call, ts []*tensor.Tensor, op reduce.Op) e
 }
 
 // Broadcast sends t of rank root to all ranks.
-func (g *Group) Broadcast(c *Call, t *tensor.Tensor, root int) error {
+func (g *Group) Broadcast(c *Call, t *tensor.Tensor, root dist.Rank) error {
 	const name = "group: broadcast"
 	if err := g.checkMove(name, torch.Broadcast, t, root); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Root = coll.Broadcast, root
+	c.Request.Kind, c.Request.Root = coll.Broadcast, int(root)
 	c.about(t)
 	return g.inout(c, t)
 }
 
 // Reduce combines t over all ranks; rank root gets the result in t. On other ranks t is unchanged if all ranks are Go;
 // with PyTorch ranks it holds partial results afterwards, as in PyTorch.
-func (g *Group) Reduce(c *Call, t *tensor.Tensor, op reduce.Op, root int) error {
+func (g *Group) Reduce(c *Call, t *tensor.Tensor, op reduce.Op, root dist.Rank) error {
 	const name = "group: reduce"
 	if err := g.checkReduction(name, torch.Reduce, t, op); err != nil {
 		return err
@@ -79,7 +79,7 @@ func (g *Group) Reduce(c *Call, t *tensor.Tensor, op reduce.Op, root int) error 
 	if err := g.CheckRoot(name, root); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Op, c.Request.Root = coll.Reduce, op, root
+	c.Request.Kind, c.Request.Op, c.Request.Root = coll.Reduce, op, int(root)
 	c.about(t)
 	err := g.inout(c, t)
 	if err == nil {
@@ -146,12 +146,12 @@ func (g *Group) AllGatherInto(c *Call, op torch.Op, out, in *tensor.Tensor) erro
 }
 
 // Gather collects in of every rank into outs at rank root; other ranks pass nil.
-func (g *Group) Gather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor, root int) error {
+func (g *Group) Gather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor, root dist.Rank) error {
 	const name = "group: gather"
 	if err := g.checkMove(name, torch.Gather, in, root); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Root = coll.Gather, root
+	c.Request.Kind, c.Request.Root = coll.Gather, int(root)
 	c.about(in)
 	if g.Rank != root {
 		if outs != nil {
@@ -176,12 +176,12 @@ func (g *Group) Gather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor, root i
 }
 
 // Scatter sends one tensor of ins at rank root to each rank, into out; other ranks pass nil as ins.
-func (g *Group) Scatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor, root int) error {
+func (g *Group) Scatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor, root dist.Rank) error {
 	const name = "group: scatter"
 	if err := g.checkMove(name, torch.Scatter, out, root); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Root = coll.Scatter, root
+	c.Request.Kind, c.Request.Root = coll.Scatter, int(root)
 	c.about(out)
 	if g.Rank != root && ins != nil {
 		return dist.Newf(name, dist.InvalidArgument, "only the root (rank %d) gives inputs", root)
@@ -390,7 +390,7 @@ func checkedAs(kind torch.Op, err error, t *tensor.Tensor) error {
 }
 
 // checkMove checks the arguments of an operation that only moves data.
-func (g *Group) checkMove(name string, kind torch.Op, t *tensor.Tensor, root int) error {
+func (g *Group) checkMove(name string, kind torch.Op, t *tensor.Tensor, root dist.Rank) error {
 	if err := g.CheckTensor(name, t); err != nil {
 		return err
 	}

@@ -8,6 +8,8 @@ import (
 	"encoding/hex"
 	"strconv"
 	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 // Layout is how a version of PyTorch names the store keys around its gloo groups. The leading "/" that TCPStore puts in
@@ -83,10 +85,10 @@ func (l Layout) WrapperPrefix(base, name string) string {
 func SplitBase(parent, name string) string { return Join(parent, name+"/") }
 
 // SplitName is the name that PyTorch gives to a group that is split off without one.
-func SplitName(parent string, ranks []int) string {
+func SplitName(parent string, ranks []dist.Rank) string {
 	parts := make([]string, len(ranks))
 	for i, r := range ranks {
-		parts[i] = strconv.Itoa(r)
+		parts[i] = r.String()
 	}
 	return parent + ":split:[" + strings.Join(parts, ", ") + "]"
 }

@@ -10,10 +10,10 @@ import (
 )
 
 // Short writes a sorted list: "0-5,7".
-func Short(ranks []int) string { return strings.Join(Parts(ranks, "-"), ",") }
+func Short[R ~int](ranks []R) string { return strings.Join(Parts(ranks, "-"), ",") }
 
 // Parts writes a sorted list in parts, each a rank or a run of three and more with between in its middle: "0 to 5", "7".
-func Parts(ranks []int, between string) []string {
+func Parts[R ~int](ranks []R, between string) []string {
 	var parts []string
 	for i := 0; i < len(ranks); {
 		j := i
@@ -21,20 +21,20 @@ func Parts(ranks []int, between string) []string {
 			j++
 		}
 		if j-i >= 2 {
-			parts = append(parts, strconv.Itoa(ranks[i])+between+strconv.Itoa(ranks[j]))
+			parts = append(parts, strconv.Itoa(int(ranks[i]))+between+strconv.Itoa(int(ranks[j])))
 			i = j + 1
 			continue
 		}
-		parts = append(parts, strconv.Itoa(ranks[i]))
+		parts = append(parts, strconv.Itoa(int(ranks[i])))
 		i++
 	}
 	return parts
 }
 
 // Words writes "rank 1" or "ranks 1, 2 and 5".
-func Words(ranks []int) string {
+func Words[R ~int](ranks []R) string {
 	if len(ranks) == 1 {
-		return "rank " + strconv.Itoa(ranks[0])
+		return "rank " + strconv.Itoa(int(ranks[0]))
 	}
 	var b strings.Builder
 	b.WriteString("ranks ")
@@ -45,7 +45,7 @@ func Words(ranks []int) string {
 		case i > 0:
 			b.WriteString(", ")
 		}
-		b.WriteString(strconv.Itoa(r))
+		b.WriteString(strconv.Itoa(int(r)))
 	}
 	return b.String()
 }

@@ -35,7 +35,7 @@ func world(t *testing.T, transport group.Transport, size int, opts ...group.Opti
 	var ranks sync.WaitGroup
 	for r := range size {
 		ranks.Go(func() {
-			groups[r], errs[r] = group.New(ctx, s, r, size, append([]group.Option{group.WithTransport(transport)}, opts...)...)
+			groups[r], errs[r] = group.New(ctx, s, dist.Rank(r), size, append([]group.Option{group.WithTransport(transport)}, opts...)...)
 		})
 	}
 	ranks.Wait()

@@ -143,7 +143,7 @@ func train(ctx context.Context, url, mode string, steps int) (digest string, buc
 		case "join-throw":
 			opts = append(opts, ddp.FailUneven())
 		}
-		err = model.Join(ctx, func() error { return loop(ctx, model, opt, forked, r, mode, steps+g.Rank()) }, opts...)
+		err = model.Join(ctx, func() error { return loop(ctx, model, opt, forked, r, mode, steps+int(g.Rank())) }, opts...)
 		if mode == "join-throw" { // rank 0 has the fewest, and all stop where it does
 			if !errors.Is(err, ddp.ErrUneven) || strings.Contains(err.Error(), "rank 0 exhausted") != (g.Rank() == 0) {
 				return "", nil, fmt.Errorf("rank %d: Join ended with %w", g.Rank(), err)
@@ -185,7 +185,7 @@ func loop(ctx context.Context, model *ddp.Model, opt *optim.Optimizer, forked *b
 			for i := range y {
 				y[i] = float32(math.Sin(float64(x[i/8*64+i%8])))
 			}
-			forked.goRight = mode == "unused" && (model.Group().Rank()+step)%3 == 0
+			forked.goRight = mode == "unused" && (int(model.Group().Rank())+step)%3 == 0
 			model.SetSync(k == micro-1)
 			out := model.Forward(ctx, autograd.Constant(tensor.Must(tensor.From(x, 4, 64))))
 			if err := autograd.MSE(out, autograd.Constant(tensor.Must(tensor.From(y, 4, 8))), autograd.ReduceMean).Backward(ctx); err != nil {

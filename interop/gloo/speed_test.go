@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -101,7 +102,7 @@ func speedRank(addr string, rank, size int) error {
 	if _, err = client.JoinWorker(ctx); err != nil {
 		return err
 	}
-	g, err := group.New(ctx, client, rank, size)
+	g, err := group.New(ctx, client, dist.Rank(rank), size)
 	if err != nil {
 		return err
 	}

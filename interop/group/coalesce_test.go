@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
@@ -54,10 +55,10 @@ func objectLists(ctx context.Context, g *group.Group, k int, s step) (string, er
 	}
 	if g.Rank() == s.Root {
 		for r := range g.Size() {
-			if r == s.Root {
+			if dist.Rank(r) == s.Root {
 				continue
 			}
-			if err := g.SendObjects(ctx, list, r); err != nil {
+			if err := g.SendObjects(ctx, list, dist.Rank(r)); err != nil {
 				return "", err
 			}
 		}
@@ -65,7 +66,7 @@ func objectLists(ctx context.Context, g *group.Group, k int, s step) (string, er
 	}
 	from := s.Root
 	if s.N == 0 {
-		from = group.NoSource
+		from = dist.NoRank
 	}
 	got := make([][]byte, 3)
 	source, err := g.RecvObjects(ctx, got, from)
@@ -82,7 +83,7 @@ func objectLists(ctx context.Context, g *group.Group, k int, s step) (string, er
 // coalescePlan has what a version knows of the operations on several tensors.
 func coalescePlan(size int, version string, checked bool) []step {
 	plan := []step{{Op: "barrier"}}
-	for root := range size {
+	for root := range dist.Rank(size) {
 		plan = append(plan, step{Op: "broadcast_coalesced", N: 5, DType: "float32", Root: root})
 	}
 	for _, n := range []int{1, 6, 1000} {
@@ -112,7 +113,7 @@ func coalescePlan(size int, version string, checked bool) []step {
 		}, refused...)
 	}
 	if !checked { // which counts messages, and the ranks send and receive different numbers of them
-		for root := range size {
+		for root := range dist.Rank(size) {
 			plan = append(plan, step{Op: "object_lists", Root: root}, step{Op: "barrier"}, step{Op: "object_lists", N: 1, Root: root}, step{Op: "barrier"})
 		}
 	}

@@ -94,7 +94,7 @@ func child(spec string) int {
 	if _, err = client.JoinWorker(ctx); err != nil {
 		return 4
 	}
-	g, err := group.New(ctx, client, rank, size)
+	g, err := group.New(ctx, client, dist.Rank(rank), size)
 	if err != nil {
 		return 5
 	}

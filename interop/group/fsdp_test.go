@@ -105,11 +105,11 @@ func digest32(lists ...[]float32) string {
 
 // fsdpRank is what fsdp.py does, with the collectives in FSDP2's order.
 func fsdpRank(ctx context.Context, g *group.Group, steps int) (log []string, err error) {
-	a, b := newSharded(0, 5, g.Rank(), g.Size()), newSharded(2, 2, g.Rank(), g.Size())
+	a, b := newSharded(0, 5, int(g.Rank()), g.Size()), newSharded(2, 2, int(g.Rank()), g.Size())
 	for step := range steps {
 		x := make([]float32, fsdpBatch*fsdpIns)
 		for i := range x {
-			x[i] = float32((i*5+3*g.Rank()+step)%9-4) / 4
+			x[i] = float32((i*5+3*int(g.Rank())+step)%9-4) / 4
 		}
 		for _, l := range []*sharded{a, b, b, a} { // forward, then backward, which gathers again what the forward pass gave back
 			weight, bias, err := l.gather(ctx, g)
@@ -124,8 +124,8 @@ func fsdpRank(ctx context.Context, g *group.Group, steps int) (log []string, err
 				return log, err
 			}
 		}
-		aw, ab := a.parts(a.shard, g.Rank())
-		bw, bb := b.parts(b.shard, g.Rank())
+		aw, ab := a.parts(a.shard, int(g.Rank()))
+		bw, bb := b.parts(b.shard, int(g.Rank()))
 		log = append(log, digest32(aw, ab, bw, bb))
 	}
 	return log, g.AllReduce(ctx, tensor.Must(tensor.From([]float32{0}, 1)), group.Sum).Wait(ctx)

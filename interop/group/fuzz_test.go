@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/reduce"
@@ -106,7 +107,7 @@ func post(ctx context.Context, g *group.Group, k int, s step) (works []*group.Wo
 		return none(g.Barrier(ctx))
 	case "ring":
 		y := empty(0)
-		works := []*group.Work{g.Send(ctx, x, (me+1)%g.Size(), s.Tag), g.Recv(ctx, y, (me-1+g.Size())%g.Size(), s.Tag)}
+		works := []*group.Work{g.Send(ctx, x, (me+1)%dist.Rank(g.Size()), s.Tag), g.Recv(ctx, y, (me-1+dist.Rank(g.Size()))%dist.Rank(g.Size()), s.Tag)}
 		return works, func() string { return digest(y, x) }
 	}
 	panic("unknown operation " + s.Op)
@@ -162,7 +163,7 @@ func (f *fuzzer) somewhere(s step) step {
 		s.Group, s.Ranks = g.Name, g.Ranks
 		members = len(g.Ranks)
 	}
-	s.Root = f.IntN(members)
+	s.Root = dist.Rank(f.IntN(members))
 	return s
 }
 
@@ -265,9 +266,9 @@ func (f *fuzzer) step() step {
 			}
 		}
 		if f.detail && f.size > 2 { // PyTorch 2.x counts the messages: see detailPlan
-			return step{Op: "objects", Root: f.IntN(f.size)}
+			return step{Op: "objects", Root: dist.Rank(f.IntN(f.size))}
 		}
-		return pick(f, step{Op: "objects", Root: f.IntN(f.size)}, f.somewhere(step{Op: "monitored_barrier"}), step{Op: "any", N: 1 + f.length(), DType: "int16", Root: f.IntN(f.size)}) // gloo's own receive from any rank fails when it is empty
+		return pick(f, step{Op: "objects", Root: dist.Rank(f.IntN(f.size))}, f.somewhere(step{Op: "monitored_barrier"}), step{Op: "any", N: 1 + f.length(), DType: "int16", Root: dist.Rank(f.IntN(f.size))}) // gloo's own receive from any rank fails when it is empty
 	default:
 		s := f.operation()
 		s.Tag = 0

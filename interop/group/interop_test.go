@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
@@ -23,7 +24,7 @@ func shortPlan(size int) []step {
 		add(step{Op: "all_to_all_uneven", N: n, DType: "float64"})
 		add(step{Op: "ring", N: n, DType: "float32"})
 	}
-	for root := range size {
+	for root := range dist.Rank(size) {
 		add(step{Op: "broadcast", N: 7, DType: "float32", Root: root})
 		add(step{Op: "reduce", N: 100, DType: "float32", Root: root})
 		add(step{Op: "gather", N: 3, DType: "float32", Root: root})

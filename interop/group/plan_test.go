@@ -22,23 +22,23 @@ import (
 
 // step is one operation of a plan, as rank.py reads it.
 type step struct {
-	Op        string `json:"op"`
-	N         int    `json:"n"`
-	DType     string `json:"dtype,omitempty"`
-	Root      int    `json:"root"`
-	Reduce    string `json:"reduce,omitempty"`
-	Group     string `json:"group,omitempty"`
-	Name      string `json:"name,omitempty"`
-	Ranks     []int  `json:"ranks,omitempty"`
-	MayRefuse bool   `json:"may_refuse,omitempty"` // an error before anything is sent is a result
-	Local     bool   `json:"local,omitempty"`      // a new group that only its members know of
-	Order     bool   `json:"order,omitempty"`      // a new group with its ranks as they are given
-	Tag       int    `json:"tag,omitempty"`
-	Parts     []step `json:"parts,omitempty"` // of an overlap: posted one after the other
-	Waits     []int  `json:"waits,omitempty"` // the order in which they are waited for
-	Shape     []int  `json:"shape,omitempty"` // of a sparse tensor
-	Dims      int    `json:"dims,omitempty"`  // of it that have indices
-	Holes     bool   `json:"holes,omitempty"` // some ranks have no entries
+	Op        string      `json:"op"`
+	N         int         `json:"n"`
+	DType     string      `json:"dtype,omitempty"`
+	Root      dist.Rank   `json:"root"`
+	Reduce    string      `json:"reduce,omitempty"`
+	Group     string      `json:"group,omitempty"`
+	Name      string      `json:"name,omitempty"`
+	Ranks     []dist.Rank `json:"ranks,omitempty"`
+	MayRefuse bool        `json:"may_refuse,omitempty"` // an error before anything is sent is a result
+	Local     bool        `json:"local,omitempty"`      // a new group that only its members know of
+	Order     bool        `json:"order,omitempty"`      // a new group with its ranks as they are given
+	Tag       int         `json:"tag,omitempty"`
+	Parts     []step      `json:"parts,omitempty"` // of an overlap: posted one after the other
+	Waits     []int       `json:"waits,omitempty"` // the order in which they are waited for
+	Shape     []int       `json:"shape,omitempty"` // of a sparse tensor
+	Dims      int         `json:"dims,omitempty"`  // of it that have indices
+	Holes     bool        `json:"holes,omitempty"` // some ranks have no entries
 }
 
 func dtypeOf(name string) tensor.DType {
@@ -56,12 +56,12 @@ var reduceOps = map[string]group.ReduceOp{
 }
 
 // data makes the same numbers as data in rank.py.
-func data(k, r, n int, dt tensor.DType, salt int) *tensor.Tensor {
+func data(k int, r dist.Rank, n int, dt tensor.DType, salt int) *tensor.Tensor {
 	return special(k, r, n, dt, salt, false)
 }
 
 // special makes some elements NaN and some a negative zero.
-func special(k, r, n int, dt tensor.DType, salt int, on bool) *tensor.Tensor {
+func special(k int, r dist.Rank, n int, dt tensor.DType, salt int, on bool) *tensor.Tensor {
 	t := tensor.Must(tensor.New(dt, n))
 	b, err := t.Bytes()
 	if err != nil {
@@ -249,7 +249,7 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 		return wait(g.AllToAll(ctx, outs, list(func(i int) *tensor.Tensor { return data(k, me, n, dt, i) })), outs...)
 	case "all_gather_uneven":
 		outs := list(func(i int) *tensor.Tensor { return empty(n + i) })
-		return wait(g.AllGather(ctx, outs, data(k, me, n+me, dt, 0)), outs...)
+		return wait(g.AllGather(ctx, outs, data(k, me, n+int(me), dt, 0)), outs...)
 	case "reduce_scatter_tensor":
 		out := empty(n)
 		return wait(g.ReduceScatterInto(ctx, out, data(k, me, n*g.Size(), dt, 0), op), out)
@@ -259,7 +259,7 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 	case "all_to_all_uneven":
 		splits, total := make([]int, g.Size()), 0
 		for i := range splits {
-			splits[i] = n + (me+i)%3
+			splits[i] = n + (int(me)+i)%3
 			total += splits[i]
 		}
 		out := empty(total)
@@ -271,15 +271,15 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 			tag = 0
 		}
 		works := g.Batch(ctx, []group.P2P{
-			{Op: group.OpSend, Tensor: x, Peer: (me + 1) % g.Size(), Tag: tag},
-			{Op: group.OpRecv, Tensor: y, Peer: (me - 1 + g.Size()) % g.Size(), Tag: tag},
+			{Op: group.OpSend, Tensor: x, Peer: (me + 1) % dist.Rank(g.Size()), Tag: tag},
+			{Op: group.OpRecv, Tensor: y, Peer: (me - 1 + dist.Rank(g.Size())) % dist.Rank(g.Size()), Tag: tag},
 		})
 		return digestAfter(group.WaitAll(ctx, works...), y)
 	case "any":
 		if me != s.Root {
 			return "-", g.Send(ctx, x, s.Root, 1000+k).Wait(ctx)
 		}
-		got := map[int]*tensor.Tensor{}
+		got := map[dist.Rank]*tensor.Tensor{}
 		for range g.Size() - 1 {
 			y := empty(n)
 			w := g.RecvAny(ctx, y, 1000+k)
@@ -312,7 +312,7 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 	case "monitored_barrier":
 		return "-", g.MonitoredBarrier(ctx)
 	case "new_group":
-		if s.Local && !slices.Contains(s.Ranks, me) {
+		if s.Local && !slices.Contains(s.Ranks, int(me)) {
 			return "-", nil
 		}
 		var opts []group.Option
@@ -322,7 +322,7 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 		if s.Order {
 			opts = append(opts, group.WithRankOrder())
 		}
-		sub, err := g.NewGroup(ctx, s.Ranks, opts...)
+		sub, err := g.NewGroup(ctx, ranksOf(s.Ranks), opts...)
 		groups[s.Name] = sub
 		return "-", err
 	case "mesh":
@@ -355,10 +355,10 @@ func unpickled(b []byte) string {
 	return strings.TrimSuffix(strings.TrimSuffix(s[at:], "."), "\x94")
 }
 
-func objects(ctx context.Context, g *group.Group, k, root int) (string, error) {
+func objects(ctx context.Context, g *group.Group, k int, root dist.Rank) (string, error) {
 	me := g.Rank()
-	text := func(r, i int) []byte {
-		return pickled(strings.Repeat(fmt.Sprintf("object %d of %d.%d", k, r, i), r+1))
+	text := func(r dist.Rank, i int) []byte {
+		return pickled(strings.Repeat(fmt.Sprintf("object %d of %d.%d", k, r, i), int(r)+1))
 	}
 	objs := make([][]byte, 3)
 	if me == root {
@@ -390,4 +390,12 @@ func objects(ctx context.Context, g *group.Group, k, root int) (string, error) {
 		all = append(all, unpickled(b))
 	}
 	return strings.Join(all, "|"), nil
+}
+
+func ranksOf(numbers []int) []dist.Rank {
+	ranks := make([]dist.Rank, len(numbers))
+	for i, n := range numbers {
+		ranks[i] = dist.Rank(n)
+	}
+	return ranks
 }

@@ -125,7 +125,7 @@ func (s *stage) start(isGo func(id int) bool, ids ...int) {
 			s.Fatal(err)
 		}
 		s.Cleanup(func() { _ = client.Close() })
-		if c.group, err = group.New(s.Context(), client, id, most, group.WithReconfigure()); err != nil {
+		if c.group, err = group.New(s.Context(), client, dist.Rank(id), most, group.WithReconfigure()); err != nil {
 			s.Fatal(err)
 		}
 		s.Cleanup(func() { _ = c.group.Close() })

@@ -133,7 +133,7 @@ func TestGoingOnWithPyTorch(t *testing.T) {
 	if !errors.Is(err, dist.PeerLost) {
 		t.Errorf("%v", err)
 	}
-	rest, err := g.NewGroup(ctx, []int{0, 1}, group.WithLocalSync())
+	rest, err := g.NewGroup(ctx, []dist.Rank{0, 1}, group.WithLocalSync())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ import (
 var splitSource string
 
 // useGroup does what use in split.py does.
-func useGroup(ctx context.Context, g *group.Group, world int) (string, error) {
+func useGroup(ctx context.Context, g *group.Group, world dist.Rank) (string, error) {
 	if g == nil {
 		return "-", nil
 	}
@@ -77,26 +77,26 @@ func splitAndMerge(ctx context.Context, world *group.Group, port int) (out []str
 		return g
 	}
 	// g may be nil: a rank that is no member splits nothing.
-	split := func(g *group.Group, lists [][]int, opts ...group.Option) *group.Group {
+	split := func(g *group.Group, lists [][]dist.Rank, opts ...group.Option) *group.Group {
 		if g == nil {
 			return note(nil, nil)
 		}
 		return note(g.Split(ctx, lists, opts...))
 	}
-	half := split(world, [][]int{{2, 0}, {1, 3}})
+	half := split(world, [][]dist.Rank{{2, 0}, {1, 3}})
 	if errors.Is(err, dist.NotSupported) {
 		out, err = []string{"refused"}, nil
 		note(world, nil)
 		return out, err
 	}
-	split(half, [][]int{{1, 0}})
-	split(half, [][]int{{1}, {0}}, group.WithName("named"))
-	sub, made := world.NewGroup(ctx, []int{0, 1, 2})
+	split(half, [][]dist.Rank{{1, 0}})
+	split(half, [][]dist.Rank{{1}, {0}}, group.WithName("named"))
+	sub, made := world.NewGroup(ctx, []dist.Rank{0, 1, 2})
 	err = errors.Join(err, made)
-	split(sub, [][]int{{2, 0, 1}})
-	split(world, [][]int{{3, 2, 1}})
+	split(sub, [][]dist.Rank{{2, 0, 1}})
+	split(world, [][]dist.Rank{{3, 2, 1}})
 	note(world.NewGroup(ctx, nil, group.WithLocalSync()))
-	note(world.NewGroup(ctx, []int{1, 3}))
+	note(world.NewGroup(ctx, []dist.Rank{1, 3}))
 	if err != nil {
 		return out, err
 	}
@@ -119,11 +119,11 @@ func splitAndMerge(ctx context.Context, world *group.Group, port int) (out []str
 		return out, err
 	}
 	out = append(out, fmt.Sprintf("%d: %d", merged.Size(), int(first(total))))
-	everyone := make([]int, merged.Size())
+	everyone := make([]dist.Rank, merged.Size())
 	for i := range everyone {
-		everyone[i] = i
+		everyone[i] = dist.Rank(i)
 	}
-	whole, err := merged.Split(ctx, [][]int{everyone})
+	whole, err := merged.Split(ctx, [][]dist.Rank{everyone})
 	if err != nil {
 		return out, err
 	}

@@ -107,7 +107,7 @@ func TestTable(t *testing.T) {
 			t.Run(fmt.Sprintf("part=%d,go=%d", part, goRank), func(t *testing.T) {
 				plan := make([]step, len(chunk))
 				for i, c := range chunk {
-					plan[i] = step{Op: c.op, N: count(c.size, c.dtype), DType: c.dtype, Reduce: c.reduce, Root: c.root, MayRefuse: true}
+					plan[i] = step{Op: c.op, N: count(c.size, c.dtype), DType: c.dtype, Reduce: c.reduce, Root: dist.Rank(c.root), MayRefuse: true}
 				}
 				want := world{size: ranks}.run(t, tr, plan)
 				got := world{size: ranks, goRanks: []int{goRank}}.run(t, tr, plan)

@@ -120,7 +120,7 @@ func TestUnknownNamesAreAskedFor(t *testing.T) {
 		port := freePort(t)
 		procs := w.startTorch(t, tr, port, hashedSource)
 		g := w.joinGo(ctx, t, port)[1]
-		a, err := g.NewGroup(ctx, []int{0, 1}, group.WithLocalSync())
+		a, err := g.NewGroup(ctx, []dist.Rank{0, 1}, group.WithLocalSync())
 		if err != nil {
 			t.Fatal(err) // all versions name the first one alike
 		}
@@ -128,7 +128,7 @@ func TestUnknownNamesAreAskedFor(t *testing.T) {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		b, err := g.NewGroup(ctx, []int{0, 1})
+		b, err := g.NewGroup(ctx, []dist.Rank{0, 1})
 		if tr.About(t).Since(2, 12) {
 			if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) || time.Since(began) > 10*time.Second {
 				t.Errorf("%v after %v", err, time.Since(began))

@@ -23,6 +23,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
@@ -131,7 +132,7 @@ func (w world) tryJoin(ctx context.Context, t testing.TB, port, r int) (*group.G
 	if v, ok := versions.Load(port); ok && !w.untold {
 		options = append([]group.Option{group.WithPeers(group.Peers(fmt.Sprint(v)))}, options...)
 	}
-	g, err := group.New(ctx, client, r, w.size, options...)
+	g, err := group.New(ctx, client, dist.Rank(r), w.size, options...)
 	if err != nil {
 		return nil, err
 	}

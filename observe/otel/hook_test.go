@@ -57,7 +57,7 @@ func TestOperationsInHandler(t *testing.T) {
 	groups := make(chan *group.Group, 2)
 	for rank := range 2 {
 		go func() {
-			g, failed := group.New(ctx, meeting, rank, 2, group.WithHook(hook))
+			g, failed := group.New(ctx, meeting, dist.Rank(rank), 2, group.WithHook(hook))
 			if failed != nil {
 				t.Error(failed)
 			}

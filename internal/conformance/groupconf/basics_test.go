@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -30,7 +31,7 @@ func factorial(n int) float32 {
 }
 
 // simpleReductions returns the inputs of a rank and the results for every operator.
-func simpleReductions(rank, size int) []reduction {
+func simpleReductions(rank dist.Rank, size int) []reduction {
 	f := func(v float32) *tensor.Tensor { return full(v, 1) }
 	mine := func() *tensor.Tensor { return f(float32(rank + 1)) }
 	cases := []reduction{
@@ -42,13 +43,13 @@ func simpleReductions(rank, size int) []reduction {
 	}
 	i32 := func(v int) *tensor.Tensor { return full(int32(v), 1) }
 	for i := range 4 { // the bit that is set in all of them moves
-		cases = append(cases, reduction{group.And, i32(rank | 1<<i), i32(1 << i)})
+		cases = append(cases, reduction{group.And, i32(int(rank | 1<<i)), i32(1 << i)})
 	}
 	for i := 1; i < 5; i++ { // each rank has i values in one, as if the world were larger
 		var or, xor, allOr, allXor int
 		for j := range i {
-			or |= rank*i + j
-			xor ^= rank*i + j
+			or |= int(rank)*i + j
+			xor ^= int(rank)*i + j
 		}
 		for v := range size * i {
 			allOr |= v
@@ -63,7 +64,7 @@ func TestBroadcastBasics(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		for root := range g.Size() {
 			x := full(int64(g.Rank()), 1)
-			w := g.Broadcast(ctx, x, root)
+			w := g.Broadcast(ctx, x, dist.Rank(root))
 			outs, err := w.Future().Await(ctx)
 			if err != nil {
 				return err
@@ -76,7 +77,7 @@ func TestBroadcastBasics(t *testing.T) {
 			xs := []*tensor.Tensor{full(float32(g.Rank()*num), 1), full(float32(g.Rank()*num+1), 1)}
 			if err := g.Coalesce(ctx, func(c *group.Coalescer) {
 				for _, x := range xs {
-					c.Broadcast(x, root)
+					c.Broadcast(x, dist.Rank(root))
 				}
 			}).Wait(ctx); err != nil {
 				return err
@@ -122,10 +123,10 @@ func TestReduceBasics(t *testing.T) {
 		for i := range simpleReductions(g.Rank(), g.Size()) {
 			for root := range g.Size() {
 				c := simpleReductions(g.Rank(), g.Size())[i]
-				if err := g.Reduce(ctx, c.in, c.op, root).Wait(ctx); err != nil {
+				if err := g.Reduce(ctx, c.in, c.op, dist.Rank(root)).Wait(ctx); err != nil {
 					return fmt.Errorf("%v: %w", c.op, err)
 				}
-				if root == g.Rank() && !tensor.Equal(c.in, c.want) {
+				if dist.Rank(root) == g.Rank() && !tensor.Equal(c.in, c.want) {
 					return fmt.Errorf("%v: %v, want %v", c.op, c.in, c.want)
 				}
 			}
@@ -167,7 +168,7 @@ func TestCoalescedAsync(t *testing.T) {
 		var sums, ins [2][]*tensor.Tensor
 		var outs [2][][]*tensor.Tensor
 		for i := range 2 {
-			v := int64(i + g.Rank())
+			v := int64(dist.Rank(i) + g.Rank())
 			sums[i] = []*tensor.Tensor{full(v, 1), full(v, 1)}
 			ins[i] = []*tensor.Tensor{full(v, 1), full(v, 1)}
 			for range n {
@@ -213,7 +214,7 @@ func TestAllGatherIntoCoalesced(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		var ins, outs []*tensor.Tensor
 		for i, s := range coalescedShapes {
-			ins = append(ins, random(uint64(10*i+g.Rank()), s...))
+			ins = append(ins, random(uint64(dist.Rank(10*i)+g.Rank()), s...))
 			outs = append(outs, full(float32(-1), s[0]*g.Size(), s[1]))
 		}
 		if err := g.AllGatherIntoCoalesced(ctx, outs, ins).Wait(ctx); err != nil {
@@ -238,7 +239,7 @@ func TestAllGatherIntoCoalesced(t *testing.T) {
 func scattered(out *tensor.Tensor, seed uint64, g *group.Group, rows, columns int) error {
 	want := make([]float64, rows*columns)
 	for r := range g.Size() {
-		part, err := random(seed+uint64(r), rows*g.Size(), columns).Narrow(0, rows*g.Rank(), rows)
+		part, err := random(seed+uint64(r), rows*g.Size(), columns).Narrow(0, rows*int(g.Rank()), rows)
 		if err != nil {
 			return err
 		}
@@ -276,7 +277,7 @@ func TestReduceScatterIntoCoalesced(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		var ins, outs []*tensor.Tensor
 		for i, s := range coalescedShapes {
-			ins = append(ins, random(uint64(10*i+g.Rank()), s[0]*g.Size(), s[1]))
+			ins = append(ins, random(uint64(dist.Rank(10*i)+g.Rank()), s[0]*g.Size(), s[1]))
 			outs = append(outs, full(float32(-1), s...))
 		}
 		if err := g.ReduceScatterIntoCoalesced(ctx, outs, ins, group.Sum).Wait(ctx); err != nil {
@@ -302,7 +303,7 @@ func TestScatterBasics(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		n := g.Size()
 		outs, works := make([]*tensor.Tensor, n), make([]*group.Work, n)
-		for root := range n { // all under way before the first is waited for
+		for root := range dist.Rank(n) { // all under way before the first is waited for
 			outs[root] = full(int64(-1), 1)
 			var ins []*tensor.Tensor
 			if root == g.Rank() {
@@ -331,7 +332,7 @@ func gather(t *testing.T, form func(*tensor.Tensor) (*tensor.Tensor, error)) {
 		for i := range outs {
 			outs[i] = build(form, -1)
 		}
-		for root := range n {
+		for root := range dist.Rank(n) {
 			var list []*tensor.Tensor
 			if root == g.Rank() {
 				list = outs
@@ -359,7 +360,7 @@ func allGather(t *testing.T, form func(*tensor.Tensor) (*tensor.Tensor, error)) 
 		for n := 1; n <= 3; n++ { // tensors per rank
 			outs, ins := make([][]*tensor.Tensor, g.Size()), make([]*tensor.Tensor, n)
 			for i := range ins {
-				ins[i] = build(form, int64(n*g.Rank()+i))
+				ins[i] = build(form, int64(dist.Rank(n)*g.Rank()+dist.Rank(i)))
 			}
 			for r := range outs {
 				for range n {
@@ -443,8 +444,8 @@ func TestBroadcastCoalesced(t *testing.T) {
 			return list
 		}
 		for root := range g.Size() {
-			got, want := list(root == g.Rank()), list(true)
-			if err := g.BroadcastCoalesced(ctx, got, 256, root); err != nil {
+			got, want := list(dist.Rank(root) == g.Rank()), list(true)
+			if err := g.BroadcastCoalesced(ctx, got, 256, dist.Rank(root)); err != nil {
 				return err
 			}
 			for i := range want {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -22,7 +23,7 @@ func TestBroadcastChecks(t *testing.T) {
 		t1, t2, _ := samples()
 		return errors.Join(
 			refused("root -1", g.Broadcast(ctx, t1, -1)),
-			refused("root 4", g.Broadcast(ctx, t1, g.Size())),
+			refused("root 4", g.Broadcast(ctx, t1, dist.Rank(g.Size()))),
 			refused("no tensor", g.Broadcast(ctx, nil, g.Rank())),
 			refused("two types in one scope", g.Coalesce(ctx, func(c *group.Coalescer) { c.Broadcast(t1, 0); c.Broadcast(t2, 0) })),
 			untouched(ctx, g))
@@ -57,14 +58,14 @@ func TestScatterChecks(t *testing.T) {
 		n, me := g.Size(), g.Rank()
 		return errors.Join(
 			refused("root -1", g.Scatter(ctx, t1, nil, -1)),
-			refused("root 4", g.Scatter(ctx, t1, nil, n)),
+			refused("root 4", g.Scatter(ctx, t1, nil, dist.Rank(n))),
 			refused("no output", g.Scatter(ctx, nil, nil, 0)),
 			refused("no input at the root", g.Scatter(ctx, t1, nil, me)),
 			refused("one tensor too few", g.Scatter(ctx, t1, repeat(t1, n-1), me)),
 			refused("one tensor too many", g.Scatter(ctx, t1, repeat(t1, n+1), me)),
 			refused("another type", g.Scatter(ctx, t1, repeat(t2, n), me)),
 			refused("another size", g.Scatter(ctx, t1, repeat(t3, n), me)),
-			refused("input elsewhere", g.Scatter(ctx, t1, repeat(t1, n), (me+1)%n)),
+			refused("input elsewhere", g.Scatter(ctx, t1, repeat(t1, n), (me+1)%dist.Rank(n))),
 			untouched(ctx, g))
 	})
 }
@@ -75,14 +76,14 @@ func TestGatherChecks(t *testing.T) {
 		n, me := g.Size(), g.Rank()
 		return errors.Join(
 			refused("root -1", g.Gather(ctx, nil, t1, -1)),
-			refused("root 4", g.Gather(ctx, nil, t1, n)),
+			refused("root 4", g.Gather(ctx, nil, t1, dist.Rank(n))),
 			refused("no input", g.Gather(ctx, nil, nil, 0)),
 			refused("no output at the root", g.Gather(ctx, nil, t1, me)),
 			refused("one tensor too few", g.Gather(ctx, repeat(t1, n-1), t1, me)),
 			refused("one tensor too many", g.Gather(ctx, repeat(t1, n+1), t1, me)),
 			refused("another type", g.Gather(ctx, repeat(t2, n), t1, me)),
 			refused("another size", g.Gather(ctx, repeat(t3, n), t1, me)),
-			refused("output elsewhere", g.Gather(ctx, repeat(t1, n), t1, (me+1)%n)),
+			refused("output elsewhere", g.Gather(ctx, repeat(t1, n), t1, (me+1)%dist.Rank(n))),
 			untouched(ctx, g))
 	})
 }
@@ -135,7 +136,7 @@ func TestReduceChecks(t *testing.T) {
 		t1, _, _ := samples()
 		return errors.Join(
 			refused("root -1", g.Reduce(ctx, t1, group.Sum, -1)),
-			refused("root 4", g.Reduce(ctx, t1, group.Sum, g.Size())),
+			refused("root 4", g.Reduce(ctx, t1, group.Sum, dist.Rank(g.Size()))),
 			refused("no tensor", g.Reduce(ctx, nil, group.Sum, g.Rank())),
 			untouched(ctx, g))
 	})

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -19,7 +20,7 @@ var kinds = []string{"world", "group", "full group"}
 
 // inGroups runs f in the world's group, in a group of ranks 1 and 2, and in a new group of all ranks. global is the rank that
 // a rank of the group has in the world.
-func inGroups(t *testing.T, f func(ctx context.Context, g *group.Group, global int) error) {
+func inGroups(t *testing.T, f func(ctx context.Context, g *group.Group, global dist.Rank) error) {
 	t.Helper()
 	for _, kind := range kinds {
 		t.Run(kind, func(t *testing.T) {
@@ -45,7 +46,7 @@ func inGroups(t *testing.T, f func(ctx context.Context, g *group.Group, global i
 func member(ctx context.Context, world *group.Group, kind string) (*group.Group, error) {
 	switch kind {
 	case "group":
-		return world.NewGroup(ctx, []int{1, 2})
+		return world.NewGroup(ctx, []dist.Rank{1, 2})
 	case "full group":
 		return world.NewGroup(ctx, nil)
 	}
@@ -55,14 +56,14 @@ func member(ctx context.Context, world *group.Group, kind string) (*group.Group,
 func broadcastOf[T tensor.Element](ctx context.Context, g *group.Group, v T) error {
 	for root, global := range g.GlobalRanks() {
 		var zero T
-		x := cube(global+1, zero)
-		if root == g.Rank() {
-			x = cube(global+1, v)
+		x := cube(int(global+1), zero)
+		if dist.Rank(root) == g.Rank() {
+			x = cube(int(global+1), v)
 		}
-		if err := g.Broadcast(ctx, x, root).Wait(ctx); err != nil {
+		if err := g.Broadcast(ctx, x, dist.Rank(root)).Wait(ctx); err != nil {
 			return err
 		}
-		if err := wantAll(fmt.Sprint(x.DType(), " from ", root), x, v, global+1, global+1, global+1); err != nil {
+		if err := wantAll(fmt.Sprint(x.DType(), " from ", root), x, v, int(global+1), int(global+1), int(global+1)); err != nil {
 			return err
 		}
 	}
@@ -70,7 +71,7 @@ func broadcastOf[T tensor.Element](ctx context.Context, g *group.Group, v T) err
 }
 
 func TestBroadcast(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		return errors.Join(
 			broadcastOf(ctx, g, float32(-1e-10)), broadcastOf(ctx, g, -1e-100), broadcastOf(ctx, g, tensor.ToF16(-0.1)),
 			broadcastOf(ctx, g, int8(-2)), broadcastOf(ctx, g, uint8(129)), broadcastOf(ctx, g, int32(-1e5)), broadcastOf(ctx, g, int64(-1e15)))
@@ -104,15 +105,15 @@ func (c operatorCase) value(mine bool) float32 {
 }
 
 func TestReduce(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		for _, c := range operatorCases(g.Size()) {
 			for root, global := range g.GlobalRanks() {
 				// Two in a row, as test_reduce_sum_twice.
-				x, y := cube(global+1, c.value(root == g.Rank())), cube(global+1, c.value(root == g.Rank()))
-				if err := group.WaitAll(ctx, g.Reduce(ctx, x, c.op, root), g.Reduce(ctx, y, c.op, root)); err != nil {
+				x, y := cube(int(global+1), c.value(dist.Rank(root) == g.Rank())), cube(int(global+1), c.value(dist.Rank(root) == g.Rank()))
+				if err := group.WaitAll(ctx, g.Reduce(ctx, x, c.op, dist.Rank(root)), g.Reduce(ctx, y, c.op, dist.Rank(root))); err != nil {
 					return err
 				}
-				if root != g.Rank() {
+				if dist.Rank(root) != g.Rank() {
 					continue
 				}
 				if err := errors.Join(wantAll(c.op.String(), x, c.want), wantAll(c.op.String()+" again", y, c.want)); err != nil {
@@ -125,10 +126,10 @@ func TestReduce(t *testing.T) {
 }
 
 func TestAllReduce(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		for _, c := range operatorCases(g.Size()) {
 			for root, global := range g.GlobalRanks() {
-				x := cube(global+1, c.value(root == g.Rank()))
+				x := cube(int(global+1), c.value(dist.Rank(root) == g.Rank()))
 				w := g.AllReduce(ctx, x, c.op)
 				if err := w.Wait(ctx); err != nil || !w.Success() {
 					return fmt.Errorf("success %v, %w", w.Success(), err)
@@ -151,11 +152,11 @@ func TestAllReduce(t *testing.T) {
 }
 
 func TestAllReduceCoalesced(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		for _, c := range operatorCases(g.Size()) {
 			for root, global := range g.GlobalRanks() {
-				v := c.value(root == g.Rank())
-				list := []*tensor.Tensor{cube(global+1, v), full(v, 5), full(v, 2, global+1)}
+				v := c.value(dist.Rank(root) == g.Rank())
+				list := []*tensor.Tensor{cube(int(global+1), v), full(v, 5), full(v, 2, int(global+1))}
 				if err := g.AllReduceCoalesced(ctx, list, c.op).Wait(ctx); err != nil {
 					return err
 				}
@@ -176,16 +177,16 @@ func TestAllReduceCoalesced(t *testing.T) {
 	})
 }
 
-func scatterOf[T tensor.Element](ctx context.Context, g *group.Group, value func(rank int) T) error {
+func scatterOf[T tensor.Element](ctx context.Context, g *group.Group, value func(rank dist.Rank) T) error {
 	for root, global := range g.GlobalRanks() {
-		out := cube(global+1, value(99))
+		out := cube(int(global+1), value(99))
 		var ins []*tensor.Tensor
-		if root == g.Rank() {
+		if dist.Rank(root) == g.Rank() {
 			for r := range g.Size() {
-				ins = append(ins, cube(global+1, value(r)))
+				ins = append(ins, cube(int(global+1), value(dist.Rank(r))))
 			}
 		}
-		if err := g.Scatter(ctx, out, ins, root).Wait(ctx); err != nil {
+		if err := g.Scatter(ctx, out, ins, dist.Rank(root)).Wait(ctx); err != nil {
 			return err
 		}
 		if err := wantAll("scatter", out, value(g.Rank())); err != nil {
@@ -196,26 +197,26 @@ func scatterOf[T tensor.Element](ctx context.Context, g *group.Group, value func
 }
 
 func TestScatter(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		return errors.Join(
-			scatterOf(ctx, g, func(r int) float32 { return float32(r) }),
-			scatterOf(ctx, g, func(r int) complex64 { return complex(float32(r), float32(r)) }))
+			scatterOf(ctx, g, func(r dist.Rank) float32 { return float32(r) }),
+			scatterOf(ctx, g, func(r dist.Rank) complex64 { return complex(float32(r), float32(r)) }))
 	})
 }
 
-func gatherOf[T tensor.Element](ctx context.Context, g *group.Group, value func(rank int) T) error {
+func gatherOf[T tensor.Element](ctx context.Context, g *group.Group, value func(rank dist.Rank) T) error {
 	for root, global := range g.GlobalRanks() {
 		var outs []*tensor.Tensor
-		if root == g.Rank() {
+		if dist.Rank(root) == g.Rank() {
 			for range g.Size() {
-				outs = append(outs, cube(global+1, value(99)))
+				outs = append(outs, cube(int(global+1), value(99)))
 			}
 		}
-		if err := g.Gather(ctx, outs, cube(global+1, value(g.Rank())), root).Wait(ctx); err != nil {
+		if err := g.Gather(ctx, outs, cube(int(global+1), value(g.Rank())), dist.Rank(root)).Wait(ctx); err != nil {
 			return err
 		}
 		for r, out := range outs {
-			if err := wantAll("gather", out, value(r)); err != nil {
+			if err := wantAll("gather", out, value(dist.Rank(r))); err != nil {
 				return err
 			}
 		}
@@ -224,22 +225,22 @@ func gatherOf[T tensor.Element](ctx context.Context, g *group.Group, value func(
 }
 
 func TestGather(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
-		return gatherOf(ctx, g, func(r int) float32 { return float32(r) })
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
+		return gatherOf(ctx, g, func(r dist.Rank) float32 { return float32(r) })
 	})
 }
 
-func allGatherOf[T tensor.Element](ctx context.Context, g *group.Group, value func(rank int) T) error {
+func allGatherOf[T tensor.Element](ctx context.Context, g *group.Group, value func(rank dist.Rank) T) error {
 	for _, global := range g.GlobalRanks() {
 		outs := make([]*tensor.Tensor, g.Size())
 		for i := range outs {
-			outs[i] = cube(global+1, value(99))
+			outs[i] = cube(int(global+1), value(99))
 		}
-		if err := g.AllGather(ctx, outs, cube(global+1, value(g.Rank()))).Wait(ctx); err != nil {
+		if err := g.AllGather(ctx, outs, cube(int(global+1), value(g.Rank()))).Wait(ctx); err != nil {
 			return err
 		}
 		for r, out := range outs {
-			if err := wantAll("all_gather", out, value(r)); err != nil {
+			if err := wantAll("all_gather", out, value(dist.Rank(r))); err != nil {
 				return err
 			}
 		}
@@ -248,10 +249,10 @@ func allGatherOf[T tensor.Element](ctx context.Context, g *group.Group, value fu
 }
 
 func TestAllGather(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		return errors.Join(
-			allGatherOf(ctx, g, func(r int) float32 { return float32(r) }),
-			allGatherOf(ctx, g, func(r int) complex64 { return complex(float32(r), 7) }))
+			allGatherOf(ctx, g, func(r dist.Rank) float32 { return float32(r) }),
+			allGatherOf(ctx, g, func(r dist.Rank) complex64 { return complex(float32(r), 7) }))
 	})
 }
 
@@ -270,7 +271,7 @@ func allGatherCoalescedOf[T tensor.Element](ctx context.Context, g *group.Group,
 		for r := range outs {
 			outs[r] = tensorsOf(n, func(int) T { return value(99) })
 		}
-		ins := tensorsOf(n, func(id int) T { return value(g.Rank() + id) })
+		ins := tensorsOf(n, func(id int) T { return value(int(g.Rank() + dist.Rank(id))) })
 		if err := g.AllGatherCoalesced(ctx, outs, ins).Wait(ctx); err != nil {
 			return err
 		}
@@ -286,7 +287,7 @@ func allGatherCoalescedOf[T tensor.Element](ctx context.Context, g *group.Group,
 }
 
 func TestAllGatherCoalesced(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		return errors.Join(
 			allGatherCoalescedOf(ctx, g, func(v int) float32 { return float32(v) }),
 			allGatherCoalescedOf(ctx, g, func(v int) complex64 { return complex(float32(v), float32(-v)) }))
@@ -295,7 +296,7 @@ func TestAllGatherCoalesced(t *testing.T) {
 
 // TestAllGatherCoalescedWithEmpty: tensors without elements stand between the others.
 func TestAllGatherCoalescedWithEmpty(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		list := func(v float32) []*tensor.Tensor {
 			return []*tensor.Tensor{full(v, 2, 2), full(v, 0), full(v+1, 3, 3), full(v, 0), full(v, 0)}
 		}
@@ -317,7 +318,7 @@ func TestAllGatherCoalescedWithEmpty(t *testing.T) {
 	})
 }
 
-func allToAllOf[T tensor.Element](ctx context.Context, g *group.Group, value func(rank int) T) error {
+func allToAllOf[T tensor.Element](ctx context.Context, g *group.Group, value func(rank dist.Rank) T) error {
 	n, me := g.Size(), g.Rank()
 	// Equal parts.
 	out := full(value(99), n, n)
@@ -333,24 +334,24 @@ func allToAllOf[T tensor.Element](ctx context.Context, g *group.Group, value fun
 		inSplits[i] = i + 1
 		total += i + 1
 	}
-	out = full(value(99), (me+1)*n, n)
-	if err := g.AllToAllInto(ctx, out, full(value(me), total, n), slices.Repeat([]int{me + 1}, n), inSplits).Wait(ctx); err != nil {
+	out = full(value(99), int((me+1)*dist.Rank(n)), n)
+	if err := g.AllToAllInto(ctx, out, full(value(me), total, n), slices.Repeat([]int{int(me + 1)}, n), inSplits).Wait(ctx); err != nil {
 		return err
 	}
-	if err := rowsOf(out, value, func(int) int { return me + 1 }, n); err != nil {
+	if err := rowsOf(out, value, func(int) int { return int(me + 1) }, n); err != nil {
 		return fmt.Errorf("unequal parts: %w", err)
 	}
 	// The same as lists.
 	var ins, outs []*tensor.Tensor
 	for i := range n {
 		ins = append(ins, full(value(me), i+1, n))
-		outs = append(outs, full(value(99), me+1, n))
+		outs = append(outs, full(value(99), int(me+1), n))
 	}
 	if err := g.AllToAll(ctx, outs, ins).Wait(ctx); err != nil {
 		return err
 	}
 	for r, out := range outs {
-		if err := wantAll("list", out, value(r)); err != nil {
+		if err := wantAll("list", out, value(dist.Rank(r))); err != nil {
 			return err
 		}
 	}
@@ -358,14 +359,14 @@ func allToAllOf[T tensor.Element](ctx context.Context, g *group.Group, value fun
 }
 
 // rowsOf checks that rows of a tensor come from the ranks in their order.
-func rowsOf[T tensor.Element](out *tensor.Tensor, value func(rank int) T, rows func(rank int) int, ranks int) error {
+func rowsOf[T tensor.Element](out *tensor.Tensor, value func(rank dist.Rank) T, rows func(rank int) int, ranks int) error {
 	at := 0
 	for r := range ranks {
 		part, err := out.Narrow(0, at, rows(r))
 		if err != nil {
 			return err
 		}
-		if err := wantAll(fmt.Sprint("from rank ", r), part, value(r)); err != nil {
+		if err := wantAll(fmt.Sprint("from rank ", r), part, value(dist.Rank(r))); err != nil {
 			return err
 		}
 		at += rows(r)
@@ -374,9 +375,9 @@ func rowsOf[T tensor.Element](out *tensor.Tensor, value func(rank int) T, rows f
 }
 
 func TestAllToAll(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		return errors.Join(
-			allToAllOf(ctx, g, func(r int) float32 { return float32(r) }),
-			allToAllOf(ctx, g, func(r int) complex64 { return complex(float32(r), 3) }))
+			allToAllOf(ctx, g, func(r dist.Rank) float32 { return float32(r) }),
+			allToAllOf(ctx, g, func(r dist.Rank) complex64 { return complex(float32(r), 3) }))
 	})
 }

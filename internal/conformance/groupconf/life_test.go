@@ -34,7 +34,7 @@ func TestRanks(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		some, err := world.NewGroup(ctx, []int{1, 2})
+		some, err := world.NewGroup(ctx, []dist.Rank{1, 2})
 		if err != nil {
 			return err
 		}
@@ -48,8 +48,8 @@ func TestRanks(t *testing.T) {
 		if isMember && (some.Size() != 2 || some.Rank() != world.Rank()-1 || some.Transport() != world.Transport()) {
 			return fmt.Errorf("a group of ranks 1 and 2 on rank %d: %v", world.Rank(), some)
 		}
-		if isMember && (some.GroupRank(2) != 1 || some.GroupRank(0) != group.NoSource || some.GlobalRank(0) != 1 ||
-			some.GlobalRank(2) != group.NoSource || !slices.Equal(some.GlobalRanks(), []int{1, 2})) {
+		if isMember && (some.GroupRank(2) != 1 || some.GroupRank(0) != dist.NoRank || some.GlobalRank(0) != 1 ||
+			some.GlobalRank(2) != dist.NoRank || !slices.Equal(some.GlobalRanks(), []dist.Rank{1, 2})) {
 			return fmt.Errorf("ranks of %v", some)
 		}
 		if err := world.Barrier(ctx).Wait(ctx); err != nil { // nobody closes before all have looked
@@ -82,7 +82,7 @@ func closed(ctx context.Context, g *group.Group) error {
 // TestMembersOnly: members do collectives; a rank that is no member has no group to call.
 func TestMembersOnly(t *testing.T) {
 	run(t, func(ctx context.Context, world *group.Group) error {
-		g, err := world.NewGroup(ctx, []int{0, 2})
+		g, err := world.NewGroup(ctx, []dist.Rank{0, 2})
 		if err != nil || (g != nil) != (world.Rank()%2 == 0) {
 			return fmt.Errorf("%v, %w", g, err)
 		}
@@ -96,16 +96,16 @@ func TestMembersOnly(t *testing.T) {
 
 // TestBarrier: nobody passes before the last has come, whoever that is.
 func TestBarrier(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		for last := range g.Size() {
-			if g.Rank() == last {
+			if g.Rank() == dist.Rank(last) {
 				// All others are at the barrier: each has posted it and says so.
 				for r := range g.Size() {
 					if r == last {
 						continue
 					}
 					passed := full(int8(0), 1)
-					if err := g.Recv(ctx, passed, r, last).Wait(ctx); err != nil {
+					if err := g.Recv(ctx, passed, dist.Rank(r), last).Wait(ctx); err != nil {
 						return err
 					}
 					if err := wantAll(fmt.Sprint("rank ", r, " passed"), passed, int8(0)); err != nil {
@@ -122,7 +122,7 @@ func TestBarrier(t *testing.T) {
 			if w.Completed() {
 				passed = full(int8(1), 1)
 			}
-			if err := group.WaitAll(ctx, g.Send(ctx, passed, last, last), w); err != nil {
+			if err := group.WaitAll(ctx, g.Send(ctx, passed, dist.Rank(last), last), w); err != nil {
 				return err
 			}
 		}
@@ -183,7 +183,7 @@ func TestSetTimeout(t *testing.T) {
 // TestSequenceNumbers: ranks count collectives alike, in the world and in sub-groups, and one that has left some out lags.
 func TestSequenceNumbers(t *testing.T) {
 	run(t, func(ctx context.Context, world *group.Group) error {
-		for _, ranks := range [][]int{{0, 1, 2, 3}, {0, 1, 2}} {
+		for _, ranks := range [][]dist.Rank{{0, 1, 2, 3}, {0, 1, 2}} {
 			g, err := world.NewGroup(ctx, ranks)
 			if err != nil {
 				return err
@@ -244,8 +244,8 @@ func TestSequenceNumbers(t *testing.T) {
 func TestLocalSync(t *testing.T) {
 	run(t, func(ctx context.Context, world *group.Group) error {
 		me := world.Rank()
-		apart := []int{me, (me + 2) % worldSize}
-		if _, err := world.NewGroup(ctx, []int{(me + 1) % worldSize, (me + 3) % worldSize}, group.WithLocalSync()); !errors.Is(err, dist.InvalidArgument) {
+		apart := []dist.Rank{me, (me + 2) % worldSize}
+		if _, err := world.NewGroup(ctx, []dist.Rank{(me + 1) % worldSize, (me + 3) % worldSize}, group.WithLocalSync()); !errors.Is(err, dist.InvalidArgument) {
 			return fmt.Errorf("a group without this rank: %w", err)
 		}
 		g, err := world.NewGroup(ctx, apart, group.WithLocalSync())
@@ -254,13 +254,13 @@ func TestLocalSync(t *testing.T) {
 		}
 		defer func() { _ = g.Close() }()
 		slices.Sort(apart) // a group's ranks are in increasing order
-		if g.GroupRank(me) != slices.Index(apart, me) || g.Rank() != slices.Index(apart, me) || !slices.Equal(g.GlobalRanks(), apart) {
+		if g.GroupRank(me) != dist.Rank(slices.Index(apart, me)) || g.Rank() != dist.Rank(slices.Index(apart, me)) || !slices.Equal(g.GlobalRanks(), apart) {
 			return fmt.Errorf("ranks %v as %v", apart, g.GlobalRanks())
 		}
 		pair := me / 2
 		var pairs []*group.Group
 		for range 2 {
-			p, err := world.NewGroup(ctx, []int{2 * pair, 2*pair + 1}, group.WithLocalSync())
+			p, err := world.NewGroup(ctx, []dist.Rank{2 * pair, 2*pair + 1}, group.WithLocalSync())
 			if err != nil {
 				return err
 			}
@@ -291,7 +291,7 @@ func TestSubgroups(t *testing.T) {
 		if got, failure := group.AllGatherSlice(ctx, g, []int64{int64(me)}); failure != nil || !slices.Equal(got, []int64{int64(me / 2 * 2), int64(me/2*2 + 1)}) {
 			return fmt.Errorf("%v, %w", got, failure)
 		}
-		listed, err := world.NewSubgroupsByEnumeration(ctx, [][]int{{0, 2}, {1, 3}})
+		listed, err := world.NewSubgroupsByEnumeration(ctx, [][]dist.Rank{{0, 2}, {1, 3}})
 		if err != nil {
 			return err
 		}
@@ -301,10 +301,12 @@ func TestSubgroups(t *testing.T) {
 		for name, make := range map[string]func() (*group.Group, error){
 			"larger than the world": func() (*group.Group, error) { return world.NewSubgroups(ctx, 100) },
 			"does not divide":       func() (*group.Group, error) { return world.NewSubgroups(ctx, 3) },
-			"no such rank":          func() (*group.Group, error) { return world.NewSubgroupsByEnumeration(ctx, [][]int{{0, 1}, {2, 99}}) },
-			"negative rank":         func() (*group.Group, error) { return world.NewSubgroupsByEnumeration(ctx, [][]int{{-1, -2}}) },
+			"no such rank": func() (*group.Group, error) {
+				return world.NewSubgroupsByEnumeration(ctx, [][]dist.Rank{{0, 1}, {2, 99}})
+			},
+			"negative rank": func() (*group.Group, error) { return world.NewSubgroupsByEnumeration(ctx, [][]dist.Rank{{-1, -2}}) },
 			"overlap": func() (*group.Group, error) {
-				return world.NewSubgroupsByEnumeration(ctx, [][]int{{0}, {1, 2}, {1, 3}})
+				return world.NewSubgroupsByEnumeration(ctx, [][]dist.Rank{{0}, {1, 2}, {1, 3}})
 			},
 		} {
 			if _, err := make(); !errors.Is(err, dist.InvalidArgument) {
@@ -351,7 +353,7 @@ func TestMissingRank(t *testing.T) {
 				if s != memory { // which the ranks share
 					defer func() { _ = s.Close() }()
 				}
-				g, err := group.New(t.Context(), s, r, worldSize, group.WithInitBarrier(), group.WithConnectTimeout(time.Second))
+				g, err := group.New(t.Context(), s, dist.Rank(r), worldSize, group.WithInitBarrier(), group.WithConnectTimeout(time.Second))
 				if g != nil {
 					_ = g.Close()
 				}

@@ -64,7 +64,7 @@ func TestMonitoredBarrierSubgroup(t *testing.T) {
 		t.Run(string(transport), func(t *testing.T) {
 			over := make(chan struct{})
 			runOver(t, transport, worldSize, func(ctx context.Context, world *group.Group) error {
-				g, err := world.NewGroup(ctx, []int{0, 1})
+				g, err := world.NewGroup(ctx, []dist.Rank{0, 1})
 				if g == nil || err != nil {
 					return err
 				}
@@ -91,7 +91,7 @@ func alone(t *testing.T, comes func(rank int) bool, f func(ctx context.Context, 
 				case g.Rank() == 0:
 					defer close(over)
 					return f(ctx, g)
-				case comes(g.Rank()):
+				case comes(int(g.Rank())):
 					if err := g.MonitoredBarrier(ctx, group.WithTimeout(30*time.Second)); err == nil {
 						return errors.New("it passed")
 					}

@@ -31,8 +31,8 @@ func wantObjects(got [][]byte) error {
 }
 
 func TestAllGatherObject(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
-		got, err := g.AllGatherObject(ctx, objectOf(g.Rank()))
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
+		got, err := g.AllGatherObject(ctx, objectOf(int(g.Rank())))
 		if err != nil || len(got) != g.Size() {
 			return fmt.Errorf("%d objects, %w", len(got), err)
 		}
@@ -41,13 +41,13 @@ func TestAllGatherObject(t *testing.T) {
 }
 
 func TestGatherObject(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		for root := range g.Size() {
-			got, err := g.GatherObject(ctx, objectOf(g.Rank()), root)
+			got, err := g.GatherObject(ctx, objectOf(int(g.Rank())), dist.Rank(root))
 			if err != nil {
 				return err
 			}
-			if (got != nil) != (root == g.Rank()) {
+			if (got != nil) != (dist.Rank(root) == g.Rank()) {
 				return fmt.Errorf("root %d: %d objects", root, len(got))
 			}
 			if err := wantObjects(got); err != nil {
@@ -59,13 +59,13 @@ func TestGatherObject(t *testing.T) {
 }
 
 func TestBroadcastObjects(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		for root := range g.Size() {
 			list := make([][]byte, len(objects()))
-			if root == g.Rank() {
+			if dist.Rank(root) == g.Rank() {
 				copy(list, objects())
 			}
-			if err := g.BroadcastObjects(ctx, list, root); err != nil {
+			if err := g.BroadcastObjects(ctx, list, dist.Rank(root)); err != nil {
 				return err
 			}
 			for i, want := range objects() {
@@ -75,10 +75,10 @@ func TestBroadcastObjects(t *testing.T) {
 			}
 			// One object alone.
 			one := [][]byte{nil}
-			if root == g.Rank() {
+			if dist.Rank(root) == g.Rank() {
 				one[0] = objects()[2]
 			}
-			if err := g.BroadcastObjects(ctx, one, root); err != nil || !bytes.Equal(one[0], objects()[2]) {
+			if err := g.BroadcastObjects(ctx, one, dist.Rank(root)); err != nil || !bytes.Equal(one[0], objects()[2]) {
 				return fmt.Errorf("%d bytes, %w", len(one[0]), err)
 			}
 		}
@@ -87,16 +87,16 @@ func TestBroadcastObjects(t *testing.T) {
 }
 
 func TestScatterObjects(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		for root := range g.Size() {
 			var list [][]byte
-			if root == g.Rank() {
+			if dist.Rank(root) == g.Rank() {
 				for r := range g.Size() {
 					list = append(list, objectOf(r))
 				}
 			}
-			got, err := g.ScatterObjects(ctx, list, root)
-			if err != nil || !bytes.Equal(got, objectOf(g.Rank())) {
+			got, err := g.ScatterObjects(ctx, list, dist.Rank(root))
+			if err != nil || !bytes.Equal(got, objectOf(int(g.Rank()))) {
 				return fmt.Errorf("%d bytes, %w", len(got), err)
 			}
 		}

@@ -89,13 +89,13 @@ func TestSendRecvWithTag(t *testing.T) {
 // sendRecv: each rank in turn sends to all others, which receive.
 func sendRecv(ctx context.Context, g *group.Group, tag func(sender int) int) error {
 	for src := range g.Size() {
-		if src != g.Rank() {
+		if dist.Rank(src) != g.Rank() {
 			out := cube(src+1, float32(-1))
-			w := g.Recv(ctx, out, src, tag(src))
+			w := g.Recv(ctx, out, dist.Rank(src), tag(src))
 			if err := w.Wait(ctx); err != nil {
 				return err
 			}
-			if from, err := w.SourceRank(); from != src {
+			if from, err := w.SourceRank(); from != dist.Rank(src) {
 				return fmt.Errorf("a message of rank %d has the source %d, %w", src, from, err)
 			}
 			if err := wantAll("received", out, float32(src)); err != nil {
@@ -107,7 +107,7 @@ func sendRecv(ctx context.Context, g *group.Group, tag func(sender int) int) err
 			if dst == src {
 				continue
 			}
-			if err := g.Send(ctx, cube(src+1, float32(src)), dst, tag(src)).Wait(ctx); err != nil {
+			if err := g.Send(ctx, cube(src+1, float32(src)), dist.Rank(dst), tag(src)).Wait(ctx); err != nil {
 				return err
 			}
 		}
@@ -121,9 +121,9 @@ func TestSendRecvAnySource(t *testing.T) {
 	sources := map[int]int{}
 	eachTransport(t, func(ctx context.Context, g *group.Group) error {
 		for turn := range g.Size() {
-			if turn != g.Rank() {
+			if dist.Rank(turn) != g.Rank() {
 				for range 2 {
-					if err := g.Send(ctx, full(float32(g.Rank()), size), turn, 0).Wait(ctx); err != nil {
+					if err := g.Send(ctx, full(float32(g.Rank()), size), dist.Rank(turn), 0).Wait(ctx); err != nil {
 						return err
 					}
 				}
@@ -143,7 +143,7 @@ func TestSendRecvAnySource(t *testing.T) {
 					return err
 				}
 				mu.Lock()
-				sources[from]++
+				sources[int(from)]++
 				mu.Unlock()
 			}
 		}
@@ -166,7 +166,7 @@ func TestIsend(t *testing.T) {
 	const bytes = 4 * (1 + 8 + 27)
 	eachTransport(t, func(ctx context.Context, g *group.Group) error {
 		if g.Rank() > 0 {
-			out := cube(g.Rank(), float32(-1))
+			out := cube(int(g.Rank()), float32(-1))
 			if err := g.Recv(ctx, out, 0, 0).Wait(ctx); err != nil {
 				return err
 			}
@@ -174,7 +174,7 @@ func TestIsend(t *testing.T) {
 		}
 		var works []*group.Work
 		for dst := 1; dst < g.Size(); dst++ {
-			works = append(works, g.Send(ctx, cube(dst, float32(10)), dst, 0))
+			works = append(works, g.Send(ctx, cube(dst, float32(10)), dist.Rank(dst), 0))
 		}
 		for _, w := range works {
 			if err := w.Wait(ctx); err != nil || !w.Completed() {
@@ -193,12 +193,12 @@ func TestIsend(t *testing.T) {
 func TestIrecv(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		if g.Rank() > 0 {
-			return g.Send(ctx, cube(g.Rank(), float32(g.Rank())), 0, 0).Wait(ctx)
+			return g.Send(ctx, cube(int(g.Rank()), float32(g.Rank())), 0, 0).Wait(ctx)
 		}
 		outs, works := make([]*tensor.Tensor, g.Size()), make([]*group.Work, g.Size())
 		for src := 1; src < g.Size(); src++ {
 			outs[src] = cube(src, float32(-1))
-			works[src] = g.Recv(ctx, outs[src], src, 0)
+			works[src] = g.Recv(ctx, outs[src], dist.Rank(src), 0)
 		}
 		for src := 1; src < g.Size(); src++ {
 			if err := works[src].Wait(ctx); err != nil || !works[src].Completed() {
@@ -220,11 +220,11 @@ func TestSendRecvAllToAll(t *testing.T) {
 		for _, send := range []bool{true, false} {
 			for peer := range g.Size() {
 				switch {
-				case peer == g.Rank():
+				case dist.Rank(peer) == g.Rank():
 				case send:
-					works = append(works, g.Send(ctx, full(int64(g.Rank()), 1), peer, 0))
+					works = append(works, g.Send(ctx, full(int64(g.Rank()), 1), dist.Rank(peer), 0))
 				default:
-					works = append(works, g.Recv(ctx, outs[peer], peer, 0))
+					works = append(works, g.Recv(ctx, outs[peer], dist.Rank(peer), 0))
 				}
 			}
 		}
@@ -235,7 +235,7 @@ func TestSendRecvAllToAll(t *testing.T) {
 		}
 		for peer, out := range outs {
 			want := int64(peer)
-			if peer == g.Rank() {
+			if dist.Rank(peer) == g.Rank() {
 				want = -1
 			}
 			if err := wantAll(fmt.Sprint("from rank ", peer), out, want); err != nil {
@@ -253,13 +253,13 @@ func batch(t *testing.T, tag func(sender int) int) {
 		var ops []group.P2P
 		outs := make([]*tensor.Tensor, g.Size())
 		for peer := range g.Size() {
-			if peer == g.Rank() {
+			if dist.Rank(peer) == g.Rank() {
 				continue
 			}
 			outs[peer] = cube(peer+1, float32(-1))
 			ops = append(ops,
-				group.P2P{Op: group.OpRecv, Tensor: outs[peer], Peer: peer, Tag: tag(peer)},
-				group.P2P{Op: group.OpSend, Tensor: cube(g.Rank()+1, float32(g.Rank())), Peer: peer, Tag: tag(g.Rank())})
+				group.P2P{Op: group.OpRecv, Tensor: outs[peer], Peer: dist.Rank(peer), Tag: tag(peer)},
+				group.P2P{Op: group.OpSend, Tensor: cube(int(g.Rank()+1), float32(g.Rank())), Peer: dist.Rank(peer), Tag: tag(int(g.Rank()))})
 		}
 		if err := group.WaitAll(ctx, g.Batch(ctx, ops)...); err != nil {
 			return err
@@ -282,7 +282,7 @@ func TestBatchTags(t *testing.T) { batch(t, func(sender int) int { return sender
 // TestBatchChecks: a batch with an operation that is no message posts nothing; so does one to oneself.
 func TestBatchChecks(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
-		x, next := full(int64(0), 1), (g.Rank()+1)%g.Size()
+		x, next := full(int64(0), 1), (g.Rank()+1)%dist.Rank(g.Size())
 		for name, op := range map[string]group.P2P{
 			"a broadcast": {Op: group.OpBroadcast, Tensor: x, Peer: next},
 			"no tensor":   {Op: group.OpSend, Peer: next},

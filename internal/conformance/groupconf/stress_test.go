@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -23,8 +24,8 @@ func stress(t *testing.T, roots bool, post func(ctx context.Context, g *group.Gr
 		var works []*group.Work
 		var checks []func() error
 		for i := range rounds {
-			for root := range n {
-				w, check := post(ctx, g, i, root)
+			for root := range dist.Rank(n) {
+				w, check := post(ctx, g, i, int(root))
 				works, checks = append(works, w), append(checks, check)
 			}
 		}
@@ -46,21 +47,21 @@ func sumOf(i, size int) int64 { return int64(i*size + size*(size-1)/2) }
 func TestBroadcastStress(t *testing.T) {
 	stress(t, false, func(ctx context.Context, g *group.Group, i, _ int) (*group.Work, func() error) {
 		n := g.Size()
-		x := full(int64(i*n+g.Rank()), 1)
-		return g.Broadcast(ctx, x, i%n), func() error { return wantAll("broadcast", x, int64(i*n+i%n)) }
+		x := full(int64(dist.Rank(i*n)+g.Rank()), 1)
+		return g.Broadcast(ctx, x, dist.Rank(i%n)), func() error { return wantAll("broadcast", x, int64(i*n+i%n)) }
 	})
 }
 
 func TestAllReduceStress(t *testing.T) {
 	stress(t, false, func(ctx context.Context, g *group.Group, i, _ int) (*group.Work, func() error) {
-		x := full(int64(i+g.Rank()), 1)
+		x := full(int64(dist.Rank(i)+g.Rank()), 1)
 		return g.AllReduce(ctx, x, group.Sum), func() error { return wantAll("all_reduce", x, sumOf(i, g.Size())) }
 	})
 }
 
 func TestAllReduceCoalescedStress(t *testing.T) {
 	stress(t, false, func(ctx context.Context, g *group.Group, i, _ int) (*group.Work, func() error) {
-		x, y := full(int64(i+g.Rank()), 1), full(int64(i+g.Rank()), 1)
+		x, y := full(int64(dist.Rank(i)+g.Rank()), 1), full(int64(dist.Rank(i)+g.Rank()), 1)
 		return g.AllReduceCoalesced(ctx, []*tensor.Tensor{x, y}, group.Sum), func() error {
 			if err := wantAll("the first", x, sumOf(i, g.Size())); err != nil {
 				return err
@@ -74,10 +75,10 @@ func TestScatterStress(t *testing.T) {
 	stress(t, true, func(ctx context.Context, g *group.Group, i, root int) (*group.Work, func() error) {
 		out := full(int64(-1), 1)
 		var ins []*tensor.Tensor
-		if root == g.Rank() {
+		if dist.Rank(root) == g.Rank() {
 			ins = repeat(full(int64(i+root), 1), g.Size())
 		}
-		return g.Scatter(ctx, out, ins, root), func() error { return wantAll("scatter", out, int64(i+root)) }
+		return g.Scatter(ctx, out, ins, dist.Rank(root)), func() error { return wantAll("scatter", out, int64(i+root)) }
 	})
 }
 
@@ -102,25 +103,25 @@ func room(n int) []*tensor.Tensor {
 func TestGatherStress(t *testing.T) {
 	stress(t, true, func(ctx context.Context, g *group.Group, i, root int) (*group.Work, func() error) {
 		var outs []*tensor.Tensor
-		if root == g.Rank() {
+		if dist.Rank(root) == g.Rank() {
 			outs = room(g.Size())
 		}
-		return g.Gather(ctx, outs, full(int64(i+g.Rank()), 1), root), func() error { return wantRanks(outs, i) }
+		return g.Gather(ctx, outs, full(int64(dist.Rank(i)+g.Rank()), 1), dist.Rank(root)), func() error { return wantRanks(outs, i) }
 	})
 }
 
 func TestAllGatherStress(t *testing.T) {
 	stress(t, false, func(ctx context.Context, g *group.Group, i, _ int) (*group.Work, func() error) {
 		outs := room(g.Size())
-		return g.AllGather(ctx, outs, full(int64(i+g.Rank()), 1)), func() error { return wantRanks(outs, i) }
+		return g.AllGather(ctx, outs, full(int64(dist.Rank(i)+g.Rank()), 1)), func() error { return wantRanks(outs, i) }
 	})
 }
 
 func TestReduceStress(t *testing.T) {
 	stress(t, true, func(ctx context.Context, g *group.Group, i, root int) (*group.Work, func() error) {
-		x := full(int64(i+g.Rank()), 1)
-		return g.Reduce(ctx, x, group.Sum, root), func() error {
-			if root != g.Rank() {
+		x := full(int64(dist.Rank(i)+g.Rank()), 1)
+		return g.Reduce(ctx, x, group.Sum, dist.Rank(root)), func() error {
+			if dist.Rank(root) != g.Rank() {
 				return nil
 			}
 			return wantAll("reduce", x, sumOf(i, g.Size()))

@@ -50,7 +50,7 @@ func runOver(t *testing.T, transport group.Transport, size int, f func(ctx conte
 	groups := make([]*group.Group, size)
 	opts = append([]group.Option{group.WithTransport(transport)}, opts...)
 	err := each(size, func(r int) (err error) {
-		groups[r], err = group.New(ctx, s, r, size, opts...)
+		groups[r], err = group.New(ctx, s, dist.Rank(r), size, opts...)
 		return err
 	})
 	if err == nil {

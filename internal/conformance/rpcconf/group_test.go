@@ -41,7 +41,7 @@ func both(ctx context.Context, st store.Store, rank, size int, groupFirst bool) 
 	var g *group.Group
 	n := newNode(rank)
 	startGroup := func() (err error) {
-		g, err = group.New(ctx, st, rank, size)
+		g, err = group.New(ctx, st, dist.Rank(rank), size)
 		return err
 	}
 	startRPC := func() error { return n.join(ctx, st, rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(size)) }
@@ -102,7 +102,7 @@ func apart(ctx context.Context, forRPC, forGroup string, rank, size int, between
 	if err != nil {
 		return err
 	}
-	g, err := group.New(ctx, other.Store(), rank, size)
+	g, err := group.New(ctx, other.Store(), dist.Rank(rank), size)
 	if err != nil {
 		return errors.Join(err, other.Close())
 	}
@@ -154,7 +154,7 @@ func TestSlowCallAndGroup(t *testing.T) {
 	w := start(t, worldSize)
 	w.every(func(n *node) error {
 		slow := rpc.Async[any](w.ctx, n.Agent, w.next(n), "t.sleep", 0.2)
-		g, err := group.New(w.ctx, w.st, n.rank, worldSize)
+		g, err := group.New(w.ctx, w.st, dist.Rank(n.rank), worldSize)
 		if err != nil {
 			return err
 		}
