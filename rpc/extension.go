@@ -120,7 +120,7 @@ func large(m *rpcwire.Message) bool {
 	size := len(m.Payload)
 	for _, t := range m.Tensors {
 		if t, ok := t.(*tensor.Tensor); ok {
-			size += t.Size()
+			size += t.NBytes()
 		} else {
 			return true
 		}

@@ -139,7 +139,7 @@ func (t *Tensor) CopyFrom(src *Tensor) error {
 	}
 	size := t.dtype.Size()
 	if t.IsContiguous() && src.IsContiguous() {
-		copy(to[t.offset*size:][:t.Size()], from[src.offset*size:])
+		copy(to[t.offset*size:][:t.NBytes()], from[src.offset*size:])
 		return nil
 	}
 	// Copy the longest row that is dense in both, and walk the dimensions in front of it.

@@ -202,8 +202,8 @@ func (t *Tensor) Storage() *Storage { return t.storage }
 // Numel returns the number of elements.
 func (t *Tensor) Numel() int { return t.numel }
 
-// Size returns the number of bytes of all elements.
-func (t *Tensor) Size() int { return t.numel * t.dtype.Size() }
+// NBytes returns the number of bytes of all elements. It corresponds to Tensor.nbytes.
+func (t *Tensor) NBytes() int { return t.numel * t.dtype.Size() }
 
 // RequiresGrad reports whether gradients are wanted for this tensor. PyTorch carries the bit on its wire.
 func (t *Tensor) RequiresGrad() bool { return t.grad }
@@ -246,7 +246,7 @@ func (t *Tensor) Bytes() ([]byte, error) {
 			"shape %v with strides %v is not contiguous: use Contiguous first", t.shape, t.strides)
 	}
 	from := t.offset * t.dtype.Size()
-	to := from + t.Size()
+	to := from + t.NBytes()
 	return data[from:to:to], nil
 }
 

@@ -161,7 +161,7 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %s has strides %v: want a dense one", p.Name, p.Value.Data().Strides())
 		}
 		m.params = append(m.params, p)
-		m.pieces = append(m.pieces, piece{p.Value.DType(), p.Value.Data().Size(), p.Sparse})
+		m.pieces = append(m.pieces, piece{p.Value.DType(), p.Value.Data().NBytes(), p.Sparse})
 	}
 	m.accumulated = make([]bool, len(m.params))
 	if len(m.params) == 0 {

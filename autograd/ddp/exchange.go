@@ -65,7 +65,7 @@ func (m *Model) compare(ctx context.Context) error {
 func (m *Model) takeFrom(ctx context.Context, from dist.Rank, all []*tensor.Tensor) error {
 	pieces := make([]piece, len(all))
 	for i, t := range all {
-		pieces[i] = piece{dtype: t.DType(), bytes: t.Size()}
+		pieces[i] = piece{dtype: t.DType(), bytes: t.NBytes()}
 	}
 	for _, indices := range assign(pieces, []int{broadcastBucket}, nil) {
 		var parts []*tensor.Tensor

@@ -64,7 +64,7 @@ func (g *Group) gatherInto(c *Call, outs []*tensor.Tensor, in *tensor.Tensor) er
 	}
 	total := 0
 	for _, t := range outs {
-		total += t.Size()
+		total += t.NBytes()
 	}
 	room := make([]byte, total)
 	c.Request.Out = room
@@ -121,7 +121,7 @@ func flat(ts []*tensor.Tensor, out *tensor.Tensor) ([]byte, error) {
 func flatten(ts []*tensor.Tensor) ([]byte, error) {
 	total := 0
 	for _, t := range ts {
-		total += t.Size()
+		total += t.NBytes()
 	}
 	flat := make([]byte, 0, total)
 	for _, t := range ts {
@@ -141,7 +141,7 @@ func flatten(ts []*tensor.Tensor) ([]byte, error) {
 // unflatten copies a buffer back to the tensors that it was made of.
 func unflatten(flat []byte, ts []*tensor.Tensor) error {
 	for _, t := range ts {
-		n := t.Size()
+		n := t.NBytes()
 		if err := setBytes(t, flat[:n]); err != nil {
 			return err
 		}
@@ -171,7 +171,7 @@ func byteCounts(ts []*tensor.Tensor) (counts []int, even bool) {
 	counts = make([]int, len(ts))
 	even = true
 	for i, t := range ts {
-		counts[i] = t.Size()
+		counts[i] = t.NBytes()
 		even = even && counts[i] == counts[0]
 	}
 	return counts, even
@@ -210,7 +210,7 @@ func (g *Group) splitBytes(name, which string, t *tensor.Tensor, splits []int) (
 	}
 	row := 0
 	if first > 0 {
-		row = t.Size() / first
+		row = t.NBytes() / first
 	}
 	total := 0
 	counts := make([]int, g.Size)

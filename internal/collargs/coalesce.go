@@ -55,8 +55,8 @@ func (g *Group) AllGatherIntoCoalesced(c *Call, outs, ins []*tensor.Tensor) erro
 	c.Finish = func() error {
 		at := 0
 		for i, out := range outs {
-			n := ins[i].Size()
-			whole := make([]byte, 0, out.Size())
+			n := ins[i].NBytes()
+			whole := make([]byte, 0, out.NBytes())
 			for r := range g.Size {
 				whole = append(whole, room[r*stride+at:][:n]...)
 			}
@@ -140,8 +140,8 @@ func (g *Group) ReduceScatterIntoCoalesced(c *Call, outs, ins []*tensor.Tensor, 
 		if err != nil {
 			return err
 		}
-		c.Pieces = append(c.Pieces, Piece{In: part, Out: room[at:][:out.Size()]})
-		at += out.Size()
+		c.Pieces = append(c.Pieces, Piece{In: part, Out: room[at:][:out.NBytes()]})
+		at += out.NBytes()
 	}
 	return nil
 }
@@ -156,9 +156,9 @@ func scatterBlocks(ts []*tensor.Tensor, size int) ([]byte, error) {
 	for r := range size {
 		at := 0
 		for _, t := range ts {
-			n := t.Size() / size
+			n := t.NBytes() / size
 			blocks = append(blocks, flat[at+r*n:][:n]...)
-			at += t.Size()
+			at += t.NBytes()
 		}
 	}
 	return blocks, nil
@@ -233,7 +233,7 @@ func Buckets(ts []*tensor.Tensor, limit int) [][]*tensor.Tensor {
 			lists = append(lists, nil)
 		}
 		lists[b.at] = append(lists[b.at], t)
-		if b.size += t.Size(); b.size >= limit {
+		if b.size += t.NBytes(); b.size >= limit {
 			delete(open, t.DType())
 		}
 	}

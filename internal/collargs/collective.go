@@ -337,9 +337,9 @@ func (g *Group) AllToAllInto(c *Call, out, in *tensor.Tensor, outSplits, inSplit
 			return dist.Newf(name, dist.InvalidArgument, "equal parts: the input has %d elements, the output %d", in.Numel(), out.Numel())
 		}
 	case c.Request.InCounts == nil:
-		c.Request.InCounts = equalCounts(in.Size(), g.Size)
+		c.Request.InCounts = equalCounts(in.NBytes(), g.Size)
 	case c.Request.OutCounts == nil:
-		c.Request.OutCounts = equalCounts(out.Size(), g.Size)
+		c.Request.OutCounts = equalCounts(out.NBytes(), g.Size)
 	}
 	if c.Request.InCounts != nil && c.Request.InCounts[g.Rank] != c.Request.OutCounts[g.Rank] {
 		return dist.New(name, dist.InvalidArgument, "this rank's own part has different sizes in the input and the output")

@@ -65,14 +65,14 @@ func tensorBytes(v any, depth int) int {
 	n := 0
 	switch v := v.(type) {
 	case *tensor.Tensor:
-		n = v.Size()
+		n = v.NBytes()
 	case []*tensor.Tensor:
 		for _, t := range v {
-			n += t.Size()
+			n += t.NBytes()
 		}
 	case map[string]*tensor.Tensor:
 		for _, t := range v {
-			n += t.Size()
+			n += t.NBytes()
 		}
 	case []any:
 		for _, x := range v {

@@ -49,7 +49,7 @@ const (
 
 // Compact returns t, or a copy of it when sending its whole storage would waste as much as PyTorch finds worth a copy.
 func Compact(t *tensor.Tensor) (*tensor.Tensor, error) {
-	if n := t.Storage().Len(); n < recopyBytes || n < recopyMultiple*t.Size() {
+	if n := t.Storage().Len(); n < recopyBytes || n < recopyMultiple*t.NBytes() {
 		return t, nil
 	}
 	c, err := t.Clone()

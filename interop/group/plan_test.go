@@ -22,23 +22,23 @@ import (
 
 // step is one operation of a plan, as rank.py reads it.
 type step struct {
-	Op        string      `json:"op"`
-	N         int         `json:"n"`
-	DType     string      `json:"dtype,omitempty"`
-	Root      dist.Rank   `json:"root"`
-	Reduce    string      `json:"reduce,omitempty"`
-	Group     string      `json:"group,omitempty"`
-	Name      string      `json:"name,omitempty"`
-	Ranks     []dist.Rank `json:"ranks,omitempty"`
-	MayRefuse bool        `json:"may_refuse,omitempty"` // an error before anything is sent is a result
-	Local     bool        `json:"local,omitempty"`      // a new group that only its members know of
-	Order     bool        `json:"order,omitempty"`      // a new group with its ranks as they are given
-	Tag       int         `json:"tag,omitempty"`
-	Parts     []step      `json:"parts,omitempty"` // of an overlap: posted one after the other
-	Waits     []int       `json:"waits,omitempty"` // the order in which they are waited for
-	Shape     []int       `json:"shape,omitempty"` // of a sparse tensor
-	Dims      int         `json:"dims,omitempty"`  // of it that have indices
-	Holes     bool        `json:"holes,omitempty"` // some ranks have no entries
+	Op        string    `json:"op"`
+	N         int       `json:"n"`
+	DType     string    `json:"dtype,omitempty"`
+	Root      dist.Rank `json:"root"`
+	Reduce    string    `json:"reduce,omitempty"`
+	Group     string    `json:"group,omitempty"`
+	Name      string    `json:"name,omitempty"`
+	Ranks     []int     `json:"ranks,omitempty"`
+	MayRefuse bool      `json:"may_refuse,omitempty"` // an error before anything is sent is a result
+	Local     bool      `json:"local,omitempty"`      // a new group that only its members know of
+	Order     bool      `json:"order,omitempty"`      // a new group with its ranks as they are given
+	Tag       int       `json:"tag,omitempty"`
+	Parts     []step    `json:"parts,omitempty"` // of an overlap: posted one after the other
+	Waits     []int     `json:"waits,omitempty"` // the order in which they are waited for
+	Shape     []int     `json:"shape,omitempty"` // of a sparse tensor
+	Dims      int       `json:"dims,omitempty"`  // of it that have indices
+	Holes     bool      `json:"holes,omitempty"` // some ranks have no entries
 }
 
 func dtypeOf(name string) tensor.DType {

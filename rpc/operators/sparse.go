@@ -39,9 +39,9 @@ func sparse(budget *aten.Budget, name string, stack []any) (any, bool, error) {
 		args[i] = v
 		if s := v.Value().Sparse; s != nil {
 			has = true
-			size += s.Indices.Size() + s.Values.Size()
+			size += s.Indices.NBytes() + s.Values.NBytes()
 		} else if t := v.Data(); t != nil {
-			size += t.Size()
+			size += t.NBytes()
 		}
 	}
 	if !has {

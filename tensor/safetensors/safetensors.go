@@ -328,7 +328,7 @@ func (f *File) header() ([]byte, []string, error) {
 		if err != nil {
 			return nil, nil, dist.Wrap(op, dist.InvalidArgument, err)
 		}
-		text, err := json.Marshal(entry{dt, append([]int{}, t.Shape()...), []int{at, at + t.Size()}})
+		text, err := json.Marshal(entry{dt, append([]int{}, t.Shape()...), []int{at, at + t.NBytes()}})
 		if err != nil {
 			return nil, nil, dist.Wrap(op, dist.InvalidArgument, err)
 		}
@@ -338,7 +338,7 @@ func (f *File) header() ([]byte, []string, error) {
 		out.Write(key)
 		out.WriteByte(':')
 		out.Write(text)
-		at += t.Size()
+		at += t.NBytes()
 	}
 	out.WriteByte('}')
 	for out.Len()%8 != 0 {
