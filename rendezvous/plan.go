@@ -16,7 +16,6 @@ const (
 	EnvWorldSize     = "WORLD_SIZE"
 	EnvMasterAddr    = "MASTER_ADDR"
 	EnvMasterPort    = "MASTER_PORT"
-	EnvUseLibUV      = "USE_LIBUV"
 	EnvUseAgentStore = "TORCHELASTIC_USE_AGENT_STORE"
 	EnvRestartCount  = "TORCHELASTIC_RESTART_COUNT"
 )
@@ -56,9 +55,6 @@ type Plan struct {
 	AgentStore bool
 	// Attempt is TORCHELASTIC_RESTART_COUNT: the number of the attempt, "" when it is not set.
 	Attempt string
-	// LibUV is PyTorch's choice between its two servers. The server of this module speaks for both, so the choice has
-	// no effect here; it is kept for handlers and tests.
-	LibUV bool
 	// Path is the file of file://.
 	Path string
 	// Warning says in one sentence what is probably not meant, though PyTorch takes it.
@@ -290,16 +286,6 @@ func finishTCP(p *Plan, r Request) *problem {
 	if len(p.Attempt) > 64 {
 		return invalid(EnvRestartCount+" has "+strconv.Itoa(len(p.Attempt))+" bytes", "it is a small number")
 	}
-	choice, inQuery := p.URL.Query["use_libuv"]
-	if !inQuery {
-		choice = "1"
-		if r.Env != nil {
-			if value, set := r.Env(EnvUseLibUV); set {
-				choice = value
-			}
-		}
-	}
-	p.LibUV = choice == "1"
 	return nil
 }
 

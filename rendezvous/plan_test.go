@@ -79,7 +79,7 @@ func TestRendezvousURLWithNodeParams(t *testing.T) {
 	r := request("tcp://h:1?use_libuv=0")
 	r.Rank, r.WorldSize = 12, 16
 	plan, err := NewRegistry().Plan(r)
-	if err != nil || plan.Rank != 12 || plan.WorldSize != 16 || plan.LibUV {
+	if err != nil || plan.Rank != 12 || plan.WorldSize != 16 {
 		t.Errorf("plan %+v, %v", plan, err)
 	}
 }
@@ -161,53 +161,49 @@ func TestPlan(t *testing.T) {
 	}{
 		{
 			"tcp master", request("tcp://Node0.example:23456?rank=0&world_size=2"),
-			Plan{Rank: 0, WorldSize: 2, Host: "node0.example", Port: 23456, Master: true, LibUV: true},
+			Plan{Rank: 0, WorldSize: 2, Host: "node0.example", Port: 23456, Master: true},
 		},
-		{"tcp client", request("TCP://10.0.0.1:1?rank=1&world_size=2"), Plan{Rank: 1, WorldSize: 2, Host: "10.0.0.1", Port: 1, LibUV: true}},
-		{"ipv6", request("tcp://[FE80::1]:1?rank=1&world_size=2"), Plan{Rank: 1, WorldSize: 2, Host: "fe80::1", Port: 1, LibUV: true}},
-		{"user part is ignored", request("tcp://me:pw@h:1?rank=1&world_size=2"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1, LibUV: true}},
-		{"open world", request("tcp://h:1?rank=1&world_size=-1"), Plan{Rank: 1, WorldSize: NoWorldSize, Host: "h", Port: 1, LibUV: true}},
-		{"last of a repeated key wins", request("tcp://h:1?rank=1&world_size=2&rank=0"), Plan{WorldSize: 2, Host: "h", Port: 1, Master: true, LibUV: true}},
-		{"a=b=c is b", request("tcp://h:1?rank=1=7&world_size=2"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1, LibUV: true}},
-		{"fragment is cut", request("tcp://h:1?rank=1&world_size=2#rank=0"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1, LibUV: true}},
-		{"line ends and spaces", request(" tcp://h:1?rank=1&world_size=2\n"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1, LibUV: true}},
-		{"libuv off by query", request("tcp://h:1?rank=1&world_size=2&use_libuv=0", "USE_LIBUV=1"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
-		{"libuv off by environment", request("tcp://h:1?rank=1&world_size=2", "USE_LIBUV=0"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
-		{"libuv by query wins", request("tcp://h:1?rank=1&world_size=2&use_libuv=1", "USE_LIBUV=0"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1, LibUV: true}},
-		{"libuv is on only with 1", request("tcp://h:1?rank=1&world_size=2&use_libuv=true"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
-		{"libuv set but empty", request("tcp://h:1?rank=1&world_size=2", "USE_LIBUV="), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
+		{"tcp client", request("TCP://10.0.0.1:1?rank=1&world_size=2"), Plan{Rank: 1, WorldSize: 2, Host: "10.0.0.1", Port: 1}},
+		{"ipv6", request("tcp://[FE80::1]:1?rank=1&world_size=2"), Plan{Rank: 1, WorldSize: 2, Host: "fe80::1", Port: 1}},
+		{"user part is ignored", request("tcp://me:pw@h:1?rank=1&world_size=2"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
+		{"open world", request("tcp://h:1?rank=1&world_size=-1"), Plan{Rank: 1, WorldSize: NoWorldSize, Host: "h", Port: 1}},
+		{"last of a repeated key wins", request("tcp://h:1?rank=1&world_size=2&rank=0"), Plan{WorldSize: 2, Host: "h", Port: 1, Master: true}},
+		{"a=b=c is b", request("tcp://h:1?rank=1=7&world_size=2"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
+		{"fragment is cut", request("tcp://h:1?rank=1&world_size=2#rank=0"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
+		{"line ends and spaces", request(" tcp://h:1?rank=1&world_size=2\n"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
+		{"the choice of a server has no effect", request("tcp://h:1?rank=1&world_size=2&use_libuv=0", "USE_LIBUV=x"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
 		{"file", request("file:///tmp/a%20b?rank=0&world_size=2"), Plan{WorldSize: 2, Path: "/tmp/a%20b"}},
 		{"file, four slashes", request("file:////tmp/x?rank=0&world_size=2"), Plan{WorldSize: 2, Path: "//tmp/x"}},
 		{"file, one slash", request("file:/tmp/x?rank=0&world_size=2"), Plan{WorldSize: 2, Path: "/tmp/x"}},
-		{"env", request("env://", env...), Plan{Rank: 1, WorldSize: 4, Host: "Node0", Port: 29500, LibUV: true}},
-		{"env without slashes", request("env:", env...), Plan{Rank: 1, WorldSize: 4, Host: "Node0", Port: 29500, LibUV: true}},
-		{"env, query wins", request("env://?rank=0&world_size=2", env...), Plan{WorldSize: 2, Host: "Node0", Port: 29500, Master: true, LibUV: true}},
+		{"env", request("env://", env...), Plan{Rank: 1, WorldSize: 4, Host: "Node0", Port: 29500}},
+		{"env without slashes", request("env:", env...), Plan{Rank: 1, WorldSize: 4, Host: "Node0", Port: 29500}},
+		{"env, query wins", request("env://?rank=0&world_size=2", env...), Plan{WorldSize: 2, Host: "Node0", Port: 29500, Master: true}},
 		{
 			"agent store", request("env://?rank=0", append(env, EnvUseAgentStore+"=True", EnvRestartCount+"=3")...),
-			Plan{WorldSize: 4, Host: "Node0", Port: 29500, AgentStore: true, Attempt: "3", LibUV: true},
+			Plan{WorldSize: 4, Host: "Node0", Port: 29500, AgentStore: true, Attempt: "3"},
 		},
 		{
 			"agent store is exactly True", request("env://?rank=0", append(env, EnvUseAgentStore+"=true")...),
-			Plan{WorldSize: 4, Host: "Node0", Port: 29500, Master: true, LibUV: true},
+			Plan{WorldSize: 4, Host: "Node0", Port: 29500, Master: true},
 		},
 		{
 			"port 0 for one", request("env://", append([]string{"MASTER_PORT=0", "RANK=0", "WORLD_SIZE=1"}, env...)...),
-			Plan{WorldSize: 1, Host: "Node0", Master: true, LibUV: true},
+			Plan{WorldSize: 1, Host: "Node0", Master: true},
 		},
 		{
 			"open env without sizes",
 			Request{URL: "env://", Rank: 3, WorldSize: NoWorldSize, Open: true, Env: environment(env[2:]...)},
-			Plan{Rank: 3, WorldSize: NoWorldSize, Host: "Node0", Port: 29500, LibUV: true},
+			Plan{Rank: 3, WorldSize: NoWorldSize, Host: "Node0", Port: 29500},
 		},
 		{
 			"open env, the environment wins",
 			Request{URL: "env://", Rank: 3, WorldSize: NoWorldSize, Open: true, Env: environment(env...)},
-			Plan{Rank: 1, WorldSize: 4, Host: "Node0", Port: 29500, LibUV: true},
+			Plan{Rank: 1, WorldSize: 4, Host: "Node0", Port: 29500},
 		},
 		{
 			"open tcp",
 			Request{URL: "tcp://h:1", Rank: 3, WorldSize: NoWorldSize, Open: true, Env: environment(env...)},
-			Plan{Rank: 3, WorldSize: NoWorldSize, Host: "h", Port: 1, LibUV: true},
+			Plan{Rank: 3, WorldSize: NoWorldSize, Host: "h", Port: 1},
 		},
 		{"own scheme", request("mine+x://H:7/p?rank=1"), Plan{Rank: 1, WorldSize: NoWorldSize, Host: "h", Port: 7, Path: "/p"}},
 		{"own scheme, nothing given", request("mine+x://"), Plan{Rank: dist.NoRank, WorldSize: NoWorldSize}},
