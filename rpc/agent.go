@@ -23,6 +23,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcserve"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/storeop"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -73,7 +74,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 	a := newAgent(st, name, cfg)
 	if cfg.timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = store.WaitContext(ctx, max(cfg.timeout, st.Timeout()))
+		ctx, cancel = storeop.WaitContext(ctx, max(cfg.timeout, st.Timeout()))
 		defer cancel()
 	}
 	switch {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storeop"
 )
 
 // Append appends value to what key holds, creating it. It corresponds to Store.append.
@@ -23,7 +24,7 @@ func Append(ctx context.Context, s Store, key string, value []byte) error {
 	} else if has {
 		return own.Append(ctx, key, value)
 	}
-	ctx, cancel := WaitContext(ctx, s.Timeout())
+	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
 	defer cancel()
 	if len(value) == 0 { // only the creation of a missing key would be visible
 		_, err := s.CompareAndSet(ctx, key, nil, nil)
@@ -48,7 +49,7 @@ func Append(ctx context.Context, s Store, key string, value []byte) error {
 		} else {
 			current = got
 		}
-		if err := WaitError("store: append", ctx, key); err != nil {
+		if err := storeop.WaitError("store: append", ctx, key); err != nil {
 			return err
 		}
 	}
@@ -73,7 +74,7 @@ func MultiGet(ctx context.Context, s Store, keys ...string) ([][]byte, error) {
 	} else if has {
 		return own.MultiGet(ctx, keys...)
 	}
-	ctx, cancel := WaitContext(ctx, s.Timeout())
+	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
 	defer cancel()
 	values := make([][]byte, 0, len(keys))
 	for _, key := range keys {
@@ -89,7 +90,7 @@ func MultiGet(ctx context.Context, s Store, keys ...string) ([][]byte, error) {
 // MultiSet stores values[i] under keys[i]. It corresponds to Store.multi_set. On a store without [FeatureMultiSet] the
 // values are written one after the other, and an error leaves the first ones written.
 func MultiSet(ctx context.Context, s Store, keys []string, values [][]byte) error {
-	if err := CheckMultiSet("store: multi-set", keys, values); err != nil {
+	if err := storeop.CheckMultiSet("store: multi-set", keys, values); err != nil {
 		return err
 	}
 	if own, has, err := native[MultiSetter](ctx, s, FeatureMultiSet); err != nil {
@@ -103,15 +104,6 @@ func MultiSet(ctx context.Context, s Store, keys []string, values [][]byte) erro
 		}
 	}
 	return nil
-}
-
-// CheckMultiSet returns the error of a multi-set whose keys and values do not pair up.
-func CheckMultiSet(op string, keys []string, values [][]byte) error {
-	if len(keys) == len(values) {
-		return nil
-	}
-	return dist.Newf(op, dist.InvalidArgument,
-		"keys and values must be of same size, got %d keys and %d values", len(keys), len(values))
 }
 
 // ListKeys returns the user's keys in no particular order, without the store's own bookkeeping keys. It is
@@ -136,7 +128,7 @@ func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	if worldSize < 1 {
 		return &dist.Error{Op: op, Code: dist.InvalidArgument, Rank: dist.NoRank, Key: key, Detail: "the world size must be at least 1"}
 	}
-	ctx, cancel := WaitContext(ctx, s.Timeout())
+	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
 	defer cancel()
 	count := key + "/arrived"
 	n, err := s.Add(ctx, count, 1)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/storenum"
+	"github.com/cohort-dist/cohort/internal/storeop"
 )
 
 // Memory is a store inside one process, for ranks that are goroutines and for tests. It corresponds to
@@ -173,7 +174,7 @@ func (m *Memory) MultiGet(ctx context.Context, keys ...string) ([][]byte, error)
 // MultiSet implements [MultiSetter]. Where a key occurs twice the last value stays.
 func (m *Memory) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
 	const op = "store: multi-set"
-	if err := CheckMultiSet(op, keys, values); err != nil {
+	if err := storeop.CheckMultiSet(op, keys, values); err != nil {
 		return err
 	}
 	return m.do(op, ctx, "", func() error {
@@ -210,7 +211,7 @@ func (m *Memory) QueuePop(ctx context.Context, key string, wait bool) (item []by
 	}
 	err = m.do(op, ctx, key, func() error {
 		if !m.data.hasItemLocked(key) {
-			return QueueEmpty(op, key)
+			return storeop.QueueEmpty(op, key)
 		}
 		pop()
 		return nil
@@ -267,7 +268,7 @@ func (m *Memory) usable(op string, ctx context.Context, keys ...string) error { 
 		return &dist.Error{Op: op, Code: dist.Closed, Rank: dist.NoRank, Key: strings.Join(keys, ", ")}
 	default:
 	}
-	return WaitError(op, ctx, keys...)
+	return storeop.WaitError(op, ctx, keys...)
 }
 
 // await runs a step under the lock as soon as ready holds for all keys.
@@ -288,7 +289,7 @@ func (m *Memory) await(op string, ctx context.Context, keys []string, ready func
 		if !bounded { // most calls need not wait and so need no timer
 			bounded = true
 			var cancel context.CancelFunc
-			ctx, cancel = WaitContext(ctx, m.Timeout()) //nolint:fatcontext // once
+			ctx, cancel = storeop.WaitContext(ctx, m.Timeout()) //nolint:fatcontext // once
 			defer cancel()
 		}
 		key := keys[missing]
@@ -307,7 +308,7 @@ func (m *Memory) await(op string, ctx context.Context, keys []string, ready func
 		case <-m.closed:
 			err = &dist.Error{Op: op, Code: dist.Closed, Rank: dist.NoRank, Key: key}
 		case <-ctx.Done():
-			err = WaitError(op, ctx, keys[missing:]...)
+			err = storeop.WaitError(op, ctx, keys[missing:]...)
 		}
 		d.mu.Lock()
 		if w.count--; w.count == 0 && d.waiters[key] == w {

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storeop"
 )
 
 func TestMemoryTimesOutToTheMillisecond(t *testing.T) {
@@ -91,11 +92,11 @@ func TestMemoryCloneOutlivesTheFirst(t *testing.T) {
 
 func TestWaitErrorNamesKeys(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	if err := WaitError("op", ctx, "k"); err != nil {
+	if err := storeop.WaitError("op", ctx, "k"); err != nil {
 		t.Errorf("a living context: %v", err)
 	}
 	cancel(errors.New("the user pressed a key"))
-	err := WaitError("store: wait", ctx, strings.Split("a b c d e f g h i j", " ")...)
+	err := storeop.WaitError("store: wait", ctx, strings.Split("a b c d e f g h i j", " ")...)
 	want := `store: wait "a, b, c, d, e, f, g, h and 2 more": cancelled: the user pressed a key`
 	if err.Error() != want || !errors.Is(err, context.Canceled) {
 		t.Errorf("got  %v\nwant %s", err, want)

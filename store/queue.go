@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storeop"
 )
 
 // A store without queues keeps a whole queue in the value of one key, changed by compare-and-set:
@@ -40,7 +41,7 @@ func QueuePush(ctx context.Context, s Store, key string, value []byte) error {
 	} else if has {
 		return own.QueuePush(ctx, key, value)
 	}
-	ctx, cancel := WaitContext(ctx, s.Timeout())
+	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
 	defer cancel()
 	_, err := changeQueue(ctx, s, "store: queue push", key, func(items []byte) ([]byte, bool) {
 		items = append(bytes.Clone(items), binary.LittleEndian.AppendUint32(nil, uint32(len(value)))...) //nolint:gosec // bounded by the store
@@ -58,7 +59,7 @@ func QueuePop(ctx context.Context, s Store, key string, wait bool) ([]byte, erro
 		return own.QueuePop(ctx, key, wait)
 	}
 	const op = "store: queue pop"
-	ctx, cancel := WaitContext(ctx, s.Timeout())
+	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		var item []byte
@@ -76,12 +77,12 @@ func QueuePop(ctx context.Context, s Store, key string, wait bool) ([]byte, erro
 		case changed:
 			return bytes.Clone(item), nil
 		case !wait:
-			return nil, QueueEmpty(op, key)
+			return nil, storeop.QueueEmpty(op, key)
 		}
 		// An emptied queue keeps its key, since its removal would race with a push; so this wait is a poll.
 		select {
 		case <-ctx.Done():
-			return nil, WaitError(op, ctx, key)
+			return nil, storeop.WaitError(op, ctx, key)
 		case <-time.After(pause):
 		}
 	}
@@ -103,11 +104,6 @@ func QueueLen(ctx context.Context, s Store, key string) (int, error) {
 		return nil, false
 	})
 	return n, err
-}
-
-// QueueEmpty returns the error of a pop that does not wait, on an empty queue.
-func QueueEmpty(op, key string) error {
-	return &dist.Error{Op: op, Code: dist.Empty, Rank: dist.NoRank, Key: key, Detail: "queue is empty"}
 }
 
 // changeQueue gives the queue's items to change until its result could be stored or it wants none.
@@ -140,7 +136,7 @@ func changeQueue(ctx context.Context, s Store, op, key string, change func(items
 			got = nil
 		}
 		current = got
-		if err := WaitError(op, ctx, key); err != nil {
+		if err := storeop.WaitError(op, ctx, key); err != nil {
 			return false, err
 		}
 	}

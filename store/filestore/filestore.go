@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storeop"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -224,7 +225,7 @@ func (s *Store) problem(op string, w *waiting, keys []string, err error) error {
 		return done
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		waited := store.WaitError(op, w.ctx, keys...)
+		waited := storeop.WaitError(op, w.ctx, keys...)
 		if errors.As(waited, &done) {
 			done.Detail = fmt.Sprintf("%v (file %s)", done.Err, s.path)
 			return done

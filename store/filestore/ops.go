@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/internal/storeop"
 )
 
 // Set implements [store.Store].
@@ -111,7 +111,7 @@ func (s *Store) MultiGet(ctx context.Context, keys ...string) ([][]byte, error) 
 // MultiSet implements [store.MultiSetter]: readers, PyTorch's too, see all of it or nothing.
 func (s *Store) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
 	const op = "multi-set"
-	if err := store.CheckMultiSet("filestore: "+op, keys, values); err != nil {
+	if err := storeop.CheckMultiSet("filestore: "+op, keys, values); err != nil {
 		return err
 	}
 	for i, key := range keys {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/storeop"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -122,7 +123,7 @@ func (m deaf) Get(ctx context.Context, key string) ([]byte, error) {
 		return m.Memory.Get(ctx, key)
 	}
 	<-ctx.Done()
-	return nil, store.WaitError("deaf: get", ctx, key)
+	return nil, storeop.WaitError("deaf: get", ctx, key)
 }
 
 type nameless struct{ *store.Memory }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/storenum"
+	"github.com/cohort-dist/cohort/internal/storeop"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
@@ -76,7 +77,7 @@ func dial(ctx context.Context, addr string, config clientConfig) (*Client, error
 	if err := checkAddr(addr); err != nil {
 		return nil, err
 	}
-	bounded, cancel := store.WaitContext(ctx, config.timeout)
+	bounded, cancel := storeop.WaitContext(ctx, config.timeout)
 	defer cancel()
 	d := &dialer{addr: addr, dial: config.dial, log: config.logger, hook: config.hook, patient: config.patient}
 	first, err := d.connect(bounded, config.dialect)
@@ -261,7 +262,7 @@ func (c *Client) MultiGet(ctx context.Context, keys ...string) ([][]byte, error)
 
 // MultiSet implements [store.MultiSetter]. On a 1.13 server it is the fallback of [store.MultiSet].
 func (c *Client) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
-	if err := store.CheckMultiSet("tcpstore: multi set", keys, values); err != nil {
+	if err := storeop.CheckMultiSet("tcpstore: multi set", keys, values); err != nil {
 		return err
 	}
 	if has, err := c.supports(ctx, "multi set", store.FeatureMultiSet); err != nil {

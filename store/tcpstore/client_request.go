@@ -9,8 +9,8 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storeop"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
-	"github.com/cohort-dist/cohort/store"
 )
 
 // request is one operation of a user, before it is put into a dialect.
@@ -212,9 +212,7 @@ func rawKeys(raw [][]byte) []string {
 
 // queueEmpty is the error of a pop that does not wait.
 func queueEmpty(q *request, addr string) error {
-	e, ok := store.QueueEmpty(q.opName(), q.key).(*dist.Error) //nolint:errorlint // made just now
-	if ok {
-		e.Peer = addr
-	}
+	e := storeop.QueueEmpty(q.opName(), q.key)
+	e.Peer = addr
 	return e
 }

@@ -1,7 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package store
+// Package storeop has what the operations of all stores share: the bound of a wait, and the errors that must read the same
+// whichever store returns them.
+package storeop
 
 import (
 	"context"
@@ -13,7 +15,7 @@ import (
 )
 
 // WaitContext returns the context for a waiting operation of a store with the given timeout. If ctx has a deadline, that
-// one applies; otherwise the wait ends after timeout, and zero or less means no bound. Stores use it with [WaitError].
+// one applies; otherwise the wait ends after timeout, and zero or less means no bound. See [WaitError].
 func WaitContext(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout <= 0 {
 		return ctx, func() {}
@@ -25,7 +27,7 @@ func WaitContext(ctx context.Context, timeout time.Duration) (context.Context, c
 }
 
 // WaitError returns the error of an operation whose context, from [WaitContext], ended while it waited for keys: it
-// matches [ErrTimeout] and context.DeadlineExceeded, or context.Canceled. It returns nil while ctx is alive.
+// matches store.ErrTimeout and context.DeadlineExceeded, or context.Canceled. It returns nil while ctx is alive.
 func WaitError(op string, ctx context.Context, keys ...string) error { //nolint:revive // the operation reads first
 	if ctx.Err() == nil {
 		return nil
@@ -48,3 +50,17 @@ func (d timeoutError) Error() string {
 }
 
 func (d timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+// CheckMultiSet returns the error of a multi-set whose keys and values do not pair up.
+func CheckMultiSet(op string, keys []string, values [][]byte) error {
+	if len(keys) == len(values) {
+		return nil
+	}
+	return dist.Newf(op, dist.InvalidArgument,
+		"keys and values must be of same size, got %d keys and %d values", len(keys), len(values))
+}
+
+// QueueEmpty returns the error of a pop that does not wait, on an empty queue.
+func QueueEmpty(op, key string) *dist.Error {
+	return &dist.Error{Op: op, Code: dist.Empty, Rank: dist.NoRank, Key: key, Detail: "queue is empty"}
+}
