@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/standin"
 	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -255,10 +256,12 @@ func (v *Variable) edge() Edge {
 // torch::autograd::impl::gradient_edge, and is for code that builds graphs of its own, such as one that spans processes.
 func (v *Variable) Edge() Edge { return v.edge() }
 
-// HeldTensor returns the tensor that stands for the variable in a message to another worker: a *tensor.Tensor or *tensor.Sparse,
+var _ = standin.Register((*Variable).sent, (*Variable).receive)
+
+// sent returns the tensor that stands for the variable in a message to another worker: a *tensor.Tensor or *tensor.Sparse,
 // or nil. Its requires-grad bit is that of the variable. The same variable always has the same tensor, and no other variable has
 // it.
-func (v *Variable) HeldTensor() any {
+func (v *Variable) sent() any {
 	if v == nil || v.Value().IsNone() {
 		return nil
 	}
@@ -283,9 +286,9 @@ func (v *Variable) HeldTensor() any {
 	return v.mu.sent.Dense
 }
 
-// AssignTensor makes a variable that has just been allocated a leaf over a received tensor, which requires gradients if the
+// receive makes a variable that has just been allocated a leaf over a received tensor, which requires gradients if the
 // tensor did where it came from. It is for handlers of package rpc that have *Variable parameters.
-func (v *Variable) AssignTensor(t any) error {
+func (v *Variable) receive(t any) error {
 	switch t := t.(type) {
 	case *tensor.Tensor:
 		v.data, v.requires = t, t.RequiresGrad() && tmath.Computes(t.DType())

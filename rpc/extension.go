@@ -18,9 +18,11 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// WithExtension lets another package of this module take part in calls and serve further types of messages. Distributed
+var _ = rpcseam.Provide(func(x rpcseam.Extension) any { return withExtension(x) })
+
+// withExtension lets another package of this module take part in calls and serve further types of messages. Distributed
 // autograd is one; programs use the option that it offers. There can be one extension.
-func WithExtension(x rpcseam.Extension) Option {
+func withExtension(x rpcseam.Extension) Option {
 	return option(func(c *config) error {
 		if c.extension != nil && x != nil {
 			return dist.New("rpc: join", dist.InvalidArgument, "more than one extension")

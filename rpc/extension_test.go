@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/standin"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -26,9 +27,11 @@ type tracked struct {
 	how string
 }
 
-func (x *tracked) HeldTensor() any { return x.t }
+var _ = standin.Register((*tracked).sent, (*tracked).receive)
 
-func (x *tracked) AssignTensor(v any) error {
+func (x *tracked) sent() any { return x.t }
+
+func (x *tracked) receive(v any) error {
 	t, ok := v.(*tensor.Tensor)
 	if !ok {
 		return fmt.Errorf("a %T", v)

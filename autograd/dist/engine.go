@@ -86,10 +86,10 @@ func New(opts ...Option) *Engine {
 
 // Join is the option of [rpc.Join] that lets an agent take part in distributed autograd with this engine. An engine
 // belongs to one agent.
-func (e *Engine) Join() rpc.Option { return rpc.WithExtension(e) }
+func (e *Engine) Join() rpc.Option { return rpcseam.Option(seam{e}).(rpc.Option) } //nolint:forcetypeassert // package rpc made it
 
-// Attach is called by the agent.
-func (e *Engine) Attach(a rpcseam.Agent) error {
+// attach gives the engine the agent that it belongs to.
+func (e *Engine) attach(a rpcseam.Agent) error {
 	if e.agent != nil {
 		return fault.New("autograd: join", fault.InvalidArgument, "the engine belongs to another agent: make one per agent")
 	}
@@ -288,8 +288,8 @@ func (e *Engine) closeLocked(w *work) {
 	e.failLocked(w, cause, func(exchange) bool { return true })
 }
 
-// Died is called by the agent when a worker has died.
-func (e *Engine) Died(w rpcseam.Worker) {
+// died is told of a worker that has died.
+func (e *Engine) died(w rpcseam.Worker) {
 	e.mu.Lock()
 	used := e.mu.machine != nil
 	e.mu.Unlock()

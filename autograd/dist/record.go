@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/standin"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -138,7 +139,7 @@ func (c *Context) recordSend(to rpcseam.Worker, what string, m *rpcwire.Message)
 		of := make(map[any]autograd.Edge, len(m.Holders))
 		for _, h := range m.Holders {
 			if v, ok := h.(*autograd.Variable); ok {
-				of[v.HeldTensor()] = v.Edge()
+				of[standin.Tensor(v)] = v.Edge()
 			}
 		}
 		for _, t := range kinds {
@@ -237,11 +238,8 @@ func (e *Engine) unwrap(from rpcseam.Worker, what string, m *rpcwire.Message) (*
 	return c, nil
 }
 
-// Wrappers is called by the agent.
-func (e *Engine) Wrappers() []rpcwire.Type { return []rpcwire.Type{rpcwire.ForwardAutogradReq} }
-
-// Unwrap is called by the agent for a message that belongs to a context.
-func (e *Engine) Unwrap(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wrapped, error) {
+// incoming handles a request that belongs to a context.
+func (e *Engine) incoming(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wrapped, error) {
 	c, err := e.unwrap(from, "", m)
 	if err != nil {
 		return nil, err
@@ -256,8 +254,8 @@ func (e *Engine) Unwrap(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wrapp
 	}}, nil
 }
 
-// Outgoing is called by the agent for every request that leaves.
-func (e *Engine) Outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
+// outgoing is asked about every request that leaves.
+func (e *Engine) outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
 	c := From(ctx)
 	if c == nil || to.ID < 0 {
 		return nil, nil //nolint:nilnil // it is of no context

@@ -14,16 +14,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 )
 
-// Kinds is called by the agent.
-func (e *Engine) Kinds() []rpcwire.Type {
-	return []rpcwire.Type{rpcwire.BackwardAutogradReq, rpcwire.CleanupAutogradReq, rpcwire.RRefBackwardReq}
-}
-
-// Functions is called by the agent.
-func (e *Engine) Functions() map[string]rpcseam.Function { return nil }
-
-// Serve is called by the agent for messages of passes and clean-ups.
-func (e *Engine) Serve(ctx context.Context, from rpcseam.Worker, in *rpcwire.Message, reply func(*rpcwire.Message, error)) {
+// dispatch handles the messages of passes and clean-ups.
+func (e *Engine) dispatch(ctx context.Context, from rpcseam.Worker, in *rpcwire.Message, reply func(*rpcwire.Message, error)) {
 	if from.ID < 0 {
 		reply(nil, fault.Newf("autograd: message", fault.Protocol, "%q is no worker of this world", from.Name))
 		return

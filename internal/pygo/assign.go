@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/standin"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -243,16 +244,16 @@ func (a *assigner) convert(dst reflect.Value, v any, depth int) error {
 		dst.Set(src)
 		return nil
 	}
-	if h, ok := v.(TensorHolder); ok {
-		return a.convert(dst, h.HeldTensor(), depth+1)
+	if standin.Is(v) {
+		return a.convert(dst, standin.Tensor(v), depth+1)
 	}
 	switch v.(type) {
 	case *tensor.Tensor, *tensor.Sparse:
 		if !dst.CanAddr() {
 			break
 		}
-		if target, ok := reflect.TypeAssert[TensorTarget](dst.Addr()); ok {
-			return target.AssignTensor(v)
+		if done, err := standin.Assign(dst.Addr().Interface(), v); done {
+			return err
 		}
 	}
 	if ref, ok := v.(Reference); ok && a.references != nil && dst.CanAddr() {

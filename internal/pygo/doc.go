@@ -18,15 +18,6 @@ type ReferenceMark struct{}
 
 func (ReferenceMark) isReference() {}
 
-// TensorHolder is a value of the program that stands for a tensor, such as one that gradients are recorded for. It is sent as
-// its tensor, and whoever sends the message finds it in the Holders of its encoder. Where one arrives, it is because an extension of the
-// agent has put it into the tensors of the message; it fits where a tensor does. The tensor is a *tensor.Tensor or *tensor.Sparse,
-// or nil.
-type TensorHolder interface{ HeldTensor() any }
-
-// TensorTarget is a type of the program that a received tensor, a *tensor.Tensor or *tensor.Sparse, can be made into.
-type TensorTarget interface{ AssignTensor(t any) error }
-
 // AssignReference makes the reference that dst points to the received reference v, which has another Go type, or says why it
 // cannot. It reports false when dst does not point to a reference. Only the agent knows the types of its references.
 type AssignReference func(dst any, v Reference) (bool, error)

@@ -26,12 +26,12 @@ const module = "github.com/cohort-dist/cohort"
 //
 // A line that starts with "pure" holds packages that do no I/O and start no goroutine: see pureForbids.
 const layers = `
-      internal/moment internal/invariants internal/pystack internal/control internal/corewait internal/ticker
+      internal/standin internal/moment internal/invariants internal/pystack internal/control internal/corewait internal/ticker
 pure: internal/gostack
       dist
       observe
 pure: rpc/py internal/linked internal/tombs internal/ranklist internal/storenum internal/wire/tcpstore internal/storecore internal/nop internal/pickle
-      tensor
+      tensor internal/storeop
 pure: internal/reduce internal/coll internal/sched internal/launchcore internal/postmortem
       internal/joblog internal/keeper
       internal/blas internal/tmath

@@ -33,7 +33,7 @@ type Extension interface {
 	// Wrappers are the types of requests around other requests, which Unwrap takes apart.
 	Wrappers() []rpcwire.Type
 	// Unwrap returns what is inside a wrapped request. It is called in the goroutine that reads and must not block. It may
-	// replace tensors of the inner message by values of its own; see [pygo.TensorHolder].
+	// replace tensors of the inner message by values of its own; see package standin.
 	Unwrap(from Worker, m *rpcwire.Message) (*Wrapped, error)
 	// Kinds are the types of requests that Serve answers.
 	Kinds() []rpcwire.Type
@@ -97,3 +97,16 @@ type Agent interface {
 	// Go runs fn in a goroutine that the agent joins when it is closed. ctx ends then. It reports false when it is closed.
 	Go(fn func(ctx context.Context)) bool
 }
+
+// makeOption is set while packages are initialized.
+var makeOption func(x Extension) any
+
+// Provide sets how [Option] makes an option. Package rpc calls it when it is initialized.
+func Provide(option func(x Extension) any) struct{} {
+	makeOption = option
+	return struct{}{}
+}
+
+// Option returns the rpc.Option with which an agent takes x in. Package rpc provides it through here, and not as an exported
+// function, because only packages of this module can have an Extension.
+func Option(x Extension) any { return makeOption(x) }

@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
 	"github.com/cohort-dist/cohort/internal/pygo"
+	"github.com/cohort-dist/cohort/internal/standin"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -23,7 +24,7 @@ type Encoder struct {
 	// Tensors are the tensors met so far, for Message.Tensors.
 	Tensors []any
 	// Holders are the values met so far that stand for one of the tensors, for Message.Holders.
-	Holders []pygo.TensorHolder
+	Holders []any
 	// Fork makes the fork of a reference that is sent. Nil refuses references.
 	Fork func(pygo.Reference) (RRefFork, error)
 	// Native writes calls and results in the short form that only Go workers read.
@@ -68,8 +69,8 @@ func (e *Encoder) reference(r pygo.Reference) (RRefFork, error) {
 }
 
 // held notes a value that stands for a tensor, and returns the tensor.
-func (e *Encoder) held(h pygo.TensorHolder) any {
-	t := h.HeldTensor()
+func (e *Encoder) held(h any) any {
+	t := standin.Tensor(h)
 	if t != nil && !slices.Contains(e.Holders, h) {
 		e.Holders = append(e.Holders, h)
 	}
@@ -100,8 +101,6 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 			return nil, nil //nolint:nilnil // None
 		}
 		return e.tensor(v), nil
-	case pygo.TensorHolder:
-		return e.value(e.held(v), depth)
 	case pygo.Reference:
 		f, err := e.reference(v)
 		if err != nil {
@@ -114,6 +113,9 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 		o := pickle.Call(remoteException, v.Msg, v.Class)
 		o.How = pickle.NewObj
 		return o, nil
+	}
+	if standin.Is(v) {
+		return e.value(e.held(v), depth)
 	}
 	id, shareable := pygo.Identify(v)
 	if !shareable {

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 )
 
@@ -20,7 +19,7 @@ type Message struct {
 	// Tensors are *tensor.Tensor and *Sparse values.
 	Tensors []any
 	// Holders are values of the program that stand for some of the tensors.
-	Holders []pygo.TensorHolder
+	Holders []any
 	// Written, when not nil, is called once the message has been written and the tensors' memory is not needed any more.
 	Written func()
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/internal/pygo"
+	"github.com/cohort-dist/cohort/internal/standin"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -221,8 +222,6 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 			return append(b, tagNone), nil
 		}
 		return binary.AppendUvarint(append(b, tagTensor), uint64(e.tensorIndex(v))), nil //nolint:gosec // an index
-	case pygo.TensorHolder:
-		return e.native(b, e.held(v), depth)
 	case pygo.Reference:
 		return e.nativeReference(b, v)
 	case py.Device:
@@ -233,6 +232,9 @@ func (e *Encoder) native(b []byte, v any, depth int) ([]byte, error) {
 		return binary.AppendVarint(appendText(append(b, tagWorker), v.Name), int64(v.ID)), nil
 	case *RemoteException:
 		return appendText(appendText(appendText(append(b, tagException), v.Msg), v.Class.Module), v.Class.Name), nil
+	}
+	if standin.Is(v) {
+		return e.native(b, e.held(v), depth)
 	}
 	if len(b) > e.most() {
 		return nil, tooLong(e.most())

@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pickle"
 	"github.com/cohort-dist/cohort/internal/pygo"
+	"github.com/cohort-dist/cohort/internal/standin"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -43,8 +44,6 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 	case *tensor.Tensor, *tensor.Sparse:
 		e.tensor(v)
 		j.TensorID(e.index(v))
-	case pygo.TensorHolder:
-		return e.jitValue(j, e.held(v), depth)
 	case pygo.Reference:
 		f, err := e.reference(v)
 		if err != nil {
@@ -87,6 +86,9 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 		}
 		return e.jitOnce(j, v, func() error { return e.jitTyped(j, py.Typed{Type: typed, Value: v}, depth) })
 	default:
+		if standin.Is(v) {
+			return e.jitValue(j, e.held(v), depth)
+		}
 		return e.jitReflect(j, v, depth)
 	}
 	if j.Len() > e.most() {

@@ -1,0 +1,40 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/internal/rpcseam"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+)
+
+// seam is the engine as its agent sees it. It is a type of its own so that programs do not see these methods.
+type seam struct{ e *Engine }
+
+var _ rpcseam.Extension = seam{}
+
+func (s seam) Attach(a rpcseam.Agent) error { return s.e.attach(a) }
+
+func (s seam) Wrappers() []rpcwire.Type { return []rpcwire.Type{rpcwire.ForwardAutogradReq} }
+
+func (s seam) Unwrap(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wrapped, error) {
+	return s.e.incoming(from, m)
+}
+
+func (s seam) Kinds() []rpcwire.Type {
+	return []rpcwire.Type{rpcwire.BackwardAutogradReq, rpcwire.CleanupAutogradReq, rpcwire.RRefBackwardReq}
+}
+
+func (s seam) Serve(ctx context.Context, from rpcseam.Worker, m *rpcwire.Message, answer func(*rpcwire.Message, error)) {
+	s.e.dispatch(ctx, from, m, answer)
+}
+
+func (s seam) Functions() map[string]rpcseam.Function { return nil }
+
+func (s seam) Outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
+	return s.e.outgoing(ctx, to, fn, m)
+}
+
+func (s seam) Died(w rpcseam.Worker) { s.e.died(w) }
