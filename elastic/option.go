@@ -15,7 +15,11 @@ import (
 const DefaultPrefix = "cohort/elastic"
 
 // Option changes a [Coordinator] or a [Member].
-type Option func(*config)
+type Option interface{ apply(c *config) }
+
+type option func(*config)
+
+func (o option) apply(c *config) { o(c) }
 
 type config struct {
 	prefix    string
@@ -37,7 +41,7 @@ func newConfig(opts []Option) config {
 	}
 	for _, o := range opts {
 		if o != nil {
-			o(&c)
+			o.apply(&c)
 		}
 	}
 	if c.logger == nil {
@@ -47,29 +51,29 @@ func newConfig(opts []Option) config {
 }
 
 // WithPrefix sets the prefix of all keys, the same for the coordinator and its members. The default is [DefaultPrefix].
-func WithPrefix(prefix string) Option { return func(c *config) { c.prefix = prefix } }
+func WithPrefix(prefix string) Option { return option(func(c *config) { c.prefix = prefix }) }
 
 // WithJoinTimeout bounds how long the coordinator waits for the smallest number of members. The default is ten minutes.
-func WithJoinTimeout(d time.Duration) Option { return func(c *config) { c.join = d } }
+func WithJoinTimeout(d time.Duration) Option { return option(func(c *config) { c.join = d }) }
 
 // WithLastCall sets how long a coordinator that has enough members, but not the largest number, waits for more before a round
 // begins: for a process that takes the place of a dead one, say. The default is five seconds.
-func WithLastCall(d time.Duration) Option { return func(c *config) { c.lastCall = d } }
+func WithLastCall(d time.Duration) Option { return option(func(c *config) { c.lastCall = d }) }
 
 // WithSilence sets after how long without a sign of life a member counts as dead. The default is ten seconds; members
 // give a sign every second, or four times in this time if that is shorter.
-func WithSilence(d time.Duration) Option { return func(c *config) { c.silence = d } }
+func WithSilence(d time.Duration) Option { return option(func(c *config) { c.silence = d }) }
 
 // WithPatience sets how long members that are alive may take to come back after the end of a round before they are left out.
 // The default is five minutes.
-func WithPatience(d time.Duration) Option { return func(c *config) { c.patience = d } }
+func WithPatience(d time.Duration) Option { return option(func(c *config) { c.patience = d }) }
 
 // WithMaxFailures bounds how many rounds may end by a failure. The default is no bound.
-func WithMaxFailures(n int) Option { return func(c *config) { c.failures = n } }
+func WithMaxFailures(n int) Option { return option(func(c *config) { c.failures = n }) }
 
 // WithNumber sets the number of a member that was started by somebody who has reserved it ([Coordinator.Reserve]); a negative one is ignored.
 // "cohort run --members" does, and sets the variable COHORT_MEMBER: see [WithLaunchedNumber].
-func WithNumber(n int) Option { return func(c *config) { c.number = int64(max(n, -1)) } }
+func WithNumber(n int) Option { return option(func(c *config) { c.number = int64(max(n, -1)) }) }
 
 // WithLaunchedNumber uses the number that "cohort run --members" has reserved for this process, so that the launcher can say at once
 // when it dies. Without the launcher it changes nothing. A process that is several members uses it for one.
@@ -85,4 +89,4 @@ func WithLaunchedNumber() Option {
 const NumberVariable = "COHORT_MEMBER"
 
 // WithLogger sets where the coordinator says what it decides.
-func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }
+func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.logger = l }) }
