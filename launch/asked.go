@@ -114,7 +114,7 @@ func (a *attempt) examine(ctx context.Context, apart time.Duration) verdict.Job 
 	}
 	for _, w := range a.workers {
 		if words := a.ends[w.local].Load(); words != nil {
-			seen.Ranks = append(seen.Ranks, verdict.Rank{Rank: w.rank, Host: a.job.host, Gone: *words})
+			seen.Ranks = append(seen.Ranks, verdict.Rank{Rank: int(w.rank), Host: a.job.host, Gone: *words})
 		}
 	}
 	return seen

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/frdump"
 	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/launchcore"
@@ -56,7 +57,7 @@ func TestExamineAllNodes(t *testing.T) {
 		m := newMember(j, conn, cfg.Endpoint)
 		defer m.close()
 		a := &attempt{job: j, member: m, place: place{nodes: 2, base: 2 * node, world: 4, addr: "127.0.0.1", port: server.Port()}}
-		a.workers = []*worker{{local: 0, rank: 2 * node}, {local: 1, rank: 2*node + 1}}
+		a.workers = []*worker{{local: 0, rank: dist.Rank(2 * node)}, {local: 1, rank: dist.Rank(2*node + 1)}}
 		a.pids, a.ends = make([]atomic.Int64, 2), make([]atomic.Pointer[string], 2)
 		a.pids[0].Store(int64(os.Getpid()))
 		words := "exited with code 3"

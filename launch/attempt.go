@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/joblog"
 	"github.com/cohort-dist/cohort/internal/keeper"
 	"github.com/cohort-dist/cohort/internal/launchcore"
@@ -70,7 +71,8 @@ type attempt struct {
 
 // worker is a process of the attempt.
 type worker struct {
-	local, rank    int
+	local          int
+	rank           dist.Rank
 	pid            int
 	started, ended time.Time
 	exit           *keeper.Exited

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 // Plan is what a job would start.
@@ -18,9 +20,9 @@ type Plan struct {
 
 // PlanWorker is a worker of a [Plan].
 type PlanWorker struct {
-	Rank    int      `json:"rank"`
-	Command []string `json:"command"`
-	Set     []string `json:"set"`
+	Rank    dist.Rank `json:"rank"`
+	Command []string  `json:"command"`
+	Set     []string  `json:"set"`
 }
 
 // DryRun returns what [Run] would start, without starting anything.

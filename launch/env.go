@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/elastic"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 )
@@ -51,7 +52,7 @@ func (c Config) rolesAmong(node, nodes int) []launchcore.RolePlace {
 }
 
 // rank returns the global rank of a worker.
-func (p place) rank(local int) int { return p.base + local }
+func (p place) rank(local int) dist.Rank { return dist.Rank(p.base + local) }
 
 // environment returns the variables that a worker gets on top of the launcher's own environment. They are those of
 // torchrun, of all versions, and the additions that docs/launcher.md lists.
@@ -84,7 +85,7 @@ func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
 		add("CUDA_VISIBLE_DEVICES", device)
 		localRank = "0"
 	}
-	add("RANK", strconv.Itoa(p.rank(local)))
+	add("RANK", p.rank(local).String())
 	add("WORLD_SIZE", strconv.Itoa(p.world))
 	add("LOCAL_RANK", localRank)
 	add("LOCAL_WORLD_SIZE", strconv.Itoa(c.Workers))

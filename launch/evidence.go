@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/jobscan"
 	"github.com/cohort-dist/cohort/internal/pystack"
 	"github.com/cohort-dist/cohort/internal/verdict"
@@ -31,8 +32,8 @@ type Evidence struct {
 
 // RankState is what a live worker was doing.
 type RankState struct {
-	Rank int `json:"rank"`
-	PID  int `json:"pid"`
+	Rank dist.Rank `json:"rank"`
+	PID  int       `json:"pid"`
 	// Doing is the Python line that matters most, in words; empty where there is none.
 	Doing string `json:"doing,omitempty"`
 	// Stack is the text of all Python stacks, Error why there is none.
@@ -43,12 +44,12 @@ type RankState struct {
 // StoreWait is a client of the job's store that waits for a key.
 type StoreWait struct {
 	Key   string    `json:"key"`
-	Rank  int       `json:"rank"` // -1: not known
+	Rank  dist.Rank `json:"rank"` // [dist.NoRank]: not known
 	Since time.Time `json:"since"`
 }
 
 // Of returns the state of a rank, or nil.
-func (e *Evidence) Of(rank int) *RankState {
+func (e *Evidence) Of(rank dist.Rank) *RankState {
 	if e == nil {
 		return nil
 	}
@@ -62,12 +63,12 @@ func (e *Evidence) Of(rank int) *RankState {
 
 // look takes evidence in the background and puts it into the inbox.
 func (a *attempt) look(bool) {
-	c := collection{time: evidenceTime, running: &a.looking, read: func(ctx context.Context, rank, pid int) RankState { return readRank(ctx, &a.job.reader, rank, pid) }}
+	c := collection{time: evidenceTime, running: &a.looking, read: func(ctx context.Context, rank dist.Rank, pid int) RankState { return readRank(ctx, &a.job.reader, rank, pid) }}
 	pids := make(map[int]int, len(a.workers)) // rank of each process
 	for _, w := range a.workers {
 		if w.exit == nil && w.pid != 0 {
 			c.ranks = append(c.ranks, RankState{Rank: w.rank, PID: w.pid, Error: "it was not read in time"})
-			pids[w.pid] = w.rank
+			pids[w.pid] = int(w.rank)
 		}
 	}
 	if server := a.store; server != nil {
@@ -80,7 +81,7 @@ func (a *attempt) look(bool) {
 type collection struct {
 	time    time.Duration
 	ranks   []RankState // to be read; each says that it was not
-	read    func(ctx context.Context, rank, pid int) RankState
+	read    func(ctx context.Context, rank dist.Rank, pid int) RankState
 	waits   func() []StoreWait // nil: there is no store
 	running *sync.WaitGroup    // of those who still look when the time is over
 }
@@ -119,12 +120,12 @@ func storeWaits(server *tcpstore.Server, ranks map[int]int) []StoreWait {
 	stats := server.Stats()
 	var waits []StoreWait
 	for _, w := range jobscan.Waiters(stats, ranks) {
-		waits = append(waits, StoreWait{Key: w.Key, Rank: w.Rank, Since: stats.Time.Add(-w.Age)})
+		waits = append(waits, StoreWait{Key: w.Key, Rank: dist.Rank(w.Rank), Since: stats.Time.Add(-w.Age)})
 	}
 	return waits
 }
 
-func readRank(ctx context.Context, reader *pystack.Reader, rank, pid int) RankState {
+func readRank(ctx context.Context, reader *pystack.Reader, rank dist.Rank, pid int) RankState {
 	s := RankState{Rank: rank, PID: pid}
 	p, err := reader.Read(ctx, pid)
 	if err != nil {

@@ -57,7 +57,7 @@ func (a *attempt) asJob() jobscan.Job {
 	j := jobscan.Job{ID: a.job.cfg.RunID, World: a.place.world, Store: a.place.address()}
 	for i, w := range a.workers {
 		if pid := int(a.pids[i].Load()); pid != 0 {
-			j.Ranks = append(j.Ranks, jobscan.Describe(w.rank, pid))
+			j.Ranks = append(j.Ranks, jobscan.Describe(int(w.rank), pid))
 		}
 	}
 	return j

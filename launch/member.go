@@ -285,7 +285,7 @@ func (a *attempt) blame(o launchcore.Outcome) (string, int) {
 	var failures []postmortem.Failure
 	for _, e := range o.Exits {
 		if e.Failed() {
-			failures = append(failures, postmortem.Failure{Rank: a.workers[e.Worker].rank, Cause: a.workers[e.Worker].cause})
+			failures = append(failures, postmortem.Failure{Rank: int(a.workers[e.Worker].rank), Cause: a.workers[e.Worker].cause})
 		}
 	}
 	i := postmortem.First(failures)

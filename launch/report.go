@@ -6,10 +6,10 @@ package launch
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/postmortem"
 	"github.com/cohort-dist/cohort/internal/ranklist"
@@ -49,17 +49,17 @@ type Attempt struct {
 	Verdict string `json:"verdict,omitempty"`
 	// Workers are in the order of ranks.
 	Workers []WorkerEnd `json:"workers"`
-	// First is the rank that failed first, -1 if none has.
-	First    int       `json:"first"`
+	// First is the rank that failed first, [dist.NoRank] if none has.
+	First    dist.Rank `json:"first"`
 	Evidence *Evidence `json:"evidence,omitempty"`
 }
 
 // WorkerEnd is how a worker ended.
 type WorkerEnd struct {
-	Rank  int    `json:"rank"`
-	Local int    `json:"local_rank"`
-	Host  string `json:"host"`
-	PID   int    `json:"pid"`
+	Rank  dist.Rank `json:"rank"`
+	Local int       `json:"local_rank"`
+	Host  string    `json:"host"`
+	PID   int       `json:"pid"`
 	// Code is the exit status, or -N for signal N.
 	Code int `json:"code"`
 	// Kind is the class of the cause ("exception", "lost_peer", ...), Words says it: "raised ValueError: bad batch 17".
@@ -113,17 +113,17 @@ func (a *attempt) result(o launchcore.Outcome) Attempt {
 	for _, e := range o.Exits { // in the order in which they were seen
 		w := a.workers[e.Worker]
 		if e.Failed() && !e.Spared {
-			failures = append(failures, postmortem.Failure{Rank: w.rank, Cause: w.cause})
+			failures = append(failures, postmortem.Failure{Rank: int(w.rank), Cause: w.cause})
 		}
 	}
 	if i := postmortem.First(failures); i >= 0 {
-		r.First = failures[i].Rank
+		r.First = dist.Rank(failures[i].Rank)
 	}
 	return r
 }
 
 // Of returns the end of a rank, or nil.
-func (a *Attempt) Of(rank int) *WorkerEnd {
+func (a *Attempt) Of(rank dist.Rank) *WorkerEnd {
 	for i := range a.Workers {
 		if a.Workers[i].Rank == rank {
 			return &a.Workers[i]
@@ -156,12 +156,12 @@ func (a *Attempt) Sentence() string {
 
 // early returns the ranks that had ended with 0 when the first failure came, if all failures are consequences: they left
 // while others needed them.
-func (a *Attempt) early() []int {
+func (a *Attempt) early() []dist.Rank {
 	first := a.Of(a.First)
 	if first == nil || !consequence(first) {
 		return nil
 	}
-	var all []int
+	var all []dist.Rank
 	for _, w := range a.Workers {
 		if w.Kind == postmortem.Success.String() && !w.Ended.IsZero() && w.Ended.Before(first.Ended) {
 			all = append(all, w.Rank)
@@ -175,9 +175,9 @@ func consequence(w *WorkerEnd) bool {
 	return w.Kind == postmortem.LostPeer.String() || w.Kind == postmortem.Timeout.String()
 }
 
-func rankWords(ranks []int) string {
+func rankWords(ranks []dist.Rank) string {
 	if len(ranks) == 1 {
-		return "rank " + strconv.Itoa(ranks[0])
+		return "rank " + ranks[0].String()
 	}
 	return "ranks " + ranklist.Short(ranks)
 }
@@ -299,7 +299,7 @@ func describeFirst(b *strings.Builder, w *WorkerEnd) {
 
 // describeOthers says what became of the other ranks, those with the same fate in one line.
 func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
-	fates := map[string][]int{}
+	fates := map[string][]dist.Rank{}
 	var order []string
 	for _, w := range a.Workers {
 		if w.Rank == a.First && a.Signal == 0 && !a.Hung {

@@ -4,11 +4,13 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/joblog"
 	"github.com/cohort-dist/cohort/internal/jobscan"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -40,8 +42,9 @@ type Status struct {
 type (
 	// NodeStatus is a node that takes part.
 	NodeStatus struct {
-		Host          string `json:"host"`
-		Base, Workers int    // its first rank, and how many it has
+		Host    string    `json:"host"`
+		Base    dist.Rank // its first rank
+		Workers int       // how many it has
 	}
 	// Gathering is the wait for nodes.
 	Gathering struct {
@@ -52,7 +55,7 @@ type (
 	}
 	// WorkerStatus is a worker.
 	WorkerStatus struct {
-		Rank  int
+		Rank  dist.Rank
 		Phase WorkerPhase
 		Since time.Time
 		// Words say how it ended.
@@ -153,7 +156,7 @@ func (j *job) lookForWaits(ctx context.Context) {
 	ranks := map[int]int{}
 	for i, w := range a.workers {
 		if pid := int(a.pids[i].Load()); pid != 0 {
-			ranks[pid] = w.rank
+			ranks[pid] = int(w.rank)
 		}
 	}
 	waits := oldestWaits(jobscan.StoreWaits(ctx, a.place.address(), ranks), time.Now())
@@ -174,9 +177,9 @@ func oldestWaits(all []verdict.Wait, now time.Time) []StoreWait {
 	}
 	var waits []StoreWait
 	for _, w := range byRank {
-		waits = append(waits, StoreWait{Rank: w.Rank, Key: w.Key, Since: now.Add(-w.Age)})
+		waits = append(waits, StoreWait{Rank: dist.Rank(w.Rank), Key: w.Key, Since: now.Add(-w.Age)})
 	}
-	slices.SortFunc(waits, func(a, b StoreWait) int { return a.Rank - b.Rank })
+	slices.SortFunc(waits, func(a, b StoreWait) int { return cmp.Compare(a.Rank, b.Rank) })
 	return waits
 }
 

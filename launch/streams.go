@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/joblog"
 )
 
@@ -23,7 +24,7 @@ type Screen struct {
 	// Ranks puts the rank before every line and joins identical lines of several ranks: for people, not for programs.
 	Ranks bool
 	// Paint colours a rank's prefix, if set.
-	Paint func(rank int, text string) string
+	Paint func(rank dist.Rank, text string) string
 	// Show, if set, is given the status of the job again and again, by one goroutine, until Run returns. Out and Err then
 	// get whole lines only, and lines that are not finished are part of the status.
 	Show func(Status)
@@ -160,6 +161,6 @@ func (a *attempt) prefix(w *worker) string {
 	host, _ := os.Hostname()
 	role, _ := a.job.cfg.roleOf(w.local)
 	return substitute(a.job.cfg.Prefix, map[string]string{
-		"role_name": role.Name, "local_rank": strconv.Itoa(w.local), "rank": strconv.Itoa(w.rank), "hostname": host,
+		"role_name": role.Name, "local_rank": strconv.Itoa(w.local), "rank": w.rank.String(), "hostname": host,
 	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/runflags"
 	"github.com/cohort-dist/cohort/internal/tui"
@@ -138,7 +139,7 @@ func (a *app) screen(o runflags.Options) launch.Screen {
 		s.Ranks = o.Workers > 1 && tui.IsTerminal(a.Out)
 	}
 	if style := tui.StyleFor(a.Out, a.Getenv); style.Colour {
-		s.Paint = style.RankColour
+		s.Paint = func(rank dist.Rank, text string) string { return style.RankColour(int(rank), text) }
 	}
 	return s
 }

@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -49,13 +50,13 @@ func jobView(s launch.Status, now time.Time) tui.Job {
 		Gathering: gatheringWords(s.Gathering, now),
 	}
 	for _, n := range s.Nodes {
-		j.Nodes = append(j.Nodes, tui.JobNode{Host: n.Host, Base: n.Base, Workers: n.Workers})
+		j.Nodes = append(j.Nodes, tui.JobNode{Host: n.Host, Base: int(n.Base), Workers: n.Workers})
 	}
 	j.Unknown = max(0, s.World-len(s.Ranks)-len(s.Others))
 	everywhere := slices.Concat(s.Ranks, s.Others)
-	slices.SortFunc(everywhere, func(a, b launch.WorkerStatus) int { return a.Rank - b.Rank })
+	slices.SortFunc(everywhere, func(a, b launch.WorkerStatus) int { return cmp.Compare(a.Rank, b.Rank) })
 	for _, r := range everywhere {
-		rank := tui.JobRank{Rank: r.Rank, Since: now.Sub(r.Since), Line: r.Line}
+		rank := tui.JobRank{Rank: int(r.Rank), Since: now.Sub(r.Since), Line: r.Line}
 		if !r.Printed.IsZero() {
 			rank.Quiet = now.Sub(r.Printed)
 		}
@@ -74,8 +75,8 @@ func jobView(s launch.Status, now time.Time) tui.Job {
 		j.Ranks = append(j.Ranks, rank)
 	}
 	for _, w := range slices.Concat(s.Waits, s.OtherWaits) {
-		if !slices.Contains(j.Waiting, w.Rank) { // launchers on one machine see the same
-			j.Waiting = append(j.Waiting, w.Rank)
+		if !slices.Contains(j.Waiting, int(w.Rank)) { // launchers on one machine see the same
+			j.Waiting = append(j.Waiting, int(w.Rank))
 		}
 		if age := now.Sub(w.Since); age > j.WaitingFor {
 			j.WaitingFor, j.WaitingKey = age, w.Key

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/ranklist"
 )
 
@@ -19,7 +20,7 @@ const foldWindow = 80 * time.Millisecond
 // Folding joins identical lines of several ranks on their way to an output: a [Folder] with a clock.
 type Folding struct {
 	out   *Output
-	paint func(int, string) string
+	paint func(dist.Rank, string) string
 	mu    struct {
 		sync.Mutex
 		folder *Folder
@@ -29,17 +30,17 @@ type Folding struct {
 }
 
 // NewFolding returns a Folding for so many ranks. paint, if set, colours the prefix of a line by its first rank.
-func NewFolding(out *Output, ranks int, paint func(int, string) string) *Folding {
+func NewFolding(out *Output, ranks int, paint func(dist.Rank, string) string) *Folding {
 	f := &Folding{out: out, paint: paint}
 	f.mu.folder = NewFolder(ranks, foldWindow)
 	return f
 }
 
 // Add takes a line of a rank.
-func (f *Folding) Add(rank int, line []byte) {
+func (f *Folding) Add(rank dist.Rank, line []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.print(f.mu.folder.Add(rank, string(line), time.Now()))
+	f.print(f.mu.folder.Add(int(rank), string(line), time.Now()))
 	if f.mu.timer == nil && f.mu.folder.Pending() && !f.mu.closed {
 		f.mu.timer = time.AfterFunc(foldWindow, f.tick)
 	}
@@ -75,7 +76,7 @@ func (f *Folding) print(lines []Folded) {
 			prefix = "[ranks " + ranklist.Short(l.Ranks) + "]"
 		}
 		if f.paint != nil {
-			prefix = f.paint(l.Ranks[0], prefix)
+			prefix = f.paint(dist.Rank(l.Ranks[0]), prefix)
 		}
 		b.WriteString(prefix + " " + l.Text)
 		if f.paint != nil && strings.Contains(l.Text, "\x1b") {

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -304,7 +305,7 @@ func (h *Host) roster(effects []launchcore.JobEffect) []Node {
 	for _, e := range effects {
 		b, begins := e.(launchcore.BeginNode)
 		if c := h.nodes[b.Node]; begins && c != nil && len(all) < MaxRoster {
-			all = append(all, Node{Host: c.join.Host, Base: b.Base, Workers: c.join.workers()})
+			all = append(all, Node{Host: c.join.Host, Base: dist.Rank(b.Base), Workers: c.join.workers()})
 		}
 	}
 	return all

@@ -10,6 +10,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 )
 
@@ -78,8 +79,9 @@ type (
 	}
 	// Node is a node that takes part, its first rank and how many it has.
 	Node struct {
-		Host          string `json:"host"`
-		Base, Workers int
+		Host    string `json:"host"`
+		Base    dist.Rank
+		Workers int
 	}
 	// Stop stops the workers of the node.
 	Stop struct {

@@ -6,6 +6,8 @@ package nodehost
 import (
 	"slices"
 	"time"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 // While somebody looks at a job on several nodes, the first nodes tell the host the state of their ranks each second, and
@@ -34,7 +36,7 @@ type (
 	}
 	// ShownRank is the state of a rank. Phase is a launch.WorkerPhase.
 	ShownRank struct {
-		Rank  int           `json:"rank"`
+		Rank  dist.Rank     `json:"rank"`
 		Phase int           `json:"phase"`
 		Age   time.Duration `json:"age"`
 		Quiet time.Duration `json:"quiet"` // since it printed something; negative: it never did
@@ -43,7 +45,7 @@ type (
 	}
 	// ShownWait is a rank that waits for a key of the store.
 	ShownWait struct {
-		Rank int           `json:"rank"`
+		Rank dist.Rank     `json:"rank"`
 		Key  string        `json:"key"`
 		Age  time.Duration `json:"age"`
 	}

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
@@ -213,7 +214,7 @@ func TestEvidenceOfFailure(t *testing.T) {
 			e := r.Attempts[0].Evidence
 			noSecrets(t, r.Bundle)
 			var missing []string
-			for _, rank := range []int{0, 2} {
+			for _, rank := range []dist.Rank{0, 2} {
 				if s := e.Of(rank); s == nil || !strings.Contains(s.Doing, "wait_for_others") || !strings.Contains(s.Stack, "evidence.py") {
 					missing = append(missing, fmt.Sprintf("rank %d: %+v", rank, s))
 				}
