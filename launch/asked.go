@@ -107,7 +107,7 @@ func (a *attempt) examine(ctx context.Context, apart time.Duration) verdict.Job 
 	printed := a.job.board.snapshot().Ranks
 	for i := range seen.Ranks {
 		for _, r := range printed {
-			if tail := r.tails[1]; r.Rank == seen.Ranks[i].Rank && tail != nil {
+			if tail := r.tails[1]; int(r.Rank) == seen.Ranks[i].Rank && tail != nil {
 				seen.Ranks[i].Raised = postmortem.Raised(joblog.Plain(tail.Bytes()))
 			}
 		}

@@ -63,7 +63,9 @@ func (e *Evidence) Of(rank dist.Rank) *RankState {
 
 // look takes evidence in the background and puts it into the inbox.
 func (a *attempt) look(bool) {
-	c := collection{time: evidenceTime, running: &a.looking, read: func(ctx context.Context, rank dist.Rank, pid int) RankState { return readRank(ctx, &a.job.reader, rank, pid) }}
+	c := collection{time: evidenceTime, running: &a.looking, read: func(ctx context.Context, rank dist.Rank, pid int) RankState {
+		return readRank(ctx, &a.job.reader, rank, pid)
+	}}
 	pids := make(map[int]int, len(a.workers)) // rank of each process
 	for _, w := range a.workers {
 		if w.exit == nil && w.pid != 0 {

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 // TestEvidenceInTime: the look at the workers ends in time, whatever keeps one of the readers, and has what the others found.
@@ -32,7 +34,7 @@ func TestEvidenceInTime(t *testing.T) {
 				e := collection{
 					time: evidenceTime, running: &running,
 					ranks: []RankState{{Rank: 0}, {Rank: 1, Error: "it was not read in time"}},
-					read: func(_ context.Context, rank, _ int) RankState {
+					read: func(_ context.Context, rank dist.Rank, _ int) RankState {
 						if rank == 1 {
 							time.Sleep(c.slow) // it does not notice the end of its context
 						}

@@ -21,7 +21,7 @@ func TestShownIsBounded(t *testing.T) {
 	now := time.Now()
 	evil := strings.Repeat("\x1b[31m\x00<é", 1000)
 	s := Status{Attempt: 3, Node: 7, World: 1}
-	for rank := range 3 * nodehost.MaxShown {
+	for rank := range dist.Rank(3 * nodehost.MaxShown) {
 		s.Ranks = append(s.Ranks, WorkerStatus{Rank: rank, Phase: WorkerFailed, Since: now, Printed: now, Words: evil, Line: evil})
 		s.Waits = append(s.Waits, StoreWait{Rank: rank, Key: evil, Since: now})
 	}

@@ -34,7 +34,7 @@ func ids(list ...int64) *autograd.Variable {
 }
 
 // rowsOf are the ids of a rank: some of its own, one that all have, and one twice.
-func rowsOf(rank int) []int64 { return []int64{int64(rank), int64(rank), 7, int64(rank + 2)} }
+func rowsOf(rank dist.Rank) []int64 { return []int64{int64(rank), int64(rank), 7, int64(rank + 2)} }
 
 // tableGrads are the gradients of both layers, the table's in dense form; it must be sparse.
 func tableGrads(m nn.Module) ([][]float32, error) {
@@ -103,7 +103,7 @@ func TestSparseGradients(t *testing.T) {
 						if err := model.Forward(ctx, ids(rowsOf(g.Rank())...)).Sum().Backward(ctx); err != nil {
 							return fmt.Errorf("pass %d: %w", pass, err)
 						}
-						for rank := range g.Size() {
+						for rank := range dist.Rank(g.Size()) {
 							out := reference.Forward(ids(rowsOf(rank)...)).Sum().Scale(1 / float64(g.Size()))
 							if err := out.Backward(ctx); err != nil {
 								return err

@@ -86,7 +86,7 @@ func New(opts ...Option) *Engine {
 
 // Join is the option of [rpc.Join] that lets an agent take part in distributed autograd with this engine. An engine
 // belongs to one agent.
-func (e *Engine) Join() rpc.Option { return rpcseam.Option(seam{e}).(rpc.Option) } //nolint:forcetypeassert // package rpc made it
+func (e *Engine) Join() rpc.Option { return rpcseam.Option(seam{e}).(rpc.Option) } //nolint:errcheck,forcetypeassert // package rpc made it
 
 // attach gives the engine the agent that it belongs to.
 func (e *Engine) attach(a rpcseam.Agent) error {

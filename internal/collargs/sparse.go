@@ -191,7 +191,7 @@ func (x *SparseSum) prepare(stage int) error {
 	for rank, n := range x.counts {
 		high, size := bits.Mul64(uint64(n), uint64(width)) //nolint:gosec // neither is negative
 		if total += size; high != 0 || size > maxSparse || total > maxSparse || total > math.MaxInt {
-			return x.fault(rank, dist.TooLarge, "it announces %d indices of %d bytes: at most %d bytes are taken", n, width, uint64(maxSparse))
+			return x.fault(dist.Rank(rank), dist.TooLarge, "it announces %d indices of %d bytes: at most %d bytes are taken", n, width, uint64(maxSparse))
 		}
 		counts[rank] = int(size)
 	}
@@ -202,9 +202,9 @@ func (x *SparseSum) prepare(stage int) error {
 	return nil
 }
 
-func (x *SparseSum) fault(rank int, code dist.Code, format string, args ...any) error {
+func (x *SparseSum) fault(rank dist.Rank, code dist.Code, format string, args ...any) error {
 	e := dist.Newf("group: all_reduce (sparse)", code, format, args...)
-	e.Rank = dist.Rank(rank)
+	e.Rank = rank
 	return e
 }
 
@@ -232,11 +232,11 @@ func (x *SparseSum) compare() error {
 	}
 	for rank, theirs := range words {
 		if !slices.Equal(described(theirs), described(mine)) {
-			return x.fault(rank, dist.Mismatch, "it has a tensor of sizes %v, with indices in some dimensions that have none in this rank's, or the other way round", torchSizes(theirs))
+			return x.fault(dist.Rank(rank), dist.Mismatch, "it has a tensor of sizes %v, with indices in some dimensions that have none in this rank's, or the other way round", torchSizes(theirs))
 		}
 		n := theirs[wordCount]
 		if n < 0 || uint64(n) > rows || n > math.MaxInt {
-			return x.fault(rank, dist.Protocol, "it announces %d indices of a tensor of shape %v", n, x.own.Shape)
+			return x.fault(dist.Rank(rank), dist.Protocol, "it announces %d indices of a tensor of shape %v", n, x.own.Shape)
 		}
 		x.counts[rank] = int(n)
 	}

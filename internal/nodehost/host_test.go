@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 )
 
@@ -18,7 +19,7 @@ func TestViewIsBounded(t *testing.T) {
 	t.Parallel()
 	evil := strings.Repeat("\x1b[31m\x00<é", 100)
 	big := &Shown{Attempt: 3, Node: 7}
-	for rank := range MaxShown {
+	for rank := range dist.Rank(MaxShown) {
 		big.Ranks = append(big.Ranks, ShownRank{Rank: rank, Phase: 4, Age: time.Hour, Words: evil[:MaxShownTexts/MaxShown]})
 		big.Waits = append(big.Waits, ShownWait{Rank: rank, Age: time.Hour})
 	}

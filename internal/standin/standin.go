@@ -23,8 +23,8 @@ var kinds = map[reflect.Type]kind{}
 //	var _ = standin.Register((*Variable).sent, (*Variable).receive)
 func Register[P any](tensor func(v P) any, assign func(dst P, t any) error) struct{} {
 	kinds[reflect.TypeFor[P]()] = kind{
-		tensor: func(v any) any { return tensor(v.(P)) },             //nolint:forcetypeassert // its key says so
-		assign: func(dst, t any) error { return assign(dst.(P), t) }, //nolint:forcetypeassert // its key says so
+		tensor: func(v any) any { return tensor(v.(P)) },             //nolint:errcheck,forcetypeassert // its key says so
+		assign: func(dst, t any) error { return assign(dst.(P), t) }, //nolint:errcheck,forcetypeassert // its key says so
 	}
 	return struct{}{}
 }

@@ -115,8 +115,8 @@ func special(k int, r dist.Rank, n int, dt tensor.DType, salt int, on bool) *ten
 }
 
 // sparseData makes the same tensor as sparse in rank.py.
-func sparseData(k, r int, s step) *tensor.Sparse {
-	n := s.N
+func sparseData(k int, rank dist.Rank, s step) *tensor.Sparse {
+	n, r := s.N, int(rank)
 	if s.Holes && (r+k)%3 == 0 || s.Tag == 1 && r != 0 {
 		n = 0
 	}
@@ -137,7 +137,7 @@ func sparseData(k, r int, s step) *tensor.Sparse {
 		}
 	}
 	dt := dtypeOf(s.DType)
-	values := special(k, r, n*width, dt, 0, strings.HasPrefix(s.DType, "float"))
+	values := special(k, rank, n*width, dt, 0, strings.HasPrefix(s.DType, "float"))
 	return &tensor.Sparse{
 		Shape: s.Shape, Indices: tensor.Must(tensor.From(index, s.Dims, n)),
 		Values: tensor.Must(values.Reshape(append([]int{n}, s.Shape[s.Dims:]...)...)),

@@ -63,7 +63,7 @@ var sparseCases = [][2]int{{1, 0}, {2, 0}, {3, 0}, {1, 1}, {1, 2}, {1, 3}}
 func TestSparseAllReduceBasics(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		for _, c := range sparseCases {
-			s := sparseOf(g.Rank(), g.Size(), c[0], c[1])
+			s := sparseOf(int(g.Rank()), g.Size(), c[0], c[1])
 			w := g.AllReduceSparse(ctx, s, group.Sum)
 			if err := w.Wait(ctx); err != nil {
 				return err
@@ -85,9 +85,9 @@ func TestSparseAllReduceBasics(t *testing.T) {
 }
 
 func TestSparseAllReduceSum(t *testing.T) {
-	inGroups(t, func(ctx context.Context, g *group.Group, _ int) error {
+	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
 		for _, c := range sparseCases {
-			s := sparseOf(g.Rank(), g.Size(), c[0], c[1])
+			s := sparseOf(int(g.Rank()), g.Size(), c[0], c[1])
 			if err := g.AllReduceSparse(ctx, s, group.Sum).Wait(ctx); err != nil {
 				return err
 			}

@@ -35,7 +35,7 @@ func TestForming(t *testing.T) {
 				s := store.NewMemory()
 				r.Cleanup(func() { _ = s.Close() })
 				forming(r, nil, func(ctx context.Context, rank int) (*group.Group, error) {
-					return group.New(ctx, s, rank, size, joinOptions(transport)...)
+					return group.New(ctx, s, dist.Rank(rank), size, joinOptions(transport)...)
 				})
 			},
 		})

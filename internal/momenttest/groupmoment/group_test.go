@@ -100,7 +100,7 @@ func form(r *momenttest.Run, s store.Store, opts []group.Option) []*group.Group 
 	groups := make([]*group.Group, size)
 	failed := false
 	for rank, err := range each(func(rank int) (err error) {
-		groups[rank], err = group.New(ctx, s, rank, size, opts...)
+		groups[rank], err = group.New(ctx, s, dist.Rank(rank), size, opts...)
 		return err
 	}) {
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -117,9 +118,10 @@ var operations = []operation{
 	}},
 	{"ring of messages", func(ctx context.Context, g *group.Group, n int) ([]*group.Work, func() error) {
 		in := filled(n, 0)
-		from := (g.Rank() + g.Size() - 1) % g.Size()
+		own, size := g.Rank(), dist.Rank(g.Size())
+		from := (own + size - 1) % size
 		recv := g.Recv(ctx, in, from, 3)
-		send := g.Send(ctx, filled(n, mine(g)), (g.Rank()+1)%g.Size(), 3)
+		send := g.Send(ctx, filled(n, mine(g)), (own+1)%size, 3)
 		return []*group.Work{send, recv}, all("ring of messages", in, int64(from+1))
 	}},
 }

@@ -30,7 +30,7 @@ type rank struct {
 	y     *tensor.Tensor
 }
 
-func newRank(ctx context.Context, s store.Store, number int) (*rank, error) {
+func newRank(ctx context.Context, s store.Store, number dist.Rank) (*rank, error) {
 	g, err := group.New(ctx, s, number, 2, group.WithTransport(group.TCP))
 	if err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func TestTrain(t *testing.T) {
 
 // TestUneven: one rank has joined while the other still trains.
 func TestUneven(t *testing.T) {
-	train(t, "join", func(ctx context.Context, k *rank) error { return k.uneven(ctx, 1+2*k.g.Rank()) })
+	train(t, "join", func(ctx context.Context, k *rank) error { return k.uneven(ctx, 1+2*int(k.g.Rank())) })
 }
 
 func train(t *testing.T, name string, run func(ctx context.Context, k *rank) error) {
@@ -99,7 +99,7 @@ func train(t *testing.T, name string, run func(ctx context.Context, k *rank) err
 			var setup [2]*momenttest.Call
 			for i := range ranks {
 				setup[i] = r.Go("setup", 20*time.Second, func() (err error) {
-					ranks[i], err = newRank(context.Background(), s, i)
+					ranks[i], err = newRank(context.Background(), s, dist.Rank(i))
 					return err
 				})
 			}
