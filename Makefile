@@ -55,6 +55,10 @@ memory: ## a million calls and references, ten thousand autograd contexts with P
 	@CGO_ENABLED=0 $(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds 1000000 | $(COUNT) -as memory
 	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 15m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts 10000 | $(COUNT) -as "memory with PyTorch"
 
+.PHONY: model
+model: ## explore the largest worlds of the reference protocol, which takes minutes
+	@export CGO_ENABLED=0; $(GO) test -json -timeout 20m -run '^TestCheckerFindsNothing' ./internal/rrefcore -rref.all | $(COUNT) -as model
+
 .PHONY: moments
 moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)
 	@export CGO_ENABLED=0; { $(GO) test -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags moments
@@ -93,9 +97,9 @@ fmt: $(TOOLS)/golangci-lint ## format the source
 	@$(TOOLS)/golangci-lint fmt ./...
 
 .PHONY: check
-check: ## everything that CI runs: tidy, lint, cross, test, race, interop, memory, moments, fuzz
+check: ## everything that CI runs: tidy, lint, cross, test, race, interop, model, memory, moments, fuzz
 	@rm -f $(COUNTS)
-	@$(MAKE) -j1 tidy lint cross test race interop memory moments fuzz
+	@$(MAKE) -j1 tidy lint cross test race interop model memory moments fuzz
 	@echo "make check passed (test and race skip what interop runs, and measurements; what interop skips was left out):"
 	@sed 's/^/  /' $(COUNTS)
 

@@ -15,6 +15,7 @@ import (
 
 var (
 	simSeed  = flag.Uint64("rref.seed", 0, "replay one seed of the reference simulation, with its trace")
+	checkAll = flag.Bool("rref.all", false, "make the checker explore the largest worlds, too")
 	simSeeds = flag.Int("rref.seeds", 2000, "how many seeds the reference simulation runs")
 )
 
