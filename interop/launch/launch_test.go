@@ -337,7 +337,7 @@ func TestFailures(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for kind, want := range map[string]string{
 			"leaves":    `^rank 1 ended with exit code 0 while others still needed it; then rank 0 lost its connection to another rank: `,
-			"segfault":  `^rank 1 crashed: segmentation fault \(SIGSEGV\)$`,
+			"segfault":  `^rank 1 crashed: segmentation fault \(SIGSEGV\) in trouble \(.*fail\.py:\d+\)$`,
 			"disk":      `^rank 1 raised (RuntimeError|OSError): .*(inline_container\.cc|No space left on device)`,
 			"disk-text": `^rank 1 raised OSError: \[Errno 28\] No space left on device$`,
 			"killed":    `^rank 1 was killed by SIGKILL`,
