@@ -136,7 +136,7 @@ func (c *court) judge() Verdict {
 		return c.fromStore()
 	}
 	for _, rule := range []func() (Verdict, bool){
-		c.gone, c.twice, c.stopped, c.kernel, c.lock, c.recorders, c.messages, c.unreachable, c.starting, c.rpc, c.missing, c.mismatch, c.same, c.store,
+		c.gone, c.twice, c.stopped, c.kernel, c.unreachable, c.lock, c.recorders, c.messages, c.starting, c.rpc, c.missing, c.mismatch, c.same, c.store,
 	} {
 		if v, found := rule(); found {
 			v.Hung = true

@@ -284,6 +284,10 @@ func TestSentences(t *testing.T) {
 			Job{World: 2, Store: "10.0.0.1:29500", StoreTrouble: "nothing listens there", Ranks: []Rank{in(0, "init_process_group", "", 4), in(1, "init_process_group", "", 4)}},
 			"Ranks 0 and 1 cannot reach the store at 10.0.0.1:29500: nothing listens there.",
 		},
+		"a store that is gone, where PyTorch holds the interpreter lock while it connects": {
+			Job{World: 1, Store: "10.0.0.1:29500", StoreTrouble: "nothing listens there", Ranks: []Rank{edit(in(0, "init_process_group", "", 4), func(r *Rank) { r.Threads[0].HoldsGIL, r.Main.HoldsGIL = true, true })}},
+			"Rank 0 cannot reach the store at 10.0.0.1:29500: nothing listens there.",
+		},
 		"a store that was not started": {
 			Job{World: 2, Store: "a:29500", StoreTrouble: "the name a does not resolve", Ranks: []Rank{in(1, "init_process_group", "", 4)}},
 			"Rank 1 cannot reach the store at a:29500: the name a does not resolve; rank 0, which hosts it unless a launcher does, does not run on this host.",
