@@ -255,64 +255,6 @@ func (c *court) rpc() (Verdict, bool) {
 	return Verdict{}, false
 }
 
-// stopped: a rank was stopped by a signal or a debugger.
-func (c *court) stopped() (Verdict, bool) {
-	stopped := c.ranks(func(r Rank, _ position) bool { return r.State == "T" || r.State == "t" })
-	if len(stopped) == 0 {
-		return Verdict{}, false
-	}
-	return Verdict{
-		Culprits: stopped,
-		Sentence: fmt.Sprintf("%s stopped (SIGSTOP or a debugger, process %d); kill -CONT lets it go on.", is(stopped), c.rank(stopped[0]).PID),
-	}, true
-}
-
-// kernel: a rank is in the kernel's hands.
-func (c *court) kernel() (Verdict, bool) {
-	for _, r := range c.job.Ranks {
-		if r.Gone != "" || r.Main == nil || r.Main.State != "D" || r.Moved {
-			continue
-		}
-		p := c.at[r.Rank]
-		what := "is stuck in the kernel"
-		if r.Main.Kernel != "" {
-			what += " (" + r.Main.Kernel + ")"
-		}
-		if p.saves {
-			what = "writes a checkpoint and is stuck in the file system"
-		}
-		return Verdict{
-			Culprits: []int{r.Rank},
-			Sentence: fmt.Sprintf("Rank %d %s at %s%s%s.", r.Rank, what, p.place(), since(r.Idle), c.others(r.Rank)),
-		}, true
-	}
-	return Verdict{}, false
-}
-
-// lock: a rank holds its interpreter lock inside a call of C.
-func (c *court) lock() (Verdict, bool) {
-	for _, r := range c.job.Ranks {
-		if r.Gone != "" || len(r.Threads) < 1 {
-			continue
-		}
-		for _, t := range r.Threads {
-			if !t.HoldsGIL || t.State == "R" || t.Moving || r.Moved || len(t.Frames) == 0 {
-				continue
-			}
-			p := locateFrames(t.Frames)
-			who := fmt.Sprintf("Rank %d", r.Rank)
-			if r.Main != nil && t.ID != r.Main.ID {
-				who += "'s thread " + strconv.Itoa(t.ID)
-			}
-			return Verdict{
-				Culprits: []int{r.Rank},
-				Sentence: fmt.Sprintf("%s holds the interpreter lock in a call of C at %s; nothing else in it can run%s.", who, p.place(), c.others(r.Rank)),
-			}, true
-		}
-	}
-	return Verdict{}, false
-}
-
 // messages: a rank waits for a message that nobody sends.
 func (c *court) messages() (Verdict, bool) {
 	for _, r := range c.job.Ranks {
