@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
@@ -274,8 +275,7 @@ func (j *joining) dial(ctx context.Context, rank int) error {
 		return fail(dist.Protocol, fmt.Errorf("key %q does not hold an address", j.key(rank)))
 	}
 	moment.At("shm.join.dial")
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", address)
+	conn, err := ctxdial.Dial(ctx, &net.Dialer{}, "unix", address)
 	if err != nil {
 		return fail(dist.Unavailable, fmt.Errorf("%w (ranks that share memory must run on one host and in one network namespace)", err))
 	}
@@ -342,11 +342,9 @@ func receiveWelcome(u *net.UnixConn) (*os.File, error) {
 	return file, nil
 }
 
-// limitIO ends a connection's reads and writes with ctx, until release is called.
+// limitIO ends a connection's reads and writes with ctx, until release is called. It does not give the connection the deadline
+// of ctx: a read that ended first would look like a failure of the peer.
 func limitIO(ctx context.Context, u *net.UnixConn) (release func()) {
-	if d, ok := ctx.Deadline(); ok {
-		_ = u.SetDeadline(d)
-	}
 	stop := context.AfterFunc(ctx, func() { _ = u.SetDeadline(time.Unix(1, 0)) })
 	return func() {
 		if stop() {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/moment"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/observe"
@@ -35,7 +36,7 @@ const (
 // dialTCP is the default DialFunc. Keep-alive finds a server whose machine vanished.
 func dialTCP(ctx context.Context, network, addr string) (net.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 3 * time.Second, Count: 4}}
-	return d.DialContext(ctx, network, addr)
+	return ctxdial.Dial(ctx, &d, network, addr)
 }
 
 // dialer opens connections to one server.

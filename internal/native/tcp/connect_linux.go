@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/native/wire"
 )
@@ -121,8 +122,7 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 		return e
 	}
 	moment.At("tcp.connect.dial")
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp", cfg.Peers[rank])
+	c, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", cfg.Peers[rank])
 	if err != nil {
 		return fail(err)
 	}
