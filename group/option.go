@@ -51,8 +51,10 @@ const (
 	Torch28 Peers = "torch-2.8"
 	// Torch29 is PyTorch 2.9.
 	Torch29 Peers = "torch-2.9"
-	// Torch210 is PyTorch 2.10 and 2.11.
+	// Torch210 is PyTorch 2.10.
 	Torch210 Peers = "torch-2.10"
+	// Torch211 is PyTorch 2.11.
+	Torch211 Peers = "torch-2.11"
 	// Torch212 is PyTorch 2.12 and 2.13.
 	Torch212 Peers = "torch-2.12"
 	// Torch214 is PyTorch 2.14, and what is newer.

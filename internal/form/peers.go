@@ -124,7 +124,7 @@ func askStore(ctx context.Context, s store.Store, known torch.Peers) (torch.Peer
 		if barrier {
 			return known.AtLeast(torch.V2_12), nil
 		}
-		return known.AtMost(torch.V2_10), nil
+		return known.AtMost(torch.V2_11), nil
 	}
 	queues, err := client.AskSupport(ctx, store.FeatureQueue)
 	if err != nil {

@@ -63,7 +63,7 @@ func TestUnconnected(t *testing.T) {
 func TestSaidPeers(t *testing.T) {
 	t.Parallel()
 	for said, want := range map[string]torch.Peers{
-		"": {}, "go": {}, "torch-2.11": torch.Exactly(torch.V2_10), "torch-2.6,torch-2.14": {Low: torch.V2_6, High: torch.V2_14, Several: true},
+		"": {}, "go": {}, "torch-2.11": torch.Exactly(torch.V2_11), "torch-2.6,torch-2.14": {Low: torch.V2_6, High: torch.V2_14, Several: true},
 	} {
 		o := &Options{Transport: Auto, Peers: said}
 		if err := o.Check("x"); err != nil || o.Said() != want {

@@ -138,7 +138,7 @@ def step(k, s):
         t = sparse(k, me, s)
         dist.all_reduce(t, op, group=g)
         if t.is_complex():
-            return "refused"  # 2.14 exchanges a copy and leaves the tensor as it was
+            return "refused"  # 2.11 and later exchange a copy and leaves the tensor as it was
         return digest(t.coalesce().indices(), t.coalesce().values())
     if kind == "all_reduce":
         dist.all_reduce(x, op, group=g)

@@ -25,7 +25,8 @@ const (
 	V2_6               // 2.3 to 2.7
 	V2_8               // 2.8: average, reduce_scatter of lists, torch's own float16
 	V2_9               // 2.9: reduce_scatter with any operator, complex numbers
-	V2_10              // 2.10 and 2.11: another order of the groups of a device mesh
+	V2_10              // 2.10: another order of the groups of a device mesh
+	V2_11              // 2.11: sparse tensors of complex numbers are exchanged, to no effect
 	V2_12              // 2.12 and 2.13: all_to_all of lists
 	V2_14              // 2.14: other names of groups that are made with local synchronization
 )
@@ -34,14 +35,14 @@ const (
 const Newest = V2_14
 
 // firsts are the first versions of the levels.
-var firsts = [...][2]int{V1_13: {1, 13}, V2_6: {2, 3}, V2_8: {2, 8}, V2_9: {2, 9}, V2_10: {2, 10}, V2_12: {2, 12}, V2_14: {2, 14}}
+var firsts = [...][2]int{V1_13: {1, 13}, V2_6: {2, 3}, V2_8: {2, 8}, V2_9: {2, 9}, V2_10: {2, 10}, V2_11: {2, 11}, V2_12: {2, 12}, V2_14: {2, 14}}
 
 // newestMinor is the newest version of PyTorch that the table was read off.
 const newestMinor = 14
 
 // String returns the level as it is given in options: "torch-2.9".
 func (l Level) String() string {
-	return [...]string{"go", "torch-1.13", "torch-2.6", "torch-2.8", "torch-2.9", "torch-2.10", "torch-2.12", "torch-2.14"}[l]
+	return [...]string{"go", "torch-1.13", "torch-2.6", "torch-2.8", "torch-2.9", "torch-2.10", "torch-2.11", "torch-2.12", "torch-2.14"}[l]
 }
 
 // Parse returns the level of a version such as "torch-2.11", "2.11.0+cpu" or "2.11". newer tells that the version is newer than any

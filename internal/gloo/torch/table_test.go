@@ -16,7 +16,7 @@ import (
 func TestParse(t *testing.T) {
 	for text, want := range map[string]Level{
 		"1.13.1": V1_13, "torch-1.13": V1_13, "2.0.1": V1_13, "2.3.0": V2_6, "2.6.0+debian": V2_6, "2.7": V2_6, "torch-2.8": V2_8, "2.9.1": V2_9,
-		"2.10.0": V2_10, "2.11.0+cpu": V2_10, "2.12": V2_12, "2.13.0": V2_12, "2.14.1+debian": V2_14, "2.15.0a0": V2_14, "3.0": V2_14,
+		"2.10.0": V2_10, "2.11.0+cpu": V2_11, "2.12": V2_12, "2.13.0": V2_12, "2.14.1+debian": V2_14, "2.15.0a0": V2_14, "3.0": V2_14,
 	} {
 		l, newer, ok := Parse(text)
 		if !ok || l != want || newer != (text == "2.15.0a0" || text == "3.0") {
@@ -38,53 +38,53 @@ func TestParse(t *testing.T) {
 // TestTable holds the table against the facts, cell by cell: r runs, a digit is the tags of a refusal, p is one in Python, n is
 // something that PyTorch runs and Go does not.
 func TestTable(t *testing.T) {
-	levels := []Level{V1_13, V2_6, V2_8, V2_9, V2_10, V2_12, V2_14}
+	levels := []Level{V1_13, V2_6, V2_8, V2_9, V2_10, V2_11, V2_12, V2_14}
 	for _, row := range []struct {
 		op   Op
 		r    reduce.Op
 		dt   tensor.DType
 		want string
 	}{
-		{AllReduce, reduce.Sum, tensor.Float32, "rrrrrrr"},
-		{AllReduce, reduce.Sum, tensor.BFloat16, "1rrrrrr"},
-		{AllReduce, reduce.Sum, tensor.Int16, "1111111"},
-		{AllReduce, reduce.Sum, tensor.Complex64, "rrrrrrr"},
-		{AllReduce, reduce.Max, tensor.Complex64, "ppppppp"},
-		{AllReduce, reduce.And, tensor.Int32, "rrrrrrr"},
-		{AllReduce, reduce.And, tensor.Float32, "1111111"},
-		{AllReduce, reduce.Or, tensor.Bool, "1rrrrrr"},
-		{AllReduce, reduce.Avg, tensor.Float32, "11rrrrr"},
-		{AllReduce, reduce.Avg, tensor.Complex64, "11rrrrr"},
-		{AllReduce, reduce.Avg, tensor.Int64, "11nnnnn"},
-		{Reduce, reduce.Sum, tensor.Complex128, "111rrrr"},
-		{Reduce, reduce.Avg, tensor.Complex128, "111rrrr"},
-		{Reduce, reduce.Max, tensor.Complex128, "1111111"},
-		{Reduce, reduce.Avg, tensor.Float64, "11rrrrr"},
-		{ReduceScatterInto, reduce.Sum, tensor.Float32, "0rrrrrr"},
-		{ReduceScatterInto, reduce.Max, tensor.Float32, "0nnrrrr"},
-		{ReduceScatterInto, reduce.Avg, tensor.Float32, "0nnrrrr"},
-		{ReduceScatterInto, reduce.Sum, tensor.Complex64, "011rrrr"},
-		{ReduceScatterInto, reduce.Min, tensor.Complex64, "0111111"},
-		{ReduceScatter, reduce.Sum, tensor.Float32, "00rrrrr"},
-		{ReduceScatter, reduce.Max, tensor.Float32, "00nrrrr"},
-		{ReduceScatter, reduce.Sum, tensor.Int16, "0033333"},
-		{Broadcast, reduce.Sum, tensor.Complex64, "111rrrr"},
-		{Gather, reduce.Sum, tensor.Complex64, "1111111"},
-		{Scatter, reduce.Sum, tensor.Complex64, "rrrrrrr"},
-		{AllGather, reduce.Sum, tensor.Complex64, "rrrrrrr"},
-		{AllToAllInto, reduce.Sum, tensor.Bool, "1rrrrrr"},
-		{AllToAll, reduce.Sum, tensor.Float32, "00000rr"},
-		{AllToAll, reduce.Sum, tensor.Complex64, "00000rr"},
-		{AllReduce, reduce.PremulSum, tensor.Float32, "1111111"},
-		{Reduce, reduce.PremulSum, tensor.Int64, "1111111"},
-		{ReduceScatterInto, reduce.PremulSum, tensor.Float32, "0nn1111"},
-		{AllGatherCoalesce, reduce.Sum, tensor.Int16, "1111111"},
-		{AllGatherIntoCoalesce, reduce.Sum, tensor.Float32, "0rrrrrr"},
-		{ReduceScatterIntoCoalesce, reduce.Sum, tensor.Float32, "0rrrrrr"},
-		{ReduceScatterIntoCoalesce, reduce.Sum, tensor.Int16, "0333333"},
-		{ReduceScatterIntoCoalesce, reduce.Max, tensor.Float32, "0nnrrrr"},
-		{Send, reduce.Sum, tensor.Int16, "rrrrrrr"},
-		{Barrier, reduce.Sum, tensor.Uint8, "rrrrrrr"},
+		{AllReduce, reduce.Sum, tensor.Float32, "rrrrrrrr"},
+		{AllReduce, reduce.Sum, tensor.BFloat16, "1rrrrrrr"},
+		{AllReduce, reduce.Sum, tensor.Int16, "11111111"},
+		{AllReduce, reduce.Sum, tensor.Complex64, "rrrrrrrr"},
+		{AllReduce, reduce.Max, tensor.Complex64, "pppppppp"},
+		{AllReduce, reduce.And, tensor.Int32, "rrrrrrrr"},
+		{AllReduce, reduce.And, tensor.Float32, "11111111"},
+		{AllReduce, reduce.Or, tensor.Bool, "1rrrrrrr"},
+		{AllReduce, reduce.Avg, tensor.Float32, "11rrrrrr"},
+		{AllReduce, reduce.Avg, tensor.Complex64, "11rrrrrr"},
+		{AllReduce, reduce.Avg, tensor.Int64, "11nnnnnn"},
+		{Reduce, reduce.Sum, tensor.Complex128, "111rrrrr"},
+		{Reduce, reduce.Avg, tensor.Complex128, "111rrrrr"},
+		{Reduce, reduce.Max, tensor.Complex128, "11111111"},
+		{Reduce, reduce.Avg, tensor.Float64, "11rrrrrr"},
+		{ReduceScatterInto, reduce.Sum, tensor.Float32, "0rrrrrrr"},
+		{ReduceScatterInto, reduce.Max, tensor.Float32, "0nnrrrrr"},
+		{ReduceScatterInto, reduce.Avg, tensor.Float32, "0nnrrrrr"},
+		{ReduceScatterInto, reduce.Sum, tensor.Complex64, "011rrrrr"},
+		{ReduceScatterInto, reduce.Min, tensor.Complex64, "01111111"},
+		{ReduceScatter, reduce.Sum, tensor.Float32, "00rrrrrr"},
+		{ReduceScatter, reduce.Max, tensor.Float32, "00nrrrrr"},
+		{ReduceScatter, reduce.Sum, tensor.Int16, "00333333"},
+		{Broadcast, reduce.Sum, tensor.Complex64, "111rrrrr"},
+		{Gather, reduce.Sum, tensor.Complex64, "11111111"},
+		{Scatter, reduce.Sum, tensor.Complex64, "rrrrrrrr"},
+		{AllGather, reduce.Sum, tensor.Complex64, "rrrrrrrr"},
+		{AllToAllInto, reduce.Sum, tensor.Bool, "1rrrrrrr"},
+		{AllToAll, reduce.Sum, tensor.Float32, "000000rr"},
+		{AllToAll, reduce.Sum, tensor.Complex64, "000000rr"},
+		{AllReduce, reduce.PremulSum, tensor.Float32, "11111111"},
+		{Reduce, reduce.PremulSum, tensor.Int64, "11111111"},
+		{ReduceScatterInto, reduce.PremulSum, tensor.Float32, "0nn11111"},
+		{AllGatherCoalesce, reduce.Sum, tensor.Int16, "11111111"},
+		{AllGatherIntoCoalesce, reduce.Sum, tensor.Float32, "0rrrrrrr"},
+		{ReduceScatterIntoCoalesce, reduce.Sum, tensor.Float32, "0rrrrrrr"},
+		{ReduceScatterIntoCoalesce, reduce.Sum, tensor.Int16, "03333333"},
+		{ReduceScatterIntoCoalesce, reduce.Max, tensor.Float32, "0nnrrrrr"},
+		{Send, reduce.Sum, tensor.Int16, "rrrrrrrr"},
+		{Barrier, reduce.Sum, tensor.Uint8, "rrrrrrrr"},
 	} {
 		got := ""
 		for _, l := range levels {
@@ -102,6 +102,23 @@ func TestTable(t *testing.T) {
 		}
 		if got != row.want {
 			t.Errorf("%s (%v) of %v: %s, want %s", names[row.op], row.r, row.dt, got, row.want)
+		}
+	}
+}
+
+// TestSparseComplex: PyTorch takes sparse tensors of complex numbers from 2.11 on, exchanges a copy and leaves the tensors as they were.
+// Before that Python refuses them, and nothing is sent.
+func TestSparseComplex(t *testing.T) {
+	for l := V1_13; l <= Newest; l++ {
+		want := InPython
+		if l >= V2_11 {
+			want = BeforeSum
+		}
+		for _, dt := range []tensor.DType{tensor.Complex64, tensor.Complex128} {
+			o := l.outcome(&Call{Op: AllReduce, DType: dt, Numel: 4, Parts: 3, Sparse: &Sparse{Indexed: 1}})
+			if !o.refused || o.where != want {
+				t.Errorf("%v of %v: %+v, want %v", dt, l, o, want)
+			}
 		}
 	}
 }
