@@ -153,7 +153,7 @@ func (e *Engine) resumed(q *coll.Request) *run {
 func alone(q *coll.Request) {
 	switch q.Kind {
 	case coll.AllGather, coll.AllGatherV, coll.Gather, coll.Scatter, coll.ReduceScatter, coll.AllToAll:
-		copy(q.Out, q.In)
+		coll.Copy(q.Out, q.In)
 	case coll.AllReduce, coll.Broadcast, coll.Reduce, coll.Barrier:
 	}
 }
@@ -412,7 +412,7 @@ func (r *run) combine(dst, a, b []byte) {
 // copy copies src to dst.
 func (r *run) copy(dst, src []byte) {
 	if r.first() {
-		copy(dst, src)
+		coll.Copy(dst, src)
 		r.ok()
 	}
 }

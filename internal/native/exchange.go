@@ -59,16 +59,14 @@ func (r *run) allGather() error {
 	even := q.OutCounts == nil
 	switch {
 	case even && r.size&(r.size-1) == 0 && len(q.Out) <= r.tuning.Doubling:
-		r.place(own)
+		r.place(own, q.In)
 		return r.gatherDoubling()
 	case even && len(q.Out) <= min(r.tuning.Doubling, maxRotated):
 		return r.gatherRotated()
 	case even && r.size >= r.tuning.RingFrom && len(q.In) > r.tuning.Small:
-		r.place(own)
 		// Blocks of one size are the even parts of the output.
-		return r.pass(coll.Parts{Total: len(q.Out), Elem: q.DType.Size(), Ranks: r.size}, phaseData, r.rank)
+		return r.pass(coll.Parts{Total: len(q.Out), Elem: q.DType.Size(), Ranks: r.size}, phaseData, r.rank, q.In)
 	}
-	r.place(own)
 	recvs, sends := r.handles(), r.others()
 	at := 0
 	for peer := range r.size {
@@ -80,18 +78,19 @@ func (r *run) allGather() error {
 	}
 	for i := 1; i < r.size; i++ {
 		peer := (r.rank + i) % r.size
-		sends[peer] = r.send(phaseData, peer, own)
+		sends[peer] = r.send(phaseData, peer, q.In)
 	}
+	r.place(own, q.In)
 	if err := r.receivedAll(recvs); err != nil {
 		return err
 	}
 	return r.sentAll(sends)
 }
 
-// place puts the own block where it belongs in the result.
-func (r *run) place(own []byte) {
-	if in := r.req.In; len(in) > 0 && &own[0] != &in[0] {
-		r.copy(own, in)
+// place puts a block where it belongs in the result, unless it is there.
+func (r *run) place(room, block []byte) {
+	if len(block) > 0 && &room[0] != &block[0] {
+		r.copy(room, block)
 	}
 }
 

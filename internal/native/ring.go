@@ -16,12 +16,12 @@ func (r *run) ring() error {
 	}
 	from, to := blocks.Of((r.rank + 1) % r.size)
 	r.finishAverage(out[from:to])
-	return r.pass(blocks, phaseResult, (r.rank+1)%r.size)
+	return r.pass(blocks, phaseResult, (r.rank+1)%r.size, out[from:to])
 }
 
-// pass hands size-1 finished blocks to the right neighbour, starting with block first, each rank passing on what it got from
-// the left. Room for all of them is announced before it is needed.
-func (r *run) pass(blocks coll.Parts, phase uint8, first int) error {
+// pass hands size-1 finished blocks to the right neighbour, starting with block first, which is data, each rank passing on what
+// it got from the left. Room for all of them is announced before it is needed.
+func (r *run) pass(blocks coll.Parts, phase uint8, first int, data []byte) error {
 	n := r.size
 	left, right := (r.rank+n-1)%n, (r.rank+1)%n
 	block := func(step int) []byte {
@@ -35,8 +35,14 @@ func (r *run) pass(blocks coll.Parts, phase uint8, first int) error {
 		}
 	}
 	for step := range n - 1 {
-		if data := block(step); len(data) > 0 {
+		if step > 0 {
+			data = block(step)
+		}
+		if len(data) > 0 {
 			sends[step] = r.send(phase, right, data)
+		}
+		if step == 0 {
+			r.place(block(0), data)
 		}
 		if err := r.received(recvs[step]); err != nil {
 			return err

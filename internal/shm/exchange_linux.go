@@ -173,18 +173,18 @@ func (e *Engine) copyOwn(r *coll.Request, flags uint64) {
 	switch r.Kind {
 	case coll.AllGather, coll.AllGatherV:
 		if flags&flagInline != 0 { // else put does it, piece by piece
-			copy(coll.Block(r.Out, r.OutCounts, e.size, e.rank), r.In)
+			coll.Copy(coll.Block(r.Out, r.OutCounts, e.size, e.rank), r.In)
 		}
 	case coll.Gather:
 		if r.Root == e.rank {
-			copy(coll.Block(r.Out, r.OutCounts, e.size, e.rank), r.In)
+			coll.Copy(coll.Block(r.Out, r.OutCounts, e.size, e.rank), r.In)
 		}
 	case coll.Scatter:
 		if r.Root == e.rank {
-			copy(r.Out, coll.Block(r.In, r.InCounts, e.size, e.rank))
+			coll.Copy(r.Out, coll.Block(r.In, r.InCounts, e.size, e.rank))
 		}
 	case coll.AllToAll:
-		copy(coll.Block(r.Out, r.OutCounts, e.size, e.rank), coll.Block(r.In, r.InCounts, e.size, e.rank))
+		coll.Copy(coll.Block(r.Out, r.OutCounts, e.size, e.rank), coll.Block(r.In, r.InCounts, e.size, e.rank))
 	default:
 	}
 }
@@ -233,14 +233,14 @@ func (e *Engine) put(r *coll.Request, flags uint64, k, room int) {
 	area := e.seg.input(e.rank, e.nextArea())
 	if !split(r.Kind) {
 		piece := pieceOf(data, k, room)
-		copy(area, piece)
+		coll.Copy(area, piece)
 		if r.Kind == coll.AllGather || r.Kind == coll.AllGatherV { // while the piece is in the cache
-			copy(pieceOf(coll.Block(r.Out, r.OutCounts, e.size, e.rank), k, room), piece)
+			coll.Copy(pieceOf(coll.Block(r.Out, r.OutCounts, e.size, e.rank), k, room), piece)
 		}
 		return
 	}
 	for _, p := range e.peers {
-		copy(area[p*room:], pieceOf(coll.Block(data, r.InCounts, e.size, p), k, room))
+		coll.Copy(area[p*room:], pieceOf(coll.Block(data, r.InCounts, e.size, p), k, room))
 	}
 }
 
@@ -283,7 +283,7 @@ func (e *Engine) takeFrom(r *coll.Request, p int, to []byte, parity, k, room int
 	if k != inlinePiece {
 		to = pieceOf(to, k, room)
 	}
-	copy(to, from)
+	coll.Copy(to, from)
 	return nil
 }
 
