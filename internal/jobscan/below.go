@@ -122,11 +122,14 @@ func childOf(ctx context.Context, reader *pystack.Reader, pid int) (verdict.Chil
 	return c, false // a worker that waits for work, or a helper of multiprocessing
 }
 
-// ownFrames cuts off the calls that a forked process has of its parent.
+// ownFrames cuts off the calls that a forked process has of its parent. None are left of a helper of multiprocessing.
 func ownFrames(frames []pystack.Frame) []pystack.Frame {
 	for i, f := range frames {
 		if strings.HasSuffix(f.File, "/multiprocessing/process.py") && strings.HasSuffix(f.Func, "_bootstrap") {
 			return frames[:i]
+		}
+		if strings.HasSuffix(f.File, "/multiprocessing/resource_tracker.py") || strings.HasSuffix(f.File, "/multiprocessing/forkserver.py") {
+			return nil
 		}
 	}
 	return frames

@@ -64,7 +64,10 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 		if p := second[i].process; p != nil {
 			v.Threads, v.Main = p.Threads, p.Main()
 			if v.Main != nil {
-				v.Idle = idle(r.PID, v.Main.ID)
+				if v.Main.State != "R" {
+					v.Idle = idle(r.PID, v.Main.ID)
+				}
+				v.Object = object(p.PID, v.Main.ID)
 				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
 				v.Line = sourceLine(r.PID, v.Main)
 				if !v.Moved && waitsBelow(v.Main) {

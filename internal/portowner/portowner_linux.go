@@ -59,9 +59,9 @@ func Listeners() map[netip.AddrPort]string {
 // readListeners is Listeners for kernels and containers without the netlink protocol that answers it at once.
 func readListeners() map[netip.AddrPort]string {
 	all := map[netip.AddrPort]string{}
-	eachSocket(func(state string, local netip.AddrPort, inode string) {
-		if state == stateListen {
-			all[local] = inode
+	eachSocket("/proc/net", func(s socket) {
+		if s.state == stateListen {
+			all[s.local] = s.inode
 		}
 	})
 	return all
@@ -75,9 +75,9 @@ func Clients(addrs []netip.AddrPort) map[netip.AddrPort]Owner {
 		wanted[unmapped(addr)] = true
 	}
 	inodes := map[string]netip.AddrPort{}
-	eachSocket(func(state string, local netip.AddrPort, inode string) {
-		if state == stateEstablished && wanted[local] {
-			inodes[inode] = local
+	eachSocket("/proc/net", func(s socket) {
+		if s.state == stateEstablished && wanted[s.local] {
+			inodes[s.inode] = s.local
 		}
 	})
 	owners := map[netip.AddrPort]Owner{}
@@ -98,10 +98,27 @@ func unmapped(addr netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 }
 
-// eachSocket calls visit for every TCP socket of this network namespace.
-func eachSocket(visit func(state string, local netip.AddrPort, inode string)) {
-	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		file, err := os.Open(table) //nolint:gosec // one of two fixed names
+// Remote returns the other end of a TCP connection of a process, which may be in another network namespace.
+func Remote(pid int, inode string) (addr netip.AddrPort, ok bool) {
+	eachSocket(filepath.Join("/proc", strconv.Itoa(pid), "net"), func(s socket) {
+		if s.inode == inode && s.remote.Port() != 0 {
+			addr, ok = s.remote, true
+		}
+	})
+	return addr, ok
+}
+
+// socket is a TCP socket as the kernel lists it.
+type socket struct {
+	state         string
+	local, remote netip.AddrPort
+	inode         string
+}
+
+// eachSocket calls visit for every TCP socket of a network namespace.
+func eachSocket(folder string, visit func(socket)) {
+	for _, table := range []string{"tcp", "tcp6"} {
+		file, err := os.Open(filepath.Join(folder, table)) //nolint:gosec // a file of the kernel
 		if err != nil {
 			continue
 		}
@@ -112,7 +129,8 @@ func eachSocket(visit func(state string, local netip.AddrPort, inode string)) {
 				continue
 			}
 			if local, ok := parseAddr(fields[1]); ok {
-				visit(fields[3], local, fields[9])
+				remote, _ := parseAddr(fields[2])
+				visit(socket{fields[3], local, remote, fields[9]})
 			}
 		}
 		_ = file.Close()

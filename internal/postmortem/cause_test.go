@@ -118,3 +118,21 @@ func FuzzExplain(f *testing.F) {
 		}
 	})
 }
+
+// TestRaised: the exception that a process has printed last, whether or not PyTorch has marked its lines.
+func TestRaised(t *testing.T) {
+	t.Parallel()
+	const own = "Traceback (most recent call last):\n  File \"/srv/a.py\", line 3, in load\n    raise ValueError\nValueError: bad record\n"
+	for _, c := range []struct{ text, want string }{
+		{"", ""},
+		{"step 1\n", ""},
+		{own, "ValueError: bad record (load (/srv/a.py:3))"},
+		{own + "\nstep 2\n", ""},
+		{victimTrace, "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:27861 (main (/srv/victim.py:27))"},
+		{victimTrace + "[rank0]: and a second line\n[rank0]: and a third\n", "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:27861 (main (/srv/victim.py:27))"},
+	} {
+		if got := Raised(c.text); got != c.want {
+			t.Errorf("%q:\n got %s\nwant %s", c.text, got, c.want)
+		}
+	}
+}

@@ -28,13 +28,19 @@ var rankPrefix = regexp.MustCompile(`^\[rank\d+\]: ?`)
 
 var fileLine = regexp.MustCompile(`^ *File "(.*)", line (\d+)(?:, in (.*))?`)
 
-// lastTraceback finds the last traceback in text. Of chained exceptions it names the one that started the trouble when
-// the later ones are consequences of other workers' ends.
-func lastTraceback(text string) traceback {
+// plainLines splits text into lines and takes PyTorch's prefix off them.
+func plainLines(text string) []string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
 		lines[i] = rankPrefix.ReplaceAllString(strings.TrimRight(line, "\r"), "")
 	}
+	return lines
+}
+
+// lastTraceback finds the last traceback in text. Of chained exceptions it names the one that started the trouble when
+// the later ones are consequences of other workers' ends.
+func lastTraceback(text string) traceback {
+	lines := plainLines(text)
 	blocks := parseBlocks(lines)
 	if len(blocks) == 0 {
 		return noTraceback(lines)
@@ -63,7 +69,7 @@ func lastTraceback(text string) traceback {
 // Raised returns the exception with which text ends, and where it was raised: "RuntimeError: no data (work (train.py:3))". It
 // is empty if there is none, or if something else was printed after it.
 func Raised(text string) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
+	lines := plainLines(strings.TrimSpace(text))
 	blocks := parseBlocks(lines)
 	if len(blocks) == 0 || blocks[len(blocks)-1].to < len(lines) {
 		return ""

@@ -25,27 +25,57 @@ func (c *court) because(rank int) string {
 	if i := slices.IndexFunc(c.job.Waits, func(w Wait) bool { return w.Rank == rank && w.Age >= time.Second }); i >= 0 {
 		text += ", for the key " + c.job.Waits[i].Key + " of the store, which nobody has set"
 	}
-	if other := otherLock(r); p.lock && other != nil {
-		text += fmt.Sprintf(", and its thread %d in %s: perhaps each holds a lock that the other waits for", other.ID, locateFrames(other.Frames).where())
-	}
+	text += threadWords(r, p)
 	if r.Raised != "" {
 		text += "; the last that it printed is " + r.Raised
 	}
 	return text
 }
 
+// threadWords says what another thread does that a rank may wait for.
+func threadWords(r *Rank, p position) string {
+	if r.Main == nil || r.Moved || !strings.HasPrefix(r.Main.Kernel, "futex_") || ending(*r) != "" {
+		return ""
+	}
+	if other := otherLock(r); p.lock && other != nil {
+		return fmt.Sprintf(", and its thread %d in %s: perhaps each holds a lock that the other waits for", other.ID, locateFrames(other.Frames).where())
+	}
+	for i := range r.Threads {
+		t := &r.Threads[i]
+		if t.ID == r.Main.ID || !ownCode(t.Frames) {
+			continue
+		}
+		q := locateFrames(t.Frames)
+		q.how, _ = manner(t, "")
+		if t.Moving {
+			q.how = ""
+		}
+		if strings.Contains(p.how, "Thread.join of") || strings.Contains(p.how, "Future.result of") {
+			return fmt.Sprintf(", for its thread %d, which is in %s", t.ID, q.doing())
+		}
+		return fmt.Sprintf(", while its thread %d is in %s", t.ID, q.doing())
+	}
+	switch {
+	case strings.HasSuffix(p.how, "Queue.get of queue.py"):
+		return ", and it has no other thread that could fill the queue"
+	case p.how == "waiting for a lock":
+		return ", and it has no other thread that could release it: perhaps it holds the lock itself"
+	}
+	return ""
+}
+
 // childWords names the child that a rank waits for: one that runs code of the program, else one of another program.
 func childWords(children []Child) string {
 	for _, ch := range children {
 		if p := locateFrames(ch.Frames); len(ch.Frames) > 0 && p.own != "" {
-			how, _ := manner(&pystack.Thread{Frames: ch.Frames, Kernel: ch.Kernel})
+			how, _ := manner(&pystack.Thread{Frames: ch.Frames, Kernel: ch.Kernel}, "")
 			if how != "" {
 				how = ", " + how
 			}
 			return fmt.Sprintf(", for its process %d, which is in %s%s", ch.PID, p.where(), how)
 		}
 	}
-	for _, ch := range children {
+	for _, ch := range slices.Backward(children) { // a shell comes before the program that it runs
 		if len(ch.Frames) == 0 {
 			return fmt.Sprintf(", for its process %d (%s)", ch.PID, ch.Command)
 		}

@@ -5,6 +5,7 @@ package verdict
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -26,21 +27,51 @@ func (c *court) busy() Verdict {
 		return Verdict{Sentence: text + "."}
 	}
 	if len(moving) > 0 {
-		return Verdict{Sentence: fmt.Sprintf("Not hung: %s at work, in %s, and no rank waits in torch.distributed.", lower(is(moving)), c.at[moving[0]].where())}
+		return Verdict{Sentence: c.atWork(moving)}
 	}
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" && r.Gone != Succeeded {
-			return Verdict{Culprits: []int{r.Rank}, Hung: true, Sentence: fmt.Sprintf("Rank %d %s; of the others no rank waits in torch.distributed: %s.", r.Rank, r.Gone, c.whereabouts())}
+			return Verdict{Culprits: []int{r.Rank}, Hung: true, Sentence: fmt.Sprintf("Rank %d %s; of the others no rank waits in torch.distributed: %s.", r.Rank, r.Gone, c.whereabouts(-1))}
 		}
 	}
-	return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank waits in torch.distributed: %s.", c.whereabouts())}
+	text := "No rank waits in torch.distributed"
+	if len(c.waiting()) > 0 {
+		text = "Nothing moves"
+	}
+	return Verdict{Hung: true, Sentence: fmt.Sprintf("%s: %s.", text, c.whereabouts(-1))}
 }
 
-// whereabouts says where the ranks are whose stacks could be read, those of one place together.
-func (c *court) whereabouts() string {
+// atWork says what the ranks do that move, and who waits meanwhile.
+func (c *court) atWork(moving []int) string {
+	r, p := c.rank(moving[0]), c.at[moving[0]]
+	text := fmt.Sprintf("Not hung: %s at work, in %s", lower(is(moving)), p.where())
+	if r.Main != nil && len(r.Main.Frames) == 0 {
+		text = fmt.Sprintf("Not hung: %s starting or ending", lower(is(moving)))
+		if r.Raised != "" {
+			text += "; the last that it printed is " + r.Raised
+		}
+	}
+	waiting := slices.DeleteFunc(c.waiting(), func(n int) bool { return slices.Contains(moving, n) })
+	switch {
+	case len(waiting) > 0:
+		text += fmt.Sprintf("; %s in %s", waits(waiting), c.at[waiting[0]].where())
+	case p.op != "" || p.own != "":
+		text += ", and no rank waits in torch.distributed"
+	}
+	parts := []string{text}
+	for _, r := range c.job.Ranks {
+		if r.Gone != "" {
+			parts = append(parts, fmt.Sprintf("rank %d %s", r.Rank, r.Gone))
+		}
+	}
+	return strings.Join(parts, "; ") + "."
+}
+
+// whereabouts says where the ranks, but for one, are whose stacks could be read, those of one place together.
+func (c *court) whereabouts(but int) string {
 	var order, parts []string
 	by := map[string][]int{}
-	for _, n := range c.ranks(func(r Rank, _ position) bool { return r.Main != nil }) {
+	for _, n := range c.ranks(func(r Rank, _ position) bool { return r.Main != nil && r.Rank != but }) {
 		where := c.at[n].doing()
 		if by[where] == nil {
 			order = append(order, where)

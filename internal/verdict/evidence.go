@@ -80,7 +80,14 @@ func (c *court) store() (Verdict, bool) {
 			continue
 		}
 		if r := c.rank(w.Rank); r != nil && r.Gone == "" && !c.at[w.Rank].waits() {
-			return Verdict{Sentence: fmt.Sprintf("Rank %d waits for the key %s of the store%s, in %s; nobody has set it.", w.Rank, w.Key, since(w.Age), c.at[w.Rank].where())}, true
+			var all []int
+			for _, other := range c.job.Waits {
+				if other.Key == w.Key && other.Rank >= 0 && !slices.Contains(all, other.Rank) {
+					all = append(all, other.Rank)
+				}
+			}
+			slices.Sort(all)
+			return Verdict{Sentence: fmt.Sprintf("%s %s for the key %s of the store%s, in %s; nobody has set it.", name(all), verb(all, "wait"), w.Key, since(w.Age), c.at[w.Rank].where())}, true
 		}
 	}
 	return Verdict{}, false
@@ -220,6 +227,9 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 		return c.differ(sizes, func(n int) string { return opens[n].entry.Op + " with " + opens[n].entry.Sizes }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
 	case len(types) > 1 && !uneven[example.Op] && len(backends) == 1:
 		return c.differ(types, func(n int) string { return opens[n].entry.Op + " of type " + strings.Trim(opens[n].entry.Types, `[]"`) }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
+	}
+	if v, found := c.rooted(); found {
+		return v, true
 	}
 	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none makes progress: the network between them is stuck, or one of them died after it had entered.", is(here), numbered)}, len(here) > 1
 }

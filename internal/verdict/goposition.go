@@ -118,7 +118,8 @@ func openOf(d *frdump.Dump) *frdump.Entry {
 	return nil
 }
 
-// waited returns how long the oldest unfinished operation of these ranks has been going on; 0: not known.
+// waited returns how long the oldest unfinished operation of these ranks has been going on, as their recorders tell, else how
+// long one of them has not run; 0: not known.
 func (c *court) waited(ranks []int) time.Duration {
 	var oldest time.Duration
 	for _, n := range ranks {
@@ -126,6 +127,11 @@ func (c *court) waited(ranks []int) time.Duration {
 			if e := openOf(r.Dump); e != nil && e.Created > 0 {
 				oldest = max(oldest, c.job.Taken.Sub(time.Unix(0, e.Created)))
 			}
+		}
+	}
+	for _, n := range ranks {
+		if r := c.rank(n); r != nil && !r.Moved && oldest == 0 {
+			oldest = r.Idle
 		}
 	}
 	return oldest

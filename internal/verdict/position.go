@@ -4,8 +4,10 @@
 package verdict
 
 import (
+	"cmp"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,7 +32,10 @@ const (
 type position struct {
 	class class
 	op    string // the function of torch.distributed: "all_reduce"
-	peer  int    // of a message, -1: not known
+	via   string // a part of torch.distributed that calls it for the program: "checkpoint.save"
+	peer  int    // of a message, or the root of a collective, -1: not known
+	side  string // what the program calls the peer: "src"
+	tag   string // of a message
 	line  string // the line of the program that called it: "train.py:53"
 	own   string // the innermost function of the program: "load_batch"
 	how   string // what it does there: "in Queue.get", "waiting for a file lock"
@@ -44,6 +49,8 @@ func (p position) waits() bool { return p.class >= inInit }
 // where returns "all_reduce (train.py:53)" or "load_batch (train.py:12)".
 func (p position) where() string {
 	switch {
+	case p.via != "":
+		return p.op + " in " + p.via + " (" + p.line + ")"
 	case p.op != "":
 		return p.op + " (" + p.line + ")"
 	case p.own != "":
@@ -78,9 +85,15 @@ func locate(r Rank) position {
 	}
 	p := locateFrames(r.Main.Frames)
 	if p.class == inProgram {
-		p.how, p.lock = manner(r.Main)
+		p.how, p.lock = manner(r.Main, r.Object)
+		if p.how == "" && p.lock && lockLine.MatchString(r.Line) {
+			p.how = "waiting for a lock"
+		}
 		if r.Moved {
 			p.how = ""
+		}
+		if q, found := inThread(r, p); found {
+			return q
 		}
 		if at := ending(r); at != "" {
 			p.how = at
@@ -100,6 +113,32 @@ func locate(r Rank) position {
 // function of Python that a stack could show.
 var workWait = regexp.MustCompile(`\.wait\(`)
 
+// lockLine is a line of a program that takes a lock.
+var lockLine = regexp.MustCompile(`^with |\.acquire\(`)
+
+// inThread returns where another thread of a rank waits for other ranks, if the main thread waits for a thread.
+func inThread(r Rank, main position) (position, bool) {
+	if r.Moved || !strings.HasPrefix(r.Main.Kernel, "futex_") {
+		return position{}, false
+	}
+	for _, t := range r.Threads {
+		p := locateFrames(t.Frames)
+		if t.ID == r.Main.ID || t.Moving || !p.waits() || p.class == inRPC {
+			continue
+		}
+		if !ownCode(t.Frames) {
+			p.own, p.line = main.own, main.line
+		}
+		return p, true
+	}
+	return position{}, false
+}
+
+// ownCode reports whether a call is one of the program itself.
+func ownCode(frames []pystack.Frame) bool {
+	return slices.ContainsFunc(frames, func(f pystack.Frame) bool { return !pystack.Library(f.File) })
+}
+
 // inBackward reports whether a thread waits in a backward pass. What it waits for is in C++.
 func inBackward(t *pystack.Thread) bool {
 	for _, f := range t.Frames {
@@ -113,44 +152,61 @@ func inBackward(t *pystack.Thread) bool {
 	return false
 }
 
-// kernelWaits say what a thread waits for that sleeps in these functions of the kernel. A name may be followed by what the
-// compiler has made of it.
-var kernelWaits = []struct{ function, words string }{
-	{"locks_lock_inode_wait", "waiting for a file lock"},
-	{"flock_lock_inode_wait", "waiting for a file lock"},
-	{"posix_lock_inode_wait", "waiting for a file lock"},
-	{"do_wait", "waiting for a child process"},
-	{"hrtimer_nanosleep", "sleeping"},
-	{"do_nanosleep", "sleeping"},
-	{"pipe_read", "reading from a pipe"},
-	{"anon_pipe_read", "reading from a pipe"},
-	{"pipe_write", "writing to a pipe that nobody reads"},
-	{"anon_pipe_write", "writing to a pipe that nobody reads"},
-	{"unix_stream_read_generic", "reading from a socket"},
-	{"wait_woken", "reading from a socket or a terminal"},
-	{"tcp_recvmsg", "reading from a socket"},
-	{"inet_wait_for_connect", "connecting to another host"},
-	{"inet_stream_connect", "connecting to another host"},
-	{"n_tty_read", "reading from the terminal"},
+// kernelWaits say what a thread waits for that sleeps in these functions of the kernel, and with what if that is not known. A
+// name may be followed by what the compiler has made of it.
+var kernelWaits = []struct{ function, words, object string }{
+	{"locks_lock_inode_wait", "waiting for a file lock", ""},
+	{"flock_lock_inode_wait", "waiting for a file lock", ""},
+	{"posix_lock_inode_wait", "waiting for a file lock", ""},
+	{"do_wait", "waiting for a child process", ""},
+	{"hrtimer_nanosleep", "sleeping", ""},
+	{"do_nanosleep", "sleeping", ""},
+	{"pipe_read", "reading from ", "a pipe"},
+	{"anon_pipe_read", "reading from ", "a pipe"},
+	{"pipe_write", "writing to ", "a pipe that nobody reads"},
+	{"anon_pipe_write", "writing to ", "a pipe that nobody reads"},
+	{"wait_for_partner", "opening a named pipe whose other end nobody opens", ""},
+	{"unix_stream_read_generic", "reading from ", "a socket"},
+	{"wait_woken", "reading from ", "a socket or a terminal"},
+	{"tcp_recvmsg", "reading from ", "a socket"},
+	{"inet_wait_for_connect", "connecting to ", "another host"},
+	{"inet_stream_connect", "connecting to ", "another host"},
+	{"n_tty_read", "reading from ", "the terminal"},
 }
 
-// manner says what a thread does in the line of the program that it has come to. lock says that it is in a lock, or waits for
-// another thread in some other way, by a call of C that the line itself makes.
-func manner(t *pystack.Thread) (how string, lock bool) {
+// libraryWaits say the same of functions of Python's library.
+var libraryWaits = []struct{ file, function, words string }{
+	{"/socket.py", "getaddrinfo", "resolving a host name"},
+	{"/socket.py", "create_connection", "connecting to another host"},
+	{"/asyncio/base_events.py", "BaseEventLoop.run_forever", "waiting in its event loop"},
+}
+
+// manner says what a thread does in the line of the program that it has come to, and with what if that is known. lock says that
+// it is in a lock, or waits for another thread in some other way, by a call of C that the line itself makes.
+func manner(t *pystack.Thread, object string) (how string, lock bool) {
 	if t.State == "R" {
 		return "computing", false
 	}
 	for _, w := range kernelWaits {
 		if t.Kernel == w.function || strings.HasPrefix(t.Kernel, w.function+".") {
 			how = w.words
+			if w.object != "" {
+				how += cmp.Or(object, w.object)
+			}
 		}
 	}
 	var called *pystack.Frame // by the line
 	for i := range t.Frames {
-		if !pystack.Library(t.Frames[i].File) {
+		f := &t.Frames[i]
+		if !pystack.Library(f.File) {
 			break
 		}
-		called = &t.Frames[i]
+		called = f
+		for _, w := range libraryWaits {
+			if how == "" && f.Func == w.function && strings.HasSuffix(f.File, w.file) {
+				how = w.words
+			}
+		}
 	}
 	if called != nil && !strings.HasPrefix(called.File, "<") {
 		in := "in " + called.Func + " of " + path.Base(called.File)
@@ -165,14 +221,16 @@ func manner(t *pystack.Thread) (how string, lock bool) {
 // locateFrames finds the program's own innermost line and the call of torch.distributed that it made.
 func locateFrames(frames []pystack.Frame) position {
 	p := position{peer: -1}
-	var call *pystack.Frame
+	var call, via *pystack.Frame
 	for i := range frames {
 		f := &frames[i]
 		p.saves = p.saves || strings.HasSuffix(f.File, "/torch/serialization.py") && strings.Contains(f.Func, "save")
 		p.loads = p.loads || strings.Contains(f.File, "/torch/utils/data/")
 		if distributed(f.File) {
 			if _, known := classOf(f.Func, f.File); known {
-				call = f // the outermost: what the program called
+				call, via = f, nil // the outermost: what the program called
+			} else if call != nil && !strings.Contains(f.Func, "<locals>") && !strings.HasSuffix(f.File, "/distributed_c10d.py") {
+				via = f
 			}
 			continue
 		}
@@ -191,7 +249,10 @@ func locateFrames(frames []pystack.Frame) position {
 	if call != nil {
 		p.class, _ = classOf(call.Func, call.File)
 		p.op = call.Func
-		p.peer = peerOf(call)
+		p.peer, p.side, p.tag = peerOf(call)
+	}
+	if via != nil && p.class == inCollective {
+		p.via = path.Base(path.Dir(via.File)) + "." + via.Func
 	}
 	return p
 }
@@ -228,17 +289,21 @@ func classOf(function, file string) (class, bool) {
 	return unknown, false
 }
 
-// peerOf reads the other side of a message from the plain arguments of the call.
-func peerOf(f *pystack.Frame) int {
+// peerOf reads the other side of a message, and its tag, from the plain arguments of the call.
+func peerOf(f *pystack.Frame) (peer int, side, tag string) {
+	peer = -1
 	for arg := range strings.FieldsSeq(f.Args) {
 		name, value, _ := strings.Cut(arg, "=")
-		if name == "src" || name == "dst" {
+		switch name {
+		case "src", "dst":
 			if n, err := strconv.Atoi(value); err == nil {
-				return n
+				peer, side = n, name
 			}
+		case "tag":
+			tag = value
 		}
 	}
-	return -1
+	return peer, side, tag
 }
 
 // Where returns in a few words where a stack is: "all_reduce (train.py:53)". It is empty for a process that starts or ends.

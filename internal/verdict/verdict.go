@@ -38,6 +38,8 @@ type Rank struct {
 	Idle time.Duration
 	// Dump is its flight recorder, or nil.
 	Dump *frdump.Dump
+	// Object is what the main thread reads, writes or connects to, as far as the kernel tells: "10.0.0.5:443"; "" if it is not known.
+	Object string
 	// Line is the text of the line of the program that the main thread has come to, "" if it is not known.
 	Line string
 	// Raised is the exception that it has printed last, "" if it has printed something else since, or none.
@@ -136,7 +138,7 @@ func (c *court) judge() Verdict {
 		return c.fromStore()
 	}
 	for _, rule := range []func() (Verdict, bool){
-		c.gone, c.twice, c.stopped, c.kernel, c.unreachable, c.lock, c.recorders, c.messages, c.starting, c.rpc, c.missing, c.mismatch, c.same, c.store,
+		c.gone, c.twice, c.stopped, c.kernel, c.unreachable, c.lock, c.recorders, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.mismatch, c.rooted, c.same, c.store, c.unmatched,
 	} {
 		if v, found := rule(); found {
 			v.Hung = true
@@ -243,85 +245,6 @@ func (c *court) twice() (Verdict, bool) {
 	return Verdict{}, false
 }
 
-// rpc: some ranks are at a meeting of RPC to which others have not come.
-func (c *court) rpc() (Verdict, bool) {
-	for _, op := range []string{"init_rpc", "shutdown"} {
-		here := c.ranks(func(_ Rank, p position) bool { return p.class == inRPC && p.op == op })
-		late := c.ranks(func(r Rank, p position) bool { return r.Main != nil && (p.class != inRPC || p.op != op) })
-		if len(here) > 0 && len(late) > 0 {
-			return c.late(late, "not called rpc."+op+" ("+c.at[here[0]].line+")", here), true
-		}
-	}
-	return Verdict{}, false
-}
-
-// messages: a rank waits for a message that nobody sends.
-func (c *court) messages() (Verdict, bool) {
-	for _, r := range c.job.Ranks {
-		p := c.at[r.Rank]
-		if r.Gone != "" || r.Moved || p.class != inMessage || p.peer < 0 || p.peer == r.Rank {
-			continue
-		}
-		peer, q := c.rank(p.peer), c.at[p.peer]
-		verb := "waits for a message of"
-		lacks := "and sends none"
-		if p.op == "send" {
-			verb, lacks = "has a message for", "and does not take it"
-		}
-		switch {
-		case peer == nil || peer.Gone != "":
-			continue
-		case q.class == inMessage && q.op == p.op && (q.peer == r.Rank || q.peer < 0):
-			return Verdict{
-				Culprits: []int{r.Rank, p.peer},
-				Sentence: fmt.Sprintf("Ranks %d and %d wait for each other: both are in %s (%s and %s).", r.Rank, p.peer, p.op, p.line, q.line),
-			}, true
-		case q.class == inMessage && q.peer == r.Rank:
-			continue // the message is on its way
-		case len(c.ring(r.Rank)) > 2:
-			ring := c.ring(r.Rank)
-			return Verdict{
-				Culprits: ring,
-				Sentence: fmt.Sprintf("%s wait for each other in a ring: each is in %s (%s) with the next; let one of them do the opposite first, or use batch_isend_irecv.", name(ring), p.op, p.line),
-			}, true
-		case p.op == "send" && q.class == inMessage && q.op == "recv" && q.peer >= 0 && !peer.Moved:
-			continue // it waits for another one: that says more
-		}
-		v := Verdict{
-			Culprits: []int{p.peer},
-			Sentence: fmt.Sprintf("Rank %d %s rank %d (%s), which is in %s %s", r.Rank, verb, p.peer, p.line, q.where(), lacks),
-		}
-		if senders := c.ranks(func(_ Rank, s position) bool { return s.op == "send" && s.peer == r.Rank }); p.op == "recv" && len(senders) > 0 {
-			v.Culprits = []int{r.Rank}
-			v.Sentence += fmt.Sprintf("; %s a message for it (%s): is src right?", lower(name(senders))+" "+has(senders), c.at[senders[0]].line)
-			return v, true
-		}
-		v.Sentence += "."
-		return v, true
-	}
-	return Verdict{}, false
-}
-
-// ring returns the ranks that stand in the same kind of message call, each with the next and the last with the first; nil
-// if there is no such ring from a rank on.
-func (c *court) ring(from int) []int {
-	var all []int
-	for n := from; ; n = c.at[n].peer {
-		r, p := c.rank(n), c.at[n]
-		if r == nil || r.Gone != "" || r.Moved || p.class != inMessage || p.op != c.at[from].op {
-			return nil
-		}
-		if slices.Contains(all, n) {
-			if n != from {
-				return nil
-			}
-			slices.Sort(all)
-			return all
-		}
-		all = append(all, n)
-	}
-}
-
 // starting: some ranks set up a group that others have not come to.
 func (c *court) starting() (Verdict, bool) {
 	for _, step := range []class{inInit, inNewGroup} {
@@ -334,12 +257,16 @@ func (c *court) starting() (Verdict, bool) {
 		if len(late) > 0 {
 			return c.late(late, "not called "+call, here), true
 		}
-		if v, found := c.keys(here); found {
-			return v, true
-		}
 		if past := c.still(inMessage, inCollective); step == inNewGroup && len(past) > 0 {
-			return Verdict{Culprits: past, Sentence: fmt.Sprintf("%s %s in %s where %s %s %s (%s): every rank must call new_group, also one that is not to be in the group.",
-				name(past), map[bool]string{true: "is", false: "are"}[len(past) == 1], c.at[past[0]].where(), lower(name(here)), verb(here, "call"), call, c.at[here[0]].line)}, true
+			return Verdict{Culprits: past, Sentence: fmt.Sprintf("%s in %s where %s %s %s (%s)%s: every rank must call new_group for every group, in the same order, also for groups that it is not in.",
+				is(past), c.at[past[0]].where(), lower(name(here)), verb(here, "call"), call, c.lines(here), since(c.waited(past)))}, true
+		}
+		if v, found := c.keys(here); found {
+			if step == inNewGroup && !slices.ContainsFunc(v.Culprits, func(n int) bool { return !slices.Contains(here, n) }) { // they have come, to another group
+				return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s: every rank must create the same groups in the same order.",
+					is(here), call, c.lines(here), since(c.waited(here)))}, true
+			}
+			return v, true
 		}
 		if len(here) == 1 {
 			return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and waits for others%s.", is(here), call, c.at[here[0]].line, since(c.rank(here[0]).Idle))}, true
@@ -359,87 +286,13 @@ func (c *court) late(late []int, what string, waiting []int) Verdict {
 	if len(late) == 1 || len(places) == 1 {
 		text = "; " + pronoun(late) + " in " + c.at[late[0]].doing() + since(c.rank(late[0]).Idle) + c.because(late[0])
 	}
-	if c.at[late[0]].op == "" && c.at[late[0]].own == "" {
+	if r := c.rank(late[0]); c.at[late[0]].op == "" && c.at[late[0]].own == "" {
 		text = ""
+		if r.Main != nil && len(late) == 1 {
+			text = "; it runs no Python code: it starts or ends" + c.because(late[0])
+		}
 	}
 	return Verdict{Culprits: late, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(late), has(late), what, text, waits(waiting), since(c.waited(waiting)))}
-}
-
-// missing: some ranks are in a collective and others are not.
-func (c *court) missing() (Verdict, bool) {
-	here := c.still(inCollective)
-	late := c.ranks(func(r Rank, p position) bool {
-		return p.class != inCollective && p.class != inWork && (r.Main != nil || p.class != unknown)
-	})
-	if len(here) > 0 && len(late) > 0 {
-		return c.late(late, "not reached "+c.at[here[0]].op+" ("+c.at[here[0]].line+")", here), true
-	}
-	work := c.still(inWork)
-	switch {
-	case len(work) == 0:
-		return Verdict{}, false
-	case len(late) == 0 && len(here) > 0: // what they wait for is probably theirs
-		return c.late(work, "not reached "+c.at[here[0]].where(), here), true
-	case len(late) == 0:
-		return Verdict{}, false
-	case c.at[work[0]].op != "":
-		return c.late(late, "not reached "+c.at[work[0]].where(), work), true
-	}
-	return c.late(late, "not started the operation that is waited for in "+c.at[work[0]].where(), work), true
-}
-
-// mismatch: the ranks are in different collectives.
-func (c *court) mismatch() (Verdict, bool) {
-	ops := map[string][]int{}
-	for _, n := range c.still(inCollective) {
-		ops[c.at[n].op] = append(ops[c.at[n].op], n)
-	}
-	if len(ops) < 2 {
-		return Verdict{}, false
-	}
-	return c.differ(ops, func(n int) string { return c.at[n].op + " (" + c.at[n].line + ")" }, ""), true
-}
-
-// differ names the minority. With a tie the lower ranks are taken for the rule.
-func (c *court) differ(kinds map[string][]int, say func(int) string, suffix string) Verdict {
-	var groups [][]int
-	for _, ranks := range kinds {
-		slices.Sort(ranks)
-		groups = append(groups, ranks)
-	}
-	slices.SortFunc(groups, func(a, b []int) int {
-		if len(a) != len(b) {
-			return len(b) - len(a)
-		}
-		return a[0] - b[0]
-	})
-	rule, odd := groups[0], groups[1]
-	return Verdict{
-		Culprits: odd,
-		Sentence: fmt.Sprintf("%s %s %s where %s %s %s%s.", name(odd), verb(odd, "call"), say(odd[0]), lower(name(rule)), verb(rule, "call"), say(rule[0]), suffix),
-	}
-}
-
-// same: all ranks are in the same collective.
-func (c *court) same() (Verdict, bool) {
-	here := c.still(inCollective, inWork)
-	if len(here) == 0 || len(here) < len(c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })) {
-		return Verdict{}, false
-	}
-	p := c.at[here[0]]
-	if p.op == "" {
-		p.op = p.own
-	}
-	if len(here) == 1 && c.job.World <= 1 {
-		return Verdict{Sentence: fmt.Sprintf("Rank %d is in %s (%s) and is the only rank that was found.", here[0], p.op, p.line)}, true
-	}
-	lines := map[string]bool{}
-	for _, n := range here {
-		lines[c.at[n].line] = true
-	}
-	return Verdict{Sentence: fmt.Sprintf(
-		"%s in %s (%s)%s and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
-		is(here), p.op, strings.Join(sorted(lines), " and "), since(c.rank(here[0]).Idle))}, true
 }
 
 // others says who waits besides.

@@ -39,6 +39,12 @@ func with(rank int, frames ...pystack.Frame) Rank {
 	return Rank{Rank: rank, PID: 100 + rank, State: "S", Threads: []pystack.Thread{t}, Main: &t}
 }
 
+// inOther adds a second thread that reads from a pipe.
+func inOther(r Rank, frames ...pystack.Frame) Rank {
+	r.Threads = append(r.Threads, pystack.Thread{ID: 777, State: "S", Kernel: "anon_pipe_read", Frames: frames})
+	return r
+}
+
 func edit(r Rank, change func(*Rank)) Rank {
 	change(&r)
 	return r
@@ -131,7 +137,7 @@ func TestSentences(t *testing.T) {
 		},
 		"a queue": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), with(1, pystack.Frame{Func: "Condition.wait", File: "/usr/lib/python3.13/threading.py"}, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py"}, pystack.Frame{Func: "load", File: script, Line: 30})}},
-			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), in Queue.get of queue.py; rank 0 waits.",
+			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), in Queue.get of queue.py, and it has no other thread that could fill the queue; rank 0 waits.",
 		},
 		"a file lock": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load", 30), func(r *Rank) { r.Main.Kernel, r.Idle = "locks_lock_inode_wait", 40*time.Second })}},
@@ -173,7 +179,79 @@ func TestSentences(t *testing.T) {
 		},
 		"a backward pass beside a collective": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), with(1, pystack.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, pystack.Frame{Func: "step", File: script, Line: 30})}},
-			"Rank 1 has not reached all_reduce (train.py:27); it is in backward (train.py:30); rank 0 waits.",
+			"Rank 0 calls all_reduce (train.py:27) where rank 1 is in backward (train.py:30), which in DDP needs all ranks: did rank 0 get fewer batches?",
+		},
+		"different roots": {
+			Job{World: 3, Ranks: []Rank{in(0, "broadcast", "src=0 group=None", 27), in(1, "broadcast", "src=1 group=None", 27), edit(in(2, "broadcast", "src=0 group=None", 27), func(r *Rank) { r.Idle = 9 * time.Second })}},
+			"Rank 1 calls broadcast with src=1 (train.py:27) where ranks 0 and 2 call broadcast with src=0 (train.py:27) for 9 s.",
+		},
+		"the model on one rank": {
+			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "DistributedDataParallel.forward", File: "/usr/lib/python3/dist-packages/torch/nn/parallel/distributed.py"}, pystack.Frame{Func: "evaluate", File: script, Line: 27}), in(1, "barrier", "", 30)}},
+			"Rank 1 calls barrier (train.py:30) where rank 0 calls DistributedDataParallel.forward (train.py:27); to use the model on some ranks alone, call its .module.",
+		},
+		"a checkpoint of one rank": {
+			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "gather_object", File: c10d}, pystack.Frame{Func: "_DistWrapper.reduce_scatter", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/utils.py"}, pystack.Frame{Func: "save", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/state_dict_saver.py"}, pystack.Frame{Func: "_dcp_method_logger.<locals>.wrapper", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/logger.py"}, pystack.Frame{Func: "main", File: script, Line: 27}), in(1, "barrier", "", 30)}},
+			"Rank 1 calls barrier (train.py:30) where rank 0 calls gather_object in checkpoint.save (train.py:27).",
+		},
+		"groups in another order": {
+			Job{World: 3, Ranks: []Rank{in(0, "new_group", "", 10), in(1, "new_group", "", 12), in(2, "new_group", "", 12)}, Waits: []Wait{{Key: "/default_pg/0//2//cpu//0/2", Rank: 0, Age: 4 * time.Second}}},
+			"Ranks 0-2 are in new_group (train.py:10 and train.py:12) and wait for each other: every rank must create the same groups in the same order.",
+		},
+		"a collective in a thread": {
+			Job{World: 2, Ranks: []Rank{inOther(with(0, pystack.Frame{Func: "Thread.join", File: "/usr/lib/python3.13/threading.py"}, pystack.Frame{Func: "main", File: script, Line: 40}), pystack.Frame{Func: "all_reduce", File: c10d}, pystack.Frame{Func: "sync", File: script, Line: 9}), at(1, "load", 12)}},
+			"Rank 1 has not reached all_reduce (train.py:9); it is in load (train.py:12); rank 0 waits.",
+		},
+		"a thread that is waited for": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), inOther(with(1, pystack.Frame{Func: "Thread.join", File: "/usr/lib/python3.13/threading.py"}, pystack.Frame{Func: "main", File: script, Line: 40}), pystack.Frame{Func: "download", File: script, Line: 9})}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in main (train.py:40), in Thread.join of threading.py, for its thread 777, which is in download (train.py:9), reading from a pipe; rank 0 waits.",
+		},
+		"a thread beside": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), inOther(with(1, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py"}, pystack.Frame{Func: "main", File: script, Line: 40}), pystack.Frame{Func: "produce", File: script, Line: 9})}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in main (train.py:40), in Queue.get of queue.py, while its thread 777 is in produce (train.py:9), reading from a pipe; rank 0 waits.",
+		},
+		"its own lock": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "save", 12), func(r *Rank) { r.Line = "with self.mu:" })}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in save (train.py:12), waiting for a lock, and it has no other thread that could release it: perhaps it holds the lock itself; rank 0 waits.",
+		},
+		"a server that does not answer": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "urlopen", File: "/usr/lib/python3.13/urllib/request.py"}, pystack.Frame{Func: "download", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel, r.Object = "wait_woken", "10.0.0.5:443" })}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in download (train.py:9), in urlopen of request.py, reading from 10.0.0.5:443; rank 0 waits.",
+		},
+		"a name": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "getaddrinfo", File: "/usr/lib/python3.13/socket.py"}, pystack.Frame{Func: "urlopen", File: "/usr/lib/python3.13/urllib/request.py"}, pystack.Frame{Func: "download", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel = "poll_schedule_timeout.constprop.0" })}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in download (train.py:9), in urlopen of request.py, resolving a host name; rank 0 waits.",
+		},
+		"a rank that ends": {
+			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Idle = 9 * time.Second }), edit(with(1), func(r *Rank) { r.Raised = "RuntimeError: no grad (step (train.py:9))" })}},
+			"Rank 1 has not reached all_reduce (train.py:27); it runs no Python code: it starts or ends; the last that it printed is RuntimeError: no grad (step (train.py:9)); rank 0 waits for 9 s.",
+		},
+		"ranks that end": {
+			Job{World: 2, Ranks: []Rank{edit(with(0), func(r *Rank) { r.State, r.Raised = "R", "RuntimeError: closed (step (train.py:9))" }), {Rank: 1, Gone: Succeeded}}},
+			"Not hung: rank 0 is starting or ending; the last that it printed is RuntimeError: closed (step (train.py:9)); rank 1 has ended with exit code 0.",
+		},
+		"one is at work in a collective": {
+			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Moved = true }), in(1, "barrier", "", 30)}},
+			"Not hung: rank 0 is at work, in all_reduce (train.py:27); rank 1 waits in barrier (train.py:30).",
+		},
+		"a message of anybody": {
+			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=None tag=0", 27), edit(at(1, "load", 30), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" })}},
+			"Rank 0 waits for a message of any rank (train.py:27), and none sends one: rank 1 is in load (train.py:30), sleeping.",
+		},
+		"a message with another tag": {
+			Job{World: 2, Ranks: []Rank{in(0, "send", "dst=1 tag=1", 27), in(1, "recv", "src=0 tag=2", 30)}},
+			"Rank 0 sends a message to rank 1 (train.py:27), which waits for one of rank 0 (train.py:30), and it does not arrive: it has tag 1, and rank 1 waits for tag 2.",
+		},
+		"a message in another group": {
+			Job{World: 2, Ranks: []Rank{in(0, "send", "dst=1 tag=0", 27), in(1, "recv", "src=0 tag=0", 30)}},
+			"Rank 0 sends a message to rank 1 (train.py:27), which waits for one of rank 0 (train.py:30), and it does not arrive: are they of the same group?",
+		},
+		"a function that was called": {
+			Job{World: 2, Ranks: []Rank{
+				with(0, pystack.Frame{Func: "rpc_sync", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 33}),
+				inOther(with(1, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 40}),
+					pystack.Frame{Func: "fetch", File: script, Line: 9}, pystack.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
+			}},
+			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in fetch (train.py:9), reading from a pipe; rank 0 waits in rpc_sync (train.py:33).",
 		},
 		"a collective that moves": {
 			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Moved = true }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Moved = true })}},
@@ -189,7 +267,7 @@ func TestSentences(t *testing.T) {
 		},
 		"new_group, left out": {
 			Job{World: 3, Ranks: []Rank{in(0, "new_group", "", 10), edit(in(1, "new_group", "", 10), func(r *Rank) { r.Moved = true }), in(2, "barrier", "", 12)}},
-			"Rank 2 is in barrier (train.py:12) where ranks 0 and 1 call new_group (train.py:10): every rank must call new_group, also one that is not to be in the group.",
+			"Rank 2 is in barrier (train.py:12) where ranks 0 and 1 call new_group (train.py:10): every rank must call new_group for every group, in the same order, also for groups that it is not in.",
 		},
 		"a thread that does not end": {
 			Job{World: 1, Ranks: []Rank{edit(with(0, pystack.Frame{Func: "_shutdown", File: "/usr/lib/python3.14/threading.py", Line: 1583}), func(r *Rank) {

@@ -1,0 +1,46 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort/internal/portowner"
+)
+
+// object returns what a thread reads, writes or connects to, if it sleeps in a call of the kernel whose first argument is an
+// open file: the other end of a connection, or the name of a file. The caller must know that it is in such a call.
+func object(pid, tid int) string {
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	call, err := os.ReadFile(filepath.Join(dir, "task", strconv.Itoa(tid), "syscall")) //nolint:gosec // a file of the kernel
+	if err != nil {
+		return ""
+	}
+	fields := strings.Fields(string(call)) // the number of the call, and its arguments in hex
+	if len(fields) < 2 {
+		return ""
+	}
+	fd, err := strconv.ParseUint(strings.TrimPrefix(fields[1], "0x"), 16, 31)
+	if err != nil {
+		return ""
+	}
+	target, err := os.Readlink(filepath.Join(dir, "fd", strconv.FormatUint(fd, 10)))
+	if err != nil {
+		return ""
+	}
+	if inode, found := strings.CutPrefix(target, "socket:["); found {
+		if addr, found := portowner.Remote(pid, strings.TrimSuffix(inode, "]")); found {
+			return addr.String()
+		}
+		return ""
+	}
+	if strings.HasPrefix(target, "/") {
+		return fmt.Sprintf("%.200s", target)
+	}
+	return ""
+}

@@ -1,0 +1,111 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestObject: the kernel tells from what a thread reads: the other end of a connection, or a file.
+func TestObject(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err = syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pipe, err := os.OpenFile(fifo, os.O_RDWR, 0) // so that the reader gets past its opening
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = pipe.Close() }()
+	to, err := net.ResolveTCPAddr("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.DialTCP("tcp", nil, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	socket, err := conn.File() // in blocking mode, so that its reader sleeps in the read itself
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = socket.Close() }()
+	_ = socket.Fd()
+	for want, in := range map[string]*os.File{fifo: pipe, ln.Addr().String(): socket} {
+		cmd := exec.Command("cat")
+		cmd.Stdin = in
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for limit := time.Now().Add(30 * time.Second); got != want && time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
+			got = object(cmd.Process.Pid, cmd.Process.Pid)
+		}
+		if got != want {
+			t.Errorf("it reads from %q, want %q", got, want)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	if got := object(1<<30, 1<<30); got != "" {
+		t.Errorf("a process that is not there reads from %q", got)
+	}
+}
+
+// TestHelpersAreNoWorkers: the processes that multiprocessing starts for itself run no code of the program.
+func TestHelpersAreNoWorkers(t *testing.T) {
+	t.Parallel()
+	python, err := exec.LookPath("/usr/bin/python3")
+	if err != nil {
+		t.Skip("there is no Python")
+	}
+	script := filepath.Join(t.TempDir(), "pool.py")
+	text := "import multiprocessing, time\n\ndef work():\n    time.sleep(600)\n\nif __name__ == '__main__':\n    c = multiprocessing.get_context('forkserver')\n    p = c.Process(target=work)\n    p.start()\n    print('ready', flush=True)\n    p.join()\n"
+	if err = os.WriteFile(script, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(python, script)
+	in, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		for _, child := range childrenOf(cmd.Process.Pid) { // the fork server and what it has forked end with their parent's pipes
+			_ = syscall.Kill(child, syscall.SIGTERM)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	if _, err := in.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	var last string
+	for limit := time.Now().Add(30 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
+		seen := Examine(t.Context(), Job{World: 1, Local: true, Ranks: []Rank{{PID: cmd.Process.Pid}}}, 50*time.Millisecond)
+		children := seen.Ranks[0].Children
+		if last = ""; len(children) == 1 && len(children[0].Frames) > 0 {
+			if last = children[0].Frames[0].Func; strings.HasSuffix(last, "work") {
+				return
+			}
+		}
+	}
+	t.Errorf("the worker was not found, but %q", last)
+}

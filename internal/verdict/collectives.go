@@ -1,0 +1,122 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// missing: some ranks are in a collective and others are not.
+func (c *court) missing() (Verdict, bool) {
+	here := c.still(inCollective)
+	late := c.ranks(func(r Rank, p position) bool {
+		return p.class != inCollective && p.class != inWork && (r.Main != nil || p.class != unknown)
+	})
+	if len(here) > 0 && len(late) > 0 {
+		return c.late(late, "not reached "+c.at[here[0]].where(), here), true
+	}
+	work := c.still(inWork)
+	switch {
+	case len(work) == 0:
+		return Verdict{}, false
+	case len(late) == 0 && len(here) > 0 && c.at[work[0]].op == "backward":
+		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s %s %s where %s in %s%s, which in DDP needs all ranks: did %s get fewer batches?",
+			name(here), verb(here, "call"), c.at[here[0]].where(), lower(is(work)), c.at[work[0]].where(), since(c.waited(work)), lower(name(here)))}, true
+	case len(late) == 0 && len(here) > 0: // what they wait for is probably theirs
+		return c.late(work, "not reached "+c.at[here[0]].where(), here), true
+	case len(late) == 0:
+		return Verdict{}, false
+	case c.at[work[0]].op != "":
+		return c.late(late, "not reached "+c.at[work[0]].where(), work), true
+	}
+	return c.late(late, "not started the operation that is waited for in "+c.at[work[0]].where(), work), true
+}
+
+// mismatch: the ranks are in different collectives.
+func (c *court) mismatch() (Verdict, bool) {
+	ops := map[string][]int{}
+	for _, n := range c.still(inCollective) {
+		ops[c.at[n].op] = append(ops[c.at[n].op], n)
+	}
+	if len(ops) < 2 {
+		return Verdict{}, false
+	}
+	hint := ""
+	if ops[modelForward] != nil {
+		hint = "; to use the model on some ranks alone, call its .module"
+	}
+	return c.differ(ops, func(n int) string { return c.at[n].where() }, since(c.waited(c.still(inCollective)))+hint), true
+}
+
+// modelForward is a collective that its callers may not take for one: it makes the buffers of all ranks equal.
+const modelForward = "DistributedDataParallel.forward"
+
+// rooted: the ranks are in the same collective and name different ranks as its source or its destination.
+func (c *court) rooted() (Verdict, bool) {
+	roots := map[string][]int{}
+	for _, n := range c.still(inCollective) {
+		p := c.at[n]
+		if p.peer < 0 {
+			return Verdict{}, false
+		}
+		root := p.side + "=" + strconv.Itoa(p.peer)
+		roots[root] = append(roots[root], n)
+	}
+	if len(roots) < 2 {
+		return Verdict{}, false
+	}
+	return c.differ(roots, func(n int) string {
+		return fmt.Sprintf("%s with %s=%d (%s)", c.at[n].op, c.at[n].side, c.at[n].peer, c.at[n].line)
+	}, since(c.waited(c.still(inCollective)))), true
+}
+
+// differ names the minority. With a tie the lower ranks are taken for the rule.
+func (c *court) differ(kinds map[string][]int, say func(int) string, suffix string) Verdict {
+	var groups [][]int
+	for _, ranks := range kinds {
+		slices.Sort(ranks)
+		groups = append(groups, ranks)
+	}
+	slices.SortFunc(groups, func(a, b []int) int {
+		if len(a) != len(b) {
+			return len(b) - len(a)
+		}
+		return a[0] - b[0]
+	})
+	rule, odd := groups[0], groups[1]
+	return Verdict{
+		Culprits: odd,
+		Sentence: fmt.Sprintf("%s %s %s where %s %s %s%s.", name(odd), verb(odd, "call"), say(odd[0]), lower(name(rule)), verb(rule, "call"), say(rule[0]), suffix),
+	}
+}
+
+// same: all ranks are in the same collective.
+func (c *court) same() (Verdict, bool) {
+	here := c.still(inCollective, inWork)
+	if len(here) == 0 || len(here) < len(c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })) {
+		return Verdict{}, false
+	}
+	p := c.at[here[0]]
+	if p.op == "" {
+		p.op = p.own
+	}
+	if len(here) == 1 && c.job.World <= 1 {
+		return Verdict{Sentence: fmt.Sprintf("Rank %d is in %s (%s) and is the only rank that was found.", here[0], p.op, p.line)}, true
+	}
+	return Verdict{Sentence: fmt.Sprintf(
+		"%s in %s (%s)%s and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+		is(here), p.op, c.lines(here), since(c.rank(here[0]).Idle))}, true
+}
+
+// lines returns the lines of the program in which ranks are: "train.py:27 and train.py:29".
+func (c *court) lines(ranks []int) string {
+	lines := map[string]bool{}
+	for _, n := range ranks {
+		lines[c.at[n].line] = true
+	}
+	return strings.Join(sorted(lines), " and ")
+}

@@ -1,0 +1,104 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict
+
+import (
+	"fmt"
+	"slices"
+)
+
+// messages: a rank waits for a message that nobody sends.
+func (c *court) messages() (Verdict, bool) {
+	for _, r := range c.job.Ranks {
+		p := c.at[r.Rank]
+		if r.Gone != "" || r.Moved || p.class != inMessage || p.peer < 0 || p.peer == r.Rank {
+			continue
+		}
+		peer, q := c.rank(p.peer), c.at[p.peer]
+		verb := "waits for a message of"
+		lacks := "and sends none"
+		if p.op == "send" {
+			verb, lacks = "has a message for", "and does not take it"
+		}
+		switch {
+		case peer == nil || peer.Gone != "":
+			continue
+		case q.class == inMessage && q.op == p.op && (q.peer == r.Rank || q.peer < 0):
+			return Verdict{
+				Culprits: []int{r.Rank, p.peer},
+				Sentence: fmt.Sprintf("Ranks %d and %d wait for each other: both are in %s (%s and %s).", r.Rank, p.peer, p.op, p.line, q.line),
+			}, true
+		case q.class == inMessage && q.peer == r.Rank:
+			continue // the message may be on its way
+		case len(c.ring(r.Rank)) > 2:
+			ring := c.ring(r.Rank)
+			return Verdict{
+				Culprits: ring,
+				Sentence: fmt.Sprintf("%s wait for each other in a ring: each is in %s (%s) with the next; let one of them do the opposite first, or use batch_isend_irecv.", name(ring), p.op, p.line),
+			}, true
+		case p.op == "send" && q.class == inMessage && q.op == "recv" && q.peer >= 0 && !peer.Moved:
+			continue // it waits for another one: that says more
+		}
+		v := Verdict{
+			Culprits: []int{p.peer},
+			Sentence: fmt.Sprintf("Rank %d %s rank %d (%s), which is in %s %s", r.Rank, verb, p.peer, p.line, q.where(), lacks),
+		}
+		if senders := c.ranks(func(_ Rank, s position) bool { return s.op == "send" && s.peer == r.Rank }); p.op == "recv" && len(senders) > 0 {
+			v.Culprits = []int{r.Rank}
+			v.Sentence += fmt.Sprintf("; %s a message for it (%s): is src right?", lower(name(senders))+" "+has(senders), c.at[senders[0]].line)
+			return v, true
+		}
+		v.Sentence += "."
+		return v, true
+	}
+	return Verdict{}, false
+}
+
+// ring returns the ranks that stand in the same kind of message call, each with the next and the last with the first; nil
+// if there is no such ring from a rank on.
+func (c *court) ring(from int) []int {
+	var all []int
+	for n := from; ; n = c.at[n].peer {
+		r, p := c.rank(n), c.at[n]
+		if r == nil || r.Gone != "" || r.Moved || p.class != inMessage || p.op != c.at[from].op {
+			return nil
+		}
+		if slices.Contains(all, n) {
+			if n != from {
+				return nil
+			}
+			slices.Sort(all)
+			return all
+		}
+		all = append(all, n)
+	}
+}
+
+// unmatched: nothing moves, and a message does not find its receiver.
+func (c *court) unmatched() (Verdict, bool) {
+	if moving := c.ranks(func(r Rank, _ position) bool { return r.Moved || r.State == "R" }); len(moving) > 0 {
+		return Verdict{}, false
+	}
+	for _, n := range c.still(inMessage) {
+		p := c.at[n]
+		q, known := c.at[p.peer]
+		switch {
+		case p.op == "recv" && p.peer < 0:
+			return Verdict{
+				Culprits: slices.DeleteFunc(c.all(), func(m int) bool { return m == n }),
+				Sentence: fmt.Sprintf("Rank %d waits for a message of any rank (%s)%s, and none sends one: %s.", n, p.line, since(c.rank(n).Idle), c.whereabouts(n)),
+			}, true
+		case p.op == "send" && known && q.op == "recv" && q.peer == n:
+			text := "are they of the same group?"
+			if p.tag != q.tag {
+				text = fmt.Sprintf("it has tag %s, and rank %d waits for tag %s.", p.tag, p.peer, q.tag)
+			}
+			return Verdict{
+				Culprits: []int{n, p.peer},
+				Sentence: fmt.Sprintf("Rank %d sends a message to rank %d (%s), which waits for one of rank %d (%s)%s, and it does not arrive: %s", n, p.peer, p.line, n, q.line, since(c.rank(n).Idle), text),
+			}, true
+		}
+	}
+	return Verdict{}, false
+}

@@ -1,0 +1,60 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cohort-dist/cohort/internal/pystack"
+)
+
+// rpc: some ranks are at a meeting of RPC to which others have not come.
+func (c *court) rpc() (Verdict, bool) {
+	for _, op := range []string{"init_rpc", "shutdown"} {
+		here := c.ranks(func(_ Rank, p position) bool { return p.class == inRPC && p.op == op })
+		late := c.ranks(func(r Rank, p position) bool { return r.Main != nil && (p.class != inRPC || p.op != op) })
+		if len(here) > 0 && len(late) > 0 {
+			return c.late(late, "not called rpc."+op+" ("+c.at[here[0]].line+")", here), true
+		}
+	}
+	return Verdict{}, false
+}
+
+// handlers: a function that another rank has called stands still, and somebody waits in RPC.
+func (c *court) handlers() (Verdict, bool) {
+	here := c.ranks(func(r Rank, p position) bool { return !r.Moved && (p.class == inRPC || p.class == inWork) })
+	if len(here) == 0 {
+		return Verdict{}, false
+	}
+	for _, r := range c.job.Ranks {
+		if t := handler(r); t != nil && r.Gone == "" {
+			p := locateFrames(t.Frames)
+			p.how, _ = manner(t, "")
+			if waiting := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return n == r.Rank }); len(waiting) > 0 {
+				here = waiting
+			}
+			return Verdict{
+				Culprits: []int{r.Rank},
+				Sentence: fmt.Sprintf("Rank %d runs a function that was called by RPC and does not end: its thread %d is in %s; %s in %s%s.", r.Rank, t.ID, p.doing(), waits(here), c.at[here[0]].where(), since(c.waited(here))),
+			}, true
+		}
+	}
+	return Verdict{}, false
+}
+
+// handler finds a thread of a rank that runs the program's code for another rank and stands still.
+func handler(r Rank) *pystack.Thread {
+	for i := range r.Threads {
+		t := &r.Threads[i]
+		if t.Moving || t.State == "R" || r.Main == nil || t.ID == r.Main.ID || !ownCode(t.Frames) {
+			continue
+		}
+		if last := t.Frames[len(t.Frames)-1]; strings.HasSuffix(last.File, "/torch/distributed/rpc/internal.py") {
+			return t
+		}
+	}
+	return nil
+}
