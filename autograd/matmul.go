@@ -46,7 +46,7 @@ func (f *matmul) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 	}
 	out := make(tensors, 2)
 	if c.NeedsGrad(0) {
-		if out[0], err = product2(grad, b, false, true, aShape, len(aShape) == 1); err != nil {
+		if out[0], err = product2(c.room(0), grad, b, false, true, aShape, len(aShape) == 1); err != nil {
 			return nil, err
 		}
 	}
@@ -59,15 +59,16 @@ func (f *matmul) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 				return nil, err
 			}
 		}
-		if out[1], err = product2(a, grad, true, false, bShape, len(bShape) == 1); err != nil {
+		if out[1], err = product2(c.room(1), a, grad, true, false, bShape, len(bShape) == 1); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// product2 multiplies with either side transposed and brings the result to the shape of the operand it is the gradient of.
-func product2(a, b *tensor.Tensor, transA, transB bool, shape []int, vector bool) (*tensor.Tensor, error) {
+// product2 multiplies with either side transposed and brings the result to the shape of the operand it is the gradient of. The result
+// is in room where that fits.
+func product2(room, a, b *tensor.Tensor, transA, transB bool, shape []int, vector bool) (*tensor.Tensor, error) {
 	var err error
 	if transA {
 		if a, err = a.Transpose(-2, -1); err != nil {
@@ -79,7 +80,7 @@ func product2(a, b *tensor.Tensor, transA, transB bool, shape []int, vector bool
 			return nil, err
 		}
 	}
-	out, err := tmath.MatMul(a, b)
+	out, err := tmath.MatMulInto(room, a, b)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +146,7 @@ func (f *linear) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 		if flat, err = x.Reshape(-1, w.Dim(1)); err != nil {
 			return nil, err
 		}
-		if out[1], err = product2(grad, flat, true, false, w.Shape(), false); err != nil {
+		if out[1], err = product2(c.room(1), grad, flat, true, false, w.Shape(), false); err != nil {
 			return nil, err
 		}
 	}

@@ -95,6 +95,16 @@ func (c *Context) Ctx() context.Context {
 type running struct {
 	ctx  context.Context //nolint:containedctx // set for one call, whose interface has no room for it
 	pass *Pass
+	node *Node
+}
+
+// room returns the memory that the gradient of an input may be computed into, or nil: see [Variable.SetGradMemory].
+func (c *Context) room(input int) *tensor.Tensor {
+	p, n := c.running.pass, c.running.node
+	if p == nil || input >= len(n.edges) {
+		return nil
+	}
+	return p.room(n.edges[input].Node)
 }
 
 // Edge leads to a function and to one of its outputs.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // Pass is one run through a graph from its roots to its leaves. [Variable.Backward] and [Backward] make one and run it at
@@ -281,6 +282,20 @@ func (p *Pass) reachLeaf(ctx context.Context, n *Node, s slot, hooks []hook) err
 	return nil
 }
 
+// room returns the memory of a leaf for its gradient, if the next gradient that reaches it is the only one and becomes what the leaf
+// has.
+func (p *Pass) room(n *Node) *tensor.Tensor {
+	if n == nil || n.leaf == nil || p.accumulate != nil || p.captures != nil || p.waiting[n] != 1 || p.slots[n] != nil {
+		return nil
+	}
+	for _, h := range n.hooks() {
+		if h.accumulated == nil {
+			return nil // the hook may keep the gradient
+		}
+	}
+	return n.leaf.room()
+}
+
 // call runs the backward part of a function and passes its gradients on.
 func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 	// A copy of this call's own: another pass may run through the same graph.
@@ -297,7 +312,7 @@ func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 	}
 	var results []Value
 	if some || c.undefined {
-		c.running = running{ctx, p}
+		c.running = running{ctx, p, n}
 		var err error
 		if results, err = n.backward(c, grads); err != nil {
 			return err

@@ -38,6 +38,8 @@ type Variable struct {
 		owned bool  // nobody else holds grad: it may be added to in place
 		sink  *Node // of a leaf: where its gradients go
 		sent  Value // what stands for the variable in messages
+		// memory is where a gradient may be computed when there is none yet, or nil.
+		memory *tensor.Tensor
 	}
 }
 
@@ -200,6 +202,36 @@ func (v *Variable) SetGradValue(g Value) error {
 	defer v.mu.Unlock()
 	v.mu.grad, v.mu.owned = g, true
 	return nil
+}
+
+// SetGradMemory lends the variable memory for its gradients, until it is called with another t; nil takes it back. A gradient that a
+// variable without one gets may be computed there, if the operation can, instead of in new memory: then t is what [Variable.Grad]
+// returns. So the memory is used again after [Variable.ZeroGrad]: whoever wants to keep a gradient must copy it, and only one pass at a
+// time may reach the variable. It is for code that gathers gradients, as gradient_as_bucket_view of DistributedDataParallel.
+func (v *Variable) SetGradMemory(t *tensor.Tensor) error {
+	if v.err != nil {
+		return v.err
+	}
+	if t != nil && (!metaOf(v.Value()).fits(Value{Dense: t}) || !t.IsContiguous()) {
+		return dist.Newf("autograd: set grad memory", dist.InvalidArgument,
+			"the memory has %v%v, the variable %v%v: want a dense tensor of the same type and shape", t.DType(), t.Shape(), v.DType(), v.Shape())
+	}
+	moment.At("autograd.variable.set_memory")
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.mu.memory = t
+	return nil
+}
+
+// room returns the memory for a gradient that becomes the only one, or nil.
+func (v *Variable) room() *tensor.Tensor {
+	moment.At("autograd.variable.room")
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.mu.grad.IsNone() {
+		return nil
+	}
+	return v.mu.memory
 }
 
 // ZeroGrad forgets the gradient. It corresponds to Optimizer.zero_grad(set_to_none=True).

@@ -81,5 +81,16 @@ func (m *Model) reduce(ctx context.Context, b *bucket) wait {
 	case b.sparse != nil:
 		return m.g.AllReduceSparse(ctx, b.sparse, group.Sum).Wait
 	}
-	return m.g.AllReduce(ctx, b.data, group.Sum).Wait
+	return m.g.AllReduce(ctx, b.data, m.operator(b)).Wait
+}
+
+// operator is the reduction of a dense bucket. Go ranks divide the sums, each its part while it is at hand. Others divide before they
+// add, as PyTorch does: ranks of which some are PyTorch's; those that may have joined, because their number changes; and halves, whose
+// sum could be infinite.
+func (m *Model) operator(b *bucket) group.ReduceOp {
+	dt := b.data.DType()
+	if m.g.Transport() == group.Gloo || m.joining != nil || dt != tensor.Float32 && dt != tensor.Float64 {
+		return group.Sum
+	}
+	return group.Avg
 }

@@ -14,6 +14,9 @@
 //
 // As in PyTorch, the first pass guesses the order of the buckets. Before the second pass they are rebuilt in the order in
 // which gradients became ready on rank 0.
+//
+// Gradients are memory of the buckets, as with PyTorch's gradient_as_bucket_view: they are computed there, and reduced in place. So the
+// next pass overwrites a gradient, also after ZeroGrad. Copy one that you want to keep. [Model.Close] leaves every parameter a copy.
 package ddp
 
 import (
@@ -204,7 +207,14 @@ func (m *Model) Close() {
 		remove()
 	}
 	m.removes = nil
-	if m.err == nil && !m.running { // else a reduction may still be writing
+	idle := m.err == nil && !m.running // else a reduction may still be writing
+	for i, p := range m.params {
+		_ = p.Value.SetGradMemory(nil)
+		if idle && m.takeOut(i) != nil {
+			p.Value.ZeroGrad() // no memory for a copy
+		}
+	}
+	if idle {
 		m.releaseBuckets()
 	}
 	m.buckets = nil

@@ -87,6 +87,11 @@ func (m *Model) shadow(ctx context.Context) error {
 	if err := m.settle(ctx); err != nil {
 		return err
 	}
+	for i := range m.params { // the passes of the others use the buckets
+		if err := m.takeOut(i); err != nil {
+			return err
+		}
+	}
 	for last := true; ; last = false {
 		if err := m.notify(ctx, false); err != nil {
 			return err

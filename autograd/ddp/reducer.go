@@ -55,10 +55,66 @@ func (m *Model) install(buckets [][]int) error {
 			at += t.Numel()
 		}
 	}
+	if err := m.moveGrads(made, places); err != nil {
+		return err
+	}
 	m.releaseBuckets()
 	m.buckets, m.places = made, places
 	m.reset()
 	return nil
+}
+
+// moveGrads has gradients computed in new buckets, and puts those there that are in the old ones.
+func (m *Model) moveGrads(made []*bucket, places []place) error {
+	for i, p := range m.params {
+		to := made[places[i].bucket].view(places[i])
+		if to == nil {
+			continue
+		}
+		if err := p.Value.SetGradMemory(to); err != nil {
+			return err
+		}
+		if !m.inBucket(i) {
+			continue
+		}
+		if err := to.CopyFrom(p.Value.Grad()); err != nil {
+			return err
+		}
+		if err := p.Value.SetGrad(to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inBucket reports whether the gradient of a parameter is memory of its bucket.
+func (m *Model) inBucket(i int) bool {
+	if len(m.buckets) == 0 {
+		return false
+	}
+	view := m.buckets[m.places[i].bucket].view(m.places[i])
+	return view != nil && m.params[i].Value.Grad() == view
+}
+
+// takeOut gives a parameter a copy of its gradient where that is memory of its bucket, which is about to change.
+func (m *Model) takeOut(i int) error {
+	if !m.inBucket(i) {
+		return nil
+	}
+	v := m.params[i].Value
+	g, err := v.Grad().Clone()
+	if err != nil {
+		return err
+	}
+	return v.SetGrad(g)
+}
+
+// view is the memory of a gradient, or nil for a sparse one.
+func (b *bucket) view(p place) *tensor.Tensor {
+	if b.data == nil {
+		return nil
+	}
+	return b.views[p.position]
 }
 
 // releaseBuckets gives back the memory of the buckets.
@@ -135,7 +191,10 @@ func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 		clear(m.accumulated)
 	}
 	for _, i := range m.unused {
-		// A gradient that it has from passes without reduction counts, as in PyTorch.
+		// A gradient that it has from passes without reduction counts, as in PyTorch. It stays what it is if no rank used the parameter.
+		if err := m.takeOut(i); err != nil {
+			return err
+		}
 		if err := m.mark(ctx, i, m.params[i].Value.GradValue()); err != nil {
 			return err
 		}
@@ -171,6 +230,9 @@ func (m *Model) finishFirst(ctx context.Context) error {
 			grad = p.Value.GradValue()
 		} else {
 			m.never = append(m.never, i)
+			if err := m.takeOut(i); err != nil {
+				return m.fail(err)
+			}
 		}
 		if err := m.mark(ctx, i, grad); err != nil {
 			return m.fail(err)
@@ -179,8 +241,7 @@ func (m *Model) finishFirst(ctx context.Context) error {
 	return m.finish(ctx)
 }
 
-// mark puts a gradient into its bucket, divided by the number of ranks unless a hook reduces, and reduces all buckets whose
-// turn it is.
+// mark puts a gradient into its bucket and reduces all buckets whose turn it is.
 func (m *Model) mark(ctx context.Context, i int, grad autograd.Value) error {
 	m.ready[i] = true
 	p := m.places[i]
@@ -202,8 +263,8 @@ func (m *Model) mark(ctx context.Context, i int, grad autograd.Value) error {
 	return nil
 }
 
-// fill puts a gradient into its bucket. PyTorch multiplies dense gradients by a fraction and divides sparse ones, and so must
-// everybody.
+// fill puts a gradient into its bucket, where most have been computed already, divided unless the reduction does that. PyTorch
+// multiplies dense gradients by a fraction and divides sparse ones, and so must everybody who reduces with it.
 func (m *Model) fill(b *bucket, position int, grad autograd.Value) error {
 	const op = "ddp: backward"
 	name := m.params[b.params[position]].Name
@@ -212,10 +273,14 @@ func (m *Model) fill(b *bucket, position int, grad autograd.Value) error {
 			return dist.Newf(op, dist.NotSupported, "the gradient of %s is sparse, and the module does not say so: set nn.Param.Sparse", name)
 		}
 		factor := 1 / float64(m.divide)
-		if m.config.comm != nil {
+		if m.config.comm != nil || m.operator(b) == group.Avg {
 			factor = 1
 		}
-		return scaleInto(b.views[position], grad.Dense, factor)
+		view := b.views[position]
+		if grad.Dense == view && factor == 1 {
+			return nil
+		}
+		return scaleInto(view, grad.Dense, factor)
 	}
 	switch {
 	case grad.IsNone():
@@ -285,18 +350,10 @@ func (m *Model) finish(ctx context.Context) error {
 	return nil
 }
 
-// putGrad makes a mean the gradient of its parameter.
+// putGrad makes a mean the gradient of its parameter, without a copy.
 func (b *bucket) putGrad(v *autograd.Variable, position int) error {
 	if b.sparse != nil {
 		return v.SetGradValue(autograd.Value{Sparse: b.sparse})
 	}
-	mean := b.views[position]
-	if g := v.Grad(); g != nil {
-		return g.CopyFrom(mean)
-	}
-	g, err := mean.Clone()
-	if err != nil {
-		return err
-	}
-	return v.SetGrad(g)
+	return v.SetGrad(b.views[position])
 }

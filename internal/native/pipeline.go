@@ -136,7 +136,6 @@ func (p *pipeline) reduceSegment(s int) error {
 	start, _ := p.blocks.Of(r.rank)
 	own := p.own[from-start : to-start]
 	p.fold(own, s)
-	r.finishAverage(own)
 	if p.back {
 		for i := 1; i < r.size; i++ {
 			peer := (r.rank + i) % r.size
@@ -149,8 +148,8 @@ func (p *pipeline) reduceSegment(s int) error {
 // foldBlock keeps a block of all operands in the first-level cache.
 const foldBlock = 8 << 10
 
-// fold reduces the contributions to segment s into own, in the order of ranks. What the ranks before the own one gave is
-// combined in the room of the first of them.
+// fold reduces the contributions to segment s into own, in the order of ranks, and divides where the operator is an average. What the
+// ranks before the own one gave is combined in the room of the first of them.
 func (p *pipeline) fold(own []byte, s int) {
 	r := p.run
 	if !r.first() {
@@ -175,6 +174,9 @@ func (p *pipeline) fold(own []byte, s int) {
 			default:
 				reduce.Combine(before, before, part, dt, op)
 			}
+		}
+		if op == reduce.Avg {
+			reduce.Divide(mine, dt, r.size)
 		}
 	}
 	r.ok()

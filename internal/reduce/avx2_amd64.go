@@ -5,6 +5,11 @@ package reduce
 
 import "unsafe"
 
+// avx2DivideF32 divides n blocks of 32 bytes, at least one, by a number in place.
+//
+//go:noescape
+func avx2DivideF32(p unsafe.Pointer, by float32, n int)
+
 // The vector kernels: dst = op(a, b) over n blocks of 32 bytes.
 
 //go:noescape

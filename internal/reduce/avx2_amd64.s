@@ -149,3 +149,19 @@ LOOP(·avx2ProductI64, NONE, BODY_PRODI64)
 LOOP(·avx2ProductI8, SETUP_PRODI8, BODY_PRODI8)
 LOOP(·avx2ProductC64, NONE, BODY_PRODC64)
 LOOP(·avx2ProductC128, NONE, BODY_PRODC128)
+
+// func avx2DivideF32(p unsafe.Pointer, by float32, n int)
+TEXT ·avx2DivideF32(SB), NOSPLIT, $0-24
+	MOVQ         p+0(FP), DI
+	VBROADCASTSS by+8(FP), Y2
+	MOVQ         n+16(FP), CX
+
+one:
+	VMOVUPS (DI), Y0
+	VDIVPS  Y2, Y0, Y0
+	VMOVUPS Y0, (DI)
+	ADDQ    $32, DI
+	DECQ    CX
+	JNE     one
+	VZEROUPPER
+	RET

@@ -45,6 +45,16 @@ func run(fast *kernel, slow kernel, dst, a, b unsafe.Pointer, n, size int) {
 	slow(dst, a, b, n) // x86 reads elements at any address
 }
 
+// divideVectors divides whole blocks and returns how many elements they have.
+func divideVectors(v []float32, by float32) int {
+	blocks := len(v) * 4 / block
+	if blocks == 0 || !useAVX2 {
+		return 0
+	}
+	avx2DivideF32(unsafe.Pointer(&v[0]), by, blocks) //nolint:gosec // a block or more
+	return blocks * block / 4
+}
+
 // vector holds the kernels for this processor.
 var vector = choose(useAVX512)
 

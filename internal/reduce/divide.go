@@ -53,6 +53,7 @@ func divide(p unsafe.Pointer, count int, dt tensor.DType, n int) {
 		divideInt[int64](p, count, n)
 	case tensor.Float32, tensor.Complex64:
 		v := vec[float32](p, count*dt.Size()/4)
+		v = v[divideVectors(v, float32(n)):]
 		for i := range v {
 			v[i] /= float32(n)
 		}

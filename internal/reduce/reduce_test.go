@@ -121,6 +121,18 @@ func TestDivide(t *testing.T) {
 	if f[0] != 1 || f[1] != float32(-1)/3 || !math.IsInf(float64(f[2]), 1) || f[3] != float32(0.3)/3 {
 		t.Error(f)
 	}
+	many := make([]float32, 8*5+3) // whole blocks, and a rest
+	for i := range many {
+		many[i] = float32(i-20) * 1.1
+	}
+	many[0], many[1] = math.Float32frombits(3), float32(math.Inf(-1)) // a denormal
+	quotients := slices.Clone(many)
+	for i := range quotients {
+		quotients[i] /= 7
+	}
+	if Divide(bytesOf(many), tensor.Float32, 7); !slices.Equal(many, quotients) {
+		t.Errorf("%v, want %v", many, quotients)
+	}
 	i := []int32{7, -7, math.MinInt32}
 	Divide(bytesOf(i), tensor.Int32, 2)
 	if !slices.Equal(i, []int32{3, -3, math.MinInt32 / 2}) {

@@ -12,7 +12,11 @@ import (
 
 // MatMul multiplies matrices, batches of matrices whose leading dimensions broadcast, and vectors. It corresponds to
 // torch.matmul.
-func MatMul(a, b *tensor.Tensor) (*tensor.Tensor, error) {
+func MatMul(a, b *tensor.Tensor) (*tensor.Tensor, error) { return MatMulInto(nil, a, b) }
+
+// MatMulInto is [MatMul] with a place for the result, which overlaps neither operand. The result is room itself where that is dense
+// and has its shape and floating type; else, or when room is nil, a new tensor.
+func MatMulInto(room, a, b *tensor.Tensor) (*tensor.Tensor, error) {
 	const op = "matmul"
 	if a.DType() != b.DType() {
 		return nil, bad(op, "expected m1 and m2 to have the same dtype, but got: %v != %v", a.DType(), b.DType())
@@ -52,9 +56,9 @@ func MatMul(a, b *tensor.Tensor) (*tensor.Tensor, error) {
 	var out *tensor.Tensor
 	switch ComputeType(a.DType()) {
 	case tensor.Float32:
-		out, err = multiplyFloats[float32](a, b, batch, full)
+		out, err = multiplyFloats[float32](room, a, b, batch, full)
 	case tensor.Float64:
-		out, err = multiplyFloats[float64](a, b, batch, full)
+		out, err = multiplyFloats[float64](room, a, b, batch, full)
 	case tensor.Complex128:
 		out, err = multiplyPlain[complex128](a, b, batch, full)
 	default:
@@ -132,7 +136,7 @@ func (m *matrices[T]) at(index []int) blas.Matrix[T] {
 	return mat
 }
 
-func multiplyFloats[T blas.Float](a, b *tensor.Tensor, batch, full []int) (*tensor.Tensor, error) {
+func multiplyFloats[T blas.Float](room, a, b *tensor.Tensor, batch, full []int) (*tensor.Tensor, error) {
 	x, err := newMatrices[T](a, batch)
 	if err != nil {
 		return nil, err
@@ -141,20 +145,30 @@ func multiplyFloats[T blas.Float](a, b *tensor.Tensor, batch, full []int) (*tens
 	if err != nil {
 		return nil, err
 	}
-	out := make([]T, elements(full))
+	out, placed := place[T](room, full, a.DType())
 	m, n := x.first.Rows, y.first.Cols
 	// A batch over one matrix on the right is one product of a taller matrix.
 	if len(batch) > 0 && b.Dims() == 2 && a.IsContiguous() && elements(full) > 0 {
 		x.first.Rows, x.first.RowStride = elements(batch)*m, x.first.Cols
 		blas.Mul(blas.Dense(out, elements(batch)*m, n), x.first, y.first, false)
-		return finishFloats("matmul", out, full, a.DType())
+		return placed(out)
 	}
 	index := make([]int, len(batch))
 	for at := 0; at < len(out); at += m * n {
 		blas.Mul(blas.Dense(out[at:][:m*n], m, n), x.at(index), y.at(index), false)
 		advance(index, batch)
 	}
-	return finishFloats("matmul", out, full, a.DType())
+	return placed(out)
+}
+
+// place returns the memory for a result and what makes a tensor of it: room where that fits, else new memory.
+func place[T blas.Float](room *tensor.Tensor, shape []int, dt tensor.DType) ([]T, func([]T) (*tensor.Tensor, error)) {
+	if room != nil && room.DType() == dt && dt == floatType[T]() && slices.Equal(room.Shape(), shape) {
+		if data, err := tensor.Data[T](room); err == nil {
+			return data, func([]T) (*tensor.Tensor, error) { return room, nil }
+		}
+	}
+	return make([]T, elements(shape)), func(out []T) (*tensor.Tensor, error) { return finishFloats("matmul", out, shape, dt) }
 }
 
 // advance moves an index to the next element in row-major order.
