@@ -38,9 +38,9 @@ type Coordinator struct {
 	kept   []byte              // the record as it is in the store
 	seen   int64               // questions that were numbered
 	looked int64               // questions up to this one were answered, as it is in the store
-	open   map[int64]int64     // the question of a member that is not answered
+	open   map[ID]int64        // the question of a member that is not answered
 	holes  map[int64]time.Time // questions that were numbered and are not there yet
-	signs  map[int64]sign      // by member
+	signs  map[ID]sign
 	timers map[int]time.Time
 	over   []int64 // rounds whose end is still noted in the store
 	ended  bool
@@ -49,8 +49,8 @@ type Coordinator struct {
 	wake chan struct{} // something was put into mu
 	mu   struct {
 		sync.Mutex
-		lost   []int64 // members whose process has died
-		silent []int64 // members that have not been heard of since
+		lost   []ID // members whose process has died
+		silent []ID // members that have not been heard of since
 	}
 }
 
@@ -75,31 +75,32 @@ func New(s store.Store, low, high int, opts ...Option) (*Coordinator, error) {
 	c.low, c.high = low, high
 	c.poll = min(c.poll, c.silence/10)
 	return &Coordinator{
-		store: store.Prefix(c.prefix, s), config: c, holes: map[int64]time.Time{}, open: map[int64]int64{}, signs: map[int64]sign{}, timers: map[int]time.Time{}, wake: make(chan struct{}, 1),
+		store: store.Prefix(c.prefix, s), config: c, holes: map[int64]time.Time{}, open: map[ID]int64{}, signs: map[ID]sign{}, timers: map[int]time.Time{}, wake: make(chan struct{}, 1),
 	}, nil
 }
 
-// Reserve returns the first of n numbers for members that the caller starts: they join with [WithNumber]. Their end can be told
-// with [Coordinator.Lost].
-func (c *Coordinator) Reserve(ctx context.Context, n int) (int, error) {
+// Reserve returns the first of n consecutive IDs for members that the caller starts: they join with [WithID]. Report the end
+// of their processes with [Coordinator.Lost].
+func (c *Coordinator) Reserve(ctx context.Context, n int) (ID, error) {
 	return reserve(ctx, c.store, n)
 }
 
-func reserve(ctx context.Context, s store.Store, n int) (int, error) {
+func reserve(ctx context.Context, s store.Store, n int) (ID, error) {
 	if n < 1 || n > maxMembers {
-		return 0, dist.Newf("elastic: reserve", dist.InvalidArgument, "%d numbers: want 1 to %d", n, maxMembers)
+		return 0, dist.Newf("elastic: reserve", dist.InvalidArgument, "%d members: want 1 to %d", n, maxMembers)
 	}
 	last, err := s.Add(ctx, membersKey, int64(n))
 	if err != nil {
 		return 0, dist.Wrap("elastic: reserve", dist.Unavailable, err)
 	}
-	return int(last) - n, nil
+	return ID(last - int64(n)), nil
 }
 
-// Lost says that the process of a member has ended. It is left out at once, not after a time of silence. Any goroutine may call it.
-func (c *Coordinator) Lost(member int) {
+// Lost reports that the process of a member has ended: the member is left out at once, without waiting for [WithSilence].
+// It may be called from any goroutine.
+func (c *Coordinator) Lost(member ID) {
 	c.mu.Lock()
-	c.mu.lost = append(c.mu.lost, int64(member))
+	c.mu.lost = append(c.mu.lost, member)
 	c.mu.Unlock()
 	moment.At("elastic.coordinator.lost")
 	select {
@@ -113,23 +114,19 @@ func (c *Coordinator) String() string {
 	return fmt.Sprintf("elastic.Coordinator(%d to %d members)", c.config.low, c.config.high)
 }
 
-// Silent returns the members that were left out because they gave no sign of life, and that have not asked since. Their
-// processes may have died or hang. Any goroutine may call it.
-func (c *Coordinator) Silent() []int {
+// Silent returns the members that were left out because they gave no sign of life and have not asked since. Their processes
+// may be dead or hanging. It may be called from any goroutine.
+func (c *Coordinator) Silent() []ID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var all []int
-	for _, m := range c.mu.silent {
-		all = append(all, int(m))
-	}
-	return all
+	return slices.Clone(c.mu.silent)
 }
 
 // setSilent notes that a member is not heard of, or is heard of again.
-func (c *Coordinator) setSilent(member int64, silent bool) {
+func (c *Coordinator) setSilent(member ID, silent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mu.silent = slices.DeleteFunc(c.mu.silent, func(m int64) bool { return m == member })
+	c.mu.silent = slices.DeleteFunc(c.mu.silent, func(m ID) bool { return m == member })
 	if silent {
 		c.mu.silent = append(c.mu.silent, member)
 	}
@@ -154,12 +151,12 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		case <-tick.C:
 		case <-c.wake:
 		case <-ctx.Done():
-			return dist.Ended(op, ctx)
+			return dist.Ended(ctx, op)
 		}
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return dist.Ended(op, ctx)
+		return dist.Ended(ctx, op)
 	case errors.Is(err, errReplaced):
 		return err
 	case err != nil:
@@ -214,7 +211,7 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 		c.holes[c.seen] = now
 	}
 	asked := map[int64]question{}
-	latest := map[int64]int64{} // question by member: who asks again has given up the one before
+	latest := map[ID]int64{} // question by member: who asks again has given up the one before
 	for _, n := range slices.Sorted(maps.Keys(c.holes)) {
 		q, there, failed := c.read(ctx, n)
 		if failed != nil {
@@ -261,7 +258,7 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 }
 
 // forget removes the question of a member that has asked again, or is gone.
-func (c *Coordinator) forget(ctx context.Context, member int64) error {
+func (c *Coordinator) forget(ctx context.Context, member ID) error {
 	n, asked := c.open[member]
 	if !asked {
 		return nil
@@ -272,13 +269,13 @@ func (c *Coordinator) forget(ctx context.Context, member int64) error {
 }
 
 // lose takes out a member whose process has ended.
-func (c *Coordinator) lose(ctx context.Context, member int64) error {
+func (c *Coordinator) lose(ctx context.Context, member ID) error {
 	c.setSilent(member, false)
 	return c.leaveOut(ctx, member)
 }
 
 // leaveOut takes out a member that is gone.
-func (c *Coordinator) leaveOut(ctx context.Context, member int64) error {
+func (c *Coordinator) leaveOut(ctx context.Context, member ID) error {
 	delete(c.signs, member)
 	if err := c.forget(ctx, member); err != nil {
 		return err
@@ -288,7 +285,7 @@ func (c *Coordinator) leaveOut(ctx context.Context, member int64) error {
 
 func (c *Coordinator) lookForSigns(ctx context.Context) error {
 	for _, member := range slices.Sorted(maps.Keys(c.signs)) {
-		count, err := c.store.Add(ctx, "alive/"+strconv.FormatInt(member, 10), 0)
+		count, err := c.store.Add(ctx, aliveKey(member), 0)
 		if err != nil {
 			return err
 		}
@@ -301,7 +298,7 @@ func (c *Coordinator) lookForSigns(ctx context.Context) error {
 			continue
 		}
 		c.setSilent(member, true)
-		c.config.logger.Warn("a member has not been heard of", slog.Int64("member", member), slog.Duration("silence", time.Since(last.at)))
+		c.config.logger.Warn("a member has not been heard of", slog.Any("member", member), slog.Duration("silence", time.Since(last.at)))
 		if err := c.leaveOut(ctx, member); err != nil || c.ended {
 			return err
 		}
@@ -334,7 +331,7 @@ func (c *Coordinator) answer(ctx context.Context, n int64, a answer) error {
 		return err
 	}
 	moment.At("elastic.coordinator.answered")
-	maps.DeleteFunc(c.open, func(_, open int64) bool { return open == n })
+	maps.DeleteFunc(c.open, func(_ ID, open int64) bool { return open == n })
 	_, err := c.store.Delete(ctx, askKey(n))
 	return err
 }
@@ -403,6 +400,8 @@ const (
 	// membersKey counts the numbers that were given out.
 	membersKey = "members"
 )
+
+func aliveKey(member ID) string { return "alive/" + member.String() }
 
 func askKey(n int64) string { return "ask/" + strconv.FormatInt(n, 10) }
 

@@ -16,7 +16,7 @@ import (
 
 // question is what a member asks.
 type question struct {
-	Member int64  `json:"member"`
+	Member ID     `json:"member"`
 	Handle string `json:"handle,omitempty"`
 	Done   bool   `json:"done,omitempty"` // the member has finished and leaves
 	Lost   bool   `json:"lost,omitempty"` // the member's process has ended, says somebody else
@@ -31,7 +31,7 @@ type answer struct {
 	Done  bool   `json:"done,omitempty"`
 	Error string `json:"error,omitempty"`
 	// Silent are the members that had not been heard of at the end of the job, for whoever has started them.
-	Silent []int `json:"silent,omitempty"`
+	Silent []ID `json:"silent,omitempty"`
 }
 
 // Round is the members of a group: give it to Reconfigure.
@@ -52,7 +52,7 @@ type effects struct {
 
 // seat is what the desk knows about a member.
 type seat struct {
-	member  int64
+	member  ID
 	node    launchcore.Node
 	handle  string
 	latest  int64 // its last question
@@ -156,7 +156,7 @@ func (d *desk) asked(number int64, q question) effects {
 }
 
 // silent takes a member out that has not been heard of.
-func (d *desk) silent(member int64) effects {
+func (d *desk) silent(member ID) effects {
 	return d.step(func() {
 		if s := d.find(member); s != nil && !d.off.keepSilent {
 			d.remove(s, "a member has not been heard of")
@@ -204,14 +204,14 @@ func (d *desk) releaseDone() {
 }
 
 // latest is the number of a member's last question, 0 if it has asked none.
-func (d *desk) latest(member int64) int64 {
+func (d *desk) latest(member ID) int64 {
 	if s := d.find(member); s != nil {
 		return s.latest
 	}
 	return 0
 }
 
-func (d *desk) find(member int64) *seat {
+func (d *desk) find(member ID) *seat {
 	for _, s := range d.seats {
 		if s.member == member {
 			return s

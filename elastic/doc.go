@@ -23,11 +23,11 @@
 //
 // Python takes part with a few lines (examples/reconfigure has them). Under the prefix, "cohort/elastic" unless told otherwise:
 //
-//	members        ADD 1 gives a member its number, plus one
-//	alive/NUMBER   ADD 1 at least once a second
+//	members        ADD 1 gives a member its ID, plus one
+//	alive/ID       ADD 1 at least once a second
 //	asks           ADD 1 gives the number N of a question
-//	ask/N          {"member": NUMBER, "handle": "gloo:0:-1:0:host:port", "done": false}
-//	               {"member": NUMBER, "lost": true} of whoever has started the member and sees that its process has ended
+//	ask/N          {"member": ID, "handle": "gloo:0:-1:0:host:port", "done": false}
+//	               {"member": ID, "lost": true} of whoever has started the member and sees that its process has ended
 //	answer/N       {"uuid": 4294967296, "handles": [...]}, {"done": true} or {"error": "..."}; the member deletes it when it has
 //	               read it. While it is there, another question of the member repeats question N, which was not answered in
 //	               time; once it is gone, another question says that the round has failed

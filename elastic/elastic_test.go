@@ -29,12 +29,12 @@ var options = []elastic.Option{elastic.WithSilence(2 * time.Second), elastic.Wit
 
 // worker is a process that trains, as far as this package is concerned: it counts steps that all members have taken together.
 type worker struct {
-	step   int
-	sizes  []int        // of the groups that it was in
-	dieAt  int          // the step in which one member dies, 0 for never
-	died   *atomic.Bool // one has: any of them may be a spare, so whoever comes to that step first does it
-	steps  int          // when it is done
-	number int
+	step  int
+	sizes []int        // of the groups that it was in
+	dieAt int          // the step in which one member dies, 0 for never
+	died  *atomic.Bool // one has: any of them may be a spare, so whoever comes to that step first does it
+	steps int          // when it is done
+	id    elastic.ID
 }
 
 var errDies = errors.New("dies")
@@ -45,8 +45,8 @@ func (w *worker) run(ctx context.Context, s store.Store) error {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	w.number = m.Number()
-	g, err := group.New(ctx, s, dist.Rank(m.Number()), m.Number()+1, group.WithReconfigure(), group.WithTimeout(20*time.Second))
+	w.id = m.ID()
+	g, err := group.New(ctx, s, dist.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure(), group.WithTimeout(20*time.Second))
 	if err != nil {
 		return err
 	}

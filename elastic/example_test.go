@@ -30,7 +30,7 @@ func Example() {
 			return err
 		}
 		defer func() { _ = m.Close() }()
-		g, err := group.New(ctx, s, dist.Rank(m.Number()), m.Number()+1, group.WithReconfigure())
+		g, err := group.New(ctx, s, dist.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure())
 		if err != nil {
 			return err
 		}
@@ -59,7 +59,7 @@ func Example() {
 	// Output: coordinator: <nil>
 }
 
-// A launcher on another node reserves numbers for the members that it starts, and says when one of them has died.
+// A launcher on another node reserves IDs for the members that it starts, and reports when one of them has died.
 func ExampleStarter() {
 	ctx := context.Background()
 	s := store.NewMemory() // in a real job a TCP store, that of the coordinator
@@ -67,8 +67,8 @@ func ExampleStarter() {
 
 	starter, _ := elastic.NewStarter(s)
 	first, _ := starter.Reserve(ctx, 2)
-	for i := range 2 {
-		fmt.Printf("COHORT_MEMBER=%d\n", first+i) // they join with WithLaunchedNumber
+	for i := range elastic.ID(2) {
+		fmt.Printf("COHORT_MEMBER=%d\n", first+i) // they join with WithEnvID
 	}
 	_ = starter.Lost(ctx, first+1)
 	// Output:

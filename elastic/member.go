@@ -17,10 +17,17 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// Member is a process that takes part, or waits for its turn as a spare. Its methods are for one goroutine.
+// ID identifies a member. Every process that joins gets another one, and IDs are not used again. It is not the member's
+// rank, which changes from round to round.
+type ID int64
+
+// String returns the ID as a decimal number.
+func (id ID) String() string { return strconv.FormatInt(int64(id), 10) }
+
+// Member is a process that takes part, or waits for its turn as a spare. Use its methods from one goroutine.
 type Member struct {
 	store  store.Store
-	number int64
+	id     ID
 	repeat time.Duration // of questions that are not answered
 	round  atomic.Int64  // the last one, -1 before the first
 	end    context.CancelFunc
@@ -36,12 +43,12 @@ func Join(ctx context.Context, s store.Store, opts ...Option) (*Member, error) {
 	}
 	c := newConfig(opts)
 	m := &Member{store: store.Prefix(c.prefix, s), repeat: c.silence}
-	if m.number = c.number; c.number < 0 {
+	if m.id = c.id; c.id < 0 {
 		n, err := m.store.Add(ctx, membersKey, 1)
 		if err != nil {
 			return nil, dist.Wrap(op, dist.Unavailable, err)
 		}
-		m.number = n - 1
+		m.id = ID(n - 1)
 	}
 	m.round.Store(-1)
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -56,7 +63,7 @@ func (m *Member) beat(ctx context.Context, every time.Duration) {
 	defer tick.Stop()
 	for {
 		moment.At("elastic.member.beat")
-		_, _ = m.store.Add(ctx, "alive/"+strconv.FormatInt(m.number, 10), 1) // a store that is back hears the next one
+		_, _ = m.store.Add(ctx, aliveKey(m.id), 1) // a store that is back hears the next one
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -65,18 +72,18 @@ func (m *Member) beat(ctx context.Context, every time.Duration) {
 	}
 }
 
-// Number is different for every process that joins: use it as the rank of group.New, so that handles differ.
-func (m *Member) Number() int { return int(m.number) }
+// ID returns the member's ID. Use it as the rank for group.New, so that handles differ.
+func (m *Member) ID() ID { return m.id }
 
 // String names the member.
-func (m *Member) String() string { return "elastic.Member(" + strconv.FormatInt(m.number, 10) + ")" }
+func (m *Member) String() string { return "elastic.Member(" + m.id.String() + ")" }
 
 // Next asks for the round that this process takes part in, and waits for it: as a spare until it is needed. handle is the group's present
 // one. Call it at the start, when an operation or a reconfiguration has failed, and when [Member.Over] says so.
 //
 // It returns [dist.Aborted] when the coordinator ends the job, and [dist.Closed] when all members have finished.
 func (m *Member) Next(ctx context.Context, handle string) (Round, error) {
-	a, err := m.ask(ctx, question{Member: m.number, Handle: handle})
+	a, err := m.ask(ctx, question{Member: m.id, Handle: handle})
 	switch {
 	case err != nil:
 		return Round{}, err
@@ -91,7 +98,7 @@ func (m *Member) Next(ctx context.Context, handle string) (Round, error) {
 
 // Done says that this process has finished its work, and waits until all members of the round have, or go on without it.
 func (m *Member) Done(ctx context.Context) error {
-	a, err := m.ask(ctx, question{Member: m.number, Done: true})
+	a, err := m.ask(ctx, question{Member: m.id, Done: true})
 	if err == nil && a.Error != "" {
 		err = dist.New("elastic: done", dist.Aborted, a.Error)
 	}
@@ -167,7 +174,7 @@ func (m *Member) askOnce(ctx context.Context, q question) (a answer, err error) 
 
 func (m *Member) failed(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
-		e := dist.Ended(op, ctx)
+		e := dist.Ended(ctx, op)
 		e.Detail = "the coordinator has not answered"
 		return e
 	}

@@ -30,14 +30,14 @@ type config struct {
 	patience  time.Duration
 	poll      time.Duration
 	failures  int
-	number    int64 // -1: the store gives one
+	id        ID // -1: the store gives one
 	logger    *slog.Logger
 }
 
 func newConfig(opts []Option) config {
 	c := config{
 		prefix: DefaultPrefix, join: 10 * time.Minute, lastCall: 5 * time.Second, silence: 10 * time.Second, patience: 5 * time.Minute,
-		poll: 50 * time.Millisecond, failures: math.MaxInt, number: -1,
+		poll: 50 * time.Millisecond, failures: math.MaxInt, id: -1,
 	}
 	for _, o := range opts {
 		if o != nil {
@@ -71,22 +71,23 @@ func WithPatience(d time.Duration) Option { return option(func(c *config) { c.pa
 // WithMaxFailures bounds how many rounds may end by a failure. The default is no bound.
 func WithMaxFailures(n int) Option { return option(func(c *config) { c.failures = n }) }
 
-// WithNumber sets the number of a member that was started by somebody who has reserved it ([Coordinator.Reserve]); a negative one is ignored.
-// "cohort run --members" does, and sets the variable COHORT_MEMBER: see [WithLaunchedNumber].
-func WithNumber(n int) Option { return option(func(c *config) { c.number = int64(max(n, -1)) }) }
+// WithID gives a member an ID that the process that started it has reserved ([Coordinator.Reserve], [Starter.Reserve]).
+// Without it, or with a negative ID, the store assigns the next one.
+func WithID(id ID) Option { return option(func(c *config) { c.id = max(id, -1) }) }
 
-// WithLaunchedNumber uses the number that "cohort run --members" has reserved for this process, so that the launcher can say at once
-// when it dies. Without the launcher it changes nothing. A process that is several members uses it for one.
-func WithLaunchedNumber() Option {
-	n, err := strconv.Atoi(os.Getenv(NumberVariable))
+// WithEnvID gives a member the ID in [EnvMember], which "cohort run --members" has reserved for this process, so that the
+// launcher can report its death at once. Without the variable the store assigns an ID. If a process joins as several members,
+// only one of them can use it.
+func WithEnvID() Option {
+	id, err := strconv.ParseInt(os.Getenv(EnvMember), 10, 64)
 	if err != nil {
-		n = -1
+		id = -1
 	}
-	return WithNumber(n)
+	return WithID(ID(id))
 }
 
-// NumberVariable is the variable in which the launcher tells a process its number.
-const NumberVariable = "COHORT_MEMBER"
+// EnvMember is the environment variable in which "cohort run --members" passes a process its ID.
+const EnvMember = "COHORT_MEMBER"
 
-// WithLogger sets where the coordinator says what it decides.
+// WithLogger sets the logger for the coordinator's decisions.
 func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.logger = l }) }

@@ -25,7 +25,7 @@ import (
 // record is the last decision of a coordinator. The zero record is a job that has not begun.
 type record struct {
 	UUID      int64    `json:"uuid,omitempty"`
-	Members   []int64  `json:"members,omitempty"`
+	Members   []ID     `json:"members,omitempty"`
 	Handles   []string `json:"handles,omitempty"`   // of the members
 	Questions []int64  `json:"questions,omitempty"` // of the members, that the round answers
 	Failures  int      `json:"failures,omitempty"`

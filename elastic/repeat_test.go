@@ -34,7 +34,7 @@ func TestRepeatedQuestion(t *testing.T) {
 	}
 	d, uuid := form()
 	for number, q := range map[int64]question{3: {Member: 0, Handle: "a", untaken: true}, 4: {Member: 1, Handle: "b", untaken: true}} {
-		if d.latest(q.Member) != q.Member+1 {
+		if d.latest(q.Member) != int64(q.Member)+1 {
 			t.Errorf("member %d has asked %d last", q.Member, d.latest(q.Member))
 		}
 		e := d.asked(number, q)

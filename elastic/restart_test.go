@@ -271,9 +271,9 @@ func TestLost(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = c.Run(ctx) })
 		var members []*elastic.Member
-		for i := range 2 {
-			m, joinErr := elastic.Join(ctx, s, never, elastic.WithNumber(first+i))
-			if joinErr != nil || m.Number() != first+i {
+		for i := range elastic.ID(2) {
+			m, joinErr := elastic.Join(ctx, s, never, elastic.WithID(first+i))
+			if joinErr != nil || m.ID() != first+i {
 				t.Fatal(m, joinErr)
 			}
 			members = append(members, m)

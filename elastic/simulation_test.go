@@ -41,7 +41,7 @@ func (a *agenda) Pop() any {
 }
 
 type simMember struct {
-	number   int64
+	id       ID
 	handle   string
 	dead     bool
 	diedAt   time.Duration
@@ -76,8 +76,8 @@ type sim struct {
 	asks     int64
 	over     map[int64]bool
 	rounds   map[int64]*Round
-	arrived  map[int64]map[int64]bool // members that have come to reconfigure, by round
-	last     []int64                  // members of the last round
+	arrived  map[int64]map[ID]bool // members that have come to reconfigure, by round
+	last     []ID                  // members of the last round
 	ended    bool
 	problems []string
 	trace    []string
@@ -126,7 +126,7 @@ func (s *sim) ask(m *simMember) {
 		if m.dead || s.ended {
 			return
 		}
-		s.asked[n] = question{Member: m.number, Handle: m.handle}
+		s.asked[n] = question{Member: m.id, Handle: m.handle}
 		s.unread = append(s.unread, n)
 		s.readQuestions()
 	})
@@ -210,7 +210,7 @@ func (s *sim) start() {
 	s.desk = newDesk(s.epoch, s.config)
 	s.desk.off = s.off
 	for _, m := range s.members {
-		m.known = slices.Contains(s.record.Members, m.number)
+		m.known = slices.Contains(s.record.Members, m.id)
 		m.heard = s.now
 	}
 	s.note("coordinator %d begins with %+v", s.epoch, s.record)
@@ -299,7 +299,7 @@ func (s *sim) check(r *Round) {
 	if len(r.Handles) < s.low || len(r.Handles) > s.high {
 		s.problem("a round of %d members, want %d to %d", len(r.Handles), s.low, s.high)
 	}
-	var names []int64
+	var names []ID
 	for _, h := range r.Handles {
 		var owner *simMember
 		for _, m := range s.members {
@@ -312,15 +312,15 @@ func (s *sim) check(r *Round) {
 			s.problem("%q is nobody's present handle", h)
 			continue
 		case owner.dead && s.now-max(owner.diedAt, s.began) > simSilence+time.Second:
-			s.problem("member %d, dead since %v, is in a round", owner.number, owner.diedAt)
+			s.problem("member %d, dead since %v, is in a round", owner.id, owner.diedAt)
 		}
-		names = append(names, owner.number)
+		names = append(names, owner.id)
 	}
 	if len(slices.Compact(slices.Sorted(slices.Values(names)))) != len(names) {
 		s.problem("a member is twice in %v", names)
 	}
 	// Who stays keeps its place before others that stay, and before those that come.
-	var stay []int64
+	var stay []ID
 	for _, n := range s.last {
 		if slices.Contains(names, n) {
 			stay = append(stay, n)
@@ -348,8 +348,8 @@ func (s *sim) checkAlone(r *Round) {
 }
 
 // forgotten reports whether one of these may have been left out in between and have come as a newcomer.
-func (s *sim) forgotten(members []int64) bool {
-	return slices.ContainsFunc(members, func(n int64) bool { return s.members[n].cutUntil > 0 || s.members[n].hung })
+func (s *sim) forgotten(members []ID) bool {
+	return slices.ContainsFunc(members, func(id ID) bool { return s.members[id].cutUntil > 0 || s.members[id].hung })
 }
 
 // begin is a member that reads its answer: it reconfigures.
@@ -360,9 +360,9 @@ func (s *sim) begin(m *simMember, n int64, r *Round) {
 	delete(s.untaken, n)
 	m.question, m.round = 0, r
 	if s.arrived[r.UUID] == nil {
-		s.arrived[r.UUID] = map[int64]bool{}
+		s.arrived[r.UUID] = map[ID]bool{}
 	}
-	s.arrived[r.UUID][m.number] = true
+	s.arrived[r.UUID][m.id] = true
 	if len(s.arrived[r.UUID]) == len(r.Handles) {
 		whole := 0
 		for _, o := range s.members {
@@ -373,7 +373,7 @@ func (s *sim) begin(m *simMember, n int64, r *Round) {
 		if whole == len(r.Handles) {
 			for _, o := range s.members {
 				if o.round == r {
-					o.training, o.handle = true, fmt.Sprintf("h%d.%d", o.number, r.UUID)
+					o.training, o.handle = true, fmt.Sprintf("h%d.%d", o.id, r.UUID)
 					s.watch(o, r)
 				}
 			}
@@ -414,8 +414,8 @@ func (s *sim) look() {
 		}
 		if s.now-m.heard > simSilence {
 			m.known = false
-			s.note("member %d is silent", m.number)
-			s.perform(s.desk.silent(m.number))
+			s.note("member %d is silent", m.id)
+			s.perform(s.desk.silent(m.id))
 		}
 	}
 	pause := 100 * time.Millisecond
@@ -426,8 +426,8 @@ func (s *sim) look() {
 }
 
 func (s *sim) join(at time.Duration) {
-	m := &simMember{number: int64(len(s.members))}
-	m.handle = fmt.Sprintf("h%d.-1", m.number)
+	m := &simMember{id: ID(len(s.members))}
+	m.handle = fmt.Sprintf("h%d.-1", m.id)
 	s.members = append(s.members, m)
 	s.after(at, func() { s.ask(m) })
 }
@@ -437,13 +437,13 @@ func (s *sim) fault(m *simMember) {
 	case 0, 1:
 		s.after(s.random(simFaults), func() {
 			m.dead, m.diedAt = true, s.now
-			s.note("member %d dies", m.number)
+			s.note("member %d dies", m.id)
 			s.leave(m)
 		})
 	case 2:
 		s.after(s.random(simFaults), func() {
 			m.cutUntil = s.now + s.random(8*time.Second)
-			s.note("member %d is cut off until %v", m.number, m.cutUntil)
+			s.note("member %d is cut off until %v", m.id, m.cutUntil)
 		})
 	default:
 		s.after(s.random(simFaults), func() {
@@ -456,7 +456,7 @@ func (s *sim) fault(m *simMember) {
 			}
 			if m.training && others > 0 {
 				m.hung = true
-				s.note("member %d hangs", m.number)
+				s.note("member %d hangs", m.id)
 				s.notice(m.round, 2*time.Second)
 			}
 		})
@@ -466,7 +466,7 @@ func (s *sim) fault(m *simMember) {
 // simulate runs one seed and returns what went wrong.
 func simulate(seed uint64, off switches) (problems, trace []string) {
 	s := &sim{
-		rng: rand.New(rand.NewPCG(seed, 1)), off: off, over: map[int64]bool{}, asked: map[int64]question{}, untaken: map[int64]bool{}, rounds: map[int64]*Round{}, arrived: map[int64]map[int64]bool{},
+		rng: rand.New(rand.NewPCG(seed, 1)), off: off, over: map[int64]bool{}, asked: map[int64]question{}, untaken: map[int64]bool{}, rounds: map[int64]*Round{}, arrived: map[int64]map[ID]bool{},
 	}
 	s.low = 1 + s.rng.IntN(3)
 	s.high = s.low + s.rng.IntN(3)

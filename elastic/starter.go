@@ -13,7 +13,7 @@ import (
 )
 
 // Starter starts members of a group whose [Coordinator] is in another process: a launcher on another node, say. It reserves
-// numbers for them and tells the coordinator which of them have ended.
+// IDs for them and tells the coordinator which of them have ended.
 type Starter struct{ store store.Store }
 
 // NewStarter returns a starter of members that find their coordinator through s. Of the options, [WithPrefix] matters.
@@ -27,13 +27,13 @@ func NewStarter(s store.Store, opts ...Option) (*Starter, error) {
 // String says what it is.
 func (s *Starter) String() string { return "elastic.Starter" }
 
-// Reserve returns the first of n numbers for members that the caller starts: they join with [WithNumber].
-func (s *Starter) Reserve(ctx context.Context, n int) (int, error) { return reserve(ctx, s.store, n) }
+// Reserve returns the first of n consecutive IDs for members that the caller starts: they join with [WithID].
+func (s *Starter) Reserve(ctx context.Context, n int) (ID, error) { return reserve(ctx, s.store, n) }
 
-// Lost says that the process of a member has ended. It is left out at once, not after a time of silence.
-func (s *Starter) Lost(ctx context.Context, member int) error {
+// Lost reports that the process of a member has ended: the member is left out at once, without waiting for [WithSilence].
+func (s *Starter) Lost(ctx context.Context, member ID) error {
 	const op = "elastic: lost"
-	data, err := json.Marshal(question{Member: int64(member), Lost: true})
+	data, err := json.Marshal(question{Member: member, Lost: true})
 	if err != nil {
 		return dist.Wrap(op, dist.Internal, err)
 	}
@@ -47,8 +47,8 @@ func (s *Starter) Lost(ctx context.Context, member int) error {
 	return nil
 }
 
-// Ended waits until the job has ended, and returns the members that had not been heard of: their processes may hang.
-func (s *Starter) Ended(ctx context.Context) (silent []int, err error) {
+// Ended waits until the job has ended, and returns the members that had fallen silent: their processes may be hanging.
+func (s *Starter) Ended(ctx context.Context) (silent []ID, err error) {
 	const op = "elastic: ended"
 	for {
 		if err = s.store.Wait(ctx, endKey); err == nil {

@@ -44,8 +44,8 @@ func TestStarter(t *testing.T) {
 			t.Fatal(first, err)
 		}
 		var members []*elastic.Member
-		for i := range 3 {
-			m, joinErr := elastic.Join(ctx, s, elastic.WithNumber(first+i))
+		for i := range elastic.ID(3) {
+			m, joinErr := elastic.Join(ctx, s, elastic.WithID(first+i))
 			if joinErr != nil {
 				t.Fatal(joinErr)
 			}
@@ -68,7 +68,7 @@ func TestStarter(t *testing.T) {
 			t.Errorf("%v, %v", r, err)
 		}
 		wg.Go(func() {
-			if silent, failed := starter.Ended(ctx); failed != nil || !slices.Equal(silent, []int{first + 1}) {
+			if silent, failed := starter.Ended(ctx); failed != nil || !slices.Equal(silent, []elastic.ID{first + 1}) {
 				t.Errorf("at the end %v had not been heard of, %v", silent, failed)
 			}
 		})

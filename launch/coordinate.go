@@ -60,8 +60,8 @@ type coordination struct {
 	coordinator *elastic.Coordinator // nil if it runs elsewhere
 	starter     *elastic.Starter
 	client      *tcpstore.Client
-	first       int  // the member that is local rank 0
-	shared      bool // other launchers have members too
+	first       elastic.ID // the member that is local rank 0
+	shared      bool       // other launchers have members too
 	stop        context.CancelFunc
 	ended       chan struct{} // closed when the job has, or this launcher has closed it
 	telling     sync.WaitGroup
@@ -129,7 +129,7 @@ func (a *attempt) coordinate() (err error) {
 
 // wait runs the coordinator, or waits for the end of the job that another one coordinates. It returns the members that had not been
 // heard of.
-func (k *coordination) wait(say func(format string, args ...any)) []int {
+func (k *coordination) wait(say func(format string, args ...any)) []elastic.ID {
 	if k.coordinator == nil {
 		silent, _ := k.starter.Ended(k.ctx) // without the store the workers fail by themselves
 		return silent
@@ -152,9 +152,9 @@ func (k *coordination) lost(local int) {
 	switch {
 	case k == nil:
 	case k.coordinator != nil:
-		k.coordinator.Lost(k.first + local)
+		k.coordinator.Lost(k.first + elastic.ID(local))
 	default:
-		k.telling.Go(func() { _ = k.starter.Lost(k.ctx, k.first+local) }) // else it is left out for its silence
+		k.telling.Go(func() { _ = k.starter.Lost(k.ctx, k.first+elastic.ID(local)) }) // else it is left out for its silence
 	}
 }
 

@@ -25,7 +25,7 @@ type place struct {
 	addr        string                 // of the store
 	port        int
 	ours        bool         // the store is a launcher's, not rank 0's
-	firstMember int          // the number of the member that is local rank 0
+	firstMember elastic.ID   // the member that is local rank 0
 	roster      []NodeStatus // the first of the nodes
 }
 
@@ -115,7 +115,7 @@ func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
 	// What torchrun does not set.
 	add("COHORT_RUN", run.path)
 	if c.MaxMembers > 0 {
-		add(elastic.NumberVariable, strconv.Itoa(p.firstMember+local))
+		add(elastic.EnvMember, (p.firstMember + elastic.ID(local)).String())
 	}
 	unlessSet("PYTHONFAULTHANDLER", "1")
 	unlessSet("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", filepath.Join(run.path, "nccl_pipe_rank_"))

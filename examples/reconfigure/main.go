@@ -55,7 +55,7 @@ func main() {
 
 // launched returns the store of "cohort run --members", if that has started this process.
 func launched() string {
-	if os.Getenv(elastic.NumberVariable) == "" {
+	if os.Getenv(elastic.EnvMember) == "" {
 		return ""
 	}
 	return net.JoinHostPort(os.Getenv("MASTER_ADDR"), os.Getenv("MASTER_PORT"))

@@ -44,12 +44,12 @@ func train(ctx context.Context, addr string, steps int) error {
 		return err
 	}
 	defer func() { _ = s.Close() }()
-	m, err := elastic.Join(ctx, s, elastic.WithLaunchedNumber())
+	m, err := elastic.Join(ctx, s, elastic.WithEnvID())
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	g, err := group.New(ctx, s, dist.Rank(m.Number()), m.Number()+1, group.WithReconfigure(), group.WithTimeout(10*time.Second), group.WithPeers(group.Torch214))
+	g, err := group.New(ctx, s, dist.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure(), group.WithTimeout(10*time.Second), group.WithPeers(group.Torch214))
 	if err != nil {
 		return err
 	}
@@ -69,13 +69,13 @@ func train(ctx context.Context, addr string, steps int) error {
 			err = now.run(ctx, m, g, steps)
 		}
 		if err == nil {
-			fmt.Printf("go member %d done at step %d\n", m.Number(), now.step)
+			fmt.Printf("go member %d done at step %d\n", m.ID(), now.step)
 			return m.Done(ctx)
 		}
 		if ctx.Err() != nil {
 			return err
 		}
-		fmt.Printf("go member %d: %v\n", m.Number(), err)
+		fmt.Printf("go member %d: %v\n", m.ID(), err)
 	}
 }
 
@@ -84,7 +84,7 @@ func (now *state) run(ctx context.Context, m *elastic.Member, g *group.Group, st
 	if err := now.share(ctx, g); err != nil {
 		return err
 	}
-	fmt.Printf("go member %d (process %d): rank %d of %d at step %d\n", m.Number(), os.Getpid(), g.Rank(), g.Size(), now.step)
+	fmt.Printf("go member %d (process %d): rank %d of %d at step %d\n", m.ID(), os.Getpid(), g.Rank(), g.Size(), now.step)
 	for now.step < steps {
 		over, err := m.Over(ctx)
 		if err != nil {
@@ -95,7 +95,7 @@ func (now *state) run(ctx context.Context, m *elastic.Member, g *group.Group, st
 			return err
 		}
 		if now.step%10 == 0 {
-			fmt.Printf("go member %d: step %d loss %.6f\n", m.Number(), now.step, loss)
+			fmt.Printf("go member %d: step %d loss %.6f\n", m.ID(), now.step, loss)
 		}
 		if over {
 			return errOver
