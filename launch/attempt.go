@@ -209,10 +209,10 @@ func (a *attempt) spawn(w *worker) error {
 		}
 		defer func() { _ = in.Close() }()
 	}
-	if w.out, err = a.openStream(w, Stdout); err != nil {
+	if w.out, err = a.openStream(w, StdOut); err != nil {
 		return err
 	}
-	if w.err, err = a.openStream(w, Stderr); err != nil {
+	if w.err, err = a.openStream(w, StdErr); err != nil {
 		w.out.Abandon()
 		w.out = nil
 		return err
@@ -226,8 +226,8 @@ func (a *attempt) spawn(w *worker) error {
 	}
 	tails := [2]*joblog.Tail{w.out.Tail(), w.err.Tail()}
 	a.job.board.rank(w.local, func(r *WorkerStatus) { r.tails = tails })
-	w.out.Start(a.sink(w, Stdout)) // ends in drain
-	w.err.Start(a.sink(w, Stderr))
+	w.out.Start(a.sink(w, StdOut)) // ends in drain
+	w.err.Start(a.sink(w, StdErr))
 	return nil
 }
 
@@ -238,7 +238,7 @@ func (a *attempt) told(e keeper.Event) {
 		if w := a.workerOf(e.Started.ID); w != nil {
 			w.pid, w.started = e.Started.PID, e.Started.At
 			a.pids[w.local].Store(int64(w.pid))
-			a.job.board.rank(w.local, func(r *WorkerStatus) { r.Phase, r.Since = WorkerRuns, w.started })
+			a.job.board.rank(w.local, func(r *WorkerStatus) { r.Phase, r.Since = WorkerRunning, w.started })
 		}
 	case e.Refused != nil:
 		if w := a.workerOf(e.Refused.ID); w != nil {

@@ -34,10 +34,10 @@ type Std int
 
 // The streams of a worker.
 const (
-	None   Std = 0
-	Stdout Std = 1
-	Stderr Std = 2
-	Both   Std = 3
+	StdNone Std = 0
+	StdOut  Std = 1
+	StdErr  Std = 2
+	StdAll  Std = 3
 )
 
 // StdMap chooses streams for each local rank: All applies to those that are not in Ranks.
@@ -57,11 +57,11 @@ func (m StdMap) Of(local int) Std {
 // any reports whether some stream is chosen.
 func (m StdMap) any() bool {
 	for _, s := range m.Ranks {
-		if s != None {
+		if s != StdNone {
 			return true
 		}
 	}
-	return m.All != None
+	return m.All != StdNone
 }
 
 // Config describes a job. The zero value of a field means its default.

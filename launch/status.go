@@ -75,7 +75,7 @@ type WorkerPhase int
 // The states of a worker.
 const (
 	WorkerStarting WorkerPhase = iota
-	WorkerRuns
+	WorkerRunning
 	WorkerStopping
 	WorkerDone
 	WorkerFailed

@@ -52,7 +52,7 @@ func (s *screen) say(format string, args ...any) {
 }
 
 func (s *screen) output(which Std) *joblog.Output {
-	if which == Stdout {
+	if which == StdOut {
 		return s.out
 	}
 	return s.err
@@ -120,7 +120,7 @@ func (a *attempt) openStream(w *worker, which Std) (*joblog.Pipe, error) {
 	var file *os.File
 	if tee || redirect {
 		var err error
-		name := map[Std]string{Stdout: "stdout.log", Stderr: "stderr.log"}[which]
+		name := map[Std]string{StdOut: "stdout.log", StdErr: "stderr.log"}[which]
 		if file, err = a.job.run.create(a.place.attempt, strconv.Itoa(w.local), name); err != nil {
 			return nil, err
 		}

@@ -27,13 +27,13 @@ func (h How) String() string {
 // String names the streams.
 func (s Std) String() string {
 	switch s {
-	case None:
+	case StdNone:
 		return "none"
-	case Stdout:
+	case StdOut:
 		return "stdout"
-	case Stderr:
+	case StdErr:
 		return "stderr"
-	case Both:
+	case StdAll:
 		return "stdout and stderr"
 	}
 	return "streams " + strconv.Itoa(int(s))
@@ -44,7 +44,7 @@ func (p WorkerPhase) String() string {
 	switch p {
 	case WorkerStarting:
 		return "starting"
-	case WorkerRuns:
+	case WorkerRunning:
 		return "running"
 	case WorkerStopping:
 		return "stopping"

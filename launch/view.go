@@ -72,7 +72,7 @@ func (r *WorkerStatus) look() {
 			r.Printed = at
 		}
 	}
-	if r.Phase == WorkerRuns || r.Phase == WorkerStopping {
+	if r.Phase == WorkerRunning || r.Phase == WorkerStopping {
 		r.Line = r.line()
 	}
 }
