@@ -4,7 +4,6 @@
 package rendezvous_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -37,11 +36,8 @@ func TestTheHostWaitsInTheStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer look.Close()
-	stats := func() (s tcpstore.Stats) {
-		b, err := look.Stats(t.Context())
-		if err == nil {
-			err = json.Unmarshal(b, &s)
-		}
+	stats := func() tcpstore.Stats {
+		s, err := look.Stats(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

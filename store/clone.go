@@ -18,11 +18,8 @@ type Cloner interface {
 // Clone returns another handle on the same keys, with its own connection and timeout, which must be closed separately. It
 // corresponds to Store.clone. It is [ErrNotSupported] on a store without it.
 func Clone(ctx context.Context, s Store) (Store, error) {
-	switch c := s.(type) {
-	case Cloner:
+	if c, ok := s.(Cloner); ok {
 		return c.Clone(ctx)
-	case *Memory:
-		return c.Clone(), nil
 	}
 	return nil, dist.New("store: clone", dist.NotSupported, fmt.Sprintf("a %T has no further handles", s))
 }

@@ -60,11 +60,11 @@ func newMemory(data *memoryData) *Memory {
 	return m
 }
 
-// Clone returns another handle on the same data, with its own timeout and its own Close. It corresponds to Store.clone.
-func (m *Memory) Clone() *Memory {
+// Clone implements [Cloner]: another handle on the same data, with its own timeout and its own Close.
+func (m *Memory) Clone(context.Context) (Store, error) {
 	c := newMemory(m.data)
 	c.SetTimeout(m.Timeout())
-	return c
+	return c, nil
 }
 
 // Set implements [Store].

@@ -79,7 +79,10 @@ func TestMemoryQueueCountsAsKey(t *testing.T) {
 func TestMemoryCloneOutlivesTheFirst(t *testing.T) {
 	m, ctx := NewMemory(), context.Background()
 	m.SetTimeout(time.Minute)
-	c := m.Clone()
+	c, err := m.Clone(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
 	_ = m.Set(ctx, "k", []byte("v"))
 	_ = m.Close()
 	if v, err := c.Get(ctx, "k"); string(v) != "v" || err != nil || c.Timeout() != time.Minute {

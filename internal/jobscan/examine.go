@@ -5,7 +5,6 @@ package jobscan
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -207,9 +206,8 @@ func StoreWaits(ctx context.Context, addr string, ranks map[int]int) []verdict.W
 		return nil // PyTorch's own, or gone
 	}
 	defer func() { _ = client.Close() }()
-	b, err := client.Stats(ctx)
-	var stats tcpstore.Stats
-	if err != nil || json.Unmarshal(b, &stats) != nil {
+	stats, err := client.Stats(ctx)
+	if err != nil {
 		return nil
 	}
 	return Waiters(stats, ranks)

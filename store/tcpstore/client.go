@@ -5,6 +5,7 @@ package tcpstore
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"sync/atomic"
 	"time"
@@ -359,14 +360,21 @@ func (c *Client) Workers(ctx context.Context) (int64, error) {
 	return n, nil
 }
 
-// Stats returns the server's statistics as JSON: connections, operations, keys, and who waits for what. Only cohort's
-// server has them.
-func (c *Client) Stats(ctx context.Context) ([]byte, error) {
+// Stats returns the server's statistics: connections, operations, keys, and who waits for what. Only cohort's server has
+// them.
+func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	if err := c.nativeOnly("stats", "statistics"); err != nil {
-		return nil, err
+		return Stats{}, err
 	}
 	r, err := c.do(ctx, &request{op: wire.Stats})
-	return r.Value, err
+	if err != nil {
+		return Stats{}, err
+	}
+	var stats Stats
+	if err := json.Unmarshal(r.Value, &stats); err != nil {
+		return Stats{}, dist.Newf("tcpstore: stats", dist.Protocol, "the server's statistics cannot be read: %w", err)
+	}
+	return stats, nil
 }
 
 // do runs one operation: checks, the backend, the event, the error's words.
@@ -385,7 +393,7 @@ func (c *Client) run(ctx context.Context, q *request) (r wire.Reply, err error) 
 	if c.closed.Load() {
 		return r, c.explain(q, dist.Closed)
 	}
-	if e := dist.FromContext("tcpstore", ctx); e != nil {
+	if e := dist.FromContext(ctx, "tcpstore"); e != nil {
 		return r, c.explain(q, e)
 	}
 	if r, err = c.back.do(ctx, limitOf(ctx, c.Timeout(), q.wait), q); err != nil {

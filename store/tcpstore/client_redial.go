@@ -104,7 +104,7 @@ func (s *nativeStore) again(ctx context.Context, limit time.Time) (*nativeConn, 
 	case s.dialing <- struct{}{}:
 		defer func() { <-s.dialing }()
 	case <-ctx.Done():
-		return nil, dist.FromContext("tcpstore", ctx)
+		return nil, dist.FromContext(ctx, "tcpstore")
 	}
 	old := s.current.Load()
 	if !old.lost.Load() {

@@ -203,7 +203,7 @@ func (s *torchStore) popNow(ctx context.Context, q *request) (r wire.Reply, err 
 
 // pop sends a pop. Once it is sent it takes an item, which must not be lost because ctx ends now.
 func (t *torchConn) pop(ctx context.Context, q *request) (r wire.Reply, err error) {
-	if e := dist.FromContext("tcpstore", ctx); e != nil {
+	if e := dist.FromContext(ctx, "tcpstore"); e != nil {
 		return r, e
 	}
 	sure, cancel := outlive(ctx, popGrace)
@@ -213,7 +213,7 @@ func (t *torchConn) pop(ctx context.Context, q *request) (r wire.Reply, err erro
 		r = own(got)
 		return readErr
 	})
-	if e := dist.FromContext("tcpstore", ctx); err != nil && e != nil && sure.Err() != nil {
+	if e := dist.FromContext(ctx, "tcpstore"); err != nil && e != nil && sure.Err() != nil {
 		err = e
 		if errors.Is(err, error(errLimit)) {
 			err = errSilent
@@ -276,7 +276,7 @@ func (s *torchStore) whenPresent(ctx context.Context, keys []string) (*torchConn
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			err = dist.FromContext("tcpstore", ctx)
+			err = dist.FromContext(ctx, "tcpstore")
 		case s.pool.slots[forWait] <- struct{}{}:
 			t, err = s.pool.connection(ctx, forWait)
 		}
@@ -329,7 +329,7 @@ func (s *torchStore) lastLook(ctx context.Context, q *request) error {
 	last, cancel := context.WithTimeout(ctx, lastWord)
 	defer cancel()
 	_, err := s.present(last, keys)
-	if e := dist.FromContext("tcpstore", ctx); e != nil {
+	if e := dist.FromContext(ctx, "tcpstore"); e != nil {
 		return e
 	}
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -72,7 +72,7 @@ func (t *torchConn) exchange(ctx context.Context, request []byte, read func() er
 // failed tells what ended an exchange: ctx, a reply that makes no sense, or the connection.
 func (t *torchConn) failed(ctx context.Context, err error) error {
 	if isTimeout(err) {
-		if e := dist.FromContext("tcpstore", ctx); e != nil {
+		if e := dist.FromContext(ctx, "tcpstore"); e != nil {
 			return e
 		}
 	}
@@ -177,7 +177,7 @@ func (t *torchConn) wait(ctx context.Context, request []byte, present func(conte
 		if !isTimeout(err) {
 			return err
 		}
-		if e := dist.FromContext("tcpstore", ctx); e != nil {
+		if e := dist.FromContext(ctx, "tcpstore"); e != nil {
 			t.cancelWait()
 			return e
 		}

@@ -64,7 +64,7 @@ var (
 
 // endOf returns why an operation must end now, or nil.
 func endOf(ctx context.Context, limit time.Time) error {
-	if e := dist.FromContext("tcpstore", ctx); e != nil {
+	if e := dist.FromContext(ctx, "tcpstore"); e != nil {
 		return e
 	}
 	if !limit.IsZero() && time.Until(limit) <= 0 {
@@ -85,7 +85,7 @@ func sleepUntil(ctx context.Context, limit time.Time, wake <-chan struct{}) erro
 	case <-wake:
 		return nil
 	case <-ctx.Done():
-		return dist.FromContext("tcpstore", ctx)
+		return dist.FromContext(ctx, "tcpstore")
 	case <-alarm:
 		return errLimit
 	}

@@ -49,7 +49,7 @@ func (c *Client) watchKey(ctx context.Context, q *request, ready func(), changed
 	defer cancel(nil)
 	defer context.AfterFunc(c.life, func() { cancel(dist.Closed) })() // Close ends it
 	err := c.watch(ctx, q, ready, changed)
-	if ended := dist.FromContext("tcpstore", ctx); ended != nil {
+	if ended := dist.FromContext(ctx, "tcpstore"); ended != nil {
 		err = ended
 	}
 	return c.explain(q, err)

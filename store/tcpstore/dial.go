@@ -98,7 +98,7 @@ func (d *dialer) connect(ctx context.Context, want Dialect) (found, error) {
 
 // gaveUp is the error of a connect whose context ended. It has PyTorch's words, for those who search for them.
 func (d *dialer) gaveUp(ctx context.Context, took time.Duration, last error) error {
-	e := dist.Ended("tcpstore: dial", ctx)
+	e := dist.Ended(ctx, "tcpstore: dial")
 	e.Peer = d.addr
 	host, port, err := net.SplitHostPort(d.addr)
 	if err != nil {
@@ -269,7 +269,7 @@ func (d *dialer) tryLegacy(ctx context.Context) (found, error) {
 func (d *dialer) again(ctx context.Context, like found) (found, error) {
 	f, err := d.reopen(ctx, like)
 	if err != nil && isOver(ctx) { // the caller's time was up, which says nothing about the server
-		e := dist.Ended("tcpstore: dial", ctx)
+		e := dist.Ended(ctx, "tcpstore: dial")
 		e.Peer = d.addr
 		return found{}, e
 	}

@@ -4,7 +4,6 @@
 package tcpstore
 
 import (
-	"encoding/json"
 	"errors"
 	"testing"
 
@@ -67,10 +66,8 @@ func TestClearedStoreIsAnother(t *testing.T) {
 		if err := <-waited; !errors.Is(err, dist.Replaced) {
 			t.Errorf("a wait that Server.Clear ended: %v", err)
 		}
-		var stats Stats
-		text, failed := operator.Stats(ctx)
-		if failed != nil || json.Unmarshal(text, &stats) != nil || stats.Keys != 0 {
-			t.Errorf("statistics after Clear: %s, %v", text, failed)
+		if stats, err := operator.Stats(ctx); err != nil || stats.Keys != 0 || stats.Identity != s.Identity().String() {
+			t.Errorf("statistics after Clear: %+v, %v", stats, err)
 		}
 	})
 }

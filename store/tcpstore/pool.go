@@ -58,7 +58,7 @@ func (p *pool) take(ctx context.Context, u use) (*torchConn, error) {
 		select {
 		case p.slots[u] <- struct{}{}:
 		case <-ctx.Done():
-			return nil, dist.FromContext("tcpstore", ctx)
+			return nil, dist.FromContext(ctx, "tcpstore")
 		}
 	}
 	return p.connection(ctx, u)

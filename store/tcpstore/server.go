@@ -122,7 +122,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	if left == 0 {
 		return nil
 	}
-	e := dist.Ended("tcpstore: shutdown", ctx)
+	e := dist.Ended(ctx, "tcpstore: shutdown")
 	e.Detail = strconv.Itoa(left) + " connections were still open and have been closed"
 	return e
 }

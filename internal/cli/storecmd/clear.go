@@ -6,7 +6,6 @@ package storecmd
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -54,11 +53,8 @@ func (a *app) clear(ctx context.Context, flags *command.StoreFlags, yes bool) er
 		if id, _, err = s.Hello(ctx); err != nil {
 			return clearError(s.Addr(), err)
 		}
-		text, err := s.Stats(ctx)
-		if err != nil {
-			return err
-		}
-		return json.Unmarshal(text, &stats)
+		stats, err = s.Stats(ctx)
+		return err
 	})
 	if err != nil {
 		return err

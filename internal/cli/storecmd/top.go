@@ -97,18 +97,12 @@ func (s *sampler) next(ctx context.Context) (tui.Top, error) {
 func (s *sampler) ask(ctx context.Context) (stats tcpstore.Stats, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	text, err := s.client.Stats(ctx)
+	stats, err = s.client.Stats(ctx)
 	if errors.Is(err, dist.NotSupported) {
 		return stats, fmt.Errorf("the store at %s is PyTorch's own and does not tell who waits; only cohort's does "+
 			"(\"cohort store serve\" explains how PyTorch ranks use it). \"cohort store keys\" and \"get\" work here too", s.client.Addr())
 	}
-	if err != nil {
-		return stats, err
-	}
-	if err := json.Unmarshal(text, &stats); err != nil {
-		return stats, dist.Newf("store: top", dist.Protocol, "the server's statistics cannot be read: %w", err)
-	}
-	return stats, nil
+	return stats, err
 }
 
 // topOf makes a frame's numbers of two samples.
