@@ -16,7 +16,7 @@ import (
 // BenchmarkTrainStep is one step of a 784-256-10 network with a batch of 64.
 func BenchmarkTrainStep(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
-	net := nn.Sequence{nn.NewLinear(r, 784, 256), nn.ReLU, nn.NewLinear(r, 256, 10)}
+	net := nn.Sequential{nn.NewLinear(r, 784, 256), nn.ReLU, nn.NewLinear(r, 256, 10)}
 	opt, err := optim.New(optim.SGD{LR: 0.01}, nn.Variables(net))
 	if err != nil {
 		b.Fatal(err)

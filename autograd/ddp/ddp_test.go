@@ -61,9 +61,9 @@ func worldWith(t *testing.T, size int, opts []group.Option, f func(ctx context.C
 	ranks.Wait()
 }
 
-func net(seed uint64) nn.Sequence {
+func net(seed uint64) nn.Sequential {
 	r := rand.New(rand.NewPCG(seed, 1))
-	return nn.Sequence{nn.NewLinear(r, 4, 8), nn.Tanh, nn.NewLinear(r, 8, 6), nn.ReLU, nn.NewLinear(r, 6, 2)}
+	return nn.Sequential{nn.NewLinear(r, 4, 8), nn.Tanh, nn.NewLinear(r, 8, 6), nn.ReLU, nn.NewLinear(r, 6, 2)}
 }
 
 func batch(seed uint64, n int) (x *autograd.Variable, y *tensor.Tensor) {
@@ -181,12 +181,12 @@ func TestMeans(t *testing.T) {
 						}
 					}
 					model.SetSync(k == 2)
-					before := g.Sequence()
+					before := g.Seq()
 					x, y := batch(1000+10*k+uint64(g.Rank()), 8)
 					if err := autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean).Backward(ctx); err != nil {
 						return err
 					}
-					if k < 2 && g.Sequence() != before {
+					if k < 2 && g.Seq() != before {
 						return errors.New("a pass without sync communicated")
 					}
 				}
@@ -222,7 +222,7 @@ func TestOverlap(t *testing.T) {
 		var early uint64
 		var before uint64
 		if _, err := first.Weight.OnGrad(func(*tensor.Tensor) (*tensor.Tensor, error) {
-			early = g.Sequence() - before
+			early = g.Seq() - before
 			return nil, nil
 		}); err != nil {
 			return err
@@ -230,7 +230,7 @@ func TestOverlap(t *testing.T) {
 		for range 2 { // the second pass has the final buckets
 			x, y := batch(1, 8)
 			out := model.Forward(ctx, x)
-			before = g.Sequence()
+			before = g.Seq()
 			if err := autograd.CrossEntropy(out, y, autograd.ReduceMean).Backward(ctx); err != nil {
 				return err
 			}
@@ -333,8 +333,8 @@ func TestMisuse(t *testing.T) {
 		}
 		model.Close()
 		zero(m)
-		before := g.Sequence()
-		if err := autograd.CrossEntropy(m.Forward(x), y, autograd.ReduceMean).Backward(ctx); err != nil || g.Sequence() != before {
+		before := g.Seq()
+		if err := autograd.CrossEntropy(m.Forward(x), y, autograd.ReduceMean).Backward(ctx); err != nil || g.Seq() != before {
 			return fmt.Errorf("after Close: %w", err)
 		}
 		for _, opts := range [][]ddp.Option{{ddp.WithBuckets(0, 1)}} {
@@ -354,7 +354,7 @@ func TestOtherModels(t *testing.T) {
 	t.Parallel()
 	world(t, 2, func(ctx context.Context, g *group.Group) error {
 		r := rand.New(rand.NewPCG(1, 1))
-		m := nn.Sequence{nn.NewLinear(r, 2, 2)}
+		m := nn.Sequential{nn.NewLinear(r, 2, 2)}
 		if g.Rank() == 1 {
 			m = append(m, nn.NewLinear(r, 2, 2))
 		}
@@ -447,7 +447,7 @@ func TestTied(t *testing.T) {
 	world(t, 2, func(ctx context.Context, g *group.Group) error {
 		r := rand.New(rand.NewPCG(1, uint64(g.Rank())))
 		shared := nn.NewLinear(r, 4, 4)
-		net := nn.Sequence{shared, nn.Tanh, shared}
+		net := nn.Sequential{shared, nn.Tanh, shared}
 		model, err := ddp.New(ctx, g, net)
 		if err != nil {
 			return err

@@ -100,7 +100,7 @@ func TestBuffers(t *testing.T) {
 			if err := norm.Buffers()[0].Value.Fill(g.Rank() + 5); err != nil {
 				return err
 			}
-			m := append(nn.Sequence{norm}, net(1)...)
+			m := append(nn.Sequential{norm}, net(1)...)
 			var opts []ddp.Option
 			if keep {
 				opts = append(opts, ddp.WithoutBuffers())

@@ -22,11 +22,11 @@ import (
 )
 
 // tables has a table of rows with sparse gradients, and a layer behind it.
-func tables(seed uint64) nn.Sequence {
+func tables(seed uint64) nn.Sequential {
 	r := rand.New(rand.NewPCG(seed, seed))
 	table := nn.NewEmbedding(r, 10, 3)
 	table.Sparse = true
-	return nn.Sequence{table, nn.NewLinear(r, 3, 2)}
+	return nn.Sequential{table, nn.NewLinear(r, 3, 2)}
 }
 
 func ids(list ...int64) *autograd.Variable {
@@ -158,14 +158,14 @@ func TestSparseJoin(t *testing.T) {
 func TestSparseRefused(t *testing.T) {
 	t.Parallel()
 	for says, c := range map[string]struct {
-		forward func(m nn.Sequence) *autograd.Variable
+		forward func(m nn.Sequential) *autograd.Variable
 		opts    []ddp.Option
 	}{
-		"Expected variable to have sparse gradient": {func(m nn.Sequence) *autograd.Variable {
+		"Expected variable to have sparse gradient": {func(m nn.Sequential) *autograd.Variable {
 			table, _ := m[0].(*nn.Embedding)
 			return m[1].Forward(table.Weight)
 		}, nil},
-		"Expected sparse gradient to be defined": {func(m nn.Sequence) *autograd.Variable {
+		"Expected sparse gradient to be defined": {func(m nn.Sequential) *autograd.Variable {
 			return m[1].Forward(autograd.Constant(tensor.Must(tensor.New(tensor.Float32, 1, 3))))
 		}, []ddp.Option{ddp.WithFindUnused()}},
 	} {

@@ -14,7 +14,7 @@ import (
 
 func ExampleSave() {
 	r := rand.New(rand.NewPCG(1, 2))
-	model := nn.Sequence{nn.NewLinear(r, 3, 2), nn.ReLU, nn.NewLinear(r, 2, 1)}
+	model := nn.Sequential{nn.NewLinear(r, 3, 2), nn.ReLU, nn.NewLinear(r, 2, 1)}
 	dir, err := os.MkdirTemp("", "model")
 	if err != nil {
 		fmt.Println(err)
@@ -26,7 +26,7 @@ func ExampleSave() {
 		fmt.Println(err)
 		return
 	}
-	other := nn.Sequence{nn.NewLinear(r, 3, 2), nn.ReLU, nn.NewLinear(r, 2, 1)}
+	other := nn.Sequential{nn.NewLinear(r, 3, 2), nn.ReLU, nn.NewLinear(r, 2, 1)}
 	if err := nn.Load(path, other); err != nil {
 		fmt.Println(err)
 		return

@@ -6,7 +6,7 @@
 // PyTorch's names, shapes and layouts, so either can read the other's files.
 //
 //	r := rand.New(rand.NewPCG(1, 2))
-//	model := nn.Sequence{nn.NewLinear(r, 784, 256), nn.ReLU, nn.NewLinear(r, 256, 10)}
+//	model := nn.Sequential{nn.NewLinear(r, 784, 256), nn.ReLU, nn.NewLinear(r, 256, 10)}
 //	logits := model.Forward(autograd.Constant(images))
 //	err := nn.Save("model.safetensors", model)
 package nn
@@ -98,11 +98,11 @@ var (
 	Sigmoid = Func((*autograd.Variable).Sigmoid)
 )
 
-// Sequence runs modules one after the other. It corresponds to torch.nn.Sequential.
-type Sequence []Module
+// Sequential runs modules one after the other. It corresponds to torch.nn.Sequential.
+type Sequential []Module
 
 // Forward passes x through all modules.
-func (s Sequence) Forward(x *autograd.Variable) *autograd.Variable {
+func (s Sequential) Forward(x *autograd.Variable) *autograd.Variable {
 	for _, m := range s {
 		x = m.Forward(x)
 	}
@@ -110,7 +110,7 @@ func (s Sequence) Forward(x *autograd.Variable) *autograd.Variable {
 }
 
 // Params returns the parameters of the modules, named by their positions.
-func (s Sequence) Params() []Param {
+func (s Sequential) Params() []Param {
 	var out []Param
 	for i, m := range s {
 		out = append(out, Prefix(strconv.Itoa(i), m.Params())...)
@@ -119,7 +119,7 @@ func (s Sequence) Params() []Param {
 }
 
 // Buffers returns the buffers of the modules, named by their positions.
-func (s Sequence) Buffers() []Buffer {
+func (s Sequential) Buffers() []Buffer {
 	var out []Buffer
 	for i, m := range s {
 		for _, b := range Buffers(m) {

@@ -31,7 +31,7 @@ func names(m nn.Module) []string {
 func TestNames(t *testing.T) {
 	t.Parallel()
 	r := newRand()
-	m := nn.Sequence{nn.NewEmbedding(r, 5, 4), nn.NewAttention(r, 4, 2, true), nn.ReLU, nn.NewLayerNorm(4), nn.NewLinear(r, 4, 3)}
+	m := nn.Sequential{nn.NewEmbedding(r, 5, 4), nn.NewAttention(r, 4, 2, true), nn.ReLU, nn.NewLayerNorm(4), nn.NewLinear(r, 4, 3)}
 	want := []string{
 		"0.weight", "1.in_proj_weight", "1.in_proj_bias", "1.out_proj.weight", "1.out_proj.bias", "3.weight", "3.bias", "4.weight", "4.bias",
 	}
@@ -90,9 +90,9 @@ func TestCausal(t *testing.T) {
 func TestSaveAndLoad(t *testing.T) {
 	t.Parallel()
 	r := newRand()
-	a := nn.Sequence{nn.NewLinear(r, 3, 2), nn.NewLayerNorm(2)}
+	a := nn.Sequential{nn.NewLinear(r, 3, 2), nn.NewLayerNorm(2)}
 	first := nn.NewLinear(r, 3, 2)
-	b := nn.Sequence{first, nn.NewLayerNorm(2)}
+	b := nn.Sequential{first, nn.NewLayerNorm(2)}
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	if err := nn.Save(path, a); err != nil {
 		t.Fatal(err)
@@ -110,9 +110,9 @@ func TestSaveAndLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, other := range []nn.Module{
-		nn.Sequence{nn.NewLinear(r, 3, 2)},
-		nn.Sequence{nn.NewLinear(r, 3, 2), nn.NewLayerNorm(2), nn.NewLinear(r, 1, 1)},
-		nn.Sequence{nn.NewLinear(r, 3, 2), nn.NewLayerNorm(3)},
+		nn.Sequential{nn.NewLinear(r, 3, 2)},
+		nn.Sequential{nn.NewLinear(r, 3, 2), nn.NewLayerNorm(2), nn.NewLinear(r, 1, 1)},
+		nn.Sequential{nn.NewLinear(r, 3, 2), nn.NewLayerNorm(3)},
 	} {
 		state, err := nn.State(other)
 		if err != nil {
@@ -156,7 +156,7 @@ func TestInitialisers(t *testing.T) {
 func TestLearns(t *testing.T) {
 	t.Parallel()
 	r := newRand()
-	model := nn.Sequence{nn.NewLinear(r, 2, 16), nn.Tanh, nn.NewLinear(r, 16, 1)}
+	model := nn.Sequential{nn.NewLinear(r, 2, 16), nn.Tanh, nn.NewLinear(r, 16, 1)}
 	opt, err := optim.New(optim.Adam{LR: 0.05}, nn.Variables(model))
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +193,7 @@ func TestBatchNorm(t *testing.T) {
 			t.Errorf("output %v", y)
 		}
 	}
-	state, err := nn.State(nn.Sequence{m})
+	state, err := nn.State(nn.Sequential{m})
 	if err != nil || len(state) != 5 {
 		t.Fatalf("%v, %v", state, err)
 	}

@@ -19,11 +19,11 @@ const (
 
 // newModel returns a transformer that predicts the next character, in three stages with one block each. What comes out has a
 // row for every character that went in.
-func newModel(r *rand.Rand, letters, length int) nn.Sequence {
-	return nn.Sequence{
-		nn.Sequence{newInput(r, letters, length), newBlock(r)},
+func newModel(r *rand.Rand, letters, length int) nn.Sequential {
+	return nn.Sequential{
+		nn.Sequential{newInput(r, letters, length), newBlock(r)},
 		newBlock(r),
-		nn.Sequence{newBlock(r), nn.NewLayerNorm(width), nn.NewLinear(r, width, letters), nn.Func(rows)},
+		nn.Sequential{newBlock(r), nn.NewLayerNorm(width), nn.NewLinear(r, width, letters), nn.Func(rows)},
 	}
 }
 
@@ -67,13 +67,13 @@ func (in *input) Params() []nn.Param {
 type block struct {
 	norm1, norm2 *nn.LayerNorm
 	attention    *nn.Attention
-	mlp          nn.Sequence
+	mlp          nn.Sequential
 }
 
 func newBlock(r *rand.Rand) *block {
 	return &block{
 		norm1: nn.NewLayerNorm(width), norm2: nn.NewLayerNorm(width), attention: nn.NewAttention(r, width, heads, true),
-		mlp: nn.Sequence{nn.NewLinear(r, width, 4*width), nn.GELU, nn.NewLinear(r, 4*width, width)},
+		mlp: nn.Sequential{nn.NewLinear(r, width, 4*width), nn.GELU, nn.NewLinear(r, 4*width, width)},
 	}
 }
 

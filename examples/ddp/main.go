@@ -71,7 +71,7 @@ func run(ctx context.Context, url string, steps int, out io.Writer) error {
 		return err
 	}
 	random := rand.New(rand.NewPCG(1000, uint64(g.Rank()))) //nolint:gosec // training data
-	net := nn.Sequence{nn.NewLinear(random, 3, 16), nn.Tanh, nn.NewLinear(random, 16, 1)}
+	net := nn.Sequential{nn.NewLinear(random, 3, 16), nn.Tanh, nn.NewLinear(random, 16, 1)}
 	model, err := ddp.New(ctx, g, net)
 	if err != nil {
 		return err

@@ -101,7 +101,7 @@ func train(ctx context.Context, url string, epochs int, out io.Writer) (*result,
 		return nil, err
 	}
 	random := rand.New(rand.NewPCG(1, uint64(g.Rank()))) //nolint:gosec // initial weights
-	net := nn.Sequence{nn.NewLinear(random, pixels, hidden), nn.ReLU, nn.NewLinear(random, hidden, 10)}
+	net := nn.Sequential{nn.NewLinear(random, pixels, hidden), nn.ReLU, nn.NewLinear(random, hidden, 10)}
 	model, err := ddp.New(ctx, g, net)
 	if err != nil {
 		return nil, err

@@ -58,9 +58,9 @@ func train(ctx context.Context, steps int, out io.Writer) (*result, error) {
 	defer func() { _ = st.Close() }()
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // initial weights
 	net, err := stages.Start(ctx, st, optim.Adam{LR: 0.03},
-		nn.Sequence{nn.NewLinear(random, 2, 32), nn.Tanh},
-		nn.Sequence{nn.NewLinear(random, 32, 32), nn.Tanh},
-		nn.Sequence{nn.NewLinear(random, 32, 2)},
+		nn.Sequential{nn.NewLinear(random, 2, 32), nn.Tanh},
+		nn.Sequential{nn.NewLinear(random, 32, 32), nn.Tanh},
+		nn.Sequential{nn.NewLinear(random, 32, 2)},
 	)
 	if err != nil {
 		return nil, err

@@ -59,7 +59,7 @@ type server struct {
 
 func newServer() *server {
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // initial weights
-	return &server{params: nn.Variables(nn.Sequence{nn.NewLinear(random, 1, hidden), nn.NewLinear(random, hidden, 1)})}
+	return &server{params: nn.Variables(nn.Sequential{nn.NewLinear(random, 1, hidden), nn.NewLinear(random, hidden, 1)})}
 }
 
 func (s *server) copies() []*autograd.Variable {

@@ -110,15 +110,15 @@ func train(ctx context.Context, url, mode string, steps int) (digest string, buc
 		net, opts = forked, []ddp.Option{ddp.WithFindUnused()}
 	case "tied":
 		shared := nn.NewLinear(r, 64, 64)
-		net = nn.Sequence{shared, nn.Tanh, shared, nn.Tanh, nn.NewLinear(r, 64, 8)}
+		net = nn.Sequential{shared, nn.Tanh, shared, nn.Tanh, nn.NewLinear(r, 64, 8)}
 	case "buffers":
-		net = nn.Sequence{nn.NewLinear(r, 64, 16), nn.NewBatchNorm(16), nn.Tanh, nn.NewLinear(r, 16, 8)}
+		net = nn.Sequential{nn.NewLinear(r, 64, 16), nn.NewBatchNorm(16), nn.Tanh, nn.NewLinear(r, 16, 8)}
 	case "sparse", "accumulate-sparse":
 		net, opts = newLookup(r), []ddp.Option{ddp.WithBuckets(ddp.DefaultFirstBucket, 1000)}
 	case "static":
 		net, opts = forked, []ddp.Option{ddp.WithStaticGraph(), ddp.WithBuckets(ddp.DefaultFirstBucket, 1000)}
 	default:
-		net = nn.Sequence{nn.NewLinear(r, 64, 512), nn.Tanh, nn.NewLinear(r, 512, 512), nn.Tanh, nn.NewLinear(r, 512, 8)}
+		net = nn.Sequential{nn.NewLinear(r, 64, 512), nn.Tanh, nn.NewLinear(r, 512, 512), nn.Tanh, nn.NewLinear(r, 512, 8)}
 		opts = []ddp.Option{ddp.WithBuckets(ddp.DefaultFirstBucket, 1<<20)}
 	}
 	if mode == "fp16" {
