@@ -19,7 +19,7 @@ import (
 //
 // It corresponds to torch.distributed.all_gather_coalesced.
 func (g *Group) AllGatherCoalesced(ctx context.Context, outs [][]*tensor.Tensor, ins []*tensor.Tensor, opts ...OpOption) *Work {
-	w := g.newWork(OpAllGatherCoalesce, opts)
+	w := g.newWork(OpAllGatherCoalesced, opts)
 	return g.run(ctx, w, g.args.AllGatherCoalesced(&w.call, outs, ins))
 }
 
@@ -27,7 +27,7 @@ func (g *Group) AllGatherCoalesced(ctx context.Context, outs [][]*tensor.Tensor,
 //
 // It corresponds to all_gather_into_tensor in torch.distributed's _coalescing_manager.
 func (g *Group) AllGatherIntoCoalesced(ctx context.Context, outs, ins []*tensor.Tensor, opts ...OpOption) *Work {
-	w := g.newWork(OpAllGatherIntoCoalesce, opts)
+	w := g.newWork(OpAllGatherIntoCoalesced, opts)
 	return g.run(ctx, w, g.args.AllGatherIntoCoalesced(&w.call, outs, ins))
 }
 
@@ -36,7 +36,7 @@ func (g *Group) AllGatherIntoCoalesced(ctx context.Context, outs, ins []*tensor.
 // It corresponds to reduce_scatter_tensor in torch.distributed's _coalescing_manager. With PyTorch ranks it takes a sequence
 // number per pair, as there.
 func (g *Group) ReduceScatterIntoCoalesced(ctx context.Context, outs, ins []*tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
-	w := g.newWork(OpReduceScatterIntoCoalesce, opts)
+	w := g.newWork(OpReduceScatterIntoCoalesced, opts)
 	return g.run(ctx, w, g.args.ReduceScatterIntoCoalesced(&w.call, outs, ins, reduce.Op(op)))
 }
 

@@ -76,7 +76,7 @@ func TestCoalesced(t *testing.T) {
 				}).Wait(ctx)
 				return errors.Join(err, same[int64]("s", s, 1), same[int64]("u", u, 1, 1))
 			}))
-			if got, want := groups[0].Sequence(), uint64(5); got != want {
+			if got, want := groups[0].Seq(), uint64(5); got != want {
 				t.Errorf("%d operations for %d calls", got, want)
 			}
 		})
@@ -130,7 +130,7 @@ func TestBroadcastCoalesced(t *testing.T) {
 			}
 			return errors.Join(same[int64]("a", a, 2, 2), same[float32]("b", b, 2), same[int64]("c", c, 2), same[int64]("d", d, 2, 2, 2))
 		}))
-		if got := groups[0].Sequence(); got != 3 { // a with c, b, d
+		if got := groups[0].Seq(); got != 3 { // a with c, b, d
 			t.Errorf("%d broadcasts", got)
 		}
 	}

@@ -53,7 +53,7 @@ func (g *Group) AllReduceSparse(ctx context.Context, s *tensor.Sparse, op Reduce
 //
 // It corresponds to torch.distributed.all_reduce_coalesced.
 func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
-	w := g.newWork(OpAllReduceCoalesce, opts)
+	w := g.newWork(OpAllReduceCoalesced, opts)
 	return g.run(ctx, w, g.args.AllReduceCoalesced(&w.call, ts, reduce.Op(op)))
 }
 

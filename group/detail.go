@@ -23,13 +23,13 @@ type checks struct {
 // number and leaves the group as it was, on all ranks; any other failure of the check fails the group.
 func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	if err := ctx.Err(); err != nil {
-		w.complete(dist.FromContext("group: "+w.op.String(), ctx))
+		w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
 		return w
 	}
 	select {
 	case g.checks.turn <- struct{}{}:
 	case <-ctx.Done():
-		w.complete(dist.FromContext("group: "+w.op.String(), ctx))
+		w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
 		return w
 	}
 	defer func() { <-g.checks.turn }()

@@ -56,7 +56,7 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 		if w.completed.Load() {
 			return w.err
 		}
-		return dist.FromContext("group: wait", ctx)
+		return dist.FromContext(ctx, "group: wait")
 	}
 }
 
@@ -95,7 +95,7 @@ func (g *Group) runNext(ctx context.Context) (*report, error) {
 		pause := g.mu.sched.Pause()
 		g.mu.Unlock()
 		if pause {
-			return nil, dist.FromContext("group: wait", ctx)
+			return nil, dist.FromContext(ctx, "group: wait")
 		}
 		err = g.execute(context.WithoutCancel(ctx), w) // the engine is failing: that ends the operation
 	}

@@ -144,8 +144,8 @@ func (g *Group) Err() error {
 	return g.mu.failure
 }
 
-// Sequence returns the number of collectives that this rank has posted.
-func (g *Group) Sequence() uint64 {
+// Seq returns the number of collectives that this rank has posted.
+func (g *Group) Seq() uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return uint64(g.mu.sched.Sequence())

@@ -115,7 +115,7 @@ func (a action) begin(ctx context.Context, g *Group, k int) ([]*Work, func() err
 		}
 		out := vector(a.float, a.n, func(int) int { return -1 })
 		left := (me - 1 + n) % n
-		return g.Batch(ctx, []P2P{{OpSend, own, dist.Rank((me + 1) % n), k}, {OpRecv, out, dist.Rank(left), k}}), expect(out, a.n, func(i int) int { return value(k, left, i) })
+		return g.Batch(ctx, []P2POp{{OpSend, own, dist.Rank((me + 1) % n), k}, {OpRecv, out, dist.Rank(left), k}}), expect(out, a.n, func(i int) int { return value(k, left, i) })
 	case 7:
 		var ins []*tensor.Tensor
 		if me == a.root {

@@ -116,7 +116,7 @@ func (g *Group) waitMessage(ctx context.Context, w *Work) error {
 			return w.err
 		}
 		if ctx.Err() != nil {
-			return dist.FromContext("group: wait", ctx)
+			return dist.FromContext(ctx, "group: wait")
 		}
 		return err
 	}
@@ -129,7 +129,7 @@ func (g *Group) waitMessage(ctx context.Context, w *Work) error {
 	case <-w.Done():
 	case <-ctx.Done():
 		if !w.completed.Load() {
-			return dist.FromContext("group: wait", ctx)
+			return dist.FromContext(ctx, "group: wait")
 		}
 	}
 	return w.err
@@ -235,8 +235,8 @@ func (g *Group) withdraw(w *Work, reason *dist.Error) {
 	g.reap(w)
 }
 
-// P2P is one operation of a batch.
-type P2P struct {
+// P2POp is one operation of a batch.
+type P2POp struct {
 	// Op is OpSend or OpRecv.
 	Op     OpType
 	Tensor *tensor.Tensor
@@ -245,7 +245,7 @@ type P2P struct {
 }
 
 // Batch posts several messages; a mistake in any of them posts none. It corresponds to torch.distributed.batch_isend_irecv.
-func (g *Group) Batch(ctx context.Context, ops []P2P, opts ...OpOption) []*Work {
+func (g *Group) Batch(ctx context.Context, ops []P2POp, opts ...OpOption) []*Work {
 	works := make([]*Work, len(ops))
 	for i, op := range ops {
 		var err error

@@ -11,7 +11,7 @@ import (
 // String says which group it is and how it is: "group 0: rank 2 of 4 over shm, 17 collectives".
 func (g *Group) String() string {
 	text := "group " + g.name + ": rank " + g.rank.String() + " of " + strconv.Itoa(g.size) + " over " + string(g.transport) + ", " +
-		strconv.FormatUint(g.Sequence(), 10) + " collectives"
+		strconv.FormatUint(g.Seq(), 10) + " collectives"
 	if err := g.Err(); err != nil {
 		text += ", ended: " + err.Error()
 	}

@@ -66,8 +66,8 @@ func (c *crew) reconfigure(uuid int64, members ...int) {
 			return err
 		}
 		c.groups[m] = next
-		if next.Rank() != dist.Rank(i) || next.Size() != len(members) || next.Sequence() != 0 {
-			return fmt.Errorf("rank %d of %d, %d operations", next.Rank(), next.Size(), next.Sequence())
+		if next.Rank() != dist.Rank(i) || next.Size() != len(members) || next.Seq() != 0 {
+			return fmt.Errorf("rank %d of %d, %d operations", next.Rank(), next.Size(), next.Seq())
 		}
 		got, err := AllGatherSlice(ctx, next, []int{m})
 		if err == nil && !slices.Equal(got, members) {

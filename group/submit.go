@@ -66,7 +66,7 @@ func (g *Group) refusedLocked(ctx context.Context, op OpType, no sched.Refusal) 
 	case <-room:
 		return nil
 	case <-ctx.Done():
-		e := dist.Ended("group: "+op.String(), ctx)
+		e := dist.Ended(ctx, "group: "+op.String())
 		e.Detail = "the context ended while the operation waited for its place: as many are posted as the group's queue takes"
 		return e
 	}
@@ -82,7 +82,7 @@ func (g *Group) post(ctx context.Context, w *Work, numbers uint32) *Work {
 
 func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 	if ctx.Err() != nil {
-		w.complete(dist.FromContext("group: "+w.op.String(), ctx))
+		w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
 		return w
 	}
 	moment.At("group.submit")
@@ -133,7 +133,7 @@ func (g *Group) limitLocked(w *Work) {
 // postMessage hands a point-to-point operation to the mesh.
 func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	if ctx.Err() != nil {
-		w.complete(dist.FromContext("group: "+w.op.String(), ctx))
+		w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
 		return w
 	}
 	moment.At("group.post")

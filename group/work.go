@@ -124,7 +124,7 @@ func (w *Work) Wait(ctx context.Context) error {
 		if w.completed.Load() {
 			return w.err
 		}
-		return dist.FromContext("group: wait", ctx)
+		return dist.FromContext(ctx, "group: wait")
 	}
 }
 

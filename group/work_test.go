@@ -109,8 +109,8 @@ func TestArgumentErrorsTakeNoNumber(t *testing.T) {
 			t.Errorf("%s: %v", name, w.Err())
 		}
 	}
-	if g.Sequence() != 0 || g.Err() != nil {
-		t.Errorf("sequence %d, failure %v", g.Sequence(), g.Err())
+	if g.Seq() != 0 || g.Err() != nil {
+		t.Errorf("sequence %d, failure %v", g.Seq(), g.Err())
 	}
 }
 

@@ -31,7 +31,7 @@ func (g *Group) AllGatherCoalesced(c *Call, outs [][]*tensor.Tensor, ins []*tens
 			return e
 		}
 	}
-	room, err := g.gatherFlat(name, c, torch.AllGatherCoalesce, ins)
+	room, err := g.gatherFlat(name, c, torch.AllGatherCoalesced, ins)
 	if err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func (g *Group) AllGatherIntoCoalesced(c *Call, outs, ins []*tensor.Tensor) erro
 	if err := g.checkPairs(name, outs, ins, g.Size); err != nil {
 		return err
 	}
-	room, err := g.gatherFlat(name, c, torch.AllGatherIntoCoalesce, ins)
+	room, err := g.gatherFlat(name, c, torch.AllGatherIntoCoalesced, ins)
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (g *Group) gatherFlat(name string, c *Call, op torch.Op, ins []*tensor.Tens
 // checkedCoalesced refuses what PyTorch's check of operations does not know: versions up to 2.11 refuse it, 2.14 performs it. In between it
 // came in pieces: 2.12 and 2.13 perform an all-gather without the check, or with it.
 func (g *Group) checkedCoalesced(name string, op torch.Op) error {
-	if !g.Checked || g.Peers.Low >= torch.V2_14 || op == torch.AllGatherCoalesce {
+	if !g.Checked || g.Peers.Low >= torch.V2_14 || op == torch.AllGatherCoalesced {
 		return nil
 	}
 	if g.Peers.High >= torch.V2_12 {
@@ -110,10 +110,10 @@ func (g *Group) ReduceScatterIntoCoalesced(c *Call, outs, ins []*tensor.Tensor, 
 	if err := g.checkPairs(name, ins, outs, g.Size); err != nil {
 		return err
 	}
-	if err := g.checkReductions(name, torch.ReduceScatterIntoCoalesce, ins[0], op, len(ins)); err != nil {
+	if err := g.checkReductions(name, torch.ReduceScatterIntoCoalesced, ins[0], op, len(ins)); err != nil {
 		return err
 	}
-	if err := g.checkedCoalesced(name, torch.ReduceScatterIntoCoalesce); err != nil {
+	if err := g.checkedCoalesced(name, torch.ReduceScatterIntoCoalesced); err != nil {
 		return err
 	}
 	c.Request.Kind, c.Request.Op, c.Request.DType = coll.ReduceScatter, op, g.wireType(ins[0].DType())

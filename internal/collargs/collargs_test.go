@@ -202,7 +202,7 @@ func TestCheckedCoalesced(t *testing.T) {
 	for low := torch.V1_13; low <= torch.Newest; low++ {
 		for high := low; high <= torch.Newest; high++ {
 			g := &Group{Checked: true, Peers: torch.Peers{Low: low, High: high}}
-			err := g.checkedCoalesced("x", torch.ReduceScatterIntoCoalesce)
+			err := g.checkedCoalesced("x", torch.ReduceScatterIntoCoalesced)
 			var r *Refusal
 			switch asked := err != nil && strings.Contains(err.Error(), torch.Option); {
 			case low >= torch.V2_14 && err != nil,

@@ -37,7 +37,7 @@ func (g *Group) AllReduceCoalesced(c *Call, ts []*tensor.Tensor, op reduce.Op) e
 		return dist.New(name, dist.InvalidArgument, "no tensors")
 	}
 	for _, t := range ts {
-		if err := g.checkReduction(name, torch.AllReduceCoalesce, t, op); err != nil {
+		if err := g.checkReduction(name, torch.AllReduceCoalesced, t, op); err != nil {
 			return err
 		}
 	}
@@ -382,7 +382,7 @@ func (g *Group) checkReductions(name string, kind torch.Op, t *tensor.Tensor, op
 // checkedAs names the tensor of a refused operation where PyTorch's check compares one.
 func checkedAs(kind torch.Op, err error, t *tensor.Tensor) error {
 	switch kind {
-	case torch.AllReduceCoalesce, torch.AllGatherCoalesce, torch.AllGatherIntoCoalesce, torch.ReduceScatterIntoCoalesce, torch.AllToAll, torch.AllToAllInto:
+	case torch.AllReduceCoalesced, torch.AllGatherCoalesced, torch.AllGatherIntoCoalesced, torch.ReduceScatterIntoCoalesced, torch.AllToAll, torch.AllToAllInto:
 		return err
 	default:
 		return about(err, t)

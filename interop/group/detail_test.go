@@ -115,7 +115,7 @@ func TestDetailNamesBothSides(t *testing.T) {
 					{"barrier", func() *group.Work { return g.Barrier(ctx) }, nil},
 					{"again", func() *group.Work { return g.AllReduce(ctx, ones(tensor.Float32, 2, 3), group.Sum) }, nil},
 				} {
-					before := g.Sequence()
+					before := g.Seq()
 					err := c.call().Wait(ctx)
 					if c.want == nil {
 						if err != nil {
@@ -123,8 +123,8 @@ func TestDetailNamesBothSides(t *testing.T) {
 						}
 					} else {
 						var e *dist.Error
-						if !errors.As(err, &e) || e.Code != dist.Mismatch || int(e.Rank) == goRank || g.Sequence() != before {
-							t.Fatalf("%s: %v, sequence %d after %d", c.name, err, g.Sequence(), before)
+						if !errors.As(err, &e) || e.Code != dist.Mismatch || int(e.Rank) == goRank || g.Seq() != before {
+							t.Fatalf("%s: %v, sequence %d after %d", c.name, err, g.Seq(), before)
 						}
 						for _, text := range append(c.want, fmt.Sprintf("rank %d runs", goRank), fmt.Sprintf("rank %d runs", int(e.Rank))) {
 							if !strings.Contains(err.Error(), text) {

@@ -193,7 +193,7 @@ func (f *fuzzer) operation() step {
 
 // refusable are operations of which PyTorch refuses some types and operators, with their numbers.
 var refusable = map[string]torch.Op{
-	"all_reduce": torch.AllReduce, "all_reduce_coalesced": torch.AllReduceCoalesce, "reduce": torch.Reduce, "broadcast": torch.Broadcast,
+	"all_reduce": torch.AllReduce, "all_reduce_coalesced": torch.AllReduceCoalesced, "reduce": torch.Reduce, "broadcast": torch.Broadcast,
 	"all_gather": torch.AllGather, "gather": torch.Gather, "scatter": torch.Scatter, "all_to_all_single": torch.AllToAllInto,
 	"reduce_scatter_tensor": torch.ReduceScatterInto, "reduce_scatter": torch.ReduceScatter, "all_to_all": torch.AllToAll,
 }

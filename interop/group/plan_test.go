@@ -270,7 +270,7 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 		if s.Op == "batch" {
 			tag = 0
 		}
-		works := g.Batch(ctx, []group.P2P{
+		works := g.Batch(ctx, []group.P2POp{
 			{Op: group.OpSend, Tensor: x, Peer: (me + 1) % dist.Rank(g.Size()), Tag: tag},
 			{Op: group.OpRecv, Tensor: y, Peer: (me - 1 + dist.Rank(g.Size())) % dist.Rank(g.Size()), Tag: tag},
 		})

@@ -195,12 +195,12 @@ func TestSequenceNumbers(t *testing.T) {
 			if g == nil {
 				continue
 			}
-			initial := g.Sequence()
+			initial := g.Seq()
 			for i := range uint64(10) {
 				if err = g.AllReduce(ctx, full(float32(1), 1), group.Sum).Wait(ctx); err != nil {
 					return err
 				}
-				all, failure := group.AllGatherSlice(ctx, other, []int64{int64(g.Sequence())})
+				all, failure := group.AllGatherSlice(ctx, other, []int64{int64(g.Seq())})
 				if failure != nil {
 					return failure
 				}
@@ -213,7 +213,7 @@ func TestSequenceNumbers(t *testing.T) {
 			if !lags {
 				w = g.AllReduce(ctx, full(float32(1), 1), group.Sum)
 			}
-			all, err := group.AllGatherSlice(ctx, other, []int64{int64(g.Sequence())})
+			all, err := group.AllGatherSlice(ctx, other, []int64{int64(g.Seq())})
 			if err != nil {
 				return err
 			}

@@ -250,7 +250,7 @@ func TestSendRecvAllToAll(t *testing.T) {
 func batch(t *testing.T, tag func(sender int) int) {
 	t.Helper()
 	run(t, func(ctx context.Context, g *group.Group) error {
-		var ops []group.P2P
+		var ops []group.P2POp
 		outs := make([]*tensor.Tensor, g.Size())
 		for peer := range g.Size() {
 			if dist.Rank(peer) == g.Rank() {
@@ -258,8 +258,8 @@ func batch(t *testing.T, tag func(sender int) int) {
 			}
 			outs[peer] = cube(peer+1, float32(-1))
 			ops = append(ops,
-				group.P2P{Op: group.OpRecv, Tensor: outs[peer], Peer: dist.Rank(peer), Tag: tag(peer)},
-				group.P2P{Op: group.OpSend, Tensor: cube(int(g.Rank()+1), float32(g.Rank())), Peer: dist.Rank(peer), Tag: tag(int(g.Rank()))})
+				group.P2POp{Op: group.OpRecv, Tensor: outs[peer], Peer: dist.Rank(peer), Tag: tag(peer)},
+				group.P2POp{Op: group.OpSend, Tensor: cube(int(g.Rank()+1), float32(g.Rank())), Peer: dist.Rank(peer), Tag: tag(int(g.Rank()))})
 		}
 		if err := group.WaitAll(ctx, g.Batch(ctx, ops)...); err != nil {
 			return err
@@ -283,12 +283,12 @@ func TestBatchTags(t *testing.T) { batch(t, func(sender int) int { return sender
 func TestBatchChecks(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		x, next := full(int64(0), 1), (g.Rank()+1)%dist.Rank(g.Size())
-		for name, op := range map[string]group.P2P{
+		for name, op := range map[string]group.P2POp{
 			"a broadcast": {Op: group.OpBroadcast, Tensor: x, Peer: next},
 			"no tensor":   {Op: group.OpSend, Peer: next},
 			"oneself":     {Op: group.OpSend, Tensor: x, Peer: g.Rank()},
 		} {
-			for _, w := range g.Batch(ctx, []group.P2P{{Op: group.OpSend, Tensor: x, Peer: next}, op}) {
+			for _, w := range g.Batch(ctx, []group.P2POp{{Op: group.OpSend, Tensor: x, Peer: next}, op}) {
 				if err := w.Wait(ctx); !errors.Is(err, dist.InvalidArgument) {
 					return fmt.Errorf("%s: %w", name, err)
 				}

@@ -138,8 +138,8 @@ func refused(what string, w *group.Work) error {
 
 // untouched checks that refusals have not put the ranks out of step.
 func untouched(ctx context.Context, g *group.Group) error {
-	if g.Sequence() != 0 || g.Err() != nil {
-		return fmt.Errorf("refusals took %d sequence numbers, failure %w", g.Sequence(), g.Err())
+	if g.Seq() != 0 || g.Err() != nil {
+		return fmt.Errorf("refusals took %d sequence numbers, failure %w", g.Seq(), g.Err())
 	}
 	x := full(int64(1), 1)
 	if err := g.AllReduce(ctx, x, group.Sum).Wait(ctx); err != nil {

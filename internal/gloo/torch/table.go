@@ -17,34 +17,34 @@ type Op uint8
 
 // The operations.
 const (
-	Broadcast                 Op = 0
-	AllReduce                 Op = 1
-	AllReduceCoalesce         Op = 2
-	Reduce                    Op = 3
-	AllGather                 Op = 4
-	AllGatherInto             Op = 5
-	AllGatherCoalesce         Op = 6
-	Gather                    Op = 7
-	Scatter                   Op = 8
-	ReduceScatter             Op = 9
-	AllToAllInto              Op = 10
-	AllToAll                  Op = 11
-	Send                      Op = 12
-	Recv                      Op = 13
-	RecvAny                   Op = 14
-	Barrier                   Op = 15
-	ReduceScatterInto         Op = 16
-	ReduceScatterIntoCoalesce Op = 19
-	AllGatherIntoCoalesce     Op = 20
-	Unknown                   Op = 100
+	Broadcast                  Op = 0
+	AllReduce                  Op = 1
+	AllReduceCoalesced         Op = 2
+	Reduce                     Op = 3
+	AllGather                  Op = 4
+	AllGatherInto              Op = 5
+	AllGatherCoalesced         Op = 6
+	Gather                     Op = 7
+	Scatter                    Op = 8
+	ReduceScatter              Op = 9
+	AllToAllInto               Op = 10
+	AllToAll                   Op = 11
+	Send                       Op = 12
+	Recv                       Op = 13
+	RecvAny                    Op = 14
+	Barrier                    Op = 15
+	ReduceScatterInto          Op = 16
+	ReduceScatterIntoCoalesced Op = 19
+	AllGatherIntoCoalesced     Op = 20
+	Unknown                    Op = 100
 )
 
 var names = map[Op]string{
-	Broadcast: "broadcast", AllReduce: "all_reduce", AllReduceCoalesce: "all_reduce_coalesced", Reduce: "reduce", AllGather: "all_gather",
-	AllGatherInto: "all_gather_into_tensor", AllGatherCoalesce: "all_gather_coalesced", Gather: "gather", Scatter: "scatter",
+	Broadcast: "broadcast", AllReduce: "all_reduce", AllReduceCoalesced: "all_reduce_coalesced", Reduce: "reduce", AllGather: "all_gather",
+	AllGatherInto: "all_gather_into_tensor", AllGatherCoalesced: "all_gather_coalesced", Gather: "gather", Scatter: "scatter",
 	ReduceScatter: "reduce_scatter", AllToAllInto: "all_to_all_single", AllToAll: "all_to_all", Send: "send", Recv: "recv", RecvAny: "recv_any",
-	Barrier: "barrier", ReduceScatterInto: "reduce_scatter_tensor", ReduceScatterIntoCoalesce: "reduce_scatter_tensor_coalesced",
-	AllGatherIntoCoalesce: "all_gather_into_tensor_coalesced", Unknown: "unknown",
+	Barrier: "barrier", ReduceScatterInto: "reduce_scatter_tensor", ReduceScatterIntoCoalesced: "reduce_scatter_tensor_coalesced",
+	AllGatherIntoCoalesced: "all_gather_into_tensor_coalesced", Unknown: "unknown",
 }
 
 // String returns the name of the operation in PyTorch's Python API.
@@ -128,21 +128,21 @@ func (l Level) outcome(c *Call) outcome {
 		return l.sparseSum(c)
 	}
 	switch c.Op {
-	case AllReduce, AllReduceCoalesce:
+	case AllReduce, AllReduceCoalesced:
 		if complexNumbers && !addsComplex(c.Reduce) {
 			return refuse(InPython, fmt.Sprintf("has no %v of complex numbers", c.Reduce))
 		}
 		return l.reduction(c, true)
 	case Reduce:
 		return l.reduction(c, l >= V2_9)
-	case ReduceScatterInto, ReduceScatter, ReduceScatterIntoCoalesce:
+	case ReduceScatterInto, ReduceScatter, ReduceScatterIntoCoalesced:
 		return l.reduceScatter(c)
 	case Broadcast:
 		if complexNumbers && l >= V2_9 {
 			return outcome{}
 		}
-	case AllGather, AllGatherInto, AllGatherCoalesce, AllGatherIntoCoalesce:
-		if c.Op == AllGatherIntoCoalesce && l == V1_13 {
+	case AllGather, AllGatherInto, AllGatherCoalesced, AllGatherIntoCoalesced:
+		if c.Op == AllGatherIntoCoalesced && l == V1_13 {
 			return refuse(AtTheCall, "has no "+c.Op.String())
 		}
 		if c.Numel == 0 && l == V1_13 {
@@ -286,7 +286,7 @@ func (p Peers) Check(name string, c Call) error {
 
 func (c *Call) reduces() bool {
 	switch c.Op {
-	case AllReduce, AllReduceCoalesce, Reduce, ReduceScatter, ReduceScatterInto, ReduceScatterIntoCoalesce:
+	case AllReduce, AllReduceCoalesced, Reduce, ReduceScatter, ReduceScatterInto, ReduceScatterIntoCoalesced:
 		return true
 	default:
 		return false
