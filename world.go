@@ -85,7 +85,7 @@ func (w *World) Group(ctx context.Context) (*group.Group, error) {
 		select {
 		case <-making: // by somebody else; if that failed we try ourselves
 		case <-ctx.Done():
-			return nil, dist.FromContext(op, ctx)
+			return nil, dist.FromContext(ctx, op)
 		}
 	}
 }

@@ -139,7 +139,7 @@ func (p *Pass) Run(ctx context.Context) error {
 	for p.err == nil && len(p.ready) > 0 {
 		moment.At("autograd.pass.step")
 		if ctx.Err() != nil {
-			p.err = dist.FromContext("autograd: backward", ctx)
+			p.err = dist.FromContext(ctx, "autograd: backward")
 			break
 		}
 		n, _ := heap.Pop(&p.ready).(*Node)

@@ -72,7 +72,7 @@ func TestEveryCodeHasItsOwnName(t *testing.T) {
 // TestFromContext: the error of an ended context matches ctx.Err(), whatever the cause is, and has the cause in its chain.
 func TestFromContext(t *testing.T) {
 	t.Parallel()
-	if err := FromContext("op", t.Context()); err != nil {
+	if err := FromContext(t.Context(), "op"); err != nil {
 		t.Errorf("a living context is no error, but %v", err)
 	}
 	causes := []error{nil, errors.New("other"), context.Canceled, context.DeadlineExceeded}
@@ -84,7 +84,7 @@ func TestFromContext(t *testing.T) {
 		cancel(cause)
 		late, stop := context.WithDeadlineCause(t.Context(), time.Unix(1, 0), cause)
 		for _, ended := range []context.Context{ctx, late} {
-			err := FromContext("op", ended)
+			err := FromContext(ended, "op")
 			if !errors.Is(err, ended.Err()) || CodeOf(err) != CodeOf(ended.Err()) {
 				t.Errorf("%v with cause %v: got %v (%v)", ended.Err(), cause, err, CodeOf(err))
 			}
@@ -92,7 +92,7 @@ func TestFromContext(t *testing.T) {
 				t.Errorf("the cause %v is not in %v", cause, err)
 			}
 		}
-		if e, ok := cause.(*Error); ok && Ended("op", ctx).Rank != e.Rank { //nolint:errorlint // as it is
+		if e, ok := cause.(*Error); ok && Ended(ctx, "op").Rank != e.Rank { //nolint:errorlint // as it is
 			t.Errorf("the rank of %v is lost", cause)
 		}
 		stop()

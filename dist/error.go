@@ -179,15 +179,15 @@ func CodeOf(err error) Code {
 // FromContext returns the error of an operation whose context has ended, or nil if ctx has not ended. Its code is that of
 // ctx.Err(), whatever the cause is, so that errors.Is(err, ctx.Err()) always holds. The cause is in the chain, and its
 // rank and address are copied.
-func FromContext(op string, ctx context.Context) error { //nolint:revive // the operation reads first, as in New
+func FromContext(ctx context.Context, op string) error {
 	if ctx.Err() == nil {
 		return nil
 	}
-	return Ended(op, ctx)
+	return Ended(ctx, op)
 }
 
 // Ended is FromContext of a context that is known to have ended, for callers that add to the error. It is never nil.
-func Ended(op string, ctx context.Context) *Error { //nolint:revive // the operation reads first, as in New
+func Ended(ctx context.Context, op string) *Error {
 	cause := context.Cause(ctx)
 	e := &Error{Op: op, Code: Canceled, Rank: NoRank, Err: cause}
 	switch {

@@ -110,7 +110,7 @@ func (f *Future[T]) Await(ctx context.Context) (T, error) {
 		return f.result()
 	case <-ctx.Done():
 		var zero T
-		return zero, FromContext("await", ctx)
+		return zero, FromContext(ctx, "await")
 	}
 }
 

@@ -64,7 +64,7 @@ func (s *settings) warn(ctx context.Context, what string) {
 }
 
 func (s *settings) join(ctx context.Context, plan Plan) (*Member, error) {
-	if e := dist.FromContext(opJoin, ctx); e != nil {
+	if e := dist.FromContext(ctx, opJoin); e != nil {
 		return nil, e
 	}
 	if h := s.registry.handler(plan.URL.Scheme); h != nil {

@@ -62,7 +62,7 @@ func (m *Member) Shutdown(ctx context.Context) error {
 		case <-ended:
 			return m.result()
 		case <-ctx.Done():
-			return dist.FromContext("rendezvous: shutdown", ctx)
+			return dist.FromContext(ctx, "rendezvous: shutdown")
 		}
 	}
 	var err error

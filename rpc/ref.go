@@ -197,7 +197,7 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 	case <-r.c.Handle.Ready:
 		return r.c.State()
 	case <-ctx.Done():
-		return dist.FromContext("rpc: confirm reference", ctx)
+		return dist.FromContext(ctx, "rpc: confirm reference")
 	}
 }
 

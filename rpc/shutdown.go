@@ -37,7 +37,7 @@ func (a *Agent) Shutdown(ctx context.Context) error {
 		case <-a.ending.done:
 			return a.ending.err
 		case <-ctx.Done():
-			return dist.FromContext("rpc: shutdown", ctx)
+			return dist.FromContext(ctx, "rpc: shutdown")
 		}
 	}
 	defer close(a.ending.done)
@@ -150,7 +150,7 @@ func (a *Agent) callsEnd(ctx context.Context) error {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			e := dist.Ended("rpc: shutdown", ctx)
+			e := dist.Ended(ctx, "rpc: shutdown")
 			e.Detail = fmt.Sprintf("%d calls of other workers are served", served())
 			return e
 		}

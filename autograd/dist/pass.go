@@ -137,7 +137,7 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 		return err
 	}
 	if ctx.Err() != nil {
-		return fault.FromContext(op, ctx)
+		return fault.FromContext(ctx, op)
 	}
 	e := c.e
 	mode := e.mode(o)
@@ -174,7 +174,7 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 	if p == nil {
 		return fault.New(op, fault.InvalidArgument, "another pass is under way in this context: with PyTorch workers there can be one at a time")
 	}
-	defer context.AfterFunc(ctx, func() { p.giveUp(fault.CodeOf(fault.FromContext(op, ctx))) })()
+	defer context.AfterFunc(ctx, func() { p.giveUp(fault.CodeOf(fault.FromContext(ctx, op))) })()
 	waits := context.WithoutCancel(ctx) // its end is the end of the pass, everywhere
 	e.drive(waits, w)
 	moment.At("autograd.dist.await")

@@ -80,6 +80,6 @@ func scriptHandlers() *rpc.Registry {
 		MustHandle("stats.crash", func() { panic("a bug") }).
 		MustHandle("stats.slow", func(ctx context.Context) error {
 			<-ctx.Done()
-			return dist.FromContext("stats: slow", ctx)
+			return dist.FromContext(ctx, "stats: slow")
 		})
 }

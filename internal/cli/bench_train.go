@@ -110,7 +110,7 @@ func timed(dur time.Duration, f func()) time.Duration {
 func (a *app) benchStep(ctx context.Context, l *benchLoad) error {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // weights and data
-	net := nn.Sequence{nn.NewLinear(r, 784, 256), nn.ReLU, nn.NewLinear(r, 256, 10)}
+	net := nn.Sequential{nn.NewLinear(r, 784, 256), nn.ReLU, nn.NewLinear(r, 256, 10)}
 	step, err := trainStep(ctx, r, net, net.Forward, 64, 784, 10)
 	if err != nil {
 		return err
@@ -190,7 +190,7 @@ func (a *app) benchTrainRank(ctx context.Context, l *benchLoad, addr string, ran
 	}
 	defer func() { _ = g.Close() }()
 	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // weights and data
-	var net nn.Sequence
+	var net nn.Sequential
 	for range 6 { // 6 * 2048 * 2049 * 4 bytes
 		net = append(net, nn.NewLinear(r, 2048, 2048), nn.ReLU)
 	}

@@ -45,7 +45,7 @@ const fitSteps = 200
 func fit(ctx context.Context, g *group.Group) (first, last float64, err error) {
 	const batch, hidden = 32, 16
 	random := rand.New(rand.NewPCG(1, uint64(g.Rank()))) //nolint:gosec // weights and points
-	net := nn.Sequence{nn.NewLinear(random, 1, hidden), nn.Tanh, nn.NewLinear(random, hidden, 1)}
+	net := nn.Sequential{nn.NewLinear(random, 1, hidden), nn.Tanh, nn.NewLinear(random, hidden, 1)}
 	model, err := ddp.New(ctx, g, net)
 	if err != nil {
 		return 0, 0, err

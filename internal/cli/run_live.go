@@ -63,7 +63,7 @@ func jobView(s launch.Status, now time.Time) tui.Job {
 		switch r.Phase {
 		case launch.WorkerStarting:
 			rank.Kind, rank.Words = tui.Ahead, "start"
-		case launch.WorkerRuns:
+		case launch.WorkerRunning:
 			rank.Kind, rank.Words = tui.Playing, "run"
 		case launch.WorkerStopping:
 			rank.Kind, rank.Words = tui.Ahead, "are being stopped"

@@ -61,7 +61,7 @@ func call(ctx context.Context, l *Link, f *Frame) (*Frame, error) {
 	case <-l.Done():
 		return nil, l.Err()
 	case <-ctx.Done():
-		return nil, dist.FromContext("call", ctx)
+		return nil, dist.FromContext(ctx, "call")
 	}
 }
 

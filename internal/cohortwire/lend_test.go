@@ -91,7 +91,7 @@ func (a *asker) ask(ctx context.Context, f *Frame, sync bool) (*Frame, error) {
 	case <-a.link.Done():
 		return nil, a.link.Err()
 	case <-ctx.Done():
-		return nil, dist.FromContext("ask", ctx)
+		return nil, dist.FromContext(ctx, "ask")
 	}
 }
 

@@ -148,7 +148,7 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 	case <-l.closed:
 		return l.Err()
 	case <-ctx.Done():
-		return dist.FromContext("cohort transport: send", ctx)
+		return dist.FromContext(ctx, "cohort transport: send")
 	}
 }
 
@@ -166,7 +166,7 @@ func (l *Link) waitForRoom(ctx context.Context) error {
 		case <-l.closed:
 			err = l.Err()
 		case <-ctx.Done():
-			err = dist.FromContext("cohort transport: send", ctx)
+			err = dist.FromContext(ctx, "cohort transport: send")
 		}
 		l.out.Lock()
 		if err != nil {

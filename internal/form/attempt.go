@@ -140,7 +140,7 @@ func (a *attempt) connectAll(ctx context.Context) error {
 	err := a.connect(connecting)
 	over := stop()
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) { // what a connection says that was cut off
-		e := dist.Ended("group: new", ctx)
+		e := dist.Ended(ctx, "group: new")
 		e.Rank, e.Detail = rankOf(err), err.Error()
 		err = e
 	}

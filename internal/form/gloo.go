@@ -114,7 +114,7 @@ func pollCounter(ctx context.Context, p *Plan, key string, have, want int64, loo
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
-			e := dist.Ended("group: store barrier", ctx)
+			e := dist.Ended(ctx, "group: store barrier")
 			e.Key = key
 			return e
 		}

@@ -99,7 +99,7 @@ func (p *Plan) narrow(what string, missing ...int) {
 // tooLate is the error of a rank whose time to make the group is over. All ranks have the same time as a rule, so the ranks
 // that were missing may be known from an attempt that another rank gave up a moment before.
 func (p *Plan) tooLate(ctx context.Context) error {
-	e := dist.Ended("group: rendezvous", ctx)
+	e := dist.Ended(ctx, "group: rendezvous")
 	if len(p.missing) > 0 {
 		e.Rank = dist.Rank(p.missing[0])
 		e.Detail = ranklist.Words(p.missing) + " of group " + p.Name + " did not " + p.awaited

@@ -150,7 +150,7 @@ func Make(ctx context.Context, p *Plan) (*Formed, error) {
 		}
 		p.Logger.Info("a rank gave up this attempt to make the group; trying again", slog.String("group", p.Name))
 		if ctx.Err() != nil {
-			return nil, dist.FromContext("group: new", ctx)
+			return nil, dist.FromContext(ctx, "group: new")
 		}
 	}
 }

@@ -38,7 +38,7 @@ func (p *Plan) Claim(ctx context.Context, handles []string) error {
 	}
 	got, err := p.Store.Get(ctx, key)
 	if err != nil && ctx.Err() != nil {
-		e := dist.Ended(op, ctx)
+		e := dist.Ended(ctx, op)
 		e.Rank, e.Key, e.Detail = 0, key, "the new rank 0, "+handles[0]+", did not appear"
 		return e
 	}

@@ -60,7 +60,7 @@ func ChooseAddress(ctx context.Context, device, storeAddr string) (Address, erro
 		}
 	}
 	if ctx.Err() != nil {
-		return Address{}, dist.Ended("gloo: choose address", ctx)
+		return Address{}, dist.Ended(ctx, "gloo: choose address")
 	}
 	return Address{}, dist.Newf("gloo: choose address", dist.Unavailable,
 		"no route towards the store at %s: set the bind address or %s", storeAddr, IfnameEnv)

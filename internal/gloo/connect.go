@@ -341,7 +341,7 @@ func (d *device) missing(ctx context.Context, pairs []*pair) error {
 	}
 	e := dist.New("gloo: connect", dist.Internal, "")
 	if ctx.Err() != nil {
-		e = dist.Ended("gloo: connect", ctx)
+		e = dist.Ended(ctx, "gloo: connect")
 	}
 	e.Rank = first
 	e.Detail = "no connection from rank " + strings.Join(names, ", ")

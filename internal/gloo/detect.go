@@ -89,7 +89,7 @@ func (d *device) poll(ctx context.Context, look func(rank int) (found, value boo
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return false, dist.FromContext("gloo: detect generation", ctx)
+			return false, dist.FromContext(ctx, "gloo: detect generation")
 		}
 	}
 }

@@ -27,7 +27,7 @@ const dialAttempts = 4
 // dial connects to a peer, from our published address, by which a Go peer of generation A knows us, and says who we are.
 func dial(ctx context.Context, from netip.Addr, addr netip.AddrPort, id int64, hello bool) (net.Conn, error) {
 	if ctx.Err() != nil {
-		return nil, dist.FromContext("gloo: dial", ctx)
+		return nil, dist.FromContext(ctx, "gloo: dial")
 	}
 	patient, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -48,7 +48,7 @@ func dial(ctx context.Context, from netip.Addr, addr netip.AddrPort, id int64, h
 			select {
 			case <-time.After(wait):
 			case <-ctx.Done():
-				return nil, dist.FromContext("gloo: dial", ctx)
+				return nil, dist.FromContext(ctx, "gloo: dial")
 			}
 			wait *= 2
 		}
@@ -74,12 +74,12 @@ func dial(ctx context.Context, from netip.Addr, addr netip.AddrPort, id int64, h
 		}
 		if ctx.Err() != nil {
 			_ = conn.Close()
-			return nil, dist.FromContext("gloo: dial", ctx)
+			return nil, dist.FromContext(ctx, "gloo: dial")
 		}
 		return conn, nil
 	}
 	if ctx.Err() != nil {
-		return nil, dist.FromContext("gloo: dial", ctx)
+		return nil, dist.FromContext(ctx, "gloo: dial")
 	}
 	e := dist.Newf("gloo: dial", dist.PeerLost, "the peer published %v but cannot be reached there: %w", addr, err)
 	e.Peer = addr.String()

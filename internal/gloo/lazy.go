@@ -90,7 +90,7 @@ func (p *pair) connectNow(ctx context.Context) error {
 	case <-p.ready:
 		return nil
 	case <-ctx.Done():
-		e := dist.Ended("gloo: connect", ctx)
+		e := dist.Ended(ctx, "gloo: connect")
 		e.Detail = "the peer did not connect"
 		return e
 	}

@@ -236,7 +236,7 @@ func (p *pair) acceptFrom(ctx context.Context, ln net.Listener, ip netip.Addr) e
 		conn, err := ln.Accept()
 		if err != nil {
 			if ctx.Err() != nil {
-				return dist.FromContext("gloo: accept", ctx)
+				return dist.FromContext(ctx, "gloo: accept")
 			}
 			return dist.Wrap("gloo: accept", dist.Unavailable, err)
 		}

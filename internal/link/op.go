@@ -76,7 +76,7 @@ func (op *Op) Await(ctx context.Context) error {
 			if op.Completed() {
 				return op.State.Err
 			}
-			return dist.FromContext("link: wait", ctx)
+			return dist.FromContext(ctx, "link: wait")
 		}
 	}
 	return op.State.Err

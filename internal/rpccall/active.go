@@ -30,7 +30,7 @@ func (c *activeCalls) Enter(ctx context.Context) error {
 		select {
 		case <-gate:
 		case <-ctx.Done():
-			return dist.FromContext("rpc: call", ctx)
+			return dist.FromContext(ctx, "rpc: call")
 		}
 		c.mu.Lock()
 	}
@@ -84,7 +84,7 @@ func (c *activeCalls) Idle(ctx context.Context) error {
 		select {
 		case <-zero:
 		case <-ctx.Done():
-			return dist.FromContext("rpc: shutdown", ctx)
+			return dist.FromContext(ctx, "rpc: shutdown")
 		}
 	}
 }

@@ -69,7 +69,7 @@ func (w *watch) start(ctx context.Context, deadline time.Time, giveUp func(error
 		return
 	}
 	if ctx.Done() != nil {
-		w.mu.after = context.AfterFunc(ctx, func() { giveUp(dist.FromContext("rpc: "+op, ctx)) })
+		w.mu.after = context.AfterFunc(ctx, func() { giveUp(dist.FromContext(ctx, "rpc: "+op)) })
 	}
 	if _, has := ctx.Deadline(); !has && !deadline.IsZero() {
 		w.mu.timer = time.AfterFunc(time.Until(deadline), func() { giveUp(timedOut(op, limit)) })

@@ -81,7 +81,7 @@ func (k *Caller) Exchange(ctx context.Context, o *Outgoing) (rpclink.Reply, erro
 // ExchangeActive is Exchange for a request that the caller has counted as active.
 func (k *Caller) ExchangeActive(ctx context.Context, o *Outgoing) (rpclink.Reply, error) {
 	if err := ctx.Err(); err != nil {
-		return rpclink.Reply{}, Named("rpc: "+o.Op, o.Func, o.Peer, dist.FromContext("rpc: "+o.Op, ctx))
+		return rpclink.Reply{}, Named("rpc: "+o.Op, o.Func, o.Peer, dist.FromContext(ctx, "rpc: "+o.Op))
 	}
 	deadline := k.Deadline(ctx)
 	for tries := 0; ; tries++ {
@@ -137,7 +137,7 @@ func (k *Caller) exchangeOn(ctx context.Context, c *rpclink.Conn, o *Outgoing, d
 		x.Due = deadline
 		return k.receivedOn(c, o, x, wires)
 	case <-ctx.Done():
-		err = dist.FromContext("rpc: "+o.Op, ctx)
+		err = dist.FromContext(ctx, "rpc: "+o.Op)
 	case <-timeout:
 		err = timedOut(o.Op, k.cfg.Timeout())
 	}

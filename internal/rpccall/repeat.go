@@ -167,7 +167,7 @@ func (l *lasting) failed(c *rpclink.Conn, err error) {
 	}
 	if !l.k.cfg.Net.Own(func() {
 		if !l.k.restBefore(l.ctx, tries) {
-			if over := dist.FromContext("rpc: "+l.o.Op, l.ctx); over != nil {
+			if over := dist.FromContext(l.ctx, "rpc: "+l.o.Op); over != nil {
 				l.giveUp(over)
 			}
 			l.end(lost)

@@ -98,7 +98,7 @@ func (c *Context) Waited() error {
 	if c.Err() == nil {
 		return nil
 	}
-	return dist.FromContext("rpc: request", c)
+	return dist.FromContext(c, "rpc: request")
 }
 
 func (c *Context) real() context.Context {

@@ -37,7 +37,7 @@ func (r *Refs) Await(ctx context.Context, done func(rrefcore.Counts) bool) error
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			e := dist.Ended("rpc: shutdown", ctx)
+			e := dist.Ended(ctx, "rpc: shutdown")
 			e.Detail = fmt.Sprintf("%d pending users, %d confirmed users, %d pending children, %d forks of own objects and %d control messages are left",
 				c.PendingUsers, c.ConfirmedUsers, c.PendingChildren, c.Forks, c.PendingFutures)
 			return e

@@ -71,7 +71,7 @@ func (r *Refs) Settled(ctx context.Context, core *Hold) error {
 	case <-h.Ready:
 		return core.State()
 	case <-ctx.Done():
-		return dist.FromContext("rpc: fetch", ctx)
+		return dist.FromContext(ctx, "rpc: fetch")
 	case <-r.cfg.Net.Context.Done():
 		return rpclink.ErrClosed("fetch")
 	}

@@ -138,7 +138,7 @@ func (o *Object) Get(ctx context.Context) (any, error) {
 		select {
 		case <-ready:
 		case <-ctx.Done():
-			return nil, dist.FromContext("rpc: local value", ctx)
+			return nil, dist.FromContext(ctx, "rpc: local value")
 		}
 		o.mu.Lock()
 	}

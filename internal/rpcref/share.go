@@ -328,7 +328,7 @@ func (d *Decoding) Confirmed(ctx context.Context) error {
 				pl.Resume()
 			case <-ctx.Done():
 				pl.Resume()
-				return dist.FromContext("rpc: confirm reference", ctx)
+				return dist.FromContext(ctx, "rpc: confirm reference")
 			}
 		}
 		if err := core.State(); err != nil {

@@ -51,7 +51,7 @@ func (s *Server) ExchangeOwn(ctx context.Context, o *rpccall.Outgoing) (rpclink.
 			case <-s.cfg.Net.Context.Done():
 			}
 		})
-		return rpclink.Reply{}, rpccall.Named("rpc: "+o.Op, o.Func, s.cfg.Self, dist.FromContext("rpc: "+o.Op, bounded))
+		return rpclink.Reply{}, rpccall.Named("rpc: "+o.Op, o.Func, s.cfg.Self, dist.FromContext(bounded, "rpc: "+o.Op))
 	case <-s.cfg.Net.Context.Done():
 		o.Lost()
 		return rpclink.Reply{}, rpclink.ErrClosed(o.Op)

@@ -153,7 +153,7 @@ func (g *Gathers) await(ctx context.Context, op worldcore.Op, closed <-chan stru
 	select {
 	case <-done:
 	case <-ctx.Done():
-		ev.Err = dist.Ended("rpc: all_gather", ctx)
+		ev.Err = dist.Ended(ctx, "rpc: all_gather")
 		g.mu.Lock()
 		ev.Names = g.mu.core.Missing(op.Text, op.Names)
 		g.mu.Unlock()

@@ -29,7 +29,7 @@ func (w *World) FirstBarrier(ctx context.Context) (int, error) {
 			}
 		}
 		if !pause(ctx, again) {
-			return 0, dist.FromContext("rpc: shutdown", ctx)
+			return 0, dist.FromContext(ctx, "rpc: shutdown")
 		}
 	}
 }

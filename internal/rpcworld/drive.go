@@ -114,7 +114,7 @@ func (d *drive) perform(ctx context.Context, op worldcore.Op) worldcore.Event {
 	switch op.Kind {
 	case worldcore.OpPause:
 		if !pause(ctx, op.For) {
-			ev.Err = dist.FromContext("rpc: world", ctx)
+			ev.Err = dist.FromContext(ctx, "rpc: world")
 		}
 	case worldcore.OpCheck, worldcore.OpRead, worldcore.OpGet, worldcore.OpSet, worldcore.OpSwap, worldcore.OpWait:
 		ev = d.w.ask(ctx, op)

@@ -113,7 +113,7 @@ func (w *World) waitForRanks(ctx context.Context) (next int, err error) {
 		return k, nil
 	case err = <-failed:
 	case <-ctx.Done():
-		err = dist.FromContext("rpc: join", ctx)
+		err = dist.FromContext(ctx, "rpc: join")
 	}
 	if code := dist.CodeOf(err); code == dist.DeadlineExceeded || code == dist.Canceled {
 		err = w.missing(ctx, err)

@@ -92,7 +92,7 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 		case <-m.role:
 		case <-ctx.Done():
 			if !op.Completed() {
-				return dist.FromContext("shm: wait", ctx)
+				return dist.FromContext(ctx, "shm: wait")
 			}
 			continue
 		}
@@ -120,7 +120,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		case op.Set != nil && op.Set.Err() != nil:
 			return op.Set.Err()
 		case ctx.Err() != nil: // looked at in every turn: other messages may keep the bell ringing
-			return dist.FromContext("shm: wait", ctx)
+			return dist.FromContext(ctx, "shm: wait")
 		}
 		if w.soon(&bell.rings, heard+1) || w.linger(&bell.rings, heard+1) {
 			continue

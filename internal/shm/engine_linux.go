@@ -113,7 +113,7 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 		select {
 		case e.turn <- struct{}{}:
 		case <-ctx.Done():
-			return dist.FromContext(opNames[r.Kind], ctx)
+			return dist.FromContext(ctx, opNames[r.Kind])
 		case <-e.stop:
 			return dist.New(opNames[r.Kind], dist.Closed, "the engine is closed")
 		}
@@ -140,7 +140,7 @@ func (e *Engine) run(ctx context.Context, r *coll.Request) error {
 			return dist.Newf(e.opName, dist.InvalidArgument, "a %v was interrupted and has to go on first", e.op.request.Kind)
 		}
 		if ctx.Err() != nil {
-			return dist.FromContext(e.opName, ctx)
+			return dist.FromContext(ctx, e.opName)
 		}
 		e.op = progress{request: r}
 		e.deadline = time.Time{}

@@ -388,7 +388,7 @@ func (j *joining) missing(ctx context.Context, op string) error {
 			ranks = append(ranks, r)
 		}
 	}
-	e := dist.Ended(op, ctx)
+	e := dist.Ended(ctx, op)
 	if len(ranks) > 0 {
 		e.Rank, e.Detail = dist.Rank(ranks[0]), fmt.Sprintf("ranks %v did not connect", ranks)
 	}

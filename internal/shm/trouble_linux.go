@@ -30,7 +30,7 @@ func (e *Engine) trouble(ctx context.Context, now time.Time) error {
 		return e.giveUp(e.withMissing(dist.New(e.opName, dist.DeadlineExceeded, "the operation's timeout passed")))
 	}
 	if ctx.Err() != nil {
-		return &coll.Interrupted{Cause: e.withMissing(dist.Ended(e.opName, ctx))}
+		return &coll.Interrupted{Cause: e.withMissing(dist.Ended(ctx, e.opName))}
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ func WaitError(op string, ctx context.Context, keys ...string) error { //nolint:
 	if ctx.Err() == nil {
 		return nil
 	}
-	e := dist.Ended(op, ctx)
+	e := dist.Ended(ctx, op)
 	const shown = 8
 	if len(keys) > shown {
 		e.Key = fmt.Sprintf("%s and %d more", strings.Join(keys[:shown], ", "), len(keys)-shown)

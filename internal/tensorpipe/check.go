@@ -87,7 +87,7 @@ func (l *ledger) wait(ctx context.Context, limit int, closed <-chan struct{}) er
 		case <-closed:
 			return dist.New("tensorpipe: receive", dist.Closed, "closed")
 		case <-ctx.Done():
-			return dist.FromContext("tensorpipe: receive", ctx)
+			return dist.FromContext(ctx, "tensorpipe: receive")
 		}
 	}
 }

@@ -82,7 +82,7 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 }
 
 func connectTimeout(ctx context.Context, name string) error {
-	e := dist.Ended("tensorpipe: connect", ctx)
+	e := dist.Ended(ctx, "tensorpipe: connect")
 	e.Peer = name
 	return e
 }

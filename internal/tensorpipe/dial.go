@@ -50,7 +50,7 @@ func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 			r := <-done
 			return r.session, r.err
 		}
-		return nil, dist.FromContext("tensorpipe: dial", ctx)
+		return nil, dist.FromContext(ctx, "tensorpipe: dial")
 	}
 }
 

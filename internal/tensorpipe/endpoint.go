@@ -168,7 +168,7 @@ func (ep *Endpoint) Accept(ctx context.Context) (*Session, error) {
 	case <-ep.ctx.Done():
 		return nil, context.Cause(ep.ctx)
 	case <-ctx.Done():
-		return nil, dist.FromContext("tensorpipe: accept", ctx)
+		return nil, dist.FromContext(ctx, "tensorpipe: accept")
 	}
 }
 

@@ -155,11 +155,11 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 		return p.Err()
 	case <-ctx.Done():
 		p.answers.Add(-size)
-		return fmt.Errorf("%w: %w", ErrUnsent, dist.FromContext("tensorpipe: send", ctx))
+		return fmt.Errorf("%w: %w", ErrUnsent, dist.FromContext(ctx, "tensorpipe: send"))
 	}
 	if ctx.Err() != nil { // the choice above is free when it was over before
 		written()
-		return fmt.Errorf("%w: %w", ErrUnsent, dist.FromContext("tensorpipe: send", ctx))
+		return fmt.Errorf("%w: %w", ErrUnsent, dist.FromContext(ctx, "tensorpipe: send"))
 	}
 	if err := p.books.sending(m); err != nil {
 		written()
@@ -183,7 +183,7 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 		stop()
 		renew(steps)
 		p.finish(steps[i:], written)
-		return dist.FromContext("tensorpipe: send", ctx)
+		return dist.FromContext(ctx, "tensorpipe: send")
 	}
 	if !stop() { // ctx ended at the last moment
 		renew(steps)
@@ -305,7 +305,7 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 	case <-p.closed:
 		return nil, p.Err()
 	case <-ctx.Done():
-		return nil, dist.FromContext("tensorpipe: receive", ctx)
+		return nil, dist.FromContext(ctx, "tensorpipe: receive")
 	}
 	defer func() { <-p.recving }()
 	stop := interrupt(ctx, func() {
@@ -334,7 +334,7 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 	p.main.expect(leastMessage)
 	if _, err := p.main.br.Peek(1); err != nil {
 		if ctx.Err() != nil && p.Err() == nil {
-			return nil, dist.FromContext("tensorpipe: receive", ctx)
+			return nil, dist.FromContext(ctx, "tensorpipe: receive")
 		}
 		return nil, p.broken("tensorpipe: receive", err)
 	}

@@ -104,7 +104,7 @@ func TestLastBarrierIsSeenLate(t *testing.T) {
 				<-left
 				<-left
 				<-ctx.Done() // the others are found to be gone
-				return dist.FromContext("store: wait", ctx)
+				return dist.FromContext(ctx, "store: wait")
 			}
 			w.every(func(n *node) error {
 				if n.rank != 1 {

@@ -71,7 +71,7 @@ func sleep(ctx context.Context, seconds float64) error {
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		return dist.FromContext("t: sleep", ctx)
+		return dist.FromContext(ctx, "t: sleep")
 	}
 }
 

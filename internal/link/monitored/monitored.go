@@ -116,7 +116,7 @@ func (b *Barrier) lead(ctx context.Context) error {
 			came = append(came, r)
 		case ctx.Err() != nil:
 			b.giveUp(ctx, ops, err)
-			return dist.FromContext(Op, ctx)
+			return dist.FromContext(ctx, Op)
 		default:
 			late = append(late, r)
 			if ops[r].Completed() && lost == nil {

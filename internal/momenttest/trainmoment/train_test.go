@@ -24,7 +24,7 @@ import (
 // rank is one of two that train together.
 type rank struct {
 	g     *group.Group
-	net   nn.Sequence
+	net   nn.Sequential
 	model *ddp.Model
 	x     *autograd.Variable
 	y     *tensor.Tensor
@@ -36,7 +36,7 @@ func newRank(ctx context.Context, s store.Store, number dist.Rank) (*rank, error
 		return nil, err
 	}
 	r := rand.New(rand.NewPCG(1, uint64(number)))
-	k := &rank{g: g, net: nn.Sequence{nn.NewLinear(r, 4, 8), nn.Tanh, nn.NewLinear(r, 8, 3)}}
+	k := &rank{g: g, net: nn.Sequential{nn.NewLinear(r, 4, 8), nn.Tanh, nn.NewLinear(r, 8, 3)}}
 	if k.model, err = ddp.New(ctx, g, k.net, ddp.WithBuckets(1, 64)); err != nil {
 		_ = g.Close()
 		return nil, err

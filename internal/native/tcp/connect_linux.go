@@ -92,7 +92,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 		err := dist.New("native: connect", dist.Unavailable, "the listener ended")
 		switch why, ok := errors.AsType[*dist.Error](context.Cause(ctx)); {
 		case caller.Err() != nil:
-			err = dist.Ended("native: connect", caller)
+			err = dist.Ended(caller, "native: connect")
 		case ok:
 			err = why
 		}

@@ -30,7 +30,7 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 		if !m.mu.driving && !m.mu.closed {
 			if ctx.Err() != nil {
 				m.mu.Unlock()
-				return dist.FromContext("group: wait", ctx)
+				return dist.FromContext(ctx, "group: wait")
 			}
 			m.mu.driving = true
 			m.watch.relieve(m.ep)
@@ -61,7 +61,7 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 		}
 		m.mu.Unlock()
 		if !op.Completed() && ctx.Err() != nil {
-			return dist.FromContext("group: wait", ctx)
+			return dist.FromContext(ctx, "group: wait")
 		}
 	}
 }
@@ -107,7 +107,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		case done || closed:
 			return nil
 		case ctx.Err() != nil:
-			return dist.FromContext("group: wait", ctx)
+			return dist.FromContext(ctx, "group: wait")
 		}
 	}
 }
