@@ -49,16 +49,13 @@ func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
 		return true
 	}
 	// A rank that is gone writes no more: what is left in its ring is bounded, and this is the last look at it.
-	if !p.ended && (p.held+m.roomOf(payload) > maxUnexpected || len(p.arrivals) >= maxArrivals) {
+	if !p.ended && (p.inbox.Held+link.RoomFor(len(payload)) > maxUnexpected || p.inbox.Count >= maxArrivals) {
 		return false
 	}
-	m.mu.order++
-	a := arrival{slot: f.slot, id: f.id, total: f.total, offer: f.kind == frameOffer, order: m.mu.order}
-	if len(payload) > 0 {
-		a.data = append(m.spareRoom(m.roomOf(payload)), payload...)
-	}
-	p.held += cap(a.data)
-	p.arrivals = append(p.arrivals, a)
+	a := m.mu.early.New(f.slot, len(payload))
+	copy(a.Data, payload)
+	a.Total, a.Announced, a.Note = f.total, f.kind == frameOffer, offerID(f.id)
+	p.inbox.Add(a)
 	return true
 }
 

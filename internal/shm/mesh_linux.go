@@ -18,10 +18,6 @@ const (
 	// ring, and the sender waits.
 	maxUnexpected = 16 << 20
 	maxArrivals   = 4096
-	// smallRoom is the memory for one such message when it is small, else it is the longest eager one.
-	smallRoom = 512
-	// maxSpare bounds the pieces of such memory that are kept for reuse, of each kind.
-	maxSpare = 64
 )
 
 // Mesh moves messages between pairs of ranks through rings in the segment. It implements [link.Mesh].
@@ -41,12 +37,10 @@ type Mesh struct {
 		sync.Mutex
 		peers   []*meshPeer // by rank; nil for the own one
 		any     link.List   // receives from any rank
-		order   uint64
+		early   link.EarlyPool[offerID]
 		pending int
 		err     error
 		closed  bool
-		small   [][]byte // room for early messages, ready for reuse
-		large   [][]byte
 	}
 }
 
@@ -62,8 +56,7 @@ type meshPeer struct {
 	grants   link.List // receives whose grant is not yet in the ring
 	incoming link.List // receives whose data is on the way
 	refusals []frame
-	arrivals []arrival
-	held     int  // memory of arrivals
+	inbox    link.Inbox[offerID]
 	ended    bool // its process is gone: what is in the ring is all that will come
 	gone     error
 }
@@ -145,8 +138,8 @@ func (m *Mesh) Recv(op *link.Op) {
 		return
 	}
 	op.Source = op.Peer
-	if i := p.takeable(op.Slot); i >= 0 {
-		m.takeArrival(p, i, op)
+	if a := p.takeable(op.Slot); a != nil {
+		m.takeArrival(p, a, op)
 		m.flush(p)
 		return
 	}
@@ -160,7 +153,7 @@ func (m *Mesh) Recv(op *link.Op) {
 
 func (m *Mesh) recvAny(op *link.Op) {
 	var best *meshPeer
-	at := -1
+	var first *early
 	var gone error
 	alive := false
 	for rank := range m.Size() {
@@ -179,14 +172,14 @@ func (m *Mesh) recvAny(op *link.Op) {
 		} else if gone == nil {
 			gone = err
 		}
-		if i := p.takeable(op.Slot); i >= 0 && (best == nil || p.arrivals[i].order < best.arrivals[at].order) {
-			best, at = p, i
+		if a := p.takeable(op.Slot); a != nil && (first == nil || a.Before(first)) {
+			best, first = p, a
 		}
 	}
 	switch {
 	case best != nil:
 		op.Source = best.rank
-		m.takeArrival(best, at, op)
+		m.takeArrival(best, first, op)
 		m.flush(best)
 	case alive:
 		m.mu.any.Push(op)
@@ -207,62 +200,24 @@ func (m *Mesh) tellKeeper() {
 	}
 }
 
-// takeable is the index of the first early message on a slot, or -1. A rank that is gone sends nothing that it had offered,
-// and what it sent after the offer is not what a receive on the slot is for.
-func (p *meshPeer) takeable(slot uint64) int {
-	for i := range p.arrivals {
-		if a := &p.arrivals[i]; a.slot == slot {
-			if a.offer && p.gone != nil {
-				return -1
-			}
-			return i
-		}
+// takeable is the first early message on a slot, or nil. A rank that is gone sends nothing that it had offered, and what it sent
+// after the offer is not what a receive on the slot is for.
+func (p *meshPeer) takeable(slot uint64) *early {
+	if a := p.inbox.First(slot); a != nil && (!a.Announced || p.gone == nil) {
+		return a
 	}
-	return -1
+	return nil
 }
 
 // takeArrival gives a message that came early to the receive that it was for.
-func (m *Mesh) takeArrival(p *meshPeer, i int, op *link.Op) {
-	a := p.arrivals[i]
-	p.arrivals = append(p.arrivals[:i], p.arrivals[i+1:]...)
-	p.held -= cap(a.data)
-	if a.offer {
-		m.answer(p, op, a.id, a.total)
-		return
+func (m *Mesh) takeArrival(p *meshPeer, a *early, op *link.Op) {
+	p.inbox.Remove(a)
+	if a.Announced {
+		m.answer(p, op, uint64(a.Note), a.Total)
+	} else {
+		m.deliver(p, op, a.Data)
 	}
-	m.deliver(p, op, a.data)
-	if spare := m.spares(cap(a.data)); a.data != nil && len(*spare) < maxSpare {
-		*spare = append(*spare, a.data[:0])
-	}
-}
-
-// roomOf is the memory that an eager message takes which nobody waits for yet.
-func (m *Mesh) roomOf(payload []byte) int {
-	switch {
-	case len(payload) == 0:
-		return 0
-	case len(payload) <= smallRoom:
-		return smallRoom
-	}
-	return m.eager
-}
-
-func (m *Mesh) spares(room int) *[][]byte {
-	if room == smallRoom {
-		return &m.mu.small
-	}
-	return &m.mu.large
-}
-
-// spareRoom is empty room for such a message.
-func (m *Mesh) spareRoom(room int) []byte {
-	spare := m.spares(room)
-	if n := len(*spare); n > 0 {
-		b := (*spare)[n-1]
-		*spare = (*spare)[:n-1]
-		return b
-	}
-	return make([]byte, 0, room)
+	m.mu.early.Recycle(a)
 }
 
 // deliver ends a receive with a whole message.

@@ -42,9 +42,9 @@ func (m *Mesh) Begin(slot uint64, call wire.Call) {
 		if c == nil {
 			continue
 		}
-		for a := c.inbox.head; a != nil; a = a.next {
-			if a.called && wire.BaseSlot(a.slot) == slot && !call.Agrees(&a.call, m.rank, c.peer) {
-				m.fail(m.mismatch(c.peer, slot, a.call, call), true)
+		for a := range c.inbox.All() {
+			if a.Note.called && wire.BaseSlot(a.Slot) == slot && !call.Agrees(&a.Note.call, m.rank, c.peer) {
+				m.fail(m.mismatch(c.peer, slot, a.Note.call, call), true)
 				return
 			}
 		}

@@ -34,19 +34,18 @@ type conn struct {
 	rest     int         // payload bytes that are missing
 	sink     []byte      // where they go; shorter than rest when the end is dropped
 	filling  *link.Op    // the receive that the payload belongs to
-	held     *arrival    // or the arrival
+	held     *early      // or the arrival
 	tooLong  bool        // the payload does not fit the receive
 	iov      iovecs
 	silent   time.Duration // for how long the peer has said nothing, as far as this rank was awake to see
 	heard    bool          // something arrived since the keeper looked
 
 	// Receives.
-	recvs    link.List // posted, unmatched
-	granted  link.List // Ready was said, Data will come
-	inbox    arrivals
-	requests int // announcements in inbox
-	owed     int // credit to give back
-	used     int // eager bytes that arrived and whose credit was not given back
+	recvs   link.List // posted, unmatched
+	granted link.List // Ready was said, Data will come
+	inbox   link.Inbox[note]
+	owed    int // credit to give back
+	used    int // eager bytes that arrived and whose credit was not given back
 
 	// Sends.
 	out     link.List // to be written
@@ -144,7 +143,7 @@ func (c *conn) endSome(err error, ends func(slot uint64) bool) {
 			c.filling.Complete(err)
 		}
 		if c.held != nil && c.header.Type == wire.Eager {
-			c.inbox.remove(c.held)
+			c.inbox.Remove(c.held)
 		}
 		c.filling, c.held, c.sink = nil, nil, nil
 	}

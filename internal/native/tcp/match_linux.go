@@ -32,11 +32,11 @@ func (c *conn) want(op *link.Op) {
 
 // takeArrival matches a receive with what is in the inbox.
 func (c *conn) takeArrival(op *link.Op) bool {
-	a := c.inbox.first(op.Slot)
+	a := c.inbox.First(op.Slot)
 	if a == nil || len(op.Buf) > EagerMax && c.m.sized(op.Slot) {
 		return false
 	}
-	if !a.whole && !a.request {
+	if !a.Note.whole && !a.Announced {
 		return false // still arriving: settle matches it
 	}
 	op.Source = c.peer
@@ -47,35 +47,33 @@ func (c *conn) takeArrival(op *link.Op) bool {
 // takeWhole is takeArrival on a connection that has ended: only what has arrived whole can be taken, a rank that is gone
 // sends nothing that it had announced.
 func (c *conn) takeWhole(op *link.Op) bool {
-	if a := c.inbox.first(op.Slot); a == nil || a.request {
+	if a := c.inbox.First(op.Slot); a == nil || a.Announced {
 		return false
 	}
 	return c.takeArrival(op)
 }
 
 // take gives an arrival to a receive.
-func (c *conn) take(a *arrival, op *link.Op) {
-	c.inbox.remove(a)
-	if a.request {
-		c.requests--
-		if a.total > uint64(len(op.Buf)) {
+func (c *conn) take(a *early, op *link.Op) {
+	c.inbox.Remove(a)
+	defer c.m.mu.early.Recycle(a)
+	if a.Announced {
+		if a.Total > uint64(len(op.Buf)) {
 			c.tell(wire.Header{Type: wire.Ready, Slot: op.Slot, Total: uint64(len(op.Buf))})
-			op.Complete(c.overflow(op, a.total))
+			op.Complete(c.overflow(op, a.Total))
 		} else {
 			c.grant(op)
 		}
-		c.m.recycle(a)
 		return
 	}
-	c.giveBack(len(a.data) + wire.HeaderSize)
-	if len(a.data) > len(op.Buf) {
-		op.Complete(c.overflow(op, uint64(len(a.data))))
+	c.giveBack(len(a.Data) + wire.HeaderSize)
+	if len(a.Data) > len(op.Buf) {
+		op.Complete(c.overflow(op, uint64(len(a.Data))))
 	} else {
-		op.N = copy(op.Buf, a.data)
+		op.N = copy(op.Buf, a.Data)
 		c.m.mu.copied += op.N
 		op.Complete(nil)
 	}
-	c.m.recycle(a)
 }
 
 // grant says Ready and waits for the data.
@@ -113,25 +111,24 @@ func (c *conn) sameClass(l *link.List, slot, total uint64) *link.Op {
 }
 
 // offer gives an arrival that has just become whole to a receive that was posted while it arrived.
-func (c *conn) offer(a *arrival) {
-	if c.inbox.first(a.slot) != a {
+func (c *conn) offer(a *early) {
+	if c.inbox.First(a.Slot) != a {
 		return
 	}
-	if op := c.match(a.slot); op != nil {
+	if op := c.match(a.Slot); op != nil {
 		c.take(a, op)
 	}
 }
 
 // announced handles a Request.
 func (c *conn) announced(h wire.Header) {
-	if c.requests >= maxRequests {
+	if c.inbox.Announced >= maxRequests {
 		c.violated("too many announced messages")
 		return
 	}
-	a := c.m.newArrival(0)
-	a.slot, a.total, a.request, a.call, a.called = h.Slot, h.Total, true, h.Call, h.Flags&wire.Called != 0
-	c.inbox.push(a)
-	c.requests++
+	a := c.m.mu.early.New(h.Slot, 0)
+	a.Total, a.Announced, a.Note = h.Total, true, note{call: h.Call, called: h.Flags&wire.Called != 0}
+	c.inbox.Add(a)
 	if op := c.match(h.Slot); op != nil {
 		c.take(a, op)
 		c.flush()

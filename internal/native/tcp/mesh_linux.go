@@ -41,13 +41,12 @@ type Mesh struct {
 		anyRecvs  link.List
 		calls     [callHistory]callEntry
 		live      []liveCall
-		order     uint64   // arrivals counted
-		spare     *arrival // free arrivals, with room for an eager message
-		err       error    // why the mesh failed
-		lost      error    // why collectives have ended: a rank is gone
-		leaving   bool     // Close was called
-		closed    bool     // Close has ended the connections
-		frozen    bool     // Freeze was called
+		early     link.EarlyPool[note]
+		err       error // why the mesh failed
+		lost      error // why collectives have ended: a rank is gone
+		leaving   bool  // Close was called
+		closed    bool  // Close has ended the connections
+		frozen    bool  // Freeze was called
 		lastBeat  time.Time
 		driving   bool       // somebody drives
 		sleepers  []*link.Op // ops whose waiters sleep until the role is free
@@ -140,7 +139,7 @@ func (m *Mesh) recvAny(op *link.Op) {
 		op.Complete(err)
 		return
 	}
-	var best *arrival
+	var best *early
 	var from *conn
 	alive := false
 	for rank, c := range m.mu.conns {
@@ -148,7 +147,7 @@ func (m *Mesh) recvAny(op *link.Op) {
 			continue
 		}
 		alive = alive || c.gone == nil
-		if a := c.inbox.first(op.Slot); a != nil && (a.whole || a.request && c.gone == nil) && (best == nil || a.order < best.order) {
+		if a := c.inbox.First(op.Slot); a != nil && (a.Note.whole || a.Announced && c.gone == nil) && (best == nil || a.Before(best)) {
 			best, from = a, c
 		}
 	}

@@ -110,8 +110,8 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 	held := func() (bytes int) {
 		meshes[1].mu.Lock()
 		defer meshes[1].mu.Unlock()
-		for a := meshes[1].mu.conns[0].inbox.head; a != nil; a = a.next {
-			bytes += len(a.data)
+		for a := range meshes[1].mu.conns[0].inbox.All() {
+			bytes += len(a.Data)
 		}
 		return bytes
 	}

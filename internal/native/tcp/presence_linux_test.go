@@ -105,8 +105,8 @@ func TestWindowIsEnforced(t *testing.T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	held := 0
-	for a := m.mu.conns[1].inbox.head; a != nil; a = a.next {
-		held += len(a.data)
+	for a := range m.mu.conns[1].inbox.All() {
+		held += len(a.Data)
 	}
 	if held > m.cfg.Window {
 		t.Errorf("%d bytes are held, %d are allowed", held, m.cfg.Window)

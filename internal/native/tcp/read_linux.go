@@ -158,7 +158,7 @@ func (c *conn) begin(h wire.Header) bool {
 		c.sink = op.Buf[op.State.Aux : op.State.Aux+uint64(h.Length)]
 	case wire.Abort:
 		c.sink = make([]byte, h.Length)
-		c.held = &arrival{data: c.sink}
+		c.held = &early{Data: c.sink}
 	case wire.Request, wire.Ready, wire.Beat, wire.Bye, wire.Notice:
 	}
 	return true
@@ -169,10 +169,10 @@ func (c *conn) beginEager() bool {
 	op := c.match(h.Slot)
 	// A message behind others of its slot that wait in the inbox waits too; receives are only posted when there are none.
 	if op == nil {
-		a := c.m.newArrival(int(h.Length))
-		a.slot, a.total, a.call, a.called = h.Slot, uint64(h.Length), h.Call, h.Flags&wire.Called != 0
-		c.inbox.push(a)
-		c.held, c.sink = a, a.data
+		a := c.m.mu.early.New(h.Slot, int(h.Length))
+		a.Note = note{call: h.Call, called: h.Flags&wire.Called != 0}
+		c.inbox.Add(a)
+		c.held, c.sink = a, a.Data
 		return true
 	}
 	c.filling = op
@@ -202,7 +202,7 @@ func (c *conn) settle() {
 		case c.held != nil:
 			a := c.held
 			c.held = nil
-			a.whole = true
+			a.Note.whole = true
 			c.offer(a)
 		default: // dropped
 			c.giveBack(int(h.Length) + wire.HeaderSize)
@@ -224,7 +224,7 @@ func (c *conn) settle() {
 	case wire.Abort:
 		text := ""
 		if c.held != nil {
-			text = string(c.held.data)
+			text = string(c.held.Data)
 			c.held = nil
 		}
 		c.m.fail(remoteFailure(c, h, text), false) // its finder tells everybody

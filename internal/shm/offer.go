@@ -15,12 +15,7 @@ func byID(l *link.List, id uint64) *link.Op {
 	return nil
 }
 
-// arrival is a message, or the offer of one, that came before its receive was posted.
-type arrival struct {
-	slot  uint64
-	id    uint64 // of an offer
-	total uint64
-	offer bool
-	order uint64 // among all arrivals of the mesh
-	data  []byte
-}
+// offerID is the number of a message that was offered, by which its receiver asks for it.
+type offerID uint64
+
+type early = link.Early[offerID]
