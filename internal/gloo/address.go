@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 )
 
 // IfnameEnv is the environment variable by which PyTorch chooses interfaces: names separated by commas, one per device.
@@ -48,8 +49,7 @@ func ChooseAddress(ctx context.Context, device, storeAddr string) (Address, erro
 	}
 	// PyTorch prefers IPv4 on hosts that have both, and all ranks must agree on the family.
 	for _, network := range []string{"udp4", "udp6"} {
-		var d net.Dialer
-		conn, err := d.DialContext(ctx, network, storeAddr) // sends nothing
+		conn, err := ctxdial.Dial(ctx, &net.Dialer{}, network, storeAddr) // sends nothing
 		if err != nil {
 			continue
 		}

@@ -404,6 +404,18 @@ func TestChooseAddress(t *testing.T) {
 	}
 }
 
+// late is a context whose deadline has passed a moment before it ends, as that of any context may.
+type late struct{ context.Context } //nolint:containedctx // it is that context
+
+func (late) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
+
+// TestChooseAddressLate: a deadline that has passed is no missing route.
+func TestChooseAddressLate(t *testing.T) {
+	if got, err := ChooseAddress(late{t.Context()}, "", "127.0.0.1:29500"); err != nil || !got.IP.IsLoopback() {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
 func TestWorldOfOne(t *testing.T) {
 	kv := store.NewMemory()
 	defer func() { _ = kv.Close() }()
