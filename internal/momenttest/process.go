@@ -10,6 +10,7 @@ import (
 	"maps"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -23,7 +24,7 @@ type ProcessScenario struct {
 	Points []string
 	Events []string
 	// Run starts the processes, waits for them and checks what they say. Without an event it returns how often the victim
-	// hit each point.
+	// hit each point. Several run at once.
 	Run func(p *ProcessRun) map[string]int
 }
 
@@ -81,6 +82,9 @@ func OwnMoment(event, point string, n int) (stop func() map[string]int) {
 	}
 }
 
+// atOnce is how many seeds of a ProcessScenario run side by side: most of their time they wait for something to be noticed.
+const atOnce = 4
+
 // TestProcesses runs a ProcessScenario with many seeds.
 func TestProcesses(t *testing.T, s ProcessScenario) {
 	t.Helper()
@@ -89,13 +93,26 @@ func TestProcesses(t *testing.T, s ProcessScenario) {
 		if *oneSeed != 0 {
 			begin, n = *oneSeed, 1
 		}
-		missed := 0
-		for seed := begin; seed < begin+n && !t.Failed(); seed++ {
-			if !runProcessSeed(t, s, seed) {
-				missed++
-			}
+		startPoller()
+		before := resources()
+		var taken, missed atomic.Uint64
+		var workers sync.WaitGroup
+		for range min(atOnce, n) {
+			workers.Go(func() {
+				for i := taken.Add(1); i <= n && !t.Failed(); i = taken.Add(1) {
+					if !runProcessSeed(t, s, begin+i-1) {
+						missed.Add(1)
+					}
+				}
+			})
 		}
-		t.Logf("%d seeds; in %d of them the chosen point was not reached a second time", n, missed)
+		workers.Wait()
+		after := &Run{}
+		before.compare(after)
+		for _, failure := range after.mu.failures {
+			t.Errorf("%s: after seeds %d to %d: %s", s.Name, begin, begin+n-1, failure)
+		}
+		t.Logf("%d seeds; in %d of them the chosen point was not reached a second time", n, missed.Load())
 	})
 }
 
@@ -103,8 +120,7 @@ func runProcessSeed(t *testing.T, s ProcessScenario, seed uint64) bool {
 	t.Helper()
 	count := &ProcessRun{Seed: seed}
 	hits := s.Run(count)
-	s.report(t, count)
-	if t.Failed() {
+	if s.report(t, count); len(count.failures) > 0 {
 		return false
 	}
 	scope := &Run{scenario: Scenario{Points: s.Points}}
@@ -116,15 +132,12 @@ func runProcessSeed(t *testing.T, s ProcessScenario, seed uint64) bool {
 	p := &plan{seed: seed, injections: []injection{{event: Event{Name: s.Events[(&plan{seed: seed}).rand(streamEvents).IntN(len(s.Events))]}}}}
 	chosen := p.choose(hits)
 	if chosen == nil {
-		t.Fatalf("%s: seed %d hits no point", s.Name, seed)
+		t.Errorf("%s: seed %d hits no point", s.Name, seed)
+		return false
 	}
 	in := chosen.injections[0]
-	before := resources()
 	run := &ProcessRun{Seed: seed, Event: in.event.Name, Point: in.at.point, N: in.at.n}
 	s.Run(run)
-	after := &Run{}
-	before.compare(after)
-	run.failures = append(run.failures, after.mu.failures...)
 	s.report(t, run)
 	return run.happened
 }

@@ -75,7 +75,8 @@ func formingRank(ctx context.Context, s store.Store, o orders, res *result) {
 		}
 	}
 	stop := func() map[string]int { return nil }
-	if o.Rank == o.Victim && !o.Replaces {
+	isVictim := o.Rank == o.Victim && !o.Replaces // it tries once: if it comes back, its place may be taken
+	if isVictim {
 		stop = momenttest.OwnMoment(o.Event, o.Point, o.N)
 	}
 	join := func(opts ...group.Option) error {
@@ -91,7 +92,7 @@ func formingRank(ctx context.Context, s store.Store, o orders, res *result) {
 		defer func() { _ = g.Close() }()
 		return run(ctx, g, operations[0], 10)
 	}
-	if o.After == atOnce {
+	if o.After == atOnce && !isVictim {
 		var err error
 		for range formingTries {
 			if err = join(); err == nil {
@@ -106,7 +107,7 @@ func formingRank(ctx context.Context, s store.Store, o orders, res *result) {
 	if !o.Replaces {
 		res.end(join(group.WithConnectTimeout(formLimit)))
 		fmt.Println(failedLine)
-		if !o.Regroup || o.Rank == o.Victim {
+		if !o.Regroup || isVictim {
 			return
 		}
 	}

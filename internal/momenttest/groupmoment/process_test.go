@@ -26,7 +26,7 @@ import (
 
 const (
 	rankEnv   = "COHORT_MOMENT_RANK"
-	heartbeat = 2 * time.Second
+	heartbeat = 3 * time.Second
 	// lostSoon is how soon survivors know of a death. The promise is a second; the machine may be busy.
 	lostSoon = 5 * time.Second
 )
