@@ -14,6 +14,10 @@ type ReduceOp uint8
 // The operators. And, Or and Xor work on integers and booleans, the others on all element types that have the operation
 // (complex numbers have no minimum and no maximum). Avg is a sum divided by the number of ranks at the end. PremulSum
 // first multiplies each rank's tensor by the factor of [WithFactor], which each rank chooses for itself, and then sums.
+//
+// Of two elements Min and Max keep the first unless the second is strictly less or greater, as in gloo. So if one of them is
+// NaN, the result may be NaN or a number: that depends on the order in which a transport takes the ranks. With PyTorch ranks it
+// is what PyTorch computes, and on every transport all ranks get the same.
 const (
 	Sum     = ReduceOp(reduce.Sum)
 	Product = ReduceOp(reduce.Product)

@@ -182,7 +182,11 @@ func (s *stage) use(plan []step, ids []int) {
 	s.Helper()
 	got := make([][]string, len(ids))
 	s.together(ids, func(c *candidate) { got[slices.Index(ids, c.id)] = c.run(s.T, plan) })
-	compare(s.T, plan, oracle(s.T, len(ids), plan), got)
+	transport := group.Auto
+	if slices.ContainsFunc(ids, func(id int) bool { return s.all[id].proc != nil }) {
+		transport = group.Gloo
+	}
+	compare(s.T, plan, oracle(s.T, transport, len(ids), plan), got)
 	if s.Failed() {
 		s.FailNow()
 	}
@@ -238,9 +242,13 @@ func (s *stage) end(ids []int) {
 // TestReconfigure has Go and PyTorch ranks in groups whose members change: every order, leaving, coming back, a death, a member
 // that does not come, a new process.
 func TestReconfigure(t *testing.T) {
+	t.Parallel()
 	torchtest.Newest.Need(t)
 	for _, goIDs := range [][]int{{0}, {1, 2}, {1, 2, 3}} {
-		t.Run(fmt.Sprint("go=", goIDs), func(t *testing.T) { reconfigureStory(t, goIDs) })
+		t.Run(fmt.Sprint("go=", goIDs), func(t *testing.T) {
+			t.Parallel()
+			reconfigureStory(t, goIDs)
+		})
 	}
 }
 
@@ -274,10 +282,14 @@ func reconfigureStory(t *testing.T, goIDs []int) {
 //
 //	COHORT_INTEROP=auto go test ./interop/group -run ReconfigureRandom -worlds 100 -world 1000
 func TestReconfigureRandom(t *testing.T) {
+	t.Parallel()
 	torchtest.Newest.Need(t)
 	for i := range *fuzzSeeds {
 		seed := *fuzzFirst + uint64(i)
-		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { reconfigureRandomly(t, seed) })
+		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
+			t.Parallel()
+			reconfigureRandomly(t, seed)
+		})
 	}
 }
 
