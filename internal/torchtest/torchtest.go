@@ -391,7 +391,10 @@ func (p *Proc) finish() {
 // PID is the process id of the child.
 func (p *Proc) PID() int { return p.pid }
 
-// Line returns the next line of standard output, failing the test after a minute or when the script ends first.
+// lineTime is how long a script may take for its next line: plans of many steps print one at their end.
+const lineTime = 2 * time.Minute
+
+// Line returns the next line of standard output, failing the test after lineTime or when the script ends first.
 func (p *Proc) Line(t testing.TB) string {
 	t.Helper()
 	select {
@@ -400,8 +403,8 @@ func (p *Proc) Line(t testing.TB) string {
 			t.Fatalf("%s (torch %s) ended while a line of output was expected\n%s", p.name, p.Torch.Name, p.Stderr())
 		}
 		return line
-	case <-time.After(time.Minute):
-		t.Fatalf("%s (torch %s) printed nothing for a minute\n%s", p.name, p.Torch.Name, p.Stderr())
+	case <-time.After(lineTime):
+		t.Fatalf("%s (torch %s) printed nothing for %v\n%s", p.name, p.Torch.Name, lineTime, p.Stderr())
 	}
 	return ""
 }

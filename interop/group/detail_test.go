@@ -61,7 +61,10 @@ func TestDetail(t *testing.T) {
 			}
 			for _, goRanks := range worlds {
 				w := world{size: size, goRanks: goRanks, env: detailEnv, options: []group.Option{group.WithDetail()}}
-				t.Run(w.String(), func(t *testing.T) { compare(t, plan, want, w.run(t, tr, plan)) })
+				t.Run(w.String(), func(t *testing.T) {
+					t.Parallel()
+					compare(t, plan, want, w.run(t, tr, plan))
+				})
 			}
 		}
 	})

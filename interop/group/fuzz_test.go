@@ -339,6 +339,7 @@ func TestRandomWorlds(t *testing.T) {
 			seed := *fuzzFirst + uint64(i)
 			w, plan := randomWorld(seed, tr.Name, tr.About(t))
 			t.Run(fmt.Sprintf("seed=%d,%v", seed, w), func(t *testing.T) {
+				t.Parallel()
 				want := world{size: w.size, env: w.env}.run(t, tr, plan)
 				compare(t, plan, want, w.run(t, tr, plan))
 			})

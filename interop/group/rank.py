@@ -8,7 +8,7 @@ warnings.filterwarnings("ignore")
 rank, size, port = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 plan = json.loads(sys.argv[4])
 dist.set_debug_level_from_env()  # torch may have been imported before the variable was set
-timeout = datetime.timedelta(seconds=30)
+timeout = datetime.timedelta(seconds=60)
 if plan == "reconfigure":
     store = dist.TCPStore("127.0.0.1", port, None, False, timeout=datetime.timedelta(seconds=60), use_libuv=False)
     dist.init_process_group("gloo", store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size, timeout=timeout, enable_reconfigure=True)
@@ -17,7 +17,12 @@ else:
 OPS = {"sum": "SUM", "product": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR", "avg": "AVG"}
 
 
+PERIOD = 10007
+
+
 def data(k, r, n, dt, salt=0, special=False):
+    if n > PERIOD:  # as in plan_test.go
+        return data(k, r, PERIOD, dt, salt, special).repeat(n // PERIOD + 1)[:n]
     x = (torch.arange(n, dtype=torch.int64) * 2654435761 + r * 40503 + k * 977 + salt * 7919) & 0xFFFFFFFF
     v = (x >> 8) % 2001 - 1000
     t = getattr(torch, dt)

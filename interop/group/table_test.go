@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -99,26 +100,32 @@ func TestTable(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		const ranks = 2
 		cells := table(tr.About(t), ranks)
+		var mu sync.Mutex
 		filled := map[cell]string{}
 		part := 0
-		for chunk := range slices.Chunk(cells, 300) {
-			goRank := part % ranks
-			part++
-			t.Run(fmt.Sprintf("part=%d,go=%d", part, goRank), func(t *testing.T) {
-				plan := make([]step, len(chunk))
-				for i, c := range chunk {
-					plan[i] = step{Op: c.op, N: count(c.size, c.dtype), DType: c.dtype, Reduce: c.reduce, Root: dist.Rank(c.root), MayRefuse: true}
-				}
-				want := world{size: ranks}.run(t, tr, plan)
-				got := world{size: ranks, goRanks: []int{goRank}}.run(t, tr, plan)
-				compare(t, plan, want, got)
-				for i, c := range chunk {
-					if i < len(got[goRank]) && i < len(want[goRank]) {
-						filled[c] = got[goRank][i]
+		t.Run("parts", func(t *testing.T) {
+			for chunk := range slices.Chunk(cells, 300) {
+				goRank := part % ranks
+				part++
+				t.Run(fmt.Sprintf("part=%d,go=%d", part, goRank), func(t *testing.T) {
+					t.Parallel()
+					plan := make([]step, len(chunk))
+					for i, c := range chunk {
+						plan[i] = step{Op: c.op, N: count(c.size, c.dtype), DType: c.dtype, Reduce: c.reduce, Root: dist.Rank(c.root), MayRefuse: true}
 					}
-				}
-			})
-		}
+					want := world{size: ranks}.run(t, tr, plan)
+					got := world{size: ranks, goRanks: []int{goRank}}.run(t, tr, plan)
+					compare(t, plan, want, got)
+					mu.Lock()
+					defer mu.Unlock()
+					for i, c := range chunk {
+						if i < len(got[goRank]) && i < len(want[goRank]) {
+							filled[c] = got[goRank][i]
+						}
+					}
+				})
+			}
+		})
 		refused := 0
 		for _, c := range cells {
 			switch filled[c] {
