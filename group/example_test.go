@@ -133,6 +133,26 @@ func ExampleGroup_Coalesce() {
 	// Output: [3 6] [3]
 }
 
+func ExampleGroup_Batch() {
+	world(func(ctx context.Context, g *group.Group) error {
+		in := tensor.Must(tensor.Of([]float32{float32(g.Rank()), 1}))
+		out := tensor.Must(tensor.New(tensor.Float32, 2))
+		ops := []group.P2POp{ // in Python: dist.batch_isend_irecv([dist.P2POp(dist.isend, ...), ...])
+			{Op: group.OpSend, Tensor: in, Peer: (g.Rank() + 1) % 3},
+			{Op: group.OpRecv, Tensor: out, Peer: (g.Rank() + 2) % 3},
+		}
+		err := group.WaitAll(ctx, g.Batch(ctx, ops)...)
+		if g.Rank() == 0 {
+			fmt.Println(ops)
+			fmt.Println(out)
+		}
+		return err
+	})
+	// Output:
+	// [send float32 [2] to rank 1, tag 0 recv float32 [2] from rank 2, tag 0]
+	// tensor([2., 1.])
+}
+
 func ExampleGroup_SendObjects() {
 	world(func(ctx context.Context, g *group.Group) error {
 		switch g.Rank() {

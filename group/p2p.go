@@ -5,6 +5,7 @@ package group
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
@@ -235,13 +236,24 @@ func (g *Group) withdraw(w *Work, reason *dist.Error) {
 	g.reap(w)
 }
 
-// P2POp is one operation of a batch.
+// P2POp is a send or a receive of [Group.Batch]. It corresponds to torch.distributed.P2POp.
 type P2POp struct {
-	// Op is OpSend or OpRecv.
-	Op     OpType
+	Op     OpType // OpSend or OpRecv
 	Tensor *tensor.Tensor
 	Peer   dist.Rank
 	Tag    int
+}
+
+// String says what is sent or received, without the elements of the tensor.
+func (o P2POp) String() string {
+	what, preposition := "no tensor", "to"
+	if o.Tensor != nil {
+		what = fmt.Sprint(o.Tensor.DType(), o.Tensor.Shape())
+	}
+	if o.Op == OpRecv {
+		preposition = "from"
+	}
+	return fmt.Sprintf("%v %s %s rank %v, tag %d", o.Op, what, preposition, o.Peer, o.Tag)
 }
 
 // Batch posts several messages; a mistake in any of them posts none. It corresponds to torch.distributed.batch_isend_irecv.

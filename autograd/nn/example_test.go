@@ -12,6 +12,28 @@ import (
 	"github.com/cohort-dist/cohort/autograd/nn"
 )
 
+// A model prints as in PyTorch.
+func ExampleSequential() {
+	r := rand.New(rand.NewPCG(1, 2))
+	table := nn.NewEmbedding(r, 100, 8)
+	table.Sparse = true
+	unbiased := &nn.Linear{Weight: nn.NewLinear(r, 32, 8).Weight}
+	inner := nn.Sequential{nn.NewLinear(r, 8, 32), nn.GELU, unbiased}
+	fmt.Println(nn.Sequential{table, nn.NewAttention(r, 8, 2, true), nn.NewLayerNorm(8), inner, nn.NewBatchNorm(8)})
+	// Output:
+	// Sequential(
+	//   (0): Embedding(100, 8, sparse=True)
+	//   (1): Attention(8, heads=2, causal=True)
+	//   (2): LayerNorm([8], eps=1e-05)
+	//   (3): Sequential(
+	//     (0): Linear(in_features=8, out_features=32, bias=True)
+	//     (1): GELU()
+	//     (2): Linear(in_features=32, out_features=8, bias=False)
+	//   )
+	//   (4): BatchNorm(8, eps=1e-05, momentum=0.1)
+	// )
+}
+
 func ExampleSave() {
 	r := rand.New(rand.NewPCG(1, 2))
 	model := nn.Sequential{nn.NewLinear(r, 3, 2), nn.ReLU, nn.NewLinear(r, 2, 1)}

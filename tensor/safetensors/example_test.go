@@ -13,7 +13,7 @@ import (
 
 func Example() {
 	file := &safetensors.File{
-		Tensors:  map[string]*tensor.Tensor{"weight": tensor.Must(tensor.Of([]float32{1, 2}))},
+		Tensors:  map[string]*tensor.Tensor{"weight": tensor.Must(tensor.Of([]float32{1, 2})), "bias": tensor.Must(tensor.Of([]float32{3}))},
 		Metadata: map[string]string{"format": "pt"},
 	}
 	var data bytes.Buffer
@@ -26,7 +26,9 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
+	fmt.Println(back)
 	fmt.Println(back.Tensors["weight"], back.Metadata["format"])
 	// Output:
+	// safetensors: 2 tensors of 12 bytes
 	// tensor([1., 2.]) pt
 }

@@ -37,6 +37,15 @@ type File struct {
 	Metadata map[string]string
 }
 
+// String says how many tensors the file has, and how large they are.
+func (f *File) String() string {
+	bytes := 0
+	for _, t := range f.Tensors {
+		bytes += t.NBytes()
+	}
+	return fmt.Sprintf("safetensors: %d tensors of %d bytes", len(f.Tensors), bytes)
+}
+
 // names of the element types, by the format.
 var names = map[tensor.DType]string{
 	tensor.Bool: "BOOL", tensor.Uint8: "U8", tensor.Int8: "I8", tensor.Float8E5M2: "F8_E5M2", tensor.Float8E4M3FN: "F8_E4M3",
