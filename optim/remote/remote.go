@@ -39,14 +39,14 @@ const (
 	stepHandler = module + "_script_local_optimizer_step"
 )
 
-// Local is the part of an [Optimizer] at a worker that owns parameters.
-type Local struct{ opt *optim.Optimizer }
+// local is the part of an [Optimizer] at a worker that owns parameters.
+type local struct{ opt *optim.Optimizer }
 
 // Optimizer updates parameters on the workers that own them. Steps of several optimizers on one worker run one after
 // another.
 type Optimizer struct {
 	agent *rpc.Agent
-	parts []*rpc.Ref[*Local]
+	parts []*rpc.Ref[*local]
 }
 
 // New makes an optimizer of parameters that references refer to. Their owners have to serve it, see [Serve]; a PyTorch worker
@@ -69,9 +69,9 @@ func New(ctx context.Context, a *rpc.Agent, rule optim.Rule, params []*rpc.Ref[*
 		byOwner[owner] = append(byOwner[owner], p)
 	}
 	o := &Optimizer{agent: a}
-	futures := make([]*dist.Future[*rpc.Ref[*Local]], len(owners))
+	futures := make([]*dist.Future[*rpc.Ref[*local]], len(owners))
 	for i, owner := range owners {
-		futures[i] = rpc.Async[*rpc.Ref[*Local]](ctx, a, owner, newScript, name, byOwner[owner], kw)
+		futures[i] = rpc.Async[*rpc.Ref[*local]](ctx, a, owner, newScript, name, byOwner[owner], kw)
 	}
 	var errs []error
 	for _, f := range futures {
@@ -178,11 +178,11 @@ func (s *server) create(script string) func(ctx context.Context, r *rpc.Request)
 		if err != nil {
 			return nil, err
 		}
-		var ref *rpc.Ref[*Local]
+		var ref *rpc.Ref[*local]
 		if agent := rpc.AgentFrom(ctx); script != "" {
-			ref, err = rpc.NewScriptRef(agent, &Local{opt}, script)
+			ref, err = rpc.NewScriptRef(agent, &local{opt}, script)
 		} else {
-			ref, err = rpc.NewRef(agent, &Local{opt})
+			ref, err = rpc.NewRef(agent, &local{opt})
 		}
 		if err != nil {
 			return nil, err
@@ -193,7 +193,7 @@ func (s *server) create(script string) func(ctx context.Context, r *rpc.Request)
 }
 
 // step changes the parameters of a local part by the gradients of a context.
-func (s *server) step(ctx context.Context, ref *rpc.Ref[*Local], id int64) error {
+func (s *server) step(ctx context.Context, ref *rpc.Ref[*local], id int64) error {
 	defer func() { _ = ref.Close() }()
 	l, err := ref.LocalValue(ctx)
 	if err != nil {

@@ -6,7 +6,7 @@ package remote
 import "fmt"
 
 // String describes the optimizer at this worker.
-func (l *Local) String() string { return fmt.Sprint("local part of a remote optimizer: ", l.opt) }
+func (l *local) String() string { return fmt.Sprint("local part of a remote optimizer: ", l.opt) }
 
 // String says at how many workers the parameters are.
 func (o *Optimizer) String() string {
