@@ -55,8 +55,8 @@ func Async[T any](ctx context.Context, c Caller, to, fn string, args ...any) *di
 	return p.Future()
 }
 
-// Await waits for a future with a handler's context: its place is free for others meanwhile, so that handlers which wait
-// for each other's calls cannot block each other.
+// Await waits for a future within a handler, given the handler's ctx. Meanwhile another handler can run in its place, so
+// handlers that wait for each other's calls cannot block each other.
 func Await[T any](ctx context.Context, f *dist.Future[T]) (T, error) {
 	if !f.Completed() {
 		pl := rpcplace.Of(ctx)

@@ -11,9 +11,9 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 )
 
-// AllGather gives value to all workers and returns everybody's by name. With names it takes place among these workers
-// only, of which this one must be one; each of them must call it with the same names. Several may be under way at once
-// when their names differ; those with the same names are matched in order.
+// AllGather sends value to all workers and returns the values of all of them, by name. With names it runs among these
+// workers only; this one must be among them, and each of them must call it with the same names. Calls with different
+// names may run at the same time; those with the same names are matched in order.
 //
 // It corresponds to torch.distributed.rpc.api._all_gather. A [group.Group] is faster for tensors.
 //

@@ -15,9 +15,10 @@ type AnyRef interface {
 	Owner() WorkerInfo
 }
 
-// Holder is implemented by objects that keep references inside, so that [Cycles] and [Agent.References] can follow them.
-// HeldReferences may be called at any time, from any goroutine. Objects need not implement it that are references
-// themselves, or slices or structs with references in exported fields which do not change after the object was made.
+// Holder is implemented by objects that hold references, so that [Cycles] and [Agent.References] can follow them.
+// HeldReferences may be called at any time, from any goroutine. Some objects need not implement it: references
+// themselves, and slices and structs whose references are in exported fields that do not change once the object has been
+// made.
 type Holder interface{ HeldReferences() []AnyRef }
 
 // HoldInfo is a reference that an object keeps.
@@ -26,9 +27,10 @@ type HoldInfo struct {
 	Fork string `json:"fork,omitempty"` // the fork; empty for an object of the same worker
 }
 
-// Cycles finds objects that only keep each other alive: references among objects of different workers that form a circle
-// are never freed, here as in PyTorch. It takes what [Agent.References] returned at every worker, at a moment when nothing
-// moves, and returns the ids of each circle, with what hangs on it. To free them, close one of the references.
+// Cycles finds objects that keep only each other alive: references among objects of different workers that form a cycle
+// are never freed, here as in PyTorch. It takes the results of [Agent.References] of all workers, taken while no
+// references are being passed on, and returns the ids of the objects of each cycle and of those that they keep alive. To
+// free them, close one of the references.
 func Cycles(workers ...ReferenceInfo) [][]string {
 	objects := map[string]ObjectInfo{}
 	holderOf := map[string]string{} // fork -> object that keeps it

@@ -82,7 +82,7 @@ func TestOneErrorType(t *testing.T) {
 
 // A creation that its caller cancelled did not time out.
 func TestCancelledCreation(t *testing.T) {
-	for cause, want := range map[dist.Code]Reason{dist.Canceled: ErrCancelled, dist.DeadlineExceeded: ErrCreateTimeout} {
+	for cause, want := range map[dist.Code]Reason{dist.Canceled: ErrCanceled, dist.DeadlineExceeded: ErrCreateTimeout} {
 		err := reasonError("use", "ref", "w1", ErrCreateTimeout, dist.New("rpc: remote", cause, "given up"))
 		if err.Code != cause || !errors.Is(err, want) || !strings.Contains(err.Error(), want.String()) {
 			t.Errorf("given up with %v: %v", cause, err)

@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// Caller is who can call workers: an *[Agent] or a *[Guest].
+// Caller can call workers: it is an *[Agent] or a *[Guest].
 type Caller interface {
 	// Name returns the name under which it calls.
 	Name() string

@@ -20,9 +20,9 @@ func Params(names ...string) HandleOption {
 // Doc describes a function to its callers. `cohort rpc stubs` makes it the docstring of the Python stub.
 func Doc(text string) HandleOption { return handleOption(func(h *handler) { h.doc = text }) }
 
-// Borrowed says that a function keeps none of the tensors it is given, nor memory of one, longer than until its result has
-// been sent: they, or views of them, may be part of the result. Then their memory takes the next tensors at once,
-// without the garbage collector's help, which counts where large tensors come in fast.
+// Borrowed says that a function does not use the tensors it is given, or their memory, after its result has been sent.
+// They, or views of them, may be part of the result. Their memory is then reused for the next tensors at once, without
+// waiting for the garbage collector, which matters where large tensors arrive quickly.
 func Borrowed() HandleOption { return handleOption(func(h *handler) { h.borrow = true }) }
 
 // Handle is [Registry.Handle] for a function of one argument, whose form the compiler checks. A is what one caller sends: a

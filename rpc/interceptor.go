@@ -8,13 +8,13 @@ import (
 	"slices"
 )
 
-// CallInfo is what an [Interceptor] is told of a call.
+// CallInfo describes a call to an [Interceptor].
 type CallInfo struct {
 	// Peer is the worker at the other side: the one that is called, or the one that calls.
 	Peer string
-	// Func is the function, as the caller names it; of a method of a reference the method's own name.
+	// Func is the function, as the caller names it; for a method of a reference, the name of the method.
 	Func string
-	// Object is the id of the object that a method is called of, "" for a function.
+	// Object is the id of the object whose method is called, "" for a function.
 	Object string
 	// Remote says that the result stays at the callee: see [Remote].
 	Remote bool

@@ -78,13 +78,14 @@ func WithWorldSize(n int) Option {
 	})
 }
 
-// WithRound names one of several RPC worlds on a store: PyTorch puts the k-th init_rpc of a process, from 0, under keys
-// of its own. By default [Join] finds out. In a static world it takes the first one that is not over, or the one in
-// which PyTorch workers wait; in a dynamic world the last one that has workers, or the latest, or the next if that was static and is over.
+// WithRound chooses one of several RPC worlds on a store: PyTorch gives the k-th init_rpc of a process, counted from 0,
+// keys of its own. By default [Join] finds the round. In a static world it takes the first one that is not over, or the
+// one in which PyTorch workers wait; in a dynamic world the last one that has workers, or the latest, or the next if that
+// was static and is over.
 //
-// It has to be told where the store cannot tell: when a dynamic world has to begin in the round of a PyTorch process that
-// was in other worlds before and comes later, or when a start has failed and is tried again on the same store with
-// PyTorch workers, whose next init_rpc is one round further.
+// In two cases the store does not show it: when a dynamic world has to begin in the round of a PyTorch process that was
+// in other worlds before and comes later, and when a start has failed and is repeated on the same store with PyTorch
+// workers, whose next init_rpc is one round further.
 func WithRound(k int) Option {
 	return option(func(c *config) error {
 		if k < 0 {
@@ -153,7 +154,7 @@ func WithLogger(l *slog.Logger) Option {
 	})
 }
 
-// WithHook sets who gets an event for every call, served request and reference.
+// WithHook sets the hook that gets an event for every call, served request and reference.
 func WithHook(h observe.Hook) Option {
 	return option(func(c *config) error { c.hook = h; return nil })
 }

@@ -18,7 +18,7 @@ type Reason uint8 //nolint:errname // it reads as the reason of an error
 // The reasons.
 const (
 	ErrGone           Reason = Reason(rrefcore.Gone)           // the object existed and was freed
-	ErrCancelled      Reason = Reason(rrefcore.Cancelled)      // its creation was cancelled
+	ErrCanceled       Reason = Reason(rrefcore.Cancelled)      // its creation was cancelled
 	ErrLeaseExpired   Reason = Reason(rrefcore.LeaseExpired)   // this worker and the owner lost touch for too long
 	ErrOwnerLost      Reason = Reason(rrefcore.OwnerLost)      // the owner's process is gone
 	ErrOwnerRestarted Reason = Reason(rrefcore.OwnerRestarted) // another process has the owner's name now
@@ -37,7 +37,7 @@ func (r Reason) String() string { return rrefcore.Code(r).String() }
 func (r Reason) Error() string { return r.String() }
 
 var reasonCodes = map[Reason]dist.Code{
-	ErrGone: dist.NotFound, ErrCancelled: dist.Canceled, ErrLeaseExpired: dist.PeerLost, ErrOwnerLost: dist.PeerLost,
+	ErrGone: dist.NotFound, ErrCanceled: dist.Canceled, ErrLeaseExpired: dist.PeerLost, ErrOwnerLost: dist.PeerLost,
 	ErrOwnerRestarted: dist.PeerLost, ErrCreateFailed: dist.Remote, ErrCreateTimeout: dist.DeadlineExceeded,
 	ErrRefClosed: dist.Closed, ErrPeerDead: dist.PeerLost, ErrWithdrawn: dist.Aborted, ErrCreatorLost: dist.PeerLost,
 }
@@ -56,7 +56,7 @@ func refFailure(op string, id rrefcore.ID, owner string, code rrefcore.Code, cau
 
 func reasonError(op, ref, owner string, reason Reason, cause error) *dist.Error {
 	if reason == ErrCreateTimeout && dist.CodeOf(cause) == dist.Canceled {
-		reason = ErrCancelled // the creating call was given up before its time was over
+		reason = ErrCanceled // the creating call was given up before its time was over
 	}
 	e := dist.New("rpc: "+op+" reference", reasonCodes[reason], reason.String())
 	e.Key, e.Peer, e.Err = ref, owner, reason

@@ -23,8 +23,8 @@ func (o owner) Overdue() {
 	o.a.cfg.logger.Warn("a handler does not return although its caller is gone: its slot is given to others", slog.String("worker", o.a.name))
 }
 
-// AgentFrom returns the agent that runs the handler whose context ctx is or comes from, or nil. It corresponds to the
-// process-wide agent that a PyTorch function finds.
+// AgentFrom returns the agent that runs a handler, given the handler's ctx or one derived from it; otherwise nil. It
+// corresponds to the process-wide agent that a PyTorch function finds.
 func AgentFrom(ctx context.Context) *Agent {
 	o, _ := ctx.Value(rpcplace.OwnerKey{}).(owner)
 	return o.a

@@ -10,8 +10,8 @@ import (
 )
 
 // WithElementTypes says that every PyTorch worker of the world knows these element types: the Float8 types, which PyTorch
-// has since 2.1, and Uint16, Uint32 and Uint64, since 2.3. A process of an older version ends at the sight of one.
-// Without it they are sent to Go workers, and to a PyTorch worker that has sent one itself.
+// has had since 2.1, and Uint16, Uint32 and Uint64, since 2.3. A process of an older version crashes when it receives
+// one. Without this option they are sent only to Go workers, and to a PyTorch worker that has sent one itself.
 func WithElementTypes(types ...tensor.DType) Option {
 	return option(func(c *config) error {
 		for _, dt := range types {

@@ -152,7 +152,7 @@ func TestFaultyCreationLost(t *testing.T) {
 				must(t, err)
 				within(t, soon, "the fetch", func() {
 					_, err = ref.Fetch(w.ctx)
-					if !errors.Is(err, dist.DeadlineExceeded) && !errors.Is(err, rpc.ErrCreateTimeout) && !errors.Is(err, rpc.ErrCancelled) {
+					if !errors.Is(err, dist.DeadlineExceeded) && !errors.Is(err, rpc.ErrCreateTimeout) && !errors.Is(err, rpc.ErrCanceled) {
 						t.Errorf("got %v", err)
 					}
 				})
@@ -176,7 +176,7 @@ func TestFaultyCreationLate(t *testing.T) {
 				ref, err := rpc.Remote[any](within50ms(w.ctx, t), a, name(1), c.fn, addArgs(c.fn)...)
 				must(t, err)
 				_, err = ref.Fetch(within50ms(w.ctx, t)) // blocked already when the creation fails
-				if !errors.Is(err, dist.DeadlineExceeded) && !errors.Is(err, rpc.ErrCreateTimeout) && !errors.Is(err, rpc.ErrCancelled) {
+				if !errors.Is(err, dist.DeadlineExceeded) && !errors.Is(err, rpc.ErrCreateTimeout) && !errors.Is(err, rpc.ErrCanceled) {
 					t.Errorf("got %v", err)
 				}
 				wantErr(t, ref.Confirmed(w.ctx), rpc.ErrCreateTimeout)
