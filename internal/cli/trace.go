@@ -37,9 +37,10 @@ A dump is what Group.Trace returns, what WithDump passes on when a group fails, 
 what a process writes on a signal. Give one file per rank, all taken at about the same
 time; a folder means all .json files in it, "-" means standard input.
 
---addr asks the Go ranks that use this store, so no files are needed. It reaches the
-ranks that "cohort run" started, on all nodes if one of them runs on this host, and
-others on this host with COHORT_DUMP_DIR set.
+--addr asks the Go ranks that use this store, so no files are needed. Run it on a host
+of the job: ranks answer only their own user on their own host. It reaches the ranks
+that "cohort run" started, on all nodes, and others on this host with COHORT_DUMP_DIR
+set.
 
 --perfetto writes all operations of all ranks as a trace for https://ui.perfetto.dev:
 each rank is shown as a process and each group as a thread.`),
@@ -78,7 +79,7 @@ each rank is shown as a process and each group as a thread.`),
 func askDumps(ctx context.Context, addr string) ([]recorder.Dump, error) {
 	found, err := jobs([]string{addr})
 	if err != nil {
-		return nil, err
+		return nil, elsewhere(ctx, addr)
 	}
 	var dumps []recorder.Dump
 	for _, j := range found {
@@ -88,6 +89,19 @@ func askDumps(ctx context.Context, addr string) ([]recorder.Dump, error) {
 		return nil, dist.Newf("trace", dist.NotFound, "no rank of the job at %s has answered: Go ranks do when \"cohort run\" has started them or COHORT_DUMP_DIR is set; \"cohort why\" reads ranks of PyTorch", addr)
 	}
 	return dumps, nil
+}
+
+// elsewhere says why ranks of a job that has none on this host are not asked, and where to ask.
+func elsewhere(ctx context.Context, addr string) error {
+	who, err := jobscan.Members(ctx, addr)
+	if err != nil {
+		return command.Unreachable(fmt.Errorf("no rank on this host uses the store %s, and the store cannot be asked where they are: %w", addr, err))
+	}
+	where := "on a host of the job"
+	if len(who) > 0 {
+		where = "there: " + strings.Join(who, "; ")
+	}
+	return dist.Newf("trace", dist.NotFound, "no rank on this host uses the store %s, and ranks give their recorders only to their own user on their own host; run this command %s", addr, where)
 }
 
 // maxDumpFile is the largest dump that is read.

@@ -41,15 +41,18 @@ Python stacks of its processes are read from outside, without stopping them.
 
 Without an argument all jobs on this host are inspected, whoever started them: cohort,
 torchrun, or a script that sets RANK and MASTER_ADDR. JOB is the id or the store
-address that "cohort ps" shows, or the process id of a rank. BUNDLE is a folder of
-evidence from "cohort run". DUMPS are flight recorder dumps, of PyTorch (pickle or
-JSON; gloo or NCCL) or of cohort, one file per rank, or a folder of them.
+address that "cohort ps" shows, the process id of a rank, or that of a program that
+starts its ranks with torch.multiprocessing.spawn: these set RANK themselves, which
+cannot be seen from outside. BUNDLE is a folder of evidence from "cohort run". DUMPS
+are flight recorder dumps, of PyTorch (pickle or JSON; gloo or NCCL) or of cohort, one
+file per rank, or a folder of them.
 
 --addr is for a job without ranks on this host: its store knows who waits for which
 key, and ranks that run PyTorch's debug server are asked for their flight recorders.`),
 		Example: strings.Trim(`
   cohort why
   cohort why 127.0.0.1:29500
+  cohort why $(pgrep -of train.py)
   cohort why --addr node0:29500
   cohort why dumps/
   cohort why --json | jq -r .sentence`, "\n"),
@@ -81,7 +84,7 @@ func jobs(args []string) ([]jobscan.Job, error) {
 	all := jobscan.Find()
 	if len(args) == 0 {
 		if len(all) == 0 {
-			return nil, fmt.Errorf("%w: no process on this host has RANK and WORLD_SIZE in its environment, as far as this user may see", dist.NotFound)
+			return nil, fmt.Errorf("%w: no process on this host has RANK and WORLD_SIZE in its environment, as far as this user may see; give the process id of a program that starts its ranks with torch.multiprocessing.spawn", dist.NotFound)
 		}
 		return all, nil
 	}
@@ -93,6 +96,11 @@ func jobs(args []string) ([]jobscan.Job, error) {
 		}
 		if match {
 			found = append(found, j)
+		}
+	}
+	if pid, err := strconv.Atoi(args[0]); err == nil && len(found) == 0 {
+		if j, ok := jobscan.Spawned(context.Background(), pid); ok {
+			return []jobscan.Job{j}, nil
 		}
 	}
 	if len(found) == 0 {

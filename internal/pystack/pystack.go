@@ -52,9 +52,13 @@ type Frame struct {
 	Func string `json:"func"`
 	File string `json:"file"`
 	Line int    `json:"line"`
-	// Args are the plain arguments (int, bool, None, str) of a function of torch.distributed: "src=1 tag=0".
+	// Args are the plain arguments (int, bool, None, str) of a function of torch.distributed, or of [SpawnFile]: "src=1 tag=0".
 	Args string `json:"args,omitempty"`
 }
+
+// SpawnFile ends the name of the file with torch.multiprocessing.spawn. Its function _wrap begins each process that it starts; the
+// argument i is the process's number.
+const SpawnFile = "/torch/multiprocessing/spawn.py"
 
 // String returns the frame as "recv (distributed_c10d.py:3433) src=1".
 func (f Frame) String() string {

@@ -160,7 +160,7 @@ func (w *walker) frames(calls []call) []Frame {
 	for i, f := range calls {
 		c := w.code(f.code)
 		frames[i] = Frame{Func: c.name, File: c.file, Line: w.line(c, f)}
-		if strings.Contains(c.file, "/torch/distributed/") {
+		if strings.Contains(c.file, "/torch/distributed/") || strings.HasSuffix(c.file, SpawnFile) {
 			frames[i].Args = strings.Join(w.args(f), " ")
 		}
 	}

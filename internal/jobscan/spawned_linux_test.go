@@ -1,0 +1,74 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// TestSpawned: the processes that torch.multiprocessing.spawn has started are ranks, though their environment says nothing.
+func TestSpawned(t *testing.T) {
+	t.Parallel()
+	python, err := exec.LookPath("/usr/bin/python3")
+	if err != nil {
+		t.Skip("there is no Python")
+	}
+	dir := t.TempDir()
+	if err = os.MkdirAll(filepath.Join(dir, "torch", "multiprocessing"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"torch/__init__.py": "", "torch/multiprocessing/__init__.py": "",
+		"torch/multiprocessing/spawn.py": "def _wrap(fn, i, args, error_file):\n    fn(i, *args)\n",
+		"main.py": `import os, signal, time
+from torch.multiprocessing.spawn import _wrap
+
+def train(rank):
+    print("ready", flush=True)
+    signal.pause()
+
+children = []
+for i in (1, 0):
+    pid = os.fork()
+    if pid == 0:
+        import ctypes
+        ctypes.CDLL(None).prctl(1, 9)  # ends with its parent
+        _wrap(train, i, (), "")
+    children.append(pid)
+signal.pause()
+`,
+	} {
+		if err = os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(python, filepath.Join(dir, "main.py"))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	for lines, n := bufio.NewScanner(out), 0; n < 2; n++ {
+		if !lines.Scan() {
+			t.Fatal("the processes do not start")
+		}
+	}
+	j, ok := Spawned(t.Context(), cmd.Process.Pid)
+	if !ok || j.World != 2 || len(j.Ranks) != 2 || j.Ranks[0].Rank+j.Ranks[1].Rank != 1 || j.Ranks[0].PID == j.Ranks[1].PID {
+		t.Errorf("%v %+v", ok, j)
+	}
+	if _, ok := Spawned(t.Context(), os.Getpid()); ok {
+		t.Error("a program without such processes has ranks")
+	}
+}
