@@ -59,9 +59,10 @@ memory: ## a million calls and references, ten thousand autograd contexts with P
 model: ## explore the largest worlds of the reference protocol, which takes minutes
 	@export CGO_ENABLED=0; $(GO) test -json -timeout 20m -run '^TestCheckerFindsNothing' ./internal/rrefcore -rref.all | $(COUNT) -as model
 
+# The moments wait most of the time: more packages than processors run at once.
 .PHONY: moments
 moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)
-	@export CGO_ENABLED=0; { $(GO) test -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags moments
+	@export CGO_ENABLED=0; { $(GO) test -p 4 -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags moments
 
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
@@ -81,11 +82,13 @@ tidy: ## check that go.mod and go.sum are what `go mod tidy` would write
 	@GOFLAGS=-buildvcs=false $(GO) mod tidy -diff
 	@GOFLAGS=-buildvcs=false $(GO) mod tidy -C observe/otel -diff
 
-# What README says this builds for. Tests are compiled too, except on Windows, where many need what it does not have.
+# What README says this builds for. Tests are compiled too, except on Windows, where many need what it does not have, and on linux/arm64, whose
+# test files are those of linux/386 or of darwin/arm64 but in one package.
 .PHONY: cross
 cross: ## compile every package for the other platforms
-	@for p in linux/arm64 linux/386 darwin/arm64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./... && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet -C observe/otel ./... || exit 1; done
-	@for p in windows/amd64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build ./... && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build -C observe/otel ./... || exit 1; done
+	@for p in linux/386 darwin/arm64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./... && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet -C observe/otel ./... || exit 1; done
+	@for p in linux/arm64 windows/amd64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build ./... && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build -C observe/otel ./... || exit 1; done
+	@GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./internal/pystack
 
 .PHONY: cover
 cover: ## print how much of the code the tests reach
