@@ -99,6 +99,36 @@ func TestLaunchedReconfigure(t *testing.T) {
 	}
 }
 
+// TestLaunchedOnNodes has two launchers, as on two nodes, start two PyTorch members each, of which one is a spare, and kills a member: the
+// group goes on with the spare, whichever launcher started it.
+func TestLaunchedOnNodes(t *testing.T) {
+	torchtest.Newest.Need(t)
+	args := append([]string{"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:" + freePort(t), "--nproc-per-node", "2", "--members", "3", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
+	args = append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")
+	program := buildCohort(t)
+	nodes := []trainee{startGo(t, program, args...), startGo(t, program, args...)}
+	said := func() string { return nodes[0].said() + nodes[1].said() }
+	until(t, "step 20", nodes, func() bool { return strings.Count(said(), "step 20 loss") == 3 })
+	m := regexp.MustCompile(`member (\d) \(process (\d+)\): rank 1 of 3`).FindStringSubmatch(said())
+	if m == nil {
+		t.Fatalf("nobody is rank 1\n%s", said())
+	}
+	pid, _ := strconv.Atoi(m[2])
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes {
+		if err := node.wait(); err != nil {
+			t.Errorf("%v\n%s", err, node.said())
+		}
+	}
+	for member := range 4 {
+		if done := strings.Contains(said(), fmt.Sprintf("member %d done at step 200", member)); done == (strconv.Itoa(member) == m[1]) {
+			t.Errorf("member %d: done is %v, and %s was killed\n%s", member, done, m[1], said())
+		}
+	}
+}
+
 // TestLaunchedHang stops a member (SIGSTOP): it is left out and replaced, and killed when the others have finished.
 func TestLaunchedHang(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
