@@ -17,8 +17,7 @@ import (
 
 // startStatic joins a world of a given size: PyTorch's exact order, since its workers wait for each step.
 func (a *Agent) startStatic(ctx context.Context) error {
-	rank := int(a.cfg.rank)
-	if err := a.listen(rank); err != nil {
+	if err := a.listen(int(a.cfg.rank)); err != nil {
 		return err
 	}
 	if err := a.world.ComeTogether(ctx); err != nil {
@@ -32,19 +31,9 @@ func (a *Agent) startStatic(ctx context.Context) error {
 		}
 		defer devices.Close()
 	}
-	names, err := a.world.Names(ctx, a.addr)
+	names, err := a.world.Names(ctx, members{a}, a.addr)
 	if err != nil {
 		return err
-	}
-	for id, name := range names {
-		if id == rank {
-			continue
-		}
-		addr, entry, err := a.world.Published(ctx, name)
-		if err != nil {
-			return err
-		}
-		a.net.AddPeer(name, rrefcore.Worker(id), addr, entry)
 	}
 	if err := a.world.CountGathers(ctx, members{a}, names, true); err != nil {
 		return fmt.Errorf("ask how many all-gathers there were in earlier rounds: %w", err)

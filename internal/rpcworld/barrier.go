@@ -12,6 +12,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
+// barriersAhead is how many barriers of a shutdown are looked for beyond those that the round explains.
+const barriersAhead = 64
+
 func readyKey(n int) string { return "shutdown/READY_ID_" + strconv.Itoa(n) }
 
 func activeKey(n int) string { return "shutdown/ACTIVE_CALLS_ID_" + strconv.Itoa(n) }

@@ -10,7 +10,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/worldcore"
 )
 
-// Caller is how a worker deals with the others of a dynamic world while it joins and leaves.
+// Caller is how a worker deals with the others while it joins and leaves.
 type Caller interface {
 	// Listen makes this worker reachable under its id, and returns the address for others.
 	Listen(id int) (addr string, err error)
@@ -40,7 +40,7 @@ func (w *World) Leave(ctx context.Context, c Caller, others func() []string) err
 	return m.Err()
 }
 
-// deal deals with the other workers of a dynamic world.
+// deal deals with the other workers of a world.
 func (w *World) deal(ctx context.Context, c Caller, others func() []string, op worldcore.Op) (ev worldcore.Event) {
 	switch op.Kind {
 	case worldcore.OpEnter:
@@ -66,6 +66,6 @@ func (w *World) deal(ctx context.Context, c Caller, others func() []string, op w
 	default:
 		ev.Err = dist.Newf("rpc: world", dist.Internal, "operation %d is unknown here", op.Kind)
 	}
-	ev.Gone = ev.Err != nil && c.Gone(ev.Err)
+	ev.Gone = ev.Err != nil && c != nil && c.Gone(ev.Err)
 	return ev
 }

@@ -17,18 +17,14 @@ const MaxWorkerID = worldcore.MaxWorkerID
 
 // The keys of the machines of package worldcore, where they are explained.
 const (
-	keyStatic  = worldcore.KeyStatic
-	keyNames   = worldcore.KeyNames
-	keyInfos   = worldcore.KeyInfos
-	keyAddrs   = worldcore.KeyAddrs
-	keyCohort  = worldcore.KeyCohort
-	keyGo      = worldcore.KeyGo
-	keyOver    = worldcore.KeyOver
-	keyLost    = worldcore.KeyLost
-	keyGoRanks = "cohort/rank/" // + rank: a Go worker of a static world, set first of all
-	keyMixed   = "cohort/mixed" // a round in which a PyTorch rank has begun to start, once a Go rank has seen it
-	keySize    = "cohort/size"  // of a static world with Go workers
-	keyRounds  = "cohort/rounds"
+	keyStatic = worldcore.KeyStatic
+	keyNames  = worldcore.KeyNames
+	keyInfos  = worldcore.KeyInfos
+	keyAddrs  = worldcore.KeyAddrs
+	keyCohort = worldcore.KeyCohort
+	keyGo     = worldcore.KeyGo
+	keyOver   = worldcore.KeyOver
+	keyLost   = worldcore.KeyLost
 )
 
 // RoundPrefix is the prefix of the k-th world on a store.

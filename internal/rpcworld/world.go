@@ -88,20 +88,6 @@ func (w *World) Mixed() bool { return w.mixed }
 // Static reports whether the world has a fixed size.
 func (w *World) Static() bool { return w.cfg.Size > 0 }
 
-// announce publishes this worker's address. The entry comes first: an address without one is that of a worker which speaks
-// PyTorch's transport only.
-func (w *World) announce(ctx context.Context, addr string) error {
-	if err := w.st.Set(ctx, keyGo+w.cfg.Name, nil); err != nil {
-		return err
-	}
-	if w.cfg.Cohort {
-		if err := w.st.Set(ctx, keyCohort+w.cfg.Name, w.cfg.Entry.text()); err != nil {
-			return err
-		}
-	}
-	return w.st.Set(ctx, keyAddrs+w.cfg.Name, []byte("uv://"+addr))
-}
-
 // Published waits for the address of a worker, and reads its entry if it is a Go worker that we can speak the cohort
 // transport with: else the entry is zero.
 func (w *World) Published(ctx context.Context, name string) (addr string, e Entry, err error) {
@@ -148,20 +134,6 @@ func (w *World) Forget(name string) {
 	w.mu.Lock()
 	delete(w.mu.isGo, name)
 	w.mu.Unlock()
-}
-
-// chooseMode agrees with the other workers on static or dynamic.
-func (w *World) chooseMode(ctx context.Context, mode string) error {
-	got, err := w.st.CompareAndSet(ctx, keyStatic, nil, []byte(mode))
-	if err != nil {
-		return err
-	}
-	if string(got) != mode {
-		return dist.Newf("rpc: join", dist.Mismatch,
-			"this world was started by workers with%s a world size: all must give one or none (RPC group mixes static and dynamic members)",
-			map[string]string{"true": "", "false": "out"}[string(got)])
-	}
-	return nil
 }
 
 // lookUp returns the value of a key, or "".

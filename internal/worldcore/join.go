@@ -124,23 +124,7 @@ func (j *Join) list() {
 	j.edit(func(all []Worker) []Worker {
 		j.all = without(all, me.Name)
 		return append(slices.Clone(j.all), me)
-	}, j.know)
-}
-
-// know makes the members known here, so that they can be called.
-func (j *Join) know() {
-	inOrder(j.all, func(m Worker, next func()) {
-		j.must(Op{Kind: OpGet, Round: j.round, Key: KeyAddrs + m.Name}, func(ev Event) {
-			known := func(entry string) {
-				j.must(Op{Kind: OpKnow, Worker: m.Name, N: m.ID, Text: ev.Text, Key: entry}, func(Event) { next() })
-			}
-			if j.me.Entry == "" {
-				known("")
-				return
-			}
-			j.read(j.round, KeyCohort+m.Name, known)
-		})
-	}, j.ask)
+	}, func() { j.know(j.me, j.all, j.ask) })
 }
 
 // ask asks the members for their devices, as PyTorch does.

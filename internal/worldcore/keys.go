@@ -28,12 +28,15 @@ const (
 	KeyLost    = "cohort/lost" // a worker of a static world that has died, once somebody who waited has found out
 	keyToken   = "RpcGroupManagementToken"
 	keyGoRanks = "cohort/rank/"  // + rank: a Go worker of a static world, set first of all
-	keyMixed   = "cohort/mixed"  // a round in which a PyTorch rank has begun to start, once a Go rank has seen it
+	keyMixed   = "cohort/mixed"  // a round in which a PyTorch rank has begun to start, and that rank, once a Go rank has seen it
 	keySize    = "cohort/size"   // of a static world with Go workers
 	keyLooker  = "cohort/looker" // the Go rank that looks for PyTorch ranks, on behalf of all
 	keyBeat    = "cohort/beat/"  // + token: grows while the Go worker that holds the token lives
 	keyRounds  = "cohort/rounds" // of the store itself: a hint where the latest world is
 )
+
+// rankKey is the key by which a Go rank of a static world shows itself.
+func rankKey(r int) string { return keyGoRanks + strconv.Itoa(r) }
 
 // ReadyKey is the key of a barrier of a world's end that everybody has entered.
 func ReadyKey(n int) string { return "shutdown/READY_ID_" + strconv.Itoa(n) }

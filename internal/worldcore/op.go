@@ -32,7 +32,7 @@ const (
 	OpIsGo    // OK: Worker is a Go worker
 	OpReach   // connect to Worker; Gone: its process has ended; Silent: its machine does not answer
 
-	// The members of a dynamic world.
+	// The members of a world.
 	OpEnter      // Round is the round of this worker
 	OpListen     // Text: the address of this worker, whose id is N
 	OpKnow       // Worker, whose id is N, has the address Text and the entry Key
@@ -219,6 +219,12 @@ func inOrder[T any](list []T, visit func(x T, next func()), then func()) {
 		return
 	}
 	visit(list[0], func() { inOrder(list[1:], visit, then) })
+}
+
+// timeOver reports whether an operation has failed because the time of the caller, or its own, is over.
+func timeOver(err error) bool {
+	code := dist.CodeOf(err)
+	return code == dist.DeadlineExceeded || code == dist.Canceled
 }
 
 // deathOf is the error of whoever waited for a worker that died.

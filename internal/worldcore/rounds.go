@@ -20,12 +20,20 @@ const fewRounds = 16
 
 // latestRound finds the last round with a world, or 0.
 func (c *course) latestRound(then func(k int)) {
+	c.hint(func(k int) {
+		k = max(k, 0)
+		c.nextRound(k, k, then)
+	})
+}
+
+// hint reads the latest round that was noted, or -1.
+func (c *course) hint(then func(k int)) {
 	c.read(NoRound, keyRounds, func(text string) {
-		hint, err := strconv.Atoi(text)
-		if err != nil || hint < 0 {
-			hint = 0
+		k, err := strconv.Atoi(text)
+		if err != nil {
+			k = -1
 		}
-		c.nextRound(hint, hint, then)
+		then(k)
 	})
 }
 
@@ -70,10 +78,44 @@ func (c *course) dynamicRound(then func(k int)) {
 	})
 }
 
+// asker does an operation that is expected to succeed, as [course.must] does.
+type asker func(op Op, then func(Event))
+
+// usedUp finds out whether a static world of some size cannot start in a round any more: all ranks have come, it was a world of
+// another size, or a dynamic one that everybody has left.
+func usedUp(ask asker, size, k int, then func(used bool)) {
+	names := make([]string, size)
+	for r := range names {
+		names[r] = KeyNames + strconv.Itoa(r)
+	}
+	ask(Op{Kind: OpCheck, Round: k, Keys: names}, func(ev Event) {
+		if ev.OK {
+			then(true)
+			return
+		}
+		ask(Op{Kind: OpRead, Round: k, Key: keySize}, func(ev Event) {
+			if ev.Text != "" {
+				then(ev.Text != strconv.Itoa(size))
+				return
+			}
+			ask(Op{Kind: OpRead, Round: k, Key: KeyStatic}, func(ev Event) {
+				if ev.Text != "false" {
+					then(false)
+					return
+				}
+				ask(Op{Kind: OpRead, Round: k, Key: KeyInfos}, func(ev Event) {
+					all, err := ParseInfos(ev.Text)
+					then(err == nil && len(all) == 0)
+				})
+			})
+		})
+	})
+}
+
 // noteRound lets those who come later look for the latest round where it is. It is a hint: it may be missing or too low.
 func (c *course) noteRound(then func()) {
-	c.read(NoRound, keyRounds, func(text string) {
-		if last, err := strconv.Atoi(text); err == nil && last >= c.round {
+	c.hint(func(latest int) {
+		if latest >= c.round {
 			then()
 			return
 		}
@@ -117,6 +159,22 @@ func (c *course) announce(me Self, addr string, then func()) {
 		}
 		c.set(KeyCohort+me.Name, me.Entry, address)
 	})
+}
+
+// know makes other workers known here, so that they can be called.
+func (c *course) know(me Self, others []Worker, then func()) {
+	inOrder(others, func(x Worker, next func()) {
+		c.must(Op{Kind: OpGet, Round: c.round, Key: KeyAddrs + x.Name}, func(ev Event) {
+			known := func(entry string) {
+				c.must(Op{Kind: OpKnow, Worker: x.Name, N: x.ID, Text: ev.Text, Key: entry}, func(Event) { next() })
+			}
+			if me.Entry == "" {
+				known("")
+				return
+			}
+			c.read(c.round, KeyCohort+x.Name, known)
+		})
+	}, then)
 }
 
 // without returns the workers that are not named.

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 // sim is a simulated world: a store, processes and time. One thing happens at a time. The seed decides how long everything
@@ -153,7 +155,7 @@ func (s *sim) contact(from, to string) *contact {
 
 var (
 	errRefused   = errors.New("nobody listens there")
-	errDeadline  = errors.New("the time is over")
+	errDeadline  = dist.New("sim", dist.DeadlineExceeded, "the time is over")
 	errCancelled = errors.New("cancelled")
 )
 
@@ -246,10 +248,15 @@ func (s *sim) ask(p *proc, op Op, answer func(Event)) {
 			s.put(key, op.Text)
 			back(Event{})
 		case OpSwap:
-			if s.store[key] == op.Old {
+			switch was, there := s.store[key]; {
+			case was == op.Old:
 				s.put(key, op.Text)
+				back(Event{Text: op.Text})
+			case !there: // as PyTorch's stores answer
+				back(Event{Text: op.Old})
+			default:
+				back(Event{Text: was})
 			}
-			back(Event{Text: s.store[key]})
 		default:
 			panic(op.Kind)
 		}
