@@ -57,16 +57,15 @@ func (w *World) CountGathers(ctx context.Context, p Party, names []string, enter
 
 // gathering is an all-gather of this worker that is under way.
 type gathering struct {
-	w       *World
+	guard
 	p       Party
 	set     py.Set // the names
 	object  any
 	objects *py.Dict
-	watch   chan *Watcher
 }
 
 func (w *World) gathering(p Party, names []string) *gathering {
-	x := &gathering{w: w, p: p, set: make(py.Set, len(names)), watch: make(chan *Watcher, 1)}
+	x := &gathering{guard: w.guard(p), p: p, set: make(py.Set, len(names))}
 	for i, name := range names {
 		x.set[i] = name
 	}
@@ -98,16 +97,8 @@ func (x *gathering) do(ctx context.Context, op worldcore.Op) (ev worldcore.Event
 		ev.Err = x.p.Ask(ctx, &ev.N, op.Worker, gatherCounts, op.Text, 0)
 	case worldcore.OpAskInside:
 		ev.Err = x.p.Ask(ctx, &ev.OK, op.Worker, gatherStates, op.Text)
-	case worldcore.OpWatch:
-		v := x.w.Watch(ctx, x.p, op.Names, op.Among, op.How)
-		x.watch <- v
-		<-v.Context().Done()
-	case worldcore.OpUnwatch:
-		if dead := (<-x.watch).End(); dead != nil {
-			ev.Err = dead
-		}
 	default:
-		return x.w.lookAt(ctx, x.p, op)
+		return x.guard.do(ctx, op)
 	}
 	ev.Gone = errors.Is(ev.Err, ErrRefused)
 	return ev

@@ -116,7 +116,7 @@ func (d *drive) perform(ctx context.Context, op worldcore.Op) worldcore.Event {
 		if !pause(ctx, op.For) {
 			ev.Err = dist.FromContext(ctx, "rpc: world")
 		}
-	case worldcore.OpCheck, worldcore.OpRead, worldcore.OpGet, worldcore.OpSet, worldcore.OpSwap, worldcore.OpWait:
+	case worldcore.OpCheck, worldcore.OpRead, worldcore.OpGet, worldcore.OpSet, worldcore.OpAdd, worldcore.OpSwap, worldcore.OpWait:
 		ev = d.w.ask(ctx, op)
 	default:
 		ev = d.do(ctx, op)
@@ -142,6 +142,10 @@ func (w *World) ask(ctx context.Context, op worldcore.Op) (ev worldcore.Event) {
 		ev.Text = string(raw)
 	case worldcore.OpSet:
 		ev.Err = st.Set(ctx, op.Key, []byte(op.Text))
+	case worldcore.OpAdd:
+		var sum int64
+		sum, ev.Err = st.Add(ctx, op.Key, int64(op.N))
+		ev.N = int(sum)
 	case worldcore.OpSwap:
 		raw, ev.Err = st.CompareAndSet(ctx, op.Key, []byte(op.Old), []byte(op.Text))
 		ev.Text = string(raw)

@@ -75,6 +75,32 @@ func (v *Watcher) End() *dist.Error {
 	return v.core.Dead()
 }
 
+// guard looks after other workers while a machine waits.
+type guard struct {
+	w     *World
+	p     Watched
+	watch chan *Watcher
+}
+
+func (w *World) guard(p Watched) guard { return guard{w: w, p: p, watch: make(chan *Watcher, 1)} }
+
+// do does what a machine asks for about other workers.
+func (g guard) do(ctx context.Context, op worldcore.Op) (ev worldcore.Event) {
+	switch op.Kind {
+	case worldcore.OpWatch:
+		v := g.w.Watch(ctx, g.p, op.Names, op.Among, op.How)
+		g.watch <- v
+		<-v.Context().Done()
+	case worldcore.OpUnwatch:
+		if dead := (<-g.watch).End(); dead != nil {
+			ev.Err = dead
+		}
+	default:
+		return g.w.lookAt(ctx, g.p, op)
+	}
+	return ev
+}
+
 // lookAt looks at other workers.
 func (w *World) lookAt(ctx context.Context, others Watched, op worldcore.Op) (ev worldcore.Event) {
 	switch op.Kind {

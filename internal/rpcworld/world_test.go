@@ -415,25 +415,6 @@ func TestMissingRanks(t *testing.T) {
 	})
 }
 
-// The first barrier of a world's end is found wherever PyTorch's count has got to.
-func TestFirstBarrier(t *testing.T) {
-	for _, n := range []int{1, 4, 7, 8, 71, 300} {
-		synctest.Test(t, func(t *testing.T) {
-			st := store.NewMemory()
-			w := New(st, config("a", 0, 2))
-			w.mixed = true
-			w.Enter(2)
-			time.AfterFunc(10*time.Millisecond, func() { _, _ = w.st.Add(context.Background(), activeKey(n), 0) })
-			if got, err := w.FirstBarrier(t.Context()); err != nil || got != n {
-				t.Errorf("got %d, %v; want %d", got, err, n)
-			}
-		})
-	}
-	if got, err := New(store.NewMemory(), config("a", 0, 2)).FirstBarrier(t.Context()); err != nil || got != 1 {
-		t.Errorf("got %d, %v in a first world", got, err)
-	}
-}
-
 func TestEntry(t *testing.T) {
 	e := Entry{Epoch: 0xabc, Secret: []byte{1, 2, 0xff}}
 	got, err := parseEntry("w", e.text())

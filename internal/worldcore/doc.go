@@ -9,6 +9,6 @@
 // workers that somebody waits for. [Ending] is the orderly end of a static world. All of it is PyTorch's, on PyTorch's keys and
 // messages, so that its workers take part; what Go workers add are keys under "cohort/" that tell each other who lives.
 //
-// Each machine but Ending says what it wants as operations ([Op]) and takes the answers ([Event]) in any order. Its options
+// Each machine says what it wants as operations ([Op]) and takes the answers ([Event]) in any order. Its options
 // turn single rules off, so that the simulations can show that each rule is needed.
 package worldcore

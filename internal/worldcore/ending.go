@@ -3,156 +3,245 @@
 
 package worldcore
 
-// EndOptions turn parts of the protocol off. The simulation uses them to show that each part is needed; production leaves them
-// alone.
+import (
+	"slices"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+const (
+	// barriersAhead is how many barriers are looked for beyond those that the round explains, at first and more each time, and
+	// barriersMost how many at most.
+	barriersAhead, barriersMost = 64, 4096
+	// barrierFirst and barrierEvery are the pauses between two looks for the first barrier, from the first to the longest.
+	barrierFirst, barrierEvery = time.Millisecond, 50 * time.Millisecond
+	// lastGrace is how long the last barrier waits for the others once a worker has died in it: none of them has anything to
+	// do before it. lastEvery is how often it is looked at.
+	lastGrace, lastEvery = 2 * time.Second, 50 * time.Millisecond
+)
+
+// EndOptions turn rules of the end of a static world off, for the simulation.
 type EndOptions struct {
 	NoMeeting bool // calls are counted without everybody having been idle before
 	NoFreeze  bool // calls may begin while they are counted
 	NoLook    bool // whoever is gone in the last wait is taken for dead
+	NoFind    bool // the first barrier is the one that the round explains
+	NoFirst   bool // whoever finds a death in the last wait does not ask for the first one
+	NoLost    bool // a store that is lost in the last wait is a failure
 }
 
-// Action is what the driver has to do next. It reports the result as an [EndEvent].
-type Action uint8
-
-// The actions, with the events that answer them. Each may be answered by [Failed] instead.
-const (
-	FindBarrier Action = 1 + iota // find out which barrier is the first of this end: Found
-	WaitIdle                      // wait until no call of this worker is under way: Idle
-	Meet                          // enter barrier N with nothing to add and wait for all: Passed
-	Count                         // let no call begin, enter barrier N with the number of calls, wait for all, let calls begin: Passed
-	Arrive                        // say that the world is over, and enter barrier N, the last one: Arrived
-	WaitLast                      // wait until all have entered barrier N: Passed. Gone workers may have left or died
-	Look                          // look whether barrier N is ended by those who are still there, for a while: Looked
-	Name                          // agree with the others on the first death, for which Worker is known here: Named
-	End                           // leave; Outcome says how it ended
-)
-
-// EndEventKind is the kind of an [EndEvent].
-type EndEventKind uint8
-
-// The events.
-const (
-	Begin   EndEventKind = 1 + iota // the worker wants to leave
-	Found                           // N is the first barrier
-	Idle                            // no call of this worker is under way
-	Passed                          // all have entered the barrier; Sum is what they have added
-	Arrived                         // this worker has entered the last barrier; All says that it was the last one
-	Looked                          // Open says that the barrier did not end, although the store was there to tell
-	Named                           // Worker is the first one that died
-	Failed                          // the action failed: Worker is gone, or the store is lost, or something else
-)
-
-// EndEvent is what has happened.
-type EndEvent struct {
-	Kind      EndEventKind
-	N         int
-	Sum       int64
-	All, Open bool
-	Worker    string
-	StoreLost bool
-}
-
-// Outcome is how a worker has left.
-type Outcome uint8
-
-// The outcomes.
-const (
-	InOrder Outcome = 1 + iota // everybody has come to the end
-	Death                      // Worker has died before
-	Failure                    // for the reason of the last Failed
-)
-
-// Step is what is to be done next.
-type Step struct {
-	Action  Action
-	N       int
-	Outcome Outcome
-	Worker  string
-}
-
-// Ending decides how one worker of a static world leaves it in order. Its zero value is ready for Begin.
+// Ending is a worker that leaves a static world in order. Its states are:
+//
+//	finding the first barrier → idle → met → counted → (again, if there were calls) → arrived → waiting for the last ones → left
 //
 // All workers meet when they are idle, then count the calls that have begun since, by handlers of others' calls. If there is
 // none, there will be none: only calls bring about calls. Otherwise they do it again. In the last barrier they only wait for
 // each other's way out.
+//
+// Before the last barrier nobody leaves before this worker, so whoever is gone has died. In the last one it may have left.
 type Ending struct {
+	waiting
 	EndOptions
-	at     Action
-	n      int
-	worker string // who was found gone in the last wait
+	me     Self
+	others []string
+	mixed  bool
+	n      int // the barrier
+	frozen bool
 }
 
-// Step takes an event and returns what to do next.
-func (e *Ending) Step(ev EndEvent) Step {
-	if ev.Kind == Failed {
-		return e.failed(ev)
+// NewEnding returns the machine of a worker among others. mixed says that there are PyTorch workers.
+func NewEnding(me Self, round int, others []string, mixed bool, opt EndOptions) *Ending {
+	e := &Ending{EndOptions: opt, me: me, others: slices.Sorted(slices.Values(others)), mixed: mixed}
+	e.round = round
+	e.begin(func() {
+		e.guard(e.others, e.others, ClosedWait)
+		e.find(barriersAhead, barrierFirst)
+	})
+	return e
+}
+
+// step does an operation before the last barrier, while the others are looked after.
+func (e *Ending) step(op Op, then func(Event)) {
+	e.current = e.do(op, func(ev Event) {
+		if ev.Err == nil && !e.lost {
+			then(ev)
+			return
+		}
+		e.unguard(func(dead *dist.Error) {
+			switch {
+			case dead != nil:
+				e.thaw(func() { e.end(dead) })
+			case ev.Err != nil:
+				e.thaw(func() { e.end(ev.Err) })
+			default: // the time of the caller is over, which the next operation will find
+				then(ev)
+			}
+		})
+	})
+}
+
+// find is the state in which the first barrier of this end is not known. PyTorch counts the barriers of all worlds of a process,
+// so in a later world one has to look which of them a PyTorch worker has entered. It does not wait for others to do so.
+func (e *Ending) find(ahead int, again time.Duration) {
+	likely := 3*e.round + 1
+	if e.round == 0 || !e.mixed {
+		likely = 1
 	}
-	switch e.at {
-	case 0:
-		return e.act(FindBarrier)
-	case FindBarrier:
-		e.n = ev.N
-		return e.act(WaitIdle)
-	case WaitIdle:
+	if e.round == 0 || !e.mixed || e.NoFind {
+		e.n = likely
+		e.idle()
+		return
+	}
+	all := make([]int, 0, 3*e.round+1+ahead)
+	for n := range cap(all) {
+		all = append(all, (3*e.round+n)%cap(all)+1)
+	}
+	inOrder(all, func(n int, next func()) {
+		e.step(Op{Kind: OpCheck, Round: e.round, Keys: []string{ActiveKey(n)}}, func(ev Event) {
+			if ev.OK {
+				e.n = n
+				e.idle()
+				return
+			}
+			next()
+		})
+	}, func() {
+		e.step(Op{Kind: OpPause, For: again}, func(Event) {
+			e.find(min(ahead+barriersAhead, barriersMost), min(2*again, barrierEvery))
+		})
+	})
+}
+
+// idle is the state in which calls of this worker may be under way.
+func (e *Ending) idle() {
+	e.step(Op{Kind: OpIdle}, func(Event) {
 		if e.NoMeeting {
 			e.n++
-			return e.act(Count)
+			e.count()
+			return
 		}
-		return e.act(Meet)
-	case Meet:
-		e.n++
-		return e.act(Count)
-	case Count:
-		e.n++
-		if ev.Sum != 0 {
-			return e.act(WaitIdle)
-		}
-		return e.act(Arrive)
-	case Arrive:
-		if ev.All {
-			return e.end(InOrder, "")
-		}
-		return e.act(WaitLast)
-	case WaitLast:
-		return e.end(InOrder, "")
-	case Look:
-		if !ev.Open {
-			return e.end(InOrder, "")
-		}
-		return e.act(Name)
-	case Name:
-		return e.end(Death, ev.Worker)
-	default: // it is over
-		return Step{Action: End}
-	}
+		e.barrier(0, func(int) { e.count() })
+	})
 }
 
-// failed decides what the failure of an action means.
-func (e *Ending) failed(ev EndEvent) Step {
-	switch {
-	case e.at != WaitLast && ev.Worker != "":
-		return e.end(Death, ev.Worker)
-	case e.at != WaitLast:
-		return e.end(Failure, "")
-	case ev.Worker != "" && e.NoLook:
-		e.worker = ev.Worker
-		return e.act(Name)
-	case ev.Worker != "": // the last ones go without waiting for those behind them
-		e.worker = ev.Worker
-		return e.act(Look)
-	case ev.StoreLost: // whoever hosted it has gone, which it does last
-		return e.end(InOrder, "")
+// count is the state in which everybody was idle since the last count. No call begins until all have counted.
+func (e *Ending) count() {
+	e.must(Op{Kind: OpFreeze}, func(ev Event) {
+		e.frozen = true
+		if e.NoFreeze {
+			e.thaw(func() {})
+		}
+		e.barrier(ev.N, func(sum int) {
+			e.thaw(func() {
+				if sum != 0 {
+					e.idle()
+					return
+				}
+				e.unguard(func(*dist.Error) { e.arrive() })
+			})
+		})
+	})
+}
+
+// thaw lets calls begin again.
+func (e *Ending) thaw(then func()) {
+	if !e.frozen {
+		then()
+		return
+	}
+	e.frozen = false
+	e.do(Op{Kind: OpThaw}, func(Event) { then() })
+}
+
+// barrier enters the next barrier with a number to add up, and waits for all.
+func (e *Ending) barrier(add int, then func(sum int)) {
+	n := e.n
+	e.n++
+	sum := func(Event) {
+		e.step(Op{Kind: OpAdd, Round: e.round, Key: ActiveKey(n)}, func(ev Event) { then(ev.N) })
+	}
+	e.enter(e.step, n, add, func() { sum(Event{}) }, func() {
+		e.step(Op{Kind: OpWait, Round: e.round, Keys: []string{ReadyKey(n)}}, sum)
+	})
+}
+
+// enter enters a barrier. last is the state if everybody else has entered it before, wait otherwise.
+func (e *Ending) enter(ask asker, n, add int, last, wait func()) {
+	ask(Op{Kind: OpAdd, Round: e.round, Key: ActiveKey(n), N: add}, func(Event) {
+		ask(Op{Kind: OpAdd, Round: e.round, Key: CountKey(n), N: 1}, func(ev Event) {
+			if ev.N != e.me.Size {
+				wait()
+				return
+			}
+			ask(Op{Kind: OpSet, Round: e.round, Key: ReadyKey(n)}, func(Event) { last() })
+		})
+	})
+}
+
+// arrive is the state before the last barrier. It tells worlds that come later that this one is over.
+func (e *Ending) arrive() {
+	e.do(Op{Kind: OpSet, Round: e.round, Key: KeyOver}, func(Event) {
+		e.enter(e.must, e.n, 0, func() { e.end(nil) }, e.waitLast)
+	})
+}
+
+// waitLast is the state in which this worker has come to its end, and others may be on their way.
+func (e *Ending) waitLast() {
+	e.guard(e.others, e.others, LastWait)
+	e.current = e.do(Op{Kind: OpWait, Round: e.round, Keys: []string{ReadyKey(e.n)}}, func(ev Event) {
+		e.unguard(func(dead *dist.Error) {
+			switch {
+			case ev.Err == nil:
+				e.end(nil)
+			case dead != nil && e.NoLook:
+				e.died(dead)
+			case dead != nil: // the last ones go without waiting for those behind them
+				e.look(dead, e.now+lastGrace, false)
+			case storeLost(ev.Err) && !e.NoLost: // whoever hosted it has gone, which it does last
+				e.end(nil)
+			default:
+				e.end(ev.Err)
+			}
+		})
+	})
+}
+
+// look is the state in which somebody is gone: it has died if the last barrier does not end, although the store is there to tell.
+func (e *Ending) look(dead *dist.Error, until time.Duration, answered bool) {
+	e.do(Op{Kind: OpCheck, Round: e.round, Keys: []string{ReadyKey(e.n)}, For: max(until-e.now, 1)}, func(ev Event) {
+		switch {
+		case ev.OK, ev.Err != nil && (!answered || !timeOver(ev.Err)):
+			e.end(nil)
+		case ev.Err != nil || e.now >= until:
+			e.died(dead)
+		default:
+			e.do(Op{Kind: OpPause, For: lastEvery}, func(ev Event) {
+				if ev.Err != nil {
+					e.died(dead)
+					return
+				}
+				e.look(dead, until, true)
+			})
+		}
+	})
+}
+
+// died is the state in which a worker has died before its end.
+func (e *Ending) died(dead *dist.Error) {
+	if e.NoFirst {
+		e.end(dead)
+		return
+	}
+	e.blame(e.me, dead, e.others, func(first *dist.Error) { e.end(first) })
+}
+
+// storeLost reports whether an operation has failed because there is no store any more.
+func storeLost(err error) bool {
+	switch dist.CodeOf(err) {
+	case dist.PeerLost, dist.Unavailable, dist.Closed:
+		return true
 	default:
-		return e.end(Failure, "")
+		return false
 	}
-}
-
-func (e *Ending) act(a Action) Step {
-	e.at = a
-	return Step{Action: a, N: e.n, Worker: e.worker}
-}
-
-func (e *Ending) end(how Outcome, worker string) Step {
-	e.at = End
-	return Step{Action: End, Outcome: how, Worker: worker}
 }

@@ -30,15 +30,26 @@ type waiting struct {
 
 // guard looks after workers from now on.
 func (w *waiting) guard(names, among []string, how Wait) {
-	w.watch = w.do(Op{Kind: OpWatch, Names: names, Among: among, How: how}, func(Event) {
-		w.lost = true
-		w.cancel(w.current)
+	w.lost = false
+	var id int
+	id = w.do(Op{Kind: OpWatch, Names: names, Among: among, How: how}, func(Event) {
+		if w.watch == id {
+			w.lost = true
+			w.cancel(w.current)
+		}
 	})
+	w.watch = id
 }
 
 // unguard stops that. dead is who has died meanwhile.
 func (w *waiting) unguard(then func(dead *dist.Error)) {
-	w.do(Op{Kind: OpUnwatch, N: w.watch}, func(ev Event) {
+	id := w.watch
+	if id == 0 {
+		then(nil)
+		return
+	}
+	w.watch = 0
+	w.do(Op{Kind: OpUnwatch, N: id}, func(ev Event) {
 		dead, _ := errors.AsType[*dist.Error](ev.Err)
 		then(dead)
 	})
@@ -151,7 +162,7 @@ func (c *Counting) question(op Op, then func(Event)) {
 			then(ev)
 			return
 		}
-		c.settled(func(dead *dist.Error) {
+		c.unguard(func(dead *dist.Error) {
 			why := func(dead *dist.Error) {
 				c.blame(c.me, dead, c.others(), func(first *dist.Error) { c.failed(gatherError(first)) })
 			}
@@ -170,20 +181,11 @@ func (c *Counting) question(op Op, then func(Event)) {
 // told takes the answer if it was the same before: a worker that enters an all-gather counts it a moment earlier.
 func (c *Counting) told(next int, inside bool) {
 	if (next == c.said || c.NoTwice) && (inside || !c.entered) {
-		c.settled(func(*dist.Error) { c.first(next) })
+		c.unguard(func(*dist.Error) { c.first(next) })
 		return
 	}
 	c.said = next
 	c.question(Op{Kind: OpPause, For: countEvery}, func(Event) { c.ask() })
-}
-
-// settled is the state in which nobody is asked any more.
-func (c *Counting) settled(then func(dead *dist.Error)) {
-	if c.watch == 0 {
-		then(nil)
-		return
-	}
-	c.unguard(then)
 }
 
 func (c *Counting) first(n int) {

@@ -201,8 +201,7 @@ func (g *gatherer) toFollower(from *gatherer, id string, items []Item) error {
 // do does what the machine of an all-gather asks for.
 func (g *gatherer) do(m *Gather) func(op Op, answer func(Event)) {
 	w := g.w
-	var watch *Watch
-	var watching *task
+	var watching guard
 	return func(op Op, answer func(Event)) {
 		ev := Event{}
 		switch op.Kind {
@@ -245,15 +244,10 @@ func (g *gatherer) do(m *Gather) func(op Op, answer func(Event)) {
 			g.askTorch(op, answer)
 			return
 		case OpWatch:
-			watch = NewWatch(w.self(g), w.round, op.Names, op.Among, op.How, w.watch)
-			watching = &task{p: g.proc, what: "watch", m: watch, then: func() { answer(Event{Err: watch.Err()}) }}
-			w.start(watching)
+			watching.begin(w.sim, g.proc, w.self(g), w.round, op, w.watch, answer)
 			return
 		case OpUnwatch:
-			watching.stop()
-			if dead := watch.Dead(); dead != nil {
-				ev.Err = dead
-			}
+			ev = watching.end()
 		default:
 			panic(op.Kind)
 		}

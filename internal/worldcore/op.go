@@ -23,6 +23,7 @@ const (
 	OpRead  // Text: the value of Key, or "" without waiting for it
 	OpGet   // Text: the value of Key, once it is there
 	OpSet   // Key is Text
+	OpAdd   // add N to the number under Key; N: the sum
 	OpSwap  // if Key is Old, it becomes Text; Text: what it is now
 	OpWait  // all Keys are there
 
@@ -41,6 +42,11 @@ const (
 	OpAskDevices // ask Worker for its devices; Gone: its process has ended
 	OpTellComing // tell Worker that this worker comes; Gone: its process has ended
 	OpTellGoing  // tell Worker that this worker goes; Gone: its process has ended
+
+	// The calls of this worker.
+	OpIdle   // wait until none is under way
+	OpFreeze // N: how many are under way; none begins until OpThaw
+	OpThaw
 
 	// The all-gathers of this worker: see Gathers.
 	OpGatherCount // OK: it is known which all-gather of Names is next
@@ -237,7 +243,7 @@ func deathOf(worker string, id int, how string, cause error) *dist.Error {
 // Instant reports whether an operation is answered at once: the driver need not do anything else meanwhile.
 func (k OpKind) Instant() bool {
 	switch k {
-	case OpStates, OpWorkers, OpEnter, OpKnow, OpDrop, OpOthers, OpGatherCount, OpGatherFirst, OpGatherEnter, OpGatherSeen, OpGatherLeave, OpGiveUp:
+	case OpStates, OpWorkers, OpEnter, OpKnow, OpDrop, OpOthers, OpFreeze, OpThaw, OpGatherCount, OpGatherFirst, OpGatherEnter, OpGatherSeen, OpGatherLeave, OpGiveUp:
 		return true
 	default:
 		return false

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -31,6 +32,7 @@ type sim struct {
 	links   map[[2]string]*contact
 	latest  time.Duration // how long an answer may take at most
 	stalled time.Duration // until when the store does nothing
+	gone    bool          // the store has ended with the process that hosted it
 	logging bool
 	log     []string
 	wrong   error // what went wrong while it ran
@@ -52,6 +54,7 @@ type contact struct{ met, connected bool }
 type waiter struct {
 	keys []string
 	then func()
+	lost func()
 }
 
 type happening struct {
@@ -157,6 +160,7 @@ var (
 	errRefused   = errors.New("nobody listens there")
 	errDeadline  = dist.New("sim", dist.DeadlineExceeded, "the time is over")
 	errCancelled = errors.New("cancelled")
+	errNoStore   = dist.New("sim", dist.Unavailable, "the store has ended")
 )
 
 // call calls a worker: handle runs there, perhaps twice if twice is set, and its answer comes back.
@@ -206,6 +210,16 @@ func (s *sim) there(keys []string) bool {
 	return !slices.ContainsFunc(keys, func(k string) bool { _, there := s.store[k]; return !there })
 }
 
+// loseStore ends the store.
+func (s *sim) loseStore() {
+	s.note("the store ends")
+	s.gone = true
+	for _, w := range s.waits {
+		w.lost()
+	}
+	s.waits = nil
+}
+
 // at is the key of a round as the store knows it.
 func at(round int, key string) string {
 	if round == NoRound {
@@ -223,8 +237,13 @@ func (s *sim) ask(p *proc, op Op, answer func(Event)) {
 		keys[i] = at(op.Round, k)
 	}
 	back := func(ev Event) { s.after(s.while(), func() { answer(ev) }) }
+	lost := func() { back(Event{Err: errNoStore}) }
 	var arrive func()
 	arrive = func() {
+		if s.gone {
+			lost()
+			return
+		}
 		if s.stalled > s.now {
 			s.after(s.stalled-s.now, arrive)
 			return
@@ -243,10 +262,15 @@ func (s *sim) ask(p *proc, op Op, answer func(Event)) {
 				then()
 				return
 			}
-			s.waits = append(s.waits, &waiter{keys, then})
+			s.waits = append(s.waits, &waiter{keys, then, lost})
 		case OpSet:
 			s.put(key, op.Text)
 			back(Event{})
+		case OpAdd:
+			sum, _ := strconv.Atoi(s.store[key])
+			sum += op.N
+			s.put(key, strconv.Itoa(sum))
+			back(Event{N: sum})
 		case OpSwap:
 			switch was, there := s.store[key]; {
 			case was == op.Old:
@@ -263,6 +287,26 @@ func (s *sim) ask(p *proc, op Op, answer func(Event)) {
 	}
 	p.asks = max(p.asks, s.now+s.while())
 	s.after(p.asks-s.now, arrive)
+}
+
+// guard looks after other workers while a machine waits, as its operations OpWatch and OpUnwatch ask for.
+type guard struct {
+	watch *Watch
+	t     *task
+}
+
+func (g *guard) begin(s *sim, p *proc, me Self, round int, op Op, opt WatchOptions, answer func(Event)) {
+	watch := NewWatch(me, round, op.Names, op.Among, op.How, opt)
+	g.watch, g.t = watch, &task{p: p, what: "watch", m: watch, then: func() { answer(Event{Err: watch.Err()}) }}
+	s.start(g.t)
+}
+
+func (g *guard) end() (ev Event) {
+	g.t.stop()
+	if dead := g.watch.Dead(); dead != nil {
+		ev.Err = dead
+	}
+	return ev
 }
 
 // task is a machine that is driven in a process.
@@ -355,7 +399,7 @@ func (t *task) perform(op Op) {
 	switch op.Kind {
 	case OpPause:
 		t.s.after(op.For, func() { answer(Event{}) })
-	case OpCheck, OpRead, OpGet, OpSet, OpSwap, OpWait:
+	case OpCheck, OpRead, OpGet, OpSet, OpAdd, OpSwap, OpWait:
 		t.s.ask(t.p, op, answer)
 	case OpStates:
 		ev := Event{States: make([]State, len(op.Names))}
