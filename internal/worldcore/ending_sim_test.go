@@ -25,6 +25,7 @@ type endSim struct {
 	deaths  bool
 	round   int
 	hosted  bool // the first worker hosts the store
+	late    bool // the store is
 	workers []*leaver
 	budget  int // how many more calls will be made
 	died    []string
@@ -73,9 +74,12 @@ func newEndSim(seed uint64, deaths bool, opt EndOptions) *endSim {
 		}
 		w.after(w.within(late), func() { g.leave() })
 	}
-	for range w.rng.IntN(8) { // a worker is slow for a while
-		g := w.workers[w.rng.IntN(size)]
-		w.after(w.within(late+20*w.latest), func() { g.asks = w.now + w.within(20*w.latest) })
+	if w.late = w.rng.IntN(4) == 0 || !deaths; w.late {
+		for range w.rng.IntN(8) { // a worker is slow for a while
+			g := w.workers[w.rng.IntN(size)]
+			w.after(w.within(late+20*w.latest), func() { g.asks = w.now + w.within(20*w.latest) })
+		}
+		w.after(w.within(4*time.Second), func() { w.stalled = w.now + w.within(time.Second) })
 	}
 	if deaths {
 		for range 1 + w.rng.IntN(2) {
@@ -87,9 +91,6 @@ func newEndSim(seed uint64, deaths bool, opt EndOptions) *endSim {
 	for range w.rng.IntN(4) {
 		a, b := w.names[w.rng.IntN(size)], w.names[w.rng.IntN(size)]
 		w.after(w.within(4*time.Second), func() { w.cut(a, b) })
-	}
-	if w.rng.IntN(4) == 0 {
-		w.after(w.within(4*time.Second), func() { w.stalled = w.now + w.within(time.Second) })
 	}
 	return w
 }
@@ -281,7 +282,8 @@ func (w *endSim) simulate() error {
 		return w.wrong
 	}
 	first := w.store[at(w.round, KeyLost)]
-	noStore := w.hosted && len(w.died) > 0 // whoever hosts it goes because of the death, and each names the loss it sees
+	// Without the store each names the loss that it sees: when the host has gone because of a death, and when the answer takes too long.
+	noStore := (w.hosted || w.late) && len(w.died) > 0
 	for _, g := range w.workers {
 		dead, _ := errors.AsType[*dist.Error](g.err)
 		switch {
