@@ -165,6 +165,7 @@ func TestFSDP2(t *testing.T) {
 		for _, r := range []int{0, 2} {
 			w := world{size: size, goRanks: []int{r}}
 			t.Run(w.String(), func(t *testing.T) {
+				t.Parallel()
 				for rank, log := range run(t, w) {
 					if len(log) != 3*steps || !slices.Equal(log, want[rank]) {
 						t.Errorf("rank %d: %v, an all-PyTorch world gives %v", rank, log, want[rank])

@@ -17,26 +17,26 @@ import (
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
-// mixedWorld returns a world with PyTorch ranks of two versions and the plan of a seed. Some have no Go rank: what PyTorch's
-// ranks do with each other is what Go has to fit into.
+// mixedWorld returns a world with PyTorch ranks of two versions and the plan of a seed. A few have no Go rank: what
+// PyTorch's ranks do with each other is what Go has to fit into.
 func mixedWorld(t *testing.T, seed uint64) (world, []step) {
 	t.Helper()
 	old, recent := torchtest.V26.About(t), torchtest.Newest.About(t)
 	f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 11)), version: "several", halves: old.Has(torchtest.Halves) && recent.Has(torchtest.Halves)}
 	f.peers, _, _ = torch.ParsePeers(old.Version + "," + recent.Version)
-	f.size = 2 + f.IntN(4)
+	f.size = 3 + f.IntN(3)
 	f.joined = make([]int, f.size)
 	w := world{size: f.size, env: map[string]string{}, torches: map[int]*torchtest.Torch{}, untold: f.IntN(3) == 0}
 	ranks := f.Perm(f.size)
 	w.torches[ranks[0]], w.torches[ranks[1]] = torchtest.V26, torchtest.Newest
-	for _, r := range ranks[2:] {
-		switch f.IntN(4) {
-		case 0:
-			w.torches[r] = torchtest.V26
-		case 1:
-			w.torches[r] = torchtest.Newest
-		default:
+	for i, r := range ranks[2:] {
+		switch kind := f.IntN(8); {
+		case i == 0 && kind > 0, kind > 3:
 			w.goRanks = append(w.goRanks, r)
+		case kind%2 == 0:
+			w.torches[r] = torchtest.V26
+		default:
+			w.torches[r] = torchtest.Newest
 		}
 	}
 	slices.Sort(w.goRanks)
