@@ -5,23 +5,20 @@ package main
 
 import (
 	"fmt"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/testprog"
 )
 
 // TestMembersOnNodes: three launchers have two workers each, of which four are members of one group. A node that is killed, or whose
 // network is gone, takes its members out, and spares of the other nodes come in. Nobody is restarted.
 func TestMembersOnNodes(t *testing.T) {
 	t.Parallel()
-	program := filepath.Join(t.TempDir(), "member")
-	if out, err := exec.Command("go", "build", "-o", program, "../../examples/reconfigure").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	program := testprog.Build(t, "examples/reconfigure")
 	for _, how := range []string{"kill", "cut"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()

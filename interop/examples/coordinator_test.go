@@ -6,7 +6,6 @@ package examples_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -16,19 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/testprog"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
-
-func buildCohort(t *testing.T) string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "cohort")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/cohort")
-	cmd.Dir = filepath.Join("..", "..")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	return program
-}
 
 // trainScript puts train.py where an installation finds it.
 func trainScript(t *testing.T, torch *torchtest.Torch) string {
@@ -51,7 +40,7 @@ var memberProcess = regexp.MustCompile(`member (\d+) \(process (\d+)\): rank (\d
 func TestLaunchedReconfigure(t *testing.T) {
 	torchtest.Newest.Need(t)
 	args := append([]string{"run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
-	job := startGo(t, buildCohort(t), append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")...)
+	job := startGo(t, testprog.Build(t, "cmd/cohort"), append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")...)
 	all := []trainee{job}
 	until(t, "step 20", all, func() bool { return strings.Count(job.said(), "step 20 loss") == 4 })
 	victim := ""
@@ -105,7 +94,7 @@ func TestLaunchedOnNodes(t *testing.T) {
 	torchtest.Newest.Need(t)
 	args := append([]string{"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:" + freePort(t), "--nproc-per-node", "2", "--members", "3", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
 	args = append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")
-	program := buildCohort(t)
+	program := testprog.Build(t, "cmd/cohort")
 	nodes := []trainee{startGo(t, program, args...), startGo(t, program, args...)}
 	said := func() string { return nodes[0].said() + nodes[1].said() }
 	until(t, "step 20", nodes, func() bool { return strings.Count(said(), "step 20 loss") == 3 })
@@ -134,7 +123,7 @@ func TestLaunchedHang(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("COHORT_INTEROP is not set")
 	}
-	job := startGo(t, buildCohort(t), "run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", build(t, "reconfigure"), "-steps", "100")
+	job := startGo(t, testprog.Build(t, "cmd/cohort"), "run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", testprog.Build(t, "examples/reconfigure"), "-steps", "100")
 	until(t, "step 20", []trainee{job}, func() bool { return strings.Count(job.said(), "step 20 loss") == 4 })
 	m := regexp.MustCompile(`go member \d+ \(process (\d+)\): rank 1 of 4`).FindStringSubmatch(job.said())
 	if m == nil {
@@ -155,7 +144,7 @@ func TestCoordinatorRestarts(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("COHORT_INTEROP is not set")
 	}
-	cohort, program := buildCohort(t), build(t, "reconfigure")
+	cohort, program := testprog.Build(t, "cmd/cohort"), testprog.Build(t, "examples/reconfigure")
 	for _, c := range []struct {
 		kinds  string
 		before bool // a member dies while there is no coordinator
@@ -218,7 +207,7 @@ func TestStoreDies(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("COHORT_INTEROP is not set")
 	}
-	cohort, program := buildCohort(t), build(t, "reconfigure")
+	cohort, program := testprog.Build(t, "cmd/cohort"), testprog.Build(t, "examples/reconfigure")
 	addr := "127.0.0.1:" + freePort(t)
 	store := startGo(t, cohort, "store", "serve", "--addr", addr)
 	coordinator := startGo(t, cohort, "coordinate", "--addr", addr, "--members", "4")

@@ -18,20 +18,9 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/testprog"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
-
-// build compiles an example and returns the program.
-func build(t *testing.T, name string) string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), name)
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./examples/"+name)
-	cmd.Dir = filepath.Join("..", "..")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	return program
-}
 
 func freePort(t *testing.T) string {
 	t.Helper()
@@ -60,7 +49,7 @@ func TestDDP(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
-	program := build(t, "ddp")
+	program := testprog.Build(t, "examples/ddp")
 	script, err := os.ReadFile(filepath.Join("..", "..", "examples", "ddp", "train.py"))
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/testprog"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
@@ -47,7 +48,7 @@ func TestHeaders(t *testing.T) {
 				torchtest.Newest.Need(t) // older ones cannot
 				command := strings.Join(torchtest.Newest.Command(), " ") + " " + trainScript(t, torchtest.Newest)
 				if strings.Contains(block, "cohort run") {
-					runBlock(t, name, block, "cohort run", buildCohort(t)+" run", "examples/"+name+"/train.py", command)
+					runBlock(t, name, block, "cohort run", testprog.Build(t, "cmd/cohort")+" run", "examples/"+name+"/train.py", command)
 					return
 				}
 				runBlock(t, name, block, "python3 examples/"+name+"/train.py", command)
@@ -58,7 +59,7 @@ func TestHeaders(t *testing.T) {
 
 func runBlock(t *testing.T, name, block string, replace ...string) {
 	t.Helper()
-	out := paste(t, filepath.Join("..", ".."), block, append(replace, "go run ./examples/"+name, build(t, name)+fewer[name])...)
+	out := paste(t, filepath.Join("..", ".."), block, append(replace, "go run ./examples/"+name, testprog.Build(t, "examples/"+name)+fewer[name])...)
 	if out == "" {
 		t.Error("it says nothing")
 	}

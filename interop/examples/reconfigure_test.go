@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/testprog"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
@@ -133,7 +134,7 @@ func TestReconfigure(t *testing.T) {
 	}
 	for _, kinds := range []string{"ttttt", "ggggg", "tgtgt"} {
 		t.Run(kinds, func(t *testing.T) {
-			program, addr := build(t, "reconfigure"), "127.0.0.1:"+freePort(t)
+			program, addr := testprog.Build(t, "examples/reconfigure"), "127.0.0.1:"+freePort(t)
 			coordinator := startGo(t, program, "-listen", addr, "-members", "4", "-silence", "3s")
 			until(t, "the store", []trainee{coordinator}, func() bool { return strings.Contains(coordinator.said(), "coordinator at") })
 			all := startTrainees(t, program, addr, kinds, 150)

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/testprog"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
@@ -26,13 +27,7 @@ type program struct {
 
 func startExample(t *testing.T, name, url string) *program {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", path, "./examples/"+name)
-	build.Dir = filepath.Join("..", "..")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	p := &program{cmd: exec.CommandContext(t.Context(), path, url)}
+	p := &program{cmd: exec.CommandContext(t.Context(), testprog.Build(t, "examples/"+name), url)}
 	p.cmd.Env = append(os.Environ(), "GLOO_SOCKET_IFNAME=lo", "TP_SOCKET_IFNAME=lo")
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	if err := p.cmd.Start(); err != nil {

@@ -1,0 +1,25 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package testprog builds programs of this module for tests that run them as processes.
+package testprog
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// Build compiles the program in a folder of the module, such as "cmd/cohort", without cgo, as a release does. It returns the
+// path of the executable, which is removed when the test ends.
+func Build(tb testing.TB, folder string) string {
+	tb.Helper()
+	program := filepath.Join(tb.TempDir(), filepath.Base(folder))
+	build := exec.CommandContext(tb.Context(), "go", "build", "-o", program, "github.com/cohort-dist/cohort/"+folder) //nolint:gosec // a folder that the test names
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		tb.Fatalf("build %s: %v\n%s", folder, err, out)
+	}
+	return program
+}
