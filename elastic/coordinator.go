@@ -60,7 +60,7 @@ type sign struct {
 	at    time.Time
 }
 
-// New returns a coordinator for groups of low to high members, which find it through s. Start it with [Coordinator.Run].
+// New returns a coordinator for groups of low to high members that find it through s. Start it with [Coordinator.Run].
 func New(s store.Store, low, high int, opts ...Option) (*Coordinator, error) {
 	const op = "elastic: new"
 	c := newConfig(opts)
@@ -109,7 +109,7 @@ func (c *Coordinator) Lost(member ID) {
 	}
 }
 
-// String says what the coordinator is for.
+// String returns the sizes that the group may have.
 func (c *Coordinator) String() string {
 	return fmt.Sprintf("elastic.Coordinator(%d to %d members)", c.config.low, c.config.high)
 }
@@ -132,11 +132,12 @@ func (c *Coordinator) setSilent(member ID, silent bool) {
 	}
 }
 
-// Run answers members until all of them have finished, which is nil, until too many rounds have failed or too few members are left, or
-// until ctx ends. Members that still wait are told.
+// Run answers members until all of them have finished, and then returns nil. It returns an error when too many rounds
+// have failed, when too few members are left, or when ctx ends; members that still wait are told.
 //
-// A coordinator that has died can be started again over the same store, by another process too: a group that trains goes on, and
-// its members keep their order. The earlier one, if it is alive after all, ends with [dist.Aborted].
+// A coordinator that has died can be started again over the same store, also by another process: the present group
+// continues, and its members keep their order. If the earlier coordinator is alive after all, it ends with
+// [dist.Aborted].
 func (c *Coordinator) Run(ctx context.Context) error {
 	const op = "elastic: coordinator"
 	err := c.takeOver(ctx)

@@ -34,8 +34,8 @@ type Member struct {
 	beats  sync.WaitGroup
 }
 
-// Join says that this process is there. It gives signs of life to the [Coordinator] until [Member.Close] or until the store does not
-// answer any more; ctx is only for the call itself.
+// Join announces this process as a member. From then on it gives signs of life to the [Coordinator], until
+// [Member.Close]. ctx bounds only the call itself.
 func Join(ctx context.Context, s store.Store, opts ...Option) (*Member, error) {
 	const op = "elastic: join"
 	if s == nil {
@@ -78,10 +78,11 @@ func (m *Member) ID() ID { return m.id }
 // String names the member.
 func (m *Member) String() string { return "elastic.Member(" + m.id.String() + ")" }
 
-// Next asks for the round that this process takes part in, and waits for it: as a spare until it is needed. handle is the group's present
-// one. Call it at the start, when an operation or a reconfiguration has failed, and when [Member.Over] says so.
+// Next asks for the round that this process takes part in, and waits for it; a spare waits until it is needed. handle is
+// the present one of its group. Call it at the start, after an operation or a reconfiguration has failed, and when
+// [Member.Over] reports true.
 //
-// It returns [dist.Aborted] when the coordinator ends the job, and [dist.Closed] when all members have finished.
+// It returns [dist.Aborted] when the coordinator has ended the job, and [dist.Closed] when all members have finished.
 func (m *Member) Next(ctx context.Context, handle string) (Round, error) {
 	a, err := m.ask(ctx, question{Member: m.id, Handle: handle})
 	switch {
@@ -96,7 +97,8 @@ func (m *Member) Next(ctx context.Context, handle string) (Round, error) {
 	return *a.Round, nil
 }
 
-// Done says that this process has finished its work, and waits until all members of the round have, or go on without it.
+// Done reports that this process has finished its work. It waits until all members of the round have finished too, or
+// continue without it.
 func (m *Member) Done(ctx context.Context) error {
 	a, err := m.ask(ctx, question{Member: m.id, Done: true})
 	if err == nil && a.Error != "" {
@@ -181,10 +183,10 @@ func (m *Member) failed(ctx context.Context, op string, err error) error {
 	return dist.Wrap(op, dist.Unavailable, err)
 }
 
-// Over reports whether the round has ended: another member has failed, or one has come that is to be taken in. Members look at
-// different moments, and one that leaves alone is waited for in the others' next operation until that times out. So let all
-// leave after the same step: put the answer into something that they reduce anyway, as examples/reconfigure does. A member that
-// does not look notices when its operations fail.
+// Over reports whether the round has ended, because another member has failed or a new one is to be taken in. Members
+// call it at different moments, and if one of them leaves alone, the others wait for it in their next operation until
+// that times out. So let all of them leave after the same step: put the answer into something that they reduce anyway, as
+// examples/reconfigure does. A member that does not call it notices the end when its operations fail.
 func (m *Member) Over(ctx context.Context) (bool, error) {
 	round := m.round.Load()
 	if round < 0 {
@@ -197,7 +199,7 @@ func (m *Member) Over(ctx context.Context) (bool, error) {
 	return over, nil
 }
 
-// Close ends the signs of life. A member that has not called [Member.Done] then counts as dead.
+// Close ends the signs of life. A member that has not called [Member.Done] is then taken for dead.
 func (m *Member) Close() error {
 	m.end()
 	m.beats.Wait()

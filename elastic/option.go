@@ -14,7 +14,7 @@ import (
 // DefaultPrefix is the prefix of the keys in the store.
 const DefaultPrefix = "cohort/elastic"
 
-// Option changes a [Coordinator] or a [Member].
+// Option configures a [Coordinator], a [Member] or a [Starter].
 type Option interface{ apply(c *config) }
 
 type option func(*config)
@@ -50,25 +50,26 @@ func newConfig(opts []Option) config {
 	return c
 }
 
-// WithPrefix sets the prefix of all keys, the same for the coordinator and its members. The default is [DefaultPrefix].
+// WithPrefix sets the prefix of all keys, which must be the same for the coordinator and its members. The default is
+// [DefaultPrefix].
 func WithPrefix(prefix string) Option { return option(func(c *config) { c.prefix = prefix }) }
 
-// WithJoinTimeout bounds how long the coordinator waits for the smallest number of members. The default is ten minutes.
+// WithJoinTimeout sets how long the coordinator waits for the smallest number of members. The default is ten minutes.
 func WithJoinTimeout(d time.Duration) Option { return option(func(c *config) { c.join = d }) }
 
-// WithLastCall sets how long a coordinator that has enough members, but not the largest number, waits for more before a round
-// begins: for a process that takes the place of a dead one, say. The default is five seconds.
+// WithLastCall sets how long a coordinator that has enough members, but not the largest number, waits for more before a
+// round begins, for example for the replacement of a dead process. The default is five seconds.
 func WithLastCall(d time.Duration) Option { return option(func(c *config) { c.lastCall = d }) }
 
-// WithSilence sets after how long without a sign of life a member counts as dead. The default is ten seconds; members
-// give a sign every second, or four times in this time if that is shorter.
+// WithSilence sets how long a member may give no sign of life before it is taken for dead. The default is ten seconds.
+// Members give a sign every second, or four times in this period if that is more often.
 func WithSilence(d time.Duration) Option { return option(func(c *config) { c.silence = d }) }
 
-// WithPatience sets how long members that are alive may take to come back after the end of a round before they are left out.
-// The default is five minutes.
+// WithPatience sets how long members that are alive may take to ask again after the end of a round before they are left
+// out. The default is five minutes.
 func WithPatience(d time.Duration) Option { return option(func(c *config) { c.patience = d }) }
 
-// WithMaxFailures bounds how many rounds may end by a failure. The default is no bound.
+// WithMaxFailures sets how many rounds may end with a failure. By default there is no limit.
 func WithMaxFailures(n int) Option { return option(func(c *config) { c.failures = n }) }
 
 // WithID gives a member an ID that the process that started it has reserved ([Coordinator.Reserve], [Starter.Reserve]).

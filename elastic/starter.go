@@ -12,11 +12,12 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// Starter starts members of a group whose [Coordinator] is in another process: a launcher on another node, say. It reserves
-// IDs for them and tells the coordinator which of them have ended.
+// Starter is for a process that starts members of a group whose [Coordinator] is in another process, such as a launcher
+// on another node. It reserves IDs for them and tells the coordinator which of them have ended.
 type Starter struct{ store store.Store }
 
-// NewStarter returns a starter of members that find their coordinator through s. Of the options, [WithPrefix] matters.
+// NewStarter returns a starter of members that find their coordinator through s. [WithPrefix] is the only option that
+// matters here.
 func NewStarter(s store.Store, opts ...Option) (*Starter, error) {
 	if s == nil {
 		return nil, dist.New("elastic: starter", dist.InvalidArgument, "no store")

@@ -29,7 +29,7 @@ const (
 	Executable
 )
 
-// Std chooses streams: PyTorch's Std.
+// Std is a set of streams. It corresponds to torch.distributed.elastic.multiprocessing.Std, with the same numbers.
 type Std int
 
 // The streams of a worker.
@@ -84,11 +84,11 @@ type Config struct {
 	// RunID names the job; default: random.
 	RunID string
 
-	// MinMembers and MaxMembers are the size of a group whose members change while their processes go on; 0: there is none. A
-	// coordinator (package elastic) runs in the launcher, over the job's store. The other workers are spares, and the job fails
-	// when fewer than MinMembers workers are left. MinMembers is MaxMembers by default. With MaxNodes above one the members are on
-	// several nodes, and store and coordinator are at the Endpoint: in the launcher whose address that is, or wherever a store
-	// already serves there.
+	// MinMembers and MaxMembers are the size of a group whose members change while their processes keep running; 0: there is no
+	// such group. Its coordinator (package elastic) runs in the launcher, over the job's store. The other workers are spares, and
+	// the job fails when fewer than MinMembers workers are left. MinMembers is MaxMembers by default. If MaxNodes is above one,
+	// the members are on several nodes, and the store and the coordinator are at the Endpoint: in the launcher with that address,
+	// or in the process whose store already listens there.
 	MinMembers, MaxMembers int
 
 	// MasterAddr and MasterPort are where the workers find the store; default: the loopback address and a free port.
@@ -99,15 +99,14 @@ type Config struct {
 	// address and port of one of them, whose launcher hosts the rendezvous and the store.
 	MinNodes, MaxNodes int
 	Endpoint           string
-	// Host says whether this launcher hosts the rendezvous: "yes", "no", or "" to find out by the endpoint's address.
+	// Host says whether this launcher hosts the rendezvous: "yes", "no", or "" to decide by the address of the Endpoint.
 	Host string
-	// NodeRank is the number that this node would like to have; negative: none.
+	// NodeRank is the number that this node asks for; negative: any.
 	NodeRank int
 	// StorePort is the port of the store of a job on several nodes; 0: a free one.
 	StorePort int
 	// JoinTimeout bounds the wait for MinNodes nodes; default 10 min. LastCall is how long a job with MinNodes, but not
-	// MaxNodes, waits for more; default 30 s. Silence is after which time without a sign of life a node is given up;
-	// default 5 s.
+	// MaxNodes, waits for more; default 30 s. A node that has given no sign of life for Silence is given up; default 5 s.
 	JoinTimeout, LastCall, Silence time.Duration
 
 	// Grace is the time between the signal that ends a worker and SIGKILL; default 30 s.
@@ -115,13 +114,13 @@ type Config struct {
 	// Linger is how long a failed job waits for the worker that caused the failure of another to end by itself; default
 	// 5 s. Negative: not at all.
 	Linger time.Duration
-	// Interrupt is the time after which a worker that did not move after SIGINT is sent SIGTERM; default 2 s.
+	// Interrupt is how long a worker may ignore SIGINT before it is sent SIGTERM; default 2 s.
 	Interrupt time.Duration
 	// SignalNames is the value of TORCHELASTIC_SIGNALS_TO_HANDLE; default: torchrun's.
 	SignalNames string
 
-	// HangTimeout is after which time without movement of ranks that wait for each other the job counts as hung; 0: it
-	// is not watched. HangKill stops it then, which counts as a failure.
+	// HangTimeout is how long ranks that wait for each other may make no progress before the job counts as hung; 0: it is
+	// not watched. HangKill then stops the job, which counts as a failure.
 	HangTimeout time.Duration
 	HangKill    bool
 
@@ -140,7 +139,7 @@ type Config struct {
 	VirtualLocalRank bool
 	// NoShim keeps our code out of Python workers. Rank 0 then hosts the workers' store.
 	NoShim bool
-	// Evidence is the folder for what is found out about failures; "" is the default one, "-" none.
+	// Evidence is the folder in which evidence of failures is kept; "": the default one, "-": none.
 	Evidence string
 
 	// Keeper is the command line, with the name of this program first, that leads to [KeeperMain]. Required.

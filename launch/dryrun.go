@@ -11,7 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 )
 
-// Plan is what a job would start.
+// Plan describes what a job would start.
 type Plan struct {
 	RunID   string       `json:"run_id"`
 	Store   string       `json:"store"`

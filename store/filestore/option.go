@@ -29,8 +29,8 @@ func WithMaxValue(n int64) Option {
 	return optionFunc(func(s *Store) { s.limit.value = min(max(n, 0), 1<<32-1) })
 }
 
-// WithLogger gives the logger for what a user should know: an unfinished record that was cut off, a file that another
-// took the place of. Without it, or with nil, nothing is logged.
+// WithLogger sets the logger for warnings: an unfinished record was cut off, the file was replaced by another. Without
+// it, or with nil, nothing is logged.
 func WithLogger(logger *slog.Logger) Option {
 	return optionFunc(func(s *Store) {
 		if logger != nil {
@@ -39,6 +39,6 @@ func WithLogger(logger *slog.Logger) Option {
 	})
 }
 
-// WithHook gives the receiver of events: the begin and end of every operation, its Kind "store." and the operation's
+// WithHook sets the hook that receives events: the begin and end of every operation, its Kind "store." and the operation's
 // name.
 func WithHook(hook observe.Hook) Option { return optionFunc(func(s *Store) { s.hook = hook }) }

@@ -28,8 +28,8 @@ func (o Option) applyClient(c *clientConfig) {
 	}
 }
 
-// WithLogger gives the logger for what a user should know: connections that are replaced, clients that are cut. Without
-// it nothing is logged. Nil is the same as none.
+// WithLogger sets the logger for warnings: a connection was replaced, a client was disconnected. Without it, or with nil,
+// nothing is logged.
 func WithLogger(logger *slog.Logger) Option {
 	return Option{apply: func(c *commonConfig) {
 		if logger != nil {
@@ -38,7 +38,8 @@ func WithLogger(logger *slog.Logger) Option {
 	}}
 }
 
-// WithHook gives the receiver of events: one per operation, its Kind "store." and the operation's name.
+// WithHook sets the hook that receives events: one per operation, with the Kind "store." followed by the name of the
+// operation.
 func WithHook(hook observe.Hook) Option {
 	return Option{apply: func(c *commonConfig) { c.hook = hook }}
 }

@@ -12,8 +12,8 @@ import (
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
-// Limits bound what clients can make a [Server] hold. A client that goes over one of them is cut, with a reason in the
-// log; a Go client gets an error instead. A zero field means its default.
+// Limits bound what a [Server] holds for its clients. A PyTorch client that exceeds one is disconnected, with the reason
+// in the log; a Go client gets an error instead. A zero field means its default.
 type Limits struct {
 	// Key is the longest key in bytes. Default 8 KiB, as PyTorch's libuv server.
 	Key int
@@ -25,11 +25,11 @@ type Limits struct {
 	Request int
 	// Conns is the number of connections. A PyTorch 1.13 client has two. Default 65536.
 	Conns int
-	// Memory bounds all that clients can make the server hold, in bytes: one half of it keys, values and queues; a quarter
-	// replies that were not read yet; an eighth requests that are not all there yet; an eighth waits, watches and claims. A
-	// request that finds the half full is refused. Replies and requests over 4 KiB that find their part full wait until others
-	// have read or sent theirs, where hosts take turns; as long as some wait, those that make no progress for seconds are cut.
-	// Of waits, the client that has the most gives way. Default 4 GiB.
+	// Memory bounds everything that the server holds for its clients, in bytes. Half of it is for keys, values and queues; a
+	// quarter for replies not yet read; an eighth for requests not yet complete; an eighth for waits, watches and claims. When
+	// the half is full, requests that need room are refused. Replies and requests over 4 KiB for which there is no room wait
+	// until others have read or sent theirs, with hosts taking turns; while any wait, clients that make no progress for seconds
+	// are disconnected. When there are too many waits, the client with the most is disconnected. Default 4 GiB.
 	Memory int64
 	// Output is how many bytes may wait for one client to read them. Default 256 MiB.
 	Output int
@@ -39,7 +39,7 @@ type Limits struct {
 	Stall time.Duration
 }
 
-// DefaultLimits returns the limits of a server that is told none.
+// DefaultLimits returns the limits of a server without [WithLimits].
 func DefaultLimits() Limits { return Limits{}.withDefaults() }
 
 func (l Limits) withDefaults() Limits {
