@@ -12,7 +12,7 @@
 //		opt.SetLR(schedule(step + 1))
 //	}
 //
-// A rule ([SGD], [Adam], [AdamW], [Adagrad], [RMSprop]) is a plain struct of numbers. Schedules are functions from the
+// A rule ([SGD], [Adam], [AdamW], [SparseAdam], [Adagrad], [RMSprop]) is a plain struct of numbers. Schedules are functions from the
 // number of steps to a learning rate. An [Optimizer] is for one goroutine at a time.
 package optim
 
@@ -111,8 +111,8 @@ func (o *Optimizer) ZeroGrad() {
 // Step updates every parameter that has a gradient. It corresponds to Optimizer.step.
 func (o *Optimizer) Step() error { return o.StepWith((*autograd.Variable).GradValue) }
 
-// StepWith is Step with gradients from a function; where it returns none the parameter is not changed. SGD without weight decay
-// and Adagrad take sparse gradients too.
+// StepWith is Step with gradients from a function; where it returns none the parameter is not changed. SGD and Adagrad without weight
+// decay take sparse gradients too, and SparseAdam takes only those.
 func (o *Optimizer) StepWith(grad func(*autograd.Variable) autograd.Value) error {
 	for i, p := range o.params {
 		g := grad(p.v)
@@ -134,11 +134,18 @@ func (o *Optimizer) step(p *param, grad autograd.Value) error {
 		if reason := o.rule.sparse(); reason != "" {
 			return dist.New("optim: step", dist.NotSupported, reason)
 		}
-		if s, ok := o.rule.(SGD); ok && s.Momentum == 0 {
-			return p.add(grad.Sparse, -o.lr)
+		switch r := o.rule.(type) {
+		case SGD:
+			if r.Momentum == 0 {
+				return p.add(grad.Sparse, -o.lr)
+			}
+		case Adagrad, SparseAdam:
+			return o.stepRows(p, grad.Sparse)
 		}
+	} else if _, ok := o.rule.(SparseAdam); ok {
+		return dist.New("optim: step", dist.NotSupported, "SparseAdam does not support dense gradients, please consider Adam instead")
 	}
-	// The other rules that take sparse gradients compute with zeros what PyTorch computes without them.
+	// Momentum moves all of a parameter: with zeros it computes what PyTorch computes without them.
 	g, err := grad.ToDense()
 	if err != nil {
 		return err
@@ -150,10 +157,58 @@ func (o *Optimizer) step(p *param, grad autograd.Value) error {
 		return err
 	}
 	p.steps++
-	if p.v.DType() == tensor.Float32 {
-		return run(o.rule.step32, p, g, o.lr)
+	return o.run(p, p.v.Data(), g)
+}
+
+// stepRows applies the rule where a sparse gradient has values, and leaves the rest of the parameter and of what the rule remembers
+// about it as they are. The time it takes depends on the gradient, not on the parameter.
+func (o *Optimizer) stepRows(p *param, grad *tensor.Sparse) error {
+	grad, err := coo.Coalesce(grad) // the rules are not linear, so every index must come once
+	if err != nil {
+		return err
 	}
-	return run(o.rule.step64, p, g, o.lr)
+	if err = p.remember(o.rule.slots()); err != nil {
+		return err
+	}
+	p.steps++
+	wholes := append([]*tensor.Tensor{p.v.Data()}, p.state[:]...)
+	parts := make([]*tensor.Sparse, len(wholes))
+	rows := &param{steps: p.steps}
+	for i, t := range wholes {
+		if t == nil {
+			continue
+		}
+		if parts[i], err = coo.Take(t, grad); err != nil {
+			return err
+		}
+		if i > 0 {
+			rows.state[i-1] = parts[i].Values
+		}
+	}
+	g, err := grad.Values.Contiguous()
+	if err != nil {
+		return err
+	}
+	if err := o.run(rows, parts[0].Values, g); err != nil {
+		return err
+	}
+	for i, part := range parts {
+		if part == nil {
+			continue
+		}
+		if err := coo.Put(wholes[i], part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run applies the rule to dense tensors: the values of a parameter and their gradient.
+func (o *Optimizer) run(p *param, w, g *tensor.Tensor) error {
+	if w.DType() == tensor.Float32 {
+		return run(o.rule.step32, p, w, g, o.lr)
+	}
+	return run(o.rule.step64, p, w, g, o.lr)
 }
 
 // add adds a sparse tensor times a number to the parameter in place: all there is to do where a gradient of a few rows meets a
@@ -183,16 +238,16 @@ func (p *param) remember(s slots) error {
 	return nil
 }
 
-func run[T float32 | float64](step func(p *param, w, g []T, lr float64), p *param, g *tensor.Tensor, lr float64) error {
-	w, err := tensor.Data[T](p.v.Data())
+func run[T float32 | float64](step func(p *param, w, g []T, lr float64), p *param, w, g *tensor.Tensor, lr float64) error {
+	x, err := tensor.Data[T](w)
 	if err != nil {
 		return err
 	}
-	x, err := tensor.Data[T](g)
+	y, err := tensor.Data[T](g)
 	if err != nil {
 		return err
 	}
-	step(p, w, x, lr)
+	step(p, x, y, lr)
 	return nil
 }
 

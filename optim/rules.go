@@ -127,6 +127,42 @@ func adam[T blas.Float](r Adam, apart bool, p *param, w, g []T, lr float64) {
 	}
 }
 
+// SparseAdam is [Adam] for sparse gradients: the running means change only where a gradient has values, and so does the parameter.
+// Beta1, Beta2 and Eps of 0 mean PyTorch's 0.9, 0.999 and 1e-8. It corresponds to torch.optim.SparseAdam.
+type SparseAdam struct{ LR, Beta1, Beta2, Eps float64 }
+
+// Rate returns LR.
+func (r SparseAdam) Rate() float64 { return r.LR }
+
+func (r SparseAdam) check() error {
+	if r.LR == 0 {
+		return badRule("invalid learning rate: 0")
+	}
+	return r.adam().check()
+}
+
+func (r SparseAdam) adam() Adam { return Adam{LR: r.LR, Beta1: r.Beta1, Beta2: r.Beta2, Eps: r.Eps} }
+
+func (r SparseAdam) sparse() string { return "" }
+func (r SparseAdam) slots() slots   { return r.adam().slots() }
+
+func (r SparseAdam) step32(p *param, w, g []float32, lr float64) { sparseAdam(r, p, w, g, lr) }
+func (r SparseAdam) step64(p *param, w, g []float64, lr float64) { sparseAdam(r, p, w, g, lr) }
+
+// sparseAdam differs from adam in what Eps is added to.
+func sparseAdam[T blas.Float](r SparseAdam, p *param, w, g []T, lr float64) {
+	b1, b2, eps := or(r.Beta1, 0.9), or(r.Beta2, 0.999), T(or(r.Eps, 1e-8))
+	mean, square := slot[T](p, 0), slot[T](p, 1)
+	n := float64(p.steps)
+	size := T(lr * math.Sqrt(1-math.Pow(b2, n)) / (1 - math.Pow(b1, n)))
+	m1, v1 := T(1-b1), T(1-b2)
+	for i, d := range g {
+		mean[i] += (d - mean[i]) * m1
+		square[i] += (d*d - square[i]) * v1
+		w[i] -= size * (mean[i] / (sqrt(square[i]) + eps))
+	}
+}
+
 // Adagrad divides by the root of the sum of all squares. Eps of 0 means PyTorch's 1e-10. It corresponds to
 // torch.optim.Adagrad.
 type Adagrad struct {

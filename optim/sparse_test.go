@@ -4,8 +4,10 @@
 package optim_test
 
 import (
+	"bytes"
 	"errors"
 	"math"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -38,10 +40,11 @@ func TestSparseSteps(t *testing.T) {
 		rule optim.Rule
 		want [2]float64 // of rows 1 and 2
 	}{
-		"SGD":      {optim.SGD{LR: 0.1}, [2]float64{0.2160000205039978, 0.5119999647140503}},
-		"momentum": {optim.SGD{LR: 0.1, Momentum: 0.9}, [2]float64{-0.5399999618530273, 0.06199999898672104}},
-		"nesterov": {optim.SGD{LR: 0.1, Momentum: 0.9, Nesterov: true}, [2]float64{-0.43329593539237976, -0.10835198312997818}},
-		"Adagrad":  {optim.Adagrad{LR: 0.1}, [2]float64{0.7804561257362366, 0.7804561257362366}},
+		"SGD":        {optim.SGD{LR: 0.1}, [2]float64{0.2160000205039978, 0.5119999647140503}},
+		"momentum":   {optim.SGD{LR: 0.1, Momentum: 0.9}, [2]float64{-0.5399999618530273, 0.06199999898672104}},
+		"nesterov":   {optim.SGD{LR: 0.1, Momentum: 0.9, Nesterov: true}, [2]float64{-0.43329593539237976, -0.10835198312997818}},
+		"Adagrad":    {optim.Adagrad{LR: 0.1}, [2]float64{0.7804561257362366, 0.7804561257362366}},
+		"SparseAdam": {optim.SparseAdam{LR: 0.1}, [2]float64{0.7015863656997681, 0.7015863656997681}},
 	} {
 		w := table()
 		opt, err := optim.New(c.rule, []*autograd.Variable{w})
@@ -91,6 +94,17 @@ func TestSparseRefused(t *testing.T) {
 		}
 	}
 	w := table()
+	opt, err := optim.New(optim.SparseAdam{LR: 0.1}, []*autograd.Variable{w})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = w.Sum().Backward(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := opt.Step(); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "SparseAdam does not support dense gradients") {
+		t.Errorf("a dense gradient for SparseAdam: %v", err)
+	}
+	w.ZeroGrad()
 	lookUp(t, w)
 	if _, err := optim.ClipGradNorm([]*autograd.Variable{w}, 1, 2); !errors.Is(err, dist.NotSupported) {
 		t.Errorf("clipping the norm: %v", err)
@@ -103,5 +117,48 @@ func TestSparseRefused(t *testing.T) {
 	})
 	if _, err := optim.New(optim.SGD{LR: 1}, []*autograd.Variable{s}); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("a sparse parameter: %v", err)
+	}
+}
+
+// TestSparseStepsByRows: a step with a gradient of a few rows makes nothing of the size of the table, and one without rows changes
+// nothing but the number of steps. It is not parallel, since it looks at the memory that the process has allocated.
+func TestSparseStepsByRows(t *testing.T) {
+	const rows, width = 100_000, 8
+	for name, rule := range map[string]optim.Rule{"SGD": optim.SGD{LR: 0.1}, "Adagrad": optim.Adagrad{LR: 0.1}, "SparseAdam": optim.SparseAdam{LR: 0.1}} {
+		w := autograd.Parameter(tensor.Must(tensor.Full(tensor.Float32, 1.0, rows, width)))
+		opt, err := optim.New(rule, []*autograd.Variable{w})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lookUp(t, w)
+		if err = opt.Step(); err != nil { // makes what the rule remembers
+			t.Fatal(err)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if err = opt.Step(); err != nil {
+			t.Fatal(err)
+		}
+		runtime.ReadMemStats(&after)
+		if grown := after.TotalAlloc - before.TotalAlloc; grown > rows*width*4/10 {
+			t.Errorf("%s: a step with two rows allocated %d bytes for a table of %d", name, grown, rows*width*4)
+		}
+		now := tensor.Must(w.Data().Clone())
+		empty := &tensor.Sparse{
+			Shape: []int{rows, width}, Indices: tensor.Must(tensor.New(tensor.Int64, 1, 0)), Values: tensor.Must(tensor.New(tensor.Float32, 0, width)),
+		}
+		if err = w.SetGradValue(autograd.Value{Sparse: empty}); err != nil {
+			t.Fatal(err)
+		}
+		if err = opt.Step(); err != nil {
+			t.Fatal(err)
+		}
+		a, err := now.Bytes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := w.Data().Bytes(); err != nil || !bytes.Equal(a, b) {
+			t.Errorf("%s: a gradient without rows changed the table: %v", name, err)
+		}
 	}
 }

@@ -264,6 +264,28 @@ func (r Adam) withGroup(text []byte) (Rule, error) {
 	return Adam{g.LR, g.Betas[0], g.Betas[1], g.Eps, g.WeightDecay}, nil
 }
 
+// sparseAdamGroup is how PyTorch writes the numbers of SparseAdam.
+type sparseAdamGroup struct {
+	LR       float64    `json:"lr"`
+	Betas    [2]float64 `json:"betas"`
+	Eps      float64    `json:"eps"`
+	Maximize bool       `json:"maximize"`
+}
+
+func (r SparseAdam) group(lr float64) any {
+	a, _ := r.adam().group(lr).(adamGroup)
+	return sparseAdamGroup{LR: a.LR, Betas: a.Betas, Eps: a.Eps}
+}
+
+func (r SparseAdam) withGroup(text []byte) (Rule, error) {
+	rule, err := r.adam().withGroup(text)
+	if err != nil {
+		return nil, err
+	}
+	a, _ := rule.(Adam)
+	return SparseAdam{a.LR, a.Beta1, a.Beta2, a.Eps}, nil
+}
+
 func (r AdamW) group(lr float64) any { return Adam(r).group(lr) }
 
 func (r AdamW) withGroup(text []byte) (Rule, error) {

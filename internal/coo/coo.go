@@ -219,7 +219,20 @@ func Dense(s *tensor.Sparse) (*tensor.Tensor, error) {
 
 // AddInto adds s to dst, a contiguous dense tensor of the same shape and type, in place, value by value in the order they have.
 func AddInto(dst *tensor.Tensor, s *tensor.Sparse) error {
-	const op = "add"
+	if dt := s.Values.DType(); !reduce.Carries(dt) {
+		return cannotAdd("add", dt)
+	}
+	return onto("add", dst, s, func(to, row []byte) { reduce.Into(to, row, dst.DType(), reduce.Sum) })
+}
+
+// Put replaces the elements of dst, a contiguous dense tensor of the same shape and type, that s has values for. It is the reverse of
+// [Take].
+func Put(dst *tensor.Tensor, s *tensor.Sparse) error {
+	return onto("put", dst, s, func(to, row []byte) { copy(to, row) })
+}
+
+// onto calls f with the memory of each value of s in dst, and with the value.
+func onto(op string, dst *tensor.Tensor, s *tensor.Sparse, f func(to, row []byte)) error {
 	t, err := read(op, s)
 	if err != nil {
 		return err
@@ -227,15 +240,12 @@ func AddInto(dst *tensor.Tensor, s *tensor.Sparse) error {
 	if dst.DType() != t.dt || !slices.Equal(dst.Shape(), s.Shape) || !dst.IsContiguous() {
 		return bad(op, "%v%v to %v%v in place", t.dt, s.Shape, dst.DType(), dst.Shape())
 	}
-	if !reduce.Carries(t.dt) {
-		return cannotAdd(op, t.dt)
-	}
 	to, err := dst.Bytes()
 	if err != nil {
 		return err
 	}
 	for i, key := range t.keys {
-		reduce.Into(to[int(key)*t.width:][:t.width], t.row(i), t.dt, reduce.Sum)
+		f(to[int(key)*t.width:][:t.width], t.row(i))
 	}
 	return nil
 }

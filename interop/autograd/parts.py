@@ -88,18 +88,35 @@ def batchnorm(r):
     return out
 
 
+def gradient(g, p):
+    """A list, or the rows of a sparse gradient."""
+    if not isinstance(g, dict):
+        return torch.tensor(g, dtype=p.dtype)
+    rows = torch.tensor(g["rows"], dtype=p.dtype).reshape(-1, *p.shape[1:])
+    return torch.sparse_coo_tensor(torch.tensor([g["ids"]], dtype=torch.int64), rows, p.shape)
+
+
 def optimizer(r):
     dtype = getattr(torch, r["dtype"])
     p = torch.tensor(r["start"], dtype=dtype, requires_grad=True)
     opt = getattr(torch.optim, r["name"])([p], **r["options"])
     out = []
     for g in r["grads"]:
-        p.grad = torch.tensor(g, dtype=dtype)
+        p.grad = gradient(g, p)
         if r.get("clip"):
             torch.nn.utils.clip_grad_norm_([p], r["clip"])
         opt.step()
         out.append(p.detach().double().tolist())
+    if r.get("save"):
+        save_state(r["save"], opt)
     return out
+
+
+def save_state(path, opt):
+    d = opt.state_dict()
+    tensors = {f"state.{i}.{name}": torch.as_tensor(t, dtype=None if isinstance(t, torch.Tensor) else torch.float32)
+               for i, s in d["state"].items() for name, t in s.items() if t is not None}
+    save(path, tensors, param_groups=json.dumps(d["param_groups"]))
 
 
 def resume(r):
@@ -113,13 +130,10 @@ def resume(r):
     opt.load_state_dict({"state": state, "param_groups": json.loads(metadata(r["file"])["param_groups"])})
     out = []
     for g in r["grads"]:
-        p.grad = torch.tensor(g, dtype=p.dtype)
+        p.grad = gradient(g, p)
         opt.step()
         out.append(p.detach().double().tolist())
-    d = opt.state_dict()
-    tensors = {f"state.{i}.{name}": torch.as_tensor(t, dtype=None if isinstance(t, torch.Tensor) else torch.float32)
-               for i, s in d["state"].items() for name, t in s.items() if t is not None}
-    save(r["save"], tensors, param_groups=json.dumps(d["param_groups"]))
+    save_state(r["save"], opt)
     return out
 
 

@@ -158,6 +158,33 @@ func TestSteps(t *testing.T) {
 	}
 }
 
+// A rule for sparse gradients reaches the owner, which says what it thinks of a dense one.
+func TestSparseAdamAtOwner(t *testing.T) {
+	ctx, ws := newWorld(t, 2)
+	a := ws[0].agent
+	p := newParam(ctx, t, a, "w1", 1.0)
+	opt, err := remote.New(ctx, a, optim.SparseAdam{LR: 0.1, Beta1: 0.8, Eps: 1e-6}, []*rpc.Ref[*autograd.Variable]{p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = opt.Close() }()
+	gctx, c, err := ws[0].engine.Open(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	y, err := rpc.Call[*autograd.Variable](gctx, a, "w1", "p.mul", p, param(2))
+	if err == nil {
+		err = c.Backward(gctx, []*autograd.Variable{y.Sum()})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := opt.Step(gctx, c); err == nil || !strings.Contains(err.Error(), "SparseAdam does not support dense gradients") {
+		t.Errorf("a dense gradient: %v", err)
+	}
+}
+
 func TestRefused(t *testing.T) {
 	ctx, ws := newWorld(t, 2)
 	a := ws[0].agent

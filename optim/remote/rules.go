@@ -43,6 +43,9 @@ var classes = map[string]class{
 	"AdamW": {"functional_adamw._FunctionalAdamW", []string{"lr", "betas", "eps", "weight_decay"}, func(v values) optim.Rule {
 		return optim.AdamW{LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 1e-2)}
 	}},
+	"SparseAdam": {"", []string{"lr", "betas", "eps"}, func(v values) optim.Rule { // PyTorch has no functional one
+		return optim.SparseAdam{LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8)}
+	}},
 	"Adagrad": {"functional_adagrad._FunctionalAdagrad", []string{"lr", "lr_decay", "weight_decay", "initial_accumulator_value"}, func(v values) optim.Rule {
 		return optim.Adagrad{
 			LR: v.or("lr", 1e-2), LRDecay: v.or("lr_decay", 0), WeightDecay: v.or("weight_decay", 0), InitialAccumulator: v.or("initial_accumulator_value", 0), Eps: v.or("eps", 1e-10),
@@ -73,7 +76,7 @@ func parse(name py.Global, args []any, kwargs *py.Dict) (optim.Rule, error) {
 	short := strings.TrimPrefix(name.Name, "_Functional")
 	c, ok := classes[short]
 	if !ok || !strings.HasPrefix(name.Module, "torch.") {
-		return nil, badOptimizer("a Go worker has no optimizer %s.%s: it has SGD, Adam, AdamW, Adagrad and RMSprop of torch.optim", name.Module, name.Name)
+		return nil, badOptimizer("a Go worker has no optimizer %s.%s: it has SGD, Adam, AdamW, SparseAdam, Adagrad and RMSprop of torch.optim", name.Module, name.Name)
 	}
 	v := values{}
 	if len(args) > len(c.params) {
@@ -161,6 +164,10 @@ func describe(r optim.Rule) (py.Global, rpc.Kw, error) {
 		betas(r.Beta1, r.Beta2)
 		set("eps", r.Eps)
 		kw["weight_decay"] = r.WeightDecay
+	case optim.SparseAdam:
+		betas(r.Beta1, r.Beta2)
+		set("eps", r.Eps)
+		return py.Global{Module: "torch.optim", Name: "SparseAdam"}, kw, nil
 	case optim.Adagrad:
 		short = "Adagrad"
 		set("lr_decay", r.LRDecay)
