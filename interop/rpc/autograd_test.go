@@ -22,7 +22,7 @@ import (
 
 // layers is the module of both sides: every worker has one layer with a weight of its own.
 const layers = `
-import time, torch
+import threading, time, torch
 import torch.distributed.rpc as rpc
 import torch.distributed.autograd as dist_autograd
 
@@ -30,12 +30,13 @@ def initial(name):
     n = float(name[-1])
     return torch.tensor([0.5 + n / 4, -0.25 * (n + 1), 0.75], dtype=torch.float64, requires_grad=True)
 
-class Here: weight = None
+class Here: weight, lock = None, threading.Lock()
 
 def weight():
-    if Here.weight is None:
-        Here.weight = initial(rpc.get_worker_info().name)
-    return Here.weight
+    with Here.lock: # calls of several workers may be the first
+        if Here.weight is None:
+            Here.weight = initial(rpc.get_worker_info().name)
+        return Here.weight
 
 def layer(x, w): return torch.tanh(x * w) + x * 0.5
 
