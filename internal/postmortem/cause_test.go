@@ -119,6 +119,22 @@ func FuzzExplain(f *testing.F) {
 	})
 }
 
+// TestAdvice: what to try is about the cause, not about the launcher.
+func TestAdvice(t *testing.T) {
+	t.Parallel()
+	for exception, want := range map[string]string{
+		"bdb.BdbQuit":                       "--nproc-per-node 1",
+		"EOFError: EOF when reading a line": "--nproc-per-node 1",
+		"socket.gaierror: [Errno -2] Name or service not known": "a host name does not resolve; if it is that of a host of the job",
+		"ValueError: bad batch":                                 "",
+	} {
+		d := Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 2, in g\n    y\n" + exception + "\n"}
+		if got := Explain(d).Advice; !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: the advice is %q, want %q", exception, got, want)
+		}
+	}
+}
+
 // TestRaised: the exception that a process has printed last, whether or not PyTorch has marked its lines.
 func TestRaised(t *testing.T) {
 	t.Parallel()

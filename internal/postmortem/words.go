@@ -143,11 +143,15 @@ var advices = []struct{ text, advice string }{
 	{"unable to open shared memory object", "/dev/shm is full or too small: df /dev/shm; containers have --shm-size"},
 	{"out of shared memory", "/dev/shm is full or too small: df /dev/shm; containers have --shm-size"},
 	{"DataLoader worker", "a data loader worker died: run with num_workers=0 to see its error"},
-	{"use_libuv was requested", "this PyTorch has no libuv: leave --no-shim out, or set USE_LIBUV=0"},
+	{"use_libuv was requested", "this PyTorch has no libuv: leave --no-shim out, or set USE_LIBUV=0; a program in another root (chroot) must see the launcher's temporary files (TMPDIR)"},
 	{"device-side assert", "run with CUDA_LAUNCH_BLOCKING=1 to see the call that failed"},
-	{"Name or service not known", "the host name does not resolve: give an address with --local-addr or --rdzv-endpoint"},
+	{"Name or service not known", "a host name does not resolve; if it is that of a host of the job, give its address with --local-addr or --rdzv-endpoint"},
+	{"bdb.BdbQuit", noInput},
+	{"EOFError: EOF when reading a line", noInput},
 	{"Permission denied", "check the permissions of the path in the message"},
 }
+
+const noInput = "workers have no standard input, which breakpoint() and input() read; a job of one worker has it: --nproc-per-node 1"
 
 func adviceFor(text string) string {
 	for _, a := range advices {
