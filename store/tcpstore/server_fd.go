@@ -5,58 +5,15 @@
 
 package tcpstore
 
-import (
-	"net"
-	"os"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/cohort-dist/cohort/dist"
-)
+import "github.com/cohort-dist/cohort/internal/fdlisten"
 
 // ListenFD starts a server on an inherited descriptor: a bound TCP socket, listening already or not. When port is not 0
 // the socket must be bound to it. The server owns the descriptor from then on, unless ListenFD fails. It corresponds to
 // TCPStore's master_listen_fd.
 func ListenFD(fd, port int, opts ...ServerOption) (*Server, error) {
-	fail := func(what string, err error) (*Server, error) {
-		return nil, dist.Newf("tcpstore: listen", dist.InvalidArgument, "descriptor %d: %s: %w; pass a bound TCP socket", fd, what, err)
-	}
-	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	l, err := fdlisten.Listen("tcpstore: listen", fd, port)
 	if err != nil {
-		return fail("is no socket", err)
+		return nil, err
 	}
-	if kind != unix.SOCK_STREAM {
-		return fail("is no stream socket", os.ErrInvalid)
-	}
-	name, err := unix.Getsockname(fd)
-	if err != nil {
-		return fail("has no address", err)
-	}
-	var bound int
-	switch a := name.(type) {
-	case *unix.SockaddrInet4:
-		bound = a.Port
-	case *unix.SockaddrInet6:
-		bound = a.Port
-	default:
-		return fail("is no TCP socket", os.ErrInvalid)
-	}
-	if port != 0 && bound != port {
-		return nil, fdPortError(fd, bound, port)
-	}
-	if err = unix.Listen(fd, unix.SOMAXCONN); err != nil {
-		return fail("cannot listen", err)
-	}
-	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return fail("cannot be taken over", err)
-	}
-	file := os.NewFile(uintptr(own), "listener")
-	l, err := net.FileListener(file) // makes a copy once more
-	_ = file.Close()
-	if err != nil {
-		return fail("cannot be used", err)
-	}
-	_ = unix.Close(fd)
 	return Serve(l, opts...)
 }

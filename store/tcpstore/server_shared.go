@@ -8,8 +8,6 @@ import (
 	"net"
 	"strconv"
 	"sync"
-
-	"github.com/cohort-dist/cohort/dist"
 )
 
 // Shared lets several masters of one process use one server: PyTorch's multi_tenant=True. PyTorch keeps such servers in a
@@ -94,10 +92,4 @@ func (l *Lease) Shutdown(ctx context.Context) error {
 		return l.Server.Shutdown(ctx)
 	}
 	return nil
-}
-
-// fdPortError has the text of PyTorch's check of master_listen_fd.
-func fdPortError(fd, port, want int) error {
-	return dist.Newf("tcpstore: listen", dist.InvalidArgument,
-		"listen fd %d is bound to port %d, expected to be bound to port %d", fd, port, want)
 }
