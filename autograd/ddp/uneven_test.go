@@ -113,3 +113,54 @@ func TestJoinFailUnevenDeath(t *testing.T) {
 		return errLeft
 	})
 }
+
+// TestJoinAccumulates: within Join, too, passes without sync only accumulate, also when other ranks have joined, and ranks may join one
+// after the other.
+func TestJoinAccumulates(t *testing.T) {
+	t.Parallel()
+	const size, micro = 3, 2
+	world(t, size, func(ctx context.Context, g *group.Group) error {
+		m, reference := net(uint64(g.Rank())), net(0)
+		model, err := ddp.New(ctx, g, m, ddp.WithBuckets(1, 100))
+		if err != nil {
+			return err
+		}
+		defer model.Close()
+		return model.Join(ctx, func() error {
+			for round := range 2 + int(g.Rank()) {
+				zero(m)
+				var sum [][]float32
+				for k := range micro {
+					seed := uint64(100*round + 10*k)
+					model.SetSync(k == micro-1)
+					if err := step(ctx, model, seed+uint64(g.Rank())); err != nil {
+						return err
+					}
+					var seeds []uint64
+					for rank := range uint64(size) {
+						if round < 2+int(rank) {
+							seeds = append(seeds, seed+rank)
+						}
+					}
+					want, err := single(ctx, reference, seeds)
+					if err != nil {
+						return err
+					}
+					for i := range want {
+						for j := range want[i] {
+							want[i][j] *= float32(len(seeds)) / size
+							if k > 0 {
+								want[i][j] += sum[i][j]
+							}
+						}
+					}
+					sum = want
+				}
+				if got := grads(m); !near(got, sum) {
+					return fmt.Errorf("round %d: %v, want %v", round, got, sum)
+				}
+			}
+			return nil
+		})
+	})
+}
