@@ -56,6 +56,9 @@ func AccumulateInto(f func(leaf *Variable, grad Value) error) Option {
 	return optionFunc(func(p *Pass) { p.accumulate = f })
 }
 
+// AccumulatesElsewhere reports whether the pass has [AccumulateInto]: the gradients of leaves are not in [Variable.Grad].
+func (p *Pass) AccumulatesElsewhere() bool { return p.accumulate != nil }
+
 // NewPass prepares a pass over everything that can be reached from roots. Every root waits for its own [Pass.Deliver].
 func NewPass(roots []*Node, opts ...Option) *Pass {
 	p := &Pass{waiting: map[*Node]int{}, roots: map[*Node]bool{}, slots: map[*Node][]slot{}}

@@ -140,6 +140,9 @@ func (m *Model) reset() {
 func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	moment.At("ddp.reducer.ready")
 	switch {
+	case pass.AccumulatesElsewhere(): // else the reduction would see no gradients, and make them zero
+		return dist.Newf("ddp: backward", dist.NotSupported,
+			"the gradient of %s went elsewhere, as those of a distributed autograd context do: only gradients of parameters are reduced", m.params[i].Name)
 	case m.noSync:
 		m.accumulated[i] = true
 		return nil
