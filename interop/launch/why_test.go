@@ -19,17 +19,20 @@ import (
 func TestWhy(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for kind, want := range map[string]string{
-			"missing":   `^Rank 1 has not reached all_reduce \(hang\.py:26\); it is in load_batch \(hang\.py:15\).*; rank 0 waits( for \d+ s)?\.$`,
-			"mismatch":  `^Rank 1 calls broadcast \(hang\.py:29\) where rank 0 calls all_reduce|^Rank 1 waits for a message of rank 0|^Rank 1 has not reached all_reduce`,
-			"p2p":       `^Rank 0 waits for a message of rank 1 \(hang\.py:34\), which is in load_batch \(hang\.py:15\) and sends none\.$`,
-			"gil":       `^Rank 1 holds the interpreter lock in a call of C at hang\.py:38; nothing else in it can run; rank 0 waits( for \d+ s)?\.$`,
+			"missing":   `^Rank 1 has not reached all_reduce \(hang\.py:28\); it is in load_batch \(hang\.py:17\).*; rank 0 waits( for \d+ s)?\.$`,
+			"mismatch":  `^Rank 1 calls broadcast \(hang\.py:31\) where rank 0 calls all_reduce|^Rank 1 waits for a message of rank 0|^Rank 1 has not reached all_reduce`,
+			"p2p":       `^Rank 0 waits for a message of rank 1 \(hang\.py:36\), which is in load_batch \(hang\.py:17\) and sends none\.$`,
+			"gil":       `^Rank 1 holds the interpreter lock in a call of C at hang\.py:40; nothing else in it can run; rank 0 waits( for \d+ s)?\.$`,
 			"subgroup":  `^Ranks 0 and 1 (entered the groups .* in opposite order|are in all_reduce \(hang\.py:\d+ and hang\.py:\d+\).* and none makes progress: .*different groups)`,
 			"swallowed": `^Rank 1 calls barrier \(hang\.py:\d+\) where rank 0 calls all_reduce \(hang\.py:\d+\)`,
+			"roots":     `^Rank 1 calls broadcast with src=1 \(hang\.py:\d+\) where rank 0 calls broadcast with src=0 \(hang\.py:\d+\)`,
+			"thread":    `^Rank 1 has not reached all_reduce \(hang\.py:\d+\); it is in step \(hang\.py:\d+\), in Thread\.join of threading\.py.*, for its thread \d+, which is in load_batch \(hang\.py:17\), sleeping; rank 0 waits`,
+			"server":    `^Rank 1 has not reached all_reduce \(hang\.py:\d+\); it is in step \(hang\.py:\d+\), reading from 127\.0\.0\.1:\d+.*; rank 0 waits`,
 			"slow":      `^Not hung: `,
-			"init":      `^Rank 1 has not called init_process_group; it is in load_batch \(hang\.py:15\).*; rank 0 waits( for \d+ s)?\.$`,
-			"newgroup":  `^Rank 1 has not called new_group; it is in load_batch \(hang\.py:15\).*; rank 0 waits( for \d+ s)?\.$`,
+			"init":      `^Rank 1 has not called init_process_group; it is in load_batch \(hang\.py:17\).*; rank 0 waits( for \d+ s)?\.$`,
+			"newgroup":  `^Rank 1 has not called new_group; it is in load_batch \(hang\.py:17\).*; rank 0 waits( for \d+ s)?\.$`,
 			"world":     `^The program wants more ranks than there are: WORLD_SIZE is 2, but ranks 0 and 1 wait for rank 2, which does not exist`,
-			"rpc":       `^Rank 1 has not called rpc\.shutdown \(hang\.py:\d+\); it is in load_batch \(hang\.py:15\).*; rank 0 waits( for \d+ s)?\.$`,
+			"rpc":       `^Rank 1 has not called rpc\.shutdown \(hang\.py:\d+\); it is in load_batch \(hang\.py:17\).*; rank 0 waits( for \d+ s)?\.$`,
 		} {
 			t.Run(kind, func(t *testing.T) {
 				if kind == "rpc" && !torch.About(t).Has(torchtest.TensorPipe) {
@@ -76,7 +79,7 @@ func TestWhyBelowAShell(t *testing.T) {
 	args := append([]string{"run", "--nproc-per-node", "2", "--rdzv-id", "why-shell", "--evidence", "-", "sh", "-c", `timeout 600 "$@"; true`, "sh"}, torchtest.V26.Command()...)
 	j := begin(t, dir, exec.Command(program(t), append(args, "-u", dir+"/hang.py", "missing")...))
 	j.wait(j.out, "at the hang", 2)
-	why(t, "why-shell", `^Rank 1 has not reached all_reduce \(hang\.py:26\); it is in load_batch \(hang\.py:15\).*; rank 0 waits( for \d+ s)?\.$`)
+	why(t, "why-shell", `^Rank 1 has not reached all_reduce \(hang\.py:28\); it is in load_batch \(hang\.py:17\).*; rank 0 waits( for \d+ s)?\.$`)
 	_ = j.Process.Signal(syscall.SIGTERM)
 	j.end()
 }
@@ -120,7 +123,7 @@ func TestHangTimeout(t *testing.T) {
 		if code := j.end(); code != 1 {
 			t.Errorf("exit code %d", code)
 		}
-		if s := j.report().Sentence; !strings.HasPrefix(s, "the job stood still and was stopped: Rank 1 has not reached all_reduce (hang.py:26); it is in load_batch (hang.py:15)") {
+		if s := j.report().Sentence; !strings.HasPrefix(s, "the job stood still and was stopped: Rank 1 has not reached all_reduce (hang.py:28); it is in load_batch (hang.py:17)") {
 			t.Errorf("%s\n%s", s, j.err)
 		}
 	})

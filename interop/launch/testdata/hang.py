@@ -1,7 +1,9 @@
 """A gloo job that stands still: hang.py KIND. Rank 1 does what the others do not expect."""
 import ctypes
 import os
+import socket
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -51,6 +53,18 @@ def step():
         except ValueError:
             pass  # and on with the next step
         dist.barrier()
+    elif KIND == "roots":
+        dist.broadcast(x, RANK)
+        dist.barrier()
+    elif KIND == "thread":
+        t = threading.Thread(target=dist.all_reduce if RANK == 0 else load_batch, args=(x,) if RANK == 0 else ())
+        t.start()
+        t.join()
+    elif KIND == "server":
+        if RANK == 1:
+            server = socket.create_server(("127.0.0.1", 0))
+            socket.create_connection(server.getsockname()).recv(1)
+        dist.all_reduce(x)
     elif KIND == "slow":
         while True:
             for _ in range(20000000):
