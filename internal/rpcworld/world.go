@@ -5,7 +5,8 @@
 // it is, who may join or leave at this moment, when all workers have reached the same point, and who has died.
 //
 // The keys and the order of the steps are PyTorch's, because its workers wait for each of them. Additional keys of Go
-// workers are under "cohort/". A [World] talks only to the store; it calls other workers through a [Caller] and watches
+// workers are under "cohort/". Package worldcore decides; this one does what its machines ask for. A [World] talks only to the
+// store; it calls other workers through a [Caller] and watches
 // them through [Watched], so that tests can run it without a network.
 package rpcworld
 
