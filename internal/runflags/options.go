@@ -309,14 +309,18 @@ func (o *Options) times(v values, sys System) error {
 	return nil
 }
 
-// seconds reads a number of seconds. 0 means the default where a default exists, so it becomes a nanosecond.
+// seconds reads a number of seconds, as torchrun takes it, or a duration with a unit. 0 means the default where a default exists, so
+// it becomes a nanosecond.
 func seconds(name, text string) (time.Duration, error) {
 	if text == "" {
 		return 0, nil
 	}
 	f, err := strconv.ParseFloat(text, 64)
+	if d, failed := time.ParseDuration(text); failed == nil {
+		f, err = d.Seconds(), nil
+	}
 	if err != nil || f < 0 || f > 1e8 || math.IsNaN(f) {
-		return 0, fmt.Errorf("%s %s: it must be a number of seconds", name, text)
+		return 0, fmt.Errorf("%s %s: it must be a number of seconds, or a duration such as 90s or 2m", name, text)
 	}
 	return max(1, time.Duration(f*float64(time.Second))), nil
 }

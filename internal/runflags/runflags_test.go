@@ -51,6 +51,7 @@ func TestParse(t *testing.T) {
 		"a prefix of torchrun's": {"--mod t", nil, how, launch.Module},
 		"restarts":               {"--max-restarts 3 t.py", nil, func(o Options) any { return o.MaxRestarts }, 3},
 		"grace":                  {"--shutdown-timeout 1.5 t.py", nil, func(o Options) any { return o.Grace }, 1500 * time.Millisecond},
+		"a time with a unit":     {"--hang-timeout 2m t.py", nil, func(o Options) any { return o.HangTimeout }, 2 * time.Minute},
 		"grace by variable":      {"t.py", map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, func(o Options) any { return o.Grace }, 7 * time.Second},
 		"filters":                {"--duplicate-stdout-filters a,b,,c,d t.py", nil, func(o Options) any { return o.StdoutFilters }, []string{"a", "b,c", "d"}},
 		"id":                     {"--rdzv-id job7 t.py", nil, func(o Options) any { return o.RunID }, "job7"},
