@@ -56,8 +56,8 @@ memory: ## a million calls and references, ten thousand autograd contexts with P
 	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 15m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts 10000 | $(COUNT) -as "memory with PyTorch"
 
 .PHONY: model
-model: ## explore the largest worlds of the reference protocol, which takes minutes
-	@export CGO_ENABLED=0; $(GO) test -json -timeout 20m -run '^TestCheckerFindsNothing' ./internal/rrefcore -rref.all | $(COUNT) -as model
+model: ## explore the large worlds of the reference protocol, which takes minutes
+	@export CGO_ENABLED=0; $(GO) test -json -timeout 20m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rrefcore -rref.all | $(COUNT) -as model
 
 # The moments wait most of the time: more packages than processors run at once.
 .PHONY: moments

@@ -627,8 +627,13 @@ func TestCheckerFindsThePyTorchBugs(t *testing.T) {
 	}
 }
 
-// everything is what the longest explorations begin with.
-const everything = "X6 everything"
+// large skips a world that takes long to explore, unless it was asked for.
+func large(t *testing.T) {
+	t.Helper()
+	if !*checkAll {
+		t.Skip("it takes long: make model runs it")
+	}
+}
 
 func TestCheckerFindsNothingInTheExtendedProtocol(t *testing.T) {
 	t.Parallel()
@@ -636,22 +641,23 @@ func TestCheckerFindsNothingInTheExtendedProtocol(t *testing.T) {
 		t.Skip("the checker runs one goroutine and takes minutes under the race detector")
 	}
 	for _, c := range []struct {
-		name string
-		cfg  config
+		name  string
+		cfg   config
+		large bool
 	}{
-		{"X0 reliable network", config{shares: "CDP"}},
-		{"X1 a repeated frame", config{shares: "CDP", dup: 1}},
-		{"X2 the creation times out", config{shares: "CDP", timeout: 1}},
-		{"X3 a carrier is lost", config{shares: "CDP", lose: 1}},
-		{"X4 C crashes", config{shares: "CDP", crash: []Worker{wC}, detect: true}},
-		{"X4b A crashes", config{shares: "CDP", crash: []Worker{wA}, detect: true}},
-		{everything + ", chain A to C to D", config{shares: "CD", dup: 1, timeout: 1, lose: 1, crash: []Worker{wA, wC}, detect: true}},
-		{everything + ", A to C and A to the owner", config{shares: "CP", dup: 1, timeout: 1, lose: 1, crash: []Worker{wA, wC}, detect: true}},
+		{"X0 reliable network", config{shares: "CDP"}, false},
+		{"X1 a repeated frame", config{shares: "CDP", dup: 1}, true},
+		{"X2 the creation times out", config{shares: "CDP", timeout: 1}, false},
+		{"X3 a carrier is lost", config{shares: "CDP", lose: 1}, false},
+		{"X4 C crashes", config{shares: "CDP", crash: []Worker{wC}, detect: true}, true},
+		{"X4b A crashes", config{shares: "CDP", crash: []Worker{wA}, detect: true}, true},
+		{"X6 everything, chain A to C to D", config{shares: "CD", dup: 1, timeout: 1, lose: 1, crash: []Worker{wA, wC}, detect: true}, true},
+		{"X6 everything, A to C and A to the owner", config{shares: "CP", dup: 1, timeout: 1, lose: 1, crash: []Worker{wA, wC}, detect: true}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if strings.HasPrefix(c.name, everything) && !*checkAll {
-				t.Skip("it takes minutes: make model runs it")
+			if c.large {
+				large(t)
 			}
 			broken, states := c.cfg.explore(t)
 			t.Logf("count: reference checker: %s: %d states", c.name, states)

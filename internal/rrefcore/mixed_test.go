@@ -53,6 +53,9 @@ func TestMixedWorlds(t *testing.T) {
 	for _, f := range mixedFaults {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
+			if f.cfg.dup > 0 || f.cfg.crash != nil {
+				large(t)
+			}
 			total := 0
 			for bits := 1; bits < 15; bits++ {
 				c := f.cfg
