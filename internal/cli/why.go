@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -90,7 +92,7 @@ func jobs(args []string) ([]jobscan.Job, error) {
 	}
 	var found []jobscan.Job
 	for _, j := range all {
-		match := j.ID == args[0] || j.Store == args[0]
+		match := j.ID == args[0] || sameStore(j.Store, args[0])
 		for _, r := range j.Ranks {
 			match = match || strconv.Itoa(r.PID) == args[0]
 		}
@@ -107,6 +109,21 @@ func jobs(args []string) ([]jobscan.Job, error) {
 		return nil, fmt.Errorf("%w: there is no job %q on this host; \"cohort ps\" lists them", dist.NotFound, args[0])
 	}
 	return found, nil
+}
+
+// sameStore reports whether two addresses mean one store: they are equal, or name this host in two ways.
+func sameStore(a, b string) bool {
+	if a == b {
+		return true
+	}
+	hostA, portA, errA := net.SplitHostPort(a)
+	hostB, portB, errB := net.SplitHostPort(b)
+	return errA == nil && errB == nil && portA == portB && isLoopback(hostA) && isLoopback(hostB)
+}
+
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
 func (a *app) whyJobs(ctx context.Context, args []string, apart time.Duration) error {
