@@ -332,10 +332,23 @@ func (c *court) places() []string {
 	}
 	var out []string
 	for text, ranks := range lines {
+		if len(ranks) > 1 {
+			text = plural(text)
+		}
 		out = append(out, lower(name(ranks))+": "+text)
 	}
 	slices.Sort(out)
 	return slices.Clip(out)
+}
+
+// plural says of several ranks how they ended.
+func plural(text string) string {
+	for one, several := range map[string]string{"has ": "have ", "was ": "were "} {
+		if rest, ok := strings.CutPrefix(text, one); ok {
+			return several + rest
+		}
+	}
+	return text
 }
 
 // waits lists who waits for which key.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -432,6 +433,17 @@ func TestAnyEvidence(t *testing.T) {
 		}
 		if v := Judge(j); v.Sentence == "" {
 			t.Fatalf("seed %d: no sentence", seed)
+		}
+	}
+}
+
+// TestProofOfSeveral: ranks that ended in the same way share a line, in the plural.
+func TestProofOfSeveral(t *testing.T) {
+	t.Parallel()
+	v := Judge(Job{World: 4, Ranks: []Rank{in(0, "all_reduce", "", 27), {Rank: 1, Gone: "was killed by SIGKILL"}, {Rank: 2, Gone: "has ended"}, {Rank: 3, Gone: "has ended"}}})
+	for _, want := range []string{"rank 1: was killed by SIGKILL", "ranks 2 and 3: have ended"} {
+		if !slices.Contains(v.Proof, want) {
+			t.Errorf("no %q in %q", want, v.Proof)
 		}
 	}
 }
