@@ -154,8 +154,12 @@ func (a *Attempt) Sentence() string {
 	return fmt.Sprintf("rank %d %s", first.Rank, first.Words)
 }
 
-// early returns the ranks that had ended with 0 when the first failure came, if all failures are consequences: they left
-// while others needed them.
+// leaving is how long a process may take to end after it has closed its connections: Python's interpreter and PyTorch's libraries
+// are taken down after that, and the rank that lost the connection can be faster.
+const leaving = time.Second
+
+// early returns the ranks that had ended with 0, or were about to, when the first failure came, if all failures are consequences:
+// they left while others needed them.
 func (a *Attempt) early() []dist.Rank {
 	first := a.Of(a.First)
 	if first == nil || !consequence(first) {
@@ -163,7 +167,7 @@ func (a *Attempt) early() []dist.Rank {
 	}
 	var all []dist.Rank
 	for _, w := range a.Workers {
-		if w.Kind == postmortem.Success.String() && !w.Ended.IsZero() && w.Ended.Before(first.Ended) {
+		if w.Kind == postmortem.Success.String() && !w.Ended.IsZero() && w.Ended.Before(first.Ended.Add(leaving)) {
 			all = append(all, w.Rank)
 		}
 	}

@@ -14,15 +14,16 @@ import (
 // or beside a failure with a cause of its own, is not.
 func TestEarlyEnd(t *testing.T) {
 	t.Parallel()
-	second := func(n int64) time.Time { return time.Unix(1000+n, 0) }
+	second := func(n float64) time.Time { return time.Unix(1000, 0).Add(time.Duration(n * float64(time.Second))) }
 	for name, c := range map[string]struct {
 		kind postmortem.Kind
-		left int64
+		left float64
 		want string
 	}{
-		"before":         {postmortem.LostPeer, 1, "rank 1 ended with exit code 0 while others still needed it; then rank 0 lost its connection"},
-		"after":          {postmortem.LostPeer, 3, "rank 0 lost its connection"},
-		"its own affair": {postmortem.Exception, 1, "rank 0 lost its connection"},
+		"at the same time": {postmortem.LostPeer, 2.4, "rank 1 ended with exit code 0 while others still needed it; then rank 0 lost its connection"},
+		"before":           {postmortem.LostPeer, 1, "rank 1 ended with exit code 0 while others still needed it; then rank 0 lost its connection"},
+		"after":            {postmortem.LostPeer, 3, "rank 0 lost its connection"},
+		"its own affair":   {postmortem.Exception, 1, "rank 0 lost its connection"},
 	} {
 		a := Attempt{First: 0, Workers: []WorkerEnd{
 			{Rank: 0, Code: 1, Kind: c.kind.String(), Words: "lost its connection", Ended: second(2)},
