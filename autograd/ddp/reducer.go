@@ -142,7 +142,7 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	switch {
 	case pass.AccumulatesElsewhere(): // else the reduction would see no gradients, and make them zero
 		return dist.Newf("ddp: backward", dist.NotSupported,
-			"the gradient of %s went elsewhere, as those of a distributed autograd context do: only gradients of parameters are reduced", m.params[i].Name)
+			"the gradient of %s went elsewhere, as those of a distributed autograd context do: only gradients of parameters are reduced; run the backward pass outside of the context, or do not wrap the model", m.params[i].Name)
 	case m.noSync:
 		m.accumulated[i] = true
 		return nil

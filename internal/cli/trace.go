@@ -77,7 +77,7 @@ each rank is shown as a process and each group as a thread.`),
 
 // askDumps asks the Go ranks of a job that has ranks on this host for their dumps.
 func askDumps(ctx context.Context, addr string) ([]recorder.Dump, error) {
-	found, err := jobs([]string{addr})
+	found, err := jobs(ctx, []string{addr})
 	if err != nil {
 		return nil, elsewhere(ctx, addr)
 	}

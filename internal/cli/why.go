@@ -82,7 +82,7 @@ func exists(name string) bool {
 }
 
 // jobs returns the jobs on this host that args name; all without args.
-func jobs(args []string) ([]jobscan.Job, error) {
+func jobs(ctx context.Context, args []string) ([]jobscan.Job, error) {
 	all := jobscan.Find()
 	if len(args) == 0 {
 		if len(all) == 0 {
@@ -101,7 +101,7 @@ func jobs(args []string) ([]jobscan.Job, error) {
 		}
 	}
 	if pid, err := strconv.Atoi(args[0]); err == nil && len(found) == 0 {
-		if j, ok := jobscan.Spawned(context.Background(), pid); ok {
+		if j, ok := jobscan.Spawned(ctx, pid); ok {
 			return []jobscan.Job{j}, nil
 		}
 	}
@@ -127,7 +127,7 @@ func isLoopback(host string) bool {
 }
 
 func (a *app) whyJobs(ctx context.Context, args []string, apart time.Duration) error {
-	found, err := jobs(args)
+	found, err := jobs(ctx, args)
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (a *app) whyJobs(ctx context.Context, args []string, apart time.Duration) e
 
 // whyStore explains a job by its store where its ranks are not on this host.
 func (a *app) whyStore(ctx context.Context, addr string, apart time.Duration) error {
-	if found, err := jobs([]string{addr}); err == nil && len(found) == 1 {
+	if found, err := jobs(ctx, []string{addr}); err == nil && len(found) == 1 {
 		return a.printWhy("job "+found[0].ID, verdict.Judge(jobscan.Look(ctx, found[0], apart)))
 	}
 	seen, err := jobscan.AskStore(ctx, addr)
@@ -262,7 +262,7 @@ func (a *app) psCommand() *cobra.Command {
 		Short: "List the jobs on this host, their ranks and what each is doing",
 		Args:  command.Between(0, 1, "JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			found, err := jobs(args)
+			found, err := jobs(cmd.Context(), args)
 			if errors.Is(err, dist.NotFound) && len(args) == 0 {
 				return a.Print([]psRow{}, "no jobs")
 			}

@@ -6,29 +6,20 @@ package native
 import "github.com/cohort-dist/cohort/internal/coll"
 
 // handles returns one empty handle per rank, reused from collective to collective.
-func (r *run) handles() []handle {
-	p := &r.pipe
-	if cap(p.give) < r.size {
-		p.give = make([]handle, r.size)
-	}
-	list := p.give[:r.size]
-	for i := range list {
-		list[i] = none
-	}
-	return list
-}
+func (r *run) handles() []handle { return r.empty(&r.pipe.give) }
 
 // others is a second list beside handles.
-func (r *run) others() []handle {
-	p := &r.pipe
-	if cap(p.take) < r.size {
-		p.take = make([]handle, r.size)
+func (r *run) others() []handle { return r.empty(&r.pipe.take) }
+
+func (r *run) empty(list *[]handle) []handle {
+	if cap(*list) < r.size {
+		*list = make([]handle, r.size)
 	}
-	list := p.take[:r.size]
-	for i := range list {
-		list[i] = none
+	empty := (*list)[:r.size]
+	for i := range empty {
+		empty[i] = none
 	}
-	return list
+	return empty
 }
 
 func (r *run) receivedAll(handles []handle) error {
