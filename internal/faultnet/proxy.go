@@ -82,11 +82,7 @@ func (p *Proxy) SetDown(f Fault) { p.down.Store(&f) }
 func (p *Proxy) Refuse(on bool) { p.refuse.Store(on) }
 
 // Conns returns how many connections pass through the proxy now.
-func (p *Proxy) Conns() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.pairs)
-}
+func (p *Proxy) Conns() int { return len(p.open()) }
 
 // Cut resets all open connections, on both sides, and returns how many there were.
 func (p *Proxy) Cut() int { return p.each((*pair).cut) }
@@ -96,13 +92,19 @@ func (p *Proxy) Cut() int { return p.each((*pair).cut) }
 func (p *Proxy) CutClients() int { return p.each((*pair).cutClient) }
 
 func (p *Proxy) each(do func(*pair)) int {
-	p.mu.Lock()
-	pairs := slices.Collect(maps.Keys(p.pairs))
-	p.mu.Unlock()
+	pairs := p.open()
 	for _, c := range pairs {
 		do(c)
 	}
 	return len(pairs)
+}
+
+// open returns the connections that have not ended. One that was cut counts no more, although its goroutines may take a
+// moment to end.
+func (p *Proxy) open() []*pair {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(slices.Collect(maps.Keys(p.pairs)), (*pair).ended)
 }
 
 // Inject writes bytes towards the clients of all open connections, between the server's own.
@@ -168,6 +170,15 @@ type pair struct {
 	once           sync.Once
 	gone           chan struct{}
 	hidden         atomic.Bool // the client's end is kept from the server
+}
+
+func (c *pair) ended() bool {
+	select {
+	case <-c.gone:
+		return true
+	default:
+		return false
+	}
 }
 
 func (c *pair) cut() {
