@@ -28,6 +28,8 @@ import (
 type Tuning struct {
 	// Small is the largest all-reduce or reduce, in bytes, that takes the path with the fewest steps.
 	Small int
+	// HalveFrom and HalveTo are the smallest and the largest all-reduce, in bytes, in which four or more ranks exchange halves.
+	HalveFrom, HalveTo int
 	// Tree is the largest broadcast, in bytes, that goes down a tree, whole, instead of along a chain in segments.
 	Tree int
 	// Relay is the largest result of a gather, or input of a scatter, in bytes, that travels along a tree.
@@ -46,6 +48,12 @@ type Tuning struct {
 func (t Tuning) withDefaults() Tuning {
 	if t.Small == 0 {
 		t.Small = 64 << 10
+	}
+	if t.HalveFrom == 0 {
+		t.HalveFrom = 32 << 10
+	}
+	if t.HalveTo == 0 {
+		t.HalveTo = 1 << 20
 	}
 	if t.Tree == 0 {
 		t.Tree = 256 << 10

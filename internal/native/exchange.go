@@ -11,6 +11,9 @@ func (r *run) handles() []handle { return r.empty(&r.pipe.give) }
 // others is a second list beside handles.
 func (r *run) others() []handle { return r.empty(&r.pipe.take) }
 
+// more is a third list.
+func (r *run) more() []handle { return r.empty(&r.pipe.sendBack) }
+
 func (r *run) empty(list *[]handle) []handle {
 	if cap(*list) < r.size {
 		*list = make([]handle, r.size)
