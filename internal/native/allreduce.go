@@ -89,53 +89,32 @@ func (r *run) doubling(p positions) error {
 		if err := r.received(in); err != nil {
 			return err
 		}
-		r.merge(partner, out, other)
+		r.merge(out, partner, out, other)
 	}
 	r.finishAverage(out)
 	return nil
 }
 
-// halving is for middle-sized buffers (Rabenseifner's algorithm): with partners at distance n/2, n/4, ... 1 a rank exchanges
-// halves of what it still has to reduce, until it has reduced its own block. Then the finished blocks come back the same way.
-// It sends as few bytes as the direct algorithm in fewer messages, but does not reduce while data arrives.
+// halving is for middle-sized buffers (Rabenseifner's algorithm): halves are exchanged until each rank has reduced its own block,
+// then the finished blocks come back the same way. It sends as few bytes as the direct algorithm in fewer messages, but does
+// not reduce while data arrives.
 func (r *run) halving(p positions) error {
+	h := halves{p, coll.Parts{Total: len(r.req.Out), Elem: r.req.DType.Size(), Ranks: p.power}}
 	out := r.req.Out
-	blocks := coll.Parts{Total: len(out), Elem: r.req.DType.Size(), Ranks: p.power}
-	// half returns the blocks that a position keeps at a distance: as many as the distance, with its own among them.
-	half := func(position, distance int) []byte {
-		first := position &^ (distance - 1)
-		from, _ := blocks.Of(first)
-		_, to := blocks.Of(first + distance - 1)
-		return out[from:to]
+	// Room is announced before it is needed. A finished block lands where a contribution to it was sent from: it cannot come
+	// before the contribution has arrived.
+	results, sends := r.others(), r.more()
+	for distance := p.power / 2; distance > 0; distance /= 2 {
+		partner := p.rank(p.own ^ distance)
+		results[partner] = r.recv(phaseResult, partner, h.of(out, p.own^distance, distance))
 	}
-	// Room for everything is announced before it is needed. A finished block lands where a contribution to it was sent from:
-	// it cannot come before the contribution has arrived.
-	others, results, sends := r.handles(), r.others(), r.more()
-	room := r.buffer(len(out))
-	for distance, at := p.power/2, 0; distance > 0; distance /= 2 {
-		position := p.own ^ distance
-		partner, length := p.rank(position), len(half(p.own, distance))
-		others[partner] = r.recv(phaseData, partner, room[at:at+length])
-		results[partner] = r.recv(phaseResult, partner, half(position, distance))
-		at += length
-	}
-	for distance, at := p.power/2, 0; distance > 0; distance /= 2 {
-		position := p.own ^ distance
-		partner, mine := p.rank(position), half(p.own, distance)
-		sends[partner] = r.send(phaseData, partner, half(position, distance))
-		if err := r.received(others[partner]); err != nil {
-			return err
-		}
-		r.merge(partner, mine, room[at:at+len(mine)])
-		at += len(mine)
-	}
-	r.finishAverage(half(p.own, 1))
-	if err := r.sentAll(sends); err != nil {
+	if err := r.halve(h, out, out); err != nil {
 		return err
 	}
+	r.finishAverage(h.of(out, p.own, 1))
 	for distance := 1; distance < p.power; distance *= 2 {
 		partner := p.rank(p.own ^ distance)
-		sends[partner] = r.send(phaseResult, partner, half(p.own, distance))
+		sends[partner] = r.send(phaseResult, partner, h.of(out, p.own, distance))
 		if err := r.received(results[partner]); err != nil {
 			return err
 		}
@@ -143,11 +122,49 @@ func (r *run) halving(p positions) error {
 	return r.sentAll(sends)
 }
 
-// merge reduces what partner has sent into mine.
-func (r *run) merge(partner int, mine, other []byte) {
+// halves are the parts of a buffer that positions exchange.
+type halves struct {
+	positions
+	blocks coll.Parts // one for each position
+}
+
+// of returns the blocks that a position keeps at a distance: as many as the distance, with its own among them.
+func (h halves) of(buf []byte, position, distance int) []byte {
+	first := position &^ (distance - 1)
+	from, _ := h.blocks.Of(first)
+	_, to := h.blocks.Of(first + distance - 1)
+	return buf[from:to]
+}
+
+// halve reduces the own block of in into out, which may be in: with partners at distance n/2, n/4, ... 1 a rank exchanges
+// halves of what it still has to reduce. The rest of out is undefined.
+func (r *run) halve(h halves, in, out []byte) error {
+	others, sends := r.handles(), r.more()
+	room := r.buffer(len(in))
+	for distance, at := h.power/2, 0; distance > 0; distance /= 2 {
+		partner, length := h.rank(h.own^distance), len(h.of(out, h.own, distance))
+		others[partner] = r.recv(phaseData, partner, room[at:at+length])
+		at += length
+	}
+	from := in
+	for distance, at := h.power/2, 0; distance > 0; distance /= 2 {
+		partner, mine := h.rank(h.own^distance), h.of(out, h.own, distance)
+		sends[partner] = r.send(phaseData, partner, h.of(from, h.own^distance, distance))
+		if err := r.received(others[partner]); err != nil {
+			return err
+		}
+		r.merge(mine, partner, h.of(from, h.own, distance), room[at:at+len(mine)])
+		at += len(mine)
+		from = out
+	}
+	return r.sentAll(sends)
+}
+
+// merge sets dst to the reduction of the own data and what partner has sent.
+func (r *run) merge(dst []byte, partner int, own, other []byte) {
 	if r.rank < partner {
-		r.combine(mine, mine, other)
+		r.combine(dst, own, other)
 	} else {
-		r.combine(mine, other, mine)
+		r.combine(dst, other, own)
 	}
 }

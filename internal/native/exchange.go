@@ -163,10 +163,21 @@ func (r *run) allToAll() error {
 	return r.sentAll(sends)
 }
 
-// reduceScatter sends each block to its owner, which reduces it in the order of ranks.
+// reduceScatter exchanges halves while the input is small and the number of ranks a power of two. Else each block goes to its
+// owner, which reduces it in the order of ranks.
 func (r *run) reduceScatter() error {
 	q := r.req
 	own := coll.Block(q.In, q.InCounts, r.size, r.rank)
+	if r.size >= 4 && r.size&(r.size-1) == 0 && coll.Even(q.InCounts) && len(q.Out) > 0 && len(q.In) <= r.tuning.HalveTo {
+		h := halves{positions{own: r.rank, power: r.size}, coll.Parts{Total: len(q.In), Elem: q.DType.Size(), Ranks: r.size}}
+		sum := r.spare(len(q.In))
+		if err := r.halve(h, q.In, sum); err != nil {
+			return err
+		}
+		r.copy(q.Out, h.of(sum, r.rank, 1))
+		r.finishAverage(q.Out)
+		return nil
+	}
 	if coll.Even(q.InCounts) && len(q.Out) > 0 {
 		r.copy(q.Out, own)
 		p := &r.pipe

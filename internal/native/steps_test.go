@@ -247,6 +247,19 @@ func rabenseifner(n, bytes int) effort {
 	return e
 }
 
+// scattering is the reduce-scatter of a small input for a power of two of ranks; other numbers of ranks are compared with a ring, because
+// OpenMPI's ranks that stay out get their block in two more messages that are as long as everything.
+func scattering(n, bytes int) effort {
+	if n < 4 || n&(n-1) != 0 {
+		return ring(n, bytes)
+	}
+	e := effort{0, n * log2up(n)}
+	for part := 2; part <= n; part *= 2 {
+		e.steps += units(n * bytes / part)
+	}
+	return e
+}
+
 // fewOrMany is the all-reduce of a middle size: a ring with 2 and 3 ranks.
 func fewOrMany(n, bytes int) effort {
 	if n < 4 {
@@ -281,8 +294,12 @@ var collectiveRows = []collectiveRow{
 	{"scatter", coll.Scatter, 4, "4 B", "binomial tree", binomialBlocks},
 	{"scatter", coll.Scatter, 64 << 10, "64 KiB", "linear", linear},
 	{"all-gather", coll.AllGather, 4, "4 B", "recursive doubling or Bruck", gathering},
-	{"all-gather", coll.AllGather, 64 << 10, "64 KiB", "ring", ring},
-	{"all-gather", coll.AllGather, 1 << 20, "1 MiB", "ring", ring},
+	// With a number of ranks that is no power of two OpenMPI takes Bruck's algorithm, which has to copy everything once more. Sending
+	// each block to everybody takes the messages of a ring.
+	{"all-gather", coll.AllGather, 64 << 10, "64 KiB", "recursive doubling", ring},
+	{"all-gather", coll.AllGather, 1 << 20, "1 MiB", "recursive doubling", ring},
+	{"reduce-scatter", coll.ReduceScatter, 4, "4 B", "recursive halving, or with 2 ranks a ring", scattering},
+	{"reduce-scatter", coll.ReduceScatter, 64 << 10, "64 KiB", "ring", ring},
 	{"all-reduce", coll.AllReduce, 4, "4 B", "recursive doubling", recursiveDoubling},
 	{"all-reduce", coll.AllReduce, 64 << 10, "64 KiB", "recursive halving, or with 2 ranks a ring", fewOrMany},
 	{"all-reduce", coll.AllReduce, 1 << 20, "1 MiB", "recursive halving, or with 2 ranks a ring", fewOrMany},
