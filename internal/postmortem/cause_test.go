@@ -144,6 +144,8 @@ func TestRaised(t *testing.T) {
 		{"step 1\n", ""},
 		{own, "ValueError: bad record (load (/srv/a.py:3))"},
 		{own + "\nstep 2\n", ""},
+		{own + "step 2\n", ""},
+		{own + "WARNING: the record is left out\nstep 2\n", ""},
 		{victimTrace, "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:27861 (main (/srv/victim.py:27))"},
 		{victimTrace + "[rank0]: and a second line\n[rank0]: and a third\n", "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:27861 (main (/srv/victim.py:27))"},
 	} {

@@ -67,14 +67,19 @@ func lastTraceback(text string) traceback {
 }
 
 // Raised returns the exception with which text ends, and where it was raised: "RuntimeError: no data (work (train.py:3))". It
-// is empty if there is none, or if something else was printed after it.
+// is empty if there is none, or if something else was printed after it, or may have been: the second line of an exception's own
+// text looks like any other output unless PyTorch has marked it.
 func Raised(text string) string {
-	lines := plainLines(strings.TrimSpace(text))
+	text = strings.TrimSpace(text)
+	lines := plainLines(text)
 	blocks := parseBlocks(lines)
 	if len(blocks) == 0 || blocks[len(blocks)-1].to < len(lines) {
 		return ""
 	}
 	last := blocks[len(blocks)-1]
+	if strings.Contains(last.exception, "\n") && !rankPrefix.MatchString(text[strings.LastIndexByte(text, '\n')+1:]) {
+		return ""
+	}
 	if last.where == "" {
 		return firstLine(last.exception)
 	}
