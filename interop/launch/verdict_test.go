@@ -68,8 +68,9 @@ func TestWhyByHand(t *testing.T) {
 		})
 		t.Run("a host that does not resolve", func(t *testing.T) {
 			needNames(t)
-			byHand(t, torch, noHost, 29500, 2, 1)
-			why(t, noHost+":29500", `^Rank 1 cannot reach the store at no-such-host\.invalid:29500: the name no-such-host\.invalid does not resolve`)
+			port := freePort(t)
+			byHand(t, torch, noHost, port, 2, 1)
+			why(t, net.JoinHostPort(noHost, strconv.Itoa(port)), `^Rank 1 cannot reach the store at no-such-host\.invalid:\d+: the name no-such-host\.invalid does not resolve`)
 		})
 	})
 }

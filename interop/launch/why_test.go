@@ -5,6 +5,8 @@ package launch
 
 import (
 	"encoding/json"
+	"fmt"
+	"os"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -39,9 +41,10 @@ func TestWhy(t *testing.T) {
 					torch.NotApplicable(t, "has no TensorPipe")
 				}
 				dir := place(t, torch)
-				j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "why-" + kind}, "-u", dir+"/hang.py", kind)
+				id := jobID(kind)
+				j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", id}, "-u", dir+"/hang.py", kind)
 				j.wait(j.out, "at the hang", 2)
-				why(t, "why-"+kind, want)
+				why(t, id, want)
 				_ = j.Process.Signal(syscall.SIGTERM)
 				j.end()
 			})
@@ -52,10 +55,10 @@ func TestWhy(t *testing.T) {
 // TestStoppedRank: a rank that was sent SIGSTOP is found.
 func TestStoppedRank(t *testing.T) {
 	torchtest.V26.Need(t)
-	dir := place(t, torchtest.V26)
-	j := cohort(t, torchtest.V26, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "why-stop"}, "-u", dir+"/hang.py", "missing")
+	dir, id := place(t, torchtest.V26), jobID("stop")
+	j := cohort(t, torchtest.V26, dir, []string{"--nproc-per-node", "2", "--rdzv-id", id}, "-u", dir+"/hang.py", "missing")
 	j.wait(j.out, "at the hang", 2)
-	out, err := exec.Command(program(t), "ps", "--json", "why-stop").Output()
+	out, err := exec.Command(program(t), "ps", "--json", id).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +69,7 @@ func TestStoppedRank(t *testing.T) {
 	if err := syscall.Kill(rows[1].PID, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	why(t, "why-stop", `^Rank 1 is stopped \(SIGSTOP or a debugger, process \d+\)`)
+	why(t, id, `^Rank 1 is stopped \(SIGSTOP or a debugger, process \d+\)`)
 	_ = j.Process.Signal(syscall.SIGTERM)
 	_ = syscall.Kill(rows[1].PID, syscall.SIGCONT)
 	j.end()
@@ -75,14 +78,17 @@ func TestStoppedRank(t *testing.T) {
 // TestWhyBelowAShell: a rank that a shell has started is found below it.
 func TestWhyBelowAShell(t *testing.T) {
 	torchtest.V26.Need(t)
-	dir := place(t, torchtest.V26)
-	args := append([]string{"run", "--nproc-per-node", "2", "--rdzv-id", "why-shell", "--evidence", "-", "sh", "-c", `timeout 600 "$@"; true`, "sh"}, torchtest.V26.Command()...)
+	dir, id := place(t, torchtest.V26), jobID("shell")
+	args := append([]string{"run", "--nproc-per-node", "2", "--rdzv-id", id, "--evidence", "-", "sh", "-c", `timeout 600 "$@"; true`, "sh"}, torchtest.V26.Command()...)
 	j := begin(t, dir, exec.Command(program(t), append(args, "-u", dir+"/hang.py", "missing")...))
 	j.wait(j.out, "at the hang", 2)
-	why(t, "why-shell", `^Rank 1 has not reached all_reduce \(hang\.py:28\); it is in load_batch \(hang\.py:17\).*; rank 0 waits( for \d+ s)?\.$`)
+	why(t, id, `^Rank 1 has not reached all_reduce \(hang\.py:28\); it is in load_batch \(hang\.py:17\).*; rank 0 waits( for \d+ s)?\.$`)
 	_ = j.Process.Signal(syscall.SIGTERM)
 	j.end()
 }
+
+// jobID is a name that a second run of these tests on this machine does not use.
+func jobID(kind string) string { return fmt.Sprintf("why-%s-%d", kind, os.Getpid()) }
 
 func program(t *testing.T) string {
 	t.Helper()
