@@ -50,6 +50,7 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 	}
 	second := readAll(ctx, &reader, j.Ranks)
 	wg.Wait()
+	var now clocks
 	for i, r := range j.Ranks {
 		if second[i].process != nil {
 			r.PID = second[i].process.PID
@@ -64,7 +65,7 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 			v.Threads, v.Main = p.Threads, p.Main()
 			if v.Main != nil {
 				if v.Main.State != "R" {
-					v.Idle = idle(r.PID, v.Main.ID)
+					v.Idle = now.idle(r.PID, v.Main.ID)
 				}
 				v.Object = object(p.PID, v.Main.ID)
 				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
@@ -160,31 +161,6 @@ func deadChild(pid int) bool {
 		_, state := stat("/proc", child)
 		return state == "Z"
 	})
-}
-
-// idle returns how long a thread has not run, from the scheduler's clock, which starts at another moment than the
-// others: our own thread tells the time on it.
-func idle(pid, tid int) time.Duration {
-	now, theirs := lastRun("/proc/thread-self/sched"), lastRun(fmt.Sprintf("/proc/%d/task/%d/sched", pid, tid))
-	if now == 0 || theirs == 0 || theirs > now {
-		return 0
-	}
-	return time.Duration((now - theirs) * float64(time.Millisecond))
-}
-
-// lastRun reads se.exec_start, in milliseconds.
-func lastRun(name string) float64 {
-	b, err := os.ReadFile(name) //nolint:gosec // a file of the kernel
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(b)) {
-		if key, value, found := strings.Cut(line, ":"); found && strings.TrimSpace(key) == "se.exec_start" {
-			f, _ := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			return f
-		}
-	}
-	return 0
 }
 
 // storeWaits asks the job's store, if it is one of cohort's, who waits for which key.

@@ -57,19 +57,6 @@ func TestGroup(t *testing.T) {
 	}
 }
 
-func TestIdle(t *testing.T) {
-	t.Parallel()
-	if lastRun("/proc/thread-self/sched") == 0 {
-		t.Skip("this kernel does not tell when a thread last ran")
-	}
-	if d := idle(os.Getpid(), os.Getpid()); d < 0 {
-		t.Errorf("idle for %v", d)
-	}
-	if d := idle(1<<22+1, 1); d != 0 {
-		t.Errorf("a process that does not exist is idle for %v", d)
-	}
-}
-
 // TestForbidden: each reason why a process may not be read has its words.
 func TestForbidden(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,96 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// clocks are the scheduler's clocks, one for each processor. A clock stands still while its processor serves interrupts or, in a
+// virtual machine, others, so the clocks of two processors can be half a minute apart.
+type clocks map[int]reference
+
+// reference is what a processor's clock showed at a moment.
+type reference struct {
+	clock float64 // in milliseconds; 0: not known
+	at    time.Time
+}
+
+// idle returns how long a thread has not run; 0: not known. The kernel tells when it ran last, on the clock of the processor
+// that it ran on.
+func (c *clocks) idle(pid, tid int) time.Duration {
+	thread := fmt.Sprintf("/proc/%d/task/%d", pid, tid)
+	cpu, ok := lastProcessor(thread)
+	ran := lastRun(thread)
+	if !ok || ran == 0 {
+		return 0
+	}
+	if *c == nil {
+		*c = clocks{}
+	}
+	now, known := (*c)[cpu]
+	if !known {
+		now = readClock(cpu)
+		(*c)[cpu] = now
+	}
+	d := time.Duration((now.clock-ran)*float64(time.Millisecond)) + time.Since(now.at)
+	if now.clock == 0 || d < 0 {
+		return 0
+	}
+	return d
+}
+
+// readClock reads a processor's clock: it has a thread of this process run there and asks when that was.
+func readClock(cpu int) reference {
+	result := make(chan reference, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this function
+		var only unix.CPUSet
+		only.Set(cpu)
+		r := reference{}
+		if unix.SchedSetaffinity(0, &only) == nil { // else this process may not run there
+			r = reference{lastRun("/proc/thread-self"), time.Now()}
+		}
+		result <- r
+	}()
+	return <-result
+}
+
+// lastRun reads se.exec_start of a thread, in milliseconds.
+func lastRun(thread string) float64 {
+	b, err := os.ReadFile(thread + "/sched") //nolint:gosec // a file of the kernel
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if key, value, found := strings.Cut(line, ":"); found && strings.TrimSpace(key) == "se.exec_start" {
+			f, _ := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			return f
+		}
+	}
+	return 0
+}
+
+// lastProcessor returns the processor that a thread ran on last.
+func lastProcessor(thread string) (cpu int, ok bool) {
+	b, err := os.ReadFile(thread + "/stat") //nolint:gosec // a file of the kernel
+	if err != nil {
+		return 0, false
+	}
+	const processor = 36 // of the fields after the name
+	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(f) <= processor {
+		return 0, false
+	}
+	cpu, err = strconv.Atoi(string(f[processor]))
+	return cpu, err == nil
+}
