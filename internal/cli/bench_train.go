@@ -41,7 +41,7 @@ of bench/peers/autograd/torch_train.py and torch_dist_autograd.py:
   matmul1024.tN    float32 product of two 1024x1024 matrices on N threads
   step784          a step of a 784-256-10 network with a batch of 64, on one thread
   hop1, chain8     forward, backward and clean-up of a tiny graph over 1 and 8 nested calls between
-                   two processes, in FAST mode as PyTorch's, and under PEER-smart in SMART mode
+                   two processes: in FAST mode, as in PyTorch, and in SMART mode (peer PEER-smart)
   ddp100MB         a data-parallel step of two processes over TCP, one thread each, with
                    100 MB of gradients in buckets of 25 MB`),
 		Args: command.Exactly(),

@@ -77,9 +77,9 @@ list and call the workers of its RPC world.`),
   cohort run --nproc-per-node 4 train.py      start a job: a PyTorch script or any program
   cohort why                                  say why a job on this host hangs
   cohort store serve --addr 0.0.0.0:29500     serve a store for a job
-  cohort store top --addr node0:29500         see who waits for which key since when
+  cohort store top --addr node0:29500         see who waits for which key, and since when
   cohort store get --addr node0:29500 epoch   read a key
-  cohort trace dumps/                         say which rank a hanging job waits for
+  cohort trace dumps/                         find the rank that a hanging job waits for
   cohort rpc ls --addr node0:29500            list the workers of an RPC world
   cohort demo                                 see four processes work together`, "\n"),
 		SilenceErrors: true,
@@ -89,7 +89,7 @@ list and call the workers of its RPC world.`),
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.PersistentFlags().BoolVar(&a.JSON, "json", false, "print JSON, one object a line, errors included")
+	root.PersistentFlags().BoolVar(&a.JSON, "json", false, "print JSON, one object per line, errors included")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return command.Usage(fmt.Errorf("%w; %q explains the flags", err, cmd.CommandPath()+" --help"))
 	})

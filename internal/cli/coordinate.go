@@ -31,21 +31,22 @@ func (a *app) coordinateCommand() *cobra.Command {
 		Use:   "coordinate --members [MIN:]MAX",
 		Short: "Decide who is in a group that is reconfigured when a member dies",
 		Long: strings.TrimSpace(`
-Decide which processes are members of a group that changes while they run: dead ones
-out, spares in, the others keep their order. The members are Go programs (package
-elastic) or PyTorch 2.14 scripts (examples/reconfigure/train.py shows the thirty lines
-that they need). They find the coordinator through a store that all of them reach.
+Decide which processes are members of a group that changes while they run: dead members
+leave, spares take their place, and the others keep their order. The members are Go
+programs (package elastic) or PyTorch 2.14 scripts (examples/reconfigure/train.py has the
+thirty lines that they need). They find the coordinator through a store that all of them
+can reach.
 
-It ends when all members have finished. If it dies, start it again with the same
-arguments: the group goes on meanwhile, and the new coordinator takes over. Of two at a
-time the later one decides, and the earlier one ends.
+The command ends when all members have finished. If it dies, start it again with the same
+arguments: the group continues in the meantime, and the new coordinator takes over. If two
+run at the same time, the later one decides and the earlier one ends.
 
-"cohort run --members" has a coordinator of its own and does not need this command,
-unless its store at --rdzv-endpoint is one that already serves.`),
+"cohort run --members" has its own coordinator and does not need this command, unless
+--rdzv-endpoint is the address of a store that is already running.`),
 		Example: strings.Trim(`
   cohort store serve --addr 0.0.0.0:29500
   cohort coordinate --addr node0:29500 --members 4        four members, all others are spares
-  cohort coordinate --addr node0:29500 --members 2:4      go on with two if there are no more`, "\n"),
+  cohort coordinate --addr node0:29500 --members 2:4      continue with two if no more are left`, "\n"),
 		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.coordinate(cmd.Context(), f) },
 	}
@@ -55,11 +56,11 @@ unless its store at --rdzv-endpoint is one that already serves.`),
 	flags.StringVar(&f.prefix, "prefix", elastic.DefaultPrefix, "prefix of the keys in the store, for several groups in one store")
 	flags.DurationVar(&f.connect, "timeout", 10*time.Second, "how long to connect to the store")
 	flags.DurationVar(&f.join, "join-timeout", 10*time.Minute, "how long to wait for MIN members")
-	flags.DurationVar(&f.lastCall, "last-call", 5*time.Second, "how long to wait for more when MIN members are there")
+	flags.DurationVar(&f.lastCall, "last-call", 5*time.Second, "how long to wait for more members once there are MIN")
 	flags.DurationVar(&f.silence, "silence", 10*time.Second, "after how long without a sign of life a member counts as dead")
-	flags.DurationVar(&f.patience, "patience", 5*time.Minute, "how long members may take to come back after the end of a round")
-	flags.IntVar(&f.failures, "max-failures", -1, "how many rounds may end by a failure; -1 for any number")
-	flags.BoolVarP(&f.quiet, "quiet", "q", false, "log warnings alone")
+	flags.DurationVar(&f.patience, "patience", 5*time.Minute, "how long members may take to ask again after a round has ended")
+	flags.IntVar(&f.failures, "max-failures", -1, "how many rounds may fail; -1 for any number")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "log only warnings")
 	return cmd
 }
 

@@ -42,8 +42,8 @@ and stopped, the job is restarted up to --max-restarts times, and a report says 
 rank failed first and why.
 
 With --members nobody is restarted: programs that form a group through the launcher's
-coordinator (package elastic, or the Python lines in examples/reconfigure) go on when one
-of them dies, and a spare takes its place.`),
+coordinator (package elastic, or the Python lines in examples/reconfigure) continue when
+one of them dies, and a spare takes its place.`),
 		Example: strings.Trim(`
   cohort run --nproc-per-node 4 train.py --epochs 3
   cohort run --nproc-per-node auto -m package.train

@@ -28,7 +28,7 @@ func (a *app) traceCommand() *cobra.Command {
 	var verbose bool
 	cmd := &cobra.Command{
 		Use:   "trace [--addr HOST:PORT | FILES...]",
-		Short: "Say from flight recorder dumps why a job hangs",
+		Short: "Say why a job hangs, from flight recorder dumps",
 		Long: strings.TrimSpace(`
 Read the flight recorder dumps of the ranks of a job and say in one sentence who is
 late, missing or out of step. A table then shows, for each group, what each rank does.

@@ -70,9 +70,9 @@ var options = []option{
 	{name: "culprit-timeout", own: true, arg: "SECONDS", usage: "after a failure that looks like a consequence, wait this long for its cause"},
 	{name: "hang-timeout", own: true, arg: "SECONDS", usage: "say why the job hangs when no rank has made progress for this long"},
 	{name: "on-hang", own: true, arg: "report|kill", usage: "what to do then; kill counts as a failure"},
-	{name: "report", own: true, arg: "FILE", usage: "write the report as JSON, also of a success"},
+	{name: "report", own: true, arg: "FILE", usage: "also write the report as JSON, even if the job succeeds"},
 	{name: "prefix", own: true, arg: "auto|always|never", usage: "put the rank before every line; auto: on a terminal"},
-	{name: "no-live", flag: true, own: true, usage: "print output alone on a terminal, without the state of the job below it"},
+	{name: "no-live", flag: true, own: true, usage: "on a terminal, print only the output, without the state of the job below it"},
 	{name: "json", flag: true, own: true, usage: "print the report as JSON"},
 	{name: "help", short: 'h', flag: true, own: true, usage: "print this"},
 }

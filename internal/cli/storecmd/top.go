@@ -31,7 +31,7 @@ func (a *app) topCommand() *cobra.Command {
 	var every time.Duration
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show, live, who waits for which key and since when",
+		Short: "Show live who waits for which key, and since when",
 		Long: strings.TrimSpace(`
 Show connections, keys, operations per second, and who waits for which key and since
 when: the first thing to look at when a job hangs at its start. On a terminal the view
