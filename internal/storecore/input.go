@@ -99,7 +99,7 @@ func (m *Machine) Rest(c *Conn) (have []byte, size int) {
 		return nil, 0
 	}
 	if c.lent == 0 && len(c.in) == cap(c.in) {
-		larger := min(2*cap(c.in), c.granted)
+		larger := min(4*cap(c.in), c.granted)
 		if m.enforce(larger); c.closed { // both are there for a moment
 			return nil, 0
 		}
