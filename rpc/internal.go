@@ -161,6 +161,7 @@ func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 	}
 	a.net.AddPeer(w.Name, rrefcore.Worker(w.ID), addr, entry)
 	a.net.Admit(w.Name)
+	a.world.Gathers.Comes(w.Name)
 	return nil, nil
 }
 

@@ -127,7 +127,11 @@ func (g *Gathers) about(op worldcore.Op) (ev worldcore.Event) {
 	case worldcore.OpGatherFirst:
 		g.mu.core.First(op.Names, op.N)
 	case worldcore.OpGiveUp:
-		g.mu.core.GiveUp(op.Text, op.Names, op.Worker)
+		if op.Text == "" {
+			ev.Reports = g.mu.core.GiveUpUncounted(op.Names, op.Worker)
+		} else {
+			g.mu.core.GiveUp(op.Text, op.Names, op.Worker)
+		}
 	default: // worldcore.OpGatherSeen
 		if s := g.mu.core.Of(op.Text); s != nil && s.Done {
 			ev.OK, ev.Err = true, s.Err

@@ -53,6 +53,13 @@ func (g *Gathers) Lost(id string, names []string) string {
 	return g.mu.core.Lost(id, names)
 }
 
+// Comes notes that there is a worker of this name again.
+func (g *Gathers) Comes(worker string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.mu.core.Comes(worker)
+}
+
 // ToFollower is _broadcast_to_followers at a follower.
 func (g *Gathers) ToFollower(id string, objects *py.Dict, again bool) error {
 	items := make([]worldcore.Item, 0, len(objects.Pairs))

@@ -198,7 +198,7 @@ func (e *Ending) waitLast() {
 				e.died(dead)
 			case dead != nil: // the last ones go without waiting for those behind them
 				e.look(dead, e.now+lastGrace, false)
-			case storeLost(ev.Err) && !e.NoLost: // whoever hosted it has gone, which it does last
+			case cutOff(ev.Err) && !e.NoLost: // whoever hosted it has gone, which it does last
 				e.end(nil)
 			default:
 				e.end(ev.Err)
@@ -236,8 +236,8 @@ func (e *Ending) died(dead *dist.Error) {
 	e.blame(e.me, dead, e.others, func(first *dist.Error) { e.end(first) })
 }
 
-// storeLost reports whether an operation has failed because there is no store any more.
-func storeLost(err error) bool {
+// cutOff reports whether an operation has failed because the connection has ended, perhaps with whoever was asked.
+func cutOff(err error) bool {
 	switch dist.CodeOf(err) {
 	case dist.PeerLost, dist.Unavailable, dist.Closed:
 		return true

@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	// countEvery is how long a PyTorch worker is left alone between two questions about its all-gathers.
-	countEvery = 50 * time.Millisecond
+	// countEvery is how long a PyTorch worker is left alone between two questions about its all-gathers. It is asked mostAsks
+	// times when a question is lost with its connection.
+	countEvery, mostAsks = 50 * time.Millisecond, 5
 	// tellTime bounds how long a leader tells others of a death.
 	tellTime = time.Second
 )
@@ -90,6 +91,7 @@ type Counting struct {
 	entered bool
 	who     string
 	said    int
+	asks    int // in vain
 	then    func()
 }
 
@@ -155,17 +157,24 @@ func (c *Counting) ask() {
 	})
 }
 
-// question asks, unless somebody has died.
+// question asks, unless somebody has died. A connection that has ended says nothing about the process behind it: so the worker is
+// asked again, and does not listen any more if it is dead.
 func (c *Counting) question(op Op, then func(Event)) {
 	c.current = c.do(op, func(ev Event) {
-		if ev.Err == nil && !c.lost {
+		switch {
+		case ev.Err == nil && !c.lost:
+			if op.Kind != OpPause {
+				c.asks = 0
+			}
 			then(ev)
+			return
+		case !ev.Gone && !c.lost && cutOff(ev.Err) && c.asks < mostAsks && !c.NoAgain:
+			c.asks++
+			c.question(Op{Kind: OpPause, For: countEvery}, func(Event) { c.question(op, then) })
 			return
 		}
 		c.unguard(func(dead *dist.Error) {
-			why := func(dead *dist.Error) {
-				c.blame(c.me, dead, c.others(), func(first *dist.Error) { c.failed(gatherError(first)) })
-			}
+			why := func(dead *dist.Error) { c.blame(c.me, dead, c.others(), c.uncounted) }
 			switch {
 			case dead != nil:
 				why(dead)
@@ -176,6 +185,42 @@ func (c *Counting) question(op Op, then func(Event)) {
 			}
 		})
 	})
+}
+
+// uncounted is the state in which nobody can tell the number any more. The leader tells those who wait for it, and notes it for
+// those who come. The others find out by themselves.
+func (c *Counting) uncounted(dead *dist.Error) {
+	why := gatherError(dead)
+	if c.names[0] != c.me.Name || c.NoUncounted {
+		c.failed(why)
+		return
+	}
+	c.must(Op{Kind: OpGiveUp, Names: c.names, Worker: dead.Peer}, func(ev Event) {
+		c.tell(ev.Reports, dead.Peer, func() { c.failed(why) })
+	})
+}
+
+// tell is the state in which a leader tells the Go workers that wait why an all-gather fails. A PyTorch worker waits until its
+// time is over, as for a leader of its own kind.
+func (c *Counting) tell(waits []Report, dead string, then func()) {
+	until := c.now + tellTime
+	left := 1
+	told := func(Event) {
+		if left--; left == 0 {
+			then()
+		}
+	}
+	for _, x := range waits {
+		left++
+		c.do(Op{Kind: OpIsGo, Worker: x.From, For: tellTime}, func(ev Event) {
+			if !ev.OK || c.now >= until { // a PyTorch worker does not know the function
+				told(ev)
+				return
+			}
+			c.do(Op{Kind: OpTellLost, Text: x.ID, Worker: x.From, Names: []string{dead}, For: until - c.now}, told)
+		})
+	}
+	told(Event{})
 }
 
 // told takes the answer if it was the same before: a worker that enters an all-gather counts it a moment earlier.
@@ -358,42 +403,22 @@ func (g *Gather) give(dead *dist.Error) {
 			g.leave(gatherError(dead))
 			return
 		}
-		g.tell(dead.Peer, gatherError(dead))
+		others := slices.DeleteFunc(slices.Clone(g.names[1:]), func(name string) bool { return name == dead.Peer })
+		g.must(Op{Kind: OpStates, Names: others}, func(ev Event) {
+			waits := []Report{}
+			for i, name := range others {
+				if ev.States[i].Connected {
+					waits = append(waits, Report{g.id, name})
+				}
+			}
+			g.tell(waits, dead.Peer, func() { g.leave(gatherError(dead)) })
+		})
 	}
 	if !g.leads() || g.NoGiveUp {
 		tell(Event{})
 		return
 	}
 	g.do(Op{Kind: OpGiveUp, Text: g.id, Names: g.names, Worker: dead.Peer}, tell)
-}
-
-// tell is the state in which a leader tells the Go workers why the all-gather fails. A PyTorch worker waits until its time
-// is over, as for a leader of its own kind.
-func (g *Gather) tell(dead string, why error) {
-	others := slices.DeleteFunc(slices.Clone(g.names[1:]), func(name string) bool { return name == dead })
-	until := g.now + tellTime
-	g.must(Op{Kind: OpStates, Names: others}, func(ev Event) {
-		left := 1
-		told := func(Event) {
-			if left--; left == 0 {
-				g.leave(why)
-			}
-		}
-		for i, name := range others {
-			if !ev.States[i].Connected {
-				continue
-			}
-			left++
-			g.do(Op{Kind: OpIsGo, Worker: name, For: tellTime}, func(ev Event) {
-				if !ev.OK || g.now >= until { // a PyTorch worker does not know the function
-					told(ev)
-					return
-				}
-				g.do(Op{Kind: OpTellLost, Text: g.id, Worker: name, Names: []string{dead}, For: until - g.now}, told)
-			})
-		}
-		told(Event{})
-	})
 }
 
 // leave is the state in which the all-gather is over for this worker.

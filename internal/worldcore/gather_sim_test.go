@@ -81,6 +81,9 @@ func newGatherSim(seed uint64, deaths bool, opt GatherOptions, watch WatchOption
 	if deaths {
 		for range 1 + w.rng.IntN(2) {
 			g := w.workers[w.rng.IntN(size)]
+			if at := slices.IndexFunc(w.workers, func(g *gatherer) bool { return g.py }); w.round > 0 && at > 0 && w.rng.IntN(2) > 0 {
+				g = w.workers[at] // the one that is asked for the number
+			}
 			w.after(w.within(4*time.Second), func() { w.kill(g.proc) })
 		}
 	}
@@ -216,7 +219,11 @@ func (g *gatherer) do(m *Gather) func(op Op, answer func(Event)) {
 				ev.OK, ev.Err = true, s.Err
 			}
 		case OpGiveUp:
-			g.table.GiveUp(op.Text, op.Names, op.Worker)
+			if op.Text == "" {
+				ev.Reports = g.table.GiveUpUncounted(op.Names, op.Worker)
+			} else {
+				g.table.GiveUp(op.Text, op.Names, op.Worker)
+			}
 		case OpGatherLeave:
 			g.check(op.Text, m)
 			g.table.Leave(op.Text)
@@ -259,7 +266,9 @@ func (g *gatherer) do(m *Gather) func(op Op, answer func(Event)) {
 func (g *gatherer) askTorch(op Op, answer func(Event)) {
 	to := g.of(op.Worker)
 	var ev Event
+	asked := false
 	g.w.call(g.proc, to.proc, false, func() error {
+		asked = true
 		if op.Kind == OpAskCount {
 			ev.N = to.table.counts[op.Text]
 		} else {
@@ -267,8 +276,11 @@ func (g *gatherer) askTorch(op Op, answer func(Event)) {
 		}
 		return nil
 	}, func(got Event) {
-		if ev.Err = got.Err; got.Err != nil {
-			ev.Gone = got.Gone
+		switch ev.Err, ev.Gone = got.Err, got.Gone; {
+		case asked && (got.Gone || g.w.rng.IntN(16) == 0): // the answer is lost with the connection
+			ev = Event{Err: errCutOff}
+		case got.Err != nil:
+			ev.N, ev.OK = 0, false
 		}
 		answer(ev)
 	})
@@ -372,9 +384,6 @@ func (w *gatherSim) simulate() error {
 	}
 	died, first := time.Duration(0), ""
 	for _, g := range w.workers {
-		if g.dead && g.py && w.dynamic && w.round > 0 {
-			return nil // nobody can tell the number of the all-gather any more: the others wait until their time is over
-		}
 		if g.dead && !g.left && (first == "" || g.died < died) {
 			died, first = g.died, g.name
 		}
@@ -405,6 +414,8 @@ func (w *gatherSim) simulate() error {
 				return fmt.Errorf("nobody has died, and all-gather %d of %s ends with %w", i, g.name, x.err)
 			case errors.Is(x.err, errDeadline) || x.ended > from+slack:
 				return fmt.Errorf("%s has died at %v, and %s is in all-gather %d from %v to %v", first, died, g.name, i, x.entered, x.ended)
+			case dead != nil && dead.Code == dist.PeerLost && dead.Peer == "":
+				return fmt.Errorf("%s does not say who has died: %w", g.name, x.err)
 			case dead != nil && dead.Code == dist.PeerLost:
 				if lost := g.of(dead.Peer); !lost.dead || lost.left && !lost.py && !w.dynamic || lost.died > x.ended {
 					return fmt.Errorf("%s takes %s for dead", g.name, dead.Peer)
@@ -448,7 +459,7 @@ func TestEveryRuleOfGathersIsNeeded(t *testing.T) {
 	t.Parallel()
 	for rule, opt := range map[string]GatherOptions{
 		"no copies": {NoCopies: true}, "no tell lost": {NoTellLost: true}, "no give up": {NoGiveUp: true}, "no blame": {NoBlame: true}, "no twice": {NoTwice: true},
-		"no look": {NoLook: true},
+		"no look": {NoLook: true}, "no uncounted": {NoUncounted: true}, "no again": {NoAgain: true},
 	} {
 		finds(t, rule, func(seed uint64) error { return newGatherSim(seed, seed%2 > 0, opt, WatchOptions{}).simulate() })
 	}

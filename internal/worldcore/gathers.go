@@ -5,6 +5,7 @@ package worldcore
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,6 +28,8 @@ type Gathers struct {
 	counts map[string]int // by names: the next one
 	all    map[string]*Gathering
 	lost   map[string][]lostGather // by names: the last ones that this worker has given up as the leader
+	// uncounted is who has died before it could tell this worker, the leader, which all-gather is next, by names.
+	uncounted map[string]string
 }
 
 // lostGather is an all-gather that could not be completed, because a worker has died.
@@ -34,12 +37,14 @@ type lostGather struct{ id, dead string }
 
 // GatherOptions turn rules of the all-gathers off, for the simulation.
 type GatherOptions struct {
-	NoCopies   bool // a copy of a message to an all-gather that is over begins a new one
-	NoTellLost bool // a leader that finds a death keeps it to itself
-	NoGiveUp   bool // and says nothing to those who come later
-	NoBlame    bool // whoever cannot reach the leader goes without telling why
-	NoTwice    bool // a PyTorch worker's count is believed at once
-	NoLook     bool // nobody looks after anybody
+	NoCopies    bool // a copy of a message to an all-gather that is over begins a new one
+	NoTellLost  bool // a leader that finds a death keeps it to itself
+	NoGiveUp    bool // and says nothing to those who come later
+	NoBlame     bool // whoever cannot reach the leader goes without telling why
+	NoTwice     bool // a PyTorch worker's count is believed at once
+	NoLook      bool // nobody looks after anybody
+	NoAgain     bool // a PyTorch worker is asked for its count only once
+	NoUncounted bool // a leader that cannot learn the number of an all-gather lets the others wait
 }
 
 // Item is an object with the name of the worker that it is from.
@@ -48,8 +53,12 @@ type Item struct {
 	Object any
 }
 
+// Report says that a worker has reported to the leader of an all-gather.
+type Report struct{ ID, From string }
+
 // Gathering is one all-gather as far as it has got here.
 type Gathering struct {
+	names string // if it was reported
 	Items []Item // in the order of arrival
 	Done  bool   // all are here, or it has failed
 	Err   error  // why it has failed
@@ -61,7 +70,9 @@ func (g *Gathering) has(name string) bool {
 
 // NewGathers returns the state of a worker that has entered none.
 func NewGathers(opt GatherOptions) *Gathers {
-	return &Gathers{GatherOptions: opt, counts: map[string]int{}, all: map[string]*Gathering{}, lost: map[string][]lostGather{}}
+	return &Gathers{
+		GatherOptions: opt, counts: map[string]int{}, all: map[string]*Gathering{}, lost: map[string][]lostGather{}, uncounted: map[string]string{},
+	}
 }
 
 // gatherName is what PyTorch calls the all-gathers of some workers.
@@ -79,6 +90,7 @@ func (g *Gathers) Known(names []string) bool {
 func (g *Gathers) First(names []string, n int) {
 	if !g.Known(names) {
 		g.counts[gatherName(names)] = n
+		delete(g.uncounted, gatherName(names))
 	}
 }
 
@@ -101,6 +113,31 @@ func (g *Gathers) GiveUp(id string, names []string, dead string) {
 	name := gatherName(names)
 	g.lost[name] = append(g.lost[name], lostGather{id, dead})
 	g.lost[name] = g.lost[name][max(0, len(g.lost[name])-maxLost):]
+}
+
+// GiveUpUncounted notes that this worker, the leader, cannot enter the next all-gather of these names, because a worker has died
+// that had to tell which one it is. It returns who has reported meanwhile, and forgets what was reported.
+func (g *Gathers) GiveUpUncounted(names []string, dead string) []Report {
+	name := gatherName(names)
+	if g.Known(names) {
+		return nil
+	}
+	g.uncounted[name] = dead
+	var reports []Report
+	for _, id := range slices.Sorted(maps.Keys(g.all)) {
+		if s := g.all[id]; s.names == name {
+			for _, x := range s.Items {
+				reports = append(reports, Report{id, x.Name})
+			}
+			delete(g.all, id)
+		}
+	}
+	return reports
+}
+
+// Comes notes that there is a worker of this name again: it can be asked.
+func (g *Gathers) Comes(worker string) {
+	maps.DeleteFunc(g.uncounted, func(_, dead string) bool { return dead == worker })
 }
 
 // Of returns an all-gather, or nil.
@@ -128,9 +165,12 @@ func (g *Gathers) gathering(id string) (*Gathering, error) {
 }
 
 // over reports whether this worker has left an all-gather: then a message of it is a copy, sent again because its answer
-// was lost with the connection, or too late.
+// was lost with the connection, or too late. It is over too if this worker, the leader, cannot enter it.
 func (g *Gathers) over(id string, names []string) bool {
 	name := gatherName(names)
+	if g.uncounted[name] != "" {
+		return true
+	}
 	n, err := strconv.Atoi(strings.TrimPrefix(id, name))
 	begun, known := g.counts[name]
 	return err == nil && known && n < begun && g.all[id] == nil && !g.NoCopies
@@ -143,7 +183,7 @@ func (g *Gathers) Lost(id string, names []string) string {
 			return lost.dead
 		}
 	}
-	return ""
+	return g.uncounted[gatherName(names)]
 }
 
 // ToLeader is _gather_to_leader at the leader. again says that the sender may repeat what it has said. done reports that
@@ -159,6 +199,7 @@ func (g *Gathers) ToLeader(id, from string, object any, names []string, again bo
 	if err != nil {
 		return false, err
 	}
+	s.names = gatherName(names)
 	if s.has(from) {
 		if again {
 			return false, nil

@@ -85,3 +85,34 @@ func TestGatherThatWasGivenUp(t *testing.T) {
 		t.Errorf("got %q, %d are remembered", dead, len(g.lost["abc"]))
 	}
 }
+
+// A leader that nobody can tell the number takes no reports, until it learns the number or there is somebody to ask again.
+func TestGatherWithoutNumber(t *testing.T) {
+	t.Parallel()
+	names := []string{"a", "b", "c"}
+	g := NewGathers(GatherOptions{})
+	for _, id := range []string{"abc4", "abc5"} {
+		if _, err := g.ToLeader(id, "b", 0, names, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := g.ToLeader("ab4", "b", 0, names[:2], true); err != nil {
+		t.Fatal(err)
+	}
+	if got := g.GiveUpUncounted(names, "c"); !slices.Equal(got, []Report{{"abc4", "b"}, {"abc5", "b"}}) {
+		t.Errorf("these wait: %v", got)
+	}
+	if _, err := g.ToLeader("abc6", "b", 0, names, true); err != nil || len(g.all) != 1 || g.Lost("abc6", names) != "c" {
+		t.Errorf("a later report: %v, %d are kept, lost is %q", err, len(g.all), g.Lost("abc6", names))
+	}
+	if g.Comes("c"); g.Lost("abc6", names) != "" {
+		t.Error("c is there again, and is taken for dead")
+	}
+	g.GiveUpUncounted(names, "c")
+	if g.First(names, 7); g.Lost("abc7", names) != "" {
+		t.Error("the number is known, and the all-gather is taken for lost")
+	}
+	if got := g.GiveUpUncounted(names, "c"); got != nil || g.Lost("abc7", names) != "" {
+		t.Errorf("the number is known, and the all-gather is given up: %v", got)
+	}
+}

@@ -56,7 +56,7 @@ const (
 	OpAwait       // wait until all-gather Text is complete; Names: who is missing, if it is given up
 	OpGatherSeen  // OK: all-gather Text is complete, or has failed with Err
 	OpGatherLeave // leave all-gather Text
-	OpGiveUp      // the all-gather Text of Names cannot be completed, because Worker has died
+	OpGiveUp      // the all-gather Text of Names cannot be completed, because Worker has died; without Text it is not known which one is next, and Reports has who waits
 	OpShare       // give all objects of all-gather Text to the follower Worker; Gone: its process has ended
 	OpTellLost    // tell Worker that all-gather Text fails, because Names[0] has died
 	OpAskCount    // N: how many all-gathers called Text the PyTorch worker Worker has begun; Gone: its process has ended
@@ -100,6 +100,7 @@ type Event struct {
 	Names        []string
 	States       []State
 	Workers      []Worker
+	Reports      []Report
 	Err          error
 	Gone, Silent bool // with Err
 }

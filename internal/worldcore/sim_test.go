@@ -160,6 +160,7 @@ var (
 	errRefused   = errors.New("nobody listens there")
 	errDeadline  = dist.New("sim", dist.DeadlineExceeded, "the time is over")
 	errCancelled = errors.New("cancelled")
+	errCutOff    = dist.New("sim", dist.PeerLost, "the connection has ended")
 	errNoStore   = dist.New("sim", dist.Unavailable, "the store has ended")
 )
 
