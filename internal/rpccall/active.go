@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // activeCalls counts the calls of this worker that wait for an answer. A shutdown closes the gate for a moment to take
@@ -23,15 +24,18 @@ type activeCalls struct {
 
 // Enter counts a call, when the gate is open.
 func (c *activeCalls) Enter(ctx context.Context) error {
+	moment.At("rpc.active.enter")
 	c.mu.Lock()
 	for c.mu.gate != nil {
 		gate := c.mu.gate
 		c.mu.Unlock()
+		moment.At("rpc.active.gate")
 		select {
 		case <-gate:
 		case <-ctx.Done():
 			return dist.FromContext(ctx, "rpc: call")
 		}
+		moment.At("rpc.active.again")
 		c.mu.Lock()
 	}
 	c.mu.n++
@@ -41,6 +45,7 @@ func (c *activeCalls) Enter(ctx context.Context) error {
 
 // TryEnter is Enter that does not wait: it reports false when the gate is closed.
 func (c *activeCalls) TryEnter() bool {
+	moment.At("rpc.active.try")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.gate != nil {
@@ -52,6 +57,7 @@ func (c *activeCalls) TryEnter() bool {
 
 // Leave counts it off.
 func (c *activeCalls) Leave() {
+	moment.At("rpc.active.leave")
 	c.mu.Lock()
 	c.mu.n--
 	if c.mu.n == 0 && c.mu.zero != nil {
@@ -63,6 +69,7 @@ func (c *activeCalls) Leave() {
 
 // Count returns how many there are.
 func (c *activeCalls) Count() int {
+	moment.At("rpc.active.count")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.n
@@ -71,6 +78,7 @@ func (c *activeCalls) Count() int {
 // Idle waits until no call is under way.
 func (c *activeCalls) Idle(ctx context.Context) error {
 	for {
+		moment.At("rpc.active.idle")
 		c.mu.Lock()
 		if c.mu.n == 0 {
 			c.mu.Unlock()
@@ -81,6 +89,7 @@ func (c *activeCalls) Idle(ctx context.Context) error {
 		}
 		zero := c.mu.zero
 		c.mu.Unlock()
+		moment.At("rpc.active.wait")
 		select {
 		case <-zero:
 		case <-ctx.Done():
@@ -91,6 +100,7 @@ func (c *activeCalls) Idle(ctx context.Context) error {
 
 // Freeze closes the gate and returns the count.
 func (c *activeCalls) Freeze() int {
+	moment.At("rpc.active.freeze")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.gate == nil {
@@ -101,6 +111,7 @@ func (c *activeCalls) Freeze() int {
 
 // Thaw opens the gate.
 func (c *activeCalls) Thaw() {
+	moment.At("rpc.active.thaw")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.gate != nil {

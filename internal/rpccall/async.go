@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 )
@@ -63,6 +64,7 @@ type watch struct {
 }
 
 func (w *watch) start(ctx context.Context, deadline time.Time, giveUp func(error), op string, limit time.Duration) {
+	moment.At("rpc.call.watch")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.mu.stopped {
@@ -77,6 +79,7 @@ func (w *watch) start(ctx context.Context, deadline time.Time, giveUp func(error
 }
 
 func (w *watch) stop() {
+	moment.At("rpc.call.unwatch")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.mu.stopped = true

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcref"
@@ -131,6 +132,7 @@ func (k *Caller) exchangeOn(ctx context.Context, c *rpclink.Conn, o *Outgoing, d
 		defer func() { timer.Stop(); callTimers.Put(timer) }()
 		timeout = timer.C
 	}
+	moment.At("rpc.call.wait")
 	select {
 	case x = <-ch:
 		answerChannels.Put(ch)
@@ -142,6 +144,7 @@ func (k *Caller) exchangeOn(ctx context.Context, c *rpclink.Conn, o *Outgoing, d
 		err = timedOut(o.Op, k.cfg.Timeout())
 	}
 	if !c.Forget(id) { // the answer came at this moment
+		moment.At("rpc.call.late")
 		x = <-ch
 		answerChannels.Put(ch)
 		x.Due = deadline

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -38,6 +39,7 @@ func (o *Outgoing) again(c *rpclink.Conn, err error) bool {
 // restBefore pauses before a request is repeated, from the second time on. It reports false when there is no more time.
 func (k *Caller) restBefore(ctx context.Context, tries int) bool {
 	if tries > 0 {
+		moment.At("rpc.call.rest")
 		select {
 		case <-time.After(min(20*time.Millisecond<<tries, time.Second)):
 		case <-ctx.Done():
@@ -93,6 +95,7 @@ func (k *Caller) AsyncLasting(ctx context.Context, c *rpclink.Conn, o *Outgoing,
 
 // end reports the outcome, once. It returns false when it was reported before.
 func (l *lasting) end(outcome func() (rpclink.Reply, error)) bool {
+	moment.At("rpc.lasting.end")
 	l.mu.Lock()
 	first := !l.mu.over
 	l.mu.over = true
@@ -122,6 +125,7 @@ func (l *lasting) send(c *rpclink.Conn) error {
 	if err != nil {
 		return err
 	}
+	moment.At("rpc.lasting.sent")
 	l.mu.Lock()
 	l.mu.conn, l.mu.id = c, id
 	over := l.mu.over
@@ -157,6 +161,7 @@ func (l *lasting) failed(c *rpclink.Conn, err error) {
 		l.k.cfg.Refs.Undelivered(l.o.Peer, l.wires)
 		return rpclink.Reply{}, l.k.Failed(l.o, err)
 	}
+	moment.At("rpc.lasting.failed")
 	l.mu.Lock()
 	tries, over := l.mu.tries, l.mu.over
 	l.mu.tries++
@@ -197,6 +202,7 @@ func (l *lasting) failed(c *rpclink.Conn, err error) {
 // giveUp ends a request whose time is over.
 func (l *lasting) giveUp(err error) {
 	l.end(func() (rpclink.Reply, error) {
+		moment.At("rpc.lasting.give_up")
 		l.mu.Lock()
 		c, id := l.mu.conn, l.mu.id
 		l.mu.Unlock()

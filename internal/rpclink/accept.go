@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
@@ -17,6 +18,7 @@ import (
 // accept takes the sessions that others open.
 func (n *Links) accept() {
 	for {
+		moment.At("rpc.link.accept")
 		s, err := n.ep.Accept(n.Context)
 		if err != nil {
 			return
@@ -28,6 +30,7 @@ func (n *Links) accept() {
 		c := newConn(n, n.sender(s.Peer), s)
 		q := &requests{conn: c}
 		c.Inline = rpcplace.NewInline(q, rpcplace.PipeGuard)
+		moment.At("rpc.link.pipe")
 		n.mu.Lock()
 		if n.mu.closed {
 			n.mu.Unlock()
@@ -42,6 +45,7 @@ func (n *Links) accept() {
 
 // linkConn returns the conn of a link, making it the session of its peer.
 func (n *Links) linkConn(l *cohortwire.Link) *Conn {
+	moment.At("rpc.link.of")
 	n.mu.Lock()
 	c := n.mu.links[l]
 	closed := n.mu.closed
@@ -53,6 +57,7 @@ func (n *Links) linkConn(l *cohortwire.Link) *Conn {
 		return c
 	}
 	c = newConn(n, n.linked(l), &tensorpipe.Session{Link: l})
+	moment.At("rpc.link.made")
 	n.mu.Lock()
 	if known := n.mu.links[l]; known != nil {
 		c = known
@@ -68,6 +73,7 @@ func (n *Links) startLink(c *Conn) {
 	if c.entered.Load() {
 		return
 	}
+	moment.At("rpc.link.enter")
 	c.enter.Lock()
 	defer c.enter.Unlock()
 	if c.entered.Load() {
@@ -106,6 +112,7 @@ func (c *Conn) tooEarly(payload []byte) bool {
 	if c.entered.Load() || c.Peer().ID >= 0 || len(payload) > maxEarlyBytes {
 		return false
 	}
+	moment.At("rpc.link.early")
 	c.enter.Lock()
 	defer c.enter.Unlock()
 	if c.entered.Load() || len(c.early) >= maxEarly {
@@ -117,6 +124,7 @@ func (c *Conn) tooEarly(payload []byte) bool {
 
 // Admit makes the links of a new member its sessions.
 func (n *Links) Admit(name string) {
+	moment.At("rpc.link.admit")
 	n.mu.Lock()
 	var waiting []*Conn
 	for l, c := range n.mu.links {
@@ -134,9 +142,9 @@ func (n *Links) Admit(name string) {
 // for a moment; nothing changes over while the first one lives, since what was sent on it could be overtaken.
 func (n *Links) prefer(c *Conn) {
 	p, id := c.Peer(), c.Link.Peer()
-	p.enter.Lock()
+	p.enter.Lock() // no point: startLink holds Conn.enter
 	defer p.enter.Unlock()
-	p.mu.Lock()
+	p.mu.Lock() // no point: under Peer.enter
 	old := p.mu.conn
 	p.mu.Unlock()
 	if old == c || !c.Alive() || old != nil && old.Alive() && old.Link != nil && old.Link.Peer().Incarnation == id.Incarnation {
@@ -144,7 +152,7 @@ func (n *Links) prefer(c *Conn) {
 	}
 	// References first: what was not acknowledged on an older link goes out before anything new.
 	n.cfg.Above.Connected(c)
-	p.mu.Lock()
+	p.mu.Lock() // no point: under Peer.enter
 	if p.mu.epoch != id.Incarnation {
 		p.mu.listener = ""
 	}
@@ -154,6 +162,7 @@ func (n *Links) prefer(c *Conn) {
 }
 
 func (n *Links) onLinkClosed(l *cohortwire.Link, err error) {
+	moment.At("rpc.link.closed")
 	n.mu.Lock()
 	c := n.mu.links[l]
 	delete(n.mu.links, l)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -73,6 +74,7 @@ type Pending struct {
 
 func (p *Pending) complete(r Reply) {
 	if p.Ch != nil {
+		moment.At("rpc.link.answer")
 		p.Ch <- r
 		return
 	}
@@ -105,13 +107,14 @@ func (c *Conn) Alive() bool {
 		default:
 		}
 	}
-	c.mu.Lock()
+	c.mu.Lock() // no point: Current holds Peer.mu
 	defer c.mu.Unlock()
 	return c.mu.err == nil
 }
 
 // fail ends every call of the session.
 func (c *Conn) fail(err error) {
+	moment.At("rpc.link.fail")
 	c.mu.Lock()
 	if c.mu.err != nil {
 		c.mu.Unlock()
@@ -144,6 +147,7 @@ const Unsent = math.MaxUint64
 // Begin registers a request and sends it. wait is completed exactly once unless begin returns an error or forget reports
 // true. deadline travels to a Go callee.
 func (c *Conn) Begin(ctx context.Context, m *rpcwire.Message, wait *Pending, forks []cohortwire.Fork, flags uint8, deadline time.Time) (uint64, error) {
+	moment.At("rpc.link.begin")
 	c.mu.Lock()
 	if c.mu.err != nil {
 		err := c.mu.err
@@ -183,6 +187,7 @@ func (c *Conn) Write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 		for _, s := range raw.Storages {
 			size += s.Len()
 		}
+		moment.At("rpc.link.send")
 		if err = c.Pipe.Send(ctx, raw); err == nil && m.Written != nil {
 			m.Written()
 		}
@@ -199,16 +204,19 @@ func (c *Conn) Write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 		}
 	}
 	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; whoever made it is not told when that is
+		moment.At("rpc.link.post")
 		return frameSize(f), c.Link.Post(ctx, f)
 	}
 	if t := observe.Trace(ctx); t != "" {
 		f.Trace = []byte(t)
 	}
+	moment.At("rpc.link.request")
 	return frameSize(f), c.Link.Request(ctx, f, true)
 }
 
 // Forget gives a request up. It reports whether the request still waited: then it will not be completed.
 func (c *Conn) Forget(id uint64) bool {
+	moment.At("rpc.link.forget")
 	c.mu.Lock()
 	_, waiting := c.mu.calls[id]
 	delete(c.mu.calls, id)
@@ -226,6 +234,7 @@ func (c *Conn) Cancel(id uint64) {
 	c.net.Background(func() {
 		ctx, stop := context.WithTimeout(c.net.Context, time.Second)
 		defer stop()
+		moment.At("rpc.link.cancel")
 		_ = c.Link.Send(ctx, &cohortwire.Frame{Type: frameCancel, ID: id})
 	})
 }
@@ -235,6 +244,7 @@ var ErrGivenUp = dist.New("rpc: request", dist.Canceled, "the caller has given u
 
 // Track makes a request of the peer cancellable: by its caller, or when the session ends.
 func (c *Conn) Track(id uint64, cancel context.CancelCauseFunc) {
+	moment.At("rpc.link.track")
 	c.mu.Lock()
 	if err := c.mu.err; err != nil {
 		c.mu.Unlock()
@@ -247,6 +257,7 @@ func (c *Conn) Track(id uint64, cancel context.CancelCauseFunc) {
 
 // Untrack ends that.
 func (c *Conn) Untrack(id uint64) {
+	moment.At("rpc.link.untrack")
 	c.mu.Lock()
 	delete(c.mu.serving, id)
 	c.mu.Unlock()
@@ -254,6 +265,7 @@ func (c *Conn) Untrack(id uint64) {
 
 // givenUp is told by the peer that it does not wait for an answer any more.
 func (c *Conn) givenUp(id uint64) {
+	moment.At("rpc.link.given_up")
 	c.mu.Lock()
 	cancel := c.mu.serving[id]
 	c.mu.Unlock()
@@ -277,6 +289,7 @@ func (c *Conn) Severed() bool {
 
 // answered passes an answer to its request. It reports false when nobody waits.
 func (c *Conn) answered(id uint64, r Reply) bool {
+	moment.At("rpc.link.answered")
 	c.mu.Lock()
 	p := c.mu.calls[id]
 	delete(c.mu.calls, id)
@@ -301,6 +314,7 @@ func (c *Conn) Await(id uint64) (Reply, bool) {
 	if c.Link == nil {
 		return Reply{}, false
 	}
+	moment.At("rpc.link.await")
 	f := c.Link.Await(id)
 	if f == nil {
 		return Reply{}, false
@@ -335,6 +349,7 @@ func frameSize(f *cohortwire.Frame) int {
 // readAnswers is the reading goroutine of a pipe that we opened.
 func (c *Conn) readAnswers() {
 	for {
+		moment.At("rpc.link.recv")
 		raw, err := c.Pipe.Recv(context.Background())
 		if err != nil {
 			c.net.connLost(c, err)
@@ -382,6 +397,7 @@ const (
 // Carry remembers the references of an answer for as long as the link may have swallowed it.
 func (c *Conn) Carry(wires []rrefcore.Wire) {
 	now := time.Now()
+	moment.At("rpc.link.carry")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for len(c.mu.carried) > 0 && (now.Sub(c.mu.carried[0].at) > carriedFor || len(c.mu.carried) >= mostCarried) {

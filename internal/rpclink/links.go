@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -127,6 +128,7 @@ func (n *Links) Addr() string { return dialable(n.ep.Addr()) }
 // BeginClose makes the links closed: no goroutine starts after it. It reports whether this call did. What it does cannot be
 // waited for by a callback that closes the agent, too.
 func (n *Links) BeginClose() bool {
+	moment.At("rpc.link.close")
 	n.mu.Lock()
 	first := !n.mu.closed
 	n.mu.closed = true
@@ -141,6 +143,7 @@ func (n *Links) BeginClose() bool {
 // EndSessions ends every session, calls between, and ends every call on the sessions. It joins the goroutines in the
 // background, calls last and closes done.
 func (n *Links) EndSessions(between, last func()) {
+	moment.At("rpc.link.end")
 	n.mu.Lock()
 	conns := make([]*Conn, 0, len(n.mu.byName)+len(n.mu.pipes)+len(n.mu.links))
 	for _, p := range n.mu.byName {
@@ -164,6 +167,7 @@ func (n *Links) EndSessions(between, last func()) {
 				_ = c.Pipe.Close()
 			}
 		}
+		moment.At("rpc.link.join")
 		n.work.Wait()
 		last()
 		close(n.Done)
@@ -181,6 +185,7 @@ func (n *Links) NewPeer(name string, id rrefcore.Worker) *Peer {
 
 // Members are all known workers but this one.
 func (n *Links) Members() []*Peer {
+	moment.At("rpc.link.members")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Collect(maps.Values(n.mu.byName))
@@ -188,6 +193,7 @@ func (n *Links) Members() []*Peer {
 
 // Own runs fn in a goroutine that Close joins. It reports false when the agent is closed.
 func (n *Links) Own(fn func()) bool {
+	moment.At("rpc.link.own")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.mu.closed {
@@ -202,6 +208,7 @@ func (n *Links) Background(fn func()) { n.Own(fn) }
 
 // Peer returns the worker with a name.
 func (n *Links) Peer(name string) (*Peer, error) {
+	moment.At("rpc.link.peer")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if p := n.mu.byName[name]; p != nil {
@@ -219,13 +226,14 @@ func (n *Links) Peer(name string) (*Peer, error) {
 
 // PeerByID returns the worker with an id, or nil.
 func (n *Links) PeerByID(id rrefcore.Worker) *Peer {
-	n.mu.Lock()
+	n.mu.Lock() // no point: rpcref asks under its lock
 	defer n.mu.Unlock()
 	return n.mu.byID[id]
 }
 
 // AddPeer enters a worker, or what is new about it.
 func (n *Links) AddPeer(name string, id rrefcore.Worker, addr string, e rpcworld.Entry) *Peer {
+	moment.At("rpc.link.add")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.mu.byName[name]
@@ -240,6 +248,7 @@ func (n *Links) AddPeer(name string, id rrefcore.Worker, addr string, e rpcworld
 
 // RemovePeer forgets a worker that left.
 func (n *Links) RemovePeer(name string) {
+	moment.At("rpc.link.remove")
 	n.mu.Lock()
 	p := n.mu.byName[name]
 	delete(n.mu.byName, name)
@@ -255,6 +264,7 @@ func (n *Links) RemovePeer(name string) {
 // sender returns the peer that presented itself under a name on a pipe: a member, or a guest who may call but holds nothing.
 // Whoever speaks the cohort transport would not come on a pipe, on which nothing is proved: it is somebody else.
 func (n *Links) sender(name string) *Peer {
+	moment.At("rpc.link.sender")
 	n.mu.Lock()
 	p := n.mu.byName[name]
 	n.mu.Unlock()
@@ -267,7 +277,7 @@ func (n *Links) sender(name string) *Peer {
 // linked returns the peer at the other side of a link: a member that has proved it, or a guest.
 func (n *Links) linked(l *cohortwire.Link) *Peer {
 	id := l.Peer()
-	n.mu.Lock()
+	n.mu.Lock() // no point: startLink holds Conn.enter
 	p := n.mu.byName[id.Name]
 	n.mu.Unlock()
 	if p != nil && p.ID == rrefcore.Worker(id.ID) && l.Proven() {
@@ -281,7 +291,7 @@ const maxGuests = 4096
 
 // guest returns a peer that is no member.
 func (n *Links) guest(name string) *Peer {
-	n.mu.Lock()
+	n.mu.Lock() // no point: startLink holds Conn.enter
 	defer n.mu.Unlock()
 	g := n.mu.guests[name]
 	if g == nil {
@@ -308,6 +318,7 @@ func ErrClosed(op string) error {
 
 // address returns where a worker listens.
 func (n *Links) address(ctx context.Context, p *Peer) (string, error) {
+	moment.At("rpc.link.address")
 	p.mu.Lock()
 	addr := p.mu.addr
 	p.mu.Unlock()

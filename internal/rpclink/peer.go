@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
@@ -48,6 +49,7 @@ type Peer struct {
 
 // SpeaksCohort reports whether this is known to be a Go worker on the cohort transport.
 func (p *Peer) SpeaksCohort() bool {
+	moment.At("rpc.peer.speaks")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.cohort
@@ -55,19 +57,21 @@ func (p *Peer) SpeaksCohort() bool {
 
 // Life says whether this is a Go worker on the cohort transport, and which start of it.
 func (p *Peer) Life() (cohort bool, epoch uint64) {
-	p.mu.Lock()
+	p.mu.Lock() // no point: rpcref asks under its lock
 	defer p.mu.Unlock()
 	return p.mu.cohort, p.mu.epoch
 }
 
 // Hold keeps a link from becoming the session with this worker until release is called.
 func (p *Peer) Hold() (release func()) {
+	moment.At("rpc.peer.hold")
 	p.enter.Lock()
 	return p.enter.Unlock
 }
 
 // Leaves notes that it has told us that it leaves.
 func (p *Peer) Leaves() {
+	moment.At("rpc.peer.leaves")
 	p.mu.Lock()
 	p.mu.left = true
 	p.mu.Unlock()
@@ -75,7 +79,7 @@ func (p *Peer) Leaves() {
 
 // learn notes what a worker has published.
 func (p *Peer) learn(addr string, e rpcworld.Entry) {
-	p.mu.Lock()
+	p.mu.Lock() // no point: AddPeer holds Links.mu
 	defer p.mu.Unlock()
 	if addr != "" {
 		p.mu.addr, p.mu.listener = addr, "" // a new start of it may have the same address
@@ -87,7 +91,7 @@ func (p *Peer) learn(addr string, e rpcworld.Entry) {
 
 // Current returns the session that exists, or nil.
 func (p *Peer) Current() *Conn {
-	p.mu.Lock()
+	p.mu.Lock() // no point: EndSessions holds Links.mu
 	defer p.mu.Unlock()
 	if p.mu.conn != nil && p.mu.conn.Alive() {
 		return p.mu.conn
@@ -110,6 +114,7 @@ func (p *Peer) Connect(ctx context.Context) (*Conn, error) {
 		if err == nil || !errors.Is(err, errHandshakeEnded) || time.Since(begun) > openTries || p.net.Context.Err() != nil {
 			return c, err
 		}
+		moment.At("rpc.peer.retry")
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -139,6 +144,7 @@ func (p *Peer) open(ctx context.Context) (*Conn, error) {
 		if !n.Own(func() { _ = s.Close() }) {
 			return nil, ErrClosed("call")
 		}
+		moment.At("rpc.peer.stale")
 		<-s.Done()
 		err = fmt.Errorf("%w: it is with a former worker of this name", errHandshakeEnded)
 	}
@@ -187,6 +193,7 @@ func (n *Links) adopt(p *Peer, s *tensorpipe.Session) (*Conn, error) {
 		n.prefer(c)
 		return c, nil
 	}
+	moment.At("rpc.peer.adopt")
 	p.mu.Lock()
 	if p.mu.conn != nil && p.mu.conn.Pipe == s.Pipe {
 		c := p.mu.conn
@@ -224,6 +231,7 @@ func (n *Links) connLost(c *Conn, err error) {
 	p := c.Peer()
 	e := n.lostError(p, err)
 	c.fail(e)
+	moment.At("rpc.peer.lost")
 	p.mu.Lock()
 	if p.mu.conn == c {
 		p.mu.conn = nil
@@ -279,6 +287,7 @@ func (n *Links) reconnect(p *Peer) {
 		if err == nil || n.Context.Err() != nil || refused || !n.cfg.Above.Tied(p) {
 			return
 		}
+		moment.At("rpc.peer.heal")
 		select {
 		case <-time.After(pause):
 		case <-n.Context.Done():

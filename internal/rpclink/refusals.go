@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // maxRefusals is how many requests of a peer may wait for the answer that they were refused. A peer that sends more of
@@ -27,24 +28,31 @@ type refusals struct {
 
 // Add queues an answer. It does not block.
 func (q *refusals) Add(c *Conn, answer func()) {
-	q.mu.Lock()
+	moment.At("rpc.refusals.add")
+	if next := q.queued(c, answer); next != nil {
+		c.net.Background(next)
+	}
+}
+
+// queued queues an answer, and returns what has to be started for it.
+func (q *refusals) queued(c *Conn, answer func()) (start func()) {
+	q.mu.Lock() // no point: Add has it
 	defer q.mu.Unlock()
-	if len(q.mu.queue) >= maxRefusals {
-		if !q.mu.cut {
-			q.mu.cut = true
-			c.net.Background(c.cut)
+	switch {
+	case len(q.mu.queue) < maxRefusals:
+		q.mu.queue = append(q.mu.queue, answer)
+		if !q.mu.running {
+			start, q.mu.running = q.drain, true
 		}
-		return
+	case !q.mu.cut:
+		start, q.mu.cut = c.cut, true
 	}
-	q.mu.queue = append(q.mu.queue, answer)
-	if !q.mu.running {
-		q.mu.running = true
-		c.net.Background(q.drain)
-	}
+	return start
 }
 
 func (q *refusals) drain() {
 	for {
+		moment.At("rpc.refusals.drain")
 		q.mu.Lock()
 		all := q.mu.queue
 		q.mu.queue = nil

@@ -7,6 +7,7 @@ import (
 	"context"
 	"sync/atomic"
 
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 )
@@ -41,6 +42,7 @@ func (q *requests) read(turn uint64) {
 		}
 	}()
 	for {
+		moment.At("rpc.link.requests")
 		raw, err := q.conn.Pipe.Recv(context.Background())
 		if err != nil {
 			q.ended(err)
@@ -60,6 +62,7 @@ func (q *requests) read(turn uint64) {
 func (q *requests) ended(err error) {
 	n := q.conn.net
 	n.connLost(q.conn, err)
+	moment.At("rpc.link.ended")
 	n.mu.Lock()
 	delete(n.mu.pipes, q.conn)
 	n.mu.Unlock()

@@ -71,6 +71,7 @@ func ownAddress(ip netip.Addr) bool {
 // noteListener remembers the socket that the worker listens with, while there is a session with it.
 func (p *Peer) noteListener() {
 	met := time.Now()
+	moment.At("rpc.peer.note")
 	p.mu.Lock()
 	addr, known := p.mu.addr, p.mu.listener != ""
 	p.mu.Unlock()
@@ -78,6 +79,7 @@ func (p *Peer) noteListener() {
 		return
 	}
 	id, _ := p.net.listeners.at(addr, met)
+	moment.At("rpc.peer.noted")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.addr == addr && p.mu.conn != nil && p.mu.conn.Alive() {
@@ -87,6 +89,7 @@ func (p *Peer) noteListener() {
 
 // gone reports whether the socket that the worker listens with is known to be closed. Another one may have its address.
 func (p *Peer) gone(addr string) bool {
+	moment.At("rpc.peer.gone")
 	p.mu.Lock()
 	was := p.mu.listener
 	p.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/observe"
@@ -46,6 +47,7 @@ func (s *Server) serveCall(r *request) {
 // spawn gives a request to a goroutine that has just finished another one, or to a new one: a goroutine that has run a
 // handler before has the stack for it. After Close the request is dropped with the connection.
 func (s *Server) spawn(r *request) {
+	moment.At("rpc.serve.spawn")
 	select {
 	case s.idle <- r:
 		return
@@ -73,6 +75,7 @@ func (s *Server) serveFrom(r *request) {
 	timer := time.NewTimer(idleTime)
 	defer timer.Stop()
 	for {
+		moment.At("rpc.serve.idle")
 		select {
 		case r := <-s.idle:
 			s.runCall(r)
@@ -128,6 +131,7 @@ func (s *Server) runCall(r *request) {
 	r.decoder = d
 	apart := creates && r.Frame != nil && len(r.Frame.Forks) > 0
 	if apart { // a copy on another link claims the same references
+		moment.At("rpc.serve.creating")
 		s.cfg.Refs.Creating(r.Peer).Lock()
 	}
 	j, err := s.decodeCall(r, d)

@@ -45,6 +45,7 @@ func (s *Server) ExchangeOwn(ctx context.Context, o *rpccall.Outgoing) (rpclink.
 		r.ctx.Cancel(rpclink.ErrGivenUp)
 		o.Lost()
 		s.cfg.Net.Background(func() { // what its answer brings is not wanted
+			moment.At("rpc.self.late")
 			select {
 			case x := <-ch:
 				s.discardOwn(x)
@@ -97,6 +98,7 @@ func (s *Server) deliver(m *rpcwire.Message, deadline time.Time, trace string, c
 		if err == nil {
 			m.Tensors, err = cloneTensors(m.Tensors)
 		}
+		moment.At("rpc.self.answer")
 		ch <- rpclink.Reply{Msg: m, Err: err}
 	}
 	s.dispatch(r)

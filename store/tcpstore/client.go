@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/storenum"
 	"github.com/cohort-dist/cohort/internal/storeop"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
@@ -172,6 +173,7 @@ func (c *Client) SetTimeout(d time.Duration) { c.timeout.Store(int64(d)) }
 // ended.
 func (c *Client) Close() error {
 	if c.closed.Swap(true) {
+		moment.At("tcpstore.close.wait")
 		<-c.ended
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -62,6 +63,7 @@ const barrierProbe = "cohort/probe/barrier"
 
 // hasBarrier asks once, and removes the key that the question leaves behind.
 func (s *torchStore) hasBarrier(ctx context.Context) (bool, error) {
+	moment.At("tcpstore.torch.knows")
 	s.mu.Lock()
 	known, ok := s.knows[wire.Barrier]
 	s.mu.Unlock()
@@ -73,6 +75,7 @@ func (s *torchStore) hasBarrier(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if _, err = s.short(ctx, &request{op: wire.DeleteKey, key: barrierProbe}); err != nil {
+		moment.At("tcpstore.torch.forget")
 		s.mu.Lock()
 		delete(s.knows, wire.Barrier) // so that it is removed another time
 		s.mu.Unlock()

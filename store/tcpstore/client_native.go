@@ -186,6 +186,7 @@ func (m *nativeConn) giveUp(c *nativeCall) {
 
 // fail ends the connection and every call on it. The first reason stays.
 func (m *nativeConn) fail(err error) {
+	moment.At("tcpstore.native.fail")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.failLocked(err)
@@ -220,6 +221,7 @@ func (m *nativeConn) failLocked(err error) {
 
 // broken returns why the connection ended, or nil.
 func (m *nativeConn) broken() error {
+	moment.At("tcpstore.native.broken")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.mu.err

@@ -39,7 +39,7 @@ func (m *nativeConn) await(ctx context.Context, limit time.Time, c *nativeCall) 
 			if c.following {
 				m.unfollow(c)
 			} else {
-				<-c.wake // it was woken at the same moment
+				<-c.wake // no point: under mu, and it was woken at the same moment
 			}
 		}
 		if c.lead {
@@ -71,6 +71,7 @@ func (m *nativeConn) passLead() {
 // connection some day.
 func (m *nativeConn) drain() {
 	for {
+		moment.At("tcpstore.native.leads")
 		m.mu.Lock()
 		if m.mu.abandoned == 0 || m.mu.err != nil {
 			m.passLead()
@@ -93,7 +94,7 @@ func (m *nativeConn) drain() {
 // signal wakes a follower. The caller holds mu and has checked following.
 func (m *nativeConn) signal(c *nativeCall) {
 	m.unfollow(c)
-	c.wake <- struct{}{} // never blocks: a token is taken before following is set again
+	c.wake <- struct{}{} // no point: under mu; it never blocks, since a token is taken before following is set again
 }
 
 func (m *nativeConn) unfollow(c *nativeCall) {
@@ -132,6 +133,7 @@ func (m *nativeConn) lead(ctx context.Context, limit time.Time, c *nativeCall) (
 
 // deliver hands out the answers that have arrived whole and reports whether c's was among them.
 func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
+	moment.At("tcpstore.native.deliver")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for {
@@ -189,6 +191,7 @@ func decodeReply(op wire.Op, keys int, b []byte, whole bool) (wire.Reply, error)
 
 // fill reads once.
 func (m *nativeConn) fill() error {
+	moment.At("tcpstore.native.fill")
 	n, err := m.conn.Read(m.in.Space())
 	m.in.Filled(n)
 	return readResult(n, err)

@@ -102,7 +102,10 @@ func (s *nativeStore) again(ctx context.Context, limit time.Time) (*nativeConn, 
 	moment.At("tcpstore.redial.turn")
 	select {
 	case s.dialing <- struct{}{}:
-		defer func() { <-s.dialing }()
+		defer func() {
+			moment.At("tcpstore.redial.over")
+			<-s.dialing
+		}()
 	case <-ctx.Done():
 		return nil, dist.FromContext(ctx, "tcpstore")
 	}
@@ -168,5 +171,6 @@ func (s *nativeStore) close(reason error) {
 	s.mu.Unlock()
 	moment.At("tcpstore.close.fail")
 	m.fail(reason)
+	moment.At("tcpstore.close.join")
 	s.helpers.Wait()
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/storenum"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/store"
@@ -228,6 +229,7 @@ func outlive(ctx context.Context, grace time.Duration) (context.Context, context
 	stop := context.AfterFunc(ctx, func() {
 		timer := time.NewTimer(grace)
 		defer timer.Stop()
+		moment.At("tcpstore.torch.grace")
 		select {
 		case <-timer.C:
 			cancel(context.Cause(ctx))
@@ -273,6 +275,7 @@ func (s *torchStore) whenPresent(ctx context.Context, keys []string) (*torchConn
 			return t, forShort, err
 		}
 		timer := time.NewTimer(pause)
+		moment.At("tcpstore.torch.poll")
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -388,6 +391,7 @@ func (s *torchStore) has(ctx context.Context, probe *request) (bool, error) {
 	if s.like.dialect != wire.V || s.like.v0 {
 		return false, nil
 	}
+	moment.At("tcpstore.torch.knows")
 	s.mu.Lock()
 	known, ok := s.knows[probe.op]
 	s.mu.Unlock()
@@ -405,6 +409,7 @@ func (s *torchStore) has(ctx context.Context, probe *request) (bool, error) {
 			break
 		}
 	}
+	moment.At("tcpstore.torch.known")
 	s.mu.Lock()
 	s.knows[probe.op] = known
 	s.mu.Unlock()

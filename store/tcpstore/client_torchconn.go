@@ -139,6 +139,7 @@ func (t *torchConn) fill() error {
 		copy(grown, t.buf)
 		t.buf = grown
 	}
+	moment.At("tcpstore.torch.fill")
 	n, err := t.conn.Read(t.buf[t.w:])
 	t.w += n
 	return readResult(n, err)
@@ -220,6 +221,7 @@ func (t *torchConn) cancelWait() {
 	default:
 		// One byte fits into any socket's buffer, or the server has been hanging for long.
 		_ = t.conn.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+		moment.At("tcpstore.torch.cancel")
 		if _, err := t.conn.Write(wire.AppendPlain(nil, t.dialect, wire.CancelWait)); err != nil {
 			t.unusable = true
 			return

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -81,6 +82,7 @@ func sleepUntil(ctx context.Context, limit time.Time, wake <-chan struct{}) erro
 		defer timer.Stop()
 		alarm = timer.C
 	}
+	moment.At("tcpstore.wait.sleep")
 	select {
 	case <-wake:
 		return nil

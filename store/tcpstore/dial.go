@@ -83,6 +83,7 @@ func (d *dialer) connect(ctx context.Context, want Dialect) (found, error) {
 			d.log.LogAttrs(ctx, slog.LevelDebug, "store does not answer yet",
 				slog.String("addr", d.addr), slog.Int("attempt", attempt), slog.String("err", err.Error()))
 			timer := time.NewTimer(backoff/2 + rand.N(backoff)) //nolint:gosec // jitter needs no secrecy
+			moment.At("tcpstore.dial.pause")
 			select {
 			case <-timer.C:
 			case <-ctx.Done():
@@ -179,6 +180,7 @@ func (d *dialer) ask(ctx context.Context, hello []byte, n int) (conn net.Conn, a
 	moment.At("tcpstore.dial.greet")
 	// One write: PyTorch's libuv server takes VALIDATE only when it arrives whole.
 	if _, err = conn.Write(hello); err == nil {
+		moment.At("tcpstore.dial.greeted")
 		_, err = io.ReadFull(conn, answer)
 	}
 	if interrupted := watch.end(); err == nil && interrupted {
@@ -279,6 +281,7 @@ func (d *dialer) again(ctx context.Context, like found) (found, error) {
 // isOver reports whether ctx has ended. Sockets have timers of their own for its deadline, which may be a little faster.
 func isOver(ctx context.Context) bool {
 	if deadline, bounded := ctx.Deadline(); bounded && !time.Now().Before(deadline) {
+		moment.At("tcpstore.dial.over")
 		<-ctx.Done()
 	}
 	return ctx.Err() != nil
@@ -296,6 +299,7 @@ func (d *dialer) reopen(ctx context.Context, like found) (found, error) {
 		return found{}, err
 	}
 	if like.dialect == wire.V {
+		moment.At("tcpstore.dial.validate")
 		_, err = conn.Write(wire.AppendValidate(nil))
 	}
 	if watch.end() && err == nil {
@@ -347,6 +351,7 @@ func (i interrupt) end() bool {
 	if i.stop == nil || i.stop() {
 		return false
 	}
+	moment.At("tcpstore.dial.interrupted")
 	<-i.done // so that the deadline is not changed behind the next user's back
 	return true
 }

@@ -55,6 +55,7 @@ func (p *pool) take(ctx context.Context, u use) (*torchConn, error) {
 	select {
 	case p.slots[u] <- struct{}{}:
 	default:
+		moment.At("tcpstore.pool.wait")
 		select {
 		case p.slots[u] <- struct{}{}:
 		case <-ctx.Done():
@@ -66,6 +67,7 @@ func (p *pool) take(ctx context.Context, u use) (*torchConn, error) {
 
 // try is take when a connection of this use is free, and nil otherwise.
 func (p *pool) try(ctx context.Context, u use) (*torchConn, error) {
+	moment.At("tcpstore.pool.try")
 	select {
 	case p.slots[u] <- struct{}{}:
 		return p.connection(ctx, u)
@@ -76,9 +78,11 @@ func (p *pool) try(ctx context.Context, u use) (*torchConn, error) {
 
 // connection returns an idle connection or opens one; the caller has a slot.
 func (p *pool) connection(ctx context.Context, u use) (*torchConn, error) {
+	moment.At("tcpstore.pool.connection")
 	p.mu.Lock()
 	if err := p.mu.closed; err != nil {
 		p.mu.Unlock()
+		moment.At("tcpstore.pool.refused")
 		<-p.slots[u]
 		return nil, err
 	}
@@ -93,6 +97,7 @@ func (p *pool) connection(ctx context.Context, u use) (*torchConn, error) {
 	kept := false
 	defer func() { // also when the user's dialer panics
 		if !kept {
+			moment.At("tcpstore.pool.failed")
 			<-p.slots[u]
 		}
 	}()
@@ -138,11 +143,13 @@ func (p *pool) put(t *torchConn, u use) {
 		p.mu.idle[u] = append(p.mu.idle[u], t)
 	}
 	p.mu.Unlock()
+	moment.At("tcpstore.pool.free")
 	<-p.slots[u]
 }
 
 // drop closes a connection that was adopted and has no slot.
 func (p *pool) drop(t *torchConn) {
+	moment.At("tcpstore.pool.drop")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.mu.busy, t)
@@ -151,6 +158,7 @@ func (p *pool) drop(t *torchConn) {
 
 // seed adds a connection that is open already.
 func (p *pool) seed(t *torchConn) {
+	moment.At("tcpstore.pool.seed")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.idle[forShort] = append(p.mu.idle[forShort], t)
@@ -158,6 +166,7 @@ func (p *pool) seed(t *torchConn) {
 
 // purge closes the idle connections: one has shown that the server is gone, or was.
 func (p *pool) purge() {
+	moment.At("tcpstore.pool.purge")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.purgeLocked()
@@ -190,6 +199,7 @@ func (p *pool) close(reason error) {
 
 // reason returns why the pool was closed, or nil.
 func (p *pool) reason() error {
+	moment.At("tcpstore.pool.reason")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.closed
