@@ -67,7 +67,10 @@ func start(ctx context.Context, roots []*Variable, grads []*tensor.Tensor, prepa
 			return err
 		}
 	}
-	return p.Run(ctx)
+	if err := p.Run(ctx); err != nil {
+		return err
+	}
+	return p.Finish(ctx)
 }
 
 func rootGrad(v *Variable, g *tensor.Tensor) (*tensor.Tensor, error) {

@@ -308,6 +308,25 @@ func (arrival) Backward(_ *autograd.Context, g []*tensor.Tensor) ([]*tensor.Tens
 }
 
 // TestPieces runs one graph in two passes that hand gradients to each other, with gradients kept apart from Grad: what a
+// elsewhere keeps gradients apart from the variables.
+type elsewhere map[*autograd.Variable]autograd.Value
+
+func (e elsewhere) Accumulate(v *autograd.Variable, g autograd.Value) (err error) {
+	if old := e[v]; !old.IsNone() {
+		if g, err = autograd.AddValues(old, g); err != nil {
+			return err
+		}
+	}
+	return e.SetGradient(v, g)
+}
+
+func (e elsewhere) Gradient(v *autograd.Variable) autograd.Value { return e[v] }
+
+func (e elsewhere) SetGradient(v *autograd.Variable, g autograd.Value) error {
+	e[v] = g
+	return nil
+}
+
 // backward pass over several processes is made of.
 func TestPieces(t *testing.T) {
 	t.Parallel()
@@ -324,12 +343,12 @@ func TestPieces(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := leaf(2, 5)
-	grads := map[*autograd.Variable]*tensor.Tensor{}
-	into := autograd.AccumulateInto(func(v *autograd.Variable, g autograd.Value) error { grads[v] = g.Dense; return nil })
+	grads := elsewhere{}
+	into := autograd.AccumulateInto(grads)
 	if err := got[0].Mul(w).Sum().Backward(t.Context(), into); err != nil {
 		t.Fatal(err)
 	}
-	if len(box.sent) != 1 || !slices.Equal(values(t, box.sent[0][0]), []float32{2, 5}) || !slices.Equal(values(t, grads[w]), []float32{9, 16}) {
+	if len(box.sent) != 1 || !slices.Equal(values(t, box.sent[0][0]), []float32{2, 5}) || !slices.Equal(values(t, grads[w].Dense), []float32{9, 16}) {
 		t.Fatalf("sent %v, gradients %v", box.sent, grads)
 	}
 	// Worker 1 runs what it can when the gradient arrives, and the rest when the other one does.
@@ -343,7 +362,10 @@ func TestPieces(t *testing.T) {
 	if err := p.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if p.Undelivered() != 1 || grads[x] != nil || ended {
+	if err := p.Finish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if p.Undelivered() != 1 || !grads[x].IsNone() || ended || p.Finishes() {
 		t.Fatalf("the pass did not wait: %d undelivered, %v", p.Undelivered(), grads[x])
 	}
 	if err := p.Deliver(send, arrived); !errors.Is(err, dist.InvalidArgument) {
@@ -355,8 +377,11 @@ func TestPieces(t *testing.T) {
 	if err := p.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !ended || !slices.Equal(values(t, grads[x]), []float32{2*3*2 + 10, 2*4*5 + 10}) {
+	if ended || !p.Finishes() || !slices.Equal(values(t, grads[x].Dense), []float32{2*3*2 + 10, 2*4*5 + 10}) {
 		t.Errorf("gradient %v, ended %v", grads[x], ended)
+	}
+	if err := p.Finish(t.Context()); err != nil || !ended || p.Finishes() {
+		t.Errorf("finished with %v, ended %v", err, ended)
 	}
 	if x.Grad() != nil || w.Grad() != nil {
 		t.Error("gradients went to the leaves")

@@ -15,15 +15,16 @@ import (
 
 // Pass is one run through a graph from its roots to its leaves. [Variable.Backward] and [Backward] make one and run it at
 // once. Code whose gradients arrive in pieces, such as a graph over several processes, makes one with [NewPass], hands it
-// the gradients of roots as they come ([Pass.Deliver]), and runs what has become possible ([Pass.Run]).
+// the gradients of roots as they come ([Pass.Deliver]), runs what has become possible ([Pass.Run]), and ends the pass when
+// nothing is left to wait for ([Pass.Finish]).
 //
 // A function runs when all gradients that can reach it have; which ones can is counted when the pass is made. A Pass is
 // for one goroutine at a time.
 type Pass struct {
-	retain     bool
-	accumulate func(leaf *Variable, grad Value) error
-	captures   map[Edge]*slot
-	needed     map[*Node]bool // nil: all
+	retain    bool
+	elsewhere Gradients // nil: gradients of leaves become theirs
+	captures  map[Edge]*slot
+	needed    map[*Node]bool // nil: all
 
 	waiting map[*Node]int // gradients that a node still waits for, its own delivery included
 	roots   map[*Node]bool
@@ -50,14 +51,40 @@ func (f optionFunc) applyPass(p *Pass) { f(p) }
 // retain_graph=True.
 func RetainGraph() Option { return optionFunc(func(p *Pass) { p.retain = true }) }
 
-// AccumulateInto has f take the gradients of leaves, once per leaf, instead of adding them to [Variable.Grad]. Hooks of
-// the leaf run as usual. f may keep the tensor but not change it.
-func AccumulateInto(f func(leaf *Variable, grad Value) error) Option {
-	return optionFunc(func(p *Pass) { p.accumulate = f })
+// AccumulateInto has a pass put the gradients of leaves elsewhere instead of adding them to [Variable.Grad]. Hooks of the
+// leaves run as usual.
+func AccumulateInto(g Gradients) Option {
+	return optionFunc(func(p *Pass) { p.elsewhere = g })
+}
+
+// Gradients holds the gradients of leaves: see [AccumulateInto] and [Pass.Gradients].
+type Gradients interface {
+	// Accumulate adds to the gradient of a leaf. A pass calls it once per leaf. It may keep the tensor but not change it.
+	Accumulate(leaf *Variable, grad Value) error
+	// Gradient returns the gradient of a leaf, or none.
+	Gradient(leaf *Variable) Value
+	// SetGradient replaces the gradient of a leaf. The caller no longer changes the tensor.
+	SetGradient(leaf *Variable, grad Value) error
+}
+
+// Gradients returns where the pass puts the gradients of leaves, for hooks that read or replace them: what
+// [AccumulateInto] was given, or the variables themselves.
+func (p *Pass) Gradients() Gradients {
+	if p.elsewhere != nil {
+		return p.elsewhere
+	}
+	return ownGradients{}
 }
 
 // AccumulatesElsewhere reports whether the pass has [AccumulateInto]: the gradients of leaves are not in [Variable.Grad].
-func (p *Pass) AccumulatesElsewhere() bool { return p.accumulate != nil }
+func (p *Pass) AccumulatesElsewhere() bool { return p.elsewhere != nil }
+
+// ownGradients are those of [Variable.Grad].
+type ownGradients struct{}
+
+func (ownGradients) Accumulate(leaf *Variable, grad Value) error  { return leaf.accumulate(grad, false) }
+func (ownGradients) Gradient(leaf *Variable) Value                { return leaf.GradValue() }
+func (ownGradients) SetGradient(leaf *Variable, grad Value) error { return leaf.SetGradValue(grad) }
 
 // NewPass prepares a pass over everything that can be reached from roots. Every root waits for its own [Pass.Deliver].
 func NewPass(roots []*Node, opts ...Option) *Pass {
@@ -132,12 +159,10 @@ func (p *Pass) arrived(n *Node) {
 	}
 }
 
-// AtEnd has f called when the pass has run to its end without an error: once all leaves have their gradients. It
-// corresponds to Engine.queue_callback.
+// AtEnd has f called by [Pass.Finish], once all leaves have their gradients. It corresponds to Engine.queue_callback.
 func (p *Pass) AtEnd(f func(context.Context) error) { p.atEnd = append(p.atEnd, f) }
 
-// Run runs all functions that have their gradients, and the functions of [Pass.AtEnd] when nothing is left to wait for.
-// It returns the first error; the pass is over then.
+// Run runs all functions that have their gradients. It returns the first error; the pass is over then.
 func (p *Pass) Run(ctx context.Context) error {
 	for p.err == nil && len(p.ready) > 0 {
 		moment.At("autograd.pass.step")
@@ -150,18 +175,25 @@ func (p *Pass) Run(ctx context.Context) error {
 			return p.fail(n, err)
 		}
 	}
-	if p.err != nil || len(p.roots) > 0 {
-		return p.err
-	}
-	for len(p.atEnd) > 0 {
+	return p.err
+}
+
+// Finishes reports whether all functions have run and [Pass.Finish] has something to do.
+func (p *Pass) Finishes() bool {
+	return p.err == nil && len(p.roots) == 0 && len(p.ready) == 0 && len(p.atEnd) > 0
+}
+
+// Finish calls the functions of [Pass.AtEnd] when all other functions have run. They may wait for other processes, which
+// may themselves wait for gradients of this pass: whoever sends those sends them first.
+func (p *Pass) Finish(ctx context.Context) error {
+	for p.Finishes() {
 		f := p.atEnd[0]
 		p.atEnd = p.atEnd[1:]
 		if err := f(ctx); err != nil {
 			p.err = err
-			return err
 		}
 	}
-	return nil
+	return p.err
 }
 
 func (p *Pass) fail(n *Node, err error) error {
@@ -268,8 +300,8 @@ func (p *Pass) reachLeaf(ctx context.Context, n *Node, s slot, hooks []hook) err
 	if s.grad.IsNone() || p.captures != nil {
 		return nil
 	}
-	if p.accumulate != nil {
-		if err := p.accumulate(n.leaf, s.grad); err != nil {
+	if p.elsewhere != nil {
+		if err := p.elsewhere.Accumulate(n.leaf, s.grad); err != nil {
 			return err
 		}
 	} else if err := n.leaf.accumulate(s.grad, s.owned); err != nil {
@@ -288,7 +320,7 @@ func (p *Pass) reachLeaf(ctx context.Context, n *Node, s slot, hooks []hook) err
 // room returns the memory of a leaf for its gradient, if the next gradient that reaches it is the only one and becomes what the leaf
 // has.
 func (p *Pass) room(n *Node) *tensor.Tensor {
-	if n == nil || n.leaf == nil || p.accumulate != nil || p.captures != nil || p.waiting[n] != 1 || p.slots[n] != nil {
+	if n == nil || n.leaf == nil || p.elsewhere != nil || p.captures != nil || p.waiting[n] != 1 || p.slots[n] != nil {
 		return nil
 	}
 	for _, h := range n.hooks() {

@@ -17,6 +17,9 @@
 //
 // Gradients are memory of the buckets, as with PyTorch's gradient_as_bucket_view: they are computed there, and reduced in place. So the
 // next pass overwrites a gradient, also after ZeroGrad. Copy one that you want to keep. [Model.Close] leaves every parameter a copy.
+//
+// A backward pass of a distributed autograd context (package autograd/dist) reduces the gradients in the context, as in PyTorch:
+// the context has the means when it ends, in memory of their own.
 package ddp
 
 import (
@@ -51,13 +54,16 @@ type Model struct {
 	sharing bool // the buffers are taken from rank 0 before the next forward
 	armed   bool // a forward has been announced whose gradients are to be reduced
 	running bool // a pass has begun to reduce
-	next    int  // the next bucket to be reduced: all ranks reduce in the same order
-	ready   []bool
-	order   []int // parameters in the order in which they became ready, in the first pass
-	rebuilt bool
-	unused  []int // parameters that the announced forward did not use
-	never   []int // parameters that a static graph does not use
-	used    *tensor.Tensor
+	// grads is where the running pass has its gradients; elsewhere says that these are not the parameters' own.
+	grads     autograd.Gradients
+	elsewhere bool
+	next      int // the next bucket to be reduced: all ranks reduce in the same order
+	ready     []bool
+	order     []int // parameters in the order in which they became ready, in the first pass
+	rebuilt   bool
+	unused    []int // parameters that the announced forward did not use
+	never     []int // parameters that a static graph does not use
+	used      *tensor.Tensor
 	// accumulated are the parameters that got gradients in passes without reduction since the last one with it.
 	accumulated []bool
 	waitUsed    wait

@@ -10,10 +10,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -78,26 +76,6 @@ func TestGradientsInBuckets(t *testing.T) {
 			return nil
 		})
 	}
-}
-
-// TestGradientsElsewhere: a pass whose gradients go to somebody else, as those of package autograd/dist do, is refused on every rank
-// instead of being reduced to zeros; the model can be used afterwards.
-func TestGradientsElsewhere(t *testing.T) {
-	t.Parallel()
-	world(t, 2, func(ctx context.Context, g *group.Group) error {
-		m := net(1)
-		model, err := ddp.New(ctx, g, m)
-		if err != nil {
-			return err
-		}
-		defer model.Close()
-		x, _ := batch(1, 8)
-		elsewhere := autograd.AccumulateInto(func(*autograd.Variable, autograd.Value) error { return nil })
-		if err := model.Forward(ctx, x).Sum().Backward(ctx, elsewhere); !errors.Is(err, dist.NotSupported) {
-			return fmt.Errorf("the pass ended with %w", err)
-		}
-		return step(ctx, model, 1)
-	})
 }
 
 // TestGradientsStay: a gradient stays what it is, to the bit, when a pass of the others uses the bucket that it is in: that of a

@@ -128,7 +128,7 @@ func (m *Model) releaseBuckets() {
 
 // reset forgets the pass that ended.
 func (m *Model) reset() {
-	m.next, m.running, m.armed = 0, false, false
+	m.next, m.running, m.armed, m.grads = 0, false, false, nil
 	m.ready = make([]bool, len(m.params))
 	m.unused, m.waitUsed = nil, nil
 	for _, b := range m.buckets {
@@ -140,9 +140,6 @@ func (m *Model) reset() {
 func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	moment.At("ddp.reducer.ready")
 	switch {
-	case pass.AccumulatesElsewhere(): // else the reduction would see no gradients, and make them zero
-		return dist.Newf("ddp: backward", dist.NotSupported,
-			"the gradient of %s went elsewhere, as those of a distributed autograd context do: only gradients of parameters are reduced; run the backward pass outside of the context, or do not wrap the model", m.params[i].Name)
 	case m.noSync:
 		m.accumulated[i] = true
 		return nil
@@ -166,15 +163,27 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	if !m.rebuilt {
 		m.order = append(m.order, i)
 	}
-	if err := m.mark(ctx, i, m.params[i].Value.GradValue()); err != nil {
+	if err := m.mark(ctx, i, m.grad(i)); err != nil {
 		return m.fail(err)
 	}
 	return nil
 }
 
+// grad returns the gradient that the running pass has for a parameter.
+func (m *Model) grad(i int) autograd.Value { return m.grads.Gradient(m.params[i].Value) }
+
 // begin is called with the first gradient of a pass.
 func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 	m.began = time.Now()
+	m.grads, m.elsewhere = pass.Gradients(), pass.AccumulatesElsewhere()
+	for i := range m.params {
+		if !m.elsewhere {
+			break
+		}
+		if err := m.takeOut(i); err != nil { // the pass uses the buckets, and leaves the parameters' own gradients alone
+			return err
+		}
+	}
 	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.Begin, Rank: m.g.Rank(), Group: m.g.Name()})
 	if err := m.divisor(ctx); err != nil {
 		return err
@@ -198,7 +207,7 @@ func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 		if err := m.takeOut(i); err != nil {
 			return err
 		}
-		if err := m.mark(ctx, i, m.params[i].Value.GradValue()); err != nil {
+		if err := m.mark(ctx, i, m.grad(i)); err != nil {
 			return err
 		}
 	}
@@ -227,10 +236,10 @@ func (m *Model) finishFirst(ctx context.Context) error {
 		return m.fail(err)
 	}
 	m.waitUsed = m.g.AllReduce(ctx, m.used, group.Sum).Wait
-	for i, p := range m.params {
+	for i := range m.params {
 		var grad autograd.Value
 		if got[i] {
-			grad = p.Value.GradValue()
+			grad = m.grad(i)
 		} else {
 			m.never = append(m.never, i)
 			if err := m.takeOut(i); err != nil {
@@ -344,7 +353,7 @@ func (m *Model) finish(ctx context.Context) error {
 			if used != nil && used[k] == 0 {
 				continue // no rank used it: its gradient stays what it was
 			}
-			if err := b.putGrad(m.params[k].Value, j); err != nil {
+			if err := m.putGrad(b, k, j); err != nil {
 				return m.fail(err)
 			}
 		}
@@ -353,10 +362,18 @@ func (m *Model) finish(ctx context.Context) error {
 	return nil
 }
 
-// putGrad makes a mean the gradient of its parameter, without a copy.
-func (b *bucket) putGrad(v *autograd.Variable, position int) error {
-	if b.sparse != nil {
-		return v.SetGradValue(autograd.Value{Sparse: b.sparse})
+// putGrad makes a mean the gradient of parameter i: without a copy, unless it is for a context, which may live longer than the
+// contents of the bucket.
+func (m *Model) putGrad(b *bucket, i, position int) error {
+	mean := autograd.Value{Sparse: b.sparse}
+	if b.sparse == nil {
+		mean.Dense = b.views[position]
+		if m.elsewhere {
+			var err error
+			if mean.Dense, err = mean.Dense.Clone(); err != nil {
+				return err
+			}
+		}
 	}
-	return v.SetGrad(b.views[position])
+	return m.grads.SetGradient(m.params[i].Value, mean)
 }

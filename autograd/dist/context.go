@@ -165,8 +165,22 @@ func (c *Context) GradientValue(v *autograd.Variable) autograd.Value {
 	return c.mu.grads[v]
 }
 
-// accumulate adds a gradient of a leaf. What is there may be somebody else's too, so a sum is a new tensor.
-func (c *Context) accumulate(leaf *autograd.Variable, grad autograd.Value) error {
+// gradients are those of a context, as a pass sees them.
+type gradients struct{ *Context }
+
+var _ autograd.Gradients = gradients{}
+
+func (c gradients) Gradient(leaf *autograd.Variable) autograd.Value { return c.GradientValue(leaf) }
+
+func (c gradients) SetGradient(leaf *autograd.Variable, grad autograd.Value) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.grads[leaf] = grad
+	return nil
+}
+
+// Accumulate adds a gradient of a leaf. What is there may be somebody else's too, so a sum is a new tensor.
+func (c gradients) Accumulate(leaf *autograd.Variable, grad autograd.Value) error {
 	moment.At("autograd.dist.accumulate")
 	c.mu.Lock()
 	defer c.mu.Unlock()

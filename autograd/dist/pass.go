@@ -277,21 +277,22 @@ func (e *Engine) run(w *work) {
 		e.after(work{sends: w.sends, answers: w.answers})
 		w.sends, w.answers = nil, nil
 		if p.local == nil {
-			opts := []autograd.Option{autograd.AccumulateInto(p.c.accumulate)}
+			opts := []autograd.Option{autograd.AccumulateInto(gradients{p.c})}
 			if p.retain {
 				opts = append(opts, autograd.RetainGraph())
 			}
 			p.local = autograd.NewPass(roots, opts...)
 		}
 		ran := func(err error) work { return e.ran(p, j.node, pt, err) }
-		next := ran(p.deliver(pt.node, j.grad, func(err error) { e.after(ran(err)) }))
+		next := ran(protected(func(err error) { e.after(ran(err)) }, func() error { return p.deliver(pt.node, j.grad) }))
 		w.sends, w.answers, w.runs = next.sends, next.answers, append(w.runs, next.runs...)
 	}
 }
 
 // ran tells the machine that a function has run, or has failed.
 func (e *Engine) ran(p *pass, node backcore.Node, pt *point, err error) work {
-	return e.step(func(m *machine) {
+	finish := false
+	w := e.step(func(m *machine) {
 		switch {
 		case p.c.passes[p.id] != p: // it is over
 		case err != nil:
@@ -302,14 +303,53 @@ func (e *Engine) ran(p *pass, node backcore.Node, pt *point, err error) work {
 				out[i] = p.out[n]
 				delete(p.out, n)
 			}
+			if p.local.Finishes() {
+				m.Hold(p.c.id, p.id)
+				finish = true
+			}
 			m.Ran(p.c.id, p.id, node, out)
 		}
 	})
+	if finish {
+		e.agent.Go(func(context.Context) { e.finish(p) })
+	}
+	return w
 }
 
-// deliver gives a function its gradients and runs what can run then. Code of the program may panic, which is an error, or end its
-// goroutine: then exited is called instead of a return.
-func (p *pass) deliver(n *autograd.Node, g *gradient, exited func(error)) (err error) {
+// finish does what is left to do when all functions of this worker have run, and then lets the pass end. It has a goroutine of its
+// own: code such as the reduction of data-parallel gradients waits for other workers, which may need gradients and answers of this one.
+func (e *Engine) finish(p *pass) {
+	finished := func(err error) {
+		e.after(e.step(func(m *machine) {
+			switch {
+			case p.c.passes[p.id] != p: // it is over
+			case err != nil:
+				m.Failed(p.c.id, p.id, e.cause(err))
+			default:
+				m.Unhold(p.c.id, p.id)
+			}
+		}))
+	}
+	finished(protected(finished, func() error { return p.local.Finish(p.ctx) }))
+}
+
+// deliver gives a function its gradients and runs what can run then.
+func (p *pass) deliver(n *autograd.Node, g *gradient) error {
+	var ts []autograd.Value
+	if g != nil {
+		ts = g.ts
+	} else {
+		ts = make([]autograd.Value, n.Outputs())
+	}
+	if err := p.local.Deliver(n, ts); err != nil {
+		return err
+	}
+	return p.local.Run(p.ctx)
+}
+
+// protected runs code of the program, which may panic: that is an error. If it ends its goroutine, exited is called instead of a
+// return.
+func protected(exited func(error), f func() error) (err error) {
 	returned := false
 	defer func() {
 		if returned {
@@ -321,15 +361,7 @@ func (p *pass) deliver(n *autograd.Node, g *gradient, exited func(error)) (err e
 		}
 		exited(fault.New("autograd: backward", fault.Internal, "a function has ended its goroutine (runtime.Goexit) instead of returning"))
 	}()
-	var ts []autograd.Value
-	if g != nil {
-		ts = g.ts
-	} else {
-		ts = make([]autograd.Value, n.Outputs())
-	}
-	if err = p.local.Deliver(n, ts); err == nil {
-		err = p.local.Run(p.ctx)
-	}
+	err = f()
 	returned = true
 	return err
 }

@@ -20,7 +20,7 @@ type pass[G any] struct {
 	waits   map[Node]int
 	sums    map[Node]G
 	missing map[Node]Call // send functions whose gradient has not come
-	left    int           // functions that have not run
+	left    int           // functions that have not run, and holds
 	running map[Node]bool
 	owed    map[Node]Call // messages that are answered when the function has run
 	over    bool          // this worker has nothing more to do in it
@@ -102,6 +102,24 @@ func (m *Machine[G]) Ran(id Context, pid PassID, node Node, out []G) {
 		p.reply(m, c, &p.grads, call)
 	}
 	p.settle(m, c)
+}
+
+// Hold keeps a pass from ending at this worker until [Machine.Unhold]: something is left to do that brings no gradients.
+// Those that the pass has are sent meanwhile.
+func (m *Machine[G]) Hold(id Context, pid PassID) {
+	if m.Runs(id, pid) {
+		m.contexts[id].passes[pid].left++
+	}
+}
+
+// Unhold ends one [Machine.Hold].
+func (m *Machine[G]) Unhold(id Context, pid PassID) {
+	if m.Runs(id, pid) {
+		c := m.contexts[id]
+		p := c.passes[pid]
+		p.left--
+		p.settle(m, c)
+	}
 }
 
 // Failed reports that a function has failed, or the pass for another reason: it ends everywhere.

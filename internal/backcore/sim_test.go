@@ -40,9 +40,11 @@ type world struct {
 	lossy   bool
 	crashes bool
 	breaks  bool // a function fails
+	holds   bool // passes are held
 	origin  *worker
 	ctx     Context
 	ended   []Effect[int64]
+	early   []Worker // those that held a pass which has ended
 	died    map[Worker]bool
 	failing map[at]bool
 	strays  []stray
@@ -75,6 +77,7 @@ type worker struct {
 	leaves  map[Node]int64
 	values  []Node // what can be used or sent
 	freed   bool
+	held    map[PassID]int // by something that is left to do
 }
 
 func newWorld(seed uint64, opt Options, mode Mode, log func(string, ...any)) *world {
@@ -83,7 +86,7 @@ func newWorld(seed uint64, opt Options, mode Mode, log func(string, ...any)) *wo
 		slowest: 300 * time.Millisecond, noticed: [2]Time{100 * time.Millisecond, 900 * time.Millisecond},
 	}
 	for id := range 2 + w.rng.IntN(4) {
-		w.workers = append(w.workers, &worker{id: Worker(id), m: New(Worker(id), sum, opt), weights: map[Node][]int64{}, leaves: map[Node]int64{}})
+		w.workers = append(w.workers, &worker{id: Worker(id), m: New(Worker(id), sum, opt), weights: map[Node][]int64{}, leaves: map[Node]int64{}, held: map[PassID]int{}})
 	}
 	w.origin = w.workers[0]
 	w.lossy, w.crashes, w.breaks = w.rng.IntN(3) > 0, w.rng.IntN(4) == 0, w.rng.IntN(8) == 0
@@ -238,6 +241,11 @@ func (w *world) settle(k *worker) {
 			w.later(time.Duration(w.rng.Int64N(100))*time.Millisecond, func() { w.run(k, e) })
 		case Ended:
 			w.log("%v: the pass has ended: %+v", w.now, e)
+			for _, o := range w.workers {
+				if o.held[e.Pass] > 0 && !e.Failed {
+					w.early = append(w.early, o.id)
+				}
+			}
 			w.ended = append(w.ended, e)
 		case Freed:
 			k.freed = true
@@ -262,8 +270,22 @@ func (w *world) run(k *worker, e Effect[int64]) {
 	if len(out) == 0 {
 		k.leaves[e.Node] = sum(k.leaves[e.Node], e.Gradient)
 	}
+	held := w.holds && w.rng.IntN(4) == 0
+	if held {
+		k.m.Hold(e.Context, e.Pass)
+		k.held[e.Pass]++
+	}
 	k.m.Ran(e.Context, e.Pass, e.Node, out)
 	w.settle(k)
+	if held {
+		w.later(time.Duration(w.rng.Int64N(500))*time.Millisecond, func() {
+			if !w.died[k.id] {
+				k.held[e.Pass]--
+				k.m.Unhold(e.Context, e.Pass)
+				w.settle(k)
+			}
+		})
+	}
 }
 
 // until lets time pass until something holds, for at most limit. It reports whether it holds.
@@ -320,6 +342,7 @@ func (w *world) crash(k *worker) {
 // simulate runs one seed and returns what is wrong.
 func simulate(seed uint64, opt Options, mode Mode, log func(string, ...any)) error {
 	w := newWorld(seed, opt, mode, log)
+	w.holds = true
 	roots := w.forward()
 	want := w.oracle(roots)
 	live := slices.SortedFunc(maps.Keys(want), func(a, b at) int { return int(a.w)*10_000 + int(a.n) - int(b.w)*10_000 - int(b.n) })
@@ -348,6 +371,9 @@ func simulate(seed uint64, opt Options, mode Mode, log func(string, ...any)) err
 // check compares what came out with the gradient on one worker.
 func (w *world) check(want map[at]int64, passes int) error {
 	failed := 0
+	if len(w.early) > 0 && len(w.died) == 0 {
+		return fmt.Errorf("a pass has ended that workers %v held", w.early)
+	}
 	for _, e := range w.ended {
 		if !e.Failed {
 			continue
@@ -392,9 +418,7 @@ func (w *world) running() bool {
 
 // cleanUp releases the context: nothing may be left of it, and nothing may bring it back.
 func (w *world) cleanUp() error {
-	if w.died[0] {
-		w.until(2*time.Second, func() bool { return false }) // everybody has heard of it
-	} else {
+	if !w.died[0] {
 		w.origin.m.Release(w.ctx)
 		w.settle(w.origin)
 	}
@@ -407,6 +431,9 @@ func (w *world) cleanUp() error {
 		return true
 	}) {
 		return errors.New("a context is left")
+	}
+	if w.died[0] { // perhaps only now, before all had the clean-up
+		w.until(2*time.Second, func() bool { return false }) // everybody has heard of it
 	}
 	for _, s := range w.strays {
 		k := w.workers[s.to]
