@@ -27,7 +27,7 @@ type Future[T any] struct {
 }
 
 // Promise is the right to complete a [Future]. The code that produces the value keeps the promise and hands out the
-// future.
+// future. Make it with [NewPromise]: the zero value cannot be completed.
 //
 // It corresponds to set_result and set_exception of torch.futures.Future, which in PyTorch anyone may call.
 type Promise[T any] struct{ future Future[T] }

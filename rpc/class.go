@@ -45,7 +45,7 @@ func (r *Registry) Class(name string, sample any) error {
 	if _, taken := r.classes[t]; taken {
 		return dist.Newf("rpc: handle", dist.AlreadyExists, "%v has a class", t)
 	}
-	r.classes[t] = c
+	put(&r.classes, t, c)
 	return nil
 }
 

@@ -85,3 +85,19 @@ func TestDescribeFromAfar(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 }
+
+// TestZeroRegistry: the zero value is an empty registry, and a nil option is none.
+func TestZeroRegistry(t *testing.T) {
+	t.Parallel()
+	var reg Registry
+	if err := reg.Handle("a.f", func() {}, nil); err != nil {
+		t.Error(err)
+	}
+	if err := reg.Class("a.C", &described{}); err != nil {
+		t.Error(err)
+	}
+	reg.HandleOperator("a::op", func([]any) (any, error) { return nil, nil })
+	if got, want := reg.String(), "registry of 1 functions, 1 classes and 1 operators"; got != want {
+		t.Errorf("%q, not %q", got, want)
+	}
+}

@@ -16,7 +16,7 @@ type Kernel func(stack []any) (any, error)
 func (r *Registry) HandleOperator(name string, k Kernel) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.kernels[name] = k
+	put(&r.kernels, name, k)
 }
 
 // WithOperators serves builtin operators by their names and overloads. Package rpc/operators has some. The default is none.

@@ -15,7 +15,7 @@ import (
 )
 
 // Registry holds the functions, operators and classes that a worker serves. It may be shared by agents and extended
-// while they run.
+// while they run. The zero value is an empty registry.
 type Registry struct {
 	mu      sync.RWMutex
 	funcs   map[string]*handler
@@ -24,8 +24,14 @@ type Registry struct {
 }
 
 // NewRegistry returns an empty registry.
-func NewRegistry() *Registry {
-	return &Registry{funcs: map[string]*handler{}, kernels: map[string]Kernel{}, classes: map[reflect.Type]*class{}}
+func NewRegistry() *Registry { return new(Registry) }
+
+// put adds an entry to one of a registry's maps.
+func put[K comparable, V any](m *map[K]V, key K, value V) {
+	if *m == nil {
+		*m = map[K]V{}
+	}
+	(*m)[key] = value
 }
 
 // Request is a call as it arrived, for handlers that take it whole.
@@ -76,7 +82,7 @@ func (r *Registry) Handle(name string, fn any, opts ...HandleOption) error {
 	if _, taken := r.funcs[name]; taken {
 		return dist.Newf("rpc: handle", dist.AlreadyExists, "%q has a handler", name)
 	}
-	r.funcs[name] = h
+	put(&r.funcs, name, h)
 	return nil
 }
 
@@ -121,7 +127,9 @@ func badArguments(name string, err error) error {
 func newHandler(name string, fn reflect.Value, opts []HandleOption) (*handler, error) {
 	h := &handler{name: name}
 	for _, o := range opts {
-		o.apply(h)
+		if o != nil {
+			o.apply(h)
+		}
 	}
 	if fn.IsValid() && fn.Kind() == reflect.Func && !fn.IsNil() {
 		if raw, ok := reflect.TypeAssert[func(context.Context, *Request) (any, error)](fn); ok {

@@ -21,7 +21,10 @@ const (
 // String prints the tensor as PyTorch's repr does, summarised above 1000 elements.
 func (t *Tensor) String() string {
 	const prefix = "tensor("
-	if t.storage.Released() {
+	switch {
+	case t.storage == nil:
+		return "tensor(<no memory>)"
+	case t.storage.Released():
 		return fmt.Sprintf("tensor(<released %s memory>, size=%s, dtype=torch.%v)", t.storage.origin, sizeTuple(t.shape), t.dtype)
 	}
 	var body string

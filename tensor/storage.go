@@ -60,12 +60,15 @@ func (s *Storage) Len() int { return len(s.data) }
 // Origin names where the memory lives: "heap", "slice" or what [WrapStorage] was told.
 func (s *Storage) Origin() string { return s.origin }
 
-// Released reports whether the memory was given back.
-func (s *Storage) Released() bool { return s.state.Load() == storageReleased }
+// Released reports whether the memory was given back. The storage of a zero Tensor, nil, counts as released.
+func (s *Storage) Released() bool { return s == nil || s.state.Load() == storageReleased }
 
 // Bytes returns the memory, without a copy.
 func (s *Storage) Bytes() ([]byte, error) {
-	if s.Released() {
+	switch {
+	case s == nil:
+		return nil, dist.New("tensor: storage", dist.InvalidArgument, "the tensor has no memory: it was not made by this package")
+	case s.Released():
 		return nil, dist.New("tensor: storage", dist.Closed, "the "+s.origin+" memory was released")
 	}
 	return s.data, nil

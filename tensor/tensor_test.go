@@ -39,6 +39,24 @@ func TestSlicesInAndOutWithoutCopy(t *testing.T) {
 	}
 }
 
+// TestZeroTensor: a Tensor that nobody made is an error, not a panic.
+func TestZeroTensor(t *testing.T) {
+	t.Parallel()
+	var zero Tensor
+	if text := zero.String(); text != "tensor(<no memory>)" {
+		t.Error(text)
+	}
+	for name, err := range map[string]error{
+		"At": second(zero.At()), "Set": zero.Set(1), "CopyFrom": zero.CopyFrom(Must(From([]float32{1}))), "Data": second(Data[float32](&zero)),
+	} {
+		if !errors.Is(err, dist.InvalidArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
 func TestEveryTypeGoesThroughOf(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

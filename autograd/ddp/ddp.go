@@ -136,6 +136,9 @@ func WithHook(h observe.Hook) Option { return optionFunc(func(c *config) { c.hoo
 // gradients. It is a collective operation. Freeze parameters before New, on all ranks, not after it.
 func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) (*Model, error) {
 	const op = "ddp: new"
+	if g == nil || module == nil {
+		return nil, dist.New(op, dist.InvalidArgument, "no group, or no module")
+	}
 	m := &Model{module: module, g: g, config: config{first: DefaultFirstBucket, rest: DefaultBucket}, divide: g.Size(), sharing: true}
 	for _, o := range opts {
 		if o != nil {

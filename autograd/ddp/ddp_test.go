@@ -319,6 +319,9 @@ func TestMisuse(t *testing.T) {
 	t.Parallel()
 	world(t, 1, func(ctx context.Context, g *group.Group) error {
 		m := net(1)
+		if _, err := ddp.New(ctx, nil, m); !errors.Is(err, dist.InvalidArgument) {
+			return fmt.Errorf("no group: %w", err)
+		}
 		model, err := ddp.New(ctx, g, m)
 		if err != nil {
 			return err

@@ -232,6 +232,9 @@ func (g *Group) CheckTensor(name string, t *tensor.Tensor) error {
 	if t == nil {
 		return dist.New(name, dist.InvalidArgument, "no tensor")
 	}
+	if t.Storage() == nil {
+		return dist.New(name, dist.InvalidArgument, "the tensor has no memory: it is a zero Tensor")
+	}
 	if t.Storage().Released() {
 		return dist.New(name, dist.InvalidArgument, "the tensor's storage was released")
 	}

@@ -152,6 +152,7 @@ func TestWhatPyTorchRefuses(t *testing.T) {
 	g := &Group{Rank: 1, Size: 2}
 	for name, err := range map[string]error{
 		"no tensor":        g.AllReduce(new(Call), nil, reduce.Sum),
+		"zero tensor":      g.AllReduce(new(Call), new(tensor.Tensor), reduce.Sum),
 		"no such operator": g.AllReduce(new(Call), x, 77),
 		"no such root":     g.Broadcast(new(Call), x, 2),
 		"splits":           g.AllToAllInto(new(Call), x, x, []int{3, -1}, nil),

@@ -83,6 +83,7 @@ func TestClone(t *testing.T) {
 		t.Error("an empty option prints as nothing")
 	}
 	_ = newClientConfig([]ClientOption{Option{}, nil}) // neither panics
+	_ = newServerConfig([]ServerOption{Option{}, nil})
 }
 
 // TestWatch: every change is told, in order; the end of the context or of the client ends it.

@@ -17,14 +17,19 @@ type commonConfig struct {
 
 func defaultCommon() commonConfig { return commonConfig{logger: slog.New(slog.DiscardHandler)} }
 
-// Option is an option of both [Dial] and the server: it is a [ClientOption] and a server option.
+// Option is an option of both clients and servers: a [ClientOption] and a [ServerOption].
 type Option struct {
 	apply func(*commonConfig)
 }
 
-func (o Option) applyClient(c *clientConfig) {
+func (o Option) applyClient(c *clientConfig) { o.applyCommon(&c.commonConfig) }
+
+func (o Option) applyServer(c *serverConfig) { o.applyCommon(&c.commonConfig) }
+
+// applyCommon does nothing for the zero Option.
+func (o Option) applyCommon(c *commonConfig) {
 	if o.apply != nil {
-		o.apply(&c.commonConfig)
+		o.apply(c)
 	}
 }
 

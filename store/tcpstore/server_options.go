@@ -70,8 +70,6 @@ type serverOption func(*serverConfig)
 
 func (o serverOption) applyServer(c *serverConfig) { o(c) }
 
-func (o Option) applyServer(c *serverConfig) { o.apply(&c.commonConfig) }
-
 type serverConfig struct {
 	commonConfig
 	limits   Limits
