@@ -241,17 +241,10 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 			c.signs[q.Member] = sign{at: now}
 			c.setSilent(q.Member, false)
 		}
-		last := answerKey(c.desk.latest(q.Member))
-		if q.untaken, err = c.store.Check(ctx, last); err != nil {
+		if q.untaken, err = c.store.Check(ctx, answerKey(c.desk.latest(q.Member))); err != nil {
 			return err
 		}
 		if err = c.perform(ctx, c.desk.asked(n, q)); err != nil || c.ended {
-			return err
-		}
-		if !q.untaken {
-			continue
-		}
-		if _, err = c.store.Delete(ctx, last); err != nil { // nobody looks for it any more
 			return err
 		}
 	}
@@ -373,6 +366,12 @@ func (c *Coordinator) perform(ctx context.Context, e effects) error {
 		}
 	case e.record != nil:
 		if err := c.keep(ctx, *e.record); err != nil {
+			return err
+		}
+	}
+	if e.stale != 0 {
+		moment.At("elastic.coordinator.stale")
+		if _, err := c.store.Delete(ctx, answerKey(e.stale)); err != nil {
 			return err
 		}
 	}

@@ -43,7 +43,8 @@ type Round struct {
 // effects are what the driver has to do, in this order.
 type effects struct {
 	over    []int64 // rounds that have ended
-	record  *record // of a round that begins, or nil
+	record  *record // of a round that begins, or of which a member is told again; or nil
+	stale   int64   // an answer that nobody looks for any more, or 0
 	answers map[int64]answer
 	timers  []launchcore.SetTimer
 	ended   bool
@@ -71,6 +72,7 @@ type switches struct {
 	shuffle    bool // newcomers come first
 	askOnce    bool // members do not repeat questions that are not answered
 	forget     bool // a coordinator that is started again knows nothing of the round
+	forgetTold bool // nor that a member was told of it twice
 }
 
 type desk struct {
@@ -80,8 +82,9 @@ type desk struct {
 	seats    []*seat // by arrival
 	nodes    launchcore.Node
 	round    *Round
-	over     bool // the round has ended, and members are on their way back
-	waits    int  // the timer of patience, 0 for none
+	kept     record // of the round
+	over     bool   // the round has ended, and members are on their way back
+	waits    int    // the timer of patience, 0 for none
 	off      switches
 	now      effects
 }
@@ -95,20 +98,33 @@ func newDesk(epoch int64, c config) *desk {
 	})}
 }
 
-// resume takes up the round of an earlier desk.
-func (d *desk) resume(r record) {
+// resume takes up the round of an earlier desk. over says that it has ended. untold are questions that are still there: that desk
+// may have died before it had answered them, or after that.
+func (d *desk) resume(r record, over bool, untold []int64) effects {
 	if d.off.forget {
-		d.start()
-		return
+		return d.start()
 	}
-	d.round = &Round{UUID: r.UUID, Handles: r.Handles}
+	d.round, d.kept = &Round{UUID: r.UUID, Handles: r.Handles}, r
 	var nodes []launchcore.Node
 	for i, m := range r.Members {
 		d.nodes++
-		d.seats = append(d.seats, &seat{member: m, node: d.nodes, running: true, handle: r.Handles[i], latest: r.Questions[i]})
+		d.seats = append(d.seats, &seat{
+			member: m, node: d.nodes, running: true, handle: r.Handles[i], latest: r.Questions[i], again: slices.Contains(r.Again, m),
+		})
 		nodes = append(nodes, d.nodes)
 	}
 	d.job.Resume(nodes, r.Failures)
+	return d.step(func() {
+		if over {
+			d.end()
+		}
+		for _, s := range d.seats {
+			if slices.Contains(untold, s.latest) {
+				d.tellAgain(s)
+				s.again = !d.off.forgetTold
+			}
+		}
+	})
 }
 
 func (d *desk) start() effects { return d.step(func() { d.perform(d.job.Start()) }) }
@@ -129,14 +145,17 @@ func (d *desk) asked(number int64, q question) effects {
 			d.perform(d.job.Step(launchcore.Joined{Node: s.node, Roles: []launchcore.Role{{Workers: 1}}, Wish: -1}))
 			return
 		}
+		if q.untaken {
+			d.now.stale = s.latest
+		}
 		if number <= s.latest {
 			return // it was on its way for long, and the member has asked again; or an earlier coordinator has answered it
 		}
 		if s.running && !d.over && q.untaken && q.Handle == s.handle && !s.again {
 			// It crossed the answer, which the member does not look for any more. Nothing has failed. Only once: a member that
 			// does not delete answers would be told of a round that has failed for ever.
-			s.latest, s.again = number, true
-			d.now.answers[number] = answer{Round: d.round}
+			s.latest = number
+			d.tellAgain(s)
 			return
 		}
 		s.handle, s.pending, s.latest = q.Handle, number, number
@@ -284,11 +303,26 @@ func (d *desk) begin(members []*seat, failures int) {
 		d.now.record.Questions = append(d.now.record.Questions, s.pending)
 	}
 	d.now.record.Handles = d.round.Handles
+	d.kept = *d.now.record
 	for _, s := range members {
 		s.running, s.again = true, false
 		d.now.answers[s.pending] = answer{Round: d.round}
 		s.pending = 0
 	}
+}
+
+// tellAgain answers a member with the round that goes on, and writes that down first: a desk that takes over would take the member's
+// next question, which says that the round has failed, for another repetition.
+func (d *desk) tellAgain(s *seat) {
+	d.now.answers[s.latest] = answer{Round: d.round}
+	d.kept.Questions = slices.Clone(d.kept.Questions)
+	d.kept.Questions[slices.Index(d.kept.Members, s.member)] = s.latest
+	if !s.again {
+		s.again = true
+		d.kept.Again = append(slices.Clone(d.kept.Again), s.member)
+	}
+	kept := d.kept
+	d.now.record = &kept
 }
 
 // end says that the round is over, for those of its members that have not noticed.

@@ -28,6 +28,7 @@ type record struct {
 	Members   []ID     `json:"members,omitempty"`
 	Handles   []string `json:"handles,omitempty"`   // of the members
 	Questions []int64  `json:"questions,omitempty"` // of the members, that the round answers
+	Again     []ID     `json:"again,omitempty"`     // members that were told of the round a second time
 	Failures  int      `json:"failures,omitempty"`
 	Ended     bool     `json:"ended,omitempty"`
 	Why       string   `json:"why,omitempty"`
@@ -74,21 +75,21 @@ func (c *Coordinator) takeOver(ctx context.Context) error {
 	for _, m := range last.Members {
 		c.signs[m] = sign{at: time.Now()}
 	}
-	c.desk.resume(last)
-	// Members whose question is still there may not have been told.
+	over, err := c.store.Check(ctx, overKey(last.UUID))
+	if err != nil {
+		return err
+	}
+	var untold []int64
 	for _, n := range last.Questions {
 		there, err := c.store.Check(ctx, askKey(n))
 		if err != nil {
 			return err
 		}
-		if !there {
-			continue
-		}
-		if err = c.answer(ctx, n, answer{Round: &Round{UUID: last.UUID, Handles: last.Handles}}); err != nil {
-			return err
+		if there {
+			untold = append(untold, n)
 		}
 	}
-	return nil
+	return c.perform(ctx, c.desk.resume(last, over, untold))
 }
 
 func (c *Coordinator) readRecord(ctx context.Context) (r record, err error) {

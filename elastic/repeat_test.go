@@ -71,6 +71,46 @@ func TestRepeatedQuestion(t *testing.T) {
 	}
 }
 
+// TestRepeatedQuestionAfterRestart: nobody is told a third time of a round, or again of one that is over, because the coordinator was started
+// again meanwhile. A member that does not delete answers shows it.
+func TestRepeatedQuestionAfterRestart(t *testing.T) {
+	t.Parallel()
+	c := newConfig(nil)
+	c.low, c.high = 2, 2
+	first := newDesk(1, c)
+	first.start()
+	first.asked(1, question{Member: 0, Handle: "a"})
+	begun := *first.asked(2, question{Member: 1, Handle: "b"}).record
+	e := first.asked(3, question{Member: 0, Handle: "a", untaken: true})
+	if e.record == nil || e.stale != 1 || e.answers[3].Round == nil {
+		t.Fatalf("a repetition: %+v", e)
+	}
+	for what, x := range map[string]struct {
+		left   record
+		over   bool
+		untold []int64
+	}{
+		"told again before":     {left: *e.record},
+		"perhaps answered":      {left: begun, untold: []int64{1}},
+		"not answered the last": {left: *e.record, untold: []int64{3}},
+		"over":                  {left: begun, over: true},
+	} {
+		d := newDesk(2, c)
+		e := d.resume(x.left, x.over, x.untold)
+		if len(e.answers) != len(x.untold) || slices.Contains(e.over, begun.UUID) != x.over {
+			t.Errorf("%s: the next coordinator begins with %+v", what, e)
+		}
+		for _, n := range x.untold {
+			if e.answers[n].Round == nil || e.answers[n].UUID != begun.UUID || e.record == nil || !slices.Equal(e.record.Again, []ID{0}) {
+				t.Errorf("%s: question %d is answered with %+v", what, n, e)
+			}
+		}
+		if e := d.asked(7, question{Member: 0, Handle: "a", untaken: true}); e.answers[7].Round != nil || !slices.Contains(e.over, begun.UUID) && !x.over {
+			t.Errorf("%s: the next question is answered with %+v", what, e)
+		}
+	}
+}
+
 // TestRepeatedQuestionInTheStore: a member that gives up waiting, asks again, and says nothing of it, is told of the round that had begun,
 // and leaves no answers behind. Python's members before did so, and ended the round.
 func TestRepeatedQuestionInTheStore(t *testing.T) {

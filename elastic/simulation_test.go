@@ -50,6 +50,7 @@ type simMember struct {
 	question int64  // that it waits for an answer to
 	round    *Round // that it reconfigures for or trains in
 	training bool
+	failed   int64         // the last round that it could not reconfigure for
 	heard    time.Duration // the last sign of life that the coordinator has seen
 	known    bool          // to the coordinator
 }
@@ -217,12 +218,13 @@ func (s *sim) start() {
 	if s.record.UUID == 0 {
 		s.perform(s.desk.start())
 	} else {
-		s.desk.resume(s.record)
+		var untold []int64
 		for _, n := range s.record.Questions {
-			if _, there := s.asked[n]; there && !s.off.forget && !s.answer(n, &Round{UUID: s.record.UUID, Handles: s.record.Handles}) {
-				return
+			if _, there := s.asked[n]; there {
+				untold = append(untold, n)
 			}
 		}
+		s.perform(s.desk.resume(s.record, s.over[s.record.UUID], untold))
 	}
 	s.unread = slices.Sorted(maps.Keys(s.asked))
 	s.readQuestions()
@@ -264,6 +266,12 @@ func (s *sim) perform(e effects) {
 		}
 		s.record = *e.record
 		s.check(&Round{UUID: s.record.UUID, Handles: s.record.Handles}) // it is decided, whoever answers
+	}
+	if e.stale != 0 {
+		if !s.write() {
+			return
+		}
+		delete(s.untaken, e.stale)
 	}
 	epoch := s.epoch
 	for _, t := range e.timers {
@@ -380,8 +388,12 @@ func (s *sim) begin(m *simMember, n int64, r *Round) {
 			return
 		}
 	}
+	if m.failed == r.UUID {
+		s.problem("member %d is told of round %d again, in which it has failed", m.id, r.UUID)
+	}
 	s.after(simConnect, func() {
 		if m.round == r && !m.training {
+			m.failed = r.UUID
 			s.ask(m)
 		}
 	})
@@ -537,7 +549,7 @@ func TestEveryPartIsNeeded(t *testing.T) {
 	for name, off := range map[string]switches{
 		"fresh uuids": {sameUUID: true}, "leaving out the silent": {keepSilent: true}, "saying that a round is over": {noOver: true},
 		"patience": {noPatience: true}, "stable order": {shuffle: true}, "asking again": {askOnce: true},
-		"the record of the round": {forget: true},
+		"the record of the round": {forget: true}, "remembering who was told again": {forgetTold: true},
 	} {
 		found := false
 		for seed := uint64(0); seed < 1000 && !found; seed++ {
