@@ -1,6 +1,9 @@
-"""A gloo job that stands still: hang.py KIND. Rank 1 does what the others do not expect."""
+"""A gloo job that stands still: hang.py KIND... Rank 1 does what the others do not expect.
+
+The kinds follow one after the other: SIGUSR1 to rank 1 ends all but those where nobody can go on, of which one may come last."""
 import ctypes
 import os
+import signal
 import socket
 import sys
 import threading
@@ -10,42 +13,61 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-KIND, RANK = sys.argv[1], int(os.environ["RANK"])
+RANK = int(os.environ["RANK"])
+
+
+class GoOn(Exception):
+    pass
+
+
+def go_on(*_):
+    raise GoOn
 
 
 def load_batch():
     time.sleep(600)
 
 
-def step():
+def late(f=load_batch):
+    """Rank 1 does this until it may go on."""
+    if RANK == 1:
+        try:
+            f()
+        except GoOn:
+            pass
+
+
+def read_from_server():
+    server = socket.create_server(("127.0.0.1", 0))
+    socket.create_connection(server.getsockname()).recv(1)
+
+
+def step(kind):
     x = torch.ones(4, 2)
-    for _ in range(3):
+    if kind == "missing":
+        late()
         dist.all_reduce(x)
-    print("rank", RANK, "at the hang", flush=True)
-    if KIND == "missing":
-        if RANK == 1:
-            load_batch()
-        dist.all_reduce(x)
-    elif KIND == "mismatch":
+    elif kind == "mismatch":
         if RANK == 1:
             dist.broadcast(x, 0)
             dist.recv(x, 0)
         dist.all_reduce(x)
-    elif KIND == "p2p":
+    elif kind == "p2p":
+        late()
         if RANK == 0:
             dist.recv(x, 1)
-        load_batch()
-    elif KIND == "gil":
-        if RANK == 1:
-            ctypes.PyDLL(None).sleep(600)
+        else:
+            dist.send(x, 0)
+    elif kind == "gil":
+        late(lambda: ctypes.PyDLL(None).sleep(600))
         dist.all_reduce(x)
-    elif KIND == "subgroup":
+    elif kind == "subgroup":
         half = dist.new_group([0, 1])
         if RANK == 0:
             dist.all_reduce(x, group=half)
         dist.all_reduce(x)
         dist.all_reduce(x, group=half)
-    elif KIND == "swallowed":
+    elif kind == "swallowed":
         try:
             if RANK == 1:
                 raise ValueError("the batch is broken")
@@ -53,45 +75,51 @@ def step():
         except ValueError:
             pass  # and on with the next step
         dist.barrier()
-    elif KIND == "roots":
+    elif kind == "roots":
         dist.broadcast(x, RANK)
         dist.barrier()
-    elif KIND == "thread":
+    elif kind == "thread":
         t = threading.Thread(target=dist.all_reduce if RANK == 0 else load_batch, args=(x,) if RANK == 0 else ())
         t.start()
         t.join()
-    elif KIND == "server":
-        if RANK == 1:
-            server = socket.create_server(("127.0.0.1", 0))
-            socket.create_connection(server.getsockname()).recv(1)
+    elif kind == "server":
+        late(read_from_server)
         dist.all_reduce(x)
-    elif KIND == "slow":
+    elif kind == "newgroup":
+        late()
+        dist.new_group([0, 1])
+    elif kind == "slow":
         while True:
             for _ in range(20000000):
                 pass
             dist.all_reduce(x)
 
 
-if KIND == "world":
-    print("rank", RANK, "at the hang", flush=True)
-    dist.init_process_group("gloo", rank=RANK, world_size=3, timeout=timedelta(seconds=600))
-if KIND == "rpc":
-    from torch.distributed import rpc
+def announce(kind):
+    print("rank", RANK, "at", kind, flush=True)
 
-    rpc.init_rpc("worker%d" % RANK, rank=RANK, world_size=2)
-    print("rank", RANK, "at the hang", flush=True)
-    if RANK == 1:
-        load_batch()
-    rpc.shutdown()
-if KIND == "init" and RANK == 1:
-    print("rank", RANK, "at the hang", flush=True)
-    load_batch()
-if KIND == "init":
-    print("rank", RANK, "at the hang", flush=True)
+
+def before_the_group(kind):
+    announce(kind)
+    if kind == "world":
+        dist.init_process_group("gloo", rank=RANK, world_size=3, timeout=timedelta(seconds=600))
+    elif kind == "rpc":
+        from torch.distributed import rpc
+
+        rpc.init_rpc("worker%d" % RANK, rank=RANK, world_size=2)
+        late()
+        rpc.shutdown()
+    elif kind == "init":
+        late()
+
+
+signal.signal(signal.SIGUSR1, go_on)
+kinds = sys.argv[1:]
+while kinds and kinds[0] in ("world", "rpc", "init"):
+    before_the_group(kinds.pop(0))
 dist.init_process_group("gloo", timeout=timedelta(seconds=600))
-if KIND == "newgroup":
-    print("rank", RANK, "at the hang", flush=True)
-    if RANK == 1:
-        load_batch()
-    dist.new_group([0, 1])
-step()
+for _ in range(3):
+    dist.all_reduce(torch.ones(4, 2))
+for kind in kinds:
+    announce(kind)
+    step(kind)
