@@ -18,6 +18,8 @@ FUZZ    ?= 2s
 SEEDS   ?= 200
 PYTHON  ?= /usr/bin/python3
 export GOFLAGS := -mod=readonly -buildvcs=false
+# All but the race detector builds without cgo, as a release does, so that one build serves them all.
+export CGO_ENABLED := 0
 
 .PHONY: help
 help: ## say what each target does
@@ -25,7 +27,7 @@ help: ## say what each target does
 
 .PHONY: build
 build: ## build the static binary into bin/cohort
-	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN)/$(EXE) ./cmd/cohort
+	@$(GO) build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN)/$(EXE) ./cmd/cohort
 
 .PHONY: demo
 demo: build ## run the demonstration: a store and four processes on this machine
@@ -33,8 +35,8 @@ demo: build ## run the demonstration: a store and four processes on this machine
 
 .PHONY: test
 test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
-	@export COHORT_INTEROP= CGO_ENABLED=0; { $(GO) test -json -timeout 10m ./... || $(COUNTED); } | $(COUNT) -as test -- $(GO) test
-	@CGO_ENABLED=0 $(GO) test -C observe/otel ./...
+	@export COHORT_INTEROP=; { $(GO) test -json -timeout 10m ./... || $(COUNTED); } | $(COUNT) -as test -- $(GO) test
+	@$(GO) test -C observe/otel ./...
 	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch)"
 
 # Machines whose code and tests start no goroutine: the race detector finds nothing there and takes ten times as long.
@@ -44,7 +46,7 @@ SERIAL = ./internal/storecore ./internal/worldcore
 race: ## run the tests under the race detector (needs gcc)
 	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -race -tags invariants -json -timeout 15m $$($(GO) list ./... | grep -v /interop/ | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(COUNT) -as race -- $(GO) test -race -tags invariants
 	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 $(GO) test -C observe/otel -race -tags invariants ./...
-	@CGO_ENABLED=0 $(GO) test -tags invariants -json -timeout 10m $(SERIAL) | $(COUNT) -as "machines with invariants"
+	@$(GO) test -tags invariants -json -timeout 10m $(SERIAL) | $(COUNT) -as "machines with invariants"
 
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
@@ -56,17 +58,17 @@ compat: ## write the table of docs/compatibility.md from the results of make int
 
 .PHONY: memory
 memory: ## a million calls and references, ten thousand autograd contexts with PyTorch: memory must not grow
-	@CGO_ENABLED=0 $(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds 1000000 | $(COUNT) -as memory
+	@$(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds 1000000 | $(COUNT) -as memory
 	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 15m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts 10000 | $(COUNT) -as "memory with PyTorch"
 
 .PHONY: model
 model: ## explore the large worlds of the reference protocol, which takes minutes
-	@export CGO_ENABLED=0; $(GO) test -json -timeout 20m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rrefcore -rref.all | $(COUNT) -as model
+	@$(GO) test -json -timeout 20m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rrefcore -rref.all | $(COUNT) -as model
 
 # The moments wait most of the time: more packages than processors run at once.
 .PHONY: moments
 moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)
-	@export CGO_ENABLED=0; { $(GO) test -p 4 -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags moments
+	@{ $(GO) test -p 4 -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags moments
 
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
@@ -90,14 +92,14 @@ tidy: ## check that go.mod and go.sum are what `go mod tidy` would write
 # test files are those of linux/386 or of darwin/arm64 but in one package.
 .PHONY: cross
 cross: ## compile every package for the other platforms
-	@for p in linux/386 darwin/arm64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./... && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet -C observe/otel ./... || exit 1; done
-	@for p in linux/arm64 windows/amd64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build ./... && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build -C observe/otel ./... || exit 1; done
-	@GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./internal/pystack
-	@GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(GO) vet ./store/...
+	@for p in linux/386 darwin/arm64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) vet ./... && GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) vet -C observe/otel ./... || exit 1; done
+	@for p in linux/arm64 windows/amd64; do echo "cross $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) build ./... && GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) build -C observe/otel ./... || exit 1; done
+	@GOOS=linux GOARCH=arm64 $(GO) vet ./internal/pystack
+	@GOOS=windows GOARCH=amd64 $(GO) vet ./store/...
 
 .PHONY: cover
 cover: ## print how much of the code the tests reach
-	@mkdir -p .tmp && COHORT_INTEROP= CGO_ENABLED=0 $(GO) test -timeout 15m -coverpkg=./... -coverprofile=.tmp/cover.out $$($(GO) list ./... | grep -v /interop/) >.tmp/cover.log || { cat .tmp/cover.log; exit 1; }
+	@mkdir -p .tmp && COHORT_INTEROP= $(GO) test -timeout 15m -coverpkg=./... -coverprofile=.tmp/cover.out $$($(GO) list ./... | grep -v /interop/) >.tmp/cover.log || { cat .tmp/cover.log; exit 1; }
 	@$(GO) tool cover -func .tmp/cover.out | tail -n 1
 
 .PHONY: fmt
