@@ -213,6 +213,9 @@ func (tr *Torch) acceptOutputs() {
 	}
 }
 
+// Optimizers is what PyTorch 2 imports when a script makes its first optimizer, for Script.Shared: it takes as long as to import torch.
+var Optimizers = []string{"torch._dynamo"}
+
 // Script is what a child runs.
 type Script struct {
 	// Name appears in tracebacks.
@@ -221,6 +224,8 @@ type Script struct {
 	Source string
 	// Modules are importable by name in the child: the stubs of Go handlers, for instance.
 	Modules map[string]string
+	// Shared are modules that the parent imports before it forks, where it has them: those that many scripts would each import.
+	Shared []string
 	// Args become sys.argv[1:].
 	Args []string
 	// Env is added to the environment. GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME are "lo" unless set here; an empty
@@ -251,13 +256,16 @@ func (tr *Torch) Start(t testing.TB, s Script) *Proc {
 	if modules == nil {
 		modules = map[string]string{}
 	}
-	args := s.Args
+	args, shared := s.Args, s.Shared
 	if args == nil {
 		args = []string{}
 	}
+	if shared == nil {
+		shared = []string{}
+	}
 	request, err := json.Marshal(map[string]any{
 		"id": p.id, "port": tr.listener.Addr().(*net.TCPAddr).Port, "name": s.Name, "script": s.Source,
-		"modules": modules, "args": args, "env": env, "dir": s.Dir, "path": []string{},
+		"modules": modules, "shared": shared, "args": args, "env": env, "dir": s.Dir, "path": []string{},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,6 @@
 # Imports torch once, then forks a child for every request, so that a test does not pay for the import again.
 # Requests come as JSON lines on stdin; what happened to the children goes out as JSON lines on stdout.
-import ctypes, json, os, select, signal, socket, sys, traceback
+import ctypes, importlib, json, os, select, signal, socket, sys, traceback
 
 import torch
 import torch.distributed as dist
@@ -77,6 +77,11 @@ while True:
         *lines, buffered = buffered.split(b"\n")
         for line in lines:
             req = json.loads(line)
+            for name in req["shared"]:
+                try:
+                    importlib.import_module(name)
+                except ImportError:
+                    pass  # this version does not have it
             pid = os.fork()
             if pid == 0:
                 try:
