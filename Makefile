@@ -42,10 +42,11 @@ test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 # Machines whose code and tests start no goroutine: the race detector finds nothing there and takes ten times as long.
 SERIAL = ./internal/storecore ./internal/worldcore
 
+# Lint has vetted what it builds.
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
-	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -race -tags invariants -json -timeout 15m $$($(GO) list ./... | grep -v /interop/ | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(COUNT) -as race -- $(GO) test -race -tags invariants
-	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 $(GO) test -C observe/otel -race -tags invariants ./...
+	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -vet=off -race -tags invariants -json -timeout 15m $$($(GO) list ./... | grep -v /interop/ | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(COUNT) -as race -- $(GO) test -race -tags invariants
+	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 $(GO) test -C observe/otel -vet=off -race -tags invariants ./...
 	@$(GO) test -tags invariants -json -timeout 10m $(SERIAL) | $(COUNT) -as "machines with invariants"
 
 .PHONY: interop
