@@ -4,6 +4,8 @@
 package collargs
 
 import (
+	"slices"
+
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/reduce"
 	"github.com/cohort-dist/cohort/tensor"
@@ -12,7 +14,37 @@ import (
 // Engines work on contiguous bytes. This file takes tensors apart and puts them together again.
 
 // inout makes t the buffer that an operation works on in place. A tensor that is not contiguous is copied there and back.
-func (g *Group) inout(c *Call, t *tensor.Tensor) error { return g.output(c, t, true) }
+func (g *Group) inout(c *Call, t *tensor.Tensor) error {
+	if err := g.output(c, g.stored(t), true); err != nil {
+		return err
+	}
+	c.Outputs[0] = t
+	return nil
+}
+
+// stored returns t with its dimensions in the order of memory if that makes it contiguous and other ranks are PyTorch, else t itself.
+// PyTorch reduces, broadcasts and scatters a transposed tensor in the order of its memory, because it looks at nothing but its
+// address and size. Ranks whose tensors have the same layout therefore agree, as long as all of them do so.
+func (g *Group) stored(t *tensor.Tensor) *tensor.Tensor {
+	if g.Peers.None() || t.IsContiguous() {
+		return t
+	}
+	shape, strides := t.Shape(), t.Strides()
+	dims := make([]int, len(shape))
+	for i := range dims {
+		dims[i] = i
+	}
+	slices.SortStableFunc(dims, func(a, b int) int { return strides[b] - strides[a] })
+	inShape, inStrides := make([]int, len(dims)), make([]int, len(dims))
+	for i, d := range dims {
+		inShape[i], inStrides[i] = shape[d], strides[d]
+	}
+	s, err := tensor.FromStorage(t.Storage(), t.DType(), inShape, inStrides, t.Offset())
+	if err != nil || !s.IsContiguous() { // it has gaps, or elements that are there more than once
+		return t
+	}
+	return s
+}
 
 // output makes t the buffer that results go to. With keep its content goes in first.
 func (g *Group) output(c *Call, t *tensor.Tensor, keep bool) error {

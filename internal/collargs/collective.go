@@ -200,13 +200,21 @@ func (g *Group) Scatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor, root 
 			}
 		}
 		c.blocks(ins)
-		in, err := flat(ins, out)
+		stored := make([]*tensor.Tensor, len(ins))
+		for i, t := range ins {
+			stored[i] = g.stored(t)
+		}
+		in, err := flat(stored, out)
 		if err != nil {
 			return err
 		}
 		c.Request.In = in
 	}
-	return g.output(c, out, false)
+	if err := g.output(c, g.stored(out), false); err != nil {
+		return err
+	}
+	c.Outputs[0] = out
+	return nil
 }
 
 // ReduceScatter combines ins over all ranks, one tensor per rank; rank i gets the result of tensor i in out.
