@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -19,17 +18,9 @@ import (
 // answer lets "cohort why" and "cohort trace" ask this process where it stands, in a job of "cohort run" and where
 // COHORT_DUMP_DIR is set. Nothing depends on it.
 func (f *family) answer(logger *slog.Logger) {
-	dir, err := control.Own()
-	if dir == "" {
-		return
-	}
-	var server *control.Server
-	if err == nil {
-		server, err = control.Serve(dir, control.Name(os.Getpid(), time.Now().UnixNano()), control.Answers{"stacks": control.Stacks, "trace": f.trace})
-	}
+	server, err := control.ServeOwn(control.Answers{"stacks": control.Stacks, "trace": f.trace})
 	if err != nil {
 		logger.Info("this process cannot be asked where it stands", slog.Any("error", err))
-		return
 	}
 	f.asked = server
 }

@@ -6,7 +6,6 @@ package group
 import (
 	"log/slog"
 	"os"
-	"os/signal"
 
 	"github.com/cohort-dist/cohort/internal/recorder"
 )
@@ -50,17 +49,6 @@ func (g *Group) watchSignals() {
 	if len(g.config.dumpSignals) == 0 || g.config.dumpDir == "" {
 		return
 	}
-	caught := make(chan os.Signal, 1)
-	signal.Notify(caught, g.config.dumpSignals...)
-	g.tasks.Go(func() {
-		defer signal.Stop(caught)
-		for {
-			select {
-			case <-caught:
-				g.deliver("signal")
-			case <-g.life.Done():
-				return
-			}
-		}
-	})
+	wait := recorder.OnSignals(g.life, g.config.dumpSignals, func() { g.deliver("signal") })
+	g.tasks.Go(wait)
 }

@@ -103,8 +103,8 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 	g.limitLocked(w)
 	w.call.Request.Timeout = w.timeout
 	w.record = g.records.Post(recorder.Entry{
-		Seq: w.seq, Op: opName(w), Reduce: reduceName(w), DType: dtypeName(w), In: int64(len(w.call.Request.In)), Out: int64(len(w.call.Request.Out)),
-		Peer: rootOf(w), Posted: w.posted, Timeout: w.timeout,
+		Seq: w.seq, Op: opName(w), Reduce: w.call.Request.Operator(), DType: w.call.Request.Elements(), In: int64(len(w.call.Request.In)), Out: int64(len(w.call.Request.Out)),
+		Peer: w.call.Request.RootRank(), Posted: w.posted, Timeout: w.timeout,
 	})
 	g.mu.Unlock()
 	g.emit(w)

@@ -54,6 +54,34 @@ type Request struct {
 	Timeout   time.Duration
 }
 
+// Operator names the operator of a reduction; "" for other requests.
+func (r *Request) Operator() string {
+	switch r.Kind {
+	case AllReduce, Reduce, ReduceScatter:
+		return r.Op.String()
+	default:
+		return ""
+	}
+}
+
+// RootRank is the root of a request that has one, else -1.
+func (r *Request) RootRank() int {
+	switch r.Kind {
+	case Broadcast, Reduce, Gather, Scatter:
+		return r.Root
+	default:
+		return -1
+	}
+}
+
+// Elements names the type of the elements; "" for a barrier, which has none.
+func (r *Request) Elements() string {
+	if r.Kind == Barrier {
+		return ""
+	}
+	return r.DType.String()
+}
+
 // Engine runs collectives of one group. Requests of one group may run concurrently; each has its own tag.
 type Engine interface {
 	Run(ctx context.Context, r *Request) error

@@ -61,8 +61,8 @@ func Make(dir string) (string, error) {
 	return dir, os.MkdirAll(dir, 0o700) //nolint:gosec // the user names it
 }
 
-// Own returns the folder of this process, "" if there is none. That of a launcher is there already.
-func Own() (string, error) {
+// own returns the folder of this process, "" if there is none. That of a launcher is there already.
+func own() (string, error) {
 	if dir := os.Getenv(EnvDump); os.Getenv(EnvRun) == "" && dir != "" {
 		return Make(dir)
 	}
@@ -91,6 +91,16 @@ type Server struct {
 	end      context.CancelFunc
 	running  sync.WaitGroup
 	asking   chan struct{}
+}
+
+// ServeOwn answers questions about this process where its owner looks for it. It returns nil if there is no such place: the
+// process was started neither by "cohort run" nor with [EnvDump].
+func ServeOwn(answers Answers) (*Server, error) {
+	dir, err := own()
+	if dir == "" || err != nil {
+		return nil, err
+	}
+	return Serve(dir, Name(os.Getpid(), time.Now().UnixNano()), answers)
 }
 
 // Serve makes a socket of this name in a folder and answers until Close.

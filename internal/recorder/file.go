@@ -4,8 +4,10 @@
 package recorder
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 )
@@ -32,6 +34,23 @@ func WriteFile(dir, group string, globalRank int, data []byte) (string, error) {
 		_ = os.Remove(partial.Name())
 	}
 	return name, err
+}
+
+// OnSignals begins to catch signals. The function that it returns calls f for each, until ctx ends.
+func OnSignals(ctx context.Context, signals []os.Signal, f func()) (run func()) {
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, signals...)
+	return func() {
+		defer signal.Stop(caught)
+		for {
+			select {
+			case <-caught:
+				f()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
 }
 
 // fileName keeps what is harmless in the name of a file.

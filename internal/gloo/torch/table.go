@@ -39,7 +39,7 @@ const (
 	Unknown                    Op = 100
 )
 
-var names = map[Op]string{
+var names = [...]string{
 	Broadcast: "broadcast", AllReduce: "all_reduce", AllReduceCoalesced: "all_reduce_coalesced", Reduce: "reduce", AllGather: "all_gather",
 	AllGatherInto: "all_gather_into_tensor", AllGatherCoalesced: "all_gather_coalesced", Gather: "gather", Scatter: "scatter",
 	ReduceScatter: "reduce_scatter", AllToAllInto: "all_to_all_single", AllToAll: "all_to_all", Send: "send", Recv: "recv", RecvAny: "recv_any",
@@ -49,8 +49,8 @@ var names = map[Op]string{
 
 // String returns the name of the operation in PyTorch's Python API.
 func (o Op) String() string {
-	if name, ok := names[o]; ok {
-		return name
+	if int(o) < len(names) && names[o] != "" {
+		return names[o]
 	}
 	return "op(" + strconv.Itoa(int(o)) + ")"
 }
