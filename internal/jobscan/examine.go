@@ -29,7 +29,7 @@ const askTime = 2 * time.Second
 
 // Examine looks at a job twice, apart from each other, and returns what was seen.
 func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
-	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Taken: time.Now()}
+	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Strays: j.Strays, Taken: time.Now()}
 	var reader pystack.Reader
 	host, _ := os.Hostname()
 	first := readAll(ctx, &reader, j.Ranks)
@@ -56,6 +56,9 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 			r.PID = second[i].process.PID
 		}
 		v := verdict.Rank{Rank: r.Rank, Host: host, PID: r.PID, Dump: dumps[i]}
+		if v.World, _ = strconv.Atoi(r.env["WORLD_SIZE"]); r.env["MASTER_PORT"] != "" {
+			v.Store = r.env["MASTER_ADDR"] + ":" + r.env["MASTER_PORT"]
+		}
 		_, v.State = stat("/proc", r.PID)
 		v.LostChildren = deadChild(r.PID)
 		if v.State == "" || v.State == "Z" {

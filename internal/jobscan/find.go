@@ -7,6 +7,7 @@ package jobscan
 
 import (
 	"bytes"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/internal/control"
+	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
 // Job is a job with the ranks that run on this host.
@@ -23,9 +25,11 @@ type Job struct {
 	// Store is MASTER_ADDR:MASTER_PORT.
 	Store string `json:"store"`
 	World int    `json:"world"`
-	// Local says that all ranks run on this host.
+	// Local says that all ranks run on this host: their number says so, or the store has an address that no other host reaches.
 	Local bool   `json:"local"`
 	Ranks []Rank `json:"ranks"`
+	// Strays are processes that run the same program as a rank that this job lacks, and use another store.
+	Strays []verdict.Stray `json:"strays,omitempty"`
 }
 
 // Rank is a rank's process.
@@ -36,6 +40,7 @@ type Rank struct {
 	// Restart is TORCHELASTIC_RESTART_COUNT.
 	Restart int `json:"restart"`
 	env     map[string]string
+	folder  string // that it was started in, "" if it is not known
 }
 
 // process is what is read of a process of this host.
@@ -43,10 +48,15 @@ type process struct {
 	pid, parent int
 	env         map[string]string
 	command     string
+	folder      string
 }
 
 // Find returns the jobs on this host, as far as this user may see them, in the order of their names.
-func Find() []Job { return group(processes("/proc")) }
+func Find() []Job {
+	all := group(processes("/proc"))
+	findStrays(all)
+	return all
+}
 
 // processes reads those that have a rank.
 func processes(proc string) map[int]process {
@@ -70,6 +80,7 @@ func processes(proc string) map[int]process {
 		}
 		p.parent, _ = stat(proc, pid)
 		cmdline, _ := os.ReadFile(filepath.Join(proc, e.Name(), "cmdline")) //nolint:gosec // a file of the kernel
+		p.folder, _ = os.Readlink(filepath.Join(proc, e.Name(), "cwd"))
 		p.command = strings.TrimSpace(strings.ReplaceAll(string(cmdline[:min(len(cmdline), 200)]), "\x00", " "))
 		all[pid] = p
 	}
@@ -113,26 +124,34 @@ func stat(proc string, pid int) (parent int, state string) {
 	return parent, string(f[0])
 }
 
+// jobKey is equal for the ranks of a job.
+func jobKey(env map[string]string) string {
+	host := env["MASTER_ADDR"]
+	if loopback(host) {
+		host = "localhost"
+	}
+	return host + ":" + env["MASTER_PORT"] + " " + env["TORCHELASTIC_RUN_ID"]
+}
+
+func loopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
+}
+
 // group sorts processes into jobs. Children of a rank inherit its environment: the rank is the topmost.
 func group(all map[int]process) []Job {
 	jobs := map[string]*Job{}
 	for _, p := range all {
-		key := p.env["MASTER_ADDR"] + ":" + p.env["MASTER_PORT"] + " " + p.env["TORCHELASTIC_RUN_ID"]
-		if parent, found := all[p.parent]; found && parent.env["RANK"] == p.env["RANK"] &&
-			parent.env["MASTER_ADDR"]+":"+parent.env["MASTER_PORT"]+" "+parent.env["TORCHELASTIC_RUN_ID"] == key {
+		key := jobKey(p.env)
+		if parent, found := all[p.parent]; found && parent.env["RANK"] == p.env["RANK"] && jobKey(parent.env) == key {
 			continue
 		}
 		j := jobs[key]
 		if j == nil {
-			j = &Job{ID: p.env["TORCHELASTIC_RUN_ID"], Store: p.env["MASTER_ADDR"] + ":" + p.env["MASTER_PORT"]}
-			if j.ID == "" || j.ID == "none" {
-				j.ID = j.Store
-			}
-			j.World, _ = strconv.Atoi(p.env["WORLD_SIZE"])
-			j.Local = p.env["LOCAL_WORLD_SIZE"] == p.env["WORLD_SIZE"]
+			j = &Job{ID: p.env["TORCHELASTIC_RUN_ID"]}
 			jobs[key] = j
 		}
-		r := Rank{PID: p.pid, Command: p.command, env: p.env}
+		r := Rank{PID: p.pid, Command: p.command, env: p.env, folder: p.folder}
 		r.Rank, _ = strconv.Atoi(p.env["RANK"])
 		r.Restart, _ = strconv.Atoi(p.env["TORCHELASTIC_RESTART_COUNT"])
 		j.Ranks = append(j.Ranks, r)
@@ -145,6 +164,13 @@ func group(all map[int]process) []Job {
 			}
 			return a.PID - b.PID
 		})
+		first := j.Ranks[0].env
+		j.Store = first["MASTER_ADDR"] + ":" + first["MASTER_PORT"]
+		if j.ID == "" || j.ID == "none" {
+			j.ID = j.Store
+		}
+		j.World, _ = strconv.Atoi(first["WORLD_SIZE"])
+		j.Local = first["LOCAL_WORLD_SIZE"] == first["WORLD_SIZE"] || loopback(first["MASTER_ADDR"])
 		out = append(out, *j)
 	}
 	slices.SortFunc(out, func(a, b Job) int { return strings.Compare(a.ID+a.Store, b.ID+b.Store) })

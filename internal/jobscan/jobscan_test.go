@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
 // fakeProc writes a /proc with these processes: "pid parent VAR=value ...".
@@ -21,6 +23,9 @@ func fakeProc(t *testing.T, processes ...string) string {
 		f := strings.Fields(p)
 		dir := filepath.Join(root, f[0])
 		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("/srv/job", filepath.Join(dir, "cwd")); err != nil {
 			t.Fatal(err)
 		}
 		for name, text := range map[string]string{
@@ -54,6 +59,30 @@ func TestGroup(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Rank{})); diff != "" {
 		t.Errorf("jobs (-want +got):\n%s", diff)
+	}
+}
+
+// TestStrays: ranks that use different stores by mistake are found, and two jobs of one program are not taken for one.
+func TestStrays(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		processes []string
+		jobs      int
+		want      []verdict.Stray
+	}{
+		"another port":       {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000", "11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4001"}, 2, []verdict.Stray{{Rank: 1, PID: 11, Store: "127.0.0.1:4001"}}},
+		"another host":       {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000", "11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.2 MASTER_PORT=4000"}, 2, []verdict.Stray{{Rank: 1, PID: 11, Store: "10.0.0.2:4000"}}},
+		"another name":       {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000", "11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=4000"}, 1, nil},
+		"two complete jobs":  {[]string{"10 1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000", "11 1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
+		"the same rank":      {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000", "11 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
+		"different worlds":   {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000", "11 1 RANK=1 WORLD_SIZE=3 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
+		"jobs of a launcher": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000 TORCHELASTIC_RUN_ID=a", "11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001 TORCHELASTIC_RUN_ID=b"}, 2, nil},
+	} {
+		jobs := group(processes(fakeProc(t, c.processes...)))
+		findStrays(jobs)
+		if diff := cmp.Diff(c.want, jobs[0].Strays); len(jobs) != c.jobs || diff != "" {
+			t.Errorf("%s: %d jobs, strays of the first (-want +got):\n%s", name, len(jobs), diff)
+		}
 	}
 }
 

@@ -5,7 +5,6 @@ package verdict
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -76,18 +75,7 @@ func (c *court) rooted() (Verdict, bool) {
 
 // differ names the minority. With a tie the lower ranks are taken for the rule.
 func (c *court) differ(kinds map[string][]int, say func(int) string, suffix string) Verdict {
-	var groups [][]int
-	for _, ranks := range kinds {
-		slices.Sort(ranks)
-		groups = append(groups, ranks)
-	}
-	slices.SortFunc(groups, func(a, b []int) int {
-		if len(a) != len(b) {
-			return len(b) - len(a)
-		}
-		return a[0] - b[0]
-	})
-	rule, odd := groups[0], groups[1]
+	odd, rule := minority(kinds)
 	return Verdict{
 		Culprits: odd,
 		Sentence: fmt.Sprintf("%s %s %s where %s %s %s%s.", name(odd), verb(odd, "call"), say(odd[0]), lower(name(rule)), verb(rule, "call"), say(rule[0]), suffix),

@@ -25,6 +25,9 @@ type Rank struct {
 	Rank int
 	Host string
 	PID  int
+	// World and Store are the WORLD_SIZE and the address of the store that it was started with; 0 and "" if they are not known.
+	World int
+	Store string
 	// Gone says how the rank ended, "" if it runs: "was killed by SIGKILL".
 	Gone string
 	// State is the scheduler's state of the process: R, S, D, T.
@@ -70,6 +73,13 @@ type Wait struct {
 	Age  time.Duration
 }
 
+// Stray is a process that runs the program of a job as a rank that the job lacks.
+type Stray struct {
+	Rank  int    `json:"rank"`
+	PID   int    `json:"pid"`
+	Store string `json:"store"`
+}
+
 // Job is what was seen of a job.
 type Job struct {
 	// World is WORLD_SIZE; 0: not known. Local says that all ranks run on this host.
@@ -79,6 +89,8 @@ type Job struct {
 	Waits []Wait
 	// Store is the store's address, and StoreTrouble why it cannot be reached; "" if it can.
 	Store, StoreTrouble string
+	// Strays are processes that are perhaps ranks of this job and use another store.
+	Strays []Stray
 	// Taken is when it was seen; zero: not known.
 	Taken time.Time
 }
@@ -138,7 +150,7 @@ func (c *court) judge() Verdict {
 		return c.fromStore()
 	}
 	for _, rule := range []func() (Verdict, bool){
-		c.gone, c.twice, c.stopped, c.kernel, c.unreachable, c.lock, c.recorders, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.mismatch, c.rooted, c.same, c.store, c.unmatched,
+		c.worlds, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.recorders, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.mismatch, c.rooted, c.same, c.store, c.unmatched,
 	} {
 		if v, found := rule(); found {
 			v.Hung = true
@@ -210,22 +222,34 @@ func (c *court) gone() (Verdict, bool) {
 			}, true
 		}
 	}
-	if !c.job.Local || c.job.World == 0 {
+	return Verdict{}, false
+}
+
+// lacking: all ranks run on this host, and some do not run.
+func (c *court) lacking() (Verdict, bool) {
+	waiting, absent := c.waiting(), c.absent()
+	if !c.job.Local || len(waiting) == 0 || len(absent) == 0 {
 		return Verdict{}, false
 	}
-	var absent []int
-	for n := range min(c.job.World, 1<<16) {
-		if c.rank(n) == nil {
-			absent = append(absent, n)
-		}
-	}
-	if len(absent) == 0 {
-		return Verdict{}, false
+	found := "only " + lower(name(c.all())) + " was found"
+	if len(c.all()) > 1 {
+		found = "only " + lower(name(c.all())) + " were found"
 	}
 	return Verdict{
 		Culprits: absent,
-		Sentence: fmt.Sprintf("%s not running: %s of a world of %d was found; %s.", is(absent), lower(name(c.all())), c.job.World, waits(waiting)),
+		Sentence: fmt.Sprintf("%s not running: of a world of %d %s; %s in %s%s.", is(absent), c.job.World, found, waits(waiting), c.at[waiting[0]].where(), since(c.waited(waiting))),
 	}, true
+}
+
+// absent returns the ranks of which no process was found.
+func (c *court) absent() []int {
+	var all []int
+	for n := range min(c.job.World, 1<<16) {
+		if c.rank(n) == nil {
+			all = append(all, n)
+		}
+	}
+	return all
 }
 
 func (c *court) all() []int { return c.ranks(func(Rank, position) bool { return true }) }
@@ -268,8 +292,12 @@ func (c *court) starting() (Verdict, bool) {
 			}
 			return v, true
 		}
-		if len(here) == 1 {
-			return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and waits for others%s.", is(here), call, c.at[here[0]].line, since(c.rank(here[0]).Idle))}, true
+		if absent := c.absent(); len(absent) > 0 || len(here) == 1 {
+			text := ""
+			if len(absent) > 0 {
+				text = fmt.Sprintf("; %s of the world of %d %s not run on this host", lower(name(absent)), c.job.World, map[bool]string{true: "does", false: "do"}[len(absent) == 1])
+			}
+			return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and %s for others%s%s.", is(here), call, c.at[here[0]].line, verb(here, "wait"), since(c.rank(here[0]).Idle), text)}, true
 		}
 		return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s.", is(here), call, c.at[here[0]].line, since(c.rank(here[0]).Idle))}, true
 	}

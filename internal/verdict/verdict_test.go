@@ -46,6 +46,12 @@ func inOther(r Rank, frames ...pystack.Frame) Rank {
 	return r
 }
 
+// told gives a rank what it was started with.
+func told(r Rank, world int, store string) Rank {
+	r.World, r.Store = world, store
+	return r
+}
+
 func edit(r Rank, change func(*Rank)) Rank {
 	change(&r)
 	return r
@@ -117,6 +123,32 @@ func TestSentences(t *testing.T) {
 		"a message": {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=1 group=None tag=0", 62), at(1, "load_batch", 12)}},
 			"Rank 0 waits for a message of rank 1 (train.py:62), which is in load_batch (train.py:12) and sends none.",
+		},
+		"another WORLD_SIZE": {
+			Job{World: 3, Ranks: []Rank{told(in(0, "barrier", "", 6), 3, "a:1"), told(in(1, "barrier", "", 6), 3, "a:1"), told(in(2, "init_process_group", "backend=\"gloo\" world_size=4 rank=2", 5), 4, "a:1")}},
+			"Rank 2 has WORLD_SIZE 4 where ranks 0 and 1 have 3: all ranks must have the same; rank 2 waits in init_process_group (train.py:5).",
+		},
+		"another world_size of the program": {
+			Job{World: 2, Ranks: []Rank{told(in(0, "init_process_group", "world_size=2", 5), 2, "a:1"), told(in(1, "init_process_group", "world_size=3", 5), 2, "a:1")}},
+			"Rank 1 has world_size 3 where rank 0 has 2: all ranks must have the same; ranks 0 and 1 wait in init_process_group (train.py:5).",
+		},
+		"different worlds that have met": {
+			Job{World: 2, Ranks: []Rank{told(in(0, "barrier", "", 6), 2, "a:1"), told(at(1, "save", 14), 3, "a:1")}},
+			"Rank 1 has not reached barrier (train.py:6); it is in save (train.py:14); rank 0 waits.",
+		},
+		"another port of the program": {
+			Job{World: 2, Store: "a:1", Ranks: []Rank{told(in(0, "init_process_group", "world_size=2", 5), 2, "a:1"), edit(told(in(1, "init_process_group", "world_size=-1", 5), 2, "a:1"), func(r *Rank) {
+				r.Main.Frames = append([]pystack.Frame{{Func: "_create_c10d_store", File: strings.Replace(c10d, "distributed_c10d", "rendezvous", 1), Line: 1, Args: `hostname="a" port=2 rank=1 world_size=2`}}, r.Main.Frames...)
+			})}},
+			"Rank 1 uses the store at a:2 where rank 0 uses a:1: all ranks must have the same MASTER_ADDR and MASTER_PORT; ranks 0 and 1 wait in init_process_group (train.py:5).",
+		},
+		"another port": {
+			Job{World: 2, Local: true, Store: "a:1", Strays: []Stray{{1, 107, "a:2"}}, Ranks: []Rank{told(in(0, "init_process_group", "", 5), 2, "a:1")}},
+			"Rank 0 uses the store at a:1, and rank 1 of the same program (process 107) uses a:2: all ranks must have the same MASTER_ADDR and MASTER_PORT; rank 0 waits in init_process_group (train.py:5).",
+		},
+		"ranks on other hosts": {
+			Job{World: 3, Ranks: []Rank{in(0, "init_process_group", "", 5), in(1, "init_process_group", "", 5)}},
+			"Ranks 0 and 1 are in init_process_group (train.py:5) and wait for others; rank 2 of the world of 3 does not run on this host.",
 		},
 		"nobody waits": {
 			Job{World: 3, Ranks: []Rank{at(0, "save", 14), at(1, "load_batch", 12), at(2, "load_batch", 12)}},
@@ -305,7 +337,7 @@ func TestSentences(t *testing.T) {
 		},
 		"a rank that does not run": {
 			Job{World: 2, Local: true, Ranks: []Rank{in(0, "all_reduce", "", 27)}},
-			"Rank 1 is not running: rank 0 of a world of 2 was found; rank 0 waits.",
+			"Rank 1 is not running: of a world of 2 only rank 0 was found; rank 0 waits in all_reduce (train.py:27).",
 		},
 		"a stopped rank": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load_batch", 12), func(r *Rank) { r.State = "T" })}},

@@ -24,11 +24,25 @@ import (
 // byHand starts ranks without a launcher, as people do in several windows, and waits until they have come to the meeting.
 func byHand(t *testing.T, torch *torchtest.Torch, addr string, port, world int, ranks ...int) {
 	t.Helper()
-	dir := place(t, torch)
+	var all [][]string
 	for _, rank := range ranks {
+		all = append(all, told(rank, world, addr, port))
+	}
+	start(t, torch, all...)
+}
+
+// told is what somebody tells a rank.
+func told(rank, world int, addr string, port int) []string {
+	return []string{"RANK=" + strconv.Itoa(rank), "WORLD_SIZE=" + strconv.Itoa(world), "MASTER_ADDR=" + addr, "MASTER_PORT=" + strconv.Itoa(port)}
+}
+
+// start starts ranks with these environments.
+func start(t *testing.T, torch *torchtest.Torch, ranks ...[]string) {
+	t.Helper()
+	dir := place(t, torch)
+	for rank, env := range ranks {
 		command := torch.Command()
-		j := begin(t, dir, exec.Command(command[0], append(command[1:], "-u", dir+"/meet.py")...),
-			"RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(world), "MASTER_ADDR="+addr, "MASTER_PORT="+strconv.Itoa(port), "USE_LIBUV=0")
+		j := begin(t, dir, exec.Command(command[0], append(command[1:], "-u", dir+"/meet.py")...), append(env, "USE_LIBUV=0")...)
 		t.Cleanup(func() {
 			if t.Failed() {
 				t.Logf("rank %d: %s%s", rank, j.out, j.err)
@@ -60,6 +74,21 @@ func TestWhyByHand(t *testing.T) {
 			port := freePort(t)
 			byHand(t, torch, "127.0.0.1", port, 3, 0, 1, 1)
 			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 was started twice, as the processes \d+ and \d+: give each process a RANK of its own, from 0 to 2\.$`)
+		})
+		t.Run("another WORLD_SIZE", func(t *testing.T) {
+			port := freePort(t)
+			start(t, torch, told(0, 2, "127.0.0.1", port), told(1, 3, "127.0.0.1", port))
+			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 has WORLD_SIZE 3 where rank 0 has 2: all ranks must have the same; rank.* in init_process_group \(meet\.py:\d+\)`)
+		})
+		t.Run("another MASTER_PORT", func(t *testing.T) {
+			port, other := freePort(t), freePort(t)
+			start(t, torch, told(0, 2, "127.0.0.1", port), told(1, 2, "127.0.0.1", other))
+			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(other)), `^Rank 1 uses the store at 127\.0\.0\.1:\d+, and rank 0 of the same program \(process \d+\) uses 127\.0\.0\.1:\d+: all ranks must have the same MASTER_ADDR and MASTER_PORT; rank 1 waits in init_process_group`)
+		})
+		t.Run("a rank that was not started", func(t *testing.T) {
+			port := freePort(t)
+			byHand(t, torch, "127.0.0.1", port, 3, 0, 1)
+			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 2 is not running: of a world of 3 only ranks 0 and 1 were found; ranks 0 and 1 wait in init_process_group \(meet\.py:\d+\)`)
 		})
 		t.Run("a dead store", func(t *testing.T) {
 			port := freePort(t)

@@ -1,0 +1,138 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort/internal/pystack"
+)
+
+// The rules of this file compare what the ranks were told about their world. They hold while a rank sets up the group of all: it
+// waits for ranks that do not exist, or asks the wrong store.
+
+// settings are what a rank takes for the size of its world and the address of the store.
+type settings struct {
+	world   int    // 0: not known
+	program bool   // the program says so, not the environment
+	store   string // "": not known
+}
+
+// settingsOf returns what a rank was started with, or what the program has made of it: the calls that set up a group have the
+// values as arguments.
+func settingsOf(r Rank) settings {
+	s := settings{world: r.World, store: r.Store}
+	if r.Main == nil {
+		return s
+	}
+	for i := range r.Main.Frames {
+		f := &r.Main.Frames[i]
+		if f.Func != "_create_c10d_store" && f.Func != "init_process_group" || !distributed(f.File) {
+			continue
+		}
+		if n, err := strconv.Atoi(argument(f, "world_size")); err == nil && n > 0 && n != s.world {
+			s.world, s.program = n, r.World > 0
+		}
+		host, err := strconv.Unquote(argument(f, "hostname"))
+		if port := argument(f, "port"); err == nil && port != "" {
+			s.store = host + ":" + port
+		}
+	}
+	return s
+}
+
+// argument returns an argument of a call as Python writes it, "" if it is not known.
+func argument(f *pystack.Frame, name string) string {
+	for arg := range strings.FieldsSeq(f.Args) {
+		if value, found := strings.CutPrefix(arg, name+"="); found {
+			return value
+		}
+	}
+	return ""
+}
+
+// worlds: the ranks have different values of WORLD_SIZE.
+func (c *court) worlds() (Verdict, bool) {
+	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
+	sizes := map[string][]int{}
+	all := map[int]settings{}
+	for _, r := range c.job.Ranks {
+		if s := settingsOf(r); r.Gone == "" && s.world > 0 {
+			all[r.Rank] = s
+			sizes[strconv.Itoa(s.world)] = append(sizes[strconv.Itoa(s.world)], r.Rank)
+		}
+	}
+	if len(here) == 0 || len(sizes) < 2 {
+		return Verdict{}, false
+	}
+	odd, rule := minority(sizes)
+	name1, what := "WORLD_SIZE", all[odd[0]]
+	if what.program || all[rule[0]].program {
+		name1 = "world_size"
+	}
+	return Verdict{Culprits: odd, Sentence: fmt.Sprintf("%s %s %s %d where %s %s %d: all ranks must have the same; %s in init_process_group (%s)%s.",
+		name(odd), has(odd), name1, what.world, lower(name(rule)), has(rule), all[rule[0]].world, waits(here), c.lines(here), since(c.waited(here)))}, true
+}
+
+// stores: a rank uses another store than the others.
+func (c *court) stores() (Verdict, bool) {
+	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
+	ports := map[string][]int{}
+	all := map[int]string{}
+	for _, r := range c.job.Ranks {
+		store := settingsOf(r).store
+		if colon := strings.LastIndexByte(store, ':'); r.Gone == "" && colon >= 0 {
+			all[r.Rank] = store
+			ports[store[colon+1:]] = append(ports[store[colon+1:]], r.Rank) // one host may have several names
+		}
+	}
+	if len(here) == 0 || len(ports) < 2 {
+		return Verdict{}, false
+	}
+	odd, rule := minority(ports)
+	return Verdict{Culprits: odd, Sentence: fmt.Sprintf("%s %s the store at %s where %s %s %s: all ranks must have the same MASTER_ADDR and MASTER_PORT; %s in init_process_group (%s)%s.",
+		name(odd), verb(odd, "use"), all[odd[0]], lower(name(rule)), verb(rule, "use"), all[rule[0]], waits(here), c.lines(here), since(c.waited(here)))}, true
+}
+
+// strays: a rank that is missing runs, but was told of another store.
+func (c *court) strays() (Verdict, bool) {
+	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
+	if len(here) == 0 || len(c.job.Strays) == 0 {
+		return Verdict{}, false
+	}
+	other := c.job.Strays[0]
+	var ranks []int
+	for _, s := range c.job.Strays {
+		if s.Store == other.Store {
+			ranks = append(ranks, s.Rank)
+		}
+	}
+	slices.Sort(ranks)
+	text := fmt.Sprintf(" (process %d)", other.PID)
+	if len(ranks) > 1 {
+		text = ""
+	}
+	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s the store at %s, and %s of the same program%s %s %s: all ranks must have the same MASTER_ADDR and MASTER_PORT; %s in init_process_group (%s)%s.",
+		name(here), verb(here, "use"), c.job.Store, lower(name(ranks)), text, verb(ranks, "use"), other.Store, waits(here), c.lines(here), since(c.waited(here)))}, true
+}
+
+// minority returns the ranks of the second largest group, and those of the largest. With a tie the lower ranks are taken for the
+// rule.
+func minority(kinds map[string][]int) (odd, rule []int) {
+	var groups [][]int
+	for _, ranks := range kinds {
+		slices.Sort(ranks)
+		groups = append(groups, ranks)
+	}
+	slices.SortFunc(groups, func(a, b []int) int {
+		if len(a) != len(b) {
+			return len(b) - len(a)
+		}
+		return a[0] - b[0]
+	})
+	return groups[1], groups[0]
+}
