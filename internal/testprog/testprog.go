@@ -16,7 +16,7 @@ import (
 func Build(tb testing.TB, folder string) string {
 	tb.Helper()
 	program := filepath.Join(tb.TempDir(), filepath.Base(folder))
-	build := exec.CommandContext(tb.Context(), "go", "build", "-o", program, "github.com/cohort-dist/cohort/"+folder) //nolint:gosec // a folder that the test names
+	build := exec.CommandContext(tb.Context(), "go", "build", "-ldflags=-s", "-o", program, "github.com/cohort-dist/cohort/"+folder) //nolint:gosec // a folder that the test names
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		tb.Fatalf("build %s: %v\n%s", folder, err, out)

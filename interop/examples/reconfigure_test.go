@@ -5,9 +5,11 @@ package examples_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -93,22 +95,35 @@ func until(t *testing.T, what string, all []trainee, ok func() bool) {
 func startTrainees(t *testing.T, program, addr, kinds string, steps int) []trainee {
 	t.Helper()
 	var all []trainee
-	script := ""
-	if strings.Contains(kinds, "t") {
-		torchtest.Newest.Need(t)
-		script = trainScript(t, torchtest.Newest)
-	}
 	for _, kind := range kinds {
 		if kind == 'g' {
 			all = append(all, startGo(t, program, "-join", addr, "-steps", strconv.Itoa(steps)))
-			continue
+		} else {
+			all = append(all, startTorch(t, addr, "--steps", strconv.Itoa(steps)))
 		}
-		command := append(torchtest.Newest.Command(), "-u", script, addr, "--steps", strconv.Itoa(steps))
-		p := startGo(t, command[0], command[1:]...)
-		p.name = "PyTorch"
-		all = append(all, p)
 	}
 	return all
+}
+
+// startTorch starts a member in PyTorch.
+func startTorch(t *testing.T, args ...string) trainee {
+	t.Helper()
+	source, err := os.ReadFile(filepath.Join("..", "..", "examples", "reconfigure", "train.py"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	torchtest.Newest.Need(t)
+	p := torchtest.Newest.Start(t, torchtest.Script{Name: "train.py", Source: string(source), Shared: torchtest.Optimizers, Args: args})
+	wait := func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+		defer cancel()
+		code, err := p.Wait(ctx)
+		if err == nil && code != 0 {
+			err = fmt.Errorf("exit code %d", code)
+		}
+		return err
+	}
+	return trainee{name: "PyTorch", said: func() string { return p.Stdout() + p.Stderr() }, kill: p.Kill, wait: wait}
 }
 
 // places returns who is rank 1 and has printed something, and who is in no group; -1 for nobody.

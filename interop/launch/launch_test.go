@@ -34,7 +34,7 @@ var binary = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	name := filepath.Join(dir, "cohort")
-	out, err := exec.Command("go", "build", "-o", name, "../../cmd/cohort").CombinedOutput()
+	out, err := exec.Command("go", "build", "-ldflags=-s", "-o", name, "../../cmd/cohort").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
