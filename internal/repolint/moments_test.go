@@ -169,7 +169,7 @@ func site(n ast.Node) string {
 func selects(s *ast.SelectStmt) string {
 	waits, sends := true, false
 	for _, clause := range s.Body.List {
-		switch clause.(*ast.CommClause).Comm.(type) { //nolint:errcheck,forcetypeassert // selects have no other clauses
+		switch clause.(*ast.CommClause).Comm.(type) { //nolint:forcetypeassert // selects have no other clauses
 		case nil:
 			waits = false
 		case *ast.SendStmt:
