@@ -84,7 +84,8 @@ func TestReasonWithDataOnItsWay(t *testing.T) {
 	})
 	ctx := within(t, noticed)
 	// Rank 0 has offered room, and rank 1 knows it: the room was offered before the message was announced.
-	meshes[0].Recv(&link.Op{Peer: 1, Slot: 7, Buf: make([]byte, 4)})
+	slot := wire.Slot(wire.Broadcast, 7) // of a collective: its bytes are counted
+	meshes[0].Recv(&link.Op{Peer: 1, Slot: slot, Buf: make([]byte, 4)})
 	meshes[0].Send(&link.Op{Peer: 1, Slot: 8})
 	known := &link.Op{Peer: 0, Slot: 8}
 	meshes[1].Recv(known)
@@ -99,7 +100,7 @@ func TestReasonWithDataOnItsWay(t *testing.T) {
 	}()
 	<-words.held
 	before := meshes[0].watch.moved.Load()
-	data := &link.Op{Peer: 0, Slot: 7, Buf: []byte("data")}
+	data := &link.Op{Peer: 0, Slot: slot, Buf: []byte("data")}
 	meshes[1].Send(data)
 	for meshes[0].watch.moved.Load() == before { // rank 0 reads it
 		time.Sleep(time.Millisecond)

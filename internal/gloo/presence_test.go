@@ -157,6 +157,32 @@ func TestDeathWhileIdle(t *testing.T) {
 	}
 }
 
+// TestMessagesDoNotHideADeath: a rank that says no more than PyTorch does dies, and a late one sends messages all the time. The
+// collective that needs the dead rank ends all the same.
+func TestMessagesDoNotHideADeath(t *testing.T) {
+	t.Parallel()
+	const size, late = 5, 4 // in a barrier rank 0 hears from rank 4 first
+	meshes := connectWorld(t, size, func(rank int, c *Config) { c.plain = rank == 2 })
+	ended := make(chan error, 1)
+	go func() {
+		ended <- NewEngine(meshes[0]).Run(context.Background(), &coll.Request{Kind: coll.Barrier, Timeout: 4 * noticed})
+	}()
+	sever(meshes[2])
+	limit := time.After(noticed)
+	for slot := uint64(1); ; slot++ {
+		meshes[0].Recv(&link.Op{Peer: late, Slot: slot, Buf: make([]byte, 4)})
+		meshes[late].Send(&link.Op{Peer: 0, Slot: slot, Buf: []byte("here")})
+		select {
+		case err := <-ended:
+			lostRank(t, err, 2)
+			return
+		case <-limit:
+			t.Fatal("messages hide that rank 2 is dead")
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
 // TestEarlyLeaverIsNoDeath: the root of a broadcast, and a rank that has seen the end of an all-reduce, may leave while others
 // are late or slow.
 func TestEarlyLeaverIsNoDeath(t *testing.T) {

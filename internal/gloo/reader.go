@@ -19,10 +19,11 @@ const directRead = 4 << 10
 // reader cuts a stream into headers and payloads. Large payloads do not pass through its buffer.
 type reader struct {
 	src        io.Reader
-	moved      *atomic.Uint64 // counts what arrives
+	moved      *atomic.Uint64 // counts what arrives for collectives
 	buf        []byte
 	start, end int
 	inside     bool // of a frame: its end has not been read
+	counts     bool // the frame is one of a collective
 }
 
 func (r *reader) init(src io.Reader, moved *atomic.Uint64) {
@@ -43,7 +44,16 @@ func (r *reader) header() (wire.Frame, error) {
 	r.inside = true
 	f, err := wire.ParseFrame(r.buf[r.start:r.end])
 	r.start += wire.HeaderSize
+	r.counts = !wire.IsPointToPoint(f.Slot)
+	r.count(wire.HeaderSize)
 	return f, err
+}
+
+// count takes note of bytes that have arrived. Messages do not count: a rank can send them while another one is dead.
+func (r *reader) count(n int) {
+	if r.counts {
+		r.moved.Add(uint64(n)) //nolint:gosec // not negative
+	}
 }
 
 // fill reads once into the free part of the buffer.
@@ -55,7 +65,6 @@ func (r *reader) fill() error {
 		r.start = 0
 	}
 	n, err := r.src.Read(r.buf[r.end:])
-	r.moved.Add(uint64(n)) //nolint:gosec // not negative
 	r.end += n
 	if n > 0 {
 		return nil
@@ -69,11 +78,12 @@ func (r *reader) fill() error {
 // payload fills dst.
 func (r *reader) payload(dst []byte) error {
 	n := copy(dst, r.buf[r.start:r.end])
+	r.count(n)
 	r.start += n
 	dst = dst[n:]
 	for len(dst) >= directRead {
 		n, err := r.src.Read(dst)
-		r.moved.Add(uint64(n)) //nolint:gosec // not negative
+		r.count(n)
 		dst = dst[n:]
 		if n == 0 && err != nil {
 			return unexpected(err)
@@ -84,6 +94,7 @@ func (r *reader) payload(dst []byte) error {
 			return unexpected(err)
 		}
 		n := copy(dst, r.buf[r.start:r.end])
+		r.count(n)
 		r.start += n
 		dst = dst[n:]
 	}

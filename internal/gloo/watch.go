@@ -32,7 +32,7 @@ type watch struct {
 	mesh   *Mesh
 	onLost func(link.Loss)
 	start  time.Time
-	moved  atomic.Uint64 // bytes that arrived
+	moved  atomic.Uint64 // bytes that arrived for collectives
 	stop   chan struct{}
 	tasks  sync.WaitGroup
 

@@ -115,7 +115,7 @@ func (m *Machine) End(c *Collective, ok bool) {
 	}
 }
 
-// Moved takes note that bytes have arrived or left since the last call.
+// Moved takes note that bytes of collectives have arrived since the last call.
 func (m *Machine) Moved(now time.Duration) { m.moved = max(m.moved, now) }
 
 // Ended takes note that the connection to a rank has ended without a goodbye, age ago. certain means that the rank would

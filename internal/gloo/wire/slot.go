@@ -24,8 +24,11 @@ func Slot(kind SlotKind, tag uint32) uint64 { return uint64(kind)<<56 | uint64(t
 
 // TagOf returns the tag in a slot, which also selects the device: the counter of a collective, or the user's tag.
 func TagOf(slot uint64) uint64 {
-	if slot>>56 == uint64(PointToPoint) {
+	if IsPointToPoint(slot) {
 		return slot
 	}
 	return slot >> 24 & 0xffffffff
 }
+
+// IsPointToPoint reports whether a slot is that of a message, and not of a collective.
+func IsPointToPoint(slot uint64) bool { return slot>>56 == uint64(PointToPoint) }
