@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
@@ -44,12 +43,8 @@ func (a *Agent) internal(name string) *handler {
 	}
 	var fn func(ctx context.Context, r *Request) (any, error)
 	switch name {
-	case rpcworld.FuncToLeader:
+	case rpcworld.FuncToLeader, rpcworld.FuncToFollowers, rpcworld.FuncGatherLost:
 		fn = a.serveGather
-	case rpcworld.FuncToFollowers:
-		fn = a.serveBroadcast
-	case rpcworld.FuncGatherLost:
-		fn = a.serveGatherLost
 	case deviceInfos:
 		fn = func(context.Context, *Request) (any, error) { return py.Tuple{0, &py.Dict{}, []any{}}, nil }
 	case updateMembership:
@@ -72,70 +67,20 @@ func (a *Agent) internal(name string) *handler {
 	return &handler{name: name, raw: fn}
 }
 
-// tellLostTime bounds how long a worker is told that an all-gather cannot come to its end.
-const tellLostTime = time.Second
-
 func wrongArguments(r *Request) error {
 	return &RemoteError{Kind: "TypeError", Message: r.Func + ": wrong arguments", Code: dist.InvalidArgument}
 }
 
-// gatherRefusal is the exception that a Python caller sees.
-func gatherRefusal(err error) error {
-	if refused, ok := errors.AsType[*rpcworld.RefusedError](err); ok {
-		return Raise(refused.Class, "%s", refused.Text)
-	}
-	return err
-}
-
+// serveGather takes a message of an all-gather.
 func (a *Agent) serveGather(_ context.Context, r *Request) (any, error) {
-	if len(r.Args) != 4 {
-		return nil, wrongArguments(r)
+	late, err := a.world.ServeGather(members{a}, r.Func, r.From.Name, a.isGo(r.From.Name), r.Args)
+	if late != nil {
+		a.net.Background(func() { late(a.net.Context) })
 	}
-	id, ok1 := r.Args[0].(string)
-	from, ok2 := r.Args[1].(string)
-	var names []string
-	err := Assign(&names, r.Args[3])
-	if !ok1 || !ok2 || err != nil {
-		return nil, wrongArguments(r)
+	if refused, ok := errors.AsType[*rpcworld.RefusedError](err); ok {
+		return nil, Raise(refused.Class, "%s", refused.Text)
 	}
-	err = a.world.Gathers.ToLeader(id, from, r.Args[2], names, a.isGo(r.From.Name))
-	if dead := a.world.Gathers.Lost(id, names); dead != "" { // it has come too late to be told with the others
-		a.net.Background(func() {
-			ctx, cancel := context.WithTimeout(a.net.Context, tellLostTime)
-			defer cancel()
-			if a.world.IsGo(ctx, r.From.Name) { // a PyTorch worker does not know this function
-				_ = a.callAgain(ctx, r.From.Name, rpcworld.FuncGatherLost, []any{id, dead, r.Args[3]})
-			}
-		})
-	}
-	return nil, gatherRefusal(err)
-}
-
-func (a *Agent) serveBroadcast(_ context.Context, r *Request) (any, error) {
-	if len(r.Args) != 2 {
-		return nil, wrongArguments(r)
-	}
-	id, ok1 := r.Args[0].(string)
-	objects, ok2 := r.Args[1].(*py.Dict)
-	if !ok1 || !ok2 {
-		return nil, wrongArguments(r)
-	}
-	return nil, gatherRefusal(a.world.Gathers.ToFollower(id, objects, a.isGo(r.From.Name)))
-}
-
-// serveGatherLost is told by a Go leader that an all-gather cannot come to its end.
-func (a *Agent) serveGatherLost(_ context.Context, r *Request) (any, error) {
-	if len(r.Args) != 3 {
-		return nil, wrongArguments(r)
-	}
-	id, ok1 := r.Args[0].(string)
-	worker, ok2 := r.Args[1].(string)
-	var names []string
-	err := Assign(&names, r.Args[2])
-	if !ok1 || !ok2 || err != nil || len(names) == 0 || slices.Min(names) != r.From.Name {
-		return nil, wrongArguments(r)
-	}
-	return nil, a.world.Gathers.Fail(id, names, rpcworld.Death(members{a}, worker, "the leader "+r.From.Name+" has found that its process has ended"))
+	return nil, err
 }
 
 // serveMembership is told that a worker of a dynamic world joins or leaves.

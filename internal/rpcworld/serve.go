@@ -1,0 +1,83 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcworld
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/cohort-dist/cohort/rpc/py"
+)
+
+// tellLostTime bounds how long a worker is told that an all-gather cannot come to its end.
+const tellLostTime = time.Second
+
+// ServeGather takes a message of an all-gather: one of the functions [FuncToLeader], [FuncToFollowers] and [FuncGatherLost] that a worker
+// has called here. again says that it may repeat what it has said. If late is not nil, the worker waits in vain, and late tells it.
+func (w *World) ServeGather(p Party, fn, from string, again bool, args []any) (late func(context.Context), err error) {
+	wrong := &RefusedError{Class: "TypeError", Text: fn + ": wrong arguments"}
+	if len(args) == 0 {
+		return nil, wrong
+	}
+	id, ok := args[0].(string)
+	switch {
+	case !ok:
+	case fn == FuncToLeader && len(args) == 4:
+		member, known := args[1].(string)
+		if names, readable := namesIn(args[3]); known && readable {
+			err = w.Gathers.ToLeader(id, member, args[2], names, again)
+			return w.tellLate(p, id, from, names, args[3]), err
+		}
+	case fn == FuncToFollowers && len(args) == 2:
+		if objects, ok := args[1].(*py.Dict); ok {
+			return nil, w.Gathers.ToFollower(id, objects, again)
+		}
+	case fn == FuncGatherLost && len(args) == 3:
+		dead, known := args[1].(string)
+		if names, readable := namesIn(args[2]); known && readable && slices.Min(names) == from { // only the leader may say so
+			return nil, w.Gathers.Fail(id, names, Death(p, dead, "the leader "+from+" has found that its process has ended"))
+		}
+	}
+	return nil, wrong
+}
+
+// tellLate returns what tells a worker that it has come too late to an all-gather to be told with the others why it fails, or nil.
+func (w *World) tellLate(p Party, id, to string, names []string, set any) func(context.Context) {
+	dead := w.Gathers.Lost(id, names)
+	if dead == "" {
+		return nil
+	}
+	return func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, tellLostTime)
+		defer cancel()
+		if w.IsGo(ctx, to) { // a PyTorch worker does not know this function
+			_ = p.Call(ctx, to, FuncGatherLost, []any{id, dead, set})
+		}
+	}
+}
+
+// namesIn reads a set of names as Python and Go workers send it. It reports false if there are none.
+func namesIn(v any) ([]string, bool) {
+	var items []any
+	switch v := v.(type) {
+	case py.Set:
+		items = v
+	case py.FrozenSet:
+		items = v
+	case py.Tuple:
+		items = v
+	case []any:
+		items = v
+	}
+	names := make([]string, len(items))
+	for i, x := range items {
+		name, ok := x.(string)
+		if !ok {
+			return nil, false
+		}
+		names[i] = name
+	}
+	return names, len(names) > 0
+}
