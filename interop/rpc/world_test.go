@@ -61,6 +61,7 @@ type settings struct {
 	options  string            // further arguments of TensorPipeRpcBackendOptions
 	modules  map[string]string // importable at every PyTorch worker
 	tolerant bool              // do not fail on what PyTorch prints to stderr
+	leave    string            // arguments of PyTorch's shutdown
 }
 
 // running is a world that has started.
@@ -174,10 +175,9 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 			}
 			continue
 		}
-		how := ""
 		p := tr.Start(t, torchtest.Script{
 			Name: m.name + ".py", Modules: set.modules,
-			Source: fmt.Sprintf(prelude, url, set.options, m.name, rank, size) + m.script + fmt.Sprintf(epilogue, how),
+			Source: fmt.Sprintf(prelude, url, set.options, m.name, rank, size) + m.script + fmt.Sprintf(epilogue, set.leave),
 		})
 		w.procs[m.name] = p
 		if !set.static {
