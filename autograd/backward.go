@@ -7,7 +7,6 @@ import (
 	"context"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -17,14 +16,14 @@ func (v *Variable) Backward(ctx context.Context, opts ...Option) error {
 	return Backward(ctx, []*Variable{v}, nil, opts...)
 }
 
-// Backward runs a pass from several roots. grads has a gradient for every root; nil, for one or for all, means one, and
-// the root must have one element then. It corresponds to torch.autograd.backward.
-func Backward(ctx context.Context, roots []*Variable, grads []*tensor.Tensor, opts ...Option) error {
+// Backward runs a pass from several roots. grads has a gradient for every root, dense or sparse; none, for one root or for
+// all (nil), means one, and the root must have one element then. It corresponds to torch.autograd.backward.
+func Backward(ctx context.Context, roots []*Variable, grads []Value, opts ...Option) error {
 	return start(ctx, roots, grads, nil, opts)
 }
 
 // start delivers the gradients of roots and runs the pass. prepare may change the pass before it begins.
-func start(ctx context.Context, roots []*Variable, grads []*tensor.Tensor, prepare func(*Pass), opts []Option) error {
+func start(ctx context.Context, roots []*Variable, grads []Value, prepare func(*Pass), opts []Option) error {
 	const op = "autograd: backward"
 	if len(roots) == 0 || grads != nil && len(grads) != len(roots) {
 		return dist.Newf(op, dist.InvalidArgument, "%d roots with %d gradients", len(roots), len(grads))
@@ -39,7 +38,7 @@ func start(ctx context.Context, roots []*Variable, grads []*tensor.Tensor, prepa
 		if e.Node == nil {
 			return dist.Newf(op, dist.InvalidArgument, "root %d of %d does not require grad and does not have a grad_fn", i, len(roots))
 		}
-		var g *tensor.Tensor
+		var g Value
 		if grads != nil {
 			g = grads[i]
 		}
@@ -51,12 +50,12 @@ func start(ctx context.Context, roots []*Variable, grads []*tensor.Tensor, prepa
 			byNode[e.Node] = make([]Value, len(e.Node.outputs))
 			nodes = append(nodes, e.Node)
 		}
-		if old := byNode[e.Node][e.Output].Dense; old != nil {
-			if g, err = binary(tmath.Add, old, g); err != nil {
+		if old := byNode[e.Node][e.Output]; !old.IsNone() {
+			if g, err = AddValues(old, g); err != nil {
 				return err
 			}
 		}
-		byNode[e.Node][e.Output].Dense = g
+		byNode[e.Node][e.Output] = g
 	}
 	p := NewPass(nodes, opts...)
 	if prepare != nil {
@@ -73,21 +72,28 @@ func start(ctx context.Context, roots []*Variable, grads []*tensor.Tensor, prepa
 	return p.Finish(ctx)
 }
 
-func rootGrad(v *Variable, g *tensor.Tensor) (*tensor.Tensor, error) {
+func rootGrad(v *Variable, g Value) (Value, error) {
+	const op = "autograd: backward"
 	switch {
-	case g == nil && product(v.Shape()) != 1:
-		return nil, dist.Newf("autograd: backward", dist.InvalidArgument, "grad can be implicitly created only for scalar outputs, not for shape %v", v.Shape())
-	case g == nil:
-		return tensor.Full(v.DType(), 1.0, v.Shape()...)
-	case !metaOf(v.Value()).fits(Value{Dense: g}):
-		return nil, dist.Newf("autograd: backward", dist.InvalidArgument, "mismatch: the gradient is %v%v, its root %v%v", g.DType(), g.Shape(), v.DType(), v.Shape())
+	case g.IsNone() && product(v.Shape()) != 1:
+		return g, dist.Newf(op, dist.InvalidArgument, "grad can be implicitly created only for scalar outputs, not for shape %v", v.Shape())
+	case g.IsNone():
+		one, err := tensor.Full(v.DType(), 1.0, v.Shape()...)
+		return Value{Dense: one}, err
+	case !metaOf(v.Value()).fits(g):
+		return g, dist.Newf(op, dist.InvalidArgument, "mismatch: the gradient is %v%v, its root %v%v", g.DType(), g.Shape(), v.DType(), v.Shape())
+	case g.Sparse != nil:
+		if err := g.Sparse.Check(); err != nil {
+			return g, dist.Wrap(op, dist.InvalidArgument, err)
+		}
 	}
 	return g, nil
 }
 
-// Grad returns the gradients of outputs by inputs, which may be leaves or not, and leaves [Variable.Grad] alone. An input
-// that the outputs do not depend on gets nil, and a sparse gradient is returned in dense form. It corresponds to torch.autograd.grad with allow_unused=True.
-func Grad(ctx context.Context, outputs []*Variable, grads []*tensor.Tensor, inputs []*Variable, opts ...Option) ([]*tensor.Tensor, error) {
+// Grad returns the gradients of outputs by inputs, which may be leaves or not, and leaves [Variable.Grad] alone. grads are
+// the gradients of the outputs, as in [Backward]. A gradient is dense or sparse, and none for an input that the outputs do
+// not depend on. It corresponds to torch.autograd.grad with allow_unused=True.
+func Grad(ctx context.Context, outputs []*Variable, grads []Value, inputs []*Variable, opts ...Option) ([]Value, error) {
 	captures := map[Edge]*slot{}
 	edges := make([]Edge, len(inputs))
 	for i, v := range inputs {
@@ -105,16 +111,10 @@ func Grad(ctx context.Context, outputs []*Variable, grads []*tensor.Tensor, inpu
 	if err != nil {
 		return nil, err
 	}
-	out := make([]*tensor.Tensor, len(inputs))
+	out := make([]Value, len(inputs))
 	for i, e := range edges {
-		if s := captures[e]; !s.grad.IsNone() {
-			g, err := s.grad.clone()
-			if err != nil {
-				return nil, err
-			}
-			if out[i], err = g.ToDense(); err != nil {
-				return nil, err
-			}
+		if out[i], err = captures[e].grad.clone(); err != nil {
+			return nil, err
 		}
 	}
 	return out, nil

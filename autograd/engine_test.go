@@ -194,7 +194,7 @@ func TestGrad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if values(t, got[0])[0] != 20 || values(t, got[1])[0] != 2 || got[2] != nil {
+	if values(t, got[0].Dense)[0] != 20 || values(t, got[1].Dense)[0] != 2 || !got[2].IsNone() {
 		t.Errorf("gradients %v", got)
 	}
 	if x.Grad() != nil || y.Grad() != nil {
@@ -207,7 +207,7 @@ func TestSeveralRoots(t *testing.T) {
 	x := leaf(1, 2)
 	a, b := x.Scale(2), x.Scale(3).Sum()
 	seed := tensor.Must(tensor.From([]float32{1, 10}))
-	if err := autograd.Backward(t.Context(), []*autograd.Variable{a, b, b, x}, []*tensor.Tensor{seed, nil, nil, seed}); err != nil {
+	if err := autograd.Backward(t.Context(), []*autograd.Variable{a, b, b, x}, []autograd.Value{{Dense: seed}, {}, {}, {Dense: seed}}); err != nil {
 		t.Fatal(err)
 	}
 	wantGrad(t, x, 2+3+3+1, 20+3+3+10)
@@ -272,7 +272,7 @@ func TestManyPasses(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			got, err := autograd.Grad(t.Context(), []*autograd.Variable{y}, nil, []*autograd.Variable{x}, autograd.RetainGraph())
-			if err != nil || got[0] == nil {
+			if err != nil || got[0].IsNone() {
 				t.Error(got, err)
 			}
 		})

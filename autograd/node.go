@@ -303,12 +303,17 @@ func Apply(fn Function, inputs ...*Variable) ([]*Variable, error) {
 	return out, nil
 }
 
+// denseOnly refuses sparse inputs.
+func denseOnly() error {
+	return dist.New("sparse", dist.NotSupported, "the function takes dense tensors only: use ToDense")
+}
+
 // forward computes the outputs of a function.
 func forward(fn Function, c *Context, inputs []Value) ([]Value, error) {
 	if anySparse(inputs) {
 		f, ok := fn.(ValueFunction)
 		if !ok {
-			return nil, dist.New("sparse", dist.NotSupported, "the function takes dense tensors only: use ToDense")
+			return nil, denseOnly()
 		}
 		return f.ForwardValues(c, inputs)
 	}

@@ -161,6 +161,24 @@ func (f *linearMap) BackwardValues(_ *Context, g []Value) ([]Value, error) {
 	return []Value{out}, err
 }
 
+// ForwardValues refuses sparse tensors.
+func (f *elementwise) ForwardValues(*Context, []Value) ([]Value, error) { return nil, denseOnly() }
+
+// BackwardValues has a sparse gradient: the derivative is only needed where that has values.
+func (f *elementwise) BackwardValues(c *Context, g []Value) ([]Value, error) {
+	s, err := coo.Coalesce(g[0].Sparse)
+	if err != nil {
+		return nil, err
+	}
+	at, err := coo.Take(c.Saved()[0], s)
+	if err != nil {
+		return nil, err
+	}
+	return oneSparse(coo.Map(s, func(values *tensor.Tensor) (*tensor.Tensor, error) {
+		return tmath.Map2(f.op.Name, values, at.Values, f.slope)
+	}))
+}
+
 func (f *convert) ForwardValues(_ *Context, in []Value) ([]Value, error) {
 	return oneSparse(coo.Convert(in[0].Sparse, f.to))
 }

@@ -118,7 +118,8 @@ func (v Value) plus(w Value, owned bool) (Value, error) {
 func AddValues(v, w Value) (Value, error) { return v.plus(w, false) }
 
 // ValueFunction is a [Function] that can also compute with sparse tensors. [Apply] and passes call Forward and Backward where
-// all tensors are dense. Other functions take no sparse inputs, and get sparse gradients in dense form.
+// all tensors are dense. Other functions take no sparse inputs, and get sparse gradients in dense form. PyTorch has no such choice: a
+// custom function gets them as they are, and most of its own functions refuse them.
 type ValueFunction interface {
 	Function
 	// ForwardValues is Forward with at least one sparse input.

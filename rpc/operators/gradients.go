@@ -127,13 +127,17 @@ func (r *recorded) Backward(c *autograd.Context, grads []*tensor.Tensor) ([]*ten
 	if alpha := r.alpha(); alpha != 1 && args[1] != nil {
 		args[1] = args[1].Scale(alpha)
 	}
-	found, err := autograd.Grad(c.Ctx(), []*autograd.Variable{r.formula(args[0], args[1])}, grads, wanted)
+	given := make([]autograd.Value, len(grads))
+	for i, g := range grads {
+		given[i].Dense = g
+	}
+	found, err := autograd.Grad(c.Ctx(), []*autograd.Variable{r.formula(args[0], args[1])}, given, wanted)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]*tensor.Tensor, len(r.at))
 	for i, at := range places {
-		out[at] = found[i]
+		out[at] = found[i].Dense
 	}
 	return out, nil
 }
