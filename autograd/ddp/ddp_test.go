@@ -61,6 +61,20 @@ func worldWith(t *testing.T, size int, opts []group.Option, f func(ctx context.C
 	ranks.Wait()
 }
 
+// wrapped runs f as the ranks of a group, with a model that they all have wrapped.
+func wrapped[M nn.Module](t *testing.T, size int, module func(seed uint64) M, opts []ddp.Option, f func(ctx context.Context, g *group.Group, m M, model *ddp.Model) error) {
+	t.Helper()
+	world(t, size, func(ctx context.Context, g *group.Group) error {
+		m := module(1)
+		model, err := ddp.New(ctx, g, m, opts...)
+		if err != nil {
+			return err
+		}
+		defer model.Close()
+		return f(ctx, g, m, model)
+	})
+}
+
 func net(seed uint64) nn.Sequential {
 	r := rand.New(rand.NewPCG(seed, 1))
 	return nn.Sequential{nn.NewLinear(r, 4, 8), nn.Tanh, nn.NewLinear(r, 8, 6), nn.ReLU, nn.NewLinear(r, 6, 2)}
@@ -268,13 +282,7 @@ func (b *branches) Params() []nn.Param {
 
 func TestUnused(t *testing.T) {
 	t.Parallel()
-	world(t, 2, func(ctx context.Context, g *group.Group) error {
-		m := newBranches(1)
-		model, err := ddp.New(ctx, g, m, ddp.WithFindUnused())
-		if err != nil {
-			return err
-		}
-		defer model.Close()
+	wrapped(t, 2, newBranches, []ddp.Option{ddp.WithFindUnused()}, func(ctx context.Context, g *group.Group, m *branches, model *ddp.Model) error {
 		for step := range 3 {
 			zero(m)
 			m.goRight = g.Rank() == 1 && step != 1
@@ -376,13 +384,7 @@ func TestOtherModels(t *testing.T) {
 // TestDeath: a rank that goes away ends the pass of the others.
 func TestDeath(t *testing.T) {
 	t.Parallel()
-	world(t, 2, func(ctx context.Context, g *group.Group) error {
-		m := net(1)
-		model, err := ddp.New(ctx, g, m)
-		if err != nil {
-			return err
-		}
-		defer model.Close()
+	wrapped(t, 2, net, nil, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
 		x, y := batch(1, 8)
 		out := model.Forward(ctx, x)
 		if g.Rank() == 1 {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/group"
@@ -78,18 +79,52 @@ func TestGradientsInBuckets(t *testing.T) {
 	}
 }
 
-// TestGradientsStay: a gradient stays what it is, to the bit, when a pass of the others uses the bucket that it is in: that of a
-// parameter which no rank uses, and those of a rank that has joined. With three ranks a mean of three equal numbers may be another.
-func TestGradientsStay(t *testing.T) {
+// TestComputedInBuckets: gradients of matrices are written to the buckets by the products that compute them, not copied there. A
+// hook that runs before that of the model already finds them there. (Those of biases, which are small, are sums and copied.)
+func TestComputedInBuckets(t *testing.T) {
 	t.Parallel()
-	world(t, 3, func(ctx context.Context, g *group.Group) error {
-		m := newBranches(1)
-		model, err := ddp.New(ctx, g, m, ddp.WithFindUnused())
+	world(t, 2, func(ctx context.Context, g *group.Group) error {
+		m := net(1)
+		var buckets []*tensor.Storage
+		var copied []string
+		for _, p := range m.Params() {
+			_, err := p.Value.OnAccumulated(func(_ context.Context, _ *autograd.Pass, v *autograd.Variable) error {
+				if buckets != nil && v.Dims() > 1 && !slices.Contains(buckets, v.Grad().Storage()) {
+					copied = append(copied, p.Name)
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		model, err := ddp.New(ctx, g, m, ddp.WithBuckets(100, 100))
 		if err != nil {
 			return err
 		}
 		defer model.Close()
-		if err = step(ctx, model, uint64(g.Rank())); err != nil {
+		for pass := range 4 {
+			if pass >= 2 { // the buckets are the final ones
+				buckets = storages(m)
+				zero(m)
+			}
+			if err := step(ctx, model, uint64(g.Rank())); err != nil {
+				return err
+			}
+		}
+		if len(copied) > 0 {
+			return fmt.Errorf("gradients of %v were computed elsewhere", copied)
+		}
+		return nil
+	})
+}
+
+// TestGradientsStay: a gradient stays what it is, to the bit, when a pass of the others uses the bucket that it is in: that of a
+// parameter which no rank uses, and those of a rank that has joined. With three ranks a mean of three equal numbers may be another.
+func TestGradientsStay(t *testing.T) {
+	t.Parallel()
+	wrapped(t, 3, newBranches, []ddp.Option{ddp.WithFindUnused()}, func(ctx context.Context, g *group.Group, m *branches, model *ddp.Model) error {
+		if err := step(ctx, model, uint64(g.Rank())); err != nil {
 			return err
 		}
 		before := grads(m)[0]
@@ -104,15 +139,9 @@ func TestGradientsStay(t *testing.T) {
 		}
 		return nil
 	})
-	world(t, 3, func(ctx context.Context, g *group.Group) error {
-		m := net(1)
-		model, err := ddp.New(ctx, g, m)
-		if err != nil {
-			return err
-		}
-		defer model.Close()
+	wrapped(t, 3, net, nil, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
 		var last [][]float32
-		err = model.Join(ctx, func() error {
+		err := model.Join(ctx, func() error {
 			for k := range 2 + 2*g.Rank() {
 				zero(m)
 				if failure := step(ctx, model, uint64(10*k+g.Rank())); failure != nil {
@@ -127,6 +156,43 @@ func TestGradientsStay(t *testing.T) {
 		}
 		if got := grads(m); !slices.EqualFunc(got, last, slices.Equal) {
 			return fmt.Errorf("joined: %v, want %v", got, last)
+		}
+		return nil
+	})
+}
+
+// TestKeptGradients: a gradient that somebody has kept is memory of a bucket, which the next pass overwrites, also after ZeroGrad. So it is
+// in PyTorch with gradient_as_bucket_view=True. A copy stays, and so does what is kept when the model is closed.
+func TestKeptGradients(t *testing.T) {
+	t.Parallel()
+	wrapped(t, 2, net, nil, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
+		for range 2 { // then the buckets are the final ones
+			zero(m)
+			if err := step(ctx, model, uint64(g.Rank())); err != nil {
+				return err
+			}
+		}
+		first := nn.Variables(m)[0]
+		kept, before := first.Grad(), grads(m)[0]
+		zero(m)
+		if err := step(ctx, model, 7+uint64(g.Rank())); err != nil {
+			return err
+		}
+		now, err := tensor.Copy[float32](kept)
+		if err != nil {
+			return err
+		}
+		if first.Grad() != kept || slices.Equal(now, before) {
+			return fmt.Errorf("the gradient %v has become %v, and that of the parameter is %v", before, now, first.Grad())
+		}
+		model.Close()
+		kept, before = first.Grad(), grads(m)[0]
+		zero(m)
+		if _, err = single(ctx, m, []uint64{9}); err != nil {
+			return err
+		}
+		if now, err = tensor.Copy[float32](kept); err != nil || !slices.Equal(now, before) {
+			return fmt.Errorf("after Close the gradient %v has become %v: %w", before, now, err)
 		}
 		return nil
 	})

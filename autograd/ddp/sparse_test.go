@@ -135,13 +135,7 @@ func TestSparseGradients(t *testing.T) {
 // TestSparseJoin: a rank that has no more data takes part with a gradient without rows.
 func TestSparseJoin(t *testing.T) {
 	t.Parallel()
-	world(t, 2, func(ctx context.Context, g *group.Group) error {
-		m := tables(1)
-		model, err := ddp.New(ctx, g, m)
-		if err != nil {
-			return err
-		}
-		defer model.Close()
+	wrapped(t, 2, tables, nil, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
 		return model.Join(ctx, func() error {
 			for range 2 + 2*g.Rank() {
 				zero(m)
@@ -169,13 +163,7 @@ func TestSparseRefused(t *testing.T) {
 			return m[1].Forward(autograd.Constant(tensor.Must(tensor.New(tensor.Float32, 1, 3))))
 		}, []ddp.Option{ddp.WithFindUnused()}},
 	} {
-		world(t, 2, func(ctx context.Context, g *group.Group) error {
-			m := tables(1)
-			model, err := ddp.New(ctx, g, m, c.opts...)
-			if err != nil {
-				return err
-			}
-			defer model.Close()
+		wrapped(t, 2, tables, c.opts, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
 			if err := model.Prepare(ctx); err != nil {
 				return err
 			}
