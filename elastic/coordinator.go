@@ -61,9 +61,9 @@ type sign struct {
 }
 
 // New returns a coordinator for groups of low to high members that find it through s. Start it with [Coordinator.Run].
-func New(s store.Store, low, high int, opts ...Option) (*Coordinator, error) {
+func New(s store.Store, low, high int, opts ...CoordinatorOption) (*Coordinator, error) {
 	const op = "elastic: new"
-	c := newConfig(opts)
+	c := newConfig(opts, CoordinatorOption.applyCoordinator)
 	switch {
 	case s == nil:
 		return nil, dist.New(op, dist.InvalidArgument, "no store")

@@ -25,7 +25,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var options = []elastic.Option{elastic.WithSilence(2 * time.Second), elastic.WithLastCall(100 * time.Millisecond)}
+var silence = elastic.WithSilence(2 * time.Second)
+
+var options = []elastic.CoordinatorOption{silence, elastic.WithLastCall(100 * time.Millisecond)}
 
 // worker is a process that trains, as far as this package is concerned: it counts steps that all members have taken together.
 type worker struct {
@@ -40,7 +42,7 @@ type worker struct {
 var errDies = errors.New("dies")
 
 func (w *worker) run(ctx context.Context, s store.Store) error {
-	m, err := elastic.Join(ctx, s, options...)
+	m, err := elastic.Join(ctx, s, silence)
 	if err != nil {
 		return err
 	}
@@ -109,7 +111,7 @@ func (w *worker) train(ctx context.Context, m *elastic.Member, g *group.Group) e
 }
 
 // coordinate runs a coordinator until ctx ends or the job does; ended waits for that and returns its error.
-func coordinate(ctx context.Context, t *testing.T, low, high int, more ...elastic.Option) (s *store.Memory, ended func() error) {
+func coordinate(ctx context.Context, t *testing.T, low, high int, more ...elastic.CoordinatorOption) (s *store.Memory, ended func() error) {
 	t.Helper()
 	s = store.NewMemory()
 	t.Cleanup(func() { _ = s.Close() })

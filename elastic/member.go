@@ -36,12 +36,12 @@ type Member struct {
 
 // Join announces this process as a member. From then on it gives signs of life to the [Coordinator], until
 // [Member.Close]. ctx bounds only the call itself.
-func Join(ctx context.Context, s store.Store, opts ...Option) (*Member, error) {
+func Join(ctx context.Context, s store.Store, opts ...MemberOption) (*Member, error) {
 	const op = "elastic: join"
 	if s == nil {
 		return nil, dist.New(op, dist.InvalidArgument, "no store")
 	}
-	c := newConfig(opts)
+	c := newConfig(opts, MemberOption.applyMember)
 	m := &Member{store: store.Prefix(c.prefix, s), repeat: c.silence}
 	if m.id = c.id; c.id < 0 {
 		n, err := m.store.Add(ctx, membersKey, 1)

@@ -21,7 +21,7 @@ import (
 func TestRepeatedQuestion(t *testing.T) {
 	t.Parallel()
 	form := func() (*desk, int64) {
-		c := newConfig(nil)
+		c := newConfig(nil, CoordinatorOption.applyCoordinator)
 		c.low, c.high = 2, 2
 		d := newDesk(1, c)
 		d.start()
@@ -75,7 +75,7 @@ func TestRepeatedQuestion(t *testing.T) {
 // again meanwhile. A member that does not delete answers shows it.
 func TestRepeatedQuestionAfterRestart(t *testing.T) {
 	t.Parallel()
-	c := newConfig(nil)
+	c := newConfig(nil, CoordinatorOption.applyCoordinator)
 	c.low, c.high = 2, 2
 	first := newDesk(1, c)
 	first.start()

@@ -120,7 +120,7 @@ func (p *troupe) come(m *elastic.Member, r elastic.Round, handle string) (bool, 
 
 // play is the life of a member: it trains for three seconds in one round.
 func (p *troupe) play(ctx context.Context, s store.Store) (trained bool, err error) {
-	m, err := elastic.Join(ctx, s, options...)
+	m, err := elastic.Join(ctx, s, silence)
 	if err != nil {
 		return false, err
 	}

@@ -482,7 +482,7 @@ func simulate(seed uint64, off switches) (problems, trace []string) {
 	}
 	s.low = 1 + s.rng.IntN(3)
 	s.high = s.low + s.rng.IntN(3)
-	s.config = newConfig([]Option{WithLastCall(time.Second), WithJoinTimeout(time.Hour), WithPatience(simPatience)})
+	s.config = newConfig([]CoordinatorOption{WithLastCall(time.Second), WithJoinTimeout(time.Hour), WithPatience(simPatience), nil}, CoordinatorOption.applyCoordinator)
 	s.config.low, s.config.high = s.low, s.high
 	s.start()
 	for range s.high + s.rng.IntN(3) {

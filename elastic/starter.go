@@ -22,7 +22,7 @@ func NewStarter(s store.Store, opts ...Option) (*Starter, error) {
 	if s == nil {
 		return nil, dist.New("elastic: starter", dist.InvalidArgument, "no store")
 	}
-	return &Starter{store.Prefix(newConfig(opts).prefix, s)}, nil
+	return &Starter{store.Prefix(newConfig(opts, Option.applyMember).prefix, s)}, nil
 }
 
 // String says what it is.

@@ -85,7 +85,7 @@ func (a *app) coordinate(ctx context.Context, f coordinateFlags) error {
 		handler = slog.NewJSONHandler(a.Err, level)
 	}
 	logger := slog.New(handler)
-	options := []elastic.Option{
+	options := []elastic.CoordinatorOption{
 		elastic.WithPrefix(f.prefix), elastic.WithJoinTimeout(f.join), elastic.WithLastCall(f.lastCall), elastic.WithSilence(f.silence),
 		elastic.WithPatience(f.patience), elastic.WithLogger(logger),
 	}
