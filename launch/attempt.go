@@ -282,12 +282,39 @@ func (a *attempt) explain(w *worker) postmortem.Cause {
 	if file := a.job.run.errorFile(a.place.attempt, w.local); file != "" {
 		d.ErrorFile = readBounded(file, 1<<20)
 	}
-	if d.Code == -9 && a.job.memory.rose() {
-		d.OutOfMemory, d.Limit = true, a.job.memory.limit()
+	if d.Code == -9 && a.job.memory.Rose() {
+		d.OutOfMemory, d.Limit = true, a.job.memory.Limit()
 	}
+	d.Output = a.unwritable(w)
 	cause := postmortem.Explain(d)
 	cause.Words += unresolved(cause.Words)
 	return cause
+}
+
+// reason returns an error without the operation and the path.
+func reason(err error) string {
+	if number, ok := errors.AsType[syscall.Errno](err); ok {
+		return number.Error()
+	}
+	return err.Error()
+}
+
+// unwritable says why what a worker prints cannot be written, "" if it can.
+func (a *attempt) unwritable(w *worker) string {
+	for _, p := range []*joblog.Pipe{w.out, w.err} {
+		if p == nil {
+			continue
+		}
+		if dir := p.Full(); dir != "" {
+			return "no space left on device for its log files in " + dir
+		}
+	}
+	for name, out := range map[string]*joblog.Output{"output": a.job.screen.out, "error output": a.job.screen.err} {
+		if err := out.Err(); err != nil {
+			return "the launcher's standard " + name + " cannot be written: " + reason(err)
+		}
+	}
+	return ""
 }
 
 // unreachable is how PyTorch says that it could not connect to a store.

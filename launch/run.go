@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/keeper"
 	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/oomkill"
 	"github.com/cohort-dist/cohort/internal/pystack"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -33,7 +34,7 @@ type job struct {
 	run     *runDir
 	keeper  *keeper.Keeper
 	reader  pystack.Reader
-	memory  memoryCount
+	memory  oomkill.Count
 	host    string
 	report  *Report
 	asked   context.Context //nolint:containedctx // the caller's wish to end, which attempts watch
@@ -64,7 +65,7 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 	}
 	host, _ := os.Hostname()
 	j := &job{
-		cfg: cfg, screen: newScreen(screen), signals: signals, keeper: k, memory: newMemoryCount("/"), host: host, asked: ctx,
+		cfg: cfg, screen: newScreen(screen), signals: signals, keeper: k, memory: oomkill.New("/"), host: host, asked: ctx,
 		report: &Report{RunID: cfg.RunID, Host: host, Program: cfg.Program[0], Workers: cfg.Workers, MaxRestarts: cfg.MaxRestarts, Started: time.Now()},
 	}
 	defer func() { _ = k.Close() }()

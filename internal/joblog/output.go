@@ -33,6 +33,13 @@ func (o *Output) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
+// Err returns why it cannot be written any more, nil if it can.
+func (o *Output) Err() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.mu.err
+}
+
 // put writes text, which ends with a line or with an unfinished one, for a writer. A prefix is put before every line.
 func (o *Output) put(writer any, prefix, text []byte) error {
 	if len(text) == 0 {

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"syscall"
 )
 
 // tailSize is what is kept of the end of each stream.
@@ -70,6 +72,23 @@ func (p *Pipe) Start(sink *Stream) {
 			_ = p.file.Close()
 		}
 	}()
+}
+
+// Full returns the folder of the worker's log file if it writes there itself and the file system is full; "" otherwise.
+func (p *Pipe) Full() string {
+	if p.ours != nil || p.file == nil {
+		return ""
+	}
+	dir := filepath.Dir(p.file.Name())
+	f, err := os.CreateTemp(dir, "full-") // quotas count too, so writing tells more than asking
+	if err == nil {
+		_, err = f.Write(make([]byte, pieceSize))
+		err = errors.Join(err, f.Close(), os.Remove(f.Name()))
+	}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return dir
+	}
+	return ""
 }
 
 // Break ends the copying though some process still has the stream open.

@@ -86,6 +86,8 @@ type Death struct {
 	OutOfMemory bool
 	// RSS is the largest resident memory of the worker in bytes, Limit that of its cgroup; 0: not known.
 	RSS, Limit int64
+	// Output says why what it prints cannot be written, "" if it can: "its log files are on a full disk".
+	Output string
 	// Stopped says that the launcher had sent a signal before.
 	Stopped bool
 }
@@ -120,6 +122,8 @@ func Explain(d Death) Cause {
 	switch {
 	case d.Stopped && (sig == 15 || sig == 9 || sig == 2):
 		cause = Cause{Kind: Stopped, Words: "was stopped by the launcher (" + signalName(sig) + ")"}
+	case d.Output != "" && (sig == 13 || trace.exception == "" && d.Code > 0 || strings.Contains(trace.exception, "Broken pipe")):
+		cause.Kind, cause.Words, cause.Advice = ExitCode, "could not print and ended with "+Code(d.Code)+": "+d.Output, adviceFor(d.Output)
 	case sig == 9 && d.OutOfMemory:
 		cause.Kind, cause.Words = Memory, "was killed by the kernel: out of memory"+sizes(d)
 		cause.Advice = "give the job more memory, or use smaller batches and fewer data loader workers"

@@ -135,6 +135,29 @@ func TestAdvice(t *testing.T) {
 	}
 }
 
+// TestOutput: a worker whose output cannot be written has not lost another rank.
+func TestOutput(t *testing.T) {
+	t.Parallel()
+	const broken = "Traceback (most recent call last):\n  File \"t.py\", line 2, in g\n    print(1)\nBrokenPipeError: [Errno 32] Broken pipe\n"
+	const full = "the launcher's standard output cannot be written: no space left on device"
+	for name, c := range map[string]struct {
+		death Death
+		kind  Kind
+		words string
+	}{
+		"a full disk":         {Death{Code: 1, Stderr: broken, Output: full}, ExitCode, "could not print and ended with exit code 1: " + full},
+		"a signal":            {Death{Code: -13, Output: full}, ExitCode, "could not print and ended with SIGPIPE: " + full},
+		"no words":            {Death{Code: 120, Output: "no space left on device for its log files in /x"}, ExitCode, "could not print and ended with exit code 120: no space left on device for its log files in /x"},
+		"another pipe":        {Death{Code: 1, Stderr: broken}, Exception, "raised BrokenPipeError: [Errno 32] Broken pipe"},
+		"something else":      {Death{Code: 1, Stderr: strings.ReplaceAll(broken, "BrokenPipeError: [Errno 32] Broken pipe", "ValueError: x"), Output: full}, Exception, "raised ValueError: x"},
+		"a pipe of a library": {Death{Code: 1, Stderr: strings.ReplaceAll(broken, "BrokenPipeError: [Errno 32]", "RuntimeError: writev:")}, LostPeer, "lost its connection to another rank: RuntimeError: writev: Broken pipe"},
+	} {
+		if got := Explain(c.death); got.Kind != c.kind || got.Words != c.words {
+			t.Errorf("%s: %v, %s", name, got.Kind, got.Words)
+		}
+	}
+}
+
 // TestRaised: the exception that a process has printed last, whether or not PyTorch has marked its lines.
 func TestRaised(t *testing.T) {
 	t.Parallel()

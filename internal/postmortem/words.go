@@ -74,6 +74,7 @@ var patterns = []pattern{
 	{Device, "CUDA error"},
 	{Device, "CUBLAS_STATUS"},
 	{Device, "CUDNN_STATUS"},
+	{Exception, "BrokenPipeError"}, // of any pipe, not of a rank
 	{Timeout, "Timed out waiting"},
 	{Timeout, "wait timeout after"},
 	{Timeout, "Watchdog caught collective operation timeout"},
@@ -138,6 +139,7 @@ var advices = []struct{ text, advice string }{
 	{"No module named", "the module is not installed for the Python that runs the workers; --python chooses another one"},
 	{"can't open file", "check the path of the script"},
 	{"allocate shared memory", "/dev/shm is full or too small: df /dev/shm; containers have --shm-size"},
+	{"no space left on device", "the disk is full: df -h says which"},
 	{"No space left on device", "the disk or /dev/shm is full: df -h says which"},
 	{"inline_container.cc", "the file could not be written: the disk is probably full (df -h), or over its quota"},
 	{"unable to open shared memory object", "/dev/shm is full or too small: df /dev/shm; containers have --shm-size"},

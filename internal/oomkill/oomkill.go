@@ -1,7 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package launch
+// Package oomkill counts the processes that the kernel has killed for lack of memory in a cgroup, of either version.
+package oomkill
 
 import (
 	"os"
@@ -10,19 +11,19 @@ import (
 	"strings"
 )
 
-// memoryCount counts the kernel's kills for lack of memory in the cgroup of this process and below.
-type memoryCount struct {
+// Count counts the kernel's kills in the cgroup of this process and below.
+type Count struct {
 	file, limitFile string // or ""
 	before          int64
 }
 
-// newMemoryCount finds the cgroup. root is "/" but in tests.
-func newMemoryCount(root string) memoryCount {
+// New finds the cgroup. root is "/" but in tests.
+func New(root string) Count {
 	b, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup")) //nolint:gosec // a file of the kernel
 	if err != nil {
-		return memoryCount{}
+		return Count{}
 	}
-	var m memoryCount
+	var m Count
 	for line := range strings.Lines(string(b)) {
 		f := strings.SplitN(strings.TrimSpace(line), ":", 3) // number:controllers:path
 		if len(f) != 3 {
@@ -41,7 +42,7 @@ func newMemoryCount(root string) memoryCount {
 			for _, path := range []string{f[2], "/"} {
 				file := filepath.Join(root, dir, path, events)
 				if m.file == "" && kills(file) >= 0 {
-					m = memoryCount{file: file, limitFile: filepath.Join(filepath.Dir(file), limit)}
+					m = Count{file: file, limitFile: filepath.Join(filepath.Dir(file), limit)}
 				}
 			}
 		}
@@ -66,8 +67,8 @@ func kills(file string) int64 {
 	return -1
 }
 
-// rose reports whether there was such a kill since the last call.
-func (m *memoryCount) rose() bool {
+// Rose reports whether there was such a kill since the last call.
+func (m *Count) Rose() bool {
 	if m.file == "" {
 		return false
 	}
@@ -77,8 +78,8 @@ func (m *memoryCount) rose() bool {
 	return now > before
 }
 
-// limit returns the memory limit of the cgroup in bytes, 0 if there is none.
-func (m *memoryCount) limit() int64 {
+// Limit returns the memory limit of the cgroup in bytes, 0 if there is none.
+func (m *Count) Limit() int64 {
 	b, err := os.ReadFile(m.limitFile)
 	if err != nil {
 		return 0
