@@ -212,7 +212,7 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 		c.holes[c.seen] = now
 	}
 	asked := map[int64]question{}
-	latest := map[ID]int64{} // question by member: who asks again has given up the one before
+	latest := map[ID]int64{} // question by member; a member that asks again has given up its earlier question
 	for _, n := range slices.Sorted(maps.Keys(c.holes)) {
 		q, there, failed := c.read(ctx, n)
 		if failed != nil {
@@ -262,7 +262,7 @@ func (c *Coordinator) forget(ctx context.Context, member ID) error {
 	return err
 }
 
-// lose takes out a member whose process has ended.
+// lose removes a member whose process has ended.
 func (c *Coordinator) lose(ctx context.Context, member ID) error {
 	c.setSilent(member, false)
 	return c.leaveOut(ctx, member)
@@ -318,7 +318,8 @@ func (c *Coordinator) read(ctx context.Context, n int64) (q *question, there boo
 	return q, true, nil
 }
 
-// answer writes an answer, and removes the question after that: whoever takes over answers those that are there.
+// answer writes the answer and then removes the question, so that a coordinator that takes over answers the questions that are
+// left.
 func (c *Coordinator) answer(ctx context.Context, n int64, a answer) error {
 	moment.At("elastic.coordinator.answer")
 	if err := c.set(ctx, answerKey(n), a); err != nil {

@@ -149,11 +149,11 @@ func (d *desk) asked(number int64, q question) effects {
 			d.now.stale = s.latest
 		}
 		if number <= s.latest {
-			return // it was on its way for long, and the member has asked again; or an earlier coordinator has answered it
+			return // it arrived late: the member has asked again, or an earlier coordinator has answered it
 		}
 		if s.running && !d.over && q.untaken && q.Handle == s.handle && !s.again {
-			// It crossed the answer, which the member does not look for any more. Nothing has failed. Only once: a member that
-			// does not delete answers would be told of a round that has failed for ever.
+			// The question crossed the answer, which the member no longer looks for. Nothing has failed. Only once: a member that
+			// does not delete answers would otherwise be told for ever of a round that has failed.
 			s.latest = number
 			d.tellAgain(s)
 			return

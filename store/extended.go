@@ -149,7 +149,7 @@ func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	case !errors.Is(err, ErrTimeout):
 		return err
 	}
-	// Who waits in vain wants to know how many came. The wait's own time is up, so this question gets a little more.
+	// The error says how many came. The time of the wait itself is up, so this question gets a little more.
 	ask, cancelAsk := context.WithTimeout(context.WithoutCancel(ctx), askTime)
 	defer cancelAsk()
 	now, askErr := s.Add(ask, count, 0)
@@ -162,8 +162,8 @@ func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	return e
 }
 
-// leave removes the keys of a round of Barrier that all have left: before, somebody could still be on the way to its wait
-// for open. The barrier is passed whether that succeeds or not, so errors are nobody's concern.
+// leave removes the keys of a round of Barrier once all callers have left it; until then one of them may still be about to wait
+// for open. The barrier has been passed whether this succeeds or not, so errors are ignored.
 func leave(ctx context.Context, s Store, left, open string, worldSize int) {
 	n, err := s.Add(ctx, left, 1)
 	if err != nil || n < int64(worldSize) {

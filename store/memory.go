@@ -171,7 +171,7 @@ func (m *Memory) MultiGet(ctx context.Context, keys ...string) ([][]byte, error)
 	return values, nil
 }
 
-// MultiSet implements [MultiSetter]. Where a key occurs twice the last value stays.
+// MultiSet implements [MultiSetter]. If a key occurs twice, the last value is kept.
 func (m *Memory) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
 	const op = "store: multi-set"
 	if err := storeop.CheckMultiSet(op, keys, values); err != nil {

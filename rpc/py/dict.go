@@ -31,8 +31,8 @@ func NewDict(keysAndValues ...any) *Dict {
 	return d
 }
 
-// Get returns the entry of a key; where a key occurs twice the last one counts. It compares the keys one by one: use
-// [Dict.Index] for many lookups in a large dict.
+// Get returns the value of a key; if the key occurs twice, the last one counts. It compares the keys one by one: use [Dict.Index]
+// for many lookups in a large dict.
 func (d *Dict) Get(key any) (any, bool) {
 	if d == nil {
 		return nil, false
@@ -86,7 +86,8 @@ func (d *Dict) All() iter.Seq2[any, any] {
 	}
 }
 
-// Index returns what Get would, by a table that is made once. It does not see later changes of the dict.
+// Index returns a function that does what Get does, through a table that is built once. It does not see later changes to the
+// dict.
 func (d *Dict) Index() func(key any) (any, bool) {
 	table := make(map[any]any, d.Len())
 	for k, v := range d.All() {
@@ -98,7 +99,7 @@ func (d *Dict) Index() func(key any) (any, bool) {
 	}
 }
 
-// The forms of keys that Go cannot compare, or compares in another way than Python.
+// The forms of keys that Go cannot compare, or compares differently from Python.
 type (
 	bytesKey string // bytes
 	tupleKey string // a tuple, by what it looks like
@@ -146,7 +147,7 @@ func canonical(key any) any {
 	case r.Comparable():
 		return key
 	}
-	return odd{new(byte)} // a list or dict, which is no key in Python: equal to nothing
+	return odd{new(byte)} // a list or dict, which cannot be a key in Python: equal to nothing
 }
 
 func canonicalFloat(f float64) any {

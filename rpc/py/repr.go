@@ -12,14 +12,15 @@ import (
 	"unicode/utf8"
 )
 
-// maxDepth bounds how deep a value is looked into; it ends one that contains itself.
+// maxDepth bounds the nesting that is printed, which also ends a value that contains itself.
 const maxDepth = 200
 
-// maxRepr bounds the text of a value: one list inside another many times over is short on the wire and endless in print.
+// maxRepr bounds the text of a value: a list that contains another one many times is short on the wire and very long when
+// printed.
 const maxRepr = 64 << 10
 
-// Repr writes a value as Python's repr does, so that a printed result looks as it does at its worker. Values of Go types
-// that Python has no form for are written as Go writes them, and very long ones are cut short.
+// Repr writes a value as Python's repr does, so that a printed result looks as it does on the worker that sent it. Values of Go
+// types that Python has no form for are written as Go writes them, and very long ones are cut short.
 func Repr(v any) string {
 	var b strings.Builder
 	writeRepr(&b, v, 0)
@@ -144,7 +145,7 @@ func writePair(b *strings.Builder, p Pair, depth int) {
 	writeRepr(b, p.Value, depth)
 }
 
-// writeObject names the class; the state, which only the class can read, is shown behind it when there is one.
+// writeObject names the class, followed by the state, if there is one, which only the class can read.
 func writeObject(b *strings.Builder, o *Object, depth int) {
 	b.WriteString("<")
 	writeRepr(b, o.Class, depth+1)

@@ -32,7 +32,7 @@ func Func(name string) Global {
 	return Global{Module: "builtins", Name: name}
 }
 
-// Object is a Python object that has no Go form: what would be called to make it. It can be kept and sent back.
+// Object is a Python object that has no Go form: the call that would make it. It can be kept and sent back.
 type Object struct {
 	// Class is what would be called: a [Global] or an *Object.
 	Class any
@@ -48,9 +48,9 @@ type Object struct {
 	Pairs []Pair
 }
 
-// Typed is a TorchScript list or dict with its type, such as "Dict[str, int]". Go slices and maps have their type by
-// themselves ([]string is List[str], map[int][]float64 is Dict[int, List[float]]); it is for lists and dicts whose members
-// do not tell, such as an empty []any or one of tuples.
+// Typed is a TorchScript list or dict with its type, such as "Dict[str, int]". Go slices and maps show their type ([]string is
+// List[str], map[int][]float64 is Dict[int, List[float]]); use Typed for lists and dicts whose members do not show it, such as an
+// empty []any or one of tuples.
 type Typed struct {
 	Type  string
 	Value any

@@ -69,8 +69,8 @@ func (s *Store) forget() {
 	s.file, s.id, s.table, s.registered = nil, fileID{}, newTable(), false
 }
 
-// lost is forget for a file that was removed under us. To a handle that has used it the file that stands there now, if any,
-// is another store: it says so from now on, instead of going on with an empty one.
+// lost is forget for a file that was removed while this handle used it. A file that is there now is another store: from now on
+// the handle says so, instead of using an empty one.
 func (s *Store) lost() error {
 	s.replaced = s.replaced || s.registered
 	s.forget()

@@ -25,7 +25,7 @@ import (
 const (
 	defaultMaxKey   = 1 << 20
 	defaultMaxValue = 1 << 30
-	// defaultCloseTime bounds Close, which has no context, when somebody sits on the file's lock.
+	// defaultCloseTime bounds Close, which has no context, while another process holds the file's lock.
 	defaultCloseTime = 10 * time.Second
 
 	pollPause = 10 * time.Millisecond // PyTorch's
@@ -66,8 +66,8 @@ var (
 	_ store.Cloner      = (*Store)(nil)
 )
 
-// Open opens the file at path, creating it if it does not exist, and counts itself in. It corresponds to
-// torch.distributed.FileStore(path, world_size).
+// Open opens the file at path, creating it if it does not exist, and adds itself to the handles that the file counts. It
+// corresponds to torch.distributed.FileStore(path, world_size).
 func Open(ctx context.Context, path string, opts ...Option) (*Store, error) {
 	s := newStore(path)
 	for _, o := range opts {
@@ -123,8 +123,8 @@ func (s *Store) Timeout() time.Duration { return time.Duration(s.timeout.Load())
 // SetTimeout implements [store.Store].
 func (s *Store) SetTimeout(d time.Duration) { s.timeout.Store(int64(d)) }
 
-// Close counts this handle out and removes the file if it was the last; see the package's manual. A file that is gone,
-// or that another has taken the place of, is left alone.
+// Close removes this handle from those that the file counts, and removes the file if this was the last; see the package's manual.
+// A file that is gone, or that was replaced by another, is left alone.
 func (s *Store) Close() error {
 	s.closing.Do(func() { s.closeErr = s.close() })
 	return s.closeErr
@@ -167,8 +167,8 @@ func (s *Store) close() error {
 	})
 }
 
-// Repair cuts off the unfinished record that a killed writer left at the end of the file at path, and returns its
-// length: 0 if there is none. Only use it when the file is known to be a store; what precedes must be valid records.
+// Repair cuts off the unfinished record that a killed writer left at the end of the file at path, and returns its length: 0 if
+// there is none. Use it only on a file that is known to be a store; everything before that record must be valid.
 func Repair(ctx context.Context, path string) (int64, error) {
 	s := newStore(path)
 	defer s.forget()

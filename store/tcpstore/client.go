@@ -317,8 +317,8 @@ func (c *Client) QueueLen(ctx context.Context, key string) (int, error) {
 	return int(r.Num), err
 }
 
-// ListKeys implements [store.Lister]. It is [store.ErrNotSupported] on a PyTorch server that cannot list its keys, as
-// those of all releases so far.
+// ListKeys implements [store.Lister]. PyTorch's servers can list their keys since 2.10; on earlier ones the error is
+// [store.ErrNotSupported].
 func (c *Client) ListKeys(ctx context.Context) ([]string, error) {
 	if has, err := c.supports(ctx, "list keys", store.FeatureListKeys); err != nil {
 		return nil, err
@@ -404,7 +404,7 @@ func (c *Client) run(ctx context.Context, q *request) (r wire.Reply, err error) 
 	return r, nil
 }
 
-// observed is run between two events.
+// observed is run with an event before and after it.
 func (c *Client) observed(ctx context.Context, q *request) (wire.Reply, error) {
 	event := observe.Event{
 		Time: time.Now(), Kind: observe.Kind("store." + q.op.String()), Phase: observe.Begin, Rank: dist.NoRank,
@@ -438,7 +438,7 @@ func (c *Client) explain(q *request, err error) error {
 	return q.errorAt(c.addr, err)
 }
 
-// list makes an empty list of keys one that is there.
+// list replaces a nil list of keys by an empty one.
 func list(keys []string) []string {
 	if keys == nil {
 		return []string{}

@@ -78,7 +78,7 @@ type serverConfig struct {
 	forget   bool
 }
 
-// loopsUnlessTold is how many loops a server has that is told nothing. Tests change it, so that all of them can be run with
+// loopsUnlessTold is the number of loops of a server without [WithLoops]. Tests change it, so that all of them can be run with
 // several.
 var loopsUnlessTold = 1
 
@@ -110,19 +110,16 @@ func WithLimits(l Limits) ServerOption {
 	return serverOption(func(c *serverConfig) { c.limits = l })
 }
 
-// WithForget makes a server forget everything whenever its last client leaves, as by [Server.Clear]: then the next run
-// of a job finds an empty store. Connections that only look, as cohort store top does, do not count as clients.
-//
-// A job whose processes are not all connected at some moment loses its keys with it. Ranks of PyTorch and of Go stay
-// connected for as long as they run.
+// WithForget makes a server forget everything whenever its last client leaves, as by [Server.Clear]: then the next run of a job
+// finds an empty store. Connections that only look, as cohort store top does, do not count as clients. A job loses its keys if at
+// some moment none of its processes is connected. Ranks of PyTorch and of Go stay connected for as long as they run.
 func WithForget() ServerOption {
 	return serverOption(func(c *serverConfig) { c.forget = true })
 }
 
 // WithLoops has n event loops serve the connections, at most 64, each with a share of them. Default 1, which is right for a
-// process that has other things to do than to serve a store. More than there are processors are of no use. They share
-// one key space and one set of limits, and what is promised with one loop is promised with several. Only TCP on Linux is
-// served by loops.
+// process that does other things besides. More loops than processors are of no use. They share one key space and one set of
+// limits, and what is promised with one loop is promised with several. Only TCP on Linux is served by loops.
 //
 // A client of PyTorch gets no reply to a set. With several loops, and as over a network, another client may overtake such a
 // set that is still under way; it never overtakes what was replied to, nor what was sent before it connected.

@@ -36,9 +36,9 @@ type Lease struct {
 	last    bool // this was the last share
 }
 
-// Acquire returns a share of the server that this value has on addr, and starts one where it has none. The options count
-// only then. Port 0 always starts a new one, which can be shared under its real port. A server on all addresses is
-// shared by whoever asks for its port, as in PyTorch.
+// Acquire returns a share of the server that this value has on addr, and starts one if it has none. The options apply only then.
+// Port 0 always starts a new one, which can be shared under its real port. A server on all addresses is shared by whoever asks
+// for its port, as in PyTorch.
 func (s *Shared) Acquire(addr string, opts ...ServerOption) (*Lease, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -64,7 +64,7 @@ func (s *Shared) Acquire(addr string, opts ...ServerOption) (*Lease, error) {
 	return &Lease{Server: server, shared: s, key: key}, nil
 }
 
-// giveBack gives the share back, once, and reports whether it was the last.
+// giveBack returns the share, once, and reports whether it was the last.
 func (l *Lease) giveBack() bool {
 	l.release.Do(func() {
 		l.shared.mu.Lock()

@@ -90,7 +90,7 @@ func (s *Server) Stats() Stats {
 	return stats
 }
 
-// maxWaitRows bounds the list in Stats: with thousands of waiters the first ones tell enough.
+// maxWaitRows bounds the list in Stats: with thousands of waiters the first ones say enough.
 const maxWaitRows = 1000
 
 // maxClaimRows bounds the claims in Stats; Server.Claims returns all of them.

@@ -312,7 +312,7 @@ func (a *app) keysCommand() *cobra.Command {
 		Short: "List the keys of a store",
 		Long: strings.TrimSpace(`
 List the keys, sorted, one per line; with PREFIX, only those that start with it.
-PyTorch's servers up to 2.8 cannot list keys. --count works with all of them and
+PyTorch's servers up to 2.9 cannot list keys. --count works with all of them and
 includes the store's own keys, as PyTorch's num_keys does.`),
 		Example: strings.Trim(`
   cohort store keys
