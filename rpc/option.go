@@ -85,7 +85,7 @@ func WithWorldSize(n int) Option {
 //
 // In two cases the store does not show it: when a dynamic world has to begin in the round of a PyTorch process that was
 // in other worlds before and comes later, and when a start has failed and is repeated on the same store with PyTorch
-// workers, whose next init_rpc is one round further.
+// workers, whose next init_rpc is one round further, and which come after the Go workers.
 func WithRound(k int) Option {
 	return option(func(c *config) error {
 		if k < 0 {

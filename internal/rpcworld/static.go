@@ -23,7 +23,7 @@ func (w *World) ComeTogether(ctx context.Context) error {
 // Names publishes the own name and address, waits for those of all ranks, and makes the workers known to c. It returns the
 // names in the order of the ranks.
 func (w *World) Names(ctx context.Context, c Caller, addr string) ([]string, error) {
-	m := worldcore.NewNaming(w.self(), w.round, addr)
+	m := worldcore.NewNaming(w.self(), w.round, addr, worldcore.StartOptions{})
 	w.drive(ctx, m, func(ctx context.Context, op worldcore.Op) worldcore.Event { return w.deal(ctx, c, nil, op) })
 	names := make([]string, len(m.Workers()))
 	for i, x := range m.Workers() {

@@ -402,6 +402,44 @@ func TestComeTogetherWithPyTorch(t *testing.T) {
 	}
 }
 
+// A start that fails when some ranks have published their names does not spoil the next one: nobody starts in that round again, neither a
+// rank that has not got so far nor one that comes last.
+func TestStartAfterNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 3
+		st, all := store.NewMemory(), newFakes()
+		start := func(ctx context.Context, rank int) (*World, error) {
+			name := "w" + strconv.Itoa(rank)
+			w := New(st, config(name, rank, size))
+			if err := w.ComeTogether(ctx); err != nil {
+				return w, err
+			}
+			if rank == size-1 && w.Round() == 0 {
+				return w, nil // it dies
+			}
+			_, err := w.Names(ctx, fake{all, name}, name)
+			return w, err
+		}
+		for attempt := range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			var work sync.WaitGroup
+			for rank := range size {
+				work.Go(func() {
+					if attempt > 0 {
+						time.Sleep(time.Duration(size-rank) * time.Second) // whose name is missing comes first
+					}
+					w, err := start(ctx, rank)
+					if failed := err != nil; w.Round() != attempt || failed != (attempt == 0 && rank != size-1) {
+						t.Errorf("start %d of rank %d: round %d, %v", attempt, rank, w.Round(), err)
+					}
+				})
+			}
+			work.Wait()
+			cancel()
+		}
+	})
+}
+
 // A start that waits in vain says who is missing.
 func TestMissingRanks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -135,7 +135,7 @@ func (l *looker) around() {
 	r, far := l.unknown[l.looks%len(l.unknown)], l.looks/len(l.unknown)*farRounds%(manyRounds-fewRounds)
 	l.looks++
 	inOrder([][2]int{{0, fewRounds}, {fewRounds + far, farRounds}}, func(x [2]int, next func()) {
-		later(l.ask, s.me.Size, x[0], x[1], r, func(k int) {
+		later(l.ask, s.me, x[0], x[1], r, func(k int) {
 			if k >= 0 && k != s.round {
 				l.tell(k, r)
 				return
@@ -204,8 +204,8 @@ func signOf(ask asker, k, rank int, then func(there bool)) {
 	}, func() { then(false) })
 }
 
-// later finds the last round from first on, of n, in which a PyTorch rank has begun to start a world of some size, or -1.
-func later(ask asker, size, first, n, rank int, then func(k int)) {
+// later finds the last round from first on, of n, in which a PyTorch rank has begun to start that is not used up for a worker, or -1.
+func later(ask asker, me Self, first, n, rank int, then func(k int)) {
 	found := -1
 	var look func(k int)
 	look = func(k int) {
@@ -218,7 +218,7 @@ func later(ask asker, size, first, n, rank int, then func(k int)) {
 				look(k + 1)
 				return
 			}
-			usedUp(ask, size, k, func(used bool) {
+			usedUp(ask, me, k, func(used bool) {
 				if !used {
 					found = k
 				}

@@ -81,33 +81,28 @@ func (c *course) dynamicRound(then func(k int)) {
 // asker does an operation that is expected to succeed, as [course.must] does.
 type asker func(op Op, then func(Event))
 
-// usedUp finds out whether a static world of some size cannot start in a round any more: all ranks have come, it was a world of
-// another size, or a dynamic one that everybody has left.
-func usedUp(ask asker, size, k int, then func(used bool)) {
-	names := make([]string, size)
-	for r := range names {
-		names[r] = KeyNames + strconv.Itoa(r)
-	}
-	ask(Op{Kind: OpCheck, Round: k, Keys: names}, func(ev Event) {
-		if ev.OK {
-			then(true)
+// usedUp finds out whether a worker cannot start in a static world of a round any more: its rank has been in it before, all ranks had come
+// together in it and failed to start, it was a world of another size, or a dynamic one that everybody has left. A rank publishes its name
+// when all have come together, so whoever finds its own is not that rank's first start there, and the others do not wait for it.
+func usedUp(ask asker, me Self, k int, then func(used bool)) {
+	ask(Op{Kind: OpRead, Round: k, Key: KeyStatic}, func(ev Event) {
+		if ev.Text == "false" {
+			ask(Op{Kind: OpRead, Round: k, Key: KeyInfos}, func(ev Event) {
+				all, err := ParseInfos(ev.Text)
+				then(err == nil && len(all) == 0)
+			})
 			return
 		}
-		ask(Op{Kind: OpRead, Round: k, Key: keySize}, func(ev Event) {
-			if ev.Text != "" {
-				then(ev.Text != strconv.Itoa(size))
-				return
-			}
-			ask(Op{Kind: OpRead, Round: k, Key: KeyStatic}, func(ev Event) {
-				if ev.Text != "false" {
-					then(false)
+		inOrder([]string{KeyNames + strconv.Itoa(me.Rank), keyFailed}, func(key string, next func()) {
+			ask(Op{Kind: OpCheck, Round: k, Keys: []string{key}}, func(ev Event) {
+				if ev.OK {
+					then(true)
 					return
 				}
-				ask(Op{Kind: OpRead, Round: k, Key: KeyInfos}, func(ev Event) {
-					all, err := ParseInfos(ev.Text)
-					then(err == nil && len(all) == 0)
-				})
+				next()
 			})
+		}, func() {
+			ask(Op{Kind: OpRead, Round: k, Key: keySize}, func(ev Event) { then(ev.Text != "" && ev.Text != strconv.Itoa(me.Size)) })
 		})
 	})
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 )
 
-// missingTime bounds how long a start that has failed looks for the ranks that did not come.
+// missingTime bounds how long a start that has failed looks for the ranks that did not come, and how long it takes to say that it has failed.
 const missingTime = time.Second
 
 // StartOptions turn rules of the start of a static world off, for the simulation.
@@ -25,6 +25,7 @@ type StartOptions struct {
 	NoTakeOver bool // the looker is not replaced when it dies
 	NoBeats    bool // the looker does not say that it lives
 	NoMode     bool // nobody looks whether the world is a dynamic one
+	NoFailed   bool // nobody says that a start has failed after all had come together
 }
 
 // Start is a worker that comes together with the others of a static world: it finds the round, and waits until all ranks have
@@ -65,7 +66,7 @@ func (s *Start) unusedRound(k int) {
 		s.enter(k)
 		return
 	}
-	usedUp(s.must, s.me.Size, k, func(used bool) {
+	usedUp(s.must, s.me, k, func(used bool) {
 		if used {
 			s.unusedRound(k + 1)
 			return
@@ -146,7 +147,7 @@ func (s *Start) told(word string) {
 		s.together(true)
 	default:
 		s.hint(func(latest int) {
-			later(s.must, s.me.Size, max(k+1, latest), nextRounds, r, func(next int) {
+			later(s.must, s.me, max(k+1, latest), nextRounds, r, func(next int) {
 				if next >= 0 {
 					s.enter(next)
 					return
@@ -201,13 +202,22 @@ type Naming struct {
 }
 
 // NewNaming returns the machine for a worker at an address.
-func NewNaming(me Self, round int, addr string) *Naming {
+func NewNaming(me Self, round int, addr string, opt StartOptions) *Naming {
 	n := &Naming{me: me, addr: addr}
 	n.round = round
 	n.begin(func() {
+		if !opt.NoFailed {
+			n.failed = n.spoil
+		}
 		n.chooseMode("true", func() { n.set(KeyNames+strconv.Itoa(me.Rank), me.Name, n.names) })
 	})
 	return n
+}
+
+// spoil is the state after a failure. It says that nobody can start in this round any more: a rank that has not published its name finds
+// the names of others, and cannot tell whether they still wait for it.
+func (n *Naming) spoil(err error) {
+	n.do(Op{Kind: OpSet, Round: n.round, Key: keyFailed, For: missingTime, Tidy: true}, func(Event) { n.end(err) })
 }
 
 // Workers are all workers, in the order of their ranks.

@@ -27,7 +27,7 @@ type startSim struct {
 	dynamic bool // a dynamic world is in the way
 	left    int  // worlds to come
 	failed  int  // starts of this world
-	again   int  // starts of this world that have failed only because of one before
+	again   int  // starts of this world that have failed only because nobody could say that one before has failed
 	signs   bool // PyTorch ranks have left signs of a start that has failed
 	spoilt  bool // something has happened that this start cannot survive
 	until   time.Duration
@@ -255,7 +255,7 @@ func (g *starter) publish() {
 	if w.faults && w.failed < 2 && w.rng.IntN(10) == 0 {
 		w.after(w.within(w.latest), func() { w.harm(g) })
 	}
-	n := NewNaming(Self{Name: g.name, Rank: g.rank, Size: len(w.ranks), Epoch: g.epoch, Entry: "entry"}, g.round, g.name)
+	n := NewNaming(Self{Name: g.name, Rank: g.rank, Size: len(w.ranks), Epoch: g.epoch, Entry: "entry"}, g.round, g.name, w.opt)
 	g.t = &task{p: g.proc, what: "names", m: n, do: g.do, deadline: w.until, then: func() {
 		g.listed = n.Workers()
 		g.over(n.Err())
@@ -372,8 +372,8 @@ func (w *startSim) ended() bool {
 	return !slices.ContainsFunc(w.ranks, func(g *starter) bool { return g.phase != "well" && g.phase != "failed" })
 }
 
-// judge looks at a start that has ended. One that is tried again after ranks have published their names may fail once more: the
-// names of the ranks that have not come yet are there already, so that the last ones take the round for used up.
+// judge looks at a start that has ended. One that is tried again after ranks have published their names may fail once more, if none of
+// them has lived to say that the start before has failed.
 func (w *startSim) judge() {
 	names := []Worker{}
 	for _, g := range w.ranks {
@@ -415,7 +415,7 @@ func (w *startSim) judge() {
 		w.ends["failed"]++
 		w.failed++
 		w.signs = w.mixed
-	case w.failed > 0 && !w.mixed && w.again < 2:
+	case w.failed > 0 && !w.mixed && w.unsaid():
 		w.ends["failed again"]++
 		w.again++
 	default:
@@ -425,6 +425,25 @@ func (w *startSim) judge() {
 			}
 		}
 	}
+}
+
+// unsaid reports whether there is a round that some ranks have named themselves in, and of which nobody has said that it has failed.
+func (w *startSim) unsaid() bool {
+	if w.opt.NoFailed || w.again == 2 {
+		return false
+	}
+	for k := range w.ranks[0].round + 2 {
+		named := 0
+		for r := range w.ranks {
+			if _, there := w.store[at(k, KeyNames+strconv.Itoa(r))]; there {
+				named++
+			}
+		}
+		if _, said := w.store[at(k, keyFailed)]; !said && named > 0 && named < len(w.ranks) {
+			return true
+		}
+	}
+	return false
 }
 
 // lookers checks that a looker that lives is not replaced, if nothing takes long.
@@ -478,7 +497,7 @@ func TestEveryRuleOfStartsIsNeeded(t *testing.T) {
 	t.Parallel()
 	for rule, opt := range map[string]StartOptions{
 		"no show": {NoShow: true}, "no used": {NoUsed: true}, "no follow": {NoFollow: true}, "no doubt": {NoDoubt: true},
-		"no take-over": {NoTakeOver: true}, "no beats": {NoBeats: true}, "no mode": {NoMode: true},
+		"no take-over": {NoTakeOver: true}, "no beats": {NoBeats: true}, "no mode": {NoMode: true}, "no failed": {NoFailed: true},
 	} {
 		finds(t, rule, func(seed uint64) error { return newStartSim(seed, seed%2 > 0, opt).simulate() })
 	}
