@@ -58,7 +58,7 @@ compat: ## write the table of docs/compatibility.md from the results of make int
 	@$(GO) run ./internal/compat .tmp/interop.json docs/compatibility.md
 
 .PHONY: memory
-memory: ## a million calls and references, ten thousand autograd contexts with PyTorch: memory must not grow
+memory: ## a million calls and references (a quarter of that over uv), ten thousand autograd contexts with PyTorch: memory must not grow
 	@$(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds 1000000 | $(COUNT) -as memory
 	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 15m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts 10000 | $(COUNT) -as "memory with PyTorch"
 
