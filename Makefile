@@ -17,7 +17,8 @@ COUNTED := [ $$? = 1 ]
 FUZZ    ?= 2s
 SEEDS   ?= 200
 PYTHON  ?= /usr/bin/python3
-export GOFLAGS := -mod=readonly -buildvcs=false
+# Lint vets all packages, so that "go test" need not.
+export GOFLAGS := -mod=readonly -buildvcs=false -vet=off
 # All but the race detector builds without cgo, as a release does, so that one build serves them all.
 export CGO_ENABLED := 0
 
@@ -42,11 +43,10 @@ test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 # Machines whose code and tests start no goroutine: the race detector finds nothing there and takes ten times as long.
 SERIAL = ./internal/storecore ./internal/worldcore
 
-# Lint has vetted what it builds.
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
-	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -vet=off -race -tags invariants -json -timeout 15m $$($(GO) list ./... | grep -v /interop/ | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(COUNT) -as race -- $(GO) test -race -tags invariants
-	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 $(GO) test -C observe/otel -vet=off -race -tags invariants ./...
+	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -race -tags invariants -json -timeout 15m $$($(GO) list ./... | grep -v /interop/ | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(COUNT) -as race -- $(GO) test -race -tags invariants
+	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 $(GO) test -C observe/otel -race -tags invariants ./...
 	@$(GO) test -tags invariants -json -timeout 10m $(SERIAL) | $(COUNT) -as "machines with invariants"
 
 .PHONY: interop
@@ -66,10 +66,10 @@ memory: ## a million calls and references (a quarter of that over uv), ten thous
 model: ## explore the large worlds of the reference protocol, which takes minutes
 	@$(GO) test -json -timeout 20m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rrefcore -rref.all | $(COUNT) -as model
 
-# The moments wait most of the time: more packages than processors run at once.
+# The moments wait most of the time: more packages than processors run at once. Lint does not see what the tag selects.
 .PHONY: moments
 moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)
-	@{ $(GO) test -p 4 -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags moments
+	@{ $(GO) test -p 4 -vet=all -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags moments
 
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
