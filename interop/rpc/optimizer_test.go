@@ -127,3 +127,100 @@ func TestDistributedOptimizer(t *testing.T) {
 		w.stop()
 	})
 }
+
+// sparseAdam trains tables of two workers, whose gradients are sparse, and compares them with tables here.
+const sparseAdam = `
+import sparselayers as s
+from torch.distributed.optim import DistributedOptimizer
+for kw in [dict(lr=0.1), dict(lr=0.05, betas=(0.8, 0.95), eps=1e-6)]:
+    far = rpc.remote("go1", s.fresh_table, args=("go1",))
+    near = rpc.RRef(s.table_of("py0"))
+    opt = DistributedOptimizer(torch.optim.SparseAdam, [far, near], **kw)
+    same = [s.table_of("go1"), s.table_of("py0")]
+    alone = torch.optim.SparseAdam(same, **kw)
+    for ids in [[1, 4], [4, 2, 4], [0]]:
+        ids = torch.tensor(ids)
+        with dist_autograd.context() as cid:
+            rows = rpc.rpc_sync("go1", s.rows_of, args=(far, ids)) * torch.nn.functional.embedding(ids, near.local_value(), sparse=True)
+            dist_autograd.backward(cid, [(rows * rows).sum()])
+            opt.step(cid)
+        alone.zero_grad()
+        rows = torch.nn.functional.embedding(ids, same[0], sparse=True) * torch.nn.functional.embedding(ids, same[1], sparse=True)
+        (rows * rows).sum().backward()
+        alone.step()
+    for got, want in zip([far.to_here(), near.local_value()], same):
+        assert torch.allclose(got, want, atol=1e-10), (kw, got, want)
+    del far, near, opt
+`
+
+// sparseTables are the functions of both sides for it.
+const sparseTables = sparseLayers + `
+def fresh_table(name): return table_of(name)
+def rows_of(w, ids): return torch.nn.functional.embedding(ids, w.local_value(), sparse=True)
+`
+
+// TestSparseAdam steps tables with sparse gradients at their owners: Go's by PyTorch's DistributedOptimizer, PyTorch's by ours.
+func TestSparseAdam(t *testing.T) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
+		m1, l1 := goSparse("go1")
+		m1.reg.
+			MustHandle("sparselayers.fresh_table", rowTable).
+			MustHandle("sparselayers.rows_of", func(ctx context.Context, w *rpc.Ref[*autograd.Variable], ids *autograd.Variable) (*autograd.Variable, error) {
+				defer func() { _ = w.Close() }()
+				v, err := w.LocalValue(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return autograd.SparseEmbedding(v, ids, -1), nil
+			})
+		if err := remote.Serve(m1.reg, l1.engine, nil); err != nil {
+			t.Fatal(err)
+		}
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers, "sparselayers": sparseTables}, tolerant: true}, torchWorker("py0", sparseAdam), m1)
+		w.run()
+		ctx, a := testContext(t), w.agents["go1"]
+		rule := optim.SparseAdam{LR: 0.05, Beta1: 0.8, Beta2: 0.95, Eps: 1e-6}
+		far, err := rpc.Remote[*autograd.Variable](ctx, a, "py0", "sparselayers.fresh_table", "py0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		opt, err := remote.New(ctx, a, rule, []*rpc.Ref[*autograd.Variable]{far})
+		if err != nil {
+			t.Fatal(err)
+		}
+		same := rowTable("py0")
+		alone, err := optim.New(rule, []*autograd.Variable{same})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, list := range [][]int64{{1, 4}, {4, 2, 4}, {0}} {
+			ids := tensor.Must(tensor.From(list))
+			gctx, c, failed := l1.engine.Open(ctx)
+			if failed != nil {
+				t.Fatal(failed)
+			}
+			rows, failed := rpc.Call[*autograd.Variable](gctx, a, "py0", "sparselayers.rows_of", far, ids)
+			if failed != nil {
+				t.Fatal(failed)
+			}
+			if err = errors.Join(c.Backward(gctx, []*autograd.Variable{rows.Mul(rows).Sum()}), opt.Step(gctx, c), c.Close()); err != nil {
+				t.Fatal(err)
+			}
+			alone.ZeroGrad()
+			rows = autograd.SparseEmbedding(same, autograd.Constant(ids), -1)
+			if err = errors.Join(rows.Mul(rows).Sum().Backward(ctx), alone.Step()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v, err := far.Fetch(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !tensor.AllClose(v.Data(), same.Data(), 1e-10, 1e-10, false) {
+			t.Errorf("the table is %v, want %v", v.Data(), same.Data())
+		}
+		_, _ = opt.Close(), far.Close()
+		w.freed(ctx, a)
+		w.stop()
+	})
+}

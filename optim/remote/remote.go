@@ -46,6 +46,7 @@ type local struct{ opt *optim.Optimizer }
 // another.
 type Optimizer struct {
 	agent *rpc.Agent
+	step  string // the function that steps a part
 	parts []*rpc.Ref[*local]
 }
 
@@ -68,10 +69,14 @@ func New(ctx context.Context, a *rpc.Agent, rule optim.Rule, params []*rpc.Ref[*
 		}
 		byOwner[owner] = append(byOwner[owner], p)
 	}
-	o := &Optimizer{agent: a}
+	o := &Optimizer{agent: a, step: stepScript}
+	create := newScript
+	if name.Module == ordinary { // PyTorch cannot make TorchScript of it
+		create, o.step = newPlain, stepPlain
+	}
 	futures := make([]*dist.Future[*rpc.Ref[*local]], len(owners))
 	for i, owner := range owners {
-		futures[i] = rpc.Async[*rpc.Ref[*local]](ctx, a, owner, newScript, name, byOwner[owner], kw)
+		futures[i] = rpc.Async[*rpc.Ref[*local]](ctx, a, owner, create, name, byOwner[owner], kw)
 	}
 	var errs []error
 	for _, f := range futures {
@@ -99,7 +104,7 @@ func (o *Optimizer) Step(ctx context.Context, c *agdist.Context) error {
 	}
 	futures := make([]*dist.Future[any], len(o.parts))
 	for i, part := range o.parts {
-		futures[i] = rpc.Async[any](ctx, o.agent, part.Owner().Name, stepScript, part, int64(c.ID()))
+		futures[i] = rpc.Async[any](ctx, o.agent, part.Owner().Name, o.step, part, int64(c.ID()))
 	}
 	var errs []error
 	for _, f := range futures {

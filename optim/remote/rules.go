@@ -131,6 +131,9 @@ func (v values) set(name string, x any) error {
 	return nil
 }
 
+// ordinary is the module of PyTorch's optimizers that are not functional.
+const ordinary = "torch.optim"
+
 // describe names a rule as PyTorch does, with the arguments of the constructor.
 func describe(r optim.Rule) (py.Global, rpc.Kw, error) {
 	kw := rpc.Kw{"lr": r.Rate()}
@@ -167,7 +170,7 @@ func describe(r optim.Rule) (py.Global, rpc.Kw, error) {
 	case optim.SparseAdam:
 		betas(r.Beta1, r.Beta2)
 		set("eps", r.Eps)
-		return py.Global{Module: "torch.optim", Name: "SparseAdam"}, kw, nil
+		return py.Global{Module: ordinary, Name: "SparseAdam"}, kw, nil
 	case optim.Adagrad:
 		short = "Adagrad"
 		set("lr_decay", r.LRDecay)
