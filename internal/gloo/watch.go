@@ -99,7 +99,7 @@ func (w *watch) settle() {
 
 // doubt waits until it is certain whether a rank that went without a word has died.
 func (w *watch) doubt() {
-	t := time.NewTicker(presence.Grace / 12)
+	t := time.NewTicker(presence.LookEvery)
 	defer t.Stop()
 	for {
 		select {
@@ -113,7 +113,7 @@ func (w *watch) doubt() {
 			w.mu.seen = moved
 			w.mu.machine.Moved(w.now())
 		}
-		w.mu.machine.Tick(w.now())
+		w.mu.machine.Look(w.now())
 		_, doubt := w.mu.machine.Doubt()
 		w.mu.doubting = doubt
 		w.settle()

@@ -24,6 +24,9 @@ import (
 // Grace is how long nothing may move after a rank has gone without a word, while a collective runs that needs it.
 const Grace = 600 * time.Millisecond
 
+// LookEvery is how often a driver looks while there is a doubt.
+const LookEvery = Grace / 12
+
 // leastAge is the age below which the order of events tells more than the kernel's clock, which ticks every 4 to 10 ms.
 const leastAge = 12 * time.Millisecond
 
@@ -59,6 +62,7 @@ type Machine struct {
 	running []*Collective
 	done    uint32 // tags of collectives that ended well here are lower
 	moved   time.Duration
+	looked  time.Duration
 	given   error // why another Go rank gave the group up
 
 	// Effects are what the calls since the last reset ask for.
@@ -185,6 +189,19 @@ func (m *Machine) Doubt() (at time.Duration, doubt bool) {
 		}
 	}
 	return 0, false
+}
+
+// Look is Tick for a driver that looks every [LookEvery]. One that comes late did not run meanwhile, and what has arrived may
+// not have been read: that time does not count.
+func (m *Machine) Look(now time.Duration) {
+	if at, doubt := m.Doubt(); doubt {
+		quiet := at - Grace
+		if late := now - max(quiet, m.looked) - 2*LookEvery; late > 0 {
+			m.moved = quiet + late
+		}
+	}
+	m.looked = now
+	m.Tick(now)
 }
 
 // Tick decides what was in doubt.

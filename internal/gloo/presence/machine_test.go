@@ -53,6 +53,33 @@ func TestWordlessEnd(t *testing.T) {
 	}
 }
 
+// TestTimeWithoutAProcessor: a process that did not run cannot say that nothing moved.
+func TestTimeWithoutAProcessor(t *testing.T) {
+	m := New(0, 5)
+	c := &Collective{Kind: coll.AllReduce, Tag: 3}
+	m.Begin(c)
+	m.Ended(time.Second, 0, 3, false, gone(3))
+	now := time.Second
+	for range 3 {
+		now += LookEvery
+		m.Look(now)
+	}
+	ends(m)
+	now += time.Minute
+	m.Look(now)
+	if errs, _ := ends(m); len(errs) != 0 {
+		t.Fatal("a minute without a look was taken for one in which nothing moved")
+	}
+	woken := now
+	for now < woken+Grace {
+		now += LookEvery
+		m.Look(now)
+	}
+	if errs, _ := ends(m); errs[c] == nil {
+		t.Error("the death was not noticed after the pause")
+	}
+}
+
 // TestFirstOfSeveral: of ranks that are gone, the one whose connection ended first is the cause.
 func TestFirstOfSeveral(t *testing.T) {
 	m := New(0, 5)
