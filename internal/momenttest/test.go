@@ -43,27 +43,36 @@ func Test(t *testing.T, s Scenario) {
 		}
 		n := uint64(max(*seeds/max(s.Share, 1), 1))
 		var memory memoryCheck
-		missed := 0
+		missed, pairs := 0, 0
 		for seed := *first; seed < *first+n; seed++ {
-			if !runSeed(t, s, seed) {
+			switch runSeed(t, s, seed) {
+			case 0:
 				missed++
+			case 2:
+				pairs++
 			}
 			if t.Failed() {
 				return
 			}
 			memory.look(t, seed-*first, n)
 		}
-		t.Logf("%d seeds; in %d of them the chosen point was not reached a second time", n, missed)
+		t.Logf("%d seeds; in %d of them two events happened, in %d the chosen point was not reached a second time", n, pairs, missed)
+		if n >= enoughSeeds && pairs == 0 {
+			t.Errorf("in %d seeds no two events happened together", n)
+		}
 	})
 }
 
-// runSeed counts and injects. It returns false when an event had no occasion.
-func runSeed(t *testing.T, s Scenario, seed uint64) bool {
+// enoughSeeds is how many seeds have certainly some with two different events.
+const enoughSeeds = 100
+
+// runSeed counts and injects. It returns how many events happened: one may have had no occasion.
+func runSeed(t *testing.T, s Scenario, seed uint64) int {
 	t.Helper()
 	p := newPlan(s, seed)
 	counted := execute(t, s, p)
 	if t.Failed() {
-		return false
+		return 0
 	}
 	chosen := p.choose(counted.mu.hits)
 	if chosen == nil {
@@ -75,7 +84,7 @@ func runSeed(t *testing.T, s Scenario, seed uint64) bool {
 		before.compare(injected)
 	}
 	report(t, injected)
-	return len(injected.mu.happened) > 0
+	return len(injected.mu.happened)
 }
 
 // Trace runs a seed once more and returns the points that it hit, for tests of the replay.

@@ -46,8 +46,11 @@ func TestBackward(t *testing.T) {
 		momenttest.Test(t, momenttest.Scenario{
 			Name: mode, Share: 4, Points: []string{"autograd."},
 			Events: []momenttest.Event{
-				momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline, {Name: releaseEvent},
-				{Name: middleEvent, Where: momenttest.Beside}, {Name: lastEvent, Where: momenttest.Beside}, {Name: openerEvent, Where: momenttest.Beside},
+				momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline,
+				{Name: releaseEvent},
+				{Name: middleEvent, Where: momenttest.Beside},
+				{Name: lastEvent, Where: momenttest.Beside},
+				{Name: openerEvent, Where: momenttest.Beside},
 			},
 			Run: func(r *momenttest.Run) { play(r, mode == "fast") },
 		})

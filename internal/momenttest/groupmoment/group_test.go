@@ -23,6 +23,7 @@ import (
 const (
 	size    = 3
 	victim  = 1
+	peer    = 2                // that may leave, too
 	timeout = 30 * time.Second // of an operation
 	noticed = time.Second      // within which a rank's end is known to all
 )
@@ -30,6 +31,7 @@ const (
 // The events beside those of the context.
 const (
 	closeEvent     = "close"
+	peerEvent      = "peer" // another rank closes its group
 	callbackClose  = "callback-close"
 	callbackCall   = "callback-call"
 	callbackPanic  = "callback-panic"
@@ -44,7 +46,12 @@ func TestGroup(t *testing.T) {
 			Name: string(transport), Share: 4, Points: []string{"group.", "shm.", "tcp.", "gloo.", "native."},
 			Events: []momenttest.Event{
 				momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline,
-				{Name: closeEvent, Where: momenttest.Beside}, {Name: callbackClose}, {Name: callbackCall}, {Name: callbackPanic}, {Name: callbackGoexit},
+				{Name: closeEvent, Where: momenttest.Beside},
+				{Name: peerEvent, Where: momenttest.Beside},
+				{Name: callbackClose},
+				{Name: callbackCall},
+				{Name: callbackPanic},
+				{Name: callbackGoexit},
 			},
 			Run: func(r *momenttest.Run) { play(r, transport) },
 		})
@@ -149,6 +156,7 @@ func run(ctx context.Context, g *group.Group, op operation, n int) error {
 func (g *game) arrange() {
 	v := g.groups[victim]
 	g.r.On(closeEvent, func() { _ = v.Close() })
+	g.r.On(peerEvent, func() { _ = g.groups[peer].Close() })
 	set := func(f func(*group.Work)) func() {
 		return func() {
 			g.mu.Lock()
@@ -253,26 +261,46 @@ func (g *game) impatient(own context.Context, w *group.Work) error {
 	return fmt.Errorf("the end of a wait gave %w, which does not match %w", err, own.Err())
 }
 
+// leavers are the events by which a rank leaves.
+var leavers = map[int][]string{victim: {closeEvent, callbackClose}, peer: {peerEvent}}
+
+// left returns the ranks that have left, or may have.
+func (g *game) left() map[dist.Rank]bool {
+	left := map[dist.Rank]bool{}
+	for rank, events := range leavers {
+		for _, event := range events {
+			if _, happened := g.r.Happened(event); happened {
+				left[dist.Rank(rank)] = true
+			}
+		}
+	}
+	return left
+}
+
 // check is the oracle.
 func (g *game) check(calls []*momenttest.Call) {
 	r := g.r
-	closed := false
-	for _, event := range []string{closeEvent, callbackClose} {
-		_, happened := r.Happened(event)
-		closed = closed || happened
-	}
+	left := g.left()
 	for rank, c := range calls {
-		if rank == victim {
-			r.Check(c, r.Allow(dist.Closed, closeEvent, callbackClose))
-			continue
+		var others []string // by which somebody else leaves
+		for leaver, events := range leavers {
+			if leaver != rank {
+				others = append(others, events...)
+			}
 		}
-		r.Check(c, r.Allow(dist.PeerLost, closeEvent, callbackClose))
-		if e, ok := errors.AsType[*dist.Error](c.Err); ok && e.Code == dist.PeerLost && e.Rank != victim {
-			r.Errorf("rank %d blames rank %d, and it was rank %d that left: %v", rank, e.Rank, victim, c.Err)
+		allowed := []momenttest.Allowance{r.Allow(dist.PeerLost, others...)}
+		if events := leavers[rank]; events != nil {
+			allowed = append(allowed, r.Allow(dist.Closed, events...))
 		}
-		r.EndsSoon(c, closeEvent, noticed)
+		r.Check(c, allowed...)
+		if e, ok := errors.AsType[*dist.Error](c.Err); ok && e.Code == dist.PeerLost && (!left[e.Rank] || e.Rank == dist.Rank(rank)) {
+			r.Errorf("rank %d blames rank %d, and those that left are %v: %v", rank, e.Rank, left, c.Err)
+		}
+		for _, event := range []string{closeEvent, peerEvent} {
+			r.EndsSoon(c, event, noticed)
+		}
 	}
-	if closed {
+	if len(left) > 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)

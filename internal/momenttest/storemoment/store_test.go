@@ -293,7 +293,7 @@ func (g *game) check(ctx context.Context) {
 			r.Allow(dist.PeerLost, cutEvent, killEvent, restartEvent, dialerPanic, dialerGoexit),
 			r.Allow(dist.Unavailable, killEvent, restartEvent), r.Allow(dist.Empty),
 			r.Allow(dist.Unavailable, cutEvent, dialerPanic, dialerGoexit), // the cut hit the one attempt to connect again
-			r.Allow(dist.DeadlineExceeded, stopEvent, restartEvent), // a key that was there is gone
+			r.Allow(dist.DeadlineExceeded, stopEvent, restartEvent),        // a key that was there is gone
 			r.Allow(dist.Replaced, restartEvent),
 		}
 		if p.own {
