@@ -17,7 +17,8 @@ import (
 )
 
 // startSim is some static worlds of the same processes, Go and PyTorch, one after the other on one store. Ranks come late, die
-// and are replaced, lose the store, or wait for it. A start that fails is tried again by all ranks.
+// and are replaced, lose the store, or wait for it. A start that fails is tried again by all ranks. What a rank had asked of a store that
+// it loses is done all the same, later, and asked again by its next start; there are no other copies, since clients do not repeat writes.
 type startSim struct {
 	*sim
 	opt     StartOptions
@@ -62,7 +63,7 @@ var errLost = errors.New("the connection to the store is lost")
 
 func newStartSim(seed uint64, faults bool, opt StartOptions) *startSim {
 	w := &startSim{sim: newSim(seed), opt: opt, faults: faults, meeting: map[int]map[int]func(){}, ends: map[string]int{}}
-	w.latest = []time.Duration{2 * time.Millisecond, 50 * time.Millisecond}[w.rng.IntN(2)]
+	w.latest = []time.Duration{2 * time.Millisecond, 50 * time.Millisecond, 4 * time.Second}[w.rng.IntN(3)]
 	w.left = 1 + w.rng.IntN(3)
 	size, kinds := 2+w.rng.IntN(4), w.rng.IntN(3) // Go only, both, mostly PyTorch
 	for r := range size {
@@ -80,6 +81,9 @@ func newStartSim(seed uint64, faults bool, opt StartOptions) *startSim {
 	w.attempt()
 	return w
 }
+
+// slow is a time that depends on how long some hundred answers of the store take.
+func (w *startSim) slow(d time.Duration) time.Duration { return d + 100*w.latest }
 
 // history is what earlier worlds have left in the store.
 func (w *startSim) history(size int) {
@@ -134,7 +138,7 @@ func sign(rank int, old bool) string {
 // attempt lets all ranks start. A Go rank cannot tell a PyTorch rank that begins to start from one that has failed to, until that
 // one tries again: so it does that first.
 func (w *startSim) attempt() {
-	w.spoilt, w.until, w.came, w.looking = false, w.now+startTime, w.now, map[int]string{}
+	w.spoilt, w.until, w.came, w.looking = false, w.now+w.slow(startTime), w.now, map[int]string{}
 	clear(w.meeting)
 	late := 20 * time.Second
 	if w.rng.IntN(2) == 0 {
@@ -398,14 +402,14 @@ func (w *startSim) judge() {
 	switch {
 	case w.dynamic:
 		for _, g := range w.ranks {
-			if dist.CodeOf(g.err) != dist.Mismatch || g.ended-g.begun > 5*time.Second {
+			if dist.CodeOf(g.err) != dist.Mismatch || g.ended-g.begun > w.slow(5*time.Second) {
 				w.fault("a dynamic world is in the way, and the start of %s ends after %v with %v", g.name, g.ended-g.begun, g.err)
 			}
 		}
 		w.ends["dynamic"]++
 		w.left = 0
 	case well == len(w.ranks):
-		if !w.faults && w.ranks[0].round < fewRounds && w.now > w.came+15*time.Second {
+		if !w.faults && w.ranks[0].round < fewRounds && w.now > w.came+w.slow(15*time.Second) {
 			w.fault("all have come at %v, and have started at %v", w.came, w.now)
 		}
 		w.ends["well"]++
@@ -464,7 +468,7 @@ func (w *startSim) lookers() {
 }
 
 func (w *startSim) simulate() error {
-	for w.left > 0 && w.wrong == nil && w.now < 12*startTime {
+	for w.left > 0 && w.wrong == nil && w.now < 12*w.slow(startTime) {
 		w.run(w.now + 500*time.Millisecond)
 		w.lookers()
 	}
