@@ -13,7 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
-	autodist "github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
@@ -26,7 +26,7 @@ import (
 type member struct {
 	g      *group.Group
 	agent  *rpc.Agent
-	engine *autodist.Engine
+	engine *distautograd.Engine
 }
 
 // contextWorld runs f as the ranks of a group, each of which is worker "w<rank>" of an RPC world with its own handlers.
@@ -35,7 +35,7 @@ func contextWorld(t *testing.T, size int, f func(ctx context.Context, w member, 
 	st := store.NewMemory()
 	t.Cleanup(func() { _ = st.Close() })
 	world(t, size, func(ctx context.Context, g *group.Group) error {
-		serve, engine := rpc.NewRegistry(), autodist.New()
+		serve, engine := rpc.NewRegistry(), distautograd.New()
 		agent, err := rpc.Join(ctx, st, fmt.Sprintf("w%d", g.Rank()), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(serve), engine.Join())
 		if err != nil {
 			return err
@@ -49,7 +49,7 @@ func contextWorld(t *testing.T, size int, f func(ctx context.Context, w member, 
 }
 
 // inContext runs f in a context of its own.
-func (w member) inContext(ctx context.Context, f func(ctx context.Context, c *autodist.Context) error) error {
+func (w member) inContext(ctx context.Context, f func(ctx context.Context, c *distautograd.Context) error) error {
 	ctx, c, err := w.engine.Open(ctx)
 	if err != nil {
 		return err
@@ -58,7 +58,7 @@ func (w member) inContext(ctx context.Context, f func(ctx context.Context, c *au
 }
 
 // gradsIn are the gradients that a context has for the parameters of a module.
-func gradsIn(c *autodist.Context, m nn.Module) [][]float32 {
+func gradsIn(c *distautograd.Context, m nn.Module) [][]float32 {
 	var out [][]float32
 	for _, v := range nn.Variables(m) {
 		g, err := c.GradientValue(v).ToDense()
@@ -99,7 +99,7 @@ func (h *hybrid) Params() []nn.Param {
 // stay what they are; so do those of a context when the next one is trained in.
 func TestGradientsInContext(t *testing.T) {
 	t.Parallel()
-	for _, opts := range [][]autodist.PassOption{nil, {autodist.Fast()}} {
+	for _, opts := range [][]distautograd.PassOption{nil, {distautograd.Fast()}} {
 		contextWorld(t, 3, func(ctx context.Context, w member, serve *rpc.Registry) error {
 			trainers, err := w.g.NewGroup(ctx, []dist.Rank{0, 1})
 			if err != nil {
@@ -111,7 +111,7 @@ func TestGradientsInContext(t *testing.T) {
 					return server.Forward(x), nil
 				}),
 				rpc.Handle(serve, "t.gradient", func(ctx context.Context, _ int64) (*tensor.Tensor, error) {
-					return autodist.From(ctx).Gradient(server.Weight), nil
+					return distautograd.From(ctx).Gradient(server.Weight), nil
 				}),
 			)
 			if err != nil {
@@ -126,7 +126,7 @@ func TestGradientsInContext(t *testing.T) {
 }
 
 // trainHybrid is one of two trainers; server is like the layer that worker w2 has.
-func trainHybrid(ctx context.Context, w member, trainers *group.Group, server *nn.Linear, opts []autodist.PassOption) error {
+func trainHybrid(ctx context.Context, w member, trainers *group.Group, server *nn.Linear, opts []distautograd.PassOption) error {
 	reference := newHybrid(3, server.Forward)
 	m := newHybrid(3, server.Forward)
 	model, err := ddp.New(ctx, trainers, m, ddp.WithBuckets(30, 30))
@@ -138,7 +138,7 @@ func trainHybrid(ctx context.Context, w member, trainers *group.Group, server *n
 		return err
 	}
 	own := grads(m)
-	var former *autodist.Context
+	var former *distautograd.Context
 	var kept [][]float32
 	for k := range uint64(3) {
 		inside, c, err := w.engine.Open(ctx)
@@ -218,7 +218,7 @@ func TestOneContextForAllRanks(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		check := func(c *autodist.Context) error {
+		check := func(c *distautograd.Context) error {
 			if got := gradsIn(c, m); !near(got, want) {
 				return fmt.Errorf("rank %d: the context has %v, want %v", w.g.Rank(), got, want)
 			}
@@ -230,7 +230,7 @@ func TestOneContextForAllRanks(t *testing.T) {
 				l := loss(ctx, seed)
 				return l, l.Err()
 			}),
-			rpc.Handle(serve, "t.check", func(ctx context.Context, _ int64) (bool, error) { return true, check(autodist.From(ctx)) }),
+			rpc.Handle(serve, "t.check", func(ctx context.Context, _ int64) (bool, error) { return true, check(distautograd.From(ctx)) }),
 			rpc.Handle(serve, "t.end", func(context.Context, int64) (bool, error) {
 				close(ended)
 				return true, nil
@@ -248,7 +248,7 @@ func TestOneContextForAllRanks(t *testing.T) {
 			return ctx.Err()
 		}
 		names := []string{"w1", "w2"}
-		pass := func(ctx context.Context, c *autodist.Context) error {
+		pass := func(ctx context.Context, c *distautograd.Context) error {
 			others := make([]*dist.Future[*autograd.Variable], len(names))
 			for i, name := range names { // their forwards may be collective with this rank's
 				others[i] = rpc.Async[*autograd.Variable](ctx, w.agent, name, "t.loss", int64(i+1))
@@ -301,7 +301,7 @@ func TestSparseInContext(t *testing.T) {
 		}
 		defer model.Close()
 		for range 3 {
-			err := w.inContext(ctx, func(ctx context.Context, c *autodist.Context) error {
+			err := w.inContext(ctx, func(ctx context.Context, c *distautograd.Context) error {
 				loss := model.Forward(ctx, ids(rowsOf(w.g.Rank())...)).Sum()
 				if err := c.Backward(ctx, []*autograd.Variable{loss}); err != nil {
 					return err
@@ -336,7 +336,7 @@ func TestUnevenInContexts(t *testing.T) {
 		defer model.Close()
 		return model.Join(ctx, func() error {
 			for k := range 1 + w.g.Rank() {
-				err := w.inContext(ctx, func(ctx context.Context, c *autodist.Context) error {
+				err := w.inContext(ctx, func(ctx context.Context, c *distautograd.Context) error {
 					x, y := batch(uint64(k), 8)
 					loss := autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean)
 					if err := c.Backward(ctx, []*autograd.Variable{loss}); err != nil {

@@ -18,7 +18,7 @@
 // Gradients are memory of the buckets, as with PyTorch's gradient_as_bucket_view: they are computed there, and reduced in place. So the
 // next pass overwrites a gradient, also after ZeroGrad. Copy one that you want to keep. [Model.Close] leaves every parameter a copy.
 //
-// A backward pass of a distributed autograd context (package autograd/dist) reduces the gradients in the context, as in PyTorch:
+// A backward pass of a distributed autograd context (package autograd/distautograd) reduces the gradients in the context, as in PyTorch:
 // the context has the means when it ends, in memory of their own.
 package ddp
 

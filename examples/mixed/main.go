@@ -22,7 +22,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	agdist "github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/examples/internal/curve"
 	"github.com/cohort-dist/cohort/examples/internal/launch"
@@ -52,7 +52,7 @@ func run(ctx context.Context, url string, out io.Writer) ([]float64, error) {
 		return nil, err
 	}
 	defer func() { _ = w.Close() }()
-	engine, reg := agdist.New(), rpc.NewRegistry()
+	engine, reg := distautograd.New(), rpc.NewRegistry()
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // initial weights and points
 	head := nn.NewLinear(random, hidden, 1)
 	own := nn.Variables(head)
@@ -77,7 +77,7 @@ func run(ctx context.Context, url string, out io.Writer) ([]float64, error) {
 
 // model is a network whose first half is at the worker "torch".
 type model struct {
-	engine *agdist.Engine
+	engine *distautograd.Engine
 	agent  *rpc.Agent
 	head   *nn.Linear
 }

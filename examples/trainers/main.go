@@ -23,7 +23,7 @@ import (
 	"sync"
 
 	"github.com/cohort-dist/cohort/autograd"
-	agdist "github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/examples/internal/curve"
 	"github.com/cohort-dist/cohort/optim"
@@ -83,7 +83,7 @@ func (s *server) forward(x *autograd.Variable) *autograd.Variable {
 func run(ctx context.Context, steps int, out io.Writer) ([][]float64, error) {
 	st := store.NewMemory()
 	defer func() { _ = st.Close() }()
-	s, engine := newServer(), agdist.New()
+	s, engine := newServer(), distautograd.New()
 	reg := rpc.NewRegistry()
 	err := errors.Join(
 		reg.Handle("ps.forward", s.forward),
@@ -120,7 +120,7 @@ func run(ctx context.Context, steps int, out io.Writer) ([][]float64, error) {
 
 // train is one trainer. It knows the points of its own third of the axis.
 func train(ctx context.Context, st store.Store, number, steps int, report func(string, ...any)) ([]float64, error) {
-	engine := agdist.New()
+	engine := distautograd.New()
 	name := fmt.Sprintf("trainer%d", number)
 	a, err := rpc.Join(ctx, st, name, rpc.WithAddr("127.0.0.1:0"), engine.Join())
 	if err != nil {
@@ -159,7 +159,7 @@ func train(ctx context.Context, st store.Store, number, steps int, report func(s
 }
 
 // one is one step of a trainer.
-func one(ctx context.Context, engine *agdist.Engine, a *rpc.Agent, opt *remote.Optimizer, number int, random *rand.Rand) (float64, error) {
+func one(ctx context.Context, engine *distautograd.Engine, a *rpc.Agent, opt *remote.Optimizer, number int, random *rand.Rand) (float64, error) {
 	xs, ys := make([]float32, batchSize), make([]float32, batchSize)
 	for i := range xs {
 		x := 2*(float64(number)+random.Float64())/trainers - 1

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/autograd"
-	agdist "github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/rpc"
@@ -64,7 +64,7 @@ func (a *app) benchAutogradRank(ctx context.Context, l *benchLoad, addr string, 
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	engine := agdist.New()
+	engine := distautograd.New()
 	reg := rpc.NewRegistry().MustHandle("bench.mul", func(ctx context.Context, t *autograd.Variable, depth int) (*autograd.Variable, error) {
 		u := t.Scale(2)
 		if depth > 1 {
@@ -85,7 +85,7 @@ func (a *app) benchAutogradRank(ctx context.Context, l *benchLoad, addr string, 
 			if !l.wanted(h.name) {
 				continue
 			}
-			if err := measureHops(ctx, l, engine, agent, h.name, h.depth, agdist.Fast()); err != nil {
+			if err := measureHops(ctx, l, engine, agent, h.name, h.depth, distautograd.Fast()); err != nil {
 				return err
 			}
 			if err := measureHops(ctx, &smart, engine, agent, h.name, h.depth); err != nil {
@@ -97,7 +97,7 @@ func (a *app) benchAutogradRank(ctx context.Context, l *benchLoad, addr string, 
 }
 
 // measureHops measures forward, backward and clean-up of a tiny graph.
-func measureHops(ctx context.Context, l *benchLoad, engine *agdist.Engine, agent *rpc.Agent, name string, depth int, opts ...agdist.PassOption) error {
+func measureHops(ctx context.Context, l *benchLoad, engine *distautograd.Engine, agent *rpc.Agent, name string, depth int, opts ...distautograd.PassOption) error {
 	once := func() error {
 		ones, err := tensor.Full(tensor.Float32, 1.0, 4)
 		if err != nil {

@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// goName is a name of a public package on the page for users of PyTorch: "group.Group.AllReduce", "autograd/dist.Context".
+// goName is a name of a public package on the page for users of PyTorch: "group.Group.AllReduce", "autograd/distautograd.Context".
 var goName = regexp.MustCompile("`((?:[a-z]+/)?[a-z]+)\\.([A-Z][A-Za-z0-9]*)(?:\\.([A-Z][A-Za-z0-9]*))?`")
 
 // TestPyTorchPage: what docs/pytorch.md says PyTorch's names correspond to exists.

@@ -53,7 +53,7 @@ pure: internal/rrefcore internal/worldcore internal/backcore internal/gloo/wire 
       internal/aten internal/rpcseam internal/rpcworld internal/rpcplace internal/quietlog
       internal/rpclink internal/rpcref internal/rpccall internal/rpcserve
       rpc rpc/operators
-      autograd/dist optim/remote
+      autograd/distautograd optim/remote
       .
 pure: internal/frdump internal/verdict
       internal/jobscan

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
@@ -110,7 +110,7 @@ def check(me, path):
 
 // layerOf is a Go worker's side of the module.
 type layerOf struct {
-	engine *dist.Engine
+	engine *distautograd.Engine
 	weight *autograd.Variable
 	begun  chan struct{} // the slow layer was reached
 }
@@ -152,7 +152,7 @@ func (breaks) Backward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor, e
 
 // goLayer returns a Go worker with a layer.
 func goLayer(name string) (member, *layerOf) {
-	l := &layerOf{engine: dist.New(dist.WithTimeout(10 * time.Second)), weight: initialWeight(name), begun: make(chan struct{}, 16)}
+	l := &layerOf{engine: distautograd.New(distautograd.WithTimeout(10 * time.Second)), weight: initialWeight(name), begun: make(chan struct{}, 16)}
 	via := func(fn string, last func(x *autograd.Variable) (*autograd.Variable, error)) any {
 		return func(ctx context.Context, path []string, x *autograd.Variable) (*autograd.Variable, error) {
 			if len(path) > 0 {
@@ -181,7 +181,7 @@ func goLayer(name string) (member, *layerOf) {
 		MustHandle("layers.broken", via("layers.broken", apply(breaks{}))).
 		MustHandle("layers.slow", via("layers.slow", apply(pause{l.begun}))).
 		MustHandle("layers.gradient", func(id int64) *tensor.Tensor {
-			if c := l.engine.Context(dist.ID(id)); c != nil {
+			if c := l.engine.Context(distautograd.ID(id)); c != nil {
 				return c.Gradient(l.weight)
 			}
 			return nil
@@ -248,9 +248,9 @@ func (l *layerOf) chain(ctx context.Context, t *testing.T, a *rpc.Agent, path []
 // free waits until a Go worker holds no context.
 func (l *layerOf) free(t *testing.T) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); l.engine.Stats() != (dist.Stats{}) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(15 * time.Second); l.engine.Stats() != (distautograd.Stats{}) && time.Now().Before(end); time.Sleep(time.Millisecond) {
 	}
-	if s := l.engine.Stats(); s != (dist.Stats{}) {
+	if s := l.engine.Stats(); s != (distautograd.Stats{}) {
 		t.Errorf("a Go worker still holds %+v", s)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
@@ -130,10 +130,10 @@ func sparseLayer(x, w *autograd.Variable) *autograd.Variable { return x.Mul(w).A
 
 // goSparse returns a Go worker with a sparse layer.
 func goSparse(name string) (member, *sparseOf) {
-	l := &sparseOf{&layerOf{engine: dist.New(dist.WithTimeout(10 * time.Second))}, sparseWeight(name), rowTable(name)}
+	l := &sparseOf{&layerOf{engine: distautograd.New(distautograd.WithTimeout(10 * time.Second))}, sparseWeight(name), rowTable(name)}
 	gradient := func(v *autograd.Variable) any {
 		return func(id int64) *tensor.Sparse {
-			if c := l.engine.Context(dist.ID(id)); c != nil {
+			if c := l.engine.Context(distautograd.ID(id)); c != nil {
 				return c.GradientValue(v).Sparse
 			}
 			return nil
@@ -200,7 +200,7 @@ func (l *sparseOf) chain(ctx context.Context, t *testing.T, a *rpc.Agent, path [
 		t.Fatal(err)
 	}
 	loss := y.Mul(y).SparseSum()
-	for _, opts := range [][]dist.PassOption{{dist.RetainGraph()}, nil} {
+	for _, opts := range [][]distautograd.PassOption{{distautograd.RetainGraph()}, nil} {
 		if err := c.Backward(gctx, []*autograd.Variable{loss}, opts...); err != nil {
 			t.Fatalf("%v: %v", names, err)
 		}

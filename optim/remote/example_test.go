@@ -9,7 +9,7 @@ import (
 	"log"
 
 	"github.com/cohort-dist/cohort/autograd"
-	agdist "github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/optim/remote"
 	"github.com/cohort-dist/cohort/rpc"
@@ -28,7 +28,7 @@ func Example() {
 	st := store.NewMemory()
 	defer func() { _ = st.Close() }()
 
-	served := agdist.New()
+	served := distautograd.New()
 	reg := rpc.NewRegistry().
 		MustHandle("ps.weight", func() *autograd.Variable { return param(10, 20) }).
 		MustHandle("ps.forward", func(ctx context.Context, weight *rpc.Ref[*autograd.Variable], x *tensor.Tensor) (*autograd.Variable, error) {
@@ -46,7 +46,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer func() { _ = server.Close() }()
-	engine := agdist.New()
+	engine := distautograd.New()
 	agent, err := rpc.Join(ctx, st, "trainer", rpc.WithAddr("127.0.0.1:0"), engine.Join())
 	if err != nil {
 		log.Fatal(err)

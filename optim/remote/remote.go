@@ -20,7 +20,7 @@ import (
 	"sync"
 
 	"github.com/cohort-dist/cohort/autograd"
-	agdist "github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/optim"
@@ -96,7 +96,7 @@ func New(ctx context.Context, a *rpc.Agent, rule optim.Rule, params []*rpc.Ref[*
 
 // Step updates every parameter that has a gradient in the context, on all owners. If it fails on one owner, the others
 // are still updated; the error says where it failed. It corresponds to DistributedOptimizer.step.
-func (o *Optimizer) Step(ctx context.Context, c *agdist.Context) error {
+func (o *Optimizer) Step(ctx context.Context, c *distautograd.Context) error {
 	select {
 	case <-c.Done():
 		return dist.Newf("optim: step", dist.Closed, "the autograd context %d is closed", c.ID())
@@ -131,7 +131,7 @@ func (o *Optimizer) Close() error {
 // PyTorch's DistributedOptimizer. A step changes the parameters in place, while it holds lock; handlers that compute with them
 // at the same time hold it too, or use a copy that was made with it. Without a lock, nil, the program sees to it that no step
 // runs while others compute.
-func Serve(reg *rpc.Registry, engine *agdist.Engine, lock sync.Locker) error {
+func Serve(reg *rpc.Registry, engine *distautograd.Engine, lock sync.Locker) error {
 	if lock == nil {
 		lock = new(sync.Mutex) // optimizers may share parameters
 	}
@@ -144,7 +144,7 @@ func Serve(reg *rpc.Registry, engine *agdist.Engine, lock sync.Locker) error {
 }
 
 type server struct {
-	engine *agdist.Engine
+	engine *distautograd.Engine
 	lock   sync.Locker
 }
 
@@ -204,7 +204,7 @@ func (s *server) step(ctx context.Context, ref *rpc.Ref[*local], id int64) error
 	if err != nil {
 		return err
 	}
-	c := s.engine.Context(agdist.ID(id))
+	c := s.engine.Context(distautograd.ID(id))
 	if c == nil {
 		return dist.Newf("optim: step", dist.NotFound, "could not find autograd context with id: %d", id)
 	}

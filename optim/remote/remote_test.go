@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	agdist "github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/optim/remote"
@@ -23,7 +23,7 @@ import (
 )
 
 type worker struct {
-	engine *agdist.Engine
+	engine *distautograd.Engine
 	agent  *rpc.Agent
 }
 
@@ -36,7 +36,7 @@ func newWorld(t *testing.T, n int) (context.Context, []worker) {
 	t.Cleanup(func() { _ = st.Close() })
 	ws := make([]worker, n)
 	for i := range ws {
-		e := agdist.New()
+		e := distautograd.New()
 		reg := rpc.NewRegistry().
 			MustHandle("p.new", func(xs ...float64) *autograd.Variable { return param(xs...) }).
 			MustHandle("p.mul", func(ctx context.Context, w *rpc.Ref[*autograd.Variable], x *autograd.Variable) (*autograd.Variable, error) {
@@ -58,9 +58,9 @@ func newWorld(t *testing.T, n int) (context.Context, []worker) {
 	}
 	t.Cleanup(func() {
 		for i, w := range ws {
-			for end := time.Now().Add(10 * time.Second); w.engine.Stats() != (agdist.Stats{}) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(10 * time.Second); w.engine.Stats() != (distautograd.Stats{}) && time.Now().Before(end); time.Sleep(time.Millisecond) {
 			}
-			if s := w.engine.Stats(); s != (agdist.Stats{}) {
+			if s := w.engine.Stats(); s != (distautograd.Stats{}) {
 				t.Errorf("w%d still holds %+v", i, s)
 			}
 		}

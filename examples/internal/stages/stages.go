@@ -13,7 +13,7 @@ import (
 	"io"
 
 	"github.com/cohort-dist/cohort/autograd"
-	agdist "github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/optim"
@@ -25,7 +25,7 @@ import (
 
 // Pipeline is a network whose stages are at different workers. The first worker feeds it and computes the loss.
 type Pipeline struct {
-	engine *agdist.Engine
+	engine *distautograd.Engine
 	agents []*rpc.Agent
 	names  []string
 	params []*rpc.Ref[*autograd.Variable]
@@ -45,7 +45,7 @@ func Start(ctx context.Context, st store.Store, rule optim.Rule, nets ...nn.Modu
 
 func (p *Pipeline) start(ctx context.Context, st store.Store, rule optim.Rule, nets []nn.Module) error {
 	for i, net := range nets {
-		name, engine := fmt.Sprintf("stage%d", i), agdist.New()
+		name, engine := fmt.Sprintf("stage%d", i), distautograd.New()
 		agent, err := join(ctx, st, name, engine, net)
 		if err != nil {
 			return err
@@ -63,7 +63,7 @@ func (p *Pipeline) start(ctx context.Context, st store.Store, rule optim.Rule, n
 }
 
 // join starts the worker of one stage.
-func join(ctx context.Context, st store.Store, name string, engine *agdist.Engine, net nn.Module) (*rpc.Agent, error) {
+func join(ctx context.Context, st store.Store, name string, engine *distautograd.Engine, net nn.Module) (*rpc.Agent, error) {
 	reg := rpc.NewRegistry()
 	err := errors.Join(
 		// The stage's own part, and then those of the workers behind it.

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	agdist "github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/momenttest"
 	"github.com/cohort-dist/cohort/rpc"
@@ -60,7 +60,7 @@ func TestBackward(t *testing.T) {
 // game is a world in one process.
 type game struct {
 	r       *momenttest.Run
-	engines []*agdist.Engine
+	engines []*distautograd.Engine
 	agents  []*rpc.Agent
 }
 
@@ -75,15 +75,15 @@ func handlers() *rpc.Registry {
 }
 
 // pass is one forward and backward pass over w1, w2 and w3 and back through the first.
-func (g *game) pass(ctx context.Context, c *agdist.Context, gctx func(context.Context) context.Context, fast bool) error {
+func (g *game) pass(ctx context.Context, c *distautograd.Context, gctx func(context.Context) context.Context, fast bool) error {
 	x := autograd.Parameter(tensor.Must(tensor.From([]float64{1.1}, 1)))
 	y, err := rpc.Call[*autograd.Variable](gctx(ctx), g.agents[0], "w1", "g.via", []string{"w2", "w3", "w0"}, x)
 	if err != nil {
 		return err
 	}
-	var opts []agdist.PassOption
+	var opts []distautograd.PassOption
 	if fast {
-		opts = append(opts, agdist.Fast())
+		opts = append(opts, distautograd.Fast())
 	}
 	if err := c.Backward(ctx, []*autograd.Variable{y.Sum()}, opts...); err != nil {
 		return err
@@ -109,7 +109,7 @@ func play(r *momenttest.Run, fast bool) {
 	join, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	for i := range workers {
-		e := agdist.New(agdist.WithLease(200 * time.Millisecond))
+		e := distautograd.New(distautograd.WithLease(200 * time.Millisecond))
 		a, err := rpc.Join(join, st, fmt.Sprintf("w%d", i), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(handlers()), rpc.WithTimeout(timeout), e.Join())
 		if err != nil {
 			r.Errorf("w%d cannot join: %v", i, err)
@@ -152,9 +152,9 @@ func play(r *momenttest.Run, fast bool) {
 		if _, died := r.Happened(dead[i]); died {
 			continue
 		}
-		for end := time.Now().Add(r.Slack() + 10*time.Second); e.Stats() != (agdist.Stats{}) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(r.Slack() + 10*time.Second); e.Stats() != (distautograd.Stats{}) && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		}
-		if s := e.Stats(); s != (agdist.Stats{}) {
+		if s := e.Stats(); s != (distautograd.Stats{}) {
 			r.Errorf("w%d still holds %+v", i, s)
 		}
 	}

@@ -1,12 +1,12 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dist computes gradients across workers: a loss is computed by calls to other workers, and one backward pass
+// Package distautograd computes gradients across workers: a loss is computed by calls to other workers, and one backward pass
 // computes the gradients of all parameters, each on the worker that has the parameter. It corresponds to
 // torch.distributed.autograd and interoperates with it: chains of calls may run through Go and PyTorch workers in any
 // order.
 //
-//	engine := dist.New()
+//	engine := distautograd.New()
 //	agent, err := rpc.Join(ctx, st, "trainer", engine.Join())
 //
 //	gctx, c, err := engine.Open(ctx)                 // with dist_autograd.context() as context_id
@@ -44,4 +44,4 @@
 //	rref.backward(id)                         Context.BackwardRef
 //	_get_debug_info                           Engine.Stats
 //	DistributedOptimizer                      package optim/remote
-package dist
+package distautograd

@@ -1,13 +1,13 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist
+package distautograd
 
 import (
 	"encoding/binary"
 
 	"github.com/cohort-dist/cohort/autograd"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
@@ -61,7 +61,7 @@ func encodeMessage(m message) *rpcwire.Message {
 }
 
 func badMessage(format string, args ...any) error {
-	return fault.Newf("autograd: message", fault.Protocol, format, args...)
+	return dist.Newf("autograd: message", dist.Protocol, format, args...)
 }
 
 func decodeMessage(in *rpcwire.Message) (m message, err error) {

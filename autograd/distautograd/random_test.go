@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist_test
+package distautograd_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -136,7 +136,7 @@ func compute(op int, w *autograd.Variable, xs []*autograd.Variable) *autograd.Va
 }
 
 // gradientAt returns a gradient of a worker in this process.
-func gradientAt(w *worker, id dist.ID, v *autograd.Variable) *tensor.Tensor {
+func gradientAt(w *worker, id distautograd.ID, v *autograd.Variable) *tensor.Tensor {
 	c := w.engine.Context(id)
 	if c == nil {
 		return nil

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist
+package distautograd
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -225,7 +225,7 @@ func (e *Engine) sent(s sending, back *rpcwire.Message, err error) work {
 				failed, carried, bad := decodeAnswer(s.msg.Kind, back)
 				switch {
 				case bad != nil:
-					m.Failed(s.msg.Context, s.msg.Pass, backcore.Cause{Worker: s.msg.To, Code: int(fault.Protocol), Text: bad.Error()})
+					m.Failed(s.msg.Context, s.msg.Pass, backcore.Cause{Worker: s.msg.To, Code: int(dist.Protocol), Text: bad.Error()})
 				case failed != nil:
 					m.Failed(s.msg.Context, s.msg.Pass, *failed)
 				default:
@@ -262,15 +262,15 @@ func (e *Engine) lostCause(s sending, err error) *backcore.Cause {
 	if err == nil {
 		return nil
 	}
-	code := fault.CodeOf(err)
+	code := dist.CodeOf(err)
 	cause := &backcore.Cause{Worker: s.msg.To, Code: int(code), Text: err.Error()}
-	if f, ok := err.(*fault.Error); ok && f.Detail != "" { //nolint:errorlint // of the agent itself
+	if f, ok := err.(*dist.Error); ok && f.Detail != "" { //nolint:errorlint // of the agent itself
 		cause.Text = f.Detail
 	}
 	switch {
-	case code == fault.Closed:
+	case code == dist.Closed:
 		return nil // this agent is: whoever waits for it sees that
-	case e.isGo(s.msg.To) && (code == fault.PeerLost || code == fault.Unavailable):
+	case e.isGo(s.msg.To) && (code == dist.PeerLost || code == dist.Unavailable):
 		return nil // a link was lost; whether the worker was, will be seen
 	}
 	return cause
@@ -294,7 +294,7 @@ func (e *Engine) encode(s sending) (*rpcwire.Message, error) {
 		return encodeMessage(s.msg), nil
 	}
 	if s.msg.Kind != backcore.Grad {
-		return nil, fault.Newf("autograd: message", fault.Internal, "a message of kind %d to a PyTorch worker", s.msg.Kind)
+		return nil, dist.Newf("autograd: message", dist.Internal, "a message of kind %d to a PyTorch worker", s.msg.Kind)
 	}
 	enc := &rpcwire.Encoder{}
 	b := rpcwire.Backward{ContextID: int64(idOf(s.msg.Context)), MessageID: number(s.msg.Call), RetainGraph: s.msg.Gradient.retain}
@@ -330,7 +330,7 @@ func (c *Context) filled(call backcore.Call, some *gradient, retain bool) (*grad
 	pt := c.calls[call]
 	c.e.mu.Unlock()
 	if pt == nil {
-		return nil, fault.New("autograd: backward", fault.Internal, "the message is not known")
+		return nil, dist.New("autograd: backward", dist.Internal, "the message is not known")
 	}
 	g := gradient{ts: make([]autograd.Value, len(pt.kind)), retain: retain}
 	if some != nil {

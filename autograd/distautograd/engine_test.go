@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist_test
+package distautograd_test
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -35,7 +35,7 @@ func basics() *rpc.Registry {
 			return x.Mul(x), nil
 		}).
 		MustHandle("t.context", func(ctx context.Context) int64 {
-			if c := dist.From(ctx); c != nil {
+			if c := distautograd.From(ctx); c != nil {
 				return int64(c.ID())
 			}
 			return 0
@@ -65,7 +65,7 @@ func (failing) Backward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor, 
 
 func TestBackwardSimple(t *testing.T) {
 	ws := newWorld(t, 2, basics())
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		for _, to := range []string{"w1", "w0"} {
 			ctx, c := ws[0].open(t)
@@ -87,7 +87,7 @@ func TestBackwardSimple(t *testing.T) {
 // The root may be a received value itself.
 func TestReceivedRoot(t *testing.T) {
 	ws := newWorld(t, 2, basics())
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		x := param(3)
@@ -98,7 +98,7 @@ func TestReceivedRoot(t *testing.T) {
 
 func TestBackwardMultiHop(t *testing.T) {
 	ws := newWorld(t, 4, basics())
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		for _, path := range [][]string{{"w1"}, {"w1", "w2"}, {"w1", "w2", "w3"}, {"w1", "w0"}, {"w1", "w2", "w0", "w1", "w2", "w0"}, {"w0", "w0"}} {
 			ctx, c := ws[0].open(t)
@@ -116,7 +116,7 @@ func TestBackwardMultiHop(t *testing.T) {
 
 func TestRoundTripsAndRoots(t *testing.T) {
 	ws := newWorld(t, 3, basics())
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		x := param(1.5)
@@ -142,13 +142,13 @@ func TestRoundTripsAndRoots(t *testing.T) {
 
 func TestRetainAndAccumulate(t *testing.T) {
 	ws := newWorld(t, 2, basics())
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		x := param(3)
 		loss := call(ctx, t, ws[0], "w1", "t.square", x).Sum()
 		for i := range 1100 {
-			backward(ctx, t, c, loss, append(opts, dist.RetainGraph())...)
+			backward(ctx, t, c, loss, append(opts, distautograd.RetainGraph())...)
 			wantGrad(t, c, x, 6*float64(i+1))
 		}
 		backward(ctx, t, c, loss, opts...)
@@ -163,7 +163,7 @@ func TestRetainAndAccumulate(t *testing.T) {
 // A value that was sent and does not enter the loss.
 func TestUnusedSend(t *testing.T) {
 	ws := newWorld(t, 2, basics())
-	unused := func(t *testing.T) (context.Context, *dist.Context, *autograd.Variable, *autograd.Variable) {
+	unused := func(t *testing.T) (context.Context, *distautograd.Context, *autograd.Variable, *autograd.Variable) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		x := param(2)
@@ -179,13 +179,13 @@ func TestUnusedSend(t *testing.T) {
 		ctx, c, _, loss := unused(t)
 		short, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		err := c.Backward(short, []*autograd.Variable{loss}, dist.Fast())
-		if !errors.Is(err, fault.DeadlineExceeded) || !strings.Contains(err.Error(), "t.square") && !strings.Contains(err.Error(), "PYTHON_CALL") {
+		err := c.Backward(short, []*autograd.Variable{loss}, distautograd.Fast())
+		if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "t.square") && !strings.Contains(err.Error(), "PYTHON_CALL") {
 			t.Errorf("an unused send: %v", err)
 		}
 	})
 	t.Run("only some of a list", func(t *testing.T) {
-		modes(t, func(t *testing.T, opts ...dist.PassOption) {
+		modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 			t.Helper()
 			ctx, c := ws[0].open(t)
 			x := param(5)
@@ -198,7 +198,7 @@ func TestUnusedSend(t *testing.T) {
 		})
 	})
 	t.Run("of a call that failed", func(t *testing.T) {
-		modes(t, func(t *testing.T, opts ...dist.PassOption) {
+		modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 			t.Helper()
 			ctx, c := ws[0].open(t)
 			x := param(5)
@@ -226,7 +226,7 @@ func TestContextTravels(t *testing.T) {
 			t.Errorf("context %d at %s, %v; want none", id, to, err)
 		}
 	}
-	if _, _, err := ws[0].engine.Open(ctx); !errors.Is(err, fault.InvalidArgument) {
+	if _, _, err := ws[0].engine.Open(ctx); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("a context inside another one: %v", err)
 	}
 	if n := ws[1].engine.Stats().Contexts; n != 1 {
@@ -237,13 +237,13 @@ func TestContextTravels(t *testing.T) {
 	if !eventually(func() bool { return ws[1].engine.Stats().Contexts == 0 }) {
 		t.Error("w1 still has the context")
 	}
-	if _, err := rpc.Call[int64](ctx, ws[0].agent, "w1", "t.context"); !errors.Is(err, fault.Closed) {
+	if _, err := rpc.Call[int64](ctx, ws[0].agent, "w1", "t.context"); !errors.Is(err, dist.Closed) {
 		t.Errorf("a call in a closed context: %v", err)
 	}
-	if _, err := c.Gradients(); !errors.Is(err, fault.Closed) {
+	if _, err := c.Gradients(); !errors.Is(err, dist.Closed) {
 		t.Errorf("the gradients of a closed context: %v", err)
 	}
-	if err := c.Backward(ctx, []*autograd.Variable{param(1).Sum()}); !errors.Is(err, fault.Closed) {
+	if err := c.Backward(ctx, []*autograd.Variable{param(1).Sum()}); !errors.Is(err, dist.Closed) {
 		t.Errorf("a pass in a closed context: %v", err)
 	}
 }
@@ -263,7 +263,7 @@ func TestInvalidRoots(t *testing.T) {
 
 func TestWithoutCalls(t *testing.T) {
 	ws := newWorld(t, 1, basics())
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		x := param(1, 2)
@@ -275,14 +275,14 @@ func TestWithoutCalls(t *testing.T) {
 // An error of a function at another worker reaches the worker that began the pass, and ends it everywhere.
 func TestFunctionFails(t *testing.T) {
 	ws := newWorld(t, 3, basics())
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		x := param(2)
 		mid := call(ctx, t, ws[0], "w2", "t.fail", call(ctx, t, ws[0], "w1", "t.square", x))
 		begun := time.Now()
-		err := c.Backward(ctx, []*autograd.Variable{mid.Sum()}, append(opts, dist.RetainGraph())...)
-		var e *fault.Error
+		err := c.Backward(ctx, []*autograd.Variable{mid.Sum()}, append(opts, distautograd.RetainGraph())...)
+		var e *dist.Error
 		if !errors.As(err, &e) || e.Peer != "w2" || e.Key != "Failing" || !strings.Contains(err.Error(), "simulated error") {
 			t.Errorf("the error is %v", err)
 		}

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist_test
+package distautograd_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
@@ -20,7 +20,7 @@ import (
 
 // worker is a worker of a test's world.
 type worker struct {
-	engine *dist.Engine
+	engine *distautograd.Engine
 	agent  *rpc.Agent
 	closed bool
 }
@@ -38,20 +38,20 @@ func testContext(t *testing.T) context.Context {
 }
 
 // newWorld starts n workers, over TCP. When the test ends nothing of its contexts may be left anywhere.
-func newWorld(t *testing.T, n int, reg *rpc.Registry, opts ...dist.Option) []*worker {
+func newWorld(t *testing.T, n int, reg *rpc.Registry, opts ...distautograd.Option) []*worker {
 	t.Helper()
 	return newWorldWith(t, n, []rpc.Option{rpc.WithHandlers(reg)}, opts...)
 }
 
 // newWorldWith is newWorld with other options of the agents.
-func newWorldWith(t *testing.T, n int, agents []rpc.Option, opts ...dist.Option) []*worker {
+func newWorldWith(t *testing.T, n int, agents []rpc.Option, opts ...distautograd.Option) []*worker {
 	t.Helper()
 	ctx := testContext(t)
 	st := store.NewMemory()
 	t.Cleanup(func() { _ = st.Close() })
 	workers := make([]*worker, n)
 	for i := range workers {
-		e := dist.New(opts...)
+		e := distautograd.New(opts...)
 		a, err := rpc.Join(ctx, st, fmt.Sprintf("w%d", i), append([]rpc.Option{rpc.WithAddr("127.0.0.1:0"), operators.Serve(), e.Join()}, agents...)...)
 		if err != nil {
 			t.Fatal(err)
@@ -72,7 +72,7 @@ func newWorldWith(t *testing.T, n int, agents []rpc.Option, opts ...dist.Option)
 // noLeak waits until the worker holds no context, and nothing of one.
 func (w *worker) noLeak(t *testing.T) {
 	t.Helper()
-	if !eventually(func() bool { return w.closed || w.engine.Stats() == dist.Stats{} }) {
+	if !eventually(func() bool { return w.closed || w.engine.Stats() == distautograd.Stats{} }) {
 		t.Errorf("%s still holds %+v", w.name(), w.engine.Stats())
 	}
 }
@@ -88,7 +88,7 @@ func eventually(holds func() bool) bool {
 }
 
 // open opens a context and closes it when the test ends.
-func (w *worker) open(t *testing.T) (context.Context, *dist.Context) {
+func (w *worker) open(t *testing.T) (context.Context, *distautograd.Context) {
 	t.Helper()
 	ctx, c, err := w.engine.Open(testContext(t))
 	if err != nil {
@@ -115,7 +115,7 @@ func param(values ...float64) *autograd.Variable {
 	return autograd.Parameter(tensor.Must(tensor.From(values, len(values))))
 }
 
-func backward(ctx context.Context, t *testing.T, c *dist.Context, root *autograd.Variable, opts ...dist.PassOption) {
+func backward(ctx context.Context, t *testing.T, c *distautograd.Context, root *autograd.Variable, opts ...distautograd.PassOption) {
 	t.Helper()
 	if err := c.Backward(ctx, []*autograd.Variable{root}, opts...); err != nil {
 		t.Fatal(err)
@@ -123,7 +123,7 @@ func backward(ctx context.Context, t *testing.T, c *dist.Context, root *autograd
 }
 
 // wantGrad checks the gradient of a leaf; no values mean that it has none.
-func wantGrad(t *testing.T, c *dist.Context, v *autograd.Variable, want ...float64) {
+func wantGrad(t *testing.T, c *distautograd.Context, v *autograd.Variable, want ...float64) {
 	t.Helper()
 	got := c.Gradient(v)
 	if got == nil || len(want) == 0 {
@@ -145,10 +145,10 @@ func wantGrad(t *testing.T, c *dist.Context, v *autograd.Variable, want ...float
 }
 
 // modes runs a test in both modes of a pass.
-func modes(t *testing.T, f func(t *testing.T, opts ...dist.PassOption)) {
+func modes(t *testing.T, f func(t *testing.T, opts ...distautograd.PassOption)) {
 	t.Helper()
 	t.Run("smart", func(t *testing.T) { f(t) })
-	t.Run("fast", func(t *testing.T) { f(t, dist.Fast()) })
+	t.Run("fast", func(t *testing.T) { f(t, distautograd.Fast()) })
 }
 
 // closeTo compares two gradients.

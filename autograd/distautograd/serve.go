@@ -1,13 +1,13 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist
+package distautograd
 
 import (
 	"context"
 
 	"github.com/cohort-dist/cohort/autograd"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
@@ -17,7 +17,7 @@ import (
 // dispatch handles the messages of passes and clean-ups.
 func (e *Engine) dispatch(ctx context.Context, from rpcseam.Worker, in *rpcwire.Message, reply func(*rpcwire.Message, error)) {
 	if from.ID < 0 {
-		reply(nil, fault.Newf("autograd: message", fault.Protocol, "%q is no worker of this world", from.Name))
+		reply(nil, dist.Newf("autograd: message", dist.Protocol, "%q is no worker of this world", from.Name))
 		return
 	}
 	switch {
@@ -134,10 +134,10 @@ func (e *Engine) serveWave(ctx context.Context, from rpcseam.Worker, msg message
 		}
 	})
 	if former != nil { // its sender waits for the new one
-		former(&backcore.Cause{Worker: msg.To, Code: int(fault.Aborted), Text: "the message came again"}, nil)
+		former(&backcore.Cause{Worker: msg.To, Code: int(dist.Aborted), Text: "the message came again"}, nil)
 	}
 	if !serves {
-		reply(&backcore.Cause{Worker: msg.To, Code: int(fault.Closed), Text: "the agent is closed"}, nil)
+		reply(&backcore.Cause{Worker: msg.To, Code: int(dist.Closed), Text: "the agent is closed"}, nil)
 	}
 	e.serve(w)
 }
@@ -173,7 +173,7 @@ func (e *Engine) serveRef(ctx context.Context, from rpcseam.Worker, in *rpcwire.
 	}
 	c := e.Context(ID(b.ContextID))
 	if c == nil {
-		return nil, fault.Newf("autograd: backward", fault.NotFound, "could not find autograd context with id %d: no message of it has reached this worker, or it is closed", b.ContextID)
+		return nil, dist.Newf("autograd: backward", dist.NotFound, "could not find autograd context with id %d: no message of it has reached this worker, or it is closed", b.ContextID)
 	}
 	if err := c.backwardOwn(ctx, from.ID, b.RRef, opts); err != nil {
 		return nil, err
@@ -189,7 +189,7 @@ func (c *Context) backwardOwn(ctx context.Context, holder int, id rpcwire.Global
 	}
 	root, ok := v.(*autograd.Variable)
 	if !ok {
-		return fault.Newf("autograd: backward", fault.InvalidArgument, "the RRef should contain a tensor for .backward(): it refers to a %T", v)
+		return dist.Newf("autograd: backward", dist.InvalidArgument, "the RRef should contain a tensor for .backward(): it refers to a %T", v)
 	}
 	return c.Backward(ctx, []*autograd.Variable{root}, opts...)
 }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist_test
+package distautograd_test
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -38,7 +38,7 @@ func models() (reg *rpc.Registry, weight func() *autograd.Variable) {
 		MustHandle("m.grad", func(ctx context.Context) (float64, error) {
 			mu.Lock()
 			defer mu.Unlock()
-			g := dist.From(ctx).Gradient(last)
+			g := distautograd.From(ctx).Gradient(last)
 			if g == nil {
 				return 0, errors.New("no gradient")
 			}
@@ -64,7 +64,7 @@ func remote(ctx context.Context, t *testing.T, w *worker, to, fn string, args ..
 
 func TestRemoteCreationAndFetch(t *testing.T) {
 	ws := newWorld(t, 2, basics())
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		for _, to := range []string{"w1", "w0"} {
 			ctx, c := ws[0].open(t)
@@ -85,7 +85,7 @@ func TestRemoteCreationAndFetch(t *testing.T) {
 func TestGradientAtOwner(t *testing.T) {
 	reg, _ := models()
 	ws := newWorld(t, 3, reg)
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		w := remote(testContext(t), t, ws[0], "w1", "m.weight", 4.0)
@@ -114,7 +114,7 @@ func TestBackwardRef(t *testing.T) {
 		x := param(3)
 		loss := remote(ctx, t, ws[0], to, "t.via", []string{"w2"}, x) // 3 x²
 		for i := range 2 {
-			if err := c.BackwardRef(ctx, loss, dist.RetainGraph()); err != nil {
+			if err := c.BackwardRef(ctx, loss, distautograd.RetainGraph()); err != nil {
 				t.Fatal(err)
 			}
 			wantGrad(t, c, x, 18*float64(i+1))
@@ -139,7 +139,7 @@ func TestBackwardRef(t *testing.T) {
 	if err := c.BackwardRef(base, loss); err == nil || !strings.Contains(err.Error(), "could not find autograd context") {
 		t.Errorf("in a context that the owner does not know: %v", err)
 	}
-	if err := c.BackwardRef(base, 7); !errors.Is(err, fault.InvalidArgument) {
+	if err := c.BackwardRef(base, 7); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("from no reference: %v", err)
 	}
 }
@@ -147,7 +147,7 @@ func TestBackwardRef(t *testing.T) {
 // Several workers train through the same one at once: gradients of different contexts do not mix.
 func TestContextsAtOnce(t *testing.T) {
 	ws := newWorld(t, 4, basics())
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		var wg sync.WaitGroup
 		for i, w := range ws[1:] {
@@ -185,7 +185,7 @@ func TestPassesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
-			if err := c.Backward(ctx, []*autograd.Variable{loss}, dist.RetainGraph()); err != nil {
+			if err := c.Backward(ctx, []*autograd.Variable{loss}, distautograd.RetainGraph()); err != nil {
 				t.Error(err)
 			}
 		})

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist
+package distautograd
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/rpc"
@@ -26,7 +26,7 @@ type pass struct {
 	ctx    context.Context //nolint:containedctx // it ends with the pass, and is what its functions run with
 	cancel context.CancelCauseFunc
 	expiry *time.Timer
-	ended  *fault.Promise[struct{}]
+	ended  *dist.Promise[struct{}]
 
 	// Guarded by the engine's lock.
 	starts []backcore.Node // functions that will be run with gradients from elsewhere
@@ -59,7 +59,7 @@ func (c *Context) pass(id backcore.PassID) *pass {
 func (c *Context) enterLocked(ctx context.Context, id backcore.PassID, retain bool) *pass {
 	p := c.passes[id]
 	if p == nil {
-		p = &pass{c: c, id: id, retain: retain, ended: fault.NewPromise[struct{}](), out: map[backcore.Node]*gradient{}}
+		p = &pass{c: c, id: id, retain: retain, ended: dist.NewPromise[struct{}](), out: map[backcore.Node]*gradient{}}
 		deadline, ok := ctx.Deadline()
 		if !ok {
 			deadline = time.Now().Add(c.e.timeout)
@@ -69,14 +69,14 @@ func (c *Context) enterLocked(ctx context.Context, id backcore.PassID, retain bo
 		p.ctx, p.cancel = bounded, func(err error) { cancel(err); stop() }
 		// A little before the deadline, so that the error which says what is missing arrives in time.
 		left := time.Until(deadline)
-		p.expiry = time.AfterFunc(left-min(time.Second, left/10), func() { p.giveUp(fault.DeadlineExceeded) })
+		p.expiry = time.AfterFunc(left-min(time.Second, left/10), func() { p.giveUp(dist.DeadlineExceeded) })
 		c.passes[id] = p
 	}
 	return p
 }
 
 // giveUp ends the pass everywhere because this worker does not wait for it any longer.
-func (p *pass) giveUp(code fault.Code) {
+func (p *pass) giveUp(code dist.Code) {
 	e := p.c.e
 	moment.At("autograd.dist.give_up")
 	e.after(e.step(func(m *machine) {
@@ -84,7 +84,7 @@ func (p *pass) giveUp(code fault.Code) {
 			return
 		}
 		cause := backcore.Cause{Worker: e.self(), Code: int(code), Text: "the pass was cancelled"}
-		if code == fault.DeadlineExceeded {
+		if code == dist.DeadlineExceeded {
 			cause = p.lateLocked(m)
 		}
 		m.Failed(p.c.id, p.id, cause)
@@ -137,7 +137,7 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 		return err
 	}
 	if ctx.Err() != nil {
-		return fault.FromContext(ctx, op)
+		return dist.FromContext(ctx, op)
 	}
 	e := c.e
 	mode := e.mode(o)
@@ -172,9 +172,9 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 		return c.over(op)
 	}
 	if p == nil {
-		return fault.New(op, fault.InvalidArgument, "another pass is under way in this context: with PyTorch workers there can be one at a time")
+		return dist.New(op, dist.InvalidArgument, "another pass is under way in this context: with PyTorch workers there can be one at a time")
 	}
-	defer context.AfterFunc(ctx, func() { p.giveUp(fault.CodeOf(fault.FromContext(ctx, op))) })()
+	defer context.AfterFunc(ctx, func() { p.giveUp(dist.CodeOf(dist.FromContext(ctx, op))) })()
 	waits := context.WithoutCancel(ctx) // its end is the end of the pass, everywhere
 	e.drive(waits, w)
 	moment.At("autograd.dist.await")
@@ -186,7 +186,7 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 func rootGradients(roots []*autograd.Variable) (nodes []*autograd.Node, grads map[*autograd.Node][]autograd.Value, err error) {
 	const op = "autograd: backward"
 	if len(roots) == 0 {
-		return nil, nil, fault.New(op, fault.InvalidArgument, "no tensors provided for gradient computation")
+		return nil, nil, dist.New(op, dist.InvalidArgument, "no tensors provided for gradient computation")
 	}
 	grads = map[*autograd.Node][]autograd.Value{}
 	counts := map[autograd.Edge]float64{}
@@ -197,11 +197,11 @@ func rootGradients(roots []*autograd.Variable) (nodes []*autograd.Node, grads ma
 		edge := v.Edge()
 		switch {
 		case edge.Node == nil:
-			return nil, nil, fault.Newf(op, fault.InvalidArgument, "root %d of %d: requires_grad not set on it", i, len(roots))
+			return nil, nil, dist.Newf(op, dist.InvalidArgument, "root %d of %d: requires_grad not set on it", i, len(roots))
 		case v.Data() == nil || v.Data().Numel() != 1:
-			return nil, nil, fault.Newf(op, fault.InvalidArgument, "root %d of %d is not a scalar: all roots need to be, and dense; this one is %v", i, len(roots), v.Shape())
+			return nil, nil, dist.Newf(op, dist.InvalidArgument, "root %d of %d is not a scalar: all roots need to be, and dense; this one is %v", i, len(roots), v.Shape())
 		case edge.Node.Leaf() != nil:
-			return nil, nil, fault.Newf(op, fault.InvalidArgument, "root %d of %d is a leaf: it does not have a valid gradient function", i, len(roots))
+			return nil, nil, dist.Newf(op, dist.InvalidArgument, "root %d of %d is a leaf: it does not have a valid gradient function", i, len(roots))
 		}
 		if grads[edge.Node] == nil {
 			nodes = append(nodes, edge.Node)
@@ -230,7 +230,7 @@ func (e *Engine) mode(o passOptions) backcore.Mode {
 
 // lateLocked is the cause of a pass that has not ended in time: it says what it still waits for.
 func (p *pass) lateLocked(m *machine) backcore.Cause {
-	return backcore.Cause{Worker: p.c.e.self(), Code: int(fault.DeadlineExceeded), Text: p.missingLocked(m)}
+	return backcore.Cause{Worker: p.c.e.self(), Code: int(dist.DeadlineExceeded), Text: p.missingLocked(m)}
 }
 
 // missingLocked says what a pass still waits for.
@@ -356,10 +356,10 @@ func protected(exited func(error), f func() error) (err error) {
 			return
 		}
 		if v := recover(); v != nil {
-			err = fault.Newf("autograd: backward", fault.Internal, "a function panicked: %v", v)
+			err = dist.Newf("autograd: backward", dist.Internal, "a function panicked: %v", v)
 			return
 		}
-		exited(fault.New("autograd: backward", fault.Internal, "a function has ended its goroutine (runtime.Goexit) instead of returning"))
+		exited(dist.New("autograd: backward", dist.Internal, "a function has ended its goroutine (runtime.Goexit) instead of returning"))
 	}()
 	err = f()
 	returned = true
@@ -368,8 +368,8 @@ func protected(exited func(error), f func() error) (err error) {
 
 // cause says why a function of this worker failed.
 func (e *Engine) cause(err error) backcore.Cause {
-	c := backcore.Cause{Worker: e.self(), Code: int(fault.CodeOf(err)), Text: err.Error()}
-	if e, ok := err.(*fault.Error); ok { //nolint:errorlint // the one of the pass, which names the function
+	c := backcore.Cause{Worker: e.self(), Code: int(dist.CodeOf(err)), Text: err.Error()}
+	if e, ok := err.(*dist.Error); ok { //nolint:errorlint // the one of the pass, which names the function
 		c.Function = e.Key
 		if e.Err != nil {
 			c.Text = e.Err.Error()

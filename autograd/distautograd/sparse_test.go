@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist_test
+package distautograd_test
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coo"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
@@ -342,7 +342,7 @@ func TestSparseBackward(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ways(t, func(t *testing.T, do doing) {
 				t.Helper()
-				modes(t, func(t *testing.T, opts ...dist.PassOption) {
+				modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 					t.Helper()
 					for _, to := range []string{"w1", "w0"} {
 						ctx, c := ws[0].open(t)
@@ -352,7 +352,7 @@ func TestSparseBackward(t *testing.T) {
 							args = append(args, 1)
 						}
 						loss := do(ctx, to, fn, args...).SparseSum()
-						backward(ctx, t, c, loss, append(opts, dist.RetainGraph())...)
+						backward(ctx, t, c, loss, append(opts, distautograd.RetainGraph())...)
 						if !x.GradValue().IsNone() || !y.GradValue().IsNone() {
 							t.Fatal("the pass has changed Grad")
 						}
@@ -435,7 +435,7 @@ func TestSparseParameterServers(t *testing.T) {
 	})
 	ws = newWorld(t, n, reg)
 	ctx := testContext(t)
-	futures := make([][]*fault.Future[int64], n)
+	futures := make([][]*dist.Future[int64], n)
 	for i, server := range ws {
 		ref := remote(ctx, t, server, server.name(), "s.make")
 		for away := 1; away < n; away++ {
@@ -448,7 +448,7 @@ func TestSparseParameterServers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sameSparse(t, "at the server", server.engine.Context(dist.ID(id)).GradientValue(made.of(server.name())), ones(t, 1))
+			sameSparse(t, "at the server", server.engine.Context(distautograd.ID(id)).GradientValue(made.of(server.name())), ones(t, 1))
 		}
 	}
 }
@@ -477,7 +477,7 @@ func TestSparseRoundTrips(t *testing.T) {
 	}
 	ways(t, func(t *testing.T, do doing) {
 		t.Helper()
-		modes(t, func(t *testing.T, opts ...dist.PassOption) {
+		modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 			t.Helper()
 			ctx, c := ws[0].open(t)
 			vs := []*autograd.Variable{sparseParam(), autograd.SparseConstant(matrix()), sparseParam(), autograd.SparseConstant(matrix()), sparseParam()}
@@ -530,7 +530,7 @@ func TestSparseTypes(t *testing.T) {
 func TestSparseNested(t *testing.T) {
 	reg, _ := sparseHandlers()
 	ws := newWorld(t, 3, reg)
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		x, y := sparseParam(), sparseParam()
@@ -544,7 +544,7 @@ func TestSparseNested(t *testing.T) {
 
 		ctx, c = ws[0].open(t)
 		loss := call(ctx, t, ws[0], "w1", "s.via", []string{"w2"}, x, y).SparseSum()
-		backward(ctx, t, c, loss, append(opts, dist.RetainGraph())...)
+		backward(ctx, t, c, loss, append(opts, distautograd.RetainGraph())...)
 		backward(ctx, t, c, loss, opts...)
 		sameSparse(t, "x after two passes", c.GradientValue(x), ones(t, 2))
 	})
@@ -572,7 +572,7 @@ func TestSparseMixed(t *testing.T) {
 func TestSparseUnusedArguments(t *testing.T) {
 	reg, _ := sparseHandlers()
 	ws := newWorld(t, 2, reg.MustHandle("s.first", func(xs []*autograd.Variable) *autograd.Variable { return xs[0].Add(xs[0]) }))
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		x, y := sparseParam(), sparseParam()
@@ -593,7 +593,7 @@ func TestSparseManyPasses(t *testing.T) {
 	x, y := sparseParam(), sparseParam()
 	loss := call(ctx, t, ws[0], "w1", addSchema, x, y, 1).SparseSum()
 	for range 1000 {
-		backward(ctx, t, c, loss, dist.RetainGraph())
+		backward(ctx, t, c, loss, distautograd.RetainGraph())
 	}
 	sameSparse(t, "x", c.GradientValue(x), ones(t, 1000))
 	sameSparse(t, "y", c.GradientValue(y), ones(t, 1000))
@@ -637,14 +637,14 @@ func TestSparseGradientsAreNotCopied(t *testing.T) {
 		t.Fatal(err)
 	}
 	loss := autograd.SparseEmbedding(out[0], ids, -1).Sum()
-	backward(ctx, t, c, loss, dist.RetainGraph())
+	backward(ctx, t, c, loss, distautograd.RetainGraph())
 	first := p.grads[0].Sparse
 	indices, values := first.Indices, first.Values
 	if got := c.GradientValue(a).Sparse; got == nil || got.Values != values || got.Indices != indices {
 		t.Error("the gradient was copied")
 	}
 	for range 10 {
-		backward(ctx, t, c, loss, dist.RetainGraph())
+		backward(ctx, t, c, loss, distautograd.RetainGraph())
 	}
 	sum, err := c.GradientValue(a).ToDense()
 	if err != nil || !tensor.Equal(tensor.Must(sum.Select(0, 2)), tensor.Must(tensor.Full(tensor.Float32, 22.0, 3))) {
@@ -663,9 +663,9 @@ func TestSparseGradientsAreNotCopied(t *testing.T) {
 		t.Fatal(err)
 	}
 	loss = autograd.SparseEmbedding(out[0], ids, -1).Sum()
-	backward(ctx, t, c, loss, dist.RetainGraph())
+	backward(ctx, t, c, loss, distautograd.RetainGraph())
 	for range 10 {
-		backward(ctx, t, c, loss, dist.RetainGraph())
+		backward(ctx, t, c, loss, distautograd.RetainGraph())
 	}
 	for _, v := range []*autograd.Variable{a, b} {
 		sum, err := c.GradientValue(v).ToDense()

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist_test
+package distautograd_test
 
 import (
 	"errors"
@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
@@ -50,8 +50,8 @@ func TestFunctionDoesNotReturn(t *testing.T) {
 				y := call(ctx, t, ws[0], to, "t.rude", param(1))
 				begun := time.Now()
 				err := onItsOwn(func() error { return c.Backward(ctx, []*autograd.Variable{y.Sum()}) })
-				var e *fault.Error
-				if !errors.As(err, &e) || e.Code != fault.Internal {
+				var e *dist.Error
+				if !errors.As(err, &e) || e.Code != dist.Internal {
 					t.Errorf("%d, at %s: %v", i, to, err)
 				}
 				if d := time.Since(begun); d > liveness {
@@ -70,7 +70,7 @@ func TestFunctionDoesNotReturn(t *testing.T) {
 func onItsOwn(f func() error) error {
 	out := make(chan error, 1)
 	go func() {
-		err := error(fault.New("autograd: backward", fault.Internal, "the goroutine of the caller has ended"))
+		err := error(dist.New("autograd: backward", dist.Internal, "the goroutine of the caller has ended"))
 		defer func() { out <- err }()
 		err = f()
 	}()
@@ -79,7 +79,7 @@ func onItsOwn(f func() error) error {
 
 // Gradients of a megabyte go with messages and with answers, in both directions at once.
 func TestLargeGradients(t *testing.T) {
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		ws := newWorld(t, 2, basics())
 		ctx, c := ws[0].open(t)
@@ -115,7 +115,7 @@ func TestCleanupsTravelTogether(t *testing.T) {
 	})
 	ws := newWorldWith(t, 3, []rpc.Option{rpc.WithHandlers(basics()), rpc.WithHook(hook)})
 	const contexts = 512
-	open := make([]*dist.Context, contexts)
+	open := make([]*distautograd.Context, contexts)
 	for i := range open {
 		ctx, c, err := ws[0].engine.Open(testContext(t))
 		if err != nil {

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist
+package distautograd
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
@@ -91,7 +91,7 @@ func (e *Engine) Join() rpc.Option { return rpcseam.Option(seam{e}).(rpc.Option)
 // attach gives the engine the agent that it belongs to.
 func (e *Engine) attach(a rpcseam.Agent) error {
 	if e.agent != nil {
-		return fault.New("autograd: join", fault.InvalidArgument, "the engine belongs to another agent: make one per agent")
+		return dist.New("autograd: join", dist.InvalidArgument, "the engine belongs to another agent: make one per agent")
 	}
 	e.agent = a
 	return nil
@@ -209,7 +209,7 @@ func (e *Engine) noteLocked(m *machine, x *backcore.Effect[*gradient], w *work) 
 			return
 		}
 		delete(e.mu.contexts, x.Context)
-		cause := backcore.Cause{Worker: e.self(), Code: int(fault.Aborted), Text: "the context was cleaned up"}
+		cause := backcore.Cause{Worker: e.self(), Code: int(dist.Aborted), Text: "the context was cleaned up"}
 		for id, p := range c.passes {
 			delete(c.passes, id)
 			p.end(e.failure(cause))
@@ -268,7 +268,7 @@ func (e *Engine) close() {
 }
 
 func (e *Engine) closeLocked(w *work) {
-	err := fault.New("autograd: backward", fault.Closed, "the agent is closed")
+	err := dist.New("autograd: backward", dist.Closed, "the agent is closed")
 	e.mu.closed = true
 	if e.mu.due != nil {
 		e.mu.due.Stop()
@@ -280,7 +280,7 @@ func (e *Engine) closeLocked(w *work) {
 		}
 		c.free()
 	}
-	cause := backcore.Cause{Code: int(fault.Closed), Text: "the agent is closed"}
+	cause := backcore.Cause{Code: int(dist.Closed), Text: "the agent is closed"}
 	if m := e.mu.machine; m != nil {
 		cause.Worker = e.self()
 		e.mu.machine = nil
@@ -300,15 +300,15 @@ func (e *Engine) died(w rpcseam.Worker) {
 
 // failure is the error of a pass that ended for a reason.
 func (e *Engine) failure(cause backcore.Cause) error {
-	code := fault.Code(cause.Code) //nolint:gosec // checked where it arrives
+	code := dist.Code(cause.Code) //nolint:gosec // checked where it arrives
 	switch {
 	case cause.Died:
-		code = fault.PeerLost
-	case code == fault.Unknown:
-		code = fault.Remote
+		code = dist.PeerLost
+	case code == dist.Unknown:
+		code = dist.Remote
 	}
-	err := fault.New("autograd: backward", code, cause.Text)
-	err.Key, err.Rank = cause.Function, fault.Rank(cause.Worker)
+	err := dist.New("autograd: backward", code, cause.Text)
+	err.Key, err.Rank = cause.Function, dist.Rank(cause.Worker)
 	if w, unknown := e.agent.Worker(int(cause.Worker)); unknown == nil {
 		err.Peer = w.Name
 	}

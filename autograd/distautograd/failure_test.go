@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist_test
+package distautograd_test
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -71,7 +71,7 @@ func passEnds(t *testing.T, ws []*worker) {
 // A worker dies while a pass waits in it, before the pass reaches it, or after it has left it.
 func TestWorkerDies(t *testing.T) {
 	for _, victim := range []int{1, 2, 3} {
-		modes(t, func(t *testing.T, opts ...dist.PassOption) {
+		modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 			t.Helper()
 			reg, g := gated()
 			ws := newWorld(t, 4, reg)
@@ -87,8 +87,8 @@ func TestWorkerDies(t *testing.T) {
 			if d := time.Since(died); d > liveness {
 				t.Errorf("it took %v", d)
 			}
-			var e *fault.Error
-			if !errors.Is(err, fault.PeerLost) || !errors.As(err, &e) || e.Peer != ws[victim].name() {
+			var e *dist.Error
+			if !errors.Is(err, dist.PeerLost) || !errors.As(err, &e) || e.Peer != ws[victim].name() {
 				t.Errorf("the death of %s: %v", ws[victim].name(), err)
 			}
 			passEnds(t, ws)
@@ -99,7 +99,7 @@ func TestWorkerDies(t *testing.T) {
 // The worker that opened a context dies: the others free it.
 func TestOpenerDies(t *testing.T) {
 	reg, g := gated()
-	ws := newWorld(t, 3, reg, dist.WithLease(100*time.Millisecond))
+	ws := newWorld(t, 3, reg, distautograd.WithLease(100*time.Millisecond))
 	ctx, c := ws[0].open(t)
 	y := call(ctx, t, ws[0], "w1", "g.via", []string{"w2"}, param(1))
 	go func() { _ = c.Backward(ctx, []*autograd.Variable{y.Sum()}) }()
@@ -113,7 +113,7 @@ func TestOpenerDies(t *testing.T) {
 
 // A worker that the clean-up has not reached asks.
 func TestLease(t *testing.T) {
-	ws := newWorld(t, 3, basics(), dist.WithLease(50*time.Millisecond))
+	ws := newWorld(t, 3, basics(), distautograd.WithLease(50*time.Millisecond))
 	ctx, c := ws[0].open(t)
 	call(ctx, t, ws[0], "w1", "t.via", []string{"w2"}, param(1))
 	if !eventually(func() bool { return ws[2].engine.Stats().Contexts == 1 }) {
@@ -132,7 +132,7 @@ func TestLease(t *testing.T) {
 
 // The clean-up reaches workers that only others know, and contexts may be closed at any moment of a pass.
 func TestCloseDuringPass(t *testing.T) {
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		reg, g := gated()
 		ws := newWorld(t, 4, reg)
@@ -147,14 +147,14 @@ func TestCloseDuringPass(t *testing.T) {
 		go func() { result <- c.Backward(ctx, []*autograd.Variable{y.Sum()}, opts...) }()
 		<-g.begun
 		_ = c.Close()
-		if err := <-result; !errors.Is(err, fault.Aborted) && !errors.Is(err, fault.Remote) {
+		if err := <-result; !errors.Is(err, dist.Aborted) && !errors.Is(err, dist.Remote) {
 			t.Errorf("a pass whose context was closed: %v", err)
 		}
 	})
 }
 
 func TestCancelledPass(t *testing.T) {
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		reg, g := gated()
 		ws := newWorld(t, 3, reg)
@@ -164,7 +164,7 @@ func TestCancelledPass(t *testing.T) {
 		short, cancel := context.WithCancel(ctx)
 		result := make(chan error, 1)
 		go func() {
-			result <- c.Backward(short, []*autograd.Variable{y}, append(slices.Clone(opts), dist.RetainGraph())...)
+			result <- c.Backward(short, []*autograd.Variable{y}, append(slices.Clone(opts), distautograd.RetainGraph())...)
 		}()
 		<-g.begun
 		cancel()
@@ -186,7 +186,7 @@ func TestLateMessage(t *testing.T) {
 		close(arrived)
 		<-goOn
 		_, err := rpc.Call[any](ctx, rpc.AgentFrom(ctx), to, "t.square", x)
-		if errors.Is(err, fault.Closed) {
+		if errors.Is(err, dist.Closed) {
 			answers.Add(1)
 		}
 		return err
@@ -219,12 +219,12 @@ func TestPassesWithErrors(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 50 {
 		wg.Go(func() {
-			if err := c.Backward(ctx, []*autograd.Variable{bad}, dist.RetainGraph()); err == nil {
+			if err := c.Backward(ctx, []*autograd.Variable{bad}, distautograd.RetainGraph()); err == nil {
 				t.Errorf("pass %d has not failed", i)
 			}
 		})
 		wg.Go(func() {
-			if err := c.Backward(ctx, []*autograd.Variable{good}, dist.RetainGraph()); err != nil {
+			if err := c.Backward(ctx, []*autograd.Variable{good}, distautograd.RetainGraph()); err != nil {
 				t.Errorf("pass %d: %v", i, err)
 			}
 		})
@@ -251,8 +251,8 @@ func TestFunctionPanics(t *testing.T) {
 	ctx, c := ws[0].open(t)
 	y := call(ctx, t, ws[0], "w1", "t.panics", param(1))
 	err := c.Backward(ctx, []*autograd.Variable{y.Sum()})
-	var e *fault.Error
-	if !errors.As(err, &e) || e.Peer != "w1" || !errors.Is(err, fault.Internal) {
+	var e *dist.Error
+	if !errors.As(err, &e) || e.Peer != "w1" || !errors.Is(err, dist.Internal) {
 		t.Errorf("a panic: %v", err)
 	}
 }

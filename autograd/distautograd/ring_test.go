@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist_test
+package distautograd_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -46,7 +46,7 @@ func rings(weights map[string]*autograd.Variable) *rpc.Registry {
 // so the result comes back through everybody. The pass goes around the same ring. All three workers begin one at the same
 // time, each in a context of its own.
 func TestRing(t *testing.T) {
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		for _, created := range []bool{false, true} {
 			for _, laps := range []int{1, 3} {
@@ -63,7 +63,7 @@ func TestRing(t *testing.T) {
 	})
 }
 
-func ringFrom(ctx context.Context, t *testing.T, ws []*worker, first, laps int, created bool, c *dist.Context, weights map[string]*autograd.Variable, opts []dist.PassOption) {
+func ringFrom(ctx context.Context, t *testing.T, ws []*worker, first, laps int, created bool, c *distautograd.Context, weights map[string]*autograd.Variable, opts []distautograd.PassOption) {
 	t.Helper()
 	var path []string
 	for i := range 3 * laps {

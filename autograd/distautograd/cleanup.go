@@ -1,13 +1,13 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist
+package distautograd
 
 import (
 	"encoding/binary"
 	"time"
 
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -67,7 +67,7 @@ func (e *Engine) cleanedLocked(m *machine, s sending, err error) {
 	}
 	for _, c := range batch {
 		delete(e.mu.flying, exchange{kind: backcore.Cleanup, peer: s.msg.To, context: c})
-		if err == nil || fault.CodeOf(err) == fault.Remote {
+		if err == nil || dist.CodeOf(err) == dist.Remote {
 			m.Receive(message{Kind: backcore.Cleaned, From: s.msg.To, To: s.msg.From, Context: c})
 		}
 	}

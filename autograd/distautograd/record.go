@@ -1,14 +1,14 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist
+package distautograd
 
 import (
 	"context"
 	"fmt"
 
 	"github.com/cohort-dist/cohort/autograd"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -76,10 +76,10 @@ func (r *received) BackwardValues(c *autograd.Context, grads []autograd.Value) (
 	p, _ := c.Ctx().Value(passKey{}).(*pass)
 	switch {
 	case p == nil:
-		return nil, fault.New("autograd: backward", fault.InvalidArgument,
+		return nil, dist.New("autograd: backward", dist.InvalidArgument,
 			"the value came from another worker: use Backward of its distributed autograd context instead of Variable.Backward")
 	case p.c != r.c:
-		return nil, fault.Newf("autograd: backward", fault.InvalidArgument,
+		return nil, dist.Newf("autograd: backward", dist.InvalidArgument,
 			"the value was received in autograd context %d, and the pass runs in context %d", r.c.ID(), p.c.ID())
 	}
 	p.out[r.at] = &gradient{grads, p.retain}
@@ -87,7 +87,7 @@ func (r *received) BackwardValues(c *autograd.Context, grads []autograd.Value) (
 }
 
 func notForward() error {
-	return fault.New("autograd: forward", fault.Internal, "a send or receive function has no forward part")
+	return dist.New("autograd: forward", dist.Internal, "a send or receive function has no forward part")
 }
 
 // reachable returns the receive functions of a context that gradients can reach from some functions.
@@ -187,7 +187,7 @@ func (e *Engine) unwrap(from rpcseam.Worker, what string, m *rpcwire.Message) (*
 		return nil, err
 	}
 	if from.ID < 0 || int(x.From) != from.ID {
-		return nil, fault.Newf(op, fault.Protocol, "%q, worker %d, sends a message of worker %d: only workers take part in autograd contexts", from.Name, from.ID, x.From)
+		return nil, dist.Newf(op, dist.Protocol, "%q, worker %d, sends a message of worker %d: only workers take part in autograd contexts", from.Name, from.ID, x.From)
 	}
 	at, kinds := differentiable(m)
 	if what == "" {
@@ -216,7 +216,7 @@ func (e *Engine) unwrap(from rpcseam.Worker, what string, m *rpcwire.Message) (*
 	})
 	e.after(w)
 	if c == nil {
-		return nil, fault.Newf(op, fault.Closed, "the autograd context %d is closed: the message %s came late", x.ContextID, what)
+		return nil, dist.Newf(op, dist.Closed, "the autograd context %d is closed: the message %s came late", x.ContextID, what)
 	}
 	if node != nil {
 		for _, v := range kinds { // the variable says so from now on
@@ -261,7 +261,7 @@ func (e *Engine) outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *
 		return nil, nil //nolint:nilnil // it is of no context
 	}
 	if c.e != e {
-		return nil, fault.Newf("autograd: call", fault.InvalidArgument, "the ctx has autograd context %d of another agent", c.ID())
+		return nil, dist.Newf("autograd: call", dist.InvalidArgument, "the ctx has autograd context %d of another agent", c.ID())
 	}
 	switch m.Type { //nolint:exhaustive // a builtin operator has no result with gradients unless an argument has
 	case rpcwire.ScriptCall, rpcwire.ScriptRemoteCall:

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist
+package distautograd
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
-	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/tensor"
@@ -82,13 +82,13 @@ func (c *Context) carried(ctx context.Context) context.Context {
 func (e *Engine) Open(ctx context.Context) (context.Context, *Context, error) {
 	const op = "autograd: open context"
 	if From(ctx) != nil {
-		return nil, nil, fault.New(op, fault.InvalidArgument, "already inside an autograd context: close it first, or use a ctx without one")
+		return nil, nil, dist.New(op, dist.InvalidArgument, "already inside an autograd context: close it first, or use a ctx without one")
 	}
 	var c *Context
 	w := e.step(func(m *machine) { c = e.contextLocked(m.Open()) })
 	e.after(w)
 	if c == nil {
-		return nil, nil, fault.New(op, fault.Closed, "the engine has no agent, or its agent is closed: pass Engine.Join to rpc.Join")
+		return nil, nil, dist.New(op, dist.Closed, "the engine has no agent, or its agent is closed: pass Engine.Join to rpc.Join")
 	}
 	return c.carried(ctx), c, nil
 }
@@ -129,7 +129,7 @@ func (c *Context) free() { close(c.done) }
 // corresponds to leaving PyTorch's with statement.
 func (c *Context) Close() error {
 	if c.id.Origin != c.e.self() {
-		return fault.Newf("autograd: close context", fault.InvalidArgument, "worker %d has opened it: only it can close it", c.id.Origin)
+		return dist.Newf("autograd: close context", dist.InvalidArgument, "worker %d has opened it: only it can close it", c.id.Origin)
 	}
 	c.e.after(c.e.step(func(m *machine) { m.Release(c.id) }))
 	return nil
@@ -137,7 +137,7 @@ func (c *Context) Close() error {
 
 // over is the error of whoever uses a context that is over.
 func (c *Context) over(op string) error {
-	return fault.Newf(op, fault.Closed, "the autograd context %d is closed", c.ID())
+	return dist.Newf(op, dist.Closed, "the autograd context %d is closed", c.ID())
 }
 
 // Gradients returns the gradients that passes in this context have computed for variables of this worker. [autograd.Variable.Grad]

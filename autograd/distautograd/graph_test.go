@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist_test
+package distautograd_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -18,8 +18,8 @@ import (
 const addSchema = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
 
 // graphs returns what each worker has recorded in a context.
-func graphs(ws []*worker, id dist.ID) []dist.Graph {
-	all := make([]dist.Graph, len(ws))
+func graphs(ws []*worker, id distautograd.ID) []distautograd.Graph {
+	all := make([]distautograd.Graph, len(ws))
 	for i, w := range ws {
 		if c := w.engine.Context(id); c != nil {
 			all[i] = c.Graph()
@@ -207,8 +207,8 @@ func TestContextInGoroutine(t *testing.T) {
 
 func TestContextsOfOneWorker(t *testing.T) {
 	ws := newWorld(t, 2, basics())
-	seen := map[dist.ID]bool{}
-	var last dist.ID
+	seen := map[distautograd.ID]bool{}
+	var last distautograd.ID
 	for range 200 {
 		_, c, err := ws[1].engine.Open(testContext(t))
 		if err != nil {
@@ -228,7 +228,7 @@ func TestContextsOfOneWorker(t *testing.T) {
 
 func TestShapesAndTypes(t *testing.T) {
 	ws := newWorld(t, 2, basics())
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		for _, dt := range []tensor.DType{tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16} {
 			for _, shapes := range [][2][]int{{{3, 4, 2}, {3, 4, 2}}, {{4, 6}, {6}}, {{1}, {2, 3}}, {{}, {2}}} {
@@ -252,7 +252,7 @@ func TestShapesAndTypes(t *testing.T) {
 // Arguments that the result does not depend on get zeros over the wire, or none here.
 func TestUnusedArguments(t *testing.T) {
 	ws := newWorld(t, 2, basics().MustHandle("t.first", func(xs []*autograd.Variable) *autograd.Variable { return xs[0].Mul(xs[0]) }))
-	modes(t, func(t *testing.T, opts ...dist.PassOption) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		x, y := param(2), param(3)
@@ -288,7 +288,7 @@ func TestHooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	loss := call(ctx, t, ws[0], "w1", "t.square", x).Sum()
-	backward(ctx, t, c, loss, dist.RetainGraph())
+	backward(ctx, t, c, loss, distautograd.RetainGraph())
 	wantGrad(t, c, x, 100)
 	if err := c.Backward(ctx, []*autograd.Variable{loss}); err == nil || after != 2 {
 		t.Errorf("a hook that fails: %v after %d", err, after)
@@ -315,7 +315,7 @@ func TestGradientsAreNotCopied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	backward(ctx, t, c, out[0].Sum(), dist.RetainGraph())
+	backward(ctx, t, c, out[0].Sum(), distautograd.RetainGraph())
 	if c.Gradient(x) != k.grad {
 		t.Error("the gradient was copied")
 	}

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package dist_test
+package distautograd_test
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"log"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/autograd/dist"
+	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
@@ -29,13 +29,13 @@ func Example() {
 	weight := autograd.Parameter(tensor.Must(tensor.From([]float64{10, 20}, 2)))
 	reg := rpc.NewRegistry().
 		MustHandle("ps.forward", func(x *autograd.Variable) *autograd.Variable { return x.Mul(weight) }).
-		MustHandle("ps.gradient", func(ctx context.Context) *tensor.Tensor { return dist.From(ctx).Gradient(weight) })
-	server, err := rpc.Join(ctx, st, "ps", rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg), dist.New().Join())
+		MustHandle("ps.gradient", func(ctx context.Context) *tensor.Tensor { return distautograd.From(ctx).Gradient(weight) })
+	server, err := rpc.Join(ctx, st, "ps", rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg), distautograd.New().Join())
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer func() { _ = server.Close() }()
-	engine := dist.New()
+	engine := distautograd.New()
 	agent, err := rpc.Join(ctx, st, "trainer", rpc.WithAddr("127.0.0.1:0"), engine.Join())
 	if err != nil {
 		log.Fatal(err)
