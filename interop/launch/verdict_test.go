@@ -77,8 +77,8 @@ func TestWhyByHand(t *testing.T) {
 		})
 		t.Run("another WORLD_SIZE", func(t *testing.T) {
 			port := freePort(t)
-			start(t, torch, told(0, 2, "127.0.0.1", port), told(1, 3, "127.0.0.1", port))
-			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 has WORLD_SIZE 3 where rank 0 has 2: all ranks must have the same; rank.* in init_process_group \(meet\.py:\d+\)`)
+			start(t, torch, told(0, 3, "127.0.0.1", port), told(1, 2, "127.0.0.1", port)) // else rank 0 meets nobody and ends
+			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 has WORLD_SIZE 2 where rank 0 has 3: all ranks must have the same; rank.* in init_process_group \(meet\.py:\d+\)`)
 		})
 		t.Run("another MASTER_PORT", func(t *testing.T) {
 			port, other := freePort(t), freePort(t)
