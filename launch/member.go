@@ -18,6 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/nodehost"
+	"github.com/cohort-dist/cohort/internal/portowner"
 	"github.com/cohort-dist/cohort/internal/postmortem"
 )
 
@@ -28,6 +29,7 @@ type member struct {
 	wire     *nodehost.Wire
 	incoming chan nodehost.Message // closed when the connection has ended
 	lost     error                 // why; valid after that
+	heard    bool                  // whether the host has ever said anything; valid after that
 	stopped  sync.WaitGroup
 	quit     chan struct{}
 	sending  sync.Mutex
@@ -99,6 +101,7 @@ func (m *member) read() {
 			m.lost = err
 			return
 		}
+		m.heard = true
 		switch {
 		case msg.Examine != nil:
 			m.tell(*msg.Examine)
@@ -214,8 +217,23 @@ func (m *member) hostGone() error {
 		return errHostLost
 	}
 	m.job.report.told, m.job.report.Succeeded = true, false
+	if !m.heard {
+		m.job.report.Sentence = fmt.Sprintf("%s does not answer as a launcher of the job does: %s", m.stranger(), nodehost.GoneWords(m.lost, m.job.cfg.Silence))
+		return nil
+	}
 	m.job.report.Sentence = fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, nodehost.GoneWords(m.lost, m.job.cfg.Silence))
 	return nil
+}
+
+// stranger says who listens where the host should.
+func (m *member) stranger() string {
+	_, text, _ := net.SplitHostPort(m.host)
+	if port, err := strconv.Atoi(text); err == nil && m.job.cfg.hosts() { // the address is one of this machine
+		if owner, ok := portowner.Find(port); ok {
+			return owner.String() + ", which listens at the rendezvous " + m.host + ","
+		}
+	}
+	return "what listens at the rendezvous " + m.host
 }
 
 // attempt runs the workers of this node. ended says that this node leaves the job.

@@ -192,7 +192,7 @@ func describe(pid int) Owner {
 	folder := filepath.Join("/proc", strconv.Itoa(pid))
 	owner := Owner{PID: pid}
 	if line, err := os.ReadFile(filepath.Join(folder, "cmdline")); err == nil { //nolint:gosec // pid is a number
-		text := strings.TrimSpace(string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})))
+		text := strings.Join(strings.Fields(string(bytes.ReplaceAll(line, []byte{0}, []byte{' '}))), " ") // an argument may have many lines
 		if len(text) > maxCommand {
 			text = text[:maxCommand] + "..."
 		}

@@ -1,0 +1,46 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestStranger: a program that has the port of the rendezvous and is no launcher is not taken for a launcher that is gone.
+func TestStranger(t *testing.T) {
+	t.Parallel()
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	addr := server.Addr().String()
+	for host, want := range map[string]string{
+		"yes": fmt.Sprintf("pid %d (", os.Getpid()),
+		"no":  "what listens at the rendezvous " + addr + " does not answer as a launcher of the job does: it has not been heard of for 100ms",
+	} {
+		if host == "yes" && runtime.GOOS != "linux" {
+			continue // only there a port tells its owner
+		}
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j := &job{cfg: Config{Endpoint: addr, Host: host, Silence: 100 * time.Millisecond}, report: &Report{}}
+		m := newMember(j, conn, addr)
+		for range m.incoming { // until it gives up
+			continue
+		}
+		if err := m.hostGone(); err != nil || !strings.HasPrefix(j.report.Sentence, want) || !strings.HasSuffix(j.report.Sentence, "does not answer as a launcher of the job does: it has not been heard of for 100ms") {
+			t.Errorf("host %s: %v, %s", host, err, j.report.Sentence)
+		}
+		m.close()
+	}
+}
