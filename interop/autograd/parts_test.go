@@ -76,7 +76,7 @@ func TestOptimizers(t *testing.T) {
 		},
 	}
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		p := torch.Start(t, torchtest.Script{Source: partsScript})
+		p := torch.Start(t, torchtest.Script{Source: partsScript, Shared: torchtest.Optimizers})
 		r := rand.New(rand.NewPCG(1, 2))
 		for _, c := range rules {
 			for _, dt := range []tensor.DType{tensor.Float32, tensor.Float64} {
@@ -133,7 +133,7 @@ func TestOptimizers(t *testing.T) {
 
 func TestSchedules(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		p := torch.Start(t, torchtest.Script{Source: partsScript})
+		p := torch.Start(t, torchtest.Script{Source: partsScript, Shared: torchtest.Optimizers})
 		for _, c := range []struct {
 			name    string
 			options object

@@ -60,7 +60,7 @@ func TestSparseOptimizers(t *testing.T) {
 		},
 	}
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		p := torch.Start(t, torchtest.Script{Source: partsScript})
+		p := torch.Start(t, torchtest.Script{Source: partsScript, Shared: torchtest.Optimizers})
 		host, inside := torch.TempDir(t)
 		r := rand.New(rand.NewPCG(3, 4))
 		for k, c := range rules {

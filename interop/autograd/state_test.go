@@ -32,7 +32,7 @@ func TestOptimizerState(t *testing.T) {
 		{"RMSprop", optim.RMSprop{LR: 0.1, Momentum: 0.5, Centered: true}, optim.RMSprop{LR: 1}},
 	}
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		p := torch.Start(t, torchtest.Script{Source: partsScript})
+		p := torch.Start(t, torchtest.Script{Source: partsScript, Shared: torchtest.Optimizers})
 		host, inside := torch.TempDir(t)
 		r := rand.New(rand.NewPCG(5, 6))
 		for _, c := range rules {

@@ -74,7 +74,7 @@ func TestDistributedOptimizer(t *testing.T) {
 		if err := remote.Serve(m1.reg, l1.engine, nil); err != nil {
 			t.Fatal(err)
 		}
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, torchWorker("py0", optimizers), m1)
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, shared: torchtest.Optimizers, tolerant: true}, torchWorker("py0", optimizers), m1)
 		w.run()
 		ctx, a := testContext(t), w.agents["go1"]
 		for _, rule := range []optim.Rule{optim.SGD{LR: 0.05, Momentum: 0.9}, optim.Adam{LR: 0.01}, optim.AdamW{LR: 0.01, WeightDecay: 0.1}, optim.Adagrad{LR: 0.1}, optim.RMSprop{LR: 0.01}} {
@@ -176,7 +176,7 @@ func TestSparseAdam(t *testing.T) {
 		if err := remote.Serve(m1.reg, l1.engine, nil); err != nil {
 			t.Fatal(err)
 		}
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers, "sparselayers": sparseTables}, tolerant: true}, torchWorker("py0", sparseAdam), m1)
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers, "sparselayers": sparseTables}, shared: torchtest.Optimizers, tolerant: true}, torchWorker("py0", sparseAdam), m1)
 		w.run()
 		ctx, a := testContext(t), w.agents["go1"]
 		rule := optim.SparseAdam{LR: 0.05, Beta1: 0.8, Beta2: 0.95, Eps: 1e-6}

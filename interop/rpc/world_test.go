@@ -60,6 +60,7 @@ type settings struct {
 	static   bool
 	options  string            // further arguments of TensorPipeRpcBackendOptions
 	modules  map[string]string // importable at every PyTorch worker
+	shared   []string          // what their scripts import, once for all
 	tolerant bool              // do not fail on what PyTorch prints to stderr
 	leave    string            // arguments of PyTorch's shutdown
 }
@@ -176,7 +177,7 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 			continue
 		}
 		p := tr.Start(t, torchtest.Script{
-			Name: m.name + ".py", Modules: set.modules,
+			Name: m.name + ".py", Modules: set.modules, Shared: set.shared,
 			Source: fmt.Sprintf(prelude, url, set.options, m.name, rank, size) + m.script + fmt.Sprintf(epilogue, set.leave),
 		})
 		w.procs[m.name] = p
