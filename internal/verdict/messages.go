@@ -37,7 +37,7 @@ func (c *court) messages() (Verdict, bool) {
 				Culprits: ring,
 				Sentence: fmt.Sprintf("%s wait for each other in a ring: each is in %s (%s) with the next; let one of them do the opposite first, or use batch_isend_irecv.", name(ring), p.op, p.line),
 			}, true
-		case p.op == "send" && q.class == inMessage && q.op == "recv" && q.peer >= 0 && !peer.Moved:
+		case q.class == inMessage && q.peer >= 0 && !peer.Moved && (p.op == "send" && q.op == "recv" || q.op == "send" && c.at[q.peer].class == inMessage && c.at[q.peer].peer == p.peer):
 			continue // it waits for another one: that says more
 		}
 		v := Verdict{

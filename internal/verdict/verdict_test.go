@@ -150,6 +150,10 @@ func TestSentences(t *testing.T) {
 			Job{World: 3, Ranks: []Rank{in(0, "init_process_group", "", 5), in(1, "init_process_group", "", 5)}},
 			"Ranks 0 and 1 are in init_process_group (train.py:5) and wait for others; rank 2 of the world of 3 does not run on this host.",
 		},
+		"a message with another tag, and a rank behind it": {
+			Job{World: 3, Ranks: []Rank{in(0, "send", "dst=1 tag=0", 6), in(1, "recv", "src=0 tag=5", 9), in(2, "recv", "src=0 tag=5", 9)}},
+			"Rank 0 sends a message to rank 1 (train.py:6), which waits for one of rank 0 (train.py:9), and it does not arrive: it has tag 0, and rank 1 waits for tag 5.",
+		},
 		"nobody waits": {
 			Job{World: 3, Ranks: []Rank{at(0, "save", 14), at(1, "load_batch", 12), at(2, "load_batch", 12)}},
 			"No rank waits in torch.distributed: rank 0 is in save (train.py:14); ranks 1 and 2 are in load_batch (train.py:12).",
