@@ -60,7 +60,12 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	var tasks sync.WaitGroup
 	accepted := make(chan struct{})
 	if cfg.Rank < cfg.Size-1 {
-		tasks.Go(func() { acceptHigher(ctx, &cfg, put, accepted) })
+		tasks.Go(func() {
+			defer close(accepted)
+			if err := acceptHigher(ctx, &cfg, put); err != nil {
+				giveUp(err)
+			}
+		})
 	} else {
 		close(accepted)
 	}
@@ -152,8 +157,7 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 }
 
 // acceptHigher takes the connections of all higher ranks. What does not say the right hello is closed and logged.
-func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint32) bool, done chan<- struct{}) {
-	defer close(done)
+func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint32) bool) error {
 	var greetings sync.WaitGroup
 	defer greetings.Wait()
 	// A connection that says nothing must not hold up the others: it ends when all ranks are here.
@@ -176,14 +180,17 @@ func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint
 	for {
 		moment.At("tcp.connect.accept")
 		c, err := cfg.Listener.Accept()
-		if err != nil {
-			return
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		case err != nil:
+			return systemError(cfg, err)
 		}
 		select {
 		case limit <- struct{}{}:
 		case <-ctx.Done():
 			_ = c.Close()
-			return
+			return nil
 		}
 		greetings.Go(func() {
 			defer func() { <-limit }()
@@ -238,11 +245,24 @@ func readHello(c net.Conn) (wire.Hello, error) {
 	return wire.ParseHello(buf[:])
 }
 
-// newMesh takes the sockets over.
+// systemError is what the operating system refused to this rank: too many open files, for example. It names this rank, so that the
+// others learn why it is not there.
+func systemError(cfg *Config, err error) error {
+	e := dist.Wrap("native: connect", dist.Unavailable, err)
+	e.Rank = dist.Rank(cfg.Rank)
+	return e
+}
+
+// newMesh takes the sockets over. Before it fails it says so: the other ranks are connected, and would take the end of their
+// connections for a death.
 func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), released: make(chan struct{})}
 	m.mu.conns, m.mu.cores = make([]*conn, cfg.Size), make([]uint16, cfg.Size)
 	fail := func(err error) (*Mesh, error) {
+		err = systemError(&cfg, err)
+		if cfg.OnGiveUp != nil {
+			cfg.OnGiveUp(err)
+		}
 		closeAll(conns)
 		for _, c := range m.mu.conns {
 			if c != nil {
@@ -250,7 +270,7 @@ func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 			}
 		}
 		m.closeFiles()
-		return nil, dist.Wrap("native: connect", dist.Internal, err)
+		return nil, err
 	}
 	var err error
 	if m.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
@@ -286,13 +306,12 @@ func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 	return m, nil
 }
 
-// takeSocket takes the socket out of the runtime's poller: the mesh polls it itself.
+// takeSocket takes the socket out of the runtime's poller: the mesh polls it itself. If it fails, nc stays open.
 func takeSocket(nc net.Conn) (int, error) {
 	tcp, ok := nc.(*net.TCPConn)
 	if !ok {
 		return -1, errors.New("not a TCP connection")
 	}
-	defer func() { _ = nc.Close() }()
 	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return -1, err
@@ -305,6 +324,7 @@ func takeSocket(nc net.Conn) (int, error) {
 	if dupErr != nil {
 		return -1, dupErr
 	}
+	defer func() { _ = nc.Close() }()
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 	if sameHost(nc) {
 		// There is no path to find out about within a host. A congestion control that paces what it sends, like BBR, only
