@@ -29,7 +29,9 @@ func (c *court) handlers() (Verdict, bool) {
 	if len(here) == 0 {
 		return Verdict{}, false
 	}
-	for _, r := range c.job.Ranks {
+	ranks := slices.Clone(c.job.Ranks)
+	slices.SortStableFunc(ranks, func(a, b Rank) int { return calls(handler(a)) - calls(handler(b)) }) // one that waits for another handler explains less
+	for _, r := range ranks {
 		if t := handler(r); t != nil && r.Gone == "" {
 			p := locateFrames(t.Frames)
 			p.how, _ = manner(t, "")
@@ -45,16 +47,26 @@ func (c *court) handlers() (Verdict, bool) {
 	return Verdict{}, false
 }
 
-// handler finds a thread of a rank that runs the program's code for another rank and stands still.
+// calls is 1 for a thread that itself waits for a call by RPC.
+func calls(t *pystack.Thread) int {
+	if t != nil && locateFrames(t.Frames).class == inRPC {
+		return 1
+	}
+	return 0
+}
+
+// handler finds a thread of a rank that runs the program's code for another rank and stands still, rather one that does not itself
+// wait for a call.
 func handler(r Rank) *pystack.Thread {
+	var found *pystack.Thread
 	for i := range r.Threads {
 		t := &r.Threads[i]
 		if t.Moving || t.State == "R" || r.Main == nil || t.ID == r.Main.ID || !ownCode(t.Frames) {
 			continue
 		}
-		if last := t.Frames[len(t.Frames)-1]; strings.HasSuffix(last.File, "/torch/distributed/rpc/internal.py") {
-			return t
+		if last := t.Frames[len(t.Frames)-1]; strings.HasSuffix(last.File, "/torch/distributed/rpc/internal.py") && (found == nil || calls(t) < calls(found)) {
+			found = t
 		}
 	}
-	return nil
+	return found
 }

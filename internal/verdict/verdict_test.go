@@ -290,6 +290,15 @@ func TestSentences(t *testing.T) {
 			}},
 			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in fetch (train.py:9), reading from a pipe; rank 0 waits in rpc_sync (train.py:33).",
 		},
+		"a handler that waits for another handler": {
+			Job{World: 2, Ranks: []Rank{
+				inOther(with(0, pystack.Frame{Func: "rpc_sync", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 33}),
+					pystack.Frame{Func: "rpc_sync", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "middle", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
+				inOther(with(1, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 40}),
+					pystack.Frame{Func: "inner", File: script, Line: 6}, pystack.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
+			}},
+			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in inner (train.py:6), reading from a pipe; rank 0 waits in rpc_sync (train.py:33).",
+		},
 		"a collective that moves": {
 			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Moved = true }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Moved = true })}},
 			"Not hung: ranks 0 and 1 are at work, in all_reduce (train.py:27), and no rank waits in torch.distributed.",
