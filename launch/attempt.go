@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/joblog"
 	"github.com/cohort-dist/cohort/internal/keeper"
 	"github.com/cohort-dist/cohort/internal/launchcore"
@@ -329,7 +330,7 @@ func unresolved(words string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), lookupTime)
 	defer cancel()
 	_, err := net.DefaultResolver.LookupHost(ctx, m[1])
-	if unknown, ok := errors.AsType[*net.DNSError](err); ok && unknown.IsNotFound {
+	if ctxdial.UnknownHost(err) {
 		return "; the name " + m[1] + " does not resolve on this host"
 	}
 	return ""

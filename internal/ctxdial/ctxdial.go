@@ -1,11 +1,13 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ctxdial opens connections, so that a dial which a context's deadline ends is known for that.
+// Package ctxdial opens connections, and tells apart why one could not be opened: because of the deadline of a context, of an address
+// that is none, or of a name that does not exist.
 package ctxdial
 
 import (
 	"context"
+	"errors"
 	"net"
 	"time"
 )
@@ -21,3 +23,19 @@ func Dial(ctx context.Context, d *net.Dialer, network, addr string) (net.Conn, e
 type undated struct{ context.Context } //nolint:containedctx // it is that context
 
 func (undated) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
+
+// BadAddr reports whether no address could have been made of what the user wrote: package net calls a port that is neither a
+// number nor the name of a service an unknown one.
+func BadAddr(err error) bool {
+	if _, bad := errors.AsType[*net.AddrError](err); bad {
+		return true
+	}
+	lookup, is := errors.AsType[*net.DNSError](err)
+	return is && lookup.Err == "unknown port"
+}
+
+// UnknownHost reports whether the name servers say that a name does not exist.
+func UnknownHost(err error) bool {
+	lookup, is := errors.AsType[*net.DNSError](err)
+	return is && lookup.IsNotFound && !BadAddr(err)
+}

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -68,7 +69,7 @@ func storeTrouble(ctx context.Context, addr string) string {
 		_ = conn.Close()
 		return ""
 	}
-	if unknown, ok := errors.AsType[*net.DNSError](err); ok && unknown.IsNotFound {
+	if ctxdial.UnknownHost(err) {
 		return "the name " + host + " does not resolve"
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) {

@@ -227,9 +227,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// mostLines is how long a package may be without its tests. The aim is 4,000: what passes this limit has to be taken apart, not
-// shortened.
-const mostLines = 4100
+// mostLines is how long a package may be without its tests. What passes this limit has to be taken apart, not shortened.
+const mostLines = 4000
 
 func TestPackages(t *testing.T) {
 	t.Parallel()

@@ -72,7 +72,7 @@ func (d *dialer) connect(ctx context.Context, want Dialect) (found, error) {
 		if ctx.Err() == nil || last == nil {
 			last = err
 		}
-		if hopeless(err) || isUnknownHost(err) && !d.patient {
+		if hopeless(err) || ctxdial.UnknownHost(err) && !d.patient {
 			return found{}, err
 		}
 		if ctx.Err() == nil {
@@ -158,11 +158,11 @@ func (d *dialer) open(ctx context.Context) (net.Conn, interrupt, error) {
 	conn, err := d.dial(ctx, "tcp", d.addr)
 	if err != nil {
 		e := &dist.Error{Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.addr, Err: err}
-		if isUnknownHost(err) {
+		if ctxdial.UnknownHost(err) {
 			host, _, _ := net.SplitHostPort(d.addr)
 			e.Code, e.Detail = dist.NotFound, fmt.Sprintf("there is no host named %q: check the address (MASTER_ADDR); %v", host, err)
 		}
-		if isBadAddr(err) {
+		if ctxdial.BadAddr(err) {
 			e.Code, e.Detail = dist.InvalidArgument, err.Error()+`: want "host:port" with a port from 1 to 65535`
 		}
 		return nil, interrupt{}, e
@@ -358,22 +358,6 @@ func (i interrupt) end() bool {
 
 // isTimeout reports whether a read or write ended by its deadline.
 func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
-
-// isBadAddr reports whether no address could have been made of what the user wrote: package net calls a port that is
-// neither a number nor the name of a service an unknown one.
-func isBadAddr(err error) bool {
-	if _, bad := errors.AsType[*net.AddrError](err); bad {
-		return true
-	}
-	lookup, is := errors.AsType[*net.DNSError](err)
-	return is && lookup.Err == "unknown port"
-}
-
-// isUnknownHost reports whether the name servers say that a name does not exist.
-func isUnknownHost(err error) bool {
-	lookup, is := errors.AsType[*net.DNSError](err)
-	return is && lookup.IsNotFound && !isBadAddr(err)
-}
 
 // checkAddr refuses an address without a port before any name is looked up.
 func checkAddr(addr string) error {

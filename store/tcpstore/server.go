@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/storeserve"
 )
 
@@ -59,7 +60,7 @@ func listenError(addr string, err error) error {
 		code, hint = dist.AlreadyExists, "end the process that has it, choose another port, or 0 for a free one"
 	case errors.Is(err, syscall.EACCES):
 		hint = "ports below 1024 need privileges: choose a higher one"
-	case isBadAddr(err):
+	case ctxdial.BadAddr(err):
 		code, hint = dist.InvalidArgument, `the address must be "host:port" with a port from 0 to 65535`
 	}
 	return dist.Newf("tcpstore: listen", code, "The server socket has failed to listen on any local network address: %q: %w; %s",
