@@ -152,6 +152,9 @@ func Explain(d Death) Cause {
 	case trace.exception != "":
 		cause.Kind = kindOf(trace.exception)
 		cause.Words = "raised " + firstLine(trace.exception)
+		if trace.notRun {
+			cause.Words = "could not run its program: " + firstLine(trace.exception)
+		}
 		cause.Advice = adviceFor(trace.exception)
 		if cause.Kind.Consequence() {
 			cause.Words = consequenceWords(cause.Kind) + ": " + firstLine(trace.exception)

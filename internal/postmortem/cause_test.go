@@ -65,7 +65,7 @@ func TestExplain(t *testing.T) {
 		"stopped":       {Death{Code: -15, Stopped: true}, Stopped, "was stopped by the launcher (SIGTERM)", ""},
 		"terminated":    {Death{Code: -15}, Killed, "was ended by SIGTERM, which the launcher did not send", ""},
 		"refused":       {Death{Code: 127, Refused: "x: there is no such program in the PATH"}, NotStarted, "could not be started: x", ""},
-		"no script":     {Death{Code: 2, Stderr: "python3: can't open file '/srv/nope.py': [Errno 2] No such file or directory\n"}, Exception, "raised python3: can't open file", ""},
+		"no script":     {Death{Code: 2, Stderr: "python3: can't open file '/srv/nope.py': [Errno 2] No such file or directory\n"}, Exception, "could not run its program: python3: can't open file", ""},
 		"syntax":        {Death{Code: 1, Stderr: "  File \"/srv/t.py\", line 3\n    def\n       ^\nSyntaxError: invalid syntax\n"}, Exception, "raised SyntaxError: invalid syntax", "/srv/t.py:3"},
 		"cuda":          {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\n    x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 GiB\n"}, Memory, "raised torch.OutOfMemoryError: CUDA out of memory", ""},
 		"cut traceback": {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 1"}, ExitCode, "exited with code 1", ""},

@@ -15,6 +15,7 @@ type traceback struct {
 	text      string // all of it, chained ones included
 	exception string // "ValueError: bad batch 17"
 	where     string // "train (train.py:17)"
+	notRun    bool   // Python did not find the program
 }
 
 const (
@@ -166,7 +167,7 @@ func noTraceback(lines []string) traceback {
 	for i := len(lines) - 1; i >= max(0, len(lines)-20); i-- {
 		line := lines[i]
 		if strings.Contains(line, ": can't open file ") || strings.Contains(line, ": No module named ") || strings.Contains(line, "Error while finding module") {
-			return traceback{exception: line}
+			return traceback{exception: line, notRun: true}
 		}
 		if name, _, found := strings.Cut(line, ": "); found && (name == "SyntaxError" || name == "IndentationError" || name == "TabError") {
 			t := traceback{exception: line}

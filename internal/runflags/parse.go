@@ -32,7 +32,7 @@ var options = []option{
 	{name: "rdzv-backend", env: true, arg: "NAME", usage: "static or c10d; both mean cohort's own rendezvous"},
 	{name: "rdzv-endpoint", env: true, arg: "HOST[:PORT]", usage: "where the nodes meet"},
 	{name: "rdzv-id", env: true, arg: "ID", usage: "name of the job"},
-	{name: "rdzv-conf", env: true, arg: "K=V,...", usage: "join_timeout, last_call_timeout and others"},
+	{name: "rdzv-conf", env: true, arg: "K=V,...", usage: "join_timeout (or timeout, with --master-addr), last_call_timeout and others"},
 	{name: "standalone", flag: true, env: true, usage: "a job on this host only"},
 	{name: "max-restarts", env: true, arg: "N", usage: "restarts after a failure"},
 	{name: "monitor-interval", env: true, arg: "SECONDS", usage: "accepted; failures are noticed at once"},

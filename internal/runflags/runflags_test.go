@@ -57,6 +57,8 @@ func TestParse(t *testing.T) {
 		"id":                     {"--rdzv-id job7 t.py", nil, func(o Options) any { return o.RunID }, "job7"},
 		"standalone has its own": {"--standalone --rdzv-id job7 t.py", nil, func(o Options) any { return o.RunID }, ""},
 		"shown":                  {"--nproc 3 --local-ranks-filter 0,2 t.py", nil, func(o Options) any { return o.ShowRanks }, []int{0, 2}},
+		"static timeout":         {"--nnodes 2 --node-rank 1 --master-addr a --rdzv-conf timeout=5 t.py", nil, join, 5 * time.Second},
+		"c10d's timeout":         {"--nnodes 2 --rdzv-endpoint a --rdzv-conf timeout=5,join_timeout=7 t.py", nil, join, 7 * time.Second},
 		"exit code":              {"--exit-code first t.py", nil, func(o Options) any { return o.FirstCode }, true},
 		"no waiting for culprit": {"--culprit-timeout 0 t.py", nil, func(o Options) any { return o.Linger }, time.Duration(1)},
 	} {
@@ -75,6 +77,7 @@ func workers(o Options) any { return o.Workers }
 func program(o Options) any { return o.Program }
 func tee(o Options) any     { return o.Tee }
 func how(o Options) any     { return o.How }
+func join(o Options) any    { return o.JoinTimeout }
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
