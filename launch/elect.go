@@ -196,7 +196,7 @@ func (g *greeting) Read(b []byte) (int, error) {
 }
 
 // errNobody says that nobody was reached in time.
-var errNobody = errors.New("launch: nobody answers")
+var errNobody = errors.New("nobody answers")
 
 // connect connects to a rendezvous. It tries until somebody is there, a signal comes, or limit is over.
 func (j *job) connect(addr string, limit time.Duration) (net.Conn, error) {
@@ -224,7 +224,7 @@ func (j *job) connect(addr string, limit time.Duration) (net.Conn, error) {
 		case <-j.asked.Done():
 			return nil, context.Cause(j.asked)
 		case <-over.C:
-			return nil, fmt.Errorf("launch: no rendezvous at %s within %v: %w", addr, limit, errors.Join(errNobody, err))
+			return nil, fmt.Errorf("launch: no rendezvous at %s within %v: %w: %w", addr, limit, errNobody, err)
 		}
 	}
 }
