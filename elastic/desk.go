@@ -145,11 +145,11 @@ func (d *desk) asked(number int64, q question) effects {
 			d.perform(d.job.Step(launchcore.Joined{Node: s.node, Roles: []launchcore.Role{{Workers: 1}}, Wish: -1}))
 			return
 		}
+		if number <= s.latest {
+			return // it arrived late: the member has asked again, and may be about to read that answer; or an earlier coordinator has answered it
+		}
 		if q.untaken {
 			d.now.stale = s.latest
-		}
-		if number <= s.latest {
-			return // it arrived late: the member has asked again, or an earlier coordinator has answered it
 		}
 		if s.running && !d.over && q.untaken && q.Handle == s.handle && !s.again {
 			// The question crossed the answer, which the member no longer looks for. Nothing has failed. Only once: a member that

@@ -69,6 +69,11 @@ func TestRepeatedQuestion(t *testing.T) {
 	if e := d.asked(10, question{Member: 1, Handle: "b", untaken: true}); !slices.Equal(e.over, []int64{uuid}) {
 		t.Errorf("a member that never deletes answers, and cannot reconfigure: %+v", e)
 	}
+	d, _ = form()
+	d.asked(9, question{Member: 1, Handle: "b", untaken: true})
+	if e := d.asked(8, question{Member: 1, Handle: "b", untaken: true}); e.stale != 0 || len(e.answers)+len(e.over) > 0 {
+		t.Errorf("a question that comes after the one that the member asked later: %+v", e)
+	}
 }
 
 // TestRepeatedQuestionAfterRestart: nobody is told a third time of a round, or again of one that is over, because the coordinator was started
