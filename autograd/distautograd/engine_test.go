@@ -63,27 +63,6 @@ func (failing) Backward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor, 
 	return nil, errors.New("simulated error on backward")
 }
 
-func TestBackwardSimple(t *testing.T) {
-	ws := newWorld(t, 2, basics())
-	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
-		t.Helper()
-		for _, to := range []string{"w1", "w0"} {
-			ctx, c := ws[0].open(t)
-			x, y := param(1, 2, 3), param(4, 5, 6)
-			loss := call(ctx, t, ws[0], to, "t.mul", x, y).Sum()
-			if got := loss.Item(); got != 32 {
-				t.Errorf("the loss is %v", got)
-			}
-			backward(ctx, t, c, loss, opts...)
-			wantGrad(t, c, x, 4, 5, 6)
-			wantGrad(t, c, y, 1, 2, 3)
-			if x.Grad() != nil || y.Grad() != nil {
-				t.Error("the pass has changed Grad")
-			}
-		}
-	})
-}
-
 // The root may be a received value itself.
 func TestReceivedRoot(t *testing.T) {
 	ws := newWorld(t, 2, basics())

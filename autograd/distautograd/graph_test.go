@@ -5,14 +5,12 @@ package distautograd_test
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"testing"
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/rpc"
-	"github.com/cohort-dist/cohort/tensor"
 )
 
 const addSchema = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
@@ -28,313 +26,234 @@ func graphs(ws []*worker, id distautograd.ID) []distautograd.Graph {
 	return all
 }
 
-// A call is a send and a receive function at the caller and at the callee; a creation has its results fetched.
+// addArgs are the arguments of a sum, by a function of the program or by the operator.
+func addArgs(fn string, x, y *autograd.Variable) []any {
+	if fn == addSchema {
+		return []any{x, y, 1}
+	}
+	return []any{x, y}
+}
+
+// The functions of a call at both workers, which leaves the send function leads to, and where the result comes from.
 func TestGraphOfCalls(t *testing.T) {
-	ws := newWorld(t, 2, basics())
-	for name, fn := range map[string]string{"function": "t.mul", "operator": addSchema} {
-		for how, fetched := range map[string]bool{"call": false, "remote": true} {
-			t.Run(name+" "+how, func(t *testing.T) {
+	kinds(t, func(t *testing.T, k kind) {
+		t.Helper()
+		reg, _ := tensorHandlers(k)
+		ws := newWorld(t, 2, reg)
+		for name, fn := range map[string]string{"function": "s.add", "operator": addSchema} {
+			t.Run(name, func(t *testing.T) {
+				ways(t, func(t *testing.T, do doing) {
+					t.Helper()
+					ctx, c := ws[0].open(t)
+					x, y := k.param(1), k.param(2)
+					ret := do(ctx, "w1", fn, addArgs(fn, x, y)...)
+					g := graphs(ws, c.ID())
+					for i := range g {
+						if len(g[i].Sends) != 1 || len(g[i].Recvs) != 1 {
+							t.Fatalf("w%d has recorded %+v", i, g[i])
+						}
+					}
+					if g[0].Sends[0] != g[1].Recvs[0] || g[1].Sends[0] != g[0].Recvs[0] || !slices.Equal(g[1].Reach[0], []int{0}) {
+						t.Errorf("the functions do not match: %+v", g)
+					}
+					if !slices.Equal(g[0].Leaves[0], []*autograd.Variable{x, y}) || len(g[0].Reach[0]) != 0 {
+						t.Errorf("the send function leads to %v", g[0].Leaves[0])
+					}
+					if g[1].Edges[0] != 1 || g[0].RecvNodes[0] != ret.Edge().Node {
+						t.Errorf("the result %v comes from %v, not from the receive function", ret, ret.Edge().Node)
+					}
+					same(t, "the sum", ret.Value(), x.Add(y).Value())
+				}, ws[0])
+			})
+		}
+	})
+}
+
+// A nested call has two functions of each at the workers in between, and one that comes back to where it began has two there.
+func TestGraphOfNestedCalls(t *testing.T) {
+	kinds(t, func(t *testing.T, k kind) {
+		t.Helper()
+		reg, _ := tensorHandlers(k)
+		ws := newWorld(t, 4, reg)
+		// Two values go on from the receive function of the worker before, and one comes back.
+		between := func(t *testing.T, g distautograd.Graph, known ...string) {
+			t.Helper()
+			on, back := slices.Index(g.Edges, 2), slices.Index(g.Edges, 1)
+			if len(g.Sends) != 2 || len(g.Recvs) != 2 || on < 0 || back < 0 || len(g.Reach[on]) != 1 || len(g.Reach[back]) != 1 || g.Reach[on][0] == g.Reach[back][0] {
+				t.Errorf("in between: %+v", g)
+			}
+			if !slices.Equal(g.Known, known) {
+				t.Errorf("known are %v, want %v", g.Known, known)
+			}
+		}
+		ways(t, func(t *testing.T, do doing) {
+			t.Helper()
+			ctx, c := ws[0].open(t)
+			x, y := k.param(1), k.param(2)
+			ret := do(ctx, "w1", "s.via", []string{"w2", "w3"}, x, y)
+			g := graphs(ws, c.ID())
+			if len(g[0].Sends) != 1 || len(g[0].Recvs) != 1 || !slices.Equal(g[0].Leaves[0], []*autograd.Variable{x, y}) || g[0].RecvNodes[0] != ret.Edge().Node {
+				t.Errorf("at the caller: %+v", g[0])
+			}
+			between(t, g[1], "w0", "w2")
+			between(t, g[2], "w0", "w1", "w3") // the opener is always known
+			if len(g[3].Sends) != 1 || len(g[3].Recvs) != 1 || g[3].Edges[0] != 1 || !slices.Equal(g[3].Reach[0], []int{0}) {
+				t.Errorf("at the last: %+v", g[3])
+			}
+
+			ctx, c = ws[0].open(t)
+			ret = do(ctx, "w1", "s.via", []string{"w0"}, x, y)
+			g = graphs(ws, c.ID())
+			between(t, g[1], "w0")
+			// Here are the call with its result, and the sum with what it was computed from.
+			called, summed := slices.Index(g[0].Edges, 2), slices.Index(g[0].Edges, 1)
+			if len(g[0].Sends) != 2 || len(g[0].Recvs) != 2 || called < 0 || summed < 0 || len(g[0].Reach[summed]) != 1 {
+				t.Fatalf("at both ends: %+v", g[0])
+			}
+			result := slices.Index(g[0].RecvNodes, ret.Edge().Node)
+			if !slices.Equal(g[0].Leaves[called], []*autograd.Variable{x, y}) || result < 0 || g[0].Reach[summed][0] != 1-result {
+				t.Errorf("at both ends: %+v, the result comes from receive function %d", g[0], result)
+			}
+		}, ws[0])
+	})
+}
+
+// Nothing is recorded for values without gradients, but the context is known, and is cleaned up.
+func TestWithoutGradients(t *testing.T) {
+	kinds(t, func(t *testing.T, k kind) {
+		t.Helper()
+		reg, _ := tensorHandlers(k)
+		ws := newWorld(t, 3, reg)
+		plain := k.constant(1)
+		ways(t, func(t *testing.T, do doing) {
+			t.Helper()
+			for _, fn := range []string{"s.add", addSchema} {
 				ctx, c := ws[0].open(t)
-				x, y := param(1), param(2)
-				args := []any{x, y}
-				if fn == addSchema {
-					args = append(args, 1)
+				got := do(ctx, "w1", fn, addArgs(fn, plain, plain)...)
+				same(t, "the sum", got.Value(), plain.Add(plain).Value())
+				if got.RequiresGrad() {
+					t.Error("the sum requires gradients")
 				}
-				if fetched {
-					if _, err := remote(ctx, t, ws[0], "w1", fn, args...).Fetch(ctx); err != nil {
-						t.Fatal(err)
-					}
-				} else {
-					call(ctx, t, ws[0], "w1", fn, args...)
-				}
+				call(ctx, t, ws[0], "w1", "s.add", plain, plain) // a function of the program always carries the context
 				g := graphs(ws, c.ID())
-				for i := range g {
-					if len(g[i].Sends) != 1 || len(g[i].Recvs) != 1 {
-						t.Fatalf("w%d has recorded %+v", i, g[i])
+				if len(g[0].Sends)+len(g[0].Recvs)+len(g[1].Sends)+len(g[1].Recvs) != 0 {
+					t.Errorf("recorded: %+v", g)
+				}
+				if ws[1].engine.Context(c.ID()) == nil {
+					t.Error("the callee does not know the context")
+				}
+			}
+		}, ws[0])
+	})
+}
+
+// The workers of a context are known from the first call on, whether values have gradients or not.
+func TestWorkersAreKnown(t *testing.T) {
+	reg, _ := tensorHandlers(dense)
+	ws := newWorld(t, 4, reg)
+	ctx, c := ws[0].open(t)
+	all := []string{"w1", "w2", "w3"}
+	for _, v := range []*autograd.Variable{dense.constant(1), dense.param(1)} {
+		for _, to := range all {
+			call(ctx, t, ws[0], to, "s.add", v, v)
+		}
+		g := graphs(ws, c.ID())
+		if !slices.Equal(g[0].Known, all) {
+			t.Errorf("known are %v, want %v", g[0].Known, all)
+		}
+		for i := range all {
+			if !slices.Equal(g[i+1].Known, []string{"w0"}) {
+				t.Errorf("at w%d known are %v", i+1, g[i+1].Known)
+			}
+		}
+	}
+}
+
+// A context ends everywhere when it is closed, whatever was sent in it.
+func TestContextsEnd(t *testing.T) {
+	kinds(t, func(t *testing.T, k kind) {
+		t.Helper()
+		reg, _ := tensorHandlers(k)
+		ws := newWorld(t, 3, reg)
+		all := func(send func(to string)) {
+			for _, w := range ws[1:] {
+				send(w.name())
+			}
+		}
+		for name, send := range map[string]func(ctx context.Context){
+			"with gradients": func(ctx context.Context) {
+				all(func(to string) { call(ctx, t, ws[0], to, addSchema, k.param(1), k.param(2), 1) })
+			},
+			"without gradients": func(ctx context.Context) {
+				all(func(to string) { call(ctx, t, ws[0], to, "s.add", k.constant(1), k.constant(2)) })
+			},
+			"no tensors": func(ctx context.Context) {
+				all(func(to string) {
+					if _, err := rpc.Call[int64](ctx, ws[0].agent, to, "t.context"); err != nil {
+						t.Error(err)
+					}
+				})
+			},
+			"nested": func(ctx context.Context) {
+				call(ctx, t, ws[0], "w1", "s.via", []string{"w2"}, k.param(1), k.param(2))
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				ctx, c, err := ws[0].engine.Open(testContext(t))
+				if err != nil {
+					t.Fatal(err)
+				}
+				send(ctx)
+				for i, w := range ws {
+					if w.engine.Context(c.ID()) == nil {
+						t.Errorf("w%d does not know the context", i)
 					}
 				}
-				if g[0].Edges[0] != 2 || g[1].Edges[0] != 1 || len(g[0].Reach[0]) != 0 || !slices.Equal(g[1].Reach[0], []int{0}) {
-					t.Errorf("%+v", g)
+				if err := c.Close(); err != nil {
+					t.Fatal(err)
 				}
-				if g[0].Sends[0] != g[1].Recvs[0] || g[1].Sends[0] != g[0].Recvs[0] {
-					t.Errorf("the functions do not match: %+v", g)
+				if ws[0].engine.Context(c.ID()) != nil {
+					t.Error("the context is still here")
+				}
+				for i, w := range ws {
+					if !eventually(func() bool { return w.engine.Context(c.ID()) == nil }) {
+						t.Errorf("w%d still has the context", i)
+					}
 				}
 			})
 		}
-	}
+	})
 }
 
-// A nested call has two of each at the worker in between, and one that comes back to where it began has two there.
-func TestGraphOfNestedCalls(t *testing.T) {
-	ws := newWorld(t, 3, basics())
-	for _, created := range []bool{false, true} {
-		ctx, c := ws[0].open(t)
-		via := func(path []string) {
-			if !created {
-				call(ctx, t, ws[0], "w1", "t.via", path, param(1))
-			} else if _, err := remote(ctx, t, ws[0], "w1", "t.via", path, param(1)).Fetch(ctx); err != nil {
-				t.Fatal(err)
-			}
-		}
-		via([]string{"w2"})
-		g := graphs(ws, c.ID())
-		if len(g[0].Sends) != 1 || len(g[0].Recvs) != 1 || len(g[1].Sends) != 2 || len(g[1].Recvs) != 2 || len(g[2].Sends) != 1 || len(g[2].Recvs) != 1 {
-			t.Errorf("%+v", g)
-		}
-		// Of the two at w1 each leads to the one that came before it.
-		if !slices.Equal(g[1].Known, []string{"w0", "w2"}) || len(g[1].Reach[0]) != 1 || len(g[1].Reach[1]) != 1 || g[1].Reach[0][0] == g[1].Reach[1][0] {
-			t.Errorf("%+v", g[1])
-		}
-		ctx, c = ws[0].open(t)
-		via([]string{"w0"})
-		g = graphs(ws, c.ID())
-		if len(g[0].Sends) != 2 || len(g[0].Recvs) != 2 || len(g[1].Sends) != 2 || len(g[1].Recvs) != 2 {
-			t.Errorf("%+v", g)
-		}
-	}
-}
-
-// Values without gradients are not recorded, but the context travels; a result may have gradients all the same.
-func TestGraphWithoutGradients(t *testing.T) {
-	reg, weight := models()
-	ws := newWorld(t, 3, reg)
-	plain := autograd.Constant(tensor.Must(tensor.From([]float64{1}, 1)))
-	for _, created := range []bool{false, true} {
-		ctx, c := ws[0].open(t)
-		get := func(fn string, args ...any) *autograd.Variable {
-			t.Helper()
-			if !created {
-				return call(ctx, t, ws[0], "w1", fn, args...)
-			}
-			v, err := remote(ctx, t, ws[0], "w1", fn, args...).Fetch(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return v
-		}
-		get("t.mul", plain, plain)
-		g := graphs(ws, c.ID())
-		if len(g[0].Sends)+len(g[0].Recvs)+len(g[1].Sends)+len(g[1].Recvs) != 0 {
-			t.Errorf("recorded: %+v", g)
-		}
-		if !slices.Equal(g[0].Known, []string{"w1"}) || !slices.Equal(g[1].Known, []string{"w0"}) {
-			t.Errorf("the workers are not known: %+v", g)
-		}
-		v := get("m.weight", 7.0)
-		backward(ctx, t, c, v.Mul(v).Sum())
-		if got := gradientAt(ws[1], c.ID(), weight()); got == nil {
-			t.Error("no gradient at the callee")
-		} else if xs, _ := tensor.Data[float64](got); xs[0] != 14 {
-			t.Errorf("the gradient at the callee is %v", xs)
-		}
-	}
-}
-
-// Of a list only the values that require gradients have edges, in order.
+// Of a list those that require gradients have edges, in order, and the result is that of the same computation here.
 func TestGraphOfLists(t *testing.T) {
-	reg := basics().
-		MustHandle("t.sum", func(xs []*autograd.Variable) *autograd.Variable {
-			y := xs[0]
-			for _, x := range xs[1:] {
-				y = y.Mul(x)
-			}
-			return y
-		}).
-		MustHandle("t.flags", func(x, y *autograd.Variable) []bool { return []bool{x.RequiresGrad(), y.RequiresGrad()} })
-	ws := newWorld(t, 2, reg)
-	for _, created := range []bool{false, true} {
-		ctx, c := ws[0].open(t)
-		var list []*autograd.Variable
-		want := map[int]float64{}
-		for i := range 10 {
-			v := param(float64(i + 1))
-			if i%3 == 0 {
-				v = v.Detach()
-			} else {
-				want[i] = 3628800 / float64(i+1)
-			}
-			list = append(list, v)
-		}
-		var y *autograd.Variable
-		var err error
-		if created {
-			y, err = remote(ctx, t, ws[0], "w1", "t.sum", list).Fetch(ctx)
-		} else {
-			y, err = rpc.Call[*autograd.Variable](ctx, ws[0].agent, "w1", "t.sum", list)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if g := c.Graph(); g.Edges[0] != len(want) {
-			t.Errorf("%+v", g)
-		}
-		backward(ctx, t, c, y.Sum())
-		for i, v := range list {
-			if x, has := want[i]; has {
-				wantGrad(t, c, v, x)
-			} else {
-				wantGrad(t, c, v)
-			}
-		}
-		flags, err := rpc.Call[[]bool](ctx, ws[0].agent, "w1", "t.flags", list[1], list[0])
-		if err != nil || !slices.Equal(flags, []bool{true, false}) {
-			t.Errorf("the callee sees %v, %v", flags, err)
-		}
-	}
-}
-
-// A handler may carry its context into goroutines of its own.
-func TestContextInGoroutine(t *testing.T) {
-	reg := basics().MustHandle("t.later", func(ctx context.Context, x *autograd.Variable) (*autograd.Variable, error) {
-		type result struct {
-			v   *autograd.Variable
-			err error
-		}
-		done := make(chan result, 1)
-		go func() {
-			v, err := rpc.Call[*autograd.Variable](ctx, rpc.AgentFrom(ctx), "w2", "t.square", x)
-			done <- result{v, err}
-		}()
-		r := <-done
-		return r.v, r.err
-	})
-	ws := newWorld(t, 3, reg)
-	ctx, c := ws[0].open(t)
-	x := param(3)
-	backward(ctx, t, c, call(ctx, t, ws[0], "w1", "t.later", x).Sum())
-	wantGrad(t, c, x, 6)
-}
-
-func TestContextsOfOneWorker(t *testing.T) {
-	ws := newWorld(t, 2, basics())
-	seen := map[distautograd.ID]bool{}
-	var last distautograd.ID
-	for range 200 {
-		_, c, err := ws[1].engine.Open(testContext(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		id := c.ID()
-		if int(id>>48) != int(ws[1].agent.ID()) || seen[id] || id <= last || ws[1].engine.Context(id) != c {
-			t.Errorf("context %x after %x", int64(id), int64(last))
-		}
-		seen[id], last = true, id
-		_ = c.Close()
-		if ws[1].engine.Context(id) != nil {
-			t.Error("a closed context is found")
-		}
-	}
-}
-
-func TestShapesAndTypes(t *testing.T) {
-	ws := newWorld(t, 2, basics())
-	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
+	kinds(t, func(t *testing.T, k kind) {
 		t.Helper()
-		for _, dt := range []tensor.DType{tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16} {
-			for _, shapes := range [][2][]int{{{3, 4, 2}, {3, 4, 2}}, {{4, 6}, {6}}, {{1}, {2, 3}}, {{}, {2}}} {
-				x := autograd.Parameter(tensor.Must(tensor.Full(dt, 2.0, shapes[0]...)))
-				y := autograd.Parameter(tensor.Must(tensor.Full(dt, 3.0, shapes[1]...)))
-				ctx, c := ws[0].open(t)
-				backward(ctx, t, c, call(ctx, t, ws[0], "w1", "t.mul", x, y).Sum(), opts...)
-				if err := x.Mul(y).Sum().Backward(ctx); err != nil {
-					t.Fatal(err)
+		reg, _ := tensorHandlers(k)
+		ws := newWorld(t, 2, reg)
+		ways(t, func(t *testing.T, do doing) {
+			t.Helper()
+			ctx, c := ws[0].open(t)
+			var list, leaves []*autograd.Variable
+			for i := range 10 {
+				v := k.constant(float64(i))
+				if i%2 == 0 {
+					v = k.param(float64(i))
+					leaves = append(leaves, v)
 				}
-				for _, v := range []*autograd.Variable{x, y} {
-					if g := c.Gradient(v); !closeTo(g, v.Grad()) || g.DType() != dt {
-						t.Errorf("%v %v: gradient %v, want %v", dt, shapes, g, v.Grad())
-					}
-				}
+				list = append(list, v)
 			}
-		}
+			got, want := do(ctx, "w1", "s.stack", list), autograd.Stack(0, list...)
+			same(t, "the stack", got.Value(), want.Value())
+			g := c.Graph()
+			if !slices.Equal(g.Leaves[0], leaves) || !slices.Equal(g.Known, []string{"w1"}) {
+				t.Errorf("%+v", g)
+			}
+			if err := k.sum(want).Backward(ctx); err != nil {
+				t.Fatal(err)
+			}
+			backward(ctx, t, c, k.sum(got))
+			wantLocal(t, c, list...)
+		}, ws[0])
 	})
-}
-
-// Arguments that the result does not depend on get zeros over the wire, or none here.
-func TestUnusedArguments(t *testing.T) {
-	ws := newWorld(t, 2, basics().MustHandle("t.first", func(xs []*autograd.Variable) *autograd.Variable { return xs[0].Mul(xs[0]) }))
-	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
-		t.Helper()
-		ctx, c := ws[0].open(t)
-		x, y := param(2), param(3)
-		backward(ctx, t, c, call(ctx, t, ws[0], "w1", "t.first", []*autograd.Variable{x, y}).Sum(), opts...)
-		wantGrad(t, c, x, 4)
-		wantGrad(t, c, y, 0)
-	})
-}
-
-func TestScriptFunctions(t *testing.T) {
-	ws := newWorld(t, 2, basics())
-	ctx, c := ws[0].open(t)
-	x := param(4)
-	backward(ctx, t, c, call(ctx, t, ws[0], "w1", "__torch__.t.square", x).Sum())
-	wantGrad(t, c, x, 8)
-}
-
-// Hooks of variables run, and may replace the gradient; what a hook after accumulation returns fails the pass.
-func TestHooks(t *testing.T) {
-	ws := newWorld(t, 2, basics())
-	ctx, c := ws[0].open(t)
-	x := param(3)
-	after := 0
-	if _, err := x.OnGrad(func(g *tensor.Tensor) (*tensor.Tensor, error) { return tensor.Full(g.DType(), 100.0, g.Shape()...) }); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := x.OnAccumulated(func(context.Context, *autograd.Pass, *autograd.Variable) error {
-		if after++; after > 1 {
-			return errors.New("enough")
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	loss := call(ctx, t, ws[0], "w1", "t.square", x).Sum()
-	backward(ctx, t, c, loss, distautograd.RetainGraph())
-	wantGrad(t, c, x, 100)
-	if err := c.Backward(ctx, []*autograd.Variable{loss}); err == nil || after != 2 {
-		t.Errorf("a hook that fails: %v after %d", err, after)
-	}
-}
-
-// kept is a function whose gradient is a tensor that the test knows.
-type kept struct {
-	failing
-	grad *tensor.Tensor
-}
-
-func (k *kept) Backward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor, error) {
-	return []*tensor.Tensor{k.grad}, nil
-}
-
-// A gradient is taken over without a copy, and a second one does not change the first.
-func TestGradientsAreNotCopied(t *testing.T) {
-	ws := newWorld(t, 1, basics())
-	ctx, c := ws[0].open(t)
-	x := param(3)
-	k := &kept{grad: tensor.Must(tensor.From([]float64{5}, 1))}
-	out, err := autograd.Apply(k, x)
-	if err != nil {
-		t.Fatal(err)
-	}
-	backward(ctx, t, c, out[0].Sum(), distautograd.RetainGraph())
-	if c.Gradient(x) != k.grad {
-		t.Error("the gradient was copied")
-	}
-	backward(ctx, t, c, out[0].Sum())
-	wantGrad(t, c, x, 10)
-	if xs, _ := tensor.Data[float64](k.grad); xs[0] != 5 {
-		t.Errorf("the first gradient was changed to %v", xs)
-	}
-}
-
-// A table of embeddings at another worker, looked up by numbers that have no gradient.
-func TestRemoteEmbedding(t *testing.T) {
-	table := autograd.Parameter(tensor.Must(tensor.From([]float64{1, 2, 3, 4, 5, 6}, 3, 2)))
-	ws := newWorld(t, 2, basics().MustHandle("t.embed", func(ids *tensor.Tensor) *autograd.Variable { return table.IndexSelect(ids) }))
-	ctx, c := ws[0].open(t)
-	y := call(ctx, t, ws[0], "w1", "t.embed", tensor.Must(tensor.From([]int64{2, 0, 2}, 3)))
-	backward(ctx, t, c, y.Sum())
-	want := tensor.Must(tensor.From([]float64{1, 1, 0, 0, 2, 2}, 3, 2))
-	if got := gradientAt(ws[1], c.ID(), table); !closeTo(got, want) {
-		t.Errorf("the gradient of the table is %v, want %v", got, want)
-	}
 }

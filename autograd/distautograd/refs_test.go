@@ -62,25 +62,6 @@ func remote(ctx context.Context, t *testing.T, w *worker, to, fn string, args ..
 	return ref
 }
 
-func TestRemoteCreationAndFetch(t *testing.T) {
-	ws := newWorld(t, 2, basics())
-	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
-		t.Helper()
-		for _, to := range []string{"w1", "w0"} {
-			ctx, c := ws[0].open(t)
-			x, y := param(2), param(5)
-			ref := remote(ctx, t, ws[0], to, "t.mul", x, y)
-			v, err := ref.Fetch(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			backward(ctx, t, c, v.Sum(), opts...)
-			wantGrad(t, c, x, 5)
-			wantGrad(t, c, y, 2)
-		}
-	})
-}
-
 // The gradient of a value behind a reference is at its owner, whoever uses it.
 func TestGradientAtOwner(t *testing.T) {
 	reg, _ := models()
