@@ -43,7 +43,7 @@ func (e *Engine) takeCleanupsLocked(to backcore.Worker, w *work) {
 
 // sendCleanups sends all clean-ups that wait.
 func (e *Engine) sendCleanups() {
-	moment.At("autograd.dist.cleanups")
+	moment.At("distautograd.cleanups")
 	var w work
 	e.mu.Lock()
 	if e.mu.due != nil {

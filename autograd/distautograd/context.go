@@ -143,7 +143,7 @@ func (c *Context) over(op string) error {
 // Gradients returns the gradients that passes in this context have computed for variables of this worker. [autograd.Variable.Grad]
 // is left alone by them. Tensors are shared: do not change them. It corresponds to torch.distributed.autograd.get_gradients.
 func (c *Context) Gradients() (map[*autograd.Variable]autograd.Value, error) {
-	moment.At("autograd.dist.gradients")
+	moment.At("distautograd.gradients")
 	select {
 	case <-c.done:
 		return nil, c.over("autograd: gradients")
@@ -181,7 +181,7 @@ func (c gradients) SetGradient(leaf *autograd.Variable, grad autograd.Value) err
 
 // Accumulate adds a gradient of a leaf. What is there may be somebody else's too, so a sum is a new tensor.
 func (c gradients) Accumulate(leaf *autograd.Variable, grad autograd.Value) error {
-	moment.At("autograd.dist.accumulate")
+	moment.At("distautograd.accumulate")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if old := c.mu.grads[leaf]; !old.IsNone() {

@@ -132,7 +132,7 @@ type work struct {
 // step lets the machine handle something and notes the effects. What is left has to be done by one of [Engine.drive],
 // [Engine.serve] and [Engine.after].
 func (e *Engine) step(f func(m *machine)) work {
-	moment.At("autograd.dist.step")
+	moment.At("distautograd.step")
 	var w work
 	e.mu.Lock()
 	m := e.machineLocked()
@@ -226,7 +226,7 @@ func (e *Engine) keep(ctx context.Context) {
 	defer timer.Stop()
 	asked := begun
 	for {
-		moment.At("autograd.dist.keep")
+		moment.At("distautograd.keep")
 		select {
 		case <-ctx.Done():
 			e.close()

@@ -78,7 +78,7 @@ func (c *Context) enterLocked(ctx context.Context, id backcore.PassID, retain bo
 // giveUp ends the pass everywhere because this worker does not wait for it any longer.
 func (p *pass) giveUp(code dist.Code) {
 	e := p.c.e
-	moment.At("autograd.dist.give_up")
+	moment.At("distautograd.give_up")
 	e.after(e.step(func(m *machine) {
 		if p.c.passes[p.id] != p {
 			return
@@ -147,7 +147,7 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 	}
 	var p *pass
 	begun := false
-	moment.At("autograd.dist.backward")
+	moment.At("distautograd.backward")
 	w := e.step(func(m *machine) {
 		if e.mu.contexts[c.id] != c {
 			return
@@ -177,7 +177,7 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 	defer context.AfterFunc(ctx, func() { p.giveUp(dist.CodeOf(dist.FromContext(ctx, op))) })()
 	waits := context.WithoutCancel(ctx) // its end is the end of the pass, everywhere
 	e.drive(waits, w)
-	moment.At("autograd.dist.await")
+	moment.At("distautograd.await")
 	_, err = rpc.Await(waits, p.ended.Future())
 	return err
 }
@@ -255,7 +255,7 @@ func (p *pass) missingLocked(m *machine) string {
 // run.
 func (e *Engine) run(w *work) {
 	for len(w.runs) > 0 {
-		moment.At("autograd.dist.run")
+		moment.At("distautograd.run")
 		p := w.runs[0]
 		e.mu.Lock()
 		if len(p.queue) == 0 {

@@ -122,7 +122,7 @@ func (e *Engine) drive(ctx context.Context, w work) {
 		if last == nil {
 			return
 		}
-		moment.At("autograd.dist.send")
+		moment.At("distautograd.send")
 		m, err := e.encode(*last)
 		if err == nil {
 			m, err = e.agent.Send(both{last.p.ctx, ctx}, int(last.msg.To), m)
@@ -160,7 +160,7 @@ func (e *Engine) after(w work) {
 		e.post(s)
 	}
 	for _, reply := range w.answers {
-		moment.At("autograd.dist.answer")
+		moment.At("distautograd.answer")
 		reply()
 	}
 }
@@ -170,7 +170,7 @@ const controlTimeout = 5 * time.Second
 
 // post sends a message. What its answer brings about is done by the goroutine that reads it.
 func (e *Engine) post(s sending) {
-	moment.At("autograd.dist.post")
+	moment.At("distautograd.post")
 	ctx, cancel := context.Background(), func() {}
 	if s.p != nil {
 		ctx = s.p.ctx // it ends with the pass, not with the request that brought it here: that may be sent again
@@ -206,7 +206,7 @@ func (e *Engine) askTorch(ctx context.Context, s sending) (*rpcwire.Message, err
 
 // sent tells the machine what became of a message.
 func (e *Engine) sent(s sending, back *rpcwire.Message, err error) work {
-	moment.At("autograd.dist.sent")
+	moment.At("distautograd.sent")
 	return e.step(func(m *machine) {
 		delete(e.mu.flying, s.key)
 		reply := message{From: s.msg.To, To: s.msg.From, Context: s.msg.Context, Pass: s.msg.Pass, Call: s.msg.Call}

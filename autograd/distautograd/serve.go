@@ -115,7 +115,7 @@ func (e *Engine) serveWave(ctx context.Context, from rpcseam.Worker, msg message
 	key := exchange{msg.Kind, msg.From, msg.Context, msg.Pass, msg.Call}
 	var former answer
 	serves := false
-	moment.At("autograd.dist.serve")
+	moment.At("distautograd.serve")
 	w := e.step(func(m *machine) {
 		serves = true
 		m.PeerBack(msg.From)

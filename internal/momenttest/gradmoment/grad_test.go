@@ -44,7 +44,7 @@ const (
 func TestBackward(t *testing.T) {
 	for _, mode := range []string{"smart", "fast"} {
 		momenttest.Test(t, momenttest.Scenario{
-			Name: mode, Share: 4, Points: []string{"autograd."},
+			Name: mode, Share: 4, Points: []string{"autograd.", "distautograd."},
 			Events: []momenttest.Event{
 				momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline,
 				{Name: releaseEvent},
