@@ -27,6 +27,7 @@ const results = `go: downloading
 {"Action":"output","Package":"x/rpc","Test":"TestB/torch-newest","Output":"    b_test.go:4: this build cannot: no TensorPipe\n"}
 {"Action":"skip","Package":"x/rpc","Test":"TestB/torch-newest"}
 {"Action":"pass","Package":"x/rpc","Test":"TestC"}
+{"Action":"pass","Package":"x/rpc","Test":"TestAutogradRing/torch-2.6"}
 {"Action":"output","Package":"x/group","Test":"TestReconfigure","Output":"    r_test.go:4: interop: uses torch-newest\n"}
 {"Action":"run","Package":"x/group","Test":"TestReconfigure"}
 {"Action":"run","Package":"x/group","Test":"TestReconfigure/one"}
@@ -60,9 +61,33 @@ func TestTable(t *testing.T) {
 | process groups | 1 | 1 |
 | members change without restarts (` + "`reconfigure`" + `) | - | 1 |
 | RPC, references | 1 | the build cannot |
+| distributed autograd and optimizers | 1 | - |
 ` + end + "after\n"
 	if string(got) != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestAreas: every area has tests below interop.
+func TestAreas(t *testing.T) {
+	t.Parallel()
+	for _, a := range areas {
+		var code strings.Builder
+		for _, pattern := range []string{"../../interop/%/*_test.go", "../../interop/*/%/*_test.go"} {
+			files, _ := filepath.Glob(strings.ReplaceAll(pattern, "%", a.pkg))
+			for _, file := range files {
+				text, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				code.Write(text)
+			}
+		}
+		for _, prefix := range append([]string{"Test"}, a.tests...) {
+			if !strings.Contains(code.String(), "\nfunc "+prefix) {
+				t.Errorf("%s: no %s in package %s", a.name, prefix, a.pkg)
+			}
+		}
 	}
 }
 
