@@ -307,7 +307,6 @@ func (arrival) Backward(_ *autograd.Context, g []*tensor.Tensor) ([]*tensor.Tens
 	return g, nil
 }
 
-// TestPieces runs one graph in two passes that hand gradients to each other, with gradients kept apart from Grad: what a
 // elsewhere keeps gradients apart from the variables.
 type elsewhere map[*autograd.Variable]autograd.Value
 
@@ -327,6 +326,7 @@ func (e elsewhere) SetGradient(v *autograd.Variable, g autograd.Value) error {
 	return nil
 }
 
+// TestPieces runs one graph in two passes that hand gradients to each other, with gradients kept apart from Grad: what a
 // backward pass over several processes is made of.
 func TestPieces(t *testing.T) {
 	t.Parallel()
