@@ -310,10 +310,11 @@ func (a *attempt) unwritable(w *worker) string {
 			return "no space left on device for its log files in " + dir
 		}
 	}
-	for name, out := range map[string]*joblog.Output{"output": a.job.screen.out, "error output": a.job.screen.err} {
-		if err := out.Err(); err != nil {
-			return "the launcher's standard " + name + " cannot be written: " + reason(err)
-		}
+	if err := a.job.screen.out.Err(); err != nil {
+		return "the launcher's standard output cannot be written: " + reason(err)
+	}
+	if err := a.job.screen.err.Err(); err != nil {
+		return "the launcher's standard error output cannot be written: " + reason(err)
 	}
 	return ""
 }
