@@ -324,6 +324,10 @@ func takeSocket(nc net.Conn) (int, error) {
 	if dupErr != nil {
 		return -1, dupErr
 	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
 	defer func() { _ = nc.Close() }()
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 	if sameHost(nc) {
@@ -331,7 +335,7 @@ func takeSocket(nc net.Conn) (int, error) {
 		// costs timers there; the simplest one is always allowed.
 		_ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
 	}
-	return fd, unix.SetNonblock(fd, true)
+	return fd, nil
 }
 
 // sameHost reports whether both ends of a connection have the same address.
