@@ -184,6 +184,9 @@ func TestUnusedSend(t *testing.T) {
 			if _, err := rpc.Call[any](ctx, ws[0].agent, "w1", "t.error", x); err == nil {
 				t.Fatal("no error")
 			}
+			if _, err := rpc.Call[any](ctx, ws[0].agent, "w1", "aten::matmul(Tensor self, Tensor other) -> Tensor", x, param(1, 2)); err == nil {
+				t.Fatal("no error of an operator whose arguments do not match")
+			}
 			backward(ctx, t, c, call(ctx, t, ws[0], "w1", "t.square", x).Sum(), opts...)
 			wantGrad(t, c, x, 10)
 		})
@@ -251,18 +254,57 @@ func TestWithoutCalls(t *testing.T) {
 	})
 }
 
-// An error of a function at another worker reaches the worker that began the pass, and ends it everywhere.
+// An error of a function reaches the worker that began the pass, and ends it everywhere: of one at another worker, which may have been
+// called by a third one, or of one here that gradients reach over several others.
 func TestFunctionFails(t *testing.T) {
-	ws := newWorld(t, 3, basics())
+	ws := newWorld(t, 3, basics().
+		MustHandle("t.nested", func(ctx context.Context, to string, x *autograd.Variable) (*autograd.Variable, error) {
+			y, err := rpc.Call[*autograd.Variable](ctx, rpc.AgentFrom(ctx), to, "t.fail", x.Mul(x))
+			if err != nil {
+				return nil, err
+			}
+			return x.Mul(y), nil
+		}))
+	t.Run("callee", func(t *testing.T) {
+		functionFails(t, ws, "w2", func(ctx context.Context, t *testing.T, x *autograd.Variable) *autograd.Variable {
+			t.Helper()
+			return call(ctx, t, ws[0], "w2", "t.fail", call(ctx, t, ws[0], "w1", "t.square", x))
+		})
+	})
+	t.Run("nested", func(t *testing.T) {
+		functionFails(t, ws, "w2", func(ctx context.Context, t *testing.T, x *autograd.Variable) *autograd.Variable {
+			t.Helper()
+			return call(ctx, t, ws[0], "w1", "t.nested", "w2", x)
+		})
+	})
+	t.Run("here", func(t *testing.T) {
+		functionFails(t, ws, "w0", func(ctx context.Context, t *testing.T, x *autograd.Variable) *autograd.Variable {
+			t.Helper()
+			out, err := autograd.Apply(failing{}, x.Mul(x))
+			if err != nil {
+				t.Fatal(err)
+			}
+			y := out[0]
+			for _, to := range []string{"w1", "w2", "w1", "w2"} {
+				y = call(ctx, t, ws[0], to, "t.mul", y, x)
+			}
+			return y
+		})
+	})
+}
+
+// functionFails runs a pass through a function that fails at a worker.
+func functionFails(t *testing.T, ws []*worker, at string, compute func(context.Context, *testing.T, *autograd.Variable) *autograd.Variable) {
+	t.Helper()
 	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		x := param(2)
-		mid := call(ctx, t, ws[0], "w2", "t.fail", call(ctx, t, ws[0], "w1", "t.square", x))
+		mid := compute(ctx, t, x)
 		begun := time.Now()
 		err := c.Backward(ctx, []*autograd.Variable{mid.Sum()}, append(opts, distautograd.RetainGraph())...)
 		var e *dist.Error
-		if !errors.As(err, &e) || e.Peer != "w2" || e.Key != "Failing" || !strings.Contains(err.Error(), "simulated error") {
+		if !errors.As(err, &e) || e.Peer != at || e.Key != "Failing" || !strings.Contains(err.Error(), "simulated error") {
 			t.Errorf("the error is %v", err)
 		}
 		if d := time.Since(begun); d > liveness {

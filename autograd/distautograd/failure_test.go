@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -146,6 +147,11 @@ func TestCloseDuringPass(t *testing.T) {
 		result := make(chan error, 1)
 		go func() { result <- c.Backward(ctx, []*autograd.Variable{y.Sum()}, opts...) }()
 		<-g.begun
+		for _, w := range ws {
+			if s := w.engine.Stats(); s.Passes != 1 || s.Contexts != 1 {
+				t.Errorf("%s has %+v during a pass", w.name(), s)
+			}
+		}
 		_ = c.Close()
 		if err := <-result; !errors.Is(err, dist.Aborted) && !errors.Is(err, dist.Remote) {
 			t.Errorf("a pass whose context was closed: %v", err)
@@ -209,18 +215,38 @@ func TestLateMessage(t *testing.T) {
 	}
 }
 
-// Fifty passes fail, fifty succeed, in one context and mixed.
+// flaky is a function whose gradient fails for a time.
+type flaky struct {
+	failing
+	works *atomic.Bool
+}
+
+func (f flaky) Backward(c *autograd.Context, grads []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	if f.works.Load() {
+		return grads, nil
+	}
+	return f.failing.Backward(c, grads)
+}
+
+// Fifty passes fail, fifty succeed, in one context and mixed. Those of the same graph succeed once its function works.
 func TestPassesWithErrors(t *testing.T) {
-	ws := newWorld(t, 2, basics())
+	var works atomic.Bool
+	ws := newWorld(t, 2, basics().MustHandle("t.flaky", func(x *autograd.Variable) (*autograd.Variable, error) {
+		out, err := autograd.Apply(flaky{works: &works}, x.Mul(x))
+		if err != nil {
+			return nil, err
+		}
+		return out[0], nil
+	}))
 	ctx, c := ws[0].open(t)
 	x := param(3)
-	bad := call(ctx, t, ws[0], "w1", "t.fail", x).Sum()
+	bad := call(ctx, t, ws[0], "w1", "t.flaky", x).Sum()
 	good := call(ctx, t, ws[0], "w1", "t.square", x).Sum()
 	var wg sync.WaitGroup
 	for i := range 50 {
 		wg.Go(func() {
-			if err := c.Backward(ctx, []*autograd.Variable{bad}, distautograd.RetainGraph()); err == nil {
-				t.Errorf("pass %d has not failed", i)
+			if err := c.Backward(ctx, []*autograd.Variable{bad}, distautograd.RetainGraph()); err == nil || !strings.Contains(err.Error(), "simulated error") {
+				t.Errorf("pass %d has not failed with the error of the function: %v", i, err)
 			}
 		})
 		wg.Go(func() {
@@ -231,6 +257,11 @@ func TestPassesWithErrors(t *testing.T) {
 	}
 	wg.Wait()
 	wantGrad(t, c, x, 50*6)
+	works.Store(true)
+	for i := range 50 {
+		backward(ctx, t, c, bad, distautograd.RetainGraph())
+		wantGrad(t, c, x, float64(51+i)*6)
+	}
 }
 
 // panics is a function whose gradient panics.

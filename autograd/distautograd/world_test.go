@@ -132,7 +132,7 @@ func wantGrad(t *testing.T, c *distautograd.Context, v *autograd.Variable, want 
 		}
 		return
 	}
-	values, err := tensor.Data[float64](got)
+	values, err := tensor.Copy[float64](got)
 	if err != nil {
 		t.Fatal(err)
 	}
