@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,7 @@ func newWorld(t *testing.T, n int) (context.Context, []worker) {
 		e := distautograd.New()
 		reg := rpc.NewRegistry().
 			MustHandle("p.new", func(xs ...float64) *autograd.Variable { return param(xs...) }).
+			MustHandle("p.frozen", func(xs ...float64) *autograd.Variable { return param(xs...).Detach() }).
 			MustHandle("p.mul", func(ctx context.Context, w *rpc.Ref[*autograd.Variable], x *autograd.Variable) (*autograd.Variable, error) {
 				defer func() { _ = w.Close() }()
 				v, err := w.LocalValue(ctx)
@@ -77,7 +79,12 @@ func param(xs ...float64) *autograd.Variable {
 
 func newParam(ctx context.Context, t *testing.T, a *rpc.Agent, owner string, xs ...any) *rpc.Ref[*autograd.Variable] {
 	t.Helper()
-	ref, err := rpc.Remote[*autograd.Variable](ctx, a, owner, "p.new", xs...)
+	return create(ctx, t, a, owner, "p.new", xs...)
+}
+
+func create(ctx context.Context, t *testing.T, a *rpc.Agent, owner, fn string, xs ...any) *rpc.Ref[*autograd.Variable] {
+	t.Helper()
+	ref, err := rpc.Remote[*autograd.Variable](ctx, a, owner, fn, xs...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,11 +92,13 @@ func newParam(ctx context.Context, t *testing.T, a *rpc.Agent, owner string, xs 
 	return ref
 }
 
-// Every rule does at several workers what it does at one.
+// Every rule does at several workers what it does at one: it changes the parameters that have got gradients, and leaves alone those that
+// were not used or do not require any.
 func TestSteps(t *testing.T) {
 	rules := []optim.Rule{
 		optim.SGD{LR: 0.05},
 		optim.SGD{LR: 1e-3, Momentum: 0.9, WeightDecay: 0.01, Nesterov: true},
+		optim.SGD{LR: 1e-3, Momentum: 1, WeightDecay: 1, Nesterov: true},
 		optim.SGD{LR: 1e-3, Momentum: 0.9, Dampening: 0.5},
 		optim.Adam{LR: 1e-2, Beta1: 0.8, Beta2: 0.99, WeightDecay: 0.1},
 		optim.Adam{LR: 1e-2},
@@ -101,8 +110,16 @@ func TestSteps(t *testing.T) {
 	for _, rule := range rules {
 		t.Run(fmt.Sprintf("%T", rule), func(t *testing.T) {
 			a := ws[0].agent
-			refs := []*rpc.Ref[*autograd.Variable]{newParam(ctx, t, a, "w1", 1.0, 2.0), newParam(ctx, t, a, "w2", -1.0, 0.5), newParam(ctx, t, a, "w1", 3.0, 4.0), newParam(ctx, t, a, "w0", 0.1, 0.2)}
-			same := []*autograd.Variable{param(1, 2), param(-1, 0.5), param(3, 4), param(0.1, 0.2)}
+			refs := []*rpc.Ref[*autograd.Variable]{newParam(ctx, t, a, "w1", 1.0, 2.0), newParam(ctx, t, a, "w2", -1.0, 0.5), newParam(ctx, t, a, "w1", 3.0, 4.0), newParam(ctx, t, a, "w0", 0.1, 0.2), create(ctx, t, a, "w2", "p.frozen", 0.7, -0.6)}
+			same := []*autograd.Variable{param(1, 2), param(-1, 0.5), param(3, 4), param(0.1, 0.2), param(0.7, -0.6).Detach()}
+			var before [][]float64
+			for _, v := range same {
+				xs, err := tensor.Copy[float64](v.Data())
+				if err != nil {
+					t.Fatal(err)
+				}
+				before = append(before, xs)
+			}
 			opt, err := remote.New(ctx, a, rule, refs)
 			if err != nil {
 				t.Fatal(err)
@@ -147,6 +164,9 @@ func TestSteps(t *testing.T) {
 				}
 				g, _ := tensor.Data[float64](got.Data())
 				w, _ := tensor.Data[float64](same[i].Data())
+				if unchanged := slices.Equal(g, before[i]); unchanged != (i == 2 || i == 4) {
+					t.Errorf("parameter %d is %v, was %v", i, g, before[i])
+				}
 				for k := range w {
 					if d := g[k] - w[k]; d > 1e-12 || d < -1e-12 {
 						t.Errorf("parameter %d is %v, want %v", i, g, w)
