@@ -75,19 +75,19 @@ func gradsIn(c *distautograd.Context, m nn.Module) [][]float32 {
 	return out
 }
 
-// hybrid is a model with a layer at another worker in its middle.
+// hybrid is a model with a layer at another worker in its middle, and one of this rank's own, which is not wrapped, before it.
 type hybrid struct {
-	first, last *nn.Linear
-	middle      func(x *autograd.Variable) *autograd.Variable
+	own, first, last *nn.Linear
+	middle           func(x *autograd.Variable) *autograd.Variable
 }
 
 func newHybrid(seed uint64, middle func(x *autograd.Variable) *autograd.Variable) *hybrid {
 	r := rand.New(rand.NewPCG(seed, 1))
-	return &hybrid{nn.NewLinear(r, 4, 3), nn.NewLinear(r, 3, 2), middle}
+	return &hybrid{nn.NewLinear(r, 4, 4), nn.NewLinear(r, 4, 3), nn.NewLinear(r, 3, 2), middle}
 }
 
 func (h *hybrid) Forward(x *autograd.Variable) *autograd.Variable {
-	return h.last.Forward(h.middle(h.first.Forward(x).Tanh()))
+	return h.last.Forward(h.middle(h.first.Forward(h.own.Forward(x)).Tanh()))
 }
 
 func (h *hybrid) Params() []nn.Param {
@@ -172,7 +172,7 @@ func trainHybrid(ctx context.Context, w member, trainers *group.Group, server *n
 			return fmt.Errorf("pass %d: the context before it has %v, had %v", k, gradsIn(former, m), kept)
 		}
 		former, kept = c, got
-		if err = ownGradient(inside, w.agent, reference, server, 10*k+uint64(w.g.Rank())); err != nil {
+		if err = ownGradients(inside, w.agent, c.Gradient(m.own.Weight), reference, server, 10*k+uint64(w.g.Rank())); err != nil {
 			return err
 		}
 	}
@@ -181,9 +181,11 @@ func trainHybrid(ctx context.Context, w member, trainers *group.Group, server *n
 	return step(ctx, model, 5)
 }
 
-// ownGradient checks that the layer at the other worker has the gradient of this rank alone: nobody reduces it.
-func ownGradient(ctx context.Context, a *rpc.Agent, reference *hybrid, server *nn.Linear, seed uint64) error {
+// ownGradients checks that the layer at the other worker and the one that is not wrapped have the gradients of this rank alone: nobody
+// reduces them.
+func ownGradients(ctx context.Context, a *rpc.Agent, own *tensor.Tensor, reference *hybrid, server *nn.Linear, seed uint64) error {
 	server.Weight.ZeroGrad()
+	reference.own.Weight.ZeroGrad()
 	if _, err := single(ctx, reference, []uint64{seed}); err != nil {
 		return err
 	}
@@ -191,10 +193,12 @@ func ownGradient(ctx context.Context, a *rpc.Agent, reference *hybrid, server *n
 	if err != nil {
 		return err
 	}
-	x, err1 := tensor.Copy[float32](got)
-	y, err2 := tensor.Copy[float32](server.Weight.Grad())
-	if err = errors.Join(err1, err2); err != nil || !near([][]float32{x}, [][]float32{y}) {
-		return fmt.Errorf("the other worker has %v, want %v: %w", x, y, err)
+	for _, pair := range [][2]*tensor.Tensor{{got, server.Weight.Grad()}, {own, reference.own.Weight.Grad()}} {
+		x, err1 := tensor.Copy[float32](pair[0])
+		y, err2 := tensor.Copy[float32](pair[1])
+		if err = errors.Join(err1, err2); err != nil || !near([][]float32{x}, [][]float32{y}) {
+			return fmt.Errorf("a layer of one rank has %v, want %v: %w", x, y, err)
+		}
 	}
 	return nil
 }
