@@ -5,12 +5,14 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -83,6 +85,18 @@ func TestDescribeFromAfar(t *testing.T) {
 	got, err := Call[[]FunctionInfo](t.Context(), agents[0], agents[1].Name(), describeHandlers)
 	if err != nil || len(got) != 1 || signature(got[0]) != "def m.add(a: int, b: int) -> int adds" {
 		t.Fatalf("%+v, %v", got, err)
+	}
+}
+
+// TestWrongArgumentsInside: functions that workers call themselves refuse wrong arguments as handlers do.
+func TestWrongArgumentsInside(t *testing.T) {
+	t.Parallel()
+	agents := world(t, 2, true, func(int) *Registry { return NewRegistry() })
+	for _, name := range []string{rpcworld.FuncToLeader, rpcworld.FuncToFollowers, rpcworld.FuncGatherLost, updateMembership} {
+		_, err := Call[any](t.Context(), agents[0], agents[1].Name(), name, "only one")
+		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "TypeError: "+name+": wrong arguments") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -77,6 +77,9 @@ func (a *Agent) serveGather(_ context.Context, r *Request) (any, error) {
 	if late != nil {
 		a.net.Background(func() { late(a.net.Context) })
 	}
+	if errors.Is(err, rpcworld.ErrArguments) {
+		return nil, wrongArguments(r)
+	}
 	if refused, ok := errors.AsType[*rpcworld.RefusedError](err); ok {
 		return nil, Raise(refused.Class, "%s", refused.Text)
 	}

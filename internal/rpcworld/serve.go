@@ -5,6 +5,7 @@ package rpcworld
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -14,12 +15,14 @@ import (
 // tellLostTime bounds how long a worker is told that an all-gather cannot come to its end.
 const tellLostTime = time.Second
 
+// ErrArguments says that a function was called with arguments that it does not take.
+var ErrArguments = errors.New("wrong arguments")
+
 // ServeGather takes a message of an all-gather: one of the functions [FuncToLeader], [FuncToFollowers] and [FuncGatherLost] that a worker
 // has called here. again says that it may repeat what it has said. If late is not nil, the worker waits in vain, and late tells it.
 func (w *World) ServeGather(p Party, fn, from string, again bool, args []any) (late func(context.Context), err error) {
-	wrong := &RefusedError{Class: "TypeError", Text: fn + ": wrong arguments"}
 	if len(args) == 0 {
-		return nil, wrong
+		return nil, ErrArguments
 	}
 	id, ok := args[0].(string)
 	switch {
@@ -40,7 +43,7 @@ func (w *World) ServeGather(p Party, fn, from string, again bool, args []any) (l
 			return nil, w.Gathers.Fail(id, names, Death(p, dead, "the leader "+from+" has found that its process has ended"))
 		}
 	}
-	return nil, wrong
+	return nil, ErrArguments
 }
 
 // tellLate returns what tells a worker that it has come too late to an all-gather to be told with the others why it fails, or nil.
