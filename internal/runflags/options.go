@@ -261,11 +261,12 @@ func (o *Options) nodes(v values) error {
 	case "0", "false", "f", "no", "n":
 		o.Host = "no"
 	}
-	if static && conf["join_timeout"] == "" {
-		conf["join_timeout"] = conf["timeout"] // what torchrun's static rendezvous calls it
+	join := "join_timeout"
+	if static && conf[join] == "" {
+		join = "timeout" // what torchrun's static rendezvous calls it
 	}
 	var err error
-	for key, to := range map[string]*time.Duration{"join_timeout": &o.JoinTimeout, "last_call_timeout": &o.LastCall, "heartbeat_timeout": &o.Silence} {
+	for key, to := range map[string]*time.Duration{join: &o.JoinTimeout, "last_call_timeout": &o.LastCall, "heartbeat_timeout": &o.Silence} {
 		if *to, err = seconds("--rdzv-conf "+key, conf[key]); err != nil {
 			return err
 		}
