@@ -176,12 +176,11 @@ func (m *Model) grad(i int) autograd.Value { return m.grads.Gradient(m.params[i]
 func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 	m.began = time.Now()
 	m.grads, m.elsewhere = pass.Gradients(), pass.AccumulatesElsewhere()
-	for i := range m.params {
-		if !m.elsewhere {
-			break
-		}
-		if err := m.takeOut(i); err != nil { // the pass uses the buckets, and leaves the parameters' own gradients alone
-			return err
+	if m.elsewhere { // the pass uses the buckets, and leaves the parameters' own gradients alone
+		for i := range m.params {
+			if err := m.takeOut(i); err != nil {
+				return err
+			}
 		}
 	}
 	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.Begin, Rank: m.g.Rank(), Group: m.g.Name()})

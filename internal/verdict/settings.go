@@ -70,12 +70,12 @@ func (c *court) worlds() (Verdict, bool) {
 		return Verdict{}, false
 	}
 	odd, rule := minority(sizes)
-	name1, what := "WORLD_SIZE", all[odd[0]]
+	setting, what := "WORLD_SIZE", all[odd[0]]
 	if what.program || all[rule[0]].program {
-		name1 = "world_size"
+		setting = "world_size"
 	}
 	return Verdict{Culprits: odd, Sentence: fmt.Sprintf("%s %s %s %d where %s %s %d: all ranks must have the same; %s in init_process_group (%s)%s.",
-		name(odd), has(odd), name1, what.world, lower(name(rule)), has(rule), all[rule[0]].world, waits(here), c.lines(here), since(c.waited(here)))}, true
+		name(odd), has(odd), setting, what.world, lower(name(rule)), has(rule), all[rule[0]].world, waits(here), c.lines(here), since(c.waited(here)))}, true
 }
 
 // stores: a rank uses another store than the others.
