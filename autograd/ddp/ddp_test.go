@@ -402,7 +402,8 @@ func TestDeath(t *testing.T) {
 	})
 }
 
-// TestTrainsAlike: after some steps all ranks have the same parameters, bit by bit.
+// TestTrainsAlike: after every step the parameters are those that one rank with all data has, and in the end they are the same on all
+// ranks, bit by bit.
 func TestTrainsAlike(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -414,18 +415,31 @@ func TestTrainsAlike(t *testing.T) {
 			return err
 		}
 		defer model.Close()
-		opt, err := optim.New(optim.Adam{LR: 0.01}, nn.Variables(m))
+		rule := optim.SGD{LR: 0.1, Momentum: 0.9}
+		opt, err := optim.New(rule, nn.Variables(m))
 		if err != nil {
 			return err
 		}
-		for step := range uint64(20) {
+		reference := net(0)
+		same, err := optim.New(rule, nn.Variables(reference))
+		if err != nil {
+			return err
+		}
+		for k := range uint64(20) {
 			opt.ZeroGrad()
-			x, y := batch(10*step+uint64(g.Rank()), 16)
-			if err := autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean).Backward(ctx); err != nil {
+			if err := errors.Join(step(ctx, model, 10*k+uint64(g.Rank())), opt.Step()); err != nil {
 				return err
 			}
-			if err := opt.Step(); err != nil {
+			if _, err := single(ctx, reference, []uint64{10 * k, 10*k + 1, 10*k + 2}); err != nil {
 				return err
+			}
+			if err := same.Step(); err != nil {
+				return err
+			}
+			for i, v := range nn.Variables(m) {
+				if want := nn.Variables(reference)[i].Data(); !tensor.AllClose(v.Data(), want, 1e-4, 1e-5, false) {
+					return fmt.Errorf("step %d: parameter %d is %v, want %v", k, i, v.Data(), want)
+				}
 			}
 		}
 		mu.Lock()
