@@ -116,7 +116,8 @@ func (d *drive) perform(ctx context.Context, op worldcore.Op) worldcore.Event {
 		if !pause(ctx, op.For) {
 			ev.Err = dist.FromContext(ctx, "rpc: world")
 		}
-	case worldcore.OpCheck, worldcore.OpRead, worldcore.OpGet, worldcore.OpSet, worldcore.OpAdd, worldcore.OpSwap, worldcore.OpWait:
+	case worldcore.OpCheck, worldcore.OpRead, worldcore.OpGet, worldcore.OpSet, worldcore.OpAdd, worldcore.OpSwap, worldcore.OpWait,
+		worldcore.OpDelete:
 		ev = d.w.ask(ctx, op)
 	default:
 		ev = d.do(ctx, op)
@@ -151,6 +152,8 @@ func (w *World) ask(ctx context.Context, op worldcore.Op) (ev worldcore.Event) {
 		ev.Text = string(raw)
 	case worldcore.OpWait:
 		ev.Err = st.Wait(ctx, op.Keys...)
+	case worldcore.OpDelete:
+		_, ev.Err = st.Delete(ctx, op.Key)
 	}
 	return ev
 }

@@ -19,13 +19,14 @@ const (
 	OpPause                    // let For pass
 
 	// Operations of the store, on the store of Round, or on the store itself if Round is NoRound.
-	OpCheck // OK: all Keys are there
-	OpRead  // Text: the value of Key, or "" without waiting for it
-	OpGet   // Text: the value of Key, once it is there
-	OpSet   // Key is Text
-	OpAdd   // add N to the number under Key; N: the sum
-	OpSwap  // if Key is Old, it becomes Text; Text: what it is now
-	OpWait  // all Keys are there
+	OpCheck  // OK: all Keys are there
+	OpRead   // Text: the value of Key, or "" without waiting for it
+	OpGet    // Text: the value of Key, once it is there
+	OpSet    // Key is Text
+	OpAdd    // add N to the number under Key; N: the sum
+	OpSwap   // if Key is Old, it becomes Text; Text: what it is now
+	OpWait   // all Keys are there
+	OpDelete // Key is not there
 
 	// What others are asked.
 	OpStates  // States: how this worker stands with the workers Names
@@ -217,6 +218,10 @@ func (c *course) set(key, value string, then func()) {
 
 func (c *course) swap(key, old, value string, then func(string)) {
 	c.must(Op{Kind: OpSwap, Round: c.round, Key: key, Old: old, Text: value}, func(ev Event) { then(ev.Text) })
+}
+
+func (c *course) remove(key string, then func()) {
+	c.must(Op{Kind: OpDelete, Round: c.round, Key: key}, func(Event) { then() })
 }
 
 // inOrder visits the elements of a list one after the other.

@@ -282,6 +282,9 @@ func (s *sim) ask(p *proc, op Op, answer func(Event)) {
 			default:
 				back(Event{Text: was})
 			}
+		case OpDelete:
+			delete(s.store, key)
+			back(Event{})
 		default:
 			panic(op.Kind)
 		}
@@ -400,7 +403,7 @@ func (t *task) perform(op Op) {
 	switch op.Kind {
 	case OpPause:
 		t.s.after(op.For, func() { answer(Event{}) })
-	case OpCheck, OpRead, OpGet, OpSet, OpAdd, OpSwap, OpWait:
+	case OpCheck, OpRead, OpGet, OpSet, OpAdd, OpSwap, OpWait, OpDelete:
 		t.s.ask(t.p, op, answer)
 	case OpStates:
 		ev := Event{States: make([]State, len(op.Names))}

@@ -25,6 +25,7 @@ type StartOptions struct {
 	NoTakeOver bool // the looker is not replaced when it dies
 	NoBeats    bool // the looker does not say that it lives
 	NoMode     bool // nobody looks whether the world is a dynamic one
+	NoClear    bool // names of other worlds stay
 	NoFailed   bool // nobody says that a start has failed after all had come together
 }
 
@@ -81,12 +82,20 @@ func (s *Start) enter(k int) {
 	s.must(Op{Kind: OpEnter, Round: k}, func(Event) { s.show() })
 }
 
-// show says that this is a Go rank.
+// show says that this is a Go rank. A name that is left over from a rank of another world goes first: nobody reads names before
+// all Go ranks have shown themselves.
 func (s *Start) show() {
-	if s.NoShow {
+	switch {
+	case s.NoShow:
 		s.waitForRanks()
-		return
+	case s.NoClear:
+		s.shown()
+	default:
+		s.remove(KeyNames+strconv.Itoa(s.me.Rank), s.shown)
 	}
+}
+
+func (s *Start) shown() {
 	s.set(keySize, strconv.Itoa(s.me.Size), func() {
 		s.set(rankKey(s.me.Rank), strconv.FormatUint(s.me.Epoch, 16), func() {
 			s.check(func(there bool) {

@@ -89,13 +89,21 @@ func (w *startSim) slow(d time.Duration) time.Duration { return d + 100*w.latest
 func (w *startSim) history(size int) {
 	rounds := w.rng.IntN(3)
 	for k := range rounds {
-		switch w.rng.IntN(4) {
+		switch w.rng.IntN(5) {
 		case 0: // a dynamic world that everybody has left
 			w.store[at(k, KeyStatic)], w.store[at(k, KeyInfos)] = "false", ""
 		case 1: // a world of another size
 			w.store[at(k, KeyStatic)], w.store[at(k, keySize)] = "true", strconv.Itoa(size+1)
 		case 2: // a world of this size
 			for r := range size {
+				w.store[at(k, KeyNames+strconv.Itoa(r))] = fmt.Sprintf("old%d", r)
+			}
+			w.store[at(k, KeyStatic)] = "true"
+		case 4: // a smaller or larger world of PyTorch ranks; PyTorch itself would not start there
+			if w.mixed {
+				continue
+			}
+			for r := range 1 + w.rng.IntN(size+1) {
 				w.store[at(k, KeyNames+strconv.Itoa(r))] = fmt.Sprintf("old%d", r)
 			}
 			w.store[at(k, KeyStatic)] = "true"
@@ -501,7 +509,7 @@ func TestEveryRuleOfStartsIsNeeded(t *testing.T) {
 	t.Parallel()
 	for rule, opt := range map[string]StartOptions{
 		"no show": {NoShow: true}, "no used": {NoUsed: true}, "no follow": {NoFollow: true}, "no doubt": {NoDoubt: true},
-		"no take-over": {NoTakeOver: true}, "no beats": {NoBeats: true}, "no mode": {NoMode: true}, "no failed": {NoFailed: true},
+		"no take-over": {NoTakeOver: true}, "no beats": {NoBeats: true}, "no mode": {NoMode: true}, "no failed": {NoFailed: true}, "no clear": {NoClear: true},
 	} {
 		finds(t, rule, func(seed uint64) error { return newStartSim(seed, seed%2 > 0, opt).simulate() })
 	}
