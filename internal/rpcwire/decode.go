@@ -280,6 +280,13 @@ func (d *Decoder) opaque(o *pickle.Object) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, made := o.Class.(*pickle.Object); made {
+		switch class.(type) {
+		case py.Global, *py.Object:
+		default: // a set or tensor, say: Python could not call it either
+			return nil, badPayload("a call of a value, not of a function or class")
+		}
+	}
 	out := &py.Object{Class: class, New: o.How != pickle.Reduce}
 	args, err := d.value(o.Args) // not its items: many objects may have one tuple of arguments
 	if err != nil {
