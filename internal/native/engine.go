@@ -26,9 +26,11 @@ import (
 // Tuning holds the sizes at which the algorithms change. All ranks of a group must use the same. The zero value of a
 // field means its default.
 type Tuning struct {
-	// Small is the largest all-reduce or reduce, in bytes, that takes the path with the fewest steps.
+	// Small is the largest all-reduce or reduce, in bytes, that takes the path with the fewest steps. From HalveFrom on, four or
+	// more ranks exchange halves instead in an all-reduce.
 	Small int
 	// HalveFrom and HalveTo are the smallest and the largest all-reduce, in bytes, in which four or more ranks exchange halves.
+	// HalveTo holds for the input of a reduce-scatter too.
 	HalveFrom, HalveTo int
 	// Tree is the largest broadcast, in bytes, that goes down a tree, whole, instead of along a chain in segments.
 	Tree int
