@@ -76,7 +76,8 @@ func (w *World) gathering(p Party, names []string) *gathering {
 func (x *gathering) do(ctx context.Context, op worldcore.Op) (ev worldcore.Event) {
 	g := x.w.Gathers
 	switch op.Kind {
-	case worldcore.OpGatherCount, worldcore.OpGatherFirst, worldcore.OpGatherSeen, worldcore.OpGiveUp:
+	case worldcore.OpGatherCount, worldcore.OpGatherFirst, worldcore.OpGatherSeen, worldcore.OpGiveUp,
+		worldcore.OpGiveUpNext:
 		return g.about(op)
 	case worldcore.OpGatherEnter:
 		ev.Text, ev.Err = g.enter(op.Names)
@@ -127,11 +128,9 @@ func (g *Gathers) about(op worldcore.Op) (ev worldcore.Event) {
 	case worldcore.OpGatherFirst:
 		g.mu.core.First(op.Names, op.N)
 	case worldcore.OpGiveUp:
-		if op.Text == "" {
-			ev.Reports = g.mu.core.GiveUpUncounted(op.Names, op.Worker)
-		} else {
-			g.mu.core.GiveUp(op.Text, op.Names, op.Worker)
-		}
+		g.mu.core.GiveUp(op.Text, op.Names, op.Worker)
+	case worldcore.OpGiveUpNext:
+		ev.Reports = g.mu.core.GiveUpNext(op.Names, op.Worker)
 	default: // worldcore.OpGatherSeen
 		if s := g.mu.core.Of(op.Text); s != nil && s.Done {
 			ev.OK, ev.Err = true, s.Err

@@ -195,7 +195,7 @@ func (c *Counting) uncounted(dead *dist.Error) {
 		c.failed(why)
 		return
 	}
-	c.must(Op{Kind: OpGiveUp, Names: c.names, Worker: dead.Peer}, func(ev Event) {
+	c.must(Op{Kind: OpGiveUpNext, Names: c.names, Worker: dead.Peer}, func(ev Event) {
 		c.tell(ev.Reports, dead.Peer, func() { c.failed(why) })
 	})
 }

@@ -219,11 +219,9 @@ func (g *gatherer) do(m *Gather) func(op Op, answer func(Event)) {
 				ev.OK, ev.Err = true, s.Err
 			}
 		case OpGiveUp:
-			if op.Text == "" {
-				ev.Reports = g.table.GiveUpUncounted(op.Names, op.Worker)
-			} else {
-				g.table.GiveUp(op.Text, op.Names, op.Worker)
-			}
+			g.table.GiveUp(op.Text, op.Names, op.Worker)
+		case OpGiveUpNext:
+			ev.Reports = g.table.GiveUpNext(op.Names, op.Worker)
 		case OpGatherLeave:
 			g.check(op.Text, m)
 			g.table.Leave(op.Text)

@@ -115,9 +115,9 @@ func (g *Gathers) GiveUp(id string, names []string, dead string) {
 	g.lost[name] = g.lost[name][max(0, len(g.lost[name])-maxLost):]
 }
 
-// GiveUpUncounted notes that this worker, the leader, cannot enter the next all-gather of these names, because a worker has died
+// GiveUpNext notes that this worker, the leader, cannot enter the next all-gather of these names, because a worker has died
 // that had to tell which one it is. It returns who has reported meanwhile, and forgets what was reported.
-func (g *Gathers) GiveUpUncounted(names []string, dead string) []Report {
+func (g *Gathers) GiveUpNext(names []string, dead string) []Report {
 	name := gatherName(names)
 	if g.Known(names) {
 		return nil

@@ -99,7 +99,7 @@ func TestGatherWithoutNumber(t *testing.T) {
 	if _, err := g.ToLeader("ab4", "b", 0, names[:2], true); err != nil {
 		t.Fatal(err)
 	}
-	if got := g.GiveUpUncounted(names, "c"); !slices.Equal(got, []Report{{"abc4", "b"}, {"abc5", "b"}}) {
+	if got := g.GiveUpNext(names, "c"); !slices.Equal(got, []Report{{"abc4", "b"}, {"abc5", "b"}}) {
 		t.Errorf("these wait: %v", got)
 	}
 	if _, err := g.ToLeader("abc6", "b", 0, names, true); err != nil || len(g.all) != 1 || g.Lost("abc6", names) != "c" {
@@ -108,11 +108,11 @@ func TestGatherWithoutNumber(t *testing.T) {
 	if g.Comes("c"); g.Lost("abc6", names) != "" {
 		t.Error("c is there again, and is taken for dead")
 	}
-	g.GiveUpUncounted(names, "c")
+	g.GiveUpNext(names, "c")
 	if g.First(names, 7); g.Lost("abc7", names) != "" {
 		t.Error("the number is known, and the all-gather is taken for lost")
 	}
-	if got := g.GiveUpUncounted(names, "c"); got != nil || g.Lost("abc7", names) != "" {
+	if got := g.GiveUpNext(names, "c"); got != nil || g.Lost("abc7", names) != "" {
 		t.Errorf("the number is known, and the all-gather is given up: %v", got)
 	}
 }

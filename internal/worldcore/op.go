@@ -57,7 +57,8 @@ const (
 	OpAwait       // wait until all-gather Text is complete; Names: who is missing, if it is given up
 	OpGatherSeen  // OK: all-gather Text is complete, or has failed with Err
 	OpGatherLeave // leave all-gather Text
-	OpGiveUp      // the all-gather Text of Names cannot be completed, because Worker has died; without Text it is not known which one is next, and Reports has who waits
+	OpGiveUp      // the all-gather Text of Names cannot be completed, because Worker has died
+	OpGiveUpNext  // the next all-gather of Names cannot be told, because Worker has died; Reports: who waits for it
 	OpShare       // give all objects of all-gather Text to the follower Worker; Gone: its process has ended
 	OpTellLost    // tell Worker that all-gather Text fails, because Names[0] has died
 	OpAskCount    // N: how many all-gathers called Text the PyTorch worker Worker has begun; Gone: its process has ended
@@ -249,7 +250,7 @@ func deathOf(worker string, id int, how string, cause error) *dist.Error {
 // Instant reports whether an operation is answered at once: the driver need not do anything else meanwhile.
 func (k OpKind) Instant() bool {
 	switch k {
-	case OpStates, OpWorkers, OpEnter, OpKnow, OpDrop, OpOthers, OpFreeze, OpThaw, OpGatherCount, OpGatherFirst, OpGatherEnter, OpGatherSeen, OpGatherLeave, OpGiveUp:
+	case OpStates, OpWorkers, OpEnter, OpKnow, OpDrop, OpOthers, OpFreeze, OpThaw, OpGatherCount, OpGatherFirst, OpGatherEnter, OpGatherSeen, OpGatherLeave, OpGiveUp, OpGiveUpNext:
 		return true
 	default:
 		return false
