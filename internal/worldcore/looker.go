@@ -13,8 +13,8 @@ import (
 const (
 	// lookFirst and lookEvery are the pauses between two looks for PyTorch ranks of this round, from the first to the longest.
 	lookFirst, lookEvery = time.Millisecond, 100 * time.Millisecond
-	// lookAround is how often the looker looks for PyTorch ranks of other rounds: of the first ones, and of farRounds others,
-	// which are others every time, up to manyRounds.
+	// lookAround is how often the looker looks for PyTorch ranks of other rounds: of the first ones, and of farRounds others. Every
+	// other time these are the next ones, else ones that are farther away, up to manyRounds: a look takes long if the store is slow.
 	lookAround, farRounds, manyRounds = 500 * time.Millisecond, 48, 1024
 	// lookerBeat is how often the looker says that it lives, lookerGone when another rank takes over.
 	lookerBeat, lookerGone = time.Second, 3 * time.Second
@@ -132,7 +132,12 @@ func (l *looker) around() {
 		l.rest()
 		return
 	}
-	r, far := l.unknown[l.looks%len(l.unknown)], l.looks/len(l.unknown)*farRounds%(manyRounds-fewRounds)
+	// Once all ranks have come, those that are unknown are PyTorch's and in one round: one of them is enough for a look.
+	turn, far := l.looks/2, 0
+	if l.looks%2 > 0 {
+		far = (1 + turn) * farRounds % (manyRounds - fewRounds)
+	}
+	r := l.unknown[turn%len(l.unknown)]
 	l.looks++
 	inOrder([][2]int{{0, fewRounds}, {fewRounds + far, farRounds}}, func(x [2]int, next func()) {
 		later(l.ask, s.me, x[0], x[1], r, func(k int) {

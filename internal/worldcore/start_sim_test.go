@@ -417,7 +417,7 @@ func (w *startSim) judge() {
 		w.ends["dynamic"]++
 		w.left = 0
 	case well == len(w.ranks):
-		if !w.faults && w.ranks[0].round < fewRounds && w.now > w.came+w.slow(15*time.Second) {
+		if !w.faults && w.ranks[0].round < fewRounds+farRounds && w.now > w.came+w.slow(15*time.Second) {
 			w.fault("all have come at %v, and have started at %v", w.came, w.now)
 		}
 		w.ends["well"]++
