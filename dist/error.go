@@ -42,7 +42,7 @@ const (
 	Unavailable                  // a server that cannot be reached
 	Closed                       // the object was closed by the program itself
 	Exhausted                    // a bound on queues, connections or memory was reached
-	Remote                       // a handler on another worker failed
+	Remote                       // a handler on another worker, or a worker of a job, failed
 	Internal                     // a bug in cohort
 	Empty                        // a queue without items
 	Replaced                     // a store that was restarted, cleared or replaced

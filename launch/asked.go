@@ -6,12 +6,12 @@ package launch
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"math"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/joblog"
 	"github.com/cohort-dist/cohort/internal/jobscan"
@@ -56,7 +56,7 @@ func (j *job) answer() (*control.Server, error) {
 func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 	a := j.current.Load()
 	if a == nil {
-		return nil, errors.New("launch: no attempt runs")
+		return nil, dist.New(op, dist.Unavailable, "no attempt runs")
 	}
 	if a.member == nil || a.place.nodes == 1 {
 		seen := a.examine(ctx, lookApart)
@@ -65,7 +65,7 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 	}
 	all := askAll[verdict.Job](ctx, a.member, a.place.nodes, "")
 	if len(all) == 0 {
-		return nil, errors.New("launch: no node has answered")
+		return nil, dist.New(op, dist.DeadlineExceeded, "no node has answered")
 	}
 	seen := merge(all)
 	seen.Local = len(all) == a.place.nodes // nobody is missing: a rank that was not seen does not run
@@ -76,7 +76,7 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 func (j *job) recordings(ctx context.Context) ([]recorder.Dump, error) {
 	a := j.current.Load()
 	if a == nil {
-		return nil, errors.New("launch: no attempt runs")
+		return nil, dist.New(op, dist.Unavailable, "no attempt runs")
 	}
 	if a.member == nil || a.place.nodes == 1 {
 		return jobscan.LocalTraces(ctx, a.asJob()), nil

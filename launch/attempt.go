@@ -402,7 +402,11 @@ func (a *attempt) answered(answer any) {
 
 // keeperGone ends the attempt when the keeper was killed: the kernel has killed the workers with it.
 func (a *attempt) keeperGone() {
-	a.err = errors.Join(errors.New("launch: the keeper of the workers was killed, and the workers with it"), a.job.keeper.Close())
+	gone := dist.New(op, dist.PeerLost, "the keeper of the workers was killed, and the workers with it")
+	if err := a.job.keeper.Close(); err != nil {
+		gone.Detail += ": " + err.Error()
+	}
+	a.err = gone
 	for _, w := range a.workers {
 		if w.exit == nil && w.refused == "" {
 			w.exit, w.ended = &keeper.Exited{Code: -9}, time.Now()

@@ -4,8 +4,6 @@
 package launch
 
 import (
-	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,6 +25,18 @@ const (
 	Module
 	// Executable executes the program.
 	Executable
+)
+
+// Hosting says whether a launcher hosts the rendezvous of a job on several nodes. It corresponds to torchrun's
+// --rdzv-conf is_host.
+type Hosting int
+
+// Whether to host the rendezvous.
+const (
+	// HostAuto hosts it if the address of the endpoint is one of this machine.
+	HostAuto Hosting = iota
+	HostAlways
+	HostNever
 )
 
 // Std is a set of streams. It corresponds to torch.distributed.elastic.multiprocessing.Std, with the same numbers.
@@ -99,10 +109,10 @@ type Config struct {
 	// address and port of one of them, whose launcher hosts the rendezvous and the store.
 	MinNodes, MaxNodes int
 	Endpoint           string
-	// Host says whether this launcher hosts the rendezvous: "yes", "no", or "" to decide by the address of the Endpoint.
-	Host string
-	// NodeRank is the number that this node asks for; negative: any.
-	NodeRank int
+	// Host says whether this launcher hosts the rendezvous.
+	Host Hosting
+	// NodeRank is the number that this node asks for; nil: any.
+	NodeRank *int
 	// StorePort is the port of the store of a job on several nodes; 0: a free one.
 	StorePort int
 	// JoinTimeout bounds the wait for MinNodes nodes; default 10 min. LastCall is how long a job with MinNodes, but not
@@ -139,8 +149,10 @@ type Config struct {
 	VirtualLocalRank bool
 	// NoShim keeps our code out of Python workers. Rank 0 then hosts the workers' store.
 	NoShim bool
-	// Evidence is the folder in which evidence of failures is kept; "": the default one, "-": none.
-	Evidence string
+	// EvidenceDir is the folder in which evidence of failures is kept; default: $XDG_STATE_HOME/cohort/evidence, or that folder
+	// below ~/.local/state. NoEvidence keeps none.
+	EvidenceDir string
+	NoEvidence  bool
 
 	// Keeper is the command line, with the name of this program first, that leads to [KeeperMain]. Required.
 	Keeper []string
@@ -151,19 +163,19 @@ type Config struct {
 // withDefaults returns the configuration with its defaults, or says what is wrong.
 func (c Config) withDefaults() (Config, error) {
 	if len(c.Roles) == 0 && (len(c.Program) == 0 || c.Program[0] == "") {
-		return c, errors.New("launch: no program to run")
+		return c, refuse("no program to run")
 	}
 	if len(c.Keeper) == 0 {
-		return c, errors.New("launch: Config.Keeper is not set")
+		return c, refuse("Config.Keeper is not set")
 	}
 	if c.Workers <= 0 && len(c.Roles) == 0 {
-		return c, fmt.Errorf("launch: %d workers; there must be at least one", c.Workers)
+		return c, refuse("%d workers; there must be at least one", c.Workers)
 	}
 	if c.MaxRestarts < 0 {
-		return c, fmt.Errorf("launch: %d restarts; 0 is the least", c.MaxRestarts)
+		return c, refuse("%d restarts; 0 is the least", c.MaxRestarts)
 	}
 	if strings.ContainsAny(c.RunID, "/\x00\n") {
-		return c, fmt.Errorf("launch: the job's id %q is used in file names and must not hold a slash or a line end", c.RunID)
+		return c, refuse("the job's id %q is used in file names and must not hold a slash or a line end", c.RunID)
 	}
 	setDefault(&c.MinNodes, 1)
 	setDefault(&c.MaxNodes, c.MinNodes)
@@ -173,7 +185,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	for _, r := range c.ShowRanks {
 		if r < 0 || r >= c.Workers {
-			return c, fmt.Errorf("launch: there is no local rank %d to show: this node has %d workers", r, c.Workers)
+			return c, refuse("there is no local rank %d to show: this node has %d workers", r, c.Workers)
 		}
 	}
 	if err := c.checkNodes(); err != nil {
@@ -253,7 +265,7 @@ func ParseStd(text string) (StdMap, error) {
 	one := func(s string) (Std, error) {
 		v, err := strconv.Atoi(s)
 		if err != nil || v < 0 || v > 3 {
-			return 0, fmt.Errorf("%q is none of 0 (none), 1 (stdout), 2 (stderr), 3 (both)", s)
+			return 0, refuse("%q is none of 0 (none), 1 (stdout), 2 (stderr), 3 (both)", s)
 		}
 		return Std(v), nil
 	}
@@ -269,7 +281,7 @@ func ParseStd(text string) (StdMap, error) {
 		rank, value, _ := strings.Cut(part, ":")
 		r, err := strconv.Atoi(rank)
 		if err != nil || r < 0 {
-			return m, fmt.Errorf("%q is not RANK:VALUE", part)
+			return m, refuse("%q is not RANK:VALUE", part)
 		}
 		v, err := one(value)
 		if err != nil {

@@ -5,7 +5,6 @@ package launch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -27,15 +26,15 @@ func (c Config) checkMembers() error {
 	case c.MaxMembers == 0 && c.MinMembers == 0:
 		return nil
 	case c.MinMembers < 1 || c.MaxMembers < c.MinMembers:
-		return fmt.Errorf("launch: %d to %d members: the first must be at least 1 and at most the second", c.MinMembers, c.MaxMembers)
+		return refuse("%d to %d members: the first must be at least 1 and at most the second", c.MinMembers, c.MaxMembers)
 	case c.spread() && c.MaxRestarts > 0:
-		return errors.New("launch: --members on several nodes and --max-restarts exclude each other: a node whose workers have ended can be started again by hand, as spares")
+		return refuse("--members on several nodes and --max-restarts exclude each other: a node whose workers have ended can be started again by hand, as spares")
 	case !c.spread() && c.MaxMembers > c.Workers:
-		return fmt.Errorf("launch: %d members, but %d workers: those beyond the members are spares (--nproc-per-node %d for one spare)", c.MaxMembers, c.Workers, c.MaxMembers+1)
+		return refuse("%d members, but %d workers: those beyond the members are spares (--nproc-per-node %d for one spare)", c.MaxMembers, c.Workers, c.MaxMembers+1)
 	case c.NoShim:
-		return errors.New("launch: --members needs a store that survives every worker, and with --no-shim rank 0 hosts it")
+		return refuse("--members needs a store that survives every worker, and with --no-shim rank 0 hosts it")
 	case c.HangTimeout > 0:
-		return errors.New("launch: --members and --hang-timeout exclude each other: a spare waits all the time, and a member that stands still is replaced")
+		return refuse("--members and --hang-timeout exclude each other: a spare waits all the time, and a member that stands still is replaced")
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func DryRun(c Config) (*Plan, error) {
 
 // examplePlace is where this node would stand among others with as many workers.
 func (c Config) examplePlace(host string) place {
-	node := max(0, c.NodeRank)
+	node := max(0, c.nodeRank())
 	return place{
 		node: node, nodes: c.MaxNodes, base: node * c.Workers, world: c.MaxNodes * c.Workers, roles: c.rolesAmong(node, c.MaxNodes),
 		addr: host, port: c.StorePort, ours: true,
@@ -82,9 +82,11 @@ func (p *Plan) String() string {
 		}
 	}
 	b.WriteString("every worker:\n")
-	for _, v := range p.Workers[0].Set {
-		if shared[v] == len(p.Workers) {
-			b.WriteString("  " + v + "\n")
+	for i, w := range p.Workers {
+		for _, v := range w.Set {
+			if i == 0 && shared[v] == len(p.Workers) {
+				b.WriteString("  " + v + "\n")
+			}
 		}
 	}
 	for _, w := range p.Workers {

@@ -6,11 +6,11 @@ package launch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"syscall"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -36,14 +36,14 @@ type election struct {
 }
 
 // errHostLost says that the launcher that hosts the rendezvous is gone and another one may take its place.
-var errHostLost = errors.New("launch: the launcher that hosts the rendezvous is gone")
+var errHostLost = dist.New(op, dist.PeerLost, "the launcher that hosts the rendezvous is gone")
 
 // findStore returns the election through the store at the endpoint, nil if something else listens there. c is a
 // connection to it, which says how this node is seen.
 func (j *job) findStore(c net.Conn) (*election, error) {
 	host, _, err := net.SplitHostPort(c.LocalAddr().String())
 	if err != nil {
-		return nil, fmt.Errorf("launch: %w", err)
+		return nil, unavailable("the address of this node", err)
 	}
 	ctx, cancel := context.WithTimeout(j.asked, storeTime)
 	defer cancel()
@@ -53,7 +53,7 @@ func (j *job) findStore(c net.Conn) (*election, error) {
 	}
 	if _, err := client.Stats(ctx); err != nil {
 		_ = client.Close()
-		return nil, fmt.Errorf("launch: the store at %s is not one of \"cohort store serve\", and no launcher either: %w", j.cfg.Endpoint, err)
+		return nil, dist.Newf(op, dist.NotSupported, "the store at %s is not one of \"cohort store serve\", and no launcher either: %w", j.cfg.Endpoint, err)
 	}
 	return &election{job: j, store: client, key: "cohort/run/" + j.cfg.RunID + "/host", own: host}, nil
 }
@@ -87,7 +87,7 @@ func (e *election) attend(h *nodehost.Host, addr string) error {
 	j := e.job
 	conn, err := j.connect(addr, 2*j.cfg.Silence)
 	if err != nil {
-		if errors.Is(err, errNobody) {
+		if errors.Is(err, dist.Unavailable) {
 			return errHostLost
 		}
 		return err
@@ -112,7 +112,7 @@ func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 		}
 		h, err := nodehost.Listen(e.job.cfg.forHost(), net.JoinHostPort(e.own, "0"))
 		if err != nil {
-			return nil, "", fmt.Errorf("launch: a rendezvous on %s: %w", e.own, err)
+			return nil, "", unavailable("a rendezvous on "+e.own, err)
 		}
 		mine := h.Addr()
 		moment.At("launch.elect.set")
@@ -142,7 +142,7 @@ func (e *election) holds(mine string) func() error {
 	return func() error {
 		now, err := e.current()
 		if err == nil && now != mine {
-			err = fmt.Errorf("launch: the launcher at %s hosts the rendezvous now", now)
+			err = dist.Newf(op, dist.Replaced, "the launcher at %s hosts the rendezvous now", now)
 		}
 		return err
 	}
@@ -165,7 +165,7 @@ func (e *election) ask(f func(context.Context) ([]byte, error)) ([]byte, error) 
 	defer cancel()
 	v, err := f(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("launch: the store at %s, through which the launchers meet: %w", e.job.cfg.Endpoint, err)
+		return nil, unavailable("the store at "+e.job.cfg.Endpoint+", through which the launchers meet", err)
 	}
 	return v, nil
 }
@@ -195,9 +195,6 @@ func (g *greeting) Read(b []byte) (int, error) {
 	return g.Conn.Read(b)
 }
 
-// errNobody says that nobody was reached in time.
-var errNobody = errors.New("nobody answers")
-
 // connect connects to a rendezvous. It tries until somebody is there, a signal comes, or limit is over.
 func (j *job) connect(addr string, limit time.Duration) (net.Conn, error) {
 	over := time.NewTimer(limit)
@@ -222,9 +219,9 @@ func (j *job) connect(addr string, limit time.Duration) (net.Conn, error) {
 				return nil, errEnded
 			}
 		case <-j.asked.Done():
-			return nil, context.Cause(j.asked)
+			return nil, dist.Ended(j.asked, op)
 		case <-over.C:
-			return nil, fmt.Errorf("launch: no rendezvous at %s within %v: %w: %w", addr, limit, errNobody, err)
+			return nil, dist.Newf(op, dist.Unavailable, "no rendezvous at %s within %v: nobody answers: %w", addr, limit, err)
 		}
 	}
 }

@@ -4,7 +4,6 @@
 package launch
 
 import (
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -69,7 +68,7 @@ func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
 	add := func(name, value string) {
 		set = append(set, name+"="+value)
 		if given[name] {
-			clash = fmt.Errorf("launch: role %s sets %s, which is the launcher's to set", role.Name, name)
+			clash = refuse("role %s sets %s, which is the launcher's to set", role.Name, name)
 		}
 	}
 	unlessSet := func(name, value string) {
@@ -138,7 +137,7 @@ func (c Config) device(local int) (string, error) {
 	}
 	devices := strings.Split(list, ",")
 	if local >= len(devices) || list == "" {
-		return "", fmt.Errorf("launch: --virtual-local-rank: CUDA_VISIBLE_DEVICES=%s has no device for local rank %d", list, local)
+		return "", refuse("--virtual-local-rank: CUDA_VISIBLE_DEVICES=%s has no device for local rank %d", list, local)
 	}
 	return strings.TrimSpace(devices[local]), nil
 }

@@ -152,10 +152,10 @@ const maxBundle = 64 << 20
 // saveEvidence writes the bundle: the report, and for each rank its stacks and last lines. It holds no environment and no
 // arguments, which may have secrets in them.
 func (j *job) saveEvidence() {
-	dir := j.cfg.Evidence
-	if dir == "-" {
+	if j.cfg.NoEvidence {
 		return
 	}
+	dir := j.cfg.EvidenceDir
 	own := dir == ""
 	if own {
 		dir = defaultEvidence()

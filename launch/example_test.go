@@ -4,9 +4,13 @@
 package launch_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log"
+	"os"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/launch"
 )
 
@@ -25,4 +29,22 @@ func ExampleDryRun() {
 	// Output:
 	// rank 0 [./train --lr 0.1 --device=0]
 	// rank 1 [./train --lr 0.1 --device=1]
+}
+
+// A program that runs a job of two workers and says which of them failed.
+func ExampleRun() {
+	if len(os.Args) > 1 && os.Args[1] == "keeper" { // started by Run
+		os.Exit(launch.KeeperMain())
+	}
+	report, err := launch.Run(context.Background(), launch.Config{
+		Program: []string{"./train"}, Workers: 2, MaxRestarts: 3, Keeper: []string{os.Args[0], "keeper"},
+	}, launch.Screen{Out: os.Stdout, Err: os.Stderr}, nil)
+	switch {
+	case err == nil:
+		fmt.Println("done after", len(report.Attempts), "attempts")
+	case errors.Is(err, dist.Remote):
+		fmt.Println("a worker failed:", report.Sentence)
+	default:
+		log.Fatal(err)
+	}
 }

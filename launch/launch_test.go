@@ -4,6 +4,7 @@
 package launch
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 func TestSubstitute(t *testing.T) {
@@ -71,8 +74,9 @@ func TestConfigErrors(t *testing.T) {
 		"0 is the least":    {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 1, MaxRestarts: -1},
 		"must not hold":     {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 1, RunID: "../x"},
 		"no local rank 3":   {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 2, ShowRanks: []int{3}},
+		"node rank 2":       {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 2, MaxNodes: 2, Endpoint: "x:1", NodeRank: new(2)},
 	} {
-		if _, err := c.withDefaults(); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := c.withDefaults(); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
@@ -94,7 +98,7 @@ func TestReportText(t *testing.T) {
 		}},
 		Bundle: "/state/x",
 	}
-	r.judge()
+	r.judge(t.Context(), nil)
 	want := `cohort: the job failed: rank 1 raised ValueError: bad batch 17
   rank 1 (host vm, local rank 1, pid 77): exit code 1, after 11s, in step (/srv/train.py:17)
 
@@ -112,6 +116,43 @@ func TestReportText(t *testing.T) {
 	}
 	if r.ExitCode() != 1 {
 		t.Errorf("exit code %d", r.ExitCode())
+	}
+}
+
+// TestReportErr: the code of a failed job's error says why it failed.
+func TestReportErr(t *testing.T) {
+	t.Parallel()
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	failed := Attempt{First: 1, Workers: []WorkerEnd{{Rank: 1, Code: 1, Words: "raised ValueError: bad batch 17"}}}
+	stopped := Attempt{First: dist.NoRank, Signal: 15}
+	for name, c := range map[string]struct {
+		report  Report
+		trouble error
+		code    error
+		text    string
+	}{
+		"success":              {Report{Attempts: []Attempt{failed, {Succeeded: true}}}, nil, nil, ""},
+		"a worker failed":      {Report{Attempts: []Attempt{failed}}, nil, dist.Remote, "launch: remote error: rank 1: raised ValueError: bad batch 17"},
+		"it hung":              {Report{Attempts: []Attempt{{First: dist.NoRank, Hung: true, Verdict: "rank 1 sleeps."}}}, nil, dist.DeadlineExceeded, "launch: timeout: the job stood still and was stopped: rank 1 sleeps"},
+		"a signal":             {Report{Signal: 15, Attempts: []Attempt{stopped}}, nil, dist.Aborted, "launch: aborted: the job was ended by SIGTERM"},
+		"a signal, early":      {Report{Signal: 2}, nil, dist.Aborted, "launch: aborted: the job was ended by SIGINT"},
+		"a signal, in between": {Report{Signal: 2, Attempts: []Attempt{failed}}, nil, dist.Aborted, "launch: aborted: the job was ended by SIGINT"},
+		"cancelled":            {Report{Attempts: []Attempt{stopped}}, nil, context.Canceled, "launch: cancelled: context canceled"},
+		"no store":             {Report{}, refuse("no store"), dist.InvalidArgument, "launch: invalid argument: no store"},
+	} {
+		ctx := t.Context()
+		if name == "cancelled" {
+			ctx = canceled
+		}
+		c.report.judge(ctx, c.trouble)
+		err := c.report.Err()
+		if !errors.Is(err, c.code) || c.text != "" && err.Error() != c.text {
+			t.Errorf("%s: %v, want %q", name, err, c.text)
+		}
+		if c.report.Succeeded != (err == nil) || err != nil && c.report.Sentence == "" {
+			t.Errorf("%s: success %v, %q", name, c.report.Succeeded, c.report.Sentence)
+		}
 	}
 }
 

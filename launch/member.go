@@ -4,7 +4,6 @@
 package launch
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -15,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/nodehost"
@@ -42,15 +42,15 @@ type member struct {
 }
 
 // errEnded says that a signal ended the wait for other nodes.
-var errEnded = errors.New("launch: ended by a signal while waiting for other nodes")
+var errEnded = dist.New(op, dist.Aborted, "ended by a signal while waiting for other nodes")
 
 // nodes runs a job on several nodes.
 func (j *job) nodes() error {
 	var h *nodehost.Host
-	if j.cfg.hosts() {
+	if j.cfg.hosts(j.asked) {
 		var err error
 		if h, err = nodehost.Listen(j.cfg.forHost(), j.cfg.Endpoint); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
-			return fmt.Errorf("launch: the rendezvous at %s: %w", j.cfg.Endpoint, err)
+			return unavailable("the rendezvous at "+j.cfg.Endpoint, err)
 		}
 	}
 	if h != nil {
@@ -152,7 +152,7 @@ func (m *member) close() {
 // run takes part in attempts until the host dismisses this node.
 func (m *member) run() error {
 	j := m.job
-	m.say(nodehost.Message{Join: &nodehost.Join{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil}})
+	m.say(nodehost.Message{Join: &nodehost.Join{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.nodeRank(), Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil}})
 	for m.dismissed == nil {
 		select {
 		case msg, open := <-m.incoming:
@@ -176,11 +176,10 @@ func (m *member) run() error {
 				return nil
 			}
 		case <-j.asked.Done():
-			return context.Cause(j.asked)
+			return dist.Ended(j.asked, op)
 		}
 	}
-	j.report.Succeeded, j.report.Sentence = m.dismissed.OK, m.dismissed.Sentence
-	j.report.told = true
+	j.report.tell(m.dismissed.OK, dist.Code(m.dismissed.Code), m.dismissed.Sentence)
 	return nil
 }
 
@@ -216,19 +215,19 @@ func (m *member) hostGone() error {
 		}
 		return errHostLost
 	}
-	m.job.report.told, m.job.report.Succeeded = true, false
-	if !m.heard {
-		m.job.report.Sentence = fmt.Sprintf("%s does not answer as a launcher of the job does: %s", m.stranger(), nodehost.GoneWords(m.lost, m.job.cfg.Silence))
-		return nil
+	how := nodehost.GoneWords(m.lost, m.job.cfg.Silence)
+	if m.heard {
+		m.job.report.tell(false, dist.PeerLost, fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, how))
+	} else {
+		m.job.report.tell(false, dist.Protocol, fmt.Sprintf("%s does not answer as a launcher of the job does: %s", m.stranger(), how))
 	}
-	m.job.report.Sentence = fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, nodehost.GoneWords(m.lost, m.job.cfg.Silence))
 	return nil
 }
 
 // stranger says who listens where the host should.
 func (m *member) stranger() string {
 	_, text, _ := net.SplitHostPort(m.host)
-	if port, err := strconv.Atoi(text); err == nil && m.job.cfg.hosts() { // the address is one of this machine
+	if port, err := strconv.Atoi(text); err == nil && m.job.cfg.hosts(m.job.asked) { // the address is one of this machine
 		if owner, ok := portowner.Find(port); ok {
 			return owner.String() + ", which listens at the rendezvous " + m.host + ","
 		}

@@ -4,6 +4,7 @@
 package launch
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 // TestStranger: a program that has the port of the rendezvous and is no launcher is not taken for a launcher that is gone.
@@ -22,24 +25,24 @@ func TestStranger(t *testing.T) {
 	}
 	defer func() { _ = server.Close() }()
 	addr := server.Addr().String()
-	for host, want := range map[string]string{
-		"yes": fmt.Sprintf("pid %d (", os.Getpid()),
-		"no":  "what listens at the rendezvous " + addr + " does not answer as a launcher of the job does: it has not been heard of for 100ms",
+	for host, want := range map[Hosting]string{
+		HostAlways: fmt.Sprintf("pid %d (", os.Getpid()),
+		HostNever:  "what listens at the rendezvous " + addr + " does not answer as a launcher of the job does: it has not been heard of for 100ms",
 	} {
-		if host == "yes" && runtime.GOOS != "linux" {
+		if host == HostAlways && runtime.GOOS != "linux" {
 			continue // only there a port tells its owner
 		}
 		conn, err := net.Dial("tcp", addr)
 		if err != nil {
 			t.Fatal(err)
 		}
-		j := &job{cfg: Config{Endpoint: addr, Host: host, Silence: 100 * time.Millisecond}, report: &Report{}}
+		j := &job{cfg: Config{Endpoint: addr, Host: host, Silence: 100 * time.Millisecond}, report: &Report{}, asked: t.Context()}
 		m := newMember(j, conn, addr)
 		for range m.incoming { // until it gives up
 			continue
 		}
-		if err := m.hostGone(); err != nil || !strings.HasPrefix(j.report.Sentence, want) || !strings.HasSuffix(j.report.Sentence, "does not answer as a launcher of the job does: it has not been heard of for 100ms") {
-			t.Errorf("host %s: %v, %s", host, err, j.report.Sentence)
+		if err := m.hostGone(); !errors.Is(j.report.Err(), dist.Protocol) || err != nil || !strings.HasPrefix(j.report.Sentence, want) || !strings.HasSuffix(j.report.Sentence, "does not answer as a launcher of the job does: it has not been heard of for 100ms") {
+			t.Errorf("host %v: %v, %s", host, err, j.report.Sentence)
 		}
 		m.close()
 	}

@@ -5,8 +5,6 @@ package launch
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net"
 	"os"
 	"slices"
@@ -19,24 +17,35 @@ import (
 // checkNodes checks what concerns several nodes.
 func (c Config) checkNodes() error {
 	if c.MinNodes < 1 || c.MaxNodes < c.MinNodes || c.MaxNodes > nodehost.MaxNodes {
-		return fmt.Errorf("launch: %d to %d nodes: the first must be at least 1 and at most the second", c.MinNodes, c.MaxNodes)
+		return refuse("%d to %d nodes: the first must be at least 1 and at most the second", c.MinNodes, c.MaxNodes)
 	}
 	if c.MaxNodes == 1 {
 		return nil
 	}
 	if c.Endpoint == "" {
-		return errors.New("launch: a job on several nodes needs an endpoint where they meet: --rdzv-endpoint HOST:PORT")
+		return refuse("a job on several nodes needs an endpoint where they meet: --rdzv-endpoint HOST:PORT")
 	}
 	switch _, port, err := net.SplitHostPort(c.Endpoint); {
 	case err != nil:
-		return fmt.Errorf("launch: the endpoint %q is not HOST:PORT", c.Endpoint)
+		return refuse("the endpoint %q is not HOST:PORT", c.Endpoint)
 	case port == "0":
-		return fmt.Errorf("launch: the endpoint %s has no port: the nodes of a job need one that all of them know", c.Endpoint)
+		return refuse("the endpoint %s has no port: the nodes of a job need one that all of them know", c.Endpoint)
+	}
+	if n := c.nodeRank(); c.NodeRank != nil && (n < 0 || n >= c.MaxNodes) {
+		return refuse("node rank %d: it must be below the number of nodes, %d", n, c.MaxNodes)
 	}
 	if c.NoShim {
-		return errors.New("launch: without the shim rank 0 would have to host the store, which works on one node only")
+		return refuse("without the shim rank 0 would have to host the store, which works on one node only")
 	}
 	return nil
+}
+
+// nodeRank is the number that this node asks for, -1 for any.
+func (c Config) nodeRank() int {
+	if c.NodeRank == nil {
+		return -1
+	}
+	return *c.NodeRank
 }
 
 // forHost is what the host of the rendezvous needs to know.
@@ -64,12 +73,9 @@ func statuses(roster []nodehost.Node) []NodeStatus {
 }
 
 // hosts reports whether this launcher should host the rendezvous: the endpoint is an address of this machine.
-func (c Config) hosts() bool {
-	switch c.Host {
-	case "yes":
-		return true
-	case "no":
-		return false
+func (c Config) hosts(ctx context.Context) bool {
+	if c.Host != HostAuto {
+		return c.Host == HostAlways
 	}
 	name, _, err := net.SplitHostPort(c.Endpoint)
 	if err != nil {
@@ -78,7 +84,7 @@ func (c Config) hosts() bool {
 	if host, _ := os.Hostname(); host == name || name == "" || name == "localhost" {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	ips, err := net.DefaultResolver.LookupIPAddr(ctx, name)
 	if err != nil {

@@ -4,6 +4,8 @@
 package launch
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -34,7 +36,9 @@ type Report struct {
 	LogDir string `json:"log_dir,omitempty"`
 	Bundle string `json:"bundle,omitempty"`
 
-	told bool // Succeeded and Sentence are those of the whole job, which another launcher told
+	err error // what Err returns if the job failed
+	// told says that Succeeded, Sentence and err are those of the whole job, which another launcher has told.
+	told bool
 }
 
 // Attempt is one try to run the job.
@@ -81,7 +85,7 @@ type WorkerEnd struct {
 func (a *attempt) result(o launchcore.Outcome) Attempt {
 	r := Attempt{
 		Number: a.place.attempt, Started: a.started, Ended: time.Now(), Succeeded: o.Succeeded(), Signal: int(o.Signal),
-		Hung: o.Hung, Verdict: a.verdict, First: -1, Evidence: a.found,
+		Hung: o.Hung, Verdict: a.verdict, First: dist.NoRank, Evidence: a.found,
 	}
 	for _, w := range a.workers {
 		end := WorkerEnd{
@@ -204,22 +208,59 @@ func (a *Attempt) suspect() *RankState {
 	return left[0]
 }
 
-// judge fills in what the attempts say together.
-func (r *Report) judge() {
-	if r.told {
-		return
+// judge fills in what the attempts say together. trouble is an error of the launcher itself, or nil; ctx is that of the caller.
+func (r *Report) judge(ctx context.Context, trouble error) {
+	last := &Attempt{Signal: r.Signal, First: dist.NoRank}
+	if n := len(r.Attempts); n > 0 && (r.Signal == 0 || r.Attempts[n-1].Signal != 0 || r.Attempts[n-1].Succeeded) {
+		last = &r.Attempts[n-1]
 	}
-	if len(r.Attempts) == 0 {
-		if r.Signal != 0 {
-			r.Sentence = "the job was ended by " + postmortem.Code(-r.Signal)
+	switch {
+	case trouble != nil:
+		r.Succeeded, r.Sentence, r.err = false, trouble.Error(), trouble
+		if e, ok := errors.AsType[*dist.Error](trouble); ok && e.Detail != "" {
+			r.Sentence = e.Detail
 		}
-		return
-	}
-	last := &r.Attempts[len(r.Attempts)-1]
-	r.Succeeded = last.Succeeded
-	if !r.Succeeded {
+	case r.told:
+	case last.Succeeded:
+		r.Succeeded = true
+	default:
 		r.Sentence = last.Sentence()
+		r.err = last.err(ctx, r.Signal, r.Sentence)
 	}
+}
+
+// err returns the error of an attempt that failed. signal is what the launcher was sent: an attempt can also be ended by ctx.
+func (a *Attempt) err(ctx context.Context, signal int, sentence string) error {
+	e := dist.New(op, dist.Remote, strings.TrimPrefix(sentence, "rank "+a.First.String()+" "))
+	switch {
+	case a.Signal != 0 && signal == 0 && ctx.Err() != nil:
+		return dist.Ended(ctx, op)
+	case a.Signal != 0:
+		e.Code = dist.Aborted
+	case a.Hung:
+		e.Code = dist.DeadlineExceeded
+	default:
+		e.Rank = a.First
+	}
+	return e
+}
+
+// tell takes how the whole job has ended from another launcher, or from the loss of it.
+func (r *Report) tell(ok bool, code dist.Code, sentence string) {
+	r.told, r.Succeeded, r.Sentence = true, ok, sentence
+	if !ok {
+		r.err = dist.New(op, code, sentence)
+	}
+}
+
+// Err returns nil if the job succeeded. Otherwise the code of the error says why it failed: [dist.Remote] for a worker that
+// failed, with its rank; [dist.DeadlineExceeded] for a job that hung and was stopped, or for nodes that did not come in time;
+// [dist.Aborted] for a signal; [dist.Canceled] for the end of the context; [dist.PeerLost] for a node or keeper that is gone.
+func (r *Report) Err() error {
+	if r.Succeeded {
+		return nil
+	}
+	return r.err
 }
 
 // ExitCode returns the exit status of the first failure: its own, or 128+N for signal N. It is 0 for a success.

@@ -4,8 +4,6 @@
 package launch
 
 import (
-	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/cohort-dist/cohort/internal/launchcore"
@@ -29,11 +27,11 @@ type Role struct {
 func (r Role) withDefaults() (Role, error) {
 	switch {
 	case r.Name == "":
-		return r, errors.New("launch: a role has no name")
+		return r, refuse("a role has no name")
 	case len(r.Program) == 0 || r.Program[0] == "":
-		return r, fmt.Errorf("launch: role %s: no program to run", r.Name)
+		return r, refuse("role %s: no program to run", r.Name)
 	case r.Workers <= 0:
-		return r, fmt.Errorf("launch: role %s: %d workers; there must be at least one", r.Name, r.Workers)
+		return r, refuse("role %s: %d workers; there must be at least one", r.Name, r.Workers)
 	}
 	if r.How == Auto {
 		r.How = howToRun(r.Program[0])
@@ -59,7 +57,7 @@ func takeRoles(c *Config) error {
 			return err
 		}
 		if slices.ContainsFunc(c.Roles[:i], func(o Role) bool { return o.Name == r.Name }) {
-			return fmt.Errorf("launch: two roles have the name %s", r.Name)
+			return refuse("two roles have the name %s", r.Name)
 		}
 	}
 	if c.Workers == 0 {

@@ -6,7 +6,6 @@ package launch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/keeper"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/oomkill"
@@ -44,8 +44,11 @@ type job struct {
 	seen struct{ attempt, restarts int }
 }
 
-// Run runs a job until it has ended and reports how. The error is nil if the workers were started, even if they failed;
-// the report says so. The end of ctx stops the job as SIGTERM does.
+// Run runs a job until it has ended and reports how. The error is nil if the job succeeded, else that of [Report.Err]. The
+// report is nil if nothing was tried, because cfg is wrong ([dist.InvalidArgument]) or the keeper does not start. The end
+// of ctx stops the job as SIGTERM does.
+//
+// It corresponds to torch.distributed.launcher.api.launch_agent, and the error to its ChildFailedError.
 //
 // signals are those that the caller has received: the ones of Config.SignalNames end the job, others are passed on to the
 // workers. It may be nil.
@@ -61,7 +64,7 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 	cfg.ending = ending
 	k, err := keeper.Start(cfg.Keeper) // first: it starts while the rest is prepared
 	if err != nil {
-		return nil, err
+		return nil, unavailable("the keeper of the workers", err)
 	}
 	host, _ := os.Hostname()
 	j := &job{
@@ -99,12 +102,15 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 		err = nil
 	}
 	j.report.Ended = time.Now()
-	j.report.judge()
+	j.report.judge(ctx, err)
 	if !j.report.Succeeded && err == nil {
 		j.saveEvidence()
 	}
 	server.Close()
-	return j.report, errors.Join(err, j.run.close())
+	if err := j.run.close(); err != nil {
+		j.screen.say("files of this run are left behind: %v", err)
+	}
+	return j.report, j.report.Err()
 }
 
 // attempts runs the job until it succeeds, is ended, or has failed once too often.
@@ -195,14 +201,14 @@ func (a *attempt) shareStore() error {
 	c := a.job.cfg
 	host, text, err := net.SplitHostPort(c.Endpoint)
 	if err != nil {
-		return err
+		return refuse("the endpoint %s: %w", c.Endpoint, err)
 	}
 	port, err := net.LookupPort("tcp", text) //nolint:noctx // a number, or a name of this machine
 	if err != nil {
-		return fmt.Errorf("launch: the endpoint %s: %w", c.Endpoint, err)
+		return refuse("the endpoint %s: %w", c.Endpoint, err)
 	}
 	a.place.addr, a.place.port, a.place.ours = host, port, true
-	if c.hosts() {
+	if c.hosts(a.job.asked) {
 		server, taken := tcpstore.Listen(c.Endpoint)
 		switch {
 		case taken == nil:
@@ -221,9 +227,9 @@ func (a *attempt) shareStore() error {
 
 func storeError(address string, err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("launch: the port of %s is taken: leave --master-port out and a free one is chosen: %w", address, err)
+		return dist.Newf(op, dist.AlreadyExists, "the port of %s is taken: leave --master-port out and a free one is chosen: %w", address, err)
 	}
-	return fmt.Errorf("launch: a store on %s: %w", address, err)
+	return unavailable("a store on "+address, err)
 }
 
 func (a *attempt) closeStore() {

@@ -6,7 +6,6 @@ package launch
 import (
 	_ "embed"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -35,7 +34,7 @@ func newRunDir(c Config) (*runDir, error) {
 	if base == "" {
 		tmp, err := os.MkdirTemp("", "cohort_run_")
 		if err != nil {
-			return nil, fmt.Errorf("launch: a folder for this run: %w", err)
+			return nil, unavailable("a folder for this run", err)
 		}
 		base = tmp
 		if !c.Redirects.any() && !c.Tee.any() {
@@ -44,14 +43,14 @@ func newRunDir(c Config) (*runDir, error) {
 	}
 	abs, err := filepath.Abs(base)
 	if err != nil {
-		return nil, fmt.Errorf("launch: %w", err)
+		return nil, unavailable("a folder for this run", err)
 	}
 	r.path = filepath.Join(abs, c.RunID+"_"+randomID(8))
 	if err = os.MkdirAll(r.path, 0o755); err != nil { //nolint:gosec // log files are read by others, as torchrun's are
-		return nil, fmt.Errorf("launch: a folder for this run: %w", err)
+		return nil, unavailable("a folder for this run", err)
 	}
 	if r.control, err = control.Make(r.path); err != nil {
-		return nil, fmt.Errorf("launch: %w", err)
+		return nil, unavailable("a folder for this run", err)
 	}
 	if !c.NoShim {
 		r.shim = filepath.Join(r.path, "python")
@@ -60,7 +59,7 @@ func newRunDir(c Config) (*runDir, error) {
 			err = os.WriteFile(filepath.Join(r.shim, "sitecustomize.py"), shimSource, 0o644) //nolint:gosec // as above
 		}
 		if err != nil {
-			return nil, fmt.Errorf("launch: %w", err)
+			return nil, unavailable("a folder for this run", err)
 		}
 	}
 	return r, nil
@@ -82,7 +81,7 @@ func (r *runDir) errorFile(attempt, local int) string {
 func (r *runDir) prepare(attempt, workers int) error {
 	for local := range workers {
 		if err := os.MkdirAll(r.worker(attempt, local), 0o755); err != nil { //nolint:gosec // as above
-			return fmt.Errorf("launch: %w", err)
+			return unavailable("a folder for this run", err)
 		}
 	}
 	return nil
@@ -96,7 +95,7 @@ func (r *runDir) create(attempt int, elements ...string) (*os.File, error) {
 	name := filepath.Join(append([]string{r.path, "attempt_" + strconv.Itoa(attempt)}, elements...)...)
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o644) //nolint:gosec // a log file
 	if err != nil {
-		return nil, fmt.Errorf("launch: a log file: %w", err)
+		return nil, unavailable("a log file", err)
 	}
 	return f, nil
 }

@@ -4,7 +4,6 @@
 package launch
 
 import (
-	"fmt"
 	"strings"
 )
 
@@ -27,7 +26,7 @@ func parseSignals(names string) (map[int]bool, error) {
 		}
 		n, known := signalNumbers[name]
 		if !known {
-			return nil, fmt.Errorf("launch: %s cannot be handled; known are SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and a few more", name)
+			return nil, refuse("%s cannot be handled; known are SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and a few more", name)
 		}
 		ending[n] = true
 	}

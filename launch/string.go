@@ -24,6 +24,19 @@ func (h How) String() string {
 	return "how " + strconv.Itoa(int(h))
 }
 
+// String says who hosts.
+func (h Hosting) String() string {
+	switch h {
+	case HostAuto:
+		return "auto"
+	case HostAlways:
+		return "always"
+	case HostNever:
+		return "never"
+	}
+	return "hosting " + strconv.Itoa(int(h))
+}
+
 // String names the streams.
 func (s Std) String() string {
 	switch s {

@@ -5,6 +5,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -83,7 +84,7 @@ func (s *scenes) job(scene string) (launch.Config, error) {
 		return launch.Config{}, err
 	}
 	return launch.Config{
-		Program: []string{self, "demo-worker", "--scene", scene}, How: launch.Executable, Workers: s.workers, Evidence: "-",
+		Program: []string{self, "demo-worker", "--scene", scene}, How: launch.Executable, Workers: s.workers, NoEvidence: true,
 		RunID: "demo-" + strconv.Itoa(os.Getpid()) + "-" + scene, Keeper: []string{filepath.Base(os.Args[0]), keeperName},
 	}, nil
 }
@@ -101,8 +102,8 @@ func (s *scenes) kill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !report.Succeeded || len(report.Attempts) != 2 {
-		return fmt.Errorf("demo: the job with a killed rank: %d attempts: %s", len(report.Attempts), report.Sentence)
+	if len(report.Attempts) != 2 {
+		return fmt.Errorf("demo: the job with a killed rank: %d attempts", len(report.Attempts))
 	}
 	first := *report
 	first.Succeeded, first.Attempts = false, report.Attempts[:1]
@@ -139,10 +140,7 @@ func (s *scenes) hang(ctx context.Context, python string) error {
 	ended := make(chan error, 1)
 	var running sync.WaitGroup
 	running.Go(func() {
-		report, failure := launch.Run(playing, cfg, launch.Screen{Out: out, Err: out, Ranks: true}, nil)
-		if failure == nil {
-			failure = errors.New(report.Sentence)
-		}
+		_, failure := launch.Run(playing, cfg, launch.Screen{Out: out, Err: out, Ranks: true}, nil)
 		ended <- failure
 	})
 	defer running.Wait()
@@ -150,7 +148,7 @@ func (s *scenes) hang(ctx context.Context, python string) error {
 	select {
 	case <-out.hangs:
 	case err = <-ended:
-		return fmt.Errorf("demo: the job that was to hang has ended: %w", err)
+		return fmt.Errorf("demo: the job that was to hang has ended: %w", cmp.Or(err, errors.New("it succeeded")))
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

@@ -5,7 +5,6 @@ package cli
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -97,14 +96,13 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 	}
 	report, err := launch.Run(cmd.Context(), o.Config, screen, a.signals)
 	endLive()
-	if err != nil && report == nil {
+	if report == nil {
 		return err
 	}
 	if o.Report != "" {
-		err = errors.Join(err, writeReport(o.Report, report))
-	}
-	if err != nil {
-		return err
+		if err := writeReport(o.Report, report); err != nil {
+			return err
+		}
 	}
 	if a.JSON {
 		_ = json.NewEncoder(a.Err).Encode(report)
@@ -123,7 +121,7 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 func (a *app) dryRun(c launch.Config) error {
 	plan, err := launch.DryRun(c)
 	if err != nil {
-		return command.Usage(err)
+		return err
 	}
 	return a.Print(plan, plan.String())
 }

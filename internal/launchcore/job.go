@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 // Node identifies a node's launcher. A launcher that comes again has another one.
@@ -112,16 +114,19 @@ type (
 	}
 	// Dismiss is the last that a node hears.
 	Dismiss struct {
-		Node     Node
-		OK       bool
-		Sentence string
+		Node Node
+		End
 	}
 	// Finished says that the job has ended. It is the last effect.
-	Finished struct {
-		OK       bool
-		Sentence string
-	}
+	Finished struct{ End }
 )
+
+// End says how a job has ended: Code and Sentence say why it failed.
+type End struct {
+	OK       bool
+	Code     dist.Code
+	Sentence string
+}
 
 func (OpenStore) jobEffect() {}
 func (BeginNode) jobEffect() {}
@@ -167,10 +172,11 @@ type Job struct {
 	members  []*member
 	attempt  int // of the next attempt
 	restarts int
-	counted  bool   // the halt counts as a restart
-	lost     bool   // a node of the last attempt is gone
-	reason   string // of the halt
-	blame    int    // of the reason
+	counted  bool      // the halt counts as a restart
+	lost     bool      // a node of the last attempt is gone
+	code     dist.Code // of the halt, and its reason
+	reason   string
+	blame    int // of the reason
 	timer    int
 	waits    bool // a timer of gathering runs
 	last     bool // and it is that of the last call
@@ -199,10 +205,10 @@ func (j *Job) Start() []JobEffect {
 }
 
 // End ends the job for a reason outside of it.
-func (j *Job) End(sentence string) []JobEffect {
+func (j *Job) End(code dist.Code, sentence string) []JobEffect {
 	j.effects = nil
 	if j.phase != finished {
-		j.finish(false, sentence)
+		j.finish(End{Code: code, Sentence: sentence})
 	}
 	return j.effects
 }
@@ -212,7 +218,7 @@ func (j *Job) Step(ev JobEvent) []JobEffect {
 	j.effects = nil
 	if j.phase == finished {
 		if ev, late := ev.(Joined); late {
-			j.do(Dismiss{Node: ev.Node, OK: false, Sentence: "the job has ended"})
+			j.do(Dismiss{ev.Node, End{Code: dist.Closed, Sentence: "the job has ended"}})
 		}
 		return j.effects
 	}
@@ -225,7 +231,7 @@ func (j *Job) Step(ev JobEvent) []JobEffect {
 		if m := j.find(ev.Node); m != nil && m.state == runningNode {
 			m.state = stoppingNode
 			m.strikes++
-			j.halt(ev.Sentence, ev.Blame, true)
+			j.halt(dist.Remote, ev.Sentence, ev.Blame, true)
 		} else if m != nil && m.state == stoppingNode {
 			j.note(ev.Sentence, ev.Blame)
 		}
@@ -270,7 +276,7 @@ func (j *Job) joined(ev Joined) {
 		// The first attempt of this host is not the job's. Others that took part are still to come, or are gone.
 		j.attempt, j.restarts, j.lost = ev.Attempt, max(j.restarts, ev.Restarts), true
 		if j.restarts > j.limits.MaxRestarts {
-			j.finish(false, "the launcher that hosted the rendezvous is gone, and no restart is left")
+			j.finish(End{Code: dist.PeerLost, Sentence: "the launcher that hosted the rendezvous is gone, and no restart is left"})
 			return
 		}
 	}
@@ -280,7 +286,7 @@ func (j *Job) joined(ev Joined) {
 	case active:
 		// A place is free: the job goes on with one node more. Nothing has failed, so it does not count.
 		if j.taking() < j.limits.Max && !j.succeeding() {
-			j.halt("another node has come", 0, false)
+			j.halt(dist.Aborted, "another node has come", 0, false)
 		}
 	case halting, finished:
 	}
@@ -318,7 +324,7 @@ func (j *Job) left(ev Left) {
 			j.settle() // it had done its part
 			return
 		}
-		j.halt(ev.Reason, 0, true)
+		j.halt(dist.PeerLost, ev.Reason, 0, true)
 	case halting:
 		j.settle()
 	case gathering, finished:
@@ -326,9 +332,9 @@ func (j *Job) left(ev Left) {
 }
 
 // halt stops the attempt on all nodes.
-func (j *Job) halt(reason string, blame int, counted bool) {
+func (j *Job) halt(code dist.Code, reason string, blame int, counted bool) {
 	if j.phase == active {
-		j.phase, j.reason, j.blame, j.counted = halting, reason, blame, counted
+		j.phase, j.code, j.reason, j.blame, j.counted = halting, code, reason, blame, counted
 	}
 	j.counted = j.counted || counted
 	for _, m := range j.members {
@@ -349,7 +355,7 @@ func (j *Job) nodeEnded(ev NodeEnded) {
 	m.state, m.ok = endedNode, ev.OK
 	if was == runningNode && !ev.OK {
 		m.strikes++
-		j.halt(ev.Sentence, ev.Blame, true)
+		j.halt(dist.Remote, ev.Sentence, ev.Blame, true)
 		return
 	}
 	if !ev.OK {
@@ -361,7 +367,7 @@ func (j *Job) nodeEnded(ev NodeEnded) {
 // note keeps the sentence that explains the failure best.
 func (j *Job) note(sentence string, blame int) {
 	if j.phase == halting && j.counted && sentence != "" && blame < j.blame {
-		j.reason, j.blame = sentence, blame
+		j.code, j.reason, j.blame = dist.Remote, sentence, blame
 	}
 }
 
@@ -374,11 +380,11 @@ func (j *Job) settle() {
 	}
 	switch j.phase {
 	case active:
-		j.finish(true, "")
+		j.finish(End{OK: true})
 	case halting:
 		if j.counted {
 			if j.restarts >= j.limits.MaxRestarts {
-				j.finish(false, j.reason)
+				j.finish(End{Code: j.code, Sentence: j.reason})
 				return
 			}
 			j.restarts++
@@ -400,7 +406,7 @@ func (j *Job) exclude() {
 	for _, m := range slices.Clone(j.members) {
 		if m.strikes >= j.limits.Strikes && len(j.members) > j.limits.Min {
 			j.members = slices.DeleteFunc(j.members, func(o *member) bool { return o == m })
-			j.do(Dismiss{Node: m.id, Sentence: fmt.Sprintf("the job failed %d times on this node and goes on without it", m.strikes)})
+			j.do(Dismiss{m.id, End{Code: dist.Remote, Sentence: fmt.Sprintf("the job failed %d times on this node and goes on without it", m.strikes)}})
 		}
 	}
 }
@@ -438,7 +444,7 @@ func (j *Job) timeUp() {
 		j.setTimer(j.limits.Join)
 		return
 	}
-	j.finish(false, fmt.Sprintf("%d of %d nodes came within %v", len(j.members), j.limits.Min, j.limits.Join))
+	j.finish(End{Code: dist.DeadlineExceeded, Sentence: fmt.Sprintf("%d of %d nodes came within %v", len(j.members), j.limits.Min, j.limits.Join)})
 }
 
 // begin starts an attempt with at most Max nodes; the others are spares.
@@ -483,10 +489,10 @@ func rank(n int) int {
 	return n
 }
 
-func (j *Job) finish(ok bool, sentence string) {
+func (j *Job) finish(end End) {
 	j.phase = finished
 	for _, m := range j.members {
-		j.do(Dismiss{Node: m.id, OK: ok, Sentence: sentence})
+		j.do(Dismiss{m.id, end})
 	}
-	j.do(Finished{OK: ok, Sentence: sentence})
+	j.do(Finished{end})
 }

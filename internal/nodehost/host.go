@@ -179,7 +179,7 @@ func (h *Host) run() {
 		case e := <-h.events:
 			switch {
 			case e.end != "":
-				h.perform(h.job.End(e.end))
+				h.perform(h.job.End(dist.Aborted, e.end))
 			case e.fresh:
 				all[e.conn] = true
 			default:
@@ -251,17 +251,17 @@ func GoneWords(err error, silence time.Duration) string {
 }
 
 func (h *Host) joined(c *conn, m *Join) {
-	refuse := ""
+	code, refuse := dist.InvalidArgument, ""
 	switch {
 	case m.RunID != h.cfg.RunID:
-		refuse = fmt.Sprintf("another job, %q, meets at this endpoint; this one is %q", h.cfg.RunID, m.RunID)
+		code, refuse = dist.AlreadyExists, fmt.Sprintf("another job, %q, meets at this endpoint; this one is %q", h.cfg.RunID, m.RunID)
 	case m.workers() < 1 || m.workers() > 1<<16:
 		refuse = fmt.Sprintf("%d workers on a node", m.workers())
 	case len(h.nodes) >= MaxNodes:
-		refuse = "there are too many nodes"
+		code, refuse = dist.Exhausted, "there are too many nodes"
 	}
 	if refuse != "" {
-		c.say(Message{Dismiss: &Dismiss{Sentence: refuse}})
+		c.say(Message{Dismiss: &Dismiss{Code: uint8(code), Sentence: refuse}})
 		return
 	}
 	c.join, c.name = m, m.Host+" (process "+strconv.Itoa(m.PID)+")"
@@ -327,7 +327,7 @@ func (h *Host) perform(effects []launchcore.JobEffect) {
 			}
 		case launchcore.Dismiss:
 			if c := h.nodes[e.Node]; c != nil {
-				c.say(Message{Dismiss: &Dismiss{OK: e.OK, Sentence: e.Sentence}})
+				c.say(Message{Dismiss: &Dismiss{OK: e.OK, Code: uint8(e.Code), Sentence: e.Sentence}})
 			}
 		case launchcore.SetTimer:
 			h.timerID = e.ID
@@ -353,13 +353,13 @@ func (h *Host) openStore(attempt int) {
 	}
 	if holds := h.holds.Load(); holds != nil {
 		if err := (*holds)(); err != nil {
-			h.perform(h.job.End(err.Error()))
+			h.perform(h.job.End(dist.CodeOf(err), err.Error()))
 			return
 		}
 	}
 	server, err := tcpstore.Listen(net.JoinHostPort(h.storeHost(), strconv.Itoa(h.cfg.StorePort)))
 	if err != nil {
-		h.perform(h.job.End(fmt.Sprintf("no store for the job: %v", err)))
+		h.perform(h.job.End(dist.CodeOf(err), fmt.Sprintf("no store for the job: %v", err)))
 		return
 	}
 	h.store = server

@@ -91,6 +91,7 @@ type (
 	// Dismiss says how the job has ended, to a node that has no part in it any more.
 	Dismiss struct {
 		OK       bool   `json:"ok"`
+		Code     uint8  `json:"code,omitempty"` // the number of a [dist.Code]
 		Sentence string `json:"sentence"`
 	}
 	// Waiting says how many nodes are there while the job waits for more.

@@ -45,7 +45,7 @@ type System struct {
 // Parse reads a command line.
 func Parse(args []string, sys System) (Options, error) {
 	o := Options{RankPrefix: "auto"}
-	o.MinNodes, o.MaxNodes, o.NodeRank = 1, 1, -1
+	o.MinNodes, o.MaxNodes = 1, 1
 	v, program, err := scan(args)
 	if err != nil {
 		return o, err
@@ -247,19 +247,23 @@ func (o *Options) nodes(v values) error {
 	}
 	o.Endpoint, o.MasterAddr, o.MasterPort = endpoint, "", 0
 	if n := v["node-rank"]; n != "" {
-		var err error
-		if o.NodeRank, err = strconv.Atoi(n); err != nil || o.NodeRank < 0 || o.NodeRank >= o.MaxNodes {
+		rank, err := strconv.Atoi(n)
+		if err != nil || rank < 0 || rank >= o.MaxNodes {
 			return fmt.Errorf("--node-rank %s: it must be a number below %d", n, o.MaxNodes)
 		}
-		if static {
-			o.Host = map[bool]string{true: "yes", false: "no"}[o.NodeRank == 0]
+		o.NodeRank = &rank
+		switch {
+		case static && rank == 0:
+			o.Host = launch.HostAlways
+		case static:
+			o.Host = launch.HostNever
 		}
 	}
 	switch strings.ToLower(conf["is_host"]) {
 	case "1", "true", "t", "yes", "y":
-		o.Host = "yes"
+		o.Host = launch.HostAlways
 	case "0", "false", "f", "no", "n":
-		o.Host = "no"
+		o.Host = launch.HostNever
 	}
 	join := "join_timeout"
 	if static && conf[join] == "" {
@@ -379,7 +383,10 @@ func commaList(text string) []string {
 func (o *Options) rest(v values) error {
 	o.DryRun, o.JSON, o.NoShim, o.VirtualLocalRank = v["dry-run"] != "", v["json"] != "", v["no-shim"] != "", v["virtual-local-rank"] != ""
 	o.NoLive = v["no-live"] != ""
-	o.Evidence, o.Report = v["evidence"], v["report"]
+	o.EvidenceDir, o.Report = v["evidence"], v["report"]
+	if o.EvidenceDir == "-" {
+		o.EvidenceDir, o.NoEvidence = "", true
+	}
 	switch v["exit-code"] {
 	case "", "1":
 	case "first":

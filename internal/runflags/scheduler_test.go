@@ -6,6 +6,8 @@ package runflags
 import (
 	"strings"
 	"testing"
+
+	"github.com/cohort-dist/cohort/launch"
 )
 
 func TestSchedulers(t *testing.T) {
@@ -28,26 +30,28 @@ func TestSchedulers(t *testing.T) {
 		args string
 		env  map[string]string
 		// nodes, node, endpoint, workers, id, host
-		nodes, node    int
-		endpoint       string
-		workers        int
-		id, host, note string
+		nodes, node int
+		endpoint    string
+		workers     int
+		id          string
+		host        launch.Hosting
+		note        string
 	}{
-		"slurm":            {"t.py", slurm, 2, 1, "gnode10:29400", 4, "77.0", "", "Slurm: 2 nodes, this is number 1; they meet at gnode10"},
-		"slurm, first":     {"t.py", with(slurm, "SLURM_NODEID", "0"), 2, 0, "gnode10:29400", 4, "77.0", "yes", "Slurm"},
-		"options win":      {"--nnodes 1 --nproc-per-node 3 t.py", slurm, 1, -1, "", 3, "", "", ""},
-		"standalone":       {"--standalone t.py", slurm, 1, -1, "", 1, "", "", ""},
-		"endpoint given":   {"--rdzv-endpoint a:1 --rdzv-backend c10d t.py", slurm, 2, 1, "a:1", 4, "77.0", "", "they meet at a:1"},
-		"slurm, one node":  {"t.py", with(slurm, "SLURM_STEP_NUM_NODES", "1"), 0, 0, "", 0, "", "", "error: srun has started 2 launchers on 1 nodes"},
-		"a batch script":   {"t.py", map[string]string{"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, 1, -1, "", 1, "", "", ""},
-		"skypilot":         {"t.py", map[string]string{"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_TASK_ID": "sky-1"}, 2, 1, "10.0.0.1:29400", 8, "sky-1", "", "SkyPilot"},
-		"mpi":              {"--rdzv-endpoint a:1 --rdzv-backend c10d t.py", mpi, 2, 1, "a:1", 1, "", "", "Open MPI"},
-		"mpi, no place":    {"t.py", mpi, 0, 0, "", 0, "", "", "error: mpirun does not tell where the nodes can meet"},
-		"mpi, all on one":  {"t.py", with(mpi, "OMPI_COMM_WORLD_LOCAL_SIZE", "2"), 0, 0, "", 0, "", "", "error: mpirun has started 2 launchers on this host"},
-		"kubeflow":         {"t.py", map[string]string{"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}, 2, 1, "job-node-0-0.job:29500", 4, "", "no", ""},
-		"kubeflow, first":  {"t.py", map[string]string{"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}, 2, 0, "job-node-0-0.job:29500", 1, "", "yes", ""},
-		"an indexed job":   {"--nnodes 3 --master-addr a t.py", map[string]string{"JOB_COMPLETION_INDEX": "2"}, 3, 2, "a:29500", 1, "", "no", ""},
-		"torchrun's plain": {"--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 7000 t.py", nil, 2, 0, "10.0.0.1:7000", 1, "", "yes", ""},
+		"slurm":            {"t.py", slurm, 2, 1, "gnode10:29400", 4, "77.0", 0, "Slurm: 2 nodes, this is number 1; they meet at gnode10"},
+		"slurm, first":     {"t.py", with(slurm, "SLURM_NODEID", "0"), 2, 0, "gnode10:29400", 4, "77.0", launch.HostAlways, "Slurm"},
+		"options win":      {"--nnodes 1 --nproc-per-node 3 t.py", slurm, 1, -1, "", 3, "", 0, ""},
+		"standalone":       {"--standalone t.py", slurm, 1, -1, "", 1, "", 0, ""},
+		"endpoint given":   {"--rdzv-endpoint a:1 --rdzv-backend c10d t.py", slurm, 2, 1, "a:1", 4, "77.0", 0, "they meet at a:1"},
+		"slurm, one node":  {"t.py", with(slurm, "SLURM_STEP_NUM_NODES", "1"), 0, 0, "", 0, "", 0, "error: srun has started 2 launchers on 1 nodes"},
+		"a batch script":   {"t.py", map[string]string{"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, 1, -1, "", 1, "", 0, ""},
+		"skypilot":         {"t.py", map[string]string{"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_TASK_ID": "sky-1"}, 2, 1, "10.0.0.1:29400", 8, "sky-1", 0, "SkyPilot"},
+		"mpi":              {"--rdzv-endpoint a:1 --rdzv-backend c10d t.py", mpi, 2, 1, "a:1", 1, "", 0, "Open MPI"},
+		"mpi, no place":    {"t.py", mpi, 0, 0, "", 0, "", 0, "error: mpirun does not tell where the nodes can meet"},
+		"mpi, all on one":  {"t.py", with(mpi, "OMPI_COMM_WORLD_LOCAL_SIZE", "2"), 0, 0, "", 0, "", 0, "error: mpirun has started 2 launchers on this host"},
+		"kubeflow":         {"t.py", map[string]string{"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}, 2, 1, "job-node-0-0.job:29500", 4, "", launch.HostNever, ""},
+		"kubeflow, first":  {"t.py", map[string]string{"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}, 2, 0, "job-node-0-0.job:29500", 1, "", launch.HostAlways, ""},
+		"an indexed job":   {"--nnodes 3 --master-addr a t.py", map[string]string{"JOB_COMPLETION_INDEX": "2"}, 3, 2, "a:29500", 1, "", launch.HostNever, ""},
+		"torchrun's plain": {"--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 7000 t.py", nil, 2, 0, "10.0.0.1:7000", 1, "", launch.HostAlways, ""},
 	} {
 		o, err := Parse(strings.Fields(c.args), system(c.env))
 		if want, fails := strings.CutPrefix(c.note, "error: "); fails {
@@ -60,8 +64,12 @@ func TestSchedulers(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if o.MaxNodes != c.nodes || o.NodeRank != c.node || o.Endpoint != c.endpoint || o.Workers != c.workers || o.RunID != c.id || o.Host != c.host {
-			t.Errorf("%s: %d nodes, number %d, at %q, %d workers, id %q, host %q", name, o.MaxNodes, o.NodeRank, o.Endpoint, o.Workers, o.RunID, o.Host)
+		node := -1
+		if o.NodeRank != nil {
+			node = *o.NodeRank
+		}
+		if o.MaxNodes != c.nodes || node != c.node || o.Endpoint != c.endpoint || o.Workers != c.workers || o.RunID != c.id || o.Host != c.host {
+			t.Errorf("%s: %d nodes, number %d, at %q, %d workers, id %q, host %v", name, o.MaxNodes, node, o.Endpoint, o.Workers, o.RunID, o.Host)
 		}
 		if !strings.Contains(strings.Join(o.Notes, "\n"), c.note) {
 			t.Errorf("%s: notes %q, want %q", name, o.Notes, c.note)
