@@ -4,12 +4,15 @@
 package launch
 
 import (
+	"crypto/rand"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/pytemplate"
 )
 
 // How says how the program of a job is run.
@@ -200,7 +203,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.JoinTimeout, 10*time.Minute)
 	setDefault(&c.LastCall, 30*time.Second)
 	setDefault(&c.Silence, 5*time.Second)
-	setDefault(&c.RunID, randomID(16))
+	setDefault(&c.RunID, randomID()[:16])
 	setDefault(&c.Grace, 30*time.Second)
 	setDefault(&c.Linger, 5*time.Second)
 	setDefault(&c.Interrupt, 2*time.Second)
@@ -208,6 +211,9 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.Prefix, "[${role_name}${local_rank}]:")
 	return c, nil
 }
+
+// randomID returns random letters and digits for names.
+func randomID() string { return strings.ToLower(rand.Text()) }
 
 func setDefault[T comparable](p *T, v T) {
 	var zero T
@@ -254,7 +260,7 @@ func (c Config) command(local int) []string {
 	case Auto, Executable:
 	}
 	for _, a := range role.Program {
-		args = append(args, substitute(a, map[string]string{"local_rank": strconv.Itoa(local)}))
+		args = append(args, pytemplate.Substitute(a, map[string]string{"local_rank": strconv.Itoa(local)}))
 	}
 	return args
 }

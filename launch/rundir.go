@@ -45,7 +45,7 @@ func newRunDir(c Config) (*runDir, error) {
 	if err != nil {
 		return nil, unavailable("a folder for this run", err)
 	}
-	r.path = filepath.Join(abs, c.RunID+"_"+randomID(8))
+	r.path = filepath.Join(abs, c.RunID+"_"+randomID()[:8])
 	if err = os.MkdirAll(r.path, 0o755); err != nil { //nolint:gosec // log files are read by others, as torchrun's are
 		return nil, unavailable("a folder for this run", err)
 	}

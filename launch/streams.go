@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/joblog"
+	"github.com/cohort-dist/cohort/internal/pytemplate"
 )
 
 // Screen is what a job shows itself on.
@@ -160,7 +161,7 @@ func (a *attempt) sink(w *worker, which Std) *joblog.Stream {
 func (a *attempt) prefix(w *worker) string {
 	host, _ := os.Hostname()
 	role, _ := a.job.cfg.roleOf(w.local)
-	return substitute(a.job.cfg.Prefix, map[string]string{
+	return pytemplate.Substitute(a.job.cfg.Prefix, map[string]string{
 		"role_name": role.Name, "local_rank": strconv.Itoa(w.local), "rank": w.rank.String(), "hostname": host,
 	})
 }

@@ -1,16 +1,14 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package launch
+// Package pytemplate fills in the placeholders of Python's string.Template.
+package pytemplate
 
-import (
-	"crypto/rand"
-	"strings"
-)
+import "strings"
 
-// substitute is Python's string.Template(text).safe_substitute(values): $name and ${name} are replaced where the name is
+// Substitute is Python's string.Template(text).safe_substitute(values): $name and ${name} are replaced where the name is
 // known, $$ becomes $, everything else stays.
-func substitute(text string, values map[string]string) string {
+func Substitute(text string, values map[string]string) string {
 	if !strings.Contains(text, "$") {
 		return text
 	}
@@ -58,15 +56,4 @@ func nameLength(text string) int {
 		}
 	}
 	return len(text)
-}
-
-// randomID returns so many random characters for names.
-func randomID(n int) string {
-	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-	b := make([]byte, n)
-	_, _ = rand.Read(b) // never fails
-	for i := range b {
-		b[i] = letters[int(b[i])%len(letters)]
-	}
-	return string(b)
 }
