@@ -160,7 +160,7 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 				if at, known = m.Record(c.id, next[i]...); !known {
 					return
 				}
-				c.nodes[n], c.points[at] = at, &point{node: n, next: next[i], what: "a root"}
+				c.nodes[n], c.points[at] = at, &point{node: n, next: next[i]}
 			}
 			start[at] = &gradient{grads[n], o.retain}
 		}

@@ -5,7 +5,7 @@ package distautograd
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/dist"
@@ -20,15 +20,31 @@ import (
 type point struct {
 	node *autograd.Node
 	next []backcore.Node // receive functions that its gradients can reach
-	what string          // the message
-	to   string          // the other worker
+	what label
 	kind []autograd.Value
 }
 
-// sent is the send function of a message: gradients of what it carried arrive here and go on as they are.
-type sent struct{ what string }
+// label names a message, in errors: it is put into words only then.
+type label struct {
+	before string
+	fn     string       // of a request that this worker has made
+	inner  rpcwire.Type // of one that it serves
+	joint  string
+	peer   string
+}
 
-func (s *sent) Name() string { return "SendRpcBackward of " + s.what }
+func (l label) String() string {
+	name := l.inner.String()
+	if l.inner == 0 {
+		name = strconv.Quote(l.fn)
+	}
+	return l.before + name + l.joint + l.peer
+}
+
+// sent is the send function of a message: gradients of what it carried arrive here and go on as they are.
+type sent struct{ what label }
+
+func (s *sent) Name() string { return "SendRpcBackward of " + s.what.String() }
 
 func (s *sent) Forward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	return nil, notForward()
@@ -50,10 +66,10 @@ func (s *sent) BackwardValues(_ *autograd.Context, grads []autograd.Value) ([]au
 type received struct {
 	c    *Context
 	at   backcore.Node
-	what string
+	what label
 }
 
-func (r *received) Name() string { return "RecvRpcBackward of " + r.what }
+func (r *received) Name() string { return "RecvRpcBackward of " + r.what.String() }
 
 func (r *received) Forward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	return nil, notForward()
@@ -132,7 +148,7 @@ func differentiable(m *rpcwire.Message) (at []int, kinds []autograd.Value) {
 }
 
 // recordSend records that a message leaves in the context. It returns its number.
-func (c *Context) recordSend(to rpcseam.Worker, what string, m *rpcwire.Message) (call backcore.Call, recorded bool, err error) {
+func (c *Context) recordSend(to rpcseam.Worker, what label, m *rpcwire.Message) (call backcore.Call, recorded bool, err error) {
 	_, kinds := differentiable(m)
 	var edges []autograd.Edge
 	if len(kinds) > 0 {
@@ -146,7 +162,7 @@ func (c *Context) recordSend(to rpcseam.Worker, what string, m *rpcwire.Message)
 			edges = append(edges, of[tensorOf(t)]) // none for a tensor that only claims to require gradients
 		}
 	}
-	p := &point{what: what, to: to.Name, kind: kinds}
+	p := &point{what: what, kind: kinds}
 	if len(kinds) > 0 {
 		p.node = autograd.NewNode(&sent{what}, kinds, edges)
 		p.next = c.reachable(p.node)
@@ -166,34 +182,35 @@ func (c *Context) recordSend(to rpcseam.Worker, what string, m *rpcwire.Message)
 	})
 	c.e.after(w)
 	if over {
-		return call, false, c.over("autograd: " + what)
+		return call, false, c.over("autograd: " + what.String())
 	}
 	return call, p.node != nil, nil
 }
 
-// wrap puts the wrapper of a context around a message.
-func (c *Context) wrap(m *rpcwire.Message, call backcore.Call, kind rpcwire.Type) error {
-	x := rpcwire.Autograd{Inner: m.Type, ContextID: int64(c.ID()), MessageID: number(call), From: rpcwire.WorkerID(c.e.agent.Self().ID)} //nolint:gosec // 16 bits
+// wrap puts the wrapper of a context around a message, in the compact form for a Go worker.
+func (c *Context) wrap(m *rpcwire.Message, call backcore.Call, kind rpcwire.Type, compact bool) error {
+	x := rpcwire.Autograd{Inner: m.Type, ContextID: int64(c.ID()), MessageID: number(call), From: rpcwire.WorkerID(c.e.agent.Self().ID), Compact: compact} //nolint:gosec // 16 bits
 	payload, err := x.Wrap(m.Payload)
 	m.Type, m.Payload = kind, payload
 	return err
 }
 
-// unwrap takes the wrapper off a message that has arrived and records it. Its tensors become variables.
-func (e *Engine) unwrap(from rpcseam.Worker, what string, m *rpcwire.Message) (*Context, error) {
+// unwrap takes the wrapper off a message that has arrived, the answer to fn or a request, and records it. Its tensors become
+// variables.
+func (e *Engine) unwrap(from rpcseam.Worker, fn string, m *rpcwire.Message) (*Context, rpcwire.Autograd, error) {
 	const op = "autograd: message"
 	x, inner, err := rpcwire.UnwrapAutograd(m.Payload)
 	if err != nil {
-		return nil, err
+		return nil, x, err
 	}
 	if from.ID < 0 || int(x.From) != from.ID {
-		return nil, dist.Newf(op, dist.Protocol, "%q, worker %d, sends a message of worker %d: only workers take part in autograd contexts", from.Name, from.ID, x.From)
+		return nil, x, dist.Newf(op, dist.Protocol, "%q, worker %d, sends a message of worker %d: only workers take part in autograd contexts", from.Name, from.ID, x.From)
 	}
 	at, kinds := differentiable(m)
-	if what == "" {
-		what = x.Inner.String()
+	what := label{inner: x.Inner, joint: " from ", peer: from.Name}
+	if m.Type == rpcwire.ForwardAutogradResp {
+		what.before, what.fn, what.inner = "the answer to ", fn, 0
 	}
-	what = fmt.Sprintf("%s from %s", what, from.Name)
 	id, call := ID(x.ContextID).context(), callOf(from.ID, x.MessageID)
 	var c *Context
 	var node *autograd.Node
@@ -211,12 +228,12 @@ func (e *Engine) unwrap(from rpcseam.Worker, what string, m *rpcwire.Message) (*
 		}
 		c = e.contextLocked(id)
 		node = autograd.NewNode(&received{c, n, what}, kinds, nil)
-		p := &point{node: node, what: what, to: from.Name, kind: kinds}
+		p := &point{node: node, what: what, kind: kinds}
 		c.points[n], c.calls[call] = p, p
 	})
 	e.after(w)
 	if c == nil {
-		return nil, dist.Newf(op, dist.Closed, "the autograd context %d is closed: the message %s came late", x.ContextID, what)
+		return nil, x, dist.Newf(op, dist.Closed, "the autograd context %d is closed: the message %s came late", x.ContextID, what)
 	}
 	if node != nil {
 		for _, v := range kinds { // the variable says so from now on
@@ -228,29 +245,28 @@ func (e *Engine) unwrap(from rpcseam.Worker, what string, m *rpcwire.Message) (*
 		}
 		vs, err := node.Variables(kinds)
 		if err != nil {
-			return nil, err
+			return nil, x, err
 		}
 		for i, v := range vs {
 			m.Tensors[at[i]] = v
 		}
 	}
 	m.Type, m.Payload = x.Inner, inner
-	return c, nil
+	return c, x, nil
 }
 
 // incoming handles a request that belongs to a context.
 func (e *Engine) incoming(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wrapped, error) {
-	c, err := e.unwrap(from, "", m)
+	c, x, err := e.unwrap(from, "", m)
 	if err != nil {
 		return nil, err
 	}
-	inner := m.Type
 	return &rpcseam.Wrapped{Message: m, Context: c.carried, Answer: func(m *rpcwire.Message) error {
-		call, recorded, err := c.recordSend(from, "the answer to "+inner.String()+" of "+from.Name, m)
+		call, recorded, err := c.recordSend(from, label{before: "the answer to ", inner: x.Inner, joint: " of ", peer: from.Name}, m)
 		if err != nil || !recorded {
 			return err
 		}
-		return c.wrap(m, call, rpcwire.ForwardAutogradResp)
+		return c.wrap(m, call, rpcwire.ForwardAutogradResp, x.Compact) // whoever writes a form reads it
 	}}, nil
 }
 
@@ -269,13 +285,12 @@ func (e *Engine) outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *
 			return nil, nil //nolint:nilnil // it is of no context
 		}
 	}
-	what := fmt.Sprintf("%q to %s", fn, to.Name)
-	call, recorded, err := c.recordSend(to, what, m)
+	call, recorded, err := c.recordSend(to, label{fn: fn, joint: " to ", peer: to.Name}, m)
 	if err != nil {
 		return nil, err
 	}
 	out := *m
-	if err := c.wrap(&out, call, rpcwire.ForwardAutogradReq); err != nil {
+	if err := c.wrap(&out, call, rpcwire.ForwardAutogradReq, to.Go); err != nil {
 		return nil, err
 	}
 	lost := func() {
@@ -292,7 +307,7 @@ func (e *Engine) outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *
 				}
 				return nil
 			}
-			_, err := e.unwrap(to, fmt.Sprintf("the answer to %q", fn), m)
+			_, _, err := e.unwrap(to, fn, m)
 			return err
 		},
 		Lost: lost,

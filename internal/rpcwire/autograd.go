@@ -21,6 +21,8 @@ type Autograd struct {
 	From      WorkerID
 	// DeviceMap is empty without CUDA.
 	DeviceMap [][2]string
+	// Compact says that the wrapper has the form for Go workers, which have no devices.
+	Compact bool
 }
 
 // wrap appends a trailer and its length, which is big-endian, to an inner payload.
@@ -35,6 +37,15 @@ func wrap(inner []byte, j *pickle.JIT) ([]byte, error) {
 
 // unwrap splits a payload into inner payload and the items of its trailer.
 func unwrap(payload []byte) (inner []byte, items []any, err error) {
+	inner, trailer, err := cutTrailer(payload)
+	if err == nil {
+		items, err = jitTuple(trailer, -1)
+	}
+	return inner, items, err
+}
+
+// cutTrailer splits a payload into inner payload and trailer.
+func cutTrailer(payload []byte) (inner, trailer []byte, err error) {
 	if len(payload) < 8 {
 		return nil, nil, badPayload("a wrapped message of %d bytes", len(payload))
 	}
@@ -44,8 +55,7 @@ func unwrap(payload []byte) (inner []byte, items []any, err error) {
 		return nil, nil, badPayload("a wrapper of %d bytes in a message of %d", n, len(body))
 	}
 	cut := len(body) - int(n) //nolint:gosec // at most len(body)
-	items, err = jitTuple(body[cut:], -1)
-	return body[:cut:cut], items, err
+	return body[:cut:cut], body[cut:], nil
 }
 
 func innerType(v any) (Type, bool) {
@@ -55,6 +65,9 @@ func innerType(v any) (Type, bool) {
 
 // Wrap returns the payload of a FORWARD_AUTOGRAD message around an inner payload.
 func (a Autograd) Wrap(inner []byte) ([]byte, error) {
+	if a.Compact {
+		return a.wrapCompact(inner), nil
+	}
 	j := pickle.NewJIT(nil)
 	j.Mark()
 	j.Int(int64(a.Inner))
@@ -66,9 +79,46 @@ func (a Autograd) Wrap(inner []byte) ([]byte, error) {
 	return wrap(inner, j)
 }
 
+// The trailer among Go workers, big-endian: compactTrailer inner(2) context(8) message(8) from(2). A pickle begins with 0x80. Every
+// call and every answer has one, and to write and read a pickle takes longer than all else that is done about it.
+const (
+	compactTrailer = 'C'
+	compactLength  = 1 + 2 + 8 + 8 + 2
+)
+
+func (a Autograd) wrapCompact(inner []byte) []byte {
+	out := append(append(make([]byte, 0, len(inner)+compactLength+8), inner...), compactTrailer)
+	out = binary.BigEndian.AppendUint16(out, uint16(a.Inner))
+	out = binary.BigEndian.AppendUint64(out, uint64(a.ContextID)) //nolint:gosec // two's complement
+	out = binary.BigEndian.AppendUint64(out, uint64(a.MessageID)) //nolint:gosec // two's complement
+	out = binary.BigEndian.AppendUint16(out, uint16(a.From))      //nolint:gosec // two's complement
+	return binary.BigEndian.AppendUint64(out, compactLength)
+}
+
+func unwrapCompact(b []byte) (a Autograd, err error) {
+	a.Compact, a.Inner = true, Type(binary.BigEndian.Uint16(b[1:]))
+	if !a.Inner.Known() {
+		return a, badPayload("an autograd wrapper around type %d", a.Inner)
+	}
+	a.ContextID = int64(binary.BigEndian.Uint64(b[3:]))                 //nolint:gosec // two's complement
+	a.MessageID = int64(binary.BigEndian.Uint64(b[11:]))                //nolint:gosec // two's complement
+	if a.From = WorkerID(binary.BigEndian.Uint16(b[19:])); a.From < 0 { //nolint:gosec // two's complement
+		return a, badPayload("an autograd wrapper of worker %d", a.From)
+	}
+	return a, nil
+}
+
 // UnwrapAutograd splits the payload of a FORWARD_AUTOGRAD message.
 func UnwrapAutograd(payload []byte) (a Autograd, inner []byte, err error) {
-	inner, items, err := unwrap(payload)
+	inner, trailer, err := cutTrailer(payload)
+	if err != nil {
+		return a, nil, err
+	}
+	if len(trailer) == compactLength && trailer[0] == compactTrailer {
+		a, err = unwrapCompact(trailer)
+		return a, inner, err
+	}
+	items, err := jitTuple(trailer, -1)
 	if err != nil {
 		return a, nil, err
 	}

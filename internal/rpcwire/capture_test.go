@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/internal/tensorpipe/capture"
@@ -291,4 +292,38 @@ func (f *toFuzz) decode() (*Message, error) {
 		raw.Storages = append(raw.Storages, tensor.WrapStorage(make([]byte, 64), "fuzz", nil))
 	}
 	return Decode(raw)
+}
+
+// TestCompactAutograd: Go workers wrap messages in a form of their own, beside PyTorch's.
+func TestCompactAutograd(t *testing.T) {
+	want := Autograd{Inner: PythonCall, ContextID: 5<<48 | 7, MessageID: -3, From: 300, Compact: true}
+	payload, err := want.Wrap([]byte("inner"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, inner, err := UnwrapAutograd(payload)
+	if err != nil || string(inner) != "inner" || !cmp.Equal(got, want) {
+		t.Errorf("%+v around %q, %v, want %+v", got, inner, err, want)
+	}
+	want.Compact = false
+	pickled, err := want.Wrap([]byte("inner"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, inner, err = UnwrapAutograd(pickled); err != nil || string(inner) != "inner" || !cmp.Equal(got, want) {
+		t.Errorf("PyTorch's form: %+v around %q, %v, want %+v", got, inner, err, want)
+	}
+	for name, change := range map[string]func(b []byte){
+		"an unknown type":           func(b []byte) { b[len("inner")+1] = 0xee },
+		"a worker that is negative": func(b []byte) { b[len("inner")+19] = 0x80 },
+		"another form":              func(b []byte) { b[len("inner")] = 'D' },
+		"another length":            func(b []byte) { b[len(b)-1]-- },
+		"a length beyond the end":   func(b []byte) { b[len(b)-2]++ },
+	} {
+		b := bytes.Clone(payload)
+		change(b)
+		if _, _, err := UnwrapAutograd(b); dist.CodeOf(err) != dist.Protocol {
+			t.Errorf("%s: %v, want a protocol error", name, err)
+		}
+	}
 }
