@@ -40,6 +40,7 @@ type Machine[G any] struct {
 	cleaning map[cleaning]*repeated // Cleanup messages that are not answered
 	busy     map[Context]struct{}   // contexts in which something may have to be sent again
 	effects  []Effect[G]
+	taken    []Effect[G] // what Take has returned last; its memory is used again
 }
 
 // repeated is when a message was sent, and how often.
@@ -70,11 +71,11 @@ func New[G any](self Worker, add func(a, b G) G, opt Options) *Machine[G] {
 	}
 }
 
-// Take returns the effects since the last call, in order.
+// Take returns the effects since the last call, in order. They are there until the next call.
 func (m *Machine[G]) Take() []Effect[G] {
-	out := m.effects
-	m.effects = nil
-	return out
+	clear(m.taken)
+	m.effects, m.taken = m.taken[:0], m.effects
+	return m.taken
 }
 
 func (m *Machine[G]) emit(e Effect[G]) { m.effects = append(m.effects, e) }
