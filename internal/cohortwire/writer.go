@@ -36,7 +36,7 @@ const postedBytes = 64 << 20
 const (
 	directLoad   = 2
 	aloneTimes   = 4
-	directFrames = 64
+	directFrames = 1024
 )
 
 // Send writes a frame. A small one is copied, so it may be reused at once; one with a payload or storage over 16 KiB
