@@ -121,7 +121,9 @@ func TestCallIntoDynamicWorld(t *testing.T) {
 		if _, out, _ := runCommand("rpc", "ls", "--addr", addr); strings.Contains(out, "cohort_cli") {
 			t.Errorf("the visitor is still listed: %s", out)
 		}
-		leave(t, workers)
+		// Nobody waits for the others when they leave a dynamic world, and py0 hosts the store: it is the last.
+		leave(t, workers[1:])
+		leave(t, workers[:1])
 	})
 }
 
