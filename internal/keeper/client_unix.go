@@ -132,7 +132,7 @@ func (k *Keeper) read() {
 // [Started] or a [Refused] with this ID.
 func (k *Keeper) Spawn(id int, c Command, files [3]*os.File) error {
 	k.marks.add(c.Mark)
-	return k.request(request{Start: &startRequest{ID: id, Command: c}}, files[:]...)
+	return k.request(request{Start: newStartRequest(id, c)}, files[:]...)
 }
 
 // Send sends a signal to the process groups of workers. Those that have ended are skipped.

@@ -20,12 +20,12 @@ import "time"
 
 // Command is a program to start.
 type Command struct {
-	Args []string `json:"args"`
+	Args []string
 	// Set has variables ("NAME=value") that are added to the launcher's own environment.
-	Set []string `json:"set,omitempty"`
-	Dir string   `json:"dir,omitempty"`
+	Set []string
+	Dir string
 	// Mark is one of Set that no process has which the keeper has not started.
-	Mark string `json:"-"`
+	Mark string
 }
 
 // Event is what the keeper reports. Exactly one of its fields is set.
@@ -74,9 +74,29 @@ type request struct {
 	Sweep *sweepRequest  `json:"sweep,omitempty"`
 }
 
+// startRequest has the words of a [Command] as bytes: names of files and variables need not be text, and JSON would replace what is
+// not UTF-8.
 type startRequest struct {
-	ID int `json:"id"`
-	Command
+	ID   int      `json:"id"`
+	Args [][]byte `json:"args"`
+	Set  [][]byte `json:"set,omitempty"`
+	Dir  []byte   `json:"dir,omitempty"`
+}
+
+func newStartRequest(id int, c Command) *startRequest {
+	return &startRequest{ID: id, Args: convert[[]byte](c.Args), Set: convert[[]byte](c.Set), Dir: []byte(c.Dir)}
+}
+
+func (r *startRequest) command() Command {
+	return Command{Args: convert[string](r.Args), Set: convert[string](r.Set), Dir: string(r.Dir)}
+}
+
+func convert[To, From string | []byte](words []From) []To {
+	all := make([]To, len(words))
+	for i, w := range words {
+		all[i] = To(w)
+	}
+	return all
 }
 
 type signalRequest struct {

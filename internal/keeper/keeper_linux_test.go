@@ -393,3 +393,16 @@ func TestMerge(t *testing.T) {
 		t.Errorf("merge returns %q, want %q", got, want)
 	}
 }
+
+// TestBytes: arguments, variables and folders reach a worker as they are, also those that are not UTF-8.
+func TestBytes(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "d\xff")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	k := start(t)
+	out := k.spawn(t, 0, Command{Args: []string{"sh", "-c", `printf '%s|%s|%s\n' "$0" "$NAME" "${PWD##*/}"`, "a\xfe\x80"}, Set: []string{"NAME=v\xc3"}, Dir: dir})
+	if line, err := out.ReadString('\n'); line != "a\xfe\x80|v\xc3|d\xff\n" {
+		t.Errorf("%q, %v", line, err)
+	}
+}

@@ -168,7 +168,7 @@ func (f *framed) fill(n int) error {
 func (k *server) serve(d delivery) {
 	switch {
 	case d.Start != nil:
-		k.start(*d.Start, d.fds)
+		k.start(d.Start.ID, d.Start.command(), d.fds)
 		dropped(d.fds)
 	case d.Send != nil:
 		for _, id := range d.Send.IDs {
@@ -186,22 +186,22 @@ func (k *server) serve(d delivery) {
 // reply tells the launcher. When it is gone, the end of the requests says so.
 func (k *server) reply(e Event) { _ = k.replies.Encode(e) }
 
-func (k *server) start(r startRequest, fds []int) {
-	attr := &syscall.ProcAttr{Dir: r.Dir, Env: merge(k.environ, r.Set), Files: make([]uintptr, len(fds)), Sys: workerAttr()}
+func (k *server) start(id int, c Command, fds []int) {
+	attr := &syscall.ProcAttr{Dir: c.Dir, Env: merge(k.environ, c.Set), Files: make([]uintptr, len(fds)), Sys: workerAttr()}
 	for i, fd := range fds {
 		attr.Files[i] = uintptr(fd)
 	}
-	path, err := lookPath(r.Args, attr.Env, r.Dir)
+	path, err := lookPath(c.Args, attr.Env, c.Dir)
 	pid := 0
 	if err == nil {
-		pid, err = syscall.ForkExec(path, r.Args, attr) //nolint:gosec // to start what it is told is its purpose
+		pid, err = syscall.ForkExec(path, c.Args, attr) //nolint:gosec // to start what it is told is its purpose
 	}
 	if err != nil {
-		k.reply(Event{Refused: &Refused{ID: r.ID, Error: err.Error()}})
+		k.reply(Event{Refused: &Refused{ID: id, Error: err.Error()}})
 		return
 	}
-	k.workers[r.ID], k.ids[pid] = pid, r.ID
-	k.reply(Event{Started: &Started{ID: r.ID, PID: pid, At: time.Now()}})
+	k.workers[id], k.ids[pid] = pid, id
+	k.reply(Event{Started: &Started{ID: id, PID: pid, At: time.Now()}})
 }
 
 // merge returns the environment with the variables of set in place of older ones.
