@@ -108,7 +108,7 @@ type Cause struct {
 // Explain says why a worker ended.
 func Explain(d Death) Cause {
 	if d.Refused != "" {
-		return Cause{Kind: NotStarted, Words: "could not be started: " + d.Refused, Advice: "check the path and its permissions"}
+		return Cause{Kind: NotStarted, Words: "could not be started: " + d.Refused, Advice: refusalAdvice(d.Refused)}
 	}
 	if d.Code == 0 {
 		return Cause{Kind: Success, Words: "succeeded"}

@@ -65,6 +65,11 @@ func TestExplain(t *testing.T) {
 		"stopped":       {Death{Code: -15, Stopped: true}, Stopped, "was stopped by the launcher (SIGTERM)", ""},
 		"terminated":    {Death{Code: -15}, Killed, "was ended by SIGTERM, which the launcher did not send", ""},
 		"refused":       {Death{Code: 127, Refused: "x: there is no such program in the PATH"}, NotStarted, "could not be started: x", ""},
+		"no server":     {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 3, in download\n    x\nrequests.exceptions.ConnectionError: HTTPConnectionPool(host='data', port=80): [Errno 111] Connection refused\n"}, Exception, "raised requests.exceptions.ConnectionError", "download (t.py:3)"},
+		"a socket":      {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 3, in log\n    x\nConnectionResetError: [Errno 104] Connection reset by peer\n"}, Exception, "raised ConnectionResetError", "log (t.py:3)"},
+		"a pipe":        {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 3, in log\n    x\nBrokenPipeError: [Errno 32] Broken pipe\n"}, Exception, "raised BrokenPipeError", "log (t.py:3)"},
+		"a command":     {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 3, in log\n    x\ndb.LockError: Timed out after 30 s\n"}, Exception, "raised db.LockError", "log (t.py:3)"},
+		"no store":      {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 3, in main\n    x\ntorch.distributed.DistNetworkError: The client socket has failed to connect to [node0]:29500 (errno: 111 - Connection refused).\n"}, LostPeer, "lost its connection to another rank: torch.distributed.DistNetworkError", "main (t.py:3)"},
 		"no script":     {Death{Code: 2, Stderr: "python3: can't open file '/srv/nope.py': [Errno 2] No such file or directory\n"}, Exception, "could not run its program: python3: can't open file", ""},
 		"syntax":        {Death{Code: 1, Stderr: "  File \"/srv/t.py\", line 3\n    def\n       ^\nSyntaxError: invalid syntax\n"}, Exception, "raised SyntaxError: invalid syntax", "/srv/t.py:3"},
 		"cuda":          {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\n    x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 GiB\n"}, Memory, "raised torch.OutOfMemoryError: CUDA out of memory", ""},
@@ -77,6 +82,22 @@ func TestExplain(t *testing.T) {
 		}
 		if got.Kind != c.kind || !strings.HasPrefix(got.Words, c.words) || c.where != "" && got.Where != c.where {
 			t.Errorf("%s: %v %q at %q, want %v %q at %q", name, got.Kind, got.Words, got.Where, c.kind, c.words, c.where)
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	for refused, want := range map[string]string{
+		"joblog: pipe2: too many open files":            "ulimit -n",
+		"resource temporarily unavailable":              "ulimit -u",
+		"exec format error":                             "#!/bin/sh",
+		"python3: there is no such program in the PATH": "--python",
+		"x: there is no such program in the PATH":       "check the path",
+		"permission denied":                             "check the path",
+	} {
+		if got := Explain(Death{Code: 127, Refused: refused}).Advice; !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", refused, got, want)
 		}
 	}
 }

@@ -62,56 +62,74 @@ func sizeMismatch(stderr string) string {
 type pattern struct {
 	kind Kind
 	text string
+	// common says that libraries with nothing to do with other ranks use these words too.
+	common bool
 }
 
 // patterns are looked for in order. The texts are those of PyTorch, gloo, NCCL and cohort.
 var patterns = []pattern{
-	{Memory, "CUDA out of memory"},
-	{Memory, "OutOfMemoryError"},
-	{Memory, "MemoryError"},
-	{Memory, "DefaultCPUAllocator: can't allocate memory"},
-	{Memory, "DefaultCPUAllocator: not enough memory"},
-	{Device, "CUDA error"},
-	{Device, "CUBLAS_STATUS"},
-	{Device, "CUDNN_STATUS"},
-	{Exception, "BrokenPipeError"}, // of any pipe, not of a rank
-	{Timeout, "Timed out waiting"},
-	{Timeout, "wait timeout after"},
-	{Timeout, "Watchdog caught collective operation timeout"},
-	{Timeout, "failed to pass monitoredBarrier"},
-	{Timeout, "Timed out after"},
-	{Timeout, "Socket Timeout"},
-	{LostPeer, "Observed flight recorder dump signal from another rank"},
-	{LostPeer, "Connection closed by peer"},
-	{LostPeer, "Connection reset by peer"},
-	{LostPeer, "Connection was likely closed"},
-	{LostPeer, "Gloo connectFullMesh failed"},
-	{LostPeer, "remote process exited or there was a network error"},
-	{LostPeer, "ncclRemoteError"},
-	{LostPeer, "NCCL communicator was aborted"},
-	{LostPeer, "Broken pipe"},
-	{LostPeer, "Connection refused"},
-	{LostPeer, "Application timeout caused pair closure"},
-	{LostPeer, "peer lost"},
+	{kind: Memory, text: "CUDA out of memory"},
+	{kind: Memory, text: "OutOfMemoryError"},
+	{kind: Memory, text: "MemoryError"},
+	{kind: Memory, text: "DefaultCPUAllocator: can't allocate memory"},
+	{kind: Memory, text: "DefaultCPUAllocator: not enough memory"},
+	{kind: Device, text: "CUDA error"},
+	{kind: Device, text: "CUBLAS_STATUS"},
+	{kind: Device, text: "CUDNN_STATUS"},
+	{kind: Timeout, text: "Timed out waiting"},
+	{kind: Timeout, text: "wait timeout after"},
+	{kind: Timeout, text: "Watchdog caught collective operation timeout"},
+	{kind: Timeout, text: "failed to pass monitoredBarrier"},
+	{kind: Timeout, text: "Timed out after", common: true},
+	{kind: Timeout, text: "Socket Timeout"},
+	{kind: LostPeer, text: "Observed flight recorder dump signal from another rank"},
+	{kind: LostPeer, text: "Connection closed by peer"},
+	{kind: LostPeer, text: "Connection reset by peer", common: true},
+	{kind: LostPeer, text: "Connection was likely closed"},
+	{kind: LostPeer, text: "Gloo connectFullMesh failed"},
+	{kind: LostPeer, text: "remote process exited or there was a network error"},
+	{kind: LostPeer, text: "ncclRemoteError"},
+	{kind: LostPeer, text: "NCCL communicator was aborted"},
+	{kind: LostPeer, text: "Broken pipe", common: true},
+	{kind: LostPeer, text: "Connection refused", common: true},
+	{kind: LostPeer, text: "Application timeout caused pair closure"},
+	{kind: LostPeer, text: "peer lost"},
 }
 
 func kindOf(exception string) Kind {
 	for _, p := range patterns {
-		if strings.Contains(exception, p.text) {
+		if strings.Contains(exception, p.text) && (!p.common || !foreign(exception)) {
 			return p.kind
 		}
 	}
 	return Exception
 }
 
+// exceptionType is the type of an exception as Python prints it: "requests.exceptions.ConnectionError".
+var exceptionType = regexp.MustCompile(`^([A-Za-z_]\w*(?:\.\w+)*): `)
+
+// foreign reports whether an exception is of a type that PyTorch does not raise for a lost rank: a pipe, a download or a database has
+// failed.
+func foreign(exception string) bool {
+	m := exceptionType.FindStringSubmatch(exception)
+	if m == nil {
+		return false
+	}
+	switch name := m[1]; {
+	case name == "RuntimeError", name == "TimeoutError", strings.HasPrefix(name, "torch."):
+		return false
+	case strings.HasPrefix(name, "Dist"): // DistBackendError without its module, as the error file of @record has it
+		return false
+	}
+	return true
+}
+
 // spoken looks in the last lines of a program that is not Python, or that printed no traceback, for words that tell why.
 func spoken(stderr string) (Kind, string) {
 	lines := strings.Split(strings.TrimSpace(stderr), "\n")
 	for i := len(lines) - 1; i >= max(0, len(lines)-20); i-- {
-		for _, p := range patterns {
-			if strings.Contains(lines[i], p.text) {
-				return p.kind, strings.TrimSpace(lines[i])
-			}
+		if kind := kindOf(lines[i]); kind != Exception {
+			return kind, strings.TrimSpace(lines[i])
 		}
 	}
 	for _, text := range slices.Backward(lines) {
@@ -151,6 +169,23 @@ var advices = []struct{ text, advice string }{
 	{"bdb.BdbQuit", noInput},
 	{"EOFError: EOF when reading a line", noInput},
 	{"Permission denied", "check the permissions of the path in the message"},
+}
+
+// refusals say what to try when a worker could not be started.
+var refusals = []struct{ text, advice string }{
+	{"too many open files", "the launcher may not open more files, of which it needs a few for each worker: raise the limit (ulimit -n)"},
+	{"resource temporarily unavailable", "this user may not start more processes: look at ulimit -u and at the limit of the container (pids.max)"},
+	{"exec format error", "the file is no program for this machine; a script needs a first line such as #!/bin/sh"},
+	{"python3: there is no such program", "there is no Python in the PATH of the workers: --python chooses one"},
+}
+
+func refusalAdvice(text string) string {
+	for _, r := range refusals {
+		if strings.Contains(text, r.text) {
+			return r.advice
+		}
+	}
+	return "check the path and its permissions"
 }
 
 const noInput = "workers have no standard input, which breakpoint() and input() read; a job of one worker has it: --nproc-per-node 1"
