@@ -29,7 +29,6 @@ type member struct {
 	wire     *nodehost.Wire
 	incoming chan nodehost.Message // closed when the connection has ended
 	lost     error                 // why; valid after that
-	heard    bool                  // whether the host has ever said anything; valid after that
 	stopped  sync.WaitGroup
 	quit     chan struct{}
 	sending  sync.Mutex
@@ -101,7 +100,6 @@ func (m *member) read() {
 			m.lost = err
 			return
 		}
-		m.heard = true
 		switch {
 		case msg.Examine != nil:
 			m.tell(*msg.Examine)
@@ -215,24 +213,29 @@ func (m *member) hostGone() error {
 		}
 		return errHostLost
 	}
-	how := nodehost.GoneWords(m.lost, m.job.cfg.Silence)
-	if m.heard {
-		m.job.report.tell(false, dist.PeerLost, fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, how))
+	if m.wire.Heard() {
+		m.job.report.tell(false, dist.PeerLost, fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, nodehost.GoneWords(m.lost, m.job.cfg.Silence)))
 	} else {
-		m.job.report.tell(false, dist.Protocol, fmt.Sprintf("%s does not answer as a launcher of the job does: %s", m.stranger(), how))
+		m.unheard()
 	}
 	return nil
 }
 
-// stranger says who listens where the host should.
-func (m *member) stranger() string {
+// unheard reports who is at the rendezvous and has not said a word of a launcher: another program, or a launcher that ended too soon.
+func (m *member) unheard() {
 	_, text, _ := net.SplitHostPort(m.host)
+	who, found := "what listens at the rendezvous "+m.host, false
 	if port, err := strconv.Atoi(text); err == nil && m.job.cfg.hosts(m.job.asked) { // the address is one of this machine
-		if owner, ok := portowner.Find(port); ok {
-			return owner.String() + ", which listens at the rendezvous " + m.host + ","
+		var owner portowner.Owner
+		if owner, found = portowner.Find(port); found {
+			who = owner.String() + ", which listens at the rendezvous " + m.host + ","
 		}
 	}
-	return "what listens at the rendezvous " + m.host
+	if !found && (errors.Is(m.lost, net.ErrClosed) || errors.Is(m.lost, syscall.ECONNRESET)) {
+		m.job.report.tell(false, dist.PeerLost, fmt.Sprintf("the rendezvous at %s has ended the connection before it said who it is: a launcher that ended there at this moment, or another program", m.host))
+		return
+	}
+	m.job.report.tell(false, dist.Protocol, fmt.Sprintf("%s does not answer as a launcher of the job does: %s", who, nodehost.GoneWords(m.lost, m.job.cfg.Silence)))
 }
 
 // attempt runs the workers of this node. ended says that this node leaves the job.

@@ -47,3 +47,39 @@ func TestStranger(t *testing.T) {
 		m.close()
 	}
 }
+
+// TestHostThatEndsAtOnce: what is known of a host whose connection ends early depends on what it has said before.
+func TestHostThatEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ says, want string }{
+		"nothing":        {"", "has ended the connection before it said who it is: a launcher that ended there at this moment, or another program"},
+		"a sign of life": {`{"alive":true}` + "\n", "the launcher that hosts the rendezvous at HOST is gone: its connection has ended"},
+		"something else": {"SSH-2.0-OpenSSH_9.2\r\n", "what listens at the rendezvous HOST does not answer as a launcher of the job does: it says something else"},
+	} {
+		server, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr := server.Addr().String()
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs, err := server.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = theirs.Write([]byte(c.says))
+		_ = theirs.Close()
+		_ = server.Close()
+		j := &job{cfg: Config{Endpoint: addr, Host: HostNever, Silence: time.Minute}, report: &Report{}, asked: t.Context()}
+		m := newMember(j, conn, addr)
+		for range m.incoming { // until it has ended
+			continue
+		}
+		if err := m.hostGone(); err != nil || !strings.HasSuffix(strings.ReplaceAll(j.report.Sentence, addr, "HOST"), c.want) {
+			t.Errorf("%s: %v, %s", name, err, j.report.Sentence)
+		}
+		m.close()
+	}
+}

@@ -4,6 +4,7 @@
 package nodehost
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -246,6 +247,9 @@ func GoneWords(err error, silence time.Duration) string {
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
 		return "it has not been heard of for " + silence.String()
+	}
+	if errors.As(err, new(*json.SyntaxError)) {
+		return "it says something else"
 	}
 	return "its connection has ended"
 }

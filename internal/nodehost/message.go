@@ -139,7 +139,11 @@ type Wire struct {
 	net.Conn
 	lines   *bufio.Scanner
 	silence time.Duration // after which the other side is given up
+	heard   bool
 }
+
+// Heard reports whether the other side has ever said something that a launcher says. It may be asked when Receive has failed.
+func (w *Wire) Heard() bool { return w.heard }
 
 // AliveEvery is how often each side says that it is there: several times within the silence that is allowed.
 func (w *Wire) AliveEvery() time.Duration {
@@ -167,6 +171,7 @@ func (w *Wire) Receive() (Message, error) {
 		if err := json.Unmarshal(w.lines.Bytes(), &m); err != nil {
 			return m, fmt.Errorf("nodehost: a message that makes no sense: %w", err)
 		}
+		w.heard = true
 		if !m.Alive {
 			return m, nil
 		}
