@@ -6,6 +6,8 @@ package rrefcore
 import (
 	"fmt"
 	"maps"
+	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -73,6 +75,7 @@ type packet struct {
 	msg    Message
 	wire   Wire
 	target string // of a carry: which share it is
+	digest digest // of the rest, once somebody has asked; a packet does not change
 }
 
 // state is one state of the whole world.
@@ -97,10 +100,10 @@ type state struct {
 	object  ID
 }
 
-// cell is a machine in a state, with its encoding once that was needed. Cells are shared among states until one changes.
+// cell is a machine in a state, with its digest once that was needed. Cells are shared among states until one changes.
 type cell struct {
 	*Machine
-	encoded encoder
+	digest digest
 }
 
 // mut returns a machine of this state for a change.
@@ -108,7 +111,7 @@ func (s *state) mut(w Worker) *Machine {
 	if !s.own[w] {
 		s.m[w], s.own[w] = &cell{Machine: s.m[w].clone()}, true
 	}
-	s.m[w].encoded = nil
+	s.m[w].digest = digest{}
 	return s.m[w].Machine
 }
 
@@ -536,6 +539,12 @@ func (s *state) leaks() string {
 	return strings.Join(left, "; ")
 }
 
+// The states of the explorations come and go by the million, and few are alive at a time.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400)
+	os.Exit(m.Run())
+}
+
 // explore visits every reachable state and returns the properties that are broken, each with a trace, and the number of
 // states.
 func (c config) explore(t *testing.T) (broken map[string][]string, states int) {
@@ -548,7 +557,8 @@ func (c config) explore(t *testing.T) (broken map[string][]string, states int) {
 	first := c.start()
 	nodes := []node{{-1, 0}}
 	stack := []open{{0, first}}
-	seen := map[[2]uint64]struct{}{first.key(): {}}
+	var scratch encoder
+	seen := map[digest]struct{}{first.key(&scratch): {}}
 	broken = map[string][]string{}
 	trace := func(at int32) []string {
 		var path []int32
@@ -581,7 +591,7 @@ func (c config) explore(t *testing.T) (broken map[string][]string, states int) {
 		for i, st := range steps {
 			next := s.clone()
 			st.do(next)
-			key := next.key()
+			key := next.key(&scratch)
 			if _, known := seen[key]; !known {
 				seen[key] = struct{}{}
 				stack = append(stack, open{int32(len(nodes)), next})

@@ -8,61 +8,80 @@ import (
 	"hash/maphash"
 	"maps"
 	"slices"
-	"sort"
 )
 
-// key is equal for equal states (and, but for a collision of 128 bits, only for those).
-func (s *state) key() [2]uint64 {
-	var b encoder
+// digest stands for what was encoded: equal for equal, and, but for a collision of 128 bits, only for that. Zero stands for nothing.
+type digest [2]uint64
+
+func (e *encoder) digest() digest {
+	return digest{maphash.Bytes(seeds[0], *e), maphash.Bytes(seeds[1], *e)}
+}
+
+// key is equal for equal states and only for those. A step changes one or two machines and packets: the digests of the others are those
+// of the state before it. b is memory to work with.
+func (s *state) key(b *encoder) digest {
+	var machines [len(s.m)]digest
 	for w, c := range s.m {
 		if c == nil {
 			continue
 		}
-		if c.encoded == nil {
-			c.encoded = c.encode()
+		if c.digest == (digest{}) {
+			*b = (*b)[:0]
+			c.encode(b)
+			c.digest = b.digest()
 		}
-		b.num(200 + uint64(w))
-		b = append(b, c.encoded...)
+		machines[w] = c.digest
 	}
-	packets := make([]string, len(s.net))
-	for i, p := range s.net {
-		var e encoder
-		e = append(e, p.what...)
-		e = append(e, p.target...)
-		e.num(uint64(p.from), uint64(p.to), p.frame.First, uint64(p.frame.Session), p.frame.Floor, uint64(p.frame.Epoch), uint64(p.frame.ToEpoch))
-		e.messages(p.msg)
-		e.messages(p.frame.Msgs...)
-		e.ids(p.wire.ID, p.wire.Fork, p.wire.Root)
-		e.num(uint64(p.wire.Owner), uint64(p.wire.OwnerEpoch), uint64(p.wire.Parent))
-		e = append(e, p.wire.Key[:]...)
-		packets[i] = string(e)
+	packets := make([]digest, len(s.net))
+	for i := range s.net {
+		p := &s.net[i]
+		if p.digest == (digest{}) {
+			*b = (*b)[:0]
+			p.encode(b)
+			p.digest = b.digest()
+		}
+		packets[i] = p.digest
 	}
-	sort.Strings(packets)
-	for _, p := range packets {
-		b = append(b, p...)
-		b.num(206)
+	slices.SortFunc(packets, func(x, y digest) int { return slices.Compare(x[:], y[:]) }) // they are not in any order
+	*b = (*b)[:0]
+	for _, d := range machines {
+		b.num(d[:]...)
+	}
+	b.num(uint64(len(packets)))
+	for _, d := range packets {
+		b.num(d[:]...)
 	}
 	shared := []byte(s.shared)
 	slices.Sort(shared)
-	b = append(b, shared...)
+	*b = append(*b, shared...)
 	b.num(uint64(s.local), uint64(s.dup), uint64(s.timeout), uint64(s.lose), uint64(s.refuse), uint64(s.forge), uint64(s.crashes))
 	b.flags(s.freed, s.split, s.valued)
 	for w := wO; w <= wD; w++ {
 		b.flags(s.crashed[w], s.known[[2]Worker{wO, w}], s.known[[2]Worker{wA, w}], s.known[[2]Worker{wC, w}], s.known[[2]Worker{wD, w}])
 	}
-	return [2]uint64{maphash.Bytes(seeds[0], b), maphash.Bytes(seeds[1], b)}
+	return b.digest()
+}
+
+func (p *packet) encode(e *encoder) {
+	*e = append(*e, p.what...)
+	*e = append(*e, p.target...)
+	e.num(uint64(p.from), uint64(p.to), p.frame.First, uint64(p.frame.Session), p.frame.Floor, uint64(p.frame.Epoch), uint64(p.frame.ToEpoch))
+	e.messages(p.msg)
+	e.messages(p.frame.Msgs...)
+	e.ids(p.wire.ID, p.wire.Fork, p.wire.Root)
+	e.num(uint64(p.wire.Owner), uint64(p.wire.OwnerEpoch), uint64(p.wire.Parent))
+	*e = append(*e, p.wire.Key[:]...)
 }
 
 // encode writes everything that decides what a machine will do, except for the time, which stands still here.
 // TestKeyKnowsAllFields fails when a field comes that nobody has thought of.
-func (m *Machine) encode() encoder {
-	var b encoder
+func (m *Machine) encode(b *encoder) {
 	b.num(m.next)
 	for _, id := range sortedKeys(m.objects) {
 		o := m.objects[id]
 		b.num(201)
 		b.ids(id, o.root)
-		b = append(append(b, o.creatorKey[:]...), o.ownKey[:]...)
+		*b = append(append(*b, o.creatorKey[:]...), o.ownKey[:]...)
 		for w := wO; w <= wD; w++ {
 			b.flags(o.open[w])
 		}
@@ -75,7 +94,7 @@ func (m *Machine) encode() encoder {
 		h := m.handles[id]
 		b.num(203)
 		b.ids(id, h.id, h.root)
-		b = append(b, h.key[:]...)
+		*b = append(*b, h.key[:]...)
 		b.num(uint64(h.owner), uint64(h.ownerEpoch), uint64(h.parent.worker), uint64(h.parent.epoch), uint64(h.state), uint64(h.code))
 		b.flags(h.creator, h.held, h.offered, h.accepting, h.deletable, h.unanswered)
 		b.lives(h.children)
@@ -116,7 +135,6 @@ func (m *Machine) encode() encoder {
 			b.messages(e.msg)
 		}
 	}
-	return b
 }
 
 var seeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
