@@ -40,14 +40,16 @@ test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 	@$(GO) test -C observe/otel ./...
 	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch)"
 
-# Machines whose code and tests start no goroutine: the race detector finds nothing there and takes ten times as long.
-SERIAL = ./internal/storecore ./internal/worldcore
+# Packages whose code and tests start no goroutine: the race detector finds nothing there and takes ten times as long. The first has
+# invariants to check; the others were run by "make test" as they are.
+CHECKED = ./internal/storecore
+SERIAL  = $(CHECKED) ./internal/aten ./internal/backcore ./internal/compat ./internal/crosscheck ./internal/repolint ./internal/rrefcore ./internal/sbom ./internal/testcount ./internal/wire/tcpstore ./internal/worldcore
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
 	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -race -tags invariants -json -timeout 15m $$($(GO) list ./... | grep -v /interop/ | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(COUNT) -as race -- $(GO) test -race -tags invariants
 	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 $(GO) test -C observe/otel -race -tags invariants ./...
-	@$(GO) test -tags invariants -json -timeout 10m $(SERIAL) | $(COUNT) -as "machines with invariants"
+	@$(GO) test -tags invariants -json -timeout 10m $(CHECKED) | $(COUNT) -as "machines with invariants"
 
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
