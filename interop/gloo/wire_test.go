@@ -5,6 +5,7 @@ package gloo
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -203,15 +204,17 @@ func pairsOf(size int) [][]int {
 	return pairs
 }
 
-// TestEveryCollective compares worlds with Go ranks with an all-PyTorch world, bit by bit.
+// TestEveryCollective compares worlds with Go ranks with an all-PyTorch world, bit by bit. The world of three has the longest plan: each
+// version has its Go rank in another place. TestEveryPosition has all places with every version.
 func TestEveryCollective(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		place := slices.Index(torchtest.Installations(), tr) % 3
 		for _, c := range []struct {
 			size int
 			gos  [][]int
 		}{
 			{2, [][]int{{0}, {1}}},
-			{3, [][]int{{0}, {1}, {2}}},
+			{3, [][]int{{place}}},
 			{4, [][]int{{1, 3}}},
 			{5, [][]int{{0, 4}}},
 		} {

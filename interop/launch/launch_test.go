@@ -286,14 +286,14 @@ func compareEnvironment(t *testing.T, rank int, ours, theirs map[string]string) 
 	}
 }
 
-// TestCause: a rank that raises and tidies up for two seconds while its peers die of it is named as the cause, with its
-// exception. torchrun names a peer and prints the exception nowhere.
+// TestCause: a rank that raises and tidies up for two seconds while its peer dies of it is named as the cause, with its
+// exception. torchrun names the peer and prints the exception nowhere.
 func TestCause(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for _, slow := range []string{"", "2"} {
 			dir := place(t, torch)
 			t.Setenv("SLOW", slow)
-			j := cohort(t, torch, dir, []string{"--nproc-per-node", "3"}, "-u", dir+"/victim.py")
+			j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/victim.py")
 			if code := j.end(); code != 1 {
 				t.Errorf("exit code %d", code)
 			}
@@ -345,6 +345,9 @@ func TestFailures(t *testing.T) {
 			"port":      `^rank 1 raised .*(EADDRINUSE|[Aa]ddress already in use)`,
 			"resolve":   `^rank 1 raised .*trying to connect to \(no-such-host\.invalid, 29500\).*; the name no-such-host\.invalid does not resolve on this host$`,
 		} {
+			if (kind == "killed" || kind == "disk-text") && torch != torchtest.V26 {
+				continue // PyTorch has no part in these
+			}
 			t.Run(kind, func(t *testing.T) {
 				if kind == "resolve" {
 					needNames(t)
@@ -363,19 +366,18 @@ func TestFailures(t *testing.T) {
 	})
 }
 
-// TestRestartWithLateRank: a rank that comes late to the second attempt finds its peers, not the addresses of dead
-// processes. torchrun's job hangs or dies on them.
+// TestRestartWithLateRank: a rank that comes late to the second attempt, and another to the third, finds its peer, not the addresses of
+// dead processes. torchrun's job hangs or dies on them.
 func TestRestartWithLateRank(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		for _, late := range []string{"0", "1"} {
-			dir := place(t, torch)
-			t.Setenv("FAIL_RANK", "1")
-			t.Setenv("SLOW_RANK", late)
-			t.Setenv("STEPS", "6")
-			j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--max-restarts", "1"}, "-u", dir+"/loop.py")
-			if code := j.end(); code != 0 || strings.Count(j.out.String(), "done 5") != 2 {
-				t.Errorf("late rank %s: exit code %d\n%s%s", late, code, j.out, j.err)
-			}
+		dir := place(t, torch)
+		t.Setenv("FAIL_RANK", "1")
+		t.Setenv("FAILURES", "2")
+		t.Setenv("LATE", "-01")
+		t.Setenv("STEPS", "6")
+		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--max-restarts", "2"}, "-u", dir+"/loop.py")
+		if code := j.end(); code != 0 || strings.Count(j.out.String(), "joined") != 6 || strings.Count(j.out.String(), "done 5") != 2 {
+			t.Errorf("exit code %d\n%s%s", code, j.out, j.err)
 		}
 	})
 }
