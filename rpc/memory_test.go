@@ -45,14 +45,14 @@ func resident() uint64 {
 	return 0
 }
 
-// TestMemory makes many calls and references and drops them: nothing may stay behind. "make memory" lets it make a million
-// of each, and a quarter of that over uv.
+// TestMemory makes many calls and references and drops them: nothing may stay behind. "make memory" lets it make half a
+// million of each, and a quarter of that over uv.
 func TestMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a while")
 	}
 	t.Run("cohort", func(t *testing.T) { testMemory(t, *memoryRounds) })
-	// Slower by far. A quarter of the rounds still shows 42 bytes that stay per round, which is less than a call or a buffer takes.
+	// Slower by far. A quarter of half a million rounds still shows 84 bytes that stay per round, which is less than a call and its buffer take.
 	t.Run("uv", func(t *testing.T) { testMemory(t, *memoryRounds/4, WithTransports(TransportUV)) })
 }
 

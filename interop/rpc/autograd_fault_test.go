@@ -164,7 +164,7 @@ func heap() int64 {
 }
 
 // TestAutogradManyContexts opens and cleans up contexts, half of them from each side: neither grows. "make memory" runs it with
-// ten thousand.
+// five thousand.
 func TestAutogradManyContexts(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		n := max(*contexts/2, 400)
