@@ -34,9 +34,13 @@ build: ## build the static binary into bin/cohort
 demo: build ## run the demonstration: a store and four processes on this machine
 	@$(BIN)/cohort demo
 
+# All packages but those that need PyTorch.
+ALONE = $(GO) list ./... | grep -v /interop/
+
+# Many tests wait for timeouts and for processes: more packages than processors run at once.
 .PHONY: test
 test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
-	@export COHORT_INTEROP=; { $(GO) test -json -timeout 10m ./... || $(COUNTED); } | $(COUNT) -as test -- $(GO) test
+	@export COHORT_INTEROP=; { $(GO) test -p 4 -json -timeout 10m $$($(ALONE)) || $(COUNTED); } | $(COUNT) -as test -- $(GO) test
 	@$(GO) test -C observe/otel ./...
 	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch)"
 
@@ -47,13 +51,14 @@ SERIAL  = $(CHECKED) ./internal/aten ./internal/backcore ./internal/compat ./int
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
-	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -race -tags invariants -json -timeout 15m $$($(GO) list ./... | grep -v /interop/ | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(COUNT) -as race -- $(GO) test -race -tags invariants
+	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -p 4 -race -tags invariants -json -timeout 15m $$($(ALONE) | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(COUNT) -as race -- $(GO) test -race -tags invariants
 	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 $(GO) test -C observe/otel -race -tags invariants ./...
 	@$(GO) test -tags invariants -json -timeout 10m $(CHECKED) | $(COUNT) -as "machines with invariants"
 
+# The package that takes longest comes first, so that it does not run alone at the end.
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
-	@mkdir -p .tmp; export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; { $(GO) test -json -count=1 -timeout 20m ./interop/... ./internal/torchtest/ || $(COUNTED); } | tee .tmp/interop.json | $(COUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
+	@mkdir -p .tmp; export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; { $(GO) test -p 3 -json -count=1 -timeout 20m ./interop/launch ./interop/... ./internal/torchtest/ || $(COUNTED); } | tee .tmp/interop.json | $(COUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
 
 .PHONY: compat
 compat: ## write the table of docs/compatibility.md from the results of make interop
@@ -104,17 +109,19 @@ cross: ## check every package for the other platforms
 
 .PHONY: cover
 cover: ## print how much of the code the tests reach
-	@mkdir -p .tmp && COHORT_INTEROP= $(GO) test -timeout 15m -coverpkg=./... -coverprofile=.tmp/cover.out $$($(GO) list ./... | grep -v /interop/) >.tmp/cover.log || { cat .tmp/cover.log; exit 1; }
+	@mkdir -p .tmp && COHORT_INTEROP= $(GO) test -timeout 15m -coverpkg=./... -coverprofile=.tmp/cover.out $$($(ALONE)) >.tmp/cover.log || { cat .tmp/cover.log; exit 1; }
 	@$(GO) tool cover -func .tmp/cover.out | tail -n 1
 
 .PHONY: fmt
 fmt: $(TOOLS)/golangci-lint ## format the source
 	@$(TOOLS)/golangci-lint fmt ./...
 
+# Of the last stages, some wait for most of their time and some compute: they run two at a time, and what each says is kept together.
 .PHONY: check
 check: ## everything that CI runs: tidy, lint, cross, test, race, interop, model, memory, moments, fuzz
 	@rm -f $(COUNTS)
-	@$(MAKE) -j1 tidy lint cross test race interop model memory moments fuzz
+	@$(MAKE) -j1 tidy lint cross test race interop
+	@$(MAKE) -j2 --output-sync=target moments model memory fuzz
 	@echo "make check passed (test and race skip what interop runs, and measurements; what interop skips was left out):"
 	@sed 's/^/  /' $(COUNTS)
 
