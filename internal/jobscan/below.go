@@ -99,12 +99,13 @@ func below(ctx context.Context, reader *pystack.Reader, pid int) []verdict.Child
 }
 
 func childOf(ctx context.Context, reader *pystack.Reader, pid int) (verdict.Child, bool) {
-	if _, state := stat("/proc", pid); state == "" || state == "Z" {
+	_, state := stat("/proc", pid)
+	if state == "" || state == "Z" {
 		return verdict.Child{}, false
 	}
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	comm, _ := os.ReadFile(filepath.Join(dir, "comm")) //nolint:gosec // a file of the kernel
-	c := verdict.Child{PID: pid, Command: strings.TrimSpace(string(comm))}
+	c := verdict.Child{PID: pid, Command: strings.TrimSpace(string(comm)), Stopped: state == "T" || state == "t"}
 	p, err := reader.Read(ctx, pid)
 	if err != nil {
 		return c, c.Command != ""

@@ -14,6 +14,28 @@ import (
 	"time"
 )
 
+// TestPolled: what a thread polls is told if it is one file.
+func TestPolled(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	cmd := exec.Command("python3", "-c", "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=600).recv(1)", strings.TrimPrefix(ln.Addr().String(), "127.0.0.1:"))
+	if err := cmd.Start(); err != nil {
+		t.Skipf("this machine has no Python: %v", err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	got := ""
+	for limit := time.Now().Add(30 * time.Second); got != ln.Addr().String() && time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
+		got = object(cmd.Process.Pid, cmd.Process.Pid)
+	}
+	if got != ln.Addr().String() {
+		t.Errorf("it waits for %q, want %q", got, ln.Addr())
+	}
+}
+
 // TestObject: the kernel tells from what a thread reads: the other end of a connection, or a file.
 func TestObject(t *testing.T) {
 	t.Parallel()

@@ -69,10 +69,11 @@ func (f Frame) String() string {
 	return s
 }
 
-// Library reports whether a file belongs to Python, to an installed package or to the launcher, not to the program.
+// Library reports whether a file belongs to Python, to an installed package or to the launcher, not to the program. What runs before
+// every program belongs to none.
 func Library(file string) bool {
 	return strings.HasPrefix(file, "<frozen") || strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") ||
-		strings.Contains(file, "/lib/python3") || strings.HasSuffix(file, "/python/sitecustomize.py")
+		strings.Contains(file, "/lib/python3") || strings.HasSuffix(file, "/sitecustomize.py") || strings.HasSuffix(file, "/usercustomize.py")
 }
 
 // Main returns the main thread: the one whose number is the process's own, else the last, which Python made first. It

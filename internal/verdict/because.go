@@ -69,6 +69,9 @@ func childWords(children []Child) string {
 	for _, ch := range children {
 		if p := locateFrames(ch.Frames); len(ch.Frames) > 0 && p.own != "" {
 			how, _ := manner(&pystack.Thread{Frames: ch.Frames, Kernel: ch.Kernel}, "")
+			if ch.Stopped {
+				how = "stopped (SIGSTOP or a debugger)"
+			}
 			if how != "" {
 				how = ", " + how
 			}
@@ -91,7 +94,7 @@ func ending(r Rank) string {
 	}
 	for _, t := range r.Threads {
 		if p := locateFrames(t.Frames); t.ID != r.Main.ID && p.own != "" {
-			return fmt.Sprintf("waiting at its end for its thread %d, which is in %s and no daemon", t.ID, p.where())
+			return fmt.Sprintf("waiting at its end for its thread %d (no daemon), which is in %s", t.ID, p.where())
 		}
 	}
 	return ""

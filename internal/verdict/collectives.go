@@ -5,6 +5,8 @@ package verdict
 
 import (
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -16,7 +18,11 @@ func (c *court) missing() (Verdict, bool) {
 		return p.class != inCollective && p.class != inWork && (r.Main != nil || p.class != unknown)
 	})
 	if len(here) > 0 && len(late) > 0 {
-		return c.late(late, "not reached "+c.at[here[0]].where(), here), true
+		what := "not reached " + c.at[here[0]].where()
+		if len(late) > 1 && subgroup.MatchString(c.rank(here[0]).Line) {
+			what += ", which only those in its group have to"
+		}
+		return c.late(late, what, here), true
 	}
 	work := c.still(inWork)
 	switch {
@@ -25,8 +31,9 @@ func (c *court) missing() (Verdict, bool) {
 	case len(late) == 0 && len(here) > 0 && c.at[work[0]].op == "backward":
 		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s %s %s where %s in %s%s, which in DDP needs all ranks: did %s get fewer batches?",
 			name(here), verb(here, "call"), c.at[here[0]].where(), lower(is(work)), c.at[work[0]].where(), since(c.waited(work)), lower(name(here)))}, true
-	case len(late) == 0 && len(here) > 0: // what they wait for is probably theirs
-		return c.late(work, "not reached "+c.at[here[0]].where(), here), true
+	case len(late) == 0 && len(here) > 0:
+		return Verdict{Culprits: work, Sentence: fmt.Sprintf("%s %s for an operation that was started earlier, in %s, where %s %s %s%s: each side waits for what the other has not called.",
+			name(work), verb(work, "wait"), c.at[work[0]].where(), lower(name(here)), verb(here, "call"), c.at[here[0]].where(), since(c.waited(work)))}, true
 	case len(late) == 0:
 		return Verdict{}, false
 	case c.at[work[0]].op != "":
@@ -34,6 +41,9 @@ func (c *court) missing() (Verdict, bool) {
 	}
 	return c.late(late, "not started the operation that is waited for in "+c.at[work[0]].where(), work), true
 }
+
+// subgroup is a line of a program that names the group of a collective. Who is in it cannot be seen.
+var subgroup = regexp.MustCompile(`\bgroup=[^N]`)
 
 // mismatch: the ranks are in different collectives.
 func (c *court) mismatch() (Verdict, bool) {
@@ -45,8 +55,9 @@ func (c *court) mismatch() (Verdict, bool) {
 		return Verdict{}, false
 	}
 	hint := ""
-	if ops[modelForward] != nil {
-		hint = "; to use the model on some ranks alone, call its .module"
+	if users := ops[modelForward]; users != nil {
+		rest := slices.DeleteFunc(c.still(inCollective), func(n int) bool { return slices.Contains(users, n) })
+		hint = fmt.Sprintf("; if %s did not get fewer batches, let %s use the model's .module, which needs no other rank", lower(name(rest)), lower(name(users)))
 	}
 	return c.differ(ops, func(n int) string { return c.at[n].where() }, since(c.waited(c.still(inCollective)))+hint), true
 }

@@ -6,6 +6,7 @@ package verdict
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -90,7 +91,25 @@ func (c *court) store() (Verdict, bool) {
 			return Verdict{Sentence: fmt.Sprintf("%s %s for the key %s of the store%s, in %s; nobody has set it.", name(all), verb(all, "wait"), w.Key, since(w.Age), c.at[w.Rank].where())}, true
 		}
 	}
+	// PyTorch's own store does not tell who waits for what.
+	if here := c.ranks(func(r Rank, p position) bool { return r.Object == theStore && !r.Moved && !p.waits() }); len(here) > 0 {
+		return Verdict{Sentence: fmt.Sprintf("%s %s for the store, in %s%s: probably for a key that nobody has set.", name(here), verb(here, "wait"), c.at[here[0]].where(), since(c.rank(here[0]).Idle))}, true
+	}
 	return Verdict{}, false
+}
+
+// theStore is what a rank reads from that asks the job's store.
+const theStore = "the store"
+
+// sameAddress reports whether a rank that is connected to an address is connected to the job's store. A name may stand for any address.
+func sameAddress(object, store string) bool {
+	addr, err := netip.ParseAddrPort(object)
+	colon := strings.LastIndexByte(store, ':')
+	if err != nil || colon < 0 || store[colon+1:] != strconv.Itoa(int(addr.Port())) {
+		return false
+	}
+	ip, err := netip.ParseAddr(strings.Trim(store[:colon], "[]"))
+	return err != nil || ip.Unmap() == addr.Addr().Unmap() || ip.IsLoopback() && addr.Addr().Unmap().IsLoopback()
 }
 
 // open is the first unfinished collective of a rank in a group.

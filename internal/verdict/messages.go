@@ -8,8 +8,9 @@ import (
 	"slices"
 )
 
-// messages: a rank waits for a message that nobody sends.
+// messages: a rank waits for a message that nobody sends. Where its peer itself waits for a message of a third rank, that says more.
 func (c *court) messages() (Verdict, bool) {
+	var chained *Verdict
 	for _, r := range c.job.Ranks {
 		p := c.at[r.Rank]
 		if r.Gone != "" || r.Moved || p.class != inMessage || p.peer < 0 || p.peer == r.Rank {
@@ -50,9 +51,17 @@ func (c *court) messages() (Verdict, bool) {
 			return v, true
 		}
 		v.Sentence += "."
-		return v, true
+		if q.class != inMessage || q.op != p.op || q.peer < 0 {
+			return v, true
+		}
+		if chained == nil {
+			chained = &v
+		}
 	}
-	return Verdict{}, false
+	if chained == nil {
+		return Verdict{}, false
+	}
+	return *chained, true
 }
 
 // ring returns the ranks that stand in the same kind of message call, each with the next and the last with the first; nil

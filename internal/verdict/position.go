@@ -174,6 +174,20 @@ var kernelWaits = []struct{ function, words, object string }{
 	{"n_tty_read", "reading from ", "the terminal"},
 }
 
+// kernelWait says what a thread waits for, and with what if that is known; "" if the function of the kernel does not tell.
+func kernelWait(t *pystack.Thread, object string) string {
+	for _, w := range kernelWaits {
+		if t.Kernel != w.function && !strings.HasPrefix(t.Kernel, w.function+".") {
+			continue
+		}
+		if w.object == "" {
+			return w.words
+		}
+		return w.words + cmp.Or(object, w.object)
+	}
+	return ""
+}
+
 // libraryWaits say the same of functions of Python's library.
 var libraryWaits = []struct{ file, function, words string }{
 	{"/socket.py", "getaddrinfo", "resolving a host name"},
@@ -187,14 +201,7 @@ func manner(t *pystack.Thread, object string) (how string, lock bool) {
 	if t.State == "R" {
 		return "computing", false
 	}
-	for _, w := range kernelWaits {
-		if t.Kernel == w.function || strings.HasPrefix(t.Kernel, w.function+".") {
-			how = w.words
-			if w.object != "" {
-				how += cmp.Or(object, w.object)
-			}
-		}
-	}
+	how = kernelWait(t, object)
 	var called *pystack.Frame // by the line
 	for i := range t.Frames {
 		f := &t.Frames[i]
@@ -208,8 +215,14 @@ func manner(t *pystack.Thread, object string) (how string, lock bool) {
 			}
 		}
 	}
+	if how == "" && object != "" && strings.HasPrefix(t.Kernel, "poll_schedule_timeout") {
+		how = "waiting for " + object
+	}
 	if called != nil && !strings.HasPrefix(called.File, "<") {
 		in := "in " + called.Func + " of " + path.Base(called.File)
+		if base := path.Base(called.File); base == "pdb.py" || base == "bdb.py" {
+			in = "in the debugger"
+		}
 		if how != "" {
 			in += ", " + how
 		}

@@ -59,9 +59,13 @@ func (c *court) lock() (Verdict, bool) {
 			if r.Main != nil && t.ID != r.Main.ID {
 				who += "'s thread " + strconv.Itoa(t.ID)
 			}
+			doing := ""
+			if how := kernelWait(&t, ""); how != "" {
+				doing = ", " + how
+			}
 			return Verdict{
 				Culprits: []int{r.Rank},
-				Sentence: fmt.Sprintf("%s holds the interpreter lock in a call of C at %s; nothing else in it can run%s.", who, p.place(), c.others(r.Rank)),
+				Sentence: fmt.Sprintf("%s holds the interpreter lock in a call of C at %s%s; nothing else in it can run%s.", who, p.place(), doing, c.others(r.Rank)),
 			}, true
 		}
 	}

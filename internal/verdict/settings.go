@@ -5,6 +5,7 @@ package verdict
 
 import (
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,6 +41,12 @@ func settingsOf(r Rank) settings {
 		host, err := strconv.Unquote(argument(f, "hostname"))
 		if port := argument(f, "port"); err == nil && port != "" {
 			s.store = host + ":" + port
+		}
+		if method, err := strconv.Unquote(argument(f, "init_method")); err == nil && method != "env://" {
+			s.store = ""
+			if u, err := url.Parse(method); err == nil && u.Scheme == "tcp" {
+				s.store = u.Host
+			}
 		}
 	}
 	return s
@@ -96,6 +103,16 @@ func (c *court) stores() (Verdict, bool) {
 	odd, rule := minority(ports)
 	return Verdict{Culprits: odd, Sentence: fmt.Sprintf("%s %s the store at %s where %s %s %s: all ranks must have the same MASTER_ADDR and MASTER_PORT; %s in init_process_group (%s)%s.",
 		name(odd), verb(odd, "use"), all[odd[0]], lower(name(rule)), verb(rule, "use"), all[rule[0]], waits(here), c.lines(here), since(c.waited(here)))}, true
+}
+
+// tooMany: the program wants a larger world than there are workers.
+func (c *court) tooMany(here []int) (Verdict, bool) {
+	s := settingsOf(*c.rank(here[0]))
+	if !s.program || c.job.World == 0 || s.world <= c.job.World {
+		return Verdict{}, false
+	}
+	return Verdict{Sentence: fmt.Sprintf("The program wants more ranks than there are: WORLD_SIZE is %d, but it calls init_process_group with world_size=%d (%s); %s%s.",
+		c.job.World, s.world, c.lines(here), waits(here), since(c.waited(here)))}, true
 }
 
 // strays: a rank that is missing runs, but was told of another store.

@@ -64,6 +64,8 @@ type Child struct {
 	Frames []pystack.Frame
 	// Kernel is the function of the kernel that it sleeps in.
 	Kernel string
+	// Stopped says that a signal or a debugger has stopped it.
+	Stopped bool
 }
 
 // Wait is a client of the job's store that waits for a key.
@@ -114,8 +116,12 @@ func Judge(j Job) Verdict {
 	slices.SortFunc(j.Ranks, func(a, b Rank) int { return a.Rank - b.Rank })
 	j.Ranks = withoutChildren(j.Ranks)
 	c := &court{job: j, at: map[int]position{}}
-	for _, r := range j.Ranks {
-		c.at[r.Rank] = locate(r)
+	for i := range j.Ranks {
+		r := &j.Ranks[i]
+		if sameAddress(r.Object, j.Store) {
+			r.Object = theStore
+		}
+		c.at[r.Rank] = locate(*r)
 	}
 	v := c.judge()
 	v.Places = c.places()
@@ -292,6 +298,9 @@ func (c *court) starting() (Verdict, bool) {
 			}
 			return v, true
 		}
+		if v, found := c.tooMany(here); found && step == inInit {
+			return v, true
+		}
 		if absent := c.absent(); len(absent) > 0 || len(here) == 1 {
 			text := ""
 			if len(absent) > 0 {
@@ -299,13 +308,24 @@ func (c *court) starting() (Verdict, bool) {
 			}
 			return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and %s for others%s%s.", is(here), call, c.at[here[0]].line, verb(here, "wait"), since(c.rank(here[0]).Idle), text)}, true
 		}
-		return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s.", is(here), call, c.at[here[0]].line, since(c.rank(here[0]).Idle))}, true
+		lines, hint := c.lines(here), ""
+		if step == inNewGroup && lines != c.at[here[0]].line {
+			hint = ": every rank must create the same groups in the same order"
+		}
+		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s%s.", is(here), call, lines, since(c.rank(here[0]).Idle), hint)}, true
 	}
 	return Verdict{}, false
 }
 
 // late says that ranks have not done what others wait for.
 func (c *court) late(late []int, what string, waiting []int) Verdict {
+	idle := func(n int) bool { return c.at[n].class == unknown && c.rank(n).Main != nil } // no Python code
+	if some := slices.DeleteFunc(slices.Clone(late), idle); len(some) > 0 && len(some) < len(late) {
+		rest := slices.DeleteFunc(slices.Clone(late), func(n int) bool { return !idle(n) })
+		v := c.late(some, what, waiting)
+		v.Sentence = fmt.Sprintf("%s; %s %s or %s.", strings.TrimSuffix(v.Sentence, "."), lower(name(rest)), verb(rest, "start"), verb(rest, "end"))
+		return v
+	}
 	places := map[string]bool{}
 	for _, n := range late {
 		places[c.at[n].where()] = true

@@ -172,6 +172,73 @@ func TestSentences(t *testing.T) {
 			})}},
 			"Rank 1's thread 777 holds the interpreter lock in a call of C at train.py:70; nothing else in it can run; rank 0 waits.",
 		},
+		"a named pipe": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "save", 66), func(r *Rank) { r.Threads[0].HoldsGIL, r.Threads[0].Kernel = true, "wait_for_partner" })}},
+			"Rank 1 holds the interpreter lock in a call of C at train.py:66, opening a named pipe whose other end nobody opens; nothing else in it can run; rank 0 waits.",
+		},
+		"a chain of messages": {
+			Job{World: 4, Ranks: []Rank{in(0, "recv", "src=1", 18), in(1, "recv", "src=2", 19), in(2, "recv", "src=3", 20), at(3, "load", 21)}},
+			"Rank 2 waits for a message of rank 3 (train.py:20), which is in load (train.py:21) and sends none.",
+		},
+		"a chain of messages to nobody": {
+			Job{World: 3, Ranks: []Rank{in(0, "recv", "src=1", 18), in(1, "recv", "src=7", 19)}},
+			"Rank 0 waits for a message of rank 1 (train.py:18), which is in recv (train.py:19) and sends none.",
+		},
+		"a message beside a collective": {
+			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 30), func(r *Rank) { r.Line, r.Idle = "request.wait()", 9*time.Second }), in(1, "barrier", "", 40)}},
+			"Rank 0 waits for an operation that was started earlier, in step (train.py:30), where rank 1 calls barrier (train.py:40) for 9 s: each side waits for what the other has not called.",
+		},
+		"a group of some": {
+			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Line = "dist.all_reduce(x, group=left)" }), at(1, "load", 12), at(2, "save", 14)}},
+			"Ranks 1 and 2 have not reached all_reduce (train.py:27), which only those in its group have to; they are in load (train.py:12), save (train.py:14); rank 0 waits.",
+		},
+		"the group of all": {
+			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Line = "dist.all_reduce(x, group=None)" }), at(1, "load", 12), at(2, "save", 14)}},
+			"Ranks 1 and 2 have not reached all_reduce (train.py:27); they are in load (train.py:12), save (train.py:14); rank 0 waits.",
+		},
+		"a late rank and one that ends": {
+			Job{World: 3, Ranks: []Rank{in(0, "gather", "dst=0", 27), with(1), at(2, "load", 12)}},
+			"Rank 2 has not reached gather (train.py:27); it is in load (train.py:12); rank 0 waits; rank 1 starts or ends.",
+		},
+		"PyTorch's store": {
+			Job{World: 2, Store: "localhost:29500", Ranks: []Rank{at(0, "load", 12), edit(at(1, "config", 30), func(r *Rank) {
+				r.Main.Kernel, r.Object, r.Idle = "poll_schedule_timeout.constprop.0", "127.0.0.1:29500", 9*time.Second
+			})}},
+			"Rank 1 waits for the store, in config (train.py:30) for 9 s: probably for a key that nobody has set.",
+		},
+		"PyTorch's store before a collective": {
+			Job{World: 2, Store: "127.0.0.1:29500", Ranks: []Rank{in(0, "barrier", "", 40), edit(at(1, "config", 30), func(r *Rank) {
+				r.Main.Kernel, r.Object = "poll_schedule_timeout.constprop.0", "127.0.0.1:29500"
+			})}},
+			"Rank 1 has not reached barrier (train.py:40); it is in config (train.py:30), waiting for the store; rank 0 waits.",
+		},
+		"a server with a time limit": {
+			Job{World: 2, Store: "10.0.0.4:443", Ranks: []Rank{in(0, "barrier", "", 40), edit(at(1, "download", 30), func(r *Rank) {
+				r.Main.Kernel, r.Object = "poll_schedule_timeout.constprop.0", "10.0.0.5:443"
+			})}},
+			"Rank 1 has not reached barrier (train.py:40); it is in download (train.py:30), waiting for 10.0.0.5:443; rank 0 waits.",
+		},
+		"a store that the program names": {
+			Job{World: 2, Store: "a:1", Ranks: []Rank{
+				told(with(0, pystack.Frame{Func: "_create_c10d_store", File: strings.Replace(c10d, "distributed_c10d", "rendezvous", 1), Line: 1, Args: `hostname="a" port=2 rank=0 world_size=4`}, pystack.Frame{Func: "init_process_group", File: c10d, Args: `init_method="tcp://a:2" world_size=4`}, pystack.Frame{Func: "main", File: script, Line: 5}), 2, "a:1"),
+				told(in(1, "init_process_group", `init_method="tcp://a:2" world_size=4 rank=1`, 5), 2, "a:1"),
+			}},
+			"The program wants more ranks than there are: WORLD_SIZE is 2, but it calls init_process_group with world_size=4 (train.py:5); ranks 0 and 1 wait.",
+		},
+		"groups in another order, with PyTorch's store": {
+			Job{World: 2, Ranks: []Rank{in(0, "new_group", "", 10), in(1, "new_group", "", 12)}},
+			"Ranks 0 and 1 are in new_group (train.py:10 and train.py:12) and wait for each other: every rank must create the same groups in the same order.",
+		},
+		"a debugger": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 40), edit(with(1, pystack.Frame{Func: "Pdb.interaction", File: "/usr/lib/python3.13/pdb.py"}, pystack.Frame{Func: "Bdb.trace_dispatch", File: "/usr/lib/python3.13/bdb.py"}, pystack.Frame{Func: "step", File: script, Line: 30}), func(r *Rank) { r.Main.Kernel = "n_tty_read" })}},
+			"Rank 1 has not reached barrier (train.py:40); it is in step (train.py:30), in the debugger, reading from the terminal; rank 0 waits.",
+		},
+		"a data loader worker that is stopped": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "_BaseDataLoaderIter.__next__", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, pystack.Frame{Func: "train", File: script, Line: 40}), func(r *Rank) {
+				r.Children = []Child{{PID: 901, Frames: []pystack.Frame{{Func: "Data.__getitem__", File: script, Line: 8}}, Kernel: "do_signal_stop", Stopped: true}}
+			})}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in train (train.py:40), in _BaseDataLoaderIter.__next__ of dataloader.py, for its process 901, which is in Data.__getitem__ (train.py:8), stopped (SIGSTOP or a debugger); rank 0 waits.",
+		},
 		"a queue": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), with(1, pystack.Frame{Func: "Condition.wait", File: "/usr/lib/python3.13/threading.py"}, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py"}, pystack.Frame{Func: "load", File: script, Line: 30})}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), in Queue.get of queue.py, and it has no other thread that could fill the queue; rank 0 waits.",
@@ -224,7 +291,7 @@ func TestSentences(t *testing.T) {
 		},
 		"the model on one rank": {
 			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "DistributedDataParallel.forward", File: "/usr/lib/python3/dist-packages/torch/nn/parallel/distributed.py"}, pystack.Frame{Func: "evaluate", File: script, Line: 27}), in(1, "barrier", "", 30)}},
-			"Rank 1 calls barrier (train.py:30) where rank 0 calls DistributedDataParallel.forward (train.py:27); to use the model on some ranks alone, call its .module.",
+			"Rank 1 calls barrier (train.py:30) where rank 0 calls DistributedDataParallel.forward (train.py:27); if rank 1 did not get fewer batches, let rank 0 use the model's .module, which needs no other rank.",
 		},
 		"a checkpoint of one rank": {
 			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "gather_object", File: c10d}, pystack.Frame{Func: "_DistWrapper.reduce_scatter", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/utils.py"}, pystack.Frame{Func: "save", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/state_dict_saver.py"}, pystack.Frame{Func: "_dcp_method_logger.<locals>.wrapper", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/logger.py"}, pystack.Frame{Func: "main", File: script, Line: 27}), in(1, "barrier", "", 30)}},
@@ -319,7 +386,7 @@ func TestSentences(t *testing.T) {
 			Job{World: 1, Ranks: []Rank{edit(with(0, pystack.Frame{Func: "_shutdown", File: "/usr/lib/python3.14/threading.py", Line: 1583}), func(r *Rank) {
 				r.Threads = append(r.Threads, pystack.Thread{ID: 777, Frames: []pystack.Frame{{Func: "metrics", File: script, Line: 70}}})
 			})}},
-			"No rank waits in torch.distributed: rank 0 is in _shutdown (threading.py:1583), waiting at its end for its thread 777, which is in metrics (train.py:70) and no daemon.",
+			"No rank waits in torch.distributed: rank 0 is in _shutdown (threading.py:1583), waiting at its end for its thread 777 (no daemon), which is in metrics (train.py:70).",
 		},
 		"others have failed": {
 			Job{World: 2, Ranks: []Rank{{Rank: 0, Gone: "lost its connection to another rank"}, at(1, "save", 12)}},
