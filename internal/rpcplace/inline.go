@@ -33,12 +33,13 @@ type Reader interface {
 // its own hands the reading over first; one that takes long for another reason is found by the guard.
 type Inline struct {
 	Reader
-	limit time.Duration
-	cost  atomic.Int64 // nanoseconds that recent handlers took: the longest, fading
-	guard *time.Timer
-	armed atomic.Bool
-	seen  uint64        // the turn at the guard's last look
-	inner atomic.Uint64 // the last turn that came to a handler
+	limit   time.Duration
+	longest atomic.Int64 // nanoseconds that recent handlers took: the longest, fading
+	mean    atomic.Int64 // and on average
+	guard   *time.Timer
+	armed   atomic.Bool
+	seen    uint64        // the turn at the guard's last look
+	inner   atomic.Uint64 // the last turn that came to a handler
 }
 
 // NewInline returns what lets handlers run in a reader's goroutine for up to limit.
@@ -49,18 +50,20 @@ func NewInline(r Reader, limit time.Duration) *Inline {
 	return in
 }
 
-// Brief reports whether handlers take so little time that it is not worth to run them side by side.
-func (in *Inline) Brief() bool { return in.cost.Load() <= int64(briefLimit) }
+// Brief reports whether handlers take so little time on average that it is not worth to run them side by side.
+func (in *Inline) Brief() bool { return in.mean.Load() <= int64(briefLimit) }
 
-// Short reports whether handlers can be expected to take little time.
-func (in *Inline) Short() bool { return in.cost.Load() <= int64(shortLimit) }
+// Short reports whether every handler can be expected to take little time.
+func (in *Inline) Short() bool { return in.longest.Load() <= int64(shortLimit) }
 
 // Took notes how long a handler was under way.
 func (in *Inline) Took(d time.Duration) {
-	was := in.cost.Load()
+	was := in.longest.Load()
 	if now := max(int64(d), was-was/16-1); now != was {
-		in.cost.Store(max(now, 0)) // a note that gets lost does not matter
+		in.longest.Store(max(now, 0)) // a note that gets lost does not matter
 	}
+	was = in.mean.Load()
+	in.mean.Store(was + (int64(min(d, in.limit))-was)/16) // beyond the limit another goroutine reads
 }
 
 // Do runs fn in the reading goroutine. If fn ends the goroutine, another one reads on.

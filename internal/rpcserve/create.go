@@ -64,7 +64,8 @@ func (s *Server) runRemote(ctx context.Context, req *request, j *job, o *rpcref.
 		uncount = s.countCreation(ctx, toGo)
 	}
 	if toGo {
-		answer() // the object exists; its value's fate is another matter
+		answer()             // the object exists; its value's fate is another matter
+		started = time.Now() // to write that takes longer than a short function, and is no part of it
 	}
 	var once atomic.Bool
 	done := func(v any, err error) {
