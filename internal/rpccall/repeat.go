@@ -110,7 +110,7 @@ func (l *lasting) end(outcome func() (rpclink.Reply, error)) bool {
 // send sends the request on a session.
 func (l *lasting) send(c *rpclink.Conn) error {
 	l.k.cfg.Refs.FlushNow(l.o.Peer, l.wires)
-	p := &rpclink.Pending{Late: true, Fn: func(x rpclink.Reply) {
+	p := &rpclink.Pending{Late: true, Unhurried: true, Fn: func(x rpclink.Reply) {
 		if x.Err != nil {
 			l.failed(c, x.Err)
 			return

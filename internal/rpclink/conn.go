@@ -67,6 +67,9 @@ type Pending struct {
 	Fn func(Reply)
 	// Runs says that fn may run code of the program, so that it is looked after as a handler is.
 	Runs bool
+	// Unhurried says that nobody waits for the answer, or makes the link read when somebody does (see [Links.Recall]): where the
+	// reading is lent it is found within two milliseconds, or by the next caller.
+	Unhurried bool
 	// Late says that an answer is wanted also when the sender gave up while the request was being written: a worker of
 	// PyTorch's protocol cannot be told.
 	Late bool
@@ -166,7 +169,7 @@ func (c *Conn) Begin(ctx context.Context, m *rpcwire.Message, wait *Pending, for
 	if err != nil && c.Forget(id) {
 		return id, err
 	}
-	if wait.Fn != nil && c.Link != nil { // nobody reads its answer with await
+	if wait.Fn != nil && !wait.Unhurried && c.Link != nil { // nobody reads its answer with await
 		c.Link.Recall()
 	}
 	c.Peer().Stats.sent(size)
