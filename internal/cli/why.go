@@ -83,7 +83,7 @@ func exists(name string) bool {
 
 // jobs returns the jobs on this host that args name; all without args.
 func jobs(ctx context.Context, args []string) ([]jobscan.Job, error) {
-	all := jobscan.Find()
+	all := jobscan.Find(ctx)
 	if len(args) == 0 {
 		if len(all) == 0 {
 			return nil, fmt.Errorf("%w: no process on this host has RANK and WORLD_SIZE in its environment, as far as this user may see; give the process id of a program that starts its ranks with torch.multiprocessing.spawn", dist.NotFound)

@@ -7,6 +7,7 @@ package jobscan
 
 import (
 	"bytes"
+	"context"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -52,9 +53,9 @@ type process struct {
 }
 
 // Find returns the jobs on this host, as far as this user may see them, in the order of their names.
-func Find() []Job {
+func Find(ctx context.Context) []Job {
 	all := group(processes("/proc"))
-	findStrays(all)
+	findStrays(ctx, all)
 	return all
 }
 

@@ -12,11 +12,17 @@ import (
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
+// namesTime bounds the resolution of all names.
+const namesTime = time.Second
+
 // findStrays looks for ranks of one program that have ended up in different jobs because they use different stores.
-func findStrays(all []Job) {
+func findStrays(ctx context.Context, all []Job) {
+	ctx, cancel := context.WithTimeout(ctx, namesTime)
+	defer cancel()
+	n := names{}
 	for i := range all {
 		for k := range all {
-			if i != k && parted(&all[i], &all[k]) {
+			if i != k && parted(&all[i], &all[k]) && !n.sameServer(ctx, all[i].Store, all[k].Store) {
 				for _, r := range all[k].Ranks {
 					all[i].Strays = append(all[i].Strays, verdict.Stray{Rank: r.Rank, PID: r.PID, Store: all[k].Store})
 				}
@@ -36,19 +42,26 @@ func parted(a, b *Job) bool {
 	for _, r := range slices.Concat(a.Ranks, b.Ranks) {
 		numbers[r.Rank] = true
 	}
-	return len(numbers) == len(a.Ranks)+len(b.Ranks) && len(numbers) <= a.World && !sameServer(a.Store, b.Store)
+	return len(numbers) == len(a.Ranks)+len(b.Ranks) && len(numbers) <= a.World
 }
 
-// sameServer reports whether two addresses mean the same server under different names.
-func sameServer(a, b string) bool {
+// names are the addresses of hosts, each asked for once.
+type names map[string][]string
+
+func (n names) addresses(ctx context.Context, host string) []string {
+	if _, known := n[host]; !known {
+		n[host], _ = net.DefaultResolver.LookupHost(ctx, host) // none of one that does not resolve
+	}
+	return n[host]
+}
+
+// sameServer reports whether two addresses mean the same server under different names, or may do so: there was no time to ask.
+func (n names) sameServer(ctx context.Context, a, b string) bool {
 	hostA, portA, errA := net.SplitHostPort(a)
 	hostB, portB, errB := net.SplitHostPort(b)
 	if errA != nil || errB != nil || portA != portB {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	addrsA, _ := net.DefaultResolver.LookupHost(ctx, hostA)
-	addrsB, _ := net.DefaultResolver.LookupHost(ctx, hostB)
-	return slices.ContainsFunc(addrsA, func(addr string) bool { return slices.Contains(addrsB, addr) })
+	addrsA, addrsB := n.addresses(ctx, hostA), n.addresses(ctx, hostB)
+	return ctx.Err() != nil || slices.ContainsFunc(addrsA, func(addr string) bool { return slices.Contains(addrsB, addr) })
 }
