@@ -4,6 +4,7 @@
 package jobscan
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -73,6 +74,7 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 				v.Object = object(p.PID, v.Main.ID)
 				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
 				v.Line = sourceLine(r.PID, v.Main)
+				v.Ending = len(v.Main.Frames) == 0 && hasTorch(r.PID)
 				if !v.Moved && waitsBelow(v.Main) {
 					v.Children = below(ctx, &reader, r.PID)
 				}
@@ -86,6 +88,12 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 		seen.Ranks = append(seen.Ranks, v)
 	}
 	return seen
+}
+
+// hasTorch reports whether a process has loaded PyTorch. If it runs no Python code then, it is not starting.
+func hasTorch(pid int) bool {
+	maps, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps")) // a file of the kernel
+	return err == nil && bytes.Contains(maps, []byte("/libtorch"))
 }
 
 func same(a, b *pystack.Thread) bool {

@@ -47,6 +47,9 @@ func (c *court) atWork(moving []int) string {
 	text := fmt.Sprintf("Not hung: %s at work, in %s", lower(is(moving)), p.where())
 	if r.Main != nil && len(r.Main.Frames) == 0 {
 		text = fmt.Sprintf("Not hung: %s starting or ending", lower(is(moving)))
+		if r.Ending {
+			text = fmt.Sprintf("Not hung: %s ending", lower(is(moving)))
+		}
 		if r.Raised != "" {
 			text += "; the last that it printed is " + r.Raised
 		}

@@ -37,7 +37,11 @@ func (c *court) missing() (Verdict, bool) {
 	case len(late) == 0:
 		return Verdict{}, false
 	case c.at[work[0]].op != "":
-		return c.late(late, "not reached "+c.at[work[0]].where(), work), true
+		what := "not reached "
+		if !slices.ContainsFunc(late, func(n int) bool { return !withinBackward(c.rank(n).Main) }) {
+			what = "not finished "
+		}
+		return c.late(late, what+c.at[work[0]].where(), work), true
 	}
 	return c.late(late, "not started the operation that is waited for in "+c.at[work[0]].where(), work), true
 }

@@ -61,7 +61,7 @@ func (c *court) keys(waiting []int) (Verdict, bool) {
 
 // unreachable: ranks set up a group and cannot reach the store.
 func (c *court) unreachable() (Verdict, bool) {
-	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
+	here := c.ranks(func(r Rank, p position) bool { return p.class == inInit && !elsewhere(r) })
 	if c.job.StoreTrouble == "" || len(here) == 0 {
 		return Verdict{}, false
 	}
@@ -72,6 +72,13 @@ func (c *court) unreachable() (Verdict, bool) {
 	}
 	v.Sentence += "."
 	return v, true
+}
+
+// elsewhere reports whether a rank has another store than the environment says: the program names it, or the rank has a connection.
+func elsewhere(r Rank) bool {
+	s := settingsOf(r)
+	_, err := netip.ParseAddrPort(r.Object)
+	return s.store != r.Store || err == nil || strings.Contains(r.Line, "tcp://") || strings.Contains(r.Line, "file://")
 }
 
 // store: ranks wait for a key of the store outside of what torch.distributed does by itself.

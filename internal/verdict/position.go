@@ -145,11 +145,20 @@ func inBackward(t *pystack.Thread) bool {
 		if !pystack.Library(f.File) || t.State == "R" {
 			return false
 		}
-		if strings.HasSuffix(f.File, "/torch/autograd/__init__.py") && f.Func == "backward" {
+		if isBackward(f) {
 			return true
 		}
 	}
 	return false
+}
+
+// withinBackward reports whether a thread runs a function that a backward pass has called.
+func withinBackward(t *pystack.Thread) bool {
+	return t != nil && slices.ContainsFunc(t.Frames, isBackward)
+}
+
+func isBackward(f pystack.Frame) bool {
+	return strings.HasSuffix(f.File, "/torch/autograd/__init__.py") && f.Func == "backward"
 }
 
 // kernelWaits say what a thread waits for that sleeps in these functions of the kernel, and with what if that is not known. A

@@ -55,6 +55,9 @@ func (c *court) lock() (Verdict, bool) {
 				continue
 			}
 			p := locateFrames(t.Frames)
+			if p.waits() {
+				continue // PyTorch 1.13 keeps the lock while its store waits for other ranks
+			}
 			who := fmt.Sprintf("Rank %d", r.Rank)
 			if r.Main != nil && t.ID != r.Main.ID {
 				who += "'s thread " + strconv.Itoa(t.ID)

@@ -47,6 +47,8 @@ type Rank struct {
 	Line string
 	// Raised is the exception that it has printed last, "" if it has printed something else since, or none.
 	Raised string
+	// Ending says that its program has ended and the process has not.
+	Ending bool
 	// Children are processes below it that run code of the program or other programs: data loader workers, for instance.
 	Children []Child
 	// LostChildren says that a child of it has ended and was not waited for.
@@ -323,7 +325,11 @@ func (c *court) late(late []int, what string, waiting []int) Verdict {
 	if some := slices.DeleteFunc(slices.Clone(late), idle); len(some) > 0 && len(some) < len(late) {
 		rest := slices.DeleteFunc(slices.Clone(late), func(n int) bool { return !idle(n) })
 		v := c.late(some, what, waiting)
-		v.Sentence = fmt.Sprintf("%s; %s %s or %s.", strings.TrimSuffix(v.Sentence, "."), lower(name(rest)), verb(rest, "start"), verb(rest, "end"))
+		how := verb(rest, "start") + " or " + verb(rest, "end")
+		if !slices.ContainsFunc(rest, func(n int) bool { return !c.rank(n).Ending }) {
+			how = verb(rest, "end")
+		}
+		v.Sentence = fmt.Sprintf("%s; %s %s.", strings.TrimSuffix(v.Sentence, "."), lower(name(rest)), how)
 		return v
 	}
 	places := map[string]bool{}
@@ -338,6 +344,9 @@ func (c *court) late(late []int, what string, waiting []int) Verdict {
 		text = ""
 		if r.Main != nil && len(late) == 1 {
 			text = "; it runs no Python code: it starts or ends" + c.because(late[0])
+			if r.Ending {
+				text = "; its program has ended, and its process has not" + c.because(late[0])
+			}
 		}
 	}
 	return Verdict{Culprits: late, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(late), has(late), what, text, waits(waiting), since(c.waited(waiting)))}

@@ -172,6 +172,10 @@ func TestSentences(t *testing.T) {
 			})}},
 			"Rank 1's thread 777 holds the interpreter lock in a call of C at train.py:70; nothing else in it can run; rank 0 waits.",
 		},
+		"a store that waits with the lock": {
+			Job{World: 2, Ranks: []Rank{edit(in(0, "init_process_group", "", 5), func(r *Rank) { r.Threads[0].HoldsGIL, r.Threads[0].Kernel = true, "hrtimer_nanosleep" }), at(1, "load", 12)}},
+			"Rank 1 has not called init_process_group; it is in load (train.py:12); rank 0 waits.",
+		},
 		"a named pipe": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "save", 66), func(r *Rank) { r.Threads[0].HoldsGIL, r.Threads[0].Kernel = true, "wait_for_partner" })}},
 			"Rank 1 holds the interpreter lock in a call of C at train.py:66, opening a named pipe whose other end nobody opens; nothing else in it can run; rank 0 waits.",
@@ -324,6 +328,38 @@ func TestSentences(t *testing.T) {
 		"a name": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "getaddrinfo", File: "/usr/lib/python3.13/socket.py"}, pystack.Frame{Func: "urlopen", File: "/usr/lib/python3.13/urllib/request.py"}, pystack.Frame{Func: "download", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel = "poll_schedule_timeout.constprop.0" })}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in download (train.py:9), in urlopen of request.py, resolving a host name; rank 0 waits.",
+		},
+		"a rank whose program has ended": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1), func(r *Rank) { r.Ending = true })}},
+			"Rank 1 has not reached all_reduce (train.py:27); its program has ended, and its process has not; rank 0 waits.",
+		},
+		"a late rank and one whose program has ended": {
+			Job{World: 3, Ranks: []Rank{in(0, "gather", "dst=0", 27), edit(with(1), func(r *Rank) { r.Ending = true }), at(2, "load", 12)}},
+			"Rank 2 has not reached gather (train.py:27); it is in load (train.py:12); rank 0 waits; rank 1 ends.",
+		},
+		"a store of the program's own": {
+			Job{World: 2, Local: true, Store: "a:1", StoreTrouble: "nothing listens there", Ranks: []Rank{
+				told(in(0, "init_process_group", `init_method="tcp://a:2" world_size=2`, 5), 2, "a:1"),
+				told(in(1, "init_process_group", `init_method="tcp://a:2" world_size=2`, 5), 2, "a:1"),
+			}},
+			"Ranks 0 and 1 are in init_process_group (train.py:5) and wait for each other.",
+		},
+		"a file as the store": {
+			Job{World: 1, Local: true, Store: "a:1", StoreTrouble: "nothing listens there", Ranks: []Rank{
+				edit(told(in(0, "init_process_group", "", 5), 1, "a:1"), func(r *Rank) { r.Line = `dist.init_process_group("gloo", init_method="file:///srv/x")` }),
+			}},
+			"Rank 0 is in init_process_group (train.py:5) and waits for others.",
+		},
+		"a function that backward calls": {
+			Job{World: 2, Ranks: []Rank{
+				with(0, pystack.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, pystack.Frame{Func: "step", File: script, Line: 30}),
+				with(1, pystack.Frame{Func: "hook", File: script, Line: 12}, pystack.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, pystack.Frame{Func: "step", File: script, Line: 30}),
+			}},
+			"Rank 1 has not finished backward (train.py:30); it is in hook (train.py:12); rank 0 waits.",
+		},
+		"no store": {
+			Job{World: 2, Store: "a:1", StoreTrouble: "nothing listens there", Ranks: []Rank{told(in(1, "init_process_group", "init_method=None", 5), 2, "a:1")}},
+			"Rank 1 cannot reach the store at a:1: nothing listens there; rank 0, which hosts it unless a launcher does, does not run on this host.",
 		},
 		"a rank that ends": {
 			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Idle = 9 * time.Second }), edit(with(1), func(r *Rank) { r.Raised = "RuntimeError: no grad (step (train.py:9))" })}},
