@@ -39,7 +39,7 @@ type RemoteError struct {
 }
 
 // Raise returns the error of a handler that a Python caller sees as an exception of the given class, such as
-// "ValueError" or "mymodule.MyError".
+// "ValueError" or "mymodule.MyError". It is a RuntimeError with the same text if the caller does not have that class.
 func Raise(kind, format string, args ...any) *RemoteError {
 	return &RemoteError{Kind: kind, Message: fmt.Sprintf(format, args...), Code: dist.Remote}
 }

@@ -186,7 +186,7 @@ func (d *Decoder) known(name py.Global, o *pickle.Object) (any, bool, error) {
 	case remoteException:
 		if len(args) == 2 {
 			msg, ok1 := args[0].(string)
-			class, ok2 := callee(args[1])
+			class, ok2 := parseExceptionClass(args[1])
 			if ok1 && ok2 {
 				return &RemoteException{msg, class}, true, nil
 			}

@@ -110,7 +110,7 @@ func (e *Encoder) value(v any, depth int) (any, error) {
 	case WorkerInfo:
 		return pickle.Call(workerInfo, v.Name, int64(v.ID)), nil
 	case *RemoteException:
-		o := pickle.Call(remoteException, v.Msg, v.Class)
+		o := pickle.Call(remoteException, v.Msg, exceptionClass(v.Class))
 		o.How = pickle.NewObj
 		return o, nil
 	}

@@ -33,6 +33,7 @@ func TestValuesRoundTrip(t *testing.T) {
 		&py.Dict{Pairs: []py.Pair{{Key: "k", Value: []any{2.5}}, {Key: int64(1), Value: nil}}}, py.Func("m:A.b"), x, s, ref,
 		WorkerInfo{"w", 3},
 		&RemoteException{"bad", py.Func("builtins.ValueError")},
+		&RemoteException{"bad", py.Func("package.module.Error")},
 		&py.Object{Class: py.Func("m.C"), New: true, Args: py.Tuple{x}, States: []any{&py.Dict{Pairs: []py.Pair{{Key: "a", Value: s}}}}},
 		[]any{py.Tuple{x, []any{x, ref}}},
 	} {
