@@ -206,8 +206,8 @@ func (d *device) fetch(ctx context.Context, p *pair) (wire.Record, error) {
 	record, err := wire.ParseRecord(raw, d.cfg.Size)
 	want := min(d.cfg.Generation, C) // a record of D looks like one of C
 	if err == nil && record.Generation != want {
-		err = dist.Newf("gloo: read record", dist.Mismatch, "the peer speaks generation %s of gloo's rendezvous, this rank was told %s: set the generation",
-			record.Generation, d.cfg.Generation)
+		err = dist.Newf("gloo: read record", dist.Mismatch, "the peer has %s, but the group is one of %s, by what another rank published or by option: "+
+			"gloo cannot connect these versions, in a group or in a static RPC world", record.Generation.Versions(), d.cfg.Generation.Versions())
 	}
 	if err != nil {
 		e := dist.Wrap("gloo: read record", dist.Protocol, err)

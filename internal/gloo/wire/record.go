@@ -38,6 +38,18 @@ func (g Generation) String() string {
 	return string('A' + rune(g-A))
 }
 
+// Versions names the versions of PyTorch that speak the generation.
+func (g Generation) Versions() string {
+	switch g {
+	case A:
+		return "PyTorch 1.13 or 2.0"
+	case B:
+		return "PyTorch 2.1 or 2.2"
+	default:
+		return "PyTorch 2.3 or later"
+	}
+}
+
 // Record is what a rank publishes under its number.
 type Record struct {
 	// Generation is A or B for a list of addresses, and C for a record with a host (D looks the same).
