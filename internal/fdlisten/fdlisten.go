@@ -3,7 +3,7 @@
 
 //go:build unix
 
-// Package fdlisten listens on sockets that another process has opened.
+// Package fdlisten listens on addresses and on sockets that another process has opened.
 package fdlisten
 
 import (

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/ctxdial"
+	"github.com/cohort-dist/cohort/internal/fdlisten"
 	"github.com/cohort-dist/cohort/internal/storeserve"
 )
 
@@ -40,15 +41,11 @@ type finalState struct {
 // Listen starts a server on addr, "host:port". Port 0 takes a free port, see [Server.Port]; an empty host means all
 // addresses, IPv4 and IPv6, which is what PyTorch's server always does.
 func Listen(addr string, opts ...ServerOption) (*Server, error) {
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
+	l, err := fdlisten.Addr(addr)
 	if err != nil {
 		return nil, listenError(addr, err)
 	}
-	s, err := Serve(l, opts...)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return Serve(l, opts...)
 }
 
 // listenError says what PyTorch's users look for, then what to do.

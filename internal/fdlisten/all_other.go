@@ -1,0 +1,17 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !unix
+
+// Package fdlisten listens on addresses.
+package fdlisten
+
+import (
+	"context"
+	"net"
+)
+
+// Addr listens on addr, "host:port".
+func Addr(addr string) (net.Listener, error) {
+	return (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
+}
