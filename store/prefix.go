@@ -59,6 +59,9 @@ func UnderlyingNonPrefix(s Store) Store {
 	}
 }
 
+// Key returns what key is called in the underlying store.
+func (p *PrefixStore) Key(key string) string { return p.prefix + key }
+
 func (p *PrefixStore) keys(keys []string) []string {
 	long := make([]string, len(keys))
 	for i, key := range keys {

@@ -60,10 +60,12 @@ func (a *attempt) choose(ctx context.Context) error {
 		a.Peers, err = a.findPeers(ctx)
 	}
 	if err == nil && !a.Peers.None() {
-		a.Reason = "a rank runs " + a.Peers.String()
+		a.explainPeers()
 	}
 	return err
 }
+
+func (a *attempt) explainPeers() { a.Reason = "a rank runs " + a.Peers.String() }
 
 // lookAgain completes what is known about the ranks once all are connected: a Go rank that was slower than the first
 // PyTorch rank has published its capability by then. Sub-groups rely on it.

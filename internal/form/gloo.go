@@ -32,6 +32,9 @@ func (a *attempt) connectGloo(ctx context.Context) (link.Mesh, error) {
 		return mesh, nil
 	}
 	err = a.lookAgain(ctx)
+	if err == nil {
+		err = a.readBack(ctx)
+	}
 	if err == nil && p.Origin == FromReconfigure {
 		err = a.refuseLazy(ctx)
 	}

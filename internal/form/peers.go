@@ -105,6 +105,34 @@ func readIfThere(ctx context.Context, s store.Store, key string) ([]byte, error)
 	return s.Get(ctx, key)
 }
 
+// readBack narrows what is known about the PyTorch ranks by what they have done in a Go process's store. They are connected, so each
+// has read all that it reads.
+func (a *attempt) readBack(ctx context.Context) error {
+	p := a.p
+	if a.Peers.Several || a.Peers.Low >= torch.V2_8 || a.Peers.High < torch.V2_8 {
+		return nil
+	}
+	for r, m := range a.Members {
+		if m.Go {
+			continue
+		}
+		below, key := p.Store, a.Layout.FirstKey(p.meshPrefix(a.Layout), r)
+		for view, ok := below.(*store.PrefixStore); ok; view, ok = below.(*store.PrefixStore) {
+			below, key = view.Underlying(), view.Key(key)
+		}
+		client, ok := below.(*tcpstore.Client)
+		if !ok {
+			return nil
+		}
+		if read, err := client.ReadBack(ctx, key); err != nil || !read {
+			return err // it may be of any version
+		}
+	}
+	a.Peers = a.Peers.AtLeast(torch.V2_8)
+	a.explainPeers()
+	return nil
+}
+
 // askStore narrows what is known about the PyTorch ranks by what the store of one of them can do.
 func askStore(ctx context.Context, s store.Store, known torch.Peers) (torch.Peers, error) {
 	client, ok := store.UnderlyingNonPrefix(s).(*tcpstore.Client)

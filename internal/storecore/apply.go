@@ -141,6 +141,7 @@ func (m *Machine) set(c *Conn, r *wire.Request) error {
 	if err := m.store(r.Key, r.Value); err != nil {
 		return err
 	}
+	m.noteSet(c, r.Key)
 	m.ack(c, r.ID)
 	return nil
 }
@@ -194,6 +195,7 @@ func (m *Machine) get(c *Conn, r *wire.Request) error {
 	if err := m.mayReply(len(e.value()), copiedSize(e.value())); err != nil {
 		return err
 	}
+	m.noteRead(c, r.Key)
 	m.replyValue(c, r.ID, e)
 	return nil
 }
@@ -397,7 +399,9 @@ func (m *Machine) sendValues(c *Conn, id uint32, list wire.List, copied int) {
 	empty := list.Empty()
 	start := m.beginLarge(c, id, copied)
 	for !list.Empty() {
-		if e := m.table.find(list.Next()); e != nil {
+		key := list.Next()
+		if e := m.table.find(key); e != nil {
+			m.noteRead(c, key)
 			c.appendValue(e.value(), e.data)
 		} else {
 			c.appendValue(nil, nil)
@@ -411,7 +415,7 @@ func (m *Machine) sendValues(c *Conn, id uint32, list wire.List, copied int) {
 func (m *Machine) check(c *Conn, r *wire.Request) {
 	if r.List.Count == 1 {
 		list := r.List
-		if string(list.Next()) == wire.NativeKey {
+		if key := list.Next(); string(key) == wire.NativeKey || m.isReadBack(c, key) {
 			m.replyByte(c, r.ID, wire.Ready)
 			return
 		}

@@ -171,6 +171,7 @@ type Conn struct {
 	waitBytes int64 // of waits, watches and claims
 	watches   map[string]struct{}
 	claims    []string // names it holds
+	back      readBack
 }
 
 // attention is how often a driver looks at the machine, at least, while clients wait for room.

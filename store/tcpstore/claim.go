@@ -34,6 +34,17 @@ func (c *Client) Claim(ctx context.Context, name, expected, text string) (string
 	return string(r.Value), nil
 }
 
+// ReadBack reports whether the PyTorch client that set key has read it since: ranks of PyTorch 2.8 or later do so with the address that
+// they publish for a gloo group. False may also mean that the server is not cohort's or no longer knows: that the client is gone, for one.
+func (c *Client) ReadBack(ctx context.Context, key string) (bool, error) {
+	if c.back.dialect() != wire.Native {
+		return false, nil
+	}
+	key = (&request{key: key, raw: c.config.raw}).wireKey()
+	r, err := c.do(ctx, &request{op: wire.Check, keys: []string{wire.ReadBackPrefix + key}, raw: true})
+	return r.Byte == wire.Ready, err
+}
+
 // Claim is what a client says it is; see [Client.Claim].
 type Claim struct {
 	// Text says who made the claim.

@@ -165,6 +165,9 @@ const (
 	// ClaimPrefix starts the reserved keys of claims: COMPARE_SET on one of them, by a Native client, claims the name
 	// that follows for its connection. See internal/storecore.
 	ClaimPrefix = ReservedPrefix + "claim/"
+	// ReadBackPrefix starts the questions whether the PyTorch client that set a key has read it: CHECK of the prefix and the
+	// key, by a Native client.
+	ReadBackPrefix = ReservedPrefix + "readback/"
 	// IdentitySize is the length of a store's identity.
 	IdentitySize = 16
 	// KeyPrefix is put in front of every user key by the client.
