@@ -15,8 +15,16 @@ import (
 // Dial connects as [net.Dialer.DialContext] does, but never gives up before ctx has ended. A dialer takes the deadline of a
 // context for the socket's own, and the socket's timer can be the first: its caller then sees a time-out with a context that
 // is alive, and takes it for a failure of the peer.
+//
+// If the host is a name with several addresses, one that does not answer does not keep it from the next, as it would a dialer.
 func Dial(ctx context.Context, d *net.Dialer, network, addr string) (net.Conn, error) {
-	return d.DialContext(undated{ctx}, network, addr)
+	addrs, err := addresses(ctx, d, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return first(ctx, addrs, func(ctx context.Context, addr string) (net.Conn, error) {
+		return d.DialContext(undated{ctx}, network, addr)
+	})
 }
 
 // undated ends when its context does, and does not tell when that will be.

@@ -3,17 +3,16 @@
 
 //go:build unix
 
-package ctxdial_test
+package ctxdial
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strconv"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/cohort-dist/cohort/internal/ctxdial"
 )
 
 // lagging is a context whose deadline passes some time before it ends, as any context's does by a little.
@@ -25,13 +24,51 @@ func TestDialEndsWithItsContext(t *testing.T) {
 	full := fullListener(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	conn, err := ctxdial.Dial(lagging{ctx}, &net.Dialer{}, "tcp", full)
+	conn, err := Dial(lagging{ctx}, &net.Dialer{}, "tcp", full)
 	if err == nil {
 		_ = conn.Close()
 		t.Fatal("connected to a listener whose backlog is full")
 	}
 	if ctx.Err() == nil {
 		t.Fatalf("the dial ended before its context: %v", err)
+	}
+}
+
+// TestSilentAddress: of several addresses, one that does not answer and one that refuses do not keep a dial from the one that works.
+func TestSilentAddress(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = gone.Close()
+	silent, refused, works := fullListener(t), gone.Addr().String(), l.Addr().String()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	dial := func(ctx context.Context, addr string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(undated{ctx}, "tcp", addr)
+	}
+	for _, addrs := range [][]string{{works}, {silent, works}, {refused, works}, {silent, refused, silent, works}, {works, silent}} {
+		conn, failure := first(ctx, addrs, dial)
+		if failure != nil {
+			t.Errorf("%v: %v", addrs, failure)
+			continue
+		}
+		if got := conn.RemoteAddr().String(); got != works {
+			t.Errorf("%v: connected to %s", addrs, got)
+		}
+		_ = conn.Close()
+	}
+	if _, err = first(ctx, []string{refused, refused}, dial); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("nobody is there: %v", err)
+	}
+	all, err := addresses(ctx, &net.Dialer{}, "tcp", "localhost:7")
+	if err != nil || len(all) == 0 || all[0] != "127.0.0.1:7" && all[0] != "[::1]:7" {
+		t.Errorf("localhost: %v, %v", all, err)
 	}
 }
 

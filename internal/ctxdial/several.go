@@ -1,0 +1,91 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ctxdial
+
+import (
+	"context"
+	"net"
+	"strings"
+	"time"
+)
+
+// nextAfter is how long an address of a name may be silent before the next one is dialled too.
+const nextAfter = 300 * time.Millisecond
+
+// addresses returns what addr, "host:port", stands for: one address for each that the host's name has.
+func addresses(ctx context.Context, d *net.Dialer, network, addr string) ([]string, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil || host == "" || !strings.HasPrefix(network, "tcp") || net.ParseIP(host) != nil || strings.Contains(host, "%") {
+		return []string{addr}, nil //nolint:nilerr // the dialer knows what is wrong
+	}
+	resolver := d.Resolver
+	if resolver == nil {
+		resolver = net.DefaultResolver
+	}
+	ips, err := resolver.LookupNetIP(undated{ctx}, "ip"+strings.TrimPrefix(network, "tcp"), host)
+	if err != nil {
+		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
+	}
+	all := make([]string, len(ips))
+	for i, ip := range ips {
+		all[i] = net.JoinHostPort(ip.Unmap().String(), port)
+	}
+	return all, nil
+}
+
+// first dials addresses one after another, without waiting for long for one that does not answer, and returns the first connection.
+// The error is that of the first address.
+func first(ctx context.Context, addrs []string, dial func(ctx context.Context, addr string) (net.Conn, error)) (net.Conn, error) {
+	if len(addrs) == 1 {
+		return dial(ctx, addrs[0])
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		at   int
+		conn net.Conn
+		err  error
+	}
+	results := make(chan result)
+	open, next := 0, 0
+	dialNext := func() {
+		at := next
+		next++
+		open++
+		go func() {
+			conn, err := dial(ctx, addrs[at])
+			results <- result{at, conn, err}
+		}()
+	}
+	dialNext()
+	var conn net.Conn
+	errs := make([]error, len(addrs))
+	late := time.NewTicker(nextAfter)
+	defer late.Stop()
+	for open > 0 {
+		select {
+		case r := <-results:
+			open--
+			switch errs[r.at] = r.err; {
+			case r.err != nil:
+			case conn == nil:
+				conn = r.conn
+				cancel() // the others end, and are waited for
+			default:
+				_ = r.conn.Close()
+			}
+			if conn == nil && open == 0 && next < len(addrs) {
+				dialNext()
+			}
+		case <-late.C:
+			if conn == nil && next < len(addrs) {
+				dialNext()
+			}
+		}
+	}
+	if conn != nil {
+		return conn, nil
+	}
+	return nil, errs[0]
+}
