@@ -180,7 +180,7 @@ func (c *Coordinator) look(ctx context.Context) error {
 	if err := c.lookForQuestions(ctx); err != nil || c.ended {
 		return err
 	}
-	for _, member := range lost { // after the last questions that they asked
+	for _, member := range c.spareFirst(lost) { // after the last questions that they asked
 		if err := c.lose(ctx, member); err != nil || c.ended {
 			return err
 		}
@@ -277,7 +277,25 @@ func (c *Coordinator) leaveOut(ctx context.Context, member ID) error {
 	return c.perform(ctx, c.desk.silent(member))
 }
 
+// spareFirst puts those that wait for an answer before the members of the last round: without the last of these the next round
+// begins, and must not begin with one that is gone as well.
+func (c *Coordinator) spareFirst(gone []ID) []ID {
+	slices.SortStableFunc(gone, func(a, b ID) int {
+		_, aWaits := c.open[a]
+		_, bWaits := c.open[b]
+		switch {
+		case aWaits == bWaits:
+			return 0
+		case aWaits:
+			return -1
+		}
+		return 1
+	})
+	return gone
+}
+
 func (c *Coordinator) lookForSigns(ctx context.Context) error {
+	var silent []ID
 	for _, member := range slices.Sorted(maps.Keys(c.signs)) {
 		count, err := c.store.Add(ctx, aliveKey(member), 0)
 		if err != nil {
@@ -288,11 +306,13 @@ func (c *Coordinator) lookForSigns(ctx context.Context) error {
 			c.signs[member] = sign{count: count, at: time.Now()}
 			continue
 		}
-		if time.Since(last.at) <= c.config.silence {
-			continue
+		if time.Since(last.at) > c.config.silence {
+			silent = append(silent, member)
 		}
+	}
+	for _, member := range c.spareFirst(silent) {
 		c.setSilent(member, true)
-		c.config.logger.Warn("a member has not been heard of", slog.Any("member", member), slog.Duration("silence", time.Since(last.at)))
+		c.config.logger.Warn("a member has not been heard of", slog.Any("member", member), slog.Duration("silence", time.Since(c.signs[member].at)))
 		if err := c.leaveOut(ctx, member); err != nil || c.ended {
 			return err
 		}
