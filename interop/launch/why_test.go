@@ -26,7 +26,7 @@ var hangs = [][]struct{ kind, want string }{
 		{"newgroup", `^Rank 1 has not called new_group; it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"missing", `^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"p2p", `^Rank 0 waits for a message of rank 1 \(hang\.py:58\), which is in load_batch \(hang\.py:28\) and sends none\.$`},
-		{"gil", `^Rank 1 holds the interpreter lock in a call of C at hang\.py:62; nothing else in it can run; rank 0 waits( for \d+ s)?\.$`},
+		{"gil", `^Rank 1 holds the interpreter lock in a call of C at hang\.py:62(, sleeping)?; nothing else in it can run; rank 0 waits( for \d+ s)?\.$`},
 		{"server", `^Rank 1 has not reached all_reduce \(hang\.py:87\); it is in read_from_server \(hang\.py:42\), reading from 127\.0\.0\.1:\d+.*; rank 0 waits`},
 		{"slow", `^Not hung: `},
 	},
