@@ -158,7 +158,7 @@ func (c *Counting) ask() {
 }
 
 // question asks, unless somebody has died. A connection that has ended says nothing about the process behind it: so the worker is
-// asked again, and does not listen any more if it is dead.
+// asked again, and does not listen any more if it is dead. One whose connections end every time is as good as dead: the others are told.
 func (c *Counting) question(op Op, then func(Event)) {
 	c.current = c.do(op, func(ev Event) {
 		switch {
@@ -180,6 +180,8 @@ func (c *Counting) question(op Op, then func(Event)) {
 				why(dead)
 			case ev.Gone && !c.NoBlame:
 				c.ended(c.who, processEnded, ev.Err, why)
+			case cutOff(ev.Err) && !c.NoCutOff:
+				c.ended(c.who, alwaysCutOff, ev.Err, why)
 			default:
 				c.failed(ev.Err)
 			}

@@ -35,6 +35,7 @@ type gatherer struct {
 	w     *gatherSim
 	table *Gathers
 	waits map[string]func(Event) // by id
+	deaf  time.Duration          // since when the connection ends whenever this PyTorch worker is asked for its count, if it does
 	done  int                    // all-gathers that have ended
 	tries []try
 	over  bool
@@ -86,12 +87,32 @@ func newGatherSim(seed uint64, deaths bool, opt GatherOptions, watch WatchOption
 			}
 			w.after(w.within(4*time.Second), func() { w.kill(g.proc) })
 		}
+		if at := slices.IndexFunc(w.workers, func(g *gatherer) bool { return g.py }); w.round > 0 && at > 0 && w.rng.IntN(4) == 0 {
+			w.workers[at].deafen(w.within(2 * time.Second))
+		}
 	}
 	for range w.rng.IntN(4) {
 		a, b := w.names[w.rng.IntN(size)], w.names[w.rng.IntN(size)]
 		w.after(w.within(4*time.Second), func() { w.cut(a, b) })
 	}
 	return w
+}
+
+// lost reports whether a worker is dead, or as good as dead, and since when.
+func (g *gatherer) lost() (since time.Duration, lost bool) {
+	if g.deaf > 0 {
+		return g.deaf, true
+	}
+	return g.died, g.dead
+}
+
+// deafen lets a PyTorch worker be as good as dead for those who ask it, at first or a little later.
+func (g *gatherer) deafen(after time.Duration) {
+	g.w.after(after, func() {
+		if !g.dead {
+			g.deaf = g.w.now
+		}
+	})
 }
 
 func (g *gatherer) of(name string) *gatherer {
@@ -275,7 +296,7 @@ func (g *gatherer) askTorch(op Op, answer func(Event)) {
 		return nil
 	}, func(got Event) {
 		switch ev.Err, ev.Gone = got.Err, got.Gone; {
-		case asked && (got.Gone || g.w.rng.IntN(16) == 0): // the answer is lost with the connection
+		case asked && (got.Gone || to.deaf > 0 || g.w.rng.IntN(16) == 0): // the answer is lost with the connection
 			ev = Event{Err: errCutOff}
 		case got.Err != nil:
 			ev.N, ev.OK = 0, false
@@ -382,8 +403,8 @@ func (w *gatherSim) simulate() error {
 	}
 	died, first := time.Duration(0), ""
 	for _, g := range w.workers {
-		if g.dead && !g.left && (first == "" || g.died < died) {
-			died, first = g.died, g.name
+		if since, lost := g.lost(); lost && (!g.left || g.deaf > 0) && (first == "" || since < died) {
+			died, first = since, g.name
 		}
 	}
 	named := map[string]bool{}
@@ -415,7 +436,8 @@ func (w *gatherSim) simulate() error {
 			case dead != nil && dead.Code == dist.PeerLost && dead.Peer == "":
 				return fmt.Errorf("%s does not say who has died: %w", g.name, x.err)
 			case dead != nil && dead.Code == dist.PeerLost:
-				if lost := g.of(dead.Peer); !lost.dead || lost.left && !lost.py && !w.dynamic || lost.died > x.ended {
+				other := g.of(dead.Peer)
+				if since, lost := other.lost(); !lost || other.left && !other.py && !w.dynamic || since > x.ended {
 					return fmt.Errorf("%s takes %s for dead", g.name, dead.Peer)
 				}
 				named[dead.Peer] = true
@@ -457,7 +479,7 @@ func TestEveryRuleOfGathersIsNeeded(t *testing.T) {
 	t.Parallel()
 	for rule, opt := range map[string]GatherOptions{
 		"no copies": {NoCopies: true}, "no tell lost": {NoTellLost: true}, "no give up": {NoGiveUp: true}, "no blame": {NoBlame: true}, "no twice": {NoTwice: true},
-		"no look": {NoLook: true}, "no uncounted": {NoUncounted: true}, "no again": {NoAgain: true},
+		"no look": {NoLook: true}, "no uncounted": {NoUncounted: true}, "no again": {NoAgain: true}, "no cut-off": {NoCutOff: true},
 	} {
 		finds(t, rule, func(seed uint64) error { return newGatherSim(seed, seed%2 > 0, opt, WatchOptions{}).simulate() })
 	}

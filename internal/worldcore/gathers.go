@@ -44,6 +44,7 @@ type GatherOptions struct {
 	NoTwice     bool // a PyTorch worker's count is believed at once
 	NoLook      bool // nobody looks after anybody
 	NoAgain     bool // a PyTorch worker is asked for its count only once
+	NoCutOff    bool // whoever is always cut off from it goes without telling why
 	NoUncounted bool // a leader that cannot learn the number of an all-gather lets the others wait
 }
 

@@ -48,6 +48,7 @@ func (s State) rank() int {
 const (
 	processEnded = "its process has ended: nobody listens at its address"
 	foundByOther = "another worker has found that it has ended"
+	alwaysCutOff = "it was asked again and again, and the connection ended each time"
 )
 
 // Wait says what it means when a worker is gone.
