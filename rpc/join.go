@@ -20,20 +20,15 @@ func (a *Agent) startStatic(ctx context.Context) error {
 	if err := a.listen(int(a.cfg.rank)); err != nil {
 		return err
 	}
-	if err := a.world.ComeTogether(ctx); err != nil {
-		return err
+	names, devices, err := a.meet(ctx)
+	for errors.Is(err, rpcworld.ErrAgain) {
+		names, devices, err = a.meet(ctx)
 	}
-	var devices *rpcworld.Devices
-	if a.world.Mixed() {
-		var err error
-		if devices, err = a.world.ExchangeDevices(ctx, a.cfg.hook, a.storeAddr()); err != nil {
-			return err
-		}
-		defer devices.Close()
-	}
-	names, err := a.world.Names(ctx, members{a}, a.addr)
 	if err != nil {
 		return err
+	}
+	if devices != nil {
+		defer devices.Close()
 	}
 	if err := a.world.CountGathers(ctx, members{a}, names, true); err != nil {
 		return fmt.Errorf("ask how many all-gathers there were in earlier rounds: %w", err)
@@ -45,6 +40,22 @@ func (a *Agent) startStatic(ctx context.Context) error {
 		return devices.Barrier(ctx)
 	}
 	return nil
+}
+
+// meet comes together with the other ranks and learns their names. devices is nil in a world without PyTorch workers.
+func (a *Agent) meet(ctx context.Context) (names []string, devices *rpcworld.Devices, err error) {
+	if err = a.world.ComeTogether(ctx); err != nil {
+		return nil, nil, err
+	}
+	if a.world.Mixed() {
+		if devices, err = a.world.ExchangeDevices(ctx, a.cfg.hook, a.storeAddr()); err != nil {
+			return nil, nil, err
+		}
+	}
+	if names, err = a.world.Names(ctx, members{a}, a.addr); err != nil && devices != nil {
+		devices.Close()
+	}
+	return names, devices, err
 }
 
 // allGather exchanges an object with all workers of a static world.

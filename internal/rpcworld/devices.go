@@ -6,13 +6,16 @@ package rpcworld
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"os"
 	"strings"
+	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/worldcore"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
@@ -33,8 +36,26 @@ func (d *Devices) Barrier(ctx context.Context) error {
 }
 
 // ExchangeDevices builds the group and takes part in its two all-gathers: sizes, then pickles of name and devices. A Go
-// worker has no devices but the CPU.
+// worker has no devices but the CPU. It returns [ErrAgain] if the PyTorch workers have gone on to another round meanwhile.
 func (w *World) ExchangeDevices(ctx context.Context, hook observe.Hook, storeAddr string) (*Devices, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	m := worldcore.NewMoved(w.self(), w.round, w.torch, worldcore.StartOptions{})
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		if w.drive(ctx, m, nil); errors.Is(m.Err(), ErrAgain) {
+			cancel()
+		}
+	})
+	d, err := w.exchangeDevices(ctx, hook, storeAddr)
+	cancel()
+	looking.Wait()
+	if err != nil && errors.Is(m.Err(), ErrAgain) {
+		return nil, m.Err()
+	}
+	return d, err
+}
+
+func (w *World) exchangeDevices(ctx context.Context, hook observe.Hook, storeAddr string) (*Devices, error) {
 	rank, size := w.cfg.Rank, w.cfg.Size
 	cfg := gloo.Config{Rank: rank, Size: size, Store: w.st, Logger: w.cfg.Logger, Hook: hook, Group: "rpc", StoreAddr: storeAddr}
 	if names := os.Getenv("GLOO_SOCKET_IFNAME"); names != "" {

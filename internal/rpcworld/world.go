@@ -40,6 +40,7 @@ type World struct {
 	st    store.Store // of the round
 	round int
 	mixed bool // a static world with PyTorch workers
+	torch int  // the rank of one of them
 
 	// Gathers are the all-gathers of this worker.
 	Gathers *Gathers

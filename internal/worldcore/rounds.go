@@ -81,8 +81,8 @@ func (c *course) dynamicRound(then func(k int)) {
 // asker does an operation that is expected to succeed, as [course.must] does.
 type asker func(op Op, then func(Event))
 
-// usedUp finds out whether a worker cannot start in a static world of a round any more: a Go worker of its rank has been in it before, all
-// ranks had come together in it, it was a world of another size, or a dynamic one that everybody has left. A Go rank publishes its name
+// usedUp finds out whether a worker cannot start in a static world of a round any more: a Go worker of its rank has been in it before, one
+// that others wait for in it comes again, all ranks had come together in it, it was a world of another size, or a dynamic one that everybody has left. A Go rank publishes its name
 // when all have come together, so whoever finds its own is not that rank's first start there, and the others do not wait for it.
 func usedUp(ask asker, me Self, k int, then func(used bool)) {
 	ask(Op{Kind: OpRead, Round: k, Key: KeyStatic}, func(ev Event) {
@@ -97,7 +97,7 @@ func usedUp(ask asker, me Self, k int, then func(used bool)) {
 		for r := range names {
 			names[r] = KeyNames + strconv.Itoa(r)
 		}
-		inOrder([][]string{{names[me.Rank], rankKey(me.Rank)}, {keyFailed}, names}, func(keys []string, next func()) {
+		inOrder([][]string{{names[me.Rank], rankKey(me.Rank)}, {keyAgain}, names}, func(keys []string, next func()) {
 			ask(Op{Kind: OpCheck, Round: k, Keys: keys}, func(ev Event) {
 				if ev.OK {
 					then(true)

@@ -46,6 +46,7 @@ type proc struct {
 	died time.Duration
 	left bool          // and the others know it
 	asks time.Duration // when its last question arrives at the store
+	set  string        // the key that it has asked to set last
 }
 
 // contact is how one worker stands with another.
@@ -288,6 +289,9 @@ func (s *sim) ask(p *proc, op Op, answer func(Event)) {
 		default:
 			panic(op.Kind)
 		}
+	}
+	if op.Kind == OpSet {
+		p.set = key
 	}
 	p.asks = max(p.asks, s.now+s.while())
 	s.after(p.asks-s.now, arrive)

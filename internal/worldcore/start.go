@@ -4,6 +4,7 @@
 package worldcore
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -13,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 )
 
-// missingTime bounds how long a start that has failed looks for the ranks that did not come, and how long it takes to say that it has failed.
+// missingTime bounds how long a start that has failed looks for the ranks that did not come.
 const missingTime = time.Second
 
 // StartOptions turn rules of the start of a static world off, for the simulation.
@@ -26,8 +27,12 @@ type StartOptions struct {
 	NoBeats    bool // the looker does not say that it lives
 	NoMode     bool // nobody looks whether the world is a dynamic one
 	NoClear    bool // names of other worlds stay
-	NoFailed   bool // nobody says that a start has failed after all had come together
+	NoAgain    bool // a rank that comes again lets those wait that wait for its former start
+	NoMoved    bool // nobody looks whether the PyTorch ranks have gone on while it waits for them
 }
+
+// ErrAgain ends a start that cannot succeed in its round, and has to be made again: it may in another one.
+var ErrAgain = errors.New("the start has to be made again, in another round")
 
 // Start is a worker that comes together with the others of a static world: it finds the round, and waits until all ranks have
 // shown what they are. A Go rank says so first of all. A world without PyTorch ranks needs no gloo group. Its states are:
@@ -43,6 +48,7 @@ type Start struct {
 	StartOptions
 	me    Self
 	mixed bool
+	torch int // the PyTorch rank that was found, if mixed
 }
 
 // NewStart returns the machine.
@@ -58,8 +64,8 @@ func NewStart(me Self, opt StartOptions) *Start {
 	return s
 }
 
-// Mixed reports whether the world has PyTorch ranks.
-func (s *Start) Mixed() bool { return s.mixed }
+// Mixed reports whether the world has PyTorch ranks, and gives one of them.
+func (s *Start) Mixed() (torch int, mixed bool) { return s.torch, s.mixed }
 
 // unusedRound finds the first round from k on that is not used up.
 func (s *Start) unusedRound(k int) {
@@ -69,10 +75,32 @@ func (s *Start) unusedRound(k int) {
 	}
 	usedUp(s.must, s.me, k, func(used bool) {
 		if used {
-			s.unusedRound(k + 1)
+			s.comeAgain(k, func() { s.unusedRound(k + 1) })
 			return
 		}
 		s.enter(k)
+	})
+}
+
+// comeAgain tells those who wait in a used round for the address of this rank that it will not come there any more: its former start has
+// ended between its name and its address. Nobody can have started in that round, so all can start in another one.
+func (s *Start) comeAgain(k int, then func()) {
+	if s.NoAgain {
+		then()
+		return
+	}
+	s.read(k, KeyNames+strconv.Itoa(s.me.Rank), func(name string) {
+		if name == "" {
+			then()
+			return
+		}
+		s.must(Op{Kind: OpCheck, Round: k, Keys: []string{KeyAddrs + name}}, func(ev Event) {
+			if ev.OK {
+				then()
+				return
+			}
+			s.must(Op{Kind: OpSet, Round: k, Key: keyAgain}, func(Event) { then() })
+		})
 	})
 }
 
@@ -153,8 +181,10 @@ func (s *Start) told(word string) {
 	case k != s.round:
 		s.unusedRound(k) // it was one that others have followed, perhaps long ago
 	case s.me.Round >= 0 || s.NoDoubt:
+		s.torch = r
 		s.together(true)
 	default:
+		s.torch = r
 		s.hint(func(latest int) {
 			later(s.must, s.me, max(k+1, latest), nextRounds, r, func(next int) {
 				if next >= 0 {
@@ -203,6 +233,8 @@ func (s *Start) lost(err error) {
 // Naming is how the workers of a static world learn each other's names and addresses. Its states are:
 //
 //	agreeing on the mode → named → knowing all names → announced → knowing all addresses
+//
+// In a world of Go ranks it ends with [ErrAgain] if one of them comes again that has not announced itself.
 type Naming struct {
 	course
 	me   Self
@@ -211,22 +243,20 @@ type Naming struct {
 }
 
 // NewNaming returns the machine for a worker at an address.
-func NewNaming(me Self, round int, addr string, opt StartOptions) *Naming {
+func NewNaming(me Self, round int, addr string, mixed bool) *Naming {
 	n := &Naming{me: me, addr: addr}
 	n.round = round
 	n.begin(func() {
-		if !opt.NoFailed {
-			n.failed = n.spoil
+		if !mixed && me.Round < 0 {
+			n.do(Op{Kind: OpWait, Round: round, Keys: []string{keyAgain}}, func(ev Event) {
+				if ev.Err == nil {
+					n.end(ErrAgain)
+				}
+			})
 		}
 		n.chooseMode("true", func() { n.set(KeyNames+strconv.Itoa(me.Rank), me.Name, n.names) })
 	})
 	return n
-}
-
-// spoil is the state after a failure. It says that nobody can start in this round any more: a rank that has not published its name finds
-// the names of others, and cannot tell whether they still wait for it.
-func (n *Naming) spoil(err error) {
-	n.do(Op{Kind: OpSet, Round: n.round, Key: keyFailed, For: missingTime, Tidy: true}, func(Event) { n.end(err) })
 }
 
 // Workers are all workers, in the order of their ranks.

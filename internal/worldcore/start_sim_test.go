@@ -28,7 +28,6 @@ type startSim struct {
 	dynamic bool // a dynamic world is in the way
 	left    int  // worlds to come
 	failed  int  // starts of this world
-	again   int  // starts of this world that have failed only because nobody could say that one before has failed
 	signs   bool // PyTorch ranks have left signs of a start that has failed
 	spoilt  bool // something has happened that this start cannot survive
 	until   time.Duration
@@ -143,8 +142,7 @@ func sign(rank int, old bool) string {
 	return "0/" + strconv.Itoa(rank)
 }
 
-// attempt lets all ranks start. A Go rank cannot tell a PyTorch rank that begins to start from one that has failed to, until that
-// one tries again: so it does that first.
+// attempt lets all ranks start.
 func (w *startSim) attempt() {
 	w.spoilt, w.until, w.came, w.looking = false, w.now+w.slow(startTime), w.now, map[int]string{}
 	clear(w.meeting)
@@ -158,11 +156,6 @@ func (w *startSim) attempt() {
 		}
 		g.phase, g.listed, g.knows, g.err = "", nil, nil, nil
 		d := w.within(late)
-		if w.signs && g.py {
-			d = 0
-		} else if w.signs {
-			d += time.Second
-		}
 		w.came = max(w.came, w.now+d)
 		w.after(d, g.start)
 	}
@@ -175,7 +168,7 @@ func (w *startSim) attempt() {
 }
 
 // harm does something to a rank. A Go rank that only waits for others can be replaced, and a start that has lost the store can be
-// tried again, without the others noticing.
+// tried again, without the others noticing; in a world of Go ranks even one that has not announced itself can be replaced.
 func (w *startSim) harm(g *starter) {
 	waits := g.phase == "start" && !g.py
 	if w.ended() || g.dead || g.phase == "" {
@@ -186,15 +179,20 @@ func (w *startSim) harm(g *starter) {
 		if g.py { // its successor would be in another round than the others
 			return
 		}
+		unnamed := g.phase == "names" && !w.mixed && g.set != at(g.round, KeyAddrs+g.name)
 		w.kill(g.proc)
-		if !waits {
+		if !waits && !unnamed {
 			w.spoilt = true
 			g.over(errRefused)
 			return
 		}
+		g.phase = "start"
+		p := g.proc
 		w.after(w.within(5*time.Second), func() {
-			g.replace()
-			g.start()
+			if g.proc == p && !w.ended() {
+				g.replace()
+				g.start()
+			}
 		})
 	case 1:
 		if !waits {
@@ -227,7 +225,7 @@ func (g *starter) start() {
 		return
 	}
 	g.epoch++
-	g.m = NewStart(Self{Name: g.name, Rank: g.rank, Size: len(w.ranks), Round: -1, Epoch: g.epoch, Entry: "entry"}, w.opt)
+	g.m = NewStart(g.self(), w.opt)
 	g.t = &task{p: g.proc, what: "start", m: g.m, do: g.do, deadline: w.until, then: g.started}
 	w.start(g.t)
 }
@@ -249,15 +247,33 @@ func (g *starter) started() {
 		return
 	}
 	g.round = g.m.round
-	if g.m.Mixed() != w.mixed {
-		w.fault("%s takes the world for one with PyTorch ranks: %v", g.name, g.m.Mixed())
+	torch, mixed := g.m.Mixed()
+	if mixed != w.mixed {
+		w.fault("%s takes the world for one with PyTorch ranks: %v", g.name, mixed)
 	}
-	if g.m.Mixed() {
-		w.put(at(g.round, sign(g.rank, true)), "address")
-		g.gloo(g.publish)
+	if !mixed {
+		g.publish()
 		return
 	}
-	g.publish()
+	w.put(at(g.round, sign(g.rank, true)), "address")
+	moved := NewMoved(g.self(), g.round, torch, w.opt)
+	t := &task{p: g.proc, what: "moved", m: moved}
+	t.then = func() {
+		if errors.Is(moved.Err(), ErrAgain) && g.phase == "gloo" {
+			delete(w.meeting[g.round], g.rank)
+			g.start()
+		}
+	}
+	g.gloo(func() {
+		t.stop()
+		g.publish()
+	})
+	w.start(t)
+}
+
+// self is what a Go rank knows about itself.
+func (g *starter) self() Self {
+	return Self{Name: g.name, Rank: g.rank, Size: len(g.w.ranks), Round: -1, Epoch: g.epoch, Entry: "entry"}
 }
 
 // publish is the second part of the start of a Go rank.
@@ -267,12 +283,34 @@ func (g *starter) publish() {
 	if w.faults && w.failed < 2 && w.rng.IntN(10) == 0 {
 		w.after(w.within(w.latest), func() { w.harm(g) })
 	}
-	n := NewNaming(Self{Name: g.name, Rank: g.rank, Size: len(w.ranks), Epoch: g.epoch, Entry: "entry"}, g.round, g.name, w.opt)
+	if w.faults && w.failed < 2 && !w.mixed && w.rng.IntN(20) == 0 {
+		w.after(w.within(w.latest), w.killAll)
+	}
+	n := NewNaming(g.self(), g.round, g.name, w.mixed)
 	g.t = &task{p: g.proc, what: "names", m: n, do: g.do, deadline: w.until, then: func() {
+		if errors.Is(n.Err(), ErrAgain) {
+			g.knows = nil
+			g.start()
+			return
+		}
 		g.listed = n.Workers()
 		g.over(n.Err())
 	}}
 	w.start(g.t)
+}
+
+// killAll ends all ranks, unless one of them is through.
+func (w *startSim) killAll() {
+	if slices.ContainsFunc(w.ranks, func(g *starter) bool { return g.phase != "start" && g.phase != "names" }) {
+		return
+	}
+	w.spoilt = true
+	for _, g := range w.ranks {
+		w.kill(g.proc)
+	}
+	for _, g := range w.ranks {
+		g.over(errRefused)
+	}
 }
 
 // gloo is the group that all ranks build in their round.
@@ -384,8 +422,7 @@ func (w *startSim) ended() bool {
 	return !slices.ContainsFunc(w.ranks, func(g *starter) bool { return g.phase != "well" && g.phase != "failed" })
 }
 
-// judge looks at a start that has ended. One that is tried again after ranks have published their names may fail once more, if none of
-// them has lived to say that the start before has failed.
+// judge looks at a start that has ended.
 func (w *startSim) judge() {
 	names := []Worker{}
 	for _, g := range w.ranks {
@@ -422,14 +459,11 @@ func (w *startSim) judge() {
 		}
 		w.ends["well"]++
 		w.left--
-		w.failed, w.again = 0, 0
+		w.failed = 0
 	case w.spoilt:
 		w.ends["failed"]++
 		w.failed++
 		w.signs = w.mixed
-	case w.failed > 0 && !w.mixed && w.unsaid():
-		w.ends["failed again"]++
-		w.again++
 	default:
 		for _, g := range w.ranks {
 			if g.err != nil {
@@ -437,25 +471,6 @@ func (w *startSim) judge() {
 			}
 		}
 	}
-}
-
-// unsaid reports whether there is a round that some ranks have named themselves in, and of which nobody has said that it has failed.
-func (w *startSim) unsaid() bool {
-	if w.opt.NoFailed || w.again == 2 {
-		return false
-	}
-	for k := range w.ranks[0].round + 2 {
-		named := 0
-		for r := range w.ranks {
-			if _, there := w.store[at(k, KeyNames+strconv.Itoa(r))]; there {
-				named++
-			}
-		}
-		if _, said := w.store[at(k, keyFailed)]; !said && named > 0 && named < len(w.ranks) {
-			return true
-		}
-	}
-	return false
 }
 
 // lookers checks that a looker that lives is not replaced, if nothing takes long.
@@ -509,7 +524,7 @@ func TestEveryRuleOfStartsIsNeeded(t *testing.T) {
 	t.Parallel()
 	for rule, opt := range map[string]StartOptions{
 		"no show": {NoShow: true}, "no used": {NoUsed: true}, "no follow": {NoFollow: true}, "no doubt": {NoDoubt: true},
-		"no take-over": {NoTakeOver: true}, "no beats": {NoBeats: true}, "no mode": {NoMode: true}, "no failed": {NoFailed: true}, "no clear": {NoClear: true},
+		"no take-over": {NoTakeOver: true}, "no beats": {NoBeats: true}, "no mode": {NoMode: true}, "no clear": {NoClear: true}, "no again": {NoAgain: true}, "no moved": {NoMoved: true},
 	} {
 		finds(t, rule, func(seed uint64) error { return newStartSim(seed, seed%2 > 0, opt).simulate() })
 	}
