@@ -23,7 +23,13 @@ func TestCallCountsBeforeItsSession(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			var ran atomic.Int64
-			agents := world(t, 3, true, func(int) *Registry { return NewRegistry().MustHandle("t.ran", func() { ran.Add(1) }) })
+			release := make(chan struct{})
+			agents := world(t, 3, true, func(int) *Registry {
+				return NewRegistry().MustHandle("t.ran", func() {
+					<-release
+					ran.Add(1)
+				})
+			})
 			p, err := agents[1].net.Peer("w2")
 			if err != nil {
 				t.Fatal(err)
@@ -31,10 +37,9 @@ func TestCallCountsBeforeItsSession(t *testing.T) {
 			if p.Current() != nil {
 				t.Fatal("w1 has a session with w2 already")
 			}
-			release := p.Hold() // no session comes about meanwhile
 			err = start(agents[1])
 			n := agents[1].caller.Active.Count()
-			release()
+			close(release)
 			if err != nil || n == 0 {
 				t.Fatalf("started with error %v, and %d calls are active", err, n)
 			}

@@ -73,11 +73,29 @@ func (n *Links) startLink(c *Conn) {
 	if c.entered.Load() {
 		return
 	}
+	if !n.enterLink(c) {
+		return
+	}
+	select {
+	case <-c.Link.Done(): // it ended before it was entered
+		n.Background(func() { n.onLinkClosed(c.Link, c.Link.Err()) })
+	default:
+	}
+}
+
+// enterLink does that for the first. What it finds out about the peer's listener goes on without its locks.
+func (n *Links) enterLink(c *Conn) (first bool) {
+	session := false
+	defer func() {
+		if session {
+			n.Background(c.Peer().noteListener)
+		}
+	}()
 	moment.At("rpc.link.enter")
 	c.enter.Lock()
 	defer c.enter.Unlock()
 	if c.entered.Load() {
-		return
+		return false
 	}
 	p := c.Peer()
 	if p.ID < 0 {
@@ -89,18 +107,14 @@ func (n *Links) startLink(c *Conn) {
 		defer c.entered.Store(true)
 	}
 	if p.ID >= 0 {
-		n.prefer(c)
+		session = n.prefer(c)
 		early := c.early
 		c.early = nil
 		for _, payload := range early {
 			n.cfg.Above.Control(c, payload)
 		}
 	}
-	select {
-	case <-c.Link.Done(): // it ended before it was entered
-		n.Background(func() { n.onLinkClosed(c.Link, c.Link.Err()) })
-	default:
-	}
+	return true
 }
 
 // maxEarly bounds the control frames that wait for their sender to become a member, and the bytes of each.
@@ -138,9 +152,9 @@ func (n *Links) Admit(name string) {
 	}
 }
 
-// prefer makes a link the session for our requests to its peer, if it has none that lives. Two workers may have two links
-// for a moment; nothing changes over while the first one lives, since what was sent on it could be overtaken.
-func (n *Links) prefer(c *Conn) {
+// prefer makes a link the session for our requests to its peer, if it has none that lives, and reports whether it did. Two workers may
+// have two links for a moment; nothing changes over while the first one lives, since what was sent on it could be overtaken.
+func (n *Links) prefer(c *Conn) bool {
 	p, id := c.Peer(), c.Link.Peer()
 	p.enter.Lock() // no point: startLink holds Conn.enter
 	defer p.enter.Unlock()
@@ -148,7 +162,7 @@ func (n *Links) prefer(c *Conn) {
 	old := p.mu.conn
 	p.mu.Unlock()
 	if old == c || !c.Alive() || old != nil && old.Alive() && old.Link != nil && old.Link.Peer().Incarnation == id.Incarnation {
-		return
+		return false
 	}
 	// References first: what was not acknowledged on an older link goes out before anything new.
 	n.cfg.Above.Connected(c)
@@ -158,7 +172,7 @@ func (n *Links) prefer(c *Conn) {
 	}
 	p.mu.conn, p.mu.cohort, p.mu.epoch = c, true, id.Incarnation
 	p.mu.Unlock()
-	n.Background(p.noteListener)
+	return true
 }
 
 func (n *Links) onLinkClosed(l *cohortwire.Link, err error) {

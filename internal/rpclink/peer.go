@@ -62,13 +62,6 @@ func (p *Peer) Life() (cohort bool, epoch uint64) {
 	return p.mu.cohort, p.mu.epoch
 }
 
-// Hold keeps a link from becoming the session with this worker until release is called.
-func (p *Peer) Hold() (release func()) {
-	moment.At("rpc.peer.hold")
-	p.enter.Lock()
-	return p.enter.Unlock
-}
-
 // Leaves notes that it has told us that it leaves.
 func (p *Peer) Leaves() {
 	moment.At("rpc.peer.leaves")
