@@ -8,6 +8,7 @@ package momenttest
 import (
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -157,22 +158,25 @@ var pauses = []time.Duration{0, time.Nanosecond, time.Millisecond, 2 * time.Mill
 
 // choose places the events among the points that were hit. It returns nil when none was.
 func (p *plan) choose(hits map[string]int) *plan {
-	names := make([]string, 0, len(hits))
-	for name := range hits {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	if len(names) == 0 {
+	if len(hits) == 0 {
 		return nil
 	}
 	chosen := &plan{seed: p.seed, jitter: p.jitter}
 	rng := p.rand(streamPlaces)
 	for _, in := range p.injections {
-		in.at.point = names[rng.IntN(len(names))]
-		in.at.n = 1 + rng.IntN(hits[in.at.point])
+		in.at = choosePlace(rng, hits)
 		in.inside = in.event.Where == Inside || in.event.Where == Anywhere && rng.IntN(2) == 0
 		in.pause = pauses[rng.IntN(len(pauses))]
 		chosen.injections = append(chosen.injections, in)
 	}
 	return chosen
+}
+
+// choosePlace chooses one of the points that were hit, and one of its hits. The place is zero when none was.
+func choosePlace(rng *rand.Rand, hits map[string]int) place {
+	if len(hits) == 0 {
+		return place{}
+	}
+	point := slices.Sorted(maps.Keys(hits))[rng.IntN(len(hits))]
+	return place{point, 1 + rng.IntN(hits[point])}
 }

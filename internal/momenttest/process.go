@@ -8,38 +8,58 @@ package momenttest
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
-// ProcessScenario is a world of processes of which one does something to itself at a point: it kills or stops itself. The
-// process counts the points that it hits with [OwnMoment] and tells them at its end.
+// ProcessScenario is a world of processes of which one or two do something to themselves at a point: they kill or stop themselves, or
+// are late. A process counts the points that it hits with [OwnMoment] and tells them at its end.
 type ProcessScenario struct {
 	Name   string
 	Share  int // as in Scenario
 	Points []string
+	// Events are what can happen for good: KillEvent and StopEvent. LateEvent can happen in all scenarios.
 	Events []string
-	// Run starts the processes, waits for them and checks what they say. Without an event it returns how often the victim
+	// Victims is how many processes something can happen to; zero: one.
+	Victims int
+	// Run starts the processes, waits for them and checks what they say. If nothing is to happen, it returns how often each victim
 	// hit each point. Several run at once.
-	Run func(p *ProcessRun) map[string]int
+	Run func(p *ProcessRun) []map[string]int
 }
 
 // ProcessRun is one run of a ProcessScenario.
 type ProcessRun struct {
 	Seed uint64
-	// Event happens at the N-th hit of Point; empty: nothing happens, and points are counted.
-	Event string
-	Point string
-	N     int
+	// Victims are what happens to each of them.
+	Victims []Fate
 
 	mu       sync.Mutex
 	failures []string
 	happened bool
 }
+
+// Fate is what happens to a process.
+type Fate struct {
+	// Event is what happens to it for good: KillEvent, StopEvent or nothing.
+	Event string
+	// Moments are where something happens; none: nothing does, and points are counted.
+	Moments []OwnEvent
+}
+
+// OwnEvent is what a process does to itself at the N-th hit of Point.
+type OwnEvent struct {
+	Event string
+	Point string
+	N     int
+}
+
+func (o OwnEvent) String() string { return fmt.Sprintf("%s at %s #%d", o.Event, o.Point, o.N) }
 
 // Errorf fails the run. It may be called from any goroutine.
 func (p *ProcessRun) Errorf(format string, args ...any) {
@@ -48,31 +68,71 @@ func (p *ProcessRun) Errorf(format string, args ...any) {
 	p.failures = append(p.failures, fmt.Sprintf(format, args...))
 }
 
-// Happened says that the point was reached.
-func (p *ProcessRun) Happened() { p.happened = true }
+// Happened says that a point was reached. It may be called from any goroutine.
+func (p *ProcessRun) Happened() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.happened = true
+}
+
+// Quiet reports whether nothing happens to anybody: the points are counted.
+func (p *ProcessRun) Quiet() bool {
+	return !slices.ContainsFunc(p.Victims, func(f Fate) bool { return len(f.Moments) > 0 })
+}
+
+// Fatal reports whether something is to happen to a victim for good.
+func (p *ProcessRun) Fatal() bool {
+	return slices.ContainsFunc(p.Victims, func(f Fate) bool { return f.Event != "" })
+}
+
+func (p *ProcessRun) String() string {
+	var parts []string
+	for i, f := range p.Victims {
+		for _, m := range f.Moments {
+			parts = append(parts, fmt.Sprintf("victim %d: %v", i, m))
+		}
+	}
+	if len(parts) == 0 {
+		parts = []string{"counting"}
+	}
+	return fmt.Sprintf("seed %d: %s", p.Seed, strings.Join(parts, " and "))
+}
 
 // What happens to a process by its own hand.
 const (
 	KillEvent = "kill"
 	StopEvent = "stop"
+	LateEvent = "late" // it stands still for a moment, and goes on
 )
 
-// MomentLine is what a process says on its standard output when its moment has come.
-const MomentLine = "now"
+// What a process says on its standard output.
+const (
+	MomentLine = "now"  // when it is killed or stopped
+	LateLine   = "late" // when it is late
+)
 
-// OwnMoment counts the points that this process hits, and makes the event happen to it at the n-th hit of point. stop ends that and
-// returns the counts.
-func OwnMoment(event, point string, n int) (stop func() map[string]int) {
+// lateTime is how long a process is late: long enough for the others to wait for it, and short enough to be no reason to give it up.
+const lateTime = 200 * time.Millisecond
+
+// OwnMoment counts the points that this process hits, and makes events happen to it. stop ends that and returns the counts.
+func OwnMoment(events []OwnEvent) (stop func() map[string]int) {
 	var mu sync.Mutex
 	hits := map[string]int{}
 	restore := moment.SetHook(func(hit string) {
 		mu.Lock()
 		defer mu.Unlock() // meanwhile the process gets no further than to its next point, or to stop
-		if hits[hit]++; hit != point || hits[hit] != n {
-			return
+		hits[hit]++
+		for _, e := range events {
+			switch {
+			case hit != e.Point || hits[hit] != e.N:
+			case e.Event == LateEvent:
+				fmt.Println(LateLine)
+				time.Sleep(lateTime) //nolint:forbidigo // that is what the event is
+			default:
+				fmt.Println(MomentLine)
+				signalSelf(e.Event == StopEvent)
+			}
 		}
-		fmt.Println(MomentLine)
-		signalSelf(event == StopEvent)
 	})
 	return func() map[string]int {
 		restore()
@@ -118,36 +178,56 @@ func TestProcesses(t *testing.T, s ProcessScenario) {
 
 func runProcessSeed(t *testing.T, s ProcessScenario, seed uint64) bool {
 	t.Helper()
-	count := &ProcessRun{Seed: seed}
+	victims := max(s.Victims, 1)
+	count := &ProcessRun{Seed: seed, Victims: make([]Fate, victims)}
 	hits := s.Run(count)
 	if s.report(t, count); len(count.failures) > 0 {
 		return false
 	}
+	run := &ProcessRun{Seed: seed, Victims: fates(s, seed)}
 	scope := &Run{scenario: Scenario{Points: s.Points}}
-	for point := range hits {
-		if !scope.counts(point) {
-			delete(hits, point)
+	rng := (&plan{seed: seed}).rand(streamPlaces)
+	for i, f := range run.Victims {
+		maps.DeleteFunc(hits[i], func(point string, _ int) bool { return !scope.counts(point) })
+		for k, m := range f.Moments {
+			at := choosePlace(rng, hits[i])
+			if at.n == 0 {
+				t.Errorf("%s: seed %d: victim %d hits no point", s.Name, seed, i)
+				return false
+			}
+			f.Moments[k] = OwnEvent{m.Event, at.point, at.n}
 		}
 	}
-	p := &plan{seed: seed, injections: []injection{{event: Event{Name: s.Events[(&plan{seed: seed}).rand(streamEvents).IntN(len(s.Events))]}}}}
-	chosen := p.choose(hits)
-	if chosen == nil {
-		t.Errorf("%s: seed %d hits no point", s.Name, seed)
-		return false
-	}
-	in := chosen.injections[0]
-	run := &ProcessRun{Seed: seed, Event: in.event.Name, Point: in.at.point, N: in.at.n}
 	s.Run(run)
 	s.report(t, run)
 	return run.happened
 }
 
+// fates chooses one or two events: one that is for good, if any, and another one to the same victim or to another.
+func fates(s ProcessScenario, seed uint64) []Fate {
+	rng := (&plan{seed: seed}).rand(streamEvents)
+	all := make([]Fate, max(s.Victims, 1))
+	for range 1 + rng.IntN(2) {
+		event, victim := append(slices.Clone(s.Events), LateEvent)[rng.IntN(len(s.Events)+1)], rng.IntN(len(all))
+		f := &all[victim]
+		switch {
+		case event == LateEvent:
+		case f.Event != "": // nothing more can happen to it for good
+			event = LateEvent
+		default:
+			f.Event = event
+		}
+		f.Moments = append(f.Moments, OwnEvent{Event: event})
+	}
+	return all
+}
+
 func (s ProcessScenario) report(t *testing.T, p *ProcessRun) {
 	t.Helper()
 	if *traced {
-		t.Logf("seed %d: %q at %s #%d", p.Seed, p.Event, p.Point, p.N)
+		t.Log(p)
 	}
 	if len(p.failures) > 0 {
-		t.Errorf("%s: seed %d: %q at %s #%d\n  %s\n%s", s.Name, p.Seed, p.Event, p.Point, p.N, strings.Join(p.failures, "\n  "), replay(t, &plan{seed: p.Seed}))
+		t.Errorf("%s: %v\n  %s\n%s", s.Name, p, strings.Join(p.failures, "\n  "), replay(t, &plan{seed: p.Seed}))
 	}
 }

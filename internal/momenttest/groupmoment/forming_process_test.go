@@ -49,7 +49,7 @@ func TestFormingProcesses(t *testing.T) {
 	for _, transport := range transports {
 		momenttest.TestProcesses(t, momenttest.ProcessScenario{
 			Name: string(transport), Share: 20, Events: []string{momenttest.KillEvent, momenttest.StopEvent}, Points: append([]string{"tcpstore."}, formPoints...),
-			Run: func(p *momenttest.ProcessRun) map[string]int { return runForming(p, transport) },
+			Run: func(p *momenttest.ProcessRun) []map[string]int { return runForming(p, transport) },
 		})
 	}
 }
@@ -77,7 +77,7 @@ func formingRank(ctx context.Context, s store.Store, o orders, res *result) {
 	stop := func() map[string]int { return nil }
 	isVictim := o.Rank == o.Victim && !o.Replaces // it tries once: if it comes back, its place may be taken
 	if isVictim {
-		stop = momenttest.OwnMoment(o.Event, o.Point, o.N)
+		stop = momenttest.OwnMoment(o.Moments)
 	}
 	join := func(opts ...group.Option) error {
 		opts = append([]group.Option{group.WithConnectTimeout(timeout)}, opts...)
@@ -123,7 +123,7 @@ func formingRank(ctx context.Context, s store.Store, o orders, res *result) {
 }
 
 // runForming is one run: a world forms, and something happens to one of its ranks.
-func runForming(p *momenttest.ProcessRun, transport group.Transport) map[string]int {
+func runForming(p *momenttest.ProcessRun, transport group.Transport) []map[string]int {
 	server, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
 		p.Errorf("%v", err)
@@ -132,31 +132,31 @@ func runForming(p *momenttest.ProcessRun, transport group.Transport) map[string]
 	defer func() { _ = server.Close() }()
 	o := orders{
 		Victim: int(p.Seed % size), Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Forming: true,
-		Regroup: p.Event != "", After: aftermath(p.Seed / size % uint64(aftermaths)),
+		Regroup: p.Fatal(), After: aftermath(p.Seed / size % uint64(aftermaths)),
 	}
-	if p.Event == "" {
+	if !p.Fatal() {
 		o.After = without
 	}
 	ranks := make([]*process, size)
 	for rank := range size {
 		o := o
 		if o.Rank = rank; rank == o.Victim {
-			o.Point, o.N, o.Event = p.Point, p.N, p.Event
+			o.Moments = p.Victims[0].Moments
 		}
 		ranks[rank] = start(p, o)
 	}
 	victim := ranks[o.Victim]
 	survivors := slices.Delete(slices.Clone(ranks), o.Victim, o.Victim+1)
-	if p.Event == "" {
+	if !p.Fatal() {
 		for rank, c := range ranks {
 			if c.wait(p, rank); c.result == nil || c.result.Err != "" {
-				p.Errorf("rank %d, to which nothing happened: %+v", rank, c.result)
+				p.Errorf("rank %d, to which nothing happened for good: %+v", rank, c.result)
 			}
 		}
 		if victim.result == nil {
 			return nil
 		}
-		return victim.result.Hits
+		return []map[string]int{victim.result.Hits}
 	}
 	select {
 	case <-victim.moment:
@@ -201,13 +201,13 @@ func runForming(p *momenttest.ProcessRun, transport group.Transport) map[string]
 
 // wake lets a process that was stopped go on. The world that it belongs to is gone, and it must find out.
 func wake(p *momenttest.ProcessRun, victim *process, o orders) {
-	if p.Event == momenttest.StopEvent {
+	if p.Victims[0].Event == momenttest.StopEvent {
 		_ = victim.cmd.Process.Signal(syscall.SIGCONT)
 	} else {
 		_ = victim.cmd.Process.Kill()
 	}
 	victim.wait(p, o.Victim)
-	if p.Event != momenttest.StopEvent {
+	if p.Victims[0].Event != momenttest.StopEvent {
 		return
 	}
 	if victim.result == nil {
@@ -233,14 +233,14 @@ func judgeForming(p *momenttest.ProcessRun, o orders, who string, c *process, ev
 	}
 	// Whoever is dead while a group forms is unavailable, or missing when the time is over; in a group it is lost.
 	code := dist.Code(res.Code)
-	if p.Event == momenttest.StopEvent && o.Transport == group.Gloo && code == dist.DeadlineExceeded && res.Rank == dist.NoRank {
+	if p.Victims[0].Event == momenttest.StopEvent && o.Transport == group.Gloo && code == dist.DeadlineExceeded && res.Rank == dist.NoRank {
 		return
 	}
 	if !slices.Contains([]dist.Code{dist.PeerLost, dist.Unavailable, dist.DeadlineExceeded}, code) || res.Rank != dist.Rank(o.Victim) {
 		p.Errorf("%s: %s (code %v, rank %d)", who, res.Err, code, res.Rank)
 	}
 	bound := formLimit + lostSoon
-	if p.Event == momenttest.StopEvent {
+	if p.Victims[0].Event == momenttest.StopEvent {
 		bound += heartbeat
 	}
 	if took := res.Ended.Sub(event); o.After != atOnce && took > bound {

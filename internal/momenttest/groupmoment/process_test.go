@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 	"time"
 
@@ -38,11 +39,9 @@ type orders struct {
 	Addr      string
 	Transport group.Transport
 	Seed      uint64
-	// Point and N say where the process does to itself what Event says; none: it counts.
-	Point string
-	N     int
-	Event string
-	// Regroup tells the survivors to form another group afterwards.
+	// Moments are what the process does to itself, and where; none: it counts.
+	Moments []momenttest.OwnEvent
+	// Regroup tells those who are left to form another group afterwards.
 	Regroup bool
 	// Forming tells that the moment is one of the forming of the group, see forming_process_test.go.
 	Forming  bool
@@ -52,6 +51,9 @@ type orders struct {
 
 // failedLine is what a process says when its first group has ended.
 const failedLine = "ended"
+
+// leftKey is the key under which the ranks that are left find out who they are.
+const leftKey = "test/left"
 
 // result is what a rank's process says about itself.
 type result struct {
@@ -96,19 +98,25 @@ func workingRank(ctx context.Context, s store.Store, o orders, res *result) erro
 	if err != nil {
 		return err
 	}
-	stop := momenttest.OwnMoment(o.Event, o.Point, o.N)
+	stop := momenttest.OwnMoment(o.Moments)
 	err = runProgram(ctx, g, o.Seed)
 	res.end(err)
 	res.Hits = stop()
 	_ = g.Close()
-	if o.Regroup && o.Rank != o.Victim { // the survivors go on without the victim
-		rank := o.Rank
-		if rank > o.Victim {
-			rank--
-		}
-		if again := regroup(ctx, store.Prefix("second", s), rank, size-1, o.Transport); again != nil {
-			res.Again = again.Error()
-		}
+	fmt.Println(failedLine)
+	if !o.Regroup {
+		return nil
+	}
+	var left []int // nothing happens to them any more
+	raw, err := s.Get(ctx, leftKey)
+	if err == nil {
+		err = json.Unmarshal(raw, &left)
+	}
+	if err == nil {
+		err = regroup(ctx, store.Prefix("second", s), slices.Index(left, o.Rank), len(left), o.Transport)
+	}
+	if err != nil {
+		res.Again = err.Error()
 	}
 	return nil
 }
@@ -148,19 +156,21 @@ func regroup(ctx context.Context, s store.Store, rank, size int, transport group
 	return run(ctx, g, operations[0], 10)
 }
 
-// TestProcesses kills or stops a rank's process at a point, by its own hand. The survivors must name it, in time, and can
-// form another group.
+// victims are the ranks that something happens to.
+var victims = []int{victim, peer}
+
+// TestProcesses kills or stops one or two ranks' processes at points, by their own hands, or lets them be late. The survivors must name
+// one of them, all the same, in time, and can form another group.
 func TestProcesses(t *testing.T) {
 	for _, transport := range transports {
+		events := []string{momenttest.KillEvent, momenttest.StopEvent}
+		if transport == group.Gloo {
+			events = events[:1] // its wire has no heartbeat
+		}
 		momenttest.TestProcesses(t, momenttest.ProcessScenario{
-			Name: string(transport), Share: 20, Events: []string{momenttest.KillEvent, momenttest.StopEvent},
+			Name: string(transport), Share: 20, Events: events, Victims: len(victims),
 			Points: []string{"group.", "shm.", "tcp.", "gloo.", "native."},
-			Run: func(p *momenttest.ProcessRun) map[string]int {
-				if p.Event == momenttest.StopEvent && transport == group.Gloo {
-					p.Event = momenttest.KillEvent // gloo's wire has no heartbeat
-				}
-				return runProcesses(p, transport)
-			},
+			Run:    func(p *momenttest.ProcessRun) []map[string]int { return runProcesses(p, transport) },
 		})
 	}
 }
@@ -199,6 +209,9 @@ func start(p *momenttest.ProcessRun, o orders) *process {
 				child.event = time.Now()
 				close(child.moment)
 				continue
+			case momenttest.LateLine:
+				p.Happened()
+				continue
 			case failedLine:
 				close(child.failed)
 				continue
@@ -224,7 +237,24 @@ func (c *process) wait(p *momenttest.ProcessRun, rank int) {
 	_ = c.cmd.Wait()
 }
 
-func runProcesses(p *momenttest.ProcessRun, transport group.Transport) map[string]int {
+// settle returns when something has happened to the process for good, or nothing will any more.
+func (c *process) settle(p *momenttest.ProcessRun, rank int) (alive bool) {
+	select {
+	case <-c.moment:
+	case <-c.failed:
+	case <-c.ended:
+	case <-time.After(5 * timeout):
+		p.Errorf("rank %d has not ended", rank)
+	}
+	select {
+	case <-c.moment: // before it has ended
+		return false
+	default:
+		return true
+	}
+}
+
+func runProcesses(p *momenttest.ProcessRun, transport group.Transport) []map[string]int {
 	server, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
 		p.Errorf("%v", err)
@@ -233,62 +263,84 @@ func runProcesses(p *momenttest.ProcessRun, transport group.Transport) map[strin
 	defer func() { _ = server.Close() }()
 	ranks := make([]*process, size)
 	for rank := range size {
-		o := orders{Rank: rank, Victim: victim, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Regroup: p.Event != ""}
-		if rank == victim {
-			o.Point, o.N, o.Event = p.Point, p.N, p.Event
+		o := orders{Rank: rank, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Regroup: p.Fatal()}
+		if i := slices.Index(victims, rank); i >= 0 {
+			o.Moments = p.Victims[i].Moments
 		}
 		ranks[rank] = start(p, o)
 	}
-	for rank, c := range ranks { // the victim may be stopped: it is ended after the others
-		if rank != victim {
+	left := []int{}
+	for rank, c := range ranks {
+		if c.settle(p, rank) {
+			left = append(left, rank)
+		} else {
+			p.Happened()
+		}
+	}
+	if err := tellLeft(server.Addr().String(), left); err != nil {
+		p.Errorf("%v", err)
+	}
+	for _, rank := range left {
+		ranks[rank].wait(p, rank)
+	}
+	for rank, c := range ranks { // those that are stopped are ended after the others
+		if !slices.Contains(left, rank) {
+			_ = c.cmd.Process.Kill()
 			c.wait(p, rank)
 		}
 	}
-	if p.Event != "" {
-		_ = ranks[victim].cmd.Process.Kill()
-	}
-	ranks[victim].wait(p, victim)
-	if p.Event != "" && !ranks[victim].event.IsZero() {
-		p.Happened()
-		judge(p, ranks)
-		return nil
-	}
-	for rank, c := range ranks {
-		if c.result == nil && (rank != victim || p.Event == "") || c.result != nil && c.result.Err != "" {
-			p.Errorf("rank %d, to which nothing happened: %+v", rank, c.result)
+	judge(p, ranks, left)
+	hits := make([]map[string]int, len(victims))
+	for i, rank := range victims {
+		if res := ranks[rank].result; res != nil {
+			hits[i] = res.Hits
 		}
 	}
-	if ranks[victim].result == nil {
-		return nil
-	}
-	return ranks[victim].result.Hits
+	return hits
 }
 
-// judge is the oracle.
-func judge(p *momenttest.ProcessRun, ranks []*process) {
-	bound := lostSoon
-	if p.Event == momenttest.StopEvent {
-		bound += heartbeat
+// tellLeft tells the ranks that are left who they are.
+func tellLeft(addr string, left []int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	s, err := tcpstore.Dial(ctx, addr)
+	if err != nil {
+		return err
 	}
-	for rank, c := range ranks {
-		if rank == victim {
-			continue
-		}
-		res := c.result
+	defer func() { _ = s.Close() }()
+	text, _ := json.Marshal(left)
+	return s.Set(ctx, leftKey, text)
+}
+
+// judge is the oracle: the ranks that are left name one of those to which something has happened.
+func judge(p *momenttest.ProcessRun, ranks []*process, left []int) {
+	named := map[dist.Rank]bool{}
+	for _, rank := range left {
+		res := ranks[rank].result
 		if res == nil {
 			p.Errorf("rank %d has said nothing", rank)
 			continue
 		}
-		if res.Err != "" { // else it needed nothing more from the victim
-			if code := dist.Code(res.Code); code != dist.PeerLost || res.Rank != victim {
-				p.Errorf("rank %d: %s (code %v, rank %d)", rank, res.Err, code, res.Rank)
-			}
-			if took := res.Ended.Sub(ranks[victim].event); took > bound {
-				p.Errorf("rank %d noticed after %v", rank, took)
-			}
-		}
 		if res.Again != "" {
 			p.Errorf("rank %d could not form another group: %s", rank, res.Again)
 		}
+		if res.Err == "" { // it needed nothing more from the others
+			continue
+		}
+		if code := dist.Code(res.Code); code != dist.PeerLost || res.Rank < 0 || slices.Contains(left, int(res.Rank)) {
+			p.Errorf("rank %d, of those left %v: %s (code %v, rank %d)", rank, left, res.Err, code, res.Rank)
+			continue
+		}
+		named[res.Rank] = true
+		bound := lostSoon
+		if p.Victims[slices.Index(victims, int(res.Rank))].Event == momenttest.StopEvent {
+			bound += heartbeat
+		}
+		if took := res.Ended.Sub(ranks[res.Rank].event); took > bound {
+			p.Errorf("rank %d noticed the end of rank %d after %v", rank, res.Rank, took)
+		}
+	}
+	if len(named) > 1 {
+		p.Errorf("those who are left name %v", named)
 	}
 }

@@ -33,8 +33,8 @@ func TestDynamicProcesses(t *testing.T) {
 		momenttest.TestProcesses(t, momenttest.ProcessScenario{
 			Name: wire, Share: share, Events: []string{momenttest.KillEvent, momenttest.StopEvent},
 			Points: []string{"rpc.", "rpcworld.", "cohortwire.", "tensorpipe."},
-			Run: func(p *momenttest.ProcessRun) map[string]int {
-				return runDynamic(p, orders{Wire: wire, Dynamic: true, Event: p.Event})
+			Run: func(p *momenttest.ProcessRun) []map[string]int {
+				return runDynamic(p, orders{Wire: wire, Dynamic: true, Limit: timeout, Moments: p.Victims[0].Moments})
 			},
 		})
 	}
@@ -48,14 +48,14 @@ type dynamic struct {
 	agents []*rpc.Agent
 }
 
-func runDynamic(p *momenttest.ProcessRun, o orders) map[string]int {
+func runDynamic(p *momenttest.ProcessRun, o orders) []map[string]int {
 	server, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
 		p.Errorf("%v", err)
 		return nil
 	}
 	defer func() { _ = server.Close() }()
-	o.Addr, o.Point, o.N = server.Addr().String(), p.Point, p.N
+	o.Addr = server.Addr().String()
 	d := &dynamic{p: p, o: o}
 	ctx, cancel := context.WithTimeout(context.Background(), 3*joinSoon)
 	defer cancel()
@@ -68,13 +68,13 @@ func runDynamic(p *momenttest.ProcessRun, o orders) map[string]int {
 		defer leave()
 		d.agents = append(d.agents, a)
 	}
-	if d.victim, err = startChild(o); err != nil {
+	if d.victim, err = startChild(p, o); err != nil {
 		p.Errorf("%v", err)
 		return nil
 	}
 	d.meanwhile(ctx)
 	d.after(ctx)
-	return d.victim.hits
+	return []map[string]int{d.victim.hits}
 }
 
 // join makes a worker of this process. leave ends it without a word.
@@ -140,7 +140,7 @@ func (d *dynamic) callVictim(ctx context.Context, over <-chan struct{}) {
 		err := once(ctx, d.agents[0], victim, n)
 		select {
 		case <-d.victim.moment:
-			if d.p.Event == momenttest.StopEvent {
+			if d.p.Victims[0].Event == momenttest.StopEvent {
 				return // what it has begun ends with its own time only
 			}
 			if from := later(began, d.victim.event); time.Since(from) > lostSoon {
@@ -170,7 +170,7 @@ func (d *dynamic) explained(what string, err error) {
 		return
 	}
 	allowed := []dist.Code{dist.PeerLost, dist.Unavailable, dist.Closed, dist.Aborted, dist.NotFound}
-	if d.p.Event == momenttest.StopEvent {
+	if d.p.Victims[0].Event == momenttest.StopEvent {
 		allowed = append(allowed, dist.DeadlineExceeded)
 	}
 	if code := dist.CodeOf(err); !slices.Contains(allowed, code) {
@@ -204,7 +204,7 @@ func (d *dynamic) newcomer(ctx context.Context, name string) {
 
 // stopped reports whether the victim stands still and is not dead.
 func (d *dynamic) stopped() bool {
-	if d.p.Event != momenttest.StopEvent {
+	if d.p.Victims[0].Event != momenttest.StopEvent {
 		return false
 	}
 	select {
@@ -226,7 +226,7 @@ func (d *dynamic) after(ctx context.Context) {
 	case <-d.victim.ended:
 	case <-d.victim.moment: // it is dead, or stopped and ended now by whoever cares for it
 	}
-	if d.p.Event != "" {
+	if d.p.Fatal() {
 		_ = d.victim.cmd.Process.Kill()
 	}
 	select {

@@ -32,21 +32,22 @@ const (
 	lostSoon = 5 * time.Second
 	// leftSoon is how soon the others have left after a death: references of the dead are kept for a while.
 	leftSoon = 15 * time.Second
+	// stoppedLimit is how long the others work with a worker that is stopped, and how long they try to leave.
+	stoppedLimit = 6 * time.Second
 )
 
-// orders are what the victim's process is told: where it does to itself what Event says. Without a point it counts.
+// orders are what the victim's process is told: what it does to itself, and where. Without moments it counts.
 type orders struct {
 	Addr    string
 	Wire    string
-	Dynamic bool // its world has workers that come and go, and its moment may be one of joining
-	Event   string
-	Point   string
-	N       int
+	Dynamic bool          // its world has workers that come and go, and its moment may be one of joining
+	Limit   time.Duration // of a call
+	Moments []momenttest.OwnEvent
 }
 
 // options are those of the worker with a rank; in a dynamic world it has none.
 func (o orders) options(rank int) []rpc.Option {
-	opts := []rpc.Option{rpc.WithHandlers(keepers(!o.Dynamic)), rpc.WithTimeout(timeout), rpc.WithLease(500*time.Millisecond, 20*time.Second, 500*time.Millisecond)}
+	opts := []rpc.Option{rpc.WithHandlers(keepers(!o.Dynamic)), rpc.WithTimeout(o.Limit), rpc.WithLease(500*time.Millisecond, 20*time.Second, 500*time.Millisecond)}
 	if o.Wire != "cohort" {
 		opts = append(opts, rpc.WithTransports(o.Wire))
 	}
@@ -91,7 +92,7 @@ func workerMain(spec string) int {
 	defer func() { _ = st.Close() }()
 	var stop func() map[string]int
 	if o.Dynamic {
-		stop = momenttest.OwnMoment(o.Event, o.Point, o.N)
+		stop = momenttest.OwnMoment(o.Moments)
 	}
 	a, err := rpc.Join(ctx, st, victim, o.options(slices.Index(names, victim))...)
 	if err != nil {
@@ -99,7 +100,7 @@ func workerMain(spec string) int {
 		return 2
 	}
 	if !o.Dynamic {
-		stop = momenttest.OwnMoment(o.Event, o.Point, o.N)
+		stop = momenttest.OwnMoment(o.Moments)
 	}
 	failed := work(ctx, a, "a", "c")
 	failed = errors.Join(failed, a.Shutdown(ctx))
@@ -154,13 +155,20 @@ func answered(got int, err error) error {
 	return err
 }
 
-// TestProcesses kills a worker's process at a point, by its own hand: in its calls, in those of others, and while it leaves.
-// The others' calls to it end in time, those among themselves go on, and they leave, in order or naming it.
+// TestProcesses kills or stops a worker's process at a point, by its own hand, or lets it be late: in its calls, in those of others, and
+// while it leaves. The others' calls to it end in time, those among themselves go on, and they leave, in order or naming it.
 func TestProcesses(t *testing.T) {
 	for _, wire := range []string{"cohort", "uv"} {
 		momenttest.TestProcesses(t, momenttest.ProcessScenario{
-			Name: wire, Share: 25, Events: []string{momenttest.KillEvent}, Points: []string{"rpc.", "rpcworld.", "cohortwire.", "tensorpipe."},
-			Run: func(p *momenttest.ProcessRun) map[string]int { return runProcesses(p, orders{Wire: wire}) },
+			Name: wire, Share: 25, Events: []string{momenttest.KillEvent, momenttest.StopEvent},
+			Points: []string{"rpc.", "rpcworld.", "cohortwire.", "tensorpipe."},
+			Run: func(p *momenttest.ProcessRun) []map[string]int {
+				o := orders{Wire: wire, Limit: timeout, Moments: p.Victims[0].Moments}
+				if p.Victims[0].Event == momenttest.StopEvent {
+					o.Limit = stoppedLimit // what is asked of it ends with its time only
+				}
+				return runProcesses(p, o)
+			},
 		})
 	}
 }
@@ -174,7 +182,7 @@ type child struct {
 	moment chan struct{} // closed when it has
 }
 
-func startChild(o orders) (*child, error) {
+func startChild(p *momenttest.ProcessRun, o orders) (*child, error) {
 	spec, _ := json.Marshal(o)
 	c := &child{cmd: exec.Command(os.Args[0]), ended: make(chan struct{}), moment: make(chan struct{})} //nolint:gosec // this program
 	c.cmd.Env = append(os.Environ(), workerEnv+"="+string(spec))
@@ -196,6 +204,10 @@ func startChild(o orders) (*child, error) {
 				close(c.moment)
 				continue
 			}
+			if lines.Text() == momenttest.LateLine {
+				p.Happened()
+				continue
+			}
 			_ = json.Unmarshal(lines.Bytes(), &c.hits)
 		}
 	}()
@@ -210,15 +222,15 @@ type outcome struct {
 	bound time.Duration
 }
 
-func runProcesses(p *momenttest.ProcessRun, o orders) map[string]int {
+func runProcesses(p *momenttest.ProcessRun, o orders) []map[string]int {
 	server, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
 		p.Errorf("%v", err)
 		return nil
 	}
 	defer func() { _ = server.Close() }()
-	o.Addr, o.Point, o.N = server.Addr().String(), p.Point, p.N
-	c, err := startChild(o)
+	o.Addr = server.Addr().String()
+	c, err := startChild(p, o)
 	if err != nil {
 		p.Errorf("%v", err)
 		return nil
@@ -240,6 +252,7 @@ func runProcesses(p *momenttest.ProcessRun, o orders) map[string]int {
 	survivors.Wait()
 	select {
 	case <-c.ended:
+	case <-c.moment: // it is dead or stopped
 	case <-time.After(leftSoon):
 		p.Errorf("the victim has not ended")
 	}
@@ -253,10 +266,10 @@ func runProcesses(p *momenttest.ProcessRun, o orders) map[string]int {
 	for _, x := range all {
 		judgeOutcome(p, x, happened, c.event)
 	}
-	if p.Event == "" && c.hits == nil {
-		p.Errorf("the victim, to which nothing happened, has failed")
+	if !happened && c.hits == nil {
+		p.Errorf("the victim, to which nothing happened for good, has failed")
 	}
-	return c.hits
+	return []map[string]int{c.hits}
 }
 
 // survive is another worker: it works with the victim and with the other one, and leaves in order.
@@ -281,13 +294,17 @@ func survive(p *momenttest.ProcessRun, o orders, name string, rank int, working 
 	if name == "a" {
 		other = "c"
 	}
-	report(name+"'s work with the victim", lostSoon, work(ctx, a, victim))
+	limited, stop := context.WithTimeout(ctx, o.Limit) // a call with a deadline takes no other time
+	defer stop()
+	report(name+"'s work with the victim", lostSoon, work(limited, a, victim))
 	if err := work(ctx, a, other); err != nil {
 		p.Errorf("among survivors: %v", err)
 	}
 	through()
 	working.Wait() // who finds the victim dead on its way out does not wait for anybody
-	report(name+"'s way out", leftSoon, a.Shutdown(ctx))
+	leaving, given := context.WithTimeout(ctx, o.Limit)
+	defer given()
+	report(name+"'s way out", leftSoon, a.Shutdown(leaving))
 }
 
 // judgeOutcome is the oracle.
@@ -299,7 +316,12 @@ func judgeOutcome(p *momenttest.ProcessRun, x outcome, happened bool, event time
 		p.Errorf("nobody died, but %s: %v", x.what, x.err)
 		return
 	}
-	if code := dist.CodeOf(x.err); !slices.Contains([]dist.Code{dist.PeerLost, dist.Unavailable, dist.Closed, dist.Aborted, dist.NotFound}, code) {
+	allowed := []dist.Code{dist.PeerLost, dist.Unavailable, dist.Closed, dist.Aborted, dist.NotFound}
+	if p.Victims[0].Event == momenttest.StopEvent {
+		allowed = append(allowed, dist.DeadlineExceeded)
+		x.bound += 2 * stoppedLimit
+	}
+	if code := dist.CodeOf(x.err); !slices.Contains(allowed, code) {
 		p.Errorf("%s: %v (code %v)", x.what, x.err, code)
 	}
 	if e, ok := errors.AsType[*dist.Error](x.err); ok && e.Code == dist.PeerLost && e.Peer != "" && e.Peer != victim {

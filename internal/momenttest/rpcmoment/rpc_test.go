@@ -36,6 +36,7 @@ const (
 	timeout = 20 * time.Second // of a call
 	soon    = time.Second      // after what ends it
 	calls   = 4
+	places  = 3 // for handlers
 )
 
 // The events beside those of the context.
@@ -44,6 +45,7 @@ const (
 	peerEvent      = "peer"     // the agent that it calls
 	shutdownEvent  = "shutdown" // the victim leaves in order; in a static world all do
 	newcomerEvent  = "newcomer" // another worker joins, calls and leaves
+	fullEvent      = "full"     // another worker takes all places of the one that the victim calls, and more wait
 	callbackClose  = "callback-close"
 	callbackCall   = "callback-call"
 	callbackPanic  = "callback-panic"
@@ -59,6 +61,7 @@ func TestRPC(t *testing.T) {
 				{Name: closeEvent, Where: momenttest.Beside},
 				{Name: peerEvent, Where: momenttest.Beside},
 				{Name: shutdownEvent, Where: momenttest.Beside},
+				{Name: fullEvent, Where: momenttest.Beside},
 				{Name: callbackClose},
 				{Name: callbackCall},
 				{Name: callbackPanic},
@@ -112,7 +115,7 @@ func handlers() *rpc.Registry {
 func play(r *momenttest.Run, wire string, static bool) {
 	g := &game{r: r, static: static, store: store.NewMemory(), agents: map[string]*rpc.Agent{}}
 	r.Cleanup(func() { _ = g.store.Close() })
-	g.opts = []rpc.Option{rpc.WithHandlers(handlers()), rpc.WithTimeout(timeout), rpc.WithConcurrency(3)}
+	g.opts = []rpc.Option{rpc.WithHandlers(handlers()), rpc.WithTimeout(timeout), rpc.WithConcurrency(places)}
 	if wire != "cohort" {
 		g.opts = append(g.opts, rpc.WithTransports(wire))
 	}
@@ -187,6 +190,7 @@ func (g *game) arrange() {
 	g.r.On(peerEvent, func() { _ = g.agents["b"].Close() })
 	g.r.On(shutdownEvent, g.shutdown)
 	g.r.On(newcomerEvent, g.newcomer)
+	g.r.On(fullEvent, g.fill)
 	set := func(f func()) func() {
 		return func() {
 			g.mu.Lock()
@@ -247,6 +251,22 @@ func (g *game) newcomer() {
 	defer func() { _ = d.Close() }()
 	if got, err := rpc.Call[int](ctx, d, "c", "test.double", 4); got != 8 || err != nil {
 		g.r.Errorf("a newcomer's call: %d, %v", got, err)
+	}
+}
+
+// fill is a worker that sends more requests at once than the peer has places. The victim's wait behind them for a while, and all are
+// answered unless the peer goes.
+func (g *game) fill() {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	futures := make([]*dist.Future[int], 4*places)
+	for i := range futures {
+		futures[i] = rpc.Async[int](ctx, g.agents["c"], "b", "test.slow", i)
+	}
+	for i, f := range futures {
+		if got, err := f.Await(ctx); (got != i || err != nil) && !slices.ContainsFunc([]string{peerEvent, shutdownEvent}, g.r.Planned) {
+			g.r.Errorf("request %d of many: %d, %v", i, got, err)
+		}
 	}
 }
 
