@@ -25,7 +25,8 @@ rpc.api._delete_all_user_and_unforked_owner_rrefs = pause
 `
 
 // TestShutdownMoments has two Go workers shut down while a PyTorch worker is before, inside or behind the all-gather of its own
-// shutdown, and dies there, goes without the others, or does nothing. A Go worker or the PyTorch worker leads the all-gather.
+// shutdown, and dies there, goes without the others, or does nothing; or one of the Go workers goes without the others. A Go worker or
+// the PyTorch worker leads the all-gather.
 func TestShutdownMoments(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for _, names := range [][2]string{{"a_go", "b_py"}, {"b_go", "a_py"}} {
@@ -34,6 +35,7 @@ func TestShutdownMoments(t *testing.T) {
 				how  string    // arguments of PyTorch's shutdown
 				py   string    // when something happens to the PyTorch worker: "before", "inside" or "after" the all-gather
 				kill bool      // it is killed then; else it goes on, after the Go worker
+				rude bool      // the first Go worker closes its agent then
 				want dist.Code // 0 if the shutdown has to succeed
 			}{
 				{name: "before, alive", py: "before", want: dist.DeadlineExceeded},
@@ -42,12 +44,17 @@ func TestShutdownMoments(t *testing.T) {
 				{name: "inside, killed", py: "inside", kill: true, want: dist.PeerLost},
 				{name: "after, alive", py: "after"},
 				{name: "after, killed", py: "after", kill: true, want: dist.PeerLost},
+				{name: "inside, a Go worker closes", py: "inside", rude: true, want: dist.PeerLost},
+				{name: "after, a Go worker closes", py: "after", rude: true, want: dist.PeerLost},
 			} {
 				t.Run(names[0]+"/"+moment.name, func(t *testing.T) {
 					w := start(t, tr, stubSettings(settings{static: true, tolerant: true, leave: moment.how}),
 						goWorker(names[0], handlers()), goWorker("c_go", handlers()), torchWorker(names[1], pausing))
 					w.run()
-					p := w.procs[names[1]]
+					p, lost := w.procs[names[1]], names[1]
+					if moment.rude {
+						lost = names[0]
+					}
 					if moment.py != "before" { // it is inside soon
 						p.Send(t, "stop")
 						time.Sleep(500 * time.Millisecond)
@@ -71,11 +78,19 @@ func TestShutdownMoments(t *testing.T) {
 					if moment.py == "after" {
 						p.Expect(t, "gathered")
 					}
+					if moment.rude {
+						time.Sleep(300 * time.Millisecond) // the other Go worker waits
+						_ = w.agents[names[0]].Close()
+						if err := <-ended[names[0]]; !errors.Is(err, dist.Closed) {
+							t.Errorf("%s closes, and its shutdown ends with %v", names[0], err)
+						}
+						delete(ended, names[0])
+					}
 					if moment.py != "inside" && moment.kill {
 						time.Sleep(300 * time.Millisecond) // the Go worker waits for it
 						p.Kill()
 					}
-					if moment.py == "after" && !moment.kill {
+					if moment.py == "after" && !moment.kill && !moment.rude { // else it waits for its store's timeout, and raises
 						p.Send(t, "go on")
 					}
 					for name, ch := range ended {
@@ -86,8 +101,8 @@ func TestShutdownMoments(t *testing.T) {
 							t.Errorf("%s: %v", name, err)
 						case moment.want != 0 && !errors.Is(err, moment.want):
 							t.Errorf("%s: %v, want %v", name, err, moment.want)
-						case moment.want == dist.PeerLost && !strings.Contains(err.Error(), "(peer "+names[1]+")"):
-							t.Errorf("%s: %v does not name %s", name, err, names[1])
+						case moment.want == dist.PeerLost && !strings.Contains(err.Error(), "(peer "+lost+")"):
+							t.Errorf("%s: %v does not name %s", name, err, lost)
 						case moment.want == dist.PeerLost && time.Since(begun) > 10*time.Second:
 							t.Errorf("%s took %v", name, time.Since(begun))
 						}
