@@ -161,6 +161,9 @@ func (w *World) leave() error {
 
 // String names the rank and its world.
 func (w *World) String() string {
+	if w.member == nil {
+		return "no world"
+	}
 	if w.Size() < 1 {
 		return fmt.Sprintf("rank %d of an open world on %v", w.Rank(), w.Store())
 	}

@@ -76,8 +76,8 @@ func failed(err error) *Variable { return &Variable{err: err} }
 
 // Err returns the error of the operation that failed, or nil.
 func (v *Variable) Err() error {
-	if v == nil {
-		return dist.New("autograd", dist.InvalidArgument, "no variable")
+	if v == nil || v.err == nil && v.Value().IsNone() {
+		return dist.New("autograd", dist.InvalidArgument, "no variable: it was made without a tensor")
 	}
 	return v.err
 }

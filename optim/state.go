@@ -26,6 +26,9 @@ const paramGroups = "param_groups"
 // "param_groups" as JSON. The tensors are those that the optimizer works with, not copies: the next step changes them.
 // It corresponds to Optimizer.state_dict.
 func (o *Optimizer) State() (*safetensors.File, error) {
+	if o.rule == nil {
+		return nil, dist.New("optim: state", dist.InvalidArgument, "no rule: make an optimizer with New")
+	}
 	f := &safetensors.File{Tensors: map[string]*tensor.Tensor{}, Metadata: map[string]string{"format": "pt"}}
 	s := o.rule.slots()
 	for i, p := range o.params {
@@ -67,6 +70,9 @@ func key(i int, name string) string { return fmt.Sprintf("state.%d.%s", i, name)
 // LoadState loads the state of an optimizer with the same rule and parameters, and its hyperparameters, including the
 // learning rate. If something does not fit, it changes nothing. It corresponds to Optimizer.load_state_dict.
 func (o *Optimizer) LoadState(f *safetensors.File) error {
+	if f == nil || o.rule == nil {
+		return dist.New("optim: load state", dist.InvalidArgument, "no file, or no rule: make an optimizer with New")
+	}
 	rule, err := o.loadGroup(f.Metadata[paramGroups])
 	if err != nil {
 		return err

@@ -104,7 +104,11 @@ func (m *Member) finish(err error) {
 }
 
 func (m *Member) closeOnce() {
-	m.closing.Do(func() { m.note(m.release.Close()) })
+	m.closing.Do(func() {
+		if m.release.Close != nil {
+			m.note(m.release.Close())
+		}
+	})
 }
 
 // note keeps the first error.

@@ -51,7 +51,12 @@ func (g *Guest) callsBy() *Agent { return g.a }
 func (g *Guest) Name() string { return g.a.name }
 
 // String names the guest.
-func (g *Guest) String() string { return "rpc guest " + strconv.Quote(g.a.name) }
+func (g *Guest) String() string {
+	if g.a == nil {
+		return "no rpc guest"
+	}
+	return "rpc guest " + strconv.Quote(g.a.name)
+}
 
 // Workers reads the workers of the world from its store.
 func (g *Guest) Workers(ctx context.Context) ([]WorkerEntry, error) {

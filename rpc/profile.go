@@ -16,7 +16,7 @@ import (
 )
 
 // Profile collects what calls took: how long the caller waited, and what ran where meanwhile. It is safe for concurrent use.
-type Profile struct{ rec *rpcprof.Recorder }
+type Profile struct{ rec rpcprof.Recorder }
 
 // ProfileEvent is something that has taken time. A call is named as by PyTorch's profiler, "rpc_sync#function(caller -> callee)",
 // and what its callee reports is "<the call>#remote_op: <what ran>".
@@ -33,8 +33,8 @@ type ProfileEvent struct {
 // It corresponds to torch.autograd.profiler_legacy.profile. PyTorch's newer profiler sees the caller's side only. A Go worker
 // serves profiled calls of PyTorch as well: its handlers appear in the profile there.
 func WithProfile(ctx context.Context) (context.Context, *Profile) {
-	p := &Profile{rec: &rpcprof.Recorder{}}
-	return rpcprof.With(ctx, p.rec), p
+	p := new(Profile)
+	return rpcprof.With(ctx, &p.rec), p
 }
 
 // RecordFunction makes what happens until end is called an event of the profile in ctx. In a handler that is where its caller

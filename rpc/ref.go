@@ -26,6 +26,8 @@ import (
 //
 // A handler owns the references among its arguments. One in its result must be open when the handler returns; to close it
 // when the caller has its own, use context.AfterFunc: the handler's context ends after the result was sent.
+//
+// The zero value refers to nothing, and using it is an error.
 type Ref[T any] struct {
 	refMark //nolint:unused // encoders find references by it
 	a       *Agent
@@ -143,10 +145,22 @@ func newRef[T any](a *Agent, value T, typeName string) (*Ref[T], error) {
 	return wrapRef[T](a, a.refs.HoldOwn(obj, typeName)), nil
 }
 
+// held returns the hold, or the error of a reference that nobody has made.
+func (r *Ref[T]) held(op string) (*rpcref.Hold, error) {
+	if c := r.core(); c != nil {
+		return c, nil
+	}
+	return nil, dist.New("rpc: "+op, dist.InvalidArgument, "the reference refers to nothing: use one that NewRef, Remote or a call has returned")
+}
+
 // Fetch copies the value to here and returns it; at the owner it is the value itself. It waits until the object has been
 // made. An error of the function that made it is the error of every Fetch. It corresponds to RRef.to_here.
 func (r *Ref[T]) Fetch(ctx context.Context) (T, error) {
-	v, err := r.a.fetch(ctx, r.c)
+	c, err := r.held("fetch")
+	if err != nil {
+		return *new(T), err
+	}
+	v, err := r.a.fetch(ctx, c)
 	runtime.KeepAlive(r)
 	return convert[T]("fetch", v, err)
 }
@@ -155,7 +169,10 @@ func (r *Ref[T]) Fetch(ctx context.Context) (T, error) {
 // made. It corresponds to RRef.local_value.
 func (r *Ref[T]) LocalValue(ctx context.Context) (T, error) {
 	var zero T
-	c := r.c
+	c, err := r.held("local value")
+	if err != nil {
+		return zero, err
+	}
 	if c.Object == nil {
 		return zero, dist.Newf("rpc: local value", dist.InvalidArgument,
 			"%v is held by %q, its object lives at %q: use Fetch, or call a function there", r, r.a.name, c.Handle.Owner)
@@ -170,32 +187,36 @@ func (r *Ref[T]) LocalValue(ctx context.Context) (T, error) {
 
 // Owner returns the worker that has the object. It corresponds to RRef.owner.
 func (r *Ref[T]) Owner() WorkerInfo {
-	if r.c.Object != nil {
+	switch {
+	case r.core() == nil:
+		return WorkerInfo{ID: dist.NoRank}
+	case r.c.Object != nil:
 		return r.a.Self()
 	}
 	return WorkerInfo{Name: r.c.Handle.Owner, ID: dist.Rank(r.c.Handle.Wire.Owner)}
 }
 
 // IsOwner reports whether the object lives here. It corresponds to RRef.is_owner.
-func (r *Ref[T]) IsOwner() bool { return r.c.Object != nil }
+func (r *Ref[T]) IsOwner() bool { return r.core() != nil && r.c.Object != nil }
 
 // ConfirmedByOwner reports whether the owner is known to have registered this reference. It corresponds to
 // RRef.confirmed_by_owner.
-func (r *Ref[T]) ConfirmedByOwner() bool { return r.c.Confirmed() }
+func (r *Ref[T]) ConfirmedByOwner() bool { return r.core() != nil && r.c.Confirmed() }
 
 // Confirmed waits until the owner has registered this reference, or says why it cannot. It corresponds to waiting for
 // RRef._get_future.
 func (r *Ref[T]) Confirmed(ctx context.Context) error {
-	if r.c.Object != nil {
-		return nil
+	c, err := r.held("confirm reference")
+	if err != nil || c.Object != nil {
+		return err
 	}
 	pl := rpcplace.Of(ctx)
 	pl.Pause()
 	defer pl.Resume()
-	r.a.net.Recall(r.c.Handle.Wire.Owner)
+	r.a.net.Recall(c.Handle.Wire.Owner)
 	select {
-	case <-r.c.Handle.Ready:
-		return r.c.State()
+	case <-c.Handle.Ready:
+		return c.State()
 	case <-ctx.Done():
 		return dist.FromContext(ctx, "rpc: confirm reference")
 	}
@@ -203,6 +224,9 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 
 // ID returns the object's id as PyTorch prints it.
 func (r *Ref[T]) ID() string {
+	if r.core() == nil {
+		return ""
+	}
 	return r.c.Text()
 }
 
@@ -211,7 +235,11 @@ func (r *Ref[T]) Agent() *Agent { return r.a }
 
 // Clone returns a second reference of this worker to the same object, to be closed by itself.
 func (r *Ref[T]) Clone() (*Ref[T], error) {
-	twin, err := r.c.Dup()
+	c, err := r.held("clone reference")
+	if err != nil {
+		return nil, err
+	}
+	twin, err := c.Dup()
 	if err != nil {
 		return nil, err
 	}

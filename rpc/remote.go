@@ -40,18 +40,29 @@ func Remote[T any](ctx context.Context, a *Agent, to, fn string, args ...any) (*
 // those of a registered class ([Registry.Class]). ctx is the timeout of this one call. It corresponds to
 // rref.rpc_sync(timeout).method(...).
 func CallMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) (R, error) {
+	if _, err := ref.held("call method"); err != nil {
+		return *new(R), err
+	}
 	positional, kwargs := splitArgs(args)
 	return Call[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, py.Tuple(positional), orEmpty(kwargs))
 }
 
 // AsyncMethod is [CallMethod] that returns at once. It corresponds to rref.rpc_async(timeout).method(...).
 func AsyncMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) *dist.Future[R] {
+	if _, err := ref.held("call method"); err != nil {
+		failed := dist.NewPromise[R]()
+		failed.Complete(*new(R), err)
+		return failed.Future()
+	}
 	positional, kwargs := splitArgs(args)
 	return Async[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, py.Tuple(positional), orEmpty(kwargs))
 }
 
 // RemoteMethod calls a method and leaves its result at the owner. It corresponds to rref.remote(timeout).method(...).
 func RemoteMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) (*Ref[R], error) {
+	if _, err := ref.held("call method"); err != nil {
+		return nil, err
+	}
 	positional, kwargs := splitArgs(args)
 	return Remote[R](ctx, ref.a, ref.Owner().Name, localInvoke, ref, method, py.Tuple(positional), orEmpty(kwargs))
 }

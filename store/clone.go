@@ -26,15 +26,15 @@ func Clone(ctx context.Context, s Store) (Store, error) {
 
 // Clone implements [Cloner]: the same prefix of a further handle on the store below.
 func (p *PrefixStore) Clone(ctx context.Context) (Store, error) {
-	below, err := Clone(ctx, p.below)
+	below, err := Clone(ctx, p.below())
 	if err != nil {
 		return nil, err
 	}
-	return &PrefixStore{below: below, prefix: p.prefix}, nil
+	return &PrefixStore{store: below, prefix: p.prefix}, nil
 }
 
 // String names the prefix and the store below.
-func (p *PrefixStore) String() string { return fmt.Sprintf("%v under %q", p.below, p.prefix) }
+func (p *PrefixStore) String() string { return fmt.Sprintf("%v under %q", p.below(), p.prefix) }
 
 // String says what it is.
 func (m *Memory) String() string { return "memory store" }

@@ -18,8 +18,9 @@ import (
 
 // Memory is a store inside one process, for ranks that are goroutines and for tests. It corresponds to
 // torch.distributed.HashStore; unlike HashStore, it also wakes waiters on add, append and multi-set. It has every
-// optional operation, each atomic.
+// optional operation, each atomic. The zero value is an empty store.
 type Memory struct {
+	begun   sync.Once
 	data    *memoryData
 	timeout atomic.Int64
 	closing sync.Once
@@ -48,21 +49,23 @@ var (
 )
 
 // NewMemory returns an empty store.
-func NewMemory() *Memory {
-	return newMemory(&memoryData{
-		values: map[string][]byte{}, queues: map[string][][]byte{}, waiters: map[string]*waiters{},
-	})
-}
+func NewMemory() *Memory { return new(Memory) }
 
-func newMemory(data *memoryData) *Memory {
-	m := &Memory{data: data, closed: make(chan struct{})}
-	m.SetTimeout(DefaultTimeout)
-	return m
+// table returns the data, which the first use makes.
+func (m *Memory) table() *memoryData {
+	m.begun.Do(func() {
+		if m.data == nil {
+			m.data = &memoryData{values: map[string][]byte{}, queues: map[string][][]byte{}, waiters: map[string]*waiters{}}
+		}
+		m.closed = make(chan struct{})
+		m.timeout.Store(int64(DefaultTimeout))
+	})
+	return m.data
 }
 
 // Clone implements [Cloner]: another handle on the same data, with its own timeout and its own Close.
 func (m *Memory) Clone(context.Context) (Store, error) {
-	c := newMemory(m.data)
+	c := &Memory{data: m.table()}
 	c.SetTimeout(m.Timeout())
 	return c, nil
 }
@@ -70,14 +73,14 @@ func (m *Memory) Clone(context.Context) (Store, error) {
 // Set implements [Store].
 func (m *Memory) Set(ctx context.Context, key string, value []byte) error {
 	return m.do("store: set", ctx, key, func() error {
-		m.data.putLocked(key, bytes.Clone(value))
+		m.table().putLocked(key, bytes.Clone(value))
 		return nil
 	})
 }
 
 // Get implements [Store].
 func (m *Memory) Get(ctx context.Context, key string) (value []byte, err error) {
-	err = m.await("store: get", ctx, []string{key}, m.data.hasValueLocked, func() { value = cloneValue(m.data.values[key]) })
+	err = m.await("store: get", ctx, []string{key}, m.table().hasValueLocked, func() { value = cloneValue(m.table().values[key]) })
 	return value, err
 }
 
@@ -85,12 +88,12 @@ func (m *Memory) Get(ctx context.Context, key string) (value []byte, err error) 
 func (m *Memory) Add(ctx context.Context, key string, delta int64) (sum int64, err error) {
 	const op = "store: add"
 	err = m.do(op, ctx, key, func() error {
-		old := m.data.values[key]
+		old := m.table().values[key]
 		n, bad := storenum.AddEmptyIsZero(old, delta)
 		if bad != nil {
 			return storenum.Error(op, key, old, bad)
 		}
-		m.data.putLocked(key, storenum.Format(n))
+		m.table().putLocked(key, storenum.Format(n))
 		sum = n
 		return nil
 	})
@@ -100,14 +103,14 @@ func (m *Memory) Add(ctx context.Context, key string, delta int64) (sum int64, e
 // CompareAndSet implements [Store].
 func (m *Memory) CompareAndSet(ctx context.Context, key string, expected, desired []byte) (value []byte, err error) {
 	err = m.do("store: compare-and-set", ctx, key, func() error {
-		old, found := m.data.values[key]
+		old, found := m.table().values[key]
 		switch {
 		case found && !bytes.Equal(old, expected):
 			value = cloneValue(old)
 		case !found && len(expected) > 0:
 			value = cloneValue(expected)
 		default:
-			m.data.putLocked(key, bytes.Clone(desired))
+			m.table().putLocked(key, bytes.Clone(desired))
 			value = cloneValue(desired)
 		}
 		return nil
@@ -118,7 +121,7 @@ func (m *Memory) CompareAndSet(ctx context.Context, key string, expected, desire
 // Check implements [Store]. A queue with items counts as an existing key, as in PyTorch.
 func (m *Memory) Check(ctx context.Context, keys ...string) (all bool, err error) {
 	err = m.do("store: check", ctx, "", func() error {
-		all = m.data.missingLocked(keys, m.data.presentLocked) < 0
+		all = m.table().missingLocked(keys, m.table().presentLocked) < 0
 		return nil
 	})
 	return all, err
@@ -126,14 +129,14 @@ func (m *Memory) Check(ctx context.Context, keys ...string) (all bool, err error
 
 // Wait implements [Store]. A queue with items counts as an existing key, as in PyTorch.
 func (m *Memory) Wait(ctx context.Context, keys ...string) error {
-	return m.await("store: wait", ctx, keys, m.data.presentLocked, func() {})
+	return m.await("store: wait", ctx, keys, m.table().presentLocked, func() {})
 }
 
 // Delete implements [Store].
 func (m *Memory) Delete(ctx context.Context, key string) (found bool, err error) {
 	err = m.do("store: delete", ctx, key, func() error {
-		_, found = m.data.values[key]
-		delete(m.data.values, key)
+		_, found = m.table().values[key]
+		delete(m.table().values, key)
 		return nil
 	})
 	return found, err
@@ -142,7 +145,7 @@ func (m *Memory) Delete(ctx context.Context, key string) (found bool, err error)
 // NumKeys implements [Store]. Queues are not counted.
 func (m *Memory) NumKeys(ctx context.Context) (n int, err error) {
 	err = m.do("store: number of keys", ctx, "", func() error {
-		n = len(m.data.values)
+		n = len(m.table().values)
 		return nil
 	})
 	return n, err
@@ -152,7 +155,7 @@ func (m *Memory) NumKeys(ctx context.Context) (n int, err error) {
 func (m *Memory) Append(ctx context.Context, key string, value []byte) error {
 	return m.do("store: append", ctx, key, func() error {
 		// Values never leave the store without a copy, so growing one in place is safe.
-		m.data.putLocked(key, append(m.data.values[key], value...))
+		m.table().putLocked(key, append(m.table().values[key], value...))
 		return nil
 	})
 }
@@ -160,9 +163,9 @@ func (m *Memory) Append(ctx context.Context, key string, value []byte) error {
 // MultiGet implements [MultiGetter].
 func (m *Memory) MultiGet(ctx context.Context, keys ...string) ([][]byte, error) {
 	values := make([][]byte, len(keys))
-	err := m.await("store: multi-get", ctx, keys, m.data.hasValueLocked, func() {
+	err := m.await("store: multi-get", ctx, keys, m.table().hasValueLocked, func() {
 		for i, key := range keys {
-			values[i] = cloneValue(m.data.values[key])
+			values[i] = cloneValue(m.table().values[key])
 		}
 	})
 	if err != nil {
@@ -179,7 +182,7 @@ func (m *Memory) MultiSet(ctx context.Context, keys []string, values [][]byte) e
 	}
 	return m.do(op, ctx, "", func() error {
 		for i, key := range keys {
-			m.data.putLocked(key, bytes.Clone(values[i]))
+			m.table().putLocked(key, bytes.Clone(values[i]))
 		}
 		return nil
 	})
@@ -188,8 +191,8 @@ func (m *Memory) MultiSet(ctx context.Context, keys []string, values [][]byte) e
 // QueuePush implements [Queuer].
 func (m *Memory) QueuePush(ctx context.Context, key string, value []byte) error {
 	return m.do("store: queue push", ctx, key, func() error {
-		m.data.queues[key] = append(m.data.queues[key], cloneValue(value))
-		m.data.wakeLocked(key)
+		m.table().queues[key] = append(m.table().queues[key], cloneValue(value))
+		m.table().wakeLocked(key)
 		return nil
 	})
 }
@@ -198,19 +201,19 @@ func (m *Memory) QueuePush(ctx context.Context, key string, value []byte) error 
 func (m *Memory) QueuePop(ctx context.Context, key string, wait bool) (item []byte, err error) {
 	const op = "store: queue pop"
 	pop := func() {
-		queue := m.data.queues[key]
+		queue := m.table().queues[key]
 		item = queue[0]
 		queue[0] = nil // the array may live on for the items behind
-		if m.data.queues[key] = queue[1:]; len(queue) == 1 {
-			delete(m.data.queues, key)
+		if m.table().queues[key] = queue[1:]; len(queue) == 1 {
+			delete(m.table().queues, key)
 		}
 	}
 	if wait {
-		err = m.await(op, ctx, []string{key}, m.data.hasItemLocked, pop)
+		err = m.await(op, ctx, []string{key}, m.table().hasItemLocked, pop)
 		return item, err
 	}
 	err = m.do(op, ctx, key, func() error {
-		if !m.data.hasItemLocked(key) {
+		if !m.table().hasItemLocked(key) {
 			return storeop.QueueEmpty(op, key)
 		}
 		pop()
@@ -222,7 +225,7 @@ func (m *Memory) QueuePop(ctx context.Context, key string, wait bool) (item []by
 // QueueLen implements [Queuer].
 func (m *Memory) QueueLen(ctx context.Context, key string) (n int, err error) {
 	err = m.do("store: queue length", ctx, key, func() error {
-		n = len(m.data.queues[key])
+		n = len(m.table().queues[key])
 		return nil
 	})
 	return n, err
@@ -231,8 +234,8 @@ func (m *Memory) QueueLen(ctx context.Context, key string) (n int, err error) {
 // ListKeys implements [Lister]. Queues are not listed.
 func (m *Memory) ListKeys(ctx context.Context) (keys []string, err error) {
 	err = m.do("store: list keys", ctx, "", func() error {
-		keys = make([]string, 0, len(m.data.values))
-		for key := range m.data.values {
+		keys = make([]string, 0, len(m.table().values))
+		for key := range m.table().values {
 			keys = append(keys, key)
 		}
 		return nil
@@ -241,13 +244,20 @@ func (m *Memory) ListKeys(ctx context.Context) (keys []string, err error) {
 }
 
 // Timeout implements [Store].
-func (m *Memory) Timeout() time.Duration { return time.Duration(m.timeout.Load()) }
+func (m *Memory) Timeout() time.Duration {
+	m.table()
+	return time.Duration(m.timeout.Load())
+}
 
 // SetTimeout implements [Store].
-func (m *Memory) SetTimeout(d time.Duration) { m.timeout.Store(int64(d)) }
+func (m *Memory) SetTimeout(d time.Duration) {
+	m.table()
+	m.timeout.Store(int64(d))
+}
 
 // Close implements [Store]. The data lives on while another handle is open.
 func (m *Memory) Close() error {
+	m.table()
 	m.closing.Do(func() { close(m.closed) })
 	return nil
 }
@@ -257,12 +267,14 @@ func (m *Memory) do(op string, ctx context.Context, key string, step func() erro
 	if err := m.usable(op, ctx, key); err != nil {
 		return err
 	}
-	m.data.mu.Lock()
-	defer m.data.mu.Unlock()
+	d := m.table()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	return step()
 }
 
 func (m *Memory) usable(op string, ctx context.Context, keys ...string) error { //nolint:revive // the operation reads first
+	m.table()
 	select {
 	case <-m.closed:
 		return &dist.Error{Op: op, Code: dist.Closed, Rank: dist.NoRank, Key: strings.Join(keys, ", ")}
@@ -273,7 +285,7 @@ func (m *Memory) usable(op string, ctx context.Context, keys ...string) error { 
 
 // await runs a step under the lock as soon as ready holds for all keys.
 func (m *Memory) await(op string, ctx context.Context, keys []string, ready func(string) bool, step func()) error { //nolint:revive // the operation reads first
-	d := m.data
+	d := m.table()
 	bounded := false
 	for {
 		if err := m.usable(op, ctx, keys...); err != nil {

@@ -14,7 +14,7 @@ import (
 // PrefixStore is the view of a store that [Prefix] makes.
 type PrefixStore struct {
 	prefix string // with its slash
-	below  Store
+	store  Store
 }
 
 var (
@@ -32,21 +32,19 @@ var (
 // Everything is forwarded: the timeout is that of s, NumKeys counts all of s as PyTorch does, and Close closes s, so do
 // not call Close on a view of a store that you do not own. Optional operations, and the answers of [Supports], are those
 // of s. If s is nil every operation fails.
-func Prefix(prefix string, s Store) *PrefixStore {
-	if s == nil {
-		s = noStore{}
+func Prefix(prefix string, s Store) *PrefixStore { return &PrefixStore{prefix: prefix + "/", store: s} }
+
+// below returns the store that the view is of, or one that cannot do anything.
+func (p *PrefixStore) below() Store {
+	if p.store == nil {
+		return noStore{}
 	}
-	return &PrefixStore{prefix: prefix + "/", below: s}
+	return p.store
 }
 
 // Underlying returns the store that was given to [Prefix], or nil if that was nil. It corresponds to
 // PrefixStore.underlying_store.
-func (p *PrefixStore) Underlying() Store {
-	if _, none := p.below.(noStore); none {
-		return nil
-	}
-	return p.below
-}
+func (p *PrefixStore) Underlying() Store { return p.store }
 
 // UnderlyingNonPrefix returns s without all its prefixes. It corresponds to PrefixStore._underlying_non_prefix_store.
 func UnderlyingNonPrefix(s Store) Store {
@@ -72,92 +70,92 @@ func (p *PrefixStore) keys(keys []string) []string {
 
 // Set implements [Store].
 func (p *PrefixStore) Set(ctx context.Context, key string, value []byte) error {
-	return p.below.Set(ctx, p.prefix+key, value)
+	return p.below().Set(ctx, p.prefix+key, value)
 }
 
 // Get implements [Store].
 func (p *PrefixStore) Get(ctx context.Context, key string) ([]byte, error) {
-	return p.below.Get(ctx, p.prefix+key)
+	return p.below().Get(ctx, p.prefix+key)
 }
 
 // Add implements [Store].
 func (p *PrefixStore) Add(ctx context.Context, key string, delta int64) (int64, error) {
-	return p.below.Add(ctx, p.prefix+key, delta)
+	return p.below().Add(ctx, p.prefix+key, delta)
 }
 
 // CompareAndSet implements [Store].
 func (p *PrefixStore) CompareAndSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error) {
-	return p.below.CompareAndSet(ctx, p.prefix+key, expected, desired)
+	return p.below().CompareAndSet(ctx, p.prefix+key, expected, desired)
 }
 
 // Check implements [Store].
 func (p *PrefixStore) Check(ctx context.Context, keys ...string) (bool, error) {
-	return p.below.Check(ctx, p.keys(keys)...)
+	return p.below().Check(ctx, p.keys(keys)...)
 }
 
 // Wait implements [Store].
 func (p *PrefixStore) Wait(ctx context.Context, keys ...string) error {
-	return p.below.Wait(ctx, p.keys(keys)...)
+	return p.below().Wait(ctx, p.keys(keys)...)
 }
 
 // Delete implements [Store].
 func (p *PrefixStore) Delete(ctx context.Context, key string) (bool, error) {
-	return p.below.Delete(ctx, p.prefix+key)
+	return p.below().Delete(ctx, p.prefix+key)
 }
 
 // NumKeys implements [Store]: the number of keys of the whole store below.
-func (p *PrefixStore) NumKeys(ctx context.Context) (int, error) { return p.below.NumKeys(ctx) }
+func (p *PrefixStore) NumKeys(ctx context.Context) (int, error) { return p.below().NumKeys(ctx) }
 
 // Timeout implements [Store].
-func (p *PrefixStore) Timeout() time.Duration { return p.below.Timeout() }
+func (p *PrefixStore) Timeout() time.Duration { return p.below().Timeout() }
 
 // SetTimeout implements [Store]: it changes the store below.
-func (p *PrefixStore) SetTimeout(d time.Duration) { p.below.SetTimeout(d) }
+func (p *PrefixStore) SetTimeout(d time.Duration) { p.below().SetTimeout(d) }
 
 // Close implements [Store]: it closes the store below.
-func (p *PrefixStore) Close() error { return p.below.Close() }
+func (p *PrefixStore) Close() error { return p.below().Close() }
 
 // Supports implements [FeatureReporter].
-func (p *PrefixStore) Supports(f Feature) bool { return Supports(p.below, f) }
+func (p *PrefixStore) Supports(f Feature) bool { return Supports(p.below(), f) }
 
 // AskSupport implements [FeatureAsker].
 func (p *PrefixStore) AskSupport(ctx context.Context, f Feature) (bool, error) {
-	return AskSupport(ctx, p.below, f)
+	return AskSupport(ctx, p.below(), f)
 }
 
 // Append implements [Appender], by a fallback where the store below has none.
 func (p *PrefixStore) Append(ctx context.Context, key string, value []byte) error {
-	return Append(ctx, p.below, p.prefix+key, value)
+	return Append(ctx, p.below(), p.prefix+key, value)
 }
 
 // MultiGet implements [MultiGetter], by a fallback where the store below has none.
 func (p *PrefixStore) MultiGet(ctx context.Context, keys ...string) ([][]byte, error) {
-	return MultiGet(ctx, p.below, p.keys(keys)...)
+	return MultiGet(ctx, p.below(), p.keys(keys)...)
 }
 
 // MultiSet implements [MultiSetter], by a fallback where the store below has none.
 func (p *PrefixStore) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
-	return MultiSet(ctx, p.below, p.keys(keys), values)
+	return MultiSet(ctx, p.below(), p.keys(keys), values)
 }
 
 // QueuePush implements [Queuer], by a fallback where the store below has none.
 func (p *PrefixStore) QueuePush(ctx context.Context, key string, value []byte) error {
-	return QueuePush(ctx, p.below, p.prefix+key, value)
+	return QueuePush(ctx, p.below(), p.prefix+key, value)
 }
 
 // QueuePop implements [Queuer], by a fallback where the store below has none.
 func (p *PrefixStore) QueuePop(ctx context.Context, key string, wait bool) ([]byte, error) {
-	return QueuePop(ctx, p.below, p.prefix+key, wait)
+	return QueuePop(ctx, p.below(), p.prefix+key, wait)
 }
 
 // QueueLen implements [Queuer], by a fallback where the store below has none.
 func (p *PrefixStore) QueueLen(ctx context.Context, key string) (int, error) {
-	return QueueLen(ctx, p.below, p.prefix+key)
+	return QueueLen(ctx, p.below(), p.prefix+key)
 }
 
 // ListKeys implements [Lister]: the keys under this prefix, without it.
 func (p *PrefixStore) ListKeys(ctx context.Context) ([]string, error) {
-	all, err := ListKeys(ctx, p.below)
+	all, err := ListKeys(ctx, p.below())
 	if err != nil {
 		return nil, err
 	}

@@ -123,6 +123,9 @@ func (t *Tensor) Clone() (*Tensor, error) {
 // Tensor.copy_ without conversion or broadcast.
 func (t *Tensor) CopyFrom(src *Tensor) error {
 	const op = "tensor: copy"
+	if src == nil {
+		return dist.New(op, dist.InvalidArgument, "no tensor to copy from")
+	}
 	if t.dtype != src.dtype || !t.SameShape(src) {
 		return dist.Newf(op, dist.InvalidArgument, "%s into %s", src.describe(), t.describe())
 	}

@@ -185,7 +185,8 @@ func (t *Tensor) Strides() []int { return slices.Clone(t.strides) }
 // Dims returns the number of dimensions. It corresponds to Tensor.dim.
 func (t *Tensor) Dims() int { return len(t.shape) }
 
-// Dim returns the size of dimension i; a negative i counts from the end. It corresponds to Tensor.size(i).
+// Dim returns the size of dimension i; a negative i counts from the end. Like an index of a slice, i must be one that there is. It
+// corresponds to Tensor.size(i).
 func (t *Tensor) Dim(i int) int {
 	if i < 0 {
 		i += len(t.shape)
@@ -233,7 +234,7 @@ func (t *Tensor) IsContiguous() bool {
 }
 
 // SameShape reports whether u has the shape of t.
-func (t *Tensor) SameShape(u *Tensor) bool { return slices.Equal(t.shape, u.shape) }
+func (t *Tensor) SameShape(u *Tensor) bool { return u != nil && slices.Equal(t.shape, u.shape) }
 
 // Bytes returns the memory of a contiguous tensor, without a copy. [Tensor.Contiguous] makes one of any tensor.
 func (t *Tensor) Bytes() ([]byte, error) {

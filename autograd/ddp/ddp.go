@@ -24,6 +24,7 @@ package ddp
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -202,31 +203,37 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 			return m.onReady(ctx, pass, i)
 		})
 		if err != nil {
-			m.Close()
-			return nil, err
+			return nil, errors.Join(err, m.Close())
 		}
 		m.removes = append(m.removes, remove)
 	}
 	return m, nil
 }
 
-// Close removes the model's hooks from the parameters: gradients are no longer reduced. The group stays open.
-func (m *Model) Close() {
+// Close removes the model's hooks from the parameters: gradients are no longer reduced. It is idempotent, and the group stays open.
+// The error says which gradients are lost because there was no memory for a copy of them.
+func (m *Model) Close() error {
 	for _, remove := range m.removes {
 		remove()
 	}
 	m.removes = nil
 	idle := m.err == nil && !m.running // else a reduction may still be writing
+	var errs []error
 	for i, p := range m.params {
 		_ = p.Value.SetGradMemory(nil)
-		if idle && m.takeOut(i) != nil {
-			p.Value.ZeroGrad() // no memory for a copy
+		if !idle {
+			continue
+		}
+		if err := m.takeOut(i); err != nil {
+			errs = append(errs, dist.Newf("ddp: close", dist.CodeOf(err), "the gradient of %s: %w", p.Name, err))
+			p.Value.ZeroGrad()
 		}
 	}
 	if idle {
 		m.releaseBuckets()
 	}
 	m.buckets = nil
+	return errors.Join(errs...)
 }
 
 // Module returns the module that was given to New.

@@ -342,7 +342,9 @@ func TestMisuse(t *testing.T) {
 		if err := loss.Backward(ctx); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "without a forward") {
 			return fmt.Errorf("a second pass: %w", err)
 		}
-		model.Close()
+		if err := errors.Join(model.Close(), model.Close()); err != nil {
+			return err
+		}
 		zero(m)
 		before := g.Seq()
 		if err := autograd.CrossEntropy(m.Forward(x), y, autograd.ReduceMean).Backward(ctx); err != nil || g.Seq() != before {
@@ -355,6 +357,28 @@ func TestMisuse(t *testing.T) {
 		}
 		if _, err := ddp.New(ctx, g, nn.ReLU); !errors.Is(err, dist.InvalidArgument) {
 			return fmt.Errorf("no parameters: %w", err)
+		}
+		return nil
+	})
+}
+
+// TestCloseTells: Close says that gradients are lost which it could not copy.
+func TestCloseTells(t *testing.T) {
+	t.Parallel()
+	world(t, 1, func(ctx context.Context, g *group.Group) error {
+		m := net(1)
+		model, err := ddp.New(ctx, g, m)
+		if err != nil {
+			return err
+		}
+		x, y := batch(1, 8)
+		if err := autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean).Backward(ctx); err != nil {
+			return err
+		}
+		first := m.Params()[0]
+		first.Value.Grad().Storage().Release()
+		if err := model.Close(); err == nil || !strings.Contains(err.Error(), first.Name) || first.Value.Grad() != nil {
+			return fmt.Errorf("a gradient without memory: %w", err)
 		}
 		return nil
 	})

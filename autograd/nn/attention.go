@@ -71,5 +71,9 @@ func future(length int) *tensor.Tensor {
 
 // Params returns the parameters with PyTorch's names.
 func (a *Attention) Params() []Param {
-	return append([]Param{{Name: "in_proj_weight", Value: a.InWeight}, {Name: "in_proj_bias", Value: a.InBias}}, Prefix("out_proj", a.Out.Params())...)
+	params := []Param{{Name: "in_proj_weight", Value: a.InWeight}, {Name: "in_proj_bias", Value: a.InBias}}
+	if a.Out != nil {
+		params = append(params, Prefix("out_proj", a.Out.Params())...)
+	}
+	return params
 }

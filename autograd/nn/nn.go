@@ -16,6 +16,7 @@ import (
 	"strconv"
 
 	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -85,7 +86,12 @@ func Prefix(name string, params []Param) []Param {
 type Func func(*autograd.Variable) *autograd.Variable
 
 // Forward calls f.
-func (f Func) Forward(x *autograd.Variable) *autograd.Variable { return f(x) }
+func (f Func) Forward(x *autograd.Variable) *autograd.Variable {
+	if f == nil {
+		return autograd.Failed(dist.New("nn: func", dist.InvalidArgument, "no function"))
+	}
+	return f(x)
+}
 
 // Params returns nothing.
 func (f Func) Params() []Param { return nil }
@@ -198,6 +204,9 @@ func NewLayerNorm(shape ...int) *LayerNorm {
 
 // Forward normalises x.
 func (l *LayerNorm) Forward(x *autograd.Variable) *autograd.Variable {
+	if err := l.Weight.Err(); err != nil {
+		return autograd.Failed(err)
+	}
 	return autograd.LayerNorm(x, l.Weight, l.Bias, l.Weight.Dims(), l.Eps)
 }
 

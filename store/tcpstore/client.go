@@ -120,6 +120,9 @@ func (c *Client) Clone(ctx context.Context) (store.Store, error) {
 
 // Dialect returns the dialect that is spoken with the server.
 func (c *Client) Dialect() Dialect {
+	if c.back == nil {
+		return DialectAuto // the zero value is no client
+	}
 	switch c.back.dialect() {
 	case wire.Legacy:
 		return DialectLegacy

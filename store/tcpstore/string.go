@@ -6,7 +6,7 @@ package tcpstore
 import "fmt"
 
 // String names the server by its address.
-func (s *Server) String() string { return "tcpstore server at " + s.addr.String() }
+func (s *Server) String() string { return fmt.Sprint("tcpstore server at ", s.addr) }
 
 // String says how many servers are shared.
 func (s *Shared) String() string {
