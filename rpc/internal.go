@@ -6,9 +6,9 @@ package rpc
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
@@ -143,7 +143,7 @@ func (a *Agent) serveMethod(ctx context.Context, r *Request) (any, error) {
 	if len(r.Args) != 4 {
 		return nil, wrongArguments(r)
 	}
-	if !hasRef(r.Args[2:], r.Args[0], map[any]bool{}) { // the method owns what is among its arguments
+	if !pygo.Contains(r.Args[2:], r.Args[0]) { // the method owns what is among its arguments
 		defer closeRef(r.Args[0])
 	}
 	name, ok1 := r.Args[1].(string)
@@ -168,45 +168,6 @@ func (a *Agent) serveMethod(ctx context.Context, r *Request) (any, error) {
 		return out.Await(ctx)
 	}
 	return out, nil
-}
-
-// hasRef reports whether a reference is somewhere inside a value. Parts that occur several times are looked at once.
-func hasRef(v, ref any, seen map[any]bool) bool {
-	list := func(items []any) bool {
-		if len(items) == 0 || seen[&items[0]] {
-			return false
-		}
-		seen[&items[0]] = true
-		return slices.ContainsFunc(items, func(x any) bool { return hasRef(x, ref, seen) })
-	}
-	pairs := func(ps []py.Pair) bool {
-		return slices.ContainsFunc(ps, func(p py.Pair) bool { return hasRef(p.Key, ref, seen) || hasRef(p.Value, ref, seen) })
-	}
-	switch v := v.(type) {
-	case *Ref[any]:
-		return any(v) == ref
-	case []any:
-		return list(v)
-	case py.Tuple:
-		return list(v)
-	case py.Set:
-		return list(v)
-	case py.FrozenSet:
-		return list(v)
-	case *py.Dict:
-		if v == nil || seen[v] {
-			return false
-		}
-		seen[v] = true
-		return pairs(v.Pairs)
-	case *py.Object:
-		if v == nil || seen[v] {
-			return false
-		}
-		seen[v] = true
-		return list(v.Args) || hasRef(v.KwArgs, ref, seen) || list(v.States) || list(v.Items) || pairs(v.Pairs)
-	}
-	return false
 }
 
 func closeRef(v any) {
