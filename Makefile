@@ -76,10 +76,10 @@ memory: ## very many calls and references, and autograd contexts with PyTorch: m
 model: ## explore the large worlds of the reference protocol, which takes minutes
 	@$(GO) test -json -timeout 20m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rrefcore -rref.all | $(COUNT) -as model
 
-# The moments wait most of the time: more packages than processors run at once. Lint does not see what the tag selects.
+# The moments wait most of the time: more packages than processors run at once.
 .PHONY: moments
 moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)
-	@{ $(GO) test -p 4 -vet=all -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags moments
+	@{ $(GO) test -p 4 -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags moments
 
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
@@ -88,6 +88,7 @@ fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
 .PHONY: lint
 lint: $(TOOLS)/golangci-lint ## check format and style
 	@$(TOOLS)/golangci-lint run ./...
+	@$(TOOLS)/golangci-lint run --build-tags moments,invariants ./internal/momenttest/... ./internal/moment ./internal/invariants
 	@cd observe/otel && ../../$(TOOLS)/golangci-lint run ./...
 
 $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum

@@ -8,6 +8,7 @@ package momenttest
 import (
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -126,10 +127,10 @@ func OwnMoment(events []OwnEvent) (stop func() map[string]int) {
 			switch {
 			case hit != e.Point || hits[hit] != e.N:
 			case e.Event == LateEvent:
-				fmt.Println(LateLine)
+				_, _ = fmt.Fprintln(os.Stdout, LateLine)
 				time.Sleep(lateTime) //nolint:forbidigo // that is what the event is
 			default:
-				fmt.Println(MomentLine)
+				_, _ = fmt.Fprintln(os.Stdout, MomentLine)
 				signalSelf(e.Event == StopEvent)
 			}
 		}

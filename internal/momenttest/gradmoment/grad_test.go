@@ -162,8 +162,8 @@ func play(r *momenttest.Run, fast bool) {
 
 // carrying has the values of another context beside its own life.
 type carrying struct {
-	context.Context
-	values context.Context
+	context.Context                 //nolint:containedctx // it is a context
+	values          context.Context //nolint:containedctx // as above
 }
 
 func (c carrying) Value(key any) any {

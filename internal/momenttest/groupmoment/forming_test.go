@@ -76,7 +76,7 @@ func forming(r *momenttest.Run, parents []*group.Group, join func(ctx context.Co
 			if rank == late {
 				time.Sleep(30 * time.Millisecond)
 			}
-			err := joinUntilItWorks(rank, all, own, join)
+			err := joinUntilItWorks(all, own, rank, join)
 			if err != nil {
 				cancel() // the others would wait for this rank
 			}
@@ -92,7 +92,7 @@ func forming(r *momenttest.Run, parents []*group.Group, join func(ctx context.Co
 }
 
 // joinUntilItWorks joins a group and uses it. The first time the victim does so with a context that may end.
-func joinUntilItWorks(rank int, all, own context.Context, join func(ctx context.Context, rank int) (*group.Group, error)) error {
+func joinUntilItWorks(all, own context.Context, rank int, join func(ctx context.Context, rank int) (*group.Group, error)) error {
 	var last error
 	for try := range formingTries {
 		ctx := all

@@ -199,7 +199,7 @@ func (g *game) act() []*momenttest.Call {
 			if rank == late {
 				time.Sleep(30 * time.Millisecond)
 			}
-			err := g.rank(rank, own, watched)
+			err := g.rank(own, rank, watched)
 			if err != nil {
 				_ = g.groups[rank].Close() // as a program does: others may wait for what this rank does not send or take any more
 			}
@@ -211,7 +211,7 @@ func (g *game) act() []*momenttest.Call {
 
 // rank runs the program on one rank. The victim waits for one of its operations with a context that may end, which must
 // end the wait alone: the operation is waited for again.
-func (g *game) rank(rank int, own context.Context, watched int) error {
+func (g *game) rank(own context.Context, rank, watched int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	var finish []func() error

@@ -135,7 +135,7 @@ func (res *result) end(err error) {
 
 // runProgram runs the steps of a seed, three times over, so that there is something to interrupt.
 func runProgram(ctx context.Context, g *group.Group, seed uint64) error {
-	steps := program(rand.New(rand.NewPCG(seed, 99))) //nolint:gosec // a test that can be repeated
+	steps := program(rand.New(rand.NewPCG(seed, 99)))
 	for range 3 {
 		for _, s := range steps {
 			if err := run(ctx, g, s.operation, s.n); err != nil {
@@ -187,7 +187,7 @@ type process struct {
 
 func start(p *momenttest.ProcessRun, o orders) *process {
 	spec, _ := json.Marshal(o)
-	child := &process{cmd: exec.Command(os.Args[0]), ended: make(chan struct{}), moment: make(chan struct{}), failed: make(chan struct{})} //nolint:gosec // this program
+	child := &process{cmd: exec.Command(os.Args[0]), ended: make(chan struct{}), moment: make(chan struct{}), failed: make(chan struct{})}
 	child.cmd.Env = append(os.Environ(), rankEnv+"="+string(spec))
 	child.cmd.Stderr = os.Stderr
 	stdout, err := child.cmd.StdoutPipe()

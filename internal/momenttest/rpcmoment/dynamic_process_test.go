@@ -8,7 +8,6 @@ package rpcmoment
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -60,9 +59,9 @@ func runDynamic(p *momenttest.ProcessRun, o orders) []map[string]int {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*joinSoon)
 	defer cancel()
 	for _, name := range []string{"a", "c"} {
-		a, leave, err := d.join(ctx, name)
-		if err != nil {
-			p.Errorf("%s cannot join: %v", name, err)
+		a, leave, failure := d.join(ctx, name)
+		if failure != nil {
+			p.Errorf("%s cannot join: %v", name, failure)
 			return nil
 		}
 		defer leave()
@@ -97,7 +96,7 @@ func (d *dynamic) join(ctx context.Context, name string) (a *rpc.Agent, leave fu
 
 // meanwhile is what happens beside the victim's life: calls between those who stay, calls to the victim, and another that joins.
 func (d *dynamic) meanwhile(ctx context.Context) {
-	rng := rand.New(rand.NewPCG(d.p.Seed, 7)) //nolint:gosec // a test that can be repeated
+	rng := rand.New(rand.NewPCG(d.p.Seed, 7))
 	comes := time.Duration(rng.IntN(60)) * time.Millisecond
 	over := make(chan struct{})
 	var work sync.WaitGroup
@@ -248,7 +247,7 @@ func (d *dynamic) after(ctx context.Context) {
 		leaving.Go(func() {
 			limited, cancel := context.WithTimeout(ctx, joinSoon)
 			defer cancel()
-			d.explained(fmt.Sprintf("%s's way out", a.Name()), a.Shutdown(limited))
+			d.explained(a.Name()+"'s way out", a.Shutdown(limited))
 		})
 	}
 	leaving.Wait()

@@ -184,7 +184,7 @@ type child struct {
 
 func startChild(p *momenttest.ProcessRun, o orders) (*child, error) {
 	spec, _ := json.Marshal(o)
-	c := &child{cmd: exec.Command(os.Args[0]), ended: make(chan struct{}), moment: make(chan struct{})} //nolint:gosec // this program
+	c := &child{cmd: exec.Command(os.Args[0]), ended: make(chan struct{}), moment: make(chan struct{})}
 	c.cmd.Env = append(os.Environ(), workerEnv+"="+string(spec))
 	c.cmd.Stderr = os.Stderr
 	stdout, err := c.cmd.StdoutPipe()
