@@ -120,7 +120,7 @@ func TestBackwardRef(t *testing.T) {
 	if err := c.BackwardRef(base, loss); err == nil || !strings.Contains(err.Error(), "could not find autograd context") {
 		t.Errorf("in a context that the owner does not know: %v", err)
 	}
-	if err := c.BackwardRef(base, 7); !errors.Is(err, dist.InvalidArgument) {
+	if err := c.BackwardRef(base, nil); !errors.Is(err, dist.InvalidArgument) {
 		t.Errorf("from no reference: %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/rpc"
 )
 
 // dispatch handles the messages of passes and clean-ups.
@@ -194,9 +195,9 @@ func (c *Context) backwardOwn(ctx context.Context, holder int, id rpcwire.Global
 	return c.Backward(ctx, []*autograd.Variable{root}, opts...)
 }
 
-// BackwardRef runs a pass from the variable that a *rpc.Ref refers to, at its owner, which must have seen the context and decides
+// BackwardRef runs a pass from the variable that a reference refers to, at its owner, which must have seen the context and decides
 // about the mode: [Fast] has no effect. It corresponds to RRef.backward.
-func (c *Context) BackwardRef(ctx context.Context, ref any, opts ...PassOption) error {
+func (c *Context) BackwardRef(ctx context.Context, ref rpc.AnyRef, opts ...PassOption) error {
 	id, owner, err := c.e.agent.Reference(ref)
 	if err != nil {
 		return err
