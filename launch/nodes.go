@@ -6,10 +6,9 @@ package launch
 import (
 	"context"
 	"net"
-	"os"
-	"slices"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/internal/postmortem"
 )
@@ -81,23 +80,7 @@ func (c Config) hosts(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
-	if host, _ := os.Hostname(); host == name || name == "" || name == "localhost" {
-		return true
-	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	ips, err := net.DefaultResolver.LookupIPAddr(ctx, name)
-	if err != nil {
-		return false
-	}
-	own, err := net.InterfaceAddrs()
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(ips, func(ip net.IPAddr) bool {
-		return ip.IP.IsLoopback() || slices.ContainsFunc(own, func(a net.Addr) bool {
-			n, ok := a.(*net.IPNet)
-			return ok && n.IP.Equal(ip.IP)
-		})
-	})
+	return ctxdial.IsLocal(ctx, name)
 }

@@ -42,7 +42,7 @@ type Status struct {
 type (
 	// NodeStatus is a node that takes part.
 	NodeStatus struct {
-		Host    string    `json:"host"`
+		Host    string
 		Base    dist.Rank // its first rank
 		Workers int       // how many it has
 	}

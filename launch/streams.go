@@ -20,7 +20,7 @@ import (
 type Screen struct {
 	// In is the standard input of a job of one worker; nil: none.
 	In *os.File
-	// Out and Err take what the workers print there, Err also the launcher's own messages.
+	// Out and Err take what the workers print there, Err also the launcher's own messages; nil drops it.
 	Out, Err io.Writer
 	// Ranks puts the rank before every line and joins identical lines of several ranks: for people, not for programs.
 	Ranks bool
@@ -39,6 +39,12 @@ type screen struct {
 }
 
 func newScreen(s Screen) *screen {
+	if s.Out == nil {
+		s.Out = io.Discard
+	}
+	if s.Err == nil {
+		s.Err = io.Discard
+	}
 	sc := &screen{Screen: s, out: joblog.NewOutput(s.Out)}
 	sc.err = sc.out
 	if s.Err != s.Out {

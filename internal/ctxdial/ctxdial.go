@@ -2,13 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package ctxdial opens connections, and tells apart why one could not be opened: because of the deadline of a context, of an address
-// that is none, or of a name that does not exist.
+// that is none, or of a name that does not exist. It also knows the addresses of this machine.
 package ctxdial
 
 import (
 	"context"
 	"errors"
 	"net"
+	"os"
+	"slices"
 	"time"
 )
 
@@ -46,4 +48,26 @@ func BadAddr(err error) bool {
 func UnknownHost(err error) bool {
 	lookup, is := errors.AsType[*net.DNSError](err)
 	return is && lookup.IsNotFound && !BadAddr(err)
+}
+
+// IsLocal reports whether a host is this machine: it has its name, or one of its addresses. The empty name, which a listener takes for
+// all addresses, is. A name that cannot be looked up is not.
+func IsLocal(ctx context.Context, host string) bool {
+	if own, _ := os.Hostname(); host == own || host == "" || host == "localhost" {
+		return true
+	}
+	ips, err := net.DefaultResolver.LookupIPAddr(ctx, host)
+	if err != nil {
+		return false
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(ips, func(ip net.IPAddr) bool {
+		return ip.IP.IsLoopback() || slices.ContainsFunc(addrs, func(a net.Addr) bool {
+			n, ok := a.(*net.IPNet)
+			return ok && n.IP.Equal(ip.IP)
+		})
+	})
 }

@@ -72,6 +72,15 @@ func TestSilentAddress(t *testing.T) {
 	}
 }
 
+func TestIsLocal(t *testing.T) {
+	t.Parallel()
+	for host, want := range map[string]bool{"": true, "localhost": true, "127.0.0.1": true, "::1": true, "192.0.2.1": false} {
+		if got := IsLocal(t.Context(), host); got != want {
+			t.Errorf("%q: %v", host, got)
+		}
+	}
+}
+
 // fullListener returns the address of a listener at which a dial waits: its backlog is full and nobody accepts.
 func fullListener(t *testing.T) string {
 	t.Helper()
