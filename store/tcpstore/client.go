@@ -123,16 +123,7 @@ func (c *Client) Dialect() Dialect {
 	if c.back == nil {
 		return DialectAuto // the zero value is no client
 	}
-	switch c.back.dialect() {
-	case wire.Legacy:
-		return DialectLegacy
-	case wire.V:
-		return DialectV
-	case wire.Native:
-		return DialectNative
-	default:
-		return DialectAuto
-	}
+	return map[wire.Dialect]Dialect{wire.Legacy: DialectLegacy, wire.V: DialectV, wire.Native: DialectNative}[c.back.dialect()]
 }
 
 // Supports implements [store.FeatureReporter]: what the server itself can do. The client may have to ask the server,
