@@ -101,12 +101,13 @@ tidy: ## check that go.mod and go.sum are what `go mod tidy` would write
 	@GOFLAGS=-buildvcs=false $(GO) mod tidy -C observe/otel -diff
 
 # What README says this builds for, with the tests, except on Windows, where many besides those of stores need what it does not have.
-# Machine code for these platforms is first made by scripts/release.
+# Machine code is made for one of them here, and for all by scripts/release.
 CROSS = $(GO) run ./internal/crosscheck
 .PHONY: cross
 cross: ## check every package for the other platforms
 	@$(CROSS) -tests linux/386 linux/arm64 darwin/arm64 && $(CROSS) windows/amd64 && $(CROSS) -tests windows/amd64 -- ./store/...
 	@$(CROSS) -dir observe/otel -tests linux/386 linux/arm64 darwin/arm64 && $(CROSS) -dir observe/otel windows/amd64
+	@echo "cross linux/arm64: the command"; GOOS=linux GOARCH=arm64 $(GO) build -gcflags='all=-N -l' -ldflags=-s -o /dev/null ./cmd/cohort
 
 .PHONY: cover
 cover: ## print how much of the code the tests reach
