@@ -19,7 +19,7 @@ func (c *court) missing() (Verdict, bool) {
 	})
 	if len(here) > 0 && len(late) > 0 {
 		what := "not reached " + c.at[here[0]].where()
-		if len(late) > 1 && subgroup.MatchString(c.rank(here[0]).Line) {
+		if m := subgroup.FindStringSubmatch(c.rank(here[0]).Line); len(late) > 1 && m != nil && m[1] != "None" && !strings.HasSuffix(m[1], "WORLD") {
 			what += ", which only those in its group have to"
 		}
 		return c.late(late, what, here), true
@@ -47,7 +47,7 @@ func (c *court) missing() (Verdict, bool) {
 }
 
 // subgroup is a line of a program that names the group of a collective. Who is in it cannot be seen.
-var subgroup = regexp.MustCompile(`\bgroup=[^N]`)
+var subgroup = regexp.MustCompile(`\bgroup=([\w.]+)`)
 
 // mismatch: the ranks are in different collectives.
 func (c *court) mismatch() (Verdict, bool) {

@@ -98,8 +98,11 @@ func (c *court) store() (Verdict, bool) {
 			return Verdict{Sentence: fmt.Sprintf("%s %s for the key %s of the store%s, in %s; nobody has set it.", name(all), verb(all, "wait"), w.Key, since(w.Age), c.at[w.Rank].where())}, true
 		}
 	}
-	// PyTorch's own store does not tell who waits for what.
-	if here := c.ranks(func(r Rank, p position) bool { return r.Object == theStore && !r.Moved && !p.waits() }); len(here) > 0 {
+	// PyTorch's own store does not tell who waits for what. A rank that is at work may be about to set the key.
+	if len(c.ranks(func(r Rank, _ position) bool { return r.Moved || r.State == "R" })) > 0 {
+		return Verdict{}, false
+	}
+	if here := c.ranks(func(r Rank, p position) bool { return r.Object == theStore && !p.waits() && r.Main != nil }); len(here) > 0 {
 		return Verdict{Sentence: fmt.Sprintf("%s %s for the store, in %s%s: probably for a key that nobody has set.", name(here), verb(here, "wait"), c.at[here[0]].where(), since(c.rank(here[0]).Idle))}, true
 	}
 	return Verdict{}, false

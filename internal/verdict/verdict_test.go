@@ -200,6 +200,10 @@ func TestSentences(t *testing.T) {
 			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Line = "dist.all_reduce(x, group=None)" }), at(1, "load", 12), at(2, "save", 14)}},
 			"Ranks 1 and 2 have not reached all_reduce (train.py:27); they are in load (train.py:12), save (train.py:14); rank 0 waits.",
 		},
+		"the group of all by its name": {
+			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Line = "dist.all_reduce(x, group=dist.group.WORLD)" }), at(1, "load", 12), at(2, "save", 14)}},
+			"Ranks 1 and 2 have not reached all_reduce (train.py:27); they are in load (train.py:12), save (train.py:14); rank 0 waits.",
+		},
 		"a late rank and one that ends": {
 			Job{World: 3, Ranks: []Rank{in(0, "gather", "dst=0", 27), with(1), at(2, "load", 12)}},
 			"Rank 2 has not reached gather (train.py:27); it is in load (train.py:12); rank 0 waits; rank 1 starts or ends.",
@@ -209,6 +213,12 @@ func TestSentences(t *testing.T) {
 				r.Main.Kernel, r.Object, r.Idle = "poll_schedule_timeout.constprop.0", "127.0.0.1:29500", 9*time.Second
 			})}},
 			"Rank 1 waits for the store, in config (train.py:30) for 9 s: probably for a key that nobody has set.",
+		},
+		"PyTorch's store, and a rank that works": {
+			Job{World: 2, Store: "localhost:29500", Ranks: []Rank{edit(at(0, "load", 12), func(r *Rank) { r.State, r.Main.State, r.Main.Kernel = "R", "R", "" }), edit(at(1, "config", 30), func(r *Rank) {
+				r.Main.Kernel, r.Object, r.Idle = "poll_schedule_timeout.constprop.0", "127.0.0.1:29500", 9*time.Second
+			})}},
+			"Not hung: rank 0 is at work, in load (train.py:12), and no rank waits in torch.distributed.",
 		},
 		"PyTorch's store before a collective": {
 			Job{World: 2, Store: "127.0.0.1:29500", Ranks: []Rank{in(0, "barrier", "", 40), edit(at(1, "config", 30), func(r *Rank) {
