@@ -74,6 +74,7 @@ func TestExplain(t *testing.T) {
 		"syntax":        {Death{Code: 1, Stderr: "  File \"/srv/t.py\", line 3\n    def\n       ^\nSyntaxError: invalid syntax\n"}, Exception, "raised SyntaxError: invalid syntax", "/srv/t.py:3"},
 		"cuda":          {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\n    x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 GiB\n"}, Memory, "raised torch.OutOfMemoryError: CUDA out of memory", ""},
 		"cut traceback": {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 1"}, ExitCode, "exited with code 1", ""},
+		"a program":     {Death{Code: 1, Stderr: "trainer: Connection reset by peer\n"}, LostPeer, "exited with code 1: trainer", ""},
 		"a Go rank":     {Death{Code: 1, Stderr: "2026/11/15 group: all-reduce: rank 2 on nodeb: peer lost: connection reset\n"}, LostPeer, "exited with code 1: 2026/11/15 group", ""},
 	} {
 		got := Explain(c.death)

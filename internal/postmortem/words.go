@@ -120,6 +120,8 @@ func foreign(exception string) bool {
 		return false
 	case strings.HasPrefix(name, "Dist"): // DistBackendError without its module, as the error file of @record has it
 		return false
+	case !strings.Contains(name, ".") && !strings.HasSuffix(name, "Error") && !strings.HasSuffix(name, "Exception"):
+		return false // "trainer: ...": the name of a program
 	}
 	return true
 }
