@@ -50,8 +50,11 @@ func NewInline(r Reader, limit time.Duration) *Inline {
 	return in
 }
 
-// Brief reports whether handlers take so little time on average that it is not worth to run them side by side.
-func (in *Inline) Brief() bool { return in.mean.Load() <= int64(briefLimit) }
+// Brief reports whether handlers take so little time on average that it is not worth to run them side by side, and none has lately
+// held up the reader until the guard found it.
+func (in *Inline) Brief() bool {
+	return in.mean.Load() <= int64(briefLimit) && in.longest.Load() <= int64(in.limit)
+}
 
 // Short reports whether every handler can be expected to take little time.
 func (in *Inline) Short() bool { return in.longest.Load() <= int64(shortLimit) }

@@ -35,7 +35,7 @@ func (s *Server) serveCall(r *request) {
 		s.calls.Add(-1)
 		s.drop(r)
 		r.refuse(dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", s.cfg.Queue))
-	case now && r.Conn != nil && r.Conn.Inline != nil && (r.Inline || r.Conn.Inline.Brief()):
+	case now && r.Conn != nil && r.Conn.Inline != nil && (r.Inline || r.Conn.Inline.Brief() && (r.cohort() || r.Conn.Inline.Short())):
 		in := r.Conn.Inline
 		r.place.In(in.Reader)
 		in.Do(func() { s.runCall(r) })
