@@ -41,12 +41,14 @@ func (a *Agent) attach() (err error) {
 }
 
 // outgoing returns how the extension is asked about requests that leave, or nil.
-func (a *Agent) outgoing() func(context.Context, *rpclink.Peer, string, *rpcwire.Message) (*rpcseam.Exchange, error) {
+func (a *Agent) outgoing() func(context.Context, *rpclink.Peer, bool, string, *rpcwire.Message) (*rpcseam.Exchange, error) {
 	if a.extension == nil {
 		return nil
 	}
-	return func(ctx context.Context, to *rpclink.Peer, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
-		return a.extension.Outgoing(ctx, rpcserve.SeamWorker(to), fn, m)
+	return func(ctx context.Context, to *rpclink.Peer, toGo bool, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
+		w := rpcserve.SeamWorker(to)
+		w.Go = toGo // as the session says on which it is sent
+		return a.extension.Outgoing(ctx, w, fn, m)
 	}
 }
 

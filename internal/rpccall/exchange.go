@@ -29,7 +29,7 @@ type Config struct {
 	Hook    observe.Hook // may be nil
 	Timeout func() time.Duration
 	// Outgoing asks an extension how it takes part in a request. Nil without one.
-	Outgoing func(ctx context.Context, to *rpclink.Peer, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error)
+	Outgoing func(ctx context.Context, to *rpclink.Peer, toGo bool, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error)
 	// Exception makes the error of an EXCEPTION.
 	Exception func(op, fn, worker string, payload []byte) error
 }

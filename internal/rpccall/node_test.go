@@ -78,7 +78,7 @@ func start(tb testing.TB, name string, id int16, cohort bool, timeout time.Durat
 			e.Key, e.Peer = fn, worker
 			return e
 		},
-		Outgoing: func(_ context.Context, _ *rpclink.Peer, _ string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
+		Outgoing: func(_ context.Context, _ *rpclink.Peer, _ bool, _ string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
 			n.offered.Add(1)
 			return &rpcseam.Exchange{
 				Message: m, Answered: func(*rpcwire.Message) error { n.answered.Add(1); return nil }, Lost: func() { n.lost.Add(1) },

@@ -68,7 +68,7 @@ func (o *Outgoing) Make(ctx context.Context, toGo bool) (*rpcwire.Message, []rre
 		return m, wires, flags, err
 	}
 	if o.By.cfg.Outgoing != nil {
-		if o.exchange, err = o.By.cfg.Outgoing(ctx, o.Peer, o.Func, m); err != nil {
+		if o.exchange, err = o.By.cfg.Outgoing(ctx, o.Peer, toGo, o.Func, m); err != nil {
 			o.By.cfg.Refs.Undecoded(o.Peer, wires)
 			return nil, nil, 0, err
 		}
