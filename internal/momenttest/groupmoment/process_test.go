@@ -210,7 +210,9 @@ func start(p *momenttest.ProcessRun, o orders) *process {
 				close(child.moment)
 				continue
 			case momenttest.LateLine:
-				p.Happened()
+				if !p.Fatal() { // else what is for good has to happen
+					p.Happened()
+				}
 				continue
 			case failedLine:
 				close(child.failed)

@@ -205,7 +205,9 @@ func startChild(p *momenttest.ProcessRun, o orders) (*child, error) {
 				continue
 			}
 			if lines.Text() == momenttest.LateLine {
-				p.Happened()
+				if !p.Fatal() { // else what is for good has to happen
+					p.Happened()
+				}
 				continue
 			}
 			_ = json.Unmarshal(lines.Bytes(), &c.hits)
