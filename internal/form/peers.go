@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
@@ -105,12 +106,22 @@ func readIfThere(ctx context.Context, s store.Store, key string) ([]byte, error)
 	return s.Get(ctx, key)
 }
 
-// readBack narrows what is known about the PyTorch ranks by what they have done in a Go process's store. They are connected, so each
-// has read all that it reads.
+// readBackTime is how long a PyTorch rank may take to read its own address, and readBackPause how often it is asked for: one that was
+// dialled need not have got so far.
+const (
+	readBackTime  = 500 * time.Millisecond
+	readBackPause = 5 * time.Millisecond
+)
+
+// readBack narrows what is known about the PyTorch ranks by what they have done in a Go process's store.
 func (a *attempt) readBack(ctx context.Context) error {
 	p := a.p
 	if a.Peers.Several || a.Peers.Low >= torch.V2_8 || a.Peers.High < torch.V2_8 {
 		return nil
+	}
+	until := time.Now()
+	if p.Parent == nil {
+		until = until.Add(readBackTime)
 	}
 	for r, m := range a.Members {
 		if m.Go {
@@ -121,11 +132,22 @@ func (a *attempt) readBack(ctx context.Context) error {
 			below, key = view.Underlying(), view.Key(key)
 		}
 		client, ok := below.(*tcpstore.Client)
-		if !ok {
+		if !ok || client.Dialect() != tcpstore.DialectNative {
 			return nil
 		}
-		if read, err := client.ReadBack(ctx, key); err != nil || !read {
-			return err // it may be of any version
+		for {
+			read, err := client.ReadBack(ctx, key)
+			if read {
+				break
+			}
+			if err != nil || time.Now().After(until) {
+				return err // it may be of any version
+			}
+			select {
+			case <-time.After(readBackPause):
+			case <-ctx.Done():
+				return dist.Ended(ctx, "group: rendezvous")
+			}
 		}
 	}
 	a.Peers = a.Peers.AtLeast(torch.V2_8)
