@@ -23,13 +23,19 @@ func addresses(ctx context.Context, d *net.Dialer, network, addr string) ([]stri
 	if resolver == nil {
 		resolver = net.DefaultResolver
 	}
-	ips, err := resolver.LookupNetIP(undated{ctx}, "ip"+strings.TrimPrefix(network, "tcp"), host)
+	ips, err := resolver.LookupIPAddr(undated{ctx}, host) // with zones
 	if err != nil {
 		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
 	}
-	all := make([]string, len(ips))
-	for i, ip := range ips {
-		all[i] = net.JoinHostPort(ip.Unmap().String(), port)
+	var all []string
+	for _, ip := range ips {
+		if v4 := ip.IP.To4() != nil; network == "tcp4" && !v4 || network == "tcp6" && v4 {
+			continue
+		}
+		all = append(all, net.JoinHostPort(ip.String(), port))
+	}
+	if len(all) == 0 {
+		return []string{addr}, nil // the dialer knows what is wrong
 	}
 	return all, nil
 }
