@@ -142,6 +142,15 @@ func TestReportErr(t *testing.T) {
 	}
 }
 
+// TestReportErrOfFile: a report that was read from a file is no success because the error is not in it.
+func TestReportErrOfFile(t *testing.T) {
+	t.Parallel()
+	r := Report{Sentence: "rank 1 raised ValueError"}
+	if err := r.Err(); err == nil || !strings.Contains(err.Error(), r.Sentence) {
+		t.Error(err)
+	}
+}
+
 // TestLossOfHostCounts: the loss of the launcher that hosts the rendezvous costs a restart if an attempt was lost with it,
 // and nothing while nodes gather for the first.
 func TestLossOfHostCounts(t *testing.T) {
