@@ -63,5 +63,6 @@ func (n names) sameServer(ctx context.Context, a, b string) bool {
 		return false
 	}
 	addrsA, addrsB := n.addresses(ctx, hostA), n.addresses(ctx, hostB)
-	return ctx.Err() != nil || slices.ContainsFunc(addrsA, func(addr string) bool { return slices.Contains(addrsB, addr) })
+	unknown := ctx.Err() != nil && (addrsA == nil || addrsB == nil)
+	return unknown || slices.ContainsFunc(addrsA, func(addr string) bool { return slices.Contains(addrsB, addr) })
 }
