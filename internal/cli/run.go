@@ -100,8 +100,11 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	if o.Report != "" {
-		if err := writeReport(o.Report, report); err != nil {
-			return err
+		if failed := writeReport(o.Report, report); failed != nil {
+			if report.Succeeded {
+				return failed
+			}
+			_, _ = fmt.Fprintln(a.Err, "cohort:", failed) // why the job has failed comes last
 		}
 	}
 	if a.JSON {
