@@ -4,6 +4,7 @@
 package tcpstore
 
 import (
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -48,6 +49,9 @@ func TestListenOnlyIPv6(t *testing.T) {
 		}
 		if failure == nil {
 			failure = unix.IoctlIfreq(fd, what, r)
+		}
+		if errors.Is(failure, unix.EPERM) {
+			t.Skipf("the network namespace cannot be changed: %v", failure)
 		}
 		if failure != nil {
 			t.Fatal(failure)
