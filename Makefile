@@ -44,7 +44,7 @@ test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 	@$(GO) test -C observe/otel ./...
 	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch)"
 
-# Packages whose code and tests start no goroutine: the race detector finds nothing there and takes ten times as long. The first has
+# Packages whose code starts no goroutine, and whose parallel tests share nothing: the race detector takes ten times as long there. The first has
 # invariants to check; the others were run by "make test" as they are.
 CHECKED = ./internal/storecore
 SERIAL  = $(CHECKED) ./internal/aten ./internal/backcore ./internal/compat ./internal/crosscheck ./internal/repolint ./internal/rrefcore ./internal/sbom ./internal/testcount ./internal/wire/tcpstore ./internal/worldcore

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command crosscheck checks the types of the packages of a module for other platforms, from their sources. A compiler does the same and
-// then writes machine code for the standard library and all dependencies, which takes minutes for each platform and tells nothing more:
-// what it alone would find here, a function without a body where no assembly belongs to it, is looked for too.
+// then writes machine code for the standard library and all dependencies, which takes minutes for each platform.
+// What it alone would find here, a function without a body where no assembly belongs to it, is looked for too; what vet would is not.
 //
 //	crosscheck [-tests] [-dir FOLDER] OS/ARCH... [-- PACKAGE...]
 //
