@@ -22,6 +22,7 @@ def dial(port, hello):
 
 def child(req):
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests
+    torch.set_num_threads(1)  # makes the pool of threads that a fork leaves broken; threads that do so at once fail: "Invalid thread pool!"
     out = dial(req["port"], "%d out" % req["id"])
     err = dial(req["port"], "%d err" % req["id"])
     os.dup2(out.fileno(), 0)
