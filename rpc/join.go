@@ -22,6 +22,9 @@ func (a *Agent) startStatic(ctx context.Context) error {
 	}
 	names, devices, err := a.meet(ctx)
 	for errors.Is(err, rpcworld.ErrAgain) {
+		for _, p := range a.net.Members() { // of the round that was left
+			a.net.RemovePeer(p.Name)
+		}
 		names, devices, err = a.meet(ctx)
 	}
 	if err != nil {

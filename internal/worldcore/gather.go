@@ -180,7 +180,7 @@ func (c *Counting) question(op Op, then func(Event)) {
 				why(dead)
 			case ev.Gone && !c.NoBlame:
 				c.ended(c.who, processEnded, ev.Err, why)
-			case cutOff(ev.Err) && !c.NoCutOff:
+			case cutOff(ev.Err) && dist.CodeOf(ev.Err) != dist.Closed && !c.NoCutOff: // not if this worker itself is closed
 				c.ended(c.who, alwaysCutOff, ev.Err, why)
 			default:
 				c.failed(ev.Err)

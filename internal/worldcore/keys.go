@@ -30,7 +30,7 @@ const (
 	keyGoRanks = "cohort/rank/"  // + rank: a Go worker of a static world, set first of all
 	keyMixed   = "cohort/mixed"  // a round in which a PyTorch rank has begun to start, and that rank, once a Go rank has seen it
 	keySize    = "cohort/size"   // of a static world with Go workers
-	keyAgain   = "cohort/again"  // a static world that a rank has left before it announced itself, and that rank has come again
+	keyAgain   = "cohort/again"  // in this static world a rank stopped between its name and its address, and now starts in a later one
 	keyLooker  = "cohort/looker" // the Go rank that looks for PyTorch ranks, on behalf of all
 	keyBeat    = "cohort/beat/"  // + token: grows while the Go worker that holds the token lives
 	keyRounds  = "cohort/rounds" // of the store itself: a hint where the latest world is

@@ -447,7 +447,7 @@ func (w *startSim) judge() {
 	switch {
 	case w.dynamic:
 		for _, g := range w.ranks {
-			if dist.CodeOf(g.err) != dist.Mismatch || g.ended-g.begun > w.slow(5*time.Second) {
+			if dist.CodeOf(g.err) != dist.Mismatch || g.ended-max(g.begun, w.stalled) > w.slow(5*time.Second) {
 				w.fault("a dynamic world is in the way, and the start of %s ends after %v with %v", g.name, g.ended-g.begun, g.err)
 			}
 		}
