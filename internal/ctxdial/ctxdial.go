@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"time"
@@ -56,18 +57,18 @@ func IsLocal(ctx context.Context, host string) bool {
 	if own, _ := os.Hostname(); host == own || host == "" || host == "localhost" {
 		return true
 	}
-	ips, err := net.DefaultResolver.LookupIPAddr(ctx, host)
-	if err != nil {
-		return false
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	return err == nil && slices.ContainsFunc(ips, OwnAddress)
+}
+
+// OwnAddress reports whether an address is one of this machine.
+func OwnAddress(ip netip.Addr) bool {
+	if ip.Unmap().IsLoopback() {
+		return true
 	}
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(ips, func(ip net.IPAddr) bool {
-		return ip.IP.IsLoopback() || slices.ContainsFunc(addrs, func(a net.Addr) bool {
-			n, ok := a.(*net.IPNet)
-			return ok && n.IP.Equal(ip.IP)
-		})
+	all, err := net.InterfaceAddrs()
+	return err == nil && slices.ContainsFunc(all, func(a net.Addr) bool {
+		n, ok := a.(*net.IPNet)
+		return ok && n.IP.Equal(ip.AsSlice())
 	})
 }

@@ -4,12 +4,12 @@
 package rpclink
 
 import (
-	"net"
 	"net/netip"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/portowner"
 )
@@ -32,7 +32,7 @@ type listeners struct {
 // it cannot tell. What is older than since is read again.
 func (l *listeners) at(addr string, since time.Time) (id string, known bool) {
 	ap, err := netip.ParseAddrPort(strings.TrimPrefix(addr, "uv://"))
-	if err != nil || !ownAddress(ap.Addr().Unmap()) {
+	if err != nil || !ctxdial.OwnAddress(ap.Addr().Unmap()) {
 		return "", false
 	}
 	ap = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
@@ -49,23 +49,6 @@ func (l *listeners) at(addr string, since time.Time) (id string, known bool) {
 		}
 	}
 	return "", len(l.mu.of) > 0
-}
-
-// ownAddress reports whether an address is one of this machine.
-func ownAddress(ip netip.Addr) bool {
-	if ip.IsLoopback() {
-		return true
-	}
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return false
-	}
-	for _, a := range all {
-		if n, ok := a.(*net.IPNet); ok && n.IP.Equal(ip.AsSlice()) {
-			return true
-		}
-	}
-	return false
 }
 
 // noteListener remembers the socket that the worker listens with, while there is a session with it.
