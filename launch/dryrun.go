@@ -82,9 +82,9 @@ func (p *Plan) String() string {
 		}
 	}
 	b.WriteString("every worker:\n")
-	for i, w := range p.Workers {
+	for _, w := range p.Workers[:min(1, len(p.Workers))] {
 		for _, v := range w.Set {
-			if i == 0 && shared[v] == len(p.Workers) {
+			if shared[v] == len(p.Workers) {
 				b.WriteString("  " + v + "\n")
 			}
 		}

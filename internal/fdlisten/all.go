@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Addr listens on addr, "host:port"; without a host on all addresses, IPv4 and IPv6. Package net listens on all addresses of IPv4 only where nothing can be bound to 127.0.0.1, as in a
-// network namespace that has only IPv6: there the socket is made as one of IPv6 that also takes IPv4.
+// Addr listens on addr, "host:port"; without a host on all addresses, IPv4 and IPv6. Where nothing can be bound to 127.0.0.1, as in a
+// network namespace that has only IPv6, package net listens on the addresses of IPv4 alone: there the socket is made as one of IPv6 that
+// also takes IPv4.
 func Addr(addr string) (net.Listener, error) {
 	ctx := context.Background()
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
