@@ -4,7 +4,6 @@
 package autograd
 
 import (
-	"math"
 
 	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/tensor"
@@ -168,7 +167,7 @@ func (f *pow) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error)
 		if f.exponent == 0 {
 			return 0
 		}
-		return g * f.exponent * math.Pow(x, f.exponent-1)
+		return g * f.exponent * tmath.Power(x, f.exponent-1)
 	}))
 }
 

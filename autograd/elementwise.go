@@ -45,7 +45,7 @@ func (v *Variable) Neg() *Variable {
 	return apply(&elementwise{tmath.Neg, false, func(g, _ float64) float64 { return -g }}, v)
 }
 
-// Abs returns the absolute value; its derivative at 0 is 0. It corresponds to torch.abs.
+// Abs returns the absolute value; its derivative at 0, and where v is not a number, is 0. It corresponds to torch.abs.
 func (v *Variable) Abs() *Variable {
 	return apply(&elementwise{tmath.Abs, false, func(g, x float64) float64 {
 		switch {
@@ -53,10 +53,8 @@ func (v *Variable) Abs() *Variable {
 			return g
 		case x < 0:
 			return -g
-		case x == 0:
-			return g * 0
 		}
-		return nan
+		return g * 0 // also where x is not a number
 	}}, v)
 }
 

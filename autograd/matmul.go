@@ -52,10 +52,10 @@ func (f *matmul) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 	}
 	if c.NeedsGrad(1) {
 		if b.Dims() == 2 && a.Dims() > 2 { // one matrix for the whole batch: one product instead of a sum of many
-			if a, err = a.Reshape(-1, a.Dim(-1)); err != nil {
+			if a, err = asMatrix(a); err != nil {
 				return nil, err
 			}
-			if grad, err = grad.Reshape(-1, grad.Dim(-1)); err != nil {
+			if grad, err = asMatrix(grad); err != nil {
 				return nil, err
 			}
 		}
@@ -64,6 +64,11 @@ func (f *matmul) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 		}
 	}
 	return out, nil
+}
+
+// asMatrix makes all dimensions but the last one a single one. Reshape cannot infer how many rows without elements there are.
+func asMatrix(t *tensor.Tensor) (*tensor.Tensor, error) {
+	return t.Reshape(product(t.Shape()[:t.Dims()-1]), t.Dim(-1))
 }
 
 // product2 multiplies with either side transposed and brings the result to the shape of the operand it is the gradient of. The result
@@ -86,7 +91,7 @@ func product2(room, a, b *tensor.Tensor, transA, transB bool, shape []int, vecto
 	}
 	if vector {
 		// A vector was one row or one column: the other dimensions are the batch.
-		if out, err = out.Reshape(-1, shape[0]); err != nil {
+		if out, err = out.Reshape(product(out.Shape()[:out.Dims()-2]), shape[0]); err != nil {
 			return nil, err
 		}
 		return tmath.Sum(out, []int{0}, false)
@@ -129,7 +134,7 @@ func (f *linear) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, err
 func (f *linear) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	x, w := c.Saved()[0], c.Saved()[1]
 	out := make(tensors, 3)
-	grad, err := g[0].Reshape(-1, w.Dim(0))
+	grad, err := asMatrix(g[0])
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +148,7 @@ func (f *linear) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 	}
 	if c.NeedsGrad(1) {
 		var flat *tensor.Tensor
-		if flat, err = x.Reshape(-1, w.Dim(1)); err != nil {
+		if flat, err = asMatrix(x); err != nil {
 			return nil, err
 		}
 		if out[1], err = product2(c.room(1), grad, flat, true, false, w.Shape(), false); err != nil {

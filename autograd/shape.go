@@ -81,8 +81,10 @@ func Cat(dim int, vs ...*Variable) *Variable { return apply(&cat{dim: dim}, vs..
 
 type cat struct {
 	dim   int
-	sizes []int
+	sizes []int // of the inputs, or leftOut
 }
+
+const leftOut = -1
 
 func (f *cat) Forward(_ *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	out, err := tmath.Cat(in, f.dim)
@@ -90,6 +92,10 @@ func (f *cat) Forward(_ *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error)
 		return nil, err
 	}
 	for _, t := range in {
+		if tmath.NothingToCat(t) {
+			f.sizes = append(f.sizes, leftOut)
+			continue
+		}
 		f.sizes = append(f.sizes, t.Dim(f.dim))
 	}
 	return tensors{out}, nil
@@ -99,6 +105,14 @@ func (f *cat) Backward(_ *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error)
 	var out tensors
 	at := 0
 	for _, n := range f.sizes {
+		if n == leftOut {
+			part, err := tensor.New(g[0].DType(), 0)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, part)
+			continue
+		}
 		part, err := g[0].Narrow(f.dim, at, n)
 		if err != nil {
 			return nil, err
@@ -109,12 +123,19 @@ func (f *cat) Backward(_ *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error)
 	return out, nil
 }
 
-// IndexSelect returns the slices of dimension 0 that ids (int64 or int32, any shape) name. It corresponds to t[ids].
+// IndexSelect returns the slices of dimension 0 that ids (int64 or int32, any shape) name; negative ones count from the end. It
+// corresponds to t[ids].
 func (v *Variable) IndexSelect(ids *tensor.Tensor) *Variable {
 	if v.err != nil {
 		return v
 	}
 	shape := v.Shape()
+	if len(shape) > 0 && ids != nil {
+		var err error
+		if ids, err = tmath.WrapIndices(ids, shape[0]); err != nil {
+			return failed(withOp("autograd: index select", err))
+		}
+	}
 	if len(shape) == 0 || len(shape) == 2 {
 		return Embedding(v, Constant(ids), -1)
 	}

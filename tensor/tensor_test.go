@@ -392,6 +392,21 @@ func TestViewsRefuse(t *testing.T) {
 	}
 }
 
+// Slices begin and end where those of Python do.
+func TestSliceCountsAsPython(t *testing.T) {
+	t.Parallel()
+	x := Must(From([]int64{0, 1, 2, 3}))
+	for s, want := range map[[3]int][]int64{
+		{0, 4, 1}: {0, 1, 2, 3}, {-2, 9, 1}: {2, 3}, {0, -1, 1}: {0, 1, 2}, {3, 1, 1}: {}, {-9, 9, 2}: {0, 2}, {4, 4, 1}: {}, {-1, math.MaxInt, 1}: {3},
+		{math.MinInt, -3, 1}: {0}, {1, 4, 5}: {1},
+	} {
+		got, err := Copy[int64](Must(x.Slice(0, s[0], s[1], s[2])))
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%v is %v, %v; want %v", s, got, err, want)
+		}
+	}
+}
+
 func TestUnalignedMemory(t *testing.T) {
 	t.Parallel()
 	raw := alignedBytes(17)[1:]

@@ -45,16 +45,18 @@ func (t *Tensor) Narrow(dim, start, length int) (*Tensor, error) {
 	return t.view(shape, slices.Clone(t.strides), offset), nil
 }
 
-// Slice returns every step-th element of dimension dim in [start, end). It corresponds to t[start:end:step].
+// Slice returns every step-th element of dimension dim in [start, end). As in Python a negative place counts from the end, and places
+// beyond an end mean that end. It corresponds to t[start:end:step].
 func (t *Tensor) Slice(dim, start, end, step int) (*Tensor, error) {
 	d, err := t.axis("tensor: slice", dim)
 	if err != nil {
 		return nil, err
 	}
-	if step < 1 || start < 0 || end < start || end > t.shape[d] {
-		return nil, dist.Newf("tensor: slice", dist.InvalidArgument,
-			"[%d:%d:%d] of dimension %d of size %d: want 0 <= start <= end <= size and step >= 1", start, end, step, dim, t.shape[d])
+	if step < 1 {
+		return nil, dist.Newf("tensor: slice", dist.InvalidArgument, "[%d:%d:%d]: the step must be positive", start, end, step)
 	}
+	start, end = place(start, t.shape[d]), place(end, t.shape[d])
+	end = max(start, end)
 	v, err := t.Narrow(d, start, end-start)
 	if err != nil {
 		return nil, err
@@ -69,6 +71,14 @@ func (t *Tensor) Slice(dim, start, end, step int) (*Tensor, error) {
 		v.strides[d] *= step // within the old extent, so it cannot overflow
 	}
 	return v, nil
+}
+
+// place is where a place of a slice lies in a dimension of some size.
+func place(at, size int) int {
+	if at < 0 {
+		at += size
+	}
+	return min(max(at, 0), size)
 }
 
 // Select returns the slice at index of dimension dim, with that dimension gone. It corresponds to Tensor.select.

@@ -73,9 +73,9 @@ func Binary(op Op, a, b Operand) (*tensor.Tensor, error) {
 	}
 	switch ComputeType(dt) {
 	case tensor.Float32:
-		return binary(op, a, b, sa, sb, shape, dt, floatRow[float32], func(x, y float32) float32 { return float32(math.Pow(float64(x), float64(y))) })
+		return binary(op, a, b, sa, sb, shape, dt, floatRow[float32], func(x, y float32) float32 { return float32(Power(float64(x), float64(y))) })
 	case tensor.Float64:
-		return binary(op, a, b, sa, sb, shape, dt, floatRow[float64], math.Pow)
+		return binary(op, a, b, sa, sb, shape, dt, floatRow[float64], Power)
 	case tensor.Complex128:
 		return binary(op, a, b, sa, sb, shape, dt, plainRow[complex128], cmplx.Pow)
 	default:
@@ -210,6 +210,15 @@ func floatRow[T blas.Float](op Op, out, x, y []T) bool {
 		return false
 	}
 	return true
+}
+
+// Power returns x to the power of y. Powers of 0.5 and -0.5 are those of the square root, as in PyTorch: not a number for -Inf, which
+// is where they differ from math.Pow.
+func Power(x, y float64) float64 {
+	if math.Abs(y) == 0.5 && math.IsInf(x, -1) {
+		return math.NaN()
+	}
+	return math.Pow(x, y)
 }
 
 func plainRow[T number](Op, []T, []T, []T) bool { return false }

@@ -254,6 +254,31 @@ func rowsOf(weight, ids *tensor.Tensor) ([]int, error) {
 	return out, nil
 }
 
+// WrapIndices returns indices into n elements, with those that count from the end made positive.
+func WrapIndices(ids *tensor.Tensor, n int) (*tensor.Tensor, error) {
+	if ids.DType() != tensor.Int64 && ids.DType() != tensor.Int32 {
+		return ids, nil // refused by whoever uses them
+	}
+	list, err := numbers[int64]("index", ids)
+	if err != nil || !slices.ContainsFunc(list, func(id int64) bool { return id < 0 }) {
+		return ids, err
+	}
+	list = slices.Clone(list)
+	for i, id := range list {
+		if id < -int64(n) {
+			return nil, bad("index", "index %d is out of bounds for dimension 0 with size %d", id, n)
+		}
+		if id < 0 {
+			list[i] += int64(n)
+		}
+	}
+	out, err := tensor.From(list)
+	if err != nil {
+		return nil, err
+	}
+	return out.Reshape(ids.Shape()...)
+}
+
 // EmbeddingGrad adds the rows of grad up by the ids that they belong to; padding, when not negative, is the id whose row
 // gets no gradient.
 func EmbeddingGrad(grad, weight, ids *tensor.Tensor, padding int) (*tensor.Tensor, error) {

@@ -15,9 +15,15 @@ func Cat(ts []*tensor.Tensor, dim int) (*tensor.Tensor, error) {
 	if len(ts) == 0 {
 		return nil, bad(op, "expected a non-empty list of Tensors")
 	}
-	first := ts[0]
-	if first.Dims() == 0 {
-		return nil, bad(op, "zero-dimensional tensor (at position 0) cannot be concatenated")
+	first, dt := ts[0], ts[0].DType()
+	for i, t := range ts {
+		if t.Dims() == 0 {
+			return nil, bad(op, "zero-dimensional tensor (at position %d) cannot be concatenated", i)
+		}
+		if NothingToCat(first) {
+			first = t
+		}
+		dt = PromoteTypes(dt, t.DType())
 	}
 	d, err := Axis(op, dim, first.Dims())
 	if err != nil {
@@ -26,8 +32,8 @@ func Cat(ts []*tensor.Tensor, dim int) (*tensor.Tensor, error) {
 	shape := first.Shape()
 	shape[d] = 0
 	for i, t := range ts {
-		if t.DType() != first.DType() {
-			return nil, bad(op, "tensor 0 is of %v, tensor %d of %v", first.DType(), i, t.DType())
+		if NothingToCat(t) {
+			continue
 		}
 		if t.Dims() != len(shape) {
 			return nil, bad(op, "Tensors must have same number of dimensions: got %d and %d", len(shape), t.Dims())
@@ -39,12 +45,18 @@ func Cat(ts []*tensor.Tensor, dim int) (*tensor.Tensor, error) {
 		}
 		shape[d] += t.Dim(d)
 	}
-	out, err := tensor.New(first.DType(), shape...)
+	out, err := tensor.New(dt, shape...)
 	if err != nil {
 		return nil, err
 	}
 	at := 0
 	for _, t := range ts {
+		if NothingToCat(t) {
+			continue
+		}
+		if t, err = Convert(t, dt); err != nil {
+			return nil, err
+		}
 		part, err := out.Narrow(d, at, t.Dim(d))
 		if err != nil {
 			return nil, err
@@ -56,6 +68,9 @@ func Cat(ts []*tensor.Tensor, dim int) (*tensor.Tensor, error) {
 	}
 	return out, nil
 }
+
+// NothingToCat reports whether [Cat] leaves a tensor out, whatever the shape of the others: PyTorch does so with empty lists.
+func NothingToCat(t *tensor.Tensor) bool { return t.Dims() == 1 && t.Dim(0) == 0 }
 
 // Expand repeats a tensor to a shape that it broadcasts to: a view.
 func Expand(t *tensor.Tensor, shape []int) (*tensor.Tensor, error) { return t.Expand(shape...) }

@@ -24,7 +24,11 @@ func plain(v any) argument { return argument{v, v} }
 
 func tensorArgument(t *testing.T, dt tensor.DType, transposed bool, values []float64, shape ...int) argument {
 	t.Helper()
-	x, err := tmath.Convert(tensor.Must(tensor.From(values, shape...)), dt)
+	x := tensor.Must(tensor.From(values, shape...))
+	if shape != nil {
+		x = tensor.Must(x.Reshape(shape...)) // From makes a list of one of a number
+	}
+	x, err := tmath.Convert(x, dt)
 	if err == nil && transposed {
 		x, err = x.Transpose(0, 1)
 	}
