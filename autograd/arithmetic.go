@@ -4,7 +4,6 @@
 package autograd
 
 import (
-
 	"github.com/cohort-dist/cohort/internal/tmath"
 	"github.com/cohort-dist/cohort/tensor"
 )

@@ -12,8 +12,9 @@
 //		opt.SetLR(schedule(step + 1))
 //	}
 //
-// A rule ([SGD], [Adam], [AdamW], [SparseAdam], [Adagrad], [RMSprop]) is a plain struct of numbers. Schedules are functions from the
-// number of steps to a learning rate. An [Optimizer] is for one goroutine at a time.
+// A rule ([SGD], [Adam], [AdamW], [SparseAdam], [Adamax], [Adagrad], [RMSprop], [Adadelta], [Rprop]) is a plain struct of numbers; with
+// Maximize set it goes up instead of down. Schedules are functions from the number of steps to a learning rate. An [Optimizer] is for
+// one goroutine at a time.
 package optim
 
 import (
@@ -32,6 +33,7 @@ type Rule interface {
 	// Rate is the learning rate to begin with.
 	Rate() float64
 	check() error
+	maximize() bool
 	sparse() string // why it takes no sparse gradients, in PyTorch's words, or ""
 	slots() slots
 	// group is the rule as an entry of PyTorch's param_groups; withGroup is the rule with the numbers of one.
@@ -130,6 +132,12 @@ func (o *Optimizer) StepWith(grad func(*autograd.Variable) autograd.Value) error
 }
 
 func (o *Optimizer) step(p *param, grad autograd.Value) error {
+	if o.rule.maximize() {
+		var err error
+		if grad, err = negative(grad); err != nil {
+			return err
+		}
+	}
 	if grad.Sparse != nil {
 		if reason := o.rule.sparse(); reason != "" {
 			return dist.New("optim: step", dist.NotSupported, reason)
@@ -158,6 +166,17 @@ func (o *Optimizer) step(p *param, grad autograd.Value) error {
 	}
 	p.steps++
 	return o.run(p, p.v.Data(), g)
+}
+
+// negative is a gradient with the other sign.
+func negative(grad autograd.Value) (out autograd.Value, err error) {
+	neg := func(t *tensor.Tensor) (*tensor.Tensor, error) { return tmath.Unary(tmath.Neg, t) }
+	if grad.Sparse != nil {
+		out.Sparse, err = coo.Map(grad.Sparse, neg)
+	} else {
+		out.Dense, err = neg(grad.Dense)
+	}
+	return out, err
 }
 
 // stepRows applies the rule where a sparse gradient has values, and leaves the rest of the parameter and of what the rule remembers

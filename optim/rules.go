@@ -17,10 +17,13 @@ type SGD struct {
 	Dampening   float64 `json:"dampening"`
 	WeightDecay float64 `json:"weight_decay"`
 	Nesterov    bool    `json:"nesterov"`
+	Maximize    bool    `json:"maximize"`
 }
 
 // Rate returns LR.
 func (r SGD) Rate() float64 { return r.LR }
+
+func (r SGD) maximize() bool { return r.Maximize }
 
 func (r SGD) check() error {
 	if r.Nesterov && (r.Momentum <= 0 || r.Dampening != 0) {
@@ -68,101 +71,6 @@ func sgd[T blas.Float](r SGD, p *param, w, g []T, lr float64) {
 	}
 }
 
-// Adam keeps running means of gradients and of their squares. Beta1, Beta2 and Eps of 0 mean PyTorch's 0.9, 0.999 and
-// 1e-8. It corresponds to torch.optim.Adam.
-type Adam struct{ LR, Beta1, Beta2, Eps, WeightDecay float64 }
-
-// Rate returns LR.
-func (r Adam) Rate() float64 { return r.LR }
-
-func (r Adam) check() error {
-	if r.Beta1 < 0 || r.Beta1 >= 1 || r.Beta2 < 0 || r.Beta2 >= 1 {
-		return badRule("invalid beta parameters: %v and %v", r.Beta1, r.Beta2)
-	}
-	return errors.Join(notNegative("learning rate", r.LR), notNegative("epsilon value", r.Eps), notNegative("weight_decay value", r.WeightDecay))
-}
-
-func (r Adam) sparse() string { return "Adam does not support sparse gradients" }
-
-func (r Adam) slots() slots {
-	return slots{names: [3]string{"exp_avg", "exp_avg_sq"}, counted: true}
-}
-
-func (r Adam) step32(p *param, w, g []float32, lr float64) { adam(r, false, p, w, g, lr) }
-func (r Adam) step64(p *param, w, g []float64, lr float64) { adam(r, false, p, w, g, lr) }
-
-// AdamW is [Adam] with weight decay apart from the gradient (PyTorch's default is a WeightDecay of 0.01; 0 means none
-// here). It corresponds to torch.optim.AdamW.
-type AdamW struct{ LR, Beta1, Beta2, Eps, WeightDecay float64 }
-
-// Rate returns LR.
-func (r AdamW) Rate() float64 { return r.LR }
-
-func (r AdamW) check() error   { return Adam(r).check() }
-func (r AdamW) sparse() string { return "AdamW does not support sparse gradients" }
-func (r AdamW) slots() slots   { return Adam(r).slots() }
-
-func (r AdamW) step32(p *param, w, g []float32, lr float64) { adam(Adam(r), true, p, w, g, lr) }
-func (r AdamW) step64(p *param, w, g []float64, lr float64) { adam(Adam(r), true, p, w, g, lr) }
-
-func adam[T blas.Float](r Adam, apart bool, p *param, w, g []T, lr float64) {
-	b1, b2, eps := or(r.Beta1, 0.9), or(r.Beta2, 0.999), or(r.Eps, 1e-8)
-	mean, square := slot[T](p, 0), slot[T](p, 1)
-	n := float64(p.steps)
-	size := T(lr / (1 - math.Pow(b1, n)))
-	root := T(math.Sqrt(1 - math.Pow(b2, n)))
-	keep, decay := T(1), T(r.WeightDecay)
-	if apart {
-		keep, decay = T(1-lr*r.WeightDecay), 0
-	}
-	m1, v1, v2, e := T(1-b1), T(b2), T(1-b2), T(eps)
-	for i, d := range g {
-		x := w[i] * keep
-		if decay != 0 {
-			d += decay * x
-		}
-		mean[i] += m1 * (d - mean[i])
-		square[i] = square[i]*v1 + v2*d*d
-		w[i] = x - size*mean[i]/(sqrt(square[i])/root+e)
-	}
-}
-
-// SparseAdam is [Adam] for sparse gradients: the running means change only where a gradient has values, and so does the parameter.
-// Beta1, Beta2 and Eps of 0 mean PyTorch's 0.9, 0.999 and 1e-8. It corresponds to torch.optim.SparseAdam.
-type SparseAdam struct{ LR, Beta1, Beta2, Eps float64 }
-
-// Rate returns LR.
-func (r SparseAdam) Rate() float64 { return r.LR }
-
-func (r SparseAdam) check() error {
-	if r.LR == 0 {
-		return badRule("invalid learning rate: 0")
-	}
-	return r.adam().check()
-}
-
-func (r SparseAdam) adam() Adam { return Adam{LR: r.LR, Beta1: r.Beta1, Beta2: r.Beta2, Eps: r.Eps} }
-
-func (r SparseAdam) sparse() string { return "" }
-func (r SparseAdam) slots() slots   { return r.adam().slots() }
-
-func (r SparseAdam) step32(p *param, w, g []float32, lr float64) { sparseAdam(r, p, w, g, lr) }
-func (r SparseAdam) step64(p *param, w, g []float64, lr float64) { sparseAdam(r, p, w, g, lr) }
-
-// sparseAdam differs from adam in what Eps is added to.
-func sparseAdam[T blas.Float](r SparseAdam, p *param, w, g []T, lr float64) {
-	b1, b2, eps := or(r.Beta1, 0.9), or(r.Beta2, 0.999), T(or(r.Eps, 1e-8))
-	mean, square := slot[T](p, 0), slot[T](p, 1)
-	n := float64(p.steps)
-	size := T(lr * math.Sqrt(1-math.Pow(b2, n)) / (1 - math.Pow(b1, n)))
-	m1, v1 := T(1-b1), T(1-b2)
-	for i, d := range g {
-		mean[i] += (d - mean[i]) * m1
-		square[i] += (d*d - square[i]) * v1
-		w[i] -= size * (mean[i] / (sqrt(square[i]) + eps))
-	}
-}
-
 // Adagrad divides by the root of the sum of all squares. Eps of 0 means PyTorch's 1e-10. It corresponds to
 // torch.optim.Adagrad.
 type Adagrad struct {
@@ -171,10 +79,13 @@ type Adagrad struct {
 	WeightDecay        float64 `json:"weight_decay"`
 	InitialAccumulator float64 `json:"initial_accumulator_value"`
 	Eps                float64 `json:"eps"`
+	Maximize           bool    `json:"maximize"`
 }
 
 // Rate returns LR.
 func (r Adagrad) Rate() float64 { return r.LR }
+
+func (r Adagrad) maximize() bool { return r.Maximize }
 
 func (r Adagrad) check() error {
 	return errors.Join(notNegative("learning rate", r.LR), notNegative("lr_decay value", r.LRDecay), notNegative("weight_decay value", r.WeightDecay),
@@ -211,10 +122,13 @@ type RMSprop struct {
 	WeightDecay float64 `json:"weight_decay"`
 	Momentum    float64 `json:"momentum"`
 	Centered    bool    `json:"centered"`
+	Maximize    bool    `json:"maximize"`
 }
 
 // Rate returns LR.
 func (r RMSprop) Rate() float64 { return r.LR }
+
+func (r RMSprop) maximize() bool { return r.Maximize }
 
 func (r RMSprop) check() error {
 	return errors.Join(notNegative("learning rate", r.LR), notNegative("epsilon value", r.Eps), notNegative("momentum value", r.Momentum),
@@ -257,6 +171,103 @@ func rmsprop[T blas.Float](r RMSprop, p *param, w, g []T, lr float64) {
 			d = buf[i]
 		}
 		w[i] -= rate * d
+	}
+}
+
+// Adadelta divides by a running root mean square of gradients and multiplies by that of former steps. Rho and Eps of 0 mean PyTorch's
+// 0.9 and 1e-6; its learning rate is usually 1. It corresponds to torch.optim.Adadelta.
+type Adadelta struct {
+	LR          float64 `json:"lr"`
+	Rho         float64 `json:"rho"`
+	Eps         float64 `json:"eps"`
+	WeightDecay float64 `json:"weight_decay"`
+	Maximize    bool    `json:"maximize"`
+}
+
+// Rate returns LR.
+func (r Adadelta) Rate() float64 { return r.LR }
+
+func (r Adadelta) maximize() bool { return r.Maximize }
+
+func (r Adadelta) check() error {
+	if !(r.Rho >= 0 && r.Rho <= 1) { // NaN is refused too
+		return badRule("invalid rho value: %v", r.Rho)
+	}
+	return errors.Join(notNegative("learning rate", r.LR), notNegative("epsilon value", r.Eps), notNegative("weight_decay value", r.WeightDecay))
+}
+
+func (r Adadelta) sparse() string { return "Adadelta does not support sparse gradients" }
+
+func (r Adadelta) slots() slots {
+	return slots{names: [3]string{"square_avg", "acc_delta"}, counted: true}
+}
+
+func (r Adadelta) step32(p *param, w, g []float32, lr float64) { adadelta(r, p, w, g, lr) }
+func (r Adadelta) step64(p *param, w, g []float64, lr float64) { adadelta(r, p, w, g, lr) }
+
+func adadelta[T blas.Float](r Adadelta, p *param, w, g []T, lr float64) {
+	square, moved := slot[T](p, 0), slot[T](p, 1)
+	rho := or(r.Rho, 0.9)
+	keep, rest, decay, eps, rate := T(rho), T(1-rho), T(r.WeightDecay), T(or(r.Eps, 1e-6)), T(lr)
+	for i, d := range g {
+		if decay != 0 {
+			d += decay * w[i]
+		}
+		square[i] = square[i]*keep + rest*d*d
+		d *= sqrt(moved[i]+eps) / sqrt(square[i]+eps)
+		moved[i] = moved[i]*keep + rest*d*d
+		w[i] -= rate * d
+	}
+}
+
+// Rprop looks only at the signs of gradients: a step grows while the sign stays, and shrinks when it changes. LR is the first step.
+// EtaMinus, EtaPlus, StepMin and StepMax of 0 mean PyTorch's 0.5, 1.2, 1e-6 and 50. It corresponds to torch.optim.Rprop.
+type Rprop struct {
+	LR, EtaMinus, EtaPlus, StepMin, StepMax float64
+	Maximize                                bool
+}
+
+// Rate returns LR.
+func (r Rprop) Rate() float64 { return r.LR }
+
+func (r Rprop) maximize() bool { return r.Maximize }
+
+func (r Rprop) check() error {
+	if minus, plus := or(r.EtaMinus, 0.5), or(r.EtaPlus, 1.2); !(0 < minus && minus < 1 && 1 < plus) { // NaN is refused too
+		return badRule("invalid eta values: %v, %v", minus, plus)
+	}
+	return errors.Join(notNegative("learning rate", r.LR), notNegative("smallest step", r.StepMin), notNegative("largest step", r.StepMax))
+}
+
+func (r Rprop) sparse() string { return "Rprop does not support sparse gradients" }
+
+func (r Rprop) slots() slots { return slots{names: [3]string{"prev", "step_size"}, counted: true} }
+
+func (r Rprop) step32(p *param, w, g []float32, lr float64) { rprop(r, p, w, g, lr) }
+func (r Rprop) step64(p *param, w, g []float64, lr float64) { rprop(r, p, w, g, lr) }
+
+func rprop[T blas.Float](r Rprop, p *param, w, g []T, lr float64) {
+	before, size := slot[T](p, 0), slot[T](p, 1)
+	minus, plus, least, most := T(or(r.EtaMinus, 0.5)), T(or(r.EtaPlus, 1.2)), T(or(r.StepMin, 1e-6)), T(or(r.StepMax, 50))
+	for i, d := range g {
+		if p.steps == 1 {
+			size[i] = T(lr)
+		}
+		switch same := d * before[i]; {
+		case same > 0:
+			size[i] *= plus
+		case same < 0: // it was too far: wait for the next gradient
+			size[i] *= minus
+			d = 0
+		}
+		size[i] = min(max(size[i], least), most)
+		switch {
+		case d > 0:
+			w[i] -= size[i]
+		case d < 0:
+			w[i] += size[i]
+		}
+		before[i] = d
 	}
 }
 

@@ -106,10 +106,8 @@ func (o *Optimizer) loadGroup(text string) (Rule, error) {
 		return nil, badState("%d groups of parameters: an optimizer has one, load each into one of its own", len(groups))
 	}
 	var g struct {
-		Params   []int `json:"params"`
-		AMSGrad  bool  `json:"amsgrad"`
-		Maximize bool  `json:"maximize"`
-		Apart    *bool `json:"decoupled_weight_decay"` // what PyTorch 2.7 and newer tell Adam and AdamW apart by
+		Params []int `json:"params"`
+		Apart  *bool `json:"decoupled_weight_decay"` // what PyTorch 2.7 and newer tell Adam and AdamW apart by
 	}
 	if err := json.Unmarshal(groups[0], &g); err != nil {
 		return nil, badState("param_groups: %w", err)
@@ -118,8 +116,6 @@ func (o *Optimizer) loadGroup(text string) (Rule, error) {
 	switch {
 	case len(g.Params) != len(o.params):
 		return nil, badState("loaded state dict contains a parameter group that doesn't match the size of optimizer's group: %d parameters, the optimizer has %d", len(g.Params), len(o.params))
-	case g.AMSGrad, g.Maximize:
-		return nil, dist.New(loadOp, dist.NotSupported, "the state is of an optimizer with amsgrad or maximize, which this package does not have")
 	case g.Apart != nil && *g.Apart != apart:
 		return nil, badState("the state is of another rule than %T: decoupled_weight_decay is %v", o.rule, *g.Apart)
 	}
@@ -247,16 +243,48 @@ func parse[R Rule](text []byte, r R) (Rule, error) {
 	return r, err
 }
 
-// adamGroup is how PyTorch writes the numbers of Adam and AdamW.
+func (r Adadelta) group(lr float64) any {
+	r.LR, r.Rho, r.Eps = lr, or(r.Rho, 0.9), or(r.Eps, 1e-6)
+	return r
+}
+
+func (r Adadelta) withGroup(text []byte) (Rule, error) { return parse(text, r) }
+
+// rpropGroup is how PyTorch writes the numbers of Rprop.
+type rpropGroup struct {
+	LR       float64    `json:"lr"`
+	Etas     [2]float64 `json:"etas"`
+	Steps    [2]float64 `json:"step_sizes"`
+	Maximize bool       `json:"maximize"`
+}
+
+func (r Rprop) group(lr float64) any {
+	return rpropGroup{lr, [2]float64{or(r.EtaMinus, 0.5), or(r.EtaPlus, 1.2)}, [2]float64{or(r.StepMin, 1e-6), or(r.StepMax, 50)}, r.Maximize}
+}
+
+func (r Rprop) withGroup(text []byte) (Rule, error) {
+	g, _ := r.group(r.LR).(rpropGroup)
+	if err := json.Unmarshal(text, &g); err != nil {
+		return nil, err
+	}
+	if g.Steps[0] == 0 || g.Steps[1] == 0 {
+		return nil, dist.Newf(loadOp, dist.NotSupported, "step_sizes %v: 0 stands for the default here", g.Steps)
+	}
+	return Rprop{g.LR, g.Etas[0], g.Etas[1], g.Steps[0], g.Steps[1], g.Maximize}, nil
+}
+
+// adamGroup is how PyTorch writes the numbers of Adam, AdamW and Adamax.
 type adamGroup struct {
 	LR          float64    `json:"lr"`
 	Betas       [2]float64 `json:"betas"`
 	Eps         float64    `json:"eps"`
 	WeightDecay float64    `json:"weight_decay"`
+	AMSGrad     bool       `json:"amsgrad"`
+	Maximize    bool       `json:"maximize"`
 }
 
 func (r Adam) group(lr float64) any {
-	return adamGroup{lr, [2]float64{or(r.Beta1, 0.9), or(r.Beta2, 0.999)}, or(r.Eps, 1e-8), r.WeightDecay}
+	return adamGroup{lr, [2]float64{or(r.Beta1, 0.9), or(r.Beta2, 0.999)}, or(r.Eps, 1e-8), r.WeightDecay, r.AMSGrad, r.Maximize}
 }
 
 func (r Adam) withGroup(text []byte) (Rule, error) {
@@ -267,7 +295,18 @@ func (r Adam) withGroup(text []byte) (Rule, error) {
 	if g.Betas[0] == 0 || g.Betas[1] == 0 || g.Eps == 0 {
 		return nil, dist.Newf(loadOp, dist.NotSupported, "betas %v and eps %v: 0 stands for the default here", g.Betas, g.Eps)
 	}
-	return Adam{g.LR, g.Betas[0], g.Betas[1], g.Eps, g.WeightDecay}, nil
+	return Adam{g.LR, g.Betas[0], g.Betas[1], g.Eps, g.WeightDecay, g.AMSGrad, g.Maximize}, nil
+}
+
+func (r Adamax) group(lr float64) any { return r.adam().group(lr) }
+
+func (r Adamax) withGroup(text []byte) (Rule, error) {
+	rule, err := r.adam().withGroup(text)
+	if err != nil {
+		return nil, err
+	}
+	a, _ := rule.(Adam)
+	return Adamax{a.LR, a.Beta1, a.Beta2, a.Eps, a.WeightDecay, a.Maximize}, nil
 }
 
 // sparseAdamGroup is how PyTorch writes the numbers of SparseAdam.
@@ -280,7 +319,7 @@ type sparseAdamGroup struct {
 
 func (r SparseAdam) group(lr float64) any {
 	a, _ := r.adam().group(lr).(adamGroup)
-	return sparseAdamGroup{LR: a.LR, Betas: a.Betas, Eps: a.Eps}
+	return sparseAdamGroup{LR: a.LR, Betas: a.Betas, Eps: a.Eps, Maximize: a.Maximize}
 }
 
 func (r SparseAdam) withGroup(text []byte) (Rule, error) {
@@ -289,7 +328,7 @@ func (r SparseAdam) withGroup(text []byte) (Rule, error) {
 		return nil, err
 	}
 	a, _ := rule.(Adam)
-	return SparseAdam{a.LR, a.Beta1, a.Beta2, a.Eps}, nil
+	return SparseAdam{a.LR, a.Beta1, a.Beta2, a.Eps, a.Maximize}, nil
 }
 
 func (r AdamW) group(lr float64) any { return Adam(r).group(lr) }

@@ -135,7 +135,7 @@ func TestStateLayout(t *testing.T) {
 	if n, _ := f.Tensors["state.1.step"].Item(); n != float32(1) {
 		t.Errorf("the second parameter had %v steps, want 1", n)
 	}
-	if got, want := f.Metadata["param_groups"], `[{"betas":[0.9,0.999],"eps":1e-8,"lr":0.1,"params":[0,1],"weight_decay":0}]`; got != want {
+	if got, want := f.Metadata["param_groups"], `[{"amsgrad":false,"betas":[0.9,0.999],"eps":1e-8,"lr":0.1,"maximize":false,"params":[0,1],"weight_decay":0}]`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
@@ -158,7 +158,7 @@ func TestBadState(t *testing.T) {
 		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0]}]` }, "1 parameters, the optimizer has 2"},
 		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"lr":"fast"}]` }, "param_groups"},
 		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"lr":-1}]` }, "invalid learning rate"},
-		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"amsgrad":true}]` }, "amsgrad"},
+		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"amsgrad":true}]` }, "2 of the tensors [exp_avg exp_avg_sq max_exp_avg_sq]"},
 		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"betas":[0,0.9]}]` }, "stands for the default"},
 		{func(f *safetensors.File) {
 			f.Metadata["param_groups"] = `[{"params":[0,1],"decoupled_weight_decay":true}]`

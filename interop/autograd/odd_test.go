@@ -44,7 +44,9 @@ var oddOps = map[string]func(x []register, a []float64) register{
 	"sumdim": func(x []register, a []float64) register { return x[0].Sum(int(a[0])) }, "meandim": func(x []register, a []float64) register { return x[0].Mean(int(a[0])) },
 	"maxdim":  func(x []register, a []float64) register { m, _ := x[0].MaxDim(int(a[0]), false); return m },
 	"softmax": func(x []register, a []float64) register { return x[0].Softmax(int(a[0])) }, "logsoftmax": func(x []register, a []float64) register { return x[0].LogSoftmax(int(a[0])) },
-	"entropy":   func(x []register, a []float64) register { return ag.CrossEntropy(x[0], x[1].Data(), ag.Reduction(a[0])) },
+	"entropy": func(x []register, a []float64) register {
+		return ag.CrossEntropy(x[0], x[1].Data(), ag.Reduction(a[0]))
+	},
 	"mse":       func(x []register, a []float64) register { return ag.MSE(x[0], x[1], ag.Reduction(a[0])) },
 	"embedding": func(x []register, _ []float64) register { return ag.Embedding(x[0], x[1], -1) },
 	"index":     func(x []register, _ []float64) register { return x[0].IndexSelect(x[1].Data()) },
@@ -86,7 +88,9 @@ func oddCases(t *testing.T) (all []oddCase) {
 	}
 	f32, f64 := tensor.Float32, tensor.Float64
 	floats := []tensor.DType{f32, f64}
-	of := func(dt tensor.DType, values []float64, shape ...int) argument { return tensorArgument(t, dt, false, values, shape...) }
+	of := func(dt tensor.DType, values []float64, shape ...int) argument {
+		return tensorArgument(t, dt, false, values, shape...)
+	}
 	scalar := func(dt tensor.DType, v float64) argument { return of(dt, []float64{v}, []int{}...) }
 	empty := func(dt tensor.DType, shape ...int) argument { return of(dt, []float64{}, shape...) }
 	for _, dt := range append(floats, tensor.BFloat16, tensor.Int64, tensor.Bool) {

@@ -21,7 +21,9 @@ import layers
 import torch.optim as optim
 from torch.distributed.optim import DistributedOptimizer
 cases = [(optim.SGD, dict(lr=0.05)), (optim.SGD, dict(lr=0.05, momentum=0.9, nesterov=True)), (optim.Adam, dict(lr=0.01, betas=(0.8, 0.99))),
-    (optim.AdamW, dict(lr=0.01)), (optim.Adagrad, dict(lr=0.01)), (optim.RMSprop, dict(lr=0.01, momentum=0.5, centered=True))]
+    (optim.AdamW, dict(lr=0.01)), (optim.Adagrad, dict(lr=0.01)), (optim.RMSprop, dict(lr=0.01, momentum=0.5, centered=True)),
+    (optim.Adam, dict(lr=0.01, amsgrad=True)), (optim.AdamW, dict(lr=0.05, amsgrad=True)), (optim.Adadelta, dict(rho=0.95)), (optim.Adamax, dict(lr=0.05)),
+    (optim.Rprop, dict(lr=0.05)), (optim.Rprop, dict(lr=0.05, etas=(0.25, 1.5), step_sizes=(0.01, 0.06)))]
 for scripted in [True, False]:
     if not scripted: torch.jit._state.disable()
     for cls, kw in cases:
@@ -45,7 +47,7 @@ for scripted in [True, False]:
 torch.jit._state.enable()
 try:
     far = rpc.remote("go1", layers.fresh, args=("go1",))
-    DistributedOptimizer(optim.Adadelta, [far], lr=0.1)
+    DistributedOptimizer(optim.ASGD, [far], lr=0.1)
     raise SystemExit("no exception")
 except Exception as e:
     assert "has no optimizer" in str(e), str(e)
@@ -77,7 +79,8 @@ func TestDistributedOptimizer(t *testing.T) {
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, shared: torchtest.Optimizers, tolerant: true}, torchWorker("py0", optimizers), m1)
 		w.run()
 		ctx, a := testContext(t), w.agents["go1"]
-		for _, rule := range []optim.Rule{optim.SGD{LR: 0.05, Momentum: 0.9}, optim.Adam{LR: 0.01}, optim.AdamW{LR: 0.01, WeightDecay: 0.1}, optim.Adagrad{LR: 0.1}, optim.RMSprop{LR: 0.01}} {
+		for _, rule := range []optim.Rule{optim.SGD{LR: 0.05, Momentum: 0.9}, optim.Adam{LR: 0.01}, optim.AdamW{LR: 0.01, WeightDecay: 0.1}, optim.Adagrad{LR: 0.1}, optim.RMSprop{LR: 0.01},
+			optim.Adam{LR: 0.01, AMSGrad: true}, optim.AdamW{LR: 0.01, WeightDecay: 0.1, AMSGrad: true}, optim.Adadelta{LR: 1, Rho: 0.95}, optim.Adamax{LR: 0.05}, optim.Rprop{LR: 0.05, StepMax: 0.06}} {
 			far, err := rpc.Remote[*autograd.Variable](ctx, a, "py0", "layers.fresh", "py0")
 			if err != nil {
 				t.Fatal(err)

@@ -105,6 +105,11 @@ func TestSteps(t *testing.T) {
 		optim.AdamW{LR: 1e-2, WeightDecay: 0.05},
 		optim.Adagrad{LR: 1e-2, LRDecay: 0.1, InitialAccumulator: 0.1},
 		optim.RMSprop{LR: 1e-2, Alpha: 0.9, Momentum: 0.5, Centered: true},
+		optim.Adam{LR: 1e-2, AMSGrad: true, Maximize: true},
+		optim.AdamW{LR: 0.05, AMSGrad: true},
+		optim.Adadelta{LR: 1, Rho: 0.95},
+		optim.Adamax{LR: 0.05, Beta2: 0.9, WeightDecay: 0.1},
+		optim.Rprop{LR: 0.05, EtaPlus: 1.5, StepMax: 0.06},
 	}
 	ctx, ws := newWorld(t, 3)
 	for _, rule := range rules {
@@ -233,7 +238,7 @@ func TestRefused(t *testing.T) {
 	}
 	for what, args := range map[string][]any{
 		"no optimizer":         {py.Global{Module: "torch.optim.lbfgs", Name: "LBFGS"}, []any{p}},
-		"cannot do":            {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, rpc.Kw{"maximize": true}},
+		"cannot do":            {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, rpc.Kw{"upwards": true}},
 		"positional arguments": {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, 1, 2, 3, 4, true, 6},
 		"betas":                {py.Global{Module: "torch.optim.adam", Name: "Adam"}, []any{p}, rpc.Kw{"betas": 3}},
 		"want a class":         {1, 2},

@@ -31,37 +31,60 @@ func (v values) or(name string, otherwise float64) float64 {
 	return otherwise
 }
 
+// on reports whether a switch was given and set.
+func (v values) on(name string) bool { return v.or(name, 0) != 0 }
+
 var classes = map[string]class{
 	"SGD": {"functional_sgd._FunctionalSGD", []string{"lr", "momentum", "dampening", "weight_decay", "nesterov"}, func(v values) optim.Rule {
 		return optim.SGD{
-			LR: v.or("lr", 1e-2), Momentum: v.or("momentum", 0), Dampening: v.or("dampening", 0), WeightDecay: v.or("weight_decay", 0), Nesterov: v.or("nesterov", 0) != 0,
+			LR: v.or("lr", 1e-2), Momentum: v.or("momentum", 0), Dampening: v.or("dampening", 0), WeightDecay: v.or("weight_decay", 0), Nesterov: v.on("nesterov"), Maximize: v.on("maximize"),
 		}
 	}},
-	"Adam": {"functional_adam._FunctionalAdam", []string{"lr", "betas", "eps", "weight_decay"}, func(v values) optim.Rule {
-		return optim.Adam{LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 0)}
+	"Adam": {"functional_adam._FunctionalAdam", []string{"lr", "betas", "eps", "weight_decay", "amsgrad"}, func(v values) optim.Rule {
+		return optim.Adam{
+			LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 0), AMSGrad: v.on("amsgrad"), Maximize: v.on("maximize"),
+		}
 	}},
-	"AdamW": {"functional_adamw._FunctionalAdamW", []string{"lr", "betas", "eps", "weight_decay"}, func(v values) optim.Rule {
-		return optim.AdamW{LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 1e-2)}
+	"AdamW": {"functional_adamw._FunctionalAdamW", []string{"lr", "betas", "eps", "weight_decay", "amsgrad"}, func(v values) optim.Rule {
+		return optim.AdamW{
+			LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 1e-2), AMSGrad: v.on("amsgrad"), Maximize: v.on("maximize"),
+		}
 	}},
 	"SparseAdam": {"", []string{"lr", "betas", "eps"}, func(v values) optim.Rule { // PyTorch has no functional one
-		return optim.SparseAdam{LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8)}
+		return optim.SparseAdam{LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), Maximize: v.on("maximize")}
+	}},
+	"Adamax": {"functional_adamax._FunctionalAdamax", []string{"lr", "betas", "eps", "weight_decay"}, func(v values) optim.Rule {
+		return optim.Adamax{LR: v.or("lr", 2e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 0), Maximize: v.on("maximize")}
+	}},
+	"Adadelta": {"functional_adadelta._FunctionalAdadelta", []string{"lr", "rho", "eps", "weight_decay"}, func(v values) optim.Rule {
+		return optim.Adadelta{LR: v.or("lr", 1), Rho: v.or("rho", 0.9), Eps: v.or("eps", 1e-6), WeightDecay: v.or("weight_decay", 0), Maximize: v.on("maximize")}
+	}},
+	"Rprop": {"functional_rprop._FunctionalRprop", []string{"lr", "etas", "step_sizes"}, func(v values) optim.Rule {
+		return optim.Rprop{
+			LR: v.or("lr", 1e-2), EtaMinus: v.or("etaminus", 0.5), EtaPlus: v.or("etaplus", 1.2), StepMin: v.or("stepmin", 1e-6), StepMax: v.or("stepmax", 50), Maximize: v.on("maximize"),
+		}
 	}},
 	"Adagrad": {"functional_adagrad._FunctionalAdagrad", []string{"lr", "lr_decay", "weight_decay", "initial_accumulator_value"}, func(v values) optim.Rule {
 		return optim.Adagrad{
 			LR: v.or("lr", 1e-2), LRDecay: v.or("lr_decay", 0), WeightDecay: v.or("weight_decay", 0), InitialAccumulator: v.or("initial_accumulator_value", 0), Eps: v.or("eps", 1e-10),
+			Maximize: v.on("maximize"),
 		}
 	}},
 	"RMSprop": {"functional_rmsprop._FunctionalRMSprop", []string{"lr", "alpha", "eps", "weight_decay", "momentum", "centered"}, func(v values) optim.Rule {
 		return optim.RMSprop{
-			LR: v.or("lr", 1e-2), Alpha: v.or("alpha", 0.99), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 0), Momentum: v.or("momentum", 0), Centered: v.or("centered", 0) != 0,
+			LR: v.or("lr", 1e-2), Alpha: v.or("alpha", 0.99), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 0), Momentum: v.or("momentum", 0), Centered: v.on("centered"),
+			Maximize: v.on("maximize"),
 		}
 	}},
 }
 
-// known are keywords of all constructors: numbers that the rules have, and switches that must be off.
+// pairs are arguments of two numbers, and what each of them is called here.
+var pairs = map[string][2]string{"betas": {"beta1", "beta2"}, "etas": {"etaminus", "etaplus"}, "step_sizes": {"stepmin", "stepmax"}}
+
+// known are keywords of all constructors: numbers and switches that the rules have. Others must be off.
 var known = map[string]bool{
-	"lr": true, "momentum": true, "dampening": true, "weight_decay": true, "nesterov": true, "betas": true, "eps": true, "lr_decay": true,
-	"initial_accumulator_value": true, "alpha": true, "centered": true,
+	"lr": true, "momentum": true, "dampening": true, "weight_decay": true, "nesterov": true, "eps": true, "lr_decay": true,
+	"initial_accumulator_value": true, "alpha": true, "centered": true, "rho": true, "amsgrad": true, "maximize": true,
 }
 
 // quick are switches that choose among implementations of the same computation.
@@ -76,7 +99,7 @@ func parse(name py.Global, args []any, kwargs *py.Dict) (optim.Rule, error) {
 	short := strings.TrimPrefix(name.Name, "_Functional")
 	c, ok := classes[short]
 	if !ok || !strings.HasPrefix(name.Module, "torch.") {
-		return nil, badOptimizer("a Go worker has no optimizer %s.%s: it has SGD, Adam, AdamW, SparseAdam, Adagrad and RMSprop of torch.optim", name.Module, name.Name)
+		return nil, badOptimizer("a Go worker has no optimizer %s.%s: it has SGD, Adam, AdamW, SparseAdam, Adamax, Adagrad, Adadelta, RMSprop and Rprop of torch.optim", name.Module, name.Name)
 	}
 	v := values{}
 	if len(args) > len(c.params) {
@@ -95,16 +118,19 @@ func parse(name py.Global, args []any, kwargs *py.Dict) (optim.Rule, error) {
 			}
 		}
 	}
+	if _, given := v["lr"]; !given && name.Name == "_FunctionalAdamax" {
+		v["lr"] = 1e-3 // which is not that of Adamax
+	}
 	return c.make(v), nil
 }
 
 func (v values) set(name string, x any) error {
-	if name == "betas" {
-		var betas []float64
-		if err := rpc.Assign(&betas, x); err != nil || len(betas) != 2 {
-			return badOptimizer("betas are two numbers, not %v", x)
+	if parts, ok := pairs[name]; ok {
+		var two []float64
+		if err := rpc.Assign(&two, x); err != nil || len(two) != 2 {
+			return badOptimizer("%s are two numbers, not %v", name, x)
 		}
-		v["beta1"], v["beta2"] = betas[0], betas[1]
+		v[parts[0]], v[parts[1]] = two[0], two[1]
 		return nil
 	}
 	number := math.NaN()
@@ -142,9 +168,15 @@ func describe(r optim.Rule) (py.Global, rpc.Kw, error) {
 			kw[name] = x
 		}
 	}
-	betas := func(b1, b2 float64) {
-		if b1 != 0 || b2 != 0 {
-			kw["betas"] = py.Tuple{or(b1, 0.9), or(b2, 0.999)}
+	two := func(name string, x, y, otherX, otherY float64) {
+		if x != 0 || y != 0 {
+			kw[name] = py.Tuple{or(x, otherX), or(y, otherY)}
+		}
+	}
+	betas := func(b1, b2 float64) { two("betas", b1, b2, 0.9, 0.999) }
+	flag := func(name string, on bool) {
+		if on {
+			kw[name] = true
 		}
 	}
 	var short string
@@ -154,22 +186,43 @@ func describe(r optim.Rule) (py.Global, rpc.Kw, error) {
 		set("momentum", r.Momentum)
 		set("dampening", r.Dampening)
 		set("weight_decay", r.WeightDecay)
-		if r.Nesterov {
-			kw["nesterov"] = true
-		}
+		flag("nesterov", r.Nesterov)
+		flag("maximize", r.Maximize)
 	case optim.Adam:
 		short = "Adam"
 		betas(r.Beta1, r.Beta2)
 		set("eps", r.Eps)
 		set("weight_decay", r.WeightDecay)
+		flag("amsgrad", r.AMSGrad)
+		flag("maximize", r.Maximize)
+	case optim.Adamax:
+		short = "Adamax"
+		betas(r.Beta1, r.Beta2)
+		set("eps", r.Eps)
+		set("weight_decay", r.WeightDecay)
+		flag("maximize", r.Maximize)
+	case optim.Adadelta:
+		short = "Adadelta"
+		set("rho", r.Rho)
+		set("eps", r.Eps)
+		set("weight_decay", r.WeightDecay)
+		flag("maximize", r.Maximize)
+	case optim.Rprop:
+		short = "Rprop"
+		two("etas", r.EtaMinus, r.EtaPlus, 0.5, 1.2)
+		two("step_sizes", r.StepMin, r.StepMax, 1e-6, 50)
+		flag("maximize", r.Maximize)
 	case optim.AdamW:
 		short = "AdamW"
 		betas(r.Beta1, r.Beta2)
 		set("eps", r.Eps)
 		kw["weight_decay"] = r.WeightDecay
+		flag("amsgrad", r.AMSGrad)
+		flag("maximize", r.Maximize)
 	case optim.SparseAdam:
 		betas(r.Beta1, r.Beta2)
 		set("eps", r.Eps)
+		flag("maximize", r.Maximize)
 		return py.Global{Module: ordinary, Name: "SparseAdam"}, kw, nil
 	case optim.Adagrad:
 		short = "Adagrad"
@@ -177,15 +230,15 @@ func describe(r optim.Rule) (py.Global, rpc.Kw, error) {
 		set("weight_decay", r.WeightDecay)
 		set("initial_accumulator_value", r.InitialAccumulator)
 		set("eps", r.Eps)
+		flag("maximize", r.Maximize)
 	case optim.RMSprop:
 		short = "RMSprop"
 		set("alpha", r.Alpha)
 		set("eps", r.Eps)
 		set("weight_decay", r.WeightDecay)
 		set("momentum", r.Momentum)
-		if r.Centered {
-			kw["centered"] = true
-		}
+		flag("centered", r.Centered)
+		flag("maximize", r.Maximize)
 	default:
 		return py.Global{}, nil, badOptimizer("a %T has no name that other workers know", r)
 	}
