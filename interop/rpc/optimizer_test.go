@@ -79,8 +79,18 @@ func TestDistributedOptimizer(t *testing.T) {
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, shared: torchtest.Optimizers, tolerant: true}, torchWorker("py0", optimizers), m1)
 		w.run()
 		ctx, a := testContext(t), w.agents["go1"]
-		for _, rule := range []optim.Rule{optim.SGD{LR: 0.05, Momentum: 0.9}, optim.Adam{LR: 0.01}, optim.AdamW{LR: 0.01, WeightDecay: 0.1}, optim.Adagrad{LR: 0.1}, optim.RMSprop{LR: 0.01},
-			optim.Adam{LR: 0.01, AMSGrad: true}, optim.AdamW{LR: 0.01, WeightDecay: 0.1, AMSGrad: true}, optim.Adadelta{LR: 1, Rho: 0.95}, optim.Adamax{LR: 0.05}, optim.Rprop{LR: 0.05, StepMax: 0.06}} {
+		for _, rule := range []optim.Rule{
+			optim.SGD{LR: 0.05, Momentum: 0.9},
+			optim.Adam{LR: 0.01},
+			optim.AdamW{LR: 0.01, WeightDecay: 0.1},
+			optim.Adagrad{LR: 0.1},
+			optim.RMSprop{LR: 0.01},
+			optim.Adam{LR: 0.01, AMSGrad: true},
+			optim.AdamW{LR: 0.01, WeightDecay: 0.1, AMSGrad: true},
+			optim.Adadelta{LR: 1, Rho: 0.95},
+			optim.Adamax{LR: 0.05},
+			optim.Rprop{LR: 0.05, StepMax: 0.06},
+		} {
 			far, err := rpc.Remote[*autograd.Variable](ctx, a, "py0", "layers.fresh", "py0")
 			if err != nil {
 				t.Fatal(err)
