@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -145,11 +146,12 @@ func (a *app) screen(o runflags.Options) launch.Screen {
 	return s
 }
 
-// jobSignals catches the signals that a job takes. One that was ignored from the start, as SIGHUP under nohup, stays so.
+// jobSignals catches the signals that a job takes. SIGHUP stays ignored if it was so from the start, as under nohup. A shell also ignores
+// SIGINT and SIGQUIT for what it starts in the background; a signal that is sent to the launcher nevertheless is meant for the job.
 func jobSignals() (<-chan os.Signal, func()) {
 	caught := make(chan os.Signal, 16)
 	for _, s := range signalsOfJobs {
-		if !signal.Ignored(s) {
+		if s != syscall.SIGHUP || !signal.Ignored(s) {
 			signal.Notify(caught, s)
 		}
 	}

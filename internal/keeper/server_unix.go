@@ -64,11 +64,12 @@ func Main() int {
 }
 
 // keepSignals has the keeper survive signals. They are caught, not ignored: an ignored signal would be ignored by the
-// workers too. One that was ignored from the start (nohup) stays so, for the keeper and the workers.
+// workers too. SIGHUP stays ignored if it was so from the start (nohup), for the keeper and the workers; the other signals have their
+// effect in the workers even if a shell ignores them for what it starts in the background.
 func keepSignals() {
 	caught := make(chan os.Signal, 1)
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE} {
-		if !signal.Ignored(s) {
+		if s != syscall.SIGHUP || !signal.Ignored(s) {
 			signal.Notify(caught, s)
 		}
 	}
