@@ -283,7 +283,7 @@ func (a *attempt) explain(w *worker) postmortem.Cause {
 	if file := a.job.run.errorFile(a.place.attempt, w.local); file != "" {
 		d.ErrorFile = readBounded(file, 1<<20)
 	}
-	if d.Code == -9 && a.job.memory.Rose() {
+	if postmortem.BySIGKILL(d) && a.job.memory.Take() {
 		d.OutOfMemory, d.Limit = true, a.job.memory.Limit()
 	}
 	d.Output = a.unwritable(w)

@@ -67,15 +67,16 @@ func kills(file string) int64 {
 	return -1
 }
 
-// Rose reports whether there was such a kill since the last call.
-func (m *Count) Rose() bool {
+// Take reports whether there was such a kill that no earlier call has taken: several workers can be killed at once.
+func (m *Count) Take() bool {
 	if m.file == "" {
 		return false
 	}
-	now := kills(m.file)
-	before := m.before
-	m.before = max(before, now)
-	return now > before
+	if kills(m.file) <= m.before {
+		return false
+	}
+	m.before++
+	return true
 }
 
 // Limit returns the memory limit of the cgroup in bytes, 0 if there is none.

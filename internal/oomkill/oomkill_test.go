@@ -31,21 +31,28 @@ func TestCount(t *testing.T) {
 		write(c.events, c.before)
 		write(filepath.Join(filepath.Dir(c.events), c.limit), "1048576\n")
 		m := New(root)
-		if m.Rose() {
+		if m.Take() {
 			t.Errorf("%s: a kill before anything happened", name)
 		}
 		write(c.events, c.after)
-		if !m.Rose() {
+		if !m.Take() {
 			t.Errorf("%s: the kill is not seen", name)
 		}
-		if m.Rose() {
+		if m.Take() {
 			t.Errorf("%s: one kill is seen twice", name)
 		}
 		if m.Limit() != 1<<20 {
 			t.Errorf("%s: the limit is %d", name, m.Limit())
 		}
 	}
-	if m := New(t.TempDir()); m.Rose() || m.Limit() != 0 {
+	twice := Count{file: filepath.Join(t.TempDir(), "memory.events")}
+	if err := os.WriteFile(twice.file, []byte("oom_kill 2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !twice.Take() || !twice.Take() || twice.Take() {
+		t.Error("two kills do not explain two ends")
+	}
+	if m := New(t.TempDir()); m.Take() || m.Limit() != 0 {
 		t.Error("without cgroups nothing is known")
 	}
 }

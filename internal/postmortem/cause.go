@@ -115,28 +115,28 @@ func Explain(d Death) Cause {
 	}
 	trace := pickTraceback(d)
 	cause := Cause{Exception: trace.exception, Where: trace.where, Traceback: trace.text}
-	sig := -d.Code
-	if d.Code > 128 && d.Code < 128+65 { // a shell in between
-		sig = d.Code - 128
-	}
+	sig := signalOf(d.Code)
 	switch {
 	case d.Stopped && (sig == 15 || sig == 9 || sig == 2):
-		cause = Cause{Kind: Stopped, Words: "was stopped by the launcher (" + signalName(sig) + ")"}
+		cause = stopped(d, sig, trace)
 	case d.Output != "" && (sig == 13 || trace.exception == "" && d.Code > 0 || strings.Contains(trace.exception, "Broken pipe")):
 		cause.Kind, cause.Words, cause.Advice = ExitCode, "could not print and ended with "+Code(d.Code)+": "+d.Output, adviceFor(d.Output)
 	case sig == 9 && d.OutOfMemory:
 		cause.Kind, cause.Words = Memory, "was killed by the kernel: out of memory"+sizes(d)
-		cause.Advice = "give the job more memory, or use smaller batches and fewer data loader workers"
+		cause.Advice = moreMemory
 	case sig == 9:
 		cause.Kind, cause.Words = Killed, "was killed by SIGKILL, not by the launcher and not for memory of its cgroup"
 		cause.Advice = "look in the kernel log (dmesg) for an out-of-memory kill of the whole host, and ask who else may kill processes here"
 	case d.Code < 0 && crashes[sig] != "":
 		cause.Kind, cause.Words = Crash, "crashed: "+crashes[sig]+" ("+signalName(sig)+")"
 		cause.Advice = crashAdvice(sig, d.Stderr)
-		if at := crashStack(d.Stderr); at.text != "" && trace.exception == "" {
+		if at, own := crashStack(d.Stderr); at.text != "" && trace.exception == "" {
 			cause.Where, cause.Traceback = at.where, at.text
-			if at.where != "" {
+			switch {
+			case at.where != "" && own:
 				cause.Words += " in " + at.where
+			case at.where != "":
+				cause.Words += " while it was in " + at.where
 			}
 		}
 		if size := sizeMismatch(d.Stderr); size != "" {
@@ -149,6 +149,8 @@ func Explain(d Death) Cause {
 		}
 	case d.Code < 0 && trace.exception == "":
 		cause.Kind, cause.Words = Killed, "was ended by "+signalName(sig)+", which the launcher did not send"
+	case d.OutOfMemory && trace.exception != "":
+		cause.Kind, cause.Words, cause.Advice = Memory, "lost a data loader worker, which the kernel killed: out of memory", moreMemory
 	case trace.exception != "":
 		cause.Kind = kindOf(trace.exception)
 		cause.Words = "raised " + firstLine(trace.exception)
@@ -170,6 +172,39 @@ func Explain(d Death) Cause {
 		}
 	}
 	return cause
+}
+
+// signalOf returns the signal that an exit status stands for, a number below 1 if it is none.
+func signalOf(code int) int {
+	if code > 128 && code < 128+65 { // a shell in between
+		return code - 128
+	}
+	return -code
+}
+
+// BySIGKILL reports whether a worker, or a data loader worker that it could not do without, was killed by SIGKILL: the kernel's signal when
+// memory is short.
+func BySIGKILL(d Death) bool {
+	return signalOf(d.Code) == 9 && !d.Stopped || strings.Contains(loaderKilled.FindString(d.Stderr), "by signal: Killed")
+}
+
+const moreMemory = "give the job more memory, or use smaller batches and fewer data loader workers"
+
+// stopped explains the end of a worker that the launcher has sent a signal. Its own last words before that can be the cause of all.
+func stopped(d Death, sig int, trace traceback) Cause {
+	by := "stopped by the launcher (" + signalName(sig) + ")"
+	raised := Raised(d.Stderr)
+	switch kind := kindOf(trace.exception); {
+	case raised == "" || strings.HasPrefix(raised, "KeyboardInterrupt"):
+		return Cause{Kind: Stopped, Words: "was " + by}
+	case kind.Consequence():
+		return Cause{Kind: Stopped, Words: "was " + by + " after " + firstLine(trace.exception)}
+	default:
+		return Cause{
+			Kind: kind, Words: "raised " + firstLine(trace.exception) + " and did not end before it was " + by,
+			Exception: trace.exception, Where: trace.where, Traceback: trace.text, Advice: adviceFor(trace.exception),
+		}
+	}
 }
 
 func consequenceWords(k Kind) string {

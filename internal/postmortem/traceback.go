@@ -87,20 +87,22 @@ func Raised(text string) string {
 	return firstLine(last.exception) + " (" + last.where + ")"
 }
 
-// crashed begins the Python stack that faulthandler prints of the thread that crashed; the C stack of Python 3.14 has another
-// heading.
-var crashed = regexp.MustCompile(`^Current thread 0x\S+ .*\(most recent call first\):$`)
+// crashed begins the Python stack that faulthandler prints of a thread, of the one that crashed with the first word; the C stack of
+// Python 3.14 has another heading.
+var crashed = regexp.MustCompile(`^(Current t|T)hread 0x\S+ .*\(most recent call first\):$`)
 
 var crashLine = regexp.MustCompile(`^  File "(.*)", line (\d+) in (.*)$`)
 
-// crashStack finds the Python stack of a crash. Unlike a traceback it has the innermost call first.
-func crashStack(stderr string) traceback {
-	var t traceback
+// crashStack finds the Python stack of a crash. Unlike a traceback it has the innermost call first. A thread of C++ has none: then it is
+// the stack of the main thread, which is printed last, and own is false.
+func crashStack(stderr string) (t traceback, own bool) {
 	lines := strings.Split(stderr, "\n")
 	for i, line := range lines {
-		if !crashed.MatchString(line) {
+		heading := crashed.FindStringSubmatch(line)
+		if heading == nil {
 			continue
 		}
+		t = traceback{}
 		end := i + 1
 		for ; end < len(lines) && strings.HasPrefix(lines[end], "  "); end++ {
 			if m := crashLine.FindStringSubmatch(lines[end]); m != nil && t.where == "" && !pystack.Library(m[1]) {
@@ -108,9 +110,11 @@ func crashStack(stderr string) traceback {
 			}
 		}
 		t.text = strings.Join(lines[i:end], "\n")
-		return t
+		if heading[1] != "T" {
+			return t, true
+		}
 	}
-	return t
+	return t, false
 }
 
 // block is one "Traceback ..." with its exception.

@@ -48,7 +48,7 @@ func crashAdvice(sig int, stderr string) string {
 }
 
 // mismatch is what gloo says when ranks pass tensors of different sizes, before it aborts.
-var mismatch = regexp.MustCompile(`(\d+) vs (\d+)\. Received data size doesn't match expected size`)
+var mismatch = regexp.MustCompile(`op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)`)
 
 func sizeMismatch(stderr string) string {
 	m := mismatch.FindStringSubmatch(stderr)
