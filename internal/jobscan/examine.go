@@ -87,6 +87,9 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 		}
 		seen.Ranks = append(seen.Ranks, v)
 	}
+	if addr := verdict.ProgramStore(seen.Ranks); addr != "" && addr != seen.Store {
+		seen.Store, seen.StoreTrouble = addr, storeTrouble(ctx, addr)
+	}
 	return seen
 }
 
@@ -113,6 +116,9 @@ func readAll(ctx context.Context, reader *pystack.Reader, ranks []Rank) []readin
 			p, err := readBelow(ctx, reader, r.PID)
 			all[i].process = p
 			switch {
+			case errors.Is(err, pystack.ErrNoInterpreter):
+				_, state := stat("/proc", r.PID)
+				all[i].process = &pystack.Process{PID: r.PID, Threads: []pystack.Thread{{ID: r.PID, State: state}}}
 			case errors.Is(err, pystack.ErrForbidden):
 				all[i].trouble = forbidden("/proc", r.PID, os.Geteuid())
 			case err != nil:

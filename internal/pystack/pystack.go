@@ -16,6 +16,8 @@ var (
 	ErrUnsupported = errors.New("pystack: this Python cannot be read")
 	// ErrForbidden is the error for a process that this one may not read.
 	ErrForbidden = errors.New("pystack: the process may not be read")
+	// ErrNoInterpreter is the error for a Python that has not begun to run code, or has ended it.
+	ErrNoInterpreter = errors.New("pystack: it runs no Python code: it starts or ends")
 	// ErrCorrupt is the error for a process whose memory makes no sense.
 	ErrCorrupt = errors.New("pystack: the memory of the process makes no sense")
 )
@@ -70,9 +72,9 @@ func (f Frame) String() string {
 }
 
 // Library reports whether a file belongs to Python, to an installed package or to the launcher, not to the program. What runs before
-// every program belongs to none.
+// every program belongs to none. Code that a library has made is named after the function: "__init__".
 func Library(file string) bool {
-	return strings.HasPrefix(file, "<frozen") || strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") ||
+	return strings.HasPrefix(file, "<frozen") || strings.HasPrefix(file, "__") && !strings.HasSuffix(file, ".py") || strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") ||
 		strings.Contains(file, "/lib/python3") || strings.HasSuffix(file, "/sitecustomize.py") || strings.HasSuffix(file, "/usercustomize.py")
 }
 

@@ -84,7 +84,7 @@ func (w *walker) threads(ctx context.Context) ([]Thread, error) {
 	var all []Thread
 	interp := w.word(w.runtime + w.l.interpHead)
 	if interp == 0 {
-		return nil, fmt.Errorf("%w: no interpreter: it starts or ends", ErrCorrupt)
+		return nil, ErrNoInterpreter
 	}
 	for i := 0; interp != 0 && i < maxInterpreters; i++ {
 		holder := w.gilHolder(interp)

@@ -45,7 +45,9 @@ func (c *court) busy() Verdict {
 func (c *court) atWork(moving []int) string {
 	r, p := c.rank(moving[0]), c.at[moving[0]]
 	text := fmt.Sprintf("Not hung: %s at work, in %s", lower(is(moving)), p.where())
-	if r.Main != nil && len(r.Main.Frames) == 0 {
+	if places := c.grouped(moving, position.where); len(places) > 1 {
+		text = fmt.Sprintf("Not hung: %s at work: %s", lower(is(moving)), strings.Join(places, ", "))
+	} else if r.Main != nil && len(r.Main.Frames) == 0 {
 		text = fmt.Sprintf("Not hung: %s starting or ending", lower(is(moving)))
 		if r.Ending {
 			text = fmt.Sprintf("Not hung: %s ending", lower(is(moving)))
@@ -72,10 +74,16 @@ func (c *court) atWork(moving []int) string {
 
 // whereabouts says where the ranks, but for one, are whose stacks could be read, those of one place together.
 func (c *court) whereabouts(but int) string {
+	all := c.ranks(func(r Rank, _ position) bool { return r.Main != nil && r.Rank != but })
+	return strings.Join(c.grouped(all, position.doing), "; ")
+}
+
+// grouped says where ranks are, those of one place together, and no more than four places.
+func (c *court) grouped(ranks []int, say func(position) string) []string {
 	var order, parts []string
 	by := map[string][]int{}
-	for _, n := range c.ranks(func(r Rank, _ position) bool { return r.Main != nil && r.Rank != but }) {
-		where := c.at[n].doing()
+	for _, n := range ranks {
+		where := say(c.at[n])
 		if by[where] == nil {
 			order = append(order, where)
 		}
@@ -84,10 +92,14 @@ func (c *court) whereabouts(but int) string {
 	const most = 4
 	for _, where := range order[:min(len(order), most)] {
 		n := by[where]
-		parts = append(parts, fmt.Sprintf("%s in %s%s", lower(is(n)), where, since(c.rank(n[0]).Idle)))
+		part := fmt.Sprintf("%s in %s%s", lower(is(n)), where, since(c.rank(n[0]).Idle))
+		if raised := c.rank(n[0]).Raised; raised != "" && len(n) == 1 {
+			part += "; the last that it printed is " + raised
+		}
+		parts = append(parts, part)
 	}
 	if more := len(order) - most; more > 0 {
 		parts = append(parts, fmt.Sprintf("the others at %d more places", more))
 	}
-	return strings.Join(parts, "; ")
+	return parts
 }

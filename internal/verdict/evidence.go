@@ -61,7 +61,7 @@ func (c *court) keys(waiting []int) (Verdict, bool) {
 
 // unreachable: ranks set up a group and cannot reach the store.
 func (c *court) unreachable() (Verdict, bool) {
-	here := c.ranks(func(r Rank, p position) bool { return p.class == inInit && !elsewhere(r) })
+	here := c.ranks(func(r Rank, p position) bool { return p.class == inInit && !c.elsewhere(r) })
 	if c.job.StoreTrouble == "" || len(here) == 0 {
 		return Verdict{}, false
 	}
@@ -74,11 +74,11 @@ func (c *court) unreachable() (Verdict, bool) {
 	return v, true
 }
 
-// elsewhere reports whether a rank has another store than the environment says: the program names it, or the rank has a connection.
-func elsewhere(r Rank) bool {
-	s := settingsOf(r)
+// elsewhere reports whether a rank has another store than that of the job: the program names it, or the rank has a connection.
+func (c *court) elsewhere(r Rank) bool {
 	_, err := netip.ParseAddrPort(r.Object)
-	return s.store != r.Store || err == nil || strings.Contains(r.Line, "tcp://") || strings.Contains(r.Line, "file://")
+	store := settingsOf(r).store
+	return err == nil || store != c.job.Store && (store != "" || r.Store != "")
 }
 
 // store: ranks wait for a key of the store outside of what torch.distributed does by itself.
@@ -225,6 +225,7 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 			first, example = o.entry.Seq, o.entry
 		}
 	}
+	var unseen []Rank
 	late, differs := []int{}, map[string][]int{}
 	sizes, types, backends := map[string][]int{}, map[string][]int{}, map[string]bool{}
 	for _, r := range c.job.Ranks {
@@ -232,7 +233,8 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 			continue
 		}
 		if r.Dump == nil && c.at[r.Rank].class != inProgram {
-			continue // it may be in this collective
+			unseen = append(unseen, r) // it may be in this collective
+			continue
 		}
 		if last[r.Rank].Seq < first {
 			late = append(late, r.Rank)
@@ -259,6 +261,9 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 	}
 	if v, found := c.rooted(); found {
 		return v, true
+	}
+	if slices.ContainsFunc(unseen, func(r Rank) bool { return r.Moved || r.State == "R" }) {
+		return Verdict{}, false // it is on its way
 	}
 	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none makes progress: the network between them is stuck, or one of them died after it had entered.", is(here), numbered)}, len(here) > 1
 }

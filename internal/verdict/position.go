@@ -211,10 +211,13 @@ func manner(t *pystack.Thread, object string) (how string, lock bool) {
 		return "computing", false
 	}
 	how = kernelWait(t, object)
-	var called *pystack.Frame // by the line
+	var called, program *pystack.Frame // by the line
+	if !ownCode(t.Frames) {
+		program = installed(t.Frames)
+	}
 	for i := range t.Frames {
 		f := &t.Frames[i]
-		if !pystack.Library(f.File) {
+		if !pystack.Library(f.File) || f == program {
 			break
 		}
 		called = f
@@ -263,7 +266,8 @@ func locateFrames(frames []pystack.Frame) position {
 		break
 	}
 	if p.own == "" && len(frames) > 0 {
-		p.own, p.line = frames[0].Func, line(&frames[0])
+		f := cmp.Or(installed(frames), &frames[0])
+		p.own, p.line = f.Func, line(f)
 	}
 	if p.own != "" {
 		p.class = inProgram
@@ -277,6 +281,18 @@ func locateFrames(frames []pystack.Frame) position {
 		p.via = path.Base(path.Dir(via.File)) + "." + via.Func
 	}
 	return p
+}
+
+// installed returns the call that stands for the program where all of it is installed as packages: the innermost that is neither
+// Python's nor PyTorch's, or nil.
+func installed(frames []pystack.Frame) *pystack.Frame {
+	for i := range frames {
+		file := frames[i].File
+		if (strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/")) && !strings.Contains(file, "-packages/torch/") {
+			return &frames[i]
+		}
+	}
+	return nil
 }
 
 func line(f *pystack.Frame) string { return path.Base(f.File) + ":" + strconv.Itoa(f.Line) }

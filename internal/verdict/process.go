@@ -18,7 +18,7 @@ func (c *court) stopped() (Verdict, bool) {
 	}
 	return Verdict{
 		Culprits: stopped,
-		Sentence: fmt.Sprintf("%s stopped (SIGSTOP or a debugger, process %d); kill -CONT lets it go on.", is(stopped), c.rank(stopped[0]).PID),
+		Sentence: fmt.Sprintf("%s stopped (SIGSTOP or a debugger, process %d); kill -CONT lets it go on%s.", is(stopped), c.rank(stopped[0]).PID, c.others(stopped...)),
 	}, true
 }
 

@@ -6,6 +6,7 @@ package verdict
 import (
 	"fmt"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,7 +43,11 @@ func settingsOf(r Rank) settings {
 		if port := argument(f, "port"); err == nil && port != "" {
 			s.store = host + ":" + port
 		}
-		if method, err := strconv.Unquote(argument(f, "init_method")); err == nil && method != "env://" {
+		method, err := strconv.Unquote(argument(f, "init_method"))
+		if err != nil { // Python before 3.13 does not tell; the line may
+			method = methodText.FindString(r.Line)
+		}
+		if method != "" && method != "env://" {
 			s.store = ""
 			if u, err := url.Parse(method); err == nil && u.Scheme == "tcp" {
 				s.store = u.Host
@@ -50,6 +55,24 @@ func settingsOf(r Rank) settings {
 		}
 	}
 	return s
+}
+
+// methodText is an init_method that a line of a program spells out.
+var methodText = regexp.MustCompile(`(?:tcp|file)://[\w.:/\[\]-]+`)
+
+// ProgramStore returns the address of the store that the program itself names where ranks set up the group of all, "" if they name none, or
+// several.
+func ProgramStore(ranks []Rank) string {
+	addr := ""
+	for _, r := range ranks {
+		if s := settingsOf(r).store; s != "" && s != r.Store && locate(r).class == inInit {
+			if addr != "" && addr != s {
+				return ""
+			}
+			addr = s
+		}
+	}
+	return addr
 }
 
 // argument returns an argument of a call as Python writes it, "" if it is not known.

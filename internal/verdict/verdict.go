@@ -294,7 +294,12 @@ func (c *court) starting() (Verdict, bool) {
 				is(past), c.at[past[0]].where(), lower(name(here)), verb(here, "call"), call, c.lines(here), since(c.waited(past)))}, true
 		}
 		if v, found := c.keys(here); found {
-			if step == inNewGroup && !slices.ContainsFunc(v.Culprits, func(n int) bool { return !slices.Contains(here, n) }) { // they have come, to another group
+			come := !slices.ContainsFunc(v.Culprits, func(n int) bool { return !slices.Contains(here, n) })
+			if step == inInit && come {
+				return Verdict{Culprits: v.Culprits, Sentence: fmt.Sprintf("%s in init_process_group (%s)%s, but none says that it is %s: the program probably gives two processes the same rank.",
+					is(here), c.lines(here), since(c.waited(here)), lower(name(v.Culprits)))}, true
+			}
+			if step == inNewGroup && come { // to another group
 				return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s: every rank must create the same groups in the same order.",
 					is(here), call, c.lines(here), since(c.waited(here)))}, true
 			}
@@ -353,12 +358,12 @@ func (c *court) late(late []int, what string, waiting []int) Verdict {
 }
 
 // others says who waits besides.
-func (c *court) others(but int) string {
-	rest := slices.DeleteFunc(c.waiting(), func(n int) bool { return n == but })
+func (c *court) others(but ...int) string {
+	rest := slices.DeleteFunc(c.waiting(), func(n int) bool { return slices.Contains(but, n) })
 	if len(rest) == 0 {
 		return ""
 	}
-	return "; " + waits(rest)
+	return "; " + waits(rest) + since(c.waited(rest))
 }
 
 // places lists what each rank does, those that do the same in one line.

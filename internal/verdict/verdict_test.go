@@ -467,7 +467,7 @@ func TestSentences(t *testing.T) {
 		},
 		"a stopped rank": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load_batch", 12), func(r *Rank) { r.State = "T" })}},
-			"Rank 1 is stopped (SIGSTOP or a debugger, process 101); kill -CONT lets it go on.",
+			"Rank 1 is stopped (SIGSTOP or a debugger, process 101); kill -CONT lets it go on; rank 0 waits.",
 		},
 		"a checkpoint": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, pystack.Frame{Func: "_open_zipfile_writer_file.__exit__", File: "/usr/lib/python3/dist-packages/torch/serialization.py"}, pystack.Frame{Func: "save", File: "/usr/lib/python3/dist-packages/torch/serialization.py"}, pystack.Frame{Func: "checkpoint", File: script, Line: 88}), func(r *Rank) { r.Main.State, r.Main.Kernel = "D", "nfs_wait_bit_killable" })}},
@@ -487,7 +487,7 @@ func TestSentences(t *testing.T) {
 		},
 		"no hang": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "forward", 30), func(r *Rank) { r.Moved = true }), edit(at(1, "forward", 31), func(r *Rank) { r.Moved = true })}},
-			"Not hung: ranks 0 and 1 are at work, in forward (train.py:30), and no rank waits in torch.distributed.",
+			"Not hung: ranks 0 and 1 are at work: rank 0 is in forward (train.py:30), rank 1 is in forward (train.py:31), and no rank waits in torch.distributed.",
 		},
 		"no stacks": {
 			Job{World: 2, Ranks: []Rank{{Rank: 0, State: "S", Trouble: "not a CPython process"}, {Rank: 1, State: "S", Trouble: "not a CPython process"}}},
@@ -528,6 +528,38 @@ func TestSentences(t *testing.T) {
 		"a store that was not started": {
 			Job{World: 2, Store: "a:29500", StoreTrouble: "the name a does not resolve", Ranks: []Rank{in(1, "init_process_group", "", 4)}},
 			"Rank 1 cannot reach the store at a:29500: the name a does not resolve; rank 0, which hosts it unless a launcher does, does not run on this host.",
+		},
+		"a store that only the program names, in a line of a Python that tells no arguments": {
+			Job{World: 2, Store: "no-such-host:29511", StoreTrouble: "the name no-such-host does not resolve", Ranks: []Rank{
+				edit(told(in(0, "init_process_group", "", 4), 2, "a:1"), func(r *Rank) { r.Line = `dist.init_process_group("gloo", init_method="tcp://no-such-host:29511")` }),
+				edit(told(in(1, "init_process_group", "", 4), 2, "a:1"), func(r *Rank) { r.Line = `dist.init_process_group("gloo", init_method="tcp://no-such-host:29511")` }),
+			}},
+			"Ranks 0 and 1 cannot reach the store at no-such-host:29511: the name no-such-host does not resolve.",
+		},
+		"two processes that the program gives the same rank": {
+			Job{World: 2, Ranks: []Rank{in(0, "init_process_group", "", 4), in(1, "init_process_group", "", 4)}, Waits: []Wait{{Key: "/default_pg/0//cpu//0/1", Rank: 0, Age: 4 * time.Second}, {Key: "/default_pg/0//cpu//0/1", Rank: 1, Age: 4 * time.Second}}},
+			"Ranks 0 and 1 are in init_process_group (train.py:4), but none says that it is rank 1: the program probably gives two processes the same rank.",
+		},
+		"a rank without a recorder that is on its way": {
+			Job{World: 3, Ranks: []Rank{
+				edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Dump = typed(t, "Float")[0].Dump }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Dump = typed(t, "Float")[0].Dump }),
+				edit(in(2, "all_reduce", "", 27), func(r *Rank) { r.Moved = true }),
+			}},
+			"Not hung: rank 2 is at work, in all_reduce (train.py:27); ranks 0 and 1 wait in all_reduce (train.py:27).",
+		},
+		"a program that is an installed package": {
+			Job{World: 2, Ranks: []Rank{
+				with(0, pystack.Frame{Func: "all_reduce", File: c10d, Line: 1}, pystack.Frame{Func: "step", File: "/opt/venv/lib/python3.13/site-packages/trainer/loop.py", Line: 7}, pystack.Frame{Func: "_run_code", File: "<frozen runpy>", Line: 88}),
+				with(1, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py", Line: 1}, pystack.Frame{Func: "load", File: "/opt/venv/lib/python3.13/site-packages/trainer/data.py", Line: 3}, pystack.Frame{Func: "_run_code", File: "<frozen runpy>", Line: 88}),
+			}},
+			"Rank 1 has not reached all_reduce (loop.py:7); it is in load (data.py:3), in Queue.get of queue.py, and it has no other thread that could fill the queue; rank 0 waits.",
+		},
+		"a victim that has ended, and a rank that has raised and not ended": {
+			Job{World: 2, Ranks: []Rank{
+				{Rank: 0, Gone: "lost its connection to another rank: RuntimeError: Connection closed by peer"},
+				edit(at(1, "tidy_up", 9), func(r *Rank) { r.Raised = "ValueError: bad batch 17 (step (train.py:3))" }),
+			}},
+			"Rank 0 lost its connection to another rank: RuntimeError: Connection closed by peer; of the others no rank waits in torch.distributed: rank 1 is in tidy_up (train.py:9); the last that it printed is ValueError: bad batch 17 (step (train.py:3)).",
 		},
 		"only the store": {
 			Job{Waits: []Wait{{Key: "/default_pg/0//cpu//0/3", Rank: 0, Age: 9 * time.Second}}},
