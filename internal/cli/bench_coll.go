@@ -337,7 +337,10 @@ func (b *collBench) allToAll(ctx context.Context, name string, s collSize) error
 // halves has two sub-groups reduce at the same time; rank 0 prints.
 func (b *collBench) halves(ctx context.Context) error {
 	size := b.group.Size()
-	if size < 4 {
+	wanted := slices.DeleteFunc(slices.Clone(collSizes), func(s collSize) bool {
+		return !strings.Contains(b.caseName("halves", s), b.opts.only)
+	})
+	if size < 4 || len(wanted) == 0 {
 		return nil
 	}
 	all := make([]dist.Rank, size)
@@ -355,7 +358,7 @@ func (b *collBench) halves(ctx context.Context) error {
 		}
 	}
 	defer func() { _ = part.group.Close() }()
-	for _, s := range collSizes {
+	for _, s := range wanted {
 		if err := b.group.Barrier(ctx).Wait(ctx); err != nil {
 			return err
 		}
