@@ -26,14 +26,16 @@ import (
 // Tuning holds the sizes at which the algorithms change. All ranks of a group must use the same. The zero value of a
 // field means its default.
 type Tuning struct {
-	// Small is the largest all-reduce or reduce, in bytes, that takes the path with the fewest steps. From HalveFrom on, four or
-	// more ranks exchange halves instead in an all-reduce.
+	// Small is the largest all-reduce, in bytes, that takes the path with the fewest steps. From HalveFrom on, four or more ranks
+	// exchange halves instead.
 	Small int
 	// HalveFrom and HalveTo are the smallest and the largest all-reduce, in bytes, in which four or more ranks exchange halves.
 	// HalveTo holds for the input of a reduce-scatter too.
 	HalveFrom, HalveTo int
 	// Tree is the largest broadcast, in bytes, that goes down a tree, whole, instead of along a chain in segments.
 	Tree int
+	// Rise is the largest reduce, in bytes, that goes up a tree, whole, instead of block by block.
+	Rise int
 	// Relay is the largest result of a gather, or input of a scatter, in bytes, that travels along a tree.
 	Relay int
 	// Doubling is the largest result of an all-gather, in bytes, that is collected in as few steps as possible.
@@ -59,6 +61,9 @@ func (t Tuning) withDefaults() Tuning {
 	}
 	if t.Tree == 0 {
 		t.Tree = 256 << 10
+	}
+	if t.Rise == 0 {
+		t.Rise = 1 << 20
 	}
 	if t.Relay == 0 {
 		t.Relay = 64 << 10

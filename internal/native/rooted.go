@@ -87,13 +87,13 @@ func (r *run) chain() error {
 }
 
 func (r *run) reduce() error {
-	if len(r.req.Out) <= r.tuning.Small || len(r.req.Out)/r.req.DType.Size() < r.size {
+	if len(r.req.Out) <= r.tuning.Rise || len(r.req.Out)/r.req.DType.Size() < r.size {
 		return r.reduceTree()
 	}
 	return r.reduceBlocks()
 }
 
-// reduceTree sends small buffers up a binomial tree to the root. The operands are in the order of ranks, from the root on.
+// reduceTree sends buffers up a binomial tree to the root. The operands are in the order of ranks, from the root on.
 func (r *run) reduceTree() error {
 	size := len(r.req.Out)
 	scratch := r.buffer(2 * size)

@@ -179,6 +179,8 @@ func measure(t *testing.T, kind coll.Kind, ranks, bytes int) effort {
 				}
 			case coll.ReduceScatter:
 				q.In, q.Out = make([]byte, bytes*ranks), make([]byte, bytes)
+			case coll.AllToAll:
+				q.In, q.Out = make([]byte, bytes*ranks), make([]byte, bytes*ranks)
 			default:
 			}
 			errs[r] = native.NewEngine(record(m, &events[r]), native.Tuning{}).Run(t.Context(), q)
@@ -289,6 +291,7 @@ var collectiveRows = []collectiveRow{
 	{"broadcast", coll.Broadcast, 1 << 20, "1 MiB", "pipeline", pipeline},
 	{"reduce", coll.Reduce, 4, "4 B", "binomial tree", binomial},
 	{"reduce", coll.Reduce, 64 << 10, "64 KiB", "binomial tree", binomial},
+	{"reduce", coll.Reduce, 1 << 20, "1 MiB", "linear, or from 8 ranks on a binomial tree", binomial},
 	{"gather", coll.Gather, 4, "4 B", "binomial tree", binomialBlocks},
 	{"gather", coll.Gather, 64 << 10, "64 KiB", "linear, or from 8 ranks on a binomial tree", binomialBlocks},
 	{"scatter", coll.Scatter, 4, "4 B", "binomial tree", binomialBlocks},
@@ -300,6 +303,10 @@ var collectiveRows = []collectiveRow{
 	{"all-gather", coll.AllGather, 1 << 20, "1 MiB", "recursive doubling", ring},
 	{"reduce-scatter", coll.ReduceScatter, 4, "4 B", "recursive halving, or with 2 ranks a ring", scattering},
 	{"reduce-scatter", coll.ReduceScatter, 64 << 10, "64 KiB", "ring", ring},
+	// From 16 ranks on OpenMPI takes Bruck's algorithm below 512 B. That requires one size of all blocks, of which a rank knows its own only.
+	{"all-to-all", coll.AllToAll, 4, "4 B", "linear, with up to 15 ranks", ring},
+	{"all-to-all", coll.AllToAll, 64 << 10, "64 KiB", "linear", ring},
+	{"all-to-all", coll.AllToAll, 1 << 20, "1 MiB", "linear", ring},
 	{"all-reduce", coll.AllReduce, 4, "4 B", "recursive doubling", recursiveDoubling},
 	{"all-reduce", coll.AllReduce, 64 << 10, "64 KiB", "recursive halving, or with 2 ranks a ring", fewOrMany},
 	{"all-reduce", coll.AllReduce, 1 << 20, "1 MiB", "recursive halving, or with 2 ranks a ring", fewOrMany},
