@@ -78,7 +78,11 @@ func TestGradientOfReference(t *testing.T) {
 			}
 			backward(ctx, t, c, k.sum(v))
 			same(t, "at the caller", c.GradientValue(y), k.ones(1))
-			same(t, "at the owner", owner.engine.Context(c.ID()).GradientValue(made.of(t.Name())), k.ones(1))
+			at := owner.engine.Context(c.ID())
+			same(t, "at the owner", at.GradientValue(made.of(t.Name())), k.ones(1))
+			if all, err := at.Gradients(); err != nil || len(all) != 1 {
+				t.Errorf("gradients at the owner: %v, %v", all, err) // none of other contexts
+			}
 		}
 		t.Run("callee", func(t *testing.T) { at(t, ws[0], ws[1], ws[1]) })
 		t.Run("nested", func(t *testing.T) { at(t, ws[0], ws[1], ws[2]) })
