@@ -33,6 +33,7 @@ type sim struct {
 	latest  time.Duration // how long an answer may take at most
 	stalled time.Duration // until when the store does nothing
 	gone    bool          // the store has ended with the process that hosted it
+	changes func(key, was, value string)
 	logging bool
 	log     []string
 	wrong   error // what went wrong while it ran
@@ -199,6 +200,9 @@ func (s *sim) call(from, to *proc, twice bool, handle func() error, answer func(
 
 // put changes a key, and wakes those who wait for it.
 func (s *sim) put(key, value string) {
+	if s.changes != nil {
+		s.changes(key, s.store[key], value)
+	}
 	s.store[key] = value
 	for _, w := range slices.Clone(s.waits) {
 		if s.there(w.keys) {

@@ -34,7 +34,6 @@ type startSim struct {
 	came    time.Duration          // when the last rank has come
 	meeting map[int]map[int]func() // who waits in the gloo group of a round
 	ends    map[string]int         // how starts have ended
-	looking map[int]string         // the looker of a round
 }
 
 // starter is a rank.
@@ -76,6 +75,7 @@ func newStartSim(seed uint64, faults bool, opt StartOptions) *startSim {
 			g.rank = r
 		}
 	}
+	w.changes = w.lookers
 	w.history(size)
 	w.attempt()
 	return w
@@ -144,7 +144,7 @@ func sign(rank int, old bool) string {
 
 // attempt lets all ranks start.
 func (w *startSim) attempt() {
-	w.spoilt, w.until, w.came, w.looking = false, w.now+w.slow(startTime), w.now, map[int]string{}
+	w.spoilt, w.until, w.came = false, w.now+w.slow(startTime), w.now
 	clear(w.meeting)
 	late := 20 * time.Second
 	if w.rng.IntN(2) == 0 {
@@ -473,27 +473,22 @@ func (w *startSim) judge() {
 	}
 }
 
-// lookers checks that a looker that lives is not replaced, if nothing takes long.
-func (w *startSim) lookers() {
-	if w.faults || w.latest > 2*time.Millisecond {
+// lookers checks that a looker that lives is not replaced, if nothing takes long. One that is not needed any more takes its word back:
+// whoever comes then takes nobody's place.
+func (w *startSim) lookers(key, was, value string) {
+	if w.faults || w.latest > 2*time.Millisecond || !strings.HasSuffix(key, "/"+keyLooker) || was == "" || value == "" {
 		return
 	}
-	for _, g := range w.ranks {
-		if g.py || g.phase != "start" {
-			continue
-		}
-		who, _, _ := strings.Cut(w.store[at(g.m.round, keyLooker)], ".")
-		if was := w.looking[g.m.round]; was != "" && who != was && who != "" && w.ranks[was[0]-'0'].phase == "start" {
-			w.fault("rank %s takes the place of the looker %s", who, was)
-		}
-		w.looking[g.m.round] = who
+	old, _, _ := strings.Cut(was, ".")
+	who, _, _ := strings.Cut(value, ".")
+	if who != old && w.ranks[old[0]-'0'].phase == "start" {
+		w.fault("rank %s takes the place of the looker %s", who, old)
 	}
 }
 
 func (w *startSim) simulate() error {
 	for w.left > 0 && w.wrong == nil && w.now < 12*w.slow(startTime) {
 		w.run(w.now + 500*time.Millisecond)
-		w.lookers()
 	}
 	if w.wrong == nil && w.left > 0 {
 		for _, g := range w.ranks {
