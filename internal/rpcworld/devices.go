@@ -7,6 +7,8 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"log/slog"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -47,12 +49,31 @@ func (w *World) ExchangeDevices(ctx context.Context, hook observe.Hook, storeAdd
 		}
 	})
 	d, err := w.exchangeDevices(ctx, hook, storeAddr)
+	if w.leftOver(ctx, err) {
+		looking.Wait() // what it tries next is in another round
+	}
 	cancel()
 	looking.Wait()
 	if err != nil && errors.Is(m.Err(), ErrAgain) {
 		return nil, m.Err()
 	}
 	return d, err
+}
+
+// leftOver reports whether a start failed because nobody listens where a PyTorch rank has said that it is: that may be what a start of
+// its that has failed has left in the store. Such a rank has not come yet.
+func (w *World) leftOver(ctx context.Context, err error) bool {
+	e, lost := errors.AsType[*dist.Error](err)
+	dial, failed := errors.AsType[*net.OpError](err)
+	if !lost || e.Rank < 0 || !failed || dial.Op != "dial" || w.cfg.Round >= 0 {
+		return false
+	}
+	if isGo, unknown := w.st.Check(ctx, worldcore.RankKey(int(e.Rank))); isGo || unknown != nil {
+		return false
+	}
+	w.cfg.Logger.Warn("a PyTorch rank cannot be reached where it has published that it is: waiting for its next start",
+		slog.Int("rank", int(e.Rank)), slog.Any("error", err))
+	return true
 }
 
 func (w *World) exchangeDevices(ctx context.Context, hook observe.Hook, storeAddr string) (*Devices, error) {

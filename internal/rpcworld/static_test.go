@@ -6,12 +6,16 @@ package rpcworld
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -90,5 +94,51 @@ func TestPyTorchGoesOnWhileGoWaits(t *testing.T) {
 	}
 	if err := w.ComeTogether(ctx); err != nil || !w.Mixed() || w.Round() != 1 {
 		t.Errorf("then mixed %v in round %d: %v", w.Mixed(), w.Round(), err)
+	}
+}
+
+// What a PyTorch rank has left of a start that has failed names a port where nobody listens any more. That is no reason to give up: the
+// rank has not come yet, and is followed when it does.
+func TestPyTorchLeavesItsAddress(t *testing.T) {
+	for name, retries := range map[string]bool{"tries again": true, "does not come": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			st := store.NewMemory()
+			defer func() { _ = st.Close() }()
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			// Nobody listens there, and it is a lower address than any of this rank, so that this one dials.
+			dead := wire.Record{Generation: wire.C, Host: "host", IDs: []int64{0, 0}, Addrs: []wire.Address{{Addr: netip.MustParseAddrPort("127.0.0.1:256"), Sequence: wire.NoSequence}}}
+			sign := func(round int) {
+				if err := store.Prefix(RoundPrefix(round), st).Set(ctx, "0/1", dead.Append(nil)); err != nil {
+					t.Error(err)
+				}
+			}
+			sign(0)
+			w := New(st, config("w0", 0, 2))
+			if err := w.ComeTogether(ctx); err != nil || !w.Mixed() {
+				t.Fatalf("mixed %v: %v", w.Mixed(), err)
+			}
+			var later sync.WaitGroup
+			defer later.Wait()
+			later.Go(func() {
+				time.Sleep(1500 * time.Millisecond)
+				if retries {
+					sign(1)
+				} else {
+					cancel()
+				}
+			})
+			_, err := w.ExchangeDevices(ctx, nil, "127.0.0.1:1")
+			if retries {
+				if !errors.Is(err, ErrAgain) {
+					t.Errorf("the wait for the PyTorch rank ends with %v", err)
+				}
+				return
+			}
+			if e, ok := errors.AsType[*dist.Error](err); !ok || e.Rank != 1 || !strings.Contains(err.Error(), "127.0.0.1:256") || ctx.Err() == nil {
+				t.Errorf("after the end of the context %v: %v", ctx.Err(), err)
+			}
+		})
 	}
 }

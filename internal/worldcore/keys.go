@@ -36,8 +36,8 @@ const (
 	keyRounds  = "cohort/rounds" // of the store itself: a hint where the latest world is
 )
 
-// rankKey is the key by which a Go rank of a static world shows itself.
-func rankKey(r int) string { return keyGoRanks + strconv.Itoa(r) }
+// RankKey is the key by which a Go rank of a static world shows itself.
+func RankKey(r int) string { return keyGoRanks + strconv.Itoa(r) }
 
 // ReadyKey is the key of a barrier of a world's end that everybody has entered.
 func ReadyKey(n int) string { return "shutdown/READY_ID_" + strconv.Itoa(n) }

@@ -98,7 +98,7 @@ func (l *looker) claim(held string) {
 func (l *looker) look() {
 	left := []int{}
 	inOrder(l.unknown, func(r int, next func()) {
-		l.ask(Op{Kind: OpCheck, Round: l.s.round, Keys: []string{rankKey(r)}}, func(ev Event) {
+		l.ask(Op{Kind: OpCheck, Round: l.s.round, Keys: []string{RankKey(r)}}, func(ev Event) {
 			if ev.OK {
 				next()
 				return

@@ -98,7 +98,7 @@ func usedUp(ask asker, me Self, k int, then func(used bool)) {
 		for r := range names {
 			names[r] = KeyNames + strconv.Itoa(r)
 		}
-		inOrder([][]string{{names[me.Rank], rankKey(me.Rank)}, {keyAgain}, names}, func(keys []string, next func()) {
+		inOrder([][]string{{names[me.Rank], RankKey(me.Rank)}, {keyAgain}, names}, func(keys []string, next func()) {
 			ask(Op{Kind: OpCheck, Round: k, Keys: keys}, func(ev Event) {
 				if ev.OK {
 					then(true)

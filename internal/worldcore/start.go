@@ -125,7 +125,7 @@ func (s *Start) show() {
 
 func (s *Start) shown() {
 	s.set(keySize, strconv.Itoa(s.me.Size), func() {
-		s.set(rankKey(s.me.Rank), strconv.FormatUint(s.me.Epoch, 16), func() {
+		s.set(RankKey(s.me.Rank), strconv.FormatUint(s.me.Epoch, 16), func() {
 			s.check(func(there bool) {
 				if !there || s.NoMode {
 					s.waitForRanks()
@@ -141,7 +141,7 @@ func (s *Start) shown() {
 func (s *Start) waitForRanks() {
 	keys := make([]string, s.me.Size)
 	for r := range keys {
-		keys[r] = rankKey(r)
+		keys[r] = RankKey(r)
 	}
 	l := &looker{s: s, pauses: lookFirst}
 	l.wait = s.do(Op{Kind: OpWait, Round: s.round, Keys: keys}, func(ev Event) {
@@ -223,7 +223,7 @@ func (s *Start) lost(err error) {
 				missing = append(missing, strconv.Itoa(r))
 			}
 			next()
-		}, rankKey(r))
+		}, RankKey(r))
 	}, func() {
 		e.Detail = "these ranks did not come: " + strings.Join(missing, ", ")
 		s.end(e)

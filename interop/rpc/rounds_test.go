@@ -24,7 +24,9 @@ import (
 // obeys is a PyTorch process that does what it is told, line by line.
 const obeys = `
 import sys, time, torch
+from datetime import timedelta
 import torch.distributed.rpc as rpc
+import torch.distributed.rpc.constants
 import gostub
 for line in sys.stdin:
     words = line.split()
@@ -32,6 +34,14 @@ for line in sys.stdin:
         options = rpc.TensorPipeRpcBackendOptions(init_method=words[4], rpc_timeout=30)
         size = int(words[3])
         rpc.init_rpc(words[1], rank=int(words[2]), world_size=size if size else None, rpc_backend_options=options)
+    elif words[0] == "fail":
+        long, rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT, timedelta(seconds=1)
+        options = rpc.TensorPipeRpcBackendOptions(init_method=words[4], rpc_timeout=30)
+        try:
+            rpc.init_rpc(words[1], rank=int(words[2]), world_size=int(words[3]), rpc_backend_options=options)
+            raise SystemExit("it has started alone")
+        except RuntimeError:
+            rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = long
     elif words[0] == "call":
         for name in words[1:]:
             assert rpc.rpc_sync(name, gostub.echo, args=(5,)) == 5
@@ -229,6 +239,56 @@ func TestRounds(t *testing.T) {
 					t.Logf("world %d took %v", k, time.Since(begun).Round(time.Millisecond))
 				}
 			})
+		}
+	})
+}
+
+// TestFailedStartIsFollowed: a PyTorch rank fails to start, since nobody comes, and tries again after a while. A Go rank that comes in
+// between finds what the first start has left in the store, an address where nobody listens, and starts with the second one. Which of
+// the two ranks dials depends on their ports, so it is done several times.
+func TestFailedStartIsFollowed(t *testing.T) {
+	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
+		p := tr.Start(t, torchtest.Script{Name: "p.py", Modules: map[string]string{"gostub": gostub}, Source: obeys})
+		port := freePort(t)
+		hostStore(t, port)
+		order := "1 2 tcp://127.0.0.1:" + strconv.Itoa(port)
+		for range 4 {
+			ctx, cancel := context.WithTimeout(testContext(t), time.Minute)
+			defer cancel()
+			st, err := tcpstore.Dial(ctx, "127.0.0.1:"+strconv.Itoa(port))
+			if err == nil {
+				_, err = st.JoinWorker(ctx) // PyTorch's stores wait for that first of all
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = st.Close() }()
+			p.Send(t, "fail b "+order)
+			p.Expect(t, "done fail")
+			joined := make(chan error, 1)
+			var a *rpc.Agent
+			go func() {
+				var err error
+				a, err = rpc.Join(ctx, st, "a", rpc.WithRank(0), rpc.WithWorldSize(2), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(30*time.Second))
+				joined <- err
+			}()
+			select {
+			case err := <-joined:
+				t.Fatalf("before PyTorch tries again: %v", err)
+			case <-time.After(2 * time.Second):
+			}
+			p.Send(t, "init b "+order)
+			if err := <-joined; err != nil {
+				t.Fatal(err)
+			}
+			p.Expect(t, "done init")
+			p.Send(t, "call a")
+			p.Expect(t, "done call")
+			p.Send(t, "leave")
+			if err := a.Shutdown(ctx); err != nil {
+				t.Error(err)
+			}
+			p.Expect(t, "done leave")
 		}
 	})
 }
