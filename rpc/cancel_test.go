@@ -116,10 +116,9 @@ func TestCancellationInTheQueue(t *testing.T) {
 // A remote call of a worker to itself that finds no room fails, instead of leaving a reference that waits for ever.
 func TestRemoteToSelfWithoutRoom(t *testing.T) {
 	begun, release := make(chan struct{}, 1), make(chan struct{})
-	small := option(func(c *config) error { c.queue = 1; return nil })
 	agents := world(t, 1, true, func(int) *Registry {
 		return NewRegistry().MustHandle("t.hold", func() int { begun <- struct{}{}; <-release; return 7 })
-	}, WithConcurrency(1), small)
+	}, WithConcurrency(1), WithQueue(1))
 	ctx := testContext(t)
 	var refs []*Ref[int]
 	for i := range 3 { // one runs, one waits, one is refused

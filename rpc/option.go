@@ -163,11 +163,19 @@ func WithHook(h observe.Hook) Option {
 // Answers never wait for a place, and a handler that waits for a call of its own with the context it was given does not
 // count, so nested calls cannot block each other.
 func WithConcurrency(n int) Option {
+	return atLeastOne("concurrency", n, func(c *config) { c.concurrency = n })
+}
+
+// WithQueue bounds how many requests wait for a handler's place; the default is 65,536. One caller gets three quarters of them at
+// most. Requests beyond it end with [dist.Exhausted]; PyTorch's workers queue without a bound.
+func WithQueue(n int) Option { return atLeastOne("queue", n, func(c *config) { c.queue = n }) }
+
+func atLeastOne(what string, n int, set func(*config)) Option {
 	return option(func(c *config) error {
 		if n < 1 {
-			return dist.Newf("rpc: join", dist.InvalidArgument, "concurrency %d", n)
+			return dist.Newf("rpc: join", dist.InvalidArgument, "%s %d", what, n)
 		}
-		c.concurrency = n
+		set(c)
 		return nil
 	})
 }
@@ -200,8 +208,7 @@ func WithLeakCheck() Option {
 func newConfig(opts []Option) (*config, error) {
 	c := &config{
 		rank: dist.NoRank, round: -1, timeout: DefaultTimeout, concurrency: DefaultConcurrency, queue: 1 << 16, logger: slog.New(slog.DiscardHandler),
-		transports: []string{TransportCohort, TransportUV}, registry: NewRegistry(),
-		channels: nil,
+		transports: []string{TransportCohort, TransportUV},
 	}
 	for _, o := range opts {
 		if o == nil {

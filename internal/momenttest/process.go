@@ -204,12 +204,15 @@ func runProcessSeed(t *testing.T, s ProcessScenario, seed uint64) bool {
 	return run.happened
 }
 
-// fates chooses one or two events: one that is for good, if any, and another one to the same victim or to another.
+// fates chooses one or two events: the first is for good in most seeds, the second one happens to the same victim or to another.
 func fates(s ProcessScenario, seed uint64) []Fate {
 	rng := (&plan{seed: seed}).rand(streamEvents)
 	all := make([]Fate, max(s.Victims, 1))
-	for range 1 + rng.IntN(2) {
+	for i := range 1 + rng.IntN(2) {
 		event, victim := append(slices.Clone(s.Events), LateEvent)[rng.IntN(len(s.Events)+1)], rng.IntN(len(all))
+		if i == 0 && rng.IntN(8) > 0 {
+			event = s.Events[rng.IntN(len(s.Events))]
+		}
 		f := &all[victim]
 		switch {
 		case event == LateEvent:

@@ -150,7 +150,7 @@ func (r *Run) Go(name string, bound time.Duration, f func() error) *Call {
 		defer func() {
 			c.Ended = time.Now()
 			if c.gone {
-				if p := recover(); p != nil && !errors.Is(asError(p), errPanic) {
+				if p := recover(); p != nil && !Meant(p) {
 					r.Errorf("%s panicked: %v\n%s", name, p, stack())
 				}
 			}
@@ -167,6 +167,9 @@ var errPanic = errors.New("a callback of the test panics")
 
 // Panic panics as a callback of a user might. Calls of Run.Go that it ends are Gone.
 func Panic() { panic(errPanic) }
+
+// Meant reports whether what was recovered is the panic of a scenario's callbacks.
+func Meant(p any) bool { return errors.Is(asError(p), errPanic) }
 
 func asError(p any) error {
 	err, _ := p.(error)

@@ -13,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -37,6 +38,7 @@ const (
 	soon    = time.Second      // after what ends it
 	calls   = 4
 	places  = 3 // for handlers
+	queue   = 8 // requests that wait for one
 )
 
 // The events beside those of the context.
@@ -45,7 +47,7 @@ const (
 	peerEvent      = "peer"     // the agent that it calls
 	shutdownEvent  = "shutdown" // the victim leaves in order; in a static world all do
 	newcomerEvent  = "newcomer" // another worker joins, calls and leaves
-	fullEvent      = "full"     // another worker takes all places of the one that the victim calls, and more wait
+	fullEvent      = "full"     // another worker sends more requests to the one that the victim calls than can run and wait there
 	callbackClose  = "callback-close"
 	callbackCall   = "callback-call"
 	callbackPanic  = "callback-panic"
@@ -89,9 +91,11 @@ type game struct {
 	opts   []rpc.Option
 
 	newcomers atomic.Int32
+	fills     atomic.Int32
 
 	mu       sync.Mutex
 	callback func()
+	held     map[int]chan struct{} // closed when the requests of a fill may go on
 }
 
 var names = []string{"a", "b", "c"}
@@ -113,9 +117,9 @@ func handlers() *rpc.Registry {
 }
 
 func play(r *momenttest.Run, wire string, static bool) {
-	g := &game{r: r, static: static, store: store.NewMemory(), agents: map[string]*rpc.Agent{}}
+	g := &game{r: r, static: static, store: store.NewMemory(), agents: map[string]*rpc.Agent{}, held: map[int]chan struct{}{}}
 	r.Cleanup(func() { _ = g.store.Close() })
-	g.opts = []rpc.Option{rpc.WithHandlers(handlers()), rpc.WithTimeout(timeout), rpc.WithConcurrency(places)}
+	g.opts = []rpc.Option{rpc.WithHandlers(handlers().MustHandle("test.hold", g.hold)), rpc.WithTimeout(timeout), rpc.WithConcurrency(places), rpc.WithQueue(queue)}
 	if wire != "cohort" {
 		g.opts = append(g.opts, rpc.WithTransports(wire))
 	}
@@ -254,19 +258,46 @@ func (g *game) newcomer() {
 	}
 }
 
-// fill is a worker that sends more requests at once than the peer has places. The victim's wait behind them for a while, and all are
-// answered unless the peer goes.
+// fill is a worker that sends more requests at once than can run and wait at the peer. None of them ends before one is refused. The
+// victim's wait behind them, and all that are not refused are answered unless the peer goes.
 func (g *game) fill() {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	futures := make([]*dist.Future[int], 4*places)
+	id, held := int(g.fills.Add(1)), make(chan struct{})
+	g.mu.Lock()
+	g.held[id] = held
+	g.mu.Unlock()
+	goOn := sync.OnceFunc(func() { close(held) })
+	defer goOn()
+	futures := make([]*dist.Future[int], 2*(places+queue))
 	for i := range futures {
-		futures[i] = rpc.Async[int](ctx, g.agents["c"], "b", "test.slow", i)
+		futures[i] = rpc.Async[int](ctx, g.agents["c"], "b", "test.hold", id, i)
+		futures[i].OnDone(func(int, error) { goOn() })
 	}
+	refused, gone := 0, slices.ContainsFunc([]string{peerEvent, shutdownEvent}, g.r.Planned)
 	for i, f := range futures {
-		if got, err := f.Await(ctx); (got != i || err != nil) && !slices.ContainsFunc([]string{peerEvent, shutdownEvent}, g.r.Planned) {
+		switch got, err := f.Await(ctx); {
+		case errors.Is(err, dist.Exhausted), errors.Is(err, dist.Remote) && strings.Contains(err.Error(), dist.Exhausted.String()): // PyTorch's wire has no codes
+			refused++
+		case (got != i || err != nil) && !gone:
 			g.r.Errorf("request %d of many: %d, %v", i, got, err)
 		}
+	}
+	if refused < len(futures)-places-queue && !gone {
+		g.r.Errorf("%d of %d requests were refused", refused, len(futures))
+	}
+}
+
+// hold is the handler of the requests of a fill.
+func (g *game) hold(ctx context.Context, id, n int) (int, error) {
+	g.mu.Lock()
+	held := g.held[id]
+	g.mu.Unlock()
+	select {
+	case <-held:
+		return n, nil
+	case <-ctx.Done():
+		return 0, ctx.Err()
 	}
 }
 
@@ -344,6 +375,7 @@ func (g *game) judge(c *momenttest.Call, op operation) {
 	allowed := []momenttest.Allowance{
 		r.Allow(dist.Closed, closeEvent, callbackClose, peerEvent, shutdownEvent), r.Allow(dist.PeerLost, peerEvent),
 		r.Allow(dist.Unavailable, peerEvent), r.Allow(dist.Aborted, peerEvent), r.Allow(dist.NotFound, peerEvent),
+		r.Allow(dist.Exhausted, fullEvent), r.Allow(dist.Remote, fullEvent),
 	}
 	if g.static { // the others leave too
 		allowed = append(allowed, r.Allow(dist.PeerLost, shutdownEvent), r.Allow(dist.Unavailable, shutdownEvent), r.Allow(dist.NotFound, shutdownEvent))

@@ -52,6 +52,7 @@ const (
 	killEvent    = "kill"
 	restartEvent = "restart"
 	stopEvent    = "stop"
+	fullEvent    = "full" // the server stands still, and more is asked of the client than its queues take
 	hookClose    = "hook-close"
 	hookCall     = "hook-call"
 	hookPanic    = "hook-panic"
@@ -61,7 +62,7 @@ const (
 )
 
 func events() []momenttest.Event {
-	all := []momenttest.Event{momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline, {Name: closeEvent, Where: momenttest.Beside}, {Name: killEvent, Where: momenttest.Beside, Alone: true}, {Name: restartEvent, Where: momenttest.Beside, Alone: true}}
+	all := []momenttest.Event{momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline, {Name: closeEvent, Where: momenttest.Beside}, {Name: killEvent, Where: momenttest.Beside, Alone: true}, {Name: restartEvent, Where: momenttest.Beside, Alone: true}, {Name: fullEvent, Where: momenttest.Beside}}
 	for _, name := range []string{cutEvent, stopEvent, hookClose, hookCall, hookPanic, hookGoexit, dialerPanic, dialerGoexit} {
 		all = append(all, momenttest.Event{Name: name})
 	}
@@ -218,6 +219,7 @@ func (g *game) arrange() {
 	r.On(killEvent, g.world.kill)
 	r.On(restartEvent, g.world.restart)
 	r.On(stopEvent, g.stop)
+	r.On(fullEvent, g.fill)
 	r.On(hookClose, func() { v.set(&v.hook, func() { _ = v.Close() }) })
 	r.On(hookCall, func() {
 		v.set(&v.hook, func() {
@@ -284,18 +286,41 @@ func (g *game) stop() {
 	})
 }
 
+// fill asks for more than the client's queues take while the server stands still: megabytes that nobody reads, and more calls at once
+// than there are connections. The victim's calls wait behind them.
+func (g *game) fill() {
+	if !g.r.Planned(stopEvent) { // that stands still for longer
+		g.world.stop()
+	}
+	var all sync.WaitGroup
+	for range 2 * maxCalls {
+		all.Go(func() { g.filler(func(ctx context.Context) error { return g.v.Set(ctx, "full", g.large) }) })
+		all.Go(func() { g.filler(func(ctx context.Context) error { return g.v.Wait(ctx, "there") }) })
+	}
+	time.Sleep(20 * time.Millisecond)
+	if !g.r.Planned(stopEvent) {
+		g.world.resume()
+	}
+	all.Wait()
+}
+
+// filler is one call of many. It ends as the victim's calls do.
+func (g *game) filler(do func(ctx context.Context) error) {
+	defer func() {
+		if p := recover(); p != nil && !momenttest.Meant(p) {
+			panic(p)
+		}
+	}()
+	c := &momenttest.Call{Name: "one call of many"}
+	c.Err = do(context.Background())
+	g.r.Check(c, g.anyway()...)
+}
+
 // check is the oracle.
 func (g *game) check(ctx context.Context) {
 	r := g.r
 	for _, p := range g.calls {
-		allowed := []momenttest.Allowance{
-			r.Allow(dist.Closed, closeEvent, hookClose),
-			r.Allow(dist.PeerLost, cutEvent, killEvent, restartEvent, dialerPanic, dialerGoexit),
-			r.Allow(dist.Unavailable, killEvent, restartEvent), r.Allow(dist.Empty),
-			r.Allow(dist.Unavailable, cutEvent, dialerPanic, dialerGoexit), // the cut hit the one attempt to connect again
-			r.Allow(dist.DeadlineExceeded, stopEvent, restartEvent),        // a key that was there is gone
-			r.Allow(dist.Replaced, restartEvent),
-		}
+		allowed := g.anyway()
 		if p.own {
 			allowed = append(allowed, r.AllowContext(p.Call)...)
 		}
@@ -318,6 +343,19 @@ func (g *game) check(ctx context.Context) {
 	}
 	g.goOn(ctx)
 	g.count(ctx)
+}
+
+// anyway is what a call may end with whatever its context does.
+func (g *game) anyway() []momenttest.Allowance {
+	r := g.r
+	return []momenttest.Allowance{
+		r.Allow(dist.Closed, closeEvent, hookClose),
+		r.Allow(dist.PeerLost, cutEvent, killEvent, restartEvent, dialerPanic, dialerGoexit),
+		r.Allow(dist.Unavailable, killEvent, restartEvent), r.Allow(dist.Empty),
+		r.Allow(dist.Unavailable, cutEvent, dialerPanic, dialerGoexit), // the cut hit the one attempt to connect again
+		r.Allow(dist.DeadlineExceeded, stopEvent, restartEvent),        // a key that was there is gone
+		r.Allow(dist.Replaced, restartEvent),
+	}
 }
 
 // replaced checks that clients with an identity to compare do not go on in another store, and accept it when told to.
