@@ -100,6 +100,7 @@ func TestPyTorchGoesOnWhileGoWaits(t *testing.T) {
 // What a PyTorch rank has left of a start that has failed names a port where nobody listens any more. That is no reason to give up: the
 // rank has not come yet, and is followed when it does.
 func TestPyTorchLeavesItsAddress(t *testing.T) {
+	t.Parallel()
 	for name, retries := range map[string]bool{"tries again": true, "does not come": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
