@@ -116,3 +116,32 @@ func TestGatherWithoutNumber(t *testing.T) {
 		t.Errorf("the number is known, and the all-gather is given up: %v", got)
 	}
 }
+
+// Whoever is closed while it asks a PyTorch worker for its number blames nobody: it is its own connections that have ended.
+func TestOwnCloseBlamesNobody(t *testing.T) {
+	t.Parallel()
+	closed := dist.New("rpc: call", dist.Closed, "the agent is closed")
+	c := NewCounting(Self{Name: "a", Rank: 0, Size: 2, Round: -1}, 1, []string{"a", "b"}, false, GatherOptions{})
+	todo := c.Step(Event{})
+	for len(todo) > 0 {
+		op := todo[0]
+		todo = todo[1:]
+		ev := Event{ID: op.ID}
+		switch op.Kind {
+		case OpEnd:
+			if dist.CodeOf(c.Err()) != dist.Closed {
+				t.Errorf("it ends with %v", c.Err())
+			}
+			return
+		case OpAskCount:
+			ev.Err = closed
+		case OpGatherCount, OpIsGo, OpPause:
+		case OpStates:
+			ev.States = make([]State, len(op.Names))
+		default:
+			t.Errorf("it does %s", show(op))
+		}
+		todo = append(todo, c.Step(ev)...)
+	}
+	t.Error("it does not end")
+}
