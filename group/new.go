@@ -131,7 +131,7 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 	g := &Group{
 		name: c.Name, description: c.description, rank: rank, size: size, globals: slices.Clone(p.form.Globals), config: *c,
 		transport: Transport(formed.Transport), peers: formed.Peers, formed: formed, mesh: formed.Mesh, engine: formed.Engine,
-		args:  collargs.Group{Rank: rank, Size: size, Peers: formed.Peers, Detail: c.Detail, Checked: formed.Wrapper != nil},
+		args:  collargs.Group{Rank: rank, Size: size, Peers: formed.Peers, Narrow: formed.Narrow, Detail: c.Detail, Checked: formed.Wrapper != nil},
 		store: p.form.Store, family: p.family, index: p.form.Index, torchName: p.form.TorchName, origin: p.form.Origin, membership: p.membership,
 		pumpWake: make(chan struct{}, 1), over: make(chan struct{}),
 	}

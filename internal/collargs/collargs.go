@@ -3,7 +3,7 @@
 
 // Package collargs turns the arguments of a collective, tensors and options, into the request that an engine runs, and says what
 // to do with its result. It refuses what does not fit, what no rank can do, and what the PyTorch ranks of the group cannot do or
-// may do otherwise; a refusal of the last kind says how this rank stays in step with them. Nothing here waits or sends.
+// may do otherwise; a refusal of the last kind says how this rank stays in step with them. Nothing here sends, and only Narrow may wait.
 package collargs
 
 import (
@@ -17,9 +17,10 @@ import (
 type Group struct {
 	Rank    dist.Rank
 	Size    int
-	Peers   torch.Peers // what the PyTorch ranks can do
-	Detail  bool        // shapes of flat buffers are compared too
-	Checked bool        // PyTorch ranks compare operations before they run
+	Peers   torch.Peers        // what the PyTorch ranks can do
+	Narrow  func() torch.Peers // asks again what they can do, before a call is refused because that is not known; or nil
+	Detail  bool               // shapes of flat buffers are compared too
+	Checked bool               // PyTorch ranks compare operations before they run
 }
 
 // Call is a collective that is ready to run. A zero Call, or one that was [Call.Reset], can be filled.

@@ -53,7 +53,12 @@ func about(err error, ts ...*tensor.Tensor) error {
 
 // checkTorch refuses what the PyTorch ranks of the group cannot do, would get wrong, or may do one way or another.
 func (g *Group) checkTorch(name string, op torch.Op, dt tensor.DType, r reduce.Op, numel, parts int) error {
-	return refusal(g.Peers.Check(name, torch.Call{Op: op, DType: dt, Reduce: r, Numel: numel, Parts: parts}))
+	call := torch.Call{Op: op, DType: dt, Reduce: r, Numel: numel, Parts: parts}
+	err := g.Peers.Check(name, call)
+	if why, ok := errors.AsType[*torch.Refusal](err); ok && why.Where == torch.Nowhere && g.Narrow != nil {
+		err = g.Narrow().Check(name, call)
+	}
+	return refusal(err)
 }
 
 // refusal is what the table says as a [Refusal].

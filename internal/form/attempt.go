@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/native"
@@ -174,7 +175,9 @@ func (a *attempt) connect(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		a.Mesh, a.Engine = mesh, gloo.NewEngine(mesh, gloo.WithTorchHalves(a.Peers.TorchHalves()), gloo.WithEmptyGathers(a.Peers.EmptyGathers()))
+		// Where it is not known whether the ranks compute halves as torch does, they are refused; it can only turn out that they do.
+		halves := a.Peers.AtLeast(torch.V2_8).TorchHalves()
+		a.Mesh, a.Engine = mesh, gloo.NewEngine(mesh, gloo.WithTorchHalves(halves), gloo.WithEmptyGathers(a.Peers.EmptyGathers()))
 	case TCP:
 		return a.connectTCP(ctx)
 	case SharedMemory:

@@ -106,23 +106,52 @@ func readIfThere(ctx context.Context, s store.Store, key string) ([]byte, error)
 	return s.Get(ctx, key)
 }
 
-// readBackTime is how long a PyTorch rank may take to read its own address, and readBackPause how often it is asked for: one that was
-// dialled need not have got so far.
+// readBackTime is how long PyTorch ranks may take to read their own addresses before an operation is refused, and readBackPause how often
+// the store is asked.
 const (
-	readBackTime  = 500 * time.Millisecond
+	readBackTime  = 2 * time.Second
 	readBackPause = 5 * time.Millisecond
 )
 
-// readBack narrows what is known about the PyTorch ranks by what they have done in a Go process's store.
+// readBack narrows what is known about the PyTorch ranks by what they have done in a Go process's store. A rank that is connected need not
+// have read its address yet, and an older one never will: so the store is asked again when it matters, and not waited for now.
 func (a *attempt) readBack(ctx context.Context) error {
-	p := a.p
 	if a.Peers.Several || a.Peers.Low >= torch.V2_8 || a.Peers.High < torch.V2_8 {
 		return nil
 	}
-	until := time.Now()
-	if p.Parent == nil {
-		until = until.Add(readBackTime)
+	client, keys := a.addressKeys()
+	if client == nil {
+		return nil
 	}
+	read, err := allRead(ctx, client, keys)
+	if err != nil {
+		return err
+	}
+	known, newer := a.Peers, a.Peers.AtLeast(torch.V2_8)
+	if read {
+		a.Peers = newer
+		a.explainPeers()
+		return nil
+	}
+	a.Narrow = sync.OnceValue(func() torch.Peers {
+		ctx, cancel := context.WithTimeout(context.Background(), readBackTime)
+		defer cancel()
+		for ctx.Err() == nil {
+			if read, err := allRead(ctx, client, keys); read {
+				return newer
+			} else if err != nil {
+				break
+			}
+			time.Sleep(readBackPause)
+		}
+		return known
+	})
+	return nil
+}
+
+// addressKeys returns the keys of the PyTorch ranks' addresses, as they are in the store of a Go process; nil where it is another's.
+func (a *attempt) addressKeys() (client *tcpstore.Client, keys []string) {
+	p := a.p
 	for r, m := range a.Members {
 		if m.Go {
 			continue
@@ -131,28 +160,23 @@ func (a *attempt) readBack(ctx context.Context) error {
 		for view, ok := below.(*store.PrefixStore); ok; view, ok = below.(*store.PrefixStore) {
 			below, key = view.Underlying(), view.Key(key)
 		}
-		client, ok := below.(*tcpstore.Client)
-		if !ok || client.Dialect() != tcpstore.DialectNative {
-			return nil
+		var ok bool
+		if client, ok = below.(*tcpstore.Client); !ok || client.Dialect() != tcpstore.DialectNative {
+			return nil, nil
 		}
-		for {
-			read, err := client.ReadBack(ctx, key)
-			if read {
-				break
-			}
-			if err != nil || time.Now().After(until) {
-				return err // it may be of any version
-			}
-			select {
-			case <-time.After(readBackPause):
-			case <-ctx.Done():
-				return dist.Ended(ctx, "group: rendezvous")
-			}
+		keys = append(keys, key)
+	}
+	return client, keys
+}
+
+// allRead reports whether the PyTorch ranks that set the keys have read them all.
+func allRead(ctx context.Context, client *tcpstore.Client, keys []string) (bool, error) {
+	for _, key := range keys {
+		if read, err := client.ReadBack(ctx, key); err != nil || !read {
+			return false, err
 		}
 	}
-	a.Peers = a.Peers.AtLeast(torch.V2_8)
-	a.explainPeers()
-	return nil
+	return true, nil
 }
 
 // askStore narrows what is known about the PyTorch ranks by what the store of one of them can do.

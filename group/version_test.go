@@ -1,0 +1,84 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/reduce"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// readOwn sets a key and reads it on one connection, as PyTorch does with its address.
+func readOwn(t *testing.T, addr, key string) {
+	conn, err := net.Dial("tcp", addr)
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	b := wire.AppendSet(wire.AppendValidate(nil), wire.V, key, []byte("address"))
+	_, err = conn.Write(wire.AppendKey(b, wire.V, wire.Get, key))
+	must(t, err)
+	_, err = io.ReadFull(conn, make([]byte, 8+len("address")))
+	must(t, err)
+}
+
+// TestVersionIsAskedForWhenItMatters: a PyTorch rank of 2.8 or later that reads its own address only after the group was made averages; one
+// that never does may be older, and ends the group.
+func TestVersionIsAskedForWhenItMatters(t *testing.T) {
+	for _, reads := range []bool{false, true} {
+		ctx := ctxOf(t)
+		server, err := tcpstore.Listen("127.0.0.1:0")
+		must(t, err)
+		t.Cleanup(func() { _ = server.Close() })
+		own, err := tcpstore.Dial(ctx, server.Addr().String())
+		must(t, err)
+		t.Cleanup(func() { _ = own.Close() })
+		theirs, err := tcpstore.Dial(ctx, server.Addr().String(), tcpstore.WithDialect(tcpstore.DialectV))
+		must(t, err)
+		t.Cleanup(func() { _ = theirs.Close() })
+
+		prefix := gloo.Torch26.MeshPrefix(gloo.DefaultPrefix, gloo.GroupName(0))
+		var g *Group
+		var mesh *gloo.Mesh
+		must(t, each(2, func(r int) (err error) {
+			if r == 0 {
+				g, err = New(ctx, own, 0, 2)
+				return err
+			}
+			mesh, err = gloo.Connect(ctx, gloo.Config{Rank: 1, Size: 2, Store: theirs, Prefix: prefix, Generation: gloo.Torch26.GenerationOf(), StoreAddr: own.Addr()})
+			return err
+		}))
+		t.Cleanup(func() { _, _ = g.Close(), mesh.Close() })
+		if reads {
+			readOwn(t, server.Addr().String(), "/"+gloo.Torch26.FirstKey(prefix, 1))
+		}
+		x := []float32{3}
+		must(t, each(2, func(r int) error {
+			if r == 0 {
+				err := AllReduceSlice(ctx, g, x, Avg)
+				if !reads && errors.Is(err, dist.NotSupported) {
+					return nil
+				}
+				return err
+			}
+			if !reads {
+				return nil
+			}
+			out := binary.LittleEndian.AppendUint32(nil, math.Float32bits(1))
+			return gloo.NewEngine(mesh).Run(ctx, &coll.Request{Kind: coll.AllReduce, DType: tensor.Float32, Op: reduce.Sum, Out: out})
+		}))
+		if want := map[bool]float32{true: 2, false: 3}[reads]; x[0] != want {
+			t.Errorf("read=%v: the average is %v, want %v", reads, x[0], want)
+		}
+	}
+}
