@@ -229,41 +229,57 @@ func TestWaits(t *testing.T) {
 	})
 }
 
-// TestBothVersions has a file in use by both PyTorch versions and Go at the same time.
-func TestBothVersions(t *testing.T) {
+// TestAllVersions has a file in use by all PyTorch versions, two processes of each, and by Go at the same time.
+func TestAllVersions(t *testing.T) {
 	torchtest.V113.Need(t)
 	torchtest.V26.Need(t)
+	torchtest.Newest.Need(t)
 	host, inside := shared(t, torchtest.V26)
-	old := start(t, torchtest.V113, host, noWorld) // 1.13 runs on the host and reaches into the other's root
-	s := open(t, host)
-	recent := start(t, torchtest.V26, inside, noWorld)
-	ctx := t.Context()
-	old.want(nil, "set", "old", "1.13")
-	recent.want("1.13", "get", "old")
-	recent.want(nil, "set", "recent", "2.6")
-	old.want("2.6", "get", "recent")
-	wantGet(t, s, "old", "1.13")
-	wantGet(t, s, "recent", "2.6")
-	n, err := s.NumKeys(ctx)
-	if n != 3 || err != nil {
-		t.Fatalf("%d keys, %v", n, err)
+	linked, insideNewest := shared(t, torchtest.Newest)
+	s, ctx := open(t, host), t.Context()
+	if err := os.Link(host, linked); err != nil { // each has a root of its own
+		t.Fatal(err)
 	}
-	old.want(3, "num_keys")
-	recent.want(3, "num_keys")
+	var agents []*agent
+	for range 2 {
+		agents = append(agents, start(t, torchtest.V113, host, noWorld), // on the host, it reaches into the other's root
+			start(t, torchtest.V26, inside, noWorld), start(t, torchtest.Newest, insideNewest, noWorld))
+	}
+	for i, a := range agents {
+		key := "of " + strconv.Itoa(i)
+		a.want(nil, "set", key, strconv.Itoa(i))
+		wantGet(t, s, key, strconv.Itoa(i))
+		for _, b := range agents {
+			b.want(strconv.Itoa(i), "get", key)
+		}
+		agents[(i+1)%len(agents)].want(true, "delete_key", key)
+		if has, err := s.Check(ctx, key); has || err != nil {
+			t.Fatalf("%q is there: %v, %v", key, has, err)
+		}
+	}
+	n, err := s.NumKeys(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range agents {
+		a.want(n, "num_keys")
+	}
 
-	const each = 150
-	old.send("adds", "sum", each)
-	recent.send("adds", "sum", each)
+	const each = 100
+	for _, a := range agents {
+		a.send("adds", "sum", each)
+	}
 	addEach(t, s, each)
-	for _, a := range []*agent{old, recent} {
+	for _, a := range agents {
 		if _, problem := a.answer(); problem != "" {
 			t.Fatal(problem)
 		}
 	}
-	for _, a := range []*agent{old, recent} {
-		a.want(4*each, "add", "sum", 0)
+	want := (len(agents) + 2) * each
+	for _, a := range agents {
+		a.want(want, "add", "sum", 0)
 	}
-	wantGet(t, s, "sum", strconv.Itoa(4*each))
+	wantGet(t, s, "sum", strconv.Itoa(want))
 }
 
 // addEach adds n times in each of two goroutines.

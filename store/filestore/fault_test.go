@@ -284,6 +284,33 @@ func TestShrunkenFile(t *testing.T) {
 	}
 }
 
+// TestRewrittenFile: a file that was emptied and written anew is another store, however long it is.
+func TestRewrittenFile(t *testing.T) {
+	path, ctx := tempPath(t), t.Context()
+	s := open(t, path)
+	if err := s.Set(ctx, "k", []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	other := record("refcount/", "1") + record("/o", "w") + record("/more", "x") // a record ends where the old file ended
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(other), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if v, err := s.Get(ctx, "k"); !errors.Is(err, dist.Replaced) {
+			t.Errorf("get: %q, %v", v, err)
+		}
+		if err := s.Set(ctx, "k", nil); !errors.Is(err, dist.Replaced) {
+			t.Errorf("set: %v", err)
+		}
+	}
+	if content(t, path) != other {
+		t.Error("the file was changed")
+	}
+}
+
 func TestSizes(t *testing.T) {
 	path, ctx := tempPath(t), t.Context()
 	s := open(t, path, WithMaxValue(10))

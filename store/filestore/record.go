@@ -41,6 +41,7 @@ type limits struct{ key, value int64 }
 type table struct {
 	values map[string][]byte // by the key of the record, prefix included
 	pos    int64             // where the records that are in values end
+	end    []byte            // the last bytes before pos
 }
 
 func newTable() table { return table{values: map[string][]byte{}} }

@@ -4,6 +4,8 @@
 package filestore
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,6 +105,9 @@ func (s *Store) updateLocked(w *waiting, op string, decide func(*change) error) 
 	}
 	s.table.pos = size + int64(len(c.records))
 	s.registered = true
+	if err := s.remember(); err != nil {
+		return err
+	}
 	if c.remove {
 		return os.Remove(s.path) //nolint:gosec // the path is the user's
 	}
@@ -162,10 +167,31 @@ func (s *Store) replay(size int64) error {
 	if size == s.table.pos {
 		return nil
 	}
-	if err := s.table.replay(io.NewSectionReader(s.file, s.table.pos, size-s.table.pos), size, s.limit); err != nil {
-		return fmt.Errorf("%w (offset %d)", err, s.table.pos)
+	if end, err := s.readEnd(); err != nil {
+		return err
+	} else if !bytes.Equal(end, s.table.end) {
+		return cmp.Or(s.lost(), s.goneError())
 	}
-	return nil
+	if err := s.table.replay(io.NewSectionReader(s.file, s.table.pos, size-s.table.pos), size, s.limit); err != nil {
+		return errors.Join(fmt.Errorf("%w (offset %d)", err, s.table.pos), s.remember())
+	}
+	return s.remember()
+}
+
+// endBytes is how much of the end of what was read is compared before more is read. A file that was emptied and written anew, which has
+// the same identity and may be longer, is recognised by it.
+const endBytes = 256
+
+// readEnd returns the last bytes before those that were not read yet.
+func (s *Store) readEnd() ([]byte, error) {
+	end := make([]byte, min(s.table.pos, endBytes))
+	_, err := s.file.ReadAt(end, s.table.pos-int64(len(end)))
+	return end, err
+}
+
+func (s *Store) remember() (err error) {
+	s.table.end, err = s.readEnd()
+	return err
 }
 
 // refresh brings the table up to date for a reader, without the lock when nothing has changed: what this handle has read
