@@ -22,6 +22,7 @@ import (
 
 // readOwn sets a key and reads it on one connection, as PyTorch does with its address.
 func readOwn(t *testing.T, addr, key string) {
+	t.Helper()
 	conn, err := net.Dial("tcp", addr)
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })

@@ -142,7 +142,10 @@ func (a *attempt) readBack(ctx context.Context) error {
 			} else if err != nil {
 				break
 			}
-			time.Sleep(readBackPause)
+			select {
+			case <-time.After(readBackPause):
+			case <-ctx.Done():
+			}
 		}
 		return known
 	})

@@ -94,9 +94,9 @@ func TestTransposedTensors(t *testing.T) {
 			outs := []*tensor.Tensor{matrix(0, 1), matrix(0, 1), matrix(0, 1)}
 			check("all_gather", g.AllGather(ctx, outs, matrix(100*me, 1)), outs[2], matrix(200, 1))
 		}
-		x = matrix(0, 1)
-		check("send", g.Send(ctx, matrix(300, 1), 0, 0), x, x)
-		check("recv", g.Recv(ctx, x, 0, 0), x, matrix(300, 1))
+		received := matrix(0, 1)
+		check("send", g.Send(ctx, matrix(300, 1), 0, 0), received, received)
+		check("recv", g.Recv(ctx, received, 0, 0), received, matrix(300, 1))
 		for _, p := range procs {
 			if line := p.Line(t); line != "wrong: []" {
 				t.Errorf("PyTorch: %s", line)
