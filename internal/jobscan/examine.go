@@ -34,6 +34,7 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 	var reader pystack.Reader
 	host, _ := os.Hostname()
 	first := readAll(ctx, &reader, j.Ranks)
+	before := usesOf(first)
 	var wg sync.WaitGroup
 	wg.Go(func() { seen.Waits = storeWaits(ctx, j) })
 	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, j.Store) })
@@ -50,6 +51,7 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 	case <-time.After(apart):
 	}
 	second := readAll(ctx, &reader, j.Ranks)
+	after := usesOf(second)
 	wg.Wait()
 	var now clocks
 	for i, r := range j.Ranks {
@@ -71,6 +73,7 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 				if v.Main.State != "R" {
 					v.Idle = now.idle(r.PID, v.Main.ID)
 				}
+				v.Sleeps = slept(before[i], after[i])
 				v.Object = object(p.PID, v.Main.ID)
 				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
 				v.Line = sourceLine(r.PID, v.Main)

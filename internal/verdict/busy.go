@@ -14,7 +14,7 @@ func (c *court) busy() Verdict {
 	if len(c.all()) == 0 {
 		return Verdict{Sentence: "Not hung: all ranks that were found have ended."}
 	}
-	moving := c.ranks(func(r Rank, _ position) bool { return r.Moved || r.State == "R" })
+	moving := c.ranks(func(r Rank, _ position) bool { return r.atWork() })
 	unread := c.ranks(func(r Rank, _ position) bool { return r.Main == nil })
 	if len(unread) == len(c.all()) {
 		text := "No Python stack could be read"

@@ -99,7 +99,7 @@ func (c *court) store() (Verdict, bool) {
 		}
 	}
 	// PyTorch's own store does not tell who waits for what. A rank that is at work may be about to set the key.
-	if len(c.ranks(func(r Rank, _ position) bool { return r.Moved || r.State == "R" })) > 0 {
+	if len(c.ranks(func(r Rank, _ position) bool { return r.atWork() })) > 0 {
 		return Verdict{}, false
 	}
 	if here := c.ranks(func(r Rank, p position) bool { return r.Object == theStore && !p.waits() && r.Main != nil }); len(here) > 0 {
@@ -262,7 +262,7 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 	if v, found := c.rooted(); found {
 		return v, true
 	}
-	if slices.ContainsFunc(unseen, func(r Rank) bool { return r.Moved || r.State == "R" }) {
+	if slices.ContainsFunc(unseen, func(r Rank) bool { return r.atWork() }) {
 		return Verdict{}, false // it is on its way
 	}
 	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none makes progress: the network between them is stuck, or one of them died after it had entered.", is(here), numbered)}, len(here) > 1

@@ -86,7 +86,7 @@ func (c *court) ring(from int) []int {
 
 // unmatched: nothing moves, and a message does not find its receiver.
 func (c *court) unmatched() (Verdict, bool) {
-	if moving := c.ranks(func(r Rank, _ position) bool { return r.Moved || r.State == "R" }); len(moving) > 0 {
+	if moving := c.ranks(func(r Rank, _ position) bool { return r.atWork() }); len(moving) > 0 {
 		return Verdict{}, false
 	}
 	for _, n := range c.still(inMessage) {

@@ -89,6 +89,9 @@ func locate(r Rank) position {
 		if p.how == "" && p.lock && lockLine.MatchString(r.Line) {
 			p.how = "waiting for a lock"
 		}
+		if r.Main.State == "R" && r.Sleeps {
+			p.how = "sleeping again and again"
+		}
 		if r.Moved {
 			p.how = ""
 		}

@@ -37,6 +37,8 @@ type Rank struct {
 	Main    *pystack.Thread
 	// Moved says that the main thread did something between two readings.
 	Moved bool
+	// Sleeps says that the main thread slept for most of the time between two readings: it may run for a moment, to look again.
+	Sleeps bool
 	// Idle is how long the main thread has not run; 0: not known.
 	Idle time.Duration
 	// Dump is its flight recorder, or nil.
@@ -56,6 +58,9 @@ type Rank struct {
 	// Trouble says why something could not be read.
 	Trouble string
 }
+
+// atWork reports whether a rank does something of its own.
+func (r Rank) atWork() bool { return r.Moved || r.State == "R" && !r.Sleeps }
 
 // Child is a process below a rank.
 type Child struct {

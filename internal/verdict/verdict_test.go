@@ -96,6 +96,14 @@ func TestSentences(t *testing.T) {
 			Job{World: 3, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load_batch", 12), func(r *Rank) { r.Idle = 40 * time.Second }), in(2, "all_reduce", "", 27)}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in load_batch (train.py:12) for 40 s; ranks 0 and 2 wait.",
 		},
+		"one rank late that asks again and again": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "take_lock", 12), func(r *Rank) { r.State, r.Main.State, r.Main.Kernel, r.Sleeps = "R", "R", "", true })}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in take_lock (train.py:12), sleeping again and again; rank 0 waits.",
+		},
+		"all ask again and again": {
+			Job{World: 2, Ranks: []Rank{at(0, "take_lock", 12), edit(at(1, "take_lock", 13), func(r *Rank) { r.State, r.Main.State, r.Main.Kernel, r.Sleeps = "R", "R", "", true })}},
+			"No rank waits in torch.distributed: rank 0 is in take_lock (train.py:12); rank 1 is in take_lock (train.py:13), sleeping again and again.",
+		},
 		"one rank late, with recorders": {
 			Job{World: 3, Ranks: dumps(t, "missing", in(0, "all_reduce", "", 27), at(1, "load_batch", 12), in(2, "all_reduce", "", 27))},
 			"Rank 1 has not reached all_reduce number 4 of default_pg; it is in load_batch (train.py:12); ranks 0 and 2 wait.",
