@@ -18,7 +18,7 @@ func TestSlept(t *testing.T) {
 	}
 	for program, want := range map[string]bool{
 		"while true; do read -t 0.1 line <> <(:); done": true,
-		"while true; do :; done":                         false,
+		"while true; do :; done":                        false,
 	} {
 		cmd := exec.CommandContext(t.Context(), "bash", "-c", "echo ready; "+program)
 		out, err := cmd.StdoutPipe()
