@@ -213,6 +213,7 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 	pl := rpcplace.Of(ctx)
 	pl.Pause()
 	defer pl.Resume()
+	defer runtime.KeepAlive(r)
 	r.a.net.Recall(c.Handle.Wire.Owner)
 	select {
 	case <-c.Handle.Ready:
@@ -240,6 +241,7 @@ func (r *Ref[T]) Clone() (*Ref[T], error) {
 		return nil, err
 	}
 	twin, err := c.Dup()
+	runtime.KeepAlive(r)
 	if err != nil {
 		return nil, err
 	}

@@ -430,3 +430,44 @@ func TestUseWhileCreationFails(t *testing.T) {
 		_ = own.Close()
 	}
 }
+
+// A reference that is closed before its owner has confirmed it ends those who wait for that; the collector closes none that
+// somebody waits for.
+func TestConfirmedEnds(t *testing.T) {
+	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
+		agents := world(t, 2, true, func(int) *Registry { return refRegistry() }, opts...)
+		a, ctx := agents[0], testContext(t)
+		for range 100 {
+			ref, err := Remote[int](ctx, a, "w1", "objects.int", 7)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- ref.Confirmed(ctx) }()
+			runtime.Gosched()
+			_ = ref.Close()
+			if err := <-ended; err != nil && !errors.Is(err, dist.Closed) {
+				t.Fatalf("closed while it is waited for: %v", err)
+			}
+		}
+		confirm := func() error {
+			ref, err := Remote[int](ctx, a, "w1", "objects.int", 7)
+			if err != nil {
+				return err
+			}
+			return ref.Confirmed(ctx)
+		}
+		for range 100 {
+			ended := make(chan error, 1)
+			go func() { ended <- confirm() }()
+			for len(ended) == 0 {
+				runtime.GC()
+			}
+			if err := <-ended; err != nil {
+				t.Fatalf("nobody but the collector could close it: %v", err)
+			}
+		}
+		quiet(t, agents)
+	})
+}

@@ -133,6 +133,9 @@ func (c *Hold) Close() {
 		}
 		c.Handle.holders--
 		if c.Handle.holders == 0 {
+			if !c.Handle.settled { // who waits for that would wait in vain
+				c.Handle.settle(r.unusable(c.Handle, rrefcore.Closed))
+			}
 			m.Drop(c.Handle.Wire.Fork)
 			delete(r.mu.handles, c.Handle.Wire.Fork)
 		}
