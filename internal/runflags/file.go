@@ -13,7 +13,7 @@ import (
 )
 
 // fromFile reads the file of --file, nil if there is none, and adds its options that were not given.
-func (v values) fromFile(sys System, program []string) (*jobfile.File, error) {
+func (v values) fromFile(sys System, program []string, from sources) (*jobfile.File, error) {
 	name := v["file"]
 	if name == "" {
 		return nil, nil //nolint:nilnil // no file is no error
@@ -51,7 +51,9 @@ func (v values) fromFile(sys System, program []string) (*jobfile.File, error) {
 			}
 			value = "1"
 		}
-		v.otherwise(o.name, string(value))
+		if _, given := v[o.name]; !given {
+			v[o.name], from[o.name] = string(value), fmt.Sprintf("--file %s: options: %s", name, key)
+		}
 	}
 	return f, nil
 }
@@ -64,7 +66,7 @@ func (o *Options) roles(f *jobfile.File, sys System) error {
 	for _, r := range f.Roles {
 		n, err := o.workers(string(r.Workers), sys)
 		if err != nil {
-			return fmt.Errorf("role %s: workers: %w", r.Name, err)
+			return fmt.Errorf("--file: role %s: workers %w", r.Name, err)
 		}
 		role := launch.Role{Name: r.Name, Workers: n, Program: r.Program, Python: r.Python, Dir: r.Dir}
 		if r.Module {

@@ -54,15 +54,16 @@ func Parse(args []string, sys System) (Options, error) {
 		o.Help = true
 		return o, nil
 	}
-	file, err := v.fromFile(sys, program)
+	from := sources{}
+	file, err := v.fromFile(sys, program, from)
 	if err != nil {
 		return o, err
 	}
-	if err := v.fromEnvironment(sys.Lookup); err != nil {
+	if err := v.fromEnvironment(sys.Lookup, from); err != nil {
 		return o, err
 	}
 	if err := v.refused(); err != nil {
-		return o, err
+		return o, from.named(err)
 	}
 	if err := o.schedule(v, sys.Lookup); err != nil {
 		return o, err
@@ -74,7 +75,7 @@ func Parse(args []string, sys System) (Options, error) {
 	if err := o.roles(file, sys); err != nil {
 		return o, err
 	}
-	return o, errors.Join(o.how(v), o.size(v, sys), o.meeting(v), o.times(v, sys), o.logs(v, sys), o.rest(v))
+	return o, from.named(o.how(v), o.size(v, sys), o.meeting(v), o.times(v, sys), o.logs(v, sys), o.rest(v))
 }
 
 // refused says no to what cannot work without Python inside the launcher.
@@ -137,8 +138,10 @@ func (o *Options) size(v values, sys System) error {
 		return err
 	}
 	if len(o.Roles) == 0 {
-		o.Workers, err = o.workers(v["nproc-per-node"], sys)
-		return err
+		if o.Workers, err = o.workers(v["nproc-per-node"], sys); err != nil {
+			return fmt.Errorf("--nproc-per-node %w", err)
+		}
+		return nil
 	}
 	for _, r := range o.Roles {
 		o.Workers += r.Workers
@@ -158,7 +161,7 @@ func (o *Options) workers(text string, sys System) (int, error) {
 		return runtime.NumCPU(), nil
 	case "gpu", "cuda":
 		if gpus == 0 {
-			return 0, errors.New("--nproc-per-node gpu: there is no GPU on this host")
+			return 0, errors.New("gpu: there is no GPU on this host")
 		}
 		return gpus, nil
 	case "auto":
@@ -171,10 +174,10 @@ func (o *Options) workers(text string, sys System) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {
-		return 0, fmt.Errorf("--nproc-per-node %s: it must be a number, auto, cpu or gpu", text)
+		return 0, fmt.Errorf("%s: it must be a number, auto, cpu or gpu", text)
 	}
 	if n < 1 || n > 1<<16 {
-		return 0, fmt.Errorf("--nproc-per-node %d: it must be at least 1 and at most %d", n, 1<<16)
+		return 0, fmt.Errorf("%d: it must be at least 1 and at most %d", n, 1<<16)
 	}
 	return n, nil
 }
@@ -284,12 +287,13 @@ func (o *Options) nodes(v values) error {
 }
 
 func (o *Options) times(v values, sys System) error {
-	grace := v["shutdown-timeout"]
+	name, grace := "--shutdown-timeout", v["shutdown-timeout"]
 	if grace == "" {
-		grace, _ = sys.Lookup("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+		name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+		grace, _ = sys.Lookup(name)
 	}
 	var err error
-	if o.Grace, err = seconds("--shutdown-timeout", grace); err != nil {
+	if o.Grace, err = seconds(name, grace); err != nil {
 		return err
 	}
 	if text := v["culprit-timeout"]; text != "" {

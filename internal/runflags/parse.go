@@ -221,8 +221,25 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
+// sources say which variable, or which line of a file, has set an option that was not given, by the option's name.
+type sources map[string]string
+
+// named has errors about an option begin with what has set it: nobody finds "--nnodes" in a command line that does not have it.
+func (s sources) named(errs ...error) error {
+	for i, err := range errs {
+		if err == nil || !strings.HasPrefix(err.Error(), "--") {
+			continue
+		}
+		end := strings.IndexAny(err.Error()+" ", " :")
+		if source := s[err.Error()[2:end]]; source != "" {
+			errs[i] = errors.New(source + err.Error()[end:])
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // fromEnvironment adds the PET_ variables of options that were not given.
-func (v values) fromEnvironment(lookup func(string) (string, bool)) error {
+func (v values) fromEnvironment(lookup func(string) (string, bool), from sources) error {
 	var errs []error
 	for _, o := range options {
 		if _, given := v[o.name]; given || !o.env {
@@ -244,7 +261,7 @@ func (v values) fromEnvironment(lookup func(string) (string, bool)) error {
 			}
 			value = "1"
 		}
-		v[o.name] = value
+		v[o.name], from[o.name] = value, name
 	}
 	return errors.Join(errs...)
 }

@@ -110,6 +110,12 @@ func TestRefusals(t *testing.T) {
 		"--exit-code 7 t.py":           {nil, "1 or first"},
 		"--master-port 70000 t.py":     {nil, "up to 65535"},
 		"t.py":                         {map[string]string{"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: it must be 0 or 1"},
+		"a.py":                         {map[string]string{"PET_NPROC_PER_NODE": "two"}, "PET_NPROC_PER_NODE two: it must be a number, auto, cpu or gpu"},
+		"b.py":                         {map[string]string{"PET_RUN_PATH": "1"}, "PET_RUN_PATH runs the script inside"},
+		"c.py":                         {map[string]string{"PET_REDIRECTS": "9"}, "PET_REDIRECTS: "},
+		"d.py":                         {map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT soon: it must be a number"},
+		"e.py":                         {map[string]string{"PET_MASTER_PORT": "high", "PET_NNODES": "0"}, "PET_NNODES 0: MIN must be at least 1 and at most MAX\nPET_MASTER_PORT high: it must be"},
+		"--nproc-per-node x f.py":      {map[string]string{"PET_NPROC_PER_NODE": "two"}, "--nproc-per-node x: it must be"},
 	} {
 		_, err := Parse(strings.Fields(args), system(c.env))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -136,5 +142,20 @@ func TestPrefixesOfTorchrun(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestFileRefusals: an error about a value of a file names the file, not an option that nobody has given.
+func TestFileRefusals(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"options: {max-restarts: often}\nroles: [{name: a, program: [true]}]": "--file job.yaml: options: max-restarts often: it must be a number",
+		"roles: [{name: a, workers: some, program: [true]}]":                  "--file: role a: workers some: it must be a number, auto, cpu or gpu",
+	} {
+		sys := system(nil)
+		sys.ReadFile = func(string) ([]byte, error) { return []byte(text), nil }
+		if _, err := Parse([]string{"-f", "job.yaml"}, sys); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q", text, err, want)
+		}
 	}
 }
