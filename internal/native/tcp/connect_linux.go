@@ -44,25 +44,17 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 		}
 		cancel(err)
 	}
-	conns := make([]net.Conn, cfg.Size)
-	windows := make([]int, cfg.Size)
-	var mu sync.Mutex
-	put := func(rank int, c net.Conn, window uint32) bool {
-		moment.At("tcp.connect.put")
-		mu.Lock()
-		defer mu.Unlock()
-		if conns[rank] != nil {
-			return false
-		}
-		conns[rank], windows[rank] = c, int(window)
-		return true
-	}
+	made := newJoined(cfg.Size)
+	beating, hush := context.WithCancel(ctx)
+	defer hush()
+	var beats sync.WaitGroup
+	beats.Go(func() { made.beat(beating, cfg.Heartbeat/beatsPerLimit) })
 	var tasks sync.WaitGroup
 	accepted := make(chan struct{})
 	if cfg.Rank < cfg.Size-1 {
 		tasks.Go(func() {
 			defer close(accepted)
-			if err := acceptHigher(ctx, &cfg, put); err != nil {
+			if err := acceptHigher(ctx, &cfg, made.put); err != nil {
 				giveUp(err)
 			}
 		})
@@ -71,7 +63,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	}
 	for rank := range cfg.Rank {
 		tasks.Go(func() {
-			if err := dialLower(ctx, &cfg, rank, put); err != nil {
+			if err := dialLower(ctx, &cfg, rank, made.put); err != nil {
 				giveUp(err)
 			}
 		})
@@ -85,6 +77,9 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	stop()
 	_ = cfg.Listener.Close()
 	tasks.Wait()
+	hush() // the mesh beats from here on
+	beats.Wait()
+	conns, windows := made.all()
 	missing := dist.NoRank
 	for rank, c := range conns {
 		if c == nil && rank != cfg.Rank {

@@ -74,6 +74,8 @@ const (
 	// patience is how many looks in a row may find that a collective got nowhere: with more ranks than cores, a rank that is
 	// not on a core stands still for longer than one.
 	patience = 2
+	// beatsPerLimit is how often a rank beats in the time after which its silence counts as its loss.
+	beatsPerLimit = 4
 )
 
 // attended reports whether somebody else looks after the sockets, or did so just now. The goroutine that runs a collective
@@ -102,7 +104,7 @@ func (m *Mesh) keep() {
 	if err != nil {
 		return
 	}
-	beat := m.cfg.Heartbeat / 4
+	beat := m.cfg.Heartbeat / beatsPerLimit
 	if beat <= 0 {
 		beat = time.Hour
 	}
