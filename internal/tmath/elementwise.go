@@ -71,11 +71,15 @@ func Binary(op Op, a, b Operand) (*tensor.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
+	power := math.Pow
+	if b.t == nil {
+		power = Power
+	}
 	switch ComputeType(dt) {
 	case tensor.Float32:
-		return binary(op, a, b, sa, sb, shape, dt, floatRow[float32], func(x, y float32) float32 { return float32(Power(float64(x), float64(y))) })
+		return binary(op, a, b, sa, sb, shape, dt, floatRow[float32], func(x, y float32) float32 { return float32(power(float64(x), float64(y))) })
 	case tensor.Float64:
-		return binary(op, a, b, sa, sb, shape, dt, floatRow[float64], Power)
+		return binary(op, a, b, sa, sb, shape, dt, floatRow[float64], power)
 	case tensor.Complex128:
 		return binary(op, a, b, sa, sb, shape, dt, plainRow[complex128], cmplx.Pow)
 	default:
@@ -212,11 +216,14 @@ func floatRow[T blas.Float](op Op, out, x, y []T) bool {
 	return true
 }
 
-// Power returns x to the power of y. Powers of 0.5 and -0.5 are those of the square root, as in PyTorch: not a number for -Inf, which
-// is where they differ from math.Pow.
+// Power returns x to the power of a number. Powers of 0.5 and -0.5 are those of the square root, as in PyTorch, which differ from
+// math.Pow for -Inf and for zero with a sign. PyTorch does not do so where the exponent is a tensor.
 func Power(x, y float64) float64 {
-	if math.Abs(y) == 0.5 && math.IsInf(x, -1) {
-		return math.NaN()
+	switch y {
+	case 0.5:
+		return math.Sqrt(x)
+	case -0.5:
+		return 1 / math.Sqrt(x)
 	}
 	return math.Pow(x, y)
 }

@@ -184,3 +184,29 @@ func TestNorm(t *testing.T) {
 		t.Error("Inverse is wrong")
 	}
 }
+
+// TestPowers: exponents that are numbers use the square root, those in tensors do not, as in PyTorch.
+func TestPowers(t *testing.T) {
+	t.Parallel()
+	inf, minus0 := math.Inf(1), math.Copysign(0, -1)
+	x := of([]float64{-inf, minus0})
+	for _, c := range []struct {
+		exponent Operand
+		want     [2]float64
+	}{
+		{Num(0.5), [2]float64{math.NaN(), minus0}},
+		{Num(-0.5), [2]float64{math.NaN(), -inf}},
+		{Of(of(0.5)), [2]float64{inf, 0}},
+		{Of(of(-0.5)), [2]float64{0, inf}},
+	} {
+		got, err := tensor.Copy[float64](must(t)(Binary(Pow, Of(x), c.exponent)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, v := range got {
+			if math.Float64bits(v) != math.Float64bits(c.want[i]) && !(math.IsNaN(v) && math.IsNaN(c.want[i])) {
+				t.Errorf("power %+v of %v is %v, want %v", c.exponent, x, got, c.want)
+			}
+		}
+	}
+}

@@ -152,9 +152,13 @@ func oddCases(t *testing.T) (all []oddCase) {
 	rows := []float64{1, 2, 3, nan, 1, 2, inf, inf, 1, -inf, -inf, -inf, -inf, 3, inf, 3e38, 3e38, -3e38, 5, 5, 5}
 	for _, dt := range floats {
 		for _, op := range []string{"softmax", "logsoftmax", "sumdim", "meandim", "maxdim"} {
+			some := rows
+			if op == "sumdim" || op == "meandim" { // 3e38 + 3e38 - 3e38 overflows in PyTorch only
+				some = append(slices.Clone(rows[:15]), 3e38, 1, -3e38, 5, 5, 5)
+			}
 			for _, dim := range []float64{0, 1, -1, 2, -3} {
-				add(op, []float64{dim}, of(dt, rows, 7, 3))
-				add(op, []float64{dim}, tensorArgument(t, dt, true, rows, 3, 7))
+				add(op, []float64{dim}, of(dt, some, 7, 3))
+				add(op, []float64{dim}, tensorArgument(t, dt, true, some, 3, 7))
 				add(op, []float64{dim}, empty(dt, 0, 3))
 				add(op, []float64{dim}, empty(dt, 3, 0))
 			}
