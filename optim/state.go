@@ -5,6 +5,7 @@ package optim
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -221,26 +222,43 @@ func (r SGD) group(lr float64) any {
 	return r
 }
 
-func (r SGD) withGroup(text []byte) (Rule, error) { return parse(text, r) }
+func (r SGD) withGroup(text []byte) (Rule, error) {
+	err := json.Unmarshal(text, &r)
+	return r, err
+}
 
 func (r Adagrad) group(lr float64) any {
 	r.LR, r.Eps = lr, or(r.Eps, 1e-10)
 	return r
 }
 
-func (r Adagrad) withGroup(text []byte) (Rule, error) { return parse(text, r) }
+func (r Adagrad) withGroup(text []byte) (Rule, error) {
+	r.Eps = or(r.Eps, 1e-10)
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, err
+	}
+	return r, notZero("eps", r.Eps)
+}
 
 func (r RMSprop) group(lr float64) any {
 	r.LR, r.Alpha, r.Eps = lr, or(r.Alpha, 0.99), or(r.Eps, 1e-8)
 	return r
 }
 
-func (r RMSprop) withGroup(text []byte) (Rule, error) { return parse(text, r) }
+func (r RMSprop) withGroup(text []byte) (Rule, error) {
+	r.Alpha, r.Eps = or(r.Alpha, 0.99), or(r.Eps, 1e-8)
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, err
+	}
+	return r, errors.Join(notZero("alpha", r.Alpha), notZero("eps", r.Eps))
+}
 
-// parse overwrites the numbers of a rule that the text has.
-func parse[R Rule](text []byte, r R) (Rule, error) {
-	err := json.Unmarshal(text, &r)
-	return r, err
+// notZero refuses a zero that a rule would take for its default.
+func notZero(name string, values ...float64) error {
+	if slices.Contains(values, 0) {
+		return dist.Newf(loadOp, dist.NotSupported, "%s %v: 0 stands for the default here", name, values)
+	}
+	return nil
 }
 
 func (r Adadelta) group(lr float64) any {
@@ -248,7 +266,13 @@ func (r Adadelta) group(lr float64) any {
 	return r
 }
 
-func (r Adadelta) withGroup(text []byte) (Rule, error) { return parse(text, r) }
+func (r Adadelta) withGroup(text []byte) (Rule, error) {
+	r.Rho, r.Eps = or(r.Rho, 0.9), or(r.Eps, 1e-6)
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, err
+	}
+	return r, errors.Join(notZero("rho", r.Rho), notZero("eps", r.Eps))
+}
 
 // rpropGroup is how PyTorch writes the numbers of Rprop.
 type rpropGroup struct {
@@ -267,10 +291,8 @@ func (r Rprop) withGroup(text []byte) (Rule, error) {
 	if err := json.Unmarshal(text, &g); err != nil {
 		return nil, err
 	}
-	if g.Steps[0] == 0 || g.Steps[1] == 0 {
-		return nil, dist.Newf(loadOp, dist.NotSupported, "step_sizes %v: 0 stands for the default here", g.Steps)
-	}
-	return Rprop{g.LR, g.Etas[0], g.Etas[1], g.Steps[0], g.Steps[1], g.Maximize}, nil
+	return Rprop{g.LR, g.Etas[0], g.Etas[1], g.Steps[0], g.Steps[1], g.Maximize},
+		errors.Join(notZero("etas", g.Etas[:]...), notZero("step_sizes", g.Steps[:]...))
 }
 
 // adamGroup is how PyTorch writes the numbers of Adam, AdamW and Adamax.
@@ -292,10 +314,8 @@ func (r Adam) withGroup(text []byte) (Rule, error) {
 	if err := json.Unmarshal(text, &g); err != nil {
 		return nil, err
 	}
-	if g.Betas[0] == 0 || g.Betas[1] == 0 || g.Eps == 0 {
-		return nil, dist.Newf(loadOp, dist.NotSupported, "betas %v and eps %v: 0 stands for the default here", g.Betas, g.Eps)
-	}
-	return Adam{g.LR, g.Betas[0], g.Betas[1], g.Eps, g.WeightDecay, g.AMSGrad, g.Maximize}, nil
+	return Adam{g.LR, g.Betas[0], g.Betas[1], g.Eps, g.WeightDecay, g.AMSGrad, g.Maximize},
+		errors.Join(notZero("betas", g.Betas[:]...), notZero("eps", g.Eps))
 }
 
 func (r Adamax) group(lr float64) any { return r.adam().group(lr) }

@@ -191,3 +191,38 @@ func TestBadState(t *testing.T) {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }
+
+// TestZerosInState: a zero that a rule would take for its default is refused, not replaced; one that is missing stays what it is.
+func TestZerosInState(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		rule  optim.Rule
+		zeros []string
+	}{
+		{optim.Adam{LR: 0.1}, []string{`"betas":[0,0.9]`, `"betas":[0.9,0]`, `"eps":0`}},
+		{optim.AdamW{LR: 0.1}, []string{`"betas":[0,0.9]`, `"eps":0`}},
+		{optim.Adamax{LR: 0.1}, []string{`"betas":[0,0.9]`, `"eps":0`}},
+		{optim.SparseAdam{LR: 0.1}, []string{`"betas":[0,0.9]`, `"eps":0`}},
+		{optim.Adagrad{LR: 0.1}, []string{`"eps":0`, `"eps":-0.0`}},
+		{optim.RMSprop{LR: 0.1}, []string{`"alpha":0`, `"eps":0`}},
+		{optim.Adadelta{LR: 1}, []string{`"rho":0`, `"eps":0.0`}},
+		{optim.Rprop{LR: 0.1}, []string{`"etas":[0,1.2]`, `"etas":[0.5,0]`, `"step_sizes":[0,50]`, `"step_sizes":[1e-6,0]`}},
+	} {
+		opt, err := optim.New(c.rule, fresh())
+		if err != nil {
+			t.Fatal(err)
+		}
+		load := func(number string) error {
+			return opt.LoadState(&safetensors.File{Metadata: map[string]string{"param_groups": `[{"params":[0,1],` + number + `}]`}})
+		}
+		for _, zero := range c.zeros {
+			name, _, _ := strings.Cut(strings.Trim(zero, `"`), `"`)
+			if err := load(zero); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), name+" [") || !strings.Contains(err.Error(), "0 stands for the default") {
+				t.Errorf("%T with %s: %v", c.rule, zero, err)
+			}
+		}
+		if err := load(`"lr":0.25`); err != nil || opt.LR() != 0.25 {
+			t.Errorf("%T without the numbers: %v, learning rate %v", c.rule, err, opt.LR())
+		}
+	}
+}

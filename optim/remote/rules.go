@@ -87,6 +87,9 @@ var known = map[string]bool{
 	"initial_accumulator_value": true, "alpha": true, "centered": true, "rho": true, "amsgrad": true, "maximize": true,
 }
 
+// zeroIsDefault are the numbers that rules take for their defaults when they are 0, which PyTorch does not.
+var zeroIsDefault = []string{"beta1", "beta2", "eps", "alpha", "rho", "etaminus", "etaplus", "stepmin", "stepmax"}
+
 // quick are switches that choose among implementations of the same computation.
 var quick = map[string]bool{"foreach": true, "fused": true, "capturable": true, "differentiable": true, "coalesce_grad": true, "_allow_empty_param_list": true}
 
@@ -120,6 +123,11 @@ func parse(name py.Global, args []any, kwargs *py.Dict) (optim.Rule, error) {
 	}
 	if _, given := v["lr"]; !given && name.Name == "_FunctionalAdamax" {
 		v["lr"] = 1e-3 // which is not that of Adamax
+	}
+	for _, key := range zeroIsDefault {
+		if x, given := v[key]; given && x == 0 {
+			return nil, badOptimizer("a Go worker cannot do %s with %s=0: 0 stands for the default there", short, key)
+		}
 	}
 	return c.make(v), nil
 }
