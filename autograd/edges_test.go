@@ -176,20 +176,40 @@ func joins() []edgeCase {
 	}
 	column, itsGrad := ramp(f32, 2, 1), edge(f32, []int{2, 1}, 1, -2)
 	return []edgeCase{
-		{"cat of types", cat(0), []edgeTensor{ramp(f32, 2), ramp(f64, 2), edge(i64, []int{1}, 7)},
-			edge(f64, []int{5}, -2.5, -1.5, -2.5, -1.5, 7), []edgeTensor{edge(f32, []int{2}, 1, -2), edge(f64, []int{2}, 0.5, 0)}, ""},
-		{"cat of halves", cat(0), []edgeTensor{ramp(tensor.BFloat16, 1), ramp(tensor.Float16, 1)},
-			edge(f32, []int{2}, -2.5, -2.5), []edgeTensor{edge(tensor.BFloat16, []int{1}, 1), edge(tensor.Float16, []int{1}, -2)}, ""},
+		{
+			"cat of types", cat(0),
+			[]edgeTensor{ramp(f32, 2), ramp(f64, 2), edge(i64, []int{1}, 7)},
+			edge(f64, []int{5}, -2.5, -1.5, -2.5, -1.5, 7),
+			[]edgeTensor{edge(f32, []int{2}, 1, -2), edge(f64, []int{2}, 0.5, 0)},
+			"",
+		},
+		{
+			"cat of halves", cat(0),
+			[]edgeTensor{ramp(tensor.BFloat16, 1), ramp(tensor.Float16, 1)},
+			edge(f32, []int{2}, -2.5, -2.5),
+			[]edgeTensor{edge(tensor.BFloat16, []int{1}, 1), edge(tensor.Float16, []int{1}, -2)},
+			"",
+		},
 		{"cat with nothing behind", cat(1), []edgeTensor{column, ramp(f32, 0)}, column, []edgeTensor{itsGrad, zeros(f32, 0)}, ""},
 		{"cat with nothing before", cat(1), []edgeTensor{ramp(f32, 0), column}, column, []edgeTensor{zeros(f32, 0), itsGrad}, ""},
 		{"cat of nothing", cat(0), []edgeTensor{ramp(f32, 0), ramp(f32, 0)}, zeros(f32, 0), []edgeTensor{zeros(f32, 0), zeros(f32, 0)}, ""},
 		{"cat with no integers", cat(0), []edgeTensor{ramp(i64, 0), ramp(f32, 2)}, ramp(f32, 2), []edgeTensor{edge(f32, []int{2}, 1, -2)}, ""},
 		{"cat with nothing of a wider type", cat(0), []edgeTensor{ramp(f64, 0), ramp(f32, 2)}, ramp(f64, 2), []edgeTensor{zeros(f64, 0), edge(f32, []int{2}, 1, -2)}, ""},
 		{name: "cat of a number", f: cat(0), inputs: []edgeTensor{ramp(f32, 1), ramp(f32)}, failed: "zero-dimensional tensor (at position 1) cannot be concatenated"},
-		{"stack of types", stack(-1), []edgeTensor{ramp(f32, 2), ramp(f64, 2)},
-			edge(f64, []int{2, 2}, -2.5, -2.5, -1.5, -1.5), []edgeTensor{edge(f32, []int{2}, 1, 0.5), edge(f64, []int{2}, -2, 0)}, ""},
-		{"stack of numbers", stack(0), []edgeTensor{edge(f32, []int{}, 1), edge(f32, []int{}, 2)},
-			edge(f32, []int{2}, 1, 2), []edgeTensor{edge(f32, []int{}, 1), edge(f32, []int{}, -2)}, ""},
+		{
+			"stack of types", stack(-1),
+			[]edgeTensor{ramp(f32, 2), ramp(f64, 2)},
+			edge(f64, []int{2, 2}, -2.5, -2.5, -1.5, -1.5),
+			[]edgeTensor{edge(f32, []int{2}, 1, 0.5), edge(f64, []int{2}, -2, 0)},
+			"",
+		},
+		{
+			"stack of numbers", stack(0),
+			[]edgeTensor{edge(f32, []int{}, 1), edge(f32, []int{}, 2)},
+			edge(f32, []int{2}, 1, 2),
+			[]edgeTensor{edge(f32, []int{}, 1), edge(f32, []int{}, -2)},
+			"",
+		},
 	}
 }
 
@@ -199,14 +219,29 @@ func picks() []edgeCase {
 	index := func(x []*autograd.Variable) *autograd.Variable { return x[0].IndexSelect(x[1].Data()) }
 	rows, list := ramp(f32, 4, 3), ramp(f32, 4)
 	return []edgeCase{
-		{"index of the last row", index, []edgeTensor{rows, edge(i64, []int{1}, -1)},
-			edge(f32, []int{1, 3}, -0.5, 0.5, 1.5), []edgeTensor{edge(f32, []int{4, 3}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, -2, 0.5)}, ""},
-		{"index from both ends", index, []edgeTensor{rows, edge(i64, []int{2}, -4, 3)},
-			edge(f32, []int{2, 3}, -2.5, -1.5, -0.5, -0.5, 0.5, 1.5), []edgeTensor{edge(f32, []int{4, 3}, 1, -2, 0.5, 0, 0, 0, 0, 0, 0, 0, 3, 1)}, ""},
+		{
+			"index of the last row", index,
+			[]edgeTensor{rows, edge(i64, []int{1}, -1)},
+			edge(f32, []int{1, 3}, -0.5, 0.5, 1.5),
+			[]edgeTensor{edge(f32, []int{4, 3}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, -2, 0.5)},
+			"",
+		},
+		{
+			"index from both ends", index,
+			[]edgeTensor{rows, edge(i64, []int{2}, -4, 3)},
+			edge(f32, []int{2, 3}, -2.5, -1.5, -0.5, -0.5, 0.5, 1.5),
+			[]edgeTensor{edge(f32, []int{4, 3}, 1, -2, 0.5, 0, 0, 0, 0, 0, 0, 0, 3, 1)},
+			"",
+		},
 		{"index in a list", index, []edgeTensor{list, edge(i64, []int{1, 1}, -1)}, edge(f32, []int{1, 1}, 0.5), []edgeTensor{edge(f32, []int{4}, 0, 0, 0, 1)}, ""},
 		{"index named twice", index, []edgeTensor{list, edge(i64, []int{2}, 3, -1)}, edge(f32, []int{2}, 0.5, 0.5), []edgeTensor{edge(f32, []int{4}, 0, 0, 0, -1)}, ""},
-		{"index of matrices", index, []edgeTensor{ramp(f32, 2, 2, 1), edge(i64, []int{2}, -1, 1)},
-			edge(f32, []int{2, 2, 1}, -0.5, 0.5, -0.5, 0.5), []edgeTensor{edge(f32, []int{2, 2, 1}, 0, 0, 1.5, -2)}, ""},
+		{
+			"index of matrices", index,
+			[]edgeTensor{ramp(f32, 2, 2, 1), edge(i64, []int{2}, -1, 1)},
+			edge(f32, []int{2, 2, 1}, -0.5, 0.5, -0.5, 0.5),
+			[]edgeTensor{edge(f32, []int{2, 2, 1}, 0, 0, 1.5, -2)},
+			"",
+		},
 		{"index of empty matrices", index, []edgeTensor{ramp(f32, 4, 0, 3), edge(i64, []int{2}, 3, -1)}, zeros(f32, 2, 0, 3), []edgeTensor{zeros(f32, 4, 0, 3)}, ""},
 		{name: "index before the first", f: index, inputs: []edgeTensor{rows, edge(i64, []int{1}, -5)}, failed: "index -5 is out of bounds for dimension 0 with size 4"},
 		{name: "index behind the last", f: index, inputs: []edgeTensor{rows, edge(i64, []int{1}, 4)}, failed: "4"},
@@ -218,8 +253,13 @@ func picks() []edgeCase {
 func oddPowers() []edgeCase {
 	const f32 = tensor.Float32
 	nan, inf, minus0 := math.NaN(), math.Inf(1), math.Copysign(0, -1)
-	all := []edgeCase{{"abs", func(x []*autograd.Variable) *autograd.Variable { return x[0].Abs() }, []edgeTensor{edge(f32, []int{5}, nan, minus0, 0, -inf, inf)},
-		edge(f32, []int{5}, nan, 0, 0, inf, inf), []edgeTensor{edge(f32, []int{5}, 0, minus0, 0, minus0, 3)}, ""}}
+	all := []edgeCase{{
+		"abs", func(x []*autograd.Variable) *autograd.Variable { return x[0].Abs() },
+		[]edgeTensor{edge(f32, []int{5}, nan, minus0, 0, -inf, inf)},
+		edge(f32, []int{5}, nan, 0, 0, inf, inf),
+		[]edgeTensor{edge(f32, []int{5}, 0, minus0, 0, minus0, 3)},
+		"",
+	}}
 	for _, c := range []struct {
 		name       string
 		exponent   float64
@@ -231,8 +271,13 @@ func oddPowers() []edgeCase {
 		{"power of 0", 0, []float64{1, 1, 1, 1, 1, 1}, []float64{0, 0, 0, 0, 0, 0}},
 		{"power of 2.5", 2.5, []float64{inf, nan, 0, 0, inf, nan}, []float64{inf, nan, 0, 0, inf, nan}},
 	} {
-		all = append(all, edgeCase{c.name, func(x []*autograd.Variable) *autograd.Variable { return x[0].Pow(c.exponent) },
-			[]edgeTensor{edge(f32, []int{6}, -inf, -1, minus0, 0, inf, nan)}, edge(f32, []int{6}, c.want...), []edgeTensor{edge(f32, []int{6}, c.grad...)}, ""})
+		all = append(all, edgeCase{
+			c.name, func(x []*autograd.Variable) *autograd.Variable { return x[0].Pow(c.exponent) },
+			[]edgeTensor{edge(f32, []int{6}, -inf, -1, minus0, 0, inf, nan)},
+			edge(f32, []int{6}, c.want...),
+			[]edgeTensor{edge(f32, []int{6}, c.grad...)},
+			"",
+		})
 	}
 	return all
 }
