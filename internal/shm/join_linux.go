@@ -4,6 +4,7 @@
 package shm
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
@@ -52,10 +53,11 @@ func Join(ctx context.Context, c Config) (*Engine, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	j := &joining{config: c, conns: make([]*net.UnixConn, c.Size)}
+	j := &joining{config: c, conns: make([]*net.UnixConn, c.Size), beaten: make(chan struct{})}
 	joining, stop := j.untilFailed(ctx)
 	defer stop()
 	e, err := j.run(joining)
+	j.endBeat() // the engine beats from here on
 	if err != nil {
 		err = j.failed(ctx, joining, err)
 		j.cleanUp()
@@ -164,6 +166,8 @@ type joining struct {
 	conns    []*net.UnixConn
 	file     *os.File
 	seg      *segment
+	beating  sync.WaitGroup // from the moment that the segment is there
+	beaten   chan struct{}  // ends it
 }
 
 func (j *joining) cleanUp() {
@@ -202,6 +206,7 @@ func (j *joining) run(ctx context.Context) (*Engine, error) {
 			}
 			return nil, err
 		}
+		j.beat()
 	}
 	if c.Rank < c.Size-1 {
 		var err error
@@ -210,20 +215,40 @@ func (j *joining) run(ctx context.Context) (*Engine, error) {
 			return nil, err
 		}
 	}
-	for rank := range c.Rank {
-		if err := j.dial(ctx, rank); err != nil {
-			return nil, err
-		}
-	}
-	if j.listener != nil {
-		if err := j.accept(ctx, j.listener); err != nil {
-			return nil, err
-		}
+	if err := j.connect(ctx); err != nil {
+		return nil, err
 	}
 	if ctx.Err() != nil { // it may have set the deadlines of connections that are to last
 		return nil, j.missing(ctx, "shm: join")
 	}
 	return newEngine(*c, j.seg), nil
+}
+
+// connect makes the connections to all ranks, none of which waits for another: if one is stopped, the others reach each other, and
+// whoever has all its connections counts heartbeats.
+func (j *joining) connect(ctx context.Context) error {
+	limited, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	errs := make([]error, j.config.Rank+1) // by the rank that was dialled, and the last of those that dial
+	var tasks sync.WaitGroup
+	task := func(i int, run func() error) {
+		tasks.Go(func() {
+			if errs[i] = run(); errs[i] != nil {
+				cancel(errs[i])
+			}
+		})
+	}
+	for rank := range j.config.Rank {
+		task(rank, func() error { return j.dial(limited, rank) })
+	}
+	if j.listener != nil {
+		task(j.config.Rank, func() error { return j.accept(limited, j.listener) })
+	}
+	tasks.Wait()
+	if ctx.Err() == nil {
+		return context.Cause(limited) // the first, which has ended the others
+	}
+	return cmp.Or(errs...)
 }
 
 // listen opens a socket for the ranks above and publishes its address with a secret.
@@ -305,8 +330,11 @@ func (j *joining) dial(ctx context.Context, rank int) error {
 		return fail(dist.Protocol, errors.New("rank 0 sent no segment"))
 	}
 	j.file = file
-	j.seg, err = openSegment(file, j.config.Size)
-	return err
+	if j.seg, err = openSegment(file, j.config.Size); err != nil {
+		return err
+	}
+	j.beat()
+	return nil
 }
 
 // receiveWelcome reads the answer to a hello, with the descriptor that may come with it.

@@ -6,7 +6,7 @@ package shm
 import (
 	"context"
 	"errors"
-	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -20,7 +20,6 @@ func (e *Engine) start(ctx context.Context, j *joining) error {
 	file := j.file
 	e.arena.fd = func(from, size int) error { return reserve(file, from, size) }
 	e.release = func() { _ = file.Close() }
-	e.seg.life(e.rank).pid = uint32(os.Getpid()) //nolint:gosec // a process id
 	for p, c := range e.conns {
 		if c != nil {
 			e.tasks.Go(func() { e.watch(p, c) })
@@ -43,7 +42,13 @@ func (e *Engine) start(ctx context.Context, j *joining) error {
 
 // giveUpJoining tells the ranks that did come that this one did not wait longer.
 func (e *Engine) giveUpJoining(err error) error {
-	return e.giveUp(dist.Wrap("shm: join", dist.Canceled, err))
+	why := dist.Wrap("shm: join", dist.Canceled, err)
+	for _, p := range e.peers {
+		if why.Rank == dist.NoRank && atomic.LoadUint64(&e.seg.life(p).beats) == 0 {
+			why.Rank = dist.Rank(p) // it has not mapped the segment
+		}
+	}
+	return e.giveUp(why)
 }
 
 // Close leaves the group. An operation that runs ends with [dist.Closed]; the others see that this rank has left. Memory

@@ -6,6 +6,7 @@ package shm
 import (
 	"fmt"
 	"net"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -81,13 +82,45 @@ func (p *pulse) look(now time.Time, beats uint64, period, limit time.Duration) b
 	return limit > 0 && p.still > limit
 }
 
+// beatPeriod is how often a rank beats.
+func beatPeriod(limit time.Duration) time.Duration {
+	const period = 100 * time.Millisecond
+	if limit <= 0 {
+		return period
+	}
+	return max(min(period, limit/5), time.Millisecond)
+}
+
+// beat shows those that have all their connections that this rank lives, until endBeat: it may wait for one that is stopped, and would
+// be taken for stopped itself.
+func (j *joining) beat() {
+	life := j.seg.life(j.config.Rank)
+	life.pid = uint32(os.Getpid()) //nolint:gosec // a process id
+	atomic.AddUint64(&life.beats, 1)
+	j.beating.Go(func() {
+		t := time.NewTicker(beatPeriod(j.config.HeartbeatLimit))
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				atomic.AddUint64(&life.beats, 1)
+			case <-j.beaten:
+				return
+			}
+		}
+	})
+}
+
+// endBeat returns when the segment may be unmapped.
+func (j *joining) endBeat() {
+	close(j.beaten)
+	j.beating.Wait()
+}
+
 // beat counts up while this process gets to run, so that the others can tell a stopped one, and looks at the others' counts.
 func (e *Engine) beat() {
 	limit := e.config.HeartbeatLimit
-	period := 100 * time.Millisecond
-	if limit > 0 {
-		period = max(min(period, limit/5), time.Millisecond)
-	}
+	period := beatPeriod(limit)
 	t := time.NewTicker(period)
 	defer t.Stop()
 	pulses := make([]pulse, e.size)
@@ -103,7 +136,11 @@ func (e *Engine) beat() {
 		e.arena.whileMapped(func() {
 			atomic.AddUint64(&e.seg.life(e.rank).beats, 1)
 			for _, p := range e.peers {
-				if e.gone[p].Load() == present && pulses[p].look(now, atomic.LoadUint64(&e.seg.life(p).beats), period, limit) {
+				beats, patience := atomic.LoadUint64(&e.seg.life(p).beats), limit
+				if beats == 0 { // it has no segment yet, perhaps because of a stopped one, which is found first
+					patience = 2 * limit
+				}
+				if e.gone[p].Load() == present && pulses[p].look(now, beats, period, patience) {
 					still = append(still, p)
 				}
 			}
