@@ -295,19 +295,6 @@ func (l *loop) leave() {
 	l.pieces = l.pieces[:0]
 }
 
-// perform does an errand.
-func (l *loop) perform(e *errand) {
-	c := e.conn
-	switch {
-	case c.closed:
-	case e.cut:
-		l.drop(c)
-	case c.serial == 0 && !l.join(c):
-	case !c.blocked: // else it is not ready: epoll will tell
-		l.send(c, l.pieces[e.from:e.to], e.owed)
-	}
-}
-
 // dispatch handles one event.
 func (l *loop) dispatch(ev *unix.EpollEvent) {
 	switch int(ev.Fd) {
@@ -339,12 +326,31 @@ func (l *loop) dispatch(ev *unix.EpollEvent) {
 	}
 }
 
-// send writes a client's output, one piece a turn, and arranges for the rest. What it makes room for is applied with the next
-// step: a client that reads fast does not keep others waiting.
-func (l *loop) send(c *loopConn, pieces [][]byte, owed int) {
-	if len(pieces) > 0 {
+// perform does an errand: it writes a client's output, one piece a turn, and arranges for the rest. What it makes room for is
+// applied with the next step: a client that reads fast does not keep others waiting. It is one function because the kernel's own
+// calls push out what the processor knows of the callers, so that each return after a system call is one that it mispredicts.
+func (l *loop) perform(e *errand) {
+	c := e.conn
+	switch {
+	case c.closed:
+		return
+	case e.cut:
+		l.drop(c)
+		return
+	case c.serial == 0 && !l.join(c):
+		return
+	case c.blocked: // it is not ready: epoll will tell
+		return
+	}
+	if e.from < e.to {
 		moment.At("storeserve.write")
-		n, errno := l.write(c, pieces)
+		var n int
+		var errno unix.Errno
+		if e.to-e.from == 1 {
+			n, errno = writeNow(int(c.fd), l.pieces[e.from])
+		} else {
+			n, errno = l.writePieces(c, l.pieces[e.from:e.to])
+		}
 		if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
 			l.drop(c)
 			return
@@ -353,16 +359,13 @@ func (l *loop) send(c *loopConn, pieces [][]byte, owed int) {
 			c.movedAt = l.now
 			l.sent = append(l.sent, sent{c, n})
 		}
-		c.blocked = n < owed
+		c.blocked = n < e.owed
 	}
 	l.arm(c)
 }
 
-// write writes once.
-func (l *loop) write(c *loopConn, pieces [][]byte) (int, unix.Errno) {
-	if len(pieces) == 1 {
-		return writeNow(int(c.fd), pieces[0])
-	}
+// writePieces writes several pieces once.
+func (l *loop) writePieces(c *loopConn, pieces [][]byte) (int, unix.Errno) {
 	for _, p := range pieces {
 		l.vector = append(l.vector, unix.Iovec{Base: &p[0]})
 		l.vector[len(l.vector)-1].SetLen(len(p))
