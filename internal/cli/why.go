@@ -44,7 +44,7 @@ Python stacks of its processes are read from outside, without stopping them.
 Without an argument all jobs on this host are inspected, whoever started them: cohort,
 torchrun, or a script that sets RANK and MASTER_ADDR. JOB is the id or the store
 address that "cohort ps" shows, the process id of a rank, or that of a program that
-starts its ranks with torch.multiprocessing.spawn: these set RANK themselves, which
+starts its ranks itself, with torch.multiprocessing: these set RANK themselves, which
 cannot be seen from outside. BUNDLE is a folder of evidence from "cohort run". DUMPS
 are flight recorder dumps, of PyTorch (pickle or JSON; gloo or NCCL) or of cohort, one
 file per rank, or a folder of them.
@@ -86,7 +86,7 @@ func jobs(ctx context.Context, args []string) ([]jobscan.Job, error) {
 	all := jobscan.Find(ctx)
 	if len(args) == 0 {
 		if len(all) == 0 {
-			return nil, fmt.Errorf("%w: no process on this host has RANK and WORLD_SIZE in its environment, as far as this user may see; give the process id of a program that starts its ranks with torch.multiprocessing.spawn", dist.NotFound)
+			return nil, fmt.Errorf("%w: no process on this host has RANK and WORLD_SIZE in its environment, as far as this user may see; give the process id of a program that starts its ranks itself, with torch.multiprocessing", dist.NotFound)
 		}
 		return all, nil
 	}

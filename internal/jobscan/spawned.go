@@ -5,44 +5,108 @@ package jobscan
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cohort-dist/cohort/internal/pystack"
 )
 
-// Spawned returns the job of a program that starts its ranks with torch.multiprocessing.spawn: they set RANK and MASTER_ADDR for
-// themselves, which nobody sees from outside, so the program's process must be known. ok is false where there are none.
+// Spawned returns the job of a program that starts its ranks with torch.multiprocessing.spawn or multiprocessing.Process: they set
+// RANK and MASTER_ADDR for themselves, which nobody sees from outside, so the process of the program, or of a rank, must be known. ok
+// is false where there are none.
 func Spawned(ctx context.Context, pid int) (j Job, ok bool) {
-	j = Job{ID: strconv.Itoa(pid), Local: true}
+	if j = spawnedBy(ctx, pid); len(j.Ranks) > 0 {
+		return j, true
+	}
+	for above, n := pid, 0; n < 2 && len(j.Ranks) == 0; n++ { // a fork server may be between them
+		if above, _ = stat("/proc", above); above <= 1 {
+			break
+		}
+		j = spawnedBy(ctx, above)
+	}
+	return j, slices.ContainsFunc(j.Ranks, func(r Rank) bool { return r.PID == pid })
+}
+
+func spawnedBy(ctx context.Context, pid int) Job {
+	j := Job{ID: strconv.Itoa(pid), Local: true}
 	var reader pystack.Reader
-	for _, child := range childrenOf(pid) {
+	children := childrenOf(pid)
+	for i := 0; i < len(children); i++ {
+		child := children[i]
 		p, err := reader.Read(ctx, child)
 		if err != nil || p.Main() == nil {
 			continue
 		}
-		if n, found := spawnedAs(p.Main().Frames); found {
-			r := Describe(n, child)
-			r.Command = "torch.multiprocessing.spawn"
-			j.Ranks = append(j.Ranks, r)
-			j.World = max(j.World, n+1)
-		}
-	}
-	return j, len(j.Ranks) > 0
-}
-
-// spawnedAs returns the number of a process that torch.multiprocessing.spawn has started.
-func spawnedAs(frames []pystack.Frame) (int, bool) {
-	for _, f := range frames {
-		if f.Func != "_wrap" || !strings.HasSuffix(f.File, pystack.SpawnFile) {
+		if forkServer(p.Main().Frames) {
+			children = append(children, childrenOf(child)...)
 			continue
 		}
-		for arg := range strings.FieldsSeq(f.Args) {
-			if value, found := strings.CutPrefix(arg, "i="); found {
-				n, err := strconv.Atoi(value)
-				return n, err == nil
+		s, found := spawnedAs(p.Main().Frames)
+		if !found || s.by == plainProcess && !hasTorch(child) {
+			continue
+		}
+		if s.rank < 0 {
+			s.rank = len(j.Ranks) // in the order in which they were started
+		}
+		r := Describe(s.rank, child)
+		r.Command = s.by
+		j.Ranks = append(j.Ranks, r)
+		j.World = max(j.World, s.rank+1, s.world)
+	}
+	return j
+}
+
+// forkServer reports whether a process is the one that multiprocessing has start all others. Those have calls of it, too.
+func forkServer(frames []pystack.Frame) bool {
+	return len(frames) > 0 && !slices.ContainsFunc(frames, pystack.StartsTarget) && slices.ContainsFunc(frames, func(f pystack.Frame) bool {
+		return strings.HasSuffix(f.File, "/multiprocessing/forkserver.py")
+	})
+}
+
+const (
+	torchSpawn   = "torch.multiprocessing.spawn"
+	plainProcess = "multiprocessing.Process"
+)
+
+// spawned is what the stack of a process that its program has started tells of it.
+type spawned struct {
+	by    string
+	rank  int // -1: not known
+	world int // 0: not known
+}
+
+// spawnedAs looks for what has started a process. Processes that run a library's code are no ranks: they serve a pool or a data
+// loader.
+func spawnedAs(frames []pystack.Frame) (s spawned, found bool) {
+	for i, f := range frames {
+		switch {
+		case f.Func == "_wrap" && strings.HasSuffix(f.File, pystack.SpawnFile):
+			n := number(f.Args, "i")
+			return spawned{torchSpawn, n, 0}, n >= 0
+		case pystack.StartsTarget(f):
+			if i == 0 || pystack.Library(frames[i-1].File) {
+				return spawned{}, false
+			}
+			args := frames[i-1].Args
+			n := number(args, "rank")
+			if n < 0 {
+				n = number(args, "local_rank")
+			}
+			return spawned{plainProcess, n, max(0, number(args, "world_size"))}, true
+		}
+	}
+	return spawned{}, false
+}
+
+// number returns the argument of a call with a name, -1 if it has none that is a number.
+func number(args, name string) int {
+	for arg := range strings.FieldsSeq(args) {
+		if value, found := strings.CutPrefix(arg, name+"="); found {
+			if n, err := strconv.Atoi(value); err == nil && n >= 0 {
+				return n
 			}
 		}
 	}
-	return 0, false
+	return -1
 }

@@ -72,3 +72,78 @@ signal.pause()
 		t.Error("a program without such processes has ranks")
 	}
 }
+
+// TestProcesses: so are those of multiprocessing.Process, however it starts them: by the argument rank of their function, else in their
+// order. The number of ranks that they were told counts, not that of those that run. Other processes are no ranks.
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/usr/bin/python3"); err != nil {
+		t.Skip("there is no Python")
+	}
+	dir := t.TempDir()
+	script := filepath.Join(dir, "main.py")
+	for name, text := range map[string]string{
+		"libtorch.so": "stands for PyTorch",
+		"main.py": `import ctypes, mmap, multiprocessing, os, signal, sys
+
+def wait():
+    ctypes.CDLL(None).prctl(1, 9)  # ends with its parent
+    print("ready", flush=True)
+    signal.pause()
+
+def train(rank, world_size, password):
+    loaded = mmap.mmap(os.open(os.path.join(os.path.dirname(__file__), "libtorch.so"), os.O_RDONLY), 0, prot=mmap.PROT_READ)
+    wait()
+
+def ordered(number, world_size, password):
+    train(number, world_size, password)
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    target = train if sys.argv[2] == "named" else ordered
+    for i in (1, 0):
+        multiprocessing.Process(target=target, args=(i, 3, "secret"), daemon=True).start()
+    multiprocessing.Process(target=wait, daemon=True).start()
+    signal.pause()
+`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, method := range []string{"fork", "spawn", "forkserver"} {
+		for names, first := range map[string]int{"named": 1, "ordered": 0} {
+			t.Run(method+" "+names, func(t *testing.T) {
+				t.Parallel()
+				cmd := exec.Command("/usr/bin/python3", script, method, names)
+				out, err := cmd.StdoutPipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err = cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				defer func() {
+					_ = cmd.Process.Kill()
+					_ = cmd.Wait()
+				}()
+				for lines, n := bufio.NewScanner(out), 0; n < 3; n++ {
+					if !lines.Scan() {
+						t.Fatal("the processes do not start")
+					}
+				}
+				j, ok := Spawned(t.Context(), cmd.Process.Pid)
+				if !ok || j.World != 3 || len(j.Ranks) != 2 || j.Ranks[0].Rank+j.Ranks[1].Rank != 1 {
+					t.Fatalf("%v %+v", ok, j)
+				}
+				if j.Ranks[0].Rank != first {
+					t.Errorf("%+v", j.Ranks)
+				}
+				same, ok := Spawned(t.Context(), j.Ranks[1].PID)
+				if !ok || len(same.Ranks) != 2 {
+					t.Errorf("by one of its ranks: %v %+v", ok, same)
+				}
+			})
+		}
+	}
+}

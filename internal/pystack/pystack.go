@@ -54,13 +54,19 @@ type Frame struct {
 	Func string `json:"func"`
 	File string `json:"file"`
 	Line int    `json:"line"`
-	// Args are the plain arguments (int, bool, None, str) of a function of torch.distributed, or of [SpawnFile]: "src=1 tag=0".
+	// Args are the plain arguments (int, bool, None, str) of a function of torch.distributed, or of [SpawnFile]: "src=1 tag=0"; of
+	// the target of a multiprocessing.Process only the numbers rank, local_rank and world_size.
 	Args string `json:"args,omitempty"`
 }
 
 // SpawnFile ends the name of the file with torch.multiprocessing.spawn. Its function _wrap begins each process that it starts; the
 // argument i is the process's number.
 const SpawnFile = "/torch/multiprocessing/spawn.py"
+
+// StartsTarget reports whether a call is the one that calls the target of a multiprocessing.Process.
+func StartsTarget(f Frame) bool {
+	return strings.HasSuffix(f.File, "/multiprocessing/process.py") && strings.HasSuffix(f.Func, "run")
+}
 
 // String returns the frame as "recv (distributed_c10d.py:3433) src=1".
 func (f Frame) String() string {

@@ -163,8 +163,20 @@ func (w *walker) frames(calls []call) []Frame {
 		if strings.Contains(c.file, "/torch/distributed/") || strings.HasSuffix(c.file, SpawnFile) {
 			frames[i].Args = strings.Join(w.args(f), " ")
 		}
+		if i > 0 && StartsTarget(frames[i]) {
+			frames[i-1].Args = strings.Join(slices.DeleteFunc(w.args(calls[i-1]), notNumber), " ")
+		}
 	}
 	return frames
+}
+
+// targetNumbers are what programs call a process's place in its job. Other arguments of theirs nobody needs to see.
+var targetNumbers = []string{"rank", "local_rank", "world_size"}
+
+func notNumber(arg string) bool {
+	name, value, _ := strings.Cut(arg, "=")
+	_, err := strconv.Atoi(value)
+	return err != nil || !slices.Contains(targetNumbers, name)
 }
 
 func (w *walker) line(c *code, f call) int {
