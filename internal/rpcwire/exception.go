@@ -14,12 +14,18 @@ import (
 // fails, or PyTorch returns the AttributeError as the value of the call. So only classes that every Python has are written
 // as they are. Others are written as an expression that looks for the class and gives RuntimeError if there is no such exception:
 //
-//	next(filter(BaseException.__subclasscheck__, filter(inspect.isclass, [pydoc.locate("module.Class"), RuntimeError])))
+//	next(filter(BaseException.__subclasscheck__, filter(inspect.isclass, [located, RuntimeError])))
+//
+// To look for it imports its module, which can fail with any exception. PyTorch's own function for calls turns that into a value,
+// which is no class, so located is
+//
+//	_run_function(PythonUDF(pydoc.locate, ("module.Class",), {}))
 var (
 	next         = py.Global{Module: "builtins", Name: "next"}
 	filter       = py.Global{Module: "builtins", Name: "filter"}
 	isException  = py.Global{Module: "builtins", Name: "BaseException.__subclasscheck__"}
 	isClass      = py.Global{Module: "inspect", Name: "isclass"}
+	runFunction  = py.Global{Module: rpcInternal, Name: "_run_function"}
 	locate       = py.Global{Module: "pydoc", Name: "locate"}
 	runtimeError = py.Global{Module: "builtins", Name: "RuntimeError"}
 )
@@ -55,7 +61,7 @@ func exceptionClass(class py.Global) any {
 	case builtin && otherExceptions[class.Name]:
 		return runtimeError
 	}
-	found := pickle.Call(locate, class.Module+"."+class.Name)
+	found := pickle.Call(runFunction, pickle.Call(pythonUDF, locate, pickle.NewTuple(class.Module+"."+class.Name), &pickle.Dict{}))
 	return pickle.Call(next, pickle.Call(filter, isException, pickle.Call(filter, isClass, pickle.NewList(found, runtimeError))))
 }
 
@@ -71,7 +77,15 @@ func parseExceptionClass(v any) (py.Global, bool) {
 	if list == nil || len(list.Items) == 0 {
 		return py.Global{}, false
 	}
-	path, ok := lastArgument(list.Items[0], locate).(string)
+	udf, _ := lastArgument(list.Items[0], runFunction).(*pickle.Object)
+	if udf == nil || udf.Class != any(pythonUDF) || len(udf.Args.Items) != 3 {
+		return py.Global{}, false
+	}
+	args, _ := udf.Args.Items[1].(*pickle.Tuple)
+	if args == nil || len(args.Items) != 1 {
+		return py.Global{}, false
+	}
+	path, ok := args.Items[0].(string)
 	return py.Func(path), ok
 }
 

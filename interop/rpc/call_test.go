@@ -98,8 +98,15 @@ def plain(call, worker, fn, kind):
 for call in [lambda to, fn, kind: rpc.rpc_sync(to, fn, args=(kind, "it's so")), lambda to, fn, kind: rpc.remote(to, fn, args=(kind, "it's so")).to_here()]:
     for kind in ["ValueError", "TypeError", "KeyError", "IndexError", "RuntimeError", "gostub.Own"]:
         eq(plain(call, "go1", gostub.fail, kind), plain(call, "py0", gostub.really, kind))
-# A class that this side does not have, that is no exception or that takes more than a text: the message arrives all the same.
-for kind in ["nomodule.Error", "nomodule.sub.Error", "gostub.Nothing", "gostub.Own.Nothing", "gostub.echo", "decimal.Decimal", "Misspelled", "no module.Error", "UnicodeDecodeError"]:
+# A class that this side does not have or cannot import, that is no exception or that takes more than a text: the message arrives all
+# the same.
+import os, sys, tempfile
+folder = tempfile.TemporaryDirectory()
+sys.path.append(folder.name)
+for name, text in [("missing", "import nomodule"), ("broken", "raise OSError('no such library')"), ("leaves", "raise SystemExit(1)")]:
+    with open(os.path.join(folder.name, name + ".py"), "w") as f:
+        f.write(text)
+for kind in ["nomodule.Error", "nomodule.sub.Error", "gostub.Nothing", "gostub.Own.Nothing", "gostub.echo", "decimal.Decimal", "Misspelled", "no module.Error", "UnicodeDecodeError", "missing.Error", "broken.Error", "leaves.Error"]:
     for call in [lambda: rpc.rpc_sync("go1", gostub.fail, args=(kind, "it's lost")), lambda: rpc.remote("go1", gostub.fail, args=(kind, "it's lost")).to_here()]:
         try:
             raise SystemExit("%s: %r instead of an exception" % (kind, call()))
