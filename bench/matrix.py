@@ -9,10 +9,12 @@ Needs bin/cohort (make build) or COHORT, taskset, and for the rows "limit" a cpu
 folder in. Every value is the median of the repetitions, which go through the whole matrix one after the other. Columns: mean time of an
 operation (a limit delays few operations, but those for long) and its median; processor time over wall time of the most expensive
 rank; processor time, context switches, futex calls, epoll calls and yields of an operation on that rank. Marked are rows
-  core    that use more than 1.05 cores for each goroutine that computes or runs the operation,
+  core    that use more than 1.05 cores for each goroutine that computes or runs the operation; not those in which the garbage
+          collector is busy, which takes every core that the rank leaves free,
   cliff   that take more than three times as long, for each step of the algorithm, as the best row with the same transport, size and
-          ratio of ranks to cores. Rows with computing goroutines are compared with each other, and those of them with
-          GOMAXPROCS=1 separately: there the Go scheduler lets goroutines take turns of 10 ms."""
+          ratio of ranks to cores. Rows with computing goroutines are compared with each other, so are rows with a busy
+          garbage collector, and of both those with GOMAXPROCS=1 separately: there the Go scheduler lets goroutines take turns of
+          10 ms."""
 import argparse, atexit, json, math, os, statistics, subprocess, sys
 
 args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -46,11 +48,11 @@ limit = limited_to_one_core()
 if limit is None:
     print("no cpu cgroup can be made here: no rows with a limit", file=sys.stderr)
 
-# Name, cores, prefix of the command, busy goroutines in each rank.
+# Name, cores, prefix of the command, flag for goroutines that do something else in each rank.
 first = min(os.sched_getaffinity(0))
-places = [("free", cores, [], 0), ("pinned", 1, ["taskset", "-c", str(first)], 0), ("busy", cores, [], 1)]
+places = [("free", cores, [], ""), ("pinned", 1, ["taskset", "-c", str(first)], ""), ("busy", cores, [], "--busy"), ("garbage", cores, [], "--garbage")]
 if limit:
-    places.append(("limit", 1, ["sh", "-c", f'echo $$ > {limit} && exec "$@"', "sh"], 0))
+    places.append(("limit", 1, ["sh", "-c", f'echo $$ > {limit} && exec "$@"', "sh"], ""))
 
 
 def rows():
@@ -68,7 +70,7 @@ def measure(row, prefix, busy):
     transport, size, place, ranks, procs = row
     name = f"allreduce.r{ranks}.{size}"
     scale = args.scale * (10 if place == "limit" else 1)  # several periods of the limit, of 100 ms each
-    command = [*prefix, cohort, "bench", "coll", "--ranks", str(ranks), "--transport", transport, "--only", name, "--cost", "--busy", str(busy), "--scale", str(scale)]
+    command = [*prefix, cohort, "bench", "coll", "--ranks", str(ranks), "--transport", transport, "--only", name, "--cost", "--scale", str(scale)] + ([busy, "1"] if busy else [])
     done = subprocess.run(command, env={**os.environ, "GOMAXPROCS": str(procs)}, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}: {done.stderr}")
@@ -90,7 +92,7 @@ medians = {key: [statistics.median(v) for v in zip(*runs)] for key, runs in take
 def alike(key):
     """What rows that are compared with each other have in common."""
     (transport, size, place, ranks, procs), available, busy = key
-    return transport, size, busy, procs == 1 and busy, ranks / available
+    return transport, size, busy, procs == 1 and busy != "", ranks / available
 
 
 def step(key, values):
@@ -111,7 +113,7 @@ print("|" + "---|" * 14)
 for key, values in medians.items():
     (transport, size, place, ranks, procs), available, busy = key
     marks = []
-    if values[2] > 1.05 * min(1 + busy, procs):
+    if place != "garbage" and values[2] > 1.05 * min(1 + (busy == "--busy"), procs):
         marks.append("core")
     if step(key, values) > 3 * best.get(alike(key), math.inf):
         marks.append(f"cliff {step(key, values) / best[alike(key)]:.1f}")

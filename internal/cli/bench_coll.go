@@ -46,6 +46,7 @@ type collOptions struct {
 	only      string
 	cost      bool
 	busy      int
+	garbage   int
 }
 
 func (a *app) benchCollCommand() *cobra.Command {
@@ -73,12 +74,14 @@ processor time over wall time of all threads (cores), processor time (cpu), cont
 switches of all threads, allocations, and the system calls with which the group waits and
 wakes others: futex (shared memory), epoll (sockets) and yields of the core. The Go
 runtime's own calls show only in the context switches. A rank is a process, so more than
-1 core means that more than one of its threads ran.`),
+1 core means that more than one of its threads ran. Goroutines of --busy and --garbage
+count as part of the rank, with their allocations.`),
 		Example: strings.Trim(`
   cohort bench coll --ranks 2
   cohort bench coll --ranks 4 --transport tcp --peer cohort-tcp
   cohort bench coll --ranks 2 --only allreduce --scale 0.5
-  GOMAXPROCS=2 cohort bench coll --ranks 8 --transport shm --cost --busy 1`, "\n"),
+  GOMAXPROCS=2 cohort bench coll --ranks 8 --transport shm --cost --busy 1
+  cohort bench coll --ranks 4 --cost --garbage 1`, "\n"),
 		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
@@ -99,6 +102,7 @@ func (o *collOptions) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.only, "only", "", "run only the cases whose name contains this")
 	cmd.Flags().BoolVar(&o.cost, "cost", false, "also print what an operation costs a rank")
 	cmd.Flags().IntVar(&o.busy, "busy", 0, "goroutines in every rank that compute continuously")
+	cmd.Flags().IntVar(&o.garbage, "garbage", 0, "goroutines in every rank that keep the garbage collector busy")
 }
 
 func (o *collOptions) check() error {
@@ -111,6 +115,8 @@ func (o *collOptions) check() error {
 		return command.Usage(fmt.Errorf("--scale %g: it must be more than zero", o.scale))
 	case o.busy < 0 || o.busy > 1024:
 		return command.Usage(fmt.Errorf("--busy %d: 0 to 1024", o.busy))
+	case o.garbage < 0 || o.garbage > 1024:
+		return command.Usage(fmt.Errorf("--garbage %d: 0 to 1024", o.garbage))
 	}
 	return nil
 }
@@ -142,6 +148,7 @@ func (a *app) benchColl(ctx context.Context, o collOptions) error {
 		return []string{
 			"coll-rank", "--store", store, "--rank", strconv.Itoa(rank), "--ranks", strconv.Itoa(o.ranks), "--transport", o.transport, "--peer", o.peer,
 			"--scale", fmt.Sprint(o.scale), "--only", o.only, "--cost=" + strconv.FormatBool(o.cost), "--busy", strconv.Itoa(o.busy),
+			"--garbage", strconv.Itoa(o.garbage),
 		}
 	})
 }
@@ -205,7 +212,8 @@ func (a *app) benchCollRank(ctx context.Context, o collOptions, addr string, ran
 	defer func() { _ = g.Close() }()
 	_, _ = fmt.Fprintf(a.Err, "cohort bench coll: rank %d of %d, process %d, transport %s\n", rank, o.ranks, os.Getpid(), g.Transport())
 	b := &collBench{app: a, opts: o, group: g, work: new(group.Work), make: sliceTensor, quiet: rank != 0}
-	defer keepBusy(o.busy)()
+	defer keepBusy(o.busy, computing)()
+	defer keepBusy(o.garbage, littering)()
 	ctx = context.WithoutCancel(ctx) // as a program waits that leaves the end to the group's timeout and the ranks' deaths
 	if err := b.all(ctx); err != nil {
 		return err

@@ -57,21 +57,40 @@ func (b *collBench) emitCost(ctx context.Context, load *benchLoad, name string, 
 	return nil
 }
 
-// keepBusy has goroutines compute until the function that it returns is called.
-func keepBusy(n int) (stop func()) {
+// keepBusy has n goroutines work, each in steps of its own, until the function that it returns is called.
+func keepBusy(n int, worker func() (step func())) (stop func()) {
 	var ended atomic.Bool
 	var all sync.WaitGroup
 	for range n {
 		all.Go(func() {
-			for x := 1.0; !ended.Load(); {
-				for range 1000 {
-					x = x*1.0000001 + 1e-9
-				}
+			for step := worker(); !ended.Load(); {
+				step()
 			}
 		})
 	}
 	return func() {
 		ended.Store(true)
 		all.Wait()
+	}
+}
+
+// computing uses a core and no memory.
+func computing() (step func()) {
+	x := 1.0
+	return func() {
+		for range 1000 {
+			x = x*1.0000001 + 1e-9
+		}
+	}
+}
+
+// littering keeps the garbage collector busy: there is always something to collect, and 4 MiB of pointers to look through.
+func littering() (step func()) {
+	type kilobyte [128]*byte
+	held := make([]*kilobyte, 4096)
+	next := 0
+	return func() {
+		held[next%len(held)] = new(kilobyte)
+		next++
 	}
 }
