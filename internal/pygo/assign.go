@@ -5,7 +5,6 @@ package pygo
 
 import (
 	"fmt"
-	"math"
 	"math/big"
 	"reflect"
 	"strings"
@@ -221,47 +220,61 @@ func (a *assigner) assign(dst reflect.Value, v any, depth int) error {
 	return err
 }
 
+// convert sets dst to v in the form that its type asks for.
 func (a *assigner) convert(dst reflect.Value, v any, depth int) error {
 	if depth > MaxDepth {
 		return misfitf("nested deeper than %d", MaxDepth)
 	}
-	t := dst.Type()
 	if v == nil {
-		switch t.Kind() {
-		case reflect.Pointer, reflect.Slice, reflect.Map, reflect.Interface:
-			dst.SetZero()
-			return nil
-		case reflect.Struct:
-			if t.NumField() == 0 { // the type of no result
-				return nil
-			}
-		default:
-		}
-		return mismatch(t, v)
+		return assignNone(dst)
 	}
-	src := reflect.ValueOf(v)
-	if src.Type().AssignableTo(t) {
+	if src := reflect.ValueOf(v); src.Type().AssignableTo(dst.Type()) {
 		dst.Set(src)
 		return nil
 	}
 	if standin.Is(v) {
 		return a.convert(dst, standin.Tensor(v), depth+1)
 	}
-	switch v.(type) {
-	case *tensor.Tensor, *tensor.Sparse:
-		if !dst.CanAddr() {
-			break
-		}
-		if done, err := standin.Assign(dst.Addr().Interface(), v); done {
-			return err
-		}
+	if done, err := a.special(dst, v); done || err != nil {
+		return err
 	}
-	if ref, ok := v.(Reference); ok && a.references != nil && dst.CanAddr() {
-		if done, err := a.references(dst.Addr().Interface(), ref); done || err != nil {
-			return err
-		}
-	}
+	return a.byKind(dst, v, depth)
+}
+
+// assignNone sets dst to what stands for Python's None, where its type has that.
+func assignNone(dst reflect.Value) error {
+	t := dst.Type()
 	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Map, reflect.Interface:
+		dst.SetZero()
+		return nil
+	case reflect.Struct:
+		if t.NumField() == 0 { // the type of no result
+			return nil
+		}
+	default:
+	}
+	return mismatch(t, nil)
+}
+
+// special sets variables of types that take tensors or references in a way of their own.
+func (a *assigner) special(dst reflect.Value, v any) (done bool, err error) {
+	if !dst.CanAddr() {
+		return false, nil
+	}
+	switch v := v.(type) {
+	case *tensor.Tensor, *tensor.Sparse:
+		return standin.Assign(dst.Addr().Interface(), v)
+	case Reference:
+		if a.references != nil {
+			return a.references(dst.Addr().Interface(), v)
+		}
+	}
+	return false, nil
+}
+
+func (a *assigner) byKind(dst reflect.Value, v any, depth int) error {
+	switch dst.Kind() {
 	case reflect.Bool:
 		if b, ok := v.(bool); ok {
 			dst.SetBool(b)
@@ -273,34 +286,15 @@ func (a *assigner) convert(dst reflect.Value, v any, depth int) error {
 			return nil
 		}
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
-		if n, ok := v.(int64); ok {
-			if dst.OverflowInt(n) {
-				return doesNotFit(n, t)
-			}
-			dst.SetInt(n)
-			return nil
-		}
-		if n, ok := v.(*big.Int); ok {
-			return doesNotFit(bigText(n), t)
-		}
+		return assignInt(dst, v)
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
 		return assignUint(dst, v)
 	case reflect.Float32, reflect.Float64:
 		return assignFloat(dst, v)
 	case reflect.Complex64, reflect.Complex128:
-		switch n := v.(type) {
-		case complex128:
-			dst.SetComplex(n)
-			return nil
-		case float64:
-			dst.SetComplex(complex(n, 0))
-			return nil
-		case int64:
-			dst.SetComplex(complex(float64(n), 0))
-			return nil
-		}
+		return assignComplex(dst, v)
 	case reflect.Pointer:
-		fresh := reflect.New(t.Elem())
+		fresh := reflect.New(dst.Type().Elem())
 		if err := a.assign(fresh.Elem(), v, depth+1); err != nil {
 			return err
 		}
@@ -314,51 +308,7 @@ func (a *assigner) convert(dst reflect.Value, v any, depth int) error {
 		return a.fields(dst, v, depth)
 	default: // channels and functions have no Python form; an interface was assignable or is not
 	}
-	return mismatch(t, v)
-}
-
-func assignUint(dst reflect.Value, v any) error {
-	var u uint64
-	switch n := v.(type) {
-	case int64:
-		if n < 0 {
-			return doesNotFit(n, dst.Type())
-		}
-		u = uint64(n)
-	case *big.Int:
-		if !n.IsUint64() {
-			return doesNotFit(bigText(n), dst.Type())
-		}
-		u = n.Uint64()
-	default:
-		return mismatch(dst.Type(), v)
-	}
-	if dst.OverflowUint(u) {
-		return doesNotFit(u, dst.Type())
-	}
-	dst.SetUint(u)
-	return nil
-}
-
-func assignFloat(dst reflect.Value, v any) error {
-	var f float64
-	switch n := v.(type) {
-	case float64:
-		f = n
-	case int64:
-		f = float64(n)
-	case *big.Int:
-		if f, _ = new(big.Float).SetInt(n).Float64(); math.IsInf(f, 0) {
-			return doesNotFit(bigText(n), dst.Type())
-		}
-	default:
-		return mismatch(dst.Type(), v)
-	}
-	if !math.IsInf(f, 0) && dst.OverflowFloat(f) {
-		return doesNotFit(f, dst.Type())
-	}
-	dst.SetFloat(f)
-	return nil
+	return mismatch(dst.Type(), v)
 }
 
 // sequence returns the items of whatever Python iterates.
