@@ -56,47 +56,44 @@ func (s *Server) countCreation(ctx context.Context, answeredEarly bool) (uncount
 }
 
 // runRemote runs the function of a creating call and stores its result.
-func (s *Server) runRemote(ctx context.Context, req *request, j *job, o *rpcref.Object, cancel context.CancelCauseFunc, started time.Time, end func()) {
-	answer := func() { s.answerCreated(req, j) }
-	toGo := req.cohort()
-	uncount := req.uncount
+func (s *Server) runRemote(r *request, o *rpcref.Object) {
+	j, toGo, started := &r.job, r.cohort(), r.began
+	uncount := r.uncount
 	if uncount == nil {
-		uncount = s.countCreation(ctx, toGo)
+		uncount = s.countCreation(&r.ctx, toGo)
 	}
 	if toGo {
-		answer()             // the object exists; its value's fate is another matter
-		started = time.Now() // to write that takes longer than a short function, and is no part of it
+		s.answerCreated(r, j) // the object exists; its value's fate is another matter
+		started = time.Now()  // to write that takes longer than a short function, and is no part of it
 	}
 	var once atomic.Bool
 	done := func(v any, err error) {
 		if !once.CompareAndSwap(false, true) {
 			return
 		}
-		req.took(started)
-		s.cfg.Refs.Created(o, v, s.cfg.Program.Raised(err), req.own != nil)
+		r.took(started)
+		s.cfg.Refs.Created(o, v, s.cfg.Program.Raised(err), r.own != nil)
 		if !toGo {
-			answer()
+			s.answerCreated(r, j)
 		}
-		end()
-		cancel(rpcplace.ErrDone)
+		s.ended(r, err)
+		r.ctx.Cancel(rpcplace.ErrDone)
 		uncount()
 	}
 	err := j.err
 	if err == nil {
-		if err = req.decoder.Confirmed(ctx); err == nil {
-			err = s.cfg.Program.Find(&j.Call)
-		}
+		err = s.find(r)
 	}
 	if err != nil {
-		req.decoder.Release()
-		s.drop(req)
+		r.decoder.Release()
+		s.drop(r)
 		done(nil, err)
 		return
 	}
-	if !s.invoke(ctx, j, done) {
-		req.decoder.Release()
+	if !s.invoke(&r.ctx, j, done) {
+		r.decoder.Release()
 	}
 	if !once.Load() {
-		rpcplace.Of(ctx).Pause()
+		r.place.Pause()
 	}
 }

@@ -35,13 +35,23 @@ func (s *Server) serveCall(r *request) {
 		s.calls.Add(-1)
 		s.drop(r)
 		r.refuse(dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", s.cfg.Queue))
-	case now && r.Conn != nil && r.Conn.Inline != nil && (r.Inline || r.Conn.Inline.Brief() && (r.cohort() || r.Conn.Inline.Short())):
+	case now && r.inReader():
 		in := r.Conn.Inline
 		r.place.In(in.Reader)
 		in.Do(func() { s.runCall(r) })
 	case now:
 		s.spawn(r)
 	}
+}
+
+// inReader reports whether the goroutine that has read a request may run its handler: nothing else waits to be read and no handler takes
+// long, or handlers are brief on average. On a pipe of PyTorch the average is not enough: none may take long.
+func (r *request) inReader() bool {
+	if r.Conn == nil || r.Conn.Inline == nil {
+		return false
+	}
+	in := r.Conn.Inline
+	return r.Inline || in.Brief() && (r.cohort() || in.Short())
 }
 
 // spawn gives a request to a goroutine that has just finished another one, or to a new one: a goroutine that has run a
@@ -98,120 +108,143 @@ func (s *Server) drop(r *request) {
 //
 //nolint:contextcheck,nolintlint // a handler has a context of its own
 func (s *Server) runCall(r *request) {
-	started := time.Now()
-	r.began = started
-	pl := &r.place
-	pl.Take(s.limiter, r.Caller())
-	creates := r.creates()
-	if creates {
+	r.began = time.Now()
+	r.place.Take(s.limiter, r.Caller())
+	s.beginContext(r)
+	if s.cfg.Extension != nil && s.cfg.Extension.kinds[r.Kind] {
+		s.serveKind(&r.ctx, r, func() {
+			s.calls.Add(-1)
+			r.place.End()
+			r.ctx.Cancel(rpcplace.ErrDone)
+		})
+		return
+	}
+	obj, err := s.understand(r)
+	s.emit(r, observe.Begin, nil)
+	switch {
+	case err != nil:
+		s.notUnderstood(r, err)
+	case obj != nil:
+		s.runRemote(r, obj)
+	default:
+		s.runFunction(r)
+	}
+}
+
+// beginContext makes the handler's context. It ends with the caller's deadline, when the caller gives up, when the connection is lost
+// and with the agent.
+func (s *Server) beginContext(r *request) {
+	if r.creates() {
 		r.Deadline = time.Time{} // it is the creation's, not the function's
 	}
-	// The handler's context ends with the caller's deadline, when the caller gives up, when the connection is lost and
-	// with the agent.
-	ctx := &r.ctx
 	base := s.cfg.Net.Context
 	if r.values != nil {
-		base = r.values(s.cfg.Net.Context)
+		base = r.values(base)
 	}
 	if r.Trace != "" {
 		base = observe.WithTrace(base, r.Trace)
 	}
-	ctx.Begin(base, s.cfg.Owner, r.Deadline, pl)
-	cancel := ctx.Cancel
-	if s.cfg.Extension != nil && s.cfg.Extension.kinds[r.Kind] {
-		s.serveKind(ctx, r, func() {
-			s.calls.Add(-1)
-			pl.End()
-			cancel(rpcplace.ErrDone)
-		})
-		return
-	}
-	s.cfg.Refs.AwaitEarly(ctx, r.Frame)
-	d := s.cfg.Refs.Decoding(r.Peer, r.Frame, r.Tensors)
-	r.decoder = d
-	apart := creates && r.Frame != nil && len(r.Frame.Forks) > 0
-	if apart { // a copy on another link claims the same references
+	r.ctx.Begin(base, s.cfg.Owner, r.Deadline, &r.place)
+}
+
+// understand decodes a call. If it creates an object, it returns the place of that.
+func (s *Server) understand(r *request) (obj *rpcref.Object, err error) {
+	s.cfg.Refs.AwaitEarly(&r.ctx, r.Frame)
+	r.decoder = s.cfg.Refs.Decoding(r.Peer, r.Frame, r.Tensors)
+	if r.creates() && r.Frame != nil && len(r.Frame.Forks) > 0 { // a copy on another link claims the same references
 		moment.At("rpc.serve.creating")
-		s.cfg.Refs.Creating(r.Peer).Lock()
+		creating := s.cfg.Refs.Creating(r.Peer)
+		creating.Lock()
+		defer creating.Unlock()
 	}
-	j, err := s.decodeCall(r, d)
-	var obj *rpcref.Object
+	j, err := s.decodeCall(r, r.decoder)
 	if err == nil && j.Remote {
-		obj, err = s.creationArrived(r, j, cancel)
+		obj, err = s.creationArrived(r, j, r.ctx.Cancel)
 	}
-	if apart {
-		s.cfg.Refs.Creating(r.Peer).Unlock()
+	return obj, err
+}
+
+// notUnderstood answers a call that could not be decoded, or whose object cannot be made, or is here already.
+func (s *Server) notUnderstood(r *request, err error) {
+	here := errors.Is(err, rpcref.ErrCalled)
+	r.decoder.Release()
+	s.drop(r)
+	if here {
+		err = nil
 	}
-	trace, parent := "", ""
-	if s.cfg.Hook != nil {
-		trace, parent = observe.SplitTrace(r.Trace)
-		s.cfg.Hook.Emit(observe.Event{
-			Time: started, Kind: "rpc.serve", Phase: observe.Begin, Trace: trace, Parent: parent, Rank: dist.Rank(s.cfg.ID), Peer: r.Peer.Name, Key: s.cfg.Program.Shown(j.Func, j.Args),
-		})
-	}
-	end := func() {
-		s.calls.Add(-1)
-		pl.End()
-		if s.cfg.Hook != nil {
-			s.cfg.Hook.Emit(observe.Event{
-				Kind: "rpc.serve", Phase: observe.End, Rank: dist.Rank(s.cfg.ID), Peer: r.Peer.Name, Key: s.cfg.Program.Shown(j.Func, j.Args), Dur: time.Since(started), Err: err,
-				Trace: trace, Parent: parent,
-			})
-		}
-	}
-	if err != nil {
-		failure := err
-		if errors.Is(err, rpcref.ErrCalled) {
-			err = nil
-		}
-		d.Release()
-		s.drop(r)
-		end()
-		cancel(rpcplace.ErrDone)
-		if err == nil {
-			s.answerCreated(r, j)
-			return
-		}
-		s.answerError(r, failure)
+	s.ended(r, err)
+	r.ctx.Cancel(rpcplace.ErrDone)
+	if here {
+		s.answerCreated(r, &r.job)
 		return
 	}
-	if obj != nil {
-		s.runRemote(ctx, r, j, obj, cancel, started, end)
-		return
-	}
-	if err = j.err; err == nil {
-		err = ctx.Waited()
-	}
+	s.answerError(r, err)
+}
+
+// runFunction runs the function of a call and answers with its result.
+func (s *Server) runFunction(r *request) {
+	j := &r.job
+	err := r.ctx.Waited()
 	if err == nil {
-		if err = d.Confirmed(ctx); err == nil {
-			err = s.cfg.Program.Find(&j.Call)
-		}
+		err = s.find(r)
 	}
 	if err != nil {
-		d.Release()
-		end()
+		r.decoder.Release()
+		s.ended(r, err)
 		s.answerValue(r, j.form(), nil, err)
-		cancel(rpcplace.ErrDone)
+		r.ctx.Cancel(rpcplace.ErrDone)
 		return
 	}
 	var once atomic.Bool
-	done := func(v any, herr error) {
+	done := func(v any, err error) {
 		if !once.CompareAndSwap(false, true) {
 			return
 		}
-		err = herr
-		r.took(started)
-		r.borrowed = herr == nil && j.Borrows
-		s.answerValue(r, j.form(), v, herr) // the references among the arguments are the handler's to close
-		end()
-		cancel(rpcplace.ErrDone)
+		r.took(r.began)
+		r.borrowed = err == nil && j.Borrows
+		s.answerValue(r, j.form(), v, err) // the references among the arguments are the handler's to close
+		s.ended(r, err)
+		r.ctx.Cancel(rpcplace.ErrDone)
 	}
-	if !s.invoke(ctx, j, done) {
-		d.Release()
+	if !s.invoke(&r.ctx, j, done) {
+		r.decoder.Release()
 	}
 	if !once.Load() { // an async handler gives its place to others
-		pl.Pause()
+		r.place.Pause()
 	}
+}
+
+// find waits until the references among the arguments are confirmed, and looks for the function.
+func (s *Server) find(r *request) error {
+	if err := r.decoder.Confirmed(&r.ctx); err != nil {
+		return err
+	}
+	return s.cfg.Program.Find(&r.job.Call)
+}
+
+// ended gives the place of a call back.
+func (s *Server) ended(r *request, err error) {
+	s.calls.Add(-1)
+	r.place.End()
+	s.emit(r, observe.End, err)
+}
+
+// emit tells who observes this worker that a call begins or has ended.
+func (s *Server) emit(r *request, phase observe.Phase, err error) {
+	if s.cfg.Hook == nil {
+		return
+	}
+	trace, parent := observe.SplitTrace(r.Trace)
+	e := observe.Event{
+		Kind: "rpc.serve", Phase: phase, Trace: trace, Parent: parent, Rank: dist.Rank(s.cfg.ID), Peer: r.Peer.Name,
+		Key: s.cfg.Program.Shown(r.job.Func, r.job.Args), Err: err,
+	}
+	if phase == observe.Begin {
+		e.Time = r.began
+	} else {
+		e.Dur = time.Since(r.began)
+	}
+	s.cfg.Hook.Emit(e)
 }
 
 // invoke runs the function of a job and turns a panic into an error. The stack stays here, in the log: a caller may be

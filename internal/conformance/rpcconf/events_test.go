@@ -126,6 +126,22 @@ func TestEventsOfCallee(t *testing.T) {
 	}
 }
 
+// The callee's event has the error of a handler that fails, of a call and of one that creates an object.
+func TestEventsOfFailedHandler(t *testing.T) {
+	w := start(t, 2)
+	_, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.raise")
+	if err == nil {
+		t.Error("no error")
+	}
+	ref, err := rpc.Remote[any](w.ctx, w.nodes[0].Agent, name(1), "t.raise")
+	must(t, err)
+	defer ref.Close()
+	eventually(t, "two events with an error", func() bool {
+		served := find(w.nodes[1].observed(), "rpc.serve", observe.End, "t.raise")
+		return len(served) == 2 && served[0].Err != nil && served[1].Err != nil
+	})
+}
+
 // A handler that calls: its own span lies inside that of the call it serves.
 func TestEventsNested(t *testing.T) {
 	w := start(t, 3)
