@@ -297,25 +297,15 @@ func (ep *Endpoint) arrived(id uint64, s *stream) error {
 
 // open answers a brochure and waits for the connections the answer asks for.
 func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
-	expected := map[uint64]chan *stream{}
-	defer func() {
-		for id, ch := range expected {
-			ep.forget(id, ch)
-		}
-	}()
-	register := func() uint64 {
-		id, ch := ep.expect()
-		expected[id] = ch
-		return id
+	o := &opening{ep: ep, peer: peer, address: ep.cfg.address, expected: map[uint64]chan *stream{}}
+	if o.address == "" {
+		o.address = s.nc.LocalAddr().String()
 	}
-	address := ep.cfg.address
-	if address == "" {
-		address = s.nc.LocalAddr().String()
-	}
+	defer o.forget()
 	var number uint64
 	var place *place // kept for the link, so that we do not dial the same peer meanwhile
 	choice := Choice{
-		Channels: ep.cfg.accepts, Address: address, Register: register,
+		Channels: ep.cfg.accepts, Address: o.address, Register: o.register,
 		Cohort: ep.cfg.cohort != nil && peer != ep.name,
 		Defer:  func(offer CohortOffer) bool { place, number = ep.reserve(peer, offer); return place == nil },
 	}
@@ -336,70 +326,10 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 	case plan.Cohort:
 		return ep.accepted(peer, place, number, s)
 	}
-	timeout := time.NewTimer(ep.cfg.handshake)
-	defer timeout.Stop()
-	await := func(id uint64) (*stream, error) {
-		ch := expected[id]
-		moment.At("tensorpipe.endpoint.await")
-		select {
-		case got := <-ch:
-			delete(expected, id)
-			return got, nil
-		case <-timeout.C:
-			return nil, dist.New("tensorpipe: handshake", dist.DeadlineExceeded, "the peer did not open the connections of its pipe in time")
-		case <-ep.ctx.Done():
-			return nil, context.Cause(ep.ctx)
+	if err = o.pipe(s, plan); err != nil {
+		for _, x := range o.got {
+			_ = x.nc.Close()
 		}
 	}
-	reply, err := await(plan.Reply)
-	if err != nil {
-		return err
-	}
-	established := false
-	got := []*stream{reply}
-	defer func() {
-		if !established {
-			for _, x := range got {
-				_ = x.nc.Close()
-			}
-		}
-	}()
-	control, err := await(plan.ChannelID)
-	if err != nil {
-		return err
-	}
-	got = append(got, control)
-	ch := channel{control: control, lanes: []*stream{control}}
-	if plan.Channel == ChannelMPT {
-		ch.lanes = nil
-		lanes := make([]LaneAddress, mptLanes)
-		for i := range lanes {
-			lanes[i] = LaneAddress{address, register()}
-		}
-		if err := control.writeFrames(AppendLanes(nil, lanes)); err != nil {
-			return err
-		}
-		for _, l := range lanes {
-			lane, err := await(l.ID)
-			if err != nil {
-				return err
-			}
-			got = append(got, lane)
-			ch.lanes = append(ch.lanes, lane)
-		}
-	}
-	for _, x := range append(got, s) {
-		if err := x.nc.SetDeadline(time.Time{}); err != nil {
-			return err
-		}
-	}
-	session := &Session{Peer: peer, Pipe: newPipe(ep, peer, false, s, reply, ch)}
-	select {
-	case ep.sessions <- session:
-		established = true
-		return nil
-	default:
-		_ = session.Close()
-		return dist.Newf("tensorpipe: handshake", dist.Exhausted, "more than %d sessions wait to be accepted", cap(ep.sessions))
-	}
+	return err
 }
