@@ -17,6 +17,8 @@ COUNTED := [ $$? = 1 ]
 FUZZ    ?= 2s
 SEEDS   ?= 200
 PYTHON  ?= /usr/bin/python3
+# "make check" gives stages that compute the lowest priority: they use the time in which others wait.
+LOW     ?=
 # Lint vets all packages, so that "go test" need not.
 export GOFLAGS := -mod=readonly -buildvcs=false -vet=off
 # All but the race detector builds without cgo, as a release does, so that one build serves them all.
@@ -74,26 +76,29 @@ memory: ## very many calls and references, and autograd contexts with PyTorch: m
 
 .PHONY: model
 model: ## explore the large worlds of the reference protocol, which takes minutes
-	@$(GO) test -json -timeout 20m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rrefcore -rref.all | $(COUNT) -as model
+	@$(LOW) $(GO) test -json -timeout 40m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rrefcore -rref.all | $(COUNT) -as model
 
-# The moments wait most of the time: more packages than processors run at once.
+# Lint compiles the same with the same tags. The moments wait most of the time: more packages than processors run at once.
+TAGS = moments,invariants
 .PHONY: moments
 moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)
-	@{ $(GO) test -p 4 -tags moments -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags moments
+	@{ $(GO) test -p 4 -tags $(TAGS) -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags $(TAGS)
 
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
 	@FUZZ=$(FUZZ) GO=$(GO) COUNTS=$(COUNTS) scripts/fuzz
 
+# Two files are left out with these tags. The second run looks at them.
+LINT = $(LOW) $(TOOLS)/golangci-lint run
 .PHONY: lint
 lint: $(TOOLS)/golangci-lint ## check format and style
-	@$(TOOLS)/golangci-lint run ./...
-	@$(TOOLS)/golangci-lint run --build-tags moments,invariants ./internal/momenttest/... ./internal/moment ./internal/invariants
-	@cd observe/otel && ../../$(TOOLS)/golangci-lint run ./...
+	@$(LINT) --build-tags $(TAGS) ./...
+	@$(LINT) ./internal/moment ./internal/invariants
+	@cd observe/otel && $(LOW) ../../$(TOOLS)/golangci-lint run ./...
 
 $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once)"
-	@mkdir -p $(TOOLS) && GOFLAGS=-buildvcs=false $(GO) build -C tools -o ../$(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@mkdir -p $(TOOLS) && GOFLAGS=-buildvcs=false $(LOW) $(GO) build -C tools -o ../$(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 .PHONY: tidy
 tidy: ## check that go.mod and go.sum are what `go mod tidy` would write
@@ -102,12 +107,12 @@ tidy: ## check that go.mod and go.sum are what `go mod tidy` would write
 
 # What README says this builds for, with the tests, except on Windows, where many besides those of stores need what it does not have.
 # Machine code is made for one of them here, and for all by scripts/release.
-CROSS = $(GO) run ./internal/crosscheck
+CROSS = $(LOW) $(GO) run ./internal/crosscheck
 .PHONY: cross
 cross: ## check every package for the other platforms
 	@$(CROSS) -tests linux/386 linux/arm64 darwin/arm64 && $(CROSS) windows/amd64 && $(CROSS) -tests windows/amd64 -- ./store/...
 	@$(CROSS) -dir observe/otel -tests linux/386 linux/arm64 darwin/arm64 && $(CROSS) -dir observe/otel windows/amd64
-	@echo "cross linux/arm64: the command"; GOOS=linux GOARCH=arm64 $(GO) build -gcflags='all=-N -l' -ldflags=-s -o /dev/null ./cmd/cohort
+	@echo "cross linux/arm64: the command"; GOOS=linux GOARCH=arm64 $(LOW) $(GO) build -gcflags='all=-N -l' -ldflags=-s -o /dev/null ./cmd/cohort
 
 .PHONY: cover
 cover: ## print how much of the code the tests reach
@@ -118,12 +123,21 @@ cover: ## print how much of the code the tests reach
 fmt: $(TOOLS)/golangci-lint ## format the source
 	@$(TOOLS)/golangci-lint fmt ./...
 
-# Of the last stages, some wait for most of their time and some compute: they run two at a time, and what each says is kept together.
+# Two stages run at a time, and what each says is kept together: one of those that wait for sockets, processes and timeouts, and one of
+# those that compute, at the lowest priority. What measures memory, and fuzzing, whose worth is the time that it gets, come last.
+ifdef TWO
+race: test
+interop: race
+moments memory fuzz: interop
+cross: tidy
+lint: cross
+model: lint
+endif
+
 .PHONY: check
 check: ## everything that CI runs: tidy, lint, cross, test, race, interop, model, memory, moments, fuzz
 	@rm -f $(COUNTS)
-	@$(MAKE) -j1 tidy lint cross test race interop
-	@$(MAKE) -j2 --output-sync=target moments model memory fuzz
+	@$(MAKE) -j2 --output-sync=target TWO=1 LOW="nice -n 19" tidy test cross race lint interop model moments memory fuzz
 	@echo "make check passed (test and race skip what interop runs, and measurements; what interop skips was left out):"
 	@sed 's/^/  /' $(COUNTS)
 

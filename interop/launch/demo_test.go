@@ -16,6 +16,7 @@ import (
 
 // TestDemo: where a Python has torch, a PyTorch rank takes part in the training of "cohort demo", and is found when it hangs.
 func TestDemo(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		python := filepath.Join(dir, "python3")

@@ -16,6 +16,7 @@ import (
 // TestBesideTorchfrtrace: of the same dumps of NCCL ranks "cohort why" says at least what torchfrtrace says, and something
 // where that says nothing.
 func TestBesideTorchfrtrace(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		if !torch.About(t).Since(2, 14) {
 			torch.NotApplicable(t, "has no torchfrtrace")

@@ -141,12 +141,18 @@ func (j *job) wait(l *lines, pattern string, n int) {
 // cohort starts a job; args are options and the script with its arguments.
 func cohort(t *testing.T, torch *torchtest.Torch, dir string, options []string, program ...string) *job {
 	t.Helper()
+	return cohortWith(t, torch, dir, nil, options, program...)
+}
+
+// cohortWith starts a job with variables in its environment.
+func cohortWith(t *testing.T, torch *torchtest.Torch, dir string, env, options []string, program ...string) *job {
+	t.Helper()
 	name, err := binary()
 	if err != nil {
 		t.Fatal(err)
 	}
 	args := append([]string{"run", "--report", filepath.Join(dir, "report.json"), "--evidence", filepath.Join(dir, "evidence")}, options...)
-	return begin(t, dir, exec.Command(name, append(append(args, torch.Command()...), program...)...))
+	return begin(t, dir, exec.Command(name, append(append(args, torch.Command()...), program...)...), env...)
 }
 
 func begin(t *testing.T, dir string, cmd *exec.Cmd, env ...string) *job {
@@ -234,6 +240,7 @@ main()
 // TestSameAsTorchrun runs the same script under both launchers: the same results, and the same environment but for what
 // docs/launcher.md lists.
 func TestSameAsTorchrun(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		ours, theirs := filepath.Join(dir, "ours"), filepath.Join(dir, "theirs")
@@ -289,11 +296,11 @@ func compareEnvironment(t *testing.T, rank int, ours, theirs map[string]string) 
 // TestCause: a rank that raises and tidies up for two seconds while its peer dies of it is named as the cause, with its
 // exception. torchrun names the peer and prints the exception nowhere.
 func TestCause(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for _, slow := range []string{"", "2"} {
 			dir := place(t, torch)
-			t.Setenv("SLOW", slow)
-			j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/victim.py")
+			j := cohortWith(t, torch, dir, []string{"SLOW=" + slow}, []string{"--nproc-per-node", "2"}, "-u", dir+"/victim.py")
 			if code := j.end(); code != 1 {
 				t.Errorf("exit code %d", code)
 			}
@@ -310,6 +317,7 @@ func TestCause(t *testing.T) {
 
 // TestMixedJob: Go ranks and PyTorch ranks are two roles of one job and add up together.
 func TestMixedJob(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		words, err := json.Marshal(append(torch.Command(), "-u", dir+"/mixed.py"))
@@ -333,6 +341,7 @@ func TestMixedJob(t *testing.T) {
 
 // TestFailures: the sentence of a report says what happened, not what followed from it.
 func TestFailures(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for kind, want := range map[string]string{
 			"leaves":    `^rank 1 ended with exit code 0 while others still needed it; then rank 0 lost its connection to another rank: `,
@@ -369,13 +378,11 @@ func TestFailures(t *testing.T) {
 // TestRestartWithLateRank: a rank that comes late to the second attempt, and another to the third, finds its peer, not the addresses of
 // dead processes. torchrun's job hangs or dies on them.
 func TestRestartWithLateRank(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
-		t.Setenv("FAIL_RANK", "1")
-		t.Setenv("FAILURES", "2")
-		t.Setenv("LATE", "-01")
-		t.Setenv("STEPS", "6")
-		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--max-restarts", "2"}, "-u", dir+"/loop.py")
+		env := []string{"FAIL_RANK=1", "FAILURES=2", "LATE=-01", "STEPS=6"}
+		j := cohortWith(t, torch, dir, env, []string{"--nproc-per-node", "2", "--max-restarts", "2"}, "-u", dir+"/loop.py")
 		if code := j.end(); code != 0 || strings.Count(j.out.String(), "joined") != 6 || strings.Count(j.out.String(), "done 5") != 2 {
 			t.Errorf("exit code %d\n%s%s", code, j.out, j.err)
 		}
@@ -384,18 +391,19 @@ func TestRestartWithLateRank(t *testing.T) {
 
 // TestShadowedSitecustomize: the module that the shim hides runs, and the switch turns the shim off.
 func TestShadowedSitecustomize(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		if err := os.WriteFile(filepath.Join(dir, "sitecustomize.py"), []byte("print('shadowed', __file__)\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		t.Setenv("PYTHONPATH", dir)
-		j := cohort(t, torch, dir, nil, "-c", "import sys; print('shim', any('cohort_run' in p for p in sys.path), sys.modules['sitecustomize'].__file__)")
+		env := []string{"PYTHONPATH=" + dir}
+		j := cohortWith(t, torch, dir, env, nil, "-c", "import sys; print('shim', any('cohort_run' in p for p in sys.path), sys.modules['sitecustomize'].__file__)")
 		j.end()
 		if out := j.out.String(); !strings.Contains(out, "shadowed "+dir) || !strings.Contains(out, "shim True "+dir) {
 			t.Errorf("it prints\n%s%s", out, j.err)
 		}
-		k := cohort(t, torch, dir, []string{"--no-shim"}, "-c", "import os, sys; print('shim', any('cohort_run' in p for p in sys.path), os.environ['TORCHELASTIC_USE_AGENT_STORE'])")
+		k := cohortWith(t, torch, dir, env, []string{"--no-shim"}, "-c", "import os, sys; print('shim', any('cohort_run' in p for p in sys.path), os.environ['TORCHELASTIC_USE_AGENT_STORE'])")
 		k.end()
 		if out := k.out.String(); !strings.Contains(out, "shim False False") {
 			t.Errorf("without the shim it prints\n%s%s", out, k.err)

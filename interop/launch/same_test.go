@@ -108,6 +108,7 @@ func runInto(t *testing.T, dir string, cmd *exec.Cmd, w io.Writer, env ...string
 // TestLoudScript: what a script prints, at full speed and much of it, arrives whole and in order from each rank. Under
 // torchrun the same arrives, though lines of ranks may be mixed there.
 func TestLoudScript(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		script := []string{dir + "/loud.py", strconv.Itoa(*loudMB)}
@@ -147,6 +148,7 @@ func TestLoudScript(t *testing.T) {
 
 // TestLoaderWorkers: data loaders that fork work the same under both launchers, and none of their processes is left behind.
 func TestLoaderWorkers(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		ours, theirs := filepath.Join(dir, "ours"), filepath.Join(dir, "theirs")
@@ -173,6 +175,7 @@ func TestLoaderWorkers(t *testing.T) {
 
 // TestUnresolvedHostName: a host whose own name nobody knows runs a job. torchrun's rendezvous waits there for five minutes.
 func TestUnresolvedHostName(t *testing.T) {
+	t.Parallel()
 	if out, err := exec.Command("unshare", "--uts", "true").CombinedOutput(); err != nil {
 		t.Skipf("this machine cannot give a process a host name of its own: %v %s", err, out)
 	}
@@ -198,12 +201,12 @@ func TestUnresolvedHostName(t *testing.T) {
 // bundle. Nothing of the environment, the arguments or the variables of functions is. TestEvidenceInTime of package launch tests
 // the time that is allowed for it.
 func TestEvidenceOfFailure(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
-		t.Setenv("MY_TOKEN", "s3cr3t-token")
 		// On a busy machine the time may be over before all ranks were looked at.
 		for try := range 4 {
-			j := cohort(t, torch, dir, []string{"--nproc-per-node", "3"}, "-u", dir+"/evidence.py", "--password=s3cr3t-argument")
+			j := cohortWith(t, torch, dir, []string{"MY_TOKEN=s3cr3t-token"}, []string{"--nproc-per-node", "3"}, "-u", dir+"/evidence.py", "--password=s3cr3t-argument")
 			if code := j.end(); code != 1 {
 				t.Errorf("exit code %d\n%s", code, j.err)
 			}

@@ -66,6 +66,7 @@ func freePort(t *testing.T) int {
 
 // TestWhyByHand: what goes wrong at the start of a job without a launcher.
 func TestWhyByHand(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		t.Run("a duplicate rank", func(t *testing.T) {
 			if torch.Name == "1.13" {
@@ -114,6 +115,7 @@ func needNames(t *testing.T) {
 
 // TestFullSharedMemory: data loaders pass batches through /dev/shm, which is small in containers.
 func TestFullSharedMemory(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		shm := filepath.Join(torch.Root, "/dev/shm")
 		if out, err := exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", shm).CombinedOutput(); err != nil {
@@ -138,6 +140,7 @@ func TestFullSharedMemory(t *testing.T) {
 
 // TestKilledForMemory: a worker that the kernel kills for lack of memory in its cgroup, of either version.
 func TestKilledForMemory(t *testing.T) {
+	t.Parallel()
 	torchtest.V26.Need(t) // with the other tests that run for real; the worker is no Python
 	group, limit := memoryGroup(t)
 	if err := os.WriteFile(filepath.Join(group, limit), []byte("67108864"), 0o600); err != nil {

@@ -40,6 +40,7 @@ var hangs = [][]struct{ kind, want string }{
 
 // TestWhy: a job that stands still is explained in one sentence, from outside.
 func TestWhy(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for _, parts := range hangs {
 			if parts[0].kind == "rpc" && !torch.About(t).Has(torchtest.TensorPipe) {
@@ -117,6 +118,7 @@ func signalRank(t *testing.T, name string, rank int, sig syscall.Signal) {
 
 // TestWhyBelowAShell: a rank that a shell has started is found below it.
 func TestWhyBelowAShell(t *testing.T) {
+	t.Parallel()
 	torchtest.V26.Need(t)
 	dir, id := place(t, torchtest.V26), jobID("shell")
 	args := append([]string{"run", "--nproc-per-node", "2", "--rdzv-id", id, "--evidence", "-", "sh", "-c", `timeout 600 "$@"; true`, "sh"}, torchtest.V26.Command()...)
@@ -163,6 +165,7 @@ func why(t *testing.T, job, want string) {
 
 // TestHangTimeout: a job that stands still is explained by its launcher, stopped, and restarted.
 func TestHangTimeout(t *testing.T) {
+	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
 		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--hang-timeout", "2", "--on-hang", "kill"}, "-u", dir+"/hang.py", "missing")
