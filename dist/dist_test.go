@@ -204,3 +204,24 @@ func ExampleFuture() {
 	fmt.Println(v, err)
 	// Output: ready <nil>
 }
+
+// TestCodeText: a code is read back from its text, also one that this version does not know.
+func TestCodeText(t *testing.T) {
+	t.Parallel()
+	for c := range Code(30) {
+		text, err := json.Marshal(struct{ Code Code }{c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back struct{ Code Code }
+		if err := json.Unmarshal(text, &back); err != nil || back.Code != c {
+			t.Errorf("%s is read as %v: %v", text, back.Code, err)
+		}
+	}
+	for _, text := range []string{"", "code", "code 256", "code -1", "Timeout"} {
+		c := PeerLost
+		if err := c.UnmarshalText([]byte(text)); !errors.Is(err, InvalidArgument) || c != PeerLost {
+			t.Errorf("%q is read as %v: %v", text, c, err)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -71,6 +72,21 @@ func (c Code) Error() string { return c.String() }
 
 // MarshalText writes the code as its plain words, for JSON output.
 func (c Code) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText reads what MarshalText has written, in this version or a later one that has more codes.
+func (c *Code) UnmarshalText(text []byte) error {
+	if i := slices.Index(codeNames[:], string(text)); i >= 0 {
+		*c = Code(i) //nolint:gosec // one of the codes
+		return nil
+	}
+	if number, ok := strings.CutPrefix(string(text), "code "); ok {
+		if n, err := strconv.ParseUint(number, 10, 8); err == nil {
+			*c = Code(n)
+			return nil
+		}
+	}
+	return Newf("dist: code", InvalidArgument, "%q is no code of an error", text)
+}
 
 // Error is the error of every public layer of cohort. The fields say what was attempted, on what, with whom, and why it
 // ended; unset fields are left out of the text.

@@ -110,8 +110,32 @@ func TestZeroRegistry(t *testing.T) {
 	if err := reg.Class("a.C", &described{}); err != nil {
 		t.Error(err)
 	}
-	reg.HandleOperator("a::op", func([]any) (any, error) { return nil, nil })
+	if err := reg.HandleOperator("a::op", func([]any) (any, error) { return nil, nil }); err != nil {
+		t.Error(err)
+	}
 	if got, want := reg.String(), "registry of 1 functions, 1 classes and 1 operators"; got != want {
 		t.Errorf("%q, not %q", got, want)
+	}
+}
+
+// TestHandleOperator: what cannot be an operator, or is one already, is refused.
+func TestHandleOperator(t *testing.T) {
+	t.Parallel()
+	reg := NewRegistry()
+	kernel := func([]any) (any, error) { return nil, nil }
+	for _, c := range []struct {
+		name string
+		k    Kernel
+		want error
+	}{
+		{"aten::a", kernel, nil},
+		{"aten::a.Tensor", kernel, nil},
+		{"aten::a", kernel, dist.AlreadyExists},
+		{"aten::b", nil, dist.InvalidArgument},
+		{"torch.add", kernel, dist.InvalidArgument},
+	} {
+		if err := reg.HandleOperator(c.name, c.k); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
 	}
 }

@@ -132,7 +132,7 @@ func (x *tracer) serve(ctx context.Context, from rpcseam.Worker, m *rpcwire.Mess
 			n, err := x.agent.Call(ctx, from.ID, "cohort.test.twice", 21)
 			return &rpcwire.Message{Type: rpcwire.BackwardAutogradResp}, errors.Join(err, wrongUnless(n == int64(42)))
 		}
-		return nil, dist.Newf("autograd: backward", dist.NotFound, "context %d has %d gradients", b.ContextID, len(b.Gradients))
+		return nil, dist.Newf("distautograd: backward", dist.NotFound, "context %d has %d gradients", b.ContextID, len(b.Gradients))
 	}
 	id, err := rpcwire.DecodeCleanup(m.Payload)
 	x.note("cleanup %d by %s", id, from.Name)

@@ -4,6 +4,8 @@
 package rpc
 
 import (
+	"strings"
+
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 )
@@ -13,10 +15,17 @@ type Kernel func(stack []any) (any, error)
 
 // HandleOperator serves a builtin operator, by its name and overload: "aten::add.Tensor". It replaces that of
 // [WithOperators].
-func (r *Registry) HandleOperator(name string, k Kernel) {
+func (r *Registry) HandleOperator(name string, k Kernel) error {
+	if !strings.Contains(name, "::") || k == nil {
+		return dist.Newf("rpc: handle", dist.InvalidArgument, "%q is not the name of an operator, such as aten::add.Tensor, or its kernel is nil", name)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if _, taken := r.kernels[name]; taken {
+		return dist.Newf("rpc: handle", dist.AlreadyExists, "%q has a kernel", name)
+	}
 	put(&r.kernels, name, k)
+	return nil
 }
 
 // WithOperators serves builtin operators by their names and overloads. Package rpc/operators has some. The default is none.
