@@ -80,7 +80,7 @@ func (c *Context) carried(ctx context.Context) context.Context {
 // Open opens a context. Calls that are made with the ctx that it returns belong to it, and so do calls that their handlers make
 // with theirs. The context must be closed. It corresponds to "with torch.distributed.autograd.context() as context_id".
 func (e *Engine) Open(ctx context.Context) (context.Context, *Context, error) {
-	const op = "autograd: open context"
+	const op = "distautograd: open context"
 	if From(ctx) != nil {
 		return nil, nil, dist.New(op, dist.InvalidArgument, "already inside an autograd context: close it first, or use a ctx without one")
 	}
@@ -129,7 +129,7 @@ func (c *Context) free() { close(c.done) }
 // corresponds to leaving PyTorch's with statement.
 func (c *Context) Close() error {
 	if c.id.Origin != c.e.self() {
-		return dist.Newf("autograd: close context", dist.InvalidArgument, "worker %d has opened it: only it can close it", c.id.Origin)
+		return dist.Newf("distautograd: close context", dist.InvalidArgument, "worker %d has opened it: only it can close it", c.id.Origin)
 	}
 	c.e.after(c.e.step(func(m *machine) { m.Release(c.id) }))
 	return nil
@@ -146,7 +146,7 @@ func (c *Context) Gradients() (map[*autograd.Variable]autograd.Value, error) {
 	moment.At("distautograd.gradients")
 	select {
 	case <-c.done:
-		return nil, c.over("autograd: gradients")
+		return nil, c.over("distautograd: gradients")
 	default:
 	}
 	c.mu.Lock()

@@ -70,7 +70,7 @@ func TestFunctionDoesNotReturn(t *testing.T) {
 func onItsOwn(f func() error) error {
 	out := make(chan error, 1)
 	go func() {
-		err := error(dist.New("autograd: backward", dist.Internal, "the goroutine of the caller has ended"))
+		err := error(dist.New("distautograd: backward", dist.Internal, "the goroutine of the caller has ended"))
 		defer func() { out <- err }()
 		err = f()
 	}()

@@ -91,7 +91,7 @@ func (e *Engine) Join() rpc.Option { return rpcseam.Option(seam{e}).(rpc.Option)
 // attach gives the engine the agent that it belongs to.
 func (e *Engine) attach(a rpcseam.Agent) error {
 	if e.agent != nil {
-		return dist.New("autograd: join", dist.InvalidArgument, "the engine belongs to another agent: make one per agent")
+		return dist.New("distautograd: join", dist.InvalidArgument, "the engine belongs to another agent: make one per agent")
 	}
 	e.agent = a
 	return nil
@@ -268,7 +268,7 @@ func (e *Engine) close() {
 }
 
 func (e *Engine) closeLocked(w *work) {
-	err := dist.New("autograd: backward", dist.Closed, "the agent is closed")
+	err := dist.New("distautograd: backward", dist.Closed, "the agent is closed")
 	e.mu.closed = true
 	if e.mu.due != nil {
 		e.mu.due.Stop()
@@ -307,7 +307,7 @@ func (e *Engine) failure(cause backcore.Cause) error {
 	case code == dist.Unknown:
 		code = dist.Remote
 	}
-	err := dist.New("autograd: backward", code, cause.Text)
+	err := dist.New("distautograd: backward", code, cause.Text)
 	err.Key, err.Rank = cause.Function, dist.Rank(cause.Worker)
 	if w, unknown := e.agent.Worker(int(cause.Worker)); unknown == nil {
 		err.Peer = w.Name

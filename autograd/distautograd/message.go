@@ -61,7 +61,7 @@ func encodeMessage(m message) *rpcwire.Message {
 }
 
 func badMessage(format string, args ...any) error {
-	return dist.Newf("autograd: message", dist.Protocol, format, args...)
+	return dist.Newf("distautograd: message", dist.Protocol, format, args...)
 }
 
 func decodeMessage(in *rpcwire.Message) (m message, err error) {

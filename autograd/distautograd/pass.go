@@ -130,7 +130,7 @@ func Fast() PassOption { return passOption(func(p *passOptions) { p.fast = true 
 // anywhere ends the pass everywhere; the error says where it failed and in which function. ctx bounds the pass. It corresponds to
 // torch.distributed.autograd.backward.
 func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts ...PassOption) error {
-	const op = "autograd: backward"
+	const op = "distautograd: backward"
 	o := optionsOf(opts)
 	nodes, grads, err := rootGradients(roots)
 	if err != nil {
@@ -184,7 +184,7 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 
 // rootGradients returns the functions of roots, and the gradients of their outputs.
 func rootGradients(roots []*autograd.Variable) (nodes []*autograd.Node, grads map[*autograd.Node][]autograd.Value, err error) {
-	const op = "autograd: backward"
+	const op = "distautograd: backward"
 	if len(roots) == 0 {
 		return nil, nil, dist.New(op, dist.InvalidArgument, "no tensors provided for gradient computation")
 	}
@@ -356,10 +356,10 @@ func protected(exited func(error), f func() error) (err error) {
 			return
 		}
 		if v := recover(); v != nil {
-			err = dist.Newf("autograd: backward", dist.Internal, "a function panicked: %v", v)
+			err = dist.Newf("distautograd: backward", dist.Internal, "a function panicked: %v", v)
 			return
 		}
-		exited(dist.New("autograd: backward", dist.Internal, "a function has ended its goroutine (runtime.Goexit) instead of returning"))
+		exited(dist.New("distautograd: backward", dist.Internal, "a function has ended its goroutine (runtime.Goexit) instead of returning"))
 	}()
 	err = f()
 	returned = true

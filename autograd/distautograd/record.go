@@ -92,10 +92,10 @@ func (r *received) BackwardValues(c *autograd.Context, grads []autograd.Value) (
 	p, _ := c.Ctx().Value(passKey{}).(*pass)
 	switch {
 	case p == nil:
-		return nil, dist.New("autograd: backward", dist.InvalidArgument,
+		return nil, dist.New("distautograd: backward", dist.InvalidArgument,
 			"the value came from another worker: use Backward of its distributed autograd context instead of Variable.Backward")
 	case p.c != r.c:
-		return nil, dist.Newf("autograd: backward", dist.InvalidArgument,
+		return nil, dist.Newf("distautograd: backward", dist.InvalidArgument,
 			"the value was received in autograd context %d, and the pass runs in context %d", r.c.ID(), p.c.ID())
 	}
 	p.out[r.at] = &gradient{grads, p.retain}
@@ -103,7 +103,7 @@ func (r *received) BackwardValues(c *autograd.Context, grads []autograd.Value) (
 }
 
 func notForward() error {
-	return dist.New("autograd: forward", dist.Internal, "a send or receive function has no forward part")
+	return dist.New("distautograd: forward", dist.Internal, "a send or receive function has no forward part")
 }
 
 // reachable returns the receive functions of a context that gradients can reach from some functions.
@@ -182,7 +182,7 @@ func (c *Context) recordSend(to rpcseam.Worker, what label, m *rpcwire.Message) 
 	})
 	c.e.after(w)
 	if over {
-		return call, false, c.over("autograd: " + what.String())
+		return call, false, c.over("distautograd: " + what.String())
 	}
 	return call, p.node != nil, nil
 }
@@ -198,7 +198,7 @@ func (c *Context) wrap(m *rpcwire.Message, call backcore.Call, kind rpcwire.Type
 // unwrap takes the wrapper off a message that has arrived, the answer to fn or a request, and records it. Its tensors become
 // variables.
 func (e *Engine) unwrap(from rpcseam.Worker, fn string, m *rpcwire.Message) (*Context, rpcwire.Autograd, error) {
-	const op = "autograd: message"
+	const op = "distautograd: message"
 	x, inner, err := rpcwire.UnwrapAutograd(m.Payload)
 	if err != nil {
 		return nil, x, err
@@ -277,7 +277,7 @@ func (e *Engine) outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *
 		return nil, nil //nolint:nilnil // it is of no context
 	}
 	if c.e != e {
-		return nil, dist.Newf("autograd: call", dist.InvalidArgument, "the ctx has autograd context %d of another agent", c.ID())
+		return nil, dist.Newf("distautograd: call", dist.InvalidArgument, "the ctx has autograd context %d of another agent", c.ID())
 	}
 	switch m.Type { //nolint:exhaustive // a builtin operator has no result with gradients unless an argument has
 	case rpcwire.ScriptCall, rpcwire.ScriptRemoteCall:

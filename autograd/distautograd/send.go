@@ -294,7 +294,7 @@ func (e *Engine) encode(s sending) (*rpcwire.Message, error) {
 		return encodeMessage(s.msg), nil
 	}
 	if s.msg.Kind != backcore.Grad {
-		return nil, dist.Newf("autograd: message", dist.Internal, "a message of kind %d to a PyTorch worker", s.msg.Kind)
+		return nil, dist.Newf("distautograd: message", dist.Internal, "a message of kind %d to a PyTorch worker", s.msg.Kind)
 	}
 	enc := &rpcwire.Encoder{}
 	b := rpcwire.Backward{ContextID: int64(idOf(s.msg.Context)), MessageID: number(s.msg.Call), RetainGraph: s.msg.Gradient.retain}
@@ -330,7 +330,7 @@ func (c *Context) filled(call backcore.Call, some *gradient, retain bool) (*grad
 	pt := c.calls[call]
 	c.e.mu.Unlock()
 	if pt == nil {
-		return nil, dist.New("autograd: backward", dist.Internal, "the message is not known")
+		return nil, dist.New("distautograd: backward", dist.Internal, "the message is not known")
 	}
 	g := gradient{ts: make([]autograd.Value, len(pt.kind)), retain: retain}
 	if some != nil {

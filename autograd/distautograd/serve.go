@@ -18,7 +18,7 @@ import (
 // dispatch handles the messages of passes and clean-ups.
 func (e *Engine) dispatch(ctx context.Context, from rpcseam.Worker, in *rpcwire.Message, reply func(*rpcwire.Message, error)) {
 	if from.ID < 0 {
-		reply(nil, dist.Newf("autograd: message", dist.Protocol, "%q is no worker of this world", from.Name))
+		reply(nil, dist.Newf("distautograd: message", dist.Protocol, "%q is no worker of this world", from.Name))
 		return
 	}
 	switch {
@@ -174,7 +174,7 @@ func (e *Engine) serveRef(ctx context.Context, from rpcseam.Worker, in *rpcwire.
 	}
 	c := e.Context(ID(b.ContextID))
 	if c == nil {
-		return nil, dist.Newf("autograd: backward", dist.NotFound, "could not find autograd context with id %d: no message of it has reached this worker, or it is closed", b.ContextID)
+		return nil, dist.Newf("distautograd: backward", dist.NotFound, "could not find autograd context with id %d: no message of it has reached this worker, or it is closed", b.ContextID)
 	}
 	if err := c.backwardOwn(ctx, from.ID, b.RRef, opts); err != nil {
 		return nil, err
@@ -190,7 +190,7 @@ func (c *Context) backwardOwn(ctx context.Context, holder int, id rpcwire.Global
 	}
 	root, ok := v.(*autograd.Variable)
 	if !ok {
-		return dist.Newf("autograd: backward", dist.InvalidArgument, "the RRef should contain a tensor for .backward(): it refers to a %T", v)
+		return dist.Newf("distautograd: backward", dist.InvalidArgument, "the RRef should contain a tensor for .backward(): it refers to a %T", v)
 	}
 	return c.Backward(ctx, []*autograd.Variable{root}, opts...)
 }
