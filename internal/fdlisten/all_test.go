@@ -20,7 +20,7 @@ func TestAddr(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // of a test
+	defer l.Close()
 	at, ok := l.Addr().(*net.TCPAddr)
 	if !ok {
 		t.Fatalf("it listens on %v", l.Addr())
@@ -28,15 +28,15 @@ func TestAddr(t *testing.T) {
 	port := strconv.Itoa(at.Port)
 	reached := 0
 	for _, host := range []string{"127.0.0.1", "::1"} {
-		probe, err := net.Listen("tcp", net.JoinHostPort(host, "0")) //nolint:noctx // ends at once
-		if err != nil {
+		probe, missing := net.Listen("tcp", net.JoinHostPort(host, "0")) //nolint:noctx // ends at once
+		if missing != nil {
 			t.Logf("this machine has no %s", host)
 			continue
 		}
 		_ = probe.Close()
-		c, err := net.Dial("tcp", net.JoinHostPort(host, port)) //nolint:noctx // of this machine
-		if err != nil {
-			t.Error(err)
+		c, refused := net.Dial("tcp", net.JoinHostPort(host, port))
+		if refused != nil {
+			t.Error(refused)
 			continue
 		}
 		_ = c.Close()
@@ -45,10 +45,10 @@ func TestAddr(t *testing.T) {
 	if reached == 0 {
 		t.Error("no address was reached")
 	}
-	if again, err := Addr(":" + port); !errors.Is(err, syscall.EADDRINUSE) {
-		t.Errorf("a second listener: %v, %v", again, err)
+	if again, taken := Addr(":" + port); !errors.Is(taken, syscall.EADDRINUSE) {
+		t.Errorf("a second listener: %v, %v", again, taken)
 	}
-	if _, err := Addr("nonsense"); err == nil {
+	if _, err = Addr("nonsense"); err == nil {
 		t.Error("an address without a port")
 	}
 	one, err := Addr("127.0.0.1:0")
