@@ -21,7 +21,7 @@ func (r *Registry) HandleOperator(name string, k Kernel) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, taken := r.kernels[name]; taken {
+	if r.kernels[name] != nil {
 		return dist.Newf("rpc: handle", dist.AlreadyExists, "%q has a kernel", name)
 	}
 	put(&r.kernels, name, k)
@@ -33,7 +33,7 @@ func WithOperators(kernels map[string]Kernel) Option {
 	return option(func(c *config) error { c.operators = kernels; return nil })
 }
 
-const operatorOp = "rpc: operator"
+const operatorOp, noKernel = "rpc: operator", "this Go worker has no kernel for this operator: start it with operators.Serve() of package rpc/operators, serve it with Registry.HandleOperator, or send the work to a PyTorch worker"
 
 // runKernel runs a builtin operator.
 func (c *config) runKernel(s *rpcwire.ScriptUDF) (any, error) {
@@ -45,22 +45,16 @@ func (c *config) runKernel(s *rpcwire.ScriptUDF) (any, error) {
 		k = c.operators[name]
 	}
 	if k == nil {
-		detail := "this Go worker has no kernel for this operator: serve it with Registry.HandleOperator, or send the work to a PyTorch worker"
-		if c.operators == nil {
-			detail = "this Go worker serves no builtin operators: start it with operators.Serve() of package rpc/operators, or send the work to a PyTorch worker"
-		}
-		e := dist.New(operatorOp, dist.NotSupported, detail)
-		e.Key = name
-		return nil, e
+		k = func([]any) (any, error) { return nil, dist.New(operatorOp, dist.NotSupported, noKernel) }
 	}
 	v, err := k(s.Stack)
-	if err != nil {
-		e, ours := err.(*dist.Error) //nolint:errorlint // of a kernel itself
-		if !ours || e.Op != operatorOp {
-			e = dist.Wrap(operatorOp, dist.InvalidArgument, err)
-		}
-		e.Key = name
-		return nil, e
+	if err == nil {
+		return v, nil
 	}
-	return v, nil
+	e, ours := err.(*dist.Error) //nolint:errorlint // of a kernel itself
+	if !ours || e.Op != operatorOp {
+		e = dist.Wrap(operatorOp, dist.InvalidArgument, err)
+	}
+	e.Key = name
+	return nil, e
 }

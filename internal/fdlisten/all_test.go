@@ -28,7 +28,7 @@ func TestAddr(t *testing.T) {
 	port := strconv.Itoa(at.Port)
 	reached := 0
 	for _, host := range []string{"127.0.0.1", "::1"} {
-		probe, missing := net.Listen("tcp", net.JoinHostPort(host, "0")) //nolint:noctx // ends at once
+		probe, missing := net.Listen("tcp", net.JoinHostPort(host, "0"))
 		if missing != nil {
 			t.Logf("this machine has no %s", host)
 			continue
