@@ -11,8 +11,6 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/gofunc"
 	"github.com/cohort-dist/cohort/internal/pygo"
-	"github.com/cohort-dist/cohort/rpc/py"
-	"github.com/cohort-dist/cohort/tensor"
 )
 
 // FunctionInfo describes a function, or a method of a class, to callers in Python.
@@ -92,48 +90,15 @@ func (r *Registry) describe(name string, h *handler) FunctionInfo {
 	return info
 }
 
-// python names a type as Python knows its values. Structs are dicts, unless they are classes.
+// python is the type hint of a Go type: the name of its class if it has one here.
 func (r *Registry) python(t reflect.Type) string {
-	if c := r.classes[t]; c != nil {
-		return c.name.String()
-	}
-	switch t {
-	case reflect.TypeFor[*tensor.Tensor](), reflect.TypeFor[*tensor.Sparse]():
-		return "torch.Tensor"
-	case reflect.TypeFor[py.Tuple]():
-		return "tuple"
-	case reflect.TypeFor[py.Set]():
-		return "set"
-	case reflect.TypeFor[[]byte]():
-		return "bytes"
-	case reflect.TypeFor[*py.Dict]():
-		return "dict"
-	}
-	switch t.Kind() { //nolint:exhaustive // the rest may be anything
-	case reflect.Bool:
-		return "bool"
-	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
-		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		return "int"
-	case reflect.Float32, reflect.Float64:
-		return "float"
-	case reflect.Complex64, reflect.Complex128:
-		return "complex"
-	case reflect.String:
-		return "str"
-	case reflect.Slice, reflect.Array:
-		return "list[" + r.python(t.Elem()) + "]"
-	case reflect.Map:
-		return "dict[" + r.python(t.Key()) + ", " + r.python(t.Elem()) + "]"
-	case reflect.Struct:
-		return "dict"
-	case reflect.Pointer:
-		if strings.HasPrefix(t.Elem().Name(), "Ref[") && t.Elem().PkgPath() == reflect.TypeFor[Registry]().PkgPath() {
+	return pygo.Hint(t, func(t reflect.Type) string {
+		switch c := r.classes[t]; {
+		case c != nil:
+			return c.name.String()
+		case t.Kind() == reflect.Pointer && strings.HasPrefix(t.Elem().Name(), "Ref[") && t.Elem().PkgPath() == reflect.TypeFor[Registry]().PkgPath():
 			return "torch.distributed.rpc.RRef"
 		}
-		if t.Elem().Kind() == reflect.Struct {
-			return "dict"
-		}
-	}
-	return "typing.Any"
+		return ""
+	})
 }
