@@ -6,8 +6,11 @@ package rpc
 import (
 	"context"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 // Creations that are cancelled at any moment leave no object at their owners.
@@ -48,6 +51,39 @@ func TestCancelledCreationsLeaveNothing(t *testing.T) {
 			if time.Now().After(deadline) {
 				t.Fatalf("user %v\nowner %v\n%+v", agents[0].DebugInfo(), agents[1].DebugInfo(), agents[1].References())
 			}
+		}
+		shutdown(t, agents)
+	})
+}
+
+// Who fetches while the creation is cancelled learns that it was, and not that the object is gone.
+func TestFetchOfACancelledCreationSaysSo(t *testing.T) {
+	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
+		reg := NewRegistry().MustHandle("t.hold", func(ctx context.Context) (int, error) {
+			select {
+			case <-time.After(time.Millisecond): // PyTorch's wire cannot cancel
+				return 1, nil
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		})
+		agents := world(t, 2, false, func(int) *Registry { return reg }, opts...)
+		rng := rand.New(rand.NewPCG(1, 2))
+		for range 100 {
+			ctx, cancel := context.WithCancel(testContext(t))
+			ref, err := Remote[int](ctx, agents[0], "w1", "t.hold")
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.AfterFunc(time.Duration(rng.IntN(100))*time.Microsecond, cancel)
+			_, err = ref.Fetch(testContext(t))
+			// PyTorch's wire has a text for that, and no code.
+			if err != nil && dist.CodeOf(err) != dist.Canceled && !strings.Contains(err.Error(), "its creation was cancelled") {
+				t.Errorf("fetch: %v", err)
+			}
+			_ = ref.Close()
+			cancel()
 		}
 		shutdown(t, agents)
 	})

@@ -5,6 +5,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpccall"
@@ -53,10 +54,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	x, err := a.caller.ExchangeActive(ctx, o)
 	a.caller.End(o, started, err)
 	if err != nil {
-		if failed := core.State(); failed != nil {
-			return nil, failed
-		}
-		return nil, err
+		return nil, fetchFailure(ctx, core, err)
 	}
 	a.awaitEarly(ctx, x)
 	d := a.refs.Decoding(p, x.Frame, x.Msg.Tensors)
@@ -74,9 +72,34 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		return nil, err
 	}
 	if said, ok := v.(*rpcwire.RemoteException); ok {
-		return nil, rpccall.Named("rpc: fetch", o.Func, p, restoreReason(raised(p.Name, said)))
+		return nil, unmade(ctx, core, rpccall.Named("rpc: fetch", o.Func, p, restoreReason(raised(p.Name, said))))
 	}
 	return v, nil
+}
+
+// fetchFailure is the error of a fetch that could not be done. If the reference has failed meanwhile, that is why.
+func fetchFailure(ctx context.Context, core *rpcref.Hold, err error) error {
+	if failed := core.State(); failed != nil {
+		return failed
+	}
+	return unmade(ctx, core, err)
+}
+
+// unmade is the error of a fetch that the owner has answered with err. If the object is gone there while its creation is under way here,
+// the creation has been given up, and is about to say why.
+func unmade(ctx context.Context, core *rpcref.Hold, err error) error {
+	if !errors.Is(err, ErrGone) {
+		return err
+	}
+	select {
+	case <-core.Handle.Ready:
+	case <-ctx.Done():
+		return dist.FromContext(ctx, "rpc: fetch")
+	}
+	if failed := core.State(); failed != nil {
+		return failed
+	}
+	return err
 }
 
 // ownValue is the value of an own object. Its error is what its function returned, as that of a call.
