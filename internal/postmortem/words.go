@@ -47,7 +47,8 @@ func crashAdvice(sig int, stderr string) string {
 	}
 }
 
-// mismatch is what gloo says when ranks pass tensors of different sizes, before it aborts.
+// mismatch is what gloo says when ranks pass tensors of different sizes, before it aborts. The bytes are those of one of the parts
+// that it cuts a tensor into, which say nothing about its elements.
 var mismatch = regexp.MustCompile(`op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)`)
 
 func sizeMismatch(stderr string) string {
@@ -55,7 +56,7 @@ func sizeMismatch(stderr string) string {
 	if m == nil {
 		return ""
 	}
-	return "a peer sent " + m[1] + " bytes where it expected " + m[2]
+	return "the ranks disagree about the size of the tensor: a peer sent a part of " + m[1] + " bytes where it expected " + m[2]
 }
 
 // pattern is text that tells the kind of an error.
