@@ -26,6 +26,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
@@ -37,7 +38,7 @@ import (
 )
 
 // Model is a module whose gradients are means over all ranks of a group. It is for one goroutine at a time, its backward
-// passes included.
+// passes included: two passes at once fail, both.
 type Model struct {
 	module  nn.Module
 	g       *group.Group
@@ -54,7 +55,9 @@ type Model struct {
 	noSync  bool
 	sharing bool // the buffers are taken from rank 0 before the next forward
 	armed   bool // a forward has been announced whose gradients are to be reduced
-	running bool // a pass has begun to reduce
+	// mu guards what follows and the fields of pass, so that two passes at once get an error.
+	mu   sync.Mutex
+	pass *autograd.Pass // the pass whose gradients are being reduced; preparing while a forward begins
 	// grads is where the running pass has its gradients; elsewhere says that these are not the parameters' own.
 	grads     autograd.Gradients
 	elsewhere bool
@@ -217,7 +220,9 @@ func (m *Model) Close() error {
 		remove()
 	}
 	m.removes = nil
-	idle := m.err == nil && !m.running // else a reduction may still be writing
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	idle := m.err == nil && m.pass == nil // else a reduction may still be writing
 	var errs []error
 	for i, p := range m.params {
 		_ = p.Value.SetGradMemory(nil)
@@ -259,14 +264,38 @@ func (m *Model) Forward(ctx context.Context, x *autograd.Variable) *autograd.Var
 // Prepare begins a pass, for a module whose forward is not called through [Model.Forward]. Then call [Model.Announce]
 // with the outputs.
 func (m *Model) Prepare(ctx context.Context) error {
-	if err := m.err; err != nil {
+	if err := m.beginForward(); err != nil {
 		return err
 	}
-	if m.running {
+	err := m.prepare(ctx)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pass = nil
+	return m.failJoin(err)
+}
+
+// beginForward keeps passes out while a forward is prepared.
+func (m *Model) beginForward() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.err != nil:
+		return m.err
+	case m.pass == preparing:
+		return m.fail(tooMany("ddp: forward", "a forward has begun while another is being prepared"))
+	case m.pass != nil:
 		return m.fail(dist.Newf("ddp: forward", dist.InvalidArgument,
-			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients came for %v; use WithFindUnused", m.missing()))
+			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients came for %v; use WithFindUnused, and run one pass at a time", m.missing()))
 	}
-	return m.failJoin(m.prepare(ctx))
+	m.pass = preparing
+	return nil
+}
+
+// preparing stands for a forward in the place of a pass.
+var preparing = &autograd.Pass{}
+
+func tooMany(op, what string) error {
+	return dist.Newf(op, dist.InvalidArgument, "%s: run one pass at a time through a wrapped model", what)
 }
 
 // prepare does what ranks do together before a forward, in PyTorch's order.
@@ -314,6 +343,12 @@ func (m *Model) shareBuffers(ctx context.Context, active bool) error {
 
 // Announce says at which outputs the next backward pass starts.
 func (m *Model) Announce(outputs ...*autograd.Variable) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.pass != nil && m.err == nil {
+		_ = m.fail(tooMany("ddp: forward", "a backward pass has begun during a forward")) // which the pass, and the next one, return
+		return
+	}
 	m.sharing = !m.noSync && slices.ContainsFunc(outputs, (*autograd.Variable).RequiresGrad)
 	if !m.sharing {
 		return
@@ -349,6 +384,8 @@ func (m *Model) Announce(outputs ...*autograd.Variable) {
 // SetSync switches reduction off and on again. While it is off, passes only accumulate on this rank; the next one with
 // reduction reduces all that was accumulated. All ranks switch alike. It corresponds to DistributedDataParallel.no_sync.
 func (m *Model) SetSync(on bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.noSync = !on
 }
 
@@ -363,8 +400,11 @@ func (m *Model) Buckets() [][]string {
 	return out
 }
 
+// fail ends all use of the model; the first error stays. The caller holds mu.
 func (m *Model) fail(err error) error {
-	m.err = err
+	if m.err == nil {
+		m.err = err
+	}
 	return err
 }
 

@@ -68,13 +68,19 @@ func (m *Model) Join(ctx context.Context, train func() error, opts ...JoinOption
 	if m.joining.uneven != nil { // train has kept it to itself
 		return m.joining.uneven
 	}
-	if m.running {
+	m.mu.Lock()
+	unfinished := m.pass != nil
+	m.mu.Unlock()
+	if unfinished {
 		return m.Prepare(ctx) // which says what is missing
 	}
-	return m.failJoin(m.shadow(ctx))
+	err := m.shadow(ctx)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.failJoin(err)
 }
 
-// failJoin makes the model fail for good unless all ranks stopped together.
+// failJoin makes the model fail for good unless all ranks stopped together. The caller holds mu.
 func (m *Model) failJoin(err error) error {
 	if err == nil || m.joining != nil && m.joining.uneven != nil {
 		return err

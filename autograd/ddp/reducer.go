@@ -5,6 +5,7 @@ package ddp
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -128,7 +129,7 @@ func (m *Model) releaseBuckets() {
 
 // reset forgets the pass that ended.
 func (m *Model) reset() {
-	m.next, m.running, m.armed, m.grads = 0, false, false, nil
+	m.next, m.armed, m.grads = 0, false, nil
 	m.ready = make([]bool, len(m.params))
 	m.unused, m.waitUsed = nil, nil
 	for _, b := range m.buckets {
@@ -139,19 +140,23 @@ func (m *Model) reset() {
 // onReady is called when a pass has accumulated the gradient of a parameter.
 func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	moment.At("ddp.reducer.ready")
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	switch {
 	case m.noSync:
 		m.accumulated[i] = true
 		return nil
 	case m.err != nil:
 		return m.err
+	case m.pass != nil && m.pass != pass:
+		return m.fail(tooMany("ddp: backward", fmt.Sprintf("a gradient of %s comes from another pass than the one that is being reduced", m.params[i].Name)))
 	case !m.armed:
 		return dist.Newf("ddp: backward", dist.InvalidArgument, "a gradient of %s without a forward: call Forward before each backward pass", m.params[i].Name)
 	case m.ready[i]:
 		return m.fail(dist.Newf("ddp: backward", dist.InvalidArgument, "Expected to mark a variable ready only once: %s", m.params[i].Name))
 	}
-	if !m.running {
-		m.running = true
+	if m.pass == nil {
+		m.pass = pass
 		if err := m.begin(ctx, pass); err != nil {
 			return m.fail(err)
 		}
@@ -228,6 +233,18 @@ func (m *Model) setUsed(is func(i int) bool) error {
 // finishFirst ends the first pass over a static graph: what it did not use will not be used by any later one. As in
 // PyTorch, who used what is reduced first, then all buckets.
 func (m *Model) finishFirst(ctx context.Context) error {
+	if err := m.reduceFirst(ctx); err != nil {
+		return err
+	}
+	return m.finish(ctx)
+}
+
+func (m *Model) reduceFirst(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err != nil {
+		return m.err
+	}
 	got := m.ready
 	m.ready = make([]bool, len(m.params))
 	err := m.setUsed(func(i int) bool { return got[i] })
@@ -249,7 +266,7 @@ func (m *Model) finishFirst(ctx context.Context) error {
 			return m.fail(err)
 		}
 	}
-	return m.finish(ctx)
+	return nil
 }
 
 // mark puts a gradient into its bucket and reduces all buckets whose turn it is.
@@ -321,8 +338,41 @@ func (m *Model) clear(b *bucket) (err error) {
 
 // finish waits for the reductions at the end of a pass and puts the means in place.
 func (m *Model) finish(ctx context.Context) error {
-	if m.next < len(m.buckets) {
-		return m.fail(dist.Newf("ddp: backward", dist.InvalidArgument,
+	waits, err := m.begun()
+	if err != nil {
+		return err
+	}
+	for _, wait := range waits {
+		moment.At("ddp.reducer.wait")
+		if err = wait(ctx); err != nil {
+			break
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case err != nil:
+		return m.fail(err)
+	case m.err != nil: // another pass has come meanwhile
+		return m.err
+	}
+	if err := m.putGrads(); err != nil {
+		return m.fail(err)
+	}
+	m.reset()
+	m.pass = nil
+	return nil
+}
+
+// begun returns what waits for the reductions of a pass that has had all its gradients.
+func (m *Model) begun() ([]wait, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.err != nil:
+		return nil, m.err
+	case m.next < len(m.buckets):
+		return nil, m.fail(dist.Newf("ddp: backward", dist.InvalidArgument,
 			"the pass ended without gradients for %v: use WithFindUnused on all ranks when a forward does not use all parameters", m.missing()))
 	}
 	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: m.g.Rank(), Group: m.g.Name(), Dur: time.Since(m.began)})
@@ -334,17 +384,16 @@ func (m *Model) finish(ctx context.Context) error {
 	if m.waitUsed != nil {
 		waits = append(waits, m.waitUsed)
 	}
-	for _, wait := range waits {
-		moment.At("ddp.reducer.wait")
-		if err := wait(ctx); err != nil {
-			return m.fail(err)
-		}
-	}
+	return waits, nil
+}
+
+// putGrads puts the means of all buckets in place.
+func (m *Model) putGrads() error {
 	var used []int32
 	if m.used != nil {
 		var err error
 		if used, err = tensor.Data[int32](m.used); err != nil {
-			return m.fail(err)
+			return err
 		}
 	}
 	for _, b := range m.buckets {
@@ -353,11 +402,10 @@ func (m *Model) finish(ctx context.Context) error {
 				continue // no rank used it: its gradient stays what it was
 			}
 			if err := m.putGrad(b, k, j); err != nil {
-				return m.fail(err)
+				return err
 			}
 		}
 	}
-	m.reset()
 	return nil
 }
 
