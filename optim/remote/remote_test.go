@@ -183,12 +183,12 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// A rule for sparse gradients reaches the owner, which says what it thinks of a dense one.
+// A rule for sparse gradients reaches the owners, which say what they think of dense ones: one error that names both.
 func TestSparseAdamAtOwner(t *testing.T) {
-	ctx, ws := newWorld(t, 2)
+	ctx, ws := newWorld(t, 3)
 	a := ws[0].agent
-	p := newParam(ctx, t, a, "w1", 1.0)
-	opt, err := remote.New(ctx, a, optim.SparseAdam{LR: 0.1, Beta1: 0.8, Eps: 1e-6}, []*rpc.Ref[*autograd.Variable]{p})
+	refs := []*rpc.Ref[*autograd.Variable]{newParam(ctx, t, a, "w1", 1.0), newParam(ctx, t, a, "w2", 2.0)}
+	opt, err := remote.New(ctx, a, optim.SparseAdam{LR: 0.1, Beta1: 0.8, Eps: 1e-6}, refs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,15 +198,23 @@ func TestSparseAdamAtOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = c.Close() }()
-	y, err := rpc.Call[*autograd.Variable](gctx, a, "w1", "p.mul", p, param(2))
-	if err == nil {
-		err = c.Backward(gctx, []*autograd.Variable{y.Sum()})
+	y := param(2)
+	for _, ref := range refs {
+		if y, err = rpc.Call[*autograd.Variable](gctx, a, ref.Owner().Name, "p.mul", ref, y); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err != nil {
+	if err := c.Backward(gctx, []*autograd.Variable{y.Sum()}); err != nil {
 		t.Fatal(err)
 	}
-	if err := opt.Step(gctx, c); err == nil || !strings.Contains(err.Error(), "SparseAdam does not support dense gradients") {
-		t.Errorf("a dense gradient: %v", err)
+	err = opt.Step(gctx, c)
+	for _, want := range []string{"w1", "w2"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want an error that names %s", err, want)
+		}
+	}
+	if err == nil || strings.Count(err.Error(), "SparseAdam does not support dense gradients") != 2 {
+		t.Errorf("dense gradients: %v", err)
 	}
 }
 
