@@ -204,7 +204,7 @@ func TestSparseAdamAtOwner(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := c.Backward(gctx, []*autograd.Variable{y.Sum()}); err != nil {
+	if err = c.Backward(gctx, []*autograd.Variable{y.Sum()}); err != nil {
 		t.Fatal(err)
 	}
 	err = opt.Step(gctx, c)
