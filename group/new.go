@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -17,6 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/sched"
 	"github.com/cohort-dist/cohort/observe"
@@ -131,7 +133,7 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 	g := &Group{
 		name: c.Name, description: c.description, rank: rank, size: size, globals: slices.Clone(p.form.Globals), config: *c,
 		transport: Transport(formed.Transport), peers: formed.Peers, formed: formed, mesh: formed.Mesh, engine: formed.Engine,
-		args:  collargs.Group{Rank: rank, Size: size, Peers: formed.Peers, Narrow: formed.Narrow, Detail: c.Detail, Checked: formed.Wrapper != nil},
+		args:  collargs.Group{Rank: rank, Size: size, Peers: formed.Peers, Detail: c.Detail, Checked: formed.Wrapper != nil},
 		store: p.form.Store, family: p.family, index: p.form.Index, torchName: p.form.TorchName, origin: p.form.Origin, membership: p.membership,
 		pumpWake: make(chan struct{}, 1), over: make(chan struct{}),
 	}
@@ -147,6 +149,9 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 	}, c.records)
 	g.watched.Tick = g.tick
 	g.life, g.end = context.WithCancelCause(context.Background())
+	if formed.Narrow != nil {
+		g.args.Narrow = sync.OnceValue(func() torch.Peers { return formed.Narrow(g.life) })
+	}
 	g.working, g.halt = context.WithCancelCause(g.life)
 	return g
 }

@@ -108,6 +108,7 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 	}
 	a.job.current.Store(a)
 	defer a.job.current.Store(nil)
+	a.job.memory.Forget()
 	a.step(launchcore.Begin{})
 	done := a.job.asked.Done()
 	if a.member != nil {

@@ -13,11 +13,14 @@ import (
 // Kernel computes a builtin operator: the arguments are the operator's whole stack, defaults filled in.
 type Kernel func(stack []any) (any, error)
 
-// HandleOperator serves a builtin operator, by its name and overload: "aten::add.Tensor". It replaces that of
-// [WithOperators].
+// HandleOperator serves a builtin operator, by its name and overload: "aten::add.Tensor". It takes the place of that of
+// [WithOperators]. A second kernel for one name is [dist.AlreadyExists].
 func (r *Registry) HandleOperator(name string, k Kernel) error {
-	if !strings.Contains(name, "::") || k == nil {
-		return dist.Newf("rpc: handle", dist.InvalidArgument, "%q is not the name of an operator, such as aten::add.Tensor, or its kernel is nil", name)
+	if k == nil {
+		return dist.Newf("rpc: handle", dist.InvalidArgument, "the kernel of %q is nil", name)
+	}
+	if !strings.Contains(name, "::") {
+		return dist.Newf("rpc: handle", dist.InvalidArgument, "%q is not the name of an operator: want one such as aten::add.Tensor", name)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,7 +18,7 @@ type Group struct {
 	Rank    dist.Rank
 	Size    int
 	Peers   torch.Peers        // what the PyTorch ranks can do
-	Narrow  func() torch.Peers // asks again what they can do, before a call is refused because that is not known; or nil
+	Narrow  func() torch.Peers // asks again what they can do, before a call is refused because that is not known, until the group is closed at the latest; or nil
 	Detail  bool               // shapes of flat buffers are compared too
 	Checked bool               // PyTorch ranks compare operations before they run
 }

@@ -133,8 +133,8 @@ func (a *attempt) readBack(ctx context.Context) error {
 		a.explainPeers()
 		return nil
 	}
-	a.Narrow = sync.OnceValue(func() torch.Peers {
-		ctx, cancel := context.WithTimeout(context.Background(), readBackTime)
+	a.Narrow = func(ctx context.Context) torch.Peers {
+		ctx, cancel := context.WithTimeout(ctx, readBackTime)
 		defer cancel()
 		for ctx.Err() == nil {
 			if read, err := allRead(ctx, client, keys); read {
@@ -148,7 +148,7 @@ func (a *attempt) readBack(ctx context.Context) error {
 			}
 		}
 		return known
-	})
+	}
 	return nil
 }
 

@@ -79,6 +79,9 @@ func (m *Count) Take() bool {
 	return true
 }
 
+// Forget takes all kills that nobody has taken: they were of other processes than those whose deaths are explained later.
+func (m *Count) Forget() { m.before = max(m.before, kills(m.file)) }
+
 // Limit returns the memory limit of the cgroup in bytes, 0 if there is none.
 func (m *Count) Limit() int64 {
 	b, err := os.ReadFile(m.limitFile)

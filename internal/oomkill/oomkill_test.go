@@ -54,6 +54,12 @@ func TestCount(t *testing.T) {
 			t.Errorf("two kills, asked for the %d. time: %v", i+1, got)
 		}
 	}
+	if err := os.WriteFile(twice.file, []byte("oom_kill 4\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if twice.Forget(); twice.Take() {
+		t.Error("a kill that was forgotten is taken")
+	}
 	if m := New(t.TempDir()); m.Take() || m.Limit() != 0 {
 		t.Error("without cgroups nothing is known")
 	}

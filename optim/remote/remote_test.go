@@ -246,6 +246,7 @@ func TestRefused(t *testing.T) {
 	}
 	for what, args := range map[string][]any{
 		"no optimizer":         {py.Global{Module: "torch.optim.lbfgs", Name: "LBFGS"}, []any{p}},
+		"SGD has no amsgrad":   {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, rpc.Kw{"amsgrad": true}},
 		"cannot do":            {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, rpc.Kw{"upwards": true}},
 		"positional arguments": {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, 1, 2, 3, 4, true, 6},
 		"betas":                {py.Global{Module: "torch.optim.adam", Name: "Adam"}, []any{p}, rpc.Kw{"betas": 3}},

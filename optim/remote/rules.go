@@ -5,6 +5,7 @@ package remote
 
 import (
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -87,6 +88,9 @@ var known = map[string]bool{
 	"initial_accumulator_value": true, "alpha": true, "centered": true, "rho": true, "amsgrad": true, "maximize": true,
 }
 
+// byName are those that a constructor may have and takes by keyword only.
+var byName = []string{"eps", "maximize"}
+
 // zeroIsDefault are the numbers that rules take for their defaults when they are 0, which PyTorch does not.
 var zeroIsDefault = []string{"beta1", "beta2", "eps", "alpha", "rho", "etaminus", "etaplus", "stepmin", "stepmax"}
 
@@ -116,6 +120,9 @@ func parse(name py.Global, args []any, kwargs *py.Dict) (optim.Rule, error) {
 	if kwargs != nil {
 		for _, p := range kwargs.Pairs {
 			key, _ := p.Key.(string)
+			if off := p.Value == nil || p.Value == false; known[key] && !off && !slices.Contains(byName, key) && !slices.Contains(c.params, key) {
+				return nil, badOptimizer("%s has no %s", short, key)
+			}
 			if err := v.set(key, p.Value); err != nil {
 				return nil, err
 			}

@@ -311,6 +311,28 @@ func TestRewrittenFile(t *testing.T) {
 	}
 }
 
+// TestRewrittenToTheSameSize: a writer notices a file that was written anew and is as long as before.
+func TestRewrittenToTheSameSize(t *testing.T) {
+	path, ctx := tempPath(t), t.Context()
+	s := open(t, path)
+	if err := s.Set(ctx, "k", []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	other := record("refcount/", "1") + record("/o", "w")
+	if len(other) != len(content(t, path)) {
+		t.Fatalf("%d bytes, and %d before", len(other), len(content(t, path)))
+	}
+	if err := os.WriteFile(path, []byte(other), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Set(ctx, "k2", nil); !errors.Is(err, dist.Replaced) {
+		t.Errorf("set: %v", err)
+	}
+	if content(t, path) != other {
+		t.Error("the file was changed")
+	}
+}
+
 func TestSizes(t *testing.T) {
 	path, ctx := tempPath(t), t.Context()
 	s := open(t, path, WithMaxValue(10))

@@ -104,10 +104,8 @@ func (s *Store) updateLocked(w *waiting, op string, decide func(*change) error) 
 		s.table.apply(r.key, r.value)
 	}
 	s.table.pos = size + int64(len(c.records))
+	s.table.end = lastBytes(append(s.table.end, c.records...))
 	s.registered = true
-	if err := s.remember(); err != nil {
-		return err
-	}
 	if c.remove {
 		return os.Remove(s.path) //nolint:gosec // the path is the user's
 	}
@@ -164,13 +162,13 @@ func (s *Store) replay(size int64) error {
 	if size < s.table.pos {
 		return fmt.Errorf("%w: it has %d bytes and had %d", errTorn, size, s.table.pos)
 	}
-	if size == s.table.pos {
-		return nil
-	}
 	if end, err := s.readEnd(); err != nil {
 		return err
 	} else if !bytes.Equal(end, s.table.end) {
 		return cmp.Or(s.lost(), s.goneError())
+	}
+	if size == s.table.pos {
+		return nil
 	}
 	if err := s.table.replay(io.NewSectionReader(s.file, s.table.pos, size-s.table.pos), size, s.limit); err != nil {
 		return errors.Join(fmt.Errorf("%w (offset %d)", err, s.table.pos), s.remember())
@@ -181,6 +179,8 @@ func (s *Store) replay(size int64) error {
 // endBytes is how much of the end of what was read is compared before more is read. A file that was emptied and written anew, which has
 // the same identity and may be longer, is recognised by it.
 const endBytes = 256
+
+func lastBytes(b []byte) []byte { return slices.Clone(b[max(0, len(b)-endBytes):]) }
 
 // readEnd returns the last bytes before those that were not read yet.
 func (s *Store) readEnd() ([]byte, error) {

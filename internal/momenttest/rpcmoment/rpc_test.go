@@ -270,9 +270,14 @@ func (g *game) fill() {
 	goOn := sync.OnceFunc(func() { close(held) })
 	defer goOn()
 	futures := make([]*dist.Future[int], 2*(places+queue))
+	var ended atomic.Int32
 	for i := range futures {
 		futures[i] = rpc.Async[int](ctx, g.agents["c"], "b", "test.hold", id, i)
-		futures[i].OnDone(func(int, error) { goOn() })
+		futures[i].OnDone(func(int, error) {
+			if int(ended.Add(1)) == len(futures)-places-queue { // those that have no place are refused
+				goOn()
+			}
+		})
 	}
 	refused, gone := 0, slices.ContainsFunc([]string{peerEvent, shutdownEvent}, g.r.Planned)
 	for i, f := range futures {
