@@ -5,7 +5,6 @@ package form
 
 import (
 	"context"
-
 	"sync"
 
 	"github.com/cohort-dist/cohort/internal/coll"
