@@ -33,3 +33,32 @@ func TestTypesThatGroupsDoNotCarry(t *testing.T) {
 		})
 	}
 }
+
+// TestAverageOfComplexNumbers: Go ranks among themselves average complex numbers in every operation that reduces.
+func TestAverageOfComplexNumbers(t *testing.T) {
+	for _, transport := range transports {
+		t.Run(string(transport), func(t *testing.T) {
+			groups := newWorld(t, 2, WithTransport(transport), WithPeers(OnlyGo))
+			ctx := ctxOf(t)
+			want := complex(0.5, 1)
+			must(t, each(2, func(r int) error {
+				g, v := groups[r], complex(float64(r), float64(2*r))
+				all, one, flat, list, coalesced := from(v), from(v), from(complex128(0)), from(complex128(0)), from(v)
+				scope := from(complex64(0))
+				err := WaitAll(ctx,
+					g.AllReduce(ctx, all, Avg), g.Reduce(ctx, one, Avg, 0), g.ReduceScatterInto(ctx, flat, from(v, v), Avg),
+					g.ReduceScatter(ctx, list, []*tensor.Tensor{from(v), from(v)}, Avg), g.AllReduceCoalesced(ctx, []*tensor.Tensor{coalesced}, Avg),
+					g.ReduceScatterIntoCoalesced(ctx, []*tensor.Tensor{scope}, []*tensor.Tensor{from(complex64(v), complex64(v))}, Avg))
+				for i, x := range []*tensor.Tensor{all, one, flat, list, coalesced} {
+					if got := values[complex128](t, x)[0]; got != want && (i != 1 || r == 0) {
+						t.Errorf("rank %d, operation %d: %v, want %v", r, i, got, want)
+					}
+				}
+				if got := values[complex64](t, scope)[0]; got != complex64(want) {
+					t.Errorf("rank %d, coalesced: %v, want %v", r, got, want)
+				}
+				return err
+			}))
+		})
+	}
+}

@@ -48,7 +48,7 @@ func (g *Group) stored(t *tensor.Tensor) *tensor.Tensor {
 
 // output makes t the buffer that results go to. With keep its content goes in first.
 func (g *Group) output(c *Call, t *tensor.Tensor, keep bool) error {
-	c.Request.DType, c.Request.Complex = g.wireType(t.DType()), t.DType().Complex()
+	g.elements(c, t.DType())
 	c.Outputs = append(c.Outputs[:0], t)
 	if t.IsContiguous() {
 		buf, err := t.Bytes()
@@ -74,7 +74,7 @@ func (g *Group) output(c *Call, t *tensor.Tensor, keep bool) error {
 
 // input makes t the buffer that an operation reads.
 func (g *Group) input(c *Call, t *tensor.Tensor) error {
-	c.Request.DType, c.Request.Complex = g.wireType(t.DType()), t.DType().Complex()
+	g.elements(c, t.DType())
 	flat, err := t.Contiguous()
 	if err != nil {
 		return err

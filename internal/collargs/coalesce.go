@@ -116,8 +116,8 @@ func (g *Group) ReduceScatterIntoCoalesced(c *Call, outs, ins []*tensor.Tensor, 
 	if err := g.checkedCoalesced(name, torch.ReduceScatterIntoCoalesced); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Op, c.Request.DType = coll.ReduceScatter, op, g.wireType(ins[0].DType())
-	c.Request.Complex = ins[0].DType().Complex()
+	c.Request.Kind, c.Request.Op = coll.ReduceScatter, op
+	g.elements(c, ins[0].DType())
 	c.Outputs = append(c.Outputs[:0], outs...)
 	blocks, err := scatterBlocks(ins, g.Size)
 	if err != nil {

@@ -44,6 +44,13 @@ func (c *Call) Reset() { *c = Call{Outputs: c.Outputs[:0]} }
 // Numbers is how many sequence numbers the operation takes.
 func (c *Call) Numbers() uint32 { return uint32(max(c.Parts, 1)) } //nolint:gosec // a number of ranks or tensors
 
+// elements says of what type the elements of the buffers are, and whether they are the parts of complex numbers: Go ranks among
+// themselves exchange complex numbers as such.
+func (g *Group) elements(c *Call, dt tensor.DType) {
+	c.Request.DType = g.wireType(dt)
+	c.Request.Complex = dt.Complex() && c.Request.DType != dt
+}
+
 // wireType is the element type that the PyTorch ranks see: booleans are bytes to gloo, complex numbers pairs.
 func (g *Group) wireType(dt tensor.DType) tensor.DType {
 	if g.Peers.None() {
