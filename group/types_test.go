@@ -62,3 +62,24 @@ func TestAverageOfComplexNumbers(t *testing.T) {
 		})
 	}
 }
+
+// TestSumOfBooleans: the sum of booleans is a boolean again, whose byte is 0 or 1.
+func TestSumOfBooleans(t *testing.T) {
+	for _, transport := range transports {
+		t.Run(string(transport), func(t *testing.T) {
+			groups := newWorld(t, 2, WithTransport(transport), WithPeers(OnlyGo))
+			ctx := ctxOf(t)
+			must(t, each(2, func(r int) error {
+				g := groups[r]
+				all, one, flat := from(true, false), from(true, false), from(false)
+				err := WaitAll(ctx, g.AllReduce(ctx, all, Sum), g.Reduce(ctx, one, Sum, 0), g.ReduceScatterInto(ctx, flat, from(true, true), Sum))
+				for i, x := range []*tensor.Tensor{all, one, flat} {
+					if b, err := x.Bytes(); err != nil || b[0] != 1 {
+						t.Errorf("rank %d, operation %d: %v %v", r, i, b, err)
+					}
+				}
+				return err
+			}))
+		})
+	}
+}

@@ -125,7 +125,7 @@ func (g *Group) ReduceScatterIntoCoalesced(c *Call, outs, ins []*tensor.Tensor, 
 	}
 	room := make([]byte, len(blocks)/g.Size)
 	c.Finish = func() error { return unflatten(room, outs) }
-	g.tidyBooleans(c, ins[0].DType(), room)
+	tidyBooleans(c, ins[0].DType(), room)
 	c.Request.In, c.Request.Out = blocks, room
 	if err := premultiply(name, c, op, ins[0].DType()); err != nil {
 		return err

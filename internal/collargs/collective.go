@@ -26,7 +26,7 @@ func (g *Group) AllReduce(c *Call, t *tensor.Tensor, op reduce.Op) error {
 	if err != nil {
 		return err
 	}
-	g.tidyBooleans(c, t.DType(), c.Request.Out)
+	tidyBooleans(c, t.DType(), c.Request.Out)
 	return nil
 }
 
@@ -54,7 +54,7 @@ func (g *Group) AllReduceCoalesced(c *Call, ts []*tensor.Tensor, op reduce.Op) e
 	if err := premultiply(name, c, op, ts[0].DType()); err != nil {
 		return err
 	}
-	g.tidyBooleans(c, ts[0].DType(), flat)
+	tidyBooleans(c, ts[0].DType(), flat)
 	return nil
 }
 
@@ -91,7 +91,7 @@ func (g *Group) Reduce(c *Call, t *tensor.Tensor, op reduce.Op, root dist.Rank) 
 	if g.Rank != root {
 		c.Finish = nil
 	}
-	g.tidyBooleans(c, t.DType(), c.Request.Out)
+	tidyBooleans(c, t.DType(), c.Request.Out)
 	return nil
 }
 
@@ -253,7 +253,7 @@ func (g *Group) ReduceScatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor,
 		return nil
 	}
 	c.Request.PerBlock, c.Parts = true, g.Size
-	g.tidyBooleans(c, out.DType(), c.Request.Out)
+	tidyBooleans(c, out.DType(), c.Request.Out)
 	return nil
 }
 
@@ -280,7 +280,7 @@ func (g *Group) ReduceScatterInto(c *Call, out, in *tensor.Tensor, op reduce.Op)
 	if err := premultiply(name, c, op, out.DType()); err != nil {
 		return err
 	}
-	g.tidyBooleans(c, out.DType(), c.Request.Out)
+	tidyBooleans(c, out.DType(), c.Request.Out)
 	return nil
 }
 
