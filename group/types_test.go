@@ -74,8 +74,8 @@ func TestSumOfBooleans(t *testing.T) {
 				all, one, flat := from(true, false), from(true, false), from(false)
 				err := WaitAll(ctx, g.AllReduce(ctx, all, Sum), g.Reduce(ctx, one, Sum, 0), g.ReduceScatterInto(ctx, flat, from(true, true), Sum))
 				for i, x := range []*tensor.Tensor{all, one, flat} {
-					if b, err := x.Bytes(); err != nil || b[0] != 1 {
-						t.Errorf("rank %d, operation %d: %v %v", r, i, b, err)
+					if b, failed := x.Bytes(); failed != nil || b[0] != 1 {
+						t.Errorf("rank %d, operation %d: %v %v", r, i, b, failed)
 					}
 				}
 				return err
