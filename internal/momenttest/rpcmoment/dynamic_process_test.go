@@ -72,7 +72,9 @@ func runDynamic(p *momenttest.ProcessRun, o orders) []map[string]int {
 		return nil
 	}
 	d.meanwhile(ctx)
-	d.after(ctx)
+	rest, end := context.WithTimeout(context.Background(), 3*joinSoon) // a victim that is stopped may have used up the time before
+	defer end()
+	d.after(rest)
 	return []map[string]int{d.victim.hits}
 }
 
