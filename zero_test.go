@@ -48,7 +48,7 @@ var zeroValues = []any{
 	new(group.Coalescer), new(group.Group), new(group.Mesh), new(group.OpType), new(group.P2POp), new(group.ReduceOp), new(group.Work),
 	new(launch.Attempt), new(launch.Config), new(launch.Evidence), new(launch.How), new(launch.StdMap), new(launch.Plan), new(launch.WorkerPhase), new(launch.Report), new(launch.Std), new(launch.Hosting),
 	new(observe.Event), new(observe.Hook), new(observe.Phase),
-	new(optim.Optimizer), new(optim.Adagrad), new(optim.Adam), new(optim.AdamW), new(optim.RMSprop), new(optim.SGD), new(optim.SparseAdam), new(remote.Optimizer),
+	new(optim.Optimizer), new(optim.Adadelta), new(optim.Adagrad), new(optim.Adam), new(optim.AdamW), new(optim.Adamax), new(optim.RMSprop), new(optim.Rprop), new(optim.SGD), new(optim.SparseAdam), new(remote.Optimizer),
 	new(rendezvous.Member), new(rendezvous.AttemptPrefix), new(rendezvous.Plan), new(rendezvous.Registry), new(rendezvous.URL),
 	new(rpc.Agent), new(rpc.RemoteError), new(rpc.Guest), new(rpc.Profile), new(rpc.Ref[int]), new(rpc.Registry), new(rpc.Reason),
 	new(py.ByteArray), new(py.Dict), new(py.Device), new(py.Global), new(py.Object), new(py.Pair), new(py.FrozenSet), new(py.Set), new(py.Tuple), new(py.Typed),

@@ -42,14 +42,19 @@ func settingsOf(r Rank) settings {
 		host, err := strconv.Unquote(argument(f, "hostname"))
 		if port := argument(f, "port"); err == nil && port != "" {
 			s.store = host + ":" + port
+			return s
 		}
-		method, err := strconv.Unquote(argument(f, "init_method"))
-		if err != nil { // Python before 3.13 does not tell; the line may
+		if f.Func != "init_process_group" {
+			continue
+		}
+		given := argument(f, "init_method")
+		method, _ := strconv.Unquote(given)
+		if given == "" { // Python before 3.13 does not tell; the line may
 			method = methodText.FindString(r.Line)
 		}
 		if method != "" && method != "env://" {
 			s.store = ""
-			if u, err := url.Parse(method); err == nil && u.Scheme == "tcp" {
+			if u, err := url.Parse(method); err == nil && u.Scheme == "tcp" && u.Port() != "" {
 				s.store = u.Host
 			}
 		}
@@ -57,8 +62,8 @@ func settingsOf(r Rank) settings {
 	return s
 }
 
-// methodText is an init_method that a line of a program spells out.
-var methodText = regexp.MustCompile(`(?:tcp|file)://[\w.:/\[\]-]+`)
+// methodText is an init_method in a line of a program. The program may put it together: then it is no address.
+var methodText = regexp.MustCompile(`(?:tcp|file)://[^"'?\s]*`)
 
 // ProgramStore returns the address of the store that the program itself names where ranks set up the group of all, "" if they name none, or
 // several.
@@ -111,10 +116,15 @@ func (c *court) worlds() (Verdict, bool) {
 // stores: a rank uses another store than the others.
 func (c *court) stores() (Verdict, bool) {
 	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
+	// What the environment of a rank says is no store of it if the program names another one: it may not have come to that.
+	named := slices.ContainsFunc(here, func(rank int) bool { r := c.rank(rank); return settingsOf(*r).store != r.Store })
 	ports := map[string][]int{}
 	all := map[int]string{}
 	for _, r := range c.job.Ranks {
 		store := settingsOf(r).store
+		if named && !slices.Contains(here, r.Rank) {
+			continue
+		}
 		if colon := strings.LastIndexByte(store, ':'); r.Gone == "" && colon >= 0 {
 			all[r.Rank] = store
 			ports[store[colon+1:]] = append(ports[store[colon+1:]], r.Rank) // one host may have several names

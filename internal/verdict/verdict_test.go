@@ -544,6 +544,20 @@ func TestSentences(t *testing.T) {
 			}},
 			"Ranks 0 and 1 cannot reach the store at no-such-host:29511: the name no-such-host does not resolve.",
 		},
+		"a rank that is late for a store that only the program names": {
+			Job{World: 2, Store: "a:1", Ranks: []Rank{
+				edit(told(in(0, "init_process_group", "", 5), 2, "a:1"), func(r *Rank) { r.Line = `dist.init_process_group("gloo", init_method="tcp://127.0.0.1:23456")` }),
+				told(at(1, "load", 12), 2, "a:1"),
+			}},
+			"Rank 1 has not called init_process_group; it is in load (train.py:12); rank 0 waits.",
+		},
+		"a store that the program puts together": {
+			Job{World: 2, Local: true, Store: "a:1", StoreTrouble: "nothing listens there", Ranks: []Rank{
+				edit(told(in(0, "init_process_group", "", 4), 2, "a:1"), func(r *Rank) { r.Line = `dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}")` }),
+				edit(told(in(1, "init_process_group", "", 4), 2, "a:1"), func(r *Rank) { r.Line = `dist.init_process_group("gloo", init_method="tcp://" + host)` }),
+			}},
+			"Ranks 0 and 1 are in init_process_group (train.py:4) and wait for each other.",
+		},
 		"two processes that the program gives the same rank": {
 			Job{World: 2, Ranks: []Rank{in(0, "init_process_group", "", 4), in(1, "init_process_group", "", 4)}, Waits: []Wait{{Key: "/default_pg/0//cpu//0/1", Rank: 0, Age: 4 * time.Second}, {Key: "/default_pg/0//cpu//0/1", Rank: 1, Age: 4 * time.Second}}},
 			"Ranks 0 and 1 are in init_process_group (train.py:4), but none says that it is rank 1: the program probably gives two processes the same rank.",
