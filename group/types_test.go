@@ -71,9 +71,10 @@ func TestSumOfBooleans(t *testing.T) {
 			ctx := ctxOf(t)
 			must(t, each(2, func(r int) error {
 				g := groups[r]
-				all, one, flat := from(true, false), from(true, false), from(false)
-				err := WaitAll(ctx, g.AllReduce(ctx, all, Sum), g.Reduce(ctx, one, Sum, 0), g.ReduceScatterInto(ctx, flat, from(true, true), Sum))
-				for i, x := range []*tensor.Tensor{all, one, flat} {
+				all, one, flat, listed := from(true, false), from(true, false), from(false), from(false)
+				err := WaitAll(ctx, g.AllReduce(ctx, all, Sum), g.Reduce(ctx, one, Sum, 0), g.ReduceScatterInto(ctx, flat, from(true, true), Sum),
+					g.ReduceScatter(ctx, listed, []*tensor.Tensor{from(true), from(true)}, Sum))
+				for i, x := range []*tensor.Tensor{all, one, flat, listed} {
 					if b, failed := x.Bytes(); failed != nil || b[0] != 1 {
 						t.Errorf("rank %d, operation %d: %v %v", r, i, b, failed)
 					}

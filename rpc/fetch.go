@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpccall"
+	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -91,6 +92,9 @@ func unmade(ctx context.Context, core *rpcref.Hold, err error) error {
 	if !errors.Is(err, ErrGone) {
 		return err
 	}
+	pl := rpcplace.Of(ctx)
+	pl.Pause()
+	defer pl.Resume()
 	select {
 	case <-core.Handle.Ready:
 	case <-ctx.Done():

@@ -249,11 +249,10 @@ func (g *Group) ReduceScatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor,
 	if err := premultiply(name, c, op, out.DType()); err != nil {
 		return err
 	}
-	if g.Peers.None() {
-		return nil
-	}
-	c.Request.PerBlock, c.Parts = true, g.Size
 	tidyBooleans(c, out.DType(), c.Request.Out)
+	if !g.Peers.None() {
+		c.Request.PerBlock, c.Parts = true, g.Size
+	}
 	return nil
 }
 

@@ -16,26 +16,30 @@ import (
 // RANK and MASTER_ADDR for themselves, which nobody sees from outside, so the process of the program, or of a rank, must be known. ok
 // is false where there are none.
 func Spawned(ctx context.Context, pid int) (j Job, ok bool) {
-	if j = spawnedBy(ctx, pid); len(j.Ranks) > 0 {
-		return j, true
-	}
-	for above, n := pid, 0; n < 2 && len(j.Ranks) == 0; n++ { // a fork server may be between them
+	for above, n := pid, 0; n < 2; n++ { // a fork server may be between them
 		if above, _ = stat("/proc", above); above <= 1 {
 			break
 		}
-		j = spawnedBy(ctx, above)
+		if j = spawnedBy(ctx, above); slices.ContainsFunc(j.Ranks, func(r Rank) bool { return r.PID == pid }) {
+			return j, true
+		}
 	}
-	return j, slices.ContainsFunc(j.Ranks, func(r Rank) bool { return r.PID == pid })
+	j = spawnedBy(ctx, pid)
+	return j, len(j.Ranks) > 0
 }
 
 func spawnedBy(ctx context.Context, pid int) Job {
 	j := Job{ID: strconv.Itoa(pid), Local: true}
+	var all []spawned
 	var reader pystack.Reader
 	children := childrenOf(pid)
 	for i := 0; i < len(children); i++ {
 		child := children[i]
 		p, err := reader.Read(ctx, child)
 		if err != nil || p.Main() == nil {
+			if _, state := stat("/proc", child); state == "Z" {
+				all = append(all, spawned{rank: -1}) // it may have been one: those after it keep their numbers
+			}
 			continue
 		}
 		if forkServer(p.Main().Frames) {
@@ -46,13 +50,25 @@ func spawnedBy(ctx context.Context, pid int) Job {
 		if !found || s.by == plainProcess && !hasTorch(child) {
 			continue
 		}
-		if s.rank < 0 {
-			s.rank = len(j.Ranks) // in the order in which they were started
+		s.pid = child
+		all = append(all, s)
+	}
+	named := slices.ContainsFunc(all, func(s spawned) bool { return s.rank >= 0 })
+	known := 0 // the size of the world, where the program tells it
+	for i, s := range all {
+		switch {
+		case s.pid == 0, named && s.rank < 0: // a process without a number beside those with one helps them
+			continue
+		case s.rank < 0:
+			s.rank = i // in the order in which they were started
 		}
-		r := Describe(s.rank, child)
+		r := Describe(s.rank, s.pid)
 		r.Command = s.by
 		j.Ranks = append(j.Ranks, r)
-		j.World = max(j.World, s.rank+1, s.world)
+		j.World, known = max(j.World, s.rank+1), max(known, s.world)
+	}
+	if known > 0 {
+		j.World = known
 	}
 	return j
 }
@@ -71,6 +87,7 @@ const (
 
 // spawned is what the stack of a process that its program has started tells of it.
 type spawned struct {
+	pid   int // 0: it has ended
 	by    string
 	rank  int // -1: not known
 	world int // 0: not known
@@ -83,7 +100,7 @@ func spawnedAs(frames []pystack.Frame) (s spawned, found bool) {
 		switch {
 		case f.Func == "_wrap" && strings.HasSuffix(f.File, pystack.SpawnFile):
 			n := number(f.Args, "i")
-			return spawned{torchSpawn, n, 0}, n >= 0
+			return spawned{by: torchSpawn, rank: n}, n >= 0
 		case pystack.StartsTarget(f):
 			if i == 0 || pystack.Library(frames[i-1].File) {
 				return spawned{}, false
@@ -93,7 +110,7 @@ func spawnedAs(frames []pystack.Frame) (s spawned, found bool) {
 			if n < 0 {
 				n = number(args, "local_rank")
 			}
-			return spawned{plainProcess, n, max(0, number(args, "world_size"))}, true
+			return spawned{by: plainProcess, rank: n, world: max(0, number(args, "world_size"))}, true
 		}
 	}
 	return spawned{}, false

@@ -25,22 +25,19 @@ func TestSpawned(t *testing.T) {
 	for name, text := range map[string]string{
 		"torch/__init__.py": "", "torch/multiprocessing/__init__.py": "",
 		"torch/multiprocessing/spawn.py": "def _wrap(fn, i, args, error_file):\n    fn(i, *args)\n",
-		"main.py": `import os, signal, time
+		"main.py": `import ctypes, multiprocessing, signal
 from torch.multiprocessing.spawn import _wrap
 
 def train(rank):
+    ctypes.CDLL(None).prctl(1, 9)  # ends with its parent
     print("ready", flush=True)
     signal.pause()
 
-children = []
-for i in (1, 0):
-    pid = os.fork()
-    if pid == 0:
-        import ctypes
-        ctypes.CDLL(None).prctl(1, 9)  # ends with its parent
-        _wrap(train, i, (), "")
-    children.append(pid)
-signal.pause()
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    for i in (1, 0):
+        context.Process(target=_wrap, args=(train, i, (), ""), daemon=True).start()
+    signal.pause()
 `,
 	} {
 		if err = os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -104,6 +101,10 @@ if __name__ == "__main__":
     for i in (1, 0):
         multiprocessing.Process(target=target, args=(i, 3, "secret"), daemon=True).start()
     multiprocessing.Process(target=wait, daemon=True).start()
+    if sys.argv[2] == "named":  # a helper, which is no rank
+        multiprocessing.Process(target=ordered, args=(0, 9, "secret"), daemon=True).start()
+    else:
+        print("ready", flush=True)
     signal.pause()
 `,
 	} {
@@ -127,7 +128,7 @@ if __name__ == "__main__":
 					_ = cmd.Process.Kill()
 					_ = cmd.Wait()
 				}()
-				for lines, n := bufio.NewScanner(out), 0; n < 3; n++ {
+				for lines, n := bufio.NewScanner(out), 0; n < 4; n++ {
 					if !lines.Scan() {
 						t.Fatal("the processes do not start")
 					}

@@ -163,7 +163,7 @@ func (w *walker) frames(calls []call) []Frame {
 		if strings.Contains(c.file, "/torch/distributed/") || strings.HasSuffix(c.file, SpawnFile) {
 			frames[i].Args = strings.Join(w.args(f), " ")
 		}
-		if i > 0 && StartsTarget(frames[i]) {
+		if i > 0 && StartsTarget(frames[i]) && frames[i-1].Args == "" {
 			frames[i-1].Args = strings.Join(slices.DeleteFunc(w.args(calls[i-1]), notNumber), " ")
 		}
 	}

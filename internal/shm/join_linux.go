@@ -231,9 +231,12 @@ func (j *joining) connect(ctx context.Context) error {
 	defer cancel(nil)
 	errs := make([]error, j.config.Rank+1) // by the rank that was dialled, and the last of those that dial
 	var tasks sync.WaitGroup
+	var once sync.Once
+	var first error
 	task := func(i int, run func() error) {
 		tasks.Go(func() {
 			if errs[i] = run(); errs[i] != nil {
+				once.Do(func() { first = errs[i] })
 				cancel(errs[i])
 			}
 		})
@@ -246,7 +249,7 @@ func (j *joining) connect(ctx context.Context) error {
 	}
 	tasks.Wait()
 	if ctx.Err() == nil {
-		return context.Cause(limited) // the first, which has ended the others
+		return first // which has ended the others
 	}
 	return cmp.Or(errs...)
 }
@@ -425,7 +428,11 @@ func (j *joining) missing(ctx context.Context, op string) error {
 
 // greet checks a hello and answers it, with the segment at rank 0.
 func (j *joining) greet(ctx context.Context, u *net.UnixConn) (rank int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, helloLimit)
+	limit := helloLimit
+	if h := j.config.HeartbeatLimit; h > 0 { // those who come next must not be taken for stopped meanwhile
+		limit = min(limit, h/2)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	defer limitIO(ctx, u)()
 	if uid, err := peerUID(u); err == nil && uid != os.Geteuid() && uid != 0 {

@@ -43,10 +43,16 @@ func (e *Engine) start(ctx context.Context, j *joining) error {
 // giveUpJoining tells the ranks that did come that this one did not wait longer.
 func (e *Engine) giveUpJoining(err error) error {
 	why := dist.Wrap("shm: join", dist.Canceled, err)
+	var late []int // those that have not mapped the segment: of several, one may keep the others waiting
 	for _, p := range e.peers {
-		if why.Rank == dist.NoRank && atomic.LoadUint64(&e.seg.life(p).beats) == 0 {
-			why.Rank = dist.Rank(p) // it has not mapped the segment
+		if atomic.LoadUint64(&e.seg.life(p).beats) == 0 {
+			late = append(late, p)
 		}
+	}
+	if cause, ok := errors.AsType[*dist.Error](err); ok && cause.Rank != dist.NoRank {
+		why.Rank = cause.Rank
+	} else if len(late) == 1 {
+		why.Rank = dist.Rank(late[0])
 	}
 	return e.giveUp(why)
 }
