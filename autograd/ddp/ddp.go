@@ -38,7 +38,7 @@ import (
 )
 
 // Model is a module whose gradients are means over all ranks of a group. It is for one goroutine at a time, its backward
-// passes included: two passes at once fail, both.
+// passes included: two passes at once are noticed in most cases, and fail then, both.
 type Model struct {
 	module  nn.Module
 	g       *group.Group
