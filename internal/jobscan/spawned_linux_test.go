@@ -5,6 +5,7 @@ package jobscan
 
 import (
 	"bufio"
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,24 +45,8 @@ if __name__ == "__main__":
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command(python, filepath.Join(dir, "main.py"))
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err = cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	}()
-	for lines, n := bufio.NewScanner(out), 0; n < 2; n++ {
-		if !lines.Scan() {
-			t.Fatal("the processes do not start")
-		}
-	}
-	j, ok := Spawned(t.Context(), cmd.Process.Pid)
+	pid := running(t, 2, python, filepath.Join(dir, "main.py"))
+	j, ok := Spawned(t.Context(), pid)
 	if !ok || j.World != 2 || len(j.Ranks) != 2 || j.Ranks[0].Rank+j.Ranks[1].Rank != 1 || j.Ranks[0].PID == j.Ranks[1].PID {
 		t.Errorf("%v %+v", ok, j)
 	}
@@ -116,24 +101,8 @@ if __name__ == "__main__":
 		for names, first := range map[string]int{"named": 1, "ordered": 0} {
 			t.Run(method+" "+names, func(t *testing.T) {
 				t.Parallel()
-				cmd := exec.Command("/usr/bin/python3", script, method, names)
-				out, err := cmd.StdoutPipe()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err = cmd.Start(); err != nil {
-					t.Fatal(err)
-				}
-				defer func() {
-					_ = cmd.Process.Kill()
-					_ = cmd.Wait()
-				}()
-				for lines, n := bufio.NewScanner(out), 0; n < 4; n++ {
-					if !lines.Scan() {
-						t.Fatal("the processes do not start")
-					}
-				}
-				j, ok := Spawned(t.Context(), cmd.Process.Pid)
+				pid := running(t, 4, "/usr/bin/python3", script, method, names)
+				j, ok := Spawned(t.Context(), pid)
 				if !ok || j.World != 3 || len(j.Ranks) != 2 || j.Ranks[0].Rank+j.Ranks[1].Rank != 1 {
 					t.Fatalf("%v %+v", ok, j)
 				}
@@ -147,4 +116,27 @@ if __name__ == "__main__":
 			})
 		}
 	}
+}
+
+// running starts a program that ends with the test, and returns when it has printed so many lines.
+func running(t *testing.T, lines int, program string, args ...string) (pid int) {
+	t.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program, args...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	for in := bufio.NewScanner(out); lines > 0; lines-- {
+		if !in.Scan() {
+			t.Fatalf("%s: %d lines are missing", program, lines)
+		}
+	}
+	return cmd.Process.Pid
 }

@@ -4,8 +4,6 @@
 package jobscan
 
 import (
-	"bufio"
-	"os/exec"
 	"testing"
 	"time"
 )
@@ -20,26 +18,12 @@ func TestSlept(t *testing.T) {
 		"while true; do read -t 0.1 line <> <(:); done": true,
 		"while true; do :; done":                        false,
 	} {
-		cmd := exec.CommandContext(t.Context(), "bash", "-c", "echo ready; "+program)
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err = cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		}()
-		if !bufio.NewScanner(out).Scan() {
-			t.Fatal("it does not start")
-		}
+		pid := running(t, 1, "bash", "-c", "echo ready; "+program)
 		got := !want
 		for limit := time.Now().Add(time.Minute); got != want && time.Now().Before(limit); {
-			before := useOf(cmd.Process.Pid, cmd.Process.Pid)
+			before := useOf(pid, pid)
 			time.Sleep(500 * time.Millisecond)
-			got = slept(before, useOf(cmd.Process.Pid, cmd.Process.Pid))
+			got = slept(before, useOf(pid, pid))
 		}
 		if got != want {
 			t.Errorf("%s: slept: %v", program, got)

@@ -227,8 +227,8 @@ func (j *joining) run(ctx context.Context) (*Engine, error) {
 // connect makes the connections to all ranks, none of which waits for another: if one is stopped, the others reach each other, and
 // whoever has all its connections counts heartbeats.
 func (j *joining) connect(ctx context.Context) error {
-	limited, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	limited, cancel := context.WithCancel(ctx)
+	defer cancel()
 	errs := make([]error, j.config.Rank+1) // by the rank that was dialled, and the last of those that dial
 	var tasks sync.WaitGroup
 	var once sync.Once
@@ -237,7 +237,7 @@ func (j *joining) connect(ctx context.Context) error {
 		tasks.Go(func() {
 			if errs[i] = run(); errs[i] != nil {
 				once.Do(func() { first = errs[i] })
-				cancel(errs[i])
+				cancel()
 			}
 		})
 	}
