@@ -24,8 +24,8 @@ type Bucket struct {
 
 // CommHook begins the reduction of a bucket and returns at once with a function that waits for its end. When that has
 // returned nil, b.Data or b.Sparse must hold the result on all ranks; the gradients are not divided before the hook gets them, so the
-// hook must compute the mean. Hooks run in the order of the buckets, the same on all ranks, and must not call methods of the model. It corresponds to the hooks
-// of DistributedDataParallel.register_comm_hook.
+// hook must compute the mean. Hooks run in the order of the buckets, the same on all ranks, and must not call methods of the model.
+// It corresponds to the hooks of DistributedDataParallel.register_comm_hook.
 type CommHook func(ctx context.Context, g *group.Group, b Bucket) (wait func(context.Context) error)
 
 // WithCommHook lets a hook reduce the gradients. It can be given once.
