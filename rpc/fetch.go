@@ -46,16 +46,15 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		return &rpcwire.Message{Type: kind, Payload: payload}, nil, 0, err
 	}
 	bounded, cancel := rpccall.Until(ctx, a.caller.Deadline(ctx))
-	err := a.refs.Settled(bounded, core)
-	cancel()
-	if err != nil {
+	defer cancel()
+	if err := a.refs.Settled(bounded, core); err != nil {
 		return nil, err
 	}
 	started := a.caller.Begin(ctx, o)
 	x, err := a.caller.ExchangeActive(ctx, o)
 	a.caller.End(o, started, err)
 	if err != nil {
-		return nil, fetchFailure(ctx, core, err)
+		return nil, fetchFailure(bounded, core, err)
 	}
 	a.awaitEarly(ctx, x)
 	d := a.refs.Decoding(p, x.Frame, x.Msg.Tensors)
@@ -73,32 +72,23 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		return nil, err
 	}
 	if said, ok := v.(*rpcwire.RemoteException); ok {
-		return nil, unmade(ctx, core, rpccall.Named("rpc: fetch", o.Func, p, restoreReason(raised(p.Name, said))))
+		return nil, fetchFailure(bounded, core, rpccall.Named("rpc: fetch", o.Func, p, restoreReason(raised(p.Name, said))))
 	}
 	return v, nil
 }
 
-// fetchFailure is the error of a fetch that could not be done. If the reference has failed meanwhile, that is why.
+// fetchFailure is the error of a fetch that has failed with err. If the reference has failed meanwhile, that is why. If a Go owner
+// says that the object is gone while its creation is under way here, the creation has been given up, and is about to say why.
 func fetchFailure(ctx context.Context, core *rpcref.Hold, err error) error {
-	if failed := core.State(); failed != nil {
-		return failed
-	}
-	return unmade(ctx, core, err)
-}
-
-// unmade is the error of a fetch that the owner has answered with err. If the object is gone there while its creation is under way here,
-// the creation has been given up, and is about to say why.
-func unmade(ctx context.Context, core *rpcref.Hold, err error) error {
-	if !errors.Is(err, ErrGone) {
-		return err
-	}
-	pl := rpcplace.Of(ctx)
-	pl.Pause()
-	defer pl.Resume()
-	select {
-	case <-core.Handle.Ready:
-	case <-ctx.Done():
-		return dist.FromContext(ctx, "rpc: fetch")
+	if errors.Is(err, ErrGone) {
+		pl := rpcplace.Of(ctx)
+		pl.Pause()
+		defer pl.Resume()
+		select {
+		case <-core.Handle.Ready:
+		case <-ctx.Done():
+			return dist.FromContext(ctx, "rpc: fetch")
+		}
 	}
 	if failed := core.State(); failed != nil {
 		return failed
