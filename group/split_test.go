@@ -6,6 +6,7 @@ package group
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -57,6 +58,33 @@ func TestSplit(t *testing.T) {
 				}
 				return err
 			}))
+		})
+	}
+}
+
+// TestSplitWithOneName: the groups of a split may have one name. Their ranks do not meet, however they come.
+func TestSplitWithOneName(t *testing.T) {
+	for _, transport := range transports {
+		t.Run(string(transport), func(t *testing.T) {
+			ctx := ctxOf(t)
+			world := newWorld(t, 4, WithTransport(transport))
+			for range 3 {
+				for _, lists := range [][][]dist.Rank{{{0, 1}, {2, 3}}, {{2, 0}, {1, 3}}, {{0}, {1}, {2}, {3}}} {
+					must(t, each(4, func(r int) error {
+						part, err := world[r].Split(ctx, lists, WithName("part"))
+						if err != nil {
+							return err
+						}
+						own := slices.IndexFunc(lists, func(list []dist.Rank) bool { return slices.Contains(list, dist.Rank(r)) })
+						for i, got := range membersOf(ctx, t, part, int32(r)) {
+							if dist.Rank(got) != lists[own][i] {
+								return fmt.Errorf("rank %d of %v is %d", i, lists[own], got)
+							}
+						}
+						return nil
+					}))
+				}
+			}
 		})
 	}
 }

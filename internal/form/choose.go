@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"slices"
@@ -86,6 +87,9 @@ func (a *attempt) lookAgain(ctx context.Context) error {
 // generation: so they have nothing to do with those of an earlier one. Names may be anything.
 func (p *Plan) keys() string {
 	size := "/" + strconv.Itoa(p.size())
+	if p.Origin == FromSplit { // other groups of the same split may have its name
+		size += "/" + fmt.Sprint(p.Globals)
+	}
 	name := hex.EncodeToString([]byte(p.Name))
 	switch {
 	case p.Parent != nil && p.Parent.Place != nil:
