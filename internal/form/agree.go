@@ -6,6 +6,7 @@ package form
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -58,7 +59,7 @@ func (a *attempt) explain(ctx context.Context, err error, over bool) error {
 		over = over || errors.Is(err, muster.ErrOver) || a.Place.Closed(look)
 	}
 	if over || ctx.Err() != nil {
-		a.remember(look, err)
+		a.remember(ctx, err)
 	}
 	if over {
 		return errors.Join(muster.ErrOver, err)
@@ -66,13 +67,17 @@ func (a *attempt) explain(ctx context.Context, err error, over bool) error {
 	return err
 }
 
-// remember keeps for whom this rank waited when an attempt ended.
+// remember keeps for whom this rank waited when an attempt ended. What it saw itself counts only if it saw the end of a rank that may be
+// the reason: one that gave up closes its connections too.
 func (a *attempt) remember(ctx context.Context, err error) {
-	if r := rankOf(err); r != dist.NoRank {
-		a.p.narrow("connect", int(r))
-	} else if silent, err := a.Place.Silent(ctx); err == nil {
-		a.p.narrow("connect", silent...)
+	a.Place.GiveUp(ctx, giveUpLimit) // so that the others do not suspect this rank
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), judgeLimit)
+	defer cancel()
+	suspects := a.Place.Suspects(look)
+	if r := int(rankOf(err)); slices.Contains(suspects, r) {
+		suspects = []int{r}
 	}
+	a.p.narrow("connect", suspects...)
 }
 
 // rankOf returns the rank that an error names.

@@ -196,12 +196,14 @@ func (p *Place) UntilOver(ctx context.Context) error {
 	return err
 }
 
-// GiveUp closes the generation, so that the other ranks do not wait for this one in it. It does not wait longer than ctx and
-// limit allow; a store that cannot be reached leaves the others to their own timeouts.
+// GiveUp says that this rank has given the generation up and closes it, in this order: whoever finds it closed, or sees a connection of
+// this rank end, can read that this rank lives. It does not wait longer than ctx and limit allow; a store that cannot be reached leaves
+// the others to their own timeouts.
 func (p *Place) GiveUp(ctx context.Context, limit time.Duration) {
 	moment.At("muster.giveup")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
+	_ = p.store.Set(ctx, p.waitsKey(p.rank), over)
 	_ = p.close(ctx)
 }
 
@@ -219,23 +221,57 @@ func (p *Place) Waits(ctx context.Context) error {
 	return p.store.Set(ctx, p.waitsKey(p.rank), made)
 }
 
-// Silent returns the other ranks that have not said that they wait: one of them is what those wait for.
-func (p *Place) Silent(ctx context.Context) ([]int, error) {
-	var silent []int
+// suspectPause is how long Suspects lets the other ranks say that they have given up before it looks again.
+const suspectPause = 10 * time.Millisecond
+
+// Suspects returns the ranks that may be why a generation was given up: those that have not given it up themselves, though they could
+// see that it is over. It looks again until at most one is left or ctx ends. If several are left then, those that said nothing at all
+// are more suspect than those that said that they wait.
+func (p *Place) Suspects(ctx context.Context) []int {
+	var silent, waiting []int
+	for {
+		s, w, err := p.notGivenUp(ctx)
+		if err == nil {
+			silent, waiting = s, w
+		}
+		if err != nil || ctx.Err() != nil || len(silent)+len(waiting) <= 1 {
+			break
+		}
+		select {
+		case <-time.After(suspectPause):
+		case <-ctx.Done():
+		}
+	}
+	if len(silent) > 0 {
+		return silent
+	}
+	return waiting
+}
+
+// notGivenUp returns the other ranks that have said nothing and those that have only said that they wait.
+func (p *Place) notGivenUp(ctx context.Context) (silent, waiting []int, err error) {
 	for r := range p.size {
 		if r == p.rank {
 			continue
 		}
-		moment.At("muster.silent")
-		waits, err := p.store.Check(ctx, p.waitsKey(r))
+		moment.At("muster.suspects")
+		said, err := p.store.Check(ctx, p.waitsKey(r))
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		if !waits {
+		if !said {
 			silent = append(silent, r)
+			continue
+		}
+		value, err := p.store.Get(ctx, p.waitsKey(r))
+		if err != nil {
+			return nil, nil, err
+		}
+		if !bytes.Equal(value, over) {
+			waiting = append(waiting, r)
 		}
 	}
-	return silent, nil
+	return silent, waiting, nil
 }
 
 func (p *Place) waitsKey(rank int) string { return p.Prefix() + "/waits/" + strconv.Itoa(rank) }

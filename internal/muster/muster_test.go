@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -51,6 +52,54 @@ func once(ctx context.Context, s store.Store, rank, size int, words string) (p *
 		return p, "", err
 	}
 	return p, string(bytes.Join(values, []byte(" "))), p.Connected(ctx)
+}
+
+// TestSuspects: when a generation is over, those who give it up as soon as they see that are not what the others waited for. Of several
+// that do not, those that never said a word are.
+func TestSuspects(t *testing.T) {
+	const never = time.Hour
+	for name, c := range map[string]struct {
+		waits  []int                 // they said that they wait
+		giveUp map[int]time.Duration // when they say that they have given up
+		want   []int
+	}{
+		"one is stopped":                         {giveUp: map[int]time.Duration{0: 0, 2: 30 * time.Millisecond}, want: []int{3}},
+		"one is stopped after it has waited":     {waits: []int{0, 3}, giveUp: map[int]time.Duration{0: 0, 2: 30 * time.Millisecond}, want: []int{3}},
+		"all live":                               {giveUp: map[int]time.Duration{0: 0, 2: 35 * time.Millisecond, 3: 35 * time.Millisecond}},
+		"two are stopped":                        {giveUp: map[int]time.Duration{0: 0}, want: []int{2, 3}},
+		"one of two did wait":                    {waits: []int{0, 2}, giveUp: map[int]time.Duration{0: 0, 2: never}, want: []int{3}},
+		"two are stopped after they have waited": {waits: []int{2, 3}, giveUp: map[int]time.Duration{0: 0}, want: []int{2, 3}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := store.NewMemory()
+				defer func() { _ = s.Close() }()
+				places := make([]*Place, 4)
+				for r := range places {
+					var err error
+					if places[r], err = Take(t.Context(), s, "g", r, len(places), nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for _, r := range c.waits {
+					if err := places[r].Waits(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for r, after := range c.giveUp {
+					if after != never {
+						time.AfterFunc(after, func() { places[r].GiveUp(t.Context(), time.Second) })
+					}
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				synctest.Wait()
+				if got := places[1].Suspects(ctx); !slices.Equal(got, c.want) {
+					t.Errorf("suspects %v, want %v", got, c.want)
+				}
+			})
+		})
+	}
 }
 
 func TestAgainAndAgain(t *testing.T) {
