@@ -91,10 +91,29 @@ list and call the workers of its RPC world.`),
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.PersistentFlags().BoolVar(&a.JSON, "json", false, "print JSON, one object per line, errors included")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return command.Usage(fmt.Errorf("%w; %q explains the flags", err, cmd.CommandPath()+" --help"))
+		return command.Usage(fmt.Errorf("%w; %q explains the flags", command.PlainFlagError(err), cmd.CommandPath()+" --help"))
 	})
 	root.AddCommand(a.runCommand(), a.coordinateCommand(), a.whyCommand(), a.psCommand(), storecmd.New(a.App), rpccmd.New(a.App), a.traceCommand(), a.benchCommand(), a.demoCommand(), a.demoWorkerCommand(), a.manCommand(), a.versionCommand(), exitCodesTopic())
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "help":
+			cmd.Args = func(cmd *cobra.Command, args []string) error { return knownTopic(cmd.Root(), args) }
+		case "completion":
+			cmd.Args, cmd.RunE = command.NoSuchCommand, root.RunE
+		}
+	}
 	return root
+}
+
+// knownTopic checks what "cohort help" was asked about.
+func knownTopic(root *cobra.Command, args []string) error {
+	cmd, rest, err := root.Find(args)
+	if err != nil || !cmd.HasSubCommands() {
+		return err
+	}
+	return command.NoSuchCommand(cmd, rest)
 }
 
 func exitCodesTopic() *cobra.Command {

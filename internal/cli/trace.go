@@ -56,7 +56,7 @@ each rank is shown as a process and each group as a thread.`),
 			}
 			dumps, err := a.readDumps(args)
 			if addr != "" {
-				dumps, err = askDumps(cmd.Context(), addr)
+				dumps, err = a.askDumps(cmd.Context(), addr)
 			}
 			if err != nil {
 				return err
@@ -76,10 +76,14 @@ each rank is shown as a process and each group as a thread.`),
 }
 
 // askDumps asks the Go ranks of a job that has ranks on this host for their dumps.
-func askDumps(ctx context.Context, addr string) ([]recorder.Dump, error) {
+func (a *app) askDumps(ctx context.Context, addr string) ([]recorder.Dump, error) {
+	addr, err := command.StoreAddr(addr, a.Getenv)
+	if err != nil {
+		return nil, err
+	}
 	found, err := jobs(ctx, []string{addr})
 	if err != nil {
-		return nil, elsewhere(ctx, addr)
+		return nil, a.elsewhere(ctx, addr)
 	}
 	var dumps []recorder.Dump
 	for _, j := range found {
@@ -92,13 +96,16 @@ func askDumps(ctx context.Context, addr string) ([]recorder.Dump, error) {
 }
 
 // elsewhere says why ranks of a job that has none on this host are not asked, and where to ask.
-func elsewhere(ctx context.Context, addr string) error {
-	who, err := jobscan.Members(ctx, addr)
+func (a *app) elsewhere(ctx context.Context, addr string) error {
+	limited, cancel := context.WithTimeout(ctx, storePatience)
+	defer cancel()
+	client, err := a.DialStore(limited, addr)
 	if err != nil {
-		return command.Unreachable(fmt.Errorf("no rank on this host uses the store %s, and the store cannot be asked where they are: %w", addr, err))
+		return fmt.Errorf("no rank on this host uses the store %s, and the store cannot be asked where they are: %w", addr, command.Explain(ctx, err))
 	}
+	defer func() { _ = client.Close() }()
 	where := "on a host of the job"
-	if len(who) > 0 {
+	if who := jobscan.Members(ctx, client); len(who) > 0 {
 		where = "there: " + strings.Join(who, "; ")
 	}
 	return dist.Newf("trace", dist.NotFound, "no rank on this host uses the store %s, and ranks give their recorders only to their own user on their own host; run this command %s", addr, where)

@@ -59,14 +59,22 @@ key, and ranks that run PyTorch's debug server are asked for their flight record
   cohort why dumps/
   cohort why --json | jq -r .sentence`, "\n"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 && exists(args[0]) {
+			if len(args) > 0 && addr == "" && exists(args[0]) {
 				return a.whyFiles(args)
 			}
-			if len(args) > 1 {
+			switch {
+			case addr != "" && len(args) > 0:
+				return command.Usage(errors.New("give either a job or --addr"))
+			case len(args) > 1:
 				return command.Usage(fmt.Errorf("%q is neither a file nor the only argument", args[0]))
-			}
-			if addr != "" {
-				return a.whyStore(cmd.Context(), addr, apart)
+			case len(args) == 1 && strings.ContainsRune(args[0], os.PathSeparator):
+				return fmt.Errorf("%w: there is no file or folder %s", dist.NotFound, args[0])
+			case addr != "":
+				full, err := command.StoreAddr(addr, a.Getenv)
+				if err != nil {
+					return err
+				}
+				return a.whyStore(cmd.Context(), full, apart)
 			}
 			return a.whyJobs(cmd.Context(), args, apart)
 		},
@@ -139,16 +147,22 @@ func (a *app) whyJobs(ctx context.Context, args []string, apart time.Duration) e
 	return nil
 }
 
+// storePatience is how long "why" and "trace" try to reach the store of a job.
+const storePatience = 5 * time.Second
+
 // whyStore explains a job by its store where its ranks are not on this host.
 func (a *app) whyStore(ctx context.Context, addr string, apart time.Duration) error {
 	if found, err := jobs(ctx, []string{addr}); err == nil && len(found) == 1 {
 		return a.printWhy("job "+found[0].ID, verdict.Judge(jobscan.Look(ctx, found[0], apart)))
 	}
-	seen, err := jobscan.AskStore(ctx, addr)
+	limited, cancel := context.WithTimeout(ctx, storePatience)
+	defer cancel()
+	client, err := a.DialStore(limited, addr)
 	if err != nil {
-		return command.Unreachable(fmt.Errorf("no job on this host has the store %s, and it cannot be asked: %w", addr, err))
+		return fmt.Errorf("no job on this host has the store %s, and it cannot be asked: %w", addr, command.Explain(ctx, err))
 	}
-	return a.printWhy("store "+addr, verdict.Judge(seen))
+	defer func() { _ = client.Close() }()
+	return a.printWhy("store "+addr, verdict.Judge(jobscan.AskStore(ctx, client)))
 }
 
 // whyAnswer is a verdict as JSON.

@@ -17,17 +17,12 @@ const maxMembers = 8
 
 // Members asks a store which Go ranks use it and returns a few of them in words. There are none of a store of PyTorch, or where
 // no rank has said who it is.
-func Members(ctx context.Context, addr string) ([]string, error) {
+func Members(ctx context.Context, client *tcpstore.Client) []string {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	client, err := tcpstore.Dial(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = client.Close() }()
 	stats, err := client.Stats(ctx)
 	if err != nil {
-		return nil, nil // a store of PyTorch: it can be reached, which is all it tells
+		return nil // a store of PyTorch: it can be reached, which is all it tells
 	}
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(stats.Claims)) {
@@ -36,5 +31,5 @@ func Members(ctx context.Context, addr string) ([]string, error) {
 			all = append(all, strings.Replace(name, "/", " ", 1)+" is "+who)
 		}
 	}
-	return all, nil
+	return all
 }

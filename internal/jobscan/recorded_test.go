@@ -86,11 +86,7 @@ func TestAskStore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	seen, err := AskStore(ctx, server.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if v := verdict.Judge(seen); v.Sentence != "Rank 1 has not reached all_reduce number 4 of default_pg; rank 0 waits." {
+	if v := verdict.Judge(AskStore(ctx, client)); v.Sentence != "Rank 1 has not reached all_reduce number 4 of default_pg; rank 0 waits." {
 		t.Errorf("%s\n%v", v.Sentence, v.Proof)
 	}
 }

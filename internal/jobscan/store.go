@@ -25,16 +25,10 @@ const maxServers = 4096
 
 // AskStore looks at a job through its store alone: who waits for which key, and what the ranks tell that run PyTorch's
 // debug server (torch.distributed.debug.start_debug_server).
-func AskStore(ctx context.Context, addr string) (verdict.Job, error) {
-	seen := verdict.Job{Taken: time.Now()}
+func AskStore(ctx context.Context, client *tcpstore.Client) verdict.Job {
+	seen := verdict.Job{Taken: time.Now(), Waits: storeWaits(ctx, Job{Store: client.Addr()})}
 	limited, cancel := context.WithTimeout(ctx, launcherTime)
 	defer cancel()
-	client, err := tcpstore.Dial(limited, addr)
-	if err != nil {
-		return seen, err
-	}
-	defer func() { _ = client.Close() }()
-	seen.Waits = storeWaits(ctx, Job{Store: addr})
 	var servers []string
 	for len(servers) < maxServers {
 		key := "debug_server/rank" + strconv.Itoa(len(servers))
@@ -53,7 +47,7 @@ func AskStore(ctx context.Context, addr string) (verdict.Job, error) {
 		wg.Go(func() { seen.Ranks[rank] = askDebugServer(ctx, rank, server) })
 	}
 	wg.Wait()
-	return seen, nil
+	return seen
 }
 
 // storeTrouble says why nobody can reach a store, "" if somebody can or it is not known.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"net/netip"
 	"runtime"
 	"slices"
 	"strconv"
@@ -245,10 +246,11 @@ func (o *Options) nodes(v values) error {
 	if endpoint == "" {
 		return errors.New("--nnodes: the nodes need a place to meet: --rdzv-endpoint HOST[:PORT], or --master-addr HOST")
 	}
-	if _, _, err := net.SplitHostPort(endpoint); err != nil {
-		endpoint = net.JoinHostPort(strings.Trim(endpoint, "[]"), port)
+	var err error
+	if o.Endpoint, err = meetingPlace(endpoint, port); err != nil {
+		return err
 	}
-	o.Endpoint, o.MasterAddr, o.MasterPort = endpoint, "", 0
+	o.MasterAddr, o.MasterPort = "", 0
 	if n := v["node-rank"]; n != "" {
 		rank, err := strconv.Atoi(n)
 		if err != nil || rank < 0 || rank >= o.MaxNodes {
@@ -272,7 +274,6 @@ func (o *Options) nodes(v values) error {
 	if static && conf[join] == "" {
 		join = "timeout" // what torchrun's static rendezvous calls it
 	}
-	var err error
 	for key, to := range map[string]*time.Duration{join: &o.JoinTimeout, "last_call_timeout": &o.LastCall, "heartbeat_timeout": &o.Silence} {
 		if *to, err = seconds("--rdzv-conf "+key, conf[key]); err != nil {
 			return err
@@ -284,6 +285,19 @@ func (o *Options) nodes(v values) error {
 		}
 	}
 	return nil
+}
+
+// meetingPlace completes HOST or HOST:PORT.
+func meetingPlace(endpoint, port string) (string, error) {
+	host, given, err := net.SplitHostPort(endpoint)
+	if err != nil {
+		host, given = strings.Trim(endpoint, "[]"), port
+	}
+	_, notIP := netip.ParseAddr(host)
+	if _, badPort := strconv.ParseUint(given, 10, 16); badPort != nil || host == "" || notIP != nil && strings.Contains(host, ":") {
+		return "", fmt.Errorf("the nodes cannot meet at %q: it must be HOST or HOST:PORT, an IPv6 host in brackets", endpoint)
+	}
+	return net.JoinHostPort(host, given), nil
 }
 
 func (o *Options) times(v values, sys System) error {

@@ -74,7 +74,7 @@ func (j Job) Lines(width, height int, style Style) []string {
 		add(map[State]func(string) string{Ahead: style.Dim, Playing: plain, Done: style.Green, Failed: style.Red}[g.kind], g.text)
 	}
 	if j.Unknown > 0 {
-		add(style.Dim, plural(j.Unknown, "rank")+" on other nodes: not known")
+		add(style.Dim, Plural(j.Unknown, "rank")+" on other nodes: not known")
 	}
 	if len(j.Waiting) > 0 {
 		add(style.Yellow, j.waits())
@@ -100,19 +100,12 @@ func (j Job) Lines(width, height int, style Style) []string {
 func (j Job) head() string {
 	parts := []string{"cohort run " + Printable(j.Program)}
 	if j.World > 0 {
-		parts = append(parts, plural(j.World, "rank"))
+		parts = append(parts, Plural(j.World, "rank"))
 	}
 	if j.Attempt > 0 || j.Restarts > 0 {
-		parts = append(parts, fmt.Sprintf("attempt %d", j.Attempt+1), plural(j.Restarts, "restart")+" allowed")
+		parts = append(parts, fmt.Sprintf("attempt %d", j.Attempt+1), Plural(j.Restarts, "restart")+" allowed")
 	}
 	return strings.Join(append(parts, Age(j.Elapsed)), ", ")
-}
-
-func plural(n int, word string) string {
-	if n == 1 {
-		return "1 " + word
-	}
-	return strconv.Itoa(n) + " " + word + "s"
 }
 
 func (j Job) nodes() string {

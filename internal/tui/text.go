@@ -67,6 +67,14 @@ func Count(n int64) string {
 	return sign + strings.Join(append([]string{digits}, parts...), " ")
 }
 
+// Plural writes a number of things: "1 rank", "2 ranks".
+func Plural(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return strconv.Itoa(n) + " " + thing
+}
+
 // Ranges writes sorted numbers shortly: "0-3, 5".
 func Ranges(sorted []int) string {
 	var parts []string

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // NoSuchCommand is the Args check of a command that only has sub-commands.
@@ -27,6 +28,19 @@ func NoSuchCommand(cmd *cobra.Command, args []string) error {
 		text += fmt.Sprintf("; %q lists them", cmd.CommandPath()+" --help")
 	}
 	return Usage(errors.New(text))
+}
+
+// PlainFlagError says what the value of a flag must be, where the error would name a Go function.
+func PlainFlagError(err error) error {
+	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	kind := map[string]string{"int": "a whole number", "int64": "a whole number", "float64": "a number", "duration": "a duration such as 90s or 2m", "bool": "true or false"}[bad.GetFlag().Value.Type()]
+	if kind == "" {
+		return err
+	}
+	return fmt.Errorf("--%s %s: it must be %s", bad.GetFlag().Name, bad.GetValue(), kind)
 }
 
 // Exactly is cobra.ExactArgs with an error in plain words.

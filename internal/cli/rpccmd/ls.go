@@ -87,7 +87,7 @@ func (a *app) printRPCWorld(w *rpcWorld) error {
 		width = max(width, len(m.Name))
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s world, round %d, %s\n", kind, w.Round, countOf(len(w.Workers), "worker"))
+	fmt.Fprintf(&b, "%s world, round %d, %s\n", kind, w.Round, tui.Plural(len(w.Workers), "worker"))
 	fmt.Fprintf(&b, "%5s  %-*s  %-7s  %s", "ID", width, "NAME", "KIND", "ADDRESS")
 	for _, m := range w.Workers {
 		kind := "PyTorch"
@@ -120,7 +120,7 @@ func readRPCWorld(ctx context.Context, s store.Store, round int) (*rpcWorld, err
 	kind, err := getNow(ctx, p, rpcKindKey)
 	if err != nil {
 		if errors.Is(err, dist.NotFound) {
-			err = dist.Newf("rpc: ls", dist.NotFound, "no RPC world of round %d in this store", round)
+			err = dist.Newf("rpc", dist.NotFound, "no RPC world of round %d in this store", round)
 		}
 		return nil, err
 	}
@@ -164,7 +164,7 @@ func latestRound(ctx context.Context, s store.Store) (int, error) {
 		switch {
 		case there:
 		case round == 0:
-			return 0, dist.New("rpc: ls", dist.NotFound, "no RPC world has started in this store")
+			return 0, dist.New("rpc", dist.NotFound, "no RPC world has started in this store")
 		default:
 			return round - 1, nil
 		}
@@ -221,7 +221,7 @@ func dynamicMembers(ctx context.Context, s store.Store) ([]rpcMember, error) {
 		at := strings.LastIndexByte(entry, '-')
 		id, err := strconv.Atoi(entry[at+1:])
 		if at < 0 || err != nil {
-			return nil, dist.Newf("rpc: ls", dist.Protocol, "the entry %q in the list of workers is not name-id", entry)
+			return nil, dist.Newf("rpc", dist.Protocol, "the entry %q in the list of workers is not name-id", entry)
 		}
 		members = append(members, rpcMember{ID: id, Name: entry[:at]})
 	}

@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -143,7 +142,7 @@ func (r *refsReport) text() string {
 	for _, w := range r.Workers {
 		held += len(w.Handles)
 	}
-	fmt.Fprintf(&b, "%s and %s at %s", countOf(objects, "object"), countOf(held, "reference"), countOf(len(r.Workers), "Go worker"))
+	fmt.Fprintf(&b, "%s and %s at %s", tui.Plural(objects, "object"), tui.Plural(held, "reference"), tui.Plural(len(r.Workers), "Go worker"))
 	if len(r.Skipped) > 0 {
 		fmt.Fprintf(&b, "; PyTorch workers do not tell: %s", strings.Join(r.Skipped, ", "))
 	}
@@ -164,14 +163,6 @@ func what(o rpc.ObjectInfo) string {
 		return cmp.Or(tui.Printable(o.Type), "no type") + ", size unknown"
 	}
 	return tui.Printable(o.Type) + ", " + tui.Bytes(int64(o.Size))
-}
-
-// countOf writes a number of things.
-func countOf(n int, thing string) string {
-	if n != 1 {
-		thing += "s"
-	}
-	return strconv.Itoa(n) + " " + thing
 }
 
 func age(seconds float64) string { return tui.Age(time.Duration(seconds * float64(time.Second))) }

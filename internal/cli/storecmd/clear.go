@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cli/command"
+	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -61,8 +62,8 @@ func (a *app) clear(ctx context.Context, flags *command.StoreFlags, yes bool) er
 	}
 	clients := stats.Clients() - 1 // without this one
 	if !yes {
-		if err := a.confirm(fmt.Sprintf("Remove %d keys and %d queues from the store at %s, which has %d other connections?",
-			stats.Keys, stats.Queues, flags.Addr, clients)); err != nil {
+		if err := a.confirm(fmt.Sprintf("Remove %s and %s from the store at %s, which has %s?",
+			tui.Plural(stats.Keys, "key"), tui.Plural(stats.Queues, "queue"), flags.Addr, tui.Plural(clients, "other connection"))); err != nil {
 			return err
 		}
 	}
@@ -75,7 +76,7 @@ func (a *app) clear(ctx context.Context, flags *command.StoreFlags, yes bool) er
 			return clearError(s.Addr(), err)
 		}
 		return a.Print(map[string]any{"cleared": n, "connections": clients},
-			fmt.Sprintf("cleared: %d keys and queues are gone", n))
+			fmt.Sprintf("cleared: keys and queues removed: %d", n))
 	})
 }
 
