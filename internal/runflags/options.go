@@ -246,14 +246,14 @@ func (o *Options) nodes(v values) error {
 	if endpoint == "" {
 		return errors.New("--nnodes: the nodes need a place to meet: --rdzv-endpoint HOST[:PORT], or --master-addr HOST")
 	}
-	var err error
-	if o.Endpoint, err = meetingPlace(endpoint, port); err != nil {
+	place, err := meetingPlace(endpoint, port)
+	if err != nil {
 		return err
 	}
-	o.MasterAddr, o.MasterPort = "", 0
+	o.Endpoint, o.MasterAddr, o.MasterPort = place, "", 0
 	if n := v["node-rank"]; n != "" {
-		rank, err := strconv.Atoi(n)
-		if err != nil || rank < 0 || rank >= o.MaxNodes {
+		rank, failed := strconv.Atoi(n)
+		if failed != nil || rank < 0 || rank >= o.MaxNodes {
 			return fmt.Errorf("--node-rank %s: it must be a number below %d", n, o.MaxNodes)
 		}
 		o.NodeRank = &rank
