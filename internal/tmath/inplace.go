@@ -98,6 +98,9 @@ func Norm(t *tensor.Tensor, p float64) (float64, error) {
 			total += math.Pow(v, p)
 		}
 	}
+	if ComputeType(t.DType()) == tensor.Float32 {
+		total = overflow32(total)
+	}
 	switch {
 	case math.IsInf(p, 1):
 		return total, nil

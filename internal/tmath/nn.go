@@ -14,7 +14,7 @@ import (
 // Softmax normalises exponentials along a dimension; with log it returns the logarithm of that. It corresponds to
 // torch.softmax and torch.log_softmax.
 func Softmax(t *tensor.Tensor, dim int, log bool) (*tensor.Tensor, error) {
-	return alongDim("softmax", t, t, dim, func(x, _, out []float64) { softmaxRow(x, out, log) })
+	return alongDim("softmax", t, t, dim, func(x, _, out []float64, _ float64) { softmaxRow(x, out, log) })
 }
 
 func softmaxRow(x, out []float64, log bool) {
@@ -40,14 +40,19 @@ func softmaxRow(x, out []float64, log bool) {
 
 // SoftmaxGrad is the gradient of Softmax, given its result.
 func SoftmaxGrad(grad, result *tensor.Tensor, dim int, log bool) (*tensor.Tensor, error) {
-	return alongDim("softmax", grad, result, dim, func(g, y, out []float64) {
-		total := 0.0
+	return alongDim("softmax", grad, result, dim, func(g, y, out []float64, largest float64) {
+		total, size := 0.0, 0.0
 		for i, v := range g {
+			size += math.Abs(v)
 			if log {
 				total += v
 			} else {
 				total += v * y[i]
 			}
+		}
+		if size > largest/2 {
+			largeSoftmaxGrad(g, y, out, log)
+			return
 		}
 		for i, v := range g {
 			if log {
@@ -59,8 +64,27 @@ func SoftmaxGrad(grad, result *tensor.Tensor, dim int, log bool) (*tensor.Tensor
 	})
 }
 
-// alongDim calls f with the lines of two floating tensors of one shape along a dimension.
-func alongDim(op string, a, b *tensor.Tensor, dim int, f func(x, y, out []float64)) (*tensor.Tensor, error) {
+// largeSoftmaxGrad is for float32 gradients so large that torch's sums or differences of them may overflow.
+func largeSoftmaxGrad(g, y, out []float64, log bool) {
+	total := 0.0
+	for i, v := range g {
+		if !log {
+			v *= y[i]
+		}
+		total = overflow32(total + v)
+	}
+	for i, v := range g {
+		if log {
+			out[i] = v - math.Exp(y[i])*total
+		} else {
+			out[i] = y[i] * overflow32(v-total)
+		}
+	}
+}
+
+// alongDim calls f with the lines of two floating tensors of one shape along a dimension, and with the largest number of the type that
+// torch computes in.
+func alongDim(op string, a, b *tensor.Tensor, dim int, f func(x, y, out []float64, largest float64)) (*tensor.Tensor, error) {
 	shape := a.Shape()
 	d, err := Axis(op, dim, len(shape))
 	if err != nil {
@@ -73,9 +97,9 @@ func alongDim(op string, a, b *tensor.Tensor, dim int, f func(x, y, out []float6
 		return nil, bad(op, "the gradient is %v%v, the result %v%v: want one type and shape", a.DType(), shape, b.DType(), b.Shape())
 	}
 	if ComputeType(a.DType()) == tensor.Float64 {
-		return lines[float64](op, a, b, shape, d, f)
+		return lines[float64](op, a, b, shape, d, func(x, y, out []float64) { f(x, y, out, math.Inf(1)) })
 	}
-	return lines[float32](op, a, b, shape, d, f)
+	return lines[float32](op, a, b, shape, d, func(x, y, out []float64) { f(x, y, out, math.MaxFloat32) })
 }
 
 func lines[T blas.Float](op string, a, b *tensor.Tensor, shape []int, d int, f func(x, y, out []float64)) (*tensor.Tensor, error) {
@@ -350,6 +374,9 @@ func layerNorm[T blas.Float](t *tensor.Tensor, dims int, eps float64) (*NormStat
 			square += (float64(v) - mean) * (float64(v) - mean)
 		}
 		r := 1 / math.Sqrt(square/float64(n)+eps)
+		if ComputeType(t.DType()) == tensor.Float32 && max(square, mean*mean) > math.MaxFloat32 {
+			r = largeDeviation(mean, row)
+		}
 		for i, v := range row {
 			out[at+i] = T((float64(v) - mean) * r)
 		}
@@ -357,6 +384,15 @@ func layerNorm[T blas.Float](t *tensor.Tensor, dims int, eps float64) (*NormStat
 	}
 	s.Normal, err = finishFloats("layer norm", out, shape, t.DType())
 	return s, err
+}
+
+// largeDeviation is the inverse deviation of a row of float32 whose squares overflow. That of torch is 0, and NaN where it squares a mean
+// or a difference of means that is too large.
+func largeDeviation[T blas.Float](mean float64, row []T) float64 {
+	if mean*mean > math.MaxFloat32 || float64(slices.Max(row))-float64(slices.Min(row)) > math.MaxFloat32 {
+		return math.NaN()
+	}
+	return 0
 }
 
 // Grad is the gradient by the input, given the gradient by the normalised input.

@@ -4,6 +4,7 @@
 package tmath
 
 import (
+	"math"
 	"slices"
 
 	"github.com/cohort-dist/cohort/internal/blas"
@@ -95,13 +96,13 @@ func Sum(t *tensor.Tensor, dims []int, keepdim bool) (*tensor.Tensor, error) {
 	}
 	switch ComputeType(t.DType()) {
 	case tensor.Float32:
-		return sum("sum", t, dims, keepdim, t.DType(), func(v float32) float64 { return float64(v) }, false)
+		return sum("sum", t, dims, keepdim, t.DType(), singles, false)
 	case tensor.Float64:
-		return sum("sum", t, dims, keepdim, t.DType(), func(v float64) float64 { return v }, false)
+		return sum("sum", t, dims, keepdim, t.DType(), ownType[float64](), false)
 	case tensor.Complex128:
-		return sum("sum", t, dims, keepdim, t.DType(), func(v complex128) complex128 { return v }, false)
+		return sum("sum", t, dims, keepdim, t.DType(), complexes(t.DType()), false)
 	default:
-		return sum("sum", t, dims, keepdim, tensor.Int64, func(v int64) int64 { return v }, false)
+		return sum("sum", t, dims, keepdim, tensor.Int64, ownType[int64](), false)
 	}
 }
 
@@ -112,15 +113,60 @@ func Mean(t *tensor.Tensor, dims []int, keepdim bool) (*tensor.Tensor, error) {
 	}
 	switch ComputeType(t.DType()) {
 	case tensor.Float32:
-		return sum("mean", t, dims, keepdim, t.DType(), func(v float32) float64 { return float64(v) }, true)
+		return sum("mean", t, dims, keepdim, t.DType(), singles, true)
 	case tensor.Float64:
-		return sum("mean", t, dims, keepdim, t.DType(), func(v float64) float64 { return v }, true)
+		return sum("mean", t, dims, keepdim, t.DType(), ownType[float64](), true)
 	default:
-		return sum("mean", t, dims, keepdim, t.DType(), func(v complex128) complex128 { return v }, true)
+		return sum("mean", t, dims, keepdim, t.DType(), complexes(t.DType()), true)
 	}
 }
 
-func sum[T, A number](op string, t *tensor.Tensor, dims []int, keepdim bool, dt tensor.DType, wide func(T) A, mean bool) (*tensor.Tensor, error) {
+// accumulation says how elements of type T are added up in sums of type A.
+type accumulation[T, A number] struct {
+	wide func(T) A
+	// limit, where there is one, returns what to apply to every partial sum of n of the elements, or nil when none can be too large.
+	limit func(x []T, n int) func(A) A
+}
+
+// singles adds in float64, which loses less than torch's sums of float32, and overflows where those do.
+var singles = accumulation[float32, float64]{
+	wide: func(v float32) float64 { return float64(v) },
+	limit: func(x []float32, n int) func(float64) float64 {
+		var largest uint32 // magnitudes are ordered as their bits are
+		for _, v := range x {
+			largest = max(largest, math.Float32bits(v)&^(1<<31))
+		}
+		if float64(math.Float32frombits(largest))*float64(n) <= math.MaxFloat32 {
+			return nil
+		}
+		return overflow32
+	},
+}
+
+// complexes adds in complex128, and for complex64 overflows as singles does.
+func complexes(dt tensor.DType) accumulation[complex128, complex128] {
+	acc := ownType[complex128]()
+	if dt == tensor.Complex64 {
+		acc.limit = func([]complex128, int) func(complex128) complex128 {
+			return func(v complex128) complex128 { return complex(overflow32(real(v)), overflow32(imag(v))) }
+		}
+	}
+	return acc
+}
+
+func ownType[T number]() accumulation[T, T] {
+	return accumulation[T, T]{wide: func(v T) T { return v }}
+}
+
+// overflow32 makes a number infinite that float32 has no place for.
+func overflow32(v float64) float64 {
+	if r := float64(float32(v)); math.IsInf(r, 0) {
+		return r
+	}
+	return v
+}
+
+func sum[T, A number](op string, t *tensor.Tensor, dims []int, keepdim bool, dt tensor.DType, acc accumulation[T, A], mean bool) (*tensor.Tensor, error) {
 	x, err := numbers[T](op, t)
 	if err != nil {
 		return nil, err
@@ -132,20 +178,33 @@ func sum[T, A number](op string, t *tensor.Tensor, dims []int, keepdim bool, dt 
 	}
 	out := make([]A, elements(r.shape))
 	along, n := r.alongRow(shape)
+	var limit func(A) A
+	if acc.limit != nil {
+		limit = acc.limit(x, r.counts)
+	}
 	r.walk(shape, func(from, to int) {
 		row := x[from:][:n]
-		if along {
+		switch {
+		case limit != nil:
+			for i, v := range row {
+				at := to
+				if along {
+					at += i
+				}
+				out[at] = limit(out[at] + acc.wide(v))
+			}
+		case along:
 			dst := out[to:][:n]
 			for i, v := range row {
-				dst[i] += wide(v)
+				dst[i] += acc.wide(v)
 			}
-			return
+		default:
+			var s A
+			for _, v := range row {
+				s += acc.wide(v)
+			}
+			out[to] += s
 		}
-		var s A
-		for _, v := range row {
-			s += wide(v)
-		}
-		out[to] += s
 	})
 	if mean {
 		for i := range out {

@@ -173,11 +173,31 @@ func TestConvert(t *testing.T) {
 	}
 }
 
+// TestOverflow: a partial sum that float32 has no place for makes the sum infinite, along rows and columns, though sums are computed in
+// float64. What is small is not rounded on the way.
+func TestOverflow(t *testing.T) {
+	t.Parallel()
+	ok := must(t)
+	inf := float32(math.Inf(1))
+	x := of([][]float32{{3e38, 3e38, -3e38}, {1, 3e38, 2}, {-3e38, -3e38, 3e38}})
+	same(t, ok(Sum(x, []int{1}, false)), []float32{inf, 3e38, -inf})
+	same(t, ok(Sum(x, []int{0}, false)), []float32{0, inf, 0})
+	same(t, ok(Mean(of([]float32{3e38, 3e38}), nil, false)), inf)
+	same(t, ok(Sum(of([]float32{1, 1e-8, -1}), nil, false)), float32(1e-8))
+	same(t, ok(Sum(of([]complex64{3e38, 3e38i, 3e38, -3e38}), nil, false)), complex64(complex(inf, 3e38)))
+	same(t, ok(Sum(of([]float64{3e38, 3e38, -3e38}), nil, false)), 3e38)
+}
+
 func TestNorm(t *testing.T) {
 	t.Parallel()
 	for p, want := range map[float64]float64{2: 5, 1: 7, math.Inf(1): 4} {
 		if got, err := Norm(of([]float32{3, -4}), p); err != nil || got != want {
 			t.Errorf("%v-norm %v, %v", p, got, err)
+		}
+	}
+	for _, dt := range []tensor.DType{tensor.Float32, tensor.Float64} { // squares of float32 overflow, as in PyTorch
+		if got, err := Norm(tensor.Must(tensor.Full(dt, 1e20, 2)), 2); err != nil || math.IsInf(got, 1) != (dt == tensor.Float32) {
+			t.Errorf("the norm of large %v is %v, %v", dt, got, err)
 		}
 	}
 	if !slices.Equal(Inverse([]int{2, 0, 1}), []int{1, 2, 0}) {
