@@ -199,6 +199,26 @@ func TestStoppedRankIsFound(t *testing.T) {
 	}
 }
 
+// TestTheRankWhoseTimeIsOverIsNotBlamed: a rank whose operation takes too long fails the group. It does not know for whom it waited, and
+// the others must not take it for the reason.
+func TestTheRankWhoseTimeIsOverIsNotBlamed(t *testing.T) {
+	t.Parallel()
+	for _, transport := range []Transport{SharedMemory, TCP, Gloo} {
+		t.Run(string(transport), func(t *testing.T) {
+			t.Parallel()
+			groups := newWorld(t, 3, WithTransport(transport))
+			ctx := ctxOf(t)
+			work := groups[2].AllReduce(ctx, from(int64(1)), Sum)
+			groups[0].fail(dist.New("group: test", dist.DeadlineExceeded, "it took too long"))
+			err := work.Wait(ctx)
+			var e *dist.Error
+			if !errors.As(err, &e) || e.Code != dist.DeadlineExceeded || e.Rank != dist.NoRank || !strings.Contains(err.Error(), "rank 0") {
+				t.Errorf("%v (rank %v)", err, e.Rank)
+			}
+		})
+	}
+}
+
 func TestTimeoutFailsTheGroup(t *testing.T) {
 	groups := newWorld(t, 3, WithTransport(TCP))
 	ctx := ctxOf(t)

@@ -169,10 +169,13 @@ func (w *watch) heard(p *pair, n *wire.Notice) {
 	default:
 	}
 	if n.Rank < 0 {
-		e.Rank = dist.Rank(p.peer)
+		e.Rank = dist.NoRank
+		if n.Code != dist.DeadlineExceeded { // whose time is over has waited for another rank
+			e.Rank = dist.Rank(p.peer)
+		}
 	}
-	if about := p.d.pairs[e.Rank]; about != nil {
-		e.Peer = about.where()
+	if e.Rank != dist.NoRank && p.d.pairs[e.Rank] != nil {
+		e.Peer = p.d.pairs[e.Rank].where()
 	}
 	moment.At("gloo.watch.told")
 	w.mu.Lock()

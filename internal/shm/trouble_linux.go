@@ -113,6 +113,8 @@ func (e *Engine) told(op string) error {
 		err.Detail = text
 	case dist.Closed:
 		err.Code, err.Detail = dist.PeerLost, "it closed the group during an operation"
+	case dist.DeadlineExceeded: // whose time is over has waited for another rank
+		err.Rank, err.Detail = dist.NoRank, fmt.Sprintf("rank %d gave up: %s", a.rank, text)
 	case dist.Unknown, dist.Canceled: // nobody here was cancelled
 		err.Code = dist.Aborted
 	default:

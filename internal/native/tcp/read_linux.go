@@ -250,8 +250,11 @@ func remoteFailure(c *conn, h wire.Header, text string) error {
 		code = dist.Code(h.Total)
 	}
 	rank := dist.Rank(c.peer)
-	if h.Slot > 0 && h.Slot <= wire.MaxRanks && int(h.Slot) <= c.m.size {
+	switch {
+	case h.Slot > 0 && h.Slot <= wire.MaxRanks && int(h.Slot) <= c.m.size:
 		rank = dist.Rank(h.Slot - 1)
+	case code == dist.DeadlineExceeded: // whose time is over has waited for another rank
+		rank = dist.NoRank
 	}
 	return &dist.Error{Op: "group", Code: code, Rank: rank, Detail: text + " (told by rank " + itoa(c.peer) + ")"}
 }
