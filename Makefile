@@ -123,21 +123,25 @@ cover: ## print how much of the code the tests reach
 fmt: $(TOOLS)/golangci-lint ## format the source
 	@$(TOOLS)/golangci-lint fmt ./...
 
-# Two stages run at a time, and what each says is kept together: one of those that wait for sockets, processes and timeouts, and one of
-# those that compute, at the lowest priority. What measures memory, and fuzzing, whose worth is the time that it gets, come last.
-ifdef TWO
-race: test
-interop: race
-moments memory fuzz: interop
-cross: tidy
-lint: cross
-model: lint
-endif
+# Two stages run at a time: one of those that wait for sockets, processes and timeouts, and one of those that compute, at the lowest
+# priority. What measures memory, and fuzzing, whose worth is the time that it gets, come last. What a stage prints is kept together
+# and shown when it ends; that it begins is said at once, because make does not collect the output of a line that runs make.
+STAGES = tidy test cross race lint interop model moments memory fuzz
+stage-race: stage-test
+stage-interop: stage-race
+stage-moments stage-memory stage-fuzz: stage-interop
+stage-cross: stage-tidy
+stage-lint: stage-cross
+stage-model: stage-lint
+
+.PHONY: $(STAGES:%=stage-%)
+$(STAGES:%=stage-%): stage-%:
+	@echo "==> $*"; start=$$SECONDS; $(MAKE) $* || { echo "==> $* FAILED after $$((SECONDS - start)) s"; exit 1; }; echo "==> $* passed after $$((SECONDS - start)) s"
 
 .PHONY: check
 check: ## everything that CI runs: tidy, lint, cross, test, race, interop, model, memory, moments, fuzz
 	@rm -f $(COUNTS)
-	@$(MAKE) -j2 --output-sync=target TWO=1 LOW="nice -n 19" tidy test cross race lint interop model moments memory fuzz
+	@$(MAKE) -j2 --output-sync=target LOW="nice -n 19" $(STAGES:%=stage-%)
 	@echo "make check passed (test and race skip what interop runs, and measurements; what interop skips was left out):"
 	@sed 's/^/  /' $(COUNTS)
 
