@@ -6,7 +6,6 @@ package launch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"regexp"
@@ -23,6 +22,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/internal/postmortem"
+	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort/internal/ranklist"
 	"github.com/cohort-dist/cohort/internal/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -51,7 +52,7 @@ type attempt struct {
 	timerID int
 	inbox   chan any // answers of looking goroutines
 	looking sync.WaitGroup
-	before  map[launchcore.Worker]string // where the workers were when they were interrupted
+	before  pystack.Places // where the workers were when they were interrupted
 	found   *Evidence
 	outcome launchcore.Outcome
 	err     error
@@ -158,6 +159,10 @@ func (a *attempt) perform(e launchcore.Effect) {
 		a.look(e.Hung)
 	case launchcore.Send:
 		a.send(e.Workers, e.Signal)
+	case launchcore.Mark:
+		a.mark(e.Workers)
+	case launchcore.Waits:
+		a.waits(e.Workers, e.Left)
 	case launchcore.FindStuck:
 		a.findStuck(e.Workers)
 	case launchcore.Sweep:
@@ -367,9 +372,6 @@ func (a *attempt) signal(s os.Signal) {
 
 func (a *attempt) send(workers []launchcore.Worker, s launchcore.Signal) {
 	ending := a.job.cfg.ending[int(s)] || s == launchcore.SIGKILL
-	if s == launchcore.SIGINT && ending {
-		a.before = a.positions(workers)
-	}
 	ids := make([]int, len(workers))
 	for i, w := range workers {
 		ids[i] = a.id(w)
@@ -388,6 +390,9 @@ func (a *attempt) answered(answer any) {
 		a.stands(answer)
 	case leftBehind:
 		a.end(answer)
+	case pystack.Places:
+		a.before = answer
+		a.step(launchcore.Marked{})
 	case *Evidence:
 		a.found = answer
 		a.step(launchcore.EvidenceTaken{})
@@ -438,42 +443,51 @@ func (a *attempt) drain() {
 	a.job.screen.end()
 }
 
-// positions returns where the Python code of workers stands, as text that changes when they move.
-func (a *attempt) positions(workers []launchcore.Worker) map[launchcore.Worker]string {
-	ctx, cancel := context.WithTimeout(context.Background(), evidenceTime)
-	defer cancel()
-	var mu sync.Mutex
-	all := map[launchcore.Worker]string{}
-	var wg sync.WaitGroup
-	for _, w := range workers {
-		pid := a.workers[w].pid
-		wg.Go(func() {
-			p, err := a.job.reader.Read(ctx, pid)
-			if err != nil {
-				return
-			}
-			if main := p.Main(); main != nil && !main.Moving {
-				mu.Lock()
-				defer mu.Unlock()
-				all[w] = fmt.Sprint(main.Frames)
-			}
-		})
+// pidsOf returns the processes of workers.
+func (a *attempt) pidsOf(workers []launchcore.Worker) []int {
+	pids := make([]int, len(workers))
+	for i, w := range workers {
+		pids[i] = a.workers[w].pid
 	}
-	wg.Wait()
-	return all
+	return pids
+}
+
+// mark remembers where the workers are.
+func (a *attempt) mark(workers []launchcore.Worker) {
+	pids := a.pidsOf(workers)
+	a.looking.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), a.job.cfg.Interrupt)
+		defer cancel()
+		a.inbox <- a.job.reader.Places(ctx, pids)
+	})
 }
 
 // findStuck compares where the workers stand with where they stood when they were interrupted.
 func (a *attempt) findStuck(workers []launchcore.Worker) {
-	before := a.before
+	before, pids := a.before, a.pidsOf(workers)
 	a.looking.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), a.job.cfg.Interrupt)
+		defer cancel()
+		now := a.job.reader.Places(ctx, pids)
 		var stuck []launchcore.Worker
-		now := a.positions(workers)
-		for _, w := range workers {
-			if at, known := before[w]; known && now[w] == at {
+		for i, w := range workers {
+			if before.Same(now, pids[i]) {
 				stuck = append(stuck, w)
 			}
 		}
 		a.inbox <- launchcore.Stuck{Workers: stuck}
 	})
+}
+
+// waits says whom the user is waiting for.
+func (a *attempt) waits(workers []launchcore.Worker, left time.Duration) {
+	ranks := make([]dist.Rank, len(workers))
+	for i, w := range workers {
+		ranks[i] = a.workers[w].rank
+	}
+	still := "still run: they are"
+	if len(ranks) == 1 {
+		still = "still runs: it is"
+	}
+	a.job.screen.say("%s %s killed in %v, or at once by Ctrl-C", ranklist.Named(ranks), still, left)
 }

@@ -150,7 +150,7 @@ func (a *Attempt) Sentence() string {
 		return "the job was stopped"
 	}
 	if early := a.early(); len(early) > 0 {
-		return fmt.Sprintf("%s ended with exit code 0 while others still needed %s; then rank %d %s", rankWords(early), map[bool]string{true: "it", false: "them"}[len(early) == 1], first.Rank, first.Words)
+		return fmt.Sprintf("%s ended with exit code 0 while others still needed %s; then rank %d %s", ranklist.Named(early), map[bool]string{true: "it", false: "them"}[len(early) == 1], first.Rank, first.Words)
 	}
 	if s := a.suspect(); s != nil {
 		return fmt.Sprintf("rank %d %s; the cause is probably rank %d, which was in %s and was stopped before it said why", first.Rank, first.Words, s.Rank, s.Doing)
@@ -181,13 +181,6 @@ func (a *Attempt) early() []dist.Rank {
 // consequence reports whether a worker's end was another one's doing.
 func consequence(w *WorkerEnd) bool {
 	return w.Kind == postmortem.LostPeer.String() || w.Kind == postmortem.Timeout.String()
-}
-
-func rankWords(ranks []dist.Rank) string {
-	if len(ranks) == 1 {
-		return "rank " + ranks[0].String()
-	}
-	return "ranks " + ranklist.Short(ranks)
 }
 
 // suspect returns the one rank that is left as the cause when all failures are consequences: the only one that had to be
@@ -374,7 +367,7 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 	for _, fate := range order {
 		ranks := fates[fate]
 		slices.Sort(ranks)
-		fmt.Fprintf(b, "    %s: %s\n", rankWords(ranks), fate)
+		fmt.Fprintf(b, "    %s: %s\n", ranklist.Named(ranks), fate)
 	}
 }
 

@@ -53,7 +53,7 @@ type Exit struct {
 func (e Exit) Failed() bool { return e.Code != 0 }
 
 // Event is something that happened to the group. Its types are [Begin], [Exited], [Refused], [EvidenceTaken], [Stop],
-// [UserSignal], [Hung], [Stuck], [Swept] and [TimerFired].
+// [UserSignal], [Hung], [Marked], [Stuck], [Swept] and [TimerFired].
 type Event interface{ event() }
 
 type (
@@ -78,6 +78,8 @@ type (
 	PassedSignal struct{ Signal Signal }
 	// Hung says that the watch found the group to stand still and that it has to be stopped.
 	Hung struct{}
+	// Marked answers [Mark].
+	Marked struct{}
 	// Stuck answers [FindStuck]: the workers that did not move since they were signalled.
 	Stuck struct{ Workers []Worker }
 	// Swept answers [Sweep].
@@ -94,6 +96,7 @@ func (Stop) event()          {}
 func (UserSignal) event()    {}
 func (PassedSignal) event()  {}
 func (Hung) event()          {}
+func (Marked) event()        {}
 func (Stuck) event()         {}
 func (Swept) event()         {}
 func (TimerFired) event()    {}
@@ -111,8 +114,15 @@ type (
 		Workers []Worker
 		Signal  Signal
 	}
-	// FindStuck asks which of the workers have not moved since they were signalled; answered by [Stuck].
+	// Mark asks to remember where the workers are, before they are interrupted; answered by [Marked].
+	Mark struct{ Workers []Worker }
+	// FindStuck asks which of the workers have not moved since [Mark]; answered by [Stuck].
 	FindStuck struct{ Workers []Worker }
+	// Waits says that workers which were signalled still run, and how long they may before they are killed.
+	Waits struct {
+		Workers []Worker
+		Left    time.Duration
+	}
 	// Sweep kills what is left of the workers' descendants; answered by [Swept].
 	Sweep struct{}
 	// SetTimer asks for a [TimerFired] with this ID. A later timer replaces an earlier one.
@@ -134,7 +144,9 @@ type (
 func (Start) effect()        {}
 func (TakeEvidence) effect() {}
 func (Send) effect()         {}
+func (Mark) effect()         {}
 func (FindStuck) effect()    {}
+func (Waits) effect()        {}
 func (Sweep) effect()        {}
 func (SetTimer) effect()     {}
 func (GoOn) effect()         {}
@@ -175,6 +187,7 @@ const (
 	running          // workers run
 	collecting       // one failed, evidence is being taken
 	lingering        // waiting for the cause
+	marking          // to be interrupted as soon as it is known where the workers are
 	stopping         // signalled
 	killing          // sent SIGKILL
 	sweeping         // all workers are gone, their descendants are being removed
@@ -190,6 +203,7 @@ type Group struct {
 	outcome Outcome
 	// interrupted says that the workers were sent SIGINT and are not yet known to have noticed.
 	interrupted bool
+	patience    time.Duration // what is left of Grace when the timer ends
 	timer       int
 	effects     []Effect
 }
@@ -232,6 +246,10 @@ func (g *Group) Step(ev Event) []Effect {
 	case PassedSignal:
 		if g.living > 0 {
 			g.do(Send{g.survivors(), ev.Signal})
+		}
+	case Marked:
+		if g.phase == marking {
+			g.signal(SIGINT)
 		}
 	case Stuck:
 		if g.phase == stopping {
@@ -347,18 +365,34 @@ func (g *Group) consequencesOnly() bool {
 }
 
 func (g *Group) stop(s Signal) {
-	if g.living == 0 {
+	switch {
+	case g.living == 0:
 		g.sweep()
-		return
-	}
-	g.phase = stopping
-	g.do(Send{g.survivors(), s})
-	if s == SIGINT && g.limits.Interrupt < g.limits.Grace {
-		g.interrupted = true
+	case s == SIGINT && g.limits.Interrupt < g.limits.Grace:
+		g.phase = marking
+		g.do(Mark{g.survivors()})
 		g.setTimer(g.limits.Interrupt)
-		return
+	default:
+		g.signal(s)
 	}
-	g.setTimer(g.limits.Grace)
+}
+
+// signal sends the first signal.
+func (g *Group) signal(s Signal) {
+	g.phase, g.patience, g.interrupted = stopping, g.limits.Grace, s == SIGINT
+	g.do(Send{g.survivors(), s})
+	if g.interrupted {
+		g.wait(g.limits.Interrupt)
+	} else {
+		g.wait(2 * g.limits.Interrupt)
+	}
+}
+
+// wait spends a part of the time that signalled workers have.
+func (g *Group) wait(d time.Duration) {
+	d = min(d, g.patience)
+	g.patience -= d
+	g.setTimer(d)
 }
 
 // stopSoon stops the group for a reason outside of it.
@@ -398,15 +432,33 @@ func (g *Group) userSignal(s Signal) {
 	case g.phase == idle:
 		g.outcome.Signal = s
 		g.end()
-	case g.phase < stopping:
+	case g.phase < marking:
 		g.outcome.Signal = s
 		g.stop(s)
-	case g.phase == stopping:
+	case g.phase <= stopping:
 		// The user asks again, or asks while the group is being stopped after a failure: no more patience.
 		if g.outcome.Signal == 0 {
 			g.outcome.Signal = s
 		}
+		if g.phase == marking {
+			g.signal(SIGINT) // nobody is killed without a warning
+		}
 		g.kill()
+	}
+}
+
+// losePatience does what follows when workers that were signalled still run.
+func (g *Group) losePatience() {
+	switch {
+	case g.patience == 0:
+		g.kill()
+	case g.interrupted:
+		g.interrupted = false
+		g.do(FindStuck{g.survivors()})
+		g.wait(g.limits.Interrupt)
+	default:
+		g.do(Waits{g.survivors(), g.patience})
+		g.wait(g.patience)
 	}
 }
 
@@ -416,14 +468,10 @@ func (g *Group) timeUp() {
 		g.judge()
 	case lingering:
 		g.stop(SIGTERM)
+	case marking: // the machine is busy: whoever could not be looked at has to react by itself
+		g.signal(SIGINT)
 	case stopping:
-		if g.interrupted {
-			g.interrupted = false
-			g.do(FindStuck{g.survivors()})
-			g.setTimer(g.limits.Grace - g.limits.Interrupt)
-			return
-		}
-		g.kill()
+		g.losePatience()
 	case killing: // some worker does not end
 		g.sweep()
 	case sweeping:

@@ -22,7 +22,8 @@ func TestGroup(t *testing.T) {
 	all := []Worker{0, 1, 2}
 	failed := []Event{Begin{}, Exited{Worker: 1, Code: 7}}
 	stopped := append(slices.Clone(failed), EvidenceTaken{})
-	interrupted := []Event{Begin{}, UserSignal{SIGINT}}
+	marked := []Event{Begin{}, UserSignal{SIGINT}}
+	interrupted := append(slices.Clone(marked), Marked{})
 	lost := []Event{Begin{}, Exited{Worker: 0, Code: 1, Consequence: true}, EvidenceTaken{}}
 	for name, c := range map[string]struct {
 		before []Event
@@ -33,31 +34,36 @@ func TestGroup(t *testing.T) {
 		"an early success is no event":   {[]Event{Begin{}}, Exited{Worker: 1}, nil},
 		"the last success ends":          {[]Event{Begin{}, Exited{Worker: 1}, Exited{Worker: 0}}, Exited{Worker: 2}, []Effect{Sweep{}, SetTimer{1, 5 * time.Second}}},
 		"evidence before any signal":     {[]Event{Begin{}}, Exited{Worker: 1, Code: 7}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
-		"then the others are stopped":    {failed, EvidenceTaken{}, []Effect{Failing{}, Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 30 * time.Second}}},
-		"evidence that is late":          {failed, TimerFired{1}, []Effect{Failing{}, Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 30 * time.Second}}},
-		"patience ends":                  {stopped, TimerFired{2}, []Effect{Send{[]Worker{0, 2}, SIGKILL}, SetTimer{3, 5 * time.Second}}},
+		"then the others are stopped":    {failed, EvidenceTaken{}, []Effect{Failing{}, Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"evidence that is late":          {failed, TimerFired{1}, []Effect{Failing{}, Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"who still runs is named":        {stopped, TimerFired{2}, []Effect{Waits{[]Worker{0, 2}, 26 * time.Second}, SetTimer{3, 26 * time.Second}}},
+		"patience ends":                  {append(slices.Clone(stopped), TimerFired{2}), TimerFired{3}, []Effect{Send{[]Worker{0, 2}, SIGKILL}, SetTimer{4, 5 * time.Second}}},
 		"an old timer":                   {stopped, TimerFired{1}, nil},
 		"a consequence is waited for":    {lost[:2], EvidenceTaken{}, []Effect{Failing{}, SetTimer{2, 5 * time.Second}}},
-		"until the cause shows itself":   {lost, Exited{Worker: 1, Code: 1}, []Effect{Send{[]Worker{2}, SIGTERM}, SetTimer{3, 30 * time.Second}}},
+		"until the cause shows itself":   {lost, Exited{Worker: 1, Code: 1}, []Effect{Send{[]Worker{2}, SIGTERM}, SetTimer{3, 4 * time.Second}}},
 		"another consequence is no news": {lost, Exited{Worker: 2, Code: 1, Consequence: true}, nil},
 		"nor is a success":               {lost, Exited{Worker: 2}, nil},
-		"waiting for the cause ends":     {lost, TimerFired{2}, []Effect{Send{[]Worker{1, 2}, SIGTERM}, SetTimer{3, 30 * time.Second}}},
-		"SIGTERM is passed on":           {[]Event{Begin{}}, UserSignal{SIGTERM}, []Effect{Send{all, SIGTERM}, SetTimer{1, 30 * time.Second}}},
-		"SIGINT is passed on":            {[]Event{Begin{}}, UserSignal{SIGINT}, []Effect{Send{all, SIGINT}, SetTimer{1, 2 * time.Second}}},
-		"who does not react is found":    {interrupted, TimerFired{1}, []Effect{FindStuck{all}, SetTimer{2, 28 * time.Second}}},
-		"and sent SIGTERM":               {append(slices.Clone(interrupted), TimerFired{1}), Stuck{[]Worker{2}}, []Effect{Send{[]Worker{2}, SIGTERM}}},
-		"a second SIGINT kills":          {interrupted, UserSignal{SIGINT}, []Effect{Send{all, SIGKILL}, SetTimer{2, 5 * time.Second}}},
+		"waiting for the cause ends":     {lost, TimerFired{2}, []Effect{Send{[]Worker{1, 2}, SIGTERM}, SetTimer{3, 4 * time.Second}}},
+		"SIGTERM is passed on":           {[]Event{Begin{}}, UserSignal{SIGTERM}, []Effect{Send{all, SIGTERM}, SetTimer{1, 4 * time.Second}}},
+		"SIGINT: where the workers are":  {[]Event{Begin{}}, UserSignal{SIGINT}, []Effect{Mark{all}, SetTimer{1, 2 * time.Second}}},
+		"then it is passed on":           {marked, Marked{}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}}},
+		"which must not take long":       {marked, TimerFired{1}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}}},
+		"who does not react is found":    {interrupted, TimerFired{2}, []Effect{FindStuck{all}, SetTimer{3, 2 * time.Second}}},
+		"and sent SIGTERM":               {append(slices.Clone(interrupted), TimerFired{2}), Stuck{[]Worker{2}}, []Effect{Send{[]Worker{2}, SIGTERM}}},
+		"who reacts to none is named":    {append(slices.Clone(interrupted), TimerFired{2}), TimerFired{3}, []Effect{Waits{all, 26 * time.Second}, SetTimer{4, 26 * time.Second}}},
+		"a second SIGINT kills":          {interrupted, UserSignal{SIGINT}, []Effect{Send{all, SIGKILL}, SetTimer{3, 5 * time.Second}}},
+		"at once, too":                   {marked, UserSignal{SIGINT}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}, Send{all, SIGKILL}, SetTimer{3, 5 * time.Second}}},
 		"SIGINT while stopping kills":    {stopped, UserSignal{SIGINT}, []Effect{Send{[]Worker{0, 2}, SIGKILL}, SetTimer{3, 5 * time.Second}}},
 		"SIGUSR1 is only passed on":      {[]Event{Begin{}, Exited{Worker: 1}}, PassedSignal{10}, []Effect{Send{[]Worker{0, 2}, 10}}},
-		"another node failed":            {[]Event{Begin{}}, Stop{}, []Effect{Send{all, SIGTERM}, SetTimer{1, 30 * time.Second}}},
+		"another node failed":            {[]Event{Begin{}}, Stop{}, []Effect{Send{all, SIGTERM}, SetTimer{1, 4 * time.Second}}},
 		"another node lost a peer":       {[]Event{Begin{}}, Stop{Linger: true}, []Effect{SetTimer{1, 5 * time.Second}}},
-		"which was the cause":            {[]Event{Begin{}, Stop{Linger: true}}, Exited{Worker: 1, Code: 1}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 30 * time.Second}}},
+		"which was the cause":            {[]Event{Begin{}, Stop{Linger: true}}, Exited{Worker: 1, Code: 1}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
 		"a hang is looked at":            {[]Event{Begin{}}, Hung{}, []Effect{TakeEvidence{Hung: true}, SetTimer{1, 100 * time.Millisecond}}},
-		"and stopped":                    {[]Event{Begin{}, Hung{}}, EvidenceTaken{}, []Effect{Failing{}, Send{all, SIGTERM}, SetTimer{2, 30 * time.Second}}},
+		"and stopped":                    {[]Event{Begin{}, Hung{}}, EvidenceTaken{}, []Effect{Failing{}, Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
 		"a signal before the start":      {nil, UserSignal{SIGINT}, []Effect{Ended{Outcome{Signal: SIGINT}}}},
 		"a worker that does not end after SIGKILL": {
-			append(slices.Clone(stopped), TimerFired{2}, Exited{Worker: 0, Code: -9}, TimerFired{3}),
-			TimerFired{4},
+			append(slices.Clone(stopped), TimerFired{2}, TimerFired{3}, Exited{Worker: 0, Code: -9}, TimerFired{4}),
+			TimerFired{5},
 			[]Effect{Ended{Outcome{Immortal: []Worker{2}, Exits: []Exit{{Worker: 1, Code: 7}, {Worker: 0, Code: -9, AfterSignal: true}}}}},
 		},
 	} {
@@ -183,13 +189,17 @@ func (s *simulated) perform(e Effect) {
 			s.dead[w] = true
 			s.answers = append(s.answers, Exited{Worker: w, Code: -int(e.Signal)})
 		}
+	case Mark:
+		if s.r.IntN(4) > 0 {
+			s.answers = append(s.answers, Marked{})
+		}
 	case FindStuck:
 		s.answers = append(s.answers, Stuck(e))
 	case Sweep:
 		s.answers = append(s.answers, Swept{})
 	case Ended:
 		s.ends = append(s.ends, e)
-	case Start, Failing:
+	case Start, Failing, Waits:
 	}
 }
 

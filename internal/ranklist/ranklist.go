@@ -12,6 +12,14 @@ import (
 // Short writes a sorted list: "0-5,7".
 func Short[R ~int](ranks []R) string { return strings.Join(Parts(ranks, "-"), ",") }
 
+// Named writes a sorted list: "rank 1" or "ranks 0-5,7".
+func Named[R ~int](ranks []R) string {
+	if len(ranks) == 1 {
+		return "rank " + Short(ranks)
+	}
+	return "ranks " + Short(ranks)
+}
+
 // Parts writes a sorted list in parts, each a rank or a run of three and more with between in its middle: "0 to 5", "7".
 func Parts[R ~int](ranks []R, between string) []string {
 	var parts []string

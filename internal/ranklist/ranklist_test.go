@@ -24,3 +24,12 @@ func TestWords(t *testing.T) {
 		}
 	}
 }
+
+func TestNamed(t *testing.T) {
+	t.Parallel()
+	for want, ranks := range map[string][]int{"rank 3": {3}, "ranks 0,1": {0, 1}, "ranks 0-2,5": {0, 1, 2, 5}} {
+		if got := Named(ranks); got != want {
+			t.Errorf("Named(%v) is %q, want %q", ranks, got, want)
+		}
+	}
+}

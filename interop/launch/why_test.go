@@ -92,6 +92,17 @@ func interrupt(t *testing.T, j *job) {
 	}
 }
 
+// TestInterruptDeaf: Ctrl-C ends ranks whose main thread is in C for good, though their many threads take long to read.
+func TestInterruptDeaf(t *testing.T) {
+	t.Parallel()
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		dir := place(t, torch)
+		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/deaf.py")
+		j.wait(j.out, "waits\n", 2)
+		interrupt(t, j)
+	})
+}
+
 // stopped has rank 1 stopped for a while: it is found.
 func stopped(t *testing.T, name string) {
 	t.Helper()
