@@ -20,7 +20,7 @@ import (
 // It corresponds to torch.distributed.all_gather_coalesced.
 func (g *Group) AllGatherCoalesced(ctx context.Context, outs [][]*tensor.Tensor, ins []*tensor.Tensor, opts ...OpOption) *Work {
 	w := g.newWork(OpAllGatherCoalesced, opts)
-	return g.run(ctx, w, g.args.AllGatherCoalesced(&w.call, outs, ins))
+	return g.run(ctx, w, g.argsOf(ctx).AllGatherCoalesced(&w.call, outs, ins))
 }
 
 // AllGatherIntoCoalesced is [Group.AllGatherInto] of several pairs of tensors in one operation.
@@ -28,7 +28,7 @@ func (g *Group) AllGatherCoalesced(ctx context.Context, outs [][]*tensor.Tensor,
 // It corresponds to all_gather_into_tensor in torch.distributed's _coalescing_manager.
 func (g *Group) AllGatherIntoCoalesced(ctx context.Context, outs, ins []*tensor.Tensor, opts ...OpOption) *Work {
 	w := g.newWork(OpAllGatherIntoCoalesced, opts)
-	return g.run(ctx, w, g.args.AllGatherIntoCoalesced(&w.call, outs, ins))
+	return g.run(ctx, w, g.argsOf(ctx).AllGatherIntoCoalesced(&w.call, outs, ins))
 }
 
 // ReduceScatterIntoCoalesced is [Group.ReduceScatterInto] of several pairs of tensors in one operation.
@@ -37,13 +37,13 @@ func (g *Group) AllGatherIntoCoalesced(ctx context.Context, outs, ins []*tensor.
 // number per pair, as there.
 func (g *Group) ReduceScatterIntoCoalesced(ctx context.Context, outs, ins []*tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	w := g.newWork(OpReduceScatterIntoCoalesced, opts)
-	return g.run(ctx, w, g.args.ReduceScatterIntoCoalesced(&w.call, outs, ins, reduce.Op(op)))
+	return g.run(ctx, w, g.argsOf(ctx).ReduceScatterIntoCoalesced(&w.call, outs, ins, reduce.Op(op)))
 }
 
 // broadcastFlat broadcasts several tensors of one type, one behind the other.
 func (g *Group) broadcastFlat(ctx context.Context, ts []*tensor.Tensor, root dist.Rank, opts []OpOption) *Work {
 	w := g.newWork(OpBroadcast, opts)
-	return g.run(ctx, w, g.args.BroadcastCoalesced(&w.call, ts, root))
+	return g.run(ctx, w, g.argsOf(ctx).BroadcastCoalesced(&w.call, ts, root))
 }
 
 // BroadcastBucket is the size of the buckets that PyTorch's DistributedDataParallel uses for its first broadcast.

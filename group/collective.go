@@ -20,7 +20,7 @@ import (
 // It corresponds to torch.distributed.all_reduce(async_op=True).
 func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	w := g.newWork(OpAllReduce, opts)
-	return g.run(ctx, w, g.args.AllReduce(&w.call, t, reduce.Op(op)))
+	return g.run(ctx, w, g.argsOf(ctx).AllReduce(&w.call, t, reduce.Op(op)))
 }
 
 // AllReduceSparse adds up s over all ranks; every rank gets the same sum in s, coalesced: new indices and values, each index once and
@@ -31,7 +31,7 @@ func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, op
 // It corresponds to torch.distributed.all_reduce of a torch.sparse_coo tensor.
 func (g *Group) AllReduceSparse(ctx context.Context, s *tensor.Sparse, op ReduceOp, opts ...OpOption) *Work {
 	w := g.newWork(OpAllReduce, opts)
-	sum, err := g.args.AllReduceSparse(&w.call, s, reduce.Op(op))
+	sum, err := g.argsOf(ctx).AllReduceSparse(&w.call, s, reduce.Op(op))
 	if err != nil {
 		return g.refuse(ctx, w, err)
 	}
@@ -54,7 +54,7 @@ func (g *Group) AllReduceSparse(ctx context.Context, s *tensor.Sparse, op Reduce
 // It corresponds to torch.distributed.all_reduce_coalesced.
 func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	w := g.newWork(OpAllReduceCoalesced, opts)
-	return g.run(ctx, w, g.args.AllReduceCoalesced(&w.call, ts, reduce.Op(op)))
+	return g.run(ctx, w, g.argsOf(ctx).AllReduceCoalesced(&w.call, ts, reduce.Op(op)))
 }
 
 // Broadcast sends t of rank root to all ranks.
@@ -62,7 +62,7 @@ func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op 
 // It corresponds to torch.distributed.broadcast.
 func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root dist.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpBroadcast, opts)
-	return g.run(ctx, w, g.args.Broadcast(&w.call, t, root))
+	return g.run(ctx, w, g.argsOf(ctx).Broadcast(&w.call, t, root))
 }
 
 // Reduce combines t over all ranks; rank root gets the result in t. On other ranks t is unchanged if all ranks are Go;
@@ -71,7 +71,7 @@ func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root dist.Rank,
 // It corresponds to torch.distributed.reduce.
 func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root dist.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpReduce, opts)
-	return g.run(ctx, w, g.args.Reduce(&w.call, t, reduce.Op(op), root))
+	return g.run(ctx, w, g.argsOf(ctx).Reduce(&w.call, t, reduce.Op(op), root))
 }
 
 // AllGather collects in of every rank into outs, one tensor per rank. Among Go ranks the sizes may differ from rank to
@@ -80,7 +80,7 @@ func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root 
 // It corresponds to torch.distributed.all_gather.
 func (g *Group) AllGather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Tensor, opts ...OpOption) *Work {
 	w := g.newWork(OpAllGather, opts)
-	return g.run(ctx, w, g.args.AllGather(&w.call, outs, in))
+	return g.run(ctx, w, g.argsOf(ctx).AllGather(&w.call, outs, in))
 }
 
 // AllGatherInto collects in of every rank into one buffer, in the order of ranks.
@@ -92,7 +92,7 @@ func (g *Group) AllGatherInto(ctx context.Context, out, in *tensor.Tensor, opts 
 
 func (g *Group) allGatherInto(ctx context.Context, op OpType, out, in *tensor.Tensor, opts []OpOption) *Work {
 	w := g.newWork(op, opts)
-	return g.run(ctx, w, g.args.AllGatherInto(&w.call, torch.Op(op), out, in))
+	return g.run(ctx, w, g.argsOf(ctx).AllGatherInto(&w.call, torch.Op(op), out, in))
 }
 
 // Gather collects in of every rank into outs at rank root; other ranks pass nil. Tensors of different sizes need [Uneven].
@@ -100,7 +100,7 @@ func (g *Group) allGatherInto(ctx context.Context, op OpType, out, in *tensor.Te
 // It corresponds to torch.distributed.gather.
 func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Tensor, root dist.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpGather, opts)
-	return g.run(ctx, w, g.args.Gather(&w.call, outs, in, root))
+	return g.run(ctx, w, g.argsOf(ctx).Gather(&w.call, outs, in, root))
 }
 
 // Scatter sends one tensor of ins at rank root to each rank, into out; other ranks pass nil as ins. Tensors of different sizes
@@ -109,7 +109,7 @@ func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Te
 // It corresponds to torch.distributed.scatter.
 func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.Tensor, root dist.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpScatter, opts)
-	return g.run(ctx, w, g.args.Scatter(&w.call, out, ins, root))
+	return g.run(ctx, w, g.argsOf(ctx).Scatter(&w.call, out, ins, root))
 }
 
 // ReduceScatter combines ins over all ranks, one tensor per rank; rank i gets the result of tensor i in out.
@@ -117,7 +117,7 @@ func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.T
 // It corresponds to torch.distributed.reduce_scatter, which gloo has from PyTorch 2.8 on.
 func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	w := g.newWork(OpReduceScatter, opts)
-	return g.run(ctx, w, g.args.ReduceScatter(&w.call, out, ins, reduce.Op(op)))
+	return g.run(ctx, w, g.argsOf(ctx).ReduceScatter(&w.call, out, ins, reduce.Op(op)))
 }
 
 // ReduceScatterInto combines in over all ranks; rank i gets the i-th of size equal parts of the result in out.
@@ -126,7 +126,7 @@ func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*te
 // such ranks only [Sum] is allowed.
 func (g *Group) ReduceScatterInto(ctx context.Context, out, in *tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
 	w := g.newWork(OpReduceScatterInto, opts)
-	return g.run(ctx, w, g.args.ReduceScatterInto(&w.call, out, in, reduce.Op(op)))
+	return g.run(ctx, w, g.argsOf(ctx).ReduceScatterInto(&w.call, out, in, reduce.Op(op)))
 }
 
 // AllToAll sends ins[i] to rank i and receives from rank i into outs[i].
@@ -135,7 +135,7 @@ func (g *Group) ReduceScatterInto(ctx context.Context, out, in *tensor.Tensor, o
 // [Group.AllToAllInto].
 func (g *Group) AllToAll(ctx context.Context, outs, ins []*tensor.Tensor, opts ...OpOption) *Work {
 	w := g.newWork(OpAllToAll, opts)
-	return g.run(ctx, w, g.args.AllToAll(&w.call, outs, ins))
+	return g.run(ctx, w, g.argsOf(ctx).AllToAll(&w.call, outs, ins))
 }
 
 // AllToAllInto sends a part of in to every rank and receives a part of out from every rank. Without splits the parts are
@@ -144,7 +144,7 @@ func (g *Group) AllToAll(ctx context.Context, outs, ins []*tensor.Tensor, opts .
 // It corresponds to torch.distributed.all_to_all_single.
 func (g *Group) AllToAllInto(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, opts ...OpOption) *Work {
 	w := g.newWork(OpAllToAllInto, opts)
-	return g.run(ctx, w, g.args.AllToAllInto(&w.call, out, in, outSplits, inSplits))
+	return g.run(ctx, w, g.argsOf(ctx).AllToAllInto(&w.call, out, in, outSplits, inSplits))
 }
 
 // Barrier ends when all ranks have reached it. It corresponds to torch.distributed.barrier.

@@ -9,7 +9,6 @@ import (
 	"math"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -18,7 +17,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/sched"
 	"github.com/cohort-dist/cohort/observe"
@@ -149,9 +147,6 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 	}, c.records)
 	g.watched.Tick = g.tick
 	g.life, g.end = context.WithCancelCause(context.Background())
-	if formed.Narrow != nil {
-		g.args.Narrow = sync.OnceValue(func() torch.Peers { return formed.Narrow(g.life) })
-	}
 	g.working, g.halt = context.WithCancelCause(g.life)
 	return g
 }

@@ -4,12 +4,14 @@
 package group
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"math"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
@@ -60,6 +62,12 @@ func TestVersionIsAskedForWhenItMatters(t *testing.T) {
 			return err
 		}))
 		t.Cleanup(func() { _, _ = g.Close(), mesh.Close() })
+		// The asking ends with the context of the operation, which then has not taken place: the group goes on.
+		short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		if err := AllReduceSlice(short, g, []float32{3}, Avg); !errors.Is(err, context.DeadlineExceeded) || g.Err() != nil {
+			t.Errorf("a context that ends: %v, the group: %v", err, g.Err())
+		}
+		cancel()
 		if reads {
 			readOwn(t, server.Addr().String(), "/"+gloo.Torch26.FirstKey(prefix, 1))
 		}

@@ -17,10 +17,10 @@ import (
 type Group struct {
 	Rank    dist.Rank
 	Size    int
-	Peers   torch.Peers        // what the PyTorch ranks can do
-	Narrow  func() torch.Peers // asks again what they can do, before a call is refused because that is not known, until the group is closed at the latest; or nil
-	Detail  bool               // shapes of flat buffers are compared too
-	Checked bool               // PyTorch ranks compare operations before they run
+	Peers   torch.Peers                 // what the PyTorch ranks can do
+	Narrow  func() (torch.Peers, error) // asks again what they can do, before a call is refused because that is not known; or nil
+	Detail  bool                        // shapes of flat buffers are compared too
+	Checked bool                        // PyTorch ranks compare operations before they run
 }
 
 // Call is a collective that is ready to run. A zero Call, or one that was [Call.Reset], can be filled.

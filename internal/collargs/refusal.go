@@ -56,7 +56,11 @@ func (g *Group) checkTorch(name string, op torch.Op, dt tensor.DType, r reduce.O
 	call := torch.Call{Op: op, DType: dt, Reduce: r, Numel: numel, Parts: parts}
 	err := g.Peers.Check(name, call)
 	if why, ok := errors.AsType[*torch.Refusal](err); ok && why.Where == torch.Nowhere && g.Narrow != nil {
-		err = g.Narrow().Check(name, call)
+		peers, failure := g.Narrow()
+		if failure != nil {
+			return failure
+		}
+		err = peers.Check(name, call)
 	}
 	return refusal(err)
 }

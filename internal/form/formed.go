@@ -19,17 +19,20 @@ import (
 // Formed is a group whose ranks are connected.
 type Formed struct {
 	Transport Transport
-	Reason    string                            // why this transport
-	Layout    gloo.Layout                       // how its PyTorch ranks name their keys
-	Peers     torch.Peers                       // what they can do; none without them
-	Narrow    func(context.Context) torch.Peers // asks once more, for two seconds at most, what they can do; nil where nothing more can be found out
-	Members   []Member                          // by rank
-	Place     *muster.Place                     // among the Go ranks in the store; nil in a group of one
-	Base      string                            // prefix of PyTorch's keys of it
-	Verdict   *Verdict                          // why the group ended, as all ranks report it
+	Reason    string        // why this transport
+	Layout    gloo.Layout   // how its PyTorch ranks name their keys
+	Peers     torch.Peers   // what they can do; none without them
+	Members   []Member      // by rank
+	Place     *muster.Place // among the Go ranks in the store; nil in a group of one
+	Base      string        // prefix of PyTorch's keys of it
+	Verdict   *Verdict      // why the group ended, as all ranks report it
 	Mesh      link.Mesh
 	Engine    coll.Engine
 	Wrapper   *gloo.Wrapper // compares operations before they run; nil unless PyTorch ranks do
+
+	// Narrow asks once more, for two seconds at most, what the PyTorch ranks can do. Its error is that of ctx; the end of the group only
+	// ends it. It is nil where nothing more can be found out.
+	Narrow func(ctx, group context.Context) (torch.Peers, error)
 
 	globals []int
 	torch   torchVersion // how the PyTorch members meet; torchNone without them

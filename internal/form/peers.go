@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -133,23 +134,39 @@ func (a *attempt) readBack(ctx context.Context) error {
 		a.explainPeers()
 		return nil
 	}
-	a.Narrow = func(ctx context.Context) torch.Peers {
-		ctx, cancel := context.WithTimeout(ctx, readBackTime)
-		defer cancel()
-		for ctx.Err() == nil {
-			if read, err := allRead(ctx, client, keys); read {
-				return newer
-			} else if err != nil {
-				break
-			}
-			select {
-			case <-time.After(readBackPause):
-			case <-ctx.Done():
-			}
+	var settled atomic.Pointer[torch.Peers]
+	a.Narrow = func(ctx, group context.Context) (torch.Peers, error) {
+		if found := settled.Load(); found != nil {
+			return *found, nil
 		}
-		return known
+		limited, cancel := context.WithTimeout(ctx, readBackTime)
+		defer cancel()
+		defer context.AfterFunc(group, cancel)()
+		found := known
+		if untilRead(limited, client, keys) {
+			found = newer
+		}
+		if ctx.Err() != nil {
+			return found, dist.FromContext(ctx, "group: ask which PyTorch the other ranks run")
+		}
+		settled.Store(&found)
+		return found, nil
 	}
 	return nil
+}
+
+// untilRead waits until the PyTorch ranks have read the keys that they set, and reports whether they have.
+func untilRead(ctx context.Context, client *tcpstore.Client, keys []string) bool {
+	for ctx.Err() == nil {
+		if read, err := allRead(ctx, client, keys); read || err != nil {
+			return read
+		}
+		select {
+		case <-time.After(readBackPause):
+		case <-ctx.Done():
+		}
+	}
+	return false
 }
 
 // addressKeys returns the keys of the PyTorch ranks' addresses, as they are in the store of a Go process; nil where it is another's.
