@@ -118,8 +118,6 @@ func (m members) Ask(ctx context.Context, into any, name, fn string, args ...any
 
 func (m members) Closed() <-chan struct{} { return m.a.net.Context.Done() }
 
-func (m members) Gone(err error) bool { return errors.Is(err, rpcworld.ErrRefused) }
-
 func (m members) State(name string) rpcworld.State {
 	p, err := m.a.net.Peer(name)
 	if err != nil {

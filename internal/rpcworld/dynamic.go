@@ -5,6 +5,8 @@ package rpcworld
 
 import (
 	"context"
+	"errors"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/worldcore"
@@ -20,8 +22,22 @@ type Caller interface {
 	// AskDevices asks a worker for its devices, Tell tells it that this worker comes, or goes.
 	AskDevices(ctx context.Context, name string) error
 	Tell(ctx context.Context, name string, comes bool) error
-	// Gone reports whether an error of these means that the worker's process has certainly ended.
-	Gone(err error) bool
+	// Reach connects to a worker. Its errors and those of the calls wrap [ErrRefused] if the worker's process has certainly ended.
+	Reach(ctx context.Context, name string) error
+}
+
+// reachLimit bounds the attempt to reach a worker whose connection has ended.
+const reachLimit = 5 * time.Second
+
+// gone reports whether a call that failed with err went to a process that has ended. A connection that ended under the call leaves that
+// open: a process that has ended does not take another one.
+func gone(ctx context.Context, c Caller, name string, err error) bool {
+	if err != nil && dist.CodeOf(err) == dist.PeerLost && !errors.Is(err, ErrRefused) && ctx.Err() == nil {
+		limited, cancel := context.WithTimeout(ctx, reachLimit)
+		defer cancel()
+		err = c.Reach(limited, name)
+	}
+	return errors.Is(err, ErrRefused)
 }
 
 // Join joins a world whose workers come and go. When it fails, also because ctx ends, the world is as it was before. Package
@@ -61,11 +77,12 @@ func (w *World) deal(ctx context.Context, c Caller, others func() []string, op w
 		ev.Names = others()
 	case worldcore.OpAskDevices:
 		ev.Err = c.AskDevices(ctx, op.Worker)
+		ev.Gone = gone(ctx, c, op.Worker, ev.Err)
 	case worldcore.OpTellComing, worldcore.OpTellGoing:
 		ev.Err = c.Tell(ctx, op.Worker, op.Kind == worldcore.OpTellComing)
+		ev.Gone = gone(ctx, c, op.Worker, ev.Err)
 	default:
 		ev.Err = dist.Newf("rpc: world", dist.Internal, "operation %d is unknown here", op.Kind)
 	}
-	ev.Gone = ev.Err != nil && c != nil && c.Gone(ev.Err)
 	return ev
 }

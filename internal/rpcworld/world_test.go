@@ -36,10 +36,11 @@ type fakes struct {
 	alive map[string]bool
 	knows map[string][]string // whom a worker knows
 	hang  map[string]bool     // answers nothing
+	cut   map[string]bool     // loses the connection of the next call
 }
 
 func newFakes() *fakes {
-	return &fakes{alive: map[string]bool{}, knows: map[string][]string{}, hang: map[string]bool{}}
+	return &fakes{alive: map[string]bool{}, knows: map[string][]string{}, hang: map[string]bool{}, cut: map[string]bool{}}
 }
 
 // fake is one of them, as a Caller.
@@ -70,8 +71,12 @@ func (f fake) Drop(name string) {
 // call reaches a worker or says why not.
 func (f fake) call(ctx context.Context, name string) error {
 	f.all.mu.Lock()
-	alive, hangs := f.all.alive[name], f.all.hang[name]
+	alive, hangs, cut := f.all.alive[name], f.all.hang[name], f.all.cut[name]
+	delete(f.all.cut, name)
 	f.all.mu.Unlock()
+	if cut {
+		return dist.New("fake", dist.PeerLost, "connection reset by peer")
+	}
 	if hangs {
 		<-ctx.Done()
 		return ctx.Err()
@@ -95,7 +100,7 @@ func (f fake) Tell(ctx context.Context, name string, comes bool) error {
 	return nil
 }
 
-func (f fake) Gone(err error) bool { return errors.Is(err, ErrRefused) }
+func (f fake) Reach(ctx context.Context, name string) error { return f.call(ctx, name) }
 
 // listed returns the members as the store has them.
 func listed(t *testing.T, st store.Store, round int) []string {
@@ -172,6 +177,33 @@ func TestLeaveThatTimesOut(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A member dies while somebody joins and calls it: the connection ends, and says no more than that. The join goes on without the member
+// if it is dead, and fails if it lives and may not know the newcomer.
+func TestJoinDuringCrash(t *testing.T) {
+	for name, c := range map[string]struct {
+		alive bool
+		want  []string
+	}{"dead": {false, []string{"a", "c", "d"}}, "alive": {true, []string{"a", "b", "c"}}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st, all := store.NewMemory(), newFakes()
+				for _, name := range []string{"a", "b", "c"} {
+					if _, err := join(t.Context(), st, all, name); err != nil {
+						t.Fatal(err)
+					}
+				}
+				all.alive["b"], all.cut["b"] = c.alive, true
+				if _, err := join(t.Context(), st, all, "d"); (err != nil) != c.alive {
+					t.Error(err)
+				}
+				if got := listed(t, st, 0); !slices.Equal(got, c.want) {
+					t.Errorf("the list is %v, want %v", got, c.want)
+				}
+			})
+		})
+	}
 }
 
 // After a crash of a member whoever joins takes it off the list.
