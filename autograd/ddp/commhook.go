@@ -24,7 +24,8 @@ type Bucket struct {
 
 // CommHook begins the reduction of a bucket and returns at once with a function that waits for its end. When that has
 // returned nil, b.Data or b.Sparse must hold the result on all ranks; the gradients are not divided before the hook gets them, so the
-// hook must compute the mean. Hooks run in the order of the buckets, the same on all ranks, and must not call methods of the model.
+// hook must compute the mean. Hooks run in the order of the buckets, the same on all ranks. A hook that begins a forward or a pass
+// through the model fails it. One that calls [Model.Close] ends the pass; [Model.SetSync] is for the next forward, as always.
 // It corresponds to the hooks of DistributedDataParallel.register_comm_hook.
 type CommHook func(ctx context.Context, g *group.Group, b Bucket) (wait func(context.Context) error)
 
@@ -77,7 +78,12 @@ func compressed(ctx context.Context, g *group.Group, b Bucket, dt tensor.DType) 
 func (m *Model) reduce(ctx context.Context, b *bucket) wait {
 	switch {
 	case m.config.comm != nil:
-		return m.config.comm(ctx, m.g, Bucket{b.index, b.index == len(m.buckets)-1, b.data, b.views, b.sparse})
+		wait := m.config.comm(ctx, m.g, Bucket{b.index, b.index == len(m.buckets)-1, b.data, b.views, b.sparse})
+		if wait == nil {
+			err := dist.Newf("ddp: hook", dist.InvalidArgument, "the hook returned nothing to wait for bucket %d with", b.index)
+			return func(context.Context) error { return err }
+		}
+		return wait
 	case b.sparse != nil:
 		return m.g.AllReduceSparse(ctx, b.sparse, group.Sum).Wait
 	}

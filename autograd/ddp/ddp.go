@@ -37,8 +37,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Model is a module whose gradients are means over all ranks of a group. It is for one goroutine at a time, its backward
-// passes included: two passes at once are noticed in most cases, and fail then, both.
+// Model is a module whose gradients are means over all ranks of a group. It is for one goroutine at a time, its backward passes
+// included. Two passes fail, both, when a gradient of one comes while those of the other are being reduced; and each forward allows one pass.
 type Model struct {
 	module  nn.Module
 	g       *group.Group
@@ -50,14 +50,21 @@ type Model struct {
 	all     []*tensor.Tensor // parameters, frozen ones included
 	buffers []*tensor.Tensor // what the module keeps beside them
 
+	mu struct {
+		sync.Mutex
+		stage  stage
+		pass   *autograd.Pass // whose gradients are being reduced
+		noSync bool
+		err    error
+	}
+
+	// The fields below are for the forward or the pass that is under way, of which mu.stage allows one.
+
 	buckets []*bucket
 	places  []place // by parameter
-	noSync  bool
-	sharing bool // the buffers are taken from rank 0 before the next forward
-	armed   bool // a forward has been announced whose gradients are to be reduced
-	// mu guards what follows and the fields of pass, so that two passes at once get an error.
-	mu   sync.Mutex
-	pass *autograd.Pass // the pass whose gradients are being reduced; preparing while a forward begins
+	sharing bool    // the buffers are taken from rank 0 before the next forward
+	armed   bool    // a forward has been announced whose gradients are to be reduced
+	local   bool    // the last forward was announced without reduction
 	// grads is where the running pass has its gradients; elsewhere says that these are not the parameters' own.
 	grads     autograd.Gradients
 	elsewhere bool
@@ -75,8 +82,17 @@ type Model struct {
 	joining     *join  // within Join
 	notices     []wait // what was said to ranks that have joined
 	began       time.Time
-	err         error
 }
+
+// stage is what a model is doing.
+type stage int
+
+const (
+	idle     stage = iota
+	forward        // a forward is being prepared
+	backward       // gradients of a pass are being reduced
+	hooked         // within that, a CommHook is running
+)
 
 // wait ends when something that was begun has ended.
 type wait = func(context.Context) error
@@ -222,11 +238,14 @@ func (m *Model) Close() error {
 	m.removes = nil
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	idle := m.err == nil && m.pass == nil // else a reduction may still be writing
+	if m.mu.stage != idle {
+		_ = m.fail(dist.New("ddp: close", dist.InvalidArgument, "the model was closed during a forward or a pass")) // which returns it
+	}
+	quiet := m.mu.err == nil // else a reduction may still be writing
 	var errs []error
 	for i, p := range m.params {
 		_ = p.Value.SetGradMemory(nil)
-		if !idle {
+		if !quiet {
 			continue
 		}
 		if err := m.takeOut(i); err != nil {
@@ -234,10 +253,12 @@ func (m *Model) Close() error {
 			p.Value.ZeroGrad()
 		}
 	}
-	if idle {
+	if quiet {
 		m.releaseBuckets()
 	}
-	m.buckets = nil
+	if m.mu.stage == idle {
+		m.buckets = nil
+	}
 	return errors.Join(errs...)
 }
 
@@ -270,7 +291,10 @@ func (m *Model) Prepare(ctx context.Context) error {
 	err := m.prepare(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.pass = nil
+	m.mu.stage = idle
+	if err == nil {
+		return m.mu.err // of a Close meanwhile
+	}
 	return m.failJoin(err)
 }
 
@@ -279,20 +303,19 @@ func (m *Model) beginForward() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case m.err != nil:
-		return m.err
-	case m.pass == preparing:
+	case m.mu.err != nil:
+		return m.mu.err
+	case m.mu.stage == forward:
 		return m.fail(tooMany("ddp: forward", "a forward has begun while another is being prepared"))
-	case m.pass != nil:
+	case m.mu.stage == hooked:
+		return m.fail(tooMany("ddp: forward", "a hook has begun a forward"))
+	case m.mu.stage == backward:
 		return m.fail(dist.Newf("ddp: forward", dist.InvalidArgument,
 			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients came for %v; use WithFindUnused, and run one pass at a time", m.missing()))
 	}
-	m.pass = preparing
+	m.mu.stage = forward
 	return nil
 }
-
-// preparing stands for a forward in the place of a pass.
-var preparing = &autograd.Pass{}
 
 func tooMany(op, what string) error {
 	return dist.Newf(op, dist.InvalidArgument, "%s: run one pass at a time through a wrapped model", what)
@@ -345,11 +368,15 @@ func (m *Model) shareBuffers(ctx context.Context, active bool) error {
 func (m *Model) Announce(outputs ...*autograd.Variable) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.pass != nil && m.err == nil {
+	if m.mu.stage != idle {
 		_ = m.fail(tooMany("ddp: forward", "a backward pass has begun during a forward")) // which the pass, and the next one, return
 		return
 	}
-	m.sharing = !m.noSync && slices.ContainsFunc(outputs, (*autograd.Variable).RequiresGrad)
+	trains := slices.ContainsFunc(outputs, (*autograd.Variable).RequiresGrad)
+	m.sharing = trains && !m.mu.noSync
+	if trains {
+		m.local = m.mu.noSync
+	}
 	if !m.sharing {
 		return
 	}
@@ -381,12 +408,12 @@ func (m *Model) Announce(outputs ...*autograd.Variable) {
 	}
 }
 
-// SetSync switches reduction off and on again. While it is off, passes only accumulate on this rank; the next one with
-// reduction reduces all that was accumulated. All ranks switch alike. It corresponds to DistributedDataParallel.no_sync.
+// SetSync switches reduction off and on again, from the next forward on. While it is off, passes only accumulate on this rank; the next
+// one with reduction reduces all that was accumulated. All ranks switch alike. It corresponds to DistributedDataParallel.no_sync.
 func (m *Model) SetSync(on bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.noSync = !on
+	m.mu.noSync = !on
 }
 
 // Buckets returns the names of the parameters by bucket, in the order of their reduction.
@@ -402,8 +429,8 @@ func (m *Model) Buckets() [][]string {
 
 // fail ends all use of the model; the first error stays. The caller holds mu.
 func (m *Model) fail(err error) error {
-	if m.err == nil {
-		m.err = err
+	if m.mu.err == nil {
+		m.mu.err = err
 	}
 	return err
 }

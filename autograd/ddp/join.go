@@ -48,8 +48,8 @@ func FailUneven() JoinOption { return joinOption(func(j *join) { j.together = tr
 func (m *Model) Join(ctx context.Context, train func() error, opts ...JoinOption) error {
 	const op = "ddp: join"
 	switch {
-	case m.err != nil:
-		return m.err
+	case m.failure() != nil:
+		return m.failure()
 	case m.joining != nil:
 		return dist.New(op, dist.InvalidArgument, "Join within Join")
 	case m.config.static:
@@ -69,7 +69,7 @@ func (m *Model) Join(ctx context.Context, train func() error, opts ...JoinOption
 		return m.joining.uneven
 	}
 	m.mu.Lock()
-	unfinished := m.pass != nil
+	unfinished := m.mu.stage != idle
 	m.mu.Unlock()
 	if unfinished {
 		return m.Prepare(ctx) // which says what is missing
@@ -78,6 +78,13 @@ func (m *Model) Join(ctx context.Context, train func() error, opts ...JoinOption
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.failJoin(err)
+}
+
+// failure is why the model cannot be used, or nil.
+func (m *Model) failure() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.err
 }
 
 // failJoin makes the model fail for good unless all ranks stopped together. The caller holds mu.
@@ -223,7 +230,10 @@ func (m *Model) notifySync(ctx context.Context) error {
 	if m.joining == nil {
 		return nil
 	}
-	_, err := m.count(ctx, !m.noSync)
+	m.mu.Lock()
+	reduces := !m.mu.noSync
+	m.mu.Unlock()
+	_, err := m.count(ctx, reduces)
 	return err
 }
 

@@ -143,20 +143,22 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case m.noSync:
+	case !m.armed && (m.mu.noSync || m.local):
 		m.accumulated[i] = true
 		return nil
-	case m.err != nil:
-		return m.err
-	case m.pass != nil && m.pass != pass:
+	case m.mu.err != nil:
+		return m.mu.err
+	case m.mu.stage == forward:
+		return m.fail(tooMany("ddp: backward", "a backward pass has begun during a forward"))
+	case m.mu.stage == hooked, m.mu.stage == backward && m.mu.pass != pass:
 		return m.fail(tooMany("ddp: backward", fmt.Sprintf("a gradient of %s comes from another pass than the one that is being reduced", m.params[i].Name)))
 	case !m.armed:
 		return dist.Newf("ddp: backward", dist.InvalidArgument, "a gradient of %s without a forward: call Forward before each backward pass", m.params[i].Name)
 	case m.ready[i]:
 		return m.fail(dist.Newf("ddp: backward", dist.InvalidArgument, "Expected to mark a variable ready only once: %s", m.params[i].Name))
 	}
-	if m.pass == nil {
-		m.pass = pass
+	if m.mu.stage == idle {
+		m.mu.stage, m.mu.pass = backward, pass
 		if err := m.begin(ctx, pass); err != nil {
 			return m.fail(err)
 		}
@@ -242,8 +244,8 @@ func (m *Model) finishFirst(ctx context.Context) error {
 func (m *Model) reduceFirst(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.err != nil {
-		return m.err
+	if m.mu.err != nil {
+		return m.mu.err
 	}
 	got := m.ready
 	m.ready = make([]bool, len(m.params))
@@ -280,15 +282,34 @@ func (m *Model) mark(ctx context.Context, i int, grad autograd.Value) error {
 	b.pending--
 	invariants.Check(b.pending >= 0, "a bucket has no more gradients than parameters")
 	for m.next < len(m.buckets) && m.buckets[m.next].pending == 0 {
-		next := m.buckets[m.next]
 		moment.At("ddp.reducer.reduce")
-		next.wait = m.reduce(ctx, next)
-		m.next++
+		if err := m.reduceNext(ctx); err != nil {
+			return err
+		}
 	}
 	if m.next == len(m.buckets) && m.config.findUnused {
 		m.waitUsed = m.g.AllReduce(ctx, m.used, group.Sum).Wait
 	}
 	return nil
+}
+
+// reduceNext begins the reduction of the next bucket. A hook that does it may call methods of the model, so it runs without mu; the
+// stage keeps others out meanwhile.
+func (m *Model) reduceNext(ctx context.Context) error {
+	b := m.buckets[m.next]
+	m.next++
+	if m.config.comm == nil {
+		b.wait = m.reduce(ctx, b)
+		return nil
+	}
+	m.mu.stage = hooked
+	func() {
+		m.mu.Unlock()
+		defer m.mu.Lock()
+		b.wait = m.reduce(ctx, b)
+	}()
+	m.mu.stage = backward
+	return m.mu.err
 }
 
 // fill puts a gradient into its bucket, where most have been computed already, divided unless the reduction does that. PyTorch
@@ -353,14 +374,14 @@ func (m *Model) finish(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return m.fail(err)
-	case m.err != nil: // another pass has come meanwhile
-		return m.err
+	case m.mu.err != nil: // another pass has come meanwhile, or the model was closed
+		return m.mu.err
 	}
 	if err := m.putGrads(); err != nil {
 		return m.fail(err)
 	}
 	m.reset()
-	m.pass = nil
+	m.mu.stage, m.mu.pass = idle, nil
 	return nil
 }
 
@@ -369,8 +390,8 @@ func (m *Model) begun() ([]wait, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case m.err != nil:
-		return nil, m.err
+	case m.mu.err != nil:
+		return nil, m.mu.err
 	case m.next < len(m.buckets):
 		return nil, m.fail(dist.Newf("ddp: backward", dist.InvalidArgument,
 			"the pass ended without gradients for %v: use WithFindUnused on all ranks when a forward does not use all parameters", m.missing()))

@@ -1,0 +1,113 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ddp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/autograd/ddp"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+)
+
+// hooked runs one pass of a single rank whose hook first calls f, and returns the model and what the pass returned.
+func hooked(ctx context.Context, g *group.Group, f func(ctx context.Context, m *ddp.Model) bool) (*ddp.Model, error) {
+	var model *ddp.Model
+	hook := func(ctx context.Context, g *group.Group, b ddp.Bucket) func(context.Context) error {
+		if !f(ctx, model) {
+			return nil
+		}
+		return g.AllReduce(ctx, b.Data, group.Avg).Wait
+	}
+	model, err := ddp.New(ctx, g, net(1), ddp.WithBuckets(1, 1), ddp.WithCommHook(hook))
+	if err != nil {
+		return nil, err
+	}
+	return model, step(ctx, model, 1)
+}
+
+// TestHookCallsModel: a hook that calls methods of the model does not hang. It can switch reduction off for the next forward; what would
+// mix two passes, or take the buckets away, ends this one with an error.
+func TestHookCallsModel(t *testing.T) {
+	t.Parallel()
+	world(t, 1, func(ctx context.Context, g *group.Group) error {
+		model, err := hooked(ctx, g, func(_ context.Context, m *ddp.Model) bool {
+			m.SetSync(false)
+			return len(m.Buckets()) > 0
+		})
+		if err != nil {
+			return fmt.Errorf("SetSync in a hook: %w", err)
+		}
+		x, _ := batch(1, 8)
+		next := model.Forward(ctx, x)
+		seq := g.Seq()
+		if err = errors.Join(next.Sum().Backward(ctx), model.Close()); err != nil || g.Seq() != seq {
+			return fmt.Errorf("the pass after it has reduced: %w", err)
+		}
+		_, err = hooked(ctx, g, func(_ context.Context, m *ddp.Model) bool { return m.Close() == nil })
+		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "closed during") {
+			return fmt.Errorf("Close in a hook: %w", err)
+		}
+		model, err = hooked(ctx, g, func(ctx context.Context, m *ddp.Model) bool { return m.Forward(ctx, x).Err() != nil })
+		if failure := errors.Join(atOnce(err), model.Close()); failure != nil {
+			return fmt.Errorf("a forward in a hook: %w", failure)
+		}
+		model, err = hooked(ctx, g, func(ctx context.Context, m *ddp.Model) bool {
+			return m.Module().Forward(x).Sum().Backward(ctx) != nil
+		})
+		if failure := errors.Join(atOnce(err), model.Close()); failure != nil {
+			return fmt.Errorf("a pass in a hook: %w", failure)
+		}
+		model, err = hooked(ctx, g, func(context.Context, *ddp.Model) bool { return false })
+		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "nothing to wait") {
+			return fmt.Errorf("a hook that returns nil: %w", err)
+		}
+		return model.Close()
+	})
+}
+
+// TestHookPanics: the panic of a hook reaches who runs the pass, and the model can be closed.
+func TestHookPanics(t *testing.T) {
+	t.Parallel()
+	world(t, 1, func(ctx context.Context, g *group.Group) error {
+		var model *ddp.Model
+		recovered := func() (r any) {
+			defer func() { r = recover() }()
+			_, err := hooked(ctx, g, func(_ context.Context, m *ddp.Model) bool { model = m; panic("in the hook") })
+			return err
+		}()
+		if recovered != "in the hook" {
+			return fmt.Errorf("recovered %v", recovered)
+		}
+		return model.Close()
+	})
+}
+
+// TestSyncOfForward: whether a pass reduces is decided by its forward, as in PyTorch, not by a switch between the two.
+func TestSyncOfForward(t *testing.T) {
+	t.Parallel()
+	world(t, 1, func(ctx context.Context, g *group.Group) error {
+		model, err := ddp.New(ctx, g, net(1))
+		if err != nil {
+			return err
+		}
+		defer model.Close()
+		for _, sync := range []bool{false, true} {
+			model.SetSync(sync)
+			x, y := batch(1, 8)
+			loss := autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean)
+			model.SetSync(!sync)
+			seq := g.Seq()
+			if err := loss.Backward(ctx); err != nil || (g.Seq() > seq) != sync {
+				return fmt.Errorf("a pass whose forward was announced with reduction %v reduced %v: %w", sync, g.Seq() > seq, err)
+			}
+		}
+		return nil
+	})
+}
