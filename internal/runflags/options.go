@@ -66,7 +66,7 @@ func Parse(args []string, sys System) (Options, error) {
 	if err := v.refused(); err != nil {
 		return o, from.named(err)
 	}
-	if err := o.schedule(v, sys.Lookup); err != nil {
+	if err := o.schedule(variables{v, from, sys.Lookup}); err != nil {
 		return o, err
 	}
 	o.Program = program

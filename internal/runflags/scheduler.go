@@ -10,28 +10,43 @@ import (
 	"strings"
 )
 
+// variables are those of a scheduler, and where they go.
+type variables struct {
+	v      values
+	from   sources
+	lookup func(string) (string, bool)
+}
+
+func (s variables) get(name string) string {
+	value, _ := s.lookup(name)
+	return value
+}
+
+// otherwise sets an option that was not given to what a variable says.
+func (s variables) otherwise(option, variable, value string) {
+	if _, given := s.v[option]; !given && value != "" {
+		s.v[option], s.from[option] = value, variable
+	}
+}
+
 // schedule takes the number of nodes, this node's number, the place to meet and the job's name from the variables of a
 // scheduler, where options and PET_ variables do not say. It tells what it took.
-func (o *Options) schedule(v values, lookup func(string) (string, bool)) error {
-	get := func(name string) string {
-		value, _ := lookup(name)
-		return value
-	}
+func (o *Options) schedule(s variables) error {
+	v, get := s.v, s.get
 	if v["standalone"] != "" {
 		return nil
 	}
-	if index := get("JOB_COMPLETION_INDEX"); index != "" && v["nnodes"] != "" {
-		v.otherwise("node-rank", index) // a Kubernetes Job knows its index, not its size
-	}
-	if v["nnodes"] != "" {
+	if v["nnodes"] != "" { // a Kubernetes Job knows its index, not its size
+		s.otherwise("node-rank", "JOB_COMPLETION_INDEX", get("JOB_COMPLETION_INDEX"))
 		return nil
 	}
 	switch {
 	case get("SLURM_STEP_NUM_NODES") != "" && get("SLURM_NODEID") != "":
-		return o.slurm(v, get)
+		return o.slurm(s)
 	case get("SKYPILOT_NODE_RANK") != "" && get("SKYPILOT_NUM_NODES") != "":
-		o.take(v, "SkyPilot", get("SKYPILOT_NUM_NODES"), get("SKYPILOT_NODE_RANK"), firstLine(get("SKYPILOT_NODE_IPS")), get("SKYPILOT_TASK_ID"))
-		v.otherwise("nproc-per-node", positive(get("SKYPILOT_NUM_GPUS_PER_NODE")))
+		s.otherwise("rdzv-id", "SKYPILOT_TASK_ID", get("SKYPILOT_TASK_ID"))
+		o.take(s, "SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", firstLine(get("SKYPILOT_NODE_IPS")))
+		s.otherwise("nproc-per-node", "SKYPILOT_NUM_GPUS_PER_NODE", positive(get("SKYPILOT_NUM_GPUS_PER_NODE")))
 	case get("OMPI_COMM_WORLD_SIZE") != "" && get("OMPI_COMM_WORLD_RANK") != "":
 		if n := get("OMPI_COMM_WORLD_LOCAL_SIZE"); n != "1" {
 			return fmt.Errorf("mpirun has started %s launchers on this host: start one on each (mpirun --map-by ppr:1:node) and let it start the workers, or use --standalone", n)
@@ -42,40 +57,41 @@ func (o *Options) schedule(v values, lookup func(string) (string, bool)) error {
 		if v["rdzv-endpoint"] == "" && v["master-addr"] == "" {
 			return errors.New("mpirun does not tell where the nodes can meet: give --rdzv-endpoint HOST:PORT, an address of one of them")
 		}
-		o.take(v, "Open MPI", get("OMPI_COMM_WORLD_SIZE"), get("OMPI_COMM_WORLD_RANK"), "", "")
+		o.take(s, "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "", "")
 	}
 	return nil
 }
 
-func (o *Options) slurm(v values, get func(string) string) error {
-	nodes := get("SLURM_STEP_NUM_NODES")
-	if tasks := get("SLURM_STEP_NUM_TASKS"); tasks != "" && tasks != nodes {
+func (o *Options) slurm(s variables) error {
+	nodes := s.get("SLURM_STEP_NUM_NODES")
+	if tasks := s.get("SLURM_STEP_NUM_TASKS"); tasks != "" && tasks != nodes {
 		return fmt.Errorf("srun has started %s launchers on %s nodes: start one on each (srun --ntasks-per-node=1) and let it start the workers, or use --standalone", tasks, nodes)
 	}
-	id := get("SLURM_JOB_ID")
-	if step := get("SLURM_STEP_ID"); step != "" {
-		id += "." + step
-	}
 	if nodes != "1" {
-		o.take(v, "Slurm", nodes, get("SLURM_NODEID"), firstHost(get("SLURM_STEP_NODELIST")), id)
+		id := s.get("SLURM_JOB_ID")
+		if step := s.get("SLURM_STEP_ID"); step != "" {
+			id += "." + step
+		}
+		s.otherwise("rdzv-id", "SLURM_JOB_ID", id)
+		o.take(s, "Slurm", "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "SLURM_STEP_NODELIST", firstHost(s.get("SLURM_STEP_NODELIST")))
 	}
-	v.otherwise("nproc-per-node", positive(get("SLURM_GPUS_ON_NODE")))
+	s.otherwise("nproc-per-node", "SLURM_GPUS_ON_NODE", positive(s.get("SLURM_GPUS_ON_NODE")))
 	return nil
 }
 
-// take fills in what was not given.
-func (o *Options) take(v values, who, nodes, node, host, id string) {
-	v.otherwise("nnodes", nodes)
-	v.otherwise("node-rank", node)
+// take fills in what was not given from the variables with the number of nodes, the number of this one and the host to meet at.
+func (o *Options) take(s variables, who, nodes, node, hosts, host string) {
+	v := s.v
+	s.otherwise("nnodes", nodes, s.get(nodes))
+	s.otherwise("node-rank", node, s.get(node))
 	if v["rdzv-endpoint"] == "" && v["master-addr"] == "" && host != "" {
-		v["rdzv-endpoint"] = host
-		v.otherwise("rdzv-backend", "c10d")
-		if node == "0" { // the host's own name may resolve to another address than the others see
+		v["rdzv-endpoint"], s.from["rdzv-endpoint"] = host, hosts
+		s.otherwise("rdzv-backend", hosts, "c10d")
+		if s.get(node) == "0" { // the host's own name may resolve to another address than the others see
 			v["rdzv-conf"] = strings.TrimPrefix(v["rdzv-conf"]+",is_host=1", ",")
 		}
 	}
-	v.otherwise("rdzv-id", id)
-	o.Notes = append(o.Notes, fmt.Sprintf("%s: %s nodes, this is number %s; they meet at %s", who, nodes, node, v["rdzv-endpoint"]+v["master-addr"]))
+	o.Notes = append(o.Notes, fmt.Sprintf("%s: %s nodes, this is number %s; they meet at %s", who, s.get(nodes), s.get(node), v["rdzv-endpoint"]+v["master-addr"]))
 }
 
 // otherwise sets an option that was not given.
