@@ -42,10 +42,9 @@ instead, and since when, followed by the evidence. The job needs no preparation:
 Python stacks of its processes are read from outside, without stopping them.
 
 Without an argument all jobs on this host are inspected, whoever started them: cohort,
-torchrun, or a script that sets RANK and MASTER_ADDR. JOB is the id or the store
-address that "cohort ps" shows, the process id of a rank, or that of a program that
-starts its ranks itself, with torch.multiprocessing: these set RANK themselves, which
-cannot be seen from outside. BUNDLE is a folder of evidence from "cohort run". DUMPS
+torchrun, a script that sets RANK and MASTER_ADDR, or a program that starts its ranks
+itself, with torch.multiprocessing. JOB is the id or the store address that "cohort ps"
+shows, or the process id of a rank or of such a program. BUNDLE is a folder of evidence from "cohort run". DUMPS
 are flight recorder dumps, of PyTorch (pickle or JSON; gloo or NCCL) or of cohort, one
 file per rank, or a folder of them.
 
@@ -94,7 +93,7 @@ func jobs(ctx context.Context, args []string) ([]jobscan.Job, error) {
 	all := jobscan.Find(ctx)
 	if len(args) == 0 {
 		if len(all) == 0 {
-			return nil, fmt.Errorf("%w: no process on this host has RANK and WORLD_SIZE in its environment, as far as this user may see; give the process id of a program that starts its ranks itself, with torch.multiprocessing", dist.NotFound)
+			return nil, fmt.Errorf("%w: no process on this host has RANK and WORLD_SIZE in its environment or was started by torch.multiprocessing as a rank, as far as this user may see", dist.NotFound)
 		}
 		return all, nil
 	}

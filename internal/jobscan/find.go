@@ -52,11 +52,13 @@ type process struct {
 	folder      string
 }
 
-// Find returns the jobs on this host, as far as this user may see them, in the order of their names.
+// Find returns the jobs on this host, as far as this user may see them, in the order of their names; last those of programs that start
+// their ranks themselves.
 func Find(ctx context.Context) []Job {
-	all := group(processes("/proc"))
+	known := processes("/proc")
+	all := group(known)
 	findStrays(ctx, all)
-	return all
+	return append(all, findSpawned(ctx, "/proc", known)...)
 }
 
 // processes reads those that have a rank.

@@ -5,6 +5,8 @@ package jobscan
 
 import (
 	"context"
+	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,22 +18,54 @@ import (
 // RANK and MASTER_ADDR for themselves, which nobody sees from outside, so the process of the program, or of a rank, must be known. ok
 // is false where there are none.
 func Spawned(ctx context.Context, pid int) (j Job, ok bool) {
+	var reader pystack.Reader
 	for above, n := pid, 0; n < 2; n++ { // a fork server may be between them
 		if above, _ = stat("/proc", above); above <= 1 {
 			break
 		}
-		if j = spawnedBy(ctx, above); slices.ContainsFunc(j.Ranks, func(r Rank) bool { return r.PID == pid }) {
+		if j, _ = spawnedBy(ctx, &reader, above); slices.ContainsFunc(j.Ranks, func(r Rank) bool { return r.PID == pid }) {
 			return j, true
 		}
 	}
-	j = spawnedBy(ctx, pid)
+	j, _ = spawnedBy(ctx, &reader, pid)
 	return j, len(j.Ranks) > 0
 }
 
-func spawnedBy(ctx context.Context, pid int) Job {
-	j := Job{ID: strconv.Itoa(pid), Local: true}
-	var all []spawned
+// findSpawned returns the jobs of programs that start their ranks themselves, beside those that are known: a process that uses PyTorch
+// below one that has no rank. Processes of which none has the number of a rank or is in a call of torch.distributed are no job.
+func findSpawned(ctx context.Context, proc string, known map[int]process) []Job {
 	var reader pystack.Reader
+	programs := map[int]bool{}
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if _, ranked := known[pid]; err != nil || ranked || !hasTorch(pid) {
+			continue
+		}
+		above, _ := stat(proc, pid)
+		if p, err := reader.Read(ctx, above); err == nil && p.Main() != nil && forkServer(p.Main().Frames) {
+			above, _ = stat(proc, above)
+		}
+		if _, ranked := known[above]; !ranked && above > 1 {
+			programs[above] = true
+		}
+	}
+	var all []Job
+	for _, pid := range slices.Sorted(maps.Keys(programs)) {
+		if j, sure := spawnedBy(ctx, &reader, pid); sure {
+			all = append(all, j)
+		}
+	}
+	return all
+}
+
+// spawnedBy returns the job of a program. Its processes are surely ranks if they have numbers or are in calls of torch.distributed.
+func spawnedBy(ctx context.Context, reader *pystack.Reader, pid int) (j Job, sure bool) {
+	j = Job{ID: strconv.Itoa(pid), Local: true}
+	var all []spawned
 	children := childrenOf(pid)
 	for i := 0; i < len(children); i++ {
 		child := children[i]
@@ -52,6 +86,7 @@ func spawnedBy(ctx context.Context, pid int) Job {
 		}
 		s.pid = child
 		all = append(all, s)
+		sure = sure || s.rank >= 0 || slices.ContainsFunc(p.Threads, distributed)
 	}
 	named := slices.ContainsFunc(all, func(s spawned) bool { return s.rank >= 0 })
 	known := 0 // the size of the world, where the program tells it
@@ -70,7 +105,11 @@ func spawnedBy(ctx context.Context, pid int) Job {
 	if known > 0 {
 		j.World = known
 	}
-	return j
+	return j, sure
+}
+
+func distributed(t pystack.Thread) bool {
+	return slices.ContainsFunc(t.Frames, func(f pystack.Frame) bool { return strings.Contains(f.File, "/torch/distributed/") })
 }
 
 // forkServer reports whether a process is the one that multiprocessing has start all others. Those have calls of it, too.

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"testing"
 )
 
@@ -108,6 +110,10 @@ if __name__ == "__main__":
 				}
 				if j.Ranks[0].Rank != first {
 					t.Errorf("%+v", j.Ranks)
+				}
+				found := slices.ContainsFunc(Find(t.Context()), func(j Job) bool { return j.ID == strconv.Itoa(pid) })
+				if want := names == "named"; found != want { // the others may be no ranks: they are in no call of torch.distributed
+					t.Errorf("found without its number: %v", found)
 				}
 				same, ok := Spawned(t.Context(), j.Ranks[1].PID)
 				if !ok || len(same.Ranks) != 2 {

@@ -4,6 +4,7 @@
 package launch
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -138,6 +139,46 @@ func TestWhyBelowAShell(t *testing.T) {
 	why(t, id, `^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`)
 	_ = j.Process.Signal(syscall.SIGTERM)
 	j.end()
+}
+
+// TestWhySpawned: ranks that their program has started are found without a hint, though their environment says nothing.
+func TestWhySpawned(t *testing.T) {
+	t.Parallel()
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		for _, args := range [][]string{{"spawn"}, {"named", "fork"}, {"unnumbered", "forkserver"}} {
+			dir := place(t, torch)
+			command := append(torch.Command(), append([]string{"-u", dir + "/spawn.py"}, args...)...)
+			cmd := exec.Command(command[0], command[1:]...)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			j := begin(t, dir, cmd)
+			end := func() { _ = syscall.Kill(-j.Process.Pid, syscall.SIGKILL) }
+			t.Cleanup(end)
+			j.wait(j.out, "is ready\n", 2)
+			pid := regexp.MustCompile(`program (\d+)`).FindStringSubmatch(j.out.String())[1]
+			whyAny(t, "job "+pid, `^Rank 1 has not reached all_reduce \(spawn\.py:20\); it is in load_batch \(spawn\.py:12\).*; rank 0 waits( for \d+ s)?\.$`)
+			end()
+			j.end()
+		}
+	})
+}
+
+// whyAny asks about all jobs of this host until the answer of one matches.
+func whyAny(t *testing.T, job, want string) {
+	t.Helper()
+	var out []byte
+	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); {
+		out, _ = exec.Command(program(t), "why", "--json").Output() // another job may end meanwhile
+		for lines := json.NewDecoder(bytes.NewReader(out)); ; {
+			var answer struct{ Job, Sentence string }
+			if lines.Decode(&answer) != nil {
+				break
+			}
+			if answer.Job == job && regexp.MustCompile(want).MatchString(answer.Sentence) {
+				return
+			}
+		}
+	}
+	t.Errorf("%s: the answer is\n%s\nwant %s", job, out, want)
 }
 
 // jobID is a name that a second run of these tests on this machine does not use.
