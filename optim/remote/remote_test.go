@@ -247,7 +247,9 @@ func TestRefused(t *testing.T) {
 	for what, args := range map[string][]any{
 		"no optimizer":         {py.Global{Module: "torch.optim.lbfgs", Name: "LBFGS"}, []any{p}},
 		"SGD has no amsgrad":   {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, rpc.Kw{"amsgrad": true}},
-		"cannot do":            {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, rpc.Kw{"upwards": true}},
+		"SGD has no upwards":   {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, rpc.Kw{"upwards": true}},
+		"SGD has no eps":       {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, rpc.Kw{"eps": 1e-3}},
+		"cannot do":            {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, rpc.Kw{"momentum": "much"}},
 		"positional arguments": {py.Global{Module: "torch.optim.sgd", Name: "SGD"}, []any{p}, 1, 2, 3, 4, true, 6},
 		"betas":                {py.Global{Module: "torch.optim.adam", Name: "Adam"}, []any{p}, rpc.Kw{"betas": 3}},
 		"want a class":         {1, 2},

@@ -16,83 +16,116 @@ import (
 
 // class is an optimizer class of PyTorch and the rule that computes the same.
 type class struct {
-	functional string   // its class for distributed optimizers
-	params     []string // of the constructor behind the parameters, in order
-	make       func(v values) optim.Rule
+	functional string // its class for distributed optimizers, if there is one
+	// begin makes a rule and the arguments that stand for its fields; the rule is read when they have been set.
+	begin func() ([]argument, func() optim.Rule)
+	// read returns the arguments of a rule, if it is this class's.
+	read func(optim.Rule) ([]argument, bool)
 }
 
-// values are the arguments of a constructor by name, as numbers; betas are two. Those that were not given are NaN.
-type values map[string]float64
+// argument is one of a constructor behind the parameters: a number, two numbers, or a switch of a rule. They are in the constructor's order.
+type argument struct {
+	name      string
+	numbers   []*float64
+	on        *bool
+	otherwise []float64 // what the class has when the numbers are not given
+	exact     bool      // 0 is 0; else it stands for the default where that is another number
+	named     bool      // not by position
+}
 
-// or returns a value, or the default of the class.
-func (v values) or(name string, otherwise float64) float64 {
-	if x, ok := v[name]; ok {
-		return x
+func number(name string, x *float64, otherwise float64) argument {
+	return argument{name: name, numbers: []*float64{x}, otherwise: []float64{otherwise}}
+}
+
+func two(name string, x, y *float64, otherX, otherY float64) argument {
+	return argument{name: name, numbers: []*float64{x, y}, otherwise: []float64{otherX, otherY}}
+}
+
+func betas(x, y *float64) argument { return two("betas", x, y, 0.9, 0.999) }
+
+func flag(name string, on *bool) argument { return argument{name: name, on: on} }
+
+// exact is a number that can be 0 and is sent in any case.
+func exact(name string, x *float64, otherwise float64) argument {
+	a := number(name, x, otherwise)
+	a.exact = true
+	return a
+}
+
+func rate(x *float64, otherwise float64) argument { return exact("lr", x, otherwise) }
+
+func named(a argument) argument {
+	a.named = true
+	return a
+}
+
+func classOf[R optim.Rule](functional string, arguments func(r *R) []argument) class {
+	return class{
+		functional: functional,
+		begin: func() ([]argument, func() optim.Rule) {
+			r := new(R)
+			return arguments(r), func() optim.Rule { return *r }
+		},
+		read: func(rule optim.Rule) ([]argument, bool) {
+			r, ok := rule.(R)
+			return arguments(&r), ok
+		},
 	}
-	return otherwise
 }
-
-// on reports whether a switch was given and set.
-func (v values) on(name string) bool { return v.or(name, 0) != 0 }
 
 var classes = map[string]class{
-	"SGD": {"functional_sgd._FunctionalSGD", []string{"lr", "momentum", "dampening", "weight_decay", "nesterov"}, func(v values) optim.Rule {
-		return optim.SGD{
-			LR: v.or("lr", 1e-2), Momentum: v.or("momentum", 0), Dampening: v.or("dampening", 0), WeightDecay: v.or("weight_decay", 0), Nesterov: v.on("nesterov"), Maximize: v.on("maximize"),
+	"SGD": classOf("functional_sgd._FunctionalSGD", func(r *optim.SGD) []argument {
+		return []argument{
+			rate(&r.LR, 1e-2), number("momentum", &r.Momentum, 0), number("dampening", &r.Dampening, 0), number("weight_decay", &r.WeightDecay, 0),
+			flag("nesterov", &r.Nesterov), named(flag("maximize", &r.Maximize)),
 		}
-	}},
-	"Adam": {"functional_adam._FunctionalAdam", []string{"lr", "betas", "eps", "weight_decay", "amsgrad"}, func(v values) optim.Rule {
-		return optim.Adam{
-			LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 0), AMSGrad: v.on("amsgrad"), Maximize: v.on("maximize"),
+	}),
+	"Adam": classOf("functional_adam._FunctionalAdam", func(r *optim.Adam) []argument {
+		return []argument{
+			rate(&r.LR, 1e-3), betas(&r.Beta1, &r.Beta2), number("eps", &r.Eps, 1e-8), number("weight_decay", &r.WeightDecay, 0),
+			flag("amsgrad", &r.AMSGrad), named(flag("maximize", &r.Maximize)),
 		}
-	}},
-	"AdamW": {"functional_adamw._FunctionalAdamW", []string{"lr", "betas", "eps", "weight_decay", "amsgrad"}, func(v values) optim.Rule {
-		return optim.AdamW{
-			LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 1e-2), AMSGrad: v.on("amsgrad"), Maximize: v.on("maximize"),
+	}),
+	"AdamW": classOf("functional_adamw._FunctionalAdamW", func(r *optim.AdamW) []argument {
+		return []argument{
+			rate(&r.LR, 1e-3), betas(&r.Beta1, &r.Beta2), number("eps", &r.Eps, 1e-8), exact("weight_decay", &r.WeightDecay, 1e-2),
+			flag("amsgrad", &r.AMSGrad), named(flag("maximize", &r.Maximize)),
 		}
-	}},
-	"SparseAdam": {"", []string{"lr", "betas", "eps"}, func(v values) optim.Rule { // PyTorch has no functional one
-		return optim.SparseAdam{LR: v.or("lr", 1e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), Maximize: v.on("maximize")}
-	}},
-	"Adamax": {"functional_adamax._FunctionalAdamax", []string{"lr", "betas", "eps", "weight_decay"}, func(v values) optim.Rule {
-		return optim.Adamax{LR: v.or("lr", 2e-3), Beta1: v.or("beta1", 0.9), Beta2: v.or("beta2", 0.999), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 0), Maximize: v.on("maximize")}
-	}},
-	"Adadelta": {"functional_adadelta._FunctionalAdadelta", []string{"lr", "rho", "eps", "weight_decay"}, func(v values) optim.Rule {
-		return optim.Adadelta{LR: v.or("lr", 1), Rho: v.or("rho", 0.9), Eps: v.or("eps", 1e-6), WeightDecay: v.or("weight_decay", 0), Maximize: v.on("maximize")}
-	}},
-	"Rprop": {"functional_rprop._FunctionalRprop", []string{"lr", "etas", "step_sizes"}, func(v values) optim.Rule {
-		return optim.Rprop{
-			LR: v.or("lr", 1e-2), EtaMinus: v.or("etaminus", 0.5), EtaPlus: v.or("etaplus", 1.2), StepMin: v.or("stepmin", 1e-6), StepMax: v.or("stepmax", 50), Maximize: v.on("maximize"),
+	}),
+	"SparseAdam": classOf("", func(r *optim.SparseAdam) []argument { // PyTorch has no functional one
+		return []argument{rate(&r.LR, 1e-3), betas(&r.Beta1, &r.Beta2), number("eps", &r.Eps, 1e-8), named(flag("maximize", &r.Maximize))}
+	}),
+	"Adamax": classOf("functional_adamax._FunctionalAdamax", func(r *optim.Adamax) []argument {
+		return []argument{
+			rate(&r.LR, 2e-3), betas(&r.Beta1, &r.Beta2), number("eps", &r.Eps, 1e-8), number("weight_decay", &r.WeightDecay, 0),
+			named(flag("maximize", &r.Maximize)),
 		}
-	}},
-	"Adagrad": {"functional_adagrad._FunctionalAdagrad", []string{"lr", "lr_decay", "weight_decay", "initial_accumulator_value"}, func(v values) optim.Rule {
-		return optim.Adagrad{
-			LR: v.or("lr", 1e-2), LRDecay: v.or("lr_decay", 0), WeightDecay: v.or("weight_decay", 0), InitialAccumulator: v.or("initial_accumulator_value", 0), Eps: v.or("eps", 1e-10),
-			Maximize: v.on("maximize"),
+	}),
+	"Adadelta": classOf("functional_adadelta._FunctionalAdadelta", func(r *optim.Adadelta) []argument {
+		return []argument{
+			rate(&r.LR, 1), number("rho", &r.Rho, 0.9), number("eps", &r.Eps, 1e-6), number("weight_decay", &r.WeightDecay, 0),
+			named(flag("maximize", &r.Maximize)),
 		}
-	}},
-	"RMSprop": {"functional_rmsprop._FunctionalRMSprop", []string{"lr", "alpha", "eps", "weight_decay", "momentum", "centered"}, func(v values) optim.Rule {
-		return optim.RMSprop{
-			LR: v.or("lr", 1e-2), Alpha: v.or("alpha", 0.99), Eps: v.or("eps", 1e-8), WeightDecay: v.or("weight_decay", 0), Momentum: v.or("momentum", 0), Centered: v.on("centered"),
-			Maximize: v.on("maximize"),
+	}),
+	"Rprop": classOf("functional_rprop._FunctionalRprop", func(r *optim.Rprop) []argument {
+		return []argument{
+			rate(&r.LR, 1e-2), two("etas", &r.EtaMinus, &r.EtaPlus, 0.5, 1.2), two("step_sizes", &r.StepMin, &r.StepMax, 1e-6, 50),
+			named(flag("maximize", &r.Maximize)),
 		}
-	}},
+	}),
+	"Adagrad": classOf("functional_adagrad._FunctionalAdagrad", func(r *optim.Adagrad) []argument {
+		return []argument{
+			rate(&r.LR, 1e-2), number("lr_decay", &r.LRDecay, 0), number("weight_decay", &r.WeightDecay, 0),
+			number("initial_accumulator_value", &r.InitialAccumulator, 0), named(number("eps", &r.Eps, 1e-10)), named(flag("maximize", &r.Maximize)),
+		}
+	}),
+	"RMSprop": classOf("functional_rmsprop._FunctionalRMSprop", func(r *optim.RMSprop) []argument {
+		return []argument{
+			rate(&r.LR, 1e-2), number("alpha", &r.Alpha, 0.99), number("eps", &r.Eps, 1e-8), number("weight_decay", &r.WeightDecay, 0),
+			number("momentum", &r.Momentum, 0), flag("centered", &r.Centered), named(flag("maximize", &r.Maximize)),
+		}
+	}),
 }
-
-// pairs are arguments of two numbers, and what each of them is called here.
-var pairs = map[string][2]string{"betas": {"beta1", "beta2"}, "etas": {"etaminus", "etaplus"}, "step_sizes": {"stepmin", "stepmax"}}
-
-// known are keywords of all constructors: numbers and switches that the rules have. Others must be off.
-var known = map[string]bool{
-	"lr": true, "momentum": true, "dampening": true, "weight_decay": true, "nesterov": true, "eps": true, "lr_decay": true,
-	"initial_accumulator_value": true, "alpha": true, "centered": true, "rho": true, "amsgrad": true, "maximize": true,
-}
-
-// byName are those that a constructor may have and takes by keyword only.
-var byName = []string{"eps", "maximize"}
-
-// zeroIsDefault are the numbers that rules take for their defaults when they are 0, which PyTorch does not.
-var zeroIsDefault = []string{"beta1", "beta2", "eps", "alpha", "rho", "etaminus", "etaplus", "stepmin", "stepmax"}
 
 // quick are switches that choose among implementations of the same computation.
 var quick = map[string]bool{"foreach": true, "fused": true, "capturable": true, "differentiable": true, "coalesce_grad": true, "_allow_empty_param_list": true}
@@ -108,66 +141,72 @@ func parse(name py.Global, args []any, kwargs *py.Dict) (optim.Rule, error) {
 	if !ok || !strings.HasPrefix(name.Module, "torch.") {
 		return nil, badOptimizer("a Go worker has no optimizer %s.%s: it has SGD, Adam, AdamW, SparseAdam, Adamax, Adagrad, Adadelta, RMSprop and Rprop of torch.optim", name.Module, name.Name)
 	}
-	v := values{}
-	if len(args) > len(c.params) {
-		return nil, badOptimizer("%s got %d positional arguments: pass those behind %q by name", short, len(args), c.params[len(c.params)-1])
+	all, rule := c.begin()
+	for _, a := range all {
+		for i, x := range a.numbers {
+			*x = a.otherwise[i]
+		}
+	}
+	if name.Name == "_FunctionalAdamax" {
+		*all[0].numbers[0] = 1e-3 // which is not that of Adamax
 	}
 	for i, x := range args {
-		if err := v.set(c.params[i], x); err != nil {
+		if i == len(all) || all[i].named {
+			return nil, badOptimizer("%s got %d positional arguments: pass those behind %q by name", short, len(args), all[i-1].name)
+		}
+		if err := all[i].set(short, x); err != nil {
 			return nil, err
 		}
 	}
-	if kwargs != nil {
-		for _, p := range kwargs.Pairs {
-			key, _ := p.Key.(string)
-			if off := p.Value == nil || p.Value == false; known[key] && !off && !slices.Contains(byName, key) && !slices.Contains(c.params, key) {
-				return nil, badOptimizer("%s has no %s", short, key)
-			}
-			if err := v.set(key, p.Value); err != nil {
+	if kwargs == nil {
+		return rule(), nil
+	}
+	for _, p := range kwargs.Pairs {
+		key, _ := p.Key.(string)
+		at := slices.IndexFunc(all, func(a argument) bool { return a.name == key })
+		off := p.Value == nil || p.Value == false || p.Value == int64(0) || p.Value == 0.0
+		switch {
+		case at >= 0:
+			if err := all[at].set(short, p.Value); err != nil {
 				return nil, err
 			}
+		case !off && !quick[key]:
+			return nil, badOptimizer("%s has no %s that a Go worker can do: got %v", short, key, p.Value)
 		}
 	}
-	if _, given := v["lr"]; !given && name.Name == "_FunctionalAdamax" {
-		v["lr"] = 1e-3 // which is not that of Adamax
-	}
-	for _, key := range zeroIsDefault {
-		if x, given := v[key]; given && x == 0 {
-			return nil, badOptimizer("a Go worker cannot do %s with %s=0: 0 stands for the default there", short, key)
-		}
-	}
-	return c.make(v), nil
+	return rule(), nil
 }
 
-func (v values) set(name string, x any) error {
-	if parts, ok := pairs[name]; ok {
-		var two []float64
-		if err := rpc.Assign(&two, x); err != nil || len(two) != 2 {
-			return badOptimizer("%s are two numbers, not %v", name, x)
-		}
-		v[parts[0]], v[parts[1]] = two[0], two[1]
-		return nil
-	}
-	number := math.NaN()
+// set takes what a caller gave.
+func (a argument) set(class string, x any) error {
+	values := make([]float64, 1)
 	switch x := x.(type) {
 	case float64:
-		number = x
+		values[0] = x
 	case int64:
-		number = float64(x)
+		values[0] = float64(x)
 	case bool:
-		number = 0
 		if x {
-			number = 1
+			values[0] = 1
 		}
 	case nil:
-		number = 0
+	default:
+		if err := rpc.Assign(&values, x); err != nil {
+			values = nil
+		}
 	}
-	switch {
-	case quick[name]:
-	case known[name] && !math.IsNaN(number):
-		v[name] = number
-	case known[name] || number != 0:
-		return badOptimizer("a Go worker cannot do %s=%v", name, x)
+	if a.on != nil && len(values) == 1 {
+		*a.on = values[0] != 0
+		return nil
+	}
+	if len(values) != len(a.numbers) || slices.ContainsFunc(values, math.IsNaN) {
+		return badOptimizer("a Go worker cannot do %s=%v: want %d numbers", a.name, x, max(1, len(a.numbers)))
+	}
+	for i, v := range values {
+		if v == 0 && a.otherwise[i] != 0 && !a.exact {
+			return badOptimizer("a Go worker cannot do %s with %s=%v: 0 stands for the default there", class, a.name, x)
+		}
+		*a.numbers[i] = v
 	}
 	return nil
 }
@@ -177,93 +216,41 @@ const ordinary = "torch.optim"
 
 // describe names a rule as PyTorch does, with the arguments of the constructor.
 func describe(r optim.Rule) (py.Global, rpc.Kw, error) {
-	kw := rpc.Kw{"lr": r.Rate()}
-	set := func(name string, x float64) {
-		if x != 0 {
-			kw[name] = x
+	for short, c := range classes {
+		all, ok := c.read(r)
+		if !ok {
+			continue
 		}
-	}
-	two := func(name string, x, y, otherX, otherY float64) {
-		if x != 0 || y != 0 {
-			kw[name] = py.Tuple{or(x, otherX), or(y, otherY)}
+		kw := rpc.Kw{}
+		for _, a := range all {
+			if x, given := a.value(); given {
+				kw[a.name] = x
+			}
 		}
-	}
-	betas := func(b1, b2 float64) { two("betas", b1, b2, 0.9, 0.999) }
-	flag := func(name string, on bool) {
-		if on {
-			kw[name] = true
+		if c.functional == "" {
+			return py.Global{Module: ordinary, Name: short}, kw, nil
 		}
+		module, name, _ := strings.Cut(c.functional, ".")
+		return py.Global{Module: "torch.distributed.optim." + module, Name: name}, kw, nil
 	}
-	var short string
-	switch r := r.(type) {
-	case optim.SGD:
-		short = "SGD"
-		set("momentum", r.Momentum)
-		set("dampening", r.Dampening)
-		set("weight_decay", r.WeightDecay)
-		flag("nesterov", r.Nesterov)
-		flag("maximize", r.Maximize)
-	case optim.Adam:
-		short = "Adam"
-		betas(r.Beta1, r.Beta2)
-		set("eps", r.Eps)
-		set("weight_decay", r.WeightDecay)
-		flag("amsgrad", r.AMSGrad)
-		flag("maximize", r.Maximize)
-	case optim.Adamax:
-		short = "Adamax"
-		betas(r.Beta1, r.Beta2)
-		set("eps", r.Eps)
-		set("weight_decay", r.WeightDecay)
-		flag("maximize", r.Maximize)
-	case optim.Adadelta:
-		short = "Adadelta"
-		set("rho", r.Rho)
-		set("eps", r.Eps)
-		set("weight_decay", r.WeightDecay)
-		flag("maximize", r.Maximize)
-	case optim.Rprop:
-		short = "Rprop"
-		two("etas", r.EtaMinus, r.EtaPlus, 0.5, 1.2)
-		two("step_sizes", r.StepMin, r.StepMax, 1e-6, 50)
-		flag("maximize", r.Maximize)
-	case optim.AdamW:
-		short = "AdamW"
-		betas(r.Beta1, r.Beta2)
-		set("eps", r.Eps)
-		kw["weight_decay"] = r.WeightDecay
-		flag("amsgrad", r.AMSGrad)
-		flag("maximize", r.Maximize)
-	case optim.SparseAdam:
-		betas(r.Beta1, r.Beta2)
-		set("eps", r.Eps)
-		flag("maximize", r.Maximize)
-		return py.Global{Module: ordinary, Name: "SparseAdam"}, kw, nil
-	case optim.Adagrad:
-		short = "Adagrad"
-		set("lr_decay", r.LRDecay)
-		set("weight_decay", r.WeightDecay)
-		set("initial_accumulator_value", r.InitialAccumulator)
-		set("eps", r.Eps)
-		flag("maximize", r.Maximize)
-	case optim.RMSprop:
-		short = "RMSprop"
-		set("alpha", r.Alpha)
-		set("eps", r.Eps)
-		set("weight_decay", r.WeightDecay)
-		set("momentum", r.Momentum)
-		flag("centered", r.Centered)
-		flag("maximize", r.Maximize)
-	default:
-		return py.Global{}, nil, badOptimizer("a %T has no name that other workers know", r)
-	}
-	module, name, _ := strings.Cut(classes[short].functional, ".")
-	return py.Global{Module: "torch.distributed.optim." + module, Name: name}, kw, nil
+	return py.Global{}, nil, badOptimizer("a %T has no name that other workers know", r)
 }
 
-func or(x, otherwise float64) float64 {
-	if x == 0 {
-		return otherwise
+// value is what a caller gives for an argument, unless it is the default.
+func (a argument) value() (x any, given bool) {
+	if a.on != nil {
+		return true, *a.on
 	}
-	return x
+	list := make(py.Tuple, len(a.numbers))
+	for i, p := range a.numbers {
+		given = given || *p != 0
+		list[i] = *p
+		if *p == 0 && !a.exact {
+			list[i] = a.otherwise[i]
+		}
+	}
+	if len(list) == 1 {
+		return list[0], given || a.exact
+	}
+	return list, given
 }
