@@ -170,7 +170,7 @@ func (d *desk) asked(number int64, q question) effects {
 		}
 		d.releaseDone()
 		d.end()
-		d.perform(d.job.Step(launchcore.NodeEnded{Node: s.node, Sentence: "a member's group has failed"}))
+		d.perform(d.job.Step(launchcore.NodeEnded{Node: s.node, Failure: launchcore.Failure{Sentence: "a member's group has failed"}}))
 	})
 }
 

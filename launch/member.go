@@ -178,6 +178,7 @@ func (m *member) run() error {
 		}
 	}
 	j.report.tell(m.dismissed.OK, dist.Code(m.dismissed.Code), m.dismissed.Sentence)
+	j.report.failedRank(m.dismissed.Rank)
 	return nil
 }
 
@@ -265,8 +266,7 @@ func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
 	if a.hostLost && m.dismissed == nil {
 		return true, m.hostGone()
 	}
-	sentence, blame := a.blame(outcome)
-	m.say(nodehost.Message{Ended: &nodehost.Ended{Failed: nodehost.Failed{Attempt: b.Attempt, Sentence: sentence, Blame: blame}, OK: outcome.Succeeded()}})
+	m.say(nodehost.Message{Ended: &nodehost.Ended{Failed: nodehost.Failed{Attempt: b.Attempt, Failure: a.blame(outcome)}, OK: outcome.Succeeded()}})
 	return false, nil
 }
 
@@ -295,13 +295,14 @@ func (a *attempt) failing() {
 			exits.Exits = append(exits.Exits, launchcore.Exit{Worker: launchcore.Worker(w.local), Code: 1})
 		}
 	}
-	sentence, blame := a.blame(exits)
-	a.member.say(nodehost.Message{Failed: &nodehost.Failed{Attempt: a.place.attempt, Sentence: sentence, Blame: blame}})
+	a.member.say(nodehost.Message{Failed: &nodehost.Failed{Attempt: a.place.attempt, Failure: a.blame(exits)}})
 }
 
-// blame returns the sentence of the failure on this node that explains the others best, and how well it does: 0 for a
-// cause, more for a consequence. Without a failure the sentence is empty.
-func (a *attempt) blame(o launchcore.Outcome) (string, int) {
+// blame returns the failure on this node that explains the others best. Without one the sentence is empty.
+func (a *attempt) blame(o launchcore.Outcome) launchcore.Failure {
+	if o.Hung {
+		return launchcore.Failure{Sentence: (&Attempt{Hung: true, Verdict: a.verdict}).Sentence(), Code: dist.DeadlineExceeded}
+	}
 	var failures []postmortem.Failure
 	for _, e := range o.Exits {
 		if e.Failed() {
@@ -310,8 +311,11 @@ func (a *attempt) blame(o launchcore.Outcome) (string, int) {
 	}
 	i := postmortem.First(failures)
 	if i < 0 {
-		return "", 9
+		return launchcore.Failure{Blame: 9}
 	}
 	f := failures[i]
-	return fmt.Sprintf("rank %d on %s %s", f.Rank, a.job.host, f.Cause.Words), postmortem.Blame(f.Cause.Kind)
+	rank := dist.Rank(f.Rank)
+	return launchcore.Failure{
+		Sentence: fmt.Sprintf("rank %d on %s %s", f.Rank, a.job.host, f.Cause.Words), Blame: postmortem.Blame(f.Cause.Kind), Rank: &rank,
+	}
 }

@@ -246,10 +246,16 @@ func (r *Report) tell(ok bool, code dist.Code, sentence string) {
 	}
 }
 
+// failedRank puts the rank that another launcher names into the error.
+func (r *Report) failedRank(rank *dist.Rank) {
+	if e, ok := errors.AsType[*dist.Error](r.err); ok && rank != nil {
+		e.Rank, e.Detail = *rank, strings.TrimPrefix(e.Detail, "rank "+rank.String()+" ")
+	}
+}
+
 // Err returns nil if the job succeeded. Otherwise the code of the error says why it failed: [dist.Remote] for a worker that
 // failed, with its rank; [dist.DeadlineExceeded] for a job that hung and was stopped, or for nodes that did not come in time;
 // [dist.Aborted] for a signal; [dist.Canceled] for the end of the context; [dist.PeerLost] for a node or keeper that is gone.
-// In a job on several nodes a failure on a node, a hang included, is [dist.Remote] without a rank; Sentence names it.
 func (r *Report) Err() error {
 	if r.Succeeded {
 		return nil

@@ -49,21 +49,29 @@ type (
 		Node   Node
 		Reason string
 	}
-	// Failed is a node on which a worker has failed. The node stops its own workers. Of several sentences the one with
-	// the smallest Blame explains the others; 0 is a cause, more is a consequence.
+	// Failed is a node on which a worker has failed. The node stops its own workers.
 	Failed struct {
-		Node     Node
-		Sentence string
-		Blame    int
+		Node Node
+		Failure
 	}
-	// NodeEnded is a node whose workers have all ended. Sentence and Blame are as in Failed, of what is known by then.
+	// NodeEnded is a node whose workers have all ended. The failure is what is known of it by then.
 	NodeEnded struct {
-		Node     Node
-		OK       bool
-		Sentence string
-		Blame    int
+		Node Node
+		OK   bool
+		Failure
 	}
 )
+
+// Failure is a failure on a node in words. Of several the one with the smallest Blame explains the others: 0 is a cause, more is a
+// consequence.
+type Failure struct {
+	Sentence string     `json:"sentence"`
+	Blame    int        `json:"blame"`
+	Rank     *dist.Rank `json:"rank,omitempty"` // of the worker that failed, nil if it was none
+	Code     dist.Code  `json:"code,omitempty"` // of the job's end; [dist.Remote] if it is not given
+}
+
+func (f Failure) code() dist.Code { return cmp.Or(f.Code, dist.Remote) }
 
 // Role is a part of a node's workers; those of one role have consecutive ranks.
 type Role struct {
@@ -121,11 +129,12 @@ type (
 	Finished struct{ End }
 )
 
-// End says how a job has ended: Code and Sentence say why it failed.
+// End says how a job has ended: Code and Sentence say why it failed, and Rank which worker did, nil if it was none.
 type End struct {
 	OK       bool
 	Code     dist.Code
 	Sentence string
+	Rank     *dist.Rank
 }
 
 func (OpenStore) jobEffect() {}
@@ -175,8 +184,7 @@ type Job struct {
 	counted  bool      // the halt counts as a restart
 	lost     bool      // a node of the last attempt is gone
 	code     dist.Code // of the halt, and its reason
-	reason   string
-	blame    int // of the reason
+	why      Failure
 	timer    int
 	waits    bool // a timer of gathering runs
 	last     bool // and it is that of the last call
@@ -231,9 +239,9 @@ func (j *Job) Step(ev JobEvent) []JobEffect {
 		if m := j.find(ev.Node); m != nil && m.state == runningNode {
 			m.state = stoppingNode
 			m.strikes++
-			j.halt(dist.Remote, ev.Sentence, ev.Blame, true)
+			j.halt(ev.code(), ev.Failure, true)
 		} else if m != nil && m.state == stoppingNode {
-			j.note(ev.Sentence, ev.Blame)
+			j.note(ev.Failure)
 		}
 	case NodeEnded:
 		j.nodeEnded(ev)
@@ -286,7 +294,7 @@ func (j *Job) joined(ev Joined) {
 	case active:
 		// A place is free: the job goes on with one node more. Nothing has failed, so it does not count.
 		if j.taking() < j.limits.Max && !j.succeeding() {
-			j.halt(dist.Aborted, "another node has come", 0, false)
+			j.halt(dist.Aborted, Failure{Sentence: "another node has come"}, false)
 		}
 	case halting, finished:
 	}
@@ -324,7 +332,7 @@ func (j *Job) left(ev Left) {
 			j.settle() // it had done its part
 			return
 		}
-		j.halt(dist.PeerLost, ev.Reason, 0, true)
+		j.halt(dist.PeerLost, Failure{Sentence: ev.Reason}, true)
 	case halting:
 		j.settle()
 	case gathering, finished:
@@ -332,15 +340,15 @@ func (j *Job) left(ev Left) {
 }
 
 // halt stops the attempt on all nodes.
-func (j *Job) halt(code dist.Code, reason string, blame int, counted bool) {
+func (j *Job) halt(code dist.Code, why Failure, counted bool) {
 	if j.phase == active {
-		j.phase, j.code, j.reason, j.blame, j.counted = halting, code, reason, blame, counted
+		j.phase, j.code, j.why, j.counted = halting, code, why, counted
 	}
 	j.counted = j.counted || counted
 	for _, m := range j.members {
 		if m.state == runningNode {
 			m.state = stoppingNode
-			j.do(StopNode{Node: m.id, Reason: reason, Linger: blame > 0})
+			j.do(StopNode{Node: m.id, Reason: why.Sentence, Linger: why.Blame > 0})
 		}
 	}
 	j.settle()
@@ -355,19 +363,19 @@ func (j *Job) nodeEnded(ev NodeEnded) {
 	m.state, m.ok = endedNode, ev.OK
 	if was == runningNode && !ev.OK {
 		m.strikes++
-		j.halt(dist.Remote, ev.Sentence, ev.Blame, true)
+		j.halt(ev.code(), ev.Failure, true)
 		return
 	}
 	if !ev.OK {
-		j.note(ev.Sentence, ev.Blame)
+		j.note(ev.Failure)
 	}
 	j.settle()
 }
 
-// note keeps the sentence that explains the failure best.
-func (j *Job) note(sentence string, blame int) {
-	if j.phase == halting && j.counted && sentence != "" && blame < j.blame {
-		j.code, j.reason, j.blame = dist.Remote, sentence, blame
+// note keeps the failure that explains the others best.
+func (j *Job) note(f Failure) {
+	if j.phase == halting && j.counted && f.Sentence != "" && f.Blame < j.why.Blame {
+		j.code, j.why = f.code(), f
 	}
 }
 
@@ -384,7 +392,7 @@ func (j *Job) settle() {
 	case halting:
 		if j.counted {
 			if j.restarts >= j.limits.MaxRestarts {
-				j.finish(End{Code: j.code, Sentence: j.reason})
+				j.finish(End{Code: j.code, Sentence: j.why.Sentence, Rank: j.why.Rank})
 				return
 			}
 			j.restarts++
@@ -449,7 +457,7 @@ func (j *Job) timeUp() {
 
 // begin starts an attempt with at most Max nodes; the others are spares.
 func (j *Job) begin() {
-	j.phase, j.lost, j.reason, j.counted, j.waits = active, false, "", false, false
+	j.phase, j.lost, j.why, j.counted, j.waits = active, false, Failure{}, false, false
 	order := slices.Clone(j.members)
 	// Those that took part keep their order; then wishes; then as they came.
 	slices.SortStableFunc(order, func(a, b *member) int {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 var jobLimits = JobLimits{Min: 2, Max: 3, MaxRestarts: 1, LastCall: 30 * time.Second, Join: 10 * time.Minute, Strikes: 3}
@@ -52,14 +54,14 @@ func TestJob(t *testing.T) {
 		"a full house begins at once": three,
 		"nobody comes":                {{join(1), ""}, {TimerFired{1}, "dismiss(1 false) finished(false 1 of 2 nodes came within 10m0s)"}},
 		"a failure restarts all, once": append(two[:3:3],
-			turn{Failed{Node: 2, Sentence: "rank 3 failed"}, "stop(1)"}, turn{NodeEnded{Node: 2, OK: false}, ""},
+			turn{Failed{Node: 2, Failure: Failure{Sentence: "rank 3 failed"}}, "stop(1)"}, turn{NodeEnded{Node: 2, OK: false}, ""},
 			turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s) store1 begin(1:0/2 ranks 0.. of 4) begin(2:1/2 ranks 2.. of 4)"},
-			turn{Failed{Node: 1, Sentence: "rank 0 failed"}, "stop(2)"}, turn{NodeEnded{Node: 2, OK: false}, ""},
+			turn{Failed{Node: 1, Failure: Failure{Sentence: "rank 0 failed"}}, "stop(2)"}, turn{NodeEnded{Node: 2, OK: false}, ""},
 			turn{NodeEnded{Node: 1, OK: false}, "dismiss(1 false) dismiss(2 false) finished(false rank 0 failed)"}),
 		"a newcomer is taken in, uncounted": append(two[:3:3],
 			turn{join(3), "stop(1) stop(2)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
 			turn{NodeEnded{Node: 2, OK: false}, "timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"},
-			turn{Failed{Node: 1, Sentence: "x"}, "stop(2) stop(3)"}, turn{NodeEnded{Node: 2, OK: false}, ""}, turn{NodeEnded{Node: 3, OK: false}, ""},
+			turn{Failed{Node: 1, Failure: Failure{Sentence: "x"}}, "stop(2) stop(3)"}, turn{NodeEnded{Node: 2, OK: false}, ""}, turn{NodeEnded{Node: 3, OK: false}, ""},
 			turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s) store2 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}),
 		"a spare takes a dead node's place": append(three[:3:3],
 			turn{join(4), ""}, turn{Left{2, "node 2 is gone"}, "stop(1) stop(3)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
@@ -74,7 +76,7 @@ func TestJob(t *testing.T) {
 		"a node that is done may leave": append(two[:3:3],
 			turn{NodeEnded{Node: 1, OK: true}, ""}, turn{Left{1, "gone"}, ""}, turn{NodeEnded{Node: 2, OK: true}, "dismiss(2 true) finished(true )"}),
 		"all die while stopping": append(two[:3:3],
-			turn{Failed{Node: 1, Sentence: "x"}, "stop(2)"}, turn{Left{2, "gone"}, ""}, turn{Left{1, "gone"}, "timer(10m0s)"}),
+			turn{Failed{Node: 1, Failure: Failure{Sentence: "x"}}, "stop(2)"}, turn{Left{2, "gone"}, ""}, turn{Left{1, "gone"}, "timer(10m0s)"}),
 		"a node leaves during the last call": {
 			{join(1), ""}, {join(2), "timer(30s)"}, {Left{2, "gone"}, ""}, {TimerFired{2}, "timer(10m0s)"}, {join(3), "timer(30s)"},
 		},
@@ -100,13 +102,21 @@ func TestBlame(t *testing.T) {
 	j.Start()
 	j.Step(join(1))
 	j.Step(join(2))
-	effects := j.Step(Failed{Node: 1, Sentence: "rank 0 lost its connection", Blame: 2})
+	zero, two := dist.Rank(0), dist.Rank(2)
+	lost := Failure{Sentence: "rank 0 lost its connection", Blame: 2, Rank: &zero}
+	effects := j.Step(Failed{Node: 1, Failure: lost})
 	if stop, ok := effects[0].(StopNode); !ok || !stop.Linger {
 		t.Errorf("%#v, want a stop that waits for the cause", effects)
 	}
-	j.Step(NodeEnded{Node: 2, Sentence: "rank 2 raised ValueError"})
-	if got := say(j.Step(NodeEnded{Node: 1, Sentence: "rank 0 lost its connection", Blame: 2})); !strings.Contains(got, "finished(false rank 2 raised ValueError)") {
+	j.Step(NodeEnded{Node: 2, Failure: Failure{Sentence: "rank 2 raised ValueError", Rank: &two}})
+	effects = j.Step(NodeEnded{Node: 1, Failure: lost})
+	if got := say(effects); !strings.Contains(got, "finished(false rank 2 raised ValueError)") {
 		t.Error(got)
+	}
+	for _, e := range effects {
+		if d, ok := e.(Dismiss); ok && (d.Rank != &two || d.Code != dist.Remote) {
+			t.Errorf("node %d hears of rank %v and %v, want 2 and a remote error", d.Node, d.Rank, d.Code)
+		}
 	}
 }
 
@@ -140,7 +150,7 @@ func TestTakeover(t *testing.T) {
 	if began != 2 {
 		t.Errorf("%d nodes begin", began)
 	}
-	j.Step(Failed{Node: 1, Sentence: "x"})
+	j.Step(Failed{Node: 1, Failure: Failure{Sentence: "x"}})
 	j.Step(NodeEnded{Node: 1})
 	if got := say(j.Step(NodeEnded{Node: 2})); !strings.Contains(got, "finished(false x)") {
 		t.Errorf("the third restart is allowed: %s", got)
@@ -314,7 +324,7 @@ func TestJobSimulation(t *testing.T) {
 				}
 			case 3:
 				if len(nodes) > 0 && r.IntN(3) == 0 {
-					step(Failed{Node: some, Sentence: "failed"})
+					step(Failed{Node: some, Failure: Failure{Sentence: "failed"}})
 				}
 			case 4:
 				if n := nodes[some]; n != nil && n.running && r.IntN(3) == 0 {

@@ -236,9 +236,9 @@ func (h *Host) take(e event) {
 	case m.Leave != nil:
 		h.left(c, fmt.Sprintf("node %s %s", c.name, m.Leave.Reason))
 	case m.Failed != nil && m.Failed.Attempt == h.attempt:
-		h.perform(h.job.Step(launchcore.Failed{Node: c.id, Sentence: m.Failed.Sentence, Blame: m.Failed.Blame}))
+		h.perform(h.job.Step(launchcore.Failed{Node: c.id, Failure: m.Failed.Failure}))
 	case m.Ended != nil && m.Ended.Attempt == h.attempt:
-		h.perform(h.job.Step(launchcore.NodeEnded{Node: c.id, OK: m.Ended.OK, Sentence: m.Ended.Sentence, Blame: m.Ended.Blame}))
+		h.perform(h.job.Step(launchcore.NodeEnded{Node: c.id, OK: m.Ended.OK, Failure: m.Ended.Failure}))
 	}
 }
 
@@ -331,7 +331,7 @@ func (h *Host) perform(effects []launchcore.JobEffect) {
 			}
 		case launchcore.Dismiss:
 			if c := h.nodes[e.Node]; c != nil {
-				c.say(Message{Dismiss: &Dismiss{OK: e.OK, Code: uint8(e.Code), Sentence: e.Sentence}})
+				c.say(Message{Dismiss: &Dismiss{OK: e.OK, Code: uint8(e.Code), Sentence: e.Sentence, Rank: e.Rank}})
 			}
 		case launchcore.SetTimer:
 			h.timerID = e.ID

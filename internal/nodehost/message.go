@@ -54,9 +54,8 @@ type (
 	}
 	// Failed says that a worker of the node has failed.
 	Failed struct {
-		Attempt  int    `json:"attempt"`
-		Sentence string `json:"sentence"`
-		Blame    int    `json:"blame"`
+		Attempt int `json:"attempt"`
+		launchcore.Failure
 	}
 	// Ended says that all workers of the node have ended.
 	Ended struct {
@@ -90,9 +89,10 @@ type (
 	}
 	// Dismiss says how the job has ended, to a node that has no part in it any more.
 	Dismiss struct {
-		OK       bool   `json:"ok"`
-		Code     uint8  `json:"code,omitempty"` // the number of a [dist.Code]
-		Sentence string `json:"sentence"`
+		OK       bool       `json:"ok"`
+		Code     uint8      `json:"code,omitempty"` // the number of a [dist.Code]
+		Sentence string     `json:"sentence"`
+		Rank     *dist.Rank `json:"rank,omitempty"` // of the worker that failed first
 	}
 	// Waiting says how many nodes are there while the job waits for more.
 	Waiting struct {
