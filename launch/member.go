@@ -177,8 +177,8 @@ func (m *member) run() error {
 			return dist.Ended(j.asked, op)
 		}
 	}
-	j.report.tell(m.dismissed.OK, dist.Code(m.dismissed.Code), m.dismissed.Sentence)
-	j.report.failedRank(m.dismissed.Rank)
+	d := m.dismissed
+	j.report.tell(launchcore.End{OK: d.OK, Code: dist.Code(d.Code), Sentence: d.Sentence, Rank: d.Rank})
 	return nil
 }
 
@@ -215,7 +215,7 @@ func (m *member) hostGone() error {
 		return errHostLost
 	}
 	if m.wire.Heard() {
-		m.job.report.tell(false, dist.PeerLost, fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, nodehost.GoneWords(m.lost, m.job.cfg.Silence)))
+		m.job.report.tell(launchcore.End{Code: dist.PeerLost, Sentence: fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, nodehost.GoneWords(m.lost, m.job.cfg.Silence))})
 	} else {
 		m.unheard()
 	}
@@ -233,10 +233,10 @@ func (m *member) unheard() {
 		}
 	}
 	if !found && (errors.Is(m.lost, net.ErrClosed) || errors.Is(m.lost, syscall.ECONNRESET)) {
-		m.job.report.tell(false, dist.PeerLost, fmt.Sprintf("the rendezvous at %s has ended the connection before it said who it is: a launcher that ended there at this moment, or another program", m.host))
+		m.job.report.tell(launchcore.End{Code: dist.PeerLost, Sentence: fmt.Sprintf("the rendezvous at %s has ended the connection before it said who it is: a launcher that ended there at this moment, or another program", m.host)})
 		return
 	}
-	m.job.report.tell(false, dist.Protocol, fmt.Sprintf("%s does not answer as a launcher of the job does: %s", who, nodehost.GoneWords(m.lost, m.job.cfg.Silence)))
+	m.job.report.tell(launchcore.End{Code: dist.Protocol, Sentence: fmt.Sprintf("%s does not answer as a launcher of the job does: %s", who, nodehost.GoneWords(m.lost, m.job.cfg.Silence))})
 }
 
 // attempt runs the workers of this node. ended says that this node leaves the job.

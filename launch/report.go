@@ -239,18 +239,16 @@ func (a *Attempt) err(ctx context.Context, signal int, sentence string) error {
 }
 
 // tell takes how the whole job has ended from another launcher, or from the loss of it.
-func (r *Report) tell(ok bool, code dist.Code, sentence string) {
-	r.told, r.Succeeded, r.Sentence = true, ok, sentence
-	if !ok {
-		r.err = dist.New(op, code, sentence)
+func (r *Report) tell(end launchcore.End) {
+	r.told, r.Succeeded, r.Sentence = true, end.OK, end.Sentence
+	if end.OK {
+		return
 	}
-}
-
-// failedRank puts the rank that another launcher names into the error.
-func (r *Report) failedRank(rank *dist.Rank) {
-	if e, ok := errors.AsType[*dist.Error](r.err); ok && rank != nil {
-		e.Rank, e.Detail = *rank, strings.TrimPrefix(e.Detail, "rank "+rank.String()+" ")
+	e := dist.New(op, end.Code, end.Sentence)
+	if end.Rank != nil {
+		e.Rank, e.Detail = *end.Rank, strings.TrimPrefix(e.Detail, "rank "+end.Rank.String()+" ")
 	}
+	r.err = e
 }
 
 // Err returns nil if the job succeeded. Otherwise the code of the error says why it failed: [dist.Remote] for a worker that

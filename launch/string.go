@@ -4,6 +4,7 @@
 package launch
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -11,62 +12,29 @@ import (
 
 // String says how a program is run.
 func (h How) String() string {
-	switch h {
-	case Auto:
-		return "auto"
-	case Script:
-		return "script"
-	case Module:
-		return "module"
-	case Executable:
-		return "executable"
-	}
-	return "how " + strconv.Itoa(int(h))
+	return named(h, "how", map[How]string{Auto: "auto", Script: "script", Module: "module", Executable: "executable"})
 }
 
 // String says who hosts.
 func (h Hosting) String() string {
-	switch h {
-	case HostAuto:
-		return "auto"
-	case HostAlways:
-		return "always"
-	case HostNever:
-		return "never"
-	}
-	return "hosting " + strconv.Itoa(int(h))
+	return named(h, "hosting", map[Hosting]string{HostAuto: "auto", HostAlways: "always", HostNever: "never"})
 }
 
 // String names the streams.
 func (s Std) String() string {
-	switch s {
-	case StdNone:
-		return "none"
-	case StdOut:
-		return "stdout"
-	case StdErr:
-		return "stderr"
-	case StdAll:
-		return "stdout and stderr"
-	}
-	return "streams " + strconv.Itoa(int(s))
+	return named(s, "streams", map[Std]string{StdNone: "none", StdOut: "stdout", StdErr: "stderr", StdAll: "stdout and stderr"})
 }
 
 // String says what the worker does.
 func (p WorkerPhase) String() string {
-	switch p {
-	case WorkerStarting:
-		return "starting"
-	case WorkerRunning:
-		return "running"
-	case WorkerStopping:
-		return "stopping"
-	case WorkerDone:
-		return "done"
-	case WorkerFailed:
-		return "failed"
-	}
-	return "phase " + strconv.Itoa(int(p))
+	return named(p, "phase", map[WorkerPhase]string{
+		WorkerStarting: "starting", WorkerRunning: "running", WorkerStopping: "stopping", WorkerDone: "done", WorkerFailed: "failed",
+	})
+}
+
+// named returns the name of a number that stands for something.
+func named[T ~int](n T, kind string, names map[T]string) string {
+	return cmp.Or(names[n], kind+" "+strconv.Itoa(int(n)))
 }
 
 // String says what is run, and how many times.
