@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -18,7 +19,13 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain runs the tests, or one rank when a test started this binary again.
+func TestMain(m *testing.M) {
+	if spec := os.Getenv(mortalEnv); spec != "" {
+		os.Exit(mortal(spec))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // transports are the ways to connect Go ranks.
 var transports = []Transport{TCP, SharedMemory, Gloo}

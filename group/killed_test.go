@@ -1,0 +1,152 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// mortalEnv tells a process of this test binary that it is rank 2 of a group, over which transport, and where the store is.
+const mortalEnv = "COHORT_GROUP_MORTAL"
+
+// mortal is a rank that waits for its death.
+func mortal(spec string) int {
+	var transport, addr string
+	if _, err := fmt.Sscan(spec, &transport, &addr); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	s, err := tcpstore.Dial(ctx, addr)
+	if err == nil {
+		_, err = New(ctx, s, 2, 3, WithTransport(Transport(transport)))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	<-ctx.Done()
+	return 0
+}
+
+// withMortal makes a group of two ranks here and one in a process that kill ends without a word.
+func withMortal(t *testing.T, transport Transport) (groups []*Group, kill func()) {
+	t.Helper()
+	ctx := ctxOf(t)
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", mortalEnv, transport, server.Addr()))
+	cmd.Stderr = os.Stderr
+	must(t, cmd.Start())
+	kill = sync.OnceFunc(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	t.Cleanup(kill)
+	groups = make([]*Group, 2)
+	must(t, each(2, func(r int) error {
+		s, err := tcpstore.Dial(ctx, server.Addr().String())
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		groups[r], err = New(ctx, s, dist.Rank(r), 3, WithTransport(transport))
+		return err
+	}))
+	t.Cleanup(func() { closeAll(groups) })
+	return groups, kill
+}
+
+// noticed returns when all groups know that a rank is gone, without an operation.
+func noticed(ctx context.Context, groups []*Group) error {
+	for _, g := range groups {
+		for !g.formed.Verdict.Lossy() {
+			select {
+			case <-time.After(time.Millisecond):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	return nil
+}
+
+// names2 returns nil if err says that rank 2 is lost.
+func names2(err error) error {
+	if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.PeerLost || e.Rank != 2 {
+		return fmt.Errorf("rank 2 is dead: %w", err)
+	}
+	return nil
+}
+
+// TestKilledRankIsNoticedWithinASecond: a process is killed while the others do nothing, while they wait for it in an operation, and
+// while one waits for a message of the other. A busy machine can be late, so one in five tries has to be in time.
+func TestKilledRankIsNoticedWithinASecond(t *testing.T) {
+	t.Parallel()
+	reduce := func(ctx context.Context, groups []*Group) error {
+		return each(2, func(r int) error { return names2(groups[r].AllReduce(ctx, from(int64(1)), Sum).Wait(ctx)) })
+	}
+	// Each returns a function that returns when the death was noticed, and whether it was noticed as it should be.
+	situations := map[string]func(ctx context.Context, groups []*Group) func() error{
+		"idle": func(ctx context.Context, groups []*Group) func() error {
+			return func() error { return noticed(ctx, groups) }
+		},
+		"in an operation": func(ctx context.Context, groups []*Group) func() error {
+			works := make([]*Work, len(groups))
+			for r, g := range groups {
+				works[r] = g.AllReduce(ctx, from(int64(1)), Sum)
+			}
+			return func() error { return each(2, func(r int) error { return names2(works[r].Wait(ctx)) }) }
+		},
+		"in an operation with another rank": func(ctx context.Context, groups []*Group) func() error {
+			message := groups[0].Recv(ctx, from(int64(0)), 1, 0)
+			return func() error {
+				if err := noticed(ctx, groups); err != nil {
+					return err
+				}
+				if err := groups[1].Send(ctx, from(int64(7)), 0, 0).Wait(ctx); err != nil { // it needs nothing of the dead
+					return err
+				}
+				return message.Wait(ctx)
+			}
+		},
+	}
+	for _, transport := range transports {
+		for name, begin := range situations {
+			t.Run(fmt.Sprintf("%s, %s", transport, name), func(t *testing.T) {
+				t.Parallel()
+				var took time.Duration
+				for range 5 {
+					ctx := ctxOf(t)
+					groups, kill := withMortal(t, transport)
+					wait := begin(ctx, groups)
+					time.Sleep(50 * time.Millisecond) // they are in it
+					killed := time.Now()
+					kill()
+					must(t, wait())
+					took = time.Since(killed)
+					must(t, reduce(ctx, groups)) // whatever was going on, this needs the dead
+					if took <= time.Second {
+						t.Logf("noticed after %v", took)
+						return
+					}
+				}
+				t.Errorf("noticed after %v, and not sooner in other tries", took)
+			})
+		}
+	}
+}
