@@ -99,6 +99,9 @@ func coalescePlan(size int, version string, checked bool) []step {
 	if version == "1.13" {
 		return append(plan, refused...)
 	}
+	for root := range dist.Rank(size) {
+		plan = append(plan, step{Op: "objects", Root: root})
+	}
 	if version == "newest" || !checked { // 2.6 and 2.11 have no check of these
 		for _, n := range []int{1, 6, 1000} {
 			plan = append(plan, step{Op: "all_gather_scope", N: n, DType: "float64"}, step{Op: "reduce_scatter_scope", N: n, DType: "float32"},
@@ -120,6 +123,16 @@ func coalescePlan(size int, version string, checked bool) []step {
 	return append(plan, refused...)
 }
 
+// twice has a plan run by a group of some ranks too.
+func twice(plan []step, name string, ranks []int) []step {
+	both := append(slices.Clone(plan), step{Op: "new_group", Name: name, Ranks: ranks})
+	for _, s := range plan {
+		s.Group, s.Ranks, s.Root = name, ranks, s.Root%dist.Rank(len(ranks))
+		both = append(both, s)
+	}
+	return both
+}
+
 // TestCoalesced holds operations on several tensors, and lists of objects between two ranks, against PyTorch alone.
 func TestCoalesced(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
@@ -130,7 +143,7 @@ func TestCoalesced(t *testing.T) {
 			if checked {
 				env, options = detailEnv, []group.Option{group.WithDetail()}
 			}
-			plan := coalescePlan(size, tr.Name, checked)
+			plan := twice(coalescePlan(size, tr.Name, checked), "pair", []int{0, 2})
 			want := world{size: size, env: env}.run(t, tr, plan)
 			for _, goRanks := range [][]int{{0}, {2}, {0, 1}} {
 				w := world{size: size, goRanks: goRanks, env: env, options: options}

@@ -42,7 +42,13 @@ func shortPlan(size int) []step {
 		add(step{Op: "new_group", Name: name, Ranks: ranks})
 		add(step{Op: "all_reduce", N: 11, DType: "float32", Group: name, Ranks: ranks})
 		add(step{Op: "broadcast", N: 11, DType: "float32", Group: name, Ranks: ranks, Root: 1})
-		add(step{Op: "barrier", Group: name, Ranks: ranks})
+		for _, op := range []string{"barrier", "ring", "batch", "any", "async"} {
+			add(step{Op: op, N: 300, DType: "float32", Group: name, Ranks: ranks, Root: dist.Rank(i % 2)})
+		}
+		if i == 0 { // PyTorch 1.13 takes world ranks for the ranks of a group there; see coalescePlan for the others
+			add(step{Op: "objects", Group: name, Ranks: ranks, Root: 0})
+			add(step{Op: "objects", Group: name, Ranks: ranks, Root: 1})
+		}
 	}
 	return plan
 }

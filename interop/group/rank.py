@@ -85,15 +85,23 @@ def sparse(k, r, s):
 groups = {}
 
 
+def place(s):
+    """The group of a step, the own rank in it, its size, and what makes world ranks of its ranks. The own rank is None for who is no
+    member."""
+    g = groups.get(s.get("group", ""))
+    if g is None:
+        return (None, rank, size, lambda r: r) if not s.get("group") else (None, None, 0, None)
+    ranks = s.get("ranks") or dist.get_process_group_ranks(g)
+    return g, dist.get_rank(g), dist.get_world_size(g), lambda r: ranks[r]
+
+
 def post(k, s):
     """Posts one operation and returns its works and what gives its digest once they are done."""
     kind, n, dt, root = s["op"], s.get("n", 0), s.get("dtype", "float32"), s.get("root", 0)
     op = reduce_op(s.get("reduce", "sum"))
-    g = groups.get(s.get("group", ""))
-    if s.get("group") and g is None:
+    g, me, members, to_global = place(s)
+    if me is None:
         return [], lambda: "-"
-    me, members = (rank, size) if g is None else (dist.get_rank(g), dist.get_world_size(g))
-    to_global = (lambda r: r) if g is None else (lambda r: s["ranks"][r])
     groot = to_global(root)
     x = data(k, me, n, dt)
     if kind == "all_reduce":
@@ -133,11 +141,10 @@ def step(k, s):
         return " ".join(finish() for _, finish in posted)
     kind, n, dt, root = s["op"], s.get("n", 0), s.get("dtype", "float32"), s.get("root", 0)
     op = reduce_op(s.get("reduce", "sum"))
-    g = groups.get(s.get("group", ""))
-    if s.get("group") and g is None:
+    g, me, members, to_global = place(s)
+    if me is None:
         return "-"
-    me, members = (rank, size) if g is None else (dist.get_rank(g), dist.get_world_size(g))
-    groot = root if g is None else dist.get_process_group_ranks(g)[root] if not s.get("ranks") else s["ranks"][root]
+    groot = to_global(root)
     x = data(k, me, n, dt, 0, s.get("reduce") in ("min", "max"))
     if kind == "sparse":
         t = sparse(k, me, s)
@@ -179,10 +186,10 @@ def step(k, s):
         if me == root:
             for r in range(members):
                 if r != root:
-                    dist.send_object_list([text(i) for i in range(3)], r)
+                    dist.send_object_list([text(i) for i in range(3)], to_global(r), group=g)
             return "-"
         got = [None] * 3
-        dist.recv_object_list(got, root)  # PyTorch takes no other: its src=None raises
+        dist.recv_object_list(got, groot, group=g)  # PyTorch takes no other: its src=None raises
         return "|".join(got)
     if kind == "reduce":
         dist.reduce(x, groot, op, group=g)
@@ -233,28 +240,29 @@ def step(k, s):
         return digest(out)
     if kind == "ring":
         y = torch.empty_like(x)
-        a = dist.isend(x, (me + 1) % members, tag=5)
-        b = dist.irecv(y, (me - 1) % members, tag=5)
+        a = dist.isend(x, to_global((me + 1) % members), group=g, tag=5)
+        b = dist.irecv(y, to_global((me - 1) % members), group=g, tag=5)
         a.wait(), b.wait()
         return digest(y)
     if kind == "batch":
         y = torch.empty_like(x)
-        for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, (me + 1) % members), dist.P2POp(dist.irecv, y, (me - 1) % members)]):
+        ends = (dist.isend, x, (me + 1) % members), (dist.irecv, y, (me - 1) % members)
+        for w in dist.batch_isend_irecv([dist.P2POp(f, t, to_global(peer), group=g) for f, t, peer in ends]):
             w.wait()
         return digest(y)
     if kind == "any":
         if me != root:
-            dist.send(x, root, tag=1000 + k)  # of its own: a quick rank's next message must not be taken for this one
+            dist.send(x, groot, group=g, tag=1000 + k)  # of its own: a quick rank's next message must not be taken for this one
             return "-"
         got = {}
         for _ in range(members - 1):
             y = torch.empty_like(x)
-            source = dist.recv(y, tag=1000 + k)
+            source = dist.recv(y, group=g, tag=1000 + k)
             got[source] = raw(y)
-        return digest(*[got[r] for r in sorted(got)])
+        return digest(*[got[to_global(r)] for r in range(members) if r != root])
     if kind == "async":
         xs = [data(k, me, n, dt, i) for i in range(6)]
-        for w in [dist.all_reduce(t, op, async_op=True) for t in xs]:
+        for w in [dist.all_reduce(t, op, group=g, async_op=True) for t in xs]:
             w.wait()
         return digest(*xs)
     if kind == "barrier":
@@ -284,13 +292,13 @@ def step(k, s):
     if kind == "objects":
         text = lambda r, i: f"object {k} of {r}.{i}" * (r + 1)
         objs = [text(root, i) if me == root else None for i in range(3)]
-        dist.broadcast_object_list(objs, root)
+        dist.broadcast_object_list(objs, groot, group=g)
         alls = [None] * members
-        dist.all_gather_object(alls, text(me, 0))
+        dist.all_gather_object(alls, text(me, 0), group=g)
         gathered = [None] * members if me == root else None
-        dist.gather_object(text(me, 1), gathered, root)
+        dist.gather_object(text(me, 1), gathered, groot, group=g)
         out = [None]
-        dist.scatter_object_list(out, [text(root, i) for i in range(members)] if me == root else None, root)
+        dist.scatter_object_list(out, [text(root, i) for i in range(members)] if me == root else None, groot, group=g)
         return "|".join(objs + alls + (gathered or []) + out)
     raise ValueError(kind)
 
