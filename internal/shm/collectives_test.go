@@ -325,3 +325,36 @@ func TestBuffersInTheSegment(t *testing.T) {
 		}
 	}
 }
+
+// TestOperandsInDescriptors reduces a few bytes again and again: up to eight travel in the descriptor, more in the slot, and no round
+// sees those of another.
+func TestOperandsInDescriptors(t *testing.T) {
+	t.Parallel()
+	const ranks, rounds = 3, 1000
+	engines := world(t, ranks, nil)
+	for rank, err := range each(engines, func(e *Engine) error {
+		for round := range rounds {
+			n := 1 + round%(wordRoom+2)
+			q := &coll.Request{Kind: coll.AllReduce, Tag: uint32(round), DType: tensor.Uint8, Op: reduce.Sum, Out: make([]byte, n)}
+			want := make([]byte, n)
+			for i := range n {
+				q.Out[i] = byte(round + i*e.rank)
+				want[i] = byte(3*round + 3*i)
+			}
+			if err := e.Run(context.Background(), q); err != nil {
+				return err
+			}
+			if !bytes.Equal(q.Out, want) {
+				return fmt.Errorf("round %d: %v, want %v", round, q.Out, want)
+			}
+			if inWord(q) != (n <= wordRoom) {
+				return fmt.Errorf("%d bytes: in the descriptor %v", n, inWord(q))
+			}
+		}
+		return nil
+	}) {
+		if err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}

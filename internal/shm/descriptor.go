@@ -5,6 +5,7 @@ package shm
 
 import (
 	"fmt"
+	"unsafe"
 
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/reduce"
@@ -14,7 +15,7 @@ import (
 // descriptor is what a rank was asked to do, in 24 bytes, so that two of them and the step fit one cache line.
 type descriptor struct {
 	head  uint64 // kind, operator, type, flags: a byte each; then the tag
-	size  uint64 // bytes of the rank's own buffer, as sizeOf defines it
+	size  uint64 // bytes of the rank's own buffer, as sizeOf defines it; or the operand itself, see wordAt
 	extra uint64 // root in the low 16 bits, above it a hash: of the counts where they are uneven, else of the shape
 }
 
@@ -23,6 +24,12 @@ const (
 	flagDirect = 1 << 25 // the buffer lies in the segment, at the offset in the first word of the send table
 	flagCounts = 1 << 26 // the rank gave counts
 	flagUneven = 1 << 27 // the blocks of a gather or scatter may differ in size
+
+	// A reduction of up to wordRoom bytes has its operand where the size would be, and the size in four bits from here on, so that
+	// the others find everything in one cache line.
+	wordAt   = 28
+	wordRoom = 8
+	maskWord = 0xf << wordAt
 
 	maskKind  = 0xff
 	maskOp    = 0xff << 8
@@ -60,6 +67,10 @@ func describe(r *coll.Request, size int, flags uint64) descriptor {
 	if r.Uneven {
 		d.head |= flagUneven
 	}
+	if n := len(r.Out); inWord(r) {
+		d.head |= uint64(n) << wordAt //nolint:gosec // a length
+		copy(d.word(n), r.Out)
+	}
 	d.extra = uint64(r.Root) & maskRoot //nolint:gosec // in range: validated
 	hash := uint64(0)
 	switch r.Kind {
@@ -74,6 +85,22 @@ func describe(r *coll.Request, size int, flags uint64) descriptor {
 	}
 	d.extra |= hash & maskHash
 	return d
+}
+
+// inWord reports whether the operand of a request is in its descriptor.
+func inWord(r *coll.Request) bool {
+	return (r.Kind == coll.AllReduce || r.Kind == coll.Reduce) && 0 < len(r.Out) && len(r.Out) <= wordRoom
+}
+
+// word is the operand of n bytes in a descriptor.
+func (d *descriptor) word(n int) []byte { return (*[wordRoom]byte)(unsafe.Pointer(&d.size))[:n] } //nolint:gosec // eight bytes
+
+// bytes is the size of the rank's own buffer.
+func (d *descriptor) bytes() uint64 {
+	if n := d.head & maskWord >> wordAt; n != 0 {
+		return n
+	}
+	return d.size
 }
 
 // hashCounts is FNV-1a over the counts; equal counts are the same as none.
@@ -101,7 +128,7 @@ func (d *descriptor) agrees(o *descriptor) bool {
 	}
 	r := &rules[kind]
 	switch {
-	case (d.head^o.head)&r.head != 0, r.size && d.size != o.size, r.root && (d.extra^o.extra)&maskRoot != 0:
+	case (d.head^o.head)&r.head != 0, r.size && d.bytes() != o.bytes(), r.root && (d.extra^o.extra)&maskRoot != 0:
 		return false
 	case (d.extra|o.extra)&bitCounts != 0:
 		return (d.extra^o.extra)&maskHash == 0
@@ -137,7 +164,7 @@ func (d *descriptor) words(shape coll.Shape) string {
 		if d.extra&bitCounts == 0 && d.extra&maskHash != 0 && shape.Hash()<<16 == d.extra&maskHash {
 			s += "shape " + shape.String() + ", "
 		} else {
-			s += fmt.Sprintf("%d bytes, ", d.size)
+			s += fmt.Sprintf("%d bytes, ", d.bytes())
 		}
 	}
 	if d.head&flagUneven != 0 {

@@ -13,7 +13,7 @@ import (
 
 const (
 	segmentMagic   = 0x31306d6873686f63 // "cohshm01"
-	segmentVersion = 2
+	segmentVersion = 3
 
 	pageSize = 4096
 	lineSize = 64

@@ -50,7 +50,8 @@ func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
 // reduceOnce is for small buffers: everyone publishes all it has, and everyone combines all, in rank order.
 func (e *Engine) reduceOnce(ctx context.Context, r *coll.Request) error {
 	n := len(r.Out)
-	if e.fresh() {
+	word := inWord(r)
+	if e.fresh() && !word {
 		copy(e.seg.slotOf(e.rank, e.parity()), r.Out)
 	}
 	err := e.begin(ctx, r, n, flagInline)
@@ -58,7 +59,11 @@ func (e *Engine) reduceOnce(ctx context.Context, r *coll.Request) error {
 		return err
 	}
 	for i := range e.sources {
-		e.sources[i] = e.seg.slotOf(i, e.op.parity)[:n]
+		if word {
+			e.sources[i] = e.lines[i].desc[e.op.parity].word(n)
+		} else {
+			e.sources[i] = e.seg.slotOf(i, e.op.parity)[:n]
+		}
 	}
 	e.combine(r.Out, r)
 	return nil
