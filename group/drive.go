@@ -81,7 +81,7 @@ func (g *Group) runNext(ctx context.Context) (*report, error) {
 	}
 	w := it.Owner
 	if w.begun.IsZero() {
-		now := time.Now()
+		now := w.now()
 		w.mu.Lock()
 		w.begun = now
 		w.mu.Unlock()

@@ -447,24 +447,24 @@ func (b *collBench) measure(ctx context.Context, name string, s collSize, factor
 		before = costNow()
 	}
 	began := time.Now()
-	last := began
+	last := time.Duration(0)
 	for i := range took {
 		if err := once(); err != nil {
 			return err
 		}
-		now := time.Now()
-		took[i], last = now.Sub(last), now
+		now := time.Since(began)
+		took[i], last = now-last, now
 	}
 	load := &benchLoad{app: b.app, group: "coll", peer: b.opts.peer}
 	if b.opts.cost {
-		if err := b.emitCost(ctx, load, full, costNow().since(before), n, last.Sub(began)); err != nil {
+		if err := b.emitCost(ctx, load, full, costNow().since(before), n, last); err != nil {
 			return err
 		}
 	}
 	if b.quiet {
 		return nil
 	}
-	mean := last.Sub(began).Seconds() / float64(n)
+	mean := last.Seconds() / float64(n)
 	slices.Sort(took)
 	load.emit(full+".p50", micros(took[n/2])/factor, "us")
 	if n >= 200 {

@@ -34,7 +34,7 @@ type Engine struct {
 	direct   [][]byte // the ranks' buffers in the segment
 	inputs   [][]byte // of the piece that is reduced, by rank
 	op       progress
-	deadline time.Time
+	deadline time.Time // of the request, once it has waited for long
 	opName   string
 	failure  error // why the group ended
 	reported bool  // an operation has returned failure
@@ -144,9 +144,6 @@ func (e *Engine) run(ctx context.Context, r *coll.Request) error {
 		}
 		e.op = progress{request: r}
 		e.deadline = time.Time{}
-		if r.Timeout > 0 {
-			e.deadline = time.Now().Add(r.Timeout)
-		}
 	}
 	err := e.proceed(ctx, r)
 	if err != nil && errors.As(err, new(*coll.Interrupted)) {

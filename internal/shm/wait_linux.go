@@ -106,6 +106,9 @@ func (e *Engine) waitLong(ctx context.Context, word *uint32) error {
 	}
 	for {
 		now := time.Now()
+		if r := e.op.request; r != nil && r.Timeout > 0 && e.deadline.IsZero() { // most operations need no clock
+			e.deadline = now.Add(r.Timeout)
+		}
 		err := e.trouble(ctx, now)
 		if reached(atomic.LoadUint32(word), e.step) {
 			return nil // what was awaited happened, whatever else did
