@@ -335,7 +335,7 @@ func TestOperandsInDescriptors(t *testing.T) {
 	for rank, err := range each(engines, func(e *Engine) error {
 		for round := range rounds {
 			n := 1 + round%(wordRoom+2)
-			q := &coll.Request{Kind: coll.AllReduce, Tag: uint32(round), DType: tensor.Uint8, Op: reduce.Sum, Out: make([]byte, n)}
+			q := &coll.Request{Kind: coll.AllReduce, Tag: uint32(round), DType: tensor.Uint8, Op: reduce.Sum, Out: make([]byte, n), Timeout: 20 * time.Second}
 			want := make([]byte, n)
 			for i := range n {
 				q.Out[i] = byte(round + i*e.rank)
@@ -344,11 +344,8 @@ func TestOperandsInDescriptors(t *testing.T) {
 			if err := e.Run(context.Background(), q); err != nil {
 				return err
 			}
-			if !bytes.Equal(q.Out, want) {
-				return fmt.Errorf("round %d: %v, want %v", round, q.Out, want)
-			}
-			if inWord(q) != (n <= wordRoom) {
-				return fmt.Errorf("%d bytes: in the descriptor %v", n, inWord(q))
+			if !bytes.Equal(q.Out, want) || inWord(q) != (n <= wordRoom) {
+				t.Errorf("rank %d, round %d: %v, want %v; in the descriptor: %v", e.rank, round, q.Out, want, inWord(q))
 			}
 		}
 		return nil
