@@ -68,7 +68,7 @@ func describe(r *coll.Request, size int, flags uint64) descriptor {
 		d.head |= flagUneven
 	}
 	if n := len(r.Out); inWord(r) {
-		d.head |= uint64(n) << wordAt //nolint:gosec // a length
+		d.head |= uint64(n) << wordAt
 		copy(d.word(n), r.Out)
 	}
 	d.extra = uint64(r.Root) & maskRoot //nolint:gosec // in range: validated
