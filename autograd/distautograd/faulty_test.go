@@ -63,7 +63,7 @@ type faultyAgent struct {
 func (a *faultyAgent) fails(to int, m *rpcwire.Message) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	key := fmt.Sprint(to, m.Type, m.Payload)
+	key := fmt.Sprintf("%d %d %x", to, m.Type, m.Payload)
 	if a.times[key]++; a.times[key] > faultyTimes {
 		return false
 	}
