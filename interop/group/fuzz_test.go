@@ -188,6 +188,32 @@ func (f *fuzzer) operation() step {
 	if s.Op == "ring" && (s.Group != "" && len(s.Ranks) == 1 || f.size == 1) {
 		s.Op = "barrier"
 	}
+	if f.version != "several" && f.IntN(3) == 0 {
+		s = f.rarer(s)
+	}
+	return s
+}
+
+// rarer gives an operation any element type and operator that the PyTorch ranks have for it, if it finds one.
+func (f *fuzzer) rarer(s step) step {
+	number, known := refusable[s.Op]
+	members := f.size
+	if s.Group != "" {
+		members = len(s.Ranks)
+	}
+	for range 20 {
+		dt, op := pick(f, allDTypes...), s.Reduce
+		if op != "" {
+			op = pick(f, allReduces...)
+		}
+		if !known || !f.halves && (dt == "float16" || dt == "bfloat16") {
+			continue
+		}
+		if f.peers.Check("x", torch.Call{Op: number, DType: dtypeOf(dt), Reduce: reduce.Op(reduceOps[op]), Numel: s.N, Parts: members}) == nil {
+			s.DType, s.Reduce = dt, op
+			return s
+		}
+	}
 	return s
 }
 
@@ -254,7 +280,12 @@ func (f *fuzzer) step() step {
 		return s
 	case 4:
 		if f.version != "1.13" {
-			return f.somewhere(step{Op: pick(f, "all_gather_into_tensor", "reduce_scatter_tensor"), N: f.length() / 4, DType: "float32"})
+			s := f.somewhere(step{Op: pick(f, "all_gather_into_tensor", "reduce_scatter_tensor"), N: f.length() / 4, DType: "float32"})
+			if s.Op == "reduce_scatter_tensor" && f.version != "several" {
+				s.Reduce = "sum"
+				s = f.rarer(s)
+			}
+			return s
 		}
 		return f.somewhere(step{Op: "all_reduce_coalesced", N: f.length(), DType: f.dtype()})
 	case 5:
