@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -69,6 +70,25 @@ func TestSilentAddress(t *testing.T) {
 	all, err := addresses(ctx, &net.Dialer{}, "tcp", "localhost:7")
 	if err != nil || len(all) == 0 || all[0] != "127.0.0.1:7" && all[0] != "[::1]:7" {
 		t.Errorf("localhost: %v, %v", all, err)
+	}
+}
+
+// TestZones: an address of a link is dialled with the zone that it was written or found with. Without, it belongs to no link.
+func TestZones(t *testing.T) {
+	t.Parallel()
+	ips := []net.IPAddr{{IP: net.ParseIP("fe80::1"), Zone: "eth0"}, {IP: net.IPv4(192, 0, 2, 1)}, {IP: net.ParseIP("2001:db8::1")}}
+	for network, want := range map[string][]string{
+		"tcp":  {"[fe80::1%eth0]:7", "192.0.2.1:7", "[2001:db8::1]:7"},
+		"tcp4": {"192.0.2.1:7"},
+		"tcp6": {"[fe80::1%eth0]:7", "[2001:db8::1]:7"},
+	} {
+		if got := dialled(ips, network, "7"); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", network, got, want)
+		}
+	}
+	const written = "[fe80::1%eth0]:7"
+	if got, err := addresses(t.Context(), &net.Dialer{}, "tcp", written); err != nil || !slices.Equal(got, []string{written}) {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 

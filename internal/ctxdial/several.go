@@ -27,17 +27,22 @@ func addresses(ctx context.Context, d *net.Dialer, network, addr string) ([]stri
 	if err != nil {
 		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
 	}
-	var all []string
+	all := dialled(ips, network, port)
+	if len(all) == 0 {
+		return []string{addr}, nil // the dialer knows what is wrong
+	}
+	return all, nil
+}
+
+// dialled returns the addresses of a name that a network has, with their zones.
+func dialled(ips []net.IPAddr, network, port string) (all []string) {
 	for _, ip := range ips {
 		if v4 := ip.IP.To4() != nil; network == "tcp4" && !v4 || network == "tcp6" && v4 {
 			continue
 		}
 		all = append(all, net.JoinHostPort(ip.String(), port))
 	}
-	if len(all) == 0 {
-		return []string{addr}, nil // the dialer knows what is wrong
-	}
-	return all, nil
+	return all
 }
 
 // first dials addresses one after another, without waiting for long for one that does not answer, and returns the first connection.

@@ -9,8 +9,11 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -119,6 +122,89 @@ func TestStoppedBeforeItWelcomesAll(t *testing.T) {
 			zero.conns[welcomed] = u
 			j.join(3-welcomed, 0)
 			j.tasks.Wait()
+		})
+	}
+}
+
+// TestGreetingIsBounded: a connection that says nothing keeps the others out for half a heartbeat limit at most: who has all its
+// connections would take for stopped whoever waits behind it.
+func TestGreetingIsBounded(t *testing.T) {
+	t.Parallel()
+	j := newJoiners(t)
+	zero := j.stopped(0)
+	zero.config.HeartbeatLimit = 100 * time.Millisecond
+	var err error
+	if zero.listener, err = zero.listen(j.ctx); err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("unix", zero.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	u, err := zero.listener.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = u.Close() }()
+	began := time.Now()
+	if _, err = zero.greet(j.ctx, u); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > helloLimit/2 {
+		t.Errorf("the others waited for %v", took)
+	}
+}
+
+// TestConnectEndsWithItsFirstFailure: rank 0 cannot join and rank 1 never comes. Who connects to both does not wait for rank 1.
+func TestConnectEndsWithItsFirstFailure(t *testing.T) {
+	t.Parallel()
+	j := newJoiners(t)
+	two := j.stopped(2)
+	if err := j.store.Set(j.ctx, two.key(0), []byte(errorPrefix+"no memory")); err != nil {
+		t.Fatal(err)
+	}
+	err := two.connect(j.ctx)
+	if e, ok := errors.AsType[*dist.Error](err); !ok || e.Rank != 0 || !strings.Contains(err.Error(), "no memory") || j.ctx.Err() != nil {
+		t.Errorf("%v, after %v", err, j.ctx.Err())
+	}
+}
+
+// TestGiveUpJoiningNamesTheLate: who waits no longer for all to map the segment names the rank that has not, if it is one, or the rank
+// that its own reason is about. The others are told.
+func TestGiveUpJoiningNamesTheLate(t *testing.T) {
+	t.Parallel()
+	about1 := dist.New("test", dist.PeerLost, "")
+	about1.Rank = 1
+	for name, c := range map[string]struct {
+		beats [3]uint64
+		cause error
+		want  dist.Rank
+	}{
+		"one is late":           {[3]uint64{1, 1, 0}, context.Canceled, 2},
+		"two are late":          {[3]uint64{1, 0, 0}, context.Canceled, dist.NoRank},
+		"nobody is late":        {[3]uint64{1, 1, 1}, context.Canceled, dist.NoRank},
+		"the reason has a rank": {[3]uint64{1, 1, 0}, about1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			zero := newJoiners(t).stopped(0)
+			var err error
+			if zero.file, zero.seg, err = createSegment(&zero.config); err != nil {
+				t.Fatal(err)
+			}
+			for r, n := range c.beats {
+				atomic.StoreUint64(&zero.seg.life(r).beats, n)
+			}
+			e := newEngine(zero.config, zero.seg)
+			if got, ok := errors.AsType[*dist.Error](e.giveUpJoining(c.cause)); !ok || got.Rank != c.want || !errors.Is(got, c.cause) {
+				t.Errorf("%v, want rank %v", got, c.want)
+			}
+			one := zero.config
+			one.Rank = 1
+			if err := newEngine(one, zero.seg).told("test"); err == nil {
+				t.Error("rank 1 is not told")
+			}
 		})
 	}
 }
