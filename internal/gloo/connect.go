@@ -232,10 +232,14 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	fail := func(p *pair, err error) {
-		e := dist.Wrap("gloo: connect", dist.PeerLost, err)
-		e.Rank, e.Peer = dist.Rank(p.peer), p.where()
-		cancel(pairError{e})
+	start := func(p *pair, connect func() error) {
+		wg.Go(func() {
+			if err := connect(); err != nil {
+				e := dist.Wrap("gloo: connect", dist.PeerLost, err)
+				e.Rank, e.Peer = dist.Rank(p.peer), p.where()
+				cancel(pairError{e})
+			}
+		})
 	}
 	var awaited []*pair
 	for _, p := range d.pairs {
@@ -246,46 +250,11 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 		if err != nil {
 			return d.connectError(ctx, err)
 		}
-		theirs, id, hello, err := peer.For(d.cfg.Rank, p.peer)
+		waits, err := d.connect(ctx, own, p, peer, start)
 		if err != nil {
 			return err
 		}
-		ours, _, _, err := own.record.For(p.peer, d.cfg.Rank)
-		if err != nil {
-			return err
-		}
-		dials, err := wire.Dials(ours.Addr, theirs.Addr)
-		if err != nil {
-			e := dist.Wrap("gloo: connect", dist.Mismatch, err)
-			e.Rank = dist.Rank(p.peer)
-			return e
-		}
-		switch {
-		case dials:
-			p.setRole(roleDial, false)
-			if ln := own.perPair[p.peer]; ln != nil {
-				_ = own.take(p.peer).Close()
-			}
-			wg.Go(func() {
-				if err := p.dialAndAttach(ctx, ours.Addr.Addr(), theirs.Addr, id, hello); err != nil {
-					fail(p, err)
-				}
-			})
-			awaited = append(awaited, p)
-		case d.cfg.Generation == A:
-			p.setRole(roleListen, false)
-			ln := own.take(p.peer)
-			wg.Go(func() {
-				if err := p.acceptFrom(ctx, ln, theirs.Addr.Addr()); err != nil {
-					fail(p, err)
-				}
-			})
-			awaited = append(awaited, p)
-		default:
-			p.setRole(roleListen, d.writesRank(peer))
-			if peer.Generation == C && peer.IDs == nil {
-				continue // generation D without identifiers may connect at first use only
-			}
+		if waits {
 			awaited = append(awaited, p)
 		}
 	}
@@ -301,6 +270,41 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 		d.listener.stop() // everybody is here
 	}
 	return nil
+}
+
+// connect decides who dials whom and starts this rank's part. waits says whether the pair must be there before the group is.
+func (d *device) connect(ctx context.Context, own *endpoints, p *pair, peer wire.Record, start func(*pair, func() error)) (waits bool, err error) {
+	theirs, id, hello, err := peer.For(d.cfg.Rank, p.peer)
+	if err != nil {
+		return false, err
+	}
+	ours, _, _, err := own.record.For(p.peer, d.cfg.Rank)
+	if err != nil {
+		return false, err
+	}
+	dials, err := wire.Dials(ours.Addr, theirs.Addr)
+	if err != nil {
+		e := dist.Wrap("gloo: connect", dist.Mismatch, err)
+		e.Rank = dist.Rank(p.peer)
+		return false, e
+	}
+	switch {
+	case dials:
+		p.setRole(roleDial, false)
+		if ln := own.perPair[p.peer]; ln != nil {
+			_ = own.take(p.peer).Close()
+		}
+		start(p, func() error { return p.dialAndAttach(ctx, ours.Addr.Addr(), theirs.Addr, id, hello) })
+	case d.cfg.Generation == A:
+		p.setRole(roleListen, false)
+		ln := own.take(p.peer)
+		start(p, func() error { return p.acceptFrom(ctx, ln, theirs.Addr.Addr()) })
+	default:
+		p.setRole(roleListen, d.writesRank(peer))
+		// Generation D without identifiers may connect at first use only.
+		return peer.Generation != C || peer.IDs != nil, nil
+	}
+	return true, nil
 }
 
 func (p *pair) dialAndAttach(ctx context.Context, from netip.Addr, to netip.AddrPort, id int64, hello bool) error {

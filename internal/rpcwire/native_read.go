@@ -189,26 +189,11 @@ func (r *nativeReader) value(depth int) any {
 	case tagDict:
 		return r.known(&py.Dict{Pairs: r.pairs(depth)})
 	case tagAgain:
-		n := r.uvarint()
-		if n >= uint64(len(r.kept)) {
-			r.fail("value %d of a payload with %d so far", n, len(r.kept))
-			return nil
-		}
-		return r.kept[n]
+		return r.again()
 	case tagTensor:
-		n := r.uvarint()
-		if n >= uint64(len(r.d.Tensors)) {
-			r.fail("tensor %d of a message with %d", n, len(r.d.Tensors))
-			return nil
-		}
-		return r.d.Tensors[n]
+		return r.tensor()
 	case tagBig:
-		negative := r.byte() != 0
-		n := new(big.Int).SetBytes(r.bytes())
-		if negative {
-			n.Neg(n)
-		}
-		return r.known(n)
+		return r.big()
 	case tagGlobal:
 		return r.global()
 	case tagReference:
@@ -220,19 +205,53 @@ func (r *nativeReader) value(depth int) any {
 	case tagException:
 		return &RemoteException{Msg: r.text(), Class: r.global()}
 	case tagPickle:
-		data := r.bytes()
-		if r.err != nil {
-			return nil
-		}
-		v, err := r.d.Unpickle(data)
-		if err != nil {
-			r.err = err
-		}
-		return r.known(v)
+		return r.pickled()
 	default:
 		r.fail("an unknown tag %d", tag)
 		return nil
 	}
+}
+
+// again reads the number of a value that came before.
+func (r *nativeReader) again() any {
+	n := r.uvarint()
+	if n >= uint64(len(r.kept)) {
+		r.fail("value %d of a payload with %d so far", n, len(r.kept))
+		return nil
+	}
+	return r.kept[n]
+}
+
+// tensor reads the number of a tensor of the message.
+func (r *nativeReader) tensor() any {
+	n := r.uvarint()
+	if n >= uint64(len(r.d.Tensors)) {
+		r.fail("tensor %d of a message with %d", n, len(r.d.Tensors))
+		return nil
+	}
+	return r.d.Tensors[n]
+}
+
+func (r *nativeReader) big() any {
+	negative := r.byte() != 0
+	n := new(big.Int).SetBytes(r.bytes())
+	if negative {
+		n.Neg(n)
+	}
+	return r.known(n)
+}
+
+// pickled reads what only a pickle can carry.
+func (r *nativeReader) pickled() any {
+	data := r.bytes()
+	if r.err != nil {
+		return nil
+	}
+	v, err := r.d.Unpickle(data)
+	if err != nil {
+		r.err = err
+	}
+	return r.known(v)
 }
 
 func (r *nativeReader) reference() any {

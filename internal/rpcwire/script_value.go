@@ -42,8 +42,7 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 	case py.Device:
 		j.Device(string(v))
 	case *tensor.Tensor, *tensor.Sparse:
-		e.tensor(v)
-		j.TensorID(e.index(v))
+		e.jitTensor(j, v)
 	case pygo.Reference:
 		f, err := e.reference(v)
 		if err != nil {
@@ -53,30 +52,13 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 	case py.Tuple:
 		return e.jitOnce(j, v, func() error { return e.jitTuple(j, v, depth) })
 	case []int64:
-		j.OpenList("int")
-		for _, x := range v {
-			j.Int(x)
-		}
-		j.CloseList()
+		jitList(j, "int", v, j.Int)
 	case []float64:
-		j.OpenList("double")
-		for _, x := range v {
-			j.Float(x)
-		}
-		j.CloseList()
+		jitList(j, "double", v, j.Float)
 	case []bool:
-		j.OpenList("bool")
-		for _, x := range v {
-			j.Bool(x)
-		}
-		j.CloseList()
+		jitList(j, "bool", v, j.Bool)
 	case []*tensor.Tensor:
-		j.OpenList("tensor")
-		for _, x := range v {
-			e.tensor(x)
-			j.TensorID(e.index(x))
-		}
-		j.CloseList()
+		jitList(j, "tensor", v, func(x *tensor.Tensor) { e.jitTensor(j, x) })
 	case py.Typed:
 		return e.jitTyped(j, v, depth)
 	case []any, *py.Dict:
@@ -95,6 +77,21 @@ func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 		return tooLong(e.most())
 	}
 	return nil
+}
+
+// jitList pushes a list whose items are all of one kind.
+func jitList[T any](j *pickle.JIT, kind string, items []T, push func(T)) {
+	j.OpenList(kind)
+	for _, x := range items {
+		push(x)
+	}
+	j.CloseList()
+}
+
+// jitTensor adds a tensor to the message and pushes its number.
+func (e *Encoder) jitTensor(j *pickle.JIT, t any) {
+	e.tensor(t)
+	j.TensorID(e.index(t))
 }
 
 // jitOnce pushes a container, or refers to it if it was pushed before. Only what occurs more than once is remembered, as

@@ -80,30 +80,39 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	hush() // the mesh beats from here on
 	beats.Wait()
 	conns, windows := made.all()
-	missing := dist.NoRank
-	for rank, c := range conns {
-		if c == nil && rank != cfg.Rank {
-			missing = dist.Rank(rank)
-			break
-		}
-	}
-	if missing != dist.NoRank || ctx.Err() != nil {
+	if missing := firstMissing(conns, cfg.Rank); missing != dist.NoRank || ctx.Err() != nil {
 		defer closeAll(conns)
-		err := dist.New("native: connect", dist.Unavailable, "the listener ended")
-		switch why, ok := errors.AsType[*dist.Error](context.Cause(ctx)); {
-		case caller.Err() != nil:
-			err = dist.Ended(caller, "native: connect")
-		case ok:
-			err = why
-		}
-		if err.Rank == dist.NoRank {
-			err.Rank = missing
-		}
+		err := whyNotConnected(caller, ctx, missing)
 		giveUp(err)
 		return nil, err
 	}
 	moment.At("tcp.connect.made")
 	return newMesh(cfg, conns, windows)
+}
+
+// firstMissing returns the first other rank without a connection, or NoRank.
+func firstMissing(conns []net.Conn, self int) dist.Rank {
+	for rank, c := range conns {
+		if c == nil && rank != self {
+			return dist.Rank(rank)
+		}
+	}
+	return dist.NoRank
+}
+
+// whyNotConnected returns what ended the connecting: the end of the caller's context comes before what followed from it.
+func whyNotConnected(caller, ctx context.Context, missing dist.Rank) error {
+	err := dist.New("native: connect", dist.Unavailable, "the listener ended")
+	switch why, ok := errors.AsType[*dist.Error](context.Cause(ctx)); {
+	case caller.Err() != nil:
+		err = dist.Ended(caller, "native: connect")
+	case ok:
+		err = why
+	}
+	if err.Rank == dist.NoRank {
+		err.Rank = missing
+	}
+	return err
 }
 
 func closeAll(conns []net.Conn) {
