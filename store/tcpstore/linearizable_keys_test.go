@@ -20,14 +20,17 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// keysOfStore are few, so that calls meet each other. The state of the store is their values, "" for one that is not there.
-var keysOfStore = [...]string{"a", "b", "c"}
+// keysOfStore are few, so that calls meet each other; the last ones are for a barrier each. The state of the store is their values,
+// "" for one that is not there.
+var keysOfStore = [...]string{"a", "b", "c", "barrier/0", "barrier/1", "barrier/2"}
+
+const plainKeys = 3
 
 type contents [len(keysOfStore)]string
 
 // wideAction is a call on some or all of the keys, by their numbers; wideAnswer what came of it.
 type wideAction struct {
-	kind  string // multiset, multiget, set, add, delete, check, wait, number, list
+	kind  string // multiset, multiget, set, add, delete, check, wait, number, list; a barrier is an arrive and a pass
 	keys  string // digits
 	value string
 }
@@ -49,10 +52,14 @@ func (a wideAction) after(s contents) (contents, wideAnswer, bool) {
 			*key = a.value
 		case "multiget":
 			out.values += "," + *key
-		case "add":
+		case "add", "arrive":
 			n, _ := strconv.ParseInt(*key, 10, 64)
-			out.number = n + 1
-			*key = strconv.FormatInt(out.number, 10)
+			*key = strconv.FormatInt(n+1, 10)
+			if a.kind == "add" {
+				out.number = n + 1
+			}
+		case "pass":
+			all = *key == a.value // the number of those who come
 		case "delete":
 			out.yes = *key != ""
 			*key = ""
@@ -69,7 +76,7 @@ func (a wideAction) after(s contents) (contents, wideAnswer, bool) {
 			}
 		}
 	}
-	return s, out, all || a.kind != "multiget" && a.kind != "wait"
+	return s, out, all || a.kind != "multiget" && a.kind != "wait" && a.kind != "pass"
 }
 
 // wideModel is a store in which every call, whatever its keys, happens at one moment.
@@ -97,6 +104,14 @@ func TestWideModelHasTeeth(t *testing.T) {
 			write, op(2, 3, wideAction{kind: "check", keys: "0"}, wideAnswer{yes: true}), op(4, 5, wideAction{kind: "check", keys: "1"}, wideAnswer{}),
 		}, false},
 		"a number of keys in between": {[]porcupine.Operation{write, op(2, 3, wideAction{kind: "number"}, wideAnswer{number: 1})}, false},
+		"a barrier that opens too early": {[]porcupine.Operation{
+			op(1, 4, wideAction{kind: "arrive", keys: "3"}, wideAnswer{}), op(2, 4, wideAction{kind: "pass", keys: "3", value: "2"}, wideAnswer{}),
+			op(5, 8, wideAction{kind: "arrive", keys: "3"}, wideAnswer{}),
+		}, false},
+		"a barrier": {[]porcupine.Operation{
+			op(1, 6, wideAction{kind: "arrive", keys: "3"}, wideAnswer{}), op(2, 6, wideAction{kind: "pass", keys: "3", value: "2"}, wideAnswer{}),
+			op(5, 8, wideAction{kind: "arrive", keys: "3"}, wideAnswer{}), op(9, 10, wideAction{kind: "number"}, wideAnswer{number: 1}),
+		}, true},
 		"a write at one moment": {[]porcupine.Operation{
 			write, op(2, 3, wideAction{kind: "check", keys: "0"}, wideAnswer{}), op(4, 5, wideAction{kind: "multiget", keys: "10"}, wideAnswer{values: ",x,x"}),
 			op(6, 7, wideAction{kind: "number"}, wideAnswer{number: 2}),
@@ -125,22 +140,32 @@ func TestLinearizableOverAllKeys(t *testing.T) {
 func wideRound(t *testing.T, loops int, seed uint64) {
 	t.Helper()
 	s := serve(t, tcpstore.WithLoops(loops))
-	const goroutines, calls = 8, 40
+	const goroutines, calls, barrierEvery = 8, 40, 10
 	var mu sync.Mutex
 	var history []porcupine.Operation
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // of barriers to which not all come
+	defer cancel()
+	clients := make([]*tcpstore.Client, goroutines)
+	for g := range clients {
+		clients[g] = connect(t, s.Addr().String(), tcpstore.WithDialect(dialects[g%2])) // the third has no calls on many keys
+		if has, err := clients[g].HasBarrier(ctx); err != nil || !has {                 // a question that leaves a key behind for a moment
+			t.Fatalf("has a barrier: %v, %v", has, err)
+		}
+	}
 	var workers sync.WaitGroup
-	for g := range goroutines {
-		dialect := dialects[g%2] // the third has no calls on many keys
-		c := connect(t, s.Addr().String(), tcpstore.WithDialect(dialect))
+	for g, c := range clients {
 		workers.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(g)))
 			for i := range calls {
 				a := randomWide(r, strconv.Itoa(1000*g+i))
-				if dialect == tcpstore.DialectV && (a.kind == "multiget" || a.kind == "wait") {
+				if k := i / barrierEvery; i%barrierEvery == 0 && k > 0 {
+					a = wideAction{kind: "pass", keys: strconv.Itoa(plainKeys + k - 1), value: strconv.Itoa(goroutines)}
+				}
+				if dialects[g%2] == tcpstore.DialectV && (a.kind == "multiget" || a.kind == "wait") {
 					continue // PyTorch's protocol has none that are one call
 				}
 				start := time.Now().UnixNano()
-				out, err := runWide(t.Context(), c, a)
+				out, err := runWide(ctx, c, a)
 				end := time.Now().UnixNano()
 				if errors.Is(err, store.ErrTimeout) && (a.kind == "multiget" || a.kind == "wait") {
 					continue // it changed nothing
@@ -149,6 +174,10 @@ func wideRound(t *testing.T, loops int, seed uint64) {
 					return
 				}
 				mu.Lock()
+				if a.kind == "pass" {
+					arrival := wideAction{kind: "arrive", keys: a.keys}
+					history = append(history, porcupine.Operation{ClientId: goroutines + g, Input: arrival, Output: out, Call: start, Return: end})
+				}
 				history = append(history, porcupine.Operation{ClientId: g, Input: a, Output: out, Call: start, Return: end})
 				mu.Unlock()
 			}
@@ -171,9 +200,9 @@ func wideRound(t *testing.T, loops int, seed uint64) {
 }
 
 func randomWide(r *rand.Rand, unique string) wideAction {
-	one := strconv.Itoa(r.IntN(len(keysOfStore)))
+	one := strconv.Itoa(r.IntN(plainKeys))
 	some := one
-	if other := strconv.Itoa(r.IntN(len(keysOfStore))); other != one {
+	if other := strconv.Itoa(r.IntN(plainKeys)); other != one {
 		some += other
 	}
 	kinds := []string{"multiset", "multiset", "multiset", "multiget", "multiget", "set", "add", "delete", "delete", "check", "wait", "number", "list"}
@@ -217,6 +246,11 @@ func runWide(ctx context.Context, c *tcpstore.Client, a wideAction) (out wideAns
 		out.yes, err = c.Check(ctx, keys...)
 	case "wait":
 		err = c.Wait(patient, keys...)
+	case "pass":
+		var size int
+		if size, err = strconv.Atoi(a.value); err == nil {
+			err = c.Barrier(ctx, keys[0], size)
+		}
 	case "number":
 		var n int
 		n, err = c.NumKeys(ctx)
