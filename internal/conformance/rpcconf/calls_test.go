@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -303,69 +302,6 @@ func TestNoResult(t *testing.T) {
 	}
 }
 
-func TestTensors(t *testing.T) {
-	w := start(t, worldSize)
-	w.every(func(n *node) error {
-		for _, dt := range []tensor.DType{tensor.Float32, tensor.Float64, tensor.Int64, tensor.Uint8, tensor.Bool, tensor.BFloat16, tensor.Complex64} {
-			x := tensor.Must(tensor.Full(dt, 1, n.rank+1, 3))
-			y, err := rpc.Call[*tensor.Tensor](w.ctx, n.Agent, w.next(n), "t.echo", x)
-			if err != nil || !tensor.Equal(x, y) || x.DType() != y.DType() {
-				return fmt.Errorf("%v: %v, %w", dt, y, err)
-			}
-		}
-		return nil
-	})
-}
-
-func TestTensorsMultiAsync(t *testing.T) {
-	w := start(t, 2)
-	futures := make([]*dist.Future[*tensor.Tensor], 100)
-	for i := range futures {
-		futures[i] = rpc.Async[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.add", ones(i, i), ones(i, i))
-	}
-	for i, f := range futures {
-		sum, err := f.Await(w.ctx)
-		if err != nil || !tensor.Equal(sum, filled(2, i, i)) {
-			t.Fatalf("call %d: %v, %v", i, sum, err)
-		}
-	}
-}
-
-func TestTensorsInContainer(t *testing.T) {
-	payloads(t, func(p payload) {
-		t := p.T
-		w := start(t, 2)
-		type box struct {
-			Tensors []any
-		}
-		w.nodes[1].reg.MustHandle("t.nest", func(a struct {
-			List   []any
-			Class  box
-			Lookup map[string]any
-		},
-		) (box, error) {
-			var out box
-			for _, x := range append(append(a.List, a.Class.Tensors...), a.Lookup["x"]) {
-				sum, err := add(x, x)
-				if err != nil {
-					return out, err
-				}
-				out.Tensors = append(out.Tensors, sum)
-			}
-			return out, nil
-		})
-		got, err := rpc.Call[box](w.ctx, w.nodes[0].Agent, name(1), "t.nest",
-			[]any{p.make(), p.make()}, box{[]any{p.make()}}, map[string]any{"x": p.make()})
-		must(t, err)
-		if len(got.Tensors) != 4 {
-			t.Fatalf("got %d tensors", len(got.Tensors))
-		}
-		for _, sum := range got.Tensors {
-			must(t, p.check(sum, 2))
-		}
-	})
-}
-
 // A message inside a message: the handler makes a call of its own while it builds its result, and the tensors of both
 // stay apart.
 func TestPickleInPickle(t *testing.T) {
@@ -434,58 +370,6 @@ func TestStressHeavy(t *testing.T) {
 	t.Run("script", func(t *testing.T) {
 		stress(t, "__torch__.t.heavy", payload{make: func() any { return ones(100, 100) }}, 1024)
 	})
-}
-
-// A view arrives as a tensor of the same elements, whatever its strides, and with no more than it shows.
-func TestStridedView(t *testing.T) {
-	w := start(t, 2)
-	all := tensor.Must(tensor.From([]float32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, 3, 4))
-	view := tensor.Must(tensor.Must(all.Slice(1, 1, 3, 1)).Transpose(0, 1))
-	back, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.echo", view)
-	must(t, err)
-	if !tensor.Equal(view, back) || !slices.Equal(back.Shape(), []int{2, 3}) {
-		t.Errorf("got %v, want %v", back, view)
-	}
-}
-
-// A row of a large matrix costs about a row on the wire.
-func TestViewAsResult(t *testing.T) {
-	w := start(t, 2)
-	big := tensor.Must(tensor.New(tensor.Float32, 1024, 1024))
-	w.nodes[1].reg.MustHandle("t.row", func() (*tensor.Tensor, error) { return big.Select(0, 7) })
-	before := w.nodes[0].Stats()[name(1)].BytesReceived
-	row, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.row")
-	must(t, err)
-	if !slices.Equal(row.Shape(), []int{1024}) {
-		t.Errorf("shape %v", row.Shape())
-	}
-	if cost := w.nodes[0].Stats()[name(1)].BytesReceived - before; cost > 8192 {
-		t.Errorf("a row of 4096 bytes cost %d", cost)
-	}
-}
-
-// What cannot be sent is refused at once, by a clear error, and the workers go on.
-func TestUnsendableValue(t *testing.T) {
-	w := start(t, 2, rpc.WithConcurrency(4))
-	w.nodes[1].reg.MustHandle("t.channel", func() any { return make(chan int) })
-	a := w.nodes[0].Agent
-	check := func(t *testing.T, fn string, args ...any) {
-		t.Helper()
-		for range 20 { // longer than the pool
-			for _, mode := range modes {
-				within(t, soon, mode.name, func() {
-					if v, err := mode.call(w.ctx, a, name(1), fn, args...); err == nil || !strings.Contains(err.Error(), "chan int") {
-						t.Fatalf("%s: %v, %v", mode.name, v, err)
-					}
-				})
-			}
-		}
-		if sum, err := rpc.Call[int](w.ctx, a, name(1), "t.kwargs", 1, 2, 3); err != nil || sum != 6 {
-			t.Errorf("the worker does not go on: %v, %v", sum, err)
-		}
-	}
-	t.Run("argument", func(t *testing.T) { check(t, "t.echo", make(chan int)) })
-	t.Run("result", func(t *testing.T) { check(t, "t.channel") })
 }
 
 // Every kind of value comes back as it was sent.

@@ -1,0 +1,185 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
+
+func TestMemoryLimit(t *testing.T) {
+	limits := testLimits
+	limits.Memory = 64 << 10
+	b := newBench(limits)
+	writer := b.dial(wire.Native)
+	full := 0
+	for i := range 1000 {
+		b.send(writer, frame(1, func(f []byte) []byte {
+			return wire.AppendSet(f, wire.Native, fmt.Sprint("key", i), make([]byte, 100))
+		}))
+		if b.take(writer)[8] == byte(dist.Exhausted) {
+			full++
+		}
+	}
+	if full < 500 || b.m.memory() > limits.Memory+4096 { // allocations are rounded up
+		t.Errorf("%d sets were refused, %d of %d bytes are taken", full, b.m.memory(), limits.Memory)
+	}
+	b.send(writer, frame(2, func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "key0") }))
+	if got := b.take(writer); len(got) != 9+8+100 {
+		t.Errorf("a full store can still be read: %q", got)
+	}
+	for i := range 1000 {
+		b.send(writer, frame(3, func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.DeleteKey, fmt.Sprint("key", i)) }))
+	}
+	if b.m.table.bytes != 0 || b.m.table.count != 0 {
+		t.Errorf("%d bytes, %d keys are left", b.m.table.bytes, b.m.table.count)
+	}
+	// Clients that stop in the middle of a request do not take more than there is.
+	for range 100 {
+		c := b.dial(wire.V)
+		b.send(c, wire.AppendSet(nil, wire.V, "k", make([]byte, 1000))[:900])
+		b.send(c, make([]byte, 50))
+	}
+	if len(b.cuts) < 30 || b.m.memory() > limits.Memory {
+		t.Errorf("%d clients were cut, %d bytes are taken", len(b.cuts), b.m.memory())
+	}
+}
+
+// One value that very many wait for is copied for each of them, and those copies count, too.
+func TestManyWaitersOfALargeValueAreBounded(t *testing.T) {
+	for _, size := range []int{1 << 20, 64 << 10} {
+		limits := testLimits
+		limits.Memory = 64 << 20
+		b := newBench(limits)
+		var waiters []*Conn
+		for range 200 {
+			c := b.dial(wire.Native)
+			b.send(c, frame(1, func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "/model") }))
+			waiters = append(waiters, c)
+		}
+		writer := b.dial(wire.Legacy)
+		b.m.Receive(writer, wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/model", make([]byte, size)))
+		for b.m.Busy() { // nobody reads yet
+			b.m.Tick(b.m.now)
+			b.m.Resume()
+		}
+		held := int64(0)
+		for _, c := range waiters {
+			held += int64(c.outMemory())
+		}
+		if held > limits.Memory {
+			t.Errorf("%d waiters of %d bytes: buffers of %d bytes, the limit is %d", len(waiters), size, held, limits.Memory)
+		}
+		if !b.m.Crowded() && size > 64<<10 {
+			t.Errorf("%d waiters of %d bytes have room at once", len(waiters), size)
+		}
+		for b.m.Crowded() {
+			b.flush()
+			b.m.Admit()
+		}
+		b.flush()
+		served := 0
+		for _, c := range waiters {
+			if got := b.take(c); len(got) == size+17 && got[8] == 0 {
+				served++
+			}
+		}
+		if served != len(waiters) || len(b.cuts) != 0 || b.m.waits != 0 {
+			t.Errorf("%d waiters of %d bytes: %d were served, %d cut, %d wait", len(waiters), size, served, len(b.cuts), b.m.waits)
+		}
+	}
+}
+
+// The first piece of a request counts as well: many clients that send one piece each must not take all memory.
+func TestFirstPiecesAreBounded(t *testing.T) {
+	limits := testLimits
+	limits.Memory = 1 << 20
+	b := newBench(limits)
+	half := wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/k", make([]byte, 100<<10))[:60<<10]
+	for range 20 {
+		b.send(b.dial(wire.Legacy), half)
+	}
+	if b.m.memory() > limits.Memory {
+		t.Errorf("%d bytes of buffers, %d clients cut", b.m.inBytes, len(b.cuts))
+	}
+	honest := b.dial(wire.Legacy)
+	b.send(honest, wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/mine", make([]byte, 200<<10)))
+	if err := b.cuts[honest]; err != nil {
+		t.Errorf("an honest client cannot store: %v", err)
+	}
+}
+
+func TestSlowReader(t *testing.T) {
+	limits := testLimits
+	limits.Output = 1 << 20
+	b := newBench(limits)
+	c, other := b.m.Open("slow", nil), b.dial(wire.V)
+	b.send(other, wire.AppendSet(nil, wire.V, "k", make([]byte, 100<<10)))
+	b.m.Receive(c, wire.AppendValidate(nil))
+	get := wire.AppendKey(nil, wire.V, wire.Get, "k")
+	for range 100 {
+		b.m.Receive(c, get)
+	}
+	if !c.Paused() || c.Owed() > 2*highWater || c.Cut() != nil {
+		t.Fatalf("paused %v, %d bytes, %v", c.Paused(), c.Owed(), c.Cut())
+	}
+	total := 0
+	for c.Owed() > 0 {
+		n := min(10<<10, c.Owed())
+		total += n
+		b.m.Sent(c, n)
+	}
+	if want := 100 * (100<<10 + 8); total != want || c.Paused() || b.m.outBytes != int64(c.countedOut+other.countedOut) {
+		t.Errorf("%d bytes were sent, want %d; paused %v", total, want, c.Paused())
+	}
+	// What nobody asked for is bounded, too.
+	w := b.m.Open("watcher", nil)
+	b.m.Receive(w, wire.AppendKey(nil, wire.Legacy, wire.WatchKey, "k"))
+	for range 100 {
+		b.m.Receive(other, wire.AppendSet(nil, wire.V, "k", make([]byte, 100<<10)))
+	}
+	if !errors.Is(w.Cut(), dist.Exhausted) || len(b.m.watchers) != 0 {
+		t.Errorf("a watcher that does not read: %v", w.Cut())
+	}
+}
+
+func TestReplyOverTheLimit(t *testing.T) {
+	limits := testLimits
+	limits.Output = 10 << 10
+	b := newBench(limits)
+	v, n := b.dial(wire.V), b.dial(wire.Native)
+	b.send(n, frame(1, func(f []byte) []byte { return wire.AppendSet(f, wire.Native, "k", make([]byte, 9<<10)) }))
+	b.take(n)
+	b.send(n, frame(2, func(f []byte) []byte { return wire.AppendKeys(f, wire.Native, wire.MultiGet, "k", "k") }))
+	if got := b.take(n); got[8] != byte(dist.TooLarge) {
+		t.Errorf("native: %q", got)
+	}
+	b.send(v, wire.AppendKeys(nil, wire.V, wire.MultiGet, "k", "k"))
+	if !errors.Is(b.cuts[v], dist.TooLarge) {
+		t.Errorf("v: %v", b.cuts[v])
+	}
+}
+
+func TestWaitLimit(t *testing.T) {
+	limits := testLimits
+	limits.Waits = 5
+	b := newBench(limits)
+	n, v, l := b.dial(wire.Native), b.dial(wire.V), b.dial(wire.Legacy)
+	for i := range 6 {
+		b.send(n, frame(uint32(i), func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "k") }))
+		b.send(v, wire.AppendKeys(nil, wire.V, wire.Wait, "k"))
+		b.send(l, wire.AppendKey(nil, wire.Legacy, wire.WatchKey, strconv.Itoa(i)))
+	}
+	if got := b.take(n); got[4] != 5 || got[8] != byte(dist.Exhausted) {
+		t.Errorf("native: %q", got)
+	}
+	if !errors.Is(b.cuts[v], dist.Exhausted) || !errors.Is(b.cuts[l], dist.Exhausted) {
+		t.Errorf("v: %v; legacy: %v", b.cuts[v], b.cuts[l])
+	}
+}
