@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storenum"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -222,8 +223,8 @@ func (m *Machine) add(key []byte, delta int64) (sum, error) {
 		m.table.insert(pair(key, digits), len(key))
 		return sum{sum: delta, created: true}, nil
 	}
-	n, ok := parseNumber(e.value())
-	if !ok {
+	n, err := storenum.Parse(e.value())
+	if err != nil {
 		return sum{}, notANumber(key, e.value())
 	}
 	n += delta // wraps, as in PyTorch

@@ -22,34 +22,6 @@ func expect(t *testing.T, b *bench, c *Conn, what, want string) {
 	}
 }
 
-func TestParseNumber(t *testing.T) {
-	for _, c := range []struct {
-		text string
-		n    int64
-		ok   bool
-	}{
-		{"0", 0, true},
-		{"12", 12, true},
-		{"-12", -12, true},
-		{"+7", 7, true},
-		{" \t\n\v\f\r12abc", 12, true},
-		{"9223372036854775807", math.MaxInt64, true},
-		{"-9223372036854775808", math.MinInt64, true},
-		{"9223372036854775808", 0, false},
-		{"-9223372036854775809", 0, false},
-		{"99999999999999999999999", 0, false},
-		{"", 0, false},
-		{"-", 0, false},
-		{"abc", 0, false},
-		{"- 1", 0, false},
-		{"0000000000000000000000000001", 1, true},
-	} {
-		if n, ok := parseNumber([]byte(c.text)); n != c.n || ok != c.ok {
-			t.Errorf("%q: %d %v, want %d %v", c.text, n, ok, c.n, c.ok)
-		}
-	}
-}
-
 func TestAddWrapsAndRepliesFirst(t *testing.T) {
 	b := newBench(testLimits)
 	c := b.dial(wire.V)

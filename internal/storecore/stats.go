@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/storenum"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -80,7 +81,7 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 		Memory: m.memory(), Data: m.table.bytes, NWaits: m.waits, Left: m.left, LeftAt: m.leftAt, Work: m.work,
 	}
 	if e := m.table.find([]byte(wire.WorkerCountKey)); e != nil {
-		s.Workers, _ = parseNumber(e.value())
+		s.Workers, _ = storenum.Parse(e.value())
 	}
 	looks, text := lookedAt*maxWaiters, shownText
 	add := func(w Waiter, c *Conn, key string) {
