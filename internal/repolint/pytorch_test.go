@@ -18,14 +18,17 @@ import (
 // goName is a name of a public package on the page for users of PyTorch: "group.Group.AllReduce", "autograd/distautograd.Context".
 var goName = regexp.MustCompile("`((?:[a-z]+/)?[a-z]+)\\.([A-Z][A-Za-z0-9]*)(?:\\.([A-Z][A-Za-z0-9]*))?`")
 
-// TestPyTorchPage: what docs/pytorch.md says PyTorch's names correspond to exists.
+// counterpart is PyTorch's name in a comment on one of ours: "It corresponds to torch.distributed.all_reduce."
+var counterpart = regexp.MustCompile(`orresponds to (torch\.(?:distributed|nn|optim|autograd|futures)[A-Za-z0-9_.]*[A-Za-z0-9_])`)
+
+// TestPyTorchPage: what docs/pytorch.md says PyTorch's names correspond to exists, and the counterparts that comments name are there.
 func TestPyTorchPage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/pytorch.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := map[string]bool{}
+	names, counterparts := map[string]bool{}, map[string]string{}
 	for _, s := range sources(t) {
 		if s.test || strings.Contains(s.pkg+"/", "internal/") {
 			continue
@@ -34,12 +37,25 @@ func TestPyTorchPage(t *testing.T) {
 		if s.pkg == "." {
 			pkg = "cohort"
 		}
-		f, failed := parser.ParseFile(token.NewFileSet(), filepath.Join("..", "..", s.file), nil, 0)
+		f, failed := parser.ParseFile(token.NewFileSet(), filepath.Join("..", "..", s.file), nil, parser.ParseComments)
 		if failed != nil {
 			t.Fatal(failed)
 		}
 		for _, name := range exported(f) {
 			names[pkg+"."+name], names[s.pkg+"."+name] = true, true
+		}
+		for _, group := range f.Comments {
+			for _, m := range counterpart.FindAllStringSubmatch(strings.Join(strings.Fields(group.Text()), " "), -1) {
+				counterparts[m[1]] = s.file
+			}
+		}
+	}
+	if len(counterparts) < 60 {
+		t.Errorf("comments name %d counterparts in PyTorch", len(counterparts))
+	}
+	for name, file := range counterparts {
+		if !strings.Contains(string(page), name+"`") {
+			t.Errorf("%s names %s as a counterpart, docs/pytorch.md does not have it", file, name)
 		}
 	}
 	matches := goName.FindAllStringSubmatch(string(page), -1)
