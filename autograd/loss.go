@@ -4,6 +4,8 @@
 package autograd
 
 import (
+	"slices"
+
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coo"
 	"github.com/cohort-dist/cohort/internal/tmath"
@@ -143,10 +145,20 @@ func (f *embedding) BackwardValues(c *Context, g []Value) ([]Value, error) {
 	return oneSparse(coo.Rows(grad, ids, weight.Dim(0), f.padding))
 }
 
-// LayerNorm normalises over the last dimensions, as many as weight has, and scales and shifts by weight and bias, which
-// may be nil together with dims saying how many. It corresponds to torch.nn.functional.layer_norm.
+// LayerNorm normalises over the last dims dimensions, and scales and shifts by weight and bias, which have their shape or are nil. It
+// corresponds to torch.nn.functional.layer_norm.
 func LayerNorm(x, weight, bias *Variable, dims int, eps float64) *Variable {
 	out := apply(&layerNorm{dims: dims, eps: eps}, x)
+	if out.Err() != nil {
+		return out
+	}
+	normal := x.Shape()[x.Dims()-dims:]
+	for _, v := range []*Variable{weight, bias} {
+		if v != nil && v.Err() == nil && !slices.Equal(v.Shape(), normal) {
+			return Failed(dist.Newf("autograd: layer norm", dist.InvalidArgument,
+				"expected weight and bias to be of same shape as the normalised dimensions, but got one of shape %v for %v", v.Shape(), normal))
+		}
+	}
 	if weight != nil {
 		out = out.Mul(weight)
 	}

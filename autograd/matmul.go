@@ -99,9 +99,16 @@ func product2(room, a, b *tensor.Tensor, transA, transB bool, shape []int, vecto
 	return tmath.SumTo(out, shape)
 }
 
-// Linear returns x times the transposed weight plus bias, which may be nil. It corresponds to
-// torch.nn.functional.linear.
+// Linear returns x times the transposed weight plus bias, which may be nil. A weight with one dimension stands for one output, which has no
+// dimension then. It corresponds to torch.nn.functional.linear.
 func Linear(x, weight, bias *Variable) *Variable {
+	if weight.Err() == nil && weight.Dims() == 1 && (bias == nil || bias.Err() == nil && bias.Dims() == 0) {
+		out := x.MatMul(weight)
+		if bias != nil {
+			out = out.Add(bias)
+		}
+		return out
+	}
 	if bias == nil {
 		return apply(&linear{}, x, weight)
 	}

@@ -269,7 +269,7 @@ func (h hook) before(slots []slot) error {
 	s := &slots[h.output]
 	if h.retain != nil {
 		s.owned = false
-		return h.retain.setRetained(s.grad)
+		return h.retain.addRetained(s.grad)
 	}
 	g, err := h.grad(s.grad)
 	if err != nil {
@@ -285,15 +285,19 @@ func (h hook) before(slots []slot) error {
 	return nil
 }
 
-func (v *Variable) setRetained(g Value) error {
-	c, err := g.clone()
-	if err != nil {
-		return err
-	}
+// addRetained adds to the gradient that a variable keeps.
+func (v *Variable) addRetained(g Value) (err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.mu.grad, v.mu.owned = c, true
-	return nil
+	if v.mu.grad.IsNone() {
+		g, err = g.clone()
+	} else {
+		g, err = v.mu.grad.plus(g, false)
+	}
+	if err == nil {
+		v.mu.grad, v.mu.owned = g, true
+	}
+	return err
 }
 
 func (p *Pass) reachLeaf(ctx context.Context, n *Node, s slot, hooks []hook) error {

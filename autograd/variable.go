@@ -34,10 +34,11 @@ type Variable struct {
 
 	mu struct {
 		sync.Mutex
-		grad  Value
-		owned bool  // nobody else holds grad: it may be added to in place
-		sink  *Node // of a leaf: where its gradients go
-		sent  Value // what stands for the variable in messages
+		grad    Value
+		owned   bool  // nobody else holds grad: it may be added to in place
+		retains bool  // of a variable that is no leaf: grad is kept
+		sink    *Node // of a leaf: where its gradients go
+		sent    Value // what stands for the variable in messages
 		// memory is where a gradient may be computed when there is none yet, or nil.
 		memory *tensor.Tensor
 	}
@@ -364,14 +365,18 @@ func (v *Variable) OnAccumulated(f func(ctx context.Context, pass *Pass, v *Vari
 	return e.Node.addHook(hook{accumulated: f}), nil
 }
 
-// RetainGrad keeps the gradient of a variable that is not a leaf in [Variable.Grad]. It corresponds to
+// RetainGrad keeps the gradient of a variable that is not a leaf in [Variable.Grad], where further passes add to it. It corresponds to
 // Tensor.retain_grad.
 func (v *Variable) RetainGrad() error {
 	e := v.edge()
 	if e.Node == nil {
 		return hookError(v)
 	}
-	if e.Node.leaf == nil {
+	v.mu.Lock()
+	again := v.mu.retains
+	v.mu.retains = true
+	v.mu.Unlock()
+	if e.Node.leaf == nil && !again {
 		e.Node.addHook(hook{output: e.Output, retain: v})
 	}
 	return nil

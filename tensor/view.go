@@ -102,8 +102,12 @@ func (t *Tensor) Select(dim, index int) (*Tensor, error) {
 	return v, nil
 }
 
-// Transpose exchanges two dimensions. It corresponds to Tensor.transpose.
+// Transpose exchanges two dimensions. It corresponds to Tensor.transpose, and as there a tensor without dimensions has one to exchange
+// with itself.
 func (t *Tensor) Transpose(dim0, dim1 int) (*Tensor, error) {
+	if len(t.shape) == 0 && min(dim0, dim1) >= -1 && max(dim0, dim1) <= 0 {
+		return t.view(nil, nil, t.offset), nil
+	}
 	a, err := t.axis("tensor: transpose", dim0)
 	if err != nil {
 		return nil, err
