@@ -129,11 +129,7 @@ func arguments(r *rand.Rand, op string, x register) []int {
 	case "pow":
 		return []int{r.IntN(4)}
 	case "sum", "mean":
-		out := []int{r.IntN(2)}
-		for _, d := range r.Perm(max(n, 1))[:1+r.IntN(max(n, 1))] {
-			out = append(out, d)
-		}
-		return out
+		return append([]int{r.IntN(2)}, r.Perm(max(n, 1))[:1+r.IntN(max(n, 1))]...)
 	case "max":
 		return []int{r.IntN(2), dim()}
 	case "reshape":
