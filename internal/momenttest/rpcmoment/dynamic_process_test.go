@@ -33,7 +33,7 @@ func TestDynamicProcesses(t *testing.T) {
 			Name: wire, Share: share, Events: []string{momenttest.KillEvent, momenttest.StopEvent},
 			Points: []string{"rpc.", "rpcworld.", "cohortwire.", "tensorpipe."},
 			Run: func(p *momenttest.ProcessRun) []map[string]int {
-				return runDynamic(p, orders{Wire: wire, Dynamic: true, Limit: timeout, Moments: p.Victims[0].Moments})
+				return runDynamic(p, orders{Name: victim, Wire: wire, Dynamic: true, Limit: timeout, Moments: p.Victims[0].Moments})
 			},
 		})
 	}

@@ -36,8 +36,15 @@ const (
 	stoppedLimit = 6 * time.Second
 )
 
-// orders are what the victim's process is told: what it does to itself, and where. Without moments it counts.
+// workers are those of a static world of processes, and victims those of them to which something happens.
+var (
+	workers = []string{"a", "b", "c", "d"}
+	victims = []string{victim, "d"}
+)
+
+// orders are what a victim's process is told: what it does to itself, and where. Without moments it counts.
 type orders struct {
+	Name    string
 	Addr    string
 	Wire    string
 	Dynamic bool          // its world has workers that come and go, and its moment may be one of joining
@@ -54,7 +61,7 @@ func (o orders) options(rank int) []rpc.Option {
 	if o.Dynamic {
 		return opts
 	}
-	return append(opts, rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(len(names)))
+	return append(opts, rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(len(workers)))
 }
 
 // keepers are the handlers of every worker, with one that keeps a reference, where it is told to until the next one comes: a worker of a
@@ -75,7 +82,7 @@ func keepers(hold bool) *rpc.Registry {
 	})
 }
 
-// workerMain is the victim in a process of its own.
+// workerMain is a victim in a process of its own.
 func workerMain(spec string) int {
 	var o orders
 	if err := json.Unmarshal([]byte(spec), &o); err != nil {
@@ -94,7 +101,7 @@ func workerMain(spec string) int {
 	if o.Dynamic {
 		stop = momenttest.OwnMoment(o.Moments)
 	}
-	a, err := rpc.Join(ctx, st, victim, o.options(slices.Index(names, victim))...)
+	a, err := rpc.Join(ctx, st, o.Name, o.options(slices.Index(workers, o.Name))...)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
@@ -155,16 +162,17 @@ func answered(got int, err error) error {
 	return err
 }
 
-// TestProcesses kills or stops a worker's process at a point, by its own hand, or lets it be late: in its calls, in those of others, and
-// while it leaves. The others' calls to it end in time, those among themselves go on, and they leave, in order or naming it.
+// TestProcesses kills or stops one or two workers' processes at points, by their own hands, or lets them be late: in their calls, in those
+// of others, and while they leave. The others' calls to them end in time, those among themselves go on, and they leave, in order or
+// naming one of the victims.
 func TestProcesses(t *testing.T) {
 	for _, wire := range []string{"cohort", "uv"} {
 		momenttest.TestProcesses(t, momenttest.ProcessScenario{
-			Name: wire, Share: 25, Events: []string{momenttest.KillEvent, momenttest.StopEvent},
+			Name: wire, Share: 25, Events: []string{momenttest.KillEvent, momenttest.StopEvent}, Victims: len(victims),
 			Points: []string{"rpc.", "rpcworld.", "cohortwire.", "tensorpipe."},
 			Run: func(p *momenttest.ProcessRun) []map[string]int {
-				o := orders{Wire: wire, Limit: timeout, Moments: p.Victims[0].Moments}
-				if p.Victims[0].Event == momenttest.StopEvent {
+				o := orders{Wire: wire, Limit: timeout}
+				if stops(p) {
 					o.Limit = stoppedLimit // what is asked of it ends with its time only
 				}
 				return runProcesses(p, o)
@@ -173,7 +181,12 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// child is the victim's process.
+// stops reports whether a victim is to be stopped.
+func stops(p *momenttest.ProcessRun) bool {
+	return slices.ContainsFunc(p.Victims, func(f momenttest.Fate) bool { return f.Event == momenttest.StopEvent })
+}
+
+// child is a victim's process.
 type child struct {
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed when all it said was read
@@ -218,10 +231,11 @@ func startChild(p *momenttest.ProcessRun, o orders) (*child, error) {
 
 // outcome is how something that a survivor did has ended.
 type outcome struct {
-	what  string
-	err   error
-	ended time.Time
-	bound time.Duration
+	what         string
+	with         string // the victim that it was done with, "": all
+	err          error
+	began, ended time.Time
+	bound        time.Duration
 }
 
 func runProcesses(p *momenttest.ProcessRun, o orders) []map[string]int {
@@ -232,50 +246,69 @@ func runProcesses(p *momenttest.ProcessRun, o orders) []map[string]int {
 	}
 	defer func() { _ = server.Close() }()
 	o.Addr = server.Addr().String()
-	c, err := startChild(p, o)
-	if err != nil {
-		p.Errorf("%v", err)
-		return nil
+	children := map[string]*child{}
+	for i, name := range victims {
+		o := o
+		o.Name, o.Moments = name, p.Victims[i].Moments
+		c, failure := startChild(p, o)
+		if failure != nil {
+			p.Errorf("%v", failure)
+			return nil
+		}
+		children[name] = c
 	}
 	var mu sync.Mutex
 	var all []outcome
-	report := func(what string, bound time.Duration, err error) {
+	report := func(x outcome) {
+		x.ended = time.Now()
 		mu.Lock()
 		defer mu.Unlock()
-		all = append(all, outcome{what, err, time.Now(), bound})
+		all = append(all, x)
 	}
 	var survivors, working sync.WaitGroup
-	working.Add(len(names) - 1)
-	for rank, name := range names {
-		if name != victim {
+	working.Add(len(workers) - len(victims))
+	for rank, name := range workers {
+		if !slices.Contains(victims, name) {
 			survivors.Go(func() { survive(p, o, name, rank, &working, report) })
 		}
 	}
 	survivors.Wait()
+	hits := make([]map[string]int, len(victims))
+	events := map[string]time.Time{}
+	for i, name := range victims {
+		c := children[name]
+		c.over(p, name)
+		if hits[i] = c.hits; !c.event.IsZero() {
+			events[name] = c.event
+			p.Happened()
+		}
+	}
+	for _, x := range all {
+		judgeOutcome(p, x, events)
+	}
+	for i, name := range victims {
+		if len(events) == 0 && hits[i] == nil {
+			p.Errorf("%s, to which nothing happened for good, has failed", name)
+		}
+	}
+	return hits
+}
+
+// over returns when the victim's process has ended, which it is made to if something has happened to it for good.
+func (c *child) over(p *momenttest.ProcessRun, name string) {
 	select {
 	case <-c.ended:
 	case <-c.moment: // it is dead or stopped
 	case <-time.After(leftSoon):
-		p.Errorf("the victim has not ended")
+		p.Errorf("%s has not ended", name)
 	}
 	_ = c.cmd.Process.Kill()
 	<-c.ended
 	_ = c.cmd.Wait()
-	happened := !c.event.IsZero()
-	if happened {
-		p.Happened()
-	}
-	for _, x := range all {
-		judgeOutcome(p, x, happened, c.event)
-	}
-	if !happened && c.hits == nil {
-		p.Errorf("the victim, to which nothing happened for good, has failed")
-	}
-	return []map[string]int{c.hits}
 }
 
-// survive is another worker: it works with the victim and with the other one, and leaves in order.
-func survive(p *momenttest.ProcessRun, o orders, name string, rank int, working *sync.WaitGroup, report func(string, time.Duration, error)) {
+// survive is another worker: it works with the victims and with the other one that lives, and leaves in order.
+func survive(p *momenttest.ProcessRun, o orders, name string, rank int, working *sync.WaitGroup, report func(outcome)) {
 	through := sync.OnceFunc(working.Done)
 	defer through()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*timeout)
@@ -296,9 +329,12 @@ func survive(p *momenttest.ProcessRun, o orders, name string, rank int, working 
 	if name == "a" {
 		other = "c"
 	}
-	limited, stop := context.WithTimeout(ctx, o.Limit) // a call with a deadline takes no other time
-	defer stop()
-	report(name+"'s work with the victim", lostSoon, work(limited, a, victim))
+	for _, v := range victims {
+		began := time.Now()
+		limited, stop := context.WithTimeout(ctx, o.Limit) // a call with a deadline takes no other time
+		report(outcome{what: name + "'s work with " + v, with: v, began: began, bound: lostSoon, err: work(limited, a, v)})
+		stop()
+	}
 	if err := work(ctx, a, other); err != nil {
 		p.Errorf("among survivors: %v", err)
 	}
@@ -306,30 +342,38 @@ func survive(p *momenttest.ProcessRun, o orders, name string, rank int, working 
 	working.Wait() // who finds the victim dead on its way out does not wait for anybody
 	leaving, given := context.WithTimeout(ctx, o.Limit)
 	defer given()
-	report(name+"'s way out", leftSoon, a.Shutdown(leaving))
+	report(outcome{what: name + "'s way out", began: time.Now(), bound: leftSoon, err: a.Shutdown(leaving)})
 }
 
-// judgeOutcome is the oracle.
-func judgeOutcome(p *momenttest.ProcessRun, x outcome, happened bool, event time.Time) {
+// judgeOutcome is the oracle. events are when something happened to whom. A victim that lives leaves when it finds the other one dead, so
+// work with it can end too, a little later.
+func judgeOutcome(p *momenttest.ProcessRun, x outcome, events map[string]time.Time) {
 	if x.err == nil {
 		return
 	}
-	if !happened {
+	if len(events) == 0 {
 		p.Errorf("nobody died, but %s: %v", x.what, x.err)
 		return
 	}
+	event, happened := events[x.with]
+	if !happened {
+		x.bound = leftSoon
+		for _, e := range events {
+			event = later(event, e)
+		}
+	}
 	allowed := []dist.Code{dist.PeerLost, dist.Unavailable, dist.Closed, dist.Aborted, dist.NotFound}
-	if p.Victims[0].Event == momenttest.StopEvent {
+	if stops(p) {
 		allowed = append(allowed, dist.DeadlineExceeded)
 		x.bound += 2 * stoppedLimit
 	}
 	if code := dist.CodeOf(x.err); !slices.Contains(allowed, code) {
 		p.Errorf("%s: %v (code %v)", x.what, x.err, code)
 	}
-	if e, ok := errors.AsType[*dist.Error](x.err); ok && e.Code == dist.PeerLost && e.Peer != "" && e.Peer != victim {
+	if e, ok := errors.AsType[*dist.Error](x.err); ok && e.Code == dist.PeerLost && e.Peer != "" && !slices.Contains(victims, e.Peer) {
 		p.Errorf("%s names %s: %v", x.what, e.Peer, x.err)
 	}
-	if took := x.ended.Sub(event); took > x.bound {
+	if took := x.ended.Sub(later(event, x.began)); took > x.bound {
 		p.Errorf("%s ended %v after the death: %v", x.what, took, x.err)
 	}
 }
