@@ -55,9 +55,9 @@ func TestFormingProcesses(t *testing.T) {
 }
 
 // begin returns when all ranks are there: the start of a process takes long on a busy machine.
-func begin(ctx context.Context, s store.Store) error {
+func begin(ctx context.Context, s store.Store, size int) error {
 	n, err := s.Add(ctx, "test/ready", 1)
-	if err == nil && n == size {
+	if err == nil && n == int64(size) {
 		err = s.Set(ctx, "test/begin", nil)
 	}
 	if err != nil {
@@ -69,7 +69,7 @@ func begin(ctx context.Context, s store.Store) error {
 // formingRank is a rank whose group forms while the victim's moment comes.
 func formingRank(ctx context.Context, s store.Store, o orders, res *result) {
 	if !o.Replaces {
-		if err := begin(ctx, s); err != nil {
+		if err := begin(ctx, s, size); err != nil {
 			res.end(err)
 			return
 		}

@@ -47,6 +47,8 @@ type orders struct {
 	Forming  bool
 	After    aftermath
 	Replaces bool // it takes the place of the victim
+	// Pair tells that something may happen to two ranks while the group forms, see forming_pair_test.go.
+	Pair bool
 }
 
 // failedLine is what a process says when its first group has ended.
@@ -81,9 +83,15 @@ func rankMain(spec string) int {
 	}
 	defer func() { _ = s.Close() }()
 	res := result{Rank: dist.NoRank}
-	if o.Forming {
+	switch {
+	case o.Forming:
 		formingRank(ctx, s, o, &res)
-	} else if err := workingRank(ctx, s, o, &res); err != nil {
+	case o.Pair:
+		pairRank(ctx, s, o, &res)
+	default:
+		err = workingRank(ctx, s, o, &res)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
@@ -107,6 +115,12 @@ func workingRank(ctx context.Context, s store.Store, o orders, res *result) erro
 	if !o.Regroup {
 		return nil
 	}
+	regroupLeft(ctx, s, o, res)
+	return nil
+}
+
+// regroupLeft forms another group of those that are left.
+func regroupLeft(ctx context.Context, s store.Store, o orders, res *result) {
 	var left []int // nothing happens to them any more
 	raw, err := s.Get(ctx, leftKey)
 	if err == nil {
@@ -118,7 +132,6 @@ func workingRank(ctx context.Context, s store.Store, o orders, res *result) erro
 	if err != nil {
 		res.Again = err.Error()
 	}
-	return nil
 }
 
 // end notes how the program of a rank has ended.
