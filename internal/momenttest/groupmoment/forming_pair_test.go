@@ -26,7 +26,7 @@ const pairSize = 4
 // pairOf returns the two ranks that something happens to with a seed.
 func pairOf(seed uint64) []int {
 	first := seed % pairSize
-	return []int{int(first), int((first + 1 + seed/pairSize%(pairSize-1)) % pairSize)} //nolint:gosec // small
+	return []int{int(first), int((first + 1 + seed/pairSize%(pairSize-1)) % pairSize)}
 }
 
 // TestFormingPairs kills or stops one or two ranks' processes at points of group.New, by their own hands, or lets them be late. Those that
