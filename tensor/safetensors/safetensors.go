@@ -69,6 +69,35 @@ type entry struct {
 	Offsets []int  `json:"data_offsets"`
 }
 
+// UnmarshalJSON reads an entry whose names are exactly those, once each, as the format's own library does. Others are ignored.
+func (e *entry) UnmarshalJSON(text []byte) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	if begin, err := d.Token(); err != nil || begin != json.Delim('{') {
+		return fmt.Errorf("%.20s is no object", text)
+	}
+	fields := map[string]any{"dtype": &e.DType, "shape": &e.Shape, "data_offsets": &e.Offsets}
+	seen := map[string]bool{}
+	for d.More() {
+		token, err := d.Token()
+		if err != nil {
+			return err
+		}
+		name, _ := token.(string)
+		into, known := fields[name]
+		if !known {
+			into = &json.RawMessage{}
+		}
+		if known && seen[name] {
+			return fmt.Errorf("%s appears twice", name)
+		}
+		seen[name] = true
+		if err := d.Decode(into); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 const metadataKey = "__metadata__"
 
 func bad(format string, args ...any) error {
@@ -316,6 +345,11 @@ func (f *File) header() ([]byte, []string, error) {
 	})
 	var out bytes.Buffer
 	out.WriteByte('{')
+	for key, value := range f.Metadata {
+		if !utf8.ValidString(key) || !utf8.ValidString(value) {
+			return nil, nil, dist.Newf(op, dist.InvalidArgument, "metadata %q: %q is not UTF-8", key, value)
+		}
+	}
 	if f.Metadata != nil {
 		text, err := json.Marshal(f.Metadata)
 		if err != nil {

@@ -111,6 +111,58 @@ func TestHostile(t *testing.T) {
 	}
 }
 
+// TestTruncated: a file that ends early is refused wherever it ends, and one that goes on behind its tensors.
+func TestTruncated(t *testing.T) {
+	t.Parallel()
+	var whole bytes.Buffer
+	if err := sample().Write(&whole); err != nil {
+		t.Fatal(err)
+	}
+	for n := range whole.Len() {
+		if f, err := safetensors.Decode(whole.Bytes()[:n]); !errors.Is(err, dist.Protocol) {
+			t.Fatalf("%d of %d bytes: %v, %v", n, whole.Len(), f, err)
+		}
+	}
+	if f, err := safetensors.Decode(append(whole.Bytes(), 0)); !errors.Is(err, dist.Protocol) {
+		t.Errorf("one byte more: %v, %v", f, err)
+	}
+}
+
+// TestOddLayouts: elements at odd addresses, empty tensors between others, scalars, and names out of order are read as they are.
+func TestOddLayouts(t *testing.T) {
+	t.Parallel()
+	data := file(`{"z":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[0,7],"data_offsets":[1,1]},`+
+		`"a":{"dtype":"F32","shape":[1,1],"data_offsets":[1,5]},"":{"dtype":"BOOL","shape":[0],"data_offsets":[5,5]}} `, 5)
+	copy(data[len(data)-5:], []byte{9, 0, 0, 0x80, 0x3f})
+	f, err := safetensors.Decode(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]*tensor.Tensor{
+		"z": tensor.Must(tensor.Full(tensor.Uint8, 9)), "a": tensor.Must(tensor.From([]float32{1}, 1, 1)),
+		"b": tensor.Must(tensor.New(tensor.Float32, 0, 7)), "": tensor.Must(tensor.New(tensor.Bool, 0)),
+	} {
+		if got := f.Tensors[name]; got == nil || !tensor.SameBits(got, want) {
+			t.Errorf("%q is %v, want %v", name, got, want)
+		}
+	}
+	bytesBefore := bytes.Clone(data)
+	var again bytes.Buffer
+	if err := f.Write(&again); err != nil || !bytes.Equal(data, bytesBefore) {
+		t.Error(err)
+	}
+	bad := &safetensors.File{Metadata: map[string]string{"made by": "\xff"}}
+	if err := bad.Write(&again); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("metadata that are not UTF-8: %v", err)
+	}
+	if f, err := safetensors.Decode(file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"dtype":"I8"}}`, 1)); !errors.Is(err, dist.Protocol) {
+		t.Errorf("two types of one tensor: %v, %v", f, err)
+	}
+	if f, err := safetensors.Decode(file(`{"a":{"DType":"U8","shape":[1],"data_offsets":[0,1]}}`, 1)); !errors.Is(err, dist.Protocol) {
+		t.Errorf("a key in other letters: %v, %v", f, err)
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	var valid bytes.Buffer
 	if err := sample().Write(&valid); err != nil {
