@@ -326,26 +326,47 @@ func TestBuffersInTheSegment(t *testing.T) {
 	}
 }
 
-// TestOperandsInDescriptors reduces a few bytes again and again: up to eight travel in the descriptor, more in the slot, and no round
+// TestWordsInDescriptors moves a few bytes again and again: up to eight travel in the descriptor, more in the slot, and no round
 // sees those of another.
-func TestOperandsInDescriptors(t *testing.T) {
+func TestWordsInDescriptors(t *testing.T) {
 	t.Parallel()
-	const ranks, rounds = 3, 1000
+	const ranks, rounds = 3, 1200
 	engines := world(t, ranks, nil)
 	for rank, err := range each(engines, func(e *Engine) error {
 		for round := range rounds {
-			n := 1 + round%(wordRoom+2)
-			q := &coll.Request{Kind: coll.AllReduce, Tag: uint32(round), DType: tensor.Uint8, Op: reduce.Sum, Out: make([]byte, n), Timeout: 20 * time.Second}
-			want := make([]byte, n)
-			for i := range n {
-				q.Out[i] = byte(round + i*e.rank)
-				want[i] = byte(3*round + 3*i)
+			n, root := 1+round/4%(wordRoom+2), round%ranks
+			of := func(rank int) []byte { // what a rank has in this round
+				b := make([]byte, n)
+				for i := range b {
+					b[i] = byte(round + i*rank)
+				}
+				return b
 			}
+			all := join(of(0), of(1), of(2))
+			q := &coll.Request{Tag: uint32(round), DType: tensor.Uint8, Op: reduce.Sum, Root: root, Timeout: 20 * time.Second}
+			var want []byte
+			shows := true
+			switch round % 4 {
+			case 0:
+				q.Kind, q.Out, want = coll.AllReduce, of(e.rank), reduced([][]byte{of(0), of(1), of(2)}, tensor.Uint8, reduce.Sum)
+			case 1:
+				q.Kind, q.In, q.Out, want = coll.AllGather, of(e.rank), make([]byte, len(all)), all
+			case 2:
+				q.Kind, q.Out, want = coll.Broadcast, of(e.rank), of(root)
+				shows = e.rank == root
+			case 3:
+				q.Kind, q.In = coll.Gather, of(e.rank)
+				if e.rank == root {
+					q.Out, want = make([]byte, len(all)), all
+				}
+				shows = e.rank != root
+			}
+			word := e.wordOf(q) != nil
 			if err := e.Run(context.Background(), q); err != nil {
 				return err
 			}
-			if !bytes.Equal(q.Out, want) || inWord(q) != (n <= wordRoom) {
-				t.Errorf("rank %d, round %d: %v, want %v; in the descriptor: %v", e.rank, round, q.Out, want, inWord(q))
+			if !bytes.Equal(q.Out, want) || word != (shows && n <= wordRoom) {
+				t.Errorf("rank %d, round %d, %v: %v, want %v; in the descriptor: %v", e.rank, round, q.Kind, q.Out, want, word)
 			}
 		}
 		return nil

@@ -15,7 +15,7 @@ import (
 // descriptor is what a rank was asked to do, in 24 bytes, so that two of them and the step fit one cache line.
 type descriptor struct {
 	head  uint64 // kind, operator, type, flags: a byte each; then the tag
-	size  uint64 // bytes of the rank's own buffer, as sizeOf defines it; or the operand itself, see wordAt
+	size  uint64 // bytes of the rank's own buffer, as sizeOf defines it; or the data itself, see wordAt
 	extra uint64 // root in the low 16 bits, above it a hash: of the counts where they are uneven, else of the shape
 }
 
@@ -25,8 +25,8 @@ const (
 	flagCounts = 1 << 26 // the rank gave counts
 	flagUneven = 1 << 27 // the blocks of a gather or scatter may differ in size
 
-	// A reduction of up to wordRoom bytes has its operand where the size would be, and the size in four bits from here on, so that
-	// the others find everything in one cache line.
+	// What a rank shows to all others, if it is up to wordRoom bytes, is where the size would be, and the size is in four bits from
+	// here on, so that the others find everything in one cache line.
 	wordAt   = 28
 	wordRoom = 8
 	maskWord = 0xf << wordAt
@@ -61,15 +61,16 @@ var rules = [...]rule{
 	coll.Barrier:       {},
 }
 
-func describe(r *coll.Request, size int, flags uint64) descriptor {
+// describe makes the descriptor of a request; word is the data that it carries, if any.
+func describe(r *coll.Request, size int, flags uint64, word []byte) descriptor {
 	d := descriptor{size: uint64(size)} //nolint:gosec // a length
 	d.head = uint64(r.Kind) | uint64(r.Op)<<8 | uint64(r.DType)<<16 | flags | uint64(r.Tag)<<32
 	if r.Uneven {
 		d.head |= flagUneven
 	}
-	if n := len(r.Out); inWord(r) {
+	if n := len(word); n > 0 {
 		d.head |= uint64(n) << wordAt
-		copy(d.word(n), r.Out)
+		copy(d.word(n), word)
 	}
 	d.extra = uint64(r.Root) & maskRoot //nolint:gosec // in range: validated
 	hash := uint64(0)
@@ -87,12 +88,7 @@ func describe(r *coll.Request, size int, flags uint64) descriptor {
 	return d
 }
 
-// inWord reports whether the operand of a request is in its descriptor.
-func inWord(r *coll.Request) bool {
-	return (r.Kind == coll.AllReduce || r.Kind == coll.Reduce) && 0 < len(r.Out) && len(r.Out) <= wordRoom
-}
-
-// word is the operand of n bytes in a descriptor.
+// word is the data of n bytes in a descriptor.
 func (d *descriptor) word(n int) []byte { return (*[wordRoom]byte)(unsafe.Pointer(&d.size))[:n] } //nolint:gosec // eight bytes
 
 // bytes is the size of the rank's own buffer.

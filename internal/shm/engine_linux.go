@@ -217,7 +217,7 @@ func (e *Engine) begin(ctx context.Context, r *coll.Request, size int, flags uin
 	if !o.waiting {
 		o.parity = e.parity()
 		e.seq++
-		e.lines[e.rank].desc[o.parity] = describe(r, size, flags)
+		e.lines[e.rank].desc[o.parity] = describe(r, size, flags, e.wordOf(r))
 		e.seg.shapes(e.rank).shape[o.parity] = r.Shape
 	}
 	if err := e.advance(ctx); err != nil {
@@ -239,6 +239,20 @@ func (e *Engine) begin(ctx context.Context, r *coll.Request, size int, flags uin
 	}
 	o.begun = true
 	return nil
+}
+
+// wordOf is what this rank shows to all others, where it fits its descriptor; nil where it does not.
+func (e *Engine) wordOf(r *coll.Request) []byte {
+	data := r.Out
+	if r.Kind != coll.AllReduce && r.Kind != coll.Reduce {
+		if data = e.outgoing(r); split(r.Kind) {
+			return nil // something else for each
+		}
+	}
+	if len(data) == 0 || len(data) > wordRoom {
+		return nil
+	}
+	return data
 }
 
 // mismatch names what two ranks were asked to do.

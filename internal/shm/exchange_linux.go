@@ -23,10 +23,11 @@ func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
 		flags |= flagInline
 	}
 	if e.fresh() {
-		if flags&flagInline != 0 {
-			copy(e.seg.slotOf(e.rank, e.parity()), data)
-		} else {
+		switch {
+		case flags&flagInline == 0:
 			e.put(r, flags, 0, room)
+		case e.wordOf(r) == nil:
+			copy(e.seg.slotOf(e.rank, e.parity()), data)
 		}
 		flags |= e.fillTables(r, e.parity())
 	}
@@ -135,7 +136,7 @@ func (e *Engine) compareCounts(r *coll.Request, parity int) error {
 	case coll.Gather:
 		_, expected := e.seg.table(r.Root, parity)
 		for i := range e.size {
-			if size := e.lines[i].desc[parity].size; size != expected[i] {
+			if size := e.lines[i].desc[parity].bytes(); size != expected[i] {
 				return differ(i, r.Root, size, expected[i])
 			}
 		}
@@ -290,7 +291,8 @@ func (e *Engine) takeFrom(r *coll.Request, p int, to []byte, parity, k, room int
 // offered is piece k of the n bytes that rank p has for this rank, which came with the last step, or nil when they do not come in
 // this piece.
 func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, error) {
-	inline := e.lines[p].desc[parity].head&flagInline != 0
+	desc := &e.lines[p].desc[parity]
+	inline := desc.head&flagInline != 0
 	if inline != (k == inlinePiece) {
 		return nil, nil
 	}
@@ -302,6 +304,12 @@ func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, er
 			at = e.rank * room
 		}
 		return e.seg.input(p, e.lastArea())[at : at+size], nil
+	}
+	if has := desc.head & maskWord >> wordAt; has != 0 {
+		if has != uint64(n) || n > wordRoom { //nolint:gosec // a length
+			return nil, dist.Newf(e.opName, dist.Protocol, "rank %d has a word of %d bytes where %d are expected", p, has, n)
+		}
+		return desc.word(n), nil
 	}
 	at := uint64(0)
 	switch r.Kind {

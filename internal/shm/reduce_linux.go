@@ -50,7 +50,7 @@ func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
 // reduceOnce is for small buffers: everyone publishes all it has, and everyone combines all, in rank order.
 func (e *Engine) reduceOnce(ctx context.Context, r *coll.Request) error {
 	n := len(r.Out)
-	word := inWord(r)
+	word := e.wordOf(r) != nil
 	if e.fresh() && !word {
 		copy(e.seg.slotOf(e.rank, e.parity()), r.Out)
 	}
