@@ -5,6 +5,7 @@ package group
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"os"
@@ -160,7 +161,8 @@ func (g *Group) start(p *plan) bool {
 }
 
 // NewTensor returns a zeroed tensor with which collectives of the group are fastest: in the shared segment if the group
-// has one, else on the heap. Release of its storage returns the memory.
+// has one with room for it, else on the heap. The garbage collector does not look after the segment: release the storage of
+// a tensor that is not needed any more, or its room stays taken until the group is closed.
 func (g *Group) NewTensor(dt tensor.DType, shape ...int) (*tensor.Tensor, error) {
 	arena, ok := g.engine.(interface {
 		Alloc(n int) (*tensor.Storage, error)
@@ -176,6 +178,9 @@ func (g *Group) NewTensor(dt tensor.DType, shape ...int) (*tensor.Tensor, error)
 		n *= d
 	}
 	storage, err := arena.Alloc(n)
+	if errors.Is(err, dist.Exhausted) {
+		return tensor.New(dt, shape...)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -12,31 +12,28 @@ import (
 
 // The functions in this file do the common operations on plain Go slices and wait for them. Slices are used in place.
 
-// AllReduceSlice combines data over all ranks in place; see [Group.AllReduce].
-func AllReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, opts ...OpOption) error {
+// onSlice posts an operation on a slice as a tensor and waits for it.
+func onSlice[T tensor.Element](ctx context.Context, data []T, post func(t *tensor.Tensor) *Work) error {
 	t, err := tensor.From(data, len(data))
 	if err != nil {
 		return err
 	}
-	return g.AllReduce(ctx, t, op, opts...).Wait(ctx)
+	return post(t).Wait(ctx)
+}
+
+// AllReduceSlice combines data over all ranks in place; see [Group.AllReduce].
+func AllReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, opts ...OpOption) error {
+	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.AllReduce(ctx, t, op, opts...) })
 }
 
 // ReduceSlice combines data over all ranks into root's data; see [Group.Reduce].
 func ReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, root dist.Rank, opts ...OpOption) error {
-	t, err := tensor.From(data, len(data))
-	if err != nil {
-		return err
-	}
-	return g.Reduce(ctx, t, op, root, opts...).Wait(ctx)
+	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Reduce(ctx, t, op, root, opts...) })
 }
 
 // BroadcastSlice sends root's data to all ranks; see [Group.Broadcast].
 func BroadcastSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root dist.Rank, opts ...OpOption) error {
-	t, err := tensor.From(data, len(data))
-	if err != nil {
-		return err
-	}
-	return g.Broadcast(ctx, t, root, opts...).Wait(ctx)
+	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Broadcast(ctx, t, root, opts...) })
 }
 
 // AllGatherSlice returns the data of all ranks, one after another; see [Group.AllGather]. All ranks give the same number
@@ -137,18 +134,10 @@ func AllToAllSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op
 
 // SendSlice sends data to a rank; see [Group.Send].
 func SendSlice[T tensor.Element](ctx context.Context, g *Group, data []T, to dist.Rank, tag int, opts ...OpOption) error {
-	t, err := tensor.From(data, len(data))
-	if err != nil {
-		return err
-	}
-	return g.Send(ctx, t, to, tag, opts...).Wait(ctx)
+	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Send(ctx, t, to, tag, opts...) })
 }
 
 // RecvSlice receives into data from a rank; see [Group.Recv].
 func RecvSlice[T tensor.Element](ctx context.Context, g *Group, data []T, from dist.Rank, tag int, opts ...OpOption) error {
-	t, err := tensor.From(data, len(data))
-	if err != nil {
-		return err
-	}
-	return g.Recv(ctx, t, from, tag, opts...).Wait(ctx)
+	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Recv(ctx, t, from, tag, opts...) })
 }
