@@ -89,15 +89,15 @@ func killedWorld(t *testing.T, opens string) (ws []*worker, kill func()) {
 	}
 	t.Cleanup(func() { _ = server.Close() })
 	for i := range 3 {
-		st, err := tcpstore.Dial(ctx, server.Addr().String())
-		if err != nil {
-			t.Fatal(err)
+		st, failed := tcpstore.Dial(ctx, server.Addr().String())
+		if failed != nil {
+			t.Fatal(failed)
 		}
 		t.Cleanup(func() { _ = st.Close() })
 		e := distautograd.New(distautograd.WithLease(time.Second))
-		a, err := rpc.Join(ctx, st, fmt.Sprintf("w%d", i), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(basics()), e.Join())
-		if err != nil {
-			t.Fatal(err)
+		a, failed := rpc.Join(ctx, st, fmt.Sprintf("w%d", i), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(basics()), e.Join())
+		if failed != nil {
+			t.Fatal(failed)
 		}
 		t.Cleanup(func() { _ = a.Close() })
 		ws = append(ws, &worker{engine: e, agent: a})
