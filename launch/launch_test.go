@@ -75,7 +75,7 @@ func TestReportText(t *testing.T) {
 		Attempts: []Attempt{{
 			First: 1, Started: at, Ended: at.Add(12 * time.Second),
 			Workers: []WorkerEnd{
-				{Rank: 0, Kind: "lost_peer", Words: "lost its connection to another rank: RuntimeError: x", Code: 1},
+				{Rank: 0, Kind: "lost_peer", Words: "lost its connection to another rank: RuntimeError: x", Code: 1, Where: "step (/srv/train.py:19)"},
 				{Rank: 1, Local: 1, Host: "vm", PID: 77, Kind: "exception", Words: "raised ValueError: bad batch 17", Code: 1, Where: "step (/srv/train.py:17)", Traceback: "Traceback\n  x", Started: at, Ended: at.Add(11 * time.Second), Advice: "other data"},
 				{Rank: 2, Kind: "stopped", Words: "was stopped by the launcher (SIGTERM)", Code: -15},
 				{Rank: 3, Kind: "stopped", Words: "was stopped by the launcher (SIGTERM)", Code: -15},
@@ -93,7 +93,7 @@ func TestReportText(t *testing.T) {
 
   try: other data
   the others:
-    rank 0: lost its connection to another rank: RuntimeError: x
+    rank 0: lost its connection to another rank: RuntimeError: x, in step (/srv/train.py:19)
     ranks 2,3: stopped by the launcher (SIGTERM), in all_reduce (train.py:27)
   evidence: /state/x
 `

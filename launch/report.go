@@ -352,7 +352,9 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 			continue
 		}
 		fate := strings.TrimPrefix(w.Words, "was ")
-		if s := a.Evidence.Of(w.Rank); s != nil && s.Doing != "" && w.Kind == postmortem.Stopped.String() {
+		if s := a.Evidence.Of(w.Rank); w.Where != "" {
+			fate += ", in " + w.Where
+		} else if s != nil && s.Doing != "" && w.Kind == postmortem.Stopped.String() {
 			fate += ", in " + s.Doing
 		}
 		if fates[fate] == nil {

@@ -141,7 +141,7 @@ func Explain(d Death) Cause {
 		}
 		if size := sizeMismatch(d.Stderr); size != "" {
 			cause.Words += "; " + size
-			cause.Advice = "the ranks called a collective with different sizes: compare the tensors that they pass"
+			cause.Advice = "compare the tensors that the ranks pass and the lines that they are in: the sizes also differ if one rank is a call ahead of the others"
 		} else if trace.exception != "" && !kindOf(trace.exception).Consequence() {
 			// Python said why before native code gave up over it.
 			cause.Kind, cause.Words = kindOf(trace.exception), "raised "+firstLine(trace.exception)+", and then "+cause.Words
@@ -198,7 +198,7 @@ func stopped(d Death, sig int, trace traceback) Cause {
 	case raised == "" || strings.HasPrefix(raised, "KeyboardInterrupt"):
 		return Cause{Kind: Stopped, Words: "was " + by}
 	case kind.Consequence():
-		return Cause{Kind: Stopped, Words: "was " + by + " after " + firstLine(trace.exception)}
+		return Cause{Kind: Stopped, Words: "was " + by + " after " + firstLine(trace.exception), Where: trace.where}
 	default:
 		return Cause{
 			Kind: kind, Words: "raised " + firstLine(trace.exception) + " and did not end before it was " + by,

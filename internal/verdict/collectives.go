@@ -5,6 +5,7 @@ package verdict
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -110,10 +111,53 @@ func (c *court) same() (Verdict, bool) {
 	if len(here) == 1 && c.job.World <= 1 {
 		return Verdict{Sentence: fmt.Sprintf("Rank %d is in %s (%s) and is the only rank that was found.", here[0], p.op, p.line)}, true
 	}
+	if v, found := c.apart(here); found {
+		return v, true
+	}
 	return Verdict{Sentence: fmt.Sprintf(
 		"%s in %s (%s)%s and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
 		is(here), p.op, c.lines(here), since(c.rank(here[0]).Idle))}, true
 }
+
+// apart: the ranks wait in calls that look alike, and the lines of the program tell how they differ.
+func (c *court) apart(here []int) (Verdict, bool) {
+	groups, messages := map[string][]int{}, map[string][]int{}
+	for _, n := range here {
+		line, group := c.rank(n).Line, "the default group"
+		if line == "" {
+			return Verdict{}, false
+		}
+		if m := subgroup.FindStringSubmatch(line); m != nil && m[1] != "None" && !strings.HasSuffix(m[1], "WORLD") {
+			group = m[1]
+		}
+		groups[group] = append(groups[group], n)
+		message := ""
+		if c.at[n].class == inWork {
+			message = messageWait.FindString(line)
+		}
+		messages[message] = append(messages[message], n)
+	}
+	waited := since(c.waited(here))
+	if rest := messages[""]; len(rest) > 0 && len(rest) < len(here) {
+		n := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return slices.Contains(rest, n) })[0]
+		what := map[string]string{"irecv": "a message that nobody sends", "isend": "its message to be taken, and nobody takes it"}[messageWait.FindString(c.rank(n).Line)]
+		return Verdict{Culprits: here, Sentence: fmt.Sprintf("Rank %d waits for %s (%s, %s); %s at %s (%s)%s.",
+			n, what, c.at[n].line, c.rank(n).Line, lower(is(rest)), c.at[rest[0]].line, c.rank(rest[0]).Line, waited)}, true
+	}
+	if len(groups) < 2 || slices.ContainsFunc(here, func(n int) bool { return c.at[n].class != inCollective }) {
+		return Verdict{}, false
+	}
+	var parts []string
+	for _, group := range slices.SortedFunc(maps.Keys(groups), func(a, b string) int { return groups[a][0] - groups[b][0] }) {
+		ranks := groups[group]
+		parts = append(parts, fmt.Sprintf("%s of %s (%s)", lower(name(ranks)), group, c.lines(ranks)))
+	}
+	return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s of groups with different names%s: %s; every rank must call the collectives of all its groups in the same order.",
+		is(here), c.at[here[0]].op, waited, strings.Join(parts, ", "))}, true
+}
+
+// messageWait is in a line of a program that starts a message and waits for it.
+var messageWait = regexp.MustCompile(`\b(irecv|isend)\b`)
 
 // lines returns the lines of the program in which ranks are: "train.py:27 and train.py:29".
 func (c *court) lines(ranks []int) string {

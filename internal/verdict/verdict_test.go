@@ -493,6 +493,22 @@ func TestSentences(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "all_reduce", "", 29)}},
 			"Ranks 0 and 1 are in all_reduce (train.py:27 and train.py:29) and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
 		},
+		"groups in different order": {
+			Job{World: 3, Ranks: []Rank{
+				edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Line = "dist.all_reduce(x, group=tp)" }),
+				edit(in(1, "all_reduce", "", 29), func(r *Rank) { r.Line = "dist.all_reduce(x, group=self.dp)" }),
+				edit(in(2, "all_reduce", "", 31), func(r *Rank) { r.Line = "dist.all_reduce(x)" }),
+			}},
+			"Ranks 0-2 are in all_reduce of groups with different names: rank 0 of tp (train.py:27), rank 1 of self.dp (train.py:29), rank 2 of the default group (train.py:31); every rank must call the collectives of all its groups in the same order.",
+		},
+		"a message that is waited for beside an operation": {
+			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 30), func(r *Rank) { r.Line = "w.wait()" }), edit(at(1, "step", 32), func(r *Rank) { r.Line, r.Idle = "dist.irecv(x, 0).wait()", 9*time.Second })}},
+			"Rank 1 waits for a message that nobody sends (train.py:32, dist.irecv(x, 0).wait()); rank 0 is at train.py:30 (w.wait()) for 9 s.",
+		},
+		"a message that nobody takes beside an operation": {
+			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 30), func(r *Rank) { r.Line = "dist.isend(x, 1).wait()" }), edit(at(1, "step", 32), func(r *Rank) { r.Line = "w.wait()" })}},
+			"Rank 0 waits for its message to be taken, and nobody takes it (train.py:30, dist.isend(x, 1).wait()); rank 1 is at train.py:32 (w.wait()).",
+		},
 		"no hang": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "forward", 30), func(r *Rank) { r.Moved = true }), edit(at(1, "forward", 31), func(r *Rank) { r.Moved = true })}},
 			"Not hung: ranks 0 and 1 are at work: rank 0 is in forward (train.py:30), rank 1 is in forward (train.py:31), and no rank waits in torch.distributed.",

@@ -22,7 +22,7 @@ import (
 // ranks can go on to the next, so that they need not start again.
 var hangs = [][]struct{ kind, want string }{
 	{
-		{"rpc", `^Rank 1 has not called rpc\.shutdown \(hang\.py:111\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
+		{"rpc", `^Rank 1 has not called rpc\.shutdown \(hang\.py:116\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"init", `^Rank 1 has not called init_process_group; it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"newgroup", `^Rank 1 has not called new_group; it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"missing", `^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
@@ -32,7 +32,8 @@ var hangs = [][]struct{ kind, want string }{
 		{"slow", `^Not hung: `},
 	},
 	{{"mismatch", `^Rank 1 calls broadcast \(hang\.py:52\) where rank 0 calls all_reduce|^Rank 1 waits for a message of rank 0|^Rank 1 has not reached all_reduce`}},
-	{{"subgroup", `^Ranks 0 and 1 (entered the groups .* in opposite order|are in all_reduce \(hang\.py:\d+ and hang\.py:\d+\).* and none makes progress: .*different groups)`}},
+	{{"subgroup", `^Ranks 0 and 1 (entered the groups .* in opposite order|are in all_reduce of groups with different names.*: rank 0 of half \(hang\.py:\d+\), rank 1 of the default group \(hang\.py:\d+\))`}},
+	{{"irecv", `^Rank 1 waits for a message that nobody sends \(hang\.py:\d+, dist\.irecv\(x, 0\)\.wait\(\)\); rank 0 is at hang\.py:\d+ \(w\.wait\(\)\)`}},
 	{{"swallowed", `^Rank 1 calls barrier \(hang\.py:\d+\) where rank 0 calls all_reduce \(hang\.py:\d+\)`}},
 	{{"roots", `^Rank 1 calls broadcast with src=1 \(hang\.py:\d+\) where rank 0 calls broadcast with src=0 \(hang\.py:\d+\)`}},
 	{{"thread", `^Rank 1 has not reached all_reduce \(hang\.py:\d+\); it is in step \(hang\.py:\d+\), in Thread\.join of threading\.py.*, for its thread \d+, which is in load_batch \(hang\.py:28\), sleeping; rank 0 waits`}},

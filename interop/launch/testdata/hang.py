@@ -88,6 +88,11 @@ def step(kind):
     elif kind == "newgroup":
         late()
         dist.new_group([0, 1])
+    elif kind == "irecv":
+        if RANK == 0:
+            w = dist.all_reduce(x, async_op=True)
+            w.wait()
+        dist.irecv(x, 0).wait()
     elif kind == "slow":
         while True:
             for _ in range(20000000):
