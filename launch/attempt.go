@@ -485,9 +485,6 @@ func (a *attempt) waits(workers []launchcore.Worker, left time.Duration) {
 	for i, w := range workers {
 		ranks[i] = a.workers[w].rank
 	}
-	still := "still run: they are"
-	if len(ranks) == 1 {
-		still = "still runs: it is"
-	}
+	still := map[bool]string{true: "still runs: it is", false: "still run: they are"}[len(ranks) == 1]
 	a.job.screen.say("%s %s killed in %v, or at once by Ctrl-C", ranklist.Named(ranks), still, left)
 }
