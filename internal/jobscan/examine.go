@@ -38,6 +38,7 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 	var wg sync.WaitGroup
 	wg.Go(func() { seen.Waits = storeWaits(ctx, j) })
 	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, j.Store) })
+	wg.Go(func() { seen.NCCL = askNCCL(ctx, j.Ranks) })
 	dumps, goroutines := make([]*frdump.Dump, len(j.Ranks)), make([][]pystack.Thread, len(j.Ranks))
 	for i, r := range j.Ranks {
 		wg.Go(func() {
@@ -97,9 +98,12 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 }
 
 // hasTorch reports whether a process has loaded PyTorch. If it runs no Python code then, it is not starting.
-func hasTorch(pid int) bool {
-	maps, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps")) // a file of the kernel
-	return err == nil && bytes.Contains(maps, []byte("/libtorch"))
+func hasTorch(pid int) bool { return loaded(pid, "/libtorch") }
+
+// loaded reports whether a process has loaded a library.
+func loaded(pid int, library string) bool {
+	all, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps")) // a file of the kernel
+	return err == nil && bytes.Contains(all, []byte(library))
 }
 
 func same(a, b *pystack.Thread) bool {

@@ -5,7 +5,6 @@ package jobscan
 
 import (
 	"context"
-	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -35,7 +34,7 @@ func Spawned(ctx context.Context, pid int) (j Job, ok bool) {
 // below one that has no rank. Processes of which none has the number of a rank or is in a call of torch.distributed are no job.
 func findSpawned(ctx context.Context, proc string, known map[int]process) []Job {
 	var reader pystack.Reader
-	programs := map[int]bool{}
+	var programs []int
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return nil
@@ -50,11 +49,12 @@ func findSpawned(ctx context.Context, proc string, known map[int]process) []Job 
 			above, _ = stat(proc, above)
 		}
 		if _, ranked := known[above]; !ranked && above > 1 {
-			programs[above] = true
+			programs = append(programs, above)
 		}
 	}
 	var all []Job
-	for _, pid := range slices.Sorted(maps.Keys(programs)) {
+	slices.Sort(programs)
+	for _, pid := range slices.Compact(programs) {
 		if j, sure := spawnedBy(ctx, &reader, pid); sure {
 			all = append(all, j)
 		}

@@ -56,6 +56,7 @@ pure: internal/rrefcore internal/worldcore internal/backcore internal/gloo/wire 
       autograd/distautograd optim/remote
       .
 pure: internal/frdump internal/verdict
+      internal/ncclras
       internal/jobscan
       launch
 pure: internal/jobfile

@@ -100,6 +100,8 @@ type Job struct {
 	Store, StoreTrouble string
 	// Strays are processes that are perhaps ranks of this job and use another store.
 	Strays []Stray
+	// NCCL is what NCCL's own network says of its communicators, a line each.
+	NCCL []string
 	// Taken is when it was seen; zero: not known.
 	Taken time.Time
 }
@@ -132,9 +134,12 @@ func Judge(j Job) Verdict {
 	}
 	v := c.judge()
 	v.Places = c.places()
-	v.Proof = slices.Concat(v.Places, c.waits())
+	v.Proof = slices.Concat(v.Places, c.waits(), j.NCCL[:min(len(j.NCCL), maxNCCL)])
 	return v
 }
+
+// maxNCCL bounds the lines of NCCL in the proof.
+const maxNCCL = 16
 
 // withoutChildren leaves out a second process of a rank that takes no part: a child that has lost its parent, for
 // instance. Where both take part, both stay.

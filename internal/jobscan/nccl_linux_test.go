@@ -1,0 +1,65 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"bufio"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/verdict"
+)
+
+// TestNCCL: ranks that have loaded NCCL are asked through it, and what it says is in the proof. The server here stands for NCCL's thread.
+func TestNCCL(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("/usr/bin/python3"); err != nil {
+		t.Skip("there is no Python")
+	}
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"libnccl.so.2": "stands for NCCL",
+		"rank.py": `import mmap, os, signal
+loaded = mmap.mmap(os.open(os.path.join(os.path.dirname(__file__), "libnccl.so.2"), os.O_RDONLY), 0, prot=mmap.PROT_READ)
+print("ready", flush=True)
+signal.pause()
+`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pid := running(t, 1, "/usr/bin/python3", filepath.Join(dir, "rank.py"))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		in := bufio.NewScanner(conn)
+		for _, answer := range []string{"SERVER PROTOCOL 2\n", "OK\n", "OK\n", `{"communicators": [{"hash": "0x1", "size": 2, "ranks": [{"rank": 0, "pid": ` + strconv.Itoa(pid) + `}],
+			"missing_ranks": [{"rank": 1, "host": "10.0.0.3", "pid": 77, "unresponsive": true}]}]}`} {
+			in.Scan()
+			_, _ = conn.Write([]byte(answer))
+		}
+	}()
+	r := Describe(0, pid)
+	r.env["NCCL_RAS_ADDR"] = l.Addr().String()
+	v := verdict.Judge(Examine(t.Context(), Job{World: 1, Ranks: []Rank{r}}, time.Millisecond))
+	want := "NCCL, communicator 0x1 of 2 ranks: rank 1 (host 10.0.0.3, process 77) does not answer"
+	if !strings.Contains(strings.Join(v.Proof, "\n"), want) {
+		t.Errorf("the proof is %q, want %q", v.Proof, want)
+	}
+}

@@ -1,0 +1,116 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ncclras
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// answers starts a process of NCCL: it answers as 2.28 does and sends a report.
+func answers(t *testing.T, report string) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		for in := bufio.NewScanner(conn); in.Scan(); {
+			switch command := in.Text(); {
+			case strings.HasPrefix(command, "CLIENT"):
+				_, _ = conn.Write([]byte("SERVER PROTOCOL 2\n"))
+			case strings.HasPrefix(command, "TIMEOUT"), command == "SET FORMAT json":
+				_, _ = conn.Write([]byte("OK\n"))
+			case command == "VERBOSE STATUS":
+				_, _ = conn.Write([]byte(report))
+				return
+			default:
+				_, _ = conn.Write([]byte("ERROR: Unknown command " + command + "\n"))
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
+	return l.Addr().String()
+}
+
+// TestAsk reads a report of NCCL 2.28.9.
+func TestAsk(t *testing.T) {
+	t.Parallel()
+	sample, err := os.ReadFile("testdata/one.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Ask(t.Context(), answers(t, string(sample)))
+	if err != nil || len(r.Communicators) != 2 || r.Communicators[0].Ranks[0].PID != 423 || r.Communicators[1].Size != 1 {
+		t.Fatalf("%v %+v", err, r)
+	}
+	want := []string{"NCCL: all ranks of 2 communicators answer and have started equally many operations"}
+	if diff := cmp.Diff(want, r.Lines()); diff != "" {
+		t.Error(diff)
+	}
+	if r.Of([]int{7}); r.Lines() != nil {
+		t.Errorf("of another job: %q", r.Lines())
+	}
+}
+
+// TestAskErrors: what is no report is an error, and nobody waits for longer than ctx says.
+func TestAskErrors(t *testing.T) {
+	t.Parallel()
+	for _, report := range []string{"", "{", `{"communicators": 7}`, "ERROR"} {
+		if r, err := Ask(t.Context(), answers(t, report)); err == nil {
+			t.Errorf("%q: %+v", report, r)
+		}
+	}
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if r, err := Ask(ctx, silent.Addr().String()); err == nil {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestLines: a rank that is a call behind, one that is dead and one that was aborted are named.
+func TestLines(t *testing.T) {
+	t.Parallel()
+	var r Report
+	if err := json.Unmarshal([]byte(`{"communicators": [{"hash": "0x9c54", "size": 4,
+		"ranks": [
+			{"rank": 0, "pid": 10, "collective_counts": {"AllReduce": 812, "Broadcast": 1}},
+			{"rank": 1, "pid": 11, "collective_counts": {"AllReduce": 811, "Broadcast": 1}, "status": {"async_error": 6, "abort_flag": true}},
+			{"rank": 2, "pid": 12, "collective_counts": {"AllReduce": 812, "Broadcast": 1}}],
+		"missing_ranks": [{"rank": 3, "host": "10.0.0.3", "pid": 77, "dead": true}]}]}`), &r); err != nil {
+		t.Fatal(err)
+	}
+	r.Of([]int{12})
+	want := []string{
+		"NCCL, communicator 0x9c54 of 4 ranks: rank 3 (host 10.0.0.3, process 77) is dead",
+		"NCCL, communicator 0x9c54 of 4 ranks: rank 1 was aborted (asynchronous error 6)",
+		"NCCL, communicator 0x9c54 of 4 ranks: AllReduce was started 811 times by rank 1, 812 times by ranks 0,2",
+	}
+	if diff := cmp.Diff(want, r.Lines()); diff != "" {
+		t.Error(diff)
+	}
+}
