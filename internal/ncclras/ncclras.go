@@ -65,20 +65,20 @@ func Ask(ctx context.Context, addr string) (*Report, error) {
 	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	in := bufio.NewReader(io.LimitReader(conn, maxReport))
-	for _, step := range [][2]string{{"CLIENT PROTOCOL 2", "SERVER PROTOCOL"}, {"TIMEOUT 1", "OK"}, {"SET FORMAT json", "OK"}} {
+	for _, step := range [][2]string{{"CLIENT PROTOCOL 2", "SERVER PROTOCOL"}, {"TIMEOUT 1", "OK"}, {"SET FORMAT json", "OK"}, {"VERBOSE STATUS", ""}} {
 		if _, err = io.WriteString(conn, step[0]+"\n"); err != nil {
 			return nil, fmt.Errorf("ncclras: %w", err)
 		}
-		line, err := in.ReadSlice('\n')
-		if err != nil {
+		if step[1] == "" { // the report follows
+			break
+		}
+		var line []byte
+		if line, err = in.ReadSlice('\n'); err != nil {
 			return nil, fmt.Errorf("ncclras: %w", err)
 		}
 		if !strings.HasPrefix(string(line), step[1]) {
 			return nil, fmt.Errorf("ncclras: the answer to %s is %.60q", step[0], line)
 		}
-	}
-	if _, err = io.WriteString(conn, "VERBOSE STATUS\n"); err != nil {
-		return nil, fmt.Errorf("ncclras: %w", err)
 	}
 	var r Report
 	if err := json.NewDecoder(in).Decode(&r); err != nil {
