@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/launchcore"
 )
 
 const testKeeper = "launch-test-keeper"
@@ -53,4 +54,18 @@ func TestRankOfAnotherNode(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestBlameOfAHang: a node whose workers were stopped because the job stood still says so, and names none of them.
+func TestBlameOfAHang(t *testing.T) {
+	t.Parallel()
+	f := (&attempt{verdict: "Rank 1 sleeps."}).blame(launchcore.Outcome{Hung: true})
+	if f.Code != dist.DeadlineExceeded || f.Rank != nil || f.Blame != 0 || f.Sentence != "the job stood still and was stopped: Rank 1 sleeps" {
+		t.Errorf("%+v", f)
+	}
+	var r Report
+	r.tell(launchcore.End{Code: f.Code, Sentence: f.Sentence})
+	if e, ok := errors.AsType[*dist.Error](r.Err()); !ok || e.Code != dist.DeadlineExceeded || e.Rank != dist.NoRank {
+		t.Errorf("%v", r.Err())
+	}
 }

@@ -120,6 +120,18 @@ func TestBlame(t *testing.T) {
 	}
 }
 
+// TestCodeOfAHang: a failure with a code of its own ends the job with that code.
+func TestCodeOfAHang(t *testing.T) {
+	t.Parallel()
+	j := NewJob(JobLimits{Min: 1, Max: 1, Join: time.Minute})
+	j.Start()
+	j.Step(join(1))
+	effects := j.Step(NodeEnded{Node: 1, Failure: Failure{Sentence: "the job stood still", Code: dist.DeadlineExceeded}})
+	if last, ok := effects[len(effects)-1].(Finished); !ok || last.Code != dist.DeadlineExceeded || last.Rank != nil {
+		t.Errorf("%#v", effects)
+	}
+}
+
 // TestTakeover: a host that takes the place of one that is gone goes on with its count of attempts and restarts, and waits
 // for the nodes that took part.
 func TestTakeover(t *testing.T) {
