@@ -236,11 +236,11 @@ func form(t *testing.T, members []*changing, uuid int) {
 	compare(t, plan, oracle(t, transport, len(members), plan), got)
 }
 
-// TestFaultsDuringReconfigure: a member or the store is killed or stopped at some moment of a reconfiguration. Nobody waits longer than it
+// TestReconfigureUnderFaults: a member or the store is killed or stopped at some moment of a reconfiguration. Nobody waits longer than it
 // was told to, the others form the next group without that member, and one that was stopped can be a member of a later one. More:
 //
-//	COHORT_INTEROP=auto go test ./interop/group -run FaultsDuringReconfigure -worlds 100 -world 1000
-func TestFaultsDuringReconfigure(t *testing.T) {
+//	COHORT_INTEROP=auto go test ./interop/group -run ReconfigureUnderFaults -worlds 100 -world 1000
+func TestReconfigureUnderFaults(t *testing.T) {
 	t.Parallel()
 	torchtest.Newest.Need(t)
 	for i := range *fuzzSeeds * 2 {
