@@ -35,6 +35,19 @@ const subtests = `{"Action":"output","Package":"p","Test":"TestC/x","Output":"  
 {"Action":"fail","Package":"p"}
 `
 
+// newer is a run with a PyTorch that appeared later, in which things fail with it alone.
+const newer = `{"Action":"output","Package":"x","Test":"TestI/torch-newest","Output":"    a_test.go:4: count: only reported: torch-newest: PyTorch 3.0 is newer\n"}
+{"Action":"pass","Package":"x","Test":"TestI/torch-newest"}
+{"Action":"pass","Package":"x","Test":"TestI"}
+{"Action":"fail","Package":"p","Test":"TestA/torch-newest/x"}
+{"Action":"fail","Package":"p","Test":"TestA/torch-newest"}
+{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"    b_test.go:4: interop: uses torch-newest\n"}
+{"Action":"fail","Package":"p","Test":"TestB/x"}
+{"Action":"fail","Package":"p","Test":"TestB"}
+{"Action":"fail","Package":"p"}
+`
+
 func TestReport(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -52,6 +65,10 @@ func TestReport(t *testing.T) {
 		{"fail", passing + `{"Action":"fail","Package":"p","Test":"TestC"}`, "1 passed, 1 failed, 0 skipped\nFAILED p TestC\n", false, false},
 		{"output of a failure", subtests, "    c_test.go:3: wrong\n", false, false},
 		{"names come last", subtests + passing, "2 passed, 2 failed, 0 skipped\nFAILED p TestC/x\n", false, false},
+		{"newer", newer, "REPORTED p TestA/torch-newest/x (with a PyTorch that is newer than what is known)\nREPORTED p TestB/x", true, true},
+		{"newer and older", newer + `{"Action":"fail","Package":"p","Test":"TestA/torch-2.6"}`, "FAILED p TestA/torch-2.6\n", true, false},
+		{"newer and a crash", newer + crashing, "FAILED r (ended while these were running: TestD)\n", true, false},
+		{"known", strings.Replace(newer, "only reported", "installation", 1), "FAILED p TestA/torch-newest/x\nFAILED p TestB/x\n", true, false},
 		{"crash", passing + crashing, "panic: test timed out\nunfinished: r TestD\n", false, false},
 		{"name of a crash", passing + crashing, "0 skipped\nFAILED r (ended while these were running: TestD)\n", false, false},
 		{"build", passing + `{"Action":"fail","Package":"p","FailedBuild":"p"}`, "FAILED p (did not build)\n", false, false},

@@ -90,6 +90,9 @@ func TestInstallationsSayWhatTheyAre(t *testing.T) {
 			if !about.Since(2, 14) {
 				t.Errorf("%+v", about)
 			}
+			if about.Since(2, 15) { // internal/testcount reads it
+				t.Logf("count: only reported: torch-%s: PyTorch %s is newer than what is known, so what fails with it does not fail the run", torch.Name, about.Version)
+			}
 		}
 	})
 }
