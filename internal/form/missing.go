@@ -72,8 +72,11 @@ func (a *attempt) notCome(ctx context.Context, waitedFor int, err error) error {
 	}
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 	defer cancel()
-	missing, _ := a.Place.Missing(look)
-	if len(missing) == 0 && waitedFor >= 0 {
+	missing, failure := a.Place.Missing(look)
+	switch {
+	case len(missing) == 0 && failure != nil:
+		p.silent = failure
+	case len(missing) == 0 && waitedFor >= 0:
 		missing = []int{waitedFor}
 	}
 	p.narrow("appear", missing...)
@@ -100,9 +103,19 @@ func (p *Plan) narrow(what string, missing ...int) {
 // that were missing may be known from an attempt that another rank gave up a moment before.
 func (p *Plan) tooLate(ctx context.Context) error {
 	e := dist.Ended(ctx, "group: rendezvous")
-	if len(p.missing) > 0 {
+	switch {
+	case len(p.missing) > 0:
 		e.Rank = dist.Rank(p.missing[0])
 		e.Detail = ranklist.Words(p.missing) + " of group " + p.Name + " did not " + p.awaited
+	case p.silent != nil:
+		e.Detail = "the store" + atAddress(p.StoreAddr) + " does not tell which ranks of group " + p.Name + " are missing: " + p.silent.Error()
 	}
 	return e
+}
+
+func atAddress(addr string) string {
+	if addr == "" {
+		return ""
+	}
+	return " at " + addr
 }

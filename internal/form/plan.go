@@ -121,6 +121,7 @@ type Plan struct {
 
 	missing []int  // ranks that had not come or connected when an attempt ended
 	awaited string // what they had not done
+	silent  error  // why the store did not tell who they are
 }
 
 func (p *Plan) size() int { return len(p.Globals) }
