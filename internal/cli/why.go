@@ -66,8 +66,6 @@ key, and ranks that run PyTorch's debug server are asked for their flight record
 				return command.Usage(errors.New("give either a job or --addr"))
 			case len(args) > 1:
 				return command.Usage(fmt.Errorf("%q is neither a file nor the only argument", args[0]))
-			case len(args) == 1 && strings.ContainsRune(args[0], os.PathSeparator):
-				return fmt.Errorf("%w: there is no file or folder %s", dist.NotFound, args[0])
 			case addr != "":
 				full, err := command.StoreAddr(addr, a.Getenv)
 				if err != nil {
@@ -135,6 +133,9 @@ func isLoopback(host string) bool {
 
 func (a *app) whyJobs(ctx context.Context, args []string, apart time.Duration) error {
 	found, err := jobs(ctx, args)
+	if errors.Is(err, dist.NotFound) && len(args) == 1 && strings.ContainsRune(args[0], os.PathSeparator) {
+		return fmt.Errorf("%w: there is no file or folder %s, and no job of this id on this host", dist.NotFound, args[0])
+	}
 	if err != nil {
 		return err
 	}
