@@ -124,8 +124,8 @@ func (c Communicator) lines() []string {
 	}
 	counts := map[string]map[int][]int{} // by operation and number
 	for _, r := range c.Ranks {
-		if r.Status.AsyncError != 0 || r.Status.Abort {
-			lines = append(lines, fmt.Sprintf("%srank %d was aborted (asynchronous error %d)", who, r.Rank, r.Status.AsyncError))
+		if words := r.trouble(); words != "" {
+			lines = append(lines, fmt.Sprintf("%srank %d %s", who, r.Rank, words))
 		}
 		for op, n := range r.Counts {
 			if counts[op] == nil {
@@ -147,6 +147,23 @@ func (c Communicator) lines() []string {
 		lines = append(lines, fmt.Sprintf("%s%.20s was started %s", who, op, strings.Join(parts, ", ")))
 	}
 	return lines
+}
+
+// inProgress is NCCL's ncclInProgress: a communicator that does not block is at work.
+const inProgress = 7
+
+// trouble says what NCCL itself has noticed at a rank; empty if nothing.
+func (r Rank) trouble() string {
+	failed := r.Status.AsyncError != 0 && r.Status.AsyncError != inProgress
+	switch {
+	case r.Status.Abort && failed:
+		return fmt.Sprintf("was aborted (asynchronous error %d)", r.Status.AsyncError)
+	case r.Status.Abort:
+		return "was aborted"
+	case failed:
+		return fmt.Sprintf("has the asynchronous error %d", r.Status.AsyncError)
+	}
+	return ""
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

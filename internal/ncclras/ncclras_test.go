@@ -92,23 +92,28 @@ func TestAskErrors(t *testing.T) {
 	}
 }
 
-// TestLines: a rank that is a call behind, one that is dead and one that was aborted are named.
+// TestLines: a rank that is a call behind, one that is dead and those that were aborted or
+// have failed are named; one that is at work is not.
 func TestLines(t *testing.T) {
 	t.Parallel()
 	var r Report
-	if err := json.Unmarshal([]byte(`{"communicators": [{"hash": "0x9c54", "size": 4,
+	if err := json.Unmarshal([]byte(`{"communicators": [{"hash": "0x9c54", "size": 6,
 		"ranks": [
 			{"rank": 0, "pid": 10, "collective_counts": {"AllReduce": 812, "Broadcast": 1}},
 			{"rank": 1, "pid": 11, "collective_counts": {"AllReduce": 811, "Broadcast": 1}, "status": {"async_error": 6, "abort_flag": true}},
-			{"rank": 2, "pid": 12, "collective_counts": {"AllReduce": 812, "Broadcast": 1}}],
+			{"rank": 2, "pid": 12, "collective_counts": {"AllReduce": 812, "Broadcast": 1}, "status": {"async_error": 7}},
+			{"rank": 4, "pid": 14, "status": {"async_error": 2}},
+			{"rank": 5, "pid": 15, "status": {"async_error": 7, "abort_flag": true}}],
 		"missing_ranks": [{"rank": 3, "host": "10.0.0.3", "pid": 77, "dead": true}]}]}`), &r); err != nil {
 		t.Fatal(err)
 	}
 	r.Of([]int{12})
 	want := []string{
-		"NCCL, communicator 0x9c54 of 4 ranks: rank 3 (host 10.0.0.3, process 77) is dead",
-		"NCCL, communicator 0x9c54 of 4 ranks: rank 1 was aborted (asynchronous error 6)",
-		"NCCL, communicator 0x9c54 of 4 ranks: AllReduce was started 811 times by rank 1, 812 times by ranks 0,2",
+		"NCCL, communicator 0x9c54 of 6 ranks: rank 3 (host 10.0.0.3, process 77) is dead",
+		"NCCL, communicator 0x9c54 of 6 ranks: rank 1 was aborted (asynchronous error 6)",
+		"NCCL, communicator 0x9c54 of 6 ranks: rank 4 has the asynchronous error 2",
+		"NCCL, communicator 0x9c54 of 6 ranks: rank 5 was aborted",
+		"NCCL, communicator 0x9c54 of 6 ranks: AllReduce was started 811 times by rank 1, 812 times by ranks 0,2",
 	}
 	if diff := cmp.Diff(want, r.Lines()); diff != "" {
 		t.Error(diff)
