@@ -9,10 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
@@ -61,5 +63,17 @@ signal.pause()
 	want := "NCCL, communicator 0x1 of 2 ranks: rank 1 (host 10.0.0.3, process 77) does not answer"
 	if !strings.Contains(strings.Join(v.Proof, "\n"), want) {
 		t.Errorf("the proof is %q, want %q", v.Proof, want)
+	}
+}
+
+// TestBoundedLines: a report of many ranks does not make an answer too long to be sent.
+func TestBoundedLines(t *testing.T) {
+	t.Parallel()
+	lines := bounded(slices.Repeat([]string{strings.Repeat("é", 1000)}, 5000))
+	if len(lines) != maxNCCLLines+1 || len(lines[0]) > maxNCCLBytes+3 || !utf8.ValidString(lines[0]) || lines[maxNCCLLines] != "NCCL: and 4985 more" {
+		t.Errorf("%d lines, the first of %d bytes, the last is %q", len(lines), len(lines[0]), lines[len(lines)-1])
+	}
+	if got := bounded([]string{"one"}); !slices.Equal(got, []string{"one"}) || bounded(nil) != nil {
+		t.Errorf("one line: %q, none: %q", got, bounded(nil))
 	}
 }
