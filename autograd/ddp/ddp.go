@@ -257,7 +257,7 @@ func (m *Model) Close() error {
 		m.releaseBuckets()
 	}
 	if m.mu.stage == idle {
-		m.buckets = nil
+		m.buckets, m.armed = nil, false
 	}
 	return errors.Join(errs...)
 }

@@ -111,3 +111,34 @@ func TestSyncOfForward(t *testing.T) {
 		return nil
 	})
 }
+
+// TestHookClosesModelInAnotherRanksPass: a rank that has no more data runs the hook in the passes of the others. One that closes the model
+// there ends the passes of this rank, and the buckets stay while reductions may write to them.
+func TestHookClosesModelInAnotherRanksPass(t *testing.T) {
+	t.Parallel()
+	world(t, 2, func(ctx context.Context, g *group.Group) error {
+		var model *ddp.Model
+		done := g.Rank() == 1
+		hook := func(ctx context.Context, g *group.Group, b ddp.Bucket) func(context.Context) error {
+			if done && (model.Close() != nil || len(model.Buckets()) == 0) {
+				return func(context.Context) error { return errors.New("the buckets are gone") }
+			}
+			return g.AllReduce(ctx, b.Data, group.Avg).Wait
+		}
+		model, err := ddp.New(ctx, g, net(1), ddp.WithCommHook(hook))
+		if err != nil {
+			return err
+		}
+		err = model.Join(ctx, func() error {
+			if done {
+				return nil
+			}
+			return step(ctx, model, 1)
+		})
+		if done && (!errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "closed during")) {
+			return fmt.Errorf("Close in a hook: %w", err)
+		}
+		_ = g.Close() // the other rank waits for this one to go on
+		return errLeft
+	})
+}

@@ -156,12 +156,18 @@ func (m *Model) shadowPass(ctx context.Context) error {
 	if !m.sharing { // the others only accumulate
 		return nil
 	}
+	_ = m.enter(backward)
+	defer func() { _ = m.enter(idle) }()
 	var waits []wait
 	for _, b := range m.buckets {
 		if err = m.clear(b); err != nil {
 			return err
 		}
+		_ = m.enter(hooked)
 		waits = append(waits, m.reduce(ctx, b))
+		if err = m.enter(backward); err != nil { // of what the hook called
+			return err
+		}
 	}
 	if m.config.findUnused {
 		none, err := tensor.New(tensor.Int32, len(m.params))
@@ -182,6 +188,14 @@ func (m *Model) shadowPass(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// enter sets what the model is doing, and returns why it cannot be used.
+func (m *Model) enter(s stage) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.stage = s
+	return m.mu.err
 }
 
 // notify counts the ranks that still train: before each forward, and before each pass of others.

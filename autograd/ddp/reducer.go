@@ -143,13 +143,13 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
+	case m.mu.stage == forward: // which writes what the other cases read
+		return m.fail(tooMany("ddp: backward", "a backward pass has begun during a forward"))
 	case !m.armed && (m.mu.noSync || m.local):
 		m.accumulated[i] = true
 		return nil
 	case m.mu.err != nil:
 		return m.mu.err
-	case m.mu.stage == forward:
-		return m.fail(tooMany("ddp: backward", "a backward pass has begun during a forward"))
 	case m.mu.stage == hooked, m.mu.stage == backward && m.mu.pass != pass:
 		return m.fail(tooMany("ddp: backward", fmt.Sprintf("a gradient of %s comes from another pass than the one that is being reduced", m.params[i].Name)))
 	case !m.armed:

@@ -73,9 +73,9 @@ func (a *attempt) remember(ctx context.Context, err error) {
 	a.Place.GiveUp(ctx, giveUpLimit) // so that the others do not suspect this rank
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), judgeLimit)
 	defer cancel()
-	suspects := a.Place.Suspects(look)
-	if r := int(rankOf(err)); slices.Contains(suspects, r) {
-		suspects = []int{r}
+	suspects, known := a.Place.Suspects(look)
+	if r := rankOf(err); r != dist.NoRank && (!known || slices.Contains(suspects, int(r))) {
+		suspects = []int{int(r)}
 	}
 	a.p.narrow("connect", suspects...)
 }

@@ -5,6 +5,7 @@ package form
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -88,7 +89,8 @@ func (a *attempt) lookAgain(ctx context.Context) error {
 func (p *Plan) keys() string {
 	size := "/" + strconv.Itoa(p.size())
 	if p.Origin == FromSplit { // other groups of the same split may have its name
-		size += "/" + fmt.Sprint(p.Globals)
+		sum := sha256.Sum256([]byte(fmt.Sprint(p.Globals))) // a list can be longer than a key may be
+		size += "/" + hex.EncodeToString(sum[:8])
 	}
 	name := hex.EncodeToString([]byte(p.Name))
 	switch {

@@ -5,6 +5,7 @@ package form
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -52,4 +53,41 @@ func TestSilentStoreIsNamed(t *testing.T) {
 			t.Errorf("the store is stopped: %v", err)
 		}
 	})
+}
+
+// TestSilentStoreKeepsWhatWasSeen: without the store's word, the rank whose end this one saw counts.
+func TestSilentStoreKeepsWhatWasSeen(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		memory := store.NewMemory()
+		defer func() { _ = memory.Close() }()
+		s := &stopped{Store: memory}
+		p := &Plan{Rank: 0, Globals: []int{0, 1, 2}, Store: s, Options: Options{Name: "g"}}
+		place, err := muster.Take(t.Context(), s, "g", 0, 3, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &attempt{p: p, Formed: &Formed{Place: place}}
+		s.now.Store(true)
+		lost := dist.New("tcp: connect", dist.PeerLost, "connection refused")
+		lost.Rank = 2
+		a.remember(t.Context(), lost)
+		if !slices.Equal(p.missing, []int{2}) {
+			t.Errorf("rank 2 was seen to end, and ranks %v are named", p.missing)
+		}
+	})
+}
+
+// TestKeysOfALargeSplit: the ranks of a split can be more than a key has room for.
+func TestKeysOfALargeSplit(t *testing.T) {
+	t.Parallel()
+	p := &Plan{Origin: FromSplit, Options: Options{Name: "half"}}
+	for r := range 4096 {
+		p.Globals = append(p.Globals, r)
+	}
+	first := p.keys()
+	p.Globals[0], p.Globals[1] = 1, 0
+	if second := p.keys(); first == second || len(first) > 200 {
+		t.Errorf("keys %q and %q", first, second)
+	}
 }

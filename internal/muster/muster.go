@@ -196,8 +196,8 @@ func (p *Place) UntilOver(ctx context.Context) error {
 	return err
 }
 
-// GiveUp says that this rank has given the generation up and closes it, in this order: whoever finds it closed, or sees a connection of
-// this rank end, can read that this rank lives. It does not wait longer than ctx and limit allow; a store that cannot be reached leaves
+// GiveUp says that this rank has given the generation up and closes it, in this order: whoever finds it closed can read that this rank
+// lives. It does not wait longer than ctx and limit allow; a store that cannot be reached leaves
 // the others to their own timeouts.
 func (p *Place) GiveUp(ctx context.Context, limit time.Duration) {
 	moment.At("muster.giveup")
@@ -221,31 +221,31 @@ func (p *Place) Waits(ctx context.Context) error {
 	return p.store.Set(ctx, p.waitsKey(p.rank), made)
 }
 
-// suspectPause is how long Suspects lets the other ranks say that they have given up before it looks again.
+// suspectPause is how long Suspects lets the other ranks say that they have given up before it looks again, the first time.
 const suspectPause = 10 * time.Millisecond
 
 // Suspects returns the ranks that may be why a generation was given up: those that have not given it up themselves, though they could
 // see that it is over. It looks again until at most one is left or ctx ends. If several are left then, those that said nothing at all
-// are more suspect than those that said that they wait.
-func (p *Place) Suspects(ctx context.Context) []int {
+// are more suspect than those that said that they wait. known is false if the store did not tell in time.
+func (p *Place) Suspects(ctx context.Context) (suspects []int, known bool) {
 	var silent, waiting []int
-	for {
+	for pause := suspectPause; ; pause *= 2 { // all ranks ask at the same time
 		s, w, err := p.notGivenUp(ctx)
 		if err == nil {
-			silent, waiting = s, w
+			silent, waiting, known = s, w, true
 		}
 		if err != nil || ctx.Err() != nil || len(silent)+len(waiting) <= 1 {
 			break
 		}
 		select {
-		case <-time.After(suspectPause):
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 	}
 	if len(silent) > 0 {
-		return silent
+		return silent, known
 	}
-	return waiting
+	return waiting, known
 }
 
 // notGivenUp returns the other ranks that have said nothing and those that have only said that they wait.

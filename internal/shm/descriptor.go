@@ -20,7 +20,7 @@ type descriptor struct {
 }
 
 const (
-	flagInline = 1 << 24 // the data is in the slot
+	flagInline = 1 << 24 // the data is in the slot, or in the descriptor: see wordAt
 	flagDirect = 1 << 25 // the buffer lies in the segment, at the offset in the first word of the send table
 	flagCounts = 1 << 26 // the rank gave counts
 	flagUneven = 1 << 27 // the blocks of a gather or scatter may differ in size

@@ -207,8 +207,8 @@ func (e *Engine) nextArea() int { return int(e.step+1) & 1 }
 // lastArea is the area of what was shown with the last step.
 func (e *Engine) lastArea() int { return int(e.step) & 1 }
 
-// begin is step 1: it publishes the request, waits for the others' and compares. The caller has filled the slot and the
-// table before, if the operation is fresh.
+// begin is step 1: it publishes the request, waits for the others' and compares. The caller has filled the slot, unless
+// the data goes into the descriptor, and the table before, if the operation is fresh.
 func (e *Engine) begin(ctx context.Context, r *coll.Request, size int, flags uint64) error {
 	o := &e.op
 	if o.begun {
