@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -111,10 +112,10 @@ func killedWorld(t *testing.T, opens string) (ws []*worker, kill func()) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	kill = func() {
+	kill = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
-	}
+	})
 	t.Cleanup(kill)
 	for lines := bufio.NewScanner(out); ; {
 		if !lines.Scan() {

@@ -205,7 +205,8 @@ func TestW21Cycles(t *testing.T) {
 	w := start(t, 3)
 	rings := make([]*ring, 3)
 	for i, n := range w.nodes {
-		n.reg.MustHandle("t.ring", func() *ring { rings[i] = &ring{}; return rings[i] }).
+		rings[i] = &ring{} // a reference to an own object is confirmed before the function has run
+		n.reg.MustHandle("t.ring", func() *ring { return rings[i] }).
 			MustHandle("t.link", func(ref *rpc.Ref[any], to *rpc.Ref[any]) error {
 				rings[i].mu.Lock()
 				defer rings[i].mu.Unlock()
