@@ -175,7 +175,7 @@ func (a *attempt) perform(e launchcore.Effect) {
 	case launchcore.GoOn:
 		a.goOn(a.workers[e.Worker], e.Spares)
 	case launchcore.Failing:
-		a.failing()
+		a.failing(e.Hung)
 	case launchcore.Ended:
 		a.outcome = e.Outcome
 	}
@@ -391,7 +391,9 @@ func (a *attempt) answered(answer any) {
 	case leftBehind:
 		a.end(answer)
 	case pystack.Places:
-		a.before = answer
+		if a.group.Marking() { // else some were interrupted before they were read
+			a.before = answer
+		}
 		a.step(launchcore.Marked{})
 	case *Evidence:
 		a.found = answer

@@ -284,12 +284,12 @@ func (a *attempt) remote(msg nodehost.Message, open bool) {
 	}
 }
 
-// failing tells the host that a worker has failed.
-func (a *attempt) failing() {
+// failing tells the host that a worker has failed, or that all of them hang.
+func (a *attempt) failing(hung bool) {
 	if a.member == nil {
 		return
 	}
-	var exits launchcore.Outcome
+	exits := launchcore.Outcome{Hung: hung}
 	for _, w := range a.workers {
 		if w.exit != nil && w.exit.Code != 0 || w.refused != "" {
 			exits.Exits = append(exits.Exits, launchcore.Exit{Worker: launchcore.Worker(w.local), Code: 1})

@@ -4,8 +4,10 @@
 package launch
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -16,6 +18,8 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/nodehost"
+	"github.com/cohort-dist/cohort/internal/pystack"
 )
 
 const testKeeper = "launch-test-keeper"
@@ -67,5 +71,44 @@ func TestBlameOfAHang(t *testing.T) {
 	r.tell(launchcore.End{Code: f.Code, Sentence: f.Sentence})
 	if e, ok := errors.AsType[*dist.Error](r.Err()); !ok || e.Code != dist.DeadlineExceeded || e.Rank != dist.NoRank {
 		t.Errorf("%v", r.Err())
+	}
+}
+
+// TestFailingOfAHang: the first word of a node whose workers hang is that they do, and no failure that names nobody.
+func TestFailingOfAHang(t *testing.T) {
+	t.Parallel()
+	ours, theirs := net.Pipe()
+	defer func() { _ = theirs.Close() }()
+	m := newMember(&job{cfg: Config{Silence: time.Minute}, asked: t.Context()}, ours, "host")
+	defer m.close()
+	heard := make(chan nodehost.Message, 1)
+	go func() {
+		defer close(heard)
+		for in := json.NewDecoder(theirs); ; {
+			var msg nodehost.Message
+			if in.Decode(&msg) != nil {
+				return
+			}
+			if msg.Failed != nil {
+				heard <- msg
+				return
+			}
+		}
+	}()
+	(&attempt{job: m.job, member: m, verdict: "Rank 1 sleeps."}).failing(true)
+	if msg := <-heard; msg.Failed == nil || msg.Failed.Code != dist.DeadlineExceeded || msg.Failed.Blame != 0 {
+		t.Errorf("%+v", msg.Failed)
+	}
+}
+
+// TestLateMark: places that were read after the workers were interrupted are not taken for those before.
+func TestLateMark(t *testing.T) {
+	t.Parallel()
+	a := &attempt{group: launchcore.NewGroup(1, launchcore.Limits{Grace: time.Minute, Interrupt: time.Second})}
+	for _, ev := range []launchcore.Event{launchcore.Begin{}, launchcore.UserSignal{Signal: launchcore.SIGINT}, launchcore.TimerFired{ID: 1}} {
+		a.group.Step(ev)
+	}
+	if a.answered(pystack.Places{7: "in the handler of SIGINT"}); a.before != nil {
+		t.Errorf("before: %v", a.before)
 	}
 }

@@ -136,7 +136,7 @@ type (
 		Spares int
 	}
 	// Failing tells the rest of the job that this group has failed and is about to be stopped.
-	Failing struct{}
+	Failing struct{ Hung bool }
 	// Ended is the last effect.
 	Ended struct{ Outcome Outcome }
 )
@@ -215,6 +215,9 @@ func NewGroup(n int, limits Limits) *Group {
 
 // Ended reports whether the group has ended.
 func (g *Group) Ended() bool { return g.phase == ended }
+
+// Marking reports whether [Marked] is awaited: no worker has been interrupted yet.
+func (g *Group) Marking() bool { return g.phase == marking }
 
 // Step tells the machine what happened and returns what to do, in order.
 func (g *Group) Step(ev Event) []Effect {
@@ -342,7 +345,7 @@ func (g *Group) collect() {
 
 // judge decides what follows once the evidence is there.
 func (g *Group) judge() {
-	g.do(Failing{})
+	g.do(Failing{Hung: g.outcome.Hung})
 	switch {
 	case g.living == 0:
 		g.sweep()
@@ -404,6 +407,7 @@ func (g *Group) stopSoon(linger bool) {
 		g.phase = lingering
 		g.setTimer(g.limits.Linger)
 	case linger && g.phase == lingering:
+	case g.phase == marking: // SIGINT follows, as the user asked
 	default:
 		g.stop(SIGTERM)
 	}

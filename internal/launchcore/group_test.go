@@ -48,6 +48,8 @@ func TestGroup(t *testing.T) {
 		"SIGINT: where the workers are":  {[]Event{Begin{}}, UserSignal{SIGINT}, []Effect{Mark{all}, SetTimer{1, 2 * time.Second}}},
 		"then it is passed on":           {marked, Marked{}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}}},
 		"which must not take long":       {marked, TimerFired{1}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}}},
+		"which nobody else changes":      {marked, Stop{}, nil},
+		"and which is done all the same": {append(slices.Clone(marked), Stop{}), Marked{}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}}},
 		"who does not react is found":    {interrupted, TimerFired{2}, []Effect{FindStuck{all}, SetTimer{3, 2 * time.Second}}},
 		"and sent SIGTERM":               {append(slices.Clone(interrupted), TimerFired{2}), Stuck{[]Worker{2}}, []Effect{Send{[]Worker{2}, SIGTERM}}},
 		"who reacts to none is named":    {append(slices.Clone(interrupted), TimerFired{2}), TimerFired{3}, []Effect{Waits{all, 26 * time.Second}, SetTimer{4, 26 * time.Second}}},
@@ -59,7 +61,7 @@ func TestGroup(t *testing.T) {
 		"another node lost a peer":       {[]Event{Begin{}}, Stop{Linger: true}, []Effect{SetTimer{1, 5 * time.Second}}},
 		"which was the cause":            {[]Event{Begin{}, Stop{Linger: true}}, Exited{Worker: 1, Code: 1}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
 		"a hang is looked at":            {[]Event{Begin{}}, Hung{}, []Effect{TakeEvidence{Hung: true}, SetTimer{1, 100 * time.Millisecond}}},
-		"and stopped":                    {[]Event{Begin{}, Hung{}}, EvidenceTaken{}, []Effect{Failing{}, Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"and stopped":                    {[]Event{Begin{}, Hung{}}, EvidenceTaken{}, []Effect{Failing{Hung: true}, Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
 		"a signal before the start":      {nil, UserSignal{SIGINT}, []Effect{Ended{Outcome{Signal: SIGINT}}}},
 		"a worker that does not end after SIGKILL": {
 			append(slices.Clone(stopped), TimerFired{2}, TimerFired{3}, Exited{Worker: 0, Code: -9}, TimerFired{4}),
