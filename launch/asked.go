@@ -137,6 +137,9 @@ func merge(all []verdict.Job) verdict.Job {
 		if len(out.Waits) == 0 || known(j) > known(out) {
 			out.Waits = j.Waits
 		}
+		if len(out.NCCL) == 0 { // each process of NCCL answers for all
+			out.NCCL = j.NCCL
+		}
 	}
 	return out
 }

@@ -137,3 +137,12 @@ func TestTrimmed(t *testing.T) {
 		t.Error("what was seen has changed")
 	}
 }
+
+// TestMergeNCCL: what NCCL has told one node is not lost among what the others have seen.
+func TestMergeNCCL(t *testing.T) {
+	t.Parallel()
+	got := merge([]verdict.Job{{World: 2}, {NCCL: []string{"first"}}, {NCCL: []string{"second"}}})
+	if !slices.Equal(got.NCCL, []string{"first"}) {
+		t.Errorf("%q", got.NCCL)
+	}
+}
