@@ -59,7 +59,7 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 		return nil, dist.New(op, dist.Unavailable, "no attempt runs")
 	}
 	if a.member == nil || a.place.nodes == 1 {
-		seen := a.examine(ctx, lookApart)
+		seen := a.examine(ctx, lookApart, jobscan.Examine)
 		seen.Local = true
 		return &seen, nil
 	}
@@ -102,8 +102,8 @@ func shortened(dumps []recorder.Dump) json.RawMessage {
 }
 
 // examine looks at the workers of this node.
-func (a *attempt) examine(ctx context.Context, apart time.Duration) verdict.Job {
-	seen := jobscan.Examine(ctx, a.asJob(), apart)
+func (a *attempt) examine(ctx context.Context, apart time.Duration, look func(context.Context, jobscan.Job, time.Duration) verdict.Job) verdict.Job {
+	seen := look(ctx, a.asJob(), apart)
 	printed := a.job.board.snapshot().Ranks
 	for i := range seen.Ranks {
 		for _, r := range printed {
@@ -256,7 +256,7 @@ func (m *member) tell(q nodehost.Question) {
 		var answer json.RawMessage
 		switch q.What {
 		case "":
-			answer = trimmed(a.examine(ctx, lookApart))
+			answer = trimmed(a.examine(ctx, lookApart, jobscan.Examine))
 		case jobscan.Recordings:
 			answer = shortened(jobscan.LocalTraces(ctx, a.asJob()))
 		}

@@ -31,7 +31,7 @@ func (a *attempt) watch(ctx context.Context) {
 	every := max(leastBetween, a.job.cfg.HangTimeout/looksPerHang)
 	last, from, said := "", time.Now(), ""
 	for {
-		v := verdict.Judge(a.examine(ctx, every))
+		v := verdict.Judge(a.examine(ctx, every, jobscan.ExamineRanks))
 		if ctx.Err() != nil {
 			return
 		}
@@ -44,6 +44,7 @@ func (a *attempt) watch(ctx context.Context) {
 			continue
 		}
 		said = where
+		v.Proof = append(v.Proof, jobscan.AskNCCL(ctx, a.asJob().Ranks)...) // once, and not with every look
 		select {
 		case a.inbox <- hung{time.Since(from), v}:
 		case <-ctx.Done():

@@ -28,8 +28,19 @@ import (
 // askTime bounds each question to a store or a worker server.
 const askTime = 2 * time.Second
 
-// Examine looks at a job twice, apart from each other, and returns what was seen.
+// Examine looks at a job as [ExamineRanks] does and asks NCCL too.
 func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
+	var lines []string
+	var wg sync.WaitGroup
+	wg.Go(func() { lines = AskNCCL(ctx, j.Ranks) })
+	seen := ExamineRanks(ctx, j, apart)
+	wg.Wait()
+	seen.NCCL = lines
+	return seen
+}
+
+// ExamineRanks looks at a job twice, apart from each other, and returns what was seen.
+func ExamineRanks(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Strays: j.Strays, Taken: time.Now()}
 	var reader pystack.Reader
 	host, _ := os.Hostname()
@@ -38,7 +49,6 @@ func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 	var wg sync.WaitGroup
 	wg.Go(func() { seen.Waits = storeWaits(ctx, j) })
 	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, j.Store) })
-	wg.Go(func() { seen.NCCL = askNCCL(ctx, j.Ranks) })
 	dumps, goroutines := make([]*frdump.Dump, len(j.Ranks)), make([][]pystack.Thread, len(j.Ranks))
 	for i, r := range j.Ranks {
 		wg.Go(func() {

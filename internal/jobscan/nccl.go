@@ -23,9 +23,9 @@ const (
 	maxNCCLBytes = 512
 )
 
-// askNCCL asks NCCL's own network about the communicators of ranks that use it, and returns lines. The first rank that does knows where
+// AskNCCL asks NCCL's own network about the communicators of ranks that use it, and returns lines. The first rank that does knows where
 // it answers; it answers for all.
-func askNCCL(ctx context.Context, ranks []Rank) []string {
+func AskNCCL(ctx context.Context, ranks []Rank) []string {
 	var pids []int
 	addr := ""
 	for _, r := range ranks {

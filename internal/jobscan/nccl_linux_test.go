@@ -59,7 +59,11 @@ signal.pause()
 	}()
 	r := Describe(0, pid)
 	r.env["NCCL_RAS_ADDR"] = l.Addr().String()
-	v := verdict.Judge(Examine(t.Context(), Job{World: 1, Ranks: []Rank{r}}, time.Millisecond))
+	job := Job{World: 1, Ranks: []Rank{r}}
+	if seen := ExamineRanks(t.Context(), job, time.Millisecond); seen.NCCL != nil { // the server answers once
+		t.Errorf("the ranks alone: %q", seen.NCCL)
+	}
+	v := verdict.Judge(Examine(t.Context(), job, time.Millisecond))
 	want := "NCCL, communicator 0x1 of 2 ranks: rank 1 (host 10.0.0.3, process 77) does not answer"
 	if !strings.Contains(strings.Join(v.Proof, "\n"), want) {
 		t.Errorf("the proof is %q, want %q", v.Proof, want)
