@@ -80,10 +80,10 @@ func TestAutogradDeath(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		w.procs["py1"].Send(t, "go")
+		w.procs["py1"].Expect(t, "finished") // before the pass, which prints too
 		result := make(chan error, 1)
 		go func() { result <- c.Backward(gctx, []*autograd.Variable{y.Sum()}) }()
-		w.procs["py1"].Send(t, "go")
-		w.procs["py1"].Expect(t, "finished")
 		w.procs["py1"].Expect(t, "slow")
 		w.procs["py1"].Kill()
 		killed := time.Now()
