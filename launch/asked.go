@@ -25,7 +25,7 @@ const (
 	// lookApart is the time between the two looks at the workers that somebody asks for.
 	lookApart = 300 * time.Millisecond
 	// nodesTime bounds the wait for what other nodes see.
-	nodesTime = 5 * time.Second
+	nodesTime = 12 * time.Second
 	// maxLooking bounds the questions of other nodes that are answered at a time.
 	maxLooking = 4
 )
@@ -138,7 +138,7 @@ func merge(all []verdict.Job) verdict.Job {
 			out.Waits = j.Waits
 		}
 		if len(out.NCCL) == 0 { // each process of NCCL answers for all
-			out.NCCL = j.NCCL
+			out.NCCL, out.Communicators = j.NCCL, j.Communicators
 		}
 	}
 	return out

@@ -31,12 +31,12 @@ func (a *attempt) watch(ctx context.Context) {
 	every := max(leastBetween, a.job.cfg.HangTimeout/looksPerHang)
 	last, from, said := "", time.Now(), ""
 	for {
-		v := verdict.Judge(a.examine(ctx, every, jobscan.ExamineRanks))
+		v := verdict.Judge(a.examine(ctx, every, jobscan.Glance))
 		if ctx.Err() != nil {
 			return
 		}
 		where := strings.Join(v.Places, "\n") // without the times, which grow
-		if !v.Hung || where != last {
+		if !v.Hung && !v.Still || where != last {
 			last, from = where, time.Now()
 			continue
 		}
@@ -44,7 +44,11 @@ func (a *attempt) watch(ctx context.Context) {
 			continue
 		}
 		said = where
-		v.Proof = append(v.Proof, jobscan.AskNCCL(ctx, a.asJob().Ranks)...) // once, and not with every look
+		v = verdict.Judge(a.examine(ctx, every, jobscan.Examine))
+		if strings.Join(v.Places, "\n") != where { // it went on in the meantime
+			last = ""
+			continue
+		}
 		select {
 		case a.inbox <- hung{time.Since(from), v}:
 		case <-ctx.Done():

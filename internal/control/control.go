@@ -36,7 +36,7 @@ const (
 	// folder is the name of the folder of sockets, below those that the variables name.
 	folder = "control"
 	// answerTime bounds a conversation.
-	answerTime = 8 * time.Second
+	answerTime = 15 * time.Second
 	// maxAnswer bounds an answer that is read, maxStacks the stacks of a process.
 	maxAnswer, maxStacks = 64 << 20, 1 << 20
 	// maxAsking bounds the questions that are answered at a time.

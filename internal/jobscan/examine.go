@@ -28,19 +28,24 @@ import (
 // askTime bounds each question to a store or a worker server.
 const askTime = 2 * time.Second
 
-// Examine looks at a job as [ExamineRanks] does and asks NCCL too.
+// Examine looks at a job as [Glance] does, and asks NCCL and the flight recorders of its ranks too. That takes some seconds the first
+// time, and the ranks write into their logs that they were asked.
 func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
-	var lines []string
+	var told ncclTold
 	var wg sync.WaitGroup
-	wg.Go(func() { lines = AskNCCL(ctx, j.Ranks) })
-	seen := ExamineRanks(ctx, j, apart)
+	wg.Go(func() { told = askNCCL(ctx, j) })
+	seen := look(ctx, j, apart, true)
 	wg.Wait()
-	seen.NCCL = lines
+	seen.NCCL, seen.Communicators = told.lines, told.communicators
 	return seen
 }
 
-// ExamineRanks looks at a job twice, apart from each other, and returns what was seen.
-func ExamineRanks(ctx context.Context, j Job, apart time.Duration) verdict.Job {
+// Glance looks at a job twice, apart from each other, and returns what was seen. The job does not notice.
+func Glance(ctx context.Context, j Job, apart time.Duration) verdict.Job {
+	return look(ctx, j, apart, false)
+}
+
+func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job {
 	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Strays: j.Strays, Taken: time.Now()}
 	var reader pystack.Reader
 	host, _ := os.Hostname()
@@ -53,7 +58,7 @@ func ExamineRanks(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 	for i, r := range j.Ranks {
 		wg.Go(func() {
 			if dumps[i], goroutines[i] = askGo(ctx, r); dumps[i] == nil {
-				dumps[i] = recorded(ctx, r)
+				dumps[i] = recorded(ctx, r, ask)
 			}
 		})
 	}
@@ -89,6 +94,7 @@ func ExamineRanks(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
 				v.Line = sourceLine(r.PID, v.Main)
 				v.Ending = len(v.Main.Frames) == 0 && hasTorch(r.PID)
+				v.GPU = !v.Moved && v.Main.State == "R" && usesGPU("/proc", p.PID)
 				if !v.Moved && waitsBelow(v.Main) {
 					v.Children = below(ctx, &reader, r.PID)
 				}

@@ -25,7 +25,7 @@ const (
 	// [recorder.Dump].
 	Recordings = "recordings"
 	// launcherTime bounds the wait for a launcher, which may ask those of other nodes.
-	launcherTime = 8 * time.Second
+	launcherTime = 15 * time.Second
 )
 
 // AskLauncher asks the launcher of a job, if it is one of cohort's, what its ranks on all nodes are doing. ok is false

@@ -7,10 +7,16 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/ncclras"
+	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
 const (
@@ -23,19 +29,25 @@ const (
 	maxNCCLBytes = 512
 )
 
-// AskNCCL asks NCCL's own network about the communicators of ranks that use it, and returns lines. The first rank that does knows where
-// it answers; it answers for all.
-func AskNCCL(ctx context.Context, ranks []Rank) []string {
-	var pids []int
+// ncclTold is what NCCL's own network says of the communicators of a job: lines, and who has started what.
+type ncclTold struct {
+	lines         []string
+	communicators []verdict.Communicator
+}
+
+// askNCCL asks NCCL's own network about the communicators of ranks that use it. The first rank that does knows where it answers; it
+// answers for all.
+func askNCCL(ctx context.Context, j Job) ncclTold {
+	pids := map[int]int{} // ranks by process, as NCCL knows it
 	addr := ""
-	for _, r := range ranks {
-		pids = append(pids, r.PID)
+	for _, r := range j.Ranks {
+		pids[ownPID("/proc", r.PID)] = r.Rank
 		if addr == "" && loaded(r.PID, "/libnccl") {
 			addr = cmp.Or(r.env["NCCL_RAS_ADDR"], ncclras.DefaultAddr)
 		}
 	}
 	if addr == "" {
-		return nil
+		return ncclTold{}
 	}
 	limit := ncclTime
 	if end, ok := ctx.Deadline(); ok {
@@ -45,10 +57,73 @@ func AskNCCL(ctx context.Context, ranks []Rank) []string {
 	defer cancel()
 	report, err := ncclras.Ask(ctx, addr)
 	if err != nil {
-		return nil // it is switched off, older than 2.24, or has no communicator yet
+		return ncclTold{} // it is switched off, older than 2.28, or has no communicator yet
 	}
-	report.Of(pids)
-	return bounded(report.Lines())
+	report.Of(slices.Collect(maps.Keys(pids)))
+	told := ncclTold{lines: bounded(report.Lines())}
+	for _, c := range report.Communicators {
+		if started := startedBy(c, j.World, pids); len(started) > 1 && len(told.communicators) < maxNCCLLines {
+			told.communicators = append(told.communicators, verdict.Communicator{Size: c.Size, Started: started})
+		}
+	}
+	return told
+}
+
+// startedBy returns what the ranks of a communicator have started, those of the job that started the same together; nil if they are not
+// known. pids are the ranks of this host by process. A communicator of all ranks has them in the order of the job.
+func startedBy(c ncclras.Communicator, world int, pids map[int]int) []verdict.Started {
+	known := 0
+	for _, r := range c.Ranks {
+		if rank, found := pids[r.PID]; found && (rank == r.Rank || c.Size != world) {
+			known++
+		}
+	}
+	if known < len(c.Ranks) && (c.Size != world || known < len(pids)) {
+		return nil
+	}
+	var all []verdict.Started
+	for _, r := range c.Ranks {
+		rank := r.Rank
+		if c.Size != world {
+			rank = pids[r.PID]
+		}
+		i := slices.IndexFunc(all, func(s verdict.Started) bool { return maps.Equal(s.Counts, r.Counts) })
+		if i < 0 {
+			all, i = append(all, verdict.Started{Counts: r.Counts}), len(all)
+		}
+		all[i].Ranks = append(all[i].Ranks, rank)
+	}
+	return all
+}
+
+// ownPID is the number that a process has for itself: another one in a container.
+func ownPID(proc string, pid int) int {
+	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "status")) // a file of the kernel
+	if err != nil {
+		return pid
+	}
+	for line := range strings.Lines(string(b)) {
+		if all, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			numbers := strings.Fields(all)
+			if n, err := strconv.Atoi(numbers[max(len(numbers)-1, 0)]); err == nil {
+				return n
+			}
+		}
+	}
+	return pid
+}
+
+// usesGPU reports whether a process computes on a GPU, of NVIDIA or AMD.
+func usesGPU(proc string, pid int) bool {
+	folder := filepath.Join(proc, strconv.Itoa(pid), "fd")
+	all, err := os.ReadDir(folder)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(all, func(e os.DirEntry) bool {
+		device, err := os.Readlink(filepath.Join(folder, e.Name()))
+		return err == nil && (device == "/dev/nvidia-uvm" || device == "/dev/kfd")
+	})
 }
 
 // bounded returns the first of lines, none of them long, and says how many there are besides.

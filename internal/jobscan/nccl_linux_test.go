@@ -5,10 +5,12 @@ package jobscan
 
 import (
 	"bufio"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +18,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/cohort-dist/cohort/internal/ncclras"
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
@@ -60,7 +63,7 @@ signal.pause()
 	r := Describe(0, pid)
 	r.env["NCCL_RAS_ADDR"] = l.Addr().String()
 	job := Job{World: 1, Ranks: []Rank{r}}
-	if seen := ExamineRanks(t.Context(), job, time.Millisecond); seen.NCCL != nil { // the server answers once
+	if seen := Glance(t.Context(), job, time.Millisecond); seen.NCCL != nil { // the server answers once
 		t.Errorf("the ranks alone: %q", seen.NCCL)
 	}
 	v := verdict.Judge(Examine(t.Context(), job, time.Millisecond))
@@ -79,5 +82,57 @@ func TestBoundedLines(t *testing.T) {
 	}
 	if got := bounded([]string{"one"}); !slices.Equal(got, []string{"one"}) || bounded(nil) != nil {
 		t.Errorf("one line: %q, none: %q", got, bounded(nil))
+	}
+}
+
+// TestStartedBy: what NCCL counts by the rank of a communicator and by process is known by the rank of the job.
+func TestStartedBy(t *testing.T) {
+	t.Parallel()
+	rank := func(rank, pid, n int) ncclras.Rank {
+		return ncclras.Rank{Rank: rank, PID: pid, Counts: map[string]int{"AllReduce": n}}
+	}
+	started := func(n int, ranks ...int) verdict.Started {
+		return verdict.Started{Counts: map[string]int{"AllReduce": n}, Ranks: ranks}
+	}
+	for name, c := range map[string]struct {
+		communicator ncclras.Communicator
+		pids         map[int]int
+		want         []verdict.Started
+	}{
+		"all ranks":             {ncclras.Communicator{Size: 3, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 71, 5), rank(2, 72, 6)}}, map[int]int{70: 0, 71: 1, 72: 2}, []verdict.Started{started(6, 0, 2), started(5, 1)}},
+		"all, one on this host": {ncclras.Communicator{Size: 3, Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 71, 5), rank(2, 72, 6)}}, map[int]int{71: 1}, []verdict.Started{started(6, 0, 2), started(5, 1)}},
+		"all in another order":  {ncclras.Communicator{Size: 3, Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 70, 5), rank(2, 72, 6)}}, map[int]int{70: 0, 71: 1, 72: 2}, nil},
+		"some":                  {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 72, 5)}}, map[int]int{70: 0, 71: 1, 72: 2}, []verdict.Started{started(6, 0), started(5, 2)}},
+		"some elsewhere":        {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 99, 5)}}, map[int]int{70: 0}, nil},
+	} {
+		if got := startedBy(c.communicator, 3, c.pids); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// TestProcFiles: the number of a process in its container, and whether it uses a GPU, from files of the kernel.
+func TestProcFiles(t *testing.T) {
+	t.Parallel()
+	proc := t.TempDir()
+	for pid, of := range map[int]struct{ status, device string }{
+		7: {"Name:\tpython3\nNSpid:\t7\t3\nThreads:\t1\n", "/dev/nvidia-uvm"},
+		8: {"Name:\tpython3\nNSpid:\t8\n", "/dev/null"},
+		9: {"Name:\tpython3\n", "/dev/kfd"},
+	} {
+		folder := filepath.Join(proc, strconv.Itoa(pid))
+		err := errors.Join(os.MkdirAll(filepath.Join(folder, "fd"), 0o700), os.WriteFile(filepath.Join(folder, "status"), []byte(of.status), 0o600),
+			os.Symlink(of.device, filepath.Join(folder, "fd", "5")))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for pid, want := range map[int]struct {
+		own int
+		gpu bool
+	}{7: {3, true}, 8: {8, false}, 9: {9, true}, 10: {10, false}} {
+		if own, gpu := ownPID(proc, pid), usesGPU(proc, pid); own != want.own || gpu != want.gpu {
+			t.Errorf("process %d: %d, %v, want %+v", pid, own, gpu, want)
+		}
 	}
 }

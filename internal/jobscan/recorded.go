@@ -21,8 +21,13 @@ import (
 // maxRecorder bounds a dump that is asked for.
 const maxRecorder = 64 << 20
 
-// recorded returns the flight recorder of a rank of PyTorch: from its worker server, or from the file that it has written.
-func recorded(ctx context.Context, r Rank) *frdump.Dump {
+// pipeTime bounds the wait for the dump of a rank that was asked through its pipe: it looks once a second, and before its first
+// dump PyTorch imports what finds the lines of the program, which takes about six seconds.
+const pipeTime = 10 * time.Second
+
+// recorded returns the flight recorder of a rank of PyTorch: from its worker server, or from the file that it has written. A rank of
+// NCCL writes it when it is asked, and a line into its log; so it is asked only if wanted.
+func recorded(ctx context.Context, r Rank, ask bool) *frdump.Dump {
 	if server := r.env["TORCH_WORKER_SERVER_SOCKET"]; server != "" {
 		for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {
 			if d := askServer(ctx, server, handler); d != nil && len(d.Entries) > 0 {
@@ -36,10 +41,18 @@ func recorded(ctx context.Context, r Rank) *frdump.Dump {
 	}
 	number := strconv.Itoa(r.Rank)
 	for _, root := range []string{filepath.Join("/proc", strconv.Itoa(r.PID), "root"), "/"} { // the rank may see another one
-		if pipe := r.env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]; pipe != "" {
-			askPipe(ctx, filepath.Join(root, pipe+number+".pipe"), filepath.Join(root, file+number))
+		written := filepath.Join(root, file+number)
+		pipe := filepath.Join(root, r.env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]+number+".pipe")
+		info, err := os.Stat(pipe)
+		listens := r.env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] != "" && err == nil && info.Mode()&os.ModeNamedPipe != 0
+		switch {
+		case listens && ask:
+			askPipe(ctx, pipe, written)
+			return readDump(written)
+		case listens:
+			return nil // what is in the file may have been long ago
 		}
-		if d := readDump(filepath.Join(root, file+number)); d != nil {
+		if d := readDump(written); d != nil {
 			return d
 		}
 	}
@@ -63,12 +76,8 @@ func readDump(name string) *frdump.Dump {
 	return d
 }
 
-// askPipe has an NCCL rank write its flight recorder, which it does within a second of any byte in its pipe, and waits
-// until the file has changed.
+// askPipe has an NCCL rank write its flight recorder, which it does after any byte in its pipe, and waits until the file has changed.
 func askPipe(ctx context.Context, pipe, file string) {
-	if info, err := os.Stat(pipe); err != nil || info.Mode()&os.ModeNamedPipe == 0 {
-		return
-	}
 	before := modified(file)
 	f, err := os.OpenFile(pipe, os.O_WRONLY|nonblock, 0) //nolint:gosec // the rank names it; it fails where nobody reads
 	if err != nil {
@@ -76,7 +85,7 @@ func askPipe(ctx context.Context, pipe, file string) {
 	}
 	_, err = f.WriteString("1\n")
 	_ = f.Close()
-	for limit := time.Now().Add(askTime); err == nil && time.Now().Before(limit); {
+	for limit := time.Now().Add(pipeTime); err == nil && time.Now().Before(limit); {
 		if !modified(file).Equal(before) && readDump(file) != nil {
 			return
 		}

@@ -27,14 +27,14 @@ func TestAskPipe(t *testing.T) {
 	r := Rank{Rank: 3, PID: os.Getpid(), env: map[string]string{
 		"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": filepath.Join(dir, "pipe_"), "TORCH_FR_DUMP_TEMP_FILE": filepath.Join(dir, "dump_"),
 	}}
-	if d := recorded(t.Context(), r); d != nil {
+	if d := recorded(t.Context(), r, true); d != nil {
 		t.Errorf("without a pipe: %+v", d)
 	}
 	pipe := filepath.Join(dir, "pipe_3.pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if d := recorded(t.Context(), r); d != nil { // nobody reads it: it must not wait
+	if d := recorded(t.Context(), r, true); d != nil { // nobody reads it: it must not wait
 		t.Errorf("without a reader: %+v", d)
 	}
 	f, err := os.OpenFile(pipe, os.O_RDWR, 0)
@@ -50,12 +50,18 @@ func TestAskPipe(t *testing.T) {
 		}
 		written <- os.WriteFile(filepath.Join(dir, "dump_3"), []byte(waitingDump), 0o600)
 	}()
-	d := recorded(t.Context(), r)
+	if d := recorded(t.Context(), r, false); d != nil {
+		t.Errorf("it was not asked: %+v", d)
+	}
+	d := recorded(t.Context(), r, true)
 	if d == nil || len(d.Entries) != 1 || d.Entries[0].Seq != 4 || !d.Entries[0].Open {
 		t.Errorf("the dump is %+v", d)
 	}
 	if err := <-written; err != nil {
 		t.Error(err)
+	}
+	if d := recorded(t.Context(), r, false); d != nil {
+		t.Errorf("a dump of an unknown time: %+v", d)
 	}
 }
 

@@ -29,6 +29,8 @@ func (c *court) missing() (Verdict, bool) {
 	switch {
 	case len(work) == 0:
 		return Verdict{}, false
+	case c.onlyGPU(work) && slices.ContainsFunc(late, func(n int) bool { return c.rank(n).atWork() }):
+		return Verdict{}, false // the GPUs may be at work, too
 	case len(late) == 0 && len(here) > 0 && c.at[work[0]].op == "backward":
 		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s %s %s where %s in %s%s, which in DDP needs all ranks: did %s get fewer batches?",
 			name(here), verb(here, "call"), c.at[here[0]].where(), lower(is(work)), c.at[work[0]].where(), since(c.waited(work)), lower(name(here)))}, true
@@ -101,7 +103,7 @@ func (c *court) differ(kinds map[string][]int, say func(int) string, suffix stri
 // same: all ranks are in the same collective.
 func (c *court) same() (Verdict, bool) {
 	here := c.still(inCollective, inWork)
-	if len(here) == 0 || len(here) < len(c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })) {
+	if len(here) == 0 || c.onlyGPU(here) || len(here) < len(c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })) {
 		return Verdict{}, false
 	}
 	p := c.at[here[0]]

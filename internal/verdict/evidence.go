@@ -149,7 +149,7 @@ func (c *court) recorders() (Verdict, bool) {
 			if e.Seq >= last[key][r.Rank].Seq {
 				last[key][r.Rank] = e
 			}
-			if _, found := opens[r.Rank]; !found && e.Open {
+			if _, found := opens[r.Rank]; !found && e.Open && !r.Moved { // one that moves does not wait for it
 				opens[r.Rank] = open{e, key}
 			}
 		}
@@ -191,8 +191,8 @@ func (c *court) crossed(opens map[int]open, last map[string]map[int]frdump.Entry
 			if last[oa.group][b.Rank].Seq < oa.entry.Seq && last[ob.group][a.Rank].Seq < ob.entry.Seq {
 				return Verdict{
 					Culprits: []int{a.Rank, b.Rank},
-					Sentence: fmt.Sprintf("Ranks %d and %d entered the groups %s and %s in opposite order (%s and %s).",
-						a.Rank, b.Rank, title(oa.entry), title(ob.entry), c.lineOf(a.Rank, oa.entry), c.lineOf(b.Rank, ob.entry)),
+					Sentence: fmt.Sprintf("Ranks %d and %d wait for each other in different groups: rank %d in %s of %s (%s), rank %d in %s of %s (%s).",
+						a.Rank, b.Rank, a.Rank, oa.entry.Op, title(oa.entry), c.lineOf(a.Rank, oa.entry), b.Rank, ob.entry.Op, title(ob.entry), c.lineOf(b.Rank, ob.entry)),
 				}, true
 			}
 		}
@@ -228,6 +228,7 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 	var unseen []Rank
 	late, differs := []int{}, map[string][]int{}
 	sizes, types, backends := map[string][]int{}, map[string][]int{}, map[string]bool{}
+	entries := map[int]frdump.Entry{} // number first, of those who have come to it
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" || members != nil && !slices.Contains(members, r.Rank) {
 			continue
@@ -240,24 +241,29 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 			late = append(late, r.Rank)
 			continue
 		}
-		if o, found := opens[r.Rank]; found && o.group == key && o.entry.Seq == first {
-			here = append(here, r.Rank)
-			backends[o.entry.Backend] = true
-			differs[o.entry.Op] = append(differs[o.entry.Op], r.Rank)
-			sizes[o.entry.Op+o.entry.Sizes] = append(sizes[o.entry.Op+o.entry.Sizes], r.Rank)
-			types[o.entry.Types] = append(types[o.entry.Types], r.Rank)
+		e, found := numberOf(r.Dump, key, first)
+		if !found {
+			continue
 		}
+		if o, waits := opens[r.Rank]; waits && o.group == key && o.entry.Seq == first {
+			here = append(here, r.Rank)
+		}
+		entries[r.Rank] = e
+		backends[e.Backend] = true
+		differs[e.Op] = append(differs[e.Op], r.Rank)
+		sizes[e.Op+e.Sizes] = append(sizes[e.Op+e.Sizes], r.Rank)
+		types[e.Types] = append(types[e.Types], r.Rank)
 	}
 	numbered := fmt.Sprintf("%s number %d of %s", example.Op, first, title(example))
 	switch {
 	case len(late) > 0:
 		return c.late(late, "not reached "+numbered, here), true
 	case len(differs) > 1:
-		return c.differ(differs, func(n int) string { return opens[n].entry.Op + " (" + c.lineOf(n, opens[n].entry) + ")" }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
+		return c.differ(differs, func(n int) string { return entries[n].Op + " (" + c.lineOf(n, entries[n]) + ")" }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
 	case len(sizes) > 1 && !uneven[example.Op] && len(backends) == 1: // others write sizes in their own way
-		return c.differ(sizes, func(n int) string { return opens[n].entry.Op + " with " + opens[n].entry.Sizes }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
+		return c.differ(sizes, func(n int) string { return entries[n].Op + " with " + entries[n].Sizes }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
 	case len(types) > 1 && !uneven[example.Op] && len(backends) == 1:
-		return c.differ(types, func(n int) string { return opens[n].entry.Op + " of type " + strings.Trim(opens[n].entry.Types, `[]"`) }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
+		return c.differ(types, func(n int) string { return entries[n].Op + " of type " + strings.Trim(entries[n].Types, `[]"`) }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
 	}
 	if v, found := c.rooted(); found {
 		return v, true
@@ -266,6 +272,19 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 		return Verdict{}, false // it is on its way
 	}
 	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none makes progress: the network between them is stuck, or one of them died after it had entered.", is(here), numbered)}, len(here) > 1
+}
+
+// numberOf returns a collective of a group by its number, also one that is finished: NCCL can finish one that others have not entered.
+func numberOf(d *frdump.Dump, group string, seq int) (frdump.Entry, bool) {
+	if d == nil {
+		return frdump.Entry{}, false
+	}
+	for _, e := range d.Entries {
+		if !e.P2P && e.Group == group && e.Seq == seq {
+			return e, true
+		}
+	}
+	return frdump.Entry{}, false
 }
 
 // uneven are the collectives in which ranks may pass different sizes.

@@ -107,6 +107,8 @@ func locate(r Rank) position {
 			p.class = inWork
 		case inBackward(r.Main):
 			p.class, p.op, p.how = inWork, "backward", ""
+		case onGPU(r):
+			p.class, p.how = inWork, "probably waiting for the GPU"
 		}
 	}
 	return p

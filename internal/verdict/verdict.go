@@ -39,6 +39,8 @@ type Rank struct {
 	Moved bool
 	// Sleeps says that the main thread slept for most of the time between two readings: it may run for a moment, to look again.
 	Sleeps bool
+	// GPU says that it computes on a GPU, and that its main thread runs without leaving its line: so does one that waits for the GPU.
+	GPU bool
 	// Idle is how long the main thread has not run; 0: not known.
 	Idle time.Duration
 	// Dump is its flight recorder, or nil.
@@ -60,7 +62,7 @@ type Rank struct {
 }
 
 // atWork reports whether a rank does something of its own.
-func (r Rank) atWork() bool { return r.Moved || r.State == "R" && !r.Sleeps }
+func (r Rank) atWork() bool { return r.Moved || r.State == "R" && !r.Sleeps && !r.GPU }
 
 // Child is a process below a rank.
 type Child struct {
@@ -102,6 +104,8 @@ type Job struct {
 	Strays []Stray
 	// NCCL is what NCCL's own network says of its communicators, a line each.
 	NCCL []string
+	// Communicators are those of them whose ranks have started different collectives.
+	Communicators []Communicator
 	// Taken is when it was seen; zero: not known.
 	Taken time.Time
 }
@@ -112,6 +116,8 @@ type Verdict struct {
 	Sentence string `json:"sentence"`
 	// Hung says that it stands still.
 	Hung bool `json:"hung"`
+	// Still says that nothing has moved, which does not prove that it hangs: a GPU may be at work.
+	Still bool `json:"-"`
 	// Culprits are the ranks that the others wait for.
 	Culprits []int `json:"culprits,omitempty"`
 	// Proof are the facts behind the sentence, a line each.
@@ -168,7 +174,7 @@ func (c *court) judge() Verdict {
 		return c.fromStore()
 	}
 	for _, rule := range []func() (Verdict, bool){
-		c.worlds, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.recorders, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.mismatch, c.rooted, c.same, c.store, c.unmatched,
+		c.worlds, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.recorders, c.communicators, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.mismatch, c.rooted, c.same, c.store, c.unmatched,
 	} {
 		if v, found := rule(); found {
 			v.Hung = true

@@ -126,7 +126,7 @@ func TestSentences(t *testing.T) {
 		},
 		"crossed groups": {
 			Job{World: 2, Ranks: dumps(t, "subgroup", in(0, "all_reduce", "", 71), in(1, "all_reduce", "", 71))},
-			"Ranks 0 and 1 entered the groups half and default_pg in opposite order (train.py:71 and train.py:71).",
+			"Ranks 0 and 1 wait for each other in different groups: rank 0 in all_reduce of half (train.py:71), rank 1 in all_reduce of default_pg (train.py:71).",
 		},
 		"a message": {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=1 group=None tag=0", 62), at(1, "load_batch", 12)}},

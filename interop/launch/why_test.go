@@ -32,7 +32,7 @@ var hangs = [][]struct{ kind, want string }{
 		{"slow", `^Not hung: `},
 	},
 	{{"mismatch", `^Rank 1 calls broadcast \(hang\.py:52\) where rank 0 calls all_reduce|^Rank 1 waits for a message of rank 0|^Rank 1 has not reached all_reduce`}},
-	{{"subgroup", `^Ranks 0 and 1 (entered the groups .* in opposite order|are in all_reduce of groups with different names.*: rank 0 of half \(hang\.py:\d+\), rank 1 of the default group \(hang\.py:\d+\))`}},
+	{{"subgroup", `^Ranks 0 and 1 (wait for each other in different groups: .*|are in all_reduce of groups with different names.*: rank 0 of half \(hang\.py:\d+\), rank 1 of the default group \(hang\.py:\d+\))`}},
 	{{"irecv", `^Rank 1 waits for a message that nobody sends \(hang\.py:\d+, dist\.irecv\(x, 0\)\.wait\(\)\); rank 0 is at hang\.py:\d+ \(w\.wait\(\)\)`}},
 	{{"swallowed", `^Rank 1 calls barrier \(hang\.py:\d+\) where rank 0 calls all_reduce \(hang\.py:\d+\)`}},
 	{{"roots", `^Rank 1 calls broadcast with src=1 \(hang\.py:\d+\) where rank 0 calls broadcast with src=0 \(hang\.py:\d+\)`}},

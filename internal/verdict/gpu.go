@@ -1,0 +1,118 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/cohort-dist/cohort/internal/pystack"
+)
+
+// Communicator is a group of ranks of NCCL, as its own network knows it.
+type Communicator struct {
+	Size int
+	// Started is what its ranks have started.
+	Started []Started
+}
+
+// Started is how many collectives of each kind some ranks of the job have started, all of them equally many.
+type Started struct {
+	Counts map[string]int
+	Ranks  []int
+}
+
+func (s Started) total() int {
+	n := 0
+	for _, count := range s.Counts {
+		n += count
+	}
+	return n
+}
+
+// communicators judges by what NCCL itself has counted. A rank that moves is not waiting for those that are behind.
+func (c *court) communicators() (Verdict, bool) {
+	for _, comm := range c.job.Communicators {
+		if len(comm.Started) < 2 {
+			continue
+		}
+		most := slices.MaxFunc(comm.Started, func(a, b Started) int { return a.total() - b.total() })
+		var ahead, behind []int
+		least := most
+		for _, s := range comm.Started {
+			if s.total() == most.total() {
+				ahead = append(ahead, s.Ranks...)
+				continue
+			}
+			behind = append(behind, s.Ranks...)
+			if s.total() < least.total() {
+				least = s
+			}
+		}
+		if slices.ContainsFunc(ahead, func(n int) bool { r := c.rank(n); return r != nil && r.atWork() }) {
+			continue
+		}
+		of := fmt.Sprintf(" of an NCCL communicator of %d ranks", comm.Size)
+		if len(behind) > 0 {
+			slices.Sort(ahead)
+			slices.Sort(behind)
+			return c.late(behind, "not started "+lacks(least, most)+of, ahead), true
+		}
+		kinds := map[string][]int{}
+		for _, s := range comm.Started {
+			kinds[extra(s, comm.Started)] = s.Ranks
+		}
+		return c.differ(kinds, func(n int) string {
+			for kind, ranks := range kinds {
+				if slices.Contains(ranks, n) {
+					return kind
+				}
+			}
+			return ""
+		}, fmt.Sprintf(", as one of the first %d%s", most.total(), of)), true
+	}
+	return Verdict{}, false
+}
+
+// lacks names what a rank that is behind has not started: "AllReduce number 6".
+func lacks(behind, ahead Started) string {
+	var kinds []string
+	for kind, n := range ahead.Counts {
+		if n > behind.Counts[kind] {
+			kinds = append(kinds, kind)
+		}
+	}
+	if len(kinds) == 1 {
+		return fmt.Sprintf("%s number %d", kinds[0], behind.Counts[kinds[0]]+1)
+	}
+	return fmt.Sprintf("collective number %d", behind.total()+1)
+}
+
+// extra names the kinds of collectives that some ranks have started more often than others.
+func extra(s Started, all []Started) string {
+	var kinds []string
+	for _, kind := range slices.Sorted(maps.Keys(s.Counts)) {
+		if slices.ContainsFunc(all, func(other Started) bool { return other.Counts[kind] < s.Counts[kind] }) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return strings.Join(kinds, " and ")
+}
+
+// onGPU reports whether the main thread of a rank probably waits for its GPU: it runs in a call of C that the program or PyTorch has
+// made. The processor is busy while it waits; a library that computes on it has a function of Python in between.
+func onGPU(r Rank) bool {
+	if !r.GPU || r.Main == nil || len(r.Main.Frames) == 0 {
+		return false
+	}
+	file := r.Main.Frames[0].File
+	return !pystack.Library(file) || strings.Contains(file, "/torch/") && !strings.Contains(file, "/torch/utils/data/") && !strings.HasSuffix(file, "/torch/serialization.py")
+}
+
+// onlyGPU reports whether ranks wait for nothing but their GPUs, as far as can be told.
+func (c *court) onlyGPU(ranks []int) bool {
+	return len(ranks) > 0 && !slices.ContainsFunc(ranks, func(n int) bool { return !onGPU(*c.rank(n)) })
+}

@@ -1,0 +1,94 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict
+
+import (
+	"testing"
+
+	"github.com/cohort-dist/cohort/internal/frdump"
+	"github.com/cohort-dist/cohort/internal/pystack"
+)
+
+// TestGPU: the main thread of a rank that waits for its GPU runs all the time, in a line that need not be one of torch.distributed. What
+// NCCL has counted and recorded says who is behind; without it the sentence says no more than is known.
+func TestGPU(t *testing.T) {
+	t.Parallel()
+	// On a GPU, as seen on a real one: three ranks, rank 1 stayed away from the sixth all_reduce.
+	synchronizes := func(rank int) Rank {
+		r := with(rank, pystack.Frame{Func: "synchronize", File: "/usr/lib/python3/dist-packages/torch/cuda/__init__.py", Line: 1}, pystack.Frame{Func: "<module>", File: script, Line: 56})
+		return edit(r, func(r *Rank) { r.State, r.Main.State, r.Main.Kernel, r.GPU = "R", "R", "", true })
+	}
+	sleeps := edit(at(1, "loads", 17), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" })
+	moves := edit(at(1, "loads", 17), func(r *Rank) { r.Moved = true })
+	computes := edit(with(1, pystack.Frame{Func: "svd", File: "/usr/lib/python3/dist-packages/numpy/linalg/linalg.py", Line: 9}, pystack.Frame{Func: "loads", File: script, Line: 17}),
+		func(r *Rank) { r.State, r.Main.State, r.Main.Kernel, r.GPU = "R", "R", "", true })
+	counts := func(all, one map[string]int) []Communicator {
+		return []Communicator{{Size: 3, Started: []Started{{Counts: all, Ranks: []int{2, 0}}, {Counts: one, Ranks: []int{1}}}}}
+	}
+	recorded := func(r Rank, entries ...frdump.Entry) Rank {
+		r.Dump = &frdump.Dump{Entries: entries}
+		return r
+	}
+	number := func(seq int, op string, open bool) frdump.Entry {
+		return frdump.Entry{Group: "0", Desc: "default_pg", Seq: seq, Backend: "nccl", Op: op, Open: open, Where: "train.py:35"}
+	}
+	six, five := map[string]int{"AllReduce": 6, "Broadcast": 0}, map[string]int{"AllReduce": 5, "Broadcast": 0}
+	for name, c := range map[string]struct {
+		job         Job
+		want        string
+		hung, still bool
+	}{
+		"counted": {
+			Job{World: 3, Ranks: []Rank{synchronizes(0), sleeps, synchronizes(2)}, Communicators: counts(six, five)},
+			"Rank 1 has not started AllReduce number 6 of an NCCL communicator of 3 ranks; it is in loads (train.py:17), sleeping; ranks 0 and 2 wait.", true, false,
+		},
+		"counted, and those ahead are at work": {
+			Job{World: 3, Ranks: []Rank{edit(at(0, "step", 5), func(r *Rank) { r.Moved = true }), moves, edit(at(2, "step", 5), func(r *Rank) { r.Moved = true })}, Communicators: counts(six, five)},
+			"Not hung: ranks 0-2 are at work: ranks 0 and 2 are in step (train.py:5), rank 1 is in loads (train.py:17), and no rank waits in torch.distributed.", false, false,
+		},
+		"counted by kind": {
+			Job{World: 3, Ranks: []Rank{synchronizes(0), sleeps, synchronizes(2)}, Communicators: counts(six, map[string]int{"AllReduce": 5, "Broadcast": 1})},
+			"Rank 1 calls Broadcast where ranks 0 and 2 call AllReduce, as one of the first 6 of an NCCL communicator of 3 ranks.", true, false,
+		},
+		"behind by several kinds": {
+			Job{World: 3, Ranks: []Rank{synchronizes(0), sleeps, synchronizes(2)}, Communicators: counts(map[string]int{"AllReduce": 6, "Broadcast": 1}, five)},
+			"Rank 1 has not started collective number 6 of an NCCL communicator of 3 ranks; it is in loads (train.py:17), sleeping; ranks 0 and 2 wait.", true, false,
+		},
+		"recorded": {
+			Job{World: 3, Ranks: []Rank{recorded(synchronizes(0), number(5, "all_reduce", false), number(6, "all_reduce", true)), recorded(sleeps, number(5, "all_reduce", false)), recorded(synchronizes(2), number(6, "all_reduce", true))}},
+			"Rank 1 has not reached all_reduce number 6 of default_pg; it is in loads (train.py:17), sleeping; ranks 0 and 2 wait.", true, false,
+		},
+		"recorded, and the odd one is through": {
+			Job{World: 3, Ranks: []Rank{recorded(synchronizes(0), number(6, "all_reduce", true)), recorded(sleeps, number(6, "broadcast", false)), recorded(synchronizes(2), number(6, "all_reduce", true))}},
+			"Rank 1 calls broadcast (train.py:35) where ranks 0 and 2 call all_reduce (train.py:35) as number 6 of default_pg.", true, false,
+		},
+		"recorded, and all go on": {
+			Job{World: 2, Ranks: []Rank{edit(recorded(at(0, "step", 5), number(6, "all_reduce", true)), func(r *Rank) { r.Moved = true }), recorded(moves, number(5, "all_reduce", false))}},
+			"Not hung: ranks 0 and 1 are at work: rank 0 is in step (train.py:5), rank 1 is in loads (train.py:17), and no rank waits in torch.distributed.", false, false,
+		},
+		"stacks alone": {
+			Job{World: 3, Ranks: []Rank{synchronizes(0), sleeps, synchronizes(2)}},
+			"Rank 1 has not started the operation that is waited for in <module> (train.py:56); it is in loads (train.py:17), sleeping; ranks 0 and 2 wait.", true, false,
+		},
+		"stacks alone, and one moves": {
+			Job{World: 3, Ranks: []Rank{synchronizes(0), moves, synchronizes(2)}},
+			"Not hung: rank 1 is at work, in loads (train.py:17); ranks 0 and 2 wait in <module> (train.py:56).", false, false,
+		},
+		"stacks alone, and a library computes": {
+			Job{World: 2, Ranks: []Rank{synchronizes(0), edit(computes, func(r *Rank) { r.GPU = false })}},
+			"Not hung: rank 1 is at work, in loads (train.py:17); rank 0 waits in <module> (train.py:56).", false, false,
+		},
+		"all on their GPUs": {
+			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}},
+			"Perhaps hung: ranks 0 and 1 wait for a GPU, in <module> (train.py:56); it may still compute, or be in a collective that not all ranks have entered.", false, true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if v := Judge(c.job); v.Sentence != c.want || v.Hung != c.hung || v.Still != c.still {
+				t.Errorf("hung %v, still %v:\n%s\nwant hung %v, still %v:\n%s", v.Hung, v.Still, v.Sentence, c.hung, c.still, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,58 @@
+"""NCCL jobs that stand still, three ranks on one GPU: hang.py MODE. A rank with a host name of its own counts as a machine of its own for
+NCCL, which would refuse a second rank on a GPU otherwise."""
+import os
+import signal
+import sys
+import threading
+import time
+
+mode, rank = sys.argv[1], int(os.environ["RANK"])
+os.environ["NCCL_HOSTID"] = f"machine{rank}"
+
+import torch
+import torch.distributed as dist
+
+
+def loads_the_next_batch():
+    time.sleep(600)
+
+
+def evaluates(x):
+    dist.broadcast(x, 0)
+
+
+dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
+x = torch.ones(1 << 20, device="cuda")
+for _ in range(5):
+    dist.all_reduce(x)
+torch.cuda.synchronize()
+print("rank", rank, "five steps", x[0].item(), flush=True)
+if mode == "away":  # rank 1 does not enter the sixth
+    if rank == 1:
+        loads_the_next_batch()
+    dist.all_reduce(x)
+elif mode == "order":  # rank 1 enters another operation
+    evaluates(x) if rank == 1 else dist.all_reduce(x)
+elif mode == "size":  # rank 1 has a smaller tensor
+    dist.all_reduce(x[: 1 << 10] if rank == 1 else x)
+elif mode == "stopped":  # rank 2 is stopped by somebody
+    if rank == 2:
+        threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGSTOP)).start()
+        time.sleep(600)
+    dist.all_reduce(x)
+elif mode == "subgroup":  # only ranks 0 and 2 are in it; rank 2 waits for all
+    pair = dist.new_group([0, 2])
+    if rank == 0:
+        dist.all_reduce(x, group=pair)
+    elif rank == 2:
+        dist.barrier()
+    else:
+        dist.barrier()
+elif mode == "recv":  # nobody sends
+    if rank == 1:
+        dist.recv(x, 0)
+    else:
+        dist.barrier()
+torch.cuda.synchronize()
+print("rank", rank, "is through", flush=True)
+time.sleep(600)
