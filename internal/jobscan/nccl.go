@@ -98,7 +98,7 @@ func startedBy(c ncclras.Communicator, world int, pids map[int]int) []verdict.St
 
 // ownPID is the number that a process has for itself: another one in a container.
 func ownPID(proc string, pid int) int {
-	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "status")) // a file of the kernel
+	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "status")) //nolint:gosec // a file of the kernel
 	if err != nil {
 		return pid
 	}
