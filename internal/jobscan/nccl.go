@@ -57,7 +57,7 @@ func askNCCL(ctx context.Context, j Job) ncclTold {
 	defer cancel()
 	report, err := ncclras.Ask(ctx, addr)
 	if err != nil {
-		return ncclTold{} // it is switched off, older than 2.28, or has no communicator yet
+		return ncclTold{} // it is switched off, older than 2.24, or has no communicator yet
 	}
 	report.Of(slices.Collect(maps.Keys(pids)))
 	told := ncclTold{lines: bounded(report.Lines())}

@@ -46,7 +46,7 @@ func recorded(ctx context.Context, r Rank, ask bool) *frdump.Dump {
 		info, err := os.Stat(pipe)
 		listens := r.env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] != "" && err == nil && info.Mode()&os.ModeNamedPipe != 0
 		switch {
-		case listens && ask:
+		case listens && ask && !stoppedNow(r.PID):
 			askPipe(ctx, pipe, written)
 			return readDump(written)
 		case listens:
@@ -57,6 +57,12 @@ func recorded(ctx context.Context, r Rank, ask bool) *frdump.Dump {
 		}
 	}
 	return nil
+}
+
+// stoppedNow reports whether a process is stopped: it answers nothing.
+func stoppedNow(pid int) bool {
+	_, state := stat("/proc", pid)
+	return state == "T" || state == "t"
 }
 
 // readDump reads the file of a flight recorder, nil if it is old or none.

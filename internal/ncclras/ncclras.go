@@ -30,6 +30,8 @@ const maxReport = 64 << 20
 // Report is what NCCL knows.
 type Report struct {
 	Communicators []Communicator `json:"communicators"`
+	// Text is what NCCL before 2.28 says instead: its errors and warnings, about all jobs that it knows.
+	Text []string `json:"-"`
 }
 
 // Communicator is a group of ranks.
@@ -65,7 +67,7 @@ func Ask(ctx context.Context, addr string) (*Report, error) {
 	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	in := bufio.NewReader(io.LimitReader(conn, maxReport))
-	for _, step := range [][2]string{{"CLIENT PROTOCOL 2", "SERVER PROTOCOL"}, {"TIMEOUT 1", "OK"}, {"SET FORMAT json", "OK"}, {"VERBOSE STATUS", ""}} {
+	for _, step := range [][2]string{{"CLIENT PROTOCOL 2", "SERVER PROTOCOL"}, {"TIMEOUT 1", "OK"}, {asJSON, "OK"}, {"VERBOSE STATUS", ""}} {
 		if _, err = io.WriteString(conn, step[0]+"\n"); err != nil {
 			return nil, fmt.Errorf("ncclras: %w", err)
 		}
@@ -77,12 +79,40 @@ func Ask(ctx context.Context, addr string) (*Report, error) {
 			return nil, fmt.Errorf("ncclras: %w", err)
 		}
 		if !strings.HasPrefix(string(line), step[1]) {
+			if step[0] == asJSON {
+				return askText(conn, in)
+			}
 			return nil, fmt.Errorf("ncclras: the answer to %s is %.60q", step[0], line)
 		}
 	}
 	var r Report
 	if err := json.NewDecoder(in).Decode(&r); err != nil {
 		return nil, errors.Join(fmt.Errorf("ncclras: the report: %w", err), ctx.Err())
+	}
+	return &r, nil
+}
+
+// asJSON asks for the report as JSON, which NCCL before 2.28 does not know.
+const asJSON = "SET FORMAT json"
+
+// askText asks for the report as text and returns its errors and warnings.
+func askText(conn io.Writer, in *bufio.Reader) (*Report, error) {
+	if _, err := io.WriteString(conn, "VERBOSE STATUS\n"); err != nil {
+		return nil, fmt.Errorf("ncclras: %w", err)
+	}
+	var r Report
+	found := false // the heading
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		switch text := strings.TrimSpace(lines.Text()); {
+		case text == "Errors" || text == "Warnings":
+			found = true
+		case found && strings.Trim(text, "=") != "":
+			r.Text = append(r.Text, "NCCL: "+text)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("ncclras: the report: %w", err)
 	}
 	return &r, nil
 }
@@ -97,7 +127,7 @@ func (r *Report) Of(pids []int) {
 // Lines say what sets ranks apart, and that nothing does. Ranks are those of the communicators.
 func (r *Report) Lines() []string {
 	if len(r.Communicators) == 0 {
-		return nil
+		return r.Text
 	}
 	var lines []string
 	for _, c := range r.Communicators {
@@ -157,13 +187,22 @@ func (r Rank) trouble() string {
 	failed := r.Status.AsyncError != 0 && r.Status.AsyncError != inProgress
 	switch {
 	case r.Status.Abort && failed:
-		return fmt.Sprintf("was aborted (asynchronous error %d)", r.Status.AsyncError)
+		return "was aborted after " + errorName(r.Status.AsyncError)
 	case r.Status.Abort:
 		return "was aborted"
 	case failed:
-		return fmt.Sprintf("has the asynchronous error %d", r.Status.AsyncError)
+		return "has failed with " + errorName(r.Status.AsyncError)
 	}
 	return ""
+}
+
+// errorName returns what NCCL calls an error.
+func errorName(n int) string {
+	names := []string{1: "a CUDA error", 2: "a system error", 3: "an internal error", 4: "an invalid argument", 5: "an invalid usage", 6: "a remote error"}
+	if n > 0 && n < len(names) {
+		return names[n]
+	}
+	return fmt.Sprintf("error %d", n)
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// answers starts a process of NCCL: it answers as 2.28 does and sends a report.
+// answers starts a process of NCCL: it answers as 2.28 does and sends a report. One that is no JSON is sent as older ones do.
 func answers(t *testing.T, report string) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -35,7 +35,7 @@ func answers(t *testing.T, report string) (addr string) {
 			switch command := in.Text(); {
 			case strings.HasPrefix(command, "CLIENT"):
 				_, _ = conn.Write([]byte("SERVER PROTOCOL 2\n"))
-			case strings.HasPrefix(command, "TIMEOUT"), command == "SET FORMAT json":
+			case strings.HasPrefix(command, "TIMEOUT"), command == "SET FORMAT json" && !strings.HasPrefix(report, "NCCL version"):
 				_, _ = conn.Write([]byte("OK\n"))
 			case command == "VERBOSE STATUS":
 				_, _ = conn.Write([]byte(report))
@@ -69,6 +69,27 @@ func TestAsk(t *testing.T) {
 	}
 	if r.Of([]int{7}); r.Lines() != nil {
 		t.Errorf("of another job: %q", r.Lines())
+	}
+}
+
+// TestAskText reads what NCCL says where it knows no JSON: three ranks, of which rank 1 stayed away from the sixth all_reduce.
+func TestAskText(t *testing.T) {
+	t.Parallel()
+	sample, err := os.ReadFile("testdata/behind.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Ask(t.Context(), answers(t, string(sample)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Of([]int{7})
+	want := []string{
+		"NCCL: #0-0 (3bf8731aa21efdb3) MISMATCH", "NCCL: Communicator ranks have different AllReduce operation counts", "NCCL: 2 ranks have launched up to operation 6",
+		"NCCL: Rank 1 has launched up to operation 5 -- GPU 0 managed by process 1276 on node 192.0.2.2",
+	}
+	if diff := cmp.Diff(want, r.Lines()); diff != "" {
+		t.Error(diff)
 	}
 }
 
@@ -110,8 +131,8 @@ func TestLines(t *testing.T) {
 	r.Of([]int{12})
 	want := []string{
 		"NCCL, communicator 0x9c54 of 6 ranks: rank 3 (host 10.0.0.3, process 77) is dead",
-		"NCCL, communicator 0x9c54 of 6 ranks: rank 1 was aborted (asynchronous error 6)",
-		"NCCL, communicator 0x9c54 of 6 ranks: rank 4 has the asynchronous error 2",
+		"NCCL, communicator 0x9c54 of 6 ranks: rank 1 was aborted after a remote error",
+		"NCCL, communicator 0x9c54 of 6 ranks: rank 4 has failed with a system error",
 		"NCCL, communicator 0x9c54 of 6 ranks: rank 5 was aborted",
 		"NCCL, communicator 0x9c54 of 6 ranks: AllReduce was started 811 times by rank 1, 812 times by ranks 0,2",
 	}

@@ -30,7 +30,7 @@ func (c *court) busy() Verdict {
 		return Verdict{Sentence: c.atWork(moving)}
 	}
 	if here := c.still(inWork); c.onlyGPU(here) {
-		return Verdict{Still: true, Sentence: fmt.Sprintf("Perhaps hung: %s for a GPU, in %s; it may still compute, or be in a collective that not all ranks have entered.", lower(waits(here)), c.at[here[0]].where())}
+		return Verdict{Still: true, Sentence: fmt.Sprintf("%s %s for a GPU, in %s: perhaps hung; it may still compute, or be in a collective that not all ranks have entered.", name(here), verb(here, "wait"), c.at[here[0]].where())}
 	}
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" && r.Gone != Succeeded {

@@ -271,6 +271,9 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 	if slices.ContainsFunc(unseen, func(r Rank) bool { return r.atWork() }) {
 		return Verdict{}, false // it is on its way
 	}
+	if c.onlyGPU(here) {
+		return Verdict{Still: true, Sentence: fmt.Sprintf("%s for their GPUs, in %s, and all have entered %s: perhaps hung; the GPUs may still compute what comes before it.", name(here)+" "+verb(here, "wait"), c.at[here[0]].where(), numbered)}, len(here) > 1
+	}
 	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none makes progress: the network between them is stuck, or one of them died after it had entered.", is(here), numbered)}, len(here) > 1
 }
 

@@ -67,6 +67,10 @@ func TestGPU(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{edit(recorded(at(0, "step", 5), number(6, "all_reduce", true)), func(r *Rank) { r.Moved = true }), recorded(moves, number(5, "all_reduce", false))}},
 			"Not hung: ranks 0 and 1 are at work: rank 0 is in step (train.py:5), rank 1 is in loads (train.py:17), and no rank waits in torch.distributed.", false, false,
 		},
+		"recorded, and all have entered": {
+			Job{World: 2, Ranks: []Rank{recorded(synchronizes(0), number(6, "all_reduce", true)), recorded(synchronizes(1), number(6, "all_reduce", true))}},
+			"Ranks 0 and 1 wait for their GPUs, in <module> (train.py:56), and all have entered all_reduce number 6 of default_pg: perhaps hung; the GPUs may still compute what comes before it.", false, true,
+		},
 		"stacks alone": {
 			Job{World: 3, Ranks: []Rank{synchronizes(0), sleeps, synchronizes(2)}},
 			"Rank 1 has not started the operation that is waited for in <module> (train.py:56); it is in loads (train.py:17), sleeping; ranks 0 and 2 wait.", true, false,
@@ -81,7 +85,7 @@ func TestGPU(t *testing.T) {
 		},
 		"all on their GPUs": {
 			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}},
-			"Perhaps hung: ranks 0 and 1 wait for a GPU, in <module> (train.py:56); it may still compute, or be in a collective that not all ranks have entered.", false, true,
+			"Ranks 0 and 1 wait for a GPU, in <module> (train.py:56): perhaps hung; it may still compute, or be in a collective that not all ranks have entered.", false, true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -177,7 +177,7 @@ func (c *court) judge() Verdict {
 		c.worlds, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.recorders, c.communicators, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.mismatch, c.rooted, c.same, c.store, c.unmatched,
 	} {
 		if v, found := rule(); found {
-			v.Hung = true
+			v.Hung = !v.Still
 			return v
 		}
 	}

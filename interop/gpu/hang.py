@@ -48,6 +48,19 @@ elif mode == "subgroup":  # only ranks 0 and 2 are in it; rank 2 waits for all
         dist.barrier()
     else:
         dist.barrier()
+elif mode == "implicit":  # rank 2 stays away, the others read a value
+    if rank == 2:
+        loads_the_next_batch()
+    dist.all_reduce(x)
+    if x[0] > 1:
+        print("never")
+elif mode == "works":  # not hung: long steps on the GPU
+    a = torch.randn(16384, 16384, device="cuda")
+    for step in range(10000):
+        for _ in range(8):
+            a = torch.nn.functional.normalize(a @ a)
+        dist.all_reduce(a[0])
+        print("rank", rank, "step", step, a[0, 0].item() > 9, flush=True)
 elif mode == "recv":  # nobody sends
     if rank == 1:
         dist.recv(x, 0)
