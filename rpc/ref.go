@@ -154,9 +154,9 @@ func (r *Ref[T]) held(op string) (*rpcref.Hold, error) {
 }
 
 // Fetch copies the value to here and returns it; at the owner it is the value itself. It waits until the object has been
-// made. An error of the function that made it is the error of every Fetch. The owner takes no lock while it copies: of an object
-// that changes, fetch nothing but what a method returns that makes the copy under the object's own lock (see [CallMethod]). It
-// corresponds to RRef.to_here.
+// made. An error of the function that made it is the error of every Fetch. The owner takes no lock, and sends tensors straight from
+// the object's memory: if the object changes meanwhile, call a method that returns a copy made under the object's own lock instead
+// (see [CallMethod]). It corresponds to RRef.to_here.
 func (r *Ref[T]) Fetch(ctx context.Context) (T, error) {
 	c, err := r.held("fetch")
 	if err != nil {

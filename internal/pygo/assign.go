@@ -17,7 +17,8 @@ import (
 
 // Assign stores a decoded value in the Go variable that dst points to, converting as Python programmers expect: an int
 // fits a float, a tuple or set fits a slice, a dict fits a map or a struct (by the names of its fields, see [Fields]),
-// None fits pointers, slices, maps, interfaces and struct{}. A number that does not fit is an error, never a wrong number.
+// None fits pointers, slices, maps, interfaces and struct{}. A key that a struct has no field for is ignored, as in encoding/json:
+// the sender may be newer. A number that does not fit is an error, never a wrong number.
 // references may be nil when there are none.
 func Assign(dst, v any, references AssignReference) error {
 	p := reflect.ValueOf(dst)
@@ -410,7 +411,7 @@ func (a *assigner) fields(dst reflect.Value, v any, depth int) error {
 		}
 		i := fieldIndex(fields, name)
 		if i < 0 {
-			return misfitf("a Go %v has no field for %q; it has %s", dst.Type(), name, fieldNames(fields))
+			continue
 		}
 		if err := a.assign(dst.FieldByIndex(fields[i].Index), p.Value, depth+1); err != nil {
 			return within(err, ".%s", name)

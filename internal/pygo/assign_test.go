@@ -15,17 +15,19 @@ import (
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
+type inner struct {
+	Rate  float64
+	Names []string
+}
+
+type outer struct {
+	Config inner
+	Ptr    *int
+	ByID   map[int]string
+	Any    any
+}
+
 func TestAssign(t *testing.T) {
-	type inner struct {
-		Rate  float64
-		Names []string
-	}
-	type outer struct {
-		Config inner
-		Ptr    *int
-		ByID   map[int]string
-		Any    any
-	}
 	var o outer
 	err := Assign(&o, &py.Dict{Pairs: []py.Pair{
 		{Key: "config", Value: &py.Dict{Pairs: []py.Pair{{Key: "rate", Value: int64(2)}, {Key: "names", Value: py.Tuple{"a", "b"}}}}},
@@ -40,7 +42,7 @@ func TestAssign(t *testing.T) {
 	for name, c := range map[string]struct{ dst, v any }{
 		"overflow": {new(int8), int64(300)}, "negative": {new(uint), int64(-1)}, "float for int": {new(int), 1.0}, "None": {new(int), nil},
 		"text": {new(int), "1"}, "float overflow": {new(float32), 1e300}, "array": {new([2]int), []any{int64(1)}},
-		"unknown field": {new(inner), &py.Dict{Pairs: []py.Pair{{Key: "ratte", Value: 1.0}}}}, "no pointer": {5, int64(5)}, "bool for int": {new(int), true},
+		"a key that is no text": {new(inner), &py.Dict{Pairs: []py.Pair{{Key: int64(1), Value: 1.0}}}}, "no pointer": {5, int64(5)}, "bool for int": {new(int), true},
 	} {
 		if err := Assign(c.dst, c.v, nil); !errors.Is(err, dist.InvalidArgument) {
 			t.Errorf("%s: %v", name, err)
@@ -53,6 +55,24 @@ func TestAssign(t *testing.T) {
 	var raw [2]byte
 	if err := Assign(&raw, []byte{1, 2}, nil); err != nil || raw != [2]byte{1, 2} {
 		t.Errorf("bytes: %v, %v", raw, err)
+	}
+}
+
+// A key without a field is ignored, wherever it is; the field of a similar name keeps its value.
+func TestAssignUnknownKeys(t *testing.T) {
+	o := outer{Config: inner{Rate: 7}}
+	err := Assign(&o, &py.Dict{Pairs: []py.Pair{
+		{Key: "added_later", Value: "x"},
+		{Key: "config", Value: &py.Dict{Pairs: []py.Pair{{Key: "ratte", Value: 1.0}, {Key: "names", Value: []any{"a"}}}}},
+	}}, nil)
+	if diff := cmp.Diff(outer{Config: inner{Rate: 7, Names: []string{"a"}}}, o); err != nil || diff != "" {
+		t.Error(err, diff)
+	}
+	type strict struct {
+		Must int `rpc:"must,required"`
+	}
+	if err := Assign(&strict{}, &py.Dict{Pairs: []py.Pair{{Key: "mist", Value: int64(1)}}}, nil); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("a required field is missing: %v", err)
 	}
 }
 

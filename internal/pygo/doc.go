@@ -3,7 +3,7 @@
 
 // Package pygo says how Go's values correspond to Python's: the names of a struct's fields ([Fields]), how a decoded value is
 // stored in a typed Go variable ([Assign], [AssignArgs]), which values are one and the same ([Identify]), and what a type of
-// the program may implement to be sent or filled in its own way. How values are written is the affair of package rpcwire.
+// the program may implement to be sent or filled in its own way. Package rpcwire writes values.
 package pygo
 
 // MaxDepth bounds the nesting of values in both directions, and ends a Go value that contains itself.

@@ -133,21 +133,38 @@ func fieldNames(fields []Field) string {
 	return strings.Join(names, ", ")
 }
 
-// Describes reports whether a dict is a struct of type t as a whole: it has entries, and each is named like one of the
-// fields.
+// Describes reports whether a dict that is the only argument of a function is the struct of type t which the function takes, and not
+// the value of its first field: it has entries, and each is named like one of the fields. Where the first field could not be a dict,
+// one name is enough, and Assign ignores the others.
 func Describes(d *py.Dict, t reflect.Type) bool {
-	if d.Len() == 0 || t.Kind() != reflect.Struct {
+	if t.Kind() != reflect.Struct {
 		return false
 	}
 	fields, err := Fields(t)
-	if err != nil {
+	if err != nil || len(fields) == 0 {
 		return false
 	}
-	for _, p := range d.Pairs {
+	known := 0
+	for _, p := range Pairs(d) {
 		name, ok := p.Key.(string)
-		if !ok || fieldIndex(fields, name) < 0 {
+		if !ok {
 			return false
 		}
+		if fieldIndex(fields, name) >= 0 {
+			known++
+		}
 	}
-	return true
+	return known > 0 && (known == d.Len() || !takesDict(t.FieldByIndex(fields[0].Index).Type))
+}
+
+// takesDict reports whether a dict fits a type, or might.
+func takesDict(t reflect.Type) bool {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch t.Kind() {
+	case reflect.Map, reflect.Struct, reflect.Interface:
+		return true
+	}
+	return false
 }

@@ -13,7 +13,8 @@
 //	any other Python object                 *Object, which can be kept and sent back
 //
 // Where Go code names a type (a result, a field, a parameter) values are converted: an int fits a float64, a tuple or
-// set a slice, a dict a map or struct, None a pointer, slice, map or struct{}. A number that does not fit is an error.
+// set a slice, a dict a map or struct, None a pointer, slice, map or struct{}. A number that does not fit is an error. A key that a
+// struct has no field for is ignored, as in encoding/json; tag a field `rpc:"name,required"` if it must be there.
 // So most programs need this package only where a tuple or an order matters.
 //
 // Printed, the types of this package look as they do in Python.
