@@ -38,6 +38,7 @@ func TestProfile(t *testing.T) {
 			MustHandle("p.relay", func(ctx context.Context) (int, error) {
 				return Call[int](ctx, AgentFrom(ctx), "w2", "p.leaf")
 			}).
+			MustHandle("p.later", func(ctx context.Context) *dist.Future[int] { return Async[int](ctx, AgentFrom(ctx), "w2", "p.leaf") }).
 			MustHandle("p.fail", func() error { return errors.New("no") })
 		agents := world(t, 3, true, func(int) *Registry { return reg }, opts...)
 		background := testContext(t)
@@ -63,6 +64,17 @@ func TestProfile(t *testing.T) {
 		}
 		if text := p.String(); strings.Count(text, "\n") != len(events) {
 			t.Error(text)
+		}
+		// An asynchronous handler: its call goes on when it has returned, and belongs to the profile as well.
+		ctx, p = WithProfile(background)
+		if n, err := Async[int](ctx, agents[0], "w1", "p.later").Await(ctx); n != 7 || err != nil {
+			t.Fatal(n, err)
+		}
+		const later, leaf = "rpc_async#p.later(w0 -> w1)", "#remote_op: rpc_async#p.leaf(w1 -> w2)"
+		for worker, want := range [][]string{{later}, {later + "#remote_op: p.later", later + leaf}, {later + leaf + "#remote_op: inner", later + leaf + "#remote_op: p.leaf"}} {
+			if got := p.names(dist.Rank(worker)); !slices.Equal(got, want) {
+				t.Errorf("at worker %d: %q, want %q", worker, got, want)
+			}
 		}
 		// Other modes, a failure, and a call without the profile.
 		ctx, p = WithProfile(background)

@@ -12,8 +12,10 @@ import (
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
+	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // hooked runs one pass of a single rank whose hook first calls f, and returns the model and what the pass returned.
@@ -141,4 +143,108 @@ func TestHookClosesModelInAnotherRanksPass(t *testing.T) {
 		_ = g.Close() // the other rank waits for this one to go on
 		return errLeft
 	})
+}
+
+// TestAccumulateWithHook: passes that only accumulate, in turn with passes whose gradients a hook reduces through the future of
+// the operation.
+func TestAccumulateWithHook(t *testing.T) {
+	t.Parallel()
+	scaled := func(x *tensor.Tensor, factor float64) (*tensor.Tensor, error) {
+		values, err := tensor.Copy[float32](x)
+		if err != nil {
+			return nil, err
+		}
+		for i := range values {
+			values[i] *= float32(factor)
+		}
+		return tensor.From(values, x.Shape()...)
+	}
+	// into ends a hook: the future's tensor becomes the bucket's.
+	into := func(b ddp.Bucket, f *dist.Future[*tensor.Tensor]) func(context.Context) error {
+		return func(ctx context.Context) error {
+			x, err := f.Await(ctx)
+			if err != nil {
+				return err
+			}
+			return b.Data.CopyFrom(x)
+		}
+	}
+	for name, hook := range map[string]ddp.CommHook{
+		"divided before": func(ctx context.Context, g *group.Group, b ddp.Bucket) func(context.Context) error {
+			part, err := scaled(b.Data, 1/float64(g.Size()))
+			if err != nil {
+				return func(context.Context) error { return err }
+			}
+			return into(b, dist.Then(g.AllReduce(ctx, part, group.Sum).Future(), func(outs []*tensor.Tensor, err error) (*tensor.Tensor, error) {
+				return part, errors.Join(err, sameTensor(outs, part))
+			}))
+		},
+		"doubled and divided": func(ctx context.Context, g *group.Group, b ddp.Bucket) func(context.Context) error {
+			twice := dist.Then(g.AllReduce(ctx, b.Data, group.Sum).Future(), func(outs []*tensor.Tensor, err error) (*tensor.Tensor, error) {
+				if err = errors.Join(err, sameTensor(outs, b.Data)); err != nil {
+					return nil, err
+				}
+				return scaled(outs[0], 2)
+			})
+			return into(b, dist.Then(twice, func(x *tensor.Tensor, err error) (*tensor.Tensor, error) {
+				if err != nil {
+					return nil, err
+				}
+				return scaled(x, 1/float64(2*g.Size()))
+			}))
+		},
+	} {
+		t.Run(name, func(t *testing.T) { accumulate(t, hook) })
+	}
+}
+
+// sameTensor checks that a future brings the tensor that was reduced.
+func sameTensor(outs []*tensor.Tensor, want *tensor.Tensor) error {
+	if len(outs) != 1 || outs[0] != want {
+		return fmt.Errorf("the future has %v, want %v", outs, want)
+	}
+	return nil
+}
+
+// accumulate makes four passes without zeroing: the even ones are not reduced, and after the odd ones the gradients are those of one
+// rank that has all data.
+func accumulate(t *testing.T, hook ddp.CommHook) {
+	t.Helper()
+	const size = 2
+	wrapped(t, size, net, []ddp.Option{ddp.WithBuckets(1, 1), ddp.WithCommHook(hook)}, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
+		x, _ := batch(99, 8)
+		model.SetSync(false)
+		if err := model.Forward(ctx, x).Err(); err != nil { // nobody uses it
+			return err
+		}
+		var want [][]float32
+		for pass := range uint64(4) {
+			part, err := single(ctx, net(1), []uint64{size * pass, size*pass + 1})
+			if err != nil {
+				return err
+			}
+			want = sum(want, part)
+			model.SetSync(pass%2 == 1)
+			if err := step(ctx, model, size*pass+uint64(g.Rank())); err != nil {
+				return err
+			}
+			if got := grads(m); near(got, want) != (pass%2 == 1) {
+				return fmt.Errorf("pass %d: %v; one rank has %v", pass, got, want)
+			}
+		}
+		return nil
+	})
+}
+
+// sum adds gradients to those before; nil are none.
+func sum(before, more [][]float32) [][]float32 {
+	if before == nil {
+		return more
+	}
+	for i := range more {
+		for j := range more[i] {
+			before[i][j] += more[i][j]
+		}
+	}
+	return before
 }

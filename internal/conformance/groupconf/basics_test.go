@@ -123,11 +123,12 @@ func TestReduceBasics(t *testing.T) {
 		for i := range simpleReductions(g.Rank(), g.Size()) {
 			for root := range g.Size() {
 				c := simpleReductions(g.Rank(), g.Size())[i]
-				if err := g.Reduce(ctx, c.in, c.op, dist.Rank(root)).Wait(ctx); err != nil {
+				outs, err := g.Reduce(ctx, c.in, c.op, dist.Rank(root)).Future().Await(ctx)
+				if err != nil {
 					return fmt.Errorf("%v: %w", c.op, err)
 				}
-				if dist.Rank(root) == g.Rank() && !tensor.Equal(c.in, c.want) {
-					return fmt.Errorf("%v: %v, want %v", c.op, c.in, c.want)
+				if dist.Rank(root) == g.Rank() && (len(outs) != 1 || !tensor.Equal(outs[0], c.want)) {
+					return fmt.Errorf("%v: %v, want %v", c.op, outs, c.want)
 				}
 			}
 		}
@@ -302,20 +303,20 @@ func build(form func(*tensor.Tensor) (*tensor.Tensor, error), v int64) *tensor.T
 func TestScatterBasics(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		n := g.Size()
-		outs, works := make([]*tensor.Tensor, n), make([]*group.Work, n)
+		futures := make([]*dist.Future[[]*tensor.Tensor], n)
 		for root := range dist.Rank(n) { // all under way before the first is waited for
-			outs[root] = full(int64(-1), 1)
 			var ins []*tensor.Tensor
 			if root == g.Rank() {
 				ins = repeat(full(int64(root), 1), n)
 			}
-			works[root] = g.Scatter(ctx, outs[root], ins, root)
+			futures[root] = g.Scatter(ctx, full(int64(-1), 1), ins, root).Future()
 		}
-		for root, w := range works {
-			if err := w.Wait(ctx); err != nil {
+		for root, f := range futures {
+			outs, err := f.Await(ctx)
+			if err != nil {
 				return err
 			}
-			if err := wantAll("scatter", outs[root], int64(root)); err != nil {
+			if err := values(int64(root))(outs); err != nil {
 				return err
 			}
 		}
@@ -328,22 +329,22 @@ func gather(t *testing.T, form func(*tensor.Tensor) (*tensor.Tensor, error)) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		n := g.Size()
 		in := build(form, int64(g.Rank()))
-		outs, works := make([]*tensor.Tensor, n), make([]*group.Work, n)
-		for i := range outs {
-			outs[i] = build(form, -1)
-		}
+		futures := make([]*dist.Future[[]*tensor.Tensor], n)
 		for root := range dist.Rank(n) {
-			var list []*tensor.Tensor
-			if root == g.Rank() {
-				list = outs
+			var outs []*tensor.Tensor
+			for range n {
+				if root == g.Rank() {
+					outs = append(outs, build(form, -1))
+				}
 			}
-			works[root] = g.Gather(ctx, list, in, root)
+			futures[root] = g.Gather(ctx, outs, in, root).Future()
 		}
-		if err := group.WaitAll(ctx, works...); err != nil {
-			return err
-		}
-		for r, out := range outs {
-			if err := wantAll("gather", out, int64(r)); err != nil {
+		for root, f := range futures {
+			outs, err := f.Await(ctx)
+			if err != nil {
+				return err
+			}
+			if err := at(dist.Rank(root) == g.Rank(), ranks(n, 0))(outs); err != nil {
 				return err
 			}
 		}
@@ -373,13 +374,12 @@ func allGather(t *testing.T, form func(*tensor.Tensor) (*tensor.Tensor, error)) 
 			} else {
 				w = g.AllGatherCoalesced(ctx, outs, ins)
 			}
-			if err := w.Wait(ctx); err != nil {
+			got, err := w.Future().Await(ctx)
+			if err != nil {
 				return err
 			}
-			for i, out := range slices.Concat(outs...) {
-				if err := wantAll(fmt.Sprintf("%d tensors per rank", n), out, int64(i)); err != nil {
-					return err
-				}
+			if err := ranks(n*g.Size(), 0)(got); err != nil {
+				return fmt.Errorf("%d tensors per rank: %w", n, err)
 			}
 		}
 		return nil
@@ -397,7 +397,7 @@ func TestBarrierImpliesWait(t *testing.T) {
 			tensors[i] = full(float32(i), 100, 100)
 			g.AllReduce(ctx, tensors[i], group.Sum)
 		}
-		if err := g.Barrier(ctx).Wait(ctx); err != nil {
+		if _, err := g.Barrier(ctx).Future().Await(ctx); err != nil {
 			return err
 		}
 		for i, x := range tensors {

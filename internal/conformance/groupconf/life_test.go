@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,9 +21,11 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/filestore"
 	"github.com/cohort-dist/cohort/store/tcpstore"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // TestRanks: every rank has a number of its own, in every group, and groups tell which ranks they have.
@@ -407,4 +410,61 @@ func TestLoggingInit(t *testing.T) {
 	if slog.Default() != logger || log.Writer() != writer || log.Flags() != flags {
 		t.Error("the program's log was changed")
 	}
+}
+
+// TestChoiceOfServer: a world that asks for one of PyTorch's two servers, in its URL or in the environment, has a TCP store under
+// the prefixes of its group, and the group works.
+func TestChoiceOfServer(t *testing.T) {
+	for _, choice := range []string{"0", "1"} {
+		port := strconv.Itoa(freeport.Get(t))
+		for url, env := range map[string]map[string]string{
+			"tcp://127.0.0.1:" + port + "?use_libuv=" + choice: nil,
+			"env://": {"USE_LIBUV": choice, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+		} {
+			w, err := cohort.Join(t.Context(), url, cohort.WithRank(0), cohort.WithWorldSize(1),
+				cohort.WithRendezvous(rendezvous.WithEnv(func(name string) (string, bool) { v, ok := env[name]; return v, ok })))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := store.UnderlyingNonPrefix(w.Store()).(*tcpstore.Client); !ok {
+				t.Errorf("%s: the store is a %T", url, store.UnderlyingNonPrefix(w.Store()))
+			}
+			g, err := w.Group(t.Context())
+			if err == nil {
+				err = g.Barrier(t.Context()).Wait(t.Context())
+			}
+			if err = errors.Join(err, w.Close()); err != nil {
+				t.Errorf("%s: %v", url, err)
+			}
+		}
+	}
+}
+
+// TestFuture: an operation's future goes through callbacks, each with the result of the one before.
+func TestFuture(t *testing.T) {
+	run(t, func(ctx context.Context, g *group.Group) error {
+		apply := func(f *dist.Future[[]*tensor.Tensor], change func(float32) float32) *dist.Future[[]*tensor.Tensor] {
+			return dist.Then(f, func(outs []*tensor.Tensor, err error) ([]*tensor.Tensor, error) {
+				if err != nil || len(outs) != 1 {
+					return nil, fmt.Errorf("%d tensors, %w", len(outs), err)
+				}
+				values, err := tensor.Copy[float32](outs[0])
+				if err != nil {
+					return nil, err
+				}
+				for i, v := range values {
+					values[i] = change(v)
+				}
+				out, err := tensor.From(values, outs[0].Shape()...)
+				return []*tensor.Tensor{out}, err
+			})
+		}
+		sum := g.AllReduce(ctx, cube(3, float32(2)), group.Sum).Future()
+		tripled := apply(sum, func(v float32) float32 { return v * 3 })
+		outs, err := apply(tripled, func(v float32) float32 { return v + 1 }).Await(ctx)
+		if err != nil {
+			return err
+		}
+		return wantAll("the result", outs[0], float32(2*g.Size()*3+1), 3, 3, 3)
+	})
 }

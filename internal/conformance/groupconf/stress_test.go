@@ -13,27 +13,63 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// stress posts post(i) for every round and root at once, and then checks each in order.
-func stress(t *testing.T, roots bool, post func(ctx context.Context, g *group.Group, i, root int) (*group.Work, func() error)) {
+// outputs checks the tensors of an operation's future.
+type outputs func(outs []*tensor.Tensor) error
+
+// values wants a number of tensors with these values.
+func values(want ...int64) outputs {
+	return func(outs []*tensor.Tensor) error {
+		if len(outs) != len(want) {
+			return fmt.Errorf("%d tensors, want %d", len(outs), len(want))
+		}
+		for i, out := range outs {
+			if err := wantAll(fmt.Sprint("tensor ", i), out, want[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// ranks wants a tensor from each rank: i + rank.
+func ranks(size, i int) outputs {
+	want := make([]int64, size)
+	for r := range want {
+		want[r] = int64(i + r)
+	}
+	return values(want...)
+}
+
+// at wants something only where a rank is the root.
+func at(here bool, want outputs) outputs {
+	if here {
+		return want
+	}
+	return func([]*tensor.Tensor) error { return nil }
+}
+
+// stress posts post(i) for every round and root at once, and then awaits each in order and checks the tensors of its future.
+func stress(t *testing.T, roots bool, post func(ctx context.Context, g *group.Group, i int, root dist.Rank) (*group.Work, outputs)) {
 	t.Helper()
 	run(t, func(ctx context.Context, g *group.Group) error {
 		n := 1
 		if roots {
 			n = g.Size()
 		}
-		var works []*group.Work
-		var checks []func() error
+		var futures []*dist.Future[[]*tensor.Tensor]
+		var checks []outputs
 		for i := range rounds {
 			for root := range dist.Rank(n) {
-				w, check := post(ctx, g, i, int(root))
-				works, checks = append(works, w), append(checks, check)
+				w, check := post(ctx, g, i, root)
+				futures, checks = append(futures, w.Future()), append(checks, check)
 			}
 		}
-		for i, w := range works {
-			if err := w.Wait(ctx); err != nil {
+		for i, f := range futures {
+			outs, err := f.Await(ctx)
+			if err != nil {
 				return fmt.Errorf("operation %d: %w", i, err)
 			}
-			if err := checks[i](); err != nil {
+			if err := checks[i](outs); err != nil {
 				return fmt.Errorf("operation %d: %w", i, err)
 			}
 		}
@@ -44,53 +80,8 @@ func stress(t *testing.T, roots bool, post func(ctx context.Context, g *group.Gr
 // sumOf is the sum over ranks of i + rank.
 func sumOf(i, size int) int64 { return int64(i*size + size*(size-1)/2) }
 
-func TestBroadcastStress(t *testing.T) {
-	stress(t, false, func(ctx context.Context, g *group.Group, i, _ int) (*group.Work, func() error) {
-		n := g.Size()
-		x := full(int64(dist.Rank(i*n)+g.Rank()), 1)
-		return g.Broadcast(ctx, x, dist.Rank(i%n)), func() error { return wantAll("broadcast", x, int64(i*n+i%n)) }
-	})
-}
-
-func TestAllReduceStress(t *testing.T) {
-	stress(t, false, func(ctx context.Context, g *group.Group, i, _ int) (*group.Work, func() error) {
-		x := full(int64(dist.Rank(i)+g.Rank()), 1)
-		return g.AllReduce(ctx, x, group.Sum), func() error { return wantAll("all_reduce", x, sumOf(i, g.Size())) }
-	})
-}
-
-func TestAllReduceCoalescedStress(t *testing.T) {
-	stress(t, false, func(ctx context.Context, g *group.Group, i, _ int) (*group.Work, func() error) {
-		x, y := full(int64(dist.Rank(i)+g.Rank()), 1), full(int64(dist.Rank(i)+g.Rank()), 1)
-		return g.AllReduceCoalesced(ctx, []*tensor.Tensor{x, y}, group.Sum), func() error {
-			if err := wantAll("the first", x, sumOf(i, g.Size())); err != nil {
-				return err
-			}
-			return wantAll("the second", y, sumOf(i, g.Size()))
-		}
-	})
-}
-
-func TestScatterStress(t *testing.T) {
-	stress(t, true, func(ctx context.Context, g *group.Group, i, root int) (*group.Work, func() error) {
-		out := full(int64(-1), 1)
-		var ins []*tensor.Tensor
-		if dist.Rank(root) == g.Rank() {
-			ins = repeat(full(int64(i+root), 1), g.Size())
-		}
-		return g.Scatter(ctx, out, ins, dist.Rank(root)), func() error { return wantAll("scatter", out, int64(i+root)) }
-	})
-}
-
-// wantRanks checks that the r-th tensor is i + r.
-func wantRanks(outs []*tensor.Tensor, i int) error {
-	for r, out := range outs {
-		if err := wantAll(fmt.Sprint("from rank ", r), out, int64(i+r)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+// mine is a rank's tensor in round i.
+func mine(g *group.Group, i int) *tensor.Tensor { return full(int64(i)+int64(g.Rank()), 1) }
 
 func room(n int) []*tensor.Tensor {
 	outs := make([]*tensor.Tensor, n)
@@ -100,31 +91,54 @@ func room(n int) []*tensor.Tensor {
 	return outs
 }
 
+func TestBroadcastStress(t *testing.T) {
+	stress(t, false, func(ctx context.Context, g *group.Group, i int, _ dist.Rank) (*group.Work, outputs) {
+		n := g.Size()
+		return g.Broadcast(ctx, mine(g, i*n), dist.Rank(i%n)), values(int64(i*n + i%n))
+	})
+}
+
+func TestAllReduceStress(t *testing.T) {
+	stress(t, false, func(ctx context.Context, g *group.Group, i int, _ dist.Rank) (*group.Work, outputs) {
+		return g.AllReduce(ctx, mine(g, i), group.Sum), values(sumOf(i, g.Size()))
+	})
+}
+
+func TestAllReduceCoalescedStress(t *testing.T) {
+	stress(t, false, func(ctx context.Context, g *group.Group, i int, _ dist.Rank) (*group.Work, outputs) {
+		want := sumOf(i, g.Size())
+		return g.AllReduceCoalesced(ctx, []*tensor.Tensor{mine(g, i), mine(g, i)}, group.Sum), values(want, want)
+	})
+}
+
+func TestScatterStress(t *testing.T) {
+	stress(t, true, func(ctx context.Context, g *group.Group, i int, root dist.Rank) (*group.Work, outputs) {
+		var ins []*tensor.Tensor
+		if root == g.Rank() {
+			ins = repeat(mine(g, i), g.Size())
+		}
+		return g.Scatter(ctx, full(int64(-1), 1), ins, root), values(int64(i) + int64(root))
+	})
+}
+
 func TestGatherStress(t *testing.T) {
-	stress(t, true, func(ctx context.Context, g *group.Group, i, root int) (*group.Work, func() error) {
+	stress(t, true, func(ctx context.Context, g *group.Group, i int, root dist.Rank) (*group.Work, outputs) {
 		var outs []*tensor.Tensor
-		if dist.Rank(root) == g.Rank() {
+		if root == g.Rank() {
 			outs = room(g.Size())
 		}
-		return g.Gather(ctx, outs, full(int64(dist.Rank(i)+g.Rank()), 1), dist.Rank(root)), func() error { return wantRanks(outs, i) }
+		return g.Gather(ctx, outs, mine(g, i), root), at(root == g.Rank(), ranks(g.Size(), i))
 	})
 }
 
 func TestAllGatherStress(t *testing.T) {
-	stress(t, false, func(ctx context.Context, g *group.Group, i, _ int) (*group.Work, func() error) {
-		outs := room(g.Size())
-		return g.AllGather(ctx, outs, full(int64(dist.Rank(i)+g.Rank()), 1)), func() error { return wantRanks(outs, i) }
+	stress(t, false, func(ctx context.Context, g *group.Group, i int, _ dist.Rank) (*group.Work, outputs) {
+		return g.AllGather(ctx, room(g.Size()), mine(g, i)), ranks(g.Size(), i)
 	})
 }
 
 func TestReduceStress(t *testing.T) {
-	stress(t, true, func(ctx context.Context, g *group.Group, i, root int) (*group.Work, func() error) {
-		x := full(int64(dist.Rank(i)+g.Rank()), 1)
-		return g.Reduce(ctx, x, group.Sum, dist.Rank(root)), func() error {
-			if dist.Rank(root) != g.Rank() {
-				return nil
-			}
-			return wantAll("reduce", x, sumOf(i, g.Size()))
-		}
+	stress(t, true, func(ctx context.Context, g *group.Group, i int, root dist.Rank) (*group.Work, outputs) {
+		return g.Reduce(ctx, mine(g, i), group.Sum, root), at(root == g.Rank(), values(sumOf(i, g.Size())))
 	})
 }

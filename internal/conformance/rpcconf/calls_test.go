@@ -5,6 +5,7 @@ package rpcconf
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -20,16 +21,16 @@ import (
 func TestSelfAdd(t *testing.T) {
 	w := start(t, 2)
 	w.every(func(n *node) error {
-		sum, err := rpc.Call[*tensor.Tensor](w.ctx, n.Agent, n.Name(), "t.add", ones(2, 2), ones(2, 2))
-		if err != nil {
-			return err
-		}
-		later, err := rpc.Async[*tensor.Tensor](w.ctx, n.Agent, n.Name(), "t.add", ones(2, 2), ones(2, 2)).Await(w.ctx)
-		if err != nil {
-			return err
-		}
-		if !tensor.Equal(sum, filled(2, 2, 2)) || !tensor.Equal(later, filled(2, 2, 2)) {
-			return fmt.Errorf("got %v and %v", sum, later)
+		for _, fn := range adders {
+			later := rpc.Async[any](w.ctx, n.Agent, n.Self().Name, fn, addArgs(fn, ones(2, 2), ones(2, 2))...)
+			sum, err := rpc.Call[any](w.ctx, n.Agent, n.Self().Name, fn, addArgs(fn, ones(2, 2), ones(2, 2))...)
+			if err != nil {
+				return err
+			}
+			other, err := later.Await(w.ctx)
+			if err = errors.Join(err, double.check(sum, 2), double.check(other, 2)); err != nil {
+				return fmt.Errorf("%s: %w", fn, err)
+			}
 		}
 		return nil
 	})

@@ -173,23 +173,31 @@ func TestWaitAll(t *testing.T) {
 
 func TestWaitAllMany(t *testing.T) {
 	w := start(t, 2)
-	p := payload{make: func() any { return ones(2, 2) }}
+	const calls = 20
+	var own []any
 	got, err := scope(w.ctx, func(start func(*dist.Future[any])) error {
-		for range 20 {
-			start(rpc.Async[any](w.ctx, w.nodes[0].Agent, name(1), "t.add", p.make(), p.make()))
+		for i := range calls { // of growing size, and each once more with its own wait
+			p := payload{make: func() any { return ones(i, i) }}
+			f := rpc.Async[any](w.ctx, w.nodes[0].Agent, name(1), addSchema, p.make(), p.make(), 1)
+			start(f)
+			sum, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), addSchema, p.make(), p.make(), 1)
+			if err = errors.Join(err, p.check(sum, 2)); err != nil {
+				return err
+			}
+			if sum, err = f.Await(w.ctx); err != nil {
+				return err
+			}
+			own = append(own, sum)
 		}
-		sum, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.add", p.make(), p.make())
-		if err != nil {
-			return err
-		}
-		return p.check(sum, 2)
+		return nil
 	})
 	must(t, err)
-	if len(got) != 20 {
+	if len(got) != calls {
 		t.Fatalf("%d results", len(got))
 	}
-	for _, sum := range got {
-		must(t, p.check(sum, 2))
+	for i, sum := range got {
+		p := payload{make: func() any { return ones(i, i) }}
+		must(t, errors.Join(p.check(sum, 2), p.check(own[i], 2)))
 	}
 }
 

@@ -7,6 +7,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -188,23 +191,54 @@ func TestEventsOfUser(t *testing.T) {
 	}
 }
 
-// Two readers of a server's events, the inner one for a part of the time.
+// Two readers of a server's events, which its client starts and ends; the inner one reads for a part of the time.
 func TestEventsServerTwoReaders(t *testing.T) {
-	var outer, inner []observe.Event
-	reading := false
-	hook := observe.Tee(
-		func(e observe.Event) { outer = append(outer, e) },
-		func(e observe.Event) {
-			if reading {
-				inner = append(inner, e)
+	subSchema := strings.Replace(addSchema, "add", "sub", 1)
+	const added, subtracted = "torch.ops.aten.add", "torch.ops.aten.sub" // as a server calls them
+	var mu sync.Mutex
+	reading, read := map[string]bool{}, map[string][]string{}
+	w := start(t, 2, rpc.WithHook(func(e observe.Event) {
+		if e.Rank != 1 || e.Kind != "rpc.serve" || e.Phase != observe.End || e.Key != added && e.Key != subtracted {
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for reader, on := range reading {
+			if on {
+				read[reader] = append(read[reader], e.Key)
 			}
-		})
-	for i := range 3 {
-		reading = i == 1
-		hook.Emit(observe.Event{Kind: "rpc.serve", Key: "t.add"})
+		}
+	}))
+	w.nodes[1].reg.MustHandle("t.read", func(reader string, on bool) []string {
+		mu.Lock()
+		defer mu.Unlock()
+		reading[reader] = on
+		return slices.Clone(read[reader])
+	})
+	call := func(fn string, args ...any) any {
+		t.Helper()
+		v, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), fn, args...)
+		must(t, err)
+		return v
 	}
-	if len(outer) != 3 || len(inner) != 1 {
-		t.Errorf("outer %d, inner %d", len(outer), len(inner))
+	serve := func(fn string, events int) { // the event may come after the answer
+		t.Helper()
+		call(fn, ones(2), ones(2), 1)
+		eventually(t, fn, func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(read["outer"]) == events
+		})
+	}
+	call("t.read", "outer", true)
+	serve(addSchema, 1)
+	call("t.read", "inner", true)
+	serve(subSchema, 2)
+	inner := call("t.read", "inner", false)
+	serve(addSchema, 3)
+	outer := call("t.read", "outer", false)
+	if fmt.Sprint(inner) != fmt.Sprint([]string{subtracted}) || fmt.Sprint(outer) != fmt.Sprint([]string{added, subtracted, added}) {
+		t.Errorf("inner %v, outer %v", inner, outer)
 	}
 }
 

@@ -116,14 +116,6 @@ var creations = []struct {
 	{"script", "__torch__.t.add", rpcwire.ScriptRemoteCall},
 }
 
-func addArgs(fn string) []any {
-	args := []any{ones(2), ones(2)}
-	if fn == addSchema {
-		args = append(args, 1)
-	}
-	return args
-}
-
 // The creating call is lost: the handle says so when it is shared, alone or among other arguments.
 func TestFaultyCreationLostShare(t *testing.T) {
 	t.Run("peer", func(t *testing.T) {
@@ -148,7 +140,7 @@ func TestFaultyCreationLost(t *testing.T) {
 			t.Run("peer", func(t *testing.T) {
 				w, f := startFaulty(t, 2)
 				f.loseNext(1, c.kind)
-				ref, err := rpc.Remote[any](within50ms(w.ctx, t), w.nodes[0].Agent, name(1), c.fn, addArgs(c.fn)...)
+				ref, err := rpc.Remote[any](within50ms(w.ctx, t), w.nodes[0].Agent, name(1), c.fn, addArgs(c.fn, ones(2), ones(2))...)
 				must(t, err)
 				within(t, soon, "the fetch", func() {
 					_, err = ref.Fetch(w.ctx)
@@ -173,7 +165,7 @@ func TestFaultyCreationLate(t *testing.T) {
 				w, f := startFaulty(t, 2)
 				f.delayAll(300*time.Millisecond, c.kind)
 				a := w.nodes[0].Agent
-				ref, err := rpc.Remote[any](within50ms(w.ctx, t), a, name(1), c.fn, addArgs(c.fn)...)
+				ref, err := rpc.Remote[any](within50ms(w.ctx, t), a, name(1), c.fn, addArgs(c.fn, ones(2), ones(2))...)
 				must(t, err)
 				_, err = ref.Fetch(within50ms(w.ctx, t)) // blocked already when the creation fails
 				if !errors.Is(err, dist.DeadlineExceeded) && !errors.Is(err, rpc.ErrCreateTimeout) && !errors.Is(err, rpc.ErrCanceled) {
@@ -184,7 +176,7 @@ func TestFaultyCreationLate(t *testing.T) {
 				wantErr(t, err, rpc.ErrCreateTimeout)
 
 				// With enough time the creation succeeds.
-				slow, err := rpc.Remote[any](w.ctx, a, name(1), c.fn, addArgs(c.fn)...)
+				slow, err := rpc.Remote[any](w.ctx, a, name(1), c.fn, addArgs(c.fn, ones(2), ones(2))...)
 				must(t, err)
 				_, err = slow.Fetch(within50ms(w.ctx, t))
 				wantErr(t, err, dist.DeadlineExceeded)
@@ -219,7 +211,7 @@ func TestFaultyCallTimeout(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w, f := startFaulty(t, 2)
 			f.delayAll(500*time.Millisecond, rpcwire.ScriptCall)
-			a, args := w.nodes[0].Agent, addArgs(c.fn)
+			a, args := w.nodes[0].Agent, addArgs(c.fn, ones(2), ones(2))
 			ctx := context.Background()
 			_, err := rpc.Call[any](within50ms(ctx, t), a, name(1), c.fn, args...)
 			wantErr(t, err, dist.DeadlineExceeded)

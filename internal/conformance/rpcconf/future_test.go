@@ -94,18 +94,28 @@ func TestThenInHandler(t *testing.T) {
 // A continuation that itself calls.
 func TestThenCalls(t *testing.T) {
 	w := start(t, 3)
-	f := rpc.Async[any](w.ctx, w.nodes[0].Agent, name(1), "t.add", ones(2, 2), ones(2, 2))
-	out := dist.NewPromise[any]()
-	f.OnDone(func(v any, err error) {
-		if err != nil {
-			out.Complete(nil, err)
-			return
+	w.every(func(n *node) error {
+		plus := func(x any) *dist.Future[any] {
+			return rpc.Async[any](w.ctx, n.Agent, w.next(n), addSchema, x, ones(2, 2), 1)
 		}
-		rpc.Async[any](w.ctx, w.nodes[0].Agent, name(2), "t.add", v, ones(2, 2)).OnDone(func(v any, err error) { out.Complete(v, err) })
+		// The callback calls, adds a callback to that call, and waits for it.
+		f := dist.Then(plus(ones(2, 2)), func(x any, err error) (any, error) {
+			if err != nil {
+				return nil, err
+			}
+			return dist.Then(plus(x), func(y any, err error) (any, error) {
+				if err != nil {
+					return nil, err
+				}
+				return add(y, ones(2, 2))
+			}).Await(w.ctx)
+		})
+		v, err := f.Await(w.ctx)
+		if err != nil {
+			return err
+		}
+		return double.check(v, 4)
 	})
-	v, err := out.Future().Await(w.ctx)
-	must(t, err)
-	must(t, double.check(v, 3))
 }
 
 func TestThenReplacesError(t *testing.T) {

@@ -82,70 +82,111 @@ func TestRPCThenGroup(t *testing.T) {
 	must(t, parallel(worldSize, func(i int) error { return both(ctx, st, i, worldSize, false) }))
 }
 
-// apart starts RPC and a group in turn, each with a rendezvous of its own at the same place, and uses both. The group leaves
-// first, and RPC goes on; between looks at the place then.
-func apart(ctx context.Context, forRPC, forGroup string, rank, size int, between func() error, opts ...rendezvous.Option) error {
-	meet := func(url string) (*rendezvous.Member, error) {
-		return rendezvous.Join(ctx, url, append(opts, rendezvous.WithRank(dist.Rank(rank)), rendezvous.WithWorldSize(size))...)
-	}
-	m, err := meet(forRPC)
+// place is where RPC and a group meet, each with a rendezvous of its own.
+type place struct {
+	forRPC, forGroup string
+	opts             []rendezvous.Option
+}
+
+// started is a rank's RPC or group: both can be used and left.
+type started struct {
+	use, leave func(ctx context.Context) error
+}
+
+func (p place) meet(ctx context.Context, url string, rank, size int) (*rendezvous.Member, error) {
+	return rendezvous.Join(ctx, url, append(p.opts, rendezvous.WithRank(dist.Rank(rank)), rendezvous.WithWorldSize(size))...)
+}
+
+func (p place) startRPC(ctx context.Context, rank, size int) (started, error) {
+	m, err := p.meet(ctx, p.forRPC, rank, size)
 	if err != nil {
-		return err
+		return started{}, err
 	}
-	defer func() { _ = m.Close() }()
 	n := newNode(rank)
-	if err = n.join(ctx, m.Store(), rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(size)); err != nil {
-		return err
+	if err := n.join(ctx, m.Store(), rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(size)); err != nil {
+		return started{}, errors.Join(err, m.Close())
 	}
-	defer func() { _ = n.Close() }()
-	other, err := meet(forGroup)
-	if err != nil {
-		return err
-	}
-	g, err := group.New(ctx, other.Store(), dist.Rank(rank), size)
-	if err != nil {
-		return errors.Join(err, other.Close())
-	}
-	failure := reduce(ctx, g)
-	if failure == nil {
-		failure = g.Barrier(ctx).Wait(ctx)
-	}
-	if err = errors.Join(failure, g.Close(), other.Close(), between()); err != nil {
-		return err
-	}
-	to := name((rank + 1) % size)
-	if here, err := rpc.Call[string](ctx, n.Agent, to, "t.here"); err != nil || here != to {
-		return fmt.Errorf("%q was reached: %w", here, err)
-	}
-	return n.Shutdown(ctx)
+	return started{
+		use: func(ctx context.Context) error {
+			to := name((rank + 1) % size)
+			if here, err := rpc.Call[string](ctx, n.Agent, to, "t.here"); err != nil || here != to {
+				return fmt.Errorf("%q was reached: %w", here, err)
+			}
+			return nil
+		},
+		leave: func(ctx context.Context) error { return errors.Join(n.Shutdown(ctx), n.Close(), m.Shutdown(ctx)) },
+	}, nil
 }
 
-// Counterpart of PyTorch's test that starts both on one file; there with one rank, here also with two. The file stays as long
-// as one of them uses it.
+func (p place) startGroup(ctx context.Context, rank, size int) (started, error) {
+	m, err := p.meet(ctx, p.forGroup, rank, size)
+	if err != nil {
+		return started{}, err
+	}
+	g, err := group.New(ctx, m.Store(), dist.Rank(rank), size)
+	if err != nil {
+		return started{}, errors.Join(err, m.Close())
+	}
+	return started{
+		use: func(ctx context.Context) error { return reduce(ctx, g) },
+		leave: func(ctx context.Context) error {
+			return errors.Join(g.Barrier(ctx).Wait(ctx), g.Close(), m.Shutdown(ctx))
+		},
+	}, nil
+}
+
+// inTurn starts one after the other and uses both; the second leaves, and the first goes on. between looks at the place then.
+func (p place) inTurn(ctx context.Context, groupFirst bool, rank, size int, between func() error) error {
+	first, second := p.startRPC, p.startGroup
+	if groupFirst {
+		first, second = second, first
+	}
+	a, err := first(ctx, rank, size)
+	if err != nil {
+		return err
+	}
+	b, err := second(ctx, rank, size)
+	if err != nil {
+		return errors.Join(err, a.leave(ctx))
+	}
+	return errors.Join(a.use(ctx), b.use(ctx), b.leave(ctx), between(), a.use(ctx), a.leave(ctx))
+}
+
+// Counterpart of PyTorch's test that starts both on one file; there RPC first and with one rank, here also the group first, and
+// with two. The file stays as long as one of them uses it.
 func TestGroupAndRPCSameFile(t *testing.T) {
-	for _, size := range []int{1, 2} {
-		ctx, path := bounded(t), filepath.Join(t.TempDir(), "store")
-		must(t, parallel(size, func(i int) error {
-			return apart(ctx, "file://"+path, "file://"+path, i, size, func() error {
-				_, err := os.Stat(path)
-				return err
-			})
-		}))
+	for _, groupFirst := range []bool{false, true} {
+		for _, size := range []int{1, 2} {
+			ctx, path := bounded(t), filepath.Join(t.TempDir(), "store")
+			p := place{forRPC: "file://" + path, forGroup: "file://" + path}
+			must(t, parallel(size, func(i int) error {
+				return p.inTurn(ctx, groupFirst, i, size, func() error {
+					_, err := os.Stat(path)
+					return err
+				})
+			}))
+		}
 	}
 }
 
-// The same over one socket: two rendezvous, env:// and tcp://, share a server.
+// The same over one socket: two rendezvous, env:// for the group and tcp:// for RPC, share a server; there the group is first.
+// PyTorch runs it with each of its two servers.
 func TestGroupAndRPCSameSocket(t *testing.T) {
-	for _, size := range []int{1, 2} {
-		ctx, port := bounded(t), strconv.Itoa(freeport.Get(t))
-		var shared tcpstore.Shared // of each process; here all ranks are one
-		env := rendezvous.WithEnv(func(name string) (string, bool) {
-			value, ok := map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}[name]
-			return value, ok
-		})
-		must(t, parallel(size, func(i int) error {
-			return apart(ctx, "tcp://127.0.0.1:"+port, "env://", i, size, func() error { return nil }, env, rendezvous.WithSharedServers(&shared))
-		}))
+	for _, groupFirst := range []bool{true, false} {
+		for _, uv := range []string{"0", "1"} {
+			for _, size := range []int{1, 2} {
+				ctx, port := bounded(t), strconv.Itoa(freeport.Get(t))
+				var shared tcpstore.Shared // of each process; here all ranks are one
+				env := rendezvous.WithEnv(func(name string) (string, bool) {
+					value, ok := map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "USE_LIBUV": uv}[name]
+					return value, ok
+				})
+				p := place{forRPC: "tcp://127.0.0.1:" + port, forGroup: "env://", opts: []rendezvous.Option{env, rendezvous.WithSharedServers(&shared)}}
+				must(t, parallel(size, func(i int) error {
+					return p.inTurn(ctx, groupFirst, i, size, func() error { return nil })
+				}))
+			}
+		}
 	}
 }
 

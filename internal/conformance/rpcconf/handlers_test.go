@@ -16,6 +16,17 @@ import (
 // addSchema is torch.add as a builtin operator.
 const addSchema = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
 
+// adders add two tensors: a handler, the builtin operator and a script function.
+var adders = []string{"t.add", addSchema, "__torch__.t.add"}
+
+// addArgs are the arguments of one of them.
+func addArgs(fn string, a, b any) []any {
+	if fn == addSchema {
+		return []any{a, b, 1}
+	}
+	return []any{a, b}
+}
+
 // serve registers what every worker of the tests serves: the functions at the top of PyTorch's rpc_test.py.
 func serve(n *node) {
 	n.reg.MustHandle("t.add", add, rpc.Params("a", "b")).

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"runtime"
 	"testing"
 	"time"
@@ -42,16 +41,20 @@ func TestRemoteFetch(t *testing.T) {
 		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
-			ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), "t.add", p.make(), p.make())
-			if err != nil {
-				return err
+			for _, fn := range adders {
+				ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), fn, addArgs(fn, p.make(), p.make())...)
+				if err != nil {
+					return err
+				}
+				sum, err := ref.Fetch(w.ctx)
+				if err = errors.Join(err, ref.Close()); err != nil {
+					return fmt.Errorf("%s: %w", fn, err)
+				}
+				if err = p.check(sum, 2); err != nil {
+					return fmt.Errorf("%s: %w", fn, err)
+				}
 			}
-			defer func() { _ = ref.Close() }()
-			sum, err := ref.Fetch(w.ctx)
-			if err != nil {
-				return err
-			}
-			return p.check(sum, 2)
+			return nil
 		})
 		w.shutdown()
 	})
@@ -62,15 +65,17 @@ func TestRemoteSelfLocalValue(t *testing.T) {
 		t := p.T
 		w := start(t, 1)
 		n := w.nodes[0]
-		ref, err := rpc.Remote[any](w.ctx, n.Agent, n.Name(), "t.add", p.make(), p.make())
-		must(t, err)
-		if !ref.IsOwner() || ref.Owner() != n.Self() {
-			t.Errorf("owner %v", ref.Owner())
+		for _, fn := range adders {
+			ref, err := rpc.Remote[any](w.ctx, n.Agent, n.Name(), fn, addArgs(fn, p.make(), p.make())...)
+			must(t, err)
+			if !ref.IsOwner() || ref.Owner() != n.Self() {
+				t.Errorf("%s: owner %v", fn, ref.Owner())
+			}
+			sum, err := ref.LocalValue(w.ctx)
+			must(t, err)
+			must(t, p.check(sum, 2))
+			must(t, ref.Close())
 		}
-		sum, err := ref.LocalValue(w.ctx)
-		must(t, err)
-		must(t, p.check(sum, 2))
-		must(t, ref.Close())
 	})
 }
 
@@ -80,8 +85,9 @@ func TestManyRemote(t *testing.T) {
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
 			var refs []*rpc.Ref[any]
-			for range 10 {
-				ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), "t.add", p.make(), p.make())
+			for i := range 10 * len(adders) {
+				fn := adders[i%len(adders)]
+				ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), fn, addArgs(fn, p.make(), p.make())...)
 				if err != nil {
 					return err
 				}
@@ -209,29 +215,34 @@ func TestRemoteErrorTensor(t *testing.T) {
 
 func TestRefString(t *testing.T) {
 	w := start(t, 2)
-	local, err := rpc.NewRef(w.nodes[0].Agent, 1)
-	must(t, err)
-	user, err := rpc.Remote[int](w.ctx, w.nodes[0].Agent, name(1), "t.echo", 1)
-	must(t, err)
-	const id = `GloballyUniqueId\(created_on=0, local_id=\d+\)`
-	for _, c := range []struct{ got, want string }{
-		{local.String(), `^OwnerRRef\(` + id + `\)$`},
-		{user.String(), `^UserRRef\(RRefId = ` + id + `, ForkId = ` + id + `\)$`},
-	} {
-		if !regexp.MustCompile(c.want).MatchString(c.got) {
-			t.Errorf("got %s, want %s", c.got, c.want)
+	w.every(func(n *node) error {
+		local, err := rpc.NewRef(n.Agent, 1)
+		if err != nil {
+			return err
 		}
-	}
-	must(t, local.Close())
-	must(t, user.Close())
+		user, err := rpc.Remote[int](w.ctx, n.Agent, w.next(n), "t.echo", 1)
+		if err != nil {
+			return err
+		}
+		id := func(number int) string {
+			return fmt.Sprintf("GloballyUniqueId(created_on=%d, local_id=%d)", n.rank, number)
+		}
+		if got, want := local.String(), "OwnerRRef("+id(0)+")"; got != want {
+			return fmt.Errorf("got %s, want %s", got, want)
+		}
+		if got, want := user.String(), "UserRRef(RRefId = "+id(1)+", ForkId = "+id(2)+")"; got != want {
+			return fmt.Errorf("got %s, want %s", got, want)
+		}
+		return errors.Join(local.Close(), user.Close())
+	})
 }
 
 // PyTorch's _get_future: one can wait for the creation alone.
 func TestCreated(t *testing.T) {
 	w := start(t, worldSize)
 	w.every(func(n *node) error {
-		for _, fn := range []string{"t.add", "__torch__.t.add"} {
-			ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), fn, ones(2), ones(2))
+		for _, fn := range adders {
+			ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), fn, addArgs(fn, ones(2), ones(2))...)
 			if err != nil {
 				return err
 			}

@@ -91,17 +91,28 @@ func TestStridedView(t *testing.T) {
 
 // A row of a large matrix costs about a row on the wire.
 func TestViewAsResult(t *testing.T) {
+	const rows, columns, bytes = 100, 200, 100 * 200 * 4
 	w := start(t, 2)
-	big := tensor.Must(tensor.New(tensor.Float32, 1024, 1024))
-	w.nodes[1].reg.MustHandle("t.row", func() (*tensor.Tensor, error) { return big.Select(0, 7) })
+	w.nodes[1].reg.MustHandle("t.view", func(i int) (*tensor.Tensor, error) {
+		big, err := tensor.Full(tensor.Float32, float64(i), 10*rows, columns)
+		if err != nil {
+			return nil, err
+		}
+		return big.Narrow(0, 0, rows)
+	})
 	before := w.nodes[0].Stats()[name(1)].BytesReceived
-	row, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.row")
-	must(t, err)
-	if !slices.Equal(row.Shape(), []int{1024}) {
-		t.Errorf("shape %v", row.Shape())
+	views := make([]*dist.Future[*tensor.Tensor], 5)
+	for i := range views {
+		views[i] = rpc.Async[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.view", i)
 	}
-	if cost := w.nodes[0].Stats()[name(1)].BytesReceived - before; cost > 8192 {
-		t.Errorf("a row of 4096 bytes cost %d", cost)
+	for i, view := range views {
+		got, err := view.Await(w.ctx)
+		if err != nil || !tensor.Equal(got, filled(float64(i), rows, columns)) {
+			t.Errorf("view %d: %v, %v", i, got, err)
+		}
+	}
+	if cost := w.nodes[0].Stats()[name(1)].BytesReceived - before; cost > 5*bytes+8192 {
+		t.Errorf("five views of %d bytes cost %d", bytes, cost)
 	}
 }
 

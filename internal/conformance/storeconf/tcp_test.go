@@ -7,13 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -299,35 +296,4 @@ func TestMultiThreadedWaitTCPStore(t *testing.T) {
 			waitAndSet(t, store.Prefix("pre", a), store.Prefix("pre", b))
 		})
 	}
-}
-
-// TestInterruptDoesNotBreakWait sends signals to the process while clients of every dialect wait.
-func TestInterruptDoesNotBreakWait(t *testing.T) {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGUSR1)
-	defer signal.Stop(signals)
-	server := listen(t)
-	setter := dial(t, server)
-	var wg sync.WaitGroup
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	for _, dialect := range []tcpstore.Dialect{tcpstore.DialectV, tcpstore.DialectLegacy, tcpstore.DialectNative} {
-		c := dial(t, server, tcpstore.WithDialect(dialect))
-		wg.Go(func() {
-			if err := c.Wait(ctx, "foo"); err != nil {
-				t.Errorf("%v: %v", dialect, err)
-			}
-		})
-	}
-	for range 10 {
-		time.Sleep(10 * time.Millisecond)
-		if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
-			t.Fatal(err)
-		}
-		<-signals
-	}
-	if err := setter.Set(ctx, "foo", []byte("bar")); err != nil {
-		t.Error(err)
-	}
-	wg.Wait()
 }

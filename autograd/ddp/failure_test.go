@@ -1,0 +1,122 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ddp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/cohort-dist/cohort/autograd"
+	"github.com/cohort-dist/cohort/autograd/ddp"
+	"github.com/cohort-dist/cohort/autograd/nn"
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+)
+
+func TestMisuse(t *testing.T) {
+	t.Parallel()
+	world(t, 1, func(ctx context.Context, g *group.Group) error {
+		m := net(1)
+		if _, err := ddp.New(ctx, nil, m); !errors.Is(err, dist.InvalidArgument) {
+			return fmt.Errorf("no group: %w", err)
+		}
+		model, err := ddp.New(ctx, g, m)
+		if err != nil {
+			return err
+		}
+		x, y := batch(1, 8)
+		loss := autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean)
+		if err := loss.Backward(ctx, autograd.RetainGraph()); err != nil {
+			return err
+		}
+		if err := loss.Backward(ctx); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "without a forward") {
+			return fmt.Errorf("a second pass: %w", err)
+		}
+		if err := errors.Join(model.Close(), model.Close()); err != nil {
+			return err
+		}
+		zero(m)
+		before := g.Seq()
+		if err := autograd.CrossEntropy(m.Forward(x), y, autograd.ReduceMean).Backward(ctx); err != nil || g.Seq() != before {
+			return fmt.Errorf("after Close: %w", err)
+		}
+		for _, opts := range [][]ddp.Option{{ddp.WithBuckets(0, 1)}} {
+			if _, err := ddp.New(ctx, g, m, opts...); !errors.Is(err, dist.InvalidArgument) {
+				return fmt.Errorf("options: %w", err)
+			}
+		}
+		if _, err := ddp.New(ctx, g, nn.ReLU); !errors.Is(err, dist.InvalidArgument) {
+			return fmt.Errorf("no parameters: %w", err)
+		}
+		return nil
+	})
+}
+
+// TestCloseTells: Close says that gradients are lost which it could not copy.
+func TestCloseTells(t *testing.T) {
+	t.Parallel()
+	world(t, 1, func(ctx context.Context, g *group.Group) error {
+		m := net(1)
+		model, err := ddp.New(ctx, g, m)
+		if err != nil {
+			return err
+		}
+		x, y := batch(1, 8)
+		if err := autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean).Backward(ctx); err != nil {
+			return err
+		}
+		first := m.Params()[0]
+		first.Value.Grad().Storage().Release()
+		if err := model.Close(); err == nil || !strings.Contains(err.Error(), first.Name) || first.Value.Grad() != nil {
+			return fmt.Errorf("a gradient without memory: %w", err)
+		}
+		return nil
+	})
+}
+
+// TestOtherModels: ranks whose models differ are told so, all of them.
+func TestOtherModels(t *testing.T) {
+	t.Parallel()
+	world(t, 2, func(ctx context.Context, g *group.Group) error {
+		r := rand.New(rand.NewPCG(1, 1))
+		m := nn.Sequential{nn.NewLinear(r, 2, 2)}
+		if g.Rank() == 1 {
+			m = append(m, nn.NewLinear(r, 2, 2))
+		}
+		if _, err := ddp.New(ctx, g, m); !errors.Is(err, dist.Mismatch) {
+			return fmt.Errorf("another number of parameters: %w", err)
+		}
+		_, err := ddp.New(ctx, g, nn.NewLinear(r, int(2+g.Rank()), 2))
+		if g.Rank() == 1 && !errors.Is(err, dist.Mismatch) {
+			return fmt.Errorf("other shapes: %w", err)
+		}
+		_ = g.Close() // rank 0 may be waiting for the other
+		return errLeft
+	})
+}
+
+// TestDeath: a rank that goes away ends the pass of the others.
+func TestDeath(t *testing.T) {
+	t.Parallel()
+	wrapped(t, 2, net, nil, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
+		x, y := batch(1, 8)
+		out := model.Forward(ctx, x)
+		if g.Rank() == 1 {
+			_ = g.Close()
+			return errLeft
+		}
+		if err := autograd.CrossEntropy(out, y, autograd.ReduceMean).Backward(ctx); err == nil || ctx.Err() != nil {
+			return fmt.Errorf("a pass with a dead rank: %w", err)
+		}
+		if err := model.Forward(ctx, x).Err(); err == nil {
+			return errors.New("the model goes on without its group")
+		}
+		_ = g.Close()
+		return errLeft
+	})
+}
