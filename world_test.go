@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
@@ -35,12 +35,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestWorld(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	url := "tcp://" + l.Addr().String()
-	_ = l.Close()
+	url := fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t))
 	const size = 4
 	var ranks sync.WaitGroup
 	var mu sync.Mutex

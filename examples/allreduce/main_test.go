@@ -7,20 +7,16 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/freeport"
 )
 
 func TestMeansAgree(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	_ = l.Close()
+	addr := fmt.Sprintf("127.0.0.1:%d", freeport.Get(t))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	const size = 3

@@ -7,21 +7,17 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/freeport"
 )
 
 func TestRing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	_ = l.Close()
+	addr := fmt.Sprintf("127.0.0.1:%d", freeport.Get(t))
 	const size = 4
 	outs := make([]bytes.Buffer, size)
 	var wg sync.WaitGroup

@@ -60,13 +60,8 @@ func startSpeedWorld(tb testing.TB, tr *torchtest.Torch, mixed bool) *speedWorld
 	tb.Helper()
 	const size = 3
 	w := &speedWorld{tb: tb}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	addr := l.Addr().String()
-	_, port, _ := net.SplitHostPort(addr)
-	_ = l.Close()
+	port := strconv.Itoa(freePort(tb))
+	addr := net.JoinHostPort("127.0.0.1", port)
 	torch := size
 	if mixed {
 		torch--
