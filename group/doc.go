@@ -16,8 +16,8 @@
 // # Operations
 //
 // Every operation returns a [Work] at once. The ctx of the call covers its submission, which waits if too many operations
-// are already posted. Once in a group, an operation may wait for up to two seconds, if what PyTorch ranks of it can do is not known
-// yet and it depends on that. For an invalid argument the returned Work has already failed, and no sequence number is used, so
+// are already posted. If an operation depends on the version of the group's PyTorch ranks, the first one waits up to two seconds to find it
+// out. For an invalid argument the returned Work has already failed, and no sequence number is used, so
 // ranks stay in step. Collectives must be posted in the same order on all ranks. Tensors belong to the operation until it
 // is complete; they may have any strides.
 //

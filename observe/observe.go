@@ -3,8 +3,8 @@
 
 // Package observe is how cohort reports what it does: one [Event] type and one [Hook] type.
 //
-// Stores, groups and agents take a Hook as an option and call it for every notable event. Logs, metrics, the flight
-// recorder, progress views and traces all read that one stream. Without a hook the cost is one branch.
+// Stores, groups and agents take a Hook as an option and call it for every notable event. [Log] writes events to a log, and
+// package observe/otel makes spans of them. Without a hook an event costs one branch.
 package observe
 
 import (

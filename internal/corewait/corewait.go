@@ -13,9 +13,9 @@
 //	the yield              who needs the core           what the waiter does
 //	took less than Alone   nobody                       spins, and asks again every AskEvery
 //	took up to Slice       others who wait, as it does  yields and does not spin: the one it waits for may be among them
-//	took longer            somebody who computes        spins for a Glance, then sleeps: waking up takes the core from who
-//	                                                    computes, a yield waits until it has had its time slice. It does not
-//	                                                    yield again for a while, which is longer each time
+//	took longer            a thread that computes       spins for a Glance, then sleeps: waking up preempts that thread, a
+//	                                                    yield waits for its whole time slice. It does not yield again for a
+//	                                                    while, longer each time
 //
 // A single yield that took long among many that took a moment changes nothing: the one who computes has had its turn, and
 // the others come next, or a limit on the processor time stopped all of them. Whoever has used its core for Patience without success sleeps in any case.

@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ctxdial opens connections, and tells apart why one could not be opened: because of the deadline of a context, of an address
-// that is none, or of a name that does not exist. It also knows the addresses of this machine.
+// Package ctxdial opens connections. If one cannot be opened, its error tells whether the context ended, the address is malformed or
+// the host name does not exist. It also lists the addresses of this machine.
 package ctxdial
 
 import (

@@ -3,7 +3,7 @@
 
 //go:build !unix
 
-// Package fdlisten listens on addresses.
+// Package fdlisten listens on addresses. Inherited sockets are for Unix only.
 package fdlisten
 
 import (

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package form forms a group: its ranks find each other through a store, agree on a transport and connect, all of them or none,
-// attempt after attempt. With PyTorch ranks it does what they do, and finds out what they can do. What a group does afterwards
-// is not its business, apart from the reason for its end, which the ranks agree on through the same store.
+// attempt after attempt. With PyTorch ranks it does what they do, and finds out what they can do. It ends when the
+// group exists, except that the ranks later agree through the same store on the reason for the group's end.
 package form
 
 import (

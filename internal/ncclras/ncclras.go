@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ncclras asks NCCL's own network of threads (RAS: reliability, availability, serviceability) what the ranks of its communicators
-// do. Every process of NCCL 2.24 and later takes part and answers for all, also while its main thread hangs.
+// Package ncclras asks NCCL's RAS (reliability, availability and serviceability: a network of threads in all ranks) what the ranks of
+// NCCL's communicators are doing. Every process of NCCL 2.24 and later takes part and answers for all, also while its main thread hangs.
 package ncclras
 
 import (

@@ -18,8 +18,7 @@
 //   - A pipe carries requests of the side that opened it and their answers. The agent runs one goroutine that calls
 //     [Pipe.Recv] on every pipe, accepted ones to serve and connected ones for answers; any goroutine may call
 //     [Pipe.Send]. Messages are made by rpcwire.Message.Encode and read by rpcwire.Decode.
-//   - A link carries both directions. Its frames arrive at the config's OnFrame in order; Link.Call sends and awaits an
-//     answer, Link.Send only sends. Messages are made by rpcwire.Message.Frame and read by rpcwire.DecodeFrame. An
+//   - A link carries both directions. Its frames arrive at the config's OnFrame in order; Link.Send sends one. Messages are made by rpcwire.Message.Frame and read by rpcwire.DecodeFrame. An
 //     arriving link is returned by Accept once, for the record; it serves from the moment it exists.
 //
 // Every request that Recv returned must be answered exactly once, with an EXCEPTION if nothing else: PyTorch waits for
