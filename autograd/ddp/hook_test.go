@@ -194,7 +194,10 @@ func TestAccumulateWithHook(t *testing.T) {
 			}))
 		},
 	} {
-		t.Run(name, func(t *testing.T) { accumulate(t, hook) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			accumulate(t, hook)
+		})
 	}
 }
 

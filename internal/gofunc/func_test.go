@@ -21,6 +21,11 @@ type settings struct {
 	Steps int
 }
 
+type table struct {
+	Sizes map[string]int
+	Rate  float64
+}
+
 func kw(pairs ...any) *py.Dict {
 	d := &py.Dict{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -86,10 +91,7 @@ func TestCalls(t *testing.T) {
 		"struct as a dict":        {fn: func(s settings) float64 { return s.Rate }, args: []any{kw("rate", 0.25)}, want: 0.25},
 		"struct as a larger dict": {fn: func(s settings) float64 { return s.Rate }, args: []any{kw("rate", 0.25, "later", "x")}, want: 0.25},
 		"unknown keyword":         {fn: func(s settings) float64 { return s.Rate }, args: []any{0.5}, kwargs: kw("later", "x"), misfit: `unexpected keyword argument "later"`},
-		"dict of the first field": {fn: func(s struct {
-			Sizes map[string]int
-			Rate  float64
-		}) int { return s.Sizes["rate"] + s.Sizes["x"] }, args: []any{kw("rate", int64(3), "x", int64(4))}, want: 7},
+		"dict of the first field": {fn: func(s table) int { return s.Sizes["rate"] + s.Sizes["x"] }, args: []any{kw("rate", int64(3), "x", int64(4))}, want: 7},
 		"struct incomplete": {fn: func(s settings) float64 { return s.Rate }, misfit: `argument "rate" is missing`},
 		"whole":             {fn: func(w *whole) string { return w.name }, args: []any{"ignored"}, want: "it"},
 		"error":             {fn: func() error { return failure }, err: "no"},

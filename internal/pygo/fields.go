@@ -162,9 +162,5 @@ func takesDict(t reflect.Type) bool {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	switch t.Kind() {
-	case reflect.Map, reflect.Struct, reflect.Interface:
-		return true
-	}
-	return false
+	return slices.Contains([]reflect.Kind{reflect.Map, reflect.Struct, reflect.Interface}, t.Kind())
 }
