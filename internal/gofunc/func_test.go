@@ -92,13 +92,13 @@ func TestCalls(t *testing.T) {
 		"struct as a larger dict": {fn: func(s settings) float64 { return s.Rate }, args: []any{kw("rate", 0.25, "later", "x")}, want: 0.25},
 		"unknown keyword":         {fn: func(s settings) float64 { return s.Rate }, args: []any{0.5}, kwargs: kw("later", "x"), misfit: `unexpected keyword argument "later"`},
 		"dict of the first field": {fn: func(s table) int { return s.Sizes["rate"] + s.Sizes["x"] }, args: []any{kw("rate", int64(3), "x", int64(4))}, want: 7},
-		"struct incomplete": {fn: func(s settings) float64 { return s.Rate }, misfit: `argument "rate" is missing`},
-		"whole":             {fn: func(w *whole) string { return w.name }, args: []any{"ignored"}, want: "it"},
-		"error":             {fn: func() error { return failure }, err: "no"},
-		"value and error":   {fn: func() (int, error) { return 3, failure }, err: "no"},
-		"value, no error":   {fn: func() (int, error) { return 3, nil }, want: 3},
-		"future":            {fn: func() *dist.Future[string] { return promise.Future() }, want: "later"},
-		"nil future":        {fn: func() *dist.Future[string] { return nil }, err: "a nil future"},
+		"struct incomplete":       {fn: func(s settings) float64 { return s.Rate }, misfit: `argument "rate" is missing`},
+		"whole":                   {fn: func(w *whole) string { return w.name }, args: []any{"ignored"}, want: "it"},
+		"error":                   {fn: func() error { return failure }, err: "no"},
+		"value and error":         {fn: func() (int, error) { return 3, failure }, err: "no"},
+		"value, no error":         {fn: func() (int, error) { return 3, nil }, want: 3},
+		"future":                  {fn: func() *dist.Future[string] { return promise.Future() }, want: "later"},
+		"nil future":              {fn: func() *dist.Future[string] { return nil }, err: "a nil future"},
 	} {
 		v, ran, err := run(t, c.fn, c.params, c.args, c.kwargs)
 		switch {
