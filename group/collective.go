@@ -139,9 +139,7 @@ func (g *Group) AllToAll(ctx context.Context, outs, ins []*tensor.Tensor, opts .
 }
 
 // AllToAllInto sends a part of in to every rank and receives a part of out from every rank. Without splits the parts are
-// equal; with splits, outSplits[i] and inSplits[i] are the sizes along the first dimension for rank i. Give splits on all ranks or on
-// none, and do not mix it with [Group.AllToAll]: over TCP, from 16 ranks on, equal parts below 512 B are passed on by other ranks, and a rank
-// that gives splits or a list does not do that.
+// equal; with splits, outSplits[i] and inSplits[i] are the sizes along the first dimension for rank i.
 //
 // It corresponds to torch.distributed.all_to_all_single.
 func (g *Group) AllToAllInto(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, opts ...OpOption) *Work {

@@ -21,8 +21,6 @@ func (r *Request) Check(where string, rank, size int) error {
 		return dist.Newf(where+r.Kind.String(), dist.InvalidArgument, "%d and %d counts for %d ranks", len(r.InCounts), len(r.OutCounts), size)
 	case (r.Kind == Gather || r.Kind == Scatter) && !r.Uneven && (!Even(r.InCounts) || !Even(r.OutCounts)):
 		bad = "has uneven blocks without saying so"
-	case r.Alike && (r.InCounts != nil || r.OutCounts != nil):
-		bad = "has counts though all blocks are alike"
 	case r.reduces() && !reduce.Supported(r.DType, r.Op):
 		return dist.Newf(where+r.Kind.String(), dist.NotSupported, "%v of %v is not defined", r.Op, r.DType)
 	case r.reduces() && !r.wholeElements():

@@ -48,7 +48,6 @@ type Request struct {
 	InCounts  []int // bytes per rank
 	OutCounts []int // bytes per rank
 	Uneven    bool  // the blocks of a gather or scatter may differ in size; all ranks say so, but only the root knows the sizes
-	Alike     bool  // the blocks of an all-to-all have one size on all ranks, and all ranks say so
 	PerBlock  bool  // gloo's reduce-scatter of lists: an all-reduce for each block, with tags from Tag on
 	Shape     Shape // what all ranks must agree on beside the bytes; see [Shape]
 	More      bool  // another request with the same tag follows, which belongs to the same operation

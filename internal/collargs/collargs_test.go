@@ -106,9 +106,6 @@ func TestRequestsFit(t *testing.T) {
 								t.Errorf("%s, rank %d of %d, %v: %v", name, rank, size, peers, err)
 								continue
 							}
-							if c.Request.Alike != (name == "all_to_all_into") {
-								t.Errorf("%s, rank %d of %d: alike %v, which only a call without sizes says", name, rank, size, c.Request.Alike)
-							}
 							if err := c.Request.Check("", rank, size); err != nil {
 								t.Errorf("%s, rank %d of %d, %v: %v", name, rank, size, peers, err)
 							}

@@ -343,7 +343,6 @@ func (g *Group) AllToAllInto(c *Call, out, in *tensor.Tensor, outSplits, inSplit
 		if in.Numel() != out.Numel() {
 			return dist.Newf(name, dist.InvalidArgument, "equal parts: the input has %d elements, the output %d", in.Numel(), out.Numel())
 		}
-		c.Request.Alike = true
 	case c.Request.InCounts == nil:
 		c.Request.InCounts = equalCounts(in.NBytes(), g.Size)
 	case c.Request.OutCounts == nil:

@@ -40,9 +40,6 @@ type Tuning struct {
 	Relay int
 	// Doubling is the largest result of an all-gather, in bytes, that is collected in as few steps as possible.
 	Doubling int
-	// Bundle is the largest block of an all-to-all, in bytes, that travels with others where all blocks are alike and there are at
-	// least BundleFrom ranks.
-	Bundle, BundleFrom int
 	// Segment is the piece of a large buffer that is in flight at a time.
 	Segment int
 	// Depth is the number of segments in flight per peer.
@@ -73,12 +70,6 @@ func (t Tuning) withDefaults() Tuning {
 	}
 	if t.Doubling == 0 {
 		t.Doubling = 64 << 20
-	}
-	if t.Bundle == 0 {
-		t.Bundle = 511
-	}
-	if t.BundleFrom == 0 {
-		t.BundleFrom = 16
 	}
 	if t.Segment == 0 {
 		t.Segment = 512 << 10
@@ -137,7 +128,7 @@ func (e *Engine) Run(ctx context.Context, q *coll.Request) error {
 		r = e.take()
 		r.req, r.slot = q, wire.CollectiveSlot(q.Tag)
 		if e.checker != nil {
-			e.checker.Begin(r.slot, e.callOf(q))
+			e.checker.Begin(r.slot, wire.CallOf(q))
 		}
 	}
 	r.ctx = ctx
@@ -158,15 +149,6 @@ func (e *Engine) Run(ctx context.Context, q *coll.Request) error {
 	r.reset()
 	e.give(r)
 	return err
-}
-
-// callOf describes a request to the other ranks. They must agree on the size of blocks that they pass on.
-func (e *Engine) callOf(q *coll.Request) wire.Call {
-	c := wire.CallOf(q)
-	if e.bundles(q) {
-		c.Bytes = uint64(len(q.In) / e.size) //nolint:gosec // a length
-	}
-	return c
 }
 
 // Resumable tells that Run may be interrupted; see [coll.Resumable].
@@ -446,14 +428,6 @@ func (r *run) combine(dst, a, b []byte) {
 func (r *run) copy(dst, src []byte) {
 	if r.first() {
 		coll.Copy(dst, src)
-		r.ok()
-	}
-}
-
-// compute does what needs no other rank.
-func (r *run) compute(f func()) {
-	if r.first() {
-		f()
 		r.ok()
 	}
 }

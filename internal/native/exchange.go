@@ -137,18 +137,7 @@ func (r *run) gatherRotated() error {
 	return r.sentAll(sends)
 }
 
-// bundles reports whether the blocks of an all-to-all travel together.
-func (e *Engine) bundles(q *coll.Request) bool {
-	block := len(q.In) / e.size
-	return q.Kind == coll.AllToAll && q.Alike && e.size >= e.tuning.BundleFrom && 0 < block && block <= e.tuning.Bundle
-}
-
-// allToAll sends each rank its block. Small blocks that are alike travel together: fewer steps and messages, but each block is sent
-// log2(n)/2 times on average.
 func (r *run) allToAll() error {
-	if r.bundles(r.req) {
-		return r.allToAllBundled()
-	}
 	q := r.req
 	recvs, sends := r.handles(), r.others()
 	at := 0
@@ -172,52 +161,6 @@ func (r *run) allToAll() error {
 		return err
 	}
 	return r.sentAll(sends)
-}
-
-// allToAllBundled is Bruck's algorithm: blocks are numbered by how far they have to go, and at distance 1, 2, 4... each rank hands on
-// those whose number has that bit.
-func (r *run) allToAllBundled() error {
-	q, n := r.req, r.size
-	block := len(q.In) / n
-	all, half := r.buffer(n*block), n/2*block // no bit is set in more than half of the numbers
-	bundles := r.spare(2 * half)
-	at := func(buf []byte, i int) []byte { return buf[i*block : (i+1)*block] }
-	r.compute(func() {
-		for i := range n {
-			copy(at(all, i), at(q.In, (r.rank+i)%n))
-		}
-	})
-	for distance := 1; distance < n; distance *= 2 {
-		count := 0
-		r.eachWith(distance, func(int, int) { count++ })
-		out, in := bundles[:count*block], bundles[half:][:count*block]
-		r.compute(func() { r.eachWith(distance, func(k, i int) { copy(at(out, k), at(all, i)) }) })
-		received := r.recv(phaseData, (r.rank-distance+n)%n, in)
-		if err := r.sent(r.send(phaseData, (r.rank+distance)%n, out)); err != nil {
-			return err
-		}
-		if err := r.received(received); err != nil {
-			return err
-		}
-		r.compute(func() { r.eachWith(distance, func(k, i int) { copy(at(all, i), at(in, k)) }) })
-	}
-	r.compute(func() {
-		for i := range n {
-			copy(at(q.Out, (r.rank-i+n)%n), at(all, i))
-		}
-	})
-	return nil
-}
-
-// eachWith calls f with every number below the number of ranks that has a bit, and with how many came before.
-func (r *run) eachWith(bit int, f func(k, i int)) {
-	k := 0
-	for i := range r.size {
-		if i&bit != 0 {
-			f(k, i)
-			k++
-		}
-	}
 }
 
 // reduceScatter exchanges halves while the input is small and the number of ranks a power of two. Else each block goes to its

@@ -180,7 +180,6 @@ func measure(t *testing.T, kind coll.Kind, ranks, bytes int) effort {
 			case coll.ReduceScatter:
 				q.In, q.Out = make([]byte, bytes*ranks), make([]byte, bytes)
 			case coll.AllToAll:
-				q.Alike = true
 				q.In, q.Out = make([]byte, bytes*ranks), make([]byte, bytes*ranks)
 			default:
 			}
@@ -276,14 +275,6 @@ func gathering(n, bytes int) effort {
 	return effort{binomialBlocks(n, bytes).steps, n * log2up(n)}
 }
 
-// bundling is the all-to-all of blocks below 512 B: from 16 ranks on Bruck's algorithm, which hands on half of the blocks in every step.
-func bundling(n, bytes int) effort {
-	if n < 16 {
-		return ring(n, bytes)
-	}
-	return dissemination(n, bytes)
-}
-
 type collectiveRow struct {
 	name  string
 	kind  coll.Kind
@@ -312,8 +303,9 @@ var collectiveRows = []collectiveRow{
 	{"all-gather", coll.AllGather, 1 << 20, "1 MiB", "recursive doubling", ring},
 	{"reduce-scatter", coll.ReduceScatter, 4, "4 B", "recursive halving, or with 2 ranks a ring", scattering},
 	{"reduce-scatter", coll.ReduceScatter, 64 << 10, "64 KiB", "ring", ring},
-	{"all-to-all", coll.AllToAll, 4, "4 B", "linear, or from 16 ranks on Bruck", bundling},
-	{"all-to-all", coll.AllToAll, 511, "511 B", "linear, or from 16 ranks on Bruck", bundling},
+	// From 16 ranks on OpenMPI takes Bruck's algorithm from 4 to 511 B. Ranks pass on the blocks of others there, which they can only if all or
+	// none give splits; PyTorch lets each rank choose.
+	{"all-to-all", coll.AllToAll, 4, "4 B", "linear, with up to 15 ranks", ring},
 	{"all-to-all", coll.AllToAll, 64 << 10, "64 KiB", "linear", ring},
 	{"all-to-all", coll.AllToAll, 1 << 20, "1 MiB", "linear", ring},
 	{"all-reduce", coll.AllReduce, 4, "4 B", "recursive doubling", recursiveDoubling},
