@@ -20,6 +20,9 @@
 // A single yield that took long among many that took a moment changes nothing: the one who computes has had its turn, and
 // the others come next, or a limit on the processor time stopped all of them. Whoever has used its core for Patience without success sleeps in any case.
 //
+// What a waiter finds out in operations of much data holds for those only: who computes there may be a rank that copies its part,
+// and in the next small operation it does not.
+//
 // So a wait costs at most Patience of one core. Neither a spin nor a yield passes through the scheduler of the Go runtime,
 // which would wake other threads; goroutines of the same process get their turn by its preemption.
 //
@@ -68,11 +71,20 @@ const (
 	MaxPause = 320 * time.Millisecond
 )
 
+// Much is the number of bytes above which ranks may take a good part of a Slice to copy or reduce what they have.
+const Much = 64 << 10
+
 // Waiter is one who waits again and again. All times are readings of one clock that never goes back. The zero value is ready.
 type Waiter struct {
-	spent  time.Duration // of this core in this wait
-	last   time.Duration // when that was counted
-	asked  time.Duration // when it yielded last
+	spent time.Duration // of this core in this wait
+	last  time.Duration // when that was counted
+	asked time.Duration // when it yielded last
+	which int           // of found is about such operations
+	found [2]finding    // in operations of little and of much data
+}
+
+// finding is what a waiter has found out about its core.
+type finding struct {
 	until  time.Duration // no yield before
 	pause  time.Duration // the last time without yields
 	cost   time.Duration // of a yield, on average
@@ -80,24 +92,32 @@ type Waiter struct {
 	wanted int           // above 0 others who wait need this core; each yield that came back at once takes one
 }
 
+// About says how many bytes the operation has to which the waits to come belong.
+func (w *Waiter) About(bytes int) {
+	if w.which = 0; bytes > Much {
+		w.which = 1
+	}
+}
+
 // Wanted reports whether others who wait need this core. Then the first thing to do in a wait is Next, else a short spin is
 // worth a try.
-func (w *Waiter) Wanted() bool { return w.wanted > 0 }
+func (w *Waiter) Wanted() bool { return w.found[w.which].wanted > 0 }
 
 // Begin starts a wait.
 func (w *Waiter) Begin(now time.Duration) { w.spent, w.last = 0, now }
 
 // Next tells what to do. After Yield the caller calls Yielded.
 func (w *Waiter) Next(now time.Duration) Act {
+	f := &w.found[w.which]
 	w.spent += now - w.last
 	w.last = now
-	if now < w.until {
+	if now < f.until {
 		switch {
-		case w.blind > 0:
-			w.blind--
+		case f.blind > 0:
+			f.blind--
 			return Sleep
 		case w.spent >= Glance:
-			w.blind = Blind
+			f.blind = Blind
 			return Sleep
 		}
 		return Spin
@@ -105,7 +125,7 @@ func (w *Waiter) Next(now time.Duration) Act {
 	if w.spent >= Patience {
 		return Sleep
 	}
-	if w.wanted > 0 || now-w.asked >= AskEvery {
+	if f.wanted > 0 || now-w.asked >= AskEvery {
 		w.asked = now
 		return Yield
 	}
@@ -114,17 +134,18 @@ func (w *Waiter) Next(now time.Duration) Act {
 
 // Yielded tells that the yield has come back.
 func (w *Waiter) Yielded(now time.Duration) {
+	f := &w.found[w.which]
 	took := min(now-w.asked, Longest)
 	w.asked, w.last = now, now
 	w.spent += min(took, Alone)
-	w.cost += (took - w.cost) / 64
+	f.cost += (took - f.cost) / 64
 	switch {
 	case took < Alone:
-		w.wanted, w.pause = max(w.wanted-1, 0), 0
+		f.wanted, f.pause = max(f.wanted-1, 0), 0
 	case took < Slice:
-		w.wanted = Sure
-	case w.wanted == 0 || w.cost > Dear:
-		w.pause = min(max(2*w.pause, Payback*took), MaxPause)
-		w.until, w.wanted, w.cost, w.blind = now+w.pause, 0, 0, 0
+		f.wanted = Sure
+	case f.wanted == 0 || f.cost > Dear:
+		f.pause = min(max(2*f.pause, Payback*took), MaxPause)
+		f.until, f.wanted, f.cost, f.blind = now+f.pause, 0, 0, 0
 	}
 }

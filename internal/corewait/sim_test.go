@@ -24,6 +24,7 @@ const (
 	simRouse  = 5 * time.Microsecond // until a sleeper runs
 	simSlice  = 3 * time.Millisecond
 	simPeriod = 100 * time.Millisecond
+	simCopy   = 2 * time.Millisecond // of a rank in an operation of much data
 )
 
 type simThread struct {
@@ -52,6 +53,7 @@ type sim struct {
 	cores []*simCore
 	ranks []*simThread
 	noise func() time.Duration // what a step takes longer than usual
+	large int                  // the first steps are of much data
 
 	limit time.Duration // of all cores together in each simPeriod, as a container has it; 0 is none
 	used  time.Duration // of it
@@ -153,9 +155,15 @@ func (s *sim) turn(c *simCore, t *simThread) {
 		c.now += 5 * time.Microsecond
 	case !t.waiting:
 		c.now += simWork + s.noise()
+		bytes := 0
+		if t.step < s.large {
+			c.now += simCopy
+			bytes = Much + 1
+		}
 		t.step++
 		t.waiting = true
 		s.rouse(c, t)
+		t.w.About(bytes)
 		t.w.Begin(c.now)
 	default:
 		s.wait(c, t)
@@ -300,6 +308,28 @@ func TestLimit(t *testing.T) {
 			// On one core they would take turns.
 			if turns := time.Duration(c.ranks) * (simWork + simCall + 2*simSwitch); mean > turns {
 				t.Errorf("an operation takes %v on average; %v on one core without a limit", mean, turns)
+			}
+		})
+	}
+}
+
+// Ranks that have waited for each other while they copied a lot do not take each other for somebody who computes in the small
+// operations behind that.
+func TestSmallAfterLarge(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ ranks, cores int }{{4, 2}, {8, 2}, {24, 16}} {
+		t.Run(fmt.Sprintf("%d ranks on %d cores", c.ranks, c.cores), func(t *testing.T) {
+			t.Parallel()
+			s := newSim(c.ranks, c.cores, func(r int) int { return r % c.cores })
+			s.large = 20
+			const after, small = 50, 1000 // operations until all have come out of the last large one
+			s.run(t, s.large+after+small)
+			turns := time.Duration((c.ranks+c.cores-1)/c.cores) * (simWork + simCall + 2*simSwitch)
+			for _, r := range s.ranks {
+				took := slices.Sorted(slices.Values(r.took[s.large+after:]))
+				if median := took[len(took)/2]; median > turns {
+					t.Errorf("rank %d: p50 is %v; ranks that take turns need at most %v", r.rank, median, turns)
+				}
 			}
 		})
 	}

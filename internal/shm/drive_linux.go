@@ -106,6 +106,7 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 	bell := m.engine.seg.bell(m.Rank())
 	w := &m.wait
+	w.About(len(op.Buf))
 	for {
 		heard := atomic.LoadUint32(&bell.rings)
 		m.mu.Lock()

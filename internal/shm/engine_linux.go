@@ -143,6 +143,7 @@ func (e *Engine) run(ctx context.Context, r *coll.Request) error {
 			return dist.FromContext(ctx, e.opName)
 		}
 		e.op = progress{request: r}
+		e.wait.About(max(len(r.In), len(r.Out)))
 		e.deadline = time.Time{}
 	}
 	err := e.proceed(ctx, r)

@@ -133,6 +133,7 @@ func (m *Mesh) handle(n int) {
 
 // linger looks at the sockets without sleeping, as long as that is right, and reports whether op is complete or the mesh closed.
 func (m *Mesh) linger(op *link.Op) bool {
+	m.wait.About(len(op.Buf))
 	now := corewait.Now()
 	m.wait.Begin(now)
 	for i := 0; ; i++ {
