@@ -33,7 +33,7 @@ const (
 // answer lets "cohort why" ask what the workers are doing: this process may read them where others may not, and reaches
 // the launchers of other nodes.
 func (j *job) answer() (*control.Server, error) {
-	return control.Serve(j.run.control, jobscan.LauncherSocket, control.Answers{
+	return control.Serve(j.run.Control, jobscan.LauncherSocket, control.Answers{
 		jobscan.Examination: func(ctx context.Context) ([]byte, error) {
 			seen, err := j.examine(ctx)
 			if err != nil {

@@ -196,7 +196,7 @@ func (a *attempt) start() {
 	for _, w := range a.workers {
 		if err := a.spawn(w); err != nil {
 			w.refused = err.Error()
-			a.inbox <- launchcore.Refused{Worker: launchcore.Worker(w.local)}
+			a.inbox <- launchcore.Refused{Worker: launchcore.Worker(w.local), Rest: true}
 			return // the others would only be stopped
 		}
 	}
@@ -224,7 +224,7 @@ func (a *attempt) spawn(w *worker) error {
 		w.out = nil
 		return err
 	}
-	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), keeper.Command{Args: c.command(w.local), Set: set, Dir: role.Dir, Mark: "COHORT_RUN=" + a.job.run.path}, [3]*os.File{in, w.out.Worker(), w.err.Worker()})
+	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), keeper.Command{Args: c.command(w.local), Set: set, Dir: role.Dir, Mark: "COHORT_RUN=" + a.job.run.Path}, [3]*os.File{in, w.out.Worker(), w.err.Worker()})
 	if err != nil {
 		w.out.Abandon()
 		w.err.Abandon()
@@ -286,7 +286,7 @@ func (a *attempt) explain(w *worker) postmortem.Cause {
 		}
 		d.Stderr = w.err.Last()
 	}
-	if file := a.job.run.errorFile(a.place.attempt, w.local); file != "" {
+	if file := a.job.run.ErrorFile(a.place.attempt, w.local); file != "" {
 		d.ErrorFile = readBounded(file, 1<<20)
 	}
 	if postmortem.BySIGKILL(d) && a.job.memory.Take() {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/pytemplate"
+	"github.com/cohort-dist/cohort/internal/signame"
 )
 
 // How says how the program of a job is run.
@@ -114,6 +115,10 @@ type Config struct {
 	Endpoint           string
 	// Host says whether this launcher hosts the rendezvous.
 	Host Hosting
+	// LocalAddr is the address of this node at which the workers of all nodes find the store, if this launcher hosts the rendezvous of
+	// several nodes; default: that of the endpoint or, with a store as the endpoint, the one that leads to it. It corresponds to
+	// torchrun's --local-addr.
+	LocalAddr string
 	// NodeRank is the number that this node asks for; nil: any.
 	NodeRank *int
 	// StorePort is the port of the store of a job on several nodes; 0: a free one.
@@ -208,8 +213,16 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.Linger, 5*time.Second)
 	setDefault(&c.Interrupt, 2*time.Second)
 	setDefault(&c.SignalNames, "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+	signals, err := signame.Parse(c.SignalNames)
+	if err != nil {
+		return c, refuse("--signals-to-handle: %w", err)
+	}
+	c.ending = map[int]bool{}
+	for _, s := range signals {
+		c.ending[int(s)] = true
+	}
 	setDefault(&c.Prefix, "[${role_name}${local_rank}]:")
-	return c, nil
+	return c, c.checkEnvironment()
 }
 
 // randomID returns random letters and digits for names.
@@ -222,12 +235,21 @@ func setDefault[T comparable](p *T, v T) {
 	}
 }
 
-// howToRun decides by the name, then by the file.
-func howToRun(program string) How {
+// howToRun decides by the name, then by the file, which a relative name finds from dir. Python also runs folders and archives.
+func howToRun(dir, program string) How {
 	if strings.HasSuffix(program, ".py") {
 		return Script
 	}
-	if info, err := os.Stat(program); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 == 0 {
+	path := program
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(dir, path)
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+	case info.IsDir() && strings.Contains(program, "/"): // else it is a program that has the name of a folder
+		return Script
+	case info.Mode().IsRegular() && info.Mode()&0o111 == 0:
 		return Script
 	}
 	return Executable

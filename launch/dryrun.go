@@ -6,9 +6,12 @@ package launch
 import (
 	"fmt"
 	"net"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rundir"
 )
 
 // Plan describes what a job would start.
@@ -23,15 +26,14 @@ type PlanWorker struct {
 	Rank    dist.Rank `json:"rank"`
 	Command []string  `json:"command"`
 	Set     []string  `json:"set"`
+	// Dir is the folder that it runs in, "" for that of the launcher.
+	Dir string `json:"dir,omitempty"`
 }
 
 // DryRun returns what [Run] would start, without starting anything.
 func DryRun(c Config) (*Plan, error) {
 	c, err := c.withDefaults()
 	if err != nil {
-		return nil, err
-	}
-	if _, err := parseSignals(c.SignalNames); err != nil {
 		return nil, err
 	}
 	p := place{nodes: 1, world: c.Workers, roles: c.rolesAmong(0, 1), addr: c.MasterAddr, port: c.MasterPort, ours: !c.NoShim}
@@ -42,22 +44,29 @@ func DryRun(c Config) (*Plan, error) {
 	}
 	if c.MaxNodes > 1 {
 		host, _, _ := net.SplitHostPort(c.Endpoint)
+		if c.Host == HostAlways && c.LocalAddr != "" {
+			host = c.LocalAddr
+		}
 		p = c.examplePlace(host)
 		plan.Store = fmt.Sprintf("in the launcher that hosts the rendezvous at %s, for node %d of %d if all have as many workers", c.Endpoint, p.node, p.nodes)
 	}
 	if p.port == 0 {
 		plan.Store += ", on a free port"
 	}
-	dir := &runDir{path: "RUN_DIR"}
+	dir := &rundir.Dir{Path: "RUN_DIR"}
 	if !c.NoShim {
-		dir.shim = "RUN_DIR/python"
+		dir.Shim = "RUN_DIR/python"
 	}
 	for local := range c.Workers {
 		set, err := c.environment(p, local, dir)
 		if err != nil {
 			return nil, err
 		}
-		plan.Workers = append(plan.Workers, PlanWorker{Rank: p.rank(local), Command: c.command(local), Set: set})
+		if i := slices.Index(set, "MASTER_PORT=0"); i >= 0 {
+			set[i] = "MASTER_PORT=FREE_PORT"
+		}
+		role, _ := c.roleOf(local)
+		plan.Workers = append(plan.Workers, PlanWorker{Rank: p.rank(local), Command: c.command(local), Set: set, Dir: role.Dir})
 	}
 	return plan, nil
 }
@@ -90,7 +99,10 @@ func (p *Plan) String() string {
 		}
 	}
 	for _, w := range p.Workers {
-		fmt.Fprintf(&b, "rank %d: %s\n", w.Rank, strings.Join(w.Command, " "))
+		fmt.Fprintf(&b, "rank %d: %s\n", w.Rank, quoted(w.Command))
+		if w.Dir != "" {
+			b.WriteString("  in the folder " + w.Dir + "\n")
+		}
 		for _, v := range w.Set {
 			if shared[v] < len(p.Workers) {
 				b.WriteString("  " + v + "\n")
@@ -98,4 +110,18 @@ func (p *Plan) String() string {
 		}
 	}
 	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// word is one that a shell takes as it is.
+var word = regexp.MustCompile(`^[\w@%+=:,./-]+$`)
+
+// quoted writes a command as one would type it.
+func quoted(command []string) string {
+	words := make([]string, len(command))
+	for i, w := range command {
+		if words[i] = w; !word.MatchString(w) {
+			words[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(words, " ")
 }

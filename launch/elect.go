@@ -4,9 +4,11 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
+	"sync"
 	"syscall"
 	"time"
 
@@ -25,6 +27,8 @@ const (
 	greetTime = 300 * time.Millisecond
 	// storeTime bounds each question to the store.
 	storeTime = 5 * time.Second
+	// remindTime is how often the host looks whether the store still knows it.
+	remindTime = time.Second
 )
 
 // election is a launcher's part in the choice.
@@ -32,7 +36,7 @@ type election struct {
 	job   *job
 	store *tcpstore.Client
 	key   string
-	own   string // the address of this node, as the store sees it
+	own   string // the address of this node: as the user gave it, or as the store sees it
 }
 
 // errHostLost says that the launcher that hosts the rendezvous is gone and another one may take its place.
@@ -55,7 +59,7 @@ func (j *job) findStore(c net.Conn) (*election, error) {
 		_ = client.Close()
 		return nil, dist.Newf(op, dist.NotSupported, "the store at %s is not one of \"cohort store serve\", and no launcher either: %w", j.cfg.Endpoint, err)
 	}
-	return &election{job: j, store: client, key: "cohort/run/" + j.cfg.RunID + "/host", own: host}, nil
+	return &election{job: j, store: client, key: "cohort/run/" + j.cfg.RunID + "/host", own: cmp.Or(j.cfg.LocalAddr, host)}, nil
 }
 
 // run takes part in the job, as its host or not, until it has ended.
@@ -92,6 +96,13 @@ func (e *election) attend(h *nodehost.Host, addr string) error {
 		}
 		return err
 	}
+	if h != nil {
+		reminding, stop := context.WithCancel(j.asked)
+		var ended sync.WaitGroup
+		ended.Go(func() { e.remind(reminding, addr) })
+		defer ended.Wait()
+		defer stop()
+	}
 	m := newMember(j, conn, addr)
 	m.replaceable = true
 	defer m.close()
@@ -103,7 +114,7 @@ func (e *election) attend(h *nodehost.Host, addr string) error {
 // choose returns the address of the host, and the host itself if it is this launcher.
 func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 	for {
-		current, err := e.current()
+		current, err := e.current(e.job.asked)
 		if err != nil {
 			return nil, "", err
 		}
@@ -116,11 +127,9 @@ func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 		}
 		mine := h.Addr()
 		moment.At("launch.elect.set")
-		won, err := e.ask(func(ctx context.Context) ([]byte, error) {
-			return e.store.CompareAndSet(ctx, e.key, []byte(current), []byte(mine))
-		})
-		if err == nil && string(won) == mine {
-			h.Confirm(e.holds(mine))
+		won, err := e.claim(e.job.asked, current, mine)
+		if err == nil && won == mine {
+			h.Confirm(func() error { return e.holds(e.job.asked, mine) })
 			return h, mine, nil
 		}
 		h.Close()
@@ -130,27 +139,51 @@ func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 	}
 }
 
+// claim makes this launcher the host in place of another, "" for none, and returns who is.
+func (e *election) claim(ctx context.Context, before, mine string) (string, error) {
+	won, err := e.ask(ctx, func(ctx context.Context) ([]byte, error) {
+		return e.store.CompareAndSet(ctx, e.key, []byte(before), []byte(mine))
+	})
+	return string(won), err
+}
+
 // forget removes the key of a host that has done its work, so that a later job of this name begins anew.
 func (e *election) forget(mine string) {
-	_, _ = e.ask(func(ctx context.Context) ([]byte, error) {
+	_, _ = e.ask(e.job.asked, func(ctx context.Context) ([]byte, error) {
 		return e.store.CompareAndSet(ctx, e.key, []byte(mine), nil)
 	})
 }
 
-// holds returns a check that this launcher is still the one that was chosen: one that was cut off may have been replaced.
-func (e *election) holds(mine string) func() error {
-	return func() error {
-		now, err := e.current()
-		if err == nil && now != mine {
-			err = dist.Newf(op, dist.Replaced, "the launcher at %s hosts the rendezvous now", now)
+// holds checks that this launcher is still the one that was chosen: one that was cut off may have been replaced. A store that was
+// started anew has forgotten it and is told again.
+func (e *election) holds(ctx context.Context, mine string) error {
+	now, err := e.current(ctx)
+	if err == nil && now == "" {
+		now, err = e.claim(ctx, "", mine)
+	}
+	if err == nil && now != mine {
+		err = dist.Newf(op, dist.Replaced, "the launcher at %s hosts the rendezvous now", now)
+	}
+	return err
+}
+
+// remind tells a store that was started anew who hosts the job, so that a node which comes later finds it.
+func (e *election) remind(ctx context.Context, mine string) {
+	tick := time.NewTicker(remindTime)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			_ = e.holds(ctx, mine) // the host asks by itself before each attempt
+		case <-ctx.Done():
+			return
 		}
-		return err
 	}
 }
 
 // current returns the address of the host, "" if none was chosen.
-func (e *election) current() (string, error) {
-	v, err := e.ask(func(ctx context.Context) ([]byte, error) {
+func (e *election) current(ctx context.Context) (string, error) {
+	v, err := e.ask(ctx, func(ctx context.Context) ([]byte, error) {
 		there, err := e.store.Check(ctx, e.key)
 		if err != nil || !there {
 			return nil, err
@@ -160,10 +193,15 @@ func (e *election) current() (string, error) {
 	return string(v), err
 }
 
-func (e *election) ask(f func(context.Context) ([]byte, error)) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(e.job.asked, storeTime)
+func (e *election) ask(ctx context.Context, f func(context.Context) ([]byte, error)) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	v, err := f(ctx)
+	if errors.Is(err, dist.Replaced) { // it was started anew, and has forgotten everything
+		if _, _, err = e.store.Hello(ctx); err == nil {
+			v, err = f(ctx)
+		}
+	}
 	if err != nil {
 		return nil, unavailable("the store at "+e.job.cfg.Endpoint+", through which the launchers meet", err)
 	}

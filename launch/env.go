@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/elastic"
 	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/rundir"
 )
 
 // place is where the workers of this node stand in an attempt of the job.
@@ -55,7 +56,7 @@ func (p place) rank(local int) dist.Rank { return dist.Rank(p.base + local) }
 
 // environment returns the variables that a worker gets on top of the launcher's own environment. They are those of
 // torchrun, of all versions, and the additions that docs/launcher.md lists.
-func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
+func (c Config) environment(p place, local int, run *rundir.Dir) ([]string, error) {
 	localRank := strconv.Itoa(local)
 	var set []string
 	role, number := c.roleOf(local)
@@ -104,7 +105,7 @@ func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
 		agentStore = "True"
 	}
 	add("TORCHELASTIC_USE_AGENT_STORE", agentStore)
-	add("TORCHELASTIC_ERROR_FILE", run.errorFile(p.attempt, local))
+	add("TORCHELASTIC_ERROR_FILE", run.ErrorFile(p.attempt, local))
 	add("TORCHELASTIC_SIGNALS_TO_HANDLE", c.SignalNames)
 	if c.Workers > 1 {
 		unlessSet("OMP_NUM_THREADS", "1")
@@ -112,15 +113,15 @@ func (c Config) environment(p place, local int, run *runDir) ([]string, error) {
 	unlessSet("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1") // the shim sets its older name for PyTorch before 2.2
 
 	// What torchrun does not set.
-	add("COHORT_RUN", run.path)
+	add("COHORT_RUN", run.Path)
 	if c.MaxMembers > 0 {
 		add(elastic.EnvMember, (p.firstMember + elastic.ID(local)).String())
 	}
 	unlessSet("PYTHONFAULTHANDLER", "1")
-	unlessSet("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", filepath.Join(run.path, "nccl_pipe_rank_"))
-	unlessSet("TORCH_FR_DUMP_TEMP_FILE", filepath.Join(run.path, "flight_recorder_rank_"))
-	if run.shim != "" {
-		path := run.shim
+	unlessSet("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", filepath.Join(run.Path, "nccl_pipe_rank_"))
+	unlessSet("TORCH_FR_DUMP_TEMP_FILE", filepath.Join(run.Path, "flight_recorder_rank_"))
+	if run.Shim != "" {
+		path := run.Shim
 		if old := os.Getenv("PYTHONPATH"); old != "" {
 			path += string(os.PathListSeparator) + old
 		}
@@ -140,4 +141,16 @@ func (c Config) device(local int) (string, error) {
 		return "", refuse("--virtual-local-rank: CUDA_VISIBLE_DEVICES=%s has no device for local rank %d", list, local)
 	}
 	return strings.TrimSpace(devices[local]), nil
+}
+
+// checkEnvironment finds variables that cannot be set before anything is started.
+func (c Config) checkEnvironment() error {
+	local := 0
+	for _, r := range c.Roles {
+		local += r.Workers
+		if _, err := c.environment(place{}, local-1, &rundir.Dir{Shim: "shim"}); err != nil { // the last one has the highest number
+			return err
+		}
+	}
+	return nil
 }

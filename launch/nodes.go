@@ -50,7 +50,7 @@ func (c Config) nodeRank() int {
 // forHost is what the host of the rendezvous needs to know.
 func (c Config) forHost() nodehost.Config {
 	return nodehost.Config{
-		RunID: c.RunID, MinNodes: c.MinNodes, MaxNodes: c.MaxNodes, MaxRestarts: c.MaxRestarts, StorePort: c.StorePort,
+		RunID: c.RunID, MinNodes: c.MinNodes, MaxNodes: c.MaxNodes, MaxRestarts: c.MaxRestarts, StoreAddr: c.LocalAddr, StorePort: c.StorePort,
 		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence,
 	}
 }

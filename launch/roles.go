@@ -34,7 +34,7 @@ func (r Role) withDefaults() (Role, error) {
 		return r, refuse("role %s: %d workers; there must be at least one", r.Name, r.Workers)
 	}
 	if r.How == Auto {
-		r.How = howToRun(r.Program[0])
+		r.How = howToRun(r.Dir, r.Program[0])
 	}
 	if r.How == Script || r.How == Module {
 		setDefault(&r.Python, defaultPython())

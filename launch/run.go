@@ -19,6 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/oomkill"
 	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort/internal/rundir"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -31,7 +32,7 @@ type job struct {
 	cfg     Config
 	screen  *screen
 	signals <-chan os.Signal
-	run     *runDir
+	run     *rundir.Dir
 	keeper  *keeper.Keeper
 	reader  pystack.Reader
 	memory  oomkill.Count
@@ -57,11 +58,6 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 	if err != nil {
 		return nil, err
 	}
-	ending, err := parseSignals(cfg.SignalNames)
-	if err != nil {
-		return nil, err
-	}
-	cfg.ending = ending
 	k, err := keeper.Start(cfg.Keeper) // first: it starts while the rest is prepared
 	if err != nil {
 		return nil, unavailable("the keeper of the workers", err)
@@ -72,12 +68,12 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 		report: &Report{RunID: cfg.RunID, Host: host, Program: cfg.Program[0], Workers: cfg.Workers, MaxRestarts: cfg.MaxRestarts, Started: time.Now()},
 	}
 	defer func() { _ = k.Close() }()
-	if j.run, err = newRunDir(cfg); err != nil {
-		return nil, err
+	j.run, err = rundir.New(rundir.Options{Base: cfg.LogDir, RunID: cfg.RunID, Keep: cfg.Redirects.any() || cfg.Tee.any(), Shim: !cfg.NoShim, Passing: k.Remove})
+	if err != nil {
+		return nil, unavailable("a folder for this run", err)
 	}
-	j.report.LogDir = j.run.path
-	if j.run.temporary != "" {
-		j.report.LogDir = ""
+	if !j.run.Temporary {
+		j.report.LogDir = j.run.Path
 	}
 	j.board.change(func(s *Status) {
 		s.Program, s.Started, s.MaxRestarts = cfg.Program[0], j.report.Started, cfg.MaxRestarts
@@ -107,7 +103,7 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 		j.saveEvidence()
 	}
 	server.Close()
-	if err := j.run.close(); err != nil {
+	if err := j.run.Close(); err != nil {
 		j.screen.say("files of this run are left behind: %v", err)
 	}
 	return j.report, j.report.Err()
@@ -147,9 +143,9 @@ func (j *job) newAttempt(number int, given func(*place)) (*attempt, error) {
 		a.closeStore()
 		return nil, err
 	}
-	if err := j.run.prepare(number, j.cfg.Workers); err != nil {
+	if err := j.run.Prepare(number, j.cfg.Workers); err != nil {
 		a.closeStore()
-		return nil, err
+		return nil, unavailable("a folder for this run", err)
 	}
 	var err error
 	if a.filters, err = newFilters(j.cfg, j.run, number); err != nil {

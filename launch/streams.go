@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/joblog"
 	"github.com/cohort-dist/cohort/internal/pytemplate"
+	"github.com/cohort-dist/cohort/internal/rundir"
 )
 
 // Screen is what a job shows itself on.
@@ -88,16 +89,16 @@ type filters struct {
 	keep  [2]func([]byte) bool
 }
 
-func newFilters(c Config, run *runDir, attempt int) (*filters, error) {
+func newFilters(c Config, run *rundir.Dir, attempt int) (*filters, error) {
 	f := &filters{}
 	for i, texts := range [][]string{c.StdoutFilters, c.StderrFilters} {
 		if len(texts) == 0 || !c.Tee.any() {
 			continue
 		}
-		file, err := run.create(attempt, []string{"filtered_stdout.log", "filtered_stderr.log"}[i])
+		file, err := run.Create(attempt, []string{"filtered_stdout.log", "filtered_stderr.log"}[i])
 		if err != nil {
 			f.close()
-			return nil, err
+			return nil, unavailable("a log file", err)
 		}
 		f.files[i], f.outs[i] = file, joblog.NewOutput(file)
 		f.keep[i] = func(line []byte) bool {
@@ -128,8 +129,8 @@ func (a *attempt) openStream(w *worker, which Std) (*joblog.Pipe, error) {
 	if tee || redirect {
 		var err error
 		name := map[Std]string{StdOut: "stdout.log", StdErr: "stderr.log"}[which]
-		if file, err = a.job.run.create(a.place.attempt, strconv.Itoa(w.local), name); err != nil {
-			return nil, err
+		if file, err = a.job.run.Create(a.place.attempt, strconv.Itoa(w.local), name); err != nil {
+			return nil, unavailable("a log file", err)
 		}
 	}
 	return joblog.NewPipe(file, redirect && !tee)

@@ -30,7 +30,7 @@ func System() IO { return command.System() }
 // app carries what all commands share.
 type app struct {
 	*command.App
-	signals <-chan os.Signal // those of "cohort run", which takes them itself
+	signals chan os.Signal // those of "cohort run", which takes them itself
 }
 
 // Main runs the command line args (without the program's name) and returns the exit code. SIGINT and SIGTERM end the

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/runflags"
+	"github.com/cohort-dist/cohort/internal/signame"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/launch"
 )
@@ -76,7 +78,7 @@ func completeRun(_ *cobra.Command, before []string, word string) ([]string, cobr
 }
 
 func (a *app) run(cmd *cobra.Command, args []string) error {
-	o, err := runflags.Parse(args, runflags.System{Lookup: os.LookupEnv, GPUs: countGPUs, ReadFile: os.ReadFile})
+	o, err := runflags.Parse(args, runflags.Here())
 	if err != nil {
 		return command.Usage(fmt.Errorf("%w; \"cohort run --help\" explains the options", err))
 	}
@@ -86,15 +88,16 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 	}
 	a.JSON = a.JSON || o.JSON
 	o.Keeper = []string{filepath.Base(os.Args[0]), keeperName}
+	a.catch(o.SignalNames)
+	for _, note := range o.Notes {
+		_, _ = fmt.Fprintln(a.Err, "cohort:", note)
+	}
 	if o.DryRun {
 		return a.dryRun(o.Config)
 	}
 	screen := a.screen(o)
 	endLive := a.live(o, &screen)
 	defer endLive() // also when something panics
-	for _, note := range o.Notes {
-		_, _ = fmt.Fprintln(a.Err, "cohort:", note)
-	}
 	report, err := launch.Run(cmd.Context(), o.Config, screen, a.signals)
 	endLive()
 	if report == nil {
@@ -148,7 +151,7 @@ func (a *app) screen(o runflags.Options) launch.Screen {
 
 // jobSignals catches the signals that a job takes. SIGHUP stays ignored if it was so from the start, as under nohup. A shell also ignores
 // SIGINT and SIGQUIT for what it starts in the background; a signal that is sent to the launcher nevertheless is meant for the job.
-func jobSignals() (<-chan os.Signal, func()) {
+func jobSignals() (chan os.Signal, func()) {
 	caught := make(chan os.Signal, 16)
 	for _, s := range signalsOfJobs {
 		if s != syscall.SIGHUP || !signal.Ignored(s) {
@@ -156,6 +159,16 @@ func jobSignals() (<-chan os.Signal, func()) {
 		}
 	}
 	return caught, func() { signal.Stop(caught) }
+}
+
+// catch catches the signals that the user names, beside those that every job takes.
+func (a *app) catch(names string) {
+	signals, _ := signame.Parse(names) // the launcher says what is wrong with them
+	for _, s := range signals {
+		if !slices.Contains(signalsOfJobs, os.Signal(s)) {
+			signal.Notify(a.signals, s)
+		}
+	}
 }
 
 func writeReport(name string, r *launch.Report) error {
@@ -167,20 +180,4 @@ func writeReport(name string, r *launch.Report) error {
 		return fmt.Errorf("--report: %w", err)
 	}
 	return nil
-}
-
-// countGPUs counts NVIDIA devices without their libraries.
-func countGPUs() int {
-	if list, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
-		if strings.TrimSpace(list) == "" || list == "-1" {
-			return 0
-		}
-		return strings.Count(list, ",") + 1
-	}
-	for _, pattern := range []string{"/proc/driver/nvidia/gpus/*", "/dev/nvidia[0-9]*"} {
-		if found, err := filepath.Glob(pattern); err == nil && len(found) > 0 {
-			return len(found)
-		}
-	}
-	return 0
 }

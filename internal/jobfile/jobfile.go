@@ -6,12 +6,15 @@ package jobfile
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -23,6 +26,8 @@ type File struct {
 	// Options are those of "cohort run", by their names without dashes in front.
 	Options map[string]Scalar `yaml:"options"`
 	Roles   []Role            `yaml:"roles"`
+
+	lines map[string]int // of the options
 }
 
 // Role is a part of the workers.
@@ -35,6 +40,8 @@ type Role struct {
 	Python  string            `yaml:"python"`
 	Dir     string            `yaml:"dir"`
 	Env     map[string]Scalar `yaml:"env"`
+	// Line is where the role begins.
+	Line int `yaml:"-"`
 }
 
 // Scalar is a value as it is written: 3, true, text.
@@ -54,63 +61,144 @@ type Words []string
 
 // UnmarshalYAML takes a list of scalars or one.
 func (w *Words) UnmarshalYAML(n *yaml.Node) error {
-	var all []Scalar
+	words := []*yaml.Node{n}
 	if n.Kind == yaml.SequenceNode {
-		if err := n.Decode(&all); err != nil {
-			return err
-		}
-	} else {
-		var one Scalar
-		if err := n.Decode(&one); err != nil {
-			return err
-		}
-		all = []Scalar{one}
+		words = n.Content
 	}
 	*w = nil
-	for _, s := range all {
+	for _, word := range words {
+		var s Scalar
+		if err := word.Decode(&s); err != nil {
+			return err
+		}
+		if word.ShortTag() == "!!null" {
+			return fmt.Errorf("line %d: a word of the program is missing here", word.Line)
+		}
 		*w = append(*w, string(s))
 	}
 	return nil
 }
 
-// maxFile bounds a file.
-const maxFile = 1 << 20
+// MaxSize bounds a file.
+const MaxSize = 1 << 20
 
-// Parse reads a file.
+// Parse reads the text of a file. Errors say in which line.
 func Parse(data []byte) (*File, error) {
-	if len(data) > maxFile {
-		return nil, fmt.Errorf("it has %d bytes; at most %d are read", len(data), maxFile)
+	if len(data) > MaxSize {
+		return nil, fmt.Errorf("it has more than %d bytes", MaxSize)
 	}
 	var f File
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	d.KnownFields(true)
 	if err := d.Decode(&f); err != nil {
 		if errors.Is(err, io.EOF) {
-			err = errors.New("it is empty")
+			return nil, errors.New("it is empty")
 		}
-		return nil, err
+		return nil, plain(err)
 	}
-	if err := d.Decode(&File{}); !errors.Is(err, io.EOF) {
+	if err := d.Decode(new(yaml.Node)); err == nil {
 		return nil, errors.New("it holds more than one document")
+	} else if !errors.Is(err, io.EOF) {
+		return nil, plain(err)
 	}
+	f.find(data)
 	if len(f.Roles) == 0 {
 		return nil, errors.New("it has no roles")
 	}
 	for i, r := range f.Roles {
-		switch {
-		case r.Name == "":
-			return nil, fmt.Errorf("role %d has no name", i+1)
-		case len(r.Program) == 0 || r.Program[0] == "":
-			return nil, fmt.Errorf("role %s has no program", r.Name)
-		case slices.ContainsFunc(f.Roles[:i], func(o Role) bool { return o.Name == r.Name }):
-			return nil, fmt.Errorf("two roles have the name %s", r.Name)
+		if err := r.check(i, f.Roles[:i]); err != nil {
+			return nil, fmt.Errorf("line %d: %w", r.Line, err)
 		}
 	}
 	return &f, nil
 }
 
+// check says what is wrong with a role.
+func (r Role) check(i int, before []Role) error {
+	switch {
+	case r.Name == "":
+		return fmt.Errorf("role %d has no name", i+1)
+	case len(r.Program) == 0 || r.Program[0] == "":
+		return fmt.Errorf("role %s has no program", r.Name)
+	case slices.ContainsFunc(before, func(o Role) bool { return o.Name == r.Name }):
+		return fmt.Errorf("two roles have the name %s", r.Name)
+	}
+	for name, value := range r.Env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(string(value), "\x00") {
+			return fmt.Errorf("role %s: %q is no variable", r.Name, name)
+		}
+	}
+	return nil
+}
+
+// find notes the lines of roles and options. The decoder has read them without.
+func (f *File) find(data []byte) {
+	var document yaml.Node
+	if yaml.Unmarshal(data, &document) != nil || len(document.Content) == 0 {
+		return
+	}
+	if roles := value(document.Content[0], "roles"); roles != nil {
+		for i := range min(len(f.Roles), len(roles.Content)) {
+			f.Roles[i].Line = roles.Content[i].Line
+		}
+	}
+	f.lines = map[string]int{}
+	if options := value(document.Content[0], "options"); options != nil {
+		for i := 0; i+1 < len(options.Content); i += 2 {
+			f.lines[options.Content[i].Value] = options.Content[i].Line
+		}
+	}
+}
+
+// value returns what a mapping has under a name, nil for nothing.
+func value(mapping *yaml.Node, name string) *yaml.Node {
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		if mapping.Content[i].Value != name {
+			continue
+		}
+		if v := mapping.Content[i+1]; v.Kind == yaml.AliasNode {
+			return v.Alias
+		}
+		return mapping.Content[i+1]
+	}
+	return nil
+}
+
+// wanted says what the decoder's types are in a file.
+var wanted = map[string]string{
+	"jobfile.File": "name, options and roles", "[]jobfile.Role": "a list of roles", "jobfile.Role": "a role: its name, program and so on",
+	"map[string]jobfile.Scalar": "names with values", "bool": "true or false", "string": "a single value",
+}
+
+var (
+	unknownField = regexp.MustCompile(`field (.*) not found in type jobfile\.(\w+)`)
+	wrongType    = regexp.MustCompile("cannot unmarshal !!\\w+ (?:`.*` )?into (\\S+)")
+)
+
+// plain rewrites an error of the decoder, which speaks of Go's types.
+func plain(err error) error {
+	fields := map[string]string{"File": "name, options, roles", "Role": "name, workers, program, module, python, dir, env"}
+	text := strings.TrimPrefix(err.Error(), "yaml: ")
+	text = strings.TrimPrefix(text, "unmarshal errors:\n")
+	text = unknownField.ReplaceAllStringFunc(text, func(s string) string {
+		m := unknownField.FindStringSubmatch(s)
+		return fmt.Sprintf("%q is not known here; known are %s", m[1], fields[m[2]])
+	})
+	text = wrongType.ReplaceAllStringFunc(text, func(s string) string {
+		return "this must be " + cmp.Or(wanted[wrongType.FindStringSubmatch(s)[1]], "something else")
+	})
+	var lines []string
+	for line := range strings.Lines(text) {
+		lines = append(lines, strings.TrimSpace(line))
+	}
+	return errors.New(strings.Join(lines, "; "))
+}
+
 // OptionNames returns the names of the options, sorted.
 func (f *File) OptionNames() []string { return slices.Sorted(maps.Keys(f.Options)) }
+
+// OptionLine returns the line of an option.
+func (f *File) OptionLine(name string) int { return f.lines[name] }
 
 // Flag says what a value means for an option that takes none.
 func (s Scalar) Flag() (bool, error) {

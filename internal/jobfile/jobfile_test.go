@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 func TestParse(t *testing.T) {
@@ -33,7 +34,8 @@ roles:
 			{Name: "loader", Program: Words{"./loader"}, Dir: "/srv"},
 		},
 	}
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+	want.Roles[0].Line, want.Roles[1].Line = 7, 11
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(File{})); err != nil || diff != "" {
 		t.Error(err, diff)
 	}
 }
@@ -43,14 +45,28 @@ func TestParseRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                      "it is empty",
 		"name: x":                               "it has no roles",
-		"roles: [{program: a}]":                 "role 1 has no name",
-		"roles: [{name: a}]":                    "role a has no program",
-		"roles: [{name: a, progam: b}]":         "field progam not found",
+		"roles: [{program: a}]":                 "line 1: role 1 has no name",
+		"roles: [{name: a}]":                    "line 1: role a has no program",
+		"roles: [{name: a, progam: b}]":         `line 1: "progam" is not known here; known are name, workers, program, module, python, dir, env`,
 		"roles: [{name: a, program: {b: c}}]":   "a single value is wanted here",
 		"roles: [{name: a, workers: [1]}]":      "a single value is wanted here",
-		"roles: {":                              "yaml",
+		"roles: {":                              "line 1: did not find",
 		"roles: [{name: a, program: b}]\n---\n": "more than one document",
-		"roles: [{name: a, program: b}, {name: a, program: b}]": "two roles have the name a",
+		"rolls: []":                             `line 1: "rolls" is not known here; known are name, options, roles`,
+		"roles: 3":                              "line 1: this must be a list of roles",
+		"[1, 2]":                                "line 1: this must be name, options and roles",
+		"\nroles:\n- text":                      "line 3: this must be a role: its name, program and so on",
+		"roles:\n- {name: a, program: b, module: maybe}": "line 2: this must be true or false",
+		"roles:\n- {name: a, program: b, env: [x]}":      "line 2: this must be names with values",
+		"roles:\n- {name: a, program: b, env: {X: [1]}}": "line 2: a single value is wanted here",
+		"roles:\n- {name: a, program: b, env: {A=B: 1}}": `line 2: role a: "A=B" is no variable`,
+		"roles:\n- {name: a, program: [b, ~]}":           "line 2: a word of the program is missing here",
+		"roles:\n- name: a\n  name: b\n  program: c":     `line 3: mapping key "name" already defined at line 2`,
+		"roles:\n\t- name: a":                            "line 2: found character that cannot start any token",
+		"roles:\n- name: a\n  program: [b\n":             "line 2: did not find",
+		"roles: [{name: a, program: b}]\n---\nx: [":      "line 3: did not find",
+		"roles: [*a]": "unknown anchor",
+		"roles: [{name: a, program: b}, {name: a, program: b}]": "line 1: two roles have the name a",
 	} {
 		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)

@@ -37,5 +37,8 @@ func (*Keeper) Send([]int, int) error { return os.ErrInvalid }
 // Sweep kills what is left.
 func (*Keeper) Sweep(bool) error { return os.ErrInvalid }
 
+// Remove names folders to remove at the end.
+func (*Keeper) Remove([]string) {}
+
 // Close ends the keeper.
 func (*Keeper) Close() error { return nil }

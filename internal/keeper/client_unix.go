@@ -17,6 +17,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/moment"
 )
@@ -144,6 +145,12 @@ func (k *Keeper) Send(ids []int, sig int) error {
 // after SIGTERM. The answer is a [Swept].
 func (k *Keeper) Sweep(gentle bool) error { return k.request(request{Sweep: &sweepRequest{gentle}}) }
 
+// Remove has the keeper remove folders when the launcher and everything below the keeper is gone: a launcher that is killed cannot. A
+// keeper that is gone itself is noticed by its events.
+func (k *Keeper) Remove(folders []string) {
+	_ = k.request(request{Remove: &removeRequest{convert[[]byte](folders)}})
+}
+
 func (k *Keeper) request(r request, files ...*os.File) error {
 	body, err := json.Marshal(r)
 	if err != nil {
@@ -180,7 +187,9 @@ func (k *Keeper) Close() error {
 	k.once.Do(func() {
 		close(k.quit)
 		_ = k.conn.CloseWrite()
+		late := time.AfterFunc(closeTime, func() { _ = k.cmd.Process.Kill() }) // it is stopped, for example
 		err := k.cmd.Wait()
+		late.Stop()
 		_ = k.conn.Close()
 		<-k.done
 		if err != nil {

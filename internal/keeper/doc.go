@@ -5,7 +5,8 @@
 //
 // The keeper is a child of the launcher and the parent of all workers. On Linux it is also the subreaper of the workers'
 // descendants: a process whose parent dies becomes a child of the keeper, not of init. When the launcher dies, even by
-// SIGKILL, the keeper sees its socket close, kills all its descendants and exits. When the keeper is killed, the kernel
+// SIGKILL, the keeper sees its socket close, kills all its descendants, removes the folders that it was told of, and
+// exits. When the keeper is killed, the kernel
 // kills the workers, and the launcher kills the processes that they had started: those of their sessions and those that
 // have inherited the mark in their environment. The launcher may be part of a program with other children, which are left
 // alone.
@@ -72,6 +73,8 @@ type request struct {
 	Start *startRequest  `json:"start,omitempty"`
 	Send  *signalRequest `json:"send,omitempty"`
 	Sweep *sweepRequest  `json:"sweep,omitempty"`
+	// Remove names folders to remove at the end.
+	Remove *removeRequest `json:"remove,omitempty"`
 }
 
 // startRequest has the words of a [Command] as bytes: names of files and variables need not be text, and JSON would replace what is
@@ -104,6 +107,10 @@ type signalRequest struct {
 	Signal int   `json:"signal"`
 }
 
+type removeRequest struct {
+	Folders [][]byte `json:"folders"`
+}
+
 type sweepRequest struct {
 	Gentle bool `json:"gentle"`
 }
@@ -116,4 +123,6 @@ const (
 	gentleTime = 2 * time.Second
 	// sweepTime bounds the wait for leftovers to end after SIGKILL: on a busy machine that takes seconds.
 	sweepTime = 10 * time.Second
+	// closeTime bounds the wait for the end of a keeper, which sweeps first.
+	closeTime = 3 * sweepTime
 )

@@ -55,6 +55,9 @@ func Main() int {
 				_ = syscall.Kill(-pid, syscall.SIGKILL)
 			}
 			_, left := sweep(k.below(nil), false, k.more)
+			for _, folder := range k.folders {
+				_ = os.RemoveAll(folder)
+			}
 			if left > 0 {
 				return 1
 			}
@@ -68,7 +71,7 @@ func Main() int {
 // effect in the workers even if a shell ignores them for what it starts in the background.
 func keepSignals() {
 	caught := make(chan os.Signal, 1)
-	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE} {
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE, syscall.SIGALRM, syscall.SIGXCPU} {
 		if s != syscall.SIGHUP || !signal.Ignored(s) {
 			signal.Notify(caught, s)
 		}
@@ -82,6 +85,7 @@ type server struct {
 	workers map[int]int // process of each worker that lives, by ID
 	ids     map[int]int // and the other way round
 	environ []string
+	folders []string // to remove at the end
 }
 
 // delivery is a request with the descriptors that came with it.
@@ -181,6 +185,8 @@ func (k *server) serve(d delivery) {
 	case d.Sweep != nil:
 		killed, left := sweep(k.below(k.ids), d.Sweep.Gentle, k.more)
 		k.reply(Event{Swept: &Swept{Killed: killed, Left: left}})
+	case d.Remove != nil:
+		k.folders = append(k.folders, convert[string](d.Remove.Folders)...)
 	}
 }
 
@@ -193,9 +199,14 @@ func (k *server) start(id int, c Command, fds []int) {
 		attr.Files[i] = uintptr(fd)
 	}
 	path, err := lookPath(c.Args, attr.Env, c.Dir)
+	if err == nil {
+		err = checkFolder(c.Dir)
+	}
 	pid := 0
 	if err == nil {
-		pid, err = syscall.ForkExec(path, c.Args, attr) //nolint:gosec // to start what it is told is its purpose
+		if pid, err = syscall.ForkExec(path, c.Args, attr); err != nil { //nolint:gosec // to start what it is told is its purpose
+			err = fmt.Errorf("%s: %w", path, err)
+		}
 	}
 	if err != nil {
 		k.reply(Event{Refused: &Refused{ID: id, Error: err.Error()}})
@@ -203,6 +214,29 @@ func (k *server) start(id int, c Command, fds []int) {
 	}
 	k.workers[id], k.ids[pid] = pid, id
 	k.reply(Event{Started: &Started{ID: id, PID: pid, At: time.Now()}})
+}
+
+// checkFolder says what the kernel does not tell apart from a program that is missing.
+func checkFolder(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	info, err := os.Stat(dir)
+	if err == nil && !info.IsDir() {
+		err = syscall.ENOTDIR
+	}
+	if err != nil {
+		return fmt.Errorf("the folder to run it in, %s: %w", dir, bare(err))
+	}
+	return nil
+}
+
+// bare returns an error without the operation and the path.
+func bare(err error) error {
+	if number, ok := errors.AsType[syscall.Errno](err); ok {
+		return number
+	}
+	return err
 }
 
 // merge returns the environment with the variables of set in place of older ones.

@@ -65,8 +65,12 @@ type (
 		Code        int
 		Consequence bool
 	}
-	// Refused says that a worker could not be started. It counts as an end with code 127.
-	Refused struct{ Worker Worker }
+	// Refused says that a worker could not be started. It counts as an end with code 127. Rest says that those with higher numbers were
+	// not even tried.
+	Refused struct {
+		Worker Worker
+		Rest   bool
+	}
 	// EvidenceTaken answers [TakeEvidence].
 	EvidenceTaken struct{}
 	// Stop ends the group because of something outside: another node failed, or the job's membership changes. Linger
@@ -228,8 +232,7 @@ func (g *Group) Step(ev Event) []Effect {
 	case Exited:
 		g.exited(Exit{Worker: ev.Worker, Code: ev.Code, Consequence: ev.Consequence})
 	case Refused:
-		g.limits.Spares = 0 // nobody is started after that
-		g.exited(Exit{Worker: ev.Worker, Code: 127})
+		g.refused(ev)
 	case EvidenceTaken:
 		if g.phase == collecting {
 			g.judge()
@@ -335,6 +338,17 @@ func (g *Group) exited(e Exit) {
 	case g.phase == lingering && e.Failed() && !e.Consequence:
 		g.stop(SIGTERM)
 	}
+}
+
+func (g *Group) refused(ev Refused) {
+	g.limits.Spares = 0 // nobody is started after that
+	for w := int(ev.Worker) + 1; ev.Rest && w < len(g.alive); w++ {
+		if g.alive[w] {
+			g.alive[w] = false
+			g.living--
+		}
+	}
+	g.exited(Exit{Worker: ev.Worker, Code: 127})
 }
 
 func (g *Group) collect() {

@@ -62,6 +62,8 @@ func TestGroup(t *testing.T) {
 		"which was the cause":            {[]Event{Begin{}, Stop{Linger: true}}, Exited{Worker: 1, Code: 1}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
 		"a hang is looked at":            {[]Event{Begin{}}, Hung{}, []Effect{TakeEvidence{Hung: true}, SetTimer{1, 100 * time.Millisecond}}},
 		"and stopped":                    {[]Event{Begin{}, Hung{}}, EvidenceTaken{}, []Effect{Failing{Hung: true}, Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"who was never started is not":   {[]Event{Begin{}, Refused{Worker: 1, Rest: true}}, EvidenceTaken{}, []Effect{Failing{}, Send{[]Worker{0}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"nor waited for":                 {[]Event{Begin{}, Refused{Worker: 0, Rest: true}}, EvidenceTaken{}, []Effect{Failing{}, Sweep{}, SetTimer{2, 5 * time.Second}}},
 		"a signal before the start":      {nil, UserSignal{SIGINT}, []Effect{Ended{Outcome{Signal: SIGINT}}}},
 		"a worker that does not end after SIGKILL": {
 			append(slices.Clone(stopped), TimerFired{2}, TimerFired{3}, Exited{Worker: 0, Code: -9}, TimerFired{4}),

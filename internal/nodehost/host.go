@@ -4,6 +4,7 @@
 package nodehost
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 type Config struct {
 	RunID                           string
 	MinNodes, MaxNodes, MaxRestarts int
+	StoreAddr                       string // of this node, where the store listens; "": that of the endpoint
 	StorePort                       int
 	JoinTimeout, LastCall, Silence  time.Duration
 }
@@ -218,6 +220,9 @@ func (h *Host) take(e event) {
 	switch m := e.message; {
 	case e.gone != nil:
 		if c.join != nil {
+			if silent(e.gone) { // it may only have been stopped for a while, and must know then that it has no part any more
+				c.say(Message{Dismiss: &Dismiss{Code: uint8(dist.PeerLost), Sentence: "this node was given up: the launcher that hosts the rendezvous had not heard of it for " + h.cfg.Silence.String()}})
+			}
 			h.left(c, fmt.Sprintf("node %s is gone: %s", c.name, GoneWords(e.gone, h.cfg.Silence)))
 		}
 	case c.join == nil && m.Join != nil:
@@ -242,10 +247,15 @@ func (h *Host) take(e event) {
 	}
 }
 
+// silent reports whether the other side was given up because it said nothing.
+func silent(err error) bool {
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout()
+}
+
 // GoneWords says how a connection ended.
 func GoneWords(err error, silence time.Duration) string {
-	var timeout net.Error
-	if errors.As(err, &timeout) && timeout.Timeout() {
+	if silent(err) {
 		return "it has not been heard of for " + silence.String()
 	}
 	if errors.As(err, new(*json.SyntaxError)) {
@@ -342,10 +352,8 @@ func (h *Host) perform(effects []launchcore.JobEffect) {
 	h.tellWaiting()
 }
 
-// storeHost is the address of the store as all nodes know it: that of the endpoint.
-func (h *Host) storeHost() string {
-	return h.name
-}
+// storeHost is the address of the store as all nodes know it.
+func (h *Host) storeHost() string { return cmp.Or(h.cfg.StoreAddr, h.name) }
 
 // openStore starts a fresh store. Its port is free or that of the configuration, and connections to the one before are
 // cut, so that nothing of an earlier attempt reaches this one.

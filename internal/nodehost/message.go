@@ -130,6 +130,8 @@ func (m *Join) workers() int {
 const (
 	// MaxMessage bounds a line.
 	MaxMessage = 1 << 20
+	// lastLook bounds the wait for what should be there already.
+	lastLook = 50 * time.Millisecond
 	// sayTime bounds a write.
 	sayTime = 5 * time.Second
 )
@@ -152,9 +154,22 @@ func (w *Wire) AliveEvery() time.Duration {
 
 // NewWire talks over a connection. silence is after which time without a message the other side is given up.
 func NewWire(c net.Conn, silence time.Duration) *Wire {
-	w := &Wire{Conn: c, lines: bufio.NewScanner(c), silence: silence}
+	w := &Wire{Conn: c, lines: bufio.NewScanner(patient{c}), silence: silence}
 	w.lines.Buffer(make([]byte, 0, 4096), MaxMessage)
 	return w
+}
+
+// patient reads once more when the time is over. A process that was stopped itself, or whose machine slept, finds that its time is over
+// and what the other side has said in the meantime.
+type patient struct{ net.Conn }
+
+func (p patient) Read(b []byte) (int, error) {
+	n, err := p.Conn.Read(b)
+	if n > 0 || !silent(err) {
+		return n, err
+	}
+	_ = p.SetReadDeadline(time.Now().Add(lastLook))
+	return p.Conn.Read(b)
 }
 
 // Receive returns the next message that is more than a sign of life.

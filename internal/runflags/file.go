@@ -38,13 +38,13 @@ func (v values) fromFile(sys System, program []string, from sources) (*jobfile.F
 	for _, key := range f.OptionNames() {
 		o, err := find(key)
 		if err != nil {
-			return nil, fmt.Errorf("--file %s: options: %w", name, err)
+			return nil, fmt.Errorf("--file %s: line %d: options: %w", name, f.OptionLine(key), err)
 		}
 		value := f.Options[key]
 		if o.flag {
 			on, err := value.Flag()
 			if err != nil {
-				return nil, fmt.Errorf("--file %s: options: %s: %w", name, key, err)
+				return nil, fmt.Errorf("--file %s: line %d: options: %s: %w", name, f.OptionLine(key), key, err)
 			}
 			if !on {
 				continue
@@ -52,21 +52,21 @@ func (v values) fromFile(sys System, program []string, from sources) (*jobfile.F
 			value = "1"
 		}
 		if _, given := v[o.name]; !given {
-			v[o.name], from[o.name] = string(value), fmt.Sprintf("--file %s: options: %s", name, key)
+			v[o.name], from[o.name] = string(value), fmt.Sprintf("--file %s: line %d: options: %s", name, f.OptionLine(key), key)
 		}
 	}
 	return f, nil
 }
 
 // roles takes the roles of a file.
-func (o *Options) roles(f *jobfile.File, sys System) error {
+func (o *Options) roles(f *jobfile.File, name string, sys System) error {
 	if f == nil {
 		return nil
 	}
 	for _, r := range f.Roles {
 		n, err := o.workers(string(r.Workers), sys)
 		if err != nil {
-			return fmt.Errorf("--file: role %s: workers %w", r.Name, err)
+			return fmt.Errorf("--file %s: line %d: role %s: workers %w", name, r.Line, r.Name, err)
 		}
 		role := launch.Role{Name: r.Name, Workers: n, Program: r.Program, Python: r.Python, Dir: r.Dir}
 		if r.Module {

@@ -73,7 +73,7 @@ func Parse(args []string, sys System) (Options, error) {
 	if len(program) == 0 && file == nil {
 		return o, errors.New("the program is missing: cohort run [OPTIONS] PROGRAM [ARGUMENTS]")
 	}
-	if err := o.roles(file, sys); err != nil {
+	if err := o.roles(file, v["file"], sys); err != nil {
 		return o, err
 	}
 	return o, from.named(o.how(v), o.size(v, sys), o.meeting(v), o.times(v, sys), o.logs(v, sys), o.rest(v))
@@ -167,10 +167,10 @@ func (o *Options) workers(text string, sys System) (int, error) {
 		return gpus, nil
 	case "auto":
 		if gpus > 0 {
-			o.Notes = append(o.Notes, fmt.Sprintf("%d workers: one for each GPU", gpus))
+			o.note("%d workers: one for each GPU", gpus)
 			return gpus, nil
 		}
-		o.Notes = append(o.Notes, fmt.Sprintf("%d workers: one for each CPU, for there is no GPU", runtime.NumCPU()))
+		o.note("%d workers: one for each CPU, for there is no GPU", runtime.NumCPU())
 		return runtime.NumCPU(), nil
 	}
 	n, err := strconv.Atoi(text)
@@ -185,7 +185,7 @@ func (o *Options) workers(text string, sys System) (int, error) {
 
 func (o *Options) meeting(v values) error {
 	o.Role = v["role"]
-	o.MasterAddr = v["master-addr"]
+	o.MasterAddr, o.LocalAddr = v["master-addr"], v["local-addr"]
 	var err error
 	if o.MasterPort, err = v.count("master-port", 0); err != nil || o.MasterPort > math.MaxUint16 {
 		return fmt.Errorf("--master-port %s: it must be a number up to 65535", v["master-port"])
@@ -218,7 +218,7 @@ func (o *Options) meeting(v values) error {
 		return fmt.Errorf("--node-rank %s: there is one node, number 0", n)
 	}
 	if addr := o.MasterAddr; addr != "" && net.ParseIP(addr) == nil {
-		o.Notes = append(o.Notes, "the store listens on "+addr)
+		o.note("the store listens on %s", addr)
 	}
 	return nil
 }
@@ -231,6 +231,9 @@ func (o *Options) nodes(v values) error {
 		if key, value, found := strings.Cut(pair, "="); found {
 			conf[strings.TrimSpace(key)] = strings.TrimSpace(value)
 		}
+	}
+	if kind := conf["store_type"]; kind != "" && kind != "tcp" {
+		return fmt.Errorf("--rdzv-conf store_type=%s is not supported: the launchers meet over TCP", kind)
 	}
 	static := v["rdzv-backend"] == "" && v["rdzv-endpoint"] == "" || v["rdzv-backend"] == "static"
 	endpoint, port := v["rdzv-endpoint"], "29400"
@@ -265,10 +268,13 @@ func (o *Options) nodes(v values) error {
 		}
 	}
 	switch strings.ToLower(conf["is_host"]) {
+	case "":
 	case "1", "true", "t", "yes", "y":
 		o.Host = launch.HostAlways
 	case "0", "false", "f", "no", "n":
 		o.Host = launch.HostNever
+	default:
+		return fmt.Errorf("--rdzv-conf is_host=%s: it must be 1 or 0", conf["is_host"])
 	}
 	join := "join_timeout"
 	if static && conf[join] == "" {
@@ -330,6 +336,9 @@ func (o *Options) times(v values, sys System) error {
 	}
 	if _, err := seconds("--monitor-interval", v["monitor-interval"]); err != nil {
 		return err
+	}
+	if m := v["start-method"]; m != "" && m != "spawn" && m != "fork" && m != "forkserver" {
+		return fmt.Errorf("--start-method %s: it must be spawn, fork or forkserver", m)
 	}
 	o.SignalNames = v["signals-to-handle"]
 	return nil

@@ -52,7 +52,7 @@ var options = []option{
 	{name: "node-rank", env: true, arg: "N", usage: "number of this node"},
 	{name: "master-addr", env: true, arg: "HOST", usage: "where the workers find the store"},
 	{name: "master-port", env: true, arg: "PORT", usage: "its port; default: a free one"},
-	{name: "local-addr", env: true, arg: "HOST", usage: "address at which other nodes reach this one"},
+	{name: "local-addr", env: true, arg: "HOST", usage: "address at which other nodes reach this one, if it hosts the store"},
 	{name: "logs-specs", arg: "NAME", usage: "refused: it needs Python inside the launcher"},
 	{name: "numa-binding", arg: "MODE", usage: "refused: start the job with numactl, or bind in the program"},
 	{name: "signals-to-handle", env: true, arg: "NAMES", usage: "signals that stop the job; others are passed on"},
@@ -119,13 +119,20 @@ func (v values) long(text string, rest []string) ([]string, error) {
 		return rest, nil
 	}
 	if !hasValue {
-		if len(rest) == 0 {
+		if len(rest) == 0 || isOption(rest[0]) {
 			return nil, fmt.Errorf("--%s needs a value: %s", o.name, o.arg)
 		}
 		value, rest = rest[0], rest[1:]
 	}
 	v[o.name] = value
 	return rest, nil
+}
+
+// isOption reports whether a word is an option with its whole name, and so not the value of the one before.
+func isOption(word string) bool {
+	name, long := strings.CutPrefix(word, "--")
+	name, _, _ = strings.Cut(strings.ReplaceAll(name, "_", "-"), "=")
+	return long && slices.ContainsFunc(options, func(o option) bool { return o.name == name })
 }
 
 // letters takes "-m", "-t3", "-t 3".

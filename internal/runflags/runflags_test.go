@@ -59,6 +59,7 @@ func TestParse(t *testing.T) {
 		"shown":                  {"--nproc 3 --local-ranks-filter 0,2 t.py", nil, func(o Options) any { return o.ShowRanks }, []int{0, 2}},
 		"static timeout":         {"--nnodes 2 --node-rank 1 --master-addr a --rdzv-conf timeout=5 t.py", nil, join, 5 * time.Second},
 		"c10d's timeout":         {"--nnodes 2 --rdzv-endpoint a --rdzv-conf timeout=5,join_timeout=7 t.py", nil, join, 7 * time.Second},
+		"local address":          {"--nnodes 2 --rdzv-endpoint a --local_addr 10.0.0.7 t.py", nil, func(o Options) any { return o.LocalAddr }, "10.0.0.7"},
 		"exit code":              {"--exit-code first t.py", nil, func(o Options) any { return o.FirstCode }, true},
 		"no waiting for culprit": {"--culprit-timeout 0 t.py", nil, func(o Options) any { return o.Linger }, time.Duration(1)},
 	} {
@@ -107,15 +108,19 @@ func TestRefusals(t *testing.T) {
 		"--redirects a:1 t.py":         {nil, "is not RANK:VALUE"},
 		"--shutdown-timeout soon t.py": {nil, "a number of seconds"},
 		"--local-ranks-filter 1 t.py":  {nil, "is no local rank"},
-		"--exit-code 7 t.py":           {nil, "1 or first"},
-		"--master-port 70000 t.py":     {nil, "up to 65535"},
-		"t.py":                         {map[string]string{"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: it must be 0 or 1"},
-		"a.py":                         {map[string]string{"PET_NPROC_PER_NODE": "two"}, "PET_NPROC_PER_NODE two: it must be a number, auto, cpu or gpu"},
-		"b.py":                         {map[string]string{"PET_RUN_PATH": "1"}, "PET_RUN_PATH runs the script inside"},
-		"c.py":                         {map[string]string{"PET_REDIRECTS": "9"}, "PET_REDIRECTS: "},
-		"d.py":                         {map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT soon: it must be a number"},
-		"e.py":                         {map[string]string{"PET_MASTER_PORT": "high", "PET_NNODES": "0"}, "PET_NNODES 0: MIN must be at least 1 and at most MAX\nPET_MASTER_PORT high: it must be"},
-		"--nproc-per-node x f.py":      {map[string]string{"PET_NPROC_PER_NODE": "two"}, "--nproc-per-node x: it must be"},
+		"--rdzv-id --standalone t.py":  {nil, "--rdzv-id needs a value"},
+		"--start-method thread t.py":   {nil, "spawn, fork or forkserver"},
+		"--nnodes 2 --rdzv-endpoint a --rdzv-conf is_host=maybe t.py":                            {nil, "--rdzv-conf is_host=maybe: it must be 1 or 0"},
+		"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint /tmp/x --rdzv-conf store_type=file t.py": {nil, "store_type=file is not supported"},
+		"--exit-code 7 t.py":       {nil, "1 or first"},
+		"--master-port 70000 t.py": {nil, "up to 65535"},
+		"t.py":                     {map[string]string{"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: it must be 0 or 1"},
+		"a.py":                     {map[string]string{"PET_NPROC_PER_NODE": "two"}, "PET_NPROC_PER_NODE two: it must be a number, auto, cpu or gpu"},
+		"b.py":                     {map[string]string{"PET_RUN_PATH": "1"}, "PET_RUN_PATH runs the script inside"},
+		"c.py":                     {map[string]string{"PET_REDIRECTS": "9"}, "PET_REDIRECTS: "},
+		"d.py":                     {map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT soon: it must be a number"},
+		"e.py":                     {map[string]string{"PET_MASTER_PORT": "high", "PET_NNODES": "0"}, "PET_NNODES 0: MIN must be at least 1 and at most MAX\nPET_MASTER_PORT high: it must be"},
+		"--nproc-per-node x f.py":  {map[string]string{"PET_NPROC_PER_NODE": "two"}, "--nproc-per-node x: it must be"},
 	} {
 		_, err := Parse(strings.Fields(args), system(c.env))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -149,8 +154,8 @@ func TestPrefixesOfTorchrun(t *testing.T) {
 func TestFileRefusals(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"options: {max-restarts: often}\nroles: [{name: a, program: [true]}]": "--file job.yaml: options: max-restarts often: it must be a number",
-		"roles: [{name: a, workers: some, program: [true]}]":                  "--file: role a: workers some: it must be a number, auto, cpu or gpu",
+		"options: {max-restarts: often}\nroles: [{name: a, program: [true]}]": "--file job.yaml: line 1: options: max-restarts often: it must be a number",
+		"roles: [{name: a, workers: some, program: [true]}]":                  "--file job.yaml: line 1: role a: workers some: it must be a number, auto, cpu or gpu",
 	} {
 		sys := system(nil)
 		sys.ReadFile = func(string) ([]byte, error) { return []byte(text), nil }

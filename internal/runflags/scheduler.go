@@ -23,10 +23,12 @@ func (s variables) get(name string) string {
 }
 
 // otherwise sets an option that was not given to what a variable says.
-func (s variables) otherwise(option, variable, value string) {
-	if _, given := s.v[option]; !given && value != "" {
-		s.v[option], s.from[option] = value, variable
+func (s variables) otherwise(option, variable, value string) (taken bool) {
+	if _, given := s.v[option]; given || value == "" {
+		return false
 	}
+	s.v[option], s.from[option] = value, variable
+	return true
 }
 
 // schedule takes the number of nodes, this node's number, the place to meet and the job's name from the variables of a
@@ -36,36 +38,67 @@ func (o *Options) schedule(s variables) error {
 	if v["standalone"] != "" {
 		return nil
 	}
-	if v["nnodes"] != "" { // a Kubernetes Job knows its index, not its size
-		s.otherwise("node-rank", "JOB_COMPLETION_INDEX", get("JOB_COMPLETION_INDEX"))
+	if v["nnodes"] != "" {
+		o.numbered(s)
 		return nil
 	}
 	switch {
+	case get("OMPI_COMM_WORLD_SIZE") != "" && get("OMPI_COMM_WORLD_RANK") != "": // first: mpirun may use srun for its own daemons
+		return o.openMPI(s)
 	case get("SLURM_STEP_NUM_NODES") != "" && get("SLURM_NODEID") != "":
 		return o.slurm(s)
 	case get("SKYPILOT_NODE_RANK") != "" && get("SKYPILOT_NUM_NODES") != "":
-		s.otherwise("rdzv-id", "SKYPILOT_TASK_ID", get("SKYPILOT_TASK_ID"))
-		o.take(s, "SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", firstLine(get("SKYPILOT_NODE_IPS")))
-		s.otherwise("nproc-per-node", "SKYPILOT_NUM_GPUS_PER_NODE", positive(get("SKYPILOT_NUM_GPUS_PER_NODE")))
-	case get("OMPI_COMM_WORLD_SIZE") != "" && get("OMPI_COMM_WORLD_RANK") != "":
-		if n := get("OMPI_COMM_WORLD_LOCAL_SIZE"); n != "1" {
-			return fmt.Errorf("mpirun has started %s launchers on this host: start one on each (mpirun --map-by ppr:1:node) and let it start the workers, or use --standalone", n)
+		if get("SKYPILOT_NUM_NODES") != "1" {
+			s.otherwise("rdzv-id", "SKYPILOT_TASK_ID", get("SKYPILOT_TASK_ID"))
+			o.take(s, "SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", firstLine(get("SKYPILOT_NODE_IPS")))
 		}
-		if get("OMPI_COMM_WORLD_SIZE") == "1" {
-			return nil
-		}
-		if v["rdzv-endpoint"] == "" && v["master-addr"] == "" {
-			return errors.New("mpirun does not tell where the nodes can meet: give --rdzv-endpoint HOST:PORT, an address of one of them")
-		}
-		o.take(s, "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "", "")
+		o.takeWorkers(s, "SKYPILOT_NUM_GPUS_PER_NODE")
 	}
 	return nil
 }
 
+// numbered is a job whose size is given: a pod of a Kubernetes Job knows its number, not how many there are. Pods of a Job may also be
+// jobs of their own.
+func (o *Options) numbered(s variables) {
+	if _, nodes, err := Range("nnodes", s.v["nnodes"]); err == nil && nodes == 1 {
+		return
+	}
+	const index = "JOB_COMPLETION_INDEX"
+	if s.otherwise("node-rank", index, s.get(index)) {
+		o.note("Kubernetes: this is node %s of %s (%s)", s.get(index), s.v["nnodes"], index)
+	}
+	if s.from["nnodes"] == "PET_NNODES" {
+		number := ""
+		if n := s.v["node-rank"]; n != "" {
+			number = ", this is number " + n
+		}
+		o.note("PET_ variables: %s nodes%s; they meet at %s", s.v["nnodes"], number, s.v["rdzv-endpoint"]+s.v["master-addr"])
+	}
+}
+
+func (o *Options) openMPI(s variables) error {
+	if n := s.get("OMPI_COMM_WORLD_LOCAL_SIZE"); n != "" && n != "1" {
+		return fmt.Errorf("mpirun has started %s launchers on this host: start one on each (mpirun --map-by ppr:1:node) and let it start the workers, or use --standalone", n)
+	}
+	if s.get("OMPI_COMM_WORLD_SIZE") == "1" {
+		return nil
+	}
+	if s.v["rdzv-endpoint"] == "" && s.v["master-addr"] == "" {
+		return errors.New("mpirun does not tell where the nodes can meet: give --rdzv-endpoint HOST:PORT, an address of one of them")
+	}
+	o.take(s, "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "", "")
+	return nil
+}
+
 func (o *Options) slurm(s variables) error {
-	nodes := s.get("SLURM_STEP_NUM_NODES")
+	nodes, node := s.get("SLURM_STEP_NUM_NODES"), s.get("SLURM_NODEID")
 	if tasks := s.get("SLURM_STEP_NUM_TASKS"); tasks != "" && tasks != nodes {
 		return fmt.Errorf("srun has started %s launchers on %s nodes: start one on each (srun --ntasks-per-node=1) and let it start the workers, or use --standalone", tasks, nodes)
+	}
+	if n, err := strconv.Atoi(nodes); err == nil {
+		if number, odd := strconv.Atoi(node); odd == nil && number >= n { // the components of a heterogeneous step count their nodes together
+			return fmt.Errorf("SLURM_NODEID is %s, but SLURM_STEP_NUM_NODES %s, as in a heterogeneous step: give --nnodes, --node-rank and --rdzv-endpoint", node, nodes)
+		}
 	}
 	if nodes != "1" {
 		id := s.get("SLURM_JOB_ID")
@@ -75,7 +108,7 @@ func (o *Options) slurm(s variables) error {
 		s.otherwise("rdzv-id", "SLURM_JOB_ID", id)
 		o.take(s, "Slurm", "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "SLURM_STEP_NODELIST", firstHost(s.get("SLURM_STEP_NODELIST")))
 	}
-	s.otherwise("nproc-per-node", "SLURM_GPUS_ON_NODE", positive(s.get("SLURM_GPUS_ON_NODE")))
+	o.takeWorkers(s, "SLURM_GPUS_ON_NODE")
 	return nil
 }
 
@@ -91,7 +124,21 @@ func (o *Options) take(s variables, who, nodes, node, hosts, host string) {
 			v["rdzv-conf"] = strings.TrimPrefix(v["rdzv-conf"]+",is_host=1", ",")
 		}
 	}
-	o.Notes = append(o.Notes, fmt.Sprintf("%s: %s nodes, this is number %s; they meet at %s", who, s.get(nodes), s.get(node), v["rdzv-endpoint"]+v["master-addr"]))
+	o.note("%s: %s nodes, this is number %s; they meet at %s", who, s.get(nodes), s.get(node), v["rdzv-endpoint"]+v["master-addr"])
+}
+
+// takeWorkers starts one worker for each GPU that the scheduler has given to the node.
+func (o *Options) takeWorkers(s variables, variable string) {
+	if s.v["file"] != "" {
+		return // its roles say how many
+	}
+	if n, err := strconv.Atoi(s.get(variable)); err == nil && n > 0 && s.otherwise("nproc-per-node", variable, s.get(variable)) {
+		o.note("%d workers: one for each GPU (%s)", n, variable)
+	}
+}
+
+func (o *Options) note(format string, args ...any) {
+	o.Notes = append(o.Notes, fmt.Sprintf(format, args...))
 }
 
 // otherwise sets an option that was not given.
@@ -101,20 +148,12 @@ func (v values) otherwise(name, value string) {
 	}
 }
 
-// positive returns a number above 0, else nothing.
-func positive(text string) string {
-	if n, err := strconv.Atoi(text); err != nil || n < 1 {
-		return ""
-	}
-	return text
-}
-
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
 	return strings.TrimSpace(line)
 }
 
-// firstHost returns the first host of Slurm's lists: "gnode[10,20-22],x1" is gnode10 and so on.
+// firstHost returns the first host of Slurm's lists: "gnode[10,20-22],x1" is gnode10 and so on, and "rack[1-2]n[1-4]" begins with rack1n1.
 func firstHost(list string) string {
 	open := strings.IndexByte(list, '[')
 	if comma := strings.IndexByte(list, ','); open < 0 || comma >= 0 && comma < open {
@@ -127,6 +166,5 @@ func firstHost(list string) string {
 	}
 	first, _, _ := strings.Cut(list[open+1:open+end], ",")
 	first, _, _ = strings.Cut(first, "-")
-	rest, _, _ := strings.Cut(list[open+end+1:], ",")
-	return list[:open] + first + rest
+	return list[:open] + first + firstHost(list[open+end+1:])
 }

@@ -4,6 +4,7 @@
 package runflags
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
@@ -26,6 +27,8 @@ func TestSchedulers(t *testing.T) {
 		return out
 	}
 	mpi := map[string]string{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+	both := map[string]string{"SLURM_JOB_ID": "77", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"} // of the step of mpirun's daemon
+	maps.Copy(both, mpi)
 	for name, c := range map[string]struct {
 		args string
 		env  map[string]string
@@ -52,9 +55,18 @@ func TestSchedulers(t *testing.T) {
 		"sky, odd nodes":   {"t.py", map[string]string{"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "x", "SKYPILOT_NODE_IPS": "10.0.0.1"}, 0, 0, "", 0, "", 0, "error: SKYPILOT_NUM_NODES x"},
 		"mpi, odd rank":    {"--rdzv-endpoint a:1 --rdzv-backend c10d t.py", with(mpi, "OMPI_COMM_WORLD_RANK", "x"), 0, 0, "", 0, "", 0, "error: OMPI_COMM_WORLD_RANK x: it must be"},
 		"an odd index":     {"--nnodes 3 --master-addr a t.py", map[string]string{"JOB_COMPLETION_INDEX": "x"}, 0, 0, "", 0, "", 0, "error: JOB_COMPLETION_INDEX x: it must be"},
-		"kubeflow":         {"t.py", map[string]string{"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}, 2, 1, "job-node-0-0.job:29500", 4, "", launch.HostNever, ""},
+		"kubeflow":         {"t.py", map[string]string{"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}, 2, 1, "job-node-0-0.job:29500", 4, "", launch.HostNever, "PET_ variables: 2 nodes, this is number 1; they meet at job-node-0-0.job"},
 		"kubeflow, first":  {"t.py", map[string]string{"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}, 2, 0, "job-node-0-0.job:29500", 1, "", launch.HostAlways, ""},
-		"an indexed job":   {"--nnodes 3 --master-addr a t.py", map[string]string{"JOB_COMPLETION_INDEX": "2"}, 3, 2, "a:29500", 1, "", launch.HostNever, ""},
+		"an indexed job":   {"--nnodes 3 --master-addr a t.py", map[string]string{"JOB_COMPLETION_INDEX": "2"}, 3, 2, "a:29500", 1, "", launch.HostNever, "Kubernetes: this is node 2 of 3 (JOB_COMPLETION_INDEX)"},
+		"an index of many": {"--nnodes 1 t.py", map[string]string{"JOB_COMPLETION_INDEX": "2"}, 1, -1, "", 1, "", 0, ""},
+		"slurm's GPUs":     {"t.py", with(slurm, "SLURM_NODEID", "0"), 2, 0, "gnode10:29400", 4, "77.0", launch.HostAlways, "4 workers: one for each GPU (SLURM_GPUS_ON_NODE)"},
+		"GPUs of one node": {"t.py", map[string]string{"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0", "SLURM_GPUS_ON_NODE": "2"}, 1, -1, "", 2, "", 0, "2 workers: one for each GPU (SLURM_GPUS_ON_NODE)"},
+		"slurm, two parts": {"t.py", with(slurm, "SLURM_NODEID", "2"), 0, 0, "", 0, "", 0, "error: SLURM_NODEID is 2, but SLURM_STEP_NUM_NODES 2, as in a heterogeneous step: give --nnodes, --node-rank and --rdzv-endpoint"},
+		"slurm, no list":   {"t.py", with(slurm, "SLURM_STEP_NODELIST", "a[1"), 0, 0, "", 0, "", 0, "error: SLURM_STEP_NUM_NODES: the nodes need a place to meet: --rdzv-endpoint"},
+		"slurm, uneven":    {"t.py", with(slurm, "SLURM_STEP_NUM_TASKS", "7"), 0, 0, "", 0, "", 0, "error: srun has started 7 launchers on 2 nodes: start one on each (srun --ntasks-per-node=1)"},
+		"mpi over slurm":   {"--rdzv-endpoint a:1 --rdzv-backend c10d t.py", both, 2, 1, "a:1", 1, "", 0, "Open MPI"},
+		"mpi, no local":    {"--rdzv-endpoint a:1 t.py", with(mpi, "OMPI_COMM_WORLD_LOCAL_SIZE", ""), 2, 1, "a:1", 1, "", 0, "Open MPI"},
+		"sky, one node":    {"t.py", map[string]string{"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NUM_GPUS_PER_NODE": "8"}, 1, -1, "", 8, "", 0, "8 workers: one for each GPU (SKYPILOT_NUM_GPUS_PER_NODE)"},
 		"torchrun's plain": {"--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 7000 t.py", nil, 2, 0, "10.0.0.1:7000", 1, "", launch.HostAlways, ""},
 	} {
 		o, err := Parse(strings.Fields(c.args), system(c.env))
@@ -84,7 +96,7 @@ func TestSchedulers(t *testing.T) {
 func TestFirstHost(t *testing.T) {
 	t.Parallel()
 	for list, want := range map[string]string{
-		"a": "a", "a,b": "a", "gnode[10,20-22]": "gnode10", "gnode[010-012],x1": "gnode010", "x1,gnode[1-2]": "x1", "a[1-2]-ib": "a1-ib", "": "", "a[1": "",
+		"a": "a", "a,b": "a", "gnode[10,20-22]": "gnode10", "gnode[010-012],x1": "gnode010", "x1,gnode[1-2]": "x1", "a[1-2]-ib": "a1-ib", "": "", "a[1": "", "rack[1-2]n[3-4],x": "rack1n3", "n[1,3]a[5-6],b": "n1a5",
 	} {
 		if got := firstHost(list); got != want {
 			t.Errorf("first host of %q is %q, want %q", list, got, want)

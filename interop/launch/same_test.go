@@ -72,7 +72,7 @@ func (c *tally) String() string {
 func withTorchrun(t *testing.T, torch *torchtest.Torch, dir string, script ...string) (*exec.Cmd, string) {
 	t.Helper()
 	shim := filepath.Join(dir, "shim")
-	source, err := os.ReadFile("../../launch/shim/sitecustomize.py")
+	source, err := os.ReadFile("../../internal/rundir/shim/sitecustomize.py")
 	if err == nil {
 		err = os.MkdirAll(shim, 0o755)
 	}

@@ -1,0 +1,42 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package runflags
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cohort-dist/cohort/internal/jobfile"
+)
+
+// Here is the system that this process runs on.
+func Here() System { return System{Lookup: os.LookupEnv, GPUs: countGPUs, ReadFile: readJobFile} }
+
+// readJobFile reads a file up to the size that makes sense, and what a pipe or a device yields.
+func readJobFile(name string) ([]byte, error) {
+	f, err := os.Open(name) //nolint:gosec // the user names it
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, jobfile.MaxSize+1))
+}
+
+// countGPUs counts NVIDIA devices without their libraries.
+func countGPUs() int {
+	if list, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
+		if strings.TrimSpace(list) == "" || list == "-1" {
+			return 0
+		}
+		return strings.Count(list, ",") + 1
+	}
+	for _, pattern := range []string{"/proc/driver/nvidia/gpus/*", "/dev/nvidia[0-9]*"} {
+		if found, err := filepath.Glob(pattern); err == nil && len(found) > 0 {
+			return len(found)
+		}
+	}
+	return 0
+}
