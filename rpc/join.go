@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -164,8 +165,5 @@ func (a *Agent) left(name string, id rrefcore.Worker) {
 
 // storeAddr returns where the store is, if it has an address.
 func (a *Agent) storeAddr() string {
-	if s, ok := store.UnderlyingNonPrefix(a.world.Store()).(interface{ Addr() string }); ok {
-		return s.Addr()
-	}
-	return ""
+	return ctxdial.Towards(store.UnderlyingNonPrefix(a.world.Store()))
 }

@@ -269,7 +269,7 @@ func (a *attempt) listen(ctx context.Context, own *capability) error {
 	if len(p.Devices) > 0 {
 		device = p.Devices[0]
 	}
-	addr, err := gloo.ChooseAddress(ctx, device, p.StoreAddr)
+	addr, err := gloo.ChooseAddress(ctx, device, p.route())
 	if err != nil {
 		return err
 	}

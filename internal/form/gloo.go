@@ -22,7 +22,7 @@ func (a *attempt) connectGloo(ctx context.Context) (link.Mesh, error) {
 	}
 	mesh, err := gloo.Connect(ctx, gloo.Config{
 		Rank: p.Rank, Size: p.size(), Store: p.Store, Prefix: prefix, Generation: a.Layout.GenerationOf(), Judge: a.Verdict.Judge, OnLost: a.Verdict.Lost,
-		Devices: p.Devices, StoreAddr: p.StoreAddr, Timeout: p.ConnectTimeout, Logger: p.Logger,
+		Devices: p.Devices, StoreAddr: p.route(), Timeout: p.ConnectTimeout, Logger: p.Logger,
 		Hook: p.Hook, Group: p.Name,
 	})
 	if err != nil {

@@ -26,7 +26,7 @@ func (a *attempt) connectChecks(ctx context.Context) error {
 	defer cancel()
 	mesh, err := gloo.Connect(limited, gloo.Config{
 		Rank: p.Rank, Size: p.size(), Store: p.Store, Prefix: a.Layout.WrapperPrefix(p.torchBase(), p.TorchName), Generation: a.Layout.GenerationOf(),
-		Devices: p.Devices, StoreAddr: p.StoreAddr, Timeout: p.ConnectTimeout, Logger: p.Logger, Hook: p.Hook, Group: p.Name + " (checks)",
+		Devices: p.Devices, StoreAddr: p.route(), Timeout: p.ConnectTimeout, Logger: p.Logger, Hook: p.Hook, Group: p.Name + " (checks)",
 	})
 	if err != nil {
 		if ctx.Err() == nil && limited.Err() != nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/collargs"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/muster"
@@ -155,6 +156,9 @@ func Make(ctx context.Context, p *Plan) (*Formed, error) {
 		}
 	}
 }
+
+// route returns where the store is, for the choice of the address by which this host is reached.
+func (p *Plan) route() string { return ctxdial.Towards(store.UnderlyingNonPrefix(p.Store)) }
 
 // AddrOf returns the address of a store's server, "" where it has none.
 func AddrOf(s store.Store) string {

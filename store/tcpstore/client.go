@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -35,6 +36,7 @@ import (
 // there the client uses whatever store it finds.
 type Client struct {
 	addr    string
+	reached net.Addr // by Dial
 	config  clientConfig
 	back    backend
 	timeout atomic.Int64
@@ -87,7 +89,7 @@ func dial(ctx context.Context, addr string, config clientConfig) (*Client, error
 		config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Err: err})
 		return nil, err
 	}
-	c := &Client{addr: addr, config: config, ended: make(chan struct{})}
+	c := &Client{addr: addr, reached: first.conn.RemoteAddr(), config: config, ended: make(chan struct{})}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.timeout.Store(int64(config.timeout))
 	if first.dialect == wire.Native {
@@ -101,6 +103,9 @@ func dial(ctx context.Context, addr string, config clientConfig) (*Client, error
 
 // Addr returns the address that was given to [Dial].
 func (c *Client) Addr() string { return c.addr }
+
+// Reached returns the address that [Dial] has connected to, which is one of those that the host name of [Client.Addr] stands for.
+func (c *Client) Reached() net.Addr { return c.reached }
 
 // String names the server and the dialect.
 func (c *Client) String() string {
