@@ -127,8 +127,9 @@ func WithTransport(t Transport) Option {
 // the version is given with this option or the variable COHORT_TORCH (such as 2.14.1). Any version may be given, such as
 // "torch-2.11".
 //
-// A group may have PyTorch ranks of several versions from 2.3 on. Name all of them then ("torch-2.6,torch-2.14"), above all if PyTorch hosts
-// the store: its version is taken for that of all ranks otherwise. What they do not run alike is refused.
+// A group may have PyTorch ranks of several versions from 2.3 on. Name all of them then ("torch-2.6,torch-2.14"): what they do not run alike
+// is refused. If PyTorch hosts the store, its version is otherwise taken for that of all ranks, except where another version would compute
+// something else without an error. A group that [Group.NewGroup] makes of fewer ranks can be given its own versions.
 func WithPeers(p Peers) Option { return option(func(c *config) { c.Peers = string(p) }) }
 
 // WithTimeout bounds each operation of a group (an option of [New]) or one operation. It corresponds to timeout= of

@@ -81,6 +81,9 @@ func (a *attempt) lookAgain(ctx context.Context) error {
 			a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr}
 		}
 	}
+	if torches := slices.DeleteFunc(slices.Clone(a.Members), func(m Member) bool { return m.Go }); len(torches) == 1 && a.p.Parent == nil {
+		a.Peers.Assumed = false // it hosts the store
+	}
 	return nil
 }
 

@@ -45,7 +45,7 @@ func (a *attempt) findPeers(ctx context.Context) (torch.Peers, error) {
 	switch {
 	case a.torch == torchNone:
 		return torch.Peers{}, nil
-	case p.Parent != nil && !p.Parent.Peers.None():
+	case p.Parent != nil && !p.Parent.Peers.None() && (p.Peers == AnyPeers || p.Peers == OnlyGo):
 		return p.Parent.Peers, nil
 	}
 	said := p.Peers
@@ -86,7 +86,9 @@ func (a *attempt) findPeers(ctx context.Context) (torch.Peers, error) {
 			return known.AtLeast(torch.V2_8), nil // it connects at the first use
 		}
 	}
-	return askStore(ctx, p.Store, known)
+	found, err := askStore(ctx, p.Store, known)
+	found.Assumed = found != known // other ranks need not be what the host of the store is
+	return found, err
 }
 
 // saidNewer are the versions of which this process has said that they are newer than any that is known.

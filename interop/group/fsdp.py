@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 warnings.filterwarnings("ignore")
-rank, size, port, steps = (int(a) for a in sys.argv[1:5])
+rank, size, port, steps, ins, outs_a, outs_b, batch = (int(a) for a in sys.argv[1:9])
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
                         timeout=datetime.timedelta(seconds=60))
 log = []
@@ -30,7 +30,7 @@ class Layer(torch.nn.Linear):
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b = Layer(4, 5), Layer(4, 2)
+        self.a, self.b = Layer(ins, outs_a), Layer(ins, outs_b)
 
     def forward(self, x):
         return self.a(x).sum() + self.b(x).sum()
@@ -45,7 +45,7 @@ fully_shard(net.b)
 fully_shard(net)
 opt = torch.optim.SGD(net.parameters(), lr=0.125)
 for step in range(steps):
-    x = ((torch.arange(12) * 5 + 3 * rank + step) % 9 - 4).reshape(3, 4) / 4
+    x = ((torch.arange(batch * ins) * 5 + 3 * rank + step) % 9 - 4).reshape(batch, ins) / 4
     opt.zero_grad()
     net(x).backward()
     opt.step()

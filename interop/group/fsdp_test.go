@@ -10,7 +10,9 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"testing"
@@ -31,11 +33,19 @@ type sharded struct {
 	shard           []float32 // of the weight, then of the bias
 }
 
-const fsdpBatch, fsdpIns = 3, 4
+// fsdpShape is a model of two layers and its input.
+type fsdpShape struct{ size, ins, outsA, outsB, batch int }
+
+func (s fsdpShape) args(steps int) (args []string) {
+	for _, n := range []int{steps, s.ins, s.outsA, s.outsB, s.batch} {
+		args = append(args, strconv.Itoa(n))
+	}
+	return args
+}
 
 // newSharded cuts the k-th and the (k+1)-th parameter of fsdp.py.
-func newSharded(k, outs, rank, size int) *sharded {
-	l := &sharded{ins: fsdpIns, outs: outs, rows: (outs + size - 1) / size}
+func newSharded(k, ins, outs, rank, size int) *sharded {
+	l := &sharded{ins: ins, outs: outs, rows: (outs + size - 1) / size}
 	l.shard = make([]float32, l.rows*(l.ins+1))
 	value := func(i, k int) float32 { return float32((i*7+3*k)%11-5) / 8 }
 	for i := range l.own(rank) {
@@ -104,10 +114,10 @@ func digest32(lists ...[]float32) string {
 }
 
 // fsdpRank is what fsdp.py does, with the collectives in FSDP2's order.
-func fsdpRank(ctx context.Context, g *group.Group, steps int) (log []string, err error) {
-	a, b := newSharded(0, 5, int(g.Rank()), g.Size()), newSharded(2, 2, int(g.Rank()), g.Size())
+func fsdpRank(ctx context.Context, g *group.Group, s fsdpShape, steps int) (log []string, err error) {
+	a, b := newSharded(0, s.ins, s.outsA, int(g.Rank()), g.Size()), newSharded(2, s.ins, s.outsB, int(g.Rank()), g.Size())
 	for step := range steps {
-		x := make([]float32, fsdpBatch*fsdpIns)
+		x := make([]float32, s.batch*s.ins)
 		for i := range x {
 			x[i] = float32((i*5+3*int(g.Rank())+step)%9-4) / 4
 		}
@@ -131,50 +141,69 @@ func fsdpRank(ctx context.Context, g *group.Group, steps int) (log []string, err
 	return log, g.AllReduce(ctx, tensor.Must(tensor.From([]float32{0}, 1)), group.Sum).Wait(ctx)
 }
 
-// TestFSDP2: a Go rank gathers and reduces as a rank of a fully sharded model, and every rank has the bits that it has in a
-// world of PyTorch ranks. gloo has the mean that FSDP2 asks for since 2.8, with the operator honoured since 2.9.
+// TestFSDP2: Go ranks gather and reduce as ranks of a fully sharded model, and every rank has the bits that it has in a world of PyTorch
+// ranks. Seeds choose the shapes, so that shards are uneven or empty. gloo has the mean that FSDP2 asks for since 2.8, with the operator
+// honoured since 2.9. More of them:
+//
+//	COHORT_INTEROP=auto go test ./interop/group -run FSDP2 -worlds 100 -world 1000
 func TestFSDP2(t *testing.T) {
-	const size, steps = 3, 3
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		if !tr.About(t).Since(2, 9) {
 			tr.NotApplicable(t, "has no mean in reduce_scatter")
 		}
-		run := func(t *testing.T, w world) [][]string {
-			t.Helper()
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
-			defer cancel()
-			port := freePort(t)
-			procs := w.startTorch(t, tr, port, fsdpSource, strconv.Itoa(steps))
-			logs := make([][]string, size)
-			groups := w.joinGo(ctx, t, port)
-			if err := w.eachGo(func(r int) (err error) {
-				logs[r], err = fsdpRank(ctx, groups[r], steps)
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			for r, p := range procs {
-				if line := p.Line(t); json.Unmarshal([]byte(line), &logs[r]) != nil {
-					t.Fatalf("rank %d printed %q", r, line)
-				}
-				p.MustExit(t, time.Minute)
-			}
-			return logs
+		type trial struct {
+			fsdpShape
+			goRanks [][]int
 		}
-		want := run(t, world{size: size})
-		for _, r := range []int{0, 2} {
-			w := world{size: size, goRanks: []int{r}}
-			t.Run(w.String(), func(t *testing.T) {
+		trials := []trial{{fsdpShape{size: 3, ins: 4, outsA: 5, outsB: 2, batch: 3}, [][]int{{0}, {2}}}}
+		for i := range *fuzzSeeds - 1 {
+			f := rand.New(rand.NewPCG(*fuzzFirst+uint64(i), 19))
+			size := 2 + f.IntN(4)
+			ranks := f.Perm(size)[:1+f.IntN(size-1)]
+			slices.Sort(ranks)
+			trials = append(trials, trial{fsdpShape{size, 1 + f.IntN(20), 1 + f.IntN(30), 1 + f.IntN(6), 1 + f.IntN(5)}, [][]int{ranks}})
+		}
+		for _, s := range trials {
+			t.Run(fmt.Sprintf("%+v", s), func(t *testing.T) {
 				t.Parallel()
-				for rank, log := range run(t, w) {
-					if len(log) != 3*steps || !slices.Equal(log, want[rank]) {
-						t.Errorf("rank %d: %v, an all-PyTorch world gives %v", rank, log, want[rank])
+				want := runFSDP(t, tr, s.fsdpShape, world{size: s.size})
+				if slices.Equal(want[0], want[1]) {
+					t.Errorf("ranks have the same parts: %v", want[0])
+				}
+				for _, ranks := range s.goRanks {
+					for rank, log := range runFSDP(t, tr, s.fsdpShape, world{size: s.size, goRanks: ranks}) {
+						if len(log) != 3*fsdpSteps || !slices.Equal(log, want[rank]) {
+							t.Errorf("Go ranks %v: rank %d: %v, an all-PyTorch world gives %v", ranks, rank, log, want[rank])
+						}
 					}
 				}
 			})
 		}
-		if slices.Equal(want[0], want[1]) {
-			t.Errorf("ranks have the same parts: %v", want[0])
-		}
 	})
+}
+
+const fsdpSteps = 3
+
+// runFSDP trains in a world and returns what all ranks have noted.
+func runFSDP(t *testing.T, tr *torchtest.Torch, s fsdpShape, w world) [][]string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+	defer cancel()
+	port := freePort(t)
+	procs := w.startTorch(t, tr, port, fsdpSource, s.args(fsdpSteps)...)
+	logs := make([][]string, s.size)
+	groups := w.joinGo(ctx, t, port)
+	if err := w.eachGo(func(r int) (err error) {
+		logs[r], err = fsdpRank(ctx, groups[r], s, fsdpSteps)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for r, p := range procs {
+		if line := p.Line(t); json.Unmarshal([]byte(line), &logs[r]) != nil {
+			t.Fatalf("rank %d printed %q", r, line)
+		}
+		p.MustExit(t, time.Minute)
+	}
+	return logs
 }

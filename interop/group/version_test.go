@@ -4,9 +4,12 @@
 package group_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -168,4 +171,27 @@ func TestStoreTellsTheVersion(t *testing.T) {
 		want := world{size: 4}.run(t, tr, plan)
 		compare(t, plan, want, world{size: 4, goRanks: []int{1, 2}, untold: true}.run(t, tr, plan))
 	})
+}
+
+// TestNewerThanKnown: a version that is newer than any that is known is treated as the newest that is, in every group, and the log says so
+// once.
+func TestNewerThanKnown(t *testing.T) {
+	tr := torchtest.Newest
+	tr.Need(t)
+	plan := []step{
+		{Op: "all_reduce", N: 5, DType: "float32", Reduce: "avg"},
+		{Op: "new_group", Name: "a", Ranks: []int{0, 1}, Local: true},
+		{Op: "reduce_scatter_tensor", N: 4, DType: "float32", Reduce: "max", Group: "a", Ranks: []int{0, 1}},
+		{Op: "new_group", Name: "b", Ranks: []int{0, 1}},
+		{Op: "all_to_all", N: 3, DType: "float32", Group: "b", Ranks: []int{0, 1}},
+	}
+	want := world{size: 2}.run(t, tr, plan)
+	newer := fmt.Sprint("torch-2.", 1000+rand.IntN(1_000_000_000)) // a process says it of a version once
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	w := world{size: 2, goRanks: []int{1}, untold: true, options: []group.Option{group.WithPeers(group.Peers(newer)), group.WithLogger(logger)}}
+	compare(t, plan, want, w.run(t, tr, plan))
+	if n := strings.Count(log.String(), newer); n != 1 {
+		t.Errorf("it was said %d times:\n%s", n, log.String())
+	}
 }

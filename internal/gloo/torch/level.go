@@ -72,6 +72,9 @@ func Parse(version string) (l Level, newer, ok bool) {
 type Peers struct {
 	Low, High Level
 	Several   bool // there are ranks of both, and this is all that there is to know
+	// Assumed tells that this is known of one process only, the host of the store: other ranks are taken to be alike where a mistake shows as
+	// an error.
+	Assumed bool
 }
 
 // Exactly is a known level.
@@ -133,6 +136,9 @@ func (p Peers) String() string {
 func (p Peers) Unsure() string {
 	if p.Several {
 		return fmt.Sprintf("and the other ranks use %v, which do not agree", p)
+	}
+	if p.Assumed {
+		return fmt.Sprintf("and all that is known is that the process that hosts the store uses %v: say what all ranks use with %s (%q) or the variable %s (2.14)", p, Option, p.High.String(), Variable)
 	}
 	return fmt.Sprintf("and all that is known is that other ranks use %v: say which with %s (%q) or the variable %s (2.14)", p, Option, p.High.String(), Variable)
 }

@@ -268,12 +268,12 @@ func (p Peers) Check(name string, c Call) error {
 	}
 	halves := c.DType == tensor.Float16 && c.reduces() && c.Sparse == nil && p.Low < V2_8 && p.High >= V2_8
 	switch {
-	case same && !first.refused && !halves:
-		return nil
-	case same && !halves:
+	case same && !halves && first.refused:
 		e := dist.Newf(name, dist.NotSupported, "gloo of %v, which other ranks use, %s", p, first.why)
 		e.Err = &Refusal{Where: first.where, Tags: first.tags}
 		return e
+	case same && !halves && !p.silently(&c):
+		return nil
 	}
 	what := c.Op.String() + " of " + c.DType.String()
 	if c.reduces() {
@@ -282,6 +282,17 @@ func (p Peers) Check(name string, c Call) error {
 	e := dist.Newf(name, dist.NotSupported, "%s depends on the version of PyTorch, %s", what, p.Unsure())
 	e.Err = &Refusal{Where: Nowhere}
 	return e
+}
+
+// silently reports whether ranks of a version that is only taken to be that of the store's host may compute something else than this one,
+// and say nothing.
+func (p Peers) silently(c *Call) bool {
+	for l := V2_6; p.Assumed && l <= Newest; l++ {
+		if o := l.outcome(c); o.refused && o.where == Nowhere {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *Call) reduces() bool {

@@ -268,3 +268,31 @@ func TestEveryPairOfVersions(t *testing.T) {
 		t.Errorf("%d calls were asked about and %d ran: that is too few to mean something", asked, ran)
 	}
 }
+
+// TestHostOfTheStoreStandsForOthers: of ranks that are only taken to be what the host of the store is, nothing is expected that another
+// version would compute otherwise without an error. What another version refuses is run.
+func TestHostOfTheStoreStandsForOthers(t *testing.T) {
+	for _, host := range []Peers{{Low: V2_6, High: V2_9}, {Low: V2_10, High: V2_11}, {Low: V2_12, High: Newest}, Exactly(Newest)} {
+		for _, r := range []reduce.Op{reduce.Sum, reduce.Product, reduce.Min, reduce.Max, reduce.Avg} {
+			for _, op := range []Op{ReduceScatterInto, ReduceScatter, AllReduce, Reduce} {
+				c := Call{Op: op, DType: tensor.Float32, Reduce: r, Numel: 4, Parts: 3}
+				alike, other := host, host
+				other.Assumed = true
+				want := alike.Check("x", c)
+				if op != AllReduce && op != Reduce && r != reduce.Sum {
+					want = errors.New("it is refused")
+				}
+				err := other.Check("x", c)
+				if (err == nil) != (want == nil) {
+					t.Errorf("%v hosts the store: %v (%v): %v, want %v", host, op, r, err, want)
+				}
+				if err != nil && (!strings.Contains(err.Error(), Option) || !strings.Contains(err.Error(), Variable)) {
+					t.Errorf("%v hosts the store: %v (%v): %v", host, op, r, err)
+				}
+			}
+		}
+	}
+	if err := (Peers{Low: Newest, High: Newest, Assumed: true}).Check("x", Call{Op: ReduceScatterInto, DType: tensor.Float32, Reduce: reduce.Max}); !strings.Contains(err.Error(), "hosts the store") {
+		t.Error(err)
+	}
+}

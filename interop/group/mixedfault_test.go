@@ -1,0 +1,281 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// survivorSource is a PyTorch rank that reduces until something breaks, says how long that took after it was told so, and goes on in a
+// group of all but one.
+const survivorSource = `
+import sys, datetime, torch, torch.distributed as dist
+rank, size, port, victim, limit = map(int, sys.argv[1:6])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=limit))
+dist.all_reduce(torch.ones(5))
+print("ready", flush=True)
+try:
+    while True:
+        dist.all_reduce(torch.ones(5))
+except RuntimeError as e:
+    print("error", str(e).replace("\n", " ")[:200], flush=True)
+rest = dist.new_group([r for r in range(size) if r != victim], timeout=datetime.timedelta(seconds=60), use_local_synchronization=True)
+x = torch.tensor([10.0**rank])
+dist.all_reduce(x, group=rest)
+print("sum", int(x[0]), flush=True)
+sys.stdin.readline()
+`
+
+// mixedSurvivors returns a world of four with PyTorch ranks of two versions and two Go ranks, of which one may have a process of its own.
+func mixedSurvivors(order []int) (w world, gos, torches [2]int) {
+	gos, torches = [2]int{order[0], order[1]}, [2]int{order[2], order[3]}
+	w = world{size: 4, goRanks: gos[:], torches: map[int]*torchtest.Torch{torches[0]: torchtest.V26, torches[1]: torchtest.Newest}}
+	return w, gos, torches
+}
+
+// TestMixedSurvivors: in worlds whose PyTorch ranks are of two versions, a rank is killed or stopped. The Go ranks end with an error that
+// names it, within the bound, PyTorch's with one, and those that are left form the next group.
+func TestMixedSurvivors(t *testing.T) {
+	t.Parallel()
+	torchtest.V26.Need(t)
+	torchtest.Newest.Need(t)
+	for _, order := range [][]int{{0, 1, 2, 3}, {0, 2, 3, 1}, {3, 1, 2, 0}, {2, 3, 0, 1}} {
+		for _, fault := range []string{"kill 2.6", "kill newest", "stop 2.6", "stop newest"} {
+			w, gos, torches := mixedSurvivors(order)
+			victim := torches[0]
+			if strings.HasSuffix(fault, "newest") {
+				victim = torches[1]
+			}
+			if victim == 0 {
+				continue // it hosts the store
+			}
+			t.Run(fmt.Sprintf("%v,%s", w, fault), func(t *testing.T) {
+				t.Parallel()
+				const limit = 15 // seconds, of PyTorch's operations
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+				defer cancel()
+				w.options = append(w.options, group.WithTimeout(limit/3*time.Second), group.WithConnectTimeout(time.Minute))
+				port := freePort(t)
+				procs := w.startTorch(t, nil, port, survivorSource, strconv.Itoa(victim), strconv.Itoa(limit))
+				groups := w.joinGo(ctx, t, port)
+				var rest []dist.Rank
+				want := 0
+				for r, power := 0, 1; r < w.size; r, power = r+1, 10*power {
+					if r != victim {
+						rest = append(rest, dist.Rank(r))
+						want += power
+					}
+				}
+				ready := make(chan struct{})
+				var first, all sync.WaitGroup
+				for _, r := range gos {
+					first.Add(1)
+					all.Go(func() {
+						g := groups[r]
+						x := make([]float32, 5)
+						err := group.AllReduceSlice(ctx, g, x, group.Sum)
+						first.Done()
+						<-ready
+						began := time.Now()
+						for err == nil {
+							err = group.AllReduceSlice(ctx, g, x, group.Sum)
+						}
+						took := time.Since(began)
+						t.Logf("rank %d after %v: %v", r, took, err)
+						e := new(dist.Error)
+						if !errors.As(err, &e) || took > 5*limit*time.Second || took > 5*time.Second && strings.HasPrefix(fault, "kill") {
+							t.Errorf("rank %d: after %v: %v", r, took, err)
+						}
+						if strings.HasPrefix(fault, "kill") && (e.Code != dist.PeerLost || e.Rank != dist.Rank(victim)) {
+							t.Errorf("rank %d does not say that %d was lost: %v", r, victim, err)
+						}
+						next, err := g.NewGroup(ctx, rest, group.WithLocalSync())
+						if err != nil {
+							t.Errorf("rank %d: the next group: %v", r, err)
+							return
+						}
+						defer func() { _ = next.Close() }()
+						_ = g.Close()
+						x = []float32{1}
+						for range r {
+							x[0] *= 10
+						}
+						if err := group.AllReduceSlice(ctx, next, x, group.Sum); err != nil || int(x[0]) != want {
+							t.Errorf("rank %d: the next group: %v, %v, want %d", r, x, err, want)
+						}
+					})
+				}
+				first.Wait()
+				for _, p := range procs {
+					p.Expect(t, "ready")
+				}
+				if strings.HasPrefix(fault, "kill") {
+					procs[victim].Signal(syscall.SIGKILL)
+				} else {
+					procs[victim].Signal(syscall.SIGSTOP)
+				}
+				close(ready)
+				for _, r := range torches {
+					if r == victim {
+						continue
+					}
+					if line := procs[r].Line(t); !strings.HasPrefix(line, "error ") {
+						t.Errorf("rank %d: %q", r, line)
+					}
+					procs[r].Expect(t, fmt.Sprint("sum ", want))
+				}
+				all.Wait()
+			})
+		}
+	}
+}
+
+// scatterSource is a PyTorch rank that scatters a sum, and then a maximum.
+const scatterSource = `
+import datetime, sys
+import torch, torch.distributed as dist
+rank, size, port = map(int, sys.argv[1:4])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+    out, x = torch.zeros(1), torch.full((size,), float(rank + 1))
+    try:
+        dist.reduce_scatter_tensor(out, x, op)
+        print(out.item(), flush=True)
+    except RuntimeError as e:
+        print("error", flush=True)
+`
+
+// TestMixedVersionsUntold: PyTorch ranks of two versions, one of which hosts the store, scatter a maximum: the older one takes it for a sum. A
+// Go rank that was not told the versions refuses, and says how to tell it, instead of believing that all are like the host.
+func TestMixedVersionsUntold(t *testing.T) {
+	torchtest.V26.Need(t)
+	torchtest.Newest.Need(t)
+	for _, torches := range []map[int]*torchtest.Torch{
+		{0: torchtest.Newest, 1: torchtest.V26}, {0: torchtest.V26, 1: torchtest.Newest}, {1: torchtest.V26, 2: torchtest.Newest},
+		{0: torchtest.Newest, 1: torchtest.Newest}, // which cannot be told apart from the first
+	} {
+		w := world{size: 3, torches: torches, untold: true}
+		for r := range w.size {
+			if torches[r] == nil {
+				w.goRanks = append(w.goRanks, r)
+			}
+		}
+		t.Run(w.String(), func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			port := freePort(t)
+			procs := w.startTorch(t, nil, port, scatterSource)
+			g := w.joinGo(ctx, t, port)[w.goRanks[0]]
+			in := slices.Repeat([]float32{float32(g.Rank() + 1)}, w.size)
+			if out, err := group.ReduceScatterSlice(ctx, g, in, group.Sum); err != nil || out[0] != 6 {
+				t.Fatalf("the sum is %v, %v", out, err)
+			}
+			out, err := group.ReduceScatterSlice(ctx, g, in, group.Max)
+			if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) || !strings.Contains(err.Error(), torch.Variable) {
+				t.Errorf("a maximum was scattered: %v, %v", out, err)
+			}
+			for _, p := range procs {
+				p.Expect(t, "6.0")
+				t.Log(p.Line(t)) // nobody waits for anybody
+			}
+		})
+	}
+}
+
+// partSource is a PyTorch rank of a world of two versions that makes a group of Go ranks and those of the newer version.
+const partSource = `
+import datetime, json, sys
+import torch, torch.distributed as dist
+rank, size, port = map(int, sys.argv[1:4])
+limit = datetime.timedelta(seconds=60)
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=limit)
+part = dist.new_group([0, 2, 3])
+said = []
+if rank != 1:
+    x = torch.tensor([float(rank)])
+    dist.all_reduce(x, dist.ReduceOp.AVG, group=part)
+    said.append(x.item())
+    out, x = torch.zeros(1), torch.full((3,), float(rank))
+    dist.reduce_scatter_tensor(out, x, dist.ReduceOp.MAX, group=part)
+    said.append(out.item())
+    split = part.split_group([2, 0, 1], timeout=limit)
+    x = torch.tensor([float(rank)])
+    split.broadcast(x, 0).wait()
+    said.append(x.item())
+x = torch.tensor([float(rank)])
+dist.all_reduce(x)
+said.append(x.item())
+print(json.dumps(said), flush=True)
+sys.stdin.readline()
+`
+
+// TestMixedPart: in a world with PyTorch ranks of two versions, a group of Go ranks and those of one version does all that this version
+// can, if the Go ranks are told so; one with both cannot be split, and goes on.
+func TestMixedPart(t *testing.T) {
+	torchtest.V26.Need(t)
+	torchtest.Newest.Need(t)
+	w := world{size: 4, goRanks: []int{0, 3}, torches: map[int]*torchtest.Torch{1: torchtest.V26, 2: torchtest.Newest}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	port := freePort(t)
+	procs := w.startTorch(t, nil, port, partSource)
+	groups := w.joinGo(ctx, t, port)
+	newest := group.Peers("torch-" + torchtest.Newest.About(t).Version)
+	err := w.eachGo(func(r int) error {
+		g := groups[r]
+		if _, err := g.Split(ctx, [][]dist.Rank{{0, 1, 2, 3}}); !errors.Is(err, dist.NotSupported) {
+			t.Errorf("rank %d: a split with a rank of PyTorch 2.6: %v", r, err)
+		}
+		part, err := g.NewGroup(ctx, []dist.Rank{0, 2, 3}, group.WithPeers(newest))
+		if err != nil {
+			return err
+		}
+		own := float32(r)
+		x := []float32{own}
+		if err = group.AllReduceSlice(ctx, part, x, group.Avg); err != nil || x[0] != float32(5)/3 {
+			return fmt.Errorf("average %v: %w", x, err)
+		}
+		most, err := group.ReduceScatterSlice(ctx, part, []float32{own, own, own}, group.Max)
+		if err != nil || most[0] != 3 {
+			return fmt.Errorf("maximum %v: %w", most, err)
+		}
+		split, err := part.Split(ctx, [][]dist.Rank{{2, 0, 1}})
+		if err != nil {
+			return err
+		}
+		root := tensor.Must(tensor.From([]float32{own}, 1))
+		if err = split.Broadcast(ctx, root, 0).Wait(ctx); err != nil || first(root) != 3 {
+			return fmt.Errorf("the root has %v: %w", first(root), err)
+		}
+		x = []float32{own}
+		if err = group.AllReduceSlice(ctx, g, x, group.Sum); err != nil || x[0] != 6 {
+			return fmt.Errorf("sum %v: %w", x, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line := procs[1].Line(t); line != "[6.0]" {
+		t.Errorf("PyTorch 2.6 has %s", line)
+	}
+	if line := procs[2].Line(t); line != "[1.6666666269302368, 3.0, 3.0, 6.0]" {
+		t.Errorf("the newest PyTorch has %s", line)
+	}
+}
