@@ -57,9 +57,11 @@ func (g *Group) expire() {
 	g.mu.Unlock()
 	if late != nil {
 		e := dist.Newf("group: "+late.op.String(), dist.DeadlineExceeded, "operation %d of group %s did not complete within %v", late.seq, g.name, late.timeout)
-		if m, ok := g.mesh.(interface{ Awaited() []int }); ok {
-			if ranks := m.Awaited(); len(ranks) > 0 {
-				e.Rank = dist.Rank(ranks[0])
+		if m, ok := g.mesh.(interface{ Awaited() ([]int, bool) }); ok {
+			if ranks, sure := m.Awaited(); len(ranks) > 0 {
+				if sure {
+					e.Rank = dist.Rank(ranks[0])
+				}
 				e.Detail += "; it waits for " + ranklist.Words(ranks)
 			}
 		}

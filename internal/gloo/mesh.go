@@ -102,6 +102,22 @@ func (m *Mesh) Err() error {
 	return nil
 }
 
+// Awaited returns the ranks that ops wait for. Any of them may itself wait for another, which gloo does not tell: none is to blame for sure.
+func (m *Mesh) Awaited() (ranks []int, sure bool) {
+	for r := range m.size {
+		for _, d := range m.devices {
+			d.mu.Lock()
+			waits := d.machine.Pending(r)
+			d.mu.Unlock()
+			if waits {
+				ranks = append(ranks, r)
+				break
+			}
+		}
+	}
+	return ranks, false
+}
+
 // Close sends what is queued, ends all connections and joins all goroutines.
 func (m *Mesh) Close() error {
 	m.closeOnce.Do(func() {

@@ -105,6 +105,9 @@ func TestMixedSurvivors(t *testing.T) {
 						if strings.HasPrefix(fault, "kill") && (e.Code != dist.PeerLost || e.Rank != dist.Rank(victim)) {
 							t.Errorf("rank %d does not say that %d was lost: %v", r, victim, err)
 						}
+						if strings.HasPrefix(fault, "stop") && (e.Code != dist.DeadlineExceeded || !strings.Contains(err.Error(), "it waits for rank ") || !strings.Contains(err.Error(), "see what the PyTorch ranks say")) {
+							t.Errorf("rank %d does not say for whom it waited: %v", r, err)
+						}
 						next, err := g.NewGroup(ctx, rest, group.WithLocalSync())
 						if err != nil {
 							t.Errorf("rank %d: the next group: %v", r, err)
@@ -167,7 +170,9 @@ func TestMixedVersionsUntold(t *testing.T) {
 	torchtest.V26.Need(t)
 	torchtest.Newest.Need(t)
 	for _, torches := range []map[int]*torchtest.Torch{
-		{0: torchtest.Newest, 1: torchtest.V26}, {0: torchtest.V26, 1: torchtest.Newest}, {1: torchtest.V26, 2: torchtest.Newest},
+		{0: torchtest.Newest, 1: torchtest.V26},
+		{0: torchtest.V26, 1: torchtest.Newest},
+		{1: torchtest.V26, 2: torchtest.Newest},
 		{0: torchtest.Newest, 1: torchtest.Newest}, // which cannot be told apart from the first
 	} {
 		w := world{size: 3, torches: torches, untold: true}

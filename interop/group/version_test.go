@@ -18,6 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // averageSource is a PyTorch rank that averages, and says how that ended.
@@ -194,4 +195,50 @@ func TestNewerThanKnown(t *testing.T) {
 	if n := strings.Count(log.String(), newer); n != 1 {
 		t.Errorf("it was said %d times:\n%s", n, log.String())
 	}
+}
+
+// halvesSource is a PyTorch rank that sums halves, and ends if its build cannot, or stays.
+const halvesSource = `
+import datetime, sys
+import torch, torch.distributed as dist
+rank, size, port = map(int, sys.argv[1:4])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+try:
+    dist.all_reduce(torch.ones(5, dtype=torch.float16))
+except RuntimeError as e:
+    if sys.argv[4] == "stays":
+        sys.stdin.readline()
+    sys.exit(0)
+`
+
+// TestHalvesThatABuildLacks: PyTorch ranks whose build has no half types raise an error of which a Go rank hears nothing. What it gets instead,
+// at its timeout or when they end, names the likely cause.
+func TestHalvesThatABuildLacks(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
+		for _, what := range []string{"stays", "ends"} {
+			t.Run(what, func(t *testing.T) {
+				w := world{size: 2, goRanks: []int{1}, options: []group.Option{group.WithTimeout(2 * time.Second), group.WithConnectTimeout(time.Minute)}}
+				if what == "ends" {
+					w.options[0] = group.WithTimeout(time.Minute)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+				defer cancel()
+				port := freePort(t)
+				w.startTorch(t, tr, port, halvesSource, what)
+				g := w.joinGo(ctx, t, port)[1]
+				x := tensor.Must(tensor.New(tensor.Float16, 5))
+				err := g.AllReduce(ctx, x, group.Sum).Wait(ctx)
+				if tr.About(t).Has(torchtest.Halves) {
+					if err != nil {
+						t.Errorf("this build has half types: %v", err)
+					}
+					return
+				}
+				want := map[string]error{"stays": dist.DeadlineExceeded, "ends": dist.PeerLost}[what]
+				if !errors.Is(err, want) || !strings.Contains(err.Error(), "no half types") {
+					t.Errorf("%v", err)
+				}
+			})
+		}
+	})
 }

@@ -173,17 +173,16 @@ func (m *Mesh) noneLeft(op *link.Op) error {
 	return dist.New("group: receive", dist.InvalidArgument, "no rank to receive from")
 }
 
-// Awaited returns the ranks that posted receives wait for.
-func (m *Mesh) Awaited() []int {
+// Awaited returns the ranks that posted receives wait for. Silent ones are found otherwise, so that the first of them is to blame.
+func (m *Mesh) Awaited() (ranks []int, sure bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var ranks []int
 	for rank, c := range m.mu.conns {
 		if c != nil && (c.recvs.Head != nil || c.granted.Head != nil || c.waiting.Head != nil) {
 			ranks = append(ranks, rank)
 		}
 	}
-	return ranks
+	return ranks, true
 }
 
 // Cancel withdraws an op that no peer has matched.
