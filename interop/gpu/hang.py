@@ -61,6 +61,44 @@ elif mode == "works":  # not hung: long steps on the GPU
             a = torch.nn.functional.normalize(a @ a)
         dist.all_reduce(a[0])
         print("rank", rank, "step", step, a[0, 0].item() > 9, flush=True)
+elif mode == "batches":  # rank 0 has one batch more than the others
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda())
+    for _ in range(4 if rank == 0 else 3):
+        loss = model(torch.randn(8, 512, device="cuda")).sum()
+        loss.backward()
+        loss.item()
+    if rank != 0:
+        loads_the_next_batch()
+elif mode == "loader":  # the data loader of rank 2 does not come back
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, i):
+            if rank == 2 and i == 32:
+                time.sleep(600)
+            return torch.zeros(8)
+
+    for batch in torch.utils.data.DataLoader(Slow(), batch_size=8, num_workers=2, multiprocessing_context="fork"):
+        dist.all_reduce(batch.cuda())
+        torch.cuda.synchronize()
+elif mode == "pipeline":  # rank 1 sends nothing on to rank 2
+    if rank == 0:
+        dist.send(x, 1)
+    elif rank == 1:
+        dist.recv(x, 0)
+        loads_the_next_batch()
+    else:
+        dist.recv(x, 1)
+    x[0].item()
+elif mode == "swallowed":  # rank 1 has caught an exception and waits where the others do not
+    try:
+        if rank == 1:
+            raise ValueError("bad batch")
+        dist.all_reduce(x)
+    except ValueError as e:
+        print(e, flush=True)
+    dist.all_gather([torch.empty_like(x) for _ in range(3)], x)
 elif mode == "recv":  # nobody sends
     if rank == 1:
         dist.recv(x, 0)
