@@ -44,7 +44,6 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 			_ = m.Close()
 			return nil, err
 		}
-		m.addresses = append(m.addresses, addr)
 		cfg.Logger.Info("gloo address chosen", slog.Int("device", i), slog.String("ip", addr.IP.String()), slog.String("reason", addr.Reason))
 		cfg.Hook.Emit(observe.Event{
 			Kind: "gloo.address", Rank: dist.Rank(cfg.Rank), Group: cfg.Group, Peer: addr.IP.String(), Detail: addr.Reason,

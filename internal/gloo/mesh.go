@@ -18,7 +18,6 @@ import (
 type Mesh struct {
 	rank, size int
 	generation Generation
-	addresses  []Address
 	devices    []*device
 	judge      link.Judge
 	watch      *watch
@@ -40,9 +39,6 @@ func (m *Mesh) Size() int { return m.size }
 
 // Generation returns the generation of rendezvous that was used.
 func (m *Mesh) Generation() Generation { return m.generation }
-
-// Addresses returns the address of each device and why it was chosen.
-func (m *Mesh) Addresses() []Address { return m.addresses }
 
 // Devices returns the number of devices.
 func (m *Mesh) Devices() int { return len(m.devices) }

@@ -22,8 +22,6 @@ type config struct {
 	extraKeys        int
 	deleteAlwaysTrue bool
 	emptyIsNoNumber  bool
-	casDoesNotWake   bool
-	badAddIsAnyError bool
 	noClose          bool
 	largeValue       int
 	noQueues         bool
@@ -51,14 +49,6 @@ func WithDeleteAlwaysTrue() Option { return optionFunc(func(c *config) { c.delet
 
 // WithEmptyNotANumber says that Add refuses an empty value, as TCPStore does, instead of taking it for 0.
 func WithEmptyNotANumber() Option { return optionFunc(func(c *config) { c.emptyIsNoNumber = true }) }
-
-// WithSilentCompareAndSet says that a compare-and-set that creates a key does not wake those who wait for it, as in
-// PyTorch's own TCP server without libuv.
-func WithSilentCompareAndSet() Option { return optionFunc(func(c *config) { c.casDoesNotWake = true }) }
-
-// WithAnyAddError says that Add on a value that is no number may fail with any error: PyTorch's TCP server closes the
-// connection without a word. The store must be usable afterwards all the same.
-func WithAnyAddError() Option { return optionFunc(func(c *config) { c.badAddIsAnyError = true }) }
 
 // WithLargeValue sets the size of the largest value that is tried; the default is 1 MiB.
 func WithLargeValue(bytes int) Option { return optionFunc(func(c *config) { c.largeValue = bytes }) }

@@ -32,18 +32,9 @@ func (s *suite) makers() map[string]func(st store.Store, key string) error {
 	return all
 }
 
-// silent reports whether a way to make a key may leave waiters asleep.
-func (s *suite) silent(st store.Store, maker string) bool {
-	return s.casDoesNotWake &&
-		(maker == "compare-and-set" || maker == "append" && !store.Supports(st, store.FeatureAppend))
-}
-
 // wakes checks that each way to make a key through maker wakes those who wait on waiter.
 func (s *suite) wakes(waiter, maker store.Store) {
 	for name, makeKey := range s.makers() {
-		if s.silent(maker, name) {
-			continue
-		}
 		get := s.background(func() error {
 			value, err := waiter.Get(s.ctx, name)
 			if err == nil && string(value) != "7" {
