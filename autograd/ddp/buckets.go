@@ -13,7 +13,6 @@ import (
 const (
 	DefaultFirstBucket = 1 << 20
 	DefaultBucket      = 25 << 20
-	broadcastBucket    = 250 << 20
 	unlimited          = int(^uint(0) >> 1)
 )
 

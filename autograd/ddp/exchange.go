@@ -67,7 +67,7 @@ func (m *Model) takeFrom(ctx context.Context, from dist.Rank, all []*tensor.Tens
 	for i, t := range all {
 		pieces[i] = piece{dtype: t.DType(), bytes: t.NBytes()}
 	}
-	for _, indices := range assign(pieces, []int{broadcastBucket}, nil) {
+	for _, indices := range assign(pieces, []int{group.BroadcastBucket}, nil) {
 		var parts []*tensor.Tensor
 		for _, i := range indices {
 			flat, err := all[i].Reshape(-1)
