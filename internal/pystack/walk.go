@@ -163,8 +163,13 @@ func (w *walker) frames(calls []call) []Frame {
 		if strings.Contains(c.file, "/torch/distributed/") || strings.HasSuffix(c.file, SpawnFile) {
 			frames[i].Args = strings.Join(w.args(f), " ")
 		}
-		if i > 0 && StartsTarget(frames[i]) && frames[i-1].Args == "" {
-			frames[i-1].Args = strings.Join(slices.DeleteFunc(w.args(calls[i-1]), notNumber), " ")
+		if !StartsTarget(frames[i]) {
+			continue
+		}
+		for k := range i {
+			if frames[k].Args == "" && !Library(frames[k].File) {
+				frames[k].Args = strings.Join(slices.DeleteFunc(w.args(calls[k]), notNumber), " ")
+			}
 		}
 	}
 	return frames
@@ -258,7 +263,7 @@ func (w *walker) str(addr uint64) string {
 	return string(runes)
 }
 
-// args returns the positional arguments of a call whose values are plain, as name=value.
+// args returns the positional arguments of a call whose values are plain or tensors, as name=value.
 func (w *walker) args(f call) []string {
 	var out []string
 	names := w.word(f.code + w.l.coNames)
@@ -274,13 +279,15 @@ func (w *walker) args(f call) []string {
 	return out
 }
 
-// value returns a plain value as Python writes it, "" for any other.
+// value returns a plain value as Python writes it, the shape of a tensor, "" for any other.
 func (w *walker) value(obj uint64) string {
 	if obj == 0 {
 		return ""
 	}
 	kind := w.typeName(obj)
 	switch kind {
+	case "Tensor", "Parameter":
+		return w.tensor(obj)
 	case "NoneType":
 		return "None"
 	case "str":
