@@ -6,6 +6,7 @@ package launch
 import (
 	"context"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/jobscan"
@@ -30,6 +31,7 @@ type hung struct {
 func (a *attempt) watch(ctx context.Context) {
 	every := max(leastBetween, a.job.cfg.HangTimeout/looksPerHang)
 	last, from, said := "", time.Now(), ""
+	var all func() verdict.Job
 	for {
 		v := verdict.Judge(a.examine(ctx, every, jobscan.Glance))
 		if ctx.Err() != nil {
@@ -37,14 +39,17 @@ func (a *attempt) watch(ctx context.Context) {
 		}
 		where := strings.Join(v.Places, "\n") // without the times, which grow
 		if !v.Hung && !v.Still || where != last {
-			last, from = where, time.Now()
+			last, from, all = where, time.Now(), nil
 			continue
+		}
+		if all == nil && time.Since(from) >= max(a.job.cfg.HangTimeout/2, a.job.cfg.HangTimeout-fullLook) {
+			all = behind(&a.looking, func() verdict.Job { return a.examine(ctx, every, jobscan.Examine) })
 		}
 		if time.Since(from) < a.job.cfg.HangTimeout || said == where {
 			continue
 		}
 		said = where
-		v = verdict.Judge(a.examine(ctx, every, jobscan.Examine))
+		v = verdict.Judge(all())
 		if strings.Join(v.Places, "\n") != where { // it went on in the meantime
 			last = ""
 			continue
@@ -55,6 +60,17 @@ func (a *attempt) watch(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// fullLook is how long it can take to ask NCCL, which gives up a process that does not answer after some seconds. The job is asked before the
+// report of a hang is due, so that it does not stand still for as much longer.
+const fullLook = 8 * time.Second
+
+// behind begins to ask and returns how to wait for the answer.
+func behind[T any](running *sync.WaitGroup, ask func() T) func() T {
+	answer := make(chan T, 1)
+	running.Go(func() { answer <- ask() })
+	return func() T { return <-answer }
 }
 
 // asJob describes the workers that run.

@@ -24,6 +24,8 @@ const (
 	ncclTime = 8 * time.Second
 	// restTime is what is left of the time of whoever asks, for the rest of the answer.
 	restTime = 1500 * time.Millisecond
+	// maxAsks is how often NCCL is asked. The processes of all jobs of a host share a port, and the kernel chooses one that answers.
+	maxAsks = 8
 	// Lines of NCCL, and their bytes: they travel from node to node. With the line that counts the others they are as many as a proof has.
 	maxNCCLLines = 15
 	maxNCCLBytes = 512
@@ -55,11 +57,16 @@ func askNCCL(ctx context.Context, j Job) ncclTold {
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	report, err := ncclras.Ask(ctx, addr)
-	if err != nil {
-		return ncclTold{} // it is switched off, older than 2.24, or has no communicator yet
+	report := &ncclras.Report{}
+	for range maxAsks {
+		var err error
+		if report, err = ncclras.Ask(ctx, addr); err != nil {
+			return ncclTold{} // it is switched off, older than 2.24, or has no communicator yet
+		}
+		if report.Of(slices.Collect(maps.Keys(pids))); len(report.Communicators) > 0 {
+			break
+		}
 	}
-	report.Of(slices.Collect(maps.Keys(pids)))
 	told := ncclTold{lines: bounded(report.Lines())}
 	for _, c := range report.Communicators {
 		if started := startedBy(c, j.World, pids); len(started) > 1 && len(told.communicators) < maxNCCLLines {
