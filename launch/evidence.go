@@ -138,7 +138,7 @@ func readRank(ctx context.Context, reader *pystack.Reader, rank dist.Rank, pid i
 	}
 	s.Stack = p.String()
 	if main := p.Main(); main != nil {
-		s.Doing = verdict.Where(main.Frames)
+		s.Doing = verdict.With(main.Frames)
 	}
 	return s
 }

@@ -19,11 +19,11 @@ import (
 const (
 	// maxChildren bounds the processes below a rank that are looked at, and maxBelow how far below.
 	maxChildren, maxBelow = 32, 3
-	// maxSource bounds what is read of a source file, and maxLine the line that is told.
-	maxSource, maxLine = 4 << 20, 120
+	// maxSource bounds what is read of a source file, maxCall the lines of a call, and maxLine what is told of them.
+	maxSource, maxCall, maxLine = 4 << 20, 16, 160
 )
 
-// sourceLine returns the line of the program that a thread has come to, "" if it cannot be read.
+// sourceLine returns the line of the program that a thread has come to, and the rest of the call that it begins; "" if it cannot be read.
 func sourceLine(pid int, t *pystack.Thread) string {
 	for _, f := range t.Frames {
 		if pystack.Library(f.File) || f.Line <= 0 {
@@ -52,14 +52,49 @@ func lineOf(name string, number int) string {
 	sc := bufio.NewScanner(io.LimitReader(f, maxSource))
 	for n := 1; sc.Scan(); n++ {
 		if n == number {
-			text := strings.TrimSpace(sc.Text())
-			if len(text) > maxLine {
-				text = strings.ToValidUTF8(text[:maxLine], "") + "..."
-			}
-			return text
+			return call(sc)
 		}
 	}
 	return ""
+}
+
+// call returns the line that was read, and those after it that belong to the same call.
+func call(sc *bufio.Scanner) string {
+	line, open := code(sc.Text())
+	text := line
+	for n := 1; open > 0 && n < maxCall && sc.Scan(); n++ {
+		more, opens := code(sc.Text())
+		text, open = strings.TrimSpace(text+" "+more), open+opens
+	}
+	if open > 0 {
+		text = line // no end in sight
+	}
+	if len(text) > maxLine {
+		text = strings.ToValidUTF8(text[:maxLine], "") + "..."
+	}
+	return text
+}
+
+// code returns a line of Python without its comment, and how many brackets it opens and does not close.
+func code(line string) (text string, open int) {
+	quote := rune(0)
+	for i, r := range line {
+		switch {
+		case quote != 0:
+			if r == quote {
+				quote = 0
+			}
+		case r == '"' || r == '\'':
+			quote = r
+		case r == '#':
+			return strings.TrimSpace(line[:i]), open
+		case strings.ContainsRune("([{", r):
+			open++
+		case strings.ContainsRune(")]}", r):
+			open--
+		}
+	}
+	return strings.TrimSpace(line), open
 }
 
 // waitsBelow reports whether a thread waits for a process below its own: it is in a library that starts some.

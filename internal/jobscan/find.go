@@ -31,6 +31,8 @@ type Job struct {
 	Ranks []Rank `json:"ranks"`
 	// Strays are processes that run the same program as a rank that this job lacks, and use another store.
 	Strays []verdict.Stray `json:"strays,omitempty"`
+	// Notes say what is not certain about it.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // Rank is a rank's process.

@@ -4,8 +4,11 @@
 package jobscan
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -71,41 +74,113 @@ func spawnedBy(ctx context.Context, reader *pystack.Reader, pid int) (j Job, sur
 		child := children[i]
 		p, err := reader.Read(ctx, child)
 		if err != nil || p.Main() == nil {
-			if _, state := stat("/proc", child); state == "Z" {
+			switch _, state := stat("/proc", child); {
+			case state == "Z":
 				all = append(all, spawned{rank: -1}) // it may have been one: those after it keep their numbers
+			case errors.Is(err, pystack.ErrNoInterpreter) && spawnMain(child):
+				all = append(all, spawned{pid: child, rank: -1, starts: true})
 			}
 			continue
 		}
-		if forkServer(p.Main().Frames) {
+		frames := p.Main().Frames
+		if forkServer(frames) {
 			children = append(children, childrenOf(child)...)
 			continue
 		}
-		s, found := spawnedAs(p.Main().Frames)
-		if !found || s.by == plainProcess && !hasTorch(child) {
+		s, found := spawnedAs(frames)
+		switch {
+		case !found && imports(frames):
+			s = spawned{rank: -1, starts: true}
+		case !found || s.by == plainProcess && !hasTorch(child):
 			continue
 		}
 		s.pid = child
 		all = append(all, s)
-		sure = sure || s.rank >= 0 || slices.ContainsFunc(p.Threads, distributed)
+		sure = sure || s.rank >= 0 && !s.inner || slices.ContainsFunc(p.Threads, distributed)
 	}
-	named := slices.ContainsFunc(all, func(s spawned) bool { return s.rank >= 0 })
-	known := 0 // the size of the world, where the program tells it
-	for i, s := range all {
+	j.number(all)
+	if p, err := reader.Read(ctx, pid); err == nil {
+		j.World = max(j.World, nprocs(p.Main()))
+	}
+	return j, sure
+}
+
+// number gives the processes of a program their ranks: those that they were told, else their places in the order in which they were
+// started.
+func (j *Job) number(all []spawned) {
+	all = trusted(all)
+	told := slices.ContainsFunc(all, func(s spawned) bool { return s.rank >= 0 })
+	ordered := !slices.ContainsFunc(all, func(s spawned) bool { return s.rank >= 0 && s.rank != s.place })
+	world := 0 // where the program tells it
+	for _, s := range all {
 		switch {
-		case s.pid == 0, named && s.rank < 0: // a process without a number beside those with one helps them
+		case s.pid == 0:
+			continue // it has ended
+		case told && s.rank < 0 && !(s.starts && ordered): // a process without a number beside those with one helps them
 			continue
 		case s.rank < 0:
-			s.rank = i // in the order in which they were started
+			s.rank = s.place
 		}
 		r := Describe(s.rank, s.pid)
 		r.Command = s.by
 		j.Ranks = append(j.Ranks, r)
-		j.World, known = max(j.World, s.rank+1), max(known, s.world)
+		j.World, world = max(j.World, s.rank+1), max(world, s.world)
 	}
-	if known > 0 {
-		j.World = known
+	if world > 0 {
+		j.World = world
 	}
-	return j, sure
+	if !told && len(j.Ranks) > 0 {
+		j.Notes = []string{"the program does not tell the numbers of its ranks: they are numbered in the order in which they were started, without those that have ended and were waited for"}
+	}
+}
+
+// trusted tells the processes their places in the order, and takes away numbers that may be of something else: those of functions
+// further in, where others were told theirs or two have the same.
+func trusted(all []spawned) []spawned {
+	all = slices.Clone(all)
+	seen, keep := map[int]bool{}, true
+	for i, s := range all {
+		all[i].place = i
+		keep = keep && (s.rank < 0 || s.inner && !seen[s.rank])
+		seen[s.rank] = true
+	}
+	for i := range all {
+		if all[i].inner && !keep {
+			all[i].rank = -1
+		}
+	}
+	return all
+}
+
+// nprocs returns how many processes a program has started with torch.multiprocessing.spawn, which waits for them now; 0: not known.
+func nprocs(t *pystack.Thread) int {
+	if t == nil {
+		return 0
+	}
+	joins, n := false, 0
+	for _, f := range t.Frames {
+		if strings.HasSuffix(f.File, pystack.SpawnFile) {
+			joins = joins || strings.HasSuffix(f.Func, ".join")
+			n = max(n, number(f.Args, "nprocs"))
+		}
+	}
+	if !joins { // it may still start some
+		return 0
+	}
+	return n
+}
+
+// imports reports whether a process that multiprocessing has started reads the program anew, before it calls its function.
+func imports(frames []pystack.Frame) bool {
+	return !slices.ContainsFunc(frames, pystack.StartsTarget) && slices.ContainsFunc(frames, func(f pystack.Frame) bool {
+		return strings.HasSuffix(f.File, "/multiprocessing/spawn.py") && (f.Func == "spawn_main" || f.Func == "_main")
+	})
+}
+
+// spawnMain reports whether a process is one that multiprocessing starts as a new Python.
+func spawnMain(pid int) bool {
+	cmdline, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline")) // a file of the kernel
+	return err == nil && bytes.Contains(cmdline, []byte("spawn_main(")) && bytes.Contains(cmdline, []byte("--multiprocessing-fork"))
 }
 
 func distributed(t pystack.Thread) bool {
@@ -114,7 +189,7 @@ func distributed(t pystack.Thread) bool {
 
 // forkServer reports whether a process is the one that multiprocessing has start all others. Those have calls of it, too.
 func forkServer(frames []pystack.Frame) bool {
-	return len(frames) > 0 && !slices.ContainsFunc(frames, pystack.StartsTarget) && slices.ContainsFunc(frames, func(f pystack.Frame) bool {
+	return len(frames) > 0 && !slices.ContainsFunc(frames, pystack.StartsTarget) && !imports(frames) && slices.ContainsFunc(frames, func(f pystack.Frame) bool {
 		return strings.HasSuffix(f.File, "/multiprocessing/forkserver.py")
 	})
 }
@@ -126,10 +201,13 @@ const (
 
 // spawned is what the stack of a process that its program has started tells of it.
 type spawned struct {
-	pid   int // 0: it has ended
-	by    string
-	rank  int // -1: not known
-	world int // 0: not known
+	pid    int // 0: it has ended
+	by     string
+	rank   int  // -1: not known
+	world  int  // 0: not known
+	place  int  // in the order in which they were started
+	inner  bool // its number is that of a function further in
+	starts bool // it has not come to its function
 }
 
 // spawnedAs looks for what has started a process. Processes that run a library's code are no ranks: they serve a pool or a data
@@ -149,7 +227,11 @@ func spawnedAs(frames []pystack.Frame) (s spawned, found bool) {
 			if n < 0 {
 				n = number(args, "local_rank")
 			}
-			return spawned{by: plainProcess, rank: n, world: max(0, number(args, "world_size"))}, true
+			s = spawned{by: plainProcess, rank: n, world: max(0, number(args, "world_size"))}
+			for k := i - 2; k >= 0 && s.rank < 0; k-- {
+				s.rank, s.inner = number(frames[k].Args, "rank"), true
+			}
+			return s, true
 		}
 	}
 	return spawned{}, false

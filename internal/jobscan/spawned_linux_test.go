@@ -57,8 +57,8 @@ if __name__ == "__main__":
 	}
 }
 
-// TestProcesses: so are those of multiprocessing.Process, however it starts them: by the argument rank of their function, else in their
-// order. The number of ranks that they were told counts, not that of those that run. Other processes are no ranks.
+// TestProcesses: so are those of multiprocessing.Process, however it starts them: by the argument rank of their function, or of one that
+// it calls, else in their order, which is said. The number of ranks that they were told counts, not that of those that run. Other processes are no ranks.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/usr/bin/python3"); err != nil {
@@ -79,18 +79,24 @@ def train(rank, world_size, password):
     loaded = mmap.mmap(os.open(os.path.join(os.path.dirname(__file__), "libtorch.so"), os.O_RDONLY), 0, prot=mmap.PROT_READ)
     wait()
 
-def ordered(number, world_size, password):
+def inner(number, world_size, password):
     train(number, world_size, password)
+
+def ordered(number, world_size, password):
+    loaded = mmap.mmap(os.open(os.path.join(os.path.dirname(__file__), "libtorch.so"), os.O_RDONLY), 0, prot=mmap.PROT_READ)
+    wait()
 
 if __name__ == "__main__":
     multiprocessing.set_start_method(sys.argv[1])
-    target = train if sys.argv[2] == "named" else ordered
+    target = {"named": train, "inner": inner, "ordered": ordered}[sys.argv[2]]
     for i in (1, 0):
         multiprocessing.Process(target=target, args=(i, 3, "secret"), daemon=True).start()
     multiprocessing.Process(target=wait, daemon=True).start()
     if sys.argv[2] == "named":  # a helper, which is no rank
         multiprocessing.Process(target=ordered, args=(0, 9, "secret"), daemon=True).start()
+        multiprocessing.Process(target=inner, args=(0, 9, "secret"), daemon=True).start()
     else:
+        print("ready", flush=True)
         print("ready", flush=True)
     signal.pause()
 `,
@@ -100,16 +106,16 @@ if __name__ == "__main__":
 		}
 	}
 	for _, method := range []string{"fork", "spawn", "forkserver"} {
-		for names, first := range map[string]int{"named": 1, "ordered": 0} {
+		for names, first := range map[string]int{"named": 1, "inner": 1, "ordered": 0} {
 			t.Run(method+" "+names, func(t *testing.T) {
 				t.Parallel()
-				pid := running(t, 4, "/usr/bin/python3", script, method, names)
+				pid := running(t, 5, "/usr/bin/python3", script, method, names)
 				j, ok := Spawned(t.Context(), pid)
 				if !ok || j.World != 3 || len(j.Ranks) != 2 || j.Ranks[0].Rank+j.Ranks[1].Rank != 1 {
 					t.Fatalf("%v %+v", ok, j)
 				}
-				if j.Ranks[0].Rank != first {
-					t.Errorf("%+v", j.Ranks)
+				if j.Ranks[0].Rank != first || (len(j.Notes) > 0) != (names == "ordered") {
+					t.Errorf("%+v %q", j.Ranks, j.Notes)
 				}
 				found := slices.ContainsFunc(Find(t.Context()), func(j Job) bool { return j.ID == strconv.Itoa(pid) })
 				if want := names == "named"; found != want { // the others may be no ranks: they are in no call of torch.distributed
@@ -120,6 +126,57 @@ if __name__ == "__main__":
 					t.Errorf("by one of its ranks: %v %+v", ok, same)
 				}
 			})
+		}
+	}
+}
+
+// TestStartingRank: a process that has not come to its function is a rank, too: the world is not smaller while it imports.
+func TestStartingRank(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/usr/bin/python3"); err != nil {
+		t.Skip("there is no Python")
+	}
+	dir := t.TempDir()
+	script := filepath.Join(dir, "main.py")
+	for name, text := range map[string]string{
+		"libtorch.so": "stands for PyTorch",
+		"main.py": `import ctypes, mmap, multiprocessing, os, signal, sys
+
+def wait():
+    ctypes.CDLL(None).prctl(1, 9)  # ends with its parent
+    print("ready", flush=True)
+    signal.pause()
+
+def train(rank):
+    loaded = mmap.mmap(os.open(os.path.join(os.path.dirname(__file__), "libtorch.so"), os.O_RDONLY), 0, prot=mmap.PROT_READ)
+    wait()
+
+if __name__ != "__main__" and "LATE" in os.environ:
+    wait()
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    all = []
+    for i in range(3):
+        all.append(multiprocessing.Process(target=train, args=(i,), daemon=True))
+        if i == 1:
+            os.environ["LATE"] = "yes"
+        all[-1].start()
+        os.environ.pop("LATE", None)
+    signal.pause()
+`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pid := running(t, 3, "/usr/bin/python3", script, "spawn")
+	j, ok := Spawned(t.Context(), pid)
+	if !ok || j.World != 3 || len(j.Ranks) != 3 {
+		t.Fatalf("%v %+v", ok, j)
+	}
+	for i, r := range j.Ranks {
+		if r.Rank != i {
+			t.Errorf("%+v", j.Ranks)
 		}
 	}
 }

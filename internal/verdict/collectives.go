@@ -4,6 +4,7 @@
 package verdict
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -19,8 +20,11 @@ func (c *court) missing() (Verdict, bool) {
 		return p.class != inCollective && p.class != inWork && (r.Main != nil || p.class != unknown)
 	})
 	if len(here) > 0 && len(late) > 0 {
+		if v, found := c.oneSided(here, late); found {
+			return v, true
+		}
 		what := "not reached " + c.at[here[0]].where()
-		if m := subgroup.FindStringSubmatch(c.rank(here[0]).Line); len(late) > 1 && m != nil && m[1] != "None" && !strings.HasSuffix(m[1], "WORLD") {
+		if ofSome(c.at[here[0]].op, c.rank(here[0]).Line) && (len(late) > 1 || c.job.World > 2) {
 			what += ", which only those in its group have to"
 		}
 		return c.late(late, what, here), true
@@ -35,7 +39,7 @@ func (c *court) missing() (Verdict, bool) {
 		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s %s %s where %s in %s%s, which in DDP needs all ranks: did %s get fewer batches?",
 			name(here), verb(here, "call"), c.at[here[0]].where(), lower(is(work)), c.at[work[0]].where(), since(c.waited(work)), lower(name(here)))}, true
 	case len(late) == 0 && len(here) > 0:
-		return Verdict{Culprits: work, Sentence: fmt.Sprintf("%s %s for an operation that was started earlier, in %s, where %s %s %s%s: each side waits for what the other has not called.",
+		return Verdict{Culprits: work, Sentence: fmt.Sprintf("%s %s for an operation that was started earlier, in %s, where %s %s %s%s.",
 			name(work), verb(work, "wait"), c.at[work[0]].where(), lower(name(here)), verb(here, "call"), c.at[here[0]].where(), since(c.waited(work)))}, true
 	case len(late) == 0:
 		return Verdict{}, false
@@ -49,8 +53,22 @@ func (c *court) missing() (Verdict, bool) {
 	return c.late(late, "not started the operation that is waited for in "+c.at[work[0]].where(), work), true
 }
 
-// subgroup is a line of a program that names the group of a collective. Who is in it cannot be seen.
-var subgroup = regexp.MustCompile(`\bgroup=([\w.]+)`)
+// leaves are the collectives from which a rank may be gone before all others have come: only their root waits for all, or all for
+// their root.
+var leaves = map[string]bool{
+	"gather": true, "gather_single": true, "gather_into_tensor": true, "gather_object": true, "reduce": true, "broadcast": true, "broadcast_object_list": true, "scatter": true, "scatter_object_list": true,
+	modelForward: true,
+}
+
+// oneSided: several ranks are not in a collective that some of them may have left already.
+func (c *court) oneSided(here, late []int) (Verdict, bool) {
+	late = slices.DeleteFunc(slices.Clone(late), func(n int) bool { return c.at[n].class == unknown })
+	if len(late) < 2 || !leaves[c.at[here[0]].op] {
+		return Verdict{}, false
+	}
+	return Verdict{Culprits: late, Sentence: fmt.Sprintf("Not all of %s have reached %s: %s; %s%s.",
+		lower(name(late)), c.at[here[0]].where(), strings.Join(c.grouped(late, position.doing), "; "), waits(here), since(c.waited(here)))}, true
+}
 
 // mismatch: the ranks are in different collectives.
 func (c *court) mismatch() (Verdict, bool) {
@@ -66,34 +84,60 @@ func (c *court) mismatch() (Verdict, bool) {
 		rest := slices.DeleteFunc(c.still(inCollective), func(n int) bool { return slices.Contains(users, n) })
 		hint = fmt.Sprintf("; if %s did not get fewer batches, let %s use the model's .module, which needs no other rank", lower(name(rest)), lower(name(users)))
 	}
-	return c.differ(ops, func(n int) string { return c.at[n].where() }, since(c.waited(c.still(inCollective)))+hint), true
+	return c.differ(ops, func(n int) string {
+		if p := c.at[n]; p.via == "" && ofSome(p.op, c.rank(n).Line) {
+			group, _ := groupOf(p.op, c.rank(n).Line)
+			return fmt.Sprintf("%s of the group %s (%s)", p.op, group, p.line)
+		}
+		return c.at[n].where()
+	}, since(c.waited(c.still(inCollective)))+hint), true
 }
 
 // modelForward is a collective that its callers may not take for one: it makes the buffers of all ranks equal.
 const modelForward = "DistributedDataParallel.forward"
 
-// rooted: the ranks are in the same collective and name different ranks as its source or its destination.
+// rooted: ranks are in the same collective and name different ranks as its source or its destination. Others may have left it.
 func (c *court) rooted() (Verdict, bool) {
-	roots := map[string][]int{}
-	for _, n := range c.still(inCollective) {
+	here := c.still(inCollective)
+	roots := map[string]map[string][]int{} // by operation and root
+	for _, n := range here {
 		p := c.at[n]
 		if p.peer < 0 {
-			return Verdict{}, false
+			continue
+		}
+		if roots[p.op] == nil {
+			roots[p.op] = map[string][]int{}
 		}
 		root := p.side + "=" + strconv.Itoa(p.peer)
-		roots[root] = append(roots[root], n)
+		roots[p.op][root] = append(roots[p.op][root], n)
 	}
-	if len(roots) < 2 {
-		return Verdict{}, false
+	for _, op := range slices.Sorted(maps.Keys(roots)) {
+		if len(roots[op]) < 2 {
+			continue
+		}
+		suffix := since(c.waited(here))
+		if rest := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return c.at[n].op == op && c.at[n].peer >= 0 }); len(rest) > 0 {
+			suffix += "; " + strings.Join(c.grouped(rest, position.where), "; ")
+		}
+		return c.differ(roots[op], func(n int) string {
+			return fmt.Sprintf("%s with %s=%d (%s)", c.at[n].op, c.at[n].side, c.at[n].peer, c.at[n].line)
+		}, suffix), true
 	}
-	return c.differ(roots, func(n int) string {
-		return fmt.Sprintf("%s with %s=%d (%s)", c.at[n].op, c.at[n].side, c.at[n].peer, c.at[n].line)
-	}, since(c.waited(c.still(inCollective)))), true
+	return Verdict{}, false
 }
 
-// differ names the minority. With a tie the lower ranks are taken for the rule.
+// differ names the minority. Where there is none, nobody can tell who is right, and all are named.
 func (c *court) differ(kinds map[string][]int, say func(int) string, suffix string) Verdict {
 	odd, rule := minority(kinds)
+	if len(odd) == len(rule) {
+		groups := slices.SortedFunc(maps.Values(kinds), func(a, b []int) int { return a[0] - b[0] })
+		var parts []string
+		for _, ranks := range groups {
+			parts = append(parts, fmt.Sprintf("%s %s %s", lower(name(ranks)), verb(ranks, "call"), say(ranks[0])))
+		}
+		all := slices.Sorted(slices.Values(slices.Concat(groups...)))
+		return Verdict{Culprits: all, Sentence: upper(strings.Join(parts, ", ")) + suffix + "."}
+	}
 	return Verdict{
 		Culprits: odd,
 		Sentence: fmt.Sprintf("%s %s %s where %s %s %s%s.", name(odd), verb(odd, "call"), say(odd[0]), lower(name(rule)), verb(rule, "call"), say(rule[0]), suffix),
@@ -116,37 +160,35 @@ func (c *court) same() (Verdict, bool) {
 	if v, found := c.apart(here); found {
 		return v, true
 	}
+	if v, found := c.shapes(here); found {
+		return v, true
+	}
+	unseen, sizes := "", ", or their tensors differ in size"
+	if p.op == "barrier" || !slices.ContainsFunc(here, func(n int) bool { return c.at[n].tensor == "" }) {
+		sizes = "" // there are none, or they were compared
+	}
+	if absent := c.absent(); len(absent) > 0 {
+		unseen = fmt.Sprintf("; %s of the world of %d %s not seen", lower(name(absent)), c.job.World, was(absent))
+	}
 	return Verdict{Sentence: fmt.Sprintf(
-		"%s in %s (%s)%s and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
-		is(here), p.op, c.lines(here), since(c.rank(here[0]).Idle))}, true
+		"%s in %s (%s)%s and none makes progress: the network between them is stuck%s, or they are in different groups, or one is a call ahead; flight recorder dumps would tell%s.",
+		is(here), p.op, c.lines(here), since(c.rank(here[0]).Idle), sizes, unseen)}, true
 }
 
-// apart: the ranks wait in calls that look alike, and the lines of the program tell how they differ.
+// apart: the ranks wait in calls that look alike, and the text of the program tells how they differ.
 func (c *court) apart(here []int) (Verdict, bool) {
-	groups, messages := map[string][]int{}, map[string][]int{}
+	if v, found := c.message(here); found {
+		return v, true
+	}
+	groups := map[string][]int{}
 	for _, n := range here {
-		line, group := c.rank(n).Line, "the default group"
-		if line == "" {
+		group, known := groupOf(c.at[n].op, c.rank(n).Line)
+		if !known || c.at[n].class != inCollective {
 			return Verdict{}, false
 		}
-		if m := subgroup.FindStringSubmatch(line); m != nil && m[1] != "None" && !strings.HasSuffix(m[1], "WORLD") {
-			group = m[1]
-		}
 		groups[group] = append(groups[group], n)
-		message := ""
-		if c.at[n].class == inWork {
-			message = messageWait.FindString(line)
-		}
-		messages[message] = append(messages[message], n)
 	}
-	waited := since(c.waited(here))
-	if rest := messages[""]; len(rest) > 0 && len(rest) < len(here) {
-		n := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return slices.Contains(rest, n) })[0]
-		what := map[string]string{"irecv": "a message that nobody sends", "isend": "its message to be taken, and nobody takes it"}[messageWait.FindString(c.rank(n).Line)]
-		return Verdict{Culprits: here, Sentence: fmt.Sprintf("Rank %d waits for %s (%s, %s); %s at %s (%s)%s.",
-			n, what, c.at[n].line, c.rank(n).Line, lower(is(rest)), c.at[rest[0]].line, c.rank(rest[0]).Line, waited)}, true
-	}
-	if len(groups) < 2 || slices.ContainsFunc(here, func(n int) bool { return c.at[n].class != inCollective }) {
+	if len(groups) < 2 {
 		return Verdict{}, false
 	}
 	var parts []string
@@ -155,7 +197,35 @@ func (c *court) apart(here []int) (Verdict, bool) {
 		parts = append(parts, fmt.Sprintf("%s of %s (%s)", lower(name(ranks)), group, c.lines(ranks)))
 	}
 	return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s of groups with different names%s: %s; every rank must call the collectives of all its groups in the same order.",
-		is(here), c.at[here[0]].op, waited, strings.Join(parts, ", "))}, true
+		is(here), c.at[here[0]].op, since(c.waited(here)), strings.Join(parts, ", "))}, true
+}
+
+// message: one of the ranks waits for a message that it has started to send or to take in the same line, and others for something
+// else. Whether they have sent or will take one cannot be seen.
+func (c *court) message(here []int) (Verdict, bool) {
+	started := func(n int) string {
+		if c.at[n].class != inWork {
+			return ""
+		}
+		return messageWait.FindString(c.rank(n).Line)
+	}
+	i := slices.IndexFunc(here, func(n int) bool { return started(n) != "" })
+	rest := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return started(n) != "" })
+	if i < 0 || len(rest) == 0 {
+		return Verdict{}, false
+	}
+	n, what := here[i], "a message, and none has come"
+	if started(n) == "isend" {
+		what = "its message to be taken, and nobody has taken it"
+	}
+	at := func(n int) string {
+		if text := c.rank(n).Line; text != "" {
+			return c.at[n].line + ", " + text
+		}
+		return c.at[n].line
+	}
+	return Verdict{Culprits: here, Sentence: fmt.Sprintf("Rank %d waits for %s (%s), and %s in %s (%s)%s.",
+		n, what, at(n), lower(waits(rest)), cmp.Or(c.at[rest[0]].op, c.at[rest[0]].own), at(rest[0]), since(c.waited(here)))}, true
 }
 
 // messageWait is in a line of a program that starts a message and waits for it.

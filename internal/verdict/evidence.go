@@ -157,15 +157,24 @@ func (c *court) recorders() (Verdict, bool) {
 	if len(opens) == 0 {
 		return Verdict{}, false
 	}
-	if v, found := c.crossed(opens, last); found {
+	if v, found := c.crossed(opens, last, members); found {
 		return v, true
 	}
+	var behind *Verdict
 	for _, key := range groupsOf(opens) {
-		if v, found := c.group(key, opens, last[key], members[key]); found {
+		v, found := c.group(key, opens, last, members)
+		waits := func(n int) bool { o, found := opens[n]; return found && o.group != key }
+		switch {
+		case found && !slices.ContainsFunc(v.Culprits, waits):
 			return v, true
+		case found && behind == nil:
+			behind = &v // it waits in another group itself: that says more
 		}
 	}
-	return Verdict{}, false
+	if behind == nil {
+		return Verdict{}, false
+	}
+	return *behind, true
 }
 
 func groupsOf(opens map[int]open) []string {
@@ -180,12 +189,12 @@ func groupsOf(opens map[int]open) []string {
 }
 
 // crossed: two ranks wait for each other in different groups.
-func (c *court) crossed(opens map[int]open, last map[string]map[int]frdump.Entry) (Verdict, bool) {
+func (c *court) crossed(opens map[int]open, last map[string]map[int]frdump.Entry, members map[string][]int) (Verdict, bool) {
 	for _, a := range c.job.Ranks {
 		for _, b := range c.job.Ranks {
 			oa, foundA := opens[a.Rank]
 			ob, foundB := opens[b.Rank]
-			if a.Rank >= b.Rank || !foundA || !foundB || oa.group == ob.group {
+			if a.Rank >= b.Rank || !foundA || !foundB || oa.group == ob.group || !c.belongs(b.Rank, oa, last, members) || !c.belongs(a.Rank, ob, last, members) {
 				continue
 			}
 			if last[oa.group][b.Rank].Seq < oa.entry.Seq && last[ob.group][a.Rank].Seq < ob.entry.Seq {
@@ -198,6 +207,15 @@ func (c *court) crossed(opens map[int]open, last map[string]map[int]frdump.Entry
 		}
 	}
 	return Verdict{}, false
+}
+
+// belongs reports whether a rank is known to be in the group of an unfinished collective. gloo's recorder does not tell the members of
+// its groups.
+func (c *court) belongs(rank int, o open, last map[string]map[int]frdump.Entry, members map[string][]int) bool {
+	if _, called := last[o.group][rank]; called || o.entry.Desc == "default_pg" || slices.Contains(members[o.group], rank) {
+		return true
+	}
+	return members[o.group] == nil && c.job.World <= 2 && len(c.job.Ranks) == 2 // a group of one rank is never waited for
 }
 
 // title is the name of a group for people.
@@ -216,29 +234,31 @@ func (c *court) lineOf(rank int, e frdump.Entry) string {
 }
 
 // group judges one group: who has not come to the oldest unfinished collective, or came with another one.
-func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry, members []int) (Verdict, bool) {
-	first := 0
-	var example frdump.Entry
-	var here []int
+func (c *court) group(key string, opens map[int]open, last map[string]map[int]frdump.Entry, members map[string][]int) (Verdict, bool) {
+	var oldest open
 	for _, o := range opens {
-		if o.group == key && (first == 0 || o.entry.Seq < first) {
-			first, example = o.entry.Seq, o.entry
+		if o.group == key && (oldest.group == "" || o.entry.Seq < oldest.entry.Seq) {
+			oldest = o
 		}
 	}
+	first, example := oldest.entry.Seq, oldest.entry
 	var unseen []Rank
-	late, differs := []int{}, map[string][]int{}
-	sizes, types, backends := map[string][]int{}, map[string][]int{}, map[string]bool{}
+	var here, late, unsure []int
+	differs, sizes, types, backends := map[string][]int{}, map[string][]int{}, map[string][]int{}, map[string]bool{}
 	entries := map[int]frdump.Entry{} // number first, of those who have come to it
 	for _, r := range c.job.Ranks {
-		if r.Gone != "" || members != nil && !slices.Contains(members, r.Rank) {
+		if r.Gone != "" || members[key] != nil && !slices.Contains(members[key], r.Rank) {
 			continue
 		}
-		if r.Dump == nil && c.at[r.Rank].class != inProgram {
+		switch {
+		case r.Dump == nil && c.at[r.Rank].class != inProgram:
 			unseen = append(unseen, r) // it may be in this collective
 			continue
-		}
-		if last[r.Rank].Seq < first {
+		case last[key][r.Rank].Seq < first && c.belongs(r.Rank, oldest, last, members):
 			late = append(late, r.Rank)
+			continue
+		case last[key][r.Rank].Seq < first:
+			unsure = append(unsure, r.Rank)
 			continue
 		}
 		e, found := numberOf(r.Dump, key, first)
@@ -255,15 +275,18 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 		types[e.Types] = append(types[e.Types], r.Rank)
 	}
 	numbered := fmt.Sprintf("%s number %d of %s", example.Op, first, title(example))
-	switch {
+	as := fmt.Sprintf(" as number %d of %s", first, title(example))
+	switch alike := !uneven[example.Op] && len(backends) == 1; { // others write sizes in their own way
 	case len(late) > 0:
 		return c.late(late, "not reached "+numbered, here), true
 	case len(differs) > 1:
-		return c.differ(differs, func(n int) string { return entries[n].Op + " (" + c.lineOf(n, entries[n]) + ")" }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
-	case len(sizes) > 1 && !uneven[example.Op] && len(backends) == 1: // others write sizes in their own way
-		return c.differ(sizes, func(n int) string { return entries[n].Op + " with " + entries[n].Sizes }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
-	case len(types) > 1 && !uneven[example.Op] && len(backends) == 1:
-		return c.differ(types, func(n int) string { return entries[n].Op + " of type " + strings.Trim(entries[n].Types, `[]"`) }, fmt.Sprintf(" as number %d of %s", first, title(example))), true
+		return c.differ(differs, func(n int) string { return entries[n].Op + " (" + c.lineOf(n, entries[n]) + ")" }, as), true
+	case len(sizes) > 1 && alike:
+		return c.differ(sizes, func(n int) string { return entries[n].Op + " with " + entries[n].Sizes }, as), true
+	case len(types) > 1 && alike:
+		return c.differ(types, func(n int) string { return entries[n].Op + " of type " + strings.Trim(entries[n].Types, `[]"`) }, as), true
+	case len(unsure) > 0:
+		return c.late(unsure, "not reached "+numbered+", which only those in its group have to", here), true
 	}
 	if v, found := c.rooted(); found {
 		return v, true
@@ -274,7 +297,11 @@ func (c *court) group(key string, opens map[int]open, last map[int]frdump.Entry,
 	if c.onlyGPU(here) {
 		return Verdict{Still: true, Sentence: fmt.Sprintf("%s for their GPUs, in %s, and all have entered %s: perhaps hung; the GPUs may still compute what comes before it.", name(here)+" "+verb(here, "wait"), c.at[here[0]].where(), numbered)}, len(here) > 1
 	}
-	return Verdict{Sentence: fmt.Sprintf("%s in %s with the same sizes, and none makes progress: the network between them is stuck, or one of them died after it had entered.", is(here), numbered)}, len(here) > 1
+	same := ""
+	if len(sizes) == 1 {
+		same = " with the same sizes"
+	}
+	return Verdict{Sentence: fmt.Sprintf("%s in %s%s, and none makes progress: the network between them is stuck, or one of them died after it had entered.", is(here), numbered, same)}, len(here) > 1
 }
 
 // numberOf returns a collective of a group by its number, also one that is finished: NCCL can finish one that others have not entered.

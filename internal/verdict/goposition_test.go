@@ -55,7 +55,7 @@ func TestGoRanks(t *testing.T) {
 		},
 		"other call": {
 			Job{World: 2, Ranks: []Rank{goRank(0, entry("all_reduce", 3), 2, waiting...), goRank(1, entry("broadcast", 3), 2, waiting...)}},
-			"Rank 1 calls broadcast (step.go:53) where rank 0 calls all_reduce (step.go:53) as number 3 of default_pg.",
+			"Rank 0 calls all_reduce (step.go:53), rank 1 calls broadcast (step.go:53) as number 3 of default_pg.",
 		},
 		"message": {
 			Job{World: 2, Ranks: []Rank{goRank(0, recv, 2, waiting...), goRank(1, nil, 2, sleeping...)}},

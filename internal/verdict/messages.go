@@ -18,14 +18,20 @@ func (c *court) messages() (Verdict, bool) {
 		}
 		peer, q := c.rank(p.peer), c.at[p.peer]
 		verb := "waits for a message of"
-		lacks := "and sends none"
+		lacks, come := "is in "+q.where()+" and sends none", "none has come"
 		if p.op == "send" {
-			verb, lacks = "has a message for", "and does not take it"
+			verb, lacks, come = "has a message for", "is in "+q.where()+" and does not take it", "it was not taken"
+		}
+		switch { // it may have sent one that does not match, or be about to take this one
+		case q.class == inWork:
+			lacks = "waits in " + q.where() + " for an operation that was started earlier, and " + come
+		case q.class != inProgram && q.class != inMessage:
+			lacks = "is in " + q.where() + ", and " + come
 		}
 		switch {
 		case peer == nil || peer.Gone != "":
 			continue
-		case q.class == inMessage && q.op == p.op && (q.peer == r.Rank || q.peer < 0):
+		case q.class == inMessage && q.op == p.op && (q.peer == r.Rank || q.peer < 0 && q.side == ""):
 			return Verdict{
 				Culprits: []int{r.Rank, p.peer},
 				Sentence: fmt.Sprintf("Ranks %d and %d wait for each other: both are in %s (%s and %s).", r.Rank, p.peer, p.op, p.line, q.line),
@@ -43,7 +49,7 @@ func (c *court) messages() (Verdict, bool) {
 		}
 		v := Verdict{
 			Culprits: []int{p.peer},
-			Sentence: fmt.Sprintf("Rank %d %s rank %d (%s), which is in %s %s", r.Rank, verb, p.peer, p.line, q.where(), lacks),
+			Sentence: fmt.Sprintf("Rank %d %s rank %d (%s), which %s", r.Rank, verb, p.peer, p.line, lacks),
 		}
 		if senders := c.ranks(func(_ Rank, s position) bool { return s.op == "send" && s.peer == r.Rank }); p.op == "recv" && len(senders) > 0 {
 			v.Culprits = []int{r.Rank}
@@ -89,14 +95,18 @@ func (c *court) unmatched() (Verdict, bool) {
 	if moving := c.ranks(func(r Rank, _ position) bool { return r.atWork() }); len(moving) > 0 {
 		return Verdict{}, false
 	}
+	none := "none"
+	if len(c.absent()) > 0 {
+		none = "none of those that were seen"
+	}
 	for _, n := range c.still(inMessage) {
 		p := c.at[n]
 		q, known := c.at[p.peer]
 		switch {
-		case p.op == "recv" && p.peer < 0:
+		case p.op == "recv" && p.peer < 0 && p.side == "":
 			return Verdict{
 				Culprits: slices.DeleteFunc(c.all(), func(m int) bool { return m == n }),
-				Sentence: fmt.Sprintf("Rank %d waits for a message of any rank (%s)%s, and none sends one: %s.", n, p.line, since(c.rank(n).Idle), c.whereabouts(n)),
+				Sentence: fmt.Sprintf("Rank %d waits for a message of any rank (%s)%s, and %s sends one: %s.", n, p.line, since(c.rank(n).Idle), none, c.whereabouts(n)),
 			}, true
 		case p.op == "send" && known && q.op == "recv" && q.peer == n:
 			text := "are they of the same group?"

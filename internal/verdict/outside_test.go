@@ -153,7 +153,7 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"the network": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "all_reduce", "", 27)}},
-			"Ranks 0 and 1 are in all_reduce (train.py:27) and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+			"Ranks 0 and 1 are in all_reduce (train.py:27) and none makes progress: the network between them is stuck, or their tensors differ in size, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
 		},
 		"no hang": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "forward", 30), func(r *Rank) { r.Moved = true }), edit(at(1, "forward", 31), func(r *Rank) { r.Moved = true })}},

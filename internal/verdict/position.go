@@ -30,18 +30,19 @@ const (
 
 // position is where the main thread of a rank is.
 type position struct {
-	class class
-	op    string // the function of torch.distributed: "all_reduce"
-	via   string // a part of torch.distributed that calls it for the program: "checkpoint.save"
-	peer  int    // of a message, or the root of a collective, -1: not known
-	side  string // what the program calls the peer: "src"
-	tag   string // of a message
-	line  string // the line of the program that called it: "train.py:53"
-	own   string // the innermost function of the program: "load_batch"
-	how   string // what it does there: "in Queue.get", "waiting for a file lock"
-	saves bool   // inside torch.save
-	loads bool   // inside a data loader
-	lock  bool   // in a lock, or something else that wakes threads, without a function of Python in between
+	class  class
+	op     string // the function of torch.distributed: "all_reduce"
+	via    string // a part of torch.distributed that calls it for the program: "checkpoint.save"
+	peer   int    // of a message, or the root of a collective, -1: not known
+	side   string // what the program calls the peer: "src"
+	tag    string // of a message
+	tensor string // of a collective: "float32[4,2]"; "" if it is not known
+	line   string // the line of the program that called it: "train.py:53"
+	own    string // the innermost function of the program: "load_batch"
+	how    string // what it does there: "in Queue.get", "waiting for a file lock"
+	saves  bool   // inside torch.save
+	loads  bool   // inside a data loader
+	lock   bool   // in a lock, or something else that wakes threads, without a function of Python in between
 }
 
 func (p position) waits() bool { return p.class >= inInit }
@@ -103,6 +104,8 @@ func locate(r Rank) position {
 		}
 		switch {
 		case r.Moved:
+		case strings.HasPrefix(r.Main.Kernel, "futex_") && len(r.Main.Frames) > 0 && distributed(r.Main.Frames[0].File):
+			p.class, p.op, p.how = inCollective, r.Main.Frames[0].Func, "" // PyTorch's own code waits for something of C++
 		case p.lock && workWait.MatchString(r.Line):
 			p.class = inWork
 		case inBackward(r.Main):
@@ -281,6 +284,7 @@ func locateFrames(frames []pystack.Frame) position {
 		p.class, _ = classOf(call.Func, call.File)
 		p.op = call.Func
 		p.peer, p.side, p.tag = peerOf(call)
+		p.tensor = tensorOf(call)
 	}
 	if via != nil && p.class == inCollective {
 		p.via = path.Base(path.Dir(via.File)) + "." + via.Func
@@ -313,6 +317,14 @@ var collectives = map[string]bool{
 	"barrier": true, "monitored_barrier": true, "_all_gather_base": true, "_reduce_scatter_base": true,
 }
 
+// collectiveName is what collectives of PyTorch are called where they are made. New versions add some.
+var collectiveName = regexp.MustCompile(`^_?(all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|gather|scatter|reduce|barrier|permute_tensor)(_|$)`)
+
+// makesCollectives reports whether a file has PyTorch's collectives.
+func makesCollectives(file string) bool {
+	return strings.HasSuffix(file, "/torch/distributed/distributed_c10d.py") || strings.HasSuffix(file, "/torch/distributed/_functional_collectives.py")
+}
+
 // classOf says what a function of torch.distributed is about.
 func classOf(function, file string) (class, bool) {
 	switch {
@@ -322,8 +334,10 @@ func classOf(function, file string) (class, bool) {
 		return inNewGroup, true
 	case function == "recv" || function == "send" || function == "recv_object_list" || function == "send_object_list":
 		return inMessage, true
-	case collectives[function]:
+	case collectives[function], makesCollectives(file) && collectiveName.MatchString(function):
 		return inCollective, true
+	case makesCollectives(file) && (function == "wait_tensor" || strings.HasPrefix(function, "AsyncCollectiveTensor.")):
+		return inWork, true
 	case strings.HasSuffix(file, "/torch/nn/parallel/distributed.py"):
 		return inCollective, true
 	case strings.Contains(file, "/torch/distributed/rpc/") && (function == "shutdown" || function == "init_rpc" || function == "rpc_sync" || function == "_wait_all_workers"):
@@ -341,6 +355,10 @@ func peerOf(f *pystack.Frame) (peer int, side, tag string) {
 		case "src", "dst":
 			if n, err := strconv.Atoi(value); err == nil {
 				peer, side = n, name
+			}
+		case "group_src", "group_dst": // a rank in a group whose members are not known
+			if _, err := strconv.Atoi(value); err == nil && side == "" {
+				side = name
 			}
 		case "tag":
 			tag = value

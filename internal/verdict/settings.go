@@ -93,10 +93,12 @@ func argument(f *pystack.Frame, name string) string {
 // worlds: the ranks have different values of WORLD_SIZE.
 func (c *court) worlds() (Verdict, bool) {
 	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
+	// What the environment of a rank says is not its world if the program says another one: it may not have come to that.
+	named := slices.ContainsFunc(here, func(rank int) bool { return settingsOf(*c.rank(rank)).program })
 	sizes := map[string][]int{}
 	all := map[int]settings{}
 	for _, r := range c.job.Ranks {
-		if s := settingsOf(r); r.Gone == "" && s.world > 0 {
+		if s := settingsOf(r); r.Gone == "" && s.world > 0 && (!named || slices.Contains(here, r.Rank)) {
 			all[r.Rank] = s
 			sizes[strconv.Itoa(s.world)] = append(sizes[strconv.Itoa(s.world)], r.Rank)
 		}
@@ -105,12 +107,12 @@ func (c *court) worlds() (Verdict, bool) {
 		return Verdict{}, false
 	}
 	odd, rule := minority(sizes)
-	setting, what := "WORLD_SIZE", all[odd[0]]
-	if what.program || all[rule[0]].program {
+	setting := "WORLD_SIZE"
+	if named {
 		setting = "world_size"
 	}
-	return Verdict{Culprits: odd, Sentence: fmt.Sprintf("%s %s %s %d where %s %s %d: all ranks must have the same; %s in init_process_group (%s)%s.",
-		name(odd), has(odd), setting, what.world, lower(name(rule)), has(rule), all[rule[0]].world, waits(here), c.lines(here), since(c.waited(here)))}, true
+	return Verdict{Culprits: blamed(odd, rule), Sentence: fmt.Sprintf("%s %s %s %d where %s %s %d: all ranks must have the same; %s in init_process_group (%s)%s.",
+		name(odd), has(odd), setting, all[odd[0]].world, lower(name(rule)), has(rule), all[rule[0]].world, waits(here), c.lines(here), since(c.waited(here)))}, true
 }
 
 // stores: a rank uses another store than the others.
@@ -134,7 +136,7 @@ func (c *court) stores() (Verdict, bool) {
 		return Verdict{}, false
 	}
 	odd, rule := minority(ports)
-	return Verdict{Culprits: odd, Sentence: fmt.Sprintf("%s %s the store at %s where %s %s %s: all ranks must have the same MASTER_ADDR and MASTER_PORT; %s in init_process_group (%s)%s.",
+	return Verdict{Culprits: blamed(odd, rule), Sentence: fmt.Sprintf("%s %s the store at %s where %s %s %s: all ranks must have the same MASTER_ADDR and MASTER_PORT; %s in init_process_group (%s)%s.",
 		name(odd), verb(odd, "use"), all[odd[0]], lower(name(rule)), verb(rule, "use"), all[rule[0]], waits(here), c.lines(here), since(c.waited(here)))}, true
 }
 
@@ -185,4 +187,12 @@ func minority(kinds map[string][]int) (odd, rule []int) {
 		return a[0] - b[0]
 	})
 	return groups[1], groups[0]
+}
+
+// blamed returns the minority, or all where there is none.
+func blamed(odd, rule []int) []int {
+	if len(odd) < len(rule) {
+		return odd
+	}
+	return slices.Sorted(slices.Values(slices.Concat(odd, rule)))
 }

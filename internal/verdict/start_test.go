@@ -126,7 +126,7 @@ func TestSentencesOfTheStart(t *testing.T) {
 		},
 		"a child of a rank is no second rank": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "all_reduce", "", 27), edit(at(1, "child", 4), func(r *Rank) { r.PID = 202 })}},
-			"Ranks 0 and 1 are in all_reduce (train.py:27) and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+			"Ranks 0 and 1 are in all_reduce (train.py:27) and none makes progress: the network between them is stuck, or their tensors differ in size, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
 		},
 		"a world that is too large": {
 			Job{World: 2, Ranks: []Rank{in(0, "init_process_group", "", 4), in(1, "init_process_group", "", 4)}, Waits: []Wait{{Key: "/default_pg/0/0/2", Rank: 0, Age: 9 * time.Second}}},

@@ -47,7 +47,7 @@ type Rank struct {
 	Dump *frdump.Dump
 	// Object is what the main thread reads, writes or connects to, as far as the kernel tells: "10.0.0.5:443"; "" if it is not known.
 	Object string
-	// Line is the text of the line of the program that the main thread has come to, "" if it is not known.
+	// Line is the text of the line of the program that the main thread has come to, with the rest of a call; "" if it is not known.
 	Line string
 	// Raised is the exception that it has printed last, "" if it has printed something else since, or none.
 	Raised string
@@ -106,6 +106,8 @@ type Job struct {
 	NCCL []string
 	// Communicators are those of them whose ranks have started different collectives.
 	Communicators []Communicator
+	// Notes say what is not certain about the job, a line each.
+	Notes []string
 	// Taken is when it was seen; zero: not known.
 	Taken time.Time
 }
@@ -140,7 +142,7 @@ func Judge(j Job) Verdict {
 	}
 	v := c.judge()
 	v.Places = c.places()
-	v.Proof = slices.Concat(v.Places, c.waits(), j.NCCL[:min(len(j.NCCL), maxNCCL)])
+	v.Proof = slices.Concat(v.Places, c.waits(), j.NCCL[:min(len(j.NCCL), maxNCCL)], j.Notes)
 	return v
 }
 
@@ -174,7 +176,7 @@ func (c *court) judge() Verdict {
 		return c.fromStore()
 	}
 	for _, rule := range []func() (Verdict, bool){
-		c.worlds, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.recorders, c.communicators, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.mismatch, c.rooted, c.same, c.store, c.unmatched,
+		c.worlds, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.recorders, c.communicators, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.rooted, c.mismatch, c.same, c.store, c.unmatched,
 	} {
 		if v, found := rule(); found {
 			v.Hung = !v.Still
@@ -402,7 +404,11 @@ func (c *court) places() []string {
 			}
 			if r.Moved {
 				text += ", moving"
-			} else if r.Line != "" && c.at[r.Rank].class != unknown {
+			}
+			if tensor := c.at[r.Rank].tensor; tensor != "" {
+				text += ", " + tensor
+			}
+			if !r.Moved && r.Line != "" && c.at[r.Rank].class != unknown {
 				text += ": " + r.Line
 			}
 		}

@@ -45,7 +45,7 @@ func TestSentences(t *testing.T) {
 		},
 		"different collectives, with recorders": {
 			Job{World: 2, Ranks: dumps(t, "mismatch", in(0, "all_reduce", "", 27), in(1, "broadcast", "src=0", 55))},
-			"Rank 1 calls broadcast (train.py:55) where rank 0 calls all_reduce (train.py:27) as number 4 of default_pg.",
+			"Rank 0 calls all_reduce (train.py:27), rank 1 calls broadcast (train.py:55) as number 4 of default_pg.",
 		},
 		"different types": {
 			Job{World: 3, Ranks: typed(t, "Float", "Half", "Float")},
@@ -77,7 +77,7 @@ func TestSentences(t *testing.T) {
 		},
 		"a message beside a collective": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 30), func(r *Rank) { r.Line, r.Idle = "request.wait()", 9*time.Second }), in(1, "barrier", "", 40)}},
-			"Rank 0 waits for an operation that was started earlier, in step (train.py:30), where rank 1 calls barrier (train.py:40) for 9 s: each side waits for what the other has not called.",
+			"Rank 0 waits for an operation that was started earlier, in step (train.py:30), where rank 1 calls barrier (train.py:40) for 9 s.",
 		},
 		"a group of some": {
 			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Line = "dist.all_reduce(x, group=left)" }), at(1, "load", 12), at(2, "save", 14)}},
@@ -117,11 +117,11 @@ func TestSentences(t *testing.T) {
 		},
 		"the model on one rank": {
 			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "DistributedDataParallel.forward", File: "/usr/lib/python3/dist-packages/torch/nn/parallel/distributed.py"}, pystack.Frame{Func: "evaluate", File: script, Line: 27}), in(1, "barrier", "", 30)}},
-			"Rank 1 calls barrier (train.py:30) where rank 0 calls DistributedDataParallel.forward (train.py:27); if rank 1 did not get fewer batches, let rank 0 use the model's .module, which needs no other rank.",
+			"Rank 0 calls DistributedDataParallel.forward (train.py:27), rank 1 calls barrier (train.py:30); if rank 1 did not get fewer batches, let rank 0 use the model's .module, which needs no other rank.",
 		},
 		"a checkpoint of one rank": {
 			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "gather_object", File: c10d}, pystack.Frame{Func: "_DistWrapper.reduce_scatter", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/utils.py"}, pystack.Frame{Func: "save", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/state_dict_saver.py"}, pystack.Frame{Func: "_dcp_method_logger.<locals>.wrapper", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/logger.py"}, pystack.Frame{Func: "main", File: script, Line: 27}), in(1, "barrier", "", 30)}},
-			"Rank 1 calls barrier (train.py:30) where rank 0 calls gather_object in checkpoint.save (train.py:27).",
+			"Rank 0 calls gather_object in checkpoint.save (train.py:27), rank 1 calls barrier (train.py:30).",
 		},
 		"groups in another order": {
 			Job{World: 3, Ranks: []Rank{in(0, "new_group", "", 10), in(1, "new_group", "", 12), in(2, "new_group", "", 12)}, Waits: []Wait{{Key: "/default_pg/0//2//cpu//0/2", Rank: 0, Age: 4 * time.Second}}},
@@ -156,7 +156,7 @@ func TestSentences(t *testing.T) {
 		},
 		"a message from another rank": {
 			Job{World: 3, Ranks: []Rank{in(0, "send", "dst=1", 10), in(1, "recv", "src=2", 12), in(2, "barrier", "", 14)}},
-			"Rank 1 waits for a message of rank 2 (train.py:12), which is in barrier (train.py:14) and sends none; rank 0 has a message for it (train.py:10): is src right?",
+			"Rank 1 waits for a message of rank 2 (train.py:12), which is in barrier (train.py:14), and none has come; rank 0 has a message for it (train.py:10): is src right?",
 		},
 		"a ring of messages": {
 			Job{World: 3, Ranks: []Rank{in(0, "send", "dst=1", 10), in(1, "send", "dst=2", 10), in(2, "send", "dst=0", 10)}},
@@ -164,7 +164,7 @@ func TestSentences(t *testing.T) {
 		},
 		"new_group, left out": {
 			Job{World: 3, Ranks: []Rank{in(0, "new_group", "", 10), edit(in(1, "new_group", "", 10), func(r *Rank) { r.Moved = true }), in(2, "barrier", "", 12)}},
-			"Rank 2 is in barrier (train.py:12) where ranks 0 and 1 call new_group (train.py:10): every rank must call new_group for every group, in the same order, also for groups that it is not in.",
+			"Rank 2 is in barrier (train.py:12) where ranks 0 and 1 call new_group (train.py:10): every rank must call new_group for every group, with the same ranks and in the same order, also for groups that it is not in.",
 		},
 		"new_group": {
 			Job{World: 2, Ranks: []Rank{in(0, "new_group", "", 5)}, Waits: []Wait{{Key: "/default_pg/0//2//cpu//0/1", Rank: 0, Age: time.Second / 2}}},
@@ -176,7 +176,7 @@ func TestSentences(t *testing.T) {
 		},
 		"the same call at different lines": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "all_reduce", "", 29)}},
-			"Ranks 0 and 1 are in all_reduce (train.py:27 and train.py:29) and none makes progress: the network between them is stuck, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+			"Ranks 0 and 1 are in all_reduce (train.py:27 and train.py:29) and none makes progress: the network between them is stuck, or their tensors differ in size, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
 		},
 		"groups in different order": {
 			Job{World: 3, Ranks: []Rank{
@@ -188,11 +188,11 @@ func TestSentences(t *testing.T) {
 		},
 		"a message that is waited for beside an operation": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 30), func(r *Rank) { r.Line = "w.wait()" }), edit(at(1, "step", 32), func(r *Rank) { r.Line, r.Idle = "dist.irecv(x, 0).wait()", 9*time.Second })}},
-			"Rank 1 waits for a message that nobody sends (train.py:32, dist.irecv(x, 0).wait()); rank 0 is at train.py:30 (w.wait()) for 9 s.",
+			"Rank 1 waits for a message, and none has come (train.py:32, dist.irecv(x, 0).wait()), and rank 0 waits in step (train.py:30, w.wait()) for 9 s.",
 		},
 		"a message that nobody takes beside an operation": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 30), func(r *Rank) { r.Line = "dist.isend(x, 1).wait()" }), edit(at(1, "step", 32), func(r *Rank) { r.Line = "w.wait()" })}},
-			"Rank 0 waits for its message to be taken, and nobody takes it (train.py:30, dist.isend(x, 1).wait()); rank 1 is at train.py:32 (w.wait()).",
+			"Rank 0 waits for its message to be taken, and nobody has taken it (train.py:30, dist.isend(x, 1).wait()), and rank 1 waits in step (train.py:32, w.wait()).",
 		},
 		"the end of RPC": {
 			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 33}), at(1, "load_batch", 12)}},

@@ -28,6 +28,15 @@ func name(ranks []int) string {
 
 func lower(s string) string { return strings.ToLower(s[:1]) + s[1:] }
 
+func upper(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
+
+func was(ranks []int) string {
+	if len(ranks) == 1 {
+		return "was"
+	}
+	return "were"
+}
+
 func is(ranks []int) string {
 	if len(ranks) == 1 {
 		return name(ranks) + " is"

@@ -31,11 +31,11 @@ var hangs = [][]struct{ kind, want string }{
 		{"server", `^Rank 1 has not reached all_reduce \(hang\.py:87\); it is in read_from_server \(hang\.py:42\), reading from 127\.0\.0\.1:\d+.*; rank 0 waits`},
 		{"slow", `^Not hung: `},
 	},
-	{{"mismatch", `^Rank 1 calls broadcast \(hang\.py:52\) where rank 0 calls all_reduce|^Rank 1 waits for a message of rank 0|^Rank 1 has not reached all_reduce`}},
+	{{"mismatch", `^Rank 0 calls all_reduce \(hang\.py:54\), rank 1 calls broadcast \(hang\.py:52\)|^Rank 1 waits for a message of rank 0|^Rank 1 has not reached all_reduce`}},
 	{{"subgroup", `^Ranks 0 and 1 (wait for each other in different groups: .*|are in all_reduce of groups with different names.*: rank 0 of half \(hang\.py:\d+\), rank 1 of the default group \(hang\.py:\d+\))`}},
-	{{"irecv", `^Rank 1 waits for a message that nobody sends \(hang\.py:\d+, dist\.irecv\(x, 0\)\.wait\(\)\); rank 0 is at hang\.py:\d+ \(w\.wait\(\)\)`}},
-	{{"swallowed", `^Rank 1 calls barrier \(hang\.py:\d+\) where rank 0 calls all_reduce \(hang\.py:\d+\)`}},
-	{{"roots", `^Rank 1 calls broadcast with src=1 \(hang\.py:\d+\) where rank 0 calls broadcast with src=0 \(hang\.py:\d+\)`}},
+	{{"irecv", `^Rank 1 waits for a message, and none has come \(hang\.py:\d+, dist\.irecv\(x, 0\)\.wait\(\)\), and rank 0 waits in step \(hang\.py:\d+, w\.wait\(\)\)`}},
+	{{"swallowed", `^Rank 0 calls all_reduce \(hang\.py:\d+\), rank 1 calls barrier \(hang\.py:\d+\)`}},
+	{{"roots", `^Rank 0 calls broadcast with src=0 \(hang\.py:\d+\), rank 1 calls broadcast with src=1 \(hang\.py:\d+\)`}},
 	{{"thread", `^Rank 1 has not reached all_reduce \(hang\.py:\d+\); it is in step \(hang\.py:\d+\), in Thread\.join of threading\.py.*, for its thread \d+, which is in load_batch \(hang\.py:28\), sleeping; rank 0 waits`}},
 	{{"world", `^The program wants more ranks than there are: WORLD_SIZE is 2, but ranks 0 and 1 wait for rank 2, which does not exist`}},
 }
@@ -59,8 +59,11 @@ func TestWhy(t *testing.T) {
 			for _, part := range parts {
 				j.wait(j.out, "at "+part.kind+"\n", 2)
 				t.Run(part.kind, func(t *testing.T) {
-					why(t, name, part.want)
+					proof := why(t, name, part.want)
 					if part.kind == "missing" {
+						if !strings.Contains(proof, "float32[4,2]") {
+							t.Errorf("the size of the tensor is not in the proof:\n%s", proof)
+						}
 						stopped(t, name)
 					}
 				})
@@ -194,8 +197,8 @@ func program(t *testing.T) string {
 	return name
 }
 
-// why asks until the answer matches: a rank that has announced its hang may not be there yet.
-func why(t *testing.T, job, want string) {
+// why asks until the answer matches: a rank that has announced its hang may not be there yet. It returns the proof.
+func why(t *testing.T, job, want string) (proof string) {
 	t.Helper()
 	var answer struct {
 		Sentence string
@@ -210,10 +213,11 @@ func why(t *testing.T, job, want string) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		if regexp.MustCompile(want).MatchString(answer.Sentence) {
-			return
+			return strings.Join(answer.Proof, "\n")
 		}
 	}
 	t.Errorf("the answer is\n%s\n%s\nwant %s", answer.Sentence, strings.Join(answer.Proof, "\n"), want)
+	return ""
 }
 
 // TestHangTimeout: a job that stands still is explained by its launcher, stopped, and restarted.
