@@ -6,6 +6,7 @@ package verdict
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -56,7 +57,11 @@ func (c *court) atWork(moving []int) string {
 			text = fmt.Sprintf("Not hung: %s ending", lower(is(moving)))
 		}
 		if r.Raised != "" {
-			text += "; the last that it printed is " + r.Raised
+			who := "it"
+			if len(moving) > 1 {
+				who = "rank " + strconv.Itoa(r.Rank)
+			}
+			text += "; the last that " + who + " printed is " + r.Raised
 		}
 	}
 	waiting := slices.DeleteFunc(c.waiting(), func(n int) bool { return slices.Contains(moving, n) })
@@ -66,13 +71,18 @@ func (c *court) atWork(moving []int) string {
 	case p.op != "" || p.own != "":
 		text += ", and no rank waits in torch.distributed"
 	}
-	parts := []string{text}
+	return text + c.ended() + "."
+}
+
+// ended says which ranks have ended.
+func (c *court) ended() string {
+	text := ""
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" {
-			parts = append(parts, fmt.Sprintf("rank %d %s", r.Rank, r.Gone))
+			text += fmt.Sprintf("; rank %d %s", r.Rank, r.Gone)
 		}
 	}
-	return strings.Join(parts, "; ") + "."
+	return text
 }
 
 // whereabouts says where the ranks, but for one, are whose stacks could be read, those of one place together.

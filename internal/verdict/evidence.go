@@ -95,7 +95,7 @@ func (c *court) store() (Verdict, bool) {
 				}
 			}
 			slices.Sort(all)
-			return Verdict{Sentence: fmt.Sprintf("%s %s for the key %s of the store%s, in %s; nobody has set it.", name(all), verb(all, "wait"), w.Key, since(w.Age), c.at[w.Rank].where())}, true
+			return Verdict{Sentence: fmt.Sprintf("%s %s for the key %s of the store%s, in %s; nobody has set it%s.", name(all), verb(all, "wait"), w.Key, since(w.Age), c.at[w.Rank].where(), c.ended())}, true
 		}
 	}
 	// PyTorch's own store does not tell who waits for what. A rank that is at work may be about to set the key.
@@ -103,7 +103,7 @@ func (c *court) store() (Verdict, bool) {
 		return Verdict{}, false
 	}
 	if here := c.ranks(func(r Rank, p position) bool { return r.Object == theStore && !p.waits() && r.Main != nil }); len(here) > 0 {
-		return Verdict{Sentence: fmt.Sprintf("%s %s for the store, in %s%s: probably for a key that nobody has set.", name(here), verb(here, "wait"), c.at[here[0]].where(), since(c.rank(here[0]).Idle))}, true
+		return Verdict{Sentence: fmt.Sprintf("%s %s for the store, in %s%s: probably for a key that nobody has set%s.", name(here), verb(here, "wait"), c.at[here[0]].where(), since(c.rank(here[0]).Idle), c.ended())}, true
 	}
 	return Verdict{}, false
 }

@@ -6,6 +6,7 @@ package verdict
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/frdump"
 	"github.com/cohort-dist/cohort/internal/pystack"
@@ -94,6 +95,10 @@ func TestProven(t *testing.T) {
 		"a message of a rank of a group": {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=None tag=0 group_src=1", 30), at(1, "load", 12)}},
 			"Nothing moves: rank 0 is in recv (train.py:30); rank 1 is in load (train.py:12).", nil,
+		},
+		"a key that a rank would have set that has ended": {
+			Job{World: 3, Ranks: []Rank{at(0, "finish", 30), {Rank: 1, Gone: Succeeded}, at(2, "finish", 30)}, Waits: []Wait{{Key: "/done1", Rank: 0, Age: 9 * time.Second}, {Key: "/done1", Rank: 2, Age: 9 * time.Second}}},
+			"Ranks 0 and 2 wait for the key /done1 of the store for 9 s, in finish (train.py:30); nobody has set it; rank 1 has ended with exit code 0.", nil,
 		},
 		"tensors of different sizes": {
 			Job{World: 3, Ranks: []Rank{in(0, "all_reduce", "tensor=float32[4,2] async_op=false", 27), in(1, "all_reduce", "tensor=float32[5] async_op=false", 27), in(2, "all_reduce", "tensor=float32[8] async_op=false", 27)}},
