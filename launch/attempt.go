@@ -60,7 +60,9 @@ type attempt struct {
 	// Of the workers, for those who look at them: the processes of those that run, and how others have ended.
 	pids    []atomic.Int64
 	ends    []atomic.Pointer[string]
-	verdict string // why the job hung
+	verdict string       // why the job hung
+	seen    *verdict.Job // what the watch saw then
+	events  string       // of the cgroup then
 
 	coordination *coordination // of a job whose members change, or nil
 

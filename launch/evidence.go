@@ -8,13 +8,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/bundle"
 	"github.com/cohort-dist/cohort/internal/jobscan"
 	"github.com/cohort-dist/cohort/internal/pystack"
 	"github.com/cohort-dist/cohort/internal/verdict"
@@ -34,9 +32,9 @@ type Evidence struct {
 type RankState struct {
 	Rank dist.Rank `json:"rank"`
 	PID  int       `json:"pid"`
-	// Doing is the Python line that matters most, in words; empty where there is none.
+	// Doing is the line of the program that matters most, in words; empty where there is none.
 	Doing string `json:"doing,omitempty"`
-	// Stack is the text of all Python stacks, Error why there is none.
+	// Stack is the text of all Python stacks, or of all goroutines; Error why there is none.
 	Stack string `json:"stack,omitempty"`
 	Error string `json:"error,omitempty"`
 }
@@ -130,10 +128,12 @@ func storeWaits(server *tcpstore.Server, ranks map[int]int) []StoreWait {
 func readRank(ctx context.Context, reader *pystack.Reader, rank dist.Rank, pid int) RankState {
 	s := RankState{Rank: rank, PID: pid}
 	p, err := reader.Read(ctx, pid)
+	if errors.Is(err, pystack.ErrNotPython) { // perhaps it is Go, with a socket to ask it
+		s.Stack, s.Doing = jobscan.Goroutines(ctx, jobscan.Describe(int(rank), pid))
+		return s
+	}
 	if err != nil {
-		if !errors.Is(err, pystack.ErrNotPython) {
-			s.Error = err.Error()
-		}
+		s.Error = err.Error()
 		return s
 	}
 	s.Stack = p.String()
@@ -146,89 +146,50 @@ func readRank(ctx context.Context, reader *pystack.Reader, rank dist.Rank, pid i
 // keptBundles is how many runs' evidence the default folder holds.
 const keptBundles = 10
 
-// maxBundle bounds the files of one bundle, each of which is bounded too.
-const maxBundle = 64 << 20
-
-// saveEvidence writes the bundle: the report, and for each rank its stacks and last lines. It holds no environment and no
-// arguments, which may have secrets in them.
+// saveEvidence writes the bundle: the report, and for each rank its stacks and last lines; of a job that hung also what the watch has seen,
+// flight recorders included. It holds no environment and no arguments, which may have secrets in them.
 func (j *job) saveEvidence() {
-	if j.cfg.NoEvidence {
+	root := j.cfg.EvidenceDir
+	if root == "" {
+		root = bundle.Root()
+	}
+	if j.cfg.NoEvidence || root == "" {
 		return
 	}
-	dir := j.cfg.EvidenceDir
-	own := dir == ""
-	if own {
-		dir = defaultEvidence()
-		if dir == "" {
-			return
+	b := bundle.Create(root, j.cfg.RunID, j.report.Started)
+	report, err := json.MarshalIndent(j.report, "", "  ")
+	if err == nil {
+		b.Write("report.json", append(report, '\n'))
+		b.Write("report.txt", []byte(j.report.Text(nil)))
+		for i := range j.report.Attempts {
+			saveAttempt(b, &j.report.Attempts[i])
 		}
+		j.report.Bundle, err = b.Close()
 	}
-	dir = filepath.Join(dir, j.report.Started.UTC().Format("20060102T150405Z")+"_"+j.cfg.RunID)
-	if err := j.writeBundle(dir); err != nil {
+	if err != nil {
+		j.report.Bundle = ""
 		j.screen.say("the evidence cannot be written: %v", err)
 		return
 	}
-	j.report.Bundle = dir
-	if own {
-		prune(filepath.Dir(dir), keptBundles)
+	if j.cfg.EvidenceDir == "" {
+		bundle.Prune(root, keptBundles)
 	}
 }
 
-// defaultEvidence is the folder for bundles, "" if there is no home.
-func defaultEvidence() string {
-	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
-		return filepath.Join(state, "cohort", "evidence")
-	}
-	home, err := os.UserHomeDir()
-	if err != nil {
-		return ""
-	}
-	return filepath.Join(home, ".local", "state", "cohort", "evidence")
-}
-
-func (j *job) writeBundle(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	left := maxBundle
-	write := func(name string, data []byte) error {
-		if len(data) == 0 || len(data) > left {
-			return nil
-		}
-		left -= len(data)
-		return os.WriteFile(filepath.Join(dir, name), data, 0o600)
-	}
-	report, err := json.MarshalIndent(j.report, "", "  ")
-	if err != nil {
-		return err
-	}
-	errs := []error{write("report.json", append(report, '\n')), write("report.txt", []byte(j.report.Text(nil)))}
-	for _, a := range j.report.Attempts {
-		for _, w := range a.Workers {
-			name := fmt.Sprintf("attempt%d-rank%d", a.Number, w.Rank)
-			errs = append(errs, write(name+"-stderr.txt", []byte(w.LastErr)), write(name+"-stdout.txt", []byte(w.LastOut)))
-			if s := a.Evidence.Of(w.Rank); s != nil {
-				errs = append(errs, write(name+"-stack.txt", []byte(s.Stack)))
-			}
+func saveAttempt(b *bundle.Bundle, a *Attempt) {
+	for _, w := range a.Workers {
+		name := fmt.Sprintf("attempt%d-rank%d", a.Number, w.Rank)
+		b.Write(name+"-stderr.txt", []byte(w.LastErr))
+		b.Write(name+"-stdout.txt", []byte(w.LastOut))
+		if s := a.Evidence.Of(w.Rank); s != nil {
+			b.Write(name+"-stack.txt", []byte(s.Stack))
 		}
 	}
-	return errors.Join(errs...)
-}
-
-// prune removes all but the newest bundles. Their names begin with their time.
-func prune(dir string, keep int) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
+	if a.seen == nil {
 		return
 	}
-	var bundles []string
-	for _, e := range entries {
-		if len(e.Name()) > 17 && e.IsDir() && e.Name()[8] == 'T' && e.Name()[15] == 'Z' && e.Name()[16] == '_' {
-			bundles = append(bundles, e.Name())
-		}
+	if seen, err := json.MarshalIndent(a.seen, "", "  "); err == nil {
+		b.Write(fmt.Sprintf("attempt%d-seen.json", a.Number), seen)
 	}
-	slices.Sort(bundles)
-	for _, name := range bundles[:max(0, len(bundles)-keep)] {
-		_ = os.RemoveAll(filepath.Join(dir, name))
-	}
+	b.Write(fmt.Sprintf("attempt%d-cgroup.txt", a.Number), []byte(a.events))
 }

@@ -24,6 +24,7 @@ const (
 type hung struct {
 	since   time.Duration
 	verdict verdict.Verdict
+	seen    verdict.Job
 }
 
 // watch looks at the workers again and again until ctx ends. When ranks wait for each other and nothing has moved for
@@ -48,14 +49,15 @@ func (a *attempt) watch(ctx context.Context) {
 		if time.Since(from) < a.job.cfg.HangTimeout || said == where {
 			continue
 		}
-		said = where
-		v = verdict.Judge(all())
+		seen := all()
+		v = verdict.Judge(seen)
 		if strings.Join(v.Places, "\n") != where { // it went on in the meantime
 			last = ""
 			continue
 		}
+		said = where
 		select {
-		case a.inbox <- hung{time.Since(from), v}:
+		case a.inbox <- hung{time.Since(from), v, seen}:
 		case <-ctx.Done():
 			return
 		}
@@ -91,7 +93,10 @@ func (a *attempt) stands(h hung) {
 		a.job.screen.say("  %s", line)
 	}
 	if a.job.cfg.HangKill {
-		a.verdict = h.verdict.Sentence
+		for i := range h.seen.Ranks {
+			h.seen.Ranks[i].Line = "" // it may have a secret in it
+		}
+		a.verdict, a.seen, a.events = h.verdict.Sentence, &h.seen, a.job.memory.Events()
 		a.step(launchcore.Hung{})
 	}
 }

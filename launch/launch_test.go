@@ -6,9 +6,6 @@ package launch
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,28 +14,6 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 )
-
-func TestPrune(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for _, name := range []string{"20260101T000000Z_a", "20260102T000000Z_b", "20260103T000000Z_c", "mine"} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	prune(dir, 2)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	if want := []string{"20260102T000000Z_b", "20260103T000000Z_c", "mine"}; !slices.Equal(names, want) {
-		t.Errorf("left are %v, want %v", names, want)
-	}
-}
 
 func TestDevices(t *testing.T) {
 	t.Setenv("CUDA_VISIBLE_DEVICES", "4, GPU-7")

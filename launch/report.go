@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/postmortem"
 	"github.com/cohort-dist/cohort/internal/ranklist"
+	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
 // Report says how a job ended.
@@ -56,6 +57,9 @@ type Attempt struct {
 	// First is the rank that failed first, [dist.NoRank] if none has.
 	First    dist.Rank `json:"first"`
 	Evidence *Evidence `json:"evidence,omitempty"`
+
+	seen   *verdict.Job // by the watch, if it hung
+	events string       // of its cgroup then
 }
 
 // WorkerEnd is how a worker ended.
@@ -86,6 +90,7 @@ func (a *attempt) result(o launchcore.Outcome) Attempt {
 	r := Attempt{
 		Number: a.place.attempt, Started: a.started, Ended: time.Now(), Succeeded: o.Succeeded(), Signal: int(o.Signal),
 		Hung: o.Hung, Verdict: a.verdict, First: dist.NoRank, Evidence: a.found,
+		seen: a.seen, events: a.events,
 	}
 	for _, w := range a.workers {
 		end := WorkerEnd{

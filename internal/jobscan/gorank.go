@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/gostack"
 	"github.com/cohort-dist/cohort/internal/pystack"
 	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
 // askGo asks a Go rank for its flight recorder and its goroutines; both are nil where there is no answer.
@@ -28,6 +29,18 @@ func askGo(ctx context.Context, r Rank) (*frdump.Dump, []pystack.Thread) {
 		return dump, gostack.Parse(string(text))
 	}
 	return dump, nil
+}
+
+// Goroutines asks a Go rank for the stacks of its goroutines as text, and says in a few words where it is; both are empty where there is
+// no answer.
+func Goroutines(ctx context.Context, r Rank) (text, where string) {
+	for _, answer := range askRank(ctx, r, "stacks") {
+		if main := verdict.MainGoroutine(gostack.Parse(string(answer))); main != nil {
+			where = verdict.Where(main.Frames)
+		}
+		return string(answer), where
+	}
+	return "", ""
 }
 
 // Traces asks a Go rank for the dumps of its flight recorder, one for each world that it is in.

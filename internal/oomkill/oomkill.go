@@ -82,6 +82,15 @@ func (m *Count) Take() bool {
 // Forget takes all kills that nobody has taken: they were of other processes than those whose deaths are explained later.
 func (m *Count) Forget() { m.before = max(m.before, kills(m.file)) }
 
+// Events returns what the kernel has counted in the cgroup: its own text, "" if there is none.
+func (m *Count) Events() string {
+	b, err := os.ReadFile(m.file)
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
+
 // Limit returns the memory limit of the cgroup in bytes, 0 if there is none.
 func (m *Count) Limit() int64 {
 	b, err := os.ReadFile(m.limitFile)

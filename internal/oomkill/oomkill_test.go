@@ -41,6 +41,9 @@ func TestCount(t *testing.T) {
 		if m.Take() {
 			t.Errorf("%s: one kill is seen twice", name)
 		}
+		if m.Events() != c.after {
+			t.Errorf("%s: the events are %q", name, m.Events())
+		}
 		if m.Limit() != 1<<20 {
 			t.Errorf("%s: the limit is %d", name, m.Limit())
 		}
@@ -60,7 +63,7 @@ func TestCount(t *testing.T) {
 	if twice.Forget(); twice.Take() {
 		t.Error("a kill that was forgotten is taken")
 	}
-	if m := New(t.TempDir()); m.Take() || m.Limit() != 0 {
+	if m := New(t.TempDir()); m.Take() || m.Limit() != 0 || m.Events() != "" {
 		t.Error("without cgroups nothing is known")
 	}
 }

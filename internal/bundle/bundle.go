@@ -1,0 +1,71 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bundle keeps the evidence of failed runs: a folder of bounded size for each.
+package bundle
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// maxBytes bounds the files of one bundle together.
+const maxBytes = 64 << 20
+
+// Root is the folder for bundles where the user has named none, "" if there is no home.
+func Root() string {
+	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
+		return filepath.Join(state, "cohort", "evidence")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(home, ".local", "state", "cohort", "evidence")
+}
+
+// Bundle is a folder that is written.
+type Bundle struct {
+	dir  string
+	left int
+	err  error
+}
+
+// Create makes the bundle of a run.
+func Create(root, run string, started time.Time) *Bundle {
+	b := &Bundle{dir: filepath.Join(root, started.UTC().Format("20060102T150405Z")+"_"+run), left: maxBytes}
+	b.err = os.MkdirAll(b.dir, 0o700)
+	return b
+}
+
+// Write writes a file that only its owner can read. One that is empty, or for which there is no room, is left out.
+func (b *Bundle) Write(name string, data []byte) {
+	if b.err != nil || len(data) == 0 || len(data) > b.left {
+		return
+	}
+	b.left -= len(data)
+	b.err = os.WriteFile(filepath.Join(b.dir, name), data, 0o600)
+}
+
+// Close returns the folder, or why it could not be written.
+func (b *Bundle) Close() (string, error) { return b.dir, b.err }
+
+// Prune removes all but the newest bundles of a folder. Their names begin with their time.
+func Prune(root string, keep int) {
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return
+	}
+	var bundles []string
+	for _, e := range entries {
+		if len(e.Name()) > 17 && e.IsDir() && e.Name()[8] == 'T' && e.Name()[15] == 'Z' && e.Name()[16] == '_' {
+			bundles = append(bundles, e.Name())
+		}
+	}
+	slices.Sort(bundles)
+	for _, name := range bundles[:max(0, len(bundles)-keep)] {
+		_ = os.RemoveAll(filepath.Join(root, name))
+	}
+}
