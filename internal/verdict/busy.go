@@ -67,7 +67,7 @@ func (c *court) atWork(moving []int) string {
 	waiting := slices.DeleteFunc(c.waiting(), func(n int) bool { return slices.Contains(moving, n) })
 	switch {
 	case len(waiting) > 0:
-		text += fmt.Sprintf("; %s in %s", waits(waiting), c.at[waiting[0]].where())
+		text += "; " + c.waitIn(waiting)
 	case p.op != "" || p.own != "":
 		text += ", and no rank waits in torch.distributed"
 	}
@@ -89,6 +89,18 @@ func (c *court) ended() string {
 func (c *court) whereabouts(but int) string {
 	all := c.ranks(func(r Rank, _ position) bool { return r.Main != nil && r.Rank != but })
 	return strings.Join(c.grouped(all, position.doing), "; ")
+}
+
+// waitIn says where ranks wait, those of one place together.
+func (c *court) waitIn(ranks []int) string {
+	var parts []string
+	for len(ranks) > 0 {
+		where := c.at[ranks[0]].where()
+		elsewhere := func(n int) bool { return c.at[n].where() != where }
+		parts = append(parts, waits(slices.DeleteFunc(slices.Clone(ranks), elsewhere))+" in "+where)
+		ranks = slices.DeleteFunc(slices.Clone(ranks), func(n int) bool { return !elsewhere(n) })
+	}
+	return strings.Join(parts, ", ")
 }
 
 // grouped says where ranks are, those of one place together, and no more than four places.

@@ -5,6 +5,7 @@ package verdict
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -95,6 +96,18 @@ func TestProven(t *testing.T) {
 		"a message of a rank of a group": {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=None tag=0 group_src=1", 30), at(1, "load", 12)}},
 			"Nothing moves: rank 0 is in recv (train.py:30); rank 1 is in load (train.py:12).", nil,
+		},
+		"a rank that the program gives twice": {
+			Job{World: 3, Ranks: []Rank{told(in(0, "init_process_group", "world_size=3 rank=0", 5), 3, "a:1"), told(in(1, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1"), told(in(2, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1")}},
+			"Ranks 1 and 2 call init_process_group with rank=1 (train.py:5): give each process a rank of its own.", []int{1, 2},
+		},
+		"ranks that wait for a function at different places": {
+			Job{World: 3, Ranks: []Rank{
+				with(0, pystack.Frame{Func: "rpc_sync", File: strings.Replace(c10d, "distributed_c10d", "rpc/api", 1)}, pystack.Frame{Func: "main", File: script, Line: 20}),
+				inOther(at(1, "main", 33), pystack.Frame{Func: "load", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: strings.Replace(c10d, "distributed_c10d", "rpc/internal", 1)}),
+				with(2, pystack.Frame{Func: "shutdown", File: strings.Replace(c10d, "distributed_c10d", "rpc/api", 1)}, pystack.Frame{Func: "main", File: script, Line: 33}),
+			}},
+			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in load (train.py:12), reading from a pipe; rank 0 waits in rpc_sync (train.py:20), rank 2 waits in shutdown (train.py:33).", []int{1},
 		},
 		"a key that a rank would have set that has ended": {
 			Job{World: 3, Ranks: []Rank{at(0, "finish", 30), {Rank: 1, Gone: Succeeded}, at(2, "finish", 30)}, Waits: []Wait{{Key: "/done1", Rank: 0, Age: 9 * time.Second}, {Key: "/done1", Rank: 2, Age: 9 * time.Second}}},

@@ -40,7 +40,7 @@ func (c *court) handlers() (Verdict, bool) {
 			}
 			return Verdict{
 				Culprits: []int{r.Rank},
-				Sentence: fmt.Sprintf("Rank %d runs a function that was called by RPC and does not end: its thread %d is in %s; %s in %s%s.", r.Rank, t.ID, p.doing(), waits(here), c.at[here[0]].where(), since(c.waited(here))),
+				Sentence: fmt.Sprintf("Rank %d runs a function that was called by RPC and does not end: its thread %d is in %s; %s%s.", r.Rank, t.ID, p.doing(), c.waitIn(here), since(c.waited(here))),
 			}, true
 		}
 	}

@@ -5,6 +5,7 @@ package verdict
 
 import (
 	"fmt"
+	"maps"
 	"net/url"
 	"regexp"
 	"slices"
@@ -19,6 +20,7 @@ import (
 
 // settings are what a rank takes for the size of its world and the address of the store.
 type settings struct {
+	rank    int    // as the program says, -1: not known
 	world   int    // 0: not known
 	program bool   // the program says so, not the environment
 	store   string // "": not known
@@ -27,7 +29,7 @@ type settings struct {
 // settingsOf returns what a rank was started with, or what the program has made of it: the calls that set up a group have the
 // values as arguments.
 func settingsOf(r Rank) settings {
-	s := settings{world: r.World, store: r.Store}
+	s := settings{rank: -1, world: r.World, store: r.Store}
 	if r.Main == nil {
 		return s
 	}
@@ -35,6 +37,9 @@ func settingsOf(r Rank) settings {
 		f := &r.Main.Frames[i]
 		if f.Func != "_create_c10d_store" && f.Func != "init_process_group" || !distributed(f.File) {
 			continue
+		}
+		if n, err := strconv.Atoi(argument(f, "rank")); err == nil && n >= 0 {
+			s.rank = n
 		}
 		if n, err := strconv.Atoi(argument(f, "world_size")); err == nil && n > 0 && n != s.world {
 			s.world, s.program = n, r.World > 0
@@ -113,6 +118,23 @@ func (c *court) worlds() (Verdict, bool) {
 	}
 	return Verdict{Culprits: blamed(odd, rule), Sentence: fmt.Sprintf("%s %s %s %d where %s %s %d: all ranks must have the same; %s in init_process_group (%s)%s.",
 		name(odd), has(odd), setting, all[odd[0]].world, lower(name(rule)), has(rule), all[rule[0]].world, waits(here), c.lines(here), since(c.waited(here)))}, true
+}
+
+// numbers: the program gives two processes the same rank.
+func (c *court) numbers() (Verdict, bool) {
+	given := map[int][]int{}
+	for _, n := range c.ranks(func(_ Rank, p position) bool { return p.class == inInit }) {
+		if s := settingsOf(*c.rank(n)); s.rank >= 0 {
+			given[s.rank] = append(given[s.rank], n)
+		}
+	}
+	for _, rank := range slices.Sorted(maps.Keys(given)) {
+		if ranks := given[rank]; len(ranks) > 1 && ranks[0] != ranks[1] {
+			return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s call init_process_group with rank=%d (%s)%s: give each process a rank of its own.",
+				name(ranks), rank, c.lines(ranks), since(c.waited(ranks)))}, true
+		}
+	}
+	return Verdict{}, false
 }
 
 // stores: a rank uses another store than the others.

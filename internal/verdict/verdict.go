@@ -176,7 +176,7 @@ func (c *court) judge() Verdict {
 		return c.fromStore()
 	}
 	for _, rule := range []func() (Verdict, bool){
-		c.worlds, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.recorders, c.communicators, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.rooted, c.mismatch, c.same, c.store, c.unmatched,
+		c.worlds, c.numbers, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.recorders, c.communicators, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.rooted, c.mismatch, c.same, c.store, c.unmatched,
 	} {
 		if v, found := rule(); found {
 			v.Hung = !v.Still
@@ -263,7 +263,7 @@ func (c *court) lacking() (Verdict, bool) {
 	}
 	return Verdict{
 		Culprits: absent,
-		Sentence: fmt.Sprintf("%s not running: of a world of %d %s; %s in %s%s.", is(absent), c.job.World, found, waits(waiting), c.at[waiting[0]].where(), since(c.waited(waiting))),
+		Sentence: fmt.Sprintf("%s not running: of a world of %d %s; %s%s.", is(absent), c.job.World, found, c.waitIn(waiting), since(c.waited(waiting))),
 	}, true
 }
 
@@ -308,7 +308,7 @@ func (c *court) starting() (Verdict, bool) {
 			return c.late(late, "not called "+call, here), true
 		}
 		if past := c.still(inMessage, inCollective); step == inNewGroup && len(past) > 0 {
-			return Verdict{Culprits: past, Sentence: fmt.Sprintf("%s in %s where %s %s %s (%s)%s: every rank must call new_group for every group, in the same order, also for groups that it is not in.",
+			return Verdict{Culprits: past, Sentence: fmt.Sprintf("%s in %s where %s %s %s (%s)%s: every rank must call new_group for every group, with the same ranks and in the same order, also for groups that it is not in.",
 				is(past), c.at[past[0]].where(), lower(name(here)), verb(here, "call"), call, c.lines(here), since(c.waited(past)))}, true
 		}
 		if v, found := c.keys(here); found {
