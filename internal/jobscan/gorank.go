@@ -34,13 +34,15 @@ func askGo(ctx context.Context, r Rank) (*frdump.Dump, []pystack.Thread) {
 // Goroutines asks a Go rank for the stacks of its goroutines as text, and says in a few words where it is; both are empty where there is
 // no answer.
 func Goroutines(ctx context.Context, r Rank) (text, where string) {
-	for _, answer := range askRank(ctx, r, "stacks") {
-		if main := verdict.MainGoroutine(gostack.Parse(string(answer))); main != nil {
-			where = verdict.Where(main.Frames)
-		}
-		return string(answer), where
+	answers := askRank(ctx, r, "stacks")
+	if len(answers) == 0 {
+		return "", ""
 	}
-	return "", ""
+	text = string(answers[0])
+	if main := verdict.MainGoroutine(gostack.Parse(text)); main != nil {
+		where = verdict.Where(main.Frames)
+	}
+	return text, where
 }
 
 // Traces asks a Go rank for the dumps of its flight recorder, one for each world that it is in.

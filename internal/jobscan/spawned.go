@@ -116,7 +116,7 @@ func (j *Job) number(all []spawned) {
 		switch {
 		case s.pid == 0:
 			continue // it has ended
-		case told && s.rank < 0 && !(s.starts && ordered): // a process without a number beside those with one helps them
+		case told && s.rank < 0 && (!s.starts || !ordered): // a process without a number beside those with one helps them
 			continue
 		case s.rank < 0:
 			s.rank = s.place

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -16,10 +17,10 @@ func impl(before int, kind uint16, count uint64, sizes ...uint64) []byte {
 	put := func(off int, v uint64) { binary.LittleEndian.PutUint64(b[before+off:], v) }
 	put(0, uint64(len(sizes)))
 	stride := uint64(1)
-	for i := len(sizes) - 1; i >= 0; i-- {
-		put(dimsSizes+8*i, sizes[i])
+	for i, size := range slices.Backward(sizes) {
+		put(dimsSizes+8*i, size)
 		put(dimsStrides+8*i, stride)
-		stride *= sizes[i]
+		stride *= size
 	}
 	put(dimsCount, count)
 	binary.LittleEndian.PutUint16(b[before+dimsType:], kind)
@@ -56,7 +57,7 @@ func TestTensor(t *testing.T) {
 	for range 2000 { // whatever is there
 		memory := make([]byte, 1<<14)
 		for i := 0; i < len(memory); i += 8 {
-			binary.LittleEndian.PutUint64(memory[i:], r.Uint64N(1<<(r.UintN(14))))
+			binary.LittleEndian.PutUint64(memory[i:], r.Uint64N(1<<r.UintN(14)))
 		}
 		_ = (&walker{mem: bytes.NewReader(memory)}).tensor(r.Uint64N(1 << 14))
 	}

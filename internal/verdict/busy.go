@@ -76,13 +76,13 @@ func (c *court) atWork(moving []int) string {
 
 // ended says which ranks have ended.
 func (c *court) ended() string {
-	text := ""
+	var text strings.Builder
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" {
-			text += fmt.Sprintf("; rank %d %s", r.Rank, r.Gone)
+			fmt.Fprintf(&text, "; rank %d %s", r.Rank, r.Gone)
 		}
 	}
-	return text
+	return text.String()
 }
 
 // whereabouts says where the ranks, but for one, are whose stacks could be read, those of one place together.

@@ -163,7 +163,7 @@ func (c *court) recorders() (Verdict, bool) {
 	var behind *Verdict
 	for _, key := range groupsOf(opens) {
 		v, found := c.group(key, opens, last, members)
-		waits := func(n int) bool { o, found := opens[n]; return found && o.group != key }
+		waits := func(n int) bool { return opens[n].group != "" && opens[n].group != key }
 		switch {
 		case found && !slices.ContainsFunc(v.Culprits, waits):
 			return v, true

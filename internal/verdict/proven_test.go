@@ -39,31 +39,38 @@ func TestProven(t *testing.T) {
 	}{
 		"three calls of three ranks": {
 			Job{World: 3, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "barrier", "", 28), in(2, "broadcast", "src=0", 29)}},
-			"Rank 0 calls all_reduce (train.py:27), rank 1 calls barrier (train.py:28), rank 2 calls broadcast (train.py:29).", []int{0, 1, 2},
+			"Rank 0 calls all_reduce (train.py:27), rank 1 calls barrier (train.py:28), rank 2 calls broadcast (train.py:29).",
+			[]int{0, 1, 2},
 		},
 		"one rank of two": {
 			Job{World: 2, Ranks: []Rank{in(0, "broadcast", "src=0", 27), in(1, "broadcast", "src=1", 27)}},
-			"Rank 0 calls broadcast with src=0 (train.py:27), rank 1 calls broadcast with src=1 (train.py:27).", []int{0, 1},
+			"Rank 0 calls broadcast with src=0 (train.py:27), rank 1 calls broadcast with src=1 (train.py:27).",
+			[]int{0, 1},
 		},
 		"a rank that has left a reduce with another root": {
 			Job{World: 3, Ranks: []Rank{in(0, "reduce", "dst=0", 27), in(1, "reduce", "dst=1", 27), in(2, "barrier", "", 29)}},
-			"Rank 0 calls reduce with dst=0 (train.py:27), rank 1 calls reduce with dst=1 (train.py:27); rank 2 is in barrier (train.py:29).", []int{0, 1},
+			"Rank 0 calls reduce with dst=0 (train.py:27), rank 1 calls reduce with dst=1 (train.py:27); rank 2 is in barrier (train.py:29).",
+			[]int{0, 1},
 		},
 		"a collective of a group beside others": {
 			Job{World: 3, Ranks: []Rank{in(0, "barrier", "", 29), saying(in(1, "all_reduce", "", 28), "dist.all_reduce(x, group=g)"), in(2, "barrier", "", 29)}},
-			"Rank 1 calls all_reduce of the group g (train.py:28) where ranks 0 and 2 call barrier (train.py:29).", []int{1},
+			"Rank 1 calls all_reduce of the group g (train.py:28) where ranks 0 and 2 call barrier (train.py:29).",
+			[]int{1},
 		},
 		"a rank that has not come to the world_size of the program": {
 			Job{World: 2, Ranks: []Rank{told(at(0, "<module>", 3), 2, "a:1"), told(in(1, "init_process_group", "world_size=4 rank=1", 5), 2, "a:1")}},
-			"Rank 0 has not called init_process_group; it is in <module> (train.py:3); rank 1 waits.", []int{0},
+			"Rank 0 has not called init_process_group; it is in <module> (train.py:3); rank 1 waits.",
+			[]int{0},
 		},
 		"ranks that may have left a gather": {
 			Job{World: 3, Ranks: []Rank{in(0, "gather", "dst=0", 27), at(1, "load", 12), at(2, "save", 14)}},
-			"Not all of ranks 1 and 2 have reached gather (train.py:27): rank 1 is in load (train.py:12); rank 2 is in save (train.py:14); rank 0 waits.", []int{1, 2},
+			"Not all of ranks 1 and 2 have reached gather (train.py:27): rank 1 is in load (train.py:12); rank 2 is in save (train.py:14); rank 0 waits.",
+			[]int{1, 2},
 		},
 		"the only rank that is not in a gather": {
 			Job{World: 2, Ranks: []Rank{in(0, "gather", "dst=0", 27), at(1, "load", 12)}},
-			"Rank 1 has not reached gather (train.py:27); it is in load (train.py:12); rank 0 waits.", []int{1},
+			"Rank 1 has not reached gather (train.py:27); it is in load (train.py:12); rank 0 waits.",
+			[]int{1},
 		},
 		"a call of which not all is known": {
 			Job{World: 2, Ranks: []Rank{saying(in(0, "all_reduce", "", 27), "dist.all_reduce(x, group=tp)"), saying(in(1, "all_reduce", "", 29), "dist.all_reduce(x,...")}},
@@ -71,11 +78,13 @@ func TestProven(t *testing.T) {
 		},
 		"groups without a name": {
 			Job{World: 2, Ranks: []Rank{saying(in(0, "all_reduce", "", 27), "dist.all_reduce( x, dist.ReduceOp.SUM, tp, )"), saying(in(1, "all_reduce", "", 29), "dist.all_reduce(x, SUM, dp)")}},
-			"Ranks 0 and 1 are in all_reduce of groups with different names: rank 0 of tp (train.py:27), rank 1 of dp (train.py:29); every rank must call the collectives of all its groups in the same order.", []int{0, 1},
+			"Ranks 0 and 1 are in all_reduce of groups with different names: rank 0 of tp (train.py:27), rank 1 of dp (train.py:29); every rank must call the collectives of all its groups in the same order.",
+			[]int{0, 1},
 		},
 		"a rank that may not be in the group": {
 			Job{World: 3, Ranks: []Rank{saying(in(0, "all_reduce", "", 27), "dist.all_reduce(x, SUM, left)"), saying(in(1, "all_reduce", "", 27), "dist.all_reduce(x, SUM, left)"), at(2, "save", 14)}},
-			"Rank 2 has not reached all_reduce (train.py:27), which only those in its group have to; it is in save (train.py:14); ranks 0 and 1 wait.", []int{2},
+			"Rank 2 has not reached all_reduce (train.py:27), which only those in its group have to; it is in save (train.py:14); ranks 0 and 1 wait.",
+			[]int{2},
 		},
 		"ranks that were not seen": {
 			Job{World: 4, Ranks: []Rank{in(0, "barrier", "", 27), in(1, "barrier", "", 27)}},
@@ -83,15 +92,18 @@ func TestProven(t *testing.T) {
 		},
 		"a message of a rank that waits for one that it may have sent": {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=1 tag=7", 30), saying(at(1, "step", 40), "sent.wait()")}},
-			"Rank 0 waits for a message of rank 1 (train.py:30), which waits in step (train.py:40) for an operation that was started earlier, and none has come.", []int{1},
+			"Rank 0 waits for a message of rank 1 (train.py:30), which waits in step (train.py:40) for an operation that was started earlier, and none has come.",
+			[]int{1},
 		},
 		"a message of a rank that may have sent another one": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 40), in(1, "recv", "src=0 tag=8", 30)}},
-			"Rank 1 waits for a message of rank 0 (train.py:30), which is in barrier (train.py:40), and none has come.", []int{0},
+			"Rank 1 waits for a message of rank 0 (train.py:30), which is in barrier (train.py:40), and none has come.",
+			[]int{0},
 		},
 		"a message of any rank, of which some were not seen": {
 			Job{World: 3, Ranks: []Rank{in(0, "recv", "src=None", 30), at(1, "load", 12)}},
-			"Rank 0 waits for a message of any rank (train.py:30), and none of those that were seen sends one: rank 1 is in load (train.py:12).", []int{1},
+			"Rank 0 waits for a message of any rank (train.py:30), and none of those that were seen sends one: rank 1 is in load (train.py:12).",
+			[]int{1},
 		},
 		"a message of a rank of a group": {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=None tag=0 group_src=1", 30), at(1, "load", 12)}},
@@ -99,7 +111,8 @@ func TestProven(t *testing.T) {
 		},
 		"a rank that the program gives twice": {
 			Job{World: 3, Ranks: []Rank{told(in(0, "init_process_group", "world_size=3 rank=0", 5), 3, "a:1"), told(in(1, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1"), told(in(2, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1")}},
-			"Ranks 1 and 2 call init_process_group with rank=1 (train.py:5): give each process a rank of its own.", []int{1, 2},
+			"Ranks 1 and 2 call init_process_group with rank=1 (train.py:5): give each process a rank of its own.",
+			[]int{1, 2},
 		},
 		"ranks that wait for a function at different places": {
 			Job{World: 3, Ranks: []Rank{
@@ -107,7 +120,8 @@ func TestProven(t *testing.T) {
 				inOther(at(1, "main", 33), pystack.Frame{Func: "load", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: strings.Replace(c10d, "distributed_c10d", "rpc/internal", 1)}),
 				with(2, pystack.Frame{Func: "shutdown", File: strings.Replace(c10d, "distributed_c10d", "rpc/api", 1)}, pystack.Frame{Func: "main", File: script, Line: 33}),
 			}},
-			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in load (train.py:12), reading from a pipe; rank 0 waits in rpc_sync (train.py:20), rank 2 waits in shutdown (train.py:33).", []int{1},
+			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in load (train.py:12), reading from a pipe; rank 0 waits in rpc_sync (train.py:20), rank 2 waits in shutdown (train.py:33).",
+			[]int{1},
 		},
 		"a key that a rank would have set that has ended": {
 			Job{World: 3, Ranks: []Rank{at(0, "finish", 30), {Rank: 1, Gone: Succeeded}, at(2, "finish", 30)}, Waits: []Wait{{Key: "/done1", Rank: 0, Age: 9 * time.Second}, {Key: "/done1", Rank: 2, Age: 9 * time.Second}}},
@@ -115,11 +129,13 @@ func TestProven(t *testing.T) {
 		},
 		"tensors of different sizes": {
 			Job{World: 3, Ranks: []Rank{in(0, "all_reduce", "tensor=float32[4,2] async_op=false", 27), in(1, "all_reduce", "tensor=float32[5] async_op=false", 27), in(2, "all_reduce", "tensor=float32[8] async_op=false", 27)}},
-			"Rank 1 calls all_reduce (train.py:27) with 5 elements of float32 where ranks 0 and 2 call all_reduce (train.py:27) with 8 elements of float32.", []int{1},
+			"Rank 1 calls all_reduce (train.py:27) with 5 elements of float32 where ranks 0 and 2 call all_reduce (train.py:27) with 8 elements of float32.",
+			[]int{1},
 		},
 		"tensors of different types": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "tensor=float32[8]", 27), in(1, "all_reduce", "tensor=float64[8]", 27)}},
-			"Rank 0 calls all_reduce (train.py:27) with 8 elements of float32, rank 1 calls all_reduce (train.py:27) with 8 elements of float64.", []int{0, 1},
+			"Rank 0 calls all_reduce (train.py:27) with 8 elements of float32, rank 1 calls all_reduce (train.py:27) with 8 elements of float64.",
+			[]int{0, 1},
 		},
 		"tensors that fit": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "tensor=float32[4,2]", 27), in(1, "all_reduce", "tensor=float32[8]", 27)}},
@@ -130,14 +146,16 @@ func TestProven(t *testing.T) {
 				recorded(in(0, "all_reduce", "", 27), nil, entry("1", "left", 1, true)), recorded(at(1, "load", 12), nil, entry("0", "default_pg", 1, false)),
 				recorded(in(2, "all_reduce", "", 27), nil, entry("2", "right", 1, true)), recorded(at(3, "load", 12), nil, entry("0", "default_pg", 1, false)),
 			}},
-			"Ranks 1-3 have not reached all_reduce number 1 of left, which only those in its group have to; they are in all_reduce (train.py:27), load (train.py:12); rank 0 waits.", []int{1, 2, 3},
+			"Ranks 1-3 have not reached all_reduce number 1 of left, which only those in its group have to; they are in all_reduce (train.py:27), load (train.py:12); rank 0 waits.",
+			[]int{1, 2, 3},
 		},
 		"a group whose members are known": {
 			Job{World: 4, Ranks: []Rank{
 				recorded(in(0, "all_reduce", "", 27), map[string][]int{"1": {0, 1}}, entry("1", "left", 1, true)), recorded(at(1, "load", 12), nil),
 				recorded(in(2, "all_reduce", "", 27), map[string][]int{"2": {2, 3}}, entry("2", "right", 1, true)), recorded(in(3, "all_reduce", "", 27), nil, entry("2", "right", 1, true)),
 			}},
-			"Rank 1 has not reached all_reduce number 1 of left; it is in load (train.py:12); rank 0 waits.", []int{1},
+			"Rank 1 has not reached all_reduce number 1 of left; it is in load (train.py:12); rank 0 waits.",
+			[]int{1},
 		},
 		"a rank that waits in another group": {
 			Job{World: 3, Ranks: []Rank{
@@ -145,7 +163,8 @@ func TestProven(t *testing.T) {
 				recorded(in(1, "all_reduce", "", 29), nil, entry("0", "default_pg", 1, false), entry("1", "tail", 2, true)),
 				recorded(at(2, "load", 12), nil, entry("0", "default_pg", 2, true), entry("1", "tail", 1, false)),
 			}},
-			"Ranks 0 and 1 wait for each other in different groups: rank 0 in all_reduce of default_pg (train.py:27), rank 1 in all_reduce of tail (train.py:29).", []int{0, 1},
+			"Ranks 0 and 1 wait for each other in different groups: rank 0 in all_reduce of default_pg (train.py:27), rank 1 in all_reduce of tail (train.py:29).",
+			[]int{0, 1},
 		},
 	} {
 		v := Judge(c.job)
