@@ -15,7 +15,7 @@ rank; processor time, context switches, futex calls, epoll calls and yields of a
           ratio of ranks to cores. Rows with computing goroutines are compared with each other, so are rows with a busy
           garbage collector, and of both those with GOMAXPROCS=1 separately: there the Go scheduler lets goroutines take turns of
           10 ms."""
-import argparse, atexit, json, math, os, statistics, subprocess, sys
+import argparse, atexit, json, math, os, signal, statistics, subprocess, sys, time
 
 args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 args.add_argument("--reps", type=int, default=3)
@@ -26,6 +26,15 @@ cohort = os.environ.get("COHORT") or os.path.join(os.path.dirname(os.path.abspat
 cores = len(os.sched_getaffinity(0))
 
 
+def remove(folder):
+    """Removes a cgroup once its processes have ended."""
+    for _ in range(50):
+        try:
+            return os.rmdir(folder)
+        except OSError:
+            time.sleep(0.1)
+
+
 def limited_to_one_core():
     """Makes a cgroup whose processes together use one core; returns its file of processes, or None."""
     for root, name, value in (("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "100000"), ("/sys/fs/cgroup", "cpu.max", "100000 100000")):
@@ -34,7 +43,8 @@ def limited_to_one_core():
             os.mkdir(folder)
         except OSError:
             continue
-        atexit.register(os.rmdir, folder)
+        atexit.register(remove, folder)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         try:
             with open(f"{folder}/{name}", "w") as f:
                 f.write(value)
