@@ -129,12 +129,21 @@ with dist_autograd.context() as ctx:
     teq(dist_autograd.get_gradients(ctx)[x], torch.full((3,), 3.))
 del r
 import torch.autograd.profiler_legacy as legacy
+def remote(prof, *functions): # what the Go worker has reported, once for each call
+    names = [e.name for e in prof.function_events if e.is_remote]
+    for f in functions:
+        eq(sum(n.startswith(f"rpc_sync#{f}(py0 -> go1)#remote_op: ") for n in names), 1)
 with legacy.profile() as prof:
     eq(rpc.rpc_sync("go1", gostub.echo, args=(6,)), 6)
     teq(rpc.rpc_sync("go1", torch.add, args=(torch.ones(2), 1)), torch.full((2,), 2.))
     with dist_autograd.context() as ctx:
         teq(rpc.rpc_sync("go1", gostub.scale, args=(x, 2.0)).detach(), torch.full((3,), 2.))
-assert any("go1" in e.name for e in prof.function_events), [e.name for e in prof.function_events]
+remote(prof, "echo", "aten::add", "scale")
+with dist_autograd.context() as ctx: # the wrappers the other way round
+    with legacy.profile() as prof:
+        teq(rpc.rpc_sync("go1", gostub.scale, args=(x, 2.0)).detach(), torch.full((3,), 2.))
+        teq(rpc.rpc_sync("go1", torch.add, args=(x, x)).detach(), torch.full((3,), 2.))
+remote(prof, "scale", "aten::add")
 `), goWorker("go1", mergedHandlers()))
 		w.run()
 		w.stop()
