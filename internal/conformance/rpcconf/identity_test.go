@@ -180,14 +180,24 @@ func TestWorkerInfoTravels(t *testing.T) {
 
 func TestOwnerEquality(t *testing.T) {
 	w := start(t, 3)
+	a := w.nodes[0].Agent
 	seen := map[rpc.WorkerInfo]int{}
 	for _, to := range []string{name(1), name(1), name(2)} {
-		ref, err := rpc.Remote[any](w.ctx, w.nodes[0].Agent, to, "t.echo", 1)
+		ref, err := rpc.Remote[any](w.ctx, a, to, "t.echo", 1)
+		must(t, err)
+		if ref.Owner() == a.Self() {
+			t.Errorf("owner %v", ref.Owner())
+		}
+		seen[ref.Owner()]++
+		must(t, ref.Close())
+	}
+	for _, value := range []int{40, 50} { // its own
+		ref, err := rpc.NewRef(a, value)
 		must(t, err)
 		seen[ref.Owner()]++
 		must(t, ref.Close())
 	}
-	if len(seen) != 2 || seen[rpc.WorkerInfo{Name: name(1), ID: 1}] != 2 {
+	if len(seen) != 3 || seen[rpc.WorkerInfo{Name: name(1), ID: 1}] != 2 || seen[rpc.WorkerInfo{Name: name(2), ID: 2}] != 1 || seen[a.Self()] != 2 {
 		t.Errorf("got %v", seen)
 	}
 }

@@ -134,11 +134,23 @@ func TestTensorMethods(t *testing.T) {
 func TestRefReuse(t *testing.T) {
 	w := start(t, 2)
 	w.serveCells()
-	ref, err := rpc.Remote[*cell](w.ctx, w.nodes[0].Agent, name(1), "t.cell", 0)
+	ref, err := rpc.Remote[*box](w.ctx, w.nodes[0].Agent, name(1), "t.box", filled(5, 2, 2))
 	must(t, err)
-	for i := range 50 {
-		if v, err := rpc.CallMethod[int](w.ctx, ref, "add", 1); err != nil || v != i+1 {
-			t.Fatalf("call %d: %d, %v", i, v, err)
+	for range 10 { // several methods in turn, each in every way
+		sizes, err := methods[[]int](w.ctx, ref, "size")
+		must(t, err)
+		for i, shape := range [][]int{{1, 4}, {4, 1}, {4}} {
+			args := []any{}
+			for _, d := range shape {
+				args = append(args, d)
+			}
+			views, err := methods[*tensor.Tensor](w.ctx, ref, "View", args...)
+			must(t, err)
+			for k, view := range views {
+				if fmt.Sprint(sizes[i]) != "[2 2]" || !tensor.Equal(view, filled(5, shape...)) {
+					t.Fatalf("%s: %v, %v", modes[k].name, sizes[i], view)
+				}
+			}
 		}
 	}
 	must(t, ref.Close())

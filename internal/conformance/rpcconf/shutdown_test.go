@@ -66,19 +66,19 @@ func TestBarrierTwice(t *testing.T) {
 		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
-			for range 2 {
+			if err := w.unevenWork(n, p); err != nil {
+				return err
+			}
+			for range 2 { // the workers without work are there first
 				if err := rpc.Barrier(w.ctx, n.Agent); err != nil {
 					return err
 				}
-				sum, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.add", p.make(), p.make())
-				if err != nil {
-					return err
-				}
-				if err := p.check(sum, 2); err != nil {
-					return err
-				}
 			}
-			return nil
+			sum, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.add", p.make(), p.make())
+			if err != nil {
+				return err
+			}
+			return p.check(sum, 2)
 		})
 		w.shutdown()
 	})
@@ -165,15 +165,31 @@ func TestBarrier(t *testing.T) {
 func TestUnevenWorkload(t *testing.T) {
 	w := start(t, worldSize)
 	w.every(func(n *node) error {
-		if n.rank == 1 {
-			for i := range 50 {
-				if _, err := rpc.Call[any](w.ctx, n.Agent, name(i%worldSize), "t.sleep", 0.002); err != nil {
-					return err
-				}
-			}
+		if err := w.unevenWork(n, payload{make: func() any { return ones(100, 100) }}); err != nil {
+			return err
 		}
 		return n.Shutdown(w.ctx)
 	})
+}
+
+// unevenWork has the first worker give work to the second and then to the third. The others have none of their own.
+func (w *world) unevenWork(n *node, p payload) error {
+	for to := 1; n.rank == 0 && to <= 2; to++ {
+		futures := make([]*dist.Future[any], 30)
+		for i := range futures {
+			futures[i] = rpc.Async[any](w.ctx, n.Agent, name(to), "t.heavy", p.make())
+		}
+		sums, err := dist.All(futures...).Await(w.ctx)
+		if err != nil {
+			return err
+		}
+		for _, sum := range sums {
+			if err := p.check(sum, 1024); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func TestCallAfterShutdown(t *testing.T) {
