@@ -146,6 +146,40 @@ func TestLoudScript(t *testing.T) {
 	})
 }
 
+// TestSameResults: DistributedDataParallel and RPC give the same results under both launchers.
+func TestSameResults(t *testing.T) {
+	t.Parallel()
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		for _, script := range []string{"ddp.py", "rpc.py"} {
+			t.Run(script, func(t *testing.T) {
+				if script == "rpc.py" && !torch.About(t).Has(torchtest.TensorPipe) {
+					torch.NotApplicable(t, "has no TensorPipe")
+				}
+				dir := place(t, torch)
+				ours, theirs := filepath.Join(dir, "ours"), filepath.Join(dir, "theirs")
+				for _, d := range []string{ours, theirs} {
+					if err := os.Mkdir(d, 0o755); err != nil {
+						t.Fatal(err)
+					}
+				}
+				env := "TP_SOCKET_IFNAME=lo"
+				j := cohortWith(t, torch, dir, []string{env}, []string{"--nproc-per-node", "2"}, "-u", dir+"/"+script, ours)
+				if code := j.end(); code != 0 {
+					t.Fatalf("cohort run: exit code %d\n%s%s", code, j.out, j.err)
+				}
+				cmd, path := withTorchrun(t, torch, dir, dir+"/"+script, theirs)
+				_ = runInto(t, dir, cmd, io.Discard, path, env)
+				a, b := results(t, ours), results(t, theirs)
+				for rank := range 2 {
+					if a[rank].Sum == 0 || a[rank].Sum != b[rank].Sum || strings.Join(a[rank].Argv, " ") != strings.Join(b[rank].Argv, " ") {
+						t.Errorf("rank %d: %+v and %+v", rank, a[rank], b[rank])
+					}
+				}
+			})
+		}
+	})
+}
+
 // TestLoaderWorkers: data loaders that fork work the same under both launchers, and none of their processes is left behind.
 func TestLoaderWorkers(t *testing.T) {
 	t.Parallel()
