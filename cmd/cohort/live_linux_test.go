@@ -282,3 +282,24 @@ esac`
 	p.leftAsItWas()
 	<-ended
 }
+
+// TestLiveViewOfMany: 64 ranks with bars of wide characters and lines longer than the screen, on a terminal that is narrow, then low, and
+// whose launcher is stopped for a while, leave the terminal as it was.
+func TestLiveViewOfMany(t *testing.T) {
+	t.Parallel()
+	const script = `echo 長い行 $RANK 長い行 $RANK 長い行 $RANK 長い行 $RANK 長い行; printf '\r進捗%d%%|##\t|' $RANK; exec sleep 1000`
+	p := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir(), "NO_COLOR=1"}, "run", "--nproc-per-node", "64", "sh", "-c", strings.ReplaceAll(script, "$", "$$"))
+	p.shows(`^cohort run sh, 64 ranks, `, `^ranks 0-63 run, `, `^rank 0 進捗0%\|## \|$`, `^and \d+ more$`)
+	p.resize(13, 20)
+	p.shows(`^cohort ru\.\.\.$`, `^rank 0 進捗$|^rank 0 進\.\.\.$`)
+	_ = p.cmd.Process.Signal(syscall.SIGSTOP)
+	p.resize(60, 8)
+	_ = p.cmd.Process.Signal(syscall.SIGCONT)
+	p.shows(`^cohort run sh, 64 ranks, `, `^and \d+ more$`)
+	if regexp.MustCompile(`\x1b\[\d*m`).MatchString(p.text()) {
+		t.Error("there are colours")
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	p.ends()
+	p.leftAsItWas()
+}
