@@ -69,6 +69,14 @@ func (l *lan) cut(i int) {
 	}
 }
 
+// heal puts a machine back on the network.
+func (l *lan) heal(i int) {
+	l.t.Helper()
+	if out, err := exec.Command("ip", "-n", l.machine(0), "link", "set", fmt.Sprint("v", i), "up").CombinedOutput(); err != nil {
+		l.t.Fatalf("machine %d cannot be put back: %v %s", i, err, out)
+	}
+}
+
 // command is one that runs on a machine.
 type command struct {
 	t    *testing.T
@@ -169,6 +177,37 @@ func TestCutNode(t *testing.T) {
 	l.until(file, `machine=1 world=2`)
 	if code := nodes[3].ends(); code != 1 || !strings.Contains(nodes[3].String(), "the launcher that hosts the rendezvous at 10.77.0.1:29400 is gone: it has not been heard of for 2s") {
 		t.Errorf("machine 3: exit code %d\n%s", code, nodes[3])
+	}
+}
+
+// TestCutAndHealed: a network that is gone for less than heartbeat_timeout, of the host or of another node, changes nothing.
+func TestCutAndHealed(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t, 2)
+	dir := t.TempDir()
+	file, done := filepath.Join(dir, "worlds"), filepath.Join(dir, "go")
+	var nodes []*command
+	for i := 1; i <= 2; i++ {
+		script := fmt.Sprintf(`echo machine=%d world=$$WORLD_SIZE >> %s; while [ ! -e %s ]; do sleep 0.1; done`, i, file, done)
+		nodes = append(nodes, l.start(i, "run", "--nnodes", "2", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400", "--evidence", "-",
+			"--rdzv-conf", "heartbeat_timeout=60", "sh", "-c", script))
+	}
+	l.until(file, `(?s)(world=2.*){2}`)
+	for _, i := range []int{2, 1} {
+		l.cut(i)
+		time.Sleep(500 * time.Millisecond)
+		l.heal(i)
+	}
+	if err := os.WriteFile(done, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i, n := range nodes {
+		if code := n.ends(); code != 0 {
+			t.Errorf("machine %d: exit code %d\n%s", i+1, code, n)
+		}
+	}
+	if worlds, err := os.ReadFile(file); err != nil || strings.Count(string(worlds), "\n") != 2 {
+		t.Errorf("the attempts were\n%s%v", worlds, err)
 	}
 }
 
