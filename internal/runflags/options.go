@@ -254,10 +254,18 @@ func (o *Options) nodes(v values) error {
 		return err
 	}
 	o.Endpoint, o.MasterAddr, o.MasterPort = place, "", 0
-	if n := v["node-rank"]; n != "" {
-		rank, failed := strconv.Atoi(n)
-		if failed != nil || rank < 0 || rank >= o.MaxNodes {
-			return fmt.Errorf("--node-rank %s: it must be a number below %d", n, o.MaxNodes)
+	if err := o.hosting(v["node-rank"], static, conf["is_host"]); err != nil {
+		return err
+	}
+	return o.nodeLimits(conf, static)
+}
+
+// hosting reads the number of this node and whether it hosts the rendezvous: with the static one node 0 does, unless is_host says.
+func (o *Options) hosting(number string, static bool, host string) error {
+	if number != "" {
+		rank, err := strconv.Atoi(number)
+		if err != nil || rank < 0 || rank >= o.MaxNodes {
+			return fmt.Errorf("--node-rank %s: it must be a number below %d", number, o.MaxNodes)
 		}
 		o.NodeRank = &rank
 		switch {
@@ -267,15 +275,20 @@ func (o *Options) nodes(v values) error {
 			o.Host = launch.HostNever
 		}
 	}
-	switch strings.ToLower(conf["is_host"]) {
+	switch strings.ToLower(host) {
 	case "":
 	case "1", "true", "t", "yes", "y":
 		o.Host = launch.HostAlways
 	case "0", "false", "f", "no", "n":
 		o.Host = launch.HostNever
 	default:
-		return fmt.Errorf("--rdzv-conf is_host=%s: it must be 1 or 0", conf["is_host"])
+		return fmt.Errorf("--rdzv-conf is_host=%s: it must be 1 or 0", host)
 	}
+	return nil
+}
+
+// nodeLimits reads the times and the port of --rdzv-conf.
+func (o *Options) nodeLimits(conf map[string]string, static bool) (err error) {
 	join := "join_timeout"
 	if static && conf[join] == "" {
 		join = "timeout" // what torchrun's static rendezvous calls it
