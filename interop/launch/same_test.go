@@ -6,6 +6,7 @@ package launch
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"hash"
@@ -142,6 +143,52 @@ func TestLoudScript(t *testing.T) {
 		}
 		if ours.String() != theirs.String() {
 			t.Errorf("cohort run: %s\ntorchrun:   %s", ours, theirs)
+		}
+	})
+}
+
+// listOptions prints the options of torchrun: their names, and whether they take a value.
+const listOptions = `
+import json
+from torch.distributed.run import get_args_parser
+print("options", json.dumps([[o, a.nargs != 0] for a in get_args_parser()._actions for o in a.option_strings]))
+`
+
+// TestEveryOption: every option of every torchrun, in each of its spellings, is one of "cohort run" that takes a value or none as there,
+// or is refused with a sentence.
+func TestEveryOption(t *testing.T) {
+	t.Parallel()
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		dir := place(t, torch)
+		var out bytes.Buffer
+		command := torch.Command()
+		_ = runInto(t, dir, exec.Command(command[0], append(command[1:], "-c", listOptions)...), &out)
+		_, text, _ := strings.Cut(out.String(), "options ")
+		var options [][]any
+		if err := json.Unmarshal([]byte(text), &options); err != nil || len(options) < 20 {
+			t.Fatalf("%v: %s", err, out.String())
+		}
+		values := map[string]string{
+			"monitor": "1", "shutdown": "1", "node": "0", "max": "1", "nproc": "2", "nnodes": "1", "master_port": "29999", "r": "3", "redirects": "3", "tee": "3", "t": "3",
+			"local_ranks": "0", "start": "spawn", "signals": "SIGTERM", "event": "null", "rdzv_backend": "c10d", "rdzv_conf": "a=1", "print": "bash", "numa": "node",
+		}
+		for _, option := range options {
+			name, _ := option[0].(string)
+			args := []string{"run", "--dry-run", name}
+			if valued, _ := option[1].(bool); valued {
+				value, best := "x", 0
+				for prefix, v := range values {
+					if plain := strings.ReplaceAll(strings.TrimLeft(name, "-"), "-", "_"); strings.HasPrefix(plain, prefix) && len(prefix) > best {
+						value, best = v, len(prefix)
+					}
+				}
+				args = append(args, value)
+			}
+			said, err := exec.Command(program(t), append(args, "true")...).CombinedOutput()
+			refused := strings.Contains(string(said), "not supported") || strings.Contains(string(said), "cohort completion")
+			if err != nil && !refused || strings.Contains(string(said), "there is no option") {
+				t.Errorf("%s: %v\n%s", strings.Join(args, " "), err, said)
+			}
 		}
 	})
 }
