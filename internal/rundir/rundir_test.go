@@ -39,7 +39,7 @@ func TestDir(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := d.Prepare(0, 2); err != nil {
+		if err = d.Prepare(0, 2); err != nil {
 			t.Fatal(err)
 		}
 		f, err := d.Create(0, "1", "stdout.log")
