@@ -90,6 +90,8 @@ type counter struct {
 	took    map[testID]float64
 	newer   []string            // installations of PyTorch whose failures are only reported
 	uses    map[testID][]string // installations that tests said they use
+	// unfinished are the tests that were running when a package ended early.
+	unfinished map[testID][]string
 }
 
 // testID is a test, or with an empty name a package.
@@ -103,7 +105,7 @@ func report(r io.Reader, w io.Writer, noskip bool, run runner) (sum totals, ok b
 	c := counter{
 		w: w, counted: map[string]totals{}, output: map[testID][]string{}, running: map[testID]bool{},
 		skips: map[string]int{}, why: map[testID]string{}, raced: map[testID]bool{}, took: map[testID]float64{},
-		uses: map[testID][]string{},
+		uses: map[testID][]string{}, unfinished: map[testID][]string{},
 	}
 	ok = true
 	lines := bufio.NewReader(r)
@@ -139,6 +141,7 @@ func report(r io.Reader, w io.Writer, noskip bool, run runner) (sum totals, ok b
 		}
 	}
 	c.failed = slices.DeleteFunc(c.failed, func(id testID) bool { return slices.Contains(excused, id) })
+	c.endedByNewer(run)
 	verdict := "FAILED"
 	failed := len(c.failed) > 0
 	if failed && run != nil {
@@ -221,6 +224,7 @@ func (c *counter) endPackage(id testID, e event) {
 			c.why[id] = " (did not build)"
 		case len(running) > 0: // a crash ends the tests that were running without a verdict of their own
 			c.why[id] = " (ended while these were running: " + strings.Join(running, ", ") + ")"
+			c.unfinished[id] = running
 		case n.failed == 0:
 			c.why[id] = " (no test failed, but the package did: see above)"
 		}

@@ -90,6 +90,44 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// TestEndedByNewer: a package that ends early while only tests with a PyTorch that appeared later are running has to pass without it.
+func TestEndedByNewer(t *testing.T) {
+	t.Parallel()
+	running := func(names ...string) string {
+		var in strings.Builder
+		for _, name := range names {
+			fmt.Fprintf(&in, `{"Action":"run","Package":"r","Test":"%s"}`+"\n", name)
+		}
+		return newer + in.String() + `{"Action":"fail","Package":"r"}` + "\n"
+	}
+	for _, c := range []struct {
+		name, in   string
+		passes, ok bool
+		ran        int
+	}{
+		{"newer", running("TestD", "TestD/torch-newest", "TestD/torch-newest/x"), true, true, 1},
+		{"fails without it", running("TestD", "TestD/torch-newest"), false, false, 1},
+		{"another too", running("TestD", "TestD/torch-newest", "TestD/torch-2.6"), true, false, 0},
+		{"none", running("TestD"), true, false, 0},
+		{"known", strings.Replace(running("TestD", "TestD/torch-newest"), "only reported", "installation", 1), true, false, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var out strings.Builder
+			ran := 0
+			_, ok := report(strings.NewReader(c.in), &out, true, func(_ io.Writer, pkg, test string, _ int) bool {
+				if pkg == "r" && test == "" {
+					ran++
+				}
+				return c.passes && test == ""
+			})
+			if ok != c.ok || ran != c.ran || ok != strings.Contains(out.String(), "REPORTED r (ended while") {
+				t.Errorf("ok = %v, %d runs, output:\n%s", ok, ran, out.String())
+			}
+		})
+	}
+}
+
 // TestAgain: a test that failed and then passes every time is named as unstable; what cannot be chance fails at once.
 func TestAgain(t *testing.T) {
 	t.Parallel()
