@@ -25,7 +25,8 @@ const shutdownRefs = 100 * time.Second
 // the same point. It lets the calls and fetches of this worker end, and those of other Go workers that it serves, and only then
 // deletes the references that this worker holds. A static world waits until the own objects are released too, and ends when no
 // worker has a call under way, or runs a function for [Remote]. In a dynamic world Shutdown tells the others and leaves. When
-// another worker of a static world has died it does not wait for it: the error is then dist.PeerLost, and names the worker.
+// another worker of a static world has died it does not wait for it: the error is then dist.PeerLost, and names the worker. When
+// another Go worker has given up its own Shutdown, at its deadline for example, the error has the code of that, and names it too.
 //
 // ctx bounds all of it. The agent is closed in any case when Shutdown returns; the error says which phase was not
 // completed, and who was missing. A second Shutdown waits for the first one and returns its error, or that of its own ctx
@@ -66,6 +67,9 @@ func (a *Agent) leave(ctx context.Context) error {
 		err = a.caller.Active.Idle(ctx)
 	case a.cfg.worldSize > 0:
 		err = a.shutdownStatic(ctx)
+		if a.net.Context.Err() == nil { // whoever closes its agent goes without a word
+			a.world.GaveUp(ctx, err)
+		}
 	default:
 		err = a.shutdownDynamic(ctx)
 	}

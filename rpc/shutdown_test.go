@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -174,5 +175,62 @@ func TestShutdownWaitsForNobody(t *testing.T) {
 			t.Errorf("static=%v: the call: %v", static, err)
 		}
 		shutdown(t, agents)
+	}
+}
+
+// TestShutdownGivenUp: w2 does not come. The shutdown of one worker ends with its ctx, and the other one, leader of the all-gather or
+// not, ends with that instead of taking the first one for dead.
+func TestShutdownGivenUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		first  int // who gives up
+		cancel bool
+		code   dist.Code // of the other
+	}{
+		"the leader's deadline":  {0, false, dist.DeadlineExceeded},
+		"a follower's deadline":  {1, false, dist.DeadlineExceeded},
+		"the leader's cancel":    {0, true, dist.Aborted},
+		"a follower is canceled": {1, true, dist.Aborted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			agents := world(t, 3, true, func(int) *Registry { return NewRegistry() })
+			ctx, stop := context.WithTimeout(testContext(t), 500*time.Millisecond)
+			if c.cancel {
+				stop()
+				ctx, stop = context.WithCancel(testContext(t))
+				time.AfterFunc(500*time.Millisecond, stop)
+			}
+			defer stop()
+			first, other := agents[c.first], agents[1-c.first]
+			ended := make(chan error, 1)
+			go func() { ended <- other.Shutdown(testContext(t)) }()
+			if err := first.Shutdown(ctx); !errors.Is(err, ctx.Err()) {
+				t.Errorf("%s: %v", first.Name(), err)
+			}
+			err := <-ended
+			if dist.CodeOf(err) != c.code || !strings.Contains(err.Error(), "given up its shutdown") || !strings.Contains(err.Error(), first.Name()) {
+				t.Errorf("%s: %v", other.Name(), err)
+			}
+		})
+	}
+}
+
+// TestCloseIsNoGivingUp: w2 does not come, and w0 closes its agent during its shutdown. It is lost to w1, and not one that gave up.
+func TestCloseIsNoGivingUp(t *testing.T) {
+	t.Parallel()
+	agents := world(t, 3, true, func(int) *Registry { return NewRegistry() })
+	ended := [2]chan error{make(chan error, 1), make(chan error, 1)}
+	for i, ch := range ended {
+		go func() { ch <- agents[i].Shutdown(testContext(t)) }()
+	}
+	for !agents[0].net.Leaving.Load() {
+		time.Sleep(time.Millisecond)
+	}
+	_ = agents[0].Close()
+	if err := <-ended[0]; !errors.Is(err, dist.Closed) {
+		t.Errorf("w0: %v", err)
+	}
+	if err := <-ended[1]; !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "w0") {
+		t.Errorf("w1: %v", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/worldcore"
@@ -70,6 +71,20 @@ func (w *World) Blame(ctx context.Context, p Watched, err error) {
 		_ = w.FirstDeath(ctx, e.Peer)
 	}
 }
+
+// GaveUp tells the other workers of a static world that this one gives up its shutdown and why, before they find that it is gone. If
+// they know of a loss before, that is the cause.
+func (w *World) GaveUp(ctx context.Context, err error) {
+	if err == nil || !w.Static() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), gaveUpTime)
+	defer cancel()
+	_, _ = w.st.CompareAndSet(ctx, keyLost, nil, []byte(worldcore.GivenUp(w.cfg.Name, err).Text()))
+}
+
+// gaveUpTime bounds how long a shutdown whose time is over lasts, to say so.
+const gaveUpTime = 500 * time.Millisecond
 
 // Death is the error of whoever waited for a worker that died.
 func Death(p Watched, worker, how string) *dist.Error {

@@ -6,6 +6,7 @@ package rpcworld
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -159,4 +160,31 @@ func TestWatcherWithoutStore(t *testing.T) {
 			t.Errorf("got %v after %v", e, after)
 		}
 	})
+}
+
+// TestWatcherHearsThatOneGaveUp: a worker that has given up its shutdown before it went is not taken for dead. Its reason counts, unless
+// that is the end of a context: those of the others have not ended.
+func TestWatcherHearsThatOneGaveUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		why  error
+		code dist.Code
+	}{
+		"deadline": {dist.New("rpc: shutdown", dist.DeadlineExceeded, "w2 did not report"), dist.DeadlineExceeded},
+		"cancel":   {dist.New("rpc: shutdown", dist.Canceled, "w2 did not report"), dist.Aborted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st := store.NewMemory()
+				s := newScene("a", "b", "c")
+				expired, cancel := context.WithCancel(t.Context())
+				cancel()
+				New(st, config("b", 1, 3)).GaveUp(expired, c.why)
+				s.change("b", func(x *State) { x.Connected = false }, ErrRefused)
+				e, after := watch(t, New(st, config("a", 0, 3)), s, ClosedWait, "b", "c")
+				if e == nil || e.Peer != "b" || e.Rank != 1 || e.Code != c.code || !strings.Contains(e.Detail, "given up its shutdown: ") || !strings.Contains(e.Detail, "w2 did not report") || after > time.Second {
+					t.Errorf("got %v after %v", e, after)
+				}
+			})
+		})
+	}
 }

@@ -169,7 +169,7 @@ func (w *World) FirstDeath(ctx context.Context, name string) string {
 	if err != nil || string(first) == w.cfg.Name {
 		return name
 	}
-	return string(first)
+	return worldcore.ParseLoss(string(first)).Worker
 }
 
 // Listed is a worker as the store knows it.

@@ -22,13 +22,13 @@ var seeds = flag.Int("seeds", 400, "how many worlds to simulate")
 type endSim struct {
 	*sim
 	opt     EndOptions
-	deaths  bool
 	round   int
 	hosted  bool // the first worker hosts the store
 	late    bool // the store is
 	workers []*leaver
 	budget  int // how many more calls will be made
 	died    []string
+	gave    []string // they have given up
 }
 
 // leaver is a worker of it.
@@ -41,14 +41,25 @@ type leaver struct {
 	blocked []func() // calls that may not begin
 	idle    []func() // who waits for all calls to have ended
 	n       int      // a PyTorch worker's barriers
+	patient time.Duration
 	begun   time.Duration
 	over    bool
 	err     error
 	ended   time.Duration
 }
 
-func newEndSim(seed uint64, deaths bool, opt EndOptions) *endSim {
-	w := &endSim{sim: newSim(seed), opt: opt, deaths: deaths}
+// trouble is what happens in a world.
+type trouble uint8
+
+const (
+	delays trouble = iota // workers and the store are slow
+	deaths
+	giveUp // a worker has little time
+	troubles
+)
+
+func newEndSim(seed uint64, kind trouble, opt EndOptions) *endSim {
+	w := &endSim{sim: newSim(seed), opt: opt}
 	w.round, w.hosted = 2*w.rng.IntN(2), w.rng.IntN(2) == 0
 	size, kinds := 2+w.rng.IntN(4), w.rng.IntN(3)
 	counted := 0
@@ -56,7 +67,7 @@ func newEndSim(seed uint64, deaths bool, opt EndOptions) *endSim {
 		counted = w.rng.IntN(100)
 	}
 	for i := range size {
-		g := &leaver{proc: w.process(fmt.Sprintf("w%d", i), i != 1 && w.rng.IntN(4) < kinds), w: w, n: counted + 1}
+		g := &leaver{proc: w.process(fmt.Sprintf("w%d", i), i != 1 && w.rng.IntN(4) < kinds), w: w, n: counted + 1, patient: timeout}
 		w.workers = append(w.workers, g)
 	}
 	w.budget = 200
@@ -74,14 +85,17 @@ func newEndSim(seed uint64, deaths bool, opt EndOptions) *endSim {
 		}
 		w.after(w.within(late), func() { g.leave() })
 	}
-	if w.late = w.rng.IntN(4) == 0 || !deaths; w.late {
+	if w.late = w.rng.IntN(4) == 0 || kind == delays; w.late {
 		for range w.rng.IntN(8) { // a worker is slow for a while
 			g := w.workers[w.rng.IntN(size)]
 			w.after(w.within(late+20*w.latest), func() { g.asks = w.now + w.within(20*w.latest) })
 		}
 		w.after(w.within(4*time.Second), func() { w.stalled = w.now + w.within(time.Second) })
 	}
-	if deaths {
+	switch kind {
+	case giveUp:
+		w.workers[1].patient = w.within(time.Second)
+	case deaths:
 		for range 1 + w.rng.IntN(2) {
 			g := w.workers[w.rng.IntN(size)]
 			at := w.within(6 * time.Second)
@@ -160,7 +174,7 @@ func (g *leaver) leave() {
 	others := except(w.names, g.name)
 	mixed := slices.ContainsFunc(w.workers, func(x *leaver) bool { return x.py })
 	m := NewEnding(g.self(), w.round, others, mixed, w.opt)
-	w.start(&task{p: g.proc, what: "end", m: m, do: g.do, deadline: w.now + timeout, then: func() { g.left(m.Err()) }})
+	w.start(&task{p: g.proc, what: "end", m: m, do: g.do, deadline: w.now + g.patient, then: func() { g.end(m.Err()) }})
 }
 
 func (g *leaver) self() Self { return Self{Name: g.name, Size: len(g.w.workers)} }
@@ -257,6 +271,18 @@ func (g *leaver) torch() {
 	round()
 }
 
+// end takes the end of a Go worker, which says so if it gives up.
+func (g *leaver) end(err error) {
+	w := g.w
+	if g.dead || !timeOver(err) || g.patient == timeout {
+		g.left(err)
+		return
+	}
+	w.gave = append(w.gave, g.name)
+	loss := GivenUp(g.name, err)
+	w.ask(g.proc, Op{Kind: OpSwap, Round: w.round, Key: KeyLost, Text: loss.Text()}, func(Event) { g.left(err) })
+}
+
 // left takes the end of a worker, and of its process.
 func (g *leaver) left(err error) {
 	w := g.w
@@ -266,7 +292,7 @@ func (g *leaver) left(err error) {
 	g.over, g.err, g.ended = true, err, w.now
 	w.note("%s has left: %v", g.name, err)
 	for _, x := range w.workers {
-		if x.under > 0 && len(w.died) == 0 && err == nil {
+		if x.under > 0 && len(w.died)+len(w.gave) == 0 && err == nil {
 			w.fault("%s has left while %s calls", g.name, x.name)
 		}
 	}
@@ -283,15 +309,16 @@ func (w *endSim) simulate() error {
 	}
 	first := w.store[at(w.round, KeyLost)]
 	// Without the store each names the loss that it sees: when the host has gone because of a death, and when the answer takes too long.
-	noStore := (w.hosted || w.late) && len(w.died) > 0
+	noStore := (w.hosted || w.late) && len(w.died)+len(w.gave) > 0
 	for _, g := range w.workers {
 		dead, _ := errors.AsType[*dist.Error](g.err)
 		switch {
-		case slices.Contains(w.died, g.name), g.py && len(w.died) > 0:
+		case slices.Contains(w.died, g.name), slices.Contains(w.gave, g.name), g.py && len(w.died)+len(w.gave) > 0:
 		case !g.over:
 			return fmt.Errorf("%s waits for ever", g.name)
 		case g.err == nil || noStore:
 		case len(w.died) == 0 && g.py && w.hosted: // the store may end before it has read the sum of the last barrier
+		case len(w.gave) > 0 && dead != nil && dead.Code == dist.DeadlineExceeded && ParseLoss(first).Worker == dead.Peer && g.ended <= w.lastBegun()+slack:
 		case len(w.died) == 0:
 			return fmt.Errorf("nobody has died, and %s ends with %w", g.name, g.err)
 		case g.ended > w.lastBegun()+slack:
@@ -323,12 +350,14 @@ func TestEndingSimulation(t *testing.T) {
 	t.Parallel()
 	ended := map[string]int{}
 	for seed := range uint64(*seeds) {
-		for _, deaths := range []bool{false, true} {
-			w := holds(t, fmt.Sprintf("seed %d, deaths %v", seed, deaths), func() *endSim { return newEndSim(seed, deaths, EndOptions{}) })
+		for kind := range troubles {
+			w := holds(t, fmt.Sprintf("seed %d, trouble %d", seed, kind), func() *endSim { return newEndSim(seed, kind, EndOptions{}) })
 			for _, g := range w.workers {
 				switch {
 				case g.over && g.err == nil:
 					ended["in order"]++
+				case len(w.gave) > 0 && !slices.Contains(w.gave, g.name) && dist.CodeOf(g.err) == dist.DeadlineExceeded:
+					ended["told that another gave up"]++
 				case g.over:
 					ended[dist.CodeOf(g.err).String()]++
 				}
@@ -336,7 +365,7 @@ func TestEndingSimulation(t *testing.T) {
 		}
 	}
 	t.Log(ended)
-	if ended["in order"] == 0 || ended[dist.PeerLost.String()] == 0 {
+	if ended["in order"] == 0 || ended["told that another gave up"] == 0 || ended[dist.PeerLost.String()] == 0 {
 		t.Errorf("the simulation does not reach everything: %v", ended)
 	}
 }
@@ -346,7 +375,7 @@ func TestEveryRuleOfEndingsIsNeeded(t *testing.T) {
 	for rule, opt := range map[string]EndOptions{
 		"no meeting": {NoMeeting: true}, "no freeze": {NoFreeze: true}, "no look": {NoLook: true}, "no find": {NoFind: true}, "no first": {NoFirst: true}, "no lost": {NoLost: true},
 	} {
-		finds(t, rule, func(seed uint64) error { return newEndSim(seed, seed%2 > 0, opt).simulate() })
+		finds(t, rule, func(seed uint64) error { return newEndSim(seed, trouble(seed%2), opt).simulate() })
 	}
 }
 

@@ -57,18 +57,19 @@ func (w *waiting) unguard(then func(dead *dist.Error)) {
 }
 
 // blame records in a static world whose death has ended the wait, for those who will find that this worker has gone. first
-// is that death, or an earlier one that is its cause.
+// is that death, or what was recorded before and is its cause.
 func (w *waiting) blame(me Self, dead *dist.Error, among []string, then func(first *dist.Error)) {
 	if !me.Static() {
 		then(dead)
 		return
 	}
 	w.do(Op{Kind: OpSwap, Round: w.round, Key: KeyLost, Text: dead.Peer, For: recordTime}, func(ev Event) {
-		if ev.Err != nil || ev.Text == dead.Peer || !slices.Contains(among, ev.Text) {
+		first := ParseLoss(ev.Text)
+		if ev.Err != nil || ev.Text == dead.Peer || !first.among(among) {
 			then(dead)
 			return
 		}
-		w.ended(ev.Text, foundByOther, nil, then)
+		w.do(Op{Kind: OpStates, Names: []string{first.Worker}}, func(ev Event) { then(first.err(ev.States[0].rank())) })
 	})
 }
 
@@ -348,7 +349,7 @@ func (g *Gather) settle(err error) {
 		g.do(Op{Kind: OpGatherSeen, Text: g.id}, func(ev Event) {
 			switch {
 			case ev.OK && ev.Err != nil:
-				g.leave(gatherError(ev.Err))
+				g.told(ev.Err)
 			case ev.OK && g.leads():
 				g.share()
 			case ev.OK:
@@ -362,6 +363,16 @@ func (g *Gather) settle(err error) {
 			}
 		})
 	})
+}
+
+// told is the state in which the leader has said that a worker is lost. What is recorded says why.
+func (g *Gather) told(err error) {
+	lost, ok := errors.AsType[*dist.Error](err)
+	if !ok {
+		g.leave(err)
+		return
+	}
+	g.blame(g.me, lost, g.others(), func(first *dist.Error) { g.leave(gatherError(first)) })
 }
 
 // share is the state in which a leader gives everything to everybody.
@@ -429,13 +440,13 @@ func (g *Gather) leave(err error) {
 	g.do(Op{Kind: OpGatherLeave, Text: g.id}, func(Event) { g.end(err) })
 }
 
-// gatherError says of a worker's death what was waited for.
+// gatherError says of a loss what was waited for.
 func gatherError(err error) error {
 	dead, ok := err.(*dist.Error) //nolint:errorlint // only what a watcher or a leader says
 	if !ok || dead.Op != "rpc: worker" {
 		return err
 	}
-	e := dist.Wrap("rpc: all_gather", dist.PeerLost, err)
+	e := dist.Wrap("rpc: all_gather", dead.Code, err)
 	e.Peer, e.Rank, e.Detail = dead.Peer, dead.Rank, dead.Detail
 	return e
 }

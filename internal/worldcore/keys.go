@@ -25,7 +25,7 @@ const (
 	KeyCohort  = "cohort/"     // + name: the entry of a Go worker on the cohort transport, set before its address
 	KeyGo      = "cohort/go/"  // + name: a Go worker, whatever it speaks; set before its address
 	KeyOver    = "cohort/over" // a static world is about to end in order
-	KeyLost    = "cohort/lost" // a worker of a static world that has died, once somebody who waited has found out
+	KeyLost    = "cohort/lost" // the first worker of a static world that has died or given up its shutdown: see Loss
 	keyToken   = "RpcGroupManagementToken"
 	keyGoRanks = "cohort/rank/"  // + rank: a Go worker of a static world, set first of all
 	keyMixed   = "cohort/mixed"  // a round in which a PyTorch rank has begun to start, and that rank, once a Go rank has seen it

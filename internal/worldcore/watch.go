@@ -147,8 +147,8 @@ func (w *Watch) tick(err error) {
 		w.asking = true
 		w.do(Op{Kind: OpRead, Round: w.round, Key: KeyLost}, func(ev Event) {
 			w.asking = false
-			if slices.Contains(w.among, ev.Text) {
-				w.known(ev.Text)
+			if loss := ParseLoss(ev.Text); loss.among(w.among) {
+				w.known(loss)
 			}
 		})
 	}
@@ -214,7 +214,7 @@ func (w *Watch) gone(name, how string, cause error) {
 		w.found = e
 	}
 	w.do(Op{Kind: OpSwap, Round: w.round, Key: KeyLost, Text: name, For: recordTime}, func(ev Event) {
-		if first := ev.Text; ev.Err == nil && first != name && slices.Contains(w.among, first) {
+		if first := ParseLoss(ev.Text); ev.Err == nil && ev.Text != name && first.among(w.among) {
 			w.known(first)
 			return
 		}
@@ -222,10 +222,10 @@ func (w *Watch) gone(name, how string, cause error) {
 	})
 }
 
-// known ends the wait because of a death that another worker has found.
-func (w *Watch) known(name string) {
-	w.do(Op{Kind: OpStates, Names: []string{name}}, func(ev Event) {
-		w.lost(deathOf(name, ev.States[0].rank(), foundByOther, nil), graceOfDeath)
+// known ends the wait because of a loss that is recorded.
+func (w *Watch) known(loss Loss) {
+	w.do(Op{Kind: OpStates, Names: []string{loss.Worker}}, func(ev Event) {
+		w.lost(loss.err(ev.States[0].rank()), graceOfDeath)
 	})
 }
 

@@ -98,16 +98,10 @@ func TestShutdownMoments(t *testing.T) {
 					if moment.py == "after" && !moment.kill && !moment.rude { // else it waits for its store's timeout, and raises
 						p.Send(t, "go on")
 					}
-					timeouts := 0
 					for name, ch := range ended {
 						err := <-ch
 						t.Logf("%s after %v: %v", name, time.Since(begun).Round(time.Millisecond), err)
-						if errors.Is(err, dist.DeadlineExceeded) {
-							timeouts++
-						}
 						switch {
-						case moment.want == dist.DeadlineExceeded && errors.Is(err, dist.PeerLost) && !strings.Contains(err.Error(), "(peer "+lost+")"):
-							// The time of the other Go worker was over too, and it was gone before this one saw that its own was.
 						case moment.want == 0 && err != nil:
 							t.Errorf("%s: %v", name, err)
 						case moment.want != 0 && !errors.Is(err, moment.want):
@@ -117,9 +111,6 @@ func TestShutdownMoments(t *testing.T) {
 						case moment.want == dist.PeerLost && time.Since(begun) > 10*time.Second:
 							t.Errorf("%s took %v", name, time.Since(begun))
 						}
-					}
-					if moment.want == dist.DeadlineExceeded && timeouts == 0 {
-						t.Error("no shutdown ended with its time")
 					}
 					if moment.want == 0 {
 						p.Expect(t, "left")
