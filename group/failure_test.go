@@ -373,3 +373,27 @@ func TestMissingRankIsNamed(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestTimeoutSaysWhoIsAwaited: rank 2 is late. Over gloo's wire nothing tells whether it is the reason or waits itself: so it is said that
+// it is waited for, and not blamed.
+func TestTimeoutSaysWhoIsAwaited(t *testing.T) {
+	t.Parallel()
+	for transport, blamed := range map[Transport]dist.Rank{TCP: 2, Gloo: dist.NoRank} {
+		t.Run(string(transport), func(t *testing.T) {
+			t.Parallel()
+			ctx := ctxOf(t)
+			var err error
+			for timeout := 200 * time.Millisecond; timeout < 15*time.Second; timeout *= 4 { // a busy machine may not have begun before
+				groups := newWorld(t, 3, WithTransport(transport))
+				err = groups[0].Broadcast(ctx, from(int64(1)), 2, WithTimeout(timeout)).Wait(ctx)
+				if strings.Contains(err.Error(), "it waits for rank 2") {
+					break
+				}
+			}
+			e, ok := errors.AsType[*dist.Error](err)
+			if !ok || e.Code != dist.DeadlineExceeded || e.Rank != blamed || !strings.Contains(err.Error(), "it waits for rank 2") {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}

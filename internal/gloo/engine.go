@@ -209,8 +209,7 @@ func (x *run) waitError(op *link.Op, err error) error {
 	}
 	if !op.Completed() { // the context ended
 		e := dist.Wrap("gloo: "+x.req.Kind.String(), dist.DeadlineExceeded, err)
-		e.Rank = dist.Rank(op.Peer)
-		e.Detail = "waiting for this rank when the time was over or the caller gave up"
+		e.Detail = "it waits for rank " + itoa(op.Peer) // which is not blamed: it may wait itself
 		return e
 	}
 	return err
