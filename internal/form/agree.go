@@ -22,17 +22,10 @@ func (a *attempt) agree(ctx context.Context) error {
 	waiting, end := context.WithCancelCause(ctx)
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
-		long := time.NewTimer(overAfter)
-		defer long.Stop()
-		for {
-			select {
-			case <-long.C:
-				_ = a.Place.Waits(waiting)
-			case err := <-a.Verdict.died:
-				end(err)
-			case <-waiting.Done():
-				return
-			}
+		select {
+		case err := <-a.Verdict.died:
+			end(err)
+		case <-waiting.Done():
 		}
 	})
 	err := a.Place.Connected(waiting)
@@ -67,15 +60,21 @@ func (a *attempt) explain(ctx context.Context, err error, over bool) error {
 	return err
 }
 
+// suspectLimit bounds how long a rank whose attempt has ended takes to find out for whom it waited.
+const suspectLimit = 2 * time.Second
+
 // remember keeps for whom this rank waited when an attempt ended. What it saw itself counts only if it saw the end of a rank that may be
-// the reason: one that gave up closes its connections too.
+// the reason: one that gave up closes its connections too. If there are several, all ranks name the one that was recorded first.
 func (a *attempt) remember(ctx context.Context, err error) {
-	a.Place.GiveUp(ctx, giveUpLimit) // so that the others do not suspect this rank
-	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), judgeLimit)
+	_ = a.Place.GiveUp(ctx) // so that the others do not suspect this rank
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), suspectLimit)
 	defer cancel()
 	suspects, known := a.Place.Suspects(look)
 	if r := rankOf(err); r != dist.NoRank && (!known || slices.Contains(suspects, int(r))) {
 		suspects = []int{int(r)}
+	}
+	if known && len(suspects) > 0 {
+		suspects = a.Verdict.late(look, suspects)
 	}
 	a.p.narrow("connect", suspects...)
 }

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,14 +19,14 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// attempts are three ranks that have taken their places and connect.
-func attempts(t *testing.T) []*attempt {
+// attempts are ranks that have taken their places and connect.
+func attempts(t *testing.T, size int) []*attempt {
 	t.Helper()
 	s := store.NewMemory()
 	t.Cleanup(func() { _ = s.Close() })
-	all := make([]*attempt, 3)
+	all := make([]*attempt, size)
 	for r := range all {
-		p := &Plan{Rank: r, Globals: []int{0, 1, 2}, Store: s, Options: Options{Name: "g", Logger: slog.New(slog.DiscardHandler)}}
+		p := &Plan{Rank: r, Globals: make([]int, size), Store: s, Options: Options{Name: "g", Logger: slog.New(slog.DiscardHandler)}}
 		place, err := muster.Take(t.Context(), s, "g", r, len(all), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -44,13 +46,8 @@ func TestWhoGaveUpIsNotBlamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				all := attempts(t)
-				for _, a := range all[:2] {
-					if err := a.Place.Waits(t.Context()); err != nil {
-						t.Fatal(err)
-					}
-				}
-				all[0].Place.GiveUp(t.Context(), giveUpLimit)
+				all := attempts(t, 3)
+				_ = all[0].Place.GiveUp(t.Context())
 				ctx, cancel := context.WithTimeout(t.Context(), left)
 				defer cancel()
 				err := all[1].explain(ctx, ended, false)
@@ -70,7 +67,7 @@ func TestWhoGaveUpIsNotBlamed(t *testing.T) {
 func TestSurvivorsOfADeadlineAgree(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		all := attempts(t)
+		all := attempts(t, 3)
 		var done [2]chan struct{}
 		for r := range done {
 			done[r] = make(chan struct{})
@@ -89,6 +86,94 @@ func TestSurvivorsOfADeadlineAgree(t *testing.T) {
 			if missing := all[r].p.missing; !slices.Equal(missing, []int{2}) {
 				t.Errorf("rank %d names ranks %v, and rank 2 is stopped", r, missing)
 			}
+		}
+	})
+}
+
+// TestSurvivorsOfTwoNameTheSame: ranks 2 and 3 are stopped. One survivor saw the connection to the first of them end, the other that to the
+// second. They name the same one, and say that both are missing or only that one.
+func TestSurvivorsOfTwoNameTheSame(t *testing.T) {
+	t.Parallel()
+	for _, saw := range [][2]dist.Rank{{2, 3}, {3, 2}, {dist.NoRank, 3}, {3, dist.NoRank}} {
+		synctest.Test(t, func(t *testing.T) {
+			all := attempts(t, 4)
+			var wg sync.WaitGroup
+			for r, rank := range saw {
+				wg.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r+1)*100*time.Millisecond)
+					defer cancel()
+					<-ctx.Done()
+					late := dist.Ended(ctx, "native: connect")
+					late.Rank = rank
+					_ = all[r].explain(ctx, late, false)
+				})
+			}
+			wg.Wait()
+			if a, b := all[0].p.missing, all[1].p.missing; len(a) == 0 || len(b) == 0 || a[0] != b[0] || a[0] < 2 {
+				t.Errorf("they saw the ends of ranks %v: one names ranks %v, the other ranks %v", saw, a, b)
+			}
+		})
+	}
+}
+
+// frozen is a store that answers nothing once it is stopped, whatever it is asked.
+type frozen struct {
+	store.Store
+	now atomic.Bool
+}
+
+func (s *frozen) gate(ctx context.Context) error {
+	if s.now.Load() {
+		<-ctx.Done()
+		return dist.FromContext(ctx, "store")
+	}
+	return nil
+}
+
+func (s *frozen) Check(ctx context.Context, keys ...string) (bool, error) {
+	if err := s.gate(ctx); err != nil {
+		return false, err
+	}
+	return s.Store.Check(ctx, keys...)
+}
+
+func (s *frozen) Set(ctx context.Context, key string, value []byte) error {
+	if err := s.gate(ctx); err != nil {
+		return err
+	}
+	return s.Store.Set(ctx, key, value)
+}
+
+func (s *frozen) CompareAndSet(ctx context.Context, key string, old, value []byte) ([]byte, error) {
+	if err := s.gate(ctx); err != nil {
+		return nil, err
+	}
+	return s.Store.CompareAndSet(ctx, key, old, value)
+}
+
+// TestGivingUpOnce: with a store that is stopped an attempt takes a second more than its time, however many of its steps give it up.
+func TestGivingUpOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := attempts(t, 3)[0]
+		s := &frozen{Store: a.p.Store}
+		place, err := muster.Take(t.Context(), s, "frozen", 0, 3, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.p.Store, a.Place = s, place
+		a.Verdict = newVerdict(a.p, place, true)
+		s.now.Store(true)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		limited, stop := a.connecting(ctx)
+		<-limited.Done()
+		late := dist.Ended(limited, "native: connect")
+		_ = a.explain(ctx, late, stop())
+		a.abandon(ctx)
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("it took %v with a second of time", took)
 		}
 	})
 }

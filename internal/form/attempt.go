@@ -54,7 +54,7 @@ func try(ctx context.Context, p *Plan) (*Formed, error) {
 // abandon ends an attempt that failed, so that nobody waits for this rank in it.
 func (a *attempt) abandon(ctx context.Context) {
 	if a.Place != nil {
-		a.Place.GiveUp(ctx, giveUpLimit)
+		_ = a.Place.GiveUp(ctx)
 	}
 	a.closeListener()
 }
@@ -72,9 +72,9 @@ func (a *attempt) takeListener() net.Listener {
 	return l
 }
 
-// overAfter is how long the ranks may take to connect before they look whether the attempt was given up, and say that they wait:
-// normally it takes milliseconds, and a rank that died in between is found at once by most others.
-const overAfter = time.Second
+// overAfter is how long the ranks may take to connect before they look whether the attempt was given up: normally it takes milliseconds.
+// It is shorter than those who give up wait for the others to do so, so that no rank is suspected that has not had the time to look.
+const overAfter = 50 * time.Millisecond
 
 // lagging is a context that ends after another, and as that one.
 type lagging struct {
@@ -103,7 +103,7 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 	tasks.Go(func() {
 		select {
 		case <-ctx.Done():
-			a.Place.GiveUp(ctx, giveUpLimit)
+			_ = a.Place.GiveUp(ctx)
 			close(lag.done)
 		case <-limited.Done():
 		}
@@ -113,7 +113,6 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 		defer wait.Stop()
 		select {
 		case <-wait.C:
-			_ = a.Place.Waits(limited)
 			if a.Place.UntilOver(limited) == nil {
 				cancel(muster.ErrOver)
 			}

@@ -15,7 +15,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo"
@@ -41,9 +40,6 @@ const capabilityVersion = 1
 
 // maxCapability bounds a capability that is read.
 const maxCapability = 4 << 10
-
-// giveUpLimit bounds how long a rank that gives up the making of a group takes to tell the others.
-const giveUpLimit = time.Second
 
 // choose finds out who the ranks are and picks the transport.
 func (a *attempt) choose(ctx context.Context) error {

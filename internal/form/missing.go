@@ -22,6 +22,9 @@ const (
 	missingLater = 30 * time.Second
 )
 
+// missingLimit bounds how long a rank that gives up takes to find out who is missing.
+const missingLimit = time.Second
+
 // sayWhoIsMissing tells the logger and OnWait who is missing until stop is called.
 func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
 	p := a.p
@@ -70,9 +73,13 @@ func (a *attempt) notCome(ctx context.Context, waitedFor int, err error) error {
 	if ctx.Err() == nil && !errors.Is(err, muster.ErrOver) {
 		return dist.Wrap(op, dist.Unavailable, err)
 	}
-	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
-	defer cancel()
-	missing, failure := a.Place.Missing(look)
+	var missing []int
+	failure := a.Place.GiveUp(ctx)
+	if failure == nil {
+		look, cancel := context.WithTimeout(context.WithoutCancel(ctx), missingLimit)
+		defer cancel()
+		missing, failure = a.Place.Missing(look)
+	}
 	switch {
 	case len(missing) == 0 && failure != nil:
 		p.silent = failure
@@ -89,7 +96,7 @@ func (a *attempt) notCome(ctx context.Context, waitedFor int, err error) error {
 // narrow keeps which ranks did not do what this one waits for. Who was there in an attempt before is not missing because it is not in
 // this one yet.
 func (p *Plan) narrow(what string, missing ...int) {
-	still := slices.DeleteFunc(slices.Clone(missing), func(r int) bool { return !slices.Contains(p.missing, r) })
+	still := slices.DeleteFunc(slices.Clone(p.missing), func(r int) bool { return !slices.Contains(missing, r) })
 	switch {
 	case len(missing) == 0:
 	case len(still) > 0:
@@ -106,7 +113,7 @@ func (p *Plan) tooLate(ctx context.Context) error {
 	switch {
 	case len(p.missing) > 0:
 		e.Rank = dist.Rank(p.missing[0])
-		e.Detail = ranklist.Words(p.missing) + " of group " + p.Name + " did not " + p.awaited
+		e.Detail = ranklist.Words(slices.Sorted(slices.Values(p.missing))) + " of group " + p.Name + " did not " + p.awaited
 	case p.silent != nil:
 		e.Detail = "the store" + atAddress(p.StoreAddr) + " does not tell which ranks of group " + p.Name + " are missing: " + p.silent.Error()
 	}

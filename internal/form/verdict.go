@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -128,6 +129,22 @@ func (v *Verdict) giveUp(err error) { _ = v.Judge(err) }
 
 // absent reports whether a code says that a rank is not there.
 func absent(code dist.Code) bool { return code == dist.PeerLost || code == dist.Unavailable }
+
+// late records one of the ranks for which this one waited in an attempt that has ended, unless a rank is recorded, and returns them with
+// the recorded one first.
+func (v *Verdict) late(ctx context.Context, ranks []int) []int {
+	moment.At("group.verdict.late")
+	first := ending{Code: uint8(dist.DeadlineExceeded), Rank: ranks[0], By: v.rank}
+	words, err := json.Marshal(first)
+	if err != nil {
+		return ranks
+	}
+	got, err := v.store.CompareAndSet(ctx, v.place.EndKey(), nil, words)
+	if err != nil || json.Unmarshal(got, &first) != nil || first.Rank < 0 || first.Rank == v.rank {
+		return ranks // nobody can tell: each names the loss that it saw
+	}
+	return append([]int{first.Rank}, slices.DeleteFunc(slices.Clone(ranks), func(r int) bool { return r == first.Rank })...)
+}
 
 // reason returns the reason that was recorded for the end of an attempt, or nil.
 func (v *Verdict) reason(ctx context.Context) error {

@@ -11,7 +11,8 @@
 //	G/rank/R         what rank R says about itself in generation G: its place
 //	G/came           how many ranks have connected
 //	G/made           "yes" when all have, "over" when generation G was given up
-//	G/waits/R        "yes": rank R is there and waits, written only when that takes long; "over": it has given up
+//	G/gone           the ranks that have given up generation G, one after the other
+//	G/gone/0, 1      there once at most so many ranks have not, for those who wait to see who it is
 //	G/left           how many ranks have closed the group
 //	G/end            why the attempt failed or the group ended, the first reason (written by the group)
 //
@@ -21,7 +22,7 @@
 //  2. A rank that finds its place taken, by an earlier call of its own or by the process that it replaces, closes the
 //     generation: it increments gen, then writes "over" into all free places, then into made. This wakes the ranks that
 //     wait in that generation for a missing rank, and they continue in the next one.
-//  3. A rank that gives up an attempt does the same, and before that writes "over" into waits/R. The others do so too when they find
+//  3. A rank that gives up an attempt does the same, and before that appends itself to gone. The others do so too when they find
 //     the generation closed: whoever has not may be dead or stopped.
 //  4. Before a rank takes its place in generation G, it completes the closing of G-1, in case the rank that began it died.
 //  5. When all places are taken, the ranks connect, increment came and wait for made. It becomes "yes" or "over", never

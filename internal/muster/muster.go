@@ -8,7 +8,10 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -36,6 +39,14 @@ type Place struct {
 	generation int64
 	rank, size int
 	more       []string
+
+	givingUp sync.Once
+	unsaid   error // why the store does not know that this rank has given up
+}
+
+// before is the same rank's place in the generation before.
+func (p *Place) before() *Place {
+	return &Place{store: p.store, root: p.root, generation: p.generation - 1, rank: p.rank, size: p.size, more: p.more}
 }
 
 // Take takes the place of rank in the open generation, or opens one where it is free. words is what the other ranks get to
@@ -50,9 +61,7 @@ func Take(ctx context.Context, s store.Store, prefix string, rank, size int, wor
 			return nil, err
 		}
 		if p.generation = open; open > 0 {
-			before := *p
-			before.generation--
-			if err = before.finishClosing(ctx); err != nil {
+			if err = p.before().finishClosing(ctx); err != nil {
 				return nil, err
 			}
 		}
@@ -136,25 +145,53 @@ func (p *Place) Await(ctx context.Context, rank int, others ...string) (int, err
 
 // Missing returns the ranks that have not taken their places, or had not when the generation was given up.
 func (p *Place) Missing(ctx context.Context) ([]int, error) {
-	var missing []int
+	free, err := p.free(ctx, 0, p.size)
+	if err != nil {
+		return nil, err
+	}
+	var taken []int
+	var keys []string
 	for r := range p.size {
-		moment.At("muster.missing")
-		has, err := p.store.Check(ctx, p.Key(r))
-		if err != nil {
-			return missing, err
-		}
-		if has {
-			value, err := p.store.Get(ctx, p.Key(r))
-			if err != nil {
-				return missing, err
-			}
-			has = !bytes.Equal(value, over)
-		}
-		if !has {
-			missing = append(missing, r)
+		if _, is := slices.BinarySearch(free, r); !is {
+			taken, keys = append(taken, r), append(keys, p.Key(r))
 		}
 	}
-	return missing, nil
+	if len(keys) == 0 {
+		return free, nil
+	}
+	moment.At("muster.missing")
+	values, err := store.MultiGet(ctx, p.store, keys...)
+	for i, v := range values {
+		if bytes.Equal(v, over) {
+			free = append(free, taken[i])
+		}
+	}
+	slices.Sort(free)
+	return free, err
+}
+
+// free returns the ranks in [from, to) whose places hold nothing. Stores only say whether all of some keys are there: so the ranks are
+// halved until it is known which are not, which takes few questions when few are missing.
+func (p *Place) free(ctx context.Context, from, to int) ([]int, error) {
+	keys := make([]string, 0, to-from)
+	for r := from; r < to; r++ {
+		keys = append(keys, p.Key(r))
+	}
+	moment.At("muster.free")
+	has, err := p.store.Check(ctx, keys...)
+	if err != nil || has {
+		return nil, err
+	}
+	if to-from == 1 {
+		return []int{from}, nil
+	}
+	middle := (from + to) / 2
+	low, err := p.free(ctx, from, middle)
+	if err != nil {
+		return nil, err
+	}
+	high, err := p.free(ctx, middle, to)
+	return append(low, high...), err
 }
 
 // Connected says that this rank has connected to all others, and returns when all have said so. It returns [ErrOver] when
@@ -178,9 +215,7 @@ func (p *Place) Connected(ctx context.Context) error {
 		return ErrOver
 	}
 	if p.rank == 0 && p.generation > 0 {
-		before := *p
-		before.generation--
-		before.forget(ctx)
+		p.before().forget(ctx)
 	}
 	return nil
 }
@@ -196,15 +231,22 @@ func (p *Place) UntilOver(ctx context.Context) error {
 	return err
 }
 
+// giveUpLimit bounds how long a rank takes to say that it has given up.
+const giveUpLimit = time.Second
+
 // GiveUp says that this rank has given the generation up and closes it, in this order: whoever finds it closed can read that this rank
-// lives. It does not wait longer than ctx and limit allow; a store that cannot be reached leaves
-// the others to their own timeouts.
-func (p *Place) GiveUp(ctx context.Context, limit time.Duration) {
+// lives. It does so once, whoever calls it how often, and does not wait longer than a second: a store that cannot be reached leaves the
+// others to their own timeouts. The error is that of the store.
+func (p *Place) GiveUp(ctx context.Context) error {
 	moment.At("muster.giveup")
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	defer cancel()
-	_ = p.store.Set(ctx, p.waitsKey(p.rank), over)
-	_ = p.close(ctx)
+	p.givingUp.Do(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
+		defer cancel()
+		if p.unsaid = store.Append(ctx, p.store, p.goneKey(), []byte(strconv.Itoa(p.rank)+" ")); p.unsaid == nil {
+			p.unsaid = p.close(ctx)
+		}
+	})
+	return p.unsaid
 }
 
 // Closed reports whether the generation is not open any more: a rank gave it up, or another process took its place. What the ranks
@@ -215,66 +257,64 @@ func (p *Place) Closed(ctx context.Context) bool {
 	return err == nil && open != p.generation
 }
 
-// Waits says that this rank is alive and waits for others to connect, or to say that they have.
-func (p *Place) Waits(ctx context.Context) error {
-	moment.At("muster.waits")
-	return p.store.Set(ctx, p.waitsKey(p.rank), made)
-}
-
-// suspectPause is how long Suspects lets the other ranks say that they have given up before it looks again, the first time.
-const suspectPause = 10 * time.Millisecond
+// How long Suspects waits: until at most one rank is left that has not given up, and then for that one, which may be about to.
+const (
+	suspectWait = time.Second
+	lastWait    = 200 * time.Millisecond
+)
 
 // Suspects returns the ranks that may be why a generation was given up: those that have not given it up themselves, though they could
-// see that it is over. It looks again until at most one is left or ctx ends. If several are left then, those that said nothing at all
-// are more suspect than those that said that they wait. known is false if the store did not tell in time.
+// see that it is over. This rank must have. known is false if the store does not tell.
 func (p *Place) Suspects(ctx context.Context) (suspects []int, known bool) {
-	var silent, waiting []int
-	for pause := suspectPause; ; pause *= 2 { // all ranks ask at the same time
-		s, w, err := p.notGivenUp(ctx)
-		if err == nil {
-			silent, waiting, known = s, w, true
-		}
-		if err != nil || ctx.Err() != nil || len(silent)+len(waiting) <= 1 {
-			break
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+	if p.unsaid != nil {
+		return nil, false
 	}
-	if len(silent) > 0 {
-		return silent, known
-	}
-	return waiting, known
-}
-
-// notGivenUp returns the other ranks that have said nothing and those that have only said that they wait.
-func (p *Place) notGivenUp(ctx context.Context) (silent, waiting []int, err error) {
-	for r := range p.size {
-		if r == p.rank {
+	left, err := p.notGivenUp(ctx)
+	for _, wait := range []struct {
+		most  int
+		limit time.Duration
+	}{{1, suspectWait}, {0, lastWait}} {
+		if err != nil || len(left) <= wait.most {
 			continue
 		}
 		moment.At("muster.suspects")
-		said, err := p.store.Check(ctx, p.waitsKey(r))
-		if err != nil {
-			return nil, nil, err
-		}
-		if !said {
-			silent = append(silent, r)
-			continue
-		}
-		value, err := p.store.Get(ctx, p.waitsKey(r))
-		if err != nil {
-			return nil, nil, err
-		}
-		if !bytes.Equal(value, over) {
-			waiting = append(waiting, r)
-		}
+		limited, cancel := context.WithTimeout(ctx, wait.limit)
+		_ = p.store.Wait(limited, p.leftKey(wait.most))
+		cancel()
+		left, err = p.notGivenUp(ctx)
 	}
-	return silent, waiting, nil
+	return left, err == nil
 }
 
-func (p *Place) waitsKey(rank int) string { return p.Prefix() + "/waits/" + strconv.Itoa(rank) }
+// notGivenUp returns the ranks that have not given up, and says so if it is at most one.
+func (p *Place) notGivenUp(ctx context.Context) ([]int, error) {
+	moment.At("muster.gone")
+	said, err := p.store.Get(ctx, p.goneKey())
+	if err != nil {
+		return nil, err
+	}
+	gone := make([]bool, p.size)
+	for word := range strings.FieldsSeq(string(said)) {
+		if r, err := strconv.Atoi(word); err == nil && r >= 0 && r < p.size {
+			gone[r] = true
+		}
+	}
+	var left []int
+	for r := range p.size {
+		if !gone[r] {
+			left = append(left, r)
+		}
+	}
+	for most := len(left); most <= 1 && err == nil; most++ {
+		err = p.store.Set(ctx, p.leftKey(most), made)
+	}
+	return left, err
+}
+
+func (p *Place) goneKey() string { return p.Prefix() + "/gone" }
+
+// leftKey exists once at most so many ranks, 0 or 1, have not given up.
+func (p *Place) leftKey(most int) string { return p.goneKey() + "/" + strconv.Itoa(most) }
 
 // Leave says that this rank has closed the group. The last of those that took part, which may be fewer than the places,
 // deletes the keys, unless a next generation was opened: then
@@ -311,13 +351,17 @@ func (p *Place) finishClosing(ctx context.Context) error {
 	if has, err := p.store.Check(ctx, p.madeKey()); err != nil || has {
 		return err
 	}
-	for r := range p.size {
+	free, err := p.free(ctx, 0, p.size)
+	if err != nil {
+		return err
+	}
+	for _, r := range free {
 		moment.At("muster.closing")
 		if _, err := p.store.CompareAndSet(ctx, p.Key(r), nil, over); err != nil {
 			return err
 		}
 	}
-	_, err := p.store.CompareAndSet(ctx, p.madeKey(), nil, over)
+	_, err = p.store.CompareAndSet(ctx, p.madeKey(), nil, over)
 	return err
 }
 
@@ -325,14 +369,12 @@ func (p *Place) finishClosing(ctx context.Context) error {
 // forgotten: it says that nothing is left to close.
 func (p *Place) forget(ctx context.Context) {
 	moment.At("muster.forget")
-	before := *p
-	before.generation--
-	keys := []string{before.madeKey()}
+	keys := []string{p.before().madeKey(), p.goneKey(), p.leftKey(0), p.leftKey(1)}
 	for _, name := range []string{"came", "left", "end"} {
 		keys = append(keys, p.Prefix()+"/"+name)
 	}
 	for r := range p.size {
-		keys = append(keys, p.Key(r), p.waitsKey(r))
+		keys = append(keys, p.Key(r))
 		for _, name := range p.more {
 			keys = append(keys, p.Prefix()+"/"+name+"/"+strconv.Itoa(r))
 		}

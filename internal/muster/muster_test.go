@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,7 +38,7 @@ func once(ctx context.Context, s store.Store, rank, size int, words string) (p *
 	}
 	defer func() {
 		if err != nil {
-			p.GiveUp(ctx, time.Second)
+			_ = p.GiveUp(ctx)
 		}
 	}()
 	all := make([]int, size)
@@ -54,52 +55,159 @@ func once(ctx context.Context, s store.Store, rank, size int, words string) (p *
 	return p, string(bytes.Join(values, []byte(" "))), p.Connected(ctx)
 }
 
-// TestSuspects: when a generation is over, those who give it up as soon as they see that are not what the others waited for. Of several
-// that do not, those that never said a word are.
+// asked counts the requests to a store.
+type asked struct {
+	*store.Memory
+	n atomic.Int64
+}
+
+func (a *asked) Get(ctx context.Context, key string) ([]byte, error) {
+	a.n.Add(1)
+	return a.Memory.Get(ctx, key)
+}
+
+func (a *asked) Set(ctx context.Context, key string, value []byte) error {
+	a.n.Add(1)
+	return a.Memory.Set(ctx, key, value)
+}
+
+func (a *asked) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	a.n.Add(1)
+	return a.Memory.Add(ctx, key, delta)
+}
+
+func (a *asked) CompareAndSet(ctx context.Context, key string, old, value []byte) ([]byte, error) {
+	a.n.Add(1)
+	return a.Memory.CompareAndSet(ctx, key, old, value)
+}
+
+func (a *asked) Append(ctx context.Context, key string, value []byte) error {
+	a.n.Add(1)
+	return a.Memory.Append(ctx, key, value)
+}
+
+func (a *asked) Check(ctx context.Context, keys ...string) (bool, error) {
+	a.n.Add(1)
+	return a.Memory.Check(ctx, keys...)
+}
+
+func (a *asked) Wait(ctx context.Context, keys ...string) error {
+	a.n.Add(1)
+	return a.Memory.Wait(ctx, keys...)
+}
+
+func (a *asked) MultiGet(ctx context.Context, keys ...string) ([][]byte, error) {
+	a.n.Add(1)
+	return a.Memory.MultiGet(ctx, keys...)
+}
+
+// takeAll takes all places of a generation.
+func takeAll(t *testing.T, s store.Store, size int) []*Place {
+	t.Helper()
+	places := make([]*Place, size)
+	for r := range places {
+		var err error
+		if places[r], err = Take(t.Context(), s, "g", r, size, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return places
+}
+
+// TestSuspects: when a generation is over, those who give it up as soon as they see that are not what the others waited for.
 func TestSuspects(t *testing.T) {
-	const never = time.Hour
 	for name, c := range map[string]struct {
-		waits  []int                 // they said that they wait
 		giveUp map[int]time.Duration // when they say that they have given up
 		want   []int
+		within time.Duration
 	}{
-		"one is stopped":                         {giveUp: map[int]time.Duration{0: 0, 2: 30 * time.Millisecond}, want: []int{3}},
-		"one is stopped after it has waited":     {waits: []int{0, 3}, giveUp: map[int]time.Duration{0: 0, 2: 30 * time.Millisecond}, want: []int{3}},
-		"all live":                               {giveUp: map[int]time.Duration{0: 0, 2: 35 * time.Millisecond, 3: 35 * time.Millisecond}},
-		"two are stopped":                        {giveUp: map[int]time.Duration{0: 0}, want: []int{2, 3}},
-		"one of two did wait":                    {waits: []int{0, 2}, giveUp: map[int]time.Duration{0: 0, 2: never}, want: []int{3}},
-		"two are stopped after they have waited": {waits: []int{2, 3}, giveUp: map[int]time.Duration{0: 0}, want: []int{2, 3}},
+		"one is stopped":                  {map[int]time.Duration{0: 0, 2: 30 * time.Millisecond}, []int{3}, 400 * time.Millisecond},
+		"one is stopped, another is slow": {map[int]time.Duration{0: 0, 2: 800 * time.Millisecond}, []int{3}, 1200 * time.Millisecond},
+		"all live":                        {map[int]time.Duration{0: 0, 2: 35 * time.Millisecond, 3: 35 * time.Millisecond}, nil, 100 * time.Millisecond},
+		"the last one is slow":            {map[int]time.Duration{0: 0, 2: 0, 3: 150 * time.Millisecond}, nil, 200 * time.Millisecond},
+		"two are stopped":                 {map[int]time.Duration{0: 0}, []int{2, 3}, 1500 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := store.NewMemory()
 				defer func() { _ = s.Close() }()
-				places := make([]*Place, 4)
-				for r := range places {
-					var err error
-					if places[r], err = Take(t.Context(), s, "g", r, len(places), nil); err != nil {
-						t.Fatal(err)
-					}
-				}
-				for _, r := range c.waits {
-					if err := places[r].Waits(t.Context()); err != nil {
-						t.Fatal(err)
-					}
-				}
+				places := takeAll(t, s, 4)
+				var wg sync.WaitGroup
 				for r, after := range c.giveUp {
-					if after != never {
-						time.AfterFunc(after, func() { places[r].GiveUp(t.Context(), time.Second) })
-					}
+					wg.Go(func() {
+						time.Sleep(after)
+						_ = places[r].GiveUp(t.Context())
+						_, _ = places[r].Suspects(t.Context())
+					})
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
-				synctest.Wait()
-				if got, known := places[1].Suspects(ctx); !known || !slices.Equal(got, c.want) {
-					t.Errorf("suspects %v, want %v", got, c.want)
+				began := time.Now()
+				_ = places[1].GiveUp(t.Context())
+				if got, known := places[1].Suspects(t.Context()); !known || !slices.Equal(got, c.want) || time.Since(began) > c.within {
+					t.Errorf("suspects %v after %v, want %v", got, time.Since(began), c.want)
 				}
+				wg.Wait()
 			})
 		})
 	}
+}
+
+// TestSuspectsAskLittle: a thousand ranks find out at the same time who of them is stopped. None of them asks the store more often than in
+// a small group, and none twice when it gives up twice.
+func TestSuspectsAskLittle(t *testing.T) {
+	const size, most = 1000, 12
+	synctest.Test(t, func(t *testing.T) {
+		s := &asked{Memory: store.NewMemory()}
+		defer func() { _ = s.Close() }()
+		places := takeAll(t, s, size)
+		s.n.Store(0)
+		var wg sync.WaitGroup
+		for _, p := range places[1:] {
+			wg.Go(func() {
+				_ = p.GiveUp(t.Context())
+				_ = p.GiveUp(t.Context())
+				if got, known := p.Suspects(t.Context()); !known || !slices.Equal(got, []int{0}) {
+					t.Errorf("suspects %v", got)
+				}
+			})
+		}
+		wg.Wait()
+		if n := s.n.Load(); n > most*size {
+			t.Errorf("%d requests for %d ranks", n, size)
+		}
+		s.n.Store(0)
+		if missing, err := places[1].Missing(t.Context()); err != nil || len(missing) > 0 || s.n.Load() > most {
+			t.Errorf("missing %v, %v, with %d requests", missing, err, s.n.Load())
+		}
+	})
+}
+
+// TestMissing: it is found out who is missing, before and after the generation is over, with few questions if few are.
+func TestMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &asked{Memory: store.NewMemory()}
+		defer func() { _ = s.Close() }()
+		const size = 1000
+		var p *Place
+		want := []int{3, 500, 999}
+		for r := range size {
+			if slices.Contains(want, r) {
+				continue
+			}
+			var err error
+			if p, err = Take(t.Context(), s, "g", r, size, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, closed := range []bool{false, true} {
+			s.n.Store(0)
+			if got, err := p.Missing(t.Context()); err != nil || !slices.Equal(got, want) || s.n.Load() > 100 {
+				t.Errorf("closed %v: missing %v, %v, with %d requests", closed, got, err, s.n.Load())
+			}
+			if err := p.GiveUp(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
 }
 
 func TestAgainAndAgain(t *testing.T) {
