@@ -9,7 +9,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"syscall"
 	"testing"
 	"time"
 
@@ -17,7 +16,6 @@ import (
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/momenttest"
 	"github.com/cohort-dist/cohort/store"
-	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
 // pairSize is the size of a world in which something happens to two ranks: two are left.
@@ -30,7 +28,7 @@ func pairOf(seed uint64) []int {
 }
 
 // TestFormingPairs kills or stops one or two ranks' processes at points of group.New, by their own hands, or lets them be late. Those that
-// are left must name one to which something happened, in time, and can form another group over the same store.
+// are left must name one to which something happened, all the same, in time, and can form another group over the same store.
 func TestFormingPairs(t *testing.T) {
 	for _, transport := range transports {
 		momenttest.TestProcesses(t, momenttest.ProcessScenario{
@@ -63,9 +61,8 @@ func pairRank(ctx context.Context, s store.Store, o orders, res *result) {
 
 // runPair is one run.
 func runPair(p *momenttest.ProcessRun, transport group.Transport) []map[string]int {
-	server, err := tcpstore.Listen("127.0.0.1:0")
-	if err != nil {
-		p.Errorf("%v", err)
+	server := listen(p)
+	if server == nil {
 		return nil
 	}
 	defer func() { _ = server.Close() }()
@@ -98,11 +95,9 @@ func runPair(p *momenttest.ProcessRun, transport group.Transport) []map[string]i
 		ranks[rank].wait(p, rank)
 	}
 	for _, rank := range hit {
-		wakeOne(p, ranks[rank], rank, p.Victims[slices.Index(pair, rank)].Event)
+		wake(p, ranks[rank], rank, p.Victims[slices.Index(pair, rank)].Event)
 	}
-	for _, rank := range left {
-		judgePair(p, transport, rank, ranks[rank], hit, last)
-	}
+	judgePair(p, transport, ranks, left, hit, last)
 	hits := make([]map[string]int, len(pair))
 	for i, rank := range pair {
 		if res := ranks[rank].result; res != nil {
@@ -112,55 +107,26 @@ func runPair(p *momenttest.ProcessRun, transport group.Transport) []map[string]i
 	return hits
 }
 
-// judgePair is the oracle of a rank that is left.
-func judgePair(p *momenttest.ProcessRun, transport group.Transport, rank int, c *process, hit []int, last time.Time) {
-	res := c.result
-	switch {
-	case res == nil:
-		p.Errorf("rank %d has said nothing", rank)
-		return
-	case res.Again != "":
-		p.Errorf("rank %d could not form another group: %s", rank, res.Again)
+// judgePair is the oracle of the ranks that are left: they name one of those to which something happened, all the same.
+func judgePair(p *momenttest.ProcessRun, transport group.Transport, ranks []*process, left, hit []int, last time.Time) {
+	named := map[dist.Rank]bool{}
+	for _, rank := range left {
+		res, who := ranks[rank].result, fmt.Sprintf("rank %d", rank)
+		if !judgeFormed(p, who, res) {
+			continue
+		}
+		switch {
+		case res.Err == "" && len(hit) > 0:
+			p.Errorf("%s has noticed nothing", who)
+		case res.Err != "" && len(hit) == 0:
+			p.Errorf("%s, and nobody died: %s", who, res.Err)
+		case res.Err != "":
+			judgeLoss(p, who, transport, res, hit, last)
+			named[res.Rank] = true
+		}
 	}
-	switch {
-	case res.Err == "" && len(hit) > 0:
-		p.Errorf("rank %d has noticed nothing", rank)
-	case res.Err != "" && len(hit) == 0:
-		p.Errorf("rank %d, and nobody died: %s", rank, res.Err)
+	delete(named, dist.NoRank) // where that is allowed
+	if len(named) > 1 {
+		p.Errorf("something happened to ranks %v, and those who are left name %v", hit, named)
 	}
-	if res.Err == "" || len(hit) == 0 {
-		return
-	}
-	code, stops := dist.Code(res.Code), slices.ContainsFunc(p.Victims, func(f momenttest.Fate) bool { return f.Event == momenttest.StopEvent })
-	if stops && transport == group.Gloo && code == dist.DeadlineExceeded && res.Rank == dist.NoRank {
-		return
-	}
-	if !slices.Contains([]dist.Code{dist.PeerLost, dist.Unavailable, dist.DeadlineExceeded}, code) || !slices.Contains(hit, int(res.Rank)) {
-		p.Errorf("rank %d: %s (code %v, rank %d), and something happened to %v", rank, res.Err, code, res.Rank, hit)
-	}
-	bound := formLimit + lostSoon
-	if stops {
-		bound += heartbeat
-	}
-	if took := res.Ended.Sub(last); took > bound {
-		p.Errorf("rank %d noticed after %v", rank, took)
-	}
-}
-
-// wakeOne ends a process, or lets it go on if it was stopped: the world that it belongs to is gone, and it must find out.
-func wakeOne(p *momenttest.ProcessRun, c *process, rank int, event string) {
-	if event != momenttest.StopEvent {
-		_ = c.cmd.Process.Kill()
-		c.wait(p, rank)
-		return
-	}
-	_ = c.cmd.Process.Signal(syscall.SIGCONT)
-	select {
-	case <-c.failed:
-	case <-c.ended:
-	case <-time.After(5 * timeout):
-		p.Errorf("rank %d came back and has not ended", rank)
-	}
-	_ = c.cmd.Process.Kill() // it is not one of those that form another group
-	c.wait(p, rank)
 }

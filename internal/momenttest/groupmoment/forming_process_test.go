@@ -9,7 +9,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"syscall"
 	"testing"
 	"time"
 
@@ -17,7 +16,6 @@ import (
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/momenttest"
 	"github.com/cohort-dist/cohort/store"
-	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
 // formLimit bounds the forming of a group in which a rank dies or stops. Whoever waits for a rank of which no connection tells the end
@@ -124,9 +122,8 @@ func formingRank(ctx context.Context, s store.Store, o orders, res *result) {
 
 // runForming is one run: a world forms, and something happens to one of its ranks.
 func runForming(p *momenttest.ProcessRun, transport group.Transport) []map[string]int {
-	server, err := tcpstore.Listen("127.0.0.1:0")
-	if err != nil {
-		p.Errorf("%v", err)
+	server := listen(p)
+	if server == nil {
 		return nil
 	}
 	defer func() { _ = server.Close() }()
@@ -187,7 +184,7 @@ func runForming(p *momenttest.ProcessRun, transport group.Transport) []map[strin
 			c.wait(p, rank)
 		}
 	}
-	wake(p, victim, o)
+	wake(p, victim, o.Victim, p.Victims[0].Event)
 	for rank, c := range ranks {
 		if rank != o.Victim {
 			judgeForming(p, o, fmt.Sprintf("rank %d, %v", rank, o.After), c, victim.event)
@@ -199,51 +196,15 @@ func runForming(p *momenttest.ProcessRun, transport group.Transport) []map[strin
 	return nil
 }
 
-// wake lets a process that was stopped go on. The world that it belongs to is gone, and it must find out.
-func wake(p *momenttest.ProcessRun, victim *process, o orders) {
-	if p.Victims[0].Event == momenttest.StopEvent {
-		_ = victim.cmd.Process.Signal(syscall.SIGCONT)
-	} else {
-		_ = victim.cmd.Process.Kill()
-	}
-	victim.wait(p, o.Victim)
-	if p.Victims[0].Event != momenttest.StopEvent {
-		return
-	}
-	if victim.result == nil {
-		p.Errorf("rank %d came back and said nothing", o.Victim)
-	} // It may even have what it needs of the others for its operation.
-}
-
 // judgeForming is the oracle of a survivor.
 func judgeForming(p *momenttest.ProcessRun, o orders, who string, c *process, event time.Time) {
-	res := c.result
-	if res == nil {
-		p.Errorf("%s has said nothing", who)
-		return
-	}
-	if res.Again != "" {
-		p.Errorf("%s could not form another group: %s", who, res.Again)
-	}
-	if res.Err == "" {
-		if o.After != atOnce {
-			p.Errorf("%s has noticed nothing", who)
-		}
-		return
-	}
-	// Whoever is dead while a group forms is unavailable, or missing when the time is over; in a group it is lost.
-	code := dist.Code(res.Code)
-	if p.Victims[0].Event == momenttest.StopEvent && o.Transport == group.Gloo && code == dist.DeadlineExceeded && res.Rank == dist.NoRank {
-		return
-	}
-	if !slices.Contains([]dist.Code{dist.PeerLost, dist.Unavailable, dist.DeadlineExceeded}, code) || res.Rank != dist.Rank(o.Victim) {
-		p.Errorf("%s: %s (code %v, rank %d)", who, res.Err, code, res.Rank)
-	}
-	bound := formLimit + lostSoon
-	if p.Victims[0].Event == momenttest.StopEvent {
-		bound += heartbeat
-	}
-	if took := res.Ended.Sub(event); o.After != atOnce && took > bound {
-		p.Errorf("%s noticed after %v", who, took)
+	switch res := c.result; {
+	case !judgeFormed(p, who, res):
+	case res.Err != "" && o.After == atOnce:
+		judgeLoss(p, who, o.Transport, res, []int{o.Victim}, time.Time{})
+	case res.Err != "":
+		judgeLoss(p, who, o.Transport, res, []int{o.Victim}, event)
+	case o.After != atOnce:
+		p.Errorf("%s has noticed nothing", who)
 	}
 }

@@ -126,8 +126,12 @@ func regroupLeft(ctx context.Context, s store.Store, o orders, res *result) {
 	if err == nil {
 		err = json.Unmarshal(raw, &left)
 	}
+	rank := slices.Index(left, o.Rank)
+	if err == nil && rank < 0 { // it was stopped, and came back
+		return
+	}
 	if err == nil {
-		err = regroup(ctx, store.Prefix("second", s), slices.Index(left, o.Rank), len(left), o.Transport)
+		err = regroup(ctx, store.Prefix("second", s), rank, len(left), o.Transport)
 	}
 	if err != nil {
 		res.Again = err.Error()
@@ -270,9 +274,8 @@ func (c *process) settle(p *momenttest.ProcessRun, rank int) (alive bool) {
 }
 
 func runProcesses(p *momenttest.ProcessRun, transport group.Transport) []map[string]int {
-	server, err := tcpstore.Listen("127.0.0.1:0")
-	if err != nil {
-		p.Errorf("%v", err)
+	server := listen(p)
+	if server == nil {
 		return nil
 	}
 	defer func() { _ = server.Close() }()
