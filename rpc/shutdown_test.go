@@ -181,6 +181,7 @@ func TestShutdownWaitsForNobody(t *testing.T) {
 // TestShutdownGivenUp: w2 does not come. The shutdown of one worker ends with its ctx, and the other one, leader of the all-gather or
 // not, ends with that instead of taking the first one for dead.
 func TestShutdownGivenUp(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		first  int // who gives up
 		cancel bool

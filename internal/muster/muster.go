@@ -240,10 +240,10 @@ const giveUpLimit = time.Second
 func (p *Place) GiveUp(ctx context.Context) error {
 	moment.At("muster.giveup")
 	p.givingUp.Do(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 		defer cancel()
-		if p.unsaid = store.Append(ctx, p.store, p.goneKey(), []byte(strconv.Itoa(p.rank)+" ")); p.unsaid == nil {
-			p.unsaid = p.close(ctx)
+		if p.unsaid = store.Append(limited, p.store, p.goneKey(), []byte(strconv.Itoa(p.rank)+" ")); p.unsaid == nil {
+			p.unsaid = p.close(limited)
 		}
 	})
 	return p.unsaid
@@ -295,7 +295,7 @@ func (p *Place) notGivenUp(ctx context.Context) ([]int, error) {
 	}
 	gone := make([]bool, p.size)
 	for word := range strings.FieldsSeq(string(said)) {
-		if r, err := strconv.Atoi(word); err == nil && r >= 0 && r < p.size {
+		if r, failure := strconv.Atoi(word); failure == nil && r >= 0 && r < p.size {
 			gone[r] = true
 		}
 	}
@@ -357,7 +357,7 @@ func (p *Place) finishClosing(ctx context.Context) error {
 	}
 	for _, r := range free {
 		moment.At("muster.closing")
-		if _, err := p.store.CompareAndSet(ctx, p.Key(r), nil, over); err != nil {
+		if _, err = p.store.CompareAndSet(ctx, p.Key(r), nil, over); err != nil {
 			return err
 		}
 	}
