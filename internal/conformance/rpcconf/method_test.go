@@ -211,7 +211,13 @@ func TestRefType(t *testing.T) {
 		ref, err := rpc.Remote[any](w.ctx, a, to, fn, args...)
 		must(t, err)
 		defer func() { _ = ref.Close() }()
-		return rpc.Call[py.Global](w.ctx, a, to, typeOf, ref)
+		later := rpc.Async[py.Global](w.ctx, a, to, typeOf, ref)
+		got, err := rpc.Call[py.Global](w.ctx, a, to, typeOf, ref)
+		other, otherErr := later.Await(w.ctx)
+		if other != got || (err == nil) != (otherErr == nil) {
+			t.Errorf("%v, %v at once, %v, %v as a future", got, err, other, otherErr)
+		}
+		return got, err
 	}
 	want := py.Global{Module: "t", Name: "Cell"}
 	t.Run("peer", func(t *testing.T) {
