@@ -74,13 +74,16 @@ func (c *court) atWork(moving []int) string {
 	return text + c.ended() + "."
 }
 
-// ended says which ranks have ended.
+// ended says which ranks have ended, or do not run.
 func (c *court) ended() string {
 	var text strings.Builder
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" {
 			fmt.Fprintf(&text, "; rank %d %s", r.Rank, r.Gone)
 		}
+	}
+	if absent := c.absent(); c.job.Local && len(absent) > 0 {
+		fmt.Fprintf(&text, "; %s not running", lower(is(absent)))
 	}
 	return text.String()
 }

@@ -39,8 +39,8 @@ func (c *court) missing() (Verdict, bool) {
 		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s %s %s where %s in %s%s, which in DDP needs all ranks: did %s get fewer batches?",
 			name(here), verb(here, "call"), c.at[here[0]].where(), lower(is(work)), c.at[work[0]].where(), since(c.waited(work)), lower(name(here)))}, true
 	case len(late) == 0 && len(here) > 0:
-		return Verdict{Culprits: work, Sentence: fmt.Sprintf("%s %s for an operation that was started earlier, in %s, where %s %s %s%s.",
-			name(work), verb(work, "wait"), c.at[work[0]].where(), lower(name(here)), verb(here, "call"), c.at[here[0]].where(), since(c.waited(work)))}, true
+		return Verdict{Culprits: work, Sentence: fmt.Sprintf("%s %s for an operation that was started earlier, in %s (%s), where %s %s %s%s.",
+			name(work), verb(work, "wait"), cmp.Or(c.at[work[0]].op, c.at[work[0]].own), c.lines(work), lower(name(here)), verb(here, "call"), c.at[here[0]].where(), since(c.waited(work)))}, true
 	case len(late) == 0:
 		return Verdict{}, false
 	case c.at[work[0]].op != "":

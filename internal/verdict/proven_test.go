@@ -109,6 +109,16 @@ func TestProven(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=None tag=0 group_src=1", 30), at(1, "load", 12)}},
 			"Nothing moves: rank 0 is in recv (train.py:30); rank 1 is in load (train.py:12).", nil,
 		},
+		"a rank that does not run, and others that wait for a key": {
+			Job{World: 3, Local: true, Store: "127.0.0.1:29500", Ranks: []Rank{at(0, "finish", 30), edit(at(2, "finish", 30), func(r *Rank) {
+				r.Main.Kernel, r.Object = "poll_schedule_timeout.constprop.0", "127.0.0.1:29500"
+			})}},
+			"Rank 2 waits for the store, in finish (train.py:30): probably for a key that nobody has set; rank 1 is not running.", nil,
+		},
+		"operations that were started earlier, waited for in different lines": {
+			Job{World: 3, Ranks: []Rank{saying(at(0, "step", 30), "a.wait()"), saying(at(1, "step", 40), "b.wait()"), in(2, "barrier", "", 50)}},
+			"Ranks 0 and 1 wait for an operation that was started earlier, in step (train.py:30 and train.py:40), where rank 2 calls barrier (train.py:50).", []int{0, 1},
+		},
 		"a rank that the program gives twice": {
 			Job{World: 3, Ranks: []Rank{told(in(0, "init_process_group", "world_size=3 rank=0", 5), 3, "a:1"), told(in(1, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1"), told(in(2, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1")}},
 			"Ranks 1 and 2 call init_process_group with rank=1 (train.py:5): give each process a rank of its own.",
