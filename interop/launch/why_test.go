@@ -37,6 +37,7 @@ var hangs = [][]struct{ kind, want string }{
 	{{"swallowed", `^Rank 0 calls all_reduce \(hang\.py:\d+\), rank 1 calls barrier \(hang\.py:\d+\)`}},
 	{{"roots", `^Rank 0 calls broadcast with src=0 \(hang\.py:\d+\), rank 1 calls broadcast with src=1 \(hang\.py:\d+\)`}},
 	{{"thread", `^Rank 1 has not reached all_reduce \(hang\.py:\d+\); it is in step \(hang\.py:\d+\), in Thread\.join of threading\.py.*, for its thread \d+, which is in load_batch \(hang\.py:28\), sleeping; rank 0 waits`}},
+	{{"samerank", `^Ranks 0 and 1 call init_process_group with rank=0 \(hang\.py:\d+\)( for \d+ s)?: give each process a rank of its own\.$`}},
 	{{"world", `^The program wants more ranks than there are: WORLD_SIZE is 2, but ranks 0 and 1 wait for rank 2, which does not exist`}},
 }
 
