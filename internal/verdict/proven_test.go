@@ -117,7 +117,8 @@ func TestProven(t *testing.T) {
 		},
 		"operations that were started earlier, waited for in different lines": {
 			Job{World: 3, Ranks: []Rank{saying(at(0, "step", 30), "a.wait()"), saying(at(1, "step", 40), "b.wait()"), in(2, "barrier", "", 50)}},
-			"Ranks 0 and 1 wait for an operation that was started earlier, in step (train.py:30 and train.py:40), where rank 2 calls barrier (train.py:50).", []int{0, 1},
+			"Ranks 0 and 1 wait for an operation that was started earlier, in step (train.py:30 and train.py:40), where rank 2 calls barrier (train.py:50).",
+			[]int{0, 1},
 		},
 		"a rank that the program gives twice": {
 			Job{World: 3, Ranks: []Rank{told(in(0, "init_process_group", "world_size=3 rank=0", 5), 3, "a:1"), told(in(1, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1"), told(in(2, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1")}},
