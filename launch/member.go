@@ -4,6 +4,7 @@
 package launch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -36,6 +37,8 @@ type member struct {
 	questions *questions
 	// replaceable says that another launcher takes the place of a host that is gone.
 	replaceable bool
+	// reason is why the last attempt was stopped or has failed, "" if it is not known.
+	reason string
 	// dismissed is the last word of the host, or nil.
 	dismissed *nodehost.Dismiss
 }
@@ -242,6 +245,7 @@ func (m *member) unheard() {
 // attempt runs the workers of this node. ended says that this node leaves the job.
 func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
 	j := m.job
+	m.sayAgain(b)
 	a, err := j.newAttempt(b.Attempt, func(p *place) {
 		*p = place{
 			attempt: b.Attempt, node: b.Node, nodes: b.Nodes, base: b.Base, world: b.World, roles: b.Roles,
@@ -266,8 +270,22 @@ func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
 	if a.hostLost && m.dismissed == nil {
 		return true, m.hostGone()
 	}
-	m.say(nodehost.Message{Ended: &nodehost.Ended{Failed: nodehost.Failed{Attempt: b.Attempt, Failure: a.blame(outcome)}, OK: outcome.Succeeded()}})
+	failure := a.blame(outcome)
+	m.reason = cmp.Or(m.reason, failure.Sentence)
+	m.say(nodehost.Message{Ended: &nodehost.Ended{Failed: nodehost.Failed{Attempt: b.Attempt, Failure: failure}, OK: outcome.Succeeded()}})
 	return false, nil
+}
+
+// sayAgain says why the job begins anew.
+func (m *member) sayAgain(b nodehost.Begin) {
+	switch {
+	case m.reason == "":
+	case b.Restarts > m.job.seen.restarts:
+		m.job.screen.say("%s; restart %d of %d", m.reason, b.Restarts, m.job.cfg.MaxRestarts)
+	default:
+		m.job.screen.say("%s; the job begins anew with %d nodes", m.reason, b.Nodes)
+	}
+	m.reason = ""
 }
 
 // remote takes a message of the host during an attempt.
@@ -277,6 +295,7 @@ func (a *attempt) remote(msg nodehost.Message, open bool) {
 		a.hostLost, a.remotes = true, nil
 		a.step(launchcore.Stop{})
 	case msg.Stop != nil:
+		a.member.reason = msg.Stop.Reason
 		a.step(launchcore.Stop{Linger: msg.Stop.Linger})
 	case msg.Dismiss != nil:
 		a.member.dismissed = msg.Dismiss

@@ -414,7 +414,7 @@ func (j *Job) exclude() {
 	for _, m := range slices.Clone(j.members) {
 		if m.strikes >= j.limits.Strikes && len(j.members) > j.limits.Min {
 			j.members = slices.DeleteFunc(j.members, func(o *member) bool { return o == m })
-			j.do(Dismiss{m.id, End{Code: dist.Remote, Sentence: fmt.Sprintf("the job failed %d times on this node and goes on without it", m.strikes)}})
+			j.do(Dismiss{m.id, End{Code: dist.Remote, Sentence: fmt.Sprintf("%d attempts have failed on this node, and the job goes on without it", m.strikes)}})
 		}
 	}
 }
