@@ -187,6 +187,7 @@ const fsdpSteps = 3
 // runFSDP trains in a world and returns what all ranks have noted.
 func runFSDP(t *testing.T, tr *torchtest.Torch, s fsdpShape, w world) [][]string {
 	t.Helper()
+	w.shared = slices.Concat(torchtest.Optimizers, []string{"torch.distributed.fsdp"})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
 	port := freePort(t)

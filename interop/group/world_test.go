@@ -57,6 +57,7 @@ type world struct {
 	options []group.Option
 	untold  bool                     // the Go ranks find out themselves what the PyTorch ranks are
 	torches map[int]*torchtest.Torch // of PyTorch ranks that are of another version than the others
+	shared  []string                 // modules that the scripts import
 }
 
 func (w world) String() string {
@@ -79,7 +80,7 @@ func (w world) startTorch(t testing.TB, tr *torchtest.Torch, port int, source st
 			its := cmp.Or(w.torches[r], tr)
 			all = append(all, "torch-"+its.About(t).Version)
 			procs[r] = its.Start(t, torchtest.Script{
-				Name: fmt.Sprintf("rank%d.py", r), Source: source, Env: w.env,
+				Name: fmt.Sprintf("rank%d.py", r), Source: source, Env: w.env, Shared: w.shared,
 				Args: append([]string{strconv.Itoa(r), strconv.Itoa(w.size), strconv.Itoa(port)}, args...),
 			})
 		}
