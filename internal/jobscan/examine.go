@@ -51,6 +51,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	host, _ := os.Hostname()
 	first := readAll(ctx, &reader, j.Ranks)
 	before := usesOf(first)
+	dialed := portowner.Dialing(pidsOf(j.Ranks))
 	var wg sync.WaitGroup
 	wg.Go(func() { seen.Waits = storeWaits(ctx, j) })
 	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, j.Store) })
@@ -68,6 +69,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	}
 	second := readAll(ctx, &reader, j.Ranks)
 	after := usesOf(second)
+	dials := portowner.Dialing(pidsOf(j.Ranks))
 	wg.Wait()
 	var now clocks
 	for i, r := range j.Ranks {
@@ -80,6 +82,11 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 		}
 		_, v.State = stat("/proc", r.PID)
 		v.LostChildren = deadChild(r.PID)
+		for _, addr := range dials[r.PID] {
+			if slices.Contains(dialed[r.PID], addr) && !slices.Contains(v.Dials, addr.String()) {
+				v.Dials = append(v.Dials, addr.String())
+			}
+		}
 		if v.State == "" || v.State == "Z" {
 			v.Gone = "has ended"
 		}
@@ -111,6 +118,15 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 		seen.Store, seen.StoreTrouble = addr, storeTrouble(ctx, addr)
 	}
 	return seen
+}
+
+// pidsOf returns the processes of ranks.
+func pidsOf(ranks []Rank) []int {
+	pids := make([]int, len(ranks))
+	for i, r := range ranks {
+		pids[i] = r.PID
+	}
+	return pids
 }
 
 // hasTorch reports whether a process has loaded PyTorch. If it runs no Python code then, it is not starting.

@@ -18,6 +18,7 @@ import (
 
 const (
 	stateEstablished = "01"
+	stateSynSent     = "02"
 	stateListen      = "0A"
 	maxCommand       = 80
 	// patience bounds a search. A machine with very many open files is not searched to the end: the name is a help in an
@@ -92,6 +93,37 @@ func Clients(addrs []netip.AddrPort) map[netip.AddrPort]Owner {
 		return len(inodes) > 0
 	})
 	return owners
+}
+
+// Dialing returns the addresses that processes in one network namespace try to connect to and have had no answer from, by process.
+func Dialing(pids []int) map[int][]netip.AddrPort {
+	if len(pids) == 0 {
+		return nil
+	}
+	remotes := map[string]netip.AddrPort{} // by inode
+	eachSocket(filepath.Join("/proc", strconv.Itoa(pids[0]), "net"), func(s socket) {
+		if s.state == stateSynSent {
+			remotes[s.inode] = s.remote
+		}
+	})
+	if len(remotes) == 0 {
+		return nil
+	}
+	all := map[int][]netip.AddrPort{}
+	for _, pid := range pids {
+		folder := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+		files, err := os.ReadDir(folder)
+		if err != nil {
+			continue // gone, or not ours to look into
+		}
+		for _, file := range files {
+			target, _ := os.Readlink(filepath.Join(folder, file.Name())) // a file that was closed in between is none
+			if remote, found := remotes[strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]")]; found {
+				all[pid] = append(all[pid], remote)
+			}
+		}
+	}
+	return all
 }
 
 func unmapped(addr netip.AddrPort) netip.AddrPort {

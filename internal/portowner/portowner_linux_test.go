@@ -4,12 +4,17 @@
 package portowner
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func portOf(t *testing.T, addr net.Addr) int {
@@ -160,4 +165,36 @@ func BenchmarkListeners(b *testing.B) {
 			readListeners()
 		}
 	})
+}
+
+// TestDialing: a connection to somebody who does not answer is found. The listener here takes none, and has no room for more.
+func TestDialing(t *testing.T) {
+	t.Parallel()
+	open := func() int {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		return fd
+	}
+	listener := open()
+	if err := errors.Join(unix.Bind(listener, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(listener, 0)); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(listener)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		_ = unix.Connect(open(), name) // in progress
+	}
+	inet, _ := name.(*unix.SockaddrInet4)
+	want := netip.AddrPortFrom(netip.AddrFrom4(inet.Addr), uint16(inet.Port))
+	for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
+		if slices.Contains(Dialing([]int{os.Getpid()})[os.Getpid()], want) {
+			return
+		}
+	}
+	t.Errorf("%v is not found: %v", want, Dialing([]int{os.Getpid()}))
 }

@@ -16,5 +16,8 @@ func Clients([]netip.AddrPort) map[netip.AddrPort]Owner { return nil }
 // Listeners cannot tell on this platform.
 func Listeners() map[netip.AddrPort]string { return nil }
 
+// Dialing cannot tell on this platform.
+func Dialing([]int) map[int][]netip.AddrPort { return nil }
+
 // Remote finds nothing here.
 func Remote(int, string) (netip.AddrPort, bool) { return netip.AddrPort{}, false }

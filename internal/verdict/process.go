@@ -5,6 +5,7 @@ package verdict
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -73,4 +74,20 @@ func (c *court) lock() (Verdict, bool) {
 		}
 	}
 	return Verdict{}, false
+}
+
+// dialing: ranks that wait for others get no answer to their connections.
+func (c *court) dialing() (Verdict, bool) {
+	all := c.ranks(func(r Rank, p position) bool { return len(r.Dials) > 0 && p.waits() })
+	if len(all) == 0 {
+		return Verdict{}, false
+	}
+	addr := c.rank(all[0]).Dials[0]
+	here := slices.DeleteFunc(all, func(n int) bool { return !slices.Contains(c.rank(n).Dials, addr) })
+	what := addr
+	if sameAddress(addr, c.job.Store) {
+		what = "the store at " + addr
+	}
+	return Verdict{Sentence: fmt.Sprintf("%s %s no answer from %s, in %s%s: a firewall is between them, or nobody has this address, or the host there is overloaded%s.",
+		name(here), verb(here, "get"), what, c.at[here[0]].where(), since(c.waited(here)), c.others(here...))}, true
 }

@@ -120,6 +120,19 @@ func TestProven(t *testing.T) {
 			"Ranks 0 and 1 wait for an operation that was started earlier, in step (train.py:30 and train.py:40), where rank 2 calls barrier (train.py:50).",
 			[]int{0, 1},
 		},
+		"connections that nobody answers": {
+			Job{World: 3, Store: "10.0.0.1:29500", Ranks: []Rank{in(0, "all_reduce", "", 27), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.1:33449"} }), edit(in(2, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.7:1", "10.0.0.1:33449"} })}},
+			"Ranks 1 and 2 get no answer from 10.0.0.1:33449, in all_reduce (train.py:27): a firewall is between them, or nobody has this address, or the host there is overloaded; rank 0 waits.", nil,
+		},
+		"a store that does not answer": {
+			Job{World: 2, Store: "10.0.0.1:29500", Ranks: []Rank{edit(in(1, "init_process_group", "", 5), func(r *Rank) { r.Dials = []string{"10.0.0.1:29500"} })}},
+			"Rank 1 gets no answer from the store at 10.0.0.1:29500, in init_process_group (train.py:5): a firewall is between them, or nobody has this address, or the host there is overloaded.", nil,
+		},
+		"a rank that dials somebody else": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "download", 12), func(r *Rank) { r.Dials = []string{"10.9.9.9:443"} })}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in download (train.py:12); rank 0 waits.",
+			[]int{1},
+		},
 		"a rank that the program gives twice": {
 			Job{World: 3, Ranks: []Rank{told(in(0, "init_process_group", "world_size=3 rank=0", 5), 3, "a:1"), told(in(1, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1"), told(in(2, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1")}},
 			"Ranks 1 and 2 call init_process_group with rank=1 (train.py:5): give each process a rank of its own.",

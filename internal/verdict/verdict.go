@@ -49,6 +49,8 @@ type Rank struct {
 	Object string
 	// Line is the text of the line of the program that the main thread has come to, with the rest of a call; "" if it is not known.
 	Line string
+	// Dials are the addresses that it tries to connect to and has had no answer from for some time.
+	Dials []string
 	// Raised is the exception that it has printed last, "" if it has printed something else since, or none.
 	Raised string
 	// Ending says that its program has ended and the process has not.
@@ -176,7 +178,7 @@ func (c *court) judge() Verdict {
 		return c.fromStore()
 	}
 	for _, rule := range []func() (Verdict, bool){
-		c.worlds, c.numbers, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.recorders, c.communicators, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.rooted, c.mismatch, c.same, c.store, c.unmatched,
+		c.worlds, c.numbers, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.dialing, c.recorders, c.communicators, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.rooted, c.mismatch, c.same, c.store, c.unmatched,
 	} {
 		if v, found := rule(); found {
 			v.Hung = !v.Still
