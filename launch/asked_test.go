@@ -37,7 +37,7 @@ func TestExamineAllNodes(t *testing.T) {
 	cfg := Config{
 		RunID: "nodes", Endpoint: "127.0.0.1:" + strconv.Itoa(port), MinNodes: 2, MaxNodes: 2, Silence: time.Minute, JoinTimeout: time.Minute, LastCall: time.Minute,
 	}
-	h, err := nodehost.Listen(cfg.forHost(), cfg.Endpoint)
+	h, err := nodehost.Listen((&job{cfg: cfg, screen: newScreen(Screen{})}).forHost(), cfg.Endpoint)
 	if err != nil {
 		t.Fatal(err)
 	}

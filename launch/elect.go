@@ -57,7 +57,7 @@ func (j *job) findStore(c net.Conn) (*election, error) {
 	}
 	if _, err := client.Stats(ctx); err != nil {
 		_ = client.Close()
-		return nil, dist.Newf(op, dist.NotSupported, "the store at %s is not one of \"cohort store serve\", and no launcher either: %w", j.cfg.Endpoint, err)
+		return nil, dist.Newf(op, dist.NotSupported, "the store at %s is neither a launcher nor one of \"cohort store serve\"; torchrun and cohort run cannot launch parts of one job: %w", j.cfg.Endpoint, err)
 	}
 	return &election{job: j, store: client, key: "cohort/run/" + j.cfg.RunID + "/host", own: cmp.Or(j.cfg.LocalAddr, host)}, nil
 }
@@ -121,7 +121,7 @@ func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 		if current != "" && current != lost {
 			return nil, current, nil
 		}
-		h, err := nodehost.Listen(e.job.cfg.forHost(), net.JoinHostPort(e.own, "0"))
+		h, err := nodehost.Listen(e.job.forHost(), net.JoinHostPort(e.own, "0"))
 		if err != nil {
 			return nil, "", unavailable("a rendezvous on "+e.own, err)
 		}

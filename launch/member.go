@@ -51,7 +51,7 @@ func (j *job) nodes() error {
 	var h *nodehost.Host
 	if j.cfg.hosts(j.asked) {
 		var err error
-		if h, err = nodehost.Listen(j.cfg.forHost(), j.cfg.Endpoint); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+		if h, err = nodehost.Listen(j.forHost(), j.cfg.Endpoint); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 			return unavailable("the rendezvous at "+j.cfg.Endpoint, err)
 		}
 	}

@@ -48,10 +48,14 @@ func (c Config) nodeRank() int {
 }
 
 // forHost is what the host of the rendezvous needs to know.
-func (c Config) forHost() nodehost.Config {
+func (j *job) forHost() nodehost.Config {
+	c := j.cfg
 	return nodehost.Config{
 		RunID: c.RunID, MinNodes: c.MinNodes, MaxNodes: c.MaxNodes, MaxRestarts: c.MaxRestarts, StoreAddr: c.LocalAddr, StorePort: c.StorePort,
 		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence,
+		Stranger: func(addr string) {
+			j.screen.say("somebody at %s has connected to the rendezvous and is no launcher of cohort: torchrun and cohort run cannot launch parts of one job", addr)
+		},
 	}
 }
 

@@ -27,6 +27,8 @@ type Config struct {
 	StoreAddr                       string // of this node, where the store listens; "": that of the endpoint
 	StorePort                       int
 	JoinTimeout, LastCall, Silence  time.Duration
+	// Stranger, if set, is told once of the address of somebody who has connected and does not speak as a launcher does.
+	Stranger func(addr string)
 }
 
 // Host is the rendezvous of a job on several nodes. It runs in one of the launchers.
@@ -218,13 +220,16 @@ func (c *conn) say(m Message) {
 func (h *Host) take(e event) {
 	c := e.conn
 	switch m := e.message; {
-	case e.gone != nil:
-		if c.join != nil {
-			if silent(e.gone) { // it may only have been stopped for a while, and must know then that it has no part any more
-				c.say(Message{Dismiss: &Dismiss{Code: uint8(dist.PeerLost), Sentence: "this node was given up: the launcher that hosts the rendezvous had not heard of it for " + h.cfg.Silence.String()}})
-			}
-			h.left(c, fmt.Sprintf("node %s is gone: %s", c.name, GoneWords(e.gone, h.cfg.Silence)))
+	case e.gone != nil && c.join == nil:
+		if h.cfg.Stranger != nil && !c.wire.Heard() && !errors.Is(e.gone, net.ErrClosed) { // who says nothing may only have looked
+			h.cfg.Stranger(c.wire.RemoteAddr().String())
+			h.cfg.Stranger = nil
 		}
+	case e.gone != nil:
+		if silent(e.gone) { // it may only have been stopped for a while, and must know then that it has no part any more
+			c.say(Message{Dismiss: &Dismiss{Code: uint8(dist.PeerLost), Sentence: "this node was given up: the launcher that hosts the rendezvous had not heard of it for " + h.cfg.Silence.String()}})
+		}
+		h.left(c, fmt.Sprintf("node %s is gone: %s", c.name, GoneWords(e.gone, h.cfg.Silence)))
 	case c.join == nil && m.Join != nil:
 		h.joined(c, m.Join)
 	case c.join == nil:
