@@ -224,6 +224,13 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 		if q == nil {
 			continue
 		}
+		if !q.Lost && n <= max(c.desk.latest(q.Member), c.open[q.Member]) {
+			// It arrived late: the member has asked again since. A next coordinator must not find it, with a handle of long ago.
+			if _, err = c.store.Delete(ctx, askKey(n)); err != nil {
+				return err
+			}
+			continue
+		}
 		if err = c.forget(ctx, q.Member); err != nil {
 			return err
 		}

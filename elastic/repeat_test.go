@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -173,6 +174,59 @@ func TestRepeatedQuestionInTheStore(t *testing.T) {
 		}
 		if over, err := keys.Check(ctx, overKey(uuid)); !over || err != nil {
 			t.Errorf("the failed round is not over: %v", err)
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// TestLateQuestion: a question that arrives after the next one of its member is removed, before and after that is answered, so that a
+// coordinator that is started later does not take it for a new one. The next one stays until it is answered.
+func TestLateQuestion(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		s := store.NewMemory()
+		defer func() { _ = s.Close() }()
+		c, err := New(s, 2, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = c.Run(ctx) })
+		keys := store.Prefix(DefaultPrefix, s)
+		arrive := func(n int64, member int, handle string) {
+			t.Helper()
+			if failed := keys.Set(ctx, askKey(n), fmt.Appendf(nil, `{"member": %d, "handle": %q}`, member, handle)); failed != nil {
+				t.Fatal(failed)
+			}
+			time.Sleep(time.Second)
+		}
+		there := func(n int64) bool {
+			t.Helper()
+			has, failed := keys.Check(ctx, askKey(n))
+			if failed != nil {
+				t.Fatal(failed)
+			}
+			return has
+		}
+		if _, err = keys.Add(ctx, "asks", 4); err != nil {
+			t.Fatal(err)
+		}
+		arrive(3, 0, "gloo:new")
+		arrive(1, 0, "gloo:old")
+		if there(1) || !there(3) {
+			t.Errorf("not answered: the first question is there: %v, the next: %v", there(1), there(3))
+		}
+		arrive(4, 1, "gloo:other")
+		raw, err := keys.Get(ctx, answerKey(3))
+		if err != nil || !strings.Contains(string(raw), "gloo:new") {
+			t.Errorf("answer %s, %v", raw, err)
+		}
+		arrive(2, 0, "gloo:old")
+		if there(2) {
+			t.Error("answered: a question that came late is there")
 		}
 		cancel()
 		wg.Wait()

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -180,6 +181,67 @@ func TestReconfigure(t *testing.T) {
 				}
 				if i == spare && final[1] != "3" {
 					t.Errorf("the spare is rank %s: those who stay keep their order", final[1])
+				}
+			}
+			if err := coordinator.wait(); err != nil {
+				t.Errorf("coordinator: %v\n%s", err, coordinator.said())
+			}
+		})
+	}
+}
+
+// TestReconfigureTwice kills two of four members at once, and the first spare that takes a place as soon as it is a member, while others wait
+// in the new group for what it has to send. The rest, with two more spares, trains to the end; nothing else is started.
+func TestReconfigureTwice(t *testing.T) {
+	if os.Getenv("COHORT_INTEROP") == "" {
+		t.Skip("COHORT_INTEROP is not set")
+	}
+	for _, kinds := range []string{"ggggggg", "tgtggtg"} {
+		t.Run(kinds, func(t *testing.T) {
+			program, addr := testprog.Build(t, "examples/reconfigure"), "127.0.0.1:"+freePort(t)
+			coordinator := startGo(t, program, "-listen", addr, "-members", "4", "-silence", "3s")
+			until(t, "the store", []trainee{coordinator}, func() bool { return strings.Contains(coordinator.said(), "coordinator at") })
+			all := startTrainees(t, program, addr, kinds, 150)
+			var victims, spares []int
+			until(t, "step 20", all, func() bool {
+				victims, spares = nil, nil
+				for i, w := range all {
+					m := memberAt.FindStringSubmatch(w.said())
+					switch {
+					case m == nil:
+						spares = append(spares, i)
+					case (m[1] == "1" || m[1] == "2") && strings.Contains(w.said(), "step 20 "):
+						victims = append(victims, i)
+					}
+				}
+				return len(victims) == 2 && len(spares) == 3
+			})
+			for _, i := range victims {
+				all[i].kill()
+			}
+			until(t, "a spare", all, func() bool {
+				at := slices.IndexFunc(spares, func(i int) bool { return memberAt.MatchString(all[i].said()) })
+				if at >= 0 {
+					all[spares[at]].kill()
+					victims = append(victims, spares[at])
+				}
+				return at >= 0
+			})
+			for i, w := range all {
+				if slices.Contains(victims, i) {
+					continue
+				}
+				if err := w.wait(); err != nil || !strings.Contains(w.said(), "done at step 150") {
+					t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.said())
+					continue
+				}
+				losses := lossAt.FindAllStringSubmatch(w.said(), -1)
+				if last, _ := strconv.ParseFloat(losses[len(losses)-1][2], 64); last > 0.05 {
+					t.Errorf("%d (%s): the loss ends with %v\n%s", i, w.name, last, w.said())
+				}
+				places := memberAt.FindAllStringSubmatch(w.said(), -1)
+				if at, _ := strconv.Atoi(places[len(places)-1][2]); at < 20 {
+					t.Errorf("%d (%s) went on at step %d, and not where the others were\n%s", i, w.name, at, w.said())
 				}
 			}
 			if err := coordinator.wait(); err != nil {
