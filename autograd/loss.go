@@ -4,7 +4,11 @@
 package autograd
 
 import (
+	"log/slog"
+	"runtime"
 	"slices"
+	"strconv"
+	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coo"
@@ -78,11 +82,12 @@ func (f *crossEntropy) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tenso
 	return one(f.nll.CrossEntropyGrad(logp, rows))
 }
 
-// MSE is the squared difference of two variables of one shape. It corresponds to torch.nn.functional.mse_loss.
+// MSE is the squared difference of two variables. They are broadcast, which is likely a mistake: when a line of the program does so for the
+// first time, a warning is logged to [slog.Default]. It corresponds to torch.nn.functional.mse_loss, which warns, too.
 func MSE(v, target *Variable, r Reduction) *Variable {
 	d := v.Sub(target)
-	if v.Err() == nil && target.Err() == nil && !v.data.SameShape(target.data) {
-		return failed(dist.Newf("autograd: mse", dist.InvalidArgument, "input of shape %v with a target of shape %v", v.Shape(), target.Shape()))
+	if d.Err() == nil && !v.data.SameShape(target.data) {
+		warnOfShapes(v.Shape(), target.Shape())
 	}
 	square := d.Mul(d)
 	switch r {
@@ -92,6 +97,18 @@ func MSE(v, target *Variable, r Reduction) *Variable {
 		return square
 	default:
 		return square.Mean()
+	}
+}
+
+// warned has the lines of the program that have called MSE with two shapes.
+var warned sync.Map
+
+// warnOfShapes is called by MSE.
+func warnOfShapes(input, target []int) {
+	_, file, line, _ := runtime.Caller(2)
+	at := file + ":" + strconv.Itoa(line)
+	if _, before := warned.LoadOrStore(at, true); !before {
+		slog.Warn("autograd: the target of an MSE has another shape than the input: they are broadcast, which is likely a mistake", "input", input, "target", target, "at", at)
 	}
 }
 

@@ -99,7 +99,7 @@ func product2(room, a, b *tensor.Tensor, transA, transB bool, shape []int, vecto
 	return tmath.SumTo(out, shape)
 }
 
-// Linear returns x times the transposed weight plus bias, which may be nil. A weight with one dimension stands for one output, which has no
+// Linear returns x times the transposed weight plus bias, which is broadcast and may be nil. A weight with one dimension stands for one output, which has no
 // dimension then. It corresponds to torch.nn.functional.linear.
 func Linear(x, weight, bias *Variable) *Variable {
 	if weight.Err() == nil && weight.Dims() == 1 && (bias == nil || bias.Err() == nil && bias.Dims() == 0) {
@@ -115,7 +115,7 @@ func Linear(x, weight, bias *Variable) *Variable {
 	return apply(&linear{}, x, weight, bias)
 }
 
-type linear struct{}
+type linear struct{ bias []int } // its shape
 
 func (f *linear) fresh() {}
 
@@ -132,10 +132,14 @@ func (f *linear) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, err
 	if err != nil || len(in) < 3 {
 		return one(out, err)
 	}
-	if in[2].Dims() != 1 || in[2].Dim(0) != in[1].Dim(0) {
-		return nil, dist.Newf("autograd: linear", dist.InvalidArgument, "a bias of shape %v with a weight of shape %v", in[2].Shape(), in[1].Shape())
+	f.bias = in[2].Shape()
+	if len(f.bias) == 1 && f.bias[0] == in[1].Dim(0) {
+		return one(tmath.AddBias(out, in[2]))
 	}
-	return one(tmath.AddBias(out, in[2]))
+	if _, err = tmath.Expand(in[2], out.Shape()); err != nil {
+		return nil, dist.Newf("autograd: linear", dist.InvalidArgument, "a bias of shape %v with outputs of shape %v", f.bias, out.Shape())
+	}
+	return one(tmath.Binary(tmath.Add, tmath.Of(out), tmath.Of(in[2])))
 }
 
 func (f *linear) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
@@ -163,7 +167,7 @@ func (f *linear) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 		}
 	}
 	if c.NeedsGrad(2) {
-		if out[2], err = tmath.Sum(grad, []int{0}, false); err != nil {
+		if out[2], err = tmath.SumTo(g[0], f.bias); err != nil {
 			return nil, err
 		}
 	}

@@ -185,6 +185,9 @@ func oddCases(t *testing.T) (all []oddCase) {
 			add("mse", red, of(dt, odd), of(dt, odd))
 			add("mse", red, empty(dt, 0), empty(dt, 0))
 			add("mse", red, scalar(dt, 3), scalar(dt, 1))
+			add("mse", red, of(dt, rows[:3], 3, 1), of(dt, odd[:5]))
+			add("mse", red, of(dt, rows[:6], 2, 3), scalar(dt, 1))
+			add("mse", red, of(dt, rows[:3]), of(dt, rows[:2]))
 		}
 	}
 	add("layernorm", nil, of(f32, []float64{3e38, 3e38, 3e38, 1e20, 1, 2, 1e20, 1e20, -1e20, 3e38, 1e38, 2e38, 1, 2, 3}, 5, 3))
@@ -229,6 +232,10 @@ func oddCases(t *testing.T) (all []oddCase) {
 		add("linear", nil, m(f32, false, x...), m(f32, false, 2, 4))
 	}
 	add("linear", nil, m(f32, false, 3, 0), m(f32, false, 2, 0), m(f32, false, 2))
+	for _, bias := range [][]int{{}, {1}, {1, 2}, {3, 1}, {3, 2}, {2, 2}, {3}, {0}, {1, 1}, {1, 3, 2}} {
+		add("linear", nil, m(f32, false, 3, 4), m(f32, false, 2, 4), m(f32, false, bias...))
+		add("linear", nil, m(f32, false, 4), m(f32, false, 2, 4), m(f32, false, bias...))
+	}
 	ids := func(shape []int, v ...float64) argument { return of(tensor.Int64, append([]float64{}, v...), shape...) }
 	for _, op := range []string{"embedding", "index"} {
 		add(op, nil, m(f32, false, 4, 3), ids([]int{3}, 1, 1, 3))

@@ -214,9 +214,6 @@ func generateAny(r *rand.Rand) *anyGraph {
 			}
 			s.Inputs = append(s.Inputs, k)
 		}
-		if s.stricter(regs) {
-			continue
-		}
 		out := s.run(regs)
 		switch {
 		case out.Err() != nil:
@@ -246,19 +243,6 @@ func generateAny(r *rand.Rand) *anyGraph {
 		g.Passes = append(g.Passes, weights)
 	}
 	return g
-}
-
-// stricter reports whether a step is refused here on purpose: an MSE of two shapes, of which PyTorch warns that it is likely a mistake, and a
-// bias that only broadcasts to the outputs.
-func (s *anyStep) stricter(regs []register) bool {
-	switch s.Op {
-	case "mse":
-		return !slices.Equal(regs[s.Inputs[0]].Shape(), regs[s.Inputs[1]].Shape())
-	case "bias":
-		w, b := regs[s.Inputs[1]].Shape(), regs[s.Inputs[2]].Shape()
-		return len(w) == 0 || !slices.Equal(b, w[:len(w)-1])
-	}
-	return false
 }
 
 // run returns the registers and the gradients of the leaves and of the registers that keep them.
