@@ -365,11 +365,13 @@ func layerNorm[T blas.Float](t *tensor.Tensor, dims int, eps float64) (*NormStat
 	out := make([]T, len(x))
 	for at := 0; at < len(x); at += n {
 		row := x[at:][:n]
+		// The mean is taken from the first element on, so that it is exact where all are equal, however large: its error would be the deviation.
+		first := float64(row[0])
 		mean, square := 0.0, 0.0
 		for _, v := range row {
-			mean += float64(v)
+			mean += float64(v) - first
 		}
-		mean /= float64(n)
+		mean = first + mean/float64(n)
 		for _, v := range row {
 			square += (float64(v) - mean) * (float64(v) - mean)
 		}

@@ -132,22 +132,49 @@ type accumulation[T, A number] struct {
 var singles = accumulation[float32, float64]{
 	wide: func(v float32) float64 { return float64(v) },
 	limit: func(x []float32, n int) func(float64) float64 {
-		var largest uint32 // magnitudes are ordered as their bits are
-		for _, v := range x {
-			largest = max(largest, math.Float32bits(v)&^(1<<31))
+		largest := largest32(x, math.MaxUint32)
+		if largest >= infinite { // what is not finite is what it is without any limit
+			largest = largest32(x, infinite)
 		}
-		if float64(math.Float32frombits(largest))*float64(n) <= math.MaxFloat32 {
+		if fits32(float64(math.Float32frombits(largest)), n) {
 			return nil
 		}
 		return overflow32
 	},
 }
 
+// infinite is the infinity of float32; what is not a number has more.
+const infinite = 0xff << 23
+
+// largest32 returns the bits of the largest magnitude that has fewer than some; magnitudes are ordered as their bits are.
+func largest32(x []float32, below uint32) (largest uint32) {
+	for _, v := range x {
+		if bits := math.Float32bits(v) &^ (1 << 31); bits < below {
+			largest = max(largest, bits)
+		}
+	}
+	return largest
+}
+
+// fits32 reports whether all sums of n numbers of a magnitude are finite in float32.
+func fits32(largest float64, n int) bool { return largest*float64(n) <= math.MaxFloat32 }
+
 // complexes adds in complex128, and for complex64 overflows as singles does.
 func complexes(dt tensor.DType) accumulation[complex128, complex128] {
 	acc := ownType[complex128]()
 	if dt == tensor.Complex64 {
-		acc.limit = func([]complex128, int) func(complex128) complex128 {
+		acc.limit = func(x []complex128, n int) func(complex128) complex128 {
+			largest := 0.0
+			for _, v := range x {
+				for _, part := range [2]float64{math.Abs(real(v)), math.Abs(imag(v))} {
+					if part <= math.MaxFloat32 {
+						largest = max(largest, part)
+					}
+				}
+			}
+			if fits32(largest, n) {
+				return nil
+			}
 			return func(v complex128) complex128 { return complex(overflow32(real(v)), overflow32(imag(v))) }
 		}
 	}

@@ -186,6 +186,50 @@ func TestOverflow(t *testing.T) {
 	same(t, ok(Sum(of([]float32{1, 1e-8, -1}), nil, false)), float32(1e-8))
 	same(t, ok(Sum(of([]complex64{3e38, 3e38i, 3e38, -3e38}), nil, false)), complex64(complex(inf, 3e38)))
 	same(t, ok(Sum(of([]float64{3e38, 3e38, -3e38}), nil, false)), 3e38)
+	same(t, ok(Sum(of([]float32{inf, 3e38, 1, 2e38}), nil, false)), inf)
+	same(t, ok(Sum(of([][]float32{{inf, 1}, {2, 3}}), []int{1}, false)), []float32{inf, 5})
+	same(t, ok(Sum(of([]complex64{1, 2i, complex64(complex(0, inf))}), nil, false)), complex64(complex(1, inf)))
+}
+
+// TestLimits: only sums that may overflow are looked at element by element, not those of numbers that are infinite themselves.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	inf := float32(math.Inf(1))
+	for _, c := range []struct {
+		x    []float32
+		slow bool
+	}{
+		{[]float32{1, -2}, false},
+		{[]float32{inf, 1}, false},
+		{[]float32{-inf, float32(math.NaN()), 1e38}, false},
+		{[]float32{2e38, 2e38}, true},
+		{[]float32{inf, 2e38, -2e38}, true},
+	} {
+		if slow := singles.limit(c.x, len(c.x)) != nil; slow != c.slow {
+			t.Errorf("%v: %v", c.x, slow)
+		}
+		z := make([]complex128, len(c.x))
+		for i, v := range c.x {
+			z[i] = complex(0, float64(v))
+		}
+		if slow := complexes(tensor.Complex64).limit(z, len(z)) != nil; slow != c.slow {
+			t.Errorf("%v: %v", z, slow)
+		}
+	}
+}
+
+// TestConstantRows: a row of equal numbers has no deviation, however large they are.
+func TestConstantRows(t *testing.T) {
+	t.Parallel()
+	for _, v := range []float64{3e38, -1e300, 1e15 / 3, 0.1} {
+		for _, n := range []int{1, 3, 5, 7, 10, 100} {
+			s, err := LayerNorm(tensor.Must(tensor.Full(tensor.Float64, v, n)), 1, 1e-5)
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, s.Normal, make([]float64, n))
+		}
+	}
 }
 
 func TestNorm(t *testing.T) {
