@@ -94,6 +94,15 @@ const (
 	hooked         // within that, a CommHook is running
 )
 
+// sharing says when ranks get the same buffers.
+type sharing int
+
+const (
+	eachForward sharing = iota
+	atEnds
+	never
+)
+
 // wait ends when something that was begun has ended.
 type wait = func(context.Context) error
 
@@ -115,7 +124,7 @@ type config struct {
 	first, rest int
 	findUnused  bool
 	static      bool
-	keepBuffers bool
+	buffers     sharing
 	comm        CommHook
 	badComm     bool // no hook was given, or two
 	hook        observe.Hook
@@ -144,9 +153,13 @@ func WithFindUnused() Option { return optionFunc(func(c *config) { c.findUnused 
 // static_graph=True.
 func WithStaticGraph() Option { return optionFunc(func(c *config) { c.static = true }) }
 
-// WithoutBuffers leaves every rank its own buffers (see [nn.Buffered]), which otherwise become rank 0's before each
-// forward. It corresponds to broadcast_buffers=False.
-func WithoutBuffers() Option { return optionFunc(func(c *config) { c.keepBuffers = true }) }
+// WithoutBuffers leaves every rank its own buffers (see [nn.Buffered]), which otherwise become rank 0's in [New] and before each
+// forward. It corresponds to broadcast_buffers=False; for that of PyTorch 1.13 see [WithBuffersAtEnds].
+func WithoutBuffers() Option { return optionFunc(func(c *config) { c.buffers = never }) }
+
+// WithBuffersAtEnds shares the buffers in [New] and at the end of [Model.Join], and not before each forward. It corresponds to
+// broadcast_buffers=False of PyTorch 1.13, with whose ranks [WithoutBuffers] does not work.
+func WithBuffersAtEnds() Option { return optionFunc(func(c *config) { c.buffers = atEnds }) }
 
 // WithHook sends events "ddp.backward" to h: the beginning of the first gradient and the end of the last of each pass. With
 // the events of the group they show which reductions overlap with the pass.
@@ -205,7 +218,7 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 	for _, b := range nn.Buffers(module) {
 		m.buffers = append(m.buffers, b.Value)
 	}
-	if err := m.takeFrom(ctx, 0, slices.Concat(m.all, m.buffers)); err != nil {
+	if err := m.takeFrom(ctx, 0, m.state()); err != nil {
 		return nil, err
 	}
 	limits := []int{unlimited}
@@ -348,10 +361,18 @@ func (m *Model) rebuild(ctx context.Context) error {
 	return m.install(buckets)
 }
 
+// state is what ranks share at the beginning, and at the end of Join.
+func (m *Model) state() []*tensor.Tensor {
+	if m.config.buffers == never {
+		return m.all
+	}
+	return slices.Concat(m.all, m.buffers)
+}
+
 // shareBuffers gives all ranks the same buffers before a forward whose predecessor was synchronised, as PyTorch does.
 // active is false on a rank that has joined.
 func (m *Model) shareBuffers(ctx context.Context, active bool) error {
-	if m.config.keepBuffers || len(m.buffers) == 0 || !m.sharing {
+	if m.config.buffers != eachForward || len(m.buffers) == 0 || !m.sharing {
 		return nil
 	}
 	from := dist.Rank(0)

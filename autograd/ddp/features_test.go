@@ -94,24 +94,25 @@ func TestTraceShowsOverlap(t *testing.T) {
 // TestBuffers: before each forward, running statistics are those of rank 0, unless the forward before only accumulated.
 func TestBuffers(t *testing.T) {
 	t.Parallel()
-	for _, keep := range []bool{false, true} {
+	for name, option := range map[string]ddp.Option{"each forward": nil, "at the ends": ddp.WithBuffersAtEnds(), "never": ddp.WithoutBuffers()} {
+		keep := option != nil
 		world(t, 2, func(ctx context.Context, g *group.Group) error {
 			norm := nn.NewBatchNorm(4)
 			if err := norm.Buffers()[0].Value.Fill(g.Rank() + 5); err != nil {
 				return err
 			}
 			m := append(nn.Sequential{norm}, net(1)...)
-			var opts []ddp.Option
-			if keep {
-				opts = append(opts, ddp.WithoutBuffers())
-			}
-			model, err := ddp.New(ctx, g, m, opts...)
+			model, err := ddp.New(ctx, g, m, option)
 			if err != nil {
 				return err
 			}
 			defer model.Close()
-			if v, failure := norm.Buffers()[0].Value.At(0); failure != nil || v != float32(5) {
-				return fmt.Errorf("the first running mean is %v, %w", v, failure)
+			first := float32(5)
+			if name == "never" {
+				first += float32(g.Rank())
+			}
+			if v, failure := norm.Buffers()[0].Value.At(0); failure != nil || v != first {
+				return fmt.Errorf("%s: the first running mean of rank %d is %v, %w", name, g.Rank(), v, failure)
 			}
 			if err = step(ctx, model, uint64(g.Rank())); err != nil {
 				return err

@@ -6,7 +6,6 @@ package ddp
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
@@ -118,10 +117,7 @@ func (m *Model) shadow(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if m.config.keepBuffers {
-				return m.takeFrom(ctx, from, m.all)
-			}
-			return m.takeFrom(ctx, from, slices.Concat(m.all, m.buffers))
+			return m.takeFrom(ctx, from, m.state())
 		}
 		if err := m.endTogether(ctx, true); err != nil {
 			return err
