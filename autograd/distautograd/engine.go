@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
+	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -20,6 +21,7 @@ import (
 // belongs to one agent, see [Engine.Join].
 type Engine struct {
 	retry, lease, timeout time.Duration
+	hook                  observe.Hook
 
 	agent rpcseam.Agent
 	wake  chan struct{} // something may have to be repeated

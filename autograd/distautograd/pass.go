@@ -176,9 +176,11 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 	}
 	defer context.AfterFunc(ctx, func() { p.giveUp(dist.CodeOf(dist.FromContext(ctx, op))) })()
 	waits := context.WithoutCancel(ctx) // its end is the end of the pass, everywhere
+	ended := c.began()
 	e.drive(waits, w)
 	moment.At("distautograd.await")
 	_, err = rpc.Await(waits, p.ended.Future())
+	ended(err)
 	return err
 }
 

@@ -42,7 +42,10 @@ func (l label) String() string {
 }
 
 // sent is the send function of a message: gradients of what it carried arrive here and go on as they are.
-type sent struct{ what label }
+type sent struct {
+	e    *Engine
+	what label
+}
 
 func (s *sent) Name() string { return "SendRpcBackward of " + s.what.String() }
 
@@ -51,6 +54,7 @@ func (s *sent) Forward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor, e
 }
 
 func (s *sent) Backward(_ *autograd.Context, grads []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	s.e.note("autograd.send", s.what)
 	return grads, nil
 }
 
@@ -59,6 +63,7 @@ func (s *sent) ForwardValues(*autograd.Context, []autograd.Value) ([]autograd.Va
 }
 
 func (s *sent) BackwardValues(_ *autograd.Context, grads []autograd.Value) ([]autograd.Value, error) {
+	s.e.note("autograd.send", s.what)
 	return grads, nil
 }
 
@@ -98,6 +103,7 @@ func (r *received) BackwardValues(c *autograd.Context, grads []autograd.Value) (
 		return nil, dist.Newf("distautograd: backward", dist.InvalidArgument,
 			"the value was received in autograd context %d, and the pass runs in context %d", r.c.ID(), p.c.ID())
 	}
+	r.c.e.note("autograd.recv", r.what)
 	p.out[r.at] = &gradient{grads, p.retain}
 	return nil, nil
 }
@@ -164,7 +170,7 @@ func (c *Context) recordSend(to rpcseam.Worker, what label, m *rpcwire.Message) 
 	}
 	p := &point{what: what, kind: kinds}
 	if len(kinds) > 0 {
-		p.node = autograd.NewNode(&sent{what}, kinds, edges)
+		p.node = autograd.NewNode(&sent{c.e, what}, kinds, edges)
 		p.next = c.reachable(p.node)
 	}
 	over := true
