@@ -68,10 +68,11 @@ compat: ## write the table of docs/compatibility.md from the results of make int
 
 # A leak of 21 bytes per call, 84 over uv, shows. CALLS=1000000 shows half as much.
 CALLS    ?= 500000
-CONTEXTS ?= 5000
+CONTEXTS ?= 10000
 .PHONY: memory
 memory: ## very many calls and references, and autograd contexts with PyTorch: memory must not grow
 	@$(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds $(CALLS) | $(COUNT) -as memory
+	@$(GO) test -json -count=1 -timeout 15m -run '^TestManyContexts$$' ./autograd/distautograd -distautograd.contexts $(CONTEXTS) | $(COUNT) -as "memory of contexts"
 	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 15m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts $(CONTEXTS) | $(COUNT) -as "memory with PyTorch"
 
 .PHONY: model

@@ -287,17 +287,3 @@ func TestFunctionPanics(t *testing.T) {
 		t.Errorf("a panic: %v", err)
 	}
 }
-
-func TestManyContexts(t *testing.T) {
-	ws := newWorld(t, 2, basics())
-	for range 300 {
-		ctx, c, err := ws[0].engine.Open(testContext(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		x := param(3)
-		backward(ctx, t, c, call(ctx, t, ws[0], "w1", "t.square", x).Sum())
-		wantGrad(t, c, x, 6)
-		_ = c.Close()
-	}
-}

@@ -6,9 +6,6 @@ package rpc_test
 import (
 	"context"
 	"errors"
-	"flag"
-	"fmt"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -150,65 +147,5 @@ func TestAutogradUnused(t *testing.T) {
 			t.Errorf("a pass with an unused send: %v", err)
 		}
 		_ = c.Close()
-	})
-}
-
-var contexts = flag.Int("rpc.contexts", 1000, "how many contexts TestAutogradManyContexts opens")
-
-// heap is how much memory is in use in this process.
-func heap() int64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
-
-// TestAutogradManyContexts opens and cleans up contexts, half of them from each side: neither grows. "make memory" runs it with
-// five thousand.
-func TestAutogradManyContexts(t *testing.T) {
-	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
-		n := max(*contexts/2, 400)
-		m1, l1 := goLayer("go1")
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}}, torchWorker("py0", fmt.Sprintf(`
-import layers, resource
-def memory():
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * resource.getpagesize()
-for i in range(%d):
-    if i == 200: before = memory()
-    with dist_autograd.context() as cid:
-        x = torch.ones(3, dtype=torch.float64, requires_grad=True)
-        dist_autograd.backward(cid, [rpc.rpc_sync("go1", layers.forward, args=([], x)).sum()])
-layers.until(lambda: layers.contexts() == 0, "contexts are left")
-assert memory() - before < 64 << 20, "memory grows: %%d" %% (memory() - before)
-`, n)), m1)
-		w.run()
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-		defer cancel()
-		var before int64
-		for i := range n {
-			if i == 200 {
-				before = heap()
-			}
-			gctx, c, err := l1.engine.Open(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			x := autograd.Parameter(tensor.Must(tensor.From([]float64{1, 2, 3}, 3)))
-			y, err := rpc.Call[*autograd.Variable](gctx, w.agents["go1"], "py0", "layers.forward", []string{}, x)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Backward(gctx, []*autograd.Variable{y.Sum()}); err != nil {
-				t.Fatal(err)
-			}
-			_ = c.Close()
-		}
-		w.freed(ctx, w.agents["go1"])
-		if grown := heap() - before; grown > 8<<20 {
-			t.Errorf("the Go worker has %d bytes more than after 200 contexts", grown)
-		}
-		w.stop()
-		t.Logf("count: contexts of mixed worlds: %d", 2*n)
 	})
 }

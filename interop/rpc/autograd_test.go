@@ -151,8 +151,9 @@ func (breaks) Backward(*autograd.Context, []*tensor.Tensor) ([]*tensor.Tensor, e
 }
 
 // goLayer returns a Go worker with a layer.
-func goLayer(name string) (member, *layerOf) {
-	l := &layerOf{engine: distautograd.New(distautograd.WithTimeout(10 * time.Second)), weight: initialWeight(name), begun: make(chan struct{}, 16)}
+func goLayer(name string, opts ...distautograd.Option) (member, *layerOf) {
+	opts = append(opts, distautograd.WithTimeout(10*time.Second))
+	l := &layerOf{engine: distautograd.New(opts...), weight: initialWeight(name), begun: make(chan struct{}, 16)}
 	via := func(fn string, last func(x *autograd.Variable) (*autograd.Variable, error)) any {
 		return func(ctx context.Context, path []string, x *autograd.Variable) (*autograd.Variable, error) {
 			if len(path) > 0 {

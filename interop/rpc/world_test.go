@@ -44,6 +44,7 @@ type member struct {
 	script string // of a PyTorch worker, run between init_rpc and shutdown
 	reg    *rpc.Registry
 	opts   []rpc.Option
+	launch func(rank, port int) // starts another process that joins
 }
 
 func torchWorker(name, script string) member { return member{name: name, script: script} }
@@ -158,6 +159,13 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 	var wg sync.WaitGroup
 	for rank, m := range members {
 		w.order = append(w.order, m.name)
+		if m.launch != nil {
+			if rank == 0 {
+				hostStore(t, port)
+			}
+			m.launch(rank, port)
+			continue
+		}
 		if m.script == "" && m.reg == nil {
 			t.Fatalf("member %q is nobody", m.name)
 		}
