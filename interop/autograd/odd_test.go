@@ -234,7 +234,9 @@ func oddCases(t *testing.T) (all []oddCase) {
 	add("linear", nil, m(f32, false, 3, 0), m(f32, false, 2, 0), m(f32, false, 2))
 	for _, bias := range [][]int{{}, {1}, {1, 2}, {3, 1}, {3, 2}, {2, 2}, {3}, {0}, {1, 1}, {1, 3, 2}} {
 		add("linear", nil, m(f32, false, 3, 4), m(f32, false, 2, 4), m(f32, false, bias...))
-		add("linear", nil, m(f32, false, 4), m(f32, false, 2, 4), m(f32, false, bias...))
+		if len(bias) < 2 { // of others PyTorch's versions think differently
+			add("linear", nil, m(f32, false, 4), m(f32, false, 2, 4), m(f32, false, bias...))
+		}
 	}
 	ids := func(shape []int, v ...float64) argument { return of(tensor.Int64, append([]float64{}, v...), shape...) }
 	for _, op := range []string{"embedding", "index"} {
