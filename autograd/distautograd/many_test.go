@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-var contexts = flag.Int("distautograd.contexts", 1000, "how many contexts TestManyContexts opens one after the other")
+var contexts = flag.Int("distautograd.contexts", 500, "how many contexts TestManyContexts opens one after the other")
 
 // heap is how much memory is in use.
 func heap() int64 {
