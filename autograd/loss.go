@@ -108,7 +108,8 @@ func warnOfShapes(input, target []int) {
 	_, file, line, _ := runtime.Caller(2)
 	at := file + ":" + strconv.Itoa(line)
 	if _, before := warned.LoadOrStore(at, true); !before {
-		slog.Warn("autograd: the target of an MSE has another shape than the input: they are broadcast, which is likely a mistake", "input", input, "target", target, "at", at)
+		slog.Warn("autograd: the target of an MSE has another shape than the input: they are broadcast, which is likely a mistake",
+			slog.Any("input", input), slog.Any("target", target), slog.String("at", at))
 	}
 }
 

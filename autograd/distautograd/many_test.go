@@ -24,7 +24,7 @@ func heap() int64 {
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc) //nolint:gosec // less than 2^63
+	return int64(m.HeapAlloc)
 }
 
 // TestManyContexts opens and closes contexts over three workers: memory does not grow with their number. "make memory" runs it with ten

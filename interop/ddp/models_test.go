@@ -281,18 +281,18 @@ func trainRandom(ctx context.Context, g *group.Group, s spec) (state [][]float64
 				y := numbers(s.Seed*11+step*64+k*8+rank, 4, s.Width)
 				model.SetSync(k == micro-1)
 				out := model.Forward(ctx, autograd.Constant(x))
-				if err := out.Err(); err != nil {
-					return err
+				if failed := out.Err(); failed != nil {
+					return failed
 				}
 				if !out.RequiresGrad() {
 					continue
 				}
-				if err := autograd.MSE(out, autograd.Constant(of(y, out.DType())), autograd.ReduceMean).Backward(ctx); err != nil {
-					return fmt.Errorf("step %d, pass %d: %w", step, k, err)
+				if failed := autograd.MSE(out, autograd.Constant(of(y, out.DType())), autograd.ReduceMean).Backward(ctx); failed != nil {
+					return fmt.Errorf("step %d, pass %d: %w", step, k, failed)
 				}
 			}
-			if err := opt.Step(); err != nil {
-				return err
+			if failed := opt.Step(); failed != nil {
+				return failed
 			}
 		}
 		return nil

@@ -431,8 +431,8 @@ func (k killing) told(t *testing.T, w *running, ended chan error, killed time.Ti
 		return false
 	}
 	if ended == nil {
-		line := ""
-		for line = w.procs[k.name(0)].Line(t); !strings.HasPrefix(line, "raised ") && line != "succeeded"; {
+		line := w.procs[k.name(0)].Line(t)
+		for !strings.HasPrefix(line, "raised ") && line != "succeeded" {
 			line = w.procs[k.name(0)].Line(t)
 		}
 		if (line == "succeeded") != (k.when == "clean-up") || k.kinds[1] == 'g' && k.when != "clean-up" && !named(line) {
