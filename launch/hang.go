@@ -39,7 +39,7 @@ func (a *attempt) watch(ctx context.Context) {
 			return
 		}
 		where := strings.Join(v.Places, "\n") // without the times, which grow
-		if !v.Hung && !v.Still || where != last {
+		if !v.Hung && !v.Still || where != last || len(v.Moving) > 0 {
 			last, from, all = where, time.Now(), nil
 			continue
 		}

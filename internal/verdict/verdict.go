@@ -126,6 +126,8 @@ type Verdict struct {
 	Culprits []int `json:"culprits,omitempty"`
 	// Proof are the facts behind the sentence, a line each.
 	Proof []string `json:"proof,omitempty"`
+	// Moving are the ranks that do something of their own and got on with it between two readings: others may only wait for that.
+	Moving []int `json:"-"`
 	// Places say where each rank is: the part of the proof that stays the same while nothing moves.
 	Places []string `json:"-"`
 }
@@ -144,6 +146,7 @@ func Judge(j Job) Verdict {
 	}
 	v := c.judge()
 	v.Places = c.places()
+	v.Moving = c.ranks(func(r Rank, p position) bool { return r.Moved && !p.waits() })
 	v.Proof = slices.Concat(v.Places, c.waits(), j.NCCL[:min(len(j.NCCL), maxNCCL)], j.Notes)
 	return v
 }
