@@ -31,7 +31,7 @@ func (g *Group) deliver(reason string) {
 		return
 	}
 	if g.config.dump != nil {
-		g.config.dump(reason, data)
+		g.aside(func() { g.config.dump(reason, data) })
 	}
 	if g.config.dumpDir == "" {
 		return

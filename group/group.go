@@ -277,7 +277,9 @@ func (g *Group) fail(err error) {
 	g.formed.Fail(err)
 	g.halt(err)
 	g.endAll(queued, err)
-	g.config.Hook.Emit(observe.Event{Kind: "group.failed", Rank: g.rank, Group: g.name, Err: err})
+	if g.config.Hook != nil {
+		g.aside(func() { g.config.Hook.Emit(observe.Event{Kind: "group.failed", Rank: g.rank, Group: g.name, Err: err}) })
+	}
 	if dump {
 		go func() {
 			defer g.tasks.Done()

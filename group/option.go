@@ -179,7 +179,7 @@ func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.Logge
 // WithHook sets the hook that receives an event for every operation.
 func WithHook(h observe.Hook) Option { return option(func(c *config) { c.Hook = h }) }
 
-// WithProfiler calls f at the end of every operation, once. f must not block.
+// WithProfiler calls f at the end of every operation, once. f must not block. A panic in it is logged.
 func WithProfiler(f func(*Work)) Option { return option(func(c *config) { c.profile = f }) }
 
 // WithDevices sets the interfaces or IP addresses of this rank. With PyTorch ranks, all ranks need the same number. It
