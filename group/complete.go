@@ -5,9 +5,8 @@ package group
 
 import (
 	"context"
-	"log/slog"
-	"runtime/debug"
 
+	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -48,26 +47,10 @@ func (g *Group) tell(about *report) {
 	if about == nil {
 		return
 	}
-	g.aside(func() { g.config.Hook.Emit(about.event) })
+	aside.Call(g.config.Logger, func() { g.config.Hook.Emit(about.event) })
 	if g.config.profile != nil {
-		g.aside(func() { g.config.profile(about.seen) })
+		aside.Call(g.config.Logger, func() { g.config.profile(about.seen) })
 	}
-}
-
-// aside calls a user's function from a goroutine that may be the group's, and returns when it has ended: by a panic or by runtime.Goexit
-// too, which would take what the group has to do with it.
-func (g *Group) aside(call func()) {
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		defer func() {
-			if p := recover(); p != nil {
-				g.config.Logger.Error("panic in a callback of a group", slog.String("group", g.name), slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-			}
-		}()
-		call()
-	}()
-	<-ended
 }
 
 // inTrace notes which trace an operation is part of, before it is posted: it may be over when its first event is made.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/internal/recorder"
 )
 
@@ -31,7 +32,7 @@ func (g *Group) deliver(reason string) {
 		return
 	}
 	if g.config.dump != nil {
-		g.aside(func() { g.config.dump(reason, data) })
+		aside.Call(g.config.Logger, func() { g.config.dump(reason, data) })
 	}
 	if g.config.dumpDir == "" {
 		return

@@ -55,10 +55,7 @@ func (g *Group) expire() {
 		g.watchLocked(next)
 	}
 	g.mu.Unlock()
-	if m, ok := g.mesh.(interface{ Err() error }); ok && m.Err() != nil {
-		late = nil // it has found that itself, and says for whom it waited
-	}
-	if late != nil {
+	if m, ok := g.mesh.(interface{ Err() error }); late != nil && (!ok || m.Err() == nil) { // else it has found that itself
 		e := dist.Newf("group: "+late.op.String(), dist.DeadlineExceeded, "operation %d of group %s did not complete within %v", late.seq, g.name, late.timeout)
 		if m, ok := g.mesh.(interface{ Awaited() ([]int, bool) }); ok {
 			if ranks, sure := m.Awaited(); len(ranks) > 0 {

@@ -26,7 +26,7 @@ const module = "github.com/cohort-dist/cohort"
 //
 // A line that starts with "pure" holds packages that do no I/O and start no goroutine: see pureForbids.
 const layers = `
-      internal/standin internal/moment internal/invariants internal/pystack internal/control internal/corewait internal/ticker internal/ctxdial
+      internal/standin internal/moment internal/invariants internal/pystack internal/control internal/corewait internal/ticker internal/ctxdial internal/aside
 pure: internal/gostack internal/pytemplate
       dist
       observe
