@@ -73,7 +73,7 @@ CONTEXTS ?= 10000
 memory: ## very many calls and references, and autograd contexts with PyTorch: memory must not grow
 	@$(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds $(CALLS) | $(COUNT) -as memory
 	@$(GO) test -json -count=1 -timeout 15m -run '^TestManyContexts$$' ./autograd/distautograd -distautograd.contexts $(CONTEXTS) | $(COUNT) -as "memory of contexts"
-	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 15m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts $(CONTEXTS) | $(COUNT) -as "memory with PyTorch"
+	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 60m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts $(CONTEXTS) | $(COUNT) -as "memory with PyTorch"
 
 .PHONY: model
 model: ## explore the large worlds of the reference protocol, which takes minutes
