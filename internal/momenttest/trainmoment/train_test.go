@@ -120,7 +120,11 @@ func train(t *testing.T, name string, run func(ctx context.Context, k *rank) err
 			r.End()
 			events := []string{momenttest.Cancel.Name, momenttest.CancelCause.Name, momenttest.Deadline.Name, "close"}
 			r.Check(victim, append(r.AllowContext(victim), r.Allow(dist.Closed, "close"), r.Allow(dist.Aborted, "close"))...)
-			r.Check(other, r.Allow(dist.PeerLost, events...), r.Allow(dist.Aborted, events...), r.Allow(dist.Closed, events...))
+			allowed := []momenttest.Allowance{r.Allow(dist.PeerLost, events...), r.Allow(dist.Aborted, events...), r.Allow(dist.Closed, events...)}
+			if r.Planned(momenttest.Deadline.Name) && victim.Err != nil { // a busy machine can be there before the point is
+				allowed = append(allowed, r.Allow(dist.PeerLost), r.Allow(dist.Aborted))
+			}
+			r.Check(other, allowed...)
 			if victim.Err != nil || other.Err != nil {
 				return
 			}
