@@ -215,7 +215,8 @@ func (l *Link) Close() error {
 	return nil
 }
 
-// fail ends the link with the first cause and wakes everybody.
+// fail ends the link with the first cause and wakes everybody. The link is done when any call of it returns: whoever reports a
+// second cause reports the end, too.
 func (l *Link) fail(err error) {
 	l.mu.Lock()
 	if l.mu.err != nil {
@@ -223,8 +224,8 @@ func (l *Link) fail(err error) {
 		return
 	}
 	l.mu.err = err
-	l.mu.Unlock()
 	close(l.closed)
+	l.mu.Unlock()
 	_ = l.conn.Close()
 	l.Recall()
 }

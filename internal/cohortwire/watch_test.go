@@ -147,3 +147,27 @@ func TestLongMessageOverASlowLink(t *testing.T) {
 		})
 	}
 }
+
+// TestFailedLinkIsDone: two causes come at once, as when both sides close. Whoever hears of one of them finds the link done:
+// rpc repeats a request on the next link only then.
+func TestFailedLinkIsDone(t *testing.T) {
+	t.Parallel()
+	for range 20_000 {
+		l := &Link{conn: newBlackhole(), closed: make(chan struct{})}
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() {
+				l.fail(io.EOF)
+				select {
+				case <-l.Done():
+				default:
+					t.Error("the link has failed and is not done")
+				}
+			})
+		}
+		both.Wait()
+		if t.Failed() {
+			return
+		}
+	}
+}
