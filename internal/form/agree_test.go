@@ -116,6 +116,36 @@ func TestSurvivorsOfTwoNameTheSame(t *testing.T) {
 	}
 }
 
+// TestLateForAGroupThatIsMade: the time of rank 0 is over just as the group is made. It blames nobody, and leaves no reason in the store
+// that the others would take for that of the end of the group.
+func TestLateForAGroupThatIsMade(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		all := attempts(t, 3)
+		var wg sync.WaitGroup
+		for _, a := range all {
+			wg.Go(func() {
+				if err := a.Place.Connected(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 0)
+		defer cancel()
+		_ = all[0].explain(ctx, dist.Ended(ctx, "group: new"), false)
+		if missing := all[0].p.missing; len(missing) > 0 {
+			t.Errorf("ranks %v are named, and all have come", missing)
+		}
+		lost := dist.New("native: read", dist.PeerLost, "the rank has closed its end")
+		lost.Rank = 0
+		all[1].Verdict.forming.Store(false)
+		if err := all[1].Verdict.Judge(lost); !errors.Is(err, dist.PeerLost) || rankOf(err) != 0 {
+			t.Errorf("rank 1 says %v, and rank 0 is gone", err)
+		}
+	})
+}
+
 // frozen is a store that answers nothing once it is stopped, whatever it is asked.
 type frozen struct {
 	store.Store

@@ -235,7 +235,7 @@ func (p *Place) UntilOver(ctx context.Context) error {
 const giveUpLimit = time.Second
 
 // GiveUp says that this rank has given the generation up and closes it, in this order: whoever finds it closed can read that this rank
-// lives. It does so once, whoever calls it how often, and does not wait longer than a second: a store that cannot be reached leaves the
+// lives. It does so once, however often it is called, and does not wait longer than a second: a store that cannot be reached leaves the
 // others to their own timeouts. The error is that of the store.
 func (p *Place) GiveUp(ctx context.Context) error {
 	moment.At("muster.giveup")
@@ -264,26 +264,33 @@ const (
 )
 
 // Suspects returns the ranks that may be why a generation was given up: those that have not given it up themselves, though they could
-// see that it is over. This rank must have. known is false if the store does not tell.
+// see that it is over. This rank must have. known is false if the store does not tell, and if the generation was made after all: nobody
+// else gives it up then, and nobody is suspect.
 func (p *Place) Suspects(ctx context.Context) (suspects []int, known bool) {
 	if p.unsaid != nil {
 		return nil, false
 	}
+	moment.At("muster.suspects.verdict")
+	if verdict, err := p.store.Get(ctx, p.madeKey()); err != nil || !bytes.Equal(verdict, over) {
+		return nil, false
+	}
 	left, err := p.notGivenUp(ctx)
-	for _, wait := range []struct {
-		most  int
-		limit time.Duration
-	}{{1, suspectWait}, {0, lastWait}} {
-		if err != nil || len(left) <= wait.most {
-			continue
-		}
-		moment.At("muster.suspects")
-		limited, cancel := context.WithTimeout(ctx, wait.limit)
-		_ = p.store.Wait(limited, p.leftKey(wait.most))
-		cancel()
-		left, err = p.notGivenUp(ctx)
+	if err == nil && len(left) > 1 {
+		left, err = p.untilLeft(ctx, 1, suspectWait)
+	}
+	if err == nil && len(left) == 1 {
+		left, err = p.untilLeft(ctx, 0, lastWait)
 	}
 	return left, err == nil
+}
+
+// untilLeft waits until at most so many ranks have not given up, but not longer than limit, and returns them.
+func (p *Place) untilLeft(ctx context.Context, most int, limit time.Duration) ([]int, error) {
+	moment.At("muster.suspects")
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	_ = p.store.Wait(limited, p.leftKey(most))
+	return p.notGivenUp(ctx)
 }
 
 // notGivenUp returns the ranks that have not given up, and says so if it is at most one.
