@@ -114,7 +114,7 @@ func (e *election) attend(h *nodehost.Host, addr string) error {
 // choose returns the address of the host, and the host itself if it is this launcher.
 func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 	for {
-		current, err := e.current(e.job.asked)
+		current, _, err := e.current(e.job.asked)
 		if err != nil {
 			return nil, "", err
 		}
@@ -147,7 +147,8 @@ func (e *election) claim(ctx context.Context, before, mine string) (string, erro
 	return string(won), err
 }
 
-// forget removes the key of a host that has done its work, so that a later job of this name begins anew.
+// forget empties the key of a host that has done its work, so that a later job of this name begins anew. The key stays: by it a
+// host that was cut off and replaced sees that the job is done.
 func (e *election) forget(mine string) {
 	_, _ = e.ask(e.job.asked, func(ctx context.Context) ([]byte, error) {
 		return e.store.CompareAndSet(ctx, e.key, []byte(mine), nil)
@@ -155,16 +156,19 @@ func (e *election) forget(mine string) {
 }
 
 // holds checks that this launcher is still the one that was chosen: one that was cut off may have been replaced. A store that was
-// started anew has forgotten it and is told again.
+// started anew has no key at all and is told again.
 func (e *election) holds(ctx context.Context, mine string) error {
-	now, err := e.current(ctx)
-	if err == nil && now == "" {
+	now, known, err := e.current(ctx)
+	if err == nil && !known {
 		now, err = e.claim(ctx, "", mine)
 	}
-	if err == nil && now != mine {
-		err = dist.Newf(op, dist.Replaced, "the launcher at %s hosts the rendezvous now", now)
+	switch {
+	case err != nil || now == mine:
+		return err
+	case now == "":
+		return dist.New(op, dist.Replaced, "another launcher took over the job, which has ended")
 	}
-	return err
+	return dist.Newf(op, dist.Replaced, "the launcher at %s hosts the rendezvous now", now)
 }
 
 // remind tells a store that was started anew who hosts the job, so that a node which comes later finds it.
@@ -181,16 +185,15 @@ func (e *election) remind(ctx context.Context, mine string) {
 	}
 }
 
-// current returns the address of the host, "" if none was chosen.
-func (e *election) current(ctx context.Context) (string, error) {
-	v, err := e.ask(ctx, func(ctx context.Context) ([]byte, error) {
-		there, err := e.store.Check(ctx, e.key)
-		if err != nil || !there {
+// current returns the address of the host, "" if there is none, and whether the store has ever known one.
+func (e *election) current(ctx context.Context) (addr string, known bool, err error) {
+	v, err := e.ask(ctx, func(ctx context.Context) (v []byte, err error) {
+		if known, err = e.store.Check(ctx, e.key); err != nil || !known {
 			return nil, err
 		}
 		return e.store.Get(ctx, e.key)
 	})
-	return string(v), err
+	return string(v), known, err
 }
 
 func (e *election) ask(ctx context.Context, f func(context.Context) ([]byte, error)) ([]byte, error) {
