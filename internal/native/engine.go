@@ -34,8 +34,6 @@ type Tuning struct {
 	HalveFrom, HalveTo int
 	// Tree is the largest broadcast, in bytes, that goes down a tree, whole, instead of along a chain in segments.
 	Tree int
-	// SpreadFrom is the number of ranks from which a larger one with fewer segments than ranks is dealt out and collected instead.
-	SpreadFrom int
 	// Rise is the largest reduce, in bytes, that goes up a tree, whole, instead of block by block.
 	Rise int
 	// Relay is the largest result of a gather, or input of a scatter, in bytes, that travels along a tree.
@@ -63,9 +61,6 @@ func (t Tuning) withDefaults() Tuning {
 	}
 	if t.Tree == 0 {
 		t.Tree = 256 << 10
-	}
-	if t.SpreadFrom == 0 {
-		t.SpreadFrom = 16
 	}
 	if t.Rise == 0 {
 		t.Rise = 1 << 20

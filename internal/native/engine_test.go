@@ -296,7 +296,7 @@ var tunings = []native.Tuning{
 	{Small: 1, HalveTo: 1, Tree: 1, Rise: 1, Segment: 1000, Depth: 4},
 	{Small: 1, HalveTo: 1, Rise: 1, Doubling: 1, Segment: 512, Depth: 3, RingFrom: 2},
 	{Small: 1 << 20, HalveTo: 1, Relay: 1 << 24, Doubling: 1 << 24},
-	{HalveFrom: 1, HalveTo: 1 << 30, Tree: 1, SpreadFrom: 2},
+	{HalveFrom: 1, HalveTo: 1 << 30},
 }
 
 func TestCollectivesInMemory(t *testing.T) {
@@ -312,35 +312,6 @@ func TestCollectivesInMemory(t *testing.T) {
 func TestCollectivesOf64Ranks(t *testing.T) {
 	for i, tuning := range tunings[:2] {
 		synctest.Test(t, func(t *testing.T) { runPlans(t, memWorld(64), tuning, uint64(i), 8) })
-	}
-}
-
-// TestDealtOut: a broadcast that is dealt out and collected reaches all ranks from every root, also with fewer elements than ranks.
-func TestDealtOut(t *testing.T) {
-	for _, n := range []int{3, 4, 5, 8, 13, 16} {
-		for _, size := range []int{2, n - 1, n, 4097} {
-			synctest.Test(t, func(t *testing.T) {
-				meshes := memWorld(n)
-				want := block(tensor.Uint8, size, func(i int) int { return i % 97 })
-				var wg sync.WaitGroup
-				for r := range n {
-					wg.Go(func() {
-						e := native.NewEngine(meshes[r], native.Tuning{Tree: 1, SpreadFrom: 2})
-						for root := range n {
-							q := &coll.Request{Kind: coll.Broadcast, Tag: uint32(root), DType: tensor.Uint8, Root: root, Out: make([]byte, size)}
-							if r == root {
-								copy(q.Out, want)
-							}
-							if err := interrupting(e, q, uint64(size+r+root)); err != nil || !bytes.Equal(q.Out, want) {
-								t.Errorf("%d bytes from rank %d of %d: rank %d got %v: %v", size, root, n, r, q.Out[:min(size, 20)], err)
-								return
-							}
-						}
-					})
-				}
-				wg.Wait()
-			})
-		}
 	}
 }
 

@@ -24,10 +24,7 @@ func (r *run) subtree(place int) (count, span int) {
 }
 
 func (r *run) broadcast() error {
-	if length := len(r.req.Out); length > r.tuning.Tree && r.size > 2 {
-		if r.size >= r.tuning.SpreadFrom && ceilDiv(length, r.segmentSize(r.req.DType.Size(), length)) < r.size {
-			return r.spread()
-		}
+	if len(r.req.Out) > r.tuning.Tree && r.size > 2 {
 		return r.chain()
 	}
 	place := r.fromRoot()
@@ -87,52 +84,6 @@ func (r *run) chain() error {
 		}
 	}
 	return nil
-}
-
-// spread is the broadcast of a buffer that has fewer segments than there are ranks, so that most of a chain would have nothing to do:
-// the root deals out one block for each rank along a tree, and all collect the blocks of the others.
-func (r *run) spread() error {
-	n, place := r.size, r.fromRoot()
-	blocks := coll.Parts{Total: len(r.req.Out), Elem: r.req.DType.Size(), Ranks: n}
-	part := func(first, count int) []byte {
-		from, _ := blocks.Of(first)
-		_, to := blocks.Of(first + count - 1)
-		return r.req.Out[from:to]
-	}
-	count, span := r.subtree(place)
-	if place != 0 {
-		if err := r.received(r.recv(phaseData, r.atPlace(place-span), part(place, count))); err != nil {
-			return err
-		}
-	}
-	children := r.more()[:0]
-	for bit := span / 2; bit > 0; bit /= 2 {
-		if bit < count {
-			children = append(children, r.send(phaseData, r.atPlace(place+bit), part(place+bit, min(bit, count-bit))))
-		}
-	}
-	if n&(n-1) != 0 {
-		if err := r.pass(blocks, phaseResult, place, part(place, 1)); err != nil {
-			return err
-		}
-		return r.sentAll(children)
-	}
-	recvs, sends := r.handles()[:0], r.others()[:0]
-	for distance := 1; distance < n; distance *= 2 { // room is announced before it is needed
-		partner := place ^ distance
-		recvs = append(recvs, r.recv(phaseResult, r.atPlace(partner), part(partner&^(distance-1), distance)))
-	}
-	for i, in := range recvs {
-		distance := 1 << i
-		sends = append(sends, r.send(phaseResult, r.atPlace(place^distance), part(place&^(distance-1), distance)))
-		if err := r.received(in); err != nil {
-			return err
-		}
-	}
-	if err := r.sentAll(sends); err != nil {
-		return err
-	}
-	return r.sentAll(children)
 }
 
 func (r *run) reduce() error {

@@ -211,19 +211,6 @@ func pipeline(n, bytes int) effort { // of four segments
 	return effort{(n - 1 + 3) * units(bytes/4), 4 * (n - 1)}
 }
 
-// pipelineOrSpread is the broadcast of a large buffer: with 16 to 31 ranks a scatter along a tree and an all-gather by doubling; with fewer
-// OpenMPI takes a chain or sends everything to each rank, of which the chain has fewer steps.
-func pipelineOrSpread(n, bytes int) effort {
-	if n < 16 {
-		return pipeline(n, bytes)
-	}
-	e := effort{0, n - 1 + n*log2up(n)}
-	for part := 2; part <= n; part *= 2 {
-		e.steps += 2 * units(bytes/part)
-	}
-	return e
-}
-
 // binomialBlocks is a gather or scatter along a binomial tree: messages are twice as long at every level.
 func binomialBlocks(n, bytes int) effort {
 	e := effort{0, n - 1}
@@ -301,7 +288,7 @@ var collectiveRows = []collectiveRow{
 	{"barrier", coll.Barrier, 0, "", "dissemination", dissemination},
 	{"broadcast", coll.Broadcast, 4, "4 B", "binomial tree", binomial},
 	{"broadcast", coll.Broadcast, 64 << 10, "64 KiB", "binomial tree", binomial},
-	{"broadcast", coll.Broadcast, 1 << 20, "1 MiB", "pipeline, or from 16 ranks on a scatter and an all-gather", pipelineOrSpread},
+	{"broadcast", coll.Broadcast, 1 << 20, "1 MiB", "pipeline", pipeline},
 	{"reduce", coll.Reduce, 4, "4 B", "binomial tree", binomial},
 	{"reduce", coll.Reduce, 64 << 10, "64 KiB", "binomial tree", binomial},
 	{"reduce", coll.Reduce, 1 << 20, "1 MiB", "linear, or from 8 ranks on a binomial tree", binomial},
