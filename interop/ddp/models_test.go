@@ -146,7 +146,7 @@ func numbers(seed int, shape ...int) *tensor.Tensor {
 	for _, d := range shape {
 		n *= d
 	}
-	x, s := make([]float64, n), seed%(1<<31)
+	x, s := make([]float64, n), int64(seed)%(1<<31)
 	for i := range x {
 		s = (s*1103515245 + 12345) % (1 << 31)
 		x[i] = float64((s>>8)%2001-1000) / 1024
