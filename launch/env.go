@@ -118,8 +118,8 @@ func (c Config) environment(p place, local int, run *rundir.Dir) ([]string, erro
 		add(elastic.EnvMember, (p.firstMember + elastic.ID(local)).String())
 	}
 	unlessSet("PYTHONFAULTHANDLER", "1")
-	unlessSet("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", filepath.Join(run.Path, "nccl_pipe_rank_"))
-	unlessSet("TORCH_FR_DUMP_TEMP_FILE", filepath.Join(run.Path, "flight_recorder_rank_"))
+	unlessSet("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", filepath.Join(run.Path, "nccl_pipe_"+strconv.Itoa(p.attempt)+"_rank_"))
+	unlessSet("TORCH_FR_DUMP_TEMP_FILE", filepath.Join(run.Path, "flight_recorder_"+strconv.Itoa(p.attempt)+"_rank_"))
 	if run.Shim != "" {
 		path := run.Shim
 		if old := os.Getenv("PYTHONPATH"); old != "" {

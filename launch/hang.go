@@ -5,6 +5,7 @@ package launch
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ const (
 // hung is what the watch found.
 type hung struct {
 	since   time.Duration
+	sure    bool // false: GPUs may still compute
 	verdict verdict.Verdict
 	seen    verdict.Job
 }
@@ -43,25 +45,38 @@ func (a *attempt) watch(ctx context.Context) {
 			last, from, all = where, time.Now(), nil
 			continue
 		}
-		if all == nil && time.Since(from) >= max(a.job.cfg.HangTimeout/2, a.job.cfg.HangTimeout-fullLook) {
-			all = behind(&a.looking, func() verdict.Job { return a.examine(ctx, every, jobscan.Examine) })
+		if all == nil && time.Since(from) >= max(a.job.cfg.HangTimeout/2, a.job.cfg.HangTimeout-max(fullLook, every)) {
+			all = behind(&a.looking, func() verdict.Job { return a.examine(ctx, lookApart, jobscan.Examine) })
 		}
 		if time.Since(from) < a.job.cfg.HangTimeout || said == where {
 			continue
 		}
 		seen := all()
 		v = verdict.Judge(seen)
-		if strings.Join(v.Places, "\n") != where { // it went on in the meantime
+		wentOn, sure := strings.Join(v.Places, "\n") != where || !v.Hung && !v.Still, v.Hung
+		if v.Still && !wentOn {
+			wentOn, sure = a.again(ctx, every, v, seen)
+		}
+		if wentOn {
 			last = ""
 			continue
 		}
 		said = where
 		select {
-		case a.inbox <- hung{time.Since(from), v, seen}:
+		case a.inbox <- hung{time.Since(from), sure, v, seen}:
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// again looks once more at a job that stands still as far as could be seen, while GPUs may compute: at its flight recorders, too. It is
+// sure that the job hangs if they have come no further, or if there are none and a rank waits for something else than a GPU all the time.
+func (a *attempt) again(ctx context.Context, apart time.Duration, v verdict.Verdict, seen verdict.Job) (wentOn, sure bool) {
+	next := a.examine(ctx, apart, jobscan.Examine)
+	progress := verdict.Progress(seen.Ranks)
+	wentOn = !slices.Equal(v.Places, verdict.Judge(next).Places) || progress != verdict.Progress(next.Ranks)
+	return wentOn, progress != "" || len(v.Culprits) > 0
 }
 
 // fullLook is how long it can take to ask NCCL, which gives up a process that does not answer after some seconds. The job is asked before the
@@ -88,11 +103,15 @@ func (a *attempt) asJob() jobscan.Job {
 
 // stands takes what the watch found.
 func (a *attempt) stands(h hung) {
-	a.job.screen.say("the job has been hanging for %s: %s", h.since.Round(time.Second), h.verdict.Sentence)
+	says := "the job has been hanging for %s: %s"
+	if !h.sure {
+		says = "the job may hang, nothing has moved for %s: %s"
+	}
+	a.job.screen.say(says, h.since.Round(time.Second), h.verdict.Sentence)
 	for _, line := range h.verdict.Proof {
 		a.job.screen.say("  %s", line)
 	}
-	if a.job.cfg.HangKill {
+	if a.job.cfg.HangKill && h.sure {
 		for i := range h.seen.Ranks {
 			h.seen.Ranks[i].Line = "" // it may have a secret in it
 		}

@@ -51,7 +51,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	host, _ := os.Hostname()
 	first := readAll(ctx, &reader, j.Ranks)
 	before := usesOf(first)
-	dialed := portowner.Dialing(pidsOf(j.Ranks))
+	dialed := portowner.Dialing(pidsOf(j.Ranks, first))
 	var wg sync.WaitGroup
 	wg.Go(func() { seen.Waits = storeWaits(ctx, j) })
 	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, j.Store) })
@@ -69,7 +69,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	}
 	second := readAll(ctx, &reader, j.Ranks)
 	after := usesOf(second)
-	dials := portowner.Dialing(pidsOf(j.Ranks))
+	dials := portowner.Dialing(pidsOf(j.Ranks, second))
 	wg.Wait()
 	var now clocks
 	for i, r := range j.Ranks {
@@ -121,10 +121,13 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 }
 
 // pidsOf returns the processes of ranks.
-func pidsOf(ranks []Rank) []int {
+func pidsOf(ranks []Rank, read []reading) []int {
 	pids := make([]int, len(ranks))
 	for i, r := range ranks {
 		pids[i] = r.PID
+		if p := read[i].process; p != nil {
+			pids[i] = p.PID
+		}
 	}
 	return pids
 }

@@ -8,6 +8,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,7 +45,12 @@ func askNCCL(ctx context.Context, j Job) ncclTold {
 	pids := map[int]int{} // ranks by process, as NCCL knows it
 	addr := ""
 	for _, r := range j.Ranks {
-		pids[ownPID("/proc", r.PID)] = r.Rank
+		pid := ownPID("/proc", r.PID)
+		if _, twice := pids[pid]; twice { // in another container
+			pids[pid] = -1
+		} else {
+			pids[pid] = r.Rank
+		}
 		if addr == "" && loaded(r.PID, "/libnccl") {
 			addr = cmp.Or(r.env["NCCL_RAS_ADDR"], ncclras.DefaultAddr)
 		}
@@ -59,17 +66,18 @@ func askNCCL(ctx context.Context, j Job) ncclTold {
 	defer cancel()
 	report := &ncclras.Report{}
 	for range maxAsks {
-		var err error
-		if report, err = ncclras.Ask(ctx, addr); err != nil {
-			return ncclTold{} // it is switched off, older than 2.24, or has no communicator yet
+		answer, err := ncclras.Ask(ctx, addr)
+		if err != nil {
+			break // it is switched off, older than 2.24, or has no communicator yet
 		}
-		if report.Of(slices.Collect(maps.Keys(pids))); len(report.Communicators) > 0 {
+		report = answer
+		if report.Of(slices.Collect(maps.Keys(pids))); len(report.Communicators) > 0 || report.Text != nil {
 			break
 		}
 	}
 	told := ncclTold{lines: bounded(report.Lines())}
 	for _, c := range report.Communicators {
-		if started := startedBy(c, j.World, pids); len(started) > 1 && len(told.communicators) < maxNCCLLines {
+		if started := startedBy(c, j.World, pids, isLocal); len(started) > 1 && len(told.communicators) < maxNCCLLines {
 			told.communicators = append(told.communicators, verdict.Communicator{Size: c.Size, Started: started})
 		}
 	}
@@ -77,30 +85,47 @@ func askNCCL(ctx context.Context, j Job) ncclTold {
 }
 
 // startedBy returns what the ranks of a communicator have started, those of the job that started the same together; nil if they are not
-// known. pids are the ranks of this host by process. A communicator of all ranks has them in the order of the job.
-func startedBy(c ncclras.Communicator, world int, pids map[int]int) []verdict.Started {
-	known := 0
+// known. pids are the ranks of this host by process, -1 where several have the same number; local tells its addresses. A communicator of
+// all ranks has them in the order of the job.
+func startedBy(c ncclras.Communicator, world int, pids map[int]int, local func(host string) bool) []verdict.Started {
+	whole, known := c.Size == world, map[int]bool{}
 	for _, r := range c.Ranks {
-		if rank, found := pids[r.PID]; found && (rank == r.Rank || c.Size != world) {
-			known++
+		rank, found := pids[r.PID]
+		if found && rank >= 0 && (whole && rank == r.Rank || !whole && local(r.Host)) {
+			known[rank] = true
 		}
 	}
-	if known < len(c.Ranks) && (c.Size != world || known < len(pids)) {
+	if !whole && len(known) < len(c.Ranks) || whole && len(known) < min(len(pids), len(c.Ranks)) {
 		return nil
 	}
 	var all []verdict.Started
 	for _, r := range c.Ranks {
 		rank := r.Rank
-		if c.Size != world {
+		if !whole {
 			rank = pids[r.PID]
 		}
-		i := slices.IndexFunc(all, func(s verdict.Started) bool { return maps.Equal(s.Counts, r.Counts) })
+		counts := maps.Clone(r.Counts)
+		maps.DeleteFunc(counts, func(_ string, n int) bool { return n == 0 })
+		i := slices.IndexFunc(all, func(s verdict.Started) bool { return maps.Equal(s.Counts, counts) })
 		if i < 0 {
-			all, i = append(all, verdict.Started{Counts: r.Counts}), len(all)
+			all, i = append(all, verdict.Started{Counts: counts}), len(all)
 		}
 		all[i].Ranks = append(all[i].Ranks, rank)
 	}
 	return all
+}
+
+// isLocal reports whether a host, as NCCL names it, is this one.
+func isLocal(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		return false
+	}
+	all, err := net.InterfaceAddrs()
+	return err == nil && slices.ContainsFunc(all, func(a net.Addr) bool {
+		own, err := netip.ParsePrefix(a.String())
+		return err == nil && own.Addr().Unmap() == ip.Unmap()
+	})
 }
 
 // ownPID is the number that a process has for itself: another one in a container.
@@ -111,9 +136,10 @@ func ownPID(proc string, pid int) int {
 	}
 	for line := range strings.Lines(string(b)) {
 		if all, ok := strings.CutPrefix(line, "NSpid:"); ok {
-			numbers := strings.Fields(all)
-			if n, err := strconv.Atoi(numbers[max(len(numbers)-1, 0)]); err == nil {
-				return n
+			if numbers := strings.Fields(all); len(numbers) > 0 {
+				if n, err := strconv.Atoi(numbers[len(numbers)-1]); err == nil {
+					return n
+				}
 			}
 		}
 	}

@@ -105,9 +105,13 @@ func TestStartedBy(t *testing.T) {
 		"all, one on this host": {ncclras.Communicator{Size: 3, Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 71, 5), rank(2, 72, 6)}}, map[int]int{71: 1}, []verdict.Started{started(6, 0, 2), started(5, 1)}},
 		"all in another order":  {ncclras.Communicator{Size: 3, Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 70, 5), rank(2, 72, 6)}}, map[int]int{70: 0, 71: 1, 72: 2}, nil},
 		"some":                  {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 72, 5)}}, map[int]int{70: 0, 71: 1, 72: 2}, []verdict.Started{started(6, 0), started(5, 2)}},
-		"some elsewhere":        {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 99, 5)}}, map[int]int{70: 0}, nil},
+		"some, a process elsewhere has the same number": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), {Rank: 1, PID: 70, Host: "10.0.0.3"}}}, map[int]int{70: 0}, nil},
+		"some, twice":        {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 70, 5)}}, map[int]int{70: 0}, nil},
+		"several containers": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 71, 5)}}, map[int]int{70: -1, 71: 1}, nil},
+		"none of a kind":     {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 0), {Rank: 1, PID: 71}}}, map[int]int{70: 0, 71: 1}, []verdict.Started{{Counts: map[string]int{}, Ranks: []int{0, 1}}}},
+		"some elsewhere":     {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 99, 5)}}, map[int]int{70: 0}, nil},
 	} {
-		if got := startedBy(c.communicator, 3, c.pids); !reflect.DeepEqual(got, c.want) {
+		if got := startedBy(c.communicator, 3, c.pids, func(host string) bool { return host == "" }); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
@@ -120,7 +124,7 @@ func TestProcFiles(t *testing.T) {
 	for pid, of := range map[int]struct{ status, device string }{
 		7: {"Name:\tpython3\nNSpid:\t7\t3\nThreads:\t1\n", "/dev/nvidia-uvm"},
 		8: {"Name:\tpython3\nNSpid:\t8\n", "/dev/null"},
-		9: {"Name:\tpython3\n", "/dev/kfd"},
+		9: {"Name:\tpython3\nNSpid:\n", "/dev/kfd"},
 	} {
 		folder := filepath.Join(proc, strconv.Itoa(pid))
 		err := errors.Join(os.MkdirAll(filepath.Join(folder, "fd"), 0o700), os.WriteFile(filepath.Join(folder, "status"), []byte(of.status), 0o600),

@@ -100,7 +100,7 @@ func askText(conn io.Writer, in *bufio.Reader) (*Report, error) {
 	if _, err := io.WriteString(conn, "VERBOSE STATUS\n"); err != nil {
 		return nil, fmt.Errorf("ncclras: %w", err)
 	}
-	var r Report
+	r := Report{Text: []string{}}
 	found := false // the heading
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
@@ -108,7 +108,7 @@ func askText(conn io.Writer, in *bufio.Reader) (*Report, error) {
 		case text == "Errors" || text == "Warnings":
 			found = true
 		case found && strings.Trim(text, "=") != "":
-			r.Text = append(r.Text, "NCCL: "+text)
+			r.Text = append(r.Text, "NCCL, of all jobs on this host: "+text)
 		}
 	}
 	if err := lines.Err(); err != nil {

@@ -50,6 +50,11 @@ func (c *court) missing() (Verdict, bool) {
 		}
 		return c.late(late, what+c.at[work[0]].where(), work), true
 	}
+	if c.onlyGPU(work) {
+		v := c.late(late, "perhaps not started the operation that is waited for in "+c.at[work[0]].where(), work)
+		v.Still = true
+		return v, true
+	}
 	return c.late(late, "not started the operation that is waited for in "+c.at[work[0]].where(), work), true
 }
 

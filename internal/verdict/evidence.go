@@ -294,14 +294,31 @@ func (c *court) group(key string, opens map[int]open, last map[string]map[int]fr
 	if slices.ContainsFunc(unseen, func(r Rank) bool { return r.atWork() }) {
 		return Verdict{}, false // it is on its way
 	}
+	if v, found := c.communicators(); found { // NCCL knows of ranks that were not seen
+		return v, true
+	}
 	if c.onlyGPU(here) {
-		return Verdict{Still: true, Sentence: fmt.Sprintf("%s for their GPUs, in %s, and all have entered %s: perhaps hung; the GPUs may still compute what comes before it.", name(here)+" "+verb(here, "wait"), c.at[here[0]].where(), numbered)}, len(here) > 1
+		return Verdict{Still: true, Sentence: fmt.Sprintf("%s %s for their GPUs, in %s, and have entered %s%s: perhaps hung; the GPUs may still compute what comes before it.",
+			name(here), verb(here, "wait"), c.at[here[0]].where(), numbered, c.unseenOf(unseen, members[key]))}, len(here) > 1
 	}
 	same := ""
 	if len(sizes) == 1 {
 		same = " with the same sizes"
 	}
-	return Verdict{Sentence: fmt.Sprintf("%s in %s%s, and none makes progress: the network between them is stuck, or one of them died after it had entered.", is(here), numbered, same)}, len(here) > 1
+	return Verdict{Sentence: fmt.Sprintf("%s in %s%s, and none makes progress%s: the network between them is stuck, or one of them died after it had entered.", is(here), numbered, same, c.unseenOf(unseen, members[key]))}, len(here) > 1
+}
+
+// unseenOf says which ranks of a group may not have entered what the others have: nothing is known of them. members are nil if all ranks are.
+func (c *court) unseenOf(unread []Rank, members []int) string {
+	ranks := slices.DeleteFunc(c.absent(), func(n int) bool { return members != nil && !slices.Contains(members, n) })
+	for _, r := range unread {
+		ranks = append(ranks, r.Rank)
+	}
+	if len(ranks) == 0 {
+		return ""
+	}
+	slices.Sort(ranks)
+	return "; of " + lower(name(ranks)) + " nothing is known"
 }
 
 // numberOf returns a collective of a group by its number, also one that is finished: NCCL can finish one that others have not entered.

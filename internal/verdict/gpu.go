@@ -55,15 +55,19 @@ func (c *court) communicators() (Verdict, bool) {
 		if slices.ContainsFunc(ahead, func(n int) bool { r := c.rank(n); return r != nil && r.atWork() }) {
 			continue
 		}
+		slices.Sort(ahead)
+		slices.Sort(behind)
 		of := fmt.Sprintf(" of an NCCL communicator of %d ranks", comm.Size)
 		if len(behind) > 0 {
-			slices.Sort(ahead)
-			slices.Sort(behind)
-			return c.late(behind, "not started "+lacks(least, most)+of, ahead), true
+			return c.lagging(behind, "not started "+lacks(least, most)+of, ahead), true
 		}
 		kinds := map[string][]int{}
 		for _, s := range comm.Started {
-			kinds[extra(s, comm.Started)] = s.Ranks
+			kind := extra(s, comm.Started)
+			kinds[kind] = append(kinds[kind], s.Ranks...)
+		}
+		if len(kinds) < 2 {
+			continue
 		}
 		return c.differ(kinds, func(n int) string {
 			for kind, ranks := range kinds {
@@ -75,6 +79,38 @@ func (c *court) communicators() (Verdict, bool) {
 		}, fmt.Sprintf(", as one of the first %d%s", most.total(), of)), true
 	}
 	return Verdict{}, false
+}
+
+// lagging says that ranks are behind. NCCL knows of ranks on other hosts, too, of which no more was seen.
+func (c *court) lagging(behind []int, what string, ahead []int) Verdict {
+	unseen := func(n int) bool { return c.rank(n) == nil }
+	seen := slices.DeleteFunc(slices.Clone(behind), unseen)
+	rest := slices.DeleteFunc(slices.Clone(behind), func(n int) bool { return !unseen(n) })
+	if len(seen) == 0 {
+		return Verdict{Culprits: behind, Sentence: fmt.Sprintf("%s %s %s; %s on another host, where cohort why may tell more; %s%s.", name(behind), has(behind), what, pronoun(behind), waits(ahead), since(c.waited(ahead)))}
+	}
+	v := c.late(seen, what, ahead)
+	if len(rest) > 0 {
+		v.Culprits = behind
+		v.Sentence = fmt.Sprintf("%s; nor %s %s, on other hosts.", strings.TrimSuffix(v.Sentence, "."), has(rest), lower(name(rest)))
+	}
+	return v
+}
+
+// Progress is how far the flight recorders of ranks have come; "" if none was read. It stays the same while a job stands still.
+func Progress(ranks []Rank) string {
+	var out strings.Builder
+	for _, r := range ranks {
+		if r.Dump == nil {
+			continue
+		}
+		last := map[string]int{}
+		for _, e := range r.Dump.Entries {
+			last[e.Group] = max(last[e.Group], e.Seq)
+		}
+		fmt.Fprintln(&out, r.Rank, last)
+	}
+	return out.String()
 }
 
 // lacks names what a rank that is behind has not started: "AllReduce number 6".

@@ -47,6 +47,22 @@ func TestGPU(t *testing.T) {
 			Job{World: 3, Ranks: []Rank{edit(at(0, "step", 5), func(r *Rank) { r.Moved = true }), moves, edit(at(2, "step", 5), func(r *Rank) { r.Moved = true })}, Communicators: counts(six, five)},
 			"Not hung: ranks 0-2 are at work: ranks 0 and 2 are in step (train.py:5), rank 1 is in loads (train.py:17), and no rank waits in torch.distributed.", false, false,
 		},
+		"counted, behind on another host": {
+			Job{World: 3, Ranks: []Rank{synchronizes(0), synchronizes(2)}, Communicators: counts(six, five)},
+			"Rank 1 has not started AllReduce number 6 of an NCCL communicator of 3 ranks; it is on another host, where cohort why may tell more; ranks 0 and 2 wait.", true, false,
+		},
+		"counted, behind here and on another host": {
+			Job{World: 4, Ranks: []Rank{synchronizes(0), sleeps}, Communicators: []Communicator{{Size: 4, Started: []Started{{Counts: six, Ranks: []int{0}}, {Counts: five, Ranks: []int{1, 2, 3}}}}}},
+			"Rank 1 has not started AllReduce number 6 of an NCCL communicator of 4 ranks; it is in loads (train.py:17), sleeping; rank 0 waits; nor have ranks 2 and 3, on other hosts.", true, false,
+		},
+		"counted alike": {
+			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}, Communicators: []Communicator{{Size: 2, Started: []Started{{Counts: map[string]int{"AllReduce": 5}, Ranks: []int{0}}, {Counts: five, Ranks: []int{1}}}}}},
+			"Ranks 0 and 1 wait for a GPU, in <module> (train.py:56): perhaps hung; it may still compute, or be in a collective that not all ranks have entered.", false, true,
+		},
+		"recorded here, and a rank of another host was not seen": {
+			Job{World: 3, Ranks: []Rank{recorded(synchronizes(0), number(6, "all_reduce", true)), recorded(synchronizes(1), number(6, "all_reduce", true))}},
+			"Ranks 0 and 1 wait for their GPUs, in <module> (train.py:56), and have entered all_reduce number 6 of default_pg; of rank 2 nothing is known: perhaps hung; the GPUs may still compute what comes before it.", false, true,
+		},
 		"counted by kind": {
 			Job{World: 3, Ranks: []Rank{synchronizes(0), sleeps, synchronizes(2)}, Communicators: counts(six, map[string]int{"AllReduce": 5, "Broadcast": 1})},
 			"Rank 1 calls Broadcast where ranks 0 and 2 call AllReduce, as one of the first 6 of an NCCL communicator of 3 ranks.", true, false,
@@ -69,11 +85,11 @@ func TestGPU(t *testing.T) {
 		},
 		"recorded, and all have entered": {
 			Job{World: 2, Ranks: []Rank{recorded(synchronizes(0), number(6, "all_reduce", true)), recorded(synchronizes(1), number(6, "all_reduce", true))}},
-			"Ranks 0 and 1 wait for their GPUs, in <module> (train.py:56), and all have entered all_reduce number 6 of default_pg: perhaps hung; the GPUs may still compute what comes before it.", false, true,
+			"Ranks 0 and 1 wait for their GPUs, in <module> (train.py:56), and have entered all_reduce number 6 of default_pg: perhaps hung; the GPUs may still compute what comes before it.", false, true,
 		},
 		"stacks alone": {
 			Job{World: 3, Ranks: []Rank{synchronizes(0), sleeps, synchronizes(2)}},
-			"Rank 1 has not started the operation that is waited for in <module> (train.py:56); it is in loads (train.py:17), sleeping; ranks 0 and 2 wait.", true, false,
+			"Rank 1 has perhaps not started the operation that is waited for in <module> (train.py:56); it is in loads (train.py:17), sleeping; ranks 0 and 2 wait.", false, true,
 		},
 		"stacks alone, and one moves": {
 			Job{World: 3, Ranks: []Rank{synchronizes(0), moves, synchronizes(2)}},
@@ -94,5 +110,16 @@ func TestGPU(t *testing.T) {
 				t.Errorf("hung %v, still %v:\n%s\nwant hung %v, still %v:\n%s", v.Hung, v.Still, v.Sentence, c.hung, c.still, c.want)
 			}
 		})
+	}
+}
+
+// TestProgress: a job that stands still has come no further.
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	at := func(seq int) []Rank {
+		return []Rank{{Rank: 0}, {Rank: 1, Dump: &frdump.Dump{Entries: []frdump.Entry{{Group: "0", Seq: seq}, {Group: "1", Seq: 1}}}}}
+	}
+	if Progress(at(5)) != Progress(at(5)) || Progress(at(5)) == Progress(at(6)) || Progress(at(5)) == "" || Progress([]Rank{{Rank: 0}}) != "" {
+		t.Errorf("%q, %q, %q", Progress(at(5)), Progress(at(6)), Progress([]Rank{{Rank: 0}}))
 	}
 }

@@ -5,6 +5,7 @@ package verdict
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 )
@@ -76,14 +77,31 @@ func (c *court) lock() (Verdict, bool) {
 	return Verdict{}, false
 }
 
-// dialing: ranks that wait for others get no answer to their connections.
+// dialing: ranks that set up a group get no answer to their connections.
 func (c *court) dialing() (Verdict, bool) {
-	all := c.ranks(func(r Rank, p position) bool { return len(r.Dials) > 0 && p.waits() })
-	if len(all) == 0 {
+	return c.unanswered(1, func(p position) bool { return p.class == inInit || p.class == inNewGroup })
+}
+
+// dialingLater: several ranks that wait for others get no answer from the same address. One alone may have a thread that reports somewhere.
+func (c *court) dialingLater() (Verdict, bool) { return c.unanswered(2, position.waits) }
+
+func (c *court) unanswered(least int, where func(position) bool) (Verdict, bool) {
+	by := map[string][]int{}
+	for _, n := range c.ranks(func(r Rank, p position) bool { return len(r.Dials) > 0 && where(p) }) {
+		for _, addr := range c.rank(n).Dials {
+			by[addr] = append(by[addr], n)
+		}
+	}
+	addr := ""
+	for _, other := range slices.Sorted(maps.Keys(by)) {
+		if len(by[other]) > len(by[addr]) {
+			addr = other
+		}
+	}
+	here := by[addr]
+	if len(here) < least {
 		return Verdict{}, false
 	}
-	addr := c.rank(all[0]).Dials[0]
-	here := slices.DeleteFunc(all, func(n int) bool { return !slices.Contains(c.rank(n).Dials, addr) })
 	what := addr
 	if sameAddress(addr, c.job.Store) {
 		what = "the store at " + addr

@@ -128,6 +128,10 @@ func TestProven(t *testing.T) {
 			Job{World: 2, Store: "10.0.0.1:29500", Ranks: []Rank{edit(in(1, "init_process_group", "", 5), func(r *Rank) { r.Dials = []string{"10.0.0.1:29500"} })}},
 			"Rank 1 gets no answer from the store at 10.0.0.1:29500, in init_process_group (train.py:5): a firewall is between them, or nobody has this address, or the host there is overloaded.", nil,
 		},
+		"a thread that reports somewhere": {
+			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.9.9.9:443"} }), at(1, "load_batch", 12)}},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in load_batch (train.py:12); rank 0 waits.", []int{1},
+		},
 		"a rank that dials somebody else": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "download", 12), func(r *Rank) { r.Dials = []string{"10.9.9.9:443"} })}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in download (train.py:12); rank 0 waits.",

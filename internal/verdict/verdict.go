@@ -181,7 +181,7 @@ func (c *court) judge() Verdict {
 		return c.fromStore()
 	}
 	for _, rule := range []func() (Verdict, bool){
-		c.worlds, c.numbers, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.dialing, c.recorders, c.communicators, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.rooted, c.mismatch, c.same, c.store, c.unmatched,
+		c.worlds, c.numbers, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.dialing, c.recorders, c.communicators, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.rooted, c.mismatch, c.dialingLater, c.same, c.store, c.unmatched,
 	} {
 		if v, found := rule(); found {
 			v.Hung = !v.Still
