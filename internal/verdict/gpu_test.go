@@ -119,7 +119,7 @@ func TestProgress(t *testing.T) {
 	at := func(seq int) []Rank {
 		return []Rank{{Rank: 0}, {Rank: 1, Dump: &frdump.Dump{Entries: []frdump.Entry{{Group: "0", Seq: seq}, {Group: "1", Seq: 1}}}}}
 	}
-	if Progress(at(5)) != Progress(at(5)) || Progress(at(5)) == Progress(at(6)) || Progress(at(5)) == "" || Progress([]Rank{{Rank: 0}}) != "" {
+	if again := Progress(at(5)); Progress(at(5)) != again || again == Progress(at(6)) || again == "" || Progress([]Rank{{Rank: 0}}) != "" {
 		t.Errorf("%q, %q, %q", Progress(at(5)), Progress(at(6)), Progress([]Rank{{Rank: 0}}))
 	}
 }

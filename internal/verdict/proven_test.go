@@ -130,7 +130,8 @@ func TestProven(t *testing.T) {
 		},
 		"a thread that reports somewhere": {
 			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.9.9.9:443"} }), at(1, "load_batch", 12)}},
-			"Rank 1 has not reached all_reduce (train.py:27); it is in load_batch (train.py:12); rank 0 waits.", []int{1},
+			"Rank 1 has not reached all_reduce (train.py:27); it is in load_batch (train.py:12); rank 0 waits.",
+			[]int{1},
 		},
 		"a rank that dials somebody else": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "download", 12), func(r *Rank) { r.Dials = []string{"10.9.9.9:443"} })}},
