@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -161,8 +162,11 @@ func (j *job) saveEvidence() {
 	if err == nil {
 		b.Write("report.json", append(report, '\n'))
 		b.Write("report.txt", []byte(j.report.Text(nil)))
-		for i := range j.report.Attempts {
-			saveAttempt(b, &j.report.Attempts[i])
+		for _, a := range slices.Backward(j.report.Attempts) { // the last one matters most
+			saveAttempt(b, &a)
+		}
+		for _, a := range j.report.Attempts { // last, as it can take all the room that is left
+			saveSeen(b, &a)
 		}
 		j.report.Bundle, err = b.Close()
 	}
@@ -185,11 +189,26 @@ func saveAttempt(b *bundle.Bundle, a *Attempt) {
 			b.Write(name+"-stack.txt", []byte(s.Stack))
 		}
 	}
+	b.Write(fmt.Sprintf("attempt%d-cgroup.txt", a.Number), []byte(a.events))
+}
+
+// saveSeen writes what the watch has seen, without the flight recorders if there is no room for them.
+func saveSeen(b *bundle.Bundle, a *Attempt) {
 	if a.seen == nil {
 		return
 	}
-	if seen, err := json.MarshalIndent(a.seen, "", "  "); err == nil {
-		b.Write(fmt.Sprintf("attempt%d-seen.json", a.Number), seen)
+	write := func(seen verdict.Job) bool {
+		text, err := json.MarshalIndent(seen, "", "  ")
+		return err == nil && b.Write(fmt.Sprintf("attempt%d-seen.json", a.Number), text)
 	}
-	b.Write(fmt.Sprintf("attempt%d-cgroup.txt", a.Number), []byte(a.events))
+	if write(*a.seen) {
+		return
+	}
+	short := *a.seen
+	short.Ranks = slices.Clone(short.Ranks)
+	for i := range short.Ranks {
+		short.Ranks[i].Dump = nil
+	}
+	short.Notes = append(slices.Clip(short.Notes), "the flight recorders were too large for the evidence")
+	write(short)
 }

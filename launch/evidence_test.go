@@ -5,12 +5,17 @@ package launch
 
 import (
 	"context"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/frdump"
+	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
 // TestEvidenceInTime: the look at the workers ends in time, whatever keeps one of the readers, and has what the others found.
@@ -51,5 +56,38 @@ func TestEvidenceInTime(t *testing.T) {
 				running.Wait()
 			})
 		})
+	}
+}
+
+// TestLargeEvidence: of several attempts that hung, what was seen of the last one is kept, and its flight recorders, however large, take
+// no room from the last lines of any attempt.
+func TestLargeEvidence(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	seen := func(size int) *verdict.Job {
+		return &verdict.Job{World: 1, Ranks: []verdict.Rank{{
+			Object: "10.0.0.5:443", Dump: &frdump.Dump{Version: "2.10", Entries: []frdump.Entry{{Desc: strings.Repeat("x", size)}}},
+		}}}
+	}
+	report := &Report{RunID: "large"}
+	for i, size := range []int{mib, 59*mib - mib/2, 0} { // the last attempt failed
+		a := Attempt{Number: i, Workers: []WorkerEnd{{LastErr: strings.Repeat("y", mib)}}}
+		if size > 0 {
+			a.seen, a.events = seen(size), "oom 0"
+		}
+		report.add(a)
+	}
+	(&job{cfg: Config{RunID: "large", EvidenceDir: t.TempDir()}, report: report}).saveEvidence()
+	for name, want := range map[string]bool{
+		"attempt0-rank0-stderr.txt": true, "attempt1-rank0-stderr.txt": true, "attempt2-rank0-stderr.txt": true,
+		"attempt0-seen.json": false, "attempt1-seen.json": true, "attempt1-cgroup.txt": true, "attempt2-seen.json": false,
+	} {
+		if _, err := os.Stat(filepath.Join(report.Bundle, name)); (err == nil) != want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(report.Bundle, "attempt1-seen.json"))
+	if s := string(text); err != nil || len(s) > mib || !strings.Contains(s, "10.0.0.5:443") || !strings.Contains(s, "the flight recorders were too large") {
+		t.Errorf("%d bytes, %v: %.500s", len(s), err, s)
 	}
 }

@@ -259,7 +259,7 @@ func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
 	j.seen.attempt, j.seen.restarts = b.Attempt+1, b.Restarts
 	outcome, err := a.run()
 	r := a.result(outcome)
-	j.report.Attempts = append(j.report.Attempts, r)
+	j.report.add(r)
 	if err != nil {
 		return false, err
 	}

@@ -58,7 +58,7 @@ type Attempt struct {
 	First    dist.Rank `json:"first"`
 	Evidence *Evidence `json:"evidence,omitempty"`
 
-	seen   *verdict.Job // by the watch, if it hung
+	seen   *verdict.Job // by the watch, if it hung and no later one has
 	events string       // of its cgroup then
 }
 
@@ -129,6 +129,16 @@ func (a *attempt) result(o launchcore.Outcome) Attempt {
 		r.First = dist.Rank(failures[i].Rank)
 	}
 	return r
+}
+
+// add appends an attempt. What the watch has seen can be large, so only that of the last attempt that hung is kept.
+func (r *Report) add(a Attempt) {
+	for i := range r.Attempts {
+		if a.seen != nil {
+			r.Attempts[i].seen = nil
+		}
+	}
+	r.Attempts = append(r.Attempts, a)
 }
 
 // Of returns the end of a rank, or nil.

@@ -117,7 +117,7 @@ func (j *job) attempts() error {
 			return err
 		}
 		outcome, err := a.run()
-		j.report.Attempts = append(j.report.Attempts, a.result(outcome))
+		j.report.add(a.result(outcome))
 		if err != nil {
 			return err
 		}

@@ -40,13 +40,15 @@ func Create(root, run string, started time.Time) *Bundle {
 	return b
 }
 
-// Write writes a file that only its owner can read. One that is empty, or for which there is no room, is left out.
-func (b *Bundle) Write(name string, data []byte) {
+// Write writes a file that only its owner can read, and reports whether it did. One that is empty, or for which there is no room, is
+// left out.
+func (b *Bundle) Write(name string, data []byte) bool {
 	if b.err != nil || len(data) == 0 || len(data) > b.left {
-		return
+		return false
 	}
 	b.left -= len(data)
 	b.err = os.WriteFile(filepath.Join(b.dir, name), data, 0o600)
+	return b.err == nil
 }
 
 // Close returns the folder, or why it could not be written.
