@@ -20,7 +20,7 @@ type report struct {
 // ended completes an operation that the scheduler has let go of. Its place is free before anybody can see the completion,
 // so that a loop that posts and waits never finds it taken.
 func (g *Group) ended(w *Work, err error) *report {
-	err = g.peers.Explain(w.call.Request.DType, w.p2p, err)
+	err = g.formed.Explain(w.call.Request.DType, w.p2p, err)
 	now := w.now()
 	g.records.End(w.record, now, int(w.source), err) // a collective has no source
 	if err == nil && !w.p2p && !g.peers.None() {

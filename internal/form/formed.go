@@ -7,6 +7,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
@@ -14,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/native"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // Formed is a group whose ranks are connected.
@@ -113,6 +115,14 @@ func (f *Formed) GoRanks() int {
 		}
 	}
 	return n
+}
+
+// Explain adds to the error of an operation what most likely led to it, if PyTorch ranks can: they are not why a Go rank is gone.
+func (f *Formed) Explain(dt tensor.DType, message bool, err error) error {
+	if r := int(rankOf(err)); dist.CodeOf(err) == dist.PeerLost && r >= 0 && r < len(f.Members) && f.Members[r].Go {
+		return err
+	}
+	return f.Peers.Explain(dt, message, err)
 }
 
 // Unconnected returns a group that waits for its first reconfiguration.

@@ -5,6 +5,7 @@ package torch
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
@@ -24,13 +25,5 @@ func (p Peers) Explain(dt tensor.DType, message bool, err error) error {
 	case e.Code == dist.PeerLost:
 		return err
 	}
-	said := *e
-	if said.Detail == "" && said.Err != nil {
-		said.Detail = said.Err.Error()
-	}
-	if said.Detail != "" {
-		said.Detail += "; "
-	}
-	said.Detail += why
-	return &said
+	return fmt.Errorf("%w; %s", err, why)
 }

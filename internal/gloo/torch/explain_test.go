@@ -15,6 +15,7 @@ import (
 func TestExplain(t *testing.T) {
 	late, lost := dist.New("x", dist.DeadlineExceeded, "it is late"), dist.New("x", dist.PeerLost, "")
 	lost.Err, lost.Rank = errors.New("reset"), 3
+	wrapped := errors.Join(errors.New("the first"), late)
 	for _, c := range []struct {
 		peers   Peers
 		dt      tensor.DType
@@ -24,6 +25,7 @@ func TestExplain(t *testing.T) {
 	}{
 		{Exactly(Newest), tensor.Float16, false, late, "no half types"},
 		{Exactly(Newest), tensor.BFloat16, false, lost, "reset; a PyTorch rank whose build has no half types"},
+		{Exactly(Newest), tensor.Float16, false, wrapped, "the first"},
 		{Peers{Low: V2_6, High: V2_9}, tensor.Float16, false, late, "no half types"},
 		{Exactly(V2_6), tensor.Float16, false, late, "see what the PyTorch ranks say"},
 		{Exactly(V1_13), tensor.Float32, false, late, "see what the PyTorch ranks say"},
@@ -35,7 +37,9 @@ func TestExplain(t *testing.T) {
 	} {
 		err := c.peers.Explain(c.dt, c.message, c.err)
 		switch {
-		case c.want == "" && !errors.Is(err, c.err):
+		case !errors.Is(err, c.err):
+			t.Errorf("%v, %v: %v is not in %v", c.peers, c.dt, c.err, err)
+		case c.want == "" && err != c.err: //nolint:errorlint // as it was
 			t.Errorf("%v, %v: %v became %v", c.peers, c.dt, c.err, err)
 		case c.want != "" && (!strings.Contains(err.Error(), c.want) || dist.CodeOf(err) != dist.CodeOf(c.err)):
 			t.Errorf("%v, %v: %v became %v", c.peers, c.dt, c.err, err)
