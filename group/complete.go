@@ -47,9 +47,9 @@ func (g *Group) tell(about *report) {
 	if about == nil {
 		return
 	}
-	aside.Call(g.config.Logger, func() { g.config.Hook.Emit(about.event) })
+	g.config.Hook.Emit(about.event)
 	if g.config.profile != nil {
-		aside.Call(g.config.Logger, func() { g.config.profile(about.seen) })
+		aside.Call(g.config.logger, func() { g.config.profile(about.seen) })
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/form"
@@ -278,7 +277,7 @@ func (g *Group) fail(err error) {
 	g.formed.Fail(err)
 	g.halt(err)
 	g.endAll(queued, err)
-	aside.Call(g.config.Logger, func() { g.config.Hook.Emit(observe.Event{Kind: "group.failed", Rank: g.rank, Group: g.name, Err: err}) })
+	g.config.Hook.Emit(observe.Event{Kind: "group.failed", Rank: g.rank, Group: g.name, Err: err})
 	if dump {
 		go func() {
 			defer g.tasks.Done()

@@ -10,7 +10,6 @@ import (
 	"math"
 	"os"
 	"slices"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
@@ -20,7 +19,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/sched"
-	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -87,10 +85,6 @@ func (p *plan) complete() {
 	p.form.Options, p.form.World = p.config.Options, len(p.family.world)
 	if p.parent != nil {
 		p.form.Parent = p.parent.formed
-	}
-	name, rank, hook := p.config.Name, dist.Rank(p.form.Rank), p.config.Hook
-	p.form.OnWait = func(detail string, since time.Duration) {
-		hook.Emit(observe.Event{Kind: EventWait, Rank: rank, Group: name, Dur: since, Detail: detail})
 	}
 }
 

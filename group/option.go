@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/observe"
 )
@@ -74,18 +75,20 @@ type option func(*config)
 func (o option) apply(c *config) { o(c) }
 
 type config struct {
-	form.Options
-	description string
-	timeout     time.Duration
-	queue       int
-	records     int
-	dump        func(reason string, json []byte)
-	dumpDir     string
-	dumpSignals []os.Signal
-	localSync   bool
-	rankOrder   bool // of a sub-group: as given
-	reconfigure bool
-	profile     func(*Work)
+	form.Options              // with a Hook that calls hook
+	logger       *slog.Logger // of WithLogger, which Logger replaces if there is none
+	hook         observe.Hook
+	description  string
+	timeout      time.Duration
+	queue        int
+	records      int
+	dump         func(reason string, json []byte)
+	dumpDir      string
+	dumpSignals  []os.Signal
+	localSync    bool
+	rankOrder    bool // of a sub-group: as given
+	reconfigure  bool
+	profile      func(*Work)
 }
 
 func newConfig(opts []Option) config {
@@ -107,6 +110,7 @@ func newConfig(opts []Option) config {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	c.Hook = aside.Hook(c.logger, c.hook)
 	return c
 }
 
@@ -168,18 +172,19 @@ func WithFlightRecorder(operations int) Option {
 }
 
 // WithDump calls f with the flight recorder's JSON dump when the group fails. f runs in a goroutine of the group that Close
-// waits for.
+// waits for. A panic in it is logged as [WithHook] says.
 func WithDump(f func(reason string, json []byte)) Option {
 	return option(func(c *config) { c.dump = f })
 }
 
 // WithLogger sets the logger that gets which transport and address the group chose, and why.
-func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.Logger = l }) }
+func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.Logger, c.logger = l, l }) }
 
-// WithHook sets the hook that receives an event for every operation.
-func WithHook(h observe.Hook) Option { return option(func(c *config) { c.Hook = h }) }
+// WithHook sets the hook that receives an event for every operation. A panic in it is logged, as in all functions that a group
+// is given: by the logger of [WithLogger], or else by [slog.Default].
+func WithHook(h observe.Hook) Option { return option(func(c *config) { c.hook = h }) }
 
-// WithProfiler calls f at the end of every operation, once. f must not block. A panic in it is logged.
+// WithProfiler calls f at the end of every operation, once. f must not block. A panic in it is logged as [WithHook] says.
 func WithProfiler(f func(*Work)) Option { return option(func(c *config) { c.profile = f }) }
 
 // WithDevices sets the interfaces or IP addresses of this rank. With PyTorch ranks, all ranks need the same number. It

@@ -47,6 +47,21 @@ func TestSaysWhoIsMissing(t *testing.T) {
 	})
 }
 
+// TestSaysWhoIsMissingDespiteAPanic: a hook with a bug does not keep a rank from waiting, nor from saying for whom.
+func TestSaysWhoIsMissingDespiteAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := store.NewMemory()
+		defer func() { _ = s.Close() }()
+		var log bytes.Buffer
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := New(ctx, s, 1, 4, WithPeers(OnlyGo), WithTransport(Gloo), WithLogger(slog.New(slog.NewTextHandler(&log, nil))), WithHook(func(observe.Event) { panic("a bug") }))
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(log.String(), "a bug") || strings.Count(log.String(), "which have not come") != 2 {
+			t.Errorf("%v; logged %s", err, log.String())
+		}
+	})
+}
+
 // TestWaitingShowsInTheStore: a rank waits in the store, which shows for whom, and asks nothing meanwhile.
 func TestWaitingShowsInTheStore(t *testing.T) {
 	server, err := tcpstore.Listen("127.0.0.1:0")

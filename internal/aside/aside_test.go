@@ -9,7 +9,24 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/cohort-dist/cohort/observe"
 )
+
+// TestNoLogger: without a logger a panic is not lost.
+func TestNoLogger(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	Hook(nil, func(observe.Event) { panic("a bug") }).Emit(observe.Event{})
+	if text := log.String(); !strings.Contains(text, "a bug") {
+		t.Errorf("log: %s", text)
+	}
+	if Hook(nil, nil) != nil {
+		t.Error("no hook has become one")
+	}
+}
 
 func TestCall(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/ranklist"
+	"github.com/cohort-dist/cohort/observe"
 )
 
 // The pace at which a waiting rank says who is missing.
@@ -25,7 +26,7 @@ const (
 // missingLimit bounds how long a rank that gives up takes to find out who is missing.
 const missingLimit = time.Second
 
-// sayWhoIsMissing tells the logger and OnWait who is missing until stop is called.
+// sayWhoIsMissing tells the logger and the hook who is missing until stop is called.
 func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
 	p := a.p
 	ctx, cancel := context.WithCancel(ctx)
@@ -45,9 +46,7 @@ func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
 				text := "rank " + strconv.Itoa(p.Rank) + " of group " + p.Name + " waits for " + ranklist.Words(missing) + ", " + haveNotCome(missing) + " (" +
 					strconv.Itoa(p.size()-len(missing)) + " of " + strconv.Itoa(p.size()) + " are here)"
 				p.Logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.Name), slog.Any("missing", missing), slog.Duration("dur", time.Since(began)))
-				if p.OnWait != nil {
-					p.OnWait(text, time.Since(began))
-				}
+				p.Hook.Emit(observe.Event{Kind: "group.wait", Rank: dist.Rank(p.Rank), Group: p.Name, Dur: time.Since(began), Detail: text})
 			}
 			t.Reset(missingLater)
 		}

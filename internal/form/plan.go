@@ -117,8 +117,6 @@ type Plan struct {
 	TorchName string  // PyTorch's name of the group
 	Origin    Origin
 	UUID      int64 // of a reconfiguration
-	// OnWait is told now and then for whom the rank waits.
-	OnWait func(detail string, since time.Duration)
 
 	missing []int  // ranks that had not come or connected when an attempt ended
 	awaited string // what they had not done

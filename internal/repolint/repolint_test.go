@@ -26,10 +26,10 @@ const module = "github.com/cohort-dist/cohort"
 //
 // A line that starts with "pure" holds packages that do no I/O and start no goroutine: see pureForbids.
 const layers = `
-      internal/standin internal/moment internal/invariants internal/pystack internal/control internal/corewait internal/ticker internal/ctxdial internal/aside
+      internal/standin internal/moment internal/invariants internal/pystack internal/control internal/corewait internal/ticker internal/ctxdial
 pure: internal/gostack internal/pytemplate
       dist
-      observe
+      observe internal/aside
 pure: rpc/py internal/linked internal/tombs internal/ranklist internal/storenum internal/wire/tcpstore internal/storecore internal/nop internal/pickle
       tensor internal/storeop
 pure: internal/reduce internal/coll internal/sched internal/launchcore internal/postmortem
