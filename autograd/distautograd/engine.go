@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/internal/backcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
@@ -83,6 +84,7 @@ func New(opts ...Option) *Engine {
 			o.apply(e)
 		}
 	}
+	e.hook = aside.Hook(nil, e.hook)
 	return e
 }
 

@@ -14,7 +14,7 @@ import (
 // WithHook sends events of backward passes to h: "autograd.backward" when a pass that this worker has begun begins and ends, and at every
 // worker "autograd.recv" when gradients leave for the worker that a value came from, and "autograd.send" when those of a value that was sent
 // arrive. They correspond to what torch.autograd.profiler shows of a pass: torch::distributed::autograd::backward, RecvRpcBackward and
-// SendRpcBackward.
+// SendRpcBackward. A panic in h is logged by slog.Default, and the pass goes on.
 func WithHook(h observe.Hook) Option { return option(func(e *Engine) { e.hook = h }) }
 
 // note reports that gradients of a message arrive or leave.

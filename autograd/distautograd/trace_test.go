@@ -72,3 +72,13 @@ func TestTrace(t *testing.T) {
 		}
 	})
 }
+
+// TestHookPanics: a hook with a bug takes no pass with it, neither where it begins nor where gradients come by.
+func TestHookPanics(t *testing.T) {
+	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
+		t.Helper()
+		ws := newWorld(t, 2, basics(), distautograd.WithHook(func(observe.Event) { panic("a bug") }))
+		ctx, c := ws[0].open(t)
+		backward(ctx, t, c, call(ctx, t, ws[0], "w1", "t.mul", param(2), param(3)).Sum(), opts...)
+	})
+}
