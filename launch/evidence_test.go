@@ -70,7 +70,7 @@ func TestLargeEvidence(t *testing.T) {
 		}}}
 	}
 	report := &Report{RunID: "large"}
-	for i, size := range []int{mib, 59*mib - mib/2, 0} { // the last attempt failed
+	for i, size := range []int{mib, 58*mib - mib/2, 0} { // the last attempt failed
 		a := Attempt{Number: i, Workers: []WorkerEnd{{LastErr: strings.Repeat("y", mib)}}}
 		if size > 0 {
 			a.seen, a.events = seen(size), "oom 0"
