@@ -4,6 +4,7 @@
 package runflags
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -72,7 +73,7 @@ func (o *Options) numbered(s variables) {
 		if n := s.v["node-rank"]; n != "" {
 			number = ", this is number " + n
 		}
-		o.note("PET_ variables: %s nodes%s; they meet at %s", s.v["nnodes"], number, s.v["rdzv-endpoint"]+s.v["master-addr"])
+		o.note("PET_ variables: %s nodes%s%s", s.v["nnodes"], number, s.v.meeting())
 	}
 }
 
@@ -124,7 +125,7 @@ func (o *Options) take(s variables, who, nodes, node, hosts, host string) {
 			v["rdzv-conf"] = strings.TrimPrefix(v["rdzv-conf"]+",is_host=1", ",")
 		}
 	}
-	o.note("%s: %s nodes, this is number %s; they meet at %s", who, s.get(nodes), s.get(node), v["rdzv-endpoint"]+v["master-addr"])
+	o.note("%s: %s nodes, this is number %s%s", who, s.get(nodes), s.get(node), v.meeting())
 }
 
 // takeWorkers starts one worker for each GPU that the scheduler has given to the node.
@@ -135,6 +136,15 @@ func (o *Options) takeWorkers(s variables, variable string) {
 	if n, err := strconv.Atoi(s.get(variable)); err == nil && n > 0 && s.otherwise("nproc-per-node", variable, s.get(variable)) {
 		o.note("%d workers: one for each GPU (%s)", n, variable)
 	}
+}
+
+// meeting says where the nodes meet, "" if nothing tells.
+func (v values) meeting() string {
+	place := cmp.Or(v["rdzv-endpoint"], v["master-addr"])
+	if place == "" {
+		return ""
+	}
+	return "; they meet at " + place
 }
 
 func (o *Options) note(format string, args ...any) {

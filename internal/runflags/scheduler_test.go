@@ -5,6 +5,7 @@ package runflags
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -54,6 +55,8 @@ func TestSchedulers(t *testing.T) {
 		"slurm, odd node":  {"t.py", with(slurm, "SLURM_NODEID", "x"), 0, 0, "", 0, "", 0, "error: SLURM_NODEID x: it must be"},
 		"sky, odd nodes":   {"t.py", map[string]string{"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "x", "SKYPILOT_NODE_IPS": "10.0.0.1"}, 0, 0, "", 0, "", 0, "error: SKYPILOT_NUM_NODES x"},
 		"mpi, odd rank":    {"--rdzv-endpoint a:1 --rdzv-backend c10d t.py", with(mpi, "OMPI_COMM_WORLD_RANK", "x"), 0, 0, "", 0, "", 0, "error: OMPI_COMM_WORLD_RANK x: it must be"},
+		"pet, both":        {"t.py", map[string]string{"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a:29400", "PET_RDZV_BACKEND": "c10d", "PET_MASTER_ADDR": "b"}, 2, -1, "a:29400", 1, "", 0, "PET_ variables: 2 nodes; they meet at a:29400."},
+		"slurm, both":      {"--rdzv-endpoint a:1 --rdzv-backend c10d --master-addr b t.py", slurm, 2, 1, "a:1", 4, "77.0", 0, "this is number 1; they meet at a:1."},
 		"an odd index":     {"--nnodes 3 --master-addr a t.py", map[string]string{"JOB_COMPLETION_INDEX": "x"}, 0, 0, "", 0, "", 0, "error: JOB_COMPLETION_INDEX x: it must be"},
 		"kubeflow":         {"t.py", map[string]string{"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}, 2, 1, "job-node-0-0.job:29500", 4, "", launch.HostNever, "PET_ variables: 2 nodes, this is number 1; they meet at job-node-0-0.job"},
 		"kubeflow, first":  {"t.py", map[string]string{"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}, 2, 0, "job-node-0-0.job:29500", 1, "", launch.HostAlways, ""},
@@ -87,9 +90,19 @@ func TestSchedulers(t *testing.T) {
 		if o.MaxNodes != c.nodes || node != c.node || o.Endpoint != c.endpoint || o.Workers != c.workers || o.RunID != c.id || o.Host != c.host {
 			t.Errorf("%s: %d nodes, number %d, at %q, %d workers, id %q, host %v", name, o.MaxNodes, node, o.Endpoint, o.Workers, o.RunID, o.Host)
 		}
-		if !strings.Contains(strings.Join(o.Notes, "\n"), c.note) {
+		if !strings.Contains(strings.Join(o.Notes, ".\n")+".", c.note) {
 			t.Errorf("%s: notes %q, want %q", name, o.Notes, c.note)
 		}
+	}
+}
+
+// TestNoPlace: where nothing says where the nodes meet, the note does not either.
+func TestNoPlace(t *testing.T) {
+	t.Parallel()
+	var o Options
+	o.numbered(variables{v: values{"nnodes": "2"}, from: sources{"nnodes": "PET_NNODES"}, lookup: func(string) (string, bool) { return "", false }})
+	if want := []string{"PET_ variables: 2 nodes"}; !slices.Equal(o.Notes, want) {
+		t.Errorf("notes %q, want %q", o.Notes, want)
 	}
 }
 
