@@ -97,32 +97,26 @@ func Clients(addrs []netip.AddrPort) map[netip.AddrPort]Owner {
 
 // Dialing returns the addresses that processes in one network namespace try to connect to and have had no answer from, by process.
 func Dialing(pids []int) map[int][]netip.AddrPort {
-	if len(pids) == 0 {
-		return nil
-	}
 	remotes := map[string]netip.AddrPort{} // by inode
-	eachSocket(filepath.Join("/proc", strconv.Itoa(pids[0]), "net"), func(s socket) {
-		if s.state == stateSynSent {
-			remotes[s.inode] = s.remote
+	for _, pid := range pids {
+		if eachSocket(filepath.Join("/proc", strconv.Itoa(pid), "net"), func(s socket) {
+			if s.state == stateSynSent {
+				remotes[s.inode] = s.remote
+			}
+		}) {
+			break // one that has not ended tells for all
 		}
-	})
+	}
 	if len(remotes) == 0 {
 		return nil
 	}
 	all := map[int][]netip.AddrPort{}
-	for _, pid := range pids {
-		folder := filepath.Join("/proc", strconv.Itoa(pid), "fd")
-		files, err := os.ReadDir(folder)
-		if err != nil {
-			continue // gone, or not ours to look into
+	socketsOf(pids, func(pid int, inode string) bool {
+		if remote, found := remotes[inode]; found {
+			all[pid] = append(all[pid], remote)
 		}
-		for _, file := range files {
-			target, _ := os.Readlink(filepath.Join(folder, file.Name())) // a file that was closed in between is none
-			if remote, found := remotes[strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]")]; found {
-				all[pid] = append(all[pid], remote)
-			}
-		}
-	}
+		return true
+	})
 	return all
 }
 
@@ -147,13 +141,14 @@ type socket struct {
 	inode         string
 }
 
-// eachSocket calls visit for every TCP socket of a network namespace.
-func eachSocket(folder string, visit func(socket)) {
+// eachSocket calls visit for every TCP socket of a network namespace. It reports whether there is something to read.
+func eachSocket(folder string, visit func(socket)) (readable bool) {
 	for _, table := range []string{"tcp", "tcp6"} {
 		file, err := os.Open(filepath.Join(folder, table)) //nolint:gosec // a file of the kernel
 		if err != nil {
 			continue
 		}
+		readable = true
 		for lines := bufio.NewScanner(file); lines.Scan(); {
 			// sl local_address rem_address st tx:rx tr:tm retrnsmt uid timeout inode
 			fields := strings.Fields(lines.Text())
@@ -167,6 +162,7 @@ func eachSocket(folder string, visit func(socket)) {
 		}
 		_ = file.Close()
 	}
+	return readable
 }
 
 // parseAddr reads an address as the kernel writes it there: words of 32 bits in the machine's byte order, in hex.
@@ -197,6 +193,11 @@ func eachOpenSocket(visit func(pid int, inode string) bool) {
 			pids = append(pids, pid)
 		}
 	}
+	socketsOf(pids, visit)
+}
+
+// socketsOf calls visit for every socket that some processes have open, until it returns false or patience ends.
+func socketsOf(pids []int, visit func(pid int, inode string) bool) {
 	giveUp := time.Now().Add(patience)
 	for _, pid := range pids {
 		folder := filepath.Join("/proc", strconv.Itoa(pid), "fd")

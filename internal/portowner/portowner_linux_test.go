@@ -167,7 +167,8 @@ func BenchmarkListeners(b *testing.B) {
 	})
 }
 
-// TestDialing: a connection to somebody who does not answer is found. The listener here takes none, and has no room for more.
+// TestDialing: a connection to somebody who does not answer is found, also beside a process that has just ended. The listener here
+// takes none, and has no room for more.
 func TestDialing(t *testing.T) {
 	t.Parallel()
 	open := func() int {
@@ -177,6 +178,10 @@ func TestDialing(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = unix.Close(fd) })
 		return fd
+	}
+	ended := exec.Command("true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
 	}
 	listener := open()
 	if err := errors.Join(unix.Bind(listener, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(listener, 0)); err != nil {
@@ -192,9 +197,9 @@ func TestDialing(t *testing.T) {
 	inet, _ := name.(*unix.SockaddrInet4)
 	want := netip.AddrPortFrom(netip.AddrFrom4(inet.Addr), uint16(inet.Port))
 	for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
-		if slices.Contains(Dialing([]int{os.Getpid()})[os.Getpid()], want) {
+		if slices.Contains(Dialing([]int{ended.Process.Pid, os.Getpid()})[os.Getpid()], want) {
 			return
 		}
 	}
-	t.Errorf("%v is not found: %v", want, Dialing([]int{os.Getpid()}))
+	t.Errorf("%v is not found: %v", want, Dialing([]int{ended.Process.Pid, os.Getpid()}))
 }
