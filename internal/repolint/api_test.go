@@ -83,8 +83,12 @@ func exportedAPI(t *testing.T, out *bytes.Buffer, pkg string) {
 	fmt.Fprintf(out, "\npackage %s\n\n%s", pkg, strings.Join(decls, ""))
 }
 
-// filtered is how the printer ends a struct or an interface of which a part is not exported.
-var filtered = regexp.MustCompile(`\s*\}\s*// contains filtered.*\s*`)
+// filtered is how the printer ends a struct or an interface of which a part is not exported, and hidden how it prints one of which
+// nothing is.
+var (
+	filtered = regexp.MustCompile(`\s*\}\s*// contains filtered.*\s*`)
+	hidden   = regexp.MustCompile(`\{` + filtered.String())
+)
 
 // declarations prints each declaration of a file that FileExports left, groups split up.
 func declarations(t *testing.T, fset *token.FileSet, f *ast.File) []string {
@@ -95,7 +99,7 @@ func declarations(t *testing.T, fset *token.FileSet, f *ast.File) []string {
 		if err := (&printer.Config{Mode: printer.UseSpaces, Tabwidth: 4}).Fprint(&b, token.NewFileSet(), node); err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, filtered.ReplaceAllString(b.String(), "}")+"\n")
+		all = append(all, filtered.ReplaceAllString(hidden.ReplaceAllString(b.String(), "{}"), "\n}")+"\n")
 	}
 	for _, decl := range f.Decls {
 		switch d := decl.(type) {
