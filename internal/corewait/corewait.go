@@ -92,7 +92,7 @@ type finding struct {
 	wanted int           // above 0 others who wait need this core; each yield that came back at once takes one
 }
 
-// About says how many bytes the operation has to which the waits to come belong.
+// About sets the size of the operation that the next waits belong to.
 func (w *Waiter) About(bytes int) {
 	if w.which = 0; bytes > Much {
 		w.which = 1

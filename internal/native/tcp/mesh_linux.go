@@ -173,7 +173,7 @@ func (m *Mesh) noneLeft(op *link.Op) error {
 	return dist.New("group: receive", dist.InvalidArgument, "no rank to receive from")
 }
 
-// Awaited returns the ranks that posted receives wait for. Silent ones are found otherwise, so that the first of them is to blame.
+// Awaited returns the ranks that posted receives wait for. Heartbeats find silent ranks, so that those awaited are alive and late: sure is true.
 func (m *Mesh) Awaited() (ranks []int, sure bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
