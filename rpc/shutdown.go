@@ -26,9 +26,10 @@ const shutdownRefs = 100 * time.Second
 // deletes the references that this worker holds. A static world waits until the own objects are released too, and ends when no
 // worker has a call under way, or runs a function for [Remote]. In a dynamic world Shutdown tells the others and leaves. When
 // another worker of a static world has died it does not wait for it: the error is then dist.PeerLost, and names the worker. When
-// another Go worker has given up its own Shutdown, at its deadline for example, the error has the code of that, and names it too.
+// another Go worker has given up its own Shutdown, the error names that worker and has the code of its error, such as
+// dist.DeadlineExceeded, which is then not the caller's own deadline; dist.Aborted if it was canceled.
 //
-// ctx bounds all of it. The agent is closed in any case when Shutdown returns; the error says which phase was not
+// ctx bounds all of it, and up to half a second more in which a worker that gives up tells the others. The agent is closed in any case when Shutdown returns; the error says which phase was not
 // completed, and who was missing. A second Shutdown waits for the first one and returns its error, or that of its own ctx
 // if that ends before. It corresponds to torch.distributed.rpc.shutdown.
 func (a *Agent) Shutdown(ctx context.Context) error {
@@ -68,7 +69,7 @@ func (a *Agent) leave(ctx context.Context) error {
 	case a.cfg.worldSize > 0:
 		err = a.shutdownStatic(ctx)
 		if a.net.Context.Err() == nil { // whoever closes its agent goes without a word
-			a.world.GaveUp(ctx, err)
+			a.world.GaveUp(ctx, members{a}, err)
 		}
 	default:
 		err = a.shutdownDynamic(ctx)
@@ -100,7 +101,6 @@ func (a *Agent) shutdownStatic(ctx context.Context) error {
 	if a.cfg.worldSize > 1 {
 		if err := a.phase(ctx, "wait for all workers", func(ctx context.Context) error {
 			_, err := a.allGather(ctx, nil)
-			a.world.Blame(ctx, members{a}, err)
 			return err
 		}); err != nil {
 			return err

@@ -61,26 +61,33 @@ func (w *World) Others(p Watched) []string {
 	return names
 }
 
-// Blame tells the other workers of a static world whose death has made this one give up, before they find that it is gone.
-func (w *World) Blame(ctx context.Context, p Watched, err error) {
-	var e *dist.Error
-	if !errors.As(err, &e) || e.Code != dist.PeerLost {
-		return
-	}
-	if _, known := rankOf(p, e.Peer); known && e.Peer != w.cfg.Name {
-		_ = w.FirstDeath(ctx, e.Peer)
-	}
-}
-
-// GaveUp tells the other workers of a static world that this one gives up its shutdown and why, before they find that it is gone. If
-// they know of a loss before, that is the cause.
-func (w *World) GaveUp(ctx context.Context, err error) {
+// GaveUp tells the other workers of a static world that this one gives up its shutdown and why, before they find that it is gone: the
+// reason is the worker whose death this one has found, if it has. If they know of a loss before, that is the cause.
+func (w *World) GaveUp(ctx context.Context, p Watched, err error) {
 	if err == nil || !w.Static() {
 		return
 	}
+	loss := worldcore.GivenUp(w.cfg.Name, err)
+	if dead := deadIn(err); dead != w.cfg.Name {
+		if _, known := rankOf(p, dead); known {
+			loss = worldcore.Loss{Worker: dead}
+		}
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), gaveUpTime)
 	defer cancel()
-	_, _ = w.st.CompareAndSet(ctx, keyLost, nil, []byte(worldcore.GivenUp(w.cfg.Name, err).Text()))
+	_, _ = w.st.CompareAndSet(ctx, keyLost, nil, []byte(loss.Text()))
+}
+
+// deadIn returns the name in an error that says that a worker has died. Errors around it have the code, but need not have the name.
+func deadIn(err error) string {
+	e, ok := errors.AsType[*dist.Error](err)
+	for ok && e.Code == dist.PeerLost && e.Peer == "" {
+		e, ok = errors.AsType[*dist.Error](e.Err)
+	}
+	if !ok || e.Code != dist.PeerLost {
+		return ""
+	}
+	return e.Peer
 }
 
 // gaveUpTime bounds how long a shutdown whose time is over lasts, to say so.

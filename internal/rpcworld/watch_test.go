@@ -163,7 +163,7 @@ func TestWatcherWithoutStore(t *testing.T) {
 }
 
 // TestWatcherHearsThatOneGaveUp: a worker that has given up its shutdown before it went is not taken for dead. Its reason counts, unless
-// that is the end of a context: those of the others have not ended.
+// that is a cancellation: nobody has canceled what the others wait for.
 func TestWatcherHearsThatOneGaveUp(t *testing.T) {
 	for name, c := range map[string]struct {
 		why  error
@@ -178,11 +178,37 @@ func TestWatcherHearsThatOneGaveUp(t *testing.T) {
 				s := newScene("a", "b", "c")
 				expired, cancel := context.WithCancel(t.Context())
 				cancel()
-				New(st, config("b", 1, 3)).GaveUp(expired, c.why)
+				New(st, config("b", 1, 3)).GaveUp(expired, s, c.why)
 				s.change("b", func(x *State) { x.Connected = false }, ErrRefused)
 				e, after := watch(t, New(st, config("a", 0, 3)), s, ClosedWait, "b", "c")
 				if e == nil || e.Peer != "b" || e.Rank != 1 || e.Code != c.code || !strings.Contains(e.Detail, "given up its shutdown: ") || !strings.Contains(e.Detail, "w2 did not report") || after > time.Second {
 					t.Errorf("got %v after %v", e, after)
+				}
+			})
+		})
+	}
+}
+
+// TestWatcherHearsWhoseDeathOneFound: b gives up its shutdown because c has died, which it alone has found. The others name c. A name that is
+// no worker's is not passed on.
+func TestWatcherHearsWhoseDeathOneFound(t *testing.T) {
+	for name, c := range map[string]struct{ lost, want string }{
+		"a worker":  {"c", "c"},
+		"itself":    {"b", "b"},
+		"no worker": {"127.0.0.1:1", "b"},
+		"nobody":    {"", "b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st := store.NewMemory()
+				s := newScene("a", "b", "c")
+				death := dist.New("rpc: worker", dist.PeerLost, "it has closed its connection")
+				death.Peer = c.lost
+				New(st, config("b", 1, 3)).GaveUp(t.Context(), s, dist.Wrap("rpc: shutdown", dist.Aborted, death))
+				s.change("b", func(x *State) { x.Connected = false }, ErrRefused)
+				e, _ := watch(t, New(st, config("a", 0, 3)), s, ClosedWait, "b", "c")
+				if e == nil || e.Code != dist.PeerLost || e.Peer != c.want {
+					t.Errorf("got %v, want %s", e, c.want)
 				}
 			})
 		})

@@ -22,10 +22,10 @@ type Loss struct {
 // maxLossDetail bounds the words in the store.
 const maxLossDetail = 1 << 10
 
-// GivenUp is the loss of a worker whose shutdown has failed.
+// GivenUp is the loss of a worker whose shutdown has failed. The others report its code, also that of a deadline, which is not their own.
 func GivenUp(worker string, err error) Loss {
 	l := Loss{Worker: worker, Code: dist.CodeOf(err), Detail: err.Error()}
-	if l.Code == dist.Canceled || l.Code == dist.Unknown { // the contexts of the others have not ended
+	if l.Code == dist.Canceled || l.Code == dist.Unknown { // nobody has canceled what the others wait for
 		l.Code = dist.Aborted
 	}
 	l.Detail = strings.ToValidUTF8(l.Detail[:min(len(l.Detail), maxLossDetail)], "")
