@@ -214,8 +214,8 @@ func (p *Place) Connected(ctx context.Context) error {
 	if !bytes.Equal(verdict, made) {
 		return ErrOver
 	}
-	if p.rank == 0 && p.generation > 0 {
-		p.before().forget(ctx)
+	if p.rank == 0 {
+		p.forgetOlder(ctx)
 	}
 	return nil
 }
@@ -370,6 +370,18 @@ func (p *Place) finishClosing(ctx context.Context) error {
 	}
 	_, err = p.store.CompareAndSet(ctx, p.madeKey(), nil, over)
 	return err
+}
+
+// forgetOlder deletes the keys of the generation before, and of those before it that were given up one after the other: all their places
+// are filled until they are forgotten.
+func (p *Place) forgetOlder(ctx context.Context) {
+	for older := p.before(); older.generation >= 0; older = older.before() {
+		moment.At("muster.forget.older")
+		if filled, err := p.store.Check(ctx, older.Key(p.size-1)); err != nil || !filled {
+			return
+		}
+		older.forget(ctx)
+	}
 }
 
 // forget deletes the keys of a generation that nobody uses any more. Its verdict stays until the next generation is

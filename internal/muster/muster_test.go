@@ -244,6 +244,36 @@ func TestAgainAndAgain(t *testing.T) {
 	}
 }
 
+// TestGivenUpGenerationsAreForgotten: however many attempts were given up before a group is made, they leave no more in the store than one.
+func TestGivenUpGenerationsAreForgotten(t *testing.T) {
+	const size = 3
+	left := map[int]int{} // by the number of attempts
+	for _, attempts := range []int{1, 2, 6} {
+		s := store.NewMemory()
+		defer func() { _ = s.Close() }()
+		for range attempts {
+			for _, p := range takeAll(t, s, size) {
+				if err := p.GiveUp(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		var wg sync.WaitGroup
+		for _, p := range takeAll(t, s, size) {
+			wg.Go(func() {
+				if err := p.Connected(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		keys, err := store.ListKeys(t.Context(), s)
+		if left[attempts] = len(keys); err != nil || left[attempts] != left[1] {
+			t.Errorf("%d keys after %d attempts, %d after one: %s, %v", left[attempts], attempts, left[1], strings.Join(keys, " "), err)
+		}
+	}
+}
+
 func TestLastRankTidiesUp(t *testing.T) {
 	s := store.NewMemory()
 	defer func() { _ = s.Close() }()
