@@ -146,7 +146,7 @@ func TestLateForAGroupThatIsMade(t *testing.T) {
 	})
 }
 
-// frozen is a store that answers nothing once it is stopped, whatever it is asked.
+// frozen is a store that answers nothing once it is stopped, whatever it is asked. It has none of the optional abilities of stores.
 type frozen struct {
 	store.Store
 	now atomic.Bool
@@ -160,13 +160,6 @@ func (s *frozen) gate(ctx context.Context) error {
 	return nil
 }
 
-func (s *frozen) Check(ctx context.Context, keys ...string) (bool, error) {
-	if err := s.gate(ctx); err != nil {
-		return false, err
-	}
-	return s.Store.Check(ctx, keys...)
-}
-
 func (s *frozen) Set(ctx context.Context, key string, value []byte) error {
 	if err := s.gate(ctx); err != nil {
 		return err
@@ -174,11 +167,53 @@ func (s *frozen) Set(ctx context.Context, key string, value []byte) error {
 	return s.Store.Set(ctx, key, value)
 }
 
+func (s *frozen) Get(ctx context.Context, key string) ([]byte, error) {
+	if err := s.gate(ctx); err != nil {
+		return nil, err
+	}
+	return s.Store.Get(ctx, key)
+}
+
+func (s *frozen) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	if err := s.gate(ctx); err != nil {
+		return 0, err
+	}
+	return s.Store.Add(ctx, key, delta)
+}
+
 func (s *frozen) CompareAndSet(ctx context.Context, key string, old, value []byte) ([]byte, error) {
 	if err := s.gate(ctx); err != nil {
 		return nil, err
 	}
 	return s.Store.CompareAndSet(ctx, key, old, value)
+}
+
+func (s *frozen) Check(ctx context.Context, keys ...string) (bool, error) {
+	if err := s.gate(ctx); err != nil {
+		return false, err
+	}
+	return s.Store.Check(ctx, keys...)
+}
+
+func (s *frozen) Wait(ctx context.Context, keys ...string) error {
+	if err := s.gate(ctx); err != nil {
+		return err
+	}
+	return s.Store.Wait(ctx, keys...)
+}
+
+func (s *frozen) Delete(ctx context.Context, key string) (bool, error) {
+	if err := s.gate(ctx); err != nil {
+		return false, err
+	}
+	return s.Store.Delete(ctx, key)
+}
+
+func (s *frozen) NumKeys(ctx context.Context) (int, error) {
+	if err := s.gate(ctx); err != nil {
+		return 0, err
+	}
+	return s.Store.NumKeys(ctx)
 }
 
 // TestGivingUpOnce: with a store that is stopped an attempt takes a second more than its time, however many of its steps give it up.
