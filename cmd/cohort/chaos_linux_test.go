@@ -24,7 +24,7 @@ import (
 
 var (
 	chaosSeeds = flag.Int("chaos.seeds", 4, "jobs whose processes are killed and stopped at random moments")
-	chaosSeed  = flag.Uint64("chaos.seed", 0, "the first seed; 0: by the clock")
+	chaosSeed  = flag.Uint64("chaos.seed", 101, "the first seed; 0: by the clock")
 )
 
 // TestChaos: whatever is killed, stopped or interrupted at whichever moment, launchers, keepers, workers or the store through which
@@ -50,6 +50,7 @@ type chaos struct {
 	mark      string // in the environment of all its processes
 	tmp       string
 	endpoint  string
+	chance    string // for the workers
 	launchers []*chaosLauncher
 	told      []string // what was done
 	began     time.Time
@@ -63,23 +64,20 @@ type chaosLauncher struct {
 
 func newChaos(t *testing.T, seed uint64) *chaos {
 	t.Helper()
-	port, release, err := freeport.Take()
-	if err != nil {
-		t.Fatal(err)
-	}
-	release()
+	r := rand.New(rand.NewPCG(seed, 7))
 	return &chaos{
-		t: t, r: rand.New(rand.NewPCG(seed, 7)), mark: fmt.Sprintf("COHORT_CHAOS=%d-%d", os.Getpid(), seed), tmp: t.TempDir(),
-		endpoint: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), began: time.Now(),
+		t: t, r: r, chance: fmt.Sprint("CHANCE=", r.IntN(105)), mark: fmt.Sprintf("COHORT_CHAOS=%d-%d", os.Getpid(), seed), tmp: t.TempDir(),
+		endpoint: net.JoinHostPort("127.0.0.1", strconv.Itoa(freeport.Get(t))), began: time.Now(),
 	}
 }
 
-// chaosWorker has a child and a daemon, and lasts, succeeds, fails or is deaf, by chance.
+// chaosWorker has a child and a daemon, and lasts, succeeds, fails or is deaf, by a chance that the seed decides.
 const chaosWorker = `sleep 1000 & (setsid sleep 1000 >/dev/null 2>&1 &)
-[ $(($$ % 5)) != 0 ] || trap "" TERM INT
+n=$((CHANCE + RANK + 4 * TORCHELASTIC_RESTART_COUNT))
+[ $((n % 5)) != 0 ] || trap "" TERM INT
 echo up $RANK of $WORLD_SIZE
-i=0; while [ $i -lt $(($$ % 7 * 4)) ]; do i=$((i+1)); sleep 0.05; done
-[ $(($$ % 3)) != 0 ] || exit 3
+i=0; while [ $i -lt $((n % 7 * 4)) ]; do i=$((i+1)); sleep 0.05; done
+[ $((n % 3)) != 0 ] || exit 3
 kill $!`
 
 func (c *chaos) say(format string, args ...any) {
@@ -90,7 +88,7 @@ func (c *chaos) start(args ...string) *command {
 	c.t.Helper()
 	p := &command{t: c.t, cmd: exec.Command("cohort", args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p, p
-	p.cmd.Env = append(os.Environ(), c.mark, "TMPDIR="+c.tmp, "XDG_STATE_HOME="+c.t.TempDir())
+	p.cmd.Env = append(os.Environ(), c.mark, c.chance, "TMPDIR="+c.tmp, "XDG_STATE_HOME="+c.t.TempDir())
 	if err := p.cmd.Start(); err != nil {
 		c.t.Fatal(err)
 	}
