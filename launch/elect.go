@@ -57,7 +57,7 @@ func (j *job) findStore(c net.Conn) (*election, error) {
 	}
 	if _, err := client.Stats(ctx); err != nil {
 		_ = client.Close()
-		return nil, dist.Newf(op, dist.NotSupported, "the store at %s is neither a launcher nor one of \"cohort store serve\"; torchrun and cohort run cannot launch parts of one job: %w", j.cfg.Endpoint, err)
+		return nil, dist.Newf(op, dist.NotSupported, "what listens at %s is neither a launcher nor a store of \"cohort store serve\"; torchrun and cohort run cannot launch parts of one job: %w", j.cfg.Endpoint, err)
 	}
 	return &election{job: j, store: client, key: "cohort/run/" + j.cfg.RunID + "/host", own: cmp.Or(j.cfg.LocalAddr, host)}, nil
 }

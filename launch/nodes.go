@@ -54,7 +54,7 @@ func (j *job) forHost() nodehost.Config {
 		RunID: c.RunID, MinNodes: c.MinNodes, MaxNodes: c.MaxNodes, MaxRestarts: c.MaxRestarts, StoreAddr: c.LocalAddr, StorePort: c.StorePort,
 		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence,
 		Stranger: func(addr string) {
-			j.screen.say("somebody at %s has connected to the rendezvous and is no launcher of cohort: torchrun and cohort run cannot launch parts of one job", addr)
+			j.screen.say("somebody at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot launch parts of one job", addr)
 		},
 	}
 }

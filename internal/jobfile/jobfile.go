@@ -125,7 +125,7 @@ func (r Role) check(i int, before []Role) error {
 	}
 	for name, value := range r.Env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(string(value), "\x00") {
-			return fmt.Errorf("role %s: %q is no variable", r.Name, name)
+			return fmt.Errorf("role %s: %q is not a valid variable name", r.Name, name)
 		}
 	}
 	return nil
@@ -182,7 +182,7 @@ func plain(err error) error {
 	text = strings.TrimPrefix(text, "unmarshal errors:\n")
 	text = unknownField.ReplaceAllStringFunc(text, func(s string) string {
 		m := unknownField.FindStringSubmatch(s)
-		return fmt.Sprintf("%q is not known here; known are %s", m[1], fields[m[2]])
+		return fmt.Sprintf("%q is not known here; the known names are %s", m[1], fields[m[2]])
 	})
 	text = wrongType.ReplaceAllStringFunc(text, func(s string) string {
 		return "this must be " + cmp.Or(wanted[wrongType.FindStringSubmatch(s)[1]], "something else")

@@ -6,10 +6,9 @@
 // The keeper is a child of the launcher and the parent of all workers. On Linux it is also the subreaper of the workers'
 // descendants: a process whose parent dies becomes a child of the keeper, not of init. When the launcher dies, even by
 // SIGKILL, the keeper sees its socket close, kills all its descendants, removes the folders that it was told of, and
-// exits. When the keeper is killed, the kernel
-// kills the workers, and the launcher kills the processes that they had started: those of their sessions and those that
-// have inherited the mark in their environment. The launcher may be part of a program with other children, which are left
-// alone.
+// exits. When the keeper is killed, the kernel kills the workers, and the launcher kills the processes that they had
+// started: those of their sessions and those that have inherited the mark in their environment. The launcher may be part
+// of a program with other children, which are left alone.
 //
 // The parent-death signal alone is not enough: it is tied to the thread that forks, and grandchildren do not inherit it.
 //

@@ -55,8 +55,8 @@ type Frame struct {
 	File string `json:"file"`
 	Line int    `json:"line"`
 	// Args are the plain arguments (int, bool, None, str) of a function of torch.distributed, or of [SpawnFile], and the shapes of its
-	// tensors: "tensor=float32[4,2] src=1"; of
-	// the target of a multiprocessing.Process, and of what it calls in the program, only the numbers rank, local_rank and world_size.
+	// tensors: "tensor=float32[4,2] src=1"; of the target of a multiprocessing.Process, and of what it calls in the program, only the
+	// numbers rank, local_rank and world_size.
 	Args string `json:"args,omitempty"`
 }
 

@@ -27,7 +27,7 @@ func (c *court) because(rank int) string {
 	}
 	text += threadWords(r, p)
 	if r.Raised != "" {
-		text += "; the last that it printed is " + r.Raised
+		text += "; the last thing it printed is " + r.Raised
 	}
 	return text
 }

@@ -61,7 +61,7 @@ func (c *court) atWork(moving []int) string {
 			if len(moving) > 1 {
 				who = "rank " + strconv.Itoa(r.Rank)
 			}
-			text += "; the last that " + who + " printed is " + r.Raised
+			text += "; the last thing " + who + " printed is " + r.Raised
 		}
 	}
 	waiting := slices.DeleteFunc(c.waiting(), func(n int) bool { return slices.Contains(moving, n) })
@@ -122,7 +122,7 @@ func (c *court) grouped(ranks []int, say func(position) string) []string {
 		n := by[where]
 		part := fmt.Sprintf("%s in %s%s", lower(is(n)), where, since(c.rank(n[0]).Idle))
 		if raised := c.rank(n[0]).Raised; raised != "" && len(n) == 1 {
-			part += "; the last that it printed is " + raised
+			part += "; the last thing it printed is " + raised
 		}
 		parts = append(parts, part)
 	}

@@ -58,7 +58,7 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"a thread that has raised": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load", 30), func(r *Rank) { r.Raised = "RuntimeError: no data (work (train.py:9))" })}},
-			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30); the last that it printed is RuntimeError: no data (work (train.py:9)); rank 0 waits.",
+			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30); the last thing it printed is RuntimeError: no data (work (train.py:9)); rank 0 waits.",
 		},
 		"a data loader worker that hangs": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "_MultiProcessingDataLoaderIter.__next__", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, pystack.Frame{Func: "train", File: script, Line: 40}), func(r *Rank) {
@@ -98,11 +98,11 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"a rank that ends": {
 			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Idle = 9 * time.Second }), edit(with(1), func(r *Rank) { r.Raised = "RuntimeError: no grad (step (train.py:9))" })}},
-			"Rank 1 has not reached all_reduce (train.py:27); it runs no Python code: it starts or ends; the last that it printed is RuntimeError: no grad (step (train.py:9)); rank 0 waits for 9 s.",
+			"Rank 1 has not reached all_reduce (train.py:27); it runs no Python code: it starts or ends; the last thing it printed is RuntimeError: no grad (step (train.py:9)); rank 0 waits for 9 s.",
 		},
 		"ranks that end": {
 			Job{World: 2, Ranks: []Rank{edit(with(0), func(r *Rank) { r.State, r.Raised = "R", "RuntimeError: closed (step (train.py:9))" }), {Rank: 1, Gone: Succeeded}}},
-			"Not hung: rank 0 is starting or ending; the last that it printed is RuntimeError: closed (step (train.py:9)); rank 1 has ended with exit code 0.",
+			"Not hung: rank 0 is starting or ending; the last thing it printed is RuntimeError: closed (step (train.py:9)); rank 1 has ended with exit code 0.",
 		},
 		"a function that was called": {
 			Job{World: 2, Ranks: []Rank{
@@ -186,7 +186,7 @@ func TestSentencesOutside(t *testing.T) {
 				{Rank: 0, Gone: "lost its connection to another rank: RuntimeError: Connection closed by peer"},
 				edit(at(1, "tidy_up", 9), func(r *Rank) { r.Raised = "ValueError: bad batch 17 (step (train.py:3))" }),
 			}},
-			"Rank 0 lost its connection to another rank: RuntimeError: Connection closed by peer; of the others no rank waits in torch.distributed: rank 1 is in tidy_up (train.py:9); the last that it printed is ValueError: bad batch 17 (step (train.py:3)).",
+			"Rank 0 lost its connection to another rank: RuntimeError: Connection closed by peer; of the others no rank waits in torch.distributed: rank 1 is in tidy_up (train.py:9); the last thing it printed is ValueError: bad batch 17 (step (train.py:3)).",
 		},
 	})
 }
