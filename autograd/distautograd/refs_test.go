@@ -104,6 +104,11 @@ func TestBackwardRef(t *testing.T) {
 		if err := c.BackwardRef(ctx, leaf); err == nil || !strings.Contains(err.Error(), "leaf") {
 			t.Errorf("from a leaf: %v", err)
 		}
+		for want, from := range map[string]*autograd.Variable{"requires_grad not set": param(3).Detach(), "not a scalar": param(3, 4)} {
+			if err := c.BackwardRef(ctx, remote(ctx, t, ws[0], to, "t.square", from)); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: %v", want, err)
+			}
+		}
 		number, err := rpc.Remote[int64](ctx, ws[0].agent, to, "t.context")
 		if err != nil {
 			t.Fatal(err)
