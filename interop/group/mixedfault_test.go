@@ -110,7 +110,7 @@ func TestMixedSurvivors(t *testing.T) {
 						if strings.HasPrefix(fault, "kill") && (e.Code != dist.PeerLost || e.Rank != dist.Rank(victim)) {
 							t.Errorf("rank %d does not say that %d was lost: %v", r, victim, err)
 						}
-						if strings.HasPrefix(fault, "stop") && (e.Code != dist.DeadlineExceeded || !strings.Contains(err.Error(), "it waits for rank ") || !strings.Contains(err.Error(), "see what the PyTorch ranks say")) {
+						if strings.HasPrefix(fault, "stop") && (e.Code != dist.DeadlineExceeded || !strings.Contains(err.Error(), "it waits for rank") || !strings.Contains(err.Error(), "see what the PyTorch ranks say")) {
 							t.Errorf("rank %d does not say for whom it waited: %v", r, err)
 						}
 						next, err := g.NewGroup(ctx, rest, group.WithLocalSync())
