@@ -117,22 +117,33 @@ func TestRepeatedQuestionAfterRestart(t *testing.T) {
 	}
 }
 
-// TestRepeatedQuestionInTheStore: a member that gives up waiting, asks again, and says nothing of it, is told of the round that had begun,
-// and leaves no answers behind. Python's members before did so, and ended the round.
-func TestRepeatedQuestionInTheStore(t *testing.T) {
-	t.Parallel()
+// coordinated runs a test beside a coordinator of two members, in virtual time. keys are those of the coordinator.
+func coordinated(t *testing.T, test func(ctx context.Context, t *testing.T, keys store.Store)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
 		s := store.NewMemory()
-		defer func() { _ = s.Close() }()
 		c, err := New(s, 2, 2)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = c.Run(ctx) })
-		keys := store.Prefix(DefaultPrefix, s)
+		defer func() {
+			cancel()
+			wg.Wait()
+			_ = s.Close()
+		}()
+		test(ctx, t, store.Prefix(DefaultPrefix, s))
+	})
+}
+
+// TestRepeatedQuestionInTheStore: a member that gives up waiting, asks again, and says nothing of it, is told of the round that had begun,
+// and leaves no answers behind. Python's members before did so, and ended the round.
+func TestRepeatedQuestionInTheStore(t *testing.T) {
+	t.Parallel()
+	coordinated(t, func(ctx context.Context, t *testing.T, keys store.Store) {
+		t.Helper()
 		ask := func(member int) int64 {
 			n, err := keys.Add(ctx, "asks", 1)
 			if err == nil {
@@ -175,8 +186,6 @@ func TestRepeatedQuestionInTheStore(t *testing.T) {
 		if over, err := keys.Check(ctx, overKey(uuid)); !over || err != nil {
 			t.Errorf("the failed round is not over: %v", err)
 		}
-		cancel()
-		wg.Wait()
 	})
 }
 
@@ -184,18 +193,8 @@ func TestRepeatedQuestionInTheStore(t *testing.T) {
 // coordinator that is started later does not take it for a new one. The next one stays until it is answered.
 func TestLateQuestion(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		s := store.NewMemory()
-		defer func() { _ = s.Close() }()
-		c, err := New(s, 2, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var wg sync.WaitGroup
-		wg.Go(func() { _ = c.Run(ctx) })
-		keys := store.Prefix(DefaultPrefix, s)
+	coordinated(t, func(ctx context.Context, t *testing.T, keys store.Store) {
+		t.Helper()
 		arrive := func(n int64, member int, handle string) {
 			t.Helper()
 			if failed := keys.Set(ctx, askKey(n), fmt.Appendf(nil, `{"member": %d, "handle": %q}`, member, handle)); failed != nil {
@@ -211,7 +210,7 @@ func TestLateQuestion(t *testing.T) {
 			}
 			return has
 		}
-		if _, err = keys.Add(ctx, "asks", 4); err != nil {
+		if _, err := keys.Add(ctx, "asks", 4); err != nil {
 			t.Fatal(err)
 		}
 		arrive(3, 0, "gloo:new")
@@ -228,7 +227,5 @@ func TestLateQuestion(t *testing.T) {
 		if there(2) {
 			t.Error("answered: a question that came late is there")
 		}
-		cancel()
-		wg.Wait()
 	})
 }

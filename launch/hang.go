@@ -55,7 +55,7 @@ func (a *attempt) watch(ctx context.Context) {
 		v = verdict.Judge(seen)
 		wentOn, sure := strings.Join(v.Places, "\n") != where || !v.Hung && !v.Still, v.Hung
 		if v.Still && !wentOn {
-			wentOn, sure = a.again(ctx, every, v, seen)
+			wentOn, sure = compared(seen, a.examine(ctx, every, jobscan.Examine))
 		}
 		if wentOn {
 			last = ""
@@ -70,13 +70,13 @@ func (a *attempt) watch(ctx context.Context) {
 	}
 }
 
-// again looks once more at a job that stands still as far as could be seen, while GPUs may compute: at its flight recorders, too. It is
-// sure that the job hangs if they have come no further, or if there are none and a rank waits for something else than a GPU all the time.
-func (a *attempt) again(ctx context.Context, apart time.Duration, v verdict.Verdict, seen verdict.Job) (wentOn, sure bool) {
-	next := a.examine(ctx, apart, jobscan.Examine)
-	progress := verdict.Progress(seen.Ranks)
-	wentOn = !slices.Equal(v.Places, verdict.Judge(next).Places) || progress != verdict.Progress(next.Ranks)
-	return wentOn, progress != "" || len(v.Culprits) > 0
+// compared judges a job that was looked at twice, and stood still as far as could be seen, while GPUs may compute. It is sure that the
+// job hangs if its flight recorders have come no further, or if there are none and a rank waits for something else than a GPU.
+func compared(first, second verdict.Job) (wentOn, sure bool) {
+	a, b := verdict.Judge(first), verdict.Judge(second)
+	progress := verdict.Progress(first.Ranks)
+	wentOn = !slices.Equal(a.Places, b.Places) || progress != verdict.Progress(second.Ranks)
+	return wentOn, progress != "" || len(a.Culprits) > 0
 }
 
 // fullLook is how long it can take to ask NCCL, which gives up a process that does not answer after some seconds. The job is asked before the

@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/ncclras"
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
@@ -115,17 +115,10 @@ func startedBy(c ncclras.Communicator, world int, pids map[int]int, local func(h
 	return all
 }
 
-// isLocal reports whether a host, as NCCL names it, is this one.
+// isLocal reports whether a host, which NCCL names by its address, is this one.
 func isLocal(host string) bool {
 	ip, err := netip.ParseAddr(host)
-	if err != nil {
-		return false
-	}
-	all, err := net.InterfaceAddrs()
-	return err == nil && slices.ContainsFunc(all, func(a net.Addr) bool {
-		own, err := netip.ParsePrefix(a.String())
-		return err == nil && own.Addr().Unmap() == ip.Unmap()
-	})
+	return err == nil && ctxdial.OwnAddress(ip)
 }
 
 // ownPID is the number that a process has for itself: another one in a container.

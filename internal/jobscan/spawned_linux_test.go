@@ -61,21 +61,7 @@ if __name__ == "__main__":
 // it calls, else in their order, which is said. The number of ranks that they were told counts, not that of those that run. Other processes are no ranks.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
-	if _, err := os.Stat("/usr/bin/python3"); err != nil {
-		t.Skip("there is no Python")
-	}
-	dir := t.TempDir()
-	script := filepath.Join(dir, "main.py")
-	for name, text := range map[string]string{
-		"libtorch.so": "stands for PyTorch",
-		"main.py": `import ctypes, mmap, multiprocessing, os, signal, sys
-
-def wait():
-    ctypes.CDLL(None).prctl(1, 9)  # ends with its parent
-    print("ready", flush=True)
-    signal.pause()
-
-def train(rank, world_size, password):
+	script := program(t, `def train(rank, world_size, password):
     loaded = mmap.mmap(os.open(os.path.join(os.path.dirname(__file__), "libtorch.so"), os.O_RDONLY), 0, prot=mmap.PROT_READ)
     wait()
 
@@ -99,12 +85,7 @@ if __name__ == "__main__":
         print("ready", flush=True)
         print("ready", flush=True)
     signal.pause()
-`,
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+`)
 	for _, method := range []string{"fork", "spawn", "forkserver"} {
 		for names, first := range map[string]int{"named": 1, "inner": 1, "ordered": 0} {
 			t.Run(method+" "+names, func(t *testing.T) {
@@ -133,21 +114,7 @@ if __name__ == "__main__":
 // TestStartingRank: a process that has not come to its function is a rank, too: the world is not smaller while it imports.
 func TestStartingRank(t *testing.T) {
 	t.Parallel()
-	if _, err := os.Stat("/usr/bin/python3"); err != nil {
-		t.Skip("there is no Python")
-	}
-	dir := t.TempDir()
-	script := filepath.Join(dir, "main.py")
-	for name, text := range map[string]string{
-		"libtorch.so": "stands for PyTorch",
-		"main.py": `import ctypes, mmap, multiprocessing, os, signal, sys
-
-def wait():
-    ctypes.CDLL(None).prctl(1, 9)  # ends with its parent
-    print("ready", flush=True)
-    signal.pause()
-
-def train(rank):
+	script := program(t, `def train(rank):
     loaded = mmap.mmap(os.open(os.path.join(os.path.dirname(__file__), "libtorch.so"), os.O_RDONLY), 0, prot=mmap.PROT_READ)
     wait()
 
@@ -163,12 +130,7 @@ if __name__ == "__main__":
         all[-1].start()
         os.environ.pop("LATE", None)
     signal.pause()
-`,
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+`)
 	pid := running(t, 3, "/usr/bin/python3", script, "spawn")
 	j, ok := Spawned(t.Context(), pid)
 	if !ok || j.World != 3 || len(j.Ranks) != 3 {
@@ -179,6 +141,30 @@ if __name__ == "__main__":
 			t.Errorf("%+v", j.Ranks)
 		}
 	}
+}
+
+// program writes a program of multiprocessing, with what stands for PyTorch beside it. Its function wait says that it is ready.
+func program(t *testing.T, rest string) (script string) {
+	t.Helper()
+	if _, err := os.Stat("/usr/bin/python3"); err != nil {
+		t.Skip("there is no Python")
+	}
+	dir := t.TempDir()
+	script = filepath.Join(dir, "main.py")
+	const begin = `import ctypes, mmap, multiprocessing, os, signal, sys
+
+def wait():
+    ctypes.CDLL(None).prctl(1, 9)  # ends with its parent
+    print("ready", flush=True)
+    signal.pause()
+
+`
+	for name, text := range map[string]string{"libtorch.so": "stands for PyTorch", "main.py": begin + rest} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return script
 }
 
 // running starts a program that ends with the test, and returns when it has printed so many lines.
