@@ -75,3 +75,52 @@ func returnsAtOnce(body *ast.BlockStmt) bool {
 	_, ok = first.Body.List[0].(*ast.ReturnStmt)
 	return ok
 }
+
+// TestSkips: 'make interop' fails when a test is skipped for a reason that is not the installed PyTorch's. A test may be skipped when
+// interop was not asked for, or when the machine lacks something; the part of a test that runs in a process of its own belongs into TestMain.
+func TestSkips(t *testing.T) {
+	t.Parallel()
+	seen := 0
+	for _, s := range sources(t) {
+		if !s.test || !strings.HasPrefix(s.file, "interop/") {
+			continue
+		}
+		files := token.NewFileSet()
+		f, err := parser.ParseFile(files, filepath.Join("..", "..", s.file), nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			reason, ok := skipReason(n)
+			if !ok {
+				return true
+			}
+			seen++
+			if !strings.HasPrefix(reason, `"interop: left out`) && !strings.HasPrefix(reason, `"this machine cannot`) {
+				t.Errorf("%s: a skip for %s would fail 'make interop'", files.Position(n.Pos()), reason)
+			}
+			return true
+		})
+	}
+	if seen < 5 {
+		t.Errorf("only %d skips were found", seen)
+	}
+}
+
+// skipReason returns the first argument of a call of Skip, Skipf or SkipNow, as it is written.
+func skipReason(n ast.Node) (reason string, ok bool) {
+	call, ok := n.(*ast.CallExpr)
+	if !ok {
+		return "", false
+	}
+	s, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || !strings.HasPrefix(s.Sel.Name, "Skip") {
+		return "", false
+	}
+	if len(call.Args) > 0 {
+		if text, ok := call.Args[0].(*ast.BasicLit); ok {
+			return text.Value, true
+		}
+	}
+	return "no reason", true
+}

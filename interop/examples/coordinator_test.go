@@ -121,7 +121,7 @@ func TestLaunchedOnNodes(t *testing.T) {
 // TestLaunchedHang stops a member (SIGSTOP): it is left out and replaced, and killed when the others have finished.
 func TestLaunchedHang(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
-		t.Skip("COHORT_INTEROP is not set")
+		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
 	job := startGo(t, testprog.Build(t, "cmd/cohort"), "run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", testprog.Build(t, "examples/reconfigure"), "-steps", "100")
 	until(t, "step 20", []trainee{job}, func() bool { return strings.Count(job.said(), "step 20 loss") == 4 })
@@ -142,7 +142,7 @@ func TestLaunchedHang(t *testing.T) {
 // dies, before or after that, is replaced. No round is formed but the first and the one after the death.
 func TestCoordinatorRestarts(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
-		t.Skip("COHORT_INTEROP is not set")
+		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
 	cohort, program := testprog.Build(t, "cmd/cohort"), testprog.Build(t, "examples/reconfigure")
 	for _, c := range []struct {
@@ -205,7 +205,7 @@ var roundBegins = regexp.MustCompile(`"round begins" uuid=\d+`)
 // TestStoreDies kills the store while members train and one waits: all of them end with an error that says so, within a bound.
 func TestStoreDies(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
-		t.Skip("COHORT_INTEROP is not set")
+		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
 	cohort, program := testprog.Build(t, "cmd/cohort"), testprog.Build(t, "examples/reconfigure")
 	addr := "127.0.0.1:" + freePort(t)

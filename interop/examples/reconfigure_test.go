@@ -146,7 +146,7 @@ func places(all []trainee, printed string) (victim, spare int) {
 // place with the model of the others, whose processes go on, and the loss goes on falling: PyTorch members, Go members, and both in one group.
 func TestReconfigure(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
-		t.Skip("COHORT_INTEROP is not set")
+		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
 	for _, kinds := range []string{"ttttt", "ggggg", "tgtgt"} {
 		t.Run(kinds, func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestReconfigure(t *testing.T) {
 // in the new group for what it has to send. The rest, with two more spares, trains to the end; nothing else is started.
 func TestReconfigureTwice(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
-		t.Skip("COHORT_INTEROP is not set")
+		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
 	for _, kinds := range []string{"ggggggg", "tgtggtg"} {
 		t.Run(kinds, func(t *testing.T) {

@@ -129,20 +129,27 @@ type victim struct {
 
 const victimEnv = "COHORT_TEST_AUTOGRAD_VICTIM"
 
-// TestAutogradVictim is a worker that TestAutogradKilled kills.
-func TestAutogradVictim(t *testing.T) {
+// TestMain runs the tests, or in a process that TestAutogradKilled starts, a worker that it kills.
+func TestMain(m *testing.M) {
 	text := os.Getenv(victimEnv)
 	if text == "" {
-		t.Skip("run by TestAutogradKilled")
+		os.Exit(m.Run())
 	}
+	fmt.Fprintln(os.Stderr, "the victim has ended:", beVictim(text))
+	os.Exit(1)
+}
+
+// beVictim is a Go worker that works until it is killed, or two minutes.
+func beVictim(text string) error {
 	var v victim
 	if err := json.Unmarshal([]byte(text), &v); err != nil {
-		t.Fatal(err)
+		return err
 	}
-	ctx := testContext(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
 	st, err := tcpstore.Dial(ctx, "127.0.0.1:"+strconv.Itoa(v.Port))
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	m, l := goLayer(v.Name)
 	m.reg.MustHandle("layers.stuck", l.stuck)
@@ -153,17 +160,17 @@ func TestAutogradVictim(t *testing.T) {
 	}()
 	a, err := rpc.Join(ctx, st, v.Name, append(m.opts, rpc.WithRank(fault.Rank(v.Rank)), rpc.WithHandlers(m.reg), rpc.WithAddr("127.0.0.1:0"))...)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	fmt.Println("joined")
 	if lines.Scan(); v.Path == nil {
 		<-ctx.Done()
+		return ctx.Err()
 	}
-	err = l.open(ctx, a, v.Name, v.When, v.Path, func() {
+	return l.open(ctx, a, v.Name, v.When, v.Path, func() {
 		fmt.Println("done")
 		<-ctx.Done()
 	})
-	t.Errorf("the chain has ended: %v", err)
 }
 
 // doomed is a process that will be killed.
@@ -212,7 +219,8 @@ func startVictim(t *testing.T, v victim) *goProcess {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAutogradVictim$", "-test.v")
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Stderr = os.Stderr
 	cmd.Env = append(os.Environ(), victimEnv+"="+string(text))
 	out, err := cmd.StdoutPipe()
 	if err != nil {
