@@ -125,6 +125,7 @@ func (m *Mesh) Close() error {
 		}
 		wg.Wait()
 		m.watch.tasks.Wait()
+		m.watch.order.close()
 		close(m.closed)
 	})
 	<-m.closed

@@ -6,6 +6,7 @@ package gloo
 import (
 	"errors"
 	"net"
+	"runtime"
 	"testing"
 	"time"
 
@@ -170,5 +171,53 @@ func TestResetInsideAMessage(t *testing.T) {
 		}
 	case <-time.After(noticed):
 		t.Fatal("nobody was told")
+	}
+}
+
+// unheard is a connection of a process that does not run when the connection ends, until heard is closed.
+type unheard struct {
+	*net.TCPConn
+
+	ended chan<- struct{}
+	heard <-chan struct{}
+}
+
+func (c unheard) Read(b []byte) (int, error) {
+	n, err := c.TCPConn.Read(b)
+	if err != nil {
+		c.ended <- struct{}{}
+		<-c.heard
+	}
+	return n, err
+}
+
+// TestFirstOfThoseThatEndedUnheard: rank 2 dies with data unread, so that its connection is reset. Rank 1, which says no more than
+// PyTorch does, ends because of it. Rank 0 does not run meanwhile and reads the two ends in any order; it blames rank 2.
+func TestFirstOfThoseThatEndedUnheard(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("the order of ends is known on Linux only")
+	}
+	for range 5 {
+		ended, heard := make(chan struct{}, 8), make(chan struct{})
+		meshes := connectWorld(t, 3, func(rank int, c *Config) {
+			c.plain = true
+			if rank == 0 {
+				c.Wrap = func(_ int, conn net.Conn) net.Conn { return unheard{asTCP(conn), ended, heard} }
+			}
+		})
+		wait := make(chan error, 1)
+		go func() {
+			wait <- NewEngine(meshes[0]).Run(within(t, 2*noticed), &coll.Request{Kind: coll.Barrier})
+		}()
+		reset(meshes[2], 0)
+		<-ended
+		time.Sleep(20 * time.Millisecond) // longer than the ticks of the clock by which the kernel tells how old a FIN is
+		sever(meshes[1])
+		<-ended
+		time.Sleep(50 * time.Millisecond) // the FIN gets old
+		close(heard)
+		lostRank(t, <-wait, 2)
+		lostRank(t, meshes[0].Blame(&dist.Error{Code: dist.PeerLost, Rank: 1}), 2)
 	}
 }

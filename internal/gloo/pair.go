@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/match"
+	"github.com/cohort-dist/cohort/internal/gloo/presence"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -87,6 +88,7 @@ func (p *pair) attach(conn net.Conn) {
 		return
 	}
 	p.conn, p.raw = conn, raw
+	p.d.watch.order.add(p.peer, raw)
 	p.in.init(conn, &p.d.watch.moved)
 	p.d.wg.Add(2)
 	claimed := p.claim()
@@ -222,10 +224,11 @@ func (p *pair) lose(cause error) error {
 	case errors.Is(cause, syscall.ECONNRESET) || errors.Is(cause, syscall.EPIPE):
 		detail = "the peer reset the connection"
 	}
-	now, age := d.watch.look(p.conn)
-	if !fin {
-		age = 0 // the kernel does not tell when a reset came
+	end := presence.End{Rank: p.peer, Turn: d.watch.order.turn(p.peer)}
+	if fin { // the kernel does not tell when a reset came
+		end.Age = sinceLastPacket(p.raw)
 	}
+	end.Seen = d.watch.now()
 	d.mu.Lock()
 	certain, left := p.native && !p.in.inside, p.left
 	d.mu.Unlock()
@@ -248,7 +251,8 @@ func (p *pair) lose(cause error) error {
 	d.finish()
 	p.kill(err)
 	if !closing && !left {
-		d.watch.ended(p, now, age, certain || code != dist.PeerLost, err)
+		end.Certain, end.Err = certain || code != dist.PeerLost, err
+		d.watch.ended(&end)
 	}
 	if !closing && (pending || code != dist.PeerLost) {
 		// An end with nothing pending is how every gloo group ends.

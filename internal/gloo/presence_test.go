@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/gloo/presence"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -123,7 +124,7 @@ func TestBlameWaitsForWhoEnded(t *testing.T) {
 	if !m.unread() {
 		t.Error("the machine does not know that rank 2 is gone, and Blame does not wait for it")
 	}
-	m.watch.ended(p, m.watch.now(), 0, false, errors.New("rank 2 is gone"))
+	m.watch.ended(&presence.End{Rank: 2, Seen: m.watch.now(), Err: errors.New("rank 2 is gone")})
 	if m.unread() {
 		t.Error("Blame waits for what the machine knows")
 	}

@@ -5,7 +5,6 @@ package gloo
 
 import (
 	"errors"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,6 +32,7 @@ type watch struct {
 	onLost func(link.Loss)
 	start  time.Time
 	moved  atomic.Uint64 // bytes that arrived for collectives
+	order  *order        // of connections that ended
 	stop   chan struct{}
 	tasks  sync.WaitGroup
 
@@ -46,7 +46,7 @@ type watch struct {
 }
 
 func newWatch(m *Mesh, onLost func(link.Loss)) *watch {
-	w := &watch{mesh: m, onLost: onLost, start: time.Now(), stop: make(chan struct{})}
+	w := &watch{mesh: m, onLost: onLost, start: time.Now(), order: newOrder(m.size), stop: make(chan struct{})}
 	w.mu.machine = presence.New(m.rank, m.size)
 	return w
 }
@@ -123,27 +123,11 @@ func (w *watch) doubt() {
 	}
 }
 
-// lookLimit is how long a look at a connection may take for its age to belong to the time of the look.
-const lookLimit = time.Millisecond
-
-// look returns the time and for how long the connection has ended by then. The goroutine may be suspended between the two,
-// and the order of deaths is told by the difference: such a look is repeated.
-func (w *watch) look(conn net.Conn) (now, age time.Duration) {
-	for range 10 {
-		before := w.now()
-		age, _ = connectionAge(conn)
-		if now = w.now(); now-before < lookLimit {
-			break
-		}
-	}
-	return now, age
-}
-
-// ended is told of a connection that ended without a goodbye, age before now.
-func (w *watch) ended(p *pair, now, age time.Duration, certain bool, err error) {
+// ended is told of a connection that ended without a goodbye.
+func (w *watch) ended(e *presence.End) {
 	moment.At("gloo.watch.ended")
 	w.mu.Lock()
-	w.mu.machine.Ended(now, age, p.peer, certain, err)
+	w.mu.machine.Ended(e)
 	w.settle()
 }
 
@@ -202,9 +186,9 @@ func (w *watch) close() {
 	}
 }
 
-// sweepLimit is how long Blame waits for readers that have not seen yet that their connection ended. They are late only on a
-// machine with far too much to do.
-const sweepLimit = 200 * time.Millisecond
+// sweeps is how often Blame looks for readers that have not seen yet that their connection ended. They are late only on a
+// machine with far too much to do. Looks are counted and not time: while this process does not run, its readers do not either.
+const sweeps = 200
 
 // Blame names the rank that went first.
 func (m *Mesh) Blame(err error) error {
@@ -213,16 +197,12 @@ func (m *Mesh) Blame(err error) error {
 		return err
 	}
 	w := m.watch
-	limit := time.NewTimer(sweepLimit)
-	defer limit.Stop()
-	for m.unread() {
-		moment.At("gloo.watch.blame")
-		select {
-		case <-time.After(time.Millisecond):
-			continue
-		case <-limit.C:
+	for range sweeps {
+		if !m.unread() {
+			break
 		}
-		break
+		moment.At("gloo.watch.blame")
+		time.Sleep(time.Millisecond)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -249,9 +229,7 @@ func (p *pair) unread() bool {
 	if told {
 		return false
 	}
-	if !dead {
-		_, dead = connectionAge(conn)
-	}
+	dead = dead || p.d.watch.order.turn(p.peer) > 0
 	return dead && !p.d.watch.knows(p.peer)
 }
 

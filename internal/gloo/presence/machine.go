@@ -27,9 +27,6 @@ const Grace = 600 * time.Millisecond
 // LookEvery is how often a driver looks while there is a doubt.
 const LookEvery = Grace / 12
 
-// leastAge is the age below which the order of events tells more than the kernel's clock, which ticks every 4 to 10 ms.
-const leastAge = 12 * time.Millisecond
-
 // Collective is one that runs on this rank. It belongs to whoever runs it.
 type Collective struct {
 	Kind coll.Kind
@@ -45,14 +42,34 @@ type Effect struct {
 	Loss       *link.Loss
 }
 
+// End is how the connection to a rank has ended without a goodbye.
+type End struct {
+	Rank    int
+	Seen    time.Duration // when
+	Age     time.Duration // for how long the connection had ended by then, as far as known
+	Turn    int           // connections with lower turns have ended before; 0: unknown
+	Certain bool          // the rank would have said goodbye
+	Err     error
+}
+
 // fate is what is known about a rank.
 type fate struct {
 	how  link.How
 	gone bool
-	at   time.Duration // when it was seen
-	age  time.Duration // for how long the connection had ended then
+	seen time.Duration
+	at   time.Duration // when it went, or was seen to be gone
+	turn int           // of its connection, 0 if unknown
 	tags uint32        // of a rank that left: the collectives that it took part in have lower tags
 	err  error
+}
+
+// before reports whether f is the end that came first. Connections are not read in the order in which they ended, and the time
+// of a reset is not known: turns tell more than times.
+func (f *fate) before(o *fate) bool {
+	if f.turn > 0 && o.turn > 0 {
+		return f.turn < o.turn
+	}
+	return f.at < o.at
 }
 
 // Machine knows who is there and what runs. Times are since any fixed moment. It is not safe for concurrent use.
@@ -122,23 +139,19 @@ func (m *Machine) End(c *Collective, ok bool) {
 // Moved takes note that bytes of collectives have arrived since the last call.
 func (m *Machine) Moved(now time.Duration) { m.moved = max(m.moved, now) }
 
-// Ended takes note that the connection to a rank has ended without a goodbye, age ago. certain means that the rank would
-// have said goodbye.
-func (m *Machine) Ended(now, age time.Duration, rank int, certain bool, err error) {
-	f := &m.fates[rank]
+// Ended takes note that the connection to a rank has ended without a goodbye.
+func (m *Machine) Ended(e *End) {
+	f := &m.fates[e.Rank]
 	if f.gone {
 		return
 	}
-	if age < leastAge {
-		age = 0
-	}
-	*f = fate{gone: true, how: link.Ended, at: now, age: age, err: err}
-	if certain {
+	*f = fate{gone: true, how: link.Ended, seen: e.Seen, at: e.Seen - e.Age, turn: e.Turn, err: e.Err}
+	if e.Certain {
 		f.how = link.Died
 	}
-	m.report(rank)
-	if certain {
-		m.endAll(err)
+	m.report(e.Rank)
+	if e.Certain {
+		m.endAll(e.Err)
 	}
 }
 
@@ -148,7 +161,7 @@ func (m *Machine) Left(now time.Duration, rank int, tags uint32, err error) {
 	if f.gone {
 		return
 	}
-	*f = fate{gone: true, how: link.Left, at: now, tags: tags, err: err}
+	*f = fate{gone: true, how: link.Left, seen: now, at: now, tags: tags, err: err}
 	m.report(rank)
 	for _, c := range m.running {
 		if c.Tag >= tags && endsWithAll(c, rank) {
@@ -165,7 +178,7 @@ func (m *Machine) Told(now time.Duration, dead int, err error) {
 	if dead >= 0 && dead < len(m.fates) && dead != m.rank {
 		if f := &m.fates[dead]; !f.gone || f.how == link.Ended {
 			if !f.gone {
-				f.at = now
+				f.seen, f.at = now, now
 			}
 			f.gone, f.how, f.err = true, link.Died, err
 			m.report(dead)
@@ -184,7 +197,7 @@ func (m *Machine) Doubt() (at time.Duration, doubt bool) {
 		}
 		for _, c := range m.running {
 			if endsWithAll(c, r) {
-				return max(f.at, m.moved) + Grace, true
+				return max(f.seen, m.moved) + Grace, true
 			}
 		}
 	}
@@ -214,7 +227,7 @@ func (m *Machine) Tick(now time.Duration) {
 	dead := -1
 	for r := range m.fates {
 		f := &m.fates[r]
-		if f.gone && f.how == link.Ended && (dead < 0 || f.at-f.age < m.fates[dead].at-m.fates[dead].age) && m.needed(r) {
+		if f.gone && f.how == link.Ended && (dead < 0 || f.before(&m.fates[dead])) && m.needed(r) {
 			dead = r
 		}
 	}
@@ -243,17 +256,17 @@ func (m *Machine) Blame(rank int, err error) error {
 		return err
 	}
 	f := &m.fates[rank]
-	since := f.at - f.age
-	first, at := err, since
+	first := f
 	for r := range m.fates {
 		o := &m.fates[r]
-		when := o.at - o.age
-		if r == rank || !o.gone || o.how == link.Left || when >= at || since-when > Grace {
-			continue
+		if r != rank && o.gone && o.how != link.Left && f.at-o.at <= Grace && o.before(first) {
+			first = o
 		}
-		first, at = o.err, when
 	}
-	return first
+	if first == f {
+		return err
+	}
+	return first.err
 }
 
 func (m *Machine) report(rank int) {

@@ -36,7 +36,7 @@ func TestWordlessEnd(t *testing.T) {
 	m := New(0, 5)
 	c := &Collective{Kind: coll.AllReduce, Tag: 3}
 	m.Begin(c)
-	m.Ended(time.Second, 0, 3, false, gone(3))
+	m.Ended(&End{Rank: 3, Seen: time.Second, Err: gone(3)})
 	if errs, losses := ends(m); len(errs) != 0 || len(losses) != 1 || losses[0].How != link.Ended {
 		t.Fatalf("%v %v", errs, losses)
 	}
@@ -58,7 +58,7 @@ func TestTimeWithoutAProcessor(t *testing.T) {
 	m := New(0, 5)
 	c := &Collective{Kind: coll.AllReduce, Tag: 3}
 	m.Begin(c)
-	m.Ended(time.Second, 0, 3, false, gone(3))
+	m.Ended(&End{Rank: 3, Seen: time.Second, Err: gone(3)})
 	now := time.Second
 	for range 3 {
 		now += LookEvery
@@ -85,8 +85,8 @@ func TestFirstOfSeveral(t *testing.T) {
 	m := New(0, 5)
 	c := &Collective{Kind: coll.Barrier}
 	m.Begin(c)
-	m.Ended(10*time.Second, 0, 1, false, gone(1)) // read first, but the end of rank 3 is older
-	m.Ended(10*time.Second, 30*time.Millisecond, 3, false, gone(3))
+	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Err: gone(1)}) // read first, but the end of rank 3 is older
+	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Age: 30 * time.Millisecond, Err: gone(3)})
 	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is gone" {
 		t.Error(err)
 	}
@@ -95,8 +95,20 @@ func TestFirstOfSeveral(t *testing.T) {
 		t.Errorf("%v", errs)
 	}
 	m = New(0, 5)
-	m.Ended(time.Second, 0, 1, false, gone(1)) // long ago: it finished its program
-	m.Ended(10*time.Second, 0, 3, false, gone(3))
+	c = &Collective{Kind: coll.Barrier}
+	m.Begin(c)
+	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Age: 100 * time.Millisecond, Turn: 2, Err: gone(1)})
+	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Turn: 1, Err: gone(3)}) // a reset, whose time is not known
+	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is gone" {
+		t.Error(err)
+	}
+	m.Tick(11 * time.Second)
+	if errs, _ := ends(m); errs[c] == nil || errs[c].Error() != "rank 3 is gone" {
+		t.Errorf("%v", errs)
+	}
+	m = New(0, 5)
+	m.Ended(&End{Rank: 1, Seen: time.Second, Err: gone(1)}) // long ago: it finished its program
+	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Err: gone(3)})
 	if err := m.Blame(3, gone(3)); err.Error() != "rank 3 is gone" {
 		t.Error(err)
 	}
@@ -188,11 +200,11 @@ func TestRandomWorlds(t *testing.T) {
 				if native[r] {
 					m.Left(now, r, c.Tag+1, gone(r))
 				} else {
-					m.Ended(now, 0, r, false, gone(r))
+					m.Ended(&End{Rank: r, Seen: now, Err: gone(r)})
 				}
 			default:
 				died = append(died, r)
-				m.Ended(now, 0, r, native[r], gone(r))
+				m.Ended(&End{Rank: r, Seen: now, Certain: native[r], Err: gone(r)})
 			}
 			m.Tick(now)
 			check()
