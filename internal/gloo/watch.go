@@ -197,12 +197,11 @@ func (m *Mesh) Blame(err error) error {
 		return err
 	}
 	w := m.watch
-	for range sweeps {
-		if !m.unread() {
-			break
-		}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for i := 0; i < sweeps && m.unread(); i++ {
 		moment.At("gloo.watch.blame")
-		time.Sleep(time.Millisecond)
+		<-tick.C
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
