@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -145,6 +146,11 @@ func TestDeniedFeatureFallsBack(t *testing.T) {
 func TestOptionalMethodsFail(t *testing.T) {
 	s, ctx := nothing{storetest.Minimal(store.NewMemory())}, t.Context()
 	for _, view := range []store.Store{s, store.Prefix("p", s)} {
+		for _, f := range store.Features() {
+			if store.Supports(view, f) {
+				t.Errorf("it claims to support %v", f)
+			}
+		}
 		_, multi := store.MultiGet(ctx, view, "foo", "bar")
 		for i, err := range []error{
 			store.Append(ctx, view, "foo", []byte("bar")), multi,
@@ -218,22 +224,25 @@ func TestPrefixForwardsOptional(t *testing.T) {
 
 // The fallbacks do what the store's own operations do (PyTorch's test_extended_methods_fallbacks).
 func TestExtendedMethodsFallbacks(t *testing.T) {
-	s, ctx := storetest.Minimal(store.NewMemory()), t.Context()
-	if store.Supports(s, store.FeatureAppend) {
-		t.Error("a minimal store claims to append")
-	}
-	_ = s.Set(ctx, "foo", []byte("b"))
-	if err := store.Append(ctx, s, "foo", []byte("ar")); err != nil {
-		t.Error(err)
-	}
-	if got, _ := s.Get(ctx, "foo"); string(got) != "bar" {
-		t.Errorf("append: %q", got)
-	}
-	if err := store.MultiSet(ctx, s, []string{"foo", "bar"}, [][]byte{[]byte("x"), []byte("y")}); err != nil {
-		t.Error(err)
-	}
-	got, err := store.MultiGet(ctx, s, "foo", "bar")
-	if err != nil || string(got[0]) != "x" || string(got[1]) != "y" {
-		t.Errorf("multi-get: %q, %v", got, err)
+	below, ctx := storetest.Minimal(store.NewMemory()), t.Context()
+	for _, s := range []store.Store{below, store.Prefix("p", below)} {
+		if store.Supports(s, store.FeatureAppend) || store.Supports(s, store.FeatureMultiGet) || store.Supports(s, store.FeatureMultiSet) {
+			t.Error("a minimal store claims what it has no method for")
+		}
+		for _, piece := range []string{"po", "tato"} { // the first makes the key
+			if err := store.Append(ctx, s, "foo", []byte(piece)); err != nil {
+				t.Error(err)
+			}
+		}
+		if got, err := s.Get(ctx, "foo"); err != nil || string(got) != "potato" {
+			t.Errorf("append: %q, %v", got, err)
+		}
+		if err := store.MultiSet(ctx, s, []string{"a", "b"}, [][]byte{[]byte("c"), []byte("d")}); err != nil {
+			t.Error(err)
+		}
+		got, err := store.MultiGet(ctx, s, "a", "b", "foo")
+		if want := [][]byte{[]byte("c"), []byte("d"), []byte("potato")}; err != nil || !slices.EqualFunc(got, want, slices.Equal) {
+			t.Errorf("multi-get: %q, %v; want %q", got, err, want)
+		}
 	}
 }

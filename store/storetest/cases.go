@@ -68,7 +68,11 @@ var pytorchCases = []testCase{
 		st := s.store()
 		ctx, cancel := context.WithTimeout(s.ctx, 4*brief)
 		defer cancel()
-		s.wantTimeout(st.Wait(ctx, "bad_key"))
+		err := st.Wait(ctx, "bad_key")
+		s.wantTimeout(err)
+		if !strings.Contains(err.Error(), "timeout") || !strings.Contains(err.Error(), "bad_key") {
+			s.Fatalf("the error does not name the timeout and the key: %v", err)
+		}
 		s.wantAdd(st, "good_key", 1, 1)
 		s.must(st.Wait(s.ctx, "good_key"))
 	}},
