@@ -19,9 +19,6 @@ import (
 func TestEveryOperation(t *testing.T) {
 	for _, transport := range transports {
 		for _, size := range []int{1, 2, 3} {
-			if size == 1 && transport == Gloo {
-				continue
-			}
 			t.Run(string(transport)+"/"+strconv.Itoa(size), func(t *testing.T) {
 				groups := newWorld(t, size, WithTransport(transport))
 				ctx := ctxOf(t)

@@ -153,7 +153,7 @@ func TestAllReduceCoalescedBasics(t *testing.T) {
 			if err != nil || len(outs) != 2 {
 				return fmt.Errorf("%v: %v, %w", c.op, outs, err)
 			}
-			if err := errors.Join(wantAll(c.op.String(), a, c.x), wantAll(c.op.String(), b, c.y), wantAll("the future's", outs[1], c.y)); err != nil {
+			if err := errors.Join(wantAll(c.op.String(), a, c.x), wantAll(c.op.String(), b, c.y), wantAll("the future's", outs[0], c.x), wantAll("the future's", outs[1], c.y)); err != nil {
 				return err
 			}
 		}
@@ -181,6 +181,13 @@ func TestCoalescedAsync(t *testing.T) {
 			return err
 		}
 		for i := range 2 {
+			reduced, err := works[2*i].Future().Await(ctx)
+			if err != nil {
+				return err
+			}
+			if err := values(sumOf(i, n), sumOf(i, n))(reduced); err != nil {
+				return fmt.Errorf("the future of all_reduce_coalesced: %w", err)
+			}
 			for k := range 2 {
 				if err := wantAll("all_reduce_coalesced", sums[i][k], int64(i*n+n*(n-1)/2)); err != nil {
 					return err

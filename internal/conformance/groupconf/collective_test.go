@@ -328,6 +328,23 @@ func allToAllOf[T tensor.Element](ctx context.Context, g *group.Group, value fun
 	if err := rowsOf(out, value, func(int) int { return 1 }, n); err != nil {
 		return fmt.Errorf("equal parts: %w", err)
 	}
+	// Equal parts of a tensor that is not contiguous, which PyTorch refuses: row r of the input is what goes to rank r.
+	var columns []T
+	for range n {
+		for r := range n {
+			columns = append(columns, value(dist.Rank(r)+me))
+		}
+	}
+	rows, err := tensor.Must(tensor.From(columns, n, n)).Transpose(0, 1)
+	if err != nil {
+		return err
+	}
+	if err := g.AllToAllInto(ctx, out, rows, nil, nil).Wait(ctx); err != nil {
+		return err
+	}
+	if err := rowsOf(out, func(r dist.Rank) T { return value(r + me) }, func(int) int { return 1 }, n); err != nil {
+		return fmt.Errorf("not contiguous: %w", err)
+	}
 	// Rank i gets i+1 rows of everybody.
 	inSplits, total := make([]int, n), 0
 	for i := range inSplits {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -128,10 +129,10 @@ func wantAll[T tensor.Element](what string, got *tensor.Tensor, v T, shape ...in
 	return nil
 }
 
-// refused checks that an operation was refused as a mistake of the caller, at once.
-func refused(what string, w *group.Work) error {
-	if !w.Completed() || !errors.Is(w.Err(), dist.InvalidArgument) {
-		return fmt.Errorf("%s: %w, want a refusal of the arguments", what, w.Err())
+// refused checks that an operation was refused as a mistake of the caller, at once, and for the reason that the words give.
+func refused(what string, w *group.Work, words string) error {
+	if !w.Completed() || !errors.Is(w.Err(), dist.InvalidArgument) || !strings.Contains(w.Err().Error(), words) {
+		return fmt.Errorf("%s: %w, want a refusal: %s", what, w.Err(), words)
 	}
 	return nil
 }
