@@ -175,14 +175,20 @@ func TestUnused(t *testing.T) {
 }
 
 // TestTrainsAlike: after every step the parameters are those that one rank with all data has, and in the end they are the same on all
-// ranks, bit by bit.
+// ranks, bit by bit, whether all gradients are in one bucket or in several.
 func TestTrainsAlike(t *testing.T) {
 	t.Parallel()
+	trainsAlike(t)
+	trainsAlike(t, ddp.WithBuckets(100, 100))
+}
+
+func trainsAlike(t *testing.T, opts ...ddp.Option) {
+	t.Helper()
 	var mu sync.Mutex
 	var all [][]*tensor.Tensor
 	world(t, 3, func(ctx context.Context, g *group.Group) error {
 		m := net(uint64(g.Rank()))
-		model, err := ddp.New(ctx, g, m)
+		model, err := ddp.New(ctx, g, m, opts...)
 		if err != nil {
 			return err
 		}
@@ -213,6 +219,9 @@ func TestTrainsAlike(t *testing.T) {
 					return fmt.Errorf("step %d: parameter %d is %v, want %v", k, i, v.Data(), want)
 				}
 			}
+		}
+		if n := len(model.Buckets()); (n > 1) != (len(opts) > 0) {
+			return fmt.Errorf("%d buckets", n)
 		}
 		mu.Lock()
 		defer mu.Unlock()

@@ -208,6 +208,32 @@ func TestCommHooks(t *testing.T) {
 	if want := []int{0, 0, 1, 2, 3, 4, 5}; !slices.Equal(seen, want) {
 		t.Errorf("the hook got buckets %v, want %v", seen, want)
 	}
+	// What a hook leaves in a bucket when its function returns is the gradient, untouched.
+	world(t, 2, func(ctx context.Context, g *group.Group) error {
+		m := net(1)
+		model, err := ddp.New(ctx, g, m, ddp.WithCommHook(func(_ context.Context, _ *group.Group, b ddp.Bucket) func(context.Context) error {
+			return func(context.Context) error {
+				data, err := tensor.Data[float32](b.Data)
+				for i := range data {
+					data[i] = 2
+				}
+				return err
+			}
+		}))
+		if err != nil {
+			return err
+		}
+		defer model.Close()
+		if err := step(ctx, model, uint64(g.Rank())); err != nil {
+			return err
+		}
+		for i, got := range grads(m) {
+			if len(got) == 0 || slices.Min(got) != 2 || slices.Max(got) != 2 {
+				return fmt.Errorf("gradient %d is %v, want 2", i, got)
+			}
+		}
+		return nil
+	})
 	failed := errors.New("the hook has failed")
 	world(t, 1, func(ctx context.Context, g *group.Group) error {
 		model, err := ddp.New(ctx, g, net(1), ddp.WithCommHook(func(context.Context, *group.Group, ddp.Bucket) func(context.Context) error {
@@ -257,6 +283,32 @@ func TestStaticGraph(t *testing.T) {
 		}
 		if err := model.Join(ctx, func() error { return nil }); !errors.Is(err, dist.NotSupported) {
 			return fmt.Errorf("Join with a static graph: %w", err)
+		}
+		return nil
+	})
+}
+
+// TestStaticGraphApart: with a static graph, too, a parameter that one rank uses gets its gradient on all ranks, and one that nobody uses
+// gets none.
+func TestStaticGraphApart(t *testing.T) {
+	t.Parallel()
+	wrapped(t, 2, newBranches, []ddp.Option{ddp.WithStaticGraph()}, func(ctx context.Context, g *group.Group, m *branches, model *ddp.Model) error {
+		m.goRight = g.Rank() == 1
+		for pass := range 3 {
+			zero(m)
+			if err := step(ctx, model, uint64(pass)); err != nil {
+				return err
+			}
+			want := newBranches(1)
+			for _, want.goRight = range []bool{false, true} {
+				x, y := batch(uint64(pass), 8)
+				if err := autograd.CrossEntropy(want.Forward(x), y, autograd.ReduceMean).Scale(0.5).Backward(ctx); err != nil {
+					return err
+				}
+			}
+			if got := grads(m); !near(got, grads(want)) || m.left.Weight.Grad() == nil || m.right.Weight.Grad() == nil || m.never.Weight.Grad() != nil {
+				return fmt.Errorf("pass %d: %v, want %v", pass, got, grads(want))
+			}
 		}
 		return nil
 	})
