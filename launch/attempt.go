@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/ctxdial"
+	"github.com/cohort-dist/cohort/internal/hangwatch"
 	"github.com/cohort-dist/cohort/internal/joblog"
 	"github.com/cohort-dist/cohort/internal/keeper"
 	"github.com/cohort-dist/cohort/internal/launchcore"
@@ -388,7 +389,7 @@ func (a *attempt) send(workers []launchcore.Worker, s launchcore.Signal) {
 // answered takes what a looking goroutine found.
 func (a *attempt) answered(answer any) {
 	switch answer := answer.(type) {
-	case hung:
+	case *hangwatch.Hang:
 		a.stands(answer)
 	case leftBehind:
 		a.end(answer)

@@ -55,7 +55,7 @@ pure: internal/rrefcore internal/worldcore internal/backcore internal/gloo/wire 
       rpc rpc/operators
       autograd/distautograd optim/remote
       .
-pure: internal/frdump internal/verdict
+pure: internal/frdump internal/verdict internal/hangwatch
       internal/ncclras
       internal/jobscan
       launch
@@ -69,7 +69,8 @@ var pureForbids = []string{"net", "os", "os/exec", "time", "syscall", "golang.or
 // pureExceptions: time.Duration in a request is a number, not a clock.
 var pureExceptions = map[string][]string{
 	"internal/coll": {"time"}, "internal/storecore": {"time"}, "internal/rrefcore": {"time"}, "internal/worldcore": {"time"}, "internal/backcore": {"time"}, "internal/launchcore": {"time"},
-	"internal/verdict": {"time"},
+	"internal/verdict":   {"time"},
+	"internal/hangwatch": {"time"},
 }
 
 // outside the graph: helpers of tests and of the build, benchmarks, examples.

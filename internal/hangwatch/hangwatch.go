@@ -1,0 +1,179 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hangwatch decides when a job hangs that is looked at again and again. It is pure: each look is an event with its time, and the
+// answer says how to look next, and whether the job hangs.
+package hangwatch
+
+import (
+	"slices"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/verdict"
+)
+
+const (
+	// LooksPerHang is how often a job is looked at within the time after which it counts as hung.
+	LooksPerHang = 8
+	// leastLooks is how many looks in a row must find a job at the same place. Where looking takes long, there are few within the time,
+	// and a job that works can be found at the same line by chance.
+	leastLooks = LooksPerHang / 2
+)
+
+// Order is how to look next.
+type Order int
+
+// The orders. A glance is a look that the job does not notice; a full look asks flight recorders and NCCL, too, and can take seconds.
+const (
+	Glance  Order = iota
+	Prepare       // begin a full look, and glance while it goes on
+	Collect       // wait for the full look that was prepared
+	Repeat        // take another full look, to compare it with the first
+)
+
+// Look is what was seen of a job.
+type Look struct {
+	At   time.Duration // when the look was over, since some moment
+	Seen verdict.Job
+}
+
+// Hang is a job that hangs.
+type Hang struct {
+	Since   time.Duration // how long nothing has moved, at least
+	Sure    bool          // false: GPUs may still compute
+	Verdict verdict.Verdict
+	Seen    verdict.Job
+}
+
+// Watch is the watch over one attempt to run a job.
+type Watch struct {
+	timeout, lead time.Duration
+	order         Order
+
+	// The place that the job was found at last.
+	places   []string
+	from     time.Duration // when it was found there first
+	looks    int           // how often since then
+	prepared bool          // a full look was begun since then
+	due      time.Duration // how long it has to stand there until the hang is told; 0: it was told
+
+	full     verdict.Job // the first of two full looks
+	troubled int         // ranks that could not be read in the last look
+	failed   bool        // the last look was left out because of that
+}
+
+// New returns a watch that tells a hang when nothing has moved for a time. Lead is how long a full look can take: it is begun that much
+// earlier, so that the job does not stand still for as much longer.
+func New(timeout, lead time.Duration) *Watch { return &Watch{timeout: timeout, lead: lead} }
+
+// Took takes a look of the kind that was ordered last, at first a glance. It returns how to look next, and a hang that has to be told now:
+// each hang is told once, or twice where it could not be sure at first.
+func (w *Watch) Took(l Look) (Order, *Hang) {
+	var found *Hang
+	switch w.order {
+	case Collect:
+		w.order, found = w.collected(l)
+	case Repeat:
+		w.order, found = w.repeated(l)
+	default:
+		w.order = w.glanced(l)
+	}
+	return w.order, found
+}
+
+// glanced takes a look that costs nothing.
+func (w *Watch) glanced(l Look) Order {
+	if w.fails(l.Seen) {
+		return Glance
+	}
+	v := verdict.Judge(l.Seen)
+	if !still(v) || !slices.Equal(v.Places, w.places) {
+		w.places, w.from, w.looks, w.prepared, w.due = v.Places, l.At, 0, false, w.timeout
+		return Glance
+	}
+	w.looks++
+	stood := l.At - w.from
+	switch {
+	case w.due == 0:
+		return Glance
+	case w.prepared && stood >= w.due && w.looks >= leastLooks:
+		w.prepared = false
+		return Collect
+	case !w.prepared && stood >= max(w.due/2, w.due-w.lead):
+		w.prepared = true
+		return Prepare
+	}
+	return Glance
+}
+
+// fails reports whether a rank could not be read that could be before. Such a look says nothing, and is left out; the next one counts in
+// any case.
+func (w *Watch) fails(seen verdict.Job) bool {
+	troubled := 0
+	for _, r := range seen.Ranks {
+		if r.Gone == "" && r.Main == nil && r.Trouble != "" {
+			troubled++
+		}
+	}
+	w.failed = troubled > w.troubled && !w.failed && w.places != nil
+	if !w.failed {
+		w.troubled = troubled
+	}
+	return w.failed
+}
+
+// still reports whether a job stands still, as far as one look tells. A rank that gets on with its work may be what the others wait for.
+func still(v verdict.Verdict) bool { return (v.Hung || v.Still) && len(v.Moving) == 0 }
+
+// collected takes the full look that was begun before the time was over.
+func (w *Watch) collected(l Look) (Order, *Hang) {
+	if w.fails(l.Seen) {
+		return Glance, nil
+	}
+	v := verdict.Judge(l.Seen)
+	switch {
+	case !still(v) || !slices.Equal(v.Places, w.places):
+		w.places = nil
+		return Glance, nil
+	case v.Still:
+		w.full = l.Seen
+		return Repeat, nil
+	}
+	return Glance, w.tell(l, true)
+}
+
+// repeated takes the second full look at a job that stood still as far as could be seen, while GPUs may compute.
+func (w *Watch) repeated(l Look) (Order, *Hang) {
+	if w.fails(l.Seen) {
+		return Glance, nil
+	}
+	wentOn, sure := compared(w.full, l.Seen)
+	w.full = verdict.Job{}
+	if wentOn {
+		w.places = nil
+		return Glance, nil
+	}
+	return Glance, w.tell(l, sure)
+}
+
+// tell tells the hang. One that is not sure is looked at once more after as much time again.
+func (w *Watch) tell(l Look, sure bool) *Hang {
+	stood, first := l.At-w.from, w.due == w.timeout
+	w.due = 2 * stood
+	if sure {
+		w.due = 0
+	}
+	if !sure && !first {
+		return nil
+	}
+	return &Hang{Since: stood, Sure: sure, Verdict: verdict.Judge(l.Seen), Seen: l.Seen}
+}
+
+// compared judges a job that was looked at twice. It is sure that the job hangs if its flight recorders have come no further, or if there
+// are none and a rank waits for something else than a GPU.
+func compared(first, second verdict.Job) (wentOn, sure bool) {
+	a, b := verdict.Judge(first), verdict.Judge(second)
+	progress := verdict.Progress(first.Ranks)
+	wentOn = !slices.Equal(a.Places, b.Places) || progress != verdict.Progress(second.Ranks)
+	return wentOn, progress != "" || len(a.Culprits) > 0
+}
