@@ -74,7 +74,7 @@ func (w *Watch) Took(l Look) (Order, *Hang) {
 	case Collect:
 		w.order, found = w.collected(l)
 	case Repeat:
-		w.order, found = w.repeated(l)
+		w.order, found = Glance, w.repeated(l)
 	default:
 		w.order = w.glanced(l)
 	}
@@ -143,17 +143,17 @@ func (w *Watch) collected(l Look) (Order, *Hang) {
 }
 
 // repeated takes the second full look at a job that stood still as far as could be seen, while GPUs may compute.
-func (w *Watch) repeated(l Look) (Order, *Hang) {
+func (w *Watch) repeated(l Look) *Hang {
 	if w.fails(l.Seen) {
-		return Glance, nil
+		return nil
 	}
 	wentOn, sure := compared(w.full, l.Seen)
 	w.full = verdict.Job{}
 	if wentOn {
 		w.places = nil
-		return Glance, nil
+		return nil
 	}
-	return Glance, w.tell(l, sure)
+	return w.tell(l, sure)
 }
 
 // tell tells the hang. One that is not sure is looked at once more after as much time again.

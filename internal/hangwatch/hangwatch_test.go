@@ -4,9 +4,9 @@
 package hangwatch_test
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -139,20 +139,24 @@ func TestScenarios(t *testing.T) {
 		"looks that fail":                {job: simulated{step: stands, place: line, unread: between(40*s, 500*s)}, want: "130 sure, 580 sure"},
 		"a full look that fails":         {job: simulated{step: stands, place: line, full: 3 * s, unread: between(83*s, 84*s)}, want: "110 sure"},
 		"a slow full look":               {job: simulated{step: stands, place: line, full: 40 * s}, want: "120 sure"},
-		"a hang that ends by itself": {job: simulated{step: func(t time.Duration) int { return min(int(t/(200*s)), 1) }, place: sameLine},
-			want: "90 sure, 290 sure"},
+		"a hang that ends by itself": {
+			job:  simulated{step: func(t time.Duration) int { return min(int(t/(200*s)), 1) }, place: sameLine},
+			want: "90 sure, 290 sure",
+		},
 		"a hang that is killed, and the next attempt hangs": {job: simulated{step: stands, place: line}, restart: true, want: "90 sure, 180 sure, 270 sure, 360 sure, 450 sure, 540 sure, 630 sure, 720 sure, 810 sure"},
 		"GPUs, and nothing tells":                           {job: simulated{step: stands, place: line, gpu: true}, want: "90"},
 		"GPUs, and recorders stand still":                   {job: simulated{step: stands, place: line, gpu: true, seq: func(time.Duration) int { return 7 }, full: s}, want: "91 sure"},
 		"GPUs, and recorders go on":                         {job: simulated{step: stands, place: line, gpu: true, seq: every(2 * s), full: s}},
-		"GPUs, and recorders answer late": {job: simulated{step: stands, place: line, gpu: true, full: s, seq: func(t time.Duration) int { return min(int(t/(150*s)), 1) }},
-			want: "91, 182 sure"},
+		"GPUs, and recorders answer late": {
+			job:  simulated{step: stands, place: line, gpu: true, full: s, seq: func(t time.Duration) int { return min(int(t/(150*s)), 1) }},
+			want: "91, 182 sure",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var words []string
 			for _, one := range c.job.watched(80*s, 900*s, c.restart) {
-				word := fmt.Sprint(int(one.at.Seconds()))
+				word := strconv.Itoa(int(one.at.Seconds()))
 				if one.sure {
 					word += " sure"
 				}
