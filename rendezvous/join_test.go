@@ -23,12 +23,6 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// freePort returns a port that was free a moment ago.
-func freePort(t *testing.T) int {
-	t.Helper()
-	return freeport.Get(t)
-}
-
 func portOf(t *testing.T, l net.Listener) int {
 	t.Helper()
 	tcp, ok := l.Addr().(*net.TCPAddr)
@@ -82,7 +76,7 @@ func checkMember(t *testing.T, m *rendezvous.Member, rank dist.Rank, size int) {
 // RendezvousEnvTest.test_nominal.
 func TestRendezvousEnvNominal(t *testing.T) {
 	m := join(t, "env://", env(map[string]string{
-		"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(freePort(t)),
+		"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(freeport.Get(t)),
 	}))
 	checkMember(t, m, 0, 1)
 	set(t, m.Store(), "key0", "value0")
@@ -143,7 +137,7 @@ func TestRendezvousFileBadPath(t *testing.T) {
 
 // RendezvousTCPTest.test_nominal.
 func TestRendezvousTCPNominal(t *testing.T) {
-	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freePort(t)))
+	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freeport.Get(t)))
 	checkMember(t, m, 0, 1)
 	set(t, m.Store(), "key0", "value0")
 	checkGet(t, m.Store(), "key0", "value0")
@@ -151,7 +145,7 @@ func TestRendezvousTCPNominal(t *testing.T) {
 
 // RendezvousTCPTest.test_dns_timeout.
 func TestRendezvousTCPDNSTimeout(t *testing.T) {
-	_, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://dnsnotexist.invalid:%d?world_size=2&rank=0", freePort(t)),
+	_, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://dnsnotexist.invalid:%d?world_size=2&rank=0", freeport.Get(t)),
 		noEnv(), rendezvous.WithTimeout(time.Second), rendezvous.WithDialOptions(tcpstore.WithNameRetry()))
 	if !errors.Is(err, dist.DeadlineExceeded) {
 		t.Fatalf("got %v", err)
@@ -165,7 +159,7 @@ func TestRendezvousTCPDNSTimeout(t *testing.T) {
 
 // RendezvousTCPTest.test_tcp_store_timeout_set.
 func TestRendezvousTCPStoreTimeoutSet(t *testing.T) {
-	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freePort(t)), rendezvous.WithTimeout(time.Second))
+	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freeport.Get(t)), rendezvous.WithTimeout(time.Second))
 	start := time.Now()
 	_, err := m.Store().Get(t.Context(), "nonexistant key")
 	if !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "timeout") {
@@ -178,7 +172,7 @@ func TestRendezvousTCPStoreTimeoutSet(t *testing.T) {
 
 // RendezvousTCPTest.test_tcp_store_timeout_doest_break_client.
 func TestRendezvousTCPStoreTimeoutDoesntBreakClient(t *testing.T) {
-	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freePort(t)), rendezvous.WithTimeout(time.Second))
+	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freeport.Get(t)), rendezvous.WithTimeout(time.Second))
 	if _, err := m.Store().Get(t.Context(), "the_key"); !errors.Is(err, store.ErrTimeout) {
 		t.Fatalf("got %v", err)
 	}
@@ -191,7 +185,7 @@ func TestRendezvousTCPStoreTimeoutDoesntBreakClient(t *testing.T) {
 func TestRendezvousTCPStoreURLWithLibuv(t *testing.T) {
 	for _, choice := range []string{"&use_libuv=1", "&use_libuv=0", ""} {
 		for _, variable := range []map[string]string{nil, {"USE_LIBUV": "0"}, {"USE_LIBUV": "1"}} {
-			m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0%s", freePort(t), choice), env(variable))
+			m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0%s", freeport.Get(t), choice), env(variable))
 			set(t, m.Store(), "k", "v")
 			checkGet(t, m.Store(), "k", "v")
 			_ = m.Close()
@@ -202,7 +196,7 @@ func TestRendezvousTCPStoreURLWithLibuv(t *testing.T) {
 // TestRendezvousWorld gathers a world in one process: rank 0 comes last, so the others have to be patient.
 func TestRendezvousWorld(t *testing.T) {
 	const size = 8
-	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=%d&rank=", freePort(t), size)
+	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=%d&rank=", freeport.Get(t), size)
 	var wg sync.WaitGroup
 	members := make([]*rendezvous.Member, size)
 	for rank := size - 1; rank >= 0; rank-- {
@@ -265,7 +259,7 @@ func TestRendezvousWorld(t *testing.T) {
 }
 
 func TestRendezvousShutdownEndsWithItsContext(t *testing.T) {
-	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=2&rank=", freePort(t))
+	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=2&rank=", freeport.Get(t))
 	client := make(chan *rendezvous.Member, 1)
 	go func() {
 		m, err := rendezvous.Join(t.Context(), url+"1", noEnv())
@@ -290,7 +284,7 @@ func TestRendezvousShutdownEndsWithItsContext(t *testing.T) {
 }
 
 func TestRendezvousCloseEndsAShutdown(t *testing.T) {
-	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=2&rank=", freePort(t))
+	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=2&rank=", freeport.Get(t))
 	client := make(chan *rendezvous.Member, 1)
 	go func() {
 		m, err := rendezvous.Join(t.Context(), url+"1", noEnv())
@@ -343,7 +337,7 @@ func TestRendezvousAddressInUse(t *testing.T) {
 
 // Two masters of one process share a server: PyTorch's multi-tenancy.
 func TestRendezvousSharedServers(t *testing.T) {
-	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freePort(t))
+	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freeport.Get(t))
 	var shared tcpstore.Shared
 	m0 := join(t, url, rendezvous.WithSharedServers(&shared))
 	m1 := join(t, url, rendezvous.WithSharedServers(&shared))
@@ -393,7 +387,7 @@ func TestRendezvousAgentStore(t *testing.T) {
 }
 
 func TestRendezvousOpenWorld(t *testing.T) {
-	url := fmt.Sprintf("tcp://127.0.0.1:%d", freePort(t))
+	url := fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t))
 	m := join(t, url, rendezvous.WithRank(0), rendezvous.WithOpenWorld())
 	checkMember(t, m, 0, rendezvous.NoWorldSize)
 	if n, err := m.Store().NumKeys(t.Context()); n != 0 || err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/testlog"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -17,7 +18,7 @@ import (
 
 // TestTheHostWaitsInTheStore: whoever looks at the store sees whom rank 0 waits for, and rank 0 asks for nothing meanwhile.
 func TestTheHostWaitsInTheStore(t *testing.T) {
-	port := freePort(t)
+	port := freeport.Get(t)
 	url := func(rank int) string { return fmt.Sprintf("tcp://127.0.0.1:%d?world_size=3&rank=%d", port, rank) }
 	members := make(chan *rendezvous.Member, 3)
 	start := func(rank int) {

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/testprog"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
@@ -92,7 +93,7 @@ func TestLaunchedReconfigure(t *testing.T) {
 // group goes on with the spare, whichever launcher started it.
 func TestLaunchedOnNodes(t *testing.T) {
 	torchtest.Newest.Need(t)
-	args := append([]string{"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:" + freePort(t), "--nproc-per-node", "2", "--members", "3", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
+	args := append([]string{"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:" + strconv.Itoa(freeport.Get(t)), "--nproc-per-node", "2", "--members", "3", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
 	args = append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")
 	program := testprog.Build(t, "cmd/cohort")
 	nodes := []trainee{startGo(t, program, args...), startGo(t, program, args...)}
@@ -150,7 +151,7 @@ func TestCoordinatorRestarts(t *testing.T) {
 		before bool // a member dies while there is no coordinator
 	}{{"tgtgt", false}, {"ggggg", true}} {
 		t.Run(fmt.Sprint(c.kinds, c.before), func(t *testing.T) {
-			addr := "127.0.0.1:" + freePort(t)
+			addr := "127.0.0.1:" + strconv.Itoa(freeport.Get(t))
 			store := startGo(t, cohort, "store", "serve", "--addr", addr)
 			begin := func() trainee {
 				return startGo(t, cohort, "coordinate", "--addr", addr, "--members", "4", "--silence", "3s")
@@ -208,7 +209,7 @@ func TestStoreDies(t *testing.T) {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
 	cohort, program := testprog.Build(t, "cmd/cohort"), testprog.Build(t, "examples/reconfigure")
-	addr := "127.0.0.1:" + freePort(t)
+	addr := "127.0.0.1:" + strconv.Itoa(freeport.Get(t))
 	store := startGo(t, cohort, "store", "serve", "--addr", addr)
 	coordinator := startGo(t, cohort, "coordinate", "--addr", addr, "--members", "4")
 	all := startTrainees(t, program, addr, "tgtgt", 1<<20)

@@ -22,11 +22,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
-func freePort(t *testing.T) string {
-	t.Helper()
-	return strconv.Itoa(freeport.Get(t))
-}
-
 // result is the line that every rank of examples/ddp prints.
 type result struct {
 	rank        int
@@ -74,7 +69,7 @@ func trainTogether(t *testing.T, tr *torchtest.Torch, program, script, goRanks s
 	const size, steps = 3, "60"
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
-	port := freePort(t)
+	port := strconv.Itoa(freeport.Get(t))
 	var procs []*torchtest.Proc
 	var programs []*exec.Cmd
 	var outs []*bytes.Buffer

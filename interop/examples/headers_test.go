@@ -10,10 +10,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/testprog"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
@@ -69,7 +71,7 @@ func runBlock(t *testing.T, name, block string, replace ...string) {
 // started. replace has pairs of what is written and what is run for it.
 func paste(t *testing.T, folder, commands string, replace ...string) string {
 	t.Helper()
-	script := strings.NewReplacer(append(replace, "29500", freePort(t))...).Replace(commands)
+	script := strings.NewReplacer(append(replace, "29500", strconv.Itoa(freeport.Get(t)))...).Replace(commands)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-euc", script+"\nfor p in $(jobs -p); do wait $p; done")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -60,7 +61,7 @@ func startSpeedWorld(tb testing.TB, tr *torchtest.Torch, mixed bool) *speedWorld
 	tb.Helper()
 	const size = 3
 	w := &speedWorld{tb: tb}
-	port := strconv.Itoa(freePort(tb))
+	port := strconv.Itoa(freeport.Get(tb))
 	addr := net.JoinHostPort("127.0.0.1", port)
 	torch := size
 	if mixed {

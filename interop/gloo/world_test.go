@@ -333,11 +333,6 @@ type running struct {
 	ctx     context.Context //nolint:containedctx // the life of the test
 }
 
-func freePort(tb testing.TB) int {
-	tb.Helper()
-	return freeport.Get(tb)
-}
-
 func start(tb testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string, change func(*gloo.Config)) *running {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -352,7 +347,7 @@ func start(tb testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []s
 		tb.Cleanup(func() { _ = server.Close() })
 		w.server, port = server, server.Port()
 	} else {
-		port = freePort(tb)
+		port = freeport.Get(tb)
 	}
 	text, err := json.Marshal(plan)
 	if err != nil {

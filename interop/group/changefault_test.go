@@ -22,6 +22,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -255,7 +256,7 @@ func TestReconfigureUnderFaults(t *testing.T) {
 func changeWithFault(t *testing.T, seed uint64) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(seed, 17))
-	port := freePort(t)
+	port := freeport.Get(t)
 	host := startGo(t, fmt.Sprintf("store %d", port))
 	host.Line(t)
 	var members []*changing

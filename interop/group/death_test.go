@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
@@ -48,7 +49,7 @@ func TestAnyDeathIsNamedByAllGoRanks(t *testing.T) {
 				w := world{size: 5, goRanks: []int{0, 2}}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				port := freePort(t)
+				port := freeport.Get(t)
 				procs := w.startTorch(t, tr, port, deathSource, strconv.Itoa(d.late))
 				kill := func() { procs[d.victim].Kill() }
 				if d.victim == 2 { // a Go rank in a process of its own

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -45,7 +46,7 @@ func TestKilledTorchRankIsNamed(t *testing.T) {
 		w := world{size: 3, goRanks: []int{0}}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		port := freePort(t)
+		port := freeport.Get(t)
 		procs := w.startTorch(t, tr, port, loopSource)
 		g := w.joinGo(ctx, t, port)[0]
 		x := []float32{1, 1, 1, 1, 1}
@@ -113,7 +114,7 @@ func child(spec string) int {
 
 func TestKilledGoRank(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
-		port := freePort(t)
+		port := freeport.Get(t)
 		w := world{size: 3, goRanks: []int{1}}
 		procs := w.startTorch(t, tr, port, loopSource)
 		cmd := exec.Command(os.Args[0])

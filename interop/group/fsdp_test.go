@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -190,7 +191,7 @@ func runFSDP(t *testing.T, tr *torchtest.Torch, s fsdpShape, w world) [][]string
 	w.shared = slices.Concat(torchtest.Optimizers, []string{"torch.distributed.fsdp"})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
-	port := freePort(t)
+	port := freeport.Get(t)
 	procs := w.startTorch(t, tr, port, fsdpSource, s.args(fsdpSteps)...)
 	logs := make([][]string, s.size)
 	groups := w.joinGo(ctx, t, port)

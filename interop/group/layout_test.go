@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -60,7 +61,7 @@ func TestTransposedTensors(t *testing.T) {
 		w := world{size: 3, goRanks: []int{1}}
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
-		port := freePort(t)
+		port := freeport.Get(t)
 		procs := w.startTorch(t, tr, port, layoutSource)
 		g := w.joinGo(ctx, t, port)[1]
 		me := int(g.Rank())

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
@@ -68,7 +69,7 @@ func oracle(t *testing.T, transport group.Transport, size int, plan []step) [][]
 			all[k] = step{Op: "barrier", Group: s.Group, Ranks: s.Ranks}
 		}
 	}
-	groups := w.joinGo(ctx, t, freePort(t))
+	groups := w.joinGo(ctx, t, freeport.Get(t))
 	want := make([][]string, size)
 	err := w.eachGo(func(r int) (err error) {
 		want[r], err = runPlan(ctx, groups[r], all)

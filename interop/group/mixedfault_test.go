@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
@@ -76,7 +77,7 @@ func TestMixedSurvivors(t *testing.T) {
 					last = append(last, group.WithTimeout(liveness)) // nothing else ends it
 				}
 				w.options = append(w.options, group.WithTimeout(2*time.Minute), group.WithConnectTimeout(2*time.Minute))
-				port := freePort(t)
+				port := freeport.Get(t)
 				procs := w.startTorch(t, nil, port, survivorSource, strconv.Itoa(victim), strconv.Itoa(limit))
 				groups := w.joinGo(ctx, t, port)
 				var rest []dist.Rank
@@ -189,7 +190,7 @@ func TestMixedVersionsUntold(t *testing.T) {
 		t.Run(w.String(), func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			port := freePort(t)
+			port := freeport.Get(t)
 			procs := w.startTorch(t, nil, port, scatterSource)
 			g := w.joinGo(ctx, t, port)[w.goRanks[0]]
 			in := slices.Repeat([]float32{float32(g.Rank() + 1)}, w.size)
@@ -243,7 +244,7 @@ func TestMixedPart(t *testing.T) {
 	w := world{size: 4, goRanks: []int{0, 3}, torches: map[int]*torchtest.Torch{1: torchtest.V26, 2: torchtest.Newest}}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	port := freePort(t)
+	port := freeport.Get(t)
 	procs := w.startTorch(t, nil, port, partSource)
 	groups := w.joinGo(ctx, t, port)
 	newest := group.Peers("torch-" + torchtest.Newest.About(t).Version)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -117,7 +118,7 @@ func TestGoingOnWithPyTorch(t *testing.T) {
 	w := world{size: 3, goRanks: []int{0}}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	port := freePort(t)
+	port := freeport.Get(t)
 	procs := w.startTorch(t, tr, port, restSource)
 	g := w.joinGo(ctx, t, port)[0]
 	x := []float32{1, 1, 1}

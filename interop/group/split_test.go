@@ -18,6 +18,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -144,7 +145,7 @@ func TestSplitAndMerge(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 		defer cancel()
-		port := freePort(t)
+		port := freeport.Get(t)
 		procs := w.startTorch(t, tr, port, splitSource)
 		results := make([][]string, w.size)
 		groups := w.joinGo(ctx, t, port)

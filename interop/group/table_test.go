@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
@@ -247,7 +248,7 @@ func TestPerformedEndsTheGroup(t *testing.T) {
 			for _, tr := range c.torches {
 				tr.Need(t)
 			}
-			port := freePort(t)
+			port := freeport.Get(t)
 			procs := w.startTorch(t, nil, port, performedSource, c.call)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
@@ -49,7 +50,7 @@ func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
 					w := world{size: 2, goRanks: []int{goRank}, untold: untold}
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					defer cancel()
-					port := freePort(t)
+					port := freeport.Get(t)
 					procs := w.startTorch(t, tr, port, averageSource)
 					g := w.joinGo(ctx, t, port)[goRank]
 					if err := group.AllReduceSlice(ctx, g, make([]float32, 5), group.Sum); err != nil {
@@ -125,7 +126,7 @@ func TestUnknownNamesAreAskedFor(t *testing.T) {
 		w := world{size: 2, goRanks: []int{1}, untold: true}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		port := freePort(t)
+		port := freeport.Get(t)
 		procs := w.startTorch(t, tr, port, hashedSource)
 		g := w.joinGo(ctx, t, port)[1]
 		a, err := g.NewGroup(ctx, []dist.Rank{0, 1}, group.WithLocalSync())
@@ -223,7 +224,7 @@ func TestHalvesThatABuildLacks(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 				defer cancel()
-				port := freePort(t)
+				port := freeport.Get(t)
 				w.startTorch(t, tr, port, halvesSource, what)
 				g := w.joinGo(ctx, t, port)[1]
 				x := tensor.Must(tensor.New(tensor.Float16, 5))

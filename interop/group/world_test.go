@@ -41,11 +41,6 @@ func TestMain(m *testing.M) {
 //go:embed rank.py
 var rankSource string
 
-func freePort(t testing.TB) int {
-	t.Helper()
-	return freeport.Get(t)
-}
-
 // versions are those of the PyTorch ranks of a world, by the port of its store: Go ranks are told, since it is not on the wire.
 var versions sync.Map
 
@@ -161,7 +156,7 @@ func (w world) run(t *testing.T, tr *torchtest.Torch, plan []step) [][]string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
-	port := freePort(t)
+	port := freeport.Get(t)
 	text, err := json.Marshal(plan)
 	if err != nil {
 		t.Fatal(err)

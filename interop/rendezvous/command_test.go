@@ -11,13 +11,14 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/cli"
 	"github.com/cohort-dist/cohort/internal/cli/command"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
 // TestCommandsOnTorchStore runs the store commands on PyTorch's own servers.
 func TestCommandsOnTorchStore(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		port := freePort(t)
+		port := freeport.Get(t)
 		p := torch.Start(t, torchtest.Script{Source: `
 import sys
 import torch, torch.distributed as dist

@@ -34,11 +34,6 @@ if rank == 0:
         pass
 `
 
-func freePort(t *testing.T) int {
-	t.Helper()
-	return freeport.Get(t)
-}
-
 func join(t *testing.T, url string, env map[string]string, opts ...rendezvous.Option) *cohort.World {
 	t.Helper()
 	w, err := cohort.Join(t.Context(), url, cohort.WithTimeout(30*time.Second), cohort.WithRendezvous(
@@ -86,7 +81,7 @@ func TestRendezvousGoHosts(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for _, scheme := range []string{"env", "tcp"} {
 			t.Run(scheme, func(t *testing.T) {
-				port := freePort(t)
+				port := freeport.Get(t)
 				url := func(rank int) string {
 					if scheme == "env" {
 						return "env://"
@@ -118,7 +113,7 @@ func TestRendezvousTorchHosts(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for _, scheme := range []string{"env", "tcp"} {
 			t.Run(scheme, func(t *testing.T) {
-				port := freePort(t)
+				port := freeport.Get(t)
 				url := func(rank int) string {
 					if scheme == "env" {
 						return "env://"
@@ -141,7 +136,7 @@ func TestRendezvousTorchHosts(t *testing.T) {
 
 func TestRendezvousNumKeysAsPyTorchSeesThem(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		port := freePort(t)
+		port := freeport.Get(t)
 		p := torch.Start(t, torchtest.Script{Source: `
 import torch.distributed as dist
 store, rank, size = next(dist.rendezvous("env://"))
@@ -182,7 +177,7 @@ func TestRendezvousFileShared(t *testing.T) {
 // TestRendezvousTellsTorchClientsApart: PyTorch ranks do not tell their rank, and the host says so.
 func TestRendezvousTellsTorchClientsApart(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		port := freePort(t)
+		port := freeport.Get(t)
 		p := torch.Start(t, torchtest.Script{Source: `
 import sys
 import torch.distributed as dist
@@ -238,7 +233,7 @@ func TestRendezvousAgentStore(t *testing.T) {
 // TestRendezvousTorchAgentStore has a store of PyTorch's as the launcher's; that of 1.13 tells the prefix by its dialect.
 func TestRendezvousTorchAgentStore(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		port, key := freePort(t), "k"
+		port, key := freeport.Get(t), "k"
 		if torch.Name == "1.13" {
 			key = "/worker/attempt_3/k"
 		}

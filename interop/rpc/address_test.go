@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 )
@@ -19,7 +20,7 @@ func TestAddresses(t *testing.T) {
 		addresses := map[string]func() []rpc.Option{
 			"ipv6": func() []rpc.Option { return []rpc.Option{rpc.WithAddr("[::1]:0")} },
 			"name": func() []rpc.Option {
-				port := strconv.Itoa(freePort(t))
+				port := strconv.Itoa(freeport.Get(t))
 				return []rpc.Option{rpc.WithAddr("127.0.0.1:" + port), rpc.WithAdvertise("localhost:" + port)}
 			},
 		}

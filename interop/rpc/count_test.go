@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -21,7 +22,7 @@ import (
 func TestCountDiesWithItsPyTorchWorker(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		ctx := testContext(t)
-		port := freePort(t)
+		port := freeport.Get(t)
 		hostStore(t, port)
 		p := tr.Start(t, torchtest.Script{Name: "p.py", Modules: map[string]string{"gostub": gostub}, Source: obeys})
 		for _, order := range []string{"init", "leave", "init"} {

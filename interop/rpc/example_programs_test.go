@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/testprog"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
@@ -49,7 +50,7 @@ func source(t *testing.T, parts ...string) string {
 func TestExamples(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		t.Run("paramserver", func(t *testing.T) {
-			url := "tcp://127.0.0.1:" + strconv.Itoa(freePort(t))
+			url := "tcp://127.0.0.1:" + strconv.Itoa(freeport.Get(t))
 			ps := startExample(t, "paramserver", url+"?rank=0&world_size=3")
 			var trainers []*torchtest.Proc
 			for _, rank := range []string{"1", "2"} {
@@ -69,7 +70,7 @@ func TestExamples(t *testing.T) {
 			}
 		})
 		t.Run("actors", func(t *testing.T) {
-			url := "tcp://127.0.0.1:" + strconv.Itoa(freePort(t))
+			url := "tcp://127.0.0.1:" + strconv.Itoa(freeport.Get(t))
 			var workers []*torchtest.Proc
 			for _, rank := range []string{"0", "1"} {
 				workers = append(workers, tr.Start(t, torchtest.Script{
@@ -89,7 +90,7 @@ func TestExamples(t *testing.T) {
 			}
 		})
 		t.Run("mixed", func(t *testing.T) {
-			url := "tcp://127.0.0.1:" + strconv.Itoa(freePort(t))
+			url := "tcp://127.0.0.1:" + strconv.Itoa(freeport.Get(t))
 			worker := tr.Start(t, torchtest.Script{
 				Source: source(t, "mixed", "worker.py"), Args: []string{url, "0", "2"},
 				Modules: map[string]string{"features": source(t, "mixed", "features.py")},

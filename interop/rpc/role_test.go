@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
@@ -286,7 +287,7 @@ func testSecondWorld(t *testing.T, tr *torchtest.Torch, told bool) {
 	t.Helper()
 	set := stubSettings(settings{static: true})
 	ctx := testContext(t)
-	port := freePort(t)
+	port := freeport.Get(t)
 	url := "tcp://127.0.0.1:" + strconv.Itoa(port)
 	p := tr.Start(t, torchtest.Script{Modules: set.modules, Source: fmt.Sprintf(`
 import torch, gostub

@@ -33,11 +33,6 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-func freePort(t *testing.T) int {
-	t.Helper()
-	return freeport.Get(t)
-}
-
 // member is who takes part: a PyTorch worker with its script, or a Go worker with its handlers.
 type member struct {
 	name   string
@@ -109,7 +104,7 @@ print("left", flush=True)
 func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *running {
 	t.Helper()
 	ctx := testContext(t)
-	port := freePort(t)
+	port := freeport.Get(t)
 	url := "tcp://127.0.0.1:" + strconv.Itoa(port)
 	w := &running{t: t, agents: map[string]*rpc.Agent{}, procs: map[string]*torchtest.Proc{}, logs: &testlog.Log{}, set: set}
 	level := slog.LevelWarn

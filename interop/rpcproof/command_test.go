@@ -19,11 +19,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/torchtest"
 )
 
-func freePort(t *testing.T) int {
-	t.Helper()
-	return freeport.Get(t)
-}
-
 // runCommand runs the cohort command in this process.
 func runCommand(args ...string) (code int, out, complaint string) {
 	var stdout, stderr bytes.Buffer
@@ -53,7 +48,7 @@ print("left", flush=True)
 // world starts PyTorch workers py0, py1 and so on.
 func world(t *testing.T, tr *torchtest.Torch, count int, static bool) (port int, workers []*torchtest.Proc) {
 	t.Helper()
-	port = freePort(t)
+	port = freeport.Get(t)
 	size := 0
 	if static {
 		size = count

@@ -27,7 +27,7 @@ import (
 // worker "go1" join.
 func world(t *testing.T, tr *torchtest.Torch, rpcOptions, script string, modules map[string]string, opts ...tensorpipe.Option) (*worker, *client, *torchtest.Proc) {
 	t.Helper()
-	port := freePort(t)
+	port := freeport.Get(t)
 	p := tr.Start(t, torchtest.Script{
 		Modules: modules,
 		Source: `
@@ -50,11 +50,6 @@ input()
 	prefixed := store.Prefix("rpc_prefix_0", st)
 	w.join(ctx, prefixed, 1)
 	return w, w.member(ctx, prefixed, "py0"), p
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	return freeport.Get(t)
 }
 
 const stub = `
