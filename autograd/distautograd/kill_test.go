@@ -55,29 +55,37 @@ func onePass(ctx context.Context, e *distautograd.Engine, a *rpc.Agent, path []s
 	return nil
 }
 
-// TestVictim is a worker in a process of its own, which TestKilled kills.
-func TestVictim(t *testing.T) {
+// TestMain runs the tests, or in a process that TestKilled starts, the worker that it kills.
+func TestMain(m *testing.M) {
 	addr := os.Getenv(victimAddr)
 	if addr == "" {
-		t.Skip("run by TestKilled")
+		os.Exit(m.Run())
 	}
-	ctx := testContext(t)
+	fmt.Fprintln(os.Stderr, "the victim has ended:", beVictim(addr, os.Getenv(victimRole) != ""))
+	os.Exit(1)
+}
+
+// beVictim is a worker that works until it is killed, or two minutes.
+func beVictim(addr string, opens bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
 	st, err := tcpstore.Dial(ctx, addr)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	e := distautograd.New()
 	a, err := rpc.Join(ctx, st, victimName, rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(basics()), e.Join())
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	fmt.Println("joined")
-	for os.Getenv(victimRole) != "" {
+	for opens {
 		if err := onePass(ctx, e, a, []string{"w1", "w2"}); err != nil {
-			t.Fatal(err)
+			return err
 		}
 	}
 	<-ctx.Done()
+	return ctx.Err()
 }
 
 // killedWorld is three workers here and a victim in a process of its own. kill ends it by SIGKILL.
@@ -103,7 +111,8 @@ func killedWorld(t *testing.T, opens string) (ws []*worker, kill func()) {
 		t.Cleanup(func() { _ = a.Close() })
 		ws = append(ws, &worker{engine: e, agent: a})
 	}
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestVictim$", "-test.v")
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Stderr = os.Stderr // says why it ended, if nobody killed it
 	cmd.Env = append(os.Environ(), victimAddr+"="+server.Addr().String(), victimRole+"="+opens)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
