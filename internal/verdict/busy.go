@@ -30,9 +30,6 @@ func (c *court) busy() Verdict {
 	if len(moving) > 0 {
 		return Verdict{Sentence: c.atWork(moving)}
 	}
-	if here := c.still(inWork); c.onlyGPU(here) {
-		return Verdict{Still: true, Sentence: fmt.Sprintf("%s %s for a GPU, in %s: perhaps hung; it may still compute, or be in a collective that not all ranks have entered.", name(here), verb(here, "wait"), c.at[here[0]].where())}
-	}
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" && r.Gone != Succeeded {
 			return Verdict{Culprits: []int{r.Rank}, Hung: true, Sentence: fmt.Sprintf("Rank %d %s; of the others no rank waits in torch.distributed: %s.", r.Rank, r.Gone, c.whereabouts(-1))}

@@ -16,9 +16,7 @@ import (
 // missing: some ranks are in a collective and others are not.
 func (c *court) missing() (Verdict, bool) {
 	here := c.still(inCollective)
-	late := c.ranks(func(r Rank, p position) bool {
-		return p.class != inCollective && p.class != inWork && (r.Main != nil || p.class != unknown)
-	})
+	late := c.ranks(func(r Rank, p position) bool { return r.Main != nil && !p.meets() })
 	if len(here) > 0 && len(late) > 0 {
 		if v, found := c.oneSided(here, late); found {
 			return v, true
@@ -33,8 +31,6 @@ func (c *court) missing() (Verdict, bool) {
 	switch {
 	case len(work) == 0:
 		return Verdict{}, false
-	case c.onlyGPU(work) && slices.ContainsFunc(late, func(n int) bool { return c.rank(n).atWork() }):
-		return Verdict{}, false // the GPUs may be at work, too
 	case len(late) == 0 && len(here) > 0 && c.at[work[0]].op == "backward":
 		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s %s %s where %s in %s%s, which in DDP needs all ranks: did %s get fewer batches?",
 			name(here), verb(here, "call"), c.at[here[0]].where(), lower(is(work)), c.at[work[0]].where(), since(c.waited(work)), lower(name(here)))}, true
@@ -49,11 +45,6 @@ func (c *court) missing() (Verdict, bool) {
 			what = "not finished "
 		}
 		return c.late(late, what+c.at[work[0]].where(), work), true
-	}
-	if c.onlyGPU(work) {
-		v := c.late(late, "perhaps not started the operation that is waited for in "+c.at[work[0]].where(), work)
-		v.Still = true
-		return v, true
 	}
 	return c.late(late, "not started the operation that is waited for in "+c.at[work[0]].where(), work), true
 }
@@ -152,7 +143,7 @@ func (c *court) differ(kinds map[string][]int, say func(int) string, suffix stri
 // same: all ranks are in the same collective.
 func (c *court) same() (Verdict, bool) {
 	here := c.still(inCollective, inWork)
-	if len(here) == 0 || c.onlyGPU(here) || len(here) < len(c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })) {
+	if len(here) == 0 || len(here) < len(c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })) {
 		return Verdict{}, false
 	}
 	p := c.at[here[0]]

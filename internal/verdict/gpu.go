@@ -150,5 +150,27 @@ func onGPU(r Rank) bool {
 
 // onlyGPU reports whether ranks wait for nothing but their GPUs, as far as can be told.
 func (c *court) onlyGPU(ranks []int) bool {
-	return len(ranks) > 0 && !slices.ContainsFunc(ranks, func(n int) bool { return !onGPU(*c.rank(n)) })
+	return len(ranks) > 0 && !slices.ContainsFunc(ranks, func(n int) bool { return !c.at[n].gpu })
+}
+
+// devices: ranks wait for their GPUs. What those compute cannot be seen, so nobody can be sure that the job hangs.
+func (c *court) devices() (Verdict, bool) {
+	here := c.ranks(func(r Rank, p position) bool { return p.gpu && !r.Moved && p.meets() })
+	if len(here) == 0 {
+		return Verdict{}, false
+	}
+	late := c.ranks(func(r Rank, p position) bool { return r.Main != nil && !p.meets() })
+	others := slices.DeleteFunc(c.still(inCollective, inWork), func(n int) bool { return slices.Contains(here, n) })
+	text := fmt.Sprintf("%s %s for a GPU, in %s", name(here), verb(here, "wait"), c.at[here[0]].where())
+	switch {
+	case slices.ContainsFunc(late, func(n int) bool { return c.rank(n).atWork() }):
+		return Verdict{}, false // the GPUs may be at work, too
+	case len(late) > 0:
+		v := c.late(late, "perhaps not started the operation that is waited for in "+c.at[here[0]].where(), here)
+		v.Still = true
+		return v, true
+	case len(others) > 0:
+		text += ", and " + c.waitIn(others)
+	}
+	return Verdict{Still: true, Sentence: text + ": perhaps hung; it may still compute, or be in a collective that not all ranks have entered."}, true
 }

@@ -19,6 +19,9 @@ func TestGPU(t *testing.T) {
 		r := with(rank, pystack.Frame{Func: "synchronize", File: "/usr/lib/python3/dist-packages/torch/cuda/__init__.py", Line: 1}, pystack.Frame{Func: "<module>", File: script, Line: 56})
 		return edit(r, func(r *Rank) { r.State, r.Main.State, r.Main.Kernel, r.GPU = "R", "R", "", true })
 	}
+	meets := func(rank int) Rank {
+		return edit(in(rank, "barrier", "", 60), func(r *Rank) { r.State, r.Main.State, r.Main.Kernel, r.GPU = "R", "R", "", true })
+	}
 	sleeps := edit(at(1, "loads", 17), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" })
 	moves := edit(at(1, "loads", 17), func(r *Rank) { r.Moved = true })
 	computes := edit(with(1, pystack.Frame{Func: "svd", File: "/usr/lib/python3/dist-packages/numpy/linalg/linalg.py", Line: 9}, pystack.Frame{Func: "loads", File: script, Line: 17}),
@@ -98,6 +101,14 @@ func TestGPU(t *testing.T) {
 		"stacks alone, and a library computes": {
 			Job{World: 2, Ranks: []Rank{synchronizes(0), edit(computes, func(r *Rank) { r.GPU = false })}},
 			"Not hung: rank 1 is at work, in loads (train.py:17); rank 0 waits in <module> (train.py:56).", false, false,
+		},
+		"all in a collective, on their GPUs": {
+			Job{World: 2, Ranks: []Rank{meets(0), meets(1)}},
+			"Ranks 0 and 1 wait for a GPU, in barrier (train.py:60): perhaps hung; it may still compute, or be in a collective that not all ranks have entered.", false, true,
+		},
+		"one in a collective, one on its GPU": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 60), synchronizes(1)}},
+			"Rank 1 waits for a GPU, in <module> (train.py:56), and rank 0 waits in barrier (train.py:60): perhaps hung; it may still compute, or be in a collective that not all ranks have entered.", false, true,
 		},
 		"all on their GPUs": {
 			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}},

@@ -25,6 +25,7 @@ const (
 	inMessage
 	inCollective
 	inWork // it waits for an operation that was started earlier: Work.wait, or backward of a module that sums gradients over ranks
+	inGPU  // it probably waits for its GPU, in a line that does not say what that computes
 	inRPC
 )
 
@@ -43,9 +44,15 @@ type position struct {
 	saves  bool   // inside torch.save
 	loads  bool   // inside a data loader
 	lock   bool   // in a lock, or something else that wakes threads, without a function of Python in between
+	gpu    bool   // it probably waits for its GPU, in whatever call
 }
 
 func (p position) waits() bool { return p.class >= inInit }
+
+// meets reports whether it takes part in an operation of several ranks, or may.
+func (p position) meets() bool {
+	return p.class == inCollective || p.class == inWork || p.class == inGPU
+}
 
 // where returns "all_reduce (train.py:53)" or "load_batch (train.py:12)".
 func (p position) where() string {
@@ -85,6 +92,7 @@ func locate(r Rank) position {
 		return locateGo(r)
 	}
 	p := locateFrames(r.Main.Frames)
+	p.gpu = onGPU(r)
 	if p.class == inProgram {
 		p.how, p.lock = manner(r.Main, r.Object)
 		if p.how == "" && p.lock && lockLine.MatchString(r.Line) {
@@ -110,8 +118,8 @@ func locate(r Rank) position {
 			p.class = inWork
 		case inBackward(r.Main):
 			p.class, p.op, p.how = inWork, "backward", ""
-		case onGPU(r):
-			p.class, p.how = inWork, "probably waiting for the GPU"
+		case p.gpu:
+			p.class, p.how = inGPU, "probably waiting for the GPU"
 		}
 	}
 	return p

@@ -134,16 +134,7 @@ type Verdict struct {
 
 // Judge looks at a job.
 func Judge(j Job) Verdict {
-	slices.SortFunc(j.Ranks, func(a, b Rank) int { return a.Rank - b.Rank })
-	j.Ranks = withoutChildren(j.Ranks)
-	c := &court{job: j, at: map[int]position{}}
-	for i := range j.Ranks {
-		r := &j.Ranks[i]
-		if sameAddress(r.Object, j.Store) {
-			r.Object = theStore
-		}
-		c.at[r.Rank] = locate(*r)
-	}
+	c := convene(j)
 	v := c.judge()
 	v.Places = c.places()
 	v.Moving = c.ranks(func(r Rank, p position) bool { return r.Moved && !p.waits() })
@@ -176,19 +167,19 @@ type court struct {
 	at  map[int]position
 }
 
-func (c *court) judge() Verdict {
-	if len(c.job.Ranks) == 0 {
-		return c.fromStore()
-	}
-	for _, rule := range []func() (Verdict, bool){
-		c.worlds, c.numbers, c.stores, c.strays, c.gone, c.twice, c.unreachable, c.lacking, c.stopped, c.kernel, c.lock, c.dialing, c.recorders, c.communicators, c.messages, c.starting, c.handlers, c.rpc, c.missing, c.rooted, c.mismatch, c.dialingLater, c.same, c.store, c.unmatched,
-	} {
-		if v, found := rule(); found {
-			v.Hung = !v.Still
-			return v
+// convene finds out where the ranks of a job are.
+func convene(j Job) *court {
+	slices.SortFunc(j.Ranks, func(a, b Rank) int { return a.Rank - b.Rank })
+	j.Ranks = withoutChildren(j.Ranks)
+	c := &court{job: j, at: map[int]position{}}
+	for i := range j.Ranks {
+		r := &j.Ranks[i]
+		if sameAddress(r.Object, j.Store) {
+			r.Object = theStore
 		}
+		c.at[r.Rank] = locate(*r)
 	}
-	return c.busy()
+	return c
 }
 
 // fromStore judges a job of which only the store was seen.
