@@ -35,6 +35,8 @@ type RankState struct {
 	PID  int       `json:"pid"`
 	// Doing is the line of the program that matters most, in words; empty where there is none.
 	Doing string `json:"doing,omitempty"`
+	// Idle is how long its main thread had not run, so that it had been there for at least as long; 0: not known.
+	Idle time.Duration `json:"idle,omitempty"`
 	// Stack is the text of all Python stacks, or of all goroutines; Error why there is none.
 	Stack string `json:"stack,omitempty"`
 	Error string `json:"error,omitempty"`
@@ -140,9 +142,17 @@ func readRank(ctx context.Context, reader *pystack.Reader, rank dist.Rank, pid i
 	s.Stack = p.String()
 	if main := p.Main(); main != nil {
 		s.Doing = verdict.With(main.Frames)
+		if main.State != "R" {
+			limited, cancel := context.WithTimeout(ctx, idleTime)
+			defer cancel()
+			s.Idle = jobscan.Idle(limited, pid, main.ID)
+		}
 	}
 	return s
 }
+
+// idleTime bounds the question how long a worker has stood still: where it stands matters more.
+const idleTime = 20 * time.Millisecond
 
 // keptBundles is how many runs' evidence the default folder holds.
 const keptBundles = 10

@@ -367,9 +367,9 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 			continue
 		}
 		fate := strings.TrimPrefix(w.Words, "was ")
-		if s := a.Evidence.Of(w.Rank); w.Where != "" {
+		if w.Where != "" {
 			fate += ", in " + w.Where
-		} else if s != nil && s.Doing != "" && w.Kind == postmortem.Stopped.String() {
+		} else if s := a.doing(w.Rank); s != nil {
 			fate += ", in " + s.Doing
 		}
 		if fates[fate] == nil {
@@ -388,8 +388,35 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 	for _, fate := range order {
 		ranks := fates[fate]
 		slices.Sort(ranks)
-		fmt.Fprintf(b, "    %s: %s\n", ranklist.Named(ranks), fate)
+		fmt.Fprintf(b, "    %s: %s%s\n", ranklist.Named(ranks), fate, a.since(ranks))
 	}
+}
+
+// doing returns what a rank was doing that had to be stopped, or nil if that is not known.
+func (a *Attempt) doing(rank dist.Rank) *RankState {
+	if s, w := a.Evidence.Of(rank), a.Of(rank); s != nil && s.Doing != "" && w.Where == "" && w.Kind == postmortem.Stopped.String() {
+		return s
+	}
+	return nil
+}
+
+// since says how long ranks had been where they were when the first failure came; "" if that is not known of all, or too short to matter.
+func (a *Attempt) since(ranks []dist.Rank) string {
+	var least, most time.Duration
+	for i, rank := range ranks {
+		s := a.doing(rank)
+		if s == nil || s.Idle < time.Second {
+			return ""
+		}
+		if i == 0 || s.Idle < least {
+			least = s.Idle
+		}
+		most = max(most, s.Idle)
+	}
+	if from, to := int(least.Seconds()), int(most.Seconds()); from != to {
+		return fmt.Sprintf(" for %d to %d s", from, to)
+	}
+	return fmt.Sprintf(" for %d s", int(least.Seconds()))
 }
 
 func span(from, to time.Time) string {

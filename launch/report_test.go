@@ -4,9 +4,11 @@
 package launch
 
 import (
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/postmortem"
 )
 
@@ -31,6 +33,37 @@ func TestEarlyEnd(t *testing.T) {
 		}}
 		if got := a.Sentence(); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// TestSinceWhen: the report says how long the others had been where they were, those of one place together.
+func TestSinceWhen(t *testing.T) {
+	t.Parallel()
+	const reduce = "all_reduce (train.py:5)"
+	state := func(rank dist.Rank, doing string, idle time.Duration) RankState {
+		return RankState{Rank: rank, Doing: doing, Idle: idle}
+	}
+	stopped := func(rank dist.Rank) WorkerEnd {
+		return WorkerEnd{Rank: rank, Kind: postmortem.Stopped.String(), Words: "was stopped", Code: -15}
+	}
+	for name, c := range map[string]struct {
+		ranks []RankState
+		want  string
+	}{
+		"the same":       {[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, 94*time.Second)}, "ranks 1,2: stopped, in all_reduce (train.py:5) for 94 s\n"},
+		"different":      {[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, 3*time.Second)}, "ranks 1,2: stopped, in all_reduce (train.py:5) for 3 to 94 s\n"},
+		"not long":       {[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, time.Millisecond)}, "ranks 1,2: stopped, in all_reduce (train.py:5)\n"},
+		"two places":     {[]RankState{state(1, reduce, 94*time.Second), state(2, "load (train.py:9)", 0)}, "rank 1: stopped, in all_reduce (train.py:5) for 94 s\n    rank 2: stopped, in load (train.py:9)\n"},
+		"one of unknown": {[]RankState{state(1, reduce, 94*time.Second)}, "rank 1: stopped, in all_reduce (train.py:5) for 94 s\n    rank 2: stopped\n"},
+	} {
+		r := Report{Sentence: "rank 0 raised ValueError", Attempts: []Attempt{{
+			First:    0,
+			Workers:  []WorkerEnd{{Kind: postmortem.Exception.String(), Words: "raised ValueError", Code: 1}, stopped(1), stopped(2)},
+			Evidence: &Evidence{Ranks: c.ranks},
+		}}}
+		if got := r.Text(nil); !strings.HasSuffix(got, c.want) {
+			t.Errorf("%s:\n%s\nwant at its end\n%s", name, got, c.want)
 		}
 	}
 }

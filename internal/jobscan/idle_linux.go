@@ -5,6 +5,7 @@ package jobscan
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -28,10 +29,8 @@ type reference struct {
 // idle returns how long a thread has not run; 0: not known. The kernel tells when it ran last, on the clock of the processor
 // that it ran on.
 func (c *clocks) idle(pid, tid int) time.Duration {
-	thread := fmt.Sprintf("/proc/%d/task/%d", pid, tid)
-	cpu, ok := lastProcessor(thread)
-	ran := lastRun(thread)
-	if !ok || ran == 0 {
+	cpu, ran := lastOn(pid, tid)
+	if ran == 0 {
 		return 0
 	}
 	if *c == nil {
@@ -39,9 +38,24 @@ func (c *clocks) idle(pid, tid int) time.Duration {
 	}
 	now, known := (*c)[cpu]
 	if !known {
-		now = readClock(cpu)
+		now = <-readClock(cpu)
 		(*c)[cpu] = now
 	}
+	return now.since(ran)
+}
+
+// lastOn returns the processor that a thread ran on last, and when, on that processor's clock; 0: not known.
+func lastOn(pid, tid int) (cpu int, ran float64) {
+	thread := fmt.Sprintf("/proc/%d/task/%d", pid, tid)
+	cpu, ok := lastProcessor(thread)
+	if !ok {
+		return 0, 0
+	}
+	return cpu, lastRun(thread)
+}
+
+// since returns how long ago a moment on this clock was; 0: not known.
+func (now reference) since(ran float64) time.Duration {
 	d := time.Duration((now.clock-ran)*float64(time.Millisecond)) + time.Since(now.at)
 	if now.clock == 0 || d < 0 {
 		return 0
@@ -49,8 +63,22 @@ func (c *clocks) idle(pid, tid int) time.Duration {
 	return d
 }
 
+// Idle returns how long a thread has not run, so that it has been where it is for at least as long; 0: not known, or not in time.
+func Idle(ctx context.Context, pid, tid int) time.Duration {
+	cpu, ran := lastOn(pid, tid)
+	if ran == 0 {
+		return 0
+	}
+	select {
+	case now := <-readClock(cpu): // which waits for its turn on a processor that is busy
+		return now.since(ran)
+	case <-ctx.Done():
+		return 0
+	}
+}
+
 // readClock reads a processor's clock: it has a thread of this process run there and asks when that was.
-func readClock(cpu int) reference {
+func readClock(cpu int) <-chan reference {
 	result := make(chan reference, 1)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with this function
@@ -62,7 +90,7 @@ func readClock(cpu int) reference {
 		}
 		result <- r
 	}()
-	return <-result
+	return result
 }
 
 // lastRun reads se.exec_start of a thread, in milliseconds.

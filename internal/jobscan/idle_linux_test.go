@@ -39,8 +39,22 @@ func TestIdle(t *testing.T) {
 			}
 		}
 	}
+	pid := sleeperOn(t, firstOf(&allowed))
+	for limit := time.Now().Add(time.Minute); Idle(t.Context(), pid, pid) < 100*time.Millisecond; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal("a process that sleeps is not idle")
+		}
+	}
 	if d := now.idle(1<<22+1, 1); d != 0 {
 		t.Errorf("a process that does not exist is idle for %v", d)
+	}
+}
+
+func firstOf(set *unix.CPUSet) int {
+	for cpu := 0; ; cpu++ {
+		if set.IsSet(cpu) {
+			return cpu
+		}
 	}
 }
 

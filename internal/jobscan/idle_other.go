@@ -5,9 +5,15 @@
 
 package jobscan
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // clocks are not known here.
 type clocks struct{}
 
 func (*clocks) idle(int, int) time.Duration { return 0 }
+
+// Idle returns how long a thread has not run; 0: not known.
+func Idle(context.Context, int, int) time.Duration { return 0 }
