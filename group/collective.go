@@ -49,7 +49,8 @@ func (g *Group) AllReduceSparse(ctx context.Context, s *tensor.Sparse, op Reduce
 	return g.post(ctx, w, w.call.Numbers())
 }
 
-// AllReduceCoalesced is [Group.AllReduce] of several tensors of one element type in one operation.
+// AllReduceCoalesced is [Group.AllReduce] of several tensors of one element type in one operation. As in PyTorch, a sum or a mean may have
+// complex numbers beside tensors of the type of their parts.
 //
 // It corresponds to torch.distributed.all_reduce_coalesced.
 func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op ReduceOp, opts ...OpOption) *Work {
@@ -75,7 +76,8 @@ func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root 
 }
 
 // AllGather collects in of every rank into outs, one tensor per rank. Among Go ranks the sizes may differ from rank to
-// rank; each rank must then know all sizes.
+// rank; each rank must then know all sizes. As in PyTorch, complex numbers may go in where their parts come out, in a last dimension
+// of two, and the other way round.
 //
 // It corresponds to torch.distributed.all_gather.
 func (g *Group) AllGather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Tensor, opts ...OpOption) *Work {

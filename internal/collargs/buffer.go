@@ -298,8 +298,8 @@ func (g *Group) checkPair(name string, out, in *tensor.Tensor) error {
 	return nil
 }
 
-// checkList checks one tensor per rank, all of the type of like.
-func (g *Group) checkList(name, which string, ts []*tensor.Tensor, like *tensor.Tensor) error {
+// checkList checks one tensor per rank, all of a type that goes with that of like.
+func (g *Group) checkList(name, which string, ts []*tensor.Tensor, like *tensor.Tensor, goes func(a, b tensor.DType) bool) error {
 	if err := g.CheckTensor(name, like); err != nil {
 		return err
 	}
@@ -311,15 +311,32 @@ func (g *Group) checkList(name, which string, ts []*tensor.Tensor, like *tensor.
 			return err
 		}
 	}
-	if ts[0].DType() != like.DType() {
+	if !goes(ts[0].DType(), like.DType()) {
 		return dist.Newf(name, dist.InvalidArgument, "the %s are %v, not %v", which, ts[0].DType(), like.DType())
 	}
-	return sameType(name, ts)
+	return sameType(name, ts, goes)
 }
 
-func sameType(name string, ts []*tensor.Tensor) error {
+// equal is for lists whose tensors must have one type.
+func equal(a, b tensor.DType) bool { return a == b }
+
+// equalParts is for lists in which complex numbers may stand beside the type of their real and imaginary parts, as PyTorch takes them.
+func equalParts(a, b tensor.DType) bool { return parts(a) == parts(b) }
+
+func parts(dt tensor.DType) tensor.DType {
+	switch dt {
+	case tensor.Complex64:
+		return tensor.Float32
+	case tensor.Complex128:
+		return tensor.Float64
+	default:
+		return dt
+	}
+}
+
+func sameType(name string, ts []*tensor.Tensor, goes func(a, b tensor.DType) bool) error {
 	for i, t := range ts {
-		if t.DType() != ts[0].DType() {
+		if !goes(t.DType(), ts[0].DType()) {
 			return dist.Newf(name, dist.InvalidArgument, "tensor 0 is %v, tensor %d %v", ts[0].DType(), i, t.DType())
 		}
 	}

@@ -178,7 +178,7 @@ func (g *Group) checkPairs(name string, large, small []*tensor.Tensor, factor in
 				i, large[i].Numel(), small[i].Numel(), factor)
 		}
 	}
-	return sameType(name, small)
+	return sameType(name, small, equal)
 }
 
 // BroadcastCoalesced broadcasts several tensors of one type, one behind the other.
@@ -192,7 +192,7 @@ func (g *Group) BroadcastCoalesced(c *Call, ts []*tensor.Tensor, root dist.Rank)
 			return err
 		}
 	}
-	if err := sameType(name, ts); err != nil {
+	if err := sameType(name, ts, equal); err != nil {
 		return err
 	}
 	data, err := flatten(ts)

@@ -56,14 +56,8 @@ func (g *Group) wireType(dt tensor.DType) tensor.DType {
 	if g.Peers.None() {
 		return dt
 	}
-	switch dt {
-	case tensor.Bool:
+	if dt == tensor.Bool {
 		return tensor.Uint8
-	case tensor.Complex64:
-		return tensor.Float32
-	case tensor.Complex128:
-		return tensor.Float64
-	default:
-		return dt
 	}
+	return parts(dt)
 }

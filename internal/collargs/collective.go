@@ -41,20 +41,25 @@ func (g *Group) AllReduceCoalesced(c *Call, ts []*tensor.Tensor, op reduce.Op) e
 			return err
 		}
 	}
-	if err := sameType(name, ts); err != nil {
-		return err
+	dt := ts[0].DType()
+	if err := sameType(name, ts, equal); err != nil {
+		// The sum of complex numbers is the sum of their parts, which may then stand among them.
+		if op != reduce.Sum && op != reduce.Avg || sameType(name, ts, equalParts) != nil {
+			return err
+		}
+		dt = parts(dt)
 	}
 	flat, err := flatten(ts)
 	if err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Op, c.Request.DType, c.Request.Out = coll.AllReduce, op, g.wireType(ts[0].DType()), flat
+	c.Request.Kind, c.Request.Op, c.Request.DType, c.Request.Out = coll.AllReduce, op, g.wireType(dt), flat
 	c.Outputs = append(c.Outputs[:0], ts...)
 	c.Finish = func() error { return unflatten(flat, ts) }
-	if err := premultiply(name, c, op, ts[0].DType()); err != nil {
+	if err := premultiply(name, c, op, dt); err != nil {
 		return err
 	}
-	tidyBooleans(c, ts[0].DType(), flat)
+	tidyBooleans(c, dt, flat)
 	return nil
 }
 
@@ -99,11 +104,11 @@ func (g *Group) Reduce(c *Call, t *tensor.Tensor, op reduce.Op, root dist.Rank) 
 // rank; each rank must then know all sizes.
 func (g *Group) AllGather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor) error {
 	const name = "group: all_gather"
-	if err := g.checkList(name, "outputs", outs, in); err != nil {
+	if err := g.checkList(name, "outputs", outs, in, equalParts); err != nil {
 		return err
 	}
-	if outs[g.Rank].Numel() != in.Numel() {
-		return dist.Newf(name, dist.InvalidArgument, "the output of this rank has %d elements, the input %d", outs[g.Rank].Numel(), in.Numel())
+	if outs[g.Rank].NBytes() != in.NBytes() {
+		return dist.Newf(name, dist.InvalidArgument, "the output of this rank has %d elements of %v, the input %d of %v", outs[g.Rank].Numel(), outs[g.Rank].DType(), in.Numel(), in.DType())
 	}
 	if err := g.checkMove(name, torch.AllGather, in, 0); err != nil {
 		return err
@@ -159,7 +164,7 @@ func (g *Group) Gather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor, root d
 		}
 		return g.input(c, in)
 	}
-	if err := g.checkList(name, "outputs", outs, in); err != nil {
+	if err := g.checkList(name, "outputs", outs, in, equal); err != nil {
 		return err
 	}
 	if outs[root].Numel() != in.Numel() {
@@ -187,7 +192,7 @@ func (g *Group) Scatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor, root 
 		return dist.Newf(name, dist.InvalidArgument, "only the root (rank %d) gives inputs", root)
 	}
 	if g.Rank == root {
-		if err := g.checkList(name, "inputs", ins, out); err != nil {
+		if err := g.checkList(name, "inputs", ins, out, equal); err != nil {
 			return err
 		}
 		if ins[root].Numel() != out.Numel() {
@@ -223,7 +228,7 @@ func (g *Group) ReduceScatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor,
 	if err := g.checkReduction(name, torch.ReduceScatter, out, op); err != nil {
 		return err
 	}
-	if err := g.checkList(name, "inputs", ins, out); err != nil {
+	if err := g.checkList(name, "inputs", ins, out, equal); err != nil {
 		return err
 	}
 	if ins[g.Rank].Numel() != out.Numel() {
@@ -289,10 +294,10 @@ func (g *Group) AllToAll(c *Call, outs, ins []*tensor.Tensor) error {
 	if len(ins) != g.Size || len(outs) != g.Size {
 		return dist.Newf(name, dist.InvalidArgument, "%d inputs and %d outputs for %d ranks", len(ins), len(outs), g.Size)
 	}
-	if err := g.checkList(name, "inputs", ins, ins[0]); err != nil {
+	if err := g.checkList(name, "inputs", ins, ins[0], equal); err != nil {
 		return err
 	}
-	if err := g.checkList(name, "outputs", outs, ins[0]); err != nil {
+	if err := g.checkList(name, "outputs", outs, ins[0], equal); err != nil {
 		return err
 	}
 	if ins[g.Rank].Numel() != outs[g.Rank].Numel() {

@@ -35,16 +35,31 @@ func (c *Call) blocks(ts []*tensor.Tensor) {
 	}
 }
 
+// sameShape compares shapes as PyTorch sees them, which has the parts of complex numbers as a last dimension.
 func sameShape(ts []*tensor.Tensor) bool {
 	for _, t := range ts[1:] {
-		if t.Dims() != ts[0].Dims() {
+		if dims(t) != dims(ts[0]) {
 			return false
 		}
-		for i := range t.Dims() {
-			if t.Dim(i) != ts[0].Dim(i) {
+		for i := range dims(t) {
+			if dim(t, i) != dim(ts[0], i) {
 				return false
 			}
 		}
 	}
 	return true
+}
+
+func dims(t *tensor.Tensor) int {
+	if t.DType().Complex() {
+		return t.Dims() + 1
+	}
+	return t.Dims()
+}
+
+func dim(t *tensor.Tensor, i int) int {
+	if i == t.Dims() {
+		return 2
+	}
+	return t.Dim(i)
 }

@@ -28,6 +28,17 @@ func coalesced(ctx context.Context, g *group.Group, k int, s step) (string, erro
 			outs[r] = []*tensor.Tensor{empty(n), empty(n + 3)}
 		}
 		return digestAfter(g.AllGatherCoalesced(ctx, outs, []*tensor.Tensor{x, y}).Wait(ctx), slices.Concat(outs...)...)
+	case "all_reduce_parts": // complex numbers beside what they consist of
+		z := data(k, me, n, tensor.Complex64, 2)
+		return digestAfter(g.AllReduceCoalesced(ctx, []*tensor.Tensor{x, y, z}, group.Sum).Wait(ctx), x, y, z)
+	case "all_gather_parts":
+		outs := make([]*tensor.Tensor, size)
+		for r := range outs {
+			if outs[r] = tensor.Must(tensor.New(dt, n, 2)); r == 1 {
+				outs[r] = tensor.Must(tensor.New(tensor.Complex64, n))
+			}
+		}
+		return digestAfter(g.AllGather(ctx, outs, data(k, me, n, tensor.Complex64, 2)).Wait(ctx), outs...)
 	case "all_gather_scope":
 		a, b := empty(n*size), empty((n+3)*size)
 		return digestAfter(g.Coalesce(ctx, func(c *group.Coalescer) {
@@ -90,6 +101,9 @@ func coalescePlan(size int, version string, checked bool) []step {
 		for _, dt := range []string{"float32", "int64", "complex64"} {
 			plan = append(plan, step{Op: "all_gather_coalesced", N: n, DType: dt})
 		}
+	}
+	for _, n := range []int{1, 6, 1000} {
+		plan = append(plan, step{Op: "all_reduce_parts", N: n, DType: "float32"}, step{Op: "all_gather_parts", N: n, DType: "float32"})
 	}
 	// Refused by all of them, and all go on; not to a barrier, in which PyTorch raises earlier errors again.
 	var refused []step

@@ -215,7 +215,7 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 	case "all_reduce_coalesced":
 		y := data(k, me, n+3, dt, 1)
 		return wait(g.AllReduceCoalesced(ctx, []*tensor.Tensor{x, y}, op), x, y)
-	case "all_gather_coalesced", "all_gather_scope", "reduce_scatter_scope", "broadcast_coalesced":
+	case "all_gather_coalesced", "all_reduce_parts", "all_gather_parts", "all_gather_scope", "reduce_scatter_scope", "broadcast_coalesced":
 		return coalesced(ctx, g, k, s)
 	case "object_lists":
 		return objectLists(ctx, g, k, s)

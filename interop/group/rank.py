@@ -164,6 +164,14 @@ def step(k, s):
         outs = [[torch.empty_like(x), torch.empty_like(y)] for _ in range(members)]
         dist.all_gather_coalesced(outs, [x, y], group=g)
         return digest(*[t for pair in outs for t in pair])
+    if kind == "all_reduce_parts":  # complex numbers beside what they consist of
+        y, z = data(k, me, n + 3, dt, 1), data(k, me, n, "complex64", 2)
+        dist.all_reduce_coalesced([x, y, z], op, group=g)
+        return digest(x, y, z)
+    if kind == "all_gather_parts":
+        outs = [torch.empty(n, dtype=torch.complex64) if r == 1 else torch.empty(n, 2) for r in range(members)]
+        dist.all_gather(outs, data(k, me, n, "complex64", 2), group=g)
+        return digest(*outs)
     if kind == "all_gather_scope":
         y = data(k, me, n + 3, dt, 1)
         a, b = torch.empty(n * members, dtype=x.dtype), torch.empty((n + 3) * members, dtype=x.dtype)

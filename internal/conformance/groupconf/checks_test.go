@@ -6,6 +6,7 @@ package groupconf
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -104,8 +105,8 @@ func TestAllGatherChecks(t *testing.T) {
 			refused("one tensor too many", g.AllGather(ctx, repeat(t1, n+1), t1), "5 outputs for 4 ranks"),
 			refused("another type", g.AllGather(ctx, repeat(t1, n), t2), "the outputs are float32, not float64"),
 			refused("one of another type", g.AllGather(ctx, mixed(t2), t1), "float64"),
-			refused("one of another size", g.AllGather(ctx, mixed(t3), t1), "has 2 elements, the input 1"),
-			refused("another size", g.AllGather(ctx, repeat(t1, n), t3), "has 1 elements, the input 2"),
+			refused("one of another size", g.AllGather(ctx, mixed(t3), t1), "has 2 elements of float32, the input 1"),
+			refused("another size", g.AllGather(ctx, repeat(t1, n), t3), "has 1 elements of float32, the input 2"),
 			untouched(ctx, g))
 	})
 }
@@ -169,7 +170,40 @@ func TestTypesMustMatch(t *testing.T) {
 	})
 }
 
-// TestComplexOperators: complex numbers have sums, and no order.
+// TestComplexBesideParts: all_gather takes complex numbers for their real and imaginary parts, so that either may go in or come out.
+func TestComplexBesideParts(t *testing.T) {
+	run(t, func(ctx context.Context, g *group.Group) error {
+		for _, in := range []*tensor.Tensor{full(float32(g.Rank()), 2), full(complex(float32(g.Rank()), float32(g.Rank())), 1)} {
+			for _, odd := range []int{-1, 1} { // none, or one of the outputs is complex
+				outs := make([]*tensor.Tensor, g.Size())
+				for r := range outs {
+					if outs[r] = full(float32(-1), 2); r == odd {
+						outs[r] = full(complex64(-1), 1)
+					}
+				}
+				if err := g.AllGather(ctx, outs, in).Wait(ctx); err != nil {
+					return err
+				}
+				for r, out := range outs {
+					err := wantAll("complex", out, complex(float32(r), float32(r)), 1)
+					if r != odd {
+						err = wantAll("parts", out, float32(r), 2)
+					}
+					if err != nil {
+						return fmt.Errorf("of rank %d: %w", r, err)
+					}
+				}
+			}
+		}
+		x, c := full(float32(1), 1), full(complex64(1), 1)
+		return errors.Join(
+			refused("all_gather of another size", g.AllGather(ctx, repeat(x, g.Size()), c), "has 1 elements of float32, the input 1 of complex64"),
+			refused("product", g.AllReduceCoalesced(ctx, []*tensor.Tensor{x, c}, group.Product), "tensor 0 is float32, tensor 1 complex64"),
+			refused("parts of another type", g.AllReduceCoalesced(ctx, []*tensor.Tensor{full(1.0, 1), c}, group.Sum), "tensor 0 is float64, tensor 1 complex64"))
+	})
+}
+
+// TestComplexOperators: complex numbers have sums and products, which PyTorch does not compute, and no order.
 func TestComplexOperators(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		x := full(complex64(1), 2)
@@ -183,6 +217,13 @@ func TestComplexOperators(t *testing.T) {
 		if err := errors.Join(errs...); err != nil {
 			return err
 		}
-		return wantAll("the tensor", x, complex64(1))
+		if err := wantAll("the tensor", x, complex64(1)); err != nil {
+			return err
+		}
+		y := full(complex64(1+2i), 2)
+		if err := g.AllReduce(ctx, y, group.Product).Wait(ctx); err != nil {
+			return err
+		}
+		return wantAll("product", y, complex64(-7-24i)) // (1+2i) to the fourth power
 	})
 }

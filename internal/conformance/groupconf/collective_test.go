@@ -139,35 +139,67 @@ func TestAllReduce(t *testing.T) {
 				}
 			}
 		}
-		n := complex(float32(g.Size()-1), 0)
-		x := full(complex64(10+11i), 3, 3)
-		if g.Rank() == 0 {
-			x = full(complex64(2+3i), 3, 3)
+		for root, global := range g.GlobalRanks() {
+			x := cube(int(global+1), complex64(10+11i))
+			if dist.Rank(root) == g.Rank() {
+				x = cube(int(global+1), complex64(2+3i))
+			}
+			if err := g.AllReduce(ctx, x, group.Sum).Wait(ctx); err != nil {
+				return err
+			}
+			if err := wantAll("complex sum", x, 2+3i+complex(float32(g.Size()-1), 0)*complex64(10+11i)); err != nil {
+				return err
+			}
 		}
-		if err := g.AllReduce(ctx, x, group.Sum).Wait(ctx); err != nil {
-			return err
-		}
-		return wantAll("complex sum", x, complex64(2+3i)+n*complex64(10+11i))
+		return nil
 	})
+}
+
+// coalescedCases are two reductions each, whose results tell one tensor's values from the other's.
+func coalescedCases(size int) [][2]operatorCase {
+	power := func(first, base float32) float32 {
+		for range size - 1 {
+			first *= base
+		}
+		return first
+	}
+	others := float32(size - 1)
+	return [][2]operatorCase{
+		{{group.Sum, 2, 10, 2 + 10*others}, {group.Sum, 3, 11, 3 + 11*others}},
+		{{group.Product, 1, 3, power(1, 3)}, {group.Product, 2, 4, power(2, 4)}},
+		{{group.Min, 1, 2, 1}, {group.Min, 4, 3, 3}},
+		{{group.Max, 1, 2, 2}, {group.Max, 4, 3, 4}},
+	}
 }
 
 func TestAllReduceCoalesced(t *testing.T) {
 	inGroups(t, func(ctx context.Context, g *group.Group, _ dist.Rank) error {
-		for _, c := range operatorCases(g.Size()) {
+		for _, c := range coalescedCases(g.Size()) {
 			for root, global := range g.GlobalRanks() {
-				v := c.value(dist.Rank(root) == g.Rank())
-				list := []*tensor.Tensor{cube(int(global+1), v), full(v, 5), full(v, 2, int(global+1))}
-				if err := g.AllReduceCoalesced(ctx, list, c.op).Wait(ctx); err != nil {
+				n, mine := int(global+1), dist.Rank(root) == g.Rank()
+				list := []*tensor.Tensor{cube(n, c[0].value(mine)), cube(n, c[1].value(mine)), full(c[1].value(mine), 2, n)}
+				want := complex64(2+3i) + complex(float32(g.Size()-1), 0)*(10+11i)
+				if c[0].op == group.Sum { // complex numbers may stand beside what they consist of
+					list = append(list, cube(n, complex64(10+11i)))
+					if mine {
+						list[3] = cube(n, complex64(2+3i))
+					}
+				}
+				if err := g.AllReduceCoalesced(ctx, list, c[0].op).Wait(ctx); err != nil {
 					return err
 				}
-				for _, x := range list {
-					if err := wantAll(c.op.String(), x, c.want); err != nil {
+				name := c[0].op.String()
+				if err := errors.Join(wantAll(name, list[0], c[0].want, n, n, n), wantAll(name, list[1], c[1].want, n, n, n), wantAll(name, list[2], c[1].want, 2, n)); err != nil {
+					return err
+				}
+				if len(list) == 4 {
+					if err := wantAll("complex", list[3], want, n, n, n); err != nil {
 						return err
 					}
 				}
 			}
 		}
-		// Sums of complex numbers.
+		// Sums of complex numbers alone.
 		list := []*tensor.Tensor{full(complex64(1+2i), 2), full(complex64(3i), 1)}
 		if err := g.AllReduceCoalesced(ctx, list, group.Sum).Wait(ctx); err != nil {
 			return err
