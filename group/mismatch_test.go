@@ -121,8 +121,8 @@ func differences(c call) map[string]call {
 // TestEveryMismatchOnEveryRank lets one rank call something else than the others, in every way that all ranks must agree in,
 // and looks at the error of each rank: it names both sides, and it is the error of that very call.
 //
-// On TCP there is one exception: operations with a root. Their data flows one way, and a rank is done when it has sent or
-// received its part. That another rank differs it could only know from a message that flows back, twice the steps of every such
+// There is one exception: operations with a root. Their data flows one way, and a rank is done when it has sent or received its
+// part. That another rank differs it could only know if it waited for something that flows back, twice the steps of every such
 // operation. A rank whose part was right gets the error in its next call.
 func TestEveryMismatchOnEveryRank(t *testing.T) {
 	t.Parallel()
@@ -161,7 +161,7 @@ func mismatch(t *testing.T, transport Transport, ranks int, base, odd call) {
 			c = odd
 		}
 		errs[r] = c.on(ctx, groups[r]).Wait(ctx)
-		if rooted := slices.Contains([]OpType{OpBroadcast, OpReduce, OpGather, OpScatter}, base.kind); errs[r] == nil && rooted && transport == TCP {
+		if rooted := slices.Contains([]OpType{OpBroadcast, OpReduce, OpGather, OpScatter}, base.kind); errs[r] == nil && rooted {
 			errs[r] = groups[r].Barrier(ctx).Wait(ctx)
 		}
 		return nil

@@ -12,8 +12,12 @@
 //	step 2..  the rest passes through the ranks' areas in pieces, two buffers deep
 //
 // Because of step 1, a mismatch of operation, type, size, operator, root or order is an error on every rank, naming both
-// sides, before any data is combined. And since no rank enters operation s+1 before all have finished reading operation
-// s-1, two sets of buffers are enough, and no operation needs a barrier at its end.
+// sides, before any data is combined. What a rank has shown with a step it overwrites only when all ranks have taken the next
+// one, so no operation needs a barrier at its end.
+//
+// A small operation with a root has only step 1, in which a rank waits for those whose data it needs: the root of a broadcast
+// for nobody, the others for the root. So a rank may be some steps ahead of others; its last steps stay readable, and are
+// compared when it has to wait for the others anyway.
 //
 // Reductions combine in rank order whatever the size, so the result is the same on every rank and for every algorithm.
 //

@@ -22,17 +22,22 @@ type Engine struct {
 	rank, size int
 	config     Config
 	seg        *segment
-	lines      []*syncLine
+	lines      []*rankSteps
 	peers      []int // the other ranks, the next one first
 
 	// turn is held by the request that runs; the fields below it belong to that request.
 	turn     chan struct{}
-	step     uint32
-	seq      uint64
+	step     uint32       // the last one that this rank has taken
+	target   uint32       // the one that it waits for the others to take
+	all      uint32       // one that all have taken
+	compared uint32       // up to here, all were asked to do the same
+	set      uint32       // the slot and table of the next operation that needs one
+	used     [sets]uint32 // with which step each was shown
 	wait     waiter
 	sources  [][]byte // operands of the reduction, in rank order
 	direct   [][]byte // the ranks' buffers in the segment
 	inputs   [][]byte // of the piece that is reduced, by rank
+	inline   []bool   // the rank's data came with step 1
 	op       progress
 	deadline time.Time // of the request, once it has waited for long
 	opName   string
@@ -45,6 +50,7 @@ type Engine struct {
 	closed  sync.Once
 	stop    chan struct{}
 	gone    []atomic.Uint32 // by rank; see presence_linux.go
+	loss    atomic.Bool     // somebody is gone
 	conns   []*net.UnixConn
 	tasks   sync.WaitGroup
 	arena   arena
@@ -54,13 +60,13 @@ type Engine struct {
 
 func newEngine(c Config, seg *segment) *Engine {
 	e := &Engine{
-		rank: c.Rank, size: c.Size, config: c, seg: seg, lines: make([]*syncLine, c.Size), turn: make(chan struct{}, 1),
-		sources: make([][]byte, c.Size), direct: make([][]byte, c.Size), inputs: make([][]byte, c.Size), stop: make(chan struct{}), gone: make([]atomic.Uint32, c.Size),
+		rank: c.Rank, size: c.Size, config: c, seg: seg, lines: make([]*rankSteps, c.Size), turn: make(chan struct{}, 1),
+		sources: make([][]byte, c.Size), direct: make([][]byte, c.Size), inputs: make([][]byte, c.Size), inline: make([]bool, c.Size), stop: make(chan struct{}), gone: make([]atomic.Uint32, c.Size),
 		conns: make([]*net.UnixConn, c.Size), opName: "shm: join",
 	}
 	e.wait.engine = e
 	for r := range e.lines {
-		e.lines[r] = seg.sync(r)
+		e.lines[r] = seg.steps(r)
 	}
 	for i := 1; i < c.Size; i++ {
 		e.peers = append(e.peers, (c.Rank+i)%c.Size)
@@ -89,11 +95,14 @@ var opNames = func() (names [len(rules)]string) {
 // progress is how far the request that runs has come, so that it can be left and taken up again.
 type progress struct {
 	request *coll.Request
-	waiting bool // the current step is published but not all ranks have taken it
-	begun   bool // step 1 is over, and all ranks agree
-	moved   bool // what came with step 1 is in its place
-	turn    int  // of the pipeline
-	parity  int
+	waiting bool   // the current step is published but not all ranks have taken it
+	begun   bool   // step 1 is over, and those that were waited for agree
+	shown   bool   // this rank shows a slot or table
+	moved   bool   // what came with step 1 is in its place
+	turn    int    // of the pipeline
+	first   uint32 // the number of step 1; what the others showed with it can be read until the next step
+	direct  bool   // the buffers of all ranks are in the segment
+	pieces  int    // that follow step 1, with the one that came with it
 }
 
 // Resumable tells that the end of a context only interrupts Run; see [coll.Resumable].
@@ -101,8 +110,8 @@ func (e *Engine) Resumable() {}
 
 // Run takes part in one collective. The end of ctx interrupts it: the error is a [*coll.Interrupted], the buffers stay in
 // use, and Run with the same request goes on where it stopped; nothing else can run before. The request's timeout ends
-// it for good. After any error other than [dist.InvalidArgument], [dist.NotSupported] or [dist.Mismatch] the group is of
-// no more use: the ranks are no longer in step, and every later call says so.
+// it for good. After any error other than [dist.InvalidArgument] or [dist.NotSupported] the group is of no more use: the
+// ranks are no longer in step, and every later call says so.
 func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 	if err := r.Check("shm: ", e.rank, e.size); err != nil {
 		return err
@@ -196,9 +205,6 @@ func reasonOf(err error) *dist.Error {
 	return dist.Wrap("shm: fail", dist.Aborted, err)
 }
 
-// parity is which of the two slots, descriptors and tables the next operation uses.
-func (e *Engine) parity() int { return int(e.seq+1) & 1 } //nolint:gosec // one bit
-
 // Two areas take turns, step by step: what a rank shows with a step is read by the others before they take the next one, and its
 // place is free for the one after that. This holds across operations, because all ranks take the same steps.
 
@@ -208,37 +214,51 @@ func (e *Engine) nextArea() int { return int(e.step+1) & 1 }
 // lastArea is the area of what was shown with the last step.
 func (e *Engine) lastArea() int { return int(e.step) & 1 }
 
-// begin is step 1: it publishes the request, waits for the others' and compares. The caller has filled the slot, unless
-// the data goes into the descriptor, and the table before, if the operation is fresh.
+// descOf is what a rank was asked to do in the operation that runs.
+func (e *Engine) descOf(rank int) *descriptor { return &e.lines[rank].at(e.op.first).desc }
+
+// setOf is which of its slots and tables a rank has used in it.
+func (e *Engine) setOf(rank int) uint32 { return e.lines[rank].at(e.op.first).set }
+
+// begin is step 1: it publishes the request, waits for those whose part this rank needs, and compares. The caller has filled the
+// slot, unless the data goes into the descriptor, and the table before, if the operation is fresh.
 func (e *Engine) begin(ctx context.Context, r *coll.Request, size int, flags uint64) error {
 	o := &e.op
 	if o.begun {
 		return nil
 	}
-	if !o.waiting {
-		o.parity = e.parity()
-		e.seq++
-		e.lines[e.rank].desc[o.parity] = describe(r, size, flags, e.wordOf(r))
-		e.seg.shapes(e.rank).shape[o.parity] = r.Shape
+	if e.fresh() {
+		if err := e.room(ctx, e.step+1-window); err != nil {
+			return err
+		}
+		o.first = e.step + 1
+		line := e.lines[e.rank].at(o.first)
+		line.desc, line.set, line.shape = describe(r, size, flags, e.wordOf(r)), e.set, r.Shape
+		if o.shown {
+			e.used[e.set] = o.first
+			e.set = (e.set + 1) % sets
+		}
 	}
-	if err := e.advance(ctx); err != nil {
+	var err error
+	switch e.needs(r) {
+	case needAll:
+		e.publish()
+		if err = e.awaitAll(ctx, o.first); err == nil {
+			err = e.compare(o.first)
+		}
+	case needRoot:
+		e.publish()
+		if err = e.await(ctx, r.Root, o.first); err == nil {
+			err = e.pair(r.Root, o.first)
+		}
+	case needNone:
+		e.publish()
+		err = e.alone()
+	}
+	if err != nil {
 		return err
 	}
-	// Every rank compares with rank 0, so that all report the same pair.
-	first := &e.lines[0].desc[o.parity]
-	for rank := 1; rank < e.size; rank++ {
-		if !first.agrees(&e.lines[rank].desc[o.parity]) {
-			return e.mismatch(0, rank, o.parity)
-		}
-	}
-	if first.rooted() {
-		for rank := range e.size {
-			if !e.lines[r.Root].desc[o.parity].sameShape(&e.lines[rank].desc[o.parity]) {
-				return e.mismatch(r.Root, rank, o.parity)
-			}
-		}
-	}
-	o.begun = true
+	o.begun, o.waiting = true, false
 	return nil
 }
 
@@ -254,12 +274,6 @@ func (e *Engine) wordOf(r *coll.Request) []byte {
 		return nil
 	}
 	return data
-}
-
-// mismatch names what two ranks were asked to do.
-func (e *Engine) mismatch(a, b, parity int) error {
-	return dist.Newf(e.opName, dist.Mismatch, "rank %d called %s, rank %d called %s: all ranks must call the same operations in the same order",
-		a, e.lines[a].desc[parity].words(e.seg.shapes(a).shape[parity]), b, e.lines[b].desc[parity].words(e.seg.shapes(b).shape[parity]))
 }
 
 // fresh reports whether the operation has not published anything yet.

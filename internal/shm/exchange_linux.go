@@ -23,36 +23,34 @@ func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
 		flags |= flagInline
 	}
 	if e.fresh() {
-		switch {
-		case flags&flagInline == 0:
-			e.put(r, flags, 0, room)
-		case e.wordOf(r) == nil:
-			copy(e.seg.slotOf(e.rank, e.parity()), data)
+		if err := e.show(ctx, r, flags, data, room); err != nil {
+			return err
 		}
-		flags |= e.fillTables(r, e.parity())
 	}
-	if err := e.begin(ctx, r, e.sizeOf(r), flags); err != nil {
+	if err := e.begin(ctx, r, e.sizeOf(r), flags|countsFlag(r)); err != nil {
 		return err
 	}
-	parity := e.op.parity
 	if !e.op.moved {
-		if err := e.compareCounts(r, parity); err != nil {
+		if err := e.compareCounts(r); err != nil {
 			return err
 		}
 		e.copyOwn(r, flags)
-		if err := e.take(r, parity, inlinePiece, room); err != nil {
+		if err := e.take(r, inlinePiece, room); err != nil {
 			return err
+		}
+		if e.needs(r) == needAll { // else everything was inline
+			e.op.pieces = e.pieces(r, room)
 		}
 		e.op.moved, e.op.turn = true, 1 // piece 0 came with step 1
 	}
-	pieces := e.pieces(r, parity, room)
+	pieces := e.op.pieces
 	for ; e.op.turn <= pieces; e.op.turn++ {
 		k := e.op.turn
 		if !e.op.waiting {
 			if k < pieces {
 				e.put(r, flags, k, room)
 			}
-			if err := e.take(r, parity, k-1, room); err != nil {
+			if err := e.take(r, k-1, room); err != nil {
 				return err
 			}
 		}
@@ -61,6 +59,32 @@ func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// show puts what others read after step 1 in its place.
+func (e *Engine) show(ctx context.Context, r *coll.Request, flags uint64, data []byte, room int) error {
+	tables := r.Kind == coll.AllToAll || tabled(r.Kind) && r.Root == e.rank
+	inline := flags&flagInline != 0
+	slot := inline && len(data) > 0 && e.wordOf(r) == nil // else it goes into the descriptor
+	if tables || slot {
+		set, err := e.useSet(ctx)
+		if err != nil {
+			return err
+		}
+		if slot {
+			copy(e.seg.slotOf(e.rank, set), data)
+		}
+		if tables {
+			e.fillTables(r, set)
+		}
+	}
+	if !inline {
+		if err := e.room(ctx, e.step+1-areaTurns); err != nil {
+			return err
+		}
+		e.put(r, flags, 0, room)
 	}
 	return nil
 }
@@ -103,63 +127,72 @@ func (e *Engine) sizeOf(r *coll.Request) int {
 	return len(r.In)
 }
 
-// fillTables publishes the sizes of single blocks where the others cannot know them.
-func (e *Engine) fillTables(r *coll.Request, parity int) (flags uint64) {
-	send, recv := e.seg.table(e.rank, parity)
-	root := r.Root == e.rank
-	for i := range e.size {
-		switch {
-		case r.Kind == coll.Gather && root:
-			recv[i] = uint64(coll.BlockSize(len(r.Out), r.OutCounts, e.size, i)) //nolint:gosec // a length
-		case r.Kind == coll.Scatter && root:
-			send[i] = uint64(coll.BlockSize(len(r.In), r.InCounts, e.size, i)) //nolint:gosec // a length
-		case r.Kind == coll.AllToAll:
-			send[i] = uint64(coll.BlockSize(len(r.In), r.InCounts, e.size, i))   //nolint:gosec // a length
-			recv[i] = uint64(coll.BlockSize(len(r.Out), r.OutCounts, e.size, i)) //nolint:gosec // a length
-		default:
-			return 0
-		}
-	}
-	if r.InCounts != nil || r.OutCounts != nil {
+// tabled reports whether ranks publish the sizes of single blocks in operations of this kind.
+func tabled(k coll.Kind) bool { return k == coll.Gather || k == coll.Scatter || k == coll.AllToAll }
+
+// countsFlag tells whether a rank gave counts that the others cannot know.
+func countsFlag(r *coll.Request) uint64 {
+	if tabled(r.Kind) && (r.InCounts != nil || r.OutCounts != nil) {
 		return flagCounts
 	}
 	return 0
 }
 
-// compareCounts checks on every rank that what each sends to each is what the other expects.
-func (e *Engine) compareCounts(r *coll.Request, parity int) error {
+// fillTables publishes the sizes of single blocks where the others cannot know them.
+func (e *Engine) fillTables(r *coll.Request, set uint32) {
+	send, recv := e.seg.table(e.rank, set)
+	for i := range e.size {
+		if r.Kind != coll.Gather {
+			send[i] = uint64(coll.BlockSize(len(r.In), r.InCounts, e.size, i)) //nolint:gosec // a length
+		}
+		if r.Kind != coll.Scatter {
+			recv[i] = uint64(coll.BlockSize(len(r.Out), r.OutCounts, e.size, i)) //nolint:gosec // a length
+		}
+	}
+}
+
+// compareCounts checks that what each rank sends to each is what the other expects, as far as this rank has waited for them.
+func (e *Engine) compareCounts(r *coll.Request) error {
 	differ := func(from, to int, sent, expected uint64) error {
-		return dist.Newf(e.opName, dist.Mismatch, "rank %d sends %d bytes to rank %d, which expects %d (rank %d called %v, rank %d called %v)",
-			from, sent, to, expected, from, &e.lines[from].desc[parity], to, &e.lines[to].desc[parity])
+		return e.giveUp(dist.Newf(e.opName, dist.Mismatch, "rank %d sends %d bytes to rank %d, which expects %d (rank %d called %v, rank %d called %v)",
+			from, sent, to, expected, from, e.descOf(from), to, e.descOf(to)))
+	}
+	from, to := 0, e.size
+	switch e.needs(r) {
+	case needNone:
+		return nil
+	case needRoot:
+		from, to = e.rank, e.rank+1
+	case needAll:
 	}
 	switch r.Kind {
 	case coll.Gather:
-		_, expected := e.seg.table(r.Root, parity)
-		for i := range e.size {
-			if size := e.lines[i].desc[parity].bytes(); size != expected[i] {
+		_, expected := e.seg.table(r.Root, e.setOf(r.Root))
+		for i := from; i < to; i++ {
+			if size := e.descOf(i).bytes(); size != expected[i] {
 				return differ(i, r.Root, size, expected[i])
 			}
 		}
 	case coll.Scatter:
-		sent, _ := e.seg.table(r.Root, parity)
-		for i := range e.size {
-			if size := e.lines[i].desc[parity].size; size != sent[i] {
+		sent, _ := e.seg.table(r.Root, e.setOf(r.Root))
+		for i := from; i < to; i++ {
+			if size := e.descOf(i).size; size != sent[i] {
 				return differ(r.Root, i, sent[i], size)
 			}
 		}
 	case coll.AllToAll:
 		uneven := false
 		for i := range e.size {
-			d := &e.lines[i].desc[parity]
-			uneven = uneven || d.head&flagCounts != 0 || d.size != e.lines[0].desc[parity].size
+			d := e.descOf(i)
+			uneven = uneven || d.head&flagCounts != 0 || d.size != e.descOf(0).size
 		}
 		if !uneven {
 			return nil
 		}
 		for i := range e.size {
-			sent, _ := e.seg.table(i, parity)
+			sent, _ := e.seg.table(i, e.setOf(i))
 			for j := range e.size {
-				if _, expected := e.seg.table(j, parity); sent[j] != expected[i] {
+				if _, expected := e.seg.table(j, e.setOf(j)); sent[j] != expected[i] {
 					return differ(i, j, sent[j], expected[i])
 				}
 			}
@@ -199,18 +232,18 @@ func (e *Engine) partRoom(k coll.Kind) int {
 }
 
 // pieces is the number of turns until the largest block that is not inline has passed. All ranks come to the same number.
-func (e *Engine) pieces(r *coll.Request, parity, room int) int {
+func (e *Engine) pieces(r *coll.Request, room int) int {
 	largest := uint64(0)
 	for i := range e.size {
-		d := &e.lines[i].desc[parity]
-		if d.head&flagInline != 0 {
+		d := e.descOf(i)
+		if e.inline[i] = d.head&flagInline != 0; e.inline[i] {
 			continue
 		}
 		switch r.Kind {
 		case coll.Broadcast:
 			largest = max(largest, d.size) // only the root is not inline: the others send nothing
 		case coll.Scatter, coll.AllToAll:
-			sent, _ := e.seg.table(i, parity)
+			sent, _ := e.seg.table(i, e.setOf(i))
 			for _, n := range sent {
 				largest = max(largest, n)
 			}
@@ -252,23 +285,23 @@ func pieceOf(b []byte, k, room int) []byte {
 }
 
 // take receives piece k, or what came inline, from every rank that has something for this one.
-func (e *Engine) take(r *coll.Request, parity, k, room int) error {
+func (e *Engine) take(r *coll.Request, k, room int) error {
 	switch r.Kind {
 	case coll.Broadcast, coll.Scatter:
 		if r.Root == e.rank {
 			return nil
 		}
-		return e.takeFrom(r, r.Root, r.Out, parity, k, room)
+		return e.takeFrom(r, r.Root, r.Out, k, room)
 	case coll.Gather:
 		if r.Root != e.rank {
 			return nil
 		}
 	case coll.ReduceScatter:
-		return e.takeReduced(r, parity, k, room)
+		return e.takeReduced(r, k, room)
 	default:
 	}
 	for _, p := range e.peers {
-		if err := e.takeFrom(r, p, coll.Block(r.Out, r.OutCounts, e.size, p), parity, k, room); err != nil {
+		if err := e.takeFrom(r, p, coll.Block(r.Out, r.OutCounts, e.size, p), k, room); err != nil {
 			return err
 		}
 	}
@@ -276,8 +309,8 @@ func (e *Engine) take(r *coll.Request, parity, k, room int) error {
 }
 
 // takeFrom copies piece k of what rank p has for this rank to its place.
-func (e *Engine) takeFrom(r *coll.Request, p int, to []byte, parity, k, room int) error {
-	from, err := e.offered(r, p, len(to), parity, k, room)
+func (e *Engine) takeFrom(r *coll.Request, p int, to []byte, k, room int) error {
+	from, err := e.offered(r, p, len(to), k, room)
 	if err != nil || from == nil {
 		return err
 	}
@@ -290,13 +323,11 @@ func (e *Engine) takeFrom(r *coll.Request, p int, to []byte, parity, k, room int
 
 // offered is piece k of the n bytes that rank p has for this rank, which came with the last step, or nil when they do not come in
 // this piece.
-func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, error) {
-	desc := &e.lines[p].desc[parity]
-	inline := desc.head&flagInline != 0
-	if inline != (k == inlinePiece) {
-		return nil, nil
-	}
-	if !inline {
+func (e *Engine) offered(r *coll.Request, p, n, k, room int) ([]byte, error) {
+	if k != inlinePiece {
+		if e.inline[p] {
+			return nil, nil
+		}
 		from := min(k*room, n)
 		size := min(room, n-from)
 		at := 0
@@ -304,6 +335,10 @@ func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, er
 			at = e.rank * room
 		}
 		return e.seg.input(p, e.lastArea())[at : at+size], nil
+	}
+	desc := e.descOf(p)
+	if desc.head&flagInline == 0 {
+		return nil, nil
 	}
 	if has := desc.head & maskWord >> wordAt; has != 0 {
 		if has != uint64(n) || n > wordRoom { //nolint:gosec // a length
@@ -314,7 +349,7 @@ func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, er
 	at := uint64(0)
 	switch r.Kind {
 	case coll.Scatter, coll.AllToAll:
-		sent, _ := e.seg.table(p, parity)
+		sent, _ := e.seg.table(p, e.setOf(p))
 		for _, c := range sent[:e.rank] {
 			at += c
 		}
@@ -324,7 +359,7 @@ func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, er
 		}
 	default:
 	}
-	slot := e.seg.slotOf(p, parity)
+	slot := e.seg.slotOf(p, e.setOf(p))
 	if at > uint64(len(slot)) || uint64(n) > uint64(len(slot))-at { //nolint:gosec // lengths
 		return nil, dist.Newf(e.opName, dist.Protocol, "rank %d placed %d bytes at %d of a slot of %d", p, n, at, len(slot))
 	}
@@ -332,7 +367,7 @@ func (e *Engine) offered(r *coll.Request, p, n, parity, k, room int) ([]byte, er
 }
 
 // takeReduced combines piece k of this rank's block from all ranks, in rank order.
-func (e *Engine) takeReduced(r *coll.Request, parity, k, room int) error {
+func (e *Engine) takeReduced(r *coll.Request, k, room int) error {
 	own := coll.Block(r.In, r.InCounts, e.size, e.rank)
 	out := r.Out
 	if k != inlinePiece {
@@ -343,7 +378,7 @@ func (e *Engine) takeReduced(r *coll.Request, parity, k, room int) error {
 		if i == e.rank {
 			continue
 		}
-		from, err := e.offered(r, i, len(r.Out), parity, k, room)
+		from, err := e.offered(r, i, len(r.Out), k, room)
 		if err != nil || from == nil && len(r.Out) > 0 {
 			return err
 		}

@@ -13,7 +13,7 @@ import (
 
 const (
 	segmentMagic   = 0x31306d6873686f63 // "cohshm01"
-	segmentVersion = 3
+	segmentVersion = 4
 
 	pageSize = 4096
 	lineSize = 64
@@ -21,6 +21,16 @@ const (
 	maxRoom  = 64 << 20 // most room of a slot or an area
 
 	abortTextRoom = 768
+
+	// window is how many steps a rank may be ahead of another. A step stays readable for as long again, so that a rank can compare
+	// what the others were asked to do after it has gone on itself.
+	window    = 32
+	stepLines = 2 * window
+	// areaTurns is the number of areas that take turns.
+	areaTurns = 2
+	// sets is the number of slots and tables of a rank, which it uses in turn: if it has more data to show than fits a descriptor, it can
+	// be this many operations ahead of the others.
+	sets = 4
 )
 
 // maxArena bounds an arena so that offsets fit everywhere: 64 GiB, or 256 MiB on 32-bit machines.
@@ -51,21 +61,26 @@ type header struct {
 	}
 }
 
-// syncLine is what the others read of a rank at every step, in one cache line.
-type syncLine struct {
-	step     uint32 // futex; the steps that this rank has taken
+// stepLine is what the others read of a rank at a step, in one cache line.
+type stepLine struct {
+	step     uint32 // futex; the number of the step, once it is taken
 	sleepers uint32 // ranks that sleep on step
-	desc     [2]descriptor
+	desc     descriptor
+	set      uint32                // which of its slots and tables the rank has used
+	shape    coll.Shape            // for words about a mismatch
+	_        [2*lineSize - 56]byte // the prefetcher fetches lines in pairs
 }
+
+// rankSteps are the last steps of a rank, by their number modulo the number of lines.
+type rankSteps [stepLines]stepLine
+
+func (s *rankSteps) at(step uint32) *stepLine { return &s[step%stepLines] }
 
 // bellLine is what a rank that waits for messages listens to.
 type bellLine struct {
 	rings    uint32 // futex; rung by whoever put something into a ring of this rank or made room in one
 	sleepers uint32
 }
-
-// shapeLine has the shapes of a rank's last two requests, for words about a mismatch. Nobody reads it otherwise.
-type shapeLine struct{ shape [2]coll.Shape }
 
 // lifeLine is what the others read of a rank when it is late.
 type lifeLine struct {
@@ -91,11 +106,10 @@ type layout struct {
 }
 
 const (
-	syncAt   = 0
-	lifeAt   = 128 // the prefetcher fetches lines in pairs
-	bellAt   = 256
-	shapeAt  = 384
-	tablesAt = 512
+	lifeAt   = 0
+	bellAt   = 128 // the prefetcher fetches lines in pairs
+	stepsAt  = 256
+	tablesAt = stepsAt + stepLines*2*lineSize
 )
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
@@ -111,9 +125,9 @@ func ringSize(ranks int) int {
 
 func newLayout(ranks, slot, area, arena int) layout {
 	l := layout{ranks: ranks, slot: roundUp(slot, 128), area: roundUp(area, pageSize), arena: roundUp(arena, pageSize)}
-	l.control = roundUp(tablesAt+2*2*8*ranks, 128)
+	l.control = roundUp(tablesAt+sets*2*8*ranks, 128)
 	l.slotsAt = roundUp(pageSize+ranks*l.control, pageSize)
-	l.areasAt = roundUp(l.slotsAt+ranks*2*l.slot, pageSize)
+	l.areasAt = roundUp(l.slotsAt+ranks*sets*l.slot, pageSize)
 	l.ring = ringSize(ranks)
 	l.ringsAt = l.areasAt + ranks*4*l.area
 	l.arenasAt = roundUp(l.ringsAt+ranks*ranks*(ringControlSize+l.ring), pageSize)
@@ -131,15 +145,13 @@ func at[T any](s *segment, offset int) *T { return (*T)(unsafe.Pointer(&s.mem[of
 
 func (s *segment) header() *header { return at[header](s, 0) }
 
-func (s *segment) sync(rank int) *syncLine { return at[syncLine](s, pageSize+rank*s.control+syncAt) }
+func (s *segment) steps(rank int) *rankSteps {
+	return at[rankSteps](s, pageSize+rank*s.control+stepsAt)
+}
 
 func (s *segment) life(rank int) *lifeLine { return at[lifeLine](s, pageSize+rank*s.control+lifeAt) }
 
 func (s *segment) bell(rank int) *bellLine { return at[bellLine](s, pageSize+rank*s.control+bellAt) }
-
-func (s *segment) shapes(rank int) *shapeLine {
-	return at[shapeLine](s, pageSize+rank*s.control+shapeAt)
-}
 
 // ringOf is the ring from one rank to another, as it is before anything was sent.
 func (s *segment) ringOf(from, to int) ring {
@@ -148,14 +160,15 @@ func (s *segment) ringOf(from, to int) ring {
 }
 
 // table returns two rows of one word per rank: what rank sends to each, and what it expects from each.
-func (s *segment) table(rank, parity int) (send, recv []uint64) {
-	p := at[uint64](s, pageSize+rank*s.control+tablesAt+parity*2*8*s.ranks)
+func (s *segment) table(rank int, set uint32) (send, recv []uint64) {
+	p := at[uint64](s, pageSize+rank*s.control+tablesAt+int(set%sets)*2*8*s.ranks)
 	both := unsafe.Slice(p, 2*s.ranks) //nolint:gosec // a place in the mapped segment
 	return both[:s.ranks], both[s.ranks:]
 }
 
-func (s *segment) slotOf(rank, parity int) []byte {
-	from := s.slotsAt + (2*rank+parity)*s.slot
+// slotOf is where a rank shows small data.
+func (s *segment) slotOf(rank int, set uint32) []byte {
+	from := s.slotsAt + (sets*rank+int(set%sets))*s.slot
 	return s.mem[from : from+s.slot : from+s.slot]
 }
 
@@ -195,6 +208,6 @@ func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 
 // The structures must fit their places.
 var (
-	_ [lineSize - unsafe.Sizeof(syncLine{})]byte
+	_ [2*lineSize - unsafe.Sizeof(stepLine{})]byte
 	_ [pageSize - unsafe.Sizeof(header{})]byte
 )

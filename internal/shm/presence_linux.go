@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -42,11 +43,10 @@ func (e *Engine) mark(p int, how uint32) {
 	if !e.gone[p].CompareAndSwap(present, how) || e.closing.Load() {
 		return
 	}
+	e.loss.Store(true)
 	// Under the lock of the mapping: Close may be about to drop it.
 	e.arena.whileMapped(func() {
-		for _, l := range e.lines {
-			futexWake(&l.step)
-		}
+		e.wakeSleepers()
 		futexWake(&e.seg.bell(e.rank).rings)
 	})
 	if e.config.OnLost == nil {
@@ -169,10 +169,9 @@ func (e *Engine) lost(op string, p int) error {
 	}
 }
 
-// whoIsLost returns why the current step will not be complete, or nil.
+// whoIsLost returns why the awaited step will not be complete, or nil.
 //
-// A rank that died after it had completed the step is no reason: it saw all others take it, so they have, and this rank is
-// about to see it. One that died before is a reason even if it has taken the step, since the group cannot go on, however
+// A rank that died after all had taken the step is no reason: this rank is about to see that they have. One that died before is a reason even if it has taken the step, since the group cannot go on, however
 // late another rank is. One that left is a reason if it has not taken the step.
 func (e *Engine) whoIsLost() *dist.Error {
 	left := -1
@@ -183,7 +182,7 @@ func (e *Engine) whoIsLost() *dist.Error {
 				return e.lostError(p)
 			}
 		case goneLeft:
-			if left < 0 && !reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
+			if left < 0 && !e.took(p, e.target) {
 				left = p
 			}
 		}
@@ -199,14 +198,14 @@ func (e *Engine) lostError(p int) *dist.Error {
 	return err
 }
 
-// missing reports whether a rank has not taken the current step.
+// missing reports whether a rank has not taken the step that is awaited.
 func (e *Engine) missing() bool {
-	for _, p := range e.peers {
-		if !reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.peers, func(p int) bool { return !e.took(p, e.target) })
+}
+
+// took reports whether a rank has taken a step.
+func (e *Engine) took(p int, step uint32) bool {
+	return reached(atomic.LoadUint32(&e.lines[p].at(step).step), step)
 }
 
 // anotherDies reports whether the socket of a rank has ended that counts as present. A rank that closes the group because of

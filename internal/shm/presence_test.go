@@ -39,7 +39,7 @@ func init() { //nolint:gochecknoinits // roles refer to functions of this file
 			time.Sleep(time.Minute)
 		}
 		go func() {
-			for !reached(e.lines[e.Rank()].step, 3) { // joined, first barrier, second barrier
+			for !e.took(e.Rank(), 3) { // joined, first barrier, second barrier
 				time.Sleep(time.Millisecond)
 			}
 			fmt.Println("waiting")

@@ -23,8 +23,15 @@ func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
 	}
 	flags := uint64(0)
 	if e.fresh() {
+		set, err := e.useSet(ctx)
+		if err == nil {
+			err = e.room(ctx, e.step+1-areaTurns)
+		}
+		if err != nil {
+			return err
+		}
 		if offset, ok := e.arena.offset(r.Out); ok {
-			send, _ := e.seg.table(e.rank, e.parity())
+			send, _ := e.seg.table(e.rank, set)
 			send[0] = uint64(offset) //nolint:gosec // not negative
 			flags = flagDirect
 		} else {
@@ -34,17 +41,16 @@ func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
 	if err := e.begin(ctx, r, n, flags); err != nil {
 		return err
 	}
-	direct := e.allDirect(e.op.parity, n)
-	if direct && r.Kind == coll.AllReduce {
-		return e.reduceDirect(ctx, r)
-	}
 	if !e.op.moved {
-		e.op.moved = true
-		if direct || !e.anyDirect(e.op.parity) {
+		e.op.moved, e.op.direct = true, e.allDirect(n)
+		if (!e.op.direct || r.Kind == coll.Reduce) && (e.op.direct || !e.anyDirect()) {
 			e.op.turn = 1 // all ranks can read piece 0 of each other since step 1
 		}
 	}
-	return e.reducePieces(ctx, r, direct)
+	if e.op.direct && r.Kind == coll.AllReduce {
+		return e.reduceDirect(ctx, r)
+	}
+	return e.reducePieces(ctx, r)
 }
 
 // reduceOnce is for small buffers: everyone publishes all it has, and everyone combines all, in rank order.
@@ -52,7 +58,11 @@ func (e *Engine) reduceOnce(ctx context.Context, r *coll.Request) error {
 	n := len(r.Out)
 	word := e.wordOf(r) != nil
 	if e.fresh() && !word {
-		copy(e.seg.slotOf(e.rank, e.parity()), r.Out)
+		set, err := e.useSet(ctx)
+		if err != nil {
+			return err
+		}
+		copy(e.seg.slotOf(e.rank, set), r.Out)
 	}
 	err := e.begin(ctx, r, n, flagInline)
 	if err != nil || n == 0 || r.Kind == coll.Reduce && r.Root != e.rank {
@@ -60,9 +70,9 @@ func (e *Engine) reduceOnce(ctx context.Context, r *coll.Request) error {
 	}
 	for i := range e.sources {
 		if word {
-			e.sources[i] = e.lines[i].desc[e.op.parity].word(n)
+			e.sources[i] = e.descOf(i).word(n)
 		} else {
-			e.sources[i] = e.seg.slotOf(i, e.op.parity)[:n]
+			e.sources[i] = e.seg.slotOf(i, e.setOf(i))[:n]
 		}
 	}
 	e.combine(r.Out, r)
@@ -85,9 +95,9 @@ func share(piece, ranks, i int) (from, to int) {
 
 // reducePieces is for large buffers: a pipeline over pieces in which every rank reduces its share of each. In one turn a
 // rank copies a piece in, reduces its share of the piece before and copies out the results of the one before that; the
-// step at the end of the turn serves all three. With direct, e.direct has the buffers of all ranks, and nothing is copied in.
-func (e *Engine) reducePieces(ctx context.Context, r *coll.Request, direct bool) error {
-	n := len(r.Out)
+// step at the end of the turn serves all three. If e.direct has the buffers of all ranks, nothing is copied in.
+func (e *Engine) reducePieces(ctx context.Context, r *coll.Request) error {
+	n, direct := len(r.Out), e.op.direct
 	size := e.pieceSize()
 	pieces := (n + size - 1) / size
 	wanted := r.Kind == coll.AllReduce || r.Root == e.rank
@@ -169,17 +179,17 @@ func (e *Engine) copyOut(data []byte) {
 }
 
 // anyDirect reports whether a rank's buffer lies in the segment, so that the rank has copied nothing in.
-func (e *Engine) anyDirect(parity int) bool {
-	return slices.ContainsFunc(e.lines, func(l *syncLine) bool { return l.desc[parity].head&flagDirect != 0 })
+func (e *Engine) anyDirect() bool {
+	return slices.ContainsFunc(e.peers, func(p int) bool { return e.descOf(p).head&flagDirect != 0 }) || e.descOf(e.rank).head&flagDirect != 0
 }
 
 // allDirect reports whether every rank's buffer lies in the segment, where all can reach it, and fills e.direct.
-func (e *Engine) allDirect(parity, n int) bool {
-	for i, l := range e.lines {
-		if l.desc[parity].head&flagDirect == 0 {
+func (e *Engine) allDirect(n int) bool {
+	for i := range e.size {
+		if e.descOf(i).head&flagDirect == 0 {
 			return false
 		}
-		send, _ := e.seg.table(i, parity)
+		send, _ := e.seg.table(i, e.setOf(i))
 		from := send[0]
 		// A neighbour's word is checked before it is used as an address.
 		if lo, hi := uint64(e.seg.arenasAt), uint64(e.seg.totalSize); from < lo || from > hi || uint64(n) > hi-from { //nolint:gosec // sizes

@@ -39,7 +39,7 @@ func (e *Engine) trouble(ctx context.Context, now time.Time) error {
 func (e *Engine) withMissing(err *dist.Error) *dist.Error {
 	var missing []int
 	for _, p := range e.peers {
-		if !reached(atomic.LoadUint32(&e.lines[p].step), e.step) {
+		if !e.took(p, e.target) {
 			missing = append(missing, p)
 		}
 	}
@@ -77,9 +77,20 @@ func (e *Engine) tellAll(err *dist.Error) {
 
 // wakeAll makes every sleeping rank look around, whether it waits for a step or for messages.
 func (e *Engine) wakeAll() {
-	for r, l := range e.lines {
-		futexWake(&l.step)
+	e.wakeSleepers()
+	for r := range e.lines {
 		futexWake(&e.seg.bell(r).rings)
+	}
+}
+
+// wakeSleepers makes every rank look around that sleeps because it waits for a step.
+func (e *Engine) wakeSleepers() {
+	for _, steps := range e.lines {
+		for i := range steps {
+			if l := &steps[i]; atomic.LoadUint32(&l.sleepers) != 0 {
+				futexWake(&l.step)
+			}
+		}
 	}
 }
 

@@ -73,36 +73,54 @@ func (w *waiter) place(now time.Duration) {
 // advance publishes everything written so far as this rank's next step and returns when all ranks have taken it. When it
 // was interrupted it only goes on waiting.
 func (e *Engine) advance(ctx context.Context) error {
-	if !e.op.waiting {
-		e.op.waiting = true
-		e.step++
-		me := e.lines[e.rank]
-		atomic.StoreUint32(&me.step, e.step)
-		if atomic.LoadUint32(&me.sleepers) != 0 {
-			futexWake(&me.step)
-		}
+	e.publish()
+	if err := e.awaitAll(ctx, e.step); err != nil {
+		return err
 	}
-	for _, p := range e.peers {
-		if word := &e.lines[p].step; !reached(atomic.LoadUint32(word), e.step) && !e.wait.soon(word, e.step) {
-			if err := e.waitLong(ctx, word); err != nil {
-				return err
-			}
-		}
-	}
-	e.op.waiting = false
+	e.compared, e.op.waiting = e.step, false // this step describes no request
 	return nil
 }
 
-// waitLong lingers, then sleeps, until word reaches the current step.
-func (e *Engine) waitLong(ctx context.Context, word *uint32) error {
-	if e.wait.linger(word, e.step) {
+// publish shows everything written so far as this rank's next step, unless it has done so.
+func (e *Engine) publish() {
+	if e.op.waiting {
+		return
+	}
+	e.op.waiting = true
+	e.step++
+	line := e.lines[e.rank].at(e.step)
+	atomic.StoreUint32(&line.step, e.step)
+	if atomic.LoadUint32(&line.sleepers) != 0 {
+		futexWake(&line.step)
+	}
+}
+
+// awaitAll returns when all ranks have taken a step.
+func (e *Engine) awaitAll(ctx context.Context, step uint32) error {
+	for _, p := range e.peers {
+		if err := e.await(ctx, p, step); err != nil {
+			return err
+		}
+	}
+	e.all = step
+	return nil
+}
+
+// await returns when rank p has taken a step.
+func (e *Engine) await(ctx context.Context, p int, step uint32) error {
+	line := e.lines[p].at(step)
+	if word := &line.step; reached(atomic.LoadUint32(word), step) || e.wait.soon(word, step) {
 		return nil
 	}
-	line := (*syncLine)(nil)
-	for _, p := range e.peers {
-		if &e.lines[p].step == word {
-			line = e.lines[p]
-		}
+	e.target = step
+	return e.waitLong(ctx, line)
+}
+
+// waitLong lingers, then sleeps, until a rank has taken the step that is awaited.
+func (e *Engine) waitLong(ctx context.Context, line *stepLine) error {
+	word := &line.step
+	if e.wait.linger(word, e.target) {
+		return nil
 	}
 	for {
 		now := time.Now()
@@ -110,7 +128,7 @@ func (e *Engine) waitLong(ctx context.Context, word *uint32) error {
 			e.deadline = now.Add(r.Timeout)
 		}
 		err := e.trouble(ctx, now)
-		if reached(atomic.LoadUint32(word), e.step) {
+		if reached(atomic.LoadUint32(word), e.target) {
 			return nil // what was awaited happened, whatever else did
 		}
 		if err != nil {
@@ -124,7 +142,7 @@ func (e *Engine) waitLong(ctx context.Context, word *uint32) error {
 			slice = min(slice, d.Sub(now))
 		}
 		moment.At("shm.wait.sleep")
-		sleepBelow(word, &line.sleepers, e.step, slice)
+		sleepBelow(word, &line.sleepers, e.target, slice)
 	}
 }
 

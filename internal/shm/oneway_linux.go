@@ -1,0 +1,121 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+)
+
+// In a small operation with a root, data flows one way, and a rank does not wait for what it does not need: it may be up to
+// [window] steps ahead of others. What they were asked to do is compared later, when it has to wait for them anyway, and before
+// anything of the operation is overwritten.
+
+// needs is for whom a rank waits in step 1.
+type needs int
+
+const (
+	needAll needs = iota
+	needRoot
+	needNone
+)
+
+// needs follows from what all ranks know, so that all of them take the same number of steps.
+func (e *Engine) needs(r *coll.Request) needs {
+	toRoot, small := false, false
+	switch r.Kind {
+	case coll.Broadcast:
+		small = len(r.Out) <= e.seg.slot
+	case coll.Scatter:
+		small = !r.Uneven && len(r.Out) <= e.seg.slot/e.size
+	case coll.Gather:
+		toRoot, small = true, !r.Uneven && len(r.In) <= e.seg.slot
+	case coll.Reduce:
+		toRoot, small = true, len(r.Out) <= e.oneShot
+	default:
+	}
+	switch root := r.Root == e.rank; {
+	case !small || toRoot && root:
+		return needAll
+	case toRoot || root:
+		return needNone
+	default:
+		return needRoot
+	}
+}
+
+// room returns when what this rank has shown with a step may be overwritten: all ranks have taken the one after it. If they have
+// not, it waits until they have caught up altogether, once for many steps.
+func (e *Engine) room(ctx context.Context, step uint32) error {
+	if reached(e.all, step+1) {
+		return nil
+	}
+	if err := e.awaitAll(ctx, e.step); err != nil {
+		return err
+	}
+	return e.compare(e.step)
+}
+
+// useSet returns the number of a slot and a table for the operation that is about to begin, once they may be written.
+func (e *Engine) useSet(ctx context.Context) (uint32, error) {
+	if err := e.room(ctx, e.used[e.set]); err != nil {
+		return 0, err
+	}
+	e.op.shown = true
+	return e.set, nil
+}
+
+// alone looks for what ends the group in an operation that waits for nobody.
+func (e *Engine) alone() error {
+	if !e.loss.Load() {
+		return nil
+	}
+	e.target = e.step
+	if err := e.whoIsLost(); err != nil {
+		return e.giveUp(err)
+	}
+	return nil
+}
+
+// compare checks that all ranks were asked to do the same in all steps up to last, which all have taken, as far as they were not
+// compared before. Every rank compares with rank 0, so that all report the same pair.
+func (e *Engine) compare(last uint32) error {
+	for ; e.compared != last; e.compared++ {
+		step := e.compared + 1
+		first := &e.lines[0].at(step).desc
+		for rank := 1; rank < e.size; rank++ {
+			if !first.agrees(&e.lines[rank].at(step).desc) {
+				return e.mismatch(0, rank, step)
+			}
+		}
+		if !first.rooted() {
+			continue
+		}
+		root := int(first.extra & maskRoot)
+		for rank := range e.size {
+			if root < e.size && !e.lines[root].at(step).desc.sameShape(&e.lines[rank].at(step).desc) {
+				return e.mismatch(root, rank, step)
+			}
+		}
+	}
+	return nil
+}
+
+// pair checks that this rank and the root were asked to do the same.
+func (e *Engine) pair(root int, step uint32) error {
+	own, other := &e.lines[e.rank].at(step).desc, &e.lines[root].at(step).desc
+	if !other.agrees(own) || !other.sameShape(own) {
+		return e.mismatch(min(root, e.rank), max(root, e.rank), step)
+	}
+	return nil
+}
+
+// mismatch names what two ranks were asked to do, here and to the others, which may not look or not yet.
+func (e *Engine) mismatch(a, b int, step uint32) error {
+	first, second := e.lines[a].at(step), e.lines[b].at(step)
+	return e.giveUp(dist.Newf(e.opName, dist.Mismatch, "rank %d called %s, rank %d called %s: all ranks must call the same operations in the same order",
+		a, first.desc.words(first.shape), b, second.desc.words(second.shape)))
+}

@@ -1,0 +1,270 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package shm
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// valueOf is what a rank has for another in an operation: n bytes of which each four are a number.
+func valueOf(tag uint32, from, to, n int) []byte {
+	b := make([]byte, n)
+	for i := 0; i < n; i += 4 {
+		binary.LittleEndian.PutUint32(b[i:], tag*64+uint32(from*8+to)+uint32(i)<<16) //nolint:gosec // small numbers
+	}
+	return b
+}
+
+// rootedRequest makes an operation of a rank, and what its output has to be.
+func rootedRequest(kind coll.Kind, tag uint32, rank, ranks, root, n int) (q *coll.Request, want []byte) {
+	q = &coll.Request{Kind: kind, Tag: tag, Root: root, DType: tensor.Int32, Op: reduce.Max, Timeout: 20 * time.Second}
+	every := func(of func(i int) []byte) (all []byte) {
+		for i := range ranks {
+			all = append(all, of(i)...)
+		}
+		return all
+	}
+	switch kind {
+	case coll.Broadcast:
+		q.Out, want = make([]byte, n), valueOf(tag, root, 0, n)
+		if rank == root {
+			copy(q.Out, want)
+		}
+	case coll.Reduce, coll.AllReduce:
+		q.Out = valueOf(tag, rank, 0, n)
+		if want = bytes.Clone(q.Out); rank == root || kind == coll.AllReduce {
+			want = valueOf(tag, ranks-1, 0, n) // the largest
+		}
+	case coll.Gather:
+		q.In = valueOf(tag, rank, 0, n)
+		if rank == root {
+			q.Out, want = make([]byte, n*ranks), every(func(i int) []byte { return valueOf(tag, i, 0, n) })
+		}
+	case coll.Scatter:
+		q.Out, want = make([]byte, n), valueOf(tag, root, rank, n)
+		if rank == root {
+			q.In = every(func(i int) []byte { return valueOf(tag, root, i, n) })
+		}
+	default:
+	}
+	return q, want
+}
+
+// runRooted runs one and compares the output.
+func runRooted(ctx context.Context, e *Engine, kind coll.Kind, tag uint32, root, n int) error {
+	q, want := rootedRequest(kind, tag, e.rank, e.size, root, n)
+	if err := e.Run(ctx, q); err != nil {
+		return err
+	}
+	if !bytes.Equal(q.Out, want) {
+		return fmt.Errorf("rank %d: %v %d of %d bytes from root %d: %x, want %x", e.rank, kind, tag, n, root, q.Out, want)
+	}
+	return nil
+}
+
+// TestRunningAhead: a rank that needs nobody goes on while the others have not come, until there is no room; what it has shown is still
+// there when they come.
+func TestRunningAhead(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		kind  coll.Kind
+		ahead []int // the ranks that need nobody, if 0 is the root
+		bytes int
+		least int // how far they must get
+	}{
+		"broadcast of a word":  {coll.Broadcast, []int{0}, 4, window - 1},
+		"broadcast":            {coll.Broadcast, []int{0}, 400, sets},
+		"scatter":              {coll.Scatter, []int{0}, 100, sets},
+		"reduce of a word":     {coll.Reduce, []int{1, 2}, 8, window - 1},
+		"reduce":               {coll.Reduce, []int{1, 2}, 400, sets},
+		"gather of a word":     {coll.Gather, []int{1, 2}, 8, window - 1},
+		"gather":               {coll.Gather, []int{1, 2}, 400, sets},
+		"broadcast, too large": {coll.Broadcast, []int{0}, 600, 0},
+		"scatter, too large":   {coll.Scatter, []int{0}, 200, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			engines := world(t, 3, func(cfg *Config) { cfg.Slot = 512 })
+			count := uint32(2 * window) //nolint:gosec // a small number
+			stuck := make([]uint32, 3)
+			pending := make([]*coll.Request, 3)
+			for _, rank := range c.ahead {
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				for ; stuck[rank] < count; stuck[rank]++ {
+					q, _ := rootedRequest(c.kind, stuck[rank], rank, 3, 0, c.bytes)
+					err := engines[rank].Run(ctx, q)
+					if errors.As(err, new(*coll.Interrupted)) {
+						pending[rank] = q
+						break
+					}
+					if errors.Is(err, context.DeadlineExceeded) { // it had not begun
+						break
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				cancel()
+				if got := int(stuck[rank]); got < c.least || got > window || c.least == 0 && got > 0 {
+					t.Errorf("rank %d got %d operations ahead, want %d to %d", rank, got, c.least, window)
+				}
+			}
+			for _, err := range each(engines, func(e *Engine) error {
+				tag := stuck[e.rank]
+				if q := pending[e.rank]; q != nil {
+					if err := e.Run(t.Context(), q); err != nil {
+						return err
+					}
+					tag++
+				}
+				for ; tag < count; tag++ {
+					if err := runRooted(t.Context(), e, c.kind, tag, 0, c.bytes); err != nil {
+						return err
+					}
+				}
+				return nil
+			}) {
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// TestDrift runs long sequences of operations with changing roots on ranks that pause as they like, over the wrap-around of the
+// step counter.
+func TestDrift(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			ranks := 2 + int(seed%4) //nolint:gosec // a small number
+			engines := world(t, ranks, func(cfg *Config) { cfg.Slot, cfg.Area = 512, 4096 })
+			near := ^uint32(0) - 300
+			each(engines, func(e *Engine) error {
+				e.step, e.all, e.compared = near, near, near
+				for i := range uint32(stepLines) {
+					e.lines[e.rank].at(near - i).step = near - i
+				}
+				for i := range e.used {
+					e.used[i] = near
+				}
+				return nil
+			})
+			plan := rand.New(rand.NewPCG(seed, 1))
+			kinds := []coll.Kind{coll.Broadcast, coll.Reduce, coll.Gather, coll.Scatter, coll.Broadcast, coll.AllReduce}
+			type step struct {
+				kind    coll.Kind
+				root, n int
+			}
+			steps := make([]step, 1200)
+			for i := range steps {
+				if i > 0 && plan.IntN(4) != 0 {
+					steps[i] = steps[i-1] // several from one root
+					continue
+				}
+				steps[i] = step{kinds[plan.IntN(len(kinds))], plan.IntN(ranks), []int{4, 8, 40, 400, 5000}[plan.IntN(5)]}
+			}
+			for _, err := range each(engines, func(e *Engine) error {
+				pause := rand.New(rand.NewPCG(seed, uint64(2+e.rank))) //nolint:gosec // a rank
+				for tag, s := range steps {
+					if pause.IntN(40) == 0 {
+						time.Sleep(time.Duration(pause.IntN(1000)) * time.Microsecond)
+					}
+					if err := runRooted(t.Context(), e, s.kind, uint32(tag), s.root, s.n); err != nil { //nolint:gosec // an index
+						return err
+					}
+				}
+				return nil
+			}) {
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// awaitGone returns when a rank has seen that another is gone.
+func awaitGone(t *testing.T, e *Engine, rank int) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); e.gone[rank].Load() == present; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("rank %d has not seen that rank %d is gone", e.rank, rank)
+		}
+	}
+}
+
+// TestLossInAnOperationThatWaitsForNobody: it fails because of a rank that has left, although it needs nothing of it.
+func TestLossInAnOperationThatWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 3, nil)
+	_ = engines[2].Close()
+	awaitGone(t, engines[0], 2)
+	err := runRooted(t.Context(), engines[0], coll.Broadcast, 1, 0, 4)
+	if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.PeerLost || e.Rank != 2 {
+		t.Errorf("the root: %v", err)
+	}
+	if err := runRooted(t.Context(), engines[1], coll.Broadcast, 1, 0, 4); !errors.Is(err, dist.PeerLost) {
+		t.Errorf("the other one: %v", err)
+	}
+}
+
+// TestWhatALeaverHasShown can still be read.
+func TestWhatALeaverHasShown(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	for tag := range uint32(3) {
+		if err := runRooted(t.Context(), engines[0], coll.Broadcast, tag, 0, 4); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = engines[0].Close()
+	awaitGone(t, engines[1], 0)
+	for tag := range uint32(3) {
+		if err := runRooted(t.Context(), engines[1], coll.Broadcast, tag, 0, 4); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := runRooted(t.Context(), engines[1], coll.Broadcast, 3, 0, 4); !errors.Is(err, dist.PeerLost) {
+		t.Error(err)
+	}
+}
+
+// TestLateMismatch: a difference that nobody sees in the operation itself is found before it is forgotten, also when no operation that
+// waits for all follows.
+func TestLateMismatch(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 3, nil)
+	for rank, err := range each(engines, func(e *Engine) error {
+		root := 0
+		if e.rank == 0 {
+			root = 1 // so nobody is a root
+		}
+		err := e.Run(t.Context(), &coll.Request{Kind: coll.Reduce, Tag: 1, Root: root, DType: tensor.Int32, Out: make([]byte, 4)})
+		for tag := uint32(2); tag < 3*window && err == nil; tag++ {
+			err = runRooted(t.Context(), e, coll.Broadcast, tag, 0, 4)
+		}
+		return err
+	}) {
+		if !errors.Is(err, dist.Mismatch) {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}
