@@ -25,7 +25,7 @@ import (
 func valueOf(tag uint32, from, to, n int) []byte {
 	b := make([]byte, n)
 	for i := 0; i < n; i += 4 {
-		binary.LittleEndian.PutUint32(b[i:], tag*64+uint32(from*8+to)+uint32(i)<<16) //nolint:gosec // small numbers
+		binary.LittleEndian.PutUint32(b[i:], tag*64+uint32(from*8+to)+uint32(i)<<16)
 	}
 	return b
 }
@@ -100,7 +100,7 @@ func TestRunningAhead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			engines := world(t, 3, func(cfg *Config) { cfg.Slot = 512 })
-			count := uint32(2 * window) //nolint:gosec // a small number
+			count := uint32(2 * window)
 			stuck := make([]uint32, 3)
 			pending := make([]*coll.Request, 3)
 			for _, rank := range c.ahead {
@@ -152,9 +152,9 @@ func TestRunningAhead(t *testing.T) {
 func TestDrift(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(8) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			t.Parallel()
-			ranks := 2 + int(seed%4) //nolint:gosec // a small number
+			ranks := 2 + int(seed%4)
 			engines := world(t, ranks, func(cfg *Config) { cfg.Slot, cfg.Area = 512, 4096 })
 			near := ^uint32(0) - 300
 			each(engines, func(e *Engine) error {
@@ -182,12 +182,12 @@ func TestDrift(t *testing.T) {
 				steps[i] = step{kinds[plan.IntN(len(kinds))], plan.IntN(ranks), []int{4, 8, 40, 400, 5000}[plan.IntN(5)]}
 			}
 			for _, err := range each(engines, func(e *Engine) error {
-				pause := rand.New(rand.NewPCG(seed, uint64(2+e.rank))) //nolint:gosec // a rank
+				pause := rand.New(rand.NewPCG(seed, uint64(2+e.rank)))
 				for tag, s := range steps {
 					if pause.IntN(40) == 0 {
 						time.Sleep(time.Duration(pause.IntN(1000)) * time.Microsecond)
 					}
-					if err := runRooted(t.Context(), e, s.kind, uint32(tag), s.root, s.n); err != nil { //nolint:gosec // an index
+					if err := runRooted(t.Context(), e, s.kind, uint32(tag), s.root, s.n); err != nil {
 						return err
 					}
 				}
