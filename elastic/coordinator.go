@@ -42,7 +42,9 @@ type Coordinator struct {
 	holes  map[int64]time.Time // questions that were numbered and are not there yet
 	signs  map[ID]sign
 	timers map[int]time.Time
-	over   []int64 // rounds whose end is still noted in the store
+	clock  time.Time // of the times above; see tick
+	ticked time.Time // when it was set
+	over   []int64   // rounds whose end is still noted in the store
 	ended  bool
 	why    string // the job ended, "" if all members finished
 
@@ -140,6 +142,8 @@ func (c *Coordinator) setSilent(member ID, silent bool) {
 // [dist.Aborted].
 func (c *Coordinator) Run(ctx context.Context) error {
 	const op = "elastic: coordinator"
+	c.ticked = time.Now()
+	c.clock = c.ticked
 	err := c.takeOver(ctx)
 	tick := time.NewTicker(c.config.poll)
 	defer tick.Stop()
@@ -168,8 +172,17 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	return nil
 }
 
+// tick sets the clock by which members are silent and timers fire. It nearly stands still while the store does not answer: the signs of life
+// and questions of that time arrive with the answers, in any order, and whoever was not heard of had no chance.
+func (c *Coordinator) tick() {
+	now := time.Now()
+	c.clock = c.clock.Add(min(now.Sub(c.ticked), c.config.silence/4))
+	c.ticked = now
+}
+
 // look finds out what has happened.
 func (c *Coordinator) look(ctx context.Context) error {
+	c.tick()
 	if err := c.stillMine(ctx); err != nil {
 		return err
 	}
@@ -188,9 +201,8 @@ func (c *Coordinator) look(ctx context.Context) error {
 	if err := c.lookForSigns(ctx); err != nil || c.ended {
 		return err
 	}
-	now := time.Now()
 	for _, id := range slices.Sorted(maps.Keys(c.timers)) {
-		if now.Before(c.timers[id]) {
+		if c.clock.Before(c.timers[id]) {
 			continue
 		}
 		delete(c.timers, id)
@@ -206,10 +218,9 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	now := time.Now()
 	for c.seen < numbered && len(c.holes) < maxMembers {
 		c.seen++
-		c.holes[c.seen] = now
+		c.holes[c.seen] = c.clock
 	}
 	asked := map[int64]question{}
 	latest := map[ID]int64{} // question by member; a member that asks again has given up its earlier question
@@ -218,7 +229,7 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 		if failed != nil {
 			return failed
 		}
-		if there || now.Sub(c.holes[n]) > holeLimit {
+		if there || c.clock.Sub(c.holes[n]) > holeLimit {
 			delete(c.holes, n)
 		}
 		if q == nil {
@@ -245,7 +256,7 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 			continue
 		}
 		if _, known := c.signs[q.Member]; !known {
-			c.signs[q.Member] = sign{at: now}
+			c.signs[q.Member] = sign{at: c.clock}
 			c.setSilent(q.Member, false)
 		}
 		if q.untaken, err = c.store.Check(ctx, answerKey(c.desk.latest(q.Member))); err != nil {
@@ -310,16 +321,16 @@ func (c *Coordinator) lookForSigns(ctx context.Context) error {
 		}
 		last := c.signs[member]
 		if count != last.count {
-			c.signs[member] = sign{count: count, at: time.Now()}
+			c.signs[member] = sign{count: count, at: c.clock}
 			continue
 		}
-		if time.Since(last.at) > c.config.silence {
+		if c.clock.Sub(last.at) > c.config.silence {
 			silent = append(silent, member)
 		}
 	}
 	for _, member := range c.spareFirst(silent) {
 		c.setSilent(member, true)
-		c.config.logger.Warn("a member has not been heard of", slog.Any("member", member), slog.Duration("silence", time.Since(c.signs[member].at)))
+		c.config.logger.Warn("a member has not been heard of", slog.Any("member", member), slog.Duration("silence", c.clock.Sub(c.signs[member].at)))
 		if err := c.leaveOut(ctx, member); err != nil || c.ended {
 			return err
 		}
@@ -413,7 +424,7 @@ func (c *Coordinator) perform(ctx context.Context, e effects) error {
 		}
 	}
 	for _, t := range e.timers {
-		c.timers[t.ID] = time.Now().Add(t.After)
+		c.timers[t.ID] = c.clock.Add(t.After)
 	}
 	c.ended, c.why = e.ended, e.why
 	if !e.ended {

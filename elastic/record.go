@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"log/slog"
 	"strconv"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -73,7 +72,7 @@ func (c *Coordinator) takeOver(ctx context.Context) error {
 	}
 	c.config.logger.Info("goes on from an earlier coordinator", slog.Int64("uuid", last.UUID), slog.Int("members", len(last.Members)))
 	for _, m := range last.Members {
-		c.signs[m] = sign{at: time.Now()}
+		c.signs[m] = sign{at: c.clock}
 	}
 	over, err := c.store.Check(ctx, overKey(last.UUID))
 	if err != nil {
