@@ -77,16 +77,7 @@ func (a *attempt) lookAgain(ctx context.Context) error {
 			a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr}
 		}
 	}
-	if a.p.Parent == nil && onlyHostIsTorch(a.Members) {
-		a.Peers.Assumed = false // what the store says is said of all PyTorch ranks
-	}
 	return nil
-}
-
-// onlyHostIsTorch reports whether the rank that hosts the store is the only PyTorch rank of a world. That is rank 0, unless torchrun
-// hosts the store: its PyTorch need not be that of any rank.
-func onlyHostIsTorch(world []Member) bool {
-	return !world[0].Go && !slices.ContainsFunc(world[1:], func(m Member) bool { return !m.Go }) && os.Getenv("TORCHELASTIC_USE_AGENT_STORE") != "True"
 }
 
 // keys is the prefix of cohort's own keys of this group. Sub-groups stand below the group that they are made from, in its

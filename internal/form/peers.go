@@ -87,7 +87,7 @@ func (a *attempt) findPeers(ctx context.Context) (torch.Peers, error) {
 		}
 	}
 	found, err := askStore(ctx, p.Store, known)
-	found.Assumed = found != known // other ranks need not be what the host of the store is
+	found.Assumed = found != known // no rank need be what the host of the store is: a launcher may host it
 	return found, err
 }
 

@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"strconv"
 	"sync"
 	"testing"
@@ -53,15 +51,7 @@ func TestAnyDeathIsNamedByAllGoRanks(t *testing.T) {
 				procs := w.startTorch(t, tr, port, deathSource, strconv.Itoa(d.late))
 				kill := func() { procs[d.victim].Kill() }
 				if d.victim == 2 { // a Go rank in a process of its own
-					cmd := exec.Command(os.Args[0])
-					cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d", childEnv, 2, 5, port))
-					if err := cmd.Start(); err != nil {
-						t.Fatal(err)
-					}
-					t.Cleanup(func() {
-						_ = cmd.Process.Kill()
-						_ = cmd.Wait()
-					})
+					cmd := startChild(t, 2, 5, port)
 					kill = func() { _ = cmd.Process.Kill() }
 					w.goRanks = []int{0}
 				}

@@ -112,22 +112,32 @@ func child(spec string) int {
 	}
 }
 
+// startChild starts a Go rank that reduces until something breaks, in a process of its own.
+func startChild(t *testing.T, rank, size, port int) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d", childEnv, rank, size, port))
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return cmd
+}
+
 func TestKilledGoRank(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		port := freeport.Get(t)
 		w := world{size: 3, goRanks: []int{1}}
 		procs := w.startTorch(t, tr, port, loopSource)
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d", childEnv, 1, 3, port))
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		cmd := startChild(t, 1, 3, port)
 		for _, p := range procs {
 			p.Expect(t, "ready")
 		}
 		time.Sleep(50 * time.Millisecond)
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
 		// Each PyTorch rank must get an ordinary exception. One that was between two operations when the connection
 		// ended may find out only by its own timeout: gloo takes such an end for a normal one.
 		told := 0

@@ -10,16 +10,20 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -208,4 +212,37 @@ func runFSDP(t *testing.T, tr *torchtest.Torch, s fsdpShape, w world) [][]string
 		p.MustExit(t, time.Minute)
 	}
 	return logs
+}
+
+// TestFSDP2Untold: a Go rank that was not told the version of the PyTorch ranks takes part until the first mean, refuses that with an error that
+// names the option and the variable, and lets nobody wait. The variable is enough.
+func TestFSDP2Untold(t *testing.T) {
+	tr := torchtest.Newest
+	tr.Need(t)
+	s := fsdpShape{size: 3, ins: 4, outsA: 5, outsB: 2, batch: 3}
+	for _, goRank := range []int{0, 2} { // rank 0 hosts the store
+		t.Run(fmt.Sprint("go=", goRank), func(t *testing.T) {
+			w := world{size: s.size, goRanks: []int{goRank}, untold: true, shared: slices.Concat(torchtest.Optimizers, []string{"torch.distributed.fsdp"})}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			port := freeport.Get(t)
+			procs := w.startTorch(t, tr, port, fsdpSource, s.args(fsdpSteps)...)
+			log, err := fsdpRank(ctx, w.joinGo(ctx, t, port)[goRank], s, fsdpSteps)
+			if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) || !strings.Contains(err.Error(), torch.Variable) || len(log) != 2 {
+				t.Errorf("after %d gathered layers: %v", len(log), err)
+			}
+			for r, p := range procs {
+				if code, err := p.Wait(ctx); err != nil || code == 0 {
+					t.Errorf("PyTorch rank %d: exit code %d, %v", r, code, err)
+				}
+			}
+			t.Log(err)
+			t.Setenv(torch.Variable, tr.About(t).Version)
+			for r, log := range runFSDP(t, tr, s, w) {
+				if len(log) != 3*fsdpSteps {
+					t.Errorf("with the variable rank %d has %v", r, log)
+				}
+			}
+		})
+	}
 }

@@ -43,26 +43,23 @@ print("sum", int(x[0]), flush=True)
 sys.stdin.readline()
 `
 
-// mixedSurvivors returns a world of four with PyTorch ranks of two versions and two Go ranks, of which one may have a process of its own.
+// mixedSurvivors returns a world of four with PyTorch ranks of two versions and two Go ranks, of which the second may have a process of its own.
 func mixedSurvivors(order []int) (w world, gos, torches [2]int) {
 	gos, torches = [2]int{order[0], order[1]}, [2]int{order[2], order[3]}
 	w = world{size: 4, goRanks: gos[:], torches: map[int]*torchtest.Torch{torches[0]: torchtest.V26, torches[1]: torchtest.Newest}}
 	return w, gos, torches
 }
 
-// TestMixedSurvivors: in worlds whose PyTorch ranks are of two versions, a rank is killed or stopped. The Go ranks end with an error that
+// TestMixedSurvivors: in worlds whose PyTorch ranks are of two versions, a rank of each kind is killed or stopped. The Go ranks end with an error that
 // names it, within the bound, PyTorch's with one, and those that are left form the next group.
 func TestMixedSurvivors(t *testing.T) {
 	t.Parallel()
 	torchtest.V26.Need(t)
 	torchtest.Newest.Need(t)
 	for _, order := range [][]int{{0, 1, 2, 3}, {0, 2, 3, 1}, {3, 1, 2, 0}, {2, 3, 0, 1}} {
-		for _, fault := range []string{"kill 2.6", "kill newest", "stop 2.6", "stop newest"} {
+		for _, fault := range []string{"kill 2.6", "kill newest", "stop 2.6", "stop newest", "kill go", "stop go"} {
 			w, gos, torches := mixedSurvivors(order)
-			victim := torches[0]
-			if strings.HasSuffix(fault, "newest") {
-				victim = torches[1]
-			}
+			victim := map[string]int{"2.6": torches[0], "newest": torches[1], "go": gos[1]}[strings.Fields(fault)[1]]
 			if victim == 0 {
 				continue // it hosts the store
 			}
@@ -79,6 +76,12 @@ func TestMixedSurvivors(t *testing.T) {
 				w.options = append(w.options, group.WithTimeout(2*time.Minute), group.WithConnectTimeout(2*time.Minute))
 				port := freeport.Get(t)
 				procs := w.startTorch(t, nil, port, survivorSource, strconv.Itoa(victim), strconv.Itoa(limit))
+				signal := func(s syscall.Signal) { procs[victim].Signal(s) }
+				if victim == gos[1] {
+					cmd := startChild(t, victim, w.size, port)
+					signal = func(s syscall.Signal) { _ = cmd.Process.Signal(s) }
+					w.goRanks = gos[:1]
+				}
 				groups := w.joinGo(ctx, t, port)
 				var rest []dist.Rank
 				want := 0
@@ -90,7 +93,7 @@ func TestMixedSurvivors(t *testing.T) {
 				}
 				ready := make(chan struct{})
 				var first, all sync.WaitGroup
-				for _, r := range gos {
+				for _, r := range w.goRanks {
 					first.Add(1)
 					all.Go(func() {
 						g := groups[r]
@@ -135,9 +138,9 @@ func TestMixedSurvivors(t *testing.T) {
 					p.Expect(t, "ready")
 				}
 				if strings.HasPrefix(fault, "kill") {
-					procs[victim].Signal(syscall.SIGKILL)
+					signal(syscall.SIGKILL)
 				} else {
-					procs[victim].Signal(syscall.SIGSTOP)
+					signal(syscall.SIGSTOP)
 				}
 				close(ready)
 				for _, r := range torches {
@@ -289,4 +292,38 @@ func TestMixedPart(t *testing.T) {
 	if line := procs[2].Line(t); line != "[1.6666666269302368, 3.0, 3.0, 6.0]" {
 		t.Errorf("the newest PyTorch has %s", line)
 	}
+}
+
+// hostSource is a launcher that hosts the store of a job.
+const hostSource = `
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), None, True, wait_for_workers=False, use_libuv=False)
+print("ready", flush=True)
+sys.stdin.readline()
+`
+
+// TestLauncherOfAnotherVersion: a launcher hosts the store, and its PyTorch is not that of the only PyTorch rank. A Go rank that this launcher
+// did not start cannot see that, and refuses what the versions compute differently.
+func TestLauncherOfAnotherVersion(t *testing.T) {
+	torchtest.V26.Need(t)
+	torchtest.Newest.Need(t)
+	w := world{size: 2, goRanks: []int{1}, torches: map[int]*torchtest.Torch{0: torchtest.V26}, untold: true}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	port := freeport.Get(t)
+	torchtest.Newest.Start(t, torchtest.Script{Source: hostSource, Args: []string{strconv.Itoa(port)}}).Expect(t, "ready")
+	w.env = map[string]string{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port)}
+	// Debian's build lacks libuv, and PyTorch takes it here without asking.
+	source := "import sys, torch.distributed\nm = sys.modules['torch.distributed.rendezvous']\nstore = m.TCPStore\nm.TCPStore = lambda **k: store(use_libuv=False, **k)\n" + scatterSource
+	procs := w.startTorch(t, nil, port, source)
+	g := w.joinGo(ctx, t, port)[1]
+	if out, err := group.ReduceScatterSlice(ctx, g, []float32{2, 2}, group.Sum); err != nil || out[0] != 3 {
+		t.Fatalf("the sum is %v, %v", out, err)
+	}
+	out, err := group.ReduceScatterSlice(ctx, g, []float32{2, 2}, group.Max)
+	if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) || !strings.Contains(err.Error(), torch.Variable) {
+		t.Errorf("a maximum was scattered: %v, %v", out, err)
+	}
+	procs[0].Expect(t, "3.0")
+	t.Log(procs[0].Line(t), err)
 }

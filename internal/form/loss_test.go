@@ -12,30 +12,6 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// TestOnlyHostIsTorch: what the store can do says something of a PyTorch rank only if that rank hosts it.
-func TestOnlyHostIsTorch(t *testing.T) {
-	python, native := Member{}, Member{Go: true}
-	for name, c := range map[string]struct {
-		world []Member
-		agent string
-		want  bool
-	}{
-		"rank 0":                      {[]Member{python, native, native}, "", true},
-		"rank 0, and another":         {[]Member{python, native, python}, "", false},
-		"another rank":                {[]Member{native, python}, "", false},
-		"rank 0 that torchrun starts": {[]Member{python, native}, "True", false},
-		"another, and torchrun":       {[]Member{native, python}, "True", false},
-		"as init_process_group reads": {[]Member{python, native}, "False", true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Setenv("TORCHELASTIC_USE_AGENT_STORE", c.agent)
-			if got := onlyHostIsTorch(c.world); got != c.want {
-				t.Errorf("got %v, want %v", got, c.want)
-			}
-		})
-	}
-}
-
 // TestLossesOfGoRanksAreTheirOwn: that a build of PyTorch has no half types does not explain why a Go rank is gone. It can explain the
 // loss of a PyTorch rank or of one that nobody can name, and why a Go rank is late, which may wait for another one itself.
 func TestLossesOfGoRanksAreTheirOwn(t *testing.T) {
