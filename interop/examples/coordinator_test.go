@@ -203,33 +203,85 @@ func TestCoordinatorRestarts(t *testing.T) {
 // roundBegins is what a coordinator says to each member of a round.
 var roundBegins = regexp.MustCompile(`"round begins" uuid=\d+`)
 
-// TestStoreDies kills the store while members train and one waits: all of them end with an error that says so, within a bound.
+// TestStoreDies kills the store while members train and one waits, and while a round forms without one that has died: all of them end with
+// an error that says so, within a bound.
 func TestStoreDies(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
 	cohort, program := testprog.Build(t, "cmd/cohort"), testprog.Build(t, "examples/reconfigure")
+	for _, forming := range []bool{false, true} {
+		t.Run(fmt.Sprint("forming=", forming), func(t *testing.T) {
+			addr := "127.0.0.1:" + strconv.Itoa(freeport.Get(t))
+			store := startGo(t, cohort, "store", "serve", "--addr", addr)
+			coordinator := startGo(t, cohort, "coordinate", "--addr", addr, "--members", "4")
+			all := startTrainees(t, program, addr, "tgtgt", 1<<20)
+			victim, spare := -1, -1
+			until(t, "step 20", append(all, store, coordinator), func() bool {
+				victim, spare = places(all, "step 20 ")
+				return victim >= 0 && spare >= 0
+			})
+			if forming {
+				all[victim].kill()
+				_ = all[victim].wait()
+				until(t, "the end of the round", append(all, coordinator), func() bool { return strings.Contains(coordinator.said(), "round over") })
+			} else {
+				victim = -1
+			}
+			store.kill()
+			killed := time.Now()
+			for i, w := range all {
+				if i == victim {
+					continue
+				}
+				if w.wait() == nil {
+					t.Errorf("%d (%s) ended with success\n%s", i, w.name, w.said())
+				}
+				want := map[string]string{"go": "elastic: .*(unavailable|the server closed the connection)", "PyTorch": "the store is gone"}[w.name]
+				if !regexp.MustCompile(want).MatchString(w.said()) {
+					t.Errorf("%d (%s) does not say %q\n%s", i, w.name, want, w.said())
+				}
+			}
+			t.Logf("all members had ended %v after the store", time.Since(killed))
+			if coordinator.wait() == nil {
+				t.Errorf("the coordinator ended with success\n%s", coordinator.said())
+			}
+		})
+	}
+}
+
+// TestStoreStops kills a member and stops the store at once, so that the members that are left find it stopped, for longer than a member
+// may be silent. When it goes on, the spare takes the dead one's place, and nobody else is left out: no other round is formed.
+func TestStoreStops(t *testing.T) {
+	if os.Getenv("COHORT_INTEROP") == "" {
+		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
+	}
+	cohort, program := testprog.Build(t, "cmd/cohort"), testprog.Build(t, "examples/reconfigure")
+	const silence = 5 * time.Second
 	addr := "127.0.0.1:" + strconv.Itoa(freeport.Get(t))
 	store := startGo(t, cohort, "store", "serve", "--addr", addr)
-	coordinator := startGo(t, cohort, "coordinate", "--addr", addr, "--members", "4")
-	all := startTrainees(t, program, addr, "tgtgt", 1<<20)
+	coordinator := startGo(t, cohort, "coordinate", "--addr", addr, "--members", "4", "--silence", silence.String())
+	all := startTrainees(t, program, addr, "tgtgt", 200)
+	victim, spare := -1, -1
 	until(t, "step 20", append(all, store, coordinator), func() bool {
-		victim, spare := places(all, "step 20 ")
+		victim, spare = places(all, "step 20 ")
 		return victim >= 0 && spare >= 0
 	})
-	store.kill()
-	killed := time.Now()
+	all[victim].kill()
+	store.signal(syscall.SIGSTOP)
+	time.Sleep(silence * 5 / 2)
+	store.signal(syscall.SIGCONT)
 	for i, w := range all {
-		if w.wait() == nil {
-			t.Errorf("%d (%s) ended with success\n%s", i, w.name, w.said())
+		if i == victim {
+			continue
 		}
-		want := map[string]string{"go": "unavailable", "PyTorch": "the store is gone"}[w.name]
-		if !strings.Contains(w.said(), want) {
-			t.Errorf("%d (%s) does not say %q\n%s", i, w.name, want, w.said())
+		if err := w.wait(); err != nil || !strings.Contains(w.said(), "done at step 200") {
+			t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.said())
 		}
 	}
-	t.Logf("all members had ended %v after the store", time.Since(killed))
-	if coordinator.wait() == nil {
-		t.Errorf("the coordinator ended with success\n%s", coordinator.said())
+	err := coordinator.wait()
+	rounds := roundBegins.FindAllString(coordinator.said(), -1)
+	if slices.Sort(rounds); err != nil || len(slices.Compact(rounds)) != 2 || strings.Count(coordinator.said(), "has not been heard of") > 1 {
+		t.Errorf("the coordinator: %v\n%s", err, coordinator.said())
 	}
 }

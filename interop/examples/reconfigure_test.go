@@ -25,10 +25,11 @@ import (
 
 // trainee is a process of examples/reconfigure that trains: in Go, or in Python.
 type trainee struct {
-	name string
-	said func() string
-	kill func()
-	wait func() error
+	name   string
+	said   func() string
+	kill   func()
+	signal func(os.Signal)
+	wait   func() error
 }
 
 // output collects what a process prints.
@@ -71,7 +72,8 @@ func startGo(t *testing.T, program string, args ...string) trainee {
 		_ = cmd.Process.Kill()
 		_ = wait()
 	})
-	return trainee{name: "go", said: out.String, kill: func() { _ = cmd.Process.Kill() }, wait: wait}
+	signal := func(s os.Signal) { _ = cmd.Process.Signal(s) }
+	return trainee{name: "go", said: out.String, kill: func() { signal(os.Kill) }, signal: signal, wait: wait}
 }
 
 var (
