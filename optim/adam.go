@@ -77,7 +77,7 @@ func adam[T blas.Float](r Adam, apart bool, p *param, w, g []T, lr float64) {
 		if decay != 0 {
 			d += decay * x
 		}
-		mean[i] += m1 * (d - mean[i])
+		mean[i] = lerp(mean[i], d, m1)
 		square[i] = square[i]*v1 + v2*d*d
 		by := square[i]
 		if largest != nil {
@@ -162,7 +162,7 @@ func adamax[T blas.Float](r Adamax, p *param, w, g []T, lr float64) {
 		if decay != 0 {
 			d += decay * w[i]
 		}
-		mean[i] += m1 * (d - mean[i])
+		mean[i] = lerp(mean[i], d, m1)
 		largest[i] = max(largest[i]*b2, max(d, -d)+eps)
 		w[i] -= size * mean[i] / largest[i]
 	}

@@ -12,8 +12,8 @@
 //		opt.SetLR(schedule(step + 1))
 //	}
 //
-// A rule ([SGD], [Adam], [AdamW], [SparseAdam], [Adamax], [Adagrad], [RMSprop], [Adadelta], [Rprop]) is a plain struct of numbers; with
-// Maximize set it goes up instead of down. Schedules are functions from the number of steps to a learning rate. An [Optimizer] is for
+// A rule ([SGD], [Adam], [AdamW], [SparseAdam], [Adamax], [Adagrad], [RMSprop], [Adadelta], [Rprop]) is a plain struct of numbers, of which [Zero] is one where 0 means
+// a default; with Maximize set it goes up instead of down. Schedules are functions from the number of steps to a learning rate. An [Optimizer] is for
 // one goroutine at a time.
 package optim
 

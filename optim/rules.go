@@ -162,7 +162,7 @@ func rmsprop[T blas.Float](r RMSprop, p *param, w, g []T, lr float64) {
 		square[i] = square[i]*keep + rest*d*d
 		v := square[i]
 		if r.Centered {
-			mean[i] += rest * (d - mean[i])
+			mean[i] = lerp(mean[i], d, rest)
 			v -= mean[i] * mean[i]
 		}
 		d /= sqrt(v) + eps
@@ -271,11 +271,26 @@ func rprop[T blas.Float](r Rprop, p *param, w, g []T, lr float64) {
 	}
 }
 
+// Zero is a zero that is meant, for fields of which 0 means PyTorch's default: Adam{LR: 0.1, Beta1: optim.Zero} is Adam without momentum. It
+// is the smallest positive number, which no such field needs to have.
+const Zero = math.SmallestNonzeroFloat64
+
 func or(v, instead float64) float64 {
-	if v == 0 {
+	switch v {
+	case 0:
 		return instead
+	case Zero:
+		return 0
 	}
 	return v
+}
+
+// lerp goes from one number towards another, as PyTorch's: exactly to the second one if the weight is 1.
+func lerp[T blas.Float](from, to, weight T) T {
+	if weight < 0.5 {
+		return from + weight*(to-from)
+	}
+	return to - (to-from)*(1-weight)
 }
 
 func sqrt[T blas.Float](x T) T { return T(math.Sqrt(float64(x))) }

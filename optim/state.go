@@ -5,7 +5,6 @@ package optim
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -237,7 +236,8 @@ func (r Adagrad) withGroup(text []byte) (Rule, error) {
 	if err := json.Unmarshal(text, &r); err != nil {
 		return nil, err
 	}
-	return r, notZero("eps", r.Eps)
+	meant(&r.Eps)
+	return r, nil
 }
 
 func (r RMSprop) group(lr float64) any {
@@ -250,15 +250,17 @@ func (r RMSprop) withGroup(text []byte) (Rule, error) {
 	if err := json.Unmarshal(text, &r); err != nil {
 		return nil, err
 	}
-	return r, errors.Join(notZero("alpha", r.Alpha), notZero("eps", r.Eps))
+	meant(&r.Alpha, &r.Eps)
+	return r, nil
 }
 
-// notZero refuses a zero that a rule would take for its default.
-func notZero(name string, values ...float64) error {
-	if slices.Contains(values, 0) {
-		return dist.Newf(loadOp, dist.NotSupported, "%s %v: 0 stands for the default here", name, values)
+// meant turns zeros of PyTorch into those that a rule does not take for its default.
+func meant(numbers ...*float64) {
+	for _, x := range numbers {
+		if *x == 0 {
+			*x = Zero
+		}
 	}
-	return nil
 }
 
 func (r Adadelta) group(lr float64) any {
@@ -271,7 +273,8 @@ func (r Adadelta) withGroup(text []byte) (Rule, error) {
 	if err := json.Unmarshal(text, &r); err != nil {
 		return nil, err
 	}
-	return r, errors.Join(notZero("rho", r.Rho), notZero("eps", r.Eps))
+	meant(&r.Rho, &r.Eps)
+	return r, nil
 }
 
 // rpropGroup is how PyTorch writes the numbers of Rprop.
@@ -291,8 +294,8 @@ func (r Rprop) withGroup(text []byte) (Rule, error) {
 	if err := json.Unmarshal(text, &g); err != nil {
 		return nil, err
 	}
-	return Rprop{g.LR, g.Etas[0], g.Etas[1], g.Steps[0], g.Steps[1], g.Maximize},
-		errors.Join(notZero("etas", g.Etas[:]...), notZero("step_sizes", g.Steps[:]...))
+	meant(&g.Etas[0], &g.Etas[1], &g.Steps[0], &g.Steps[1])
+	return Rprop{g.LR, g.Etas[0], g.Etas[1], g.Steps[0], g.Steps[1], g.Maximize}, nil
 }
 
 // adamGroup is how PyTorch writes the numbers of Adam, AdamW and Adamax.
@@ -314,8 +317,8 @@ func (r Adam) withGroup(text []byte) (Rule, error) {
 	if err := json.Unmarshal(text, &g); err != nil {
 		return nil, err
 	}
-	return Adam{g.LR, g.Betas[0], g.Betas[1], g.Eps, g.WeightDecay, g.AMSGrad, g.Maximize},
-		errors.Join(notZero("betas", g.Betas[:]...), notZero("eps", g.Eps))
+	meant(&g.Betas[0], &g.Betas[1], &g.Eps)
+	return Adam{g.LR, g.Betas[0], g.Betas[1], g.Eps, g.WeightDecay, g.AMSGrad, g.Maximize}, nil
 }
 
 func (r Adamax) group(lr float64) any { return r.adam().group(lr) }

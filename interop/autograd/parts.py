@@ -99,6 +99,8 @@ def gradient(g, p):
 def optimizer(r):
     dtype = getattr(torch, r["dtype"])
     p = torch.tensor(r["start"], dtype=dtype, requires_grad=True)
+    if "betas" in r["options"]:  # JSON makes 0 an integer, which Adam refuses
+        r["options"]["betas"] = [float(b) for b in r["options"]["betas"]]
     opt = getattr(torch.optim, r["name"])([p], **r["options"])
     out = []
     for g in r["grads"]:
@@ -107,6 +109,8 @@ def optimizer(r):
             torch.nn.utils.clip_grad_norm_([p], r["clip"])
         opt.step()
         out.append(p.detach().double().tolist())
+    if r.get("bits"):  # JSON has no NaN
+        return [struct.pack(f"<{len(x)}d", *x).hex() for x in out]
     if r.get("save"):
         save_state(r["save"], opt)
     return out

@@ -154,7 +154,7 @@ func parse(name py.Global, args []any, kwargs *py.Dict) (optim.Rule, error) {
 		if i == len(all) || all[i].named {
 			return nil, badOptimizer("%s got %d positional arguments: pass those behind %q by name", short, len(args), all[i-1].name)
 		}
-		if err := all[i].set(short, x); err != nil {
+		if err := all[i].set(x); err != nil {
 			return nil, err
 		}
 	}
@@ -167,7 +167,7 @@ func parse(name py.Global, args []any, kwargs *py.Dict) (optim.Rule, error) {
 		off := p.Value == nil || p.Value == false || p.Value == int64(0) || p.Value == 0.0
 		switch {
 		case at >= 0:
-			if err := all[at].set(short, p.Value); err != nil {
+			if err := all[at].set(p.Value); err != nil {
 				return nil, err
 			}
 		case !off && !quick[key]:
@@ -178,7 +178,7 @@ func parse(name py.Global, args []any, kwargs *py.Dict) (optim.Rule, error) {
 }
 
 // set takes what a caller gave.
-func (a argument) set(class string, x any) error {
+func (a argument) set(x any) error {
 	values := make([]float64, 1)
 	switch x := x.(type) {
 	case float64:
@@ -204,7 +204,7 @@ func (a argument) set(class string, x any) error {
 	}
 	for i, v := range values {
 		if v == 0 && a.otherwise[i] != 0 && !a.exact {
-			return badOptimizer("a Go worker cannot do %s with %s=%v: 0 stands for the default there", class, a.name, x)
+			v = optim.Zero
 		}
 		*a.numbers[i] = v
 	}
@@ -244,9 +244,13 @@ func (a argument) value() (x any, given bool) {
 	list := make(py.Tuple, len(a.numbers))
 	for i, p := range a.numbers {
 		given = given || *p != 0
-		list[i] = *p
-		if *p == 0 && !a.exact {
+		switch {
+		case *p == optim.Zero:
+			list[i] = 0.0
+		case *p == 0 && !a.exact:
 			list[i] = a.otherwise[i]
+		default:
+			list[i] = *p
 		}
 	}
 	if len(list) == 1 {
