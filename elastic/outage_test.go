@@ -49,6 +49,7 @@ func TestStoreStops(t *testing.T) {
 	t.Parallel()
 	for _, before := range []time.Duration{time.Millisecond, 300 * time.Millisecond, 990 * time.Millisecond} { // signs of life come every second
 		t.Run(before.String(), func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				memory := store.NewMemory()

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"flag"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -42,11 +43,7 @@ func randomRule(f *rand.Rand) (name string, options object, rule optim.Rule) {
 		options["foreach"] = flagged
 	}
 	adam := object{"betas": []float64{b1, b2}, "eps": eps, "weight_decay": decay}
-	more := func(of object) {
-		for k, v := range of {
-			options[k] = v
-		}
-	}
+	more := func(of object) { maps.Copy(options, of) }
 	switch name = []string{"SGD", "Adam", "AdamW", "Adamax", "Adagrad", "RMSprop", "Adadelta", "Rprop"}[f.IntN(8)]; name {
 	case "SGD":
 		r := optim.SGD{LR: lr, Momentum: pick(0, 0.5, 0.9, 1), Dampening: pick(0, 0, 0.3, 1), WeightDecay: decay, Maximize: up}

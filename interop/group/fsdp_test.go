@@ -232,8 +232,8 @@ func TestFSDP2Untold(t *testing.T) {
 				t.Errorf("after %d gathered layers: %v", len(log), err)
 			}
 			for r, p := range procs {
-				if code, err := p.Wait(ctx); err != nil || code == 0 {
-					t.Errorf("PyTorch rank %d: exit code %d, %v", r, code, err)
+				if code, failed := p.Wait(ctx); failed != nil || code == 0 {
+					t.Errorf("PyTorch rank %d: exit code %d, %v", r, code, failed)
 				}
 			}
 			t.Log(err)
