@@ -6,13 +6,15 @@ package rpc
 import (
 	"context"
 	"slices"
+	"strings"
 )
 
 // CallInfo describes a call to an [Interceptor].
 type CallInfo struct {
 	// Peer is the worker at the other side: the one that is called, or the one that calls.
 	Peer string
-	// Func is the function, as the caller names it; for a method of a reference, the name of the method.
+	// Func is the name of the handler, the same on both sides: of a method of a reference the method, of an operator torch.ops.aten.add and
+	// the like, of a TorchScript function its name without "__torch__.".
 	Func string
 	// Object is the id of the object whose method is called, "" for a function.
 	Object string
@@ -50,20 +52,24 @@ func calledMethod(fn string, args []any) (method, object string, ok bool) {
 	return method, core.Text(), true
 }
 
-// shown is what a call is called in errors, events and interceptors.
+// shown is what a call is called in errors, events and interceptors. It is the same on both sides, the name of the handler, since that is
+// all that a callee knows: an operator without its schema, a TorchScript function without the prefix that makes it one.
 func shown(fn string, args []any) string {
 	if method, _, ok := calledMethod(fn, args); ok {
 		return method
 	}
-	return fn
+	if strings.Contains(fn, "::") {
+		if t := parseTarget(fn); t.isScript() {
+			return t.script
+		}
+	}
+	return strings.TrimPrefix(fn, scriptPrefix)
 }
 
 // callInfo describes a call to interceptors.
 func callInfo(peer, fn string, args []any, remote bool) CallInfo {
-	c := CallInfo{Peer: peer, Func: fn, Remote: remote}
-	if method, object, ok := calledMethod(fn, args); ok {
-		c.Func, c.Object = method, object
-	}
+	c := CallInfo{Peer: peer, Func: shown(fn, args), Remote: remote}
+	_, c.Object, _ = calledMethod(fn, args)
 	return c
 }
 

@@ -56,7 +56,7 @@ func TestEventNames(t *testing.T) {
 	}
 }
 
-// One event for a call, between the begin and the end of what surrounds it.
+// One event for a call, between the begin and the end of what surrounds it, and one of the callee, which has the same key.
 func TestEvents(t *testing.T) {
 	for i, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
@@ -76,8 +76,13 @@ func TestEvents(t *testing.T) {
 						if mode.name == "remote" {
 							kind = "rpc.remote"
 						}
+						key := map[string]string{"handler": c.fn, "builtin": addOperator, "script": "t.sleep_add"}[c.name]
+						eventually(t, "the callee's event", func() bool {
+							served := find(to.observed(), "rpc.serve", observe.End, key)
+							return len(served) == 1 && served[0].Peer == name(0) && served[0].Rank == dist.Rank(to.rank) && served[0].Err == nil
+						})
 						var spans []observe.Event
-						for _, e := range find(w.nodes[0].observed(), kind, observe.End, c.fn) {
+						for _, e := range find(w.nodes[0].observed(), kind, observe.End, key) {
 							if e.Peer == to.Name() {
 								spans = append(spans, e)
 							}
@@ -194,7 +199,7 @@ func TestEventsOfUser(t *testing.T) {
 // Two readers of a server's events, which its client starts and ends; the inner one reads for a part of the time.
 func TestEventsServerTwoReaders(t *testing.T) {
 	subSchema := strings.Replace(addSchema, "add", "sub", 1)
-	const added, subtracted = "torch.ops.aten.add", "torch.ops.aten.sub" // as a server calls them
+	const added, subtracted = addOperator, "torch.ops.aten.sub"
 	var mu sync.Mutex
 	reading, read := map[string]bool{}, map[string][]string{}
 	w := start(t, 2, rpc.WithHook(func(e observe.Event) {

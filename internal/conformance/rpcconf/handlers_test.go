@@ -13,8 +13,11 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// addSchema is torch.add as a builtin operator.
-const addSchema = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
+// addSchema is torch.add as a builtin operator, and addOperator its name in events.
+const (
+	addSchema   = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
+	addOperator = "torch.ops.aten.add"
+)
 
 // adders add two tensors: a handler, the builtin operator and a script function.
 var adders = []string{"t.add", addSchema, "__torch__.t.add"}
